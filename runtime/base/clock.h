@@ -1,0 +1,35 @@
+// Time as a dependency. Only monotonic time decides; wall time is for people.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace megascale::base {
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  // Time since an arbitrary start, never going back; comparable between processes of one machine.
+  virtual absl::Duration Monotonic() const = 0;
+  // Wall time, which may jump.
+  virtual absl::Time Wall() const = 0;
+};
+
+// The machine's clocks (CLOCK_MONOTONIC, CLOCK_REALTIME). Lives for ever; stateless.
+const Clock& RealClock();
+
+// A clock that stands still until it is moved.
+class FakeClock : public Clock {
+ public:
+  absl::Duration Monotonic() const override { return monotonic_; }
+  absl::Time Wall() const override { return absl::UnixEpoch() + monotonic_ + wall_offset_; }
+  void Advance(absl::Duration by) { monotonic_ += by; }
+  void StepWall(absl::Duration by) { wall_offset_ += by; }
+
+ private:
+  absl::Duration monotonic_ = absl::Seconds(1000);
+  absl::Duration wall_offset_ = absl::ZeroDuration();
+};
+
+}  // namespace megascale::base

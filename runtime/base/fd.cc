@@ -1,0 +1,103 @@
+#include "runtime/base/fd.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/status.h"
+
+namespace megascale::base {
+
+UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+void UniqueFd::reset() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+absl::StatusOr<UniqueFd> Duplicate(int fd) {
+  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) return ErrnoStatus(errno, absl::StrCat("duplicate descriptor ", fd));
+  return UniqueFd(copy);
+}
+
+absl::Status WriteAll(int fd, absl::string_view data) {
+  while (!data.empty()) {
+    const ssize_t written = ::write(fd, data.data(), data.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return ErrnoStatus(errno, "write");
+    data.remove_prefix(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path, size_t size_bytes_max) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid()) return ErrnoStatus(errno, path);
+  struct stat info;
+  if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, path);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is not a regular file"));
+  }
+  std::string data;
+  char buffer[65536];
+  for (;;) {
+    const ssize_t count = ::read(fd.get(), buffer, sizeof(buffer));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return ErrnoStatus(errno, path);
+    if (count == 0) return data;
+    if (data.size() + static_cast<size_t>(count) > size_bytes_max) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(path, ": is larger than the limit of ", size_bytes_max, " bytes"));
+    }
+    data.append(buffer, static_cast<size_t>(count));
+  }
+}
+
+absl::Status WriteFileDurably(const std::string& path, absl::string_view data) {
+  const std::string beside = absl::StrCat(path, ".tmp");
+  UniqueFd fd(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", beside));
+  RETURN_IF_ERROR(Annotate(WriteAll(fd.get(), data), beside));
+  if (::fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync ", beside));
+  if (::rename(beside.c_str(), path.c_str()) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("rename ", beside, " to ", path));
+  }
+  return SyncDirectory(std::filesystem::path(path).parent_path().string());
+}
+
+absl::Status MakeDirectories(const std::string& path) {
+  std::filesystem::path made;
+  for (const auto& part : std::filesystem::path(path)) {
+    made /= part;
+    if (::mkdir(made.c_str(), 0700) != 0 && errno != EEXIST) {
+      if (::access(made.c_str(), F_OK) == 0) continue;
+      return ErrnoStatus(errno, absl::StrCat("make directory ", made.string()));
+    }
+  }
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);
+  if (!S_ISDIR(info.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": exists and is not a directory"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SyncDirectory(const std::string& path) {
+  UniqueFd fd(::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open directory ", path));
+  if (::fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync directory ", path));
+  return absl::OkStatus();
+}
+
+}  // namespace megascale::base

@@ -1,0 +1,39 @@
+// Length-prefixed messages with file descriptors over a socket pair: the link between an agent and
+// its processes. A frame is 4 bytes of length (little endian), then that many bytes; descriptors
+// travel with its first byte.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "runtime/base/fd.h"
+
+namespace megascale::base {
+
+inline constexpr size_t kFrameBytesMax = 64 << 20;
+inline constexpr size_t kFrameFdsMax = 64;
+
+struct Frame {
+  std::string payload;
+  std::vector<UniqueFd> fds;
+};
+
+// A connected pair of stream sockets, close-on-exec.
+absl::StatusOr<std::pair<UniqueFd, UniqueFd>> MakeSocketPair();
+
+// Sends one frame. Blocking: until it is written, at most `timeout`.
+// Errors: Unavailable - the other end is gone; DeadlineExceeded; InvalidArgument - too large or too
+// many descriptors.
+absl::Status SendFrame(int socket, const std::string& payload, const std::vector<int>& fds,
+                       absl::Duration timeout);
+
+// Receives one frame. Blocking: at most `timeout` (infinite: absl::InfiniteDuration()).
+// Errors: Unavailable - the other end is gone; DeadlineExceeded; DataLoss - the length is absurd.
+absl::StatusOr<Frame> ReceiveFrame(int socket, absl::Duration timeout);
+
+}  // namespace megascale::base

@@ -1,0 +1,40 @@
+// Passing absl::Status up: RETURN_IF_ERROR, ASSIGN_OR_RETURN, and words added on the way.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace megascale::base {
+
+// `status` with "`context`: " before its message; OK stays OK.
+absl::Status Annotate(const absl::Status& status, absl::string_view context);
+
+// The Status of a failed system call: code from `error` (an errno), message "`what`: <strerror>".
+// ENOSPC, EMFILE and ENOMEM become ResourceExhausted, ENOENT NotFound, EACCES and EPERM
+// PermissionDenied.
+absl::Status ErrnoStatus(int error, absl::string_view what);
+
+// "INVALID_ARGUMENT" and its kin, without the message.
+std::string CodeName(absl::StatusCode code);
+
+}  // namespace megascale::base
+
+#define RETURN_IF_ERROR(expression)                                         \
+  do {                                                                      \
+    if (absl::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (false)
+
+#define MEGASCALE_CONCAT_(a, b) a##b
+#define MEGASCALE_CONCAT(a, b) MEGASCALE_CONCAT_(a, b)
+#define MEGASCALE_ASSIGN_OR_RETURN_(result, declaration, expression) \
+  auto result = (expression);                                        \
+  if (!result.ok()) return result.status();                          \
+  declaration = *std::move(result)
+
+// ASSIGN_OR_RETURN(auto value, Compute());
+#define ASSIGN_OR_RETURN(declaration, expression) \
+  MEGASCALE_ASSIGN_OR_RETURN_(MEGASCALE_CONCAT(result_, __LINE__), declaration, expression)

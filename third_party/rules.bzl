@@ -1,0 +1,71 @@
+"""Build rules of this project: protocol buffers, gRPC services, unit tests and CUDA."""
+
+load("@cuda//:home.bzl", "CUDA_HOME", "HAVE_CUDA")
+
+def cc_message_library(name, srcs, imports = [], deps = [], visibility = ["//visibility:public"]):
+    """The C++ messages of .proto files, made by the system's protoc. `imports`: .proto files they import."""
+    outs = [src.replace(".proto", end) for src in srcs for end in [".pb.h", ".pb.cc"]]
+    native.genrule(
+        name = name + "_generate",
+        srcs = srcs + imports,
+        outs = outs,
+        cmd = "protoc -I. --cpp_out=$(GENDIR) " + " ".join(["$(location %s)" % src for src in srcs]),
+    )
+    native.cc_library(
+        name = name,
+        srcs = [out for out in outs if out.endswith(".cc")],
+        hdrs = [out for out in outs if out.endswith(".h")],
+        deps = deps + ["@system//:protobuf"],
+        visibility = visibility,
+    )
+
+def cc_service_library(name, srcs, imports = [], deps = [], visibility = ["//visibility:private"]):
+    """The gRPC stubs of .proto files whose messages are a cc_message_library in `deps`."""
+    outs = [src.replace(".proto", end) for src in srcs for end in [".grpc.pb.h", ".grpc.pb.cc"]]
+    native.genrule(
+        name = name + "_generate",
+        srcs = srcs + imports,
+        outs = outs,
+        cmd = "protoc -I. --grpc_out=$(GENDIR) --plugin=protoc-gen-grpc=/usr/bin/grpc_cpp_plugin " +
+              " ".join(["$(location %s)" % src for src in srcs]),
+    )
+    native.cc_library(
+        name = name,
+        srcs = [out for out in outs if out.endswith(".cc")],
+        hdrs = [out for out in outs if out.endswith(".h")],
+        deps = deps + ["@system//:grpc"],
+        visibility = visibility,
+    )
+
+def megascale_test(name, srcs = None, deps = [], **kwargs):
+    """A GoogleTest binary; `name` is the file's name without its ending."""
+    native.cc_test(
+        name = name,
+        srcs = srcs or [name + ".cc"],
+        size = kwargs.pop("size", "small"),
+        deps = deps + ["@system//:gtest_main"],
+        **kwargs
+    )
+
+def cuda_library(name, srcs, hdrs = [], deps = [], visibility = ["//visibility:public"]):
+    """A C++ library of .cu files. Empty where the machine has no CUDA toolkit."""
+    objects = []
+    if HAVE_CUDA:
+        for src in srcs:
+            out = src.replace(".cu", ".cu.pic.o")
+            native.genrule(
+                name = name + "_" + src.replace(".", "_"),
+                srcs = [src] + hdrs,
+                outs = [out],
+                cmd = CUDA_HOME + "/bin/nvcc -std=c++20 -O3 -lineinfo -gencode=arch=compute_90a,code=sm_90a " +
+                      "-Xcompiler -fPIC -I. -I$(GENDIR) -c $(location %s) -o $@" % src,
+            )
+            objects.append(out)
+    native.cc_library(
+        name = name,
+        srcs = objects,
+        hdrs = hdrs,
+        deps = deps,
+        linkopts = ["-L%s/lib64" % CUDA_HOME, "-Wl,-rpath,%s/lib64" % CUDA_HOME, "-lcudart", "-lcublasLt", "-lnccl"] if HAVE_CUDA else [],
+        visibility = visibility,
+    )

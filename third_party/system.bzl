@@ -1,0 +1,43 @@
+"""Libraries that the machine already has, as Bazel repositories."""
+
+# target -> (pkg-config module or linker flags, Debian package)
+_LIBRARIES = {
+    "absl": ("absl_status absl_statusor absl_strings absl_str_format absl_time absl_flat_hash_map absl_cleanup absl_span absl_synchronization", "libabsl-dev"),
+    "caf": ("-lcaf_core", "libcaf-dev"),
+    "cli11": ("-", "libcli11-dev"),
+    "crypto": ("libcrypto", "libssl-dev"),
+    "dnnl": ("-ldnnl", "libdnnl-dev"),
+    "grpc": ("grpc++", "libgrpc++-dev"),
+    "grpc_reflection": ("-lgrpc++_reflection", "libgrpc++-dev"),
+    "gtest": ("gmock gtest", "libgmock-dev"),
+    "gtest_main": ("gmock gtest gtest_main", "libgmock-dev"),
+    "highway": ("libhwy", "libhwy-dev"),
+    "hiredis": ("hiredis", "libhiredis-dev"),
+    "json": ("-", "nlohmann-json3-dev"),
+    "protobuf": ("protobuf", "libprotobuf-dev"),
+    "rocksdb": ("-lrocksdb", "librocksdb-dev"),
+    "spdlog": ("spdlog fmt", "libspdlog-dev"),
+    "xxhash": ("libxxhash", "libxxhash-dev"),
+    "yaml": ("yaml-cpp", "libyaml-cpp-dev"),
+}
+
+def _system_libraries_impl(ctx):
+    build = ['package(default_visibility = ["//visibility:public"])']
+    for name, (source, package) in _LIBRARIES.items():
+        flags = [] if source == "-" else [source]
+        if not source.startswith("-"):
+            found = ctx.execute(["pkg-config", "--libs"] + source.split(" "))
+            if found.return_code != 0:
+                fail("%s was not found: apt-get install %s" % (source, package))
+            flags = [flag for flag in found.stdout.strip().split(" ") if flag]
+        build.append('cc_library(name = "%s", linkopts = %s)' % (name, repr(flags)))
+    ctx.file("BUILD.bazel", "\n".join(build) + "\n")
+
+system_libraries = repository_rule(implementation = _system_libraries_impl, local = True)
+
+def _cuda_toolkit_impl(ctx):
+    home = ctx.os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    ctx.file("BUILD.bazel", "")
+    ctx.file("home.bzl", 'CUDA_HOME = "%s"\nHAVE_CUDA = %s\n' % (home, ctx.path(home + "/bin/nvcc").exists))
+
+cuda_toolkit = repository_rule(implementation = _cuda_toolkit_impl, local = True, environ = ["CUDA_HOME"])

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that Megascale is built from, tested with and trained on. Does nothing, fast,
+# when all of them are there. Usage: tools/install.sh [--lint]
+set -euo pipefail
+
+build_packages=(
+  bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib g++ pkg-config
+  libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libcaf-dev librocksdb-dev
+  libhiredis-dev redis-server libabsl-dev libgtest-dev libgmock-dev libdnnl-dev libhwy-dev libspdlog-dev
+  libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libssl-dev libxxhash-dev
+  fortunes xz-utils git ca-certificates python3
+)
+lint_packages=(clang-format clang-tidy)
+
+packages=("${build_packages[@]}")
+[[ "${1:-}" == "--lint" ]] && packages+=("${lint_packages[@]}")
+
+missing=()
+for package in "${packages[@]}"; do
+  if [[ "$(dpkg-query -W -f='${Status}' "$package" 2>/dev/null)" != "install ok installed" ]]; then
+    missing+=("$package")
+  fi
+done
+[[ ${#missing[@]} -eq 0 ]] && exit 0
+
+as_root=()
+if [[ $(id -u) -ne 0 ]]; then
+  command -v sudo >/dev/null || {
+    echo "megascale: missing packages: ${missing[*]}" >&2
+    echo "  install them as root: apt-get install --no-install-recommends ${missing[*]}" >&2
+    exit 1
+  }
+  as_root=(sudo)
+fi
+
+echo "megascale: installing ${#missing[@]} packages: ${missing[*]}"
+log=$(mktemp /tmp/megascale-install-XXXXXX)
+if ! { "${as_root[@]}" apt-get update && "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install \
+    --yes --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+  tail -n 20 "$log" >&2
+  echo "megascale: the installation failed; the whole log is $log" >&2
+  exit 1
+fi
+rm -f "$log"

@@ -1,0 +1,28 @@
+#include "actors/data_loader_actor.h"
+
+#include <utility>
+
+#include "runtime/data/loader.h"
+
+namespace megascale::actors {
+namespace {
+
+absl::Status Load(const DataLoaderOptions& options) {
+  auto loader = data::BatchLoader::Create(options.spec, options.corpus.get(), options.ring.get());
+  if (!loader.ok()) return loader.status();
+  return (*loader)->RunUntil(*options.stop, options.spec.train().steps());
+}
+
+}  // namespace
+
+void DataLoaderState::OnLoadBatches(const LoadBatches& message) {
+  options.done(BatchesLoaded{message.attempt, Outcome::Of(Load(options))});
+}
+
+DataLoaderActor::behavior_type DataLoader(DataLoaderActor::stateful_pointer<DataLoaderState> self,
+                                          DataLoaderOptions options) {
+  self->state.options = std::move(options);
+  return {[=](const LoadBatches& message) { self->state.OnLoadBatches(message); }};
+}
+
+}  // namespace megascale::actors

@@ -1,0 +1,42 @@
+// The data loader actor of a host process: the one loader of its machine. Reads the corpus and
+// fills the batch ring ahead of the workers, asynchronously. It blocks on storage and on the ring,
+// so it runs detached.
+//   Parent: host. Children: none.
+//   Receives: LoadBatches. Sends: BatchesLoaded to its parent's callback when the last step is
+//   published or reading failed. Restart: with its process, in place: the ring knows what was
+//   published.
+// Source: MegaScale section 3.4.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+
+#include "actors/messages.h"
+#include "caf/all.hpp"
+#include "proto/job.pb.h"
+#include "runtime/base/shared_memory.h"
+#include "runtime/data/corpus.h"
+
+namespace megascale::actors {
+
+using DataLoaderActor = caf::typed_actor<caf::reacts_to<LoadBatches>>;
+
+struct DataLoaderOptions {
+  megascale::job::v1::JobSpec spec;
+  std::shared_ptr<data::Corpus> corpus;
+  std::shared_ptr<base::SharedMemory> ring;
+  std::shared_ptr<std::atomic<bool>> stop;
+  std::function<void(const BatchesLoaded&)> done;
+};
+
+struct DataLoaderState {
+  DataLoaderOptions options;
+
+  void OnLoadBatches(const LoadBatches& message);
+};
+
+DataLoaderActor::behavior_type DataLoader(DataLoaderActor::stateful_pointer<DataLoaderState> self,
+                                          DataLoaderOptions options);
+
+}  // namespace megascale::actors

@@ -1,0 +1,165 @@
+#include "actors/host_main.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "actors/checkpoint_actor.h"
+#include "actors/data_loader_actor.h"
+#include "actors/link.h"
+#include "actors/preflight.h"
+#include "actors/worker_core.h"
+#include "proto/link.pb.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+#include "runtime/base/shared_memory.h"
+#include "runtime/base/status.h"
+#include "runtime/telemetry/heartbeat.h"
+
+namespace megascale::actors {
+namespace {
+
+using base::SharedMemory;
+using megascale::link::v1::FromHost;
+using megascale::link::v1::HostAssignment;
+using megascale::link::v1::ToHost;
+
+constexpr absl::Duration kAssignmentTimeout = absl::Seconds(60);
+
+struct Regions {
+  std::unique_ptr<SharedMemory> heartbeats;
+  std::shared_ptr<SharedMemory> ring;                      // null: no rank here reads batches
+  std::map<int, std::shared_ptr<SharedMemory>> snapshots;  // by rank
+};
+
+absl::StatusOr<Regions> MapRegions(const HostAssignment& assignment,
+                                   std::vector<base::UniqueFd> fds) {
+  const size_t expected = 1 + (assignment.has_batch_ring() ? 1 : 0) +
+                          static_cast<size_t>(assignment.local_ranks_size());
+  if (fds.size() != expected) {
+    return absl::InternalError(
+        absl::StrCat("assignment: came with ", fds.size(), " descriptors, expected ", expected));
+  }
+  size_t next = 0;
+  Regions regions;
+  ASSIGN_OR_RETURN(regions.heartbeats, SharedMemory::Map(std::move(fds[next++])));
+  if (assignment.has_batch_ring()) {
+    ASSIGN_OR_RETURN(regions.ring, SharedMemory::Map(std::move(fds[next++])));
+  }
+  for (const int rank : assignment.local_ranks()) {
+    ASSIGN_OR_RETURN(regions.snapshots[rank], SharedMemory::Map(std::move(fds[next++])));
+  }
+  return regions;
+}
+
+int Fail(Link* link, const absl::Status& status) {
+  base::LogError(status.message());
+  FromHost message;
+  *message.mutable_failure() = FailureOf(status);
+  (void)link->Send(message);
+  return 1;
+}
+
+int Preflight(Link* link, const HostAssignment& assignment) {
+  FromHost message;
+  *message.mutable_preflight() = RunPreflight(assignment);
+  base::LogInfo(absl::StrCat("preflight: ", message.preflight().message().empty()
+                                                ? "passed"
+                                                : message.preflight().message()));
+  return link->Send(message).ok() ? 0 : 1;
+}
+
+absl::StatusOr<std::shared_ptr<data::Corpus>> OpenCorpus(const HostAssignment& assignment) {
+  const auto& spec = assignment.spec();
+  ASSIGN_OR_RETURN(std::shared_ptr<data::Corpus> corpus,
+                   data::Corpus::Open(spec.data(), spec.train().seq_length()));
+  const int64_t now = corpus->train().size_bytes() + corpus->held_out().size_bytes();
+  const int64_t then = assignment.data().total_bytes();
+  if (now != then) {
+    return absl::FailedPreconditionError(absl::StrCat("data: the files have ", now,
+                                                      " bytes; the job's preflight found ", then,
+                                                      ". Restore them, or submit a new job"));
+  }
+  return corpus;
+}
+
+// Hands the agent's messages to the persister until the link breaks.
+void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister) {
+  for (;;) {
+    ToHost message;
+    if (!link->Receive(&message, absl::InfiniteDuration()).ok()) return;
+    if (message.has_persist()) {
+      caf::anon_send(persister,
+                     PersistSnapshot{attempt, message.persist().rank(), message.persist().step(),
+                                     message.persist().buffer()});
+    } else if (message.has_finalize()) {
+      caf::anon_send(persister, WriteCheckpointManifest{message.finalize().attempt(),
+                                                        message.finalize().step()});
+    } else if (message.has_retain()) {
+      caf::anon_send(persister, message.retain().SerializeAsString());
+    }
+  }
+}
+
+int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
+  telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
+  heartbeat.Start(::getpid());
+  const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
+  auto corpus = OpenCorpus(assignment);
+  if (!corpus.ok()) return Fail(link, corpus.status());
+
+  caf::actor_system_config config;
+  config.set("caf.scheduler.max-threads", 1);
+  caf::actor_system system(config);
+  const PersisterActor persister = system.spawn<caf::detached>(
+      Persister, PersisterOptions{assignment, regions->snapshots,
+                                  [link](const FromHost& message) { (void)link->Send(message); }});
+  if (regions->ring != nullptr) {
+    DataLoaderOptions loader;
+    loader.spec = assignment.spec();
+    loader.corpus = *corpus;
+    loader.ring = regions->ring;
+    loader.stop = std::make_shared<std::atomic<bool>>(false);
+    loader.done = [link](const BatchesLoaded& loaded) {
+      const absl::Status status = loaded.outcome.ToStatus();
+      if (status.ok()) return;
+      std::_Exit(Fail(link, status));
+    };
+    const auto actor = system.spawn<caf::detached>(DataLoader, std::move(loader));
+    caf::anon_send(actor, LoadBatches{assignment.attempt()});
+  }
+  base::LogInfo(absl::StrCat("job ", assignment.job_id(), " attempt ", assignment.attempt(),
+                             ": loading from step ", assignment.first_step()));
+  ServeLink(link, assignment.attempt(), persister);
+  // The agent closed the link, or is gone: nothing that must survive is in this process.
+  std::fflush(nullptr);
+  std::_Exit(0);
+}
+
+}  // namespace
+
+int RunHost(int link_fd) {
+  base::InitLog("host", base::LogLevel::kInfo);
+  Link link{base::UniqueFd(link_fd)};
+  ToHost first;
+  auto fds = link.Receive(&first, kAssignmentTimeout);
+  if (!fds.ok() || !first.has_assignment()) {
+    base::LogError("no assignment came from the agent: `megascale host` is started by an agent");
+    return 1;
+  }
+  const HostAssignment& assignment = first.assignment();
+  if (assignment.preflight_only()) return Preflight(&link, assignment);
+  auto regions = MapRegions(assignment, *std::move(fds));
+  if (!regions.ok()) return Fail(&link, regions.status());
+  return Serve(&link, assignment, &*regions);
+}
+
+}  // namespace megascale::actors

@@ -1,0 +1,27 @@
+#include "actors/link.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/frame.h"
+#include "runtime/base/status.h"
+
+namespace megascale::actors {
+
+absl::Status Link::Send(const google::protobuf::MessageLite& message) {
+  const std::lock_guard<std::mutex> lock(send_mutex_);
+  return base::SendFrame(socket_.get(), message.SerializeAsString(), {}, absl::Seconds(30));
+}
+
+absl::StatusOr<std::vector<base::UniqueFd>> Link::Receive(google::protobuf::MessageLite* message,
+                                                          absl::Duration timeout) {
+  ASSIGN_OR_RETURN(base::Frame frame, base::ReceiveFrame(socket_.get(), timeout));
+  if (!message->ParseFromString(frame.payload)) {
+    return absl::DataLossError(
+        absl::StrCat("link: ", frame.payload.size(), " bytes are no ", message->GetTypeName()));
+  }
+  return std::move(frame.fds);
+}
+
+}  // namespace megascale::actors

@@ -1,0 +1,33 @@
+// A process's end of the link to its agent: protocol-buffer messages as frames.
+// Threads: Send from any thread; Receive from one.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "google/protobuf/message_lite.h"
+#include "runtime/base/fd.h"
+
+namespace megascale::actors {
+
+class Link {
+ public:
+  explicit Link(base::UniqueFd socket) : socket_(std::move(socket)) {}
+
+  // Blocking: at most 30 s, when the agent does not read. Errors: Unavailable - the agent is gone.
+  absl::Status Send(const google::protobuf::MessageLite& message);
+
+  // The next message, into `message`; descriptors that came with it. Errors: Unavailable - the
+  // agent is gone; DeadlineExceeded; DataLoss - not a message of this type.
+  absl::StatusOr<std::vector<base::UniqueFd>> Receive(google::protobuf::MessageLite* message,
+                                                      absl::Duration timeout);
+
+ private:
+  base::UniqueFd socket_;
+  std::mutex send_mutex_;
+};
+
+}  // namespace megascale::actors

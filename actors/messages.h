@@ -1,0 +1,153 @@
+// What the actors of a worker and of a host say to each other. Small structs: commands in the
+// imperative, events in the past. Each carries its attempt; tensors never travel in messages, they
+// stay in the engine's memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "caf/error.hpp"
+#include "caf/meta/type_name.hpp"
+
+namespace megascale::actors {
+
+// An absl::Status that can travel.
+struct Outcome {
+  int code = 0;
+  std::string message;
+
+  static Outcome Of(const absl::Status& status) {
+    return {static_cast<int>(status.code()), std::string(status.message())};
+  }
+  absl::Status ToStatus() const { return {static_cast<absl::StatusCode>(code), message}; }
+};
+
+// --- worker -> device
+// -----------------------------------------------------------------------------
+struct JoinGroups {
+  int64_t attempt = 0;
+};
+// --- worker -> shard
+// ------------------------------------------------------------------------------
+struct LoadState {
+  int64_t attempt = 0;
+};
+// --- worker -> stage and shard
+// --------------------------------------------------------------------
+struct StartStep {
+  int64_t attempt = 0;
+  int64_t step = 0;  // from 1: the step to be done
+};
+// --- worker -> checkpoint
+// -------------------------------------------------------------------------
+struct TakeSnapshot {
+  int64_t attempt = 0;
+  int64_t step = 0;  // completed steps
+};
+
+// --- events to the worker
+// -------------------------------------------------------------------------
+struct GroupsJoined {
+  int64_t attempt = 0;
+  Outcome outcome;
+};
+struct StateLoaded {
+  int64_t attempt = 0;
+  Outcome outcome;
+};
+struct StageFinished {
+  int64_t attempt = 0;
+  int64_t step = 0;
+  Outcome outcome;
+};
+struct ShardFinished {
+  int64_t attempt = 0;
+  int64_t step = 0;
+  Outcome outcome;
+};
+struct SnapshotTaken {
+  int64_t attempt = 0;
+  int64_t step = 0;
+  int buffer = 0;
+  Outcome outcome;
+};
+
+// --- from the agent, through the link
+// ------------------------------------------------------------- Stop at the next step's end that
+// all ranks agree on.
+struct StopRequested {
+  int64_t attempt = 0;
+  bool checkpoint = false;
+};
+// The agent is gone, or sent what cannot be understood.
+struct LinkLost {
+  std::string why;
+};
+
+// --- host
+// ----------------------------------------------------------------------------------------- Fill
+// the batch ring until the job's last step.
+struct LoadBatches {
+  int64_t attempt = 0;
+};
+struct BatchesLoaded {
+  int64_t attempt = 0;
+  Outcome outcome;
+};
+struct PersistSnapshot {
+  int64_t attempt = 0;
+  int rank = 0;
+  int64_t step = 0;
+  int buffer = 0;
+};
+struct WriteCheckpointManifest {
+  int64_t attempt = 0;
+  int64_t step = 0;
+};
+struct SnapshotStored {
+  int64_t attempt = 0;
+  int rank = 0;
+  int64_t step = 0;
+  int buffer = 0;
+  Outcome outcome;
+};
+struct ManifestStored {
+  int64_t attempt = 0;
+  int64_t step = 0;
+  std::string directory;
+  Outcome outcome;
+};
+
+template <class Inspector>
+auto inspect(Inspector& f, Outcome& m) {
+  return f(caf::meta::type_name("Outcome"), m.code, m.message);
+}
+
+#define MEGASCALE_ACTOR_MESSAGE(Type, ...)              \
+  template <class Inspector>                            \
+  auto inspect(Inspector& f, Type& m) {                 \
+    return f(caf::meta::type_name(#Type), __VA_ARGS__); \
+  }
+
+MEGASCALE_ACTOR_MESSAGE(JoinGroups, m.attempt)
+MEGASCALE_ACTOR_MESSAGE(LoadState, m.attempt)
+MEGASCALE_ACTOR_MESSAGE(StartStep, m.attempt, m.step)
+MEGASCALE_ACTOR_MESSAGE(TakeSnapshot, m.attempt, m.step)
+MEGASCALE_ACTOR_MESSAGE(GroupsJoined, m.attempt, m.outcome)
+MEGASCALE_ACTOR_MESSAGE(StateLoaded, m.attempt, m.outcome)
+MEGASCALE_ACTOR_MESSAGE(StageFinished, m.attempt, m.step, m.outcome)
+MEGASCALE_ACTOR_MESSAGE(ShardFinished, m.attempt, m.step, m.outcome)
+MEGASCALE_ACTOR_MESSAGE(SnapshotTaken, m.attempt, m.step, m.buffer, m.outcome)
+MEGASCALE_ACTOR_MESSAGE(StopRequested, m.attempt, m.checkpoint)
+MEGASCALE_ACTOR_MESSAGE(LinkLost, m.why)
+MEGASCALE_ACTOR_MESSAGE(LoadBatches, m.attempt)
+MEGASCALE_ACTOR_MESSAGE(BatchesLoaded, m.attempt, m.outcome)
+MEGASCALE_ACTOR_MESSAGE(PersistSnapshot, m.attempt, m.rank, m.step, m.buffer)
+MEGASCALE_ACTOR_MESSAGE(WriteCheckpointManifest, m.attempt, m.step)
+MEGASCALE_ACTOR_MESSAGE(SnapshotStored, m.attempt, m.rank, m.step, m.buffer, m.outcome)
+MEGASCALE_ACTOR_MESSAGE(ManifestStored, m.attempt, m.step, m.directory, m.outcome)
+
+#undef MEGASCALE_ACTOR_MESSAGE
+
+}  // namespace megascale::actors

@@ -1,0 +1,99 @@
+#include "actors/preflight.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/checkpoint/numerics.h"
+#include "runtime/checkpoint/reader.h"
+#include "runtime/data/corpus.h"
+#include "runtime/engine/chunk_of_rank.h"
+#include "runtime/ops/ops.h"
+
+namespace megascale::actors {
+namespace {
+
+using megascale::agent::v1::Preflight;
+using megascale::link::v1::HostAssignment;
+
+constexpr double kMeasureSeconds = 0.3;
+
+// One measurement at a time on a machine: two at once would halve each other. The lock is a file of
+// this user in the machine's temporary directory; without it the measurement is only less exact.
+class MeasureLock {
+ public:
+  MeasureLock()
+      : fd_(::open(absl::StrCat("/tmp/megascale-measure-", ::getuid(), ".lock").c_str(),
+                   O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)) {
+    if (fd_.valid()) ::flock(fd_.get(), LOCK_EX);
+  }
+
+ private:
+  base::UniqueFd fd_;
+};
+
+double MeasureCeiling(const HostAssignment& assignment) {
+  const MeasureLock lock;
+  const auto compute = engine::ComputeType(assignment.spec().train().precision());
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return ops::MeasureMatMulCeiling(compute, cores, kMeasureSeconds);
+}
+
+absl::Status CheckDirectory(const std::string& directory) {
+  RETURN_IF_ERROR(base::MakeDirectories(directory));
+  const std::string probe = absl::StrCat(directory, "/.preflight-", ::getpid());
+  const absl::Status written = base::WriteFileDurably(probe, "megascale");
+  ::unlink(probe.c_str());
+  return base::Annotate(written, "checkpoint.directory");
+}
+
+absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
+                                   const checkpoint::v1::DataFingerprint& data) {
+  ASSIGN_OR_RETURN(const auto reader,
+                   checkpoint::CheckpointReader::Open(assignment.from_checkpoint()));
+  const checkpoint::v1::Manifest& manifest = reader->manifest();
+  const std::vector<std::string> allowed = {assignment.allow_changed().begin(),
+                                            assignment.allow_changed().end()};
+  RETURN_IF_ERROR(checkpoint::CompareFingerprints(manifest.data(), data, allowed));
+  const auto now = checkpoint::MakeNumericsFingerprint(assignment.spec(), ops::InstructionSet());
+  RETURN_IF_ERROR(checkpoint::CompareFingerprints(manifest.numerics(), now, allowed));
+  return manifest.step();
+}
+
+absl::Status Check(const HostAssignment& assignment, Preflight* result) {
+  const auto& spec = assignment.spec();
+  ASSIGN_OR_RETURN(const auto corpus, data::Corpus::Open(spec.data(), spec.train().seq_length()));
+  ASSIGN_OR_RETURN(*result->mutable_data(), corpus->Fingerprint());
+  RETURN_IF_ERROR(CheckDirectory(assignment.checkpoint_directory()));
+  if (!assignment.from_checkpoint().empty()) {
+    ASSIGN_OR_RETURN(const int64_t step, CheckStart(assignment, result->data()));
+    result->set_first_step(step);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Preflight RunPreflight(const HostAssignment& assignment) {
+  Preflight result;
+  const absl::Status status = Check(assignment, &result);
+  if (!status.ok()) {
+    result.set_state(Preflight::STATE_REFUSED);
+    result.set_message(std::string(status.message()));
+    return result;
+  }
+  result.set_flops_ceiling(MeasureCeiling(assignment));
+  result.set_state(Preflight::STATE_PASSED);
+  return result;
+}
+
+}  // namespace megascale::actors

@@ -1,0 +1,41 @@
+// The shard actor: owns this rank's slice of the optimizer's state: reduce the gradients, step,
+// gather the parameters.
+//   Parent: worker. Children: none.
+//   Receives: LoadState, StartStep. Sends: StateLoaded, ShardFinished to the worker.
+//   Loading reads storage and waits for peers, so it runs detached.
+//   Restart: never alone; its failure ends the attempt.
+#pragma once
+
+#include <memory>
+
+#include "actors/device_actor.h"
+#include "proto/agent.pb.h"
+
+namespace megascale::actors {
+
+using ShardActor = caf::typed_actor<
+    // Makes initial weights or reads the restore point, and gathers parameters; answered by
+    // StateLoaded.
+    caf::reacts_to<LoadState>,
+    // Launches the shard's instructions of one step; answered by ShardFinished.
+    caf::reacts_to<StartStep>>;
+
+struct ShardOptions {
+  std::shared_ptr<engine::RankEngine> engine;
+  WorkerEvents worker;
+  megascale::agent::v1::RestorePoint restore;  // where the attempt starts
+};
+
+struct ShardActorState {
+  std::shared_ptr<engine::RankEngine> engine;
+  WorkerEvents worker;
+  megascale::agent::v1::RestorePoint restore;
+
+  void OnLoadState(const LoadState& message);
+  void OnStartStep(const StartStep& message);
+};
+
+ShardActor::behavior_type Shard(ShardActor::stateful_pointer<ShardActorState> self,
+                                ShardOptions options);
+
+}  // namespace megascale::actors

@@ -1,0 +1,111 @@
+#include "actors/worker_actor.h"
+
+#include <utility>
+
+#include "runtime/base/log.h"
+
+namespace megascale::actors {
+
+void WorkerState::Start() {
+  core = std::make_unique<WorkerCore>(options.core);
+  Perform(core->Start());
+}
+
+void WorkerState::OnGroupsJoined(const GroupsJoined& message) {
+  Perform(core->OnJoined(message.outcome.ToStatus()));
+}
+
+void WorkerState::OnStateLoaded(const StateLoaded& message) {
+  Perform(core->OnLoaded(message.outcome.ToStatus()));
+}
+
+void WorkerState::OnSnapshotTaken(const SnapshotTaken& message) {
+  Perform(core->OnSnapshot(message.step, message.buffer, message.outcome.ToStatus()));
+}
+
+void WorkerState::OnLinkLost(const LinkLost& message) {
+  base::LogError(message.why);
+  options.exit(1);
+}
+
+void WorkerState::Perform(const std::vector<WorkerAction>& actions) {
+  for (const WorkerAction& action : actions) PerformOne(action);
+}
+
+void WorkerState::PerformOne(const WorkerAction& action) {
+  using Kind = WorkerAction::Kind;
+  const int64_t attempt = options.core.attempt;
+  link::v1::FromWorker message;
+  switch (action.kind) {
+    case Kind::kJoinGroups:
+      return caf::anon_send(device, JoinGroups{attempt});
+    case Kind::kLoadState:
+      return caf::anon_send(shard, LoadState{attempt});
+    case Kind::kStartStep:
+      caf::anon_send(stage, StartStep{attempt, action.step});
+      return caf::anon_send(shard, StartStep{attempt, action.step});
+    case Kind::kTakeSnapshot:
+      return caf::anon_send(checkpoint, TakeSnapshot{attempt, action.step});
+    case Kind::kRaiseStop:
+      return options.engine->RequestStop(action.stop);
+    case Kind::kSetPhase:
+      return options.heartbeat->SetPhase(action.phase);
+    case Kind::kReportStep:
+      options.heartbeat->SetStep(action.step);
+      *message.mutable_step() = action.record;
+      return options.report(message);
+    case Kind::kReportSnapshot:
+      message.mutable_sealed()->set_step(action.step);
+      message.mutable_sealed()->set_buffer(action.buffer);
+      return options.report(message);
+    case Kind::kReportFailure:
+      base::LogError(action.failure.message());
+      *message.mutable_failure() = action.failure;
+      options.report(message);
+      return options.exit(1);
+    case Kind::kFinish:
+      message.mutable_finished()->set_step(action.step);
+      message.mutable_finished()->set_stopped(action.stopped);
+      options.report(message);
+      return options.exit(0);
+  }
+}
+
+void WorkerState::OnStageFinished(const StageFinished& message) {
+  Perform(
+      core->OnOwnerFinished(message.step, message.outcome.ToStatus(), options.engine->result()));
+}
+
+void WorkerState::OnShardFinished(const ShardFinished& message) {
+  Perform(
+      core->OnOwnerFinished(message.step, message.outcome.ToStatus(), options.engine->result()));
+}
+
+void WorkerState::OnStopRequested(const StopRequested& message) {
+  if (message.attempt != options.core.attempt) return;
+  Perform(core->OnStopRequested(message.checkpoint));
+}
+
+WorkerActor::behavior_type Worker(WorkerActor::stateful_pointer<WorkerState> self,
+                                  WorkerOptions options) {
+  WorkerState& state = self->state;
+  state.options = std::move(options);
+  const auto me = caf::actor_cast<WorkerEvents>(self);
+  const auto& engine = state.options.engine;
+  state.device = self->spawn<caf::detached>(Device, engine, me);
+  state.stage = self->spawn(Stage, engine, me);
+  state.shard = self->spawn<caf::detached>(Shard, ShardOptions{engine, me, state.options.restore});
+  state.checkpoint = self->spawn<caf::detached>(Checkpoint, engine, me);
+  state.Start();
+  return {
+      [=](const GroupsJoined& m) { self->state.OnGroupsJoined(m); },
+      [=](const StateLoaded& m) { self->state.OnStateLoaded(m); },
+      [=](const StageFinished& m) { self->state.OnStageFinished(m); },
+      [=](const ShardFinished& m) { self->state.OnShardFinished(m); },
+      [=](const SnapshotTaken& m) { self->state.OnSnapshotTaken(m); },
+      [=](const StopRequested& m) { self->state.OnStopRequested(m); },
+      [=](const LinkLost& m) { self->state.OnLinkLost(m); },
+  };
+}
+
+}  // namespace megascale::actors

@@ -1,0 +1,62 @@
+// The worker actor: the root of a worker process. It takes one rank through one attempt: join the
+// groups, load, step after step until the last, a snapshot where one is due; and it reports to the
+// agent. What it decides is in WorkerCore, which knows neither actors nor sockets.
+//   Parent: the process. Children: device, stage, shard, checkpoint.
+//   Receives: events of its children; StopRequested and LinkLost from the link's reader thread.
+//   States: joining -> loading -> training <-> snapshotting -> ended.
+//   Restart: none; an error of its own or of a peer is reported, and the process exits.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "actors/checkpoint_actor.h"
+#include "actors/device_actor.h"
+#include "actors/shard_actor.h"
+#include "actors/stage_actor.h"
+#include "actors/worker_core.h"
+#include "proto/link.pb.h"
+
+namespace megascale::actors {
+
+using WorkerActor = WorkerEvents::extend<
+    // The agent asks to stop: seen by all ranks at the same step's end.
+    caf::reacts_to<StopRequested>,
+    // The agent is gone: ends the process.
+    caf::reacts_to<LinkLost>>;
+
+struct WorkerOptions {
+  std::shared_ptr<engine::RankEngine> engine;
+  WorkerCoreOptions core;
+  megascale::agent::v1::RestorePoint restore;
+  telemetry::HeartbeatWriter* heartbeat = nullptr;
+  std::function<void(const megascale::link::v1::FromWorker&)> report;
+  std::function<void(int exit_code)> exit;  // called once, last
+};
+
+struct WorkerState {
+  WorkerOptions options;
+  std::unique_ptr<WorkerCore> core;
+  DeviceActor device;
+  StageActor stage;
+  ShardActor shard;
+  CheckpointActor checkpoint;
+
+  void Start();
+  void OnGroupsJoined(const GroupsJoined& message);
+  void OnStateLoaded(const StateLoaded& message);
+  void OnSnapshotTaken(const SnapshotTaken& message);
+  void OnLinkLost(const LinkLost& message);
+  void OnStageFinished(const StageFinished& message);
+  void OnShardFinished(const ShardFinished& message);
+  void OnStopRequested(const StopRequested& message);
+
+ private:
+  void Perform(const std::vector<WorkerAction>& actions);
+  void PerformOne(const WorkerAction& action);
+};
+
+WorkerActor::behavior_type Worker(WorkerActor::stateful_pointer<WorkerState> self,
+                                  WorkerOptions options);
+
+}  // namespace megascale::actors

@@ -1,0 +1,136 @@
+#include "actors/worker_core.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status.h"
+
+namespace megascale::actors {
+namespace {
+
+using Kind = WorkerAction::Kind;
+using megascale::agent::v1::RankFailure;
+
+WorkerAction PhaseIs(telemetry::v1::Phase phase) {
+  return WorkerAction{.kind = Kind::kSetPhase, .phase = phase};
+}
+
+WorkerAction StepAction(Kind kind, int64_t step) {
+  return WorkerAction{.kind = kind, .step = step};
+}
+
+}  // namespace
+
+RankFailure FailureOf(const absl::Status& status) {
+  RankFailure failure;
+  failure.set_message(absl::StrCat(base::CodeName(status.code()), ": ", status.message()));
+  failure.set_peer_rank(-1);
+  switch (status.code()) {
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_ABORTED);
+      break;
+    case absl::StatusCode::kOutOfRange:
+      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_DIVERGED);
+      break;
+    case absl::StatusCode::kDataLoss:
+      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_CORRUPT);
+      break;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_REFUSED);
+      break;
+    case absl::StatusCode::kResourceExhausted:
+      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
+      break;
+    default:
+      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_EXITED);
+  }
+  return failure;
+}
+
+std::vector<WorkerAction> WorkerCore::Start() {
+  return {PhaseIs(telemetry::v1::PHASE_STARTING), WorkerAction{.kind = Kind::kJoinGroups}};
+}
+
+std::vector<WorkerAction> WorkerCore::OnJoined(const absl::Status& status) {
+  if (!status.ok()) return Fail(status);
+  return {PhaseIs(telemetry::v1::PHASE_LOADING), WorkerAction{.kind = Kind::kLoadState}};
+}
+
+std::vector<WorkerAction> WorkerCore::OnLoaded(const absl::Status& status) {
+  if (!status.ok()) return Fail(status);
+  if (step_ >= options_.last_step) return AfterStep({});
+  return {PhaseIs(telemetry::v1::PHASE_FIRST_STEP), StepAction(Kind::kStartStep, step_ + 1)};
+}
+
+std::vector<WorkerAction> WorkerCore::OnOwnerFinished(int64_t step, const absl::Status& status,
+                                                      const engine::StepResult& result) {
+  if (ended_) return {};
+  MEGASCALE_CHECK(step == step_ + 1 && owners_finished_ < 2);
+  step_status_.Update(status);
+  if (++owners_finished_ < 2) return {};
+  owners_finished_ = 0;
+  if (!step_status_.ok()) return Fail(step_status_);
+  step_ = step;
+  WorkerAction report{.kind = Kind::kReportStep, .step = step, .record = result.record};
+  report.record.set_attempt(options_.attempt);
+  stopping_ = result.stop != engine::StopFlag::kNone;
+  stop_checkpoint_ = result.stop == engine::StopFlag::kStopWithCheckpoint;
+  return AfterStep({std::move(report)});
+}
+
+bool WorkerCore::SnapshotDue() const {
+  if (step_ == options_.first_step) return false;
+  if (step_ >= options_.last_step || stop_checkpoint_) return true;
+  return options_.checkpoint_interval > 0 && step_ % options_.checkpoint_interval == 0;
+}
+
+std::vector<WorkerAction> WorkerCore::AfterStep(std::vector<WorkerAction> actions) {
+  if (SnapshotDue()) {
+    actions.push_back(PhaseIs(telemetry::v1::PHASE_CHECKPOINT));
+    actions.push_back(StepAction(Kind::kTakeSnapshot, step_));
+    return actions;
+  }
+  return GoOn(std::move(actions));
+}
+
+std::vector<WorkerAction> WorkerCore::GoOn(std::vector<WorkerAction> actions) {
+  if (step_ >= options_.last_step || stopping_) {
+    ended_ = true;
+    actions.push_back(PhaseIs(telemetry::v1::PHASE_FINISHED));
+    actions.push_back(
+        {.kind = Kind::kFinish, .step = step_, .stopped = step_ < options_.last_step});
+    return actions;
+  }
+  actions.push_back(PhaseIs(telemetry::v1::PHASE_TRAINING));
+  actions.push_back(StepAction(Kind::kStartStep, step_ + 1));
+  return actions;
+}
+
+std::vector<WorkerAction> WorkerCore::OnSnapshot(int64_t step, int buffer,
+                                                 const absl::Status& status) {
+  if (ended_) return {};
+  MEGASCALE_CHECK(step == step_);
+  if (!status.ok()) return Fail(status);
+  std::vector<WorkerAction> actions = {
+      {.kind = Kind::kReportSnapshot, .step = step, .buffer = buffer}};
+  return GoOn(std::move(actions));
+}
+
+std::vector<WorkerAction> WorkerCore::OnStopRequested(bool checkpoint) {
+  if (ended_) return {};
+  return {WorkerAction{
+      .kind = Kind::kRaiseStop,
+      .stop = checkpoint ? engine::StopFlag::kStopWithCheckpoint : engine::StopFlag::kStop}};
+}
+
+std::vector<WorkerAction> WorkerCore::Fail(const absl::Status& status) {
+  if (ended_) return {};
+  ended_ = true;
+  return {WorkerAction{.kind = Kind::kReportFailure, .step = step_, .failure = FailureOf(status)}};
+}
+
+}  // namespace megascale::actors

@@ -1,0 +1,81 @@
+// What a worker decides, as a plain class: events of one rank's attempt in, actions out. No actors,
+// no clock, no I/O.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/agent.pb.h"
+#include "proto/telemetry.pb.h"
+#include "runtime/engine/rank_engine.h"
+
+namespace megascale::actors {
+
+struct WorkerCoreOptions {
+  int64_t attempt = 1;
+  int64_t first_step = 0;           // completed steps at the start
+  int64_t last_step = 0;            // spec.train.steps
+  int64_t checkpoint_interval = 0;  // 0: only the last step
+};
+
+struct WorkerAction {
+  enum class Kind {
+    kJoinGroups,
+    kLoadState,
+    kStartStep,       // `step`
+    kReportStep,      // `record`
+    kTakeSnapshot,    // `step`
+    kReportSnapshot,  // `step`, `buffer`
+    kRaiseStop,       // tell the peers in the next step: `stop`
+    kSetPhase,        // `phase`
+    kReportFailure,   // `failure`, then the process exits with status 1
+    kFinish,          // `step`, `stopped`, then the process exits with status 0
+  };
+  Kind kind;
+  int64_t step = 0;
+  int buffer = 0;
+  bool stopped = false;
+  engine::StopFlag stop = engine::StopFlag::kNone;
+  megascale::telemetry::v1::Phase phase = megascale::telemetry::v1::PHASE_UNSPECIFIED;
+  megascale::telemetry::v1::StepRecord record = {};
+  megascale::agent::v1::RankFailure failure = {};
+};
+
+// Threads: one. Requires: each event once, as its action asked for it.
+class WorkerCore {
+ public:
+  explicit WorkerCore(WorkerCoreOptions options) : options_(options), step_(options.first_step) {}
+
+  std::vector<WorkerAction> Start();
+  std::vector<WorkerAction> OnJoined(const absl::Status& status);
+  std::vector<WorkerAction> OnLoaded(const absl::Status& status);
+  // One of the two owners of a step is done; `result` counts when both are and both are well.
+  std::vector<WorkerAction> OnOwnerFinished(int64_t step, const absl::Status& status,
+                                            const engine::StepResult& result);
+  std::vector<WorkerAction> OnSnapshot(int64_t step, int buffer, const absl::Status& status);
+  std::vector<WorkerAction> OnStopRequested(bool checkpoint);
+
+  int64_t step() const { return step_; }  // completed
+
+ private:
+  std::vector<WorkerAction> Fail(const absl::Status& status);
+  std::vector<WorkerAction> AfterStep(std::vector<WorkerAction> actions);
+  std::vector<WorkerAction> GoOn(std::vector<WorkerAction> actions);
+  bool SnapshotDue() const;
+
+  WorkerCoreOptions options_;
+  int64_t step_;
+  int owners_finished_ = 0;
+  absl::Status step_status_;
+  bool stopping_ = false;  // all ranks agreed to stop here
+  bool stop_checkpoint_ = false;
+  bool ended_ = false;
+};
+
+// The failure that a worker reports for `status`: Aborted and the like blame a peer, DataLoss is a
+// corrupt copy, OutOfRange a diverged loss.
+megascale::agent::v1::RankFailure FailureOf(const absl::Status& status);
+
+}  // namespace megascale::actors

@@ -1,0 +1,165 @@
+#include "actors/worker_main.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "actors/link.h"
+#include "actors/worker_actor.h"
+#include "proto/link.pb.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+#include "runtime/base/shared_memory.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/link_store.h"
+#include "runtime/telemetry/heartbeat.h"
+
+namespace megascale::actors {
+namespace {
+
+constexpr absl::Duration kAssignmentTimeout = absl::Seconds(60);
+
+// What the agent passed beside the Assignment.
+struct Regions {
+  std::unique_ptr<base::SharedMemory> heartbeats;
+  std::unique_ptr<base::SharedMemory> comm;
+  std::unique_ptr<base::SharedMemory> ring;  // null: this rank reads no batches
+  std::unique_ptr<base::SharedMemory> snapshots;
+};
+
+absl::StatusOr<Regions> MapRegions(std::vector<base::UniqueFd> fds, bool has_batch_ring) {
+  const size_t expected = has_batch_ring ? 4 : 3;
+  if (fds.size() != expected) {
+    return absl::InternalError(
+        absl::StrCat("assignment: came with ", fds.size(), " descriptors, expected ", expected));
+  }
+  size_t next = 0;
+  Regions regions;
+  ASSIGN_OR_RETURN(regions.heartbeats, base::SharedMemory::Map(std::move(fds[next++])));
+  ASSIGN_OR_RETURN(regions.comm, base::SharedMemory::Map(std::move(fds[next++])));
+  if (has_batch_ring) {
+    ASSIGN_OR_RETURN(regions.ring, base::SharedMemory::Map(std::move(fds[next++])));
+  }
+  ASSIGN_OR_RETURN(regions.snapshots, base::SharedMemory::Map(std::move(fds[next++])));
+  return regions;
+}
+
+engine::EngineOptions EngineOptionsOf(const link::v1::Assignment& assignment,
+                                      const Regions& regions) {
+  engine::EngineOptions options;
+  options.spec = assignment.spec();
+  options.job_id = assignment.job_id();
+  options.attempt = assignment.attempt();
+  options.rank = assignment.rank();
+  options.placements = {assignment.placements().begin(), assignment.placements().end()};
+  options.node_id = assignment.node_id();
+  options.secret = assignment.secret();
+  options.socket_directory = assignment.socket_directory();
+  options.comm_region = regions.comm.get();
+  options.batch_ring = regions.ring.get();
+  options.batch_reader = assignment.batch_reader();
+  options.snapshots = regions.snapshots.get();
+  return options;
+}
+
+WorkerCoreOptions CoreOptionsOf(const link::v1::Assignment& assignment) {
+  return {.attempt = assignment.attempt(),
+          .first_step = assignment.restore().step(),
+          .last_step = assignment.spec().train().steps(),
+          .checkpoint_interval = assignment.spec().checkpoint().interval()};
+}
+
+// Hands messages of the agent on until the link breaks.
+void ReadLink(Link* link, comm::LinkStore* store, int64_t attempt, const WorkerActor& worker) {
+  for (;;) {
+    link::v1::ToWorker message;
+    const auto received = link->Receive(&message, absl::InfiniteDuration());
+    if (!received.ok()) {
+      store->Close(absl::UnavailableError("the agent is gone"));
+      caf::anon_send(worker, LinkLost{absl::StrCat("agent: ", received.status().message())});
+      return;
+    }
+    if (message.has_store()) {
+      store->OnReply(message.store());
+    } else if (message.has_stop()) {
+      caf::anon_send(worker, StopRequested{attempt, message.stop().checkpoint()});
+    }
+  }
+}
+
+// Reports a failure that happened before there was an actor to report it.
+int FailEarly(Link* link, const absl::Status& status) {
+  base::LogError(absl::StrCat("cannot start: ", status.message()));
+  link::v1::FromWorker message;
+  *message.mutable_failure() = FailureOf(status);
+  (void)link->Send(message);
+  return 1;
+}
+
+int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* regions) {
+  telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
+  heartbeat.Start(::getpid());
+  const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
+  const comm::LinkStoreOptions store_options = {
+      .job_id = assignment.job_id(),
+      .attempt = assignment.attempt(),
+      .client = absl::StrCat("rank-", assignment.rank()),
+  };
+  comm::LinkStore store(store_options, [&](const agent::v1::StoreRequest& request) {
+    link::v1::FromWorker message;
+    *message.mutable_store() = request;
+    return link->Send(message);
+  });
+  engine::EngineOptions engine_options = EngineOptionsOf(assignment, *regions);
+  engine_options.store = &store;
+  engine_options.heartbeat = &heartbeat;
+  auto engine = engine::RankEngine::Create(std::move(engine_options));
+  if (!engine.ok()) return FailEarly(link, engine.status());
+
+  std::promise<int> exit_code;
+  caf::actor_system_config config;
+  config.set("caf.scheduler.max-threads", 2);
+  caf::actor_system system(config);
+  WorkerOptions options;
+  options.engine = *engine;
+  options.core = CoreOptionsOf(assignment);
+  options.restore = assignment.restore();
+  options.heartbeat = &heartbeat;
+  options.report = [link](const link::v1::FromWorker& message) { (void)link->Send(message); };
+  options.exit = [&exit_code](int code) { exit_code.set_value(code); };
+  const WorkerActor worker = system.spawn(Worker, std::move(options));
+  std::thread reader([&] { ReadLink(link, &store, assignment.attempt(), worker); });
+  const int code = exit_code.get_future().get();
+  // The process ends here, whatever a peer or a device still keeps waiting: nothing that must
+  // survive is in it.
+  std::fflush(nullptr);
+  std::_Exit(code);
+}
+
+}  // namespace
+
+int RunWorker(int link_fd) {
+  Link link{base::UniqueFd(link_fd)};
+  link::v1::ToWorker first;
+  auto fds = link.Receive(&first, kAssignmentTimeout);
+  if (!fds.ok() || !first.has_assignment()) {
+    base::InitLog("worker", base::LogLevel::kInfo);
+    base::LogError("no assignment came from the agent: `megascale worker` is started by an agent");
+    return 1;
+  }
+  const link::v1::Assignment& assignment = first.assignment();
+  base::InitLog(absl::StrCat("worker ", assignment.rank()), base::LogLevel::kInfo);
+  base::LogInfo(absl::StrCat("job ", assignment.job_id(), " attempt ", assignment.attempt(),
+                             " from step ", assignment.restore().step()));
+  auto regions = MapRegions(*std::move(fds), assignment.has_batch_ring());
+  if (!regions.ok()) return FailEarly(&link, regions.status());
+  return RunAssigned(&link, assignment, &*regions);
+}
+
+}  // namespace megascale::actors

@@ -1,0 +1,82 @@
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "cli/commands.h"
+#include "cli/report.h"
+#include "controlplane/agent/agent_server.h"
+#include "controlplane/client/address.h"
+#include "runtime/base/log.h"
+
+namespace megascale::cli {
+namespace {
+
+struct AgentFlags {
+  agent::AgentOptions options;
+  int64_t slots = 1;
+};
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "node";
+}
+
+int RunAgentCommand(const AgentFlags& flags) {
+  constexpr int64_t kSlotsMax = 4096;
+  if (flags.slots < 1 || flags.slots > kSlotsMax) {
+    return ReportError(absl::InvalidArgumentError(
+        absl::StrCat("--slots: ", flags.slots, " is out of range; expected 1 to ", kSlotsMax)));
+  }
+  const auto address = client::ChooseAddress(flags.options.driver_address);
+  if (!address.ok()) return ReportError(address.status());
+  agent::AgentOptions options = flags.options;
+  options.driver_address = address->text;
+  options.num_slots = static_cast<int>(flags.slots);
+  if (options.node_id.empty()) options.node_id = HostName();
+  if (options.run_directory.empty()) {
+    options.run_directory = absl::StrCat("/tmp/megascale-", getuid(), "/",
+                                         absl::StrReplaceAll(options.node_id, {{"/", "_"}}));
+  }
+  options.run_directory = AbsolutePath(options.run_directory);
+  options.log_directory = AbsolutePath(options.log_directory);
+  base::InitLog(absl::StrCat("agent ", options.node_id), base::LogLevel::kInfo);
+  const absl::Status status = agent::RunAgent(options);
+  return status.ok() ? kExitGood : ReportError(status);
+}
+
+}  // namespace
+
+void AddAgentCommand(CommandLine* line) {
+  auto flags = std::make_shared<AgentFlags>();
+  agent::AgentOptions* options = &flags->options;
+  Command* command =
+      line->Add("agent", "runs this machine's agent: starts and watches its workers");
+  command->Text("--driver", &options->driver_address,
+                "the driver: unix:/path or host:port (default: MEGASCALE_ADDRESS, else a socket in "
+                "the user's runtime directory)");
+  command->Integer("--slots", &flags->slots, "worker processes that it may run");
+  command->Text("--node-id", &options->node_id,
+                "its name, kept over restarts (default: the host's name)");
+  command->Text("--run-dir", &options->run_directory,
+                "owner-only folder for sockets (default: /tmp/megascale-UID/NODE)");
+  command->Text("--log-dir", &options->log_directory,
+                "output of its workers (default: RUN-DIR/logs)");
+  command->Text(
+      "--interface", &options->interface,
+      "address or name that tensor sockets between machines use (default: the driver's route)");
+  command->Text("--tls-ca", &options->tls.ca,
+                "PEM file that the driver's certificate is signed by");
+  command->Text("--tls-cert", &options->tls.cert, "PEM file of this agent's certificate");
+  command->Text("--tls-key", &options->tls.key, "PEM file of its private key");
+  command->Flag("--insecure", &options->insecure, "no TLS; for loopback addresses only");
+  command->Examples(
+      "megascale agent --slots 2\n"
+      "megascale agent --driver 10.0.0.1:7077 --slots 8 --tls-ca ca.pem --tls-cert n1.pem "
+      "--tls-key n1.key");
+  command->Runs([flags] { return RunAgentCommand(*flags); });
+}
+
+}  // namespace megascale::cli

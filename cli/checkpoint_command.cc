@@ -1,0 +1,142 @@
+// checkpoint list | inspect | digest | verify.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/commands.h"
+#include "cli/inference.h"
+#include "cli/job_file.h"
+#include "cli/report.h"
+#include "cli/terminal.h"
+#include "runtime/base/status.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/reader.h"
+
+namespace megascale::cli {
+namespace {
+
+using checkpoint::CheckpointReader;
+
+struct CheckpointFlags {
+  std::string directory;
+  std::string format = "text";
+};
+
+absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenCheckpoint(const std::string& directory) {
+  ASSIGN_OR_RETURN(const std::string step_directory, FindCheckpoint(directory));
+  return CheckpointReader::Open(step_directory);
+}
+
+absl::Status List(const CheckpointFlags& flags) {
+  ASSIGN_OR_RETURN(const auto checkpoints, checkpoint::ListCheckpoints(flags.directory));
+  if (flags.format == "json") {
+    for (const auto& summary : checkpoints) PrintJson(summary, JsonLayout::kOneLine);
+    return absl::OkStatus();
+  }
+  std::vector<std::vector<std::string>> rows = {{"STEP", "ATTEMPT", "BYTES", "JOB", "DIRECTORY"}};
+  for (const auto& summary : checkpoints) {
+    rows.push_back({absl::StrCat(summary.step()), absl::StrCat(summary.attempt()),
+                    WithCommas(summary.size_bytes()), summary.job_id(), summary.directory()});
+  }
+  std::printf("%s", FormatTable(rows).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Inspect(const CheckpointFlags& flags) {
+  ASSIGN_OR_RETURN(const auto reader, OpenCheckpoint(flags.directory));
+  const checkpoint::v1::Manifest& manifest = reader->manifest();
+  if (flags.format == "json") {
+    PrintJson(manifest, JsonLayout::kPretty);
+    return absl::OkStatus();
+  }
+  std::printf("job %s, attempt %lld, step %lld, next sample %lld\n", manifest.job_id().c_str(),
+              static_cast<long long>(manifest.attempt()), static_cast<long long>(manifest.step()),
+              static_cast<long long>(manifest.next_sample()));
+  std::printf("written by megascale %s, %d shards, %s bytes\n",
+              manifest.megascale_version().c_str(), manifest.shards_size(),
+              WithCommas(reader->size_bytes()).c_str());
+  std::printf("\n%s\n", ToYaml(manifest.spec()).c_str());
+  std::vector<std::vector<std::string>> rows = {{"TENSOR", "DTYPE", "SHAPE"}};
+  for (const checkpoint::LogicalTensor& tensor : reader->tensors()) {
+    rows.push_back(
+        {tensor.name, tensor.dtype, absl::StrCat("[", absl::StrJoin(tensor.shape, ", "), "]")});
+  }
+  std::printf("%s", FormatTable(rows).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Digest(const CheckpointFlags& flags) {
+  ASSIGN_OR_RETURN(const auto reader, OpenCheckpoint(flags.directory));
+  ASSIGN_OR_RETURN(const std::string digest, reader->Digest());
+  if (flags.format == "json") {
+    JsonObject object;
+    object.Add("digest", digest);
+    object.Add("step", int64_t{reader->manifest().step()});
+    object.Add("next_sample", int64_t{reader->manifest().next_sample()});
+    std::printf("%s\n", object.Finish().c_str());
+  } else {
+    std::printf("%s\n", digest.c_str());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Verify(const CheckpointFlags& flags) {
+  ASSIGN_OR_RETURN(const auto reader, OpenCheckpoint(flags.directory));
+  RETURN_IF_ERROR(reader->Verify());
+  if (flags.format == "json") {
+    JsonObject object;
+    object.Add("verified_shards", int64_t{reader->manifest().shards_size()});
+    object.Add("size_bytes", reader->size_bytes());
+    std::printf("%s\n", object.Finish().c_str());
+  } else {
+    std::printf("%d shards, %s bytes: every checksum is right\n", reader->manifest().shards_size(),
+                WithCommas(reader->size_bytes()).c_str());
+  }
+  return absl::OkStatus();
+}
+
+struct Verb {
+  const char* name;
+  const char* description;
+  const char* directory;
+  const char* example;
+  absl::Status (*run)(const CheckpointFlags&);
+};
+
+void AddVerb(Command* parent, const Verb& verb) {
+  auto flags = std::make_shared<CheckpointFlags>();
+  Command* command = parent->Add(verb.name, verb.description);
+  command->Positional("DIR", &flags->directory, verb.directory);
+  AddOutputOption(command, &flags->format);
+  command->Examples(verb.example);
+  const auto run = verb.run;
+  command->Runs([flags, run] {
+    if (!CheckOutputFormat(flags->format)) return static_cast<int>(kExitUsage);
+    const absl::Status status = run(*flags);
+    return status.ok() ? static_cast<int>(kExitGood) : ReportError(status);
+  });
+}
+
+}  // namespace
+
+void AddCheckpointCommand(CommandLine* line) {
+  Command* command =
+      line->Add("checkpoint", "lists, shows and checks checkpoints; needs no driver");
+  constexpr char kOne[] = "a checkpoint, or the folder of several: the newest";
+  AddVerb(command, {"list", "lists the complete checkpoints in a folder, newest first",
+                    "the folder", "megascale checkpoint list out/checkpoints", List});
+  AddVerb(command, {"inspect", "shows what a checkpoint holds", kOne,
+                    "megascale checkpoint inspect out/checkpoints\n"
+                    "megascale checkpoint inspect out/checkpoints/step-00000400-attempt-1 -o json",
+                    Inspect});
+  AddVerb(command,
+          {"digest", "prints one hash over weights, optimizer state, step and data position", kOne,
+           "megascale checkpoint digest out/checkpoints", Digest});
+  AddVerb(command, {"verify", "compares the checksum of every file; exits 1 if one differs", kOne,
+                    "megascale checkpoint verify out/checkpoints", Verify});
+}
+
+}  // namespace megascale::cli

@@ -1,0 +1,25 @@
+// The subcommands, each in a file of its own: adds itself to the program's grammar.
+#pragma once
+
+#include "cli/command_line.h"
+
+namespace megascale::cli {
+
+void AddDriverCommand(CommandLine* line);
+void AddAgentCommand(CommandLine* line);
+void AddSubmitCommand(CommandLine* line);
+void AddStatusCommand(CommandLine* line);
+void AddListCommand(CommandLine* line);
+void AddWaitCommand(CommandLine* line);
+void AddWatchCommand(CommandLine* line);
+void AddLogsCommand(CommandLine* line);
+void AddCancelCommand(CommandLine* line);
+void AddLocalCommand(CommandLine* line);
+void AddGenerateCommand(CommandLine* line);
+void AddEvaluateCommand(CommandLine* line);
+void AddCheckpointCommand(CommandLine* line);
+void AddVersionCommand(CommandLine* line);
+// worker and host: what an agent starts. Hidden.
+void AddProcessCommands(CommandLine* line);
+
+}  // namespace megascale::cli

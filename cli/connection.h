@@ -1,0 +1,34 @@
+// Options that say which driver, for every command that talks to one.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cli/command_line.h"
+#include "controlplane/client/job_client.h"
+
+namespace megascale::cli {
+
+struct ConnectionFlags {
+  std::string address;  // empty: MEGASCALE_ADDRESS, else the default
+  client::TlsFiles tls;
+  bool insecure = false;
+};
+
+void AddConnectionOptions(Command* command, ConnectionFlags* flags);
+
+// Errors: InvalidArgument - an address that is none, or plaintext where it may not be.
+absl::StatusOr<std::unique_ptr<client::JobClient>> Connect(const ConnectionFlags& flags);
+
+control::v1::CancelJobRequest MakeCancelRequest(const std::string& job_id, absl::Duration grace,
+                                                bool checkpoint);
+
+// Says that the job goes on without this program, and how to cancel it.
+void PrintDetached(const std::string& job_id, const ConnectionFlags& flags);
+
+// "megascale <words>", with the address where one was given: a command to type next.
+std::string NextCommand(const std::string& words, const ConnectionFlags& flags);
+
+}  // namespace megascale::cli

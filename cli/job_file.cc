@@ -1,0 +1,462 @@
+#include "cli/job_file.h"
+
+#include <sys/stat.h>
+
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <set>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "cli/nearest_name.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/duration.pb.h"
+#include "google/protobuf/message.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/job/job_spec.h"
+#include "yaml-cpp/yaml.h"
+
+namespace megascale::cli {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::EnumDescriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
+using job::v1::JobSpec;
+
+constexpr size_t kFileBytesMax = 1 << 20;
+
+// Where a value stands: in a file at a line, or in an option.
+struct Place {
+  std::string source;
+  bool has_lines = true;
+
+  absl::Status Refuse(const YAML::Node& node, absl::string_view what) const {
+    const int line = node.Mark().line + 1;
+    return absl::InvalidArgumentError(has_lines && line > 0
+                                          ? absl::StrCat(source, ":", line, ": ", what)
+                                          : absl::StrCat(source, ": ", what));
+  }
+};
+
+std::string Quote(absl::string_view text) {
+  constexpr size_t kShownMax = 60;
+  std::string shown =
+      absl::StrCat("`", text.substr(0, kShownMax), text.size() > kShownMax ? "…" : "", "`");
+  for (char& c : shown) {
+    if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) c = ' ';
+  }
+  return shown;
+}
+
+std::string Join(const std::string& section, const std::string& name) {
+  return section.empty() ? name : absl::StrCat(section, ".", name);
+}
+
+bool IsDuration(const FieldDescriptor& field) {
+  return field.message_type() != nullptr &&
+         field.message_type()->full_name() == "google.protobuf.Duration";
+}
+
+bool IsSection(const FieldDescriptor& field) {
+  return field.message_type() != nullptr && !IsDuration(field);
+}
+
+// "POSITION_EMBEDDING_ROTARY" -> "rotary". Every enum's first value is PREFIX_UNSPECIFIED.
+std::string ShortName(const EnumDescriptor& type, int value_index) {
+  constexpr absl::string_view kZero = "UNSPECIFIED";
+  const std::string& zero = type.value(0)->name();
+  return absl::AsciiStrToLower(type.value(value_index)->name().substr(zero.size() - kZero.size()));
+}
+
+std::vector<std::string> ShortNames(const EnumDescriptor& type) {
+  std::vector<std::string> names;
+  for (int i = 1; i < type.value_count(); ++i) names.push_back(ShortName(type, i));
+  return names;
+}
+
+std::vector<std::string> FieldNames(const Descriptor& type) {
+  std::vector<std::string> names;
+  for (int i = 0; i < type.field_count(); ++i) names.push_back(type.field(i)->name());
+  return names;
+}
+
+// The section that has a field of this name, for a field that was put into another: "train.steps".
+std::string ElsewhereName(const std::string& name) {
+  const Descriptor& job = *JobSpec::descriptor();
+  if (job.FindFieldByName(name) != nullptr) return name;
+  for (int i = 0; i < job.field_count(); ++i) {
+    const Descriptor* section = job.field(i)->message_type();
+    if (section != nullptr && section->FindFieldByName(name) != nullptr) {
+      return Join(job.field(i)->name(), name);
+    }
+  }
+  return "";
+}
+
+std::string UnknownField(const Descriptor& type, const std::string& section,
+                         const std::string& name) {
+  std::string nearest = NearestName(name, FieldNames(type));
+  if (std::string elsewhere = ElsewhereName(name); !elsewhere.empty()) nearest = elsewhere;
+  const std::string what = absl::StrCat(Quote(Join(section, name)), " is not a field; ");
+  if (!nearest.empty()) return absl::StrCat(what, "did you mean `", nearest, "`?");
+  return absl::StrCat(what, "expected one of ", absl::StrJoin(FieldNames(type), ", "));
+}
+
+std::string Found(const YAML::Node& node) {
+  if (node.IsMap()) return "found a section of fields";
+  if (node.IsSequence()) return "found a list";
+  if (!node.IsScalar()) return "found nothing";
+  return absl::StrCat("found ", Quote(node.Scalar()));
+}
+
+// One value at `path`, being read into `message`.
+struct Target {
+  Message* message;
+  const FieldDescriptor* field;
+  std::string path;
+};
+
+absl::Status Expected(const Place& place, const YAML::Node& node, const Target& target,
+                      absl::string_view what) {
+  return place.Refuse(node, absl::StrCat(Quote(target.path), " expects ", what, ", ", Found(node)));
+}
+
+absl::Status SetEnum(const Place& place, const YAML::Node& node, const Target& target) {
+  const EnumDescriptor& type = *target.field->enum_type();
+  const std::vector<std::string> names = ShortNames(type);
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (node.Scalar() != names[i]) continue;
+    const int value_index = static_cast<int>(i) + 1;
+    target.message->GetReflection()->SetEnum(target.message, target.field, type.value(value_index));
+    return absl::OkStatus();
+  }
+  const std::string nearest = NearestName(absl::AsciiStrToLower(node.Scalar()), names);
+  const std::string hint = nearest.empty() ? "" : absl::StrCat("; did you mean `", nearest, "`?");
+  return place.Refuse(node, absl::StrCat(Quote(target.path), " expects ",
+                                         absl::StrJoin(names, " or "), ", ", Found(node), hint));
+}
+
+absl::Status SetDuration(const Place& place, const YAML::Node& node, const Target& target) {
+  absl::Duration duration;
+  if (!absl::ParseDuration(node.Scalar(), &duration) || duration == absl::InfiniteDuration() ||
+      duration < absl::ZeroDuration()) {
+    return Expected(place, node, target, "a duration such as 5s, 1m30s or 500ms");
+  }
+  auto* message = static_cast<google::protobuf::Duration*>(
+      target.message->GetReflection()->MutableMessage(target.message, target.field));
+  message->set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  message->set_nanos(static_cast<int32_t>(duration / absl::Nanoseconds(1)));
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status ReadInteger(const Place& place, const YAML::Node& node, const Target& target,
+                         T* value) {
+  if (absl::SimpleAtoi(node.Scalar(), value)) return absl::OkStatus();
+  return Expected(place, node, target,
+                  absl::StrCat("a whole number from ", std::numeric_limits<T>::min(), " to ",
+                               std::numeric_limits<T>::max()));
+}
+
+absl::Status SetScalar(const Place& place, const YAML::Node& node, const Target& target) {
+  const Reflection& reflection = *target.message->GetReflection();
+  switch (target.field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT32: {
+      int32_t value = 0;
+      RETURN_IF_ERROR(ReadInteger(place, node, target, &value));
+      reflection.SetInt32(target.message, target.field, value);
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_INT64: {
+      int64_t value = 0;
+      RETURN_IF_ERROR(ReadInteger(place, node, target, &value));
+      reflection.SetInt64(target.message, target.field, value);
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_UINT64: {
+      uint64_t value = 0;
+      RETURN_IF_ERROR(ReadInteger(place, node, target, &value));
+      reflection.SetUInt64(target.message, target.field, value);
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_DOUBLE: {
+      double value = 0;
+      if (!absl::SimpleAtod(node.Scalar(), &value) || !std::isfinite(value)) {
+        return Expected(place, node, target, "a number");
+      }
+      reflection.SetDouble(target.message, target.field, value);
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_BOOL: {
+      if (node.Scalar() != "true" && node.Scalar() != "false") {
+        return Expected(place, node, target, "true or false");
+      }
+      reflection.SetBool(target.message, target.field, node.Scalar() == "true");
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return SetEnum(place, node, target);
+    case FieldDescriptor::CPPTYPE_STRING:
+      reflection.SetString(target.message, target.field, node.Scalar());
+      return absl::OkStatus();
+    default:
+      return place.Refuse(node, absl::StrCat(Quote(target.path), " cannot be set from a job file"));
+  }
+}
+
+// Lists are of texts; one text alone is a list of one.
+absl::Status SetList(const Place& place, const YAML::Node& node, const Target& target) {
+  const Reflection& reflection = *target.message->GetReflection();
+  reflection.ClearField(target.message, target.field);
+  if (node.IsScalar()) {
+    reflection.AddString(target.message, target.field, node.Scalar());
+    return absl::OkStatus();
+  }
+  if (!node.IsSequence()) return Expected(place, node, target, "a list of texts");
+  for (const YAML::Node& item : node) {
+    if (!item.IsScalar()) return Expected(place, item, target, "a list of texts");
+    reflection.AddString(target.message, target.field, item.Scalar());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetSection(const Place& place, const YAML::Node& node, const std::string& section,
+                        Message* message);
+
+absl::Status SetField(const Place& place, const YAML::Node& node, const Target& target) {
+  if (target.field->is_repeated()) return SetList(place, node, target);
+  if (IsSection(*target.field)) {
+    Message* section =
+        target.message->GetReflection()->MutableMessage(target.message, target.field);
+    return SetSection(place, node, target.path, section);
+  }
+  if (!node.IsScalar()) return Expected(place, node, target, "one value");
+  if (IsDuration(*target.field)) return SetDuration(place, node, target);
+  return SetScalar(place, node, target);
+}
+
+absl::Status SetSection(const Place& place, const YAML::Node& node, const std::string& section,
+                        Message* message) {
+  if (node.IsNull()) return absl::OkStatus();
+  if (!node.IsMap()) {
+    return place.Refuse(node,
+                        absl::StrCat(section.empty() ? "a job file" : Quote(section),
+                                     " expects fields, one `name: value` a line, ", Found(node)));
+  }
+  std::set<std::string> seen;
+  for (const auto& pair : node) {
+    if (!pair.first.IsScalar()) {
+      return place.Refuse(pair.first,
+                          absl::StrCat("a field's name expects one word, ", Found(pair.first)));
+    }
+    const std::string& name = pair.first.Scalar();
+    const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);
+    if (field == nullptr) {
+      return place.Refuse(pair.first, UnknownField(*message->GetDescriptor(), section, name));
+    }
+    if (!seen.insert(name).second) {
+      return place.Refuse(pair.first, absl::StrCat(Quote(Join(section, name)), " is given twice"));
+    }
+    if (pair.second.IsNull() && !IsSection(*field)) {
+      return place.Refuse(pair.first, absl::StrCat(Quote(Join(section, name)), " has no value"));
+    }
+    RETURN_IF_ERROR(SetField(place, pair.second, {message, field, Join(section, name)}));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<YAML::Node> ParseYaml(const Place& place, const std::string& text) {
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      return place.Refuse(documents[1], "a second YAML document begins; expected one job a file");
+    }
+    return documents.empty() ? YAML::Node() : documents[0];
+  } catch (const YAML::Exception& e) {
+    const int line = e.mark.line + 1;
+    const std::string where = place.has_lines && line > 0 ? absl::StrCat(":", line) : "";
+    return absl::InvalidArgumentError(absl::StrCat(place.source, where, ": is not YAML: ", e.msg));
+  }
+}
+
+void MakeAbsolute(std::string* path) {
+  if (path->empty() || absl::StartsWith(*path, "/")) return;
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(*path, error);
+  if (!error) *path = absolute.lexically_normal().string();
+}
+
+std::string YamlText(const std::string& text) {
+  bool plain = !text.empty() && (absl::ascii_isalpha(text[0]) || text[0] == '/') && text != "null";
+  for (const char c : text)
+    plain = plain && (absl::ascii_isalnum(c) || absl::StrContains("._/+-", std::string(1, c)));
+  if (plain) return text;
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      absl::StrAppend(&quoted, "\\", std::string(1, c));
+    } else if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) {
+      absl::StrAppend(&quoted, "\\x", absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad2));
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "\"";
+}
+
+// The shortest text that reads back as the same number.
+std::string NumberText(double value) {
+  char buffer[32];
+  const std::to_chars_result result = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return std::string(buffer, result.ptr);
+}
+
+std::string DurationText(const google::protobuf::Duration& duration) {
+  return absl::FormatDuration(absl::Seconds(duration.seconds()) +
+                              absl::Nanoseconds(duration.nanos()));
+}
+
+// The value of a field that is neither a list nor a section; "" to leave it out.
+std::string ValueText(const Message& message, const FieldDescriptor& field) {
+  const Reflection& reflection = *message.GetReflection();
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT32:
+      return absl::StrCat(reflection.GetInt32(message, &field));
+    case FieldDescriptor::CPPTYPE_INT64:
+      return absl::StrCat(reflection.GetInt64(message, &field));
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return absl::StrCat(reflection.GetUInt64(message, &field));
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return NumberText(reflection.GetDouble(message, &field));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection.GetBool(message, &field) ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      const int index = reflection.GetEnum(message, &field)->index();
+      return index == 0 ? "" : ShortName(*field.enum_type(), index);
+    }
+    case FieldDescriptor::CPPTYPE_STRING: {
+      const std::string text = reflection.GetString(message, &field);
+      return text.empty() ? "" : YamlText(text);
+    }
+    default:
+      if (!reflection.HasField(message, &field)) return "";
+      return DurationText(
+          static_cast<const google::protobuf::Duration&>(reflection.GetMessage(message, &field)));
+  }
+}
+
+void AppendSection(const Message& message, const std::string& indent, std::string* yaml) {
+  const Reflection& reflection = *message.GetReflection();
+  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor& field = *message.GetDescriptor()->field(i);
+    if (field.is_repeated()) {
+      const int count = reflection.FieldSize(message, &field);
+      if (count > 0) absl::StrAppend(yaml, indent, field.name(), ":\n");
+      for (int item = 0; item < count; ++item) {
+        absl::StrAppend(yaml, indent, "  - ",
+                        YamlText(reflection.GetRepeatedString(message, &field, item)), "\n");
+      }
+    } else if (IsSection(field)) {
+      if (!reflection.HasField(message, &field)) continue;
+      absl::StrAppend(yaml, indent, field.name(), ":\n");
+      AppendSection(reflection.GetMessage(message, &field), indent + "  ", yaml);
+    } else if (const std::string value = ValueText(message, field); !value.empty()) {
+      absl::StrAppend(yaml, indent, field.name(), ": ", value, "\n");
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<JobSpec> ParseJobText(const std::string& file_name, const std::string& text) {
+  const Place place = {file_name};
+  if (text.size() > kFileBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        file_name, ": has ", text.size(), " bytes; a job file has at most ", kFileBytesMax));
+  }
+  ASSIGN_OR_RETURN(const YAML::Node root, ParseYaml(place, text));
+  if (root.IsNull()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_name, ": is empty; examples/ has job files to start from"));
+  }
+  JobSpec spec;
+  RETURN_IF_ERROR(SetSection(place, root, "", &spec));
+  return spec;
+}
+
+absl::Status ApplyOverride(const std::string& assignment, JobSpec* spec) {
+  const Place place = {absl::StrCat("--set ", assignment), /*has_lines=*/false};
+  const size_t equals = assignment.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(place.source, ": expected FIELD=VALUE, such as --set train.steps=100"));
+  }
+  ASSIGN_OR_RETURN(const YAML::Node value, ParseYaml(place, assignment.substr(equals + 1)));
+  const std::vector<std::string> names = absl::StrSplit(assignment.substr(0, equals), '.');
+  Message* message = spec;
+  std::string section;
+  for (size_t i = 0;; ++i) {
+    const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(names[i]);
+    if (field == nullptr) {
+      return place.Refuse(value, UnknownField(*message->GetDescriptor(), section, names[i]));
+    }
+    const std::string path = Join(section, names[i]);
+    if (i + 1 == names.size()) return SetField(place, value, {message, field, path});
+    if (!IsSection(*field)) {
+      return place.Refuse(value,
+                          absl::StrCat(Quote(path), " has no fields; expected ", path, "=VALUE"));
+    }
+    message = message->GetReflection()->MutableMessage(message, field);
+    section = path;
+  }
+}
+
+absl::StatusOr<JobSpec> LoadJobFile(const std::string& path, const JobFileOptions& options) {
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISFIFO(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": is no regular file; expected a YAML job file"));
+  }
+  absl::StatusOr<std::string> text = base::ReadFile(path, kFileBytesMax);
+  if (absl::IsNotFound(text.status())) {
+    return absl::InvalidArgumentError(absl::StrCat("job file ", path, " does not exist"));
+  }
+  if (!text.ok())
+    return absl::InvalidArgumentError(
+        absl::StrCat("job file ", path, ": ", text.status().message()));
+  ASSIGN_OR_RETURN(JobSpec spec, ParseJobText(path, *text));
+  for (const std::string& assignment : options.overrides) {
+    RETURN_IF_ERROR(ApplyOverride(assignment, &spec));
+  }
+  if (!options.data_files.empty()) {
+    spec.mutable_data()->clear_files();
+    for (const std::string& file : options.data_files) spec.mutable_data()->add_files(file);
+  }
+  for (std::string& file : *spec.mutable_data()->mutable_files()) MakeAbsolute(&file);
+  if (spec.has_checkpoint()) MakeAbsolute(spec.mutable_checkpoint()->mutable_directory());
+  absl::StatusOr<JobSpec> resolved = job::ResolveJobSpec(spec);
+  if (!resolved.ok()) return base::Annotate(resolved.status(), path);
+  return resolved;
+}
+
+std::string ToYaml(const JobSpec& spec) {
+  std::string yaml;
+  AppendSection(spec, "", &yaml);
+  return yaml;
+}
+
+}  // namespace megascale::cli

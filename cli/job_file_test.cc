@@ -1,0 +1,285 @@
+#include "cli/job_file.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+#include "runtime/job/job_spec.h"
+
+namespace megascale::cli {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+using job::v1::JobSpec;
+
+constexpr char kSmall[] = R"(name: small
+model:
+  hidden_size: 64
+  num_hidden_layers: 2
+  num_attention_heads: 4
+data:
+  files: [/usr/share/games/fortunes]
+train:
+  steps: 10
+  seq_length: 32
+  global_batch_size: 8
+  micro_batch_size: 2
+)";
+
+std::string ErrorOf(const std::string& text) {
+  const auto spec = ParseJobText("job.yaml", text);
+  if (spec.ok()) return "no error";
+  EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(spec.status().message());
+}
+
+std::string OverrideErrorOf(const std::string& assignment) {
+  JobSpec spec;
+  const absl::Status status = ApplyOverride(assignment, &spec);
+  if (status.ok()) return "no error";
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+
+TEST(JobFileTest, ReadsEveryKindOfField) {
+  const auto spec = ParseJobText("job.yaml", R"(
+name: "all kinds"
+model:
+  hidden_size: 64
+  position_embedding: rotary
+  hidden_act: gelu_tanh
+  norm: rmsnorm
+  norm_eps: 1e-6
+  parallel_block: true
+data:
+  files:
+    - /a
+    - "/b c"
+train:
+  steps: 5000000000
+  seed: 18446744073709551615
+  precision: bf16
+optimizer: {lr: 2e-3, clip_grad: 1}
+fault:
+  heartbeat_interval: 500ms
+  progress_timeout: 1m30s
+checkpoint:
+)");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->name(), "all kinds");
+  EXPECT_EQ(spec->model().hidden_size(), 64);
+  EXPECT_EQ(spec->model().position_embedding(), job::v1::POSITION_EMBEDDING_ROTARY);
+  EXPECT_EQ(spec->model().hidden_act(), job::v1::ACTIVATION_GELU_TANH);
+  EXPECT_EQ(spec->model().norm(), job::v1::NORM_RMSNORM);
+  EXPECT_EQ(spec->model().norm_eps(), 1e-6);
+  EXPECT_TRUE(spec->model().parallel_block());
+  ASSERT_EQ(spec->data().files_size(), 2);
+  EXPECT_EQ(spec->data().files(1), "/b c");
+  EXPECT_EQ(spec->train().steps(), 5000000000);
+  EXPECT_EQ(spec->train().seed(), 18446744073709551615u);
+  EXPECT_EQ(spec->train().precision(), job::v1::PRECISION_BF16);
+  EXPECT_EQ(spec->optimizer().lr(), 2e-3);
+  EXPECT_EQ(spec->optimizer().clip_grad(), 1);
+  EXPECT_EQ(spec->fault().heartbeat_interval().nanos(), 500'000'000);
+  EXPECT_EQ(spec->fault().progress_timeout().seconds(), 90);
+  EXPECT_EQ(spec->checkpoint().interval(), 0);
+}
+
+TEST(JobFileTest, NamesUnknownFieldsWithTheNearest) {
+  EXPECT_EQ(ErrorOf("name: x\nmodel:\n  hiden_size: 64\n"),
+            "job.yaml:3: `model.hiden_size` is not a field; did you mean `hidden_size`?");
+  EXPECT_EQ(ErrorOf("nmae: x\n"), "job.yaml:1: `nmae` is not a field; did you mean `name`?");
+  EXPECT_EQ(ErrorOf("hidden_size: 64\n"),
+            "job.yaml:1: `hidden_size` is not a field; did you mean `model.hidden_size`?");
+  EXPECT_EQ(ErrorOf("model:\n  steps: 64\n"),
+            "job.yaml:2: `model.steps` is not a field; did you mean `train.steps`?");
+  EXPECT_EQ(ErrorOf("zzzzzzzz: 1\n"),
+            "job.yaml:1: `zzzzzzzz` is not a field; expected one of name, model, data, train, "
+            "optimizer, parallel, checkpoint, fault");
+}
+
+TEST(JobFileTest, SaysWhatWasFoundAndExpected) {
+  EXPECT_EQ(ErrorOf("train:\n  steps: many\n"),
+            "job.yaml:2: `train.steps` expects a whole number from -9223372036854775808 to "
+            "9223372036854775807, found `many`");
+  EXPECT_EQ(ErrorOf("model:\n  hidden_size: 1.5\n"),
+            "job.yaml:2: `model.hidden_size` expects a whole number from -2147483648 to "
+            "2147483647, found `1.5`");
+  EXPECT_EQ(ErrorOf("model:\n  hidden_size: 99999999999\n"),
+            "job.yaml:2: `model.hidden_size` expects a whole number from -2147483648 to "
+            "2147483647, found `99999999999`");
+  EXPECT_EQ(ErrorOf("train:\n  seed: -1\n"),
+            "job.yaml:2: `train.seed` expects a whole number from 0 to 18446744073709551615, "
+            "found `-1`");
+  EXPECT_EQ(ErrorOf("optimizer:\n  lr: fast\n"),
+            "job.yaml:2: `optimizer.lr` expects a number, found `fast`");
+  EXPECT_EQ(ErrorOf("optimizer:\n  lr: nan\n"),
+            "job.yaml:2: `optimizer.lr` expects a number, found `nan`");
+  EXPECT_EQ(ErrorOf("model:\n  parallel_block: yes\n"),
+            "job.yaml:2: `model.parallel_block` expects true or false, found `yes`");
+  EXPECT_EQ(ErrorOf("model: big\n"),
+            "job.yaml:1: `model` expects fields, one `name: value` a line, found `big`");
+  EXPECT_EQ(ErrorOf("name: [a, b]\n"), "job.yaml:1: `name` expects one value, found a list");
+  EXPECT_EQ(ErrorOf("name:\n"), "job.yaml:1: `name` has no value");
+  EXPECT_EQ(ErrorOf("data:\n  files: {a: b}\n"),
+            "job.yaml:2: `data.files` expects a list of texts, found a section of fields");
+  EXPECT_EQ(ErrorOf("data:\n  files:\n    - /a\n    - [/b]\n"),
+            "job.yaml:4: `data.files` expects a list of texts, found a list");
+  EXPECT_EQ(ErrorOf("- a\n- b\n"),
+            "job.yaml:1: a job file expects fields, one `name: value` a line, found a list");
+}
+
+TEST(JobFileTest, ExplainsEnumsAndDurations) {
+  EXPECT_EQ(ErrorOf("model:\n  norm: layernrm\n"),
+            "job.yaml:2: `model.norm` expects layernorm or rmsnorm, found `layernrm`; did you mean "
+            "`layernorm`?");
+  EXPECT_EQ(ErrorOf("train:\n  precision: int8\n"),
+            "job.yaml:2: `train.precision` expects fp32 or bf16 or fp64, found `int8`");
+  EXPECT_EQ(
+      ErrorOf("train:\n  precision: BF16\n"),
+      "job.yaml:2: `train.precision` expects fp32 or bf16 or fp64, found `BF16`; did you mean "
+      "`bf16`?");
+  EXPECT_EQ(ErrorOf("fault:\n  heartbeat_timeout: 5\n"),
+            "job.yaml:2: `fault.heartbeat_timeout` expects a duration such as 5s, 1m30s or 500ms, "
+            "found `5`");
+  EXPECT_EQ(ErrorOf("fault:\n  heartbeat_timeout: -5s\n"),
+            "job.yaml:2: `fault.heartbeat_timeout` expects a duration such as 5s, 1m30s or 500ms, "
+            "found `-5s`");
+  EXPECT_EQ(ErrorOf("fault:\n  heartbeat_timeout: inf\n"),
+            "job.yaml:2: `fault.heartbeat_timeout` expects a duration such as 5s, 1m30s or 500ms, "
+            "found `inf`");
+}
+
+TEST(JobFileTest, RefusesDuplicatesAndBrokenYaml) {
+  EXPECT_EQ(ErrorOf("name: a\nname: b\n"), "job.yaml:2: `name` is given twice");
+  EXPECT_EQ(ErrorOf("model:\n  norm: rmsnorm\n  norm: rmsnorm\n"),
+            "job.yaml:3: `model.norm` is given twice");
+  EXPECT_EQ(ErrorOf("model:\n  norm: rmsnorm\nmodel:\n  norm: rmsnorm\n"),
+            "job.yaml:3: `model` is given twice");
+  EXPECT_EQ(ErrorOf("name: a\n---\nname: b\n"),
+            "job.yaml:3: a second YAML document begins; expected one job a file");
+  EXPECT_EQ(ErrorOf(""), "job.yaml: is empty; examples/ has job files to start from");
+  EXPECT_EQ(ErrorOf("# nothing\n"), "job.yaml: is empty; examples/ has job files to start from");
+  EXPECT_EQ(ErrorOf("name: [a\n").substr(0, 10), "job.yaml:2");
+  EXPECT_EQ(ErrorOf("name: *missing\n").substr(0, 26), "job.yaml:1: is not YAML: t");
+}
+
+TEST(JobFileTest, SurvivesHostileFiles) {
+  EXPECT_EQ(ErrorOf(std::string((1 << 20) + 1, '#')),
+            "job.yaml: has 1048577 bytes; a job file has at most 1048576");
+  EXPECT_NE(ErrorOf(std::string(100'000, '[')), "no error");
+  EXPECT_NE(ErrorOf("name: " + std::string(100'000, '{')), "no error");
+  std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n";
+  for (int i = 1; i < 30; ++i) {
+    const std::string alias = "*a" + std::to_string(i - 1);
+    std::string items = alias;
+    for (int j = 1; j < 10; ++j) items += ", " + alias;
+    bomb += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [" + items + "]\n";
+  }
+  EXPECT_EQ(ErrorOf(bomb).substr(0, 34), "job.yaml:1: `a0` is not a field; e");
+  EXPECT_EQ(ErrorOf("name: a\nmodel:\n  norm: a\x1b[2J\n"),
+            "job.yaml:3: `model.norm` expects layernorm or rmsnorm, found `a [2J`");
+}
+
+TEST(JobFileTest, OverridesAreCheckedLikeTheFile) {
+  JobSpec spec = *ParseJobText("job.yaml", kSmall);
+  EXPECT_TRUE(ApplyOverride("model.hidden_size=128", &spec).ok());
+  EXPECT_TRUE(ApplyOverride("name=other", &spec).ok());
+  EXPECT_TRUE(ApplyOverride("data.files=[/x, /y]", &spec).ok());
+  EXPECT_TRUE(ApplyOverride("train.precision=bf16", &spec).ok());
+  EXPECT_TRUE(ApplyOverride("optimizer={lr: 0.5}", &spec).ok());
+  EXPECT_EQ(spec.model().hidden_size(), 128);
+  EXPECT_EQ(spec.model().num_hidden_layers(), 2);
+  EXPECT_EQ(spec.name(), "other");
+  ASSERT_EQ(spec.data().files_size(), 2);
+  EXPECT_EQ(spec.data().files(0), "/x");
+  EXPECT_EQ(spec.optimizer().lr(), 0.5);
+  EXPECT_TRUE(ApplyOverride("data.files=/z", &spec).ok());
+  ASSERT_EQ(spec.data().files_size(), 1);
+}
+
+TEST(JobFileTest, BadOverridesAreNamed) {
+  EXPECT_EQ(OverrideErrorOf("train.stps=1"),
+            "--set train.stps=1: `train.stps` is not a field; did you mean `steps`?");
+  EXPECT_EQ(OverrideErrorOf("steps=1"),
+            "--set steps=1: `steps` is not a field; did you mean `train.steps`?");
+  EXPECT_EQ(OverrideErrorOf("train.steps=x"),
+            "--set train.steps=x: `train.steps` expects a whole number from -9223372036854775808 "
+            "to 9223372036854775807, found `x`");
+  EXPECT_EQ(OverrideErrorOf("train.steps"),
+            "--set train.steps: expected FIELD=VALUE, such as --set train.steps=100");
+  EXPECT_EQ(OverrideErrorOf("name.x=1"),
+            "--set name.x=1: `name` has no fields; expected name=VALUE");
+  EXPECT_EQ(OverrideErrorOf("train=1"),
+            "--set train=1: `train` expects fields, one `name: value` a line, found `1`");
+}
+
+class LoadJobFileTest : public ::testing::Test {
+ protected:
+  std::string Write(const std::string& text) {
+    const std::string path = ::testing::TempDir() + "/job.yaml";
+    std::ofstream(path) << text;
+    return path;
+  }
+};
+
+TEST_F(LoadJobFileTest, ResolvesPathsAgainstTheCurrentDirectory) {
+  const std::string path = Write(kSmall);
+  char directory[4096];
+  ASSERT_NE(getcwd(directory, sizeof(directory)), nullptr);
+  JobFileOptions options;
+  options.data_files = {"book.txt", "/abs"};
+  options.overrides = {"checkpoint.directory=./out/../ckpt"};
+  const auto spec = LoadJobFile(path, options);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data().files(0), std::string(directory) + "/book.txt");
+  EXPECT_EQ(spec->data().files(1), "/abs");
+  EXPECT_EQ(spec->checkpoint().directory(), std::string(directory) + "/ckpt");
+  EXPECT_EQ(spec->model().intermediate_size(), 256);
+}
+
+TEST_F(LoadJobFileTest, NamesTheFileInFrontOfTheFailedSum) {
+  const std::string path = Write(kSmall);
+  const auto spec = LoadJobFile(path, {{"train.global_batch_size=9"}, {}});
+  EXPECT_EQ(std::string(spec.status().message()),
+            path +
+                ": train.global_batch_size: 9 is not a multiple of data_parallel_size × "
+                "micro_batch_size = 1 × 2 = 2");
+}
+
+TEST_F(LoadJobFileTest, MissingFilesAndDirectoriesAreNamed) {
+  EXPECT_EQ(std::string(LoadJobFile("/nonexistent/job.yaml", {}).status().message()),
+            "job file /nonexistent/job.yaml does not exist");
+  EXPECT_EQ(std::string(LoadJobFile("/tmp", {}).status().message()),
+            "/tmp: is no regular file; expected a YAML job file");
+}
+
+TEST(JobFileTest, YamlReadsBackAsTheSameSpecification) {
+  JobSpec spec = *ParseJobText("job.yaml", kSmall);
+  spec.mutable_data()->add_files("/with \"quotes\", spaces\t: and #");
+  spec.mutable_data()->add_files("/über");
+  spec.mutable_optimizer()->set_lr(1.0 / 3);
+  spec.mutable_fault()->mutable_heartbeat_interval()->set_nanos(250'000'000);
+  spec.mutable_train()->set_precision(job::v1::PRECISION_BF16);
+  const auto resolved = job::ResolveJobSpec(spec);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  const auto again = ParseJobText("again", ToYaml(*resolved));
+  ASSERT_TRUE(again.ok()) << again.status() << ToYaml(*resolved);
+  EXPECT_TRUE(MessageDifferencer::Equals(*resolved, *again)) << ToYaml(*resolved);
+}
+
+TEST(JobFileTest, YamlIsForPeople) {
+  JobSpec spec;
+  spec.set_name("true");
+  spec.mutable_data()->add_files("/a b");
+  spec.mutable_fault()->mutable_progress_timeout()->set_seconds(90);
+  EXPECT_EQ(ToYaml(spec),
+            "name: true\ndata:\n  files:\n    - \"/a b\"\n  held_out_fraction: 0\nfault:\n"
+            "  progress_timeout: 1m30s\n  max_restarts_without_progress: 0\n");
+}
+
+}  // namespace
+}  // namespace megascale::cli

@@ -1,0 +1,240 @@
+// local: a whole cluster on this machine for one job.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cli/commands.h"
+#include "cli/connection.h"
+#include "cli/follow.h"
+#include "cli/live_view.h"
+#include "cli/report.h"
+#include "cli/submit.h"
+#include "cli/training_report.h"
+#include "controlplane/launch/local_cluster.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/data/corpus.h"
+#include "runtime/job/job_spec.h"
+
+namespace megascale::cli {
+namespace {
+
+constexpr absl::Duration kDriverStart = absl::Seconds(30);
+constexpr absl::Duration kCancelGrace = absl::Seconds(10);
+constexpr absl::Duration kCancelMax = absl::Seconds(30);
+constexpr int64_t kAgentsMax = 1000;
+constexpr int64_t kSlotsMax = 4096;
+
+struct LocalFlags {
+  JobFlags job;
+  int64_t agents = 1;
+  int64_t slots = 1;
+  std::string state_directory;
+  std::string format = "text";
+};
+
+// Lines from the supervising thread for the one that shows them.
+class Notes {
+ public:
+  void Add(std::string line) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    lines_.push_back(std::move(line));
+  }
+  std::vector<std::string> Take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(lines_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
+std::string ProgramPath() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).string();
+}
+
+// "megascale" where the shell finds this program by that name, else its path.
+std::string ProgramToType(const std::string& path) {
+  const char* search = std::getenv("PATH");
+  for (const absl::string_view directory : absl::StrSplit(search == nullptr ? "" : search, ':')) {
+    std::error_code error;
+    const std::string candidate = absl::StrCat(directory, "/megascale");
+    if (std::filesystem::equivalent(candidate, path, error) && !error) return "megascale";
+  }
+  return path;
+}
+
+std::string Counted(int64_t count, const char* what) {
+  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+}
+
+// Everything that can be refused before a process starts.
+absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
+  if (flags.agents < 1 || flags.agents > kAgentsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--agents: ", flags.agents, " is out of range; expected 1 to ", kAgentsMax));
+  }
+  if (flags.slots < 1 || flags.slots > kSlotsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--slots: ", flags.slots, " is out of range; expected 1 to ", kSlotsMax));
+  }
+  if (job::WorldSize(spec) > flags.agents * flags.slots) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.job.file, ": needs ", Counted(job::WorldSize(spec), "slot"), "; ",
+                     Counted(flags.agents, "agent"), " × ", Counted(flags.slots, "slot"), " = ",
+                     flags.agents * flags.slots));
+  }
+  const auto corpus = data::Corpus::Open(spec.data(), spec.train().seq_length());
+  if (!corpus.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.job.file, ": data.files: ", corpus.status().message()));
+  }
+  return absl::OkStatus();
+}
+
+// One run of `local`, from the started cluster to the job's end.
+class LocalRun {
+ public:
+  LocalRun(const LocalFlags& flags, const control::v1::SubmitJobRequest& request)
+      : flags_(flags), request_(request) {}
+
+  absl::Status Start() {
+    state_directory_ = AbsolutePath(flags_.state_directory.empty()
+                                        ? absl::StrCat("megascale-out/", request_.job_id())
+                                        : flags_.state_directory);
+    RETURN_IF_ERROR(base::MakeDirectories(state_directory_));
+    launch::LocalClusterOptions options;
+    options.program = ProgramPath();
+    options.num_agents = static_cast<int>(flags_.agents);
+    options.slots_per_agent = static_cast<int>(flags_.slots);
+    options.state_directory = state_directory_;
+    options.on_restart = [this](const launch::ClusterRestart& restart) {
+      const bool forever = restart.backoff == absl::InfiniteDuration();
+      const std::string next =
+          forever ? "all processes ended with it; Ctrl-C ends this one"
+                  : absl::StrCat("started again in ", absl::FormatDuration(restart.backoff),
+                                 "; its output: ", restart.log_path);
+      notes_.Add(absl::StrCat(restart.process, " ", restart.how, "; ", next));
+    };
+    ASSIGN_OR_RETURN(cluster_, launch::LocalCluster::Start(options));
+    ConnectionFlags connection;
+    connection.address = cluster_->driver_address();
+    ASSIGN_OR_RETURN(client_, Connect(connection));
+    if (live()) PrintStart();
+    return client_->Submit(request_, kDriverStart).status();
+  }
+
+  // Follows to the end; a first Ctrl-C cancels the job, a second one leaves it to the cluster's
+  // end.
+  absl::StatusOr<FollowResult> Follow() {
+    FollowOptions options;
+    options.style = live() ? FollowStyle::kLive : FollowStyle::kJson;
+    options.interrupt = &interrupt_;
+    options.take_notes = [this] { return notes_.Take(); };
+    ASSIGN_OR_RETURN(FollowResult result, FollowJob(client_.get(), request_.job_id(), options));
+    if (result.end == FollowResult::End::kJobEnded) return result;
+    std::fprintf(stderr, "\ncancelling %s; Ctrl-C again ends it at once\n",
+                 request_.job_id().c_str());
+    RETURN_IF_ERROR(
+        client_->Cancel(MakeCancelRequest(request_.job_id(), kCancelGrace, false)).status());
+    options.timeout = kCancelMax;
+    return FollowJob(client_.get(), request_.job_id(), options);
+  }
+
+  void Stop() {
+    client_.reset();
+    if (cluster_) cluster_->Stop();
+    for (const std::string& note : notes_.Take()) std::fprintf(stderr, "%s\n", note.c_str());
+  }
+
+  std::string LogAdvice() const { return absl::StrCat("logs: ", state_directory_, "/logs"); }
+  bool live() const { return flags_.format != "json"; }
+
+ private:
+  void PrintStart() const {
+    const job::v1::ParallelSpec& parallel = request_.spec().parallel();
+    std::printf("job %s: data %d x pipeline %d on %s with %s each\nstate and logs: %s\n",
+                request_.job_id().c_str(), parallel.data_parallel_size(),
+                parallel.pipeline_model_parallel_size(), Counted(flags_.agents, "agent").c_str(),
+                Counted(flags_.slots, "slot").c_str(), state_directory_.c_str());
+    std::fflush(stdout);
+  }
+
+  const LocalFlags& flags_;
+  const control::v1::SubmitJobRequest& request_;
+  Interrupt interrupt_;  // before any thread
+  Notes notes_;          // outlives the cluster, which calls back
+  std::string state_directory_;
+  std::unique_ptr<launch::LocalCluster> cluster_;
+  std::unique_ptr<client::JobClient> client_;
+};
+
+int Report(const LocalFlags& flags, const FollowResult& result) {
+  const bool json = flags.format == "json";
+  if (!json) PrintCurve(LossesOf(result.job, result.losses));
+  const auto report = MakeTrainingReport(result.job);
+  if (!report.ok()) return ReportError(base::Annotate(report.status(), "the trained model"));
+  if (json) {
+    PrintTrainingReportJson(result.job, *report);
+  } else {
+    PrintTrainingReport(*report, ProgramToType(ProgramPath()));
+  }
+  return kExitGood;
+}
+
+int RunLocal(const LocalFlags& flags) {
+  if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  const auto request = MakeSubmitRequest(flags.job);
+  if (!request.ok()) return ReportError(request.status());
+  if (const absl::Status fits = CheckFits(flags, request->spec()); !fits.ok())
+    return ReportError(fits);
+  absl::StatusOr<FollowResult> result = FollowResult();
+  {
+    LocalRun run(flags, *request);
+    const absl::Status started = run.Start();
+    if (started.ok()) result = run.Follow();
+    run.Stop();
+    if (!started.ok()) return ReportError(started, run.LogAdvice());
+    if (!result.ok()) return ReportError(result.status(), run.LogAdvice());
+    if (result->job.state() != control::v1::JOB_STATE_SUCCEEDED) {
+      std::fprintf(stderr, "megascale: %s  %s\n  %s\n", request->job_id().c_str(),
+                   StateLine(result->job).c_str(), run.LogAdvice().c_str());
+      return kExitFailed;
+    }
+  }
+  return Report(flags, *result);
+}
+
+}  // namespace
+
+void AddLocalCommand(CommandLine* line) {
+  auto flags = std::make_shared<LocalFlags>();
+  Command* command = line->Add(
+      "local",
+      "trains one job on this machine: driver, agents and workers as processes; opens no port");
+  AddJobOptions(command, &flags->job);
+  command->Integer("--agents", &flags->agents,
+                   "agents to start: machines, as far as the job can tell");
+  command->Integer("--slots", &flags->slots, "worker processes on each");
+  command->Text("--state-dir", &flags->state_directory,
+                "keeps logs, metrics and checkpoints (default: ./megascale-out/JOB)");
+  AddOutputOption(command, &flags->format);
+  command->Examples(
+      "megascale local examples/fortunes.yaml --agents 2 --slots 2\n"
+      "megascale local examples/single.yaml --data book.txt\n"
+      "megascale local examples/tiny.yaml --agents 2 --slots 2 --set train.steps=40");
+  command->Runs([flags] { return RunLocal(*flags); });
+}
+
+}  // namespace megascale::cli

@@ -1,0 +1,35 @@
+// The loss curve, drawn in characters. Pure functions.
+//
+//    5.54 ┤⡇
+//         │⠱⡀
+//    3.70 ┤ ⠈⠢⣀
+//         │    ⠉⠒⠤⣀⡀
+//    1.86 ┤        ⠈⠉⠉⠒⠒
+//         └─────────────
+//          1         800
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace megascale::cli {
+
+struct CurvePoint {
+  int64_t step = 0;
+  double value = 0;
+};
+
+struct CurveOptions {
+  int width = 72;       // columns of the plot, labels not counted; from 2
+  int height = 12;      // rows of the plot; from 2
+  bool unicode = true;  // Braille dots and box lines; else ASCII
+};
+
+// Lines from top to bottom. Points in any order; steps that share a column are averaged, columns
+// without a step are bridged, values that are not finite are left out. Without any point: one line
+// that says so.
+std::vector<std::string> DrawCurve(const std::vector<CurvePoint>& points,
+                                   const CurveOptions& options);
+
+}  // namespace megascale::cli

@@ -1,0 +1,30 @@
+// Choosing the next token. Pure functions; deterministic.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+
+namespace megascale::cli {
+
+// Numbers in [0, 1) from a seed: the same on every machine. Source: SplitMix64, Steele et al.,
+// 2014.
+class UniformNumbers {
+ public:
+  explicit UniformNumbers(uint64_t seed) : state_(seed) {}
+  double Next();
+
+ private:
+  uint64_t state_;
+};
+
+struct SamplingRule {
+  double temperature = 1;  // 0: the likeliest
+  int64_t top_k = 0;       // only among so many of the likeliest; 0: all
+};
+
+// The index of the chosen logit for `uniform` in [0, 1): the likelier an index, the larger its
+// share of that range; ties go to the lower index. Requires: at least one logit.
+int ChooseToken(absl::Span<const double> logits, const SamplingRule& rule, double uniform);
+
+}  // namespace megascale::cli

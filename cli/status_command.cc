@@ -1,0 +1,129 @@
+// status and list: what is, once.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cli/commands.h"
+#include "cli/connection.h"
+#include "cli/live_view.h"
+#include "cli/report.h"
+#include "runtime/base/status.h"
+
+namespace megascale::cli {
+namespace {
+
+struct StatusFlags {
+  ConnectionFlags connection;
+  std::string job_id;
+  std::string format = "text";
+};
+
+constexpr char kUnknownJobAdvice[] = "megascale list shows the jobs that the driver knows";
+
+void PrintJob(const control::v1::Job& job) {
+  Terminal terminal = DetectTerminal(STDOUT_FILENO);
+  if (!terminal.interactive) terminal.width = 500;
+  for (const std::string& line : RenderJob(job, terminal, job.ranks_size())) {
+    std::printf("%s\n", line.c_str());
+  }
+  if (!job.directory().empty()) std::printf("directory %s\n", job.directory().c_str());
+}
+
+void PrintJobs(const control::v1::ListJobsResponse& response) {
+  std::vector<std::vector<std::string>> rows = {
+      {"JOB", "STATE", "STEP", "ATTEMPT", "AGE", "MESSAGE"}};
+  for (const control::v1::Job& job : response.jobs()) {
+    rows.push_back({job.job_id(), StateName(job.state()),
+                    absl::StrCat(job.last_step(), "/", job.spec().train().steps()),
+                    absl::StrCat(job.attempt()),
+                    ShortDuration(absl::Seconds(job.submitted_age_seconds())),
+                    CutToWidth(job.message(), 100)});
+  }
+  std::printf("%s", FormatTable(rows).c_str());
+}
+
+void PrintCluster(const control::v1::GetClusterResponse& cluster) {
+  std::printf("driver %s, %d nodes\n", cluster.version().c_str(), cluster.nodes_size());
+  std::vector<std::vector<std::string>> rows = {{"NODE", "STATE", "SLOTS", "USED", "HEARTBEAT"}};
+  for (const control::v1::NodeView& node : cluster.nodes()) {
+    rows.push_back(
+        {node.node_id(), node.alive() ? "alive" : "lost", absl::StrCat(node.num_slots()),
+         absl::StrCat(node.num_slots_used()),
+         absl::StrCat(ShortDuration(absl::Seconds(node.heartbeat_age_seconds())), " ago")});
+  }
+  if (rows.size() > 1) std::printf("%s", FormatTable(rows).c_str());
+}
+
+int ShowCluster(client::JobClient* client, const std::string& format) {
+  const auto cluster = client->Cluster();
+  if (!cluster.ok()) return ReportError(cluster.status());
+  if (format == "json") {
+    PrintJson(*cluster, JsonLayout::kPretty);
+  } else {
+    PrintCluster(*cluster);
+  }
+  return kExitGood;
+}
+
+int ShowStatus(const StatusFlags& flags) {
+  if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  const auto client = Connect(flags.connection);
+  if (!client.ok()) return ReportError(client.status());
+  if (flags.job_id.empty()) return ShowCluster(client->get(), flags.format);
+  const auto job = (*client)->Get(flags.job_id);
+  if (!job.ok())
+    return ReportError(job.status(), absl::IsNotFound(job.status()) ? kUnknownJobAdvice : "");
+  if (flags.format == "json") {
+    PrintJson(*job, JsonLayout::kPretty);
+  } else {
+    PrintJob(*job);
+  }
+  return kExitGood;
+}
+
+int ShowList(const StatusFlags& flags) {
+  if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  const auto client = Connect(flags.connection);
+  if (!client.ok()) return ReportError(client.status());
+  const auto jobs = (*client)->List();
+  if (!jobs.ok()) return ReportError(jobs.status());
+  if (flags.format == "json") {
+    PrintJson(*jobs, JsonLayout::kPretty);
+  } else {
+    PrintJobs(*jobs);
+  }
+  return kExitGood;
+}
+
+}  // namespace
+
+void AddStatusCommand(CommandLine* line) {
+  auto flags = std::make_shared<StatusFlags>();
+  Command* command =
+      line->Add("status", "shows a job and its workers, or the driver and its nodes");
+  command->OptionalPositional("JOB", &flags->job_id,
+                              "the job's id; without it: the driver and its nodes");
+  AddOutputOption(command, &flags->format);
+  AddConnectionOptions(command, &flags->connection);
+  command->Examples(
+      "megascale status fortunes-1a2b3c4d\n"
+      "megascale status                          the driver and its nodes\n"
+      "megascale status fortunes-1a2b3c4d -o json");
+  command->Runs([flags] { return ShowStatus(*flags); });
+}
+
+void AddListCommand(CommandLine* line) {
+  auto flags = std::make_shared<StatusFlags>();
+  Command* command = line->Add("list", "lists all jobs of the driver");
+  AddOutputOption(command, &flags->format);
+  AddConnectionOptions(command, &flags->connection);
+  command->Examples("megascale list\nmegascale list -o json");
+  command->Runs([flags] { return ShowList(*flags); });
+}
+
+}  // namespace megascale::cli

@@ -1,0 +1,47 @@
+#include "cli/submit.h"
+
+#include <random>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "cli/job_file.h"
+#include "cli/report.h"
+#include "runtime/base/status.h"
+
+namespace megascale::cli {
+
+void AddJobOptions(Command* command, JobFlags* flags) {
+  command->Positional("FILE", &flags->file, "job file (YAML); examples/ has some");
+  command->Repeated("--set", &flags->overrides,
+                    "FIELD=VALUE instead of the file's, such as train.steps=100");
+  command->Words(
+      "--data", &flags->data_files,
+      "files and directories to train on instead of the file's; relative ones are taken from the "
+      "current directory");
+  command->Text("--job-id", &flags->job_id, "the job's id (default: its name and random digits)");
+  command->Text("--from", &flags->from_checkpoint, "checkpoint directory to start from");
+  command->Repeated(
+      "--allow-changed", &flags->allow_changed,
+      "what may differ from that checkpoint: data, numerics areas, or all; with commas");
+}
+
+std::string MakeJobId(const std::string& name) {
+  std::random_device random;
+  return absl::StrFormat("%s-%08x", name, random());
+}
+
+absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags) {
+  control::v1::SubmitJobRequest request;
+  ASSIGN_OR_RETURN(*request.mutable_spec(),
+                   LoadJobFile(flags.file, {flags.overrides, flags.data_files}));
+  request.set_job_id(flags.job_id.empty() ? MakeJobId(request.spec().name()) : flags.job_id);
+  request.set_from_checkpoint(AbsolutePath(flags.from_checkpoint));
+  for (const std::string& words : flags.allow_changed) {
+    for (const absl::string_view word : absl::StrSplit(words, ',', absl::SkipEmpty())) {
+      request.add_allow_changed(std::string(word));
+    }
+  }
+  return request;
+}
+
+}  // namespace megascale::cli

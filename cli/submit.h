@@ -1,0 +1,32 @@
+// What `submit` and `local` have in common: a job file from the command line, and the request to
+// the driver made of it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cli/command_line.h"
+#include "proto/control.pb.h"
+
+namespace megascale::cli {
+
+struct JobFlags {
+  std::string file;
+  std::vector<std::string> overrides;
+  std::vector<std::string> data_files;
+  std::string job_id;  // empty: made from the job's name
+  std::string from_checkpoint;
+  std::vector<std::string> allow_changed;  // each "data,numerics,…"
+};
+
+// FILE, --set, --data, --job-id, --from, --allow-changed.
+void AddJobOptions(Command* command, JobFlags* flags);
+
+// Reads and checks the job file. Errors: InvalidArgument.
+absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags);
+
+// "<name>-<8 random hexadecimal digits>".
+std::string MakeJobId(const std::string& name);
+
+}  // namespace megascale::cli

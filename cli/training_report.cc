@@ -1,0 +1,98 @@
+#include "cli/training_report.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cli/live_view.h"
+#include "cli/report.h"
+#include "cli/terminal.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/checkpoint/message_json.h"
+
+namespace megascale::cli {
+namespace {
+
+constexpr size_t kMetricsBytesMax = size_t{256} << 20;
+constexpr int64_t kReportSampleBytes = 400;
+constexpr int kCurveWidthMax = 72;
+constexpr int kLabelColumns = 12;
+
+}  // namespace
+
+absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job) {
+  TrainingReport report;
+  report.checkpoint = job.last_checkpoint().directory();
+  ASSIGN_OR_RETURN(const auto inference, Inference::Load(report.checkpoint, 0));
+  ASSIGN_OR_RETURN(const std::string text, ReadHeldOutText(inference->manifest().spec()));
+  ASSIGN_OR_RETURN(report.held_out, inference->Evaluate(text));
+  const absl::StatusOr<int64_t> xz =
+      XzSize(absl::string_view(text).substr(0, report.held_out.num_bytes));
+  if (xz.ok())
+    report.xz_bits_per_byte =
+        8.0 * static_cast<double>(*xz) / static_cast<double>(report.held_out.num_bytes);
+  SampleOptions options;
+  options.num_tokens = kReportSampleBytes;
+  RETURN_IF_ERROR(inference->Sample(
+      options, [&](absl::string_view piece) { report.sample.append(piece.data(), piece.size()); }));
+  return report;
+}
+
+std::vector<CurvePoint> LossesOf(const control::v1::Job& job, const std::vector<CurvePoint>& seen) {
+  const std::string path = absl::StrCat(job.directory(), "/metrics.jsonl");
+  const absl::StatusOr<std::string> text = base::ReadFile(path, kMetricsBytesMax);
+  if (!text.ok()) return seen;
+  std::vector<CurvePoint> losses;
+  for (const absl::string_view line :
+       absl::StrSplit(absl::string_view(*text), '\n', absl::SkipEmpty())) {
+    telemetry::v1::StepRecord record;
+    if (!checkpoint::FromJson(line, path, &record).ok()) return seen;
+    losses.push_back({record.step(), record.loss()});
+  }
+  return losses;
+}
+
+void PrintCurve(const std::vector<CurvePoint>& losses) {
+  const Terminal terminal = DetectTerminal(STDOUT_FILENO);
+  CurveOptions options;
+  options.unicode = terminal.unicode;
+  options.width = std::min(kCurveWidthMax, terminal.width - kLabelColumns);
+  std::printf("\ntraining loss, nats per byte, by step\n");
+  for (const std::string& line : DrawCurve(losses, options)) std::printf("%s\n", line.c_str());
+}
+
+void PrintTrainingReport(const TrainingReport& report, const std::string& program) {
+  std::printf("\nheld-out text: %.3f bits per byte (%s bytes that were not trained on)",
+              report.held_out.bits_per_byte, WithCommas(report.held_out.num_bytes).c_str());
+  if (report.xz_bits_per_byte > 0) {
+    std::printf("; `xz -9` needs %.3f for the same bytes", report.xz_bits_per_byte);
+  }
+  std::printf("\n\na sample:\n");
+  for (const absl::string_view line : absl::StrSplit(absl::string_view(report.sample), '\n')) {
+    std::printf("  | %.*s\n", static_cast<int>(line.size()), line.data());
+  }
+  std::printf("\ncheckpoint: %s\nnext:\n", report.checkpoint.c_str());
+  const char* const next[] = {"generate --prompt 'Love is' --checkpoint", "evaluate --checkpoint",
+                              "checkpoint inspect"};
+  for (const char* words : next) {
+    std::printf("  %s %s %s\n", program.c_str(), words, report.checkpoint.c_str());
+  }
+}
+
+void PrintTrainingReportJson(const control::v1::Job& job, const TrainingReport& report) {
+  JsonObject object;
+  object.Add("job_id", job.job_id());
+  object.Add("state", StateName(job.state()));
+  object.Add("checkpoint", report.checkpoint);
+  object.Add("bits_per_byte", report.held_out.bits_per_byte);
+  object.Add("held_out_bytes", report.held_out.num_bytes);
+  if (report.xz_bits_per_byte > 0) object.Add("xz_bits_per_byte", report.xz_bits_per_byte);
+  object.Add("sample", report.sample);
+  std::printf("%s\n", object.Finish().c_str());
+}
+
+}  // namespace megascale::cli

@@ -1,0 +1,88 @@
+// watch and wait: following a job, with and without a view.
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "cli/commands.h"
+#include "cli/connection.h"
+#include "cli/follow.h"
+#include "cli/live_view.h"
+#include "cli/report.h"
+#include "runtime/base/status.h"
+
+namespace megascale::cli {
+namespace {
+
+struct WatchFlags {
+  ConnectionFlags connection;
+  std::string job_id;
+  std::string format = "text";
+  absl::Duration timeout = absl::InfiniteDuration();
+};
+
+absl::StatusOr<FollowResult> Follow(const WatchFlags& flags, FollowOptions options) {
+  ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
+  return FollowJob(client.get(), flags.job_id, options);
+}
+
+int Watch(const WatchFlags& flags) {
+  if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  Interrupt interrupt;
+  FollowOptions options;
+  options.style = flags.format == "json" ? FollowStyle::kJson : FollowStyle::kLive;
+  options.interrupt = &interrupt;
+  const absl::StatusOr<FollowResult> result = Follow(flags, options);
+  if (!result.ok()) return ReportError(result.status());
+  if (result->end == FollowResult::End::kJobEnded) return ExitCodeOf(result->job);
+  PrintDetached(flags.job_id, flags.connection);
+  return kExitGood;
+}
+
+int Wait(const WatchFlags& flags) {
+  if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  FollowOptions options;
+  options.style = FollowStyle::kQuiet;
+  options.timeout = flags.timeout;
+  const absl::StatusOr<FollowResult> result = Follow(flags, options);
+  if (!result.ok()) return ReportError(result.status());
+  if (result->end == FollowResult::End::kTimedOut) {
+    std::fprintf(stderr, "megascale: %s has not ended within %s; it is %s\n", flags.job_id.c_str(),
+                 absl::FormatDuration(flags.timeout).c_str(), StateLine(result->job).c_str());
+    return kExitFailed;
+  }
+  if (flags.format == "json") {
+    PrintJson(result->job, JsonLayout::kPretty);
+  } else {
+    std::printf("%s  %s\n", flags.job_id.c_str(), StateLine(result->job).c_str());
+  }
+  return ExitCodeOf(result->job);
+}
+
+}  // namespace
+
+void AddWatchCommand(CommandLine* line) {
+  auto flags = std::make_shared<WatchFlags>();
+  Command* command = line->Add("watch", "follows a job until it ends; Ctrl-C leaves it running");
+  command->Positional("JOB", &flags->job_id, "the job's id");
+  AddOutputOption(command, &flags->format);
+  AddConnectionOptions(command, &flags->connection);
+  command->Examples(
+      "megascale watch fortunes-1a2b3c4d\n"
+      "megascale watch fortunes-1a2b3c4d -o json      one line of JSON a change");
+  command->Runs([flags] { return Watch(*flags); });
+}
+
+void AddWaitCommand(CommandLine* line) {
+  auto flags = std::make_shared<WatchFlags>();
+  Command* command =
+      line->Add("wait", "waits until a job has ended; exits 0 if it succeeded, else 1");
+  command->Positional("JOB", &flags->job_id, "the job's id");
+  command->Duration("--timeout", &flags->timeout, "give up after this time, exit 1");
+  AddOutputOption(command, &flags->format);
+  AddConnectionOptions(command, &flags->connection);
+  command->Examples("megascale wait fortunes-1a2b3c4d && echo trained");
+  command->Runs([flags] { return Wait(*flags); });
+}
+
+}  // namespace megascale::cli

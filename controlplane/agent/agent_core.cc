@@ -1,0 +1,106 @@
+#include "controlplane/agent/agent_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "controlplane/agent/job_core.h"
+
+namespace megascale::agent {
+
+AgentCore::AgentCore(std::string node_id, std::string incarnation)
+    : node_id_(std::move(node_id)), incarnation_(std::move(incarnation)) {}
+
+AgentCore::~AgentCore() = default;
+
+void AgentCore::OnDesired(const v1::DesiredState& desired, absl::Duration now) {
+  if (desired.incarnation() != incarnation_ || desired.version() < version_) return;
+  version_ = desired.version();
+  for (const auto& [job_id, job] : jobs_) job->SetUnwanted();
+  for (const v1::DesiredJob& wanted : desired.jobs()) {
+    std::unique_ptr<JobCore>& job = jobs_[wanted.job_id()];
+    if (job == nullptr) job = std::make_unique<JobCore>(node_id_);
+    job->SetDesired(wanted, now);
+  }
+}
+
+JobCore* AgentCore::JobOf(int64_t process_id) {
+  for (const auto& [job_id, job] : jobs_) {
+    if (job->Has(process_id)) return job.get();
+  }
+  return nullptr;
+}
+
+void AgentCore::OnPrepareFailed(const std::string& job_id, const absl::Status& why) {
+  if (const auto job = jobs_.find(job_id); job != jobs_.end()) job->second->OnPrepareFailed(why);
+}
+
+void AgentCore::OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now) {
+  if (JobCore* job = JobOf(process_id)) job->OnStarted(process_id, std::move(pid), now);
+}
+
+void AgentCore::OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now) {
+  if (JobCore* job = JobOf(process_id)) job->OnEnded(process_id, end, now);
+}
+
+void AgentCore::OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message) {
+  if (JobCore* job = JobOf(process_id)) job->OnWorkerMessage(process_id, message);
+}
+
+void AgentCore::OnHostMessage(int64_t process_id, const link::v1::FromHost& message) {
+  if (JobCore* job = JobOf(process_id)) job->OnHostMessage(process_id, message);
+}
+
+void AgentCore::OnHostProgress(int64_t process_id) {
+  if (JobCore* job = JobOf(process_id)) job->OnHostProgress(process_id);
+}
+
+void AgentCore::OnSnapshots(const std::string& job_id, std::vector<checkpoint::SealedSnapshot> held) {
+  if (const auto job = jobs_.find(job_id); job != jobs_.end()) {
+    job->second->OnSnapshots(std::move(held));
+  }
+}
+
+std::vector<Action> AgentCore::Reconcile(absl::Duration now) {
+  std::vector<Action> actions;
+  for (auto job = jobs_.begin(); job != jobs_.end();) {
+    job->second->Reconcile(now, &last_process_id_, &actions);
+    if (job->second->finished()) {
+      actions.push_back(DropMemory{job->first});
+      job = jobs_.erase(job);
+    } else {
+      ++job;
+    }
+  }
+  if (std::all_of(jobs_.begin(), jobs_.end(),
+                  [](const auto& item) { return item.second->applied(); })) {
+    applied_version_ = version_;
+  }
+  return actions;
+}
+
+absl::Duration AgentCore::NextWake() const {
+  absl::Duration wake = absl::InfiniteDuration();
+  for (const auto& [job_id, job] : jobs_) wake = std::min(wake, job->NextWake());
+  return wake;
+}
+
+absl::Duration AgentCore::report_interval() const {
+  absl::Duration interval = absl::Seconds(1);
+  for (const auto& [job_id, job] : jobs_) {
+    if (job->heartbeat_interval() > absl::ZeroDuration()) {
+      interval = std::min(interval, job->heartbeat_interval());
+    }
+  }
+  return interval;
+}
+
+v1::ActualState AgentCore::Report(
+    const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const {
+  v1::ActualState state;
+  state.set_incarnation(incarnation_);
+  state.set_applied_version(applied_version_);
+  for (const auto& [job_id, job] : jobs_) *state.add_jobs() = job->Report(heartbeats);
+  return state;
+}
+
+}  // namespace megascale::agent

@@ -1,0 +1,65 @@
+// One process of the agent: its end of the link, its output and log. Private to this folder.
+// Threads: one at a time; nothing blocks but Send.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "controlplane/launch/log_file.h"
+#include "controlplane/launch/process_keeper.h"
+#include "runtime/base/fd.h"
+
+namespace megascale::agent {
+
+struct ChildName {
+  int64_t process_id = 0;
+  std::string job_id;
+  int64_t attempt = 0;
+  int rank = 0;  // kHostRank: the host process
+};
+
+// Where the log of a rank (or kHostRank) of an attempt is: LOG_DIRECTORY/JOB/attempt-2/rank-00003.N.log.
+launch::LogName LogNameOf(const std::string& log_directory, const ChildName& child);
+
+class Child {
+ public:
+  // Starts `megascale worker` or `megascale host`, this same program.
+  static absl::StatusOr<std::unique_ptr<Child>> Start(launch::ProcessKeeper* keeper,
+                                                      const ChildName& name,
+                                                      const std::string& log_directory,
+                                                      const std::vector<std::string>& environment);
+
+  const ChildName& name() const { return name_; }
+  int pid() const { return pid_; }
+  int link_fd() const { return link_.get(); }      // -1: closed
+  int output_fd() const { return output_.get(); }  // -1: closed
+
+  // The whole messages that came.
+  std::vector<std::string> ReadLink();
+  // Moves what it printed to its log.
+  void DrainOutput();
+  std::string LastLines() const;
+
+  // Sends a message and descriptors. Blocking: at most 2 s. Errors: Unavailable - it is about to end;
+  // DeadlineExceeded - it does not read, and the link is broken for good.
+  absl::Status Send(const std::string& message, const std::vector<int>& fds);
+
+ private:
+  Child(ChildName name, base::UniqueFd link, base::UniqueFd output)
+      : name_(std::move(name)), link_(std::move(link)), output_(std::move(output)) {}
+
+  ChildName name_;
+  int pid_ = 0;
+  base::UniqueFd link_;
+  base::UniqueFd output_;
+  std::string inbound_;                    // of an incomplete frame
+  std::unique_ptr<launch::LogFile> log_;   // null: it could not be opened
+  bool log_failed_ = false;
+};
+
+}  // namespace megascale::agent

@@ -1,0 +1,246 @@
+#include "controlplane/agent/driver_stream.h"
+
+#include <grpcpp/grpcpp.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "proto/agent.grpc.pb.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace megascale::agent {
+namespace {
+
+constexpr absl::Duration kBackoffFirst = absl::Milliseconds(100);
+constexpr absl::Duration kBackoffMax = absl::Seconds(1);
+constexpr absl::Duration kWriteTimeout = absl::Seconds(10);
+constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
+constexpr size_t kPemBytesMax = 1 << 20;
+constexpr int kReceiveBytesMax = 64 << 20;
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
+    const DriverStreamOptions& options) {
+  const client::TlsFiles& tls = options.tls;
+  if (options.address.is_unix()) return grpc::InsecureChannelCredentials();
+  if (tls.ca.empty() && tls.cert.empty() && tls.key.empty() && options.insecure &&
+      options.address.loopback) {
+    return grpc::InsecureChannelCredentials();
+  }
+  if (tls.ca.empty() || tls.cert.empty() || tls.key.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.address.text,
+                     " is a TCP address: it needs --tls-ca, --tls-cert and --tls-key (--insecure "
+                     "is for loopback addresses)"));
+  }
+  grpc::SslCredentialsOptions pem;
+  ASSIGN_OR_RETURN(pem.pem_root_certs, base::ReadFile(tls.ca, kPemBytesMax));
+  ASSIGN_OR_RETURN(pem.pem_cert_chain, base::ReadFile(tls.cert, kPemBytesMax));
+  ASSIGN_OR_RETURN(pem.pem_private_key, base::ReadFile(tls.key, kPemBytesMax));
+  return grpc::SslCredentials(pem);
+}
+
+grpc::ChannelArguments MakeArguments(const client::Address& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetMaxReceiveMessageSize(kReceiveBytesMax);
+  if (!address.is_unix()) {  // a machine that vanished closes no connection
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5'000);
+  }
+  return arguments;
+}
+
+}  // namespace
+
+struct DriverStream::Channel {
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<v1::AgentService::Stub> stub;
+};
+
+// What the stream's callbacks and its owner share.
+struct DriverStream::Shared {
+  absl::Mutex mutex;
+  base::UniqueFd event;
+  Reactor* reactor = nullptr;  // of the stream that is open or opening; null: none
+  bool opened = false;         // its first message came
+  std::vector<v1::AgentDown> inbound;
+  std::optional<v1::ActualState> actual;
+  std::deque<v1::AgentUp> outbound;
+  std::optional<absl::Duration> writing_since;
+  absl::Status last_end;
+
+  void Notify() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(event.get(), &one, sizeof(one));
+  }
+};
+
+// One stream. Deletes itself when it is done.
+class DriverStream::Reactor : public grpc::ClientBidiReactor<v1::AgentUp, v1::AgentDown> {
+ public:
+  Reactor(std::shared_ptr<Shared> shared, const v1::Hello& hello) : shared_(std::move(shared)) {
+    *writing_.mutable_hello() = hello;
+    context_.set_wait_for_ready(true);
+  }
+
+  // Requires: the mutex is held, also for Pump and Cancel.
+  void Start(v1::AgentService::Stub* stub) {
+    stub->async()->Connect(&context_, this);
+    AddHold();  // Pump writes from outside of the callbacks
+    shared_->writing_since = base::RealClock().Monotonic();
+    StartWrite(&writing_);
+    StartRead(&reading_);
+    StartCall();
+  }
+
+  void Pump() {
+    if (closed_ || shared_->writing_since.has_value()) return;
+    writing_.Clear();
+    if (!shared_->outbound.empty()) {
+      writing_ = std::move(shared_->outbound.front());
+      shared_->outbound.pop_front();
+    } else if (shared_->actual.has_value()) {
+      *writing_.mutable_actual() = *std::move(shared_->actual);
+      shared_->actual.reset();
+    } else {
+      return;
+    }
+    shared_->writing_since = base::RealClock().Monotonic();
+    StartWrite(&writing_);
+  }
+
+  void Cancel() { context_.TryCancel(); }
+
+  void OnReadDone(bool ok) override {
+    absl::MutexLock lock(&shared_->mutex);
+    if (!ok) {
+      closed_ = true;
+      RemoveHold();
+      return;
+    }
+    shared_->opened = true;
+    shared_->inbound.push_back(std::move(reading_));
+    reading_.Clear();
+    shared_->Notify();
+    StartRead(&reading_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    absl::MutexLock lock(&shared_->mutex);
+    shared_->writing_since.reset();
+    if (ok) Pump();
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    {
+      absl::MutexLock lock(&shared_->mutex);
+      shared_->last_end = absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                                       status.error_message());
+      shared_->reactor = nullptr;
+      shared_->opened = false;
+      shared_->writing_since.reset();
+      shared_->Notify();
+    }
+    delete this;
+  }
+
+ private:
+  const std::shared_ptr<Shared> shared_;
+  grpc::ClientContext context_;
+  v1::AgentUp writing_;
+  v1::AgentDown reading_;
+  bool closed_ = false;
+};
+
+DriverStream::DriverStream(DriverStreamOptions options, std::unique_ptr<Channel> channel)
+    : options_(std::move(options)),
+      channel_(std::move(channel)),
+      shared_(std::make_shared<Shared>()),
+      backoff_(kBackoffFirst) {
+  shared_->event = base::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+}
+
+absl::StatusOr<std::unique_ptr<DriverStream>> DriverStream::Create(
+    const DriverStreamOptions& options) {
+  ASSIGN_OR_RETURN(const auto credentials, MakeCredentials(options));
+  auto channel = std::make_unique<Channel>();
+  channel->channel = grpc::CreateCustomChannel(options.address.text, credentials,
+                                               MakeArguments(options.address));
+  channel->stub = v1::AgentService::NewStub(channel->channel);
+  return std::unique_ptr<DriverStream>(new DriverStream(options, std::move(channel)));
+}
+
+DriverStream::~DriverStream() {
+  absl::MutexLock lock(&shared_->mutex);
+  if (shared_->reactor != nullptr) shared_->reactor->Cancel();
+  const auto done = [this] { return shared_->reactor == nullptr; };
+  shared_->mutex.AwaitWithTimeout(absl::Condition(&done), kCloseTimeout);
+}
+
+int DriverStream::events_fd() const { return shared_->event.get(); }
+
+DriverStream::Events DriverStream::Take() {
+  uint64_t count;
+  [[maybe_unused]] const ssize_t got = ::read(shared_->event.get(), &count, sizeof(count));
+  Events events;
+  absl::MutexLock lock(&shared_->mutex);
+  events.messages.swap(shared_->inbound);
+  events.opened = shared_->opened && !was_open_;
+  was_open_ = shared_->opened;
+  if (events.opened) backoff_ = kBackoffFirst;
+  if (absl::IsAborted(shared_->last_end) || absl::IsFailedPrecondition(shared_->last_end)) {
+    events.ended = shared_->last_end;
+  }
+  return events;
+}
+
+void DriverStream::Maintain(absl::Duration now) {
+  absl::MutexLock lock(&shared_->mutex);
+  if (shared_->reactor == nullptr && now >= open_at_) {
+    open_at_ = now + backoff_;
+    backoff_ = std::min(2 * backoff_, kBackoffMax);
+    // What is left of the stream before it is stale: the new one begins with the whole state.
+    shared_->inbound.clear();
+    was_open_ = false;
+    shared_->reactor = new Reactor(shared_, options_.hello);
+    shared_->reactor->Start(channel_->stub.get());
+  } else if (shared_->opened && shared_->writing_since.has_value() &&
+             now - *shared_->writing_since > kWriteTimeout) {
+    base::LogWarning("the driver takes nothing any more; connecting anew");
+    shared_->reactor->Cancel();
+  }
+}
+
+absl::Duration DriverStream::NextWake() const {
+  absl::MutexLock lock(&shared_->mutex);
+  if (shared_->reactor == nullptr) return open_at_;
+  if (!shared_->writing_since.has_value()) return absl::InfiniteDuration();
+  return *shared_->writing_since + kWriteTimeout;
+}
+
+void DriverStream::SendActual(v1::ActualState state) {
+  absl::MutexLock lock(&shared_->mutex);
+  shared_->actual = std::move(state);
+  if (shared_->reactor != nullptr) shared_->reactor->Pump();
+}
+
+void DriverStream::Send(v1::AgentUp message) {
+  absl::MutexLock lock(&shared_->mutex);
+  if (!shared_->opened) return;  // sent again when there is a stream
+  shared_->outbound.push_back(std::move(message));
+  shared_->reactor->Pump();
+}
+
+}  // namespace megascale::agent

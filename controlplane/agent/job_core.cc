@@ -1,0 +1,480 @@
+#include "controlplane/agent/job_core.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/agent/exit_class.h"
+#include "runtime/base/check.h"
+
+namespace megascale::agent {
+namespace {
+
+constexpr absl::Duration kHostBackoffFirst = absl::Milliseconds(200);
+constexpr absl::Duration kHostBackoffMax = absl::Seconds(5);
+
+absl::Duration ToDuration(const google::protobuf::Duration& duration) {
+  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+}
+
+absl::Duration HostBackoff(int failures) {
+  absl::Duration backoff = kHostBackoffFirst;
+  for (int i = 1; i < failures; ++i) backoff = std::min(2 * backoff, kHostBackoffMax);
+  return backoff;
+}
+
+v1::RankFailure Failure(telemetry::v1::FailureClass failure_class, std::string message) {
+  v1::RankFailure failure;
+  failure.set_failure_class(failure_class);
+  failure.set_message(std::move(message));
+  failure.set_peer_rank(-1);
+  return failure;
+}
+
+v1::RankFailure StartFailure(const absl::Status& why, absl::string_view what) {
+  const bool memory = absl::IsResourceExhausted(why);
+  return Failure(memory ? telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY
+                        : telemetry::v1::FAILURE_CLASS_EXITED,
+                 absl::StrCat(what, ": ", why.message()));
+}
+
+}  // namespace
+
+// --- desired state ------------------------------------------------------------------------------------
+
+void JobCore::SetDesired(const v1::DesiredJob& desired, absl::Duration now) {
+  wanted_ = true;
+  if (desired.attempt() < std::max(attempt_, desired_.attempt())) return;
+  const bool stops = desired.phase() == v1::DesiredJob::PHASE_STOP;
+  if (!stops || desired.attempt() != desired_.attempt()) stop_since_.reset();
+  desired_ = desired;
+  if (stops && !stop_since_.has_value()) stop_since_ = now;
+  steps_.erase(steps_.begin(), steps_.upper_bound(desired_.acked_step()));
+  DropCommitted();
+}
+
+// What is committed needs no report, and what is older than the newest commit can no longer be one.
+void JobCore::DropCommitted() {
+  int64_t newest = -1;
+  std::set<AttemptStep> committed;
+  for (const v1::CheckpointId& id : desired_.committed()) {
+    newest = std::max(newest, id.step());
+    committed.insert({id.attempt(), id.step()});
+  }
+  const auto over = [&](int64_t attempt, int64_t step) {
+    return step < newest || committed.count({attempt, step}) > 0;
+  };
+  std::erase_if(shards_, [&](const auto& key) { return over(std::get<0>(key), std::get<1>(key)); });
+  std::erase_if(manifests_, [&](const auto& item) { return over(item.first.first, item.first.second); });
+}
+
+std::vector<int> JobCore::LocalRanks() const {
+  std::vector<int> ranks;
+  for (const v1::Placement& placement : desired_.placements()) {
+    if (placement.node_id() == node_id_) ranks.push_back(placement.rank());
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+absl::Duration JobCore::heartbeat_interval() const {
+  return ToDuration(desired_.spec().fault().heartbeat_interval());
+}
+
+// --- observations -------------------------------------------------------------------------------------
+
+void JobCore::OnPrepareFailed(const absl::Status& why) {
+  const v1::RankFailure failure = StartFailure(why, "shared memory of the attempt");
+  for (const int rank : LocalRanks()) outcomes_[rank] = {v1::ActualRank::STATE_FAILED, 0, failure};
+  host_failure_ = failure;
+}
+
+void JobCore::OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now) {
+  Process& process = processes_.at(process_id);
+  if (pid.ok()) {
+    process.pid = *pid;
+    return;
+  }
+  const v1::RankFailure failure = StartFailure(pid.status(), "the process could not be started");
+  const Process ended = process;
+  processes_.erase(process_id);
+  if (ended.rank == kHostRank) {
+    EndHost(ended, failure, now);
+  } else {
+    outcomes_[ended.rank] = {v1::ActualRank::STATE_FAILED, 0, failure};
+  }
+}
+
+void JobCore::OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now) {
+  const Process process = processes_.at(process_id);
+  processes_.erase(process_id);
+  if (process.rank == kHostRank) {
+    EndHost(process, ClassifyEnd(end, process.reported), now);
+  } else {
+    EndRank(process, end);
+  }
+}
+
+void JobCore::EndRank(const Process& process, const ProcessEnd& end) {
+  if (process.finished.has_value() && end.status == 0) {
+    outcomes_[process.rank] = {process.finished->stopped() ? v1::ActualRank::STATE_STOPPED
+                                                           : v1::ActualRank::STATE_FINISHED,
+                               process.finished->step(),
+                               {}};
+  } else if (process.overdue && !process.reported.has_value()) {
+    outcomes_[process.rank] = {
+        v1::ActualRank::STATE_FAILED, 0,
+        Failure(telemetry::v1::FAILURE_CLASS_EXITED,
+                absl::StrCat("did not stop within ",
+                             absl::FormatDuration(ToDuration(desired_.stop_grace())),
+                             " and was killed"))};
+  } else if (!process.killed || process.reported.has_value()) {
+    outcomes_[process.rank] = {v1::ActualRank::STATE_FAILED, 0, ClassifyEnd(end, process.reported)};
+  }
+}
+
+void JobCore::EndHost(const Process& process, v1::RankFailure failure, absl::Duration now) {
+  const bool preflight_done =
+      preflight_.has_value() && preflight_->state() != v1::Preflight::STATE_RUNNING;
+  if (process.killed || (process.preflight_only && preflight_done)) return;
+  ++host_failures_;
+  if (failure.failure_class() == telemetry::v1::FAILURE_CLASS_REFUSED ||
+      host_failures_ > kHostRestartsMax) {
+    host_failure_ = std::move(failure);
+    return;
+  }
+  host_start_after_ = now + HostBackoff(host_failures_);
+}
+
+void JobCore::OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message) {
+  Process& process = processes_.at(process_id);
+  switch (message.message_case()) {
+    case link::v1::FromWorker::kStep:
+      // Local ranks report equal records; the first one stands.
+      if (message.step().step() > desired_.acked_step()) {
+        steps_.emplace(message.step().step(), message.step());
+      }
+      break;
+    case link::v1::FromWorker::kFailure:
+      process.reported = message.failure();
+      break;
+    case link::v1::FromWorker::kFinished:
+      process.finished = message.finished();
+      break;
+    case link::v1::FromWorker::kSealed:  // the region itself says what is sealed: OnSnapshots
+    case link::v1::FromWorker::kStore:   // the shell forwards it
+    case link::v1::FromWorker::MESSAGE_NOT_SET:
+      break;
+  }
+}
+
+void JobCore::OnHostMessage(int64_t process_id, const link::v1::FromHost& message) {
+  Process& process = processes_.at(process_id);
+  switch (message.message_case()) {
+    case link::v1::FromHost::kPreflight:
+      preflight_ = message.preflight();
+      break;
+    case link::v1::FromHost::kShard:
+      OnShard(message.shard());
+      break;
+    case link::v1::FromHost::kManifest:
+      manifests_[{message.manifest().attempt(), message.manifest().step()}] = message.manifest();
+      storage_error_.clear();
+      host_failures_ = 0;
+      DropCommitted();
+      break;
+    case link::v1::FromHost::kFailure:
+      process.reported = message.failure();
+      break;
+    case link::v1::FromHost::kStorageError:
+      storage_error_ = message.storage_error().message();
+      break;
+    case link::v1::FromHost::MESSAGE_NOT_SET:
+      break;
+  }
+}
+
+void JobCore::OnShard(const link::v1::ShardPersisted& shard) {
+  if (shard.attempt() != attempt_) return;
+  shards_.insert({shard.attempt(), shard.step(), shard.rank()});
+  DropCommitted();
+  storage_error_.clear();
+  host_failures_ = 0;
+  for (checkpoint::SealedSnapshot& held : held_) {
+    if (held.rank != shard.rank() || held.attempt != shard.attempt() ||
+        held.step != shard.step() || held.buffer != shard.buffer()) {
+      continue;
+    }
+    held.persisted = true;
+    outbox_.push_back(MarkPersisted{desired_.job_id(), held});
+    if (const Process* worker = FindRank(shard.rank()); worker != nullptr && !worker->killed) {
+      SendToWorker send{worker->id, {}};
+      send.message.mutable_persisted()->set_step(shard.step());
+      send.message.mutable_persisted()->set_buffer(shard.buffer());
+      outbox_.push_back(std::move(send));
+    }
+  }
+}
+
+void JobCore::OnHostProgress(int64_t process_id) {
+  MEGASCALE_CHECK(processes_.at(process_id).rank == kHostRank);
+  host_failures_ = 0;
+}
+
+// --- reconciliation -----------------------------------------------------------------------------------
+
+void JobCore::Reconcile(absl::Duration now, int64_t* last_process_id,
+                        std::vector<Action>* actions) {
+  for (Action& action : outbox_) actions->push_back(std::move(action));
+  outbox_.clear();
+  if (!wanted_ || InPhase(v1::DesiredJob::PHASE_HOLD)) return KillAll(actions);
+  if (desired_.attempt() != attempt_) {
+    KillAll(actions);
+    if (!processes_.empty()) return;  // the new attempt waits until they are reaped
+    Adopt();
+  }
+  switch (desired_.phase()) {
+    case v1::DesiredJob::PHASE_PREFLIGHT:
+      return ReconcilePreflight(now, last_process_id, actions);
+    case v1::DesiredJob::PHASE_RUN:
+      return ReconcileRun(now, last_process_id, actions);
+    case v1::DesiredJob::PHASE_STOP:
+      return ReconcileStop(now, last_process_id, actions);
+    default:
+      return;
+  }
+}
+
+void JobCore::Adopt() {
+  MEGASCALE_CHECK(processes_.empty());
+  attempt_ = desired_.attempt();
+  prepared_ = launched_ = false;
+  outcomes_.clear();
+  preflight_.reset();
+  host_starts_ = host_failures_ = 0;
+  host_start_after_ = -absl::InfiniteDuration();
+  host_failure_.reset();
+  storage_error_.clear();
+  // The driver has fenced the older attempts: what it did not commit of them will never be, and the
+  // steps behind the restore point are done again.
+  std::erase_if(shards_, [&](const auto& shard) { return std::get<0>(shard) < attempt_; });
+  std::erase_if(manifests_, [&](const auto& manifest) { return manifest.first.first < attempt_; });
+  steps_.erase(steps_.upper_bound(desired_.restore().step()), steps_.end());
+}
+
+void JobCore::ReconcilePreflight(absl::Duration now, int64_t* last_process_id,
+                                 std::vector<Action>* actions) {
+  if (preflight_.has_value() && preflight_->state() != v1::Preflight::STATE_RUNNING) {
+    return KillAll(actions);
+  }
+  if (!preflight_.has_value()) preflight_.emplace().set_state(v1::Preflight::STATE_RUNNING);
+  StartHost(now, last_process_id, actions);
+}
+
+void JobCore::ReconcileRun(absl::Duration now, int64_t* last_process_id,
+                           std::vector<Action>* actions) {
+  bool preflight_runs = false;
+  for (auto& [id, process] : processes_) {
+    if (!process.preflight_only) continue;
+    Kill(&process, actions);
+    preflight_runs = true;
+  }
+  if (preflight_runs || LocalRanks().empty()) return;
+  if (!prepared_) {
+    prepared_ = true;
+    actions->push_back(PrepareMemory{&desired_});
+    return;  // the outcome is known before processes are started on it
+  }
+  StartHost(now, last_process_id, actions);
+  launched_ = true;
+  for (const int rank : LocalRanks()) {
+    if (FindRank(rank) == nullptr && outcomes_.count(rank) == 0) {
+      Start(rank, last_process_id, actions);
+    }
+  }
+  TellHost(actions);
+}
+
+void JobCore::ReconcileStop(absl::Duration now, int64_t* last_process_id,
+                            std::vector<Action>* actions) {
+  if (!launched_) {
+    KillAll(actions);
+    for (const int rank : LocalRanks()) {
+      outcomes_.emplace(rank, Outcome{v1::ActualRank::STATE_STOPPED, desired_.restore().step(), {}});
+    }
+    return;
+  }
+  StartHost(now, last_process_id, actions);
+  for (auto& [id, process] : processes_) {
+    if (process.rank == kHostRank) continue;
+    if (now >= StopDeadline()) {
+      process.overdue = process.overdue || !process.killed;
+      Kill(&process, actions);
+    } else if (!process.stop_sent) {
+      process.stop_sent = true;
+      SendToWorker send{id, {}};
+      send.message.mutable_stop()->set_checkpoint(desired_.stop_with_checkpoint());
+      actions->push_back(std::move(send));
+    }
+  }
+  TellHost(actions);
+}
+
+void JobCore::StartHost(absl::Duration now, int64_t* last_process_id,
+                        std::vector<Action>* actions) {
+  if (HostProcess() != nullptr || host_failure_.has_value() || now < host_start_after_) return;
+  ++host_starts_;
+  Start(kHostRank, last_process_id, actions);
+}
+
+void JobCore::Start(int rank, int64_t* last_process_id, std::vector<Action>* actions) {
+  Process process;
+  process.id = ++*last_process_id;
+  process.rank = rank;
+  process.preflight_only = InPhase(v1::DesiredJob::PHASE_PREFLIGHT);
+  processes_[process.id] = process;
+  actions->push_back(StartProcess{process.id, rank, process.preflight_only, &desired_});
+}
+
+// A host process that was started again is told everything again.
+void JobCore::TellHost(std::vector<Action>* actions) {
+  Process* host = HostProcess();
+  if (host == nullptr || host->killed) return;
+  for (const checkpoint::SealedSnapshot& held : held_) {
+    if (held.persisted || held.attempt != attempt_) continue;
+    if (!host->persist_sent.insert({held.rank, held.step, held.buffer}).second) continue;
+    SendToHost send{host->id, {}};
+    link::v1::Persist* persist = send.message.mutable_persist();
+    persist->set_rank(held.rank);
+    persist->set_step(held.step);
+    persist->set_buffer(held.buffer);
+    actions->push_back(std::move(send));
+  }
+  for (const v1::CheckpointId& id : desired_.finalize()) {
+    const AttemptStep key = {id.attempt(), id.step()};
+    if (manifests_.count(key) > 0 || !host->finalize_sent.insert(key).second) continue;
+    SendToHost send{host->id, {}};
+    *send.message.mutable_finalize() = id;
+    actions->push_back(std::move(send));
+  }
+  if (!desired_.delete_checkpoints() || desired_.committed().empty()) return;
+  SendToHost send{host->id, {}};
+  *send.message.mutable_retain()->mutable_committed() = desired_.committed();
+  std::string told;
+  for (const v1::CheckpointId& id : desired_.committed()) {
+    absl::StrAppend(&told, id.attempt(), "/", id.step(), " ");
+  }
+  if (told == host->retain_sent) return;
+  host->retain_sent = told;
+  actions->push_back(std::move(send));
+}
+
+void JobCore::KillAll(std::vector<Action>* actions) {
+  for (auto& [id, process] : processes_) Kill(&process, actions);
+}
+
+void JobCore::Kill(Process* process, std::vector<Action>* actions) {
+  if (process->killed) return;
+  process->killed = true;
+  actions->push_back(KillProcess{process->id});
+}
+
+absl::Duration JobCore::StopDeadline() const {
+  if (!InPhase(v1::DesiredJob::PHASE_STOP) || !stop_since_.has_value()) {
+    return absl::InfiniteDuration();
+  }
+  return *stop_since_ + ToDuration(desired_.stop_grace());
+}
+
+absl::Duration JobCore::NextWake() const {
+  absl::Duration wake = absl::InfiniteDuration();
+  bool has_host = false;
+  for (const auto& [id, process] : processes_) {
+    if (process.rank == kHostRank) {
+      has_host = true;
+    } else if (!process.killed) {
+      wake = std::min(wake, StopDeadline());
+    }
+  }
+  const bool host_wanted = wanted_ && !InPhase(v1::DesiredJob::PHASE_HOLD) && !host_failure_;
+  if (host_wanted && !has_host && host_failures_ > 0) wake = std::min(wake, host_start_after_);
+  return wake;
+}
+
+JobCore::Process* JobCore::HostProcess() {
+  for (auto& [id, process] : processes_) {
+    if (process.rank == kHostRank) return &process;
+  }
+  return nullptr;
+}
+
+const JobCore::Process* JobCore::FindRank(int rank) const {
+  for (const auto& [id, process] : processes_) {
+    if (process.rank == rank) return &process;
+  }
+  return nullptr;
+}
+
+// --- actual state -------------------------------------------------------------------------------------
+
+bool JobCore::applied() const {
+  if (!wanted_ || InPhase(v1::DesiredJob::PHASE_HOLD)) return processes_.empty();
+  if (desired_.attempt() != attempt_) return false;
+  return std::none_of(processes_.begin(), processes_.end(),
+                      [](const auto& item) { return item.second.killed; });
+}
+
+v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
+  v1::ActualJob report;
+  report.set_job_id(desired_.job_id());
+  report.set_attempt(attempt_ > 0 ? attempt_ : desired_.attempt());
+  if (preflight_.has_value()) *report.mutable_preflight() = *preflight_;
+  for (const auto& [rank, outcome] : outcomes_) {
+    v1::ActualRank* actual = report.add_ranks();
+    actual->set_state(outcome.state);
+    actual->mutable_status()->set_rank(rank);
+    actual->mutable_status()->set_step(outcome.step);
+    actual->mutable_status()->set_phase(outcome.state == v1::ActualRank::STATE_FAILED
+                                            ? telemetry::v1::PHASE_UNSPECIFIED
+                                            : telemetry::v1::PHASE_FINISHED);
+    if (outcome.state == v1::ActualRank::STATE_FAILED) *actual->mutable_failure() = outcome.failure;
+  }
+  if (host_starts_ > 0) report.mutable_host()->set_num_restarts(host_starts_ - 1);
+  if (host_failure_.has_value()) *report.mutable_host()->mutable_failure() = *host_failure_;
+  for (const auto& [id, process] : processes_) {
+    const auto found = heartbeats.find(id);
+    const telemetry::v1::RankStatus status =
+        found == heartbeats.end() ? telemetry::v1::RankStatus() : found->second;
+    if (process.rank == kHostRank) {
+      report.mutable_host()->set_pid(process.pid);
+      report.mutable_host()->set_alive_age_seconds(status.alive_age_seconds());
+      continue;
+    }
+    v1::ActualRank* actual = report.add_ranks();
+    actual->set_state(v1::ActualRank::STATE_RUNNING);
+    *actual->mutable_status() = status;
+    actual->mutable_status()->set_rank(process.rank);
+    actual->mutable_status()->set_pid(process.pid);
+  }
+  report.set_num_processes(static_cast<int>(processes_.size()));
+  for (const checkpoint::SealedSnapshot& held : held_) {
+    v1::SealedSnapshot* snapshot = report.add_snapshots();
+    snapshot->set_rank(held.rank);
+    snapshot->set_attempt(held.attempt);
+    snapshot->set_step(held.step);
+  }
+  for (const auto& [attempt, step, rank] : shards_) {
+    v1::StoredShard* shard = report.add_shards();
+    shard->set_attempt(attempt);
+    shard->set_step(step);
+    shard->set_rank(rank);
+  }
+  for (const auto& [key, manifest] : manifests_) *report.add_manifests() = manifest;
+  for (const auto& [step, record] : steps_) {
+    if (report.steps_size() >= kStepsPerReportMax) break;
+    *report.add_steps() = record;
+  }
+  report.set_storage_error(storage_error_);
+  return report;
+}
+
+}  // namespace megascale::agent

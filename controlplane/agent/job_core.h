@@ -1,0 +1,125 @@
+// The part of AgentCore that concerns one job: its processes, outcomes, and what of it must be reported.
+// Private to this folder; agent_core.h is the manual.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "controlplane/agent/agent_core.h"
+
+namespace megascale::agent {
+
+// Restarts of the host process in a row without progress, before it is given up.
+inline constexpr int kHostRestartsMax = 5;
+// Step records in one report; the rest follows when these are acknowledged. Keeps it below gRPC's limit.
+inline constexpr int kStepsPerReportMax = 8192;
+
+class JobCore {
+ public:
+  using Heartbeats = std::map<int64_t, telemetry::v1::RankStatus>;
+
+  explicit JobCore(std::string node_id) : node_id_(std::move(node_id)) {}
+
+  // One of an older attempt than is known is refused.
+  void SetDesired(const v1::DesiredJob& desired, absl::Duration now);
+  void SetUnwanted() { wanted_ = false; }
+
+  bool Has(int64_t process_id) const { return processes_.count(process_id) > 0; }
+  void OnPrepareFailed(const absl::Status& why);
+  void OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now);
+  void OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now);
+  void OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
+  void OnHostMessage(int64_t process_id, const link::v1::FromHost& message);
+  void OnHostProgress(int64_t process_id);
+  void OnSnapshots(std::vector<checkpoint::SealedSnapshot> held) { held_ = std::move(held); }
+
+  // Appends the next actions. `last_process_id` is raised for each process started.
+  void Reconcile(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
+  absl::Duration NextWake() const;
+
+  // The job is not wanted and has no process any more.
+  bool finished() const { return !wanted_ && processes_.empty(); }
+  // No process is left that is not wanted.
+  bool applied() const;
+  absl::Duration heartbeat_interval() const;
+  v1::ActualJob Report(const Heartbeats& heartbeats) const;
+
+ private:
+  using AttemptStep = std::pair<int64_t, int64_t>;
+
+  struct Process {
+    int64_t id = 0;
+    int rank = 0;
+    bool preflight_only = false;
+    int pid = 0;
+    bool killed = false;       // because it is not wanted, or did not stop in time
+    bool overdue = false;      // it did not stop in time
+    bool stop_sent = false;
+    std::optional<v1::RankFailure> reported;
+    std::optional<link::v1::Finished> finished;
+    // Of a host process: what it was told.
+    std::set<std::tuple<int, int64_t, int>> persist_sent;  // rank, step, buffer
+    std::set<AttemptStep> finalize_sent;
+    std::string retain_sent;
+  };
+  struct Outcome {
+    v1::ActualRank::State state;
+    int64_t step = 0;        // completed, when it did not fail
+    v1::RankFailure failure;
+  };
+
+  bool InPhase(v1::DesiredJob::Phase phase) const { return desired_.phase() == phase; }
+  std::vector<int> LocalRanks() const;
+  Process* HostProcess();
+  const Process* FindRank(int rank) const;
+  absl::Duration StopDeadline() const;
+
+  void KillAll(std::vector<Action>* actions);
+  void Kill(Process* process, std::vector<Action>* actions);
+  // Takes the desired attempt over. Requires: no process.
+  void Adopt();
+  void ReconcilePreflight(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
+  void ReconcileRun(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
+  void ReconcileStop(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
+  void StartHost(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
+  void Start(int rank, int64_t* last_process_id, std::vector<Action>* actions);
+  void TellHost(std::vector<Action>* actions);
+
+  void EndRank(const Process& process, const ProcessEnd& end);
+  void EndHost(const Process& process, v1::RankFailure failure, absl::Duration now);
+  void OnShard(const link::v1::ShardPersisted& shard);
+  void DropCommitted();
+
+  std::string node_id_;
+  bool wanted_ = true;
+  v1::DesiredJob desired_;
+  std::optional<absl::Duration> stop_since_;
+
+  int64_t attempt_ = 0;             // that everything below belongs to; 0: none yet
+  bool prepared_ = false;           // memory of the attempt was asked for
+  bool launched_ = false;           // its ranks were started
+  std::map<int64_t, Process> processes_;
+  std::map<int, Outcome> outcomes_;  // of ranks that ended
+  std::vector<Action> outbox_;       // consequences of messages, for the next Reconcile
+
+  std::optional<v1::Preflight> preflight_;
+
+  int host_starts_ = 0;
+  int host_failures_ = 0;            // in a row without progress
+  absl::Duration host_start_after_ = -absl::InfiniteDuration();
+  std::optional<v1::RankFailure> host_failure_;  // for good
+
+  std::vector<checkpoint::SealedSnapshot> held_;
+  std::set<std::tuple<int64_t, int64_t, int>> shards_;  // attempt, step, rank
+  std::map<AttemptStep, v1::StoredManifest> manifests_;
+  std::map<int64_t, telemetry::v1::StepRecord> steps_;
+  std::string storage_error_;
+};
+
+}  // namespace megascale::agent

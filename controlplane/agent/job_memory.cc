@@ -1,0 +1,143 @@
+#include "controlplane/agent/job_memory.h"
+
+#include <filesystem>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/agent/agent_core.h"
+#include "runtime/base/check.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/data/batch_ring.h"
+#include "runtime/telemetry/heartbeat.h"
+
+namespace megascale::agent {
+
+JobMemory::~JobMemory() { RemoveSocketDirectory(); }
+
+void JobMemory::RemoveSocketDirectory() {
+  std::error_code ignored;
+  if (!socket_directory_.empty()) std::filesystem::remove_all(socket_directory_, ignored);
+  socket_directory_.clear();
+}
+
+absl::Status JobMemory::Prepare(const v1::DesiredJob& job) {
+  attempt_.reset();
+  RemoveSocketDirectory();
+  socket_directory_ = absl::StrCat(socket_prefix_, "-", job.attempt());
+  RETURN_IF_ERROR(base::MakeDirectories(socket_directory_));
+  job::NodeRequest request;
+  request.job_id = job.job_id();
+  request.spec = &job.spec();
+  request.placements = {job.placements().begin(), job.placements().end()};
+  request.node_id = node_id_;
+  request.attempt = job.attempt();
+  request.first_step = job.restore().step();
+  ASSIGN_OR_RETURN(job::AttemptMemory memory, job::MakeAttemptMemory(request));
+  std::set<int> ranks;
+  for (const job::LocalRank& local : memory.ranks) ranks.insert(local.rank);
+  std::erase_if(snapshots_, [&](const auto& item) { return ranks.count(item.first) == 0; });
+  for (const int rank : ranks) {
+    if (snapshots_.count(rank) > 0) continue;
+    ASSIGN_OR_RETURN(snapshots_[rank], job::MakeSnapshotMemory(job.spec(), rank));
+  }
+  attempt_ = std::move(memory);
+  return absl::OkStatus();
+}
+
+const job::LocalRank* JobMemory::FindRank(int rank) const {
+  if (!attempt_.has_value()) return nullptr;
+  for (const job::LocalRank& local : attempt_->ranks) {
+    if (local.rank == rank) return &local;
+  }
+  return nullptr;
+}
+
+Introduction<link::v1::ToWorker> JobMemory::IntroduceWorker(const v1::DesiredJob& job,
+                                                            int rank) const {
+  const job::LocalRank* const local = FindRank(rank);
+  MEGASCALE_CHECK(local != nullptr);
+  Introduction<link::v1::ToWorker> introduction;
+  link::v1::Assignment* assignment = introduction.message.mutable_assignment();
+  assignment->set_job_id(job.job_id());
+  assignment->set_attempt(job.attempt());
+  assignment->set_rank(rank);
+  *assignment->mutable_spec() = job.spec();
+  *assignment->mutable_placements() = job.placements();
+  assignment->set_node_id(node_id_);
+  assignment->set_secret(job.secret());
+  *assignment->mutable_restore() = job.restore();
+  assignment->set_socket_directory(socket_directory_);
+  assignment->set_heartbeat_slot(local->heartbeat_slot);
+  assignment->set_has_batch_ring(local->has_batch_ring);
+  assignment->set_batch_reader(local->batch_reader);
+  introduction.fds = {attempt_->heartbeats->fd(), attempt_->comm->fd()};
+  if (local->has_batch_ring) introduction.fds.push_back(attempt_->ring->fd());
+  introduction.fds.push_back(snapshots_.at(rank)->fd());
+  return introduction;
+}
+
+Introduction<link::v1::ToHost> JobMemory::IntroduceHost(const v1::DesiredJob& job,
+                                                        bool preflight_only) const {
+  Introduction<link::v1::ToHost> introduction;
+  link::v1::HostAssignment* assignment = introduction.message.mutable_assignment();
+  assignment->set_job_id(job.job_id());
+  assignment->set_attempt(job.attempt());
+  *assignment->mutable_spec() = job.spec();
+  assignment->set_preflight_only(preflight_only);
+  assignment->set_first_step(job.restore().step());
+  assignment->set_checkpoint_directory(job.checkpoint_directory());
+  assignment->set_from_checkpoint(job.from_checkpoint());
+  *assignment->mutable_allow_changed() = job.allow_changed();
+  if (job.has_data()) *assignment->mutable_data() = job.data();
+  if (preflight_only) return introduction;
+  MEGASCALE_CHECK(attempt_.has_value());
+  assignment->set_heartbeat_slot(attempt_->host_heartbeat_slot);
+  assignment->set_has_batch_ring(attempt_->ring != nullptr);
+  introduction.fds = {attempt_->heartbeats->fd()};
+  if (attempt_->ring != nullptr) introduction.fds.push_back(attempt_->ring->fd());
+  for (const job::LocalRank& local : attempt_->ranks) {
+    assignment->add_local_ranks(local.rank);
+    introduction.fds.push_back(snapshots_.at(local.rank)->fd());
+  }
+  return introduction;
+}
+
+telemetry::v1::RankStatus JobMemory::ReadStatus(int rank, int pid, absl::Duration now) const {
+  telemetry::v1::RankStatus silent;
+  silent.set_alive_age_seconds(-1);
+  silent.set_progress_age_seconds(-1);
+  const job::LocalRank* const local = FindRank(rank);
+  if (!attempt_.has_value() || (rank != kHostRank && local == nullptr)) return silent;
+  const int slot = rank == kHostRank ? attempt_->host_heartbeat_slot : local->heartbeat_slot;
+  const auto status = telemetry::ReadHeartbeat(*attempt_->heartbeats, slot, now);
+  // Until then the slot still shows the process before it.
+  return status.pid() == pid ? status : silent;
+}
+
+std::vector<checkpoint::SealedSnapshot> JobMemory::ListSnapshots() const {
+  std::vector<checkpoint::SealedSnapshot> all;
+  for (const auto& [rank, region] : snapshots_) {
+    for (const checkpoint::SealedSnapshot& sealed : checkpoint::ListSealed(*region)) {
+      all.push_back(sealed);
+    }
+  }
+  return all;
+}
+
+void JobMemory::MarkPersisted(const checkpoint::SealedSnapshot& snapshot) {
+  const auto region = snapshots_.find(snapshot.rank);
+  if (region == snapshots_.end()) return;
+  const auto reader = checkpoint::SnapshotReader::Open(region->second.get());
+  if (reader.ok()) reader->MarkPersisted(snapshot);
+}
+
+int64_t JobMemory::PublishedStep() const {
+  if (!attempt_.has_value() || attempt_->ring == nullptr) return 0;
+  const auto ring = data::BatchRing::Open(attempt_->ring.get());
+  return ring.ok() ? ring->published() : 0;
+}
+
+}  // namespace megascale::agent

@@ -1,0 +1,211 @@
+#include "controlplane/driver/driver_state.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/recovery.h"
+#include "runtime/base/checksum.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace pb = megascale::driver::v1;
+
+// After the grace of a cancel: time in which agents kill what is left, and, when a checkpoint was
+// asked for, in which it is stored.
+constexpr absl::Duration kStopMargin = absl::Seconds(10);
+constexpr absl::Duration kStopCheckpointMargin = absl::Seconds(120);
+
+agent::DesiredJob::Phase PhaseOf(pb::Stage stage) {
+  switch (stage) {
+    case pb::STAGE_PREFLIGHT:
+      return agent::DesiredJob::PHASE_PREFLIGHT;
+    case pb::STAGE_RUN:
+      return agent::DesiredJob::PHASE_RUN;
+    case pb::STAGE_STOP:
+      return agent::DesiredJob::PHASE_STOP;
+    case pb::STAGE_FENCE:
+    case pb::STAGE_BACKOFF:
+    case pb::STAGE_WAIT_FOR_SLOTS:
+      return agent::DesiredJob::PHASE_HOLD;
+    default:
+      return agent::DesiredJob::PHASE_UNSPECIFIED;
+  }
+}
+
+// Peers' sockets authenticate with it; only who knows the job's seed can make it.
+std::string SecretOf(const JobRecord& job) {
+  return base::Sha256Hex(
+      absl::StrCat(job.submitted().secret_seed(), "/", JobId(job), "/", job.attempt()));
+}
+
+void FillCheckpoints(const JobRecord& job, absl::string_view node_id, agent::DesiredJob* desired) {
+  const bool first = node_id == NodeOfRank(job, 0);
+  desired->set_delete_checkpoints(first);
+  for (const auto& manifest : job.committed()) {
+    auto* id = desired->add_committed();
+    id->set_attempt(manifest.attempt());
+    id->set_step(manifest.step());
+  }
+  if (!first) return;
+  for (const int64_t step : job.finalize()) {
+    auto* id = desired->add_finalize();
+    id->set_attempt(job.attempt());
+    id->set_step(step);
+  }
+}
+
+void FillJob(const JobRecord& job, absl::string_view node_id, agent::DesiredJob* desired) {
+  desired->set_job_id(JobId(job));
+  desired->set_attempt(job.attempt());
+  *desired->mutable_spec() = job.submitted().spec();
+  desired->set_phase(PhaseOf(job.stage()));
+  *desired->mutable_placements() = job.placements();
+  desired->set_secret(SecretOf(job));
+  *desired->mutable_restore() = job.restore();
+  if (job.has_cancel()) {
+    *desired->mutable_stop_grace() = job.cancel().grace();
+    desired->set_stop_with_checkpoint(job.cancel().checkpoint());
+  }
+  desired->set_checkpoint_directory(CheckpointDirectory(job));
+  desired->set_from_checkpoint(job.submitted().from_checkpoint());
+  *desired->mutable_allow_changed() = job.submitted().allow_changed();
+  if (job.preflights_size() > 0) *desired->mutable_data() = job.preflights(0).preflight().data();
+  FillCheckpoints(job, node_id, desired);
+}
+
+absl::Duration ToDuration(const google::protobuf::Duration& duration) {
+  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+}
+
+}  // namespace
+
+const JobRecord* FindJob(const DriverState& state, absl::string_view job_id) {
+  for (const JobRecord& job : state.jobs()) {
+    if (JobId(job) == job_id) return &job;
+  }
+  return nullptr;
+}
+
+JobRecord* FindJob(DriverState* state, absl::string_view job_id) {
+  return const_cast<JobRecord*>(FindJob(*state, job_id));
+}
+
+const NodeRecord* FindNode(const DriverState& state, absl::string_view node_id) {
+  for (const NodeRecord& node : state.nodes()) {
+    if (node.hello().node_id() == node_id) return &node;
+  }
+  return nullptr;
+}
+
+NodeRecord* FindNode(DriverState* state, absl::string_view node_id) {
+  return const_cast<NodeRecord*>(FindNode(*state, node_id));
+}
+
+int WorldSize(const JobRecord& job) {
+  const auto& parallel = job.submitted().spec().parallel();
+  return std::max(1, parallel.data_parallel_size()) *
+         std::max(1, parallel.pipeline_model_parallel_size()) *
+         std::max(1, parallel.tensor_model_parallel_size());
+}
+
+bool IsTerminal(const JobRecord& job) { return job.stage() == pb::STAGE_ENDED; }
+
+bool HoldsSlots(const JobRecord& job) {
+  return job.stage() != pb::STAGE_QUEUED && job.stage() != pb::STAGE_ENDED;
+}
+
+std::vector<std::string> NodesOf(const JobRecord& job) {
+  std::set<std::string> nodes;
+  for (const auto& placement : job.placements()) nodes.insert(placement.node_id());
+  return {nodes.begin(), nodes.end()};
+}
+
+std::vector<std::string> LiveNodesOf(const DriverState& state, const JobRecord& job) {
+  std::vector<std::string> live;
+  for (const std::string& node_id : NodesOf(job)) {
+    const NodeRecord* node = FindNode(state, node_id);
+    if (node != nullptr && node->alive()) live.push_back(node_id);
+  }
+  return live;
+}
+
+std::string NodeOfRank(const JobRecord& job, int rank) {
+  if (rank < 0 || rank >= job.placements_size()) return "";
+  return job.placements(rank).node_id();
+}
+
+bool IsFenced(const JobRecord& job, absl::string_view node_id) {
+  return std::any_of(job.fenced().begin(), job.fenced().end(),
+                     [&](const auto& fenced) { return fenced.node_id() == node_id; });
+}
+
+bool HasPreflight(const JobRecord& job, absl::string_view node_id) {
+  return std::any_of(job.preflights().begin(), job.preflights().end(),
+                     [&](const auto& preflight) { return preflight.node_id() == node_id; });
+}
+
+const pb::EndedRank* FindEnded(const JobRecord& job, int rank) {
+  for (const auto& ended : job.ended()) {
+    if (ended.rank() == rank) return &ended;
+  }
+  return nullptr;
+}
+
+std::string CheckpointDirectory(const JobRecord& job) {
+  const std::string& given = job.submitted().spec().checkpoint().directory();
+  if (given.empty()) return absl::StrCat(job.submitted().directory(), "/checkpoints");
+  return absl::StrCat(given, "/", JobId(job));
+}
+
+agent::DesiredState DesiredFor(const DriverState& state, absl::string_view node_id) {
+  agent::DesiredState desired;
+  desired.set_version(VersionOfEvent(state.num_events()));
+  const NodeRecord* node = FindNode(state, node_id);
+  if (node == nullptr) return desired;
+  desired.set_incarnation(node->hello().incarnation());
+  for (const JobRecord& job : state.jobs()) {
+    if (!HoldsSlots(job)) continue;
+    const bool here =
+        std::any_of(job.placements().begin(), job.placements().end(),
+                    [&](const auto& placement) { return placement.node_id() == node_id; });
+    if (here) FillJob(job, node_id, desired.add_jobs());
+  }
+  return desired;
+}
+
+std::vector<Timer> TimersFor(const DriverState& state) {
+  std::vector<Timer> timers;
+  for (const JobRecord& job : state.jobs()) {
+    Timer timer;
+    if (job.stage() == pb::STAGE_BACKOFF) {
+      timer.key = absl::StrCat("backoff/", JobId(job), "/", job.attempt());
+      timer.delay = BackoffOf(job);
+      timer.when_due.mutable_backoff_elapsed()->set_job_id(JobId(job));
+      timer.when_due.mutable_backoff_elapsed()->set_attempt(job.attempt());
+    } else if (job.stage() == pb::STAGE_STOP) {
+      timer.key = absl::StrCat("stop/", JobId(job), "/", job.attempt());
+      timer.delay = ToDuration(job.cancel().grace()) +
+                    (job.cancel().checkpoint() ? kStopCheckpointMargin : kStopMargin);
+      timer.when_due.mutable_stop_timed_out()->set_job_id(JobId(job));
+      timer.when_due.mutable_stop_timed_out()->set_attempt(job.attempt());
+    } else {
+      continue;
+    }
+    timers.push_back(std::move(timer));
+  }
+  return timers;
+}
+
+std::vector<LossLogCut> LossLogCutsFor(const DriverState& state) {
+  std::vector<LossLogCut> cuts;
+  for (const JobRecord& job : state.jobs()) {
+    if (job.stage() != pb::STAGE_RUN || job.attempt() < 2) continue;
+    cuts.push_back({JobId(job), job.restore().step(), job.attempt()});
+  }
+  return cuts;
+}
+
+}  // namespace megascale::driver

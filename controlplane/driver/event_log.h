@@ -1,0 +1,48 @@
+// The driver's durable log: events in order, and now and then the state that they make. A seam with
+// two implementations: RocksDB, and memory for tests of what stands on it.
+// Threads: one owner. Blocking: Append and WriteSnapshot wait for the disk.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "controlplane/driver/driver_state.h"
+
+namespace megascale::driver {
+
+// What a log holds: the state after the first state.num_events() events, and those after them.
+struct LogContents {
+  DriverState state;
+  std::vector<Event> events;
+};
+
+class LogStore {
+ public:
+  virtual ~LogStore() = default;
+
+  // Everything that was appended and acknowledged. Errors: DataLoss - an event cannot be read.
+  virtual absl::StatusOr<LogContents> ReadAll() = 0;
+
+  // Adds the events after the `num_before` that the log has had since it began: one write, one
+  // sync for all. On an error none or some of them are durable, and the log must not be written
+  // any more by this process.
+  virtual absl::Status Append(int64_t num_before, const std::vector<Event>& events) = 0;
+
+  // Replaces the events up to state.num_events() by the state, in one step.
+  virtual absl::Status WriteSnapshot(const DriverState& state) = 0;
+};
+
+// Keeps the log in `directory`, which is made (owner-only) where it does not exist.
+// Errors: FailedPrecondition - another driver has it open, or a newer program wrote it (the message
+// says which); DataLoss; PermissionDenied …
+absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(const std::string& directory);
+
+// Forgets with the process. `contents` may be shared by several logs, one after the other, which
+// then stand for restarts; it must outlive them.
+std::unique_ptr<LogStore> MakeMemoryLog(LogContents* contents);
+
+}  // namespace megascale::driver

@@ -1,0 +1,446 @@
+#include "controlplane/driver/failure_detector.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+
+absl::Duration ToDuration(const google::protobuf::Duration& duration) {
+  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+}
+
+absl::Duration HeartbeatTimeout(const JobRecord& job) {
+  return ToDuration(job.submitted().spec().fault().heartbeat_timeout());
+}
+
+// The shortest timeout of the jobs on the node.
+absl::Duration TimeoutOfNode(const DriverState& state, const std::string& node_id) {
+  absl::Duration timeout = absl::InfiniteDuration();
+  for (const JobRecord& job : state.jobs()) {
+    if (!HoldsSlots(job)) continue;
+    const std::vector<std::string> nodes = NodesOf(job);
+    if (std::find(nodes.begin(), nodes.end(), node_id) == nodes.end()) continue;
+    timeout = std::min(timeout, HeartbeatTimeout(job));
+  }
+  return timeout == absl::InfiniteDuration() ? FailureDetector::kIdleNodeTimeout : timeout;
+}
+
+bool IsStarting(telemetry::Phase phase) {
+  return phase == telemetry::PHASE_UNSPECIFIED || phase == telemetry::PHASE_STARTING ||
+         phase == telemetry::PHASE_LOADING || phase == telemetry::PHASE_FIRST_STEP;
+}
+
+Event RankFailedEvent(const JobRecord& job, int rank, const std::string& node_id,
+                      const agent::RankFailure& failure) {
+  Event event;
+  auto* failed = event.mutable_rank_failed();
+  failed->set_job_id(JobId(job));
+  failed->set_attempt(job.attempt());
+  failed->set_rank(rank);
+  failed->set_node_id(node_id);
+  *failed->mutable_failure() = failure;
+  return event;
+}
+
+Event HungEvent(const JobRecord& job, int rank, const std::string& node_id,
+                const std::string& evidence) {
+  agent::RankFailure failure;
+  failure.set_failure_class(telemetry::FAILURE_CLASS_HUNG);
+  failure.set_message(evidence);
+  failure.set_peer_rank(-1);
+  return RankFailedEvent(job, rank, node_id, failure);
+}
+
+// All processes of the job are gone from the node, as of a desired state that wants none.
+std::optional<Event> FencedEvent(const JobRecord& job, const NodeRecord& node,
+                                 const agent::ActualState& report, const agent::ActualJob& actual) {
+  const bool wants_none = job.stage() == pb::STAGE_STOP || job.stage() == pb::STAGE_FENCE ||
+                          job.stage() == pb::STAGE_BACKOFF ||
+                          job.stage() == pb::STAGE_WAIT_FOR_SLOTS;
+  if (!wants_none || report.applied_version() < VersionOfEvent(job.stage_event()) ||
+      actual.num_processes() > 0 || IsFenced(job, node.hello().node_id())) {
+    return std::nullopt;
+  }
+  Event event;
+  auto* fenced = event.mutable_node_fenced();
+  fenced->set_job_id(JobId(job));
+  fenced->set_attempt(job.attempt());
+  fenced->set_node_id(node.hello().node_id());
+  *fenced->mutable_snapshots() = actual.snapshots();
+  return event;
+}
+
+bool IsCommitted(const JobRecord& job, int64_t attempt, int64_t step) {
+  return std::any_of(
+      job.committed().begin(), job.committed().end(),
+      [&](const auto& known) { return known.attempt() == attempt && known.step() == step; });
+}
+
+void AddManifests(const JobRecord& job, const agent::ActualJob& report,
+                  std::vector<Event>* events) {
+  for (const auto& manifest : report.manifests()) {
+    if (manifest.attempt() != job.attempt() || !job.has_restore()) continue;
+    if (IsCommitted(job, manifest.attempt(), manifest.step())) continue;
+    // One that is older than all that are kept would not stay.
+    const int keep = std::max(1, job.submitted().spec().checkpoint().keep());
+    if (job.committed_size() >= keep && manifest.step() < job.committed(0).step()) continue;
+    Event event;
+    event.mutable_manifest_written()->set_job_id(JobId(job));
+    *event.mutable_manifest_written()->mutable_manifest() = manifest;
+    events->push_back(std::move(event));
+  }
+}
+
+}  // namespace
+
+void FailureDetector::Advance(absl::Duration now) {
+  awake_ += std::clamp(now - last_call_, absl::ZeroDuration(), kStallMax);
+  last_call_ = std::max(last_call_, now);
+}
+
+absl::Duration FailureDetector::Since(std::map<std::string, Watched>* watched,
+                                      const std::string& key, int64_t value) {
+  auto [it, added] = watched->try_emplace(key, Watched{value, awake_});
+  if (!added && it->second.value != value) it->second = Watched{value, awake_};
+  return awake_ - it->second.since;
+}
+
+std::vector<Event> FailureDetector::OnHello(const DriverState& state, const agent::Hello& hello,
+                                            absl::Duration now) {
+  Advance(now);
+  Node& node = nodes_[hello.node_id()];
+  if (node.hello.incarnation() != hello.incarnation()) node.report.Clear();
+  node.hello = hello;
+  node.heard = awake_;
+  node.punctual = false;
+  const NodeRecord* known = FindNode(state, hello.node_id());
+  if (known != nullptr && known->alive() &&
+      known->hello().SerializeAsString() == hello.SerializeAsString()) {
+    return {};
+  }
+  Event event;
+  *event.mutable_node_joined()->mutable_hello() = hello;
+  return {event};
+}
+
+std::vector<Event> FailureDetector::OnReport(const DriverState& state, const std::string& node_id,
+                                             const agent::ActualState& report,
+                                             absl::Duration now) {
+  Advance(now);
+  auto it = nodes_.find(node_id);
+  const NodeRecord* known = FindNode(state, node_id);
+  if (it == nodes_.end() || known == nullptr || it->second.hello.incarnation() != report.incarnation() ||
+      known->hello().incarnation() != report.incarnation()) {
+    return {};
+  }
+  Node& node = it->second;
+  node.punctual = awake_ - node.heard < TimeoutOfNode(state, node_id);
+  node.heard = awake_;
+  node.report = report;
+  if (!known->alive()) {
+    // It was silent for too long and is back. Its processes are of an attempt that was given up.
+    Event event;
+    *event.mutable_node_joined()->mutable_hello() = node.hello;
+    return {event};
+  }
+  std::vector<Event> events;
+  for (const JobRecord& job : state.jobs()) {
+    if (!HoldsSlots(job)) continue;
+    const std::vector<std::string> nodes = NodesOf(job);
+    if (std::find(nodes.begin(), nodes.end(), node_id) == nodes.end()) continue;
+    const agent::ActualJob* found = LastReport(node_id, JobId(job));
+    const agent::ActualJob nothing;
+    const agent::ActualJob& actual = found != nullptr ? *found : nothing;
+    if (actual.attempt() == job.attempt()) {
+      std::vector<Event> more = VerdictsOf(job, *known, actual);
+      events.insert(events.end(), more.begin(), more.end());
+    }
+    if (auto fenced = FencedEvent(job, *known, report, actual)) events.push_back(*fenced);
+  }
+  return events;
+}
+
+std::vector<Event> FailureDetector::VerdictsOf(const JobRecord& job, const NodeRecord& node,
+                                               const agent::ActualJob& report) {
+  std::vector<Event> events;
+  if (job.stage() == pb::STAGE_PREFLIGHT) AddPreflight(job, node, report.preflight(), &events);
+  const auto step = newest_step_.find(JobId(job));
+  if (job.stage() == pb::STAGE_RUN) {
+    AddTrainingStarted(job, &events);
+    if (step != newest_step_.end() && step->second > job.best_step() && !job.progressed()) {
+      AddFailures(job, {}, &events);
+    }
+  }
+  AddManifests(job, report, &events);
+  AddStoredShards(job, &events);
+  std::vector<Event> ends = RankVerdicts(job, node, report);
+  std::vector<Event> failures;
+  for (Event& end : ends) {
+    if (end.has_rank_failed()) {
+      failures.push_back(std::move(end));
+    } else {
+      events.push_back(std::move(end));
+    }
+  }
+  if (!failures.empty()) AddFailures(job, std::move(failures), &events);
+  return events;
+}
+
+void FailureDetector::AddPreflight(const JobRecord& job, const NodeRecord& node,
+                                   const agent::Preflight& preflight,
+                                   std::vector<Event>* events) const {
+  const std::string& node_id = node.hello().node_id();
+  Event event;
+  if (preflight.state() == agent::Preflight::STATE_PASSED && !HasPreflight(job, node_id)) {
+    auto* passed = event.mutable_preflight_passed();
+    passed->set_job_id(JobId(job));
+    passed->set_attempt(job.attempt());
+    passed->set_node_id(node_id);
+    *passed->mutable_preflight() = preflight;
+  } else if (preflight.state() == agent::Preflight::STATE_REFUSED) {
+    auto* refused = event.mutable_preflight_refused();
+    refused->set_job_id(JobId(job));
+    refused->set_attempt(job.attempt());
+    refused->set_node_id(node_id);
+    refused->set_message(preflight.message());
+  } else {
+    return;
+  }
+  events->push_back(std::move(event));
+}
+
+std::vector<Event> FailureDetector::RankVerdicts(const JobRecord& job, const NodeRecord& node,
+                                                 const agent::ActualJob& report) const {
+  std::vector<Event> events;
+  const std::string& node_id = node.hello().node_id();
+  const bool runs = job.stage() == pb::STAGE_RUN || job.stage() == pb::STAGE_STOP;
+  const bool may_fail =
+      runs || job.stage() == pb::STAGE_FENCE || job.stage() == pb::STAGE_PREFLIGHT;
+  for (const auto& rank : report.ranks()) {
+    const int index = rank.status().rank();
+    if (NodeOfRank(job, index) != node_id || FindEnded(job, index) != nullptr) continue;
+    const bool stopped = rank.state() == agent::ActualRank::STATE_STOPPED;
+    if (rank.state() == agent::ActualRank::STATE_FAILED && may_fail) {
+      events.push_back(RankFailedEvent(job, index, node_id, rank.failure()));
+    } else if ((stopped || rank.state() == agent::ActualRank::STATE_FINISHED) && runs) {
+      Event event;
+      auto* ended = event.mutable_rank_ended();
+      ended->set_job_id(JobId(job));
+      ended->set_attempt(job.attempt());
+      ended->set_rank(index);
+      ended->set_stopped(stopped);
+      ended->set_step(rank.status().step());
+      events.push_back(std::move(event));
+    }
+  }
+  if (report.host().has_failure() && !job.host_failed() && may_fail) {
+    events.push_back(RankFailedEvent(job, -1, node_id, report.host().failure()));
+  }
+  return events;
+}
+
+void FailureDetector::AddFailures(const JobRecord& job, std::vector<Event> failures,
+                                  std::vector<Event>* events) {
+  const auto step = newest_step_.find(JobId(job));
+  if (step != newest_step_.end() && step->second > job.best_step()) {
+    Event event;
+    auto* progressed = event.mutable_attempt_progressed();
+    progressed->set_job_id(JobId(job));
+    progressed->set_attempt(job.attempt());
+    progressed->set_step(step->second);
+    events->push_back(std::move(event));
+  }
+  for (Event& failure : failures) events->push_back(std::move(failure));
+}
+
+void FailureDetector::AddTrainingStarted(const JobRecord& job, std::vector<Event>* events) const {
+  if (job.state() != control::JOB_STATE_STARTING) return;
+  std::set<int> started;
+  for (const std::string& node_id : NodesOf(job)) {
+    const agent::ActualJob* actual = LastReport(node_id, JobId(job));
+    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
+    for (const auto& rank : actual->ranks()) {
+      const telemetry::Phase phase = rank.status().phase();
+      if (phase >= telemetry::PHASE_FIRST_STEP) started.insert(rank.status().rank());
+    }
+  }
+  if (static_cast<int>(started.size()) < WorldSize(job)) return;
+  Event event;
+  event.mutable_training_started()->set_job_id(JobId(job));
+  event.mutable_training_started()->set_attempt(job.attempt());
+  events->push_back(std::move(event));
+}
+
+void FailureDetector::AddStoredShards(const JobRecord& job, std::vector<Event>* events) const {
+  if (job.stage() != pb::STAGE_RUN && job.stage() != pb::STAGE_STOP) return;
+  std::map<int64_t, std::set<int>> ranks_of_step;
+  for (const std::string& node_id : NodesOf(job)) {
+    const agent::ActualJob* actual = LastReport(node_id, JobId(job));
+    if (actual == nullptr) continue;
+    for (const auto& shard : actual->shards()) {
+      if (shard.attempt() == job.attempt()) ranks_of_step[shard.step()].insert(shard.rank());
+    }
+  }
+  for (const auto& [step, ranks] : ranks_of_step) {
+    if (static_cast<int>(ranks.size()) < WorldSize(job)) continue;
+    const auto& finalize = job.finalize();
+    if (std::find(finalize.begin(), finalize.end(), step) != finalize.end()) continue;
+    if (IsCommitted(job, job.attempt(), step)) continue;
+    if (job.committed_size() > 0 && step < job.committed(job.committed_size() - 1).step()) continue;
+    Event event;
+    auto* stored = event.mutable_shards_stored();
+    stored->set_job_id(JobId(job));
+    stored->set_attempt(job.attempt());
+    stored->set_step(step);
+    events->push_back(std::move(event));
+  }
+}
+
+std::vector<Event> FailureDetector::OnTick(const DriverState& state, absl::Duration now) {
+  Advance(now);
+  std::vector<Event> events;
+  for (const NodeRecord& node : state.nodes()) {
+    if (!node.alive()) continue;
+    const std::string& node_id = node.hello().node_id();
+    const absl::Duration timeout = TimeoutOfNode(state, node_id);
+    if (SilenceOf(node_id) <= timeout) continue;
+    Event event;
+    event.mutable_node_lost()->set_node_id(node_id);
+    event.mutable_node_lost()->set_incarnation(node.hello().incarnation());
+    event.mutable_node_lost()->set_why(
+        absl::StrCat("no heartbeat for ", absl::FormatDuration(timeout)));
+    for (const JobRecord& job : state.jobs()) {
+      if (job.stage() == pb::STAGE_RUN) AddFailures(job, {}, &events);
+    }
+    events.push_back(std::move(event));
+  }
+  for (const JobRecord& job : state.jobs()) {
+    if (IsTerminal(job)) {
+      newest_step_.erase(JobId(job));
+      stages_.erase(JobId(job));
+      phases_.erase(phases_.lower_bound(absl::StrCat(JobId(job), "/")),
+                    phases_.lower_bound(absl::StrCat(JobId(job), "0")));
+    } else if (job.stage() == pb::STAGE_RUN || job.stage() == pb::STAGE_PREFLIGHT) {
+      if (job.stage() == pb::STAGE_RUN) AddHung(job, &events);
+      AddOverdue(job, &events);
+    }
+  }
+  return events;
+}
+
+std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
+    const JobRecord& job, const Node& node, const telemetry::RankStatus& status) {
+  const auto& fault = job.submitted().spec().fault();
+  const absl::Duration since_report = awake_ - node.heard;
+  const absl::Duration in_phase = Since(
+      &phases_, absl::StrCat(JobId(job), "/", status.rank()), job.attempt() * 64 + status.phase());
+  Suspect suspect;
+  suspect.rank = status.rank();
+  suspect.node_id = node.hello.node_id();
+  suspect.waiting = absl::StrContains(status.doing(), " #");
+  const absl::Duration alive_age = absl::Seconds(status.alive_age_seconds());
+  if (alive_age > HeartbeatTimeout(job)) {
+    suspect.dead = true;
+    suspect.age = alive_age;
+    suspect.evidence = absl::StrCat(
+        "its timer thread has not run for ",
+        absl::FormatDuration(absl::Seconds(absl::ToInt64Seconds(alive_age))), " (process ",
+        status.pid(), ", in ", status.doing().empty() ? "no instruction" : status.doing(), ")");
+    return suspect;
+  }
+  const absl::Duration limit = ToDuration(IsStarting(status.phase()) ? fault.start_timeout()
+                                                                     : fault.progress_timeout());
+  // A phase has its limit for itself: what went before it does not count.
+  suspect.age =
+      std::min(absl::Seconds(status.progress_age_seconds()) + since_report, in_phase);
+  if (suspect.age <= limit) return std::nullopt;
+  suspect.evidence = absl::StrCat("no progress for ", absl::FormatDuration(limit), " at step ",
+                                  status.step(), " in ",
+                                  status.doing().empty() ? "no instruction" : status.doing());
+  return suspect;
+}
+
+std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecord& job) {
+  std::vector<Suspect> suspects;
+  for (const std::string& node_id : NodesOf(job)) {
+    const agent::ActualJob* actual = LastReport(node_id, JobId(job));
+    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
+    const Node& node = nodes_.at(node_id);
+    for (const auto& rank : actual->ranks()) {
+      if (rank.state() != agent::ActualRank::STATE_RUNNING) continue;
+      // An agent that stood still itself says nothing about its ranks.
+      std::optional<Suspect> suspect = SuspectOf(job, node, rank.status());
+      if (suspect.has_value() && node.punctual) suspects.push_back(*std::move(suspect));
+    }
+  }
+  return suspects;
+}
+
+void FailureDetector::AddHung(const JobRecord& job, std::vector<Event>* events) {
+  const std::vector<Suspect> suspects = SuspectsOf(job);
+  if (suspects.empty()) return;
+  const Suspect& worst =
+      *std::max_element(suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {
+        return std::tuple(a.dead, !a.waiting, a.age, -a.rank) <
+               std::tuple(b.dead, !b.waiting, b.age, -b.rank);
+      });
+  AddFailures(job, {HungEvent(job, worst.rank, worst.node_id, worst.evidence)}, events);
+}
+
+void FailureDetector::AddOverdue(const JobRecord& job, std::vector<Event>* events) {
+  const absl::Duration limit = ToDuration(job.submitted().spec().fault().start_timeout());
+  if (Since(&stages_, JobId(job), job.stage_event()) <= limit) return;
+  for (const std::string& node_id : NodesOf(job)) {
+    const agent::ActualJob* actual = LastReport(node_id, JobId(job));
+    if (job.stage() == pb::STAGE_PREFLIGHT) {
+      if (HasPreflight(job, node_id)) continue;
+      AddFailures(job,
+                  {HungEvent(job, -1, node_id,
+                             absl::StrCat("its preflight did not end within ",
+                                          absl::FormatDuration(limit)))},
+                  events);
+      return;
+    }
+    std::set<int> there;
+    if (actual != nullptr && actual->attempt() == job.attempt()) {
+      for (const auto& rank : actual->ranks()) there.insert(rank.status().rank());
+    }
+    for (const auto& placement : job.placements()) {
+      if (placement.node_id() != node_id || there.count(placement.rank()) > 0) continue;
+      if (FindEnded(job, placement.rank()) != nullptr) continue;
+      AddFailures(job,
+                  {HungEvent(job, placement.rank(), node_id,
+                             absl::StrCat("was not started within ", absl::FormatDuration(limit)))},
+                  events);
+      return;
+    }
+  }
+}
+
+const agent::ActualJob* FailureDetector::LastReport(const std::string& node_id,
+                                                    const std::string& job_id) const {
+  const auto it = nodes_.find(node_id);
+  if (it == nodes_.end()) return nullptr;
+  for (const auto& job : it->second.report.jobs()) {
+    if (job.job_id() == job_id) return &job;
+  }
+  return nullptr;
+}
+
+absl::Duration FailureDetector::SilenceOf(const std::string& node_id) const {
+  const auto it = nodes_.find(node_id);
+  return it == nodes_.end() ? awake_ : awake_ - it->second.heard;
+}
+
+}  // namespace megascale::driver

@@ -1,0 +1,115 @@
+#include "controlplane/driver/placement.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace megascale::driver {
+namespace {
+
+// Free slots by node, in the order of node ids.
+using FreeSlots = std::map<std::string, int>;
+
+int TensorSize(const JobRecord& job) {
+  return std::max(1, job.submitted().spec().parallel().tensor_model_parallel_size());
+}
+
+FreeSlots FreeSlotsFor(const DriverState& state, const JobRecord& job,
+                       const std::string& instruction_set) {
+  FreeSlots free;
+  for (const NodeRecord& node : state.nodes()) {
+    if (!node.alive() || node.hello().instruction_set() != instruction_set) continue;
+    free[node.hello().node_id()] = node.hello().num_slots();
+  }
+  for (const JobRecord& other : state.jobs()) {
+    if (JobId(other) == JobId(job) || !HoldsSlots(other)) continue;
+    for (const auto& placement : other.placements()) {
+      if (auto it = free.find(placement.node_id()); it != free.end()) --it->second;
+    }
+  }
+  return free;
+}
+
+// The node of each group of tensor-parallel peers; empty when some have none.
+std::vector<std::string> PlaceGroups(const JobRecord& job, FreeSlots free) {
+  const int tensor_size = TensorSize(job);
+  std::vector<std::string> nodes(static_cast<size_t>(WorldSize(job) / tensor_size));
+  for (size_t group = 0; group < nodes.size(); ++group) {
+    const std::string before = NodeOfRank(job, static_cast<int>(group) * tensor_size);
+    const auto it = free.find(before);
+    if (it == free.end() || it->second < tensor_size) continue;
+    it->second -= tensor_size;
+    nodes[group] = before;
+  }
+  auto next = free.begin();
+  for (std::string& node : nodes) {
+    if (!node.empty()) continue;
+    while (next != free.end() && next->second < tensor_size) ++next;
+    if (next == free.end()) return {};
+    next->second -= tensor_size;
+    node = next->first;
+  }
+  return nodes;
+}
+
+std::string Offer(const JobRecord& job, const FreeSlots& free) {
+  const std::string needs = absl::StrCat("needs ", WorldSize(job), " slots");
+  const int tensor_size = TensorSize(job);
+  const std::string groups =
+      tensor_size > 1 ? absl::StrCat(" in groups of ", tensor_size, " on one node") : "";
+  if (free.empty()) {
+    const std::string kind =
+        job.instruction_set().empty() ? "" : absl::StrCat(" with ", job.instruction_set());
+    return absl::StrCat(needs, groups, "; no node", kind, " is connected");
+  }
+  int sum = 0;
+  for (const auto& [node, slots] : free) sum += std::max(0, slots);
+  return absl::StrCat(needs, groups, "; ", free.size(), free.size() == 1 ? " node" : " nodes",
+                      free.size() == 1 ? " offers " : " offer ", sum, " (",
+                      absl::StrJoin(free, ", ",
+                                    [](std::string* out, const auto& entry) {
+                                      absl::StrAppend(out, entry.first, " ",
+                                                      std::max(0, entry.second));
+                                    }),
+                      ")");
+}
+
+std::vector<std::string> InstructionSets(const DriverState& state, const JobRecord& job) {
+  if (!job.instruction_set().empty()) return {job.instruction_set()};
+  std::vector<std::string> sets;
+  for (const NodeRecord& node : state.nodes()) {
+    const std::string& name = node.hello().instruction_set();
+    if (node.alive() && std::find(sets.begin(), sets.end(), name) == sets.end()) {
+      sets.push_back(name);
+    }
+  }
+  return sets;
+}
+
+}  // namespace
+
+PlacementResult PlaceJob(const DriverState& state, const JobRecord& job) {
+  PlacementResult result;
+  FreeSlots best;
+  for (const std::string& instruction_set : InstructionSets(state, job)) {
+    FreeSlots free = FreeSlotsFor(state, job, instruction_set);
+    const std::vector<std::string> nodes = PlaceGroups(job, free);
+    if (free.size() > best.size()) best = std::move(free);
+    if (nodes.empty()) continue;
+    result.instruction_set = instruction_set;
+    for (int rank = 0; rank < WorldSize(job); ++rank) {
+      megascale::agent::v1::Placement placement;
+      placement.set_rank(rank);
+      placement.set_node_id(nodes[static_cast<size_t>(rank / TensorSize(job))]);
+      result.placements.push_back(std::move(placement));
+    }
+    return result;
+  }
+  result.message = Offer(job, best);
+  return result;
+}
+
+}  // namespace megascale::driver

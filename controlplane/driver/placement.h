@@ -1,0 +1,25 @@
+// Which node runs which rank. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "controlplane/driver/driver_state.h"
+
+namespace megascale::driver {
+
+struct PlacementResult {
+  // In rank order; empty: there are not enough slots, and `message` says what is missing:
+  // "needs 4 slots; 2 nodes offer 3 (n0 2, n1 1)".
+  std::vector<megascale::agent::v1::Placement> placements;
+  std::string instruction_set;
+  std::string message;
+};
+
+// Places the job on living nodes of one instruction set: the job's own where it has one, else the
+// first (by node id) that has enough free slots. Ranks keep the node that they had while it lives
+// and has room; the others fill nodes in the order of their ids with consecutive ranks.
+// Tensor-parallel peers share a node. Slots of every other job that holds some are taken.
+PlacementResult PlaceJob(const DriverState& state, const JobRecord& job);
+
+}  // namespace megascale::driver

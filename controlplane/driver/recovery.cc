@@ -1,0 +1,120 @@
+#include "controlplane/driver/recovery.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace telemetry = megascale::telemetry::v1;
+
+constexpr absl::Duration kBackoffMax = absl::Minutes(1);
+
+// The highest step of which every rank has a snapshot on the node that it is placed on; -1: none.
+int64_t NewestStepInMemory(const JobRecord& job,
+                           const std::vector<agent::Placement>& placements) {
+  std::map<int64_t, std::set<int>> ranks_of_step;
+  for (const auto& fenced : job.fenced()) {
+    for (const auto& snapshot : fenced.snapshots()) {
+      const size_t rank = static_cast<size_t>(snapshot.rank());
+      if (rank >= placements.size() || placements[rank].node_id() != fenced.node_id()) continue;
+      ranks_of_step[snapshot.step()].insert(snapshot.rank());
+    }
+  }
+  for (auto it = ranks_of_step.rbegin(); it != ranks_of_step.rend(); ++it) {
+    if (it->second.size() == placements.size()) return it->first;
+  }
+  return -1;
+}
+
+// Where the job starts when it has nothing of its own.
+agent::RestorePoint Beginning(const JobRecord& job) {
+  agent::RestorePoint restore;
+  if (job.submitted().from_checkpoint().empty()) {
+    restore.set_source(agent::RestorePoint::SOURCE_INITIAL);
+    return restore;
+  }
+  restore.set_source(agent::RestorePoint::SOURCE_STORAGE);
+  restore.set_directory(job.submitted().from_checkpoint());
+  if (job.preflights_size() > 0) restore.set_step(job.preflights(0).preflight().first_step());
+  return restore;
+}
+
+}  // namespace
+
+std::string ReasonOf(const Culprit& culprit) {
+  switch (culprit.failure_class()) {
+    case telemetry::FAILURE_CLASS_EXITED:
+      return culprit.rank() < 0 ? "HostFailed" : "RankExited";
+    case telemetry::FAILURE_CLASS_OUT_OF_MEMORY:
+      return "OutOfMemory";
+    case telemetry::FAILURE_CLASS_HUNG:
+      return culprit.rank() < 0 ? "HostHung" : "RankHung";
+    case telemetry::FAILURE_CLASS_SLOW:
+      return "RankSlow";
+    case telemetry::FAILURE_CLASS_UNREACHABLE:
+      return "NodeLost";
+    case telemetry::FAILURE_CLASS_CORRUPT:
+      return "DataCorrupt";
+    case telemetry::FAILURE_CLASS_DIVERGED:
+      return "Diverged";
+    case telemetry::FAILURE_CLASS_REFUSED:
+      return "Refused";
+    case telemetry::FAILURE_CLASS_ABORTED:
+      return "PeerLost";
+    default:
+      return "Failed";
+  }
+}
+
+std::string Describe(const Culprit& culprit) {
+  const std::string who =
+      culprit.rank() < 0 ? absl::StrCat("node ", culprit.node_id())
+                         : absl::StrCat("rank ", culprit.rank(), " on ", culprit.node_id());
+  const std::string& evidence = culprit.evidence();
+  return absl::StrCat(who, ": ", evidence.substr(0, evidence.find('\n')));
+}
+
+bool IsBetterCulprit(const Culprit& candidate, const Culprit& known) {
+  return known.failure_class() == telemetry::FAILURE_CLASS_ABORTED &&
+         candidate.failure_class() != telemetry::FAILURE_CLASS_ABORTED;
+}
+
+bool IsRetried(FailureClass failure_class) {
+  return failure_class != telemetry::FAILURE_CLASS_REFUSED &&
+         failure_class != telemetry::FAILURE_CLASS_DIVERGED;
+}
+
+absl::Duration BackoffOf(const JobRecord& job) {
+  if (job.attempts_without_progress() < 1) return absl::ZeroDuration();
+  const auto& first = job.submitted().spec().fault().restart_backoff();
+  absl::Duration backoff = absl::Seconds(first.seconds()) + absl::Nanoseconds(first.nanos());
+  for (int64_t i = 1; i < job.attempts_without_progress() && backoff < kBackoffMax; ++i) {
+    backoff *= 2;
+  }
+  return std::min(backoff, kBackoffMax);
+}
+
+agent::RestorePoint ChooseRestore(const JobRecord& job,
+                                  const std::vector<agent::Placement>& placements) {
+  agent::RestorePoint restore = Beginning(job);
+  if (job.committed_size() > 0) {
+    const auto& newest = job.committed(job.committed_size() - 1);
+    restore.set_source(agent::RestorePoint::SOURCE_STORAGE);
+    restore.set_step(newest.step());
+    restore.set_directory(newest.directory());
+  }
+  const int64_t in_memory = NewestStepInMemory(job, placements);
+  if (in_memory >= 0 && in_memory >= restore.step()) {
+    restore.Clear();
+    restore.set_source(agent::RestorePoint::SOURCE_MEMORY);
+    restore.set_step(in_memory);
+  }
+  return restore;
+}
+
+}  // namespace megascale::driver

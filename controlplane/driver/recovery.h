@@ -1,0 +1,39 @@
+// What follows a failure: who is to blame, whether to try again, from where. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "controlplane/driver/driver_state.h"
+
+namespace megascale::driver {
+
+using FailureClass = megascale::telemetry::v1::FailureClass;
+using Culprit = megascale::control::v1::Culprit;
+
+// "RankExited", "NodeLost" …: the reason of a job that this culprit stopped.
+std::string ReasonOf(const Culprit& culprit);
+
+// "rank 1 on n0: killed by signal 9", for people.
+std::string Describe(const Culprit& culprit);
+
+// True when `candidate` explains the failure of its attempt better than `known`: the first one
+// known stays, but a death that only followed from a peer's never stands before another.
+bool IsBetterCulprit(const Culprit& candidate, const Culprit& known);
+
+// A bad specification and diverged numbers come back however often they are tried.
+bool IsRetried(FailureClass failure_class);
+
+// Before the next attempt, when `attempts_without_progress` were made in a row: zero after an
+// attempt that progressed, restart_backoff before the second, then doubling up to a minute.
+absl::Duration BackoffOf(const JobRecord& job);
+
+// Where an attempt with these placements starts: the highest step of which every rank has a sealed
+// snapshot on the node it is placed on, or a newer committed checkpoint, or the beginning. The
+// snapshots are those that the fenced nodes reported.
+megascale::agent::v1::RestorePoint ChooseRestore(
+    const JobRecord& job, const std::vector<megascale::agent::v1::Placement>& placements);
+
+}  // namespace megascale::driver

@@ -1,0 +1,148 @@
+// The log in RocksDB. Keys: "schema" (a number), "snapshot" (a DriverState), "event/" and the
+// event's number in 16 hexadecimal digits, so that they sort in order.
+#include <rocksdb/db.h>
+#include <rocksdb/options.h>
+#include <rocksdb/write_batch.h>
+
+#include <exception>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "controlplane/driver/event_log.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/base/version.h"
+
+namespace megascale::driver {
+namespace {
+
+constexpr int kSchema = 1;
+constexpr char kSchemaKey[] = "schema";
+constexpr char kSnapshotKey[] = "snapshot";
+constexpr char kEventPrefix[] = "event/";
+
+std::string EventKey(int64_t number) { return absl::StrFormat("%s%016x", kEventPrefix, number); }
+
+absl::Status FromRocks(const rocksdb::Status& status, absl::string_view what) {
+  if (status.ok()) return absl::OkStatus();
+  const std::string message = absl::StrCat(what, ": ", status.ToString());
+  if (status.IsCorruption()) return absl::DataLossError(message);
+  if (status.IsNoSpace()) return absl::ResourceExhaustedError(message);
+  if (status.IsNotFound()) return absl::NotFoundError(message);
+  return absl::UnavailableError(message);
+}
+
+rocksdb::WriteOptions Synced() {
+  rocksdb::WriteOptions options;
+  options.sync = true;
+  return options;
+}
+
+class RocksDbLog : public LogStore {
+ public:
+  RocksDbLog(std::string directory, std::unique_ptr<rocksdb::DB> db)
+      : directory_(std::move(directory)), db_(std::move(db)) {}
+
+  absl::Status CheckSchema() {
+    std::string text;
+    const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), kSchemaKey, &text);
+    if (status.IsNotFound()) {
+      return FromRocks(db_->Put(Synced(), kSchemaKey, absl::StrCat(kSchema)), directory_);
+    }
+    RETURN_IF_ERROR(FromRocks(status, directory_));
+    int schema = 0;
+    if (!absl::SimpleAtoi(text, &schema)) {
+      return absl::DataLossError(absl::StrCat(directory_, ": its schema is '", text,
+                                              "' where a number was expected"));
+    }
+    if (schema > kSchema) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(directory_, ": was written by a newer megascale (schema ", schema,
+                       "; this one, ", base::kVersion, ", reads up to ", kSchema,
+                       "); run that version, or give another state directory"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<LogContents> ReadAll() override {
+    LogContents contents;
+    std::string snapshot;
+    const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), kSnapshotKey, &snapshot);
+    if (!status.ok() && !status.IsNotFound()) return FromRocks(status, directory_);
+    if (status.ok() && !contents.state.ParseFromString(snapshot)) {
+      return absl::DataLossError(absl::StrCat(directory_, ": its snapshot cannot be read"));
+    }
+    int64_t number = contents.state.num_events();
+    std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
+    for (it->Seek(kEventPrefix); it->Valid() && it->key().starts_with(kEventPrefix); it->Next()) {
+      ++number;
+      if (it->key().ToString() != EventKey(number)) {
+        return absl::DataLossError(absl::StrCat(directory_, ": event ", number,
+                                                " is missing; restore the state directory"));
+      }
+      if (!contents.events.emplace_back().ParseFromArray(it->value().data(),
+                                                         static_cast<int>(it->value().size()))) {
+        return absl::DataLossError(
+            absl::StrCat(directory_, ": event ", number, " cannot be read"));
+      }
+    }
+    RETURN_IF_ERROR(FromRocks(it->status(), directory_));
+    return contents;
+  }
+
+  absl::Status Append(int64_t num_before, const std::vector<Event>& events) override {
+    rocksdb::WriteBatch batch;
+    for (const Event& event : events) {
+      batch.Put(EventKey(++num_before), event.SerializeAsString());
+    }
+    return FromRocks(db_->Write(Synced(), &batch), absl::StrCat("write ", directory_));
+  }
+
+  absl::Status WriteSnapshot(const DriverState& state) override {
+    rocksdb::WriteBatch batch;
+    batch.Put(kSnapshotKey, state.SerializeAsString());
+    batch.DeleteRange(EventKey(0), EventKey(state.num_events() + 1));
+    return FromRocks(db_->Write(Synced(), &batch), absl::StrCat("write ", directory_));
+  }
+
+ private:
+  std::string directory_;
+  std::unique_ptr<rocksdb::DB> db_;
+};
+
+rocksdb::Options SmallDatabase() {
+  rocksdb::Options options;
+  options.create_if_missing = true;
+  // Every write is synced, so only the tail of the newest log file can be torn by a crash.
+  options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+  options.write_buffer_size = 4 << 20;
+  options.max_background_jobs = 2;
+  options.keep_log_file_num = 2;
+  options.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(const std::string& directory) {
+  RETURN_IF_ERROR(base::MakeDirectories(directory));
+  try {
+    rocksdb::DB* opened = nullptr;
+    const rocksdb::Status status = rocksdb::DB::Open(SmallDatabase(), directory, &opened);
+    if (status.IsIOError() && absl::StrContains(status.ToString(), "lock")) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(directory, ": another driver has this state directory open; stop it, or "
+                                  "give this one another directory"));
+    }
+    RETURN_IF_ERROR(FromRocks(status, absl::StrCat("open ", directory)));
+    auto log = std::make_unique<RocksDbLog>(directory, std::unique_ptr<rocksdb::DB>(opened));
+    RETURN_IF_ERROR(log->CheckSchema());
+    return std::unique_ptr<LogStore>(std::move(log));
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("open ", directory, ": ", error.what()));
+  }
+}
+
+}  // namespace megascale::driver

@@ -1,0 +1,272 @@
+#include "controlplane/launch/keeper_process.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/frame.h"
+
+namespace megascale::launch {
+namespace {
+
+constexpr absl::Duration kSendTimeout = absl::Seconds(10);
+constexpr absl::Duration kReapTimeout = absl::Seconds(8);
+constexpr int kHighDescriptor = 256;  // above every number that a child is given
+
+sigset_t HandledSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT}) sigaddset(&set, signal);
+  return set;
+}
+
+// A spawn command, unpacked for execve.
+struct Spawn {
+  int64_t token = 0;
+  const char* program = nullptr;
+  std::vector<char*> arguments;
+  std::vector<char*> environment;
+  int output = -1;
+  std::vector<std::pair<int, int>> descriptors;  // {ours, the child's}
+};
+
+class Keeper {
+ public:
+  Keeper(const KeeperSetup& setup, std::vector<std::string> environment)
+      : setup_(setup), environment_(std::move(environment)) {
+    const sigset_t handled = HandledSignals();
+    sigprocmask(SIG_BLOCK, &handled, nullptr);
+    signals_ = base::UniqueFd(::signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+
+  // Until the parent is gone.
+  void Serve();
+  void KillEverything();
+
+ private:
+  bool ParentLives() const { return ::getppid() == setup_.parent_pid; }
+  bool ServeCommand();
+  Spawn Unpack(const KeeperCommand& command, base::Frame* frame) const;
+  KeeperReply StartChild(const Spawn& spawn);
+  [[noreturn]] void BecomeChild(const Spawn& spawn, int keeper_pid, int error_pipe) const;
+  // Reaps what ended. False: there is no child at all.
+  bool Reap(bool report);
+  void DrainSignals();
+
+  KeeperSetup setup_;
+  std::vector<std::string> environment_;
+  base::UniqueFd signals_;
+  std::map<pid_t, int64_t> tokens_;
+  std::map<int64_t, pid_t> pids_;
+};
+
+void Keeper::Serve() {
+  while (ParentLives()) {
+    pollfd entries[] = {{setup_.commands, POLLIN, 0}, {signals_.get(), POLLIN, 0}};
+    if (::poll(entries, 2, -1) < 0 && errno != EINTR) return;
+    DrainSignals();
+    Reap(/*report=*/true);
+    if (entries[0].revents != 0 && !ServeCommand()) return;
+  }
+}
+
+void Keeper::DrainSignals() {
+  signalfd_siginfo info;
+  while (::read(signals_.get(), &info, sizeof(info)) > 0) {
+  }
+}
+
+bool Keeper::ServeCommand() {
+  absl::StatusOr<base::Frame> frame = base::ReceiveFrame(setup_.commands, kSendTimeout);
+  if (!frame.ok() || frame->payload.size() < sizeof(KeeperCommand)) return false;
+  KeeperCommand command;
+  std::memcpy(&command, frame->payload.data(), sizeof(command));
+  if (command.kind == KeeperCommand::kKill) {
+    // A child that ended and is not reaped yet still holds its process id.
+    if (const auto pid = pids_.find(command.token); pid != pids_.end()) {
+      ::kill(-pid->second, command.signal);
+    }
+    return true;
+  }
+  const KeeperReply reply = StartChild(Unpack(command, &*frame));
+  const std::string payload(reinterpret_cast<const char*>(&reply), sizeof(reply));
+  return base::SendFrame(setup_.commands, payload, {}, kSendTimeout).ok();
+}
+
+Spawn Keeper::Unpack(const KeeperCommand& command, base::Frame* frame) const {
+  Spawn spawn;
+  spawn.token = command.token;
+  char* next = frame->payload.data() + sizeof(KeeperCommand);
+  const auto take = [&next] {
+    char* const text = next;
+    next += std::strlen(text) + 1;
+    return text;
+  };
+  spawn.program = take();
+  for (int i = 0; i < command.num_arguments; ++i) spawn.arguments.push_back(take());
+  for (int i = 0; i < command.num_environment; ++i) spawn.environment.push_back(take());
+  for (const std::string& ours : environment_) {
+    const size_t name_size = ours.find('=') + 1;
+    const bool replaced =
+        std::any_of(spawn.environment.begin(), spawn.environment.end(), [&](const char* given) {
+          return std::strncmp(given, ours.c_str(), name_size) == 0;
+        });
+    if (!replaced) spawn.environment.push_back(const_cast<char*>(ours.c_str()));
+  }
+  spawn.arguments.push_back(nullptr);
+  spawn.environment.push_back(nullptr);
+  size_t fd = 0;
+  if (command.has_output != 0) spawn.output = frame->fds[fd++].get();
+  for (int i = 0; i < command.num_descriptors; ++i) {
+    spawn.descriptors.push_back({frame->fds[fd++].get(), command.numbers[i]});
+  }
+  return spawn;
+}
+
+KeeperReply Keeper::StartChild(const Spawn& spawn) {
+  KeeperReply reply = {spawn.token, 0, 0};
+  int error_pipe[2];  // closes when exec succeeds, brings errno when it does not
+  if (::pipe2(error_pipe, O_CLOEXEC) != 0) {
+    reply.error = errno;
+    return reply;
+  }
+  const int keeper_pid = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid == 0) BecomeChild(spawn, keeper_pid, error_pipe[1]);
+  if (pid < 0) reply.error = errno;
+  ::close(error_pipe[1]);
+  if (pid > 0 && ::read(error_pipe[0], &reply.error, sizeof(reply.error)) > 0) {
+    ::waitpid(pid, nullptr, 0);
+  } else if (pid > 0) {
+    reply.error = 0;
+    reply.pid = pid;
+    tokens_[pid] = spawn.token;
+    pids_[spawn.token] = pid;
+  }
+  ::close(error_pipe[0]);
+  return reply;
+}
+
+void Keeper::BecomeChild(const Spawn& spawn, int keeper_pid, int error_pipe) const {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != keeper_pid) ::_exit(127);  // it died before the line above
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  // First out of the way of each other, then to their numbers; what has no number closes at exec.
+  const int errors = ::fcntl(error_pipe, F_DUPFD_CLOEXEC, kHighDescriptor);
+  std::vector<std::pair<int, int>> moves;
+  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  moves.push_back({::fcntl(null, F_DUPFD_CLOEXEC, kHighDescriptor), STDIN_FILENO});
+  if (spawn.output >= 0) {
+    const int output = ::fcntl(spawn.output, F_DUPFD_CLOEXEC, kHighDescriptor);
+    moves.push_back({output, STDOUT_FILENO});
+    moves.push_back({output, STDERR_FILENO});
+  }
+  for (const auto& [ours, number] : spawn.descriptors) {
+    moves.push_back({::fcntl(ours, F_DUPFD_CLOEXEC, kHighDescriptor), number});
+  }
+  bool moved = true;
+  for (const auto& [from, to] : moves) moved = ::dup2(from, to) >= 0 && moved;
+  if (moved) ::execve(spawn.program, spawn.arguments.data(), spawn.environment.data());
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = ::write(errors, &error, sizeof(error));
+  ::_exit(127);
+}
+
+bool Keeper::Reap(bool report) {
+  for (;;) {
+    siginfo_t info = {};
+    const int waited = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT);
+    if (waited != 0 && errno == EINTR) continue;
+    if (waited != 0) return false;
+    if (info.si_pid == 0) return true;
+    const pid_t pid = info.si_pid;
+    const auto child = tokens_.find(pid);
+    // While its leader is not reaped the group's number cannot be given to others.
+    if (child != tokens_.end()) ::kill(-pid, SIGKILL);
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    if (child == tokens_.end()) continue;  // an orphan of a child
+    const KeeperExit exited = {child->second, pid, status};
+    pids_.erase(child->second);
+    tokens_.erase(child);
+    if (!report) continue;
+    const std::string payload(reinterpret_cast<const char*>(&exited), sizeof(exited));
+    // A parent that is gone is noticed by the caller.
+    base::SendFrame(setup_.exits, payload, {}, kSendTimeout).IgnoreError();
+  }
+}
+
+// Process ids of our children, orphans that came to us included.
+std::vector<pid_t> Children() {
+  std::vector<pid_t> children;
+  DIR* const processes = ::opendir("/proc");
+  if (processes == nullptr) return children;
+  while (const dirent* entry = ::readdir(processes)) {
+    const pid_t pid = std::atoi(entry->d_name);
+    if (pid <= 0) continue;
+    const absl::StatusOr<std::string> stat =
+        base::ReadFile(std::string("/proc/") + entry->d_name + "/stat", 1 << 16);
+    // "pid (name) state parent …"; the name may hold anything.
+    const size_t name_end = stat.ok() ? stat->rfind(')') : std::string::npos;
+    if (name_end == std::string::npos || name_end + 4 >= stat->size()) continue;
+    if (std::atoi(stat->c_str() + name_end + 4) == ::getpid()) children.push_back(pid);
+  }
+  ::closedir(processes);
+  return children;
+}
+
+void Keeper::KillEverything() {
+  for (const auto& [pid, token] : tokens_) ::kill(-pid, SIGKILL);
+  const absl::Duration end = base::RealClock().Monotonic() + kReapTimeout;
+  while (Reap(/*report=*/false) && base::RealClock().Monotonic() < end) {
+    for (const pid_t pid : Children()) ::kill(pid, SIGKILL);
+    pollfd entry = {signals_.get(), POLLIN, 0};
+    ::poll(&entry, 1, 20);
+    DrainSignals();
+  }
+}
+
+}  // namespace
+
+void RunKeeperProcess(const KeeperSetup& setup, const std::vector<std::string>& remove_at_end) {
+  ::prctl(PR_SET_NAME, "keeper");
+  ::setpgid(0, 0);  // out of reach of the terminal's Ctrl-C
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  std::vector<std::string> environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
+  Keeper keeper(setup, std::move(environment));
+  // Its handler sees that the parent changed; SIGKILL would leave no time to clean up.
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  keeper.Serve();
+  ::prctl(PR_SET_PDEATHSIG, 0);
+  keeper.KillEverything();
+  for (const std::string& path : remove_at_end) {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  ::_exit(0);
+}
+
+}  // namespace megascale::launch

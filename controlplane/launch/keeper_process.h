@@ -1,0 +1,15 @@
+// The helper process of a ProcessKeeper: what runs after the fork. Private to this folder.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "controlplane/launch/keeper_wire.h"
+
+namespace megascale::launch {
+
+// Serves until the parent is gone, then kills and reaps everything, removes `remove_at_end` and exits.
+[[noreturn]] void RunKeeperProcess(const KeeperSetup& setup,
+                                   const std::vector<std::string>& remove_at_end);
+
+}  // namespace megascale::launch

@@ -1,0 +1,101 @@
+// The child of this folder's tests. Also stands for `megascale driver` and `megascale agent`.
+//   exit N | pause | family | write FD TEXT | environment NAME | driver … | agent …
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+
+namespace {
+
+void WaitForEver() {
+  for (;;) ::pause();
+}
+
+// A child in a session of its own, which no signal to a process group reaches, prints its process id.
+int RunFamily() {
+  if (::fork() == 0) {
+    ::setsid();
+    std::printf("%d\n", ::getpid());
+    std::fflush(stdout);
+    WaitForEver();
+  }
+  WaitForEver();
+  return 0;
+}
+
+std::string Option(int argc, char** argv, absl::string_view name) {
+  for (int i = 2; i + 1 < argc; ++i) {
+    if (name == argv[i]) return argv[i + 1];
+  }
+  return "";
+}
+
+void WritePid(const std::string& path) {
+  std::ofstream(path + ".new") << ::getpid();
+  std::rename((path + ".new").c_str(), path.c_str());
+}
+
+// Ends on SIGTERM, like driver and agent.
+void WaitForTermination() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  int signal = 0;
+  sigwait(&set, &signal);
+}
+
+int CountAgents(const std::string& directory) {
+  int count = 0;
+  DIR* const entries = ::opendir(directory.c_str());
+  while (const dirent* entry = ::readdir(entries)) {
+    count += ::access((directory + "/" + entry->d_name + "/pid").c_str(), F_OK) == 0;
+  }
+  ::closedir(entries);
+  return count;
+}
+
+int RunDriver(int argc, char** argv) {
+  const std::string socket = Option(argc, argv, "--listen").substr(5);
+  const std::string directory = socket.substr(0, socket.rfind('/'));
+  WritePid(directory + "/driver.pid");
+  WaitForTermination();
+  std::printf("%d agents are left\n", CountAgents(directory));
+  return 0;
+}
+
+int RunAgent(int argc, char** argv) {
+  const std::string directory = Option(argc, argv, "--run-dir");
+  ::mkdir(directory.c_str(), 0700);
+  WritePid(directory + "/pid");
+  WaitForTermination();
+  ::unlink((directory + "/pid").c_str());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const absl::string_view mode = argv[1];
+  if (mode == "exit") return std::atoi(argv[2]);
+  if (mode == "family") return RunFamily();
+  if (mode == "driver") return RunDriver(argc, argv);
+  if (mode == "agent") return RunAgent(argc, argv);
+  if (mode == "write") {
+    return ::dprintf(std::atoi(argv[2]), "%s", argv[3]) < 0 ? 1 : 0;
+  }
+  if (mode == "environment") {
+    const char* const value = std::getenv(argv[2]);
+    std::printf("%s", value == nullptr ? "unset" : value);
+    return 0;
+  }
+  WaitForEver();
+}

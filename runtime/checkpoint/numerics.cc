@@ -1,0 +1,175 @@
+#include "runtime/checkpoint/numerics.h"
+
+#include <dnnl.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "runtime/base/check.h"
+
+namespace megascale::checkpoint {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+constexpr size_t kChangesShownMax = 4;
+
+// The shortest text that reads back as the same number.
+std::string Text(double value) {
+  constexpr int kDigitsMax = 17;  // always enough for a double
+  std::string text;
+  for (int digits = 1; digits <= kDigitsMax; ++digits) {
+    text = absl::StrFormat("%.*g", digits, value);
+    double read = 0;
+    if (absl::SimpleAtod(text, &read) && read == value) break;
+  }
+  return text;
+}
+
+std::string FieldText(const Message& message, const FieldDescriptor* field) {
+  const google::protobuf::Reflection* reflection = message.GetReflection();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return Text(reflection->GetDouble(message, field));
+    case FieldDescriptor::CPPTYPE_INT32:
+      return absl::StrCat(reflection->GetInt32(message, field));
+    case FieldDescriptor::CPPTYPE_INT64:
+      return absl::StrCat(reflection->GetInt64(message, field));
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return absl::StrCat(reflection->GetUInt64(message, field));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection->GetBool(message, field) ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return reflection->GetEnum(message, field)->name();
+    default:
+      MEGASCALE_CHECK_MSG(false, absl::StrCat(field->full_name(), ": teach FieldText its type"));
+  }
+}
+
+using Fields = google::protobuf::Map<std::string, std::string>;
+
+// Adds the set fields of `message` as "area.field". Through reflection, so that no new field of the
+// job is forgotten.
+void AddFields(const Message& message, absl::string_view area, Fields* fields) {
+  std::vector<const FieldDescriptor*> set;
+  message.GetReflection()->ListFields(message, &set);
+  for (const FieldDescriptor* field : set) {
+    (*fields)[absl::StrCat(area, ".", field->name())] = FieldText(message, field);
+  }
+}
+
+// Gives a field an area of its own name.
+void MakeArea(const std::string& field, const std::string& area, Fields* fields) {
+  const auto found = fields->find(field);
+  if (found == fields->end()) return;
+  const std::string value = found->second;
+  fields->erase(found);
+  (*fields)[area] = value;
+}
+
+struct Change {
+  std::string field;
+  std::string kept;
+  std::string now;
+
+  std::string Area() const {
+    return std::pair<std::string, std::string>(absl::StrSplit(field, absl::MaxSplits('.', 1)))
+        .first;
+  }
+};
+
+absl::Status Refuse(std::vector<Change> changes, const std::vector<std::string>& allow_changed) {
+  const auto is_allowed = [&allow_changed](const Change& change) {
+    return std::any_of(allow_changed.begin(), allow_changed.end(), [&](const std::string& name) {
+      return name == "all" || name == change.Area();
+    });
+  };
+  changes.erase(std::remove_if(changes.begin(), changes.end(), is_allowed), changes.end());
+  if (changes.empty()) return absl::OkStatus();
+  std::set<std::string> areas;
+  std::vector<std::string> texts;
+  for (const Change& change : changes) {
+    areas.insert(change.Area());
+    if (texts.size() == kChangesShownMax) continue;
+    texts.push_back(absl::StrCat(change.field, " was ", change.kept, ", is ", change.now));
+  }
+  if (changes.size() > kChangesShownMax) {
+    texts.push_back(absl::StrCat(changes.size() - kChangesShownMax, " more"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the checkpoint was made under other conditions: ", absl::StrJoin(texts, "; "),
+      "; restore them, or go on with other bits by --allow-changed ", absl::StrJoin(areas, ",")));
+}
+
+std::string ShortHash(const v1::DataFingerprint& fingerprint, int file) {
+  return absl::StrCat("SHA-256 ", fingerprint.file_sha256(file).substr(0, 12), "...");
+}
+
+}  // namespace
+
+v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
+                                                absl::string_view instruction_set) {
+  v1::NumericsFingerprint fingerprint;
+  Fields* fields = fingerprint.mutable_fields();
+  AddFields(spec.model(), "model", fields);
+  AddFields(spec.optimizer(), "optimizer", fields);
+  AddFields(spec.train(), "batch", fields);
+  AddFields(spec.parallel(), "layout", fields);
+  fields->erase("batch.steps");
+  MakeArea("batch.precision", "precision", fields);
+  MakeArea("batch.seed", "seed", fields);
+  MakeArea("layout.threads_per_rank", "threads_per_rank", fields);
+  (*fields)["instruction_set"] = std::string(instruction_set);
+  const dnnl_version_t* onednn = dnnl_version();
+  (*fields)["onednn"] = absl::StrCat(onednn->major, ".", onednn->minor, ".", onednn->patch);
+  (*fields)["megascale_numerics"] = std::string(kNumericsVersion);
+  return fingerprint;
+}
+
+absl::Status CompareFingerprints(const v1::NumericsFingerprint& kept,
+                                 const v1::NumericsFingerprint& now,
+                                 const std::vector<std::string>& allow_changed) {
+  std::set<std::string> names;
+  for (const auto& [name, value] : kept.fields()) names.insert(name);
+  for (const auto& [name, value] : now.fields()) names.insert(name);
+  const auto value = [](const v1::NumericsFingerprint& from, const std::string& name) {
+    const auto found = from.fields().find(name);
+    return found == from.fields().end() ? std::string("not set") : found->second;
+  };
+  std::vector<Change> changes;
+  for (const std::string& name : names) {
+    Change change{name, value(kept, name), value(now, name)};
+    if (change.kept != change.now) changes.push_back(std::move(change));
+  }
+  return Refuse(std::move(changes), allow_changed);
+}
+
+absl::Status CompareFingerprints(const v1::DataFingerprint& kept, const v1::DataFingerprint& now,
+                                 const std::vector<std::string>& allow_changed) {
+  std::vector<Change> changes;
+  const auto add = [&changes](const std::string& name, const std::string& was,
+                              const std::string& is) {
+    if (was != is) changes.push_back({absl::StrCat("data.", name), was, is});
+  };
+  add("tokenizer", kept.tokenizer(), now.tokenizer());
+  add("files", absl::StrCat(kept.file_sha256_size()), absl::StrCat(now.file_sha256_size()));
+  add("total_bytes", absl::StrCat(kept.total_bytes()), absl::StrCat(now.total_bytes()));
+  add("held_out_bytes", absl::StrCat(kept.held_out_bytes()), absl::StrCat(now.held_out_bytes()));
+  for (int i = 0; i < std::min(kept.file_sha256_size(), now.file_sha256_size()); ++i) {
+    if (kept.file_sha256(i) == now.file_sha256(i)) continue;
+    add(absl::StrCat("files[", i, "]"), ShortHash(kept, i), ShortHash(now, i));
+    break;
+  }
+  return Refuse(std::move(changes), allow_changed);
+}
+
+}  // namespace megascale::checkpoint

@@ -1,0 +1,113 @@
+#include "runtime/checkpoint/numerics.h"
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+
+namespace megascale::checkpoint {
+namespace {
+
+job::v1::JobSpec Spec() {
+  job::v1::JobSpec spec;
+  spec.set_name("name");
+  spec.mutable_model()->set_hidden_size(192);
+  spec.mutable_model()->set_hidden_act(job::v1::ACTIVATION_SWIGLU);
+  spec.mutable_model()->set_parallel_block(true);
+  spec.mutable_data()->add_files("/text");
+  spec.mutable_train()->set_steps(100);
+  spec.mutable_train()->set_seq_length(256);
+  spec.mutable_train()->set_precision(job::v1::PRECISION_BF16);
+  spec.mutable_train()->set_seed(7);
+  spec.mutable_optimizer()->set_lr(3e-4);
+  spec.mutable_optimizer()->set_warmup_steps(20);
+  spec.mutable_parallel()->set_data_parallel_size(2);
+  spec.mutable_parallel()->set_threads_per_rank(1);
+  spec.mutable_checkpoint()->set_interval(10);
+  return spec;
+}
+
+TEST(NumericsTest, TheFingerprintNamesWhatTheBitsDependOn) {
+  const auto fingerprint = MakeNumericsFingerprint(Spec(), "avx512_bf16");
+  const auto& fields = fingerprint.fields();
+  EXPECT_EQ(fields.at("model.hidden_size"), "192");
+  EXPECT_EQ(fields.at("model.hidden_act"), "ACTIVATION_SWIGLU");
+  EXPECT_EQ(fields.at("model.parallel_block"), "true");
+  EXPECT_EQ(fields.at("optimizer.lr"), "0.0003");
+  EXPECT_EQ(fields.at("optimizer.warmup_steps"), "20");
+  EXPECT_EQ(fields.at("batch.seq_length"), "256");
+  EXPECT_EQ(fields.at("precision"), "PRECISION_BF16");
+  EXPECT_EQ(fields.at("seed"), "7");
+  EXPECT_EQ(fields.at("layout.data_parallel_size"), "2");
+  EXPECT_EQ(fields.at("threads_per_rank"), "1");
+  EXPECT_EQ(fields.at("instruction_set"), "avx512_bf16");
+  EXPECT_EQ(fields.at("megascale_numerics"), kNumericsVersion);
+  EXPECT_FALSE(fields.at("onednn").empty());
+  EXPECT_EQ(fields.size(), 13u);
+}
+
+TEST(NumericsTest, AJobMayBeProlongedMovedAndRenamed) {
+  job::v1::JobSpec moved = Spec();
+  moved.set_name("other");
+  moved.mutable_train()->set_steps(500);
+  moved.mutable_data()->set_files(0, "/elsewhere/text");
+  moved.mutable_checkpoint()->set_directory("/elsewhere");
+  moved.mutable_checkpoint()->set_interval(50);
+  moved.mutable_checkpoint()->set_keep(5);
+  EXPECT_TRUE(CompareFingerprints(MakeNumericsFingerprint(Spec(), "avx2"),
+                                  MakeNumericsFingerprint(moved, "avx2"), {})
+                  .ok());
+}
+
+TEST(NumericsTest, AChangeIsRefusedInOneLineThatSaysHowToAllowIt) {
+  job::v1::JobSpec changed = Spec();
+  changed.mutable_optimizer()->set_lr(0.001);
+  changed.mutable_optimizer()->set_weight_decay(0.1);
+  changed.mutable_parallel()->set_data_parallel_size(4);
+  const auto kept = MakeNumericsFingerprint(Spec(), "avx2");
+  const auto now = MakeNumericsFingerprint(changed, "avx2");
+  const absl::Status status = CompareFingerprints(kept, now, {});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  for (const char* part :
+       {"optimizer.lr was 0.0003, is 0.001", "optimizer.weight_decay was not set, is 0.1",
+        "layout.data_parallel_size was 2, is 4", "--allow-changed layout,optimizer"}) {
+    EXPECT_TRUE(absl::StrContains(status.message(), part)) << part << " in " << status;
+  }
+  EXPECT_FALSE(absl::StrContains(status.message(), "\n"));
+  EXPECT_FALSE(CompareFingerprints(kept, now, {"optimizer"}).ok());
+  EXPECT_TRUE(CompareFingerprints(kept, now, {"optimizer", "layout"}).ok());
+  EXPECT_TRUE(CompareFingerprints(kept, now, {"all"}).ok());
+}
+
+TEST(NumericsTest, ManyChangesStayOneReadableLine) {
+  const absl::Status status =
+      CompareFingerprints(MakeNumericsFingerprint(Spec(), "avx2"),
+                          MakeNumericsFingerprint(job::v1::JobSpec(), "avx512"), {});
+  EXPECT_TRUE(absl::StrContains(status.message(), "; 7 more; ")) << status;
+}
+
+TEST(NumericsTest, ChangedTextIsRefusedByItsFirstDifference) {
+  v1::DataFingerprint kept;
+  kept.add_file_sha256(std::string(64, 'a'));
+  kept.add_file_sha256(std::string(64, 'b'));
+  kept.set_total_bytes(100);
+  kept.set_held_out_bytes(10);
+  kept.set_tokenizer("bytes");
+  EXPECT_TRUE(CompareFingerprints(kept, kept, {}).ok());
+  v1::DataFingerprint now = kept;
+  now.set_file_sha256(1, std::string(64, 'c'));
+  const absl::Status changed = CompareFingerprints(kept, now, {"optimizer"});
+  EXPECT_EQ(changed.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::StrContains(changed.message(),
+                                "data.files[1] was SHA-256 bbbbbbbbbbbb..., is SHA-256 ccc"))
+      << changed;
+  EXPECT_TRUE(absl::StrContains(changed.message(), "--allow-changed data")) << changed;
+  EXPECT_TRUE(CompareFingerprints(kept, now, {"data"}).ok());
+  now = kept;
+  now.add_file_sha256(std::string(64, 'd'));
+  now.set_total_bytes(150);
+  EXPECT_TRUE(absl::StrContains(CompareFingerprints(kept, now, {}).message(),
+                                "data.files was 2, is 3; data.total_bytes was 100, is 150"));
+}
+
+}  // namespace
+}  // namespace megascale::checkpoint

@@ -1,0 +1,295 @@
+#include "runtime/checkpoint/reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "runtime/base/check.h"
+#include "runtime/base/checksum.h"
+#include "runtime/base/status.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/shard.h"
+
+namespace megascale::checkpoint {
+namespace {
+
+// Elements that are read at once when they must be converted or hashed.
+constexpr int64_t kChunkElements = 1 << 18;
+
+template <typename Number>
+constexpr absl::string_view kDtype = std::is_same_v<Number, float> ? "F32" : "F64";
+
+template <typename Stored, typename Number>
+void ConvertAs(absl::Span<const char> bytes, absl::Span<Number> out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    Stored value;
+    std::memcpy(&value, bytes.data() + i * sizeof(Stored), sizeof(Stored));
+    if constexpr (std::is_same_v<Stored, uint16_t>) {  // bfloat16: the upper half of a float
+      const uint32_t bits = static_cast<uint32_t>(value) << 16;
+      float wide;
+      std::memcpy(&wide, &bits, sizeof(wide));
+      out[i] = wide;
+    } else {
+      out[i] = static_cast<Number>(value);
+    }
+  }
+}
+
+template <typename Number>
+absl::Status Convert(absl::string_view dtype, absl::Span<const char> bytes,
+                     absl::Span<Number> out) {
+  if (dtype == "F32") {
+    ConvertAs<float>(bytes, out);
+  } else if (dtype == "F64") {
+    ConvertAs<double>(bytes, out);
+  } else if (dtype == "BF16") {
+    ConvertAs<uint16_t>(bytes, out);
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("stored as ", dtype, ", expected F32, F64 or BF16"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckShardFile(const std::string& path, int64_t size_bytes) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) {
+    return base::ErrnoStatus(errno, absl::StrCat("shard ", path));
+  }
+  if (info.st_size == size_bytes) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("shard ", path, ": has ", info.st_size,
+                                          " bytes, the manifest says ", size_bytes));
+}
+
+// Whether a shard holds what the manifest says of it.
+bool Match(const std::vector<v1::TensorSlice>& stored, const std::vector<v1::TensorSlice>& listed) {
+  return std::equal(stored.begin(), stored.end(), listed.begin(), listed.end(),
+                    [](const v1::TensorSlice& a, const v1::TensorSlice& b) {
+                      return a.key() == b.key() && a.name() == b.name() && a.dtype() == b.dtype() &&
+                             a.flat_begin() == b.flat_begin() && a.flat_count() == b.flat_count();
+                    });
+}
+
+}  // namespace
+
+struct CheckpointReader::Request {
+  const LogicalTensor* tensor;
+  int64_t begin;  // first element
+  absl::Span<char> out;
+  int64_t element_bytes;
+
+  int64_t end() const { return begin + static_cast<int64_t>(out.size()) / element_bytes; }
+};
+
+absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
+    const std::string& directory) {
+  std::unique_ptr<CheckpointReader> reader(new CheckpointReader);
+  reader->name_ = absl::StrCat("checkpoint ", directory);
+  ASSIGN_OR_RETURN(reader->manifest_, ReadManifest(directory));
+  std::vector<const TensorIndex::Slices*> slices;
+  for (const v1::ShardFile& file : reader->manifest_.shards()) {
+    if (file.file().empty() || absl::StrContains(file.file(), "/")) {
+      return absl::DataLossError(absl::StrCat(reader->name_, ": its manifest has the file name \"",
+                                              file.file(), "\", expected one in the directory"));
+    }
+    ShardSource shard;
+    shard.path = absl::StrCat(directory, "/", file.file());
+    shard.size_bytes = file.size_bytes();
+    shard.sha256 = file.sha256();
+    shard.slices.assign(file.slices().begin(), file.slices().end());
+    RETURN_IF_ERROR(CheckShardFile(shard.path, shard.size_bytes));
+    slices.push_back(&file.slices());
+    reader->shards_.push_back(std::move(shard));
+  }
+  auto index = TensorIndex::Create(slices);
+  if (!index.ok()) return base::Annotate(index.status(), reader->name_);
+  reader->index_ = *std::move(index);
+  RETURN_IF_ERROR(base::Annotate(reader->index_.CheckComplete(), reader->name_));
+  return reader;
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenSnapshot(
+    absl::string_view payload) {
+  std::unique_ptr<CheckpointReader> reader(new CheckpointReader);
+  reader->name_ = "snapshot";
+  ASSIGN_OR_RETURN(Shard parsed,
+                   ParseShard(payload, static_cast<int64_t>(payload.size()), reader->name_));
+  reader->manifest_.set_attempt(parsed.moment.attempt);
+  reader->manifest_.set_step(parsed.moment.step);
+  reader->manifest_.set_next_sample(parsed.moment.next_sample);
+  TensorIndex::Slices slices(parsed.slices.begin(), parsed.slices.end());
+  ASSIGN_OR_RETURN(reader->index_, TensorIndex::Create({&slices}));
+  ShardSource shard;
+  shard.path = reader->name_;
+  shard.size_bytes = static_cast<int64_t>(payload.size());
+  shard.slices = std::move(parsed.slices);
+  shard.data_offsets = std::move(parsed.data_offsets);
+  shard.memory = payload;
+  shard.verified = true;
+  reader->shards_.push_back(std::move(shard));
+  return reader;
+}
+
+int64_t CheckpointReader::size_bytes() const {
+  int64_t size_bytes = 0;
+  for (const ShardSource& shard : shards_) size_bytes += shard.size_bytes;
+  return size_bytes;
+}
+
+absl::Status CheckpointReader::VerifyShard(ShardSource& shard) {
+  if (shard.verified) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::string sha256, base::Sha256OfFile(shard.path));
+  if (sha256 != shard.sha256) {
+    return absl::DataLossError(absl::StrCat("shard ", shard.path, ": its SHA-256 is ", sha256,
+                                            ", the manifest says ", shard.sha256,
+                                            "; the file was damaged, use another checkpoint"));
+  }
+  RETURN_IF_ERROR(OpenShard(shard));
+  shard.verified = true;
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::OpenShard(ShardSource& shard) {
+  shard.fd = base::UniqueFd(::open(shard.path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!shard.fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("shard ", shard.path));
+  std::string start(static_cast<size_t>(std::min(kHeaderLengthBytes, shard.size_bytes)), '\0');
+  RETURN_IF_ERROR(ReadBytes(shard, 0, absl::MakeSpan(start)));
+  ASSIGN_OR_RETURN(const int64_t data_begin,
+                   SafetensorsDataBegin(start, shard.size_bytes, shard.path));
+  start.resize(static_cast<size_t>(data_begin));
+  RETURN_IF_ERROR(ReadBytes(shard, 0, absl::MakeSpan(start)));
+  ASSIGN_OR_RETURN(Shard parsed, ParseShard(start, shard.size_bytes, shard.path));
+  if (!Match(parsed.slices, shard.slices) || parsed.moment.step != manifest_.step() ||
+      parsed.moment.next_sample != manifest_.next_sample()) {
+    return absl::DataLossError(
+        absl::StrCat("shard ", shard.path, ": holds something else than the manifest says"));
+  }
+  shard.data_offsets = std::move(parsed.data_offsets);
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::ReadBytes(const ShardSource& shard, int64_t offset,
+                                         absl::Span<char> out) const {
+  MEGASCALE_CHECK(offset >= 0 && offset + static_cast<int64_t>(out.size()) <= shard.size_bytes);
+  if (!shard.fd.valid()) {
+    std::memcpy(out.data(), shard.memory.data() + offset, out.size());
+    return absl::OkStatus();
+  }
+  while (!out.empty()) {
+    const ssize_t count = ::pread(shard.fd.get(), out.data(), out.size(), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return base::ErrnoStatus(errno, absl::StrCat("shard ", shard.path));
+    if (count == 0) {
+      return absl::DataLossError(absl::StrCat("shard ", shard.path, ": ends at byte ", offset));
+    }
+    out.remove_prefix(static_cast<size_t>(count));
+    offset += count;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::Read(const Request& request) {
+  int64_t num_read = 0;
+  for (const TensorPiece& piece : request.tensor->pieces) {
+    RETURN_IF_ERROR(ReadPiece(piece, request, &num_read));
+  }
+  const int64_t wanted = request.end() - request.begin;
+  if (num_read == wanted) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat(name_, ": holds ", num_read, " of ", wanted,
+                                          " elements of tensor ", request.tensor->name, " from ",
+                                          request.begin, " on"));
+}
+
+absl::Status CheckpointReader::ReadPiece(const TensorPiece& piece, const Request& request,
+                                         int64_t* num_read) {
+  ShardSource& shard = shards_[piece.shard];
+  return ForEachRun(piece.description, [&](const SliceRun& run) -> absl::Status {
+    const int64_t begin = std::max(run.tensor_begin, request.begin);
+    const int64_t end = std::min(run.tensor_begin + run.count, request.end());
+    if (begin >= end) return absl::OkStatus();
+    RETURN_IF_ERROR(VerifyShard(shard));
+    *num_read += end - begin;
+    const int64_t from = run.slice_begin + begin - run.tensor_begin;
+    const auto bytes = [&request](int64_t elements) {
+      return static_cast<size_t>(elements * request.element_bytes);
+    };
+    return ReadBytes(shard, shard.data_offsets[piece.slice] + from * request.element_bytes,
+                     request.out.subspan(bytes(begin - request.begin), bytes(end - begin)));
+  });
+}
+
+template <typename Number>
+absl::Status CheckpointReader::ReadNumbers(absl::string_view name, int64_t flat_begin,
+                                           absl::Span<Number> out) {
+  const auto found = index_.Find(name);
+  if (!found.ok()) return base::Annotate(found.status(), name_);
+  const LogicalTensor& tensor = **found;
+  const auto count = static_cast<int64_t>(out.size());
+  if (flat_begin < 0 || count > tensor.num_elements - flat_begin) {
+    return absl::OutOfRangeError(absl::StrCat(name_, ": tensor ", name, " has ",
+                                              tensor.num_elements, " elements, asked for ", count,
+                                              " from ", flat_begin));
+  }
+  ASSIGN_OR_RETURN(const int64_t element_bytes, DtypeBytes(tensor.dtype));
+  if (tensor.dtype == kDtype<Number>) {
+    return Read({&tensor, flat_begin,
+                 absl::MakeSpan(reinterpret_cast<char*>(out.data()), out.size() * sizeof(Number)),
+                 element_bytes});
+  }
+  std::vector<char> chunk;
+  for (int64_t at = 0; at < count; at += kChunkElements) {
+    const auto size = static_cast<size_t>(std::min(kChunkElements, count - at));
+    chunk.resize(size * static_cast<size_t>(element_bytes));
+    RETURN_IF_ERROR(Read({&tensor, flat_begin + at, absl::MakeSpan(chunk), element_bytes}));
+    RETURN_IF_ERROR(base::Annotate(
+        Convert(tensor.dtype, chunk, out.subspan(static_cast<size_t>(at), size)), name));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::ReadSlice(absl::string_view name, int64_t flat_begin,
+                                         absl::Span<float> out) {
+  return ReadNumbers(name, flat_begin, out);
+}
+
+absl::Status CheckpointReader::ReadSlice(absl::string_view name, int64_t flat_begin,
+                                         absl::Span<double> out) {
+  return ReadNumbers(name, flat_begin, out);
+}
+
+absl::Status CheckpointReader::Verify() {
+  for (ShardSource& shard : shards_) RETURN_IF_ERROR(VerifyShard(shard));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> CheckpointReader::Digest() {
+  RETURN_IF_ERROR(Verify());
+  base::Sha256 hash;
+  std::vector<char> chunk;
+  for (const LogicalTensor& tensor : tensors()) {
+    hash.Update(absl::StrCat("tensor ", tensor.name, "\n", tensor.dtype, " [",
+                             absl::StrJoin(tensor.shape, ","), "]\n"));
+    ASSIGN_OR_RETURN(const int64_t element_bytes, DtypeBytes(tensor.dtype));
+    for (int64_t at = 0; at < tensor.num_elements; at += kChunkElements) {
+      const int64_t count = std::min(kChunkElements, tensor.num_elements - at);
+      chunk.resize(static_cast<size_t>(count * element_bytes));
+      RETURN_IF_ERROR(Read({&tensor, at, absl::MakeSpan(chunk), element_bytes}));
+      hash.Update(chunk.data(), chunk.size());
+    }
+  }
+  hash.Update(
+      absl::StrCat("step ", manifest_.step(), "\nnext_sample ", manifest_.next_sample(), "\n"));
+  return hash.Finish();
+}
+
+}  // namespace megascale::checkpoint

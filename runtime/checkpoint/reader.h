@@ -1,0 +1,84 @@
+// Reads a checkpoint as logical tensors, however it was cut into shards: any layout can load any
+// other's. A sealed snapshot in memory is read in the same way, as the part of a checkpoint that it
+// is. Every shard's SHA-256 is compared once, before its first byte is used. Threads: one thread at
+// a time. Blocking: storage.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "proto/checkpoint.pb.h"
+#include "runtime/base/fd.h"
+#include "runtime/checkpoint/tensor_index.h"
+
+namespace megascale::checkpoint {
+
+class CheckpointReader {
+ public:
+  // Opens a step directory with a manifest. Tensors' contents are not read yet.
+  // Errors: those of ReadManifest; NotFound - a shard is missing; DataLoss - a shard's size
+  // differs, or tensors have gaps.
+  static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const std::string& directory);
+
+  // Opens one rank's snapshot (SnapshotReader::Read); of each tensor only this rank's slices are
+  // there. Borrows `payload`. Of the manifest, attempt, step and next_sample are known. Errors:
+  // DataLoss.
+  static absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenSnapshot(absl::string_view payload);
+
+  const megascale::checkpoint::v1::Manifest& manifest() const { return manifest_; }
+  // Sorted by name.
+  const std::vector<LogicalTensor>& tensors() const { return index_.tensors(); }
+  // Of all shards.
+  int64_t size_bytes() const;
+
+  // Overwrites `out` with out.size() elements of tensor `name` from `flat_begin` on (row-major),
+  // converted from the stored type (exactly, but for F64 read as float, which rounds). Errors:
+  // NotFound - no such tensor, or (of a snapshot) an element that it does not hold; OutOfRange -
+  // beyond the tensor's end; DataLoss - a shard's checksum differs: it names the file. `out` is
+  // undefined then.
+  absl::Status ReadSlice(absl::string_view name, int64_t flat_begin, absl::Span<float> out);
+  absl::Status ReadSlice(absl::string_view name, int64_t flat_begin, absl::Span<double> out);
+
+  // Compares every shard's checksum. Errors: DataLoss - names the first bad file.
+  absl::Status Verify();
+
+  // SHA-256 over the logical tensors sorted by name (name, type, shape, all bytes), then step and
+  // next_sample: does not depend on layout, attempt, or files. Source: DESIGN section 9.
+  absl::StatusOr<std::string> Digest();
+
+ private:
+  struct ShardSource {
+    std::string path;
+    int64_t size_bytes = 0;
+    std::string sha256;
+    std::vector<megascale::checkpoint::v1::TensorSlice> slices;
+    absl::string_view memory;  // of a snapshot
+    base::UniqueFd fd;         // of a file that was verified
+    bool verified = false;
+    std::vector<int64_t> data_offsets;  // known once verified
+  };
+  // A contiguous part of a tensor and where its elements go.
+  struct Request;
+
+  CheckpointReader() = default;
+  absl::Status VerifyShard(ShardSource& shard);
+  absl::Status OpenShard(ShardSource& shard);
+  absl::Status ReadBytes(const ShardSource& shard, int64_t offset, absl::Span<char> out) const;
+  absl::Status Read(const Request& request);
+  absl::Status ReadPiece(const TensorPiece& piece, const Request& request, int64_t* num_read);
+  template <typename Number>
+  absl::Status ReadNumbers(absl::string_view name, int64_t flat_begin, absl::Span<Number> out);
+
+  megascale::checkpoint::v1::Manifest manifest_;
+  std::string name_;  // in messages
+  std::vector<ShardSource> shards_;
+  TensorIndex index_;
+};
+
+}  // namespace megascale::checkpoint

@@ -1,0 +1,208 @@
+#include "runtime/checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/base/status.h"
+
+namespace megascale::checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kMetadata[] = "__metadata__";
+constexpr int64_t kDataAlignment = 64;
+constexpr int64_t kHeaderBytesMax = 100'000'000;  // as the reference implementation
+
+static_assert(std::endian::native == std::endian::little,
+              "lengths and numbers are written as they lie");
+
+struct DtypeSize {
+  absl::string_view name;
+  int64_t bytes;
+};
+constexpr DtypeSize kDtypes[] = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8},
+                                 {"I32", 4}, {"I16", 2}, {"I8", 1},  {"U8", 1},   {"BOOL", 1}};
+
+// Names the file and collects what is wrong with it.
+class HeaderParser {
+ public:
+  HeaderParser(absl::string_view file, int64_t file_bytes) : file_(file), file_bytes_(file_bytes) {}
+
+  absl::Status Wrong(absl::string_view what) const {
+    return absl::DataLossError(absl::StrCat(file_, ": bad safetensors header: ", what));
+  }
+
+  absl::StatusOr<SafetensorsHeader> Parse(absl::string_view text, int64_t data_begin) const {
+    ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+    SafetensorsHeader header;
+    header.data_begin = data_begin;
+    for (const auto& [key, value] : json.items()) {
+      if (!value.is_object()) return Wrong(absl::StrCat("\"", key, "\" is not an object"));
+      if (key == kMetadata) {
+        RETURN_IF_ERROR(ParseMetadata(value, &header));
+      } else {
+        ASSIGN_OR_RETURN(SafetensorsEntry entry, ParseEntry(key, value));
+        header.entries.push_back(std::move(entry));
+      }
+    }
+    RETURN_IF_ERROR(CheckTiling(&header));
+    return header;
+  }
+
+ private:
+  absl::StatusOr<Json> ParseJson(absl::string_view text) const {
+    // Of two equal keys the library would keep one without a word.
+    std::vector<std::set<std::string>> keys;
+    bool has_twice = false;
+    const auto watch = [&](int, Json::parse_event_t event, Json& value) {
+      if (event == Json::parse_event_t::object_start) keys.emplace_back();
+      if (event == Json::parse_event_t::object_end && !keys.empty()) keys.pop_back();
+      if (event == Json::parse_event_t::key && !keys.empty()) {
+        has_twice |= !keys.back().insert(value.get<std::string>()).second;
+      }
+      return true;
+    };
+    Json json = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
+    if (json.is_discarded()) return Wrong("it is no JSON");
+    if (!json.is_object()) return Wrong("it is no JSON object");
+    if (has_twice) return Wrong("it has a key twice");
+    return json;
+  }
+
+  absl::Status ParseMetadata(const Json& json, SafetensorsHeader* header) const {
+    for (const auto& [key, value] : json.items()) {
+      if (!value.is_string()) return Wrong(absl::StrCat("metadata \"", key, "\" is not a string"));
+      header->metadata[key] = value.get<std::string>();
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<SafetensorsEntry> ParseEntry(const std::string& key, const Json& json) const {
+    const auto wrong = [&](absl::string_view what) {
+      return Wrong(absl::StrCat("tensor \"", key, "\" ", what));
+    };
+    if (json.size() != 3 || !json.contains("dtype") || !json["dtype"].is_string() ||
+        !json.contains("shape") || !json.contains("data_offsets")) {
+      return wrong("has not exactly dtype, shape and data_offsets");
+    }
+    SafetensorsEntry entry;
+    entry.key = key;
+    entry.dtype = json["dtype"].get<std::string>();
+    const auto element_bytes = DtypeBytes(entry.dtype);
+    if (!element_bytes.ok()) return wrong(absl::StrCat("has the unknown dtype ", entry.dtype));
+    std::vector<int64_t> offsets;
+    if (!ParseIntegers(json["shape"], &entry.shape) ||
+        !ParseIntegers(json["data_offsets"], &offsets) || offsets.size() != 2 ||
+        offsets[0] > offsets[1]) {
+      return wrong("has an absurd shape or data_offsets");
+    }
+    entry.begin = offsets[0];
+    entry.size_bytes = offsets[1] - offsets[0];
+    int64_t bytes = *element_bytes;
+    for (const int64_t dim : entry.shape) {
+      if (__builtin_mul_overflow(bytes, dim, &bytes)) return wrong("has an absurd shape");
+    }
+    if (bytes != entry.size_bytes) {
+      return wrong(absl::StrCat("has ", entry.size_bytes, " bytes, its shape needs ", bytes));
+    }
+    return entry;
+  }
+
+  static bool ParseIntegers(const Json& json, std::vector<int64_t>* values) {
+    if (!json.is_array()) return false;
+    for (const Json& value : json) {
+      if (!value.is_number_unsigned()) return false;
+      const auto number = value.get<uint64_t>();
+      if (number > static_cast<uint64_t>(INT64_MAX)) return false;
+      values->push_back(static_cast<int64_t>(number));
+    }
+    return true;
+  }
+
+  // Sorts the entries and makes sure that they cover the data once, to its last byte.
+  absl::Status CheckTiling(SafetensorsHeader* header) const {
+    std::sort(header->entries.begin(), header->entries.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.begin, a.size_bytes) < std::pair(b.begin, b.size_bytes);
+    });
+    int64_t end = 0;
+    for (const SafetensorsEntry& entry : header->entries) {
+      if (entry.begin != end) {
+        return Wrong(absl::StrCat("tensor \"", entry.key, "\" begins at ", entry.begin,
+                                  ", the one before it ends at ", end));
+      }
+      if (__builtin_add_overflow(end, entry.size_bytes, &end)) return Wrong("absurd offsets");
+    }
+    if (end != file_bytes_ - header->data_begin) {
+      return Wrong(absl::StrCat("tensors have ", end, " bytes, the file has ",
+                                file_bytes_ - header->data_begin, " after its header"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::string_view file_;
+  int64_t file_bytes_;
+};
+
+}  // namespace
+
+absl::StatusOr<int64_t> DtypeBytes(absl::string_view dtype) {
+  for (const DtypeSize& known : kDtypes) {
+    if (known.name == dtype) return known.bytes;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("dtype ", dtype, ": is no type of safetensors"));
+}
+
+std::string SerializeSafetensorsHeader(const SafetensorsHeader& header) {
+  Json json = Json::object();
+  for (const auto& [key, value] : header.metadata) json[kMetadata][key] = value;
+  for (const SafetensorsEntry& entry : header.entries) {
+    json[entry.key] = {{"dtype", entry.dtype},
+                       {"shape", entry.shape},
+                       {"data_offsets", {entry.begin, entry.begin + entry.size_bytes}}};
+  }
+  std::string text(kHeaderLengthBytes, '\0');
+  text += json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  text.resize((text.size() + kDataAlignment - 1) / kDataAlignment * kDataAlignment, ' ');
+  const uint64_t length = text.size() - kHeaderLengthBytes;
+  std::memcpy(text.data(), &length, sizeof(length));
+  return text;
+}
+
+absl::StatusOr<int64_t> SafetensorsDataBegin(absl::string_view start, int64_t file_bytes,
+                                             absl::string_view file) {
+  const HeaderParser parser(file, file_bytes);
+  if (start.size() < kHeaderLengthBytes || file_bytes < kHeaderLengthBytes) {
+    return parser.Wrong(absl::StrCat("the file has only ", file_bytes, " bytes"));
+  }
+  uint64_t length;
+  std::memcpy(&length, start.data(), sizeof(length));
+  if (length > static_cast<uint64_t>(kHeaderBytesMax)) {
+    return parser.Wrong(absl::StrCat("its length is ", length, ", at most ", kHeaderBytesMax));
+  }
+  const int64_t data_begin = kHeaderLengthBytes + static_cast<int64_t>(length);
+  if (data_begin > file_bytes) {
+    return parser.Wrong(absl::StrCat("it ends at byte ", data_begin, ", the file at ", file_bytes));
+  }
+  return data_begin;
+}
+
+absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view start,
+                                                         int64_t file_bytes,
+                                                         absl::string_view file) {
+  ASSIGN_OR_RETURN(const int64_t data_begin, SafetensorsDataBegin(start, file_bytes, file));
+  const HeaderParser parser(file, file_bytes);
+  if (static_cast<int64_t>(start.size()) < data_begin) {
+    return parser.Wrong(absl::StrCat("only ", start.size(), " of its bytes could be read"));
+  }
+  return parser.Parse(
+      start.substr(kHeaderLengthBytes, static_cast<size_t>(data_begin - kHeaderLengthBytes)),
+      data_begin);
+}
+
+}  // namespace megascale::checkpoint

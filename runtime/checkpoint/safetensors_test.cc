@@ -1,0 +1,134 @@
+#include "runtime/checkpoint/safetensors.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace megascale::checkpoint {
+namespace {
+
+SafetensorsHeader Header() {
+  SafetensorsHeader header;
+  header.metadata["format"] = "test";
+  header.entries = {{"z.first", "F32", {2, 3}, 0, 24},
+                    {"a.second", "BF16", {4}, 24, 8},
+                    {"scalar", "F64", {}, 32, 8},
+                    {"nothing", "F32", {0, 5}, 40, 0}};
+  return header;
+}
+
+std::string FileOf(absl::string_view json, size_t data_bytes) {
+  std::string file(8, '\0');
+  const uint64_t length = json.size();
+  std::memcpy(file.data(), &length, 8);
+  return absl::StrCat(file, json, std::string(data_bytes, 'd'));
+}
+
+absl::StatusOr<SafetensorsHeader> Parse(const std::string& file) {
+  return ParseSafetensorsHeader(file, static_cast<int64_t>(file.size()), "some/file");
+}
+
+void ExpectRefused(const std::string& file, absl::string_view what) {
+  const auto parsed = Parse(file);
+  ASSERT_EQ(parsed.status().code(), absl::StatusCode::kDataLoss) << parsed.status();
+  EXPECT_TRUE(absl::StrContains(parsed.status().message(), "some/file")) << parsed.status();
+  EXPECT_TRUE(absl::StrContains(parsed.status().message(), what)) << parsed.status();
+}
+
+TEST(SafetensorsTest, WhatIsWrittenIsRead) {
+  const std::string start = SerializeSafetensorsHeader(Header());
+  EXPECT_EQ(start.size() % 64, 0u);
+  const auto parsed = Parse(start + std::string(40, 'd'));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->data_begin, static_cast<int64_t>(start.size()));
+  EXPECT_EQ(parsed->metadata, Header().metadata);
+  ASSERT_EQ(parsed->entries.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(parsed->entries[i].key, Header().entries[i].key);
+    EXPECT_EQ(parsed->entries[i].dtype, Header().entries[i].dtype);
+    EXPECT_EQ(parsed->entries[i].shape, Header().entries[i].shape);
+    EXPECT_EQ(parsed->entries[i].begin, Header().entries[i].begin);
+    EXPECT_EQ(parsed->entries[i].size_bytes, Header().entries[i].size_bytes);
+  }
+}
+
+TEST(SafetensorsTest, AFileOfAnotherProgramIsRead) {
+  const auto parsed = Parse(FileOf(
+      R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}} )",
+      8));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->entries[0].key, "w");
+}
+
+TEST(SafetensorsTest, LengthsThatAreNotTrueAreRefused) {
+  ExpectRefused("", "only 0 bytes");
+  ExpectRefused("1234567", "only 7 bytes");
+  ExpectRefused(std::string(8, '\xff'), "its length is 18446744073709551615");
+  ExpectRefused(std::string("\x10\0\0\0\0\0\0\0{}", 10), "ends at byte 24");
+  const std::string whole = SerializeSafetensorsHeader(Header()) + std::string(40, 'd');
+  for (size_t size = 0; size < whole.size(); ++size) ExpectRefused(whole.substr(0, size), "");
+  ExpectRefused(whole + "x", "the file has 41 after its header");
+}
+
+TEST(SafetensorsTest, HeadersThatMakeNoSenseAreRefused) {
+  const auto tensor = [](absl::string_view fields) {
+    return FileOf(absl::StrCat(R"({"w":)", fields, "}"), 8);
+  };
+  ExpectRefused(FileOf("{", 0), "no JSON");
+  ExpectRefused(FileOf("[]", 0), "no JSON object");
+  ExpectRefused(FileOf(std::string(1000, '['), 0), "no JSON");
+  ExpectRefused(FileOf("{\"a\xff\":1}", 0), "no JSON");
+  ExpectRefused(tensor("3"), "not an object");
+  ExpectRefused(FileOf(R"({"__metadata__":{"a":1}})", 0), "not a string");
+  ExpectRefused(tensor(R"({"dtype":"F32","shape":[2]})"), "has not exactly");
+  ExpectRefused(tensor(R"({"dtype":"F33","shape":[2],"data_offsets":[0,8]})"), "unknown dtype F33");
+  ExpectRefused(tensor(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), "absurd shape");
+  ExpectRefused(tensor(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})"), "absurd shape");
+  ExpectRefused(tensor(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})"), "absurd shape");
+  ExpectRefused(tensor(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8,9]})"), "absurd shape");
+  ExpectRefused(tensor(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"),
+                "its shape needs 12");
+  ExpectRefused(
+      tensor(R"({"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,8]})"),
+      "absurd shape");
+  ExpectRefused(tensor(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                       R"("w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})"),
+                "a key twice");
+  ExpectRefused(tensor(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                       R"("v":{"dtype":"F32","shape":[1],"data_offsets":[4,8]})"),
+                "begins at 4");
+  ExpectRefused(tensor(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})"), "begins at 4");
+  ExpectRefused(tensor(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})"), "tensors have 4");
+}
+
+// Every byte of a header, changed to every value: refused, or read as something consistent; never a
+// crash.
+TEST(SafetensorsTest, NoChangedByteMakesAnInconsistentHeader) {
+  const std::string whole = SerializeSafetensorsHeader(Header()) + std::string(40, 'd');
+  const size_t header_bytes = whole.size() - 40;
+  for (size_t at = 0; at < header_bytes; ++at) {
+    for (int value = 0; value < 256; ++value) {
+      std::string changed = whole;
+      changed[at] = static_cast<char>(value);
+      const auto parsed = Parse(changed);
+      if (!parsed.ok()) {
+        ASSERT_EQ(parsed.status().code(), absl::StatusCode::kDataLoss);
+        continue;
+      }
+      int64_t end = 0;
+      for (const SafetensorsEntry& entry : parsed->entries) {
+        ASSERT_EQ(entry.begin, end);
+        end += entry.size_bytes;
+      }
+      ASSERT_EQ(parsed->data_begin + end, static_cast<int64_t>(whole.size()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megascale::checkpoint

@@ -1,0 +1,244 @@
+#include "runtime/checkpoint/snapshot.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "runtime/checkpoint/test_checkpoint.h"
+
+namespace megascale::checkpoint {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr absl::Duration kNow = absl::ZeroDuration();
+constexpr int64_t kBytes = 10'000;
+
+std::string Contents(int64_t step) {
+  return std::string(kBytes, static_cast<char>('a' + step % 26));
+}
+
+class SnapshotTest : public ::testing::Test {
+ protected:
+  SnapshotTest() : region_(MakeSnapshotRegion(kBytes, 3)) {}
+
+  SnapshotWriter Writer(int64_t attempt, int64_t restored_step) {
+    return SnapshotWriter::Open(region_.get(), attempt, restored_step).value();
+  }
+  SnapshotReader Reader() { return SnapshotReader::Open(region_.get()).value(); }
+  void Seal(SnapshotWriter& writer, int64_t step) {
+    SealPayload(writer, *region_, Contents(step), step);
+  }
+  void Persist(int64_t step) {
+    for (const SealedSnapshot& snapshot : Reader().List()) {
+      if (snapshot.step == step) Reader().MarkPersisted(snapshot);
+    }
+  }
+  std::vector<int64_t> Steps() {
+    std::vector<int64_t> steps;
+    for (const SealedSnapshot& snapshot : ListSealed(*region_)) steps.push_back(snapshot.step);
+    return steps;
+  }
+
+  // Runs `body` in a child process until it calls what it was given, and kills it there.
+  void RunAndKill(const std::function<void(const std::function<void()>& die_here)>& body) {
+    int ready[2];
+    ASSERT_EQ(::pipe(ready), 0);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      body([&ready] {
+        if (::write(ready[1], "x", 1) != 1) ::_exit(1);
+        for (;;) ::pause();
+      });
+      ::_exit(2);
+    }
+    char byte;
+    ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+    ASSERT_EQ(::kill(child, SIGKILL), 0);
+    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+    ::close(ready[0]);
+    ::close(ready[1]);
+  }
+
+  std::unique_ptr<base::SharedMemory> region_;
+};
+
+TEST_F(SnapshotTest, AMemoryThatIsNoneIsRefused) {
+  auto region = base::SharedMemory::Create("snapshot_test", 10'000).value();
+  EXPECT_EQ(SnapshotReader::Open(region.get()).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(ListSealed(*region).empty());
+}
+
+TEST_F(SnapshotTest, WhatIsSealedIsListedAndRead) {
+  auto writer = Writer(2, 0);
+  EXPECT_TRUE(Steps().empty());
+  Seal(writer, 100);
+  const SealedSnapshot snapshot = ListSealed(*region_).at(0);
+  EXPECT_EQ(snapshot.rank, 3);
+  EXPECT_EQ(snapshot.attempt, 2);
+  EXPECT_EQ(snapshot.step, 100);
+  EXPECT_EQ(snapshot.size_bytes, kBytes);
+  EXPECT_FALSE(snapshot.persisted);
+  EXPECT_EQ(Reader().Read(100).value(), Contents(100));
+  EXPECT_EQ(Reader().Read(99).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(Reader().Find(2, 100).has_value());
+  EXPECT_FALSE(Reader().Find(1, 100).has_value());
+}
+
+TEST_F(SnapshotTest, BothBuffersAreKeptUntilTheOlderIsPersisted) {
+  auto writer = Writer(1, 0);
+  Seal(writer, 100);
+  Seal(writer, 200);
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{200, 100}));
+  EXPECT_EQ(writer.Acquire(absl::Milliseconds(1)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  Persist(200);  // the newest is never taken, persisted or not
+  EXPECT_EQ(writer.Acquire(kNow).status().code(), absl::StatusCode::kDeadlineExceeded);
+  Persist(100);
+  Seal(writer, 300);
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{300, 200}));
+  EXPECT_TRUE(ListSealed(*region_)[1].persisted);
+}
+
+TEST_F(SnapshotTest, AMarkThatComesTooLateFreesNothing) {
+  auto writer = Writer(1, 0);
+  Seal(writer, 100);
+  const SealedSnapshot first = ListSealed(*region_)[0];
+  Reader().MarkPersisted(first);
+  Seal(writer, 200);
+  Seal(writer, 300);
+  EXPECT_FALSE(Reader().IsCurrent(first));
+  Reader().MarkPersisted(first);
+  EXPECT_FALSE(ListSealed(*region_)[0].persisted);
+  Persist(300);
+  Reader().MarkPersisted(first);
+  EXPECT_TRUE(ListSealed(*region_)[0].persisted);
+  EXPECT_EQ(Reader().Read(first).status().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(SnapshotTest, AWaitingWriterWakesWhenTheOlderIsPersisted) {
+  auto writer = Writer(1, 0);
+  Seal(writer, 100);
+  Seal(writer, 200);
+  std::thread thread([&] { EXPECT_TRUE(writer.Acquire(kPatience).ok()); });
+  Persist(100);
+  thread.join();
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{200}));
+}
+
+TEST_F(SnapshotTest, SealNeedsAnAcquiredBufferThatIsLargeEnough) {
+  auto writer = Writer(1, 0);
+  EXPECT_EQ(writer.Seal(1, 10).status().code(), absl::StatusCode::kFailedPrecondition);
+  const size_t capacity = writer.Acquire(kNow).value().size();
+  EXPECT_GE(capacity, static_cast<size_t>(kBytes));
+  EXPECT_EQ(writer.Seal(1, static_cast<int64_t>(capacity) + 1).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(writer.Seal(1, 10).ok());
+}
+
+TEST_F(SnapshotTest, AnAttemptDropsWhatWasRolledBackAndKeepsWhatItWasRestoredFrom) {
+  auto first = Writer(1, 0);
+  Seal(first, 100);
+  Seal(first, 200);
+  auto second = Writer(2, 100);
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{100}));
+  Seal(second, 200);
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{200, 100}));
+  EXPECT_EQ(ListSealed(*region_)[0].attempt, 2);
+  // Nobody persists the earlier attempt's snapshot any more: it is taken without waiting.
+  Seal(second, 300);
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{300, 200}));
+  Writer(3, 0);
+  EXPECT_TRUE(Steps().empty());
+}
+
+TEST_F(SnapshotTest, DamagedMemoryIsDataLoss) {
+  auto writer = Writer(1, 0);
+  Seal(writer, 100);
+  const char* payload = Reader().Read(100).value().data();
+  const_cast<char*>(payload)[kBytes / 2] ^= 1;
+  EXPECT_EQ(Reader().Read(100).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(SnapshotTest, AWriterKilledWhileItCopiesLeavesTheOtherBuffer) {
+  RunAndKill([this](const std::function<void()>& die_here) {
+    auto writer = Writer(1, 0);
+    Seal(writer, 100);
+    Seal(writer, 200);
+    Persist(100);
+    std::memset(writer.Acquire(kNow).value().data(), 'x', kBytes / 2);
+    die_here();
+  });
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{200}));
+  EXPECT_EQ(Reader().Read(200).value(), Contents(200));
+  auto next = Writer(2, 200);
+  Seal(next, 300);
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{300, 200}));
+  EXPECT_EQ(Reader().Read(300).value(), Contents(300));
+}
+
+// Kills a writing process at whatever instruction it is, again and again: what is listed is whole,
+// and once anything was sealed something always is.
+TEST_F(SnapshotTest, AKillAtAnyInstructionLeavesOnlyWholeSnapshots) {
+  int64_t restored = 0;
+  for (int64_t attempt = 1; attempt <= 40; ++attempt) {
+    int ready[2];
+    ASSERT_EQ(::pipe(ready), 0);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      auto writer = Writer(attempt, restored);
+      for (int64_t step = restored + 1;; ++step) {
+        Seal(writer, step);
+        for (const SealedSnapshot& snapshot : Reader().List()) Reader().MarkPersisted(snapshot);
+        if (step == restored + attempt && ::write(ready[1], "x", 1) != 1) ::_exit(1);
+      }
+    }
+    char byte;
+    ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+    ASSERT_EQ(::kill(child, SIGKILL), 0);
+    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+    ::close(ready[0]);
+    ::close(ready[1]);
+    const auto sealed = Reader().List();
+    ASSERT_FALSE(sealed.empty());
+    for (const SealedSnapshot& snapshot : sealed) {
+      const auto payload = Reader().Read(snapshot);
+      ASSERT_TRUE(payload.ok()) << payload.status();
+      ASSERT_EQ(*payload, Contents(snapshot.step));
+    }
+    ASSERT_GE(sealed[0].step, restored + attempt);
+    restored = sealed[0].step;
+  }
+}
+
+TEST_F(SnapshotTest, AReaderBesideAWriterSeesWholeSnapshotsOrNone) {
+  std::atomic<bool> stop = false;
+  std::thread thread([&] {
+    auto writer = Writer(1, 0);
+    for (int64_t step = 1; !stop.load(); ++step) {
+      Seal(writer, step);
+      for (const SealedSnapshot& snapshot : Reader().List()) Reader().MarkPersisted(snapshot);
+    }
+  });
+  int num_read = 0;
+  while (num_read < 2000) {
+    for (const SealedSnapshot& snapshot : Reader().List()) {
+      const auto payload = Reader().Read(snapshot);
+      ++num_read;
+      if (payload.ok()) continue;
+      EXPECT_EQ(payload.status().code(), absl::StatusCode::kAborted) << payload.status();
+    }
+  }
+  stop.store(true);
+  thread.join();
+}
+
+}  // namespace
+}  // namespace megascale::checkpoint

@@ -1,0 +1,163 @@
+// A small model's state for tests, cut over any number of ranks, through the real snapshot memory
+// onto real files.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/shared_memory.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/shard.h"
+#include "runtime/checkpoint/snapshot.h"
+#include "runtime/checkpoint/writer.h"
+
+namespace megascale::checkpoint {
+
+struct TestTensor {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  double first = 0;  // element i is first + i / 8, exact in all types used
+
+  int64_t size() const {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  }
+  double Value(int64_t index) const { return first + static_cast<double>(index) / 8; }
+};
+
+inline std::vector<TestTensor> TestModel() {
+  return {{"optimizer.step_scale", "F64", {3}, 0.5},
+          {"model.embed.weight", "F32", {7, 5}, 100},
+          {"model.norm.bias", "F32", {11}, -3},
+          {"model.scale", "F32", {}, 9},
+          {"model.half", "BF16", {4, 2}, 1}};
+}
+
+inline v1::TensorSlice FlatSlice(const TestTensor& tensor, int64_t begin, int64_t count) {
+  v1::TensorSlice slice;
+  slice.set_name(tensor.name);
+  slice.set_key(tensor.name);
+  slice.set_dtype(tensor.dtype);
+  for (const int64_t dim : tensor.shape) slice.add_global_shape(dim);
+  slice.set_flat_begin(begin);
+  slice.set_flat_count(count);
+  return slice;
+}
+
+// Rank `rank`'s even share of every tensor.
+inline std::vector<v1::TensorSlice> TestSlices(int rank, int world_size) {
+  std::vector<v1::TensorSlice> slices;
+  for (const TestTensor& tensor : TestModel()) {
+    const int64_t begin = tensor.size() * rank / world_size;
+    const int64_t end = tensor.size() * (rank + 1) / world_size;
+    if (end > begin) slices.push_back(FlatSlice(tensor, begin, end - begin));
+  }
+  return slices;
+}
+
+inline void StoreValue(const std::string& dtype, double value, std::byte* to) {
+  if (dtype == "F64") {
+    std::memcpy(to, &value, 8);
+    return;
+  }
+  const auto narrow = static_cast<float>(value);
+  std::memcpy(to, reinterpret_cast<const char*>(&narrow) + (dtype == "BF16" ? 2 : 0),
+              dtype == "BF16" ? 2 : 4);
+}
+
+// The complete file of one rank.
+inline std::string TestPayload(const ShardLayout& layout, const ShardMoment& moment) {
+  std::string payload(static_cast<size_t>(layout.size_bytes()), '\0');
+  auto* bytes = reinterpret_cast<std::byte*>(payload.data());
+  layout.WriteHeader(moment, absl::MakeSpan(bytes, payload.size()));
+  for (size_t i = 0; i < layout.slices().size(); ++i) {
+    const v1::TensorSlice& slice = layout.slices()[i];
+    TestTensor tensor;
+    for (const TestTensor& candidate : TestModel()) {
+      if (candidate.name == slice.name()) tensor = candidate;
+    }
+    const int64_t element_bytes = slice.dtype() == "F64" ? 8 : slice.dtype() == "F32" ? 4 : 2;
+    EXPECT_TRUE(ForEachRun(slice, [&](const SliceRun& run) {
+                  for (int64_t k = 0; k < run.count; ++k) {
+                    StoreValue(
+                        tensor.dtype, tensor.Value(run.tensor_begin + k),
+                        bytes + layout.data_offset(i) + (run.slice_begin + k) * element_bytes);
+                  }
+                  return absl::OkStatus();
+                }).ok());
+  }
+  return payload;
+}
+
+inline std::unique_ptr<base::SharedMemory> MakeSnapshotRegion(int64_t payload_bytes, int rank) {
+  auto region = base::SharedMemory::Create("snapshot_test", SnapshotBytes(payload_bytes)).value();
+  FormatSnapshots(*region, rank);
+  return region;
+}
+
+// Seals `payload` and returns it as the region lists it.
+inline SealedSnapshot SealPayload(SnapshotWriter& writer, const base::SharedMemory& region,
+                                  const std::string& payload, int64_t step) {
+  const auto buffer = writer.Acquire(absl::ZeroDuration());
+  EXPECT_TRUE(buffer.ok()) << buffer.status();
+  std::memcpy(buffer->data(), payload.data(), payload.size());
+  EXPECT_TRUE(writer.Seal(step, static_cast<int64_t>(payload.size())).ok());
+  return ListSealed(region).front();
+}
+
+// Persists one rank's shard.
+inline absl::Status PersistTestShard(const std::string& root, const ShardLayout& layout, int rank,
+                                     const ShardMoment& moment) {
+  auto region = MakeSnapshotRegion(layout.size_bytes(), rank);
+  auto writer = SnapshotWriter::Open(region.get(), moment.attempt, 0).value();
+  const SealedSnapshot sealed =
+      SealPayload(writer, *region, TestPayload(layout, moment), moment.step);
+  return PersistShard(SnapshotReader::Open(region.get()).value(), sealed, root);
+}
+
+inline v1::Manifest TestManifest(const ShardMoment& moment, int world_size) {
+  v1::Manifest manifest;
+  manifest.set_megascale_version("test");
+  manifest.set_job_id("job-1");
+  manifest.set_attempt(moment.attempt);
+  manifest.set_step(moment.step);
+  manifest.set_next_sample(moment.next_sample);
+  manifest.mutable_spec()->mutable_parallel()->set_data_parallel_size(world_size);
+  return manifest;
+}
+
+inline std::string StepDirectory(const std::string& root, const ShardMoment& moment) {
+  return absl::StrCat(root, "/", StepDirectoryName(moment.step, moment.attempt));
+}
+
+// A complete checkpoint of the test model over `world_size` ranks; returns its directory.
+inline std::string WriteTestCheckpoint(const std::string& root, const ShardMoment& moment,
+                                       int world_size) {
+  for (int rank = 0; rank < world_size; ++rank) {
+    const auto layout = ShardLayout::Create(rank, TestSlices(rank, world_size)).value();
+    const absl::Status persisted = PersistTestShard(root, layout, rank, moment);
+    EXPECT_TRUE(persisted.ok()) << persisted;
+  }
+  const std::string directory = StepDirectory(root, moment);
+  const absl::Status written = WriteManifest(directory, TestManifest(moment, world_size));
+  EXPECT_TRUE(written.ok()) << written;
+  return directory;
+}
+
+// An empty directory for the test that runs.
+inline std::string TestDirectory() {
+  const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+  const std::string path = absl::StrCat(::testing::TempDir(), "/", info->name());
+  std::filesystem::remove_all(path);
+  std::filesystem::create_directories(path);
+  return path;
+}
+
+}  // namespace megascale::checkpoint

@@ -1,0 +1,183 @@
+#include "runtime/checkpoint/writer.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/base/checksum.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/message_json.h"
+#include "runtime/checkpoint/shard.h"
+#include "runtime/checkpoint/tensor_index.h"
+
+namespace megascale::checkpoint {
+namespace {
+
+constexpr size_t kWriteBytes = 4 << 20;
+constexpr size_t kShardRecordBytesMax = 64 << 20;
+constexpr absl::string_view kDeletedPrefix = ".deleted-";
+
+using agent::v1::CheckpointId;
+
+std::pair<int64_t, int64_t> Age(const CheckpointId& id) { return {id.step(), id.attempt()}; }
+
+// Writes and syncs `path`; returns the SHA-256 of what was written.
+absl::StatusOr<std::string> WriteAndSync(const std::string& path, absl::string_view data) {
+  base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("create ", path));
+  base::Sha256 hash;
+  while (!data.empty()) {
+    const absl::string_view piece = data.substr(0, kWriteBytes);
+    hash.Update(piece);
+    RETURN_IF_ERROR(base::Annotate(base::WriteAll(fd.get(), piece), path));
+    data.remove_prefix(piece.size());
+  }
+  if (::fsync(fd.get()) != 0) return base::ErrnoStatus(errno, absl::StrCat("sync ", path));
+  return hash.Finish();
+}
+
+absl::StatusOr<v1::ShardFile> ReadShardRecord(const std::string& directory, int rank) {
+  const std::string path = absl::StrCat(directory, "/", ShardRecordName(rank));
+  const auto json = base::ReadFile(path, kShardRecordBytesMax);
+  if (absl::IsNotFound(json.status())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("checkpoint ", directory, ": the shard of rank ", rank, " is missing"));
+  }
+  if (!json.ok()) return json.status();
+  v1::ShardFile record;
+  RETURN_IF_ERROR(FromJson(*json, path, &record));
+  struct stat info;
+  const std::string file = absl::StrCat(directory, "/", ShardFileName(rank));
+  if (record.file() != ShardFileName(rank) || record.rank() != rank) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": describes another shard"));
+  }
+  if (::stat(file.c_str(), &info) != 0) return base::ErrnoStatus(errno, file);
+  if (info.st_size != record.size_bytes()) {
+    return absl::FailedPreconditionError(absl::StrCat(file, ": has ", info.st_size, " bytes, ",
+                                                      record.size_bytes(), " were written"));
+  }
+  return record;
+}
+
+int WorldSize(const job::v1::ParallelSpec& parallel) {
+  return std::max(1, parallel.data_parallel_size()) *
+         std::max(1, parallel.pipeline_model_parallel_size()) *
+         std::max(1, parallel.tensor_model_parallel_size());
+}
+
+absl::Status RemoveTree(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  if (!error) return absl::OkStatus();
+  return base::ErrnoStatus(error.value(), absl::StrCat("delete ", path));
+}
+
+absl::Status RemoveLeftovers(const std::string& root) {
+  std::error_code error;
+  std::vector<std::string> leftovers;
+  for (std::filesystem::directory_iterator entry(root, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (absl::StartsWith(entry->path().filename().string(), kDeletedPrefix)) {
+      leftovers.push_back(entry->path().string());
+    }
+  }
+  if (error) return base::ErrnoStatus(error.value(), absl::StrCat("checkpoint directory ", root));
+  for (const std::string& path : leftovers) RETURN_IF_ERROR(RemoveTree(path));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& snapshot,
+                          const std::string& checkpoint_directory) {
+  ASSIGN_OR_RETURN(const absl::string_view payload, reader.Read(snapshot));
+  const std::string directory =
+      absl::StrCat(checkpoint_directory, "/", StepDirectoryName(snapshot.step, snapshot.attempt));
+  const std::string path = absl::StrCat(directory, "/", ShardFileName(snapshot.rank));
+  ASSIGN_OR_RETURN(const Shard shard,
+                   ParseShard(payload, static_cast<int64_t>(payload.size()), path));
+  if (shard.rank != snapshot.rank || shard.moment.step != snapshot.step ||
+      shard.moment.attempt != snapshot.attempt) {
+    return absl::DataLossError(absl::StrCat(
+        path, ": the snapshot's header is of rank ", shard.rank, ", step ", shard.moment.step,
+        ", attempt ", shard.moment.attempt, "; it was sealed as another one"));
+  }
+  RETURN_IF_ERROR(base::MakeDirectories(directory));
+  RETURN_IF_ERROR(base::SyncDirectory(checkpoint_directory));
+
+  const std::string beside = absl::StrCat(path, ".tmp");
+  auto remove_beside = absl::MakeCleanup([&beside] { ::unlink(beside.c_str()); });
+  ASSIGN_OR_RETURN(const std::string sha256, WriteAndSync(beside, payload));
+  if (!reader.IsCurrent(snapshot)) {
+    return absl::AbortedError(
+        absl::StrCat(path, ": a newer attempt took the snapshot while it was written"));
+  }
+  if (::rename(beside.c_str(), path.c_str()) != 0) {
+    return base::ErrnoStatus(errno, absl::StrCat("rename ", beside, " to ", path));
+  }
+  std::move(remove_beside).Cancel();
+
+  v1::ShardFile record;
+  record.set_file(ShardFileName(snapshot.rank));
+  record.set_rank(snapshot.rank);
+  record.set_size_bytes(snapshot.size_bytes);
+  record.set_sha256(sha256);
+  for (const v1::TensorSlice& slice : shard.slices) *record.add_slices() = slice;
+  return base::WriteFileDurably(absl::StrCat(directory, "/", ShardRecordName(snapshot.rank)),
+                                ToJson(record, JsonStyle::kOneLine));
+}
+
+absl::Status WriteManifest(const std::string& directory, v1::Manifest manifest) {
+  manifest.set_format_version(kFormatVersion);
+  manifest.clear_shards();
+  for (int rank = 0; rank < WorldSize(manifest.spec().parallel()); ++rank) {
+    ASSIGN_OR_RETURN(*manifest.add_shards(), ReadShardRecord(directory, rank));
+  }
+  std::vector<const TensorIndex::Slices*> slices;
+  for (const v1::ShardFile& shard : manifest.shards()) slices.push_back(&shard.slices());
+  const auto index = TensorIndex::Create(slices);
+  const absl::Status complete = index.ok() ? index->CheckComplete() : index.status();
+  if (!complete.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("checkpoint ", directory, ": ", complete.message()));
+  }
+  return base::WriteFileDurably(absl::StrCat(directory, "/", kManifestFile),
+                                ToJson(manifest, JsonStyle::kPretty));
+}
+
+absl::Status ApplyRetention(const std::string& checkpoint_directory,
+                            const std::vector<CheckpointId>& committed) {
+  if (committed.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(RemoveLeftovers(checkpoint_directory));
+  std::vector<std::pair<int64_t, int64_t>> kept;
+  for (const CheckpointId& id : committed) kept.push_back(Age(id));
+  const auto newest = *std::max_element(kept.begin(), kept.end());
+  ASSIGN_OR_RETURN(const std::vector<CheckpointId> found,
+                   ListStepDirectories(checkpoint_directory));
+  for (const CheckpointId& id : found) {
+    if (Age(id) >= newest || std::find(kept.begin(), kept.end(), Age(id)) != kept.end()) continue;
+    const std::string name = StepDirectoryName(id.step(), id.attempt());
+    const std::string from = absl::StrCat(checkpoint_directory, "/", name);
+    const std::string away = absl::StrCat(checkpoint_directory, "/", kDeletedPrefix, name);
+    if (::rename(from.c_str(), away.c_str()) != 0) {
+      return base::ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", away));
+    }
+    RETURN_IF_ERROR(base::SyncDirectory(checkpoint_directory));
+    RETURN_IF_ERROR(RemoveTree(away));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace megascale::checkpoint

@@ -1,0 +1,246 @@
+// Every operation, type and group size, over shared memory, streams and both, against sums made here.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/comm/test_world.h"
+
+namespace megascale::comm {
+namespace {
+
+using tensor::DType;
+using tensor::Vector;
+using Bytes = std::vector<std::byte>;
+
+constexpr size_t kRingBytes = 4096;
+// None, one, odd, and several times what a ring holds (in every type).
+const std::vector<int64_t> kSizes = {0, 1, 37, 9001};
+
+// A number that is the same for the same arguments, of magnitudes so different that the order of a sum shows.
+double Value(int rank, int64_t k, int salt) {
+  uint64_t bits = (static_cast<uint64_t>(rank) * 1000003 + k) * 2654435761u + salt * 40503u;
+  bits ^= bits >> 29;
+  bits *= 0xbf58476d1ce4e5b9u;
+  bits ^= bits >> 32;
+  const double fraction = static_cast<double>(bits % 2000001) / 1000000.0 - 1.0;
+  return fraction * static_cast<double>(1u << (bits >> 40) % 12);
+}
+
+void Put(Bytes& bytes, DType dtype, int64_t k, double value) {
+  if (dtype == DType::kF64) std::memcpy(&bytes[k * 8], &value, 8);
+  const auto single = static_cast<float>(value);
+  if (dtype == DType::kF32) std::memcpy(&bytes[k * 4], &single, 4);
+  const tensor::BFloat16 half = tensor::ToBFloat16(single);
+  if (dtype == DType::kBF16) std::memcpy(&bytes[k * 2], &half, 2);
+}
+
+double Get(const Bytes& bytes, DType dtype, int64_t k) {
+  double value = 0;
+  if (dtype == DType::kF64) std::memcpy(&value, &bytes[k * 8], 8);
+  float single = 0;
+  if (dtype == DType::kF32) std::memcpy(&single, &bytes[k * 4], 4);
+  tensor::BFloat16 half;
+  if (dtype == DType::kBF16) {
+    std::memcpy(&half, &bytes[k * 2], 2);
+    single = tensor::ToFloat(half);
+  }
+  return dtype == DType::kF64 ? value : single;
+}
+
+Bytes Input(int rank, DType dtype, int64_t size, int salt) {
+  Bytes bytes(size * tensor::SizeOf(dtype));
+  for (int64_t k = 0; k < size; ++k) Put(bytes, dtype, k, Value(rank, k, salt));
+  return bytes;
+}
+
+// The left fold, element by element.
+Bytes Sum(int num_ranks, DType dtype, int64_t size, int salt) {
+  Bytes result = Input(0, dtype, size, salt);
+  std::vector<Bytes> inputs;
+  for (int rank = 0; rank < num_ranks; ++rank) inputs.push_back(Input(rank, dtype, size, salt));
+  for (int64_t k = 0; k < size; ++k) {
+    double wide = Get(inputs[0], dtype, k);
+    float single = static_cast<float>(wide);
+    for (int rank = 1; rank < num_ranks; ++rank) {
+      wide += Get(inputs[rank], dtype, k);
+      single += static_cast<float>(Get(inputs[rank], dtype, k));
+    }
+    Put(result, dtype, k, dtype == DType::kF64 ? wide : single);
+  }
+  return result;
+}
+
+Vector View(Bytes& bytes, DType dtype) {
+  return {bytes.data(), dtype, static_cast<int64_t>(bytes.size() / tensor::SizeOf(dtype))};
+}
+
+Bytes Slice(const Bytes& bytes, int index, int count) {
+  const size_t part = bytes.size() / count;
+  return Bytes(bytes.begin() + index * part, bytes.begin() + (index + 1) * part);
+}
+
+// All operations on one size and type, on one rank.
+void CheckAll(Communicator& comm, DType dtype, int64_t size, int salt) {
+  const int n = comm.size();
+  const int rank = comm.rank();
+  const CallInfo info{static_cast<uint64_t>(salt)};
+  const std::string where = absl::StrCat(n, " ranks, rank ", rank, ", ", size, " of ",
+                                         absl::string_view(tensor::Name(dtype)));
+
+  Bytes buffer = Input(rank, dtype, size, salt);
+  ASSERT_EQ(comm.AllReduce(View(buffer, dtype), info), absl::OkStatus()) << where;
+  EXPECT_TRUE(buffer == Sum(n, dtype, size, salt)) << "all-reduce, " << where;
+
+  Bytes input = Input(rank, dtype, size * n, salt + 1);
+  const Bytes before = input;
+  const Bytes sum = Sum(n, dtype, size * n, salt + 1);
+  Bytes output(size * tensor::SizeOf(dtype));
+  ASSERT_EQ(comm.ReduceScatter(View(input, dtype), View(output, dtype), info), absl::OkStatus());
+  EXPECT_TRUE(output == Slice(sum, rank, n)) << "reduce-scatter, " << where;
+  EXPECT_TRUE(input == before) << "reduce-scatter changed its input, " << where;
+
+  Bytes gathered(sum.size());
+  ASSERT_EQ(comm.AllGather(View(output, dtype), View(gathered, dtype), info), absl::OkStatus());
+  EXPECT_TRUE(gathered == sum) << "all-gather, " << where;
+
+  const int root = n - 1;
+  Bytes told = rank == root ? Input(root, dtype, size, salt + 2) : Bytes(output.size());
+  ASSERT_EQ(comm.Broadcast(View(told, dtype), root, info), absl::OkStatus());
+  EXPECT_TRUE(told == Input(root, dtype, size, salt + 2)) << "broadcast, " << where;
+
+  // Along the line of ranks: everybody but the first receives, everybody but the last sends.
+  Bytes message(output.size());
+  const Bytes own = Input(rank, dtype, size, salt + 3);
+  if (rank > 0) {
+    ASSERT_EQ(comm.Recv(rank - 1, absl::MakeSpan(message), info), absl::OkStatus());
+    EXPECT_TRUE(message == Input(rank - 1, dtype, size, salt + 3)) << "message, " << where;
+  }
+  if (rank + 1 < n) {
+    ASSERT_EQ(comm.Send(rank + 1, absl::MakeSpan(own), info), absl::OkStatus()) << where;
+  }
+
+  ASSERT_EQ(comm.Barrier(info), absl::OkStatus()) << where;
+}
+
+// Group size, number of nodes (0: a node for each rank), TCP.
+class CollectivesTest : public ::testing::TestWithParam<std::tuple<int, int, bool>> {};
+
+TEST_P(CollectivesTest, EveryRankHasTheBitsOfTheLeftFold) {
+  const auto [num_ranks, num_nodes, uses_tcp] = GetParam();
+  WorldSpec spec = OneGroup(num_ranks, num_nodes == 0 ? num_ranks : num_nodes, kRingBytes);
+  spec.uses_tcp = uses_tcp;
+  ThreadWorld world(spec);
+  world.RunConnected([&](int rank, Fabric& fabric) {
+    auto comm = fabric.Make("all").value();
+    int salt = 0;
+    for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+      for (const int64_t size : kSizes) CheckAll(*comm, dtype, size, salt += 10);
+    }
+  });
+}
+
+std::string ParamName(const ::testing::TestParamInfo<CollectivesTest::ParamType>& info) {
+  const auto [num_ranks, num_nodes, uses_tcp] = info.param;
+  return absl::StrCat(num_ranks, "Ranks",
+                      num_nodes == 0 ? "Apart" : absl::StrCat("On", num_nodes, "Nodes"),
+                      uses_tcp ? "OverTcp" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Local, CollectivesTest,
+                         ::testing::Combine(::testing::Range(1, 9), ::testing::Values(1),
+                                            ::testing::Values(false)),
+                         ParamName);
+INSTANTIATE_TEST_SUITE_P(Remote, CollectivesTest,
+                         ::testing::Combine(::testing::Range(2, 9), ::testing::Values(0),
+                                            ::testing::Values(false)),
+                         ParamName);
+INSTANTIATE_TEST_SUITE_P(Mixed, CollectivesTest,
+                         ::testing::Combine(::testing::Range(3, 9), ::testing::Values(2),
+                                            ::testing::Values(false)),
+                         ParamName);
+INSTANTIATE_TEST_SUITE_P(Tcp, CollectivesTest,
+                         ::testing::Combine(::testing::Values(4), ::testing::Values(2),
+                                            ::testing::Values(true)),
+                         ParamName);
+
+TEST(CollectivesInPlaceTest, ReduceScatterAndAllGatherWorkWithinOneBuffer) {
+  ThreadWorld world(OneGroup(3, 2, kRingBytes));
+  world.RunConnected([&](int rank, Fabric& fabric) {
+    auto comm = fabric.Make("all").value();
+    const int64_t size = 5001;
+    Bytes buffer = Input(rank, DType::kF32, 3 * size, 1);
+    Vector whole = View(buffer, DType::kF32);
+    Vector own = {buffer.data() + rank * size * 4, DType::kF32, size};
+    ASSERT_EQ(comm->ReduceScatter(whole, own, {}), absl::OkStatus());
+    ASSERT_EQ(comm->AllGather(own, whole, {}), absl::OkStatus());
+    EXPECT_TRUE(buffer == Sum(3, DType::kF32, 3 * size, 1));
+  });
+}
+
+TEST(CollectivesInPlaceTest, ManySmallMessagesPassOneWay) {
+  ThreadWorld world(OneGroup(2, 1, 256));
+  world.RunConnected([&](int rank, Fabric& fabric) {
+    auto comm = fabric.Make("all").value();
+    Bytes message(1);
+    for (int i = 0; i < 500; ++i) {
+      const auto bytes = absl::MakeSpan(message).first(i % 2);
+      ASSERT_EQ(rank == 0 ? comm->Send(1, bytes, {}) : comm->Recv(0, bytes, {}), absl::OkStatus());
+    }
+  });
+}
+
+TEST(GroupsTest, ARankTalksInEachOfItsGroupsInTheirOwnOrder) {
+  WorldSpec spec;
+  spec.placements = {"a", "b", "a", "b"};
+  spec.groups = {{"row", {0, 1}, 4096}, {"other-row", {2, 3}, 4096}, {"column", {2, 0}, 4096}};
+  ThreadWorld world(spec);
+  world.RunConnected([&](int rank, Fabric& fabric) {
+    auto row = fabric.Make(rank < 2 ? "row" : "other-row").value();
+    float value = static_cast<float>(rank + 1);
+    ASSERT_EQ(row->AllReduce({&value, DType::kF32, 1}, {}), absl::OkStatus());
+    EXPECT_EQ(value, rank < 2 ? 3 : 7);
+    auto column = fabric.Make("column");
+    if (rank % 2 != 0) {
+      EXPECT_EQ(column.status().code(), absl::StatusCode::kNotFound);
+      return;
+    }
+    EXPECT_EQ((*column)->rank(), rank == 2 ? 0 : 1);
+    ASSERT_EQ((*column)->AllReduce({&value, DType::kF32, 1}, {}), absl::OkStatus());
+    EXPECT_EQ(value, 10);
+    EXPECT_EQ(fabric.Make("column").status().code(), absl::StatusCode::kFailedPrecondition);
+  });
+}
+
+TEST(GroupsTest, TheObserverSeesEveryCallEnterAndLeave) {
+  ThreadWorld world(OneGroup(2, 1, 4096));
+  std::vector<std::vector<std::string>> seen(2);
+  world.Run([&](int rank) {
+    FabricOptions options = world.OptionsOf(rank);
+    options.observer = [&, rank](const CallEvent& event) {
+      seen[rank].push_back(absl::StrCat(
+          event.kind == CallEvent::Kind::kEntered ? "enter " : "leave ", Name(event.operation), " ",
+          event.group, " ", event.sequence, " ", event.instruction_id, " ", event.peer, " ",
+          event.payload_bytes));
+    };
+    auto fabric = Fabric::Create(options, OneGroup(2, 1, 4096).groups).value();
+    ASSERT_EQ(fabric->Connect(), absl::OkStatus());
+    auto comm = fabric->Make("all").value();
+    float value = 0;
+    ASSERT_EQ(comm->Barrier({3}), absl::OkStatus());
+    ASSERT_EQ(comm->AllReduce({&value, DType::kF32, 1}, {9}), absl::OkStatus());
+    const auto bytes = absl::MakeSpan(reinterpret_cast<std::byte*>(&value), 4);
+    ASSERT_EQ(rank == 0 ? comm->Send(1, bytes, {8}) : comm->Recv(0, bytes, {8}), absl::OkStatus());
+  });
+  EXPECT_EQ(seen[0],
+            (std::vector<std::string>{"enter barrier all 0 3 -1 0", "leave barrier all 0 3 -1 0",
+                                      "enter all-reduce all 1 9 -1 4", "leave all-reduce all 1 9 -1 4",
+                                      "enter send all 0 8 1 4", "leave send all 0 8 1 4"}));
+  EXPECT_EQ(seen[1][4], "enter receive all 0 8 0 4");
+}
+
+}  // namespace
+}  // namespace megascale::comm

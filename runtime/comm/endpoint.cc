@@ -1,0 +1,113 @@
+#include "runtime/comm/endpoint.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+
+namespace megascale::comm {
+namespace {
+
+std::string RankList(const std::vector<int>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
+
+// What a member that gave up told, as an error here. It is to blame itself unless it blames others.
+absl::Status NoticeStatus(const AbortNotice& notice, int world_rank) {
+  const uint32_t num_blamed = std::min<uint32_t>(notice.num_blamed, AbortNotice::kBlamedMax);
+  const size_t text_bytes = std::min<size_t>(notice.text_bytes, AbortNotice::kTextMax);
+  std::vector<int> blamed(notice.blamed, notice.blamed + num_blamed);
+  if (blamed.empty()) blamed.push_back(world_rank);
+  return Blame(absl::AbortedError(absl::StrCat("rank ", world_rank, " gave up: ",
+                                               absl::string_view(notice.text, text_bytes))),
+               blamed);
+}
+
+}  // namespace
+
+absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
+  while (true) {
+    if (failed_.load(std::memory_order_acquire)) return failure();
+    const uint32_t seen = slot_->doorbell.Count();
+    absl::StatusOr<bool> moved = exchange.Progress(peers_);
+    if (!moved.ok()) return Fail(base::Annotate(moved.status(), Context(exchange)));
+    if (exchange.Done()) return absl::OkStatus();
+    if (*moved) continue;
+    if (absl::Status gone = FindGonePeer(exchange); !gone.ok()) {
+      // What it sent before it went still counts.
+      moved = exchange.Progress(peers_);
+      if (!moved.ok()) return Fail(base::Annotate(moved.status(), Context(exchange)));
+      if (*moved) continue;
+      return Fail(Blame(base::Annotate(gone, Context(exchange)), BlamedRanks(gone)));
+    }
+    const absl::Duration left = deadline - base::RealClock().Monotonic();
+    if (left <= absl::ZeroDuration()) return Fail(DeadlineError(exchange));
+    slot_->doorbell.Wait(seen, left);
+  }
+}
+
+void Endpoint::Abort(const absl::Status& reason) {
+  const std::vector<int> blamed = BlamedRanks(reason);
+  absl::Status status = absl::AbortedError(reason.message());
+  Fail(blamed.empty() ? status : Blame(status, blamed)).IgnoreError();
+}
+
+absl::Status Endpoint::failure() const {
+  absl::MutexLock lock(&mutex_);
+  return failure_;
+}
+
+absl::Status Endpoint::Fail(absl::Status status) {
+  absl::MutexLock lock(&mutex_);
+  if (!failure_.ok()) return failure_;
+  failure_ = status;
+  slot_->notice = MakeNotice(status);
+  slot_->state.store(PeerState::kAborted, std::memory_order_release);
+  failed_.store(true, std::memory_order_release);
+  slot_->doorbell.Bump();
+  for (const Peer& peer : peers_) {
+    if (peer.slot != nullptr) peer.slot->doorbell.Bump();
+    if (peer.stream != nullptr) peer.pump->SendAbort(peer.stream, slot_->notice);
+  }
+  return status;
+}
+
+absl::Status Endpoint::FindGonePeer(const Exchange& exchange) const {
+  for (int i = 0; i < size(); ++i) {
+    if (i == index_) continue;
+    const Peer& peer = peers_[i];
+    const PeerState state = peer.state();
+    if (state == PeerState::kAborted) return NoticeStatus(peer.notice(), peer.world_rank);
+    if (state == PeerState::kClosed && exchange.Needs(i)) {
+      return Blame(absl::UnavailableError(absl::StrCat(
+                       "rank ", peer.world_rank, " closed its end: its process ended, or left early")),
+                   {peer.world_rank});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Endpoint::DeadlineError(const Exchange& exchange) const {
+  const Exchange::Missing missing = exchange.FindMissing();
+  const std::vector<int> absent = WorldRanks(missing.absent);
+  const std::vector<int> partial = WorldRanks(missing.partial);
+  std::string text = absl::StrCat(Context(exchange), ": timed out");
+  if (!absent.empty()) absl::StrAppend(&text, "; not arrived: ", RankList(absent));
+  if (!partial.empty()) absl::StrAppend(&text, "; stopped midway: ", RankList(partial));
+  return Blame(absl::DeadlineExceededError(text), absent.empty() ? partial : absent);
+}
+
+std::string Endpoint::Context(const Exchange& exchange) const {
+  return absl::StrCat("group ", name_, ", rank ", WorldRank(index_), ", ",
+                      Describe(exchange.call()));
+}
+
+std::vector<int> Endpoint::WorldRanks(const std::vector<int>& indices) const {
+  std::vector<int> ranks;
+  for (const int index : indices) ranks.push_back(WorldRank(index));
+  return ranks;
+}
+
+}  // namespace megascale::comm

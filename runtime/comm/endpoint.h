@@ -1,0 +1,55 @@
+// One member's end of a group: the ways to all peers, waiting for them, and giving up. HostCommunicator turns calls into
+// exchanges; this carries them out.
+// Threads: Run on the owner's thread; Abort and failure on any.
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "runtime/comm/exchange.h"
+#include "runtime/comm/region.h"
+
+namespace megascale::comm {
+
+class Endpoint {
+ public:
+  // `slot`: this member's own. `peers`: by group index; the own entry is empty but for its rank.
+  Endpoint(std::string name, int index, MemberSlot* slot, std::vector<Peer> peers)
+      : name_(std::move(name)), index_(index), slot_(slot), peers_(std::move(peers)) {}
+
+  const std::string& name() const { return name_; }
+  int index() const { return index_; }
+  int size() const { return static_cast<int>(peers_.size()); }
+  int WorldRank(int index) const { return peers_[index].world_rank; }
+
+  // Carries the exchange out by `deadline` (monotonic time). Any error is final: see Communicator.
+  absl::Status Run(Exchange& exchange, absl::Duration deadline);
+
+  // Ends the endpoint with Aborted and tells the peers; the first reason stays.
+  void Abort(const absl::Status& reason);
+
+  // OK until it failed or was aborted.
+  absl::Status failure() const;
+
+ private:
+  absl::Status Fail(absl::Status status);
+  absl::Status FindGonePeer(const Exchange& exchange) const;
+  absl::Status DeadlineError(const Exchange& exchange) const;
+  std::string Context(const Exchange& exchange) const;
+  std::vector<int> WorldRanks(const std::vector<int>& indices) const;
+
+  const std::string name_;
+  const int index_;
+  MemberSlot* const slot_;
+  const std::vector<Peer> peers_;
+
+  std::atomic<bool> failed_{false};
+  mutable absl::Mutex mutex_;
+  absl::Status failure_;
+};
+
+}  // namespace megascale::comm

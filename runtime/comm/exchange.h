@@ -1,0 +1,126 @@
+// The messages of one step of a call: what goes to and comes from which members. It moves whatever the rings permit at the
+// moment, sends and receives together, so that bounded rings cannot lock two ranks up; waiting is Endpoint's.
+//
+// In a ring, a message is a header of 64 bytes, the payload, and padding to the next multiple of 64.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "runtime/comm/communicator.h"
+#include "runtime/comm/region.h"
+#include "runtime/comm/ring.h"
+#include "runtime/comm/stream_pump.h"
+
+namespace megascale::comm {
+
+// Another member, and the way to it: either a slot in shared memory or a stream.
+struct Peer {
+  int world_rank = -1;
+  Ring inbox;   // from it
+  Ring outbox;  // to it
+  MemberSlot* slot = nullptr;
+  Stream* stream = nullptr;
+  StreamPump* pump = nullptr;
+
+  // Tells the other side that bytes or room appeared in a ring.
+  void Notify() const {
+    slot != nullptr ? slot->doorbell.Bump() : pump->Notify();
+  }
+  PeerState state() const {
+    return slot != nullptr ? slot->state.load(std::memory_order_acquire) : stream->state();
+  }
+  const AbortNotice& notice() const { return slot != nullptr ? slot->notice : stream->notice(); }
+};
+
+// Before every payload.
+struct MessageHeader {
+  static constexpr uint32_t kMagic = 0x4d53474d;
+  uint32_t magic = kMagic;
+  Operation operation = Operation::kBarrier;
+  tensor::DType dtype = tensor::DType::kF32;
+  uint8_t phase = 0;  // of the call: a rank that sends phase 1 has received phase 0
+  uint8_t reserved = 0;
+  uint64_t sequence = 0;
+  uint64_t instruction_id = 0;
+  uint64_t call_bytes = 0;     // of the whole buffer
+  uint64_t payload_bytes = 0;  // of this message
+  int32_t root = -1;           // group index, of a broadcast
+  uint32_t padding[5] = {};
+
+  friend bool operator==(const MessageHeader&, const MessageHeader&) = default;
+};
+static_assert(sizeof(MessageHeader) == kRingAlignment);
+
+// "all-reduce 12 (instruction 7, 4096 bytes of F32)".
+std::string Describe(const MessageHeader& header);
+
+class Exchange {
+ public:
+  // `call`: the header of all its messages, but for payload_bytes.
+  explicit Exchange(const MessageHeader& call) : call_(call) {}
+
+  // Peers are indices into the vector given to Progress: group indices.
+  void Send(int peer, const void* data, size_t num_bytes);
+  void Receive(int peer, void* data, size_t num_bytes);
+
+  // Receives `num_bytes` from each member but `self` and overwrites `output` with the sum of all, in order; `own` is this
+  // member's part and may be `output`.
+  struct Sum {
+    int self = 0;
+    int group_size = 0;
+    const std::byte* own = nullptr;
+    std::byte* output = nullptr;
+    size_t num_bytes = 0;
+  };
+  void ReceiveSum(const Sum& sum);
+
+  // Moves what can be moved; true when anything was. Internal: a peer's message is not the one expected.
+  absl::StatusOr<bool> Progress(const std::vector<Peer>& peers);
+
+  bool Done() const { return num_open_ == 0; }
+  const MessageHeader& call() const { return call_; }
+
+  // The peers that it waits for: those of which nothing has come or that have taken nothing, and those that stopped midway.
+  struct Missing {
+    std::vector<int> absent;
+    std::vector<int> partial;
+  };
+  Missing FindMissing() const;
+  bool Needs(int peer) const;
+
+ private:
+  struct Outgoing {
+    int peer = 0;
+    MessageHeader header;
+    const std::byte* data = nullptr;
+    size_t num_done = 0;  // bytes of header, payload and padding
+  };
+  struct Incoming {
+    int peer = 0;
+    size_t payload_bytes = 0;
+    std::byte* data = nullptr;  // null: part of the sum
+    bool has_header = false;
+    size_t num_done = 0;        // bytes of payload
+    bool is_done = false;
+  };
+
+  bool Push(Outgoing& outgoing, const Peer& peer);
+  absl::StatusOr<bool> PullHeader(Incoming& incoming, const Peer& peer);
+  bool Pull(Incoming& incoming, const Peer& peer);
+  bool Fold(const std::vector<Peer>& peers);
+  bool Finish(Incoming& incoming, const Peer& peer);
+  static void Take(const Peer& peer, size_t num_bytes);
+
+  const MessageHeader call_;
+  Sum sum_;
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  size_t num_open_ = 0;  // messages not done
+};
+
+}  // namespace megascale::comm

@@ -1,0 +1,227 @@
+// Who may join: regions, secrets, attempts, strangers, socket directories.
+#include "runtime/comm/fabric.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/fd.h"
+#include "runtime/comm/socket_address.h"
+#include "runtime/comm/test_world.h"
+
+namespace megascale::comm {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr size_t kRingBytes = 4096;
+
+// Connects rank 0 and rank 1, on two nodes, with options that `change` has touched.
+std::vector<absl::Status> ConnectTwo(const std::function<void(int, FabricOptions&)>& change) {
+  const WorldSpec spec = OneGroup(2, 2, kRingBytes);
+  ThreadWorld world(spec);
+  std::vector<absl::Status> results(2);
+  world.Run([&](int rank) {
+    FabricOptions options = world.OptionsOf(rank);
+    options.connect_timeout = absl::Milliseconds(500);
+    change(rank, options);
+    auto fabric = Fabric::Create(options, spec.groups);
+    results[rank] = fabric.ok() ? (*fabric)->Connect() : fabric.status();
+  });
+  return results;
+}
+
+RegionSpec SpecOf(const WorldSpec& world, const std::string& job, int64_t attempt) {
+  return {world.groups, world.placements, "node-0", job, attempt};
+}
+
+TEST(RegionTest, IsRefusedUnlessItWasMadeForThisJobAttemptAndGroups) {
+  const WorldSpec world = OneGroup(4, 2, kRingBytes);
+  const size_t size = RegionBytes(world.groups, world.placements, "node-0");
+  auto memory = base::SharedMemory::Create("region", size).value();
+  const auto refused = absl::StatusCode::kFailedPrecondition;
+  EXPECT_EQ(RegionLayout::Attach(SpecOf(world, "job", 1), *memory).status().code(), refused);
+  ASSERT_EQ(FormatRegion(SpecOf(world, "job", 1), *memory), absl::OkStatus());
+  EXPECT_TRUE(RegionLayout::Attach(SpecOf(world, "job", 1), *memory).ok());
+  EXPECT_EQ(RegionLayout::Attach(SpecOf(world, "job", 2), *memory).status().code(), refused);
+  EXPECT_EQ(RegionLayout::Attach(SpecOf(world, "other", 1), *memory).status().code(), refused);
+  WorldSpec changed = world;
+  changed.groups[0].ranks = {0, 2, 1, 3};
+  EXPECT_EQ(RegionLayout::Attach(SpecOf(changed, "job", 1), *memory).status().code(), refused);
+  auto small = base::SharedMemory::Create("region", size - 4096).value();
+  EXPECT_EQ(FormatRegion(SpecOf(world, "job", 1), *small).code(), refused);
+}
+
+TEST(RegionTest, FormattingAgainForgetsTheAttemptBefore) {
+  const WorldSpec world = OneGroup(2, 1, kRingBytes);
+  auto memory = base::SharedMemory::Create(
+                    "region", RegionBytes(world.groups, world.placements, "node-0"))
+                    .value();
+  for (const int64_t attempt : {1, 2}) {
+    ASSERT_EQ(FormatRegion(SpecOf(world, "job", attempt), *memory), absl::OkStatus());
+    auto layout = RegionLayout::Attach(SpecOf(world, "job", attempt), *memory).value();
+    EXPECT_EQ(layout.Slot(0, 1)->state.load(), PeerState::kAbsent);
+    EXPECT_TRUE(layout.RingBetween(0, 0, 1).ReadableSpan().empty());
+    layout.Slot(0, 1)->state = PeerState::kOpen;
+    layout.RingBetween(0, 0, 1).CommitWritten(64);
+  }
+}
+
+TEST(RegionTest, RingsAndSlotsDoNotOverlap) {
+  const WorldSpec world = OneGroup(3, 1, kRingBytes);
+  auto memory = base::SharedMemory::Create(
+                    "region", RegionBytes(world.groups, world.placements, "node-0"))
+                    .value();
+  ASSERT_EQ(FormatRegion(SpecOf(world, "job", 1), *memory), absl::OkStatus());
+  auto layout = RegionLayout::Attach(SpecOf(world, "job", 1), *memory).value();
+  int mark = 1;
+  for (int pass = 0; pass < 2; ++pass) {
+    mark = 1;
+    for (int from = 0; from < 3; ++from) {
+      for (int to = 0; to < 3; ++to, ++mark) {
+        if (from == to) continue;
+        const auto room = layout.RingBetween(0, from, to).WritableSpan();
+        ASSERT_EQ(room.size(), kRingBytes);
+        for (std::byte& byte : room) {
+          if (pass == 0) byte = std::byte(mark);
+          ASSERT_EQ(byte, std::byte(mark));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(layout.Slot(0, 2)->doorbell.Count(), 0u);
+}
+
+TEST(RegionTest, GroupsThatMakeNoSenseAreRefused) {
+  const std::vector<std::string> placements = {"a", "b"};
+  const auto code = [&](std::vector<GroupSpec> groups) {
+    return ValidateGroups(groups, placements).code();
+  };
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(code({{"g", {0, 1}}}), absl::StatusCode::kOk);
+  EXPECT_EQ(code({{"g", {0}}, {"g", {1}}}), invalid);
+  EXPECT_EQ(code({{"", {0}}}), invalid);
+  EXPECT_EQ(code({{"g", {}}}), invalid);
+  EXPECT_EQ(code({{"g", {0, 0}}}), invalid);
+  EXPECT_EQ(code({{"g", {0, 2}}}), invalid);
+  EXPECT_EQ(code({{"g", {0, 1}, 100}}), invalid);
+}
+
+TEST(FabricTest, ARankAttachesOncePerAttempt) {
+  ThreadWorld world(OneGroup(2, 1, kRingBytes));
+  const auto groups = OneGroup(2, 1, kRingBytes).groups;
+  auto first = Fabric::Create(world.OptionsOf(0), groups);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(Fabric::Create(world.OptionsOf(0), groups).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ((*first)->Make("all").status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(FabricTest, APeerWithAnotherSecretIsRefused) {
+  const auto results = ConnectTwo([](int rank, FabricOptions& options) {
+    if (rank == 0) options.secret = "another secret of 26 bytes";
+  });
+  EXPECT_EQ(results[0].code(), absl::StatusCode::kPermissionDenied) << results[0];
+  EXPECT_THAT(std::string(results[0].message()), HasSubstr("rank 1 of group all"));
+  EXPECT_EQ(results[1].code(), absl::StatusCode::kDeadlineExceeded) << results[1];
+  EXPECT_THAT(BlamedRanks(results[1]), ElementsAre(0));
+}
+
+TEST(FabricTest, APeerOfAnotherAttemptOrJobIsRefused) {
+  for (const bool other_attempt : {true, false}) {
+    const WorldSpec spec = OneGroup(2, 2, kRingBytes);
+    const std::string job = other_attempt ? "job" : "other";
+    const int64_t attempt = other_attempt ? 8 : 7;
+    auto region = base::SharedMemory::Create(
+                      "region", RegionBytes(spec.groups, spec.placements, "node-0"))
+                      .value();
+    ASSERT_EQ(FormatRegion(SpecOf(spec, job, attempt), *region), absl::OkStatus());
+    const auto results = ConnectTwo([&](int rank, FabricOptions& options) {
+      if (rank == 1) return;
+      options.region = region.get();
+      options.job_id = job;
+      options.attempt = attempt;
+    });
+    EXPECT_EQ(results[0].code(), absl::StatusCode::kFailedPrecondition) << results[0];
+    EXPECT_EQ(results[1].code(), absl::StatusCode::kDeadlineExceeded) << results[1];
+  }
+}
+
+TEST(FabricTest, ARankThatNeverComesIsNamed) {
+  const auto results = ConnectTwo([](int rank, FabricOptions& options) {
+    if (rank == 0) options.region = nullptr;  // fails at once
+  });
+  EXPECT_EQ(results[0].code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(results[1].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(results[1].message()), HasSubstr("not connected: rank(s) 0"));
+}
+
+TEST(FabricTest, StrangersAtTheDoorDisturbNobody) {
+  const WorldSpec spec = OneGroup(2, 2, kRingBytes);
+  ThreadWorld world(spec);
+  std::vector<base::UniqueFd> strangers;
+  std::atomic<uint32_t> have_come{0};
+  world.Run([&](int rank) {
+    auto fabric = Fabric::Create(world.OptionsOf(rank), spec.groups).value();
+    if (rank == 0) {
+      // The listener publishes its address; strangers find it too.
+      const std::string address =
+          world.OptionsOf(0).store->Wait("address/1", absl::Seconds(10)).value();
+      for (int i = 0; i < 20; ++i) strangers.push_back(StartConnect(address).value());
+      ASSERT_TRUE(base::WriteAll(strangers[0].get(), std::string(500, 'x')).ok());
+      ASSERT_TRUE(base::WriteAll(strangers[1].get(), "MGSCOMM1").ok());
+    }
+    ASSERT_EQ(fabric->Connect(), absl::OkStatus());
+    EXPECT_EQ(fabric->Make("all").value()->Barrier({}), absl::OkStatus());
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(world.socket_directory())) << "sockets' names vanish";
+}
+
+TEST(FabricTest, SocketDirectoriesThatAreOpenOrTooLongAreRefused) {
+  const auto status_with = [](mode_t mode, size_t length) {
+    std::string directory;
+    const auto results = ConnectTwo([&](int rank, FabricOptions& options) {
+      options.connect_timeout = absl::Milliseconds(100);
+      if (rank == 0) return;
+      options.socket_directory = absl::StrCat(options.socket_directory, "/", std::string(length, 'd'));
+      EXPECT_EQ(::mkdir(options.socket_directory.c_str(), mode), 0);
+      EXPECT_EQ(::chmod(options.socket_directory.c_str(), mode), 0);
+    });
+    return results[1];
+  };
+  EXPECT_EQ(status_with(0755, 5).code(), absl::StatusCode::kPermissionDenied);
+  const absl::Status too_long = status_with(0700, 100);
+  EXPECT_EQ(too_long.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(too_long.message()), HasSubstr("107 bytes"));
+}
+
+TEST(FabricTest, TcpBindsOneInterfaceOnly) {
+  for (const char* address : {"0.0.0.0", "::", "localhost"}) {
+    EXPECT_EQ(ListeningSocket::ListenTcp(address).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  const auto results = ConnectTwo([](int rank, FabricOptions& options) {
+    options.socket_directory.clear();
+    options.tcp_address = rank == 0 ? "" : "127.0.0.1";
+  });
+  EXPECT_EQ(results[0].code(), absl::StatusCode::kInvalidArgument) << "neither directory nor address";
+}
+
+TEST(FabricTest, AbortEndsConnecting) {
+  const WorldSpec spec = OneGroup(2, 2, kRingBytes);
+  ThreadWorld world(spec);
+  auto fabric = Fabric::Create(world.OptionsOf(1), spec.groups).value();
+  std::thread other([&] { fabric->Abort(absl::CancelledError("stop")); });
+  EXPECT_EQ(fabric->Connect().code(), absl::StatusCode::kAborted);
+  other.join();
+}
+
+}  // namespace
+}  // namespace megascale::comm

@@ -1,0 +1,262 @@
+// Ranks that die, stop, give up or do something else than the others: nobody waits for ever, and the culprit is named.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/clock.h"
+#include "runtime/comm/test_world.h"
+
+namespace megascale::comm {
+namespace {
+
+using tensor::DType;
+using tensor::Vector;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int kVictim = 1;
+constexpr int kNumRanks = 3;
+constexpr size_t kRingBytes = 64 << 10;
+constexpr int64_t kSize = kNumRanks * (1 << 20);  // 12 MiB: more than rings and sockets hold
+constexpr CallInfo kShort{77, absl::Milliseconds(700)};
+
+enum class Way { kAllReduce, kReduceScatter, kAllGather, kFromRoot, kToMember, kReceive, kSend };
+
+// One call that needs the victim. Each survivor that needs it fails.
+absl::Status Perform(Way way, Communicator& comm, const CallInfo& info) {
+  std::vector<float> data(kSize);
+  Vector whole{data.data(), DType::kF32, kSize};
+  Vector part{data.data() + comm.rank() * kSize / kNumRanks, DType::kF32, kSize / kNumRanks};
+  const auto bytes = absl::MakeSpan(reinterpret_cast<std::byte*>(data.data()), kSize * 4);
+  switch (way) {
+    case Way::kAllReduce:
+      return comm.AllReduce(whole, info);
+    case Way::kReduceScatter:
+      return comm.ReduceScatter(whole, part, info);
+    case Way::kAllGather:
+      return comm.AllGather(part, whole, info);
+    case Way::kFromRoot:
+      return comm.Broadcast(whole, kVictim, info);
+    case Way::kToMember:
+      return comm.Broadcast(whole, 0, info);
+    case Way::kReceive:
+      return comm.rank() == kVictim ? comm.Send(0, bytes, info) : comm.Recv(kVictim, bytes, info);
+    case Way::kSend:
+      return comm.rank() == kVictim ? comm.Recv(0, bytes, info) : comm.Send(kVictim, bytes, info);
+  }
+  return absl::OkStatus();
+}
+
+// Way, number of nodes, signal.
+class VictimTest : public ::testing::TestWithParam<std::tuple<Way, int, int>> {};
+
+TEST_P(VictimTest, OthersFailInTimeAndNameTheRankThatWasLostInsideACall) {
+  const auto [way, num_nodes, signal] = GetParam();
+  ProcessWorld world(OneGroup(kNumRanks, num_nodes, kRingBytes));
+  world.Start([way = way](Fabric& fabric, RankBoard& board, int rank) -> absl::Status {
+    auto comm = fabric.Make("all").value();
+    if (absl::Status status = comm->Barrier({}); !status.ok()) return status;
+    if (rank == kVictim) return Perform(way, *comm, {77, absl::Seconds(30)});
+    if (!RankBoard::Await(board.may_go_on, 1)) return absl::InternalError("nobody said go");
+    return Perform(way, *comm, kShort);
+  });
+  ASSERT_TRUE(RankBoard::Await(world.board(kVictim).num_entered, 2));
+  world.Signal(kVictim, signal);
+  for (const int rank : {0, 2}) world.board(rank).may_go_on.store(1);
+  for (const int rank : {0, 2}) {
+    const absl::Status status = world.Result(rank);
+    // The member of a broadcast from somebody else may be done before the root fails.
+    if (way == Way::kToMember && rank == 2 && status.ok()) continue;
+    EXPECT_THAT(status.code(),
+                AnyOf(absl::StatusCode::kAborted, absl::StatusCode::kUnavailable,
+                      absl::StatusCode::kDeadlineExceeded))
+        << status;
+    EXPECT_THAT(BlamedRanks(status), Contains(kVictim)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("instruction 77"));
+  }
+}
+
+std::string VictimName(const ::testing::TestParamInfo<VictimTest::ParamType>& info) {
+  constexpr const char* kNames[] = {"AllReduce", "ReduceScatter", "AllGather", "BroadcastFromIt",
+                                    "BroadcastToIt", "Receive", "Send"};
+  return absl::StrCat(kNames[static_cast<int>(std::get<0>(info.param))], "On",
+                      std::get<1>(info.param), "Nodes",
+                      std::get<2>(info.param) == SIGKILL ? "Killed" : "Stopped");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, VictimTest,
+    ::testing::Combine(::testing::Values(Way::kAllReduce, Way::kReduceScatter, Way::kAllGather,
+                                         Way::kFromRoot, Way::kToMember, Way::kReceive, Way::kSend),
+                       ::testing::Values(1, 3), ::testing::Values(SIGKILL, SIGSTOP)),
+    VictimName);
+
+TEST(DeadlineTest, NamesGroupSequenceInstructionAndWhoHasNotArrived) {
+  for (const int num_nodes : {1, 3}) {
+    ThreadWorld world(OneGroup(3, num_nodes, kRingBytes));
+    std::vector<absl::Status> results(3);
+    world.RunConnected([&](int rank, Fabric& fabric) {
+      auto comm = fabric.Make("all").value();
+      ASSERT_EQ(comm->Barrier({}), absl::OkStatus());
+      float value = 0;
+      if (rank == 0) {
+        results[0] = comm->AllReduce({&value, DType::kF32, 1}, {42, absl::Milliseconds(100)});
+      } else {
+        // Never calls, but does not leave either, before rank 0 is done.
+        std::byte none;
+        results[rank] = comm->Recv(0, absl::MakeSpan(&none, 1), {});
+      }
+    });
+    EXPECT_EQ(results[0].code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(results[0].message()),
+                HasSubstr("group all, rank 0, all-reduce 1 (instruction 42, 4 bytes of F32): timed "
+                          "out; not arrived: ranks 1, 2"));
+    EXPECT_THAT(BlamedRanks(results[0]), ElementsAre(1, 2));
+  }
+}
+
+TEST(AbortTest, WakesWaitersHereAndElsewhere) {
+  for (const int num_nodes : {1, 3, 2}) {
+    ThreadWorld world(OneGroup(3, num_nodes, kRingBytes));
+    std::vector<absl::Status> results(3);
+    const absl::Duration start = base::RealClock().Monotonic();
+    world.RunConnected([&](int rank, Fabric& fabric) {
+      auto comm = fabric.Make("all").value();
+      if (rank == 2) {
+        fabric.Abort(Blame(absl::InternalError("a tensor has NaN"), {2}));
+        results[2] = comm->Barrier({});
+        return;
+      }
+      results[rank] = comm->Barrier({});
+      EXPECT_EQ(comm->Barrier({}), results[rank]) << "an error is final";
+    });
+    for (const absl::Status& status : results) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("a tensor has NaN"));
+      EXPECT_THAT(BlamedRanks(status), ElementsAre(2));
+    }
+    EXPECT_LT(base::RealClock().Monotonic() - start, absl::Seconds(15)) << "not by a deadline";
+  }
+}
+
+TEST(AbortTest, FromAnotherThreadWakesTheOwnerInACall) {
+  ThreadWorld world(OneGroup(2, 1, kRingBytes));
+  std::atomic<uint32_t> has_entered{0};
+  world.Run([&](int rank) {
+    FabricOptions options = world.OptionsOf(rank);
+    options.observer = [&](const CallEvent& event) {
+      if (event.kind == CallEvent::Kind::kEntered) has_entered = 1;
+    };
+    auto fabric = Fabric::Create(options, OneGroup(2, 1, kRingBytes).groups).value();
+    ASSERT_EQ(fabric->Connect(), absl::OkStatus());
+    if (rank == 1) return;  // its closing is no news for one who is aborted first
+    auto comm = fabric->Make("all").value();
+    std::thread other([&] {
+      EXPECT_TRUE(RankBoard::Await(has_entered, 1));
+      comm->Abort(absl::CancelledError("stop"));
+    });
+    std::byte none;
+    const absl::Status status = comm->Recv(1, absl::MakeSpan(&none, 1), {});
+    EXPECT_THAT(status.code(),
+                AnyOf(absl::StatusCode::kAborted, absl::StatusCode::kUnavailable));
+    other.join();
+  });
+}
+
+TEST(CloseTest, WhatWasSentArrivesAndWhatWasNotIsUnavailable) {
+  for (const int num_nodes : {1, 2}) {
+    ThreadWorld world(OneGroup(2, num_nodes, kRingBytes));
+    world.RunConnected([&](int rank, Fabric& fabric) {
+      auto comm = fabric.Make("all").value();
+      std::vector<std::byte> bytes(3 << 20, std::byte{5});
+      if (rank == 1) {
+        ASSERT_EQ(comm->Send(0, absl::MakeSpan(bytes), {}), absl::OkStatus());
+        return;  // closes
+      }
+      std::vector<std::byte> got(bytes.size());
+      ASSERT_EQ(comm->Recv(1, absl::MakeSpan(got), {}), absl::OkStatus());
+      EXPECT_TRUE(got == bytes);
+      const absl::Status status = comm->Recv(1, absl::MakeSpan(got), {});
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+      EXPECT_THAT(BlamedRanks(status), ElementsAre(1));
+    });
+  }
+}
+
+// What rank 0 and rank 1 call, which does not fit together, and what the error says.
+struct Mismatch {
+  std::function<absl::Status(Communicator&, Vector)> first;
+  std::function<absl::Status(Communicator&, Vector)> second;
+  std::vector<std::string> words;
+};
+
+TEST(MismatchTest, IsAnInternalErrorThatNamesBothCalls) {
+  const auto reduce = [](int64_t size, uint64_t instruction) {
+    return [=](Communicator& comm, Vector v) {
+      return comm.AllReduce({v.data, DType::kF32, size}, {instruction});
+    };
+  };
+  const std::vector<Mismatch> cases = {
+      {reduce(64, 1), reduce(32, 1), {"256 bytes", "128 bytes"}},
+      {reduce(64, 1), reduce(64, 2), {"instruction 1", "instruction 2"}},
+      {reduce(64, 1),
+       [](Communicator& comm, Vector v) { return comm.AllReduce({v.data, DType::kBF16, 64}, {1}); },
+       {"F32", "BF16"}},
+      {reduce(64, 1), [](Communicator& comm, Vector) { return comm.Barrier({1}); },
+       {"all-reduce 0", "barrier 0"}},
+      {[](Communicator& comm, Vector v) { return comm.Broadcast(v, 0, {1}); },
+       [](Communicator& comm, Vector v) { return comm.Broadcast(v, 1, {1}); }, {}},
+      {[](Communicator& comm, Vector v) {
+         const absl::Status status = comm.Broadcast(v, 0, {1});
+         return status.ok() ? comm.Barrier({2}) : status;
+       },
+       [](Communicator& comm, Vector) { return comm.Barrier({2}); }, {"barrier 0", "broadcast 0"}},
+  };
+  for (const Mismatch& mismatch : cases) {
+    ThreadWorld world(OneGroup(2, 1, kRingBytes));
+    std::vector<absl::Status> results(2);
+    world.RunConnected([&](int rank, Fabric& fabric) {
+      auto comm = fabric.Make("all").value();
+      std::vector<float> data(64);
+      const auto& call = rank == 0 ? mismatch.first : mismatch.second;
+      results[rank] = call(*comm, {data.data(), DType::kF32, 64});
+      // Of two roots, each only sends; the next call finds out.
+      if (results[rank].ok()) results[rank] = comm->Barrier({3});
+    });
+    const bool first = results[0].code() == absl::StatusCode::kInternal;
+    const bool second = results[1].code() == absl::StatusCode::kInternal;
+    EXPECT_TRUE(first || second) << results[0] << "\n" << results[1];
+    EXPECT_TRUE(!results[0].ok() && !results[1].ok());
+    const std::string text(results[first ? 0 : 1].message());
+    for (const std::string& word : mismatch.words) EXPECT_THAT(text, HasSubstr(word));
+  }
+}
+
+TEST(ArgumentsTest, BadOnesAreRefusedBeforeAnythingIsSent) {
+  ThreadWorld world(OneGroup(2, 1, kRingBytes));
+  world.RunConnected([&](int rank, Fabric& fabric) {
+    auto comm = fabric.Make("all").value();
+    std::vector<float> data(8);
+    const auto floats = [&](int64_t size) { return Vector{data.data(), DType::kF32, size}; };
+    const auto invalid = absl::StatusCode::kInvalidArgument;
+    EXPECT_EQ(comm->AllReduce({data.data(), DType::kI32, 8}, {}).code(), invalid);
+    EXPECT_EQ(comm->ReduceScatter(floats(8), floats(3), {}).code(), invalid);
+    EXPECT_EQ(comm->AllGather(floats(3), floats(8), {}).code(), invalid);
+    EXPECT_EQ(comm->AllGather(floats(4), {data.data(), DType::kF64, 8}, {}).code(), invalid);
+    EXPECT_EQ(comm->Broadcast(floats(8), 2, {}).code(), invalid);
+    EXPECT_EQ(comm->Send(rank, {}, {}).code(), invalid);
+    EXPECT_EQ(comm->Recv(-1, {}, {}).code(), invalid);
+    EXPECT_EQ(comm->Barrier({}), absl::OkStatus());
+  });
+}
+
+}  // namespace
+}  // namespace megascale::comm

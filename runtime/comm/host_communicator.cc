@@ -1,0 +1,198 @@
+#include "runtime/comm/host_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+
+namespace megascale::comm {
+namespace {
+
+using tensor::DType;
+using tensor::Vector;
+
+bool IsSummable(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16;
+}
+
+size_t Bytes(Vector vector) { return vector.size * tensor::SizeOf(vector.dtype); }
+
+// Elements [index * block, (index + 1) * block), as far as they exist.
+Vector Block(Vector vector, int index, int64_t block) {
+  const int64_t begin = std::min(index * block, vector.size);
+  const int64_t end = std::min(begin + block, vector.size);
+  return {vector.as<std::byte>() + begin * tensor::SizeOf(vector.dtype), vector.dtype, end - begin};
+}
+
+void Copy(Vector from, Vector to) {
+  if (from.data != to.data && Bytes(from) > 0) std::memcpy(to.data, from.data, Bytes(from));
+}
+
+}  // namespace
+
+HostCommunicator::HostCommunicator(std::shared_ptr<Endpoint> endpoint, Options options)
+    : endpoint_(std::move(endpoint)),
+      options_(std::move(options)),
+      num_sent_(endpoint_->size()),
+      num_received_(endpoint_->size()) {}
+
+absl::Status HostCommunicator::AllReduce(Vector buffer, const CallInfo& info) {
+  if (!IsSummable(buffer.dtype)) return Invalid(Operation::kAllReduce, "no sums of this type");
+  Call call = Begin(Collective(Operation::kAllReduce, buffer), info, -1);
+  // Blocks are multiples of a cache line, the last ones shorter or empty.
+  constexpr int64_t kGrain = 16;
+  const int64_t share = (buffer.size + size() - 1) / size();
+  const int64_t block = (share + kGrain - 1) / kGrain * kGrain;
+  const Vector own = Block(buffer, rank(), block);
+  Exchange scatter(call.header);
+  for (int i = 0; i < size(); ++i) {
+    const Vector other = Block(buffer, i, block);
+    if (i != rank()) scatter.Send(i, other.data, Bytes(other));
+  }
+  scatter.ReceiveSum(
+      {rank(), size(), own.as<std::byte>(), own.as<std::byte>(), static_cast<size_t>(Bytes(own))});
+  absl::Status status = endpoint_->Run(scatter, call.deadline);
+  if (status.ok()) {
+    call.header.phase = 1;
+    status = GatherBlocks(call, buffer, block);
+  }
+  return End(call, status);
+}
+
+absl::Status HostCommunicator::ReduceScatter(Vector input, Vector output, const CallInfo& info) {
+  if (!IsSummable(input.dtype)) return Invalid(Operation::kReduceScatter, "no sums of this type");
+  if (input.dtype != output.dtype || input.size != output.size * size()) {
+    return Invalid(Operation::kReduceScatter,
+                   absl::StrCat("input of ", input.size, " elements and output of ", output.size,
+                                ", expected ", size(), " times as many, of one type"));
+  }
+  Call call = Begin(Collective(Operation::kReduceScatter, input), info, -1);
+  Exchange exchange(call.header);
+  for (int i = 0; i < size(); ++i) {
+    if (i != rank()) exchange.Send(i, Block(input, i, output.size).data, Bytes(output));
+  }
+  const Vector own = Block(input, rank(), output.size);
+  exchange.ReceiveSum(
+      {rank(), size(), own.as<std::byte>(), output.as<std::byte>(), Bytes(output)});
+  if (size() == 1) Copy(own, output);
+  return End(call, endpoint_->Run(exchange, call.deadline));
+}
+
+absl::Status HostCommunicator::AllGather(Vector input, Vector output, const CallInfo& info) {
+  if (input.dtype != output.dtype || input.size * size() != output.size) {
+    return Invalid(Operation::kAllGather,
+                   absl::StrCat("input of ", input.size, " elements and output of ", output.size,
+                                ", expected ", size(), " times as many, of one type"));
+  }
+  Call call = Begin(Collective(Operation::kAllGather, output), info, -1);
+  Copy(input, Block(output, rank(), input.size));
+  return End(call, GatherBlocks(call, output, input.size));
+}
+
+absl::Status HostCommunicator::GatherBlocks(const Call& call, Vector output, int64_t block) {
+  Exchange exchange(call.header);
+  const Vector own = Block(output, rank(), block);
+  for (int i = 0; i < size(); ++i) {
+    if (i == rank()) continue;
+    const Vector other = Block(output, i, block);
+    exchange.Send(i, own.data, Bytes(own));
+    exchange.Receive(i, other.data, Bytes(other));
+  }
+  return endpoint_->Run(exchange, call.deadline);
+}
+
+absl::Status HostCommunicator::Broadcast(Vector buffer, int root, const CallInfo& info) {
+  if (root < 0 || root >= size()) {
+    return Invalid(Operation::kBroadcast, absl::StrCat("no member ", root, " to be the root"));
+  }
+  MessageHeader header = Collective(Operation::kBroadcast, buffer);
+  header.root = root;
+  Call call = Begin(header, info, -1);
+  Exchange exchange(call.header);
+  if (rank() != root) exchange.Receive(root, buffer.data, Bytes(buffer));
+  for (int i = 0; rank() == root && i < size(); ++i) {
+    if (i != root) exchange.Send(i, buffer.data, Bytes(buffer));
+  }
+  return End(call, endpoint_->Run(exchange, call.deadline));
+}
+
+absl::Status HostCommunicator::Barrier(const CallInfo& info) {
+  Call call = Begin(Collective(Operation::kBarrier, {}), info, -1);
+  return End(call, GatherBlocks(call, {}, 0));
+}
+
+absl::Status HostCommunicator::Send(int peer, absl::Span<const std::byte> bytes,
+                                    const CallInfo& info) {
+  RETURN_IF_ERROR(CheckPeer(Operation::kSend, peer));
+  MessageHeader header;
+  header.operation = Operation::kSend;
+  header.sequence = num_sent_[peer]++;
+  header.call_bytes = bytes.size();
+  Call call = Begin(header, info, peer);
+  Exchange exchange(call.header);
+  exchange.Send(peer, bytes.data(), bytes.size());
+  return End(call, endpoint_->Run(exchange, call.deadline));
+}
+
+absl::Status HostCommunicator::Recv(int peer, absl::Span<std::byte> bytes, const CallInfo& info) {
+  RETURN_IF_ERROR(CheckPeer(Operation::kRecv, peer));
+  MessageHeader header;
+  header.operation = Operation::kRecv;
+  header.sequence = num_received_[peer]++;
+  header.call_bytes = bytes.size();
+  Call call = Begin(header, info, peer);
+  Exchange exchange(call.header);
+  exchange.Receive(peer, bytes.data(), bytes.size());
+  return End(call, endpoint_->Run(exchange, call.deadline));
+}
+
+absl::Status HostCommunicator::Invalid(Operation operation, absl::string_view problem) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat("group ", name(), ", ", Name(operation), ": ", problem));
+}
+
+absl::Status HostCommunicator::CheckPeer(Operation operation, int peer) const {
+  if (peer >= 0 && peer < size() && peer != rank()) return absl::OkStatus();
+  return Invalid(operation, absl::StrCat("member ", peer, " is no peer of member ", rank(), " of ",
+                                         size()));
+}
+
+MessageHeader HostCommunicator::Collective(Operation operation, Vector buffer) {
+  MessageHeader header;
+  header.operation = operation;
+  header.dtype = buffer.dtype;
+  header.sequence = num_collectives_++;
+  header.call_bytes = Bytes(buffer);
+  return header;
+}
+
+HostCommunicator::Call HostCommunicator::Begin(const MessageHeader& header, const CallInfo& info,
+                                               int peer) {
+  Call call;
+  call.header = header;
+  call.header.instruction_id = info.instruction_id;
+  call.header.payload_bytes = header.call_bytes;
+  const bool is_default = info.timeout == absl::ZeroDuration();
+  call.deadline =
+      base::RealClock().Monotonic() + (is_default ? options_.default_timeout : info.timeout);
+  call.event.operation = header.operation;
+  call.event.group = name();
+  call.event.sequence = header.sequence;
+  call.event.instruction_id = info.instruction_id;
+  call.event.peer = peer < 0 ? -1 : endpoint_->WorldRank(peer);
+  call.event.payload_bytes = header.call_bytes;
+  if (options_.observer) options_.observer(call.event);
+  return call;
+}
+
+absl::Status HostCommunicator::End(Call& call, absl::Status status) {
+  call.event.kind = CallEvent::Kind::kLeft;
+  call.event.ok = status.ok();
+  if (options_.observer) options_.observer(call.event);
+  return status;
+}
+
+}  // namespace megascale::comm

@@ -1,0 +1,60 @@
+// Communicator over an Endpoint: which messages each call is made of. All algorithms are direct (every member to every
+// other), which sends no byte twice, and keeps the order of sums plain.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/communicator.h"
+#include "runtime/comm/endpoint.h"
+
+namespace megascale::comm {
+
+class HostCommunicator : public Communicator {
+ public:
+  struct Options {
+    absl::Duration default_timeout;
+    CallObserver observer;
+  };
+  HostCommunicator(std::shared_ptr<Endpoint> endpoint, Options options);
+
+  int rank() const override { return endpoint_->index(); }
+  int size() const override { return endpoint_->size(); }
+  const std::string& name() const override { return endpoint_->name(); }
+
+  absl::Status AllReduce(tensor::Vector buffer, const CallInfo& info) override;
+  absl::Status ReduceScatter(tensor::Vector input, tensor::Vector output,
+                             const CallInfo& info) override;
+  absl::Status AllGather(tensor::Vector input, tensor::Vector output,
+                         const CallInfo& info) override;
+  absl::Status Broadcast(tensor::Vector buffer, int root, const CallInfo& info) override;
+  absl::Status Barrier(const CallInfo& info) override;
+  absl::Status Send(int peer, absl::Span<const std::byte> bytes, const CallInfo& info) override;
+  absl::Status Recv(int peer, absl::Span<std::byte> bytes, const CallInfo& info) override;
+  void Abort(const absl::Status& reason) override { endpoint_->Abort(reason); }
+
+ private:
+  // A call between its entry and its end.
+  struct Call {
+    MessageHeader header;
+    absl::Duration deadline;
+    CallEvent event;
+  };
+
+  absl::Status Invalid(Operation operation, absl::string_view problem) const;
+  absl::Status CheckPeer(Operation operation, int peer) const;
+  Call Begin(const MessageHeader& header, const CallInfo& info, int peer);
+  absl::Status End(Call& call, absl::Status status);
+  MessageHeader Collective(Operation operation, tensor::Vector buffer);
+  // Each member's block of `output` is gathered; the own one is there.
+  absl::Status GatherBlocks(const Call& call, tensor::Vector output, int64_t block);
+
+  const std::shared_ptr<Endpoint> endpoint_;
+  const Options options_;
+  uint64_t num_collectives_ = 0;
+  std::vector<uint64_t> num_sent_;      // by peer
+  std::vector<uint64_t> num_received_;  // by peer
+};
+
+}  // namespace megascale::comm

@@ -1,0 +1,58 @@
+// The store as a worker sees it: requests go over its link to the agent, and on to the driver; replies come back in any
+// order and are handed in by whoever reads the link.
+// Threads: any. OnReply and Close never block.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/synchronization/mutex.h"
+#include "proto/agent.pb.h"
+#include "runtime/comm/store.h"
+
+namespace megascale::comm {
+
+struct LinkStoreOptions {
+  std::string job_id;
+  int64_t attempt = 0;
+  std::string client;                                // unique among the attempt's clients: "rank-3"
+  absl::Duration call_timeout = absl::Seconds(30);   // of Set, Get and Add
+};
+
+class LinkStore : public Store {
+ public:
+  // Sends one request towards the driver. Called on the threads of the callers, not under a lock.
+  using SendRequest = std::function<absl::Status(const megascale::agent::v1::StoreRequest&)>;
+
+  LinkStore(LinkStoreOptions options, SendRequest send);
+
+  absl::Status Set(const std::string& key, const std::string& value) override;
+  absl::StatusOr<std::string> Get(const std::string& key) override;
+  absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount,
+                              const std::string& request_id) override;
+  absl::StatusOr<std::string> Wait(const std::string& key, absl::Duration timeout) override;
+
+  // A reply from the link. One that nobody waits for any more is ignored.
+  void OnReply(const megascale::agent::v1::StoreReply& reply);
+
+  // The link is gone: fails running and later calls with `reason`.
+  void Close(const absl::Status& reason);
+
+ private:
+  using Request = megascale::agent::v1::StoreRequest;
+  using StoreReply = megascale::agent::v1::StoreReply;
+
+  Request NewRequest(Request::Operation operation, const std::string& key);
+  absl::StatusOr<StoreReply> Call(const Request& request, absl::Duration timeout);
+
+  const LinkStoreOptions options_;
+  const SendRequest send_;
+  absl::Mutex mutex_;
+  absl::Status closed_;
+  int64_t num_requests_ = 0;
+  std::map<std::string, std::optional<StoreReply>> calls_;  // by request id; filled when answered
+};
+
+}  // namespace megascale::comm

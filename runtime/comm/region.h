@@ -1,0 +1,106 @@
+// The shared memory through which the ranks of one machine talk, for one attempt of a job. An agent makes it (RegionBytes,
+// FormatRegion); each rank's Fabric finds its way in it (RegionLayout). Where everything lies is a pure function of the
+// groups, the placement and the node.
+//
+//   header | group 0: slots of its local members, rings of its ordered pairs of local members | group 1: …
+//
+// Threads: plain functions; what is shared between processes is atomic or a Ring.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/base/shared_memory.h"
+#include "runtime/comm/doorbell.h"
+#include "runtime/comm/ring.h"
+
+namespace megascale::comm {
+
+// The members of one communicator.
+struct GroupSpec {
+  std::string name;        // unique in the job: "data/0", "forward/1-2"
+  std::vector<int> ranks;  // world ranks, distinct; their order is the order of sums
+  // Bytes under way from one member to another. A multiple of 64, at least 256. Larger ones cost memory (one per ordered
+  // pair of members) and cache; smaller ones more wake-ups.
+  size_t ring_bytes = 512 << 10;
+};
+
+// InvalidArgument: no name or the same one twice, no member or the same one twice, a rank without a placement, bad ring size.
+absl::Status ValidateGroups(const std::vector<GroupSpec>& groups,
+                            const std::vector<std::string>& placements);
+
+// Bytes of the region of `node_id`. `placements`: the node id of every world rank. Requires: valid groups.
+size_t RegionBytes(const std::vector<GroupSpec>& groups, const std::vector<std::string>& placements,
+                   const std::string& node_id);
+
+// What a region is for. Ranks refuse one that was formatted for anything else.
+struct RegionSpec {
+  std::vector<GroupSpec> groups;
+  std::vector<std::string> placements;  // node id of every world rank
+  std::string node_id;                  // whose region it is
+  std::string job_id;
+  int64_t attempt = 0;
+};
+
+// Prepares `memory` for an attempt; no process of an earlier one may be alive. Errors: InvalidArgument - bad groups;
+// FailedPrecondition - smaller than RegionBytes.
+absl::Status FormatRegion(const RegionSpec& spec, const base::SharedMemory& memory);
+
+// Why a member gave up, as it tells the others: in its slot, or through a stream.
+struct AbortNotice {
+  static constexpr size_t kBlamedMax = 15;
+  static constexpr size_t kTextMax = 444;
+  uint32_t num_blamed = 0;
+  int32_t blamed[kBlamedMax] = {};
+  uint32_t text_bytes = 0;
+  char text[kTextMax] = {};
+};
+AbortNotice MakeNotice(const absl::Status& reason);
+
+enum class PeerState : uint32_t { kAbsent, kOpen, kAborted, kClosed };
+
+// One member's own part of the region. Written by it; the doorbell is bumped by its peers.
+struct MemberSlot {
+  Doorbell doorbell;
+  std::atomic<PeerState> state;
+  AbortNotice notice;  // valid once state is kAborted
+};
+
+// Finds slots and rings in a formatted region.
+class RegionLayout {
+ public:
+  // FailedPrecondition: formatted for another job, attempt, node or set of groups, or not at all.
+  static absl::StatusOr<RegionLayout> Attach(const RegionSpec& spec,
+                                             const base::SharedMemory& memory);
+
+  // Of the member `index` of group `group_index`, which must be on this node.
+  MemberSlot* Slot(size_t group_index, int index) const;
+  Ring RingBetween(size_t group_index, int from_index, int to_index) const;
+
+ private:
+  struct Group {
+    size_t slots_offset = 0;
+    size_t rings_offset = 0;
+    size_t ring_bytes = 0;
+    std::vector<int> local_index;  // of each member among the local ones; -1: elsewhere
+    size_t num_local = 0;
+  };
+  friend size_t RegionBytes(const std::vector<GroupSpec>&, const std::vector<std::string>&,
+                            const std::string&);
+  friend absl::Status FormatRegion(const RegionSpec&, const base::SharedMemory&);
+  static RegionLayout Compute(const std::vector<GroupSpec>& groups,
+                              const std::vector<std::string>& placements,
+                              const std::string& node_id);
+  RingControl* Control(size_t group_index, int from_index, int to_index) const;
+
+  std::vector<Group> groups_;
+  size_t size_bytes_ = 0;
+  std::byte* data_ = nullptr;
+};
+
+}  // namespace megascale::comm

@@ -1,0 +1,173 @@
+#include "runtime/comm/socket_address.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "runtime/base/status.h"
+
+namespace megascale::comm {
+namespace {
+
+constexpr int kBacklog = 1024;
+constexpr int kUnixBufferBytes = 1 << 20;
+
+struct Address {
+  sockaddr_storage storage = {};
+  socklen_t size_bytes = 0;
+
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  int family() const { return storage.ss_family; }
+};
+
+absl::StatusOr<Address> UnixAddress(const std::string& path) {
+  Address address;
+  auto* name = reinterpret_cast<sockaddr_un*>(&address.storage);
+  if (path.size() >= sizeof(name->sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the path of a Unix socket may have ", sizeof(name->sun_path) - 1, " bytes, this one has ",
+        path.size(), ": ", path, "; choose a shorter socket directory"));
+  }
+  name->sun_family = AF_UNIX;
+  std::memcpy(name->sun_path, path.c_str(), path.size() + 1);
+  address.size_bytes = sizeof(*name);
+  return address;
+}
+
+absl::StatusOr<Address> TcpAddress(const std::string& host, const std::string& port) {
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", host, "\" port ", port, ": ",
+                                                   ::gai_strerror(error),
+                                                   "; expected the numeric address of an interface"));
+  }
+  const absl::Cleanup free = [found] { ::freeaddrinfo(found); };
+  Address address;
+  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+  address.size_bytes = found->ai_addrlen;
+  return address;
+}
+
+bool IsWildcard(const Address& address) {
+  if (address.family() == AF_INET) {
+    return reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr.s_addr == INADDR_ANY;
+  }
+  const auto& v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr;
+  return IN6_IS_ADDR_UNSPECIFIED(&v6) != 0;
+}
+
+absl::Status CheckOwnerOnly(const std::string& directory) {
+  struct stat info;
+  if (::lstat(directory.c_str(), &info) != 0) {
+    return base::ErrnoStatus(errno, absl::StrCat("socket directory ", directory));
+  }
+  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "socket directory ", directory, " must be a directory that only its user can enter: chmod 700"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<base::UniqueFd> BindAndListen(Address address, const std::string& what) {
+  base::UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return base::ErrnoStatus(errno, "make a socket");
+  if (::bind(fd.get(), address.get(), address.size_bytes) != 0) {
+    return base::ErrnoStatus(errno, absl::StrCat("bind a socket to ", what));
+  }
+  if (::listen(fd.get(), kBacklog) != 0) {
+    return base::ErrnoStatus(errno, absl::StrCat("listen at ", what));
+  }
+  return fd;
+}
+
+absl::StatusOr<Address> ParseAddress(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ' ');
+  if (parts.size() == 3 && parts[0] == "tcp") return TcpAddress(parts[1], parts[2]);
+  if (absl::StartsWith(text, "unix ")) return UnixAddress(text.substr(5));
+  return absl::InvalidArgumentError(absl::StrCat("not the address of a rank: \"", text, "\""));
+}
+
+}  // namespace
+
+absl::StatusOr<ListeningSocket> ListeningSocket::ListenUnix(const std::string& directory,
+                                                            const std::string& name) {
+  RETURN_IF_ERROR(CheckOwnerOnly(directory));
+  ListeningSocket listening;
+  const std::string path = absl::StrCat(directory, "/", name);
+  ASSIGN_OR_RETURN(const Address address, UnixAddress(path));
+  ::unlink(path.c_str());
+  ASSIGN_OR_RETURN(listening.fd_, BindAndListen(address, path));
+  listening.path_ = path;
+  listening.address_ = absl::StrCat("unix ", path);
+  return listening;
+}
+
+absl::StatusOr<ListeningSocket> ListeningSocket::ListenTcp(const std::string& address) {
+  ASSIGN_OR_RETURN(const Address wanted, TcpAddress(address, "0"));
+  if (IsWildcard(wanted)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(address, " means all interfaces; give the address of the job's one"));
+  }
+  ListeningSocket listening;
+  ASSIGN_OR_RETURN(listening.fd_, BindAndListen(wanted, address));
+  Address bound;
+  bound.size_bytes = sizeof(bound.storage);
+  if (::getsockname(listening.fd(), bound.get(), &bound.size_bytes) != 0) {
+    return base::ErrnoStatus(errno, absl::StrCat("find the port at ", address));
+  }
+  // The port stands at the same place for both families.
+  const int port = ntohs(reinterpret_cast<const sockaddr_in*>(&bound.storage)->sin_port);
+  listening.address_ = absl::StrCat("tcp ", address, " ", port);
+  return listening;
+}
+
+ListeningSocket::~ListeningSocket() {
+  if (!path_.empty()) ::unlink(path_.c_str());
+}
+
+absl::StatusOr<base::UniqueFd> StartConnect(const std::string& text) {
+  ASSIGN_OR_RETURN(Address address, ParseAddress(text));
+  base::UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return base::ErrnoStatus(errno, "make a socket");
+  if (::connect(fd.get(), address.get(), address.size_bytes) == 0 || errno == EINPROGRESS) return fd;
+  const std::string what = absl::StrCat("connect to ", text, ": ", std::strerror(errno));
+  return errno == EAGAIN ? absl::ResourceExhaustedError(what) : absl::UnavailableError(what);
+}
+
+absl::Status FinishConnect(int fd) {
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+  if (error == 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("connect: ", std::strerror(error)));
+}
+
+void PrepareStream(int fd) {
+  int domain = 0;
+  socklen_t size = sizeof(domain);
+  ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size);
+  if (domain == AF_UNIX) {
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kUnixBufferBytes, sizeof(kUnixBufferBytes));
+  } else {
+    const int on = 1;
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  }
+}
+
+}  // namespace megascale::comm

@@ -1,0 +1,227 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/comm/embedded_store.h"
+#include "runtime/comm/link_store.h"
+
+namespace megascale::comm {
+namespace {
+
+using megascale::agent::v1::StoreReply;
+using megascale::agent::v1::StoreRequest;
+
+StoreRequest Make(StoreRequest::Operation operation, const std::string& id, const std::string& key) {
+  StoreRequest request;
+  request.set_operation(operation);
+  request.set_request_id(id);
+  request.set_job_id("job");
+  request.set_attempt(1);
+  request.set_key(key);
+  return request;
+}
+
+StoreRequest SetOf(const std::string& key, const std::string& value) {
+  StoreRequest request = Make(StoreRequest::OPERATION_SET, "set", key);
+  request.set_value(value);
+  return request;
+}
+
+StoreRequest AddOf(const std::string& id, const std::string& key, int64_t amount) {
+  StoreRequest request = Make(StoreRequest::OPERATION_ADD, id, key);
+  request.set_amount(amount);
+  return request;
+}
+
+// The replies that have come so far, in order.
+class Replies {
+ public:
+  InProcessStore::Reply Collect() {
+    return [this](const StoreReply& reply) { all_.push_back(reply); };
+  }
+  size_t size() const { return all_.size(); }
+  const StoreReply& last() const { return all_.back(); }
+  absl::StatusCode code() const { return static_cast<absl::StatusCode>(last().code()); }
+
+ private:
+  std::vector<StoreReply> all_;
+};
+
+StoreReply Ask(InProcessStore& store, const StoreRequest& request) {
+  Replies replies;
+  store.Handle(request, replies.Collect());
+  EXPECT_EQ(replies.size(), 1u);
+  EXPECT_EQ(replies.last().request_id(), request.request_id());
+  return replies.last();
+}
+
+absl::StatusCode CodeOf(const StoreReply& reply) { return static_cast<absl::StatusCode>(reply.code()); }
+
+TEST(InProcessStoreTest, SetIsSeenByGetWithinItsAttemptOnly) {
+  InProcessStore store;
+  StoreRequest get = Make(StoreRequest::OPERATION_GET, "get", "k");
+  EXPECT_EQ(CodeOf(Ask(store, get)), absl::StatusCode::kNotFound);
+  Ask(store, SetOf("k", "one"));
+  Ask(store, SetOf("k", "two"));
+  EXPECT_EQ(Ask(store, get).value(), "two");
+  get.set_attempt(2);
+  EXPECT_EQ(CodeOf(Ask(store, get)), absl::StatusCode::kNotFound);
+  get.set_attempt(1);
+  get.set_job_id("other");
+  EXPECT_EQ(CodeOf(Ask(store, get)), absl::StatusCode::kNotFound);
+}
+
+TEST(InProcessStoreTest, WaitIsAnsweredWhenTheKeyComes) {
+  InProcessStore store;
+  Replies first;
+  Replies second;
+  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w1", "k"), first.Collect());
+  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w2", "k"), second.Collect());
+  Ask(store, SetOf("other", "x"));
+  EXPECT_EQ(first.size() + second.size(), 0u);
+  Ask(store, SetOf("k", "here"));
+  ASSERT_EQ(first.size(), 1u);
+  ASSERT_EQ(second.size(), 1u);
+  EXPECT_EQ(first.last().value(), "here");
+  EXPECT_EQ(first.last().request_id(), "w1");
+  EXPECT_EQ(Ask(store, Make(StoreRequest::OPERATION_WAIT, "w3", "k")).value(), "here");
+  Ask(store, SetOf("k", "again"));
+  EXPECT_EQ(first.size(), 1u);
+}
+
+TEST(InProcessStoreTest, ARepeatedWaitReplacesTheOneBefore) {
+  InProcessStore store;
+  Replies lost;
+  Replies kept;
+  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w", "k"), lost.Collect());
+  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w", "k"), kept.Collect());
+  Ask(store, SetOf("k", "v"));
+  EXPECT_EQ(lost.size(), 0u);
+  EXPECT_EQ(kept.size(), 1u);
+}
+
+TEST(InProcessStoreTest, AnAdditionIsDoneOncePerRequestId) {
+  InProcessStore store;
+  EXPECT_EQ(Ask(store, AddOf("a", "n", 5)).sum(), 5);
+  EXPECT_EQ(Ask(store, AddOf("b", "n", -2)).sum(), 3);
+  EXPECT_EQ(Ask(store, AddOf("a", "n", 5)).sum(), 5) << "answers as the first did";
+  EXPECT_EQ(Ask(store, Make(StoreRequest::OPERATION_GET, "g", "n")).value(), "3");
+  Ask(store, SetOf("text", "x"));
+  EXPECT_EQ(CodeOf(Ask(store, AddOf("c", "text", 1))), absl::StatusCode::kInvalidArgument);
+  Replies waiting;
+  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w", "m"), waiting.Collect());
+  Ask(store, AddOf("d", "m", 1));
+  EXPECT_EQ(waiting.last().value(), "1");
+}
+
+TEST(InProcessStoreTest, ADroppedAttemptAnswersItsWaitsAndIsRefusedLater) {
+  InProcessStore store;
+  Replies waiting;
+  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w", "k"), waiting.Collect());
+  StoreRequest next = SetOf("k", "of attempt 2");
+  next.set_attempt(2);
+  Ask(store, next);
+  store.DropAttemptsBefore("job", 2);
+  EXPECT_EQ(waiting.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(CodeOf(Ask(store, SetOf("k", "late"))), absl::StatusCode::kAborted);
+  next.set_operation(StoreRequest::OPERATION_GET);
+  EXPECT_EQ(Ask(store, next).value(), "of attempt 2");
+  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w", "never"), waiting.Collect());
+  store.DropJob("job");
+  EXPECT_EQ(waiting.size(), 2u);
+  EXPECT_EQ(CodeOf(Ask(store, next)), absl::StatusCode::kNotFound);
+}
+
+TEST(InProcessStoreTest, MemoryIsBounded) {
+  InProcessStore store({.key_bytes_max = 10,
+                        .value_bytes_max = 100,
+                        .attempt_bytes_max = 1000,
+                        .num_attempts_max = 2});
+  const auto exhausted = absl::StatusCode::kResourceExhausted;
+  EXPECT_EQ(CodeOf(Ask(store, SetOf("a key that is long", "v"))), exhausted);
+  EXPECT_EQ(CodeOf(Ask(store, SetOf("k", std::string(101, 'x')))), exhausted);
+  int num_taken = 0;
+  while (CodeOf(Ask(store, SetOf(std::to_string(num_taken), "v"))) == absl::StatusCode::kOk) {
+    ASSERT_LT(++num_taken, 100);
+  }
+  EXPECT_GT(num_taken, 3);
+  EXPECT_EQ(CodeOf(Ask(store, SetOf("0", "w"))), absl::StatusCode::kOk) << "no larger than before";
+  EXPECT_EQ(CodeOf(Ask(store, AddOf("a", "n", 1))), exhausted);
+  Replies waiting;
+  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w", "x"), waiting.Collect());
+  EXPECT_EQ(waiting.code(), exhausted);
+  for (const int64_t attempt : {2, 3}) {
+    StoreRequest set = SetOf("k", "v");
+    set.set_attempt(attempt);
+    EXPECT_EQ(CodeOf(Ask(store, set)), attempt == 2 ? absl::StatusCode::kOk : exhausted);
+  }
+}
+
+TEST(InProcessStoreTest, AnUnknownOperationIsRefused) {
+  InProcessStore store;
+  EXPECT_EQ(CodeOf(Ask(store, Make(StoreRequest::OPERATION_UNSPECIFIED, "r", "k"))),
+            absl::StatusCode::kInvalidArgument);
+}
+
+// Two clients of one store, without a wire in between.
+class LinkStoreTest : public ::testing::Test {
+ protected:
+  LinkStore& client(int i) { return i == 0 ? first_ : second_; }
+
+  InProcessStore core_;
+  LinkStore first_{{"job", 1, "rank-0", absl::Seconds(10)}, SenderFor(0)};
+  LinkStore second_{{"job", 1, "rank-1", absl::Seconds(10)}, SenderFor(1)};
+
+ private:
+  LinkStore::SendRequest SenderFor(int i) {
+    return [this, i](const StoreRequest& request) {
+      core_.Handle(request, [this, i](const StoreReply& reply) { client(i).OnReply(reply); });
+      return absl::OkStatus();
+    };
+  }
+};
+
+TEST_F(LinkStoreTest, ClientsMeetInTheStore) {
+  std::thread other([&] { EXPECT_EQ(second_.Wait("k", absl::Seconds(10)).value(), "v"); });
+  EXPECT_EQ(first_.Set("k", "v"), absl::OkStatus());
+  other.join();
+  EXPECT_EQ(second_.Get("k").value(), "v");
+  EXPECT_EQ(second_.Get("none").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(first_.Add("n", 2, "once").value(), 2);
+  EXPECT_EQ(second_.Add("n", 2, "once").value(), 4) << "request ids are each client's own";
+  EXPECT_EQ(first_.Add("n", 2, "once").value(), 2) << "done before";
+}
+
+TEST_F(LinkStoreTest, WaitGivesUpAtItsDeadlineAndIgnoresTheLateAnswer) {
+  EXPECT_EQ(first_.Wait("k", absl::Milliseconds(10)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(second_.Set("k", "late"), absl::OkStatus());
+  EXPECT_EQ(first_.Get("k").value(), "late");
+}
+
+TEST_F(LinkStoreTest, ADroppedAttemptAbortsWaiters) {
+  std::thread driver([&] { core_.DropAttemptsBefore("job", 2); });
+  EXPECT_EQ(first_.Wait("k", absl::Seconds(10)).status().code(), absl::StatusCode::kAborted);
+  driver.join();
+}
+
+TEST(LinkStoreCloseTest, CloseWakesWaitersAndFailsLaterCalls) {
+  LinkStore store({"job", 1, "rank-0", absl::Seconds(10)},
+                  [](const StoreRequest&) { return absl::OkStatus(); });
+  std::thread link([&] { store.Close(absl::UnavailableError("the agent is gone")); });
+  EXPECT_EQ(store.Wait("k", absl::Seconds(10)).status().code(), absl::StatusCode::kUnavailable);
+  link.join();
+  EXPECT_EQ(store.Set("k", "v").code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(LinkStoreCloseTest, AFailingSendIsTheCallsError) {
+  LinkStore store({"job", 1, "rank-0", absl::Seconds(10)},
+                  [](const StoreRequest&) { return absl::UnavailableError("broken link"); });
+  EXPECT_EQ(store.Get("k").status().code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace megascale::comm

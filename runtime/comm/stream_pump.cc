@@ -1,0 +1,230 @@
+#include "runtime/comm/stream_pump.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace megascale::comm {
+namespace {
+
+constexpr uint32_t kData = 1;
+constexpr uint32_t kAbort = 2;
+constexpr uint32_t kFrameBytesMax = 128 << 10;
+// System calls for one stream before the next one has its turn.
+constexpr int kTurnsMax = 8;
+
+absl::Span<std::byte> AsBytes(AbortNotice& notice) {
+  return {reinterpret_cast<std::byte*>(&notice), sizeof(notice)};
+}
+
+bool IsValid(uint32_t kind, uint32_t num_bytes) {
+  if (kind == kAbort) return num_bytes == sizeof(AbortNotice);
+  return kind == kData && num_bytes > 0 && num_bytes <= kFrameBytesMax;
+}
+
+bool IsTemporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
+StreamPump::~StreamPump() { Stop(absl::ZeroDuration()); }
+
+Stream* StreamPump::Add(base::UniqueFd socket, size_t ring_bytes, Doorbell* doorbell) {
+  streams_.push_back(std::make_unique<Stream>(std::move(socket), ring_bytes, doorbell));
+  return streams_.back().get();
+}
+
+absl::Status StreamPump::Start() {
+  wake_ = base::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.valid()) return base::ErrnoStatus(errno, "make an eventfd for the stream thread");
+  thread_ = std::thread([this] { Loop(); });
+  return absl::OkStatus();
+}
+
+void StreamPump::Notify() {
+  if (notified_.exchange(true)) return;
+  const uint64_t one = 1;
+  // Fails only when the counter is full, and then the thread wakes anyway.
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+}
+
+void StreamPump::SendAbort(Stream* stream, const AbortNotice& notice) {
+  stream->notice_out_ = notice;
+  stream->abort_wanted_.store(true, std::memory_order_release);
+  Notify();
+}
+
+void StreamPump::Stop(absl::Duration flush_timeout) {
+  if (!thread_.joinable()) return;
+  stop_at_ = base::RealClock().Monotonic() + flush_timeout;
+  stopping_.store(true);
+  Notify();
+  thread_.join();
+  for (auto& stream : streams_) stream->socket_.reset();
+}
+
+void StreamPump::Loop() {
+  while (true) {
+    const bool stopping = stopping_.load();
+    bool moved = false;
+    bool has_output = false;
+    for (auto& stream : streams_) {
+      moved |= Read(*stream);
+      moved |= Write(*stream);
+      has_output |= HasOutput(*stream);
+    }
+    absl::Duration timeout = absl::InfiniteDuration();
+    if (stopping) {
+      timeout = stop_at_ - base::RealClock().Monotonic();
+      if (!has_output || timeout <= absl::ZeroDuration()) return;
+    }
+    if (!moved) WaitForWork(timeout);
+  }
+}
+
+void StreamPump::WaitForWork(absl::Duration timeout) {
+  std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}};
+  for (const auto& stream : streams_) {
+    short events = 0;
+    if (stream->readable_ && !stream->inbox().WritableSpan().empty()) events |= POLLIN;
+    if (stream->writable_ && stream->write_blocked_) events |= POLLOUT;
+    // A negative descriptor is skipped: else a hung-up socket that nobody reads would end every poll at once.
+    polled.push_back({events != 0 ? stream->socket_.get() : -1, events, 0});
+  }
+  const int limit = timeout == absl::InfiniteDuration()
+                        ? -1
+                        : static_cast<int>(absl::ToInt64Milliseconds(timeout) + 1);
+  ::poll(polled.data(), polled.size(), limit);
+  if (polled[0].revents != 0) {
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof(count));
+    notified_.exchange(false);  // before the rings are looked at again
+  }
+  for (auto& stream : streams_) stream->write_blocked_ = false;
+}
+
+bool StreamPump::Read(Stream& stream) {
+  bool moved = false;
+  for (int turn = 0; turn < kTurnsMax && stream.readable_; ++turn) {
+    if (!ReadSome(stream)) break;
+    moved = true;
+    stream.doorbell_->Bump();
+  }
+  return moved;
+}
+
+bool StreamPump::ReadSome(Stream& stream) {
+  Stream::Frame& frame = stream.reading_;
+  absl::Span<std::byte> room;
+  if (!frame.HasHeader()) {
+    room = frame.HeaderRest();
+  } else {
+    room = frame.header.kind == kData ? stream.inbox().WritableSpan()
+                                      : AsBytes(stream.notice_in_).subspan(frame.payload_done);
+    room = room.first(std::min(room.size(), frame.PayloadLeft()));
+    if (room.empty()) return false;
+  }
+  const ssize_t got = ::recv(stream.socket_.get(), room.data(), room.size(), MSG_DONTWAIT);
+  if (got < 0 && IsTemporary(errno)) return false;
+  if (got <= 0) {
+    CloseReading(stream);
+    return true;
+  }
+  if (!frame.HasHeader()) {
+    frame.header_done += got;
+    if (frame.HasHeader() && !IsValid(frame.header.kind, frame.header.num_bytes)) {
+      base::LogError("a peer's stream carries garbage; it is treated as closed");
+      CloseReading(stream);
+    }
+    return true;
+  }
+  frame.payload_done += got;
+  if (frame.header.kind == kData) stream.inbox().CommitWritten(got);
+  if (frame.PayloadLeft() == 0) FinishReading(stream);
+  return true;
+}
+
+void StreamPump::CloseReading(Stream& stream) {
+  stream.readable_ = false;
+  PeerState open = PeerState::kOpen;
+  stream.state_.compare_exchange_strong(open, PeerState::kClosed);
+}
+
+void StreamPump::FinishReading(Stream& stream) {
+  if (stream.reading_.header.kind == kAbort && stream.state() == PeerState::kOpen) {
+    stream.state_.store(PeerState::kAborted, std::memory_order_release);
+  }
+  stream.reading_ = {};
+}
+
+bool StreamPump::Write(Stream& stream) {
+  bool moved = false;
+  for (int turn = 0; turn < kTurnsMax && stream.writable_ && !stream.write_blocked_; ++turn) {
+    if (stream.writing_.header.kind == 0 && !BeginFrame(stream)) break;
+    moved |= WriteSome(stream);
+  }
+  return moved;
+}
+
+bool StreamPump::BeginFrame(Stream& stream) {
+  if (stream.abort_sent_) return false;
+  if (stream.abort_wanted_.load(std::memory_order_acquire)) {
+    stream.abort_sent_ = true;  // what is left in the outbox is of no use any more
+    stream.writing_.header = {kAbort, sizeof(AbortNotice)};
+    return true;
+  }
+  const size_t available = stream.outbox().ReadableSpan().size();
+  if (available == 0) return false;
+  stream.writing_.header = {kData, static_cast<uint32_t>(std::min<size_t>(available, kFrameBytesMax))};
+  return true;
+}
+
+bool StreamPump::WriteSome(Stream& stream) {
+  Stream::Frame& frame = stream.writing_;
+  const absl::Span<std::byte> header = frame.HeaderRest();
+  // A frame of data was contiguous when it began, and what follows it in the ring is cut off here.
+  absl::Span<const std::byte> payload = stream.outbox().ReadableSpan();
+  if (frame.header.kind == kAbort) payload = AsBytes(stream.notice_out_).subspan(frame.payload_done);
+  payload = payload.first(frame.PayloadLeft());
+  iovec pieces[2] = {{header.data(), header.size()},
+                     {const_cast<std::byte*>(payload.data()), payload.size()}};
+  msghdr message = {};
+  message.msg_iov = pieces;
+  message.msg_iovlen = 2;
+  const ssize_t sent = ::sendmsg(stream.socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent < 0) {
+    if (IsTemporary(errno)) {
+      stream.write_blocked_ = true;
+    } else {
+      stream.writable_ = false;
+    }
+    return false;
+  }
+  const size_t of_header = std::min<size_t>(sent, header.size());
+  const size_t of_payload = sent - of_header;
+  frame.header_done += of_header;
+  frame.payload_done += of_payload;
+  if (frame.header.kind == kData && stream.outbox().CommitRead(of_payload)) {
+    stream.doorbell_->Bump();
+  }
+  if (frame.HasHeader() && frame.PayloadLeft() == 0) frame = {};
+  return true;
+}
+
+bool StreamPump::HasOutput(const Stream& stream) {
+  if (!stream.writable_) return false;
+  if (stream.writing_.header.kind != 0) return true;
+  if (stream.abort_sent_) return false;
+  return stream.abort_wanted_.load(std::memory_order_acquire) ||
+         !stream.outbox().ReadableSpan().empty();
+}
+
+}  // namespace megascale::comm

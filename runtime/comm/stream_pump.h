@@ -1,0 +1,116 @@
+// Moves bytes between rings and sockets on one thread, so that a call sees nothing but rings, whatever the distance.
+//
+// On a socket, frames of up to 128 KiB: 4 bytes of kind, 4 bytes of length, then bytes of the ring (kData), or an
+// AbortNotice (kAbort), which needs no place in the ring. Flow control is the socket's: a full inbox is not read from.
+//
+// Threads: Add before Start, on the thread of Start and Stop; the rest on any.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "runtime/base/fd.h"
+#include "runtime/comm/doorbell.h"
+#include "runtime/comm/region.h"
+#include "runtime/comm/ring.h"
+
+namespace megascale::comm {
+
+// One end of an authenticated connection to one member of a group.
+class Stream {
+ public:
+  Stream(base::UniqueFd socket, size_t ring_bytes, Doorbell* doorbell)
+      : socket_(std::move(socket)), inbox_(ring_bytes), outbox_(ring_bytes), doorbell_(doorbell) {}
+
+  const Ring& inbox() const { return inbox_.view(); }
+  const Ring& outbox() const { return outbox_.view(); }
+  // kOpen, kAborted (then notice() is valid) or kClosed. What came before is in the inbox by then.
+  PeerState state() const { return state_.load(std::memory_order_acquire); }
+  const AbortNotice& notice() const { return notice_in_; }
+
+ private:
+  friend class StreamPump;
+  struct FrameHeader {
+    uint32_t kind = 0;
+    uint32_t num_bytes = 0;
+  };
+  // A frame that is partly through.
+  struct Frame {
+    FrameHeader header;
+    size_t header_done = 0;
+    size_t payload_done = 0;
+
+    bool HasHeader() const { return header_done == sizeof(header); }
+    size_t PayloadLeft() const { return header.num_bytes - payload_done; }
+    absl::Span<std::byte> HeaderRest() {
+      return {reinterpret_cast<std::byte*>(&header) + header_done, sizeof(header) - header_done};
+    }
+  };
+
+  base::UniqueFd socket_;
+  PrivateRing inbox_;
+  PrivateRing outbox_;
+  Doorbell* const doorbell_;  // of the communicator
+  std::atomic<PeerState> state_{PeerState::kOpen};
+  AbortNotice notice_in_;
+  AbortNotice notice_out_;
+  std::atomic<bool> abort_wanted_{false};  // notice_out_ is valid
+
+  // The pump's thread only.
+  Frame reading_;
+  Frame writing_;
+  bool abort_sent_ = false;
+  bool write_blocked_ = false;  // the socket's buffer is full
+  bool readable_ = true;        // the other end has not closed
+  bool writable_ = true;
+};
+
+class StreamPump {
+ public:
+  StreamPump() = default;
+  ~StreamPump();
+
+  // The stream lives as long as the pump. `doorbell` is bumped after every change that its communicator waits for.
+  Stream* Add(base::UniqueFd socket, size_t ring_bytes, Doorbell* doorbell);
+
+  absl::Status Start();
+
+  // Something was put into an outbox or taken from an inbox.
+  void Notify();
+
+  // Tells the other end why this one gives up. Once per stream.
+  void SendAbort(Stream* stream, const AbortNotice& notice);
+
+  // Sends what is left in the outboxes, for at most `flush_timeout`, then closes all sockets and joins the thread.
+  void Stop(absl::Duration flush_timeout);
+
+ private:
+  void Loop();
+  void WaitForWork(absl::Duration timeout);
+  // True: something moved. An error ends the direction.
+  static bool Read(Stream& stream);
+  static bool ReadSome(Stream& stream);
+  static void CloseReading(Stream& stream);
+  static void FinishReading(Stream& stream);
+  static bool Write(Stream& stream);
+  static bool WriteSome(Stream& stream);
+  static bool BeginFrame(Stream& stream);
+  static bool HasOutput(const Stream& stream);
+
+  std::vector<std::unique_ptr<Stream>> streams_;
+  base::UniqueFd wake_;                // an eventfd
+  std::atomic<bool> notified_{false};  // spares notifiers the system call
+  std::atomic<bool> stopping_{false};
+  absl::Duration stop_at_;             // monotonic; valid once stopping_
+  std::thread thread_;
+};
+
+}  // namespace megascale::comm

@@ -1,0 +1,105 @@
+// Worlds of ranks for tests and the benchmark: threads of one process, or forked processes that may be killed. Regions,
+// sockets and the store are the real ones; a forked rank's store requests go over a socket pair, as a worker's do.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/base/fd.h"
+#include "runtime/base/shared_memory.h"
+#include "runtime/comm/embedded_store.h"
+#include "runtime/comm/fabric.h"
+#include "runtime/comm/link_store.h"
+
+namespace megascale::comm {
+
+struct WorldSpec {
+  std::vector<std::string> placements;
+  std::vector<GroupSpec> groups;
+  bool uses_tcp = false;  // on loopback; else Unix sockets
+};
+
+// `num_ranks` ranks on `num_nodes` nodes, dealt out in turn, and one group "all" of them.
+WorldSpec OneGroup(int num_ranks, int num_nodes, size_t ring_bytes);
+
+// The regions and the socket directory of a world; shared by all its ranks.
+class WorldMemory {
+ public:
+  explicit WorldMemory(WorldSpec spec);
+  ~WorldMemory();
+
+  const WorldSpec& spec() const { return spec_; }
+  int num_ranks() const { return static_cast<int>(spec_.placements.size()); }
+  const std::string& socket_directory() const { return socket_directory_; }
+  FabricOptions OptionsOf(int rank, Store* store) const;
+
+ private:
+  const WorldSpec spec_;
+  std::string socket_directory_;
+  std::map<std::string, std::unique_ptr<base::SharedMemory>> regions_;  // by node
+};
+
+class ThreadWorld {
+ public:
+  explicit ThreadWorld(WorldSpec spec);
+
+  FabricOptions OptionsOf(int rank) { return memory_.OptionsOf(rank, stores_[rank].get()); }
+  const std::string& socket_directory() const { return memory_.socket_directory(); }
+  // Runs `body` for every rank on a thread of its own and waits for all.
+  void Run(const std::function<void(int rank)>& body);
+  // The same, with a connected Fabric each.
+  void RunConnected(const std::function<void(int rank, Fabric& fabric)>& body);
+
+ private:
+  WorldMemory memory_;
+  InProcessStore core_;
+  std::vector<std::unique_ptr<LinkStore>> stores_;
+};
+
+// What a forked rank and its parent tell each other.
+struct RankBoard {
+  std::atomic<uint32_t> num_entered;  // calls, counted by the observer
+  std::atomic<uint32_t> num_left;
+  std::atomic<uint32_t> may_go_on;    // set by the parent
+  std::atomic<uint32_t> is_done;      // `code` and `text` are valid
+  int32_t code;
+  uint32_t blamed_ranks;              // a bit for each
+  char text[1000];
+
+  // Polls until `word` is at least `value`; false after ten seconds.
+  static bool Await(const std::atomic<uint32_t>& word, uint32_t value);
+};
+
+class ProcessWorld {
+ public:
+  explicit ProcessWorld(WorldSpec spec);
+  // Kills and reaps what is left.
+  ~ProcessWorld();
+
+  // Forks a process for every rank, which runs `body` with its connected Fabric and ends. Call without other threads.
+  void Start(const std::function<absl::Status(Fabric& fabric, RankBoard& board, int rank)>& body);
+  RankBoard& board(int rank) { return boards_[rank]; }
+  void Signal(int rank, int signal);
+  // Waits until the rank's body has returned, and gives its status. DeadlineExceeded after 30 seconds.
+  absl::Status Result(int rank);
+
+ private:
+  absl::Status RunRank(int rank, const std::function<absl::Status(Fabric&, RankBoard&, int)>& body);
+
+  WorldMemory memory_;
+  std::unique_ptr<base::SharedMemory> board_memory_;
+  RankBoard* boards_ = nullptr;
+  InProcessStore core_;
+  std::vector<std::pair<base::UniqueFd, base::UniqueFd>> links_;  // of each rank: parent's end, child's end
+  std::vector<pid_t> processes_;
+  std::vector<std::thread> servers_;
+};
+
+}  // namespace megascale::comm

@@ -1,0 +1,174 @@
+#include "runtime/data/corpus.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
+#include "runtime/base/checksum.h"
+#include "runtime/base/status.h"
+
+namespace megascale::data {
+namespace {
+
+constexpr double kHeldOutFractionDefault = 0.1;
+// A process may have 1024 descriptors; a directory may have more files.
+constexpr size_t kOpenFilesMax = 128;
+
+// O_NONBLOCK: opening a FIFO that nobody writes must not wait.
+base::UniqueFd OpenToRead(const std::string& path) {
+  return base::UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+}
+
+absl::StatusOr<struct stat> StatFile(const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) {
+    return base::ErrnoStatus(errno, absl::StrCat("data file ", path));
+  }
+  return info;
+}
+
+}  // namespace
+
+absl::Status CorpusPart::Read(int64_t begin, absl::Span<uint8_t> out) const {
+  MEGASCALE_CHECK(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= size_bytes_);
+  return corpus_->Read(begin_ + begin, out);
+}
+
+absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const job::v1::DataSpec& spec,
+                                                     int seq_length) {
+  if (spec.files().empty()) {
+    return absl::InvalidArgumentError("data.files: is empty, expected at least one text file");
+  }
+  std::unique_ptr<Corpus> corpus(new Corpus);
+  for (const std::string& path : spec.files()) {
+    ASSIGN_OR_RETURN(const struct stat info, StatFile(path));
+    RETURN_IF_ERROR(S_ISDIR(info.st_mode) ? corpus->AppendDirectory(path) : corpus->Append(path));
+  }
+  const double fraction =
+      spec.held_out_fraction() == 0 ? kHeldOutFractionDefault : spec.held_out_fraction();
+  if (!(fraction > 0 && fraction < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("data.held_out_fraction: is ", fraction, ", expected between 0 and 1"));
+  }
+  corpus->held_out_bytes_ =
+      static_cast<int64_t>(static_cast<double>(corpus->total_bytes_) * fraction);
+  if (corpus->train().size_bytes() <= seq_length) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "data.files: ", spec.files(0), spec.files_size() > 1 ? " and the others have " : " has ",
+        corpus->train().size_bytes(), " bytes for training (of ", corpus->total_bytes_,
+        "), expected at least train.seq_length + 1 = ", int64_t{seq_length} + 1));
+  }
+  return corpus;
+}
+
+absl::Status Corpus::Append(const std::string& path) {
+  File file;
+  file.path = path;
+  file.fd = OpenToRead(path);
+  if (!file.fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("data file ", path));
+  struct stat info;
+  if (::fstat(file.fd.get(), &info) != 0) {
+    return base::ErrnoStatus(errno, absl::StrCat("data file ", path));
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "data file ", path, ": is not a regular file (a pipe or device cannot be read twice)"));
+  }
+  if (info.st_size == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("data file ", path, ": is empty"));
+  }
+  file.begin = total_bytes_;
+  file.size_bytes = info.st_size;
+  total_bytes_ += info.st_size;
+  if (files_.size() >= kOpenFilesMax) file.fd.reset();
+  files_.push_back(std::move(file));
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::AppendDirectory(const std::string& path) {
+  DIR* directory = ::opendir(path.c_str());
+  if (directory == nullptr) {
+    return base::ErrnoStatus(errno, absl::StrCat("data directory ", path));
+  }
+  const auto close = absl::MakeCleanup([directory] { ::closedir(directory); });
+  std::vector<std::string> paths;
+  while (const dirent* entry = ::readdir(directory)) {
+    std::string file = absl::StrCat(path, absl::EndsWith(path, "/") ? "" : "/", entry->d_name);
+    struct stat info;
+    if (::lstat(file.c_str(), &info) != 0) {
+      return base::ErrnoStatus(errno, absl::StrCat("data file ", file));
+    }
+    if (!S_ISREG(info.st_mode) || info.st_size == 0 || absl::EndsWith(file, ".dat")) continue;
+    paths.push_back(std::move(file));
+  }
+  if (paths.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("data directory ", path,
+                     ": has no text file (symbolic links, *.dat, empty files and sub-directories "
+                     "do not count)"));
+  }
+  std::sort(paths.begin(), paths.end());
+  for (const std::string& file : paths) RETURN_IF_ERROR(Append(file));
+  return absl::OkStatus();
+}
+
+std::vector<std::string> Corpus::paths() const {
+  std::vector<std::string> paths;
+  for (const File& file : files_) paths.push_back(file.path);
+  return paths;
+}
+
+absl::Status Corpus::Read(int64_t begin, absl::Span<uint8_t> out) const {
+  auto file = std::upper_bound(files_.begin(), files_.end(), begin,
+                               [](int64_t at, const File& file) { return at < file.begin; });
+  for (--file; !out.empty(); ++file) {
+    const int64_t offset = begin - file->begin;
+    const auto count = std::min(out.size(), static_cast<size_t>(file->size_bytes - offset));
+    RETURN_IF_ERROR(ReadFrom(*file, offset, out.first(count)));
+    out.remove_prefix(count);
+    begin += static_cast<int64_t>(count);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::ReadFrom(const File& file, int64_t offset, absl::Span<uint8_t> out) {
+  base::UniqueFd opened;
+  if (!file.fd.valid()) opened = OpenToRead(file.path);
+  const int fd = file.fd.valid() ? file.fd.get() : opened.get();
+  if (fd < 0) return base::ErrnoStatus(errno, absl::StrCat("data file ", file.path));
+  while (!out.empty()) {
+    const ssize_t count = ::pread(fd, out.data(), out.size(), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return base::ErrnoStatus(errno, absl::StrCat("data file ", file.path));
+    if (count == 0) {
+      return absl::DataLossError(absl::StrCat("data file ", file.path, ": ends at byte ", offset,
+                                              ", it had ", file.size_bytes,
+                                              " when the job began; restore it"));
+    }
+    out.remove_prefix(static_cast<size_t>(count));
+    offset += count;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<checkpoint::v1::DataFingerprint> Corpus::Fingerprint() const {
+  checkpoint::v1::DataFingerprint fingerprint;
+  for (const File& file : files_) {
+    ASSIGN_OR_RETURN(std::string sha256, base::Sha256OfFile(file.path));
+    fingerprint.add_file_sha256(std::move(sha256));
+  }
+  fingerprint.set_total_bytes(total_bytes_);
+  fingerprint.set_held_out_bytes(held_out_bytes_);
+  fingerprint.set_tokenizer("bytes");
+  return fingerprint;
+}
+
+}  // namespace megascale::data

@@ -1,0 +1,91 @@
+#include "runtime/data/loader.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status.h"
+
+namespace megascale::data {
+namespace {
+
+constexpr int kByteVocabularySize = 256;
+constexpr absl::Duration kStopInterval = absl::Milliseconds(100);
+
+int64_t BatchPerDataParallelIndex(const job::v1::JobSpec& spec) {
+  return spec.train().global_batch_size() / std::max(1, spec.parallel().data_parallel_size());
+}
+
+absl::Status CheckShape(const job::v1::JobSpec& spec, const BatchRingShape& shape) {
+  const int64_t per_index = int64_t{shape.num_microbatches} * shape.micro_batch_size;
+  const auto [lowest, highest] =
+      std::minmax_element(shape.data_parallel_indices.begin(), shape.data_parallel_indices.end());
+  const int data_parallel_size = std::max(1, spec.parallel().data_parallel_size());
+  if (shape.seq_length != spec.train().seq_length() ||
+      shape.micro_batch_size != spec.train().micro_batch_size() ||
+      per_index != BatchPerDataParallelIndex(spec) || *lowest < 0 ||
+      *highest >= data_parallel_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch ring: made for ", shape.num_microbatches, " micro-batches of ",
+                     shape.micro_batch_size, " samples of ", shape.seq_length,
+                     " tokens per data-parallel index up to ", *highest, "; the job has ",
+                     BatchPerDataParallelIndex(spec), " samples in micro-batches of ",
+                     spec.train().micro_batch_size(), " of ", spec.train().seq_length(),
+                     " tokens and ", data_parallel_size, " data-parallel indices"));
+  }
+  if (spec.model().vocab_size() < kByteVocabularySize) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model.vocab_size: is ", spec.model().vocab_size(), ", bytes need ", kByteVocabularySize));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int64_t GlobalSample(const job::v1::JobSpec& spec, const SamplePosition& position) {
+  return (position.step - 1) * spec.train().global_batch_size() +
+         position.data_parallel_index * BatchPerDataParallelIndex(spec) +
+         int64_t{position.microbatch} * spec.train().micro_batch_size() + position.index;
+}
+
+absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Create(const job::v1::JobSpec& spec,
+                                                                 const Corpus* corpus,
+                                                                 base::SharedMemory* ring) {
+  ASSIGN_OR_RETURN(BatchRingWriter writer, BatchRingWriter::Create(ring));
+  RETURN_IF_ERROR(CheckShape(spec, writer.shape()));
+  return std::unique_ptr<BatchLoader>(new BatchLoader(spec, corpus, std::move(writer)));
+}
+
+BatchLoader::BatchLoader(const job::v1::JobSpec& spec, const Corpus* corpus, BatchRingWriter writer)
+    : spec_(spec),
+      text_(corpus->train()),
+      order_(spec.train().seed(), text_.size_bytes(), spec.train().seq_length()),
+      writer_(std::move(writer)),
+      bytes_(static_cast<size_t>(spec.train().seq_length()) + 1) {}
+
+absl::Status BatchLoader::RunUntil(const std::atomic<bool>& stop, int64_t last_step) {
+  while (!stop.load(std::memory_order_relaxed) && writer_.next_step() <= last_step) {
+    const absl::Status published = writer_.Publish(
+        [this](int64_t step, const MutableBatchView& batch) { return Fill(step, batch); },
+        kStopInterval);
+    if (!published.ok() && !absl::IsDeadlineExceeded(published)) return published;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BatchLoader::Fill(int64_t step, const MutableBatchView& batch) {
+  const BatchRingShape& shape = batch.shape();
+  for (const int data_parallel_index : shape.data_parallel_indices) {
+    for (int microbatch = 0; microbatch < shape.num_microbatches; ++microbatch) {
+      for (int index = 0; index < shape.micro_batch_size; ++index) {
+        const int64_t sample = GlobalSample(spec_, {step, data_parallel_index, microbatch, index});
+        RETURN_IF_ERROR(text_.Read(order_.WindowStart(sample), absl::MakeSpan(bytes_)));
+        std::copy(bytes_.begin(), bytes_.end(),
+                  batch.sample(data_parallel_index, microbatch, index).begin());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace megascale::data

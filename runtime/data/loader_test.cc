@@ -1,0 +1,176 @@
+#include "runtime/data/loader.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+
+namespace megascale::data {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+class LoaderTest : public ::testing::Test {
+ protected:
+  LoaderTest() {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    const std::string path = absl::StrCat(::testing::TempDir(), "/", info->name(), ".txt");
+    std::ofstream file(path);
+    for (int i = 0; i < 1000; ++i) file << "line " << i << ";";
+    file.close();
+    spec_.mutable_data()->add_files(path);
+    spec_.mutable_model()->set_vocab_size(256);
+    spec_.mutable_train()->set_seq_length(16);
+    spec_.mutable_train()->set_global_batch_size(12);
+    spec_.mutable_train()->set_micro_batch_size(2);
+    spec_.mutable_train()->set_seed(5);
+    corpus_ = Corpus::Open(spec_.data(), 16).value();
+  }
+
+  void SetDataParallelSize(int size) { spec_.mutable_parallel()->set_data_parallel_size(size); }
+
+  BatchRingShape Shape(std::vector<int> indices) const {
+    BatchRingShape shape;
+    shape.data_parallel_indices = std::move(indices);
+    shape.num_microbatches = spec_.train().global_batch_size() /
+                             spec_.parallel().data_parallel_size() /
+                             spec_.train().micro_batch_size();
+    shape.micro_batch_size = spec_.train().micro_batch_size();
+    shape.seq_length = spec_.train().seq_length();
+    shape.num_readers = 1;
+    return shape;
+  }
+
+  static std::unique_ptr<base::SharedMemory> MakeRing(const BatchRingShape& shape, int64_t first) {
+    auto region = base::SharedMemory::Create("loader_test", BatchRingBytes(shape)).value();
+    FormatBatchRing(*region, shape, first);
+    return region;
+  }
+
+  // Adds the samples of steps first_step + 1 to last_step, by global index, as one machine's loader
+  // delivers them.
+  void Collect(const BatchRingShape& shape, int64_t first_step, int64_t last_step,
+               std::map<int64_t, std::string>* samples) {
+    auto region = MakeRing(shape, first_step);
+    std::atomic<bool> stop = false;
+    std::thread thread([&] {
+      auto loader = BatchLoader::Create(spec_, corpus_.get(), region.get()).value();
+      EXPECT_TRUE(loader->RunUntil(stop, last_step).ok());
+    });
+    auto reader = BatchRingReader::Create(region.get(), 0).value();
+    for (int64_t step = first_step + 1; step <= last_step; ++step) {
+      const auto batch = reader.Wait(step, kPatience);
+      EXPECT_TRUE(batch.ok()) << batch.status();
+      if (!batch.ok()) break;
+      AddSamples(step, *batch, samples);
+      reader.Release(step);
+    }
+    stop = true;
+    thread.join();
+  }
+
+  void AddSamples(int64_t step, const BatchView& batch, std::map<int64_t, std::string>* samples) {
+    for (const int dp : batch.shape().data_parallel_indices) {
+      for (int microbatch = 0; microbatch < batch.shape().num_microbatches; ++microbatch) {
+        for (int index = 0; index < batch.shape().micro_batch_size; ++index) {
+          const auto tokens = batch.sample(dp, microbatch, index);
+          const int64_t global = GlobalSample(spec_, {step, dp, microbatch, index});
+          EXPECT_TRUE(samples->emplace(global, std::string(tokens.begin(), tokens.end())).second);
+        }
+      }
+    }
+  }
+
+  job::v1::JobSpec spec_;
+  std::unique_ptr<Corpus> corpus_;
+};
+
+TEST_F(LoaderTest, SamplesAreTheWindowsOfTheOrder) {
+  SetDataParallelSize(1);
+  std::map<int64_t, std::string> samples;
+  Collect(Shape({0}), 0, 3, &samples);
+  ASSERT_EQ(samples.size(), 36u);
+  const SampleOrder order(5, corpus_->train().size_bytes(), 16);
+  for (const auto& [global, text] : samples) {
+    std::string expected(17, '\0');
+    ASSERT_TRUE(corpus_->train()
+                    .Read(order.WindowStart(global),
+                          absl::MakeSpan(reinterpret_cast<uint8_t*>(expected.data()), 17))
+                    .ok());
+    EXPECT_EQ(text, expected) << global;
+  }
+}
+
+TEST_F(LoaderTest, EveryLayoutTrainsOnTheSameSamplesInEveryStep) {
+  SetDataParallelSize(1);
+  std::map<int64_t, std::string> alone;
+  Collect(Shape({0}), 0, 4, &alone);
+  EXPECT_EQ(alone.begin()->first, 0);
+  EXPECT_EQ(alone.rbegin()->first, 47);
+  SetDataParallelSize(3);
+  std::map<int64_t, std::string> on_two_machines;
+  Collect(Shape({1}), 0, 4, &on_two_machines);
+  Collect(Shape({0, 2}), 0, 4, &on_two_machines);
+  EXPECT_EQ(on_two_machines, alone);
+}
+
+TEST_F(LoaderTest, AResumedLoaderDeliversWhatAnUndisturbedOneDoes) {
+  SetDataParallelSize(2);
+  std::map<int64_t, std::string> undisturbed;
+  Collect(Shape({0, 1}), 0, 6, &undisturbed);
+  std::map<int64_t, std::string> resumed;
+  Collect(Shape({0, 1}), 0, 2, &resumed);
+  Collect(Shape({0, 1}), 2, 6, &resumed);
+  EXPECT_EQ(resumed, undisturbed);
+}
+
+TEST_F(LoaderTest, StopEndsALoaderThatWaitsForAReader) {
+  SetDataParallelSize(1);
+  auto region = MakeRing(Shape({0}), 0);
+  auto loader = BatchLoader::Create(spec_, corpus_.get(), region.get()).value();
+  std::atomic<bool> stop = false;
+  std::thread thread([&] { EXPECT_TRUE(loader->RunUntil(stop, 1000).ok()); });
+  auto reader = BatchRingReader::Create(region.get(), 0).value();
+  EXPECT_TRUE(reader.Wait(2, kPatience).ok());
+  stop = true;
+  thread.join();
+  EXPECT_EQ(reader.Wait(3, absl::ZeroDuration()).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(LoaderTest, ARingOfAnotherJobIsRefused) {
+  SetDataParallelSize(2);
+  BatchRingShape shape = Shape({0, 2});
+  auto ring = MakeRing(shape, 0);
+  EXPECT_EQ(BatchLoader::Create(spec_, corpus_.get(), ring.get()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  shape = Shape({0});
+  shape.seq_length = 32;
+  ring = MakeRing(shape, 0);
+  EXPECT_EQ(BatchLoader::Create(spec_, corpus_.get(), ring.get()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(LoaderTest, AVocabularySmallerThanBytesIsRefused) {
+  SetDataParallelSize(1);
+  spec_.mutable_model()->set_vocab_size(100);
+  auto ring = MakeRing(Shape({0}), 0);
+  EXPECT_EQ(BatchLoader::Create(spec_, corpus_.get(), ring.get()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(LoaderTest, AShrunkenFileStopsTheLoaderWithDataLoss) {
+  SetDataParallelSize(1);
+  auto ring = MakeRing(Shape({0}), 0);
+  auto loader = BatchLoader::Create(spec_, corpus_.get(), ring.get()).value();
+  std::filesystem::resize_file(spec_.data().files(0), 1);
+  const std::atomic<bool> stop = false;
+  EXPECT_EQ(loader->RunUntil(stop, 1).code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace megascale::data

@@ -1,0 +1,34 @@
+// Which piece of the training text each sample of a job is: a pure function of (seed, sample index,
+// size of the text). The text is cut into windows of seq_length tokens that follow each other (each
+// with one token more, the target of its last one); an epoch takes every window once, in an order
+// of its own, and shifts the whole grid by an offset of its own, so that later epochs cut the text
+// at other places. Determinism: integers only; the order is part of the numerics version
+// (runtime/checkpoint/numerics.h).
+#pragma once
+
+#include <cstdint>
+
+namespace megascale::data {
+
+class SampleOrder {
+ public:
+  // Requires: text_bytes > seq_length > 0.
+  SampleOrder(uint64_t seed, int64_t text_bytes, int seq_length);
+
+  int64_t num_windows() const { return num_windows_; }
+
+  // First token of sample `sample` (global index, from 0): a window of seq_length + 1 tokens from
+  // there lies within the text.
+  int64_t WindowStart(int64_t sample) const;
+
+ private:
+  int64_t Permute(int64_t index, uint64_t key) const;
+
+  uint64_t seed_;
+  int64_t seq_length_;
+  int64_t num_windows_;
+  int64_t num_offsets_;  // places where the grid may begin
+  int half_bits_;        // the permutation works on numbers of 2 * half_bits_ bits
+};
+
+}  // namespace megascale::data

@@ -1,0 +1,85 @@
+// Everything that one rank computes and exchanges in one attempt: the step plan with its executor,
+// the pipeline chunk, the shard of the optimizer, streams and communicators. No actors, no RPC, no
+// processes: tests run several engines in one process. Start at Create, then Join, Load, and Launch
+// once per owner and step.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/agent.pb.h"
+#include "proto/job.pb.h"
+#include "proto/telemetry.pb.h"
+#include "runtime/base/shared_memory.h"
+#include "runtime/comm/store.h"
+#include "runtime/plan/instruction.h"
+#include "runtime/telemetry/heartbeat.h"
+
+namespace megascale::engine {
+
+struct EngineOptions {
+  megascale::job::v1::JobSpec spec;  // resolved
+  std::string job_id;
+  int64_t attempt = 1;
+  int rank = 0;
+  std::vector<megascale::agent::v1::Placement> placements;  // of all ranks
+  std::string node_id;                                      // this rank's
+  std::string secret;                                       // of the attempt
+  std::string socket_directory;                             // for tensor sockets to other agents
+  std::string interface;  // an address to listen on instead, for other machines; empty: none
+  base::SharedMemory* comm_region = nullptr;
+  base::SharedMemory* batch_ring = nullptr;  // null where the rank reads no batches
+  int batch_reader = 0;
+  base::SharedMemory* snapshots = nullptr;
+  comm::Store* store = nullptr;
+  telemetry::HeartbeatWriter* heartbeat = nullptr;  // null: nobody looks
+};
+
+// Whether a rank was asked to stop at a step's end; of several, the highest counts.
+enum class StopFlag : uint8_t { kNone = 0, kStop = 1, kStopWithCheckpoint = 2 };
+
+// What one step came to; equal on every rank.
+struct StepResult {
+  megascale::telemetry::v1::StepRecord record;
+  StopFlag stop = StopFlag::kNone;  // the highest of all ranks
+};
+
+class RankEngine {
+ public:
+  // Plans, allocates all memory and starts the streams. Errors: InvalidArgument - the specification
+  // cannot be run; ResourceExhausted - no memory.
+  static absl::StatusOr<std::shared_ptr<RankEngine>> Create(EngineOptions options);
+  virtual ~RankEngine() = default;
+
+  // Connects this rank's groups. Blocking. Errors: as comm::Fabric::Connect.
+  virtual absl::Status Join() = 0;
+
+  // Makes initial weights, or reads the restore point from the snapshot region or from storage, and
+  // gathers the parameters. Blocking; every rank of the attempt must call it.
+  // Errors: DataLoss - the copy is corrupt; NotFound - it is not there.
+  virtual absl::Status Load(const megascale::agent::v1::RestorePoint& restore) = 0;
+
+  // Launches the instructions of `owner` for `step` (from 1). Both owners must be launched for each
+  // step; `done` is called once, from a stream's thread.
+  virtual void Launch(plan::Owner owner, int64_t step, std::function<void(absl::Status)> done) = 0;
+
+  // Of the step whose owners are both done.
+  virtual StepResult result() const = 0;
+
+  // Copies the shard's state after `step` into a free snapshot buffer and seals it; returns the
+  // buffer. Blocking. Requires: no step is running. Errors: DeadlineExceeded - no buffer was free.
+  virtual absl::StatusOr<int> TakeSnapshot(int64_t step) = 0;
+
+  // Raises this rank's stop flag; the next step's result says so on every rank. Any thread.
+  virtual void RequestStop(StopFlag flag) = 0;
+
+  // Ends all waits with Aborted. Any thread.
+  virtual void Abort(const absl::Status& why) = 0;
+};
+
+}  // namespace megascale::engine

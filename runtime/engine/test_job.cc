@@ -1,0 +1,243 @@
+#include "runtime/engine/test_job.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/numerics.h"
+#include "runtime/checkpoint/reader.h"
+#include "runtime/checkpoint/snapshot.h"
+#include "runtime/checkpoint/writer.h"
+#include "runtime/comm/embedded_store.h"
+#include "runtime/comm/link_store.h"
+#include "runtime/data/corpus.h"
+#include "runtime/data/loader.h"
+#include "runtime/engine/groups.h"
+#include "runtime/job/job_spec.h"
+#include "runtime/job/node_memory.h"
+
+namespace megascale::engine {
+namespace {
+
+using megascale::agent::v1::Placement;
+using megascale::agent::v1::RestorePoint;
+using megascale::job::v1::JobSpec;
+
+// Memory, loader and placement of one job in this process.
+class TestJob {
+ public:
+  explicit TestJob(RunOptions options) : options_(std::move(options)) {
+    if (options_.restore.source() == RestorePoint::SOURCE_UNSPECIFIED) {
+      options_.restore.set_source(RestorePoint::SOURCE_INITIAL);
+    }
+    char directory[] = "/tmp/ms-XXXXXX";
+    EXPECT_NE(::mkdtemp(directory), nullptr);
+    directory_ = directory;
+  }
+  ~TestJob() {
+    stop_ = true;
+    for (std::thread& loader : loaders_) loader.join();
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
+
+  RunResult Run();
+
+ private:
+  void Prepare();
+  void StartLoader(base::SharedMemory* ring);
+  void RunRank(int rank, RunResult* result);
+  void Store(RunResult* result);
+
+  RunOptions options_;
+  std::string directory_;
+  std::vector<Placement> placements_;
+  std::map<std::string, job::AttemptMemory> memory_;  // by node
+  std::map<int, std::unique_ptr<base::SharedMemory>> snapshots_;
+  std::unique_ptr<data::Corpus> corpus_;
+  std::vector<std::thread> loaders_;
+  std::atomic<bool> stop_ = false;
+  comm::InProcessStore store_;
+};
+
+void TestJob::Prepare() {
+  const JobSpec& spec = options_.spec;
+  std::set<std::string> nodes;
+  for (int rank = 0; rank < job::WorldSize(spec); ++rank) {
+    const std::string node =
+        options_.nodes.empty() ? "n0" : options_.nodes[static_cast<size_t>(rank)];
+    nodes.insert(node);
+    placements_.emplace_back();
+    placements_.back().set_rank(rank);
+    placements_.back().set_node_id(node);
+    snapshots_[rank] = job::MakeSnapshotMemory(spec, rank).value();
+  }
+  corpus_ = data::Corpus::Open(spec.data(), spec.train().seq_length()).value();
+  for (const std::string& node : nodes) {
+    job::NodeRequest request;
+    request.job_id = "test";
+    request.spec = &spec;
+    request.placements = placements_;
+    request.node_id = node;
+    request.attempt = options_.attempt;
+    request.first_step = options_.restore.step();
+    memory_[node] = job::MakeAttemptMemory(request).value();
+    if (memory_[node].ring != nullptr) StartLoader(memory_[node].ring.get());
+  }
+}
+
+void TestJob::StartLoader(base::SharedMemory* ring) {
+  loaders_.emplace_back([this, ring] {
+    auto loader = data::BatchLoader::Create(options_.spec, corpus_.get(), ring).value();
+    EXPECT_TRUE(loader->RunUntil(stop_, options_.spec.train().steps()).ok());
+  });
+}
+
+// Launches both owners of a step and waits until both are done.
+absl::Status RunStep(RankEngine* engine, int64_t step) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int num_done = 0;
+  absl::Status first;
+  const auto done = [&](const absl::Status& status) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    first.Update(status);
+    ++num_done;
+    changed.notify_one();
+  };
+  engine->Launch(plan::Owner::kStage, step, done);
+  engine->Launch(plan::Owner::kShard, step, done);
+  std::unique_lock<std::mutex> lock(mutex);
+  changed.wait(lock, [&] { return num_done == 2; });
+  return first;
+}
+
+void TestJob::RunRank(int rank, RunResult* result) {
+  const std::string& node = placements_[static_cast<size_t>(rank)].node_id();
+  const job::AttemptMemory& memory = memory_[node];
+  const auto local = std::find_if(memory.ranks.begin(), memory.ranks.end(),
+                                  [&](const job::LocalRank& r) { return r.rank == rank; });
+  std::unique_ptr<comm::LinkStore> link;
+  comm::LinkStore* raw = nullptr;
+  link = std::make_unique<comm::LinkStore>(
+      comm::LinkStoreOptions{
+          .job_id = "test", .attempt = options_.attempt, .client = absl::StrCat("rank-", rank)},
+      [&](const agent::v1::StoreRequest& request) {
+        store_.Handle(request, [raw](const agent::v1::StoreReply& reply) { raw->OnReply(reply); });
+        return absl::OkStatus();
+      });
+  raw = link.get();
+
+  EngineOptions engine_options;
+  engine_options.spec = options_.spec;
+  engine_options.job_id = "test";
+  engine_options.attempt = options_.attempt;
+  engine_options.rank = rank;
+  engine_options.placements = placements_;
+  engine_options.node_id = node;
+  engine_options.secret = "0123456789abcdef";
+  engine_options.socket_directory = directory_;
+  engine_options.comm_region = memory.comm.get();
+  engine_options.batch_ring = local->has_batch_ring ? memory.ring.get() : nullptr;
+  engine_options.batch_reader = local->batch_reader;
+  engine_options.snapshots = snapshots_[rank].get();
+  engine_options.store = link.get();
+  auto engine = RankEngine::Create(std::move(engine_options));
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  ASSERT_EQ((*engine)->Join(), absl::OkStatus());
+  ASSERT_EQ((*engine)->Load(options_.restore), absl::OkStatus());
+  auto& records = result->records[static_cast<size_t>(rank)];
+  int64_t step = options_.restore.step();
+  while (step < options_.spec.train().steps()) {
+    ++step;
+    if (rank == 0 && step == options_.stop_after) (*engine)->RequestStop(StopFlag::kStop);
+    ASSERT_EQ(RunStep(engine->get(), step), absl::OkStatus());
+    records.push_back((*engine)->result().record);
+    if ((*engine)->result().stop != StopFlag::kNone) break;
+  }
+  ASSERT_TRUE((*engine)->TakeSnapshot(step).ok());
+}
+
+void TestJob::Store(RunResult* result) {
+  const int64_t step = result->records[0].back().step();
+  result->checkpoint = absl::StrCat(::testing::TempDir(), "/",
+                                    ::testing::UnitTest::GetInstance()->current_test_info()->name(),
+                                    "-", directory_.substr(5));
+  for (const auto& [rank, region] : snapshots_) {
+    const auto reader = checkpoint::SnapshotReader::Open(region.get()).value();
+    const auto snapshot = reader.Find(options_.attempt, step);
+    ASSERT_TRUE(snapshot.has_value());
+    ASSERT_EQ(checkpoint::PersistShard(reader, *snapshot, result->checkpoint), absl::OkStatus());
+  }
+  result->checkpoint += "/" + checkpoint::StepDirectoryName(step, options_.attempt);
+  checkpoint::v1::Manifest manifest;
+  manifest.set_job_id("test");
+  manifest.set_attempt(options_.attempt);
+  manifest.set_step(step);
+  manifest.set_next_sample(step * options_.spec.train().global_batch_size());
+  *manifest.mutable_spec() = options_.spec;
+  ASSERT_EQ(checkpoint::WriteManifest(result->checkpoint, manifest), absl::OkStatus());
+  result->digest = checkpoint::CheckpointReader::Open(result->checkpoint).value()->Digest().value();
+}
+
+RunResult TestJob::Run() {
+  Prepare();
+  RunResult result;
+  result.records.resize(placements_.size());
+  std::vector<std::thread> ranks;
+  for (size_t rank = 0; rank < placements_.size(); ++rank) {
+    ranks.emplace_back([&, rank] { RunRank(static_cast<int>(rank), &result); });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  if (!::testing::Test::HasFailure()) Store(&result);
+  return result;
+}
+
+}  // namespace
+
+std::string WriteTestText(const std::string& name) {
+  std::string text;
+  uint32_t state = 12345;
+  while (text.size() < 8000) {
+    state = state * 1664525u + 1013904223u;
+    text += absl::StrCat("line ", (state >> 16) % 97, " of ", (state >> 8) % 13, "\n");
+  }
+  const std::string path = absl::StrCat(::testing::TempDir(), "/", name);
+  EXPECT_TRUE(base::WriteFileDurably(path, text).ok());
+  return path;
+}
+
+JobSpec ToyJob(const std::string& text_path, int data, int pipeline) {
+  JobSpec spec;
+  spec.set_name("toy");
+  spec.mutable_model()->set_hidden_size(16);
+  spec.mutable_model()->set_num_hidden_layers(4);
+  spec.mutable_model()->set_num_attention_heads(2);
+  spec.mutable_data()->add_files(text_path);
+  spec.mutable_train()->set_steps(5);
+  spec.mutable_train()->set_seq_length(12);
+  spec.mutable_train()->set_global_batch_size(8);
+  spec.mutable_train()->set_micro_batch_size(2);
+  spec.mutable_train()->set_seed(7);
+  spec.mutable_optimizer()->set_lr(1e-2);
+  spec.mutable_optimizer()->set_clip_grad(1.0);
+  spec.mutable_parallel()->set_data_parallel_size(data);
+  spec.mutable_parallel()->set_pipeline_model_parallel_size(pipeline);
+  return job::ResolveJobSpec(spec).value();
+}
+
+RunResult RunJob(const RunOptions& options) { return TestJob(options).Run(); }
+
+}  // namespace megascale::engine

@@ -1,0 +1,49 @@
+// Runs a whole job in one process for tests: every rank is an engine on a thread of its own,
+// machines are node ids, and the loader, the shared memory and the sockets between machines are the
+// real ones.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "proto/agent.pb.h"
+#include "proto/job.pb.h"
+#include "runtime/engine/rank_engine.h"
+
+namespace megascale::engine {
+
+// A resolved toy job on generated text; write it to `text_path` first with WriteTestText.
+megascale::job::v1::JobSpec ToyJob(const std::string& text_path, int data, int pipeline);
+std::string WriteTestText(const std::string& name);
+
+struct RunOptions {
+  explicit RunOptions(megascale::job::v1::JobSpec job) : spec(std::move(job)) {}
+  RunOptions& On(std::vector<std::string> placement) {
+    nodes = std::move(placement);
+    return *this;
+  }
+  RunOptions& StopAfter(int64_t step) {
+    stop_after = step;
+    return *this;
+  }
+
+  megascale::job::v1::JobSpec spec;
+  std::vector<std::string> nodes;  // of every rank; empty: all on one
+  int64_t attempt = 1;
+  megascale::agent::v1::RestorePoint restore;  // default: initial
+  int64_t stop_after = 0;  // rank 0 raises its stop flag before this step; 0: never
+};
+
+struct RunResult {
+  std::vector<std::vector<megascale::telemetry::v1::StepRecord>> records;  // by rank
+  std::string
+      digest;  // over all ranks' snapshots of the last step, through a checkpoint on storage
+  std::string checkpoint;  // its directory
+};
+
+// Runs every step and a snapshot at the end; fails the running test on any error.
+RunResult RunJob(const RunOptions& options);
+
+}  // namespace megascale::engine

@@ -1,0 +1,24 @@
+// The rules of a job specification: defaults filled in and everything checked, in one place. The
+// command line and the driver both use it, so that a bad job is refused before any process starts.
+// Thread-safe: pure functions.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "proto/job.pb.h"
+
+namespace megascale::job {
+
+// `spec` with every default of proto/job.proto filled in. Resolving a resolved specification
+// changes nothing. Errors: InvalidArgument - the first rule that is broken, in the order of the
+// fields: the field, its value and the sum that fails ("train.global_batch_size: 24 is not a
+// multiple of … = 2 × 8 = 16").
+absl::StatusOr<v1::JobSpec> ResolveJobSpec(const v1::JobSpec& spec);
+
+// The number of worker processes, which is the number of slots that the job needs. Requires: a
+// resolved specification.
+int WorldSize(const v1::JobSpec& spec);
+
+// Micro-batches that each data-parallel rank runs in a step. Requires: a resolved specification.
+int NumMicrobatches(const v1::JobSpec& spec);
+
+}  // namespace megascale::job

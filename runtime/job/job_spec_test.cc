@@ -1,0 +1,248 @@
+#include "runtime/job/job_spec.h"
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+
+namespace megascale::job {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+
+v1::JobSpec SmallSpec() {
+  v1::JobSpec spec;
+  spec.set_name("small");
+  spec.mutable_model()->set_hidden_size(64);
+  spec.mutable_model()->set_num_hidden_layers(2);
+  spec.mutable_model()->set_num_attention_heads(4);
+  spec.mutable_data()->add_files("/usr/share/games/fortunes");
+  spec.mutable_train()->set_steps(10);
+  spec.mutable_train()->set_seq_length(32);
+  spec.mutable_train()->set_global_batch_size(8);
+  spec.mutable_train()->set_micro_batch_size(2);
+  return spec;
+}
+
+TEST(JobSpecTest, FillsEveryDocumentedDefault) {
+  const auto resolved = ResolveJobSpec(SmallSpec());
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  const v1::ModelSpec& model = resolved->model();
+  EXPECT_EQ(model.vocab_size(), 256);
+  EXPECT_EQ(model.num_key_value_heads(), 4);
+  EXPECT_EQ(model.intermediate_size(), 256);
+  EXPECT_EQ(model.max_position_embeddings(), 32);
+  EXPECT_EQ(model.position_embedding(), v1::POSITION_EMBEDDING_LEARNED);
+  EXPECT_EQ(model.norm(), v1::NORM_LAYERNORM);
+  EXPECT_EQ(model.norm_eps(), 1e-5);
+  EXPECT_EQ(model.hidden_act(), v1::ACTIVATION_GELU_TANH);
+  EXPECT_EQ(model.initializer_range(), 0.02);
+  EXPECT_EQ(model.rope_theta(), 10000);
+  EXPECT_EQ(resolved->data().held_out_fraction(), 0.1);
+  EXPECT_EQ(resolved->train().precision(), v1::PRECISION_FP32);
+  EXPECT_EQ(resolved->optimizer().lr(), 3e-4);
+  EXPECT_EQ(resolved->optimizer().min_lr(), 3e-4 / 10);
+  EXPECT_EQ(resolved->optimizer().beta1(), 0.9);
+  EXPECT_EQ(resolved->optimizer().beta2(), 0.95);
+  EXPECT_EQ(resolved->optimizer().eps(), 1e-8);
+  EXPECT_EQ(resolved->parallel().data_parallel_size(), 1);
+  EXPECT_EQ(resolved->parallel().pipeline_model_parallel_size(), 1);
+  EXPECT_EQ(resolved->parallel().tensor_model_parallel_size(), 1);
+  EXPECT_EQ(resolved->parallel().threads_per_rank(), 1);
+  EXPECT_EQ(resolved->checkpoint().keep(), 2);
+  EXPECT_EQ(resolved->checkpoint().directory(), "");
+  EXPECT_EQ(resolved->fault().heartbeat_interval().seconds(), 1);
+  EXPECT_EQ(resolved->fault().heartbeat_timeout().seconds(), 5);
+  EXPECT_EQ(resolved->fault().progress_timeout().seconds(), 60);
+  EXPECT_EQ(resolved->fault().start_timeout().seconds(), 120);
+  EXPECT_EQ(resolved->fault().max_restarts_without_progress(), 3);
+  EXPECT_EQ(resolved->fault().restart_backoff().seconds(), 1);
+}
+
+TEST(JobSpecTest, ResolvingTwiceChangesNothing) {
+  v1::JobSpec spec = SmallSpec();
+  spec.mutable_optimizer()->set_warmup_steps(3);
+  spec.mutable_parallel()->set_data_parallel_size(2);
+  const auto once = ResolveJobSpec(spec);
+  ASSERT_TRUE(once.ok()) << once.status();
+  const auto twice = ResolveJobSpec(*once);
+  ASSERT_TRUE(twice.ok()) << twice.status();
+  EXPECT_TRUE(MessageDifferencer::Equals(*once, *twice));
+}
+
+TEST(JobSpecTest, KeepsWhatIsGiven) {
+  v1::JobSpec spec = SmallSpec();
+  spec.mutable_model()->set_num_key_value_heads(2);
+  spec.mutable_model()->set_intermediate_size(100);
+  spec.mutable_model()->set_position_embedding(v1::POSITION_EMBEDDING_ROTARY);
+  spec.mutable_fault()->mutable_heartbeat_interval()->set_nanos(100'000'000);
+  const auto resolved = ResolveJobSpec(spec);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->model().num_key_value_heads(), 2);
+  EXPECT_EQ(resolved->model().intermediate_size(), 100);
+  EXPECT_EQ(resolved->model().position_embedding(), v1::POSITION_EMBEDDING_ROTARY);
+  EXPECT_EQ(resolved->fault().heartbeat_interval().seconds(), 0);
+}
+
+TEST(JobSpecTest, CountsRanksAndMicrobatches) {
+  v1::JobSpec spec = SmallSpec();
+  spec.mutable_parallel()->set_data_parallel_size(2);
+  spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
+  const auto resolved = ResolveJobSpec(spec);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(WorldSize(*resolved), 4);
+  EXPECT_EQ(NumMicrobatches(*resolved), 2);
+}
+
+struct Mistake {
+  std::function<void(v1::JobSpec&)> make;
+  std::string message;
+};
+
+void ExpectRefused(const std::vector<Mistake>& mistakes) {
+  for (const Mistake& mistake : mistakes) {
+    v1::JobSpec spec = SmallSpec();
+    mistake.make(spec);
+    const auto resolved = ResolveJobSpec(spec);
+    EXPECT_EQ(resolved.status().code(), absl::StatusCode::kInvalidArgument) << mistake.message;
+    EXPECT_EQ(std::string(resolved.status().message()), mistake.message);
+  }
+}
+
+TEST(JobSpecTest, RefusesBadNames) {
+  ExpectRefused({
+      {[](auto& spec) { spec.clear_name(); },
+       "name: is missing; expected a short name such as fortunes"},
+      {[](auto& spec) { spec.set_name("a b"); },
+       "name: ' ' is not allowed; expected letters, digits, '-', '_', '.'"},
+      {[](auto& spec) { spec.set_name("../up"); },
+       "name: '/' is not allowed; expected letters, digits, '-', '_', '.'"},
+      {[](auto& spec) { spec.set_name("\xc3\xa4"); },
+       "name: byte 195 is not allowed; expected letters, digits, '-', '_', '.'"},
+      {[](auto& spec) { spec.set_name(".."); },
+       "name: '..' begins with '.'; expected a letter, a digit or '_' first"},
+      {[](auto& spec) { spec.set_name(std::string(64, 'a')); },
+       "name: has 64 characters; expected at most 63"},
+  });
+}
+
+TEST(JobSpecTest, RefusesBadModels) {
+  ExpectRefused({
+      {[](auto& spec) { spec.clear_model(); },
+       "model.hidden_size: is missing; expected 1 to 65536"},
+      {[](auto& spec) { spec.mutable_model()->set_hidden_size(std::numeric_limits<int>::max()); },
+       "model.hidden_size: 2147483647 is out of range; expected 1 to 65536"},
+      {[](auto& spec) { spec.mutable_model()->set_num_hidden_layers(-1); },
+       "model.num_hidden_layers: -1 is out of range; expected 1 to 1024"},
+      {[](auto& spec) { spec.mutable_model()->set_vocab_size(100); },
+       "model.vocab_size: 100 is out of range; expected 256 to 16777216"},
+      {[](auto& spec) { spec.mutable_model()->set_num_attention_heads(5); },
+       "model.hidden_size: 64 is not a multiple of model.num_attention_heads = 5 (64 = 12 × 5 + "
+       "4)"},
+      {[](auto& spec) { spec.mutable_model()->set_num_key_value_heads(3); },
+       "model.num_attention_heads: 4 is not a multiple of model.num_key_value_heads = 3 (4 = 1 × 3 "
+       "+ "
+       "1)"},
+      {[](auto& spec) {
+         spec.mutable_model()->set_hidden_size(60);
+         spec.mutable_model()->set_position_embedding(v1::POSITION_EMBEDDING_ROTARY);
+       },
+       "model.position_embedding: rotary needs an even head size; model.hidden_size ÷ "
+       "model.num_attention_heads = 60 ÷ 4 = 15"},
+      {[](auto& spec) { spec.mutable_model()->set_norm(static_cast<v1::Norm>(9)); },
+       "model.norm: is none that this version knows; expected layernorm or rmsnorm"},
+      {[](auto& spec) { spec.mutable_model()->set_norm_eps(-1); },
+       "model.norm_eps: -1 is out of range; expected more than 0 and less than 1"},
+      {[](auto& spec) { spec.mutable_model()->set_sliding_window(-4); },
+       "model.sliding_window: -4 is out of range; expected 0 to 1048576"},
+      {[](auto& spec) { spec.mutable_model()->set_max_position_embeddings(16); },
+       "train.seq_length: 32 is more than model.max_position_embeddings = 16"},
+  });
+}
+
+TEST(JobSpecTest, RefusesBadDataAndTraining) {
+  ExpectRefused({
+      {[](auto& spec) { spec.clear_data(); },
+       "data.files: is missing; expected at least one text file or directory"},
+      {[](auto& spec) { spec.mutable_data()->add_files("text"); },
+       "data.files: 'text' is not an absolute path"},
+      {[](auto& spec) { spec.mutable_data()->set_held_out_fraction(1); },
+       "data.held_out_fraction: 1 is out of range; expected more than 0 and less than 1"},
+      {[](auto& spec) { spec.mutable_train()->clear_steps(); },
+       "train.steps: is missing; expected 1 to 1099511627776"},
+      {[](auto& spec) { spec.mutable_train()->set_global_batch_size(9); },
+       "train.global_batch_size: 9 is not a multiple of data_parallel_size × micro_batch_size = 1 "
+       "× "
+       "2 = 2"},
+      {[](auto& spec) {
+         spec.mutable_train()->set_seq_length(1 << 20);
+         spec.mutable_train()->set_micro_batch_size(32);
+       },
+       "train.micro_batch_size: micro_batch_size × seq_length = 32 × 1048576 = 33554432 tokens is "
+       "absurd; expected at most 16777216"},
+      {[](auto& spec) {
+         spec.mutable_optimizer()->set_lr(std::numeric_limits<double>::quiet_NaN());
+       },
+       "optimizer.lr: nan is out of range; expected more than 0 and less than 100"},
+      {[](auto& spec) { spec.mutable_optimizer()->set_min_lr(1); },
+       "optimizer.min_lr: 1 is more than optimizer.lr = 0.0003"},
+      {[](auto& spec) { spec.mutable_optimizer()->set_warmup_steps(11); },
+       "optimizer.warmup_steps: 11 is more than train.steps = 10"},
+      {[](auto& spec) { spec.mutable_optimizer()->set_clip_grad(-1); },
+       "optimizer.clip_grad: -1 is out of range; expected at least 0 and less than 1e+12"},
+  });
+}
+
+TEST(JobSpecTest, RefusesBadLayouts) {
+  ExpectRefused({
+      {[](auto& spec) { spec.mutable_parallel()->set_tensor_model_parallel_size(2); },
+       "parallel.tensor_model_parallel_size: 2 is out of range; this version trains with data and "
+       "pipeline parallelism, expected 1"},
+      {[](auto& spec) { spec.mutable_parallel()->set_pipeline_model_parallel_size(3); },
+       "parallel.pipeline_model_parallel_size: 3 is more than model.num_hidden_layers = 2; every "
+       "stage "
+       "needs a layer"},
+      {[](auto& spec) { spec.mutable_parallel()->set_data_parallel_size(-2); },
+       "parallel.data_parallel_size: -2 is out of range; expected 1 to 65536"},
+      {[](auto& spec) {
+         spec.mutable_parallel()->set_data_parallel_size(1 << 16);
+         spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
+       },
+       "parallel: data_parallel_size × pipeline_model_parallel_size = 65536 × 2 = 131072 ranks; "
+       "expected at most 65536"},
+      {[](auto& spec) {
+         spec.mutable_model()->set_tie_word_embeddings(true);
+         spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
+       },
+       "model.tie_word_embeddings: true needs both ends of the model on one rank, but "
+       "pipeline_model_parallel_size = 2; expected false, or one stage"},
+      {[](auto& spec) {
+         spec.mutable_train()->set_precision(v1::PRECISION_FP64);
+         spec.mutable_parallel()->set_threads_per_rank(2);
+       },
+       "parallel.threads_per_rank: 2 does not go with train.precision = fp64, which runs on 1"},
+  });
+}
+
+TEST(JobSpecTest, RefusesBadCheckpointsAndFaults) {
+  ExpectRefused({
+      {[](auto& spec) { spec.mutable_checkpoint()->set_directory("here"); },
+       "checkpoint.directory: 'here' is not an absolute path"},
+      {[](auto& spec) { spec.mutable_checkpoint()->set_keep(-1); },
+       "checkpoint.keep: -1 is out of range; expected 1 to 1048576"},
+      {[](auto& spec) { spec.mutable_fault()->mutable_heartbeat_interval(); },
+       "fault.heartbeat_interval: 0 is out of range; expected more than 0s, at most 168h"},
+      {[](auto& spec) { spec.mutable_fault()->mutable_heartbeat_interval()->set_seconds(5); },
+       "fault.heartbeat_timeout: 5s must be longer than fault.heartbeat_interval = 5s"},
+      {[](auto& spec) { spec.mutable_fault()->mutable_progress_timeout()->set_nanos(1000); },
+       "fault.progress_timeout: 1us must be longer than fault.heartbeat_interval = 1s"},
+      {[](auto& spec) { spec.mutable_fault()->set_max_restarts_without_progress(-3); },
+       "fault.max_restarts_without_progress: -3 is out of range; expected 1 to 1048576"},
+  });
+}
+
+}  // namespace
+}  // namespace megascale::job

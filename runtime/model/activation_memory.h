@@ -1,0 +1,54 @@
+// The memory of one pipeline chunk, planned once: which buffers exist, with which sizes. Internal
+// to TransformerChunk, but for ChunkOptions. Legend of suffixes: transformer_block.h.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/model/chunk_layout.h"
+#include "runtime/model/config.h"
+#include "runtime/model/transformer_block.h"
+#include "runtime/tensor/arena.h"
+#include "runtime/tensor/tensor.h"
+
+namespace megascale::model {
+
+struct ChunkOptions {
+  ModelConfig config;
+  ChunkRange range = {};
+  int64_t micro_batch = 1;  // samples in a micro-batch
+  int64_t seq = 0;          // tokens in a sample
+  int num_slots = 1;        // micro-batches in flight: the most that the schedule holds at once
+  tensor::DType compute = tensor::DType::kF32;
+};
+
+// Buffers of one micro-batch in flight.
+struct SlotMemory {
+  Vector tokens_N;     // I32; first chunk
+  Vector targets_N;    // I32; last chunk
+  Matrix input_NC;     // received, or the embedding's output
+  Matrix output_NC;    // not the last chunk's
+  Matrix gradient_NC;  // of the output, then of the input
+  std::vector<BlockActivations> layers;
+};
+
+// Buffers that every micro-batch uses in turn.
+struct ChunkScratch {
+  BlockScratch block;
+  Matrix delta_NC;             // what a layer adds to the residual stream
+  NormActivations final_norm;  // last chunk
+  Matrix logits_NV;            // last chunk; then their gradient
+};
+
+struct ChunkMemory {
+  std::vector<SlotMemory> slots;
+  ChunkScratch scratch;
+};
+
+// Bytes of all buffers.
+size_t ChunkMemoryBytes(const ChunkOptions& options);
+
+// Takes all buffers from `arena`. Requires: ChunkMemoryBytes(options) free bytes in it.
+ChunkMemory AllocateChunkMemory(const ChunkOptions& options, tensor::Arena* arena);
+
+}  // namespace megascale::model

@@ -1,0 +1,141 @@
+#include "runtime/model/chunk_layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace megascale::model {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+ModelConfig SmallConfig() {
+  ModelConfig config;
+  config.vocab_size = 11;
+  config.hidden_size = 8;
+  config.num_layers = 5;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 2;
+  config.intermediate_size = 12;
+  config.max_positions = 7;
+  return config;
+}
+
+const Parameter& Named(const ChunkLayout& layout, absl::string_view name) {
+  const int index = layout.Find(name);
+  EXPECT_GE(index, 0) << name;
+  return layout.parameters()[index];
+}
+
+TEST(MakeChunkRange, SpreadsLayersEvenlyAndInOrder) {
+  int next_layer = 0;
+  for (int i = 0; i < 3; ++i) {
+    const auto range = MakeChunkRange(SmallConfig(), 3, i);
+    ASSERT_TRUE(range.ok());
+    EXPECT_EQ(range->first_layer, next_layer);
+    EXPECT_EQ(range->num_layers, i < 2 ? 2 : 1);
+    EXPECT_EQ(range->has_embedding, i == 0);
+    EXPECT_EQ(range->has_head, i == 2);
+    next_layer += range->num_layers;
+  }
+  EXPECT_EQ(next_layer, 5);
+}
+
+TEST(MakeChunkRange, RefusesMoreChunksThanLayers) {
+  const auto range = MakeChunkRange(SmallConfig(), 6, 0);
+  EXPECT_EQ(range.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(range.status().message()), HasSubstr("num_hidden_layers is 5"));
+}
+
+TEST(MakeChunkRange, RefusesATiedOutputMatrixInSeveralChunks) {
+  ModelConfig config = SmallConfig();
+  config.tied = true;
+  EXPECT_TRUE(MakeChunkRange(config, 1, 0).ok());
+  EXPECT_EQ(MakeChunkRange(config, 2, 0).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ChunkLayout, ChunksTogetherHoldEachParameterOfTheModelOnce) {
+  const ModelConfig config = SmallConfig();
+  const ChunkLayout whole(config, *MakeChunkRange(config, 1, 0));
+  int64_t elements = 0;
+  std::set<std::string> names;
+  for (int i = 0; i < 3; ++i) {
+    const ChunkLayout chunk(config, *MakeChunkRange(config, 3, i));
+    elements += chunk.num_elements();
+    int64_t offset = 0;
+    for (const Parameter& parameter : chunk.parameters()) {
+      EXPECT_EQ(parameter.offset, offset);
+      EXPECT_EQ(parameter.shape, Named(whole, parameter.name).shape);
+      EXPECT_TRUE(names.insert(parameter.name).second) << parameter.name;
+      offset += parameter.size;
+    }
+    EXPECT_EQ(offset, chunk.num_elements());
+  }
+  EXPECT_EQ(elements, whole.num_elements());
+  EXPECT_EQ(names.size(), whole.parameters().size());
+}
+
+TEST(ChunkLayout, HasTheShapesOfAGroupedQuerySwiGluModelWithoutBiases) {
+  ModelConfig config = SmallConfig();
+  config.norm = ops::NormKind::kRmsNorm;
+  config.activation = ops::ActivationKind::kSwiGlu;
+  config.position = PositionKind::kRotary;
+  const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
+  EXPECT_THAT(Named(layout, "model.layers.4.attn.qkv.weight").shape, ElementsAre(16, 8));
+  EXPECT_THAT(Named(layout, "model.layers.4.mlp.up.weight").shape, ElementsAre(24, 8));
+  EXPECT_THAT(Named(layout, "model.layers.4.mlp.down.weight").shape, ElementsAre(8, 12));
+  EXPECT_THAT(Named(layout, "lm_head.weight").shape, ElementsAre(11, 8));
+  EXPECT_EQ(layout.Find("model.embed_positions.weight"), -1);
+  for (const Parameter& parameter : layout.parameters()) {
+    EXPECT_THAT(parameter.name, testing::EndsWith(".weight"));
+  }
+}
+
+TEST(ChunkLayout, DecaysMatricesOnly) {
+  const ModelConfig config = SmallConfig();
+  const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
+  EXPECT_TRUE(Named(layout, "model.embed_tokens.weight").weight_decay);
+  EXPECT_TRUE(Named(layout, "model.layers.0.attn.out.weight").weight_decay);
+  EXPECT_FALSE(Named(layout, "model.layers.0.attn.out.bias").weight_decay);
+  EXPECT_FALSE(Named(layout, "model.norm.weight").weight_decay);
+}
+
+TEST(ChunkLayout, ParallelBlocksShareOneNormAndATiedHeadHasNoMatrix) {
+  ModelConfig config = SmallConfig();
+  config.parallel_block = true;
+  config.tied = true;
+  const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
+  EXPECT_EQ(layout.Find("model.layers.0.post_attention_norm.weight"), -1);
+  EXPECT_EQ(layout.Find("lm_head.weight"), -1);
+}
+
+TEST(ChunkLayout, ShardsAreEqualAlignedAndCoverEverySliceOnce) {
+  const ModelConfig config = SmallConfig();
+  const ChunkLayout layout(config, *MakeChunkRange(config, 2, 1));
+  for (const int num_shards : {1, 2, 3, 7, 64}) {
+    std::vector<int64_t> covered(layout.parameters().size(), 0);
+    int64_t next = 0;
+    for (int i = 0; i < num_shards; ++i) {
+      const FlatRange shard = layout.ShardRange(num_shards, i);
+      EXPECT_EQ(shard.begin, next);
+      EXPECT_EQ(shard.count % 64, 0);
+      for (const ParameterSlice& slice : layout.SlicesOf(shard)) {
+        EXPECT_GT(slice.count, 0);
+        EXPECT_EQ(slice.begin, covered[slice.parameter_index]);
+        covered[slice.parameter_index] += slice.count;
+      }
+      next += shard.count;
+    }
+    EXPECT_EQ(next, layout.padded_elements(num_shards));
+    EXPECT_GE(next, layout.num_elements());
+    for (size_t i = 0; i < covered.size(); ++i) {
+      EXPECT_EQ(covered[i], layout.parameters()[i].size);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megascale::model

@@ -1,0 +1,136 @@
+#include "runtime/model/config.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "proto/job.pb.h"
+#include "runtime/base/status.h"
+#include "runtime/model/chunk_layout.h"
+
+namespace megascale::model {
+namespace {
+
+using job::v1::ModelSpec;
+
+template <typename T>
+T OrDefault(T value, T fallback) {
+  return value == T{} ? fallback : value;
+}
+
+absl::Status Invalid(absl::string_view field, double value, absl::string_view expected) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("model.", field, " is ", value, ": expected ", expected));
+}
+
+ops::ActivationKind ActivationOf(const ModelSpec& spec) {
+  switch (spec.hidden_act()) {
+    case job::v1::ACTIVATION_GELU:
+      return ops::ActivationKind::kGelu;
+    case job::v1::ACTIVATION_SWIGLU:
+      return ops::ActivationKind::kSwiGlu;
+    default:
+      return ops::ActivationKind::kGeluTanh;
+  }
+}
+
+absl::Status CheckSizes(const ModelConfig& config) {
+  const struct {
+    const char* field;
+    int64_t value;
+  } positive[] = {
+      {"vocab_size", config.vocab_size},
+      {"hidden_size", config.hidden_size},
+      {"num_hidden_layers", config.num_layers},
+      {"num_attention_heads", config.num_heads},
+      {"num_key_value_heads", config.num_kv_heads},
+      {"intermediate_size", config.intermediate_size},
+  };
+  for (const auto& [field, value] : positive) {
+    if (value <= 0) return Invalid(field, value, "a positive number");
+  }
+  if (config.window < 0) return Invalid("sliding_window", config.window, "0 or a positive number");
+  if (config.max_positions < 0 ||
+      (config.max_positions == 0 && config.position == PositionKind::kLearned)) {
+    return Invalid("max_position_embeddings", config.max_positions,
+                   "a positive number (train.seq_length or more)");
+  }
+  if (config.hidden_size % config.num_heads != 0) {
+    return Invalid("num_attention_heads", config.num_heads,
+                   absl::StrCat("a divisor of hidden_size ", config.hidden_size));
+  }
+  if (config.num_heads % config.num_kv_heads != 0) {
+    return Invalid("num_key_value_heads", config.num_kv_heads,
+                   absl::StrCat("a divisor of num_attention_heads ", config.num_heads));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNumbers(const ModelConfig& config) {
+  if (config.position == PositionKind::kRotary && config.head_dim % 2 != 0) {
+    return Invalid("hidden_size", config.hidden_size,
+                   absl::StrCat("an even multiple of num_attention_heads ", config.num_heads,
+                                ", since rotary positions turn pairs of elements"));
+  }
+  if (!(config.norm_eps > 0)) return Invalid("norm_eps", config.norm_eps, "a positive number");
+  if (!(config.init_range > 0)) {
+    return Invalid("initializer_range", config.init_range, "a positive number");
+  }
+  if (!(config.rope_theta > 0)) {
+    return Invalid("rope_theta", config.rope_theta, "a positive number");
+  }
+  return absl::OkStatus();
+}
+
+// The mean over queries t = 0 .. seq-1 of min(t + 1, window).
+double MeanVisibleKeys(int64_t seq, int64_t window) {
+  const double full = window == 0 ? seq : std::min(seq, window);
+  const double ramp = full * (full + 1) / 2;  // queries that see fewer than `full` keys, and one
+  return (ramp + (seq - full) * full) / seq;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> MakeModelConfig(const ModelSpec& spec) {
+  ModelConfig config;
+  config.vocab_size = OrDefault(spec.vocab_size(), 256);
+  config.hidden_size = spec.hidden_size();
+  config.num_layers = spec.num_hidden_layers();
+  config.num_heads = spec.num_attention_heads();
+  config.num_kv_heads = OrDefault(spec.num_key_value_heads(), spec.num_attention_heads());
+  config.intermediate_size = OrDefault<int64_t>(spec.intermediate_size(), 4 * config.hidden_size);
+  config.max_positions = spec.max_position_embeddings();
+  config.position = spec.position_embedding() == job::v1::POSITION_EMBEDDING_ROTARY
+                        ? PositionKind::kRotary
+                        : PositionKind::kLearned;
+  config.norm =
+      spec.norm() == job::v1::NORM_RMSNORM ? ops::NormKind::kRmsNorm : ops::NormKind::kLayerNorm;
+  config.norm_eps = OrDefault(spec.norm_eps(), 1e-5);
+  config.activation = ActivationOf(spec);
+  config.parallel_block = spec.parallel_block();
+  config.window = spec.sliding_window();
+  config.tied = spec.tie_word_embeddings();
+  config.init_range = OrDefault(spec.initializer_range(), 0.02);
+  config.rope_theta = OrDefault(spec.rope_theta(), 10000.0);
+  RETURN_IF_ERROR(CheckSizes(config));
+  config.head_dim = config.hidden_size / config.num_heads;
+  RETURN_IF_ERROR(CheckNumbers(config));
+  return config;
+}
+
+int64_t NumParameters(const ModelConfig& config) {
+  const ChunkRange whole{0, static_cast<int>(config.num_layers), true, true};
+  return ChunkLayout(config, whole).num_elements();
+}
+
+double TrainFlopsPerToken(const ModelConfig& config, int64_t seq) {
+  const double hidden = config.hidden_size;
+  const double attention_width = config.num_heads * config.head_dim;
+  const double layer_elements =
+      hidden * (config.qkv_size() + attention_width + config.up_size() + config.intermediate_size);
+  const double layer_flops =
+      2 * layer_elements + 4 * attention_width * MeanVisibleKeys(seq, config.window);
+  return 3 * (config.num_layers * layer_flops + 2 * hidden * config.vocab_size);
+}
+
+}  // namespace megascale::model

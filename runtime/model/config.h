@@ -1,0 +1,65 @@
+// The transformer as plain numbers, resolved from a job file's model section, and what it costs.
+// Everything else in this folder takes a ModelConfig and sees no proto.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "runtime/ops/ops.h"
+
+namespace megascale::job::v1 {
+class ModelSpec;
+}
+
+namespace megascale::model {
+
+enum class PositionKind : uint8_t { kLearned, kRotary };
+
+// A decoder transformer. Every field is final: no zero stands for a default but `window`.
+struct ModelConfig {
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;           // hidden_size / num_heads
+  int64_t intermediate_size = 0;  // width of the MLP's inner activation, after SwiGLU's gate
+  int64_t max_positions = 0;      // rows of the position embedding; unused with rotary positions
+  PositionKind position = PositionKind::kLearned;
+  ops::NormKind norm = ops::NormKind::kLayerNorm;
+  double norm_eps = 1e-5;
+  ops::ActivationKind activation = ops::ActivationKind::kGeluTanh;
+  bool parallel_block = false;  // x + attn(norm(x)) + mlp(norm(x)), one shared norm
+  int64_t window = 0;           // tokens that a query sees, itself included; 0: all before it
+  bool tied = false;            // the output matrix is the embedding matrix
+  double init_range = 0.02;     // standard deviation of initial weights
+  double rope_theta = 10000;
+
+  // Linear layers and norms have biases in LayerNorm models (as GPT-2, NeoX) and none in RMSNorm
+  // models (as Llama). The output matrix never has one.
+  bool has_bias() const { return norm == ops::NormKind::kLayerNorm; }
+  // Columns of the fused query, key and value projection: (H + 2K) * D.
+  int64_t qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+  // Rows of the MLP's first matrix: I, or 2I for SwiGLU, whose first half is the gate.
+  int64_t up_size() const {
+    return intermediate_size * (activation == ops::ActivationKind::kSwiGlu ? 2 : 1);
+  }
+};
+
+// The config of a resolved specification. Zeros take the defaults that proto/job.proto names, but
+// for max_position_embeddings, whose default is the job's sequence length and not known here.
+// Errors: InvalidArgument - a size that is missing, negative or does not divide; names the field.
+absl::StatusOr<ModelConfig> MakeModelConfig(const job::v1::ModelSpec& spec);
+
+// Parameters of the whole model, a tied output matrix counted once.
+int64_t NumParameters(const ModelConfig& config);
+
+// Model FLOPs of forward and backward per token at sequence length `seq`, for model FLOPs
+// utilisation: 3 * (2 * M + L * 4 * H * D * S), where M is the number of elements of all matrices
+// that multiply activations (qkv, attention output, MLP, output matrix; not the embeddings), and S
+// the mean number of keys that a query sees under the causal mask and the window. Attention is thus
+// counted as what is needed, about half of a full square; recomputation, norms, activations and
+// softmax are not counted. Backward is twice forward.
+double TrainFlopsPerToken(const ModelConfig& config, int64_t seq);
+
+}  // namespace megascale::model

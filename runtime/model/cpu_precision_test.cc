@@ -1,0 +1,107 @@
+// The fast CPU operators under the whole model: the loss beside that of the float64 reference, and
+// the same bits from the same inputs.
+//
+//   dtype  loss, relative   gradient, relative   reason
+//   F32    1e-5             1e-4                 24 bits, sums of some hundred terms
+//   BF16   2e-2             1e-1                 8 bits, each activation rounded
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "runtime/model/test_pipeline.h"
+
+namespace megascale::model {
+namespace {
+
+using tensor::DType;
+
+constexpr int64_t kBatch = 3;
+constexpr int64_t kSeq = 37;
+
+ModelConfig OldStyle() {
+  ModelConfig config;
+  config.vocab_size = 101;
+  config.hidden_size = 48;
+  config.num_layers = 3;
+  config.num_heads = 3;
+  config.num_kv_heads = 3;
+  config.head_dim = 16;
+  config.intermediate_size = 192;
+  config.max_positions = kSeq;
+  config.init_range = 0.1;
+  return config;
+}
+
+ModelConfig NewStyle() {
+  ModelConfig config = OldStyle();
+  config.norm = ops::NormKind::kRmsNorm;
+  config.activation = ops::ActivationKind::kSwiGlu;
+  config.position = PositionKind::kRotary;
+  config.parallel_block = true;
+  config.num_kv_heads = 1;
+  config.window = 9;
+  return config;
+}
+
+struct Result {
+  double loss = 0;
+  double evaluated = 0;
+  NamedValues gradients;
+  std::vector<double> logits;
+};
+
+Result TrainOnce(const ModelConfig& config, ops::Ops* ops) {
+  TestPipeline pipeline({.config = config, .micro_batch = kBatch, .seq = kSeq}, ops);
+  const std::vector<int32_t> tokens = RandomTokens(kBatch * (kSeq + 1), config.vocab_size, 8);
+  Result result;
+  result.evaluated = pipeline.Evaluate(tokens, kBatch);
+  result.logits = pipeline.Logits({tokens.begin(), tokens.begin() + 11});
+  pipeline.Forward(0, tokens, 1.0 / (kBatch * kSeq));
+  pipeline.Backward(0);
+  result.loss = pipeline.loss();
+  result.gradients = pipeline.Gradients();
+  return result;
+}
+
+// |a - b| / |b| over all tensors together.
+double RelativeDistance(const NamedValues& a, const NamedValues& b) {
+  double distance = 0, norm = 0;
+  for (const auto& [name, values] : b) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      distance += std::pow(a.at(name)[i] - values[i], 2);
+      norm += std::pow(values[i], 2);
+    }
+  }
+  return std::sqrt(distance / norm);
+}
+
+void ExpectNearReference(DType compute, double loss_tolerance, double gradient_tolerance) {
+  for (const ModelConfig& config : {OldStyle(), NewStyle()}) {
+    const Result expected = TrainOnce(config, ops::MakeReferenceOps().get());
+    const Result result = TrainOnce(config, ops::MakeCpuOps(compute, 1).get());
+    EXPECT_NEAR(result.loss, expected.loss, loss_tolerance * expected.loss);
+    EXPECT_EQ(result.evaluated, result.loss);
+    EXPECT_LE(RelativeDistance(result.gradients, expected.gradients), gradient_tolerance);
+    EXPECT_LE(RelativeDistance({{"logits", result.logits}}, {{"logits", expected.logits}}),
+              gradient_tolerance);
+  }
+}
+
+TEST(CpuPrecision, Float32IsNearTheReference) { ExpectNearReference(DType::kF32, 1e-5, 1e-4); }
+
+TEST(CpuPrecision, BFloat16IsNearTheReference) { ExpectNearReference(DType::kBF16, 2e-2, 1e-1); }
+
+TEST(CpuPrecision, TheSameInputsGiveTheSameBits) {
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    for (const int num_threads : {1, 2}) {
+      const Result first = TrainOnce(NewStyle(), ops::MakeCpuOps(compute, num_threads).get());
+      const Result second = TrainOnce(NewStyle(), ops::MakeCpuOps(compute, num_threads).get());
+      EXPECT_EQ(first.loss, second.loss);
+      EXPECT_EQ(first.gradients, second.gradients);
+      EXPECT_EQ(first.logits, second.logits);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megascale::model

@@ -1,0 +1,143 @@
+// The whole model's gradients against central finite differences of its loss, in float64.
+//
+// Tolerance: with a step of 1e-5 the differences carry a rounding error of about 1e-16 * loss (40)
+// / 1e-5 = 4e-10 and a truncation error of 1e-10 times the third derivative (below 1e3 here).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/model/test_pipeline.h"
+
+namespace megascale::model {
+namespace {
+
+using ops::ActivationKind;
+using ops::NormKind;
+
+constexpr double kStep = 1e-5;
+constexpr double kScale = 0.125;
+constexpr double kTolerance = 1e-7;  // absolute, and relative to the gradient
+
+// A model, its tokens and its gradients by hand.
+class GradientCheck {
+ public:
+  explicit GradientCheck(const ModelConfig& config)
+      : ops_(ops::MakeReferenceOps()),
+        pipeline_({.config = config}, ops_.get()),
+        tokens_(RandomTokens(2 * 7, config.vocab_size, 3)) {
+    pipeline_.Forward(0, tokens_, kScale);
+    pipeline_.Backward(0);
+    gradients_ = pipeline_.Gradients();
+  }
+
+  const NamedValues& gradients() const { return gradients_; }
+
+  // Compares the derivative along `direction` of one tensor.
+  void Check(const std::string& name, const std::vector<double>& direction) {
+    const std::vector<double>& gradient = gradients_.at(name);
+    double by_hand = 0;
+    for (size_t i = 0; i < direction.size(); ++i) by_hand += direction[i] * gradient[i];
+    const double measured =
+        (LossMoved(name, direction, kStep) - LossMoved(name, direction, -kStep)) / (2 * kStep);
+    EXPECT_NEAR(by_hand, measured, kTolerance * (1 + std::abs(measured))) << name;
+  }
+
+ private:
+  double LossMoved(const std::string& name, const std::vector<double>& direction, double step) {
+    double* const weights = pipeline_.Weights(name);
+    const std::vector<double> before(weights, weights + direction.size());
+    for (size_t i = 0; i < direction.size(); ++i) weights[i] += step * direction[i];
+    const double loss = kScale * pipeline_.Evaluate(tokens_, 2);
+    std::copy(before.begin(), before.end(), weights);
+    return loss;
+  }
+
+  std::unique_ptr<ops::Ops> ops_;
+  TestPipeline pipeline_;
+  std::vector<int32_t> tokens_;
+  NamedValues gradients_;
+};
+
+// Two directions for each tensor, with every element in them.
+void CheckDirections(const ModelConfig& config) {
+  GradientCheck check(config);
+  for (const auto& [name, gradient] : check.gradients()) {
+    for (const double frequency : {1.0, 2.3}) {
+      std::vector<double> direction(gradient.size());
+      for (size_t i = 0; i < direction.size(); ++i) direction[i] = std::cos(frequency * (i + 1));
+      check.Check(name, direction);
+    }
+  }
+}
+
+// Each element by itself.
+void CheckElements(const ModelConfig& config) {
+  GradientCheck check(config);
+  for (const auto& [name, gradient] : check.gradients()) {
+    std::vector<double> direction(gradient.size(), 0.0);
+    for (double& element : direction) {
+      element = 1;
+      check.Check(name, direction);
+      element = 0;
+    }
+  }
+}
+
+// Every combination of the options that change the mathematics.
+std::vector<ModelConfig> AllCombinations() {
+  std::vector<ModelConfig> configs;
+  for (const NormKind norm : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
+    for (const ActivationKind activation :
+         {ActivationKind::kGelu, ActivationKind::kGeluTanh, ActivationKind::kSwiGlu}) {
+      for (int bits = 0; bits < 32; ++bits) {
+        ModelConfig config = TinyConfig();
+        config.norm = norm;
+        config.activation = activation;
+        if (bits & 1) config.position = PositionKind::kRotary;
+        config.parallel_block = (bits & 2) != 0;
+        if (bits & 4) config.num_kv_heads = 1;
+        if (bits & 8) config.window = 3;
+        config.tied = (bits & 16) != 0;
+        configs.push_back(config);
+      }
+    }
+  }
+  return configs;
+}
+
+std::string Describe(const ModelConfig& config) {
+  return absl::StrCat("norm ", static_cast<int>(config.norm), ", activation ",
+                      static_cast<int>(config.activation), ", position ",
+                      static_cast<int>(config.position), ", parallel ", config.parallel_block,
+                      ", key/value heads ", config.num_kv_heads, ", window ", config.window,
+                      ", tied ", config.tied);
+}
+
+TEST(Gradient, EqualsFiniteDifferencesForEveryCombinationOfOptions) {
+  for (const ModelConfig& config : AllCombinations()) {
+    SCOPED_TRACE(Describe(config));
+    CheckDirections(config);
+  }
+}
+
+TEST(Gradient, EqualsFiniteDifferencesInEachElementOfAnOldStyleModel) {
+  CheckElements(TinyConfig());
+}
+
+TEST(Gradient, EqualsFiniteDifferencesInEachElementOfANewStyleModel) {
+  ModelConfig config = TinyConfig();
+  config.norm = NormKind::kRmsNorm;
+  config.activation = ActivationKind::kSwiGlu;
+  config.position = PositionKind::kRotary;
+  config.parallel_block = true;
+  config.num_kv_heads = 1;
+  config.window = 3;
+  config.tied = true;
+  CheckElements(config);
+}
+
+}  // namespace
+}  // namespace megascale::model

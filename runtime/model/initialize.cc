@@ -1,0 +1,82 @@
+#include "runtime/model/initialize.h"
+
+#include <cmath>
+
+#include "absl/strings/match.h"
+#include "runtime/base/check.h"
+
+namespace megascale::model {
+namespace {
+
+using tensor::DType;
+using tensor::Vector;
+
+constexpr double kTwoPi = 6.283185307179586476925286766559;
+
+// The finaliser of splitmix64: a bijection of 64 bits whose output looks random.
+// Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+uint64_t KeyOf(uint64_t seed, absl::string_view name) {
+  uint64_t key = Mix(seed);
+  for (const char c : name) key = Mix(key ^ static_cast<unsigned char>(c));
+  return key;
+}
+
+// Uniform in (0, 1], of 53 random bits; never 0, so that its logarithm exists.
+double Uniform(uint64_t key, uint64_t counter) {
+  return (static_cast<double>(Mix(key ^ Mix(counter)) >> 11) + 0.5) * 0x1p-53;
+}
+
+// Standard normal number `index` of a key's sequence. Two elements share two uniform numbers: the
+// even one takes the cosine, the odd one the sine (Box and Muller, 1958).
+double Normal(uint64_t key, uint64_t index) {
+  const uint64_t pair = index / 2 * 2;
+  const double radius = std::sqrt(-2.0 * std::log(Uniform(key, pair)));
+  const double angle = kTwoPi * Uniform(key, pair + 1);
+  return radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle));
+}
+
+void Store(const Vector& master, int64_t index, double value) {
+  const float rounded = static_cast<float>(value);
+  if (master.dtype == DType::kF64) {
+    master.as<double>()[index] = rounded;
+  } else {
+    master.as<float>()[index] = rounded;
+  }
+}
+
+// The standard deviation of a matrix's elements.
+double RangeOf(const ModelConfig& config, const Parameter& parameter) {
+  const bool writes_residual = absl::EndsWith(parameter.name, ".attn.out.weight") ||
+                               absl::EndsWith(parameter.name, ".mlp.down.weight");
+  return writes_residual
+             ? config.init_range / std::sqrt(2.0 * static_cast<double>(config.num_layers))
+             : config.init_range;
+}
+
+}  // namespace
+
+void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout, uint64_t seed,
+                          int64_t begin, const Vector& master) {
+  MEGASCALE_CHECK(master.dtype == DType::kF32 || master.dtype == DType::kF64);
+  for (int64_t i = 0; i < master.size; ++i) Store(master, i, 0.0);
+  for (const ParameterSlice& slice : layout.SlicesOf({begin, master.size})) {
+    const Parameter& parameter = layout.parameters()[slice.parameter_index];
+    const int64_t first = parameter.offset + slice.begin - begin;
+    const bool is_matrix = parameter.shape.size() > 1;
+    if (!is_matrix && absl::EndsWith(parameter.name, ".bias")) continue;
+    const uint64_t key = KeyOf(seed, parameter.name);
+    const double range = RangeOf(config, parameter);
+    for (int64_t i = 0; i < slice.count; ++i) {
+      Store(master, first + i, is_matrix ? range * Normal(key, slice.begin + i) : 1.0);
+    }
+  }
+}
+
+}  // namespace megascale::model

@@ -1,0 +1,104 @@
+#include "runtime/model/initialize.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace megascale::model {
+namespace {
+
+using tensor::DType;
+using Tensors = std::map<std::string, std::vector<float>>;
+
+constexpr uint64_t kSeed = 17;
+
+ModelConfig SmallConfig() {
+  ModelConfig config;
+  config.vocab_size = 53;
+  config.hidden_size = 24;
+  config.num_layers = 4;
+  config.num_heads = 2;
+  config.num_kv_heads = 2;
+  config.head_dim = 12;
+  config.intermediate_size = 96;
+  config.max_positions = 9;
+  return config;
+}
+
+// All parameters by name, made in `num_chunks` chunks of `num_shards` shards each.
+Tensors Initialized(const ModelConfig& config, int num_chunks, int num_shards) {
+  Tensors tensors;
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    const ChunkLayout layout(config, *MakeChunkRange(config, num_chunks, chunk));
+    for (int shard = 0; shard < num_shards; ++shard) {
+      const FlatRange range = layout.ShardRange(num_shards, shard);
+      std::vector<float> master(range.count, -1.0f);
+      InitializeParameters(config, layout, kSeed, range.begin,
+                           {master.data(), DType::kF32, range.count});
+      for (const ParameterSlice& slice : layout.SlicesOf(range)) {
+        const Parameter& parameter = layout.parameters()[slice.parameter_index];
+        const auto first = master.begin() + (parameter.offset + slice.begin - range.begin);
+        auto& values = tensors[parameter.name];
+        values.insert(values.end(), first, first + slice.count);
+      }
+    }
+  }
+  return tensors;
+}
+
+double StandardDeviation(const std::vector<float>& values) {
+  double sum = 0, squares = 0;
+  for (const double value : values) {
+    sum += value;
+    squares += value * value;
+  }
+  const double mean = sum / values.size();
+  return std::sqrt(squares / values.size() - mean * mean);
+}
+
+TEST(InitializeParameters, DoesNotDependOnChunksAndShards) {
+  const ModelConfig config = SmallConfig();
+  const Tensors whole = Initialized(config, 1, 1);
+  EXPECT_EQ(whole, Initialized(config, 1, 3));
+  EXPECT_EQ(whole, Initialized(config, 2, 1));
+  EXPECT_EQ(whole, Initialized(config, 4, 5));
+}
+
+TEST(InitializeParameters, HasTheAskedForDistribution) {
+  const Tensors tensors = Initialized(SmallConfig(), 1, 1);
+  EXPECT_NEAR(StandardDeviation(tensors.at("lm_head.weight")), 0.02, 0.001);
+  EXPECT_NEAR(StandardDeviation(tensors.at("model.layers.1.mlp.up.weight")), 0.02, 0.001);
+  const double residual = 0.02 / std::sqrt(8.0);
+  EXPECT_NEAR(StandardDeviation(tensors.at("model.layers.1.mlp.down.weight")), residual, 0.0005);
+  EXPECT_NEAR(StandardDeviation(tensors.at("model.layers.2.attn.out.weight")), residual, 0.0005);
+  EXPECT_NE(tensors.at("model.layers.0.mlp.up.weight"), tensors.at("model.layers.1.mlp.up.weight"));
+  for (const float value : tensors.at("model.layers.0.input_norm.weight")) EXPECT_EQ(value, 1.0f);
+  for (const float value : tensors.at("model.layers.0.input_norm.bias")) EXPECT_EQ(value, 0.0f);
+  for (const float value : tensors.at("model.layers.0.mlp.up.bias")) EXPECT_EQ(value, 0.0f);
+}
+
+TEST(InitializeParameters, Float64HoldsTheValuesOfFloat32AndPaddingIsZero) {
+  const ModelConfig config = SmallConfig();
+  const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
+  const int64_t padded = layout.padded_elements(7);
+  std::vector<float> single(padded, -1.0f);
+  std::vector<double> twice(padded, -1.0);
+  InitializeParameters(config, layout, kSeed, 0, {single.data(), DType::kF32, padded});
+  InitializeParameters(config, layout, kSeed, 0, {twice.data(), DType::kF64, padded});
+  for (int64_t i = 0; i < padded; ++i) ASSERT_EQ(twice[i], single[i]);
+  for (int64_t i = layout.num_elements(); i < padded; ++i) ASSERT_EQ(single[i], 0.0f);
+}
+
+// Pins the generator: a change here changes every job's weights.
+TEST(InitializeParameters, KeepsItsValues) {
+  const std::vector<float> weights = Initialized(SmallConfig(), 1, 1).at("lm_head.weight");
+  EXPECT_FLOAT_EQ(weights[0], 0.015025886f);
+  EXPECT_FLOAT_EQ(weights[1], -0.035402946f);
+  EXPECT_FLOAT_EQ(weights[1000], -0.026548279f);
+}
+
+}  // namespace
+}  // namespace megascale::model

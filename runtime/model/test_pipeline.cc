@@ -1,0 +1,196 @@
+#include "runtime/model/test_pipeline.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "runtime/base/check.h"
+#include "runtime/model/initialize.h"
+
+namespace megascale::model {
+namespace {
+
+using tensor::Arena;
+using tensor::DType;
+
+constexpr uint64_t kSeed = 5;
+
+void Copy(const Matrix& from, const Matrix& to) {
+  MEGASCALE_CHECK(from.rows == to.rows && from.stride == to.stride && from.dtype == to.dtype);
+  std::memcpy(to.data, from.data, from.rows * from.stride * SizeOf(from.dtype));
+}
+
+std::vector<double> AsDoubles(const Vector& vector) {
+  std::vector<double> values(vector.size);
+  for (int64_t i = 0; i < vector.size; ++i) {
+    switch (vector.dtype) {
+      case DType::kF64:
+        values[i] = vector.as<double>()[i];
+        break;
+      case DType::kF32:
+        values[i] = vector.as<float>()[i];
+        break;
+      case DType::kBF16:
+        values[i] = tensor::ToFloat(vector.as<tensor::BFloat16>()[i]);
+        break;
+      case DType::kI32:
+        MEGASCALE_CHECK_MSG(false, "not a number of the model");
+    }
+  }
+  return values;
+}
+
+// Initial weights, with norms and biases moved off their initial 1 and 0.
+void FillParameters(const ModelConfig& config, const ChunkLayout& layout, ops::Ops* ops,
+                    const Vector& weights) {
+  const DType accumulation = AccumulationType(ops->compute());
+  Arena arena = *Arena::Create(Arena::BytesFor(accumulation, layout.num_elements()));
+  const Vector master = arena.Allocate(accumulation, layout.num_elements());
+  InitializeParameters(config, layout, kSeed, 0, master);
+  for (const Parameter& parameter : layout.parameters()) {
+    if (parameter.shape.size() > 1) continue;
+    for (int64_t i = 0; i < parameter.size; ++i) {
+      const double shift = 0.3 * std::sin(1.0 + 7.0 * i + parameter.name.size());
+      if (accumulation == DType::kF64) {
+        master.as<double>()[parameter.offset + i] += shift;
+      } else {
+        master.as<float>()[parameter.offset + i] += static_cast<float>(shift);
+      }
+    }
+  }
+  ops->Cast(master, weights);
+}
+
+}  // namespace
+
+ModelConfig TinyConfig() {
+  ModelConfig config;
+  config.vocab_size = 13;
+  config.hidden_size = 8;
+  config.num_layers = 2;
+  config.num_heads = 2;
+  config.num_kv_heads = 2;
+  config.head_dim = 4;
+  config.intermediate_size = 12;
+  config.max_positions = 7;
+  config.init_range = 0.3;
+  return config;
+}
+
+std::vector<int32_t> RandomTokens(int64_t count, int64_t vocab_size, uint64_t seed) {
+  std::vector<int32_t> tokens(count);
+  uint64_t state = seed * 2654435761u + 12345;
+  for (int32_t& token : tokens) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    token = static_cast<int32_t>((state >> 33) % static_cast<uint64_t>(vocab_size));
+  }
+  return tokens;
+}
+
+double LargestDifference(const NamedValues& a, const NamedValues& b) {
+  MEGASCALE_CHECK(a.size() == b.size());
+  double largest = 0;
+  for (const auto& [name, values] : a) {
+    const std::vector<double>& others = b.at(name);
+    MEGASCALE_CHECK(values.size() == others.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      largest = std::max(largest, std::abs(values[i] - others[i]));
+    }
+  }
+  return largest;
+}
+
+TestPipeline::TestPipeline(const TestPipelineOptions& options, ops::Ops* ops)
+    : options_(options), ops_(*ops) {
+  const DType compute = ops->compute();
+  const DType accumulation = AccumulationType(compute);
+  size_t bytes = 0;
+  for (int i = 0; i < options.num_chunks; ++i) {
+    layouts_.emplace_back(options.config, *MakeChunkRange(options.config, options.num_chunks, i));
+    const int64_t elements = layouts_.back().num_elements();
+    bytes += Arena::BytesFor(compute, elements) + Arena::BytesFor(accumulation, elements);
+  }
+  arena_ = *Arena::Create(bytes);
+  for (int i = 0; i < options.num_chunks; ++i) {
+    const int64_t elements = layouts_[i].num_elements();
+    parameters_.push_back(
+        {arena_.Allocate(compute, elements), arena_.Allocate(accumulation, elements)});
+    FillParameters(options.config, layouts_[i], ops, parameters_[i].weights);
+    ChunkOptions chunk{.config = options.config,
+                       .range = *MakeChunkRange(options.config, options.num_chunks, i),
+                       .micro_batch = options.micro_batch,
+                       .seq = options.seq,
+                       .num_slots = options.num_slots,
+                       .compute = compute};
+    auto created = TransformerChunk::Create(chunk, ops, parameters_[i]);
+    MEGASCALE_CHECK_MSG(created.ok(), created.status().message());
+    chunks_.push_back(*std::move(created));
+  }
+}
+
+void TestPipeline::Fill(int slot, const std::vector<int32_t>& tokens) {
+  const int64_t seq = options_.seq;
+  MEGASCALE_CHECK(static_cast<int64_t>(tokens.size()) == options_.micro_batch * (seq + 1));
+  int32_t* inputs = chunks_.front()->tokens(slot).as<int32_t>();
+  int32_t* targets = chunks_.back()->targets(slot).as<int32_t>();
+  for (int64_t sample = 0; sample < options_.micro_batch; ++sample) {
+    const int32_t* row = tokens.data() + sample * (seq + 1);
+    std::copy(row, row + seq, inputs + sample * seq);
+    std::copy(row + 1, row + seq + 1, targets + sample * seq);
+  }
+}
+
+void TestPipeline::Forward(int slot, const std::vector<int32_t>& tokens, double gradient_scale) {
+  Fill(slot, tokens);
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    if (i > 0) Copy(chunks_[i - 1]->output(slot), chunks_[i]->input(slot));
+    chunks_[i]->Forward(slot, {gradient_scale, &loss_});
+  }
+}
+
+void TestPipeline::Backward(int slot) {
+  for (size_t i = chunks_.size(); i-- > 0;) {
+    if (i + 1 < chunks_.size()) Copy(chunks_[i + 1]->gradient(slot), chunks_[i]->gradient(slot));
+    chunks_[i]->Backward(slot);
+  }
+}
+
+double TestPipeline::Evaluate(const std::vector<int32_t>& tokens, int64_t batch) {
+  double loss = 0;
+  Fill(0, tokens);
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    if (i > 0) Copy(chunks_[i - 1]->output(0), chunks_[i]->input(0));
+    chunks_[i]->Evaluate(0, batch, &loss);
+  }
+  return loss;
+}
+
+std::vector<double> TestPipeline::Logits(std::vector<int32_t> tokens) {
+  MEGASCALE_CHECK(chunks_.size() == 1);
+  return AsDoubles(
+      chunks_[0]->Logits({tokens.data(), DType::kI32, static_cast<int64_t>(tokens.size())}));
+}
+
+NamedValues TestPipeline::Gradients() const {
+  NamedValues gradients;
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    const std::vector<double> flat = AsDoubles(parameters_[i].gradients);
+    for (const Parameter& parameter : layouts_[i].parameters()) {
+      const auto begin = flat.begin() + parameter.offset;
+      gradients[parameter.name].assign(begin, begin + parameter.size);
+    }
+  }
+  return gradients;
+}
+
+double* TestPipeline::Weights(const std::string& name) {
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    const int index = layouts_[i].Find(name);
+    if (index < 0) continue;
+    return parameters_[i].weights.as<double>() + layouts_[i].parameters()[index].offset;
+  }
+  MEGASCALE_CHECK_MSG(false, name);
+  return nullptr;
+}
+
+}  // namespace megascale::model

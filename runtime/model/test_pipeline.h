@@ -1,0 +1,68 @@
+// For tests: a whole model as a row of chunks in one process, with inputs that look random and are
+// the same each time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/model/transformer_chunk.h"
+#include "runtime/ops/ops.h"
+
+namespace megascale::model {
+
+// Tensors by name, as float64.
+using NamedValues = std::map<std::string, std::vector<double>>;
+
+// A small model with biases that are not zero, two layers and six positions.
+ModelConfig TinyConfig();
+
+// `count` tokens below `vocab_size`; another `seed`, other tokens.
+std::vector<int32_t> RandomTokens(int64_t count, int64_t vocab_size, uint64_t seed);
+
+// The largest |a - b| over all elements; both must hold the same tensors.
+double LargestDifference(const NamedValues& a, const NamedValues& b);
+
+struct TestPipelineOptions {
+  ModelConfig config;
+  int num_chunks = 1;
+  int64_t micro_batch = 2;
+  int64_t seq = 6;
+  int num_slots = 1;
+};
+
+class TestPipeline {
+ public:
+  // Parameters are random and depend on their names only. `ops` must outlive the object.
+  TestPipeline(const TestPipelineOptions& options, ops::Ops* ops);
+
+  // One micro-batch through all chunks; `loss` grows by its nats. Tokens: [micro_batch, seq + 1].
+  void Forward(int slot, const std::vector<int32_t>& tokens, double gradient_scale);
+  void Backward(int slot);
+  double loss() const { return loss_; }
+
+  // Nats of the first `batch` samples.
+  double Evaluate(const std::vector<int32_t>& tokens, int64_t batch);
+  // The logits behind the last token; one chunk only.
+  std::vector<double> Logits(std::vector<int32_t> tokens);
+
+  NamedValues Gradients() const;
+  // The elements of a float64 model's parameter, to be changed.
+  double* Weights(const std::string& name);
+  TransformerChunk& chunk(int index) { return *chunks_[index]; }
+
+ private:
+  void Fill(int slot, const std::vector<int32_t>& tokens);
+
+  TestPipelineOptions options_;
+  ops::Ops& ops_;
+  tensor::Arena arena_;
+  std::vector<ChunkLayout> layouts_;
+  std::vector<ChunkParameters> parameters_;
+  std::vector<std::unique_ptr<TransformerChunk>> chunks_;
+  double loss_ = 0;
+};
+
+}  // namespace megascale::model

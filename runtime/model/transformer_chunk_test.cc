@@ -1,0 +1,180 @@
+#include "runtime/model/transformer_chunk.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/model/test_pipeline.h"
+
+namespace megascale::model {
+namespace {
+
+// Differences that come from another order of float64 additions only.
+constexpr double kRounding = 1e-12;
+
+ModelConfig FourLayers() {
+  ModelConfig config = TinyConfig();
+  config.num_layers = 4;
+  return config;
+}
+
+ModelConfig NewStyle() {
+  ModelConfig config = FourLayers();
+  config.norm = ops::NormKind::kRmsNorm;
+  config.activation = ops::ActivationKind::kSwiGlu;
+  config.position = PositionKind::kRotary;
+  config.parallel_block = true;
+  config.num_kv_heads = 1;
+  config.window = 3;
+  return config;
+}
+
+struct Result {
+  double loss = 0;
+  NamedValues gradients;
+};
+
+// One step over `tokens` in micro-batches.
+Result Train(const TestPipelineOptions& options, const std::vector<int32_t>& tokens) {
+  const auto ops = ops::MakeReferenceOps();
+  TestPipeline pipeline(options, ops.get());
+  const int64_t size = options.micro_batch * (options.seq + 1);
+  for (auto begin = tokens.begin(); begin != tokens.end(); begin += size) {
+    pipeline.Forward(0, std::vector<int32_t>(begin, begin + size), 0.01);
+    pipeline.Backward(0);
+  }
+  return {pipeline.loss(), pipeline.Gradients()};
+}
+
+double LogSumExp(const std::vector<double>& logits) {
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const double logit : logits) sum += std::exp(logit - largest);
+  return largest + std::log(sum);
+}
+
+TEST(TransformerChunk, ChunksTogetherEqualTheWholeModel) {
+  for (const ModelConfig& config : {FourLayers(), NewStyle()}) {
+    const std::vector<int32_t> tokens = RandomTokens(2 * 7, config.vocab_size, 1);
+    const Result whole = Train({.config = config, .num_chunks = 1}, tokens);
+    for (const int num_chunks : {2, 4}) {
+      const Result cut = Train({.config = config, .num_chunks = num_chunks}, tokens);
+      EXPECT_NEAR(cut.loss, whole.loss, kRounding * whole.loss);
+      EXPECT_LE(LargestDifference(cut.gradients, whole.gradients), kRounding);
+    }
+  }
+}
+
+TEST(TransformerChunk, MicroBatchesAddUpToOneBigBatch) {
+  const ModelConfig config = FourLayers();
+  const std::vector<int32_t> tokens = RandomTokens(4 * 7, config.vocab_size, 2);
+  const Result big = Train({.config = config, .num_chunks = 2, .micro_batch = 4}, tokens);
+  const Result small = Train({.config = config, .num_chunks = 2, .micro_batch = 1}, tokens);
+  EXPECT_NEAR(small.loss, big.loss, kRounding * big.loss);
+  EXPECT_LE(LargestDifference(small.gradients, big.gradients), kRounding);
+}
+
+TEST(TransformerChunk, SlotsDoNotInterfere) {
+  const ModelConfig config = FourLayers();
+  const std::vector<int32_t> tokens = RandomTokens(6 * 7, config.vocab_size, 3);
+  const Result one_by_one = Train({.config = config, .num_chunks = 2}, tokens);
+
+  const auto ops = ops::MakeReferenceOps();
+  TestPipeline pipeline({.config = config, .num_chunks = 2, .num_slots = 3}, ops.get());
+  const int slots[] = {2, 0, 1};
+  for (int i = 0; i < 3; ++i) {
+    const auto begin = tokens.begin() + i * 14;
+    pipeline.Forward(slots[i], std::vector<int32_t>(begin, begin + 14), 0.01);
+  }
+  for (const int slot : slots) pipeline.Backward(slot);
+  EXPECT_EQ(pipeline.loss(), one_by_one.loss);
+  EXPECT_EQ(pipeline.Gradients(), one_by_one.gradients);
+}
+
+TEST(TransformerChunk, AWindowOfTheWholeSequenceIsFullAttention) {
+  ModelConfig config = FourLayers();
+  const std::vector<int32_t> tokens = RandomTokens(2 * 7, config.vocab_size, 4);
+  const Result full = Train({.config = config}, tokens);
+  for (const int64_t window : {6, 100}) {
+    config.window = window;
+    const Result windowed = Train({.config = config}, tokens);
+    EXPECT_EQ(windowed.loss, full.loss);
+    EXPECT_EQ(windowed.gradients, full.gradients);
+  }
+  config.window = 2;
+  EXPECT_NE(Train({.config = config}, tokens).loss, full.loss);
+}
+
+// The loss of a position is that of the logits behind its prefix: nothing sees what follows it.
+TEST(TransformerChunk, LogitsOfAPrefixAreThoseOfItsPositionInTheFullSequence) {
+  for (const ModelConfig& config : {FourLayers(), NewStyle()}) {
+    const auto ops = ops::MakeReferenceOps();
+    TestPipeline pipeline({.config = config, .micro_batch = 1}, ops.get());
+    const std::vector<int32_t> tokens = RandomTokens(7, config.vocab_size, 5);
+    double loss = 0;
+    for (int length = 1; length <= 6; ++length) {
+      const std::vector<double> logits =
+          pipeline.Logits(std::vector<int32_t>(tokens.begin(), tokens.begin() + length));
+      ASSERT_EQ(static_cast<int64_t>(logits.size()), config.vocab_size);
+      loss += LogSumExp(logits) - logits[tokens[length]];
+    }
+    EXPECT_NEAR(loss, pipeline.Evaluate(tokens, 1), kRounding * loss);
+  }
+}
+
+TEST(TransformerChunk, EvaluationIsTheTrainingLossAndLeavesGradientsAlone) {
+  const ModelConfig config = FourLayers();
+  const auto ops = ops::MakeReferenceOps();
+  TestPipeline pipeline({.config = config, .num_chunks = 2}, ops.get());
+  const std::vector<int32_t> tokens = RandomTokens(2 * 7, config.vocab_size, 6);
+  pipeline.Forward(0, tokens, 0.01);
+  pipeline.Backward(0);
+  const NamedValues gradients = pipeline.Gradients();
+  EXPECT_EQ(pipeline.Evaluate(tokens, 2), pipeline.loss());
+  EXPECT_EQ(pipeline.Gradients(), gradients);
+}
+
+TEST(TransformerChunk, EvaluatesPartOfABatch) {
+  const ModelConfig config = FourLayers();
+  const auto ops = ops::MakeReferenceOps();
+  const std::vector<int32_t> tokens = RandomTokens(2 * 7, config.vocab_size, 7);
+  TestPipeline pairs({.config = config, .num_chunks = 2}, ops.get());
+  TestPipeline singles({.config = config, .num_chunks = 2, .micro_batch = 1}, ops.get());
+  const double first = singles.Evaluate({tokens.begin(), tokens.begin() + 7}, 1);
+  EXPECT_EQ(pairs.Evaluate(tokens, 1), first);
+}
+
+TEST(TransformerChunk, PlansMemoryBySlots) {
+  ChunkOptions options{.config = FourLayers(), .seq = 6};
+  options.range = *MakeChunkRange(options.config, 2, 1);
+  const int64_t one = TransformerChunk::ActivationBytes(options);
+  options.num_slots = 2;
+  const int64_t two = TransformerChunk::ActivationBytes(options);
+  options.num_slots = 3;
+  EXPECT_EQ(TransformerChunk::ActivationBytes(options) - two, two - one);
+  EXPECT_GT(one, two - one);
+  const ChunkLayout layout(options.config, options.range);
+  EXPECT_EQ(TransformerChunk::ParameterBytes(options), layout.num_elements() * 8);
+  options.compute = tensor::DType::kBF16;
+  EXPECT_EQ(TransformerChunk::ParameterBytes(options), layout.num_elements() * 6);
+}
+
+TEST(TransformerChunk, RefusesSequencesBeyondTheLearnedPositions) {
+  const auto ops = ops::MakeReferenceOps();
+  ChunkOptions options{.config = TinyConfig(), .seq = 8, .compute = ops->compute()};
+  options.range = *MakeChunkRange(options.config, 1, 0);
+  const auto chunk = TransformerChunk::Create(options, ops.get(), {});
+  EXPECT_EQ(chunk.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(chunk.status().message()), testing::HasSubstr("at most"));
+}
+
+TEST(TransformerChunkDeathTest, BackwardNeedsItsForward) {
+  const auto ops = ops::MakeReferenceOps();
+  TestPipeline pipeline({.config = TinyConfig()}, ops.get());
+  EXPECT_DEATH(pipeline.chunk(0).Backward(0), "backward_outstanding_");
+}
+
+}  // namespace
+}  // namespace megascale::model

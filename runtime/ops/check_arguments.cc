@@ -1,0 +1,166 @@
+#include "runtime/ops/check_arguments.h"
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
+
+namespace megascale::ops {
+namespace {
+
+void CheckMatrix(absl::string_view name, const Matrix& matrix, DType dtype, int64_t rows,
+                 int64_t cols) {
+  const bool fits = matrix.dtype == dtype && matrix.rows == rows && matrix.cols == cols &&
+                    matrix.stride >= cols && (matrix.data != nullptr || rows * cols == 0);
+  if (fits) return;
+  base::CheckFailed(__FILE__, __LINE__, "the matrix fits the operator",
+                    absl::StrCat(name, " is ", tensor::Name(matrix.dtype), " [", matrix.rows, ", ",
+                                 matrix.cols, "] with stride ", matrix.stride, ", expected ",
+                                 tensor::Name(dtype), " [", rows, ", ", cols, "]"));
+}
+
+void CheckVector(absl::string_view name, const Vector& vector, DType dtype, int64_t size) {
+  const bool fits = vector.dtype == dtype && vector.size == size &&
+                    (vector.data != nullptr || size == 0);
+  if (fits) return;
+  base::CheckFailed(__FILE__, __LINE__, "the vector fits the operator",
+                    absl::StrCat(name, " is ", tensor::Name(vector.dtype), " [", vector.size,
+                                 "], expected ", tensor::Name(dtype), " [", size, "]"));
+}
+
+}  // namespace
+
+void CheckArguments(const MatMulArgs& args, DType compute) {
+  const bool a_transposed = args.transpose_a == Transpose::kYes;
+  const bool b_transposed = args.transpose_b == Transpose::kYes;
+  const int64_t m = args.c.rows, n = args.c.cols;
+  const int64_t k = a_transposed ? args.a.rows : args.a.cols;
+  CheckMatrix("a", args.a, compute, a_transposed ? k : m, a_transposed ? m : k);
+  CheckMatrix("b", args.b, compute, b_transposed ? n : k, b_transposed ? k : n);
+  const DType output =
+      args.c.dtype == compute ? compute : tensor::AccumulationType(compute);
+  CheckMatrix("c", args.c, output, m, n);
+  if (args.bias) {
+    CheckVector("bias", args.bias, compute, n);
+    MEGASCALE_CHECK_MSG(!args.accumulate, "bias and accumulate exclude each other");
+  }
+}
+
+void CheckArguments(const NormArgs& args, DType compute) {
+  const DType accumulation = tensor::AccumulationType(compute);
+  const int64_t rows = args.x.rows, cols = args.x.cols;
+  CheckMatrix("x", args.x, compute, rows, cols);
+  if (args.delta) {
+    CheckMatrix("delta", args.delta, compute, rows, cols);
+    CheckMatrix("sum", args.sum, compute, rows, cols);
+  }
+  CheckVector("weight", args.weight, compute, cols);
+  if (args.bias) CheckVector("bias", args.bias, compute, cols);
+  CheckMatrix("out", args.out, compute, rows, cols);
+  CheckVector("rstd", args.rstd, accumulation, rows);
+  if (args.kind == NormKind::kLayerNorm) CheckVector("mean", args.mean, accumulation, rows);
+}
+
+void CheckArguments(const NormBackwardArgs& args, DType compute) {
+  const DType accumulation = tensor::AccumulationType(compute);
+  const int64_t rows = args.x.rows, cols = args.x.cols;
+  CheckMatrix("x", args.x, compute, rows, cols);
+  CheckVector("weight", args.weight, compute, cols);
+  CheckVector("rstd", args.rstd, accumulation, rows);
+  if (args.kind == NormKind::kLayerNorm) CheckVector("mean", args.mean, accumulation, rows);
+  CheckMatrix("d_out", args.d_out, compute, rows, cols);
+  CheckMatrix("d_x", args.d_x, compute, rows, cols);
+  CheckVector("d_weight", args.d_weight, accumulation, cols);
+  if (args.d_bias) CheckVector("d_bias", args.d_bias, accumulation, cols);
+}
+
+void CheckArguments(const AttentionArgs& args, DType compute) {
+  MEGASCALE_CHECK(args.batch >= 0 && args.seq >= 0 && args.window >= 0);
+  MEGASCALE_CHECK(args.head_dim > 0 && args.kv_heads > 0 && args.heads % args.kv_heads == 0);
+  const int64_t rows = args.batch * args.seq;
+  CheckMatrix("q", args.q, compute, rows, args.heads * args.head_dim);
+  CheckMatrix("k", args.k, compute, rows, args.kv_heads * args.head_dim);
+  CheckMatrix("v", args.v, compute, rows, args.kv_heads * args.head_dim);
+  CheckMatrix("out", args.out, compute, rows, args.heads * args.head_dim);
+  CheckVector("log_sum_exp", args.log_sum_exp, tensor::AccumulationType(compute),
+              rows * args.heads);
+}
+
+void CheckArguments(const AttentionBackwardArgs& args, DType compute) {
+  const AttentionArgs& forward = args.forward;
+  CheckArguments(forward, compute);
+  CheckMatrix("d_out", args.d_out, compute, forward.out.rows, forward.out.cols);
+  CheckMatrix("d_q", args.d_q, compute, forward.q.rows, forward.q.cols);
+  CheckMatrix("d_k", args.d_k, compute, forward.k.rows, forward.k.cols);
+  CheckMatrix("d_v", args.d_v, compute, forward.v.rows, forward.v.cols);
+}
+
+void CheckArguments(const RotaryArgs& args, DType compute) {
+  MEGASCALE_CHECK(args.seq > 0 && args.head_dim % 2 == 0);
+  CheckMatrix("x", args.x, compute, args.x.rows, args.heads * args.head_dim);
+}
+
+void CheckArguments(const ActivationArgs& args, DType compute) {
+  const int64_t width = args.kind == ActivationKind::kSwiGlu ? 2 : 1;
+  CheckMatrix("out", args.out, compute, args.in.rows, args.out.cols);
+  CheckMatrix("in", args.in, compute, args.in.rows, args.out.cols * width);
+}
+
+void CheckArguments(const ActivationBackwardArgs& args, DType compute) {
+  const int64_t width = args.kind == ActivationKind::kSwiGlu ? 2 : 1;
+  CheckMatrix("d_out", args.d_out, compute, args.in.rows, args.d_out.cols);
+  CheckMatrix("in", args.in, compute, args.in.rows, args.d_out.cols * width);
+  CheckMatrix("d_in", args.d_in, compute, args.in.rows, args.in.cols);
+}
+
+void CheckArguments(const EmbeddingArgs& args, DType compute) {
+  const int64_t rows = args.tokens.size, cols = args.out.cols;
+  CheckVector("tokens", args.tokens, DType::kI32, rows);
+  CheckMatrix("token_weight", args.token_weight, compute, args.token_weight.rows, cols);
+  CheckMatrix("out", args.out, compute, rows, cols);
+  if (args.position_weight) {
+    MEGASCALE_CHECK(args.seq > 0 && args.seq <= args.position_weight.rows);
+    CheckMatrix("position_weight", args.position_weight, compute, args.position_weight.rows, cols);
+  }
+}
+
+void CheckArguments(const EmbeddingBackwardArgs& args, DType compute) {
+  const DType accumulation = tensor::AccumulationType(compute);
+  const int64_t rows = args.tokens.size, cols = args.d_out.cols;
+  CheckVector("tokens", args.tokens, DType::kI32, rows);
+  CheckMatrix("d_out", args.d_out, compute, rows, cols);
+  CheckMatrix("d_token_weight", args.d_token_weight, accumulation, args.d_token_weight.rows, cols);
+  if (args.d_position_weight) {
+    MEGASCALE_CHECK(args.seq > 0 && args.seq <= args.d_position_weight.rows);
+    CheckMatrix("d_position_weight", args.d_position_weight, accumulation,
+                args.d_position_weight.rows, cols);
+  }
+}
+
+void CheckArguments(const CrossEntropyArgs& args, DType compute) {
+  CheckMatrix("logits", args.logits, compute, args.targets.size, args.logits.cols);
+  CheckVector("targets", args.targets, DType::kI32, args.targets.size);
+  MEGASCALE_CHECK(args.loss_sum != nullptr);
+}
+
+void CheckArguments(const AdamWArgs& args, DType compute) {
+  const DType accumulation = tensor::AccumulationType(compute);
+  const int64_t size = args.master.size;
+  CheckVector("master", args.master, accumulation, size);
+  CheckVector("exp_avg", args.exp_avg, accumulation, size);
+  CheckVector("exp_avg_sq", args.exp_avg_sq, accumulation, size);
+  CheckVector("grad", args.grad, accumulation, size);
+  if (args.compute_copy) CheckVector("compute_copy", args.compute_copy, compute, size);
+  MEGASCALE_CHECK(args.step >= 1);
+}
+
+void CheckColumnSums(const Matrix& x, const Vector& out, DType compute) {
+  CheckMatrix("x", x, compute, x.rows, x.cols);
+  CheckVector("out", out, tensor::AccumulationType(compute), x.cols);
+}
+
+void CheckAdd(const Matrix& a, const Matrix& b, const Matrix& out, DType compute) {
+  CheckMatrix("a", a, compute, out.rows, out.cols);
+  CheckMatrix("b", b, compute, out.rows, out.cols);
+  CheckMatrix("out", out, compute, out.rows, out.cols);
+}
+
+}  // namespace megascale::ops

@@ -1,0 +1,23 @@
+// What every implementation of Ops requires of its arguments, said once. A breach is a bug: CHECK.
+#pragma once
+
+#include "runtime/ops/ops.h"
+
+namespace megascale::ops {
+
+void CheckArguments(const MatMulArgs& args, DType compute);
+void CheckArguments(const NormArgs& args, DType compute);
+void CheckArguments(const NormBackwardArgs& args, DType compute);
+void CheckArguments(const AttentionArgs& args, DType compute);
+void CheckArguments(const AttentionBackwardArgs& args, DType compute);
+void CheckArguments(const RotaryArgs& args, DType compute);
+void CheckArguments(const ActivationArgs& args, DType compute);
+void CheckArguments(const ActivationBackwardArgs& args, DType compute);
+void CheckArguments(const EmbeddingArgs& args, DType compute);
+void CheckArguments(const EmbeddingBackwardArgs& args, DType compute);
+void CheckArguments(const CrossEntropyArgs& args, DType compute);
+void CheckArguments(const AdamWArgs& args, DType compute);
+void CheckColumnSums(const Matrix& x, const Vector& out, DType compute);
+void CheckAdd(const Matrix& a, const Matrix& b, const Matrix& out, DType compute);
+
+}  // namespace megascale::ops

@@ -1,0 +1,533 @@
+// Causal attention in the manner of FlashAttention: scores live in tiles that fit the cache, softmax
+// is computed on the way, and backward computes the scores again from the log-sum-exp that forward
+// kept. Source: Dao, 2023, FlashAttention-2, algorithms 1 and 2.
+//
+// Work is shared by (batch, key/value head). Of one such pair, keys and values are copied once into
+// fp32 scratch of the shape that the products want; all products are then
+//   c[rows, cols] (+)= sum over steps of a(row, step) * b[step, cols]
+// with 8 rows of c, a read one scalar at a time and b in whole vectors.
+// Legend: P keys in a panel (32), S padded sequence, D head size, E padded head size.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "runtime/ops/cpu_attention.cc"
+#include "runtime/ops/cpu_targets.h"
+// The order of these is Highway's: the first compiles this file once per instruction set.
+// clang-format off
+#include "hwy/foreach_target.h"
+#include "runtime/ops/cpu_kernels.h"
+#include "runtime/ops/cpu_vectors-inl.h"
+// clang-format on
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#ifndef MEGASCALE_RUNTIME_OPS_CPU_ATTENTION_SIZES_
+#define MEGASCALE_RUNTIME_OPS_CPU_ATTENTION_SIZES_
+namespace megascale::ops::cpu {
+
+// Columns of b that lie together: two vectors of AVX-512.
+constexpr int64_t kPanel = 32;
+// Rows of c that one product makes.
+constexpr int64_t kGroup = 8;
+// Forward keeps scores of kGroup x kForwardKeys, backward of kQueryBlock x kBackwardKeys: half the
+// first cache with what they are multiplied by.
+constexpr int64_t kForwardKeys = 512;
+constexpr int64_t kQueryBlock = 32;
+constexpr int64_t kBackwardKeys = 128;
+
+constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+constexpr int64_t RoundDown(int64_t value, int64_t multiple) { return value / multiple * multiple; }
+
+// The first key that the query at `position` sees.
+inline int64_t FirstKey(const AttentionArgs& args, int64_t position) {
+  return args.window > 0 ? std::max<int64_t>(0, position - args.window + 1) : 0;
+}
+
+// What one (batch, key/value head) pair needs in forward, laid out in the caller's scratch.
+struct ForwardScratch {
+  ForwardScratch(const AttentionArgs& args, float* begin)
+      : seq(RoundUp(args.seq, kPanel)), width(RoundUp(args.head_dim, kPanel)) {
+    keys = begin;
+    values = keys + seq * args.head_dim;
+    query = values + seq * width;
+    out = query + kGroup * width;
+    scores = out + kGroup * width;
+  }
+  static int64_t Size(const AttentionArgs& args) {
+    const int64_t width = RoundUp(args.head_dim, kPanel);
+    return RoundUp(args.seq, kPanel) * (args.head_dim + width) +
+           kGroup * (2 * width + kForwardKeys);
+  }
+  int64_t seq, width;
+  float* keys;    // [S / P, D, P]
+  float* values;  // [S, E]
+  float* query;   // [kGroup, E], scaled
+  float* out;     // [kGroup, E]
+  float* scores;  // [kGroup, kForwardKeys]
+};
+
+struct BackwardScratch {
+  BackwardScratch(const AttentionArgs& args, float* begin)
+      : seq(RoundUp(args.seq, kPanel)), width(RoundUp(args.head_dim, kPanel)) {
+    key_panels = begin;
+    value_panels = key_panels + seq * args.head_dim;
+    keys = value_panels + seq * args.head_dim;
+    d_keys = keys + seq * width;
+    d_values = d_keys + seq * width;
+    query = d_values + seq * width;
+    d_out = query + kQueryBlock * width;
+    d_query = d_out + kQueryBlock * width;
+    delta = d_query + kQueryBlock * width;
+    weights = delta + kQueryBlock;
+    d_scores = weights + kQueryBlock * kBackwardKeys;
+  }
+  static int64_t Size(const AttentionArgs& args) {
+    const int64_t width = RoundUp(args.head_dim, kPanel);
+    return RoundUp(args.seq, kPanel) * (2 * args.head_dim + 3 * width) +
+           kQueryBlock * (3 * width + 1 + 2 * kBackwardKeys);
+  }
+  int64_t seq, width;
+  float* key_panels;    // [S / P, D, P]
+  float* value_panels;  // [S / P, D, P]
+  float* keys;          // [S, E]
+  float* d_keys;        // [S, E]
+  float* d_values;      // [S, E]
+  float* query;         // [kQueryBlock, E], scaled
+  float* d_out;         // [kQueryBlock, E]
+  float* d_query;       // [kQueryBlock, E]
+  float* delta;         // [kQueryBlock]: d_out . out
+  float* weights;       // [kQueryBlock, kBackwardKeys]: softmax
+  float* d_scores;      // [kQueryBlock, kBackwardKeys]
+};
+
+}  // namespace megascale::ops::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace megascale::ops::cpu::HWY_NAMESPACE {
+
+// Rows whose sums fit the registers: 32 of them with AVX-512, 16 before.
+constexpr int64_t kTileRows = kLanes >= 16 ? 8 : 4;
+
+// a(row, step) = data[row * row_stride + step * step_stride].
+struct Scalars {
+  const float* data;
+  int64_t row_stride;
+  int64_t step_stride;
+};
+struct Steps {
+  const float* b;  // [count, cols]
+  int64_t stride;
+  int64_t count;
+};
+struct Result {
+  float* c;  // [kGroup, cols]
+  int64_t stride;
+  int64_t cols;  // a multiple of kPanel
+  bool accumulate;
+};
+
+// kTileRows rows and two vectors of a product.
+HWY_INLINE void MultiplyTile(const Scalars& a, const Steps& steps, float* c, int64_t stride,
+                             bool accumulate) {
+  const FloatTag tag;
+  Floats low[kTileRows], high[kTileRows];
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kTileRows; ++r) {
+    low[r] = accumulate ? hn::LoadU(tag, c + r * stride) : Zero();
+    high[r] = accumulate ? hn::LoadU(tag, c + r * stride + kLanes) : Zero();
+  }
+  const float* scalar = a.data;
+  const float* b = steps.b;
+  for (int64_t k = 0; k < steps.count; ++k, scalar += a.step_stride, b += steps.stride) {
+    const Floats b_low = hn::LoadU(tag, b), b_high = hn::LoadU(tag, b + kLanes);
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kTileRows; ++r) {
+      const Floats factor = hn::Set(tag, scalar[r * a.row_stride]);
+      low[r] = hn::MulAdd(factor, b_low, low[r]);
+      high[r] = hn::MulAdd(factor, b_high, high[r]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kTileRows; ++r) {
+    hn::StoreU(low[r], tag, c + r * stride);
+    hn::StoreU(high[r], tag, c + r * stride + kLanes);
+  }
+}
+
+// kGroup rows of a product.
+HWY_INLINE void MultiplyGroup(const Scalars& a, const Steps& steps, const Result& result) {
+  for (int64_t r = 0; r < kGroup; r += kTileRows) {
+    const Scalars rows{a.data + r * a.row_stride, a.row_stride, a.step_stride};
+    for (int64_t col = 0; col < result.cols; col += 2 * kLanes) {
+      MultiplyTile(rows, {steps.b + col, steps.stride, steps.count},
+                   result.c + r * result.stride + col, result.stride, result.accumulate);
+    }
+  }
+}
+
+// One head's columns of a packed matrix, from the row of position 0 on.
+template <typename T>
+struct Head {
+  Head(const Matrix& matrix, int64_t first_row, int64_t head, int64_t head_dim)
+      : data(matrix.as<T>() + first_row * matrix.stride + head * head_dim),
+        stride(matrix.stride) {}
+  HWY_INLINE T* row(int64_t position) const { return data + position * stride; }
+  T* data;
+  int64_t stride;
+};
+
+// Writes `count` rows from `first` on, times `scale`, to `to` [padded, width], zeros elsewhere.
+template <typename T>
+void CopyRows(const Head<T>& from, Range rows, int64_t head_dim, float scale, float* to,
+              int64_t padded, int64_t width) {
+  const Floats scales = Splat(scale);
+  for (int64_t r = 0; r < padded; ++r) {
+    float* out = to + r * width;
+    std::fill(out, out + width, 0.0f);
+    if (r >= rows.size()) continue;
+    const T* in = from.row(rows.begin + r);
+    ForEachVector(0, head_dim, [&](int64_t d, auto lanes) HWY_ATTR {
+      Store(hn::Mul(Load(in + d, lanes), scales), out + d, lanes);
+    });
+  }
+}
+
+// Writes all rows to `panels` [S / P, D, P], zeros behind the end of the sequence.
+template <typename T>
+void CopyPanels(const Head<T>& from, int64_t seq, int64_t head_dim, float* panels) {
+  for (int64_t first = 0; first < seq; first += kPanel, panels += kPanel * head_dim) {
+    const int64_t count = std::min(kPanel, seq - first);
+    if (count < kPanel) std::fill(panels, panels + kPanel * head_dim, 0.0f);
+    for (int64_t key = 0; key < count; ++key) {
+      const T* in = from.row(first + key);
+      for (int64_t d = 0; d < head_dim; ++d) {
+        if constexpr (sizeof(T) == sizeof(float)) {
+          panels[d * kPanel + key] = in[d];
+        } else {
+          const uint32_t bits = static_cast<uint32_t>(in[d].bits) << 16;
+          std::memcpy(&panels[d * kPanel + key], &bits, sizeof(bits));
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
+void WriteRows(const float* from, int64_t width, float scale, const Head<T>& to, Range rows,
+               int64_t head_dim) {
+  const Floats scales = Splat(scale);
+  for (int64_t r = 0; r < rows.size(); ++r) {
+    T* out = to.row(rows.begin + r);
+    ForEachVector(0, head_dim, [&](int64_t d, auto lanes) HWY_ATTR {
+      Store(hn::Mul(Load(from + r * width + d, lanes), scales), out + d, lanes);
+    });
+  }
+}
+
+// Calls body(col, inside) for the vectors of [0, cols): `inside` is the mask of the columns that lie
+// in `seen`; outside(col) for vectors without any.
+template <typename Body, typename Outside>
+HWY_INLINE void ForEachSeen(int64_t cols, Range seen, Body body, Outside outside) {
+  const IntTag tag;
+  const auto begin = hn::Set(tag, static_cast<int32_t>(seen.begin));
+  const auto last = hn::Set(tag, static_cast<int32_t>(seen.end - 1));
+  for (int64_t col = 0; col < cols; col += kLanes) {
+    if (col + kLanes <= seen.begin || col >= seen.end) {
+      outside(col);
+      continue;
+    }
+    const auto index = hn::Iota(tag, static_cast<int32_t>(col));
+    const auto within = hn::Not(hn::Or(hn::Lt(index, begin), hn::Gt(index, last)));
+    body(col, hn::RebindMask(FloatTag(), within));
+  }
+}
+
+// Running softmax of one query row over the chunks of its keys.
+struct SoftmaxRow {
+  float max = -std::numeric_limits<float>::infinity();
+  float sum = 0;
+};
+
+// Turns `scores` [cols] into exp(score - max) in `seen` and 0 elsewhere; rescales `out` [width] when
+// the maximum grows.
+HWY_INLINE void AddChunk(float* scores, int64_t cols, Range seen, SoftmaxRow& row, float* out,
+                         int64_t width) {
+  const FloatTag tag;
+  const Floats lowest = Splat(-std::numeric_limits<float>::infinity());
+  const auto zero = [&](int64_t col) HWY_ATTR { hn::StoreU(Zero(), tag, scores + col); };
+  if (seen.size() <= 0) {
+    for (int64_t col = 0; col < cols; col += kLanes) zero(col);
+    return;
+  }
+  Floats greatest = lowest;
+  ForEachSeen(
+      cols, seen,
+      [&](int64_t col, auto inside) HWY_ATTR {
+        const Floats score = hn::IfThenElse(inside, hn::LoadU(tag, scores + col), lowest);
+        greatest = hn::Max(greatest, score);
+        hn::StoreU(score, tag, scores + col);
+      },
+      zero);
+  const float max = std::max(row.max, Max(greatest));
+  const Floats maxima = Splat(max);
+  Floats sums = Zero();
+  for (int64_t col = RoundDown(seen.begin, kLanes); col < seen.end; col += kLanes) {
+    const Floats weight = Exp(hn::Sub(hn::LoadU(tag, scores + col), maxima));
+    sums = hn::Add(sums, weight);
+    hn::StoreU(weight, tag, scores + col);
+  }
+  if (row.sum > 0 && max > row.max) {
+    const Floats shrink = Exp(Splat(row.max - max));
+    row.sum *= hn::GetLane(shrink);
+    for (int64_t d = 0; d < width; d += kLanes) {
+      hn::StoreU(hn::Mul(hn::LoadU(tag, out + d), shrink), tag, out + d);
+    }
+  }
+  row.max = max;
+  row.sum += Sum(sums);
+}
+
+// The keys that `position` sees, counted from `first` and cut to [0, cols).
+HWY_INLINE Range SeenKeys(const AttentionArgs& args, int64_t position, int64_t first,
+                          int64_t cols) {
+  return {std::max<int64_t>(0, FirstKey(args, position) - first),
+          std::min(cols, position + 1 - first)};
+}
+
+// Queries [first, first + kGroup) against all keys that they see; the results go to scratch.out.
+HWY_INLINE void AttendGroup(const AttentionArgs& args, int64_t first, const ForwardScratch& scratch,
+                            SoftmaxRow* rows) {
+  const int64_t end_query = std::min(first + kGroup, args.seq);
+  const int64_t first_key = RoundDown(FirstKey(args, first), kPanel);
+  for (int64_t begin = first_key; begin < end_query; begin += kForwardKeys) {
+    const int64_t end = std::min(begin + kForwardKeys, end_query);
+    const int64_t cols = RoundUp(end - begin, kPanel);
+    for (int64_t col = 0; col < cols; col += kPanel) {
+      MultiplyGroup({scratch.query, scratch.width, 1},
+                    {scratch.keys + (begin + col) * args.head_dim, kPanel, args.head_dim},
+                    {scratch.scores + col, kForwardKeys, kPanel, false});
+    }
+    for (int64_t t = first; t < end_query; ++t) {
+      const int64_t r = t - first;
+      AddChunk(scratch.scores + r * kForwardKeys, cols, SeenKeys(args, t, begin, cols), rows[r],
+               scratch.out + r * scratch.width, scratch.width);
+    }
+    MultiplyGroup({scratch.scores, kForwardKeys, 1},
+                  {scratch.values + begin * scratch.width, scratch.width, end - begin},
+                  {scratch.out, scratch.width, scratch.width, begin != first_key});
+  }
+}
+
+template <typename T>
+void AttentionOf(const AttentionArgs& args, float* memory, Range groups) {
+  const ForwardScratch scratch(args, memory);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(args.head_dim));
+  const int64_t heads_per_group = args.heads / args.kv_heads;
+  for (int64_t g = groups.begin; g < groups.end; ++g) {
+    const int64_t b = g / args.kv_heads, kv_head = g % args.kv_heads, first_row = b * args.seq;
+    const Head<T> keys(args.k, first_row, kv_head, args.head_dim);
+    const Head<T> values(args.v, first_row, kv_head, args.head_dim);
+    CopyPanels(keys, args.seq, args.head_dim, scratch.keys);
+    CopyRows(values, {0, args.seq}, args.head_dim, 1, scratch.values, scratch.seq, scratch.width);
+    for (int64_t i = 0; i < heads_per_group; ++i) {
+      const int64_t h = kv_head * heads_per_group + i;
+      const Head<T> query(args.q, first_row, h, args.head_dim);
+      const Head<T> out(args.out, first_row, h, args.head_dim);
+      float* log_sum_exp = args.log_sum_exp.as<float>() + (b * args.heads + h) * args.seq;
+      for (int64_t first = 0; first < args.seq; first += kGroup) {
+        const Range positions{first, std::min(first + kGroup, args.seq)};
+        SoftmaxRow rows[kGroup];
+        CopyRows(query, positions, args.head_dim, scale, scratch.query, kGroup, scratch.width);
+        AttendGroup(args, first, scratch, rows);
+        for (int64_t t = positions.begin; t < positions.end; ++t) {
+          const SoftmaxRow& row = rows[t - first];
+          log_sum_exp[t] = row.max + std::log(row.sum);
+          WriteRows(scratch.out + (t - first) * scratch.width, scratch.width, 1 / row.sum, out,
+                    {t, t + 1}, args.head_dim);
+        }
+      }
+    }
+  }
+}
+
+// Where a block of queries stands, and what forward left about it.
+struct QueryBlock {
+  Range positions;
+  const float* log_sum_exp;  // by position
+};
+
+// Makes `weights` and `d_scores` of kGroup rows and `cols` keys from `first_key` on, of which the
+// scores and their products with values are in place.
+HWY_INLINE void WeighGroup(const AttentionArgs& args, const BackwardScratch& scratch,
+                           const QueryBlock& block, int64_t first_row, Range keys) {
+  const FloatTag tag;
+  for (int64_t r = first_row; r < first_row + kGroup; ++r) {
+    float* weights = scratch.weights + r * kBackwardKeys;
+    float* d_scores = scratch.d_scores + r * kBackwardKeys;
+    const int64_t position = block.positions.begin + r;
+    Range seen = SeenKeys(args, position, keys.begin, keys.size());
+    if (position >= block.positions.end) seen = {0, 0};
+    const auto zero = [&](int64_t col) HWY_ATTR {
+      hn::StoreU(Zero(), tag, weights + col);
+      hn::StoreU(Zero(), tag, d_scores + col);
+    };
+    const Floats delta = Splat(scratch.delta[r]);
+    const Floats log_sum_exp = Splat(seen.size() > 0 ? block.log_sum_exp[position] : 0);
+    ForEachSeen(
+        keys.size(), seen,
+        [&](int64_t col, auto inside) HWY_ATTR {
+          const Floats power = Exp(hn::Sub(hn::LoadU(tag, weights + col), log_sum_exp));
+          const Floats weight = hn::IfThenElseZero(inside, power);
+          const Floats d_weight = hn::LoadU(tag, d_scores + col);
+          hn::StoreU(weight, tag, weights + col);
+          hn::StoreU(hn::Mul(weight, hn::Sub(d_weight, delta)), tag, d_scores + col);
+        },
+        zero);
+  }
+}
+
+// The contributions of one block of queries and at most kBackwardKeys keys from `chunk.begin` on.
+HWY_INLINE void BackwardChunk(const AttentionArgs& args, const BackwardScratch& scratch,
+                              const QueryBlock& block, Range chunk) {
+  const int64_t head_dim = args.head_dim, width = scratch.width;
+  for (int64_t r = 0; r < block.positions.size(); r += kGroup) {
+    const int64_t position = block.positions.begin + r;
+    // The panels that some row of the group sees; others are neither made nor read.
+    const int64_t begin =
+        std::max(chunk.begin, RoundDown(FirstKey(args, position), kPanel));
+    const int64_t end = std::min({chunk.end, position + kGroup, args.seq});
+    if (begin >= end) continue;
+    const int64_t offset = r * kBackwardKeys + begin - chunk.begin;
+    const int64_t cols = RoundUp(end - begin, kPanel);
+    for (int64_t col = 0; col < cols; col += kPanel) {
+      const int64_t panel = (begin + col) * head_dim;
+      MultiplyGroup({scratch.query + r * width, width, 1},
+                    {scratch.key_panels + panel, kPanel, head_dim},
+                    {scratch.weights + offset + col, kBackwardKeys, kPanel, false});
+      MultiplyGroup({scratch.d_out + r * width, width, 1},
+                    {scratch.value_panels + panel, kPanel, head_dim},
+                    {scratch.d_scores + offset + col, kBackwardKeys, kPanel, false});
+    }
+    BackwardScratch shifted = scratch;
+    shifted.weights += begin - chunk.begin;
+    shifted.d_scores += begin - chunk.begin;
+    WeighGroup(args, shifted, block, r, {begin, begin + cols});
+    MultiplyGroup({scratch.d_scores + offset, kBackwardKeys, 1},
+                  {scratch.keys + begin * width, width, end - begin},
+                  {scratch.d_query + r * width, width, width, true});
+  }
+  for (int64_t key = chunk.begin; key < chunk.end; key += kGroup) {
+    // The queries of the block that see some key of the group.
+    const int64_t begin = std::max<int64_t>(0, key - block.positions.begin);
+    int64_t end = block.positions.size();
+    if (args.window > 0) {
+      end = std::min(end, key + kGroup + args.window - 1 - block.positions.begin);
+    }
+    if (begin >= end) continue;
+    const int64_t offset = begin * kBackwardKeys + key - chunk.begin;
+    MultiplyGroup({scratch.weights + offset, 1, kBackwardKeys},
+                  {scratch.d_out + begin * width, width, end - begin},
+                  {scratch.d_values + key * width, width, width, true});
+    MultiplyGroup({scratch.d_scores + offset, 1, kBackwardKeys},
+                  {scratch.query + begin * width, width, end - begin},
+                  {scratch.d_keys + key * width, width, width, true});
+  }
+}
+
+template <typename T>
+void BackwardHead(const AttentionBackwardArgs& args, const BackwardScratch& scratch,
+                  int64_t batch, int64_t head) {
+  const AttentionArgs& forward = args.forward;
+  const int64_t head_dim = forward.head_dim, width = scratch.width;
+  const int64_t first_row = batch * forward.seq;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  const Head<T> query(forward.q, first_row, head, head_dim);
+  const Head<T> out(forward.out, first_row, head, head_dim);
+  const Head<T> d_out(args.d_out, first_row, head, head_dim);
+  const Head<T> d_query(args.d_q, first_row, head, head_dim);
+  const float* log_sum_exp =
+      forward.log_sum_exp.as<float>() + (batch * forward.heads + head) * forward.seq;
+  for (int64_t first = 0; first < forward.seq; first += kQueryBlock) {
+    const Range positions{first, std::min(first + kQueryBlock, forward.seq)};
+    CopyRows(query, positions, head_dim, scale, scratch.query, kQueryBlock, width);
+    CopyRows(d_out, positions, head_dim, 1, scratch.d_out, kQueryBlock, width);
+    std::fill(scratch.d_query, scratch.d_query + kQueryBlock * width, 0.0f);
+    for (int64_t r = 0; r < positions.size(); ++r) {
+      const T* out_row = out.row(first + r);
+      Floats delta = Zero();
+      ForEachVector(0, head_dim, [&](int64_t d, auto lanes) HWY_ATTR {
+        delta = hn::MulAdd(Load(out_row + d, lanes),
+                           Load(scratch.d_out + r * width + d, lanes), delta);
+      });
+      scratch.delta[r] = Sum(delta);
+    }
+    const int64_t first_key = RoundDown(FirstKey(forward, first), kPanel);
+    for (int64_t begin = first_key; begin < positions.end; begin += kBackwardKeys) {
+      const int64_t end = std::min(begin + kBackwardKeys, positions.end);
+      BackwardChunk(forward, scratch, {positions, log_sum_exp}, {begin, end});
+    }
+    WriteRows(scratch.d_query, width, scale, d_query, positions, head_dim);
+  }
+}
+
+template <typename T>
+void AttentionBackwardOf(const AttentionBackwardArgs& args, float* memory, Range groups) {
+  const AttentionArgs& forward = args.forward;
+  const BackwardScratch scratch(forward, memory);
+  const int64_t head_dim = forward.head_dim;
+  const int64_t heads_per_group = forward.heads / forward.kv_heads;
+  for (int64_t g = groups.begin; g < groups.end; ++g) {
+    const int64_t b = g / forward.kv_heads, kv_head = g % forward.kv_heads;
+    const int64_t first_row = b * forward.seq;
+    const Range all{0, forward.seq};
+    const Head<T> keys(forward.k, first_row, kv_head, head_dim);
+    const Head<T> values(forward.v, first_row, kv_head, head_dim);
+    CopyPanels(keys, forward.seq, head_dim, scratch.key_panels);
+    CopyPanels(values, forward.seq, head_dim, scratch.value_panels);
+    CopyRows(keys, all, head_dim, 1, scratch.keys, scratch.seq, scratch.width);
+    std::fill(scratch.d_keys, scratch.d_keys + scratch.seq * scratch.width, 0.0f);
+    std::fill(scratch.d_values, scratch.d_values + scratch.seq * scratch.width, 0.0f);
+    for (int64_t i = 0; i < heads_per_group; ++i) {
+      BackwardHead<T>(args, scratch, b, kv_head * heads_per_group + i);
+    }
+    WriteRows(scratch.d_keys, scratch.width, 1, Head<T>(args.d_k, first_row, kv_head, head_dim),
+              all, head_dim);
+    WriteRows(scratch.d_values, scratch.width, 1, Head<T>(args.d_v, first_row, kv_head, head_dim),
+              all, head_dim);
+  }
+}
+
+void AttentionEntry(const AttentionArgs& args, float* scratch, Range groups) {
+  args.q.dtype == DType::kF32 ? AttentionOf<float>(args, scratch, groups)
+                              : AttentionOf<BFloat16>(args, scratch, groups);
+}
+void AttentionBackwardEntry(const AttentionBackwardArgs& args, float* scratch, Range groups) {
+  args.d_out.dtype == DType::kF32 ? AttentionBackwardOf<float>(args, scratch, groups)
+                                  : AttentionBackwardOf<BFloat16>(args, scratch, groups);
+}
+
+}  // namespace megascale::ops::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace megascale::ops::cpu {
+
+HWY_EXPORT(AttentionEntry);
+HWY_EXPORT(AttentionBackwardEntry);
+
+int64_t AttentionScratchSize(const AttentionArgs& args) { return ForwardScratch::Size(args); }
+int64_t AttentionBackwardScratchSize(const AttentionArgs& args) {
+  return BackwardScratch::Size(args);
+}
+
+void Attention(const AttentionArgs& args, float* scratch, Range groups) {
+  HWY_DYNAMIC_DISPATCH(AttentionEntry)(args, scratch, groups);
+}
+void AttentionBackward(const AttentionBackwardArgs& args, float* scratch, Range groups) {
+  HWY_DYNAMIC_DISPATCH(AttentionBackwardEntry)(args, scratch, groups);
+}
+
+}  // namespace megascale::ops::cpu
+#endif

@@ -1,0 +1,272 @@
+// Kernels in which each element stands for itself: sums, activations, conversions, AdamW.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "runtime/ops/cpu_elements.cc"
+#include "runtime/ops/cpu_targets.h"
+// The order of these two is Highway's: the first compiles this file once per instruction set.
+#include "hwy/foreach_target.h"
+// clang-format off
+#include "runtime/ops/cpu_kernels.h"
+#include "runtime/ops/cpu_vectors-inl.h"
+// clang-format on
+#include <cmath>
+
+HWY_BEFORE_NAMESPACE();
+namespace megascale::ops::cpu::HWY_NAMESPACE {
+
+struct ValueAndSlope {
+  Floats value;
+  Floats slope;
+};
+
+// Half of erfc(|x| / sqrt 2), the Gaussian's mass beyond |x|, given e^(-x^2/2); the error is below
+// 1e-7, absolute. Source: Abramowitz and Stegun, 7.1.26.
+HWY_INLINE Floats GaussianTail(Floats magnitude, Floats exponential) {
+  const Floats t =
+      hn::Div(Splat(1), hn::MulAdd(magnitude, Splat(0.3275911 * M_SQRT1_2), Splat(1)));
+  Floats polynomial = Splat(0.5 * 1.061405429);
+  polynomial = hn::MulAdd(polynomial, t, Splat(0.5 * -1.453152027));
+  polynomial = hn::MulAdd(polynomial, t, Splat(0.5 * 1.421413741));
+  polynomial = hn::MulAdd(polynomial, t, Splat(0.5 * -0.284496736));
+  polynomial = hn::MulAdd(polynomial, t, Splat(0.5 * 0.254829592));
+  return hn::Mul(hn::Mul(polynomial, t), exponential);
+}
+
+struct Gelu {
+  static HWY_INLINE ValueAndSlope Get(Floats x) {
+    const Floats exponential = Exp(hn::Mul(hn::Mul(x, x), Splat(-0.5)));
+    const Floats tail = GaussianTail(hn::Abs(x), exponential);
+    const Floats mass = hn::IfThenElse(hn::Lt(x, Zero()), tail, hn::Sub(Splat(1), tail));
+    const Floats density = hn::Mul(exponential, Splat(0.3989422804014327));
+    return {hn::Mul(x, mass), hn::MulAdd(x, density, mass)};
+  }
+};
+
+// (1 + tanh y) / 2 is the logistic function of 2y.
+struct GeluTanh {
+  static HWY_INLINE ValueAndSlope Get(Floats x) {
+    const double scale = 2 * 0.7978845608028654;  // 2 sqrt(2 / pi)
+    const Floats square = hn::Mul(x, x);
+    const Floats inner = hn::Mul(x, hn::MulAdd(square, Splat(scale * 0.044715), Splat(scale)));
+    const Floats inner_slope = hn::MulAdd(square, Splat(3 * scale * 0.044715), Splat(scale));
+    const Floats mass = Sigmoid(inner);
+    const Floats value = hn::Mul(x, mass);
+    return {value, hn::MulAdd(hn::NegMulAdd(value, mass, value), inner_slope, mass)};
+  }
+};
+
+struct Silu {
+  static HWY_INLINE ValueAndSlope Get(Floats x) {
+    const Floats sigmoid = Sigmoid(x);
+    const Floats value = hn::Mul(x, sigmoid);
+    return {value, hn::MulAdd(value, hn::Sub(Splat(1), sigmoid), sigmoid)};
+  }
+};
+
+template <typename T, typename Function>
+void MapRows(const ActivationArgs& args, Range rows) {
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const T* in = args.in.as<T>() + n * args.in.stride;
+    T* out = args.out.as<T>() + n * args.out.stride;
+    ForEachVector(0, args.out.cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      Store(Function::Get(Load(in + c, lanes)).value, out + c, lanes);
+    });
+  }
+}
+
+template <typename T>
+void SwiGluRows(const ActivationArgs& args, Range rows) {
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const T* gate = args.in.as<T>() + n * args.in.stride;
+    const T* up = gate + args.out.cols;
+    T* out = args.out.as<T>() + n * args.out.stride;
+    ForEachVector(0, args.out.cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Floats silu = Silu::Get(Load(gate + c, lanes)).value;
+      Store(hn::Mul(silu, Load(up + c, lanes)), out + c, lanes);
+    });
+  }
+}
+
+template <typename T>
+void ActivationOf(const ActivationArgs& args, Range rows) {
+  switch (args.kind) {
+    case ActivationKind::kGelu:
+      return MapRows<T, Gelu>(args, rows);
+    case ActivationKind::kGeluTanh:
+      return MapRows<T, GeluTanh>(args, rows);
+    case ActivationKind::kSwiGlu:
+      return SwiGluRows<T>(args, rows);
+  }
+}
+
+template <typename T, typename Function>
+void MapRowsBackward(const ActivationBackwardArgs& args, Range rows) {
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const T* in = args.in.as<T>() + n * args.in.stride;
+    const T* d_out = args.d_out.as<T>() + n * args.d_out.stride;
+    T* d_in = args.d_in.as<T>() + n * args.d_in.stride;
+    ForEachVector(0, args.in.cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Floats slope = Function::Get(Load(in + c, lanes)).slope;
+      Store(hn::Mul(slope, Load(d_out + c, lanes)), d_in + c, lanes);
+    });
+  }
+}
+
+template <typename T>
+void SwiGluRowsBackward(const ActivationBackwardArgs& args, Range rows) {
+  const int64_t cols = args.d_out.cols;
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const T* gate = args.in.as<T>() + n * args.in.stride;
+    const T* d_out = args.d_out.as<T>() + n * args.d_out.stride;
+    T* d_gate = args.d_in.as<T>() + n * args.d_in.stride;
+    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const ValueAndSlope silu = Silu::Get(Load(gate + c, lanes));
+      const Floats gradient = Load(d_out + c, lanes);
+      const Floats up = Load(gate + cols + c, lanes);
+      Store(hn::Mul(hn::Mul(gradient, up), silu.slope), d_gate + c, lanes);
+      Store(hn::Mul(gradient, silu.value), d_gate + cols + c, lanes);
+    });
+  }
+}
+
+template <typename T>
+void ActivationBackwardOf(const ActivationBackwardArgs& args, Range rows) {
+  switch (args.kind) {
+    case ActivationKind::kGelu:
+      return MapRowsBackward<T, Gelu>(args, rows);
+    case ActivationKind::kGeluTanh:
+      return MapRowsBackward<T, GeluTanh>(args, rows);
+    case ActivationKind::kSwiGlu:
+      return SwiGluRowsBackward<T>(args, rows);
+  }
+}
+
+template <typename T>
+void AddOf(const Matrix& a, const Matrix& b, const Matrix& out, Range rows) {
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const T* a_row = a.as<T>() + n * a.stride;
+    const T* b_row = b.as<T>() + n * b.stride;
+    T* out_row = out.as<T>() + n * out.stride;
+    ForEachVector(0, out.cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      Store(hn::Add(Load(a_row + c, lanes), Load(b_row + c, lanes)), out_row + c, lanes);
+    });
+  }
+}
+
+template <typename From, typename To>
+void CastOf(const Vector& from, const Vector& to, Range elements) {
+  ForEachVector(elements.begin, elements.end, [&](int64_t i, auto lanes) HWY_ATTR {
+    Store(Load(from.as<From>() + i, lanes), to.as<To>() + i, lanes);
+  });
+}
+
+template <typename T>
+void AdamWOf(const AdamWArgs& args, Range elements) {
+  const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(args.step));
+  const double correction2 = 1 - std::pow(args.beta2, static_cast<double>(args.step));
+  const Floats beta1 = Splat(args.beta1), one_less_beta1 = Splat(1 - args.beta1);
+  const Floats beta2 = Splat(args.beta2), one_less_beta2 = Splat(1 - args.beta2);
+  const Floats grad_scale = Splat(args.grad_scale), eps = Splat(args.eps);
+  const Floats keep = Splat(1 - args.lr * args.weight_decay);
+  const Floats rate = Splat(args.lr / correction1);
+  const Floats root_correction = Splat(1 / std::sqrt(correction2));
+  float* master = args.master.as<float>();
+  float* exp_avg = args.exp_avg.as<float>();
+  float* exp_avg_sq = args.exp_avg_sq.as<float>();
+  const float* gradient = args.grad.as<float>();
+  T* copy = args.compute_copy.as<T>();
+  ForEachVector(elements.begin, elements.end, [&](int64_t i, auto lanes) HWY_ATTR {
+    const Floats grad = hn::Mul(Load(gradient + i, lanes), grad_scale);
+    const Floats first =
+        hn::MulAdd(Load(exp_avg + i, lanes), beta1, hn::Mul(grad, one_less_beta1));
+    const Floats second = hn::MulAdd(Load(exp_avg_sq + i, lanes), beta2,
+                                     hn::Mul(hn::Mul(grad, grad), one_less_beta2));
+    const Floats root = hn::MulAdd(hn::Sqrt(second), root_correction, eps);
+    const Floats kept = hn::Mul(Load(master + i, lanes), keep);
+    const Floats updated = hn::NegMulAdd(rate, hn::Div(first, root), kept);
+    Store(first, exp_avg + i, lanes);
+    Store(second, exp_avg_sq + i, lanes);
+    Store(updated, master + i, lanes);
+    if (copy != nullptr) Store(updated, copy + i, lanes);
+  });
+}
+
+double SumOfSquares(const Vector& x, Range elements) {
+  const hn::ScalableTag<double> tag;
+  const hn::Rebind<float, decltype(tag)> float_tag;
+  constexpr int64_t kStep = HWY_LANES(double);
+  const float* data = x.as<float>();
+  // Four sums hide the latency of the addition.
+  auto sum0 = hn::Zero(tag), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+  const auto wide = [&](int64_t i) HWY_ATTR {
+    return hn::PromoteTo(tag, hn::LoadU(float_tag, data + i));
+  };
+  int64_t i = elements.begin;
+  for (; i + 4 * kStep <= elements.end; i += 4 * kStep) {
+    const auto x0 = wide(i), x1 = wide(i + kStep);
+    const auto x2 = wide(i + 2 * kStep), x3 = wide(i + 3 * kStep);
+    sum0 = hn::MulAdd(x0, x0, sum0);
+    sum1 = hn::MulAdd(x1, x1, sum1);
+    sum2 = hn::MulAdd(x2, x2, sum2);
+    sum3 = hn::MulAdd(x3, x3, sum3);
+  }
+  const auto sums = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
+  double total = hn::GetLane(hn::SumOfLanes(tag, sums));
+  for (; i < elements.end; ++i) total += static_cast<double>(data[i]) * data[i];
+  return total;
+}
+
+// One entry per operator: the element type is chosen inside, so that one table of targets serves it.
+void AddEntry(const Matrix& a, const Matrix& b, const Matrix& out, Range rows) {
+  out.dtype == DType::kF32 ? AddOf<float>(a, b, out, rows) : AddOf<BFloat16>(a, b, out, rows);
+}
+void ActivationEntry(const ActivationArgs& args, Range rows) {
+  args.in.dtype == DType::kF32 ? ActivationOf<float>(args, rows)
+                               : ActivationOf<BFloat16>(args, rows);
+}
+void ActivationBackwardEntry(const ActivationBackwardArgs& args, Range rows) {
+  args.in.dtype == DType::kF32 ? ActivationBackwardOf<float>(args, rows)
+                               : ActivationBackwardOf<BFloat16>(args, rows);
+}
+void CastEntry(const Vector& from, const Vector& to, Range elements) {
+  from.dtype == DType::kF32 ? CastOf<float, BFloat16>(from, to, elements)
+                            : CastOf<BFloat16, float>(from, to, elements);
+}
+void AdamWEntry(const AdamWArgs& args, Range elements) {
+  args.compute_copy && args.compute_copy.dtype == DType::kBF16 ? AdamWOf<BFloat16>(args, elements)
+                                                               : AdamWOf<float>(args, elements);
+}
+
+}  // namespace megascale::ops::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace megascale::ops::cpu {
+
+HWY_EXPORT(AddEntry);
+HWY_EXPORT(ActivationEntry);
+HWY_EXPORT(ActivationBackwardEntry);
+HWY_EXPORT(CastEntry);
+HWY_EXPORT(AdamWEntry);
+HWY_EXPORT(SumOfSquares);
+
+void Add(const Matrix& a, const Matrix& b, const Matrix& out, Range rows) {
+  HWY_DYNAMIC_DISPATCH(AddEntry)(a, b, out, rows);
+}
+void Activation(const ActivationArgs& args, Range rows) {
+  HWY_DYNAMIC_DISPATCH(ActivationEntry)(args, rows);
+}
+void ActivationBackward(const ActivationBackwardArgs& args, Range rows) {
+  HWY_DYNAMIC_DISPATCH(ActivationBackwardEntry)(args, rows);
+}
+void Cast(const Vector& from, const Vector& to, Range elements) {
+  HWY_DYNAMIC_DISPATCH(CastEntry)(from, to, elements);
+}
+double SumOfSquares(const Vector& x, Range elements) {
+  return HWY_DYNAMIC_DISPATCH(SumOfSquares)(x, elements);
+}
+void AdamW(const AdamWArgs& args, Range elements) {
+  HWY_DYNAMIC_DISPATCH(AdamWEntry)(args, elements);
+}
+
+}  // namespace megascale::ops::cpu
+#endif

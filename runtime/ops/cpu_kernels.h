@@ -1,0 +1,50 @@
+// The vector kernels of the CPU implementation, each for a range of rows (or columns, or elements)
+// so that threads can share an operator. They pick the instruction set as they run and check nothing:
+// CpuOps does.
+// Threads: kernels write only their own range (and `scratch`), so ranges may run at the same time.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/ops/ops.h"
+
+namespace megascale::ops::cpu {
+
+// [begin, end).
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+};
+
+// Elements.
+void Add(const Matrix& a, const Matrix& b, const Matrix& out, Range rows);
+void Activation(const ActivationArgs& args, Range rows);
+void ActivationBackward(const ActivationBackwardArgs& args, Range rows);
+void Cast(const Vector& from, const Vector& to, Range elements);
+double SumOfSquares(const Vector& x, Range elements);
+void AdamW(const AdamWArgs& args, Range elements);
+
+// Rows.
+void Norm(const NormArgs& args, Range rows);
+// The gradients of weight and bias are added to args.d_weight and args.d_bias: each thread is given
+// its own.
+void NormBackward(const NormBackwardArgs& args, Range rows);
+// Writes -log softmax(logits[n])[targets[n]] to row_losses[n].
+void CrossEntropy(const CrossEntropyArgs& args, double* row_losses, Range rows);
+// `cosines` and `sines` [seq, head_dim / 2].
+void Rotary(const RotaryArgs& args, const float* cosines, const float* sines, Range rows);
+void Embedding(const EmbeddingArgs& args, Range rows);
+
+// Columns: every row is added in order, whatever the partition.
+void EmbeddingBackward(const EmbeddingBackwardArgs& args, Range cols);
+void AddColumnSums(const Matrix& x, const Vector& out, Range cols);
+
+// Floats of scratch that one call needs.
+int64_t AttentionScratchSize(const AttentionArgs& args);
+int64_t AttentionBackwardScratchSize(const AttentionArgs& args);
+// `groups` counts (batch, key/value head) pairs, key/value head fastest.
+void Attention(const AttentionArgs& args, float* scratch, Range groups);
+void AttentionBackward(const AttentionBackwardArgs& args, float* scratch, Range groups);
+
+}  // namespace megascale::ops::cpu

@@ -1,0 +1,29 @@
+// Matrix products on oneDNN. A product is prepared when its shape is first seen and kept; later calls
+// of the same shape only set addresses.
+//
+// Where the processor has no bf16 instructions, bf16 operands are converted and multiplied in fp32:
+// oneDNN has no bf16 products there, or slow ones.
+// Threads: one at a time. Determinism: fixed by shape, dtype, `num_threads` and instruction set.
+// oneDNN may also ask for the sizes of the caches.
+#pragma once
+
+#include <memory>
+
+#include "runtime/ops/ops.h"
+
+namespace megascale::ops::cpu {
+
+class MatMulEngine {
+ public:
+  explicit MatMulEngine(int num_threads);
+  ~MatMulEngine();
+
+  // Requires: CheckArguments passed. a and b have the same dtype, F32 or BF16.
+  void Run(const MatMulArgs& args);
+
+ private:
+  struct Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace megascale::ops::cpu

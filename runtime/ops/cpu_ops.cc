@@ -1,0 +1,285 @@
+// The CPU implementation: checks arguments, shares rows among threads, owns scratch.
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/ops/check_arguments.h"
+#include "runtime/ops/cpu_kernels.h"
+#include "runtime/ops/cpu_matmul.h"
+#include "runtime/ops/cpu_threads.h"
+#include "runtime/ops/ops.h"
+#include "runtime/tensor/arena.h"
+
+namespace megascale::ops {
+namespace {
+
+// Vectors are split where cache lines end, so that threads share none.
+constexpr int64_t kElementGrain = 64;
+// Below this many elements a second thread costs more than it brings.
+constexpr int64_t kElementsPerThread = 16384;
+
+template <typename T>
+T* Grow(std::vector<T>& memory, int64_t size) {
+  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  return memory.data();
+}
+
+void CheckIndices(const Vector& indices, int64_t limit) {
+  for (int64_t i = 0; i < indices.size; ++i) {
+    const int32_t index = indices.as<int32_t>()[i];
+    MEGASCALE_CHECK_MSG(index >= 0 && index < limit, "a token lies outside the vocabulary");
+  }
+}
+
+class CpuOps final : public Ops {
+ public:
+  CpuOps(DType compute, int num_threads)
+      : compute_(compute), num_threads_(num_threads), products_(num_threads) {
+    MEGASCALE_CHECK(compute == DType::kF32 || compute == DType::kBF16);
+    MEGASCALE_CHECK(num_threads >= 1);
+  }
+
+  DType compute() const override { return compute_; }
+
+  void MatMul(const MatMulArgs& args) override {
+    CheckArguments(args, compute_);
+    if ((args.transpose_a == Transpose::kYes ? args.a.rows : args.a.cols) == 0) {
+      FillWithBias(args);
+    } else {
+      products_.Run(args);
+    }
+  }
+
+  void Norm(const NormArgs& args) override {
+    CheckArguments(args, compute_);
+    ForEachRow(args.x, [&](int part, cpu::Range rows) { cpu::Norm(args, rows); });
+  }
+
+  void NormBackward(const NormBackwardArgs& args) override;
+
+  void Attention(const AttentionArgs& args) override {
+    CheckArguments(args, compute_);
+    const int64_t size = cpu::AttentionScratchSize(args);
+    float* scratch = Grow(floats_, size * num_threads_);
+    cpu::ForEachPart(num_threads_, args.batch * args.kv_heads, 1,
+                     [&](int part, cpu::Range groups) {
+                       cpu::Attention(args, scratch + part * size, groups);
+                     });
+  }
+
+  void AttentionBackward(const AttentionBackwardArgs& args) override {
+    CheckArguments(args, compute_);
+    const int64_t size = cpu::AttentionBackwardScratchSize(args.forward);
+    float* scratch = Grow(floats_, size * num_threads_);
+    cpu::ForEachPart(num_threads_, args.forward.batch * args.forward.kv_heads, 1,
+                     [&](int part, cpu::Range groups) {
+                       cpu::AttentionBackward(args, scratch + part * size, groups);
+                     });
+  }
+
+  void Rotary(const RotaryArgs& args) override {
+    CheckArguments(args, compute_);
+    PrepareRotary(args);
+    ForEachRow(args.x, [&](int part, cpu::Range rows) {
+      cpu::Rotary(args, cosines_.data(), sines_.data(), rows);
+    });
+  }
+
+  void Activation(const ActivationArgs& args) override {
+    CheckArguments(args, compute_);
+    ForEachRow(args.in, [&](int part, cpu::Range rows) { cpu::Activation(args, rows); });
+  }
+
+  void ActivationBackward(const ActivationBackwardArgs& args) override {
+    CheckArguments(args, compute_);
+    ForEachRow(args.in, [&](int part, cpu::Range rows) { cpu::ActivationBackward(args, rows); });
+  }
+
+  void Embedding(const EmbeddingArgs& args) override {
+    CheckArguments(args, compute_);
+    CheckIndices(args.tokens, args.token_weight.rows);
+    ForEachRow(args.out, [&](int part, cpu::Range rows) { cpu::Embedding(args, rows); });
+  }
+
+  void EmbeddingBackward(const EmbeddingBackwardArgs& args) override {
+    CheckArguments(args, compute_);
+    CheckIndices(args.tokens, args.d_token_weight.rows);
+    ForEachColumn(args.d_out,
+                  [&](int part, cpu::Range cols) { cpu::EmbeddingBackward(args, cols); });
+  }
+
+  void CrossEntropy(const CrossEntropyArgs& args) override {
+    CheckArguments(args, compute_);
+    CheckIndices(args.targets, args.logits.cols);
+    double* losses = Grow(row_losses_, args.logits.rows);
+    ForEachRow(args.logits,
+               [&](int part, cpu::Range rows) { cpu::CrossEntropy(args, losses, rows); });
+    for (int64_t n = 0; n < args.logits.rows; ++n) *args.loss_sum += losses[n];
+  }
+
+  void AdamW(const AdamWArgs& args) override {
+    CheckArguments(args, compute_);
+    ForEachElement(args.master.size,
+                   [&](int part, cpu::Range elements) { cpu::AdamW(args, elements); });
+  }
+
+  void AddColumnSums(const Matrix& x, const Vector& out) override {
+    CheckColumnSums(x, out, compute_);
+    ForEachColumn(x, [&](int part, cpu::Range cols) { cpu::AddColumnSums(x, out, cols); });
+  }
+
+  void Add(const Matrix& a, const Matrix& b, const Matrix& out) override {
+    CheckAdd(a, b, out, compute_);
+    ForEachRow(out, [&](int part, cpu::Range rows) { cpu::Add(a, b, out, rows); });
+  }
+
+  double SumOfSquares(const Vector& x) override {
+    MEGASCALE_CHECK(x.dtype == DType::kF32);
+    std::vector<double>& parts = part_sums_;
+    parts.assign(num_threads_, 0.0);
+    ForEachElement(x.size, [&](int part, cpu::Range elements) {
+      parts[part] = cpu::SumOfSquares(x, elements);
+    });
+    double sum = 0;
+    for (const double part : parts) sum += part;
+    return sum;
+  }
+
+  void Cast(const Vector& from, const Vector& to) override {
+    MEGASCALE_CHECK(from.size == to.size);
+    if (from.dtype == to.dtype) {
+      if (from.size > 0) std::memcpy(to.data, from.data, from.size * tensor::SizeOf(from.dtype));
+      return;
+    }
+    MEGASCALE_CHECK(from.dtype == DType::kF32 || from.dtype == DType::kBF16);
+    MEGASCALE_CHECK(to.dtype == DType::kF32 || to.dtype == DType::kBF16);
+    ForEachElement(from.size,
+                   [&](int part, cpu::Range elements) { cpu::Cast(from, to, elements); });
+  }
+
+  void FillZero(const Vector& x) override {
+    if (x.size > 0) std::memset(x.data, 0, x.size * tensor::SizeOf(x.dtype));
+  }
+
+ private:
+  int ThreadsFor(int64_t elements) const {
+    return elements < 2 * kElementsPerThread ? 1 : num_threads_;
+  }
+  template <typename Body>
+  void ForEachRow(const Matrix& matrix, const Body& body) {
+    cpu::ForEachPart(ThreadsFor(matrix.rows * matrix.cols), matrix.rows, 1, body);
+  }
+  template <typename Body>
+  void ForEachColumn(const Matrix& matrix, const Body& body) {
+    cpu::ForEachPart(ThreadsFor(matrix.rows * matrix.cols), matrix.cols, kElementGrain, body);
+  }
+  template <typename Body>
+  void ForEachElement(int64_t size, const Body& body) {
+    cpu::ForEachPart(ThreadsFor(size), size, kElementGrain, body);
+  }
+
+  void FillWithBias(const MatMulArgs& args);
+  void PrepareRotary(const RotaryArgs& args);
+
+  const DType compute_;
+  const int num_threads_;
+  cpu::MatMulEngine products_;
+  std::vector<float> floats_;  // scratch of attention and of norms
+  std::vector<double> row_losses_;
+  std::vector<double> part_sums_;
+  RotaryArgs rotary_;  // what the tables below hold
+  std::vector<float> cosines_, sines_;
+};
+
+// A product over no terms.
+void CpuOps::FillWithBias(const MatMulArgs& args) {
+  if (args.accumulate) return;
+  const size_t bytes = args.c.cols * tensor::SizeOf(args.c.dtype);
+  for (int64_t n = 0; n < args.c.rows && bytes > 0; ++n) {
+    char* row = args.c.as<char>() + n * args.c.stride * tensor::SizeOf(args.c.dtype);
+    if (args.bias) {
+      Cast(args.bias, {row, args.c.dtype, args.c.cols});
+    } else {
+      std::memset(row, 0, bytes);
+    }
+  }
+}
+
+void CpuOps::NormBackward(const NormBackwardArgs& args) {
+  CheckArguments(args, compute_);
+  const int64_t cols = args.x.cols;
+  const int threads = ThreadsFor(args.x.rows * cols);
+  // The first part adds to the caller's gradients, the others to sums of their own, added in order.
+  float* sums = Grow(floats_, 2 * cols * (threads - 1));
+  std::fill(sums, sums + 2 * cols * (threads - 1), 0.0f);
+  const auto sum_of = [&](int part, int which) {
+    return Vector{sums + (2 * (part - 1) + which) * cols, DType::kF32, cols};
+  };
+  cpu::ForEachPart(threads, args.x.rows, 1, [&](int part, cpu::Range rows) {
+    NormBackwardArgs mine = args;
+    if (part > 0) mine.d_weight = sum_of(part, 0);
+    if (part > 0 && args.d_bias) mine.d_bias = sum_of(part, 1);
+    cpu::NormBackward(mine, rows);
+  });
+  const auto add = [&](const Vector& to, const Vector& from) {
+    cpu::AddColumnSums({from.data, DType::kF32, 1, cols, cols}, to, {0, cols});
+  };
+  for (int part = 1; part < threads; ++part) {
+    add(args.d_weight, sum_of(part, 0));
+    if (args.d_bias) add(args.d_bias, sum_of(part, 1));
+  }
+}
+
+void CpuOps::PrepareRotary(const RotaryArgs& args) {
+  if (rotary_.seq == args.seq && rotary_.head_dim == args.head_dim &&
+      rotary_.theta == args.theta) {
+    return;
+  }
+  const int64_t half = args.head_dim / 2;
+  cosines_.resize(args.seq * half);
+  sines_.resize(args.seq * half);
+  for (int64_t i = 0; i < half; ++i) {
+    const double frequency = std::pow(args.theta, -2.0 * i / args.head_dim);
+    for (int64_t t = 0; t < args.seq; ++t) {
+      cosines_[t * half + i] = static_cast<float>(std::cos(t * frequency));
+      sines_[t * half + i] = static_cast<float>(std::sin(t * frequency));
+    }
+  }
+  rotary_ = args;
+}
+
+}  // namespace
+
+std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads) {
+  return std::make_unique<CpuOps>(compute, num_threads);
+}
+
+double MeasureMatMulCeiling(DType compute, int num_threads, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kSize = 1024;
+  constexpr double kProductFlops = 2.0 * kSize * kSize * kSize;
+  auto arena = tensor::Arena::Create(3 * tensor::Arena::BytesFor(compute, kSize * kSize));
+  MEGASCALE_CHECK_MSG(arena.ok(), "no memory for the measurement of matrix products");
+  MatMulArgs args;
+  args.a = arena->AllocateMatrix(compute, kSize, kSize);
+  args.b = arena->AllocateMatrix(compute, kSize, kSize);
+  args.c = arena->AllocateMatrix(compute, kSize, kSize);
+  args.transpose_b = Transpose::kYes;
+  cpu::MatMulEngine engine(num_threads);
+  engine.Run(args);  // prepares
+  // The best product counts: a ceiling is what the machine can do when nobody disturbs it.
+  double best = 1e30;
+  const Clock::time_point start = Clock::now();
+  Clock::time_point before = start;
+  do {
+    engine.Run(args);
+    const Clock::time_point after = Clock::now();
+    best = std::min(best, std::chrono::duration<double>(after - before).count());
+    before = after;
+  } while (std::chrono::duration<double>(before - start).count() < seconds);
+  return kProductFlops / best;
+}
+
+}  // namespace megascale::ops

@@ -1,0 +1,277 @@
+// Kernels that work along rows or columns: norms, cross-entropy, rotary positions, embeddings, sums.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "runtime/ops/cpu_rows.cc"
+#include "runtime/ops/cpu_targets.h"
+// The order of these is Highway's: the first compiles this file once per instruction set.
+// clang-format off
+#include "hwy/foreach_target.h"
+#include "runtime/ops/cpu_kernels.h"
+#include "runtime/ops/cpu_vectors-inl.h"
+// clang-format on
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+HWY_BEFORE_NAMESPACE();
+namespace megascale::ops::cpu::HWY_NAMESPACE {
+
+template <typename T>
+HWY_INLINE T* Row(const Matrix& matrix, int64_t row) {
+  return matrix.as<T>() + row * matrix.stride;
+}
+
+template <typename T>
+HWY_INLINE void AddRow(const T* a, const T* b, T* out, int64_t cols) {
+  ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+    Store(hn::Add(Load(a + c, lanes), Load(b + c, lanes)), out + c, lanes);
+  });
+}
+
+template <typename T>
+void NormOf(const NormArgs& args, Range rows) {
+  const int64_t cols = args.x.cols;
+  const bool centred = args.kind == NormKind::kLayerNorm;
+  const T* weight = args.weight.as<T>();
+  const T* bias = args.bias.as<T>();
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const T* x = Row<T>(args.x, n);
+    if (args.delta) {
+      T* sum = Row<T>(args.sum, n);
+      AddRow(x, static_cast<const T*>(Row<T>(args.delta, n)), sum, cols);
+      x = sum;  // normalised as it was rounded, since backward sees nothing else
+    }
+    float mean = 0;
+    if (centred) {
+      Floats total = Zero();
+      ForEachVector(0, cols, [&](int64_t c, auto lanes)
+                                 HWY_ATTR { total = hn::Add(total, Load(x + c, lanes)); });
+      mean = Sum(total) / static_cast<float>(cols);
+      args.mean.as<float>()[n] = mean;
+    }
+    const Floats means = Splat(mean);
+    Floats squares = Zero();
+    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Floats difference = Within(hn::Sub(Load(x + c, lanes), means), Zero(), lanes);
+      squares = hn::MulAdd(difference, difference, squares);
+    });
+    const float rstd =
+        1.0f / std::sqrt(Sum(squares) / static_cast<float>(cols) + static_cast<float>(args.eps));
+    args.rstd.as<float>()[n] = rstd;
+    const Floats rstds = Splat(rstd);
+    T* out = Row<T>(args.out, n);
+    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Floats normal = hn::Mul(hn::Sub(Load(x + c, lanes), means), rstds);
+      const Floats shift = bias != nullptr ? Load(bias + c, lanes) : Zero();
+      Store(hn::MulAdd(normal, Load(weight + c, lanes), shift), out + c, lanes);
+    });
+  }
+}
+
+template <typename T>
+void NormBackwardOf(const NormBackwardArgs& args, Range rows) {
+  const int64_t cols = args.x.cols;
+  const bool centred = args.kind == NormKind::kLayerNorm;
+  const T* weight = args.weight.as<T>();
+  float* d_weight = args.d_weight.as<float>();
+  float* d_bias = args.d_bias.as<float>();
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const T* x = Row<T>(args.x, n);
+    const T* d_out = Row<T>(args.d_out, n);
+    T* d_x = Row<T>(args.d_x, n);
+    const Floats mean = Splat(centred ? args.mean.as<float>()[n] : 0);
+    const Floats rstd = Splat(args.rstd.as<float>()[n]);
+    Floats gradient_sum = Zero(), product_sum = Zero();
+    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Floats gradient = Load(d_out + c, lanes);
+      const Floats normal = hn::Mul(hn::Sub(Load(x + c, lanes), mean), rstd);
+      const Floats product = hn::Mul(gradient, normal);
+      const Floats scale = Load(weight + c, lanes);
+      gradient_sum = hn::MulAdd(gradient, scale, gradient_sum);
+      product_sum = hn::MulAdd(product, scale, product_sum);
+      Store(hn::Add(Load(d_weight + c, lanes), product), d_weight + c, lanes);
+      if (d_bias != nullptr) {
+        Store(hn::Add(Load(d_bias + c, lanes), gradient), d_bias + c, lanes);
+      }
+    });
+    const Floats gradient_mean = Splat(centred ? Sum(gradient_sum) / static_cast<double>(cols) : 0);
+    const Floats product_mean = Splat(Sum(product_sum) / static_cast<double>(cols));
+    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Floats d_normal = hn::MulSub(Load(d_out + c, lanes), Load(weight + c, lanes),
+                                         gradient_mean);
+      const Floats normal = hn::Mul(hn::Sub(Load(x + c, lanes), mean), rstd);
+      const Floats inner = hn::NegMulAdd(normal, product_mean, d_normal);
+      Store(hn::MulAdd(inner, rstd, Load(d_x + c, lanes)), d_x + c, lanes);
+    });
+  }
+}
+
+template <typename T>
+void CrossEntropyOf(const CrossEntropyArgs& args, double* row_losses, Range rows) {
+  const int64_t cols = args.logits.cols;
+  const Floats lowest = Splat(-std::numeric_limits<float>::infinity());
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    T* logits = Row<T>(args.logits, n);
+    const int32_t target = args.targets.as<int32_t>()[n];
+    Floats greatest = lowest;
+    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      greatest = hn::Max(greatest, Within(Load(logits + c, lanes), lowest, lanes));
+    });
+    const float max = Max(greatest);
+    const Floats maxima = Splat(max);
+    Floats sums = Zero();
+    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Floats power = Exp(hn::Sub(Load(logits + c, lanes), maxima));
+      sums = hn::Add(sums, Within(power, Zero(), lanes));
+    });
+    const double sum = Sum(sums);
+    T* target_logit = logits + target;
+    const float logit = hn::GetLane(Load(target_logit, FirstLanes{1}));
+    row_losses[n] = max + std::log(sum) - logit;
+    if (!args.backward) continue;
+    const Floats scale = Splat(args.gradient_scale / sum);
+    const double target_gradient =
+        (std::exp(static_cast<double>(logit) - max) / sum - 1) * args.gradient_scale;
+    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Floats power = Exp(hn::Sub(Load(logits + c, lanes), maxima));
+      Store(hn::Mul(power, scale), logits + c, lanes);
+    });
+    Store(Splat(target_gradient), target_logit, FirstLanes{1});
+  }
+}
+
+template <typename T>
+void RotaryOf(const RotaryArgs& args, const float* cosines, const float* sines, Range rows) {
+  const int64_t half = args.head_dim / 2;
+  const Floats sign = Splat(args.inverse ? -1 : 1);
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const float* cosine_row = cosines + n % args.seq * half;
+    const float* sine_row = sines + n % args.seq * half;
+    for (int64_t h = 0; h < args.heads; ++h) {
+      T* first = Row<T>(args.x, n) + h * args.head_dim;
+      T* second = first + half;
+      ForEachVector(0, half, [&](int64_t i, auto lanes) HWY_ATTR {
+        const Floats cosine = Load(cosine_row + i, lanes);
+        const Floats sine = hn::Mul(Load(sine_row + i, lanes), sign);
+        const Floats x = Load(first + i, lanes), y = Load(second + i, lanes);
+        Store(hn::NegMulAdd(y, sine, hn::Mul(x, cosine)), first + i, lanes);
+        Store(hn::MulAdd(x, sine, hn::Mul(y, cosine)), second + i, lanes);
+      });
+    }
+  }
+}
+
+template <typename T>
+void EmbeddingOf(const EmbeddingArgs& args, Range rows) {
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const T* token = Row<T>(args.token_weight, args.tokens.as<int32_t>()[n]);
+    T* out = Row<T>(args.out, n);
+    if (args.position_weight) {
+      const T* position = Row<T>(args.position_weight, n % args.seq);
+      AddRow(token, position, out, args.out.cols);
+    } else {
+      std::copy_n(token, args.out.cols, out);
+    }
+  }
+}
+
+template <typename T>
+HWY_INLINE void AddToFloats(const T* x, float* sums, Range cols) {
+  ForEachVector(cols.begin, cols.end, [&](int64_t c, auto lanes) HWY_ATTR {
+    Store(hn::Add(Load(sums + c, lanes), Load(x + c, lanes)), sums + c, lanes);
+  });
+}
+
+template <typename T>
+void EmbeddingBackwardOf(const EmbeddingBackwardArgs& args, Range cols) {
+  for (int64_t n = 0; n < args.d_out.rows; ++n) {
+    const T* d_out = Row<T>(args.d_out, n);
+    AddToFloats(d_out, Row<float>(args.d_token_weight, args.tokens.as<int32_t>()[n]), cols);
+    if (args.d_position_weight) {
+      AddToFloats(d_out, Row<float>(args.d_position_weight, n % args.seq), cols);
+    }
+  }
+}
+
+template <typename T>
+void AddColumnSumsOf(const Matrix& x, const Vector& out, Range cols) {
+  float* sums = out.as<float>();
+  int64_t n = 0;
+  // Four rows at a time load and store each sum once; the additions stay in the order of rows.
+  for (; n + 4 <= x.rows; n += 4) {
+    const T* row = Row<T>(x, n);
+    ForEachVector(cols.begin, cols.end, [&](int64_t c, auto lanes) HWY_ATTR {
+      Floats sum = hn::Add(Load(sums + c, lanes), Load(row + c, lanes));
+      sum = hn::Add(sum, Load(row + x.stride + c, lanes));
+      sum = hn::Add(sum, Load(row + 2 * x.stride + c, lanes));
+      sum = hn::Add(sum, Load(row + 3 * x.stride + c, lanes));
+      Store(sum, sums + c, lanes);
+    });
+  }
+  for (; n < x.rows; ++n) AddToFloats(static_cast<const T*>(Row<T>(x, n)), sums, cols);
+}
+
+// One entry per operator: the element type is chosen inside, so that one table of targets serves it.
+void NormEntry(const NormArgs& args, Range rows) {
+  args.x.dtype == DType::kF32 ? NormOf<float>(args, rows) : NormOf<BFloat16>(args, rows);
+}
+void NormBackwardEntry(const NormBackwardArgs& args, Range rows) {
+  args.x.dtype == DType::kF32 ? NormBackwardOf<float>(args, rows)
+                              : NormBackwardOf<BFloat16>(args, rows);
+}
+void CrossEntropyEntry(const CrossEntropyArgs& args, double* row_losses, Range rows) {
+  args.logits.dtype == DType::kF32 ? CrossEntropyOf<float>(args, row_losses, rows)
+                                   : CrossEntropyOf<BFloat16>(args, row_losses, rows);
+}
+void RotaryEntry(const RotaryArgs& args, const float* cosines, const float* sines, Range rows) {
+  args.x.dtype == DType::kF32 ? RotaryOf<float>(args, cosines, sines, rows)
+                              : RotaryOf<BFloat16>(args, cosines, sines, rows);
+}
+void EmbeddingEntry(const EmbeddingArgs& args, Range rows) {
+  args.out.dtype == DType::kF32 ? EmbeddingOf<float>(args, rows)
+                                : EmbeddingOf<BFloat16>(args, rows);
+}
+void EmbeddingBackwardEntry(const EmbeddingBackwardArgs& args, Range cols) {
+  args.d_out.dtype == DType::kF32 ? EmbeddingBackwardOf<float>(args, cols)
+                                  : EmbeddingBackwardOf<BFloat16>(args, cols);
+}
+void AddColumnSumsEntry(const Matrix& x, const Vector& out, Range cols) {
+  x.dtype == DType::kF32 ? AddColumnSumsOf<float>(x, out, cols)
+                         : AddColumnSumsOf<BFloat16>(x, out, cols);
+}
+
+}  // namespace megascale::ops::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace megascale::ops::cpu {
+
+HWY_EXPORT(NormEntry);
+HWY_EXPORT(NormBackwardEntry);
+HWY_EXPORT(CrossEntropyEntry);
+HWY_EXPORT(RotaryEntry);
+HWY_EXPORT(EmbeddingEntry);
+HWY_EXPORT(EmbeddingBackwardEntry);
+HWY_EXPORT(AddColumnSumsEntry);
+
+void Norm(const NormArgs& args, Range rows) { HWY_DYNAMIC_DISPATCH(NormEntry)(args, rows); }
+void NormBackward(const NormBackwardArgs& args, Range rows) {
+  HWY_DYNAMIC_DISPATCH(NormBackwardEntry)(args, rows);
+}
+void CrossEntropy(const CrossEntropyArgs& args, double* row_losses, Range rows) {
+  HWY_DYNAMIC_DISPATCH(CrossEntropyEntry)(args, row_losses, rows);
+}
+void Rotary(const RotaryArgs& args, const float* cosines, const float* sines, Range rows) {
+  HWY_DYNAMIC_DISPATCH(RotaryEntry)(args, cosines, sines, rows);
+}
+void Embedding(const EmbeddingArgs& args, Range rows) {
+  HWY_DYNAMIC_DISPATCH(EmbeddingEntry)(args, rows);
+}
+void EmbeddingBackward(const EmbeddingBackwardArgs& args, Range cols) {
+  HWY_DYNAMIC_DISPATCH(EmbeddingBackwardEntry)(args, cols);
+}
+void AddColumnSums(const Matrix& x, const Vector& out, Range cols) {
+  HWY_DYNAMIC_DISPATCH(AddColumnSumsEntry)(x, out, cols);
+}
+
+}  // namespace megascale::ops::cpu
+#endif

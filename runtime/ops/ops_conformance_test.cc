@@ -1,0 +1,420 @@
+// Every operator of MakeCpuOps against the float64 reference, in fp32 and bf16, with one thread and
+// with two. Outputs start as NaN and rows have guards between them.
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "hwy/targets.h"
+#include "runtime/ops/conformance.h"
+#include "runtime/ops/ops.h"
+
+namespace megascale::ops {
+namespace {
+
+class Conformance : public ::testing::TestWithParam<std::tuple<DType, int>> {
+ protected:
+  // The test target that limits oneDNN to AVX2 limits our own kernels as well.
+  static void SetUpTestSuite() {
+    const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
+    if (limit == nullptr || std::string(limit) != "AVX2") return;
+    hwy::DisableTargets(HWY_AVX3 | HWY_AVX3_DL);
+    ASSERT_STREQ(InstructionSet(), "avx2");
+  }
+
+  DType dtype() const { return std::get<0>(GetParam()); }
+
+  std::unique_ptr<Ops> exact_ = MakeReferenceOps();
+  std::unique_ptr<Ops> tested_ = MakeCpuOps(std::get<0>(GetParam()), std::get<1>(GetParam()));
+};
+
+INSTANTIATE_TEST_SUITE_P(Cpu, Conformance,
+                         ::testing::Combine(::testing::Values(DType::kF32, DType::kBF16),
+                                            ::testing::Values(1, 2)),
+                         [](const auto& info) {
+                           return (std::get<0>(info.param) == DType::kF32 ? "F32Threads"
+                                                                          : "BF16Threads") +
+                                  std::to_string(std::get<1>(info.param));
+                         });
+
+struct ProductShape {
+  int64_t m, n, k;
+};
+constexpr ProductShape kProductShapes[] = {{0, 5, 3},    {5, 0, 3},   {4, 5, 0},     {1, 1, 1},
+                                           {3, 1, 17},   {1, 33, 64}, {17, 31, 65},  {64, 64, 64},
+                                           {96, 48, 300}, {128, 256, 32}};
+
+class ProductConformance : public Conformance {
+ protected:
+  // `which`: 0 overwrites c, 1 adds to it, 2 adds a bias.
+  void Check(const ProductShape& s, Transpose a_transposed, Transpose b_transposed, int which,
+             bool float_result) {
+    SCOPED_TRACE(::testing::Message() << "m " << s.m << " n " << s.n << " k " << s.k << " which "
+                                      << which << " float result " << float_result);
+    Twins twins(dtype(), s.m * 1000 + s.n);
+    const bool ta = a_transposed == Transpose::kYes, tb = b_transposed == Transpose::kYes;
+    const TwinMatrix a = twins.Input(ta ? s.k : s.m, ta ? s.m : s.k, 3);
+    const TwinMatrix b = twins.Input(tb ? s.n : s.k, tb ? s.k : s.n, 5);
+    const TwinVector bias = twins.InputVector(s.n);
+    const TwinMatrix c = which == 1 ? (float_result ? twins.Float(s.m, s.n, 7)
+                                                    : twins.Input(s.m, s.n, 7))
+                                    : (float_result ? twins.FloatOutput(s.m, s.n, 7)
+                                                    : twins.Output(s.m, s.n, 7));
+    MatMulArgs args;
+    args.transpose_a = a_transposed;
+    args.transpose_b = b_transposed;
+    args.accumulate = which == 1;
+    args.a = a.exact, args.b = b.exact, args.c = c.exact;
+    if (which == 2) args.bias = bias.exact;
+    exact_->MatMul(args);
+    args.a = a.tested, args.b = b.tested, args.c = c.tested;
+    if (which == 2) args.bias = bias.tested;
+    tested_->MatMul(args);
+    twins.ExpectClose("MatMul", c);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Cpu, ProductConformance,
+                         ::testing::Combine(::testing::Values(DType::kF32, DType::kBF16),
+                                            ::testing::Values(1, 2)));
+
+TEST_P(ProductConformance, ProductsOfAllLayoutsMatch) {
+  for (const ProductShape& shape : kProductShapes) {
+    for (Transpose a : {Transpose::kNo, Transpose::kYes}) {
+      for (Transpose b : {Transpose::kNo, Transpose::kYes}) {
+        for (int which : {0, 1, 2}) {
+          Check(shape, a, b, which, false);
+          Check(shape, a, b, which, true);
+        }
+      }
+    }
+  }
+}
+
+struct RowShape {
+  int64_t rows, cols;
+};
+// The last is large enough to be shared by two threads.
+constexpr RowShape kRowShapes[] = {{0, 8}, {1, 1}, {3, 17}, {5, 64}, {9, 100}, {70, 600}};
+
+TEST_P(Conformance, NormMatches) {
+  for (const auto& [rows, cols] : kRowShapes) {
+    for (NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
+      for (bool with_delta : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << rows << " x " << cols << " delta " << with_delta);
+        Twins twins(dtype());
+        const TwinMatrix x = twins.Input(rows, cols, 3, 2), delta = twins.Input(rows, cols, 1);
+        const TwinMatrix sum = twins.Output(rows, cols, 2), out = twins.Output(rows, cols, 5);
+        const TwinVector weight = twins.InputVector(cols), bias = twins.InputVector(cols);
+        const TwinVector mean = twins.FloatOutputVector(rows), rstd = twins.FloatOutputVector(rows);
+        const auto run = [&](Ops& ops, auto side) {
+          NormArgs args;
+          args.kind = kind;
+          args.x = side(x);
+          if (with_delta) args.delta = side(delta), args.sum = side(sum);
+          args.weight = side(weight);
+          if (kind == NormKind::kLayerNorm) args.bias = side(bias);
+          args.out = side(out);
+          if (kind == NormKind::kLayerNorm) args.mean = side(mean);
+          args.rstd = side(rstd);
+          args.eps = 0.01;  // rows of one column have no variance: keep 1 / deviation moderate
+          ops.Norm(args);
+        };
+        run(*exact_, [](const auto& twin) { return twin.exact; });
+        run(*tested_, [](const auto& twin) { return twin.tested; });
+        twins.ExpectClose("Norm", out);
+        twins.ExpectClose("Statistic", rstd);
+        if (kind == NormKind::kLayerNorm) twins.ExpectClose("Statistic", mean);
+        if (with_delta) twins.ExpectClose("Sum", sum);
+      }
+    }
+  }
+}
+
+TEST_P(Conformance, NormBackwardMatches) {
+  for (const auto& [rows, cols] : kRowShapes) {
+    for (NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
+      SCOPED_TRACE(::testing::Message() << rows << " x " << cols);
+      Twins twins(dtype());
+      const bool centred = kind == NormKind::kLayerNorm;
+      const TwinMatrix x = twins.Input(rows, cols, 3, 2), out = twins.Output(rows, cols);
+      const TwinMatrix d_out = twins.Input(rows, cols, 1), d_x = twins.Input(rows, cols, 4);
+      const TwinVector weight = twins.InputVector(cols);
+      const TwinVector d_weight = twins.FloatVector(cols), d_bias = twins.FloatVector(cols);
+      const TwinVector mean = twins.FloatOutputVector(rows), rstd = twins.FloatOutputVector(rows);
+      const auto run = [&](Ops& ops, auto side) {
+        NormArgs forward;
+        forward.kind = kind, forward.eps = 0.01;
+        forward.x = side(x), forward.out = side(out), forward.weight = side(weight);
+        forward.rstd = side(rstd);
+        if (centred) forward.mean = side(mean);
+        ops.Norm(forward);
+        NormBackwardArgs args;
+        args.kind = kind;
+        args.x = side(x), args.weight = side(weight), args.rstd = side(rstd);
+        if (centred) args.mean = side(mean), args.d_bias = side(d_bias);
+        args.d_out = side(d_out), args.d_x = side(d_x), args.d_weight = side(d_weight);
+        ops.NormBackward(args);
+      };
+      run(*exact_, [](const auto& twin) { return twin.exact; });
+      run(*tested_, [](const auto& twin) { return twin.tested; });
+      twins.ExpectClose("NormBackward", d_x);
+      twins.ExpectClose("NormBackward", d_weight);
+      if (centred) twins.ExpectClose("NormBackward", d_bias);
+    }
+  }
+}
+
+struct AttentionShape {
+  int64_t batch, seq, heads, kv_heads, head_dim, window;
+};
+void PrintTo(const AttentionShape& s, std::ostream* out) {
+  *out << "batch " << s.batch << " seq " << s.seq << " heads " << s.heads << "/" << s.kv_heads
+       << " of " << s.head_dim << " window " << s.window;
+}
+// Sequences around the tiles of 8, 32, 128 and 512; windows of one, of a tile's edge, and beyond.
+constexpr AttentionShape kAttentionShapes[] = {
+    {0, 4, 2, 2, 8, 0},     {1, 0, 2, 2, 8, 0},     {1, 1, 1, 1, 1, 0},    {2, 3, 2, 1, 4, 0},
+    {1, 8, 4, 2, 16, 0},    {2, 31, 2, 2, 33, 0},   {1, 32, 1, 1, 32, 0},  {1, 33, 3, 1, 40, 0},
+    {2, 128, 4, 4, 64, 0},  {1, 129, 2, 1, 24, 0},  {1, 200, 2, 2, 64, 0}, {1, 545, 1, 1, 8, 0},
+    {1, 40, 2, 2, 8, 1},    {1, 70, 2, 1, 16, 7},   {1, 100, 2, 2, 8, 32}, {1, 100, 2, 2, 8, 33},
+    {1, 300, 2, 2, 16, 50}, {1, 700, 1, 1, 8, 300}, {1, 50, 2, 2, 8, 1000}};
+
+// q, k and v are column ranges of one packed matrix, as a model has them.
+struct AttentionTwins {
+  AttentionTwins(Twins& twins, const AttentionShape& s)
+      : shape(s),
+        q_width(s.heads * s.head_dim),
+        k_width(s.kv_heads * s.head_dim),
+        packed(twins.Input(s.batch * s.seq, q_width + 2 * k_width, 3, 2)),
+        out(twins.Output(s.batch * s.seq, q_width, 5)),
+        log_sum_exp(twins.FloatOutputVector(s.batch * s.heads * s.seq)),
+        d_out(twins.Input(s.batch * s.seq, q_width, 1)),
+        d_packed(twins.Output(s.batch * s.seq, q_width + 2 * k_width, 2)) {}
+
+  template <typename Side>
+  AttentionArgs Forward(Side side) const {
+    AttentionArgs args;
+    args.batch = shape.batch, args.seq = shape.seq, args.heads = shape.heads;
+    args.kv_heads = shape.kv_heads, args.head_dim = shape.head_dim, args.window = shape.window;
+    args.q = side(packed.Cols(0, q_width));
+    args.k = side(packed.Cols(q_width, k_width));
+    args.v = side(packed.Cols(q_width + k_width, k_width));
+    args.out = side(out);
+    args.log_sum_exp = side(log_sum_exp);
+    return args;
+  }
+  template <typename Side>
+  AttentionBackwardArgs Backward(Side side) const {
+    AttentionBackwardArgs args;
+    args.forward = Forward(side);
+    args.d_out = side(d_out);
+    args.d_q = side(d_packed.Cols(0, q_width));
+    args.d_k = side(d_packed.Cols(q_width, k_width));
+    args.d_v = side(d_packed.Cols(q_width + k_width, k_width));
+    return args;
+  }
+
+  AttentionShape shape;
+  int64_t q_width, k_width;
+  TwinMatrix packed, out;
+  TwinVector log_sum_exp;
+  TwinMatrix d_out, d_packed;
+};
+
+TEST_P(Conformance, AttentionMatchesForwardAndBackward) {
+  for (const AttentionShape& shape : kAttentionShapes) {
+    SCOPED_TRACE(::testing::PrintToString(shape));
+    Twins twins(dtype());
+    const AttentionTwins attention(twins, shape);
+    const auto exact = [](const auto& twin) { return twin.exact; };
+    const auto tested = [](const auto& twin) { return twin.tested; };
+    exact_->Attention(attention.Forward(exact));
+    tested_->Attention(attention.Forward(tested));
+    twins.ExpectClose("Attention", attention.out);
+    twins.ExpectClose("Statistic", attention.log_sum_exp);
+    exact_->AttentionBackward(attention.Backward(exact));
+    tested_->AttentionBackward(attention.Backward(tested));
+    twins.ExpectClose("AttentionBackward", attention.d_packed);
+  }
+}
+
+TEST_P(Conformance, RotaryMatches) {
+  for (bool inverse : {false, true}) {
+    for (const int64_t head_dim : {2, 6, 32, 64}) {
+      Twins twins(dtype());
+      RotaryArgs args;
+      args.seq = 65, args.heads = 5, args.head_dim = head_dim, args.inverse = inverse;
+      const TwinMatrix x = twins.Input(2 * args.seq, args.heads * head_dim, 3);
+      args.x = x.exact;
+      exact_->Rotary(args);
+      args.x = x.tested;
+      tested_->Rotary(args);
+      twins.ExpectClose("Rotary", x);
+    }
+  }
+}
+
+constexpr ActivationKind kActivationKinds[] = {ActivationKind::kGelu, ActivationKind::kGeluTanh,
+                                               ActivationKind::kSwiGlu};
+
+TEST_P(Conformance, ActivationMatchesForwardAndBackward) {
+  for (const auto& [rows, cols] : kRowShapes) {
+    for (ActivationKind kind : kActivationKinds) {
+      SCOPED_TRACE(::testing::Message() << rows << " x " << cols << " kind " << int(kind));
+      Twins twins(dtype());
+      const int64_t in_cols = kind == ActivationKind::kSwiGlu ? 2 * cols : cols;
+      const TwinMatrix in = twins.Input(rows, in_cols, 3, 8), out = twins.Output(rows, cols, 1);
+      const TwinMatrix d_out = twins.Input(rows, cols, 2), d_in = twins.Output(rows, in_cols, 5);
+      exact_->Activation({kind, in.exact, out.exact});
+      tested_->Activation({kind, in.tested, out.tested});
+      twins.ExpectClose("Activation", out);
+      exact_->ActivationBackward({kind, in.exact, d_out.exact, d_in.exact});
+      tested_->ActivationBackward({kind, in.tested, d_out.tested, d_in.tested});
+      twins.ExpectClose("Activation", d_in);
+    }
+  }
+}
+
+TEST_P(Conformance, EmbeddingMatchesForwardAndBackward) {
+  for (const auto& [rows, cols] : kRowShapes) {
+    for (bool with_positions : {false, true}) {
+      Twins twins(dtype());
+      const int64_t seq = 9;
+      const Vector tokens = twins.Tokens(rows, 11);  // each token comes several times
+      const TwinMatrix token_weight = twins.Input(11, cols, 2), out = twins.Output(rows, cols, 1);
+      const TwinMatrix position_weight = twins.Input(seq + 1, cols, 3);
+      const TwinMatrix d_out = twins.Input(rows, cols, 4), d_token = twins.Float(11, cols, 2);
+      const TwinMatrix d_position = twins.Float(seq + 1, cols, 5);
+      const auto run = [&](Ops& ops, auto side) {
+        EmbeddingArgs args{seq, tokens, side(token_weight), {}, side(out)};
+        EmbeddingBackwardArgs backward{seq, tokens, side(d_out), side(d_token), {}};
+        if (with_positions) args.position_weight = side(position_weight);
+        if (with_positions) backward.d_position_weight = side(d_position);
+        ops.Embedding(args);
+        ops.EmbeddingBackward(backward);
+      };
+      run(*exact_, [](const auto& twin) { return twin.exact; });
+      run(*tested_, [](const auto& twin) { return twin.tested; });
+      twins.ExpectClose("Embedding", out);
+      twins.ExpectClose("ColumnSums", d_token);
+      twins.ExpectClose("ColumnSums", d_position);
+    }
+  }
+}
+
+TEST_P(Conformance, CrossEntropyMatches) {
+  for (const auto& [rows, cols] : {RowShape{0, 5}, {1, 1}, {3, 17}, {8, 256}, {70, 1000}}) {
+    for (bool backward : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << rows << " x " << cols << " backward " << backward);
+      Twins twins(dtype());
+      const TwinMatrix logits = twins.Input(rows, cols, 3, 10);
+      const Vector targets = twins.Tokens(rows, static_cast<int32_t>(cols));
+      double exact_loss = 1, tested_loss = 1;  // added to, not overwritten
+      CrossEntropyArgs args{logits.exact, targets, 0.125, backward, &exact_loss};
+      exact_->CrossEntropy(args);
+      args.logits = logits.tested, args.loss_sum = &tested_loss;
+      tested_->CrossEntropy(args);
+      EXPECT_NEAR(tested_loss, exact_loss, 1e-6 * exact_loss);
+      twins.ExpectClose("CrossEntropy", logits);
+    }
+  }
+}
+
+TEST_P(Conformance, CrossEntropyOfNanIsNan) {
+  Twins twins(dtype());
+  const TwinMatrix logits = twins.Output(2, 40);
+  double loss = 0;
+  tested_->CrossEntropy({logits.tested, twins.Tokens(2, 40), 1.0, true, &loss});
+  EXPECT_TRUE(std::isnan(loss));
+}
+
+TEST_P(Conformance, AdamWMatchesOverThreeSteps) {
+  for (const int64_t size : {0, 1, 17, 256, 40001}) {
+    SCOPED_TRACE(size);
+    Twins twins(dtype());
+    const TwinVector master = twins.FloatVector(size), copy = twins.OutputVector(size);
+    const TwinVector exp_avg = twins.FloatVector(size, 0), exp_avg_sq = twins.FloatVector(size, 0);
+    for (int64_t step = 1; step <= 3; ++step) {
+      const TwinVector grad = twins.FloatVector(size);
+      const auto run = [&](Ops& ops, auto side) {
+        AdamWArgs args{side(master), side(exp_avg), side(exp_avg_sq), side(grad), side(copy)};
+        args.grad_scale = 0.5, args.lr = 0.01, args.weight_decay = 0.1, args.step = step;
+        ops.AdamW(args);
+      };
+      run(*exact_, [](const auto& twin) { return twin.exact; });
+      run(*tested_, [](const auto& twin) { return twin.tested; });
+    }
+    twins.ExpectClose("AdamW", master);
+    twins.ExpectClose("AdamW", exp_avg);
+    twins.ExpectClose("AdamW", exp_avg_sq);
+    twins.ExpectClose("AdamW", copy);
+  }
+}
+
+TEST_P(Conformance, SumsMatch) {
+  for (const auto& [rows, cols] : kRowShapes) {
+    Twins twins(dtype());
+    const TwinMatrix a = twins.Input(rows, cols, 3), b = twins.Input(rows, cols, 1);
+    const TwinMatrix out = twins.Output(rows, cols, 2);
+    const TwinVector columns = twins.FloatVector(cols);
+    exact_->Add(a.exact, b.exact, out.exact);
+    tested_->Add(a.tested, b.tested, out.tested);
+    exact_->AddColumnSums(a.exact, columns.exact);
+    tested_->AddColumnSums(a.tested, columns.tested);
+    twins.ExpectClose("Sum", out);
+    twins.ExpectClose("ColumnSums", columns);
+    exact_->Add(a.exact, b.exact, a.exact);
+    tested_->Add(a.tested, b.tested, a.tested);
+    twins.ExpectClose("Sum", a);
+  }
+}
+
+TEST_P(Conformance, SumOfSquaresMatches) {
+  for (const int64_t size : {0, 1, 31, 64, 100000}) {
+    Twins twins(dtype());
+    const TwinVector x = twins.FloatVector(size);
+    const double exact = exact_->SumOfSquares(x.exact);
+    EXPECT_NEAR(tested_->SumOfSquares(x.tested), exact, 1e-12 * exact);
+  }
+}
+
+TEST_P(Conformance, CastRoundsToNearestEvenAndBack) {
+  for (const int64_t size : {0, 1, 31, 64, 40001}) {
+    Twins twins(DType::kBF16);
+    const TwinVector wide = twins.FloatVector(size), narrow = twins.OutputVector(size);
+    const TwinVector back = twins.FloatOutputVector(size);
+    tested_->Cast(wide.tested, narrow.tested);
+    tested_->Cast(narrow.tested, back.tested);
+    for (int64_t i = 0; i < size; ++i) {
+      const tensor::BFloat16 expected = tensor::ToBFloat16(wide.tested.as<float>()[i]);
+      ASSERT_EQ(narrow.tested.as<tensor::BFloat16>()[i].bits, expected.bits) << i;
+      ASSERT_EQ(back.tested.as<float>()[i], tensor::ToFloat(expected)) << i;
+    }
+  }
+}
+
+TEST_P(Conformance, FillZeroOverwritesNan) {
+  Twins twins(dtype());
+  const TwinVector x = twins.OutputVector(33);
+  tested_->FillZero(x.tested);
+  exact_->FillZero(x.exact);
+  twins.ExpectClose("Sum", x);
+}
+
+TEST_P(Conformance, CastKeepsNanAndInfinity) {
+  std::vector<float> wide(40, std::nanf("0x7fffff"));
+  wide[1] = INFINITY;
+  wide[2] = -INFINITY;
+  std::vector<tensor::BFloat16> narrow(40);
+  tested_->Cast({wide.data(), DType::kF32, 40}, {narrow.data(), DType::kBF16, 40});
+  EXPECT_EQ(tensor::ToFloat(narrow[1]), INFINITY);
+  EXPECT_EQ(tensor::ToFloat(narrow[2]), -INFINITY);
+  for (int i = 3; i < 40; ++i) EXPECT_TRUE(std::isnan(tensor::ToFloat(narrow[i]))) << i;
+}
+
+}  // namespace
+}  // namespace megascale::ops

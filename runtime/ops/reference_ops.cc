@@ -1,0 +1,394 @@
+// The operators as their definitions say, in float64 and plain loops. Nothing here is fast or clever:
+// it is what all other implementations are compared with.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/ops/check_arguments.h"
+#include "runtime/ops/ops.h"
+
+namespace megascale::ops {
+namespace {
+
+double& At(const Matrix& matrix, int64_t row, int64_t col) {
+  return matrix.as<double>()[row * matrix.stride + col];
+}
+double& At(const Vector& vector, int64_t index) { return vector.as<double>()[index]; }
+
+int32_t TokenAt(const Vector& tokens, int64_t index, int64_t vocabulary) {
+  const int32_t token = tokens.as<int32_t>()[index];
+  MEGASCALE_CHECK(token >= 0 && token < vocabulary);
+  return token;
+}
+
+double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+struct ValueAndSlope {
+  double value;
+  double slope;
+};
+
+ValueAndSlope Gelu(double x) {
+  const double cumulative = 0.5 * std::erfc(-x / std::sqrt(2.0));
+  const double density = std::exp(-0.5 * x * x) / std::sqrt(2 * M_PI);
+  return {x * cumulative, cumulative + x * density};
+}
+
+ValueAndSlope GeluTanh(double x) {
+  const double scale = std::sqrt(2 / M_PI);
+  const double tanh = std::tanh(scale * (x + 0.044715 * x * x * x));
+  const double inner_slope = scale * (1 + 3 * 0.044715 * x * x);
+  return {0.5 * x * (1 + tanh), 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * inner_slope};
+}
+
+ValueAndSlope Silu(double x) {
+  const double sigmoid = Sigmoid(x);
+  return {x * sigmoid, sigmoid + x * sigmoid * (1 - sigmoid)};
+}
+
+ValueAndSlope Activate(ActivationKind kind, double x) {
+  return kind == ActivationKind::kGelu ? Gelu(x) : GeluTanh(x);
+}
+
+// The part of the packed matrices that one query row of one head touches.
+struct AttentionRow {
+  int64_t row = 0;        // of q and out
+  int64_t first_row = 0;  // of k and v: the row of position 0
+  int64_t query_col = 0;
+  int64_t key_col = 0;
+  int64_t first_key = 0;  // position
+  int64_t last_key = 0;   // position, inclusive
+  int64_t statistics_index = 0;
+};
+
+template <typename Body>
+void ForEachAttentionRow(const AttentionArgs& args, Body body) {
+  const int64_t group = args.heads / args.kv_heads;
+  for (int64_t b = 0; b < args.batch; ++b) {
+    for (int64_t h = 0; h < args.heads; ++h) {
+      for (int64_t t = 0; t < args.seq; ++t) {
+        AttentionRow row;
+        row.first_row = b * args.seq;
+        row.row = row.first_row + t;
+        row.query_col = h * args.head_dim;
+        row.key_col = h / group * args.head_dim;
+        row.first_key = args.window > 0 ? std::max<int64_t>(0, t - args.window + 1) : 0;
+        row.last_key = t;
+        row.statistics_index = (b * args.heads + h) * args.seq + t;
+        body(row);
+      }
+    }
+  }
+}
+
+double Score(const AttentionArgs& args, const AttentionRow& row, int64_t key) {
+  double dot = 0;
+  for (int64_t d = 0; d < args.head_dim; ++d) {
+    dot += At(args.q, row.row, row.query_col + d) *
+           At(args.k, row.first_row + key, row.key_col + d);
+  }
+  return dot / std::sqrt(static_cast<double>(args.head_dim));
+}
+
+class ReferenceOps final : public Ops {
+ public:
+  DType compute() const override { return DType::kF64; }
+
+  void MatMul(const MatMulArgs& args) override {
+    CheckArguments(args, compute());
+    const bool a_transposed = args.transpose_a == Transpose::kYes;
+    const bool b_transposed = args.transpose_b == Transpose::kYes;
+    const int64_t inner = a_transposed ? args.a.rows : args.a.cols;
+    for (int64_t i = 0; i < args.c.rows; ++i) {
+      for (int64_t j = 0; j < args.c.cols; ++j) {
+        double sum = args.accumulate ? At(args.c, i, j) : args.bias ? At(args.bias, j) : 0;
+        for (int64_t k = 0; k < inner; ++k) {
+          sum += (a_transposed ? At(args.a, k, i) : At(args.a, i, k)) *
+                 (b_transposed ? At(args.b, j, k) : At(args.b, k, j));
+        }
+        At(args.c, i, j) = sum;
+      }
+    }
+  }
+
+  void Norm(const NormArgs& args) override {
+    CheckArguments(args, compute());
+    const int64_t cols = args.x.cols;
+    for (int64_t n = 0; n < args.x.rows; ++n) {
+      const auto input = [&](int64_t c) {
+        return At(args.x, n, c) + (args.delta ? At(args.delta, n, c) : 0);
+      };
+      double mean = 0, square = 0;
+      if (args.kind == NormKind::kLayerNorm) {
+        for (int64_t c = 0; c < cols; ++c) mean += input(c) / cols;
+        At(args.mean, n) = mean;
+      }
+      for (int64_t c = 0; c < cols; ++c) square += (input(c) - mean) * (input(c) - mean) / cols;
+      const double rstd = 1 / std::sqrt(square + args.eps);
+      At(args.rstd, n) = rstd;
+      for (int64_t c = 0; c < cols; ++c) {
+        const double x = input(c);
+        if (args.delta) At(args.sum, n, c) = x;
+        At(args.out, n, c) =
+            (x - mean) * rstd * At(args.weight, c) + (args.bias ? At(args.bias, c) : 0);
+      }
+    }
+  }
+
+  void NormBackward(const NormBackwardArgs& args) override {
+    CheckArguments(args, compute());
+    const bool centred = args.kind == NormKind::kLayerNorm;
+    const int64_t cols = args.x.cols;
+    for (int64_t n = 0; n < args.x.rows; ++n) {
+      const double mean = centred ? At(args.mean, n) : 0, rstd = At(args.rstd, n);
+      const auto normal = [&](int64_t c) { return (At(args.x, n, c) - mean) * rstd; };
+      double gradient_mean = 0, product_mean = 0;
+      for (int64_t c = 0; c < cols; ++c) {
+        const double d_out = At(args.d_out, n, c);
+        At(args.d_weight, c) += d_out * normal(c);
+        if (args.d_bias) At(args.d_bias, c) += d_out;
+        if (centred) gradient_mean += d_out * At(args.weight, c) / cols;
+        product_mean += d_out * At(args.weight, c) * normal(c) / cols;
+      }
+      for (int64_t c = 0; c < cols; ++c) {
+        const double d_normal = At(args.d_out, n, c) * At(args.weight, c);
+        At(args.d_x, n, c) += rstd * (d_normal - gradient_mean - normal(c) * product_mean);
+      }
+    }
+  }
+
+  void Attention(const AttentionArgs& args) override {
+    CheckArguments(args, compute());
+    std::vector<double> weight(args.seq);
+    ForEachAttentionRow(args, [&](const AttentionRow& row) {
+      double max = -std::numeric_limits<double>::infinity(), sum = 0;
+      for (int64_t key = row.first_key; key <= row.last_key; ++key) {
+        weight[key] = Score(args, row, key);
+        max = std::max(max, weight[key]);
+      }
+      for (int64_t key = row.first_key; key <= row.last_key; ++key) {
+        weight[key] = std::exp(weight[key] - max);
+        sum += weight[key];
+      }
+      At(args.log_sum_exp, row.statistics_index) = max + std::log(sum);
+      for (int64_t d = 0; d < args.head_dim; ++d) {
+        double out = 0;
+        for (int64_t key = row.first_key; key <= row.last_key; ++key) {
+          out += weight[key] / sum * At(args.v, row.first_row + key, row.key_col + d);
+        }
+        At(args.out, row.row, row.query_col + d) = out;
+      }
+    });
+  }
+
+  void AttentionBackward(const AttentionBackwardArgs& args) override {
+    const AttentionArgs& forward = args.forward;
+    CheckArguments(args, compute());
+    const double scale = 1 / std::sqrt(static_cast<double>(forward.head_dim));
+    for (const Matrix& gradient : {args.d_q, args.d_k, args.d_v}) {
+      for (int64_t i = 0; i < gradient.rows; ++i) {
+        for (int64_t j = 0; j < gradient.cols; ++j) At(gradient, i, j) = 0;
+      }
+    }
+    ForEachAttentionRow(forward, [&](const AttentionRow& row) {
+      double delta = 0;
+      for (int64_t d = 0; d < forward.head_dim; ++d) {
+        delta += At(args.d_out, row.row, row.query_col + d) *
+                 At(forward.out, row.row, row.query_col + d);
+      }
+      for (int64_t key = row.first_key; key <= row.last_key; ++key) {
+        const int64_t key_row = row.first_row + key;
+        const double weight = std::exp(Score(forward, row, key) -
+                                       At(forward.log_sum_exp, row.statistics_index));
+        double d_weight = 0;
+        for (int64_t d = 0; d < forward.head_dim; ++d) {
+          const double d_out = At(args.d_out, row.row, row.query_col + d);
+          d_weight += d_out * At(forward.v, key_row, row.key_col + d);
+          At(args.d_v, key_row, row.key_col + d) += weight * d_out;
+        }
+        const double d_score = weight * (d_weight - delta) * scale;
+        for (int64_t d = 0; d < forward.head_dim; ++d) {
+          const double q = At(forward.q, row.row, row.query_col + d);
+          At(args.d_q, row.row, row.query_col + d) +=
+              d_score * At(forward.k, key_row, row.key_col + d);
+          At(args.d_k, key_row, row.key_col + d) += d_score * q;
+        }
+      }
+    });
+  }
+
+  void Rotary(const RotaryArgs& args) override {
+    CheckArguments(args, compute());
+    const int64_t half = args.head_dim / 2;
+    for (int64_t n = 0; n < args.x.rows; ++n) {
+      for (int64_t h = 0; h < args.heads; ++h) {
+        for (int64_t i = 0; i < half; ++i) {
+          const double angle = (n % args.seq) * std::pow(args.theta, -2.0 * i / args.head_dim);
+          const double sine = args.inverse ? -std::sin(angle) : std::sin(angle);
+          double& first = At(args.x, n, h * args.head_dim + i);
+          double& second = At(args.x, n, h * args.head_dim + half + i);
+          const double rotated = first * std::cos(angle) - second * sine;
+          second = second * std::cos(angle) + first * sine;
+          first = rotated;
+        }
+      }
+    }
+  }
+
+  void Activation(const ActivationArgs& args) override {
+    CheckArguments(args, compute());
+    const int64_t cols = args.out.cols;
+    for (int64_t n = 0; n < args.in.rows; ++n) {
+      for (int64_t c = 0; c < cols; ++c) {
+        const double x = At(args.in, n, c);
+        At(args.out, n, c) = args.kind == ActivationKind::kSwiGlu
+                                 ? Silu(x).value * At(args.in, n, cols + c)
+                                 : Activate(args.kind, x).value;
+      }
+    }
+  }
+
+  void ActivationBackward(const ActivationBackwardArgs& args) override {
+    CheckArguments(args, compute());
+    const int64_t cols = args.d_out.cols;
+    for (int64_t n = 0; n < args.in.rows; ++n) {
+      for (int64_t c = 0; c < cols; ++c) {
+        const double x = At(args.in, n, c), d_out = At(args.d_out, n, c);
+        if (args.kind == ActivationKind::kSwiGlu) {
+          const ValueAndSlope silu = Silu(x);
+          At(args.d_in, n, c) = d_out * At(args.in, n, cols + c) * silu.slope;
+          At(args.d_in, n, cols + c) = d_out * silu.value;
+        } else {
+          At(args.d_in, n, c) = d_out * Activate(args.kind, x).slope;
+        }
+      }
+    }
+  }
+
+  void Embedding(const EmbeddingArgs& args) override {
+    CheckArguments(args, compute());
+    for (int64_t n = 0; n < args.out.rows; ++n) {
+      const int32_t token = TokenAt(args.tokens, n, args.token_weight.rows);
+      for (int64_t c = 0; c < args.out.cols; ++c) {
+        At(args.out, n, c) =
+            At(args.token_weight, token, c) +
+            (args.position_weight ? At(args.position_weight, n % args.seq, c) : 0);
+      }
+    }
+  }
+
+  void EmbeddingBackward(const EmbeddingBackwardArgs& args) override {
+    CheckArguments(args, compute());
+    for (int64_t n = 0; n < args.d_out.rows; ++n) {
+      const int32_t token = TokenAt(args.tokens, n, args.d_token_weight.rows);
+      for (int64_t c = 0; c < args.d_out.cols; ++c) {
+        const double d_out = At(args.d_out, n, c);
+        At(args.d_token_weight, token, c) += d_out;
+        if (args.d_position_weight) At(args.d_position_weight, n % args.seq, c) += d_out;
+      }
+    }
+  }
+
+  void CrossEntropy(const CrossEntropyArgs& args) override {
+    CheckArguments(args, compute());
+    for (int64_t n = 0; n < args.logits.rows; ++n) {
+      const int32_t target = TokenAt(args.targets, n, args.logits.cols);
+      double max = -std::numeric_limits<double>::infinity(), sum = 0;
+      for (int64_t v = 0; v < args.logits.cols; ++v) max = std::max(max, At(args.logits, n, v));
+      for (int64_t v = 0; v < args.logits.cols; ++v) sum += std::exp(At(args.logits, n, v) - max);
+      *args.loss_sum += max + std::log(sum) - At(args.logits, n, target);
+      if (!args.backward) continue;
+      for (int64_t v = 0; v < args.logits.cols; ++v) {
+        double& logit = At(args.logits, n, v);
+        logit = (std::exp(logit - max) / sum - (v == target ? 1 : 0)) * args.gradient_scale;
+      }
+    }
+  }
+
+  void AdamW(const AdamWArgs& args) override {
+    CheckArguments(args, compute());
+    const double correction1 = 1 - std::pow(args.beta1, args.step);
+    const double correction2 = 1 - std::pow(args.beta2, args.step);
+    for (int64_t i = 0; i < args.master.size; ++i) {
+      const double grad = At(args.grad, i) * args.grad_scale;
+      double& exp_avg = At(args.exp_avg, i);
+      double& exp_avg_sq = At(args.exp_avg_sq, i);
+      double& master = At(args.master, i);
+      exp_avg = args.beta1 * exp_avg + (1 - args.beta1) * grad;
+      exp_avg_sq = args.beta2 * exp_avg_sq + (1 - args.beta2) * grad * grad;
+      const double direction =
+          exp_avg / correction1 / (std::sqrt(exp_avg_sq / correction2) + args.eps);
+      master -= args.lr * (direction + args.weight_decay * master);
+      if (args.compute_copy) At(args.compute_copy, i) = master;
+    }
+  }
+
+  void AddColumnSums(const Matrix& x, const Vector& out) override {
+    CheckColumnSums(x, out, compute());
+    for (int64_t n = 0; n < x.rows; ++n) {
+      for (int64_t c = 0; c < x.cols; ++c) At(out, c) += At(x, n, c);
+    }
+  }
+
+  void Add(const Matrix& a, const Matrix& b, const Matrix& out) override {
+    CheckAdd(a, b, out, compute());
+    for (int64_t n = 0; n < out.rows; ++n) {
+      for (int64_t c = 0; c < out.cols; ++c) At(out, n, c) = At(a, n, c) + At(b, n, c);
+    }
+  }
+
+  double SumOfSquares(const Vector& x) override {
+    MEGASCALE_CHECK(x.dtype == DType::kF64);
+    double sum = 0;
+    for (int64_t i = 0; i < x.size; ++i) sum += At(x, i) * At(x, i);
+    return sum;
+  }
+
+  void Cast(const Vector& from, const Vector& to) override {
+    MEGASCALE_CHECK(from.size == to.size);
+    for (int64_t i = 0; i < from.size; ++i) Write(to, i, Read(from, i));
+  }
+
+  void FillZero(const Vector& x) override {
+    std::fill_n(x.as<char>(), x.size * tensor::SizeOf(x.dtype), char{0});
+  }
+
+ private:
+  static double Read(const Vector& vector, int64_t i) {
+    switch (vector.dtype) {
+      case DType::kF64:
+        return vector.as<double>()[i];
+      case DType::kF32:
+        return vector.as<float>()[i];
+      case DType::kBF16:
+        return tensor::ToFloat(vector.as<tensor::BFloat16>()[i]);
+      case DType::kI32:
+        return vector.as<int32_t>()[i];
+    }
+    return 0;
+  }
+  static void Write(const Vector& vector, int64_t i, double value) {
+    switch (vector.dtype) {
+      case DType::kF64:
+        vector.as<double>()[i] = value;
+        break;
+      case DType::kF32:
+        vector.as<float>()[i] = static_cast<float>(value);
+        break;
+      case DType::kBF16:
+        vector.as<tensor::BFloat16>()[i] = tensor::ToBFloat16(static_cast<float>(value));
+        break;
+      case DType::kI32:
+        vector.as<int32_t>()[i] = static_cast<int32_t>(value);
+        break;
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> MakeReferenceOps() { return std::make_unique<ReferenceOps>(); }
+
+}  // namespace megascale::ops

@@ -1,0 +1,55 @@
+// How far an implementation of Ops may be from the float64 reference, by operator and dtype: the one
+// table. An element passes when |tested - exact| <= absolute + relative * |exact|. The inputs of the
+// tests are of the order of 1 and are the same numbers on both sides.
+#pragma once
+
+#include "absl/strings/string_view.h"
+#include "runtime/tensor/tensor.h"
+
+namespace megascale::ops {
+
+struct Tolerance {
+  absl::string_view name;
+  tensor::DType dtype;  // of the result
+  double absolute;
+  double relative;
+  absl::string_view reason;
+};
+
+constexpr double kRoundF32 = 0x1p-24;   // half a unit in the last place
+constexpr double kRoundBF16 = 0x1p-8;
+
+constexpr Tolerance kTolerances[] = {
+    {"MatMul", tensor::DType::kF32, 1e-4, 1e-5, "sums of up to 300 products, in any order"},
+    {"MatMul", tensor::DType::kBF16, 1e-3, 2.1 * kRoundBF16,
+     "fp32 sums rounded once, or twice where they are added to bf16"},
+    {"Norm", tensor::DType::kF32, 1e-5, 1e-5, "two sums over a row"},
+    {"Norm", tensor::DType::kBF16, 2e-2, 2 * kRoundBF16,
+     "x + delta is rounded before it is normalised; the result is rounded too"},
+    {"Sum", tensor::DType::kF32, 0, kRoundF32, "one addition"},
+    {"Sum", tensor::DType::kBF16, 0, 1.01 * kRoundBF16, "one addition, rounded"},
+    {"Statistic", tensor::DType::kF32, 1e-2, 1e-2,
+     "mean, reciprocal deviation and log-sum-exp, of rounded inputs in bf16"},
+    {"NormBackward", tensor::DType::kF32, 2e-4, 1e-4,
+     "columns summed over 70 rows; the statistics were rounded"},
+    {"NormBackward", tensor::DType::kBF16, 2e-2, 2.1 * kRoundBF16,
+     "added to a rounded gradient and rounded"},
+    {"Attention", tensor::DType::kF32, 1e-5, 1e-5, "an average of values of the order of 1"},
+    {"Attention", tensor::DType::kBF16, 1e-3, 1.1 * kRoundBF16, "fp32 inside, rounded once"},
+    {"AttentionBackward", tensor::DType::kF32, 1e-4, 1e-4, "sums over the sequence"},
+    {"AttentionBackward", tensor::DType::kBF16, 2e-2, 2 * kRoundBF16,
+     "d_out . out is taken from an output that was rounded"},
+    {"Rotary", tensor::DType::kF32, 1e-6, 1e-6, "sines rounded to fp32, two products"},
+    {"Rotary", tensor::DType::kBF16, 1e-6, 1.1 * kRoundBF16, "rounded once, but for cancellation"},
+    {"Activation", tensor::DType::kF32, 1e-6, 1e-6, "the polynomials' 1e-7 times inputs up to 8"},
+    {"Activation", tensor::DType::kBF16, 1e-5, 1.1 * kRoundBF16, "fp32 inside, rounded once"},
+    {"Embedding", tensor::DType::kF32, 0, kRoundF32, "one addition"},
+    {"Embedding", tensor::DType::kBF16, 0, 1.01 * kRoundBF16, "one addition, rounded"},
+    {"ColumnSums", tensor::DType::kF32, 1e-5, 1e-5, "sums over rows in fp32"},
+    {"CrossEntropy", tensor::DType::kF32, 1e-6, 1e-5, "sums of up to 1000 exponentials"},
+    {"CrossEntropy", tensor::DType::kBF16, 1e-6, 1.1 * kRoundBF16, "fp32 inside, rounded once"},
+    {"AdamW", tensor::DType::kF32, 1e-6, 1e-6, "some ten roundings"},
+    {"AdamW", tensor::DType::kBF16, 1e-6, 1.01 * kRoundBF16, "the master, rounded"},
+};
+
+}  // namespace megascale::ops

@@ -1,0 +1,170 @@
+#include "runtime/plan/executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status.h"
+#include "runtime/plan/validate.h"
+
+namespace megascale::plan {
+namespace {
+
+// `status` with `context` before its message and its payloads (such as the ranks to blame) kept.
+absl::Status Located(const absl::Status& status, absl::string_view context) {
+  absl::Status located = base::Annotate(status, context);
+  status.ForEachPayload([&](absl::string_view type, const absl::Cord& payload) {
+    located.SetPayload(type, payload);
+  });
+  return located;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(ExecutorOptions options) {
+  std::unique_ptr<Executor> executor(new Executor(std::move(options)));
+  RETURN_IF_ERROR(executor->Resolve());
+  return executor;
+}
+
+Executor::~Executor() {
+  Abort(absl::AbortedError("the executor was destroyed"));
+  for (const auto& [kind, stream] : options_.streams) stream->Synchronize();
+}
+
+absl::Status Executor::Resolve() {
+  const RankPlan& plan = options_.plan;
+  // Filled only at the end: a refused executor has nothing to synchronize with.
+  std::map<StreamKind, stream::Stream*> streams = std::exchange(options_.streams, {});
+  RETURN_IF_ERROR(ValidateRankPlan(plan));
+  tasks_.resize(plan.instructions.size());
+  std::map<stream::Stream*, size_t> num_queued;
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    const Instruction& instruction = plan.instructions[i];
+    const auto context = [&] { return absl::StrCat(instruction.id.ToString(), ": "); };
+    const auto handler = options_.handlers.find(instruction.kind());
+    if (handler == options_.handlers.end() || !handler->second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(context(), "no handler for operation ", Letters(instruction.kind())));
+    }
+    const auto stream = streams.find(instruction.stream);
+    if (stream == streams.end() || stream->second == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(context(), "no stream ", Name(instruction.stream)));
+    }
+    tasks_[i].handler = &handler->second;
+    tasks_[i].stream = stream->second;
+    StateOf(instruction.owner).tasks.push_back(static_cast<int>(i));
+    num_queued[stream->second] += 2 + instruction.depends_on.size();
+  }
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    for (const int producer : plan.instructions[i].depends_on) {
+      Task& from = tasks_[producer];
+      if (plan.instructions[producer].stream == plan.instructions[i].stream) continue;
+      if (from.ended == nullptr) from.ended = &events_.emplace_back();
+      tasks_[i].waits.push_back(from.ended);
+    }
+  }
+  // Twice: the end of a step may still be queued when the next one is launched.
+  for (const auto& [stream, count] : num_queued) stream->Reserve(2 * count);
+  options_.streams = std::move(streams);
+  return absl::OkStatus();
+}
+
+absl::Status Executor::CheckLaunch(Owner owner, const StepContext& context) const {
+  const OwnerState& mine = owners_[static_cast<size_t>(owner)];
+  const OwnerState& other = owners_[1 - static_cast<size_t>(owner)];
+  const auto refused = [&](const auto&... why) {
+    return absl::FailedPreconditionError(absl::StrCat("rank ", options_.plan.rank,
+                                                      ": launch of step ", context.step, " by ",
+                                                      Name(owner), ": ", why...));
+  };
+  if (mine.tasks.empty()) {
+    return refused("it has no instructions");
+  }
+  if (mine.done != nullptr) {
+    return refused("its step ", mine.context.step, " is not over");
+  }
+  if (other.tasks.empty()) return absl::OkStatus();
+  if (other.generation > mine.generation) {
+    if (other.context == context) return absl::OkStatus();
+    return refused("the other owner launched step ", other.context.step, " of attempt ",
+                   other.context.attempt, ", this is of attempt ", context.attempt);
+  }
+  if (other.generation < mine.generation || other.done != nullptr) {
+    return refused("step ", mine.context.step, " is not over: wait for done of both owners");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Executor::Launch(Owner owner, const StepContext& context, Done done) {
+  MEGASCALE_CHECK(done != nullptr);
+  OwnerState& mine = StateOf(owner);
+  uint64_t generation = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    RETURN_IF_ERROR(CheckLaunch(owner, context));
+    generation = ++mine.generation;
+    mine.context = context;
+    mine.done = std::move(done);
+    mine.remaining.store(static_cast<int>(mine.tasks.size()));
+  }
+  // The streams are this owner's alone, so their order is the plan's whatever the other owner does
+  // meanwhile.
+  for (const int index : mine.tasks) {
+    const Task& task = tasks_[index];
+    for (stream::Event* event : task.waits) event->Wait(*task.stream, generation);
+    task.stream->Enqueue([this, index] { Run(index); });
+    if (task.ended != nullptr) task.ended->Record(*task.stream, generation);
+  }
+  return absl::OkStatus();
+}
+
+void Executor::Run(int index) {
+  const Instruction& instruction = options_.plan.instructions[index];
+  OwnerState& owner = StateOf(instruction.owner);
+  if (!failed_.load()) {
+    const StepContext& context = owner.context;
+    if (options_.observer.begin) options_.observer.begin(instruction, context);
+    const absl::Status status = (*tasks_[index].handler)(instruction, context);
+    if (options_.observer.end) options_.observer.end(instruction, context, status);
+    if (!status.ok()) {
+      Fail(Located(status, absl::StrCat("rank ", options_.plan.rank, ": step ", context.step, ": ",
+                                        instruction.id.ToString())));
+    }
+  }
+  if (owner.remaining.fetch_sub(1) == 1) Finish(owner);
+}
+
+void Executor::Abort(absl::Status reason) {
+  MEGASCALE_CHECK(!reason.ok());
+  Fail(std::move(reason));
+}
+
+void Executor::Fail(absl::Status error) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (failed_.load()) return;
+    first_error_ = std::move(error);
+    failed_.store(true);
+  }
+  // Nothing more will run, so nothing need be waited for: an owner is not held up by one that never
+  // launches.
+  for (stream::Event& event : events_) event.Release();
+}
+
+void Executor::Finish(OwnerState& owner) {
+  Done done;
+  absl::Status status;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    done = std::exchange(owner.done, nullptr);
+    status = first_error_;
+  }
+  MEGASCALE_CHECK(done != nullptr);
+  done(std::move(status));
+}
+
+}  // namespace megascale::plan

@@ -1,0 +1,567 @@
+#include "runtime/plan/executor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <new>
+#include <numeric>
+#include <random>
+
+#include "runtime/plan/happens_before.h"
+
+namespace {
+std::atomic<int64_t> num_allocations = 0;
+}  // namespace
+
+// Counts every allocation of this program.
+[[gnu::noinline]] void* operator new(size_t size) {
+  ++num_allocations;
+  if (void* memory = std::malloc(size)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace megascale::plan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr auto kDeadline = std::chrono::seconds(30);
+
+class Streams {
+ public:
+  Streams() {
+    for (int i = 0; i < kNumStreamKinds; ++i) {
+      const auto kind = static_cast<StreamKind>(i);
+      owned_.push_back(stream::Stream::Create(std::string(Name(kind))).value());
+      by_kind_[kind] = owned_.back().get();
+    }
+  }
+  const std::map<StreamKind, stream::Stream*>& by_kind() const { return by_kind_; }
+
+ private:
+  std::vector<std::unique_ptr<stream::Stream>> owned_;
+  std::map<StreamKind, stream::Stream*> by_kind_;
+};
+
+std::map<OpKind, Handler> ForAll(const Handler& handler) {
+  std::map<OpKind, Handler> handlers;
+  for (int i = 1; i <= kMaxOpKind; ++i) handlers[static_cast<OpKind>(i)] = handler;
+  return handlers;
+}
+
+// Collects the calls of done; one object serves any number of steps.
+class Finish {
+ public:
+  Executor::Done Done() {
+    return [this](absl::Status status) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++num_calls_;
+      if (!status.ok()) last_error_ = std::move(status);
+      called_.notify_all();
+    };
+  }
+  // Waits for the call number `count`, counted from the first.
+  void Await(int count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (called_.wait_for(lock, kDeadline, [&] { return num_calls_ >= count; })) return;
+    std::fprintf(stderr, "done was called %d times, expected %d\n", num_calls_, count);
+    std::abort();  // Streams would be waited for for ever.
+  }
+  int num_calls() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return num_calls_;
+  }
+  absl::Status last_error() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return last_error_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable called_;
+  int num_calls_ = 0;
+  absl::Status last_error_;
+};
+
+// Opened once. (Not absl::Notification: ThreadSanitizer does not see into the installed abseil.)
+class Gate {
+ public:
+  void Open() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    open_ = true;
+    opened_.notify_all();
+  }
+  bool Await() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return opened_.wait_for(lock, kDeadline, [&] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool open_ = false;
+};
+
+Instruction Hand(OpKind kind, int microbatch, StreamKind stream, std::vector<int> depends_on) {
+  const bool shard = stream == StreamKind::kDataParallel || stream == StreamKind::kOptimizer;
+  return {.id = InstructionId(kind, 0, microbatch),
+          .stream = stream,
+          .owner = shard ? Owner::kShard : Owner::kStage,
+          .depends_on = std::move(depends_on)};
+}
+
+RankPlan HandPlan(std::vector<Instruction> instructions) {
+  RankPlan plan;
+  plan.instructions = std::move(instructions);
+  return plan;
+}
+
+RankPlan TrainPlan(int pipeline, int num_microbatches, int rank) {
+  PlanOptions options;
+  options.mesh = Mesh::Create({.data = 1, .pipeline = pipeline}).value();
+  options.num_microbatches = num_microbatches;
+  return BuildTrainPlan(options, rank).value();
+}
+
+TEST(Executor, RunsATrainPlanInAnOrderThatItsDependenciesAllow) {
+  const RankPlan plan = TrainPlan(3, 6, 1);
+  Streams streams;
+  std::mutex mutex;
+  std::map<uint64_t, std::pair<int, int>> spans;  // begin, end
+  int now = 0;
+  const auto handler = [](const Instruction&, const StepContext& context) {
+    EXPECT_EQ(context, (StepContext{.attempt = 2, .step = 9}));
+    return absl::OkStatus();
+  };
+  Observer observer;
+  observer.begin = [&](const Instruction& instruction, const StepContext&) {
+    std::lock_guard<std::mutex> lock(mutex);
+    spans[instruction.id.packed()].first = ++now;
+  };
+  observer.end = [&](const Instruction& instruction, const StepContext&, const absl::Status&) {
+    std::lock_guard<std::mutex> lock(mutex);
+    spans[instruction.id.packed()].second = ++now;
+  };
+  Finish finish;
+  const auto executor =
+      Executor::Create({plan, streams.by_kind(), ForAll(handler), observer}).value();
+  const StepContext context = {.attempt = 2, .step = 9};
+  ASSERT_TRUE(executor->Launch(Owner::kShard, context, finish.Done()).ok());
+  ASSERT_TRUE(executor->Launch(Owner::kStage, context, finish.Done()).ok());
+  finish.Await(2);
+  EXPECT_TRUE(finish.last_error().ok());
+  ASSERT_EQ(spans.size(), plan.instructions.size());
+  const HappensBefore order = HappensBefore::Create(plan).value();
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    for (size_t j = 0; j < plan.instructions.size(); ++j) {
+      if (!order.Before(i, j)) continue;
+      EXPECT_LT(spans[plan.instructions[i].id.packed()].second,
+                spans[plan.instructions[j].id.packed()].first);
+    }
+  }
+}
+
+// What each instruction of `plan` makes of what it depends on, run by an executor.
+std::map<uint64_t, uint64_t> Compute(const RankPlan& plan, Streams& streams, Owner first) {
+  std::map<uint64_t, uint64_t> values;
+  for (const Instruction& instruction : plan.instructions) values[instruction.id.packed()] = 0;
+  const auto handler = [&](const Instruction& instruction, const StepContext&) {
+    uint64_t value = instruction.id.packed();
+    for (const int producer : instruction.depends_on) {
+      value = value * 6364136223846793005u + values.at(plan.instructions[producer].id.packed());
+    }
+    values.at(instruction.id.packed()) = value;
+    return absl::OkStatus();
+  };
+  Finish finish;
+  const auto executor =
+      Executor::Create({.plan = plan, .streams = streams.by_kind(), .handlers = ForAll(handler)})
+          .value();
+  const Owner second = first == Owner::kStage ? Owner::kShard : Owner::kStage;
+  EXPECT_TRUE(executor->Launch(first, {}, finish.Done()).ok());
+  EXPECT_TRUE(executor->Launch(second, {}, finish.Done()).ok());
+  finish.Await(2);
+  return values;
+}
+
+// Any order in which each instruction stands behind its dependencies.
+RankPlan Shuffled(const RankPlan& plan, std::mt19937& random) {
+  std::vector<int> left(plan.instructions.size());
+  std::iota(left.begin(), left.end(), 0);
+  std::vector<int> moved_to(left.size(), -1);
+  RankPlan shuffled = plan;
+  shuffled.instructions.clear();
+  while (!left.empty()) {
+    std::vector<int> ready;
+    std::copy_if(left.begin(), left.end(), std::back_inserter(ready), [&](int index) {
+      const std::vector<int>& producers = plan.instructions[index].depends_on;
+      return std::all_of(producers.begin(), producers.end(),
+                         [&](int producer) { return moved_to[producer] >= 0; });
+    });
+    const int index = ready[random() % ready.size()];
+    left.erase(std::find(left.begin(), left.end(), index));
+    moved_to[index] = static_cast<int>(shuffled.instructions.size());
+    shuffled.instructions.push_back(plan.instructions[index]);
+    for (int& producer : shuffled.instructions.back().depends_on) producer = moved_to[producer];
+  }
+  return shuffled;
+}
+
+TEST(Executor, GivesEqualResultsInEveryLegalOrderAndForEitherFirstLaunch) {
+  std::mt19937 random(7);
+  std::vector<Instruction> instructions;
+  const std::vector<StreamKind> kinds = {StreamKind::kCompute, StreamKind::kSendGradient,
+                                         StreamKind::kDataParallel, StreamKind::kOptimizer};
+  for (int i = 0; i < 60; ++i) {
+    std::vector<int> producers;
+    for (int j = 0; j < i; ++j) {
+      if (random() % 12 == 0) producers.push_back(j);
+    }
+    instructions.push_back(
+        Hand(OpKind::kForward, i, kinds[random() % kinds.size()], std::move(producers)));
+  }
+  const RankPlan plan = HandPlan(std::move(instructions));
+  Streams streams;
+  const std::map<uint64_t, uint64_t> expected = Compute(plan, streams, Owner::kStage);
+  for (int i = 0; i < 50; ++i) {
+    const RankPlan shuffled = Shuffled(plan, random);
+    EXPECT_EQ(Compute(shuffled, streams, i % 2 == 0 ? Owner::kStage : Owner::kShard), expected);
+  }
+}
+
+TEST(Executor, AThousandStepsAllocateNothing) {
+  Streams streams;
+  std::atomic<int64_t> num_run = 0;
+  const auto handler = [&](const Instruction&, const StepContext&) {
+    ++num_run;
+    return absl::OkStatus();
+  };
+  Finish finish;
+  const RankPlan plan = TrainPlan(4, 8, 1);
+  const auto executor =
+      Executor::Create({.plan = plan, .streams = streams.by_kind(), .handlers = ForAll(handler)})
+          .value();
+  const int64_t before = num_allocations;
+  for (int step = 1; step <= 1000; ++step) {
+    const Owner first = step % 2 == 0 ? Owner::kStage : Owner::kShard;
+    const Owner second = step % 2 == 0 ? Owner::kShard : Owner::kStage;
+    const bool launched =
+        executor->Launch(first, {.attempt = 1, .step = step}, finish.Done()).ok() &&
+        executor->Launch(second, {.attempt = 1, .step = step}, finish.Done()).ok();
+    if (!launched) FAIL() << "step " << step;
+    finish.Await(2 * step);
+  }
+  EXPECT_EQ(num_allocations - before, 0);
+  EXPECT_EQ(num_run, static_cast<int64_t>(1000 * plan.instructions.size()));
+  EXPECT_TRUE(finish.last_error().ok());
+}
+
+TEST(Executor, DoneMayLaunchTheNextStep) {
+  Streams streams;
+  std::vector<int64_t> steps;
+  const auto handler = [&](const Instruction&, const StepContext& context) {
+    steps.push_back(context.step);
+    return absl::OkStatus();
+  };
+  Gate finished;
+  const auto executor =
+      Executor::Create({.plan = HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {})}),
+                        .streams = streams.by_kind(),
+                        .handlers = ForAll(handler)})
+          .value();
+  std::function<void(int64_t)> launch = [&](int64_t step) {
+    const absl::Status launched =
+        executor->Launch(Owner::kStage, {.attempt = 1, .step = step}, [&, step](absl::Status) {
+          if (step == 100) return finished.Open();
+          launch(step + 1);
+        });
+    EXPECT_TRUE(launched.ok()) << launched;
+  };
+  launch(1);
+  ASSERT_TRUE(finished.Await());
+  ASSERT_EQ(steps.size(), 100u);
+  EXPECT_TRUE(std::is_sorted(steps.begin(), steps.end()));
+}
+
+TEST(Executor, FirstErrorSkipsTheRestOfItsStepAndEveryLaterOne) {
+  Streams streams;
+  std::mutex mutex;
+  std::vector<std::string> run;
+  const auto handler = [&](const Instruction& instruction, const StepContext& context) {
+    std::lock_guard<std::mutex> lock(mutex);
+    run.push_back(instruction.id.ToString());
+    if (context.step == 2 && instruction.kind() == OpKind::kBackward) {
+      absl::Status error = absl::DataLossError("checksum differs");
+      error.SetPayload("type", absl::Cord("payload"));
+      return error;
+    }
+    return absl::OkStatus();
+  };
+  Finish stage;
+  Finish shard;
+  const auto executor =
+      Executor::Create(
+          {.plan = TrainPlan(1, 2, 0), .streams = streams.by_kind(), .handlers = ForAll(handler)})
+          .value();
+  for (int step = 1; step <= 3; ++step) {
+    if (step == 2) run.clear();
+    ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = step}, stage.Done()).ok());
+    ASSERT_TRUE(executor->Launch(Owner::kShard, {.attempt = 1, .step = step}, shard.Done()).ok());
+    stage.Await(step);
+    shard.Await(step);
+    EXPECT_EQ(stage.num_calls(), step);
+    EXPECT_EQ(shard.num_calls(), step);
+    EXPECT_EQ(stage.last_error().ok(), step == 1);
+  }
+  EXPECT_THAT(run, ElementsAre("L.c0", "F.c0.m0", "B.c0.m0"));
+  for (const absl::Status& error : {stage.last_error(), shard.last_error()}) {
+    EXPECT_EQ(error.code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(error.GetPayload("type"), absl::Cord("payload"));
+    EXPECT_EQ(error.message(), "rank 0: step 2: B.c0.m0: checksum differs");
+  }
+}
+
+TEST(Executor, AbortEndsAnOwnerThatWaitsForOneThatNeverLaunches) {
+  Streams streams;
+  Finish shard;
+  const auto never = [](const Instruction& instruction, const StepContext&) {
+    ADD_FAILURE() << instruction.id.ToString() << " ran";
+    return absl::OkStatus();
+  };
+  {
+    const auto executor =
+        Executor::Create(
+            {.plan = TrainPlan(1, 2, 0), .streams = streams.by_kind(), .handlers = ForAll(never)})
+            .value();
+    ASSERT_TRUE(executor->Launch(Owner::kShard, {}, shard.Done()).ok());
+    EXPECT_EQ(shard.num_calls(), 0);
+    executor->Abort(absl::AbortedError("the attempt ended"));
+    executor->Abort(absl::InternalError("later"));
+    shard.Await(1);
+    EXPECT_EQ(shard.last_error(), absl::AbortedError("the attempt ended"));
+  }
+  const auto executor = Executor::Create(
+      {.plan = TrainPlan(1, 2, 0), .streams = streams.by_kind(), .handlers = ForAll(never)});
+  ASSERT_TRUE((*executor)->Launch(Owner::kShard, {}, shard.Done()).ok());
+  // Its destructor calls what is owed.
+}
+
+TEST(Executor, DestructorWaitsForWhatHasBegunAndCallsDone) {
+  Streams streams;
+  Finish finish;
+  Gate begun;
+  Gate go;
+  const auto handler = [&](const Instruction& instruction, const StepContext&) {
+    EXPECT_EQ(instruction.id.microbatch(), 0);
+    begun.Open();
+    EXPECT_TRUE(go.Await());
+    return absl::OkStatus();
+  };
+  auto executor =
+      Executor::Create({.plan = HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {}),
+                                          Hand(OpKind::kForward, 1, StreamKind::kCompute, {})}),
+                        .streams = streams.by_kind(),
+                        .handlers = ForAll(handler)})
+          .value();
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {}, finish.Done()).ok());
+  ASSERT_TRUE(begun.Await());
+  executor->Abort(absl::AbortedError("stop"));
+  go.Open();
+  executor.reset();
+  EXPECT_EQ(finish.num_calls(), 1);
+  EXPECT_EQ(finish.last_error(), absl::AbortedError("stop"));
+}
+
+TEST(Executor, RefusesLaunchesThatDoNotFit) {
+  Streams streams;
+  Finish finish;
+  const auto handler = [](const Instruction&, const StepContext&) { return absl::OkStatus(); };
+  const auto executor =
+      Executor::Create(
+          {.plan = TrainPlan(1, 1, 0), .streams = streams.by_kind(), .handlers = ForAll(handler)})
+          .value();
+  const auto refused = [&](Owner owner, StepContext context) {
+    const absl::Status status = executor->Launch(owner, context, finish.Done());
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    return std::string(status.message());
+  };
+  ASSERT_TRUE(executor->Launch(Owner::kShard, {.attempt = 1, .step = 5}, finish.Done()).ok());
+  EXPECT_THAT(refused(Owner::kShard, {.attempt = 1, .step = 6}), HasSubstr("step 5 is not over"));
+  EXPECT_THAT(refused(Owner::kStage, {.attempt = 1, .step = 6}), HasSubstr("launched step 5"));
+  EXPECT_THAT(refused(Owner::kStage, {.attempt = 2, .step = 5}), HasSubstr("of attempt 2"));
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = 5}, finish.Done()).ok());
+  finish.Await(2);
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = 6}, finish.Done()).ok());
+  finish.Await(3);
+  EXPECT_THAT(refused(Owner::kStage, {.attempt = 1, .step = 7}), HasSubstr("done of both owners"));
+
+  const auto stage_only =
+      Executor::Create({.plan = HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {})}),
+                        .streams = streams.by_kind(),
+                        .handlers = ForAll(handler)})
+          .value();
+  EXPECT_EQ(stage_only->Launch(Owner::kShard, {}, finish.Done()).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(finish.num_calls(), 3);
+}
+
+TEST(Executor, RefusesPlansThatCannotRunAndNamesTheInstruction) {
+  Streams streams;
+  const auto handler = [](const Instruction&, const StepContext&) { return absl::OkStatus(); };
+  const auto refusal = [&](std::vector<Instruction> instructions, ExecutorOptions options) {
+    options.plan = HandPlan(std::move(instructions));
+    const absl::Status status = Executor::Create(std::move(options)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  const ExecutorOptions all = {.streams = streams.by_kind(), .handlers = ForAll(handler)};
+  const Instruction forward = Hand(OpKind::kForward, 0, StreamKind::kCompute, {1});
+  const Instruction backward = Hand(OpKind::kBackward, 0, StreamKind::kSendGradient, {0});
+  EXPECT_THAT(refusal({forward, backward}, all),
+              AllOf(HasSubstr("cycle"), HasSubstr("F.c0.m0 waits for B.c0.m0 waits for F.c0.m0")));
+  EXPECT_THAT(refusal({forward}, all), HasSubstr("F.c0.m0 depends on instruction 1"));
+  EXPECT_THAT(refusal({}, all), HasSubstr("empty"));
+  const Instruction load = Hand(OpKind::kLoadBatch, 0, StreamKind::kLoadBatch, {});
+  ExecutorOptions lacking = all;
+  lacking.handlers.erase(OpKind::kLoadBatch);
+  EXPECT_THAT(refusal({load}, lacking), HasSubstr("L.c0.m0: no handler"));
+  lacking = all;
+  lacking.streams.erase(StreamKind::kLoadBatch);
+  EXPECT_THAT(refusal({load}, lacking), HasSubstr("L.c0.m0: no stream load-batch"));
+}
+
+// Values under way between ranks, by (channel, sender, receiver): a send waits until its value is
+// taken.
+class Wire {
+ public:
+  absl::Status Send(const std::string& link, int64_t value) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    values_[link].push_back(value);
+    changed_.notify_all();
+    return Wait(lock, [&] { return values_[link].empty(); });
+  }
+  absl::Status Receive(const std::string& link, int64_t& value) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    absl::Status arrived = Wait(lock, [&] { return !values_[link].empty(); });
+    if (!arrived.ok()) return arrived;
+    value = values_[link].front();
+    values_[link].pop_front();
+    changed_.notify_all();
+    return absl::OkStatus();
+  }
+
+ private:
+  template <typename Condition>
+  absl::Status Wait(std::unique_lock<std::mutex>& lock, Condition condition) {
+    if (changed_.wait_for(lock, kDeadline, condition)) return absl::OkStatus();
+    return absl::DeadlineExceededError("nobody at the other end");
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::deque<int64_t>> values_;
+};
+
+// One rank of a pipeline whose chunk c maps x to 3x + c; gradients go back likewise, from -output.
+class ToyRank {
+ public:
+  ToyRank(RankPlan plan, Wire& wire) : plan_(std::move(plan)), wire_(wire) {
+    values_.resize(plan_.num_activation_slots);
+    gradients_.resize(plan_.num_activation_slots);
+    executor_ =
+        Executor::Create(
+            {.plan = plan_,
+             .streams = streams_.by_kind(),
+             .handlers = ForAll([this](const Instruction& instruction, const StepContext& context) {
+               return Do(instruction, context);
+             })})
+            .value();
+  }
+  void Launch(const StepContext& context) {
+    for (const Owner owner : {Owner::kStage, Owner::kShard}) {
+      EXPECT_TRUE(executor_->Launch(owner, context, finish_.Done()).ok());
+    }
+  }
+  Finish& finish() { return finish_; }
+  int64_t gradient_sum() const { return gradient_sum_; }
+
+ private:
+  absl::Status Do(const Instruction& instruction, const StepContext& context) {
+    const int slot = instruction.activation_slot;
+    const int chunk = instruction.id.chunk();
+    const int me = plan_.stage();
+    const auto link = [&](int from, int to) {
+      return instruction.channel + ":" + std::to_string(from) + ">" + std::to_string(to);
+    };
+    switch (instruction.kind()) {
+      case OpKind::kReceiveActivation:
+        return wire_.Receive(link(instruction.peer, me), values_[slot]);
+      case OpKind::kReceiveGradient:
+        return wire_.Receive(link(instruction.peer, me), gradients_[slot]);
+      case OpKind::kSendActivation:
+        return wire_.Send(link(me, instruction.peer), values_[slot]);
+      case OpKind::kSendGradient:
+        return wire_.Send(link(me, instruction.peer), gradients_[slot]);
+      case OpKind::kForward:
+        if (chunk == 0) values_[slot] = 100 * context.step + instruction.id.microbatch();
+        values_[slot] = 3 * values_[slot] + chunk;
+        break;
+      case OpKind::kBackward:
+        if (chunk == plan_.num_chunks - 1) gradients_[slot] = -values_[slot];
+        gradients_[slot] = 3 * gradients_[slot] + chunk;
+        gradient_sum_ += gradients_[slot];
+        break;
+      default:
+        break;
+    }
+    return absl::OkStatus();
+  }
+
+  const RankPlan plan_;
+  Wire& wire_;
+  Streams streams_;
+  std::vector<int64_t> values_;     // by activation slot
+  std::vector<int64_t> gradients_;  // by activation slot
+  int64_t gradient_sum_ = 0;
+  Finish finish_;
+  std::unique_ptr<Executor> executor_;
+};
+
+TEST(Executor, StagesPassEveryMicrobatchAlongARealPipeline) {
+  constexpr int kStages = 4;
+  constexpr int kMicrobatches = 7;
+  constexpr int kSteps = 20;
+  Wire wire;
+  std::vector<std::unique_ptr<ToyRank>> ranks;
+  for (int rank = 0; rank < kStages; ++rank) {
+    ranks.push_back(std::make_unique<ToyRank>(TrainPlan(kStages, kMicrobatches, rank), wire));
+  }
+  std::vector<int64_t> expected(kStages, 0);
+  for (int step = 1; step <= kSteps; ++step) {
+    for (const auto& rank : ranks) rank->Launch({.attempt = 1, .step = step});
+    for (const auto& rank : ranks) rank->finish().Await(2 * step);
+    for (int microbatch = 0; microbatch < kMicrobatches; ++microbatch) {
+      int64_t value = 100 * step + microbatch;
+      for (int chunk = 0; chunk < kStages; ++chunk) value = 3 * value + chunk;
+      int64_t gradient = -value;
+      for (int chunk = kStages - 1; chunk >= 0; --chunk) {
+        gradient = 3 * gradient + chunk;
+        expected[chunk] += gradient;
+      }
+    }
+  }
+  for (int rank = 0; rank < kStages; ++rank) {
+    EXPECT_TRUE(ranks[rank]->finish().last_error().ok()) << ranks[rank]->finish().last_error();
+    EXPECT_EQ(ranks[rank]->gradient_sum(), expected[rank]) << "stage " << rank;
+  }
+}
+
+}  // namespace
+}  // namespace megascale::plan

@@ -1,0 +1,37 @@
+// What a rank's own plan promises about order: an instruction begins after all that it depends on
+// and after all before it on its stream. For validation and diagnosis.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "runtime/plan/step_plan.h"
+
+namespace megascale::plan {
+
+class HappensBefore {
+ public:
+  // Requires: dependencies are indices of the plan. Cost: O(instructions + dependencies).
+  // Errors: InvalidArgument - a cycle; names the instructions on it.
+  static absl::StatusOr<HappensBefore> Create(const RankPlan& plan);
+
+  // True when `earlier` has ended before `later` begins, in every run of the plan.
+  bool Before(int earlier, int later) const {
+    return position_[earlier] < ended_before_[later][stream_[earlier]];
+  }
+
+ private:
+  using Clock = std::array<int, kNumStreamKinds>;  // instructions ended, by stream
+
+  explicit HappensBefore(const RankPlan& plan);
+  absl::Status Order(const RankPlan& plan);
+  absl::Status Cycle(const RankPlan& plan, const std::vector<bool>& ordered) const;
+
+  std::vector<int> stream_;    // by instruction
+  std::vector<int> position_;  // on its stream
+  std::vector<int> previous_;  // on its stream, or -1
+  std::vector<Clock> ended_before_;
+};
+
+}  // namespace megascale::plan

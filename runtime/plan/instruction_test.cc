@@ -1,0 +1,59 @@
+#include "runtime/plan/instruction.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace megascale::plan {
+namespace {
+
+TEST(InstructionId, IsShownByOperationAndPlace) {
+  EXPECT_EQ(InstructionId(OpKind::kForward, 0, 3).ToString(), "F.c0.m3");
+  EXPECT_EQ(InstructionId(OpKind::kReduceGradients, 1, InstructionId::kNoMicrobatch, 2).ToString(),
+            "R.c1.p2");
+  EXPECT_EQ(InstructionId(OpKind::kReduceNorm).ToString(), "N");
+  EXPECT_EQ(InstructionId().ToString(), "-");
+}
+
+TEST(InstructionId, ComesBackFromTextAndBits) {
+  std::set<uint64_t> seen;
+  for (int operation = 1; operation <= kMaxOpKind; ++operation) {
+    for (const int chunk : {0, 1, 65534, InstructionId::kNoChunk}) {
+      for (const int microbatch : {0, 7, 16777214, InstructionId::kNoMicrobatch}) {
+        for (const int piece : {0, 1, InstructionId::kMaxPiece}) {
+          const InstructionId id(static_cast<OpKind>(operation), chunk, microbatch, piece);
+          EXPECT_EQ(id.operation(), static_cast<OpKind>(operation));
+          EXPECT_EQ(id.chunk(), chunk);
+          EXPECT_EQ(id.microbatch(), microbatch);
+          EXPECT_EQ(id.piece(), piece);
+          EXPECT_EQ(InstructionId::FromPacked(id.packed()), id);
+          EXPECT_EQ(InstructionId::Parse(id.ToString()).value(), id) << id.ToString();
+          EXPECT_TRUE(seen.insert(id.packed()).second);
+        }
+      }
+    }
+  }
+}
+
+TEST(InstructionId, BothEndsOfATransferNameTheSend) {
+  const auto message = [](const char* id) {
+    return InstructionId::Parse(id).value().MessageId().ToString();
+  };
+  EXPECT_EQ(message("RA.c1.m3"), "SA.c0.m3");
+  EXPECT_EQ(message("SA.c0.m3"), "SA.c0.m3");
+  EXPECT_EQ(message("RG.c0.m3"), "SG.c1.m3");
+  EXPECT_EQ(message("SG.c1.m3"), "SG.c1.m3");
+  EXPECT_EQ(message("R.c1.p2"), "R.c1.p2");
+}
+
+TEST(InstructionId, RefusesOtherText) {
+  for (const char* text :
+       {"", "-", "X.c0", "F.", "F.c", "F.c-1", "F.c00", "F.c65535", "F.m1.c0", "F.c0.m1.",
+        "F.c0.m1.p0", "F.c0.m1.p1.p2", "F c0", "F.c0.m16777215", "f.c0.m0"}) {
+    EXPECT_EQ(InstructionId::Parse(text).status().code(), absl::StatusCode::kInvalidArgument)
+        << text;
+  }
+}
+
+}  // namespace
+}  // namespace megascale::plan

@@ -1,0 +1,57 @@
+#include "runtime/plan/mesh.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace megascale::plan {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Mesh MakeMesh(MeshSizes sizes) { return Mesh::Create(sizes).value(); }
+
+TEST(Mesh, CountsTensorFastestThenDataThenPipeline) {
+  const Mesh mesh = MakeMesh({.data = 2, .pipeline = 3, .tensor = 2});
+  EXPECT_EQ(mesh.world_size(), 12);
+  EXPECT_EQ(mesh.CoordinateOf(1), (Coordinate{.data = 0, .pipeline = 0, .tensor = 1}));
+  EXPECT_EQ(mesh.CoordinateOf(2), (Coordinate{.data = 1, .pipeline = 0, .tensor = 0}));
+  EXPECT_EQ(mesh.CoordinateOf(4), (Coordinate{.data = 0, .pipeline = 1, .tensor = 0}));
+  for (int rank = 0; rank < mesh.world_size(); ++rank) {
+    EXPECT_EQ(mesh.RankOf(mesh.CoordinateOf(rank)), rank);
+  }
+}
+
+TEST(Mesh, ListsEachGroupOnceWithAscendingRanks) {
+  const Mesh mesh = MakeMesh({.data = 2, .pipeline = 2, .tensor = 1});
+  std::vector<std::string> names;
+  for (const Group& group : mesh.Groups()) names.push_back(group.name);
+  EXPECT_THAT(names, ElementsAre("world", "dp0.t0", "dp1.t0", "pp0.t0", "pp1.t0"));
+  EXPECT_THAT(mesh.GroupOf(GroupKind::kWorld, 3).ranks, ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(mesh.GroupOf(GroupKind::kData, 3).ranks, ElementsAre(2, 3));
+  EXPECT_THAT(mesh.GroupOf(GroupKind::kPipeline, 3).ranks, ElementsAre(1, 3));
+}
+
+TEST(Mesh, GroupsOfOneKindPartitionTheWorld) {
+  const Mesh mesh = MakeMesh({.data = 3, .pipeline = 4, .tensor = 2});
+  EXPECT_EQ(mesh.Groups().size(), 1u + 4 * 2 + 3 * 2);
+  for (const GroupKind kind : {GroupKind::kWorld, GroupKind::kData, GroupKind::kPipeline}) {
+    for (int rank = 0; rank < mesh.world_size(); ++rank) {
+      const Group group = mesh.GroupOf(kind, rank);
+      EXPECT_EQ(group.name, mesh.GroupName(kind, rank));
+      EXPECT_EQ(group.ranks[mesh.IndexInGroup(kind, rank)], rank);
+      for (const int member : group.ranks) EXPECT_EQ(mesh.GroupName(kind, member), group.name);
+    }
+  }
+}
+
+TEST(Mesh, RefusesSizesBelowOneAndTooManyRanks) {
+  const absl::Status zero = Mesh::Create({.data = 0}).status();
+  EXPECT_EQ(zero.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(zero.message(), HasSubstr("data 0"));
+  EXPECT_EQ(Mesh::Create({.data = 1 << 30, .pipeline = 1 << 30, .tensor = 1 << 30}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace megascale::plan

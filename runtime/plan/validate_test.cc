@@ -1,0 +1,321 @@
+#include "runtime/plan/validate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+namespace megascale::plan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::vector<RankPlan> BuildAll(MeshSizes sizes, int num_microbatches) {
+  PlanOptions options;
+  options.mesh = Mesh::Create(sizes).value();
+  options.num_microbatches = num_microbatches;
+  std::vector<RankPlan> plans;
+  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+    plans.push_back(BuildTrainPlan(options, rank).value());
+  }
+  return plans;
+}
+
+int IndexOf(const RankPlan& plan, const std::string& id) {
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    if (plan.instructions[i].id.ToString() == id) return static_cast<int>(i);
+  }
+  ADD_FAILURE() << id << " is not in the plan of rank " << plan.rank;
+  return 0;
+}
+
+Instruction& At(RankPlan& plan, const std::string& id) {
+  return plan.instructions[IndexOf(plan, id)];
+}
+
+// Puts the instructions in another order; dependencies go on meaning the same instructions.
+void Reorder(RankPlan& plan, const std::vector<int>& order) {
+  std::vector<int> moved_to(order.size());
+  for (size_t i = 0; i < order.size(); ++i) moved_to[order[i]] = static_cast<int>(i);
+  std::vector<Instruction> instructions;
+  for (const int from : order) {
+    instructions.push_back(plan.instructions[from]);
+    for (int& producer : instructions.back().depends_on) producer = moved_to[producer];
+  }
+  plan.instructions = std::move(instructions);
+}
+
+void Swap(RankPlan& plan, const std::string& one, const std::string& other) {
+  std::vector<int> order(plan.instructions.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+  std::swap(order[IndexOf(plan, one)], order[IndexOf(plan, other)]);
+  Reorder(plan, order);
+}
+
+void Remove(RankPlan& plan, const std::string& id) {
+  const int removed = IndexOf(plan, id);
+  plan.instructions.erase(plan.instructions.begin() + removed);
+  for (Instruction& instruction : plan.instructions) {
+    std::vector<int> kept;
+    for (const int producer : instruction.depends_on) {
+      if (producer != removed) kept.push_back(producer - (producer > removed ? 1 : 0));
+    }
+    instruction.depends_on = kept;
+  }
+}
+
+std::string Refusal(const std::vector<RankPlan>& plans) {
+  const absl::Status status = ValidatePlans(plans);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+
+TEST(ValidateRankPlan, RefusesACycleAndNamesIt) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 2);
+  At(plans[0], "SA.c0.m0").depends_on.push_back(IndexOf(plans[0], "B.c0.m0"));
+  EXPECT_THAT(Refusal(plans), AllOf(HasSubstr("rank 0: a cycle"), HasSubstr("SA.c0.m0"),
+                                    HasSubstr("RG.c0.m0"), HasSubstr("B.c0.m0")));
+}
+
+TEST(ValidateRankPlan, RefusesACycleThroughTheOrderOfAStream) {
+  std::vector<RankPlan> plans = BuildAll({}, 2);
+  Swap(plans[0], "F.c0.m0", "B.c0.m0");
+  EXPECT_THAT(Refusal(plans), AllOf(HasSubstr("a cycle"), HasSubstr("B.c0.m0 waits for F.c0.m0")));
+}
+
+TEST(ValidateRankPlan, RefusesAnInstructionThatDependsOnItself) {
+  std::vector<RankPlan> plans = BuildAll({}, 1);
+  At(plans[0], "N").depends_on.push_back(IndexOf(plans[0], "N"));
+  EXPECT_THAT(Refusal(plans), HasSubstr("N waits for N"));
+}
+
+TEST(ValidateRankPlan, RefusesADependencyThatDoesNotExist) {
+  for (const int missing : {-1, 1000}) {
+    std::vector<RankPlan> plans = BuildAll({}, 1);
+    At(plans[0], "O.c0").depends_on.push_back(missing);
+    EXPECT_THAT(Refusal(plans), AllOf(HasSubstr("rank 0: O.c0 depends on instruction"),
+                                      HasSubstr("does not exist")));
+  }
+}
+
+TEST(ValidateRankPlan, RefusesAnIdThatOccursTwice) {
+  std::vector<RankPlan> plans = BuildAll({}, 1);
+  plans[0].instructions.push_back(At(plans[0], "F.c0.m0"));
+  EXPECT_THAT(Refusal(plans), HasSubstr("F.c0.m0 occurs twice"));
+}
+
+TEST(ValidateRankPlan, RefusesStreamsOfTwoOwners) {
+  std::vector<RankPlan> plans = BuildAll({}, 1);
+  At(plans[0], "O.c0").stream = StreamKind::kCompute;
+  EXPECT_THAT(Refusal(plans), HasSubstr("O.c0 of owner shard is on stream compute"));
+}
+
+TEST(ValidateRankPlan, RefusesAChannelOnTwoStreams) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 3}, 1);
+  At(plans[1], "SA.c1.m0").channel = "activation.0";
+  EXPECT_THAT(Refusal(plans), HasSubstr("SA.c1.m0 uses channel activation.0 on stream"));
+}
+
+TEST(ValidateRankPlan, RefusesAPeerOutsideTheGroup) {
+  for (const int peer : {0, 2, kNoPeer}) {
+    std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 1);
+    At(plans[0], "SA.c0.m0").peer = peer;
+    EXPECT_THAT(Refusal(plans), HasSubstr("SA.c0.m0 has peer"));
+  }
+}
+
+TEST(ValidateRankPlan, RefusesASlotOutOfRange) {
+  std::vector<RankPlan> plans = BuildAll({}, 1);
+  At(plans[0], "F.c0.m0").activation_slot = 1;
+  EXPECT_THAT(Refusal(plans), HasSubstr("F.c0.m0 uses activation slot 1; there are 1"));
+}
+
+TEST(ValidateRankPlan, RefusesAnEmptyPlan) {
+  RankPlan plan;
+  EXPECT_EQ(ValidateRankPlan(plan).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ValidatePlans, RefusesPlansThatAreNotOfAllRanks) {
+  std::vector<RankPlan> plans = BuildAll({.data = 2}, 1);
+  plans.pop_back();
+  EXPECT_THAT(Refusal(plans), HasSubstr("expected the plans of all ranks"));
+  plans = BuildAll({.data = 2}, 1);
+  plans[1] = BuildAll({.data = 2}, 2)[1];
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1 has another mesh, or other numbers"));
+}
+
+TEST(ValidatePlans, RefusesAMicrobatchThatIsNotPassedOn) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 2);
+  Remove(plans[0], "B.c0.m1");
+  At(plans[0], "R.c0").depends_on = {IndexOf(plans[0], "B.c0.m0")};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: B.c0.m1 is missing"));
+}
+
+TEST(ValidatePlans, RefusesAForwardOfAnotherStagesChunk) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 1);
+  Instruction foreign = At(plans[0], "F.c0.m0");
+  foreign.id = InstructionId(OpKind::kForward, 1, 0);
+  plans[0].instructions.push_back(foreign);
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: F.c1.m0 is not of a chunk of stage 0"));
+}
+
+TEST(ValidatePlans, RefusesATransferAcrossTheEndsOfTheModel) {
+  for (const auto& [rank, id] :
+       std::vector<std::pair<int, OpKind>>{{0, OpKind::kReceiveActivation},
+                                           {0, OpKind::kSendGradient},
+                                           {1, OpKind::kSendActivation},
+                                           {1, OpKind::kReceiveGradient}}) {
+    std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 1);
+    Instruction extra = At(plans[rank], "F.c" + std::to_string(rank) + ".m0");
+    extra.id = InstructionId(id, rank, 0);
+    extra.group = GroupKind::kPipeline;
+    extra.peer = 1 - rank;
+    plans[rank].instructions.push_back(extra);
+    EXPECT_THAT(Refusal(plans), HasSubstr(extra.id.ToString() + " has no chunk at its other end"));
+  }
+}
+
+TEST(ValidatePlans, RefusesAMicrobatchThatDoesNotExist) {
+  std::vector<RankPlan> plans = BuildAll({}, 1);
+  Instruction extra = At(plans[0], "F.c0.m0");
+  extra.id = InstructionId(OpKind::kForward, 0, 1);
+  plans[0].instructions.push_back(extra);
+  EXPECT_THAT(Refusal(plans), HasSubstr("F.c0.m1 names no micro-batch of 1"));
+}
+
+TEST(ValidatePlans, RefusesUseBeforeMade) {
+  const std::vector<std::pair<std::string, std::string>> uses = {
+      {"F.c1.m0", "RA.c1.m0"}, {"SA.c1.m0", "F.c1.m0"}, {"B.c1.m0", "RG.c1.m0"},
+      {"SG.c1.m0", "B.c1.m0"}, {"R.c1", "B.c1.m0"},     {"O.c1", "N"},
+      {"G.c1", "O.c1"}};
+  for (const auto& [consumer, producer] : uses) {
+    std::vector<RankPlan> plans = BuildAll({.pipeline = 3}, 1);
+    At(plans[1], consumer).depends_on.clear();
+    EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: " + consumer + " uses what " + producer));
+  }
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 1);
+  At(plans[1], "F.c1.m0").depends_on = {IndexOf(plans[1], "RA.c1.m0")};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: F.c1.m0 uses what L.c1 makes"));
+}
+
+TEST(ValidatePlans, RefusesAProducerThatIsNotThere) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 1);
+  Remove(plans[1], "RA.c1.m0");
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: F.c1.m0 needs RA.c1.m0, which is not in"));
+}
+
+TEST(ValidatePlans, RefusesASlotThatIsTakenTooEarly) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 2);
+  At(plans[1], "RA.c1.m1").depends_on = {IndexOf(plans[1], "B.c1.m0")};
+  EXPECT_THAT(Refusal(plans),
+              HasSubstr("RA.c1.m1 may begin in activation slot 0 before SG.c1.m0 has ended"));
+}
+
+TEST(ValidatePlans, RefusesAMicrobatchInTwoSlotsOrInNone) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 2);
+  At(plans[0], "B.c0.m0").activation_slot = 1;
+  EXPECT_THAT(Refusal(plans), HasSubstr("B.c0.m0 uses activation slot 1; its micro-batch is in"));
+  At(plans[0], "B.c0.m0").activation_slot = kNoSlot;
+  EXPECT_THAT(Refusal(plans), HasSubstr("B.c0.m0 has activation slot -1"));
+}
+
+TEST(ValidatePlans, RefusesMoreSlotsThanAreUsed) {
+  std::vector<RankPlan> plans = BuildAll({}, 4);
+  plans[0].num_activation_slots = 2;
+  EXPECT_THAT(Refusal(plans), HasSubstr("1 activation slots are used, 2 declared"));
+}
+
+TEST(ValidatePlans, RefusesAReceiveWithoutItsSend) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 3}, 2);
+  // The last one: no other pair is out of order.
+  Instruction& send = At(plans[1], "SG.c1.m1");
+  send.channel = "gradient.7";
+  EXPECT_THAT(Refusal(plans), HasSubstr("RG.c0.m1 has no send at peer 1"));
+}
+
+TEST(ValidatePlans, RefusesASendWithoutItsReceive) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 2);
+  At(plans[1], "RA.c1.m1").channel = "activation.7";
+  At(plans[1], "RA.c1.m1").stream = StreamKind::kReceiveActivation;
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0's SA.c0.m1 has no receive at peer 1"));
+}
+
+TEST(ValidatePlans, RefusesSendsInAnotherOrderThanReceives) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 3}, 3);
+  Swap(plans[0], "SA.c0.m0", "SA.c0.m1");
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0's SA.c0.m1 meets rank 1's RA.c1.m0"));
+}
+
+TEST(ValidatePlans, RefusesPairsThatDifferInBytes) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 1);
+  At(plans[1], "RA.c1.m0").bytes = 8;
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0's SA.c0.m0 has 0 bytes, rank 1's RA.c1.m0 has 8"));
+}
+
+TEST(ValidatePlans, RefusesACollectiveThatAMemberNeverJoins) {
+  std::vector<RankPlan> plans = BuildAll({.data = 2}, 1);
+  At(plans[1], "G.c0").channel = "elsewhere";
+  EXPECT_THAT(Refusal(plans), AllOf(HasSubstr("G.c0 waits for rank"), HasSubstr("never joins")));
+}
+
+TEST(ValidatePlans, RefusesCollectivesInAnotherOrder) {
+  std::vector<RankPlan> plans = BuildAll({.data = 2}, 1);
+  // Two pieces, in one order on rank 0 and in the other on rank 1.
+  for (RankPlan& plan : plans) {
+    for (const OpKind kind :
+         {OpKind::kReduceGradients, OpKind::kOptimizerStep, OpKind::kGatherParameters}) {
+      Instruction second = At(plan, InstructionId(kind, 0).ToString());
+      second.id = InstructionId(kind, 0, InstructionId::kNoMicrobatch, 1);
+      if (kind == OpKind::kOptimizerStep) second.depends_on.push_back(IndexOf(plan, "R.c0.p1"));
+      if (kind == OpKind::kGatherParameters) second.depends_on = {IndexOf(plan, "O.c0.p1")};
+      plan.instructions.push_back(second);
+      if (kind == OpKind::kReduceGradients) {
+        std::vector<int> order(plan.instructions.size());
+        for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+        std::rotate(order.begin() + IndexOf(plan, "R.c0") + 1, order.end() - 1, order.end());
+        Reorder(plan, order);
+      }
+    }
+  }
+  ASSERT_TRUE(ValidatePlans(plans).ok()) << ValidatePlans(plans);
+  Swap(plans[1], "R.c0", "R.c0.p1");
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0's R.c0 meets rank 1's R.c0.p1"));
+}
+
+TEST(ValidatePlans, RefusesAnOrderThatDeadlocksAndSaysWhoWaitsForWhom) {
+  std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 2);
+  // Stage 0 goes back before it goes forward with the second micro-batch; stage 1 goes forward with
+  // both first.
+  Swap(plans[0], "F.c0.m1", "B.c0.m0");
+  At(plans[0], "SA.c0.m1").depends_on = {IndexOf(plans[0], "F.c0.m1")};
+  ASSERT_TRUE(ValidateRankPlan(plans[0]).ok());
+  Swap(plans[1], "B.c1.m0", "F.c1.m1");
+  plans[1].num_activation_slots = 2;
+  for (const char* id : {"RA.c1.m1", "F.c1.m1", "B.c1.m1", "SG.c1.m1"}) {
+    At(plans[1], id).activation_slot = 1;
+  }
+  At(plans[1], "RA.c1.m1").depends_on.clear();
+  EXPECT_THAT(Refusal(plans),
+              AllOf(HasSubstr("a deadlock: "), HasSubstr("rank 0's B.c0.m0 waits for"),
+                    HasSubstr("rank 1's F.c1.m1 waits for"), HasSubstr("SA.c0.m1")));
+}
+
+TEST(ValidatePlans, RefusesAPieceThatIsGatheredButNotStepped) {
+  std::vector<RankPlan> plans = BuildAll({}, 1);
+  Instruction second = At(plans[0], "G.c0");
+  second.id = InstructionId(OpKind::kGatherParameters, 0, InstructionId::kNoMicrobatch, 1);
+  plans[0].instructions.push_back(second);
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: G.c0.p1 needs O.c0.p1"));
+}
+
+TEST(ValidatePlans, RefusesCommunicationInAnotherGroup) {
+  std::vector<RankPlan> plans = BuildAll({.data = 2}, 1);
+  At(plans[1], "L.c0").group = GroupKind::kWorld;
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: L.c0 communicates in group \"world\""));
+}
+
+}  // namespace
+}  // namespace megascale::plan

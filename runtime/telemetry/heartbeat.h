@@ -1,0 +1,82 @@
+// Heartbeat slots: what each process of an attempt shows of itself, in a SharedMemory that the
+// agent made and reads. A slot has one writing process; every field is an atomic of its own and the
+// text has two buffers, so a writer may be killed at any instruction and a reader still sees whole
+// values, at once, without waiting. Times: base::Clock::Monotonic, comparable between the processes
+// of one machine. Ownership: writers and readers borrow the region. Start with HeartbeatWriter.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "proto/telemetry.pb.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/shared_memory.h"
+
+namespace megascale::telemetry {
+
+// Longest text of `SetDoing`; the rest is cut off.
+inline constexpr size_t kDoingBytesMax = 104;
+
+// How often a HeartbeatTimer says that its process lives.
+inline constexpr absl::Duration kAliveInterval = absl::Milliseconds(200);
+
+// Size of a region with `num_slots` slots.
+size_t HeartbeatBytes(int num_slots);
+
+// Empties all slots. Once, before the region is passed on.
+void FormatHeartbeats(base::SharedMemory& region);
+
+// Writes one slot.
+// Threads: Alive, SetPid, SetPhase, SetStep and Progress from any thread; SetDoing from one thread
+// at a time. Cost: a few stores; no system call.
+class HeartbeatWriter {
+ public:
+  // Requires: `region` holds at least `slot` + 1 slots and outlives the writer.
+  HeartbeatWriter(base::SharedMemory* region, int slot);
+
+  // Prepares the slot for a new process: no heartbeat, no progress, phase STARTING, step 0, no
+  // text.
+  void Start(int pid);
+
+  void Alive(absl::Duration monotonic_now);
+  void Progress(absl::Duration monotonic_now);
+  void SetPid(int pid);
+  void SetPhase(telemetry::v1::Phase phase);
+  void SetStep(int64_t step);
+  // Bytes that are not printable ASCII become '?'.
+  void SetDoing(absl::string_view text);
+
+ private:
+  struct Slot;
+  friend telemetry::v1::RankStatus ReadHeartbeat(const base::SharedMemory& region, int slot,
+                                                 absl::Duration monotonic_now);
+  Slot* slot_;
+};
+
+// What a slot shows at `monotonic_now`. `rank` is not in the slot: the caller knows whose it is.
+// The ages are -1 while the process has not yet said anything (limits on starting apply then).
+// `doing` is empty if the writer changed it faster than it could be read.
+telemetry::v1::RankStatus ReadHeartbeat(const base::SharedMemory& region, int slot,
+                                        absl::Duration monotonic_now);
+
+// A thread that calls Alive at once and then every kAliveInterval, until it is destroyed.
+class HeartbeatTimer {
+ public:
+  // Requires: `writer` and `clock` outlive the timer.
+  HeartbeatTimer(HeartbeatWriter* writer, const base::Clock* clock);
+  ~HeartbeatTimer();
+  HeartbeatTimer(const HeartbeatTimer&) = delete;
+  HeartbeatTimer& operator=(const HeartbeatTimer&) = delete;
+
+ private:
+  absl::Notification stop_;
+  std::thread thread_;
+};
+
+}  // namespace megascale::telemetry

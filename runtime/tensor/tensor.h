@@ -1,0 +1,70 @@
+// Element types, and views of memory as vectors and matrices. A view owns nothing; memory comes from an Arena.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+
+namespace megascale::tensor {
+
+enum class DType : uint8_t { kF64, kF32, kBF16, kI32 };
+
+constexpr size_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return 8;
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+      return 2;
+  }
+  return 0;
+}
+
+// The name that safetensors uses: "F64", "F32", "BF16", "I32".
+absl::string_view Name(DType dtype);
+
+// The type in which gradients, master weights and statistics are kept beside compute in `compute`: F64 beside F64, F32
+// beside F32 and BF16.
+constexpr DType AccumulationType(DType compute) {
+  return compute == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+// bfloat16 as bits, with rounding to nearest even.
+struct BFloat16 {
+  uint16_t bits = 0;
+};
+BFloat16 ToBFloat16(float value);
+float ToFloat(BFloat16 value);
+
+// `size` contiguous elements.
+struct Vector {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t size = 0;
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+  explicit operator bool() const { return data != nullptr; }
+};
+
+// rows x cols elements, row-major, rows `stride` elements apart.
+struct Matrix {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+  explicit operator bool() const { return data != nullptr; }
+};
+
+}  // namespace megascale::tensor

@@ -1,0 +1,100 @@
+"""What the compiler does not hold: layers by include, sizes of files, words that promise instead of deliver.
+
+Runs over the source tree itself; each finding is one line `path:line: what, and what is allowed`.
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCE_ENDINGS = {".h", ".cc", ".cu", ".cuh"}
+
+# folder -> what its files may include of ours
+ALLOWED = {
+    "runtime": {"runtime", "proto"},
+    "gpu": {"gpu", "runtime", "proto"},
+    "actors": {"actors", "runtime", "proto"},
+    "controlplane": {"controlplane", "actors", "runtime", "proto"},
+    "cli": {"cli", "controlplane", "actors", "runtime", "gpu", "proto"},
+}
+# library header prefix -> folders that may see it
+LIBRARIES = {
+    "caf/": {"actors", "controlplane"},
+    "grpcpp/": {"controlplane", "cli"},
+    "grpc/": {"controlplane", "cli"},
+    "rocksdb/": {"controlplane"},
+    "cuda": {"gpu"},
+    "nccl": {"gpu"},
+    "CLI/": {"cli"},
+    "yaml-cpp/": {"cli"},
+}
+LIMITS = {"header": 300, "source": 600, "test": 800}
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|not (yet )?implemented|unimplemented|placeholder)\b", re.IGNORECASE)
+
+
+def kind_of(path):
+    if path.name.endswith("_test.cc") or path.parts[0] == "tests":
+        return "test"
+    return "header" if path.suffix in {".h", ".cuh"} else "source"
+
+
+def findings_in(path, text):
+    relative = path.relative_to(ROOT)
+    folder = relative.parts[0]
+    lines = text.splitlines()
+    limit = LIMITS[kind_of(relative)]
+    if len(lines) > limit:
+        yield f"{relative}:{len(lines)}: {len(lines)} lines; a {kind_of(relative)} has at most {limit}"
+    for number, line in enumerate(lines, 1):
+        if UNFINISHED.search(line):
+            yield f"{relative}:{number}: says that it is not finished: {line.strip()}"
+        if len(line) > 100 and "http" not in line and not line.startswith("#include"):
+            yield f"{relative}:{number}: {len(line)} columns; at most 100"
+        include = re.match(r'#include [<"]([^>"]+)[>"]', line)
+        if not include or folder not in ALLOWED:
+            continue
+        target = include.group(1)
+        if line.startswith('#include "') and target.split("/")[0] in ALLOWED:
+            if target.split("/")[0] not in ALLOWED[folder]:
+                yield f"{relative}:{number}: {folder} may not include {target}"
+        if target.endswith(".grpc.pb.h") and folder not in LIBRARIES["grpcpp/"]:
+            yield f"{relative}:{number}: {folder} may not see gRPC services"
+        for prefix, folders in LIBRARIES.items():
+            if target.startswith(prefix) and folder not in folders:
+                yield f"{relative}:{number}: {folder} may not include <{target}>"
+
+
+def folder_findings():
+    for directory in sorted({path.parent for path in sources()}):
+        relative = directory.relative_to(ROOT)
+        if relative.parts[0] == "tests":
+            continue
+        if not (directory / "README.md").exists():
+            yield f"{relative}: has no README.md"
+        headers = list(directory.glob("*.h"))
+        if len(headers) > 16:
+            yield f"{relative}: {len(headers)} headers; make sub-folders at 16"
+
+
+def sources():
+    for folder in [*ALLOWED, "tests"]:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in SOURCE_ENDINGS and path.is_file():
+                yield path
+
+
+def main():
+    files = list(sources())
+    if len(files) < 50:
+        sys.exit(f"tidy: only {len(files)} sources under {ROOT}: not run over the source tree")
+    findings = [finding for path in files for finding in findings_in(path, path.read_text())]
+    findings += folder_findings()
+    for finding in findings:
+        print(finding)
+    if findings:
+        sys.exit(f"tidy: {len(findings)} findings")
+    print(f"tidy: {len(files)} files are in order")
+
+
+main()

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# clang-tidy over the sources, as many at once as there are cores. Usage: tools/tidy.sh [--changed]
+# --changed: only files that differ from the last commit. A file that passed is not looked at again until it, a header of
+# ours or the rules change.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+startup=()
+[[ -n "${BAZEL_OUTPUT_BASE:-}" ]] && startup=(--output_base="$BAZEL_OUTPUT_BASE")
+bazel "${startup[@]}" build //proto:messages //proto:services >/dev/null 2>&1 || {
+  echo "tidy: the protos do not build: run ./dev build" >&2
+  exit 1
+}
+generated=$(bazel "${startup[@]}" info bazel-bin 2>/dev/null)
+
+if [[ "${1:-}" == "--changed" ]]; then
+  files=$( (git diff --name-only HEAD -- '*.cc'; git ls-files -o --exclude-standard -- '*.cc') | sort -u)
+else
+  files=$(git ls-files -co --exclude-standard -- '*.cc')
+fi
+[[ -z "$files" ]] && exit 0
+
+passed_dir=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/megascale-tidy
+mkdir -p "$passed_dir"
+headers=$(cat .clang-tidy $(git ls-files -co --exclude-standard -- '*.h' '*.proto') | sha256sum | cut -c1-16)
+export passed_dir headers generated
+
+tidy_one() {
+  local key output
+  key=$passed_dir/$( (echo "$headers $1"; cat "$1") | sha256sum | cut -c1-32)
+  [[ -e $key ]] && return 0
+  if output=$(clang-tidy --quiet "$1" -- -std=c++20 -I. -isystem "$generated" -DNDEBUG -fopenmp 2>/dev/null); then
+    : >"$key"
+  else
+    echo "$output"
+    return 1
+  fi
+}
+export -f tidy_one
+echo "$files" | tr ' ' '\n' | xargs -P "$(nproc)" -I{} bash -c 'tidy_one {}'

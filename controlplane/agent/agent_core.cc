@@ -54,7 +54,8 @@ void AgentCore::OnHostProgress(int64_t process_id) {
   if (JobCore* job = JobOf(process_id)) job->OnHostProgress(process_id);
 }
 
-void AgentCore::OnSnapshots(const std::string& job_id, std::vector<checkpoint::SealedSnapshot> held) {
+void AgentCore::OnSnapshots(const std::string& job_id,
+                            std::vector<checkpoint::SealedSnapshot> held) {
   if (const auto job = jobs_.find(job_id); job != jobs_.end()) {
     job->second->OnSnapshots(std::move(held));
   }

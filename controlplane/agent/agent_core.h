@@ -1,12 +1,12 @@
-// What an agent decides, without doing it: from the desired state, what was observed and the time, to
-// the actions that bring the machine nearer to it, and to the actual state that is reported.
+// What an agent decides, without doing it: from the desired state, what was observed and the time,
+// to the actions that bring the machine nearer to it, and to the actual state that is reported.
 //
-// The shell tells observations (On…), then calls Reconcile, carries out the actions in order and tells
-// what came of them, until Reconcile has no more. Any order, loss or repetition of desired states ends
-// in the same place, because actions follow from differences and not from messages.
+// The shell tells observations (On…), then calls Reconcile, carries out the actions in order and
+// tells what came of them, until Reconcile has no more. Any order, loss or repetition of desired
+// states ends in the same place, because actions follow from differences and not from messages.
 //
-// A process is named by an id that is never used again, so an observation about one that is reaped is
-// known as stale. Rank -1 is the host process. Threads: none; no I/O, no clock.
+// A process is named by an id that is never used again, so an observation about one that is reaped
+// is known as stale. Rank -1 is the host process. Threads: none; no I/O, no clock.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +29,12 @@ namespace megascale::agent {
 
 inline constexpr int kHostRank = -1;
 
-// --- actions ----------------------------------------------------------------------------------------
+// --- actions
+// ----------------------------------------------------------------------------------------
 
-// Make the shared memory of the job's attempt and of its local ranks' snapshots; forget that of older
-// attempts, and snapshots of ranks that are no longer here. Tell OnPrepareFailed when it cannot be done.
+// Make the shared memory of the job's attempt and of its local ranks' snapshots; forget that of
+// older attempts, and snapshots of ranks that are no longer here. Tell OnPrepareFailed when it
+// cannot be done.
 struct PrepareMemory {
   const v1::DesiredJob* job;
 };
@@ -68,12 +70,13 @@ struct DropMemory {
 using Action = std::variant<PrepareMemory, StartProcess, KillProcess, SendToWorker, SendToHost,
                             MarkPersisted, DropMemory>;
 
-// --- observations -------------------------------------------------------------------------------------
+// --- observations
+// -------------------------------------------------------------------------------------
 
 struct ProcessEnd {
-  int status = 0;             // as of waitpid
-  bool out_of_memory = false;  // the kernel's count of out-of-memory kills rose while it ran
-  std::string last_lines;     // of its log
+  int status = 0;              // as of waitpid
+  bool out_of_memory = false;  // the kernel's count of out-of-memory kills rose just before
+  std::string last_lines;      // of its log
 };
 
 class JobCore;
@@ -98,8 +101,8 @@ class AgentCore {
   void OnHostMessage(int64_t process_id, const link::v1::FromHost& message);
   // The host made progress: what forgives its restarts.
   void OnHostProgress(int64_t process_id);
-  // All sealed snapshots in the regions of the job's ranks here. Tell after a rank's SnapshotSealed and
-  // after it ended: a buffer that was being overwritten is none any more.
+  // All sealed snapshots in the regions of the job's ranks here. Tell after a rank's SnapshotSealed
+  // and after it ended: a buffer that was being overwritten is none any more.
   void OnSnapshots(const std::string& job_id, std::vector<checkpoint::SealedSnapshot> held);
 
   // The next actions, in order; empty when there is nothing to do now.
@@ -107,8 +110,8 @@ class AgentCore {
   // When to call Reconcile although nothing happened; infinite: never.
   absl::Duration NextWake() const;
 
-  // The whole actual state. `heartbeats`: of live processes, by process id; ages and phases are taken
-  // from there, rank and pid are filled in.
+  // The whole actual state. `heartbeats`: of live processes, by process id; ages and phases are
+  // taken from there, rank and pid are filled in.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
   // The shortest heartbeat interval that a job asks for; at most 1 s.

@@ -30,8 +30,8 @@ std::string Words(const Action& action) {
     std::string operator()(const KillProcess& a) { return absl::StrCat("kill ", a.process_id); }
     std::string operator()(const SendToWorker& a) {
       if (a.message.has_stop()) {
-        return absl::StrCat("tell ", a.process_id, a.message.stop().checkpoint()
-                                                       ? " stop with checkpoint" : " stop");
+        return absl::StrCat("tell ", a.process_id,
+                            a.message.stop().checkpoint() ? " stop with checkpoint" : " stop");
       }
       return absl::StrCat("tell ", a.process_id, " persisted ", a.message.persisted().step());
     }
@@ -43,8 +43,7 @@ std::string Words(const Action& action) {
       if (a.message.has_finalize()) {
         return absl::StrCat("tell ", a.process_id, " finalize ", a.message.finalize().step());
       }
-      return absl::StrCat("tell ", a.process_id, " retain ",
-                          a.message.retain().committed_size());
+      return absl::StrCat("tell ", a.process_id, " retain ", a.message.retain().committed_size());
     }
     std::string operator()(const MarkPersisted& a) {
       return absl::StrCat("mark rank ", a.snapshot.rank, " step ", a.snapshot.step);
@@ -160,7 +159,8 @@ class AgentCoreTest : public testing::Test {
   std::vector<checkpoint::SealedSnapshot> held_;
 };
 
-// --- phases -------------------------------------------------------------------------------------------
+// --- phases
+// -------------------------------------------------------------------------------------------
 
 TEST_F(AgentCoreTest, RunPreparesMemoryThenStartsHostAndLocalRanks) {
   Want(DesiredJob::PHASE_RUN, 1);
@@ -275,7 +275,8 @@ TEST_F(AgentCoreTest, StopBeforeTheRanksStartedLeavesNothingToStop) {
   EXPECT_EQ(RankOf(1).state(), ActualRank::STATE_STOPPED);
 }
 
-// --- attempts and stale messages ------------------------------------------------------------------------
+// --- attempts and stale messages
+// ------------------------------------------------------------------------
 
 TEST_F(AgentCoreTest, ANewAttemptWaitsUntilTheOldOneIsReaped) {
   Run();
@@ -340,7 +341,8 @@ TEST_F(AgentCoreTest, WhatIsSaidOfAReapedProcessIsIgnored) {
   EXPECT_EQ(RankOf(1).state(), ActualRank::STATE_RUNNING);
 }
 
-// --- deaths -------------------------------------------------------------------------------------------
+// --- deaths
+// -------------------------------------------------------------------------------------------
 
 TEST_F(AgentCoreTest, AKilledRankIsReportedAndNotStartedAgain) {
   Run();
@@ -411,7 +413,8 @@ TEST_F(AgentCoreTest, AProcessThatCannotBeStartedIsAFailureOfItsRank) {
   EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
 }
 
-// --- the host process ---------------------------------------------------------------------------------
+// --- the host process
+// ---------------------------------------------------------------------------------
 
 TEST_F(AgentCoreTest, TheHostIsRestartedInPlaceWithBackoff) {
   Run();
@@ -475,7 +478,8 @@ TEST_F(AgentCoreTest, ARestartedHostIsToldEverythingThatIsNotDone) {
   Run();
   Hold(0, 1, 10);
   Hold(1, 1, 10);
-  EXPECT_THAT(Settle(), ElementsAre("tell 1 persist rank 0 step 10", "tell 1 persist rank 1 step 10"));
+  EXPECT_THAT(Settle(),
+              ElementsAre("tell 1 persist rank 0 step 10", "tell 1 persist rank 1 step 10"));
   StoreShard(1, 0, 10);
   EXPECT_THAT(Settle(), ElementsAre("mark rank 0 step 10", "tell 2 persisted 10"));
   DesiredJob* job = Want(DesiredJob::PHASE_RUN, 1);
@@ -498,7 +502,8 @@ TEST_F(AgentCoreTest, SnapshotsOfAnOlderAttemptAreReportedButNotWritten) {
   EXPECT_EQ(Job().snapshots(0).attempt(), 1);
 }
 
-// --- checkpoints and reports ------------------------------------------------------------------------------
+// --- checkpoints and reports
+// ------------------------------------------------------------------------------
 
 TEST_F(AgentCoreTest, ShardsAndManifestsAreReportedUntilCommittedOrSuperseded) {
   Run();

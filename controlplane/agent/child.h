@@ -23,7 +23,8 @@ struct ChildName {
   int rank = 0;  // kHostRank: the host process
 };
 
-// Where the log of a rank (or kHostRank) of an attempt is: LOG_DIRECTORY/JOB/attempt-2/rank-00003.N.log.
+// Where the log of a rank (or kHostRank) of an attempt is:
+// LOG_DIRECTORY/JOB/attempt-2/rank-00003.N.log.
 launch::LogName LogNameOf(const std::string& log_directory, const ChildName& child);
 
 class Child {
@@ -39,14 +40,14 @@ class Child {
   int link_fd() const { return link_.get(); }      // -1: closed
   int output_fd() const { return output_.get(); }  // -1: closed
 
-  // The whole messages that came.
+  // The whole messages that came; at once all that the socket holds.
   std::vector<std::string> ReadLink();
   // Moves what it printed to its log.
   void DrainOutput();
   std::string LastLines() const;
 
-  // Sends a message and descriptors. Blocking: at most 2 s. Errors: Unavailable - it is about to end;
-  // DeadlineExceeded - it does not read, and the link is broken for good.
+  // Sends a message and descriptors. Blocking: at most 2 s. Errors: Unavailable - it is about to
+  // end; DeadlineExceeded - it does not read, and the link is broken for good.
   absl::Status Send(const std::string& message, const std::vector<int>& fds);
 
  private:
@@ -57,8 +58,8 @@ class Child {
   int pid_ = 0;
   base::UniqueFd link_;
   base::UniqueFd output_;
-  std::string inbound_;                    // of an incomplete frame
-  std::unique_ptr<launch::LogFile> log_;   // null: it could not be opened
+  std::string inbound_;                   // of an incomplete frame
+  std::unique_ptr<launch::LogFile> log_;  // null: it could not be opened
   bool log_failed_ = false;
 };
 

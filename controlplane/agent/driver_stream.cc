@@ -146,8 +146,8 @@ class DriverStream::Reactor : public grpc::ClientBidiReactor<v1::AgentUp, v1::Ag
   void OnDone(const grpc::Status& status) override {
     {
       absl::MutexLock lock(&shared_->mutex);
-      shared_->last_end = absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                                       status.error_message());
+      shared_->last_end =
+          absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
       shared_->reactor = nullptr;
       shared_->opened = false;
       shared_->writing_since.reset();
@@ -176,8 +176,8 @@ absl::StatusOr<std::unique_ptr<DriverStream>> DriverStream::Create(
     const DriverStreamOptions& options) {
   ASSIGN_OR_RETURN(const auto credentials, MakeCredentials(options));
   auto channel = std::make_unique<Channel>();
-  channel->channel = grpc::CreateCustomChannel(options.address.text, credentials,
-                                               MakeArguments(options.address));
+  channel->channel =
+      grpc::CreateCustomChannel(options.address.text, credentials, MakeArguments(options.address));
   channel->stub = v1::AgentService::NewStub(channel->channel);
   return std::unique_ptr<DriverStream>(new DriverStream(options, std::move(channel)));
 }
@@ -198,6 +198,10 @@ DriverStream::Events DriverStream::Take() {
   absl::MutexLock lock(&shared_->mutex);
   events.messages.swap(shared_->inbound);
   events.opened = shared_->opened && !was_open_;
+  if (was_open_ && !shared_->opened) {
+    base::LogWarning(absl::StrCat("lost the driver (", shared_->last_end.message(),
+                                  "); its work goes on, trying to connect"));
+  }
   was_open_ = shared_->opened;
   if (events.opened) backoff_ = kBackoffFirst;
   if (absl::IsAborted(shared_->last_end) || absl::IsFailedPrecondition(shared_->last_end)) {
@@ -213,6 +217,7 @@ void DriverStream::Maintain(absl::Duration now) {
     backoff_ = std::min(2 * backoff_, kBackoffMax);
     // What is left of the stream before it is stale: the new one begins with the whole state.
     shared_->inbound.clear();
+    shared_->outbound.clear();
     was_open_ = false;
     shared_->reactor = new Reactor(shared_, options_.hello);
     shared_->reactor->Start(channel_->stub.get());

@@ -1,10 +1,10 @@
 // The agent's stream to the driver: opened again whenever it breaks, for ever. gRPC stays in
 // driver_stream.cc. Private to this folder.
 //
-// Outgoing messages wait while there is no stream: of the actual state only the newest, because it is
-// whole; the rest in order. What was sent on a stream that broke may be lost: the caller sends it again
-// when `opened` says that there is a new one.
-// Threads: one at a time (the callbacks' threads are inside).
+// Outgoing messages wait while there is no stream: of the actual state only the newest, because it
+// is whole; the rest in order. What was sent on a stream that broke may be lost: the caller sends
+// it again when `opened` says that there is a new one. Threads: one at a time (the callbacks'
+// threads are inside).
 #pragma once
 
 #include <memory>
@@ -29,7 +29,8 @@ struct DriverStreamOptions {
 
 class DriverStream {
  public:
-  // Does not connect yet. Errors: InvalidArgument - TCP without TLS files, or one that cannot be read.
+  // Does not connect yet. Errors: InvalidArgument - TCP without TLS files, or one that cannot be
+  // read.
   static absl::StatusOr<std::unique_ptr<DriverStream>> Create(const DriverStreamOptions& options);
   // Blocking: until the stream is cancelled, at most 5 s.
   ~DriverStream();
@@ -38,13 +39,15 @@ class DriverStream {
   int events_fd() const;
 
   struct Events {
-    bool opened = false;                 // a new stream: its first message came
+    bool opened = false;                  // a new stream: its first message came
     std::vector<v1::AgentDown> messages;  // of the newest stream
-    absl::Status ended;                  // Aborted, FailedPrecondition: the driver will not have us
+    absl::Status ended;  // Aborted, FailedPrecondition: the driver will not have us
   };
   Events Take();
+  bool is_open() const { return was_open_; }  // as of the last Take
 
-  // Opens the stream where that is due, gives up one that stands still. Call at NextWake at the latest.
+  // Opens the stream where that is due, gives up one that stands still. Call at NextWake at the
+  // latest.
   void Maintain(absl::Duration now);
   absl::Duration NextWake() const;
 

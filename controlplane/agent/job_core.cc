@@ -32,14 +32,15 @@ v1::RankFailure Failure(telemetry::v1::FailureClass failure_class, std::string m
 
 v1::RankFailure StartFailure(const absl::Status& why, absl::string_view what) {
   const bool memory = absl::IsResourceExhausted(why);
-  return Failure(memory ? telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY
-                        : telemetry::v1::FAILURE_CLASS_EXITED,
-                 absl::StrCat(what, ": ", why.message()));
+  return Failure(
+      memory ? telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY : telemetry::v1::FAILURE_CLASS_EXITED,
+      absl::StrCat(what, ": ", why.message()));
 }
 
 }  // namespace
 
-// --- desired state ------------------------------------------------------------------------------------
+// --- desired state
+// ------------------------------------------------------------------------------------
 
 void JobCore::SetDesired(const v1::DesiredJob& desired, absl::Duration now) {
   wanted_ = true;
@@ -64,7 +65,8 @@ void JobCore::DropCommitted() {
     return step < newest || committed.count({attempt, step}) > 0;
   };
   std::erase_if(shards_, [&](const auto& key) { return over(std::get<0>(key), std::get<1>(key)); });
-  std::erase_if(manifests_, [&](const auto& item) { return over(item.first.first, item.first.second); });
+  std::erase_if(manifests_,
+                [&](const auto& item) { return over(item.first.first, item.first.second); });
 }
 
 std::vector<int> JobCore::LocalRanks() const {
@@ -80,7 +82,8 @@ absl::Duration JobCore::heartbeat_interval() const {
   return ToDuration(desired_.spec().fault().heartbeat_interval());
 }
 
-// --- observations -------------------------------------------------------------------------------------
+// --- observations
+// -------------------------------------------------------------------------------------
 
 void JobCore::OnPrepareFailed(const absl::Status& why) {
   const v1::RankFailure failure = StartFailure(why, "shared memory of the attempt");
@@ -200,8 +203,8 @@ void JobCore::OnShard(const link::v1::ShardPersisted& shard) {
   storage_error_.clear();
   host_failures_ = 0;
   for (checkpoint::SealedSnapshot& held : held_) {
-    if (held.rank != shard.rank() || held.attempt != shard.attempt() ||
-        held.step != shard.step() || held.buffer != shard.buffer()) {
+    if (held.rank != shard.rank() || held.attempt != shard.attempt() || held.step != shard.step() ||
+        held.buffer != shard.buffer()) {
       continue;
     }
     held.persisted = true;
@@ -220,7 +223,8 @@ void JobCore::OnHostProgress(int64_t process_id) {
   host_failures_ = 0;
 }
 
-// --- reconciliation -----------------------------------------------------------------------------------
+// --- reconciliation
+// -----------------------------------------------------------------------------------
 
 void JobCore::Reconcile(absl::Duration now, int64_t* last_process_id,
                         std::vector<Action>* actions) {
@@ -299,7 +303,8 @@ void JobCore::ReconcileStop(absl::Duration now, int64_t* last_process_id,
   if (!launched_) {
     KillAll(actions);
     for (const int rank : LocalRanks()) {
-      outcomes_.emplace(rank, Outcome{v1::ActualRank::STATE_STOPPED, desired_.restore().step(), {}});
+      outcomes_.emplace(rank,
+                        Outcome{v1::ActualRank::STATE_STOPPED, desired_.restore().step(), {}});
     }
     return;
   }
@@ -414,7 +419,8 @@ const JobCore::Process* JobCore::FindRank(int rank) const {
   return nullptr;
 }
 
-// --- actual state -------------------------------------------------------------------------------------
+// --- actual state
+// -------------------------------------------------------------------------------------
 
 bool JobCore::applied() const {
   if (!wanted_ || InPhase(v1::DesiredJob::PHASE_HOLD)) return processes_.empty();

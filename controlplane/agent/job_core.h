@@ -1,5 +1,5 @@
-// The part of AgentCore that concerns one job: its processes, outcomes, and what of it must be reported.
-// Private to this folder; agent_core.h is the manual.
+// The part of AgentCore that concerns one job: its processes, outcomes, and what of it must be
+// reported. Private to this folder; agent_core.h is the manual.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ namespace megascale::agent {
 
 // Restarts of the host process in a row without progress, before it is given up.
 inline constexpr int kHostRestartsMax = 5;
-// Step records in one report; the rest follows when these are acknowledged. Keeps it below gRPC's limit.
+// Step records in one report; the rest follows when these are acknowledged. Keeps it below gRPC's
+// limit.
 inline constexpr int kStepsPerReportMax = 8192;
 
 class JobCore {
@@ -58,8 +59,8 @@ class JobCore {
     int rank = 0;
     bool preflight_only = false;
     int pid = 0;
-    bool killed = false;       // because it is not wanted, or did not stop in time
-    bool overdue = false;      // it did not stop in time
+    bool killed = false;   // because it is not wanted, or did not stop in time
+    bool overdue = false;  // it did not stop in time
     bool stop_sent = false;
     std::optional<v1::RankFailure> reported;
     std::optional<link::v1::Finished> finished;
@@ -70,7 +71,7 @@ class JobCore {
   };
   struct Outcome {
     v1::ActualRank::State state;
-    int64_t step = 0;        // completed, when it did not fail
+    int64_t step = 0;  // completed, when it did not fail
     v1::RankFailure failure;
   };
 
@@ -84,7 +85,8 @@ class JobCore {
   void Kill(Process* process, std::vector<Action>* actions);
   // Takes the desired attempt over. Requires: no process.
   void Adopt();
-  void ReconcilePreflight(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
+  void ReconcilePreflight(absl::Duration now, int64_t* last_process_id,
+                          std::vector<Action>* actions);
   void ReconcileRun(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
   void ReconcileStop(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
   void StartHost(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
@@ -101,9 +103,9 @@ class JobCore {
   v1::DesiredJob desired_;
   std::optional<absl::Duration> stop_since_;
 
-  int64_t attempt_ = 0;             // that everything below belongs to; 0: none yet
-  bool prepared_ = false;           // memory of the attempt was asked for
-  bool launched_ = false;           // its ranks were started
+  int64_t attempt_ = 0;    // that everything below belongs to; 0: none yet
+  bool prepared_ = false;  // memory of the attempt was asked for
+  bool launched_ = false;  // its ranks were started
   std::map<int64_t, Process> processes_;
   std::map<int, Outcome> outcomes_;  // of ranks that ended
   std::vector<Action> outbox_;       // consequences of messages, for the next Reconcile
@@ -111,7 +113,7 @@ class JobCore {
   std::optional<v1::Preflight> preflight_;
 
   int host_starts_ = 0;
-  int host_failures_ = 0;            // in a row without progress
+  int host_failures_ = 0;  // in a row without progress
   absl::Duration host_start_after_ = -absl::InfiniteDuration();
   std::optional<v1::RankFailure> host_failure_;  // for good
 

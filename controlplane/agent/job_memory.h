@@ -1,5 +1,5 @@
-// The shared memory that the agent holds for one job, and what is read from it. Private to this folder.
-// Threads: one at a time.
+// The shared memory that the agent holds for one job, and what is read from it. Private to this
+// folder. Threads: one at a time.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ class JobMemory {
       : node_id_(std::move(node_id)), socket_prefix_(std::move(socket_directory_prefix)) {}
   ~JobMemory();
 
-  // Makes the regions of the attempt in place of those of the one before. Snapshots of ranks that are
-  // still here stay. Errors: ResourceExhausted; of the file system.
+  // Makes the regions of the attempt in place of those of the one before. Snapshots of ranks that
+  // are still here stay. Errors: ResourceExhausted; of the file system.
   absl::Status Prepare(const v1::DesiredJob& job);
 
   // Requires: Prepare succeeded for this attempt, except for a preflight.

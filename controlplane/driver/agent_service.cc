@@ -29,10 +29,10 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 absl::Status CheckHello(const pb::Hello& hello) {
   if (hello.protocol_version() != kProtocolVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "node ", hello.node_id(), ": speaks version ", hello.protocol_version(),
-        " of the agents' protocol, this driver speaks ", kProtocolVersion,
-        "; use one version of megascale on all machines"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("node ", hello.node_id(), ": speaks version ", hello.protocol_version(),
+                     " of the agents' protocol, this driver speaks ", kProtocolVersion,
+                     "; use one version of megascale on all machines"));
   }
   if (hello.node_id().empty() || hello.incarnation().empty() || hello.num_slots() < 0) {
     return absl::InvalidArgumentError(
@@ -56,7 +56,7 @@ struct AgentStreams::Impl {
   comm::InProcessStore store;
   std::mutex mutex;
   std::map<std::string, int64_t> attempts;
-  std::map<std::string, std::weak_ptr<Session>> sessions;  // by node
+  std::map<std::string, std::weak_ptr<Session>> sessions;     // by node
   std::map<std::string, std::promise<pb::LogChunk>> fetches;  // by request id
   int64_t num_fetches = 0;
 };
@@ -264,8 +264,8 @@ void AgentStreams::SetAttempts(const std::map<std::string, int64_t>& attempts) {
   }
 }
 
-absl::StatusOr<pb::LogChunk> AgentStreams::Fetch(const std::string& node_id,
-                                                 pb::FetchLog request, absl::Duration timeout) {
+absl::StatusOr<pb::LogChunk> AgentStreams::Fetch(const std::string& node_id, pb::FetchLog request,
+                                                 absl::Duration timeout) {
   std::shared_ptr<Impl::Session> session;
   std::future<pb::LogChunk> future;
   {
@@ -286,9 +286,8 @@ absl::StatusOr<pb::LogChunk> AgentStreams::Fetch(const std::string& node_id,
   if (!answered) {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     if (impl_->fetches.erase(request.request_id()) > 0) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("node ", node_id, ": did not send its log within ",
-                       absl::FormatDuration(timeout)));
+      return absl::DeadlineExceededError(absl::StrCat(
+          "node ", node_id, ": did not send its log within ", absl::FormatDuration(timeout)));
     }
   }
   pb::LogChunk chunk = future.get();

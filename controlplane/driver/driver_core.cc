@@ -606,9 +606,9 @@ absl::StatusOr<bool> IsNewCancel(const DriverState& state, absl::string_view job
   if (job == nullptr) return absl::NotFoundError(absl::StrCat("job ", job_id, ": no such job"));
   if (!IsTerminal(*job)) return !job->has_cancel();
   if (job->state() == control::JOB_STATE_CANCELLED) return false;
-  return absl::FailedPreconditionError(
-      absl::StrCat("job ", job_id, ": has ended already (", job->reason(), ": ", job->message(),
-                   "); there is nothing to cancel"));
+  return absl::FailedPreconditionError(absl::StrCat("job ", job_id, ": has ended already (",
+                                                    job->reason(), ": ", job->message(),
+                                                    "); there is nothing to cancel"));
 }
 
 }  // namespace megascale::driver

@@ -177,16 +177,15 @@ absl::StatusOr<control::Job> DriverLoop::GetJob(const std::string& job_id) {
 }
 
 absl::StatusOr<std::vector<control::Job>> DriverLoop::ListJobs() {
-  return Call<std::vector<control::Job>>(
-      [] { return absl::OkStatus(); },
-      [this]() -> absl::StatusOr<std::vector<control::Job>> {
-        std::vector<control::Job> jobs;
-        for (const JobRecord& job : state_.jobs()) {
-          ASSIGN_OR_RETURN(control::Job view, View(JobId(job)));
-          jobs.push_back(std::move(view));
-        }
-        return jobs;
-      });
+  return Call<std::vector<control::Job>>([] { return absl::OkStatus(); },
+                                         [this]() -> absl::StatusOr<std::vector<control::Job>> {
+                                           std::vector<control::Job> jobs;
+                                           for (const JobRecord& job : state_.jobs()) {
+                                             ASSIGN_OR_RETURN(control::Job view, View(JobId(job)));
+                                             jobs.push_back(std::move(view));
+                                           }
+                                           return jobs;
+                                         });
 }
 
 absl::StatusOr<control::GetClusterResponse> DriverLoop::GetCluster() {
@@ -208,8 +207,7 @@ void DriverLoop::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> l
     Link& entry = links_[hello.node_id()];
     const NodeRecord* known = FindNode(state_, hello.node_id());
     if (entry.link != nullptr && entry.link != link) {
-      const bool newer =
-          known != nullptr && known->hello().incarnation() != hello.incarnation();
+      const bool newer = known != nullptr && known->hello().incarnation() != hello.incarnation();
       entry.link->Close(newer ? absl::AbortedError(absl::StrCat(
                                     "node ", hello.node_id(),
                                     ": a newer agent with this id connected; this one is to end"))
@@ -253,8 +251,8 @@ void DriverLoop::Run() {
     }
     const absl::Status status = Round();
     if (status.ok()) continue;
-    base::LogError(absl::StrCat("stops, because what it decides cannot be kept: ",
-                                status.ToString()));
+    base::LogError(
+        absl::StrCat("stops, because what it decides cannot be kept: ", status.ToString()));
     std::lock_guard<std::mutex> lock(mutex_);
     failure_ = status;
     stopping_ = true;
@@ -435,14 +433,14 @@ absl::StatusOr<LossLog*> DriverLoop::LossLogOf(const JobRecord& job) {
 absl::StatusOr<control::Job> DriverLoop::View(const std::string& job_id) {
   const JobRecord* job = FindJob(state_, job_id);
   if (job == nullptr) {
-    return absl::NotFoundError(absl::StrCat("job ", job_id, ": there is no such job; `megascale "
-                                                            "list` shows those that are"));
+    return absl::NotFoundError(absl::StrCat("job ", job_id,
+                                            ": there is no such job; `megascale "
+                                            "list` shows those that are"));
   }
   const absl::StatusOr<LossLog*> log = LossLogOf(*job);
   // A job that has ended is shown even where its folder was taken away.
   if (!log.ok() && !IsTerminal(*job)) return log.status();
-  return ViewJob(*job, log.ok() ? *log : nullptr,
-                 {&state_, &detector_, options_.clock->Wall()});
+  return ViewJob(*job, log.ok() ? *log : nullptr, {&state_, &detector_, options_.clock->Wall()});
 }
 
 absl::StatusOr<WatchUpdate> DriverLoop::ViewUpdate(const std::string& job_id, int64_t position) {

@@ -3,6 +3,7 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/service_type.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -56,13 +57,15 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ChooseCredentials(
   if (HasTls(options.tls)) return Mutual(options.tls);
   if (!options.insecure) {
     return absl::InvalidArgumentError(
-        absl::StrCat(address.text, ": TCP needs mutual TLS (--tls-ca, --tls-cert, --tls-key), or "
-                                   "--insecure on a loopback address"));
+        absl::StrCat(address.text,
+                     ": TCP needs mutual TLS (--tls-ca, --tls-cert, --tls-key), or "
+                     "--insecure on a loopback address"));
   }
   if (!address.loopback) {
     return absl::InvalidArgumentError(
-        absl::StrCat(address.text, ": --insecure is for loopback addresses only (127.0.0.1, "
-                                   "[::1], localhost); use mutual TLS"));
+        absl::StrCat(address.text,
+                     ": --insecure is for loopback addresses only (127.0.0.1, "
+                     "[::1], localhost); use mutual TLS"));
   }
   base::LogWarning(absl::StrCat("--insecure: everybody on this machine can use ", address.text,
                                 " and run jobs as this user"));
@@ -91,8 +94,7 @@ struct DriverServer::Impl {
   ~Impl() {
     if (loop != nullptr) loop->Stop();
     if (server == nullptr) return;
-    server->Shutdown(std::chrono::system_clock::now() +
-                     absl::ToChronoMilliseconds(kShutdownGrace));
+    server->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(kShutdownGrace));
     server->Wait();
   }
 
@@ -126,9 +128,10 @@ absl::Status DriverServer::Impl::Listen(const DriverOptions& options) {
   builder.RegisterService(agents->Serve(loop.get()));
   server = builder.BuildAndStart();
   if (server == nullptr || (!address.is_unix() && port == 0)) {
-    return absl::UnavailableError(absl::StrCat(
-        address.text, ": cannot listen there; is the port taken? Give another address with "
-                      "--listen"));
+    return absl::UnavailableError(
+        absl::StrCat(address.text,
+                     ": cannot listen there; is the port taken? Give another address with "
+                     "--listen"));
   }
   if (address.is_unix()) {
     port = 0;
@@ -174,8 +177,8 @@ absl::Status RunDriver(const DriverOptions& options) {
     RETURN_IF_ERROR(server->WaitForFailure(kSignalCheckInterval));
     const int signal = ::sigtimedwait(&signals, nullptr, &nothing);
     if (signal < 0) continue;
-    base::LogInfo(absl::StrCat(signal == SIGINT ? "SIGINT" : "SIGTERM",
-                               ": ends; agents and workers go on"));
+    base::LogInfo(
+        absl::StrCat(signal == SIGINT ? "SIGINT" : "SIGTERM", ": ends; agents and workers go on"));
     return absl::OkStatus();
   }
 }

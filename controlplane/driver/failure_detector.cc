@@ -82,9 +82,9 @@ std::optional<Event> FencedEvent(const JobRecord& job, const NodeRecord& node,
 }
 
 bool IsCommitted(const JobRecord& job, int64_t attempt, int64_t step) {
-  return std::any_of(
-      job.committed().begin(), job.committed().end(),
-      [&](const auto& known) { return known.attempt() == attempt && known.step() == step; });
+  return std::any_of(job.committed().begin(), job.committed().end(), [&](const auto& known) {
+    return known.attempt() == attempt && known.step() == step;
+  });
 }
 
 void AddManifests(const JobRecord& job, const agent::ActualJob& report,
@@ -135,12 +135,12 @@ std::vector<Event> FailureDetector::OnHello(const DriverState& state, const agen
 }
 
 std::vector<Event> FailureDetector::OnReport(const DriverState& state, const std::string& node_id,
-                                             const agent::ActualState& report,
-                                             absl::Duration now) {
+                                             const agent::ActualState& report, absl::Duration now) {
   Advance(now);
   auto it = nodes_.find(node_id);
   const NodeRecord* known = FindNode(state, node_id);
-  if (it == nodes_.end() || known == nullptr || it->second.hello.incarnation() != report.incarnation() ||
+  if (it == nodes_.end() || known == nullptr ||
+      it->second.hello.incarnation() != report.incarnation() ||
       known->hello().incarnation() != report.incarnation()) {
     return {};
   }
@@ -343,8 +343,8 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
     const JobRecord& job, const Node& node, const telemetry::RankStatus& status) {
   const auto& fault = job.submitted().spec().fault();
   const absl::Duration since_report = awake_ - node.heard;
-  const absl::Duration in_phase = Since(
-      &phases_, absl::StrCat(JobId(job), "/", status.rank()), job.attempt() * 64 + status.phase());
+  const absl::Duration in_phase = Since(&phases_, absl::StrCat(JobId(job), "/", status.rank()),
+                                        job.attempt() * 64 + status.phase());
   Suspect suspect;
   suspect.rank = status.rank();
   suspect.node_id = node.hello.node_id();
@@ -359,15 +359,14 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
         status.pid(), ", in ", status.doing().empty() ? "no instruction" : status.doing(), ")");
     return suspect;
   }
-  const absl::Duration limit = ToDuration(IsStarting(status.phase()) ? fault.start_timeout()
-                                                                     : fault.progress_timeout());
+  const absl::Duration limit =
+      ToDuration(IsStarting(status.phase()) ? fault.start_timeout() : fault.progress_timeout());
   // A phase has its limit for itself: what went before it does not count.
-  suspect.age =
-      std::min(absl::Seconds(status.progress_age_seconds()) + since_report, in_phase);
+  suspect.age = std::min(absl::Seconds(status.progress_age_seconds()) + since_report, in_phase);
   if (suspect.age <= limit) return std::nullopt;
-  suspect.evidence = absl::StrCat("no progress for ", absl::FormatDuration(limit), " at step ",
-                                  status.step(), " in ",
-                                  status.doing().empty() ? "no instruction" : status.doing());
+  suspect.evidence =
+      absl::StrCat("no progress for ", absl::FormatDuration(limit), " at step ", status.step(),
+                   " in ", status.doing().empty() ? "no instruction" : status.doing());
   return suspect;
 }
 

@@ -33,12 +33,11 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 // It becomes the name of folders.
 absl::Status CheckJobId(const std::string& job_id) {
-  const bool good =
-      !job_id.empty() && job_id.size() <= kJobIdBytesMax && job_id[0] != '.' && job_id[0] != '-' &&
-      std::all_of(job_id.begin(), job_id.end(), [](char c) {
-        return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' ||
-               c == '.';
-      });
+  const bool good = !job_id.empty() && job_id.size() <= kJobIdBytesMax && job_id[0] != '.' &&
+                    job_id[0] != '-' && std::all_of(job_id.begin(), job_id.end(), [](char c) {
+                      return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' ||
+                             c == '_' || c == '.';
+                    });
   if (good) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("job id '", job_id.substr(0, kJobIdBytesMax),
@@ -74,8 +73,8 @@ absl::StatusOr<pb::Job> Cancel(DriverLoop* loop, const pb::CancelJobRequest& req
   if (!request.has_grace()) cancel.mutable_grace()->set_seconds(kDefaultGraceSeconds);
   if (cancel.grace().seconds() < 0 || cancel.grace().nanos() < 0 ||
       cancel.grace().seconds() > kGraceSecondsMax) {
-    return absl::InvalidArgumentError(absl::StrCat("grace: ", cancel.grace().seconds(),
-                                                   " s is not between 0 s and 24 h"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("grace: ", cancel.grace().seconds(), " s is not between 0 s and 24 h"));
   }
   return loop->Cancel(cancel);
 }

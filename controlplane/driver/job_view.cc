@@ -81,8 +81,8 @@ void AddStorageError(const JobRecord& job, const FailureDetector& detector, cont
     const auto* actual = detector.LastReport(node_id, JobId(job));
     if (actual == nullptr || actual->storage_error().empty()) continue;
     const std::string before = view->message().empty() ? "" : absl::StrCat(view->message(), "; ");
-    view->set_message(
-        absl::StrCat(before, "cannot write checkpoints on ", node_id, ": ", actual->storage_error()));
+    view->set_message(absl::StrCat(before, "cannot write checkpoints on ", node_id, ": ",
+                                   actual->storage_error()));
     return;
   }
 }

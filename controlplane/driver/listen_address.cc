@@ -23,8 +23,9 @@ absl::Status CheckFolder(const std::string& folder) {
   if (::stat(folder.c_str(), &info) != 0) return base::ErrnoStatus(errno, folder);
   if (info.st_uid == ::geteuid() && (info.st_mode & 077) == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(folder, ": the folder of the driver's socket must belong to you and be closed to "
-                           "others (chmod 700 ",
+      absl::StrCat(folder,
+                   ": the folder of the driver's socket must belong to you and be closed to "
+                   "others (chmod 700 ",
                    folder, "), or give another address with --listen"));
 }
 
@@ -53,8 +54,9 @@ absl::Status PrepareSocket(const std::string& path) {
   }
   if (SomebodyListens(path)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("unix:", path, ": another driver listens there; stop it, or give another "
-                                    "address with --listen"));
+        absl::StrCat("unix:", path,
+                     ": another driver listens there; stop it, or give another "
+                     "address with --listen"));
   }
   if (::unlink(path.c_str()) != 0) return base::ErrnoStatus(errno, absl::StrCat("remove ", path));
   return absl::OkStatus();

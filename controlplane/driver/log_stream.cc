@@ -19,7 +19,7 @@ constexpr size_t kLineBytesMax = 64 << 10;
 
 // One file that is being read.
 struct Source {
-  int rank = 0;  // -1: a host process
+  int rank = 0;                    // -1: a host process
   std::vector<std::string> nodes;  // where it may be; one, once it was found
   bool found = false;
   int64_t offset = 0;

@@ -104,8 +104,8 @@ absl::Status LossLog::Load(const std::string& text) {
 
 absl::Status LossLog::Append(const StepRecord& record) {
   if (next_step_ != 0 && record.step() != next_step_) return absl::OkStatus();
-  RETURN_IF_ERROR(
-      base::Annotate(base::WriteAll(fd_.get(), ToLine(record)), absl::StrCat(directory_, "/", kFile)));
+  RETURN_IF_ERROR(base::Annotate(base::WriteAll(fd_.get(), ToLine(record)),
+                                 absl::StrCat(directory_, "/", kFile)));
   next_step_ = record.step() + 1;
   recent_.push_back(record);
   if (recent_.size() > kRecentMax) recent_.pop_front();

@@ -47,8 +47,8 @@ class LossLog {
   // The newest step; 0: none.
   int64_t last_step() const { return recent_.empty() ? 0 : recent_.back().step(); }
   const std::deque<StepRecord>& recent() const { return recent_; }
-  // The records appended since `position`, as far as they are still in memory and were not cut; moves
-  // `position` to the end. -1: none.
+  // The records appended since `position`, as far as they are still in memory and were not cut;
+  // moves `position` to the end. -1: none.
   std::vector<StepRecord> Since(int64_t* position) const;
 
  private:

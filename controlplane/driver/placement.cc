@@ -56,7 +56,8 @@ std::vector<std::string> PlaceGroups(const JobRecord& job, FreeSlots free) {
 }
 
 std::string Offer(const JobRecord& job, const FreeSlots& free) {
-  const std::string needs = absl::StrCat("needs ", WorldSize(job), " slots");
+  const std::string needs =
+      absl::StrCat("needs ", WorldSize(job), WorldSize(job) == 1 ? " slot" : " slots");
   const int tensor_size = TensorSize(job);
   const std::string groups =
       tensor_size > 1 ? absl::StrCat(" in groups of ", tensor_size, " on one node") : "";

@@ -15,8 +15,7 @@ namespace telemetry = megascale::telemetry::v1;
 constexpr absl::Duration kBackoffMax = absl::Minutes(1);
 
 // The highest step of which every rank has a snapshot on the node that it is placed on; -1: none.
-int64_t NewestStepInMemory(const JobRecord& job,
-                           const std::vector<agent::Placement>& placements) {
+int64_t NewestStepInMemory(const JobRecord& job, const std::vector<agent::Placement>& placements) {
   std::map<int64_t, std::set<int>> ranks_of_step;
   for (const auto& fenced : job.fenced()) {
     for (const auto& snapshot : fenced.snapshots()) {
@@ -72,9 +71,9 @@ std::string ReasonOf(const Culprit& culprit) {
 }
 
 std::string Describe(const Culprit& culprit) {
-  const std::string who =
-      culprit.rank() < 0 ? absl::StrCat("node ", culprit.node_id())
-                         : absl::StrCat("rank ", culprit.rank(), " on ", culprit.node_id());
+  const std::string who = culprit.rank() < 0
+                              ? absl::StrCat("node ", culprit.node_id())
+                              : absl::StrCat("rank ", culprit.rank(), " on ", culprit.node_id());
   const std::string& evidence = culprit.evidence();
   return absl::StrCat(who, ": ", evidence.substr(0, evidence.find('\n')));
 }

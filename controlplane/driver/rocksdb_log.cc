@@ -54,8 +54,8 @@ class RocksDbLog : public LogStore {
     RETURN_IF_ERROR(FromRocks(status, directory_));
     int schema = 0;
     if (!absl::SimpleAtoi(text, &schema)) {
-      return absl::DataLossError(absl::StrCat(directory_, ": its schema is '", text,
-                                              "' where a number was expected"));
+      return absl::DataLossError(
+          absl::StrCat(directory_, ": its schema is '", text, "' where a number was expected"));
     }
     if (schema > kSchema) {
       return absl::FailedPreconditionError(
@@ -84,8 +84,7 @@ class RocksDbLog : public LogStore {
       }
       if (!contents.events.emplace_back().ParseFromArray(it->value().data(),
                                                          static_cast<int>(it->value().size()))) {
-        return absl::DataLossError(
-            absl::StrCat(directory_, ": event ", number, " cannot be read"));
+        return absl::DataLossError(absl::StrCat(directory_, ": event ", number, " cannot be read"));
       }
     }
     RETURN_IF_ERROR(FromRocks(it->status(), directory_));
@@ -133,8 +132,9 @@ absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(const std::string& dire
     const rocksdb::Status status = rocksdb::DB::Open(SmallDatabase(), directory, &opened);
     if (status.IsIOError() && absl::StrContains(status.ToString(), "lock")) {
       return absl::FailedPreconditionError(
-          absl::StrCat(directory, ": another driver has this state directory open; stop it, or "
-                                  "give this one another directory"));
+          absl::StrCat(directory,
+                       ": another driver has this state directory open; stop it, or "
+                       "give this one another directory"));
     }
     RETURN_IF_ERROR(FromRocks(status, absl::StrCat("open ", directory)));
     auto log = std::make_unique<RocksDbLog>(directory, std::unique_ptr<rocksdb::DB>(opened));

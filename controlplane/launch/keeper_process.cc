@@ -126,10 +126,9 @@ Spawn Keeper::Unpack(const KeeperCommand& command, base::Frame* frame) const {
   for (int i = 0; i < command.num_environment; ++i) spawn.environment.push_back(take());
   for (const std::string& ours : environment_) {
     const size_t name_size = ours.find('=') + 1;
-    const bool replaced =
-        std::any_of(spawn.environment.begin(), spawn.environment.end(), [&](const char* given) {
-          return std::strncmp(given, ours.c_str(), name_size) == 0;
-        });
+    const bool replaced = std::any_of(
+        spawn.environment.begin(), spawn.environment.end(),
+        [&](const char* given) { return std::strncmp(given, ours.c_str(), name_size) == 0; });
     if (!replaced) spawn.environment.push_back(const_cast<char*>(ours.c_str()));
   }
   spawn.arguments.push_back(nullptr);

@@ -8,7 +8,8 @@
 
 namespace megascale::launch {
 
-// Serves until the parent is gone, then kills and reaps everything, removes `remove_at_end` and exits.
+// Serves until the parent is gone, then kills and reaps everything, removes `remove_at_end` and
+// exits.
 [[noreturn]] void RunKeeperProcess(const KeeperSetup& setup,
                                    const std::vector<std::string>& remove_at_end);
 

@@ -1,5 +1,5 @@
-// What a ProcessKeeper and its helper process say to each other. Both are the same program, so plain
-// structs do. Private to this folder.
+// What a ProcessKeeper and its helper process say to each other. Both are the same program, so
+// plain structs do. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@ namespace megascale::launch {
 
 inline constexpr int kDescriptorsMax = 32;
 
-// A command is this header, then num_arguments + num_environment + 1 strings, each ended by a zero byte:
-// the program, the arguments, the environment. Descriptors travel with it: the output first when
-// has_output, then one for each entry of `numbers`.
+// A command is this header, then num_arguments + num_environment + 1 strings, each ended by a zero
+// byte: the program, the arguments, the environment. Descriptors travel with it: the output first
+// when has_output, then one for each entry of `numbers`.
 struct KeeperCommand {
   enum Kind : int32_t { kSpawn = 1, kKill = 2 };
   Kind kind;

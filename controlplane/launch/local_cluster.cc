@@ -32,7 +32,8 @@ constexpr absl::Duration kSoundLife = absl::Seconds(10);
 constexpr absl::Duration kStopGrace = absl::Seconds(5);
 constexpr off_t kOldLogBytes = 8 << 20;
 constexpr int kAgentsMax = 1000;
-// Socket paths have 107 bytes; what follows the run directory ("/n999/t9999/r99999-99999.sock") fits.
+// Socket paths have 107 bytes; what follows the run directory ("/n999/t9999/r99999-99999.sock")
+// fits.
 constexpr size_t kRunDirectoryBytesMax = 70;
 
 // Makes an owner-only directory with a short path.
@@ -46,8 +47,9 @@ absl::StatusOr<std::string> MakeRunDirectory(const std::string& wanted) {
     RETURN_IF_ERROR(base::MakeDirectories(wanted));
     std::error_code error;
     if (!std::filesystem::is_empty(wanted, error) || error) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "run directory ", wanted, " is not empty; it would be removed at the end: choose another"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("run directory ", wanted,
+                       " is not empty; it would be removed at the end: choose another"));
     }
     if (::chmod(wanted.c_str(), 0700) != 0) {
       return base::ErrnoStatus(errno, absl::StrCat("run directory ", wanted));
@@ -55,7 +57,8 @@ absl::StatusOr<std::string> MakeRunDirectory(const std::string& wanted) {
     return std::filesystem::absolute(wanted).string();
   }
   const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
-  for (const std::string& parent : {std::string(runtime == nullptr ? "" : runtime), std::string("/tmp")}) {
+  for (const std::string& parent :
+       {std::string(runtime == nullptr ? "" : runtime), std::string("/tmp")}) {
     std::string path = absl::StrCat(parent, "/megascale-XXXXXX");
     if (parent.empty() || path.size() > kRunDirectoryBytesMax) continue;
     if (::mkdtemp(path.data()) != nullptr) return path;
@@ -93,7 +96,9 @@ class LocalCluster::Supervisor {
   absl::Status Start();
   void Stop();
   const std::string& run_directory() const { return run_directory_; }
-  std::string driver_address() const { return absl::StrCat("unix:", run_directory_, "/driver.sock"); }
+  std::string driver_address() const {
+    return absl::StrCat("unix:", run_directory_, "/driver.sock");
+  }
 
  private:
   struct Member {
@@ -149,18 +154,12 @@ void LocalCluster::Supervisor::AddMembers() {
     const std::string node = absl::StrCat("n", i);
     Member agent;
     agent.name = absl::StrCat("agent ", node);
-    agent.arguments = {options_.program,
-                       "agent",
-                       "--driver",
-                       driver_address(),
-                       "--slots",
-                       absl::StrCat(options_.slots_per_agent),
-                       "--node-id",
-                       node,
-                       "--run-dir",
-                       absl::StrCat(run_directory_, "/", node),
-                       "--log-dir",
-                       absl::StrCat(logs, "/", node)};
+    agent.arguments = {options_.program, "agent",
+                       "--driver",       driver_address(),
+                       "--slots",        absl::StrCat(options_.slots_per_agent),
+                       "--node-id",      node,
+                       "--run-dir",      absl::StrCat(run_directory_, "/", node),
+                       "--log-dir",      absl::StrCat(logs, "/", node)};
     agent.log_path = absl::StrCat(logs, "/agent-", node, ".log");
     members_.push_back(std::move(agent));
   }
@@ -190,8 +189,8 @@ absl::Status LocalCluster::Supervisor::StartMember(Member* member) {
 void LocalCluster::Supervisor::Supervise() {
   for (;;) {
     StartDue(base::RealClock().Monotonic());
-    const absl::Duration wait =
-        std::clamp(NextStart() - base::RealClock().Monotonic(), absl::ZeroDuration(), absl::Minutes(1));
+    const absl::Duration wait = std::clamp(NextStart() - base::RealClock().Monotonic(),
+                                           absl::ZeroDuration(), absl::Minutes(1));
     pollfd entries[] = {{stop_.get(), POLLIN, 0}, {keeper_->exits_fd(), POLLIN, 0}};
     ::poll(entries, 2, static_cast<int>(absl::ToInt64Milliseconds(wait)) + 1);
     if (entries[0].revents != 0) break;

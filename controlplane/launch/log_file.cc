@@ -116,8 +116,7 @@ absl::StatusOr<LogPiece> ReadLog(const LogName& name, int64_t offset, int64_t ma
         static_cast<size_t>(std::min(max_bytes - static_cast<int64_t>(piece.data.size()),
                                      begin + name.segment_bytes - piece.next_offset)),
         '\0');
-    const ssize_t got =
-        ::pread(fd->get(), buffer.data(), buffer.size(), piece.next_offset - begin);
+    const ssize_t got = ::pread(fd->get(), buffer.data(), buffer.size(), piece.next_offset - begin);
     if (got <= 0) break;
     piece.data.append(buffer, 0, static_cast<size_t>(got));
     piece.next_offset += got;

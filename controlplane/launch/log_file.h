@@ -1,7 +1,7 @@
-// The output of one process on disk, bounded: segments NAME.0.log, NAME.1.log … of equal size, of which
-// the newest two are kept. A byte's offset in the output gives its segment, so a reader needs no index,
-// and offsets stay good while older output is dropped.
-// Threads: a LogFile belongs to one thread; ReadLog may run beside it.
+// The output of one process on disk, bounded: segments NAME.0.log, NAME.1.log … of equal size, of
+// which the newest two are kept. A byte's offset in the output gives its segment, so a reader needs
+// no index, and offsets stay good while older output is dropped. Threads: a LogFile belongs to one
+// thread; ReadLog may run beside it.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ inline constexpr int64_t kLogSegmentBytes = 8 << 20;
 
 struct LogName {
   std::string directory;
-  std::string name;                           // "rank-00003"
-  int64_t segment_bytes = kLogSegmentBytes;   // tests make it small
+  std::string name;                          // "rank-00003"
+  int64_t segment_bytes = kLogSegmentBytes;  // tests make it small
 };
 
 class LogFile {
@@ -29,8 +29,8 @@ class LogFile {
   // Opens for appending after what is there; makes the directory.
   static absl::StatusOr<std::unique_ptr<LogFile>> Open(const LogName& name);
 
-  // Appends and drops the oldest segment when a new one begins. Errors: ResourceExhausted - the disk
-  // is full; the data is lost then, later calls may succeed.
+  // Appends and drops the oldest segment when a new one begins. Errors: ResourceExhausted - the
+  // disk is full; the data is lost then, later calls may succeed.
   absl::Status Append(absl::string_view data);
 
   // The last `count` lines (of the last 16 KiB), without the final newline.
@@ -51,8 +51,8 @@ struct LogPiece {
   int64_t next_offset = 0;
 };
 
-// Reads from `offset`, or from the oldest byte kept if that is later; at most `max_bytes`. Empty data:
-// nothing more yet. Errors: NotFound - no such log.
+// Reads from `offset`, or from the oldest byte kept if that is later; at most `max_bytes`. Empty
+// data: nothing more yet. Errors: NotFound - no such log.
 absl::StatusOr<LogPiece> ReadLog(const LogName& name, int64_t offset, int64_t max_bytes);
 
 }  // namespace megascale::launch

@@ -85,8 +85,8 @@ absl::StatusOr<pid_t> ProcessKeeper::Spawn(const SpawnRequest& request) {
   AppendString(request.program, &payload);
   for (const std::string& argument : request.arguments) AppendString(argument, &payload);
   for (const std::string& entry : request.environment) AppendString(entry, &payload);
-  RETURN_IF_ERROR(base::Annotate(
-      base::SendFrame(commands_.get(), payload, fds, kCommandTimeout), "process keeper"));
+  RETURN_IF_ERROR(base::Annotate(base::SendFrame(commands_.get(), payload, fds, kCommandTimeout),
+                                 "process keeper"));
   KeeperReply reply = {};
   while (reply.token != request.token) {  // one that came too late for its caller goes before
     ASSIGN_OR_RETURN(const base::Frame frame, base::ReceiveFrame(commands_.get(), kCommandTimeout));

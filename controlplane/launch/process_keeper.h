@@ -1,14 +1,16 @@
-// A single-threaded helper process that starts, signals and reaps the processes of its parent. It is
-// forked before the parent has threads, so it can fork safely whatever the parent's libraries do;
-// being the only one that reaps, it never signals a process id that the kernel gave to somebody else.
+// A single-threaded helper process that starts, signals and reaps the processes of its parent. It
+// is forked before the parent has threads, so it can fork safely whatever the parent's libraries
+// do; being the only one that reaps, it never signals a process id that the kernel gave to somebody
+// else.
 //
-// Nothing survives the parent: when the parent ends in any way (its end of the command socket closes;
-// a parent-death signal stands behind that), the keeper kills the process group of each child and
-// then every orphan that comes back to it (it is a sub-reaper), removes what it was asked to remove,
-// and exits. When the keeper itself is killed, its children die by their parent-death signal.
+// Nothing survives the parent: when the parent ends in any way (its end of the command socket
+// closes; a parent-death signal stands behind that), the keeper kills the process group of each
+// child and then every orphan that comes back to it (it is a sub-reaper), removes what it was asked
+// to remove, and exits. When the keeper itself is killed, its children die by their parent-death
+// signal.
 //
-// Threads: a ProcessKeeper object belongs to one thread at a time. Start it from the main thread: the
-// parent-death signal fires when the *thread* that started it ends.
+// Threads: a ProcessKeeper object belongs to one thread at a time. Start it from the main thread:
+// the parent-death signal fires when the *thread* that started it ends.
 #pragma once
 
 #include <sys/types.h>
@@ -32,7 +34,7 @@ struct SpawnRequest {
   std::vector<std::string> arguments;    // argv, [0] included
   std::vector<std::string> environment;  // "NAME=value", beside or instead of the parent's own
   std::vector<std::pair<int, int>> descriptors;  // {ours, its number in the child}, at most 32
-  int output = -1;                       // takes stdout and stderr; -1: those of the parent
+  int output = -1;                               // takes stdout and stderr; -1: those of the parent
 };
 
 struct ProcessExit {
@@ -44,7 +46,8 @@ struct ProcessExit {
 class ProcessKeeper {
  public:
   struct Options {
-    std::vector<std::string> remove_at_end;  // files and directory trees, removed after all children
+    std::vector<std::string>
+        remove_at_end;  // files and directory trees, removed after all children
   };
 
   // Forks the keeper. Errors: FailedPrecondition - this process has other threads already.

@@ -168,8 +168,7 @@ TEST_F(ProcessKeeperTest, ChildrenDieWithAKilledKeeper) {
   ::kill(keeper_->pid(), SIGKILL);
   EXPECT_TRUE(WaitUntil([&] { return IsGone(*pid); }));
   EXPECT_TRUE(WaitUntil([&] { return !keeper_->TakeExits().ok(); }));
-  EXPECT_EQ(keeper_->Spawn(Request(2, {"pause"})).status().code(),
-            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(keeper_->Spawn(Request(2, {"pause"})).status().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(ProcessKeeperTest, RefusesToForkWhereThreadsRun) {

@@ -19,7 +19,8 @@ void WaitForEver() {
   for (;;) ::pause();
 }
 
-// A child in a session of its own, which no signal to a process group reaches, prints its process id.
+// A child in a session of its own, which no signal to a process group reaches, prints its process
+// id.
 int RunFamily() {
   if (::fork() == 0) {
     ::setsid();

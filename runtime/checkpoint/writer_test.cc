@@ -96,7 +96,7 @@ TEST(WriterTest, ASnapshotThatANewerAttemptTookIsNotPersisted) {
   const std::string root = TestDirectory();
   Sealed sealed;
   ASSERT_TRUE(SnapshotWriter::Open(sealed.region.get(), 3, 0).ok());
-  EXPECT_EQ(PersistShard(sealed.reader, sealed.snapshot, root).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(PersistShard(sealed.reader, sealed.snapshot, root).code(), absl::StatusCode::kAborted);
   EXPECT_TRUE(Names(root).empty());
 }
 

@@ -1,4 +1,5 @@
-// Every operation, type and group size, over shared memory, streams and both, against sums made here.
+// Every operation, type and group size, over shared memory, streams and both, against sums made
+// here.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -20,7 +21,8 @@ constexpr size_t kRingBytes = 4096;
 // None, one, odd, and several times what a ring holds (in every type).
 const std::vector<int64_t> kSizes = {0, 1, 37, 9001};
 
-// A number that is the same for the same arguments, of magnitudes so different that the order of a sum shows.
+// A number that is the same for the same arguments, of magnitudes so different that the order of a
+// sum shows.
 double Value(int rank, int64_t k, int salt) {
   uint64_t bits = (static_cast<uint64_t>(rank) * 1000003 + k) * 2654435761u + salt * 40503u;
   bits ^= bits >> 29;
@@ -221,10 +223,10 @@ TEST(GroupsTest, TheObserverSeesEveryCallEnterAndLeave) {
   world.Run([&](int rank) {
     FabricOptions options = world.OptionsOf(rank);
     options.observer = [&, rank](const CallEvent& event) {
-      seen[rank].push_back(absl::StrCat(
-          event.kind == CallEvent::Kind::kEntered ? "enter " : "leave ", Name(event.operation), " ",
-          event.group, " ", event.sequence, " ", event.instruction_id, " ", event.peer, " ",
-          event.payload_bytes));
+      seen[rank].push_back(
+          absl::StrCat(event.kind == CallEvent::Kind::kEntered ? "enter " : "leave ",
+                       Name(event.operation), " ", event.group, " ", event.sequence, " ",
+                       event.instruction_id, " ", event.peer, " ", event.payload_bytes));
     };
     auto fabric = Fabric::Create(options, OneGroup(2, 1, 4096).groups).value();
     ASSERT_EQ(fabric->Connect(), absl::OkStatus());
@@ -235,10 +237,10 @@ TEST(GroupsTest, TheObserverSeesEveryCallEnterAndLeave) {
     const auto bytes = absl::MakeSpan(reinterpret_cast<std::byte*>(&value), 4);
     ASSERT_EQ(rank == 0 ? comm->Send(1, bytes, {8}) : comm->Recv(0, bytes, {8}), absl::OkStatus());
   });
-  EXPECT_EQ(seen[0],
-            (std::vector<std::string>{"enter barrier all 0 3 -1 0", "leave barrier all 0 3 -1 0",
-                                      "enter all-reduce all 1 9 -1 4", "leave all-reduce all 1 9 -1 4",
-                                      "enter send all 0 8 1 4", "leave send all 0 8 1 4"}));
+  EXPECT_EQ(seen[0], (std::vector<std::string>{
+                         "enter barrier all 0 3 -1 0", "leave barrier all 0 3 -1 0",
+                         "enter all-reduce all 1 9 -1 4", "leave all-reduce all 1 9 -1 4",
+                         "enter send all 0 8 1 4", "leave send all 0 8 1 4"}));
   EXPECT_EQ(seen[1][4], "enter receive all 0 8 0 4");
 }
 

@@ -1,23 +1,25 @@
-// What ranks exchange: collectives and messages among the members of one group. A Communicator belongs to one stream (one
-// thread): calls are blocking, and their order on that thread is the order on the wire. Members must make the same
-// collective calls in the same order, with the same instruction id.
+// What ranks exchange: collectives and messages among the members of one group. A Communicator
+// belongs to one stream (one thread): calls are blocking, and their order on that thread is the
+// order on the wire. Members must make the same collective calls in the same order, with the same
+// instruction id.
 //
-// Every call has (group, sequence number, instruction id), and every message carries them. Collectives of a group are
-// numbered together, messages by their ordered pair of ranks. A difference (sequence, operation, size, type, instruction)
-// is found by the receiver.
+// Every call has (group, sequence number, instruction id), and every message carries them.
+// Collectives of a group are numbered together, messages by their ordered pair of ranks. A
+// difference (sequence, operation, size, type, instruction) is found by the receiver.
 //
 // Errors, of every call:
 //   Internal - members do not make the same calls; the message names both. Our bug.
 //   DeadlineExceeded - the timeout passed; the message names the ranks that had not arrived.
 //   Unavailable - a rank's process ended or closed its end; the message names it.
-//   Aborted - Abort was called here, or a peer reported that it gave up; the attempt is over, rejoin in the next one.
-//   InvalidArgument - sizes or types; nothing was sent.
-// After any error but InvalidArgument the communicator is dead: the other members are told, every later call fails with the
-// same status, and buffers hold garbage. BlamedRanks() says which world ranks are to blame.
+//   Aborted - Abort was called here, or a peer reported that it gave up; the attempt is over,
+//   rejoin in the next one. InvalidArgument - sizes or types; nothing was sent.
+// After any error but InvalidArgument the communicator is dead: the other members are told, every
+// later call fails with the same status, and buffers hold garbage. BlamedRanks() says which world
+// ranks are to blame.
 //
 // Threads: calls on the owner's thread; Abort() and the accessors on any.
-// Determinism: a sum is a left fold in the order of the group's ranks, with fp32 accumulation (F64 for F64) and one rounding
-// at the end: equal bits whatever the transport and the timing.
+// Determinism: a sum is a left fold in the order of the group's ranks, with fp32 accumulation (F64
+// for F64) and one rounding at the end: equal bits whatever the transport and the timing.
 #pragma once
 
 #include <cstddef>
@@ -59,12 +61,13 @@ struct CallEvent {
   enum class Kind : uint8_t { kEntered, kLeft };
   Kind kind = Kind::kEntered;
   Operation operation = Operation::kBarrier;
-  absl::string_view group;      // lives as long as the communicator
-  uint64_t sequence = 0;        // from 0; of the group's collectives, or of the messages of the ordered pair
+  absl::string_view group;  // lives as long as the communicator
+  uint64_t sequence =
+      0;  // from 0; of the group's collectives, or of the messages of the ordered pair
   uint64_t instruction_id = 0;
-  int peer = -1;                // world rank of the other end of a message; -1 for collectives
-  size_t payload_bytes = 0;     // of this rank's buffer (the larger one, where there are two)
-  bool ok = true;               // kLeft only
+  int peer = -1;             // world rank of the other end of a message; -1 for collectives
+  size_t payload_bytes = 0;  // of this rank's buffer (the larger one, where there are two)
+  bool ok = true;            // kLeft only
 };
 
 // Called on the communicator's thread, at the start and the end of every call. Must not block.
@@ -82,38 +85,41 @@ class Communicator {
   // Cost: 2(n-1)/n of the buffer sent per member.
   virtual absl::Status AllReduce(tensor::Vector buffer, const CallInfo& info) = 0;
 
-  // Overwrites `output` with this member's block of the sum of all `input`s. Shapes: input [n N], output [N]; all members'
-  // blocks are equally long, the caller pads. F32, F64 or BF16. `output` may be this member's block of `input`; nothing
-  // else of `input` changes. Cost: (n-1)/n of the input sent per member.
+  // Overwrites `output` with this member's block of the sum of all `input`s. Shapes: input [n N],
+  // output [N]; all members' blocks are equally long, the caller pads. F32, F64 or BF16. `output`
+  // may be this member's block of `input`; nothing else of `input` changes. Cost: (n-1)/n of the
+  // input sent per member.
   virtual absl::Status ReduceScatter(tensor::Vector input, tensor::Vector output,
                                      const CallInfo& info) = 0;
 
-  // Overwrites `output` with the members' `input`s, in order. Shapes: input [N], output [n N]; equally long on all members,
-  // the caller pads. Any type. `input` may be this member's block of `output`. Cost: the input sent n-1 times per member.
+  // Overwrites `output` with the members' `input`s, in order. Shapes: input [N], output [n N];
+  // equally long on all members, the caller pads. Any type. `input` may be this member's block of
+  // `output`. Cost: the input sent n-1 times per member.
   virtual absl::Status AllGather(tensor::Vector input, tensor::Vector output,
                                  const CallInfo& info) = 0;
 
-  // Overwrites `buffer` on all members with that of the member `root`. Any type. The root may return before others have it.
+  // Overwrites `buffer` on all members with that of the member `root`. Any type. The root may
+  // return before others have it.
   virtual absl::Status Broadcast(tensor::Vector buffer, int root, const CallInfo& info) = 0;
 
   // Returns once all members have called it.
   virtual absl::Status Barrier(const CallInfo& info) = 0;
 
-  // Gives `bytes` to the member `peer`. Returns when `bytes` may be reused, which can be before the peer receives. Blocks
-  // while the peer lags by more than the transport holds: two ranks that send to each other at once need a communicator for
-  // each direction.
+  // Gives `bytes` to the member `peer`. Returns when `bytes` may be reused, which can be before the
+  // peer receives. Blocks while the peer lags by more than the transport holds: two ranks that send
+  // to each other at once need a communicator for each direction.
   virtual absl::Status Send(int peer, absl::Span<const std::byte> bytes, const CallInfo& info) = 0;
 
   // Overwrites `bytes` with the next message of the member `peer`, which must be exactly as long.
   virtual absl::Status Recv(int peer, absl::Span<std::byte> bytes, const CallInfo& info) = 0;
 
-  // Fails the running call and all later ones with Aborted (and `reason`'s message), and tells the other members. The first
-  // reason stays. `reason` is not OK; ranks that it blames are passed on.
+  // Fails the running call and all later ones with Aborted (and `reason`'s message), and tells the
+  // other members. The first reason stays. `reason` is not OK; ranks that it blames are passed on.
   virtual void Abort(const absl::Status& reason) = 0;
 };
 
-// The world ranks that an error of a Communicator blames, in order; empty when it blames none. They travel as a payload of
-// the status, which base::Annotate does not keep: ask before annotating.
+// The world ranks that an error of a Communicator blames, in order; empty when it blames none. They
+// travel as a payload of the status, which base::Annotate does not keep: ask before annotating.
 std::vector<int> BlamedRanks(const absl::Status& status);
 
 // `status`, blaming `world_ranks` (instead of any blamed before).

@@ -44,7 +44,7 @@ class Meeting {
   struct Outgoing {
     size_t request = 0;
     std::string address;
-    base::UniqueFd socket;  // invalid: to be tried (again)
+    base::UniqueFd socket;                          // invalid: to be tried (again)
     std::unique_ptr<ConnectorHandshake> handshake;  // null: not yet connected
   };
 
@@ -75,8 +75,8 @@ absl::StatusOr<std::vector<base::UniqueFd>> Meeting::Run() {
       if (streams_[outgoing.request].valid()) continue;
       if (absl::Status status = AdvanceOutgoing(outgoing); !status.ok()) {
         const StreamRequest& request = requests_[outgoing.request];
-        return Blame(base::Annotate(status, absl::StrCat("rank ", request.peer, " of group ",
-                                                         request.group)),
+        return Blame(base::Annotate(
+                         status, absl::StrCat("rank ", request.peer, " of group ", request.group)),
                      {request.peer});
       }
     }
@@ -133,11 +133,10 @@ absl::Status Meeting::TimedOut() const {
     if (!streams_[i].valid()) missing.insert(requests_[i].peer);
   }
   const std::vector<int> ranks(missing.begin(), missing.end());
-  return Blame(absl::DeadlineExceededError(
-                   absl::StrCat("rank ", options_.rank, " waited ",
-                                absl::FormatDuration(options_.timeout),
-                                " for the other members of its groups; not connected: rank(s) ",
-                                absl::StrJoin(ranks, ", "))),
+  return Blame(absl::DeadlineExceededError(absl::StrCat(
+                   "rank ", options_.rank, " waited ", absl::FormatDuration(options_.timeout),
+                   " for the other members of its groups; not connected: rank(s) ",
+                   absl::StrJoin(ranks, ", "))),
                ranks);
 }
 
@@ -211,8 +210,8 @@ void Meeting::AdvanceIncoming() {
     }
     const absl::Status status = is_proven.ok() ? Welcome(**it) : is_proven.status();
     if (!status.ok()) {
-      base::LogWarning(absl::StrCat("dropped a stranger at ", listening_->address(), ": ",
-                                    status.message()));
+      base::LogWarning(
+          absl::StrCat("dropped a stranger at ", listening_->address(), ": ", status.message()));
     }
     it = incoming_.erase(it);
   }
@@ -222,7 +221,8 @@ void Meeting::AdvanceIncoming() {
 absl::Status Meeting::Welcome(AcceptorHandshake& handshake) {
   const Hello& hello = handshake.hello();
   for (size_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i].peer != hello.from_rank || DigestOf(requests_[i].group) != hello.group) continue;
+    if (requests_[i].peer != hello.from_rank || DigestOf(requests_[i].group) != hello.group)
+      continue;
     if (streams_[i].valid()) break;
     const char verdict = 1;
     if (::send(handshake.socket(), &verdict, 1, MSG_NOSIGNAL) != 1) {
@@ -231,8 +231,8 @@ absl::Status Meeting::Welcome(AcceptorHandshake& handshake) {
     streams_[i] = handshake.Release();
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "rank ", hello.from_rank, " shares no such group with this one, or came twice"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", hello.from_rank, " shares no such group with this one, or came twice"));
 }
 
 }  // namespace

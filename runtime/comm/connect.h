@@ -1,5 +1,6 @@
-// Meets the members of this rank's groups on other machines. Of two ranks the lower one connects and the higher one listens,
-// once per group that they share. No rank waits for one that it shares no group with.
+// Meets the members of this rank's groups on other machines. Of two ranks the lower one connects
+// and the higher one listens, once per group that they share. No rank waits for one that it shares
+// no group with.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,6 @@
-// What one thread sleeps on until anybody has news for it: a counter in memory that processes share. The sleeper reads the
-// counter, looks everywhere for work, and only then sleeps, unless the counter has moved in the meantime.
+// What one thread sleeps on until anybody has news for it: a counter in memory that processes
+// share. The sleeper reads the counter, looks everywhere for work, and only then sleeps, unless the
+// counter has moved in the meantime.
 #pragma once
 
 #include <atomic>
@@ -16,7 +17,8 @@ struct Doorbell {
 
   uint32_t Count() const { return count.load(std::memory_order_acquire); }
 
-  // Any thread or process. Sequential consistency pairs with Wait: either this sees the sleeper, or the sleeper sees this.
+  // Any thread or process. Sequential consistency pairs with Wait: either this sees the sleeper, or
+  // the sleeper sees this.
   void Bump() {
     count.fetch_add(1, std::memory_order_seq_cst);
     if (sleeping.load(std::memory_order_seq_cst) != 0) base::FutexWakeAll(&count);

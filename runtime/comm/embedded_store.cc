@@ -92,7 +92,8 @@ absl::StatusOr<InProcessStore::Attempt*> InProcessStore::FindAttempt(const Store
   return &jobs_[request.job_id()].attempts[request.attempt()];
 }
 
-absl::Status InProcessStore::Reserve(Attempt& attempt, size_t more_bytes, size_t fewer_bytes) const {
+absl::Status InProcessStore::Reserve(Attempt& attempt, size_t more_bytes,
+                                     size_t fewer_bytes) const {
   const size_t size_bytes = attempt.size_bytes + more_bytes - fewer_bytes;
   if (more_bytes > fewer_bytes && size_bytes > options_.attempt_bytes_max) {
     return absl::ResourceExhaustedError(absl::StrCat("the store holds ", attempt.size_bytes,

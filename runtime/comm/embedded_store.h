@@ -1,5 +1,6 @@
-// The store that the driver serves: keys live under (job, attempt), in memory, and vanish with the attempt.
-// Threads: any. Replies are called without the lock, on the thread of the call that caused them; they must not block.
+// The store that the driver serves: keys live under (job, attempt), in memory, and vanish with the
+// attempt. Threads: any. Replies are called without the lock, on the thread of the call that caused
+// them; they must not block.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +19,11 @@
 namespace megascale::comm {
 
 struct InProcessStoreOptions {
-  size_t key_bytes_max = 1024;         // of a key, and of a request id
-  size_t value_bytes_max = 1 << 20;    // of a value
-  size_t attempt_bytes_max = 64 << 20; // of keys, values, remembered additions and waits of one attempt
-  size_t num_attempts_max = 1024;      // alive at once, of all jobs
+  size_t key_bytes_max = 1024;       // of a key, and of a request id
+  size_t value_bytes_max = 1 << 20;  // of a value
+  size_t attempt_bytes_max =
+      64 << 20;                    // of keys, values, remembered additions and waits of one attempt
+  size_t num_attempts_max = 1024;  // alive at once, of all jobs
 };
 
 class InProcessStore {
@@ -32,14 +34,16 @@ class InProcessStore {
 
   explicit InProcessStore(InProcessStoreOptions options = {}) : options_(options) {}
 
-  // Serves one request; calls `reply` once: before it returns, or, for a WAIT, when the key comes or the attempt is dropped.
-  // A repeated request id (after a lost connection): an ADD is not added again, a WAIT replaces the one before, whose reply
-  // is never called; SET and GET are simply done again.
-  // Errors, in the reply: NotFound - GET of a key that is not there; Aborted - the attempt was dropped; ResourceExhausted -
-  // beyond the options; InvalidArgument - no such operation, or ADD to a key that holds no number.
+  // Serves one request; calls `reply` once: before it returns, or, for a WAIT, when the key comes
+  // or the attempt is dropped. A repeated request id (after a lost connection): an ADD is not added
+  // again, a WAIT replaces the one before, whose reply is never called; SET and GET are simply done
+  // again. Errors, in the reply: NotFound - GET of a key that is not there; Aborted - the attempt
+  // was dropped; ResourceExhausted - beyond the options; InvalidArgument - no such operation, or
+  // ADD to a key that holds no number.
   void Handle(const StoreRequest& request, Reply reply);
 
-  // Forgets the attempts of `job_id` before `attempt`, answers their waits with Aborted, and refuses requests for them.
+  // Forgets the attempts of `job_id` before `attempt`, answers their waits with Aborted, and
+  // refuses requests for them.
   void DropAttemptsBefore(const std::string& job_id, int64_t attempt);
 
   // Forgets a job that has ended. Do not hand in requests for it afterwards.

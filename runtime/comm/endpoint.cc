@@ -20,8 +20,8 @@ absl::Status NoticeStatus(const AbortNotice& notice, int world_rank) {
   const size_t text_bytes = std::min<size_t>(notice.text_bytes, AbortNotice::kTextMax);
   std::vector<int> blamed(notice.blamed, notice.blamed + num_blamed);
   if (blamed.empty()) blamed.push_back(world_rank);
-  return Blame(absl::AbortedError(absl::StrCat("rank ", world_rank, " gave up: ",
-                                               absl::string_view(notice.text, text_bytes))),
+  return Blame(absl::AbortedError(absl::StrCat(
+                   "rank ", world_rank, " gave up: ", absl::string_view(notice.text, text_bytes))),
                blamed);
 }
 
@@ -81,9 +81,10 @@ absl::Status Endpoint::FindGonePeer(const Exchange& exchange) const {
     const PeerState state = peer.state();
     if (state == PeerState::kAborted) return NoticeStatus(peer.notice(), peer.world_rank);
     if (state == PeerState::kClosed && exchange.Needs(i)) {
-      return Blame(absl::UnavailableError(absl::StrCat(
-                       "rank ", peer.world_rank, " closed its end: its process ended, or left early")),
-                   {peer.world_rank});
+      return Blame(
+          absl::UnavailableError(absl::StrCat("rank ", peer.world_rank,
+                                              " closed its end: its process ended, or left early")),
+          {peer.world_rank});
     }
   }
   return absl::OkStatus();

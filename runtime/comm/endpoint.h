@@ -1,6 +1,6 @@
-// One member's end of a group: the ways to all peers, waiting for them, and giving up. HostCommunicator turns calls into
-// exchanges; this carries them out.
-// Threads: Run on the owner's thread; Abort and failure on any.
+// One member's end of a group: the ways to all peers, waiting for them, and giving up.
+// HostCommunicator turns calls into exchanges; this carries them out. Threads: Run on the owner's
+// thread; Abort and failure on any.
 #pragma once
 
 #include <atomic>

@@ -10,7 +10,8 @@
 namespace megascale::comm {
 namespace {
 
-// The most that moves before the other side is told: small enough to overlap its work with this side's.
+// The most that moves before the other side is told: small enough to overlap its work with this
+// side's.
 constexpr size_t kPieceBytes = 128 << 10;
 
 size_t PaddedBytes(size_t num_bytes) {

@@ -1,7 +1,9 @@
-// The messages of one step of a call: what goes to and comes from which members. It moves whatever the rings permit at the
-// moment, sends and receives together, so that bounded rings cannot lock two ranks up; waiting is Endpoint's.
+// The messages of one step of a call: what goes to and comes from which members. It moves whatever
+// the rings permit at the moment, sends and receives together, so that bounded rings cannot lock
+// two ranks up; waiting is Endpoint's.
 //
-// In a ring, a message is a header of 64 bytes, the payload, and padding to the next multiple of 64.
+// In a ring, a message is a header of 64 bytes, the payload, and padding to the next multiple
+// of 64.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +30,7 @@ struct Peer {
   StreamPump* pump = nullptr;
 
   // Tells the other side that bytes or room appeared in a ring.
-  void Notify() const {
-    slot != nullptr ? slot->doorbell.Bump() : pump->Notify();
-  }
+  void Notify() const { slot != nullptr ? slot->doorbell.Bump() : pump->Notify(); }
   PeerState state() const {
     return slot != nullptr ? slot->state.load(std::memory_order_acquire) : stream->state();
   }
@@ -68,8 +68,8 @@ class Exchange {
   void Send(int peer, const void* data, size_t num_bytes);
   void Receive(int peer, void* data, size_t num_bytes);
 
-  // Receives `num_bytes` from each member but `self` and overwrites `output` with the sum of all, in order; `own` is this
-  // member's part and may be `output`.
+  // Receives `num_bytes` from each member but `self` and overwrites `output` with the sum of all,
+  // in order; `own` is this member's part and may be `output`.
   struct Sum {
     int self = 0;
     int group_size = 0;
@@ -79,13 +79,15 @@ class Exchange {
   };
   void ReceiveSum(const Sum& sum);
 
-  // Moves what can be moved; true when anything was. Internal: a peer's message is not the one expected.
+  // Moves what can be moved; true when anything was. Internal: a peer's message is not the one
+  // expected.
   absl::StatusOr<bool> Progress(const std::vector<Peer>& peers);
 
   bool Done() const { return num_open_ == 0; }
   const MessageHeader& call() const { return call_; }
 
-  // The peers that it waits for: those of which nothing has come or that have taken nothing, and those that stopped midway.
+  // The peers that it waits for: those of which nothing has come or that have taken nothing, and
+  // those that stopped midway.
   struct Missing {
     std::vector<int> absent;
     std::vector<int> partial;
@@ -105,7 +107,7 @@ class Exchange {
     size_t payload_bytes = 0;
     std::byte* data = nullptr;  // null: part of the sum
     bool has_header = false;
-    size_t num_done = 0;        // bytes of payload
+    size_t num_done = 0;  // bytes of payload
     bool is_done = false;
   };
 

@@ -53,15 +53,15 @@ struct Fabric::Impl {
   StreamPump pump;
   std::atomic<bool> aborted{false};
   absl::Mutex mutex;
-  absl::Status abort_reason;                // guarded by mutex
-  std::vector<Membership> members;          // endpoints guarded by mutex until connected
+  absl::Status abort_reason;        // guarded by mutex
+  std::vector<Membership> members;  // endpoints guarded by mutex until connected
 };
 
 absl::Status Fabric::Impl::Validate() const {
   RETURN_IF_ERROR(ValidateGroups(groups, options.placements));
   if (options.rank < 0 || static_cast<size_t>(options.rank) >= options.placements.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", options.rank, " in a world of ",
-                                                   options.placements.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", options.rank, " in a world of ", options.placements.size()));
   }
   if (options.region == nullptr) {
     return absl::InvalidArgumentError("a Fabric needs the region of its node");
@@ -74,9 +74,8 @@ absl::Status Fabric::Impl::CheckStreamOptions() const {
     return absl::InvalidArgumentError("a rank with peers on other nodes needs a store");
   }
   if (options.secret.size() < kSecretBytesMin) {
-    return absl::InvalidArgumentError(absl::StrCat("the attempt's secret has ",
-                                                   options.secret.size(), " bytes, needs ",
-                                                   kSecretBytesMin));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the attempt's secret has ", options.secret.size(), " bytes, needs ", kSecretBytesMin));
   }
   if (options.socket_directory.empty() == options.tcp_address.empty()) {
     return absl::InvalidArgumentError(
@@ -124,9 +123,9 @@ absl::Status Fabric::Impl::Connect() {
   if (!requests.empty()) {
     RETURN_IF_ERROR(CheckStreamOptions());
     const ConnectOptions connect = {
-        options.rank,  options.job_id,           options.attempt,     options.secret,
-        options.store, options.socket_directory, options.tcp_address, options.connect_timeout,
-        &aborted};
+        options.rank,        options.job_id,          options.attempt,
+        options.secret,      options.store,           options.socket_directory,
+        options.tcp_address, options.connect_timeout, &aborted};
     ASSIGN_OR_RETURN(streams, ConnectStreams(connect, requests));
   }
   size_t next_stream = 0;
@@ -204,8 +203,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> Fabric::Make(absl::string_view gro
   for (Membership& member : impl_->members) {
     if (impl_->groups[member.group_index].name != group) continue;
     if (member.endpoint == nullptr || member.is_made) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "group ", group, member.is_made ? " has its communicator already" : ": call Connect first"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("group ", group,
+                       member.is_made ? " has its communicator already" : ": call Connect first"));
     }
     member.is_made = true;
     HostCommunicator::Options options = {impl_->options.default_timeout, impl_->options.observer};

@@ -1,15 +1,19 @@
-// How the CPU ranks of a job reach each other in one attempt: shared memory within a machine, streams (Unix sockets or TCP)
-// across. One Fabric per process and attempt makes the communicators of all groups that the rank belongs to.
+// How the CPU ranks of a job reach each other in one attempt: shared memory within a machine,
+// streams (Unix sockets or TCP) across. One Fabric per process and attempt makes the communicators
+// of all groups that the rank belongs to.
 //
-//   auto fabric = Fabric::Create(options, groups).value();   // checks, attaches the region, listens to nobody yet
-//   RETURN_IF_ERROR(fabric->Connect());                      // meets the members of its own groups on other machines
-//   auto data = fabric->Make("data/0").value();              // once per group
+//   auto fabric = Fabric::Create(options, groups).value();   // checks, attaches the region,
+//   listens to nobody yet RETURN_IF_ERROR(fabric->Connect());                      // meets the
+//   members of its own groups on other machines auto data = fabric->Make("data/0").value(); // once
+//   per group
 //
-// There is no global barrier: a rank waits only for peers that it shares a group with. Both ends of a stream prove that they
-// know the attempt's secret before anything else is exchanged; a stranger is dropped.
+// There is no global barrier: a rank waits only for peers that it shares a group with. Both ends of
+// a stream prove that they know the attempt's secret before anything else is exchanged; a stranger
+// is dropped.
 //
-// Threads: Create, Connect and Make on one thread; Abort on any. One thread of its own moves bytes between sockets and rings
-// while there are streams. Ownership: communicators must be gone before the Fabric is.
+// Threads: Create, Connect and Make on one thread; Abort on any. One thread of its own moves bytes
+// between sockets and rings while there are streams. Ownership: communicators must be gone before
+// the Fabric is.
 #pragma once
 
 #include <cstdint>
@@ -33,38 +37,43 @@ struct FabricOptions {
   std::vector<std::string> placements;  // node id of every world rank; equal ids share a region
   std::string job_id;
   int64_t attempt = 0;
-  std::string secret;                   // bytes, of the attempt; at least 16 where there are streams
+  std::string secret;  // bytes, of the attempt; at least 16 where there are streams
   // This node's region, formatted for this attempt. Not owned; outlives the Fabric.
   const base::SharedMemory* region = nullptr;
-  // Where addresses are found ("address/<rank>"). Not owned; used in Connect only, and only where there are streams.
+  // Where addresses are found ("address/<rank>"). Not owned; used in Connect only, and only where
+  // there are streams.
   Store* store = nullptr;
-  // Exactly one of these where there are streams. The directory must belong to the user alone (mode 0700) and be short: a
-  // socket's path has at most 107 bytes. The address is of one interface ("10.0.0.5"), never of all.
+  // Exactly one of these where there are streams. The directory must belong to the user alone (mode
+  // 0700) and be short: a socket's path has at most 107 bytes. The address is of one interface
+  // ("10.0.0.5"), never of all.
   std::string socket_directory;
   std::string tcp_address;
   absl::Duration connect_timeout = absl::Seconds(60);  // of Connect
   absl::Duration default_timeout = absl::Seconds(60);  // of calls that give none
-  // How long the destructor tries to get rid of what peers have not taken yet. Only after a calm end.
+  // How long the destructor tries to get rid of what peers have not taken yet. Only after a calm
+  // end.
   absl::Duration close_timeout = absl::Seconds(10);
-  CallObserver observer;                // of all communicators; may be empty
+  CallObserver observer;  // of all communicators; may be empty
 };
 
 class Fabric {
  public:
-  // Errors: InvalidArgument - options or groups make no sense; FailedPrecondition - the region belongs to another attempt,
-  // or this rank attached to it before.
+  // Errors: InvalidArgument - options or groups make no sense; FailedPrecondition - the region
+  // belongs to another attempt, or this rank attached to it before.
   static absl::StatusOr<std::unique_ptr<Fabric>> Create(FabricOptions options,
                                                         std::vector<GroupSpec> groups);
   // Sends what is still under way, then closes: peers that wait for more get Unavailable.
   ~Fabric();
 
-  // Connects to the members of this rank's groups on other machines; returns at once when there are none. Once.
-  // Errors: DeadlineExceeded - names the ranks that did not come; PermissionDenied - a peer does not know the secret, or the
-  // socket directory is open to others; FailedPrecondition - a peer belongs to another attempt; Aborted - Abort was called.
+  // Connects to the members of this rank's groups on other machines; returns at once when there are
+  // none. Once. Errors: DeadlineExceeded - names the ranks that did not come; PermissionDenied - a
+  // peer does not know the secret, or the socket directory is open to others; FailedPrecondition -
+  // a peer belongs to another attempt; Aborted - Abort was called.
   absl::Status Connect();
 
   // The communicator of a group that this rank belongs to. After Connect; once per group.
-  // Errors: NotFound - no such group, or this rank is not in it; FailedPrecondition - made before, or not connected.
+  // Errors: NotFound - no such group, or this rank is not in it; FailedPrecondition - made before,
+  // or not connected.
   absl::StatusOr<std::unique_ptr<Communicator>> Make(absl::string_view group);
 
   // Aborts every communicator, made or not yet made, and Connect.

@@ -61,9 +61,9 @@ TEST(RegionTest, IsRefusedUnlessItWasMadeForThisJobAttemptAndGroups) {
 
 TEST(RegionTest, FormattingAgainForgetsTheAttemptBefore) {
   const WorldSpec world = OneGroup(2, 1, kRingBytes);
-  auto memory = base::SharedMemory::Create(
-                    "region", RegionBytes(world.groups, world.placements, "node-0"))
-                    .value();
+  auto memory =
+      base::SharedMemory::Create("region", RegionBytes(world.groups, world.placements, "node-0"))
+          .value();
   for (const int64_t attempt : {1, 2}) {
     ASSERT_EQ(FormatRegion(SpecOf(world, "job", attempt), *memory), absl::OkStatus());
     auto layout = RegionLayout::Attach(SpecOf(world, "job", attempt), *memory).value();
@@ -76,9 +76,9 @@ TEST(RegionTest, FormattingAgainForgetsTheAttemptBefore) {
 
 TEST(RegionTest, RingsAndSlotsDoNotOverlap) {
   const WorldSpec world = OneGroup(3, 1, kRingBytes);
-  auto memory = base::SharedMemory::Create(
-                    "region", RegionBytes(world.groups, world.placements, "node-0"))
-                    .value();
+  auto memory =
+      base::SharedMemory::Create("region", RegionBytes(world.groups, world.placements, "node-0"))
+          .value();
   ASSERT_EQ(FormatRegion(SpecOf(world, "job", 1), *memory), absl::OkStatus());
   auto layout = RegionLayout::Attach(SpecOf(world, "job", 1), *memory).value();
   int mark = 1;
@@ -139,9 +139,9 @@ TEST(FabricTest, APeerOfAnotherAttemptOrJobIsRefused) {
     const WorldSpec spec = OneGroup(2, 2, kRingBytes);
     const std::string job = other_attempt ? "job" : "other";
     const int64_t attempt = other_attempt ? 8 : 7;
-    auto region = base::SharedMemory::Create(
-                      "region", RegionBytes(spec.groups, spec.placements, "node-0"))
-                      .value();
+    auto region =
+        base::SharedMemory::Create("region", RegionBytes(spec.groups, spec.placements, "node-0"))
+            .value();
     ASSERT_EQ(FormatRegion(SpecOf(spec, job, attempt), *region), absl::OkStatus());
     const auto results = ConnectTwo([&](int rank, FabricOptions& options) {
       if (rank == 1) return;
@@ -190,7 +190,8 @@ TEST(FabricTest, SocketDirectoriesThatAreOpenOrTooLongAreRefused) {
     const auto results = ConnectTwo([&](int rank, FabricOptions& options) {
       options.connect_timeout = absl::Milliseconds(100);
       if (rank == 0) return;
-      options.socket_directory = absl::StrCat(options.socket_directory, "/", std::string(length, 'd'));
+      options.socket_directory =
+          absl::StrCat(options.socket_directory, "/", std::string(length, 'd'));
       EXPECT_EQ(::mkdir(options.socket_directory.c_str(), mode), 0);
       EXPECT_EQ(::chmod(options.socket_directory.c_str(), mode), 0);
     });
@@ -211,7 +212,8 @@ TEST(FabricTest, TcpBindsOneInterfaceOnly) {
     options.socket_directory.clear();
     options.tcp_address = rank == 0 ? "" : "127.0.0.1";
   });
-  EXPECT_EQ(results[0].code(), absl::StatusCode::kInvalidArgument) << "neither directory nor address";
+  EXPECT_EQ(results[0].code(), absl::StatusCode::kInvalidArgument)
+      << "neither directory nor address";
 }
 
 TEST(FabricTest, AbortEndsConnecting) {

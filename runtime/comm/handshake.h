@@ -1,12 +1,13 @@
-// How two ranks meet on a fresh socket: each proves to the other that it knows the attempt's secret, without showing it.
+// How two ranks meet on a fresh socket: each proves to the other that it knows the attempt's
+// secret, without showing it.
 //
 //   connector -> acceptor   Hello       job, attempt, group, ranks, a random number
-//   acceptor  -> connector  Challenge   another random number; HMAC-SHA256(secret, "acceptor", Hello, number)
-//   connector -> acceptor   Proof       HMAC-SHA256(secret, "connector", Hello, number)
-//   acceptor  -> connector  Verdict     one byte
+//   acceptor  -> connector  Challenge   another random number; HMAC-SHA256(secret, "acceptor",
+//   Hello, number) connector -> acceptor   Proof       HMAC-SHA256(secret, "connector", Hello,
+//   number) acceptor  -> connector  Verdict     one byte
 //
-// An acceptor closes on whoever does not fit; it does not say why. Sockets are non-blocking; Advance is called when one is
-// ready. Threads: one.
+// An acceptor closes on whoever does not fit; it does not say why. Sockets are non-blocking;
+// Advance is called when one is ready. Threads: one.
 #pragma once
 
 #include <array>
@@ -57,7 +58,8 @@ class ConnectorHandshake {
 
   // Sends the Hello. Once, first.
   absl::Status Start();
-  // True once the peer is proven. PermissionDenied - it does not know the secret; FailedPrecondition - it refused.
+  // True once the peer is proven. PermissionDenied - it does not know the secret;
+  // FailedPrecondition - it refused.
   absl::StatusOr<bool> Advance();
 
  private:

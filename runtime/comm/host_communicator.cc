@@ -75,8 +75,7 @@ absl::Status HostCommunicator::ReduceScatter(Vector input, Vector output, const 
     if (i != rank()) exchange.Send(i, Block(input, i, output.size).data, Bytes(output));
   }
   const Vector own = Block(input, rank(), output.size);
-  exchange.ReceiveSum(
-      {rank(), size(), own.as<std::byte>(), output.as<std::byte>(), Bytes(output)});
+  exchange.ReceiveSum({rank(), size(), own.as<std::byte>(), output.as<std::byte>(), Bytes(output)});
   if (size() == 1) Copy(own, output);
   return End(call, endpoint_->Run(exchange, call.deadline));
 }
@@ -156,8 +155,8 @@ absl::Status HostCommunicator::Invalid(Operation operation, absl::string_view pr
 
 absl::Status HostCommunicator::CheckPeer(Operation operation, int peer) const {
   if (peer >= 0 && peer < size() && peer != rank()) return absl::OkStatus();
-  return Invalid(operation, absl::StrCat("member ", peer, " is no peer of member ", rank(), " of ",
-                                         size()));
+  return Invalid(operation,
+                 absl::StrCat("member ", peer, " is no peer of member ", rank(), " of ", size()));
 }
 
 MessageHeader HostCommunicator::Collective(Operation operation, Vector buffer) {

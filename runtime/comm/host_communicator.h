@@ -1,5 +1,5 @@
-// Communicator over an Endpoint: which messages each call is made of. All algorithms are direct (every member to every
-// other), which sends no byte twice, and keeps the order of sums plain.
+// Communicator over an Endpoint: which messages each call is made of. All algorithms are direct
+// (every member to every other), which sends no byte twice, and keeps the order of sums plain.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
-// The store as a worker sees it: requests go over its link to the agent, and on to the driver; replies come back in any
-// order and are handed in by whoever reads the link.
-// Threads: any. OnReply and Close never block.
+// The store as a worker sees it: requests go over its link to the agent, and on to the driver;
+// replies come back in any order and are handed in by whoever reads the link. Threads: any. OnReply
+// and Close never block.
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@ namespace megascale::comm {
 struct LinkStoreOptions {
   std::string job_id;
   int64_t attempt = 0;
-  std::string client;                                // unique among the attempt's clients: "rank-3"
-  absl::Duration call_timeout = absl::Seconds(30);   // of Set, Get and Add
+  std::string client;                               // unique among the attempt's clients: "rank-3"
+  absl::Duration call_timeout = absl::Seconds(30);  // of Set, Get and Add
 };
 
 class LinkStore : public Store {

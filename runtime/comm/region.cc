@@ -25,7 +25,9 @@ struct RegionHeader {
 };
 static_assert(sizeof(RegionHeader) <= kPage);
 
-size_t RoundUp(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+size_t RoundUp(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 constexpr size_t kSlotBytes = (sizeof(MemberSlot) + 63) / 64 * 64;
 
@@ -46,13 +48,13 @@ absl::Status ValidateMembers(const GroupSpec& group, size_t world_size) {
     return absl::InvalidArgumentError(absl::StrCat("group ", group.name, " has no member"));
   }
   if (std::set<int>(group.ranks.begin(), group.ranks.end()).size() != group.ranks.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("group ", group.name, " names a rank twice: ", absl::StrJoin(group.ranks, ", ")));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "group ", group.name, " names a rank twice: ", absl::StrJoin(group.ranks, ", ")));
   }
   for (const int rank : group.ranks) {
     if (rank < 0 || static_cast<size_t>(rank) >= world_size) {
-      return absl::InvalidArgumentError(absl::StrCat("group ", group.name, " names rank ", rank,
-                                                     " of a world of ", world_size));
+      return absl::InvalidArgumentError(
+          absl::StrCat("group ", group.name, " names rank ", rank, " of a world of ", world_size));
     }
   }
   return absl::OkStatus();
@@ -68,7 +70,8 @@ absl::Status ValidateGroups(const std::vector<GroupSpec>& groups,
       return absl::InvalidArgumentError(
           absl::StrCat("group names must be there and differ: \"", group.name, "\""));
     }
-    if (absl::Status status = ValidateMembers(group, placements.size()); !status.ok()) return status;
+    if (absl::Status status = ValidateMembers(group, placements.size()); !status.ok())
+      return status;
     if (group.ring_bytes < 256 || group.ring_bytes % kRingAlignment != 0) {
       return absl::InvalidArgumentError(absl::StrCat("group ", group.name, ": ring_bytes is ",
                                                      group.ring_bytes,
@@ -94,8 +97,8 @@ RegionLayout RegionLayout::Compute(const std::vector<GroupSpec>& groups,
     if (group.num_local > 0) {
       group.slots_offset = offset;
       group.rings_offset = RoundUp(offset + group.num_local * kSlotBytes, kPage);
-      offset = group.rings_offset +
-               group.num_local * (group.num_local - 1) * RingBytes(spec.ring_bytes);
+      offset =
+          group.rings_offset + group.num_local * (group.num_local - 1) * RingBytes(spec.ring_bytes);
     }
     layout.groups_.push_back(std::move(group));
   }
@@ -109,12 +112,13 @@ size_t RegionBytes(const std::vector<GroupSpec>& groups, const std::vector<std::
 }
 
 absl::Status FormatRegion(const RegionSpec& spec, const base::SharedMemory& memory) {
-  if (absl::Status status = ValidateGroups(spec.groups, spec.placements); !status.ok()) return status;
+  if (absl::Status status = ValidateGroups(spec.groups, spec.placements); !status.ok())
+    return status;
   RegionLayout layout = RegionLayout::Compute(spec.groups, spec.placements, spec.node_id);
   if (memory.size_bytes() < layout.size_bytes_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the communication region of node ", spec.node_id, " has ", memory.size_bytes(),
-                     " bytes, needs ", layout.size_bytes_));
+    return absl::FailedPreconditionError(absl::StrCat("the communication region of node ",
+                                                      spec.node_id, " has ", memory.size_bytes(),
+                                                      " bytes, needs ", layout.size_bytes_));
   }
   layout.data_ = memory.data();
   for (size_t g = 0; g < layout.groups_.size(); ++g) {
@@ -142,8 +146,8 @@ absl::StatusOr<RegionLayout> RegionLayout::Attach(const RegionSpec& spec,
         absl::StrCat(what, " is not formatted for job ", spec.job_id, ", attempt ", spec.attempt));
   }
   if (header->attempt != spec.attempt) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        what, " belongs to attempt ", header->attempt, ", this rank to attempt ", spec.attempt));
+    return absl::FailedPreconditionError(absl::StrCat(what, " belongs to attempt ", header->attempt,
+                                                      ", this rank to attempt ", spec.attempt));
   }
   if (header->spec_hash != SpecHash(spec) || header->size_bytes != layout.size_bytes_) {
     return absl::FailedPreconditionError(absl::StrCat(

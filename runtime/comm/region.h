@@ -1,8 +1,9 @@
-// The shared memory through which the ranks of one machine talk, for one attempt of a job. An agent makes it (RegionBytes,
-// FormatRegion); each rank's Fabric finds its way in it (RegionLayout). Where everything lies is a pure function of the
-// groups, the placement and the node.
+// The shared memory through which the ranks of one machine talk, for one attempt of a job. An agent
+// makes it (RegionBytes, FormatRegion); each rank's Fabric finds its way in it (RegionLayout).
+// Where everything lies is a pure function of the groups, the placement and the node.
 //
-//   header | group 0: slots of its local members, rings of its ordered pairs of local members | group 1: …
+//   header | group 0: slots of its local members, rings of its ordered pairs of local members |
+//   group 1: …
 //
 // Threads: plain functions; what is shared between processes is atomic or a Ring.
 #pragma once
@@ -25,16 +26,18 @@ namespace megascale::comm {
 struct GroupSpec {
   std::string name;        // unique in the job: "data/0", "forward/1-2"
   std::vector<int> ranks;  // world ranks, distinct; their order is the order of sums
-  // Bytes under way from one member to another. A multiple of 64, at least 256. Larger ones cost memory (one per ordered
-  // pair of members) and cache; smaller ones more wake-ups.
+  // Bytes under way from one member to another. A multiple of 64, at least 256. Larger ones cost
+  // memory (one per ordered pair of members) and cache; smaller ones more wake-ups.
   size_t ring_bytes = 512 << 10;
 };
 
-// InvalidArgument: no name or the same one twice, no member or the same one twice, a rank without a placement, bad ring size.
+// InvalidArgument: no name or the same one twice, no member or the same one twice, a rank without a
+// placement, bad ring size.
 absl::Status ValidateGroups(const std::vector<GroupSpec>& groups,
                             const std::vector<std::string>& placements);
 
-// Bytes of the region of `node_id`. `placements`: the node id of every world rank. Requires: valid groups.
+// Bytes of the region of `node_id`. `placements`: the node id of every world rank. Requires: valid
+// groups.
 size_t RegionBytes(const std::vector<GroupSpec>& groups, const std::vector<std::string>& placements,
                    const std::string& node_id);
 
@@ -47,8 +50,8 @@ struct RegionSpec {
   int64_t attempt = 0;
 };
 
-// Prepares `memory` for an attempt; no process of an earlier one may be alive. Errors: InvalidArgument - bad groups;
-// FailedPrecondition - smaller than RegionBytes.
+// Prepares `memory` for an attempt; no process of an earlier one may be alive. Errors:
+// InvalidArgument - bad groups; FailedPrecondition - smaller than RegionBytes.
 absl::Status FormatRegion(const RegionSpec& spec, const base::SharedMemory& memory);
 
 // Why a member gave up, as it tells the others: in its slot, or through a stream.

@@ -1,5 +1,6 @@
-// A bounded queue of bytes with one writer and one reader, each in a thread or process of its own. Positions only grow, so
-// that what is under way is `written - read`. Nobody waits here: Endpoint does, with doorbells.
+// A bounded queue of bytes with one writer and one reader, each in a thread or process of its own.
+// Positions only grow, so that what is under way is `written - read`. Nobody waits here: Endpoint
+// does, with doorbells.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,8 @@
 
 namespace megascale::comm {
 
-// Messages start at multiples of this, and capacities are multiples, so headers and elements never straddle the ring's end.
+// Messages start at multiples of this, and capacities are multiples, so headers and elements never
+// straddle the ring's end.
 inline constexpr size_t kRingAlignment = 64;
 
 struct RingControl {
@@ -50,8 +52,8 @@ class Ring {
     const size_t offset = read % capacity_;
     return {data_ + offset, std::min<size_t>(used, capacity_ - offset)};
   }
-  // True: the writer may be waiting for room, tell it. (A writer that waits has filled the ring; a reader that misses that
-  // here sees a full ring when it reads on.)
+  // True: the writer may be waiting for room, tell it. (A writer that waits has filled the ring; a
+  // reader that misses that here sees a full ring when it reads on.)
   [[nodiscard]] bool CommitRead(size_t num_bytes) const {
     const uint64_t read = control_->read.load(std::memory_order_relaxed);
     const uint64_t used = control_->written.load(std::memory_order_acquire) - read;

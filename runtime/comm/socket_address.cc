@@ -53,9 +53,9 @@ absl::StatusOr<Address> TcpAddress(const std::string& host, const std::string& p
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (const int error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", host, "\" port ", port, ": ",
-                                                   ::gai_strerror(error),
-                                                   "; expected the numeric address of an interface"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", host, "\" port ", port, ": ", ::gai_strerror(error),
+                     "; expected the numeric address of an interface"));
   }
   const absl::Cleanup free = [found] { ::freeaddrinfo(found); };
   Address address;
@@ -78,8 +78,9 @@ absl::Status CheckOwnerOnly(const std::string& directory) {
     return base::ErrnoStatus(errno, absl::StrCat("socket directory ", directory));
   }
   if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        "socket directory ", directory, " must be a directory that only its user can enter: chmod 700"));
+    return absl::PermissionDeniedError(
+        absl::StrCat("socket directory ", directory,
+                     " must be a directory that only its user can enter: chmod 700"));
   }
   return absl::OkStatus();
 }
@@ -145,7 +146,8 @@ absl::StatusOr<base::UniqueFd> StartConnect(const std::string& text) {
   ASSIGN_OR_RETURN(Address address, ParseAddress(text));
   base::UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return base::ErrnoStatus(errno, "make a socket");
-  if (::connect(fd.get(), address.get(), address.size_bytes) == 0 || errno == EINPROGRESS) return fd;
+  if (::connect(fd.get(), address.get(), address.size_bytes) == 0 || errno == EINPROGRESS)
+    return fd;
   const std::string what = absl::StrCat("connect to ", text, ": ", std::strerror(errno));
   return errno == EAGAIN ? absl::ResourceExhaustedError(what) : absl::UnavailableError(what);
 }

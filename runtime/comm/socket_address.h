@@ -1,4 +1,5 @@
-// Where a rank listens for streams, as text that others find in the store: "unix PATH" or "tcp ADDRESS PORT".
+// Where a rank listens for streams, as text that others find in the store: "unix PATH" or "tcp
+// ADDRESS PORT".
 #pragma once
 
 #include <string>
@@ -13,11 +14,12 @@ namespace megascale::comm {
 // A non-blocking listening socket. A Unix socket's name vanishes with it.
 class ListeningSocket {
  public:
-  // At `directory`/`name`. Errors: PermissionDenied - the directory is not the user's alone; InvalidArgument - the path is
-  // longer than the 107 bytes that the system permits.
+  // At `directory`/`name`. Errors: PermissionDenied - the directory is not the user's alone;
+  // InvalidArgument - the path is longer than the 107 bytes that the system permits.
   static absl::StatusOr<ListeningSocket> ListenUnix(const std::string& directory,
                                                     const std::string& name);
-  // At a free port of one interface. Errors: InvalidArgument - not a numeric address, or that of all interfaces.
+  // At a free port of one interface. Errors: InvalidArgument - not a numeric address, or that of
+  // all interfaces.
   static absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address);
 
   ListeningSocket(ListeningSocket&& other) noexcept
@@ -38,8 +40,9 @@ class ListeningSocket {
   std::string address_;
 };
 
-// A non-blocking socket that is connected, or will be once it is writable (FinishConnect says whether it worked).
-// Errors: ResourceExhausted - the listener is busy, try again; Unavailable - nobody listens there.
+// A non-blocking socket that is connected, or will be once it is writable (FinishConnect says
+// whether it worked). Errors: ResourceExhausted - the listener is busy, try again; Unavailable -
+// nobody listens there.
 absl::StatusOr<base::UniqueFd> StartConnect(const std::string& address);
 absl::Status FinishConnect(int fd);
 

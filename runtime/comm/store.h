@@ -1,6 +1,6 @@
-// The rendezvous store of one attempt: a small key/value service through which ranks find each other before they are
-// connected. Not for tensors, and not needed once an attempt runs.
-// Threads: any; calls block the caller's thread only.
+// The rendezvous store of one attempt: a small key/value service through which ranks find each
+// other before they are connected. Not for tensors, and not needed once an attempt runs. Threads:
+// any; calls block the caller's thread only.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,9 @@
 
 namespace megascale::comm {
 
-// Errors, of every call: DeadlineExceeded - no answer in time, outcome unknown; Unavailable - the way to the store is gone;
-// Aborted - the attempt has ended; ResourceExhausted - too large or too many.
+// Errors, of every call: DeadlineExceeded - no answer in time, outcome unknown; Unavailable - the
+// way to the store is gone; Aborted - the attempt has ended; ResourceExhausted - too large or too
+// many.
 class Store {
  public:
   virtual ~Store() = default;
@@ -24,8 +25,9 @@ class Store {
   // The value of `key`. Errors: NotFound.
   virtual absl::StatusOr<std::string> Get(const std::string& key) = 0;
 
-  // Adds `amount` to the number at `key` (0 when absent) and returns the sum. `request_id` names the addition among those of
-  // this client: the same one again is not added again, and answers as the first did.
+  // Adds `amount` to the number at `key` (0 when absent) and returns the sum. `request_id` names
+  // the addition among those of this client: the same one again is not added again, and answers as
+  // the first did.
   virtual absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount,
                                       const std::string& request_id) = 0;
 

@@ -14,7 +14,8 @@ namespace {
 using megascale::agent::v1::StoreReply;
 using megascale::agent::v1::StoreRequest;
 
-StoreRequest Make(StoreRequest::Operation operation, const std::string& id, const std::string& key) {
+StoreRequest Make(StoreRequest::Operation operation, const std::string& id,
+                  const std::string& key) {
   StoreRequest request;
   request.set_operation(operation);
   request.set_request_id(id);
@@ -58,7 +59,9 @@ StoreReply Ask(InProcessStore& store, const StoreRequest& request) {
   return replies.last();
 }
 
-absl::StatusCode CodeOf(const StoreReply& reply) { return static_cast<absl::StatusCode>(reply.code()); }
+absl::StatusCode CodeOf(const StoreReply& reply) {
+  return static_cast<absl::StatusCode>(reply.code());
+}
 
 TEST(InProcessStoreTest, SetIsSeenByGetWithinItsAttemptOnly) {
   InProcessStore store;

@@ -96,7 +96,8 @@ void StreamPump::WaitForWork(absl::Duration timeout) {
     short events = 0;
     if (stream->readable_ && !stream->inbox().WritableSpan().empty()) events |= POLLIN;
     if (stream->writable_ && stream->write_blocked_) events |= POLLOUT;
-    // A negative descriptor is skipped: else a hung-up socket that nobody reads would end every poll at once.
+    // A negative descriptor is skipped: else a hung-up socket that nobody reads would end every
+    // poll at once.
     polled.push_back({events != 0 ? stream->socket_.get() : -1, events, 0});
   }
   const int limit = timeout == absl::InfiniteDuration()
@@ -183,7 +184,8 @@ bool StreamPump::BeginFrame(Stream& stream) {
   }
   const size_t available = stream.outbox().ReadableSpan().size();
   if (available == 0) return false;
-  stream.writing_.header = {kData, static_cast<uint32_t>(std::min<size_t>(available, kFrameBytesMax))};
+  stream.writing_.header = {kData,
+                            static_cast<uint32_t>(std::min<size_t>(available, kFrameBytesMax))};
   return true;
 }
 
@@ -192,7 +194,8 @@ bool StreamPump::WriteSome(Stream& stream) {
   const absl::Span<std::byte> header = frame.HeaderRest();
   // A frame of data was contiguous when it began, and what follows it in the ring is cut off here.
   absl::Span<const std::byte> payload = stream.outbox().ReadableSpan();
-  if (frame.header.kind == kAbort) payload = AsBytes(stream.notice_out_).subspan(frame.payload_done);
+  if (frame.header.kind == kAbort)
+    payload = AsBytes(stream.notice_out_).subspan(frame.payload_done);
   payload = payload.first(frame.PayloadLeft());
   iovec pieces[2] = {{header.data(), header.size()},
                      {const_cast<std::byte*>(payload.data()), payload.size()}};

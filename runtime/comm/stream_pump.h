@@ -1,7 +1,9 @@
-// Moves bytes between rings and sockets on one thread, so that a call sees nothing but rings, whatever the distance.
+// Moves bytes between rings and sockets on one thread, so that a call sees nothing but rings,
+// whatever the distance.
 //
-// On a socket, frames of up to 128 KiB: 4 bytes of kind, 4 bytes of length, then bytes of the ring (kData), or an
-// AbortNotice (kAbort), which needs no place in the ring. Flow control is the socket's: a full inbox is not read from.
+// On a socket, frames of up to 128 KiB: 4 bytes of kind, 4 bytes of length, then bytes of the ring
+// (kData), or an AbortNotice (kAbort), which needs no place in the ring. Flow control is the
+// socket's: a full inbox is not read from.
 //
 // Threads: Add before Start, on the thread of Start and Stop; the rest on any.
 #pragma once
@@ -78,7 +80,8 @@ class StreamPump {
   StreamPump() = default;
   ~StreamPump();
 
-  // The stream lives as long as the pump. `doorbell` is bumped after every change that its communicator waits for.
+  // The stream lives as long as the pump. `doorbell` is bumped after every change that its
+  // communicator waits for.
   Stream* Add(base::UniqueFd socket, size_t ring_bytes, Doorbell* doorbell);
 
   absl::Status Start();
@@ -89,7 +92,8 @@ class StreamPump {
   // Tells the other end why this one gives up. Once per stream.
   void SendAbort(Stream* stream, const AbortNotice& notice);
 
-  // Sends what is left in the outboxes, for at most `flush_timeout`, then closes all sockets and joins the thread.
+  // Sends what is left in the outboxes, for at most `flush_timeout`, then closes all sockets and
+  // joins the thread.
   void Stop(absl::Duration flush_timeout);
 
  private:
@@ -109,7 +113,7 @@ class StreamPump {
   base::UniqueFd wake_;                // an eventfd
   std::atomic<bool> notified_{false};  // spares notifiers the system call
   std::atomic<bool> stopping_{false};
-  absl::Duration stop_at_;             // monotonic; valid once stopping_
+  absl::Duration stop_at_;  // monotonic; valid once stopping_
   std::thread thread_;
 };
 

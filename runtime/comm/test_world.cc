@@ -45,8 +45,8 @@ WorldMemory::WorldMemory(WorldSpec spec) : spec_(std::move(spec)) {
   socket_directory_ = path;
   for (const std::string& node : spec_.placements) {
     if (regions_.count(node) > 0) continue;
-    auto memory = base::SharedMemory::Create(
-        "comm-test", RegionBytes(spec_.groups, spec_.placements, node));
+    auto memory =
+        base::SharedMemory::Create("comm-test", RegionBytes(spec_.groups, spec_.placements, node));
     CheckOk(memory.status());
     CheckOk(FormatRegion({spec_.groups, spec_.placements, node, "job", kAttempt}, **memory));
     regions_[node] = *std::move(memory);

@@ -1,5 +1,6 @@
-// Worlds of ranks for tests and the benchmark: threads of one process, or forked processes that may be killed. Regions,
-// sockets and the store are the real ones; a forked rank's store requests go over a socket pair, as a worker's do.
+// Worlds of ranks for tests and the benchmark: threads of one process, or forked processes that may
+// be killed. Regions, sockets and the store are the real ones; a forked rank's store requests go
+// over a socket pair, as a worker's do.
 #pragma once
 
 #include <sys/types.h>
@@ -67,10 +68,10 @@ class ThreadWorld {
 struct RankBoard {
   std::atomic<uint32_t> num_entered;  // calls, counted by the observer
   std::atomic<uint32_t> num_left;
-  std::atomic<uint32_t> may_go_on;    // set by the parent
-  std::atomic<uint32_t> is_done;      // `code` and `text` are valid
+  std::atomic<uint32_t> may_go_on;  // set by the parent
+  std::atomic<uint32_t> is_done;    // `code` and `text` are valid
   int32_t code;
-  uint32_t blamed_ranks;              // a bit for each
+  uint32_t blamed_ranks;  // a bit for each
   char text[1000];
 
   // Polls until `word` is at least `value`; false after ten seconds.
@@ -83,11 +84,13 @@ class ProcessWorld {
   // Kills and reaps what is left.
   ~ProcessWorld();
 
-  // Forks a process for every rank, which runs `body` with its connected Fabric and ends. Call without other threads.
+  // Forks a process for every rank, which runs `body` with its connected Fabric and ends. Call
+  // without other threads.
   void Start(const std::function<absl::Status(Fabric& fabric, RankBoard& board, int rank)>& body);
   RankBoard& board(int rank) { return boards_[rank]; }
   void Signal(int rank, int signal);
-  // Waits until the rank's body has returned, and gives its status. DeadlineExceeded after 30 seconds.
+  // Waits until the rank's body has returned, and gives its status. DeadlineExceeded after 30
+  // seconds.
   absl::Status Result(int rank);
 
  private:
@@ -97,7 +100,8 @@ class ProcessWorld {
   std::unique_ptr<base::SharedMemory> board_memory_;
   RankBoard* boards_ = nullptr;
   InProcessStore core_;
-  std::vector<std::pair<base::UniqueFd, base::UniqueFd>> links_;  // of each rank: parent's end, child's end
+  std::vector<std::pair<base::UniqueFd, base::UniqueFd>>
+      links_;  // of each rank: parent's end, child's end
   std::vector<pid_t> processes_;
   std::vector<std::thread> servers_;
 };

@@ -46,7 +46,6 @@ class Engine : public RankEngine {
  public:
   explicit Engine(EngineOptions options)
       : options_(std::move(options)), doing_(options_.heartbeat) {}
-  ~Engine() override { Abort(absl::AbortedError("the engine ends")); }
 
   absl::Status Prepare();
   absl::Status Join() override;

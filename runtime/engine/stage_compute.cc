@@ -18,18 +18,6 @@ absl::Span<std::byte> BytesOf(const tensor::Matrix& matrix) {
           static_cast<size_t>(matrix.rows * matrix.cols) * tensor::SizeOf(matrix.dtype)};
 }
 
-// The name of a transfer that both of its ends use: that of the sending instruction.
-plan::InstructionId WireId(const plan::InstructionId& id) {
-  switch (id.operation()) {
-    case plan::OpKind::kReceiveActivation:
-      return plan::InstructionId(plan::OpKind::kSendActivation, id.chunk() - 1, id.microbatch());
-    case plan::OpKind::kReceiveGradient:
-      return plan::InstructionId(plan::OpKind::kSendGradient, id.chunk() + 1, id.microbatch());
-    default:
-      return id;
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOptions& options) {
@@ -101,7 +89,7 @@ absl::Status StageCompute::Backward(const plan::Instruction& instruction) {
 absl::Status StageCompute::Transfer(const plan::Instruction& instruction,
                                     comm::Communicator* communicator) {
   const int slot = instruction.activation_slot;
-  const comm::CallInfo info = {WireId(instruction.id).packed(), options_.timeout};
+  const comm::CallInfo info = {instruction.id.MessageId().packed(), options_.timeout};
   switch (instruction.kind()) {
     case plan::OpKind::kSendActivation:
       return communicator->Send(instruction.peer, BytesOf(options_.chunk->output(slot)), info);

@@ -28,11 +28,9 @@ namespace megascale::ops::cpu {
 constexpr int64_t kPanel = 32;
 // Rows of c that one product makes.
 constexpr int64_t kGroup = 8;
-// Forward keeps scores of kGroup x kForwardKeys, backward of kQueryBlock x kBackwardKeys: half the
-// first cache with what they are multiplied by.
-constexpr int64_t kForwardKeys = 512;
+// Scores of kQueryBlock x kKeyChunk stay in the first cache, with the panel that they come from.
 constexpr int64_t kQueryBlock = 32;
-constexpr int64_t kBackwardKeys = 128;
+constexpr int64_t kKeyChunk = 128;
 
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -51,20 +49,20 @@ struct ForwardScratch {
     keys = begin;
     values = keys + seq * args.head_dim;
     query = values + seq * width;
-    out = query + kGroup * width;
-    scores = out + kGroup * width;
+    out = query + kQueryBlock * width;
+    scores = out + kQueryBlock * width;
   }
   static int64_t Size(const AttentionArgs& args) {
     const int64_t width = RoundUp(args.head_dim, kPanel);
     return RoundUp(args.seq, kPanel) * (args.head_dim + width) +
-           kGroup * (2 * width + kForwardKeys);
+           kQueryBlock * (2 * width + kKeyChunk);
   }
   int64_t seq, width;
   float* keys;    // [S / P, D, P]
   float* values;  // [S, E]
-  float* query;   // [kGroup, E], scaled
-  float* out;     // [kGroup, E]
-  float* scores;  // [kGroup, kForwardKeys]
+  float* query;   // [kQueryBlock, E], scaled
+  float* out;     // [kQueryBlock, E]
+  float* scores;  // [kQueryBlock, kKeyChunk]
 };
 
 struct BackwardScratch {
@@ -80,12 +78,12 @@ struct BackwardScratch {
     d_query = d_out + kQueryBlock * width;
     delta = d_query + kQueryBlock * width;
     weights = delta + kQueryBlock;
-    d_scores = weights + kQueryBlock * kBackwardKeys;
+    d_scores = weights + kQueryBlock * kKeyChunk;
   }
   static int64_t Size(const AttentionArgs& args) {
     const int64_t width = RoundUp(args.head_dim, kPanel);
     return RoundUp(args.seq, kPanel) * (2 * args.head_dim + 3 * width) +
-           kQueryBlock * (3 * width + 1 + 2 * kBackwardKeys);
+           kQueryBlock * (3 * width + 1 + 2 * kKeyChunk);
   }
   int64_t seq, width;
   float* key_panels;    // [S / P, D, P]
@@ -97,8 +95,8 @@ struct BackwardScratch {
   float* d_out;         // [kQueryBlock, E]
   float* d_query;       // [kQueryBlock, E]
   float* delta;         // [kQueryBlock]: d_out . out
-  float* weights;       // [kQueryBlock, kBackwardKeys]: softmax
-  float* d_scores;      // [kQueryBlock, kBackwardKeys]
+  float* weights;       // [kQueryBlock, kKeyChunk]: softmax
+  float* d_scores;      // [kQueryBlock, kKeyChunk]
 };
 
 }  // namespace megascale::ops::cpu
@@ -296,58 +294,77 @@ HWY_INLINE Range SeenKeys(const AttentionArgs& args, int64_t position, int64_t f
           std::min(cols, position + 1 - first)};
 }
 
-// Queries [first, first + kGroup) against all keys that they see; the results go to scratch.out.
-HWY_INLINE void AttendGroup(const AttentionArgs& args, int64_t first, const ForwardScratch& scratch,
-                            SoftmaxRow* rows) {
-  const int64_t end_query = std::min(first + kGroup, args.seq);
-  const int64_t first_key = RoundDown(FirstKey(args, first), kPanel);
-  for (int64_t begin = first_key; begin < end_query; begin += kForwardKeys) {
-    const int64_t end = std::min(begin + kForwardKeys, end_query);
-    const int64_t cols = RoundUp(end - begin, kPanel);
-    for (int64_t col = 0; col < cols; col += kPanel) {
-      MultiplyGroup({scratch.query, scratch.width, 1},
+// A block of queries against the keys [begin, begin + kKeyChunk): adds to scratch.out.
+HWY_INLINE void AttendChunk(const AttentionArgs& args, const ForwardScratch& scratch,
+                            Range positions, int64_t begin, bool accumulate, SoftmaxRow* rows) {
+  const int64_t width = scratch.width;
+  // Rows see no key behind their own position: each group stops at its last row's.
+  const auto keys_of = [&](int64_t r) {
+    return std::min({begin + kKeyChunk, positions.begin + r + kGroup, positions.end}) - begin;
+  };
+  for (int64_t col = 0; col < keys_of(positions.size() - 1); col += kPanel) {
+    for (int64_t r = 0; r < positions.size(); r += kGroup) {
+      if (col >= keys_of(r)) continue;
+      MultiplyGroup({scratch.query + r * width, width, 1},
                     {scratch.keys + (begin + col) * args.head_dim, kPanel, args.head_dim},
-                    {scratch.scores + col, kForwardKeys, kPanel, false});
+                    {scratch.scores + r * kKeyChunk + col, kKeyChunk, kPanel, false});
     }
-    for (int64_t t = first; t < end_query; ++t) {
-      const int64_t r = t - first;
-      AddChunk(scratch.scores + r * kForwardKeys, cols, SeenKeys(args, t, begin, cols), rows[r],
-               scratch.out + r * scratch.width, scratch.width);
+  }
+  for (int64_t r = 0; r < positions.size(); ++r) {
+    const int64_t keys = keys_of(RoundDown(r, kGroup));
+    if (keys <= 0) continue;
+    const int64_t cols = RoundUp(keys, kPanel);
+    AddChunk(scratch.scores + r * kKeyChunk, cols,
+             SeenKeys(args, positions.begin + r, begin, cols), rows[r], scratch.out + r * width,
+             width);
+  }
+  for (int64_t col = 0; col < width; col += kPanel) {
+    for (int64_t r = 0; r < positions.size(); r += kGroup) {
+      if (keys_of(r) <= 0) continue;
+      MultiplyGroup({scratch.scores + r * kKeyChunk, kKeyChunk, 1},
+                    {scratch.values + begin * width + col, width, keys_of(r)},
+                    {scratch.out + r * width + col, width, kPanel, accumulate});
     }
-    MultiplyGroup({scratch.scores, kForwardKeys, 1},
-                  {scratch.values + begin * scratch.width, scratch.width, end - begin},
-                  {scratch.out, scratch.width, scratch.width, begin != first_key});
+  }
+}
+
+template <typename T>
+void ForwardHead(const AttentionArgs& args, const ForwardScratch& scratch, int64_t batch,
+                 int64_t head) {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(args.head_dim));
+  const int64_t width = scratch.width;
+  const Head<T> query(args.q, batch * args.seq, head, args.head_dim);
+  const Head<T> out(args.out, batch * args.seq, head, args.head_dim);
+  float* log_sum_exp = args.log_sum_exp.as<float>() + (batch * args.heads + head) * args.seq;
+  for (int64_t first = 0; first < args.seq; first += kQueryBlock) {
+    const Range positions{first, std::min(first + kQueryBlock, args.seq)};
+    SoftmaxRow rows[kQueryBlock];
+    CopyRows(query, positions, args.head_dim, scale, scratch.query, kQueryBlock, width);
+    const int64_t first_key = RoundDown(FirstKey(args, first), kPanel);
+    for (int64_t begin = first_key; begin < positions.end; begin += kKeyChunk) {
+      AttendChunk(args, scratch, positions, begin, begin != first_key, rows);
+    }
+    for (int64_t t = positions.begin; t < positions.end; ++t) {
+      const SoftmaxRow& row = rows[t - first];
+      log_sum_exp[t] = row.max + std::log(row.sum);
+      WriteRows(scratch.out + (t - first) * width, width, 1 / row.sum, out, {t, t + 1},
+                args.head_dim);
+    }
   }
 }
 
 template <typename T>
 void AttentionOf(const AttentionArgs& args, float* memory, Range groups) {
   const ForwardScratch scratch(args, memory);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(args.head_dim));
   const int64_t heads_per_group = args.heads / args.kv_heads;
   for (int64_t g = groups.begin; g < groups.end; ++g) {
-    const int64_t b = g / args.kv_heads, kv_head = g % args.kv_heads, first_row = b * args.seq;
-    const Head<T> keys(args.k, first_row, kv_head, args.head_dim);
-    const Head<T> values(args.v, first_row, kv_head, args.head_dim);
+    const int64_t b = g / args.kv_heads, kv_head = g % args.kv_heads;
+    const Head<T> keys(args.k, b * args.seq, kv_head, args.head_dim);
+    const Head<T> values(args.v, b * args.seq, kv_head, args.head_dim);
     CopyPanels(keys, args.seq, args.head_dim, scratch.keys);
     CopyRows(values, {0, args.seq}, args.head_dim, 1, scratch.values, scratch.seq, scratch.width);
     for (int64_t i = 0; i < heads_per_group; ++i) {
-      const int64_t h = kv_head * heads_per_group + i;
-      const Head<T> query(args.q, first_row, h, args.head_dim);
-      const Head<T> out(args.out, first_row, h, args.head_dim);
-      float* log_sum_exp = args.log_sum_exp.as<float>() + (b * args.heads + h) * args.seq;
-      for (int64_t first = 0; first < args.seq; first += kGroup) {
-        const Range positions{first, std::min(first + kGroup, args.seq)};
-        SoftmaxRow rows[kGroup];
-        CopyRows(query, positions, args.head_dim, scale, scratch.query, kGroup, scratch.width);
-        AttendGroup(args, first, scratch, rows);
-        for (int64_t t = positions.begin; t < positions.end; ++t) {
-          const SoftmaxRow& row = rows[t - first];
-          log_sum_exp[t] = row.max + std::log(row.sum);
-          WriteRows(scratch.out + (t - first) * scratch.width, scratch.width, 1 / row.sum, out,
-                    {t, t + 1}, args.head_dim);
-        }
-      }
+      ForwardHead<T>(args, scratch, b, kv_head * heads_per_group + i);
     }
   }
 }
@@ -364,8 +381,8 @@ HWY_INLINE void WeighGroup(const AttentionArgs& args, const BackwardScratch& scr
                            const QueryBlock& block, int64_t first_row, Range keys) {
   const FloatTag tag;
   for (int64_t r = first_row; r < first_row + kGroup; ++r) {
-    float* weights = scratch.weights + r * kBackwardKeys;
-    float* d_scores = scratch.d_scores + r * kBackwardKeys;
+    float* weights = scratch.weights + r * kKeyChunk;
+    float* d_scores = scratch.d_scores + r * kKeyChunk;
     const int64_t position = block.positions.begin + r;
     Range seen = SeenKeys(args, position, keys.begin, keys.size());
     if (position >= block.positions.end) seen = {0, 0};
@@ -388,7 +405,7 @@ HWY_INLINE void WeighGroup(const AttentionArgs& args, const BackwardScratch& scr
   }
 }
 
-// The contributions of one block of queries and at most kBackwardKeys keys from `chunk.begin` on.
+// The contributions of one block of queries and at most kKeyChunk keys from `chunk.begin` on.
 HWY_INLINE void BackwardChunk(const AttentionArgs& args, const BackwardScratch& scratch,
                               const QueryBlock& block, Range chunk) {
   const int64_t head_dim = args.head_dim, width = scratch.width;
@@ -399,22 +416,22 @@ HWY_INLINE void BackwardChunk(const AttentionArgs& args, const BackwardScratch& 
         std::max(chunk.begin, RoundDown(FirstKey(args, position), kPanel));
     const int64_t end = std::min({chunk.end, position + kGroup, args.seq});
     if (begin >= end) continue;
-    const int64_t offset = r * kBackwardKeys + begin - chunk.begin;
+    const int64_t offset = r * kKeyChunk + begin - chunk.begin;
     const int64_t cols = RoundUp(end - begin, kPanel);
     for (int64_t col = 0; col < cols; col += kPanel) {
       const int64_t panel = (begin + col) * head_dim;
       MultiplyGroup({scratch.query + r * width, width, 1},
                     {scratch.key_panels + panel, kPanel, head_dim},
-                    {scratch.weights + offset + col, kBackwardKeys, kPanel, false});
+                    {scratch.weights + offset + col, kKeyChunk, kPanel, false});
       MultiplyGroup({scratch.d_out + r * width, width, 1},
                     {scratch.value_panels + panel, kPanel, head_dim},
-                    {scratch.d_scores + offset + col, kBackwardKeys, kPanel, false});
+                    {scratch.d_scores + offset + col, kKeyChunk, kPanel, false});
     }
     BackwardScratch shifted = scratch;
     shifted.weights += begin - chunk.begin;
     shifted.d_scores += begin - chunk.begin;
     WeighGroup(args, shifted, block, r, {begin, begin + cols});
-    MultiplyGroup({scratch.d_scores + offset, kBackwardKeys, 1},
+    MultiplyGroup({scratch.d_scores + offset, kKeyChunk, 1},
                   {scratch.keys + begin * width, width, end - begin},
                   {scratch.d_query + r * width, width, width, true});
   }
@@ -426,11 +443,11 @@ HWY_INLINE void BackwardChunk(const AttentionArgs& args, const BackwardScratch& 
       end = std::min(end, key + kGroup + args.window - 1 - block.positions.begin);
     }
     if (begin >= end) continue;
-    const int64_t offset = begin * kBackwardKeys + key - chunk.begin;
-    MultiplyGroup({scratch.weights + offset, 1, kBackwardKeys},
+    const int64_t offset = begin * kKeyChunk + key - chunk.begin;
+    MultiplyGroup({scratch.weights + offset, 1, kKeyChunk},
                   {scratch.d_out + begin * width, width, end - begin},
                   {scratch.d_values + key * width, width, width, true});
-    MultiplyGroup({scratch.d_scores + offset, 1, kBackwardKeys},
+    MultiplyGroup({scratch.d_scores + offset, 1, kKeyChunk},
                   {scratch.query + begin * width, width, end - begin},
                   {scratch.d_keys + key * width, width, width, true});
   }
@@ -464,8 +481,8 @@ void BackwardHead(const AttentionBackwardArgs& args, const BackwardScratch& scra
       scratch.delta[r] = Sum(delta);
     }
     const int64_t first_key = RoundDown(FirstKey(forward, first), kPanel);
-    for (int64_t begin = first_key; begin < positions.end; begin += kBackwardKeys) {
-      const int64_t end = std::min(begin + kBackwardKeys, positions.end);
+    for (int64_t begin = first_key; begin < positions.end; begin += kKeyChunk) {
+      const int64_t end = std::min(begin + kKeyChunk, positions.end);
       BackwardChunk(forward, scratch, {positions, log_sum_exp}, {begin, end});
     }
     WriteRows(scratch.d_query, width, scale, d_query, positions, head_dim);

@@ -1,0 +1,196 @@
+#include "cli/inference.h"
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "runtime/base/shared_memory.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/shard.h"
+#include "runtime/checkpoint/snapshot.h"
+#include "runtime/checkpoint/writer.h"
+#include "runtime/job/job_spec.h"
+#include "runtime/model/chunk_layout.h"
+#include "runtime/model/initialize.h"
+
+namespace megascale::cli {
+namespace {
+
+job::v1::JobSpec SmallSpec() {
+  job::v1::JobSpec spec;
+  spec.set_name("small");
+  spec.mutable_model()->set_hidden_size(32);
+  spec.mutable_model()->set_num_hidden_layers(2);
+  spec.mutable_model()->set_num_attention_heads(2);
+  spec.mutable_data()->add_files("/unused");
+  spec.mutable_train()->set_steps(1);
+  spec.mutable_train()->set_seq_length(16);
+  spec.mutable_train()->set_global_batch_size(1);
+  spec.mutable_train()->set_micro_batch_size(1);
+  return *job::ResolveJobSpec(spec);
+}
+
+// A checkpoint of the initial weights, written by the real writer; returns its folder.
+std::string WriteInitialCheckpoint(const std::string& root, const job::v1::JobSpec& spec) {
+  const model::ModelConfig config = *model::MakeModelConfig(spec.model());
+  const model::ChunkLayout layout(config, *model::MakeChunkRange(config, 1, 0));
+  std::vector<float> weights(layout.num_elements());
+  model::InitializeParameters(config, layout, spec.train().seed(), 0,
+                              {weights.data(), tensor::DType::kF32, layout.num_elements()});
+  std::vector<checkpoint::v1::TensorSlice> slices;
+  for (const model::Parameter& parameter : layout.parameters()) {
+    checkpoint::v1::TensorSlice slice;
+    slice.set_name(parameter.name);
+    slice.set_key(parameter.name);
+    slice.set_dtype("F32");
+    for (const int64_t size : parameter.shape) slice.add_global_shape(size);
+    slice.set_flat_count(parameter.size);
+    slices.push_back(slice);
+  }
+  const auto shard = checkpoint::ShardLayout::Create(0, slices).value();
+  const checkpoint::ShardMoment moment = {.attempt = 1, .step = 5, .next_sample = 5};
+  auto region =
+      base::SharedMemory::Create("inference_test", checkpoint::SnapshotBytes(shard.size_bytes()))
+          .value();
+  checkpoint::FormatSnapshots(*region, 0);
+  auto writer = checkpoint::SnapshotWriter::Open(region.get(), 1, 0).value();
+  const auto buffer = writer.Acquire(absl::ZeroDuration()).value();
+  shard.WriteHeader(moment, buffer.subspan(0, shard.size_bytes()));
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const model::Parameter& parameter = layout.parameters()[i];
+    std::memcpy(buffer.data() + shard.data_offset(i), weights.data() + parameter.offset,
+                parameter.size * sizeof(float));
+  }
+  EXPECT_TRUE(writer.Seal(moment.step, shard.size_bytes()).ok());
+  EXPECT_TRUE(checkpoint::PersistShard(checkpoint::SnapshotReader::Open(region.get()).value(),
+                                       checkpoint::ListSealed(*region).front(), root)
+                  .ok());
+  checkpoint::v1::Manifest manifest;
+  manifest.set_job_id("small");
+  manifest.set_attempt(1);
+  manifest.set_step(5);
+  manifest.set_next_sample(5);
+  *manifest.mutable_spec() = spec;
+  const std::string directory = absl::StrCat(root, "/", checkpoint::StepDirectoryName(5, 1));
+  const absl::Status written = checkpoint::WriteManifest(directory, manifest);
+  EXPECT_TRUE(written.ok()) << written;
+  return directory;
+}
+
+class InferenceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = absl::StrCat(::testing::TempDir(), "/",
+                         ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::remove_all(root_);
+    std::filesystem::create_directories(root_);
+  }
+
+  std::unique_ptr<Inference> Load(job::v1::Precision precision) {
+    job::v1::JobSpec spec = SmallSpec();
+    spec.mutable_train()->set_precision(precision);
+    auto inference = Inference::Load(WriteInitialCheckpoint(root_, spec), 2);
+    EXPECT_TRUE(inference.ok()) << inference.status();
+    return std::move(inference).value();
+  }
+
+  static std::string Sample(Inference* inference, const SampleOptions& options) {
+    std::string text;
+    const absl::Status status = inference->Sample(
+        options, [&](absl::string_view piece) { text.append(piece.data(), piece.size()); });
+    EXPECT_TRUE(status.ok()) << status;
+    return text;
+  }
+
+  std::string root_;
+};
+
+std::string SomeText(size_t size) {
+  std::string text;
+  for (size_t i = 0; text.size() < size; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
+  return text.substr(0, size);
+}
+
+TEST_F(InferenceTest, InitialWeightsNeedAboutEightBitsPerByte) {
+  for (const auto precision :
+       {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16, job::v1::PRECISION_FP64}) {
+    const auto inference = Load(precision);
+    const auto loss = inference->Evaluate(SomeText(1000));
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    EXPECT_EQ(loss->num_bytes, 999 / 16 * 16);
+    EXPECT_NEAR(loss->bits_per_byte, 8, 0.1);
+    EXPECT_EQ(inference->Evaluate(SomeText(1000))->bits_per_byte, loss->bits_per_byte);
+  }
+}
+
+TEST_F(InferenceTest, TextShorterThanAWindowIsRefused) {
+  const auto inference = Load(job::v1::PRECISION_FP32);
+  EXPECT_EQ(inference->Evaluate(SomeText(16)).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(inference->Evaluate("").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(inference->Evaluate(SomeText(17))->num_bytes, 16);
+}
+
+TEST_F(InferenceTest, TheSameSeedGivesTheSameText) {
+  const auto inference = Load(job::v1::PRECISION_FP32);
+  SampleOptions options;
+  options.prompt = "ab";
+  options.num_tokens = 40;  // beyond the context of 16
+  const std::string text = Sample(inference.get(), options);
+  EXPECT_EQ(text.size(), 40u);
+  EXPECT_EQ(Sample(inference.get(), options), text);
+  options.seed = 2;
+  EXPECT_NE(Sample(inference.get(), options), text);
+}
+
+TEST_F(InferenceTest, BadSampleOptionsAreNamed) {
+  const auto inference = Load(job::v1::PRECISION_FP32);
+  const auto error_of = [&](const SampleOptions& options) {
+    return std::string(inference->Sample(options, [](absl::string_view) {}).message());
+  };
+  SampleOptions options;
+  options.prompt = "";
+  EXPECT_EQ(error_of(options), "--prompt: is empty; expected at least one character");
+  options = {};
+  options.temperature = -1;
+  EXPECT_EQ(error_of(options), "--temperature: -1 is out of range; expected 0 or more");
+  options = {};
+  options.top_k = -1;
+  EXPECT_EQ(error_of(options), "--top-k: -1 is out of range; expected 0 (all) or more");
+  options = {};
+  options.num_tokens = -1;
+  EXPECT_EQ(error_of(options), "--tokens: -1 is out of range; expected 0 to 1000000");
+}
+
+TEST_F(InferenceTest, FindsTheNewestCheckpointInAFolder) {
+  const std::string directory = WriteInitialCheckpoint(root_, SmallSpec());
+  EXPECT_EQ(*FindCheckpoint(root_), directory);
+  EXPECT_EQ(*FindCheckpoint(directory), directory);
+  EXPECT_EQ(FindCheckpoint(root_ + "/none").status().code(), absl::StatusCode::kNotFound);
+  std::filesystem::create_directories(root_ + "/empty");
+  EXPECT_EQ(FindCheckpoint(root_ + "/empty").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(InferenceTest, ACorruptShardIsDataLoss) {
+  const std::string directory = WriteInitialCheckpoint(root_, SmallSpec());
+  const std::string shard = absl::StrCat(directory, "/", checkpoint::ShardFileName(0));
+  std::FILE* file = std::fopen(shard.c_str(), "r+b");
+  ASSERT_NE(file, nullptr);
+  std::fseek(file, -1, SEEK_END);
+  std::fputc(0x55, file);
+  std::fclose(file);
+  EXPECT_EQ(Inference::Load(directory, 1).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(XzSizeTest, CompressesOrSaysThatThereIsNoXz) {
+  const auto size = XzSize(std::string(100'000, 'x'));
+  if (absl::IsNotFound(size.status())) GTEST_SKIP() << "no xz on this machine";
+  ASSERT_TRUE(size.ok()) << size.status();
+  EXPECT_GT(*size, 0);
+  EXPECT_LT(*size, 1000);
+}
+
+}  // namespace
+}  // namespace megascale::cli

@@ -1,0 +1,360 @@
+#include "controlplane/agent/agent_loop.h"
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace megascale::agent {
+namespace {
+
+constexpr absl::Duration kCoalesce = absl::Milliseconds(20);
+constexpr int64_t kLogChunkBytesMax = 1 << 20;
+constexpr size_t kAttemptLogsKept = 16;  // per job
+
+absl::Duration Now() { return base::RealClock().Monotonic(); }
+
+std::string RankWords(int rank) {
+  return rank == kHostRank ? std::string("host") : absl::StrCat("rank ", rank);
+}
+
+std::string Words(const ChildName& name) {
+  return absl::StrCat(RankWords(name.rank), " of job ", name.job_id, " attempt ", name.attempt);
+}
+
+}  // namespace
+
+void PruneDirectory(const std::string& directory, size_t count) {
+  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> entries;
+  std::error_code error;
+  for (auto it = std::filesystem::directory_iterator(directory, error);
+       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    entries.push_back({it->last_write_time(error), it->path()});
+  }
+  if (entries.size() <= count) return;
+  std::sort(entries.begin(), entries.end());
+  for (size_t i = 0; i + count < entries.size(); ++i) {
+    std::filesystem::remove_all(entries[i].second, error);
+  }
+}
+
+AgentLoop::AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, DriverStream* stream)
+    : options_(std::move(options)),
+      keeper_(keeper),
+      stream_(stream),
+      core_(options_.node_id, options_.incarnation) {}
+
+absl::Status AgentLoop::Run() {
+  while (!stopping_) {
+    stream_->Maintain(Now());
+    Wait();
+    RETURN_IF_ERROR(TakeStream());
+    for (const auto& [id, child] : children_) ReadChild(child.get());
+    RETURN_IF_ERROR(TakeExits());
+    ForwardStoreRequests();
+    Act();
+    ReportWhenDue();
+    out_of_memory_.Sample(Now());
+  }
+  return absl::OkStatus();
+}
+
+// --- waiting
+// ------------------------------------------------------------------------------------------
+
+// While the driver is away reports only replace each other.
+absl::Duration AgentLoop::NextReport() const {
+  return reported_ + (changed_ && stream_->is_open() ? kCoalesce : core_.report_interval());
+}
+
+absl::Duration AgentLoop::NextWake() const {
+  return std::min({NextReport(), core_.NextWake(), stream_->NextWake()});
+}
+
+void AgentLoop::Wait() {
+  std::vector<pollfd> entries = {{options_.signals_fd, POLLIN, 0},
+                                 {keeper_->exits_fd(), POLLIN, 0},
+                                 {stream_->events_fd(), POLLIN, 0}};
+  for (const auto& [id, child] : children_) {
+    if (child->link_fd() >= 0) entries.push_back({child->link_fd(), POLLIN, 0});
+    if (child->output_fd() >= 0) entries.push_back({child->output_fd(), POLLIN, 0});
+  }
+  const absl::Duration wait =
+      std::clamp(NextWake() - Now(), absl::ZeroDuration(), absl::Duration(absl::Seconds(1)));
+  ::poll(entries.data(), entries.size(), static_cast<int>(absl::ToInt64Milliseconds(wait)) + 1);
+  stopping_ = entries[0].revents != 0;
+}
+
+absl::Status AgentLoop::TakeStream() {
+  const DriverStream::Events events = stream_->Take();
+  if (!events.ended.ok()) return events.ended;
+  if (events.opened) {
+    base::LogInfo("connected to the driver");
+    changed_ = true;
+    store_batch_.Clear();
+    for (const auto& [id, request] : store_waiting_) *store_batch_.add_requests() = request;
+  }
+  for (const v1::AgentDown& message : events.messages) {
+    if (message.has_desired()) OnDesired(message.desired());
+    for (const v1::StoreReply& reply : message.store().replies()) RouteStoreReply(reply);
+    if (message.has_fetch_log()) AnswerFetchLog(message.fetch_log());
+  }
+  return absl::OkStatus();
+}
+
+void AgentLoop::OnDesired(const v1::DesiredState& desired) {
+  core_.OnDesired(desired, Now());
+  changed_ = true;
+}
+
+absl::Status AgentLoop::TakeExits() {
+  ASSIGN_OR_RETURN(const std::vector<launch::ProcessExit> exits, keeper_->TakeExits());
+  for (const launch::ProcessExit& exited : exits) {
+    const auto found = children_.find(exited.token);
+    if (found == children_.end()) continue;
+    const std::unique_ptr<Child> child = std::move(found->second);
+    children_.erase(found);
+    ReadChild(child.get());  // all that it said and printed comes before its end
+    std::erase_if(store_waiting_, [&](const auto& item) {
+      return absl::StartsWith(item.first, absl::StrCat(exited.token, "/"));
+    });
+    base::LogInfo(absl::StrCat(Words(child->name()), " (process ", exited.pid, ") ",
+                               launch::DescribeExit(exited.status)));
+    ProcessEnd end;
+    end.status = exited.status;
+    end.out_of_memory = exited.status != 0 && out_of_memory_.Rose();
+    end.last_lines = child->LastLines();
+    core_.OnEnded(exited.token, end, Now());
+    RefreshSnapshots(child->name().job_id);
+    changed_ = true;
+  }
+  return absl::OkStatus();
+}
+
+void AgentLoop::ReadChild(Child* child) {
+  child->DrainOutput();
+  for (const std::string& message : child->ReadLink()) OnMessage(*child, message);
+}
+
+void AgentLoop::OnMessage(const Child& child, const std::string& message) {
+  const int64_t process_id = child.name().process_id;
+  changed_ = true;
+  if (child.name().rank == kHostRank) {
+    link::v1::FromHost from_host;
+    if (!from_host.ParseFromString(message)) {
+      base::LogError(absl::StrCat(Words(child.name()), " sent a message that is none"));
+      return;
+    }
+    core_.OnHostMessage(process_id, from_host);
+    return;
+  }
+  link::v1::FromWorker from_worker;
+  if (!from_worker.ParseFromString(message)) {
+    base::LogError(absl::StrCat(Words(child.name()), " sent a message that is none"));
+    return;
+  }
+  if (from_worker.has_store()) {
+    // Ids are unique in one process: the prefix makes them so on the stream and names who waits.
+    v1::StoreRequest* request = from_worker.mutable_store();
+    request->set_request_id(absl::StrCat(process_id, "/", request->request_id()));
+    request->set_job_id(child.name().job_id);
+    request->set_attempt(child.name().attempt);
+    store_waiting_[request->request_id()] = *request;
+    *store_batch_.add_requests() = *request;
+    return;
+  }
+  core_.OnWorkerMessage(process_id, from_worker);
+  if (from_worker.has_sealed()) RefreshSnapshots(child.name().job_id);
+}
+
+// --- acting
+// -------------------------------------------------------------------------------------------
+
+void AgentLoop::Act() {
+  for (;;) {
+    const std::vector<Action> actions = core_.Reconcile(Now());
+    if (actions.empty()) return;
+    changed_ = true;
+    for (const Action& action : actions) {
+      std::visit([this](const auto& one) { Do(one); }, action);
+    }
+  }
+}
+
+JobMemory& AgentLoop::MemoryOf(const std::string& job_id) {
+  std::unique_ptr<JobMemory>& memory = memory_[job_id];
+  if (memory == nullptr) {
+    memory = std::make_unique<JobMemory>(
+        options_.node_id, absl::StrCat(options_.run_directory, "/t", ++num_socket_directories_));
+  }
+  return *memory;
+}
+
+void AgentLoop::Do(const PrepareMemory& action) {
+  const std::string& job_id = action.job->job_id();
+  const absl::Status prepared = MemoryOf(job_id).Prepare(*action.job);
+  published_[job_id] = action.job->restore().step();
+  if (!prepared.ok()) {
+    base::LogError(
+        absl::StrCat("job ", job_id, " attempt ", action.job->attempt(), ": ", prepared.message()));
+    core_.OnPrepareFailed(job_id, prepared);
+  }
+  RefreshSnapshots(job_id);
+  const ChildName any = {0, job_id, action.job->attempt(), kHostRank};
+  const std::filesystem::path logs(LogNameOf(options_.log_directory, any).directory);
+  PruneDirectory(logs.parent_path().string(), kAttemptLogsKept - 1);
+}
+
+void AgentLoop::Do(const StartProcess& action) {
+  absl::StatusOr<int> pid = StartChild(action);
+  const std::string what = absl::StrCat(RankWords(action.rank), " of job ", action.job->job_id(),
+                                        " attempt ", action.job->attempt());
+  if (pid.ok()) {
+    base::LogInfo(absl::StrCat("started ", what, " as process ", *pid));
+  } else {
+    base::LogError(absl::StrCat(what, ": ", pid.status().message()));
+  }
+  core_.OnStarted(action.process_id, std::move(pid), Now());
+}
+
+absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
+  const ChildName name = {action.process_id, action.job->job_id(), action.job->attempt(),
+                          action.rank};
+  // Threads that wait must not burn the cores that the other ranks of this machine need.
+  std::vector<std::string> environment = {"OMP_WAIT_POLICY=passive", "GOMP_SPINCOUNT=0"};
+  if (!options_.interface.empty()) {
+    environment.push_back(absl::StrCat("MEGASCALE_INTERFACE=", options_.interface));
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
+                   Child::Start(keeper_, name, options_.log_directory, environment));
+  const int pid = child->pid();
+  absl::Status introduced;
+  const JobMemory& memory = MemoryOf(name.job_id);
+  if (name.rank == kHostRank) {
+    const auto introduction = memory.IntroduceHost(*action.job, action.preflight_only);
+    introduced = child->Send(introduction.message.SerializeAsString(), introduction.fds);
+  } else {
+    const auto introduction = memory.IntroduceWorker(*action.job, name.rank);
+    introduced = child->Send(introduction.message.SerializeAsString(), introduction.fds);
+  }
+  children_[name.process_id] = std::move(child);
+  // One that ended already is reported by the keeper; one that does not read is killed.
+  if (absl::IsDeadlineExceeded(introduced)) Do(KillProcess{name.process_id});
+  return pid;
+}
+
+void AgentLoop::Do(const KillProcess& action) {
+  // A keeper that is gone shows at the next TakeExits.
+  keeper_->Kill(action.process_id, SIGKILL).IgnoreError();
+}
+
+void AgentLoop::Do(const SendToWorker& action) {
+  SendToChild(action.process_id, action.message.SerializeAsString());
+}
+
+void AgentLoop::Do(const SendToHost& action) {
+  SendToChild(action.process_id, action.message.SerializeAsString());
+}
+
+void AgentLoop::Do(const MarkPersisted& action) {
+  MemoryOf(action.job_id).MarkPersisted(action.snapshot);
+}
+
+void AgentLoop::Do(const DropMemory& action) {
+  memory_.erase(action.job_id);
+  published_.erase(action.job_id);
+}
+
+void AgentLoop::SendToChild(int64_t process_id, const std::string& message) {
+  const auto child = children_.find(process_id);
+  if (child == children_.end()) return;
+  const absl::Status sent = child->second->Send(message, {});
+  if (!absl::IsDeadlineExceeded(sent)) return;  // an end of it is on its way
+  base::LogError(absl::StrCat(Words(child->second->name()), " does not read its link; killing it"));
+  Do(KillProcess{process_id});
+}
+
+void AgentLoop::RefreshSnapshots(const std::string& job_id) {
+  const auto memory = memory_.find(job_id);
+  if (memory != memory_.end()) core_.OnSnapshots(job_id, memory->second->ListSnapshots());
+}
+
+// --- the store and logs
+// -------------------------------------------------------------------------------
+
+void AgentLoop::ForwardStoreRequests() {
+  if (store_batch_.requests().empty()) return;
+  v1::AgentUp message;
+  message.mutable_store()->Swap(&store_batch_);
+  store_batch_.Clear();
+  stream_->Send(std::move(message));
+}
+
+void AgentLoop::RouteStoreReply(const v1::StoreReply& reply) {
+  if (store_waiting_.erase(reply.request_id()) == 0) return;
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(reply.request_id(), absl::MaxSplits('/', 1));
+  int64_t process_id = 0;
+  if (!absl::SimpleAtoi(parts.first, &process_id)) return;
+  link::v1::ToWorker message;
+  *message.mutable_store() = reply;
+  message.mutable_store()->set_request_id(parts.second);
+  SendToChild(process_id, message.SerializeAsString());
+}
+
+void AgentLoop::AnswerFetchLog(const v1::FetchLog& fetch) {
+  const ChildName name = {0, fetch.job_id(), fetch.attempt(), fetch.rank()};
+  const auto piece = launch::ReadLog(LogNameOf(options_.log_directory, name), fetch.offset(),
+                                     std::clamp<int64_t>(fetch.max_bytes(), 1, kLogChunkBytesMax));
+  v1::AgentUp message;
+  v1::LogChunk* chunk = message.mutable_log();
+  chunk->set_request_id(fetch.request_id());
+  chunk->set_code(static_cast<int>(piece.status().code()));
+  if (piece.ok()) {
+    chunk->set_data(piece->data);
+    chunk->set_next_offset(piece->next_offset);
+  }
+  stream_->Send(std::move(message));
+}
+
+// --- reports
+// ------------------------------------------------------------------------------------------
+
+void AgentLoop::NoteHostProgress() {
+  for (const auto& [id, child] : children_) {
+    if (child->name().rank != kHostRank) continue;
+    const auto memory = memory_.find(child->name().job_id);
+    if (memory == memory_.end()) continue;
+    const int64_t published = memory->second->PublishedStep();
+    int64_t& known = published_[child->name().job_id];
+    if (published > known) core_.OnHostProgress(id);
+    known = std::max(known, published);
+  }
+}
+
+void AgentLoop::ReportWhenDue() {
+  const absl::Duration now = Now();
+  if (now < NextReport()) return;
+  NoteHostProgress();
+  std::map<int64_t, telemetry::v1::RankStatus> heartbeats;
+  for (const auto& [id, child] : children_) {
+    const auto memory = memory_.find(child->name().job_id);
+    if (memory == memory_.end()) continue;
+    heartbeats[id] = memory->second->ReadStatus(child->name().rank, child->pid(), now);
+  }
+  stream_->SendActual(core_.Report(heartbeats));
+  reported_ = now;
+  changed_ = false;
+}
+
+}  // namespace megascale::agent

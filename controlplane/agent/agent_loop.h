@@ -1,0 +1,92 @@
+// The agent's one thread: waits for children, the driver and signals, tells AgentCore, and carries
+// out what it decides. Private to this folder.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "controlplane/agent/agent_core.h"
+#include "controlplane/agent/child.h"
+#include "controlplane/agent/driver_stream.h"
+#include "controlplane/agent/job_memory.h"
+#include "controlplane/agent/out_of_memory_watch.h"
+#include "controlplane/launch/process_keeper.h"
+
+namespace megascale::agent {
+
+struct AgentLoopOptions {
+  std::string node_id;
+  std::string incarnation;
+  std::string run_directory;
+  std::string log_directory;
+  std::string interface;
+  int signals_fd = -1;  // a signalfd: what ends the agent
+};
+
+class AgentLoop {
+ public:
+  AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, DriverStream* stream);
+
+  // Until a signal (OK), until the driver refuses (Aborted, FailedPrecondition), or until the
+  // process keeper is gone (Unavailable).
+  absl::Status Run();
+
+ private:
+  void Wait();
+  absl::Duration NextReport() const;
+  absl::Duration NextWake() const;
+  absl::Status TakeStream();
+  absl::Status TakeExits();
+  void ReadChild(Child* child);
+  void OnMessage(const Child& child, const std::string& message);
+  void OnDesired(const v1::DesiredState& desired);
+
+  void Act();
+  void Do(const PrepareMemory& action);
+  void Do(const StartProcess& action);
+  void Do(const KillProcess& action);
+  void Do(const SendToWorker& action);
+  void Do(const SendToHost& action);
+  void Do(const MarkPersisted& action);
+  void Do(const DropMemory& action);
+  absl::StatusOr<int> StartChild(const StartProcess& action);
+  void SendToChild(int64_t process_id, const std::string& message);
+  void RefreshSnapshots(const std::string& job_id);
+  JobMemory& MemoryOf(const std::string& job_id);
+
+  void ForwardStoreRequests();
+  void RouteStoreReply(const v1::StoreReply& reply);
+  void AnswerFetchLog(const v1::FetchLog& fetch);
+  void ReportWhenDue();
+  void NoteHostProgress();
+
+  const AgentLoopOptions options_;
+  launch::ProcessKeeper* const keeper_;
+  DriverStream* const stream_;
+  AgentCore core_;
+  std::map<int64_t, std::unique_ptr<Child>> children_;
+  std::map<std::string, std::unique_ptr<JobMemory>> memory_;
+  int num_socket_directories_ = 0;
+  OutOfMemoryWatch out_of_memory_;
+
+  // Store requests by the id that the driver sees, until they are answered or their process ended.
+  std::map<std::string, v1::StoreRequest> store_waiting_;
+  v1::StoreRequests store_batch_;
+  std::map<std::string, int64_t> published_;  // newest step in the batch ring, by job
+
+  bool stopping_ = false;
+  bool changed_ = true;  // since the last report
+  absl::Duration reported_ = -absl::InfiniteDuration();
+};
+
+// Keeps the newest `count` entries of a directory by modification time.
+void PruneDirectory(const std::string& directory, size_t count);
+
+}  // namespace megascale::agent

@@ -1,0 +1,162 @@
+#include "controlplane/agent/agent_server.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "controlplane/agent/agent_loop.h"
+#include "controlplane/agent/driver_stream.h"
+#include "controlplane/launch/process_keeper.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/ops/ops.h"
+
+namespace megascale::agent {
+namespace {
+
+constexpr int kProtocolVersion = 1;
+constexpr size_t kJobLogsKept = 64;
+// Socket paths have 107 bytes; "/t12345-12345/" and a socket's name follow.
+constexpr size_t kRunDirectoryBytesMax = 75;
+
+std::string Hostname() {
+  char name[HOST_NAME_MAX + 1] = {};
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+std::string RandomWord() {
+  uint64_t word = 0;
+  while (::getrandom(&word, sizeof(word), 0) != sizeof(word)) {
+  }
+  return absl::StrCat(absl::Hex(word, absl::kZeroPad16));
+}
+
+absl::StatusOr<AgentOptions> Resolve(AgentOptions options) {
+  if (options.num_slots < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--slots ", options.num_slots, ": expected at least 1"));
+  }
+  if (options.node_id.empty()) options.node_id = Hostname();
+  if (options.run_directory.empty()) {
+    return absl::InvalidArgumentError("--run-dir: expected a directory for sockets");
+  }
+  std::error_code error;
+  options.run_directory = std::filesystem::absolute(options.run_directory, error).string();
+  if (error || options.run_directory.size() > kRunDirectoryBytesMax) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("run directory ", options.run_directory, ": its path has ",
+                     options.run_directory.size(), " bytes, at most ", kRunDirectoryBytesMax,
+                     " leave room for socket names; choose a shorter one"));
+  }
+  if (options.log_directory.empty()) {
+    options.log_directory = absl::StrCat(options.run_directory, "/logs");
+  }
+  return options;
+}
+
+// Makes the run directory the caller's alone and locks it; what an agent that died left there goes.
+absl::StatusOr<base::UniqueFd> TakeRunDirectory(const std::string& directory) {
+  RETURN_IF_ERROR(base::MakeDirectories(directory));
+  if (::chmod(directory.c_str(), 0700) != 0) {
+    return base::ErrnoStatus(errno, absl::StrCat("run directory ", directory));
+  }
+  const std::string path = absl::StrCat(directory, "/agent.lock");
+  base::UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!lock.valid()) return base::ErrnoStatus(errno, absl::StrCat("open ", path));
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("another agent runs in ", directory,
+                     ": end it, or give this one another --run-dir and --node-id"));
+  }
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.size() > 1 && name[0] == 't' && absl::ascii_isdigit(name[1])) {
+      std::error_code ignored;
+      std::filesystem::remove_all(entry.path(), ignored);
+    }
+  }
+  return lock;
+}
+
+v1::Hello MakeHello(const AgentOptions& options) {
+  const std::string boot =
+      base::ReadFile("/proc/sys/kernel/random/boot_id", 1 << 10).value_or("unknown");
+  v1::Hello hello;
+  hello.set_protocol_version(kProtocolVersion);
+  hello.set_node_id(options.node_id);
+  hello.set_incarnation(RandomWord());
+  hello.set_num_slots(options.num_slots);
+  hello.set_hostname(Hostname());
+  hello.set_machine_id(absl::StrCat(absl::StripAsciiWhitespace(boot), "/", hello.hostname()));
+  hello.set_instruction_set(ops::InstructionSet());
+  hello.set_run_directory(options.run_directory);
+  return hello;
+}
+
+// SIGTERM and SIGINT come as data; to be called before there are threads, which inherit the mask.
+base::UniqueFd BlockSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  return base::UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+}  // namespace
+
+absl::Status RunAgent(const AgentOptions& given) {
+  ASSIGN_OR_RETURN(const AgentOptions options, Resolve(given));
+  ASSIGN_OR_RETURN(const client::Address address, client::ParseAddress(options.driver_address));
+  ASSIGN_OR_RETURN(const std::unique_ptr<launch::ProcessKeeper> keeper,
+                   launch::ProcessKeeper::Start({}));
+  ASSIGN_OR_RETURN(const base::UniqueFd lock, TakeRunDirectory(options.run_directory));
+  RETURN_IF_ERROR(base::MakeDirectories(options.log_directory));
+  PruneDirectory(options.log_directory, kJobLogsKept);
+  const base::UniqueFd signals = BlockSignals();
+  if (!signals.valid()) return base::ErrnoStatus(errno, "signalfd");
+
+  DriverStreamOptions stream_options;
+  stream_options.address = address;
+  stream_options.tls = options.tls;
+  stream_options.insecure = options.insecure;
+  stream_options.hello = MakeHello(options);
+  ASSIGN_OR_RETURN(const std::unique_ptr<DriverStream> stream,
+                   DriverStream::Create(stream_options));
+  AgentLoopOptions loop_options;
+  loop_options.node_id = options.node_id;
+  loop_options.incarnation = stream_options.hello.incarnation();
+  loop_options.run_directory = options.run_directory;
+  loop_options.log_directory = options.log_directory;
+  loop_options.interface = options.interface;
+  loop_options.signals_fd = signals.get();
+  base::LogInfo(absl::StrCat("agent ", options.node_id, ": ", options.num_slots, " slots, ",
+                             stream_options.hello.instruction_set(), ", driver ", address.text));
+  if (options.insecure && !address.is_unix()) {
+    base::LogWarning("--insecure: the connection to the driver is neither secret nor authentic");
+  }
+  AgentLoop loop(std::move(loop_options), keeper.get(), stream.get());
+  const absl::Status ended = loop.Run();
+  keeper->Stop();  // before memory and socket directories go
+  if (ended.ok()) base::LogInfo("asked to end; its processes are gone");
+  return ended;
+}
+
+}  // namespace megascale::agent

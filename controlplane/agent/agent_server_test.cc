@@ -1,0 +1,420 @@
+// The real agent in a process of its own, between a driver's service that this test implements and
+// children that train nothing (test_program.cc).
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "controlplane/launch/process_keeper.h"
+#include "proto/agent.grpc.pb.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/fd.h"
+#include "runtime/job/job_spec.h"
+
+namespace megascale::agent {
+namespace {
+
+using testing::HasSubstr;
+using v1::ActualRank;
+using v1::DesiredJob;
+
+constexpr absl::Duration kDeadline = absl::Seconds(60);
+
+// The driver's side of the stream: keeps what the agent says, answers store requests at once.
+class TestDriver : public v1::AgentService::Service {
+ public:
+  explicit TestDriver(std::string address) : address_(std::move(address)) { Open(); }
+  ~TestDriver() override { Close(); }
+
+  void Open() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(address_, grpc::InsecureServerCredentials());
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    ASSERT_NE(server_, nullptr);
+  }
+  void Close() {
+    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+    server_.reset();
+  }
+  void RefuseWith(grpc::Status status) { refusal_ = std::move(status); }
+
+  grpc::Status Connect(grpc::ServerContext* context,
+                       grpc::ServerReaderWriter<v1::AgentDown, v1::AgentUp>* stream) override {
+    v1::AgentUp up;
+    if (!stream->Read(&up)) return grpc::Status::OK;
+    if (!refusal_.ok()) return refusal_;
+    {
+      absl::MutexLock lock(&mutex_);
+      hello_ = up.hello();
+      stream_ = stream;
+      desired_.set_incarnation(hello_.incarnation());
+      SendDesired();
+    }
+    while (stream->Read(&up)) {
+      absl::MutexLock lock(&mutex_);
+      if (up.has_actual()) actual_ = up.actual();
+      if (up.has_log()) log_ = up.log();
+      for (const v1::StoreRequest& request : up.store().requests()) Answer(request);
+    }
+    absl::MutexLock lock(&mutex_);
+    if (stream_ == stream) stream_ = nullptr;
+    return grpc::Status::OK;
+  }
+
+  // Sends a new desired state: the one before, changed by `change`.
+  void Want(const std::function<void(v1::DesiredState*)>& change) {
+    absl::MutexLock lock(&mutex_);
+    change(&desired_);
+    desired_.set_version(desired_.version() + 1);
+    SendDesired();
+  }
+
+  // Waits until the newest actual state fulfils `condition`.
+  bool Await(const std::function<bool(const v1::ActualState&)>& condition) {
+    absl::MutexLock lock(&mutex_);
+    const auto met = [&] { return condition(actual_); };
+    const bool ok = mutex_.AwaitWithTimeout(absl::Condition(&met), kDeadline);
+    if (!ok) ADD_FAILURE() << "the actual state stays\n" << actual_.DebugString();
+    return ok;
+  }
+  bool AwaitJob(const std::function<bool(const v1::ActualJob&)>& condition) {
+    return Await([&](const v1::ActualState& state) {
+      return state.jobs_size() == 1 && condition(state.jobs(0));
+    });
+  }
+  v1::ActualJob job() {
+    absl::MutexLock lock(&mutex_);
+    return actual_.jobs_size() == 1 ? actual_.jobs(0) : v1::ActualJob();
+  }
+  bool AwaitHello() {
+    absl::MutexLock lock(&mutex_);
+    const auto connected = [&] { return stream_ != nullptr; };
+    return mutex_.AwaitWithTimeout(absl::Condition(&connected), kDeadline);
+  }
+  v1::Hello hello() {
+    absl::MutexLock lock(&mutex_);
+    return hello_;
+  }
+
+  v1::LogChunk FetchLog(int rank) {
+    absl::MutexLock lock(&mutex_);
+    const std::string id = absl::StrCat("fetch-", ++num_fetches_);
+    v1::AgentDown down;
+    down.mutable_fetch_log()->set_request_id(id);
+    down.mutable_fetch_log()->set_job_id("job-1");
+    down.mutable_fetch_log()->set_attempt(1);
+    down.mutable_fetch_log()->set_rank(rank);
+    down.mutable_fetch_log()->set_max_bytes(1000);
+    stream_->Write(down);
+    const auto answered = [&] { return log_.request_id() == id; };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&answered), kDeadline));
+    return log_;
+  }
+
+ private:
+  void SendDesired() {
+    if (stream_ == nullptr) return;
+    v1::AgentDown down;
+    *down.mutable_desired() = desired_;
+    stream_->Write(down);
+  }
+  void Answer(const v1::StoreRequest& request) {
+    v1::AgentDown down;
+    v1::StoreReply* reply = down.mutable_store()->add_replies();
+    reply->set_request_id(request.request_id());
+    if (request.job_id() == "job-1" && request.attempt() > 0) {
+      reply->set_value(absl::StrCat("value of ", request.key()));
+    }
+    stream_->Write(down);
+  }
+
+  const std::string address_;
+  grpc::Status refusal_;
+  absl::Mutex mutex_;
+  grpc::ServerReaderWriter<v1::AgentDown, v1::AgentUp>* stream_ = nullptr;
+  v1::Hello hello_;
+  v1::DesiredState desired_;
+  v1::ActualState actual_;
+  v1::LogChunk log_;
+  int num_fetches_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+bool IsGone(pid_t pid) {
+  const auto stat = base::ReadFile(absl::StrCat("/proc/", pid, "/stat"), 1 << 16);
+  return !stat.ok() || stat->at(stat->rfind(')') + 2) == 'Z';
+}
+
+bool AwaitGone(pid_t pid) {
+  const absl::Duration end = base::RealClock().Monotonic() + kDeadline;
+  while (!IsGone(pid)) {
+    if (base::RealClock().Monotonic() > end) return false;
+    ::poll(nullptr, 0, 5);
+  }
+  return true;
+}
+
+job::v1::JobSpec Spec() {
+  job::v1::JobSpec spec;
+  spec.set_name("job");
+  spec.mutable_model()->set_hidden_size(8);
+  spec.mutable_model()->set_num_hidden_layers(2);
+  spec.mutable_model()->set_num_attention_heads(2);
+  spec.mutable_data()->add_files("/data");
+  spec.mutable_train()->set_steps(10);
+  spec.mutable_train()->set_seq_length(8);
+  spec.mutable_train()->set_global_batch_size(2);
+  spec.mutable_train()->set_micro_batch_size(1);
+  spec.mutable_parallel()->set_data_parallel_size(2);
+  const auto resolved = job::ResolveJobSpec(spec);
+  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  return resolved.value_or(spec);
+}
+
+class AgentServerTest : public testing::Test {
+ protected:
+  // One for all tests: gRPC's threads outlive its servers, and a keeper is forked before threads.
+  static void SetUpTestSuite() { keeper_ = launch::ProcessKeeper::Start({})->release(); }
+  static void TearDownTestSuite() { delete keeper_; }
+
+  void SetUp() override {
+    directory_ = "/tmp/ms-XXXXXX";
+    ASSERT_NE(::mkdtemp(directory_.data()), nullptr);
+    driver_ = std::make_unique<TestDriver>(absl::StrCat("unix:", directory_, "/d.sock"));
+  }
+  void TearDown() override {
+    for (const int64_t token : running_) keeper_->Kill(token, SIGKILL).IgnoreError();
+    driver_.reset();
+    if (HasFailure()) {
+      GTEST_LOG_(INFO) << base::ReadFile(directory_ + "/agent.out", 1 << 20).value_or("");
+    }
+    std::filesystem::remove_all(directory_);
+  }
+
+  int64_t StartAgent() {
+    launch::SpawnRequest request;
+    request.token = ++last_token_;
+    request.program = absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
+                                   "/controlplane/agent/test_program");
+    request.arguments = {"megascale", "agent", absl::StrCat("unix:", directory_, "/d.sock"),
+                         directory_ + "/n0"};
+    const base::UniqueFd output(
+        ::open((directory_ + "/agent.out").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600));
+    request.output = output.get();
+    const auto pid = keeper_->Spawn(request);
+    EXPECT_TRUE(pid.ok()) << pid.status();
+    running_.push_back(request.token);
+    return request.token;
+  }
+
+  // The exit status of an agent, as of waitpid.
+  int AwaitExit(int64_t token) {
+    for (;;) {
+      pollfd entry = {keeper_->exits_fd(), POLLIN, 0};
+      if (::poll(&entry, 1, static_cast<int>(absl::ToInt64Milliseconds(kDeadline))) != 1) return -1;
+      const auto exits = keeper_->TakeExits();
+      if (!exits.ok()) return -1;
+      for (const launch::ProcessExit& exited : *exits) {
+        if (exited.token == token) return exited.status;
+      }
+    }
+  }
+
+  void Want(DesiredJob::Phase phase, int64_t attempt) {
+    driver_->Want([&](v1::DesiredState* desired) {
+      if (desired->jobs_size() == 0) desired->add_jobs();
+      DesiredJob* job = desired->mutable_jobs(0);
+      job->set_job_id("job-1");
+      job->set_attempt(attempt);
+      job->set_phase(phase);
+      *job->mutable_spec() = Spec();
+      job->mutable_stop_grace()->set_seconds(60);
+      job->set_checkpoint_directory(directory_);
+      job->clear_placements();
+      for (const int rank : {0, 1}) {
+        job->add_placements()->set_rank(rank);
+        job->mutable_placements(rank)->set_node_id("n0");
+      }
+    });
+  }
+
+  // Starts agent and job; returns once both ranks step and their snapshots are stored.
+  int64_t Run() {
+    const int64_t agent = StartAgent();
+    EXPECT_TRUE(driver_->AwaitHello());
+    Want(DesiredJob::PHASE_RUN, 1);
+    EXPECT_TRUE(driver_->AwaitJob([](const v1::ActualJob& job) {
+      return job.ranks_size() == 2 && job.ranks(0).status().step() > 3 &&
+             job.ranks(1).status().step() > 3 && job.shards_size() == 2;
+    }));
+    return agent;
+  }
+
+  std::vector<pid_t> Pids() {
+    const v1::ActualJob job = driver_->job();
+    std::vector<pid_t> pids = {job.host().pid()};
+    for (const ActualRank& rank : job.ranks()) pids.push_back(rank.status().pid());
+    EXPECT_EQ(pids.size(), 3u);
+    for (const pid_t pid : pids) EXPECT_FALSE(IsGone(pid)) << pid;
+    return pids;
+  }
+
+  std::string Output() { return base::ReadFile(directory_ + "/agent.out", 1 << 20).value_or(""); }
+
+  static launch::ProcessKeeper* keeper_;
+  static int64_t last_token_;
+  std::string directory_;
+  std::unique_ptr<TestDriver> driver_;
+  std::vector<int64_t> running_;
+};
+
+launch::ProcessKeeper* AgentServerTest::keeper_ = nullptr;
+int64_t AgentServerTest::last_token_ = 0;
+
+TEST_F(AgentServerTest, SaysHello) {
+  StartAgent();
+  ASSERT_TRUE(driver_->AwaitHello());
+  const v1::Hello hello = driver_->hello();
+  EXPECT_EQ(hello.protocol_version(), 1);
+  EXPECT_EQ(hello.node_id(), "n0");
+  EXPECT_EQ(hello.num_slots(), 2);
+  EXPECT_EQ(hello.incarnation().size(), 16u);
+  EXPECT_THAT(hello.machine_id(), testing::EndsWith("/" + hello.hostname()));
+  EXPECT_EQ(hello.run_directory(), directory_ + "/n0");
+  EXPECT_FALSE(hello.instruction_set().empty());
+}
+
+TEST_F(AgentServerTest, RunsAJobFromPreflightToItsEnd) {
+  StartAgent();
+  ASSERT_TRUE(driver_->AwaitHello());
+  Want(DesiredJob::PHASE_PREFLIGHT, 1);
+  ASSERT_TRUE(driver_->AwaitJob([](const v1::ActualJob& job) {
+    return job.preflight().state() == v1::Preflight::STATE_PASSED && job.num_processes() == 0;
+  }));
+  Want(DesiredJob::PHASE_RUN, 1);
+  ASSERT_TRUE(driver_->AwaitJob([](const v1::ActualJob& job) {
+    return job.snapshots_size() == 2 && job.shards_size() == 2 && job.steps_size() >= 5;
+  }));
+  const v1::ActualJob running = driver_->job();
+  for (int i = 0; i < running.steps_size(); ++i) EXPECT_EQ(running.steps(i).step(), i + 1);
+  EXPECT_EQ(running.shards(0).step(), 3);
+  driver_->Want([](v1::DesiredState* desired) {
+    desired->mutable_jobs(0)->set_acked_step(5);
+    v1::CheckpointId* id = desired->mutable_jobs(0)->add_finalize();
+    id->set_attempt(1);
+    id->set_step(3);
+  });
+  ASSERT_TRUE(driver_->AwaitJob([&](const v1::ActualJob& job) {
+    return job.manifests_size() == 1 && job.manifests(0).directory() == directory_ &&
+           job.steps_size() > 0 && job.steps(0).step() == 6;
+  }));
+  EXPECT_EQ(driver_->FetchLog(0).data(),
+            "rank 0 is ready, GOMP_SPINCOUNT=0\nstep 3 is persisted\n");
+  EXPECT_EQ(driver_->FetchLog(7).code(), static_cast<int>(absl::StatusCode::kNotFound));
+
+  const std::vector<pid_t> pids = Pids();
+  Want(DesiredJob::PHASE_STOP, 1);
+  ASSERT_TRUE(driver_->AwaitJob([](const v1::ActualJob& job) {
+    return job.num_processes() == 1 && job.ranks_size() == 2 &&
+           job.ranks(0).state() == ActualRank::STATE_STOPPED && job.ranks(0).status().step() > 3;
+  }));
+  driver_->Want([](v1::DesiredState* desired) { desired->clear_jobs(); });
+  ASSERT_TRUE(driver_->Await([](const v1::ActualState& state) { return state.jobs_size() == 0; }));
+  for (const pid_t pid : pids) EXPECT_TRUE(AwaitGone(pid));
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/n0")) {
+    left.push_back(entry.path().filename().string());
+  }
+  EXPECT_THAT(left, testing::UnorderedElementsAre("agent.lock", "logs"));
+}
+
+TEST_F(AgentServerTest, AKilledRankIsReportedAndTheNextAttemptStartsAfterHold) {
+  Run();
+  ::kill(Pids()[1], SIGKILL);
+  ASSERT_TRUE(driver_->AwaitJob(
+      [](const v1::ActualJob& job) { return job.ranks(0).state() == ActualRank::STATE_FAILED; }));
+  EXPECT_THAT(driver_->job().ranks(0).failure().message(),
+              HasSubstr("killed by signal 9 (Killed); its last lines:\nrank 0 is ready"));
+  Want(DesiredJob::PHASE_HOLD, 1);
+  ASSERT_TRUE(driver_->AwaitJob([](const v1::ActualJob& job) { return job.num_processes() == 0; }));
+  EXPECT_EQ(driver_->job().snapshots_size(), 2);
+  Want(DesiredJob::PHASE_RUN, 2);
+  ASSERT_TRUE(driver_->AwaitJob([](const v1::ActualJob& job) {
+    return job.attempt() == 2 && job.num_processes() == 3 && job.shards_size() == 2;
+  }));
+}
+
+TEST_F(AgentServerTest, AKilledHostIsRestartedInTheSameAttempt) {
+  Run();
+  const std::vector<pid_t> pids = Pids();
+  ::kill(pids[0], SIGKILL);
+  ASSERT_TRUE(driver_->AwaitJob([&](const v1::ActualJob& job) {
+    return job.host().pid() > 0 && job.host().pid() != pids[0];
+  }));
+  EXPECT_EQ(driver_->job().attempt(), 1);
+  EXPECT_EQ(driver_->job().host().num_restarts(), 1);
+  EXPECT_FALSE(IsGone(pids[1]));
+}
+
+TEST_F(AgentServerTest, ItsProcessesDieWithAKilledAgent) {
+  const int64_t agent = Run();
+  const std::vector<pid_t> pids = Pids();
+  ASSERT_TRUE(keeper_->Kill(agent, SIGKILL).ok());
+  for (const pid_t pid : pids) EXPECT_TRUE(AwaitGone(pid)) << pid;
+  const std::string before = driver_->hello().incarnation();
+  AwaitExit(agent);
+  StartAgent();  // its lock and leftovers are in nobody's way
+  ASSERT_TRUE(driver_->Await([&](const v1::ActualState& state) {
+    return !state.incarnation().empty() && state.incarnation() != before;
+  }));
+}
+
+TEST_F(AgentServerTest, EndsItsProcessesOnSigterm) {
+  const int64_t agent = Run();
+  const std::vector<pid_t> pids = Pids();
+  ASSERT_TRUE(keeper_->Kill(agent, SIGTERM).ok());
+  EXPECT_EQ(AwaitExit(agent), 0);
+  for (const pid_t pid : pids) EXPECT_TRUE(IsGone(pid)) << pid;
+}
+
+TEST_F(AgentServerTest, WorkGoesOnWhileTheDriverIsAway) {
+  Run();
+  const std::vector<pid_t> pids = Pids();
+  const int64_t steps = driver_->job().steps_size();
+  const std::string incarnation = driver_->hello().incarnation();
+  driver_->Close();
+  driver_->Open();
+  ASSERT_TRUE(
+      driver_->AwaitJob([&](const v1::ActualJob& job) { return job.steps_size() > steps; }));
+  const v1::ActualJob job = driver_->job();
+  for (int i = 0; i < job.steps_size(); ++i) EXPECT_EQ(job.steps(i).step(), i + 1);
+  EXPECT_EQ(driver_->hello().incarnation(), incarnation);
+  EXPECT_EQ(Pids(), pids);
+}
+
+TEST_F(AgentServerTest, ASecondAgentInTheSameRunDirectoryIsRefused) {
+  StartAgent();
+  ASSERT_TRUE(driver_->AwaitHello());
+  EXPECT_EQ(WEXITSTATUS(AwaitExit(StartAgent())), 1);
+  EXPECT_THAT(Output(), HasSubstr("another agent runs in"));
+}
+
+TEST_F(AgentServerTest, EndsWhenTheDriverHasANewerAgent) {
+  driver_->RefuseWith({grpc::StatusCode::ABORTED, "a newer agent n0 connected"});
+  EXPECT_EQ(WEXITSTATUS(AwaitExit(StartAgent())), 1);
+  EXPECT_THAT(Output(), HasSubstr("ABORTED: a newer agent n0 connected"));
+}
+
+}  // namespace
+}  // namespace megascale::agent

@@ -1,0 +1,502 @@
+#include "controlplane/driver/driver_core.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "controlplane/driver/test_events.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+// A core with job "j" of 4 ranks and nodes n0, n1 of 2 slots. Keeps its events; at the end they are
+// replayed, and every prefix must give the state that was there.
+class DriverCoreTest : public ::testing::Test {
+ protected:
+  bool Do(Event event) {
+    event.set_time_unix_nanos(1'000'000'000 * ++seconds_);
+    const bool accepted = Apply(event, &state_);
+    events_.push_back(std::move(event));
+    states_.push_back(state_.SerializeAsString());
+    return accepted;
+  }
+
+  void TearDown() override {
+    DriverState replayed;
+    for (size_t i = 0; i < events_.size(); ++i) {
+      Apply(events_[i], &replayed);
+      ASSERT_EQ(replayed.SerializeAsString(), states_[i]) << "after event " << i;
+      // A snapshot in between changes nothing.
+      ASSERT_TRUE(replayed.ParseFromString(states_[i]));
+    }
+  }
+
+  void SubmitAndJoin() {
+    Do(Submitted("j", SpecOf(2, 2, 30)));
+    Do(Joined("n0", "a", 2));
+    Do(Joined("n1", "a", 2));
+  }
+
+  void Run() {
+    SubmitAndJoin();
+    Do(Passed("j", 1, "n0"));
+    Do(Passed("j", 1, "n1"));
+    ASSERT_EQ(job().stage(), pb::STAGE_RUN);
+  }
+
+  void KillRank(int64_t attempt) {
+    Do(Failed(attempt, 0, "n0", telemetry::FAILURE_CLASS_EXITED));
+    Do(Fenced(attempt, "n0", {}));
+    Do(Fenced(attempt, "n1", {}));
+  }
+
+  void BackoffElapsed(int64_t attempt) {
+    Event event;
+    event.mutable_backoff_elapsed()->set_job_id("j");
+    event.mutable_backoff_elapsed()->set_attempt(attempt);
+    Do(event);
+  }
+
+  const JobRecord& job() const { return *FindJob(state_, "j"); }
+  agent::DesiredJob Desired(const std::string& node_id) const {
+    const agent::DesiredState desired = DesiredFor(state_, node_id);
+    return desired.jobs_size() == 0 ? agent::DesiredJob() : desired.jobs(0);
+  }
+  std::vector<std::string> PlacedNodes() const {
+    std::vector<std::string> nodes;
+    for (const auto& placement : job().placements()) nodes.push_back(placement.node_id());
+    return nodes;
+  }
+
+  DriverState state_;
+  std::vector<Event> events_;
+  std::vector<std::string> states_;
+  int64_t seconds_ = 0;
+};
+
+TEST_F(DriverCoreTest, JobWaitsForSlotsAndSaysWhichAreMissing) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  EXPECT_EQ(job().state(), control::JOB_STATE_PENDING);
+  EXPECT_EQ(job().reason(), "WaitingForSlots");
+  EXPECT_EQ(job().message(), "needs 4 slots; no node is connected");
+  Do(Joined("n0", "a", 2));
+  Do(Joined("n1", "a", 1));
+  EXPECT_EQ(job().message(), "needs 4 slots; 2 nodes offer 3 (n0 2, n1 1)");
+  Do(Joined("n2", "a", 1));
+  EXPECT_EQ(job().state(), control::JOB_STATE_STARTING);
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n1", "n2"));
+}
+
+TEST_F(DriverCoreTest, RanksGoToNodesOfOneInstructionSet) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Event other = Joined("n0", "a", 2);
+  other.mutable_node_joined()->mutable_hello()->set_instruction_set("avx512");
+  Do(other);
+  Do(Joined("n1", "a", 2));
+  EXPECT_EQ(job().state(), control::JOB_STATE_PENDING);
+  Do(Joined("n2", "a", 2));
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n1", "n1", "n2", "n2"));
+}
+
+TEST_F(DriverCoreTest, TensorParallelPeersShareANode) {
+  auto spec = SpecOf(2, 1, 30);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(2);
+  Do(Submitted("j", spec));
+  Do(Joined("n0", "a", 3));
+  Do(Joined("n1", "a", 1));
+  EXPECT_EQ(job().message(),
+            "needs 4 slots in groups of 2 on one node; 2 nodes offer 4 (n0 3, n1 1)");
+  Do(Joined("n2", "a", 2));
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n2", "n2"));
+}
+
+TEST_F(DriverCoreTest, LaterJobDoesNotOvertakeAnEarlierOne) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  Do(Joined("n0", "a", 2));
+  EXPECT_EQ(FindJob(state_, "k")->reason(), "WaitingInQueue");
+  EXPECT_EQ(FindJob(state_, "k")->message(), "waits behind job j");
+  Do(Joined("n1", "a", 2));
+  EXPECT_EQ(job().state(), control::JOB_STATE_STARTING);
+  EXPECT_EQ(FindJob(state_, "k")->reason(), "WaitingForSlots");
+  Do(Joined("n2", "a", 1));
+  EXPECT_EQ(FindJob(state_, "k")->state(), control::JOB_STATE_STARTING);
+}
+
+TEST_F(DriverCoreTest, PreflightThenRunThenTraining) {
+  SubmitAndJoin();
+  EXPECT_EQ(job().reason(), "Preflight");
+  EXPECT_EQ(Desired("n0").phase(), agent::DesiredJob::PHASE_PREFLIGHT);
+  Do(Passed("j", 1, "n0"));
+  EXPECT_FALSE(Do(Passed("j", 1, "n0")));
+  EXPECT_EQ(job().stage(), pb::STAGE_PREFLIGHT);
+  Do(Passed("j", 1, "n1"));
+  EXPECT_EQ(Desired("n0").phase(), agent::DesiredJob::PHASE_RUN);
+  EXPECT_EQ(Desired("n0").restore().source(), agent::RestorePoint::SOURCE_INITIAL);
+  EXPECT_THAT(Desired("n0").secret(), SizeIs(64));
+  EXPECT_EQ(Desired("n0").checkpoint_directory(), "/state/jobs/j/checkpoints");
+  EXPECT_TRUE(Desired("n0").delete_checkpoints());
+  EXPECT_FALSE(Desired("n1").delete_checkpoints());
+  Do(Started(1));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  Do(Progressed(1, 1));
+  EXPECT_NE(job().started_unix_nanos(), 0);
+}
+
+TEST_F(DriverCoreTest, RefusedPreflightFailsTheJobWithItsMessage) {
+  SubmitAndJoin();
+  Event event;
+  event.mutable_preflight_refused()->set_job_id("j");
+  event.mutable_preflight_refused()->set_attempt(1);
+  event.mutable_preflight_refused()->set_node_id("n1");
+  event.mutable_preflight_refused()->set_message("data.files: /x: no such file");
+  Do(event);
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().reason(), "Refused");
+  EXPECT_EQ(job().message(), "data.files: /x: no such file");
+  EXPECT_EQ(job().culprit().failure_class(), telemetry::FAILURE_CLASS_REFUSED);
+  EXPECT_EQ(DesiredFor(state_, "n0").jobs_size(), 0);
+}
+
+TEST_F(DriverCoreTest, DifferentTextOnTwoNodesIsRefused) {
+  SubmitAndJoin();
+  Event first = Passed("j", 1, "n0");
+  first.mutable_preflight_passed()->mutable_preflight()->mutable_data()->set_total_bytes(7);
+  Do(first);
+  Do(Passed("j", 1, "n1"));
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_THAT(job().message(), HasSubstr("the text on node n1 differs from that on node n0"));
+}
+
+TEST_F(DriverCoreTest, FromACheckpointThatHasAllStepsIsRefused) {
+  Event submitted = Submitted("j", SpecOf(1, 1, 30));
+  submitted.mutable_job_submitted()->set_from_checkpoint("/old");
+  Do(submitted);
+  Do(Joined("n0", "a", 2));
+  Event passed = Passed("j", 1, "n0");
+  passed.mutable_preflight_passed()->mutable_preflight()->set_first_step(30);
+  Do(passed);
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().message(), "train.steps: 30 is not more than the 30 steps of /old");
+}
+
+TEST_F(DriverCoreTest, FromACheckpointStartsAtItsStep) {
+  Event submitted = Submitted("j", SpecOf(1, 1, 30));
+  submitted.mutable_job_submitted()->set_from_checkpoint("/old");
+  Do(submitted);
+  Do(Joined("n0", "a", 2));
+  Event passed = Passed("j", 1, "n0");
+  passed.mutable_preflight_passed()->mutable_preflight()->set_first_step(20);
+  Do(passed);
+  EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_STORAGE);
+  EXPECT_EQ(job().restore().step(), 20);
+  EXPECT_EQ(job().restore().directory(), "/old");
+}
+
+TEST_F(DriverCoreTest, SucceedsOnceAllRanksEndedAndTheLastCheckpointIsCommitted) {
+  Run();
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, false, 30));
+  EXPECT_EQ(job().reason(), "FinalCheckpoint");
+  Do(Stored(1, 30));
+  EXPECT_THAT(Desired("n0").finalize(), SizeIs(1));
+  EXPECT_THAT(Desired("n1").finalize(), SizeIs(0));
+  Do(Manifest(1, 30));
+  EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
+  EXPECT_NE(job().ended_unix_nanos(), 0);
+  EXPECT_FALSE(Do(Failed(1, 0, "n0", telemetry::FAILURE_CLASS_EXITED)));
+  EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
+}
+
+TEST_F(DriverCoreTest, KeepsTheLastCheckpoints) {
+  Run();
+  for (int64_t step : {10, 20, 29}) Do(Manifest(1, step));
+  EXPECT_FALSE(Do(Manifest(1, 29)));
+  ASSERT_EQ(Desired("n1").committed_size(), 2);
+  EXPECT_EQ(Desired("n1").committed(0).step(), 20);
+  EXPECT_EQ(Desired("n1").committed(1).step(), 29);
+}
+
+TEST_F(DriverCoreTest, FailureFencesAllNodesThenStartsTheNextAttemptFromMemory) {
+  Run();
+  Do(Progressed(1, 15));
+  Do(Manifest(1, 10));
+  Do(Failed(1, 1, "n0", telemetry::FAILURE_CLASS_EXITED));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RECOVERING);
+  EXPECT_EQ(job().reason(), "RankExited");
+  EXPECT_EQ(job().message(), "rank 1 on n0: evidence of rank 1");
+  EXPECT_EQ(Desired("n1").phase(), agent::DesiredJob::PHASE_HOLD);
+  Do(Fenced(1, "n0", {{0, 10}, {0, 12}, {1, 10}, {1, 12}}));
+  EXPECT_EQ(job().attempt(), 1);
+  Do(Fenced(1, "n1", {{2, 12}, {2, 14}, {3, 12}}));
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_MEMORY);
+  EXPECT_EQ(job().restore().step(), 12);
+  EXPECT_EQ(Desired("n1").phase(), agent::DesiredJob::PHASE_RUN);
+  EXPECT_EQ(Desired("n1").attempt(), 2);
+  EXPECT_EQ(job().culprit().rank(), 1);
+  const std::vector<LossLogCut> cuts = LossLogCutsFor(state_);
+  ASSERT_THAT(cuts, SizeIs(1));
+  EXPECT_EQ(cuts[0].restore_step, 12);
+  EXPECT_EQ(cuts[0].attempt, 2);
+}
+
+TEST_F(DriverCoreTest, IncompleteSnapshotsGiveWayToTheCommittedCheckpoint) {
+  Run();
+  Do(Progressed(1, 15));
+  Do(Failed(1, 1, "n0", telemetry::FAILURE_CLASS_EXITED));
+  Do(Fenced(1, "n0", {{0, 12}}));
+  // Complete checkpoints that are reported while the attempt is fenced count.
+  Do(Manifest(1, 10));
+  Do(Fenced(1, "n1", {{2, 12}, {3, 12}}));
+  EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_STORAGE);
+  EXPECT_EQ(job().restore().step(), 10);
+  EXPECT_EQ(job().restore().directory(), "/c/step-10-attempt-1");
+  // Those of the attempt that was given up count no more.
+  EXPECT_FALSE(Do(Manifest(1, 14)));
+  EXPECT_FALSE(Do(Stored(1, 14)));
+  EXPECT_FALSE(Do(Fenced(1, "n1", {})));
+  EXPECT_FALSE(Do(Progressed(1, 20)));
+  EXPECT_EQ(job().committed_size(), 1);
+}
+
+TEST_F(DriverCoreTest, DeathThatFollowedFromAnotherIsNeverTheCulprit) {
+  Run();
+  Do(Failed(1, 2, "n1", telemetry::FAILURE_CLASS_ABORTED));
+  EXPECT_EQ(job().culprit().rank(), 2);
+  Do(Failed(1, 0, "n0", telemetry::FAILURE_CLASS_OUT_OF_MEMORY));
+  Do(Failed(1, 1, "n0", telemetry::FAILURE_CLASS_EXITED));
+  EXPECT_EQ(job().culprit().rank(), 0);
+  EXPECT_EQ(job().reason(), "OutOfMemory");
+}
+
+TEST_F(DriverCoreTest, LostNodeIsWaitedForAndTakenBackWithItsRanks) {
+  Run();
+  Do(Progressed(1, 15));
+  Do(Manifest(1, 10));
+  Do(Lost("n0", "a"));
+  EXPECT_EQ(job().reason(), "NodeLost");
+  EXPECT_EQ(job().culprit().failure_class(), telemetry::FAILURE_CLASS_UNREACHABLE);
+  Do(Fenced(1, "n1", {{2, 12}, {3, 12}}));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RECOVERING);
+  EXPECT_EQ(job().reason(), "WaitingForSlots");
+  EXPECT_EQ(job().message(), "needs 4 slots; 1 node offers 2 (n1 2)");
+  Do(Joined("n0", "b", 2));
+  // The new agent is told to hold, and confirms before anything is started there.
+  EXPECT_EQ(job().attempt(), 1);
+  Do(Fenced(1, "n0", {}));
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n1", "n1"));
+  EXPECT_EQ(job().restore().step(), 10);
+}
+
+TEST_F(DriverCoreTest, SpareNodeTakesTheRanksOfALostOne) {
+  Run();
+  Do(Joined("n2", "a", 2));
+  Do(Lost("n0", "a"));
+  Do(Fenced(1, "n1", {{2, 12}, {3, 12}}));
+  BackoffElapsed(1);
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n2", "n2", "n1", "n1"));
+  EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_INITIAL);
+  EXPECT_EQ(DesiredFor(state_, "n0").jobs_size(), 0);
+}
+
+TEST_F(DriverCoreTest, RestartedAgentIsALossOfItsProcesses) {
+  Run();
+  Do(Joined("n0", "b", 2));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RECOVERING);
+  EXPECT_THAT(job().message(), HasSubstr("its agent was restarted"));
+  // A message of the incarnation before changes nothing.
+  EXPECT_FALSE(Do(Lost("n0", "a")));
+}
+
+TEST_F(DriverCoreTest, FenceOfAnAgentThatRestartsMeanwhileIsForgotten) {
+  Run();
+  Do(Failed(1, 3, "n1", telemetry::FAILURE_CLASS_EXITED));
+  Do(Fenced(1, "n0", {{0, 12}, {1, 12}}));
+  Do(Joined("n0", "b", 2));
+  Do(Fenced(1, "n1", {{2, 12}, {3, 12}}));
+  EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
+  Do(Fenced(1, "n0", {}));
+  BackoffElapsed(1);
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_INITIAL);
+}
+
+TEST_F(DriverCoreTest, AttemptsWithoutProgressBackOffAndThenFailTheJob) {
+  Run();
+  for (int64_t attempt = 1; attempt <= 3; ++attempt) {
+    KillRank(attempt);
+    const std::vector<Timer> timers = TimersFor(state_);
+    ASSERT_THAT(timers, SizeIs(1));
+    EXPECT_EQ(timers[0].delay, absl::Seconds(1 << (attempt - 1)));
+    Do(timers[0].when_due);
+    EXPECT_EQ(job().attempt(), attempt + 1);
+    EXPECT_THAT(TimersFor(state_), SizeIs(0));
+  }
+  KillRank(4);
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().reason(), "RankExited");
+  EXPECT_THAT(job().message(), HasSubstr("gave up after 4 attempts in a row without progress"));
+  EXPECT_THAT(job().message(), HasSubstr("evidence of rank 0"));
+}
+
+TEST_F(DriverCoreTest, OnlyStepsBeyondTheBestOneAreProgress) {
+  Run();
+  Do(Progressed(1, 15));
+  KillRank(1);
+  EXPECT_EQ(job().attempt(), 2);  // no backoff after progress
+  EXPECT_FALSE(Do(Progressed(2, 15)));
+  KillRank(2);
+  EXPECT_EQ(job().stage(), pb::STAGE_BACKOFF);
+  BackoffElapsed(2);
+  EXPECT_TRUE(Do(Progressed(3, 16)));
+  KillRank(3);
+  EXPECT_EQ(job().attempt(), 4);
+}
+
+TEST_F(DriverCoreTest, DivergedAndRefusedAreNotTriedAgain) {
+  Run();
+  Do(Progressed(1, 15));
+  Do(Failed(1, 2, "n1", telemetry::FAILURE_CLASS_DIVERGED));
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().reason(), "Diverged");
+}
+
+TEST_F(DriverCoreTest, CorruptCheckpointIsSteppedOver) {
+  Run();
+  Do(Progressed(1, 25));
+  Do(Manifest(1, 10));
+  Do(Manifest(1, 20));
+  KillRank(1);
+  EXPECT_EQ(job().restore().step(), 20);
+  Do(Failed(2, 0, "n0", telemetry::FAILURE_CLASS_CORRUPT));
+  Do(Fenced(2, "n0", {}));
+  Do(Fenced(2, "n1", {}));
+  BackoffElapsed(2);
+  EXPECT_EQ(job().attempt(), 3);
+  EXPECT_EQ(job().restore().step(), 10);
+}
+
+TEST_F(DriverCoreTest, LossAfterTheLastCheckpointIsASuccess) {
+  Run();
+  for (int rank = 0; rank < 3; ++rank) Do(Ended(1, rank, false, 30));
+  Do(Manifest(1, 30));
+  Do(Lost("n1", "a"));
+  Do(Fenced(1, "n0", {}));
+  EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
+}
+
+TEST_F(DriverCoreTest, PendingJobIsCancelledAtOnce) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Do(Cancelled(true));
+  EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLED);
+  EXPECT_FALSE(Do(Cancelled(true)));
+  EXPECT_FALSE(*IsNewCancel(state_, "j"));
+}
+
+TEST_F(DriverCoreTest, CancelStopsThenFencesThenIsCancelled) {
+  Run();
+  EXPECT_TRUE(*IsNewCancel(state_, "j"));
+  Do(Cancelled(false));
+  EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLING);
+  EXPECT_FALSE(*IsNewCancel(state_, "j"));
+  EXPECT_EQ(Desired("n0").phase(), agent::DesiredJob::PHASE_STOP);
+  EXPECT_EQ(Desired("n0").stop_grace().seconds(), 30);
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, true, 7));
+  EXPECT_EQ(Desired("n0").phase(), agent::DesiredJob::PHASE_HOLD);
+  Do(Fenced(1, "n0", {}));
+  EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLING);
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLED);
+}
+
+TEST_F(DriverCoreTest, CancelWithCheckpointWaitsForItsCommit) {
+  Run();
+  Do(Cancelled(true));
+  EXPECT_TRUE(Desired("n0").stop_with_checkpoint());
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, true, 7));
+  EXPECT_EQ(job().stage(), pb::STAGE_STOP);
+  EXPECT_EQ(job().reason(), "FinalCheckpoint");
+  Do(Stored(1, 7));
+  EXPECT_THAT(Desired("n0").finalize(), SizeIs(1));
+  Do(Manifest(1, 7));
+  EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLED);
+  EXPECT_EQ(job().message(), "cancelled; newest checkpoint: step 7 in /c/step-7-attempt-1");
+}
+
+TEST_F(DriverCoreTest, CancelDoesNotWaitForEver) {
+  Run();
+  Do(Cancelled(true));
+  for (int rank = 0; rank < 3; ++rank) Do(Ended(1, rank, true, 7));
+  const std::vector<Timer> timers = TimersFor(state_);
+  ASSERT_THAT(timers, SizeIs(1));
+  Do(timers[0].when_due);
+  EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
+  Do(Lost("n0", "a"));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLED);
+}
+
+TEST_F(DriverCoreTest, CancelledCheckpointIsGivenUpWhenAHostFailed) {
+  Run();
+  Do(Cancelled(true));
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, true, 7));
+  EXPECT_EQ(job().stage(), pb::STAGE_STOP);
+  Do(Failed(1, -1, "n0", telemetry::FAILURE_CLASS_EXITED));
+  EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
+}
+
+TEST_F(DriverCoreTest, CancelWhileRecoveringEndsOnceFenced) {
+  Run();
+  Do(Lost("n0", "a"));
+  Do(Cancelled(false));
+  EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLING);
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLED);
+}
+
+TEST_F(DriverCoreTest, SubmitIsIdempotentByIdAndSpecification) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  auto again = Submitted("j", SpecOf(2, 2, 30)).job_submitted();
+  again.set_secret_seed("another seed");
+  EXPECT_FALSE(*IsNewSubmit(state_, again));
+  const auto other = Submitted("j", SpecOf(2, 2, 31)).job_submitted();
+  EXPECT_EQ(IsNewSubmit(state_, other).status().code(), absl::StatusCode::kAlreadyExists);
+  again.add_allow_changed("data");
+  EXPECT_EQ(IsNewSubmit(state_, again).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(*IsNewSubmit(state_, Submitted("k", SpecOf(2, 2, 30)).job_submitted()));
+}
+
+TEST_F(DriverCoreTest, CancelOfWhatEndedOtherwiseOrIsNotThereIsRefused) {
+  EXPECT_EQ(IsNewCancel(state_, "j").status().code(), absl::StatusCode::kNotFound);
+  Run();
+  Do(Failed(1, 2, "n1", telemetry::FAILURE_CLASS_REFUSED));
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(IsNewCancel(state_, "j").status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(DriverCoreTest, SlotsOfOtherJobsAreTaken) {
+  Run();
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  EXPECT_EQ(FindJob(state_, "k")->message(), "needs 1 slot; 2 nodes offer 0 (n0 0, n1 0)");
+  Do(Cancelled(false));
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(FindJob(state_, "k")->state(), control::JOB_STATE_STARTING);
+}
+
+}  // namespace
+}  // namespace megascale::driver

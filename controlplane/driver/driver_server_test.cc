@@ -1,0 +1,413 @@
+// The driver behind its real socket, with a real log on disk, and an agent played by the test.
+#include "controlplane/driver/driver_server.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "controlplane/driver/test_events.h"
+#include "proto/agent.grpc.pb.h"
+#include "proto/control.grpc.pb.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+namespace telemetry = megascale::telemetry::v1;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+std::chrono::system_clock::time_point Deadline() {
+  return std::chrono::system_clock::now() + std::chrono::seconds(30);
+}
+
+megascale::job::v1::JobSpec SmallSpec() {
+  megascale::job::v1::JobSpec spec;
+  spec.set_name("small");
+  spec.mutable_model()->set_hidden_size(32);
+  spec.mutable_model()->set_num_hidden_layers(2);
+  spec.mutable_model()->set_num_attention_heads(2);
+  spec.mutable_data()->add_files("/usr/share/common-licenses/GPL-3");
+  spec.mutable_train()->set_steps(3);
+  spec.mutable_train()->set_seq_length(16);
+  spec.mutable_train()->set_global_batch_size(2);
+  spec.mutable_train()->set_micro_batch_size(1);
+  return spec;
+}
+
+// The stream of one agent, driven by hand.
+class FakeAgentStream {
+ public:
+  FakeAgentStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& incarnation)
+      : stub_(agent::AgentService::NewStub(channel)), incarnation_(incarnation) {
+    context_.set_deadline(Deadline());
+    stream_ = stub_->Connect(&context_);
+    agent::AgentUp up;
+    *up.mutable_hello() = HelloOf("n0", incarnation, 1);
+    EXPECT_TRUE(stream_->Write(up));
+  }
+
+  // Reports and returns the next desired state for which `wanted` is true.
+  template <typename Predicate>
+  agent::DesiredState Await(const Predicate& wanted) {
+    agent::AgentDown down;
+    while (stream_->Read(&down)) {
+      if (down.has_desired()) version_ = down.desired().version();
+      if (down.has_desired() && wanted(down.desired())) return down.desired();
+    }
+    ADD_FAILURE() << "the stream ended: " << stream_->Finish().error_message();
+    return {};
+  }
+  agent::DesiredState AwaitPhase(agent::DesiredJob::Phase phase) {
+    return Await([phase](const agent::DesiredState& desired) {
+      return desired.jobs_size() == 1 && desired.jobs(0).phase() == phase;
+    });
+  }
+  agent::AgentDown Read() {
+    agent::AgentDown down;
+    EXPECT_TRUE(stream_->Read(&down));
+    return down;
+  }
+  void Write(const agent::AgentUp& up) { EXPECT_TRUE(stream_->Write(up)); }
+  void Report(const agent::ActualJob& job) {
+    agent::AgentUp up;
+    up.mutable_actual()->set_incarnation(incarnation_);
+    up.mutable_actual()->set_applied_version(version_);
+    *up.mutable_actual()->add_jobs() = job;
+    Write(up);
+  }
+  grpc::Status Finish() {
+    agent::AgentDown down;
+    while (stream_->Read(&down)) {
+    }
+    return stream_->Finish();
+  }
+
+ private:
+  std::unique_ptr<agent::AgentService::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<agent::AgentUp, agent::AgentDown>> stream_;
+  const std::string incarnation_;
+  int64_t version_ = 0;
+};
+
+class DriverServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/ms-XXXXXX";
+    ASSERT_NE(::mkdtemp(name), nullptr);
+    directory_ = name;
+    options_.listen_address = "unix:" + directory_ + "/run/driver.sock";
+    options_.state_directory = directory_ + "/state";
+    Restart();
+  }
+  void TearDown() override {
+    server_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+
+  void Restart() {
+    server_.reset();
+    auto server = DriverServer::Start(options_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    channel_ = grpc::CreateChannel(options_.listen_address, grpc::InsecureChannelCredentials());
+    jobs_ = control::JobService::NewStub(channel_);
+  }
+
+  grpc::Status Submit(const std::string& job_id, const megascale::job::v1::JobSpec& spec) {
+    grpc::ClientContext context;
+    context.set_deadline(Deadline());
+    control::SubmitJobRequest request;
+    request.set_job_id(job_id);
+    *request.mutable_spec() = spec;
+    control::SubmitJobResponse response;
+    const grpc::Status status = jobs_->SubmitJob(&context, request, &response);
+    job_ = response.job();
+    return status;
+  }
+  grpc::Status Get(const std::string& job_id) {
+    grpc::ClientContext context;
+    context.set_deadline(Deadline());
+    control::GetJobRequest request;
+    request.set_job_id(job_id);
+    control::GetJobResponse response;
+    const grpc::Status status = jobs_->GetJob(&context, request, &response);
+    job_ = response.job();
+    return status;
+  }
+  grpc::Status Cancel(const std::string& job_id) {
+    grpc::ClientContext context;
+    context.set_deadline(Deadline());
+    control::CancelJobRequest request;
+    request.set_job_id(job_id);
+    control::CancelJobResponse response;
+    const grpc::Status status = jobs_->CancelJob(&context, request, &response);
+    job_ = response.job();
+    return status;
+  }
+
+  std::string directory_;
+  DriverOptions options_;
+  std::unique_ptr<DriverServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<control::JobService::Stub> jobs_;
+  control::Job job_;
+};
+
+TEST_F(DriverServerTest, SubmitIsIdempotentAndSurvivesARestart) {
+  ASSERT_TRUE(Submit("j", SmallSpec()).ok());
+  EXPECT_EQ(job_.state(), control::JOB_STATE_PENDING);
+  EXPECT_EQ(job_.spec().model().vocab_size(), 256);
+  ASSERT_TRUE(Submit("j", SmallSpec()).ok());
+  auto other = SmallSpec();
+  other.mutable_train()->set_steps(4);
+  EXPECT_EQ(Submit("j", other).error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  Restart();
+  ASSERT_TRUE(Get("j").ok());
+  EXPECT_EQ(job_.message(), "needs 1 slot; no node is connected");
+  ASSERT_TRUE(Submit("j", SmallSpec()).ok());
+  EXPECT_TRUE(std::filesystem::exists(directory_ + "/state/jobs/j/job.json"));
+}
+
+TEST_F(DriverServerTest, ListIsInOrderOfSubmission) {
+  for (const char* job_id : {"z", "a", "m"}) ASSERT_TRUE(Submit(job_id, SmallSpec()).ok());
+  grpc::ClientContext context;
+  context.set_deadline(Deadline());
+  control::ListJobsResponse response;
+  ASSERT_TRUE(jobs_->ListJobs(&context, {}, &response).ok());
+  ASSERT_THAT(response.jobs(), SizeIs(3));
+  EXPECT_EQ(response.jobs(0).job_id(), "z");
+  EXPECT_EQ(response.jobs(2).job_id(), "m");
+}
+
+TEST_F(DriverServerTest, CancelIsIdempotent) {
+  ASSERT_TRUE(Submit("j", SmallSpec()).ok());
+  ASSERT_TRUE(Cancel("j").ok());
+  EXPECT_EQ(job_.state(), control::JOB_STATE_CANCELLED);
+  ASSERT_TRUE(Cancel("j").ok());
+  EXPECT_EQ(job_.state(), control::JOB_STATE_CANCELLED);
+}
+
+TEST_F(DriverServerTest, MistakesOfUsersHaveTheirCodes) {
+  EXPECT_EQ(Get("nobody").error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Cancel("nobody").error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Submit("../x", SmallSpec()).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  auto spec = SmallSpec();
+  spec.mutable_train()->set_steps(-1);
+  const grpc::Status status = Submit("j", spec);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("train.steps"));
+}
+
+TEST_F(DriverServerTest, SocketIsForItsOwnerAndNotTakenFromALiveDriver) {
+  struct stat info;
+  const std::string path = directory_ + "/run/driver.sock";
+  ASSERT_EQ(::stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  DriverOptions second = options_;
+  second.state_directory = directory_ + "/other";
+  EXPECT_EQ(DriverServer::Start(second).status().code(), absl::StatusCode::kFailedPrecondition);
+  second.state_directory = options_.state_directory;
+  second.listen_address = "unix:" + directory_ + "/run/second.sock";
+  EXPECT_EQ(DriverServer::Start(second).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(Get("nobody").error_code() == grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(DriverServerTest, SocketOfADeadDriverIsReplaced) {
+  server_.reset();
+  const std::string path = directory_ + "/run/driver.sock";
+  ::unlink(path.c_str());
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  ASSERT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ::close(socket);
+  Restart();
+  EXPECT_EQ(Get("nobody").error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(DriverServerTest, PlacesToListenThatAreNotSafeAreRefused) {
+  DriverOptions options;
+  options.state_directory = directory_ + "/other";
+  options.listen_address = "127.0.0.1:0";
+  EXPECT_EQ(DriverServer::Start(options).status().code(), absl::StatusCode::kInvalidArgument);
+  options.insecure = true;
+  options.listen_address = "0.0.0.0:0";
+  EXPECT_EQ(DriverServer::Start(options).status().code(), absl::StatusCode::kInvalidArgument);
+  std::filesystem::create_directory(directory_ + "/open");
+  ::chmod((directory_ + "/open").c_str(), 0755);
+  options.listen_address = "unix:" + directory_ + "/open/driver.sock";
+  EXPECT_EQ(DriverServer::Start(options).status().code(), absl::StatusCode::kFailedPrecondition);
+  options.listen_address = "127.0.0.1:0";
+  auto server = DriverServer::Start(options);
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_GT((*server)->port(), 0);
+}
+
+// Plays the job to its end and checks what people see of it on the way.
+TEST_F(DriverServerTest, JobRunsThroughAnAgentToItsEnd) {
+  ASSERT_TRUE(Submit("j", SmallSpec()).ok());
+  FakeAgentStream stream(channel_, "a");
+  stream.AwaitPhase(agent::DesiredJob::PHASE_PREFLIGHT);
+  agent::ActualJob actual;
+  actual.set_job_id("j");
+  actual.set_attempt(1);
+  actual.mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+  actual.mutable_preflight()->set_flops_ceiling(1e11);
+  stream.Report(actual);
+  stream.AwaitPhase(agent::DesiredJob::PHASE_RUN);
+
+  grpc::ClientContext watch_context;
+  watch_context.set_deadline(Deadline());
+  control::WatchJobRequest watch;
+  watch.set_job_id("j");
+  const auto watcher = jobs_->WatchJob(&watch_context, watch);
+  control::WatchJobResponse seen;
+  ASSERT_TRUE(watcher->Read(&seen));
+  EXPECT_EQ(seen.steps_size(), 0);
+
+  agent::ActualRank* rank = actual.add_ranks();
+  rank->set_state(agent::ActualRank::STATE_RUNNING);
+  rank->mutable_status()->set_phase(telemetry::PHASE_TRAINING);
+  for (int64_t step = 1; step <= 3; ++step) {
+    auto* record = actual.add_steps();
+    record->set_step(step);
+    record->set_attempt(1);
+    record->set_loss(5.0 / static_cast<double>(step));
+    record->set_tokens(32);
+    record->set_seconds(0.5);
+  }
+  stream.Report(actual);
+  stream.Await(
+      [](const agent::DesiredState& desired) { return desired.jobs(0).acked_step() == 3; });
+  ASSERT_TRUE(Get("j").ok());
+  EXPECT_EQ(job_.state(), control::JOB_STATE_RUNNING);
+  EXPECT_EQ(job_.last_step(), 3);
+  EXPECT_DOUBLE_EQ(job_.tokens_per_second(), 64);
+  EXPECT_GT(job_.model_flops_per_second(), 0);
+  EXPECT_DOUBLE_EQ(job_.flops_ceiling(), 1e11);
+
+  rank->set_state(agent::ActualRank::STATE_FINISHED);
+  auto* shard = actual.add_shards();
+  shard->set_attempt(1);
+  shard->set_step(3);
+  stream.Report(actual);
+  stream.Await(
+      [](const agent::DesiredState& desired) { return desired.jobs(0).finalize_size() == 1; });
+  auto* manifest = actual.add_manifests();
+  manifest->set_attempt(1);
+  manifest->set_step(3);
+  manifest->set_directory("/c/step-00000003-attempt-1");
+  stream.Report(actual);
+  stream.Await([](const agent::DesiredState& desired) { return desired.jobs_size() == 0; });
+
+  int num_steps = 0;
+  do {
+    num_steps += seen.steps_size();
+  } while (watcher->Read(&seen));
+  EXPECT_TRUE(watcher->Finish().ok());
+  EXPECT_EQ(num_steps, 3);
+  EXPECT_EQ(seen.job().state(), control::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(seen.job().last_checkpoint().directory(), "/c/step-00000003-attempt-1");
+  std::ifstream metrics(directory_ + "/state/jobs/j/metrics.jsonl");
+  std::string line;
+  ASSERT_TRUE(std::getline(metrics, line));
+  EXPECT_THAT(line, HasSubstr("\"step\":1,\"loss\":5.0,"));
+}
+
+TEST_F(DriverServerTest, StoreAndLogsGoThroughTheAgentsStream) {
+  ASSERT_TRUE(Submit("j", SmallSpec()).ok());
+  FakeAgentStream stream(channel_, "a");
+  stream.AwaitPhase(agent::DesiredJob::PHASE_PREFLIGHT);
+  agent::AgentUp up;
+  auto* request = up.mutable_store()->add_requests();
+  request->set_request_id("r1");
+  request->set_operation(agent::StoreRequest::OPERATION_ADD);
+  request->set_job_id("j");
+  request->set_attempt(1);
+  request->set_key("count");
+  request->set_amount(5);
+  stream.Write(up);
+  agent::AgentDown down = stream.Read();
+  ASSERT_EQ(down.store().replies_size(), 1);
+  EXPECT_EQ(down.store().replies(0).sum(), 5);
+  request->set_attempt(2);
+  stream.Write(up);
+  down = stream.Read();
+  ASSERT_EQ(down.store().replies_size(), 1);
+  EXPECT_EQ(down.store().replies(0).code(), static_cast<int>(absl::StatusCode::kAborted));
+
+  grpc::ClientContext context;
+  context.set_deadline(Deadline());
+  control::StreamLogsRequest logs;
+  logs.set_job_id("j");
+  const auto reader = jobs_->StreamLogs(&context, logs);
+  for (const std::string text : {"one\ntwo\nthr", "ee", ""}) {
+    down = stream.Read();
+    ASSERT_TRUE(down.has_fetch_log());
+    agent::AgentUp chunk;
+    chunk.mutable_log()->set_request_id(down.fetch_log().request_id());
+    chunk.mutable_log()->set_data(text);
+    chunk.mutable_log()->set_next_offset(down.fetch_log().offset() +
+                                         static_cast<int64_t>(text.size()));
+    stream.Write(chunk);
+  }
+  control::StreamLogsResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.data(), "one\ntwo\n");
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.data(), "three");
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
+TEST_F(DriverServerTest, NewerAgentOfANodeReplacesTheOlder) {
+  ASSERT_TRUE(Submit("j", SmallSpec()).ok());
+  FakeAgentStream older(channel_, "a");
+  older.AwaitPhase(agent::DesiredJob::PHASE_PREFLIGHT);
+  FakeAgentStream newer(channel_, "b");
+  EXPECT_EQ(older.Finish().error_code(), grpc::StatusCode::ABORTED);
+  newer.AwaitPhase(agent::DesiredJob::PHASE_HOLD);
+}
+
+TEST_F(DriverServerTest, AgentOfAnotherProtocolIsRefused) {
+  const auto stub = agent::AgentService::NewStub(channel_);
+  grpc::ClientContext context;
+  context.set_deadline(Deadline());
+  const auto stream = stub->Connect(&context);
+  agent::AgentUp up;
+  *up.mutable_hello() = HelloOf("n0", "a", 1);
+  up.mutable_hello()->set_protocol_version(2);
+  ASSERT_TRUE(stream->Write(up));
+  agent::AgentDown down;
+  EXPECT_FALSE(stream->Read(&down));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(DriverServerTest, DesiredStatesOfARestartedDriverAreNewer) {
+  ASSERT_TRUE(Submit("j", SmallSpec()).ok());
+  int64_t version = 0;
+  for (int start = 0; start < 2; ++start) {
+    FakeAgentStream stream(channel_, "a");
+    const auto desired = stream.AwaitPhase(agent::DesiredJob::PHASE_PREFLIGHT);
+    EXPECT_GT(desired.version(), version);
+    version = desired.version();
+    Restart();
+  }
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -1,0 +1,281 @@
+#include "controlplane/driver/failure_detector.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "controlplane/driver/test_events.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+// A detector beside a core with job "j" of 4 ranks on n0 and n1. Verdicts are applied at once.
+class FailureDetectorTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Apply(Submitted("j", SpecOf(2, 2, 30)), &state_);
+    Hello("n0", "a");
+    Hello("n1", "a");
+  }
+
+  std::vector<Event> Take(std::vector<Event> events) {
+    for (const Event& event : events) Apply(event, &state_);
+    return events;
+  }
+  std::vector<Event> Hello(const std::string& node_id, const std::string& incarnation) {
+    return Take(detector_.OnHello(state_, HelloOf(node_id, incarnation, 2), now_));
+  }
+  std::vector<Event> Tick() { return Take(detector_.OnTick(state_, now_)); }
+  std::vector<Event> Report(const std::string& node_id, const agent::ActualState& report) {
+    return Take(detector_.OnReport(state_, node_id, report, now_));
+  }
+
+  // Time in which the driver ticks and both agents repeat their reports.
+  std::vector<Event> Pass(absl::Duration duration) {
+    std::vector<Event> all;
+    const absl::Duration end = now_ + duration;
+    while (now_ < end) {
+      now_ += absl::Milliseconds(500);
+      for (const auto& [node_id, report] : reports_) {
+        const std::vector<Event> events = Report(node_id, report);
+        all.insert(all.end(), events.begin(), events.end());
+      }
+      const std::vector<Event> events = Tick();
+      all.insert(all.end(), events.begin(), events.end());
+    }
+    return all;
+  }
+
+  agent::ActualJob* JobOn(const std::string& node_id) {
+    agent::ActualState& report = reports_[node_id];
+    report.set_incarnation("a");
+    report.set_applied_version(VersionOfEvent(state_.num_events()));
+    if (report.jobs_size() == 0) report.add_jobs()->set_job_id("j");
+    report.mutable_jobs(0)->set_attempt(job().attempt());
+    return report.mutable_jobs(0);
+  }
+
+  agent::ActualRank* RankOf(int rank) {
+    agent::ActualJob* actual = JobOn(NodeOfRank(job(), rank));
+    for (auto& known : *actual->mutable_ranks()) {
+      if (known.status().rank() == rank) return &known;
+    }
+    agent::ActualRank* added = actual->add_ranks();
+    added->set_state(agent::ActualRank::STATE_RUNNING);
+    added->mutable_status()->set_rank(rank);
+    added->mutable_status()->set_phase(telemetry::PHASE_TRAINING);
+    actual->set_num_processes(actual->num_processes() + 1);
+    return added;
+  }
+
+  void Train() {
+    for (const char* node : {"n0", "n1"}) {
+      JobOn(node)->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+    }
+    Pass(absl::Seconds(1));
+    ASSERT_EQ(job().stage(), pb::STAGE_RUN);
+    for (int rank = 0; rank < 4; ++rank) RankOf(rank);
+    Pass(absl::Seconds(1));
+    ASSERT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  }
+
+  const JobRecord& job() const { return *FindJob(state_, "j"); }
+
+  DriverState state_;
+  absl::Duration now_ = absl::Seconds(1000);
+  FailureDetector detector_{now_};
+  std::map<std::string, agent::ActualState> reports_;
+};
+
+TEST_F(FailureDetectorTest, RepeatedReportsGiveEachVerdictOnce) {
+  Train();
+  EXPECT_THAT(Pass(absl::Seconds(3)), SizeIs(0));
+  EXPECT_THAT(Hello("n0", "a"), SizeIs(0));
+}
+
+TEST_F(FailureDetectorTest, SilentNodeIsLostAfterItsTimeoutAndJoinsAgain) {
+  Train();
+  const agent::ActualState silent = reports_["n1"];
+  reports_.erase("n1");
+  EXPECT_THAT(Pass(absl::Milliseconds(5000)), SizeIs(0));
+  const std::vector<Event> events = Pass(absl::Milliseconds(500));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].node_lost().node_id(), "n1");
+  EXPECT_EQ(job().state(), control::JOB_STATE_RECOVERING);
+  const std::vector<Event> back = Report("n1", silent);
+  ASSERT_THAT(back, SizeIs(1));
+  EXPECT_TRUE(back[0].has_node_joined());
+}
+
+TEST_F(FailureDetectorTest, StalledDriverLosesNobody) {
+  Train();
+  now_ += absl::Seconds(100);
+  EXPECT_THAT(Tick(), SizeIs(0));
+  EXPECT_THAT(Pass(absl::Seconds(10)), SizeIs(0));
+}
+
+TEST_F(FailureDetectorTest, RestartedDriverGivesEveryNodeOneTimeout) {
+  Train();
+  detector_ = FailureDetector(now_);
+  reports_.erase("n1");
+  Hello("n0", "a");
+  EXPECT_THAT(Pass(absl::Seconds(5)), SizeIs(0));
+  const std::vector<Event> events = Pass(absl::Milliseconds(500));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].node_lost().node_id(), "n1");
+}
+
+TEST_F(FailureDetectorTest, ReportOfAnotherIncarnationIsIgnored) {
+  Train();
+  agent::ActualState old = reports_["n0"];
+  old.set_incarnation("before");
+  old.mutable_jobs(0)->mutable_ranks(0)->set_state(agent::ActualRank::STATE_FAILED);
+  EXPECT_THAT(Report("n0", old), SizeIs(0));
+}
+
+TEST_F(FailureDetectorTest, RankWhoseTimerStoppedIsHungAndBlamedBeforeItsPeers) {
+  Train();
+  for (int rank = 0; rank < 4; ++rank) {
+    RankOf(rank)->mutable_status()->set_progress_age_seconds(80 + rank);
+    RankOf(rank)->mutable_status()->set_doing("all-gather dp0 #12 F.0.3");
+  }
+  RankOf(1)->mutable_status()->set_alive_age_seconds(6);
+  RankOf(1)->mutable_status()->set_progress_age_seconds(6);
+  const std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().rank(), 1);
+  EXPECT_EQ(events[0].rank_failed().failure().failure_class(), telemetry::FAILURE_CLASS_HUNG);
+  EXPECT_THAT(events[0].rank_failed().failure().message(), HasSubstr("timer thread has not run"));
+}
+
+TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedBeforePeersThatWaitForIt) {
+  Train();
+  for (int rank = 0; rank < 4; ++rank) {
+    RankOf(rank)->mutable_status()->set_progress_age_seconds(90);
+    RankOf(rank)->mutable_status()->set_doing("receive pp1 #12 F.0.3");
+  }
+  RankOf(2)->mutable_status()->set_progress_age_seconds(70);
+  RankOf(2)->mutable_status()->set_doing("B.0.1");
+  EXPECT_THAT(Pass(absl::Seconds(59)), SizeIs(0));  // the phase has its limit for itself
+  const std::vector<Event> events = Pass(absl::Seconds(3));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().rank(), 2);
+  EXPECT_THAT(events[0].rank_failed().failure().message(),
+              HasSubstr("no progress for 1m at step 0 in B.0.1"));
+}
+
+TEST_F(FailureDetectorTest, StartingHasALimitOfItsOwn) {
+  Train();
+  RankOf(3)->mutable_status()->set_phase(telemetry::PHASE_FIRST_STEP);
+  RankOf(3)->mutable_status()->set_progress_age_seconds(200);
+  EXPECT_THAT(Pass(absl::Seconds(120)), SizeIs(0));
+  EXPECT_THAT(Pass(absl::Seconds(2)), SizeIs(1));
+}
+
+TEST_F(FailureDetectorTest, RankThatIsNeverStartedIsNoticed) {
+  for (const char* node : {"n0", "n1"}) {
+    JobOn(node)->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+  }
+  Pass(absl::Seconds(1));
+  for (int rank = 0; rank < 3; ++rank) RankOf(rank);
+  const std::vector<Event> events = Pass(absl::Seconds(122));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().rank(), 3);
+  EXPECT_THAT(events[0].rank_failed().failure().message(), HasSubstr("was not started within 2m"));
+}
+
+TEST_F(FailureDetectorTest, PreflightThatDoesNotEndIsNoticed) {
+  JobOn("n0")->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+  JobOn("n1")->mutable_preflight()->set_state(agent::Preflight::STATE_RUNNING);
+  const std::vector<Event> events = Pass(absl::Seconds(122));
+  ASSERT_THAT(events, SizeIs(2));
+  EXPECT_EQ(events[1].rank_failed().node_id(), "n1");
+  EXPECT_EQ(events[1].rank_failed().rank(), -1);
+}
+
+TEST_F(FailureDetectorTest, ProgressIsToldOnceAndAgainBeforeAFailure) {
+  Train();
+  detector_.NoteStep("j", 3);
+  std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].attempt_progressed().step(), 3);
+  detector_.NoteStep("j", 8);
+  EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0));
+  RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
+  events = Pass(absl::Milliseconds(500));
+  ASSERT_THAT(events, SizeIs(2));
+  EXPECT_EQ(events[0].attempt_progressed().step(), 8);
+  EXPECT_EQ(events[1].rank_failed().rank(), 0);
+  EXPECT_EQ(job().best_step(), 8);
+}
+
+TEST_F(FailureDetectorTest, ShardsOfAllRanksAreFinalizedAndTheManifestIsTakenOver) {
+  Train();
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_THAT(Pass(absl::Milliseconds(500)), SizeIs(0));
+    auto* shard = JobOn(NodeOfRank(job(), rank))->add_shards();
+    shard->set_rank(rank);
+    shard->set_attempt(1);
+    shard->set_step(10);
+  }
+  std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].shards_stored().step(), 10);
+  auto* manifest = JobOn("n0")->add_manifests();
+  manifest->set_attempt(1);
+  manifest->set_step(10);
+  manifest->set_directory("/c/step-00000010-attempt-1");
+  events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_TRUE(events[0].has_manifest_written());
+  ASSERT_EQ(job().committed_size(), 1);
+  EXPECT_EQ(job().finalize_size(), 0);
+}
+
+TEST_F(FailureDetectorTest, NodeIsFencedOnlyByAReportThatKnowsOfIt) {
+  Train();
+  RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
+  Pass(absl::Milliseconds(500));
+  ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
+  // No process is left, but the agent has not yet heard that none is wanted: it may start one.
+  reports_["n0"].mutable_jobs(0)->set_num_processes(0);
+  EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0));
+  JobOn("n0")->set_num_processes(1);
+  EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0));
+  JobOn("n0")->set_num_processes(0);
+  auto* snapshot = JobOn("n0")->add_snapshots();
+  snapshot->set_rank(0);
+  snapshot->set_step(12);
+  const std::vector<Event> events = Report("n0", reports_["n0"]);
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].node_fenced().snapshots_size(), 1);
+  // A job that an agent does not know has no process there.
+  reports_["n1"].clear_jobs();
+  reports_["n1"].set_applied_version(VersionOfEvent(state_.num_events()));
+  EXPECT_THAT(Report("n1", reports_["n1"]), SizeIs(1));
+  EXPECT_NE(job().stage(), pb::STAGE_FENCE);
+}
+
+TEST_F(FailureDetectorTest, EndedRanksAndFailedHostAreTold) {
+  Train();
+  RankOf(0)->set_state(agent::ActualRank::STATE_FINISHED);
+  RankOf(0)->mutable_status()->set_step(30);
+  std::vector<Event> events = Pass(absl::Milliseconds(500));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_ended().step(), 30);
+  JobOn("n1")->mutable_host()->mutable_failure()->set_failure_class(
+      telemetry::FAILURE_CLASS_EXITED);
+  events = Pass(absl::Milliseconds(500));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().rank(), -1);
+  EXPECT_EQ(job().reason(), "HostFailed");
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -1,0 +1,309 @@
+#include "tests/e2e/cluster.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "google/protobuf/util/json_util.h"
+#include "runtime/base/fd.h"
+
+namespace megascale::e2e {
+namespace {
+
+using control::v1::Job;
+using std::chrono::steady_clock;
+
+constexpr int kCommandSeconds = 120;
+constexpr std::chrono::milliseconds kPoll(20);
+
+std::vector<char*> Arguments(const std::vector<std::string>& command) {
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  return arguments;
+}
+
+// In the child, between fork and exec.
+[[noreturn]] void Exec(const std::vector<char*>& arguments, int out, int err) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::dup2(out, STDOUT_FILENO);
+  ::dup2(err, STDERR_FILENO);
+  ::execv(arguments[0], arguments.data());
+  ::_exit(127);
+}
+
+std::string Slurp(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+std::string Program() {
+  const char* runfiles = ::getenv("TEST_SRCDIR");
+  const std::string root = runfiles == nullptr ? "." : absl::StrCat(runfiles, "/megascale");
+  return std::filesystem::canonical(root + "/cli/megascale").string();
+}
+
+CommandResult Run(const std::vector<std::string>& command,
+                  const std::map<std::string, std::string>& environment) {
+  char out_path[] = "/tmp/ms-out-XXXXXX";
+  char err_path[] = "/tmp/ms-err-XXXXXX";
+  const base::UniqueFd out(::mkostemp(out_path, O_CLOEXEC));
+  const base::UniqueFd err(::mkostemp(err_path, O_CLOEXEC));
+  const std::vector<char*> arguments = Arguments(command);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
+    Exec(arguments, out.get(), err.get());
+  }
+  const int status = WaitForExit(pid, kCommandSeconds);
+  CommandResult result;
+  if (status == -1) {
+    KillAndReap(pid);
+  } else if (WIFEXITED(status)) {
+    result.exit_code = WEXITSTATUS(status);
+  }
+  result.out = Slurp(out_path);
+  result.err = Slurp(err_path);
+  ::unlink(out_path);
+  ::unlink(err_path);
+  return result;
+}
+
+pid_t Spawn(const std::vector<std::string>& command, const std::string& log_path) {
+  const base::UniqueFd log(
+      ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const std::vector<char*> arguments = Arguments(command);
+  const pid_t pid = ::fork();
+  if (pid == 0) Exec(arguments, log.get(), log.get());
+  return pid;
+}
+
+void KillAndReap(pid_t pid) {
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+}
+
+int WaitForExit(pid_t pid, int seconds) {
+  int status = -1;
+  const bool ended = WaitUntil([&] { return ::waitpid(pid, &status, WNOHANG) == pid; }, seconds);
+  return ended ? status : -1;
+}
+
+bool IsAlive(pid_t pid) {
+  const std::string stat = Slurp(absl::StrCat("/proc/", pid, "/stat"));
+  const size_t name_end = stat.rfind(')');
+  return name_end != std::string::npos && stat[name_end + 2] != 'Z';
+}
+
+std::vector<pid_t> DescendantsOf(pid_t pid, const std::string& word) {
+  std::map<pid_t, pid_t> parents;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    int id = 0;
+    if (!absl::SimpleAtoi(entry.path().filename().string(), &id)) continue;
+    const std::string stat = Slurp(absl::StrCat("/proc/", id, "/stat"));
+    const size_t name_end = stat.rfind(')');
+    if (name_end == std::string::npos) continue;
+    int parent = 0;
+    if (std::sscanf(stat.c_str() + name_end + 1, " %*c %d", &parent) == 1) parents[id] = parent;
+  }
+  std::vector<pid_t> found;
+  for (const auto& [id, parent] : parents) {
+    pid_t ancestor = parent;
+    while (ancestor > 1 && ancestor != pid)
+      ancestor = parents.count(ancestor) ? parents[ancestor] : 0;
+    std::string command = Slurp(absl::StrCat("/proc/", id, "/cmdline"));
+    for (char& c : command) c = c == '\0' ? ' ' : c;
+    if (ancestor == pid && command.find(word) != std::string::npos) found.push_back(id);
+  }
+  return found;
+}
+
+bool WaitUntil(const std::function<bool()>& condition, int seconds) {
+  const auto deadline = steady_clock::now() + std::chrono::seconds(seconds);
+  while (!condition()) {
+    if (steady_clock::now() > deadline) return false;
+    ::poll(nullptr, 0, static_cast<int>(kPoll.count()));
+  }
+  return true;
+}
+
+Cluster::Cluster() {
+  char directory[] = "/tmp/ms-e2e-XXXXXX";
+  EXPECT_NE(::mkdtemp(directory), nullptr);
+  directory_ = directory;
+  WriteJobFile(directory_);
+}
+
+Cluster::~Cluster() {
+  std::set<pid_t> left;
+  for (const auto& [index, pid] : agents_) {
+    for (const pid_t child : DescendantsOf(pid, "")) left.insert(child);
+    KillAndReap(pid);
+  }
+  if (driver_ > 0) KillAndReap(driver_);
+  for (const pid_t pid : left) {
+    EXPECT_TRUE(WaitUntil([pid] { return !IsAlive(pid); }, 10))
+        << "process " << pid << " outlived its agent";
+  }
+  if (::testing::Test::HasFailure()) {
+    std::printf("the logs are in %s\n", directory_.c_str());
+    return;
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+void Cluster::StartDriver() {
+  driver_ = Spawn({Program(), "driver", "--listen", address(), "--state-dir", state_directory()},
+                  directory_ + "/driver.log");
+  EXPECT_TRUE(WaitUntil([this] { return Megascale({"list"}).exit_code == 0; }, 30))
+      << Slurp(directory_ + "/driver.log");
+}
+
+void Cluster::StartAgent(int index, int slots) {
+  const std::string name = absl::StrCat("n", index);
+  agents_[index] = Spawn({Program(), "agent", "--driver", address(), "--slots", absl::StrCat(slots),
+                          "--node-id", name, "--run-dir", absl::StrCat(directory_, "/", name)},
+                         absl::StrCat(directory_, "/", name, ".log"));
+  slots_[index] = slots;
+}
+
+void Cluster::KillDriver() {
+  KillAndReap(driver_);
+  driver_ = -1;
+}
+
+void Cluster::KillAgent(int index) {
+  KillAndReap(agents_.at(index));
+  agents_.erase(index);
+}
+
+void Cluster::StopDriver() {
+  ::kill(driver_, SIGTERM);
+  EXPECT_EQ(WaitForExit(driver_, 30), 0) << "the driver's exit status";
+  driver_ = -1;
+}
+
+CommandResult Cluster::Megascale(const std::vector<std::string>& arguments) const {
+  std::vector<std::string> command = {Program()};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return Run(command, {{"MEGASCALE_ADDRESS", address()}, {"NO_COLOR", "1"}});
+}
+
+void Cluster::Submit(const std::string& job_id, const std::vector<std::string>& sets) const {
+  std::vector<std::string> arguments = {"submit", directory_ + "/job.yaml", "--job-id", job_id};
+  for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
+  const CommandResult result = Megascale(arguments);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+Job Cluster::Status(const std::string& job_id) const {
+  Job job;
+  const CommandResult result = Megascale({"status", job_id, "-o", "json"});
+  if (result.exit_code == 0) {
+    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(result.out, &job).ok()) << result.out;
+  }
+  return job;
+}
+
+bool Cluster::WaitForStep(const std::string& job_id, int64_t step, int seconds) const {
+  return WaitUntil([&] { return Status(job_id).last_step() >= step; }, seconds);
+}
+
+control::v1::JobState Cluster::WaitForEnd(const std::string& job_id, int seconds) const {
+  Job job;
+  WaitUntil(
+      [&] {
+        job = Status(job_id);
+        return job.state() == control::v1::JOB_STATE_SUCCEEDED ||
+               job.state() == control::v1::JOB_STATE_FAILED ||
+               job.state() == control::v1::JOB_STATE_CANCELLED;
+      },
+      seconds);
+  if (job.state() != control::v1::JOB_STATE_SUCCEEDED) std::printf("%s\n", job.message().c_str());
+  return job.state();
+}
+
+std::string Cluster::Digest(const std::string& job_id) const {
+  const CommandResult result =
+      Megascale({"checkpoint", "digest", Status(job_id).last_checkpoint().directory()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return std::string(absl::StripAsciiWhitespace(result.out));
+}
+
+std::vector<std::string> Cluster::LossLog(const std::string& job_id) const {
+  std::vector<std::string> records;
+  const std::string text = Slurp(Status(job_id).directory() + "/metrics.jsonl");
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    telemetry::v1::StepRecord record;
+    google::protobuf::util::JsonParseOptions options;
+    options.ignore_unknown_fields = true;
+    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(std::string(line.data(), line.size()),
+                                                            &record, options)
+                    .ok())
+        << std::string(line.data(), line.size());
+    char bits[64];
+    std::snprintf(bits, sizeof(bits), "%a %a", record.loss(), record.grad_norm());
+    records.push_back(absl::StrCat(record.step(), " ", bits));
+  }
+  return records;
+}
+
+std::string WriteJobFile(const std::string& directory) {
+  std::string text;
+  uint32_t state = 1;
+  while (text.size() < 40000) {
+    state = state * 1664525u + 1013904223u;
+    absl::StrAppend(&text, "the ", (state >> 16) % 97, "th of ", (state >> 8) % 13, " lines\n");
+  }
+  EXPECT_TRUE(base::WriteFileDurably(directory + "/text", text).ok());
+  const std::string job = absl::StrCat(R"(name: toy
+model:
+  hidden_size: 64
+  num_hidden_layers: 4
+  num_attention_heads: 4
+data:
+  files: [)",
+                                       directory, R"(/text]
+train:
+  steps: 150
+  seq_length: 64
+  global_batch_size: 16
+  micro_batch_size: 2
+  seed: 3
+optimizer:
+  lr: 3e-3
+  warmup_steps: 10
+  clip_grad: 1.0
+parallel:
+  data_parallel_size: 2
+  pipeline_model_parallel_size: 2
+checkpoint:
+  interval: 20
+)");
+  const std::string path = directory + "/job.yaml";
+  EXPECT_TRUE(base::WriteFileDurably(path, job).ok());
+  return path;
+}
+
+}  // namespace megascale::e2e

@@ -1,0 +1,88 @@
+// A real cluster on this machine for tests: driver and agents are processes of the built program,
+// each test has a folder and sockets of its own, and everything dies with the test (parent-death
+// signals). Waits are for a condition, with a deadline.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "proto/control.pb.h"
+
+namespace megascale::e2e {
+
+// The built program. Found once, from the test's runfiles.
+std::string Program();
+
+struct CommandResult {
+  int exit_code = -1;  // -1: killed or timed out
+  std::string out;
+  std::string err;
+};
+
+// Runs a command to its end, at most 120 s; `environment` is added to the test's.
+CommandResult Run(const std::vector<std::string>& command,
+                  const std::map<std::string, std::string>& environment = {});
+
+// Starts a process with its output in `log_path`; it dies with this test.
+pid_t Spawn(const std::vector<std::string>& command, const std::string& log_path);
+// Sends SIGKILL and reaps a child of this test.
+void KillAndReap(pid_t pid);
+// The exit status of a child, once it ended: as of waitpid; -1 after `seconds`.
+int WaitForExit(pid_t pid, int seconds);
+
+bool IsAlive(pid_t pid);
+// Children, grandchildren and so on, whose command line contains `word`.
+std::vector<pid_t> DescendantsOf(pid_t pid, const std::string& word);
+
+// True once `condition` holds; false after `seconds`.
+bool WaitUntil(const std::function<bool()>& condition, int seconds);
+
+class Cluster {
+ public:
+  // A new folder under /tmp, short enough for sockets.
+  Cluster();
+  // Kills what is left and removes the folder; fails the test when a process outlives its parent.
+  ~Cluster();
+
+  void StartDriver();
+  void StartAgent(int index, int slots);
+  void KillDriver();
+  void KillAgent(int index);
+  void StopDriver();  // SIGTERM, waits for a clean exit
+
+  pid_t driver_pid() const { return driver_; }
+  pid_t agent_pid(int index) const { return agents_.at(index); }
+  const std::string& directory() const { return directory_; }
+  std::string address() const { return "unix:" + directory_ + "/driver.sock"; }
+  std::string state_directory() const { return directory_ + "/state"; }
+
+  // Runs `megascale ARGUMENTS…` against this cluster's driver.
+  CommandResult Megascale(const std::vector<std::string>& arguments) const;
+  // Submits the test's job under `job_id`; fails the test if it is not taken.
+  void Submit(const std::string& job_id, const std::vector<std::string>& sets = {}) const;
+  // What `status -o json` shows; an empty job where there is no answer.
+  control::v1::Job Status(const std::string& job_id) const;
+  bool WaitForStep(const std::string& job_id, int64_t step, int seconds = 60) const;
+  // Waits for a terminal state and returns it.
+  control::v1::JobState WaitForEnd(const std::string& job_id, int seconds = 120) const;
+  // Of the newest committed checkpoint.
+  std::string Digest(const std::string& job_id) const;
+  // "step loss-bits" of every line of the job's loss log.
+  std::vector<std::string> LossLog(const std::string& job_id) const;
+
+ private:
+  std::string directory_;
+  pid_t driver_ = -1;
+  std::map<int, pid_t> agents_;
+  std::map<int, int> slots_;
+};
+
+// The path of a job file that trains a toy model on generated text for `steps` steps: long enough
+// to be hit in the middle.
+std::string WriteJobFile(const std::string& directory);
+
+}  // namespace megascale::e2e

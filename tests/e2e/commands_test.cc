@@ -1,0 +1,225 @@
+// What a user types, with real processes: exit codes, idempotency, cancel, logs, resuming, and one
+// clear line per mistake.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "runtime/base/fd.h"
+#include "tests/e2e/cluster.h"
+
+namespace megascale::e2e {
+namespace {
+
+using control::v1::Job;
+
+class CommandsTest : public ::testing::Test {
+ protected:
+  void Start() {
+    cluster_.StartDriver();
+    cluster_.StartAgent(0, 4);
+  }
+  std::string job_file() const { return cluster_.directory() + "/job.yaml"; }
+  // No process of a job is left under the agents, and nothing of it in their run directories.
+  void ExpectNothingLeft() {
+    EXPECT_TRUE(
+        WaitUntil([&] { return DescendantsOf(cluster_.agent_pid(0), "--link-fd").empty(); }, 20));
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(cluster_.directory() + "/n0")) {
+      EXPECT_FALSE(entry.is_socket()) << entry.path();
+    }
+  }
+
+  Cluster cluster_;
+};
+
+TEST_F(CommandsTest, SubmitIsIdempotentByJobId) {
+  Start();
+  cluster_.Submit("twice");
+  cluster_.Submit("twice");
+  const CommandResult other =
+      cluster_.Megascale({"submit", job_file(), "--job-id", "twice", "--set", "train.seed=4"});
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_NE(other.err.find("twice"), std::string::npos) << other.err;
+  EXPECT_EQ(cluster_.Megascale({"cancel", "twice"}).exit_code, 0);
+}
+
+TEST_F(CommandsTest, CancelLeavesNothingAndSucceedsTwice) {
+  Start();
+  cluster_.Submit("job", {"train.steps=100000"});
+  ASSERT_TRUE(cluster_.WaitForStep("job", 3));
+  EXPECT_EQ(cluster_.Megascale({"cancel", "job"}).exit_code, 0);
+  EXPECT_EQ(cluster_.Megascale({"cancel", "job"}).exit_code, 0);
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(cluster_.Megascale({"cancel", "job"}).exit_code, 0);
+  EXPECT_EQ(cluster_.Megascale({"wait", "job"}).exit_code, 1);
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandsTest, CancelWhileStartingLeavesNothing) {
+  Start();
+  cluster_.Submit("job", {"train.steps=100000"});
+  EXPECT_EQ(cluster_.Megascale({"cancel", "job", "--grace", "1s"}).exit_code, 0);
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_CANCELLED);
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandsTest, CancelWithCheckpointKeepsTheLastStepAndAnotherJobGoesOnFromIt) {
+  Start();
+  cluster_.Submit("whole");
+  ASSERT_EQ(cluster_.WaitForEnd("whole"), control::v1::JOB_STATE_SUCCEEDED);
+
+  cluster_.Submit("part");
+  ASSERT_TRUE(cluster_.WaitForStep("part", 30));
+  EXPECT_EQ(cluster_.Megascale({"cancel", "part", "--checkpoint"}).exit_code, 0);
+  ASSERT_EQ(cluster_.WaitForEnd("part"), control::v1::JOB_STATE_CANCELLED);
+  const Job part = cluster_.Status("part");
+  EXPECT_EQ(part.last_checkpoint().step(), part.last_step());
+
+  const CommandResult rest = cluster_.Megascale(
+      {"submit", job_file(), "--job-id", "rest", "--from", part.last_checkpoint().directory()});
+  EXPECT_EQ(rest.exit_code, 0) << rest.err;
+  ASSERT_EQ(cluster_.WaitForEnd("rest"), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(cluster_.Digest("rest"), cluster_.Digest("whole"));
+}
+
+TEST_F(CommandsTest, ResumingOnChangedDataOrNumericsIsRefusedUnlessAllowed) {
+  Start();
+  cluster_.Submit("first", {"train.steps=5"});
+  ASSERT_EQ(cluster_.WaitForEnd("first"), control::v1::JOB_STATE_SUCCEEDED);
+  const std::string checkpoint = cluster_.Status("first").last_checkpoint().directory();
+  const std::vector<std::string> resume = {"submit",   job_file(), "--from",
+                                           checkpoint, "--set",    "train.steps=8"};
+
+  std::vector<std::string> numerics = resume;
+  numerics.insert(numerics.end(), {"--job-id", "numerics", "--set", "train.seed=4", "--follow"});
+  const CommandResult refused = cluster_.Megascale(numerics);
+  EXPECT_EQ(refused.exit_code, 1) << refused.out << refused.err;
+  const Job job = cluster_.Status("numerics");
+  EXPECT_EQ(job.state(), control::v1::JOB_STATE_FAILED);
+  EXPECT_EQ(job.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_REFUSED);
+  EXPECT_NE(job.message().find("seed"), std::string::npos) << job.message();
+
+  ASSERT_TRUE(base::WriteFileDurably(cluster_.directory() + "/text", std::string(50000, 'x')).ok());
+  std::vector<std::string> data = resume;
+  data.insert(data.end(), {"--job-id", "data", "--follow"});
+  EXPECT_EQ(cluster_.Megascale(data).exit_code, 1);
+  EXPECT_NE(cluster_.Status("data").message().find("data"), std::string::npos)
+      << cluster_.Status("data").message();
+  data = resume;
+  data.insert(data.end(), {"--job-id", "allowed", "--follow", "--allow-changed", "data"});
+  const CommandResult allowed = cluster_.Megascale(data);
+  EXPECT_EQ(allowed.exit_code, 0) << allowed.out << allowed.err;
+}
+
+TEST_F(CommandsTest, LogsListWaitAndVersionShowWhatIs) {
+  Start();
+  cluster_.Submit("job", {"train.steps=5"});
+  EXPECT_EQ(cluster_.Megascale({"wait", "job"}).exit_code, 0);
+  const CommandResult logs = cluster_.Megascale({"logs", "job", "--rank", "1"});
+  EXPECT_EQ(logs.exit_code, 0) << logs.err;
+  EXPECT_NE(logs.out.find("worker 1"), std::string::npos) << logs.out;
+  EXPECT_NE(cluster_.Megascale({"list"}).out.find("job"), std::string::npos);
+  EXPECT_EQ(cluster_.Megascale({"version"}).exit_code, 0);
+  EXPECT_EQ(cluster_.LossLog("job").size(), 5u);
+}
+
+TEST_F(CommandsTest, GenerateIsDeterministicForASeed) {
+  Start();
+  cluster_.Submit("job", {"train.steps=20"});
+  ASSERT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  const std::vector<std::string> generate = {
+      "generate", "--checkpoint", cluster_.Status("job").last_checkpoint().directory(),
+      "--prompt", "the",          "--seed",
+      "5",        "--tokens",     "40"};
+  const CommandResult first = cluster_.Megascale(generate);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(first.out.substr(0, 3), "the");
+  EXPECT_GT(first.out.size(), 30u);
+  EXPECT_EQ(first.out, cluster_.Megascale(generate).out);
+}
+
+TEST_F(CommandsTest, TheDriverRemembersEndedJobsOverACleanRestart) {
+  Start();
+  cluster_.Submit("job", {"train.steps=5"});
+  ASSERT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  const std::string digest = cluster_.Digest("job");
+  cluster_.StopDriver();
+  cluster_.StartDriver();
+  EXPECT_EQ(cluster_.Status("job").state(), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(cluster_.Digest("job"), digest);
+}
+
+TEST_F(CommandsTest, AJobThatDoesNotFitWaitsAndSaysWhy) {
+  Start();
+  cluster_.Submit("large", {"parallel.data_parallel_size=4"});
+  EXPECT_TRUE(WaitUntil([&] { return cluster_.Status("large").state() != 0; }, 10));
+  const Job job = cluster_.Status("large");
+  EXPECT_EQ(job.state(), control::v1::JOB_STATE_PENDING);
+  EXPECT_NE(job.message().find("8 slots"), std::string::npos) << job.message();
+  EXPECT_EQ(cluster_.Megascale({"cancel", "large"}).exit_code, 0);
+  EXPECT_EQ(cluster_.WaitForEnd("large"), control::v1::JOB_STATE_CANCELLED);
+}
+
+struct Mistake {
+  std::vector<std::string> arguments;  // "JOB" stands for the job file
+  int exit_code;
+  std::string says;
+};
+
+TEST_F(CommandsTest, MistakesGetOneClearLineAndTheRightExitCode) {
+  Start();
+  const std::vector<Mistake> mistakes = {
+      {{"submit", "JOB", "--set", "model.hiden_size=64"}, 2, "hidden_size"},
+      {{"submit", "JOB", "--set", "model.hidden_size=wide"}, 2, "hidden_size"},
+      {{"submit", "JOB", "--set", "model.num_attention_heads=5"}, 2, "num_attention_heads"},
+      {{"submit", "JOB", "--set", "train.global_batch_size=18"}, 2, "global_batch_size"},
+      {{"submit", "none.yaml"}, 2, "none.yaml"},
+      {{"status", "nobody"}, 4, "nobody"},
+      {{"cancel", "nobody"}, 4, "nobody"},
+      {{"logs", "nobody"}, 4, "nobody"},
+      {{"wait", "nobody"}, 4, "nobody"},
+      {{"statsu"}, 2, "status"},
+      {{"status", "x", "--adress", "unix:/tmp/x"}, 2, "--address"},
+      {{"status", "x", "--address", "unix:/tmp/ms-nobody.sock"}, 3, "unix:/tmp/ms-nobody.sock"},
+      {{"checkpoint", "digest", "/nowhere"}, 4, "/nowhere"},
+      {{"local", "JOB", "--agents", "1", "--slots", "2"}, 2, "4 slots"},
+      {{"local", "JOB", "--agents", "2", "--slots", "2", "--data", "/nowhere"}, 2, "/nowhere"},
+  };
+  for (Mistake mistake : mistakes) {
+    for (std::string& word : mistake.arguments) {
+      if (word == "JOB") word = job_file();
+    }
+    const CommandResult result = cluster_.Megascale(mistake.arguments);
+    const std::string command = absl::StrCat(mistake.arguments[0], " … ", mistake.says);
+    EXPECT_EQ(result.exit_code, mistake.exit_code) << command << "\n" << result.err;
+    EXPECT_NE(result.err.find(mistake.says), std::string::npos) << command << "\n" << result.err;
+    const std::vector<std::string> lines = absl::StrSplit(result.err, '\n', absl::SkipEmpty());
+    EXPECT_LE(lines.size(), 2u) << command << "\n" << result.err;
+  }
+  EXPECT_EQ(cluster_.Megascale({"list", "-o", "json"}).out.find("toy"), std::string::npos)
+      << "a refused job was taken";
+}
+
+TEST_F(CommandsTest, DataThatTheAgentCannotReadIsRefusedBeforeAnyWorkerStarts) {
+  Start();
+  const std::string empty = cluster_.directory() + "/empty";
+  ASSERT_TRUE(base::WriteFileDurably(empty, "").ok());
+  for (const std::string& path : {std::string("/nowhere/text"), empty}) {
+    const std::string id = absl::StrCat("data-", path == empty);
+    cluster_.Submit(id, {absl::StrCat("data.files=[", path, "]")});
+    EXPECT_EQ(cluster_.WaitForEnd(id), control::v1::JOB_STATE_FAILED);
+    const Job job = cluster_.Status(id);
+    EXPECT_NE(job.message().find(path), std::string::npos) << job.message();
+    EXPECT_EQ(job.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_REFUSED);
+    EXPECT_EQ(cluster_.Megascale({"wait", id}).exit_code, 1);
+  }
+}
+
+}  // namespace
+}  // namespace megascale::e2e

@@ -1,0 +1,104 @@
+// `megascale local`: one command, real processes, and nothing left however it ends.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/cluster.h"
+
+namespace megascale::e2e {
+namespace {
+
+class LocalTest : public ::testing::Test {
+ protected:
+  LocalTest() {
+    char directory[] = "/tmp/ms-local-XXXXXX";
+    EXPECT_NE(::mkdtemp(directory), nullptr);
+    directory_ = directory;
+    job_ = WriteJobFile(directory_);
+  }
+  ~LocalTest() override {
+    std::error_code ignored;
+    if (!HasFailure()) std::filesystem::remove_all(directory_, ignored);
+  }
+
+  std::vector<std::string> Command(const std::vector<std::string>& more) const {
+    std::vector<std::string> command = {Program(),  "local",       job_,
+                                        "--agents", "2",           "--slots",
+                                        "2",        "--state-dir", directory_ + "/state"};
+    command.insert(command.end(), more.begin(), more.end());
+    return command;
+  }
+  // Starts a run that will not end by itself, and waits until all its workers are there.
+  pid_t StartLong() {
+    // Its run directory is made beside the test's folder, so that what is left can be seen.
+    ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
+    const pid_t pid = Spawn(Command({"--set", "train.steps=1000000"}), directory_ + "/local.log");
+    EXPECT_TRUE(WaitUntil([&] { return DescendantsOf(pid, "worker --link-fd").size() == 4; }, 60));
+    processes_ = DescendantsOf(pid, "");
+    return pid;
+  }
+  void ExpectNothingLeft() {
+    for (const pid_t pid : processes_) {
+      EXPECT_TRUE(WaitUntil([pid] { return !IsAlive(pid); }, 20)) << "process " << pid;
+    }
+    EXPECT_TRUE(WaitUntil([this] { return Sockets().empty(); }, 20))
+        << "socket " << Sockets().front();
+  }
+  std::vector<std::string> Sockets() const {
+    std::vector<std::string> sockets;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_, ignored)) {
+      if (entry.is_socket(ignored)) sockets.push_back(entry.path().string());
+    }
+    return sockets;
+  }
+
+  std::string directory_;
+  std::string job_;
+  std::vector<pid_t> processes_;
+};
+
+TEST_F(LocalTest, TrainsAndTellsWhatItMade) {
+  const CommandResult result = Run(Command({"--set", "train.steps=30"}), {{"NO_COLOR", "1"}});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_NE(result.out.find("bits per byte"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("step-00000030-attempt-1"), std::string::npos) << result.out;
+}
+
+TEST_F(LocalTest, KilledItLeavesNoProcessAndNoSocket) {
+  const pid_t pid = StartLong();
+  KillAndReap(pid);
+  ExpectNothingLeft();
+}
+
+TEST_F(LocalTest, CtrlCCancelsTheJobAndLeavesNothing) {
+  const pid_t pid = StartLong();
+  ::kill(pid, SIGINT);
+  const int status = WaitForExit(pid, 60);
+  ASSERT_NE(status, -1);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  ExpectNothingLeft();
+}
+
+TEST_F(LocalTest, AKilledDriverAndAKilledAgentAreStartedAgain) {
+  ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
+  const pid_t pid = Spawn(Command({"--set", "train.steps=300"}), directory_ + "/local.log");
+  ASSERT_TRUE(WaitUntil([&] { return DescendantsOf(pid, "worker --link-fd").size() == 4; }, 60));
+  ::kill(DescendantsOf(pid, "megascale driver").at(0), SIGKILL);
+  ASSERT_TRUE(WaitUntil([&] { return DescendantsOf(pid, "megascale driver").size() == 1; }, 30));
+  ::kill(DescendantsOf(pid, "--node-id n1").at(0), SIGKILL);
+  processes_ = DescendantsOf(pid, "");
+  const int status = WaitForExit(pid, 180);
+  ASSERT_NE(status, -1);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  ExpectNothingLeft();
+}
+
+}  // namespace
+}  // namespace megascale::e2e

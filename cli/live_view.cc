@@ -99,9 +99,11 @@ std::string CulpritText(const Job& job) {
 
 std::string WorkerLine(const control::v1::RankView& view) {
   const RankStatus& status = view.status();
-  std::string line =
-      absl::StrFormat("%5d  %-12s %-11s %8d  ", status.rank(), view.node_id(),
-                      Lower(telemetry::v1::Phase_Name(status.phase()), "PHASE_"), status.step());
+  const bool started = status.phase() != telemetry::v1::PHASE_UNSPECIFIED;
+  const std::string phase =
+      started ? Lower(telemetry::v1::Phase_Name(status.phase()), "PHASE_") : "-";
+  std::string line = absl::StrFormat("%5d  %-12s %-11s %8d  ", status.rank(), view.node_id(), phase,
+                                     status.step());
   constexpr double kQuietSeconds = 3;  // longer without progress is worth a word
   if (status.progress_age_seconds() > kQuietSeconds) {
     absl::StrAppend(&line, "for ", ShortDuration(absl::Seconds(status.progress_age_seconds())),
@@ -194,6 +196,11 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
 
 std::vector<std::string> PlainLog::Update(const Job& job, absl::Duration now) {
   std::vector<std::string> lines;
+  if (job.has_last_checkpoint() && job.last_checkpoint().step() != checkpoint_step_) {
+    checkpoint_step_ = job.last_checkpoint().step();
+    lines.push_back(absl::StrCat("checkpoint of step ", checkpoint_step_, " in ",
+                                 job.last_checkpoint().directory()));
+  }
   const bool new_attempt = started_ && job.attempt() != attempt_;
   if (!started_ || job.state() != state_ || job.message() != message_ || new_attempt) {
     lines.push_back(absl::StrCat(job.job_id(), "  ", StateLine(job)));
@@ -209,11 +216,6 @@ std::vector<std::string> PlainLog::Update(const Job& job, absl::Duration now) {
     lines.push_back(PlainProgress(job));
     step_ = job.last_step();
     progress_at_ = now;
-  }
-  if (job.has_last_checkpoint() && job.last_checkpoint().step() != checkpoint_step_) {
-    checkpoint_step_ = job.last_checkpoint().step();
-    lines.push_back(absl::StrCat("checkpoint of step ", checkpoint_step_, " in ",
-                                 job.last_checkpoint().directory()));
   }
   started_ = true;
   state_ = job.state();

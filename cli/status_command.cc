@@ -23,8 +23,6 @@ struct StatusFlags {
   std::string format = "text";
 };
 
-constexpr char kUnknownJobAdvice[] = "megascale list shows the jobs that the driver knows";
-
 void PrintJob(const control::v1::Job& job) {
   Terminal terminal = DetectTerminal(STDOUT_FILENO);
   if (!terminal.interactive) terminal.width = 500;
@@ -76,8 +74,7 @@ int ShowStatus(const StatusFlags& flags) {
   if (!client.ok()) return ReportError(client.status());
   if (flags.job_id.empty()) return ShowCluster(client->get(), flags.format);
   const auto job = (*client)->Get(flags.job_id);
-  if (!job.ok())
-    return ReportError(job.status(), absl::IsNotFound(job.status()) ? kUnknownJobAdvice : "");
+  if (!job.ok()) return ReportError(job.status());
   if (flags.format == "json") {
     PrintJson(*job, JsonLayout::kPretty);
   } else {

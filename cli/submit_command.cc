@@ -84,10 +84,7 @@ int Submit(const SubmitFlags& flags) {
   const auto client = Connect(flags.connection);
   if (!client.ok()) return ReportError(client.status());
   const auto job = (*client)->Submit(*request, flags.retry_for);
-  if (!job.ok()) {
-    const bool taken = absl::IsAlreadyExists(job.status());
-    return ReportError(job.status(), taken ? "choose another --job-id, or leave it out" : "");
-  }
+  if (!job.ok()) return ReportError(job.status());
   PrintSubmitted(flags, *job);
   if (!flags.follow) return kExitGood;
   return FollowSubmitted(flags, job->job_id(), client->get(), interrupt.get());

@@ -266,6 +266,24 @@ TEST_F(DriverCoreTest, IncompleteSnapshotsGiveWayToTheCommittedCheckpoint) {
   EXPECT_EQ(job().committed_size(), 1);
 }
 
+TEST_F(DriverCoreTest, SnapshotsOfStepsThatWereRolledBackDoNotCount) {
+  Run();
+  Do(Progressed(1, 15));
+  Do(Manifest(1, 10));
+  KillRank(1);
+  ASSERT_EQ(job().restore().step(), 10);
+  Do(Failed(2, 0, "n0", telemetry::FAILURE_CLASS_EXITED));
+  // A partitioned node is back with what it had in attempt 1.
+  for (const char* node : {"n0", "n1"}) {
+    Event fenced = Fenced(1, node, {{0, 14}, {1, 14}, {2, 14}, {3, 14}});
+    fenced.mutable_node_fenced()->set_attempt(2);
+    Do(fenced);
+  }
+  BackoffElapsed(2);
+  EXPECT_EQ(job().attempt(), 3);
+  EXPECT_EQ(job().restore().step(), 10);
+}
+
 TEST_F(DriverCoreTest, DeathThatFollowedFromAnotherIsNeverTheCulprit) {
   Run();
   Do(Failed(1, 2, "n1", telemetry::FAILURE_CLASS_ABORTED));

@@ -22,7 +22,7 @@ namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 
-constexpr int64_t kSteps = 40;
+constexpr int64_t kSteps = 100;
 constexpr int64_t kInterval = 10;
 constexpr absl::Duration kTick = absl::Milliseconds(250);
 
@@ -77,6 +77,7 @@ class Simulation {
 
   void Round(bool storm) {
     now_ += kTick;
+    storm_ = storm;
     if (storm) Harm();
     for (FakeAgent& fake : agents_) {
       if (!fake.up) fake.Boot();
@@ -84,6 +85,7 @@ class Simulation {
     }
     Exchange(storm);
     for (FakeAgent& fake : agents_) Work(&fake);
+    CheckFencesHold();
     Train();
     FeedAll(detector_->OnTick(state_, now_));
     for (const Timer& timer : TimersFor(state_)) {
@@ -102,6 +104,8 @@ class Simulation {
   const std::map<int64_t, int64_t>& LossLogOf(const std::string& job_id) {
     return loss_logs_[job_id];
   }
+  // Attempts after the first, by where they started.
+  const std::map<int, int>& restores() const { return restores_; }
   std::string Hash() const { return state_.SerializeAsString(); }
 
   void RestartDriver() {
@@ -153,7 +157,10 @@ class Simulation {
         for (const auto& earlier : old.committed()) known |= earlier.step() == manifest.step();
         ASSERT_TRUE(known || manifest.attempt() == old.attempt()) << "commit of an older attempt";
       }
-      if (job->attempt() > old.attempt() && old.attempt() > 0) CheckFenced(old);
+      if (job->attempt() > old.attempt() && old.attempt() > 0) {
+        CheckFenced(old);
+        ++restores_[job->restore().source()];
+      }
     }
   }
 
@@ -166,8 +173,20 @@ class Simulation {
       }
       const auto it = fake.jobs.find(JobId(old));
       if (it == fake.jobs.end()) continue;
-      const bool placed = !NodesOf(old).empty() && it->second.attempt == old.attempt();
+      const bool placed = it->second.attempt == old.attempt();
       ASSERT_FALSE(placed && NumProcesses(it->second) > 0) << "attempt raised before the fence";
+      if (placed) fenced_[{fake.incarnation(), JobId(old)}] = old.attempt();
+    }
+  }
+
+  // Whoever confirmed a fence starts nothing of that attempt afterwards.
+  void CheckFencesHold() const {
+    for (const FakeAgent& fake : agents_) {
+      for (const auto& [job_id, job] : fake.jobs) {
+        const auto it = fenced_.find({fake.incarnation(), job_id});
+        if (it == fenced_.end() || NumProcesses(job) == 0) continue;
+        ASSERT_GT(job.attempt, it->second) << "a process was started behind the fence";
+      }
     }
   }
 
@@ -297,7 +316,8 @@ class Simulation {
       }
       if (desired.attempt() > job.attempt) Begin(*fake, &job);
       if (desired.phase() == agent::DesiredJob::PHASE_PREFLIGHT) job.preflight = true;
-      if (desired.phase() == agent::DesiredJob::PHASE_RUN && job.ranks.empty()) Launch(*fake, &job);
+      const bool launches = desired.phase() == agent::DesiredJob::PHASE_RUN && job.ranks.empty();
+      if (launches && !(storm_ && Chance(0.5))) Launch(*fake, &job);
       for (const auto& id : desired.finalize()) {
         agent::StoredManifest& manifest = job.manifests[id.step()];
         manifest.set_attempt(id.attempt());
@@ -392,10 +412,13 @@ class Simulation {
   std::unique_ptr<FailureDetector> detector_;
   std::map<std::string, absl::Duration> timers_;
   std::vector<std::pair<std::string, agent::ActualState>> reports_;
+  std::map<int, int> restores_;
+  std::map<std::pair<std::string, std::string>, int64_t> fenced_;  // incarnation, job -> attempt
+  bool storm_ = false;
   std::map<std::string, std::map<int64_t, int64_t>> loss_logs_;  // job -> step -> attempt
 };
 
-std::string RunSeed(uint64_t seed) {
+std::string RunSeed(uint64_t seed, std::map<int, int>* restores) {
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   Simulation simulation(seed);
   simulation.Submit("j");
@@ -413,19 +436,30 @@ std::string RunSeed(uint64_t seed) {
     EXPECT_EQ(simulation.LossLogOf(JobId(job)).size(), static_cast<size_t>(kSteps));
   }
   EXPECT_NE(FindJob(simulation.state(), "j")->state(), control::JOB_STATE_CANCELLED);
+  for (const auto& [source, count] : simulation.restores()) (*restores)[source] += count;
   return simulation.Hash();
 }
 
 TEST(DriverSimulationTest, InvariantsHoldUnderAStormAndJobsEndAfterIt) {
-  for (uint64_t seed = 1; seed <= 60 && !::testing::Test::HasFailure(); ++seed) RunSeed(seed);
+  std::map<int, int> restores;
+  for (uint64_t seed = 1; seed <= 200 && !::testing::Test::HasFailure(); ++seed) {
+    RunSeed(seed, &restores);
+  }
+  // The storm was one: every way to start again was taken.
+  EXPECT_GT(restores[agent::RestorePoint::SOURCE_INITIAL], 10);
+  EXPECT_GT(restores[agent::RestorePoint::SOURCE_MEMORY], 10);
+  EXPECT_GT(restores[agent::RestorePoint::SOURCE_STORAGE], 10);
 }
 
-TEST(DriverSimulationTest, SameSeedGivesTheSameState) { EXPECT_EQ(RunSeed(7), RunSeed(7)); }
+TEST(DriverSimulationTest, SameSeedGivesTheSameState) {
+  std::map<int, int> restores;
+  EXPECT_EQ(RunSeed(7, &restores), RunSeed(7, &restores));
+}
 
 TEST(DriverSimulationTest, CalmRunSucceedsInOneAttempt) {
   Simulation simulation(1);
   simulation.Submit("j");
-  for (int round = 0; round < 100; ++round) simulation.Round(false);
+  for (int round = 0; round < 400; ++round) simulation.Round(false);
   const JobRecord& job = *FindJob(simulation.state(), "j");
   EXPECT_EQ(job.state(), control::JOB_STATE_SUCCEEDED);
   EXPECT_EQ(job.attempt(), 1);

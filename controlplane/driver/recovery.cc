@@ -19,6 +19,9 @@ int64_t NewestStepInMemory(const JobRecord& job, const std::vector<agent::Placem
   std::map<int64_t, std::set<int>> ranks_of_step;
   for (const auto& fenced : job.fenced()) {
     for (const auto& snapshot : fenced.snapshots()) {
+      // What was rolled back before would have the right bits, but its steps are no longer in the
+      // loss log.
+      if (snapshot.attempt() != job.attempt() && snapshot.step() > job.restore().step()) continue;
       const size_t rank = static_cast<size_t>(snapshot.rank());
       if (rank >= placements.size() || placements[rank].node_id() != fenced.node_id()) continue;
       ranks_of_step[snapshot.step()].insert(snapshot.rank());

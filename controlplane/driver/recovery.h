@@ -32,7 +32,7 @@ absl::Duration BackoffOf(const JobRecord& job);
 
 // Where an attempt with these placements starts: the highest step of which every rank has a sealed
 // snapshot on the node it is placed on, or a newer committed checkpoint, or the beginning. The
-// snapshots are those that the fenced nodes reported.
+// snapshots are those that the fenced nodes reported, but for steps that were rolled back before.
 megascale::agent::v1::RestorePoint ChooseRestore(
     const JobRecord& job, const std::vector<megascale::agent::v1::Placement>& placements);
 

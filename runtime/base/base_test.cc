@@ -52,6 +52,16 @@ TEST(FdTest, ReadFileRefusesWhatIsTooLargeMissingOrNoFile) {
   EXPECT_EQ(ReadFile(directory, 4).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(FdTest, MakeDirectoriesSaysWhyItCannot) {
+  const std::string directory = TestDirectory();
+  ASSERT_TRUE(WriteFileDurably(directory + "/file", "x").ok());
+  EXPECT_TRUE(MakeDirectories(directory + "/a/b").ok());
+  EXPECT_TRUE(MakeDirectories(directory + "/a/b").ok());
+  EXPECT_EQ(MakeDirectories(directory + "/file/b").code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(MakeDirectories(directory + "/file").code(), absl::StatusCode::kFailedPrecondition);
+}
+
 TEST(FrameTest, PayloadAndDescriptorsArriveTogether) {
   auto pair = MakeSocketPair().value();
   auto region = SharedMemory::Create("frame_test", 4096).value();

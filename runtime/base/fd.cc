@@ -80,10 +80,10 @@ absl::Status MakeDirectories(const std::string& path) {
   std::filesystem::path made;
   for (const auto& part : std::filesystem::path(path)) {
     made /= part;
-    if (::mkdir(made.c_str(), 0700) != 0 && errno != EEXIST) {
-      if (::access(made.c_str(), F_OK) == 0) continue;
-      return ErrnoStatus(errno, absl::StrCat("make directory ", made.string()));
-    }
+    if (::mkdir(made.c_str(), 0700) == 0) continue;
+    const int error = errno;
+    if (error == EEXIST || ::access(made.c_str(), F_OK) == 0) continue;
+    return ErrnoStatus(error, absl::StrCat("make directory ", made.string()));
   }
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);

@@ -183,8 +183,9 @@ void CopyRows(const Head<T>& from, Range rows, int64_t head_dim, float scale, fl
   const Floats scales = Splat(scale);
   for (int64_t r = 0; r < padded; ++r) {
     float* out = to + r * width;
-    std::fill(out, out + width, 0.0f);
-    if (r >= rows.size()) continue;
+    const int64_t copied = r < rows.size() ? head_dim : 0;
+    if (copied < width) std::fill(out + copied, out + width, 0.0f);
+    if (copied == 0) continue;
     const T* in = from.row(rows.begin + r);
     ForEachVector(0, head_dim, [&](int64_t d, auto lanes) HWY_ATTR {
       Store(hn::Mul(Load(in + d, lanes), scales), out + d, lanes);
@@ -192,22 +193,53 @@ void CopyRows(const Head<T>& from, Range rows, int64_t head_dim, float scale, fl
   }
 }
 
+#if HWY_TARGET == HWY_SCALAR
+constexpr int64_t kBlock = 1;
+template <typename T>
+HWY_INLINE void TransposeBlock(const T* from, int64_t, float* panel) {
+  *panel = hn::GetLane(Load(from, AllLanes()));
+}
+#else
+constexpr int64_t kBlock = 4;
+// Writes four elements of each of four rows, `stride` apart, as four rows of a panel.
+template <typename T>
+HWY_INLINE void TransposeBlock(const T* from, int64_t stride, float* panel) {
+  const hn::CappedTag<float, 4> tag;
+  const hn::Repartition<double, decltype(tag)> pair_tag;
+  const auto row0 = LoadAs(tag, from), row1 = LoadAs(tag, from + stride);
+  const auto row2 = LoadAs(tag, from + 2 * stride), row3 = LoadAs(tag, from + 3 * stride);
+  const auto low01 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row0, row1));
+  const auto low23 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row2, row3));
+  const auto high01 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row0, row1));
+  const auto high23 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row2, row3));
+  const auto store = [&](auto pairs, int64_t row) HWY_ATTR {
+    hn::StoreU(hn::BitCast(tag, pairs), tag, panel + row * kPanel);
+  };
+  store(hn::InterleaveLower(pair_tag, low01, low23), 0);
+  store(hn::InterleaveUpper(pair_tag, low01, low23), 1);
+  store(hn::InterleaveLower(pair_tag, high01, high23), 2);
+  store(hn::InterleaveUpper(pair_tag, high01, high23), 3);
+}
+#endif
+
 // Writes all rows to `panels` [S / P, D, P], zeros behind the end of the sequence.
 template <typename T>
 void CopyPanels(const Head<T>& from, int64_t seq, int64_t head_dim, float* panels) {
   for (int64_t first = 0; first < seq; first += kPanel, panels += kPanel * head_dim) {
     const int64_t count = std::min(kPanel, seq - first);
     if (count < kPanel) std::fill(panels, panels + kPanel * head_dim, 0.0f);
-    for (int64_t key = 0; key < count; ++key) {
-      const T* in = from.row(first + key);
-      for (int64_t d = 0; d < head_dim; ++d) {
-        if constexpr (sizeof(T) == sizeof(float)) {
-          panels[d * kPanel + key] = in[d];
-        } else {
-          const uint32_t bits = static_cast<uint32_t>(in[d].bits) << 16;
-          std::memcpy(&panels[d * kPanel + key], &bits, sizeof(bits));
-        }
+    const auto copy = [&](int64_t key, int64_t d) HWY_ATTR {
+      const Floats value = Load(from.row(first + key) + d, FirstLanes{1});
+      panels[d * kPanel + key] = hn::GetLane(value);
+    };
+    const int64_t whole_keys = RoundDown(count, kBlock), whole_d = RoundDown(head_dim, kBlock);
+    for (int64_t key = 0; key < whole_keys; key += kBlock) {
+      for (int64_t d = 0; d < whole_d; d += kBlock) {
+        TransposeBlock(from.row(first + key) + d, from.stride, panels + d * kPanel + key);
       }
+    }
+    for (int64_t key = 0; key < count; ++key) {
+      for (int64_t d = key < whole_keys ? whole_d : 0; d < head_dim; ++d) copy(key, d);
     }
   }
 }
@@ -224,67 +256,14 @@ void WriteRows(const float* from, int64_t width, float scale, const Head<T>& to,
   }
 }
 
-// Calls body(col, inside) for the vectors of [0, cols): `inside` is the mask of the columns that lie
-// in `seen`; outside(col) for vectors without any.
-template <typename Body, typename Outside>
-HWY_INLINE void ForEachSeen(int64_t cols, Range seen, Body body, Outside outside) {
+// The columns that lie in `seen`, of the vector that starts at `col`. No branches: the bounds change
+// from row to row, and mispredicted ones would cost more than they save.
+HWY_INLINE auto Inside(Range seen, int64_t col) {
   const IntTag tag;
-  const auto begin = hn::Set(tag, static_cast<int32_t>(seen.begin));
-  const auto last = hn::Set(tag, static_cast<int32_t>(seen.end - 1));
-  for (int64_t col = 0; col < cols; col += kLanes) {
-    if (col + kLanes <= seen.begin || col >= seen.end) {
-      outside(col);
-      continue;
-    }
-    const auto index = hn::Iota(tag, static_cast<int32_t>(col));
-    const auto within = hn::Not(hn::Or(hn::Lt(index, begin), hn::Gt(index, last)));
-    body(col, hn::RebindMask(FloatTag(), within));
-  }
-}
-
-// Running softmax of one query row over the chunks of its keys.
-struct SoftmaxRow {
-  float max = -std::numeric_limits<float>::infinity();
-  float sum = 0;
-};
-
-// Turns `scores` [cols] into exp(score - max) in `seen` and 0 elsewhere; rescales `out` [width] when
-// the maximum grows.
-HWY_INLINE void AddChunk(float* scores, int64_t cols, Range seen, SoftmaxRow& row, float* out,
-                         int64_t width) {
-  const FloatTag tag;
-  const Floats lowest = Splat(-std::numeric_limits<float>::infinity());
-  const auto zero = [&](int64_t col) HWY_ATTR { hn::StoreU(Zero(), tag, scores + col); };
-  if (seen.size() <= 0) {
-    for (int64_t col = 0; col < cols; col += kLanes) zero(col);
-    return;
-  }
-  Floats greatest = lowest;
-  ForEachSeen(
-      cols, seen,
-      [&](int64_t col, auto inside) HWY_ATTR {
-        const Floats score = hn::IfThenElse(inside, hn::LoadU(tag, scores + col), lowest);
-        greatest = hn::Max(greatest, score);
-        hn::StoreU(score, tag, scores + col);
-      },
-      zero);
-  const float max = std::max(row.max, Max(greatest));
-  const Floats maxima = Splat(max);
-  Floats sums = Zero();
-  for (int64_t col = RoundDown(seen.begin, kLanes); col < seen.end; col += kLanes) {
-    const Floats weight = Exp(hn::Sub(hn::LoadU(tag, scores + col), maxima));
-    sums = hn::Add(sums, weight);
-    hn::StoreU(weight, tag, scores + col);
-  }
-  if (row.sum > 0 && max > row.max) {
-    const Floats shrink = Exp(Splat(row.max - max));
-    row.sum *= hn::GetLane(shrink);
-    for (int64_t d = 0; d < width; d += kLanes) {
-      hn::StoreU(hn::Mul(hn::LoadU(tag, out + d), shrink), tag, out + d);
-    }
-  }
-  row.max = max;
-  row.sum += Sum(sums);
+  const auto index = hn::Iota(tag, static_cast<int32_t>(col));
+  const auto outside = hn::Or(hn::Lt(index, hn::Set(tag, static_cast<int32_t>(seen.begin))),
+                              hn::Gt(index, hn::Set(tag, static_cast<int32_t>(seen.end - 1))));
+  return hn::RebindMask(FloatTag(), hn::Not(outside));
 }
 
 // The keys that `position` sees, counted from `first` and cut to [0, cols).
@@ -292,6 +271,70 @@ HWY_INLINE Range SeenKeys(const AttentionArgs& args, int64_t position, int64_t f
                           int64_t cols) {
   return {std::max<int64_t>(0, FirstKey(args, position) - first),
           std::min(cols, position + 1 - first)};
+}
+
+// Running softmax of one query row over the chunks of its keys.
+struct SoftmaxRow {
+  float max = -std::numeric_limits<float>::infinity();
+  float sum = 0;
+  float shrink = 1;  // what the last chunk's maximum does to what was summed before
+};
+
+// Raises the maximum to that of the chunk's scores in `seen`.
+HWY_INLINE void RaiseMax(const float* scores, int64_t cols, Range seen, SoftmaxRow& row) {
+  const Floats lowest = Splat(-std::numeric_limits<float>::infinity());
+  Floats greatest = lowest;
+  for (int64_t col = 0; col < cols; col += kLanes) {
+    const Floats score = hn::LoadU(FloatTag(), scores + col);
+    greatest = hn::Max(greatest, hn::IfThenElse(Inside(seen, col), score, lowest));
+  }
+  // A row may see no key of the chunk: then any finite maximum serves.
+  const float max = std::max({row.max, Max(greatest), std::numeric_limits<float>::lowest()});
+  row.shrink = row.sum > 0 ? hn::GetLane(Exp(Splat(row.max - max))) : 1;
+  row.max = max;
+}
+
+// Turns `scores` [cols] into exp(score - max) in `seen` and 0 elsewhere, and adds them to the sum.
+HWY_INLINE void AddWeights(float* scores, int64_t cols, Range seen, SoftmaxRow& row) {
+  const FloatTag tag;
+  const Floats maxima = Splat(row.max);
+  Floats sums = Zero();
+  for (int64_t col = 0; col < cols; col += kLanes) {
+    const Floats power = Exp(hn::Sub(hn::LoadU(tag, scores + col), maxima));
+    const Floats weight = hn::IfThenElseZero(Inside(seen, col), power);
+    sums = hn::Add(sums, weight);
+    hn::StoreU(weight, tag, scores + col);
+  }
+  row.sum = row.sum * row.shrink + Sum(sums);
+}
+
+HWY_INLINE void ScaleRow(float* row, int64_t width, float factor) {
+  const Floats factors = Splat(factor);
+  for (int64_t d = 0; d < width; d += kLanes) {
+    hn::StoreU(hn::Mul(hn::LoadU(FloatTag(), row + d), factors), FloatTag(), row + d);
+  }
+}
+
+// Softmax of the scores of a block of queries and one chunk of keys. Each pass goes over all rows,
+// so that the processor overlaps the rows' chains of dependent operations.
+template <typename KeysOf>
+HWY_INLINE void WeighChunk(const AttentionArgs& args, const ForwardScratch& scratch,
+                           Range positions, int64_t begin, KeysOf keys_of, SoftmaxRow* rows) {
+  const auto for_each_row = [&](auto body) HWY_ATTR {
+    for (int64_t r = 0; r < positions.size(); ++r) {
+      const int64_t keys = keys_of(RoundDown(r, kGroup));
+      if (keys <= 0) continue;
+      const int64_t cols = RoundUp(keys, kPanel);
+      body(r, cols, SeenKeys(args, positions.begin + r, begin, cols));
+    }
+  };
+  for_each_row([&](int64_t r, int64_t cols, Range seen) HWY_ATTR {
+    RaiseMax(scratch.scores + r * kKeyChunk, cols, seen, rows[r]);
+  });
+  for_each_row([&](int64_t r, int64_t cols, Range seen) HWY_ATTR {
+    AddWeights(scratch.scores + r * kKeyChunk, cols, seen, rows[r]);
+    if (rows[r].shrink < 1) ScaleRow(scratch.out + r * scratch.width, scratch.width, rows[r].shrink);
+  });
 }
 
 // A block of queries against the keys [begin, begin + kKeyChunk): adds to scratch.out.
@@ -310,14 +353,7 @@ HWY_INLINE void AttendChunk(const AttentionArgs& args, const ForwardScratch& scr
                     {scratch.scores + r * kKeyChunk + col, kKeyChunk, kPanel, false});
     }
   }
-  for (int64_t r = 0; r < positions.size(); ++r) {
-    const int64_t keys = keys_of(RoundDown(r, kGroup));
-    if (keys <= 0) continue;
-    const int64_t cols = RoundUp(keys, kPanel);
-    AddChunk(scratch.scores + r * kKeyChunk, cols,
-             SeenKeys(args, positions.begin + r, begin, cols), rows[r], scratch.out + r * width,
-             width);
-  }
+  WeighChunk(args, scratch, positions, begin, keys_of, rows);
   for (int64_t col = 0; col < width; col += kPanel) {
     for (int64_t r = 0; r < positions.size(); r += kGroup) {
       if (keys_of(r) <= 0) continue;
@@ -386,22 +422,15 @@ HWY_INLINE void WeighGroup(const AttentionArgs& args, const BackwardScratch& scr
     const int64_t position = block.positions.begin + r;
     Range seen = SeenKeys(args, position, keys.begin, keys.size());
     if (position >= block.positions.end) seen = {0, 0};
-    const auto zero = [&](int64_t col) HWY_ATTR {
-      hn::StoreU(Zero(), tag, weights + col);
-      hn::StoreU(Zero(), tag, d_scores + col);
-    };
     const Floats delta = Splat(scratch.delta[r]);
     const Floats log_sum_exp = Splat(seen.size() > 0 ? block.log_sum_exp[position] : 0);
-    ForEachSeen(
-        keys.size(), seen,
-        [&](int64_t col, auto inside) HWY_ATTR {
-          const Floats power = Exp(hn::Sub(hn::LoadU(tag, weights + col), log_sum_exp));
-          const Floats weight = hn::IfThenElseZero(inside, power);
-          const Floats d_weight = hn::LoadU(tag, d_scores + col);
-          hn::StoreU(weight, tag, weights + col);
-          hn::StoreU(hn::Mul(weight, hn::Sub(d_weight, delta)), tag, d_scores + col);
-        },
-        zero);
+    for (int64_t col = 0; col < keys.size(); col += kLanes) {
+      const Floats power = Exp(hn::Sub(hn::LoadU(tag, weights + col), log_sum_exp));
+      const Floats weight = hn::IfThenElseZero(Inside(seen, col), power);
+      const Floats d_weight = hn::LoadU(tag, d_scores + col);
+      hn::StoreU(weight, tag, weights + col);
+      hn::StoreU(hn::Mul(weight, hn::Sub(d_weight, delta)), tag, d_scores + col);
+    }
   }
 }
 

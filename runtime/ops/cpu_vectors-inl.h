@@ -38,10 +38,20 @@ struct FirstLanes {
 HWY_INLINE Floats Splat(double value) { return hn::Set(FloatTag(), static_cast<float>(value)); }
 HWY_INLINE Floats Zero() { return hn::Zero(FloatTag()); }
 
-HWY_INLINE Floats Load(const float* from, AllLanes) { return hn::LoadU(FloatTag(), from); }
-HWY_INLINE Floats Load(const BFloat16* from, AllLanes) {
-  const auto bits = hn::LoadU(HalfBitsTag(), reinterpret_cast<const uint16_t*>(from));
-  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(BitsTag(), bits)));
+template <class Tag>
+HWY_INLINE hn::Vec<Tag> LoadAs(Tag tag, const float* from) {
+  return hn::LoadU(tag, from);
+}
+template <class Tag>
+HWY_INLINE hn::Vec<Tag> LoadAs(Tag tag, const BFloat16* from) {
+  const hn::Rebind<uint16_t, Tag> half_tag;
+  const auto bits = hn::LoadU(half_tag, reinterpret_cast<const uint16_t*>(from));
+  const auto wide = hn::PromoteTo(hn::RebindToUnsigned<Tag>(), bits);
+  return hn::BitCast(tag, hn::ShiftLeft<16>(wide));
+}
+template <typename T>
+HWY_INLINE Floats Load(const T* from, AllLanes) {
+  return LoadAs(FloatTag(), from);
 }
 
 HWY_INLINE void Store(Floats value, float* to, AllLanes) { hn::StoreU(value, FloatTag(), to); }

@@ -293,7 +293,7 @@ train:
   seed: 3
 optimizer:
   lr: 3e-3
-  warmup_steps: 10
+  warmup_steps: 4
   clip_grad: 1.0
 parallel:
   data_parallel_size: 2

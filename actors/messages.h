@@ -5,22 +5,28 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "caf/error.hpp"
 #include "caf/meta/type_name.hpp"
+#include "runtime/comm/communicator.h"
 
 namespace megascale::actors {
 
-// An absl::Status that can travel.
+// An absl::Status that can travel, with the ranks that it blames.
 struct Outcome {
   int code = 0;
   std::string message;
+  std::vector<int> blamed_ranks;
 
   static Outcome Of(const absl::Status& status) {
-    return {static_cast<int>(status.code()), std::string(status.message())};
+    return {static_cast<int>(status.code()), std::string(status.message()),
+            comm::BlamedRanks(status)};
   }
-  absl::Status ToStatus() const { return {static_cast<absl::StatusCode>(code), message}; }
+  absl::Status ToStatus() const {
+    return comm::Blame(absl::Status(static_cast<absl::StatusCode>(code), message), blamed_ranks);
+  }
 };
 
 // --- worker -> device
@@ -121,7 +127,7 @@ struct ManifestStored {
 
 template <class Inspector>
 auto inspect(Inspector& f, Outcome& m) {
-  return f(caf::meta::type_name("Outcome"), m.code, m.message);
+  return f(caf::meta::type_name("Outcome"), m.code, m.message, m.blamed_ranks);
 }
 
 #define MEGASCALE_ACTOR_MESSAGE(Type, ...)              \

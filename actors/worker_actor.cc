@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/time/time.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 
 namespace megascale::actors {
@@ -42,6 +44,7 @@ void WorkerState::PerformOne(const WorkerAction& action) {
     case Kind::kLoadState:
       return caf::anon_send(shard, LoadState{attempt});
     case Kind::kStartStep:
+      step_started = base::RealClock().Monotonic();
       caf::anon_send(stage, StartStep{attempt, action.step});
       return caf::anon_send(shard, StartStep{attempt, action.step});
     case Kind::kTakeSnapshot:
@@ -53,6 +56,8 @@ void WorkerState::PerformOne(const WorkerAction& action) {
     case Kind::kReportStep:
       options.heartbeat->SetStep(action.step);
       *message.mutable_step() = action.record;
+      message.mutable_step()->set_seconds(
+          absl::ToDoubleSeconds(base::RealClock().Monotonic() - step_started));
       return options.report(message);
     case Kind::kReportSnapshot:
       message.mutable_sealed()->set_step(action.step);

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 
+#include "absl/time/time.h"
 #include "actors/checkpoint_actor.h"
 #include "actors/device_actor.h"
 #include "actors/shard_actor.h"
@@ -41,6 +42,7 @@ struct WorkerState {
   StageActor stage;
   ShardActor shard;
   CheckpointActor checkpoint;
+  absl::Duration step_started;
 
   void Start();
   void OnGroupsJoined(const GroupsJoined& message);

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/comm/communicator.h"
 
 namespace megascale::actors {
 namespace {
@@ -25,7 +26,8 @@ WorkerAction StepAction(Kind kind, int64_t step) {
 RankFailure FailureOf(const absl::Status& status) {
   RankFailure failure;
   failure.set_message(absl::StrCat(base::CodeName(status.code()), ": ", status.message()));
-  failure.set_peer_rank(-1);
+  const std::vector<int> blamed = comm::BlamedRanks(status);
+  failure.set_peer_rank(blamed.empty() ? -1 : blamed.front());
   switch (status.code()) {
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kUnavailable:
@@ -83,8 +85,9 @@ std::vector<WorkerAction> WorkerCore::OnOwnerFinished(int64_t step, const absl::
 }
 
 bool WorkerCore::SnapshotDue() const {
-  if (step_ == options_.first_step) return false;
+  // An attempt restored from memory at the last step owes its checkpoint still.
   if (step_ >= options_.last_step || stop_checkpoint_) return true;
+  if (step_ == options_.first_step) return false;
   return options_.checkpoint_interval > 0 && step_ % options_.checkpoint_interval == 0;
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/comm/communicator.h"
 
 namespace megascale::actors {
 namespace {
@@ -87,9 +88,9 @@ TEST(WorkerCoreTest, ARestoredAttemptGoesOnBehindItsRestorePoint) {
   EXPECT_EQ(runner.Run(), "s5 s6 c6 finished6");
 }
 
-TEST(WorkerCoreTest, AnAttemptRestoredAtTheLastStepHasNothingToDo) {
+TEST(WorkerCoreTest, AnAttemptRestoredAtTheLastStepOnlyMakesItsCheckpoint) {
   Runner runner({.first_step = 6, .last_step = 6, .checkpoint_interval = 2});
-  EXPECT_EQ(runner.Run(), "finished6");
+  EXPECT_EQ(runner.Run(), "c6 finished6");
 }
 
 TEST(WorkerCoreTest, AnAgreedStopEndsBehindTheStep) {
@@ -120,6 +121,13 @@ TEST(WorkerCoreTest, AFailureOfEitherOwnerIsReportedOnce) {
   EXPECT_EQ(actions[0].failure.failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
   EXPECT_TRUE(core.OnOwnerFinished(1, absl::OkStatus(), Result(1)).empty());
   EXPECT_TRUE(core.OnStopRequested(true).empty());
+}
+
+TEST(WorkerCoreTest, AFailureNamesThePeerThatItBlames) {
+  const auto failure = FailureOf(comm::Blame(absl::UnavailableError("closed"), {3}));
+  EXPECT_EQ(failure.failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
+  EXPECT_EQ(failure.peer_rank(), 3);
+  EXPECT_EQ(FailureOf(absl::InternalError("x")).peer_rank(), -1);
 }
 
 TEST(WorkerCoreTest, FailureClassesFollowTheStatusCode) {

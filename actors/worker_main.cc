@@ -61,6 +61,7 @@ engine::EngineOptions EngineOptionsOf(const link::v1::Assignment& assignment,
   options.node_id = assignment.node_id();
   options.secret = assignment.secret();
   options.socket_directory = assignment.socket_directory();
+  options.interface = assignment.interface();
   options.comm_region = regions.comm.get();
   options.batch_ring = regions.ring.get();
   options.batch_reader = assignment.batch_reader();

@@ -231,10 +231,7 @@ absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
   const ChildName name = {action.process_id, action.job->job_id(), action.job->attempt(),
                           action.rank};
   // Threads that wait must not burn the cores that the other ranks of this machine need.
-  std::vector<std::string> environment = {"OMP_WAIT_POLICY=passive", "GOMP_SPINCOUNT=0"};
-  if (!options_.interface.empty()) {
-    environment.push_back(absl::StrCat("MEGASCALE_INTERFACE=", options_.interface));
-  }
+  const std::vector<std::string> environment = {"OMP_WAIT_POLICY=passive", "GOMP_SPINCOUNT=0"};
   ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
                    Child::Start(keeper_, name, options_.log_directory, environment));
   const int pid = child->pid();
@@ -244,7 +241,8 @@ absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
     const auto introduction = memory.IntroduceHost(*action.job, action.preflight_only);
     introduced = child->Send(introduction.message.SerializeAsString(), introduction.fds);
   } else {
-    const auto introduction = memory.IntroduceWorker(*action.job, name.rank);
+    auto introduction = memory.IntroduceWorker(*action.job, name.rank);
+    introduction.message.mutable_assignment()->set_interface(options_.interface);
     introduced = child->Send(introduction.message.SerializeAsString(), introduction.fds);
   }
   children_[name.process_id] = std::move(child);

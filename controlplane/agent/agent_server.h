@@ -18,8 +18,7 @@ struct AgentOptions {
       log_directory;  // empty: run_directory/logs. Holds JOB/attempt-2/rank-00003.0.log, host.0.log
   client::TlsFiles tls;   // needed for HOST:PORT unless `insecure`
   bool insecure = false;  // plain TCP; loopback addresses only
-  // What tensor sockets between machines bind (workers find it in MEGASCALE_INTERFACE); empty:
-  // unset.
+  // Address that tensor sockets between machines bind; empty: Unix sockets in the run directory.
   std::string interface;
 };
 

@@ -3,7 +3,6 @@
 #include <google/protobuf/util/message_differencer.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -583,32 +582,5 @@ bool Transition::AllGone(const JobRecord& job) const {
 }  // namespace
 
 bool Apply(const Event& event, DriverState* state) { return Transition(event, state).Run(); }
-
-absl::StatusOr<bool> IsNewSubmit(const DriverState& state, const pb::JobSubmitted& submit) {
-  const JobRecord* job = FindJob(state, submit.job_id());
-  if (job == nullptr) return true;
-  const auto& known = job->submitted();
-  const auto as_set = [](const auto& names) {
-    return std::set<std::string>(names.begin(), names.end());
-  };
-  if (MessageDifferencer::Equals(known.spec(), submit.spec()) &&
-      known.from_checkpoint() == submit.from_checkpoint() &&
-      as_set(known.allow_changed()) == as_set(submit.allow_changed())) {
-    return false;
-  }
-  return absl::AlreadyExistsError(
-      absl::StrCat("job id ", submit.job_id(),
-                   ": is taken by a job with another specification; give another id, or none"));
-}
-
-absl::StatusOr<bool> IsNewCancel(const DriverState& state, absl::string_view job_id) {
-  const JobRecord* job = FindJob(state, job_id);
-  if (job == nullptr) return absl::NotFoundError(absl::StrCat("job ", job_id, ": no such job"));
-  if (!IsTerminal(*job)) return !job->has_cancel();
-  if (job->state() == control::JOB_STATE_CANCELLED) return false;
-  return absl::FailedPreconditionError(absl::StrCat("job ", job_id, ": has ended already (",
-                                                    job->reason(), ": ", job->message(),
-                                                    "); there is nothing to cancel"));
-}
 
 }  // namespace megascale::driver

@@ -68,7 +68,15 @@ class Simulation {
     StartDriver();
   }
 
-  void Submit(const std::string& job_id) { Feed(Submitted(job_id, SpecOf(2, 2, kSteps))); }
+  void Submit(const std::string& job_id) {
+    auto spec = SpecOf(2, 2, kSteps);
+    // The first job starts again at once and for ever, which leaves fences the least time.
+    if (job_id == "j") {
+      spec.mutable_fault()->mutable_restart_backoff()->set_seconds(0);
+      spec.mutable_fault()->set_max_restarts_without_progress(1000);
+    }
+    Feed(Submitted(job_id, spec));
+  }
   void Cancel(const std::string& job_id) {
     Event event = Cancelled(Chance(0.5));
     event.mutable_cancel_requested()->set_job_id(job_id);
@@ -200,11 +208,11 @@ class Simulation {
 
   void Harm() {
     FakeAgent& fake = agents_[Pick(agents_.size())];
-    if (Chance(0.01)) fake.up = false;
-    if (Chance(0.02)) fake.reachable = !fake.reachable;
+    if (Chance(0.03)) fake.up = false;
+    if (Chance(0.05)) fake.reachable = !fake.reachable;
     if (Chance(0.01)) RestartDriver();
     if (Chance(0.01)) now_ += absl::Seconds(20);  // the driver stood still
-    if (!Chance(0.02)) return;
+    if (!Chance(0.03)) return;
     for (auto& [job_id, job] : fake.jobs) {
       for (auto& [rank, actual] : job.ranks) {
         if (actual.state() == agent::ActualRank::STATE_RUNNING && Chance(0.5)) {
@@ -435,14 +443,14 @@ std::string RunSeed(uint64_t seed, std::map<int, int>* restores) {
     EXPECT_EQ(job.committed().rbegin()->step(), kSteps);
     EXPECT_EQ(simulation.LossLogOf(JobId(job)).size(), static_cast<size_t>(kSteps));
   }
-  EXPECT_NE(FindJob(simulation.state(), "j")->state(), control::JOB_STATE_CANCELLED);
+  EXPECT_EQ(FindJob(simulation.state(), "j")->state(), control::JOB_STATE_SUCCEEDED);
   for (const auto& [source, count] : simulation.restores()) (*restores)[source] += count;
   return simulation.Hash();
 }
 
 TEST(DriverSimulationTest, InvariantsHoldUnderAStormAndJobsEndAfterIt) {
   std::map<int, int> restores;
-  for (uint64_t seed = 1; seed <= 200 && !::testing::Test::HasFailure(); ++seed) {
+  for (uint64_t seed = 1; seed <= 100 && !::testing::Test::HasFailure(); ++seed) {
     RunSeed(seed, &restores);
   }
   // The storm was one: every way to start again was taken.

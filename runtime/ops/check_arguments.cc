@@ -18,8 +18,8 @@ void CheckMatrix(absl::string_view name, const Matrix& matrix, DType dtype, int6
 }
 
 void CheckVector(absl::string_view name, const Vector& vector, DType dtype, int64_t size) {
-  const bool fits = vector.dtype == dtype && vector.size == size &&
-                    (vector.data != nullptr || size == 0);
+  const bool fits =
+      vector.dtype == dtype && vector.size == size && (vector.data != nullptr || size == 0);
   if (fits) return;
   base::CheckFailed(__FILE__, __LINE__, "the vector fits the operator",
                     absl::StrCat(name, " is ", tensor::Name(vector.dtype), " [", vector.size,
@@ -35,8 +35,7 @@ void CheckArguments(const MatMulArgs& args, DType compute) {
   const int64_t k = a_transposed ? args.a.rows : args.a.cols;
   CheckMatrix("a", args.a, compute, a_transposed ? k : m, a_transposed ? m : k);
   CheckMatrix("b", args.b, compute, b_transposed ? n : k, b_transposed ? k : n);
-  const DType output =
-      args.c.dtype == compute ? compute : tensor::AccumulationType(compute);
+  const DType output = args.c.dtype == compute ? compute : tensor::AccumulationType(compute);
   CheckMatrix("c", args.c, output, m, n);
   if (args.bias) {
     CheckVector("bias", args.bias, compute, n);

@@ -80,8 +80,8 @@ Twins::~Twins() {
       const bool inside = at >= 0 && row_bytes > 0 && at / row_bytes < matrix.rows &&
                           at % row_bytes < matrix.cols * element;
       if (inside || buffer->bytes[i] == kGuard) continue;
-      ADD_FAILURE() << "byte " << at << " of a " << tensor::Name(matrix.dtype) << " [" << matrix.rows
-                    << ", " << matrix.cols << "] with stride " << matrix.stride
+      ADD_FAILURE() << "byte " << at << " of a " << tensor::Name(matrix.dtype) << " ["
+                    << matrix.rows << ", " << matrix.cols << "] with stride " << matrix.stride
                     << " was written, outside of its elements";
       break;
     }

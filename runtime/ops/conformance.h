@@ -1,5 +1,5 @@
-// Comparing an implementation of Ops with the float64 reference: twins are tensors that exist once in
-// float64 and once in the dtype under test, with the same numbers.
+// Comparing an implementation of Ops with the float64 reference: twins are tensors that exist once
+// in float64 and once in the dtype under test, with the same numbers.
 //
 //   Twins twins(DType::kBF16);
 //   TwinMatrix x = twins.Input(5, 64, /*padding=*/3);

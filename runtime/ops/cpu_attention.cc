@@ -1,6 +1,6 @@
-// Causal attention in the manner of FlashAttention: scores live in tiles that fit the cache, softmax
-// is computed on the way, and backward computes the scores again from the log-sum-exp that forward
-// kept. Source: Dao, 2023, FlashAttention-2, algorithms 1 and 2.
+// Causal attention in the manner of FlashAttention: scores live in tiles that fit the cache,
+// softmax is computed on the way, and backward computes the scores again from the log-sum-exp that
+// forward kept. Source: Dao, 2023, FlashAttention-2, algorithms 1 and 2.
 //
 // Work is shared by (batch, key/value head). Of one such pair, keys and values are copied once into
 // fp32 scratch of the shape that the products want; all products are then
@@ -169,8 +169,7 @@ HWY_INLINE void MultiplyGroup(const Scalars& a, const Steps& steps, const Result
 template <typename T>
 struct Head {
   Head(const Matrix& matrix, int64_t first_row, int64_t head, int64_t head_dim)
-      : data(matrix.as<T>() + first_row * matrix.stride + head * head_dim),
-        stride(matrix.stride) {}
+      : data(matrix.as<T>() + first_row * matrix.stride + head * head_dim), stride(matrix.stride) {}
   HWY_INLINE T* row(int64_t position) const { return data + position * stride; }
   T* data;
   int64_t stride;
@@ -256,14 +255,14 @@ void WriteRows(const float* from, int64_t width, float scale, const Head<T>& to,
   }
 }
 
-// The columns that lie in `seen`, of the vector that starts at `col`. No branches: the bounds change
-// from row to row, and mispredicted ones would cost more than they save.
+// The columns that lie in `seen`, of the vector that starts at `col`. No branches: the bounds
+// change from row to row, and mispredicted ones would cost more than they save.
 HWY_INLINE auto Inside(Range seen, int64_t col) {
   const IntTag tag;
-  const auto index = hn::Iota(tag, static_cast<int32_t>(col));
-  const auto outside = hn::Or(hn::Lt(index, hn::Set(tag, static_cast<int32_t>(seen.begin))),
-                              hn::Gt(index, hn::Set(tag, static_cast<int32_t>(seen.end - 1))));
-  return hn::RebindMask(FloatTag(), hn::Not(outside));
+  const auto lane = hn::Iota(tag, 0);
+  const auto begin = hn::Set(tag, static_cast<int32_t>(seen.begin - col));
+  const auto last = hn::Set(tag, static_cast<int32_t>(seen.end - 1 - col));
+  return hn::RebindMask(FloatTag(), hn::Not(hn::Or(hn::Lt(lane, begin), hn::Gt(lane, last))));
 }
 
 // The keys that `position` sees, counted from `first` and cut to [0, cols).
@@ -328,12 +327,12 @@ HWY_INLINE void WeighChunk(const AttentionArgs& args, const ForwardScratch& scra
       body(r, cols, SeenKeys(args, positions.begin + r, begin, cols));
     }
   };
-  for_each_row([&](int64_t r, int64_t cols, Range seen) HWY_ATTR {
-    RaiseMax(scratch.scores + r * kKeyChunk, cols, seen, rows[r]);
-  });
+  for_each_row([&](int64_t r, int64_t cols, Range seen)
+                   HWY_ATTR { RaiseMax(scratch.scores + r * kKeyChunk, cols, seen, rows[r]); });
   for_each_row([&](int64_t r, int64_t cols, Range seen) HWY_ATTR {
     AddWeights(scratch.scores + r * kKeyChunk, cols, seen, rows[r]);
-    if (rows[r].shrink < 1) ScaleRow(scratch.out + r * scratch.width, scratch.width, rows[r].shrink);
+    if (rows[r].shrink < 1)
+      ScaleRow(scratch.out + r * scratch.width, scratch.width, rows[r].shrink);
   });
 }
 
@@ -441,8 +440,7 @@ HWY_INLINE void BackwardChunk(const AttentionArgs& args, const BackwardScratch& 
   for (int64_t r = 0; r < block.positions.size(); r += kGroup) {
     const int64_t position = block.positions.begin + r;
     // The panels that some row of the group sees; others are neither made nor read.
-    const int64_t begin =
-        std::max(chunk.begin, RoundDown(FirstKey(args, position), kPanel));
+    const int64_t begin = std::max(chunk.begin, RoundDown(FirstKey(args, position), kPanel));
     const int64_t end = std::min({chunk.end, position + kGroup, args.seq});
     if (begin >= end) continue;
     const int64_t offset = r * kKeyChunk + begin - chunk.begin;
@@ -483,8 +481,8 @@ HWY_INLINE void BackwardChunk(const AttentionArgs& args, const BackwardScratch& 
 }
 
 template <typename T>
-void BackwardHead(const AttentionBackwardArgs& args, const BackwardScratch& scratch,
-                  int64_t batch, int64_t head) {
+void BackwardHead(const AttentionBackwardArgs& args, const BackwardScratch& scratch, int64_t batch,
+                  int64_t head) {
   const AttentionArgs& forward = args.forward;
   const int64_t head_dim = forward.head_dim, width = scratch.width;
   const int64_t first_row = batch * forward.seq;
@@ -504,8 +502,8 @@ void BackwardHead(const AttentionBackwardArgs& args, const BackwardScratch& scra
       const T* out_row = out.row(first + r);
       Floats delta = Zero();
       ForEachVector(0, head_dim, [&](int64_t d, auto lanes) HWY_ATTR {
-        delta = hn::MulAdd(Load(out_row + d, lanes),
-                           Load(scratch.d_out + r * width + d, lanes), delta);
+        delta =
+            hn::MulAdd(Load(out_row + d, lanes), Load(scratch.d_out + r * width + d, lanes), delta);
       });
       scratch.delta[r] = Sum(delta);
     }

@@ -21,8 +21,7 @@ struct ValueAndSlope {
 // Half of erfc(|x| / sqrt 2), the Gaussian's mass beyond |x|, given e^(-x^2/2); the error is below
 // 1e-7, absolute. Source: Abramowitz and Stegun, 7.1.26.
 HWY_INLINE Floats GaussianTail(Floats magnitude, Floats exponential) {
-  const Floats t =
-      hn::Div(Splat(1), hn::MulAdd(magnitude, Splat(0.3275911 * M_SQRT1_2), Splat(1)));
+  const Floats t = hn::Div(Splat(1), hn::MulAdd(magnitude, Splat(0.3275911 * M_SQRT1_2), Splat(1)));
   Floats polynomial = Splat(0.5 * 1.061405429);
   polynomial = hn::MulAdd(polynomial, t, Splat(0.5 * -1.453152027));
   polynomial = hn::MulAdd(polynomial, t, Splat(0.5 * 1.421413741));
@@ -176,8 +175,7 @@ void AdamWOf(const AdamWArgs& args, Range elements) {
   T* copy = args.compute_copy.as<T>();
   ForEachVector(elements.begin, elements.end, [&](int64_t i, auto lanes) HWY_ATTR {
     const Floats grad = hn::Mul(Load(gradient + i, lanes), grad_scale);
-    const Floats first =
-        hn::MulAdd(Load(exp_avg + i, lanes), beta1, hn::Mul(grad, one_less_beta1));
+    const Floats first = hn::MulAdd(Load(exp_avg + i, lanes), beta1, hn::Mul(grad, one_less_beta1));
     const Floats second = hn::MulAdd(Load(exp_avg_sq + i, lanes), beta2,
                                      hn::Mul(hn::Mul(grad, grad), one_less_beta2));
     const Floats root = hn::MulAdd(hn::Sqrt(second), root_correction, eps);
@@ -197,9 +195,8 @@ double SumOfSquares(const Vector& x, Range elements) {
   const float* data = x.as<float>();
   // Four sums hide the latency of the addition.
   auto sum0 = hn::Zero(tag), sum1 = sum0, sum2 = sum0, sum3 = sum0;
-  const auto wide = [&](int64_t i) HWY_ATTR {
-    return hn::PromoteTo(tag, hn::LoadU(float_tag, data + i));
-  };
+  const auto wide = [&](int64_t i)
+                        HWY_ATTR { return hn::PromoteTo(tag, hn::LoadU(float_tag, data + i)); };
   int64_t i = elements.begin;
   for (; i + 4 * kStep <= elements.end; i += 4 * kStep) {
     const auto x0 = wide(i), x1 = wide(i + kStep);
@@ -215,7 +212,8 @@ double SumOfSquares(const Vector& x, Range elements) {
   return total;
 }
 
-// One entry per operator: the element type is chosen inside, so that one table of targets serves it.
+// One entry per operator: the element type is chosen inside, so that one table of targets serves
+// it.
 void AddEntry(const Matrix& a, const Matrix& b, const Matrix& out, Range rows) {
   out.dtype == DType::kF32 ? AddOf<float>(a, b, out, rows) : AddOf<BFloat16>(a, b, out, rows);
 }
@@ -232,8 +230,8 @@ void CastEntry(const Vector& from, const Vector& to, Range elements) {
                             : CastOf<BFloat16, float>(from, to, elements);
 }
 void AdamWEntry(const AdamWArgs& args, Range elements) {
-  args.compute_copy && args.compute_copy.dtype == DType::kBF16 ? AdamWOf<BFloat16>(args, elements)
-                                                               : AdamWOf<float>(args, elements);
+  args.compute_copy&& args.compute_copy.dtype == DType::kBF16 ? AdamWOf<BFloat16>(args, elements)
+                                                              : AdamWOf<float>(args, elements);
 }
 
 }  // namespace megascale::ops::cpu::HWY_NAMESPACE

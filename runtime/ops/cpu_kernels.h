@@ -1,7 +1,7 @@
 // The vector kernels of the CPU implementation, each for a range of rows (or columns, or elements)
-// so that threads can share an operator. They pick the instruction set as they run and check nothing:
-// CpuOps does.
-// Threads: kernels write only their own range (and `scratch`), so ranges may run at the same time.
+// so that threads can share an operator. They pick the instruction set as they run and check
+// nothing: CpuOps does. Threads: kernels write only their own range (and `scratch`), so ranges may
+// run at the same time.
 #pragma once
 
 #include <cstdint>

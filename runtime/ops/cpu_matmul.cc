@@ -102,8 +102,7 @@ Product Prepare(const Shape& s, const dnnl::engine& engine) {
     add.append_sum(1.0f);
     attributes.set_post_ops(add);
   }
-  const auto description =
-      s.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
+  const auto description = s.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
   const dnnl::matmul::primitive_desc chosen(description, attributes, engine);
   Product product;
   product.primitive = dnnl::matmul(chosen);
@@ -214,8 +213,7 @@ void MatMulEngine::Implementation::RunInFloat(const MatMulArgs& args) {
   ConvertRows(args.a, in_float.a);
   ConvertRows(args.b, in_float.b);
   if (args.bias) {
-    in_float.bias = {converted[3].Get(args.bias.size * sizeof(float)), DType::kF32,
-                     args.bias.size};
+    in_float.bias = {converted[3].Get(args.bias.size * sizeof(float)), DType::kF32, args.bias.size};
     Cast(args.bias, in_float.bias, {0, args.bias.size});
   }
   if (args.c.dtype == DType::kF32) return RunNative(in_float);

@@ -1,5 +1,5 @@
-// Matrix products on oneDNN. A product is prepared when its shape is first seen and kept; later calls
-// of the same shape only set addresses.
+// Matrix products on oneDNN. A product is prepared when its shape is first seen and kept; later
+// calls of the same shape only set addresses.
 //
 // Where the processor has no bf16 instructions, bf16 operands are converted and multiplied in fp32:
 // oneDNN has no bf16 products there, or slow ones.

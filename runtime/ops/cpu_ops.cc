@@ -63,10 +63,9 @@ class CpuOps final : public Ops {
     CheckArguments(args, compute_);
     const int64_t size = cpu::AttentionScratchSize(args);
     float* scratch = Grow(floats_, size * num_threads_);
-    cpu::ForEachPart(num_threads_, args.batch * args.kv_heads, 1,
-                     [&](int part, cpu::Range groups) {
-                       cpu::Attention(args, scratch + part * size, groups);
-                     });
+    cpu::ForEachPart(num_threads_, args.batch * args.kv_heads, 1, [&](int part, cpu::Range groups) {
+      cpu::Attention(args, scratch + part * size, groups);
+    });
   }
 
   void AttentionBackward(const AttentionBackwardArgs& args) override {
@@ -233,8 +232,7 @@ void CpuOps::NormBackward(const NormBackwardArgs& args) {
 }
 
 void CpuOps::PrepareRotary(const RotaryArgs& args) {
-  if (rotary_.seq == args.seq && rotary_.head_dim == args.head_dim &&
-      rotary_.theta == args.theta) {
+  if (rotary_.seq == args.seq && rotary_.head_dim == args.head_dim && rotary_.theta == args.theta) {
     return;
   }
   const int64_t half = args.head_dim / 2;

@@ -1,4 +1,5 @@
-// Kernels that work along rows or columns: norms, cross-entropy, rotary positions, embeddings, sums.
+// Kernels that work along rows or columns: norms, cross-entropy, rotary positions, embeddings,
+// sums.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/ops/cpu_rows.cc"
 #include "runtime/ops/cpu_targets.h"
@@ -43,8 +44,9 @@ void NormOf(const NormArgs& args, Range rows) {
     float mean = 0;
     if (centred) {
       Floats total = Zero();
-      ForEachVector(0, cols, [&](int64_t c, auto lanes)
-                                 HWY_ATTR { total = hn::Add(total, Load(x + c, lanes)); });
+      ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+        total = hn::Add(total, Load(x + c, lanes));
+      });
       mean = Sum(total) / static_cast<float>(cols);
       args.mean.as<float>()[n] = mean;
     }
@@ -96,8 +98,8 @@ void NormBackwardOf(const NormBackwardArgs& args, Range rows) {
     const Floats gradient_mean = Splat(centred ? Sum(gradient_sum) / static_cast<double>(cols) : 0);
     const Floats product_mean = Splat(Sum(product_sum) / static_cast<double>(cols));
     ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Floats d_normal = hn::MulSub(Load(d_out + c, lanes), Load(weight + c, lanes),
-                                         gradient_mean);
+      const Floats d_normal =
+          hn::MulSub(Load(d_out + c, lanes), Load(weight + c, lanes), gradient_mean);
       const Floats normal = hn::Mul(hn::Sub(Load(x + c, lanes), mean), rstd);
       const Floats inner = hn::NegMulAdd(normal, product_mean, d_normal);
       Store(hn::MulAdd(inner, rstd, Load(d_x + c, lanes)), d_x + c, lanes);
@@ -210,7 +212,8 @@ void AddColumnSumsOf(const Matrix& x, const Vector& out, Range cols) {
   for (; n < x.rows; ++n) AddToFloats(static_cast<const T*>(Row<T>(x, n)), sums, cols);
 }
 
-// One entry per operator: the element type is chosen inside, so that one table of targets serves it.
+// One entry per operator: the element type is chosen inside, so that one table of targets serves
+// it.
 void NormEntry(const NormArgs& args, Range rows) {
   args.x.dtype == DType::kF32 ? NormOf<float>(args, rows) : NormOf<BFloat16>(args, rows);
 }

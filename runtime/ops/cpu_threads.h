@@ -13,9 +13,9 @@
 
 namespace megascale::ops::cpu {
 
-// Calls body(part, range) for `num_threads` parts of [0, count), in parallel, and returns after all.
-// Parts begin at multiples of `grain`; some may be empty, and are then left out.
-// Determinism: the parts follow from the arguments alone.
+// Calls body(part, range) for `num_threads` parts of [0, count), in parallel, and returns after
+// all. Parts begin at multiples of `grain`; some may be empty, and are then left out. Determinism:
+// the parts follow from the arguments alone.
 template <typename Body>
 void ForEachPart(int num_threads, int64_t count, int64_t grain, const Body& body) {
   const int64_t grains = (count + grain - 1) / grain;

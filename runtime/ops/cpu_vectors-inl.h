@@ -1,6 +1,6 @@
-// What the vector kernels share: loops over vectors of fp32, loads and stores that convert bf16, and
-// exponentials. Compiled once per instruction set: include it after hwy/foreach_target.h, between
-// kernels only.
+// What the vector kernels share: loops over vectors of fp32, loads and stores that convert bf16,
+// and exponentials. Compiled once per instruction set: include it after hwy/foreach_target.h,
+// between kernels only.
 //
 // Accuracy of Exp: 2 units in the last place over the normal range of fp32; NaN stays NaN.
 
@@ -105,8 +105,10 @@ HWY_INLINE Floats Exp(Floats x) {
   const Floats lowest = Splat(-87.33654);
   // The bounds come first, so that the processor's minimum and maximum hand a NaN on.
   const Floats clamped = hn::Max(lowest, hn::Min(Splat(88.72), x));
-  const auto exponent = hn::NearestInt(hn::Mul(clamped, Splat(1.44269504089)));
-  const Floats n = hn::ConvertTo(tag, exponent);
+  // Adding 1.5 * 2^23 rounds to an integer, which is then found in the lowest bits.
+  const Floats shifter = Splat(0x1.8p23);
+  const Floats shifted = hn::MulAdd(clamped, Splat(1.44269504089), shifter);
+  const Floats n = hn::Sub(shifted, shifter);
   const Floats high = hn::NegMulAdd(n, hn::Set(tag, 0x1.62ep-1f), clamped);
   const Floats r = hn::NegMulAdd(n, hn::Set(tag, 0x1.0bfbe8p-15f), high);
   // (e^r - 1 - r) / r^2 interpolated at Chebyshev's nodes of |r| <= ln(2) / 2.
@@ -116,8 +118,10 @@ HWY_INLINE Floats Exp(Floats x) {
   polynomial = hn::MulAdd(polynomial, r, Splat(0.16666577756404877));
   polynomial = hn::MulAdd(polynomial, r, Splat(0.5));
   polynomial = hn::MulAdd(polynomial, hn::Mul(r, r), hn::Add(r, Splat(1)));
-  const auto bits = hn::Add(hn::BitCast(int_tag, polynomial), hn::ShiftLeft<23>(exponent));
-  return hn::IfThenElse(hn::Lt(x, lowest), Zero(), hn::BitCast(tag, bits));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(int_tag, shifted));
+  const Floats power = hn::BitCast(tag, hn::Add(hn::BitCast(int_tag, polynomial), exponent));
+  // The difference is 0, or NaN where x was.
+  return hn::IfThenElse(hn::Ge(x, lowest), power, hn::Sub(clamped, clamped));
 }
 
 HWY_INLINE Floats Sigmoid(Floats x) {

@@ -1,14 +1,22 @@
-// What is computed: the operators of a transformer, forward and backward, once per device family. All implementations
-// pass ops_conformance_test.cc.
+// What is computed: the operators of a transformer, forward and backward, once per device family.
+// All implementations pass ops_conformance_test.cc.
 //
-// Stream order: calls on one Ops object take effect in the order in which they are made; results are visible to other
-// streams after an event recorded behind them. The CPU implementations run inside the call.
-// Threads: one Ops object belongs to one stream's thread. Errors: shapes and dtypes that do not fit are bugs (CHECK).
-// Determinism: the same inputs, thread count and instruction set give the same bits, whatever else the machine does.
+// Stream order: calls on one Ops object take effect in the order in which they are made; results
+// are visible to other streams after an event recorded behind them. The CPU implementations run
+// inside the call.
 //
-// Dtypes: `compute` is F64, F32 or BF16 for activations and weights; gradients of weights, statistics and losses are in
-// AccumulationType(compute), written F below. Legend: B batch, T sequence, N = B*T tokens, C hidden size, H query heads,
-// K key/value heads, D head size, V vocabulary, I intermediate size.
+// Threads: one Ops object belongs to one stream's thread.
+//
+// Errors: shapes and dtypes that do not fit are bugs (CHECK).
+//
+// Determinism: the same inputs, thread count and instruction set give the same bits, whatever else
+// the machine does.
+//
+// Dtypes: `compute` is F64, F32 or BF16 for activations and weights; gradients of weights,
+// statistics and losses are in AccumulationType(compute), written F below.
+//
+// Legend: B batch, T sequence, N = B*T tokens, C hidden size, H query heads, K key/value heads, D
+// head size, V vocabulary, I intermediate size.
 #pragma once
 
 #include <cstdint>
@@ -28,68 +36,71 @@ enum class ActivationKind : uint8_t { kGelu, kGeluTanh, kSwiGlu };
 
 // c (+)= op(a) op(b) [+ bias]. a, b in compute; c in compute or F.
 struct MatMulArgs {
-  Matrix a;                              // [m, k], or [k, m] when transposed
-  Matrix b;                              // [k, n], or [n, k] when transposed
-  Matrix c;                              // [m, n]
+  Matrix a;  // [m, k], or [k, m] when transposed
+  Matrix b;  // [k, n], or [n, k] when transposed
+  Matrix c;  // [m, n]
   Transpose transpose_a = Transpose::kNo;
   Transpose transpose_b = Transpose::kNo;
-  bool accumulate = false;               // add to c instead of overwriting it; not with bias
-  Vector bias;                           // [n] in compute, added to each row; or none
+  bool accumulate = false;  // add to c instead of overwriting it; not with bias
+  Vector bias;              // [n] in compute, added to each row; or none
 };
 
-// out = norm(in) * weight + bias, where in = x + delta when there is a delta (then `sum` receives x + delta).
+// out = norm(in) * weight + bias, where in = x + delta when there is a delta (then `sum` receives x
+// + delta).
 struct NormArgs {
   NormKind kind = NormKind::kLayerNorm;
   double eps = 1e-5;
-  Matrix x;                              // [N, C]
-  Matrix delta;                          // [N, C], or none
-  Matrix sum;                            // [N, C] out, when there is a delta
-  Vector weight;                         // [C] compute
-  Vector bias;                           // [C] compute, or none (RMSNorm has none)
-  Matrix out;                            // [N, C]
-  Vector mean;                           // [N] F out (LayerNorm only)
-  Vector rstd;                           // [N] F out
+  Matrix x;       // [N, C]
+  Matrix delta;   // [N, C], or none
+  Matrix sum;     // [N, C] out, when there is a delta
+  Vector weight;  // [C] compute
+  Vector bias;    // [C] compute, or none (RMSNorm has none)
+  Matrix out;     // [N, C]
+  Vector mean;    // [N] F out (LayerNorm only)
+  Vector rstd;    // [N] F out
 };
 
 struct NormBackwardArgs {
   NormKind kind = NormKind::kLayerNorm;
-  Matrix x;                              // [N, C]: what was normalised (`sum` when there was a delta)
-  Vector weight;                         // [C]
-  Vector mean;                           // [N]
-  Vector rstd;                           // [N]
-  Matrix d_out;                          // [N, C]
-  Matrix d_x;                            // [N, C]: ADDED to (it holds the gradient of the residual path)
-  Vector d_weight;                       // [C] F: added to
-  Vector d_bias;                         // [C] F: added to, or none
+  Matrix x;         // [N, C]: what was normalised (`sum` when there was a delta)
+  Vector weight;    // [C]
+  Vector mean;      // [N]
+  Vector rstd;      // [N]
+  Matrix d_out;     // [N, C]
+  Matrix d_x;       // [N, C]: ADDED to (it holds the gradient of the residual path)
+  Vector d_weight;  // [C] F: added to
+  Vector d_bias;    // [C] F: added to, or none
 };
 
-// Causal scaled-dot-product attention (scale 1/sqrt(D)); a query at t sees keys in (t - window, t], or all up to t when
-// window is 0. q, k, v may be column ranges of one packed matrix (their strides say so). Memory is linear in T.
+// Causal scaled-dot-product attention (scale 1/sqrt(D)); a query at t sees keys in (t - window, t],
+// or all up to t when window is 0. q, k, v may be column ranges of one packed matrix (their strides
+// say so). Memory is linear in T.
 struct AttentionArgs {
   int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0, window = 0;
-  Matrix q;                              // [N, H*D]
-  Matrix k;                              // [N, K*D]
-  Matrix v;                              // [N, K*D]
-  Matrix out;                            // [N, H*D]
-  Vector log_sum_exp;                    // [B, H, T] F out: kept for backward
+  Matrix q;            // [N, H*D]
+  Matrix k;            // [N, K*D]
+  Matrix v;            // [N, K*D]
+  Matrix out;          // [N, H*D]
+  Vector log_sum_exp;  // [B, H, T] F out: kept for backward
 };
 
 struct AttentionBackwardArgs {
-  AttentionArgs forward;                 // with out and log_sum_exp as forward left them
-  Matrix d_out;                          // [N, H*D]
-  Matrix d_q, d_k, d_v;                  // like q, k, v: overwritten
+  AttentionArgs forward;  // with out and log_sum_exp as forward left them
+  Matrix d_out;           // [N, H*D]
+  Matrix d_q, d_k, d_v;   // like q, k, v: overwritten
 };
 
-// Rotary position embedding in place, halves convention of Hugging Face's Llama (pairs (i, i + D/2)); position = row mod
-// T. `inverse` rotates back: the backward pass.
+// Rotary position embedding in place, halves convention of Hugging Face's Llama (pairs (i, i +
+// D/2)); position = row mod T. `inverse` rotates back: the backward pass.
 struct RotaryArgs {
   int64_t seq = 0, heads = 0, head_dim = 0;
   double theta = 10000;
-  Matrix x;                              // [N, heads*D]
+  Matrix x;  // [N, heads*D]
   bool inverse = false;
 };
 
-// GELU: out [N, I] = gelu(in [N, I]). SwiGLU: in [N, 2I] holds gate then up; out [N, I] = silu(gate) * up.
+// GELU: out [N, I] = gelu(in [N, I]). SwiGLU: in [N, 2I] holds gate then up; out [N, I] =
+// silu(gate) * up.
 struct ActivationArgs {
   ActivationKind kind = ActivationKind::kGeluTanh;
   Matrix in;
@@ -98,47 +109,48 @@ struct ActivationArgs {
 struct ActivationBackwardArgs {
   ActivationKind kind = ActivationKind::kGeluTanh;
   Matrix in;
-  Matrix d_out;                          // [N, I]
-  Matrix d_in;                           // like in: overwritten; may not alias
+  Matrix d_out;  // [N, I]
+  Matrix d_in;   // like in: overwritten; may not alias
 };
 
 // out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq]).
 struct EmbeddingArgs {
   int64_t seq = 0;
-  Vector tokens;                         // [N] I32
-  Matrix token_weight;                   // [V, C]
-  Matrix position_weight;                // [T max, C], or none
-  Matrix out;                            // [N, C]
+  Vector tokens;           // [N] I32
+  Matrix token_weight;     // [V, C]
+  Matrix position_weight;  // [T max, C], or none
+  Matrix out;              // [N, C]
 };
 // Adds to the gradients, in token order: deterministic.
 struct EmbeddingBackwardArgs {
   int64_t seq = 0;
   Vector tokens;
-  Matrix d_out;                          // [N, C]
-  Matrix d_token_weight;                 // [V, C] F
-  Matrix d_position_weight;              // [T max, C] F, or none
+  Matrix d_out;              // [N, C]
+  Matrix d_token_weight;     // [V, C] F
+  Matrix d_position_weight;  // [T max, C] F, or none
 };
 
 // One pass: loss_sum += -sum_n log softmax(logits[n])[targets[n]]; logits are overwritten by
 // (softmax - one_hot) * gradient_scale when `backward`, else left as they are.
 struct CrossEntropyArgs {
-  Matrix logits;                         // [N, V] compute
-  Vector targets;                        // [N] I32
+  Matrix logits;   // [N, V] compute
+  Vector targets;  // [N] I32
   double gradient_scale = 1.0;
   bool backward = true;
-  double* loss_sum = nullptr;            // host memory, fp64; summed in row order
+  double* loss_sum = nullptr;  // host memory, fp64; summed in row order
 };
 
-// AdamW for a contiguous range, bias-corrected, decoupled decay. Source: Loshchilov and Hutter, 2019, algorithm 2.
+// AdamW for a contiguous range, bias-corrected, decoupled decay. Source: Loshchilov and Hutter,
+// 2019, algorithm 2.
 struct AdamWArgs {
-  Vector master;                         // F: updated
-  Vector exp_avg;                        // F: updated
-  Vector exp_avg_sq;                     // F: updated
-  Vector grad;                           // F
-  Vector compute_copy;                   // compute: the new master, rounded; or none
-  double grad_scale = 1.0;               // clipping factor
+  Vector master;            // F: updated
+  Vector exp_avg;           // F: updated
+  Vector exp_avg_sq;        // F: updated
+  Vector grad;              // F
+  Vector compute_copy;      // compute: the new master, rounded; or none
+  double grad_scale = 1.0;  // clipping factor
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
-  int64_t step = 1;                      // from 1
+  int64_t step = 1;  // from 1
 };
 
 class Ops {
@@ -171,18 +183,22 @@ class Ops {
   virtual void FillZero(const Vector& x) = 0;
 };
 
-// The fast CPU implementation: oneDNN for products, Highway for the rest. `compute` is kF32 or kBF16. The number of
-// threads is fixed for the object's life and is part of the numerics.
+// The fast CPU implementation: oneDNN for products, Highway for the rest. `compute` is kF32 or
+// kBF16. The number of threads is fixed for the object's life and is part of the numerics. With 1
+// no thread is started; with more they are OpenMP's, and the process must have been started with
+// OMP_WAIT_POLICY=PASSIVE in its environment, or they spin while idle. After the first call with
+// each shape nothing is allocated, except by oneDNN within products.
 std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads);
 
 // Plain loops in float64 (compute is kF64): the reference that everything else is checked against.
 std::unique_ptr<Ops> MakeReferenceOps();
 
-// "avx2", "avx512", "avx512_bf16", "amx_bf16": the best that this processor has for products; part of the numerics.
+// "avx2", "avx512", "avx512_bf16", "amx_bf16": the best that this processor has for products; part
+// of the numerics.
 const char* InstructionSet();
 
-// The rate of a square-ish matrix product on `num_threads` threads, measured for about `seconds`: FLOP/s. The ceiling
-// that model FLOPs utilisation is given against.
+// The rate of a square-ish matrix product on `num_threads` threads, measured for about `seconds`:
+// FLOP/s. The ceiling that model FLOPs utilisation is given against.
 double MeasureMatMulCeiling(DType compute, int num_threads, double seconds);
 
 }  // namespace megascale::ops

@@ -1,5 +1,6 @@
-// Prints what each operator costs at the sizes of a small model, in fp32 and bf16, beside the ceilings
-// of the same machine in the same run: a square matrix product, and the triad a = b + s * c.
+// Prints what each operator costs at the sizes of a small model, in fp32 and bf16, beside the
+// ceilings of the same machine in the same run: a square matrix product, and the triad a = b + s *
+// c.
 //
 //   ops_benchmark [threads, 1 by default]
 //
@@ -143,8 +144,7 @@ class Benchmark {
     backward.d_out = Make(kTokens, width);
     backward.d_q = cols(d_packed, 0), backward.d_k = cols(d_packed, 1);
     backward.d_v = cols(d_packed, 2);
-    Time("attention, backward", "GFLOP/s", 5 * product,
-         [&] { ops_->AttentionBackward(backward); });
+    Time("attention, backward", "GFLOP/s", 5 * product, [&] { ops_->AttentionBackward(backward); });
     RotaryArgs rotary;
     rotary.seq = kSeq, rotary.heads = kHeads, rotary.head_dim = kHeadDim, rotary.x = args.q;
     Time("rotary", "GB/s", Bytes(kTokens * width, 2), [&] { ops_->Rotary(rotary); });
@@ -188,8 +188,9 @@ class Benchmark {
     const auto time = [&](const char* name, ActivationKind kind, Matrix x, Matrix d_x, int width) {
       const double bytes = Bytes(kTokens * kIntermediate, 1);
       Time(name, "GB/s", bytes * (width + 1), [&] { ops_->Activation({kind, x, out}); });
-      Time(std::string(name) + ", backward", "GB/s", bytes * (2 * width + 1),
-           [&] { ops_->ActivationBackward({kind, x, out, d_x}); });
+      Time(std::string(name) + ", backward", "GB/s", bytes * (2 * width + 1), [&] {
+        ops_->ActivationBackward({kind, x, out, d_x});
+      });
     };
     time("gelu", ActivationKind::kGelu, in, d_in, 1);
     time("gelu tanh", ActivationKind::kGeluTanh, in, d_in, 1);

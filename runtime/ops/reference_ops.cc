@@ -1,5 +1,5 @@
-// The operators as their definitions say, in float64 and plain loops. Nothing here is fast or clever:
-// it is what all other implementations are compared with.
+// The operators as their definitions say, in float64 and plain loops. Nothing here is fast or
+// clever: it is what all other implementations are compared with.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -86,8 +86,8 @@ void ForEachAttentionRow(const AttentionArgs& args, Body body) {
 double Score(const AttentionArgs& args, const AttentionRow& row, int64_t key) {
   double dot = 0;
   for (int64_t d = 0; d < args.head_dim; ++d) {
-    dot += At(args.q, row.row, row.query_col + d) *
-           At(args.k, row.first_row + key, row.key_col + d);
+    dot +=
+        At(args.q, row.row, row.query_col + d) * At(args.k, row.first_row + key, row.key_col + d);
   }
   return dot / std::sqrt(static_cast<double>(args.head_dim));
 }
@@ -200,8 +200,8 @@ class ReferenceOps final : public Ops {
       }
       for (int64_t key = row.first_key; key <= row.last_key; ++key) {
         const int64_t key_row = row.first_row + key;
-        const double weight = std::exp(Score(forward, row, key) -
-                                       At(forward.log_sum_exp, row.statistics_index));
+        const double weight =
+            std::exp(Score(forward, row, key) - At(forward.log_sum_exp, row.statistics_index));
         double d_weight = 0;
         for (int64_t d = 0; d < forward.head_dim; ++d) {
           const double d_out = At(args.d_out, row.row, row.query_col + d);
@@ -272,9 +272,8 @@ class ReferenceOps final : public Ops {
     for (int64_t n = 0; n < args.out.rows; ++n) {
       const int32_t token = TokenAt(args.tokens, n, args.token_weight.rows);
       for (int64_t c = 0; c < args.out.cols; ++c) {
-        At(args.out, n, c) =
-            At(args.token_weight, token, c) +
-            (args.position_weight ? At(args.position_weight, n % args.seq, c) : 0);
+        At(args.out, n, c) = At(args.token_weight, token, c) +
+                             (args.position_weight ? At(args.position_weight, n % args.seq, c) : 0);
       }
     }
   }

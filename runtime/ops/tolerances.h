@@ -1,6 +1,6 @@
-// How far an implementation of Ops may be from the float64 reference, by operator and dtype: the one
-// table. An element passes when |tested - exact| <= absolute + relative * |exact|. The inputs of the
-// tests are of the order of 1 and are the same numbers on both sides.
+// How far an implementation of Ops may be from the float64 reference, by operator and dtype: the
+// one table. An element passes when |tested - exact| <= absolute + relative * |exact|. The inputs
+// of the tests are of the order of 1 and are the same numbers on both sides.
 #pragma once
 
 #include "absl/strings/string_view.h"
@@ -16,7 +16,7 @@ struct Tolerance {
   absl::string_view reason;
 };
 
-constexpr double kRoundF32 = 0x1p-24;   // half a unit in the last place
+constexpr double kRoundF32 = 0x1p-24;  // half a unit in the last place
 constexpr double kRoundBF16 = 0x1p-8;
 
 constexpr Tolerance kTolerances[] = {

@@ -14,8 +14,8 @@ namespace megascale::tensor {
 absl::StatusOr<Arena> Arena::Create(size_t capacity_bytes) {
   Arena arena;
   if (capacity_bytes == 0) return arena;
-  void* begin = mmap(nullptr, capacity_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                     -1, 0);
+  void* begin =
+      mmap(nullptr, capacity_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (begin == MAP_FAILED) {
     return base::ErrnoStatus(
         errno, absl::StrCat("allocating ", capacity_bytes,

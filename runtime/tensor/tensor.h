@@ -1,4 +1,5 @@
-// Element types, and views of memory as vectors and matrices. A view owns nothing; memory comes from an Arena.
+// Element types, and views of memory as vectors and matrices. A view owns nothing; memory comes
+// from an Arena.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +27,8 @@ constexpr size_t SizeOf(DType dtype) {
 // The name that safetensors uses: "F64", "F32", "BF16", "I32".
 absl::string_view Name(DType dtype);
 
-// The type in which gradients, master weights and statistics are kept beside compute in `compute`: F64 beside F64, F32
-// beside F32 and BF16.
+// The type in which gradients, master weights and statistics are kept beside compute in `compute`:
+// F64 beside F64, F32 beside F32 and BF16.
 constexpr DType AccumulationType(DType compute) {
   return compute == DType::kF64 ? DType::kF64 : DType::kF32;
 }

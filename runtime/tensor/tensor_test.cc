@@ -79,8 +79,7 @@ TEST(Arena, EmptyArenaGivesEmptyVectors) {
 }
 
 TEST(Arena, ReportsMoreThanTheMachineHas) {
-  EXPECT_EQ(Arena::Create(size_t{1} << 60).status().code(),
-            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Arena::Create(size_t{1} << 60).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(ArenaDeathTest, DiesWhenItIsExhausted) {

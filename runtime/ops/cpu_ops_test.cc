@@ -1,0 +1,214 @@
+// What MakeCpuOps promises beside its results: the same bits again, no threads that were not asked
+// for, no memory taken inside a step.
+#include <dirent.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "runtime/ops/conformance.h"
+#include "runtime/ops/ops.h"
+#include "runtime/tensor/arena.h"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+}  // namespace
+
+[[gnu::noinline]] void* operator new(size_t size) {
+  ++allocations;
+  void* memory = std::malloc(size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace megascale::ops {
+namespace {
+
+constexpr int64_t kTokens = 96, kSeq = 48, kHidden = 64, kHeads = 2, kVocabulary = 50;
+
+// The operators of one layer and its update, on data that depends on the seed alone. `shift` moves
+// every tensor by so many elements, out of alignment.
+class Layer {
+ public:
+  Layer(DType dtype, int64_t shift)
+      : dtype_(dtype), shift_(shift), arena_(*tensor::Arena::Create(size_t{4} << 20)) {
+    x_ = Make(kTokens, kHidden), qkv_ = Make(kTokens, 3 * kHidden), out_ = Make(kTokens, kHidden);
+    d_qkv_ = Make(kTokens, 3 * kHidden), weight_ = Make(3 * kHidden, kHidden);
+    logits_ = Make(kTokens, kVocabulary);
+    d_weight_ = Make(3 * kHidden, kHidden, DType::kF32);
+    scale_ = Row(Make(1, kHidden));
+    statistics_ = Row(Make(1, kTokens * kHeads, DType::kF32));
+    mean_ = Row(Make(1, kTokens, DType::kF32)), rstd_ = Row(Make(1, kTokens, DType::kF32));
+    sums_ = Row(Make(1, 3 * kHidden, DType::kF32)), more_ = Row(Make(1, 3 * kHidden, DType::kF32));
+    grad_ = Row(Make(1, 3 * kHidden, DType::kF32));
+    tokens_ = arena_.Allocate(DType::kI32, kTokens);
+    for (int64_t i = 0; i < kTokens; ++i) tokens_.as<int32_t>()[i] = i * 31 % kVocabulary;
+  }
+
+  void RunProducts(Ops& ops) {
+    MatMulArgs forward;
+    forward.a = x_, forward.b = weight_, forward.c = qkv_;
+    forward.transpose_b = Transpose::kYes;
+    ops.MatMul(forward);
+    MatMulArgs weights;
+    weights.a = qkv_, weights.b = x_, weights.c = d_weight_;
+    weights.transpose_a = Transpose::kYes;
+    weights.accumulate = true;
+    ops.MatMul(weights);
+  }
+
+  void RunKernels(Ops& ops) {
+    NormArgs norm;
+    norm.x = x_, norm.weight = scale_, norm.bias = scale_, norm.out = out_;
+    norm.mean = mean_, norm.rstd = rstd_;
+    ops.Norm(norm);
+    AttentionBackwardArgs attention;
+    AttentionArgs& forward = attention.forward;
+    forward.batch = kTokens / kSeq, forward.seq = kSeq, forward.heads = forward.kv_heads = kHeads;
+    forward.head_dim = kHidden / kHeads, forward.window = 20;
+    forward.q = Cols(qkv_, 0), forward.k = Cols(qkv_, 1), forward.v = Cols(qkv_, 2);
+    forward.out = out_, forward.log_sum_exp = statistics_;
+    ops.Rotary({kSeq, kHeads, kHidden / kHeads, 10000, forward.q, false});
+    ops.Attention(forward);
+    attention.d_out = x_;
+    attention.d_q = Cols(d_qkv_, 0), attention.d_k = Cols(d_qkv_, 1);
+    attention.d_v = Cols(d_qkv_, 2);
+    ops.AttentionBackward(attention);
+    ops.Activation({ActivationKind::kGelu, d_qkv_, qkv_});
+    ops.AddColumnSums(d_qkv_, sums_);
+    NormBackwardArgs backward;
+    backward.x = x_, backward.weight = scale_, backward.mean = mean_, backward.rstd = rstd_;
+    backward.d_out = out_, backward.d_x = Cols(d_qkv_, 0);
+    backward.d_weight = {sums_.data, DType::kF32, kHidden};
+    ops.NormBackward(backward);
+    ops.CrossEntropy({logits_, tokens_, 0.5, true, &loss_});
+    AdamWArgs step{sums_, more_, grad_, sums_, {}};
+    step.exp_avg_sq = grad_, step.lr = 0.1;
+    ops.AdamW(step);
+    loss_ += ops.SumOfSquares(sums_);
+  }
+
+  std::vector<double> Results() const {
+    std::vector<double> results{loss_};
+    for (const Matrix& matrix : {qkv_, out_, d_qkv_, logits_, d_weight_, AsMatrix(sums_)}) {
+      for (int64_t i = 0; i < matrix.rows; ++i) {
+        for (int64_t j = 0; j < matrix.cols; ++j) results.push_back(ReadElement(matrix, i, j));
+      }
+    }
+    return results;
+  }
+
+ private:
+  Matrix Make(int64_t rows, int64_t cols, DType dtype) {
+    const Vector memory = arena_.Allocate(dtype, rows * cols + shift_);
+    Matrix matrix{memory.as<char>() + shift_ * tensor::SizeOf(dtype), dtype, rows, cols, cols};
+    for (int64_t i = 0; i < rows * cols; ++i) {
+      state_ = state_ * 1664525 + 1013904223;
+      const float value = static_cast<float>(state_ >> 8) * 0x1p-24f;
+      if (dtype == DType::kF32) matrix.as<float>()[i] = value;
+      if (dtype == DType::kBF16) matrix.as<tensor::BFloat16>()[i] = tensor::ToBFloat16(value);
+    }
+    return matrix;
+  }
+  Matrix Make(int64_t rows, int64_t cols) { return Make(rows, cols, dtype_); }
+  static Vector Row(const Matrix& matrix) { return {matrix.data, matrix.dtype, matrix.cols}; }
+  static Matrix AsMatrix(const Vector& vector) {
+    return {vector.data, vector.dtype, 1, vector.size, vector.size};
+  }
+  static Matrix Cols(Matrix packed, int64_t which) {
+    packed.data = packed.as<char>() + which * kHidden * tensor::SizeOf(packed.dtype);
+    packed.cols = kHidden;
+    return packed;
+  }
+
+  DType dtype_;
+  int64_t shift_;
+  tensor::Arena arena_;
+  uint32_t state_ = 1;
+  double loss_ = 0;
+  Matrix x_, qkv_, out_, d_qkv_, weight_, logits_, d_weight_;
+  Vector scale_, statistics_, mean_, rstd_, sums_, more_, grad_, tokens_;
+};
+
+std::vector<double> RunLayer(Ops& ops, int64_t shift) {
+  Layer layer(ops.compute(), shift);
+  layer.RunProducts(ops);
+  layer.RunKernels(ops);
+  return layer.Results();
+}
+
+int CountThreads() {
+  DIR* directory = opendir("/proc/self/task");
+  int count = 0;
+  while (const dirent* entry = readdir(directory)) count += entry->d_name[0] != '.';
+  closedir(directory);
+  return count;
+}
+
+class CpuOpsTest : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Dtypes, CpuOpsTest, ::testing::Values(DType::kF32, DType::kBF16));
+
+// First, while no other test has started OpenMP's threads.
+TEST_P(CpuOpsTest, OneThreadStartsNoOther) {
+  const int before = CountThreads();
+  auto ops = MakeCpuOps(GetParam(), 1);
+  RunLayer(*ops, 0);
+  EXPECT_EQ(CountThreads(), before);
+}
+
+TEST_P(CpuOpsTest, SameInputsGiveTheSameBits) {
+  auto ops = MakeCpuOps(GetParam(), 1);
+  const std::vector<double> first = RunLayer(*ops, 0);
+  EXPECT_EQ(RunLayer(*ops, 0), first) << "called again";
+  EXPECT_EQ(RunLayer(*ops, 1), first) << "at other addresses";
+  EXPECT_EQ(RunLayer(*MakeCpuOps(GetParam(), 1), 3), first) << "another object";
+  std::vector<double> elsewhere;
+  std::thread([&] { elsewhere = RunLayer(*ops, 0); }).join();
+  EXPECT_EQ(elsewhere, first) << "on another thread";
+}
+
+TEST_P(CpuOpsTest, KernelsTakeNoMemoryAfterTheFirstCall) {
+  auto ops = MakeCpuOps(GetParam(), 1);
+  Layer layer(GetParam(), 0);
+  layer.RunKernels(*ops);
+  const int64_t before = allocations;
+  layer.RunKernels(*ops);
+  EXPECT_EQ(allocations - before, 0);
+}
+
+TEST_P(CpuOpsTest, TwoThreadsGiveTheSameBitsAgain) {
+  auto ops = MakeCpuOps(GetParam(), 2);
+  const std::vector<double> first = RunLayer(*ops, 0);
+  for (int i = 0; i < 10; ++i) ASSERT_EQ(RunLayer(*ops, i % 2), first);
+}
+
+TEST(CpuOpsDeathTest, SaysWhichArgumentDoesNotFit) {
+  auto ops = MakeCpuOps(DType::kF32, 1);
+  float data[12] = {};
+  MatMulArgs args;
+  args.a = {data, DType::kF32, 2, 3, 3};
+  args.b = {data, DType::kF32, 2, 2, 2};
+  args.c = {data, DType::kF32, 2, 2, 2};
+  EXPECT_DEATH(ops->MatMul(args), "b is F32 \\[2, 2\\] with stride 2, expected F32 \\[3, 2\\]");
+}
+
+TEST(CpuOpsDeathTest, RefusesATokenOutsideTheVocabulary) {
+  auto ops = MakeCpuOps(DType::kF32, 1);
+  float logits[4] = {};
+  int32_t target = 4;
+  double loss = 0;
+  EXPECT_DEATH(ops->CrossEntropy(
+                   {{logits, DType::kF32, 1, 4, 4}, {&target, DType::kI32, 1}, 1, true, &loss}),
+               "outside the vocabulary");
+}
+
+TEST(MeasureMatMulCeiling, IsPositive) { EXPECT_GT(MeasureMatMulCeiling(DType::kF32, 1, 0), 1e9); }
+
+}  // namespace
+}  // namespace megascale::ops

@@ -91,7 +91,7 @@ void AgentLoop::Wait() {
   }
   const absl::Duration wait =
       std::clamp(NextWake() - Now(), absl::ZeroDuration(), absl::Duration(absl::Seconds(1)));
-  ::poll(entries.data(), entries.size(), static_cast<int>(absl::ToInt64Milliseconds(wait)) + 1);
+  ::poll(entries.data(), entries.size(), base::PollMilliseconds(wait));
   stopping_ = entries[0].revents != 0;
 }
 

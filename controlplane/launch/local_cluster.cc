@@ -192,7 +192,7 @@ void LocalCluster::Supervisor::Supervise() {
     const absl::Duration wait = std::clamp(NextStart() - base::RealClock().Monotonic(),
                                            absl::ZeroDuration(), absl::Minutes(1));
     pollfd entries[] = {{stop_.get(), POLLIN, 0}, {keeper_->exits_fd(), POLLIN, 0}};
-    ::poll(entries, 2, static_cast<int>(absl::ToInt64Milliseconds(wait)) + 1);
+    ::poll(entries, 2, base::PollMilliseconds(wait));
     if (entries[0].revents != 0) break;
     if (!TakeExits(/*restart=*/true)) {
       if (options_.on_restart) {

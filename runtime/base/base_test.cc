@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/checksum.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/frame.h"
 #include "runtime/base/shared_memory.h"
@@ -57,8 +58,7 @@ TEST(FdTest, MakeDirectoriesSaysWhyItCannot) {
   ASSERT_TRUE(WriteFileDurably(directory + "/file", "x").ok());
   EXPECT_TRUE(MakeDirectories(directory + "/a/b").ok());
   EXPECT_TRUE(MakeDirectories(directory + "/a/b").ok());
-  EXPECT_EQ(MakeDirectories(directory + "/file/b").code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(MakeDirectories(directory + "/file/b").code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(MakeDirectories(directory + "/file").code(), absl::StatusCode::kFailedPrecondition);
 }
 
@@ -74,6 +74,14 @@ TEST(FrameTest, PayloadAndDescriptorsArriveTogether) {
   auto mapped = SharedMemory::Map(std::move(frame.fds[0])).value();
   EXPECT_STREQ(reinterpret_cast<char*>(mapped->data()), "shared");
   EXPECT_EQ(ReceiveFrame(pair.second.get(), absl::Seconds(5)).value().payload, "");
+}
+
+TEST(ClockTest, PollNeverSpinsAndNeverWaitsForEver) {
+  EXPECT_EQ(PollMilliseconds(absl::InfiniteDuration()), 60'000);
+  EXPECT_EQ(PollMilliseconds(absl::Nanoseconds(1)), 1);
+  EXPECT_EQ(PollMilliseconds(absl::Milliseconds(20)), 20);
+  EXPECT_EQ(PollMilliseconds(absl::ZeroDuration()), 0);
+  EXPECT_EQ(PollMilliseconds(-absl::InfiniteDuration()), 0);
 }
 
 TEST(FrameTest, FramesLargerThanTheSocketsBufferArriveWhole) {

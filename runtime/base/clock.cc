@@ -1,5 +1,6 @@
 #include "runtime/base/clock.h"
 
+#include <algorithm>
 #include <ctime>
 
 #include "absl/time/clock.h"
@@ -18,6 +19,11 @@ class MachineClock : public Clock {
 };
 
 }  // namespace
+
+int PollMilliseconds(absl::Duration wait) {
+  const absl::Duration turn = std::clamp(wait, absl::ZeroDuration(), absl::Minutes(1));
+  return static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(turn, absl::Milliseconds(1))));
+}
 
 const Clock& RealClock() {
   static const MachineClock clock;

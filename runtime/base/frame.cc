@@ -26,9 +26,7 @@ class Deadline {
       const absl::Duration left = end_ - RealClock().Monotonic();
       if (left <= absl::ZeroDuration()) return absl::DeadlineExceededError("frame: timed out");
       pollfd entry = {socket, events, 0};
-      const int wait =
-          static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1, 60'000));
-      const int ready = ::poll(&entry, 1, wait);
+      const int ready = ::poll(&entry, 1, PollMilliseconds(left));
       if (ready > 0) return absl::OkStatus();
       if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
     }

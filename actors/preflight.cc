@@ -67,10 +67,10 @@ absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
   const auto now = checkpoint::MakeNumericsFingerprint(assignment.spec(), ops::InstructionSet());
   RETURN_IF_ERROR(checkpoint::CompareFingerprints(manifest.numerics(), now, allowed));
   if (manifest.step() > assignment.spec().train().steps()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        assignment.from_checkpoint(), ": has completed ", manifest.step(),
-        " steps, more than train.steps = ", assignment.spec().train().steps(),
-        "; raise train.steps"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(assignment.from_checkpoint(), ": has completed ", manifest.step(),
+                     " steps, more than train.steps = ", assignment.spec().train().steps(),
+                     "; raise train.steps"));
   }
   return manifest.step();
 }

@@ -19,8 +19,8 @@ class Clock {
 // The machine's clocks (CLOCK_MONOTONIC, CLOCK_REALTIME). Lives for ever; stateless.
 const Clock& RealClock();
 
-// `wait` as a timeout for poll(2): milliseconds, rounded up so that a last short wait is no spin, at
-// least 0, at most a minute (infinite waits too: the caller looks again).
+// `wait` as a timeout for poll(2): milliseconds, rounded up so that a last short wait is no spin,
+// at least 0, at most a minute (infinite waits too: the caller looks again).
 int PollMilliseconds(absl::Duration wait);
 
 // A clock that stands still until it is moved.

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/agent/agent_loop.h"
 #include "controlplane/agent/driver_stream.h"
+#include "controlplane/agent/route.h"
 #include "controlplane/launch/process_keeper.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
@@ -146,6 +147,9 @@ absl::Status RunAgent(const AgentOptions& given) {
   loop_options.run_directory = options.run_directory;
   loop_options.log_directory = options.log_directory;
   loop_options.interface = options.interface;
+  if (loop_options.interface.empty() && !address.is_unix()) {
+    ASSIGN_OR_RETURN(loop_options.interface, LocalAddressTowards(address.host));
+  }
   loop_options.signals_fd = signals.get();
   base::LogInfo(absl::StrCat("agent ", options.node_id, ": ", options.num_slots, " slots, ",
                              stream_options.hello.instruction_set(), ", driver ", address.text));

@@ -18,7 +18,8 @@ struct AgentOptions {
       log_directory;  // empty: run_directory/logs. Holds JOB/attempt-2/rank-00003.0.log, host.0.log
   client::TlsFiles tls;   // needed for HOST:PORT unless `insecure`
   bool insecure = false;  // plain TCP; loopback addresses only
-  // Address that tensor sockets between machines bind; empty: Unix sockets in the run directory.
+  // Address that tensor sockets between machines bind. Empty: that of the route to a driver on TCP;
+  // with a driver on a Unix socket all agents are on one machine and use Unix sockets, too.
   std::string interface;
 };
 

@@ -1,11 +1,14 @@
 #include "tests/e2e/cluster.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -151,7 +154,25 @@ Cluster::Cluster() {
   char directory[] = "/tmp/ms-e2e-XXXXXX";
   EXPECT_NE(::mkdtemp(directory), nullptr);
   directory_ = directory;
+  address_ = "unix:" + directory_ + "/driver.sock";
   WriteJobFile(directory_);
+}
+
+void Cluster::UseTcp() {
+  // A port that was free a moment ago.
+  const base::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in local = {};
+  local.sin_family = AF_INET;
+  local.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(local);
+  ASSERT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&local), size), 0);
+  ASSERT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &size), 0);
+  address_ = absl::StrCat("127.0.0.1:", ntohs(local.sin_port));
+  tcp_ = true;
+}
+
+std::vector<std::string> Cluster::Insecure() const {
+  return tcp_ ? std::vector<std::string>{"--insecure"} : std::vector<std::string>{};
 }
 
 Cluster::~Cluster() {
@@ -174,18 +195,23 @@ Cluster::~Cluster() {
 }
 
 void Cluster::StartDriver() {
-  driver_ = Spawn({Program(), "driver", "--listen", address(), "--state-dir", state_directory()},
-                  directory_ + "/driver.log");
+  std::vector<std::string> command = {Program(), "driver",      "--listen",
+                                      address(), "--state-dir", state_directory()};
+  for (const std::string& flag : Insecure()) command.push_back(flag);
+  driver_ = Spawn(command, directory_ + "/driver.log");
   EXPECT_TRUE(WaitUntil([this] { return Megascale({"list"}).exit_code == 0; }, 30))
       << Slurp(directory_ + "/driver.log");
 }
 
 void Cluster::StartAgent(int index, int slots) {
   const std::string name = absl::StrCat("n", index);
-  agents_[index] = Spawn({Program(), "agent", "--driver", address(), "--slots", absl::StrCat(slots),
-                          "--node-id", name, "--run-dir", absl::StrCat(directory_, "/", name)},
-                         absl::StrCat(directory_, "/", name, ".log"));
-  slots_[index] = slots;
+  std::vector<std::string> command = {Program(),   "agent",
+                                      "--driver",  address(),
+                                      "--slots",   absl::StrCat(slots),
+                                      "--node-id", name,
+                                      "--run-dir", absl::StrCat(directory_, "/", name)};
+  for (const std::string& flag : Insecure()) command.push_back(flag);
+  agents_[index] = Spawn(command, absl::StrCat(directory_, "/", name, ".log"));
 }
 
 void Cluster::KillDriver() {
@@ -207,6 +233,10 @@ void Cluster::StopDriver() {
 CommandResult Cluster::Megascale(const std::vector<std::string>& arguments) const {
   std::vector<std::string> command = {Program()};
   command.insert(command.end(), arguments.begin(), arguments.end());
+  const bool local = arguments[0] == "checkpoint" || arguments[0] == "generate";
+  for (const std::string& flag : Insecure()) {
+    if (!local) command.push_back(flag);
+  }
   return Run(command, {{"MEGASCALE_ADDRESS", address()}, {"NO_COLOR", "1"}});
 }
 

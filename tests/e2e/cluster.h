@@ -45,6 +45,8 @@ class Cluster {
  public:
   // A new folder under /tmp, short enough for sockets.
   Cluster();
+  // From now on driver, agents and commands talk over TCP on the loopback interface.
+  void UseTcp();
   // Kills what is left and removes the folder; fails the test when a process outlives its parent.
   ~Cluster();
 
@@ -57,7 +59,7 @@ class Cluster {
   pid_t driver_pid() const { return driver_; }
   pid_t agent_pid(int index) const { return agents_.at(index); }
   const std::string& directory() const { return directory_; }
-  std::string address() const { return "unix:" + directory_ + "/driver.sock"; }
+  const std::string& address() const { return address_; }
   std::string state_directory() const { return directory_ + "/state"; }
 
   // Runs `megascale ARGUMENTS…` against this cluster's driver.
@@ -75,10 +77,13 @@ class Cluster {
   std::vector<std::string> LossLog(const std::string& job_id) const;
 
  private:
+  std::vector<std::string> Insecure() const;
+
   std::string directory_;
+  std::string address_;
+  bool tcp_ = false;
   pid_t driver_ = -1;
   std::map<int, pid_t> agents_;
-  std::map<int, int> slots_;
 };
 
 // The path of a job file that trains a toy model on generated text for `steps` steps: long enough

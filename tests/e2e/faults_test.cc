@@ -72,6 +72,13 @@ TEST_F(FaultsTest, TheSameFourRanksOnOneAgentGiveTheSameBits) {
   ExpectTheSameBits();
 }
 
+TEST_F(FaultsTest, ControlAndTensorsOverTcpGiveTheSameBits) {
+  cluster_.UseTcp();
+  StartTwoAgents();
+  cluster_.Submit("job");
+  ExpectTheSameBits();
+}
+
 TEST_F(FaultsTest, AKilledWorkerIsReplacedAndNamed) {
   StartTwoAgents();
   SubmitAndReachTheMiddle();

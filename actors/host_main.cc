@@ -117,7 +117,7 @@ int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
   if (!corpus.ok()) return Fail(link, corpus.status());
 
   caf::actor_system_config config;
-  config.set("caf.scheduler.max-threads", 1);
+  config.set("scheduler.max-threads", 1);
   caf::actor_system system(config);
   const PersisterActor persister = system.spawn<caf::detached>(
       Persister, PersisterOptions{assignment, regions->snapshots,

@@ -125,7 +125,7 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
 
   std::promise<int> exit_code;
   caf::actor_system_config config;
-  config.set("caf.scheduler.max-threads", 2);
+  config.set("scheduler.max-threads", 2);
   caf::actor_system system(config);
   WorkerOptions options;
   options.engine = *engine;

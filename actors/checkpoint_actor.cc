@@ -109,12 +109,16 @@ bool PersisterState::OnWriteManifest(const WriteCheckpointManifest& message) {
 
 void PersisterState::OnRetain(const std::string& serialized) {
   link::v1::Retain retain;
-  if (!retain.ParseFromString(serialized)) return;
+  if (!retain.ParseFromString(serialized) || retain.committed().empty()) return;
   const std::vector<agent::v1::CheckpointId> committed = {retain.committed().begin(),
                                                           retain.committed().end()};
   const absl::Status status =
       checkpoint::ApplyRetention(options.assignment.checkpoint_directory(), committed);
   if (!status.ok()) (void)ReportStorageError(status);
+  // Told after a failure too: a job's end does not wait for files that cannot be deleted.
+  link::v1::FromHost report;
+  *report.mutable_retained()->mutable_newest() = *retain.committed().rbegin();
+  options.report(report);
 }
 
 PersisterActor::behavior_type Persister(PersisterActor::stateful_pointer<PersisterState> self,

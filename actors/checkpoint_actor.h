@@ -38,8 +38,8 @@ using PersisterActor = caf::typed_actor<
     caf::reacts_to<PersistSnapshot>,
     // Writes the manifest of a complete checkpoint; reported as StoredManifest or StorageError.
     caf::reacts_to<WriteCheckpointManifest>,
-    // Deletes what the driver's commits made superfluous. The message is a serialized
-    // link.v1.Retain.
+    // Deletes what the driver's commits made superfluous; reported as Retained, after a
+    // StorageError where it failed. The message is a serialized link.v1.Retain.
     caf::reacts_to<std::string>>;
 
 struct PersisterOptions {

@@ -22,6 +22,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/shared_memory.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/numerics.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::actors {
@@ -81,13 +82,8 @@ absl::StatusOr<std::shared_ptr<data::Corpus>> OpenCorpus(const HostAssignment& a
   const auto& spec = assignment.spec();
   ASSIGN_OR_RETURN(std::shared_ptr<data::Corpus> corpus,
                    data::Corpus::Open(spec.data(), spec.train().seq_length()));
-  const int64_t now = corpus->train().size_bytes() + corpus->held_out().size_bytes();
-  const int64_t then = assignment.data().total_bytes();
-  if (now != then) {
-    return absl::FailedPreconditionError(absl::StrCat("data: the files have ", now,
-                                                      " bytes; the job's preflight found ", then,
-                                                      ". Restore them, or submit a new job"));
-  }
+  ASSIGN_OR_RETURN(const checkpoint::v1::DataFingerprint now, corpus->Fingerprint());
+  RETURN_IF_ERROR(checkpoint::CompareFingerprints(assignment.data(), now, {}));
   return corpus;
 }
 

@@ -5,12 +5,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cinttypes>
+#include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
@@ -27,18 +32,27 @@ using megascale::link::v1::HostAssignment;
 
 constexpr double kMeasureSeconds = 0.3;
 
+constexpr absl::Duration kMeasureTurn = absl::Seconds(10);
+
 // One measurement at a time on a machine: two at once would halve each other. The lock is a file of
-// this user in the machine's temporary directory; without it the measurement is only less exact.
+// this user in the machine's temporary directory, gone afterwards; without it the measurement is
+// only less exact, so nobody waits long.
 class MeasureLock {
  public:
   MeasureLock()
-      : fd_(::open(absl::StrCat("/tmp/megascale-measure-", ::getuid(), ".lock").c_str(),
-                   O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)) {
-    if (fd_.valid()) ::flock(fd_.get(), LOCK_EX);
+      : path_(absl::StrCat("/tmp/megascale-measure-", ::getuid(), ".lock")),
+        fd_(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)) {
+    const absl::Duration end = base::RealClock().Monotonic() + kMeasureTurn;
+    while (fd_.valid() && ::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK &&
+           base::RealClock().Monotonic() < end) {
+      absl::SleepFor(absl::Milliseconds(20));
+    }
   }
+  ~MeasureLock() { ::unlink(path_.c_str()); }
 
  private:
-  base::UniqueFd fd_;
+  const std::string path_;
+  const base::UniqueFd fd_;
 };
 
 double MeasureCeiling(const HostAssignment& assignment) {
@@ -46,6 +60,38 @@ double MeasureCeiling(const HostAssignment& assignment) {
   const auto compute = engine::ComputeType(assignment.spec().train().precision());
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return ops::MeasureMatMulCeiling(compute, cores, kMeasureSeconds);
+}
+
+// What this machine can still give to processes; 0: unknown.
+int64_t AvailableMemoryBytes() {
+  const std::string text = base::ReadFile("/proc/meminfo", 1 << 16).value_or("");
+  const size_t at = text.find("MemAvailable:");
+  int64_t kibibytes = 0;
+  if (at == std::string::npos) return 0;
+  std::sscanf(text.c_str() + at, "MemAvailable: %" SCNd64, &kibibytes);
+  return kibibytes << 10;
+}
+
+// Refuses what would be killed for memory later.
+absl::Status CheckMemory(const HostAssignment& assignment) {
+  engine::RankMemory sum;
+  for (const int rank : assignment.local_ranks()) {
+    ASSIGN_OR_RETURN(const engine::RankMemory memory, engine::MemoryOf(assignment.spec(), rank));
+    sum.parameters += memory.parameters;
+    sum.optimizer += memory.optimizer;
+    sum.activations += memory.activations;
+    sum.snapshots += memory.snapshots;
+  }
+  const int64_t needed = sum.parameters + sum.optimizer + sum.activations + sum.snapshots;
+  const int64_t available = AvailableMemoryBytes();
+  if (available == 0 || needed <= available) return absl::OkStatus();
+  const auto mebibytes = [](int64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; };
+  return absl::FailedPreconditionError(absl::StrCat(
+      "memory: the ", assignment.local_ranks_size(), " ranks of this machine need ",
+      mebibytes(sum.parameters), " (weights, gradients) + ", mebibytes(sum.optimizer),
+      " (optimizer) + ", mebibytes(sum.activations), " (activations) + ", mebibytes(sum.snapshots),
+      " (snapshots) = ", mebibytes(needed), " MiB, of which ", mebibytes(available),
+      " are available; make the model or train.micro_batch_size smaller, or use more machines"));
 }
 
 absl::Status CheckDirectory(const std::string& directory) {
@@ -77,6 +123,7 @@ absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
 
 absl::Status Check(const HostAssignment& assignment, Preflight* result) {
   const auto& spec = assignment.spec();
+  RETURN_IF_ERROR(CheckMemory(assignment));
   ASSIGN_OR_RETURN(const auto corpus, data::Corpus::Open(spec.data(), spec.train().seq_length()));
   ASSIGN_OR_RETURN(*result->mutable_data(), corpus->Fingerprint());
   RETURN_IF_ERROR(CheckDirectory(assignment.checkpoint_directory()));

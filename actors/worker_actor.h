@@ -32,7 +32,7 @@ struct WorkerOptions {
   megascale::agent::v1::RestorePoint restore;
   telemetry::HeartbeatWriter* heartbeat = nullptr;
   std::function<void(const megascale::link::v1::FromWorker&)> report;
-  std::function<void(int exit_code)> exit;  // called once, last
+  std::function<void(int exit_code)> exit;  // the first call counts
 };
 
 struct WorkerState {

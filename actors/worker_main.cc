@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <future>
 #include <memory>
@@ -133,7 +135,10 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   options.restore = assignment.restore();
   options.heartbeat = &heartbeat;
   options.report = [link](const link::v1::FromWorker& message) { (void)link->Send(message); };
-  options.exit = [&exit_code](int code) { exit_code.set_value(code); };
+  std::atomic<bool> exiting = false;
+  options.exit = [&](int code) {
+    if (!exiting.exchange(true)) exit_code.set_value(code);
+  };
   const WorkerActor worker = system.spawn(Worker, std::move(options));
   std::thread reader([&] { ReadLink(link, &store, assignment.attempt(), worker); });
   const int code = exit_code.get_future().get();

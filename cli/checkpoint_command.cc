@@ -47,6 +47,7 @@ absl::Status List(const CheckpointFlags& flags) {
 
 absl::Status Inspect(const CheckpointFlags& flags) {
   ASSIGN_OR_RETURN(const auto reader, OpenCheckpoint(flags.directory));
+  RETURN_IF_ERROR(reader->Verify());
   const checkpoint::v1::Manifest& manifest = reader->manifest();
   if (flags.format == "json") {
     PrintJson(manifest, JsonLayout::kPretty);

@@ -92,7 +92,7 @@ absl::Status Evaluate(const ModelFlags& flags) {
   return absl::OkStatus();
 }
 
-void RunsWith(Command* command, std::shared_ptr<ModelFlags> flags,
+void RunsWith(Command* command, const std::shared_ptr<ModelFlags>& flags,
               absl::Status (*run)(const ModelFlags&)) {
   command->Runs([flags, run] {
     if (!CheckOutputFormat(flags->format)) return static_cast<int>(kExitUsage);

@@ -74,7 +74,7 @@ std::string WriteInitialCheckpoint(const std::string& root, const job::v1::JobSp
   manifest.set_step(5);
   manifest.set_next_sample(5);
   *manifest.mutable_spec() = spec;
-  const std::string directory = absl::StrCat(root, "/", checkpoint::StepDirectoryName(5, 1));
+  std::string directory = absl::StrCat(root, "/", checkpoint::StepDirectoryName(5, 1));
   const absl::Status written = checkpoint::WriteManifest(directory, manifest);
   EXPECT_TRUE(written.ok()) << written;
   return directory;

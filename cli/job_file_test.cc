@@ -220,7 +220,7 @@ TEST(JobFileTest, BadOverridesAreNamed) {
 class LoadJobFileTest : public ::testing::Test {
  protected:
   std::string Write(const std::string& text) {
-    const std::string path = ::testing::TempDir() + "/job.yaml";
+    std::string path = ::testing::TempDir() + "/job.yaml";
     std::ofstream(path) << text;
     return path;
   }

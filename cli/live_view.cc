@@ -156,8 +156,7 @@ std::string StateLine(const Job& job) {
 
 std::string RateText(const Job& job) {
   if (job.tokens_per_second() <= 0) return "";
-  std::string text =
-      absl::StrCat(WithCommas(static_cast<int64_t>(job.tokens_per_second() + 0.5)), " tokens/s");
+  std::string text = absl::StrCat(WithCommas(std::llround(job.tokens_per_second())), " tokens/s");
   if (job.flops_ceiling() > 0 && job.model_flops_per_second() > 0) {
     absl::StrAppendFormat(&text, ", MFU %.1f %% of %.0f GFLOP/s",
                           100 * job.model_flops_per_second() / job.flops_ceiling(),

@@ -85,6 +85,15 @@ absl::Duration AgentCore::NextWake() const {
   return wake;
 }
 
+std::vector<int64_t> AgentCore::HungHosts(
+    const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const {
+  std::vector<int64_t> hung;
+  for (const auto& [job_id, job] : jobs_) {
+    for (const int64_t id : job->HungHosts(heartbeats)) hung.push_back(id);
+  }
+  return hung;
+}
+
 absl::Duration AgentCore::report_interval() const {
   absl::Duration interval = absl::Seconds(1);
   for (const auto& [job_id, job] : jobs_) {

@@ -114,6 +114,11 @@ class AgentCore {
   // taken from there, rank and pid are filled in.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
+  // Host processes that stand still, by their heartbeats: to be killed. What ends of itself or by a
+  // kill that the core did not ask for is started again, in place.
+  std::vector<int64_t> HungHosts(
+      const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
+
   // The shortest heartbeat interval that a job asks for; at most 1 s.
   absl::Duration report_interval() const;
 

@@ -428,6 +428,21 @@ TEST_F(AgentCoreTest, TheHostIsRestartedInPlaceWithBackoff) {
   EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_RUNNING);
 }
 
+TEST_F(AgentCoreTest, AHostWhoseTimerStoppedIsToBeKilledAndStartedAgain) {
+  DesiredJob* job = Want(DesiredJob::PHASE_RUN, 1);
+  job->mutable_spec()->mutable_fault()->mutable_heartbeat_timeout()->set_seconds(5);
+  Apply();
+  std::map<int64_t, telemetry::v1::RankStatus> heartbeats;
+  heartbeats[1].set_alive_age_seconds(4);
+  heartbeats[2].set_alive_age_seconds(60);  // a rank: the driver's to judge
+  EXPECT_THAT(core_.HungHosts(heartbeats), IsEmpty());
+  heartbeats[1].set_alive_age_seconds(6);
+  EXPECT_THAT(core_.HungHosts(heartbeats), ElementsAre(1));
+  End(1, Killed(SIGKILL));
+  now_ += absl::Seconds(1);
+  EXPECT_THAT(Settle(), ElementsAre("start host as 4"));
+}
+
 TEST_F(AgentCoreTest, AHostThatKeepsDyingIsGivenUp) {
   Run();
   int64_t host = 1;
@@ -533,6 +548,24 @@ TEST_F(AgentCoreTest, TheDeletingHostIsToldEachNewSetOfCommits) {
   EXPECT_THAT(Apply(), IsEmpty());
   job->add_committed()->set_step(20);
   EXPECT_THAT(Apply(), ElementsAre("tell 1 retain 2"));
+}
+
+TEST_F(AgentCoreTest, RetentionIsReportedUntilTheNextAttempt) {
+  Run();
+  EXPECT_FALSE(Job().has_retained());
+  link::v1::FromHost message;
+  message.mutable_retained()->mutable_newest()->set_attempt(1);
+  message.mutable_retained()->mutable_newest()->set_step(20);
+  core_.OnHostMessage(1, message);
+  EXPECT_EQ(Job().retained().step(), 20);
+  End(1, Killed(SIGKILL));  // the deletion was done
+  EXPECT_EQ(Job().retained().step(), 20);
+  Want(DesiredJob::PHASE_RUN, 2);
+  Apply();
+  for (const int64_t process : {2, 3}) End(process, Killed(SIGKILL));
+  Settle();
+  EXPECT_EQ(Job().attempt(), 2);
+  EXPECT_FALSE(Job().has_retained());
 }
 
 TEST_F(AgentCoreTest, AStorageErrorIsReportedUntilAWriteSucceeds) {

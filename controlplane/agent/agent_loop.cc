@@ -350,6 +350,11 @@ void AgentLoop::ReportWhenDue() {
     if (memory == memory_.end()) continue;
     heartbeats[id] = memory->second->ReadStatus(child->name().rank, child->pid(), now);
   }
+  for (const int64_t id : core_.HungHosts(heartbeats)) {
+    base::LogWarning(absl::StrCat("a host process stands still and is killed: process ",
+                                  children_.at(id)->pid()));
+    Do(KillProcess{id});
+  }
   stream_->SendActual(core_.Report(heartbeats));
   reported_ = now;
   changed_ = false;

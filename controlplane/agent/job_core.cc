@@ -191,6 +191,9 @@ void JobCore::OnHostMessage(int64_t process_id, const link::v1::FromHost& messag
     case link::v1::FromHost::kStorageError:
       storage_error_ = message.storage_error().message();
       break;
+    case link::v1::FromHost::kRetained:
+      retained_ = message.retained().newest();
+      break;
     case link::v1::FromHost::MESSAGE_NOT_SET:
       break;
   }
@@ -258,6 +261,7 @@ void JobCore::Adopt() {
   host_start_after_ = -absl::InfiniteDuration();
   host_failure_.reset();
   storage_error_.clear();
+  retained_.reset();
   // The driver has fenced the older attempts: what it did not commit of them will never be, and the
   // steps behind the restore point are done again.
   std::erase_if(shards_, [&](const auto& shard) { return std::get<0>(shard) < attempt_; });
@@ -429,6 +433,18 @@ bool JobCore::applied() const {
                       [](const auto& item) { return item.second.killed; });
 }
 
+std::vector<int64_t> JobCore::HungHosts(const Heartbeats& heartbeats) const {
+  std::vector<int64_t> hung;
+  const double limit =
+      absl::ToDoubleSeconds(ToDuration(desired_.spec().fault().heartbeat_timeout()));
+  for (const auto& [id, process] : processes_) {
+    const auto found = heartbeats.find(id);
+    if (process.rank != kHostRank || process.killed || found == heartbeats.end()) continue;
+    if (limit > 0 && found->second.alive_age_seconds() > limit) hung.push_back(id);
+  }
+  return hung;
+}
+
 v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
   v1::ActualJob report;
   report.set_job_id(desired_.job_id());
@@ -480,6 +496,7 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
     *report.add_steps() = record;
   }
   report.set_storage_error(storage_error_);
+  if (retained_.has_value()) *report.mutable_retained() = *retained_;
   return report;
 }
 

@@ -49,6 +49,8 @@ class JobCore {
   // No process is left that is not wanted.
   bool applied() const;
   absl::Duration heartbeat_interval() const;
+  // Host processes whose timer thread has stopped for longer than the job's heartbeat timeout.
+  std::vector<int64_t> HungHosts(const Heartbeats& heartbeats) const;
   v1::ActualJob Report(const Heartbeats& heartbeats) const;
 
  private:
@@ -122,6 +124,7 @@ class JobCore {
   std::map<AttemptStep, v1::StoredManifest> manifests_;
   std::map<int64_t, telemetry::v1::StepRecord> steps_;
   std::string storage_error_;
+  std::optional<v1::CheckpointId> retained_;  // newest commit for which the host did the deleting
 };
 
 }  // namespace megascale::agent

@@ -92,7 +92,12 @@ Introduction<link::v1::ToHost> JobMemory::IntroduceHost(const v1::DesiredJob& jo
   assignment->set_from_checkpoint(job.from_checkpoint());
   *assignment->mutable_allow_changed() = job.allow_changed();
   if (job.has_data()) *assignment->mutable_data() = job.data();
-  if (preflight_only) return introduction;
+  if (preflight_only) {
+    for (const v1::Placement& placement : job.placements()) {
+      if (placement.node_id() == node_id_) assignment->add_local_ranks(placement.rank());
+    }
+    return introduction;
+  }
   MEGASCALE_CHECK(attempt_.has_value());
   assignment->set_heartbeat_slot(attempt_->host_heartbeat_slot);
   assignment->set_has_batch_ring(attempt_->ring != nullptr);

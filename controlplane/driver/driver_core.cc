@@ -26,6 +26,12 @@ bool IsHold(pb::Stage stage) {
          stage == pb::STAGE_WAIT_FOR_SLOTS;
 }
 
+// A checkpoint of the last step is committed.
+bool HasAllSteps(const JobRecord& job) {
+  return job.committed_size() > 0 &&
+         job.committed().rbegin()->step() >= job.submitted().spec().train().steps();
+}
+
 // One event being applied. Every handler returns false when it refuses the event.
 class Transition {
  public:
@@ -49,6 +55,7 @@ class Transition {
   bool OnManifestWritten(const pb::ManifestWritten& written);
   bool OnBackoffElapsed(const pb::BackoffElapsed& elapsed);
   bool OnStopTimedOut(const pb::StopTimedOut& timed_out);
+  bool OnRetentionEnded(const pb::RetentionEnded& ended);
 
   // What follows without another event, for every job in the order of submission.
   void Settle();
@@ -65,10 +72,9 @@ class Transition {
            const std::string& message);
   void End(JobRecord* job, control::JobState job_state, const std::string& reason,
            const std::string& message);
+  void Complete(JobRecord* job);
   void Fail(JobRecord* job, const Culprit& culprit);
   void LoseProcesses(const std::string& node_id, const std::string& why);
-  bool AllFenced(const JobRecord& job) const;
-  bool AllGone(const JobRecord& job) const;
   void StartAttempt(JobRecord* job, PlacementResult placement);
   void StartRun(JobRecord* job, const agent::RestorePoint& restore);
 
@@ -111,6 +117,8 @@ bool Transition::Run() {
         return OnBackoffElapsed(event_.backoff_elapsed());
       case Event::kStopTimedOut:
         return OnStopTimedOut(event_.stop_timed_out());
+      case Event::kRetentionEnded:
+        return OnRetentionEnded(event_.retention_ended());
       case Event::kDriverStarted:
         return true;
       case Event::EVENT_NOT_SET:
@@ -148,6 +156,11 @@ void Transition::End(JobRecord* job, control::JobState job_state, const std::str
   Say(job, job_state, reason, message);
   job->set_ended_unix_nanos(event_.time_unix_nanos());
   job->clear_finalize();
+}
+
+void Transition::Complete(JobRecord* job) {
+  End(job, control::JOB_STATE_SUCCEEDED, "Completed",
+      absl::StrCat(job->submitted().spec().train().steps(), " steps completed"));
 }
 
 // --- requests ---------------------------------------------------------------------------------
@@ -399,6 +412,17 @@ bool Transition::OnStopTimedOut(const pb::StopTimedOut& timed_out) {
   return true;
 }
 
+bool Transition::OnRetentionEnded(const pb::RetentionEnded& ended) {
+  JobRecord* job = Current(ended.job_id(), ended.attempt());
+  if (job == nullptr || !WaitsForRetention(state_, *job) ||
+      job->committed().rbegin()->step() != ended.step()) {
+    return false;
+  }
+  if (job->stage() == pb::STAGE_STOP) Enter(job, pb::STAGE_FENCE);
+  if (job->stage() == pb::STAGE_RUN) Complete(job);
+  return true;
+}
+
 // --- what follows -----------------------------------------------------------------------------
 
 void Transition::Settle() {
@@ -410,7 +434,7 @@ void Transition::Settle() {
     if (job.stage() == pb::STAGE_STOP) SettleStop(&job);
     if (job.stage() == pb::STAGE_FENCE) SettleFence(&job);
     const bool queued = job.stage() == pb::STAGE_QUEUED;
-    if (!queued && (job.stage() != pb::STAGE_WAIT_FOR_SLOTS || !AllFenced(job))) {
+    if (!queued && (job.stage() != pb::STAGE_WAIT_FOR_SLOTS || !AllFenced(state_, job))) {
       if (IsHold(job.stage())) waits = JobId(job);
       continue;
     }
@@ -492,17 +516,19 @@ void Transition::SettlePreflight(JobRecord* job) {
 
 void Transition::SettleRun(JobRecord* job) {
   if (job->ended_size() < WorldSize(*job)) return;
-  const int64_t steps = job->submitted().spec().train().steps();
-  if (job->committed_size() > 0 && job->committed().rbegin()->step() >= steps) {
-    End(job, control::JOB_STATE_SUCCEEDED, "Completed", absl::StrCat(steps, " steps completed"));
-    return;
+  // Its host lives until what the last checkpoint made superfluous is deleted.
+  if (WaitsForRetention(state_, *job)) {
+    Say(job, job->state(), "Retention", "waits for older checkpoints to be deleted");
+  } else if (HasAllSteps(*job)) {
+    Complete(job);
+  } else {
+    Say(job, job->state(), "FinalCheckpoint", "waits for the last checkpoint to be stored");
   }
-  Say(job, job->state(), "FinalCheckpoint", "waits for the last checkpoint to be stored");
 }
 
 void Transition::SettleStop(JobRecord* job) {
   if (!AllGone(*job)) return;
-  bool stopped = job->cancel().checkpoint() && !job->host_failed() && !AllFenced(*job);
+  bool stopped = job->cancel().checkpoint() && !job->host_failed() && !AllFenced(state_, *job);
   int64_t step = 0;
   for (const auto& ended : job->ended()) {
     stopped = stopped && !ended.failed();
@@ -514,11 +540,15 @@ void Transition::SettleStop(JobRecord* job) {
         absl::StrCat("waits for the checkpoint of step ", step, " to be stored"));
     return;
   }
+  if (WaitsForRetention(state_, *job)) {
+    Say(job, job->state(), "Retention", "waits for older checkpoints to be deleted");
+    return;
+  }
   Enter(job, pb::STAGE_FENCE);
 }
 
 void Transition::SettleFence(JobRecord* job) {
-  if (!AllFenced(*job)) return;
+  if (!AllFenced(state_, *job)) return;
   if (!job->has_cancel()) {
     AfterFailure(job);
     return;
@@ -533,22 +563,13 @@ void Transition::SettleFence(JobRecord* job) {
 }
 
 void Transition::AfterFailure(JobRecord* job) {
-  const int64_t steps = job->submitted().spec().train().steps();
   const Culprit& culprit = job->culprit();
-  auto* committed = job->mutable_committed();
-  if (!committed->empty() && committed->rbegin()->step() >= steps) {
-    End(job, control::JOB_STATE_SUCCEEDED, "Completed", absl::StrCat(steps, " steps completed"));
-    return;
-  }
+  if (HasAllSteps(*job)) return Complete(job);
   if (!IsRetried(culprit.failure_class())) {
     End(job, control::JOB_STATE_FAILED, ReasonOf(culprit), Describe(culprit));
     return;
   }
-  // A checkpoint that cannot be read is stepped over: the one before it is next.
-  if (culprit.failure_class() == telemetry::FAILURE_CLASS_CORRUPT && !job->progressed() &&
-      !committed->empty() && committed->rbegin()->directory() == job->restore().directory()) {
-    committed->RemoveLast();
-  }
+  StepOverCorrupt(job);
   job->set_attempts_without_progress(job->progressed() ? 0 : job->attempts_without_progress() + 1);
   if (job->attempts_without_progress() >
       job->submitted().spec().fault().max_restarts_without_progress()) {
@@ -565,18 +586,6 @@ void Transition::AfterFailure(JobRecord* job) {
   Enter(job, pb::STAGE_BACKOFF);
   Say(job, control::JOB_STATE_RECOVERING, ReasonOf(culprit),
       absl::StrCat(Describe(culprit), "; next attempt in ", absl::FormatDuration(backoff)));
-}
-
-bool Transition::AllFenced(const JobRecord& job) const {
-  const std::vector<std::string> live = LiveNodesOf(state_, job);
-  return std::all_of(live.begin(), live.end(),
-                     [&](const std::string& node_id) { return IsFenced(job, node_id); });
-}
-
-bool Transition::AllGone(const JobRecord& job) const {
-  return std::all_of(job.placements().begin(), job.placements().end(), [&](const auto& placement) {
-    return FindEnded(job, placement.rank()) != nullptr || IsFenced(job, placement.node_id());
-  });
 }
 
 }  // namespace

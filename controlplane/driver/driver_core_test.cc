@@ -207,7 +207,9 @@ TEST_F(DriverCoreTest, SucceedsOnceAllRanksEndedAndTheLastCheckpointIsCommitted)
   Do(Stored(1, 30));
   EXPECT_THAT(Desired("n0").finalize(), SizeIs(1));
   EXPECT_THAT(Desired("n1").finalize(), SizeIs(0));
+  EXPECT_FALSE(Do(RetentionEnded(1, 30)));
   Do(Manifest(1, 30));
+  Do(RetentionEnded(1, 30));
   EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
   EXPECT_NE(job().ended_unix_nanos(), 0);
   EXPECT_FALSE(Do(Failed(1, 0, "n0", telemetry::FAILURE_CLASS_EXITED)));
@@ -221,6 +223,44 @@ TEST_F(DriverCoreTest, KeepsTheLastCheckpoints) {
   ASSERT_EQ(Desired("n1").committed_size(), 2);
   EXPECT_EQ(Desired("n1").committed(0).step(), 20);
   EXPECT_EQ(Desired("n1").committed(1).step(), 29);
+}
+
+TEST_F(DriverCoreTest, HostLivesUntilOlderCheckpointsAreDeleted) {
+  Run();
+  for (int64_t step : {10, 20, 30}) Do(Manifest(1, step));
+  EXPECT_FALSE(Do(RetentionEnded(1, 30)));  // ranks still run
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, false, 30));
+  EXPECT_EQ(job().reason(), "Retention");
+  EXPECT_EQ(Desired("n0").phase(), agent::DesiredJob::PHASE_RUN);
+  EXPECT_EQ(Desired("n0").committed_size(), 2);
+  EXPECT_FALSE(Do(RetentionEnded(1, 20)));
+  EXPECT_EQ(job().stage(), pb::STAGE_RUN);
+  EXPECT_TRUE(Do(RetentionEnded(1, 30)));
+  EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
+  EXPECT_FALSE(Do(RetentionEnded(1, 30)));
+}
+
+TEST_F(DriverCoreTest, RetentionThatIsNeverReportedDoesNotHoldTheEndUp) {
+  Run();
+  Do(Manifest(1, 30));
+  EXPECT_THAT(TimersFor(state_), SizeIs(0));
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, false, 30));
+  const std::vector<Timer> timers = TimersFor(state_);
+  ASSERT_THAT(timers, SizeIs(1));
+  EXPECT_EQ(timers[0].delay, absl::Seconds(30));
+  EXPECT_TRUE(Do(timers[0].when_due));
+  EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
+}
+
+TEST_F(DriverCoreTest, LossOfTheDeletingNodeEndsTheWaitForRetention) {
+  Run();
+  Do(Manifest(1, 30));
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, false, 30));
+  Do(Joined("n0", "b", 2));
+  EXPECT_FALSE(Do(RetentionEnded(1, 30)));
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
 }
 
 TEST_F(DriverCoreTest, FailureFencesAllNodesThenStartsTheNextAttemptFromMemory) {
@@ -404,6 +444,23 @@ TEST_F(DriverCoreTest, CorruptCheckpointIsSteppedOver) {
   EXPECT_EQ(job().restore().step(), 10);
 }
 
+TEST_F(DriverCoreTest, ACorruptSnapshotInMemoryIsSteppedOver) {
+  Run();
+  Do(Progressed(1, 15));
+  Do(Manifest(1, 10));
+  Do(Failed(1, 1, "n0", telemetry::FAILURE_CLASS_EXITED));
+  Do(Fenced(1, "n0", {{0, 12}, {1, 12}}));
+  Do(Fenced(1, "n1", {{2, 12}, {3, 12}}));
+  EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_MEMORY);
+  Do(Failed(2, 1, "n0", telemetry::FAILURE_CLASS_CORRUPT));
+  Do(Fenced(2, "n0", {{0, 12}, {1, 12}}));
+  Do(Fenced(2, "n1", {{2, 12}, {3, 12}}));
+  BackoffElapsed(2);
+  EXPECT_EQ(job().attempt(), 3);
+  EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_STORAGE);
+  EXPECT_EQ(job().restore().step(), 10);
+}
+
 TEST_F(DriverCoreTest, LossAfterTheLastCheckpointIsASuccess) {
   Run();
   for (int rank = 0; rank < 3; ++rank) Do(Ended(1, rank, false, 30));
@@ -447,6 +504,9 @@ TEST_F(DriverCoreTest, CancelWithCheckpointWaitsForItsCommit) {
   Do(Stored(1, 7));
   EXPECT_THAT(Desired("n0").finalize(), SizeIs(1));
   Do(Manifest(1, 7));
+  EXPECT_EQ(job().reason(), "Retention");
+  EXPECT_EQ(Desired("n0").phase(), agent::DesiredJob::PHASE_STOP);
+  Do(RetentionEnded(1, 7));
   EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
   Do(Fenced(1, "n0", {}));
   Do(Fenced(1, "n1", {}));
@@ -474,6 +534,23 @@ TEST_F(DriverCoreTest, CancelledCheckpointIsGivenUpWhenAHostFailed) {
   EXPECT_EQ(job().stage(), pb::STAGE_STOP);
   Do(Failed(1, -1, "n0", telemetry::FAILURE_CLASS_EXITED));
   EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
+}
+
+TEST_F(DriverCoreTest, CancelDoesNotWaitForRetentionWithoutItsNode) {
+  for (const bool lost : {false, true}) {
+    state_.Clear();
+    events_.clear();
+    states_.clear();
+    Run();
+    Do(Cancelled(true));
+    for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, true, 7));
+    Do(Manifest(1, 7));
+    const std::vector<Timer> timers = TimersFor(state_);
+    ASSERT_THAT(timers, SizeIs(1));
+    EXPECT_TRUE(timers[0].when_due.retention_ended().timed_out());
+    Do(lost ? Lost("n0", "a") : Fenced(1, "n0", {}));
+    EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
+  }
 }
 
 TEST_F(DriverCoreTest, CancelWhileRecoveringEndsOnceFenced) {

@@ -312,6 +312,13 @@ TEST_F(DriverServerTest, JobRunsThroughAnAgentToItsEnd) {
   manifest->set_step(3);
   manifest->set_directory("/c/step-00000003-attempt-1");
   stream.Report(actual);
+  stream.Await([](const agent::DesiredState& desired) {
+    return desired.jobs(0).committed_size() == 1 && desired.jobs(0).delete_checkpoints();
+  });
+  actual.clear_manifests();
+  actual.mutable_retained()->set_attempt(1);
+  actual.mutable_retained()->set_step(3);
+  stream.Report(actual);
   stream.Await([](const agent::DesiredState& desired) { return desired.jobs_size() == 0; });
 
   int num_steps = 0;

@@ -35,6 +35,7 @@ struct FakeJob {
   std::set<std::pair<int64_t, int>> shards;             // step, rank
   std::map<int64_t, agent::StoredManifest> manifests;
   std::map<int64_t, telemetry::StepRecord> steps;
+  agent::CheckpointId retained;
   bool preflight = false;
 };
 
@@ -112,6 +113,8 @@ class Simulation {
   const std::map<int64_t, int64_t>& LossLogOf(const std::string& job_id) {
     return loss_logs_[job_id];
   }
+  // The newest checkpoint for which an agent did the deleting; 0: none.
+  int64_t RetainedStepOf(const std::string& job_id) { return retained_[job_id]; }
   // Attempts after the first, by where they started.
   const std::map<int, int>& restores() const { return restores_; }
   std::string Hash() const { return state_.SerializeAsString(); }
@@ -297,6 +300,7 @@ class Simulation {
       }
       for (const auto& [step, manifest] : job.manifests) *actual->add_manifests() = manifest;
       for (const auto& [step, record] : job.steps) *actual->add_steps() = record;
+      *actual->mutable_retained() = job.retained;
     }
     return report;
   }
@@ -332,6 +336,11 @@ class Simulation {
         manifest.set_step(id.step());
         manifest.set_directory(absl::StrCat("/c/", id.step(), "-", id.attempt()));
       }
+      if (desired.delete_checkpoints() && desired.committed_size() > 0 &&
+          !(storm_ && Chance(0.5))) {
+        job.retained = *desired.committed().rbegin();
+        retained_[job_id] = job.retained.step();
+      }
       if (desired.phase() != agent::DesiredJob::PHASE_STOP) continue;
       for (auto& [rank, actual] : job.ranks) {
         if (actual.state() == agent::ActualRank::STATE_RUNNING) {
@@ -347,6 +356,7 @@ class Simulation {
     job->shards.clear();
     job->manifests.clear();
     job->steps.clear();
+    job->retained.Clear();
   }
 
   static void Launch(const FakeAgent& fake, FakeJob* job) {
@@ -422,6 +432,7 @@ class Simulation {
   std::vector<std::pair<std::string, agent::ActualState>> reports_;
   std::map<int, int> restores_;
   std::map<std::pair<std::string, std::string>, int64_t> fenced_;  // incarnation, job -> attempt
+  std::map<std::string, int64_t> retained_;                        // job -> step
   bool storm_ = false;
   std::map<std::string, std::map<int64_t, int64_t>> loss_logs_;  // job -> step -> attempt
 };
@@ -471,6 +482,7 @@ TEST(DriverSimulationTest, CalmRunSucceedsInOneAttempt) {
   const JobRecord& job = *FindJob(simulation.state(), "j");
   EXPECT_EQ(job.state(), control::JOB_STATE_SUCCEEDED);
   EXPECT_EQ(job.attempt(), 1);
+  EXPECT_EQ(simulation.RetainedStepOf("j"), kSteps);
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ namespace pb = megascale::driver::v1;
 // asked for, in which it is stored.
 constexpr absl::Duration kStopMargin = absl::Seconds(10);
 constexpr absl::Duration kStopCheckpointMargin = absl::Seconds(120);
+// Deleting checkpoints holds a job's end up for no longer than this.
+constexpr absl::Duration kRetentionTimeout = absl::Seconds(30);
 
 agent::DesiredJob::Phase PhaseOf(pb::Stage stage) {
   switch (stage) {
@@ -154,6 +156,33 @@ const pb::EndedRank* FindEnded(const JobRecord& job, int rank) {
   return nullptr;
 }
 
+bool AllFenced(const DriverState& state, const JobRecord& job) {
+  const std::vector<std::string> live = LiveNodesOf(state, job);
+  return std::all_of(live.begin(), live.end(),
+                     [&](const std::string& node_id) { return IsFenced(job, node_id); });
+}
+
+bool AllGone(const JobRecord& job) {
+  return std::all_of(job.placements().begin(), job.placements().end(), [&](const auto& placement) {
+    return FindEnded(job, placement.rank()) != nullptr || IsFenced(job, placement.node_id());
+  });
+}
+
+bool WaitsForRetention(const DriverState& state, const JobRecord& job) {
+  const bool runs = job.stage() == pb::STAGE_RUN;
+  const bool stops = job.stage() == pb::STAGE_STOP && job.cancel().checkpoint();
+  if ((!runs && !stops) || job.host_failed() || job.ended_size() < WorldSize(job)) return false;
+  int64_t last_step = runs ? job.submitted().spec().train().steps() : 0;
+  for (const auto& ended : job.ended()) {
+    if (ended.failed()) return false;
+    last_step = std::max(last_step, ended.step());
+  }
+  if (job.committed_size() == 0 || job.committed().rbegin()->step() < last_step) return false;
+  const std::string node_id = NodeOfRank(job, 0);
+  const NodeRecord* node = FindNode(state, node_id);
+  return node != nullptr && node->alive() && !IsFenced(job, node_id);
+}
+
 std::string CheckpointDirectory(const JobRecord& job) {
   const std::string& given = job.submitted().spec().checkpoint().directory();
   if (given.empty()) return absl::StrCat(job.submitted().directory(), "/checkpoints");
@@ -185,6 +214,14 @@ std::vector<Timer> TimersFor(const DriverState& state) {
       timer.delay = BackoffOf(job);
       timer.when_due.mutable_backoff_elapsed()->set_job_id(JobId(job));
       timer.when_due.mutable_backoff_elapsed()->set_attempt(job.attempt());
+    } else if (WaitsForRetention(state, job)) {
+      const int64_t step = job.committed().rbegin()->step();
+      timer.key = absl::StrCat("retention/", JobId(job), "/", job.attempt(), "/", step);
+      timer.delay = kRetentionTimeout;
+      timer.when_due.mutable_retention_ended()->set_job_id(JobId(job));
+      timer.when_due.mutable_retention_ended()->set_attempt(job.attempt());
+      timer.when_due.mutable_retention_ended()->set_step(step);
+      timer.when_due.mutable_retention_ended()->set_timed_out(true);
     } else if (job.stage() == pb::STAGE_STOP) {
       timer.key = absl::StrCat("stop/", JobId(job), "/", job.attempt());
       timer.delay = ToDuration(job.cancel().grace()) +

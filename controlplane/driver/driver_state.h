@@ -48,6 +48,15 @@ bool IsFenced(const JobRecord& job, absl::string_view node_id);
 bool HasPreflight(const JobRecord& job, absl::string_view node_id);
 const megascale::driver::v1::EndedRank* FindEnded(const JobRecord& job, int rank);
 
+// No process of the attempt is left on any living node.
+bool AllFenced(const DriverState& state, const JobRecord& job);
+// No rank of the attempt runs any more.
+bool AllGone(const JobRecord& job);
+
+// True when nothing but the deletion of older checkpoints is left to do: every rank ended well, its
+// last checkpoint is committed, and the host of rank 0, which deletes, is believed to live.
+bool WaitsForRetention(const DriverState& state, const JobRecord& job);
+
 // Where the job's checkpoints are: the specification's directory (a folder named by the job id in
 // it, because several jobs may name one directory), or a folder in the job's own.
 std::string CheckpointDirectory(const JobRecord& job);

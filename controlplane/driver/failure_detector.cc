@@ -307,6 +307,25 @@ void FailureDetector::AddStoredShards(const JobRecord& job, std::vector<Event>* 
   }
 }
 
+// On ticks, because the ranks of other nodes may end after the report that says it.
+void FailureDetector::AddRetentionEnded(const DriverState& state, const JobRecord& job,
+                                        std::vector<Event>* events) const {
+  if (!WaitsForRetention(state, job)) return;
+  const agent::ActualJob* actual = LastReport(NodeOfRank(job, 0), JobId(job));
+  const auto& newest = *job.committed().rbegin();
+  if (actual == nullptr || actual->attempt() != job.attempt() ||
+      actual->retained().attempt() != newest.attempt() ||
+      actual->retained().step() != newest.step()) {
+    return;
+  }
+  Event event;
+  auto* ended = event.mutable_retention_ended();
+  ended->set_job_id(JobId(job));
+  ended->set_attempt(job.attempt());
+  ended->set_step(newest.step());
+  events->push_back(std::move(event));
+}
+
 std::vector<Event> FailureDetector::OnTick(const DriverState& state, absl::Duration now) {
   Advance(now);
   std::vector<Event> events;
@@ -326,6 +345,7 @@ std::vector<Event> FailureDetector::OnTick(const DriverState& state, absl::Durat
     events.push_back(std::move(event));
   }
   for (const JobRecord& job : state.jobs()) {
+    AddRetentionEnded(state, job, &events);
     if (IsTerminal(job)) {
       newest_step_.erase(JobId(job));
       stages_.erase(JobId(job));
@@ -362,7 +382,11 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
   const absl::Duration limit =
       ToDuration(IsStarting(status.phase()) ? fault.start_timeout() : fault.progress_timeout());
   // A phase has its limit for itself: what went before it does not count.
-  suspect.age = std::min(absl::Seconds(status.progress_age_seconds()) + since_report, in_phase);
+  // One that never said anything has been silent for as long as its attempt runs.
+  const bool silent = status.progress_age_seconds() < 0;
+  suspect.age =
+      silent ? in_phase
+             : std::min(absl::Seconds(status.progress_age_seconds()) + since_report, in_phase);
   if (suspect.age <= limit) return std::nullopt;
   suspect.evidence =
       absl::StrCat("no progress for ", absl::FormatDuration(limit), " at step ", status.step(),

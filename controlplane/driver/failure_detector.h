@@ -82,6 +82,8 @@ class FailureDetector {
                                   const megascale::agent::v1::ActualJob& report) const;
   void AddTrainingStarted(const JobRecord& job, std::vector<Event>* events) const;
   void AddStoredShards(const JobRecord& job, std::vector<Event>* events) const;
+  void AddRetentionEnded(const DriverState& state, const JobRecord& job,
+                         std::vector<Event>* events) const;
   // Events that say a failure, with the newest step before them.
   void AddFailures(const JobRecord& job, std::vector<Event> failures, std::vector<Event>* events);
   std::vector<Suspect> SuspectsOf(const JobRecord& job);

@@ -238,6 +238,23 @@ TEST_F(FailureDetectorTest, ShardsOfAllRanksAreFinalizedAndTheManifestIsTakenOve
   EXPECT_EQ(job().finalize_size(), 0);
 }
 
+TEST_F(FailureDetectorTest, RetentionIsToldOnceAllRanksEndedAndForTheLastCheckpointOnly) {
+  Train();
+  Take({Manifest(1, 30)});
+  JobOn("n1")->mutable_retained()->set_attempt(1);  // not the one that deletes
+  JobOn("n1")->mutable_retained()->set_step(30);
+  JobOn("n0")->mutable_retained()->set_attempt(1);
+  JobOn("n0")->mutable_retained()->set_step(20);
+  for (int rank = 0; rank < 4; ++rank) Take({Ended(1, rank, false, 30)});
+  EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0));
+  JobOn("n0")->mutable_retained()->set_step(30);
+  const std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].retention_ended().step(), 30);
+  EXPECT_FALSE(events[0].retention_ended().timed_out());
+  EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
+}
+
 TEST_F(FailureDetectorTest, NodeIsFencedOnlyByAReportThatKnowsOfIt) {
   Train();
   RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);

@@ -119,4 +119,17 @@ agent::RestorePoint ChooseRestore(const JobRecord& job,
   return restore;
 }
 
+void StepOverCorrupt(JobRecord* job) {
+  if (job->culprit().failure_class() != telemetry::FAILURE_CLASS_CORRUPT || job->progressed()) {
+    return;
+  }
+  auto* committed = job->mutable_committed();
+  if (job->restore().source() == agent::RestorePoint::SOURCE_MEMORY) {
+    for (auto& fenced : *job->mutable_fenced()) fenced.clear_snapshots();
+  } else if (!committed->empty() &&
+             committed->rbegin()->directory() == job->restore().directory()) {
+    committed->RemoveLast();
+  }
+}
+
 }  // namespace megascale::driver

@@ -36,4 +36,8 @@ absl::Duration BackoffOf(const JobRecord& job);
 megascale::agent::v1::RestorePoint ChooseRestore(
     const JobRecord& job, const std::vector<megascale::agent::v1::Placement>& placements);
 
+// After a failure whose culprit could not read what its attempt was to start from: forgets that
+// copy, so that storage instead of memory is next, or the checkpoint before.
+void StepOverCorrupt(JobRecord* job);
+
 }  // namespace megascale::driver

@@ -137,6 +137,14 @@ inline Event Stored(int64_t attempt, int64_t step) {
   return event;
 }
 
+inline Event RetentionEnded(int64_t attempt, int64_t step) {
+  Event event;
+  event.mutable_retention_ended()->set_job_id("j");
+  event.mutable_retention_ended()->set_attempt(attempt);
+  event.mutable_retention_ended()->set_step(step);
+  return event;
+}
+
 inline Event Progressed(int64_t attempt, int64_t step) {
   Event event;
   event.mutable_attempt_progressed()->set_job_id("j");

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/duration.pb.h"
 #include "runtime/base/check.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/comm/fabric.h"
@@ -36,6 +37,8 @@ absl::Duration FromProto(const google::protobuf::Duration& duration) {
 // A peer that stands still is the failure detector's to find, within the progress timeout; the
 // waits of the others last a little longer, so that they are consequences.
 constexpr double kPeerPatience = 1.5;
+// How many progress timeouts storage may take before a worker gives up.
+constexpr double kStoragePatience = 10;
 
 std::unique_ptr<ops::Ops> MakeOps(tensor::DType compute, int num_threads) {
   return compute == tensor::DType::kF64 ? ops::MakeReferenceOps()
@@ -60,6 +63,7 @@ class Engine : public RankEngine {
   absl::Status PrepareMemory();
   absl::Status PrepareFabric();
   absl::Status MakeExecutor();
+  absl::StatusOr<absl::Span<std::byte>> AcquireBuffer();
   std::map<plan::OpKind, plan::Handler> Handlers();
   comm::Communicator* CommunicatorOf(const plan::Instruction& instruction) const;
   absl::Duration timeout() const {
@@ -252,11 +256,31 @@ void Engine::Launch(plan::Owner owner, int64_t step, std::function<void(absl::St
   if (!launched.ok()) done(launched);
 }
 
+// Storage that is behind is no failure of this rank, nor of a peer: it waits, and says that it
+// lives.
+absl::StatusOr<absl::Span<std::byte>> Engine::AcquireBuffer() {
+  const absl::Duration limit =
+      FromProto(options_.spec.fault().progress_timeout()) * kStoragePatience;
+  const absl::Duration end = base::RealClock().Monotonic() + limit;
+  for (;;) {
+    auto payload = snapshot_writer_->Acquire(absl::Seconds(1));
+    if (!absl::IsDeadlineExceeded(payload.status())) return payload;
+    const absl::Duration now = base::RealClock().Monotonic();
+    if (now > end) {
+      return absl::UnknownError(absl::StrCat(
+          "checkpoint storage is behind: no snapshot buffer for ", absl::FormatDuration(limit),
+          "; see the host's log and checkpoint.directory"));
+    }
+    if (options_.heartbeat != nullptr) {
+      options_.heartbeat->Progress(now);
+      options_.heartbeat->SetDoing("waiting for checkpoint storage");
+    }
+  }
+}
+
 absl::StatusOr<int> Engine::TakeSnapshot(int64_t step) {
   MEGASCALE_CHECK(snapshot_writer_.has_value());
-  // Storage that is behind is no failure of this rank: it waits, and says that it lives.
-  const absl::Duration limit = FromProto(options_.spec.fault().progress_timeout());
-  ASSIGN_OR_RETURN(const absl::Span<std::byte> payload, snapshot_writer_->Acquire(limit));
+  ASSIGN_OR_RETURN(const absl::Span<std::byte> payload, AcquireBuffer());
   const checkpoint::ShardMoment moment = {
       .attempt = options_.attempt,
       .step = step,

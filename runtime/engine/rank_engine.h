@@ -72,7 +72,7 @@ class RankEngine {
   virtual StepResult result() const = 0;
 
   // Copies the shard's state after `step` into a free snapshot buffer and seals it; returns the
-  // buffer. Blocking. Requires: no step is running. Errors: DeadlineExceeded - no buffer was free.
+  // buffer. Blocking. Requires: no step is running. Errors: Unknown - storage is too far behind.
   virtual absl::StatusOr<int> TakeSnapshot(int64_t step) = 0;
 
   // Raises this rank's stop flag; the next step's result says so on every rank. Any thread.

@@ -101,25 +101,4 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> MakeSnapshotMemory(const v1::JobSp
   return region;
 }
 
-absl::StatusOr<int64_t> SharedMemoryBytes(const v1::JobSpec& spec) {
-  ASSIGN_OR_RETURN(const plan::Mesh mesh, engine::MeshOf(spec));
-  NodeRequest request;
-  request.spec = &spec;
-  request.node_id = "n0";
-  int64_t bytes = 0;
-  for (int rank = 0; rank < mesh.world_size(); ++rank) {
-    request.placements.emplace_back();
-    request.placements.back().set_rank(rank);
-    request.placements.back().set_node_id(request.node_id);
-    ASSIGN_OR_RETURN(const engine::RankMemory memory, engine::MemoryOf(spec, rank));
-    bytes += memory.snapshots;
-  }
-  std::vector<LocalRank> ranks = RanksOn(request);
-  const comm::RegionSpec region = RegionOf(request, mesh);
-  bytes +=
-      static_cast<int64_t>(comm::RegionBytes(region.groups, region.placements, request.node_id));
-  bytes += static_cast<int64_t>(data::BatchRingBytes(RingOf(spec, mesh, &ranks)));
-  return bytes;
-}
-
 }  // namespace megascale::job

@@ -50,8 +50,4 @@ absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request);
 absl::StatusOr<std::unique_ptr<base::SharedMemory>> MakeSnapshotMemory(
     const megascale::job::v1::JobSpec& spec, int rank);
 
-// Bytes of shared memory that all ranks of the job need on one machine that holds them all, for
-// --dry-run.
-absl::StatusOr<int64_t> SharedMemoryBytes(const megascale::job::v1::JobSpec& spec);
-
 }  // namespace megascale::job

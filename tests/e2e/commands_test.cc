@@ -88,6 +88,29 @@ TEST_F(CommandsTest, CancelWithCheckpointKeepsTheLastStepAndAnotherJobGoesOnFrom
   EXPECT_EQ(cluster_.Digest("rest"), cluster_.Digest("whole"));
 }
 
+// The last checkpoint's commit is nearly the last that a job does: the deletion must not be lost.
+TEST_F(CommandsTest, AnEndedJobLeavesAsManyCheckpointsAsItWasToKeep) {
+  Start();
+  const auto num_checkpoints = [&](const std::string& job_id) {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(
+             cluster_.state_directory() + "/jobs/" + job_id + "/checkpoints")) {
+      EXPECT_EQ(entry.path().filename().string().rfind("step-", 0), 0u) << entry.path();
+      ++count;
+    }
+    return count;
+  };
+  cluster_.Submit("ended", {"checkpoint.keep=2", "checkpoint.interval=20", "train.steps=100"});
+  ASSERT_EQ(cluster_.WaitForEnd("ended"), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(num_checkpoints("ended"), 2);
+
+  cluster_.Submit("stopped", {"checkpoint.keep=2", "checkpoint.interval=20"});
+  ASSERT_TRUE(cluster_.WaitForStep("stopped", 50));
+  EXPECT_EQ(cluster_.Megascale({"cancel", "stopped", "--checkpoint"}).exit_code, 0);
+  ASSERT_EQ(cluster_.WaitForEnd("stopped"), control::v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(num_checkpoints("stopped"), 2);
+}
+
 TEST_F(CommandsTest, ResumingOnChangedDataOrNumericsIsRefusedUnlessAllowed) {
   Start();
   cluster_.Submit("first", {"train.steps=5"});

@@ -103,6 +103,17 @@ TEST_F(FaultsTest, AKilledHostIsRestartedInTheSameAttempt) {
   EXPECT_EQ(cluster_.Status("job").attempt(), before_.attempt());
 }
 
+TEST_F(FaultsTest, AStoppedHostIsReplacedInTheSameAttempt) {
+  StartTwoAgents();
+  SubmitAndReachTheMiddle();
+  const std::vector<pid_t> hosts = DescendantsOf(cluster_.agent_pid(1), "host --link-fd");
+  ASSERT_EQ(hosts.size(), 1u);
+  ::kill(hosts[0], SIGSTOP);
+  ExpectTheSameBits();
+  EXPECT_EQ(cluster_.Status("job").attempt(), before_.attempt());
+  EXPECT_FALSE(IsAlive(hosts[0]));
+}
+
 TEST_F(FaultsTest, AKilledAgentTakesItsProcessesWithItAndTheJobResumesFromStorage) {
   StartTwoAgents();
   SubmitAndReachTheMiddle();

@@ -21,7 +21,7 @@ struct WatchFlags {
   absl::Duration timeout = absl::InfiniteDuration();
 };
 
-absl::StatusOr<FollowResult> Follow(const WatchFlags& flags, FollowOptions options) {
+absl::StatusOr<FollowResult> Follow(const WatchFlags& flags, const FollowOptions& options) {
   ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
   return FollowJob(client.get(), flags.job_id, options);
 }

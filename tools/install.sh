@@ -35,8 +35,20 @@ fi
 
 echo "megascale: installing ${#missing[@]} packages: ${missing[*]}"
 log=$(mktemp /tmp/megascale-install-XXXXXX)
-if ! { "${as_root[@]}" apt-get update && "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install \
-    --yes --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+install_missing() {
+  "${as_root[@]}" apt-get update &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "${missing[@]}"
+}
+# On a terminal a line that counts; the whole output goes to the log.
+show_progress() {
+  local terminal=0
+  [[ -t 1 ]] && terminal=1
+  awk -v terminal="$terminal" '
+    /^Get:|^Unpacking|^Setting up/ { count[$1 ~ /^Get/ ? "fetched" : $1 == "Unpacking" ? "unpacked" : "set up"]++ }
+    terminal { printf "\r  fetched %d, unpacked %d, set up %d", count["fetched"], count["unpacked"], count["set up"]; fflush() }
+    END { if (terminal) print "" }'
+}
+if ! install_missing 2>&1 | tee "$log" | show_progress; then
   tail -n 20 "$log" >&2
   echo "megascale: the installation failed; the whole log is $log" >&2
   exit 1

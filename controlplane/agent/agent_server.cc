@@ -157,7 +157,7 @@ absl::Status RunAgent(const AgentOptions& given) {
     base::LogWarning("--insecure: the connection to the driver is neither secret nor authentic");
   }
   AgentLoop loop(std::move(loop_options), keeper.get(), stream.get());
-  const absl::Status ended = loop.Run();
+  absl::Status ended = loop.Run();
   keeper->Stop();  // before memory and socket directories go
   if (ended.ok()) base::LogInfo("asked to end; its processes are gone");
   return ended;

@@ -84,7 +84,7 @@ class StopWatcher {
 }  // namespace
 
 struct JobClient::Impl {
-  Impl(std::string name, std::shared_ptr<grpc::Channel> channel)
+  Impl(std::string name, const std::shared_ptr<grpc::Channel>& channel)
       : name(std::move(name)), stub(control::v1::JobService::NewStub(channel)) {}
 
   absl::Status ToStatus(const grpc::Status& status) const {

@@ -125,7 +125,8 @@ absl::StatusOr<T> DriverLoop::Call(std::function<absl::Status()> decide,
   const auto unavailable = [] {
     return absl::UnavailableError("the driver is stopping; ask again when it is back");
   };
-  const bool posted = Post([promise = std::move(promise), decide, answer]() -> Output {
+  const bool posted = Post([promise = std::move(promise), decide = std::move(decide),
+                            answer = std::move(answer)]() -> Output {
     if (absl::Status status = decide(); !status.ok()) {
       return [promise, status] { promise->set_value(status); };
     }

@@ -17,7 +17,7 @@
 namespace megascale::comm {
 namespace {
 
-constexpr size_t kRingBytes = GroupSpec().ring_bytes;
+const size_t kRingBytes = GroupSpec().ring_bytes;
 constexpr int kNumRounds = 3;
 constexpr size_t kBytesPerRound = 64 << 20;
 

@@ -8,7 +8,6 @@ namespace megascale::comm {
 namespace {
 
 using megascale::agent::v1::StoreReply;
-using megascale::agent::v1::StoreRequest;
 
 // What an entry costs beside its bytes, roughly.
 constexpr size_t kEntryBytes = 128;

@@ -65,7 +65,7 @@ BatchLoader::BatchLoader(const job::v1::JobSpec& spec, const Corpus* corpus, Bat
 
 absl::Status BatchLoader::RunUntil(const std::atomic<bool>& stop, int64_t last_step) {
   while (!stop.load(std::memory_order_relaxed) && writer_.next_step() <= last_step) {
-    const absl::Status published = writer_.Publish(
+    absl::Status published = writer_.Publish(
         [this](int64_t step, const MutableBatchView& batch) { return Fill(step, batch); },
         kStopInterval);
     if (!published.ok() && !absl::IsDeadlineExceeded(published)) return published;

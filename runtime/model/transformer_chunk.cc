@@ -11,7 +11,6 @@
 namespace megascale::model {
 namespace {
 
-
 // Views of the parameters by name in the flat spaces.
 class ParameterBinder {
  public:

@@ -33,6 +33,18 @@ class CommandsTest : public ::testing::Test {
          std::filesystem::recursive_directory_iterator(cluster_.directory() + "/n0")) {
       EXPECT_FALSE(entry.is_socket()) << entry.path();
     }
+    const std::string descriptors = absl::StrCat("/proc/", cluster_.agent_pid(0), "/fd");
+    EXPECT_TRUE(WaitUntil([&] { return NumSharedMemories(descriptors) == 0; }, 20));
+  }
+
+  static int NumSharedMemories(const std::string& descriptors) {
+    int num = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(descriptors)) {
+      std::error_code ignored;
+      const std::string target = std::filesystem::read_symlink(entry, ignored).string();
+      num += target.find("memfd:megascale") != std::string::npos ? 1 : 0;
+    }
+    return num;
   }
 
   Cluster cluster_;
@@ -150,6 +162,53 @@ TEST_F(CommandsTest, LogsListWaitAndVersionShowWhatIs) {
   EXPECT_NE(cluster_.Megascale({"list"}).out.find("job"), std::string::npos);
   EXPECT_EQ(cluster_.Megascale({"version"}).exit_code, 0);
   EXPECT_EQ(cluster_.LossLog("job").size(), 5u);
+}
+
+TEST_F(CommandsTest, CtrlCInWatchAndFollowDetachesAndSaysHowToCancel) {
+  Start();
+  const std::vector<std::vector<std::string>> commands = {
+      {"submit", job_file(), "--job-id", "job", "--set", "train.steps=100000", "--follow"},
+      {"watch", "job"},
+  };
+  for (const std::vector<std::string>& words : commands) {
+    std::vector<std::string> command = {Program()};
+    command.insert(command.end(), words.begin(), words.end());
+    command.insert(command.end(), {"--address", cluster_.address()});
+    const std::string log = absl::StrCat(cluster_.directory(), "/", words[0], ".log");
+    const pid_t pid = Spawn(command, log);
+    ASSERT_TRUE(WaitUntil(
+        [&] {
+          return base::ReadFile(log, 1 << 20).value_or("").find("step ") != std::string::npos;
+        },
+        60));
+    ::kill(pid, SIGINT);
+    const int status = WaitForExit(pid, 30);
+    ASSERT_NE(status, -1);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_NE(base::ReadFile(log, 1 << 20).value_or("").find("megascale cancel job"),
+              std::string::npos)
+        << base::ReadFile(log, 1 << 20).value_or("");
+    EXPECT_EQ(cluster_.Status("job").state(), control::v1::JOB_STATE_RUNNING);
+  }
+  EXPECT_EQ(cluster_.Megascale({"cancel", "job"}).exit_code, 0);
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_CANCELLED);
+}
+
+TEST_F(CommandsTest, LogsShowEachAttemptAndFollowToTheEnd) {
+  Start();
+  cluster_.Submit("job");
+  ASSERT_TRUE(cluster_.WaitForStep("job", 25));
+  ::kill(cluster_.Status("job").ranks(0).status().pid(), SIGKILL);
+  const CommandResult follow = cluster_.Megascale({"logs", "job", "-f", "--rank", "1"});
+  EXPECT_EQ(follow.exit_code, 0) << follow.err;
+  EXPECT_NE(follow.out.find("attempt 2"), std::string::npos) << follow.out;
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  for (const char* attempt : {"1", "2"}) {
+    const CommandResult logs =
+        cluster_.Megascale({"logs", "job", "--rank", "1", "--attempt", attempt});
+    EXPECT_NE(logs.out.find(absl::StrCat("attempt ", attempt, " from step")), std::string::npos)
+        << logs.out;
+  }
 }
 
 TEST_F(CommandsTest, GenerateIsDeterministicForASeed) {

@@ -5,16 +5,13 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/agent/exit_class.h"
 #include "runtime/base/check.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::agent {
 namespace {
 
 constexpr absl::Duration kHostBackoffFirst = absl::Milliseconds(200);
 constexpr absl::Duration kHostBackoffMax = absl::Seconds(5);
-
-absl::Duration ToDuration(const google::protobuf::Duration& duration) {
-  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
-}
 
 absl::Duration HostBackoff(int failures) {
   absl::Duration backoff = kHostBackoffFirst;
@@ -79,7 +76,7 @@ std::vector<int> JobCore::LocalRanks() const {
 }
 
 absl::Duration JobCore::heartbeat_interval() const {
-  return ToDuration(desired_.spec().fault().heartbeat_interval());
+  return job::ToDuration(desired_.spec().fault().heartbeat_interval());
 }
 
 // --- observations
@@ -128,7 +125,7 @@ void JobCore::EndRank(const Process& process, const ProcessEnd& end) {
         v1::ActualRank::STATE_FAILED, 0,
         Failure(telemetry::v1::FAILURE_CLASS_EXITED,
                 absl::StrCat("did not stop within ",
-                             absl::FormatDuration(ToDuration(desired_.stop_grace())),
+                             absl::FormatDuration(job::ToDuration(desired_.stop_grace())),
                              " and was killed"))};
   } else if (!process.killed || process.reported.has_value()) {
     outcomes_[process.rank] = {v1::ActualRank::STATE_FAILED, 0, ClassifyEnd(end, process.reported)};
@@ -391,7 +388,7 @@ absl::Duration JobCore::StopDeadline() const {
   if (!InPhase(v1::DesiredJob::PHASE_STOP) || !stop_since_.has_value()) {
     return absl::InfiniteDuration();
   }
-  return *stop_since_ + ToDuration(desired_.stop_grace());
+  return *stop_since_ + job::ToDuration(desired_.stop_grace());
 }
 
 absl::Duration JobCore::NextWake() const {
@@ -436,7 +433,7 @@ bool JobCore::applied() const {
 std::vector<int64_t> JobCore::HungHosts(const Heartbeats& heartbeats) const {
   std::vector<int64_t> hung;
   const double limit =
-      absl::ToDoubleSeconds(ToDuration(desired_.spec().fault().heartbeat_timeout()));
+      absl::ToDoubleSeconds(job::ToDuration(desired_.spec().fault().heartbeat_timeout()));
   for (const auto& [id, process] : processes_) {
     const auto found = heartbeats.find(id);
     if (process.rank != kHostRank || process.killed || found == heartbeats.end()) continue;

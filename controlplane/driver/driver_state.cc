@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/recovery.h"
 #include "runtime/base/checksum.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
 namespace {
@@ -76,10 +77,6 @@ void FillJob(const JobRecord& job, absl::string_view node_id, agent::DesiredJob*
   *desired->mutable_allow_changed() = job.submitted().allow_changed();
   if (job.preflights_size() > 0) *desired->mutable_data() = job.preflights(0).preflight().data();
   FillCheckpoints(job, node_id, desired);
-}
-
-absl::Duration ToDuration(const google::protobuf::Duration& duration) {
-  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
 }
 
 }  // namespace
@@ -224,7 +221,7 @@ std::vector<Timer> TimersFor(const DriverState& state) {
       timer.when_due.mutable_retention_ended()->set_timed_out(true);
     } else if (job.stage() == pb::STAGE_STOP) {
       timer.key = absl::StrCat("stop/", JobId(job), "/", job.attempt());
-      timer.delay = ToDuration(job.cancel().grace()) +
+      timer.delay = job::ToDuration(job.cancel().grace()) +
                     (job.cancel().checkpoint() ? kStopCheckpointMargin : kStopMargin);
       timer.when_due.mutable_stop_timed_out()->set_job_id(JobId(job));
       timer.when_due.mutable_stop_timed_out()->set_attempt(job.attempt());

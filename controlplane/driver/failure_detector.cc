@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
 namespace {
@@ -16,12 +17,8 @@ namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 
-absl::Duration ToDuration(const google::protobuf::Duration& duration) {
-  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
-}
-
 absl::Duration HeartbeatTimeout(const JobRecord& job) {
-  return ToDuration(job.submitted().spec().fault().heartbeat_timeout());
+  return job::ToDuration(job.submitted().spec().fault().heartbeat_timeout());
 }
 
 // The shortest timeout of the jobs on the node.
@@ -379,8 +376,8 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
         status.pid(), ", in ", status.doing().empty() ? "no instruction" : status.doing(), ")");
     return suspect;
   }
-  const absl::Duration limit =
-      ToDuration(IsStarting(status.phase()) ? fault.start_timeout() : fault.progress_timeout());
+  const absl::Duration limit = job::ToDuration(
+      IsStarting(status.phase()) ? fault.start_timeout() : fault.progress_timeout());
   // A phase has its limit for itself: what went before it does not count.
   // One that never said anything has been silent for as long as its attempt runs.
   const bool silent = status.progress_age_seconds() < 0;
@@ -422,7 +419,7 @@ void FailureDetector::AddHung(const JobRecord& job, std::vector<Event>* events) 
 }
 
 void FailureDetector::AddOverdue(const JobRecord& job, std::vector<Event>* events) {
-  const absl::Duration limit = ToDuration(job.submitted().spec().fault().start_timeout());
+  const absl::Duration limit = job::ToDuration(job.submitted().spec().fault().start_timeout());
   if (Since(&stages_, JobId(job), job.stage_event()) <= limit) return;
   for (const std::string& node_id : NodesOf(job)) {
     const agent::ActualJob* actual = LastReport(node_id, JobId(job));

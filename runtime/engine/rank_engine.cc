@@ -19,6 +19,7 @@
 #include "runtime/engine/shard_compute.h"
 #include "runtime/engine/snapshot_shard.h"
 #include "runtime/engine/stage_compute.h"
+#include "runtime/job/job_spec.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/optim/sharded_adamw.h"
 #include "runtime/plan/executor.h"
@@ -29,10 +30,6 @@ namespace megascale::engine {
 namespace {
 
 using megascale::agent::v1::RestorePoint;
-
-absl::Duration FromProto(const google::protobuf::Duration& duration) {
-  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
-}
 
 // A peer that stands still is the failure detector's to find, within the progress timeout; the
 // waits of the others last a little longer, so that they are consequences.
@@ -67,7 +64,7 @@ class Engine : public RankEngine {
   std::map<plan::OpKind, plan::Handler> Handlers();
   comm::Communicator* CommunicatorOf(const plan::Instruction& instruction) const;
   absl::Duration timeout() const {
-    return FromProto(options_.spec.fault().progress_timeout()) * kPeerPatience;
+    return job::ToDuration(options_.spec.fault().progress_timeout()) * kPeerPatience;
   }
 
   EngineOptions options_;
@@ -154,7 +151,7 @@ absl::Status Engine::PrepareFabric() {
   } else {
     fabric.tcp_address = options_.interface;
   }
-  fabric.connect_timeout = FromProto(options_.spec.fault().start_timeout());
+  fabric.connect_timeout = job::ToDuration(options_.spec.fault().start_timeout());
   fabric.default_timeout = timeout();
   ASSIGN_OR_RETURN(fabric_,
                    comm::Fabric::Create(std::move(fabric), CommunicatorsOf(chunk_of_rank_.mesh)));
@@ -260,7 +257,7 @@ void Engine::Launch(plan::Owner owner, int64_t step, std::function<void(absl::St
 // lives.
 absl::StatusOr<absl::Span<std::byte>> Engine::AcquireBuffer() {
   const absl::Duration limit =
-      FromProto(options_.spec.fault().progress_timeout()) * kStoragePatience;
+      job::ToDuration(options_.spec.fault().progress_timeout()) * kStoragePatience;
   const absl::Duration end = base::RealClock().Monotonic() + limit;
   for (;;) {
     auto payload = snapshot_writer_->Acquire(absl::Seconds(1));

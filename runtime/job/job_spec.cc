@@ -319,10 +319,6 @@ absl::Status CheckCheckpoint(const v1::CheckpointSpec& checkpoint) {
   return CheckInteger("checkpoint.keep", checkpoint.keep(), {1, kSizeMax});
 }
 
-absl::Duration ToDuration(const google::protobuf::Duration& duration) {
-  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
-}
-
 struct NamedDuration {
   absl::string_view field;
   absl::Duration value;
@@ -361,6 +357,10 @@ absl::Status CheckFault(const v1::FaultSpec& fault) {
 }
 
 }  // namespace
+
+absl::Duration ToDuration(const google::protobuf::Duration& duration) {
+  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+}
 
 absl::StatusOr<JobSpec> ResolveJobSpec(const JobSpec& spec) {
   JobSpec resolved = spec;

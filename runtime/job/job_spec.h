@@ -4,6 +4,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "proto/job.pb.h"
 
 namespace megascale::job {
@@ -20,5 +21,8 @@ int WorldSize(const v1::JobSpec& spec);
 
 // Micro-batches that each data-parallel rank runs in a step. Requires: a resolved specification.
 int NumMicrobatches(const v1::JobSpec& spec);
+
+// A duration of a specification.
+absl::Duration ToDuration(const google::protobuf::Duration& duration);
 
 }  // namespace megascale::job

@@ -93,7 +93,7 @@ void CheckArguments(const AttentionBackwardArgs& args, DType compute) {
 }
 
 void CheckArguments(const RotaryArgs& args, DType compute) {
-  MEGASCALE_CHECK(args.seq > 0 && args.head_dim % 2 == 0);
+  MEGASCALE_CHECK(args.seq > 0 && args.turned() % 2 == 0 && args.turned() <= args.head_dim);
   CheckMatrix("x", args.x, compute, args.x.rows, args.heads * args.head_dim);
 }
 

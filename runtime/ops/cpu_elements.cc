@@ -9,6 +9,9 @@
 #include "runtime/ops/cpu_vectors-inl.h"
 // clang-format on
 #include <cmath>
+#include <cstring>
+
+#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megascale::ops::cpu::HWY_NAMESPACE {
@@ -188,6 +191,27 @@ void AdamWOf(const AdamWArgs& args, Range elements) {
   });
 }
 
+// Memory that no cache would hold until it is read again is not fetched before it is overwritten.
+constexpr int64_t kStreamedBytes = int64_t{4} << 20;
+
+void FillZero(void* data, int64_t num_bytes) {
+  if (num_bytes < kStreamedBytes) {
+    std::memset(data, 0, num_bytes);
+    return;
+  }
+  auto* begin = static_cast<char*>(data);
+  char* end = begin + num_bytes;
+  constexpr int64_t kStep = kLanes * static_cast<int64_t>(sizeof(float));
+  const int64_t misplaced = reinterpret_cast<uintptr_t>(begin) % kStep;
+  const int64_t head = misplaced == 0 ? 0 : kStep - misplaced;
+  std::memset(begin, 0, head);
+  for (begin += head; begin + kStep <= end; begin += kStep) {
+    hn::Stream(Zero(), FloatTag(), reinterpret_cast<float*>(begin));
+  }
+  std::memset(begin, 0, end - begin);
+  hwy::FlushStream();
+}
+
 double SumOfSquares(const Vector& x, Range elements) {
   const hn::ScalableTag<double> tag;
   const hn::Rebind<float, decltype(tag)> float_tag;
@@ -246,6 +270,7 @@ HWY_EXPORT(ActivationBackwardEntry);
 HWY_EXPORT(CastEntry);
 HWY_EXPORT(AdamWEntry);
 HWY_EXPORT(SumOfSquares);
+HWY_EXPORT(FillZero);
 
 void Add(const Matrix& a, const Matrix& b, const Matrix& out, Range rows) {
   HWY_DYNAMIC_DISPATCH(AddEntry)(a, b, out, rows);
@@ -259,6 +284,7 @@ void ActivationBackward(const ActivationBackwardArgs& args, Range rows) {
 void Cast(const Vector& from, const Vector& to, Range elements) {
   HWY_DYNAMIC_DISPATCH(CastEntry)(from, to, elements);
 }
+void FillZero(void* data, int64_t num_bytes) { HWY_DYNAMIC_DISPATCH(FillZero)(data, num_bytes); }
 double SumOfSquares(const Vector& x, Range elements) {
   return HWY_DYNAMIC_DISPATCH(SumOfSquares)(x, elements);
 }

@@ -22,6 +22,8 @@ void Add(const Matrix& a, const Matrix& b, const Matrix& out, Range rows);
 void Activation(const ActivationArgs& args, Range rows);
 void ActivationBackward(const ActivationBackwardArgs& args, Range rows);
 void Cast(const Vector& from, const Vector& to, Range elements);
+// Large ones go past the caches.
+void FillZero(void* data, int64_t num_bytes);
 double SumOfSquares(const Vector& x, Range elements);
 void AdamW(const AdamWArgs& args, Range elements);
 
@@ -39,6 +41,8 @@ void Embedding(const EmbeddingArgs& args, Range rows);
 // Columns: every row is added in order, whatever the partition.
 void EmbeddingBackward(const EmbeddingBackwardArgs& args, Range cols);
 void AddColumnSums(const Matrix& x, const Vector& out, Range cols);
+// to [cols, rows] = the transpose of from [rows, cols], bf16, for the columns `cols` of `from`.
+void Transpose(const Matrix& from, const Matrix& to, Range cols);
 
 // Floats of scratch that one call needs.
 int64_t AttentionScratchSize(const AttentionArgs& args);

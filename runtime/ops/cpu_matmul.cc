@@ -13,6 +13,7 @@
 #include "runtime/base/check.h"
 #include "runtime/ops/cpu_kernels.h"
 #include "runtime/ops/cpu_threads.h"
+#include "runtime/tensor/arena.h"
 
 namespace megascale::ops {
 
@@ -41,21 +42,38 @@ bool MultipliesBFloat16() {
   return isa == dnnl::cpu_isa::avx512_core_bf16 || isa == dnnl::cpu_isa::avx512_core_amx;
 }
 
+// oneDNN multiplies a transposed bf16 `a` at half the rate of a plain one, and a row-major `b` at
+// down to half the rate of one in its own layout (fp32 rows of 12 KiB, bf16 weight gradients).
+// Moving them costs little where no dimension is below this.
+constexpr int64_t kRearrangedMin = 256;
+
+bool IsLarge(const MatMulArgs& args) {
+  const int64_t k = args.transpose_a == Transpose::kYes ? args.a.rows : args.a.cols;
+  return std::min({k, args.c.rows, args.c.cols}) >= kRearrangedMin;
+}
+bool IsTransposedFirst(const MatMulArgs& args) {
+  return args.transpose_a == Transpose::kYes && args.a.dtype == DType::kBF16 && IsLarge(args);
+}
+bool IsPacked(const MatMulArgs& args) {
+  return args.a.dtype == DType::kF32 && args.transpose_b == Transpose::kNo && IsLarge(args);
+}
+
 // All that a prepared product depends on.
 struct Shape {
   int64_t m, n, k, a_stride, b_stride, c_stride;
   DType operand, result;
   bool transpose_a, transpose_b, accumulate, bias;
+  bool pack_b;  // multiply a copy of b in oneDNN's own layout
 
   bool operator==(const Shape&) const = default;
   template <typename H>
   friend H AbslHashValue(H h, const Shape& s) {
     return H::combine(std::move(h), s.m, s.n, s.k, s.a_stride, s.b_stride, s.c_stride, s.operand,
-                      s.result, s.transpose_a, s.transpose_b, s.accumulate, s.bias);
+                      s.result, s.transpose_a, s.transpose_b, s.accumulate, s.bias, s.pack_b);
   }
 };
 
-Shape ShapeOf(const MatMulArgs& args) {
+Shape ShapeOf(const MatMulArgs& args, bool pack_b) {
   const bool transpose_a = args.transpose_a == Transpose::kYes;
   return {.m = args.c.rows,
           .n = args.c.cols,
@@ -68,7 +86,8 @@ Shape ShapeOf(const MatMulArgs& args) {
           .transpose_a = transpose_a,
           .transpose_b = args.transpose_b == Transpose::kYes,
           .accumulate = args.accumulate,
-          .bias = static_cast<bool>(args.bias)};
+          .bias = static_cast<bool>(args.bias),
+          .pack_b = pack_b};
 }
 
 dnnl::memory::data_type TypeOf(DType dtype) {
@@ -88,6 +107,11 @@ struct Product {
   dnnl::memory a, b, c, bias, scratch;
   std::unordered_map<int, dnnl::memory> arguments;
   size_t scratch_bytes = 0;
+  // Where b is packed: the copy of b, how it is made, and its bytes.
+  dnnl::reorder pack;
+  dnnl::memory packed_b;
+  std::unordered_map<int, dnnl::memory> pack_arguments;
+  size_t packed_bytes = 0;
 };
 
 Product Prepare(const Shape& s, const dnnl::engine& engine) {
@@ -102,7 +126,11 @@ Product Prepare(const Shape& s, const dnnl::engine& engine) {
     add.append_sum(1.0f);
     attributes.set_post_ops(add);
   }
-  const auto description = s.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
+  const auto multiplied_b =
+      s.pack_b ? dnnl::memory::desc({s.k, s.n}, TypeOf(s.operand), dnnl::memory::format_tag::any)
+               : b;
+  const auto description = s.bias ? dnnl::matmul::desc(a, multiplied_b, bias, c)
+                                  : dnnl::matmul::desc(a, multiplied_b, c);
   const dnnl::matmul::primitive_desc chosen(description, attributes, engine);
   Product product;
   product.primitive = dnnl::matmul(chosen);
@@ -119,27 +147,41 @@ Product Prepare(const Shape& s, const dnnl::engine& engine) {
     product.bias = dnnl::memory(bias, engine, nullptr);
     product.arguments.emplace(DNNL_ARG_BIAS, product.bias);
   }
+  if (chosen.weights_desc() != b) {
+    product.packed_b = dnnl::memory(chosen.weights_desc(), engine, nullptr);
+    product.packed_bytes = chosen.weights_desc().get_size();
+    product.pack = dnnl::reorder(product.b, product.packed_b);
+    product.pack_arguments = {{DNNL_ARG_FROM, product.b}, {DNNL_ARG_TO, product.packed_b}};
+    product.arguments[DNNL_ARG_WEIGHTS] = product.packed_b;
+  }
   return product;
 }
 
-// Memory that grows to the largest need and is then reused.
+// Memory that grows to the largest need and is then reused; in huge pages, as tensors are.
 class Scratch {
  public:
   void* Get(size_t bytes) {
-    constexpr size_t kAlignment = 64;
-    if (memory_.size() < bytes + kAlignment) memory_.resize(bytes + kAlignment);
-    const size_t misplaced = reinterpret_cast<uintptr_t>(memory_.data()) % kAlignment;
-    return memory_.data() + (kAlignment - misplaced) % kAlignment;
+    if (bytes > size_bytes_) {
+      auto arena = tensor::Arena::Create(bytes);
+      MEGASCALE_CHECK_MSG(arena.ok(), "no memory for the scratch space of matrix products");
+      arena_ = *std::move(arena);
+      memory_ = arena_.Allocate(DType::kI32, static_cast<int64_t>(bytes / sizeof(int32_t))).data;
+      size_bytes_ = bytes;
+    }
+    return memory_;
   }
 
  private:
-  std::vector<char> memory_;
+  tensor::Arena arena_;
+  void* memory_ = nullptr;
+  size_t size_bytes_ = 0;
 };
 
 }  // namespace
 
 struct MatMulEngine::Implementation {
-  void RunNative(const MatMulArgs& args);
+  void RunNative(const MatMulArgs& args, bool pack_b);
+  void RunTransposed(const MatMulArgs& args);
   void RunInFloat(const MatMulArgs& args);
   void ConvertRows(const Matrix& from, const Matrix& to);
   Matrix InFloat(const Matrix& matrix, Scratch& scratch);
@@ -149,7 +191,8 @@ struct MatMulEngine::Implementation {
   dnnl::stream stream{engine};
   absl::flat_hash_map<Shape, Product> products;
   Scratch scratch;
-  std::array<Scratch, 4> converted;  // a, b, c and bias in fp32
+  std::array<Scratch, 4> converted;  // a, b, c and bias: in fp32, or a transposed
+  Scratch packed;                    // b
 };
 
 MatMulEngine::MatMulEngine(int num_threads) : implementation_(new Implementation) {
@@ -163,21 +206,23 @@ void MatMulEngine::Run(const MatMulArgs& args) {
   // The setting belongs to the calling thread, which is not always the one that made this object.
   omp_set_num_threads(implementation_->num_threads);
   try {
-    if (args.a.dtype == DType::kF32 || MultipliesBFloat16()) {
-      implementation_->RunNative(args);
-    } else {
+    if (args.a.dtype == DType::kBF16 && !MultipliesBFloat16()) {
       implementation_->RunInFloat(args);
+    } else if (IsTransposedFirst(args)) {
+      implementation_->RunTransposed(args);
+    } else {
+      implementation_->RunNative(args, IsPacked(args));
     }
   } catch (const dnnl::error& error) {
-    const Shape s = ShapeOf(args);
+    const Shape s = ShapeOf(args, /*pack_b=*/false);
     base::CheckFailed(__FILE__, __LINE__, "oneDNN multiplies",
                       absl::StrCat(error.what(), " for m ", s.m, ", n ", s.n, ", k ", s.k, ", ",
                                    tensor::Name(s.operand), " into ", tensor::Name(s.result)));
   }
 }
 
-void MatMulEngine::Implementation::RunNative(const MatMulArgs& args) {
-  const Shape shape = ShapeOf(args);
+void MatMulEngine::Implementation::RunNative(const MatMulArgs& args, bool pack_b) {
+  const Shape shape = ShapeOf(args, pack_b);
   auto found = products.find(shape);
   if (found == products.end()) found = products.emplace(shape, Prepare(shape, engine)).first;
   Product& product = found->second;
@@ -186,7 +231,22 @@ void MatMulEngine::Implementation::RunNative(const MatMulArgs& args) {
   product.c.set_data_handle(args.c.data);
   if (shape.bias) product.bias.set_data_handle(args.bias.data);
   product.scratch.set_data_handle(scratch.Get(product.scratch_bytes));
+  if (product.packed_bytes > 0) {
+    product.packed_b.set_data_handle(packed.Get(product.packed_bytes));
+    product.pack.execute(stream, product.pack_arguments);
+  }
   product.primitive.execute(stream, product.arguments);
+}
+
+void MatMulEngine::Implementation::RunTransposed(const MatMulArgs& args) {
+  const int64_t rows = args.a.cols, cols = args.a.rows;
+  MatMulArgs plain = args;
+  plain.transpose_a = Transpose::kNo;
+  plain.a = {converted[0].Get(rows * cols * sizeof(tensor::BFloat16)), DType::kBF16, rows, cols,
+             cols};
+  ForEachPart(num_threads, rows, kRearrangedMin,
+              [&](int part, Range range) { cpu::Transpose(args.a, plain.a, range); });
+  RunNative(plain, /*pack_b=*/true);
 }
 
 void MatMulEngine::Implementation::ConvertRows(const Matrix& from, const Matrix& to) {
@@ -216,10 +276,10 @@ void MatMulEngine::Implementation::RunInFloat(const MatMulArgs& args) {
     in_float.bias = {converted[3].Get(args.bias.size * sizeof(float)), DType::kF32, args.bias.size};
     Cast(args.bias, in_float.bias, {0, args.bias.size});
   }
-  if (args.c.dtype == DType::kF32) return RunNative(in_float);
+  if (args.c.dtype == DType::kF32) return RunNative(in_float, IsPacked(in_float));
   in_float.c = InFloat(args.c, converted[2]);
   if (args.accumulate) ConvertRows(args.c, in_float.c);
-  RunNative(in_float);
+  RunNative(in_float, IsPacked(in_float));
   ConvertRows(in_float.c, args.c);
 }
 

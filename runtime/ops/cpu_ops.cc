@@ -159,7 +159,10 @@ class CpuOps final : public Ops {
   }
 
   void FillZero(const Vector& x) override {
-    if (x.size > 0) std::memset(x.data, 0, x.size * tensor::SizeOf(x.dtype));
+    const int64_t element_bytes = tensor::SizeOf(x.dtype);
+    ForEachElement(x.size, [&](int part, cpu::Range elements) {
+      cpu::FillZero(x.as<char>() + elements.begin * element_bytes, elements.size() * element_bytes);
+    });
   }
 
  private:
@@ -232,14 +235,13 @@ void CpuOps::NormBackward(const NormBackwardArgs& args) {
 }
 
 void CpuOps::PrepareRotary(const RotaryArgs& args) {
-  if (rotary_.seq == args.seq && rotary_.head_dim == args.head_dim && rotary_.theta == args.theta) {
-    return;
-  }
-  const int64_t half = args.head_dim / 2;
+  const bool same = rotary_.seq == args.seq && rotary_.turned() == args.turned();
+  if (same && rotary_.theta == args.theta) return;
+  const int64_t half = args.turned() / 2;
   cosines_.resize(args.seq * half);
   sines_.resize(args.seq * half);
   for (int64_t i = 0; i < half; ++i) {
-    const double frequency = std::pow(args.theta, -2.0 * i / args.head_dim);
+    const double frequency = std::pow(args.theta, -2.0 * i / args.turned());
     for (int64_t t = 0; t < args.seq; ++t) {
       cosines_[t * half + i] = static_cast<float>(std::cos(t * frequency));
       sines_[t * half + i] = static_cast<float>(std::sin(t * frequency));

@@ -143,7 +143,7 @@ void CrossEntropyOf(const CrossEntropyArgs& args, double* row_losses, Range rows
 
 template <typename T>
 void RotaryOf(const RotaryArgs& args, const float* cosines, const float* sines, Range rows) {
-  const int64_t half = args.head_dim / 2;
+  const int64_t half = args.turned() / 2;
   const Floats sign = Splat(args.inverse ? -1 : 1);
   for (int64_t n = rows.begin; n < rows.end; ++n) {
     const float* cosine_row = cosines + n % args.seq * half;

@@ -90,13 +90,17 @@ struct AttentionBackwardArgs {
   Matrix d_q, d_k, d_v;   // like q, k, v: overwritten
 };
 
-// Rotary position embedding in place, halves convention of Hugging Face's Llama (pairs (i, i +
-// D/2)); position = row mod T. `inverse` rotates back: the backward pass.
+// Rotary position embedding in place of the first R elements of each head, halves convention of
+// Hugging Face's Llama (pairs (i, i + R/2)); position = row mod T. `inverse` rotates back: the
+// backward pass.
 struct RotaryArgs {
   int64_t seq = 0, heads = 0, head_dim = 0;
+  int64_t rotary_dim = 0;  // R, even; 0: head_dim
   double theta = 10000;
   Matrix x;  // [N, heads*D]
   bool inverse = false;
+
+  int64_t turned() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
 };
 
 // GELU: out [N, I] = gelu(in [N, I]). SwiGLU: in [N, 2I] holds gate then up; out [N, I] =

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -44,9 +45,9 @@ INSTANTIATE_TEST_SUITE_P(Cpu, Conformance,
 struct ProductShape {
   int64_t m, n, k;
 };
-constexpr ProductShape kProductShapes[] = {{0, 5, 3},     {5, 0, 3},     {4, 5, 0},    {1, 1, 1},
-                                           {3, 1, 17},    {1, 33, 64},   {17, 31, 65}, {64, 64, 64},
-                                           {96, 48, 300}, {128, 256, 32}};
+constexpr ProductShape kProductShapes[] = {
+    {0, 5, 3},    {5, 0, 3},    {4, 5, 0},     {1, 1, 1},      {3, 1, 17},     {1, 33, 64},
+    {17, 31, 65}, {64, 64, 64}, {96, 48, 300}, {128, 256, 32}, {261, 277, 259}};
 
 class ProductConformance : public Conformance {
  protected:
@@ -177,11 +178,12 @@ void PrintTo(const AttentionShape& s, std::ostream* out) {
 }
 // Sequences around the tiles of 8, 32, 128 and 512; windows of one, of a tile's edge, and beyond.
 constexpr AttentionShape kAttentionShapes[] = {
-    {0, 4, 2, 2, 8, 0},     {1, 0, 2, 2, 8, 0},     {1, 1, 1, 1, 1, 0},    {2, 3, 2, 1, 4, 0},
-    {1, 8, 4, 2, 16, 0},    {2, 31, 2, 2, 33, 0},   {1, 32, 1, 1, 32, 0},  {1, 33, 3, 1, 40, 0},
-    {2, 128, 4, 4, 64, 0},  {1, 129, 2, 1, 24, 0},  {1, 200, 2, 2, 64, 0}, {1, 545, 1, 1, 8, 0},
-    {1, 40, 2, 2, 8, 1},    {1, 70, 2, 1, 16, 7},   {1, 100, 2, 2, 8, 32}, {1, 100, 2, 2, 8, 33},
-    {1, 300, 2, 2, 16, 50}, {1, 700, 1, 1, 8, 300}, {1, 50, 2, 2, 8, 1000}};
+    {0, 4, 2, 2, 8, 0},      {1, 0, 2, 2, 8, 0},     {1, 1, 1, 1, 1, 0},     {2, 3, 2, 1, 4, 0},
+    {1, 8, 4, 2, 16, 0},     {2, 31, 2, 2, 33, 0},   {1, 32, 1, 1, 32, 0},   {1, 33, 3, 1, 40, 0},
+    {2, 128, 4, 4, 64, 0},   {1, 129, 2, 1, 24, 0},  {1, 200, 2, 2, 64, 0},  {1, 545, 1, 1, 8, 0},
+    {1, 40, 2, 2, 8, 1},     {1, 70, 2, 1, 16, 7},   {1, 100, 2, 2, 8, 32},  {1, 100, 2, 2, 8, 33},
+    {1, 300, 2, 2, 16, 50},  {1, 700, 1, 1, 8, 300}, {1, 50, 2, 2, 8, 1000}, {1, 161, 4, 2, 65, 0},
+    {1, 290, 2, 1, 128, 129}};
 
 // q, k and v are column ranges of one packed matrix, as a model has them.
 struct AttentionTwins {
@@ -244,10 +246,13 @@ TEST_P(Conformance, AttentionMatchesForwardAndBackward) {
 
 TEST_P(Conformance, RotaryMatches) {
   for (bool inverse : {false, true}) {
-    for (const int64_t head_dim : {2, 6, 32, 64}) {
+    const std::pair<int64_t, int64_t> sizes[] = {{2, 0},  {6, 0},   {32, 0},
+                                                 {64, 0}, {64, 16}, {6, 2}};
+    for (const auto& [head_dim, rotary_dim] : sizes) {
       Twins twins(dtype());
       RotaryArgs args;
       args.seq = 65, args.heads = 5, args.head_dim = head_dim, args.inverse = inverse;
+      args.rotary_dim = rotary_dim;
       const TwinMatrix x = twins.Input(2 * args.seq, args.heads * head_dim, 3);
       args.x = x.exact;
       exact_->Rotary(args);

@@ -221,11 +221,11 @@ class ReferenceOps final : public Ops {
 
   void Rotary(const RotaryArgs& args) override {
     CheckArguments(args, compute());
-    const int64_t half = args.head_dim / 2;
+    const int64_t half = args.turned() / 2;
     for (int64_t n = 0; n < args.x.rows; ++n) {
       for (int64_t h = 0; h < args.heads; ++h) {
         for (int64_t i = 0; i < half; ++i) {
-          const double angle = (n % args.seq) * std::pow(args.theta, -2.0 * i / args.head_dim);
+          const double angle = (n % args.seq) * std::pow(args.theta, -2.0 * i / args.turned());
           const double sine = args.inverse ? -std::sin(angle) : std::sin(angle);
           double& first = At(args.x, n, h * args.head_dim + i);
           double& second = At(args.x, n, h * args.head_dim + half + i);

@@ -1,5 +1,6 @@
 // The float64 reference, by itself: its backward operators against finite differences of its
 // forward ones, and a few values that anybody can check by hand.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -143,6 +144,23 @@ TEST_F(Reference, RotaryTurnsPairsByTheirPositionAndBack) {
   args.inverse = true;
   ops_->Rotary(args);
   for (int i = 0; i < 48; ++i) EXPECT_NEAR(args.x.as<double>()[i], before[i], 1e-15);
+}
+
+TEST_F(Reference, RotaryOfAPartTurnsItAsAHeadOfThatSizeAndLeavesTheRest) {
+  RotaryArgs whole, part;
+  whole.seq = 3, whole.heads = 1, whole.head_dim = 4, whole.x = Make(6, 4);
+  part.seq = 3, part.heads = 1, part.head_dim = 6, part.rotary_dim = 4, part.x = Make(6, 6);
+  const std::vector<double> before(part.x.as<double>(), part.x.as<double>() + 36);
+  for (int n = 0; n < 6; ++n) {
+    std::copy_n(&before[n * 6], 4, whole.x.as<double>() + n * 4);
+  }
+  ops_->Rotary(whole);
+  ops_->Rotary(part);
+  for (int n = 0; n < 6; ++n) {
+    const double* row = part.x.as<double>() + n * 6;
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(row[i], whole.x.as<double>()[n * 4 + i]);
+    for (int i = 4; i < 6; ++i) EXPECT_EQ(row[i], before[n * 6 + i]);
+  }
 }
 
 TEST_F(Reference, ActivationBackwardIsTheGradientOfActivation) {

@@ -1,0 +1,244 @@
+// Blocks of bf16 and fp32 on AMX tiles: packing rows into them, products, writing them back. What
+// is here runs only where HasTiles() (cpu_attention_tiles.h).
+//
+// A tile is 16 rows of 64 bytes: fp32 [16, 16], or bf16 [16, 32] as the left factor of a product,
+// or bf16 [16, 16, 2] as the right one, where the last index is the lowest of the index that is
+// summed over. All is done in blocks of 32 x 32: a bf16 block is two tiles that lie together, an
+// fp32 block four. Blocks lie at multiples of 64 bytes. Legend: D columns, E padded to 32; S rows
+// padded to 32.
+#pragma once
+
+// GCC 12 takes the intrinsics' undefined vectors for mistakes.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "runtime/ops/cpu_kernels.h"
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,fma,avx2")
+
+namespace megascale::ops::cpu::tiles {
+
+constexpr int64_t kBlock = 32;
+constexpr int64_t kTileFloats = 256;
+constexpr int64_t kBlockHalves = kBlock * kBlock;
+constexpr int64_t kBlockFloats = kBlock * kBlock;
+using Half = uint16_t;  // the bits of a bf16
+
+constexpr int64_t BlocksOf(int64_t size) { return (size + kBlock - 1) / kBlock; }
+
+struct TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+inline constexpr TileConfig kTileConfig;
+
+// Holds the tiles' shapes while it lives.
+class TileScope {
+ public:
+  // Constant data: GCC's intrinsic names only the first bytes, and stores of others get lost.
+  TileScope() { _tile_loadconfig(&kTileConfig); }
+  ~TileScope() { _tile_release(); }
+};
+
+// Blocks of a factor along the index that is summed over, `step` elements apart.
+struct Factor {
+  const Half* blocks;
+  int64_t step;
+};
+
+// result (+)= the sum over `steps` blocks of left x right.
+inline void MultiplyBlocks(Factor left, Factor right, int64_t steps, float* result, bool add) {
+  // The intrinsics that load do not say that they read memory: all must have been written.
+  asm volatile("" ::: "memory");
+  if (add) {
+    _tile_loadd(0, result, 64);
+    _tile_loadd(1, result + kTileFloats, 64);
+    _tile_loadd(2, result + 2 * kTileFloats, 64);
+    _tile_loadd(3, result + 3 * kTileFloats, 64);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (; steps > 0; --steps, left.blocks += left.step, right.blocks += right.step) {
+    _tile_loadd(6, right.blocks, 64);
+    _tile_loadd(4, left.blocks, 64);
+    _tile_loadd(7, right.blocks + kBlockHalves / 2, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, left.blocks + kBlockHalves / 2, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, result, 64);
+  _tile_stored(1, result + kTileFloats, 64);
+  _tile_stored(2, result + 2 * kTileFloats, 64);
+  _tile_stored(3, result + 3 * kTileFloats, 64);
+}
+
+// One head's rows of a packed matrix, from some position on.
+struct Rows {
+  Rows(const Matrix& matrix, int64_t first, int64_t limit, int64_t head, int64_t head_dim)
+      : data(matrix.as<Half>() + first * matrix.stride + head * head_dim),
+        stride(matrix.stride),
+        count(limit),
+        cols(head_dim) {}
+  Rows From(int64_t row) const {
+    Rows rest = *this;
+    rest.data += row * stride;
+    rest.count -= row;
+    return rest;
+  }
+  Half* data;
+  int64_t stride, count, cols;
+};
+
+inline uint32_t FirstBits(int64_t count) {
+  return count >= 32 ? ~uint32_t{0} : count <= 0 ? 0 : (uint32_t{1} << count) - 1;
+}
+
+// 32 elements, zeros outside.
+inline __m512i LoadHalves(const Rows& from, int64_t row, int64_t col) {
+  if (row >= from.count) return _mm512_setzero_si512();
+  return _mm512_maskz_loadu_epi16(FirstBits(from.cols - col), from.data + row * from.stride + col);
+}
+
+// Transposes 16 x 16 elements of 32 bits.
+inline void Transpose(__m512i rows[16]) {
+  __m512i pairs[16];
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+    const __m512i b = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+    const __m512i c = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xDD);
+    const __m512i d = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xDD);
+    pairs[i] = _mm512_shuffle_i32x4(a, b, 0x88);
+    pairs[i + 8] = _mm512_shuffle_i32x4(a, b, 0xDD);
+    pairs[i + 4] = _mm512_shuffle_i32x4(c, d, 0x88);
+    pairs[i + 12] = _mm512_shuffle_i32x4(c, d, 0xDD);
+  }
+  for (int i = 0; i < 16; ++i) rows[i] = pairs[i];
+}
+
+inline void StoreTile(const __m512i rows[16], Half* to) {
+  for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * kBlock, rows[i]);
+}
+
+// What PackBlocks writes, of a block of 32 rows and 32 columns. Each is two tiles.
+enum class Form {
+  kRows,             // left factor [rows, cols]
+  kTransposed,       // right factor [cols, rows]
+  kPairs,            // right factor [rows, cols]
+  kTransposedPairs,  // left factor [cols, rows]
+};
+
+// Packs 32 rows: E / 32 blocks, one after the other.
+template <Form form>
+void PackBlocks(const Rows& from, Half* to) {
+  constexpr bool kOfPairs = form == Form::kPairs || form == Form::kTransposedPairs;
+  const __m512i lanes = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
+                                         8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high_lanes = _mm512_add_epi16(lanes, _mm512_set1_epi16(16));
+  for (int64_t col = 0; col < from.cols; col += kBlock, to += kBlockHalves) {
+    __m512i tiles[2][16];
+    for (int64_t i = 0; i < 16; ++i) {
+      if constexpr (kOfPairs) {
+        const __m512i even = LoadHalves(from, 2 * i, col), odd = LoadHalves(from, 2 * i + 1, col);
+        tiles[0][i] = _mm512_permutex2var_epi16(even, lanes, odd);
+        tiles[1][i] = _mm512_permutex2var_epi16(even, high_lanes, odd);
+      } else {
+        tiles[0][i] = LoadHalves(from, i, col);
+        tiles[1][i] = LoadHalves(from, 16 + i, col);
+      }
+    }
+    for (int64_t half = 0; half < 2; ++half) {
+      if constexpr (form == Form::kTransposed || form == Form::kTransposedPairs) {
+        Transpose(tiles[half]);
+      }
+      StoreTile(tiles[half], to + half * kBlockHalves / 2);
+    }
+  }
+}
+
+template <Form form>
+void PackAll(const Rows& from, Half* to) {
+  for (int64_t row = 0; row < from.count; row += kBlock) {
+    PackBlocks<form>(from.From(row), to);
+    to += BlocksOf(from.cols) * kBlockHalves;
+  }
+}
+
+// Where, of 32 queries, the one in column `col` of tile `half` of interleaved rows stands.
+constexpr int64_t PositionOf(int64_t half, int64_t col) { return col / 4 * 8 + half * 4 + col % 4; }
+
+// Puts two vectors of 16 queries in the order of PositionOf.
+inline void Permute(__m512& first, __m512& second) {
+  const __m512i lanes = _mm512_set_epi32(27, 26, 25, 24, 19, 18, 17, 16, 11, 10, 9, 8, 3, 2, 1, 0);
+  const __m512i high_lanes = _mm512_add_epi32(lanes, _mm512_set1_epi32(4));
+  const __m512 low = _mm512_permutex2var_ps(first, lanes, second);
+  second = _mm512_permutex2var_ps(first, high_lanes, second);
+  first = low;
+}
+
+inline __m512i Round(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+
+// Writes fp32 blocks [E / 32] of [D, queries] times `factors`, both in the order of PositionOf, to
+// 32 rows.
+inline void WriteTransposed(const float* blocks, const __m512 factors[2], const Rows& to) {
+  for (int64_t col = 0; col < to.cols; col += kBlock, blocks += kBlockFloats) {
+    for (int64_t half = 0; half < 2; ++half) {
+      __m512i low[16], high[16];
+      for (int64_t i = 0; i < 16; ++i) {
+        const float* from = blocks + half * kTileFloats + i * 16;
+        low[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(from), factors[half]));
+        high[i] = _mm512_castps_si512(
+            _mm512_mul_ps(_mm512_load_ps(from + 2 * kTileFloats), factors[half]));
+      }
+      Transpose(low);
+      Transpose(high);
+      for (int64_t i = 0; i < 16; ++i) {
+        const int64_t row = PositionOf(half, i);
+        if (row >= to.count) continue;
+        _mm512_mask_storeu_epi16(to.data + row * to.stride + col, FirstBits(to.cols - col),
+                                 Round(_mm512_castsi512_ps(low[i]), _mm512_castsi512_ps(high[i])));
+      }
+    }
+  }
+}
+
+// Writes fp32 blocks [S / 32, E / 32] of [rows, D] times `factor`.
+inline void WriteAll(const float* blocks, float factor, const Rows& to) {
+  const __m512 factors = _mm512_set1_ps(factor);
+  for (int64_t first = 0; first < to.count; first += kBlock) {
+    for (int64_t col = 0; col < to.cols; col += kBlock, blocks += kBlockFloats) {
+      for (int64_t i = 0; i < std::min(kBlock, to.count - first); ++i) {
+        const float* from = blocks + i / 16 * 2 * kTileFloats + i % 16 * 16;
+        const __m512 low = _mm512_mul_ps(_mm512_load_ps(from), factors);
+        const __m512 high = _mm512_mul_ps(_mm512_load_ps(from + kTileFloats), factors);
+        _mm512_mask_storeu_epi16(to.data + (first + i) * to.stride + col, FirstBits(to.cols - col),
+                                 Round(low, high));
+      }
+    }
+  }
+}
+
+}  // namespace megascale::ops::cpu::tiles
+#pragma GCC pop_options

@@ -117,6 +117,16 @@ void FillModelDefaults(JobSpec& spec) {
   model.set_hidden_act(OrDefault(model.hidden_act(), v1::ACTIVATION_GELU_TANH));
   model.set_initializer_range(OrDefault(model.initializer_range(), 0.02));
   model.set_rope_theta(OrDefault(model.rope_theta(), 10000.0));
+  model.set_partial_rotary_factor(OrDefault(model.partial_rotary_factor(), 1.0));
+  model.set_num_ln_in_parallel_attn(OrDefault(model.num_ln_in_parallel_attn(), 1));
+  const bool has_bias = model.norm() == v1::NORM_LAYERNORM;
+  if (!model.has_attention_bias()) model.set_attention_bias(has_bias);
+  if (!model.has_mlp_bias()) model.set_mlp_bias(has_bias);
+  const int heads = model.num_attention_heads();
+  // Where the heads do not divide the width, the checks say so.
+  if (model.head_dim() == 0 && heads > 0 && model.hidden_size() % heads == 0) {
+    model.set_head_dim(model.hidden_size() / heads);
+  }
 }
 
 void FillTrainingDefaults(JobSpec& spec) {
@@ -161,20 +171,36 @@ absl::Status CheckModelSizes(const v1::ModelSpec& model) {
   return CheckInteger("model.sliding_window", model.sliding_window(), {0, kSizeMax});
 }
 
-absl::Status CheckModel(const v1::ModelSpec& model) {
-  RETURN_IF_ERROR(CheckModelSizes(model));
-  RETURN_IF_ERROR(CheckDivides({"model.hidden_size", model.hidden_size()},
-                               {"model.num_attention_heads", model.num_attention_heads()}));
-  RETURN_IF_ERROR(CheckDivides({"model.num_attention_heads", model.num_attention_heads()},
-                               {"model.num_key_value_heads", model.num_key_value_heads()}));
-  const int head_size = model.hidden_size() / model.num_attention_heads();
-  if (model.position_embedding() == v1::POSITION_EMBEDDING_ROTARY && head_size % 2 != 0) {
+absl::Status CheckRotary(const v1::ModelSpec& model) {
+  const double factor = model.partial_rotary_factor();
+  if (!(factor > 0 && factor <= 1)) {
+    return Refuse("model.partial_rotary_factor",
+                  absl::StrCat(factor, " is out of range; expected more than 0, at most 1"));
+  }
+  const auto turned = static_cast<int>(model.head_dim() * factor);
+  if (model.position_embedding() == v1::POSITION_EMBEDDING_ROTARY &&
+      (turned % 2 != 0 || turned == 0)) {
     return Refuse(
         "model.position_embedding",
-        absl::StrCat(
-            "rotary needs an even head size; model.hidden_size ÷ model.num_attention_heads = ",
-            model.hidden_size(), " ÷ ", model.num_attention_heads(), " = ", head_size));
+        absl::StrCat("rotary turns pairs of elements; model.head_dim × "
+                     "model.partial_rotary_factor = ",
+                     model.head_dim(), " × ", factor, " = ", turned, "; expected an even number"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckModel(const v1::ModelSpec& model) {
+  RETURN_IF_ERROR(CheckModelSizes(model));
+  if (model.head_dim() == 0) {
+    RETURN_IF_ERROR(CheckDivides({"model.hidden_size", model.hidden_size()},
+                                 {"model.num_attention_heads", model.num_attention_heads()}));
+  }
+  RETURN_IF_ERROR(CheckInteger("model.head_dim", model.head_dim(), {1, kHiddenSizeMax}));
+  RETURN_IF_ERROR(CheckDivides({"model.num_attention_heads", model.num_attention_heads()},
+                               {"model.num_key_value_heads", model.num_key_value_heads()}));
+  RETURN_IF_ERROR(CheckRotary(model));
+  RETURN_IF_ERROR(
+      CheckInteger("model.num_ln_in_parallel_attn", model.num_ln_in_parallel_attn(), {1, 2}));
   RETURN_IF_ERROR(CheckNumber("model.norm_eps", model.norm_eps(), {0, 1}));
   RETURN_IF_ERROR(CheckNumber("model.initializer_range", model.initializer_range(), {0, 10}));
   return CheckNumber("model.rope_theta", model.rope_theta(), {1, 1e12});

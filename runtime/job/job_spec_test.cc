@@ -150,8 +150,14 @@ TEST(JobSpecTest, RefusesBadModels) {
          spec.mutable_model()->set_hidden_size(60);
          spec.mutable_model()->set_position_embedding(v1::POSITION_EMBEDDING_ROTARY);
        },
-       "model.position_embedding: rotary needs an even head size; model.hidden_size ÷ "
-       "model.num_attention_heads = 60 ÷ 4 = 15"},
+       "model.position_embedding: rotary turns pairs of elements; model.head_dim × "
+       "model.partial_rotary_factor = 15 × 1 = 15; expected an even number"},
+      {[](auto& spec) { spec.mutable_model()->set_partial_rotary_factor(1.5); },
+       "model.partial_rotary_factor: 1.5 is out of range; expected more than 0, at most 1"},
+      {[](auto& spec) { spec.mutable_model()->set_num_ln_in_parallel_attn(3); },
+       "model.num_ln_in_parallel_attn: 3 is out of range; expected 1 to 2"},
+      {[](auto& spec) { spec.mutable_model()->set_head_dim(-2); },
+       "model.head_dim: -2 is out of range; expected 1 to 65536"},
       {[](auto& spec) { spec.mutable_model()->set_norm(static_cast<v1::Norm>(9)); },
        "model.norm: is none that this version knows; expected layernorm or rmsnorm"},
       {[](auto& spec) { spec.mutable_model()->set_norm_eps(-1); },

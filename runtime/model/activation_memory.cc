@@ -58,7 +58,11 @@ class Planner {
     layer.qkv_NQ = NewMatrix(config_.qkv_size());
     layer.attention_NA = NewMatrix(config_.num_heads * config_.head_dim);
     layer.log_sum_exp_BHT = NewVector(accumulation_, tokens_ * config_.num_heads);
-    if (!config_.parallel_block) layer.post_attention_norm = Norm(NewMatrix(config_.hidden_size));
+    if (config_.has_mlp_norm()) {
+      // In a parallel block both norms read one stream.
+      layer.post_attention_norm =
+          Norm(config_.parallel_block ? x_NC : NewMatrix(config_.hidden_size));
+    }
     layer.up_NU = NewMatrix(config_.up_size());
     layer.inner_NI = NewMatrix(config_.intermediate_size);
     return layer;

@@ -58,7 +58,7 @@ ChunkLayout::ChunkLayout(const ModelConfig& config, const ChunkRange& range) {
   for (int i = 0; i < range.num_layers; ++i) AppendLayer(config, range.first_layer + i);
   if (!range.has_head) return;
   Append("model.norm.weight", {config.hidden_size});
-  if (config.has_bias()) Append("model.norm.bias", {config.hidden_size});
+  if (config.has_norm_bias()) Append("model.norm.bias", {config.hidden_size});
   if (config.tied) {
     MEGASCALE_CHECK_MSG(range.has_embedding, "tied output matrix without the embedding");
   } else {
@@ -69,17 +69,17 @@ ChunkLayout::ChunkLayout(const ModelConfig& config, const ChunkRange& range) {
 void ChunkLayout::AppendLayer(const ModelConfig& config, int layer) {
   const int64_t hidden = config.hidden_size;
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-  auto append = [&](absl::string_view module, std::vector<int64_t> shape) {
+  auto append = [&](absl::string_view module, std::vector<int64_t> shape, bool has_bias) {
     const std::vector<int64_t> bias_shape = {shape[0]};
     Append(absl::StrCat(prefix, module, ".weight"), std::move(shape));
-    if (config.has_bias()) Append(absl::StrCat(prefix, module, ".bias"), bias_shape);
+    if (has_bias) Append(absl::StrCat(prefix, module, ".bias"), bias_shape);
   };
-  append("input_norm", {hidden});
-  append("attn.qkv", {config.qkv_size(), hidden});
-  append("attn.out", {hidden, config.num_heads * config.head_dim});
-  if (!config.parallel_block) append("post_attention_norm", {hidden});
-  append("mlp.up", {config.up_size(), hidden});
-  append("mlp.down", {hidden, config.intermediate_size});
+  append("input_norm", {hidden}, config.has_norm_bias());
+  append("attn.qkv", {config.qkv_size(), hidden}, config.attention_bias);
+  append("attn.out", {hidden, config.num_heads * config.head_dim}, config.attention_bias);
+  if (config.has_mlp_norm()) append("post_attention_norm", {hidden}, config.has_norm_bias());
+  append("mlp.up", {config.up_size(), hidden}, config.mlp_bias);
+  append("mlp.down", {hidden, config.intermediate_size}, config.mlp_bias);
 }
 
 void ChunkLayout::Append(const std::string& name, std::vector<int64_t> shape) {

@@ -9,12 +9,12 @@
 //   model.layers.I.input_norm.weight|bias         [C]
 //   model.layers.I.attn.qkv.weight|bias           [(H + 2K) D, C]: queries, keys, values
 //   model.layers.I.attn.out.weight|bias           [C, H D]
-//   model.layers.I.post_attention_norm.weight|bias  [C], serial blocks only
+//   model.layers.I.post_attention_norm.weight|bias  [C]: the MLP's norm; not where it is shared
 //   model.layers.I.mlp.up.weight|bias             [I, C], or [2I, C] for SwiGLU: gate, then up
 //   model.layers.I.mlp.down.weight|bias           [C, I]
 //   model.norm.weight|bias        [C]             last chunk
 //   lm_head.weight                [V, C]          last chunk, unless tied
-// Biases exist in LayerNorm models only (ModelConfig::has_bias).
+// Biases exist where the config says so: has_norm_bias(), attention_bias, mlp_bias.
 #pragma once
 
 #include <cstdint>

@@ -81,6 +81,7 @@ TEST(ChunkLayout, ChunksTogetherHoldEachParameterOfTheModelOnce) {
 TEST(ChunkLayout, HasTheShapesOfAGroupedQuerySwiGluModelWithoutBiases) {
   ModelConfig config = SmallConfig();
   config.norm = ops::NormKind::kRmsNorm;
+  config.attention_bias = config.mlp_bias = false;
   config.activation = ops::ActivationKind::kSwiGlu;
   config.position = PositionKind::kRotary;
   const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
@@ -110,6 +111,39 @@ TEST(ChunkLayout, ParallelBlocksShareOneNormAndATiedHeadHasNoMatrix) {
   const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
   EXPECT_EQ(layout.Find("model.layers.0.post_attention_norm.weight"), -1);
   EXPECT_EQ(layout.Find("lm_head.weight"), -1);
+}
+
+TEST(ChunkLayout, ParallelBlocksMayHaveANormForEachBranch) {
+  ModelConfig config = SmallConfig();
+  config.parallel_block = true;
+  config.shared_norm = false;
+  const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
+  EXPECT_THAT(Named(layout, "model.layers.0.post_attention_norm.weight").shape, ElementsAre(8));
+  EXPECT_THAT(Named(layout, "model.layers.4.post_attention_norm.bias").shape, ElementsAre(8));
+}
+
+TEST(ChunkLayout, BiasesStandWhereTheyAreAskedFor) {
+  ModelConfig config = SmallConfig();
+  config.norm = ops::NormKind::kRmsNorm;
+  config.mlp_bias = false;
+  const ChunkLayout attention(config, *MakeChunkRange(config, 1, 0));
+  EXPECT_THAT(Named(attention, "model.layers.1.attn.qkv.bias").shape, ElementsAre(16));
+  EXPECT_THAT(Named(attention, "model.layers.1.attn.out.bias").shape, ElementsAre(8));
+  EXPECT_EQ(attention.Find("model.layers.1.mlp.up.bias"), -1);
+  EXPECT_EQ(attention.Find("model.layers.1.input_norm.bias"), -1);
+  config.attention_bias = false;
+  config.mlp_bias = true;
+  const ChunkLayout mlp(config, *MakeChunkRange(config, 1, 0));
+  EXPECT_EQ(mlp.Find("model.layers.1.attn.qkv.bias"), -1);
+  EXPECT_THAT(Named(mlp, "model.layers.1.mlp.down.bias").shape, ElementsAre(8));
+}
+
+TEST(ChunkLayout, HeadsMayBeWiderThanTheirShareOfTheHiddenSize) {
+  ModelConfig config = SmallConfig();
+  config.head_dim = 3;
+  const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
+  EXPECT_THAT(Named(layout, "model.layers.0.attn.qkv.weight").shape, ElementsAre(24, 8));
+  EXPECT_THAT(Named(layout, "model.layers.0.attn.out.weight").shape, ElementsAre(8, 12));
 }
 
 TEST(ChunkLayout, ShardsAreEqualAlignedAndCoverEverySliceOnce) {

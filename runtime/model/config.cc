@@ -34,6 +34,11 @@ ops::ActivationKind ActivationOf(const ModelSpec& spec) {
   }
 }
 
+// Linear layers have biases where the family of the norm has them: GPT-2 and NeoX, not Llama.
+bool BiasOrDefault(bool given, bool value, const ModelSpec& spec) {
+  return given ? value : spec.norm() != job::v1::NORM_RMSNORM;
+}
+
 absl::Status CheckSizes(const ModelConfig& config) {
   const struct {
     const char* field;
@@ -55,9 +60,11 @@ absl::Status CheckSizes(const ModelConfig& config) {
     return Invalid("max_position_embeddings", config.max_positions,
                    "a positive number (train.seq_length or more)");
   }
-  if (config.hidden_size % config.num_heads != 0) {
-    return Invalid("num_attention_heads", config.num_heads,
-                   absl::StrCat("a divisor of hidden_size ", config.hidden_size));
+  if (config.head_dim < 0) return Invalid("head_dim", config.head_dim, "0 or a positive number");
+  if (config.head_dim == 0 && config.hidden_size % config.num_heads != 0) {
+    return Invalid(
+        "num_attention_heads", config.num_heads,
+        absl::StrCat("a divisor of hidden_size ", config.hidden_size, ", or head_dim beside it"));
   }
   if (config.num_heads % config.num_kv_heads != 0) {
     return Invalid("num_key_value_heads", config.num_kv_heads,
@@ -67,9 +74,12 @@ absl::Status CheckSizes(const ModelConfig& config) {
 }
 
 absl::Status CheckNumbers(const ModelConfig& config) {
-  if (config.position == PositionKind::kRotary && config.head_dim % 2 != 0) {
-    return Invalid("hidden_size", config.hidden_size,
-                   absl::StrCat("an even multiple of num_attention_heads ", config.num_heads,
+  if (config.position == PositionKind::kRotary &&
+      (config.rotary_dim % 2 != 0 || config.rotary_dim < 2 ||
+       config.rotary_dim > config.head_dim)) {
+    return Invalid("partial_rotary_factor",
+                   static_cast<double>(config.rotary_dim) / config.head_dim,
+                   absl::StrCat("an even part of the head size ", config.head_dim,
                                 ", since rotary positions turn pairs of elements"));
   }
   if (!(config.norm_eps > 0)) return Invalid("norm_eps", config.norm_eps, "a positive number");
@@ -108,12 +118,19 @@ absl::StatusOr<ModelConfig> MakeModelConfig(const ModelSpec& spec) {
   config.norm_eps = OrDefault(spec.norm_eps(), 1e-5);
   config.activation = ActivationOf(spec);
   config.parallel_block = spec.parallel_block();
+  config.shared_norm = spec.num_ln_in_parallel_attn() != 2;
+  config.attention_bias = BiasOrDefault(spec.has_attention_bias(), spec.attention_bias(), spec);
+  config.mlp_bias = BiasOrDefault(spec.has_mlp_bias(), spec.mlp_bias(), spec);
   config.window = spec.sliding_window();
   config.tied = spec.tie_word_embeddings();
   config.init_range = OrDefault(spec.initializer_range(), 0.02);
   config.rope_theta = OrDefault(spec.rope_theta(), 10000.0);
+  config.head_dim = spec.head_dim();
   RETURN_IF_ERROR(CheckSizes(config));
-  config.head_dim = config.hidden_size / config.num_heads;
+  config.head_dim = OrDefault(config.head_dim, config.hidden_size / config.num_heads);
+  // As Hugging Face: what is beyond the point is cut off.
+  config.rotary_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) *
+                                           OrDefault(spec.partial_rotary_factor(), 1.0));
   RETURN_IF_ERROR(CheckNumbers(config));
   return config;
 }

@@ -15,29 +15,34 @@ namespace megascale::model {
 
 enum class PositionKind : uint8_t { kLearned, kRotary };
 
-// A decoder transformer. Every field is final: no zero stands for a default but `window`.
+// A decoder transformer. Every field is final, but for the zeros that say so.
 struct ModelConfig {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t num_layers = 0;
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;
-  int64_t head_dim = 0;           // hidden_size / num_heads
+  int64_t head_dim = 0;           // elements of one head
   int64_t intermediate_size = 0;  // width of the MLP's inner activation, after SwiGLU's gate
   int64_t max_positions = 0;      // rows of the position embedding; unused with rotary positions
   PositionKind position = PositionKind::kLearned;
   ops::NormKind norm = ops::NormKind::kLayerNorm;
   double norm_eps = 1e-5;
   ops::ActivationKind activation = ops::ActivationKind::kGeluTanh;
-  bool parallel_block = false;  // x + attn(norm(x)) + mlp(norm(x)), one shared norm
+  bool parallel_block = false;  // x + attn(norm(x)) + mlp(norm(x))
+  bool shared_norm = true;      // of a parallel block: one norm for both branches, or one for each
+  bool attention_bias = true;   // of the qkv and output projections
+  bool mlp_bias = true;         // of the MLP's matrices
   int64_t window = 0;           // tokens that a query sees, itself included; 0: all before it
   bool tied = false;            // the output matrix is the embedding matrix
   double init_range = 0.02;     // standard deviation of initial weights
   double rope_theta = 10000;
+  int64_t rotary_dim = 0;  // elements of a head that rotary positions turn, its first; 0: all
 
-  // Linear layers and norms have biases in LayerNorm models (as GPT-2, NeoX) and none in RMSNorm
-  // models (as Llama). The output matrix never has one.
-  bool has_bias() const { return norm == ops::NormKind::kLayerNorm; }
+  // LayerNorms have a bias, RMSNorms none. The output matrix never has one.
+  bool has_norm_bias() const { return norm == ops::NormKind::kLayerNorm; }
+  // Whether the MLP reads a norm of its own.
+  bool has_mlp_norm() const { return !parallel_block || !shared_norm; }
   // Columns of the fused query, key and value projection: (H + 2K) * D.
   int64_t qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
   // Rows of the MLP's first matrix: I, or 2I for SwiGLU, whose first half is the gate.

@@ -40,6 +40,46 @@ TEST(MakeModelConfig, TakesTheDocumentedDefaultsForZeros) {
   EXPECT_EQ(config->norm_eps, 1e-5);
   EXPECT_EQ(config->init_range, 0.02);
   EXPECT_EQ(config->rope_theta, 10000);
+  EXPECT_EQ(config->rotary_dim, 16);
+  EXPECT_TRUE(config->shared_norm);
+  EXPECT_TRUE(config->attention_bias);
+  EXPECT_TRUE(config->mlp_bias);
+}
+
+TEST(MakeModelConfig, GivesBiasesToTheFamiliesThatHaveThem) {
+  job::v1::ModelSpec spec = SmallSpec();
+  spec.set_norm(job::v1::NORM_RMSNORM);
+  EXPECT_FALSE(MakeModelConfig(spec)->attention_bias);
+  EXPECT_FALSE(MakeModelConfig(spec)->mlp_bias);
+  spec.set_attention_bias(true);
+  EXPECT_TRUE(MakeModelConfig(spec)->attention_bias);
+  EXPECT_FALSE(MakeModelConfig(spec)->mlp_bias);
+  spec = SmallSpec();
+  spec.set_mlp_bias(false);
+  EXPECT_TRUE(MakeModelConfig(spec)->attention_bias);
+  EXPECT_FALSE(MakeModelConfig(spec)->mlp_bias);
+}
+
+TEST(MakeModelConfig, TurnsAPartOfEachHeadAsNeoX) {
+  job::v1::ModelSpec spec = SmallSpec();
+  spec.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
+  spec.set_partial_rotary_factor(0.25);
+  spec.set_parallel_block(true);
+  spec.set_num_ln_in_parallel_attn(2);
+  const auto config = MakeModelConfig(spec);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rotary_dim, 4);
+  EXPECT_TRUE(config->has_mlp_norm());
+}
+
+TEST(MakeModelConfig, TakesAHeadSizeThatIsNotAShareOfTheHiddenSize) {
+  job::v1::ModelSpec spec = SmallSpec();
+  spec.set_num_attention_heads(5);
+  spec.set_head_dim(24);
+  const auto config = MakeModelConfig(spec);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->head_dim, 24);
+  EXPECT_EQ(config->qkv_size(), 3 * 5 * 24);
 }
 
 TEST(MakeModelConfig, NamesTheFieldThatDoesNotFit) {
@@ -61,7 +101,11 @@ TEST(MakeModelConfig, NamesTheFieldThatDoesNotFit) {
   spec = SmallSpec();
   spec.set_num_attention_heads(64);
   spec.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
-  ExpectRefused(spec, "hidden_size");
+  ExpectRefused(spec, "partial_rotary_factor");
+  spec = SmallSpec();
+  spec.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
+  spec.set_partial_rotary_factor(1.5);
+  ExpectRefused(spec, "partial_rotary_factor");
   spec = SmallSpec();
   spec.set_norm_eps(-1);
   ExpectRefused(spec, "norm_eps");

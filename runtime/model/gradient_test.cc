@@ -86,22 +86,42 @@ void CheckElements(const ModelConfig& config) {
   }
 }
 
+enum class Block { kSerial, kParallelSharedNorm, kParallelTwoNorms };
+
+ModelConfig WithBlock(ModelConfig config, Block block) {
+  config.parallel_block = block != Block::kSerial;
+  config.shared_norm = block != Block::kParallelTwoNorms;
+  return config;
+}
+
+// `rotary_dim` 0: learned positions.
+ModelConfig WithPositions(ModelConfig config, int64_t rotary_dim) {
+  config.position = rotary_dim == 0 ? PositionKind::kLearned : PositionKind::kRotary;
+  config.rotary_dim = rotary_dim;
+  return config;
+}
+
 // Every combination of the options that change the mathematics.
 std::vector<ModelConfig> AllCombinations() {
   std::vector<ModelConfig> configs;
   for (const NormKind norm : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
     for (const ActivationKind activation :
          {ActivationKind::kGelu, ActivationKind::kGeluTanh, ActivationKind::kSwiGlu}) {
-      for (int bits = 0; bits < 32; ++bits) {
-        ModelConfig config = TinyConfig();
-        config.norm = norm;
-        config.activation = activation;
-        if (bits & 1) config.position = PositionKind::kRotary;
-        config.parallel_block = (bits & 2) != 0;
-        if (bits & 4) config.num_kv_heads = 1;
-        if (bits & 8) config.window = 3;
-        config.tied = (bits & 16) != 0;
-        configs.push_back(config);
+      for (const Block block :
+           {Block::kSerial, Block::kParallelSharedNorm, Block::kParallelTwoNorms}) {
+        for (const int64_t rotary_dim : {0, 2, 4}) {
+          for (int bits = 0; bits < 32; ++bits) {
+            ModelConfig config = WithPositions(WithBlock(TinyConfig(), block), rotary_dim);
+            config.norm = norm;
+            config.activation = activation;
+            if (bits & 1) config.num_kv_heads = 1;
+            if (bits & 2) config.window = 3;
+            config.tied = (bits & 4) != 0;
+            config.attention_bias = (bits & 8) != 0;
+            config.mlp_bias = (bits & 16) != 0;
+            configs.push_back(config);
+          }
+        }
       }
     }
   }
@@ -110,10 +130,11 @@ std::vector<ModelConfig> AllCombinations() {
 
 std::string Describe(const ModelConfig& config) {
   return absl::StrCat("norm ", static_cast<int>(config.norm), ", activation ",
-                      static_cast<int>(config.activation), ", position ",
-                      static_cast<int>(config.position), ", parallel ", config.parallel_block,
-                      ", key/value heads ", config.num_kv_heads, ", window ", config.window,
-                      ", tied ", config.tied);
+                      static_cast<int>(config.activation), ", rotary ",
+                      config.position == PositionKind::kRotary ? config.rotary_dim : 0,
+                      ", parallel ", config.parallel_block, ", shared norm ", config.shared_norm,
+                      ", biases ", config.attention_bias, config.mlp_bias, ", key/value heads ",
+                      config.num_kv_heads, ", window ", config.window, ", tied ", config.tied);
 }
 
 TEST(Gradient, EqualsFiniteDifferencesForEveryCombinationOfOptions) {
@@ -127,14 +148,18 @@ TEST(Gradient, EqualsFiniteDifferencesInEachElementOfAnOldStyleModel) {
   CheckElements(TinyConfig());
 }
 
+TEST(Gradient, EqualsFiniteDifferencesWhereHeadsAreWiderThanTheirShareOfTheHiddenSize) {
+  ModelConfig config = WithPositions(TinyConfig(), 4);
+  config.head_dim = 6;
+  CheckDirections(config);
+}
+
+TEST(Gradient, EqualsFiniteDifferencesInEachElementOfANeoXStyleModel) {
+  CheckElements(NeoXStyle(TinyConfig()));
+}
+
 TEST(Gradient, EqualsFiniteDifferencesInEachElementOfANewStyleModel) {
-  ModelConfig config = TinyConfig();
-  config.norm = NormKind::kRmsNorm;
-  config.activation = ActivationKind::kSwiGlu;
-  config.position = PositionKind::kRotary;
-  config.parallel_block = true;
-  config.num_kv_heads = 1;
-  config.window = 3;
+  ModelConfig config = NewStyle(TinyConfig(), 3);
   config.tied = true;
   CheckElements(config);
 }

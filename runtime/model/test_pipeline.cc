@@ -77,6 +77,27 @@ ModelConfig TinyConfig() {
   return config;
 }
 
+ModelConfig NewStyle(ModelConfig config, int64_t window) {
+  config.norm = ops::NormKind::kRmsNorm;
+  config.activation = ops::ActivationKind::kSwiGlu;
+  config.position = PositionKind::kRotary;
+  config.parallel_block = true;
+  config.attention_bias = false;
+  config.mlp_bias = false;
+  config.num_kv_heads = 1;
+  config.window = window;
+  return config;
+}
+
+ModelConfig NeoXStyle(ModelConfig config) {
+  config.activation = ops::ActivationKind::kGelu;
+  config.position = PositionKind::kRotary;
+  config.rotary_dim = config.head_dim / 2;
+  config.parallel_block = true;
+  config.shared_norm = false;
+  return config;
+}
+
 std::vector<int32_t> RandomTokens(int64_t count, int64_t vocab_size, uint64_t seed) {
   std::vector<int32_t> tokens(count);
   uint64_t state = seed * 2654435761u + 12345;
@@ -96,6 +117,26 @@ double LargestDifference(const NamedValues& a, const NamedValues& b) {
     for (size_t i = 0; i < values.size(); ++i) {
       largest = std::max(largest, std::abs(values[i] - others[i]));
     }
+  }
+  return largest;
+}
+
+double LargestTensorDistance(const NamedValues& gradients, const NamedValues& expected) {
+  MEGASCALE_CHECK(gradients.size() == expected.size());
+  double all = 0;
+  for (const auto& [name, values] : expected) {
+    for (const double value : values) all += value * value;
+  }
+  double largest = 0;
+  for (const auto& [name, values] : expected) {
+    const std::vector<double>& others = gradients.at(name);
+    MEGASCALE_CHECK(values.size() == others.size());
+    double distance = 0, norm = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      distance += (others[i] - values[i]) * (others[i] - values[i]);
+      norm += values[i] * values[i];
+    }
+    largest = std::max(largest, std::sqrt(distance / std::max(norm, 1e-6 * all)));
   }
   return largest;
 }
@@ -183,14 +224,41 @@ NamedValues TestPipeline::Gradients() const {
   return gradients;
 }
 
-double* TestPipeline::Weights(const std::string& name) {
+Vector TestPipeline::WeightsOf(const std::string& name) {
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const int index = layouts_[i].Find(name);
     if (index < 0) continue;
-    return parameters_[i].weights.as<double>() + layouts_[i].parameters()[index].offset;
+    const Parameter& parameter = layouts_[i].parameters()[index];
+    const Vector& weights = parameters_[i].weights;
+    return {weights.as<std::byte>() + parameter.offset * SizeOf(weights.dtype), weights.dtype,
+            parameter.size};
   }
   MEGASCALE_CHECK_MSG(false, name);
-  return nullptr;
+  return {};
+}
+
+double* TestPipeline::Weights(const std::string& name) { return WeightsOf(name).as<double>(); }
+
+void TestPipeline::SetWeights(const std::string& name, const std::vector<double>& values) {
+  const Vector weights = WeightsOf(name);
+  MEGASCALE_CHECK_MSG(weights.size == static_cast<int64_t>(values.size()), name);
+  for (int64_t i = 0; i < weights.size; ++i) {
+    if (weights.dtype == DType::kF64) {
+      weights.as<double>()[i] = values[i];
+    } else if (weights.dtype == DType::kF32) {
+      weights.as<float>()[i] = static_cast<float>(values[i]);
+    } else {
+      weights.as<tensor::BFloat16>()[i] = tensor::ToBFloat16(static_cast<float>(values[i]));
+    }
+  }
+}
+
+std::vector<Parameter> TestPipeline::Parameters() const {
+  std::vector<Parameter> parameters;
+  for (const ChunkLayout& layout : layouts_) {
+    parameters.insert(parameters.end(), layout.parameters().begin(), layout.parameters().end());
+  }
+  return parameters;
 }
 
 }  // namespace megascale::model

@@ -19,11 +19,24 @@ using NamedValues = std::map<std::string, std::vector<double>>;
 // A small model with biases that are not zero, two layers and six positions.
 ModelConfig TinyConfig();
 
+// `config` with the options of Llama and Mistral: RMSNorm, SwiGLU, rotary positions, grouped
+// queries (one key/value head), a window, no biases; and a parallel block that shares one norm.
+ModelConfig NewStyle(ModelConfig config, int64_t window);
+
+// `config` with the options of GPT-NeoX: a parallel block of two norms, rotary positions in half of
+// each head, exact GELU.
+ModelConfig NeoXStyle(ModelConfig config);
+
 // `count` tokens below `vocab_size`; another `seed`, other tokens.
 std::vector<int32_t> RandomTokens(int64_t count, int64_t vocab_size, uint64_t seed);
 
 // The largest |a - b| over all elements; both must hold the same tensors.
 double LargestDifference(const NamedValues& a, const NamedValues& b);
+
+// How far gradients are from those expected: the largest |a - b| / max(|b|, |all of b| / 1000) over
+// the tensors, in Euclidean norms. Both must hold the same tensors. A tensor whose gradient is all
+// but zero is thus measured by the others.
+double LargestTensorDistance(const NamedValues& gradients, const NamedValues& expected);
 
 struct TestPipelineOptions {
   ModelConfig config;
@@ -51,10 +64,16 @@ class TestPipeline {
   NamedValues Gradients() const;
   // The elements of a float64 model's parameter, to be changed.
   double* Weights(const std::string& name);
+  // Gives a parameter other values, rounded to the type that the model computes in.
+  void SetWeights(const std::string& name, const std::vector<double>& values);
+  // The parameters of all chunks, in order.
+  std::vector<Parameter> Parameters() const;
   TransformerChunk& chunk(int index) { return *chunks_[index]; }
 
  private:
   void Fill(int slot, const std::vector<int32_t>& tokens);
+  // A parameter's elements among its chunk's weights.
+  Vector WeightsOf(const std::string& name);
 
   TestPipelineOptions options_;
   ops::Ops& ops_;

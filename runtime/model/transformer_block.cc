@@ -36,19 +36,22 @@ Residual TransformerBlock::Forward(const BlockParameters& parameters, const Bloc
                                    const Matrix& delta_NC) {
   const int64_t tokens = shape.tokens();
   const Matrix out_NC = Rows(delta_NC, tokens);
-  const Matrix norm_NC = Rows(saved.input_norm.out_NC, tokens);
+  const Matrix mlp_norm_NC = Rows(MlpNorm(saved).out_NC, tokens);
   const Matrix x_NC = Norm(parameters.input_norm, saved.input_norm, residual);
   if (config_.parallel_block) {
     const Matrix attention_out_NC = Rows(scratch.attention_out_NC, tokens);
     ForwardAttention(parameters, saved, shape, attention_out_NC);
-    ForwardMlp(parameters, saved, norm_NC, out_NC);
+    if (config_.has_mlp_norm()) {
+      Norm(parameters.post_attention_norm, saved.post_attention_norm, {x_NC, {}});
+    }
+    ForwardMlp(parameters, saved, mlp_norm_NC, out_NC);
     ops_.Add(attention_out_NC, out_NC, out_NC);
     return {x_NC, out_NC};
   }
   ForwardAttention(parameters, saved, shape, out_NC);
   const Matrix middle_NC =
       Norm(parameters.post_attention_norm, saved.post_attention_norm, {x_NC, out_NC});
-  ForwardMlp(parameters, saved, Rows(saved.post_attention_norm.out_NC, tokens), out_NC);
+  ForwardMlp(parameters, saved, mlp_norm_NC, out_NC);
   return {middle_NC, out_NC};
 }
 
@@ -75,19 +78,21 @@ void TransformerBlock::ForwardMlp(const BlockParameters& parameters, const Block
 void TransformerBlock::Backward(const BlockParameters& parameters, const BlockActivations& saved,
                                 const BlockScratch& scratch, BatchShape shape,
                                 const Matrix& d_stream_NC) {
-  const NormActivations& mlp_norm =
-      config_.parallel_block ? saved.input_norm : saved.post_attention_norm;
+  const NormActivations& mlp_norm = MlpNorm(saved);
+  const auto mlp_norm_backward = [&] {
+    NormBackward(parameters.post_attention_norm, mlp_norm, scratch.d_norm_NC, d_stream_NC);
+  };
   LinearBackward(parameters.down, saved.inner_NI, d_stream_NC, scratch.d_inner_NI);
   ops_.ActivationBackward({.kind = config_.activation,
                            .in = saved.up_NU,
                            .d_out = scratch.d_inner_NI,
                            .d_in = scratch.d_up_NU});
   LinearBackward(parameters.up, mlp_norm.out_NC, scratch.d_up_NU, scratch.d_norm_NC);
-  if (!config_.parallel_block) {
-    NormBackward(parameters.post_attention_norm, mlp_norm, scratch.d_norm_NC, d_stream_NC);
-  }
+  if (!config_.parallel_block) mlp_norm_backward();
 
   LinearBackward(parameters.attention_out, saved.attention_NA, d_stream_NC, scratch.d_attention_NA);
+  // Only now: in a parallel block attention's output does not go through the MLP's norm.
+  if (config_.parallel_block && config_.has_mlp_norm()) mlp_norm_backward();
   const Qkv d_qkv = Split(scratch.d_qkv_NQ);
   ops_.AttentionBackward({.forward = AttentionArgsOf(saved, shape),
                           .d_out = scratch.d_attention_NA,
@@ -95,10 +100,14 @@ void TransformerBlock::Backward(const BlockParameters& parameters, const BlockAc
                           .d_k = d_qkv.k,
                           .d_v = d_qkv.v});
   Rotate(d_qkv.qk, shape, /*inverse=*/true);
-  // In a parallel block d_norm_NC already holds the MLP's part: both branches read one norm.
+  // Where both branches read one norm, d_norm_NC already holds the MLP's part.
   LinearBackward(parameters.qkv, saved.input_norm.out_NC, scratch.d_qkv_NQ, scratch.d_norm_NC,
-                 /*accumulate=*/config_.parallel_block);
+                 /*accumulate=*/!config_.has_mlp_norm());
   NormBackward(parameters.input_norm, saved.input_norm, scratch.d_norm_NC, d_stream_NC);
+}
+
+const NormActivations& TransformerBlock::MlpNorm(const BlockActivations& saved) const {
+  return config_.has_mlp_norm() ? saved.post_attention_norm : saved.input_norm;
 }
 
 Matrix TransformerBlock::Norm(const NormParameters& parameters, const NormActivations& saved,
@@ -189,6 +198,7 @@ void TransformerBlock::Rotate(const Matrix& qk, BatchShape shape, bool inverse) 
   ops_.Rotary({.seq = shape.seq,
                .heads = config_.num_heads + config_.num_kv_heads,
                .head_dim = config_.head_dim,
+               .rotary_dim = config_.rotary_dim,
                .theta = config_.rope_theta,
                .x = qk,
                .inverse = inverse});

@@ -36,7 +36,7 @@ struct BlockParameters {
   NormParameters input_norm;
   LinearParameters qkv;
   LinearParameters attention_out;
-  NormParameters post_attention_norm;  // serial blocks only
+  NormParameters post_attention_norm;  // the MLP's; none where it shares input_norm
   LinearParameters up;
   LinearParameters down;
 };
@@ -55,7 +55,7 @@ struct BlockActivations {
   Matrix qkv_NQ;  // queries and keys already rotated
   Matrix attention_NA;
   Vector log_sum_exp_BHT;               // F
-  NormActivations post_attention_norm;  // serial blocks only
+  NormActivations post_attention_norm;  // in a parallel block it reads what input_norm reads
   Matrix up_NU;
   Matrix inner_NI;  // after the activation
 };
@@ -116,6 +116,8 @@ class TransformerBlock {
     Matrix q, k, v, qk;  // columns of the fused matrix; qk: queries and keys together
   };
   Qkv Split(const Matrix& qkv_NQ) const;
+  // The norm that the MLP reads.
+  const NormActivations& MlpNorm(const BlockActivations& saved) const;
   ops::AttentionArgs AttentionArgsOf(const BlockActivations& saved, BatchShape shape) const;
   void Rotate(const Matrix& qk, BatchShape shape, bool inverse);
   void ForwardAttention(const BlockParameters& parameters, const BlockActivations& saved,

@@ -20,15 +20,9 @@ ModelConfig FourLayers() {
   return config;
 }
 
-ModelConfig NewStyle() {
-  ModelConfig config = FourLayers();
-  config.norm = ops::NormKind::kRmsNorm;
-  config.activation = ops::ActivationKind::kSwiGlu;
-  config.position = PositionKind::kRotary;
-  config.parallel_block = true;
-  config.num_kv_heads = 1;
-  config.window = 3;
-  return config;
+// One of each kind of block.
+std::vector<ModelConfig> Styles() {
+  return {FourLayers(), NewStyle(FourLayers(), 3), NeoXStyle(FourLayers())};
 }
 
 struct Result {
@@ -56,7 +50,7 @@ double LogSumExp(const std::vector<double>& logits) {
 }
 
 TEST(TransformerChunk, ChunksTogetherEqualTheWholeModel) {
-  for (const ModelConfig& config : {FourLayers(), NewStyle()}) {
+  for (const ModelConfig& config : Styles()) {
     const std::vector<int32_t> tokens = RandomTokens(2 * 7, config.vocab_size, 1);
     const Result whole = Train({.config = config, .num_chunks = 1}, tokens);
     for (const int num_chunks : {2, 4}) {
@@ -109,7 +103,7 @@ TEST(TransformerChunk, AWindowOfTheWholeSequenceIsFullAttention) {
 
 // The loss of a position is that of the logits behind its prefix: nothing sees what follows it.
 TEST(TransformerChunk, LogitsOfAPrefixAreThoseOfItsPositionInTheFullSequence) {
-  for (const ModelConfig& config : {FourLayers(), NewStyle()}) {
+  for (const ModelConfig& config : Styles()) {
     const auto ops = ops::MakeReferenceOps();
     TestPipeline pipeline({.config = config, .micro_batch = 1}, ops.get());
     const std::vector<int32_t> tokens = RandomTokens(7, config.vocab_size, 5);

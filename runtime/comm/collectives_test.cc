@@ -2,13 +2,16 @@
 // here.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "runtime/comm/test_world.h"
+#include "runtime/stream/stream.h"
 
 namespace megascale::comm {
 namespace {
@@ -36,6 +39,8 @@ void Put(Bytes& bytes, DType dtype, int64_t k, double value) {
   if (dtype == DType::kF64) std::memcpy(&bytes[k * 8], &value, 8);
   const auto single = static_cast<float>(value);
   if (dtype == DType::kF32) std::memcpy(&bytes[k * 4], &single, 4);
+  const auto whole = static_cast<int32_t>(value * 1000);
+  if (dtype == DType::kI32) std::memcpy(&bytes[k * 4], &whole, 4);
   const tensor::BFloat16 half = tensor::ToBFloat16(single);
   if (dtype == DType::kBF16) std::memcpy(&bytes[k * 2], &half, 2);
 }
@@ -85,8 +90,8 @@ Bytes Slice(const Bytes& bytes, int index, int count) {
   return Bytes(bytes.begin() + index * part, bytes.begin() + (index + 1) * part);
 }
 
-// All operations on one size and type, on one rank.
-void CheckAll(Communicator& comm, DType dtype, int64_t size, int salt) {
+// The calls that sum, on one size and type, on one rank.
+void CheckSums(Communicator& comm, DType dtype, int64_t size, int salt) {
   const int n = comm.size();
   const int rank = comm.rank();
   const CallInfo info{static_cast<uint64_t>(salt)};
@@ -104,18 +109,45 @@ void CheckAll(Communicator& comm, DType dtype, int64_t size, int salt) {
   ASSERT_EQ(comm.ReduceScatter(View(input, dtype), View(output, dtype), info), absl::OkStatus());
   EXPECT_TRUE(output == Slice(sum, rank, n)) << "reduce-scatter, " << where;
   EXPECT_TRUE(input == before) << "reduce-scatter changed its input, " << where;
+}
 
-  Bytes gathered(sum.size());
-  ASSERT_EQ(comm.AllGather(View(output, dtype), View(gathered, dtype), info), absl::OkStatus());
-  EXPECT_TRUE(gathered == sum) << "all-gather, " << where;
+// The calls that copy.
+void CheckCopies(Communicator& comm, DType dtype, int64_t size, int salt) {
+  const int n = comm.size();
+  const int rank = comm.rank();
+  const CallInfo info{static_cast<uint64_t>(salt)};
+  const std::string where = absl::StrCat(n, " ranks, rank ", rank, ", ", size, " of ",
+                                         absl::string_view(tensor::Name(dtype)));
+
+  Bytes part = Input(rank, dtype, size, salt);
+  Bytes expected;
+  for (int i = 0; i < n; ++i) {
+    const Bytes other = Input(i, dtype, size, salt);
+    expected.insert(expected.end(), other.begin(), other.end());
+  }
+  Bytes gathered(expected.size());
+  ASSERT_EQ(comm.AllGather(View(part, dtype), View(gathered, dtype), info), absl::OkStatus());
+  EXPECT_TRUE(gathered == expected) << "all-gather, " << where;
+
+  Bytes input = Input(rank, dtype, size * n, salt + 1);
+  const Bytes before = input;
+  Bytes output(input.size());
+  expected.clear();
+  for (int i = 0; i < n; ++i) {
+    const Bytes other = Slice(Input(i, dtype, size * n, salt + 1), rank, n);
+    expected.insert(expected.end(), other.begin(), other.end());
+  }
+  ASSERT_EQ(comm.AllToAll(View(input, dtype), View(output, dtype), info), absl::OkStatus());
+  EXPECT_TRUE(output == expected) << "all-to-all, " << where;
+  EXPECT_TRUE(input == before) << "all-to-all changed its input, " << where;
 
   const int root = n - 1;
-  Bytes told = rank == root ? Input(root, dtype, size, salt + 2) : Bytes(output.size());
+  Bytes told = rank == root ? Input(root, dtype, size, salt + 2) : Bytes(part.size());
   ASSERT_EQ(comm.Broadcast(View(told, dtype), root, info), absl::OkStatus());
   EXPECT_TRUE(told == Input(root, dtype, size, salt + 2)) << "broadcast, " << where;
 
   // Along the line of ranks: everybody but the first receives, everybody but the last sends.
-  Bytes message(output.size());
+  Bytes message(part.size());
   const Bytes own = Input(rank, dtype, size, salt + 3);
   if (rank > 0) {
     ASSERT_EQ(comm.Recv(rank - 1, absl::MakeSpan(message), info), absl::OkStatus());
@@ -136,11 +168,14 @@ TEST_P(CollectivesTest, EveryRankHasTheBitsOfTheLeftFold) {
   WorldSpec spec = OneGroup(num_ranks, num_nodes == 0 ? num_ranks : num_nodes, kRingBytes);
   spec.uses_tcp = uses_tcp;
   ThreadWorld world(spec);
-  world.RunConnected([&](int rank, Fabric& fabric) {
+  world.RunConnected([&](int, Fabric& fabric) {
     auto comm = fabric.Make("all").value();
     int salt = 0;
-    for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
-      for (const int64_t size : kSizes) CheckAll(*comm, dtype, size, salt += 10);
+    for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kI32}) {
+      for (const int64_t size : kSizes) {
+        if (dtype != DType::kI32) CheckSums(*comm, dtype, size, salt += 10);
+        CheckCopies(*comm, dtype, size, salt += 10);
+      }
     }
   });
 }
@@ -242,6 +277,48 @@ TEST(GroupsTest, TheObserverSeesEveryCallEnterAndLeave) {
                          "enter all-reduce all 1 9 -1 4", "leave all-reduce all 1 9 -1 4",
                          "enter send all 0 8 1 4", "leave send all 0 8 1 4"}));
   EXPECT_EQ(seen[1][4], "enter receive all 0 8 0 4");
+}
+
+// Rank 1 joins only once rank 0 has computed, and rank 0 computes only once its call has begun:
+// this ends well only if compute runs while the collective does.
+TEST(StreamsTest, ACollectiveOnItsOwnStreamOverlapsWithComputeOnAnother) {
+  ThreadWorld world(OneGroup(2, 1, kRingBytes));
+  absl::Mutex mutex;
+  std::vector<std::string> order;  // on rank 0
+  const auto note = [&](const char* what) {
+    absl::MutexLock lock(&mutex);
+    order.push_back(what);
+  };
+  std::atomic<uint32_t> has_entered{0};
+  stream::Event computed;
+  world.Run([&](int rank) {
+    FabricOptions options = world.OptionsOf(rank);
+    options.observer = [&, rank](const CallEvent& event) {
+      if (rank != 0) return;
+      note(event.kind == CallEvent::Kind::kEntered ? "entered" : "left");
+      has_entered = 1;
+    };
+    auto fabric = Fabric::Create(options, OneGroup(2, 1, kRingBytes).groups).value();
+    ASSERT_EQ(fabric->Connect(), absl::OkStatus());
+    auto comm = fabric->Make("all").value();
+    auto collectives = stream::Stream::Create("collectives").value();
+    auto compute = stream::Stream::Create("compute").value();
+    float value = static_cast<float>(rank + 1);
+    if (rank == 1) computed.Wait(*collectives, 1);
+    collectives->Enqueue([&] {
+      EXPECT_EQ(comm->AllReduce({&value, DType::kF32, 1}, {}), absl::OkStatus());
+    });
+    if (rank == 0) {
+      compute->Enqueue([&] {
+        EXPECT_TRUE(RankBoard::Await(has_entered, 1));
+        note("computed");
+      });
+      computed.Record(*compute, 1);
+    }
+    collectives->Synchronize();
+    EXPECT_EQ(value, 3);
+  });
+  EXPECT_EQ(order, (std::vector<std::string>{"entered", "computed", "left"}));
 }
 
 }  // namespace

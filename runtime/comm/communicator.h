@@ -10,9 +10,9 @@
 // Errors, of every call:
 //   Internal - members do not make the same calls; the message names both. Our bug.
 //   DeadlineExceeded - the timeout passed; the message names the ranks that had not arrived.
-//   Unavailable - a rank's process ended or closed its end; the message names it.
-//   Aborted - Abort was called here, or a peer reported that it gave up; the attempt is over,
-//   rejoin in the next one. InvalidArgument - sizes or types; nothing was sent.
+//   Aborted - a rank's process ended or closed its end, or a peer reported that it gave up (the
+//   message names it), or Abort was called here; the attempt is over, rejoin in the next one.
+//   InvalidArgument - sizes or types; nothing was sent.
 // After any error but InvalidArgument the communicator is dead: the other members are told, every
 // later call fails with the same status, and buffers hold garbage. BlamedRanks() says which world
 // ranks are to blame.
@@ -41,6 +41,7 @@ enum class Operation : uint8_t {
   kReduceScatter,
   kAllGather,
   kBroadcast,
+  kAllToAll,
   kBarrier,
   kSend,
   kRecv,
@@ -82,25 +83,35 @@ class Communicator {
   virtual const std::string& name() const = 0;
 
   // Replaces `buffer` on every member by the sum of all. Shapes: [N], any N, F32, F64 or BF16.
-  // Cost: 2(n-1)/n of the buffer sent per member.
+  // Cost, per member: (n-1)/n of the buffer copied into shared memory and as much added from there,
+  // then 1/n copied in and (n-1)/n copied out. Where a member is on another machine, 2(n-1)/n sent.
   virtual absl::Status AllReduce(tensor::Vector buffer, const CallInfo& info) = 0;
 
   // Overwrites `output` with this member's block of the sum of all `input`s. Shapes: input [n N],
   // output [N]; all members' blocks are equally long, the caller pads. F32, F64 or BF16. `output`
-  // may be this member's block of `input`; nothing else of `input` changes. Cost: (n-1)/n of the
-  // input sent per member.
+  // may be this member's block of `input`; nothing else of `input` changes. Cost, per member:
+  // (n-1)/n of the input copied into shared memory (or sent) and as much added from there.
   virtual absl::Status ReduceScatter(tensor::Vector input, tensor::Vector output,
                                      const CallInfo& info) = 0;
 
   // Overwrites `output` with the members' `input`s, in order. Shapes: input [N], output [n N];
   // equally long on all members, the caller pads. Any type. `input` may be this member's block of
-  // `output`. Cost: the input sent n-1 times per member.
+  // `output`. Cost, per member: the input copied into shared memory once and n-1 others' copied
+  // out; where a member is on another machine, the input sent n-1 times.
   virtual absl::Status AllGather(tensor::Vector input, tensor::Vector output,
                                  const CallInfo& info) = 0;
 
   // Overwrites `buffer` on all members with that of the member `root`. Any type. The root may
-  // return before others have it.
+  // return before others have it. Cost: the buffer copied into shared memory once and out on every
+  // other member; where a member is on another machine, sent n-1 times.
   virtual absl::Status Broadcast(tensor::Vector buffer, int root, const CallInfo& info) = 0;
+
+  // Overwrites block j of `output` with block i of the `input` of the member j, on the member i.
+  // Shapes: input [n N], output [n N]; equally long on all members, the caller pads. Any type. The
+  // two must not overlap. Cost, per member: (n-1)/n of the input copied into shared memory (or
+  // sent) and as much copied out.
+  virtual absl::Status AllToAll(tensor::Vector input, tensor::Vector output,
+                                const CallInfo& info) = 0;
 
   // Returns once all members have called it.
   virtual absl::Status Barrier(const CallInfo& info) = 0;

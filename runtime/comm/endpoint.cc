@@ -82,8 +82,8 @@ absl::Status Endpoint::FindGonePeer(const Exchange& exchange) const {
     if (state == PeerState::kAborted) return NoticeStatus(peer.notice(), peer.world_rank);
     if (state == PeerState::kClosed && exchange.Needs(i)) {
       return Blame(
-          absl::UnavailableError(absl::StrCat("rank ", peer.world_rank,
-                                              " closed its end: its process ended, or left early")),
+          absl::AbortedError(absl::StrCat("rank ", peer.world_rank,
+                                          " closed its end: its process ended, or left early")),
           {peer.world_rank});
     }
   }
@@ -91,7 +91,7 @@ absl::Status Endpoint::FindGonePeer(const Exchange& exchange) const {
 }
 
 absl::Status Endpoint::DeadlineError(const Exchange& exchange) const {
-  const Exchange::Missing missing = exchange.FindMissing();
+  const Exchange::Missing missing = exchange.FindMissing(peers_);
   const std::vector<int> absent = WorldRanks(missing.absent);
   const std::vector<int> partial = WorldRanks(missing.partial);
   std::string text = absl::StrCat(Context(exchange), ": timed out");

@@ -17,13 +17,15 @@ namespace megascale::comm {
 
 class Endpoint {
  public:
-  // `slot`: this member's own. `peers`: by group index; the own entry is empty but for its rank.
+  // `slot`: this member's own. `peers`: by group index; the own entry has its rank and window only.
   Endpoint(std::string name, int index, MemberSlot* slot, std::vector<Peer> peers)
       : name_(std::move(name)), index_(index), slot_(slot), peers_(std::move(peers)) {}
 
   const std::string& name() const { return name_; }
   int index() const { return index_; }
   int size() const { return static_cast<int>(peers_.size()); }
+  // Whether Exchange::SendToAll may be used: all members are local, and more than one.
+  bool has_windows() const { return static_cast<bool>(peers_[index_].window); }
   int WorldRank(int index) const { return peers_[index].world_rank; }
 
   // Carries the exchange out by `deadline` (monotonic time). Any error is final: see Communicator.

@@ -45,6 +45,20 @@ void Exchange::Receive(int peer, void* data, size_t num_bytes) {
   ++num_open_;
 }
 
+void Exchange::SendToAll(int self, const void* data, size_t num_bytes) {
+  Send(self, data, num_bytes);
+  outgoing_.back().to_all = true;
+}
+
+void Exchange::ReceiveFromWindow(int peer, void* data, size_t num_bytes) {
+  Receive(peer, data, num_bytes);
+  incoming_.back().from_window = true;
+}
+
+bool Exchange::Outgoing::Done() const {
+  return num_done == sizeof(MessageHeader) + PaddedBytes(header.payload_bytes);
+}
+
 void Exchange::ReceiveSum(const Sum& sum) {
   MEGASCALE_CHECK(incoming_.empty());
   sum_ = sum;
@@ -55,7 +69,7 @@ void Exchange::ReceiveSum(const Sum& sum) {
 
 absl::StatusOr<bool> Exchange::Progress(const std::vector<Peer>& peers) {
   bool moved = false;
-  for (Outgoing& outgoing : outgoing_) moved |= Push(outgoing, peers[outgoing.peer]);
+  for (Outgoing& outgoing : outgoing_) moved |= Push(outgoing, peers);
   for (Incoming& incoming : incoming_) {
     if (incoming.is_done) continue;
     const Peer& peer = peers[incoming.peer];
@@ -70,13 +84,15 @@ absl::StatusOr<bool> Exchange::Progress(const std::vector<Peer>& peers) {
   return moved;
 }
 
-bool Exchange::Push(Outgoing& outgoing, const Peer& peer) {
+bool Exchange::Push(Outgoing& outgoing, const std::vector<Peer>& peers) {
+  const Peer& peer = peers[outgoing.peer];
+  const Ring& way = outgoing.to_all ? peer.window : peer.outbox;
   const size_t payload = outgoing.header.payload_bytes;
   const size_t total = sizeof(MessageHeader) + PaddedBytes(payload);
   if (outgoing.num_done == total) return false;
   const size_t start = outgoing.num_done;
   while (outgoing.num_done < total && outgoing.num_done - start < kPieceBytes) {
-    const absl::Span<std::byte> room = peer.outbox.WritableSpan();
+    const absl::Span<std::byte> room = way.WritableSpan();
     size_t count = 0;
     if (outgoing.num_done == 0) {
       // Messages start at multiples of the header's size, so it is never cut by the ring's end.
@@ -91,18 +107,25 @@ bool Exchange::Push(Outgoing& outgoing, const Peer& peer) {
         std::memcpy(room.data(), outgoing.data + position, std::min(count, payload - position));
       }
     }
-    peer.outbox.CommitWritten(count);
+    way.CommitWritten(count);
     outgoing.num_done += count;
   }
   if (outgoing.num_done == start) return false;
-  peer.Notify();
+  if (!outgoing.to_all) peer.Notify();
+  for (size_t i = 0; outgoing.to_all && i < peers.size(); ++i) {
+    if (static_cast<int>(i) != outgoing.peer) peers[i].Notify();
+  }
   if (outgoing.num_done == total) --num_open_;
   return true;
 }
 
 absl::StatusOr<bool> Exchange::PullHeader(Incoming& incoming, const Peer& peer) {
-  const absl::Span<const std::byte> bytes = peer.inbox.ReadableSpan();
-  if (bytes.size() < sizeof(MessageHeader)) return false;
+  const absl::Span<const std::byte> bytes = Source(incoming, peer).ReadableSpan();
+  if (bytes.size() < sizeof(MessageHeader)) {
+    const absl::Status status = CheckOtherWay(incoming, peer);
+    if (!status.ok()) return status;
+    return false;
+  }
   MessageHeader header;
   std::memcpy(&header, bytes.data(), sizeof(header));
   MessageHeader expected = call_;
@@ -113,22 +136,40 @@ absl::StatusOr<bool> Exchange::PullHeader(Incoming& incoming, const Peer& peer) 
     return absl::InternalError(absl::StrCat("expected ", Describe(expected), " from rank ",
                                             peer.world_rank, ", which sent ", Describe(header)));
   }
-  Take(peer, sizeof(header));
+  Take(incoming, peer, sizeof(header));
   incoming.has_header = true;
   Finish(incoming, peer);
   return true;
+}
+
+// A peer that makes another call may have sent it the other way, where nobody would look for it.
+absl::Status Exchange::CheckOtherWay(const Incoming& incoming, const Peer& peer) const {
+  const Ring& way = incoming.from_window ? peer.inbox : peer.window;
+  if (!way || call_.operation == Operation::kSend || call_.operation == Operation::kRecv) {
+    return absl::OkStatus();
+  }
+  const absl::Span<const std::byte> bytes = way.ReadableSpan();
+  if (bytes.size() < sizeof(MessageHeader)) return absl::OkStatus();
+  MessageHeader header;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (header.operation == Operation::kSend || header.sequence != call_.sequence ||
+      header.operation == call_.operation) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat("expected ", Describe(call_), " from rank ",
+                                          peer.world_rank, ", which sent ", Describe(header)));
 }
 
 bool Exchange::Pull(Incoming& incoming, const Peer& peer) {
   if (!incoming.has_header || incoming.is_done) return false;
   const size_t start = incoming.num_done;
   while (incoming.num_done < incoming.payload_bytes && incoming.num_done - start < kPieceBytes) {
-    const absl::Span<const std::byte> bytes = peer.inbox.ReadableSpan();
+    const absl::Span<const std::byte> bytes = Source(incoming, peer).ReadableSpan();
     const size_t count =
         std::min({bytes.size(), incoming.payload_bytes - incoming.num_done, kPieceBytes});
     if (count == 0) break;
     std::memcpy(incoming.data + incoming.num_done, bytes.data(), count);
-    Take(peer, count);
+    Take(incoming, peer, count);
     incoming.num_done += count;
   }
   const bool finished = Finish(incoming, peer);
@@ -159,7 +200,7 @@ bool Exchange::Fold(const std::vector<Peer>& peers) {
   }
   for (Incoming& incoming : incoming_) {
     const Peer& peer = peers[incoming.peer];
-    Take(peer, count);
+    Take(incoming, peer, count);
     incoming.num_done += count;
     moved |= Finish(incoming, peer);
   }
@@ -170,30 +211,46 @@ bool Exchange::Fold(const std::vector<Peer>& peers) {
 bool Exchange::Finish(Incoming& incoming, const Peer& peer) {
   if (incoming.is_done || incoming.num_done < incoming.payload_bytes) return false;
   const size_t padding = PaddedBytes(incoming.payload_bytes) - incoming.payload_bytes;
-  if (peer.inbox.ReadableSpan().size() < padding) return false;
-  Take(peer, padding);
+  if (Source(incoming, peer).ReadableSpan().size() < padding) return false;
+  Take(incoming, peer, padding);
   incoming.is_done = true;
   --num_open_;
   return true;
 }
 
-void Exchange::Take(const Peer& peer, size_t num_bytes) {
-  if (peer.inbox.CommitRead(num_bytes)) peer.Notify();
+void Exchange::Take(const Incoming& incoming, const Peer& peer, size_t num_bytes) {
+  if (Source(incoming, peer).CommitRead(num_bytes)) peer.Notify();
 }
 
-Exchange::Missing Exchange::FindMissing() const {
+// The members that keep the window of `owner` full.
+std::vector<int> Exchange::FindBlockers(const std::vector<Peer>& peers, int owner) {
+  std::vector<int> blockers;
+  for (int reader = 0; reader + 1 < static_cast<int>(peers.size()); ++reader) {
+    if (!peers[owner].window.Blocks(reader)) continue;
+    blockers.push_back(reader < owner ? reader : reader + 1);
+  }
+  return blockers;
+}
+
+Exchange::Missing Exchange::FindMissing(const std::vector<Peer>& peers) const {
   Missing missing;
   const auto add = [&](int peer, bool is_partial) {
     std::vector<int>& list = is_partial ? missing.partial : missing.absent;
     if (std::find(list.begin(), list.end(), peer) == list.end()) list.push_back(peer);
   };
   for (const Incoming& incoming : incoming_) {
-    if (!incoming.is_done) add(incoming.peer, incoming.has_header || call_.phase > 0);
+    if (incoming.is_done) continue;
+    std::vector<int> culprits;
+    if (incoming.from_window) culprits = FindBlockers(peers, incoming.peer);
+    if (culprits.empty()) culprits.push_back(incoming.peer);
+    for (const int peer : culprits) add(peer, incoming.has_header || call_.phase > 0);
   }
   if (!missing.absent.empty() || !missing.partial.empty()) return missing;
   for (const Outgoing& outgoing : outgoing_) {
-    const size_t total = sizeof(MessageHeader) + PaddedBytes(outgoing.header.payload_bytes);
-    if (outgoing.num_done < total) add(outgoing.peer, call_.phase > 0);
+    if (outgoing.Done()) continue;
+    std::vector<int> culprits = {outgoing.peer};
+    if (outgoing.to_all) culprits = FindBlockers(peers, outgoing.peer);
+    for (const int peer : culprits) add(peer, call_.phase > 0);
   }
   return missing;
 }
@@ -203,8 +260,7 @@ bool Exchange::Needs(int peer) const {
     if (incoming.peer == peer && !incoming.is_done) return true;
   }
   for (const Outgoing& outgoing : outgoing_) {
-    const size_t total = sizeof(MessageHeader) + PaddedBytes(outgoing.header.payload_bytes);
-    if (outgoing.peer == peer && outgoing.num_done < total) return true;
+    if ((outgoing.to_all || outgoing.peer == peer) && !outgoing.Done()) return true;
   }
   return false;
 }

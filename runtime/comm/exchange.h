@@ -25,6 +25,7 @@ struct Peer {
   int world_rank = -1;
   Ring inbox;   // from it
   Ring outbox;  // to it
+  Ring window;  // from it to all; of the own entry: to all. May be empty
   MemberSlot* slot = nullptr;
   Stream* stream = nullptr;
   StreamPump* pump = nullptr;
@@ -68,6 +69,10 @@ class Exchange {
   void Send(int peer, const void* data, size_t num_bytes);
   void Receive(int peer, void* data, size_t num_bytes);
 
+  // Puts a message into the window of `self`, once, from where all others read it.
+  void SendToAll(int self, const void* data, size_t num_bytes);
+  void ReceiveFromWindow(int peer, void* data, size_t num_bytes);
+
   // Receives `num_bytes` from each member but `self` and overwrites `output` with the sum of all,
   // in order; `own` is this member's part and may be `output`.
   struct Sum {
@@ -87,12 +92,12 @@ class Exchange {
   const MessageHeader& call() const { return call_; }
 
   // The peers that it waits for: those of which nothing has come or that have taken nothing, and
-  // those that stopped midway.
+  // those that stopped midway. Of a window that is full, those that do not read it.
   struct Missing {
     std::vector<int> absent;
     std::vector<int> partial;
   };
-  Missing FindMissing() const;
+  Missing FindMissing(const std::vector<Peer>& peers) const;
   bool Needs(int peer) const;
 
  private:
@@ -101,22 +106,31 @@ class Exchange {
     MessageHeader header;
     const std::byte* data = nullptr;
     size_t num_done = 0;  // bytes of header, payload and padding
+    bool to_all = false;  // then `peer` is this member
+
+    bool Done() const;
   };
   struct Incoming {
     int peer = 0;
     size_t payload_bytes = 0;
     std::byte* data = nullptr;  // null: part of the sum
+    bool from_window = false;
     bool has_header = false;
     size_t num_done = 0;  // bytes of payload
     bool is_done = false;
   };
 
-  bool Push(Outgoing& outgoing, const Peer& peer);
+  bool Push(Outgoing& outgoing, const std::vector<Peer>& peers);
   absl::StatusOr<bool> PullHeader(Incoming& incoming, const Peer& peer);
   bool Pull(Incoming& incoming, const Peer& peer);
   bool Fold(const std::vector<Peer>& peers);
   bool Finish(Incoming& incoming, const Peer& peer);
-  static void Take(const Peer& peer, size_t num_bytes);
+  static std::vector<int> FindBlockers(const std::vector<Peer>& peers, int owner);
+  absl::Status CheckOtherWay(const Incoming& incoming, const Peer& peer) const;
+  static const Ring& Source(const Incoming& incoming, const Peer& peer) {
+    return incoming.from_window ? peer.window : peer.inbox;
+  }
+  static void Take(const Incoming& incoming, const Peer& peer, size_t num_bytes);
 
   const MessageHeader call_;
   Sum sum_;

@@ -152,8 +152,12 @@ std::vector<Peer> Fabric::Impl::Peers(const Membership& member,
   for (int i = 0; i < static_cast<int>(peers.size()); ++i) {
     Peer& peer = peers[i];
     peer.world_rank = group.ranks[i];
-    if (i == member.index) continue;
+    if (i == member.index) {
+      peer.window = layout->WindowOf(member.group_index, i);
+      continue;
+    }
     if (IsLocal(peer.world_rank)) {
+      peer.window = layout->WindowOf(member.group_index, i, member.index);
       peer.slot = layout->Slot(member.group_index, i);
       peer.inbox = layout->RingBetween(member.group_index, i, member.index);
       peer.outbox = layout->RingBetween(member.group_index, member.index, i);

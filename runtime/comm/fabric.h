@@ -62,7 +62,7 @@ class Fabric {
   // belongs to another attempt, or this rank attached to it before.
   static absl::StatusOr<std::unique_ptr<Fabric>> Create(FabricOptions options,
                                                         std::vector<GroupSpec> groups);
-  // Sends what is still under way, then closes: peers that wait for more get Unavailable.
+  // Sends what is still under way, then closes: peers that wait for more get Aborted.
   ~Fabric();
 
   // Connects to the members of this rank's groups on other machines; returns at once when there are

@@ -74,29 +74,69 @@ TEST(RegionTest, FormattingAgainForgetsTheAttemptBefore) {
   }
 }
 
-TEST(RegionTest, RingsAndSlotsDoNotOverlap) {
+TEST(RegionTest, RingsWindowsAndSlotsDoNotOverlap) {
   const WorldSpec world = OneGroup(3, 1, kRingBytes);
   auto memory =
       base::SharedMemory::Create("region", RegionBytes(world.groups, world.placements, "node-0"))
           .value();
   ASSERT_EQ(FormatRegion(SpecOf(world, "job", 1), *memory), absl::OkStatus());
   auto layout = RegionLayout::Attach(SpecOf(world, "job", 1), *memory).value();
-  int mark = 1;
-  for (int pass = 0; pass < 2; ++pass) {
-    mark = 1;
-    for (int from = 0; from < 3; ++from) {
-      for (int to = 0; to < 3; ++to, ++mark) {
-        if (from == to) continue;
-        const auto room = layout.RingBetween(0, from, to).WritableSpan();
-        ASSERT_EQ(room.size(), kRingBytes);
-        for (std::byte& byte : room) {
-          if (pass == 0) byte = std::byte(mark);
-          ASSERT_EQ(byte, std::byte(mark));
-        }
+  std::vector<Ring> rings;
+  for (int from = 0; from < 3; ++from) {
+    for (int to = 0; to < 3; ++to) {
+      rings.push_back(from == to ? layout.WindowOf(0, from) : layout.RingBetween(0, from, to));
+    }
+  }
+  for (const bool is_first : {true, false}) {
+    for (size_t i = 0; i < rings.size(); ++i) {
+      const auto room = rings[i].WritableSpan();
+      ASSERT_EQ(room.size(), kRingBytes / 2);
+      for (std::byte& byte : room) {
+        if (is_first) byte = std::byte(i + 1);
+        ASSERT_EQ(byte, std::byte(i + 1));
       }
     }
   }
   EXPECT_EQ(layout.Slot(0, 2)->doorbell.Count(), 0u);
+}
+
+TEST(RegionTest, AWindowHasRoomOnceAllItsReadersHaveRead) {
+  const WorldSpec world = OneGroup(3, 1, 256);
+  auto memory =
+      base::SharedMemory::Create("region", RegionBytes(world.groups, world.placements, "node-0"))
+          .value();
+  ASSERT_EQ(FormatRegion(SpecOf(world, "job", 1), *memory), absl::OkStatus());
+  auto layout = RegionLayout::Attach(SpecOf(world, "job", 1), *memory).value();
+  const Ring window = layout.WindowOf(0, 1);
+  window.CommitWritten(128);
+  EXPECT_TRUE(window.WritableSpan().empty());
+  const Ring first = layout.WindowOf(0, 1, 0);
+  const Ring last = layout.WindowOf(0, 1, 2);
+  EXPECT_TRUE(first.CommitRead(128));
+  EXPECT_TRUE(window.WritableSpan().empty());
+  EXPECT_FALSE(window.Blocks(0));
+  EXPECT_TRUE(window.Blocks(1));
+  EXPECT_EQ(last.ReadableSpan().size(), 128u);
+  EXPECT_TRUE(last.CommitRead(64));
+  EXPECT_EQ(window.WritableSpan().size(), 64u);
+}
+
+TEST(RegionTest, OnlyGroupsOfOneNodeHaveWindowsAndTheyCostNoMoreThanPagesOfControl) {
+  for (int num_ranks = 2; num_ranks <= 8; ++num_ranks) {
+    const WorldSpec together = OneGroup(num_ranks, 1, 512 << 10);
+    const size_t pairs = num_ranks * (num_ranks - 1);
+    EXPECT_LE(RegionBytes(together.groups, together.placements, "node-0"),
+              pairs * (512 << 10) + num_ranks * (num_ranks + 2) * 4096);
+  }
+  const WorldSpec apart = OneGroup(4, 2, kRingBytes);
+  auto memory =
+      base::SharedMemory::Create("region", RegionBytes(apart.groups, apart.placements, "node-0"))
+          .value();
+  ASSERT_EQ(FormatRegion(SpecOf(apart, "job", 1), *memory), absl::OkStatus());
+  auto layout = RegionLayout::Attach(SpecOf(apart, "job", 1), *memory).value();
+  EXPECT_FALSE(layout.WindowOf(0, 0));
+  EXPECT_FALSE(layout.WindowOf(0, 0, 2));
+  EXPECT_EQ(layout.RingBetween(0, 0, 2).capacity(), kRingBytes);
 }
 
 TEST(RegionTest, GroupsThatMakeNoSenseAreRefused) {

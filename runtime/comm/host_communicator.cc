@@ -93,14 +93,26 @@ absl::Status HostCommunicator::AllGather(Vector input, Vector output, const Call
 
 absl::Status HostCommunicator::GatherBlocks(const Call& call, Vector output, int64_t block) {
   Exchange exchange(call.header);
-  const Vector own = Block(output, rank(), block);
+  SendToOthers(exchange, Block(output, rank(), block));
   for (int i = 0; i < size(); ++i) {
-    if (i == rank()) continue;
-    const Vector other = Block(output, i, block);
-    exchange.Send(i, own.data, Bytes(own));
-    exchange.Receive(i, other.data, Bytes(other));
+    if (i != rank()) ReceiveFrom(exchange, i, Block(output, i, block));
   }
   return endpoint_->Run(exchange, call.deadline);
+}
+
+void HostCommunicator::SendToOthers(Exchange& exchange, Vector data) const {
+  if (endpoint_->has_windows()) return exchange.SendToAll(rank(), data.data, Bytes(data));
+  for (int i = 0; i < size(); ++i) {
+    if (i != rank()) exchange.Send(i, data.data, Bytes(data));
+  }
+}
+
+void HostCommunicator::ReceiveFrom(Exchange& exchange, int peer, Vector data) const {
+  if (endpoint_->has_windows()) {
+    exchange.ReceiveFromWindow(peer, data.data, Bytes(data));
+  } else {
+    exchange.Receive(peer, data.data, Bytes(data));
+  }
 }
 
 absl::Status HostCommunicator::Broadcast(Vector buffer, int root, const CallInfo& info) {
@@ -111,9 +123,35 @@ absl::Status HostCommunicator::Broadcast(Vector buffer, int root, const CallInfo
   header.root = root;
   Call call = Begin(header, info, -1);
   Exchange exchange(call.header);
-  if (rank() != root) exchange.Receive(root, buffer.data, Bytes(buffer));
-  for (int i = 0; rank() == root && i < size(); ++i) {
-    if (i != root) exchange.Send(i, buffer.data, Bytes(buffer));
+  if (rank() == root) {
+    SendToOthers(exchange, buffer);
+  } else {
+    ReceiveFrom(exchange, root, buffer);
+  }
+  return End(call, endpoint_->Run(exchange, call.deadline));
+}
+
+absl::Status HostCommunicator::AllToAll(Vector input, Vector output, const CallInfo& info) {
+  if (input.dtype != output.dtype || input.size != output.size || input.size % size() != 0) {
+    return Invalid(
+        Operation::kAllToAll,
+        absl::StrCat("input of ", input.size, " elements and output of ", output.size,
+                     ", expected equally many, a multiple of ", size(), ", of one type"));
+  }
+  const std::byte* begin = input.as<std::byte>();
+  if (begin < output.as<std::byte>() + Bytes(output) &&
+      output.as<std::byte>() < begin + Bytes(input)) {
+    return Invalid(Operation::kAllToAll, "input and output overlap");
+  }
+  Call call = Begin(Collective(Operation::kAllToAll, input), info, -1);
+  const int64_t block = input.size / size();
+  Copy(Block(input, rank(), block), Block(output, rank(), block));
+  Exchange exchange(call.header);
+  for (int i = 0; i < size(); ++i) {
+    if (i == rank()) continue;
+    const Vector theirs = Block(input, i, block);
+    exchange.Send(i, theirs.data, Bytes(theirs));
+    exchange.Receive(i, Block(output, i, block).data, Bytes(theirs));
   }
   return End(call, endpoint_->Run(exchange, call.deadline));
 }

@@ -29,6 +29,7 @@ class HostCommunicator : public Communicator {
   absl::Status AllGather(tensor::Vector input, tensor::Vector output,
                          const CallInfo& info) override;
   absl::Status Broadcast(tensor::Vector buffer, int root, const CallInfo& info) override;
+  absl::Status AllToAll(tensor::Vector input, tensor::Vector output, const CallInfo& info) override;
   absl::Status Barrier(const CallInfo& info) override;
   absl::Status Send(int peer, absl::Span<const std::byte> bytes, const CallInfo& info) override;
   absl::Status Recv(int peer, absl::Span<std::byte> bytes, const CallInfo& info) override;
@@ -49,6 +50,11 @@ class HostCommunicator : public Communicator {
   MessageHeader Collective(Operation operation, tensor::Vector buffer);
   // Each member's block of `output` is gathered; the own one is there.
   absl::Status GatherBlocks(const Call& call, tensor::Vector output, int64_t block);
+
+  // What all others get, and what comes from one that tells all: through windows where there are
+  // any.
+  void SendToOthers(Exchange& exchange, tensor::Vector data) const;
+  void ReceiveFrom(Exchange& exchange, int peer, tensor::Vector data) const;
 
   const std::shared_ptr<Endpoint> endpoint_;
   const Options options_;

@@ -31,7 +31,20 @@ size_t RoundUp(size_t value, size_t multiple) {
 
 constexpr size_t kSlotBytes = (sizeof(MemberSlot) + 63) / 64 * 64;
 
-size_t RingBytes(size_t capacity) { return RoundUp(sizeof(RingControl) + capacity, kPage); }
+// `written`, a position for each reader, data.
+size_t RingBytes(size_t capacity, size_t num_readers) {
+  return RoundUp((1 + num_readers) * sizeof(RingCounter) + capacity, kPage);
+}
+
+Ring MakeRing(std::byte* start, size_t capacity, size_t num_readers) {
+  auto* counters = reinterpret_cast<RingCounter*>(start);
+  return Ring(counters, {counters + 1, num_readers},
+              start + (1 + num_readers) * sizeof(RingCounter), capacity);
+}
+
+void FormatRing(std::byte* start, size_t num_readers) {
+  for (size_t i = 0; i <= num_readers; ++i) new (start + i * sizeof(RingCounter)) RingCounter();
+}
 
 uint64_t SpecHash(const RegionSpec& spec) {
   std::string text = absl::StrCat(spec.job_id, "\n", spec.node_id, "\n",
@@ -96,9 +109,14 @@ RegionLayout RegionLayout::Compute(const std::vector<GroupSpec>& groups,
     }
     if (group.num_local > 0) {
       group.slots_offset = offset;
+      group.has_windows = group.num_local == spec.ranks.size() && group.num_local > 1;
+      if (group.has_windows) group.ring_bytes = RoundUp(spec.ring_bytes / 2, kRingAlignment);
+      const size_t num_others = group.num_local - 1;
       group.rings_offset = RoundUp(offset + group.num_local * kSlotBytes, kPage);
-      offset =
-          group.rings_offset + group.num_local * (group.num_local - 1) * RingBytes(spec.ring_bytes);
+      group.windows_offset =
+          group.rings_offset + group.num_local * num_others * RingBytes(group.ring_bytes, 1);
+      offset = group.windows_offset;
+      if (group.has_windows) offset += group.num_local * RingBytes(group.ring_bytes, num_others);
     }
     layout.groups_.push_back(std::move(group));
   }
@@ -127,8 +145,9 @@ absl::Status FormatRegion(const RegionSpec& spec, const base::SharedMemory& memo
       if (group.local_index[i] < 0) continue;
       new (layout.Slot(g, i)) MemberSlot();
       for (int j = 0; j < static_cast<int>(group.local_index.size()); ++j) {
-        if (i != j && group.local_index[j] >= 0) new (layout.Control(g, i, j)) RingControl();
+        if (i != j && group.local_index[j] >= 0) FormatRing(layout.RingStart(g, i, j), 1);
       }
+      if (group.has_windows) FormatRing(layout.WindowStart(g, i), group.num_local - 1);
     }
   }
   // Last, so that a half-made region is refused.
@@ -164,19 +183,33 @@ MemberSlot* RegionLayout::Slot(size_t group_index, int index) const {
                                        group.local_index[index] * kSlotBytes);
 }
 
-RingControl* RegionLayout::Control(size_t group_index, int from_index, int to_index) const {
+std::byte* RegionLayout::RingStart(size_t group_index, int from_index, int to_index) const {
   const Group& group = groups_[group_index];
   const int from = group.local_index[from_index];
   const int to = group.local_index[to_index];
   MEGASCALE_CHECK(from >= 0 && to >= 0 && from != to);
   const size_t pair = from * (group.num_local - 1) + (to < from ? to : to - 1);
-  return reinterpret_cast<RingControl*>(data_ + group.rings_offset +
-                                        pair * RingBytes(group.ring_bytes));
+  return data_ + group.rings_offset + pair * RingBytes(group.ring_bytes, 1);
 }
 
 Ring RegionLayout::RingBetween(size_t group_index, int from_index, int to_index) const {
-  RingControl* control = Control(group_index, from_index, to_index);
-  return Ring(control, reinterpret_cast<std::byte*>(control + 1), groups_[group_index].ring_bytes);
+  return MakeRing(RingStart(group_index, from_index, to_index), groups_[group_index].ring_bytes, 1);
+}
+
+std::byte* RegionLayout::WindowStart(size_t group_index, int index) const {
+  const Group& group = groups_[group_index];
+  return data_ + group.windows_offset + index * RingBytes(group.ring_bytes, group.num_local - 1);
+}
+
+Ring RegionLayout::WindowOf(size_t group_index, int index) const {
+  const Group& group = groups_[group_index];
+  if (!group.has_windows) return Ring();
+  return MakeRing(WindowStart(group_index, index), group.ring_bytes, group.num_local - 1);
+}
+
+Ring RegionLayout::WindowOf(size_t group_index, int index, int reader) const {
+  MEGASCALE_CHECK(reader != index);
+  return WindowOf(group_index, index).AsReader(reader < index ? reader : reader - 1);
 }
 
 AbortNotice MakeNotice(const absl::Status& reason) {

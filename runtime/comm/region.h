@@ -2,8 +2,11 @@
 // makes it (RegionBytes, FormatRegion); each rank's Fabric finds its way in it (RegionLayout).
 // Where everything lies is a pure function of the groups, the placement and the node.
 //
-//   header | group 0: slots of its local members, rings of its ordered pairs of local members |
-//   group 1: …
+//   header | group 0: slots of its local members, rings of its ordered pairs of local members,
+//   windows of its members if all are local | group 1: …
+//
+// What a member tells one other goes through the ring of the pair; what it tells all goes once
+// through its window, which all others read.
 //
 // Threads: plain functions; what is shared between processes is atomic or a Ring.
 #pragma once
@@ -27,7 +30,8 @@ struct GroupSpec {
   std::string name;        // unique in the job: "data/0", "forward/1-2"
   std::vector<int> ranks;  // world ranks, distinct; their order is the order of sums
   // Bytes under way from one member to another. A multiple of 64, at least 256. Larger ones cost
-  // memory (one per ordered pair of members) and cache; smaller ones more wake-ups.
+  // memory (one per ordered pair of members) and cache; smaller ones more wake-ups. Where all
+  // members are local, rings and windows have half of it each.
   size_t ring_bytes = 512 << 10;
 };
 
@@ -83,13 +87,20 @@ class RegionLayout {
 
   // Of the member `index` of group `group_index`, which must be on this node.
   MemberSlot* Slot(size_t group_index, int index) const;
+  // Between local members.
   Ring RingBetween(size_t group_index, int from_index, int to_index) const;
+  // Of the member `index`, as it writes and as the member `reader` reads. Empty (false) unless all
+  // members are local and there is more than one. The writer's readers are the others, in order.
+  Ring WindowOf(size_t group_index, int index) const;
+  Ring WindowOf(size_t group_index, int index, int reader) const;
 
  private:
   struct Group {
     size_t slots_offset = 0;
     size_t rings_offset = 0;
+    size_t windows_offset = 0;
     size_t ring_bytes = 0;
+    bool has_windows = false;
     std::vector<int> local_index;  // of each member among the local ones; -1: elsewhere
     size_t num_local = 0;
   };
@@ -99,7 +110,8 @@ class RegionLayout {
   static RegionLayout Compute(const std::vector<GroupSpec>& groups,
                               const std::vector<std::string>& placements,
                               const std::string& node_id);
-  RingControl* Control(size_t group_index, int from_index, int to_index) const;
+  std::byte* RingStart(size_t group_index, int from_index, int to_index) const;
+  std::byte* WindowStart(size_t group_index, int index) const;
 
   std::vector<Group> groups_;
   size_t size_bytes_ = 0;

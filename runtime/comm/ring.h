@@ -1,6 +1,6 @@
-// A bounded queue of bytes with one writer and one reader, each in a thread or process of its own.
-// Positions only grow, so that what is under way is `written - read`. Nobody waits here: Endpoint
-// does, with doorbells.
+// A bounded queue of bytes with one writer and one reader, or several that each read everything (a
+// window), each in a thread or process of its own. Positions only grow, so that what is under way
+// to a reader is `written - read`. Nobody waits here: Endpoint does, with doorbells.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +18,8 @@ namespace megascale::comm {
 // straddle the ring's end.
 inline constexpr size_t kRingAlignment = 64;
 
-struct RingControl {
-  alignas(64) std::atomic<uint64_t> written;
-  alignas(64) std::atomic<uint64_t> read;
+struct RingCounter {
+  alignas(64) std::atomic<uint64_t> value;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "rings are shared between processes");
 
@@ -28,26 +27,39 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free, "rings are shared betw
 class Ring {
  public:
   Ring() = default;
-  Ring(RingControl* control, std::byte* data, size_t capacity)
-      : control_(control), data_(data), capacity_(capacity) {}
+  // `reads`: one for each reader.
+  Ring(RingCounter* written, absl::Span<RingCounter> reads, std::byte* data, size_t capacity)
+      : written_(&written->value), reads_(reads), data_(data), capacity_(capacity) {}
 
   // Writer: the free bytes, as far as they are contiguous, and how many of them were filled.
   absl::Span<std::byte> WritableSpan() const {
-    const uint64_t written = control_->written.load(std::memory_order_relaxed);
-    const uint64_t used = written - control_->read.load(std::memory_order_acquire);
-    MEGASCALE_CHECK(used <= capacity_);
+    const uint64_t written = written_->load(std::memory_order_relaxed);
+    uint64_t used = 0;
+    for (size_t i = 0; i < reads_.size(); ++i) used = std::max(used, Unread(i));
     const size_t offset = written % capacity_;
     return {data_ + offset, std::min<size_t>(capacity_ - used, capacity_ - offset)};
   }
   void CommitWritten(size_t num_bytes) const {
-    const uint64_t written = control_->written.load(std::memory_order_relaxed);
-    control_->written.store(written + num_bytes, std::memory_order_release);
+    const uint64_t written = written_->load(std::memory_order_relaxed);
+    written_->store(written + num_bytes, std::memory_order_release);
+  }
+  // Writer: what the reader `index` has not read yet.
+  uint64_t Unread(size_t index) const {
+    const uint64_t written = written_->load(std::memory_order_relaxed);
+    const uint64_t used = written - reads_[index].value.load(std::memory_order_acquire);
+    MEGASCALE_CHECK(used <= capacity_);
+    return used;
+  }
+  // Anybody: whether the reader `index` leaves no room for a message to start.
+  bool Blocks(size_t index) const {
+    const uint64_t read = reads_[index].value.load(std::memory_order_acquire);
+    return written_->load(std::memory_order_acquire) - read + kRingAlignment > capacity_;
   }
 
   // Reader: the unread bytes, as far as they are contiguous, and how many of them were used up.
   absl::Span<const std::byte> ReadableSpan() const {
-    const uint64_t read = control_->read.load(std::memory_order_relaxed);
-    const uint64_t used = control_->written.load(std::memory_order_acquire) - read;
+    const uint64_t read = reads_[own_].value.load(std::memory_order_relaxed);
+    const uint64_t used = written_->load(std::memory_order_acquire) - read;
     MEGASCALE_CHECK(used <= capacity_);
     const size_t offset = read % capacity_;
     return {data_ + offset, std::min<size_t>(used, capacity_ - offset)};
@@ -55,16 +67,26 @@ class Ring {
   // True: the writer may be waiting for room, tell it. (A writer that waits has filled the ring; a
   // reader that misses that here sees a full ring when it reads on.)
   [[nodiscard]] bool CommitRead(size_t num_bytes) const {
-    const uint64_t read = control_->read.load(std::memory_order_relaxed);
-    const uint64_t used = control_->written.load(std::memory_order_acquire) - read;
-    control_->read.store(read + num_bytes, std::memory_order_release);
+    const uint64_t read = reads_[own_].value.load(std::memory_order_relaxed);
+    const uint64_t used = written_->load(std::memory_order_acquire) - read;
+    reads_[own_].value.store(read + num_bytes, std::memory_order_release);
     return used >= capacity_ / 2;
   }
 
+  // The view of the reader `index`, from the writer's. Of an empty view: an empty one.
+  Ring AsReader(size_t index) const {
+    Ring reader = *this;
+    reader.own_ = index;
+    return reader;
+  }
+
   size_t capacity() const { return capacity_; }
+  explicit operator bool() const { return written_ != nullptr; }
 
  private:
-  RingControl* control_ = nullptr;
+  std::atomic<uint64_t>* written_ = nullptr;
+  absl::Span<RingCounter> reads_;
+  size_t own_ = 0;  // of reads_, a reader's
   std::byte* data_ = nullptr;
   size_t capacity_ = 0;
 };
@@ -73,15 +95,13 @@ class Ring {
 class PrivateRing {
  public:
   explicit PrivateRing(size_t capacity)
-      : control_(std::make_unique<RingControl>()), data_(new std::byte[capacity]) {
-    control_->written = 0;
-    control_->read = 0;
-    view_ = Ring(control_.get(), data_.get(), capacity);
+      : counters_(new RingCounter[2]()), data_(new std::byte[capacity]) {
+    view_ = Ring(&counters_[0], {&counters_[1], 1}, data_.get(), capacity);
   }
   const Ring& view() const { return view_; }
 
  private:
-  std::unique_ptr<RingControl> control_;
+  std::unique_ptr<RingCounter[]> counters_;  // written, read
   std::unique_ptr<std::byte[]> data_;
   Ring view_;
 };

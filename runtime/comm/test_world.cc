@@ -21,7 +21,6 @@
 namespace megascale::comm {
 namespace {
 
-constexpr int64_t kAttempt = 7;
 constexpr absl::Duration kLong = absl::Seconds(30);
 
 void CheckOk(const absl::Status& status) { MEGASCALE_CHECK_MSG(status.ok(), status.ToString()); }
@@ -48,7 +47,7 @@ WorldMemory::WorldMemory(WorldSpec spec) : spec_(std::move(spec)) {
     auto memory =
         base::SharedMemory::Create("comm-test", RegionBytes(spec_.groups, spec_.placements, node));
     CheckOk(memory.status());
-    CheckOk(FormatRegion({spec_.groups, spec_.placements, node, "job", kAttempt}, **memory));
+    CheckOk(FormatRegion({spec_.groups, spec_.placements, node, "job", spec_.attempt}, **memory));
     regions_[node] = *std::move(memory);
   }
 }
@@ -60,7 +59,7 @@ FabricOptions WorldMemory::OptionsOf(int rank, Store* store) const {
   options.rank = rank;
   options.placements = spec_.placements;
   options.job_id = "job";
-  options.attempt = kAttempt;
+  options.attempt = spec_.attempt;
   options.secret = "0123456789abcdef";
   options.region = regions_.at(spec_.placements[rank]).get();
   options.store = store;
@@ -74,7 +73,7 @@ FabricOptions WorldMemory::OptionsOf(int rank, Store* store) const {
 ThreadWorld::ThreadWorld(WorldSpec spec) : memory_(std::move(spec)) {
   for (int rank = 0; rank < memory_.num_ranks(); ++rank) {
     stores_.push_back(std::make_unique<LinkStore>(
-        LinkStoreOptions{"job", kAttempt, absl::StrCat("rank-", rank), kLong},
+        LinkStoreOptions{"job", memory_.spec().attempt, absl::StrCat("rank-", rank), kLong},
         [this, rank](const megascale::agent::v1::StoreRequest& request) {
           core_.Handle(request, [this, rank](const auto& reply) { stores_[rank]->OnReply(reply); });
           return absl::OkStatus();
@@ -106,7 +105,10 @@ bool RankBoard::Await(const std::atomic<uint32_t>& word, uint32_t value) {
   return true;
 }
 
-ProcessWorld::ProcessWorld(WorldSpec spec) : memory_(std::move(spec)) {
+ProcessWorld::ProcessWorld(WorldSpec spec) : ProcessWorld(std::move(spec), WorldSpec()) {}
+
+ProcessWorld::ProcessWorld(WorldSpec spec, WorldSpec next)
+    : memory_(std::move(spec)), next_memory_(std::move(next)) {
   board_memory_ =
       base::SharedMemory::Create("boards", memory_.num_ranks() * sizeof(RankBoard)).value();
   boards_ = reinterpret_cast<RankBoard*>(board_memory_->data());
@@ -153,17 +155,24 @@ void ProcessWorld::Start(
 absl::Status ProcessWorld::RunRank(
     int rank, const std::function<absl::Status(Fabric&, RankBoard&, int)>& body) {
   const int link = links_[rank].second.get();
-  LinkStore store({"job", kAttempt, absl::StrCat("rank-", rank), kLong},
-                  [link](const megascale::agent::v1::StoreRequest& request) {
-                    return base::SendFrame(link, request.SerializeAsString(), {}, kLong);
-                  });
-  std::thread reader([&store, link] {
+  const auto send = [link](const megascale::agent::v1::StoreRequest& request) {
+    return base::SendFrame(link, request.SerializeAsString(), {}, kLong);
+  };
+  LinkStore store({"job", memory_.spec().attempt, absl::StrCat("rank-", rank), kLong}, send);
+  LinkStore next({"job", next_memory_.spec().attempt, absl::StrCat("next-", rank), kLong}, send);
+  next_store_ = &next;
+  std::thread reader([&store, &next, link] {
     while (true) {
       absl::StatusOr<base::Frame> frame = base::ReceiveFrame(link, absl::InfiniteDuration());
-      if (!frame.ok()) return store.Close(frame.status());
+      if (!frame.ok()) {
+        next.Close(frame.status());
+        return store.Close(frame.status());
+      }
       megascale::agent::v1::StoreReply reply;
       MEGASCALE_CHECK(reply.ParseFromString(frame->payload));
+      // Each takes the answers to its own requests.
       store.OnReply(reply);
+      next.OnReply(reply);
     }
   });
   const auto run = [&]() -> absl::Status {
@@ -181,6 +190,13 @@ absl::Status ProcessWorld::RunRank(
   ::shutdown(link, SHUT_RDWR);
   reader.join();
   return status;
+}
+
+absl::StatusOr<std::unique_ptr<Fabric>> ProcessWorld::JoinNext(int next_rank) {
+  ASSIGN_OR_RETURN(auto fabric, Fabric::Create(next_memory_.OptionsOf(next_rank, next_store_),
+                                               next_memory_.spec().groups));
+  RETURN_IF_ERROR(fabric->Connect());
+  return fabric;
 }
 
 void ProcessWorld::Signal(int rank, int signal) {

@@ -25,6 +25,7 @@ struct WorldSpec {
   std::vector<std::string> placements;
   std::vector<GroupSpec> groups;
   bool uses_tcp = false;  // on loopback; else Unix sockets
+  int64_t attempt = 7;
 };
 
 // `num_ranks` ranks on `num_nodes` nodes, dealt out in turn, and one group "all" of them.
@@ -81,12 +82,16 @@ struct RankBoard {
 class ProcessWorld {
  public:
   explicit ProcessWorld(WorldSpec spec);
+  // The ranks of `spec` can join the attempt `next` too, where they may have other ranks.
+  ProcessWorld(WorldSpec spec, WorldSpec next);
   // Kills and reaps what is left.
   ~ProcessWorld();
 
   // Forks a process for every rank, which runs `body` with its connected Fabric and ends. Call
   // without other threads.
   void Start(const std::function<absl::Status(Fabric& fabric, RankBoard& board, int rank)>& body);
+  // In a rank's process: its connected Fabric in the next attempt, in which it is `next_rank`.
+  absl::StatusOr<std::unique_ptr<Fabric>> JoinNext(int next_rank);
   RankBoard& board(int rank) { return boards_[rank]; }
   void Signal(int rank, int signal);
   // Waits until the rank's body has returned, and gives its status. DeadlineExceeded after 30
@@ -97,6 +102,8 @@ class ProcessWorld {
   absl::Status RunRank(int rank, const std::function<absl::Status(Fabric&, RankBoard&, int)>& body);
 
   WorldMemory memory_;
+  WorldMemory next_memory_;
+  LinkStore* next_store_ = nullptr;  // in a rank's process
   std::unique_ptr<base::SharedMemory> board_memory_;
   RankBoard* boards_ = nullptr;
   InProcessStore core_;

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "runtime/plan/happens_before.h"
+#include "runtime/plan/test_streams.h"
 
 namespace {
 std::atomic<int64_t> num_allocations = 0;
@@ -31,64 +32,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr auto kDeadline = std::chrono::seconds(30);
-
-class Streams {
- public:
-  Streams() {
-    for (int i = 0; i < kNumStreamKinds; ++i) {
-      const auto kind = static_cast<StreamKind>(i);
-      owned_.push_back(stream::Stream::Create(std::string(Name(kind))).value());
-      by_kind_[kind] = owned_.back().get();
-    }
-  }
-  const std::map<StreamKind, stream::Stream*>& by_kind() const { return by_kind_; }
-
- private:
-  std::vector<std::unique_ptr<stream::Stream>> owned_;
-  std::map<StreamKind, stream::Stream*> by_kind_;
-};
-
-std::map<OpKind, Handler> ForAll(const Handler& handler) {
-  std::map<OpKind, Handler> handlers;
-  for (int i = 1; i <= kMaxOpKind; ++i) handlers[static_cast<OpKind>(i)] = handler;
-  return handlers;
-}
-
-// Collects the calls of done; one object serves any number of steps.
-class Finish {
- public:
-  Executor::Done Done() {
-    return [this](absl::Status status) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      ++num_calls_;
-      if (!status.ok()) last_error_ = std::move(status);
-      called_.notify_all();
-    };
-  }
-  // Waits for the call number `count`, counted from the first.
-  void Await(int count) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (called_.wait_for(lock, kDeadline, [&] { return num_calls_ >= count; })) return;
-    std::fprintf(stderr, "done was called %d times, expected %d\n", num_calls_, count);
-    std::abort();  // Streams would be waited for for ever.
-  }
-  int num_calls() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return num_calls_;
-  }
-  absl::Status last_error() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return last_error_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable called_;
-  int num_calls_ = 0;
-  absl::Status last_error_;
-};
 
 // Opened once. (Not absl::Notification: ThreadSanitizer does not see into the installed abseil.)
 class Gate {

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "actors/exceptions.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/base/version.h"
@@ -67,6 +68,7 @@ void CheckpointState::OnTakeSnapshot(const TakeSnapshot& message) {
 CheckpointActor::behavior_type Checkpoint(CheckpointActor::stateful_pointer<CheckpointState> self,
                                           std::shared_ptr<engine::RankEngine> engine,
                                           WorkerEvents worker) {
+  EndProcessOnException(self);
   self->state.engine = std::move(engine);
   self->state.worker = std::move(worker);
   return {[=](const TakeSnapshot& message) { self->state.OnTakeSnapshot(message); }};
@@ -123,6 +125,7 @@ void PersisterState::OnRetain(const std::string& serialized) {
 
 PersisterActor::behavior_type Persister(PersisterActor::stateful_pointer<PersisterState> self,
                                         PersisterOptions options) {
+  EndProcessOnException(self);
   self->state.options = std::move(options);
   return {
       [=](const PersistSnapshot& message) {

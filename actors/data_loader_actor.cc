@@ -1,7 +1,9 @@
 #include "actors/data_loader_actor.h"
 
+#include <atomic>
 #include <utility>
 
+#include "actors/exceptions.h"
 #include "runtime/data/loader.h"
 
 namespace megascale::actors {
@@ -10,7 +12,8 @@ namespace {
 absl::Status Load(const DataLoaderOptions& options) {
   auto loader = data::BatchLoader::Create(options.spec, options.corpus.get(), options.ring.get());
   if (!loader.ok()) return loader.status();
-  return (*loader)->RunUntil(*options.stop, options.spec.train().steps());
+  const std::atomic<bool> never = false;  // it ends with its process
+  return (*loader)->RunUntil(never, options.spec.train().steps());
 }
 
 }  // namespace
@@ -21,6 +24,7 @@ void DataLoaderState::OnLoadBatches(const LoadBatches& message) {
 
 DataLoaderActor::behavior_type DataLoader(DataLoaderActor::stateful_pointer<DataLoaderState> self,
                                           DataLoaderOptions options) {
+  EndProcessOnException(self);
   self->state.options = std::move(options);
   return {[=](const LoadBatches& message) { self->state.OnLoadBatches(message); }};
 }

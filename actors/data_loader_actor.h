@@ -8,7 +8,6 @@
 // Source: MegaScale section 3.4.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 
@@ -26,7 +25,6 @@ struct DataLoaderOptions {
   megascale::job::v1::JobSpec spec;
   std::shared_ptr<data::Corpus> corpus;
   std::shared_ptr<base::SharedMemory> ring;
-  std::shared_ptr<std::atomic<bool>> stop;
   std::function<void(const BatchesLoaded&)> done;
 };
 

@@ -1,5 +1,7 @@
 #include "actors/device_actor.h"
 
+#include "actors/exceptions.h"
+
 namespace megascale::actors {
 
 void DeviceState::OnJoinGroups(const JoinGroups& message) {
@@ -8,6 +10,7 @@ void DeviceState::OnJoinGroups(const JoinGroups& message) {
 
 DeviceActor::behavior_type Device(DeviceActor::stateful_pointer<DeviceState> self,
                                   std::shared_ptr<engine::RankEngine> engine, WorkerEvents worker) {
+  EndProcessOnException(self);
   self->state.engine = std::move(engine);
   self->state.worker = std::move(worker);
   return {[=](const JoinGroups& message) { self->state.OnJoinGroups(message); }};

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -123,7 +122,6 @@ int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
     loader.spec = assignment.spec();
     loader.corpus = *corpus;
     loader.ring = regions->ring;
-    loader.stop = std::make_shared<std::atomic<bool>>(false);
     loader.done = [link](const BatchesLoaded& loaded) {
       const absl::Status status = loaded.outcome.ToStatus();
       if (status.ok()) return;

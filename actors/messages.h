@@ -5,28 +5,22 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "caf/error.hpp"
 #include "caf/meta/type_name.hpp"
-#include "runtime/comm/communicator.h"
 
 namespace megascale::actors {
 
-// An absl::Status that can travel, with the ranks that it blames.
+// An absl::Status that can travel.
 struct Outcome {
   int code = 0;
   std::string message;
-  std::vector<int> blamed_ranks;
 
   static Outcome Of(const absl::Status& status) {
-    return {static_cast<int>(status.code()), std::string(status.message()),
-            comm::BlamedRanks(status)};
+    return {static_cast<int>(status.code()), std::string(status.message())};
   }
-  absl::Status ToStatus() const {
-    return comm::Blame(absl::Status(static_cast<absl::StatusCode>(code), message), blamed_ranks);
-  }
+  absl::Status ToStatus() const { return {static_cast<absl::StatusCode>(code), message}; }
 };
 
 // --- worker -> device
@@ -127,7 +121,7 @@ struct ManifestStored {
 
 template <class Inspector>
 auto inspect(Inspector& f, Outcome& m) {
-  return f(caf::meta::type_name("Outcome"), m.code, m.message, m.blamed_ranks);
+  return f(caf::meta::type_name("Outcome"), m.code, m.message);
 }
 
 #define MEGASCALE_ACTOR_MESSAGE(Type, ...)              \

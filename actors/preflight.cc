@@ -4,9 +4,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cinttypes>
-#include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,12 +16,16 @@
 #include "absl/time/time.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/memory_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/data/corpus.h"
 #include "runtime/engine/chunk_of_rank.h"
+#include "runtime/job/node_memory.h"
 #include "runtime/ops/ops.h"
+#include "runtime/plan/step_plan.h"
+#include "runtime/plan/validate.h"
 
 namespace megascale::actors {
 namespace {
@@ -62,36 +65,27 @@ double MeasureCeiling(const HostAssignment& assignment) {
   return ops::MeasureMatMulCeiling(compute, cores, kMeasureSeconds);
 }
 
-// What this machine can still give to processes; 0: unknown.
-int64_t AvailableMemoryBytes() {
-  const std::string text = base::ReadFile("/proc/meminfo", 1 << 16).value_or("");
-  const size_t at = text.find("MemAvailable:");
-  int64_t kibibytes = 0;
-  if (at == std::string::npos) return 0;
-  std::sscanf(text.c_str() + at, "MemAvailable: %" SCNd64, &kibibytes);
-  return kibibytes << 10;
-}
-
 // Refuses what would be killed for memory later.
 absl::Status CheckMemory(const HostAssignment& assignment) {
-  engine::RankMemory sum;
-  for (const int rank : assignment.local_ranks()) {
-    ASSIGN_OR_RETURN(const engine::RankMemory memory, engine::MemoryOf(assignment.spec(), rank));
-    sum.parameters += memory.parameters;
-    sum.optimizer += memory.optimizer;
-    sum.activations += memory.activations;
-    sum.snapshots += memory.snapshots;
+  const auto& ranks = assignment.local_ranks();
+  ASSIGN_OR_RETURN(const job::NodeMemory needed,
+                   job::MemoryOfNode(assignment.spec(), {ranks.begin(), ranks.end()}));
+  return job::CheckMemory(needed, base::LeastMemoryLimit());
+}
+
+// Refuses a step that could not run: every rank's instructions, as they meet. Replicas are alike,
+// so two of them stand for all.
+absl::Status CheckPlans(const HostAssignment& assignment) {
+  ASSIGN_OR_RETURN(const engine::ChunkOfRank chunk, engine::ChunkOf(assignment.spec(), 0));
+  plan::PlanOptions options = chunk.plan_options;
+  ASSIGN_OR_RETURN(options.mesh, plan::Mesh::Create({.data = std::min(2, chunk.mesh.data_size()),
+                                                     .pipeline = chunk.mesh.pipeline_size(),
+                                                     .tensor = chunk.mesh.tensor_size()}));
+  std::vector<plan::RankPlan> plans;
+  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+    ASSIGN_OR_RETURN(plans.emplace_back(), plan::BuildTrainPlan(options, rank));
   }
-  const int64_t needed = sum.parameters + sum.optimizer + sum.activations + sum.snapshots;
-  const int64_t available = AvailableMemoryBytes();
-  if (available == 0 || needed <= available) return absl::OkStatus();
-  const auto mebibytes = [](int64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; };
-  return absl::FailedPreconditionError(absl::StrCat(
-      "memory: the ", assignment.local_ranks_size(), " ranks of this machine need ",
-      mebibytes(sum.parameters), " (weights, gradients) + ", mebibytes(sum.optimizer),
-      " (optimizer) + ", mebibytes(sum.activations), " (activations) + ", mebibytes(sum.snapshots),
-      " (snapshots) = ", mebibytes(needed), " MiB, of which ", mebibytes(available),
-      " are available; make the model or train.micro_batch_size smaller, or use more machines"));
+  return plan::ValidatePlans(plans);
 }
 
 absl::Status CheckDirectory(const std::string& directory) {
@@ -123,6 +117,7 @@ absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
 
 absl::Status Check(const HostAssignment& assignment, Preflight* result) {
   const auto& spec = assignment.spec();
+  RETURN_IF_ERROR(CheckPlans(assignment));
   RETURN_IF_ERROR(CheckMemory(assignment));
   ASSIGN_OR_RETURN(const auto corpus, data::Corpus::Open(spec.data(), spec.train().seq_length()));
   ASSIGN_OR_RETURN(*result->mutable_data(), corpus->Fingerprint());

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "actors/exceptions.h"
 namespace megascale::actors {
 
 void ShardActorState::OnLoadState(const LoadState& message) {
@@ -17,6 +18,7 @@ void ShardActorState::OnStartStep(const StartStep& message) {
 
 ShardActor::behavior_type Shard(ShardActor::stateful_pointer<ShardActorState> self,
                                 ShardOptions options) {
+  EndProcessOnException(self);
   self->state.engine = std::move(options.engine);
   self->state.worker = std::move(options.worker);
   self->state.restore = std::move(options.restore);

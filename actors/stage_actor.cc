@@ -1,5 +1,7 @@
 #include "actors/stage_actor.h"
 
+#include "actors/exceptions.h"
+
 namespace megascale::actors {
 
 void StageState::OnStartStep(const StartStep& message) {
@@ -11,6 +13,7 @@ void StageState::OnStartStep(const StartStep& message) {
 
 StageActor::behavior_type Stage(StageActor::stateful_pointer<StageState> self,
                                 std::shared_ptr<engine::RankEngine> engine, WorkerEvents worker) {
+  EndProcessOnException(self);
   self->state.engine = std::move(engine);
   self->state.worker = std::move(worker);
   return {[=](const StartStep& message) { self->state.OnStartStep(message); }};

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "actors/exceptions.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 
@@ -93,6 +94,7 @@ void WorkerState::OnStopRequested(const StopRequested& message) {
 
 WorkerActor::behavior_type Worker(WorkerActor::stateful_pointer<WorkerState> self,
                                   WorkerOptions options) {
+  EndProcessOnException(self);
   WorkerState& state = self->state;
   state.options = std::move(options);
   const auto me = caf::actor_cast<WorkerEvents>(self);

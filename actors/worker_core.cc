@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/communicator.h"
 
 namespace megascale::actors {
 namespace {
@@ -26,8 +25,6 @@ WorkerAction StepAction(Kind kind, int64_t step) {
 RankFailure FailureOf(const absl::Status& status) {
   RankFailure failure;
   failure.set_message(absl::StrCat(base::CodeName(status.code()), ": ", status.message()));
-  const std::vector<int> blamed = comm::BlamedRanks(status);
-  failure.set_peer_rank(blamed.empty() ? -1 : blamed.front());
   switch (status.code()) {
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kUnavailable:

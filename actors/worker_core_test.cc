@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "runtime/comm/communicator.h"
 
 namespace megascale::actors {
 namespace {
@@ -121,13 +120,6 @@ TEST(WorkerCoreTest, AFailureOfEitherOwnerIsReportedOnce) {
   EXPECT_EQ(actions[0].failure.failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
   EXPECT_TRUE(core.OnOwnerFinished(1, absl::OkStatus(), Result(1)).empty());
   EXPECT_TRUE(core.OnStopRequested(true).empty());
-}
-
-TEST(WorkerCoreTest, AFailureNamesThePeerThatItBlames) {
-  const auto failure = FailureOf(comm::Blame(absl::UnavailableError("closed"), {3}));
-  EXPECT_EQ(failure.failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
-  EXPECT_EQ(failure.peer_rank(), 3);
-  EXPECT_EQ(FailureOf(absl::InternalError("x")).peer_rank(), -1);
 }
 
 TEST(WorkerCoreTest, FailureClassesFollowTheStatusCode) {

@@ -21,6 +21,7 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/link_store.h"
 #include "runtime/telemetry/heartbeat.h"
+#include "runtime/telemetry/span_ring.h"
 
 namespace megascale::actors {
 namespace {
@@ -30,13 +31,14 @@ constexpr absl::Duration kAssignmentTimeout = absl::Seconds(60);
 // What the agent passed beside the Assignment.
 struct Regions {
   std::unique_ptr<base::SharedMemory> heartbeats;
+  std::unique_ptr<base::SharedMemory> spans;
   std::unique_ptr<base::SharedMemory> comm;
   std::unique_ptr<base::SharedMemory> ring;  // null: this rank reads no batches
   std::unique_ptr<base::SharedMemory> snapshots;
 };
 
 absl::StatusOr<Regions> MapRegions(std::vector<base::UniqueFd> fds, bool has_batch_ring) {
-  const size_t expected = has_batch_ring ? 4 : 3;
+  const size_t expected = has_batch_ring ? 5 : 4;
   if (fds.size() != expected) {
     return absl::InternalError(
         absl::StrCat("assignment: came with ", fds.size(), " descriptors, expected ", expected));
@@ -44,6 +46,7 @@ absl::StatusOr<Regions> MapRegions(std::vector<base::UniqueFd> fds, bool has_bat
   size_t next = 0;
   Regions regions;
   ASSIGN_OR_RETURN(regions.heartbeats, base::SharedMemory::Map(std::move(fds[next++])));
+  ASSIGN_OR_RETURN(regions.spans, base::SharedMemory::Map(std::move(fds[next++])));
   ASSIGN_OR_RETURN(regions.comm, base::SharedMemory::Map(std::move(fds[next++])));
   if (has_batch_ring) {
     ASSIGN_OR_RETURN(regions.ring, base::SharedMemory::Map(std::move(fds[next++])));
@@ -108,6 +111,7 @@ int FailEarly(Link* link, const absl::Status& status) {
 int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* regions) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
+  telemetry::SpanWriter spans(regions->spans.get(), assignment.heartbeat_slot());
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
   const comm::LinkStoreOptions store_options = {
       .job_id = assignment.job_id(),
@@ -122,6 +126,7 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   engine::EngineOptions engine_options = EngineOptionsOf(assignment, *regions);
   engine_options.store = &store;
   engine_options.heartbeat = &heartbeat;
+  engine_options.spans = &spans;
   auto engine = engine::RankEngine::Create(std::move(engine_options));
   if (!engine.ok()) return FailEarly(link, engine.status());
 

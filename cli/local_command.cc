@@ -21,9 +21,11 @@
 #include "cli/training_report.h"
 #include "controlplane/launch/local_cluster.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/memory_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/data/corpus.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/job/node_memory.h"
 
 namespace megascale::cli {
 namespace {
@@ -100,7 +102,8 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
     return absl::InvalidArgumentError(
         absl::StrCat(flags.job.file, ": data.files: ", corpus.status().message()));
   }
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(const job::NodeMemory needed, job::MemoryOfJob(spec));
+  return job::CheckMemory(needed, base::LeastMemoryLimit());
 }
 
 // One run of `local`, from the started cluster to the job's end.

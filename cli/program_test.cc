@@ -95,17 +95,37 @@ TEST_F(ProgramTest, BadJobFilesAreUsageErrors) {
 }
 
 TEST_F(ProgramTest, DryRunShowsTheResolvedJob) {
-  for (const char* example : {"fortunes", "tiny", "single"}) {
-    const Outcome dry = Run(absl::StrCat("submit --dry-run examples/", example, ".yaml"));
+  int examples = 0;
+  for (const auto& file : std::filesystem::directory_iterator("examples")) {
+    if (file.path().extension() != ".yaml") continue;
+    ++examples;
+    const Outcome dry = Run("submit --dry-run " + file.path().string());
     EXPECT_EQ(dry.code, 0) << dry.error;
-    EXPECT_TRUE(absl::StrContains(dry.out, absl::StrCat("name: ", example, "\n"))) << dry.out;
+    const std::string name = file.path().stem().string();
+    EXPECT_TRUE(absl::StrContains(dry.out, absl::StrCat("name: ", name, "\n"))) << dry.out;
     EXPECT_TRUE(absl::StrContains(dry.out, "heartbeat_timeout: 5s\n"));
   }
+  EXPECT_GE(examples, 7);
   EXPECT_TRUE(absl::StrContains(Run("submit --dry-run examples/tiny.yaml").out,
                                 "needs 4 slots: data 2 x pipeline 2; "));
+  const Outcome memory = Run("submit --dry-run --slots 2 examples/tiny.yaml");
+  for (const char* part : {"\n# RANK ", " WEIGHTS ", " ACTIVATIONS ", "\n# 0-1 ", "\n# 2-3 ",
+                           "\n# MACHINE ", " SNAPSHOTS ", ": the whole job fits\n"}) {
+    EXPECT_TRUE(absl::StrContains(memory.out, part)) << part << " is not in " << memory.out;
+  }
   const Outcome json = Run("submit --dry-run -o json --job-id j examples/tiny.yaml");
   EXPECT_EQ(json.code, 0);
   EXPECT_TRUE(absl::StrContains(json.out, "\"job_id\": \"j\"")) << json.out;
+}
+
+TEST_F(ProgramTest, AJobThatDoesNotFitThisMachineIsRefusedWithItsSum) {
+  const Outcome refused =
+      Run(absl::StrCat("local --agents 2 --slots 2 examples/tiny.yaml --state-dir ", directory_,
+                       "/state --set model.hidden_size=65536"));
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_TRUE(absl::StrContains(refused.error, "(weights) + ")) << refused.error;
+  EXPECT_TRUE(absl::StrContains(refused.error, " TiB; ")) << "the sum" << refused.error;
+  EXPECT_TRUE(absl::StrContains(refused.error, " are left by ")) << refused.error;
 }
 
 TEST_F(ProgramTest, AnAbsentDriverIsThree) {

@@ -1,8 +1,14 @@
+#include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "cli/commands.h"
 #include "cli/connection.h"
 #include "cli/follow.h"
@@ -10,8 +16,10 @@
 #include "cli/report.h"
 #include "cli/submit.h"
 #include "cli/terminal.h"
+#include "runtime/base/memory_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/job/node_memory.h"
 #include "runtime/model/config.h"
 
 namespace megascale::cli {
@@ -22,9 +30,75 @@ struct SubmitFlags {
   ConnectionFlags connection;
   bool follow = false;
   bool dry_run = false;
+  int64_t slots = 0;
   absl::Duration retry_for = absl::Seconds(5);
   std::string format = "text";
 };
+
+// Adds a row, or widens the name of the last one where the rest of it is the same: "0-3".
+void AddRow(std::vector<std::string> row, std::vector<std::vector<std::string>>* rows) {
+  std::vector<std::string>& last = rows->back();
+  if (std::equal(row.begin() + 1, row.end(), last.begin() + 1)) {
+    last[0] = absl::StrCat(last[0].substr(0, last[0].find('-')), "-", row[0]);
+  } else {
+    rows->push_back(std::move(row));
+  }
+}
+
+absl::StatusOr<std::string> RankTable(const job::v1::JobSpec& spec) {
+  ASSIGN_OR_RETURN(const job::NodeMemory memory, job::MemoryOfJob(spec));
+  using base::FormatBytes;
+  std::vector<std::vector<std::string>> rows = {{"RANK", "WEIGHTS", "GRADIENTS", "OPTIMIZER",
+                                                 "ACTIVATIONS", "LOGITS", "SCRATCH", "PROCESS",
+                                                 "SUM"}};
+  for (const auto& [rank, need] : memory.ranks) {
+    const std::string slots =
+        absl::StrCat(need.num_slots, " x ", FormatBytes(need.activations / need.num_slots));
+    AddRow({absl::StrCat(rank), FormatBytes(need.weights), FormatBytes(need.gradients),
+            FormatBytes(need.optimizer), slots, FormatBytes(need.logits), FormatBytes(need.scratch),
+            FormatBytes(need.process), FormatBytes(need.sum())},
+           &rows);
+  }
+  return FormatTable(rows);
+}
+
+// Machines that run `slots` ranks each, as the driver fills them; 0: one runs all.
+absl::StatusOr<std::string> MachineTable(const job::v1::JobSpec& spec, int64_t slots) {
+  using base::FormatBytes;
+  const int world = job::WorldSize(spec);
+  const int step = static_cast<int>(slots == 0 ? world : std::min<int64_t>(slots, world));
+  std::vector<std::vector<std::string>> rows = {{"MACHINE", "RANKS", "RANKS' SUM", "SNAPSHOTS",
+                                                 "COLLECTIVES", "BATCH RING", "TELEMETRY", "HOST",
+                                                 "SUM"}};
+  for (int first = 0; first < world; first += step) {
+    std::vector<int> here(static_cast<size_t>(std::min(step, world - first)));
+    std::iota(here.begin(), here.end(), first);
+    ASSIGN_OR_RETURN(const job::NodeMemory memory, job::MemoryOfNode(spec, here));
+    int64_t ranks = 0;
+    for (const auto& [rank, need] : memory.ranks) ranks += need.sum();
+    AddRow({absl::StrCat(first / step), absl::StrCat(here.size()), FormatBytes(ranks),
+            FormatBytes(memory.snapshots), FormatBytes(memory.collectives),
+            FormatBytes(memory.batch_ring), FormatBytes(memory.telemetry), FormatBytes(memory.host),
+            FormatBytes(memory.sum())},
+           &rows);
+  }
+  return FormatTable(rows);
+}
+
+absl::StatusOr<std::string> MemoryTables(const job::v1::JobSpec& spec, int64_t slots) {
+  ASSIGN_OR_RETURN(const std::string ranks, RankTable(spec));
+  ASSIGN_OR_RETURN(const std::string machines, MachineTable(spec, slots));
+  ASSIGN_OR_RETURN(const job::NodeMemory all, job::MemoryOfJob(spec));
+  std::string text = absl::StrCat("memory\n", ranks, machines);
+  const std::optional<base::MemoryLimit> limit = base::LeastMemoryLimit();
+  if (limit.has_value()) {
+    absl::StrAppend(&text, "here ", base::FormatBytes(limit->available_bytes), " of ",
+                    base::FormatBytes(limit->limit_bytes), " are left by ", limit->source,
+                    job::CheckMemory(all, limit).ok() ? ": the whole job fits"
+                                                      : ": too little for the whole job");
+  }
+  return absl::StrCat("# ", absl::StrReplaceAll(text, {{"\n", "\n# "}}), "\n");
+}
 
 int DryRun(const SubmitFlags& flags, const control::v1::SubmitJobRequest& request) {
   if (flags.format == "json") {
@@ -40,6 +114,9 @@ int DryRun(const SubmitFlags& flags, const control::v1::SubmitJobRequest& reques
               parallel.pipeline_model_parallel_size(),
               WithCommas(model::NumParameters(*config)).c_str(),
               job::NumMicrobatches(request.spec()));
+  const absl::StatusOr<std::string> memory = MemoryTables(request.spec(), flags.slots);
+  if (!memory.ok()) return ReportError(memory.status());
+  std::printf("%s", memory->c_str());
   std::printf("%s", ToYaml(request.spec()).c_str());
   return kExitGood;
 }
@@ -78,6 +155,10 @@ int Submit(const SubmitFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto request = MakeSubmitRequest(flags.job);
   if (!request.ok()) return ReportError(request.status());
+  if (flags.slots < 0) {
+    return ReportError(absl::InvalidArgumentError(
+        absl::StrCat("--slots: ", flags.slots, " is out of range; expected 0 or more")));
+  }
   if (flags.dry_run) return DryRun(flags, *request);
   std::unique_ptr<Interrupt> interrupt;
   if (flags.follow) interrupt = std::make_unique<Interrupt>();
@@ -98,7 +179,10 @@ void AddSubmitCommand(CommandLine* line) {
       line->Add("submit", "gives a job to the driver; repeating it with the same --job-id is safe");
   AddJobOptions(command, &flags->job);
   command->Flag("--follow", &flags->follow, "follow it until it ends; Ctrl-C leaves it running");
-  command->Flag("--dry-run", &flags->dry_run, "check the file and show all fields; submit nothing");
+  command->Flag("--dry-run", &flags->dry_run,
+                "check the file, show the memory it needs and all fields; submit nothing");
+  command->Integer("--slots", &flags->slots,
+                   "with --dry-run: worker processes on each machine (default: all on one)");
   command->Duration("--retry-for", &flags->retry_for, "how long to try to reach the driver");
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);

@@ -74,9 +74,11 @@ using Action = std::variant<PrepareMemory, StartProcess, KillProcess, SendToWork
 // -------------------------------------------------------------------------------------
 
 struct ProcessEnd {
-  int status = 0;              // as of waitpid
-  bool out_of_memory = false;  // the kernel's count of out-of-memory kills rose just before
-  std::string last_lines;      // of its log
+  int status = 0;  // as of waitpid
+  std::string
+      out_of_memory;       // why the kernel must have killed it for lack of memory; "": it did not
+  std::string recent;      // the instructions that it was in and completed last; "": none
+  std::string last_lines;  // of its log
 };
 
 class JobCore;

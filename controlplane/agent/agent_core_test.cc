@@ -11,8 +11,12 @@
 namespace megascale::agent {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
+using testing::EndsWith;
+using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::StartsWith;
 using v1::ActualRank;
 using v1::DesiredJob;
 
@@ -29,11 +33,8 @@ std::string Words(const Action& action) {
     }
     std::string operator()(const KillProcess& a) { return absl::StrCat("kill ", a.process_id); }
     std::string operator()(const SendToWorker& a) {
-      if (a.message.has_stop()) {
-        return absl::StrCat("tell ", a.process_id,
-                            a.message.stop().checkpoint() ? " stop with checkpoint" : " stop");
-      }
-      return absl::StrCat("tell ", a.process_id, " persisted ", a.message.persisted().step());
+      return absl::StrCat("tell ", a.process_id,
+                          a.message.stop().checkpoint() ? " stop with checkpoint" : " stop");
     }
     std::string operator()(const SendToHost& a) {
       if (a.message.has_persist()) {
@@ -53,8 +54,8 @@ std::string Words(const Action& action) {
   return std::visit(Visitor(), action);
 }
 
-ProcessEnd Exited(int status) { return {status << 8, false, ""}; }
-ProcessEnd Killed(int signal) { return {signal, false, ""}; }
+ProcessEnd Exited(int status) { return {status << 8, "", "", ""}; }
+ProcessEnd Killed(int signal) { return {signal, "", "", ""}; }
 
 // Two ranks of job "j" here, two elsewhere.
 class AgentCoreTest : public testing::Test {
@@ -346,21 +347,35 @@ TEST_F(AgentCoreTest, WhatIsSaidOfAReapedProcessIsIgnored) {
 
 TEST_F(AgentCoreTest, AKilledRankIsReportedAndNotStartedAgain) {
   Run();
-  End(2, {SIGKILL, false, "step 5\nstep 6"});
+  End(2, {SIGKILL, "", "", "step 5\nstep 6"});
   EXPECT_THAT(Settle(), IsEmpty());
   EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
   EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
   EXPECT_EQ(RankOf(0).failure().message(),
             "killed by signal 9 (Killed); its last lines:\nstep 5\nstep 6");
-  EXPECT_EQ(RankOf(0).failure().peer_rank(), -1);
   EXPECT_EQ(RankOf(1).state(), ActualRank::STATE_RUNNING);
 }
 
 TEST_F(AgentCoreTest, AKillWhileTheKernelRanOutOfMemoryIsThat) {
   Run();
-  End(2, {SIGKILL, true, ""});
+  End(2, {SIGKILL, "killed by the kernel: out of memory (why)", "in F.c0.m3 of step 6", "line"});
   EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
-  End(3, {SIGSEGV, true, ""});
+  EXPECT_THAT(RankOf(0).failure().message(),
+              AllOf(StartsWith("killed by the kernel: out of memory (why); make "),
+                    HasSubstr("train.micro_batch_size"),
+                    EndsWith("\nin F.c0.m3 of step 6\nits last lines:\nline")));
+  End(3, {SIGSEGV, "killed by the kernel: out of memory (why)", "", ""});
+  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
+}
+
+TEST_F(AgentCoreTest, ARefusedAllocationIsOutOfMemoryToo) {
+  Run();
+  End(2, {SIGABRT, "", "",
+          "terminate called after throwing an instance of 'std::bad_alloc'\n"
+          "  what():  std::bad_alloc"});
+  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
+  EXPECT_THAT(RankOf(0).failure().message(), HasSubstr("train.micro_batch_size"));
+  End(3, {SIGABRT, "", "", "check failed"});
   EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
 }
 
@@ -496,7 +511,7 @@ TEST_F(AgentCoreTest, ARestartedHostIsToldEverythingThatIsNotDone) {
   EXPECT_THAT(Settle(),
               ElementsAre("tell 1 persist rank 0 step 10", "tell 1 persist rank 1 step 10"));
   StoreShard(1, 0, 10);
-  EXPECT_THAT(Settle(), ElementsAre("mark rank 0 step 10", "tell 2 persisted 10"));
+  EXPECT_THAT(Settle(), ElementsAre("mark rank 0 step 10"));
   DesiredJob* job = Want(DesiredJob::PHASE_RUN, 1);
   job->add_finalize()->set_step(10);
   EXPECT_THAT(Apply(), ElementsAre("tell 1 finalize 10"));

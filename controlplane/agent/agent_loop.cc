@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "controlplane/agent/exit_class.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -132,13 +133,22 @@ absl::Status AgentLoop::TakeExits() {
                                launch::DescribeExit(exited.status)));
     ProcessEnd end;
     end.status = exited.status;
-    end.out_of_memory = exited.status != 0 && out_of_memory_.Rose();
+    end.out_of_memory = out_of_memory_.OnEnded(exited.token, IsKill(exited.status));
+    end.recent = RecentOf(child->name());
     end.last_lines = child->LastLines();
     core_.OnEnded(exited.token, end, Now());
     RefreshSnapshots(child->name().job_id);
     changed_ = true;
   }
   return absl::OkStatus();
+}
+
+// Of a rank whose end is told.
+std::string AgentLoop::RecentOf(const ChildName& name) {
+  const auto memory = memory_.find(name.job_id);
+  if (memory == memory_.end()) return "";
+  memory->second->DrainSpans();
+  return memory->second->DescribeSpans(name.rank, Now());
 }
 
 void AgentLoop::ReadChild(Child* child) {
@@ -235,6 +245,7 @@ absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
   ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
                    Child::Start(keeper_, name, options_.log_directory, environment));
   const int pid = child->pid();
+  out_of_memory_.OnStarted(name.process_id, pid, Now());
   absl::Status introduced;
   const JobMemory& memory = MemoryOf(name.job_id);
   if (name.rank == kHostRank) {
@@ -344,6 +355,7 @@ void AgentLoop::ReportWhenDue() {
   const absl::Duration now = Now();
   if (now < NextReport()) return;
   NoteHostProgress();
+  for (const auto& [job_id, memory] : memory_) memory->DrainSpans();
   std::map<int64_t, telemetry::v1::RankStatus> heartbeats;
   for (const auto& [id, child] : children_) {
     const auto memory = memory_.find(child->name().job_id);

@@ -44,6 +44,7 @@ class AgentLoop {
   absl::Duration NextWake() const;
   absl::Status TakeStream();
   absl::Status TakeExits();
+  std::string RecentOf(const ChildName& name);
   void ReadChild(Child* child);
   void OnMessage(const Child& child, const std::string& message);
   void OnDesired(const v1::DesiredState& desired);

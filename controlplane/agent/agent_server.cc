@@ -107,7 +107,6 @@ v1::Hello MakeHello(const AgentOptions& options) {
   hello.set_hostname(Hostname());
   hello.set_machine_id(absl::StrCat(absl::StripAsciiWhitespace(boot), "/", hello.hostname()));
   hello.set_instruction_set(ops::InstructionSet());
-  hello.set_run_directory(options.run_directory);
   return hello;
 }
 

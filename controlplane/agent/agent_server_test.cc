@@ -25,6 +25,7 @@ namespace megascale::agent {
 namespace {
 
 using testing::HasSubstr;
+using testing::MatchesRegex;
 using v1::ActualRank;
 using v1::DesiredJob;
 
@@ -291,7 +292,6 @@ TEST_F(AgentServerTest, SaysHello) {
   EXPECT_EQ(hello.num_slots(), 2);
   EXPECT_EQ(hello.incarnation().size(), 16u);
   EXPECT_THAT(hello.machine_id(), testing::EndsWith("/" + hello.hostname()));
-  EXPECT_EQ(hello.run_directory(), directory_ + "/n0");
   EXPECT_FALSE(hello.instruction_set().empty());
 }
 
@@ -319,8 +319,7 @@ TEST_F(AgentServerTest, RunsAJobFromPreflightToItsEnd) {
     return job.manifests_size() == 1 && job.manifests(0).directory() == directory_ &&
            job.steps_size() > 0 && job.steps(0).step() == 6;
   }));
-  EXPECT_EQ(driver_->FetchLog(0).data(),
-            "rank 0 is ready, GOMP_SPINCOUNT=0\nstep 3 is persisted\n");
+  EXPECT_EQ(driver_->FetchLog(0).data(), "rank 0 is ready, GOMP_SPINCOUNT=0\n");
   EXPECT_EQ(driver_->FetchLog(7).code(), static_cast<int>(absl::StatusCode::kNotFound));
 
   const std::vector<pid_t> pids = Pids();
@@ -345,7 +344,9 @@ TEST_F(AgentServerTest, AKilledRankIsReportedAndTheNextAttemptStartsAfterHold) {
   ASSERT_TRUE(driver_->AwaitJob(
       [](const v1::ActualJob& job) { return job.ranks(0).state() == ActualRank::STATE_FAILED; }));
   EXPECT_THAT(driver_->job().ranks(0).failure().message(),
-              HasSubstr("killed by signal 9 (Killed); its last lines:\nrank 0 is ready"));
+              MatchesRegex("killed by signal 9 \\(Killed\\)\n"
+                           "last instructions completed: N of step [0-9]+ [0-9.]+ s ago, N of step "
+                           ".*\nits last lines:\nrank 0 is ready.*"));
   Want(DesiredJob::PHASE_HOLD, 1);
   ASSERT_TRUE(driver_->AwaitJob([](const v1::ActualJob& job) { return job.num_processes() == 0; }));
   EXPECT_EQ(driver_->job().snapshots_size(), 2);

@@ -4,27 +4,53 @@
 
 #include <csignal>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/launch/process_keeper.h"
 
 namespace megascale::agent {
+namespace {
+
+constexpr char kAdvice[] =
+    "; make train.micro_batch_size or the model smaller, spread it over more pipeline stages or "
+    "machines, or raise the limit (`megascale submit --dry-run` shows what a rank needs)";
+
+// An allocation that was refused ends the process with these words, whatever thread made it.
+bool RanOutOfMemory(const ProcessEnd& end) {
+  return WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGABRT &&
+         absl::StrContains(end.last_lines, "std::bad_alloc");
+}
+
+}  // namespace
+
+bool IsKill(int status) {
+  return (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) ||
+         (WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGKILL);
+}
 
 v1::RankFailure ClassifyEnd(const ProcessEnd& end, const std::optional<v1::RankFailure>& reported) {
-  if (reported.has_value()) return *reported;
-  const bool killed = (WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL) ||
-                      (WIFEXITED(end.status) && WEXITSTATUS(end.status) == 128 + SIGKILL);
   v1::RankFailure failure;
-  failure.set_peer_rank(-1);
-  if (killed && end.out_of_memory) {
-    failure.set_failure_class(telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
-    failure.set_message("killed by the kernel: out of memory");
+  if (reported.has_value()) {
+    failure = *reported;
+    if (failure.failure_class() == telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY) {
+      failure.set_message(absl::StrCat(failure.message(), kAdvice));
+    }
+    return failure;
+  }
+  failure.set_failure_class(telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
+  if (IsKill(end.status) && !end.out_of_memory.empty()) {
+    failure.set_message(absl::StrCat(end.out_of_memory, kAdvice));
+  } else if (RanOutOfMemory(end)) {
+    failure.set_message(absl::StrCat("was refused memory: std::bad_alloc", kAdvice));
   } else {
     failure.set_failure_class(telemetry::v1::FAILURE_CLASS_EXITED);
     failure.set_message(end.status == 0 ? "exited with status 0 before its work was done"
                                         : launch::DescribeExit(end.status));
   }
+  if (!end.recent.empty()) failure.set_message(absl::StrCat(failure.message(), "\n", end.recent));
   if (!end.last_lines.empty()) {
-    failure.set_message(absl::StrCat(failure.message(), "; its last lines:\n", end.last_lines));
+    failure.set_message(absl::StrCat(failure.message(), end.recent.empty() ? "; " : "\n",
+                                     "its last lines:\n", end.last_lines));
   }
   return failure;
 }

@@ -23,7 +23,6 @@ v1::RankFailure Failure(telemetry::v1::FailureClass failure_class, std::string m
   v1::RankFailure failure;
   failure.set_failure_class(failure_class);
   failure.set_message(std::move(message));
-  failure.set_peer_rank(-1);
   return failure;
 }
 
@@ -209,12 +208,6 @@ void JobCore::OnShard(const link::v1::ShardPersisted& shard) {
     }
     held.persisted = true;
     outbox_.push_back(MarkPersisted{desired_.job_id(), held});
-    if (const Process* worker = FindRank(shard.rank()); worker != nullptr && !worker->killed) {
-      SendToWorker send{worker->id, {}};
-      send.message.mutable_persisted()->set_step(shard.step());
-      send.message.mutable_persisted()->set_buffer(shard.buffer());
-      outbox_.push_back(std::move(send));
-    }
   }
 }
 

@@ -14,6 +14,13 @@
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::agent {
+namespace {
+
+// A rank without progress for so long says what it is in: well below any limit, well above a step's
+// longest instruction as a rule.
+constexpr double kStandsStillSeconds = 2;
+
+}  // namespace
 
 JobMemory::~JobMemory() { RemoveSocketDirectory(); }
 
@@ -24,6 +31,7 @@ void JobMemory::RemoveSocketDirectory() {
 }
 
 absl::Status JobMemory::Prepare(const v1::DesiredJob& job) {
+  spans_.clear();
   attempt_.reset();
   RemoveSocketDirectory();
   socket_directory_ = absl::StrCat(socket_prefix_, "-", job.attempt());
@@ -44,6 +52,9 @@ absl::Status JobMemory::Prepare(const v1::DesiredJob& job) {
     ASSIGN_OR_RETURN(snapshots_[rank], job::MakeSnapshotMemory(job.spec(), rank));
   }
   attempt_ = std::move(memory);
+  for (const job::LocalRank& local : attempt_->ranks) {
+    spans_.emplace(local.rank, RecentSpans(attempt_->spans.get(), local.heartbeat_slot));
+  }
   return absl::OkStatus();
 }
 
@@ -73,7 +84,7 @@ Introduction<link::v1::ToWorker> JobMemory::IntroduceWorker(const v1::DesiredJob
   assignment->set_heartbeat_slot(local->heartbeat_slot);
   assignment->set_has_batch_ring(local->has_batch_ring);
   assignment->set_batch_reader(local->batch_reader);
-  introduction.fds = {attempt_->heartbeats->fd(), attempt_->comm->fd()};
+  introduction.fds = {attempt_->heartbeats->fd(), attempt_->spans->fd(), attempt_->comm->fd()};
   if (local->has_batch_ring) introduction.fds.push_back(attempt_->ring->fd());
   introduction.fds.push_back(snapshots_.at(rank)->fd());
   return introduction;
@@ -117,9 +128,22 @@ telemetry::v1::RankStatus JobMemory::ReadStatus(int rank, int pid, absl::Duratio
   const job::LocalRank* const local = FindRank(rank);
   if (!attempt_.has_value() || (rank != kHostRank && local == nullptr)) return silent;
   const int slot = rank == kHostRank ? attempt_->host_heartbeat_slot : local->heartbeat_slot;
-  const auto status = telemetry::ReadHeartbeat(*attempt_->heartbeats, slot, now);
+  auto status = telemetry::ReadHeartbeat(*attempt_->heartbeats, slot, now);
   // Until then the slot still shows the process before it.
-  return status.pid() == pid ? status : silent;
+  if (status.pid() != pid) return silent;
+  if (status.progress_age_seconds() > kStandsStillSeconds) {
+    status.set_recent(DescribeSpans(rank, now));
+  }
+  return status;
+}
+
+void JobMemory::DrainSpans() {
+  for (auto& [rank, spans] : spans_) spans.Drain();
+}
+
+std::string JobMemory::DescribeSpans(int rank, absl::Duration now) const {
+  const auto found = spans_.find(rank);
+  return found == spans_.end() ? std::string() : found->second.Describe(now);
 }
 
 std::vector<checkpoint::SealedSnapshot> JobMemory::ListSnapshots() const {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "controlplane/agent/recent_spans.h"
 #include "proto/agent.pb.h"
 #include "proto/link.pb.h"
 #include "proto/telemetry.pb.h"
@@ -44,7 +45,12 @@ class JobMemory {
                                                bool preflight_only) const;
 
   // What the heartbeat slot of a rank (or kHostRank) shows, if the process `pid` writes it already.
+  // `recent` is filled for a rank that stands still.
   telemetry::v1::RankStatus ReadStatus(int rank, int pid, absl::Duration now) const;
+  // Takes what the ranks wrote of spans; call often.
+  void DrainSpans();
+  // What the rank does and completed last, as RecentSpans::Describe says it; "" of the host.
+  std::string DescribeSpans(int rank, absl::Duration now) const;
   // Sealed snapshots of all ranks here.
   std::vector<checkpoint::SealedSnapshot> ListSnapshots() const;
   void MarkPersisted(const checkpoint::SealedSnapshot& snapshot);
@@ -59,6 +65,7 @@ class JobMemory {
   const std::string socket_prefix_;
   std::string socket_directory_;
   std::optional<job::AttemptMemory> attempt_;
+  std::map<int, RecentSpans> spans_;  // by rank; of attempt_
   std::map<int, std::unique_ptr<base::SharedMemory>> snapshots_;
 };
 

@@ -11,11 +11,14 @@
 #include "absl/strings/string_view.h"
 #include "controlplane/agent/agent_server.h"
 #include "proto/link.pb.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/frame.h"
 #include "runtime/base/log.h"
 #include "runtime/base/shared_memory.h"
 #include "runtime/checkpoint/snapshot.h"
+#include "runtime/plan/instruction.h"
 #include "runtime/telemetry/heartbeat.h"
+#include "runtime/telemetry/span_ring.h"
 
 namespace megascale::agent {
 namespace {
@@ -50,16 +53,23 @@ void Seal(int link, base::SharedMemory* region, int64_t attempt) {
   Send(link, message);
 }
 
+void WriteSpan(telemetry::SpanWriter* spans, int64_t step) {
+  const plan::InstructionId norm(plan::OpKind::kReduceNorm);
+  spans->Begin({.instruction = norm.packed(), .step = step});
+  spans->End(0, absl::ToInt64Nanoseconds(base::RealClock().Monotonic()), 0);
+}
+
 int RunWorker(int link) {
   auto first = base::ReceiveFrame(link, kTimeout);
   link::v1::ToWorker to;
   if (!first.ok() || !to.ParseFromString(first->payload)) return 5;
   const link::v1::Assignment assignment = to.assignment();
   const auto regions = MapAll(std::move(first->fds));
-  if (regions.size() != (assignment.has_batch_ring() ? 4u : 3u)) return 6;
+  if (regions.size() != (assignment.has_batch_ring() ? 5u : 4u)) return 6;
   telemetry::HeartbeatWriter heartbeat(regions[0].get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   heartbeat.SetPhase(telemetry::v1::PHASE_TRAINING);
+  telemetry::SpanWriter spans(regions[1].get(), assignment.heartbeat_slot());
   std::printf("rank %d is ready, GOMP_SPINCOUNT=%s\n", assignment.rank(),
               std::getenv("GOMP_SPINCOUNT"));
   std::fflush(stdout);
@@ -73,19 +83,21 @@ int RunWorker(int link) {
   if (to.store().request_id() != "mine" || to.store().value() != "value of key") return 8;
 
   int64_t step = 0;
-  while (step < 3) SendStep(link, ++step);
+  while (step < 3) {
+    WriteSpan(&spans, ++step);
+    SendStep(link, step);
+  }
   Seal(link, regions.back().get(), assignment.attempt());
   for (;;) {
     const auto frame = base::ReceiveFrame(link, kStepTime);
     if (!frame.ok() && !absl::IsDeadlineExceeded(frame.status())) return 9;
     if (!frame.ok()) {
       heartbeat.SetStep(++step);
+      WriteSpan(&spans, step);
       SendStep(link, step);
       continue;
     }
     if (!to.ParseFromString(frame->payload)) return 10;
-    if (to.has_persisted()) std::printf("step %ld is persisted\n", to.persisted().step());
-    std::fflush(stdout);
     if (!to.has_stop()) continue;
     link::v1::FromWorker finished;
     finished.mutable_finished()->set_stopped(true);

@@ -55,8 +55,12 @@ Event HungEvent(const JobRecord& job, int rank, const std::string& node_id,
   agent::RankFailure failure;
   failure.set_failure_class(telemetry::FAILURE_CLASS_HUNG);
   failure.set_message(evidence);
-  failure.set_peer_rank(-1);
   return RankFailedEvent(job, rank, node_id, failure);
+}
+
+// On a line of its own: people's one-line views show the first.
+std::string Recent(const telemetry::RankStatus& status) {
+  return status.recent().empty() ? std::string() : absl::StrCat("\n", status.recent());
 }
 
 // All processes of the job are gone from the node, as of a desired state that wants none.
@@ -373,7 +377,8 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
     suspect.evidence = absl::StrCat(
         "its timer thread has not run for ",
         absl::FormatDuration(absl::Seconds(absl::ToInt64Seconds(alive_age))), " (process ",
-        status.pid(), ", in ", status.doing().empty() ? "no instruction" : status.doing(), ")");
+        status.pid(), ", in ", status.doing().empty() ? "no instruction" : status.doing(), ")",
+        Recent(status));
     return suspect;
   }
   const absl::Duration limit = job::ToDuration(
@@ -385,9 +390,9 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
       silent ? in_phase
              : std::min(absl::Seconds(status.progress_age_seconds()) + since_report, in_phase);
   if (suspect.age <= limit) return std::nullopt;
-  suspect.evidence =
-      absl::StrCat("no progress for ", absl::FormatDuration(limit), " at step ", status.step(),
-                   " in ", status.doing().empty() ? "no instruction" : status.doing());
+  suspect.evidence = absl::StrCat(
+      "no progress for ", absl::FormatDuration(limit), " at step ", status.step(), " in ",
+      status.doing().empty() ? "no instruction" : status.doing(), Recent(status));
   return suspect;
 }
 

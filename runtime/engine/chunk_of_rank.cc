@@ -1,11 +1,9 @@
 #include "runtime/engine/chunk_of_rank.h"
 
 #include "runtime/base/status.h"
-#include "runtime/checkpoint/snapshot.h"
 #include "runtime/engine/groups.h"
 #include "runtime/engine/snapshot_shard.h"
 #include "runtime/job/job_spec.h"
-#include "runtime/model/transformer_chunk.h"
 
 namespace megascale::engine {
 
@@ -51,19 +49,6 @@ absl::StatusOr<ChunkOfRank> ChunkOf(const JobSpec& spec, int rank) {
                 .shard_index = mine.coordinate.data};
   mine.plan_options = {.mesh = mine.mesh, .num_microbatches = job::NumMicrobatches(spec)};
   return mine;
-}
-
-absl::StatusOr<RankMemory> MemoryOf(const JobSpec& spec, int rank) {
-  ASSIGN_OR_RETURN(const ChunkOfRank mine, ChunkOf(spec, rank));
-  ASSIGN_OR_RETURN(const plan::RankPlan plan, plan::BuildTrainPlan(mine.plan_options, rank));
-  const model::ChunkOptions options = mine.ModelOptions(plan.num_activation_slots);
-  ASSIGN_OR_RETURN(const int64_t payload, SnapshotPayloadBytes(spec, rank));
-  RankMemory memory;
-  memory.parameters = model::TransformerChunk::ParameterBytes(options);
-  memory.optimizer = optim::ShardedAdamW::StateBytes(mine.shard, mine.compute);
-  memory.activations = model::TransformerChunk::ActivationBytes(options);
-  memory.snapshots = static_cast<int64_t>(checkpoint::SnapshotBytes(payload));
-  return memory;
 }
 
 absl::StatusOr<int64_t> SnapshotPayloadBytes(const JobSpec& spec, int rank) {

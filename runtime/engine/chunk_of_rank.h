@@ -34,15 +34,6 @@ absl::StatusOr<ChunkOfRank> ChunkOf(const megascale::job::v1::JobSpec& spec, int
 
 tensor::DType ComputeType(megascale::job::v1::Precision precision);
 
-// Bytes that one rank needs, by what for.
-struct RankMemory {
-  int64_t parameters = 0;   // weights in compute, gradients
-  int64_t optimizer = 0;    // master weights and moments of its shard
-  int64_t activations = 0;  // of all micro-batches in flight
-  int64_t snapshots = 0;    // both buffers, in shared memory
-};
-absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int rank);
-
 // Bytes of the rank's shard of a checkpoint: what a snapshot buffer must hold.
 absl::StatusOr<int64_t> SnapshotPayloadBytes(const megascale::job::v1::JobSpec& spec, int rank);
 

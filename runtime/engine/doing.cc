@@ -1,6 +1,7 @@
 #include "runtime/engine/doing.h"
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "runtime/base/clock.h"
 
 namespace megascale::engine {
@@ -44,26 +45,40 @@ absl::string_view Words(plan::OpKind kind) {
 
 }  // namespace
 
-void Doing::Begin(const plan::Instruction& instruction) {
-  if (heartbeat_ == nullptr) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  running_[static_cast<size_t>(instruction.stream)] = instruction.id;
-  Show();
+void Doing::Begin(const plan::Instruction& instruction, const plan::StepContext& context) {
+  static_assert(plan::kNumStreamKinds <= telemetry::kSpanLanes);
+  if (spans_ != nullptr) {
+    spans_->Begin({.begin_nanos = absl::ToInt64Nanoseconds(base::RealClock().Monotonic()),
+                   .instruction = instruction.id.packed(),
+                   .step = context.step,
+                   .bytes = instruction.bytes,
+                   .attempt = static_cast<int32_t>(context.attempt),
+                   .lane = static_cast<uint8_t>(instruction.stream)});
+  }
+  Run(instruction.stream, instruction.id);
 }
 
-void Doing::End(const plan::Instruction& instruction) {
-  if (heartbeat_ == nullptr) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  running_[static_cast<size_t>(instruction.stream)] = plan::InstructionId();
-  heartbeat_->Progress(base::RealClock().Monotonic());
-  Show();
+void Doing::End(const plan::Instruction& instruction, const absl::Status& status) {
+  const absl::Duration now = base::RealClock().Monotonic();
+  if (spans_ != nullptr) {
+    spans_->End(static_cast<int>(instruction.stream), absl::ToInt64Nanoseconds(now),
+                static_cast<int>(status.code()));
+  }
+  if (heartbeat_ != nullptr) heartbeat_->Progress(now);
+  Run(instruction.stream, plan::InstructionId());
 }
 
-void Doing::Show() {
-  for (const StreamKind stream : kMostTellingFirst) {
-    const plan::InstructionId id = running_[static_cast<size_t>(stream)];
-    if (id == plan::InstructionId()) continue;
-    heartbeat_->SetDoing(absl::StrCat(Words(id.operation()), " ", id.ToString()));
+void Doing::Run(plan::StreamKind stream, plan::InstructionId id) {
+  if (heartbeat_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  running_[static_cast<size_t>(stream)] = id;
+  for (const StreamKind kind : kMostTellingFirst) {
+    const plan::InstructionId running = running_[static_cast<size_t>(kind)];
+    if (running == plan::InstructionId()) continue;
+    std::array<char, telemetry::kDoingBytesMax + 1> text;
+    absl::SNPrintF(text.data(), text.size(), "%s %s", Words(running.operation()),
+                   running.ToString());
+    heartbeat_->SetDoing(text.data());
     return;
   }
   heartbeat_->SetDoing("between instructions");

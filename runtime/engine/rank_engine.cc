@@ -45,7 +45,7 @@ std::unique_ptr<ops::Ops> MakeOps(tensor::DType compute, int num_threads) {
 class Engine : public RankEngine {
  public:
   explicit Engine(EngineOptions options)
-      : options_(std::move(options)), doing_(options_.heartbeat) {}
+      : options_(std::move(options)), doing_(options_.heartbeat, options_.spans) {}
 
   absl::Status Prepare();
   absl::Status Join() override;
@@ -222,11 +222,11 @@ absl::Status Engine::MakeExecutor() {
     ASSIGN_OR_RETURN(streams_[kind], stream::Stream::Create(std::string(name.data(), name.size())));
     executor.streams[kind] = streams_[kind].get();
   }
-  executor.observer.begin = [this](const plan::Instruction& i, const plan::StepContext&) {
-    doing_.Begin(i);
+  executor.observer.begin = [this](const plan::Instruction& i, const plan::StepContext& context) {
+    doing_.Begin(i, context);
   };
   executor.observer.end = [this](const plan::Instruction& i, const plan::StepContext&,
-                                 const absl::Status&) { doing_.End(i); };
+                                 const absl::Status& status) { doing_.End(i, status); };
   ASSIGN_OR_RETURN(executor_, plan::Executor::Create(std::move(executor)));
   return absl::OkStatus();
 }

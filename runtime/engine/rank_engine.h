@@ -19,6 +19,7 @@
 #include "runtime/comm/store.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/telemetry/heartbeat.h"
+#include "runtime/telemetry/span_ring.h"
 
 namespace megascale::engine {
 
@@ -38,6 +39,7 @@ struct EngineOptions {
   base::SharedMemory* snapshots = nullptr;
   comm::Store* store = nullptr;
   telemetry::HeartbeatWriter* heartbeat = nullptr;  // null: nobody looks
+  telemetry::SpanWriter* spans = nullptr;           // null: nobody looks
 };
 
 // Whether a rank was asked to stop at a step's end; of several, the highest counts.

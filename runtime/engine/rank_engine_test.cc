@@ -1,11 +1,18 @@
 #include "runtime/engine/rank_engine.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cmath>
+#include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "proto/job.pb.h"
 #include "runtime/engine/test_job.h"
 
@@ -19,6 +26,12 @@ struct Layout {
   int pipeline;
 };
 constexpr Layout kLayouts[] = {{1, 1}, {2, 1}, {1, 2}, {1, 4}, {2, 2}};
+
+using Gradients = std::map<std::string, std::vector<double>>;
+
+std::string Describe(const Layout& layout) {
+  return absl::StrCat("data ", layout.data, " pipeline ", layout.pipeline);
+}
 
 JobSpec Toy(const Layout& layout, job::v1::Precision precision) {
   JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
@@ -50,39 +63,136 @@ TEST(RankEngineTest, FirstLossIsNearThatOfAGuessAndTrainingLowersIt) {
   EXPECT_LT(losses.back(), losses.front() - 0.3);
 }
 
+double Norm(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value * value;
+  return std::sqrt(sum);
+}
+
+// Expects ‖Δg‖ <= tolerance * max(‖g‖, 1e-3 * ‖g of all tensors‖) of every tensor.
+void ExpectSameGradients(const Gradients& found, const Gradients& expected, double tolerance) {
+  ASSERT_EQ(found.size(), expected.size());
+  std::vector<double> norms;
+  for (const auto& [name, values] : expected) norms.push_back(Norm(values));
+  const double least = 1e-3 * Norm(norms);
+  for (const auto& [name, values] : expected) {
+    ASSERT_EQ(found.count(name), 1u) << name;
+    std::vector<double> difference = found.at(name);
+    ASSERT_EQ(difference.size(), values.size()) << name;
+    for (size_t i = 0; i < values.size(); ++i) difference[i] -= values[i];
+    EXPECT_LE(Norm(difference), tolerance * std::max(Norm(values), least)) << name;
+  }
+}
+
+JobSpec Steps(JobSpec spec, int64_t steps) {
+  spec.mutable_train()->set_steps(steps);
+  return spec;
+}
+
 TEST(RankEngineTest, LayoutsAgreeInFloat64To1em10) {
-  const std::vector<double> reference =
-      Losses(RunJob(RunOptions(Toy(kLayouts[0], job::v1::PRECISION_FP64))));
+  const JobSpec one_rank = Toy(kLayouts[0], job::v1::PRECISION_FP64);
+  const std::vector<double> reference = Losses(RunJob(RunOptions(one_rank)));
+  const Gradients gradients = FirstGradients(one_rank);
   for (const Layout& layout : kLayouts) {
-    const std::vector<double> losses =
-        Losses(RunJob(RunOptions(Toy(layout, job::v1::PRECISION_FP64))));
+    SCOPED_TRACE(Describe(layout));
+    const JobSpec spec = Toy(layout, job::v1::PRECISION_FP64);
+    const std::vector<double> losses = Losses(RunJob(RunOptions(spec)));
     ASSERT_EQ(losses.size(), reference.size());
-    for (size_t i = 0; i < losses.size(); ++i) {
-      EXPECT_NEAR(losses[i], reference[i], 1e-10)
-          << "data " << layout.data << " pipeline " << layout.pipeline << " step " << i + 1;
-    }
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], reference[i], 1e-10) << i;
+    ExpectSameGradients(FirstGradients(spec), gradients, 1e-10);
   }
 }
 
 TEST(RankEngineTest, LayoutsAgreeInFloat32) {
-  const std::vector<double> reference =
-      Losses(RunJob(RunOptions(Toy(kLayouts[0], job::v1::PRECISION_FP64))));
+  const JobSpec one_rank = Steps(Toy(kLayouts[0], job::v1::PRECISION_FP64), 20);
+  const std::vector<double> reference = Losses(RunJob(RunOptions(one_rank)));
+  const Gradients gradients = FirstGradients(one_rank);
   for (const Layout& layout : kLayouts) {
-    const std::vector<double> losses =
-        Losses(RunJob(RunOptions(Toy(layout, job::v1::PRECISION_FP32))));
-    ASSERT_EQ(losses.size(), reference.size());
+    SCOPED_TRACE(Describe(layout));
+    const JobSpec spec = Steps(Toy(layout, job::v1::PRECISION_FP32), 20);
+    const std::vector<double> losses = Losses(RunJob(RunOptions(spec)));
+    ASSERT_EQ(losses.size(), 20u);
     // The first loss has only the forward's rounding; later ones the updates' as well.
     EXPECT_NEAR(losses[0], reference[0], 1e-5);
-    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], reference[i], 1e-4);
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], reference[i], 1e-4) << i;
+    ExpectSameGradients(FirstGradients(spec), gradients, 1e-5);
   }
 }
 
-TEST(RankEngineTest, TheSameJobTwiceGivesTheSameBits) {
+TEST(RankEngineTest, EveryLayoutRepeatsItselfToTheBit) {
   for (const auto precision : {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16}) {
-    const RunResult first = RunJob(RunOptions(Toy({2, 2}, precision)));
-    const RunResult second = RunJob(RunOptions(Toy({2, 2}, precision)));
-    EXPECT_EQ(first.digest, second.digest);
-    EXPECT_EQ(Losses(first), Losses(second));
+    for (const Layout& layout : kLayouts) {
+      SCOPED_TRACE(Describe(layout));
+      const RunResult first = RunJob(RunOptions(Toy(layout, precision)));
+      const RunResult second = RunJob(RunOptions(Toy(layout, precision)));
+      EXPECT_EQ(first.digest, second.digest);
+      EXPECT_EQ(Losses(first), Losses(second));
+    }
+  }
+}
+
+// Wide enough that both threads of a rank have work in every operator.
+JobSpec TwoThreads(job::v1::Precision precision) {
+  JobSpec spec = Steps(Toy({2, 1}, precision), 3);
+  spec.mutable_model()->set_hidden_size(128);
+  spec.mutable_model()->set_intermediate_size(512);
+  spec.mutable_model()->set_head_dim(64);
+  spec.mutable_model()->set_max_position_embeddings(64);
+  spec.mutable_train()->set_seq_length(64);
+  spec.mutable_parallel()->set_threads_per_rank(2);
+  return spec;
+}
+
+// Keeps the machine busy: two threads that never rest, as many as its slowest test machine's cores.
+class Load {
+ public:
+  Load() {
+    for (std::thread& thread : threads_) {
+      thread = std::thread([this] {
+        while (!stop_.load(std::memory_order_relaxed)) {
+        }
+      });
+    }
+  }
+  ~Load() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  std::atomic<bool> stop_ = false;
+  std::array<std::thread, 2> threads_;
+};
+
+// Binds this thread, and those that it starts, to the first core that it may use.
+class OneCore {
+ public:
+  OneCore() {
+    EXPECT_EQ(::sched_getaffinity(0, sizeof(before_), &before_), 0);
+    int core = 0;
+    while (core < CPU_SETSIZE && !CPU_ISSET(core, &before_)) ++core;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    EXPECT_EQ(::sched_setaffinity(0, sizeof(one), &one), 0);
+  }
+  ~OneCore() { EXPECT_EQ(::sched_setaffinity(0, sizeof(before_), &before_), 0); }
+
+ private:
+  cpu_set_t before_;
+};
+
+TEST(RankEngineTest, TwoThreadsGiveTheSameBitsAgainUnderLoadAndOnOneCore) {
+  for (const auto precision : {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16}) {
+    const RunOptions options(TwoThreads(precision));
+    const RunResult calm = RunJob(options);
+    EXPECT_EQ(RunJob(options).digest, calm.digest);
+    {
+      const Load load;
+      EXPECT_EQ(RunJob(options).digest, calm.digest);
+    }
+    const OneCore core;
+    EXPECT_EQ(RunJob(options).digest, calm.digest);
   }
 }
 

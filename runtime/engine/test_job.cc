@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <filesystem>
@@ -13,7 +14,9 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/numerics.h"
@@ -34,6 +37,9 @@ namespace {
 using megascale::agent::v1::Placement;
 using megascale::agent::v1::RestorePoint;
 using megascale::job::v1::JobSpec;
+
+// Before a parameter's name in a checkpoint.
+constexpr absl::string_view kFirstMoment = "optimizer.exp_avg.";
 
 // Memory, loader and placement of one job in this process.
 class TestJob {
@@ -239,5 +245,21 @@ JobSpec ToyJob(const std::string& text_path, int data, int pipeline) {
 }
 
 RunResult RunJob(const RunOptions& options) { return TestJob(options).Run(); }
+
+std::map<std::string, std::vector<double>> FirstGradients(JobSpec spec) {
+  spec.mutable_optimizer()->set_clip_grad(0);
+  const double beta1 = spec.optimizer().beta1();
+  const RunResult result = RunJob(RunOptions(std::move(spec)).StopAfter(1));
+  const auto reader = checkpoint::CheckpointReader::Open(result.checkpoint).value();
+  std::map<std::string, std::vector<double>> gradients;
+  for (const checkpoint::LogicalTensor& tensor : reader->tensors()) {
+    if (!absl::StartsWith(tensor.name, kFirstMoment)) continue;
+    std::vector<double> values(static_cast<size_t>(tensor.num_elements));
+    EXPECT_EQ(reader->ReadSlice(tensor.name, 0, absl::MakeSpan(values)), absl::OkStatus());
+    for (double& value : values) value /= 1 - beta1;
+    gradients[tensor.name.substr(kFirstMoment.size())] = std::move(values);
+  }
+  return gradients;
+}
 
 }  // namespace megascale::engine

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,5 +46,10 @@ struct RunResult {
 
 // Runs every step and a snapshot at the end; fails the running test on any error.
 RunResult RunJob(const RunOptions& options);
+
+// The gradient of every parameter in the first step of `spec`, summed over ranks and micro-batches,
+// unclipped: runs that step and reads the optimizer's first moments, then (1 - beta1) times the
+// gradient, from the checkpoint. The division adds a relative rounding error of one unit.
+std::map<std::string, std::vector<double>> FirstGradients(megascale::job::v1::JobSpec spec);
 
 }  // namespace megascale::engine

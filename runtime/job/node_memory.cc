@@ -1,6 +1,7 @@
 #include "runtime/job/node_memory.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,11 +13,16 @@
 #include "runtime/engine/groups.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/telemetry/heartbeat.h"
+#include "runtime/telemetry/span_ring.h"
 
 namespace megascale::job {
 namespace {
 
 using base::SharedMemory;
+
+// A host process holds its program, one shard at a time on its way to storage, and the corpus in
+// pages that the kernel can drop.
+constexpr int64_t kHostBytes = 64 << 20;
 
 // How many steps the loader may be ahead of the slowest reader.
 constexpr int kRingSlots = 3;
@@ -63,6 +69,76 @@ std::vector<LocalRank> RanksOn(const NodeRequest& request) {
 
 }  // namespace
 
+int64_t NodeMemory::sum() const {
+  int64_t sum = collectives + snapshots + batch_ring + telemetry + host;
+  for (const Rank& rank : ranks) sum += rank.memory.sum();
+  return sum;
+}
+
+absl::StatusOr<NodeMemory> MemoryOfNode(const v1::JobSpec& spec, const std::vector<int>& here) {
+  NodeRequest request;
+  request.spec = &spec;
+  request.node_id = "here";
+  for (int rank = 0; rank < WorldSize(spec); ++rank) {
+    const bool is_here = std::find(here.begin(), here.end(), rank) != here.end();
+    request.placements.emplace_back();
+    request.placements.back().set_rank(rank);
+    request.placements.back().set_node_id(is_here ? request.node_id : "elsewhere");
+  }
+  ASSIGN_OR_RETURN(const plan::Mesh mesh, engine::MeshOf(spec));
+  std::vector<LocalRank> ranks = RanksOn(request);
+  NodeMemory memory;
+  for (const LocalRank& local : ranks) {
+    ASSIGN_OR_RETURN(const engine::RankMemory of_rank, engine::MemoryOf(spec, local.rank));
+    memory.ranks.push_back({local.rank, of_rank});
+    ASSIGN_OR_RETURN(const int64_t payload, engine::SnapshotPayloadBytes(spec, local.rank));
+    memory.snapshots += static_cast<int64_t>(checkpoint::SnapshotBytes(payload));
+  }
+  const comm::RegionSpec region = RegionOf(request, mesh);
+  RETURN_IF_ERROR(comm::ValidateGroups(region.groups, region.placements));
+  memory.collectives =
+      static_cast<int64_t>(comm::RegionBytes(region.groups, region.placements, request.node_id));
+  const data::BatchRingShape ring = RingOf(spec, mesh, &ranks);
+  if (ring.num_readers > 0) memory.batch_ring = static_cast<int64_t>(data::BatchRingBytes(ring));
+  const int num_ranks = static_cast<int>(ranks.size());
+  memory.telemetry = static_cast<int64_t>(telemetry::HeartbeatBytes(num_ranks + 1) +
+                                          telemetry::SpanBytes(num_ranks));
+  memory.host = kHostBytes;
+  return memory;
+}
+
+absl::StatusOr<NodeMemory> MemoryOfJob(const v1::JobSpec& spec) {
+  std::vector<int> all(static_cast<size_t>(WorldSize(spec)));
+  std::iota(all.begin(), all.end(), 0);
+  return MemoryOfNode(spec, all);
+}
+
+absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::MemoryLimit>& limit) {
+  const int64_t sum = needed.sum();
+  if (!limit.has_value() || sum <= limit->available_bytes) return absl::OkStatus();
+  engine::RankMemory all;
+  for (const NodeMemory::Rank& rank : needed.ranks) {
+    all.weights += rank.memory.weights;
+    all.gradients += rank.memory.gradients;
+    all.optimizer += rank.memory.optimizer;
+    all.activations += rank.memory.activations;
+    all.logits += rank.memory.logits;
+    all.scratch += rank.memory.scratch;
+    all.process += rank.memory.process;
+  }
+  const int64_t shared = needed.collectives + needed.batch_ring + needed.telemetry;
+  using base::FormatBytes;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "memory: the ", needed.ranks.size(), " ranks of this machine need ", FormatBytes(all.weights),
+      " (weights) + ", FormatBytes(all.gradients), " (gradients) + ", FormatBytes(all.optimizer),
+      " (optimizer) + ", FormatBytes(all.activations), " (activations) + ", FormatBytes(all.logits),
+      " (logits) + ", FormatBytes(all.scratch), " (scratch) + ", FormatBytes(needed.snapshots),
+      " (snapshots) + ", FormatBytes(shared), " (shared between ranks) + ",
+      FormatBytes(all.process + needed.host), " (processes) = ", FormatBytes(sum), "; ",
+      FormatBytes(limit->available_bytes), " of ", FormatBytes(limit->limit_bytes), " are left by ",
+      limit->source, "; make the model or train.micro_batch_size smaller, or use more machines"));
+}
+
 absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request) {
   const v1::JobSpec& spec = *request.spec;
   ASSIGN_OR_RETURN(const plan::Mesh mesh, engine::MeshOf(spec));
@@ -74,6 +150,8 @@ absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request) {
       memory.heartbeats,
       SharedMemory::Create("megascale-heartbeats", telemetry::HeartbeatBytes(num_ranks + 1)));
   telemetry::FormatHeartbeats(*memory.heartbeats);
+  ASSIGN_OR_RETURN(memory.spans,
+                   SharedMemory::Create("megascale-spans", telemetry::SpanBytes(num_ranks)));
 
   const comm::RegionSpec region = RegionOf(request, mesh);
   RETURN_IF_ERROR(comm::ValidateGroups(region.groups, region.placements));

@@ -1,17 +1,21 @@
-// The shared memory of one job on one machine: what an agent must make before it starts processes.
+// The memory of one job on one machine: what it comes to, and the shared regions that an agent must
+// make before it starts processes.
 // Sizes follow from the job's specification and the placement alone. Threads: plain functions.
 // Ownership: the caller owns all regions; they vanish with the last process that maps them.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "proto/agent.pb.h"
 #include "proto/job.pb.h"
+#include "runtime/base/memory_limit.h"
 #include "runtime/base/shared_memory.h"
+#include "runtime/engine/rank_memory.h"
 
 namespace megascale::job {
 
@@ -32,9 +36,36 @@ struct LocalRank {
   int batch_reader = 0;
 };
 
+// What a machine needs for a job, computed before anything is made or started. Bytes.
+struct NodeMemory {
+  struct Rank {
+    int rank = 0;
+    engine::RankMemory memory;
+  };
+  std::vector<Rank> ranks;  // here, in order
+  int64_t collectives = 0;  // what ranks exchange through
+  int64_t snapshots = 0;    // both buffers of each rank
+  int64_t batch_ring = 0;   // steps that the loader is ahead
+  int64_t telemetry = 0;    // heartbeats and spans
+  int64_t host = 0;         // the host process: an upper bound, without cached files
+
+  int64_t sum() const;
+};
+// `ranks`: those that this machine runs; where the others are makes no difference.
+// Errors: InvalidArgument - the specification cannot be run, or a rank is not one of its.
+absl::StatusOr<NodeMemory> MemoryOfNode(const megascale::job::v1::JobSpec& spec,
+                                        const std::vector<int>& ranks);
+// Of the machine that runs all of them.
+absl::StatusOr<NodeMemory> MemoryOfJob(const megascale::job::v1::JobSpec& spec);
+
+// Errors: FailedPrecondition - more than `limit` (none: unknown) has left; with every part, the
+// sum, the limit and where it comes from.
+absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::MemoryLimit>& limit);
+
 // Memory that belongs to one attempt. The host process may be restarted on it.
 struct AttemptMemory {
   std::unique_ptr<base::SharedMemory> heartbeats;  // slots of the local ranks, then the host's
+  std::unique_ptr<base::SharedMemory> spans;       // rings of the local ranks, numbered alike
   std::unique_ptr<base::SharedMemory> comm;        // formatted for comm::Fabric
   std::unique_ptr<base::SharedMemory>
       ring;                      // formatted for data::BatchRing; null when no local rank reads

@@ -211,6 +211,11 @@ void Cluster::StartAgent(int index, int slots) {
                                       "--node-id", name,
                                       "--run-dir", absl::StrCat(directory_, "/", name)};
   for (const std::string& flag : Insecure()) command.push_back(flag);
+  if (!control_group_.empty()) {
+    const std::string enter = absl::StrCat("echo $$ > ", control_group_, "/cgroup.procs");
+    const std::vector<std::string> shell = {"/bin/sh", "-c", enter + " && exec \"$@\"", "sh"};
+    command.insert(command.begin(), shell.begin(), shell.end());
+  }
   agents_[index] = Spawn(command, absl::StrCat(directory_, "/", name, ".log"));
 }
 

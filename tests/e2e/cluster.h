@@ -47,6 +47,8 @@ class Cluster {
   Cluster();
   // From now on driver, agents and commands talk over TCP on the loopback interface.
   void UseTcp();
+  // Agents that are started from now on, and all their processes, are in this control group.
+  void UseControlGroup(const std::string& directory) { control_group_ = directory; }
   // Kills what is left and removes the folder; fails the test when a process outlives its parent.
   ~Cluster();
 
@@ -82,6 +84,7 @@ class Cluster {
   std::string directory_;
   std::string address_;
   bool tcp_ = false;
+  std::string control_group_;  // "": that of the test
   pid_t driver_ = -1;
   std::map<int, pid_t> agents_;
 };

@@ -89,8 +89,10 @@ TEST_F(FaultsTest, AKilledWorkerIsReplacedAndNamed) {
   EXPECT_EQ(after.attempt(), before_.attempt() + 1);
   EXPECT_EQ(after.culprit().rank(), 2);
   EXPECT_EQ(after.culprit().node_id(), before_.ranks(2).node_id());
-  EXPECT_NE(after.culprit().evidence().find("signal 9"), std::string::npos)
-      << after.culprit().evidence();
+  for (const char* part : {"signal 9", "last instructions completed: "}) {
+    EXPECT_NE(after.culprit().evidence().find(part), std::string::npos)
+        << part << " is not in: " << after.culprit().evidence();
+  }
 }
 
 TEST_F(FaultsTest, AKilledHostIsRestartedInTheSameAttempt) {
@@ -168,6 +170,8 @@ TEST_F(FaultsTest, AStoppedWorkerIsFoundHungAndNamed) {
   const Job after = cluster_.Status("job");
   EXPECT_EQ(after.culprit().rank(), 1);
   EXPECT_EQ(after.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_HUNG);
+  EXPECT_NE(after.culprit().evidence().find("last instructions completed: "), std::string::npos)
+      << after.culprit().evidence();
 }
 
 }  // namespace

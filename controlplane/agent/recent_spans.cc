@@ -1,0 +1,62 @@
+#include "controlplane/agent/recent_spans.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "runtime/plan/instruction.h"
+
+namespace megascale::agent {
+namespace {
+
+using telemetry::Span;
+
+constexpr size_t kSpansKept = 8;
+
+std::string Ago(absl::Duration now, int64_t then_nanos) {
+  const absl::Duration age = now - absl::Nanoseconds(then_nanos);
+  return absl::StrFormat("%.1f s", absl::ToDoubleSeconds(std::max(age, absl::ZeroDuration())));
+}
+
+std::string IdOf(const Span& span) {
+  return plan::InstructionId::FromPacked(span.instruction).ToString();
+}
+
+}  // namespace
+
+void RecentSpans::Drain() {
+  drained_.clear();
+  num_lost_ += reader_.Drain(&drained_);
+  num_seen_ += static_cast<int64_t>(drained_.size());
+  if (drained_.empty()) return;
+  newest_.insert(newest_.end(), drained_.begin(), drained_.end());
+  const size_t kept = std::min(newest_.size(), kSpansKept);
+  std::partial_sort(newest_.begin(), newest_.begin() + static_cast<ptrdiff_t>(kept), newest_.end(),
+                    [](const Span& a, const Span& b) { return a.end_nanos > b.end_nanos; });
+  newest_.resize(kept);
+}
+
+std::string RecentSpans::Describe(absl::Duration now) const {
+  std::string text;
+  std::vector<Span> open = reader_.Open();
+  std::sort(open.begin(), open.end(),
+            [](const Span& a, const Span& b) { return a.begin_nanos < b.begin_nanos; });
+  for (const Span& span : open) {
+    absl::StrAppend(&text, text.empty() ? "in " : ", ", IdOf(span), " of step ", span.step, " for ",
+                    Ago(now, span.begin_nanos));
+  }
+  if (!newest_.empty()) {
+    absl::StrAppend(&text, text.empty() ? "" : "; ", "last instructions completed: ");
+    for (size_t i = 0; i < newest_.size(); ++i) {
+      absl::StrAppend(&text, i == 0 ? "" : ", ", IdOf(newest_[i]));
+      if (i == 0 || newest_[i].step != newest_[i - 1].step) {
+        absl::StrAppend(&text, " of step ", newest_[i].step);
+      }
+      if (i == 0) absl::StrAppend(&text, " ", Ago(now, newest_[i].end_nanos), " ago");
+      if (newest_[i].code != 0) absl::StrAppend(&text, " (failed)");
+    }
+  }
+  return text;
+}
+
+}  // namespace megascale::agent

@@ -1,0 +1,59 @@
+#include "controlplane/agent/recent_spans.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/plan/instruction.h"
+
+namespace megascale::agent {
+namespace {
+
+using plan::InstructionId;
+using plan::OpKind;
+using telemetry::SpanWriter;
+
+constexpr int64_t kSecond = 1000000000;
+
+void Write(SpanWriter* writer, InstructionId id, int64_t step, int64_t end_nanos) {
+  writer->Begin({.instruction = id.packed(), .step = step, .lane = 0});
+  writer->End(0, end_nanos, 0);
+}
+
+TEST(RecentSpansTest, SaysWhatRunsAndWhatWasCompletedLast) {
+  const auto region =
+      base::SharedMemory::Create("recent_spans_test", telemetry::SpanBytes(1)).value();
+  SpanWriter writer(region.get(), 0);
+  RecentSpans recent(region.get(), 0);
+  recent.Drain();
+  EXPECT_EQ(recent.Describe(absl::Seconds(100)), "");
+  Write(&writer, InstructionId(OpKind::kForward, 0, 3), 11, 90 * kSecond);
+  Write(&writer, InstructionId(OpKind::kBackward, 0, 3), 12, 95 * kSecond);
+  writer.Begin({.begin_nanos = 96 * kSecond,
+                .instruction = InstructionId(OpKind::kReceiveGradient, 0, 4).packed(),
+                .step = 12,
+                .lane = 5});
+  recent.Drain();
+  EXPECT_EQ(recent.Describe(absl::Seconds(100)),
+            "in RG.c0.m4 of step 12 for 4.0 s; last instructions completed: "
+            "B.c0.m3 of step 12 5.0 s ago, F.c0.m3 of step 11");
+  EXPECT_EQ(recent.num_seen(), 2);
+  EXPECT_EQ(recent.num_lost(), 0);
+}
+
+TEST(RecentSpansTest, KeepsOnlyTheNewestOfMany) {
+  const auto region =
+      base::SharedMemory::Create("recent_spans_test", telemetry::SpanBytes(1)).value();
+  SpanWriter writer(region.get(), 0);
+  RecentSpans recent(region.get(), 0);
+  for (int i = 0; i < 5000; ++i) {
+    Write(&writer, InstructionId(OpKind::kForward, 0, i), 1, i);
+    if (i % 700 == 0) recent.Drain();
+  }
+  recent.Drain();
+  EXPECT_EQ(recent.Describe(absl::ZeroDuration()),
+            "last instructions completed: F.c0.m4999 of step 1 0.0 s ago, F.c0.m4998, F.c0.m4997, "
+            "F.c0.m4996, F.c0.m4995, F.c0.m4994, F.c0.m4993, F.c0.m4992");
+  EXPECT_EQ(recent.num_seen() + recent.num_lost(), 5000);
+}
+
+}  // namespace
+}  // namespace megascale::agent

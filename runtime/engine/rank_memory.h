@@ -1,0 +1,32 @@
+// What memory one rank's process needs, computed from the specification alone, before anything
+// starts: the same sums that the engine allocates by.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "proto/job.pb.h"
+
+namespace megascale::engine {
+
+// Bytes of the worker process, by what for; memory that it shares with others is not in it.
+struct RankMemory {
+  int64_t weights = 0;      // in compute, of its chunk
+  int64_t gradients = 0;    // of its chunk, in the accumulation type
+  int64_t optimizer = 0;    // master weights and both moments of its shard
+  int64_t activations = 0;  // of all micro-batches in flight
+  int64_t logits = 0;       // and their gradient, of one micro-batch; last chunk
+  int64_t scratch = 0;      // what else micro-batches use in turn: gradients of activations
+  int64_t process = 0;      // the program itself, stacks and libraries' buffers: an upper bound
+
+  int num_slots = 0;  // micro-batches in flight
+
+  int64_t sum() const {
+    return weights + gradients + optimizer + activations + logits + scratch + process;
+  }
+};
+
+// Errors: InvalidArgument - the specification cannot be run.
+absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int rank);
+
+}  // namespace megascale::engine

@@ -1,0 +1,138 @@
+#include "runtime/job/node_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+
+#include "runtime/base/fd.h"
+#include "runtime/engine/test_job.h"
+
+namespace megascale::job {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Large enough that tensors outweigh the program.
+v1::JobSpec LargerJob(int data, int pipeline, v1::Precision precision) {
+  v1::JobSpec spec = engine::ToyJob(engine::WriteTestText("node_memory_text"), data, pipeline);
+  spec.mutable_model()->set_hidden_size(384);
+  spec.mutable_model()->set_intermediate_size(1536);
+  spec.mutable_model()->set_max_position_embeddings(64);
+  spec.mutable_train()->set_seq_length(64);
+  spec.mutable_train()->set_steps(2);
+  spec.mutable_train()->set_precision(precision);
+  return spec;
+}
+
+// The most memory that this process ever had resident, of all kinds.
+int64_t PeakBytes() {
+  const std::string status = base::ReadFile("/proc/self/status", 1 << 16).value();
+  long kibibytes = 0;
+  std::sscanf(status.c_str() + status.find("VmHWM:"), "VmHWM: %ld", &kibibytes);
+  return static_cast<int64_t>(kibibytes) << 10;
+}
+
+// Trains the job in a process of its own, all ranks as threads; its peak.
+int64_t MeasuredPeak(const v1::JobSpec& spec) {
+  int ends[2];
+  EXPECT_EQ(::pipe(ends), 0);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    engine::RunJob(engine::RunOptions(spec));
+    const int64_t peak = PeakBytes();
+    const bool told = ::write(ends[1], &peak, sizeof(peak)) == sizeof(peak);
+    ::_exit(told && !::testing::Test::HasFailure() ? 0 : 1);
+  }
+  ::close(ends[1]);
+  int64_t peak = 0;
+  EXPECT_EQ(::read(ends[0], &peak, sizeof(peak)), static_cast<ssize_t>(sizeof(peak)));
+  ::close(ends[0]);
+  int status = 0;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  return peak;
+}
+
+struct Case {
+  const char* name;
+  int data;
+  int pipeline;
+  v1::Precision precision;
+};
+
+class ComputedMemory : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
+  const auto& [name, data, pipeline, precision] = GetParam();
+  const v1::JobSpec spec = LargerJob(data, pipeline, precision);
+  const NodeMemory computed = MemoryOfJob(spec).value();
+  int64_t tensors = 0;
+  for (const auto& [rank, memory] : computed.ranks) tensors += memory.sum() - memory.process;
+  const int64_t peak = MeasuredPeak(spec);
+  std::printf("%s: computed %s, of it %s tensors and %s snapshots; the peak was %s\n", name,
+              base::FormatBytes(computed.sum()).c_str(), base::FormatBytes(tensors).c_str(),
+              base::FormatBytes(computed.snapshots).c_str(), base::FormatBytes(peak).c_str());
+  EXPECT_GE(computed.sum(), peak);
+  // What is computed exactly is really used. The run seals one snapshot, so that it touches one of
+  // two buffers; a tenth is left for buffers that this shape does not fill.
+  EXPECT_LE(tensors + computed.snapshots / 2, peak / 9 * 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, ComputedMemory,
+                         ::testing::Values(Case{"OneRankFp32", 1, 1, v1::PRECISION_FP32},
+                                           Case{"FourRanksFp32", 2, 2, v1::PRECISION_FP32},
+                                           Case{"FourRanksBf16", 2, 2, v1::PRECISION_BF16}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(NodeMemory, SharedPartsAreTheBytesOfTheRegionsThatAreMade) {
+  const v1::JobSpec spec = LargerJob(2, 2, v1::PRECISION_FP32);
+  NodeRequest request;
+  request.job_id = "job";
+  request.spec = &spec;
+  request.node_id = "n0";
+  for (int rank = 0; rank < 4; ++rank) {
+    request.placements.emplace_back();
+    request.placements.back().set_rank(rank);
+    request.placements.back().set_node_id(rank < 3 ? "n0" : "n1");
+  }
+  const NodeMemory computed = MemoryOfNode(spec, {0, 1, 2}).value();
+  const AttemptMemory made = MakeAttemptMemory(request).value();
+  EXPECT_EQ(computed.ranks.size(), 3u);
+  EXPECT_EQ(computed.collectives, static_cast<int64_t>(made.comm->size_bytes()));
+  EXPECT_EQ(computed.batch_ring, static_cast<int64_t>(made.ring->size_bytes()));
+  EXPECT_EQ(computed.telemetry,
+            static_cast<int64_t>(made.heartbeats->size_bytes() + made.spans->size_bytes()));
+  int64_t snapshots = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    snapshots += static_cast<int64_t>(MakeSnapshotMemory(spec, rank).value()->size_bytes());
+  }
+  EXPECT_EQ(computed.snapshots, snapshots);
+}
+
+TEST(NodeMemory, MoreThanIsLeftIsRefusedWithSumAndLimitAndItsSource) {
+  NodeMemory needed;
+  needed.ranks.push_back({.rank = 0, .memory = {.weights = 3 << 20, .optimizer = 6 << 20}});
+  needed.snapshots = 1 << 20;
+  EXPECT_EQ(needed.sum(), 10 << 20);
+  base::MemoryLimit limit;
+  limit.limit_bytes = int64_t{2} << 30;
+  limit.source = "memory.max of /sys/fs/cgroup/job";
+  limit.available_bytes = needed.sum();
+  EXPECT_EQ(CheckMemory(needed, limit), absl::OkStatus());
+  EXPECT_EQ(CheckMemory(needed, std::nullopt), absl::OkStatus());
+  --limit.available_bytes;
+  const absl::Status refused = CheckMemory(needed, limit);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("3.0 MiB (weights)"), HasSubstr("6.0 MiB (optimizer)"),
+                    HasSubstr("= 10.0 MiB"), HasSubstr("of 2.0 GiB are left"),
+                    HasSubstr("memory.max of /sys/fs/cgroup/job")));
+}
+
+}  // namespace
+}  // namespace megascale::job

@@ -1,0 +1,162 @@
+#include "runtime/telemetry/span_ring.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+
+#include "runtime/base/check.h"
+
+namespace megascale::telemetry {
+namespace {
+
+constexpr size_t kWords = 7;
+using Words = std::array<uint64_t, kWords>;
+
+Words Pack(const Span& span) {
+  const uint64_t small = static_cast<uint64_t>(static_cast<uint32_t>(span.attempt)) |
+                         static_cast<uint64_t>(span.lane) << 32 |
+                         static_cast<uint64_t>(span.code) << 40;
+  return {static_cast<uint64_t>(span.begin_nanos),
+          static_cast<uint64_t>(span.end_nanos),
+          span.instruction,
+          static_cast<uint64_t>(span.step),
+          static_cast<uint64_t>(span.bytes),
+          small,
+          0};
+}
+
+Span Unpack(const Words& words) {
+  Span span;
+  span.begin_nanos = static_cast<int64_t>(words[0]);
+  span.end_nanos = static_cast<int64_t>(words[1]);
+  span.instruction = words[2];
+  span.step = static_cast<int64_t>(words[3]);
+  span.bytes = static_cast<int64_t>(words[4]);
+  span.attempt = static_cast<int32_t>(static_cast<uint32_t>(words[5]));
+  span.lane = static_cast<uint8_t>(words[5] >> 32);
+  span.code = static_cast<uint8_t>(words[5] >> 40);
+  return span;
+}
+
+// The sequence of a record whose span, the `number`th of its lane, has begun, or has ended. 0 is a
+// record that is being overwritten.
+constexpr uint64_t Begun(int64_t number) { return 2 * static_cast<uint64_t>(number) + 1; }
+constexpr uint64_t Ended(int64_t number) { return Begun(number) + 1; }
+
+constexpr size_t kEndWord = 1;
+constexpr size_t kCodeWord = 5;
+
+}  // namespace
+
+struct alignas(64) SpanWriter::Record {
+  std::atomic<uint64_t> sequence;
+  std::array<std::atomic<uint64_t>, kWords> words;
+};
+
+struct alignas(64) SpanWriter::Lane {
+  std::atomic<int64_t> num_begun;
+  std::array<Record, kSpansPerLane> records;
+};
+
+size_t SpanBytes(int num_ranks) {
+  // A lane is its head, on a cache line of its own, and its records.
+  return static_cast<size_t>(num_ranks) * kSpanLanes * 64 * (1 + kSpansPerLane);
+}
+
+SpanWriter::SpanWriter(base::SharedMemory* region, int index)
+    : lanes_(reinterpret_cast<Lane*>(region->data()) + static_cast<ptrdiff_t>(index) * kSpanLanes) {
+  static_assert(sizeof(Record) == 64);
+  static_assert(sizeof(Lane) == 64 * (1 + kSpansPerLane));
+  static_assert(std::atomic<uint64_t>::is_always_lock_free);
+  static_assert(std::has_single_bit(static_cast<uint64_t>(kSpansPerLane)));
+  MEGASCALE_CHECK(index >= 0 && SpanBytes(index + 1) <= region->size_bytes());
+  for (int lane = 0; lane < kSpanLanes; ++lane) {
+    for (Record& record : lanes_[lane].records) {
+      record.sequence.store(0, std::memory_order_relaxed);
+    }
+    lanes_[lane].num_begun.store(0, std::memory_order_release);
+  }
+}
+
+void SpanWriter::Begin(const Span& span) {
+  Lane& lane = lanes_[span.lane];
+  const int64_t number = lane.num_begun.load(std::memory_order_relaxed);
+  Record& record = lane.records[number % kSpansPerLane];
+  record.sequence.store(0, std::memory_order_relaxed);
+  // A reader that sees a word written below also sees that the record is being overwritten.
+  std::atomic_thread_fence(std::memory_order_release);
+  Span begun = span;
+  begun.end_nanos = 0;
+  begun.code = 0;
+  const Words words = Pack(begun);
+  for (size_t i = 0; i < kWords; ++i) record.words[i].store(words[i], std::memory_order_relaxed);
+  record.sequence.store(Begun(number), std::memory_order_release);
+  lane.num_begun.store(number + 1, std::memory_order_release);
+}
+
+void SpanWriter::End(int lane_index, int64_t end_nanos, int code) {
+  Lane& lane = lanes_[lane_index];
+  const int64_t number = lane.num_begun.load(std::memory_order_relaxed) - 1;
+  MEGASCALE_CHECK(number >= 0);
+  Record& record = lane.records[number % kSpansPerLane];
+  MEGASCALE_CHECK(record.sequence.load(std::memory_order_relaxed) == Begun(number));
+  const uint64_t small = record.words[kCodeWord].load(std::memory_order_relaxed);
+  record.words[kEndWord].store(static_cast<uint64_t>(end_nanos), std::memory_order_relaxed);
+  record.words[kCodeWord].store(small | static_cast<uint64_t>(code & 0xff) << 40,
+                                std::memory_order_relaxed);
+  record.sequence.store(Ended(number), std::memory_order_release);
+}
+
+SpanReader::SpanReader(const base::SharedMemory* region, int index)
+    : lanes_(reinterpret_cast<const SpanWriter::Lane*>(region->data()) +
+             static_cast<ptrdiff_t>(index) * kSpanLanes) {
+  MEGASCALE_CHECK(index >= 0 && SpanBytes(index + 1) <= region->size_bytes());
+}
+
+bool SpanReader::Read(int lane, int64_t number, uint64_t sequence, Span* span) const {
+  const SpanWriter::Record& record = lanes_[lane].records[number % kSpansPerLane];
+  if (record.sequence.load(std::memory_order_acquire) != sequence) return false;
+  Words words;
+  for (size_t i = 0; i < kWords; ++i) words[i] = record.words[i].load(std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (record.sequence.load(std::memory_order_relaxed) != sequence) return false;
+  *span = Unpack(words);
+  return true;
+}
+
+int64_t SpanReader::Drain(std::vector<Span>* spans) {
+  int64_t num_lost = 0;
+  for (int lane = 0; lane < kSpanLanes; ++lane) {
+    int64_t& next = next_[static_cast<size_t>(lane)];
+    const int64_t end = lanes_[lane].num_begun.load(std::memory_order_acquire);
+    if (end < next) next = 0;  // a new writer emptied the ring
+    const int64_t first = std::max<int64_t>(next, end - kSpansPerLane);
+    num_lost += first - next;
+    for (next = first; next < end; ++next) {
+      Span span;
+      if (Read(lane, next, Ended(next), &span)) {
+        spans->push_back(span);
+      } else if (next == end - 1) {
+        break;  // it runs; or it ends, or is overwritten, just now: the next call tells
+      } else {
+        ++num_lost;
+      }
+    }
+  }
+  return num_lost;
+}
+
+std::vector<Span> SpanReader::Open() const {
+  std::vector<Span> open;
+  for (int lane = 0; lane < kSpanLanes; ++lane) {
+    const int64_t number = lanes_[lane].num_begun.load(std::memory_order_acquire) - 1;
+    Span span;
+    if (number < 0 || !Read(lane, number, Begun(number), &span)) continue;
+    span.end_nanos = 0;  // as yet, whatever its writer was about to say
+    span.code = 0;
+    open.push_back(span);
+  }
+  return open;
+}
+
+}  // namespace megascale::telemetry

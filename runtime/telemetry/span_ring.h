@@ -1,0 +1,83 @@
+// Spans: one fixed-size record for every instruction that a rank's executor runs, in a ring in
+// shared memory that the agent made and reads. Start with SpanWriter.
+//
+// A ring has a lane for each stream of the rank; a lane has one writing thread at a time, so that
+// writing is a few stores without a lock or a contended word. Every record carries the number under
+// which it was written: a reader that finds another number before or after it copied the record
+// knows that it is not there yet, was overwritten, or is torn, and never waits. So a writer may be
+// killed at any instruction, and what it had written stays readable.
+//
+// Times: base::Clock::Monotonic in nanoseconds, comparable between the processes of one machine.
+// Ownership: writers and readers borrow the region.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "runtime/base/shared_memory.h"
+
+namespace megascale::telemetry {
+
+inline constexpr int kSpanLanes = 8;
+// Records of a lane. At 1024 a lane of 10,000 spans a second is read whole when it is drained ten
+// times a second.
+inline constexpr int64_t kSpansPerLane = 1024;
+
+struct Span {
+  int64_t begin_nanos = 0;
+  int64_t end_nanos = 0;     // 0: it has not ended
+  uint64_t instruction = 0;  // plan::InstructionId::packed(): operation, chunk, micro-batch, piece
+  int64_t step = 0;
+  int64_t bytes = 0;  // moved
+  int32_t attempt = 0;
+  uint8_t lane = 0;  // the stream
+  uint8_t code = 0;  // absl::StatusCode that it ended with
+  bool operator==(const Span&) const = default;
+};
+
+// Size of a region with a ring for each of `num_ranks` ranks.
+size_t SpanBytes(int num_ranks);
+
+// Writes the ring of one rank.
+// Threads: each lane from one thread at a time. Cost: about as many stores as a Span has fields.
+class SpanWriter {
+ public:
+  // Requires: `region`, of SpanBytes(more than `index`), outlives the writer; no other process
+  // writes this ring. Effects: empties the ring.
+  SpanWriter(base::SharedMemory* region, int index);
+
+  // Begins the next span of `span.lane`; `end_nanos` and `code` of it do not count yet.
+  void Begin(const Span& span);
+  // Ends the span that was begun last in `lane`. Requires: there is one.
+  void End(int lane, int64_t end_nanos, int code);
+
+ private:
+  struct Lane;
+  struct Record;
+  friend class SpanReader;
+  Lane* lanes_;
+};
+
+// Reads the ring of one rank, from the beginning of what is still there.
+// Threads: one at a time; never waits for the writer.
+class SpanReader {
+ public:
+  // Requires: `region` outlives the reader and has a ring `index`.
+  SpanReader(const base::SharedMemory* region, int index);
+
+  // Appends the spans that ended since the last call, lane by lane, in their order in each lane.
+  // Returns how many were overwritten before they could be read.
+  int64_t Drain(std::vector<Span>* spans);
+  // Spans that have begun and not ended, by lane.
+  std::vector<Span> Open() const;
+
+ private:
+  bool Read(int lane, int64_t number, uint64_t sequence, Span* span) const;
+
+  const SpanWriter::Lane* lanes_;
+  std::array<int64_t, kSpanLanes> next_ = {};
+};
+
+}  // namespace megascale::telemetry

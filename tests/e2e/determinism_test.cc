@@ -1,0 +1,91 @@
+// The same job gives the same bits wherever and beside whatever it runs: on all cores or all of its
+// processes on one, alone or beside foreign load, with one agent or with two.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "tests/e2e/cluster.h"
+
+namespace megascale::e2e {
+namespace {
+
+// Puts this process, and all that it starts meanwhile, on the first core that it may use.
+class OnOneCore {
+ public:
+  OnOneCore() {
+    EXPECT_EQ(::sched_getaffinity(0, sizeof(before_), &before_), 0);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+      if (!CPU_ISSET(core, &before_)) continue;
+      CPU_SET(core, &one);
+      break;
+    }
+    EXPECT_EQ(::sched_setaffinity(0, sizeof(one), &one), 0);
+  }
+  ~OnOneCore() { EXPECT_EQ(::sched_setaffinity(0, sizeof(before_), &before_), 0); }
+
+ private:
+  cpu_set_t before_;
+};
+
+// A child that computes all the time.
+class ForeignLoad {
+ public:
+  ForeignLoad() : pid_(::fork()) {
+    if (pid_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (std::atomic<uint64_t> count = 0;;) ++count;
+  }
+  ~ForeignLoad() { KillAndReap(pid_); }
+
+ private:
+  const pid_t pid_;
+};
+
+struct Ended {
+  std::string digest;
+  std::vector<std::string> losses;
+  bool operator==(const Ended&) const = default;
+};
+
+// Four ranks of two threads each, so that they outnumber the cores.
+Ended Train(int num_agents, const std::string& precision) {
+  Cluster cluster;
+  cluster.StartDriver();
+  for (int i = 0; i < num_agents; ++i) cluster.StartAgent(i, 4 / num_agents);
+  cluster.Submit("job",
+                 {"train.steps=25", "parallel.threads_per_rank=2", "train.precision=" + precision});
+  EXPECT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  Ended ended = {cluster.Digest("job"), cluster.LossLog("job")};
+  EXPECT_EQ(ended.losses.size(), 25u);
+  EXPECT_FALSE(ended.digest.empty());
+  EXPECT_EQ(cluster.Status("job").attempt(), 1) << "it was disturbed by more than load";
+  return ended;
+}
+
+class DeterminismTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(DeterminismTest, OneCoreUnderLoadAndAllCoresWithOneOrTwoAgentsGiveTheSameBits) {
+  const Ended calm = Train(2, GetParam());
+  EXPECT_EQ(Train(1, GetParam()), calm);
+  for (const int num_agents : {1, 2}) {
+    const OnOneCore one_core;
+    const ForeignLoad load;
+    const Ended disturbed = Train(num_agents, GetParam());
+    EXPECT_EQ(disturbed.digest, calm.digest);
+    EXPECT_EQ(disturbed.losses, calm.losses);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Precisions, DeterminismTest, ::testing::Values("fp32", "bf16"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace megascale::e2e

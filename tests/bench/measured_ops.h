@@ -1,0 +1,81 @@
+// An Ops that hands every call on to another one and keeps what it cost: time, and the work that it
+// could not do without. What step_benchmark's table is made of.
+//
+// Threads: as the Ops behind it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "runtime/ops/ops.h"
+
+namespace megascale::bench {
+
+// A matrix product's shape: c [m, n] = a [m, k] b [k, n], as the caller lays the operands out.
+struct ProductShape {
+  int64_t m = 0, n = 0, k = 0;
+  ops::DType operand = ops::DType::kF32;
+  ops::DType result = ops::DType::kF32;
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+
+  auto Key() const {
+    return std::tuple(m, n, k, operand, result, transpose_a, transpose_b, accumulate);
+  }
+  bool operator<(const ProductShape& other) const { return Key() < other.Key(); }
+};
+
+// What all calls of one kind came to.
+struct Cost {
+  double seconds = 0;
+  int64_t num_calls = 0;
+  double flops = 0;  // of products; of attention, over the pairs that the mask leaves
+  double bytes = 0;  // least: each operand read once, each result written once
+};
+
+struct AttentionShape {
+  int64_t batch_heads = 0, seq = 0, head_dim = 0, window = 0;
+  ops::DType dtype = ops::DType::kF32;
+};
+
+class MeasuredOps final : public ops::Ops {
+ public:
+  // `inner` must outlive the object.
+  explicit MeasuredOps(ops::Ops* inner) : inner_(*inner) {}
+
+  const std::map<ProductShape, Cost>& products() const { return products_; }
+  const std::map<std::string, Cost>& others() const { return others_; }
+  const AttentionShape& attention() const { return attention_; }  // of the last call
+  void Reset();
+
+  ops::DType compute() const override { return inner_.compute(); }
+  void MatMul(const ops::MatMulArgs& args) override;
+  void Norm(const ops::NormArgs& args) override;
+  void NormBackward(const ops::NormBackwardArgs& args) override;
+  void Attention(const ops::AttentionArgs& args) override;
+  void AttentionBackward(const ops::AttentionBackwardArgs& args) override;
+  void Rotary(const ops::RotaryArgs& args) override;
+  void Activation(const ops::ActivationArgs& args) override;
+  void ActivationBackward(const ops::ActivationBackwardArgs& args) override;
+  void Embedding(const ops::EmbeddingArgs& args) override;
+  void EmbeddingBackward(const ops::EmbeddingBackwardArgs& args) override;
+  void CrossEntropy(const ops::CrossEntropyArgs& args) override;
+  void AdamW(const ops::AdamWArgs& args) override;
+  void AddColumnSums(const ops::Matrix& x, const ops::Vector& out) override;
+  void Add(const ops::Matrix& a, const ops::Matrix& b, const ops::Matrix& out) override;
+  double SumOfSquares(const ops::Vector& x) override;
+  void Cast(const ops::Vector& from, const ops::Vector& to) override;
+  void FillZero(const ops::Vector& x) override;
+
+ private:
+  template <typename Call>
+  void Measure(Cost& cost, double flops, double bytes, const Call& call);
+
+  ops::Ops& inner_;
+  std::map<ProductShape, Cost> products_;
+  std::map<std::string, Cost> others_;
+  AttentionShape attention_;
+};
+
+}  // namespace megascale::bench

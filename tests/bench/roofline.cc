@@ -1,0 +1,187 @@
+#include "tests/bench/roofline.h"
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <unordered_map>
+#include <vector>
+
+#include "oneapi/dnnl/dnnl.hpp"
+#include "runtime/base/check.h"
+#include "runtime/tensor/arena.h"
+
+namespace megascale::bench {
+namespace {
+
+using dnnl::memory;
+
+constexpr double kSecondsPerTry = 0.25;
+constexpr int kCallsMax = 30;
+
+// The least time of a call, over kSecondsPerTry of calls but at least three.
+double LeastSeconds(const std::function<void()>& call) {
+  using Clock = std::chrono::steady_clock;
+  call();
+  double best = 1e30;
+  const Clock::time_point start = Clock::now();
+  Clock::time_point before = start;
+  for (int i = 0; i < kCallsMax; ++i) {
+    call();
+    const Clock::time_point after = Clock::now();
+    best = std::min(best, std::chrono::duration<double>(after - before).count());
+    before = after;
+    if (i >= 2 && std::chrono::duration<double>(after - start).count() > kSecondsPerTry) break;
+  }
+  return best;
+}
+
+memory::data_type TypeOf(ops::DType dtype) {
+  return dtype == ops::DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
+}
+
+enum class Layout : uint8_t { kPlain, kTransposed, kChosen };
+
+// [batch, rows, cols], or [rows, cols] where there is no batch.
+memory::desc Describe(int64_t batch, int64_t rows, int64_t cols, memory::data_type type,
+                      Layout layout) {
+  const bool flat = batch == 0;
+  const memory::dims dims = flat ? memory::dims{rows, cols} : memory::dims{batch, rows, cols};
+  if (layout == Layout::kChosen) return {dims, type, memory::format_tag::any};
+  const bool plain = layout == Layout::kPlain;
+  const memory::format_tag flat_tag = plain ? memory::format_tag::ab : memory::format_tag::ba;
+  const memory::format_tag tag = plain ? memory::format_tag::abc : memory::format_tag::acb;
+  return {dims, type, flat ? flat_tag : tag};
+}
+
+struct Product {
+  int64_t batch, m, n, k;
+  memory::data_type operand, result;
+  bool accumulate;
+};
+
+// Numbers like those of training: zeros and denormals would flatter or punish.
+void Fill(const memory& buffer, memory::data_type type) {
+  uint32_t state = 1;
+  const size_t bytes = buffer.get_desc().get_size();
+  const auto next = [&] {
+    state = state * 1664525 + 1013904223;
+    return static_cast<float>(state >> 8) * 0x1p-23f - 1;
+  };
+  if (type == memory::data_type::f32) {
+    auto* data = static_cast<float*>(buffer.get_data_handle());
+    for (size_t i = 0; i < bytes / sizeof(float); ++i) data[i] = next();
+  } else {
+    auto* data = static_cast<tensor::BFloat16*>(buffer.get_data_handle());
+    for (size_t i = 0; i < bytes / sizeof(tensor::BFloat16); ++i) {
+      data[i] = tensor::ToBFloat16(next());
+    }
+  }
+}
+
+double Seconds(const Product& p, Layout a_layout, Layout b_layout) {
+  const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  dnnl::stream stream(engine);
+  dnnl::primitive_attr attributes;
+  if (p.accumulate) {
+    dnnl::post_ops add;
+    add.append_sum(1.0f);
+    attributes.set_post_ops(add);
+  }
+  try {
+    const dnnl::matmul::primitive_desc chosen(
+        dnnl::matmul::desc(Describe(p.batch, p.m, p.k, p.operand, a_layout),
+                           Describe(p.batch, p.k, p.n, p.operand, b_layout),
+                           Describe(p.batch, p.m, p.n, p.result, Layout::kPlain)),
+        attributes, engine);
+    const memory a(chosen.src_desc(), engine), b(chosen.weights_desc(), engine);
+    const memory c(chosen.dst_desc(), engine);
+    Fill(a, p.operand);
+    Fill(b, p.operand);
+    Fill(c, p.result);
+    const dnnl::matmul primitive(chosen);
+    const std::unordered_map<int, memory> arguments = {
+        {DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}};
+    return LeastSeconds([&] { primitive.execute(stream, arguments); });
+  } catch (const dnnl::error&) {
+    return 1e30;  // a layout that oneDNN does not multiply
+  }
+}
+
+double BestRate(const Product& product, int num_threads) {
+  omp_set_num_threads(num_threads);
+  double best = 1e30;
+  for (const Layout a : {Layout::kPlain, Layout::kTransposed, Layout::kChosen}) {
+    for (const Layout b : {Layout::kPlain, Layout::kTransposed, Layout::kChosen}) {
+      best = std::min(best, Seconds(product, a, b));
+    }
+  }
+  MEGASCALE_CHECK_MSG(best < 1e30, "oneDNN multiplies no layout of this shape");
+  return 2.0 * static_cast<double>(std::max<int64_t>(product.batch, 1)) *
+         static_cast<double>(product.m * product.n * product.k) / best;
+}
+
+}  // namespace
+
+double BestProductRate(const ProductShape& shape, int num_threads) {
+  return BestRate({.batch = 0,
+                   .m = shape.m,
+                   .n = shape.n,
+                   .k = shape.k,
+                   .operand = TypeOf(shape.operand),
+                   .result = TypeOf(shape.result),
+                   .accumulate = shape.accumulate},
+                  num_threads);
+}
+
+double BestAttentionRate(const AttentionShape& shape, int num_threads) {
+  const memory::data_type type = TypeOf(shape.dtype);
+  const auto rate = [&](int64_t n, int64_t k) {
+    return BestRate({.batch = shape.batch_heads,
+                     .m = shape.seq,
+                     .n = n,
+                     .k = k,
+                     .operand = type,
+                     .result = memory::data_type::f32,
+                     .accumulate = false},
+                    num_threads);
+  };
+  // Scores, forward and again backward, and dP are [T, D] [D, T]; the other four [T, T] [T, D].
+  return 7 / (3 / rate(shape.seq, shape.head_dim) + 4 / rate(shape.head_dim, shape.seq));
+}
+
+__attribute__((target("avx2,fma"))) double MeasureBandwidth(int num_threads) {
+  constexpr int64_t kFloats = int64_t{48} << 20;
+  auto arena = tensor::Arena::Create(3 * tensor::Arena::BytesFor(ops::DType::kF32, kFloats));
+  MEGASCALE_CHECK_MSG(arena.ok(), "no memory for the measurement of bandwidth");
+  float* a = arena->Allocate(ops::DType::kF32, kFloats).as<float>();
+  float* b = arena->Allocate(ops::DType::kF32, kFloats).as<float>();
+  float* c = arena->Allocate(ops::DType::kF32, kFloats).as<float>();
+  std::fill(b, b + kFloats, 1.0f);
+  std::fill(c, c + kFloats, 2.0f);
+  const __m256 half = _mm256_set1_ps(0.5f);
+  const auto measure = [&](int arrays, const auto& body) {
+    const double seconds = LeastSeconds([&] {
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+      for (int64_t i = 0; i < kFloats; i += 8) body(i);
+    });
+    return static_cast<double>(arrays) * sizeof(float) * kFloats / seconds;
+  };
+  const double fill = measure(
+      1, [&](int64_t i) __attribute__((target("avx2,fma"))) { _mm256_stream_ps(a + i, half); });
+  const double copy = measure(
+      2, [&](int64_t i) __attribute__((target("avx2,fma"))) {
+        _mm256_stream_ps(a + i, _mm256_load_ps(b + i));
+      });
+  const double triad = measure(
+      3, [&](int64_t i) __attribute__((target("avx2,fma"))) {
+        _mm256_stream_ps(a + i,
+                         _mm256_fmadd_ps(half, _mm256_load_ps(c + i), _mm256_load_ps(b + i)));
+      });
+  return std::max({fill, copy, triad});
+}
+
+}  // namespace megascale::bench

@@ -1,0 +1,273 @@
+// A training step of one process, by operator, each beside what this machine could do at best; and
+// the same step in PyTorch, in the same run. By default GPT-2 124M at batch 4, sequence 256, on two
+// threads.
+//
+//   step_benchmark --precision bf16 fp32 --peer-python peers/bin/python
+//
+// The roofline is the sum of every matrix product at the best rate that oneDNN alone reaches for
+// its shape and types, attention's products over the pairs that the mask leaves among them, and of
+// every other operator's least bytes at the memory's bandwidth. All of it is measured in this run.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "nlohmann/json.hpp"
+#include "proto/job.pb.h"
+#include "runtime/base/check.h"
+#include "runtime/base/clock.h"
+#include "runtime/model/transformer_chunk.h"
+#include "runtime/optim/sharded_adamw.h"
+#include "tests/bench/measured_ops.h"
+#include "tests/bench/roofline.h"
+
+namespace megascale::bench {
+namespace {
+
+using ops::DType;
+
+struct Options {
+  int layers = 12, hidden_size = 768, heads = 12, vocab_size = 50304, batch = 4, seq_length = 256;
+  int threads = 2, steps = 7;
+  bool roofline = true;
+  std::vector<std::string> precisions = {"bf16", "fp32"};
+  std::string peer_python;
+  std::string peer_script = "tests/bench/peers/gpt2_pytorch.py";
+};
+
+model::ModelConfig ConfigOf(const Options& options) {
+  model::ModelConfig config;
+  config.vocab_size = options.vocab_size;
+  config.hidden_size = options.hidden_size;
+  config.num_layers = options.layers;
+  config.num_heads = config.num_kv_heads = options.heads;
+  config.head_dim = options.hidden_size / options.heads;
+  config.intermediate_size = 4 * options.hidden_size;
+  config.max_positions = options.seq_length;
+  config.tied = true;
+  return config;
+}
+
+// A whole model with its optimizer, as a rank of a job with one rank has them.
+class Trainer {
+ public:
+  Trainer(const Options& options, DType compute)
+      : tokens_(options.batch * options.seq_length),
+        inner_(ops::MakeCpuOps(compute, options.threads)),
+        ops_(inner_.get()) {
+    const model::ModelConfig config = ConfigOf(options);
+    const model::ChunkRange range = *model::MakeChunkRange(config, 1, 0);
+    const int64_t size = model::ChunkLayout(config, range).padded_elements(1);
+    const DType accumulation = AccumulationType(compute);
+    arena_ = *tensor::Arena::Create(tensor::Arena::BytesFor(compute, size) +
+                                    tensor::Arena::BytesFor(accumulation, size));
+    weights_ = arena_.Allocate(compute, size);
+    gradients_ = arena_.Allocate(accumulation, size);
+    auto chunk = model::TransformerChunk::Create({.config = config,
+                                                  .range = range,
+                                                  .micro_batch = options.batch,
+                                                  .seq = options.seq_length,
+                                                  .num_slots = 1,
+                                                  .compute = compute},
+                                                 &ops_, {weights_, gradients_});
+    MEGASCALE_CHECK_MSG(chunk.ok(), chunk.status().ToString());
+    chunk_ = *std::move(chunk);
+    job::v1::OptimizerSpec spec;
+    spec.set_weight_decay(0.1);
+    optimizer_ = *optim::ShardedAdamW::Create(spec, {.config = config, .range = range}, &ops_);
+    optimizer_->Initialize(/*seed=*/1);
+    optimizer_->CopyParametersOut(weights_);
+    std::mt19937 random(1);
+    for (int64_t i = 0; i < tokens_; ++i) {
+      chunk_->tokens(0).as<int32_t>()[i] = static_cast<int32_t>(random() % options.vocab_size);
+      chunk_->targets(0).as<int32_t>()[i] = static_cast<int32_t>(random() % options.vocab_size);
+    }
+  }
+
+  // Returns the mean loss.
+  double Step() {
+    double loss = 0;
+    ops_.FillZero(gradients_);
+    chunk_->Forward(0, {.gradient_scale = 1.0 / static_cast<double>(tokens_), .sum = &loss});
+    chunk_->Backward(0);
+    const double squares = optimizer_->SumOfSquares(gradients_);
+    optimizer_->Step({.grad = gradients_,
+                      .compute_copy = weights_,
+                      .clip_factor = optim::ClipFactor(squares, 1.0),
+                      .lr = 3e-4,
+                      .step = ++step_});
+    return loss / static_cast<double>(tokens_);
+  }
+
+  MeasuredOps& ops() { return ops_; }
+
+ private:
+  const int64_t tokens_;
+  std::unique_ptr<ops::Ops> inner_;
+  MeasuredOps ops_;
+  tensor::Arena arena_;
+  ops::Vector weights_, gradients_;
+  std::unique_ptr<model::TransformerChunk> chunk_;
+  std::unique_ptr<optim::ShardedAdamW> optimizer_;
+  int64_t step_ = 0;
+};
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+std::string NameOf(const ProductShape& shape) {
+  return absl::StrFormat("%d x %d x %d %s%s%s -> %s", shape.m, shape.n, shape.k,
+                         shape.transpose_a ? "T" : "N", shape.transpose_b ? "T" : "N",
+                         shape.accumulate ? " +=" : "", std::string(tensor::Name(shape.result)));
+}
+
+// Prints a line of the table; returns the roofline's seconds.
+// A rate of 0: not measured.
+double PrintLine(const std::string& name, const Cost& cost, double rate, int steps) {
+  const bool is_product = cost.flops > 0;
+  const double work = is_product ? cost.flops : cost.bytes;
+  const double seconds = cost.seconds / steps, ceiling = rate > 0 ? work / steps / rate : 0;
+  std::printf("  %-38s %5d %9.2f ms %8.1f %-7s %9.2f ms %5.0f %%\n", name.c_str(),
+              static_cast<int>(cost.num_calls / steps), seconds * 1e3, work / cost.seconds / 1e9,
+              is_product ? "GFLOP/s" : "GB/s", ceiling * 1e3, 100 * ceiling / seconds);
+  std::fflush(stdout);
+  return ceiling;
+}
+
+struct StepTimes {
+  double median = 0;
+  double least = 0;
+};
+
+StepTimes MeasureSteps(const Options& options, Trainer& trainer) {
+  double loss = 0;
+  for (int i = 0; i < 3; ++i) loss = trainer.Step();
+  trainer.ops().Reset();
+  std::vector<double> seconds;
+  for (int i = 0; i < options.steps; ++i) {
+    const absl::Duration begin = base::RealClock().Monotonic();
+    loss = trainer.Step();
+    seconds.push_back(absl::ToDoubleSeconds(base::RealClock().Monotonic() - begin));
+  }
+  std::printf("  loss after %d steps: %.4f\n", options.steps + 3, loss);
+  return {Median(seconds), *std::min_element(seconds.begin(), seconds.end())};
+}
+
+StepTimes RunOurs(const Options& options, const std::string& precision, double bandwidth) {
+  const DType compute = precision == "bf16" ? DType::kBF16 : DType::kF32;
+  std::printf("\n%s, %d threads\n", precision.c_str(), options.threads);
+  Trainer trainer(options, compute);
+  const StepTimes times = MeasureSteps(options, trainer);
+  std::printf("  %-38s %5s %12s %16s %12s %7s\n", "operator", "calls", "a step", "rate", "roofline",
+              "");
+  double roofline = 0, measured = 0;
+  for (const auto& [shape, cost] : trainer.ops().products()) {
+    const double rate = options.roofline ? BestProductRate(shape, options.threads) : 0;
+    roofline += PrintLine(NameOf(shape), cost, rate, options.steps);
+    measured += cost.seconds / options.steps;
+  }
+  const double attention_rate =
+      options.roofline ? BestAttentionRate(trainer.ops().attention(), options.threads) : 0;
+  for (const auto& [name, cost] : trainer.ops().others()) {
+    roofline += PrintLine(name, cost, cost.flops > 0 ? attention_rate : bandwidth, options.steps);
+    measured += cost.seconds / options.steps;
+  }
+  const double tokens = static_cast<double>(options.batch) * options.seq_length;
+  const double flops = tokens * model::TrainFlopsPerToken(ConfigOf(options), options.seq_length);
+  std::printf(
+      "  step %.1f ms (median of %d; least %.1f; operators %.1f), roofline %.1f ms: %.0f %% of it "
+      "reached\n  %.0f tokens/s, %.0f model GFLOP/s\n",
+      times.median * 1e3, options.steps, times.least * 1e3, measured * 1e3, roofline * 1e3,
+      100 * roofline / times.median, tokens / times.median, flops / times.median / 1e9);
+  return times;
+}
+
+// Runs the peer's script and prints its lines beside ours.
+int ComparePeer(const Options& options, const std::string& precision, const StepTimes& ours) {
+  const std::string command =
+      absl::StrCat(options.peer_python, " ", options.peer_script, " --threads ", options.threads,
+                   " --layers ", options.layers, " --hidden-size ", options.hidden_size,
+                   " --heads ", options.heads, " --vocab-size ", options.vocab_size, " --batch ",
+                   options.batch, " --seq-length ", options.seq_length, " --precision ", precision);
+  std::FILE* pipe = popen(command.c_str(), "r");
+  MEGASCALE_CHECK(pipe != nullptr);
+  char line[4096];
+  double best = 1e30;
+  while (std::fgets(line, sizeof(line), pipe) != nullptr) {
+    const auto result = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!result.is_object() || !result.contains("seconds")) continue;
+    const double seconds = result["seconds"].get<double>();
+    best = std::min(best, seconds);
+    std::printf("  %s, %s, %s: %.1f ms (median; least %.1f)\n",
+                result["peer"].get<std::string>().c_str(),
+                result["mode"].get<std::string>().c_str(), precision.c_str(), seconds * 1e3,
+                result["least_seconds"].get<double>() * 1e3);
+  }
+  const int status = pclose(pipe);
+  if (status != 0 || best == 1e30) {
+    std::printf("  the peer did not run: %s\n", command.c_str());
+    return 1;
+  }
+  std::printf("  Megascale's step is %.2f times as fast as the peer's better one\n",
+              best / ours.median);
+  return 0;
+}
+
+int Run(const Options& options) {
+  const double bandwidth = MeasureBandwidth(options.threads);
+  std::printf(
+      "GPT-2: %d layers, hidden %d, %d heads, vocabulary %d, batch %d, sequence %d: %.1f M "
+      "parameters\ninstruction set %s, %d threads, memory %.1f GB/s\n",
+      options.layers, options.hidden_size, options.heads, options.vocab_size, options.batch,
+      options.seq_length, static_cast<double>(model::NumParameters(ConfigOf(options))) / 1e6,
+      ops::InstructionSet(), options.threads, bandwidth / 1e9);
+  int status = 0;
+  for (const std::string& precision : options.precisions) {
+    const StepTimes ours = RunOurs(options, precision, bandwidth);
+    if (options.peer_python.empty()) {
+      std::printf("  no peer: --peer-python names a Python that has PyTorch\n");
+    } else {
+      status |= ComparePeer(options, precision, ours);
+    }
+  }
+  return status;
+}
+
+}  // namespace
+}  // namespace megascale::bench
+
+int main(int argc, char** argv) {
+  // libgomp reads it when it is loaded: threads that spin between operators would be unlike ours.
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
+    setenv("OMP_WAIT_POLICY", "PASSIVE", 1);
+    execv("/proc/self/exe", argv);
+  }
+  megascale::bench::Options options;
+  CLI::App app("A training step by operator, beside the machine's roofline and a peer.");
+  app.add_option("--layers", options.layers)->capture_default_str();
+  app.add_option("--hidden-size", options.hidden_size)->capture_default_str();
+  app.add_option("--heads", options.heads)->capture_default_str();
+  app.add_option("--vocab-size", options.vocab_size)->capture_default_str();
+  app.add_option("--batch", options.batch, "samples")->capture_default_str();
+  app.add_option("--seq-length", options.seq_length)->capture_default_str();
+  app.add_option("--threads", options.threads)->capture_default_str();
+  app.add_option("--steps", options.steps, "timed steps")->capture_default_str();
+  app.add_flag("!--no-roofline", options.roofline, "measure our own step only");
+  app.add_option("--precision", options.precisions)
+      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->capture_default_str();
+  app.add_option("--peer-python", options.peer_python, "a Python with PyTorch");
+  app.add_option("--peer-script", options.peer_script)->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  return megascale::bench::Run(options);
+}

@@ -162,10 +162,11 @@ class Scratch {
  public:
   void* Get(size_t bytes) {
     if (bytes > size_bytes_) {
-      auto arena = tensor::Arena::Create(bytes);
+      const auto words = static_cast<int64_t>(bytes / sizeof(int32_t) + 1);
+      auto arena = tensor::Arena::Create(tensor::Arena::BytesFor(DType::kI32, words));
       MEGASCALE_CHECK_MSG(arena.ok(), "no memory for the scratch space of matrix products");
       arena_ = *std::move(arena);
-      memory_ = arena_.Allocate(DType::kI32, static_cast<int64_t>(bytes / sizeof(int32_t))).data;
+      memory_ = arena_.Allocate(DType::kI32, words).data;
       size_bytes_ = bytes;
     }
     return memory_;

@@ -89,7 +89,8 @@ absl::StatusOr<std::string> MemoryTables(const job::v1::JobSpec& spec, int64_t s
   ASSIGN_OR_RETURN(const std::string ranks, RankTable(spec));
   ASSIGN_OR_RETURN(const std::string machines, MachineTable(spec, slots));
   ASSIGN_OR_RETURN(const job::NodeMemory all, job::MemoryOfJob(spec));
-  std::string text = absl::StrCat("memory\n", ranks, machines);
+  std::string text =
+      absl::StrCat("memory of each rank:\n", ranks, "memory of each machine:\n", machines);
   const std::optional<base::MemoryLimit> limit = base::LeastMemoryLimit();
   if (limit.has_value()) {
     absl::StrAppend(&text, "here ", base::FormatBytes(limit->available_bytes), " of ",

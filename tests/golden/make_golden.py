@@ -87,14 +87,15 @@ def make(config, seed):
 
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent)
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    # One entry: the order of several would differ from run to run.
+    made_with = {"made_with": f"torch {torch.__version__}, transformers {transformers.__version__}"}
     models = configurations()
     torch.float32 = torch.float = torch.float64
     torch.Tensor.float = torch.Tensor.double
     torch.set_default_dtype(torch.float64)
     for seed, (family, config) in enumerate(models.items()):
         tensors = make(config, seed)
-        safetensors.torch.save_file(tensors, folder / f"{family}.safetensors", metadata=versions)
+        safetensors.torch.save_file(tensors, folder / f"{family}.safetensors", metadata=made_with)
         print(f"{family}: loss {tensors['loss'].item():.12f}, {len(tensors)} tensors")
 
 

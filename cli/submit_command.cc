@@ -49,14 +49,14 @@ absl::StatusOr<std::string> RankTable(const job::v1::JobSpec& spec) {
   ASSIGN_OR_RETURN(const job::NodeMemory memory, job::MemoryOfJob(spec));
   using base::FormatBytes;
   std::vector<std::vector<std::string>> rows = {{"RANK", "WEIGHTS", "GRADIENTS", "OPTIMIZER",
-                                                 "ACTIVATIONS", "LOGITS", "SCRATCH", "PROCESS",
-                                                 "SUM"}};
+                                                 "ACTIVATIONS", "LOGITS", "SCRATCH", "KERNELS",
+                                                 "PROCESS", "SUM"}};
   for (const auto& [rank, need] : memory.ranks) {
     const std::string slots =
         absl::StrCat(need.num_slots, " x ", FormatBytes(need.activations / need.num_slots));
     AddRow({absl::StrCat(rank), FormatBytes(need.weights), FormatBytes(need.gradients),
             FormatBytes(need.optimizer), slots, FormatBytes(need.logits), FormatBytes(need.scratch),
-            FormatBytes(need.process), FormatBytes(need.sum())},
+            FormatBytes(need.kernels), FormatBytes(need.process), FormatBytes(need.sum())},
            &rows);
   }
   return FormatTable(rows);

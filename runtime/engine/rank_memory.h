@@ -17,15 +17,17 @@ struct RankMemory {
   int64_t activations = 0;  // of all micro-batches in flight
   int64_t logits = 0;       // and their gradient, of one micro-batch; last chunk
   int64_t scratch = 0;      // what else micro-batches use in turn: gradients of activations
+  int64_t kernels = 0;      // operands rearranged for matrix products and attention: an upper bound
   int64_t process = 0;      // the program itself, stacks and libraries' buffers: an upper bound
 
   int num_slots = 0;  // micro-batches in flight
 
   int64_t sum() const {
-    return weights + gradients + optimizer + activations + logits + scratch + process;
+    return weights + gradients + optimizer + activations + logits + scratch + kernels + process;
   }
 };
 
+// For a machine with this one's instruction set: it decides what kernels rearrange.
 // Errors: InvalidArgument - the specification cannot be run.
 absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int rank);
 

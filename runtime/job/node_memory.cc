@@ -124,6 +124,7 @@ absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::Mem
     all.activations += rank.memory.activations;
     all.logits += rank.memory.logits;
     all.scratch += rank.memory.scratch;
+    all.kernels += rank.memory.kernels;
     all.process += rank.memory.process;
   }
   const int64_t shared = needed.collectives + needed.batch_ring + needed.telemetry;
@@ -132,11 +133,12 @@ absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::Mem
       "memory: the ", needed.ranks.size(), " ranks of this machine need ", FormatBytes(all.weights),
       " (weights) + ", FormatBytes(all.gradients), " (gradients) + ", FormatBytes(all.optimizer),
       " (optimizer) + ", FormatBytes(all.activations), " (activations) + ", FormatBytes(all.logits),
-      " (logits) + ", FormatBytes(all.scratch), " (scratch) + ", FormatBytes(needed.snapshots),
-      " (snapshots) + ", FormatBytes(shared), " (shared between ranks) + ",
-      FormatBytes(all.process + needed.host), " (processes) = ", FormatBytes(sum), "; ",
-      FormatBytes(limit->available_bytes), " of ", FormatBytes(limit->limit_bytes), " are left by ",
-      limit->source, "; make the model or train.micro_batch_size smaller, or use more machines"));
+      " (logits) + ", FormatBytes(all.scratch), " (scratch) + ", FormatBytes(all.kernels),
+      " (kernels) + ", FormatBytes(needed.snapshots), " (snapshots) + ", FormatBytes(shared),
+      " (shared between ranks) + ", FormatBytes(all.process + needed.host),
+      " (processes) = ", FormatBytes(sum), "; ", FormatBytes(limit->available_bytes), " of ",
+      FormatBytes(limit->limit_bytes), " are left by ", limit->source,
+      "; make the model or train.micro_batch_size smaller, or use more machines"));
 }
 
 absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request) {

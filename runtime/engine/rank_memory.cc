@@ -1,8 +1,7 @@
 #include "runtime/engine/rank_memory.h"
 
-#include <algorithm>
+#include <vector>
 
-#include "absl/strings/string_view.h"
 #include "runtime/base/status.h"
 #include "runtime/engine/chunk_of_rank.h"
 #include "runtime/job/job_spec.h"
@@ -22,38 +21,53 @@ namespace {
 constexpr int64_t kProcessBytes = 56 << 20;
 // A computing thread's stack, kernels and libraries' work buffers.
 constexpr int64_t kBytesPerThread = 4 << 20;
-// Attention's backward keeps, of one head, keys and values twice and their gradients, in fp32,
-// padded to whole vectors.
-constexpr int64_t kAttentionCopies = 6;
-constexpr int64_t kPadding = 64;
+// The products of a linear layer [out, in]: forward, and backward for its input and its weight.
+void AddProducts(int64_t tokens, int64_t out, int64_t in, tensor::DType dtype,
+                 std::vector<ops::MatMulArgs>* products) {
+  const auto matrix = [](tensor::DType type, int64_t rows, int64_t cols) {
+    return tensor::Matrix{nullptr, type, rows, cols, cols};
+  };
+  const tensor::Matrix x = matrix(dtype, tokens, in);
+  const tensor::Matrix y = matrix(dtype, tokens, out);
+  const tensor::Matrix weight = matrix(dtype, out, in);
+  products->push_back(
+      {.a = x, .b = weight, .c = y, .transpose_b = ops::Transpose::kYes, .bias = {}});
+  products->push_back({.a = y, .b = weight, .c = x, .bias = {}});
+  products->push_back({.a = y,
+                       .b = x,
+                       .c = matrix(AccumulationType(dtype), out, in),
+                       .transpose_a = ops::Transpose::kYes,
+                       .accumulate = true,
+                       .bias = {}});
+}
 
-int64_t Padded(int64_t size) { return (size + kPadding - 1) / kPadding * kPadding; }
-
-// What the kernels of ops keep beside the operands that they are given; see cpu_matmul.cc: fp32
-// products a copy of the second operand in oneDNN's layout; bf16 ones one of each operand of a
-// weight's gradient, or, where the processor does not multiply bf16, of all operands in fp32.
+// What the kernels of ops keep beside the operands that they are given.
 int64_t KernelBytes(const ChunkOfRank& mine, int num_threads) {
+  if (mine.compute == tensor::DType::kF64) return 0;  // plain loops
   const model::ModelConfig& config = mine.config;
   const int64_t tokens = mine.micro_batch * mine.seq;
   const int64_t attention = config.num_heads * config.head_dim;
   const int64_t hidden = config.hidden_size;
-  const int64_t inner = std::max({hidden, attention, config.intermediate_size});
-  int64_t outer = std::max({hidden, config.qkv_size(), config.up_size()});
-  if (mine.range.has_head) outer = std::max(outer, config.vocab_size);
-  const int64_t input = tokens * inner;
-  const int64_t output = tokens * outer;
-  const int64_t second = std::max(input, std::max(outer, config.intermediate_size) * inner);
-  const int64_t of_attention = int64_t{sizeof(float)} * num_threads * kAttentionCopies *
-                               Padded(mine.seq) * Padded(config.head_dim);
-  if (mine.compute == tensor::DType::kF64) return 0;  // plain loops
-  if (mine.compute == tensor::DType::kF32) {
-    return of_attention + int64_t{sizeof(float)} * second;
+  ops::KernelShapes shapes;
+  const auto add = [&](int64_t out, int64_t in) {
+    AddProducts(tokens, out, in, mine.compute, &shapes.products);
+  };
+  add(config.qkv_size(), hidden);
+  add(hidden, attention);
+  add(config.up_size(), hidden);
+  add(hidden, config.intermediate_size);
+  if (mine.range.has_head) {
+    add(config.vocab_size, hidden);
+    shapes.logits_cols = config.vocab_size;
   }
-  const absl::string_view instructions = ops::InstructionSet();
-  if (instructions == "avx512_bf16" || instructions == "amx_bf16") {
-    return of_attention + int64_t{sizeof(tensor::BFloat16)} * (output + input);
-  }
-  return of_attention + int64_t{sizeof(float)} * 2 * (output + second);
+  shapes.attention.batch = mine.micro_batch;
+  shapes.attention.seq = mine.seq;
+  shapes.attention.heads = config.num_heads;
+  shapes.attention.kv_heads = config.num_kv_heads;
+  shapes.attention.head_dim = config.head_dim;
+  shapes.attention.window = config.window;
+  shapes.attention.q = {nullptr, mine.compute, tokens, attention, config.qkv_size()};
+  return ops::CpuKernelBytes(shapes, num_threads);
 }
 
 }  // namespace

@@ -32,8 +32,11 @@ void Norm(const NormArgs& args, Range rows);
 // The gradients of weight and bias are added to args.d_weight and args.d_bias: each thread is given
 // its own.
 void NormBackward(const NormBackwardArgs& args, Range rows);
-// Writes -log softmax(logits[n])[targets[n]] to row_losses[n].
-void CrossEntropy(const CrossEntropyArgs& args, double* row_losses, Range rows);
+struct CrossEntropyScratch {
+  double* row_losses = nullptr;  // [rows] receives -log softmax(logits[n])[targets[n]]
+  float* powers = nullptr;       // [logits.cols], each thread's own; backward only
+};
+void CrossEntropy(const CrossEntropyArgs& args, const CrossEntropyScratch& scratch, Range rows);
 // `cosines` and `sines` [seq, head_dim / 2].
 void Rotary(const RotaryArgs& args, const float* cosines, const float* sines, Range rows);
 void Embedding(const EmbeddingArgs& args, Range rows);
@@ -43,6 +46,19 @@ void EmbeddingBackward(const EmbeddingBackwardArgs& args, Range cols);
 void AddColumnSums(const Matrix& x, const Vector& out, Range cols);
 // to [cols, rows] = the transpose of from [rows, cols], bf16, for the columns `cols` of `from`.
 void Transpose(const Matrix& from, const Matrix& to, Range cols);
+
+// A bf16 matrix in blocks of [block_pairs, block_cols, 2]: two rows lie side by side, as the
+// processor's products of pairs want them. Strides in elements.
+struct PairBlocks {
+  uint16_t* data = nullptr;
+  int64_t block_pairs = 0;
+  int64_t block_cols = 0;
+  int64_t row_block_stride = 0;
+  int64_t col_block_stride = 0;
+};
+// `from` into blocks; blocks that reach beyond it are filled up with zeros. `row_blocks` counts
+// blocks of 2 * block_pairs rows.
+void Pack(const Matrix& from, const PairBlocks& to, Range row_blocks);
 
 // Floats of scratch that one call needs.
 int64_t AttentionScratchSize(const AttentionArgs& args);

@@ -43,19 +43,42 @@ bool MultipliesBFloat16() {
 }
 
 // oneDNN multiplies a transposed bf16 `a` at half the rate of a plain one, and a row-major `b` at
-// down to half the rate of one in its own layout (fp32 rows of 12 KiB, bf16 weight gradients).
-// Moving them costs little where no dimension is below this.
+// down to half the rate of one in its own layout. Moving them costs little where no dimension is
+// below this.
 constexpr int64_t kRearrangedMin = 256;
+// Rows of a transposed `a` that are moved and multiplied at a time, so that they stay in the second
+// cache in between.
+constexpr int64_t kTransposedRows = 768;
+constexpr int64_t kTransposedGrain = 32;
+// A longer sum of bf16 products is made of parts of about this length: oneDNN reads the rows of `a`
+// from end to end for each block of the result, and no cache holds longer ones.
+constexpr int64_t kSplitLength = 4096;
 
+int64_t SumLength(const MatMulArgs& args) {
+  return args.transpose_a == Transpose::kYes ? args.a.rows : args.a.cols;
+}
+bool IsBFloat16(const Matrix& matrix) { return matrix.dtype == DType::kBF16; }
 bool IsLarge(const MatMulArgs& args) {
-  const int64_t k = args.transpose_a == Transpose::kYes ? args.a.rows : args.a.cols;
-  return std::min({k, args.c.rows, args.c.cols}) >= kRearrangedMin;
+  return std::min({SumLength(args), args.c.rows, args.c.cols}) >= kRearrangedMin;
+}
+bool IsSplit(const MatMulArgs& args) {
+  return args.transpose_a == Transpose::kNo && args.transpose_b == Transpose::kNo && !args.bias &&
+         IsBFloat16(args.a) && IsLarge(args) && args.a.cols > 2 * kSplitLength;
 }
 bool IsTransposedFirst(const MatMulArgs& args) {
-  return args.transpose_a == Transpose::kYes && args.a.dtype == DType::kBF16 && IsLarge(args);
+  return args.transpose_a == Transpose::kYes && IsBFloat16(args.a) && IsLarge(args);
 }
 bool IsPacked(const MatMulArgs& args) {
-  return args.a.dtype == DType::kF32 && args.transpose_b == Transpose::kNo && IsLarge(args);
+  return args.transpose_b == Transpose::kNo && IsLarge(args);
+}
+
+int64_t ElementsOf(const Matrix& matrix) { return matrix.rows * matrix.cols; }
+
+// oneDNN's blocks have at most 64 columns and 64 rows.
+int64_t PackedBytes(const MatMulArgs& args, DType dtype) {
+  constexpr int64_t kBlock = 64;
+  const auto padded = [](int64_t size) { return (size + kBlock - 1) / kBlock * kBlock; };
+  return padded(args.b.rows) * padded(args.b.cols) * static_cast<int64_t>(tensor::SizeOf(dtype));
 }
 
 // All that a prepared product depends on.
@@ -77,7 +100,7 @@ Shape ShapeOf(const MatMulArgs& args, bool pack_b) {
   const bool transpose_a = args.transpose_a == Transpose::kYes;
   return {.m = args.c.rows,
           .n = args.c.cols,
-          .k = transpose_a ? args.a.rows : args.a.cols,
+          .k = SumLength(args),
           .a_stride = args.a.stride,
           .b_stride = args.b.stride,
           .c_stride = args.c.stride,
@@ -107,12 +130,29 @@ struct Product {
   dnnl::memory a, b, c, bias, scratch;
   std::unordered_map<int, dnnl::memory> arguments;
   size_t scratch_bytes = 0;
-  // Where b is packed: the copy of b, how it is made, and its bytes.
-  dnnl::reorder pack;
+  // Where b is packed: the copy of b, its bytes, and how it is made: by Pack where its layout is
+  // one of pairs (then pair_blocks has sizes), or else by oneDNN.
   dnnl::memory packed_b;
-  std::unordered_map<int, dnnl::memory> pack_arguments;
   size_t packed_bytes = 0;
+  PairBlocks pair_blocks;
+  dnnl::reorder pack;
+  std::unordered_map<int, dnnl::memory> pack_arguments;
 };
+
+// The blocks of a bf16 layout in which pairs of rows lie side by side; without sizes for any other.
+PairBlocks PairBlocksOf(const dnnl::memory::desc& layout) {
+  const dnnl_memory_desc_t& data = layout.data;
+  const dnnl_blocking_desc_t& blocking = data.format_desc.blocking;
+  const bool has_pairs = data.format_kind == dnnl_blocked && data.data_type == dnnl_bf16 &&
+                         blocking.inner_nblks == 3 && blocking.inner_idxs[0] == 0 &&
+                         blocking.inner_idxs[1] == 1 && blocking.inner_idxs[2] == 0 &&
+                         blocking.inner_blks[2] == 2;
+  if (!has_pairs) return {};
+  return {.block_pairs = blocking.inner_blks[0],
+          .block_cols = blocking.inner_blks[1],
+          .row_block_stride = blocking.strides[0],
+          .col_block_stride = blocking.strides[1]};
+}
 
 Product Prepare(const Shape& s, const dnnl::engine& engine) {
   const auto a = Describe(s.m, s.k, s.a_stride, s.transpose_a, s.operand);
@@ -150,11 +190,20 @@ Product Prepare(const Shape& s, const dnnl::engine& engine) {
   if (chosen.weights_desc() != b) {
     product.packed_b = dnnl::memory(chosen.weights_desc(), engine, nullptr);
     product.packed_bytes = chosen.weights_desc().get_size();
-    product.pack = dnnl::reorder(product.b, product.packed_b);
-    product.pack_arguments = {{DNNL_ARG_FROM, product.b}, {DNNL_ARG_TO, product.packed_b}};
+    product.pair_blocks = PairBlocksOf(chosen.weights_desc());
+    if (product.pair_blocks.block_cols == 0) {
+      product.pack = dnnl::reorder(product.b, product.packed_b);
+      product.pack_arguments = {{DNNL_ARG_FROM, product.b}, {DNNL_ARG_TO, product.packed_b}};
+    }
     product.arguments[DNNL_ARG_WEIGHTS] = product.packed_b;
   }
   return product;
+}
+
+Matrix Part(const Matrix& matrix, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+  const auto offset =
+      (row * matrix.stride + col) * static_cast<int64_t>(tensor::SizeOf(matrix.dtype));
+  return {matrix.as<char>() + offset, matrix.dtype, rows, cols, matrix.stride};
 }
 
 // Memory that grows to the largest need and is then reused; in huge pages, as tensors are.
@@ -181,8 +230,12 @@ class Scratch {
 }  // namespace
 
 struct MatMulEngine::Implementation {
+  Product& Find(const MatMulArgs& args, bool pack_b);
+  void PackB(Product& product, const Matrix& b);
+  void Multiply(Product& product, const MatMulArgs& args);
   void RunNative(const MatMulArgs& args, bool pack_b);
   void RunTransposed(const MatMulArgs& args);
+  void RunSplit(const MatMulArgs& args);
   void RunInFloat(const MatMulArgs& args);
   void ConvertRows(const Matrix& from, const Matrix& to);
   Matrix InFloat(const Matrix& matrix, Scratch& scratch);
@@ -196,6 +249,26 @@ struct MatMulEngine::Implementation {
   Scratch packed;                    // b
 };
 
+ProductCopies CopiesOf(const MatMulArgs& args) {
+  ProductCopies copies;
+  const int64_t in_float = IsBFloat16(args.c) ? int64_t{sizeof(float)} * ElementsOf(args.c) : 0;
+  if (IsBFloat16(args.a) && !MultipliesBFloat16()) {
+    copies.a = int64_t{sizeof(float)} * ElementsOf(args.a);
+    copies.b = int64_t{sizeof(float)} * ElementsOf(args.b);
+    copies.c = in_float;
+    if (IsPacked(args)) copies.packed_b = PackedBytes(args, DType::kF32);
+  } else if (IsTransposedFirst(args)) {
+    copies.a = int64_t{sizeof(tensor::BFloat16)} * std::min(kTransposedRows, args.c.rows) *
+               SumLength(args);
+    copies.packed_b = PackedBytes(args, DType::kBF16);
+  } else if (IsSplit(args)) {
+    copies.c = in_float;
+  } else if (IsPacked(args)) {
+    copies.packed_b = PackedBytes(args, args.b.dtype);
+  }
+  return copies;
+}
+
 MatMulEngine::MatMulEngine(int num_threads) : implementation_(new Implementation) {
   implementation_->num_threads = num_threads;
 }
@@ -207,10 +280,12 @@ void MatMulEngine::Run(const MatMulArgs& args) {
   // The setting belongs to the calling thread, which is not always the one that made this object.
   omp_set_num_threads(implementation_->num_threads);
   try {
-    if (args.a.dtype == DType::kBF16 && !MultipliesBFloat16()) {
+    if (IsBFloat16(args.a) && !MultipliesBFloat16()) {
       implementation_->RunInFloat(args);
     } else if (IsTransposedFirst(args)) {
       implementation_->RunTransposed(args);
+    } else if (IsSplit(args)) {
+      implementation_->RunSplit(args);
     } else {
       implementation_->RunNative(args, IsPacked(args));
     }
@@ -222,32 +297,85 @@ void MatMulEngine::Run(const MatMulArgs& args) {
   }
 }
 
-void MatMulEngine::Implementation::RunNative(const MatMulArgs& args, bool pack_b) {
+Product& MatMulEngine::Implementation::Find(const MatMulArgs& args, bool pack_b) {
   const Shape shape = ShapeOf(args, pack_b);
   auto found = products.find(shape);
   if (found == products.end()) found = products.emplace(shape, Prepare(shape, engine)).first;
-  Product& product = found->second;
+  return found->second;
+}
+
+void MatMulEngine::Implementation::PackB(Product& product, const Matrix& b) {
+  void* to = packed.Get(product.packed_bytes);
+  if (product.pair_blocks.block_cols == 0) {
+    product.b.set_data_handle(b.data);
+    product.packed_b.set_data_handle(to);
+    product.pack.execute(stream, product.pack_arguments);
+    return;
+  }
+  PairBlocks blocks = product.pair_blocks;
+  blocks.data = static_cast<uint16_t*>(to);
+  const int64_t block_rows = 2 * blocks.block_pairs;
+  ForEachPart(num_threads, (b.rows + block_rows - 1) / block_rows, 1,
+              [&](int part, Range row_blocks) { cpu::Pack(b, blocks, row_blocks); });
+}
+
+// Requires: b was packed, where the product wants it so.
+void MatMulEngine::Implementation::Multiply(Product& product, const MatMulArgs& args) {
   product.a.set_data_handle(args.a.data);
   product.b.set_data_handle(args.b.data);
   product.c.set_data_handle(args.c.data);
-  if (shape.bias) product.bias.set_data_handle(args.bias.data);
+  if (args.bias) product.bias.set_data_handle(args.bias.data);
+  if (product.packed_bytes > 0) product.packed_b.set_data_handle(packed.Get(product.packed_bytes));
   product.scratch.set_data_handle(scratch.Get(product.scratch_bytes));
-  if (product.packed_bytes > 0) {
-    product.packed_b.set_data_handle(packed.Get(product.packed_bytes));
-    product.pack.execute(stream, product.pack_arguments);
-  }
   product.primitive.execute(stream, product.arguments);
 }
 
+void MatMulEngine::Implementation::RunNative(const MatMulArgs& args, bool pack_b) {
+  Product& product = Find(args, pack_b);
+  if (product.packed_bytes > 0) PackB(product, args.b);
+  Multiply(product, args);
+}
+
 void MatMulEngine::Implementation::RunTransposed(const MatMulArgs& args) {
-  const int64_t rows = args.a.cols, cols = args.a.rows;
-  MatMulArgs plain = args;
-  plain.transpose_a = Transpose::kNo;
-  plain.a = {converted[0].Get(rows * cols * sizeof(tensor::BFloat16)), DType::kBF16, rows, cols,
-             cols};
-  ForEachPart(num_threads, rows, kRearrangedMin,
-              [&](int part, Range range) { cpu::Transpose(args.a, plain.a, range); });
-  RunNative(plain, /*pack_b=*/true);
+  const int64_t k = args.a.rows;
+  void* const transposed =
+      converted[0].Get(std::min(kTransposedRows, args.c.rows) * k * sizeof(tensor::BFloat16));
+  dnnl::memory::desc packed_layout;
+  for (int64_t begin = 0; begin < args.c.rows; begin += kTransposedRows) {
+    const int64_t rows = std::min(kTransposedRows, args.c.rows - begin);
+    MatMulArgs part = args;
+    part.transpose_a = Transpose::kNo;
+    part.a = {transposed, DType::kBF16, rows, k, k};
+    part.c = Part(args.c, begin, 0, rows, args.c.cols);
+    const Matrix columns = Part(args.a, 0, begin, k, rows);
+    ForEachPart(num_threads, rows, kTransposedGrain,
+                [&](int, Range range) { cpu::Transpose(columns, part.a, range); });
+    Product& product = Find(part, /*pack_b=*/true);
+    if (product.packed_bytes > 0 && (begin == 0 || product.packed_b.get_desc() != packed_layout)) {
+      PackB(product, args.b);
+      packed_layout = product.packed_b.get_desc();
+    }
+    Multiply(product, part);
+  }
+}
+
+void MatMulEngine::Implementation::RunSplit(const MatMulArgs& args) {
+  const bool in_place = args.c.dtype == DType::kF32;
+  MatMulArgs part = args;
+  if (!in_place) {
+    part.c = InFloat(args.c, converted[2]);
+    if (args.accumulate) ConvertRows(args.c, part.c);
+  }
+  const int64_t k = args.a.cols;
+  const int64_t num_parts = k / kSplitLength;
+  for (int64_t i = 0; i < num_parts; ++i) {
+    const int64_t begin = k * i / num_parts, end = k * (i + 1) / num_parts;
+    part.a = Part(args.a, 0, begin, args.a.rows, end - begin);
+    part.b = Part(args.b, begin, 0, end - begin, args.b.cols);
+    RunNative(part, /*pack_b=*/false);
+    part.accumulate = true;
+  }
+  if (!in_place) ConvertRows(part.c, args.c);
 }
 
 void MatMulEngine::Implementation::ConvertRows(const Matrix& from, const Matrix& to) {

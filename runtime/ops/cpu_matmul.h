@@ -13,6 +13,15 @@
 
 namespace megascale::ops::cpu {
 
+// Bytes of the copies that a product of such arguments needs; their data may be null.
+struct ProductCopies {
+  int64_t a = 0;
+  int64_t b = 0;
+  int64_t c = 0;
+  int64_t packed_b = 0;
+};
+ProductCopies CopiesOf(const MatMulArgs& args);
+
 class MatMulEngine {
  public:
   explicit MatMulEngine(int num_threads);

@@ -112,9 +112,12 @@ class CpuOps final : public Ops {
   void CrossEntropy(const CrossEntropyArgs& args) override {
     CheckArguments(args, compute_);
     CheckIndices(args.targets, args.logits.cols);
+    const int64_t cols = args.logits.cols;
     double* losses = Grow(row_losses_, args.logits.rows);
-    ForEachRow(args.logits,
-               [&](int part, cpu::Range rows) { cpu::CrossEntropy(args, losses, rows); });
+    float* powers = Grow(floats_, args.backward ? cols * num_threads_ : 0);
+    ForEachRow(args.logits, [&](int part, cpu::Range rows) {
+      cpu::CrossEntropy(args, {.row_losses = losses, .powers = powers + part * cols}, rows);
+    });
     for (int64_t n = 0; n < args.logits.rows; ++n) *args.loss_sum += losses[n];
   }
 
@@ -254,6 +257,21 @@ void CpuOps::PrepareRotary(const RotaryArgs& args) {
 
 std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads) {
   return std::make_unique<CpuOps>(compute, num_threads);
+}
+
+int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads) {
+  cpu::ProductCopies most;
+  for (const MatMulArgs& product : shapes.products) {
+    const cpu::ProductCopies copies = cpu::CopiesOf(product);
+    most.a = std::max(most.a, copies.a);
+    most.b = std::max(most.b, copies.b);
+    most.c = std::max(most.c, copies.c);
+    most.packed_b = std::max(most.packed_b, copies.packed_b);
+  }
+  const int64_t floats =
+      std::max(cpu::AttentionBackwardScratchSize(shapes.attention), shapes.logits_cols);
+  return most.a + most.b + most.c + most.packed_b +
+         floats * num_threads * static_cast<int64_t>(sizeof(float));
 }
 
 double MeasureMatMulCeiling(DType compute, int num_threads, double seconds) {

@@ -43,18 +43,15 @@ void NormOf(const NormArgs& args, Range rows) {
     }
     float mean = 0;
     if (centred) {
-      Floats total = Zero();
-      ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
-        total = hn::Add(total, Load(x + c, lanes));
-      });
+      const Floats total =
+          AddUp(cols, [&](int64_t c, auto lanes) HWY_ATTR { return Load(x + c, lanes); });
       mean = Sum(total) / static_cast<float>(cols);
       args.mean.as<float>()[n] = mean;
     }
     const Floats means = Splat(mean);
-    Floats squares = Zero();
-    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Floats difference = Within(hn::Sub(Load(x + c, lanes), means), Zero(), lanes);
-      squares = hn::MulAdd(difference, difference, squares);
+    const Floats squares = AddUp(cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Floats difference = hn::Sub(Load(x + c, lanes), means);
+      return hn::Mul(difference, difference);
     });
     const float rstd =
         1.0f / std::sqrt(Sum(squares) / static_cast<float>(cols) + static_cast<float>(args.eps));
@@ -108,34 +105,32 @@ void NormBackwardOf(const NormBackwardArgs& args, Range rows) {
 }
 
 template <typename T>
-void CrossEntropyOf(const CrossEntropyArgs& args, double* row_losses, Range rows) {
+void CrossEntropyOf(const CrossEntropyArgs& args, const CrossEntropyScratch& scratch, Range rows) {
   const int64_t cols = args.logits.cols;
   const Floats lowest = Splat(-std::numeric_limits<float>::infinity());
+  float* powers = scratch.powers;
   for (int64_t n = rows.begin; n < rows.end; ++n) {
     T* logits = Row<T>(args.logits, n);
     const int32_t target = args.targets.as<int32_t>()[n];
-    Floats greatest = lowest;
-    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      greatest = hn::Max(greatest, Within(Load(logits + c, lanes), lowest, lanes));
-    });
+    const Floats greatest = Fold(
+        cols, lowest, [](Floats a, Floats b) HWY_ATTR { return hn::Max(a, b); },
+        [&](int64_t c, auto lanes) HWY_ATTR { return Load(logits + c, lanes); });
     const float max = Max(greatest);
     const Floats maxima = Splat(max);
-    Floats sums = Zero();
-    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
+    const double sum = Sum(AddUp(cols, [&](int64_t c, auto lanes) HWY_ATTR {
       const Floats power = Exp(hn::Sub(Load(logits + c, lanes), maxima));
-      sums = hn::Add(sums, Within(power, Zero(), lanes));
-    });
-    const double sum = Sum(sums);
+      if (args.backward) Store(power, powers + c, lanes);
+      return power;
+    }));
     T* target_logit = logits + target;
     const float logit = hn::GetLane(Load(target_logit, FirstLanes{1}));
-    row_losses[n] = max + std::log(sum) - logit;
+    scratch.row_losses[n] = max + std::log(sum) - logit;
     if (!args.backward) continue;
     const Floats scale = Splat(args.gradient_scale / sum);
     const double target_gradient =
         (std::exp(static_cast<double>(logit) - max) / sum - 1) * args.gradient_scale;
     ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Floats power = Exp(hn::Sub(Load(logits + c, lanes), maxima));
-      Store(hn::Mul(power, scale), logits + c, lanes);
+      Store(hn::Mul(Load(powers + c, lanes), scale), logits + c, lanes);
     });
     Store(Splat(target_gradient), target_logit, FirstLanes{1});
   }
@@ -198,14 +193,13 @@ template <typename T>
 void AddColumnSumsOf(const Matrix& x, const Vector& out, Range cols) {
   float* sums = out.as<float>();
   int64_t n = 0;
-  // Four rows at a time load and store each sum once; the additions stay in the order of rows.
-  for (; n + 4 <= x.rows; n += 4) {
+  // A block of rows loads and stores each sum once; the additions stay in the order of rows.
+  constexpr int64_t kRows = 16;
+  for (; n + kRows <= x.rows; n += kRows) {
     const T* row = Row<T>(x, n);
     ForEachVector(cols.begin, cols.end, [&](int64_t c, auto lanes) HWY_ATTR {
-      Floats sum = hn::Add(Load(sums + c, lanes), Load(row + c, lanes));
-      sum = hn::Add(sum, Load(row + x.stride + c, lanes));
-      sum = hn::Add(sum, Load(row + 2 * x.stride + c, lanes));
-      sum = hn::Add(sum, Load(row + 3 * x.stride + c, lanes));
+      Floats sum = Load(sums + c, lanes);
+      for (int64_t i = 0; i < kRows; ++i) sum = hn::Add(sum, Load(row + i * x.stride + c, lanes));
       Store(sum, sums + c, lanes);
     });
   }
@@ -221,9 +215,10 @@ void NormBackwardEntry(const NormBackwardArgs& args, Range rows) {
   args.x.dtype == DType::kF32 ? NormBackwardOf<float>(args, rows)
                               : NormBackwardOf<BFloat16>(args, rows);
 }
-void CrossEntropyEntry(const CrossEntropyArgs& args, double* row_losses, Range rows) {
-  args.logits.dtype == DType::kF32 ? CrossEntropyOf<float>(args, row_losses, rows)
-                                   : CrossEntropyOf<BFloat16>(args, row_losses, rows);
+void CrossEntropyEntry(const CrossEntropyArgs& args, const CrossEntropyScratch& scratch,
+                       Range rows) {
+  args.logits.dtype == DType::kF32 ? CrossEntropyOf<float>(args, scratch, rows)
+                                   : CrossEntropyOf<BFloat16>(args, scratch, rows);
 }
 void RotaryEntry(const RotaryArgs& args, const float* cosines, const float* sines, Range rows) {
   args.x.dtype == DType::kF32 ? RotaryOf<float>(args, cosines, sines, rows)
@@ -260,8 +255,8 @@ void Norm(const NormArgs& args, Range rows) { HWY_DYNAMIC_DISPATCH(NormEntry)(ar
 void NormBackward(const NormBackwardArgs& args, Range rows) {
   HWY_DYNAMIC_DISPATCH(NormBackwardEntry)(args, rows);
 }
-void CrossEntropy(const CrossEntropyArgs& args, double* row_losses, Range rows) {
-  HWY_DYNAMIC_DISPATCH(CrossEntropyEntry)(args, row_losses, rows);
+void CrossEntropy(const CrossEntropyArgs& args, const CrossEntropyScratch& scratch, Range rows) {
+  HWY_DYNAMIC_DISPATCH(CrossEntropyEntry)(args, scratch, rows);
 }
 void Rotary(const RotaryArgs& args, const float* cosines, const float* sines, Range rows) {
   HWY_DYNAMIC_DISPATCH(RotaryEntry)(args, cosines, sines, rows);

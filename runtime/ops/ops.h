@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "runtime/tensor/tensor.h"
 
@@ -193,6 +194,16 @@ class Ops {
 // OMP_WAIT_POLICY=PASSIVE in its environment, or they spin while idle. After the first call with
 // each shape nothing is allocated, except by oneDNN within products.
 std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads);
+
+// The calls that decide what MakeCpuOps's object keeps; their data may be null.
+struct KernelShapes {
+  std::vector<MatMulArgs> products;
+  AttentionArgs attention;
+  int64_t logits_cols = 0;  // of CrossEntropy; 0: none
+};
+// Bytes that such an object has grown to after those calls: operands rearranged and rows at work.
+// What oneDNN takes for itself is not counted: some MiB.
+int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads);
 
 // Plain loops in float64 (compute is kF64): the reference that everything else is checked against.
 std::unique_ptr<Ops> MakeReferenceOps();

@@ -51,15 +51,16 @@ constexpr ProductShape kProductShapes[] = {
 
 class ProductConformance : public Conformance {
  protected:
-  // `which`: 0 overwrites c, 1 adds to it, 2 adds a bias.
+  // `which`: 0 overwrites c, 1 adds to it, 2 adds a bias. Rows lie further apart than they are
+  // long, unless `padding_` is 0.
   void Check(const ProductShape& s, Transpose a_transposed, Transpose b_transposed, int which,
              bool float_result) {
     SCOPED_TRACE(::testing::Message() << "m " << s.m << " n " << s.n << " k " << s.k << " which "
                                       << which << " float result " << float_result);
     Twins twins(dtype(), s.m * 1000 + s.n);
     const bool ta = a_transposed == Transpose::kYes, tb = b_transposed == Transpose::kYes;
-    const TwinMatrix a = twins.Input(ta ? s.k : s.m, ta ? s.m : s.k, 3);
-    const TwinMatrix b = twins.Input(tb ? s.n : s.k, tb ? s.k : s.n, 5);
+    const TwinMatrix a = twins.Input(ta ? s.k : s.m, ta ? s.m : s.k, padding_);
+    const TwinMatrix b = twins.Input(tb ? s.n : s.k, tb ? s.k : s.n, padding_);
     const TwinVector bias = twins.InputVector(s.n);
     const TwinMatrix c =
         which == 1 ? (float_result ? twins.Float(s.m, s.n, 7) : twins.Input(s.m, s.n, 7))
@@ -76,6 +77,8 @@ class ProductConformance : public Conformance {
     tested_->MatMul(args);
     twins.ExpectClose("MatMul", c);
   }
+
+  int64_t padding_ = 3;
 };
 
 INSTANTIATE_TEST_SUITE_P(Cpu, ProductConformance,
@@ -93,6 +96,15 @@ TEST_P(ProductConformance, ProductsOfAllLayoutsMatch) {
       }
     }
   }
+}
+
+// Sizes at which operands are packed, or moved and multiplied part by part.
+TEST_P(ProductConformance, ProductsOfRearrangedOperandsMatch) {
+  padding_ = 0;
+  Check({800, 258, 257}, Transpose::kYes, Transpose::kNo, /*which=*/1, /*float_result=*/true);
+  Check({300, 321, 290}, Transpose::kNo, Transpose::kNo, /*which=*/0, /*float_result=*/false);
+  if (dtype() == DType::kF32) return;
+  Check({256, 256, 8300}, Transpose::kNo, Transpose::kNo, /*which=*/0, /*float_result=*/false);
 }
 
 struct RowShape {

@@ -102,13 +102,14 @@ class ReferenceOps final : public Ops {
     const bool b_transposed = args.transpose_b == Transpose::kYes;
     const int64_t inner = a_transposed ? args.a.rows : args.a.cols;
     for (int64_t i = 0; i < args.c.rows; ++i) {
-      for (int64_t j = 0; j < args.c.cols; ++j) {
-        double sum = args.accumulate ? At(args.c, i, j) : args.bias ? At(args.bias, j) : 0;
-        for (int64_t k = 0; k < inner; ++k) {
-          sum += (a_transposed ? At(args.a, k, i) : At(args.a, i, k)) *
-                 (b_transposed ? At(args.b, j, k) : At(args.b, k, j));
+      for (int64_t j = 0; j < args.c.cols && !args.accumulate; ++j) {
+        At(args.c, i, j) = args.bias ? At(args.bias, j) : 0;
+      }
+      for (int64_t k = 0; k < inner; ++k) {
+        const double factor = a_transposed ? At(args.a, k, i) : At(args.a, i, k);
+        for (int64_t j = 0; j < args.c.cols; ++j) {
+          At(args.c, i, j) += factor * (b_transposed ? At(args.b, j, k) : At(args.b, k, j));
         }
-        At(args.c, i, j) = sum;
       }
     }
   }

@@ -247,9 +247,10 @@ int Run(const Options& options) {
 }  // namespace megascale::bench
 
 int main(int argc, char** argv) {
-  // libgomp reads it when it is loaded: threads that spin between operators would be unlike ours.
+  // As the agent starts a worker whose threads have a core each; libgomp reads it when it is loaded.
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
-    setenv("OMP_WAIT_POLICY", "PASSIVE", 1);
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+    setenv("GOMP_SPINCOUNT", "1000", 1);
     execv("/proc/self/exe", argv);
   }
   megascale::bench::Options options;

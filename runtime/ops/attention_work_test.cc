@@ -1,0 +1,129 @@
+// Attention's memory grows as the sequence, and its work as sequence times window; nothing here
+// measures time.
+//
+// Work is made visible by an overflow: one key holds huge values, and so do the queries that must
+// not be multiplied with it, while those that may are zero. The processor's overflow flag then says
+// whether a product was made that is not needed.
+#include <algorithm>
+#include <cfenv>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "runtime/ops/cpu_kernels.h"
+#include "runtime/ops/ops.h"
+#include "runtime/tensor/arena.h"
+
+namespace megascale::ops {
+namespace {
+
+constexpr int64_t kSeq = 2048, kHeadDim = 32, kKey = 1000;
+// Kernels work in blocks: queries so much farther away may be multiplied as well.
+constexpr int64_t kSlack = 256;
+constexpr double kHuge = 1e30;
+
+// One head.
+class Head {
+ public:
+  Head(DType dtype, int64_t window)
+      : ops_(MakeCpuOps(dtype, 1)), arena_(*tensor::Arena::Create(size_t{8} << 20)) {
+    const auto make = [&] { return arena_.AllocateMatrix(dtype, kSeq, kHeadDim); };
+    args_.batch = args_.heads = args_.kv_heads = 1;
+    args_.seq = kSeq;
+    args_.head_dim = kHeadDim;
+    args_.window = window;
+    args_.q = make(), args_.k = make(), args_.v = make(), args_.out = make();
+    args_.log_sum_exp = arena_.Allocate(DType::kF32, kSeq);
+    backward_.d_out = make(), backward_.d_q = make(), backward_.d_k = make();
+    backward_.d_v = make();
+    for (const Matrix& zero : {args_.q, args_.k, args_.v, backward_.d_out}) {
+      for (int64_t row = 0; row < kSeq; ++row) Fill(zero, row, 0);
+    }
+    Fill(args_.k, kKey, kHuge);
+    backward_.forward = args_;
+  }
+
+  void MakeHuge(int64_t query) { Fill(args_.q, query, kHuge); }
+
+  bool ForwardOverflows() {
+    std::feclearexcept(FE_ALL_EXCEPT);
+    ops_->Attention(args_);
+    return std::fetestexcept(FE_OVERFLOW) != 0;
+  }
+  bool BackwardOverflows() {
+    std::feclearexcept(FE_ALL_EXCEPT);
+    ops_->AttentionBackward(backward_);
+    return std::fetestexcept(FE_OVERFLOW) != 0;
+  }
+
+ private:
+  static void Fill(const Matrix& matrix, int64_t row, double value) {
+    const int64_t begin = row * matrix.stride;
+    for (int64_t i = begin; i < begin + matrix.cols; ++i) {
+      if (matrix.dtype == DType::kF32) {
+        matrix.as<float>()[i] = static_cast<float>(value);
+      } else {
+        matrix.as<tensor::BFloat16>()[i] = tensor::ToBFloat16(static_cast<float>(value));
+      }
+    }
+  }
+
+  std::unique_ptr<Ops> ops_;
+  tensor::Arena arena_;
+  AttentionArgs args_;
+  AttentionBackwardArgs backward_;
+};
+
+class AttentionWorkTest : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Dtypes, AttentionWorkTest, ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) {
+                           return std::string(tensor::Name(info.param).data());
+                         });
+
+TEST_P(AttentionWorkTest, NoQueryIsMultipliedWithAKeyFarOutsideItsWindow) {
+  for (const int64_t window : {int64_t{0}, int64_t{1}, int64_t{100}, int64_t{512}}) {
+    SCOPED_TRACE(window);
+    Head seen(GetParam(), window);
+    seen.MakeHuge(kKey);
+    if (!seen.ForwardOverflows()) {
+      ASSERT_EQ(GetParam(), DType::kBF16);
+      GTEST_SKIP() << "this processor's tiles raise no flags";
+    }
+    EXPECT_TRUE(seen.BackwardOverflows());
+
+    Head unseen(GetParam(), window);
+    const int64_t last = window == 0 ? kSeq : kKey + window - 1;
+    for (int64_t query = 0; query < kSeq; ++query) {
+      if (query < kKey - kSlack || query > last + kSlack) unseen.MakeHuge(query);
+    }
+    EXPECT_FALSE(unseen.ForwardOverflows());
+    EXPECT_FALSE(unseen.BackwardOverflows());
+  }
+}
+
+// Operators take no memory but this: see cpu_ops_test.
+TEST_P(AttentionWorkTest, ScratchGrowsLinearlyWithTheSequence) {
+  for (const int64_t window : {0, 100}) {
+    AttentionArgs args;
+    args.batch = 2, args.heads = 4, args.kv_heads = 2, args.head_dim = 40;
+    args.window = window;
+    float data = 0;
+    args.q = {&data, GetParam(), 1, 1, 1};
+    std::vector<int64_t> forward, backward;
+    for (int64_t seq = 4096; seq <= 3 * 4096; seq += 4096) {
+      args.seq = seq;
+      forward.push_back(cpu::AttentionScratchSize(args));
+      backward.push_back(cpu::AttentionBackwardScratchSize(args));
+    }
+    EXPECT_EQ(forward[2] - forward[1], forward[1] - forward[0]);
+    EXPECT_EQ(backward[2] - backward[1], backward[1] - backward[0]);
+    // At most six floats of each head's width beside an element, as rank_memory.h counts them.
+    EXPECT_LE(forward[1] - forward[0], 4096 * 2 * 64);
+    EXPECT_LE(backward[1] - backward[0], 4096 * 6 * 64);
+  }
+}
+
+}  // namespace
+}  // namespace megascale::ops

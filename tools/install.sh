@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Megascale is built from, tested with and trained on. Does nothing, fast,
-# when all of them are there. Usage: tools/install.sh [--lint]
+# when all of them are there. Usage: tools/install.sh [--lint] [--bench]
+#   --lint   what ./dev lint and ./dev check need too
+#   --bench  libraries that ./dev bench measures beside ours
 set -euo pipefail
 
 build_packages=(
@@ -12,8 +14,19 @@ build_packages=(
 )
 lint_packages=(clang-format clang-tidy)
 
+bench_packages=(libgloo-dev)
+
 packages=("${build_packages[@]}")
-[[ "${1:-}" == "--lint" ]] && packages+=("${lint_packages[@]}")
+for option in "$@"; do
+  case "$option" in
+    --lint) packages+=("${lint_packages[@]}") ;;
+    --bench) packages+=("${bench_packages[@]}") ;;
+    *)
+      echo "megascale: tools/install.sh: unknown option $option; there are --lint and --bench" >&2
+      exit 2
+      ;;
+  esac
+done
 
 missing=()
 for package in "${packages[@]}"; do

@@ -6,11 +6,50 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 
 namespace megascale::base {
+namespace {
+
+constexpr size_t kHugePage = 2 << 20;
+
+}  // namespace
+
+void* MapAligned(int fd, size_t size_bytes, int protection) {
+  if (size_bytes < kHugePage) {
+    return ::mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, 0);
+  }
+  // A larger place is reserved, the mapping put over its aligned part, and the rest given back.
+  const size_t page = static_cast<size_t>(::getpagesize());
+  const size_t whole = (size_bytes + page - 1) / page * page;
+  void* place = ::mmap(nullptr, whole + kHugePage, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (place == MAP_FAILED) return MAP_FAILED;
+  char* begin = static_cast<char*>(place);
+  const size_t front = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  void* data = ::mmap(begin + front, size_bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    ::munmap(place, whole + kHugePage);
+    errno = error;
+    return MAP_FAILED;
+  }
+  if (front > 0) ::munmap(begin, front);
+  ::munmap(begin + front + whole, kHugePage - front);
+  return data;
+}
+
+void UseHugePages(const SharedMemory& memory) {
+  // Of Linux 5.14 and 6.1; the second one makes huge pages of small ones, but not of none.
+  constexpr int kPopulateWrite = 23;
+  constexpr int kCollapse = 25;
+  const size_t whole = memory.size_bytes() / kHugePage * kHugePage;
+  if (whole == 0 || ::madvise(memory.data(), whole, kPopulateWrite) != 0) return;
+  (void)::madvise(memory.data(), whole, kCollapse);
+}
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(const std::string& name,
                                                                    size_t size_bytes) {
@@ -31,7 +70,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Map(UniqueFd fd) {
   const auto size = static_cast<size_t>(info.st_size);
   void* data = nullptr;
   if (size > 0) {
-    data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    data = MapAligned(fd.get(), size, PROT_READ | PROT_WRITE);
     if (data == MAP_FAILED) return ErrnoStatus(errno, "map shared memory");
   }
   return std::unique_ptr<SharedMemory>(

@@ -40,4 +40,12 @@ class SharedMemory {
   size_t size_bytes_;
 };
 
+// mmap of a whole memfd, shared; large ones at a multiple of 2 MiB, so that huge pages fit.
+// MAP_FAILED with errno on failure.
+void* MapAligned(int fd, size_t size_bytes, int protection);
+
+// Takes all of the memory and makes huge pages of it, as far as the kernel can (Linux 6.1, whatever
+// the machine's settings say); its content stays. Others that map it by MapAligned have them too.
+void UseHugePages(const SharedMemory& memory);
+
 }  // namespace megascale::base

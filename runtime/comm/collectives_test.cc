@@ -160,13 +160,16 @@ void CheckCopies(Communicator& comm, DType dtype, int64_t size, int salt) {
   ASSERT_EQ(comm.Barrier(info), absl::OkStatus()) << where;
 }
 
-// Group size, number of nodes (0: a node for each rank), TCP.
-class CollectivesTest : public ::testing::TestWithParam<std::tuple<int, int, bool>> {};
+enum class Way { kDefault, kTcp, kRings };  // kRings: no reading in place
+
+// Group size, number of nodes (0: a node for each rank).
+class CollectivesTest : public ::testing::TestWithParam<std::tuple<int, int, Way>> {};
 
 TEST_P(CollectivesTest, EveryRankHasTheBitsOfTheLeftFold) {
-  const auto [num_ranks, num_nodes, uses_tcp] = GetParam();
+  const auto [num_ranks, num_nodes, way] = GetParam();
   WorldSpec spec = OneGroup(num_ranks, num_nodes == 0 ? num_ranks : num_nodes, kRingBytes);
-  spec.uses_tcp = uses_tcp;
+  spec.uses_tcp = way == Way::kTcp;
+  spec.reads_in_place = way != Way::kRings;
   ThreadWorld world(spec);
   world.RunConnected([&](int, Fabric& fabric) {
     auto comm = fabric.Make("all").value();
@@ -181,27 +184,31 @@ TEST_P(CollectivesTest, EveryRankHasTheBitsOfTheLeftFold) {
 }
 
 std::string ParamName(const ::testing::TestParamInfo<CollectivesTest::ParamType>& info) {
-  const auto [num_ranks, num_nodes, uses_tcp] = info.param;
+  const auto [num_ranks, num_nodes, way] = info.param;
   return absl::StrCat(num_ranks, "Ranks",
                       num_nodes == 0 ? "Apart" : absl::StrCat("On", num_nodes, "Nodes"),
-                      uses_tcp ? "OverTcp" : "");
+                      way == Way::kTcp ? "OverTcp" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, CollectivesTest,
                          ::testing::Combine(::testing::Range(1, 9), ::testing::Values(1),
-                                            ::testing::Values(false)),
+                                            ::testing::Values(Way::kDefault)),
+                         ParamName);
+INSTANTIATE_TEST_SUITE_P(Rings, CollectivesTest,
+                         ::testing::Combine(::testing::Range(2, 9), ::testing::Values(1),
+                                            ::testing::Values(Way::kRings)),
                          ParamName);
 INSTANTIATE_TEST_SUITE_P(Remote, CollectivesTest,
                          ::testing::Combine(::testing::Range(2, 9), ::testing::Values(0),
-                                            ::testing::Values(false)),
+                                            ::testing::Values(Way::kDefault)),
                          ParamName);
 INSTANTIATE_TEST_SUITE_P(Mixed, CollectivesTest,
                          ::testing::Combine(::testing::Range(3, 9), ::testing::Values(2),
-                                            ::testing::Values(false)),
+                                            ::testing::Values(Way::kDefault)),
                          ParamName);
 INSTANTIATE_TEST_SUITE_P(Tcp, CollectivesTest,
                          ::testing::Combine(::testing::Values(4), ::testing::Values(2),
-                                            ::testing::Values(true)),
+                                            ::testing::Values(Way::kTcp)),
                          ParamName);
 
 TEST(CollectivesInPlaceTest, ReduceScatterAndAllGatherWorkWithinOneBuffer) {
@@ -215,6 +222,34 @@ TEST(CollectivesInPlaceTest, ReduceScatterAndAllGatherWorkWithinOneBuffer) {
     ASSERT_EQ(comm->ReduceScatter(whole, own, {}), absl::OkStatus());
     ASSERT_EQ(comm->AllGather(own, whole, {}), absl::OkStatus());
     EXPECT_TRUE(buffer == Sum(3, DType::kF32, 3 * size, 1));
+  });
+}
+
+// The same, with all that peers read in memory that they map.
+TEST(CollectivesInPlaceTest, TensorsMayLieInSharedMemory) {
+  const WorldSpec spec = OneGroup(3, 1, kRingBytes);
+  ThreadWorld world(spec);
+  world.Run([&](int rank) {
+    const int64_t size = 5001;
+    auto memory = base::SharedMemory::Create("tensors", 3 * size * 4 + 64).value();
+    FabricOptions options = world.OptionsOf(rank);
+    options.readable = {memory.get()};
+    auto fabric = Fabric::Create(options, spec.groups).value();
+    ASSERT_EQ(fabric->Connect(), absl::OkStatus());
+    auto comm = fabric->Make("all").value();
+    for (int i = 0; i < 2; ++i) ASSERT_EQ(comm->Barrier({}), absl::OkStatus());
+    const Bytes input = Input(rank, DType::kF32, 3 * size, 1);
+    const Bytes sum = Sum(3, DType::kF32, 3 * size, 1);
+    std::byte* data = memory->data() + 64;
+    const Vector whole = {data, DType::kF32, 3 * size};
+    const Vector own = {data + rank * size * 4, DType::kF32, size};
+    std::memcpy(data, input.data(), input.size());
+    ASSERT_EQ(comm->ReduceScatter(whole, own, {}), absl::OkStatus());
+    ASSERT_EQ(comm->AllGather(own, whole, {}), absl::OkStatus());
+    EXPECT_EQ(std::memcmp(data, sum.data(), sum.size()), 0);
+    std::memcpy(data, input.data(), input.size());
+    ASSERT_EQ(comm->AllReduce(whole, {}), absl::OkStatus());
+    EXPECT_EQ(std::memcmp(data, sum.data(), sum.size()), 0);
   });
 }
 

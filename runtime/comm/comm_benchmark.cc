@@ -1,9 +1,9 @@
 // What collectives among four processes of this machine cost, in the same run as plain copies.
 //   bazel run //runtime/comm:comm_benchmark
 // First 64 MB beside what the same processes reach when all copy at once the bytes that a direct
-// algorithm must move; then tables over sizes, as nccl-tests prints them: `size` is of the whole
-// buffer, `busbw` is algbw times 2(n-1)/n for all-reduce, 1 for broadcast and send, (n-1)/n for the
-// others. A time is the best of several rounds. `#wrong` counts elements over all ranks.
+// algorithm must move; then tables over sizes (test_table.h). Both for tensors in memory that
+// peers may map, for tensors elsewhere, which the kernel copies, and over rings and windows alone;
+// the tables over Unix sockets too.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -13,7 +13,9 @@
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
+#include "runtime/comm/test_table.h"
 #include "runtime/comm/test_world.h"
+#include "runtime/tensor/arena.h"
 
 namespace megascale::comm {
 namespace {
@@ -21,29 +23,22 @@ namespace {
 using tensor::DType;
 using tensor::Vector;
 
-constexpr int kNumRanks = 4;
-constexpr int kNumRounds = 3;
-constexpr size_t kBytesPerRound = 32 << 20;
-constexpr size_t kRepetitionsMax = 200;
-constexpr size_t kLargest = 64 << 20;
-const std::vector<size_t> kSizes = {8,         64,      512,      4 << 10, 32 << 10,
-                                    256 << 10, 2 << 20, 16 << 20, kLargest};
+// Twice the largest size, for input and output of one rank.
+constexpr size_t kMemoryBytes = 2 * kTableBytesMax;
 
-enum class Call { kAllReduce, kReduceScatter, kAllGather, kAllToAll, kBroadcast, kSend };
-constexpr const char* kNames[] = {"all-reduce", "reduce-scatter", "all-gather",
-                                  "all-to-all", "broadcast",      "send"};
-
-// Small whole numbers, so that sums are exact in any order.
-float Value(int rank, int64_t k) { return static_cast<float>((rank * 5 + k) % 17); }
-
-// One rank's buffers for one size. What is not divisible by the ranks is left out.
+// One rank's buffers for one size, in kMemoryBytes at `memory`. What is not divisible by the ranks
+// is left out.
 class Bench {
  public:
-  Bench(Communicator& comm, size_t num_bytes)
+  Bench(Communicator& comm, size_t num_bytes, std::byte* memory)
       : comm_(comm),
-        block_(static_cast<int64_t>(num_bytes / 4) / comm.size()),
-        data_(num_bytes / 4),
-        output_(num_bytes / 4) {}
+        data_(reinterpret_cast<float*>(memory), num_bytes / sizeof(float)),
+        output_(reinterpret_cast<float*>(memory + kTableBytesMax), data_.size()),
+        block_(static_cast<int64_t>(data_.size()) / comm.size()) {
+    // Memory that nobody wrote to would all be one page of zeros, in the cache.
+    Fill();
+    std::fill(output_.begin(), output_.end(), 1.0f);
+  }
 
   absl::Status Perform(Call call) {
     const int64_t even = block_ * comm_.size();
@@ -71,11 +66,9 @@ class Bench {
 
   // Seconds of the best round, for one repetition.
   absl::StatusOr<double> Measure(Call call) {
-    const size_t num_bytes = std::max<size_t>(1, data_.size() * sizeof(float));
-    const size_t num_repetitions =
-        std::clamp<size_t>(kBytesPerRound / num_bytes, 1, kRepetitionsMax);
+    const size_t num_repetitions = RepetitionsInRound(data_.size() * sizeof(float));
     double best = 1e9;
-    for (int round = 0; round < kNumRounds; ++round) {
+    for (int round = 0; round < kTableRounds; ++round) {
       RETURN_IF_ERROR(comm_.Barrier({}));
       const absl::Duration start = base::RealClock().Monotonic();
       for (size_t i = 0; i < num_repetitions; ++i) RETURN_IF_ERROR(Perform(call));
@@ -88,8 +81,7 @@ class Bench {
 
   // Performs the call once more, on known values. The sum over all ranks.
   absl::StatusOr<int64_t> CountWrong(Call call) {
-    for (size_t k = 0; k < data_.size(); ++k)
-      data_[k] = Value(comm_.rank(), static_cast<int64_t>(k));
+    Fill();
     RETURN_IF_ERROR(Perform(call));
     double wrong = 0;
     for (size_t k = 0; k < data_.size(); ++k) wrong += IsWrong(call, static_cast<int64_t>(k));
@@ -98,67 +90,52 @@ class Bench {
   }
 
  private:
-  static Vector View(std::vector<float>& data, int64_t begin, int64_t size) {
+  void Fill() {
+    for (size_t k = 0; k < data_.size(); ++k) {
+      data_[k] = KnownValue(comm_.rank(), static_cast<int64_t>(k));
+    }
+  }
+  static Vector View(absl::Span<float> data, int64_t begin, int64_t size) {
     return {data.data() + begin, DType::kF32, size};
   }
   bool IsWrong(Call call, int64_t k) const {
     const int rank = comm_.rank();
     const int64_t owner = block_ == 0 ? comm_.size() : k / block_;  // of the element's block
-    float sum = 0;
-    for (int i = 0; i < comm_.size(); ++i) sum += Value(i, k);
     const bool is_in_blocks = owner < comm_.size();
     switch (call) {
       case Call::kAllReduce:
-        return data_[k] != sum;
+        return data_[k] != KnownSum(k);
       case Call::kReduceScatter:
-        return data_[k] != (owner == rank ? sum : Value(rank, k));
+        return data_[k] != (owner == rank ? KnownSum(k) : KnownValue(rank, k));
       case Call::kAllGather:
-        return is_in_blocks && data_[k] != Value(static_cast<int>(owner), k);
+        return is_in_blocks && data_[k] != KnownValue(static_cast<int>(owner), k);
       case Call::kAllToAll:
         return is_in_blocks &&
-               output_[k] != Value(static_cast<int>(owner), k - (owner - rank) * block_);
+               output_[k] != KnownValue(static_cast<int>(owner), k - (owner - rank) * block_);
       case Call::kBroadcast:
-        return data_[k] != Value(0, k);
+        return data_[k] != KnownValue(0, k);
       case Call::kSend:
-        return data_[k] != Value(rank / 2 * 2, k);
+        return data_[k] != KnownValue(rank / 2 * 2, k);
     }
     return true;
   }
 
   Communicator& comm_;
+  const absl::Span<float> data_;
+  const absl::Span<float> output_;
   const int64_t block_;  // elements
-  std::vector<float> data_;
-  std::vector<float> output_;
 };
 
-double BusFactor(Call call, int n) {
-  if (call == Call::kAllReduce) return 2.0 * (n - 1) / n;
-  return call == Call::kBroadcast || call == Call::kSend ? 1.0 : static_cast<double>(n - 1) / n;
-}
-
-absl::Status PrintTables(Communicator& comm, const std::string& way) {
+absl::Status PrintTables(Communicator& comm, const std::string& way, std::byte* memory) {
   const auto last = static_cast<int>(Call::kSend);
   for (int c = 0; c <= last; ++c) {
     const auto call = static_cast<Call>(c);
-    if (comm.rank() == 0) {
-      std::printf("\n# %s, %d ranks, %s\n", kNames[c], comm.size(), way.c_str());
-      std::printf("#%11s %13s %9s %6s %6s %10s %7s %7s %6s\n", "size", "count", "type", "redop",
-                  "root", "time", "algbw", "busbw", "#wrong");
-      std::printf("#%11s %13s %9s %6s %6s %10s %7s %7s\n", "(B)", "(elements)", "", "", "", "(us)",
-                  "(GB/s)", "(GB/s)");
-    }
-    for (const size_t num_bytes : kSizes) {
-      Bench bench(comm, num_bytes);
+    if (comm.rank() == 0) PrintTableHead(call, way);
+    for (const size_t num_bytes : TableSizes()) {
+      Bench bench(comm, num_bytes, memory);
       ASSIGN_OR_RETURN(const double seconds, bench.Measure(call));
       ASSIGN_OR_RETURN(const int64_t wrong, bench.CountWrong(call));
-      if (comm.rank() != 0) continue;
-      const double bandwidth = static_cast<double>(num_bytes) / seconds / 1e9;
-      const bool sums = call == Call::kAllReduce || call == Call::kReduceScatter;
-      std::printf("%12zu %13zu %9s %6s %6d %10.2f %7.2f %7.2f %6lld\n", num_bytes, num_bytes / 4,
-                  "float", sums ? "sum" : "none", call == Call::kBroadcast ? 0 : -1, seconds * 1e6,
-                  bandwidth, bandwidth * BusFactor(call, comm.size()),
-                  static_cast<long long>(wrong));
-      std::fflush(stdout);
+      if (comm.rank() == 0) PrintTableRow({call, way, num_bytes, seconds, wrong});
     }
   }
   return absl::OkStatus();
@@ -166,16 +143,19 @@ absl::Status PrintTables(Communicator& comm, const std::string& way) {
 
 // Seconds in which every rank copies `num_bytes` from one of its buffers to another, all at once.
 absl::StatusOr<double> CopySeconds(Communicator& comm, size_t num_bytes) {
-  const std::vector<char> from(kLargest, 1);
-  std::vector<char> to(kLargest);
+  ASSIGN_OR_RETURN(tensor::Arena arena, tensor::Arena::Create(2 * kTableBytesMax));
+  const Vector from = arena.Allocate(DType::kF32, kTableBytesMax / sizeof(float));
+  const Vector to = arena.Allocate(DType::kF32, kTableBytesMax / sizeof(float));
+  std::memset(from.data, 1, kTableBytesMax);
+  std::memset(to.data, 1, kTableBytesMax);
   double best = 1e9;
-  for (int round = 0; round < kNumRounds; ++round) {
+  for (int round = 0; round < kTableRounds; ++round) {
     RETURN_IF_ERROR(comm.Barrier({}));
     const absl::Duration start = base::RealClock().Monotonic();
     for (size_t left = num_bytes; left > 0;) {
-      const size_t count = std::min(left, kLargest);
-      std::memcpy(to.data(), from.data(), count);
-      asm volatile("" : : "r"(to.data()) : "memory");  // the copy counts as used
+      const size_t count = std::min(left, kTableBytesMax);
+      std::memcpy(to.data, from.data, count);
+      asm volatile("" : : "r"(to.data) : "memory");  // the copy counts as used
       left -= count;
     }
     RETURN_IF_ERROR(comm.Barrier({}));
@@ -184,47 +164,72 @@ absl::StatusOr<double> CopySeconds(Communicator& comm, size_t num_bytes) {
   return best;
 }
 
-// What one of n ranks must move for a buffer of S bytes that peers cannot see: what goes to others
-// is copied into shared memory once, and what comes from others is copied or added out of it.
+// What each of n = 4 ranks must read and write of a buffer of S bytes if it reads its peers'
+// buffers in place and writes its own. A copy of N bytes reads N and writes N.
 struct DirectCost {
   Call call;
-  size_t quarters;      // of S, with n = 4
-  const char* derived;  // how
+  size_t read;     // quarters of S
+  size_t written;  // quarters of S
+  const char* how;
 };
 constexpr DirectCost kDirectCosts[] = {
-    {Call::kAllReduce, 10, "(n-1)/n S in, (n-1)/n S added, S/n in, (n-1)/n S out"},
-    {Call::kReduceScatter, 6, "(n-1)/n S in, (n-1)/n S added"},
-    {Call::kAllGather, 4, "S/n in, (n-1)/n S out"},
+    {Call::kAllReduce, 7, 4,
+     "reads its block of all n (S) and n-1 sums (3/4 S), writes its sum and n-1 others (S)"},
+    {Call::kReduceScatter, 4, 1, "reads its block of all n (S), writes its sum (1/4 S)"},
+    {Call::kAllGather, 3, 3, "reads n-1 blocks (3/4 S), writes them (3/4 S)"},
+    // No rank can move less: as above, but ranks write their sums into their peers' buffers.
+    {Call::kAllReduce, 4, 4, "lower bound: reads its block of all n (S), writes n sums (S)"},
 };
-static_assert(kNumRanks == 4);
+static_assert(kTableRanks == 4);
 
-absl::Status PrintBesideCopies(Communicator& comm) {
+absl::Status PrintBesideCopies(Communicator& comm, const std::string& way, std::byte* memory) {
+  constexpr size_t kQuarter = kTableBytesMax / 4;
   if (comm.rank() == 0) {
-    std::printf("# %d ranks, memory, S = %zu bytes: beside %d processes copying at once\n",
-                kNumRanks, kLargest, kNumRanks);
+    std::printf("\n# %d ranks, %s, S = %zu bytes: beside %d processes copying at once\n",
+                kTableRanks, way.c_str(), kTableBytesMax, kTableRanks);
   }
   for (const DirectCost& cost : kDirectCosts) {
-    const size_t num_bytes = kLargest / 4 * cost.quarters;
-    Bench bench(comm, kLargest);
+    const size_t num_bytes = kQuarter * (cost.read + cost.written) / 2;
+    Bench bench(comm, kTableBytesMax, memory);
     ASSIGN_OR_RETURN(const double seconds, bench.Measure(cost.call));
     ASSIGN_OR_RETURN(const double copies, CopySeconds(comm, num_bytes));
     if (comm.rank() != 0) continue;
-    std::printf("%-15s %6.1f ms; %9zu bytes per rank (%s) copied in %6.1f ms: %3.0f %%\n",
-                kNames[static_cast<int>(cost.call)], seconds * 1e3, num_bytes, cost.derived,
-                copies * 1e3, 100 * copies / seconds);
+    std::printf("%-15s %6.1f ms; a rank %s: %zu + %zu bytes; copies of %zu: %6.1f ms: %3.0f %%\n",
+                Name(cost.call), seconds * 1e3, cost.how, kQuarter * cost.read,
+                kQuarter * cost.written, num_bytes, copies * 1e3, 100 * copies / seconds);
     std::fflush(stdout);
   }
   return absl::OkStatus();
 }
 
-void MeasureWorld(bool is_local) {
-  ProcessWorld world(OneGroup(kNumRanks, is_local ? 1 : kNumRanks, GroupSpec().ring_bytes));
-  world.Start([is_local](Fabric& fabric, RankBoard&, int) -> absl::Status {
+struct Way {
+  const char* name;
+  int num_nodes;
+  bool reads_in_place;
+  bool is_mapped;  // the tensors' memory
+};
+constexpr Way kWays[] = {
+    {"shared memory", 1, true, true},
+    {"shared memory, tensors in private memory", 1, true, false},
+    {"shared memory, rings and windows alone", 1, false, false},
+    {"Unix sockets", kTableRanks, false, false},
+};
+
+void MeasureWorld(const Way& way) {
+  WorldSpec spec = OneGroup(kTableRanks, way.num_nodes, GroupSpec().ring_bytes);
+  spec.reads_in_place = way.reads_in_place;
+  ProcessWorld world(spec);
+  world.MakeReadable(kMemoryBytes);
+  world.Start([&](Fabric& fabric, RankBoard&, int rank) -> absl::Status {
     ASSIGN_OR_RETURN(auto comm, fabric.Make("all"));
-    if (is_local) RETURN_IF_ERROR(PrintBesideCopies(*comm));
-    return PrintTables(*comm, is_local ? "shared memory" : "Unix sockets");
+    ASSIGN_OR_RETURN(tensor::Arena arena, tensor::Arena::Create(kMemoryBytes));
+    std::byte* memory = way.is_mapped
+                            ? world.readable(rank)->data()
+                            : arena.Allocate(DType::kF32, kMemoryBytes / 4).as<std::byte>();
+    if (way.num_nodes == 1) RETURN_IF_ERROR(PrintBesideCopies(*comm, way.name, memory));
+    return PrintTables(*comm, way.name, memory);
   });
-  for (int rank = 0; rank < kNumRanks; ++rank) {
+  for (int rank = 0; rank < kTableRanks; ++rank) {
     while (!RankBoard::Await(world.board(rank).is_done, 1)) {
     }
     const absl::Status status = world.Result(rank);
@@ -236,6 +241,6 @@ void MeasureWorld(bool is_local) {
 }  // namespace megascale::comm
 
 int main() {
-  for (const bool is_local : {true, false}) megascale::comm::MeasureWorld(is_local);
+  for (const auto& way : megascale::comm::kWays) megascale::comm::MeasureWorld(way);
   return 0;
 }

@@ -18,8 +18,11 @@
 // ranks are to blame.
 //
 // Threads: calls on the owner's thread; Abort() and the accessors on any.
-// Determinism: a sum is a left fold in the order of the group's ranks, with fp32 accumulation (F64
-// for F64) and one rounding at the end: equal bits whatever the transport and the timing.
+// Shared memory: a message larger than its ring (GroupSpec::ring_bytes) is not copied into it;
+// peers read it where it lies, and the call returns once they have. "Copied into shared memory"
+// below is what smaller ones cost, and all where the kernel forbids reading. Determinism: a sum is
+// a left fold in the order of the group's ranks, with fp32 accumulation (F64 for F64) and one
+// rounding at the end: equal bits whatever the transport and the timing.
 #pragma once
 
 #include <cstddef>
@@ -83,14 +86,16 @@ class Communicator {
   virtual const std::string& name() const = 0;
 
   // Replaces `buffer` on every member by the sum of all. Shapes: [N], any N, F32, F64 or BF16.
-  // Cost, per member: (n-1)/n of the buffer copied into shared memory and as much added from there,
-  // then 1/n copied in and (n-1)/n copied out. Where a member is on another machine, 2(n-1)/n sent.
+  // Cost, per member: its block of all n buffers added in place, the n-1 other sums copied. Small
+  // ones: (n-1)/n of the buffer copied into shared memory and as much added from there, then 1/n
+  // copied in and (n-1)/n copied out. Where a member is on another machine, 2(n-1)/n sent.
   virtual absl::Status AllReduce(tensor::Vector buffer, const CallInfo& info) = 0;
 
   // Overwrites `output` with this member's block of the sum of all `input`s. Shapes: input [n N],
   // output [N]; all members' blocks are equally long, the caller pads. F32, F64 or BF16. `output`
-  // may be this member's block of `input`; nothing else of `input` changes. Cost, per member:
-  // (n-1)/n of the input copied into shared memory (or sent) and as much added from there.
+  // may be this member's block of `input`; nothing else of `input` changes. Cost, per member: its
+  // block of all n inputs added in place. Small ones: (n-1)/n of the input copied into shared
+  // memory (or sent) and as much added from there.
   virtual absl::Status ReduceScatter(tensor::Vector input, tensor::Vector output,
                                      const CallInfo& info) = 0;
 

@@ -10,6 +10,9 @@
 namespace megascale::comm {
 namespace {
 
+// A process that is killed rings no doorbell: how often one that waits looks after its peers.
+constexpr absl::Duration kPeerCheckInterval = absl::Milliseconds(100);
+
 std::string RankList(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
@@ -28,14 +31,16 @@ absl::Status NoticeStatus(const AbortNotice& notice, int world_rank) {
 }  // namespace
 
 absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
+  bool was_idle = false;
   while (true) {
     if (failed_.load(std::memory_order_acquire)) return failure();
+    MeetPeers();
     const uint32_t seen = slot_->doorbell.Count();
     absl::StatusOr<bool> moved = exchange.Progress(peers_);
     if (!moved.ok()) return Fail(base::Annotate(moved.status(), Context(exchange)));
     if (exchange.Done()) return absl::OkStatus();
     if (*moved) continue;
-    if (absl::Status gone = FindGonePeer(exchange); !gone.ok()) {
+    if (absl::Status gone = FindGonePeer(exchange, was_idle); !gone.ok()) {
       // What it sent before it went still counts.
       moved = exchange.Progress(peers_);
       if (!moved.ok()) return Fail(base::Annotate(moved.status(), Context(exchange)));
@@ -44,7 +49,8 @@ absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
     }
     const absl::Duration left = deadline - base::RealClock().Monotonic();
     if (left <= absl::ZeroDuration()) return Fail(DeadlineError(exchange));
-    slot_->doorbell.Wait(seen, left);
+    slot_->doorbell.Wait(seen, std::min(left, kPeerCheckInterval));
+    was_idle = slot_->doorbell.Count() == seen;
   }
 }
 
@@ -74,17 +80,33 @@ absl::Status Endpoint::Fail(absl::Status status) {
   return status;
 }
 
-absl::Status Endpoint::FindGonePeer(const Exchange& exchange) const {
+void Endpoint::MeetPeers() {
+  if (has_met_all_) return;
+  has_met_all_ = true;
+  for (int i = 0; i < size(); ++i) {
+    Peer& peer = peers_[i];
+    if (peer.slot == nullptr || peer.process.is_met()) continue;
+    peer.process.Meet(peer.slot->card);
+    has_met_all_ &= peer.process.is_met();
+    if (peer.process.can_read() && i < 64) {
+      slot_->readable.fetch_or(uint64_t{1} << i, std::memory_order_release);
+    }
+  }
+}
+
+absl::Status Endpoint::FindGonePeer(const Exchange& exchange, bool was_idle) const {
   for (int i = 0; i < size(); ++i) {
     if (i == index_) continue;
     const Peer& peer = peers_[i];
     const PeerState state = peer.state();
     if (state == PeerState::kAborted) return NoticeStatus(peer.notice(), peer.world_rank);
-    if (state == PeerState::kClosed && exchange.Needs(i)) {
-      return Blame(
-          absl::AbortedError(absl::StrCat("rank ", peer.world_rank,
-                                          " closed its end: its process ended, or left early")),
-          {peer.world_rank});
+    const bool is_closed = state == PeerState::kClosed;
+    const bool has_ended = was_idle && peer.process.HasEnded();
+    if ((is_closed || has_ended) && exchange.Needs(i, peers_)) {
+      const char* how =
+          is_closed ? " closed its end: its process ended, or left early" : ": its process ended";
+      return Blame(absl::AbortedError(absl::StrCat("rank ", peer.world_rank, how)),
+                   {peer.world_rank});
     }
   }
   return absl::OkStatus();

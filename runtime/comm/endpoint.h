@@ -18,6 +18,7 @@ namespace megascale::comm {
 class Endpoint {
  public:
   // `slot`: this member's own. `peers`: by group index; the own entry has its rank and window only.
+  // Peers on this machine are met (PeerProcess) here, once they have attached.
   Endpoint(std::string name, int index, MemberSlot* slot, std::vector<Peer> peers)
       : name_(std::move(name)), index_(index), slot_(slot), peers_(std::move(peers)) {}
 
@@ -39,7 +40,9 @@ class Endpoint {
 
  private:
   absl::Status Fail(absl::Status status);
-  absl::Status FindGonePeer(const Exchange& exchange) const;
+  void MeetPeers();
+  // `was_idle`: ask the kernel too whether processes have ended.
+  absl::Status FindGonePeer(const Exchange& exchange, bool was_idle) const;
   absl::Status DeadlineError(const Exchange& exchange) const;
   std::string Context(const Exchange& exchange) const;
   std::vector<int> WorldRanks(const std::vector<int>& indices) const;
@@ -47,7 +50,8 @@ class Endpoint {
   const std::string name_;
   const int index_;
   MemberSlot* const slot_;
-  const std::vector<Peer> peers_;
+  std::vector<Peer> peers_;  // but for `process`, constant
+  bool has_met_all_ = false;
 
   std::atomic<bool> failed_{false};
   mutable absl::Mutex mutex_;

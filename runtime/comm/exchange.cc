@@ -1,6 +1,7 @@
 #include "runtime/comm/exchange.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,8 @@ namespace {
 // The most that moves before the other side is told: small enough to overlap its work with this
 // side's.
 constexpr size_t kPieceBytes = 128 << 10;
+// The most that is read in place before this side looks whether the call has failed.
+constexpr size_t kCopyBytes = 64 << 20;
 
 size_t PaddedBytes(size_t num_bytes) {
   return (num_bytes + kRingAlignment - 1) / kRingAlignment * kRingAlignment;
@@ -55,8 +58,8 @@ void Exchange::ReceiveFromWindow(int peer, void* data, size_t num_bytes) {
   incoming_.back().from_window = true;
 }
 
-bool Exchange::Outgoing::Done() const {
-  return num_done == sizeof(MessageHeader) + PaddedBytes(header.payload_bytes);
+size_t Exchange::Outgoing::TotalBytes() const {
+  return sizeof(MessageHeader) + (InPlace() ? 0 : PaddedBytes(header.payload_bytes));
 }
 
 void Exchange::ReceiveSum(const Sum& sum) {
@@ -67,12 +70,12 @@ void Exchange::ReceiveSum(const Sum& sum) {
   }
 }
 
-absl::StatusOr<bool> Exchange::Progress(const std::vector<Peer>& peers) {
+absl::StatusOr<bool> Exchange::Progress(std::vector<Peer>& peers) {
   bool moved = false;
   for (Outgoing& outgoing : outgoing_) moved |= Push(outgoing, peers);
   for (Incoming& incoming : incoming_) {
     if (incoming.is_done) continue;
-    const Peer& peer = peers[incoming.peer];
+    Peer& peer = peers[incoming.peer];
     if (!incoming.has_header) {
       absl::StatusOr<bool> arrived = PullHeader(incoming, peer);
       if (!arrived.ok()) return arrived.status();
@@ -85,38 +88,53 @@ absl::StatusOr<bool> Exchange::Progress(const std::vector<Peer>& peers) {
 }
 
 bool Exchange::Push(Outgoing& outgoing, const std::vector<Peer>& peers) {
-  const Peer& peer = peers[outgoing.peer];
-  const Ring& way = outgoing.to_all ? peer.window : peer.outbox;
+  if (outgoing.is_done) return false;
+  const Ring& way = Way(outgoing, peers);
+  const size_t start = outgoing.num_done;
+  if (start > 0 || PushHeader(outgoing, peers)) PushPayload(outgoing, way);
+  const bool has_moved = outgoing.num_done > start;
+  if (has_moved && !outgoing.to_all) peers[outgoing.peer].Notify();
+  for (size_t i = 0; has_moved && outgoing.to_all && i < peers.size(); ++i) {
+    if (static_cast<int>(i) != outgoing.peer) peers[i].Notify();
+  }
+  outgoing.is_done =
+      outgoing.num_done == outgoing.TotalBytes() && (!outgoing.InPlace() || way.AllRead());
+  if (outgoing.is_done) --num_open_;
+  return has_moved || outgoing.is_done;
+}
+
+bool Exchange::PushHeader(Outgoing& outgoing, const std::vector<Peer>& peers) {
+  const Ring& way = Way(outgoing, peers);
+  const absl::Span<std::byte> room = way.WritableSpan();
+  // Messages start at multiples of the header's size, so it is never cut by the ring's end.
+  if (room.size() < sizeof(MessageHeader)) return false;
+  bool in_place = outgoing.header.payload_bytes > way.capacity();
+  for (int i = 0; i < static_cast<int>(peers.size()); ++i) {
+    const bool gets_it = outgoing.to_all ? i != outgoing.peer : i == outgoing.peer;
+    if (gets_it) in_place = in_place && peers[i].ReadsInPlace();
+  }
+  if (in_place) outgoing.header.address = reinterpret_cast<uint64_t>(outgoing.data);
+  std::memcpy(room.data(), &outgoing.header, sizeof(MessageHeader));
+  way.CommitWritten(sizeof(MessageHeader));
+  outgoing.num_done = sizeof(MessageHeader);
+  return true;
+}
+
+void Exchange::PushPayload(Outgoing& outgoing, const Ring& way) {
   const size_t payload = outgoing.header.payload_bytes;
-  const size_t total = sizeof(MessageHeader) + PaddedBytes(payload);
-  if (outgoing.num_done == total) return false;
+  const size_t total = outgoing.TotalBytes();
   const size_t start = outgoing.num_done;
   while (outgoing.num_done < total && outgoing.num_done - start < kPieceBytes) {
     const absl::Span<std::byte> room = way.WritableSpan();
-    size_t count = 0;
-    if (outgoing.num_done == 0) {
-      // Messages start at multiples of the header's size, so it is never cut by the ring's end.
-      if (room.size() < sizeof(MessageHeader)) break;
-      count = sizeof(MessageHeader);
-      std::memcpy(room.data(), &outgoing.header, count);
-    } else {
-      const size_t position = outgoing.num_done - sizeof(MessageHeader);
-      count = std::min({room.size(), total - outgoing.num_done, kPieceBytes});
-      if (count == 0) break;
-      if (position < payload) {
-        std::memcpy(room.data(), outgoing.data + position, std::min(count, payload - position));
-      }
+    const size_t position = outgoing.num_done - sizeof(MessageHeader);
+    const size_t count = std::min({room.size(), total - outgoing.num_done, kPieceBytes});
+    if (count == 0) break;
+    if (position < payload) {
+      std::memcpy(room.data(), outgoing.data + position, std::min(count, payload - position));
     }
     way.CommitWritten(count);
     outgoing.num_done += count;
   }
-  if (outgoing.num_done == start) return false;
-  if (!outgoing.to_all) peer.Notify();
-  for (size_t i = 0; outgoing.to_all && i < peers.size(); ++i) {
-    if (static_cast<int>(i) != outgoing.peer) peers[i].Notify();
-  }
-  if (outgoing.num_done == total) --num_open_;
-  return true;
 }
 
 absl::StatusOr<bool> Exchange::PullHeader(Incoming& incoming, const Peer& peer) {
@@ -130,15 +148,19 @@ absl::StatusOr<bool> Exchange::PullHeader(Incoming& incoming, const Peer& peer) 
   std::memcpy(&header, bytes.data(), sizeof(header));
   MessageHeader expected = call_;
   expected.payload_bytes = incoming.payload_bytes;
+  expected.address = header.address;
   // The sender of a message calls it a send; this end expects just that.
   if (expected.operation == Operation::kRecv) expected.operation = Operation::kSend;
   if (header != expected) {
     return absl::InternalError(absl::StrCat("expected ", Describe(expected), " from rank ",
                                             peer.world_rank, ", which sent ", Describe(header)));
   }
-  Take(incoming, peer, sizeof(header));
   incoming.has_header = true;
-  Finish(incoming, peer);
+  incoming.address = header.address;
+  if (incoming.address == 0) {
+    Take(incoming, peer, sizeof(header));
+    Finish(incoming, peer);
+  }
   return true;
 }
 
@@ -160,8 +182,15 @@ absl::Status Exchange::CheckOtherWay(const Incoming& incoming, const Peer& peer)
                                           peer.world_rank, ", which sent ", Describe(header)));
 }
 
-bool Exchange::Pull(Incoming& incoming, const Peer& peer) {
+bool Exchange::Pull(Incoming& incoming, Peer& peer) {
   if (!incoming.has_header || incoming.is_done) return false;
+  const bool has_moved =
+      incoming.address != 0 ? PullInPlace(incoming, peer) : PullFromRing(incoming, peer);
+  const bool has_finished = Finish(incoming, peer);
+  return has_moved || has_finished;
+}
+
+bool Exchange::PullFromRing(Incoming& incoming, const Peer& peer) {
   const size_t start = incoming.num_done;
   while (incoming.num_done < incoming.payload_bytes && incoming.num_done - start < kPieceBytes) {
     const absl::Span<const std::byte> bytes = Source(incoming, peer).ReadableSpan();
@@ -172,54 +201,85 @@ bool Exchange::Pull(Incoming& incoming, const Peer& peer) {
     Take(incoming, peer, count);
     incoming.num_done += count;
   }
-  const bool finished = Finish(incoming, peer);
-  return finished || incoming.num_done > start;
+  return incoming.num_done > start;
 }
 
-// A piece of the sum needs the same piece from everybody; it is added straight from the rings.
-bool Exchange::Fold(const std::vector<Peer>& peers) {
-  bool moved = false;
+bool Exchange::PullInPlace(Incoming& incoming, Peer& peer) {
+  const size_t count = std::min(incoming.payload_bytes - incoming.num_done, kCopyBytes);
+  if (!peer.process.Read(incoming.address + incoming.num_done, count,
+                         incoming.data + incoming.num_done)) {
+    return false;
+  }
+  incoming.num_done += count;
+  return true;
+}
+
+// A piece of the sum needs the same piece from everybody: it is added straight from the rings, or
+// from the cache after it was read in place.
+bool Exchange::Fold(std::vector<Peer>& peers) {
   if (incoming_.empty()) return false;
-  const size_t done = incoming_.front().num_done;
-  size_t count = std::min(sum_.num_bytes - done, kPieceBytes);
-  std::vector<const std::byte*> sources;
   for (const Incoming& incoming : incoming_) {
     if (!incoming.has_header) return false;
+  }
+  const size_t done = incoming_.front().num_done;
+  const size_t count = FoldableBytes(peers);
+  std::vector<const std::byte*> sources;
+  for (const Incoming& incoming : incoming_) {
+    Peer& peer = peers[incoming.peer];
     if (incoming.peer > sum_.self && sources.size() == static_cast<size_t>(sum_.self)) {
       sources.push_back(sum_.own + done);
     }
-    const absl::Span<const std::byte> bytes = peers[incoming.peer].inbox.ReadableSpan();
-    count = std::min(count, bytes.size());
-    sources.push_back(bytes.data());
+    const bool in_place = incoming.address != 0 && count > 0;
+    sources.push_back(in_place ? peer.process.Fetch(incoming.address + done, count)
+                               : peer.inbox.ReadableSpan().data());
+    if (in_place && sources.back() == nullptr) return false;
   }
   if (sources.size() < static_cast<size_t>(sum_.group_size)) sources.push_back(sum_.own + done);
-  count -= count % tensor::SizeOf(call_.dtype);
   if (count > 0) {
     FoldSum(call_.dtype, sources, count / tensor::SizeOf(call_.dtype), sum_.output + done);
-    moved = true;
   }
+  bool has_moved = count > 0;
   for (Incoming& incoming : incoming_) {
     const Peer& peer = peers[incoming.peer];
-    Take(incoming, peer, count);
+    if (incoming.address == 0) Take(incoming, peer, count);
     incoming.num_done += count;
-    moved |= Finish(incoming, peer);
+    has_moved |= Finish(incoming, peer);
   }
-  return moved;
+  return has_moved;
 }
 
-// Takes the padding once the payload is through; true when that ends the message.
+// How much of the sum everybody's part is there of.
+size_t Exchange::FoldableBytes(const std::vector<Peer>& peers) const {
+  size_t count = std::min(sum_.num_bytes - incoming_.front().num_done, kPieceBytes);
+  for (const Incoming& incoming : incoming_) {
+    if (incoming.address != 0) continue;
+    count = std::min(count, peers[incoming.peer].inbox.ReadableSpan().size());
+  }
+  return count - count % tensor::SizeOf(call_.dtype);
+}
+
+// Takes the rest once the payload is through; true when that ends the message. The rest is the
+// padding, or the header of a payload that was read in place.
 bool Exchange::Finish(Incoming& incoming, const Peer& peer) {
   if (incoming.is_done || incoming.num_done < incoming.payload_bytes) return false;
-  const size_t padding = PaddedBytes(incoming.payload_bytes) - incoming.payload_bytes;
-  if (Source(incoming, peer).ReadableSpan().size() < padding) return false;
-  Take(incoming, peer, padding);
+  const size_t rest = incoming.address != 0
+                          ? sizeof(MessageHeader)
+                          : PaddedBytes(incoming.payload_bytes) - incoming.payload_bytes;
+  if (Source(incoming, peer).ReadableSpan().size() < rest) return false;
+  // What was read in place counts if the peer was still in the call afterwards: one that gave up
+  // says so before it touches its buffers again.
+  const bool in_place = incoming.address != 0;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (in_place && (peer.state() != PeerState::kOpen || peer.process.HasEnded())) return false;
+  Take(incoming, peer, rest);
   incoming.is_done = true;
   --num_open_;
   return true;
 }
 
 void Exchange::Take(const Incoming& incoming, const Peer& peer, size_t num_bytes) {
-  if (Source(incoming, peer).CommitRead(num_bytes)) peer.Notify();
+  const bool is_awaited = incoming.address != 0;
+  if (Source(incoming, peer).CommitRead(num_bytes) || is_awaited) peer.Notify();
 }
 
 // The members that keep the window of `owner` full.
@@ -230,6 +290,18 @@ std::vector<int> Exchange::FindBlockers(const std::vector<Peer>& peers, int owne
     blockers.push_back(reader < owner ? reader : reader + 1);
   }
   return blockers;
+}
+
+// The members that have not yet taken what is sent, or keep it from being sent.
+std::vector<int> Exchange::FindTakers(const std::vector<Peer>& peers, const Outgoing& outgoing) {
+  const Ring& way = Way(outgoing, peers);
+  if (!outgoing.to_all) return {outgoing.peer};
+  if (!outgoing.InPlace()) return FindBlockers(peers, outgoing.peer);
+  std::vector<int> takers;
+  for (int reader = 0; reader + 1 < static_cast<int>(peers.size()); ++reader) {
+    if (way.Unread(reader) > 0) takers.push_back(reader < outgoing.peer ? reader : reader + 1);
+  }
+  return takers;
 }
 
 Exchange::Missing Exchange::FindMissing(const std::vector<Peer>& peers) const {
@@ -247,20 +319,22 @@ Exchange::Missing Exchange::FindMissing(const std::vector<Peer>& peers) const {
   }
   if (!missing.absent.empty() || !missing.partial.empty()) return missing;
   for (const Outgoing& outgoing : outgoing_) {
-    if (outgoing.Done()) continue;
-    std::vector<int> culprits = {outgoing.peer};
-    if (outgoing.to_all) culprits = FindBlockers(peers, outgoing.peer);
-    for (const int peer : culprits) add(peer, call_.phase > 0);
+    if (outgoing.is_done) continue;
+    for (const int peer : FindTakers(peers, outgoing)) add(peer, call_.phase > 0);
   }
   return missing;
 }
 
-bool Exchange::Needs(int peer) const {
+bool Exchange::Needs(int peer, const std::vector<Peer>& peers) const {
   for (const Incoming& incoming : incoming_) {
     if (incoming.peer == peer && !incoming.is_done) return true;
   }
   for (const Outgoing& outgoing : outgoing_) {
-    if ((outgoing.to_all || outgoing.peer == peer) && !outgoing.Done()) return true;
+    if (outgoing.is_done || (!outgoing.to_all && outgoing.peer != peer)) continue;
+    // Of a payload that all read in place, this one may have read all.
+    if (!outgoing.InPlace()) return true;
+    const std::vector<int> takers = FindTakers(peers, outgoing);
+    if (std::find(takers.begin(), takers.end(), peer) != takers.end()) return true;
   }
   return false;
 }

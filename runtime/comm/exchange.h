@@ -3,7 +3,8 @@
 // two ranks up; waiting is Endpoint's.
 //
 // In a ring, a message is a header of 64 bytes, the payload, and padding to the next multiple
-// of 64.
+// of 64. A payload larger than the ring stays where it is if all who get it can read it there: the
+// header says where, and a reader takes the header out of the ring once it has read the payload.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "runtime/comm/communicator.h"
+#include "runtime/comm/peer_process.h"
 #include "runtime/comm/region.h"
 #include "runtime/comm/ring.h"
 #include "runtime/comm/stream_pump.h"
@@ -27,6 +29,8 @@ struct Peer {
   Ring outbox;  // to it
   Ring window;  // from it to all; of the own entry: to all. May be empty
   MemberSlot* slot = nullptr;
+  PeerProcess process;   // of a member with a slot
+  uint64_t own_bit = 0;  // of this member, in `readable` of slots. 0: it wants no reading in place
   Stream* stream = nullptr;
   StreamPump* pump = nullptr;
 
@@ -34,6 +38,10 @@ struct Peer {
   void Notify() const { slot != nullptr ? slot->doorbell.Bump() : pump->Notify(); }
   PeerState state() const {
     return slot != nullptr ? slot->state.load(std::memory_order_acquire) : stream->state();
+  }
+  // Whether it can read this member's memory.
+  bool ReadsInPlace() const {
+    return slot != nullptr && (slot->readable.load(std::memory_order_acquire) & own_bit) != 0;
   }
   const AbortNotice& notice() const { return slot != nullptr ? slot->notice : stream->notice(); }
 };
@@ -50,8 +58,9 @@ struct MessageHeader {
   uint64_t instruction_id = 0;
   uint64_t call_bytes = 0;     // of the whole buffer
   uint64_t payload_bytes = 0;  // of this message
+  uint64_t address = 0;        // of the payload, in the sender's memory. 0: it follows
   int32_t root = -1;           // group index, of a broadcast
-  uint32_t padding[5] = {};
+  uint32_t padding[3] = {};
 
   friend bool operator==(const MessageHeader&, const MessageHeader&) = default;
 };
@@ -86,7 +95,7 @@ class Exchange {
 
   // Moves what can be moved; true when anything was. Internal: a peer's message is not the one
   // expected.
-  absl::StatusOr<bool> Progress(const std::vector<Peer>& peers);
+  absl::StatusOr<bool> Progress(std::vector<Peer>& peers);
 
   bool Done() const { return num_open_ == 0; }
   const MessageHeader& call() const { return call_; }
@@ -98,7 +107,7 @@ class Exchange {
     std::vector<int> partial;
   };
   Missing FindMissing(const std::vector<Peer>& peers) const;
-  bool Needs(int peer) const;
+  bool Needs(int peer, const std::vector<Peer>& peers) const;
 
  private:
   struct Outgoing {
@@ -107,8 +116,10 @@ class Exchange {
     const std::byte* data = nullptr;
     size_t num_done = 0;  // bytes of header, payload and padding
     bool to_all = false;  // then `peer` is this member
+    bool is_done = false;
 
-    bool Done() const;
+    bool InPlace() const { return header.address != 0; }
+    size_t TotalBytes() const;
   };
   struct Incoming {
     int peer = 0;
@@ -116,17 +127,27 @@ class Exchange {
     std::byte* data = nullptr;  // null: part of the sum
     bool from_window = false;
     bool has_header = false;
-    size_t num_done = 0;  // bytes of payload
+    uint64_t address = 0;  // of the header
+    size_t num_done = 0;   // bytes of payload
     bool is_done = false;
   };
 
   bool Push(Outgoing& outgoing, const std::vector<Peer>& peers);
+  static bool PushHeader(Outgoing& outgoing, const std::vector<Peer>& peers);
+  static void PushPayload(Outgoing& outgoing, const Ring& way);
   absl::StatusOr<bool> PullHeader(Incoming& incoming, const Peer& peer);
-  bool Pull(Incoming& incoming, const Peer& peer);
-  bool Fold(const std::vector<Peer>& peers);
+  bool Pull(Incoming& incoming, Peer& peer);
+  static bool PullFromRing(Incoming& incoming, const Peer& peer);
+  static bool PullInPlace(Incoming& incoming, Peer& peer);
+  bool Fold(std::vector<Peer>& peers);
+  size_t FoldableBytes(const std::vector<Peer>& peers) const;
   bool Finish(Incoming& incoming, const Peer& peer);
   static std::vector<int> FindBlockers(const std::vector<Peer>& peers, int owner);
+  static std::vector<int> FindTakers(const std::vector<Peer>& peers, const Outgoing& outgoing);
   absl::Status CheckOtherWay(const Incoming& incoming, const Peer& peer) const;
+  static const Ring& Way(const Outgoing& outgoing, const std::vector<Peer>& peers) {
+    return outgoing.to_all ? peers[outgoing.peer].window : peers[outgoing.peer].outbox;
+  }
   static const Ring& Source(const Incoming& incoming, const Peer& peer) {
     return incoming.from_window ? peer.window : peer.inbox;
   }

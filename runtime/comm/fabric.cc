@@ -12,6 +12,7 @@
 #include "runtime/comm/connect.h"
 #include "runtime/comm/endpoint.h"
 #include "runtime/comm/host_communicator.h"
+#include "runtime/comm/peer_process.h"
 #include "runtime/comm/stream_pump.h"
 
 namespace megascale::comm {
@@ -49,6 +50,7 @@ struct Fabric::Impl {
 
   const FabricOptions options;
   const std::vector<GroupSpec> groups;
+  const uint64_t word = MakeWord();
   std::optional<RegionLayout> layout;
   StreamPump pump;
   std::atomic<bool> aborted{false};
@@ -89,6 +91,7 @@ absl::Status Fabric::Impl::Attach() {
   ASSIGN_OR_RETURN(layout, RegionLayout::Attach({groups, options.placements, NodeOf(options.rank),
                                                  options.job_id, options.attempt},
                                                 *options.region));
+  for (const base::SharedMemory* memory : options.readable) base::UseHugePages(*memory);
   for (size_t g = 0; g < groups.size(); ++g) {
     const std::vector<int>& ranks = groups[g].ranks;
     const auto found = std::find(ranks.begin(), ranks.end(), options.rank);
@@ -101,6 +104,7 @@ absl::Status Fabric::Impl::Attach() {
           absl::StrCat("rank ", options.rank, " of attempt ", options.attempt,
                        " attached to group ", groups[g].name, " before; start a new attempt"));
     }
+    Introduce(word, options.readable, slot->card);
     members.push_back({g, index, slot, nullptr});
   }
   return absl::OkStatus();
@@ -159,6 +163,7 @@ std::vector<Peer> Fabric::Impl::Peers(const Membership& member,
     if (IsLocal(peer.world_rank)) {
       peer.window = layout->WindowOf(member.group_index, i, member.index);
       peer.slot = layout->Slot(member.group_index, i);
+      if (options.reads_in_place && member.index < 64) peer.own_bit = uint64_t{1} << member.index;
       peer.inbox = layout->RingBetween(member.group_index, i, member.index);
       peer.outbox = layout->RingBetween(member.group_index, member.index, i);
       continue;

@@ -38,6 +38,10 @@ struct FabricOptions {
   std::string job_id;
   int64_t attempt = 0;
   std::string secret;  // bytes, of the attempt; at least 16 where there are streams
+  // Memory from which large messages are read by local peers without any copy on the way: of the
+  // first four, which get huge pages. Not owned; outlives the Fabric. Other memory is read too, at
+  // about half the speed.
+  std::vector<const base::SharedMemory*> readable;
   // This node's region, formatted for this attempt. Not owned; outlives the Fabric.
   const base::SharedMemory* region = nullptr;
   // Where addresses are found ("address/<rank>"). Not owned; used in Connect only, and only where
@@ -53,6 +57,9 @@ struct FabricOptions {
   // How long the destructor tries to get rid of what peers have not taken yet. Only after a calm
   // end.
   absl::Duration close_timeout = absl::Seconds(10);
+  // Local peers read large messages in this process's memory. False: all goes through shared
+  // memory, as where the kernel forbids reading; for tests and to measure what that costs.
+  bool reads_in_place = true;
   CallObserver observer;  // of all communicators; may be empty
 };
 

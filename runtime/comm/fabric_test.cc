@@ -164,6 +164,20 @@ TEST(FabricTest, ARankAttachesOncePerAttempt) {
   EXPECT_EQ((*first)->Make("all").status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
+TEST(FabricTest, RanksOfANodeCanReadEachOthersMemoryOnceTheyHaveMet) {
+  const WorldSpec spec = OneGroup(4, 2, kRingBytes);
+  ThreadWorld world(spec);
+  world.RunConnected([&](int rank, Fabric& fabric) {
+    auto comm = fabric.Make("all").value();
+    for (int i = 0; i < 2; ++i) ASSERT_EQ(comm->Barrier({}), absl::OkStatus());
+    if (rank % 2 != 0) return;
+    const auto layout = RegionLayout::Attach(SpecOf(spec, "job", 7), *world.OptionsOf(0).region);
+    ASSERT_TRUE(layout.ok());
+    const int peer = 2 - rank;
+    EXPECT_EQ(layout->Slot(0, peer)->readable.load(), uint64_t{1} << rank);
+  });
+}
+
 TEST(FabricTest, APeerWithAnotherSecretIsRefused) {
   const auto results = ConnectTwo([](int rank, FabricOptions& options) {
     if (rank == 0) options.secret = "another secret of 26 bytes";

@@ -94,8 +94,9 @@ absl::Status HostCommunicator::AllGather(Vector input, Vector output, const Call
 absl::Status HostCommunicator::GatherBlocks(const Call& call, Vector output, int64_t block) {
   Exchange exchange(call.header);
   SendToOthers(exchange, Block(output, rank(), block));
-  for (int i = 0; i < size(); ++i) {
-    if (i != rank()) ReceiveFrom(exchange, i, Block(output, i, block));
+  for (int step = 1; step < size(); ++step) {
+    const int i = (rank() + step) % size();  // not all from the same member at once
+    ReceiveFrom(exchange, i, Block(output, i, block));
   }
   return endpoint_->Run(exchange, call.deadline);
 }
@@ -147,8 +148,8 @@ absl::Status HostCommunicator::AllToAll(Vector input, Vector output, const CallI
   const int64_t block = input.size / size();
   Copy(Block(input, rank(), block), Block(output, rank(), block));
   Exchange exchange(call.header);
-  for (int i = 0; i < size(); ++i) {
-    if (i == rank()) continue;
+  for (int step = 1; step < size(); ++step) {
+    const int i = (rank() + step) % size();  // not all from the same member at once
     const Vector theirs = Block(input, i, block);
     exchange.Send(i, theirs.data, Bytes(theirs));
     exchange.Receive(i, Block(output, i, block).data, Bytes(theirs));

@@ -6,7 +6,7 @@
 //   windows of its members if all are local | group 1: …
 //
 // What a member tells one other goes through the ring of the pair; what it tells all goes once
-// through its window, which all others read.
+// through its window, which all others read. Of large messages only the address does.
 //
 // Threads: plain functions; what is shared between processes is atomic or a Ring.
 #pragma once
@@ -20,7 +20,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/base/shared_memory.h"
-#include "runtime/comm/doorbell.h"
 #include "runtime/comm/ring.h"
 
 namespace megascale::comm {
@@ -71,11 +70,30 @@ AbortNotice MakeNotice(const absl::Status& reason);
 
 enum class PeerState : uint32_t { kAbsent, kOpen, kAborted, kClosed };
 
+// Memory of a process that others may map, by its descriptor there.
+struct ReadableMemory {
+  static constexpr int kMax = 4;
+  uint64_t address = 0;
+  uint64_t num_bytes = 0;  // 0: none
+  int32_t fd = -1;
+};
+
+// How others find the process of a member. The rest is valid once `process_id` is not 0.
+struct ProcessCard {
+  std::atomic<int32_t> process_id;
+  uint64_t pid_namespace = 0;
+  uint64_t word = 0;  // a random number, and where the process has it
+  uint64_t word_address = 0;
+  ReadableMemory memories[ReadableMemory::kMax];
+};
+
 // One member's own part of the region. Written by it; the doorbell is bumped by its peers.
 struct MemberSlot {
   Doorbell doorbell;
   std::atomic<PeerState> state;
-  AbortNotice notice;  // valid once state is kAborted
+  ProcessCard card;
+  std::atomic<uint64_t> readable;  // a bit for each member whose memory this one can read
+  AbortNotice notice;              // valid once state is kAborted
 };
 
 // Finds slots and rings in a formatted region.

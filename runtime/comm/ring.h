@@ -1,6 +1,7 @@
 // A bounded queue of bytes with one writer and one reader, or several that each read everything (a
 // window), each in a thread or process of its own. Positions only grow, so that what is under way
-// to a reader is `written - read`. Nobody waits here: Endpoint does, with doorbells.
+// to a reader is `written - read`. Nobody waits for a ring here:
+// Endpoint does, with its doorbell.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +10,10 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "runtime/base/check.h"
+#include "runtime/base/futex.h"
 
 namespace megascale::comm {
 
@@ -22,6 +25,30 @@ struct RingCounter {
   alignas(64) std::atomic<uint64_t> value;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "rings are shared between processes");
+
+// What one thread sleeps on until anybody has news for it: a counter in memory that processes
+// share. The sleeper reads the counter, looks everywhere for work, and only then sleeps, unless the
+// counter has moved in the meantime.
+struct Doorbell {
+  alignas(64) std::atomic<uint32_t> count;
+  std::atomic<uint32_t> sleeping;  // spares bumps the system call while nobody sleeps
+
+  uint32_t Count() const { return count.load(std::memory_order_acquire); }
+
+  // Any thread or process. Sequential consistency pairs with Wait: either this sees the sleeper, or
+  // the sleeper sees this.
+  void Bump() {
+    count.fetch_add(1, std::memory_order_seq_cst);
+    if (sleeping.load(std::memory_order_seq_cst) != 0) base::FutexWakeAll(&count);
+  }
+
+  // The owner's thread only. Returns when Count() is no longer `seen`, after `timeout`, or sooner.
+  void Wait(uint32_t seen, absl::Duration timeout) {
+    sleeping.store(1, std::memory_order_seq_cst);
+    base::FutexWait(&count, seen, timeout);
+    sleeping.store(0, std::memory_order_relaxed);
+  }
+};
 
 // A view; the memory is someone else's. Each side uses its own methods only.
 class Ring {
@@ -49,6 +76,13 @@ class Ring {
     const uint64_t used = written - reads_[index].value.load(std::memory_order_acquire);
     MEGASCALE_CHECK(used <= capacity_);
     return used;
+  }
+  // Writer: whether nothing is under way any more.
+  bool AllRead() const {
+    for (size_t i = 0; i < reads_.size(); ++i) {
+      if (Unread(i) > 0) return false;
+    }
+    return true;
   }
   // Anybody: whether the reader `index` leaves no room for a message to start.
   bool Blocks(size_t index) const {

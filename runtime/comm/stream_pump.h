@@ -20,7 +20,6 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "runtime/base/fd.h"
-#include "runtime/comm/doorbell.h"
 #include "runtime/comm/region.h"
 #include "runtime/comm/ring.h"
 

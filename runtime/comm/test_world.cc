@@ -67,6 +67,7 @@ FabricOptions WorldMemory::OptionsOf(int rank, Store* store) const {
       spec_.uses_tcp ? "127.0.0.1" : socket_directory_;
   options.connect_timeout = kLong;
   options.default_timeout = kLong;
+  options.reads_in_place = spec_.reads_in_place;
   return options;
 }
 
@@ -179,6 +180,7 @@ absl::Status ProcessWorld::RunRank(
     RankBoard& board = boards_[rank];
     FabricOptions options = memory_.OptionsOf(rank, &store);
     options.close_timeout = absl::Seconds(1);
+    if (!readable_.empty()) options.readable = {readable(rank)};
     options.observer = [&board](const CallEvent& event) {
       ++(event.kind == CallEvent::Kind::kEntered ? board.num_entered : board.num_left);
     };
@@ -190,6 +192,12 @@ absl::Status ProcessWorld::RunRank(
   ::shutdown(link, SHUT_RDWR);
   reader.join();
   return status;
+}
+
+void ProcessWorld::MakeReadable(size_t num_bytes) {
+  for (int rank = 0; rank < memory_.num_ranks(); ++rank) {
+    readable_.push_back(base::SharedMemory::Create("readable", num_bytes).value());
+  }
 }
 
 absl::StatusOr<std::unique_ptr<Fabric>> ProcessWorld::JoinNext(int next_rank) {

@@ -26,6 +26,7 @@ struct WorldSpec {
   std::vector<GroupSpec> groups;
   bool uses_tcp = false;  // on loopback; else Unix sockets
   int64_t attempt = 7;
+  bool reads_in_place = true;
 };
 
 // `num_ranks` ranks on `num_nodes` nodes, dealt out in turn, and one group "all" of them.
@@ -87,6 +88,9 @@ class ProcessWorld {
   // Kills and reaps what is left.
   ~ProcessWorld();
 
+  // Memory that a rank's Fabric makes readable: made before Start, so that all find theirs.
+  const base::SharedMemory* readable(int rank) const { return readable_[rank].get(); }
+  void MakeReadable(size_t num_bytes);
   // Forks a process for every rank, which runs `body` with its connected Fabric and ends. Call
   // without other threads.
   void Start(const std::function<absl::Status(Fabric& fabric, RankBoard& board, int rank)>& body);
@@ -104,6 +108,7 @@ class ProcessWorld {
   WorldMemory memory_;
   WorldMemory next_memory_;
   LinkStore* next_store_ = nullptr;  // in a rank's process
+  std::vector<std::unique_ptr<base::SharedMemory>> readable_;
   std::unique_ptr<base::SharedMemory> board_memory_;
   RankBoard* boards_ = nullptr;
   InProcessStore core_;

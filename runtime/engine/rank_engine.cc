@@ -10,6 +10,7 @@
 #include "google/protobuf/duration.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/shared_memory.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/comm/fabric.h"
@@ -58,6 +59,7 @@ class Engine : public RankEngine {
 
  private:
   absl::Status PrepareMemory();
+  absl::Status AllocateParameters(int64_t num_elements);
   absl::Status PrepareFabric();
   absl::Status MakeExecutor();
   absl::StatusOr<absl::Span<std::byte>> AcquireBuffer();
@@ -72,9 +74,10 @@ class Engine : public RankEngine {
   ChunkOfRank chunk_of_rank_;
   plan::RankPlan plan_;
 
-  tensor::Arena arena_;
-  tensor::Vector weights_;    // compute, padded
-  tensor::Vector gradients_;  // F, padded
+  tensor::Arena arena_;                             // of the only rank of a job, or else
+  std::unique_ptr<base::SharedMemory> parameters_;  // memory that peers on this machine may read
+  tensor::Vector weights_;                          // compute, padded
+  tensor::Vector gradients_;                        // F, padded
   std::unique_ptr<ops::Ops> compute_ops_;
   std::unique_ptr<ops::Ops> shard_ops_;
   std::unique_ptr<model::TransformerChunk> chunk_;
@@ -83,7 +86,8 @@ class Engine : public RankEngine {
   std::unique_ptr<ShardCompute> shard_;
 
   std::unique_ptr<comm::Fabric> fabric_;
-  std::map<std::string, std::unique_ptr<comm::Communicator>> communicators_;
+  std::map<std::string, std::unique_ptr<comm::Communicator>> communicators_;  // by name
+  std::map<plan::InstructionId, comm::Communicator*> communicator_of_;
   std::map<plan::StreamKind, std::unique_ptr<stream::Stream>> streams_;
   std::unique_ptr<plan::Executor> executor_;
 
@@ -103,12 +107,7 @@ absl::Status Engine::PrepareMemory() {
   const auto dtype = mine.compute;
   const model::ChunkLayout layout(mine.config, mine.range);
   const int64_t padded = layout.padded_elements(mine.shard.num_shards);
-  const size_t bytes = static_cast<size_t>(padded) *
-                           (tensor::SizeOf(dtype) + tensor::SizeOf(AccumulationType(dtype))) +
-                       256;
-  ASSIGN_OR_RETURN(arena_, tensor::Arena::Create(bytes));
-  weights_ = arena_.Allocate(dtype, padded);
-  gradients_ = arena_.Allocate(AccumulationType(dtype), padded);
+  RETURN_IF_ERROR(AllocateParameters(padded));
 
   compute_ops_ = MakeOps(dtype, options_.spec.parallel().threads_per_rank());
   shard_ops_ = MakeOps(dtype, 1);
@@ -137,6 +136,23 @@ absl::Status Engine::PrepareMemory() {
   return absl::OkStatus();
 }
 
+absl::Status Engine::AllocateParameters(int64_t num_elements) {
+  const tensor::DType dtype = chunk_of_rank_.compute;
+  const tensor::DType accumulation = AccumulationType(dtype);
+  const size_t weight_bytes = tensor::Arena::BytesFor(dtype, num_elements);
+  const size_t bytes = weight_bytes + tensor::Arena::BytesFor(accumulation, num_elements);
+  if (options_.placements.size() == 1) {
+    ASSIGN_OR_RETURN(arena_, tensor::Arena::Create(bytes));
+    weights_ = arena_.Allocate(dtype, num_elements);
+    gradients_ = arena_.Allocate(accumulation, num_elements);
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(parameters_, base::SharedMemory::Create("megascale-parameters", bytes));
+  weights_ = {parameters_->data(), dtype, num_elements};
+  gradients_ = {parameters_->data() + weight_bytes, accumulation, num_elements};
+  return absl::OkStatus();
+}
+
 absl::Status Engine::PrepareFabric() {
   comm::FabricOptions fabric;
   fabric.rank = options_.rank;
@@ -145,6 +161,7 @@ absl::Status Engine::PrepareFabric() {
   fabric.attempt = options_.attempt;
   fabric.secret = options_.secret;
   fabric.region = options_.comm_region;
+  if (parameters_ != nullptr) fabric.readable = {parameters_.get()};
   fabric.store = options_.store;
   if (options_.interface.empty()) {
     fabric.socket_directory = options_.socket_directory;
@@ -166,15 +183,22 @@ absl::Status Engine::Join() {
         CommunicatorName(mesh.GroupName(channel.group, options_.rank), channel.name);
     ASSIGN_OR_RETURN(communicators_[name], fabric_->Make(name));
   }
+  // Found once: names are long, and steps take nothing from the heap.
+  for (const plan::Instruction& instruction : plan_.instructions) {
+    if (instruction.group == plan::GroupKind::kNone) continue;
+    const std::string name =
+        CommunicatorName(mesh.GroupName(instruction.group, options_.rank), instruction.channel);
+    const auto found = communicators_.find(name);
+    MEGASCALE_CHECK_MSG(found != communicators_.end(), name);
+    communicator_of_[instruction.id] = found->second.get();
+  }
   return MakeExecutor();
 }
 
 comm::Communicator* Engine::CommunicatorOf(const plan::Instruction& instruction) const {
-  const std::string name =
-      CommunicatorName(plan_.mesh.GroupName(instruction.group, options_.rank), instruction.channel);
-  const auto found = communicators_.find(name);
-  MEGASCALE_CHECK_MSG(found != communicators_.end(), name);
-  return found->second.get();
+  const auto found = communicator_of_.find(instruction.id);
+  MEGASCALE_CHECK(found != communicator_of_.end());
+  return found->second;
 }
 
 std::map<plan::OpKind, plan::Handler> Engine::Handlers() {

@@ -1,0 +1,113 @@
+#include "runtime/base/test_heap.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace megascale::base {
+namespace {
+
+std::atomic<int64_t> ours{0};
+std::atomic<int64_t> libraries{0};
+std::atomic<int64_t> mappings{0};
+thread_local bool is_ignored = false;
+
+}  // namespace
+
+HeapCalls CountHeapCalls() { return {ours, libraries, mappings}; }
+
+void IgnoreHeapCallsOfThisThread() { is_ignored = true; }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+namespace {
+
+// By who called: the file that its code was loaded from.
+void Count(const void* caller) {
+  if (is_ignored) return;
+  Dl_info info = {};
+  const bool found = ::dladdr(caller, &info) != 0 && info.dli_fname != nullptr;
+  const bool library = found && (std::strstr(info.dli_fname, "libdnnl") != nullptr ||
+                                 std::strstr(info.dli_fname, "libgomp") != nullptr);
+  ++(library ? libraries : ours);
+}
+
+void* OrThrow(void* memory) {
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+#endif
+
+}  // namespace megascale::base
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+// glibc's own functions, which those of the program take the place of, in shared libraries too.
+extern "C" {
+void* __libc_malloc(size_t size);
+void* __libc_calloc(size_t count, size_t size);
+void* __libc_realloc(void* memory, size_t size);
+void* __libc_memalign(size_t alignment, size_t size);
+
+void* malloc(size_t size) {
+  megascale::base::Count(__builtin_return_address(0));
+  return __libc_malloc(size);
+}
+void* calloc(size_t count, size_t size) {
+  megascale::base::Count(__builtin_return_address(0));
+  return __libc_calloc(count, size);
+}
+void* realloc(void* memory, size_t size) {
+  megascale::base::Count(__builtin_return_address(0));
+  return __libc_realloc(memory, size);
+}
+void* aligned_alloc(size_t alignment, size_t size) {
+  megascale::base::Count(__builtin_return_address(0));
+  return __libc_memalign(alignment, size);
+}
+int posix_memalign(void** memory, size_t alignment, size_t size) {
+  megascale::base::Count(__builtin_return_address(0));
+  *memory = __libc_memalign(alignment, size);
+  return *memory == nullptr ? ENOMEM : 0;
+}
+void* mmap(void* address, size_t size, int protection, int flags, int fd, off_t offset) {
+  if (!megascale::base::is_ignored) ++megascale::base::mappings;
+  return reinterpret_cast<void*>(::syscall(SYS_mmap, address, size, protection, flags, fd, offset));
+}
+}
+
+// The library's would count as its own whoever calls them.
+void* operator new(size_t size) {
+  megascale::base::Count(__builtin_return_address(0));
+  return megascale::base::OrThrow(__libc_malloc(size));
+}
+void* operator new[](size_t size) {
+  megascale::base::Count(__builtin_return_address(0));
+  return megascale::base::OrThrow(__libc_malloc(size));
+}
+void* operator new(size_t size, std::align_val_t alignment) {
+  megascale::base::Count(__builtin_return_address(0));
+  return megascale::base::OrThrow(__libc_memalign(static_cast<size_t>(alignment), size));
+}
+void* operator new[](size_t size, std::align_val_t alignment) {
+  megascale::base::Count(__builtin_return_address(0));
+  return megascale::base::OrThrow(__libc_memalign(static_cast<size_t>(alignment), size));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+#endif

@@ -79,6 +79,7 @@ struct ProcessEnd {
       out_of_memory;       // why the kernel must have killed it for lack of memory; "": it did not
   std::string recent;      // the instructions that it was in and completed last; "": none
   std::string last_lines;  // of its log
+  bool killed = false;     // it lived when a KillProcess was carried out
 };
 
 class JobCore;

@@ -55,7 +55,10 @@ std::string Words(const Action& action) {
 }
 
 ProcessEnd Exited(int status) { return {status << 8, "", "", ""}; }
+// By somebody else.
 ProcessEnd Killed(int signal) { return {signal, "", "", ""}; }
+// By the KillProcess that the core asked for.
+ProcessEnd Ours() { return {SIGKILL, "", "", "", /*killed=*/true}; }
 
 // Two ranks of job "j" here, two elsewhere.
 class AgentCoreTest : public testing::Test {
@@ -191,7 +194,7 @@ TEST_F(AgentCoreTest, PreflightRunsTheHostAloneUntilItAnswers) {
   answer.mutable_preflight()->set_state(v1::Preflight::STATE_PASSED);
   core_.OnHostMessage(1, answer);
   EXPECT_THAT(Settle(), ElementsAre("kill 1"));
-  End(1, Killed(SIGKILL));
+  End(1, Ours());
   EXPECT_THAT(Settle(), IsEmpty());
   EXPECT_EQ(Report().applied_version(), 1);
   EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_PASSED);
@@ -205,7 +208,7 @@ TEST_F(AgentCoreTest, RunWaitsUntilThePreflightIsReaped) {
   Apply();
   Want(DesiredJob::PHASE_RUN, 1);
   EXPECT_THAT(Apply(), ElementsAre("kill 1"));
-  End(1, Killed(SIGKILL));
+  End(1, Ours());
   EXPECT_EQ(Settle().size(), 4u);
 }
 
@@ -216,7 +219,7 @@ TEST_F(AgentCoreTest, HoldKillsEverythingAndKeepsWhatIsKnown) {
   Want(DesiredJob::PHASE_HOLD, 1);
   EXPECT_THAT(Apply(), ElementsAre("kill 1", "kill 2", "kill 3"));
   EXPECT_EQ(Report().applied_version(), 1);
-  for (const int64_t process : {1, 2, 3}) End(process, Killed(SIGKILL));
+  for (const int64_t process : {1, 2, 3}) End(process, Ours());
   EXPECT_THAT(Settle(), IsEmpty());
   EXPECT_EQ(Report().applied_version(), 2);
   EXPECT_EQ(Job().num_processes(), 0);
@@ -230,10 +233,10 @@ TEST_F(AgentCoreTest, AJobThatIsNotListedIsEndedAndForgotten) {
   Want(DesiredJob::PHASE_RUN, 1);
   desired_.clear_jobs();
   EXPECT_THAT(Apply(), ElementsAre("kill 1", "kill 2", "kill 3"));
-  for (const int64_t process : {1, 2}) End(process, Killed(SIGKILL));
+  for (const int64_t process : {1, 2}) End(process, Ours());
   EXPECT_THAT(Settle(), IsEmpty());
   EXPECT_EQ(Report().applied_version(), 1);
-  End(3, Killed(SIGKILL));
+  End(3, Ours());
   EXPECT_THAT(Settle(), ElementsAre("drop j"));
   EXPECT_EQ(Report().jobs_size(), 0);
   EXPECT_EQ(Report().applied_version(), 2);
@@ -262,7 +265,7 @@ TEST_F(AgentCoreTest, StopKillsRanksAfterTheGrace) {
   EXPECT_THAT(Apply(), IsEmpty());
   now_ += absl::Seconds(10);
   EXPECT_THAT(Settle(), ElementsAre("kill 2", "kill 3"));
-  End(2, Killed(SIGKILL));
+  End(2, Ours());
   EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
   EXPECT_EQ(RankOf(0).failure().message(), "did not stop within 30s and was killed");
 }
@@ -283,12 +286,12 @@ TEST_F(AgentCoreTest, ANewAttemptWaitsUntilTheOldOneIsReaped) {
   Run();
   Want(DesiredJob::PHASE_RUN, 2);
   EXPECT_THAT(Apply(), ElementsAre("kill 1", "kill 2", "kill 3"));
-  End(1, Killed(SIGKILL));
-  End(2, Killed(SIGKILL));
+  End(1, Ours());
+  End(2, Ours());
   EXPECT_THAT(Settle(), IsEmpty());
   EXPECT_EQ(Job().attempt(), 1);
   EXPECT_EQ(Report().applied_version(), 1);
-  End(3, Killed(SIGKILL));
+  End(3, Ours());
   EXPECT_THAT(Settle(), ElementsAre("prepare j/2", "start host as 4", "start rank 0 as 5",
                                     "start rank 1 as 6"));
   EXPECT_EQ(Job().attempt(), 2);
@@ -300,7 +303,7 @@ TEST_F(AgentCoreTest, ANewAttemptForgetsTheStepsBehindItsRestorePoint) {
   StoreShard(1, 0, 2);
   Want(DesiredJob::PHASE_RUN, 2)->mutable_restore()->set_step(2);
   Apply();
-  for (const int64_t process : {1, 2, 3}) End(process, Killed(SIGKILL));
+  for (const int64_t process : {1, 2, 3}) End(process, Ours());
   Settle();
   ASSERT_EQ(Job().steps_size(), 2);  // 1 and 2 are still not acknowledged
   EXPECT_EQ(Job().steps(1).step(), 2);
@@ -330,7 +333,7 @@ TEST_F(AgentCoreTest, WhatIsSaidOfAReapedProcessIsIgnored) {
   Run();
   Want(DesiredJob::PHASE_RUN, 2);
   Apply();
-  for (const int64_t process : {1, 2, 3}) End(process, Killed(SIGKILL));
+  for (const int64_t process : {1, 2, 3}) End(process, Ours());
   Settle();
   Step(2, 7);
   StoreShard(1, 0, 7);
@@ -395,8 +398,36 @@ TEST_F(AgentCoreTest, AFailureSaidBeforeHoldKilledTheRankIsReported) {
   Fail(2, telemetry::v1::FAILURE_CLASS_DIVERGED);
   Want(DesiredJob::PHASE_HOLD, 1);
   Apply();
-  End(2, Killed(SIGKILL));
+  End(2, Ours());
   EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_DIVERGED);
+}
+
+// Its peer's failure was known first: HOLD came before its own end was.
+TEST_F(AgentCoreTest, ARankThatDiedBeforeHoldKilledItIsReported) {
+  Run();
+  Fail(3, telemetry::v1::FAILURE_CLASS_ABORTED);
+  End(3, Exited(1));
+  Want(DesiredJob::PHASE_HOLD, 1);
+  EXPECT_THAT(Apply(), ElementsAre("kill 1", "kill 2"));
+  End(1, Ours());
+  End(2, {SIGKILL, "", "in F.c0.m3 of step 6", ""});
+  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
+  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
+  EXPECT_EQ(RankOf(0).failure().message(), "killed by signal 9 (Killed)\nin F.c0.m3 of step 6");
+  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
+  // The fence is reported no earlier than that.
+  EXPECT_THAT(Settle(), IsEmpty());
+  EXPECT_EQ(Report().applied_version(), 2);
+}
+
+TEST_F(AgentCoreTest, ARankThatDiedBeforeItsGraceEndedIsNotSaidToHaveBeenTooSlow) {
+  Run();
+  Want(DesiredJob::PHASE_STOP, 1);
+  Apply();
+  now_ += absl::Seconds(30);
+  EXPECT_THAT(Settle(), ElementsAre("kill 2", "kill 3"));
+  End(2, Killed(SIGSEGV));
+  EXPECT_THAT(RankOf(0).failure().message(), StartsWith("killed by signal 11"));
 }
 
 TEST_F(AgentCoreTest, AnExitBeforeTheWorkIsDoneIsAFailure) {
@@ -525,7 +556,7 @@ TEST_F(AgentCoreTest, SnapshotsOfAnOlderAttemptAreReportedButNotWritten) {
   Run();
   Want(DesiredJob::PHASE_RUN, 2);
   Apply();
-  for (const int64_t process : {1, 2, 3}) End(process, Killed(SIGKILL));
+  for (const int64_t process : {1, 2, 3}) End(process, Ours());
   Settle();
   Hold(0, 1, 10);
   EXPECT_THAT(Settle(), IsEmpty());
@@ -577,7 +608,7 @@ TEST_F(AgentCoreTest, RetentionIsReportedUntilTheNextAttempt) {
   EXPECT_EQ(Job().retained().step(), 20);
   Want(DesiredJob::PHASE_RUN, 2);
   Apply();
-  for (const int64_t process : {2, 3}) End(process, Killed(SIGKILL));
+  for (const int64_t process : {2, 3}) End(process, Ours());
   Settle();
   EXPECT_EQ(Job().attempt(), 2);
   EXPECT_FALSE(Job().has_retained());

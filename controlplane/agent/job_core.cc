@@ -106,27 +106,30 @@ void JobCore::OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Durat
 void JobCore::OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now) {
   const Process process = processes_.at(process_id);
   processes_.erase(process_id);
-  if (process.rank == kHostRank) {
-    EndHost(process, ClassifyEnd(end, process.reported), now);
-  } else {
+  if (process.rank != kHostRank) {
     EndRank(process, end);
+  } else if (!process.killed || !end.killed) {
+    EndHost(process, ClassifyEnd(end, process.reported), now);
   }
 }
 
 void JobCore::EndRank(const Process& process, const ProcessEnd& end) {
+  // One that ended before the kill reached it failed, and may be what its peers' failures come
+  // from.
+  const bool by_kill = process.killed && end.killed && !process.reported.has_value();
   if (process.finished.has_value() && end.status == 0) {
     outcomes_[process.rank] = {process.finished->stopped() ? v1::ActualRank::STATE_STOPPED
                                                            : v1::ActualRank::STATE_FINISHED,
                                process.finished->step(),
                                {}};
-  } else if (process.overdue && !process.reported.has_value()) {
+  } else if (by_kill && process.overdue) {
     outcomes_[process.rank] = {
         v1::ActualRank::STATE_FAILED, 0,
         Failure(telemetry::v1::FAILURE_CLASS_EXITED,
                 absl::StrCat("did not stop within ",
                              absl::FormatDuration(job::ToDuration(desired_.stop_grace())),
                              " and was killed"))};
-  } else if (!process.killed || process.reported.has_value()) {
+  } else if (!by_kill) {
     outcomes_[process.rank] = {v1::ActualRank::STATE_FAILED, 0, ClassifyEnd(end, process.reported)};
   }
 }
@@ -134,7 +137,7 @@ void JobCore::EndRank(const Process& process, const ProcessEnd& end) {
 void JobCore::EndHost(const Process& process, v1::RankFailure failure, absl::Duration now) {
   const bool preflight_done =
       preflight_.has_value() && preflight_->state() != v1::Preflight::STATE_RUNNING;
-  if (process.killed || (process.preflight_only && preflight_done)) return;
+  if (process.preflight_only && preflight_done) return;
   ++host_failures_;
   if (failure.failure_class() == telemetry::v1::FAILURE_CLASS_REFUSED ||
       host_failures_ > kHostRestartsMax) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "controlplane/driver/placement.h"
+#include "controlplane/driver/preflight_check.h"
 #include "controlplane/driver/recovery.h"
 #include "runtime/base/check.h"
 
@@ -26,10 +27,11 @@ bool IsHold(pb::Stage stage) {
          stage == pb::STAGE_WAIT_FOR_SLOTS;
 }
 
-// A checkpoint of the last step is committed.
-bool HasAllSteps(const JobRecord& job) {
-  return job.committed_size() > 0 &&
-         job.committed().rbegin()->step() >= job.submitted().spec().train().steps();
+std::string CancelledMessage(const JobRecord& job) {
+  if (job.committed_size() == 0) return "cancelled";
+  const auto& newest = *job.committed().rbegin();
+  return absl::StrCat("cancelled; newest checkpoint: step ", newest.step(), " in ",
+                      newest.directory());
 }
 
 // One event being applied. Every handler returns false when it refuses the event.
@@ -54,7 +56,7 @@ class Transition {
   bool OnShardsStored(const pb::ShardsStored& stored);
   bool OnManifestWritten(const pb::ManifestWritten& written);
   bool OnBackoffElapsed(const pb::BackoffElapsed& elapsed);
-  bool OnStopTimedOut(const pb::StopTimedOut& timed_out);
+  bool OnStageTimedOut(const pb::StageTimedOut& timed_out);
   bool OnRetentionEnded(const pb::RetentionEnded& ended);
 
   // What follows without another event, for every job in the order of submission.
@@ -73,7 +75,9 @@ class Transition {
   void End(JobRecord* job, control::JobState job_state, const std::string& reason,
            const std::string& message);
   void Complete(JobRecord* job);
+  void EndUnfenced(JobRecord* job);
   void Fail(JobRecord* job, const Culprit& culprit);
+  void Refuse(JobRecord* job, const PreflightRefusal& refusal);
   void LoseProcesses(const std::string& node_id, const std::string& why);
   void StartAttempt(JobRecord* job, PlacementResult placement);
   void StartRun(JobRecord* job, const agent::RestorePoint& restore);
@@ -115,8 +119,8 @@ bool Transition::Run() {
         return OnManifestWritten(event_.manifest_written());
       case Event::kBackoffElapsed:
         return OnBackoffElapsed(event_.backoff_elapsed());
-      case Event::kStopTimedOut:
-        return OnStopTimedOut(event_.stop_timed_out());
+      case Event::kStageTimedOut:
+        return OnStageTimedOut(event_.stage_timed_out());
       case Event::kRetentionEnded:
         return OnRetentionEnded(event_.retention_ended());
       case Event::kDriverStarted:
@@ -195,13 +199,7 @@ bool Transition::OnCancel(const pb::CancelRequested& cancel) {
 bool Transition::OnNodeJoined(const agent::Hello& hello) {
   NodeRecord* node = FindNode(&state_, hello.node_id());
   if (node == nullptr) {
-    auto* nodes = state_.mutable_nodes();
-    nodes->Add();
-    int index = nodes->size() - 1;
-    for (; index > 0 && hello.node_id() < nodes->Get(index - 1).hello().node_id(); --index) {
-      nodes->SwapElements(index - 1, index);
-    }
-    node = nodes->Mutable(index);
+    node = AddNode(&state_, hello.node_id());
   } else if (node->hello().incarnation() != hello.incarnation()) {
     LoseProcesses(hello.node_id(), "its agent was restarted, its processes died with it");
   } else if (node->alive() && MessageDifferencer::Equals(node->hello(), hello)) {
@@ -262,13 +260,7 @@ bool Transition::OnPreflightPassed(const pb::PreflightPassed& passed) {
 bool Transition::OnPreflightRefused(const pb::PreflightRefused& refused) {
   JobRecord* job = Current(refused.job_id(), refused.attempt());
   if (job == nullptr || job->stage() != pb::STAGE_PREFLIGHT) return false;
-  Culprit* culprit = job->mutable_culprit();
-  culprit->set_node_id(refused.node_id());
-  culprit->set_rank(-1);
-  culprit->set_failure_class(telemetry::FAILURE_CLASS_REFUSED);
-  culprit->set_evidence(refused.message());
-  culprit->set_attempt(job->attempt());
-  End(job, control::JOB_STATE_FAILED, ReasonOf(*culprit), refused.message());
+  Refuse(job, {refused.node_id(), refused.message()});
   return true;
 }
 
@@ -403,13 +395,41 @@ bool Transition::OnBackoffElapsed(const pb::BackoffElapsed& elapsed) {
   return true;
 }
 
-bool Transition::OnStopTimedOut(const pb::StopTimedOut& timed_out) {
+bool Transition::OnStageTimedOut(const pb::StageTimedOut& timed_out) {
   JobRecord* job = Current(timed_out.job_id(), timed_out.attempt());
-  if (job == nullptr || job->stage() != pb::STAGE_STOP) return false;
-  Enter(job, pb::STAGE_FENCE);
-  Say(job, control::JOB_STATE_CANCELLING, "CancelRequested",
-      "did not stop in time; waits for its processes to be killed");
+  const pb::Stage stage =
+      timed_out.stage() == pb::STAGE_UNSPECIFIED ? pb::STAGE_STOP : timed_out.stage();
+  if (job == nullptr || job->stage() != stage) return false;
+  if (stage == pb::STAGE_STOP) {
+    Enter(job, pb::STAGE_FENCE);
+    Say(job, control::JOB_STATE_CANCELLING, "CancelRequested",
+        "did not stop in time; waits for its processes to be killed");
+    return true;
+  }
+  if (WaitsForFinalCheckpoint(*job)) {
+    Fail(job, CheckpointNotStored(*job));
+    return true;
+  }
+  if (stage == pb::STAGE_RUN || AllFenced(state_, *job)) return false;
+  EndUnfenced(job);
   return true;
+}
+
+// Its processes can write nothing that counts any more, but neither can another attempt begin.
+void Transition::EndUnfenced(JobRecord* job) {
+  const std::string left =
+      absl::StrCat("; ", absl::StrJoin(UnfencedNodesOf(state_, *job), ", "),
+                   " could not end its processes in time: look there for processes that hang "
+                   "in storage or in a device, and restart the machine if need be");
+  if (job->has_cancel()) {
+    End(job, control::JOB_STATE_CANCELLED, "CancelRequested",
+        absl::StrCat(CancelledMessage(*job), left));
+  } else if (HasAllSteps(*job)) {
+    Complete(job);
+  } else {
+    End(job, control::JOB_STATE_FAILED, ReasonOf(job->culprit()),
+        absl::StrCat(Describe(job->culprit()), left));
+  }
 }
 
 bool Transition::OnRetentionEnded(const pb::RetentionEnded& ended) {
@@ -475,43 +495,25 @@ void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
 void Transition::StartRun(JobRecord* job, const agent::RestorePoint& restore) {
   *job->mutable_restore() = restore;
   Enter(job, pb::STAGE_RUN);
-  std::string from = "from initial weights";
-  if (restore.source() == agent::RestorePoint::SOURCE_MEMORY) {
-    from = absl::StrCat("from step ", restore.step(), " in the agents' memory");
-  } else if (restore.source() == agent::RestorePoint::SOURCE_STORAGE) {
-    from = absl::StrCat("from step ", restore.step(), " in ", restore.directory());
-  }
   Say(job, control::JOB_STATE_STARTING, "Starting",
-      absl::StrCat("attempt ", job->attempt(), " ", from));
+      absl::StrCat("attempt ", job->attempt(), " from ", Describe(restore)));
 }
 
 void Transition::SettlePreflight(JobRecord* job) {
   if (job->preflights_size() < static_cast<int>(NodesOf(*job).size())) return;
-  const auto& first = job->preflights(0);
-  std::string refusal;
-  for (const auto& other : job->preflights()) {
-    if (MessageDifferencer::Equals(first.preflight().data(), other.preflight().data())) continue;
-    job->mutable_culprit()->set_node_id(other.node_id());
-    refusal = absl::StrCat("data.files: the text on node ", other.node_id(),
-                           " differs from that on node ", first.node_id(),
-                           "; every machine needs the same files");
-  }
-  const int64_t first_step = first.preflight().first_step();
-  const int64_t steps = job->submitted().spec().train().steps();
-  if (refusal.empty() && !job->submitted().from_checkpoint().empty() && first_step >= steps) {
-    refusal = absl::StrCat("train.steps: ", steps, " is not more than the ", first_step,
-                           " steps of ", job->submitted().from_checkpoint());
-  }
-  if (refusal.empty()) {
-    StartRun(job, ChooseRestore(*job, {job->placements().begin(), job->placements().end()}));
-    return;
-  }
+  const PreflightRefusal refusal = JudgePreflights(*job);
+  if (!refusal.message.empty()) return Refuse(job, refusal);
+  StartRun(job, ChooseRestore(*job, {job->placements().begin(), job->placements().end()}));
+}
+
+void Transition::Refuse(JobRecord* job, const PreflightRefusal& refusal) {
   Culprit* culprit = job->mutable_culprit();
+  culprit->set_node_id(refusal.node_id);
   culprit->set_rank(-1);
   culprit->set_failure_class(telemetry::FAILURE_CLASS_REFUSED);
-  culprit->set_evidence(refusal);
+  culprit->set_evidence(refusal.message);
   culprit->set_attempt(job->attempt());
-  End(job, control::JOB_STATE_FAILED, ReasonOf(*culprit), refusal);
+  End(job, control::JOB_STATE_FAILED, ReasonOf(*culprit), refusal.message);
 }
 
 void Transition::SettleRun(JobRecord* job) {
@@ -553,13 +555,7 @@ void Transition::SettleFence(JobRecord* job) {
     AfterFailure(job);
     return;
   }
-  std::string message = "cancelled";
-  if (job->committed_size() > 0) {
-    const auto& newest = *job->committed().rbegin();
-    absl::StrAppend(&message, "; newest checkpoint: step ", newest.step(), " in ",
-                    newest.directory());
-  }
-  End(job, control::JOB_STATE_CANCELLED, "CancelRequested", message);
+  End(job, control::JOB_STATE_CANCELLED, "CancelRequested", CancelledMessage(*job));
 }
 
 void Transition::AfterFailure(JobRecord* job) {

@@ -263,6 +263,87 @@ TEST_F(DriverCoreTest, LossOfTheDeletingNodeEndsTheWaitForRetention) {
   EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
 }
 
+TEST_F(DriverCoreTest, ALastCheckpointThatIsNeverStoredIsLeftToAnotherAttempt) {
+  Run();
+  Do(Progressed(1, 30));
+  EXPECT_THAT(TimersFor(state_), SizeIs(0));
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, false, 30));
+  ASSERT_EQ(job().reason(), "FinalCheckpoint");
+  const std::vector<Timer> timers = TimersFor(state_);
+  ASSERT_THAT(timers, SizeIs(1));
+  EXPECT_EQ(timers[0].delay, absl::Minutes(10));
+  EXPECT_TRUE(Do(timers[0].when_due));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RECOVERING);
+  EXPECT_THAT(job().message(), HasSubstr("the checkpoint of the last step, 30, did not reach"));
+  EXPECT_THAT(job().message(), HasSubstr("/state/jobs/j/checkpoints"));
+  Do(Fenced(1, "n0", {{0, 30}, {1, 30}}));
+  Do(Fenced(1, "n1", {{2, 30}, {3, 30}}));
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_MEMORY);
+  EXPECT_EQ(job().restore().step(), 30);
+  EXPECT_FALSE(Do(timers[0].when_due));  // of the attempt before
+  // Storage stays as it is: the limit on restarts ends the job.
+  for (int64_t attempt = 2; !IsTerminal(job()) && attempt < 10; ++attempt) {
+    for (int rank = 0; rank < 4; ++rank) Do(Ended(attempt, rank, false, 30));
+    Do(TimersFor(state_).at(0).when_due);
+    Do(Fenced(attempt, "n0", {{0, 30}, {1, 30}}));
+    Do(Fenced(attempt, "n1", {{2, 30}, {3, 30}}));
+    BackoffElapsed(attempt);
+  }
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_THAT(job().message(), HasSubstr("did not reach storage in time"));
+}
+
+TEST_F(DriverCoreTest, ACommitInTimeEndsTheWaitForTheLastCheckpoint) {
+  Run();
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, false, 30));
+  const Event too_late = TimersFor(state_).at(0).when_due;
+  Do(Manifest(1, 30));
+  EXPECT_FALSE(Do(too_late));
+  EXPECT_EQ(job().reason(), "Retention");
+}
+
+TEST_F(DriverCoreTest, AnAgentThatCannotEndItsProcessesEndsTheJob) {
+  Run();
+  Do(Progressed(1, 15));
+  Do(Failed(1, 1, "n0", telemetry::FAILURE_CLASS_EXITED));
+  Do(Fenced(1, "n0", {}));
+  const std::vector<Timer> timers = TimersFor(state_);
+  ASSERT_THAT(timers, SizeIs(1));
+  EXPECT_EQ(timers[0].delay, absl::Minutes(5));
+  EXPECT_TRUE(Do(timers[0].when_due));
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().reason(), "RankExited");
+  EXPECT_THAT(job().message(), HasSubstr("evidence of rank 1; n1 could not end its processes"));
+  EXPECT_EQ(DesiredFor(state_, "n1").jobs_size(), 0);
+}
+
+TEST_F(DriverCoreTest, AnAgentThatIsBackAndCannotEndItsProcessesEndsTheJobToo) {
+  Run();
+  Do(Lost("n0", "a"));
+  Do(Fenced(1, "n1", {}));
+  BackoffElapsed(1);
+  EXPECT_EQ(job().stage(), pb::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_THAT(TimersFor(state_), SizeIs(0));  // may wait for nodes as long as it takes
+  Do(Joined("n0", "a", 2));
+  ASSERT_THAT(TimersFor(state_), SizeIs(1));
+  Do(TimersFor(state_)[0].when_due);
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().reason(), "NodeLost");
+}
+
+TEST_F(DriverCoreTest, ACancelledJobOfAnAgentThatCannotEndItsProcessesIsCancelled) {
+  Run();
+  Do(Manifest(1, 10));
+  Do(Cancelled(false));
+  for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, true, 12));
+  Do(Fenced(1, "n1", {}));
+  Do(TimersFor(state_).at(0).when_due);
+  EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLED);
+  EXPECT_THAT(job().message(), HasSubstr("newest checkpoint: step 10"));
+  EXPECT_THAT(job().message(), HasSubstr("n0 could not end its processes"));
+}
+
 TEST_F(DriverCoreTest, FailureFencesAllNodesThenStartsTheNextAttemptFromMemory) {
   Run();
   Do(Progressed(1, 15));
@@ -332,6 +413,21 @@ TEST_F(DriverCoreTest, DeathThatFollowedFromAnotherIsNeverTheCulprit) {
   Do(Failed(1, 1, "n0", telemetry::FAILURE_CLASS_EXITED));
   EXPECT_EQ(job().culprit().rank(), 0);
   EXPECT_EQ(job().reason(), "OutOfMemory");
+}
+
+TEST_F(DriverCoreTest, ADeathToldWithTheFenceOfItsNodeIsTheCulprit) {
+  Run();
+  Do(Progressed(1, 15));
+  Do(Failed(1, 0, "n0", telemetry::FAILURE_CLASS_ABORTED));
+  EXPECT_EQ(job().reason(), "PeerLost");
+  Do(Fenced(1, "n0", {}));
+  EXPECT_TRUE(Do(Failed(1, 2, "n1", telemetry::FAILURE_CLASS_EXITED)));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(job().culprit().rank(), 2);
+  EXPECT_EQ(job().culprit().attempt(), 1);
+  // No longer: the next attempt goes on.
+  EXPECT_FALSE(Do(Failed(1, 3, "n1", telemetry::FAILURE_CLASS_EXITED)));
 }
 
 TEST_F(DriverCoreTest, LostNodeIsWaitedForAndTakenBackWithItsRanks) {

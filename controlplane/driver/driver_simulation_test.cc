@@ -97,10 +97,14 @@ class Simulation {
     CheckFencesHold();
     Train();
     FeedAll(detector_->OnTick(state_, now_));
+    std::map<std::string, absl::Duration> kept;
     for (const Timer& timer : TimersFor(state_)) {
-      auto [it, added] = timers_.try_emplace(timer.key, now_ + timer.delay);
-      if (it->second <= now_) Feed(timer.when_due);
+      const auto known = timers_.find(timer.key);
+      const absl::Duration due = known != timers_.end() ? known->second : now_ + timer.delay;
+      kept[timer.key] = due;
+      if (due <= now_) Feed(timer.when_due);
     }
+    timers_ = std::move(kept);
     for (const LossLogCut& cut : LossLogCutsFor(state_)) {
       auto& log = loss_logs_[cut.job_id];
       std::erase_if(log, [&](const auto& entry) {

@@ -20,6 +20,12 @@ constexpr absl::Duration kStopMargin = absl::Seconds(10);
 constexpr absl::Duration kStopCheckpointMargin = absl::Seconds(120);
 // Deleting checkpoints holds a job's end up for no longer than this.
 constexpr absl::Duration kRetentionTimeout = absl::Seconds(30);
+// What agents that are heard need at most to kill and reap the processes of an attempt, however
+// much memory these have and however busy the machine is.
+constexpr absl::Duration kFenceTimeout = absl::Minutes(5);
+// How many progress timeouts storage may take for the last checkpoint: as long as a worker waits
+// for it.
+constexpr int kStoragePatience = 10;
 
 agent::DesiredJob::Phase PhaseOf(pb::Stage stage) {
   switch (stage) {
@@ -79,6 +85,18 @@ void FillJob(const JobRecord& job, absl::string_view node_id, agent::DesiredJob*
   FillCheckpoints(job, node_id, desired);
 }
 
+// For what a job waits for in the stage that it is in.
+Timer StageTimer(const JobRecord& job, absl::string_view what, absl::Duration delay) {
+  Timer timer;
+  timer.key = absl::StrCat(what, "/", JobId(job), "/", job.attempt(), "/", job.stage());
+  timer.delay = delay;
+  auto* timed_out = timer.when_due.mutable_stage_timed_out();
+  timed_out->set_job_id(JobId(job));
+  timed_out->set_attempt(job.attempt());
+  timed_out->set_stage(job.stage());
+  return timer;
+}
+
 }  // namespace
 
 const JobRecord* FindJob(const DriverState& state, absl::string_view job_id) {
@@ -101,6 +119,16 @@ const NodeRecord* FindNode(const DriverState& state, absl::string_view node_id) 
 
 NodeRecord* FindNode(DriverState* state, absl::string_view node_id) {
   return const_cast<NodeRecord*>(FindNode(*state, node_id));
+}
+
+NodeRecord* AddNode(DriverState* state, absl::string_view node_id) {
+  auto* nodes = state->mutable_nodes();
+  nodes->Add();
+  int index = nodes->size() - 1;
+  for (; index > 0 && node_id < nodes->Get(index - 1).hello().node_id(); --index) {
+    nodes->SwapElements(index - 1, index);
+  }
+  return nodes->Mutable(index);
 }
 
 int WorldSize(const JobRecord& job) {
@@ -153,16 +181,31 @@ const pb::EndedRank* FindEnded(const JobRecord& job, int rank) {
   return nullptr;
 }
 
+std::vector<std::string> UnfencedNodesOf(const DriverState& state, const JobRecord& job) {
+  std::vector<std::string> nodes = LiveNodesOf(state, job);
+  nodes.erase(std::remove_if(nodes.begin(), nodes.end(),
+                             [&](const std::string& node_id) { return IsFenced(job, node_id); }),
+              nodes.end());
+  return nodes;
+}
+
 bool AllFenced(const DriverState& state, const JobRecord& job) {
-  const std::vector<std::string> live = LiveNodesOf(state, job);
-  return std::all_of(live.begin(), live.end(),
-                     [&](const std::string& node_id) { return IsFenced(job, node_id); });
+  return UnfencedNodesOf(state, job).empty();
 }
 
 bool AllGone(const JobRecord& job) {
   return std::all_of(job.placements().begin(), job.placements().end(), [&](const auto& placement) {
     return FindEnded(job, placement.rank()) != nullptr || IsFenced(job, placement.node_id());
   });
+}
+
+bool HasAllSteps(const JobRecord& job) {
+  return job.committed_size() > 0 &&
+         job.committed().rbegin()->step() >= job.submitted().spec().train().steps();
+}
+
+bool WaitsForFinalCheckpoint(const JobRecord& job) {
+  return job.stage() == pb::STAGE_RUN && job.ended_size() >= WorldSize(job) && !HasAllSteps(job);
 }
 
 bool WaitsForRetention(const DriverState& state, const JobRecord& job) {
@@ -206,6 +249,7 @@ std::vector<Timer> TimersFor(const DriverState& state) {
   std::vector<Timer> timers;
   for (const JobRecord& job : state.jobs()) {
     Timer timer;
+    const bool holds = job.stage() == pb::STAGE_FENCE || job.stage() == pb::STAGE_WAIT_FOR_SLOTS;
     if (job.stage() == pb::STAGE_BACKOFF) {
       timer.key = absl::StrCat("backoff/", JobId(job), "/", job.attempt());
       timer.delay = BackoffOf(job);
@@ -220,11 +264,15 @@ std::vector<Timer> TimersFor(const DriverState& state) {
       timer.when_due.mutable_retention_ended()->set_step(step);
       timer.when_due.mutable_retention_ended()->set_timed_out(true);
     } else if (job.stage() == pb::STAGE_STOP) {
-      timer.key = absl::StrCat("stop/", JobId(job), "/", job.attempt());
-      timer.delay = job::ToDuration(job.cancel().grace()) +
-                    (job.cancel().checkpoint() ? kStopCheckpointMargin : kStopMargin);
-      timer.when_due.mutable_stop_timed_out()->set_job_id(JobId(job));
-      timer.when_due.mutable_stop_timed_out()->set_attempt(job.attempt());
+      timer = StageTimer(job, "stop",
+                         job::ToDuration(job.cancel().grace()) +
+                             (job.cancel().checkpoint() ? kStopCheckpointMargin : kStopMargin));
+    } else if (WaitsForFinalCheckpoint(job)) {
+      timer = StageTimer(
+          job, "final",
+          job::ToDuration(job.submitted().spec().fault().progress_timeout()) * kStoragePatience);
+    } else if (holds && !AllFenced(state, job)) {
+      timer = StageTimer(job, "fence", kFenceTimeout);
     } else {
       continue;
     }

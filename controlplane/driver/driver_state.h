@@ -28,6 +28,9 @@ NodeRecord* FindNode(DriverState* state, absl::string_view node_id);
 
 inline const std::string& JobId(const JobRecord& job) { return job.submitted().job_id(); }
 
+// The new node of that id, in its place.
+NodeRecord* AddNode(DriverState* state, absl::string_view node_id);
+
 // Ranks of the job: data * pipeline * tensor sizes.
 int WorldSize(const JobRecord& job);
 
@@ -48,10 +51,18 @@ bool IsFenced(const JobRecord& job, absl::string_view node_id);
 bool HasPreflight(const JobRecord& job, absl::string_view node_id);
 const megascale::driver::v1::EndedRank* FindEnded(const JobRecord& job, int rank);
 
+// The living nodes of the job on which processes of the attempt may be left.
+std::vector<std::string> UnfencedNodesOf(const DriverState& state, const JobRecord& job);
 // No process of the attempt is left on any living node.
 bool AllFenced(const DriverState& state, const JobRecord& job);
 // No rank of the attempt runs any more.
 bool AllGone(const JobRecord& job);
+
+// A checkpoint of the last step is committed.
+bool HasAllSteps(const JobRecord& job);
+
+// True when every rank ended well and the checkpoint of the last step is not committed yet.
+bool WaitsForFinalCheckpoint(const JobRecord& job);
 
 // True when nothing but the deletion of older checkpoints is left to do: every rank ended well, its
 // last checkpoint is committed, and the host of rank 0, which deletes, is believed to live.

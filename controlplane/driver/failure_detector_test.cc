@@ -279,6 +279,22 @@ TEST_F(FailureDetectorTest, NodeIsFencedOnlyByAReportThatKnowsOfIt) {
   EXPECT_NE(job().stage(), pb::STAGE_FENCE);
 }
 
+TEST_F(FailureDetectorTest, ADeathIsToldBeforeTheFenceThatCameWithIt) {
+  Train();
+  RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
+  RankOf(0)->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_ABORTED);
+  Pass(absl::Milliseconds(500));
+  ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
+  JobOn("n1")->set_num_processes(0);
+  RankOf(2)->set_state(agent::ActualRank::STATE_FAILED);
+  RankOf(2)->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
+  const std::vector<Event> events = Report("n1", reports_["n1"]);
+  ASSERT_THAT(events, SizeIs(2));
+  EXPECT_EQ(events[0].rank_failed().rank(), 2);
+  EXPECT_TRUE(events[1].has_node_fenced());
+  EXPECT_EQ(job().culprit().rank(), 2);
+}
+
 TEST_F(FailureDetectorTest, EndedRanksAndFailedHostAreTold) {
   Train();
   RankOf(0)->set_state(agent::ActualRank::STATE_FINISHED);

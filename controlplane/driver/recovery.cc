@@ -81,6 +81,30 @@ std::string Describe(const Culprit& culprit) {
   return absl::StrCat(who, ": ", evidence.substr(0, evidence.find('\n')));
 }
 
+std::string Describe(const agent::RestorePoint& restore) {
+  switch (restore.source()) {
+    case agent::RestorePoint::SOURCE_MEMORY:
+      return absl::StrCat("step ", restore.step(), " in the agents' memory");
+    case agent::RestorePoint::SOURCE_STORAGE:
+      return absl::StrCat("step ", restore.step(), " in ", restore.directory());
+    default:
+      return "initial weights";
+  }
+}
+
+Culprit CheckpointNotStored(const JobRecord& job) {
+  Culprit culprit;
+  culprit.set_node_id(NodeOfRank(job, 0));
+  culprit.set_rank(-1);
+  culprit.set_failure_class(telemetry::FAILURE_CLASS_HUNG);
+  culprit.set_evidence(absl::StrCat(
+      "the checkpoint of the last step, ", job.submitted().spec().train().steps(),
+      ", did not reach storage in time; see the logs of the host processes, and whether every "
+      "machine can write to ",
+      CheckpointDirectory(job)));
+  return culprit;
+}
+
 bool IsBetterCulprit(const Culprit& candidate, const Culprit& known) {
   return known.failure_class() == telemetry::FAILURE_CLASS_ABORTED &&
          candidate.failure_class() != telemetry::FAILURE_CLASS_ABORTED;

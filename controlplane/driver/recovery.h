@@ -19,6 +19,13 @@ std::string ReasonOf(const Culprit& culprit);
 // "rank 1 on n0: killed by signal 9", for people.
 std::string Describe(const Culprit& culprit);
 
+// "step 30 in /checkpoints/…", for people.
+std::string Describe(const megascale::agent::v1::RestorePoint& restore);
+
+// Who is to blame when all steps are done and their checkpoint does not reach storage: the host
+// that writes the manifest stands for all that write.
+Culprit CheckpointNotStored(const JobRecord& job);
+
 // True when `candidate` explains the failure of its attempt better than `known`: the first one
 // known stays, but a death that only followed from a peer's never stands before another.
 bool IsBetterCulprit(const Culprit& candidate, const Culprit& known);

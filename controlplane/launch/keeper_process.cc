@@ -11,10 +11,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -49,6 +51,24 @@ struct Spawn {
   std::vector<std::pair<int, int>> descriptors;  // {ours, the child's}
 };
 
+// Of /proc/PID/stat what follows the name, which may hold anything: "state parent …"; "": it is
+// gone.
+std::string StatOf(pid_t pid) {
+  const absl::StatusOr<std::string> stat =
+      base::ReadFile("/proc/" + std::to_string(pid) + "/stat", 1 << 16);
+  const size_t name_end = stat.ok() ? stat->rfind(')') : std::string::npos;
+  return name_end == std::string::npos ? std::string() : stat->substr(name_end + 1);
+}
+
+// True from the moment at which its end is certain, well before it can be reaped: a large process
+// closes its sockets, from which its peers learn of its end, long before that.
+bool IsEnding(pid_t pid) {
+  constexpr unsigned kExiting = 0x4;  // PF_EXITING of the kernel's flags
+  unsigned flags = 0;
+  return std::sscanf(StatOf(pid).c_str(), " %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
+         (flags & kExiting) != 0;
+}
+
 class Keeper {
  public:
   Keeper(const KeeperSetup& setup, std::vector<std::string> environment)
@@ -77,6 +97,7 @@ class Keeper {
   base::UniqueFd signals_;
   std::map<pid_t, int64_t> tokens_;
   std::map<int64_t, pid_t> pids_;
+  std::set<int64_t> killed_;  // tokens that a signal was sent to while they lived
 };
 
 void Keeper::Serve() {
@@ -103,6 +124,7 @@ bool Keeper::ServeCommand() {
   if (command.kind == KeeperCommand::kKill) {
     // A child that ended and is not reaped yet still holds its process id.
     if (const auto pid = pids_.find(command.token); pid != pids_.end()) {
+      if (!IsEnding(pid->second)) killed_.insert(command.token);
       ::kill(-pid->second, command.signal);
     }
     return true;
@@ -207,7 +229,8 @@ bool Keeper::Reap(bool report) {
     int status = 0;
     ::waitpid(pid, &status, 0);
     if (child == tokens_.end()) continue;  // an orphan of a child
-    const KeeperExit exited = {child->second, pid, status};
+    const KeeperExit exited = {child->second, pid, status,
+                               static_cast<int32_t>(killed_.erase(child->second))};
     pids_.erase(child->second);
     tokens_.erase(child);
     if (!report) continue;
@@ -225,12 +248,10 @@ std::vector<pid_t> Children() {
   while (const dirent* entry = ::readdir(processes)) {
     const pid_t pid = std::atoi(entry->d_name);
     if (pid <= 0) continue;
-    const absl::StatusOr<std::string> stat =
-        base::ReadFile(std::string("/proc/") + entry->d_name + "/stat", 1 << 16);
-    // "pid (name) state parent …"; the name may hold anything.
-    const size_t name_end = stat.ok() ? stat->rfind(')') : std::string::npos;
-    if (name_end == std::string::npos || name_end + 4 >= stat->size()) continue;
-    if (std::atoi(stat->c_str() + name_end + 4) == ::getpid()) children.push_back(pid);
+    int parent = 0;
+    if (std::sscanf(StatOf(pid).c_str(), " %*c %d", &parent) == 1 && parent == ::getpid()) {
+      children.push_back(pid);
+    }
   }
   ::closedir(processes);
   return children;

@@ -35,6 +35,7 @@ struct KeeperExit {
   int64_t token;
   int32_t pid;
   int32_t status;
+  int32_t killed;
 };
 
 // What the helper process is made of, after the fork.

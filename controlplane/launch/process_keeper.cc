@@ -119,7 +119,7 @@ absl::StatusOr<std::vector<ProcessExit>> ProcessKeeper::TakeExits() {
     }
     KeeperExit exited = {};
     std::memcpy(&exited, frame->payload.data(), std::min(sizeof(exited), frame->payload.size()));
-    taken.push_back({exited.token, exited.pid, exited.status});
+    taken.push_back({exited.token, exited.pid, exited.status, exited.killed != 0});
   }
   return taken;
 }

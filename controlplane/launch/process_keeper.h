@@ -40,7 +40,8 @@ struct SpawnRequest {
 struct ProcessExit {
   int64_t token = 0;
   pid_t pid = 0;
-  int status = 0;  // as of waitpid
+  int status = 0;       // as of waitpid
+  bool killed = false;  // it lived when a signal of Kill was sent; false: it ended without that
 };
 
 class ProcessKeeper {

@@ -109,7 +109,36 @@ TEST_F(ProcessKeeperTest, KillsAChildWithASignal) {
   const ProcessExit exited = NextExit();
   EXPECT_EQ(exited.token, 1);
   EXPECT_EQ(DescribeExit(exited.status), "killed by signal 9 (Killed)");
+  EXPECT_TRUE(exited.killed);
   EXPECT_TRUE(keeper_->Kill(1, SIGKILL).ok());  // long reaped: no error, no signal to a stranger
+}
+
+TEST_F(ProcessKeeperTest, AChildThatDiedBeforeItsKillWasNotKilledByIt) {
+  const auto pid = keeper_->Spawn(Request(1, {"pause"}));
+  ASSERT_TRUE(pid.ok()) << pid.status();
+  // The keeper sees the command and the death at once.
+  ::kill(keeper_->pid(), SIGSTOP);
+  ::kill(*pid, SIGKILL);
+  ASSERT_TRUE(WaitUntil([&] { return IsGone(*pid); }));
+  ASSERT_TRUE(keeper_->Kill(1, SIGKILL).ok());
+  ::kill(keeper_->pid(), SIGCONT);
+  const ProcessExit exited = NextExit();
+  EXPECT_EQ(DescribeExit(exited.status), "killed by signal 9 (Killed)");
+  EXPECT_FALSE(exited.killed);
+}
+
+// Its main thread has ended, as in a process of many threads that is being torn down: peers may
+// know already, but it cannot be reaped yet.
+TEST_F(ProcessKeeperTest, AChildThatIsEndingWasNotKilledByAKill) {
+  Pipe output;
+  SpawnRequest request = Request(1, {"linger"});
+  request.output = output.write.get();
+  const auto pid = keeper_->Spawn(request);
+  ASSERT_TRUE(pid.ok()) << pid.status();
+  ASSERT_EQ(output.ReadLine(), "lingers");
+  ASSERT_TRUE(WaitUntil([&] { return IsGone(*pid); }));
+  ASSERT_TRUE(keeper_->Kill(1, SIGKILL).ok());
+  EXPECT_FALSE(NextExit().killed);
 }
 
 TEST_F(ProcessKeeperTest, SaysWhyAProgramCannotBeStarted) {

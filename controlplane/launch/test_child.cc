@@ -1,6 +1,7 @@
 // The child of this folder's tests. Also stands for `megascale driver` and `megascale agent`.
-//   exit N | pause | family | write FD TEXT | environment NAME | driver … | agent …
+//   exit N | pause | linger | family | write FD TEXT | environment NAME | driver … | agent …
 #include <dirent.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +18,20 @@ namespace {
 
 void WaitForEver() {
   for (;;) ::pause();
+}
+
+// The main thread ends, another one stays.
+void* Linger(void*) {
+  WaitForEver();
+  return nullptr;
+}
+
+int RunLinger() {
+  pthread_t thread;
+  if (::pthread_create(&thread, nullptr, &Linger, nullptr) != 0) return 1;
+  std::printf("lingers\n");
+  std::fflush(stdout);
+  ::pthread_exit(nullptr);
 }
 
 // A child in a session of its own, which no signal to a process group reaches, prints its process
@@ -87,6 +102,7 @@ int RunAgent(int argc, char** argv) {
 int main(int argc, char** argv) {
   const absl::string_view mode = argv[1];
   if (mode == "exit") return std::atoi(argv[2]);
+  if (mode == "linger") return RunLinger();
   if (mode == "family") return RunFamily();
   if (mode == "driver") return RunDriver(argc, argv);
   if (mode == "agent") return RunAgent(argc, argv);

@@ -223,20 +223,21 @@ bool Exchange::Fold(std::vector<Peer>& peers) {
   }
   const size_t done = incoming_.front().num_done;
   const size_t count = FoldableBytes(peers);
-  std::vector<const std::byte*> sources;
+  sources_.clear();
+  sources_.reserve(static_cast<size_t>(sum_.group_size));
   for (const Incoming& incoming : incoming_) {
     Peer& peer = peers[incoming.peer];
-    if (incoming.peer > sum_.self && sources.size() == static_cast<size_t>(sum_.self)) {
-      sources.push_back(sum_.own + done);
+    if (incoming.peer > sum_.self && sources_.size() == static_cast<size_t>(sum_.self)) {
+      sources_.push_back(sum_.own + done);
     }
     const bool in_place = incoming.address != 0 && count > 0;
-    sources.push_back(in_place ? peer.process.Fetch(incoming.address + done, count)
-                               : peer.inbox.ReadableSpan().data());
-    if (in_place && sources.back() == nullptr) return false;
+    sources_.push_back(in_place ? peer.process.Fetch(incoming.address + done, count)
+                                : peer.inbox.ReadableSpan().data());
+    if (in_place && sources_.back() == nullptr) return false;
   }
-  if (sources.size() < static_cast<size_t>(sum_.group_size)) sources.push_back(sum_.own + done);
+  if (sources_.size() < static_cast<size_t>(sum_.group_size)) sources_.push_back(sum_.own + done);
   if (count > 0) {
-    FoldSum(call_.dtype, sources, count / tensor::SizeOf(call_.dtype), sum_.output + done);
+    FoldSum(call_.dtype, sources_, count / tensor::SizeOf(call_.dtype), sum_.output + done);
   }
   bool has_moved = count > 0;
   for (Incoming& incoming : incoming_) {

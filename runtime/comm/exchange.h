@@ -157,7 +157,8 @@ class Exchange {
   Sum sum_;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
-  size_t num_open_ = 0;  // messages not done
+  std::vector<const std::byte*> sources_;  // of the piece that is summed
+  size_t num_open_ = 0;                    // messages not done
 };
 
 }  // namespace megascale::comm

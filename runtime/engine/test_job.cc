@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <condition_variable>
 #include <filesystem>
 #include <map>
@@ -30,6 +32,8 @@
 #include "runtime/engine/groups.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/node_memory.h"
+#include "runtime/telemetry/heartbeat.h"
+#include "runtime/telemetry/span_ring.h"
 
 namespace megascale::engine {
 namespace {
@@ -65,6 +69,7 @@ class TestJob {
   void Prepare();
   void StartLoader(base::SharedMemory* ring);
   void RunRank(int rank, RunResult* result);
+  void RunSteps(RankEngine* engine, int rank, RunResult* result);
   void Store(RunResult* result);
 
   RunOptions options_;
@@ -76,6 +81,7 @@ class TestJob {
   std::vector<std::thread> loaders_;
   std::atomic<bool> stop_ = false;
   comm::InProcessStore store_;
+  std::unique_ptr<std::barrier<>> between_steps_;  // of all ranks
 };
 
 void TestJob::Prepare() {
@@ -106,6 +112,7 @@ void TestJob::Prepare() {
 
 void TestJob::StartLoader(base::SharedMemory* ring) {
   loaders_.emplace_back([this, ring] {
+    if (options_.on_loader_thread != nullptr) options_.on_loader_thread();
     auto loader = data::BatchLoader::Create(options_.spec, corpus_.get(), ring).value();
     EXPECT_TRUE(loader->RunUntil(stop_, options_.spec.train().steps()).ok());
   });
@@ -113,21 +120,24 @@ void TestJob::StartLoader(base::SharedMemory* ring) {
 
 // Launches both owners of a step and waits until both are done.
 absl::Status RunStep(RankEngine* engine, int64_t step) {
-  std::mutex mutex;
-  std::condition_variable changed;
-  int num_done = 0;
-  absl::Status first;
-  const auto done = [&](const absl::Status& status) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    first.Update(status);
-    ++num_done;
-    changed.notify_one();
+  struct Waiter {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int num_done = 0;
+    absl::Status first;
+  } waiter;
+  // One pointer: small enough for std::function to keep without the heap.
+  const auto done = [&waiter](const absl::Status& status) {
+    const std::lock_guard<std::mutex> lock(waiter.mutex);
+    waiter.first.Update(status);
+    ++waiter.num_done;
+    waiter.changed.notify_one();
   };
   engine->Launch(plan::Owner::kStage, step, done);
   engine->Launch(plan::Owner::kShard, step, done);
-  std::unique_lock<std::mutex> lock(mutex);
-  changed.wait(lock, [&] { return num_done == 2; });
-  return first;
+  std::unique_lock<std::mutex> lock(waiter.mutex);
+  waiter.changed.wait(lock, [&] { return waiter.num_done == 2; });
+  return waiter.first;
 }
 
 void TestJob::RunRank(int rank, RunResult* result) {
@@ -160,20 +170,37 @@ void TestJob::RunRank(int rank, RunResult* result) {
   engine_options.batch_reader = local->batch_reader;
   engine_options.snapshots = snapshots_[rank].get();
   engine_options.store = link.get();
+  telemetry::HeartbeatWriter heartbeat(memory.heartbeats.get(), local->heartbeat_slot);
+  heartbeat.Start(::getpid());
+  telemetry::SpanWriter spans(memory.spans.get(), local->heartbeat_slot);
+  engine_options.heartbeat = &heartbeat;
+  engine_options.spans = &spans;
   auto engine = RankEngine::Create(std::move(engine_options));
   ASSERT_TRUE(engine.ok()) << engine.status();
   ASSERT_EQ((*engine)->Join(), absl::OkStatus());
   ASSERT_EQ((*engine)->Load(options_.restore), absl::OkStatus());
+  RunSteps(engine->get(), rank, result);
+  // A rank that failed holds no other up.
+  between_steps_->arrive_and_drop();
+}
+
+void TestJob::RunSteps(RankEngine* engine, int rank, RunResult* result) {
   auto& records = result->records[static_cast<size_t>(rank)];
+  const int64_t last_step = options_.spec.train().steps();
+  records.reserve(static_cast<size_t>(last_step));
   int64_t step = options_.restore.step();
-  while (step < options_.spec.train().steps()) {
+  while (step < last_step) {
     ++step;
-    if (rank == 0 && step == options_.stop_after) (*engine)->RequestStop(StopFlag::kStop);
-    ASSERT_EQ(RunStep(engine->get(), step), absl::OkStatus());
-    records.push_back((*engine)->result().record);
-    if ((*engine)->result().stop != StopFlag::kNone) break;
+    if (rank == 0 && step == options_.stop_after) engine->RequestStop(StopFlag::kStop);
+    ASSERT_EQ(RunStep(engine, step), absl::OkStatus());
+    records.push_back(engine->result().record);
+    if (engine->result().stop != StopFlag::kNone) break;
+    if (options_.after_step == nullptr) continue;
+    between_steps_->arrive_and_wait();
+    if (rank == 0) options_.after_step();
+    between_steps_->arrive_and_wait();
   }
-  ASSERT_TRUE((*engine)->TakeSnapshot(step).ok());
+  ASSERT_TRUE(engine->TakeSnapshot(step).ok());
 }
 
 void TestJob::Store(RunResult* result) {
@@ -202,6 +229,8 @@ RunResult TestJob::Run() {
   Prepare();
   RunResult result;
   result.records.resize(placements_.size());
+  between_steps_ =
+      std::make_unique<std::barrier<>>(static_cast<std::ptrdiff_t>(placements_.size()));
   std::vector<std::thread> ranks;
   for (size_t rank = 0; rank < placements_.size(); ++rank) {
     ranks.emplace_back([&, rank] { RunRank(static_cast<int>(rank), &result); });

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -35,6 +36,10 @@ struct RunOptions {
   int64_t attempt = 1;
   megascale::agent::v1::RestorePoint restore;  // default: initial
   int64_t stop_after = 0;  // rank 0 raises its stop flag before this step; 0: never
+  // Called, if set, when a step is over on every rank, before one begins the next.
+  std::function<void()> after_step;
+  // Called, if set, on the threads that load batches: outside of tests they are in another process.
+  std::function<void()> on_loader_thread;
 };
 
 struct RunResult {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -128,7 +127,7 @@ dnnl::memory::desc Describe(int64_t rows, int64_t cols, int64_t stride, bool tra
 struct Product {
   dnnl::matmul primitive;
   dnnl::memory a, b, c, bias, scratch;
-  std::unordered_map<int, dnnl::memory> arguments;
+  std::vector<dnnl_exec_arg_t> arguments;
   size_t scratch_bytes = 0;
   // Where b is packed: the copy of b, its bytes, and how it is made: by Pack where its layout is
   // one of pairs (then pair_blocks has sizes), or else by oneDNN.
@@ -136,7 +135,7 @@ struct Product {
   size_t packed_bytes = 0;
   PairBlocks pair_blocks;
   dnnl::reorder pack;
-  std::unordered_map<int, dnnl::memory> pack_arguments;
+  std::vector<dnnl_exec_arg_t> pack_arguments;
 };
 
 // The blocks of a bf16 layout in which pairs of rows lie side by side; without sizes for any other.
@@ -152,6 +151,15 @@ PairBlocks PairBlocksOf(const dnnl::memory::desc& layout) {
           .block_cols = blocking.inner_blks[1],
           .row_block_stride = blocking.strides[0],
           .col_block_stride = blocking.strides[1]};
+}
+
+// As primitive.execute, which copies the arguments to the heap.
+void Execute(const dnnl::primitive& primitive, const dnnl::stream& stream,
+             const std::vector<dnnl_exec_arg_t>& arguments) {
+  dnnl::error::wrap_c_api(
+      dnnl_primitive_execute(primitive.get(), stream.get(), static_cast<int>(arguments.size()),
+                             arguments.data()),
+      "could not execute a primitive");
 }
 
 Product Prepare(const Shape& s, const dnnl::engine& engine) {
@@ -179,24 +187,23 @@ Product Prepare(const Shape& s, const dnnl::engine& engine) {
   product.b = dnnl::memory(b, engine, nullptr);
   product.c = dnnl::memory(c, engine, nullptr);
   product.scratch = dnnl::memory(chosen.scratchpad_desc(), engine, nullptr);
-  product.arguments = {{DNNL_ARG_SRC, product.a},
-                       {DNNL_ARG_WEIGHTS, product.b},
-                       {DNNL_ARG_DST, product.c},
-                       {DNNL_ARG_SCRATCHPAD, product.scratch}};
-  if (s.bias) {
-    product.bias = dnnl::memory(bias, engine, nullptr);
-    product.arguments.emplace(DNNL_ARG_BIAS, product.bias);
-  }
+  if (s.bias) product.bias = dnnl::memory(bias, engine, nullptr);
   if (chosen.weights_desc() != b) {
     product.packed_b = dnnl::memory(chosen.weights_desc(), engine, nullptr);
     product.packed_bytes = chosen.weights_desc().get_size();
     product.pair_blocks = PairBlocksOf(chosen.weights_desc());
     if (product.pair_blocks.block_cols == 0) {
       product.pack = dnnl::reorder(product.b, product.packed_b);
-      product.pack_arguments = {{DNNL_ARG_FROM, product.b}, {DNNL_ARG_TO, product.packed_b}};
+      product.pack_arguments = {{DNNL_ARG_FROM, product.b.get()},
+                                {DNNL_ARG_TO, product.packed_b.get()}};
     }
-    product.arguments[DNNL_ARG_WEIGHTS] = product.packed_b;
   }
+  const dnnl::memory& multiplied = product.packed_bytes > 0 ? product.packed_b : product.b;
+  product.arguments = {{DNNL_ARG_SRC, product.a.get()},
+                       {DNNL_ARG_WEIGHTS, multiplied.get()},
+                       {DNNL_ARG_DST, product.c.get()},
+                       {DNNL_ARG_SCRATCHPAD, product.scratch.get()}};
+  if (s.bias) product.arguments.push_back({DNNL_ARG_BIAS, product.bias.get()});
   return product;
 }
 
@@ -309,7 +316,7 @@ void MatMulEngine::Implementation::PackB(Product& product, const Matrix& b) {
   if (product.pair_blocks.block_cols == 0) {
     product.b.set_data_handle(b.data);
     product.packed_b.set_data_handle(to);
-    product.pack.execute(stream, product.pack_arguments);
+    Execute(product.pack, stream, product.pack_arguments);
     return;
   }
   PairBlocks blocks = product.pair_blocks;
@@ -327,7 +334,7 @@ void MatMulEngine::Implementation::Multiply(Product& product, const MatMulArgs& 
   if (args.bias) product.bias.set_data_handle(args.bias.data);
   if (product.packed_bytes > 0) product.packed_b.set_data_handle(packed.Get(product.packed_bytes));
   product.scratch.set_data_handle(scratch.Get(product.scratch_bytes));
-  product.primitive.execute(stream, product.arguments);
+  Execute(product.primitive, stream, product.arguments);
 }
 
 void MatMulEngine::Implementation::RunNative(const MatMulArgs& args, bool pack_b) {

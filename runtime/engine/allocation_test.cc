@@ -1,0 +1,128 @@
+// A training step takes no memory: what it needs is made before, and what the kernel library takes
+// for itself is the same in every step. Counted in whole jobs of one and of four ranks.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/test_heap.h"
+#include "runtime/engine/test_job.h"
+
+namespace {
+
+std::atomic<int64_t> num_executed{0};
+std::atomic<int64_t> num_created{0};
+
+// What the library has under this name.
+template <typename Function>
+Function* Next(Function* /*type*/, const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+// oneDNN's C interface, through which its C++ one goes; called from here on to the library.
+extern "C" {
+int dnnl_primitive_execute(const void* primitive, void* stream, int num_arguments,
+                           const void* arguments) {
+  static const auto next = Next(&dnnl_primitive_execute, "dnnl_primitive_execute");
+  ++num_executed;
+  return next(primitive, stream, num_arguments, arguments);
+}
+int dnnl_primitive_create(void** primitive, const void* description) {
+  static const auto next = Next(&dnnl_primitive_create, "dnnl_primitive_create");
+  ++num_created;
+  return next(primitive, description);
+}
+int dnnl_memory_create(void** memory, const void* description, void* engine, void* handle) {
+  static const auto next = Next(&dnnl_memory_create, "dnnl_memory_create");
+  ++num_created;
+  return next(memory, description, engine, handle);
+}
+}
+
+namespace megascale::engine {
+namespace {
+
+constexpr int64_t kSteps = 8;
+constexpr size_t kWarmUp = 3;
+
+struct Case {
+  int data;
+  int pipeline;
+  int threads;
+  job::v1::Precision precision;
+};
+
+// As it stands after a step.
+struct Counts {
+  base::HeapCalls heap;
+  int64_t executed = 0;
+  int64_t created = 0;
+};
+
+std::vector<Counts> CountsOf(const Case& given) {
+  auto spec = ToyJob(WriteTestText("text"), given.data, given.pipeline);
+  spec.mutable_train()->set_precision(given.precision);
+  spec.mutable_train()->set_steps(kSteps);
+  spec.mutable_parallel()->set_threads_per_rank(given.threads);
+  std::vector<Counts> counts;
+  counts.reserve(kSteps);
+  RunOptions options(spec);
+  options.on_loader_thread = &base::IgnoreHeapCallsOfThisThread;
+  options.after_step = [&counts] {
+    counts.push_back({base::CountHeapCalls(), num_executed, num_created});
+  };
+  RunJob(options);
+  return counts;
+}
+
+std::string NameOf(const testing::TestParamInfo<Case>& info) {
+  const Case& given = info.param;
+  return absl::StrCat("Data", given.data, "Pipeline", given.pipeline, "Threads", given.threads,
+                      job::v1::Precision_Name(given.precision).substr(10));
+}
+
+class AllocationTest : public testing::TestWithParam<Case> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, AllocationTest,
+    testing::Values(Case{1, 1, 1, job::v1::PRECISION_FP32}, Case{1, 1, 1, job::v1::PRECISION_BF16},
+                    Case{1, 1, 2, job::v1::PRECISION_FP32}, Case{1, 1, 2, job::v1::PRECISION_BF16},
+                    Case{2, 2, 1, job::v1::PRECISION_FP32}, Case{2, 2, 1, job::v1::PRECISION_BF16}),
+    NameOf);
+
+TEST_P(AllocationTest, EveryStepAfterTheFirstTakesTheSameAndMakesNothing) {
+  if (!base::kHeapIsCounted) GTEST_SKIP() << "a sanitizer has a heap of its own";
+  const std::vector<Counts> after = CountsOf(GetParam());
+  ASSERT_EQ(after.size(), static_cast<size_t>(kSteps));
+  EXPECT_GT(after[kWarmUp - 1].created, 0);
+  const auto in_step = [&](size_t i) {
+    return Counts{{after[i].heap.ours - after[i - 1].heap.ours,
+                   after[i].heap.libraries - after[i - 1].heap.libraries,
+                   after[i].heap.mappings - after[i - 1].heap.mappings},
+                  after[i].executed - after[i - 1].executed,
+                  after[i].created - after[i - 1].created};
+  };
+  const Counts first = in_step(kWarmUp);
+  EXPECT_GT(first.executed, 0);
+  const bool is_alone = GetParam().data * GetParam().pipeline == 1;
+  for (size_t i = kWarmUp; i < after.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("step ", i + 1));
+    const Counts counts = in_step(i);
+    // Operators and engine take nothing; collectives of several ranks keep track of messages.
+    EXPECT_EQ(counts.heap.ours, is_alone ? 0 : first.heap.ours);
+    EXPECT_EQ(counts.heap.libraries, first.heap.libraries);
+    EXPECT_EQ(counts.heap.mappings, 0);
+    EXPECT_EQ(counts.executed, first.executed);
+    EXPECT_EQ(counts.created, 0) << "a primitive or a tensor's memory";
+  }
+  RecordProperty("heap_calls", absl::StrCat(first.heap.ours, " + ", first.heap.libraries));
+}
+
+}  // namespace
+}  // namespace megascale::engine

@@ -4,7 +4,6 @@
 #include <csignal>
 #include <filesystem>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <variant>
 
@@ -32,18 +31,6 @@ std::string RankWords(int rank) {
 
 std::string Words(const ChildName& name) {
   return absl::StrCat(RankWords(name.rank), " of job ", name.job_id, " attempt ", name.attempt);
-}
-
-// How the threads of a worker's operators wait for each other. Where each has a core of its own
-// they look out for some 50 us before they sleep, since waking costs about as much and a step has
-// hundreds of operators; where there are more threads than cores they must not.
-std::vector<std::string> WaitEnvironment(const v1::DesiredJob& job, const std::string& node_id) {
-  const auto ranks =
-      std::count_if(job.placements().begin(), job.placements().end(),
-                    [&](const v1::Placement& placement) { return placement.node_id() == node_id; });
-  const int64_t threads = ranks * job.spec().parallel().threads_per_rank();
-  const bool has_cores = threads <= static_cast<int64_t>(std::thread::hardware_concurrency());
-  return {"OMP_WAIT_POLICY=passive", absl::StrCat("GOMP_SPINCOUNT=", has_cores ? 1000 : 0)};
 }
 
 }  // namespace
@@ -255,9 +242,10 @@ void AgentLoop::Do(const StartProcess& action) {
 absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
   const ChildName name = {action.process_id, action.job->job_id(), action.job->attempt(),
                           action.rank};
+  // Threads that wait must not burn the cores that the other ranks of this machine need.
+  const std::vector<std::string> environment = {"OMP_WAIT_POLICY=passive", "GOMP_SPINCOUNT=0"};
   ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
-                   Child::Start(keeper_, name, options_.log_directory,
-                                WaitEnvironment(*action.job, options_.node_id)));
+                   Child::Start(keeper_, name, options_.log_directory, environment));
   const int pid = child->pid();
   out_of_memory_.OnStarted(name.process_id, pid, Now());
   absl::Status introduced;

@@ -24,8 +24,7 @@ struct ValueAndSlope {
 // Half of erfc(|x| / sqrt 2), the Gaussian's mass beyond |x|, given e^(-x^2/2); the error is below
 // 1e-7, absolute. Source: Abramowitz and Stegun, 7.1.26.
 HWY_INLINE Floats GaussianTail(Floats magnitude, Floats exponential) {
-  const Floats bounded = hn::Min(Splat(1e6), magnitude);  // the exponential is 0 long before
-  const Floats t = Reciprocal(hn::MulAdd(bounded, Splat(0.3275911 * M_SQRT1_2), Splat(1)));
+  const Floats t = hn::Div(Splat(1), hn::MulAdd(magnitude, Splat(0.3275911 * M_SQRT1_2), Splat(1)));
   Floats polynomial = Splat(0.5 * 1.061405429);
   polynomial = hn::MulAdd(polynomial, t, Splat(0.5 * -1.453152027));
   polynomial = hn::MulAdd(polynomial, t, Splat(0.5 * 1.421413741));

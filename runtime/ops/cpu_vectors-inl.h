@@ -147,22 +147,8 @@ HWY_INLINE Floats Exp(Floats x) {
   return hn::IfThenElse(hn::Ge(x, lowest), power, hn::Sub(clamped, clamped));
 }
 
-// 1 / x for x from 2^-100 to 2^100, within 2 units in the last place; NaN stays NaN. A guess from
-// the bits and Newton's steps: a division takes several times as long, and the processor's own
-// estimate differs from maker to maker.
-HWY_INLINE Floats Reciprocal(Floats x) {
-  const IntTag int_tag;
-  Floats y = hn::BitCast(
-      FloatTag(), hn::Sub(hn::Set(int_tag, 0x7EF311C7), hn::BitCast(int_tag, x)));  // within 12 %
-  for (int step = 0; step < 3; ++step) {
-    y = hn::MulAdd(y, hn::NegMulAdd(x, y, Splat(1)), y);
-  }
-  return y;
-}
-
 HWY_INLINE Floats Sigmoid(Floats x) {
-  // Below -60 the result no longer falls: 9e-27 is nothing beside what it is multiplied with.
-  return Reciprocal(hn::Add(Splat(1), Exp(hn::Min(Splat(60), hn::Neg(x)))));
+  return hn::Div(Splat(1), hn::Add(Splat(1), Exp(hn::Neg(x))));
 }
 
 }  // namespace megascale::ops::cpu::HWY_NAMESPACE

@@ -247,10 +247,10 @@ int Run(const Options& options) {
 }  // namespace megascale::bench
 
 int main(int argc, char** argv) {
-  // As the agent starts a worker whose threads have a core each; libgomp reads it as it is loaded.
+  // As the agent starts a worker; libgomp reads it when it is loaded.
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
     setenv("OMP_WAIT_POLICY", "passive", 1);
-    setenv("GOMP_SPINCOUNT", "1000", 1);
+    setenv("GOMP_SPINCOUNT", "0", 1);
     execv("/proc/self/exe", argv);
   }
   megascale::bench::Options options;

@@ -38,7 +38,11 @@ def cc_service_library(name, srcs, imports = [], deps = [], visibility = ["//vis
     )
 
 def megascale_test(name, srcs = None, deps = [], **kwargs):
-    """A GoogleTest binary; `name` is the file's name without its ending."""
+    """A GoogleTest binary; `name` is the file's name without its ending.
+
+    The tag "no_tsan", with its reason beside it, keeps a test out of `./dev test --config=tsan`: it runs threads
+    of a library that was not built with ThreadSanitizer, which then sees races where the library's own locks are.
+    """
     native.cc_test(
         name = name,
         srcs = srcs or [name + ".cc"],

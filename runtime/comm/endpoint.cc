@@ -10,7 +10,8 @@
 namespace megascale::comm {
 namespace {
 
-// A process that is killed rings no doorbell: how often one that waits looks after its peers.
+// A process that is killed rings no doorbell: how often one that waits looks whether its peers
+// live.
 constexpr absl::Duration kPeerCheckInterval = absl::Milliseconds(100);
 
 std::string RankList(const std::vector<int>& ranks) {
@@ -31,7 +32,7 @@ absl::Status NoticeStatus(const AbortNotice& notice, int world_rank) {
 }  // namespace
 
 absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
-  bool was_idle = false;
+  absl::Duration next_check = base::RealClock().Monotonic() + kPeerCheckInterval;
   while (true) {
     if (failed_.load(std::memory_order_acquire)) return failure();
     MeetPeers();
@@ -40,17 +41,18 @@ absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
     if (!moved.ok()) return Fail(base::Annotate(moved.status(), Context(exchange)));
     if (exchange.Done()) return absl::OkStatus();
     if (*moved) continue;
-    if (absl::Status gone = FindGonePeer(exchange, was_idle); !gone.ok()) {
+    const absl::Duration now = base::RealClock().Monotonic();
+    const bool asks_kernel = now >= next_check;
+    if (asks_kernel) next_check = now + kPeerCheckInterval;
+    if (absl::Status gone = FindGonePeer(exchange, asks_kernel); !gone.ok()) {
       // What it sent before it went still counts.
       moved = exchange.Progress(peers_);
       if (!moved.ok()) return Fail(base::Annotate(moved.status(), Context(exchange)));
       if (*moved) continue;
       return Fail(Blame(base::Annotate(gone, Context(exchange)), BlamedRanks(gone)));
     }
-    const absl::Duration left = deadline - base::RealClock().Monotonic();
-    if (left <= absl::ZeroDuration()) return Fail(DeadlineError(exchange));
-    slot_->doorbell.Wait(seen, std::min(left, kPeerCheckInterval));
-    was_idle = slot_->doorbell.Count() == seen;
+    if (now >= deadline) return Fail(DeadlineError(exchange));
+    slot_->doorbell.Wait(seen, std::min(deadline, next_check) - now);
   }
 }
 
@@ -94,14 +96,14 @@ void Endpoint::MeetPeers() {
   }
 }
 
-absl::Status Endpoint::FindGonePeer(const Exchange& exchange, bool was_idle) const {
+absl::Status Endpoint::FindGonePeer(const Exchange& exchange, bool asks_kernel) const {
   for (int i = 0; i < size(); ++i) {
     if (i == index_) continue;
     const Peer& peer = peers_[i];
     const PeerState state = peer.state();
     if (state == PeerState::kAborted) return NoticeStatus(peer.notice(), peer.world_rank);
     const bool is_closed = state == PeerState::kClosed;
-    const bool has_ended = was_idle && peer.process.HasEnded();
+    const bool has_ended = asks_kernel && peer.process.HasEnded();
     if ((is_closed || has_ended) && exchange.Needs(i, peers_)) {
       const char* how =
           is_closed ? " closed its end: its process ended, or left early" : ": its process ended";

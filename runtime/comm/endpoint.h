@@ -41,8 +41,8 @@ class Endpoint {
  private:
   absl::Status Fail(absl::Status status);
   void MeetPeers();
-  // `was_idle`: ask the kernel too whether processes have ended.
-  absl::Status FindGonePeer(const Exchange& exchange, bool was_idle) const;
+  // `asks_kernel`: also whether processes have ended.
+  absl::Status FindGonePeer(const Exchange& exchange, bool asks_kernel) const;
   absl::Status DeadlineError(const Exchange& exchange) const;
   std::string Context(const Exchange& exchange) const;
   std::vector<int> WorldRanks(const std::vector<int>& indices) const;

@@ -279,6 +279,7 @@ bool Exchange::Finish(Incoming& incoming, const Peer& peer) {
 }
 
 void Exchange::Take(const Incoming& incoming, const Peer& peer, size_t num_bytes) {
+  if (num_bytes == 0) return;  // no news for the peer
   const bool is_awaited = incoming.address != 0;
   if (Source(incoming, peer).CommitRead(num_bytes) || is_awaited) peer.Notify();
 }

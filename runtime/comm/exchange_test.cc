@@ -1,0 +1,85 @@
+// One member's part of a call, without threads: what it moves, and whom it wakes.
+#include "runtime/comm/exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "runtime/base/shared_memory.h"
+
+namespace megascale::comm {
+namespace {
+
+constexpr int kNumRanks = 3;
+constexpr size_t kRingBytes = 2048;
+constexpr size_t kMessageFloats = 4096;  // more than a ring holds
+
+class ExchangeTest : public ::testing::Test {
+ protected:
+  ExchangeTest() {
+    spec_.groups = {{"all", {0, 1, 2}, kRingBytes}};
+    spec_.placements.assign(kNumRanks, "node");
+    spec_.node_id = "node";
+    const size_t num_bytes = RegionBytes(spec_.groups, spec_.placements, "node");
+    memory_ = base::SharedMemory::Create("exchange_test", num_bytes).value();
+    EXPECT_TRUE(FormatRegion(spec_, *memory_).ok());
+    layout_ = std::make_unique<RegionLayout>(RegionLayout::Attach(spec_, *memory_).value());
+  }
+
+  std::vector<Peer> PeersOf(int self) const {
+    std::vector<Peer> peers(kNumRanks);
+    for (int i = 0; i < kNumRanks; ++i) {
+      peers[i].world_rank = i;
+      if (i == self) continue;
+      peers[i].slot = layout_->Slot(0, i);
+      peers[i].inbox = layout_->RingBetween(0, i, self);
+      peers[i].outbox = layout_->RingBetween(0, self, i);
+    }
+    return peers;
+  }
+  uint32_t Bumps(int rank) const { return layout_->Slot(0, rank)->doorbell.Count(); }
+
+  const MessageHeader call_ = {.operation = Operation::kReduceScatter,
+                               .call_bytes = kMessageFloats * sizeof(float)};
+
+ private:
+  RegionSpec spec_;
+  std::unique_ptr<base::SharedMemory> memory_;
+  std::unique_ptr<RegionLayout> layout_;
+};
+
+// Two that waited for a third, and told each other so for ever, would keep each other awake.
+TEST_F(ExchangeTest, WhoFindsNothingToAddWakesNobody) {
+  const std::vector<float> data(kMessageFloats, 1);
+  std::vector<float> sum(kMessageFloats);
+  const auto bytes = [](const std::vector<float>& v) {
+    return reinterpret_cast<const std::byte*>(v.data());
+  };
+  std::vector<Exchange> sends;
+  for (int i = 0; i < kNumRanks; ++i) {
+    sends.emplace_back(call_);
+    sends.back().Send(0, data.data(), call_.call_bytes);
+  }
+  Exchange receive(call_);
+  receive.ReceiveSum({.self = 0,
+                      .group_size = kNumRanks,
+                      .own = bytes(data),
+                      .output = reinterpret_cast<std::byte*>(sum.data()),
+                      .num_bytes = call_.call_bytes});
+  std::vector<Peer> own = PeersOf(0), first = PeersOf(1), second = PeersOf(2);
+  // Rank 1 stops after its first bytes; rank 2 fills its ring again.
+  ASSERT_TRUE(sends[1].Progress(first).value());
+  ASSERT_TRUE(sends[2].Progress(second).value());
+  while (receive.Progress(own).value()) {
+  }
+  ASSERT_TRUE(sends[2].Progress(second).value());
+  ASSERT_GE(own[2].inbox.ReadableSpan().size(), own[2].inbox.capacity() / 2);
+
+  const uint32_t bumps = Bumps(1) + Bumps(2);
+  EXPECT_FALSE(receive.Progress(own).value());
+  EXPECT_EQ(Bumps(1) + Bumps(2), bumps);
+}
+
+}  // namespace
+}  // namespace megascale::comm

@@ -1,15 +1,13 @@
 #include "runtime/checkpoint/snapshot.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <csignal>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
 
+#include "runtime/base/test_kill.h"
 #include "runtime/checkpoint/test_checkpoint.h"
 
 namespace megascale::checkpoint {
@@ -43,27 +41,6 @@ class SnapshotTest : public ::testing::Test {
     std::vector<int64_t> steps;
     for (const SealedSnapshot& snapshot : ListSealed(*region_)) steps.push_back(snapshot.step);
     return steps;
-  }
-
-  // Runs `body` in a child process until it calls what it was given, and kills it there.
-  void RunAndKill(const std::function<void(const std::function<void()>& die_here)>& body) {
-    int ready[2];
-    ASSERT_EQ(::pipe(ready), 0);
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      body([&ready] {
-        if (::write(ready[1], "x", 1) != 1) ::_exit(1);
-        for (;;) ::pause();
-      });
-      ::_exit(2);
-    }
-    char byte;
-    ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-    ASSERT_EQ(::kill(child, SIGKILL), 0);
-    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-    ::close(ready[0]);
-    ::close(ready[1]);
   }
 
   std::unique_ptr<base::SharedMemory> region_;
@@ -167,7 +144,7 @@ TEST_F(SnapshotTest, DamagedMemoryIsDataLoss) {
 }
 
 TEST_F(SnapshotTest, AWriterKilledWhileItCopiesLeavesTheOtherBuffer) {
-  RunAndKill([this](const std::function<void()>& die_here) {
+  base::RunAndKill([this](const std::function<void()>& die_here) {
     auto writer = Writer(1, 0);
     Seal(writer, 100);
     Seal(writer, 200);
@@ -188,24 +165,14 @@ TEST_F(SnapshotTest, AWriterKilledWhileItCopiesLeavesTheOtherBuffer) {
 TEST_F(SnapshotTest, AKillAtAnyInstructionLeavesOnlyWholeSnapshots) {
   int64_t restored = 0;
   for (int64_t attempt = 1; attempt <= 40; ++attempt) {
-    int ready[2];
-    ASSERT_EQ(::pipe(ready), 0);
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
+    ASSERT_NO_FATAL_FAILURE(base::KillOnceReady([&](const std::function<void()>& ready) {
       auto writer = Writer(attempt, restored);
       for (int64_t step = restored + 1;; ++step) {
         Seal(writer, step);
         for (const SealedSnapshot& snapshot : Reader().List()) Reader().MarkPersisted(snapshot);
-        if (step == restored + attempt && ::write(ready[1], "x", 1) != 1) ::_exit(1);
+        if (step == restored + attempt) ready();
       }
-    }
-    char byte;
-    ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-    ASSERT_EQ(::kill(child, SIGKILL), 0);
-    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-    ::close(ready[0]);
-    ::close(ready[1]);
+    }));
     const auto sealed = Reader().List();
     ASSERT_FALSE(sealed.empty());
     for (const SealedSnapshot& snapshot : sealed) {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/test_table.h"
 #include "runtime/comm/test_world.h"
@@ -67,16 +66,13 @@ class Bench {
   // Seconds of the best round, for one repetition.
   absl::StatusOr<double> Measure(Call call) {
     const size_t num_repetitions = RepetitionsInRound(data_.size() * sizeof(float));
-    double best = 1e9;
-    for (int round = 0; round < kTableRounds; ++round) {
-      RETURN_IF_ERROR(comm_.Barrier({}));
-      const absl::Duration start = base::RealClock().Monotonic();
+    const auto barrier = [&] { return comm_.Barrier({}); };
+    const auto round = [&]() -> absl::Status {
       for (size_t i = 0; i < num_repetitions; ++i) RETURN_IF_ERROR(Perform(call));
-      RETURN_IF_ERROR(comm_.Barrier({}));
-      const absl::Duration took = base::RealClock().Monotonic() - start;
-      best = std::min(best, absl::ToDoubleSeconds(took) / static_cast<double>(num_repetitions));
-    }
-    return best;
+      return absl::OkStatus();
+    };
+    ASSIGN_OR_RETURN(const double seconds, BestRound(barrier, round));
+    return seconds / static_cast<double>(num_repetitions);
   }
 
   // Performs the call once more, on known values. The sum over all ranks.
@@ -148,20 +144,16 @@ absl::StatusOr<double> CopySeconds(Communicator& comm, size_t num_bytes) {
   const Vector to = arena.Allocate(DType::kF32, kTableBytesMax / sizeof(float));
   std::memset(from.data, 1, kTableBytesMax);
   std::memset(to.data, 1, kTableBytesMax);
-  double best = 1e9;
-  for (int round = 0; round < kTableRounds; ++round) {
-    RETURN_IF_ERROR(comm.Barrier({}));
-    const absl::Duration start = base::RealClock().Monotonic();
+  const auto copy = [&] {
     for (size_t left = num_bytes; left > 0;) {
       const size_t count = std::min(left, kTableBytesMax);
       std::memcpy(to.data, from.data, count);
       asm volatile("" : : "r"(to.data) : "memory");  // the copy counts as used
       left -= count;
     }
-    RETURN_IF_ERROR(comm.Barrier({}));
-    best = std::min(best, absl::ToDoubleSeconds(base::RealClock().Monotonic() - start));
-  }
-  return best;
+    return absl::OkStatus();
+  };
+  return BestRound([&] { return comm.Barrier({}); }, copy);
 }
 
 // What each of n = 4 ranks must read and write of a buffer of S bytes if it reads its peers'

@@ -4,7 +4,7 @@
 // element, vectors of every width give the same bits.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/comm/fold.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+#include "runtime/base/vector_targets.h"
 // The order of these is Highway's.
 // clang-format off
 #include "hwy/foreach_target.h"

@@ -4,7 +4,11 @@
 #include <cstdio>
 #include <cstring>
 #include <istream>
+#include <limits>
 #include <sstream>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
 
 namespace megascale::comm {
 namespace {
@@ -32,6 +36,20 @@ const std::vector<size_t>& TableSizes() {
   static const std::vector<size_t> sizes = {8,         64,      512,      4 << 10,       32 << 10,
                                             256 << 10, 2 << 20, 16 << 20, kTableBytesMax};
   return sizes;
+}
+
+absl::StatusOr<double> BestRound(const std::function<absl::Status()>& barrier,
+                                 const std::function<absl::Status()>& round) {
+  constexpr int kRounds = 5;
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < kRounds; ++i) {
+    RETURN_IF_ERROR(barrier());
+    const absl::Duration start = base::RealClock().Monotonic();
+    RETURN_IF_ERROR(round());
+    RETURN_IF_ERROR(barrier());
+    best = std::min(best, absl::ToDoubleSeconds(base::RealClock().Monotonic() - start));
+  }
+  return best;
 }
 
 size_t RepetitionsInRound(size_t num_bytes) {

@@ -6,9 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
 #include <string>
 #include <vector>
+
+#include "absl/status/statusor.h"
 
 namespace megascale::comm {
 
@@ -19,9 +22,11 @@ constexpr int kTableRanks = 4;
 constexpr size_t kTableBytesMax = 64 << 20;
 const std::vector<size_t>& TableSizes();
 
-// A time is that of the best round; small sizes are repeated in it.
-constexpr int kTableRounds = 5;
+// Small sizes are repeated in a round.
 size_t RepetitionsInRound(size_t num_bytes);
+// Seconds of the best round, each from one barrier of all ranks to the next.
+absl::StatusOr<double> BestRound(const std::function<absl::Status()>& barrier,
+                                 const std::function<absl::Status()>& round);
 
 // Element k on a rank: small whole numbers, so that sums are exact in any order.
 float KnownValue(int rank, int64_t k);

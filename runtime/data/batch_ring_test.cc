@@ -10,6 +10,8 @@
 #include <memory>
 #include <thread>
 
+#include "runtime/base/test_kill.h"
+
 namespace megascale::data {
 namespace {
 
@@ -61,27 +63,6 @@ absl::Status Fill(int64_t step, const MutableBatchView& view) {
 
 void ExpectStep(int64_t step, const BatchView& view) {
   ForEachToken(step, view, [](int32_t token, int32_t value) { ASSERT_EQ(token, value); });
-}
-
-// Runs `body` in a child process until it writes to its pipe, then kills it there.
-void RunAndKill(const std::function<void(const std::function<void()>& die_here)>& body) {
-  int ready[2];
-  ASSERT_EQ(::pipe(ready), 0);
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    body([&ready] {
-      if (::write(ready[1], "x", 1) != 1) ::_exit(1);
-      for (;;) ::pause();
-    });
-    ::_exit(2);
-  }
-  char byte;
-  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  ASSERT_EQ(::kill(child, SIGKILL), 0);
-  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-  ::close(ready[0]);
-  ::close(ready[1]);
 }
 
 TEST(BatchRingTest, AMemoryThatIsNoRingIsRefused) {
@@ -158,7 +139,7 @@ TEST(BatchRingTest, AReleasedStepCannotBeReadAgain) {
 
 TEST(BatchRingTest, AWriterKilledWhileItFillsLeavesNothingAndItsSuccessorGoesOn) {
   auto region = MakeRing(0);
-  RunAndKill([&region](const std::function<void()>& die_here) {
+  base::RunAndKill([&region](const std::function<void()>& die_here) {
     auto writer = BatchRingWriter::Create(region.get()).value();
     (void)writer.Publish(Fill, kNow);
     (void)writer.Publish(
@@ -186,7 +167,7 @@ TEST(BatchRingTest, AWriterKilledWhileItFillsLeavesNothingAndItsSuccessorGoesOn)
 
 TEST(BatchRingTest, AWriterKilledWhileItWaitsHarmsNobody) {
   auto region = MakeRing(0);
-  RunAndKill([&region](const std::function<void()>& die_here) {
+  base::RunAndKill([&region](const std::function<void()>& die_here) {
     auto writer = BatchRingWriter::Create(region.get()).value();
     (void)writer.Publish(Fill, kNow);
     (void)writer.Publish(Fill, kNow);
@@ -207,7 +188,7 @@ TEST(BatchRingTest, AKilledReaderHoldsItsStepUntilItsSuccessorReadsOn) {
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(writer.Publish(Fill, kNow).ok());
   auto survivor = BatchRingReader::Create(region.get(), 0).value();
   survivor.Release(2);
-  RunAndKill([&region](const std::function<void()>& die_here) {
+  base::RunAndKill([&region](const std::function<void()>& die_here) {
     auto reader = BatchRingReader::Create(region.get(), 1).value();
     reader.Release(1);
     (void)reader.Wait(2, kNow);

@@ -7,7 +7,6 @@
 //
 // tests/bench/plot_attention.py draws the CSV.
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +14,7 @@
 #include <memory>
 #include <string>
 
+#include "runtime/base/least_seconds.h"
 #include "runtime/ops/cpu_kernels.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/arena.h"
@@ -26,21 +26,6 @@ constexpr int64_t kBatch = 1, kHeads = 2, kHeadDim = 64, kWidth = kHeads * kHead
 constexpr int64_t kSequences[] = {256, 512, 1024, 2048, 4096, 8192};
 constexpr int64_t kWindows[] = {0, 256, 1024};
 constexpr double kSeconds = 0.05;
-
-// The least time of a call, over kSeconds of calls.
-double LeastSeconds(const std::function<void()>& call) {
-  using Clock = std::chrono::steady_clock;
-  call();
-  double best = 1e30;
-  const Clock::time_point start = Clock::now();
-  for (Clock::time_point before = start;;) {
-    call();
-    const Clock::time_point after = Clock::now();
-    best = std::min(best, std::chrono::duration<double>(after - before).count());
-    before = after;
-    if (std::chrono::duration<double>(after - start).count() > kSeconds) return best;
-  }
-}
 
 struct Options {
   bool csv = false;
@@ -91,7 +76,7 @@ class Benchmark {
 
   void Print(const char* name, const AttentionArgs& args, double flops, int64_t scratch_floats,
              const std::function<void()>& call) {
-    const double seconds = LeastSeconds(call);
+    const double seconds = base::LeastSeconds({.seconds = kSeconds}, call);
     const int64_t scratch_bytes =
         scratch_floats * static_cast<int64_t>(sizeof(float)) * options_.threads;
     std::printf(options_.csv ? "%s,%s,%ld,%ld,%.6f,%.1f,%.1f,%ld\n"

@@ -9,7 +9,7 @@
 // Legend: P keys in a panel (32), S padded sequence, D head size, E padded head size.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/ops/cpu_attention.cc"
-#include "runtime/ops/cpu_targets.h"
+#include "runtime/base/vector_targets.h"
 // The order of these is Highway's: the first compiles this file once per instruction set.
 // clang-format off
 #include "hwy/foreach_target.h"

@@ -1,7 +1,7 @@
 // Kernels in which each element stands for itself: sums, activations, conversions, AdamW.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/ops/cpu_elements.cc"
-#include "runtime/ops/cpu_targets.h"
+#include "runtime/base/vector_targets.h"
 // The order of these two is Highway's: the first compiles this file once per instruction set.
 #include "hwy/foreach_target.h"
 // clang-format off

@@ -71,6 +71,15 @@ bool IsPacked(const MatMulArgs& args) {
   return args.transpose_b == Transpose::kNo && IsLarge(args);
 }
 
+// How a product is made.
+enum class Way : uint8_t { kInFloat, kTransposed, kSplit, kNative };
+
+Way WayOf(const MatMulArgs& args) {
+  if (IsBFloat16(args.a) && !MultipliesBFloat16()) return Way::kInFloat;
+  if (IsTransposedFirst(args)) return Way::kTransposed;
+  return IsSplit(args) ? Way::kSplit : Way::kNative;
+}
+
 int64_t ElementsOf(const Matrix& matrix) { return matrix.rows * matrix.cols; }
 
 // oneDNN's blocks have at most 64 columns and 64 rows.
@@ -78,6 +87,11 @@ int64_t PackedBytes(const MatMulArgs& args, DType dtype) {
   constexpr int64_t kBlock = 64;
   const auto padded = [](int64_t size) { return (size + kBlock - 1) / kBlock * kBlock; };
   return padded(args.b.rows) * padded(args.b.cols) * static_cast<int64_t>(tensor::SizeOf(dtype));
+}
+
+int64_t TransposedBytes(const MatMulArgs& args) {
+  return int64_t{sizeof(tensor::BFloat16)} * std::min(kTransposedRows, args.c.rows) *
+         SumLength(args);
 }
 
 // All that a prepared product depends on.
@@ -259,19 +273,23 @@ struct MatMulEngine::Implementation {
 ProductCopies CopiesOf(const MatMulArgs& args) {
   ProductCopies copies;
   const int64_t in_float = IsBFloat16(args.c) ? int64_t{sizeof(float)} * ElementsOf(args.c) : 0;
-  if (IsBFloat16(args.a) && !MultipliesBFloat16()) {
-    copies.a = int64_t{sizeof(float)} * ElementsOf(args.a);
-    copies.b = int64_t{sizeof(float)} * ElementsOf(args.b);
-    copies.c = in_float;
-    if (IsPacked(args)) copies.packed_b = PackedBytes(args, DType::kF32);
-  } else if (IsTransposedFirst(args)) {
-    copies.a = int64_t{sizeof(tensor::BFloat16)} * std::min(kTransposedRows, args.c.rows) *
-               SumLength(args);
-    copies.packed_b = PackedBytes(args, DType::kBF16);
-  } else if (IsSplit(args)) {
-    copies.c = in_float;
-  } else if (IsPacked(args)) {
-    copies.packed_b = PackedBytes(args, args.b.dtype);
+  switch (WayOf(args)) {
+    case Way::kInFloat:
+      copies.a = int64_t{sizeof(float)} * ElementsOf(args.a);
+      copies.b = int64_t{sizeof(float)} * ElementsOf(args.b);
+      copies.c = in_float;
+      if (IsPacked(args)) copies.packed_b = PackedBytes(args, DType::kF32);
+      break;
+    case Way::kTransposed:
+      copies.a = TransposedBytes(args);
+      copies.packed_b = PackedBytes(args, DType::kBF16);
+      break;
+    case Way::kSplit:
+      copies.c = in_float;
+      break;
+    case Way::kNative:
+      if (IsPacked(args)) copies.packed_b = PackedBytes(args, args.b.dtype);
+      break;
   }
   return copies;
 }
@@ -287,14 +305,15 @@ void MatMulEngine::Run(const MatMulArgs& args) {
   // The setting belongs to the calling thread, which is not always the one that made this object.
   omp_set_num_threads(implementation_->num_threads);
   try {
-    if (IsBFloat16(args.a) && !MultipliesBFloat16()) {
-      implementation_->RunInFloat(args);
-    } else if (IsTransposedFirst(args)) {
-      implementation_->RunTransposed(args);
-    } else if (IsSplit(args)) {
-      implementation_->RunSplit(args);
-    } else {
-      implementation_->RunNative(args, IsPacked(args));
+    switch (WayOf(args)) {
+      case Way::kInFloat:
+        return implementation_->RunInFloat(args);
+      case Way::kTransposed:
+        return implementation_->RunTransposed(args);
+      case Way::kSplit:
+        return implementation_->RunSplit(args);
+      case Way::kNative:
+        return implementation_->RunNative(args, IsPacked(args));
     }
   } catch (const dnnl::error& error) {
     const Shape s = ShapeOf(args, /*pack_b=*/false);
@@ -345,8 +364,7 @@ void MatMulEngine::Implementation::RunNative(const MatMulArgs& args, bool pack_b
 
 void MatMulEngine::Implementation::RunTransposed(const MatMulArgs& args) {
   const int64_t k = args.a.rows;
-  void* const transposed =
-      converted[0].Get(std::min(kTransposedRows, args.c.rows) * k * sizeof(tensor::BFloat16));
+  void* const transposed = converted[0].Get(TransposedBytes(args));
   dnnl::memory::desc packed_layout;
   for (int64_t begin = 0; begin < args.c.rows; begin += kTransposedRows) {
     const int64_t rows = std::min(kTransposedRows, args.c.rows - begin);

@@ -1,10 +1,10 @@
 // The CPU implementation: checks arguments, shares rows among threads, owns scratch.
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "runtime/base/check.h"
+#include "runtime/base/least_seconds.h"
 #include "runtime/ops/check_arguments.h"
 #include "runtime/ops/cpu_kernels.h"
 #include "runtime/ops/cpu_matmul.h"
@@ -275,7 +275,6 @@ int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads) {
 }
 
 double MeasureMatMulCeiling(DType compute, int num_threads, double seconds) {
-  using Clock = std::chrono::steady_clock;
   constexpr int64_t kSize = 1024;
   constexpr double kProductFlops = 2.0 * kSize * kSize * kSize;
   auto arena = tensor::Arena::Create(3 * tensor::Arena::BytesFor(compute, kSize * kSize));
@@ -286,18 +285,8 @@ double MeasureMatMulCeiling(DType compute, int num_threads, double seconds) {
   args.c = arena->AllocateMatrix(compute, kSize, kSize);
   args.transpose_b = Transpose::kYes;
   cpu::MatMulEngine engine(num_threads);
-  engine.Run(args);  // prepares
   // The best product counts: a ceiling is what the machine can do when nobody disturbs it.
-  double best = 1e30;
-  const Clock::time_point start = Clock::now();
-  Clock::time_point before = start;
-  do {
-    engine.Run(args);
-    const Clock::time_point after = Clock::now();
-    best = std::min(best, std::chrono::duration<double>(after - before).count());
-    before = after;
-  } while (std::chrono::duration<double>(before - start).count() < seconds);
-  return kProductFlops / best;
+  return kProductFlops / base::LeastSeconds({.seconds = seconds}, [&] { engine.Run(args); });
 }
 
 }  // namespace megascale::ops

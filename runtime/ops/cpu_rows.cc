@@ -2,7 +2,7 @@
 // sums.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/ops/cpu_rows.cc"
-#include "runtime/ops/cpu_targets.h"
+#include "runtime/base/vector_targets.h"
 // The order of these is Highway's: the first compiles this file once per instruction set.
 // clang-format off
 #include "hwy/foreach_target.h"

@@ -6,7 +6,6 @@
 //
 // Sizes: N 1024 tokens, T 128, C 256, H 4, D 64, I 1024, V 256, and 3 M parameters.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -15,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/least_seconds.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/arena.h"
 
@@ -25,24 +25,9 @@ constexpr int64_t kTokens = 1024, kSeq = 128, kHidden = 256, kHeads = 4, kHeadDi
 constexpr int64_t kIntermediate = 1024, kVocabulary = 256, kParameters = 3'000'000;
 constexpr double kSeconds = 0.1;
 
-// The least time of a call, over kSeconds of calls.
-double LeastSeconds(const std::function<void()>& call) {
-  using Clock = std::chrono::steady_clock;
-  call();
-  double best = 1e30;
-  const Clock::time_point start = Clock::now();
-  for (Clock::time_point before = start;;) {
-    call();
-    const Clock::time_point after = Clock::now();
-    best = std::min(best, std::chrono::duration<double>(after - before).count());
-    before = after;
-    if (std::chrono::duration<double>(after - start).count() > kSeconds) return best;
-  }
-}
-
 double MeasureTriad() {
   std::vector<float> a(1 << 24, 1), b(a.size(), 2), c(a.size(), 3);
-  const double seconds = LeastSeconds([&] {
+  const double seconds = base::LeastSeconds({.seconds = kSeconds}, [&] {
     for (size_t i = 0; i < a.size(); ++i) a[i] = b[i] + 0.5f * c[i];
   });
   return 3.0 * sizeof(float) * static_cast<double>(a.size()) / seconds;
@@ -96,7 +81,7 @@ class Benchmark {
 
   void Time(const std::string& name, const char* unit, double work,
             const std::function<void()>& call) {
-    const double seconds = LeastSeconds(call);
+    const double seconds = base::LeastSeconds({.seconds = kSeconds}, call);
     std::printf("  %-34s %9.1f us %8.1f %s\n", name.c_str(), seconds * 1e6, work / seconds / 1e9,
                 unit);
   }

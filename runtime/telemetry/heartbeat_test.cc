@@ -1,13 +1,13 @@
 #include "runtime/telemetry/heartbeat.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <csignal>
+#include <functional>
 #include <string>
 #include <thread>
+
+#include "runtime/base/test_kill.h"
 
 namespace megascale::telemetry {
 namespace {
@@ -101,24 +101,14 @@ TEST(HeartbeatTest, TextIsNeverTornWhileItChanges) {
 TEST(HeartbeatTest, ReaderSurvivesAWriterThatWasKilled) {
   for (int round = 0; round < 20; ++round) {
     auto region = MakeRegion(1);
-    int ready[2];
-    ASSERT_EQ(::pipe(ready), 0);
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
+    ASSERT_NO_FATAL_FAILURE(base::KillOnceReady([&](const std::function<void()>& ready) {
       HeartbeatWriter writer(region.get(), 0);
       writer.SetStep(3);
       for (uint32_t i = 0;; ++i) {
         writer.SetDoing(std::string(100, static_cast<char>('a' + i % 26)));
-        if (i == 1000 && ::write(ready[1], "x", 1) != 1) ::_exit(1);
+        if (i == 1000) ready();
       }
-    }
-    char byte;
-    ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-    ASSERT_EQ(::kill(child, SIGKILL), 0);
-    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-    ::close(ready[0]);
-    ::close(ready[1]);
+    }));
     const v1::RankStatus status = ReadHeartbeat(*region, 0, {});
     EXPECT_EQ(status.step(), 3);
     ASSERT_EQ(status.doing().size(), 100u);

@@ -2,12 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <csignal>
+#include <functional>
 #include <thread>
+
+#include "runtime/base/test_kill.h"
 
 namespace megascale::telemetry {
 namespace {
@@ -149,23 +149,13 @@ TEST(SpanRingTest, NoSpanIsTornLostOrDoubledBesideWritersOfAllLanes) {
 TEST(SpanRingTest, ReaderSurvivesAWriterThatWasKilled) {
   for (int round = 0; round < 20; ++round) {
     auto region = MakeRegion(1);
-    int ready[2];
-    ASSERT_EQ(::pipe(ready), 0);
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
+    ASSERT_NO_FATAL_FAILURE(base::KillOnceReady([&](const std::function<void()>& ready) {
       SpanWriter writer(region.get(), 0);
       for (int64_t i = 0;; ++i) {
         Write(&writer, 4, i);
-        if (i == 5000 && ::write(ready[1], "x", 1) != 1) ::_exit(1);
+        if (i == 5000) ready();
       }
-    }
-    char byte;
-    ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-    ASSERT_EQ(::kill(child, SIGKILL), 0);
-    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-    ::close(ready[0]);
-    ::close(ready[1]);
+    }));
     SpanReader reader(region.get(), 0);
     std::vector<Span> spans;
     EXPECT_GE(reader.Drain(&spans), 5001 - kSpansPerLane);

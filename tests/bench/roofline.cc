@@ -4,14 +4,13 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <functional>
 #include <unordered_map>
 #include <vector>
 
 #include "oneapi/dnnl/dnnl.hpp"
 #include "runtime/base/check.h"
+#include "runtime/base/least_seconds.h"
 #include "runtime/tensor/arena.h"
 
 namespace megascale::bench {
@@ -19,25 +18,7 @@ namespace {
 
 using dnnl::memory;
 
-constexpr double kSecondsPerTry = 0.25;
-constexpr int kCallsMax = 30;
-
-// The least time of a call, over kSecondsPerTry of calls but at least three.
-double LeastSeconds(const std::function<void()>& call) {
-  using Clock = std::chrono::steady_clock;
-  call();
-  double best = 1e30;
-  const Clock::time_point start = Clock::now();
-  Clock::time_point before = start;
-  for (int i = 0; i < kCallsMax; ++i) {
-    call();
-    const Clock::time_point after = Clock::now();
-    best = std::min(best, std::chrono::duration<double>(after - before).count());
-    before = after;
-    if (i >= 2 && std::chrono::duration<double>(after - start).count() > kSecondsPerTry) break;
-  }
-  return best;
-}
+constexpr base::Tries kTries = {.seconds = 0.25, .least = 3, .most = 30};
 
 memory::data_type TypeOf(ops::DType dtype) {
   return dtype == ops::DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
@@ -105,7 +86,7 @@ double Seconds(const Product& p, Layout a_layout, Layout b_layout) {
     const dnnl::matmul primitive(chosen);
     const std::unordered_map<int, memory> arguments = {
         {DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}};
-    return LeastSeconds([&] { primitive.execute(stream, arguments); });
+    return base::LeastSeconds(kTries, [&] { primitive.execute(stream, arguments); });
   } catch (const dnnl::error&) {
     return 1e30;  // a layout that oneDNN does not multiply
   }
@@ -164,7 +145,7 @@ __attribute__((target("avx2,fma"))) double MeasureBandwidth(int num_threads) {
   std::fill(c, c + kFloats, 2.0f);
   const __m256 half = _mm256_set1_ps(0.5f);
   const auto measure = [&](int arrays, const auto& body) {
-    const double seconds = LeastSeconds([&] {
+    const double seconds = base::LeastSeconds(kTries, [&] {
 #pragma omp parallel for schedule(static) num_threads(num_threads)
       for (int64_t i = 0; i < kFloats; i += 8) body(i);
     });

@@ -30,7 +30,6 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/base/clock.h"
 #include "runtime/comm/test_table.h"
 #include "runtime/tensor/arena.h"
 
@@ -67,16 +66,12 @@ class Bench {
   // Seconds of the best round, for one repetition.
   double Measure(const Algorithm& algorithm) {
     const size_t num_repetitions = RepetitionsInRound(num_elements_ * sizeof(float));
-    double best = 1e9;
-    for (int round = 0; round < kTableRounds; ++round) {
-      Barrier();
-      const absl::Duration start = base::RealClock().Monotonic();
+    const auto round = [&] {
       for (size_t i = 0; i < num_repetitions; ++i) algorithm.run();
-      Barrier();
-      const absl::Duration took = base::RealClock().Monotonic() - start;
-      best = std::min(best, absl::ToDoubleSeconds(took) / static_cast<double>(num_repetitions));
-    }
-    return best;
+      return absl::OkStatus();
+    };
+    const absl::StatusOr<double> seconds = BestRound([&] { return Barrier(); }, round);
+    return seconds.value() / static_cast<double>(num_repetitions);
   }
 
   // Runs it once more, on known values. The sum over all ranks.
@@ -112,9 +107,10 @@ class Bench {
       gathered_[k] = 0;
     }
   }
-  void Barrier() {
+  absl::Status Barrier() {
     gloo::BarrierOptions options(context_);
     gloo::barrier(options);
+    return absl::OkStatus();
   }
 
   Algorithm Ring() {

@@ -4,12 +4,12 @@
 
 #include <atomic>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "runtime/comm/test_world.h"
 #include "runtime/stream/stream.h"
 
@@ -318,10 +318,10 @@ TEST(GroupsTest, TheObserverSeesEveryCallEnterAndLeave) {
 // this ends well only if compute runs while the collective does.
 TEST(StreamsTest, ACollectiveOnItsOwnStreamOverlapsWithComputeOnAnother) {
   ThreadWorld world(OneGroup(2, 1, kRingBytes));
-  absl::Mutex mutex;
+  std::mutex mutex;
   std::vector<std::string> order;  // on rank 0
   const auto note = [&](const char* what) {
-    absl::MutexLock lock(&mutex);
+    std::lock_guard<std::mutex> lock(mutex);
     order.push_back(what);
   };
   std::atomic<uint32_t> has_entered{0};

@@ -30,7 +30,7 @@ absl::Status Ended(const std::string& job_id, int64_t attempt) {
 void InProcessStore::Handle(const StoreRequest& request, Reply reply) {
   Outgoing outgoing;
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     HandleLocked(request, std::move(reply), outgoing);
   }
   for (auto& [send, message] : outgoing) send(message);
@@ -180,7 +180,7 @@ void InProcessStore::Cancel(Attempt& attempt, const absl::Status& reason, Outgoi
 void InProcessStore::DropAttemptsBefore(const std::string& job_id, int64_t attempt) {
   Outgoing outgoing;
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     Job& job = jobs_[job_id];
     job.oldest_attempt = std::max(job.oldest_attempt, attempt);
     const auto end = job.attempts.lower_bound(attempt);
@@ -195,7 +195,7 @@ void InProcessStore::DropAttemptsBefore(const std::string& job_id, int64_t attem
 void InProcessStore::DropJob(const std::string& job_id) {
   Outgoing outgoing;
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     const auto job = jobs_.find(job_id);
     if (job == jobs_.end()) return;
     for (auto& [number, attempt] : job->second.attempts) {

@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "proto/agent.pb.h"
 
 namespace megascale::comm {
@@ -80,7 +80,7 @@ class InProcessStore {
   static void Cancel(Attempt& attempt, const absl::Status& reason, Outgoing& outgoing);
 
   const InProcessStoreOptions options_;
-  absl::Mutex mutex_;
+  std::mutex mutex_;
   std::map<std::string, Job> jobs_;
 };
 

@@ -63,12 +63,12 @@ void Endpoint::Abort(const absl::Status& reason) {
 }
 
 absl::Status Endpoint::failure() const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   return failure_;
 }
 
 absl::Status Endpoint::Fail(absl::Status status) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   if (!failure_.ok()) return failure_;
   failure_ = status;
   slot_->notice = MakeNotice(status);

@@ -4,11 +4,11 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "runtime/comm/exchange.h"
 #include "runtime/comm/region.h"
@@ -54,7 +54,7 @@ class Endpoint {
   bool has_met_all_ = false;
 
   std::atomic<bool> failed_{false};
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
   absl::Status failure_;
 };
 

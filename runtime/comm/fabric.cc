@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/synchronization/mutex.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/connect.h"
 #include "runtime/comm/endpoint.h"
@@ -54,7 +54,7 @@ struct Fabric::Impl {
   std::optional<RegionLayout> layout;
   StreamPump pump;
   std::atomic<bool> aborted{false};
-  absl::Mutex mutex;
+  std::mutex mutex;
   absl::Status abort_reason;        // guarded by mutex
   std::vector<Membership> members;  // endpoints guarded by mutex until connected
 };
@@ -140,7 +140,7 @@ absl::Status Fabric::Impl::Connect() {
                                                    Peers(member, streams, next_stream)));
   }
   if (!requests.empty()) RETURN_IF_ERROR(pump.Start());
-  absl::MutexLock lock(&mutex);
+  std::lock_guard<std::mutex> lock(mutex);
   for (size_t i = 0; i < members.size(); ++i) {
     members[i].endpoint = std::move(endpoints[i]);
     if (!abort_reason.ok()) members[i].endpoint->Abort(abort_reason);
@@ -208,7 +208,7 @@ Fabric::~Fabric() { impl_->Close(); }
 absl::Status Fabric::Connect() { return impl_->Connect(); }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Fabric::Make(absl::string_view group) {
-  absl::MutexLock lock(&impl_->mutex);
+  std::lock_guard<std::mutex> lock(impl_->mutex);
   for (Membership& member : impl_->members) {
     if (impl_->groups[member.group_index].name != group) continue;
     if (member.endpoint == nullptr || member.is_made) {
@@ -225,7 +225,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Fabric::Make(absl::string_view gro
 }
 
 void Fabric::Abort(const absl::Status& reason) {
-  absl::MutexLock lock(&impl_->mutex);
+  std::lock_guard<std::mutex> lock(impl_->mutex);
   if (impl_->abort_reason.ok()) impl_->abort_reason = reason;
   impl_->aborted = true;
   for (Membership& member : impl_->members) {

@@ -1,11 +1,16 @@
 #include "runtime/comm/link_store.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 
 namespace megascale::comm {
+namespace {
+// The clock can be asked for no endless wait.
+constexpr absl::Duration kCallMax = absl::Hours(24);
+}  // namespace
 
 LinkStore::LinkStore(LinkStoreOptions options, SendRequest send)
     : options_(std::move(options)), send_(std::move(send)) {}
@@ -42,7 +47,7 @@ LinkStore::Request LinkStore::NewRequest(Request::Operation operation, const std
   request.set_job_id(options_.job_id);
   request.set_attempt(options_.attempt);
   request.set_key(key);
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   request.set_request_id(absl::StrCat(options_.client, "/", num_requests_++));
   return request;
 }
@@ -53,17 +58,19 @@ absl::StatusOr<LinkStore::StoreReply> LinkStore::Call(const Request& request,
   const std::string what =
       absl::StrCat("store ", Request::Operation_Name(request.operation()), " ", request.key());
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     if (!closed_.ok()) return base::Annotate(closed_, what);
     if (!calls_.emplace(id, std::nullopt).second) {
       return absl::FailedPreconditionError(absl::StrCat(what, ": request ", id, " is running"));
     }
   }
   const absl::Status sent = send_(request);
-  absl::MutexLock lock(&mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   const auto call = calls_.find(id);
   const auto is_over = [&]() { return call->second.has_value() || !closed_.ok(); };
-  if (sent.ok()) mutex_.AwaitWithTimeout(absl::Condition(&is_over), timeout);
+  if (sent.ok()) {
+    changed_.wait_for(lock, absl::ToChronoNanoseconds(std::min(timeout, kCallMax)), is_over);
+  }
   const std::optional<StoreReply> reply = std::move(call->second);
   calls_.erase(call);
   if (!sent.ok()) return base::Annotate(sent, what);
@@ -78,14 +85,16 @@ absl::StatusOr<LinkStore::StoreReply> LinkStore::Call(const Request& request,
 }
 
 void LinkStore::OnReply(const StoreReply& reply) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   const auto call = calls_.find(reply.request_id());
   if (call != calls_.end()) call->second = reply;
+  changed_.notify_all();
 }
 
 void LinkStore::Close(const absl::Status& reason) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   if (closed_.ok()) closed_ = reason;
+  changed_.notify_all();
 }
 
 }  // namespace megascale::comm

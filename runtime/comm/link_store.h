@@ -3,12 +3,13 @@
 // and Close never block.
 #pragma once
 
+#include <condition_variable>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 
-#include "absl/synchronization/mutex.h"
 #include "proto/agent.pb.h"
 #include "runtime/comm/store.h"
 
@@ -49,7 +50,8 @@ class LinkStore : public Store {
 
   const LinkStoreOptions options_;
   const SendRequest send_;
-  absl::Mutex mutex_;
+  std::mutex mutex_;
+  std::condition_variable changed_;  // a call was answered, or closed_
   absl::Status closed_;
   int64_t num_requests_ = 0;
   std::map<std::string, std::optional<StoreReply>> calls_;  // by request id; filled when answered

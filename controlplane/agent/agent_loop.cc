@@ -15,6 +15,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/base/thread_environment.h"
 
 namespace megascale::agent {
 namespace {
@@ -242,8 +243,12 @@ void AgentLoop::Do(const StartProcess& action) {
 absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
   const ChildName name = {action.process_id, action.job->job_id(), action.job->attempt(),
                           action.rank};
-  // Threads that wait must not burn the cores that the other ranks of this machine need.
-  const std::vector<std::string> environment = {"OMP_WAIT_POLICY=passive", "GOMP_SPINCOUNT=0"};
+  const auto& placements = action.job->placements();
+  const auto ranks_here = std::count_if(placements.begin(), placements.end(), [&](const auto& p) {
+    return p.node_id() == options_.node_id;
+  });
+  const std::vector<std::string> environment = base::ThreadEnvironment(base::HaveCores(
+      static_cast<int>(ranks_here), action.job->spec().parallel().threads_per_rank()));
   ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
                    Child::Start(keeper_, name, options_.log_directory, environment));
   const int pid = child->pid();

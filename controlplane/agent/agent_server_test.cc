@@ -174,6 +174,7 @@ job::v1::JobSpec Spec() {
   spec.mutable_model()->set_num_attention_heads(2);
   spec.mutable_data()->add_files("/data");
   spec.mutable_train()->set_steps(10);
+  spec.mutable_parallel()->set_threads_per_rank(1024);  // more than there are cores
   spec.mutable_train()->set_seq_length(8);
   spec.mutable_train()->set_global_batch_size(2);
   spec.mutable_train()->set_micro_batch_size(1);

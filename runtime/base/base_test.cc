@@ -14,6 +14,7 @@
 #include "runtime/base/frame.h"
 #include "runtime/base/shared_memory.h"
 #include "runtime/base/status.h"
+#include "runtime/base/thread_environment.h"
 
 namespace megascale::base {
 namespace {
@@ -101,6 +102,14 @@ TEST(FrameTest, AClosedPeerIsUnavailableAndAnAbsurdLengthIsDataLoss) {
   pair.first.reset();
   EXPECT_EQ(ReceiveFrame(pair.second.get(), absl::Seconds(5)).status().code(),
             absl::StatusCode::kUnavailable);
+}
+
+TEST(ThreadEnvironmentTest, ThreadsLookForWorkOnlyWhereEachHasACore) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  EXPECT_TRUE(HaveCores(1, cores));
+  EXPECT_FALSE(HaveCores(2, cores));
+  EXPECT_EQ(ThreadEnvironment(false).back(), "GOMP_SPINCOUNT=0");
+  EXPECT_NE(ThreadEnvironment(true), ThreadEnvironment(false));
 }
 
 TEST(StatusTest, AFullDiskIsResourceExhausted) {

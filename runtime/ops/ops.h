@@ -191,8 +191,8 @@ class Ops {
 // The fast CPU implementation: oneDNN for products, Highway for the rest. `compute` is kF32 or
 // kBF16. The number of threads is fixed for the object's life and is part of the numerics. With 1
 // no thread is started; with more they are OpenMP's, and the process must have been started with
-// OMP_WAIT_POLICY=PASSIVE in its environment, or they spin while idle. After the first call with
-// each shape nothing is allocated, except by oneDNN within products.
+// base::ThreadEnvironment, or they spin while idle. After the first call with each shape nothing is
+// allocated, except by oneDNN within products.
 std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads);
 
 // The calls that decide what MakeCpuOps's object keeps; their data may be null.

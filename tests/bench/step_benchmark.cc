@@ -24,6 +24,7 @@
 #include "proto/job.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/thread_environment.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/optim/sharded_adamw.h"
 #include "tests/bench/measured_ops.h"
@@ -247,10 +248,10 @@ int Run(const Options& options) {
 }  // namespace megascale::bench
 
 int main(int argc, char** argv) {
-  // As the agent starts a worker; libgomp reads it when it is loaded.
+  // As the agent starts a worker that has the machine for itself.
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
-    setenv("OMP_WAIT_POLICY", "passive", 1);
-    setenv("GOMP_SPINCOUNT", "0", 1);
+    static std::vector<std::string> environment = megascale::base::ThreadEnvironment(true);
+    for (std::string& entry : environment) putenv(entry.data());
     execv("/proc/self/exe", argv);
   }
   megascale::bench::Options options;

@@ -1,13 +1,16 @@
 // Sharing an operator among the threads of a CpuOps, always in the same way.
 //
 // Threads are OpenMP's, since oneDNN brings them: one pool serves products and kernels, and none is
-// started where num_threads is 1. They must not spin while idle, or they take the cores from other
-// workers: OMP_WAIT_POLICY=PASSIVE has to be in the environment before the process starts, since
-// libgomp reads it when it is loaded.
+// started where num_threads is 1. Left to itself, OpenMP spins for long while idle and takes the
+// cores from other workers: base::ThreadEnvironment says what a process must be started with.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#ifdef __SANITIZE_THREAD__
+#include <thread>
+#include <vector>
+#endif
 
 #include "runtime/ops/cpu_kernels.h"
 
@@ -28,8 +31,15 @@ void ForEachPart(int num_threads, int64_t count, int64_t grain, const Body& body
     run(0);
     return;
   }
+#ifdef __SANITIZE_THREAD__
+  // It sees threads of the language, and none of the order that OpenMP's keep.
+  std::vector<std::thread> threads;
+  for (int part = 0; part < num_threads; ++part) threads.emplace_back(run, part);
+  for (std::thread& thread : threads) thread.join();
+#else
 #pragma omp parallel for schedule(static, 1) num_threads(num_threads)
   for (int part = 0; part < num_threads; ++part) run(part);
+#endif
 }
 
 }  // namespace megascale::ops::cpu

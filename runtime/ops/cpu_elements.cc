@@ -33,7 +33,9 @@ HWY_INLINE Floats GaussianTail(Floats magnitude, Floats exponential) {
   return hn::Mul(hn::Mul(polynomial, t), exponential);
 }
 
+// T: the type that the results are rounded to.
 struct Gelu {
+  template <typename T>
   static HWY_INLINE ValueAndSlope Get(Floats x) {
     const Floats exponential = Exp(hn::Mul(hn::Mul(x, x), Splat(-0.5)));
     const Floats tail = GaussianTail(hn::Abs(x), exponential);
@@ -45,20 +47,22 @@ struct Gelu {
 
 // (1 + tanh y) / 2 is the logistic function of 2y.
 struct GeluTanh {
+  template <typename T>
   static HWY_INLINE ValueAndSlope Get(Floats x) {
     const double scale = 2 * 0.7978845608028654;  // 2 sqrt(2 / pi)
     const Floats square = hn::Mul(x, x);
     const Floats inner = hn::Mul(x, hn::MulAdd(square, Splat(scale * 0.044715), Splat(scale)));
     const Floats inner_slope = hn::MulAdd(square, Splat(3 * scale * 0.044715), Splat(scale));
-    const Floats mass = Sigmoid(inner);
+    const Floats mass = Sigmoid<T>(inner);
     const Floats value = hn::Mul(x, mass);
     return {value, hn::MulAdd(hn::NegMulAdd(value, mass, value), inner_slope, mass)};
   }
 };
 
 struct Silu {
+  template <typename T>
   static HWY_INLINE ValueAndSlope Get(Floats x) {
-    const Floats sigmoid = Sigmoid(x);
+    const Floats sigmoid = Sigmoid<T>(x);
     const Floats value = hn::Mul(x, sigmoid);
     return {value, hn::MulAdd(value, hn::Sub(Splat(1), sigmoid), sigmoid)};
   }
@@ -69,8 +73,10 @@ void MapRows(const ActivationArgs& args, Range rows) {
   for (int64_t n = rows.begin; n < rows.end; ++n) {
     const T* in = args.in.as<T>() + n * args.in.stride;
     T* out = args.out.as<T>() + n * args.out.stride;
-    ForEachVector(0, args.out.cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      Store(Function::Get(Load(in + c, lanes)).value, out + c, lanes);
+    ForEachTwo(args.out.cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two x = LoadTwoAhead(in + c, lanes);
+      StoreTwo({Function::template Get<T>(x.a).value, Function::template Get<T>(x.b).value},
+               out + c, lanes);
     });
   }
 }
@@ -81,9 +87,10 @@ void SwiGluRows(const ActivationArgs& args, Range rows) {
     const T* gate = args.in.as<T>() + n * args.in.stride;
     const T* up = gate + args.out.cols;
     T* out = args.out.as<T>() + n * args.out.stride;
-    ForEachVector(0, args.out.cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Floats silu = Silu::Get(Load(gate + c, lanes)).value;
-      Store(hn::Mul(silu, Load(up + c, lanes)), out + c, lanes);
+    ForEachTwo(args.out.cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two x = LoadTwoAhead(gate + c, lanes), y = LoadTwoAhead(up + c, lanes);
+      StoreTwo({hn::Mul(Silu::Get<T>(x.a).value, y.a), hn::Mul(Silu::Get<T>(x.b).value, y.b)},
+               out + c, lanes);
     });
   }
 }
@@ -106,9 +113,11 @@ void MapRowsBackward(const ActivationBackwardArgs& args, Range rows) {
     const T* in = args.in.as<T>() + n * args.in.stride;
     const T* d_out = args.d_out.as<T>() + n * args.d_out.stride;
     T* d_in = args.d_in.as<T>() + n * args.d_in.stride;
-    ForEachVector(0, args.in.cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Floats slope = Function::Get(Load(in + c, lanes)).slope;
-      Store(hn::Mul(slope, Load(d_out + c, lanes)), d_in + c, lanes);
+    ForEachTwo(args.in.cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two x = LoadTwoAhead(in + c, lanes), gradient = LoadTwoAhead(d_out + c, lanes);
+      StoreTwo({hn::Mul(Function::template Get<T>(x.a).slope, gradient.a),
+                hn::Mul(Function::template Get<T>(x.b).slope, gradient.b)},
+               d_in + c, lanes);
     });
   }
 }
@@ -120,12 +129,15 @@ void SwiGluRowsBackward(const ActivationBackwardArgs& args, Range rows) {
     const T* gate = args.in.as<T>() + n * args.in.stride;
     const T* d_out = args.d_out.as<T>() + n * args.d_out.stride;
     T* d_gate = args.d_in.as<T>() + n * args.d_in.stride;
-    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const ValueAndSlope silu = Silu::Get(Load(gate + c, lanes));
-      const Floats gradient = Load(d_out + c, lanes);
-      const Floats up = Load(gate + cols + c, lanes);
-      Store(hn::Mul(hn::Mul(gradient, up), silu.slope), d_gate + c, lanes);
-      Store(hn::Mul(gradient, silu.value), d_gate + cols + c, lanes);
+    ForEachTwo(cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two x = LoadTwoAhead(gate + c, lanes), up = LoadTwoAhead(gate + cols + c, lanes);
+      const Two gradient = LoadTwoAhead(d_out + c, lanes);
+      const ValueAndSlope a = Silu::Get<T>(x.a), b = Silu::Get<T>(x.b);
+      StoreTwo({hn::Mul(hn::Mul(gradient.a, up.a), a.slope),
+                hn::Mul(hn::Mul(gradient.b, up.b), b.slope)},
+               d_gate + c, lanes);
+      StoreTwo({hn::Mul(gradient.a, a.value), hn::Mul(gradient.b, b.value)}, d_gate + cols + c,
+               lanes);
     });
   }
 }
@@ -148,8 +160,9 @@ void AddOf(const Matrix& a, const Matrix& b, const Matrix& out, Range rows) {
     const T* a_row = a.as<T>() + n * a.stride;
     const T* b_row = b.as<T>() + n * b.stride;
     T* out_row = out.as<T>() + n * out.stride;
-    ForEachVector(0, out.cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      Store(hn::Add(Load(a_row + c, lanes), Load(b_row + c, lanes)), out_row + c, lanes);
+    ForEachTwo(out.cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two x = LoadTwoAhead(a_row + c, lanes), y = LoadTwoAhead(b_row + c, lanes);
+      StoreTwo({hn::Add(x.a, y.a), hn::Add(x.b, y.b)}, out_row + c, lanes);
     });
   }
 }
@@ -222,7 +235,10 @@ double SumOfSquares(const Vector& x, Range elements) {
   const auto wide = [&](int64_t i)
                         HWY_ATTR { return hn::PromoteTo(tag, hn::LoadU(float_tag, data + i)); };
   int64_t i = elements.begin;
+  // Far ahead, since the processor's own foresight ends with the page.
+  constexpr int64_t kAhead = 1024;
   for (; i + 4 * kStep <= elements.end; i += 4 * kStep) {
+    for (int64_t k = 0; k < 4 * kStep; k += 16) hwy::Prefetch(data + i + kAhead + k);
     const auto x0 = wide(i), x1 = wide(i + kStep);
     const auto x2 = wide(i + 2 * kStep), x3 = wide(i + 3 * kStep);
     sum0 = hn::MulAdd(x0, x0, sum0);

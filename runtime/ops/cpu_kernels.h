@@ -32,9 +32,11 @@ void Norm(const NormArgs& args, Range rows);
 // The gradients of weight and bias are added to args.d_weight and args.d_bias: each thread is given
 // its own.
 void NormBackward(const NormBackwardArgs& args, Range rows);
+// Floats of CrossEntropyScratch::powers: whole vectors, however wide.
+constexpr int64_t PowersSize(int64_t cols) { return (cols + 63) / 64 * 64; }
 struct CrossEntropyScratch {
   double* row_losses = nullptr;  // [rows] receives -log softmax(logits[n])[targets[n]]
-  float* powers = nullptr;       // [logits.cols], each thread's own; backward only
+  float* powers = nullptr;       // [PowersSize(logits.cols)], each thread's own; backward only
 };
 void CrossEntropy(const CrossEntropyArgs& args, const CrossEntropyScratch& scratch, Range rows);
 // `cosines` and `sines` [seq, head_dim / 2].

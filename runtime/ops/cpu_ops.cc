@@ -112,11 +112,11 @@ class CpuOps final : public Ops {
   void CrossEntropy(const CrossEntropyArgs& args) override {
     CheckArguments(args, compute_);
     CheckIndices(args.targets, args.logits.cols);
-    const int64_t cols = args.logits.cols;
+    const int64_t size = cpu::PowersSize(args.logits.cols);
     double* losses = Grow(row_losses_, args.logits.rows);
-    float* powers = Grow(floats_, args.backward ? cols * num_threads_ : 0);
+    float* powers = Grow(floats_, args.backward ? size * num_threads_ : 0);
     ForEachRow(args.logits, [&](int part, cpu::Range rows) {
-      cpu::CrossEntropy(args, {.row_losses = losses, .powers = powers + part * cols}, rows);
+      cpu::CrossEntropy(args, {.row_losses = losses, .powers = powers + part * size}, rows);
     });
     for (int64_t n = 0; n < args.logits.rows; ++n) *args.loss_sum += losses[n];
   }
@@ -268,8 +268,8 @@ int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads) {
     most.c = std::max(most.c, copies.c);
     most.packed_b = std::max(most.packed_b, copies.packed_b);
   }
-  const int64_t floats =
-      std::max(cpu::AttentionBackwardScratchSize(shapes.attention), shapes.logits_cols);
+  const int64_t floats = std::max(cpu::AttentionBackwardScratchSize(shapes.attention),
+                                  cpu::PowersSize(shapes.logits_cols));
   return most.a + most.b + most.c + most.packed_b +
          floats * num_threads * static_cast<int64_t>(sizeof(float));
 }

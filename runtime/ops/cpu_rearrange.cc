@@ -98,10 +98,11 @@ HWY_INLINE void TransposeTile(const uint16_t* from, int64_t from_stride, uint16_
 void TransposeHalves(const Matrix& from, const Matrix& to, Range cols) {
   const auto* in = from.as<uint16_t>();
   auto* out = to.as<uint16_t>();
-  for (int64_t j = cols.begin; j < cols.end; j += kTile) {
-    const int64_t j_end = std::min(cols.end, j + kTile);
-    for (int64_t i = 0; i < from.rows; i += kTile) {
-      const int64_t i_end = std::min(from.rows, i + kTile);
+  // Rows of tiles, so that what is read lies together; what is written is in the second cache.
+  for (int64_t i = 0; i < from.rows; i += kTile) {
+    const int64_t i_end = std::min(from.rows, i + kTile);
+    for (int64_t j = cols.begin; j < cols.end; j += kTile) {
+      const int64_t j_end = std::min(cols.end, j + kTile);
       if (i_end - i == kTile && j_end - j == kTile) {
         if (i_end < from.rows) PrefetchTile(in + i_end * from.stride + j, from.stride);
         TransposeTile(in + i * from.stride + j, from.stride, out + j * to.stride + i, to.stride);
@@ -113,6 +114,9 @@ void TransposeHalves(const Matrix& from, const Matrix& to, Range cols) {
     }
   }
 }
+
+// Columns.
+constexpr int64_t kPackAhead = 256;
 
 // Rows 2p and 2p + 1 of `from`, `count` columns, side by side; a row or columns outside read as 0.
 HWY_INLINE void PackPair(const Matrix& from, int64_t pair, Range cols, uint16_t* to,
@@ -126,6 +130,10 @@ HWY_INLINE void PackPair(const Matrix& from, int64_t pair, Range cols, uint16_t*
   int64_t c = 0;
   if (has_odd) {
     for (; c + kStep <= cols.size(); c += kStep) {
+      if (c % 32 == 0) {
+        hwy::Prefetch(even + c + kPackAhead);
+        hwy::Prefetch(odd + c + kPackAhead);
+      }
       const auto low = hn::PromoteTo(tag, hn::LoadU(half_tag, even + c));
       const auto high = hn::PromoteTo(tag, hn::LoadU(half_tag, odd + c));
       hn::StoreU(hn::Or(low, hn::ShiftLeft<16>(high)), tag, reinterpret_cast<uint32_t*>(to) + c);

@@ -6,6 +6,7 @@
 // The order of these is Highway's: the first compiles this file once per instruction set.
 // clang-format off
 #include "hwy/foreach_target.h"
+#include "hwy/cache_control.h"
 #include "runtime/ops/cpu_kernels.h"
 #include "runtime/ops/cpu_vectors-inl.h"
 // clang-format on
@@ -23,8 +24,9 @@ HWY_INLINE T* Row(const Matrix& matrix, int64_t row) {
 
 template <typename T>
 HWY_INLINE void AddRow(const T* a, const T* b, T* out, int64_t cols) {
-  ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
-    Store(hn::Add(Load(a + c, lanes), Load(b + c, lanes)), out + c, lanes);
+  ForEachTwo(cols, [&](int64_t c, auto lanes) HWY_ATTR {
+    const Two x = LoadTwoAhead(a + c, lanes), y = LoadTwoAhead(b + c, lanes);
+    StoreTwo({hn::Add(x.a, y.a), hn::Add(x.b, y.b)}, out + c, lanes);
   });
 }
 
@@ -43,25 +45,28 @@ void NormOf(const NormArgs& args, Range rows) {
     }
     float mean = 0;
     if (centred) {
-      const Floats total =
-          AddUp(cols, [&](int64_t c, auto lanes) HWY_ATTR { return Load(x + c, lanes); });
+      const Floats total = AddUp<T>(
+          cols, [&](int64_t c, auto lanes) HWY_ATTR { return LoadTwoAhead(x + c, lanes); });
       mean = Sum(total) / static_cast<float>(cols);
       args.mean.as<float>()[n] = mean;
     }
     const Floats means = Splat(mean);
-    const Floats squares = AddUp(cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Floats difference = hn::Sub(Load(x + c, lanes), means);
-      return hn::Mul(difference, difference);
+    const Floats squares = AddUp<T>(cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two value = LoadTwo(x + c, lanes);
+      const Floats a = hn::Sub(value.a, means), b = hn::Sub(value.b, means);
+      return Two{hn::Mul(a, a), hn::Mul(b, b)};
     });
     const float rstd =
         1.0f / std::sqrt(Sum(squares) / static_cast<float>(cols) + static_cast<float>(args.eps));
     args.rstd.as<float>()[n] = rstd;
     const Floats rstds = Splat(rstd);
     T* out = Row<T>(args.out, n);
-    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Floats normal = hn::Mul(hn::Sub(Load(x + c, lanes), means), rstds);
-      const Floats shift = bias != nullptr ? Load(bias + c, lanes) : Zero();
-      Store(hn::MulAdd(normal, Load(weight + c, lanes), shift), out + c, lanes);
+    ForEachTwo(cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two value = LoadTwo(x + c, lanes), scale = LoadTwo(weight + c, lanes);
+      const Two shift = bias != nullptr ? LoadTwo(bias + c, lanes) : Two{Zero(), Zero()};
+      const Floats a = hn::Mul(hn::Sub(value.a, means), rstds);
+      const Floats b = hn::Mul(hn::Sub(value.b, means), rstds);
+      StoreTwo({hn::MulAdd(a, scale.a, shift.a), hn::MulAdd(b, scale.b, shift.b)}, out + c, lanes);
     });
   }
 }
@@ -94,12 +99,16 @@ void NormBackwardOf(const NormBackwardArgs& args, Range rows) {
     });
     const Floats gradient_mean = Splat(centred ? Sum(gradient_sum) / static_cast<double>(cols) : 0);
     const Floats product_mean = Splat(Sum(product_sum) / static_cast<double>(cols));
-    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Floats d_normal =
-          hn::MulSub(Load(d_out + c, lanes), Load(weight + c, lanes), gradient_mean);
-      const Floats normal = hn::Mul(hn::Sub(Load(x + c, lanes), mean), rstd);
-      const Floats inner = hn::NegMulAdd(normal, product_mean, d_normal);
-      Store(hn::MulAdd(inner, rstd, Load(d_x + c, lanes)), d_x + c, lanes);
+    const auto add = [&](Floats sum, Floats gradient, Floats scale, Floats value) HWY_ATTR {
+      const Floats d_normal = hn::MulSub(gradient, scale, gradient_mean);
+      const Floats normal = hn::Mul(hn::Sub(value, mean), rstd);
+      return hn::MulAdd(hn::NegMulAdd(normal, product_mean, d_normal), rstd, sum);
+    };
+    ForEachTwo(cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two sum = LoadTwoAhead(d_x + c, lanes), gradient = LoadTwo(d_out + c, lanes);
+      const Two scale = LoadTwo(weight + c, lanes), value = LoadTwo(x + c, lanes);
+      StoreTwo({add(sum.a, gradient.a, scale.a, value.a), add(sum.b, gradient.b, scale.b, value.b)},
+               d_x + c, lanes);
     });
   }
 }
@@ -112,14 +121,16 @@ void CrossEntropyOf(const CrossEntropyArgs& args, const CrossEntropyScratch& scr
   for (int64_t n = rows.begin; n < rows.end; ++n) {
     T* logits = Row<T>(args.logits, n);
     const int32_t target = args.targets.as<int32_t>()[n];
-    const Floats greatest = Fold(
+    const Floats greatest = Fold<T>(
         cols, lowest, [](Floats a, Floats b) HWY_ATTR { return hn::Max(a, b); },
-        [&](int64_t c, auto lanes) HWY_ATTR { return Load(logits + c, lanes); });
+        [&](int64_t c, auto lanes) HWY_ATTR { return LoadTwoAhead(logits + c, lanes); });
     const float max = Max(greatest);
     const Floats maxima = Splat(max);
-    const double sum = Sum(AddUp(cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Floats power = Exp(hn::Sub(Load(logits + c, lanes), maxima));
-      if (args.backward) Store(power, powers + c, lanes);
+    // `powers` holds them in the order of Two.
+    const double sum = Sum(AddUp<T>(cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two x = LoadTwo(logits + c, lanes);
+      const Two power = {ExpFor<T>(hn::Sub(x.a, maxima)), ExpFor<T>(hn::Sub(x.b, maxima))};
+      if (args.backward) StoreTwo(power, powers + c, AllLanes());
       return power;
     }));
     T* target_logit = logits + target;
@@ -129,8 +140,9 @@ void CrossEntropyOf(const CrossEntropyArgs& args, const CrossEntropyScratch& scr
     const Floats scale = Splat(args.gradient_scale / sum);
     const double target_gradient =
         (std::exp(static_cast<double>(logit) - max) / sum - 1) * args.gradient_scale;
-    ForEachVector(0, cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      Store(hn::Mul(Load(powers + c, lanes), scale), logits + c, lanes);
+    ForEachTwo(cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two power = LoadTwo(powers + c, AllLanes());
+      StoreTwo({hn::Mul(power.a, scale), hn::Mul(power.b, scale)}, logits + c, lanes);
     });
     Store(Splat(target_gradient), target_logit, FirstLanes{1});
   }
@@ -191,19 +203,24 @@ void EmbeddingBackwardOf(const EmbeddingBackwardArgs& args, Range cols) {
 
 template <typename T>
 void AddColumnSumsOf(const Matrix& x, const Vector& out, Range cols) {
-  float* sums = out.as<float>();
-  int64_t n = 0;
-  // A block of rows loads and stores each sum once; the additions stay in the order of rows.
+  float* sums = out.as<float>() + cols.begin;
+  // A block of rows is added up before it is added to the sums. The next one is fetched meanwhile:
+  // its rows lie too far apart for the processor to foresee them.
   constexpr int64_t kRows = 16;
-  for (; n + kRows <= x.rows; n += kRows) {
-    const T* row = Row<T>(x, n);
-    ForEachVector(cols.begin, cols.end, [&](int64_t c, auto lanes) HWY_ATTR {
-      Floats sum = Load(sums + c, lanes);
-      for (int64_t i = 0; i < kRows; ++i) sum = hn::Add(sum, Load(row + i * x.stride + c, lanes));
-      Store(sum, sums + c, lanes);
+  for (int64_t n = 0; n < x.rows; n += kRows) {
+    const T* row = Row<T>(x, n) + cols.begin;
+    const int64_t rows = std::min(kRows, x.rows - n);
+    const int64_t next_rows = std::min(kRows, x.rows - n - rows);
+    ForEachTwo(cols.size(), [&](int64_t c, auto lanes) HWY_ATTR {
+      for (int64_t i = 0; i < next_rows; ++i) hwy::Prefetch(row + (kRows + i) * x.stride + c);
+      Two sum = LoadTwo(row + c, lanes);
+      for (int64_t i = 1; i < rows; ++i) {
+        const Two value = LoadTwo(row + i * x.stride + c, lanes);
+        sum = {hn::Add(sum.a, value.a), hn::Add(sum.b, value.b)};
+      }
+      AddTwo<T>(sum, sums + c, lanes);
     });
   }
-  for (; n < x.rows; ++n) AddToFloats(static_cast<const T*>(Row<T>(x, n)), sums, cols);
 }
 
 // One entry per operator: the element type is chosen inside, so that one table of targets serves

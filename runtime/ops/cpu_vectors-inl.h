@@ -11,8 +11,11 @@
 #define MEGASCALE_RUNTIME_OPS_CPU_VECTORS_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstring>
+#include <type_traits>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "runtime/tensor/tensor.h"
 
@@ -54,17 +57,20 @@ HWY_INLINE Floats Load(const T* from, AllLanes) {
   return LoadAs(FloatTag(), from);
 }
 
-HWY_INLINE void Store(Floats value, float* to, AllLanes) { hn::StoreU(value, FloatTag(), to); }
-HWY_INLINE void Store(Floats value, BFloat16* to, AllLanes) {
+// The bits of `value` rounded to bf16, in the upper half; the lower one holds anything.
+HWY_INLINE hn::Vec<BitsTag> RoundToHalf(Floats value) {
   const BitsTag tag;
   const auto bits = hn::BitCast(tag, value);
-  const auto high = hn::ShiftRight<16>(bits);
-  const auto odd = hn::And(high, hn::Set(tag, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(tag, 0x7FFF))));
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(tag, 1));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(tag, 0x7FFF)));
   const auto is_nan = hn::RebindMask(tag, hn::IsNaN(value));
-  const auto quiet = hn::Or(high, hn::Set(tag, 0x40));
-  const auto result = hn::TruncateTo(HalfBitsTag(), hn::IfThenElse(is_nan, quiet, rounded));
-  hn::StoreU(result, HalfBitsTag(), reinterpret_cast<uint16_t*>(to));
+  return hn::IfThenElse(is_nan, hn::Or(bits, hn::Set(tag, 0x400000)), rounded);
+}
+
+HWY_INLINE void Store(Floats value, float* to, AllLanes) { hn::StoreU(value, FloatTag(), to); }
+HWY_INLINE void Store(Floats value, BFloat16* to, AllLanes) {
+  const auto halves = hn::TruncateTo(HalfBitsTag(), hn::ShiftRight<16>(RoundToHalf(value)));
+  hn::StoreU(halves, HalfBitsTag(), reinterpret_cast<uint16_t*>(to));
 }
 
 // Lanes beyond `count` are neither read nor written; they load as zero.
@@ -81,12 +87,6 @@ HWY_INLINE void Store(Floats value, T* to, FirstLanes lanes) {
   std::memcpy(to, buffer, lanes.count * sizeof(T));
 }
 
-// `value` with `other` in the lanes outside.
-HWY_INLINE Floats Within(Floats value, Floats other, AllLanes) { return value; }
-HWY_INLINE Floats Within(Floats value, Floats other, FirstLanes lanes) {
-  return hn::IfThenElse(hn::FirstN(FloatTag(), lanes.count), value, other);
-}
-
 // Calls body(index, lanes) for each vector of [begin, end).
 template <typename Body>
 HWY_INLINE void ForEachVector(int64_t begin, int64_t end, Body body) {
@@ -95,26 +95,126 @@ HWY_INLINE void ForEachVector(int64_t begin, int64_t end, Body body) {
   if (i < end) body(i, FirstLanes{end - i});
 }
 
-// combine(…) over term(index, lanes) for each vector of [0, cols), `start` where there is none.
-// Four running values hide the latency of `combine`; their order is fixed by `cols`.
-template <typename Combine, typename Term>
+// Two vectors, for operators that treat each element alike: of fp32 one after the other, of bf16
+// the elements at even places and those at odd ones, which takes no moves between lanes.
+struct Two {
+  Floats a, b;
+};
+
+HWY_INLINE Two LoadTwo(const float* from, AllLanes) {
+  return {Load(from, AllLanes()), Load(from + kLanes, AllLanes())};
+}
+HWY_INLINE Two LoadTwo(const BFloat16* from, AllLanes) {
+  const BitsTag tag;
+  const auto pairs = hn::LoadU(tag, reinterpret_cast<const uint32_t*>(from));
+  return {hn::BitCast(FloatTag(), hn::ShiftLeft<16>(pairs)),
+          hn::BitCast(FloatTag(), hn::And(pairs, hn::Set(tag, 0xFFFF0000u)))};
+}
+// As of one vector; `lanes.count` is below 2 * kLanes.
+template <typename T>
+HWY_INLINE Two LoadTwo(const T* from, FirstLanes lanes) {
+  alignas(64) T buffer[2 * kLanes] = {};
+  std::memcpy(buffer, from, lanes.count * sizeof(T));
+  return LoadTwo(buffer, AllLanes());
+}
+// The same of what is not in a cache yet: fetches what lies kAhead further on. Without that, memory
+// is read at a third of its rate, since processors look ahead too little, and never past a page.
+constexpr int64_t kAhead = 2048;
+template <typename T>
+HWY_INLINE Two LoadTwoAhead(const T* from, AllLanes) {
+  const char* ahead = reinterpret_cast<const char*>(from) + kAhead;
+  constexpr int64_t kLine = 64, kBytes = 2 * kLanes * static_cast<int64_t>(sizeof(T));
+  for (int64_t i = 0; i < kBytes; i += kLine) hwy::Prefetch(ahead + i);
+  return LoadTwo(from, AllLanes());
+}
+template <typename T>
+HWY_INLINE Two LoadTwoAhead(const T* from, FirstLanes lanes) {
+  return LoadTwo(from, lanes);
+}
+HWY_INLINE void StoreTwo(Two two, float* to, AllLanes) {
+  Store(two.a, to, AllLanes());
+  Store(two.b, to + kLanes, AllLanes());
+}
+HWY_INLINE void StoreTwo(Two two, BFloat16* to, AllLanes) {
+  const BitsTag tag;
+  const auto pairs = hn::OrAnd(hn::ShiftRight<16>(RoundToHalf(two.a)), RoundToHalf(two.b),
+                               hn::Set(tag, 0xFFFF0000u));
+  hn::StoreU(pairs, tag, reinterpret_cast<uint32_t*>(to));
+}
+template <typename T>
+HWY_INLINE void StoreTwo(Two two, T* to, FirstLanes lanes) {
+  alignas(64) T buffer[2 * kLanes];
+  StoreTwo(two, buffer, AllLanes());
+  std::memcpy(to, buffer, lanes.count * sizeof(T));
+}
+
+// Of fp32 numbers that stand beside elements of type T.
+template <typename T>
+HWY_INLINE void AddTwo(Two two, float* to, AllLanes) {
+  alignas(64) float buffer[2 * kLanes];
+  if constexpr (std::is_same_v<T, float>) {
+    StoreTwo(two, buffer, AllLanes());
+  } else {
+    hn::StoreInterleaved2(two.a, two.b, FloatTag(), buffer);
+  }
+  const Two sum = LoadTwo(to, AllLanes()), added = LoadTwo(buffer, AllLanes());
+  StoreTwo({hn::Add(sum.a, added.a), hn::Add(sum.b, added.b)}, to, AllLanes());
+}
+template <typename T>
+HWY_INLINE void AddTwo(Two two, float* to, FirstLanes lanes) {
+  alignas(64) float buffer[2 * kLanes] = {};
+  std::memcpy(buffer, to, lanes.count * sizeof(float));
+  AddTwo<T>(two, buffer, AllLanes());
+  std::memcpy(to, buffer, lanes.count * sizeof(float));
+}
+
+// Calls body(index, lanes) for each two vectors of [0, count).
+template <typename Body>
+HWY_INLINE void ForEachTwo(int64_t count, Body body) {
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) body(i, AllLanes());
+  if (i < count) body(i, FirstLanes{count - i});
+}
+
+// `two` with `other` in the elements outside of those that LoadTwo<T> found inside.
+template <typename T>
+HWY_INLINE Two Within(Two two, Floats other, AllLanes) {
+  return two;
+}
+template <typename T>
+HWY_INLINE Two Within(Two two, Floats other, FirstLanes lanes) {
+  constexpr bool kEvenAndOdd = std::is_same_v<T, BFloat16>;
+  const int64_t in_a = kEvenAndOdd ? (lanes.count + 1) / 2 : std::min(lanes.count, kLanes);
+  const FloatTag tag;
+  return {hn::IfThenElse(hn::FirstN(tag, in_a), two.a, other),
+          hn::IfThenElse(hn::FirstN(tag, lanes.count - in_a), two.b, other)};
+}
+
+// combine(…) over term(index, lanes) for each two vectors of [0, cols), `start` where there is
+// none; T is the type that term loads. Four running values hide the latency of `combine`; their
+// order is fixed by `cols`.
+template <typename T, typename Combine, typename Term>
 HWY_INLINE Floats Fold(int64_t cols, Floats start, Combine combine, Term term) {
-  Floats f0 = start, f1 = start, f2 = start, f3 = start;
+  Two f0 = {start, start}, f1 = f0;
+  const auto take = [&](Two& f, Two x) HWY_ATTR { f = {combine(f.a, x.a), combine(f.b, x.b)}; };
   int64_t c = 0;
   for (; c + 4 * kLanes <= cols; c += 4 * kLanes) {
-    f0 = combine(f0, term(c, AllLanes()));
-    f1 = combine(f1, term(c + kLanes, AllLanes()));
-    f2 = combine(f2, term(c + 2 * kLanes, AllLanes()));
-    f3 = combine(f3, term(c + 3 * kLanes, AllLanes()));
+    take(f0, term(c, AllLanes()));
+    take(f1, term(c + 2 * kLanes, AllLanes()));
   }
-  ForEachVector(c, cols, [&](int64_t i, auto lanes) HWY_ATTR {
-    f0 = combine(f0, Within(term(i, lanes), start, lanes));
-  });
-  return combine(combine(f0, f1), combine(f2, f3));
+  for (; c < cols; c += 2 * kLanes) {
+    if (c + 2 * kLanes <= cols) {
+      take(f0, term(c, AllLanes()));
+    } else {
+      const FirstLanes lanes{cols - c};
+      take(f0, Within<T>(term(c, lanes), start, lanes));
+    }
+  }
+  return combine(combine(f0.a, f0.b), combine(f1.a, f1.b));
 }
-template <typename Term>
+template <typename T, typename Term>
 HWY_INLINE Floats AddUp(int64_t cols, Term term) {
-  return Fold(
+  return Fold<T>(
       cols, Zero(), [](Floats a, Floats b) HWY_ATTR { return hn::Add(a, b); }, term);
 }
 
@@ -147,8 +247,40 @@ HWY_INLINE Floats Exp(Floats x) {
   return hn::IfThenElse(hn::Ge(x, lowest), power, hn::Sub(clamped, clamped));
 }
 
+// 2^x for what is rounded to bf16 next: relative error below 5e-6. Beyond ±126: as there.
+HWY_INLINE Floats RoughPowerOfTwo(Floats x) {
+  const IntTag int_tag;
+  const Floats clamped = hn::Max(Splat(-126), hn::Min(Splat(126), x));  // hands a NaN on
+  const Floats shifter = Splat(0x1.8p23);
+  const Floats shifted = hn::Add(clamped, shifter);
+  const Floats r = hn::Sub(clamped, hn::Sub(shifted, shifter));
+  // Interpolated at Chebyshev's nodes of |r| <= 1/2.
+  Floats polynomial = Splat(0.009666368515383477);
+  polynomial = hn::MulAdd(polynomial, r, Splat(0.05592197584225006));
+  polynomial = hn::MulAdd(polynomial, r, Splat(0.24022349038020416));
+  polynomial = hn::MulAdd(polynomial, r, Splat(0.6931210452034274));
+  polynomial = hn::MulAdd(polynomial, r, Splat(1.0));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(int_tag, shifted));
+  const auto power = hn::Add(exponent, hn::Set(int_tag, 0x3F800000));
+  return hn::Mul(polynomial, hn::BitCast(FloatTag(), power));
+}
+
+// e^x, as exact as a result of type T shows.
+template <typename T>
+HWY_INLINE Floats ExpFor(Floats x) {
+  if constexpr (std::is_same_v<T, float>) return Exp(x);
+  return RoughPowerOfTwo(hn::Mul(x, Splat(1.44269504089)));
+}
+
+// The logistic function, as exact as a result of type T shows.
+template <typename T>
 HWY_INLINE Floats Sigmoid(Floats x) {
-  return hn::Div(Splat(1), hn::Add(Splat(1), Exp(hn::Neg(x))));
+  if constexpr (std::is_same_v<T, float>) {
+    return hn::Div(Splat(1), hn::Add(Splat(1), Exp(hn::Neg(x))));
+  }
+  const Floats divisor = hn::Add(Splat(1), RoughPowerOfTwo(hn::Mul(x, Splat(-1.44269504089))));
+  const Floats guess = hn::ApproximateReciprocal(divisor);
+  return hn::Mul(guess, hn::NegMulAdd(divisor, guess, Splat(2)));
 }
 
 }  // namespace megascale::ops::cpu::HWY_NAMESPACE

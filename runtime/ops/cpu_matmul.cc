@@ -47,7 +47,7 @@ bool MultipliesBFloat16() {
 constexpr int64_t kRearrangedMin = 256;
 // Rows of a transposed `a` that are moved and multiplied at a time, so that they stay in the second
 // cache in between.
-constexpr int64_t kTransposedRows = 768;
+constexpr int64_t kTransposedRows = 384;
 constexpr int64_t kTransposedGrain = 32;
 // A longer sum of bf16 products is made of parts of about this length: oneDNN reads the rows of `a`
 // from end to end for each block of the result, and no cache holds longer ones.

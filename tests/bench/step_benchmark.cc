@@ -132,15 +132,16 @@ std::string NameOf(const ProductShape& shape) {
                          shape.accumulate ? " +=" : "", std::string(tensor::Name(shape.result)));
 }
 
-// Prints a line of the table; returns the roofline's seconds.
-// A rate of 0: not measured.
+// Prints a line of the table; returns the roofline's seconds. A rate of 0: not measured.
 double PrintLine(const std::string& name, const Cost& cost, double rate, int steps) {
   const bool is_product = cost.flops > 0;
   const double work = is_product ? cost.flops : cost.bytes;
   const double seconds = cost.seconds / steps, ceiling = rate > 0 ? work / steps / rate : 0;
-  std::printf("  %-38s %5d %9.2f ms %8.1f %-7s %9.2f ms %5.0f %%\n", name.c_str(),
+  std::printf("  %-38s %5d %9.2f ms %8.1f %-7s", name.c_str(),
               static_cast<int>(cost.num_calls / steps), seconds * 1e3, work / cost.seconds / 1e9,
-              is_product ? "GFLOP/s" : "GB/s", ceiling * 1e3, 100 * ceiling / seconds);
+              is_product ? "GFLOP/s" : "GB/s");
+  if (rate > 0) std::printf(" %9.2f ms %5.0f %%", ceiling * 1e3, 100 * ceiling / seconds);
+  std::printf("\n");
   std::fflush(stdout);
   return ceiling;
 }
@@ -169,8 +170,8 @@ StepTimes RunOurs(const Options& options, const std::string& precision, double b
   std::printf("\n%s, %d threads\n", precision.c_str(), options.threads);
   Trainer trainer(options, compute);
   const StepTimes times = MeasureSteps(options, trainer);
-  std::printf("  %-38s %5s %12s %16s %12s %7s\n", "operator", "calls", "a step", "rate", "roofline",
-              "");
+  std::printf("  %-38s %5s %12s %16s %12s\n", "operator", "calls", "a step", "rate",
+              options.roofline ? "roofline" : "");
   double roofline = 0, measured = 0;
   for (const auto& [shape, cost] : trainer.ops().products()) {
     const double rate = options.roofline ? BestProductRate(shape, options.threads) : 0;
@@ -180,16 +181,20 @@ StepTimes RunOurs(const Options& options, const std::string& precision, double b
   const double attention_rate =
       options.roofline ? BestAttentionRate(trainer.ops().attention(), options.threads) : 0;
   for (const auto& [name, cost] : trainer.ops().others()) {
-    roofline += PrintLine(name, cost, cost.flops > 0 ? attention_rate : bandwidth, options.steps);
+    const double rate = cost.flops > 0 ? attention_rate : bandwidth;
+    roofline += PrintLine(name, cost, options.roofline ? rate : 0, options.steps);
     measured += cost.seconds / options.steps;
   }
   const double tokens = static_cast<double>(options.batch) * options.seq_length;
   const double flops = tokens * model::TrainFlopsPerToken(ConfigOf(options), options.seq_length);
-  std::printf(
-      "  step %.1f ms (median of %d; least %.1f; operators %.1f), roofline %.1f ms: %.0f %% of it "
-      "reached\n  %.0f tokens/s, %.0f model GFLOP/s\n",
-      times.median * 1e3, options.steps, times.least * 1e3, measured * 1e3, roofline * 1e3,
-      100 * roofline / times.median, tokens / times.median, flops / times.median / 1e9);
+  std::printf("  step %.1f ms (median of %d; least %.1f; operators %.1f)", times.median * 1e3,
+              options.steps, times.least * 1e3, measured * 1e3);
+  if (options.roofline) {
+    std::printf(", roofline %.1f ms: %.0f %% of it reached", roofline * 1e3,
+                100 * roofline / times.median);
+  }
+  std::printf("\n  %.0f tokens/s, %.0f model GFLOP/s\n", tokens / times.median,
+              flops / times.median / 1e9);
   return times;
 }
 

@@ -235,10 +235,8 @@ double SumOfSquares(const Vector& x, Range elements) {
   const auto wide = [&](int64_t i)
                         HWY_ATTR { return hn::PromoteTo(tag, hn::LoadU(float_tag, data + i)); };
   int64_t i = elements.begin;
-  // Far ahead, since the processor's own foresight ends with the page.
-  constexpr int64_t kAhead = 1024;
   for (; i + 4 * kStep <= elements.end; i += 4 * kStep) {
-    for (int64_t k = 0; k < 4 * kStep; k += 16) hwy::Prefetch(data + i + kAhead + k);
+    FetchAhead(data + i, 4 * kStep * static_cast<int64_t>(sizeof(float)));
     const auto x0 = wide(i), x1 = wide(i + kStep);
     const auto x2 = wide(i + 2 * kStep), x3 = wide(i + 3 * kStep);
     sum0 = hn::MulAdd(x0, x0, sum0);

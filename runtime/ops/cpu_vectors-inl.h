@@ -117,14 +117,18 @@ HWY_INLINE Two LoadTwo(const T* from, FirstLanes lanes) {
   std::memcpy(buffer, from, lanes.count * sizeof(T));
   return LoadTwo(buffer, AllLanes());
 }
-// The same of what is not in a cache yet: fetches what lies kAhead further on. Without that, memory
-// is read at a third of its rate, since processors look ahead too little, and never past a page.
-constexpr int64_t kAhead = 2048;
+// Fetches what lies some way further on than the `num_bytes` at `from`. Without that, memory is
+// read at a third of its rate, since processors look ahead too little, and never past a page.
+HWY_INLINE void FetchAhead(const void* from, int64_t num_bytes) {
+  constexpr int64_t kAhead = 4096, kLine = 64;
+  const char* ahead = static_cast<const char*>(from) + kAhead;
+  for (int64_t i = 0; i < num_bytes; i += kLine) hwy::Prefetch(ahead + i);
+}
+
+// As LoadTwo, of what is not in a cache yet.
 template <typename T>
 HWY_INLINE Two LoadTwoAhead(const T* from, AllLanes) {
-  const char* ahead = reinterpret_cast<const char*>(from) + kAhead;
-  constexpr int64_t kLine = 64, kBytes = 2 * kLanes * static_cast<int64_t>(sizeof(T));
-  for (int64_t i = 0; i < kBytes; i += kLine) hwy::Prefetch(ahead + i);
+  FetchAhead(from, 2 * kLanes * static_cast<int64_t>(sizeof(T)));
   return LoadTwo(from, AllLanes());
 }
 template <typename T>

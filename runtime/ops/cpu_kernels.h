@@ -43,7 +43,7 @@ void CrossEntropy(const CrossEntropyArgs& args, const CrossEntropyScratch& scrat
 void Rotary(const RotaryArgs& args, const float* cosines, const float* sines, Range rows);
 void Embedding(const EmbeddingArgs& args, Range rows);
 
-// Columns: every row is added in order, whatever the partition.
+// Columns: rows are added in an order that does not depend on the partition.
 void EmbeddingBackward(const EmbeddingBackwardArgs& args, Range cols);
 void AddColumnSums(const Matrix& x, const Vector& out, Range cols);
 // to [cols, rows] = the transpose of from [rows, cols], bf16, for the columns `cols` of `from`.

@@ -110,13 +110,14 @@ HWY_INLINE Two LoadTwo(const BFloat16* from, AllLanes) {
   return {hn::BitCast(FloatTag(), hn::ShiftLeft<16>(pairs)),
           hn::BitCast(FloatTag(), hn::And(pairs, hn::Set(tag, 0xFFFF0000u)))};
 }
-// As of one vector; `lanes.count` is below 2 * kLanes.
+// `lanes.count` is below 2 * kLanes; what lies outside is neither read nor written.
 template <typename T>
 HWY_INLINE Two LoadTwo(const T* from, FirstLanes lanes) {
   alignas(64) T buffer[2 * kLanes] = {};
   std::memcpy(buffer, from, lanes.count * sizeof(T));
   return LoadTwo(buffer, AllLanes());
 }
+
 // Fetches what lies some way further on than the `num_bytes` at `from`. Without that, memory is
 // read at a third of its rate, since processors look ahead too little, and never past a page.
 HWY_INLINE void FetchAhead(const void* from, int64_t num_bytes) {
@@ -135,6 +136,7 @@ template <typename T>
 HWY_INLINE Two LoadTwoAhead(const T* from, FirstLanes lanes) {
   return LoadTwo(from, lanes);
 }
+
 HWY_INLINE void StoreTwo(Two two, float* to, AllLanes) {
   Store(two.a, to, AllLanes());
   Store(two.b, to + kLanes, AllLanes());
@@ -152,7 +154,7 @@ HWY_INLINE void StoreTwo(Two two, T* to, FirstLanes lanes) {
   std::memcpy(to, buffer, lanes.count * sizeof(T));
 }
 
-// Of fp32 numbers that stand beside elements of type T.
+// Adds what was loaded as LoadTwo loads type T to as many fp32 numbers, which are in order.
 template <typename T>
 HWY_INLINE void AddTwo(Two two, float* to, AllLanes) {
   alignas(64) float buffer[2 * kLanes];

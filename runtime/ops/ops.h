@@ -177,7 +177,8 @@ class Ops {
   virtual void CrossEntropy(const CrossEntropyArgs& args) = 0;
   virtual void AdamW(const AdamWArgs& args) = 0;
 
-  // out [C] F += column sums of x [N, C]: the gradient of a bias. Rows are added in order.
+  // out [C] F += column sums of x [N, C]: the gradient of a bias. The order of additions follows
+  // from the shape alone.
   virtual void AddColumnSums(const Matrix& x, const Vector& out) = 0;
   // out = a + b, elementwise, compute. `out` may be `a` or `b`.
   virtual void Add(const Matrix& a, const Matrix& b, const Matrix& out) = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -63,6 +64,7 @@ class Engine : public RankEngine {
   absl::Status PrepareFabric();
   absl::Status MakeExecutor();
   absl::StatusOr<absl::Span<std::byte>> AcquireBuffer();
+  absl::Status AbortReason() const;
   std::map<plan::OpKind, plan::Handler> Handlers();
   comm::Communicator* CommunicatorOf(const plan::Instruction& instruction) const;
   absl::Duration timeout() const {
@@ -93,6 +95,8 @@ class Engine : public RankEngine {
 
   std::optional<checkpoint::ShardLayout> shard_layout_;
   std::optional<checkpoint::SnapshotWriter> snapshot_writer_;
+  mutable std::mutex abort_mutex_;
+  absl::Status abort_reason_;  // the first, if any
 };
 
 absl::Status Engine::Prepare() {
@@ -284,6 +288,7 @@ absl::StatusOr<absl::Span<std::byte>> Engine::AcquireBuffer() {
       job::ToDuration(options_.spec.fault().progress_timeout()) * kStoragePatience;
   const absl::Duration end = base::RealClock().Monotonic() + limit;
   for (;;) {
+    RETURN_IF_ERROR(AbortReason());
     auto payload = snapshot_writer_->Acquire(absl::Seconds(1));
     if (!absl::IsDeadlineExceeded(payload.status())) return payload;
     const absl::Duration now = base::RealClock().Monotonic();
@@ -311,7 +316,16 @@ absl::StatusOr<int> Engine::TakeSnapshot(int64_t step) {
   return snapshot_writer_->Seal(step, shard_layout_->size_bytes());
 }
 
+absl::Status Engine::AbortReason() const {
+  std::lock_guard<std::mutex> lock(abort_mutex_);
+  return abort_reason_;
+}
+
 void Engine::Abort(const absl::Status& why) {
+  {
+    std::lock_guard<std::mutex> lock(abort_mutex_);
+    if (abort_reason_.ok()) abort_reason_ = absl::AbortedError(why.message());
+  }
   if (fabric_ != nullptr) fabric_->Abort(why);
   if (executor_ != nullptr) executor_->Abort(why);
 }

@@ -74,7 +74,8 @@ class RankEngine {
   virtual StepResult result() const = 0;
 
   // Copies the shard's state after `step` into a free snapshot buffer and seals it; returns the
-  // buffer. Blocking. Requires: no step is running. Errors: Unknown - storage is too far behind.
+  // buffer. Blocking. Requires: no step is running. Errors: Unknown - storage is too far behind;
+  // Aborted - Abort was called.
   virtual absl::StatusOr<int> TakeSnapshot(int64_t step) = 0;
 
   // Raises this rank's stop flag; the next step's result says so on every rank. Any thread.

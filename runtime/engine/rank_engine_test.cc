@@ -56,6 +56,20 @@ TEST(RankEngineTest, EveryRankReportsTheSameRecordOfEveryStep) {
   }
 }
 
+TEST(RankEngineTest, AnAbortEndsTheWaitForASnapshotBuffer) {
+  RunOptions options(Toy({1, 1}, job::v1::PRECISION_FP32));
+  absl::Status status;
+  options.at_end = [&](RankEngine& engine) {
+    // Nothing is stored, and there are two buffers: this one takes the second.
+    ASSERT_TRUE(engine.TakeSnapshot(6).ok());
+    std::thread other([&] { engine.Abort(absl::UnavailableError("rank 3 is gone")); });
+    status = engine.TakeSnapshot(7).status();
+    other.join();
+  };
+  RunJob(options);
+  EXPECT_EQ(status, absl::AbortedError("rank 3 is gone"));
+}
+
 TEST(RankEngineTest, FirstLossIsNearThatOfAGuessAndTrainingLowersIt) {
   const std::vector<double> losses =
       Losses(RunJob(RunOptions(Toy({1, 1}, job::v1::PRECISION_FP32))));

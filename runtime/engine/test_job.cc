@@ -201,6 +201,7 @@ void TestJob::RunSteps(RankEngine* engine, int rank, RunResult* result) {
     between_steps_->arrive_and_wait();
   }
   ASSERT_TRUE(engine->TakeSnapshot(step).ok());
+  if (options_.at_end != nullptr) options_.at_end(*engine);
 }
 
 void TestJob::Store(RunResult* result) {

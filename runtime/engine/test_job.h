@@ -40,6 +40,8 @@ struct RunOptions {
   std::function<void()> after_step;
   // Called, if set, on the threads that load batches: outside of tests they are in another process.
   std::function<void()> on_loader_thread;
+  // Called, if set, on every rank's thread after its last snapshot.
+  std::function<void(RankEngine& engine)> at_end;
 };
 
 struct RunResult {

@@ -104,7 +104,10 @@ absl::Status AgentLoop::TakeStream() {
     base::LogInfo("connected to the driver");
     changed_ = true;
     store_batch_.Clear();
-    for (const auto& [id, request] : store_waiting_) *store_batch_.add_requests() = request;
+    // Repeated, they change nothing.
+    for (const auto* requests : {&store_written_, &store_waiting_}) {
+      for (const auto& [id, request] : *requests) *store_batch_.add_requests() = request;
+    }
   }
   for (const v1::AgentDown& message : events.messages) {
     if (message.has_desired()) OnDesired(message.desired());
@@ -127,9 +130,11 @@ absl::Status AgentLoop::TakeExits() {
     const std::unique_ptr<Child> child = std::move(found->second);
     children_.erase(found);
     ReadChild(child.get());  // all that it said and printed comes before its end
-    std::erase_if(store_waiting_, [&](const auto& item) {
-      return absl::StartsWith(item.first, absl::StrCat(exited.token, "/"));
-    });
+    for (auto* requests : {&store_written_, &store_waiting_}) {
+      std::erase_if(*requests, [&](const auto& item) {
+        return absl::StartsWith(item.first, absl::StrCat(exited.token, "/"));
+      });
+    }
     base::LogInfo(absl::StrCat(Words(child->name()), " (process ", exited.pid, ") ",
                                launch::DescribeExit(exited.status)));
     ProcessEnd end;
@@ -317,7 +322,12 @@ void AgentLoop::ForwardStoreRequests() {
 }
 
 void AgentLoop::RouteStoreReply(const v1::StoreReply& reply) {
-  if (store_waiting_.erase(reply.request_id()) == 0) return;
+  auto answered = store_waiting_.extract(reply.request_id());
+  if (answered.empty()) return;
+  const v1::StoreRequest::Operation operation = answered.mapped().operation();
+  const bool is_written =
+      operation == v1::StoreRequest::OPERATION_SET || operation == v1::StoreRequest::OPERATION_ADD;
+  if (is_written && reply.code() == 0) store_written_.insert(std::move(answered));
   const std::pair<std::string, std::string> parts =
       absl::StrSplit(reply.request_id(), absl::MaxSplits('/', 1));
   int64_t process_id = 0;

@@ -38,6 +38,7 @@ class TestDriver : public v1::AgentService::Service {
   ~TestDriver() override { Close(); }
 
   void Open() {
+    num_sets_ = 0;
     grpc::ServerBuilder builder;
     builder.AddListeningPort(address_, grpc::InsecureServerCredentials());
     builder.RegisterService(this);
@@ -108,6 +109,13 @@ class TestDriver : public v1::AgentService::Service {
     return hello_;
   }
 
+  // Waits until so many values were put into the store since Open.
+  bool AwaitSets(int count) {
+    absl::MutexLock lock(&mutex_);
+    const auto met = [&] { return num_sets_ >= count; };
+    return mutex_.AwaitWithTimeout(absl::Condition(&met), kDeadline);
+  }
+
   v1::LogChunk FetchLog(int rank) {
     absl::MutexLock lock(&mutex_);
     const std::string id = absl::StrCat("fetch-", ++num_fetches_);
@@ -131,6 +139,7 @@ class TestDriver : public v1::AgentService::Service {
     stream_->Write(down);
   }
   void Answer(const v1::StoreRequest& request) {
+    if (request.operation() == v1::StoreRequest::OPERATION_SET) ++num_sets_;
     v1::AgentDown down;
     v1::StoreReply* reply = down.mutable_store()->add_replies();
     reply->set_request_id(request.request_id());
@@ -149,6 +158,7 @@ class TestDriver : public v1::AgentService::Service {
   v1::ActualState actual_;
   v1::LogChunk log_;
   int num_fetches_ = 0;
+  int num_sets_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -397,6 +407,8 @@ TEST_F(AgentServerTest, WorkGoesOnWhileTheDriverIsAway) {
   const std::string incarnation = driver_->hello().incarnation();
   driver_->Close();
   driver_->Open();
+  // The new driver's store is empty; others may still wait for what these two ranks put there.
+  EXPECT_TRUE(driver_->AwaitSets(2));
   ASSERT_TRUE(
       driver_->AwaitJob([&](const v1::ActualJob& job) { return job.steps_size() > steps; }));
   const v1::ActualJob job = driver_->job();

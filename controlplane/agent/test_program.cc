@@ -76,6 +76,7 @@ int RunWorker(int link) {
 
   link::v1::FromWorker store;
   store.mutable_store()->set_request_id("mine");
+  store.mutable_store()->set_operation(agent::v1::StoreRequest::OPERATION_SET);
   store.mutable_store()->set_key("key");
   Send(link, store);
   auto reply = base::ReceiveFrame(link, kTimeout);

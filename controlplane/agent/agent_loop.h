@@ -78,7 +78,6 @@ class AgentLoop {
   OutOfMemoryWatch out_of_memory_;
 
   // Store requests by the id that the driver sees, until they are answered or their process ended.
-  // By request id, which begins with the process's.
   std::map<std::string, v1::StoreRequest> store_waiting_;
   // What living processes put into the store. Its driver may be killed while they look for each
   // other, and the next one knows nothing of it.

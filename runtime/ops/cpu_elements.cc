@@ -157,13 +157,8 @@ void ActivationBackwardOf(const ActivationBackwardArgs& args, Range rows) {
 template <typename T>
 void AddOf(const Matrix& a, const Matrix& b, const Matrix& out, Range rows) {
   for (int64_t n = rows.begin; n < rows.end; ++n) {
-    const T* a_row = a.as<T>() + n * a.stride;
-    const T* b_row = b.as<T>() + n * b.stride;
-    T* out_row = out.as<T>() + n * out.stride;
-    ForEachTwo(out.cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Two x = LoadTwoAhead(a_row + c, lanes), y = LoadTwoAhead(b_row + c, lanes);
-      StoreTwo({hn::Add(x.a, y.a), hn::Add(x.b, y.b)}, out_row + c, lanes);
-    });
+    AddRow<T>(a.as<T>() + n * a.stride, b.as<T>() + n * b.stride, out.as<T>() + n * out.stride,
+              out.cols);
   }
 }
 

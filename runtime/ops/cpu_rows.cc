@@ -23,14 +23,6 @@ HWY_INLINE T* Row(const Matrix& matrix, int64_t row) {
 }
 
 template <typename T>
-HWY_INLINE void AddRow(const T* a, const T* b, T* out, int64_t cols) {
-  ForEachTwo(cols, [&](int64_t c, auto lanes) HWY_ATTR {
-    const Two x = LoadTwoAhead(a + c, lanes), y = LoadTwoAhead(b + c, lanes);
-    StoreTwo({hn::Add(x.a, y.a), hn::Add(x.b, y.b)}, out + c, lanes);
-  });
-}
-
-template <typename T>
 void NormOf(const NormArgs& args, Range rows) {
   const int64_t cols = args.x.cols;
   const bool centred = args.kind == NormKind::kLayerNorm;

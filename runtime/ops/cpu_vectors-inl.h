@@ -182,6 +182,14 @@ HWY_INLINE void ForEachTwo(int64_t count, Body body) {
   if (i < count) body(i, FirstLanes{count - i});
 }
 
+template <typename T>
+HWY_INLINE void AddRow(const T* a, const T* b, T* out, int64_t cols) {
+  ForEachTwo(cols, [&](int64_t c, auto lanes) HWY_ATTR {
+    const Two x = LoadTwoAhead(a + c, lanes), y = LoadTwoAhead(b + c, lanes);
+    StoreTwo({hn::Add(x.a, y.a), hn::Add(x.b, y.b)}, out + c, lanes);
+  });
+}
+
 // `two` with `other` in the elements outside of those that LoadTwo<T> found inside.
 template <typename T>
 HWY_INLINE Two Within(Two two, Floats other, AllLanes) {
@@ -208,14 +216,8 @@ HWY_INLINE Floats Fold(int64_t cols, Floats start, Combine combine, Term term) {
     take(f0, term(c, AllLanes()));
     take(f1, term(c + 2 * kLanes, AllLanes()));
   }
-  for (; c < cols; c += 2 * kLanes) {
-    if (c + 2 * kLanes <= cols) {
-      take(f0, term(c, AllLanes()));
-    } else {
-      const FirstLanes lanes{cols - c};
-      take(f0, Within<T>(term(c, lanes), start, lanes));
-    }
-  }
+  ForEachTwo(cols - c, [&](int64_t i, auto lanes)
+                           HWY_ATTR { take(f0, Within<T>(term(c + i, lanes), start, lanes)); });
   return combine(combine(f0.a, f0.b), combine(f1.a, f1.b));
 }
 template <typename T, typename Term>
@@ -281,10 +283,8 @@ HWY_INLINE Floats ExpFor(Floats x) {
 // The logistic function, as exact as a result of type T shows.
 template <typename T>
 HWY_INLINE Floats Sigmoid(Floats x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return hn::Div(Splat(1), hn::Add(Splat(1), Exp(hn::Neg(x))));
-  }
-  const Floats divisor = hn::Add(Splat(1), RoughPowerOfTwo(hn::Mul(x, Splat(-1.44269504089))));
+  const Floats divisor = hn::Add(Splat(1), ExpFor<T>(hn::Neg(x)));
+  if constexpr (std::is_same_v<T, float>) return hn::Div(Splat(1), divisor);
   const Floats guess = hn::ApproximateReciprocal(divisor);
   return hn::Mul(guess, hn::NegMulAdd(divisor, guess, Splat(2)));
 }

@@ -1,5 +1,6 @@
 #include "actors/checkpoint_actor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -21,7 +22,7 @@ namespace {
 
 using megascale::link::v1::HostAssignment;
 
-constexpr std::chrono::seconds kStorageRetry(2);
+constexpr std::chrono::seconds kStorageRetryMax(30);
 
 std::string StepDirectory(const HostAssignment& assignment, int64_t step, int64_t attempt) {
   return absl::StrCat(assignment.checkpoint_directory(), "/",
@@ -74,39 +75,65 @@ CheckpointActor::behavior_type Checkpoint(CheckpointActor::stateful_pointer<Chec
   return {[=](const TakeSnapshot& message) { self->state.OnTakeSnapshot(message); }};
 }
 
-bool PersisterState::ReportStorageError(const absl::Status& status) {
+std::chrono::seconds PersisterState::RetryDelay() const {
+  return std::min(kStorageRetryMax, std::chrono::seconds(1 << std::clamp(failures_ - 1, 0, 5)));
+}
+
+void PersisterState::SetStorageFails(bool fails) const {
+  for (const auto& [rank, region] : options.snapshots) {
+    const auto reader = checkpoint::SnapshotReader::Open(region.get());
+    if (reader.ok()) reader->SetStorageFails(fails);
+  }
+}
+
+void PersisterState::ReportStorageError(const absl::Status& status) const {
   base::LogWarning(absl::StrCat("storage: ", status.message()));
   link::v1::FromHost message;
   message.mutable_storage_error()->set_message(std::string(status.message()));
   options.report(message);
-  // A snapshot that is gone or torn will not come back; storage may.
-  return !absl::IsNotFound(status) && !absl::IsAborted(status) && !absl::IsDataLoss(status);
 }
 
-bool PersisterState::OnPersist(const PersistSnapshot& message) {
-  const absl::Status status = Persist(options, message);
-  if (!status.ok()) return !ReportStorageError(status);
+bool PersisterState::WorkOff() {
+  std::deque<Task> left;
+  for (const Task& task : std::exchange(waiting, {})) {
+    const absl::Status status = std::visit([this](const auto& one) { return Do(one); }, task);
+    // Of a snapshot that a newer one took the place of, nothing is missed. A file that is not there
+    // is another matter.
+    const bool gone = absl::IsNotFound(status) && base::ErrnoOf(status) == 0;
+    if (status.ok() || gone || absl::IsAborted(status)) continue;
+    ReportStorageError(status);
+    // A snapshot that is torn will not come back; storage may.
+    if (!absl::IsDataLoss(status)) left.push_back(task);
+  }
+  waiting = std::move(left);
+  if (waiting.empty() && failures_ > 0) base::LogInfo("storage: can be written again");
+  failures_ = waiting.empty() ? 0 : failures_ + 1;
+  SetStorageFails(failures_ > 0);
+  return failures_ > 0;
+}
+
+absl::Status PersisterState::Do(const PersistSnapshot& message) {
+  RETURN_IF_ERROR(Persist(options, message));
   link::v1::FromHost report;
   report.mutable_shard()->set_rank(message.rank);
   report.mutable_shard()->set_attempt(message.attempt);
   report.mutable_shard()->set_step(message.step);
   report.mutable_shard()->set_buffer(message.buffer);
   options.report(report);
-  return true;
+  return absl::OkStatus();
 }
 
-bool PersisterState::OnWriteManifest(const WriteCheckpointManifest& message) {
+absl::Status PersisterState::Do(const WriteCheckpointManifest& message) {
   const std::string directory = StepDirectory(options.assignment, message.step, message.attempt);
-  const absl::Status status = checkpoint::WriteManifest(
-      directory, ManifestOf(options.assignment, message.step, message.attempt));
-  if (!status.ok()) return !ReportStorageError(status);
+  RETURN_IF_ERROR(checkpoint::WriteManifest(
+      directory, ManifestOf(options.assignment, message.step, message.attempt)));
   base::LogInfo(absl::StrCat("checkpoint ", directory));
   link::v1::FromHost report;
   report.mutable_manifest()->set_attempt(message.attempt);
   report.mutable_manifest()->set_step(message.step);
   report.mutable_manifest()->set_directory(directory);
   options.report(report);
-  return true;
+  return absl::OkStatus();
 }
 
 void PersisterState::OnRetain(const std::string& serialized) {
@@ -114,9 +141,14 @@ void PersisterState::OnRetain(const std::string& serialized) {
   if (!retain.ParseFromString(serialized) || retain.committed().empty()) return;
   const std::vector<agent::v1::CheckpointId> committed = {retain.committed().begin(),
                                                           retain.committed().end()};
+  // What is older than a commit is needed no more.
+  const int64_t newest = committed.back().step();
+  std::erase_if(waiting, [&](const Task& task) {
+    return std::visit([&](const auto& one) { return one.step <= newest; }, task);
+  });
   const absl::Status status =
       checkpoint::ApplyRetention(options.assignment.checkpoint_directory(), committed);
-  if (!status.ok()) (void)ReportStorageError(status);
+  if (!status.ok()) ReportStorageError(status);
   // Told after a failure too: a job's end does not wait for files that cannot be deleted.
   link::v1::FromHost report;
   *report.mutable_retained()->mutable_newest() = *retain.committed().rbegin();
@@ -127,14 +159,24 @@ PersisterActor::behavior_type Persister(PersisterActor::stateful_pointer<Persist
                                         PersisterOptions options) {
   EndProcessOnException(self);
   self->state.options = std::move(options);
+  const auto go_on = [=] {
+    PersisterState& state = self->state;
+    if (state.retry_scheduled || !state.WorkOff()) return;
+    state.retry_scheduled = true;
+    self->delayed_send(self, state.RetryDelay(), RetryStorage{state.options.assignment.attempt()});
+  };
   return {
       [=](const PersistSnapshot& message) {
-        if (!self->state.OnPersist(message)) self->delayed_send(self, kStorageRetry, message);
+        self->state.waiting.push_back(message);
+        go_on();
       },
       [=](const WriteCheckpointManifest& message) {
-        if (!self->state.OnWriteManifest(message)) {
-          self->delayed_send(self, kStorageRetry, message);
-        }
+        self->state.waiting.push_back(message);
+        go_on();
+      },
+      [=](const RetryStorage&) {
+        self->state.retry_scheduled = false;
+        go_on();
       },
       [=](const std::string& retain) { self->state.OnRetain(retain); },
   };

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "actors/checkpoint_actor.h"
 #include "actors/data_loader_actor.h"
 #include "actors/link.h"
@@ -22,6 +23,7 @@
 #include "runtime/base/shared_memory.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
+#include "runtime/checkpoint/shared_directory.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::actors {
@@ -71,6 +73,7 @@ int Fail(Link* link, const absl::Status& status) {
 int Preflight(Link* link, const HostAssignment& assignment) {
   FromHost message;
   *message.mutable_preflight() = RunPreflight(assignment);
+  for (const std::string& warning : message.preflight().warnings()) base::LogWarning(warning);
   base::LogInfo(absl::StrCat("preflight: ", message.preflight().message().empty()
                                                 ? "passed"
                                                 : message.preflight().message()));
@@ -82,8 +85,10 @@ absl::StatusOr<std::shared_ptr<data::Corpus>> OpenCorpus(const HostAssignment& a
   ASSIGN_OR_RETURN(std::shared_ptr<data::Corpus> corpus,
                    data::Corpus::Open(spec.data(), spec.train().seq_length()));
   ASSIGN_OR_RETURN(const checkpoint::v1::DataFingerprint now, corpus->Fingerprint());
-  RETURN_IF_ERROR(checkpoint::CompareFingerprints(assignment.data(), now, {}));
-  return corpus;
+  const absl::Status same = checkpoint::CompareFingerprints(assignment.data(), now, {});
+  if (same.ok()) return corpus;
+  return base::Annotate(same, absl::StrCat("data.files changed since the job began (",
+                                           absl::StrJoin(corpus->paths(), ", "), ")"));
 }
 
 // Hands the agent's messages to the persister until the link breaks.
@@ -110,6 +115,11 @@ int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
   auto corpus = OpenCorpus(assignment);
   if (!corpus.ok()) return Fail(link, corpus.status());
+
+  // Every preflight has passed, so everybody has seen it.
+  if (assignment.nonce_node_id() == assignment.node_id()) {
+    checkpoint::RemoveNonce(assignment.checkpoint_directory());
+  }
 
   caf::actor_system_config config;
   config.set("scheduler.max-threads", 1);

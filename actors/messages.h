@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "caf/error.hpp"
 #include "caf/meta/type_name.hpp"
+#include "runtime/base/status.h"
 
 namespace megascale::actors {
 
@@ -16,11 +17,14 @@ namespace megascale::actors {
 struct Outcome {
   int code = 0;
   std::string message;
+  int error = 0;  // base::ErrnoOf
 
   static Outcome Of(const absl::Status& status) {
-    return {static_cast<int>(status.code()), std::string(status.message())};
+    return {static_cast<int>(status.code()), std::string(status.message()), base::ErrnoOf(status)};
   }
-  absl::Status ToStatus() const { return {static_cast<absl::StatusCode>(code), message}; }
+  absl::Status ToStatus() const {
+    return base::WithErrno({static_cast<absl::StatusCode>(code), message}, error);
+  }
 };
 
 // --- worker -> device
@@ -105,6 +109,10 @@ struct WriteCheckpointManifest {
   int64_t attempt = 0;
   int64_t step = 0;
 };
+// Storage failed a while ago: try again.
+struct RetryStorage {
+  int64_t attempt = 0;
+};
 struct SnapshotStored {
   int64_t attempt = 0;
   int rank = 0;
@@ -121,7 +129,7 @@ struct ManifestStored {
 
 template <class Inspector>
 auto inspect(Inspector& f, Outcome& m) {
-  return f(caf::meta::type_name("Outcome"), m.code, m.message);
+  return f(caf::meta::type_name("Outcome"), m.code, m.message, m.error);
 }
 
 #define MEGASCALE_ACTOR_MESSAGE(Type, ...)              \
@@ -145,6 +153,7 @@ MEGASCALE_ACTOR_MESSAGE(LoadBatches, m.attempt)
 MEGASCALE_ACTOR_MESSAGE(BatchesLoaded, m.attempt, m.outcome)
 MEGASCALE_ACTOR_MESSAGE(PersistSnapshot, m.attempt, m.rank, m.step, m.buffer)
 MEGASCALE_ACTOR_MESSAGE(WriteCheckpointManifest, m.attempt, m.step)
+MEGASCALE_ACTOR_MESSAGE(RetryStorage, m.attempt)
 MEGASCALE_ACTOR_MESSAGE(SnapshotStored, m.attempt, m.rank, m.step, m.buffer, m.outcome)
 MEGASCALE_ACTOR_MESSAGE(ManifestStored, m.attempt, m.step, m.directory, m.outcome)
 

@@ -4,10 +4,9 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,15 +15,18 @@
 #include "absl/time/time.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/memory_limit.h"
+#include "runtime/base/resource_limit.h"
 #include "runtime/base/status.h"
+#include "runtime/base/thread_environment.h"
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/checkpoint/reader.h"
+#include "runtime/checkpoint/shared_directory.h"
 #include "runtime/data/corpus.h"
-#include "runtime/engine/chunk_of_rank.h"
+#include "runtime/engine/chunks_of_rank.h"
+#include "runtime/job/job_spec.h"
 #include "runtime/job/node_memory.h"
 #include "runtime/ops/ops.h"
-#include "runtime/plan/step_plan.h"
+#include "runtime/plan/roles.h"
 #include "runtime/plan/validate.h"
 
 namespace megascale::actors {
@@ -61,8 +63,21 @@ class MeasureLock {
 double MeasureCeiling(const HostAssignment& assignment) {
   const MeasureLock lock;
   const auto compute = engine::ComputeType(assignment.spec().train().precision());
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int cores = static_cast<int>(std::ceil(base::SmallestCpuLimit().cores));
   return ops::MeasureMatMulCeiling(compute, cores, kMeasureSeconds);
+}
+
+// More threads than cores run, but each step waits for the one that the kernel runs last.
+void WarnOfCores(const HostAssignment& assignment, Preflight* result) {
+  const int threads = assignment.spec().parallel().threads_per_rank();
+  const int ranks = assignment.local_ranks_size();
+  const base::CpuLimit limit = base::SmallestCpuLimit();
+  if (base::HaveCores(ranks, threads, limit.cores)) return;
+  result->add_warnings(absl::StrCat(
+      "parallel.threads_per_rank: ", ranks, ranks == 1 ? " rank × " : " ranks × ", threads, " = ",
+      int64_t{ranks} * threads, " threads share ", limit.cores, " cores (", limit.source,
+      "), so steps are slower; expected at most as many threads as cores: use fewer, place fewer "
+      "ranks here, or raise the limit"));
 }
 
 // Refuses what would be killed for memory later.
@@ -73,27 +88,40 @@ absl::Status CheckMemory(const HostAssignment& assignment) {
   return job::CheckMemory(needed, base::LeastMemoryLimit());
 }
 
-// Refuses a step that could not run: every rank's instructions, as they meet. Replicas are alike,
-// so two of them stand for all.
+// Refuses a step that could not run: every rank's instructions, as they meet.
 absl::Status CheckPlans(const HostAssignment& assignment) {
-  ASSIGN_OR_RETURN(const engine::ChunkOfRank chunk, engine::ChunkOf(assignment.spec(), 0));
-  plan::PlanOptions options = chunk.plan_options;
-  ASSIGN_OR_RETURN(options.mesh, plan::Mesh::Create({.data = std::min(2, chunk.mesh.data_size()),
-                                                     .pipeline = chunk.mesh.pipeline_size(),
-                                                     .tensor = chunk.mesh.tensor_size()}));
-  std::vector<plan::RankPlan> plans;
-  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
-    ASSIGN_OR_RETURN(plans.emplace_back(), plan::BuildTrainPlan(options, rank));
-  }
-  return plan::ValidatePlans(plans);
+  ASSIGN_OR_RETURN(const engine::ChunksOfRank part, engine::ChunksOf(assignment.spec(), 0));
+  ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles,
+                   plan::BuildRolePlans(part.plan_options));
+  return plan::ValidateRolePlans(roles);
 }
 
-absl::Status CheckDirectory(const std::string& directory) {
-  RETURN_IF_ERROR(base::MakeDirectories(directory));
-  const std::string probe = absl::StrCat(directory, "/.preflight-", ::getpid());
-  const absl::Status written = base::WriteFileDurably(probe, "megascale");
-  ::unlink(probe.c_str());
+// The first rank's machine writes the nonce as soon as it can, so that the others find it.
+absl::Status CheckDirectory(const HostAssignment& assignment) {
+  const std::string& directory = assignment.checkpoint_directory();
+  absl::Status written = base::MakeDirectories(directory);
+  if (written.ok()) {
+    const std::string probe = absl::StrCat(directory, "/.preflight-", ::getpid());
+    written = base::WriteFileDurably(probe, "megascale");
+    ::unlink(probe.c_str());
+  }
+  if (written.ok() && assignment.nonce_node_id() == assignment.node_id()) {
+    written = checkpoint::WriteNonce(directory, assignment.nonce());
+  }
   return base::Annotate(written, "checkpoint.directory");
+}
+
+// Less than what the whole preflight may take, so that the line that says why comes in time.
+absl::Status CheckShared(const HostAssignment& assignment) {
+  if (assignment.nonce().empty() || assignment.nonce_node_id() == assignment.node_id()) {
+    return absl::OkStatus();
+  }
+  return checkpoint::WaitForNonce(
+      {.directory = assignment.checkpoint_directory(),
+       .nonce = assignment.nonce(),
+       .node_id = assignment.node_id(),
+       .writer_node_id = assignment.nonce_node_id(),
+       .timeout = job::ToDuration(assignment.spec().fault().start_timeout()) * 0.75});
 }
 
 absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
@@ -117,16 +145,18 @@ absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
 
 absl::Status Check(const HostAssignment& assignment, Preflight* result) {
   const auto& spec = assignment.spec();
+  RETURN_IF_ERROR(CheckDirectory(assignment));
   RETURN_IF_ERROR(CheckPlans(assignment));
   RETURN_IF_ERROR(CheckMemory(assignment));
   ASSIGN_OR_RETURN(const auto corpus, data::Corpus::Open(spec.data(), spec.train().seq_length()));
   ASSIGN_OR_RETURN(*result->mutable_data(), corpus->Fingerprint());
-  RETURN_IF_ERROR(CheckDirectory(assignment.checkpoint_directory()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> binary, corpus->WarningsOfBinary());
+  *result->mutable_warnings() = {binary.begin(), binary.end()};
   if (!assignment.from_checkpoint().empty()) {
     ASSIGN_OR_RETURN(const int64_t step, CheckStart(assignment, result->data()));
     result->set_first_step(step);
   }
-  return absl::OkStatus();
+  return CheckShared(assignment);
 }
 
 }  // namespace
@@ -139,6 +169,7 @@ Preflight RunPreflight(const HostAssignment& assignment) {
     result.set_message(std::string(status.message()));
     return result;
   }
+  WarnOfCores(assignment, &result);
   result.set_flops_ceiling(MeasureCeiling(assignment));
   result.set_state(Preflight::STATE_PASSED);
   return result;

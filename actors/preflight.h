@@ -1,6 +1,7 @@
 // What a host process checks before any worker starts: that the step's plan is legal, that there is
 // memory, that the data can be read here, that the checkpoint to start from fits the job, that the
-// checkpoint directory can be written; and how fast the machine is.
+// checkpoint directory can be written and is the same on every machine; and how fast the machine
+// is.
 #pragma once
 
 #include <memory>

@@ -1,8 +1,8 @@
-// The shard actor: owns this rank's slice of the optimizer's state: reduce the gradients, step,
-// gather the parameters.
+// The shard actor: owns this rank's slice of the optimizer's state: gather the parameters, reduce
+// the gradients, step.
 //   Parent: worker. Children: none.
 //   Receives: LoadState, StartStep. Sends: StateLoaded, ShardFinished to the worker.
-//   Loading reads storage and waits for peers, so it runs detached.
+//   Loading reads storage, so it runs detached.
 //   Restart: never alone; its failure ends the attempt.
 #pragma once
 
@@ -14,8 +14,7 @@
 namespace megascale::actors {
 
 using ShardActor = caf::typed_actor<
-    // Makes initial weights or reads the restore point, and gathers parameters; answered by
-    // StateLoaded.
+    // Makes initial weights or reads the restore point; answered by StateLoaded.
     caf::reacts_to<LoadState>,
     // Launches the shard's instructions of one step; answered by ShardFinished.
     caf::reacts_to<StartStep>>;

@@ -42,7 +42,9 @@ RankFailure FailureOf(const absl::Status& status) {
       failure.set_failure_class(telemetry::v1::FAILURE_CLASS_REFUSED);
       break;
     case absl::StatusCode::kResourceExhausted:
-      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
+      failure.set_failure_class(base::IsOutOfMemory(status)
+                                    ? telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY
+                                    : telemetry::v1::FAILURE_CLASS_EXITED);
       break;
     default:
       failure.set_failure_class(telemetry::v1::FAILURE_CLASS_EXITED);

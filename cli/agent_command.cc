@@ -1,11 +1,13 @@
 #include <unistd.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "cli/commands.h"
+#include "cli/connection.h"
 #include "cli/report.h"
 #include "controlplane/agent/agent_server.h"
 #include "controlplane/client/address.h"
@@ -22,6 +24,19 @@ struct AgentFlags {
 std::string HostName() {
   char name[256] = {};
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "node";
+}
+
+// Of options that `megascale local`, which passes none on, and service files set more easily so.
+std::string OrEnvironment(const std::string& value, const char* variable) {
+  const char* set = value.empty() ? std::getenv(variable) : nullptr;
+  return AbsolutePath(set == nullptr ? value : set);
+}
+
+void CompleteStoreAccess(agent::StoreAccess* store) {
+  store->password_file = OrEnvironment(store->password_file, "MEGASCALE_STORE_PASSWORDS");
+  store->tls.ca_file = OrEnvironment(store->tls.ca_file, "MEGASCALE_STORE_CA");
+  store->tls.certificate_file = OrEnvironment(store->tls.certificate_file, "MEGASCALE_STORE_CERT");
+  store->tls.key_file = OrEnvironment(store->tls.key_file, "MEGASCALE_STORE_KEY");
 }
 
 int RunAgentCommand(const AgentFlags& flags) {
@@ -42,6 +57,7 @@ int RunAgentCommand(const AgentFlags& flags) {
   }
   options.run_directory = AbsolutePath(options.run_directory);
   options.log_directory = AbsolutePath(options.log_directory);
+  CompleteStoreAccess(&options.store);
   base::InitLog(absl::StrCat("agent ", options.node_id), base::LogLevel::kInfo);
   const absl::Status status = agent::RunAgent(options);
   return status.ok() ? kExitGood : ReportError(status);
@@ -67,11 +83,24 @@ void AddAgentCommand(CommandLine* line) {
   command->Text(
       "--interface", &options->interface,
       "address or name that tensor sockets between machines use (default: the driver's route)");
-  command->Text("--tls-ca", &options->tls.ca,
-                "PEM file that the driver's certificate is signed by");
-  command->Text("--tls-cert", &options->tls.cert, "PEM file of this agent's certificate");
-  command->Text("--tls-key", &options->tls.key, "PEM file of its private key");
-  command->Flag("--insecure", &options->insecure, "no TLS; for loopback addresses only");
+  command->Duration("--drain-timeout", &options->drain_timeout,
+                    "SIGTERM makes its jobs leave, and ends it after this time at the latest");
+  AddTlsOptions(command, "the driver", "this agent", &options->tls, &options->insecure);
+  command->Text("--store-passwords", &options->store.password_file,
+                "file of lines `redis://HOST:PORT PASSWORD` for jobs with a `store` (default: "
+                "MEGASCALE_STORE_PASSWORDS)");
+  command->Text("--store-ca", &options->store.tls.ca_file,
+                "PEM file that the certificate of a store at rediss:// is signed by (default: "
+                "MEGASCALE_STORE_CA, else the system's)");
+  command->Text("--store-cert", &options->store.tls.certificate_file,
+                "PEM file of this agent's certificate for it (default: MEGASCALE_STORE_CERT)");
+  command->Text("--store-key", &options->store.tls.key_file,
+                "PEM file of its private key (default: MEGASCALE_STORE_KEY)");
+  command->Details(
+      "One on every machine of a cluster. It survives the driver's absence; when it ends, so do "
+      "its "
+      "workers. An agent whose certificate the driver refuses ends at once and says why; a driver "
+      "that is not there is waited for.");
   command->Examples(
       "megascale agent --slots 2\n"
       "megascale agent --driver 10.0.0.1:7077 --slots 8 --tls-ca ca.pem --tls-cert n1.pem "

@@ -43,6 +43,11 @@ void AddCancelCommand(CommandLine* line) {
   command->Flag("--checkpoint", &flags->checkpoint, "make a checkpoint first");
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);
+  command->Details(
+      "The job's ranks end the step at hand, make a checkpoint if asked to, and exit; after "
+      "--grace "
+      "they are killed. Returns once the driver has made the wish durable, not when the job has "
+      "ended: megascale wait does that.");
   command->Examples(
       "megascale cancel fortunes-1a2b3c4d\n"
       "megascale cancel --checkpoint --grace 2m fortunes-1a2b3c4d\n"

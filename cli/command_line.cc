@@ -1,16 +1,20 @@
 #include "cli/command_line.h"
 
+#include <unistd.h>
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
-#include "cli/nearest_name.h"
+#include "cli/help.h"
+#include "runtime/base/text/nearest_name.h"
+#include "runtime/base/text/printable.h"
 
 namespace megascale::cli {
 namespace {
@@ -44,18 +48,19 @@ std::string DescribeUnknown(const CLI::App& app, const std::string& word) {
   const std::string name = option ? word.substr(0, word.find('=')) : word;
   const std::vector<std::string> commands = CommandNames(app);
   if (!option && commands.empty()) return absl::StrCat("unexpected argument '", word, "'");
-  const std::string nearest = NearestName(name, option ? OptionNames(app) : commands);
+  const std::string nearest = base::NearestName(name, option ? OptionNames(app) : commands);
   const std::string what = absl::StrCat("unknown ", option ? "option" : "command", " '", name, "'");
   return nearest.empty() ? what : absl::StrCat(what, "; did you mean '", nearest, "'?");
 }
 
-std::string FullName(const CLI::App& app) {
-  const std::string name = app.get_display_name();
-  return app.get_parent() == nullptr ? name : absl::StrCat(FullName(*app.get_parent()), " ", name);
+std::string WithDefault(const std::string& help, const std::string& value) {
+  return absl::StrCat(help, " (default: ", value, ")");
 }
 
 int PrintUsageError(const CLI::App& app, const std::string& what) {
-  std::fprintf(stderr, "megascale: %s\n  see: %s --help\n", what.c_str(), FullName(app).c_str());
+  constexpr size_t kShownBytesMax = 500;
+  std::fprintf(stderr, "megascale: %s\n  see: %s --help\n",
+               base::Printable(what, kShownBytesMax).c_str(), FullName(app).c_str());
   return kExitUsage;
 }
 
@@ -74,16 +79,15 @@ void Command::Flag(const std::string& name, bool* value, const std::string& help
 
 void Command::Text(const std::string& name, std::string* value, const std::string& help) {
   const bool shown = !value->empty() && *value != "\n";
-  app_->add_option(name, *value, help)
-      ->option_text(shown ? absl::StrCat("TEXT [", *value, "]") : "TEXT");
+  app_->add_option(name, *value, shown ? WithDefault(help, *value) : help)->option_text("TEXT");
 }
 
 void Command::Integer(const std::string& name, int64_t* value, const std::string& help) {
-  app_->add_option(name, *value, help)->option_text(absl::StrCat("N [", *value, "]"));
+  app_->add_option(name, *value, WithDefault(help, absl::StrCat(*value)))->option_text("N");
 }
 
 void Command::Number(const std::string& name, double* value, const std::string& help) {
-  app_->add_option(name, *value, help)->option_text(absl::StrCat("X [", *value, "]"));
+  app_->add_option(name, *value, WithDefault(help, absl::StrCat(*value)))->option_text("X");
 }
 
 void Command::Duration(const std::string& name, absl::Duration* value, const std::string& help) {
@@ -93,8 +97,9 @@ void Command::Duration(const std::string& name, absl::Duration* value, const std
           name, absl::StrCat("expected a duration such as 30s, found '", text, "'"));
     }
   };
-  app_->add_option_function<std::string>(name, parse, help)
-      ->option_text(absl::StrCat("TIME [", absl::FormatDuration(*value), "]"));
+  app_->add_option_function<std::string>(name, parse,
+                                         WithDefault(help, absl::FormatDuration(*value)))
+      ->option_text("TIME");
 }
 
 void Command::Repeated(const std::string& name, std::vector<std::string>* values,
@@ -117,8 +122,19 @@ void Command::OptionalPositional(const std::string& name, std::string* value,
 }
 
 void Command::Examples(const std::string& text) {
-  app_->footer(absl::StrCat("\nExamples:\n  ", absl::StrReplaceAll(text, {{"\n", "\n  "}})));
+  app_->footer(text);
+  examples_ = text;
 }
+
+void Command::Details(const std::string& text) {
+  app_->description(absl::StrCat(app_->get_description(), "\n", text));
+}
+
+std::string Command::name() const { return FullName(*app_); }
+
+std::string Command::Help(const Terminal& terminal) const { return FormatHelp(*app_, terminal); }
+
+bool Command::is_hidden() const { return app_->get_group().empty(); }
 
 void Command::Runs(std::function<int()> action) { action_ = std::move(action); }
 
@@ -132,7 +148,9 @@ const Command* Command::Chosen() const {
 CommandLine::CommandLine(const std::string& name, const std::string& description)
     : app_(std::make_unique<CLI::App>(description, name)),
       root_(std::make_unique<Command>(app_.get())) {
-  app_->get_formatter()->column_width(34);
+  app_->formatter_fn([](const CLI::App* app, const std::string&, CLI::AppFormatMode) {
+    return FormatHelp(*app, DetectTerminal(STDOUT_FILENO));
+  });
   app_->set_help_flag("--help", "shows this");
 }
 
@@ -142,22 +160,50 @@ Command* CommandLine::Add(const std::string& name, const std::string& descriptio
   return root_->Add(name, description);
 }
 
-int CommandLine::Run(int argc, char** argv) {
+void Command::Collect(std::vector<const Command*>* all) const {
+  all->push_back(this);
+  for (const std::unique_ptr<Command>& command : commands_) command->Collect(all);
+}
+
+std::vector<const Command*> CommandLine::All() const {
+  std::vector<const Command*> all;
+  root_->Collect(&all);
+  return all;
+}
+
+absl::Status CommandLine::ParseOrThrow(std::vector<std::string> words) {
+  std::reverse(words.begin(), words.end());  // as the library wants it
   try {
-    app_->parse(argc, argv);
-  } catch (const CLI::Success& help) {
-    return app_->exit(help);
+    app_->parse(std::move(words));
+  } catch (const CLI::Success&) {
+    throw;
   } catch (const CLI::ParseError& error) {
     const CLI::App& at = *Innermost(app_.get());
     const std::vector<std::string> unknown = app_->remaining(/*recurse=*/true);
-    return PrintUsageError(at,
-                           unknown.empty() ? error.what() : DescribeUnknown(at, unknown.front()));
+    return absl::InvalidArgumentError(unknown.empty() ? error.what()
+                                                      : DescribeUnknown(at, unknown.front()));
   }
-  const Command* chosen = root_->Chosen();
-  if (chosen != nullptr) return chosen->action_();
-  const CLI::App& at = *Innermost(app_.get());
-  return PrintUsageError(
-      at, absl::StrCat("expected a command: one of ", absl::StrJoin(CommandNames(at), ", ")));
+  if (root_->Chosen() != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "expected a command: one of ", absl::StrJoin(CommandNames(*Innermost(app_.get())), ", ")));
+}
+
+absl::Status CommandLine::Parse(const std::vector<std::string>& words) {
+  try {
+    return ParseOrThrow(words);
+  } catch (const CLI::Success&) {
+    return absl::InvalidArgumentError("--help shows a page and does nothing else");
+  }
+}
+
+int CommandLine::Run(int argc, char** argv) {
+  try {
+    const absl::Status parsed = ParseOrThrow({argv + 1, argv + argc});
+    if (parsed.ok()) return root_->Chosen()->action_();
+    return PrintUsageError(*Innermost(app_.get()), std::string(parsed.message()));
+  } catch (const CLI::Success& help) {
+    return app_->exit(help);
+  }
 }
 
 }  // namespace megascale::cli

@@ -18,8 +18,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "cli/terminal.h"
 
 namespace CLI {
 class App;
@@ -61,18 +63,28 @@ class Command {
   // The same, not required.
   void OptionalPositional(const std::string& name, std::string* value, const std::string& help);
 
-  // Lines that --help ends with.
+  // Paragraphs for --help, one a line, beyond the description.
+  void Details(const std::string& text);
+  // Commands for --help to show, one a line, or more with "\\" at the end; "# …" explains one.
   void Examples(const std::string& text);
   void Runs(std::function<int()> action);
+
+  std::string name() const;  // "megascale certs init"
+  std::string Help(const Terminal& terminal) const;
+  const std::string& examples() const { return examples_; }
+  bool has_commands() const { return !commands_.empty(); }
+  bool is_hidden() const;
 
  private:
   friend class CommandLine;
   // What to run for the words that were given; null where they name no command.
   const Command* Chosen() const;
+  void Collect(std::vector<const Command*>* all) const;
 
   CLI::App* app_;
   std::vector<std::unique_ptr<Command>> commands_;
   std::function<int()> action_;
+  std::string examples_;
 };
 
 class CommandLine {
@@ -82,11 +94,21 @@ class CommandLine {
 
   Command* Add(const std::string& name, const std::string& description);
 
+  // The program and every command in it, also those of commands.
+  std::vector<const Command*> All() const;
+
+  // Fills the variables in from the words after the program's name, and runs nothing.
+  // Errors: InvalidArgument - what Run would print; also for --help.
+  absl::Status Parse(const std::vector<std::string>& words);
+
   // Parses, then runs the chosen command's action and returns its exit code; kExitUsage with one
   // line on standard error for a mistake, kExitGood after --help.
   int Run(int argc, char** argv);
 
  private:
+  // As Parse, but for --help, which the library throws.
+  absl::Status ParseOrThrow(std::vector<std::string> words);
+
   std::unique_ptr<CLI::App> app_;
   std::unique_ptr<Command> root_;
 };

@@ -112,7 +112,7 @@ TEST_F(CommandLineTest, HelpGoesToStandardOutput) {
   EXPECT_NE(out_.find("submit"), std::string::npos);
   EXPECT_EQ(out_.find("worker"), std::string::npos);
   EXPECT_EQ(Run({"submit", "--help"}), kExitGood);
-  EXPECT_NE(out_.find("Examples:\n  megascale submit job.yaml"), std::string::npos) << out_;
+  EXPECT_NE(out_.find("EXAMPLES\n    megascale submit job.yaml"), std::string::npos) << out_;
   EXPECT_NE(out_.find("--grace"), std::string::npos);
   EXPECT_EQ(error_, "");
 }

@@ -5,6 +5,9 @@
 
 namespace megascale::cli {
 
+// All of them, in the order in which --help shows them.
+void AddCommands(CommandLine* line);
+
 void AddDriverCommand(CommandLine* line);
 void AddAgentCommand(CommandLine* line);
 void AddSubmitCommand(CommandLine* line);
@@ -13,11 +16,16 @@ void AddListCommand(CommandLine* line);
 void AddWaitCommand(CommandLine* line);
 void AddWatchCommand(CommandLine* line);
 void AddLogsCommand(CommandLine* line);
+void AddTraceCommand(CommandLine* line);
 void AddCancelCommand(CommandLine* line);
+void AddEvictCommand(CommandLine* line);
+void AddUncordonCommand(CommandLine* line);
 void AddLocalCommand(CommandLine* line);
+void AddPlanCommand(CommandLine* line);
 void AddGenerateCommand(CommandLine* line);
 void AddEvaluateCommand(CommandLine* line);
 void AddCheckpointCommand(CommandLine* line);
+void AddCertsCommand(CommandLine* line);
 void AddVersionCommand(CommandLine* line);
 // worker and host: what an agent starts. Hidden.
 void AddProcessCommands(CommandLine* line);

@@ -4,21 +4,30 @@
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/client/address.h"
+#include "controlplane/security/grpc_log.h"
 #include "runtime/base/status.h"
 
 namespace megascale::cli {
+
+void AddTlsOptions(Command* command, const std::string& peer, const std::string& own,
+                   security::TlsFiles* tls, bool* insecure) {
+  command->Text("--tls-ca", &tls->ca,
+                absl::StrCat("PEM file of the authority that signed the certificates of ", peer));
+  command->Text("--tls-cert", &tls->certificate,
+                absl::StrCat("PEM file of the certificate of ", own));
+  command->Text("--tls-key", &tls->key, "PEM file of its private key; for its owner only");
+  command->Flag("--insecure", insecure, "plaintext; for loopback addresses only");
+}
 
 void AddConnectionOptions(Command* command, ConnectionFlags* flags) {
   command->Text("--address", &flags->address,
                 "the driver: unix:/path or host:port (default: MEGASCALE_ADDRESS, else a socket in "
                 "the user's runtime directory)");
-  command->Text("--tls-ca", &flags->tls.ca, "PEM file that the driver's certificate is signed by");
-  command->Text("--tls-cert", &flags->tls.cert, "PEM file of this client's certificate");
-  command->Text("--tls-key", &flags->tls.key, "PEM file of its private key");
-  command->Flag("--insecure", &flags->insecure, "no TLS; for loopback addresses only");
+  AddTlsOptions(command, "the driver", "this client", &flags->tls, &flags->insecure);
 }
 
 absl::StatusOr<std::unique_ptr<client::JobClient>> Connect(const ConnectionFlags& flags) {
+  security::SilenceGrpc();
   client::ClientOptions options;
   ASSIGN_OR_RETURN(options.address, client::ChooseAddress(flags.address));
   options.tls = flags.tls;

@@ -8,15 +8,22 @@
 #include "absl/time/time.h"
 #include "cli/command_line.h"
 #include "controlplane/client/job_client.h"
+#include "controlplane/security/tls_files.h"
 
 namespace megascale::cli {
 
 struct ConnectionFlags {
   std::string address;  // empty: MEGASCALE_ADDRESS, else the default
-  client::TlsFiles tls;
+  security::TlsFiles tls;
   bool insecure = false;
 };
 
+// --tls-ca, --tls-cert, --tls-key, --insecure. `peer`: whose certificates the authority signs, "the
+// driver"; `own`: of whom the other two are, "this agent".
+void AddTlsOptions(Command* command, const std::string& peer, const std::string& own,
+                   security::TlsFiles* tls, bool* insecure);
+
+// --address and the options above.
 void AddConnectionOptions(Command* command, ConnectionFlags* flags);
 
 // Errors: InvalidArgument - an address that is none, or plaintext where it may not be.

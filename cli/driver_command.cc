@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/commands.h"
+#include "cli/connection.h"
 #include "cli/report.h"
 #include "controlplane/client/address.h"
 #include "controlplane/driver/driver_server.h"
@@ -43,11 +44,18 @@ void AddDriverCommand(CommandLine* line) {
                 "where: unix:/path or host:port (default: MEGASCALE_ADDRESS, else a socket in the "
                 "user's runtime directory)");
   command->Text("--state-dir", &flags->state_directory, "keeps the log of jobs and their folders");
-  command->Text("--tls-ca", &flags->tls.ca,
-                "PEM file that users' and agents' certificates are signed by");
-  command->Text("--tls-cert", &flags->tls.certificate, "PEM file of the driver's certificate");
-  command->Text("--tls-key", &flags->tls.key, "PEM file of its private key");
-  command->Flag("--insecure", &flags->insecure, "no TLS; for loopback addresses only");
+  command->Integer("--keep-jobs", &flags->retention.newest,
+                   "ended jobs that stay in the list: the newest so many");
+  command->Duration("--keep-jobs-for", &flags->retention.age,
+                    "and those that ended less than this ago; folders and checkpoints always stay");
+  AddTlsOptions(command, "users and agents", "this driver", &flags->tls, &flags->insecure);
+  command->Details(
+      "Decides which job runs where, keeps that on disk, and recovers jobs whose processes or "
+      "machines "
+      "are lost. Workers go on while it is away; start it again with the same --state-dir.\n"
+      "It listens on a Unix socket that only its owner can use, unless --listen names a TCP "
+      "address: "
+      "that needs mutual TLS (megascale certs init makes the files).");
   command->Examples(
       "megascale driver\n"
       "megascale driver --state-dir /srv/megascale --listen 10.0.0.1:7077 \\\n"

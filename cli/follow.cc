@@ -72,7 +72,10 @@ class Follower {
     }
     SayNotes();
     if (options_.style == FollowStyle::kJson) PrintJson(message, JsonLayout::kOneLine);
-    if (options_.style == FollowStyle::kLive) view_.Show(message.job(), Now());
+    if (options_.style != FollowStyle::kLive) return;
+    view_.Show(message.job(), Now());
+    if (message.job().state() != control::v1::JOB_STATE_FAILED) return;
+    for (const std::string& line : RenderFailure(message.job())) view_.Say(line);
   }
 
   void SayNotes() {

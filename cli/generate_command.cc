@@ -113,6 +113,9 @@ void AddGenerateCommand(CommandLine* line) {
                   "0: always the likeliest; 1: as it was learnt");
   command->Integer("--top-k", &flags->sample.top_k, "among so many of the likeliest only; 0: all");
   command->Integer("--seed", &flags->seed, "the same seed gives the same text");
+  command->Details(
+      "Loads the newest complete checkpoint of the folder and writes the prompt and what the model "
+      "adds to it. Needs no driver.");
   command->Examples(
       "megascale generate --checkpoint out/checkpoints --prompt 'Love is'\n"
       "megascale generate --checkpoint out/checkpoints --temperature 0.6 --top-k 40 --seed 7 "

@@ -33,48 +33,63 @@ job::v1::JobSpec SmallSpec() {
   return *job::ResolveJobSpec(spec);
 }
 
-// A checkpoint of the initial weights, written by the real writer; returns its folder.
-std::string WriteInitialCheckpoint(const std::string& root, const job::v1::JobSpec& spec) {
+constexpr checkpoint::ShardMoment kMoment = {.attempt = 1, .step = 5, .next_sample = 5};
+
+// Persists what a tensor rank has of the initial weights, through the real writer.
+void PersistInitialWeights(const std::string& root, const job::v1::JobSpec& spec,
+                           model::TensorPlace place) {
   const model::ModelConfig config = *model::MakeModelConfig(spec.model());
-  const model::ChunkLayout layout(config, *model::MakeChunkRange(config, 1, 0));
+  const model::ChunkLayout layout(config, *model::MakeChunkRange(config, 1, 0), place);
   std::vector<float> weights(layout.num_elements());
   model::InitializeParameters(config, layout, spec.train().seed(), 0,
                               {weights.data(), tensor::DType::kF32, layout.num_elements()});
   std::vector<checkpoint::v1::TensorSlice> slices;
+  std::vector<const float*> data;
   for (const model::Parameter& parameter : layout.parameters()) {
-    checkpoint::v1::TensorSlice slice;
-    slice.set_name(parameter.name);
-    slice.set_key(parameter.name);
-    slice.set_dtype("F32");
-    for (const int64_t size : parameter.shape) slice.add_global_shape(size);
-    slice.set_flat_count(parameter.size);
-    slices.push_back(slice);
+    for (const model::ParameterBox& box : parameter.boxes) {
+      checkpoint::v1::TensorSlice& slice = slices.emplace_back();
+      slice.set_name(parameter.name);
+      slice.set_dtype("F32");
+      for (const int64_t size : parameter.global_shape) slice.add_global_shape(size);
+      for (const int64_t offset : box.offset) slice.add_box_offset(offset);
+      for (const int64_t size : box.shape) slice.add_box_shape(size);
+      slice.set_flat_count(box.count);
+      slice.set_replica(parameter.replicated ? place.index : 0);
+      data.push_back(weights.data() + parameter.offset + box.begin);
+    }
   }
-  const auto shard = checkpoint::ShardLayout::Create(0, slices).value();
-  const checkpoint::ShardMoment moment = {.attempt = 1, .step = 5, .next_sample = 5};
+  const auto shard = checkpoint::ShardLayout::Create(place.index, slices).value();
   auto region =
       base::SharedMemory::Create("inference_test", checkpoint::SnapshotBytes(shard.size_bytes()))
           .value();
-  checkpoint::FormatSnapshots(*region, 0);
-  auto writer = checkpoint::SnapshotWriter::Open(region.get(), 1, 0).value();
+  checkpoint::FormatSnapshots(*region, place.index);
+  auto writer = checkpoint::SnapshotWriter::Open(region.get(), kMoment.attempt, 0).value();
   const auto buffer = writer.Acquire(absl::ZeroDuration()).value();
-  shard.WriteHeader(moment, buffer.subspan(0, shard.size_bytes()));
+  shard.WriteHeader(kMoment, buffer.subspan(0, shard.size_bytes()));
   for (size_t i = 0; i < slices.size(); ++i) {
-    const model::Parameter& parameter = layout.parameters()[i];
-    std::memcpy(buffer.data() + shard.data_offset(i), weights.data() + parameter.offset,
-                parameter.size * sizeof(float));
+    std::memcpy(buffer.data() + shard.data_offset(i), data[i],
+                slices[i].flat_count() * sizeof(float));
   }
-  EXPECT_TRUE(writer.Seal(moment.step, shard.size_bytes()).ok());
+  EXPECT_TRUE(writer.Seal(kMoment.step, shard.size_bytes()).ok());
   EXPECT_TRUE(checkpoint::PersistShard(checkpoint::SnapshotReader::Open(region.get()).value(),
                                        checkpoint::ListSealed(*region).front(), root)
                   .ok());
+}
+
+// A checkpoint of the initial weights; returns its folder.
+std::string WriteInitialCheckpoint(const std::string& root, const job::v1::JobSpec& spec) {
+  const int tensor_size = spec.parallel().tensor_model_parallel_size();
+  for (int index = 0; index < tensor_size; ++index) {
+    PersistInitialWeights(root, spec, {tensor_size, index});
+  }
   checkpoint::v1::Manifest manifest;
   manifest.set_job_id("small");
-  manifest.set_attempt(1);
-  manifest.set_step(5);
-  manifest.set_next_sample(5);
+  manifest.set_attempt(kMoment.attempt);
+  manifest.set_step(kMoment.step);
+  manifest.set_next_sample(kMoment.next_sample);
   *manifest.mutable_spec() = spec;
-  std::string directory = absl::StrCat(root, "/", checkpoint::StepDirectoryName(5, 1));
+  std::string directory =
+      absl::StrCat(root, "/", checkpoint::StepDirectoryName(kMoment.step, kMoment.attempt));
   const absl::Status written = checkpoint::WriteManifest(directory, manifest);
   EXPECT_TRUE(written.ok()) << written;
   return directory;
@@ -89,8 +104,9 @@ class InferenceTest : public ::testing::Test {
     std::filesystem::create_directories(root_);
   }
 
-  std::unique_ptr<Inference> Load(job::v1::Precision precision) {
+  std::unique_ptr<Inference> Load(job::v1::Precision precision, int tensor_size = 1) {
     job::v1::JobSpec spec = SmallSpec();
+    spec.mutable_parallel()->set_tensor_model_parallel_size(tensor_size);
     spec.mutable_train()->set_precision(precision);
     auto inference = Inference::Load(WriteInitialCheckpoint(root_, spec), 2);
     EXPECT_TRUE(inference.ok()) << inference.status();
@@ -124,6 +140,13 @@ TEST_F(InferenceTest, InitialWeightsNeedAboutEightBitsPerByte) {
     EXPECT_NEAR(loss->bits_per_byte, 8, 0.1);
     EXPECT_EQ(inference->Evaluate(SomeText(1000))->bits_per_byte, loss->bits_per_byte);
   }
+}
+
+TEST_F(InferenceTest, WhatTensorRanksSavedIsTheSameModel) {
+  const auto whole = Load(job::v1::PRECISION_FP32)->Evaluate(SomeText(1000));
+  const auto cut = Load(job::v1::PRECISION_FP32, 2)->Evaluate(SomeText(1000));
+  ASSERT_TRUE(whole.ok() && cut.ok()) << whole.status() << cut.status();
+  EXPECT_EQ(cut->bits_per_byte, whole->bits_per_byte);
 }
 
 TEST_F(InferenceTest, TextShorterThanAWindowIsRefused) {

@@ -3,11 +3,14 @@
 #include <sys/stat.h>
 
 #include <charconv>
+#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <set>
+#include <sstream>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -18,13 +21,15 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "cli/nearest_name.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/duration.pb.h"
 #include "google/protobuf/message.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/nearest_name.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/job/job_spec.h"
+#include "yaml-cpp/eventhandler.h"
 #include "yaml-cpp/yaml.h"
 
 namespace megascale::cli {
@@ -39,28 +44,29 @@ using job::v1::JobSpec;
 
 constexpr size_t kFileBytesMax = 1 << 20;
 
-// Where a value stands: in a file at a line, or in an option.
+// Where each field was given: by its path, "job.yaml:3:5" or "--set train.steps=9".
+using Places = std::map<std::string, std::string>;
+
+constexpr size_t kShownBytesMax = 60;
+
+std::string Quote(absl::string_view text) {
+  return absl::StrCat("`", base::Printable(text, kShownBytesMax), "`");
+}
+
+// Where a text is read from: a file, or an option. Notes where the fields in it are.
 struct Place {
   std::string source;
   bool has_lines = true;
+  Places* given;
 
+  std::string At(const YAML::Mark& mark) const {
+    if (!has_lines || mark.line < 0) return source;
+    return absl::StrCat(source, ":", mark.line + 1, ":", mark.column + 1);
+  }
   absl::Status Refuse(const YAML::Node& node, absl::string_view what) const {
-    const int line = node.Mark().line + 1;
-    return absl::InvalidArgumentError(has_lines && line > 0
-                                          ? absl::StrCat(source, ":", line, ": ", what)
-                                          : absl::StrCat(source, ": ", what));
+    return absl::InvalidArgumentError(absl::StrCat(At(node.Mark()), ": ", what));
   }
 };
-
-std::string Quote(absl::string_view text) {
-  constexpr size_t kShownMax = 60;
-  std::string shown =
-      absl::StrCat("`", text.substr(0, kShownMax), text.size() > kShownMax ? "…" : "", "`");
-  for (char& c : shown) {
-    if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) c = ' ';
-  }
-  return shown;
-}
 
 std::string Join(const std::string& section, const std::string& name) {
   return section.empty() ? name : absl::StrCat(section, ".", name);
@@ -109,7 +115,11 @@ std::string ElsewhereName(const std::string& name) {
 
 std::string UnknownField(const Descriptor& type, const std::string& section,
                          const std::string& name) {
-  std::string nearest = NearestName(name, FieldNames(type));
+  if (name == "<<") {
+    return absl::StrCat(Quote(Join(section, name)),
+                        " is a merge key, which job files do not have; write the fields out");
+  }
+  std::string nearest = base::NearestName(name, FieldNames(type));
   if (std::string elsewhere = ElsewhereName(name); !elsewhere.empty()) nearest = elsewhere;
   const std::string what = absl::StrCat(Quote(Join(section, name)), " is not a field; ");
   if (!nearest.empty()) return absl::StrCat(what, "did you mean `", nearest, "`?");
@@ -144,7 +154,7 @@ absl::Status SetEnum(const Place& place, const YAML::Node& node, const Target& t
     target.message->GetReflection()->SetEnum(target.message, target.field, type.value(value_index));
     return absl::OkStatus();
   }
-  const std::string nearest = NearestName(absl::AsciiStrToLower(node.Scalar()), names);
+  const std::string nearest = base::NearestName(absl::AsciiStrToLower(node.Scalar()), names);
   const std::string hint = nearest.empty() ? "" : absl::StrCat("; did you mean `", nearest, "`?");
   return place.Refuse(node, absl::StrCat(Quote(target.path), " expects ",
                                          absl::StrJoin(names, " or "), ", ", Found(node), hint));
@@ -172,6 +182,15 @@ absl::Status ReadInteger(const Place& place, const YAML::Node& node, const Targe
                                std::numeric_limits<T>::max()));
 }
 
+// False for what is no decimal number, and for one so small or large that a double would be 0 or
+// infinite.
+bool ReadNumber(const std::string& text, double* value) {
+  const bool decimal = text.find_first_not_of("0123456789.eE+-") == std::string::npos;
+  if (!decimal || !absl::SimpleAtod(text, value) || !std::isfinite(*value)) return false;
+  const std::string digits = text.substr(0, text.find_first_of("eE"));
+  return *value != 0 || digits.find_first_of("123456789") == std::string::npos;
+}
+
 absl::Status SetScalar(const Place& place, const YAML::Node& node, const Target& target) {
   const Reflection& reflection = *target.message->GetReflection();
   switch (target.field->cpp_type()) {
@@ -195,8 +214,8 @@ absl::Status SetScalar(const Place& place, const YAML::Node& node, const Target&
     }
     case FieldDescriptor::CPPTYPE_DOUBLE: {
       double value = 0;
-      if (!absl::SimpleAtod(node.Scalar(), &value) || !std::isfinite(value)) {
-        return Expected(place, node, target, "a number");
+      if (!ReadNumber(node.Scalar(), &value)) {
+        return Expected(place, node, target, "a number between 1e-300 and 1e300, or 0");
       }
       reflection.SetDouble(target.message, target.field, value);
       return absl::OkStatus();
@@ -238,6 +257,7 @@ absl::Status SetSection(const Place& place, const YAML::Node& node, const std::s
                         Message* message);
 
 absl::Status SetField(const Place& place, const YAML::Node& node, const Target& target) {
+  (*place.given)[target.path] = place.At(node.Mark());
   if (target.field->is_repeated()) return SetList(place, node, target);
   if (IsSection(*target.field)) {
     Message* section =
@@ -279,17 +299,40 @@ absl::Status SetSection(const Place& place, const YAML::Node& node, const std::s
   return absl::OkStatus();
 }
 
+// Notes where the newest document of a stream begins; its content is dropped.
+class DocumentStart : public YAML::EventHandler {
+ public:
+  YAML::Mark mark;
+
+  void OnDocumentStart(const YAML::Mark& begin) override { mark = begin; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+// Not YAML::LoadAll: of a stray comma it makes documents without end.
 absl::StatusOr<YAML::Node> ParseYaml(const Place& place, const std::string& text) {
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    if (documents.size() > 1) {
-      return place.Refuse(documents[1], "a second YAML document begins; expected one job a file");
+    YAML::Node first = YAML::Load(text);
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    DocumentStart second;
+    if (parser.HandleNextDocument(second) && parser.HandleNextDocument(second)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          place.At(second.mark), ": a second YAML document begins; expected one job a file"));
     }
-    return documents.empty() ? YAML::Node() : documents[0];
+    return first;
   } catch (const YAML::Exception& e) {
-    const int line = e.mark.line + 1;
-    const std::string where = place.has_lines && line > 0 ? absl::StrCat(":", line) : "";
-    return absl::InvalidArgumentError(absl::StrCat(place.source, where, ": is not YAML: ", e.msg));
+    return absl::InvalidArgumentError(absl::StrCat(
+        place.At(e.mark), ": is not YAML: ", base::Printable(e.msg, 2 * kShownBytesMax)));
   }
 }
 
@@ -380,26 +423,34 @@ void AppendSection(const Message& message, const std::string& indent, std::strin
   }
 }
 
-}  // namespace
-
-absl::StatusOr<JobSpec> ParseJobText(const std::string& file_name, const std::string& text) {
-  const Place place = {file_name};
+absl::Status CheckText(const std::string& file_name, const std::string& text) {
   if (text.size() > kFileBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         file_name, ": has ", text.size(), " bytes; a job file has at most ", kFileBytesMax));
   }
+  if (!base::IsUtf8(text) || text.find('\0') != std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_name, ": is not text; expected YAML in UTF-8, without zero bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<JobSpec> ParseText(const Place& place, const std::string& text) {
+  RETURN_IF_ERROR(CheckText(place.source, text));
   ASSIGN_OR_RETURN(const YAML::Node root, ParseYaml(place, text));
   if (root.IsNull()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(file_name, ": is empty; examples/ has job files to start from"));
+        absl::StrCat(place.source, ": is empty; examples/ has job files to start from"));
   }
   JobSpec spec;
   RETURN_IF_ERROR(SetSection(place, root, "", &spec));
   return spec;
 }
 
-absl::Status ApplyOverride(const std::string& assignment, JobSpec* spec) {
-  const Place place = {absl::StrCat("--set ", assignment), /*has_lines=*/false};
+absl::Status Override(const std::string& assignment, JobSpec* spec, Places* given) {
+  const Place place = {absl::StrCat("--set ", base::Printable(assignment, kShownBytesMax)),
+                       /*has_lines=*/false, given};
+  RETURN_IF_ERROR(CheckText(place.source, assignment));
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0) {
     return absl::InvalidArgumentError(
@@ -415,7 +466,13 @@ absl::Status ApplyOverride(const std::string& assignment, JobSpec* spec) {
       return place.Refuse(value, UnknownField(*message->GetDescriptor(), section, names[i]));
     }
     const std::string path = Join(section, names[i]);
-    if (i + 1 == names.size()) return SetField(place, value, {message, field, path});
+    if (i + 1 == names.size()) {
+      if (value.IsNull()) {
+        return place.Refuse(value,
+                            absl::StrCat(Quote(path), " has no value; expected ", path, "=VALUE"));
+      }
+      return SetField(place, value, {message, field, path});
+    }
     if (!IsSection(*field)) {
       return place.Refuse(value,
                           absl::StrCat(Quote(path), " has no fields; expected ", path, "=VALUE"));
@@ -425,32 +482,68 @@ absl::Status ApplyOverride(const std::string& assignment, JobSpec* spec) {
   }
 }
 
-absl::StatusOr<JobSpec> LoadJobFile(const std::string& path, const JobFileOptions& options) {
-  struct stat info;
-  if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISFIFO(info.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": is no regular file; expected a YAML job file"));
+// Where the field that `refusal` begins with was given; a field that is missing: its section.
+std::string WhereOf(const absl::Status& refusal, const Places& given,
+                    const std::string& file_name) {
+  std::string path(refusal.message().substr(0, refusal.message().find(':')));
+  for (;;) {
+    if (const auto it = given.find(path); it != given.end()) return it->second;
+    const size_t dot = path.rfind('.');
+    if (dot == std::string::npos) return file_name;
+    path.resize(dot);
   }
-  absl::StatusOr<std::string> text = base::ReadFile(path, kFileBytesMax);
-  if (absl::IsNotFound(text.status())) {
-    return absl::InvalidArgumentError(absl::StrCat("job file ", path, " does not exist"));
-  }
-  if (!text.ok())
-    return absl::InvalidArgumentError(
-        absl::StrCat("job file ", path, ": ", text.status().message()));
-  ASSIGN_OR_RETURN(JobSpec spec, ParseJobText(path, *text));
+}
+
+}  // namespace
+
+absl::StatusOr<JobSpec> ParseJobText(const std::string& file_name, const std::string& text) {
+  Places given;
+  return ParseText({file_name, /*has_lines=*/true, &given}, text);
+}
+
+absl::Status ApplyOverride(const std::string& assignment, JobSpec* spec) {
+  Places given;
+  return Override(assignment, spec, &given);
+}
+
+absl::StatusOr<JobSpec> LoadJobText(const std::string& file_name, const std::string& text,
+                                    const JobFileOptions& options) {
+  Places given;
+  ASSIGN_OR_RETURN(JobSpec spec, ParseText({file_name, /*has_lines=*/true, &given}, text));
   for (const std::string& assignment : options.overrides) {
-    RETURN_IF_ERROR(ApplyOverride(assignment, &spec));
+    RETURN_IF_ERROR(Override(assignment, &spec, &given));
   }
   if (!options.data_files.empty()) {
     spec.mutable_data()->clear_files();
     for (const std::string& file : options.data_files) spec.mutable_data()->add_files(file);
+    given["data.files"] = "--data";
   }
   for (std::string& file : *spec.mutable_data()->mutable_files()) MakeAbsolute(&file);
   if (spec.has_checkpoint()) MakeAbsolute(spec.mutable_checkpoint()->mutable_directory());
+  const auto in_place = [&](const absl::Status& refusal) {
+    return base::Annotate(refusal, WhereOf(refusal, given, file_name));
+  };
   absl::StatusOr<JobSpec> resolved = job::ResolveJobSpec(spec);
-  if (!resolved.ok()) return base::Annotate(resolved.status(), path);
+  if (!resolved.ok()) return in_place(resolved.status());
   return resolved;
+}
+
+absl::StatusOr<JobSpec> LoadJobFile(const std::string& path, const JobFileOptions& options) {
+  const std::string shown = base::Printable(path, PATH_MAX);
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(shown, ": is no regular file; expected a YAML job file"));
+  }
+  absl::StatusOr<std::string> text = base::ReadFile(path, kFileBytesMax);
+  if (absl::IsNotFound(text.status())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job file ", shown, " does not exist; examples/ has some to start from"));
+  }
+  if (!text.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("job file ", text.status().message()));
+  }
+  return LoadJobText(shown, *text, options);
 }
 
 std::string ToYaml(const JobSpec& spec) {

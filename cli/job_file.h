@@ -1,7 +1,8 @@
 // Job files: YAML with exactly the shape and names of proto/job.proto. Values of enums are the
 // short lower-case form ("gelu_tanh", "bf16", "rotary"), durations are "5s", "1m30s", "500ms". A
-// mistake is one line: `file:line: what, what was found, what was expected, the nearest valid
-// name`. Thread-safe: plain functions. The YAML library stays in job_file.cc.
+// mistake is one line: `file:line:column: what, what was found, what was expected, the nearest
+// valid name`; texts of the file are shown without control characters and cut. Thread-safe: plain
+// functions. The YAML library stays in job_file.cc.
 #pragma once
 
 #include <string>
@@ -24,14 +25,19 @@ absl::StatusOr<job::v1::JobSpec> ParseJobText(const std::string& file_name,
 absl::Status ApplyOverride(const std::string& assignment, job::v1::JobSpec* spec);
 
 struct JobFileOptions {
-  std::vector<std::string> overrides;   // of --set, applied in order
-  std::vector<std::string> data_files;  // replace data.files when there are any
+  std::vector<std::string> overrides = {};   // of --set, applied in order
+  std::vector<std::string> data_files = {};  // replace data.files when there are any
 };
 
-// Reads a job file, applies `options`, makes the paths in data.files and checkpoint.directory
-// absolute (relative ones are taken from the current directory, not from the file's), and resolves:
-// what comes back is complete and valid.
-// Errors: InvalidArgument - a file that cannot be read, or the first mistake in it.
+// The text of a job file as a job: applies `options`, makes the paths in data.files and
+// checkpoint.directory absolute (relative ones are taken from the current directory, not from the
+// file's), and resolves: what comes back is complete and valid. Rules that are
+// broken are reported with the place where the field was given: in the file, or by which option.
+// Errors: InvalidArgument - the first mistake.
+absl::StatusOr<job::v1::JobSpec> LoadJobText(const std::string& file_name, const std::string& text,
+                                             const JobFileOptions& options);
+
+// The same for a file. Errors: InvalidArgument - also a file that cannot be read.
 absl::StatusOr<job::v1::JobSpec> LoadJobFile(const std::string& path,
                                              const JobFileOptions& options);
 

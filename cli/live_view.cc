@@ -1,10 +1,12 @@
 #include "cli/live_view.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
 namespace megascale::cli {
@@ -17,6 +19,7 @@ constexpr absl::Duration kPlainInterval = absl::Seconds(2);
 constexpr absl::Duration kRedrawInterval = absl::Milliseconds(100);
 constexpr int kWorkersMax = 16;
 constexpr int kBarWidthMax = 40;
+constexpr double kQuietSeconds = 3;  // longer without progress is worth a word
 
 int64_t TokensPerStep(const Job& job) {
   return int64_t{job.spec().train().global_batch_size()} * job.spec().train().seq_length();
@@ -88,13 +91,28 @@ std::string LossLine(const Job& job) {
 
 std::string RankName(int rank) { return rank < 0 ? "host" : absl::StrCat("rank ", rank); }
 
-std::string CulpritText(const Job& job) {
-  const control::v1::Culprit& culprit = job.culprit();
+// In one line.
+std::string CulpritText(const control::v1::Culprit& culprit) {
   const std::string what =
       Lower(telemetry::v1::FailureClass_Name(culprit.failure_class()), "FAILURE_CLASS_");
   std::string text = absl::StrCat(RankName(culprit.rank()), " on ", culprit.node_id(), " ", what);
-  if (!culprit.evidence().empty()) absl::StrAppend(&text, ": ", culprit.evidence());
+  const std::string& evidence = culprit.evidence();
+  if (!evidence.empty()) absl::StrAppend(&text, ": ", evidence.substr(0, evidence.find('\n')));
   return absl::StrCat(text, " (attempt ", culprit.attempt(), ")");
+}
+
+std::string StorageLine(const Job& job) {
+  const auto& limit = job.spec().fault().checkpoint_timeout();
+  return absl::StrCat(
+      "no checkpoint could be written for ",
+      ShortDuration(absl::Seconds(job.storage_failure().seconds())),
+      "; training goes on, and the job fails after ",
+      ShortDuration(absl::Seconds(limit.seconds()) + absl::Nanoseconds(limit.nanos())));
+}
+
+std::string AttemptText(const Job& job) {
+  const std::string& why = job.attempt_reason();
+  return absl::StrCat("  attempt ", job.attempt(), why.empty() ? "" : absl::StrCat(" (", why, ")"));
 }
 
 std::string WorkerLine(const control::v1::RankView& view) {
@@ -104,7 +122,6 @@ std::string WorkerLine(const control::v1::RankView& view) {
       started ? Lower(telemetry::v1::Phase_Name(status.phase()), "PHASE_") : "-";
   std::string line = absl::StrFormat("%5d  %-12s %-11s %8d  ", status.rank(), view.node_id(), phase,
                                      status.step());
-  constexpr double kQuietSeconds = 3;  // longer without progress is worth a word
   if (status.progress_age_seconds() > kQuietSeconds) {
     absl::StrAppend(&line, "for ", ShortDuration(absl::Seconds(status.progress_age_seconds())),
                     ": ");
@@ -112,16 +129,28 @@ std::string WorkerLine(const control::v1::RankView& view) {
   return absl::StrCat(line, status.doing());
 }
 
+// Not all where there are many: those that stand still before others, in the order of their ranks.
+std::vector<int> ShownWorkers(const Job& job, int workers_max) {
+  std::vector<int> shown(static_cast<size_t>(job.ranks_size()));
+  std::iota(shown.begin(), shown.end(), 0);
+  if (job.ranks_size() <= workers_max) return shown;
+  std::stable_partition(shown.begin(), shown.end(), [&](int i) {
+    return job.ranks(i).status().progress_age_seconds() > kQuietSeconds;
+  });
+  shown.resize(static_cast<size_t>(workers_max));
+  std::sort(shown.begin(), shown.end());
+  return shown;
+}
+
 // The end of a job needs no table of workers.
 void AppendWorkers(const Job& job, int workers_max, std::vector<std::string>* lines) {
   if (job.ranks().empty() || IsTerminal(job.state())) return;
   lines->push_back(
       absl::StrFormat("%5s  %-12s %-11s %8s  %s", "rank", "node", "phase", "step", "doing"));
-  const int shown = std::min(job.ranks_size(), workers_max);
-  for (int i = 0; i < shown; ++i) lines->push_back(WorkerLine(job.ranks(i)));
-  if (shown < job.ranks_size()) {
-    lines->push_back(absl::StrFormat("       and %d more workers", job.ranks_size() - shown));
-  }
+  const std::vector<int> shown = ShownWorkers(job, workers_max);
+  for (const int i : shown) lines->push_back(WorkerLine(job.ranks(i)));
+  const int left_out = job.ranks_size() - static_cast<int>(shown.size());
+  if (left_out > 0) lines->push_back(absl::StrFormat("       and %d more workers", left_out));
 }
 
 std::string PlainProgress(const Job& job) {
@@ -175,20 +204,44 @@ absl::Duration TimeLeft(const Job& job) {
 std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int workers_max) {
   std::vector<std::string> lines;
   lines.push_back(absl::StrCat(job.job_id(), "  ", StateLine(job)));
-  if (job.attempt() > 1) absl::StrAppend(&lines.back(), "  attempt ", job.attempt());
+  if (job.attempt() > 1) absl::StrAppend(&lines.back(), AttemptText(job));
   lines.push_back(ProgressLine(job, terminal));
   if (job.last_record().step() > 0) lines.push_back(LossLine(job));
   if (job.has_last_checkpoint()) {
-    lines.push_back(absl::StrCat("checkpoint of step ", job.last_checkpoint().step(), " in ",
+    const absl::Duration age = absl::Seconds(job.last_checkpoint().age_seconds());
+    lines.push_back(absl::StrCat("checkpoint of step ", job.last_checkpoint().step(), ", ",
+                                 ShortDuration(age), " old, in ",
                                  job.last_checkpoint().directory()));
   }
-  if (job.has_culprit()) lines.push_back(absl::StrCat("last failure: ", CulpritText(job)));
+  if (job.has_storage_failure()) lines.push_back(StorageLine(job));
+  for (const std::string& warning : job.warnings()) {
+    if (!IsTerminal(job.state())) lines.push_back(absl::StrCat("warning: ", warning));
+  }
+  if (job.has_culprit())
+    lines.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));
   AppendWorkers(job, workers_max, &lines);
   for (std::string& line : lines) line = CutToWidth(line, terminal.width);
   const std::string state = StateName(job.state());
   const size_t at = lines[0].find(state, job.job_id().size());
   if (at != std::string::npos) {
     lines[0].replace(at, state.size(), Colored(terminal, StateColor(job.state()), state));
+  }
+  return lines;
+}
+
+std::vector<std::string> RenderFailure(const Job& job) {
+  std::vector<std::string> lines;
+  if (!job.has_culprit()) return lines;
+  for (const absl::string_view line : absl::StrSplit(job.culprit().evidence(), '\n')) {
+    lines.push_back(absl::StrCat("  ", CutToWidth(line, 500)));
+  }
+  lines.erase(lines.begin());  // `last failure` has the first one
+  for (const control::v1::Culprit& consequence : job.consequences()) {
+    lines.push_back(absl::StrCat("then followed: ", CutToWidth(CulpritText(consequence), 500)));
+  }
+  if (job.num_consequences() > job.consequences_size()) {
+    lines.push_back(absl::StrCat("and ", job.num_consequences() - job.consequences_size(),
+                                 " more failures followed"));
   }
   return lines;
 }
@@ -203,9 +256,9 @@ std::vector<std::string> PlainLog::Update(const Job& job, absl::Duration now) {
   const bool new_attempt = started_ && job.attempt() != attempt_;
   if (!started_ || job.state() != state_ || job.message() != message_ || new_attempt) {
     lines.push_back(absl::StrCat(job.job_id(), "  ", StateLine(job)));
-    if (job.attempt() > 1) absl::StrAppend(&lines.back(), "  attempt ", job.attempt());
+    if (job.attempt() > 1) absl::StrAppend(&lines.back(), AttemptText(job));
     if (new_attempt && job.has_culprit()) {
-      lines.push_back(absl::StrCat("last failure: ", CulpritText(job)));
+      lines.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));
     }
   }
   const int64_t steps = std::max<int64_t>(1, job.spec().train().steps());

@@ -27,9 +27,15 @@ std::string RateText(const control::v1::Job& job);
 absl::Duration TimeLeft(const control::v1::Job& job);
 
 // The block: job and state, progress bar, loss and rates, checkpoint and culprit, a line for each
-// worker (at most `workers_max`, then how many more). No line is wider than the terminal.
+// worker; of more than `workers_max` so many, those without progress first among them, and how many
+// more there are. No line is wider than the terminal.
 std::vector<std::string> RenderJob(const control::v1::Job& job, const Terminal& terminal,
                                    int workers_max);
+
+// What is known of the last failure beyond its line in RenderJob: the rest of its evidence, with
+// the last lines of the first failing rank's log, and the failures that followed from it. Whole
+// lines.
+std::vector<std::string> RenderFailure(const control::v1::Job& job);
 
 // The same as plain lines, told as it happens: every change of state or attempt, every new
 // checkpoint, and progress every 10 % of the steps or 2 s, whichever is first.

@@ -63,6 +63,7 @@ TEST(LiveViewTest, ShowsFailuresAttemptsAndCheckpoints) {
   job.set_attempt(2);
   job.mutable_last_checkpoint()->set_step(100);
   job.mutable_last_checkpoint()->set_directory("/c/step-00000100-attempt-1");
+  job.mutable_last_checkpoint()->set_age_seconds(90);
   job.mutable_culprit()->set_node_id("n1");
   job.mutable_culprit()->set_rank(1);
   job.mutable_culprit()->set_attempt(1);
@@ -70,8 +71,20 @@ TEST(LiveViewTest, ShowsFailuresAttemptsAndCheckpoints) {
   job.mutable_culprit()->set_evidence("killed by signal 9 (Killed)");
   const Lines lines = RenderJob(job, Plain(120), 16);
   EXPECT_EQ(lines[0], "fortunes-1a2b  RECOVERING (RankExited): rank 1 was killed  attempt 2");
-  EXPECT_EQ(lines[3], "checkpoint of step 100 in /c/step-00000100-attempt-1");
+  EXPECT_EQ(lines[3], "checkpoint of step 100, 1m30s old, in /c/step-00000100-attempt-1");
   EXPECT_EQ(lines[4], "last failure: rank 1 on n1 exited: killed by signal 9 (Killed) (attempt 1)");
+}
+
+TEST(LiveViewTest, ShowsThatStorageFailsAndWhatIsLegalButHurts) {
+  Job job = RunningJob();
+  job.mutable_spec()->mutable_fault()->mutable_checkpoint_timeout()->set_seconds(3600);
+  job.mutable_storage_failure()->set_seconds(125);
+  job.add_warnings("node n0: 4 threads share 2 cores");
+  const Lines lines = RenderJob(job, Plain(120), 16);
+  EXPECT_EQ(lines[3],
+            "no checkpoint could be written for 2m05s; training goes on, and the job fails after "
+            "1h00m");
+  EXPECT_EQ(lines[4], "warning: node n0: 4 threads share 2 cores");
 }
 
 TEST(LiveViewTest, LeavesOutWhatIsNotKnown) {
@@ -113,6 +126,22 @@ TEST(LiveViewTest, ManyWorkersAreCounted) {
   const Lines lines = RenderJob(job, Plain(80), 16);
   EXPECT_EQ(lines.size(), 3u + 1 + 16 + 1);
   EXPECT_EQ(lines.back(), "       and 84 more workers");
+}
+
+TEST(LiveViewTest, OfManyWorkersThoseWithoutProgressAreShown) {
+  Job job = RunningJob();
+  job.clear_ranks();
+  for (int rank = 0; rank < 100; ++rank) {
+    telemetry::v1::RankStatus* status = job.add_ranks()->mutable_status();
+    status->set_rank(rank);
+    status->set_progress_age_seconds(rank == 70 || rank == 95 ? 60 : 0.1);
+  }
+  const Lines lines = RenderJob(job, Plain(80), 4);
+  Lines ranks;
+  for (size_t i = lines.size() - 5; i + 1 < lines.size(); ++i)
+    ranks.push_back(lines[i].substr(0, 5));
+  EXPECT_EQ(ranks, (Lines{"    0", "    1", "   70", "   95"}));
+  EXPECT_EQ(lines.back(), "       and 96 more workers");
 }
 
 TEST(LiveViewTest, AnEndedJobShowsNoWorkers) {
@@ -175,6 +204,25 @@ TEST(TerminalTest, WritesNumbersForPeople) {
   EXPECT_EQ(ShortDuration(absl::Minutes(62)), "1h02m");
   EXPECT_EQ(CutToWidth("├──┤", 2), "├─");
   EXPECT_EQ(DisplayWidth("├──┤"), 4);
+}
+
+TEST(RenderFailureTest, ShowsTheFirstRanksLastLinesWholeAndWhatFollowed) {
+  control::v1::Job job;
+  EXPECT_TRUE(RenderFailure(job).empty());
+  job.mutable_culprit()->set_evidence(
+      "killed by signal 9 (Killed)\nits last lines:\n2026-11-21 step 5\n2026-11-21 step 6");
+  control::v1::Culprit* consequence = job.add_consequences();
+  consequence->set_rank(0);
+  consequence->set_node_id("n0");
+  consequence->set_failure_class(telemetry::v1::FAILURE_CLASS_ABORTED);
+  consequence->set_evidence("rank 1 closed its connection");
+  consequence->set_attempt(2);
+  job.set_num_consequences(3);
+  EXPECT_EQ(RenderFailure(job),
+            (std::vector<std::string>{
+                "  its last lines:", "  2026-11-21 step 5", "  2026-11-21 step 6",
+                "then followed: rank 0 on n0 aborted: rank 1 closed its connection (attempt 2)",
+                "and 2 more failures followed"}));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // local: a whole cluster on this machine for one job.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -21,7 +22,7 @@
 #include "cli/training_report.h"
 #include "controlplane/launch/local_cluster.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/memory_limit.h"
+#include "runtime/base/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/data/corpus.h"
 #include "runtime/job/job_spec.h"
@@ -197,6 +198,7 @@ int Report(const LocalFlags& flags, const FollowResult& result) {
 }
 
 int RunLocal(const LocalFlags& flags) {
+  ::umask(077);  // what it makes belongs to its owner alone, in all its processes
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto request = MakeSubmitRequest(flags.job);
   if (!request.ok()) return ReportError(request.status());
@@ -233,6 +235,10 @@ void AddLocalCommand(CommandLine* line) {
   command->Text("--state-dir", &flags->state_directory,
                 "keeps logs, metrics and checkpoints (default: ./megascale-out/JOB)");
   AddOutputOption(command, &flags->format);
+  command->Details(
+      "Starts a driver and agents with Unix sockets in a folder of their own, follows the job, and "
+      "samples from what was trained. However it ends, no process and no socket is left. Ctrl-C "
+      "cancels the job.");
   command->Examples(
       "megascale local examples/fortunes.yaml --agents 2 --slots 2\n"
       "megascale local examples/single.yaml --data book.txt\n"

@@ -73,10 +73,14 @@ void AddLogsCommand(CommandLine* line) {
   command->Integer("--attempt", &flags->attempt, "of this attempt; 0: the newest");
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);
+  command->Details(
+      "From the beginning of one attempt, each line behind the rank that wrote it. With --follow "
+      "also "
+      "those of attempts that come after, until the job has ended.");
   command->Examples(
       "megascale logs fortunes-1a2b3c4d\n"
       "megascale logs -f --rank 3 fortunes-1a2b3c4d\n"
-      "megascale logs --attempt 1 fortunes-1a2b3c4d      why did the first attempt end?");
+      "megascale logs --attempt 1 fortunes-1a2b3c4d  # why did the first attempt end?");
   command->Runs([flags] { return ShowLogs(*flags); });
 }
 

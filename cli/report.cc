@@ -7,37 +7,19 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "cli/terminal.h"
 #include "google/protobuf/util/json_util.h"
 #include "runtime/base/check.h"
+#include "runtime/base/text/printable.h"
 
 namespace megascale::cli {
 namespace {
 
-// The length of the UTF-8 sequence that `text` begins with; 0 where it is none.
-size_t SequenceLength(absl::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  const size_t length = first < 0x80                    ? 1
-                        : first >= 0xC2 && first < 0xE0 ? 2
-                        : first >= 0xE0 && first < 0xF0 ? 3
-                        : first >= 0xF0 && first < 0xF5 ? 4
-                                                        : 0;
-  if (length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  }
-  if (first == 0xE0 && byte(1) < 0xA0) return 0;
-  if (first == 0xED && byte(1) > 0x9F) return 0;  // surrogates
-  if (first == 0xF0 && byte(1) < 0x90) return 0;
-  if (first == 0xF4 && byte(1) > 0x8F) return 0;
-  return length;
-}
-
 std::string JsonText(absl::string_view text) {
   std::string json = "\"";
   while (!text.empty()) {
-    const size_t length = SequenceLength(text);
+    const size_t length = base::Utf8Length(text);
     const unsigned char first = static_cast<unsigned char>(text[0]);
     if (length == 0) {
       json += "\xEF\xBF\xBD";  // a byte that is no text
@@ -61,7 +43,8 @@ void AddOutputOption(Command* command, std::string* format) {
 
 bool CheckOutputFormat(const std::string& format) {
   if (format == "text" || format == "json") return true;
-  std::fprintf(stderr, "megascale: --output: expected text or json, found '%s'\n", format.c_str());
+  std::fprintf(stderr, "megascale: --output: expected text or json, found '%s'\n",
+               base::Printable(format, 60).c_str());
   return false;
 }
 
@@ -74,6 +57,7 @@ int ExitCodeOf(const absl::Status& status) {
       return kExitUsage;
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kUnauthenticated:
       return kExitUnreachable;
     case absl::StatusCode::kNotFound:
       return kExitNotFound;
@@ -87,8 +71,8 @@ int ExitCodeOf(const control::v1::Job& job) {
 }
 
 int ReportError(const absl::Status& status, absl::string_view advice) {
-  const std::string message = CutToWidth(status.message(), 2000);
-  std::fprintf(stderr, "megascale: %s\n", message.c_str());
+  constexpr size_t kShownMax = 2000;
+  std::fprintf(stderr, "megascale: %s\n", base::Printable(status.message(), kShownMax).c_str());
   if (advice.empty() && absl::IsUnavailable(status)) {
     advice = "start one with `megascale driver`, or name one with --address or MEGASCALE_ADDRESS";
   }
@@ -124,6 +108,16 @@ void JsonObject::Add(absl::string_view name, int64_t number) {
   absl::StrAppend(&body_, body_.empty() ? "" : ", ", JsonText(name), ": ", number);
 }
 
+std::string NodeStateText(const control::v1::NodeView& node) {
+  std::string text = node.alive() ? "alive" : "lost";
+  if (node.draining()) text = node.alive() ? "draining" : "drained";
+  if (!node.evicted()) return text;
+  const std::string why =
+      node.evicted_why().empty() ? "" : absl::StrCat(" (", node.evicted_why(), ")");
+  return absl::StrCat(node.num_jobs() > 0 ? "leaving" : "evicted",
+                      text == "alive" ? "" : absl::StrCat(", ", text), why);
+}
+
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
   std::vector<int> widths;
   for (const std::vector<std::string>& row : rows) {
@@ -139,6 +133,25 @@ std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
     table += '\n';
   }
   return table;
+}
+
+std::string StageTimesTable(
+    const google::protobuf::RepeatedPtrField<control::v1::StageTime>& stages) {
+  if (stages.empty()) return "";
+  std::vector<std::vector<std::string>> rows = {{"STAGE", "RANKS", "STEP", "COMPUTE", "OPTIMIZER",
+                                                 "PIPELINE", "DATA PARALLEL", "DATA WAIT",
+                                                 "BUBBLE"}};
+  for (const control::v1::StageTime& stage : stages) {
+    const auto share = [&](double seconds) {
+      return absl::StrFormat("%.1f %%", 100 * seconds / std::max(1e-9, stage.step_seconds()));
+    };
+    rows.push_back({absl::StrCat(stage.stage()), absl::StrCat(stage.num_ranks()),
+                    absl::StrFormat("%.3f ms", 1e3 * stage.step_seconds()),
+                    share(stage.compute_seconds()), share(stage.optimizer_seconds()),
+                    share(stage.pipeline_seconds()), share(stage.data_parallel_seconds()),
+                    share(stage.data_wait_seconds()), share(stage.bubble_seconds())});
+  }
+  return FormatTable(rows);
 }
 
 std::string AbsolutePath(const std::string& path) {

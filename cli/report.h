@@ -44,8 +44,15 @@ class JsonObject {
   std::string body_;
 };
 
+// "alive", "evicted (memory errors)" …: what a node is to whom places jobs.
+std::string NodeStateText(const control::v1::NodeView& node);
+
 // Columns, as wide as they need to be; the last is not padded.
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
+
+// A table of where the time of steps went, a line for each stage; "" of none.
+std::string StageTimesTable(
+    const google::protobuf::RepeatedPtrField<control::v1::StageTime>& stages);
 
 // `path` as an absolute path, from the current directory; "" stays "".
 std::string AbsolutePath(const std::string& path);

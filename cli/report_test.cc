@@ -29,7 +29,8 @@ TEST(ReportTest, JobsExitAsTheyEnded) {
 TEST(ReportTest, ErrorsAreOneLineAndAdvice) {
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(ReportError(absl::NotFoundError("no job\nx"), "look at the list"), 4);
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "megascale: no job x\n  look at the list\n");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "megascale: no job\\nx\n  look at the list\n");
 }
 
 TEST(ReportTest, JsonIsValidWhateverTheBytes) {
@@ -50,7 +51,7 @@ TEST(ReportTest, MessagesShowTheirZeros) {
   ::testing::internal::CaptureStdout();
   PrintJson(stored, JsonLayout::kOneLine);
   EXPECT_EQ(::testing::internal::GetCapturedStdout(),
-            "{\"step\":\"0\",\"attempt\":\"2\",\"directory\":\"\"}\n");
+            "{\"step\":\"0\",\"attempt\":\"2\",\"directory\":\"\",\"age_seconds\":0}\n");
 }
 
 TEST(ReportTest, TablesAreAligned) {

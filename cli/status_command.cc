@@ -12,22 +12,35 @@
 #include "cli/connection.h"
 #include "cli/live_view.h"
 #include "cli/report.h"
+#include "runtime/base/resource_limit.h"
 #include "runtime/base/status.h"
 
 namespace megascale::cli {
 namespace {
 
+constexpr int kWorkersMax = 64;  // lines of a job; in JSON all
+
 struct StatusFlags {
   ConnectionFlags connection;
   std::string job_id;
   std::string format = "text";
+  bool times = false;
 };
 
 void PrintJob(const control::v1::Job& job) {
   Terminal terminal = DetectTerminal(STDOUT_FILENO);
   if (!terminal.interactive) terminal.width = 500;
-  for (const std::string& line : RenderJob(job, terminal, job.ranks_size())) {
+  for (const std::string& line : RenderJob(job, terminal, kWorkersMax)) {
     std::printf("%s\n", line.c_str());
+  }
+  for (const std::string& line : RenderFailure(job)) std::printf("%s\n", line.c_str());
+  if (job.stage_times_size() > 0) {
+    std::printf("%d steps up to %lld, mean\n%s", job.stage_times(0).num_steps(),
+                static_cast<long long>(job.stage_times(0).last_step()),
+                StageTimesTable(job.stage_times()).c_str());
+  }
+  if (job.queue_position() > 0) {
+    std::printf("queue position %lld\n", static_cast<long long>(job.queue_position()));
   }
   if (!job.directory().empty()) std::printf("directory %s\n", job.directory().c_str());
 }
@@ -47,12 +60,16 @@ void PrintJobs(const control::v1::ListJobsResponse& response) {
 
 void PrintCluster(const control::v1::GetClusterResponse& cluster) {
   std::printf("driver %s, %d nodes\n", cluster.version().c_str(), cluster.nodes_size());
-  std::vector<std::vector<std::string>> rows = {{"NODE", "STATE", "SLOTS", "USED", "HEARTBEAT"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"NODE", "STATE", "SLOTS", "USED", "HEARTBEAT", "CORES", "MEMORY", "LIMITED BY"}};
   for (const control::v1::NodeView& node : cluster.nodes()) {
+    const agent::v1::Resources& limits = node.resources();
     rows.push_back(
-        {node.node_id(), node.alive() ? "alive" : "lost", absl::StrCat(node.num_slots()),
+        {node.node_id(), NodeStateText(node), absl::StrCat(node.num_slots()),
          absl::StrCat(node.num_slots_used()),
-         absl::StrCat(ShortDuration(absl::Seconds(node.heartbeat_age_seconds())), " ago")});
+         absl::StrCat(ShortDuration(absl::Seconds(node.heartbeat_age_seconds())), " ago"),
+         absl::StrCat(limits.cores()), base::FormatBytes(limits.memory_bytes()),
+         absl::StrCat(limits.cores_source(), ", ", limits.memory_source())});
   }
   if (rows.size() > 1) std::printf("%s", FormatTable(rows).c_str());
 }
@@ -73,7 +90,8 @@ int ShowStatus(const StatusFlags& flags) {
   const auto client = Connect(flags.connection);
   if (!client.ok()) return ReportError(client.status());
   if (flags.job_id.empty()) return ShowCluster(client->get(), flags.format);
-  const auto job = (*client)->Get(flags.job_id);
+  const bool measure = flags.times || flags.format == "text";
+  const auto job = measure ? (*client)->Measure(flags.job_id) : (*client)->Get(flags.job_id);
   if (!job.ok()) return ReportError(job.status());
   if (flags.format == "json") {
     PrintJson(*job, JsonLayout::kPretty);
@@ -106,10 +124,17 @@ void AddStatusCommand(CommandLine* line) {
   command->OptionalPositional("JOB", &flags->job_id,
                               "the job's id; without it: the driver and its nodes");
   AddOutputOption(command, &flags->format);
+  command->Flag("--times", &flags->times,
+                "asks the workers where the time of their newest steps went (default: in text)");
   AddConnectionOptions(command, &flags->connection);
+  command->Details(
+      "Of a job of at most 256 workers that trains, it shows for each pipeline stage what its "
+      "newest steps went for; `megascale trace --help` says what the columns mean. Of more than 64 "
+      "workers it shows 64, those without progress first; -o json shows all. Exits 0 when it "
+      "could show something, whatever the job's state is; megascale wait exits by it.");
   command->Examples(
       "megascale status fortunes-1a2b3c4d\n"
-      "megascale status                          the driver and its nodes\n"
+      "megascale status  # the driver and its nodes\n"
       "megascale status fortunes-1a2b3c4d -o json");
   command->Runs([flags] { return ShowStatus(*flags); });
 }

@@ -7,8 +7,15 @@
 #include "cli/job_file.h"
 #include "cli/report.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
+#include "runtime/job/names.h"
 
 namespace megascale::cli {
+namespace {
+
+constexpr size_t kShownBytesMax = 60;
+
+}  // namespace
 
 void AddJobOptions(Command* command, JobFlags* flags) {
   command->Positional("FILE", &flags->file, "job file (YAML); examples/ has some");
@@ -32,11 +39,21 @@ std::string MakeJobId(const std::string& name) {
 
 absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags) {
   control::v1::SubmitJobRequest request;
-  ASSIGN_OR_RETURN(*request.mutable_spec(),
-                   LoadJobFile(flags.file, {flags.overrides, flags.data_files}));
+  ASSIGN_OR_RETURN(
+      *request.mutable_spec(),
+      LoadJobFile(flags.file, {.overrides = flags.overrides, .data_files = flags.data_files}));
   request.set_job_id(flags.job_id.empty() ? MakeJobId(request.spec().name()) : flags.job_id);
+  RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   request.set_from_checkpoint(AbsolutePath(flags.from_checkpoint));
+  if (!request.from_checkpoint().empty()) {
+    RETURN_IF_ERROR(job::CheckPath("--from", request.from_checkpoint()));
+  }
   for (const std::string& words : flags.allow_changed) {
+    if (!base::IsUtf8(words)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--allow-changed: '", base::Printable(words, kShownBytesMax),
+                       "' is not text; expected data, numerics areas, or all"));
+    }
     for (const absl::string_view word : absl::StrSplit(words, ',', absl::SkipEmpty())) {
       request.add_allow_changed(std::string(word));
     }

@@ -16,7 +16,7 @@
 #include "cli/report.h"
 #include "cli/submit.h"
 #include "cli/terminal.h"
-#include "runtime/base/memory_limit.h"
+#include "runtime/base/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/node_memory.h"
@@ -110,9 +110,11 @@ int DryRun(const SubmitFlags& flags, const control::v1::SubmitJobRequest& reques
   if (!config.ok()) return ReportError(config.status());
   const job::v1::ParallelSpec& parallel = request.spec().parallel();
   std::printf("# %s is valid; nothing was submitted\n", flags.job.file.c_str());
-  std::printf("# needs %d slots: data %d x pipeline %d; %s parameters; %d micro-batches a step\n",
+  const int tensor = parallel.tensor_model_parallel_size();
+  std::printf("# needs %d slots: data %d x pipeline %d%s; %s parameters; %d micro-batches a step\n",
               job::WorldSize(request.spec()), parallel.data_parallel_size(),
               parallel.pipeline_model_parallel_size(),
+              tensor > 1 ? absl::StrCat(" x tensor ", tensor).c_str() : "",
               WithCommas(model::NumParameters(*config)).c_str(),
               job::NumMicrobatches(request.spec()));
   const absl::StatusOr<std::string> memory = MemoryTables(request.spec(), flags.slots);
@@ -183,10 +185,15 @@ void AddSubmitCommand(CommandLine* line) {
   command->Flag("--dry-run", &flags->dry_run,
                 "check the file, show the memory it needs and all fields; submit nothing");
   command->Integer("--slots", &flags->slots,
-                   "with --dry-run: worker processes on each machine (default: all on one)");
+                   "with --dry-run: worker processes on each machine; 0: one machine runs all");
   command->Duration("--retry-for", &flags->retry_for, "how long to try to reach the driver");
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);
+  command->Details(
+      "The file is checked first, here and by the driver; a mistake names the field and submits "
+      "nothing. Returns once the job is durable in the driver's log. The job's id is the request's "
+      "id: the same one with the same job answers as the first time, with another job it is "
+      "refused.");
   command->Examples(
       "megascale submit examples/fortunes.yaml --follow\n"
       "megascale submit job.yaml --set train.steps=100 --set optimizer.lr=1e-3\n"

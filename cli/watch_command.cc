@@ -67,9 +67,13 @@ void AddWatchCommand(CommandLine* line) {
   command->Positional("JOB", &flags->job_id, "the job's id");
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);
+  command->Details(
+      "On a terminal the view is redrawn; elsewhere a line is written for every change. The driver "
+      "may "
+      "be restarted meanwhile. Exits as the job ended: 0 if it succeeded, else 1.");
   command->Examples(
       "megascale watch fortunes-1a2b3c4d\n"
-      "megascale watch fortunes-1a2b3c4d -o json      one line of JSON a change");
+      "megascale watch fortunes-1a2b3c4d -o json  # one line of JSON a change");
   command->Runs([flags] { return Watch(*flags); });
 }
 

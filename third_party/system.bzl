@@ -17,6 +17,7 @@ _LIBRARIES = {
     "protobuf": ("protobuf", "libprotobuf-dev"),
     "rocksdb": ("-lrocksdb", "librocksdb-dev"),
     "spdlog": ("spdlog fmt", "libspdlog-dev"),
+    "ssl": ("libssl libcrypto", "libssl-dev"),
     "xxhash": ("libxxhash", "libxxhash-dev"),
     "yaml": ("yaml-cpp", "libyaml-cpp-dev"),
 }

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Megascale is built from, tested with and trained on. Does nothing, fast,
-# when all of them are there. Usage: tools/install.sh [--lint] [--bench]
+# when all of them are there. Usage: tools/install.sh [--lint] [--bench] [--libfuzzer]
 #   --lint   what ./dev lint and ./dev check need too
 #   --bench  libraries that ./dev bench measures beside ours
+#   --libfuzzer  what ./dev fuzz --libfuzzer builds with
 set -euo pipefail
 
 build_packages=(
@@ -10,19 +11,21 @@ build_packages=(
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libcaf-dev librocksdb-dev
   libhiredis-dev redis-server libabsl-dev libgtest-dev libgmock-dev libdnnl-dev libhwy-dev libspdlog-dev
   libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libssl-dev libxxhash-dev
-  fortunes xz-utils git ca-certificates python3
+  fortunes xz-utils git ca-certificates python3 python3-grpcio python3-protobuf
 )
 lint_packages=(clang-format clang-tidy)
 
 bench_packages=(libgloo-dev)
+libfuzzer_packages=(clang libclang-rt-14-dev)
 
 packages=("${build_packages[@]}")
 for option in "$@"; do
   case "$option" in
     --lint) packages+=("${lint_packages[@]}") ;;
     --bench) packages+=("${bench_packages[@]}") ;;
+    --libfuzzer) packages+=("${libfuzzer_packages[@]}") ;;
     *)
-      echo "megascale: tools/install.sh: unknown option $option; there are --lint and --bench" >&2
+      echo "megascale: tools/install.sh: unknown option $option; there are --lint, --bench and --libfuzzer" >&2
       exit 2
       ;;
   esac

@@ -17,8 +17,8 @@ trap 'rm -f "$log"' EXIT
 bazel "${startup[@]}" test "${flags[@]}" --keep_going -- "$@" 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 
-passed=$(grep -cE '^//\S+ +(\(cached\) )?PASSED' "$log")
-failed=$(grep -cE '^//\S+ +(\(cached\) )?(FAILED|TIMEOUT|NO STATUS|FLAKY)' "$log")
+passed=$(grep -cE '^//\S+ +(\(([0-9]+\/[0-9]+ )?cached\) )?PASSED' "$log")
+failed=$(grep -cE '^//\S+ +(\(([0-9]+\/[0-9]+ )?cached\) )?(FAILED|TIMEOUT|NO STATUS|FLAKY)' "$log")
 if [[ $status -ne 0 && $failed -eq 0 ]]; then failed=1; fi
 echo "$passed passed, $failed failed"
 exit "$status"

@@ -15,12 +15,20 @@ AgentCore::~AgentCore() = default;
 void AgentCore::OnDesired(const v1::DesiredState& desired, absl::Duration now) {
   if (desired.incarnation() != incarnation_ || desired.version() < version_) return;
   version_ = desired.version();
+  drain_known_ = desired.draining();
   for (const auto& [job_id, job] : jobs_) job->SetUnwanted();
   for (const v1::DesiredJob& wanted : desired.jobs()) {
+    // It was given up here since it was reported: the next report says so.
+    if (wanted.as_before() && jobs_.count(wanted.job_id()) == 0) continue;
     std::unique_ptr<JobCore>& job = jobs_[wanted.job_id()];
     if (job == nullptr) job = std::make_unique<JobCore>(node_id_);
     job->SetDesired(wanted, now);
   }
+}
+
+bool AgentCore::has_processes() const {
+  return std::any_of(jobs_.begin(), jobs_.end(),
+                     [](const auto& item) { return item.second->has_processes(); });
 }
 
 JobCore* AgentCore::JobOf(int64_t process_id) {
@@ -32,6 +40,12 @@ JobCore* AgentCore::JobOf(int64_t process_id) {
 
 void AgentCore::OnPrepareFailed(const std::string& job_id, const absl::Status& why) {
   if (const auto job = jobs_.find(job_id); job != jobs_.end()) job->second->OnPrepareFailed(why);
+}
+
+void AgentCore::OnStoreChecked(const std::string& job_id, int64_t attempt,
+                               const absl::Status& outcome) {
+  const auto job = jobs_.find(job_id);
+  if (job != jobs_.end()) job->second->OnStoreChecked(attempt, outcome);
 }
 
 void AgentCore::OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now) {
@@ -109,6 +123,7 @@ v1::ActualState AgentCore::Report(
   v1::ActualState state;
   state.set_incarnation(incarnation_);
   state.set_applied_version(applied_version_);
+  state.set_draining(draining_);
   for (const auto& [job_id, job] : jobs_) *state.add_jobs() = job->Report(heartbeats);
   return state;
 }

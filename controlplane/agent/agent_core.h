@@ -45,6 +45,10 @@ struct StartProcess {
   bool preflight_only;
   const v1::DesiredJob* job;
 };
+// Ask the store of the job, which is a Redis server, whether it serves. Tell OnStoreChecked.
+struct CheckStore {
+  const v1::DesiredJob* job;
+};
 struct KillProcess {
   int64_t process_id;
 };
@@ -67,8 +71,8 @@ struct DropMemory {
 };
 
 // Pointers in actions are good until the next OnDesired or Reconcile.
-using Action = std::variant<PrepareMemory, StartProcess, KillProcess, SendToWorker, SendToHost,
-                            MarkPersisted, DropMemory>;
+using Action = std::variant<PrepareMemory, StartProcess, CheckStore, KillProcess, SendToWorker,
+                            SendToHost, MarkPersisted, DropMemory>;
 
 // --- observations
 // -------------------------------------------------------------------------------------
@@ -80,6 +84,7 @@ struct ProcessEnd {
   std::string recent;      // the instructions that it was in and completed last; "": none
   std::string last_lines;  // of its log
   bool killed = false;     // it lived when a KillProcess was carried out
+  std::string store_failure = {};  // how the store that it asked failed it; "": it did not
 };
 
 class JobCore;
@@ -94,7 +99,15 @@ class AgentCore {
   // Takes over `desired` unless it is older than what is known or meant for another incarnation.
   void OnDesired(const v1::DesiredState& desired, absl::Duration now);
 
+  // From now on the reports ask the driver to take the jobs away and to place no more here.
+  void Drain() { draining_ = true; }
+  // The driver knows that this agent drains, and nothing of any job is left here.
+  bool drained() const { return draining_ && drain_known_ && jobs_.empty(); }
+  bool has_processes() const;
+
   void OnPrepareFailed(const std::string& job_id, const absl::Status& why);
+  // What came of CheckStore in this attempt.
+  void OnStoreChecked(const std::string& job_id, int64_t attempt, const absl::Status& outcome);
   // `pid`, or why it could not be started.
   void OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now);
   // The process is reaped and all that it wrote was told before.
@@ -133,6 +146,8 @@ class AgentCore {
   int64_t version_ = 0;
   int64_t applied_version_ = 0;
   int64_t last_process_id_ = 0;
+  bool draining_ = false;
+  bool drain_known_ = false;
   std::map<std::string, std::unique_ptr<JobCore>> jobs_;
 };
 

@@ -7,164 +7,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/agent/test_agent_core.h"
 
 namespace megascale::agent {
 namespace {
 
-using testing::AllOf;
 using testing::ElementsAre;
-using testing::EndsWith;
-using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::StartsWith;
-using v1::ActualRank;
-using v1::DesiredJob;
-
-// An action in a few words: "start rank 0 as 2".
-std::string Words(const Action& action) {
-  struct Visitor {
-    std::string operator()(const PrepareMemory& a) {
-      return absl::StrCat("prepare ", a.job->job_id(), "/", a.job->attempt());
-    }
-    std::string operator()(const StartProcess& a) {
-      const std::string what = a.rank == kHostRank ? (a.preflight_only ? "preflight" : "host")
-                                                   : absl::StrCat("rank ", a.rank);
-      return absl::StrCat("start ", what, " as ", a.process_id);
-    }
-    std::string operator()(const KillProcess& a) { return absl::StrCat("kill ", a.process_id); }
-    std::string operator()(const SendToWorker& a) {
-      return absl::StrCat("tell ", a.process_id,
-                          a.message.stop().checkpoint() ? " stop with checkpoint" : " stop");
-    }
-    std::string operator()(const SendToHost& a) {
-      if (a.message.has_persist()) {
-        return absl::StrCat("tell ", a.process_id, " persist rank ", a.message.persist().rank(),
-                            " step ", a.message.persist().step());
-      }
-      if (a.message.has_finalize()) {
-        return absl::StrCat("tell ", a.process_id, " finalize ", a.message.finalize().step());
-      }
-      return absl::StrCat("tell ", a.process_id, " retain ", a.message.retain().committed_size());
-    }
-    std::string operator()(const MarkPersisted& a) {
-      return absl::StrCat("mark rank ", a.snapshot.rank, " step ", a.snapshot.step);
-    }
-    std::string operator()(const DropMemory& a) { return absl::StrCat("drop ", a.job_id); }
-  };
-  return std::visit(Visitor(), action);
-}
-
-ProcessEnd Exited(int status) { return {status << 8, "", "", ""}; }
-// By somebody else.
-ProcessEnd Killed(int signal) { return {signal, "", "", ""}; }
-// By the KillProcess that the core asked for.
-ProcessEnd Ours() { return {SIGKILL, "", "", "", /*killed=*/true}; }
-
-// Two ranks of job "j" here, two elsewhere.
-class AgentCoreTest : public testing::Test {
- protected:
-  // A desired state with job "j" in `phase`.
-  DesiredJob* Want(DesiredJob::Phase phase, int64_t attempt) {
-    desired_.Clear();
-    desired_.set_version(++version_);
-    desired_.set_incarnation("i1");
-    DesiredJob* job = desired_.add_jobs();
-    job->set_job_id("j");
-    job->set_attempt(attempt);
-    job->set_phase(phase);
-    job->mutable_stop_grace()->set_seconds(30);
-    for (int rank = 0; rank < 4; ++rank) {
-      v1::Placement* placement = job->add_placements();
-      placement->set_rank(rank);
-      placement->set_node_id(rank < 2 ? "n0" : "n1");
-    }
-    return job;
-  }
-
-  // Tells `desired_` and carries out what follows, as a shell would.
-  std::vector<std::string> Apply() {
-    core_.OnDesired(desired_, now_);
-    return Settle();
-  }
-
-  std::vector<std::string> Settle() {
-    std::vector<std::string> words;
-    for (;;) {
-      const std::vector<Action> actions = core_.Reconcile(now_);
-      if (actions.empty()) return words;
-      for (const Action& action : actions) {
-        words.push_back(Words(action));
-        if (const auto* start = std::get_if<StartProcess>(&action)) {
-          core_.OnStarted(start->process_id, 1000 + static_cast<int>(start->process_id), now_);
-        }
-      }
-    }
-  }
-
-  // Attempt 1 runs: host is process 1, rank 0 process 2, rank 1 process 3.
-  void Run() {
-    Want(DesiredJob::PHASE_RUN, 1);
-    Apply();
-  }
-
-  void End(int64_t process_id, const ProcessEnd& end) { core_.OnEnded(process_id, end, now_); }
-
-  v1::ActualState Report() const { return core_.Report({}); }
-  v1::ActualJob Job() const {
-    const v1::ActualState state = core_.Report({});
-    return state.jobs_size() == 1 ? state.jobs(0) : v1::ActualJob();
-  }
-  ActualRank RankOf(int rank) const {
-    const v1::ActualJob job = Job();
-    for (const ActualRank& actual : job.ranks()) {
-      if (actual.status().rank() == rank) return actual;
-    }
-    return {};
-  }
-
-  void Step(int64_t process_id, int64_t step) {
-    link::v1::FromWorker message;
-    message.mutable_step()->set_step(step);
-    core_.OnWorkerMessage(process_id, message);
-  }
-  void Finish(int64_t process_id, bool stopped) {
-    link::v1::FromWorker message;
-    message.mutable_finished()->set_stopped(stopped);
-    message.mutable_finished()->set_step(42);
-    core_.OnWorkerMessage(process_id, message);
-    End(process_id, Exited(0));
-  }
-  void Fail(int64_t process_id, telemetry::v1::FailureClass failure_class) {
-    link::v1::FromWorker message;
-    message.mutable_failure()->set_failure_class(failure_class);
-    message.mutable_failure()->set_message("said so");
-    core_.OnWorkerMessage(process_id, message);
-  }
-  void StoreShard(int64_t process_id, int rank, int64_t step) {
-    link::v1::FromHost message;
-    message.mutable_shard()->set_rank(rank);
-    message.mutable_shard()->set_attempt(1);
-    message.mutable_shard()->set_step(step);
-    core_.OnHostMessage(process_id, message);
-  }
-  void Hold(int rank, int64_t attempt, int64_t step) {
-    checkpoint::SealedSnapshot snapshot;
-    snapshot.rank = rank;
-    snapshot.attempt = attempt;
-    snapshot.step = step;
-    held_.push_back(snapshot);
-    core_.OnSnapshots("j", held_);
-  }
-
-  AgentCore core_{"n0", "i1"};
-  v1::DesiredState desired_;
-  int64_t version_ = 0;
-  absl::Duration now_ = absl::Seconds(100);
-  std::vector<checkpoint::SealedSnapshot> held_;
-};
-
-// --- phases
-// -------------------------------------------------------------------------------------------
 
 TEST_F(AgentCoreTest, RunPreparesMemoryThenStartsHostAndLocalRanks) {
   Want(DesiredJob::PHASE_RUN, 1);
@@ -186,6 +35,53 @@ TEST_F(AgentCoreTest, AJobWithoutARankHereNeedsNoProcess) {
   EXPECT_EQ(Report().applied_version(), 1);
 }
 
+TEST_F(AgentCoreTest, RanksComeAsRuns) {
+  DesiredJob* job = Want(DesiredJob::PHASE_RUN, 1);
+  job->clear_placements();
+  for (const int first : {0, 3, 5}) {
+    v1::Placement* run = job->add_placements();
+    run->set_rank(first);
+    run->set_num_ranks(first == 3 ? 2 : 3);
+    run->set_node_id(first == 3 ? "n0" : "n1");
+  }
+  EXPECT_THAT(Apply(), ElementsAre("prepare j/1", "start host as 1", "start rank 3 as 2",
+                                   "start rank 4 as 3"));
+}
+
+TEST_F(AgentCoreTest, WhatStaysTheSameDuringAnAttemptIsToldOnce) {
+  Want(DesiredJob::PHASE_PREFLIGHT, 1)
+      ->mutable_spec()
+      ->mutable_fault()
+      ->mutable_heartbeat_interval()
+      ->set_nanos(250'000'000);
+  Apply();
+  link::v1::FromHost answer;
+  answer.mutable_preflight()->set_state(v1::Preflight::STATE_PASSED);
+  core_.OnHostMessage(1, answer);
+  Settle();
+  End(1, Ours());
+  DesiredJob* job = Want(DesiredJob::PHASE_RUN, 1);
+  job->clear_placements();
+  job->set_as_before(true);
+  EXPECT_THAT(Apply(), ElementsAre("prepare j/1", "start host as 2", "start rank 0 as 3",
+                                   "start rank 1 as 4"));
+  EXPECT_EQ(core_.report_interval(), absl::Milliseconds(250));
+}
+
+TEST_F(AgentCoreTest, WhatIsLeftOutOfAnAttemptThatIsNotKnownIsWaitedFor) {
+  Want(DesiredJob::PHASE_RUN, 1)->set_as_before(true);
+  EXPECT_THAT(Apply(), IsEmpty());
+  EXPECT_EQ(Report().jobs_size(), 0);
+  Want(DesiredJob::PHASE_HOLD, 1);
+  Apply();
+  Want(DesiredJob::PHASE_RUN, 2)->set_as_before(true);
+  EXPECT_THAT(Apply(), IsEmpty());
+  EXPECT_EQ(Job().attempt(), 1);
+  Want(DesiredJob::PHASE_RUN, 2);
+  EXPECT_THAT(Apply(), ElementsAre("prepare j/2", "start host as 1", "start rank 0 as 2",
+                                   "start rank 1 as 3"));
+}
+
 TEST_F(AgentCoreTest, PreflightRunsTheHostAloneUntilItAnswers) {
   Want(DesiredJob::PHASE_PREFLIGHT, 1);
   EXPECT_THAT(Apply(), ElementsAre("start preflight as 1"));
@@ -201,6 +97,60 @@ TEST_F(AgentCoreTest, PreflightRunsTheHostAloneUntilItAnswers) {
   Want(DesiredJob::PHASE_RUN, 1);
   EXPECT_THAT(Apply(), ElementsAre("prepare j/1", "start host as 2", "start rank 0 as 3",
                                    "start rank 1 as 4"));
+}
+
+class StoreCheckTest : public AgentCoreTest {
+ protected:
+  // The preflight of an attempt whose host process has passed already.
+  void Preflight(int64_t attempt) {
+    Want(DesiredJob::PHASE_PREFLIGHT, attempt)->mutable_spec()->set_store("redis://host:6379");
+    EXPECT_THAT(Apply(), ElementsAre(absl::StrCat("check store of j/", attempt),
+                                     absl::StrCat("start preflight as ", attempt)));
+    link::v1::FromHost answer;
+    answer.mutable_preflight()->set_state(v1::Preflight::STATE_PASSED);
+    core_.OnHostMessage(attempt, answer);
+    EXPECT_THAT(Settle(), ElementsAre(absl::StrCat("kill ", attempt)));
+    End(attempt, Ours());
+    EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_RUNNING) << "the store is unknown";
+  }
+};
+
+TEST_F(StoreCheckTest, ThePreflightPassesWhenTheStoreServes) {
+  Preflight(1);
+  core_.OnStoreChecked("j", 1, absl::OkStatus());
+  EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_PASSED);
+  EXPECT_THAT(Settle(), IsEmpty());
+}
+
+TEST_F(StoreCheckTest, AStoreThatIsAwayEndsTheAttemptAndNotTheJob) {
+  Preflight(1);
+  core_.OnStoreChecked("j", 1, absl::UnavailableError("store redis://host:6379: is away"));
+  EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_RUNNING);
+  EXPECT_EQ(Job().host().failure().failure_class(), telemetry::v1::FAILURE_CLASS_RENDEZVOUS);
+  EXPECT_EQ(Job().host().failure().message(), "store redis://host:6379: is away");
+  Preflight(2);
+  core_.OnStoreChecked("j", 1, absl::OkStatus());
+  EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_RUNNING) << "of an older attempt";
+  core_.OnStoreChecked("j", 2, absl::OkStatus());
+  EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_PASSED);
+}
+
+TEST_F(StoreCheckTest, AStoreThatRefusesUsRefusesTheJob) {
+  Preflight(1);
+  core_.OnStoreChecked("j", 1, absl::FailedPreconditionError("store redis://host:6379: NOAUTH"));
+  EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_REFUSED);
+  EXPECT_EQ(Job().preflight().message(), "store redis://host:6379: NOAUTH");
+  EXPECT_FALSE(Job().host().has_failure());
+}
+
+TEST_F(AgentCoreTest, WhatAStoreFailedToServeIsTheCauseAndWhatTheRankSaidItsConsequence) {
+  Run();
+  Fail(2, telemetry::v1::FAILURE_CLASS_ABORTED);
+  ProcessEnd end = Exited(1);
+  end.store_failure = "store redis://host:6379: is away";
+  End(2, end);
+  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_RENDEZVOUS);
+  EXPECT_EQ(RankOf(0).failure().message(), "store redis://host:6379: is away\nsaid so");
 }
 
 TEST_F(AgentCoreTest, RunWaitsUntilThePreflightIsReaped) {
@@ -279,9 +229,6 @@ TEST_F(AgentCoreTest, StopBeforeTheRanksStartedLeavesNothingToStop) {
   EXPECT_EQ(RankOf(1).state(), ActualRank::STATE_STOPPED);
 }
 
-// --- attempts and stale messages
-// ------------------------------------------------------------------------
-
 TEST_F(AgentCoreTest, ANewAttemptWaitsUntilTheOldOneIsReaped) {
   Run();
   Want(DesiredJob::PHASE_RUN, 2);
@@ -345,196 +292,6 @@ TEST_F(AgentCoreTest, WhatIsSaidOfAReapedProcessIsIgnored) {
   EXPECT_EQ(RankOf(1).state(), ActualRank::STATE_RUNNING);
 }
 
-// --- deaths
-// -------------------------------------------------------------------------------------------
-
-TEST_F(AgentCoreTest, AKilledRankIsReportedAndNotStartedAgain) {
-  Run();
-  End(2, {SIGKILL, "", "", "step 5\nstep 6"});
-  EXPECT_THAT(Settle(), IsEmpty());
-  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
-  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
-  EXPECT_EQ(RankOf(0).failure().message(),
-            "killed by signal 9 (Killed); its last lines:\nstep 5\nstep 6");
-  EXPECT_EQ(RankOf(1).state(), ActualRank::STATE_RUNNING);
-}
-
-TEST_F(AgentCoreTest, AKillWhileTheKernelRanOutOfMemoryIsThat) {
-  Run();
-  End(2, {SIGKILL, "killed by the kernel: out of memory (why)", "in F.c0.m3 of step 6", "line"});
-  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
-  EXPECT_THAT(RankOf(0).failure().message(),
-              AllOf(StartsWith("killed by the kernel: out of memory (why); make "),
-                    HasSubstr("train.micro_batch_size"),
-                    EndsWith("\nin F.c0.m3 of step 6\nits last lines:\nline")));
-  End(3, {SIGSEGV, "killed by the kernel: out of memory (why)", "", ""});
-  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
-}
-
-TEST_F(AgentCoreTest, ARefusedAllocationIsOutOfMemoryToo) {
-  Run();
-  End(2, {SIGABRT, "", "",
-          "terminate called after throwing an instance of 'std::bad_alloc'\n"
-          "  what():  std::bad_alloc"});
-  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
-  EXPECT_THAT(RankOf(0).failure().message(), HasSubstr("train.micro_batch_size"));
-  End(3, {SIGABRT, "", "", "check failed"});
-  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
-}
-
-TEST_F(AgentCoreTest, WhatARankSaidOfItsFailureGoesBeforeItsExitStatus) {
-  Run();
-  Fail(2, telemetry::v1::FAILURE_CLASS_DIVERGED);
-  End(2, Exited(1));
-  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_DIVERGED);
-  EXPECT_EQ(RankOf(0).failure().message(), "said so");
-  Fail(3, telemetry::v1::FAILURE_CLASS_ABORTED);
-  End(3, Exited(1));
-  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
-}
-
-TEST_F(AgentCoreTest, AFailureSaidBeforeHoldKilledTheRankIsReported) {
-  Run();
-  Fail(2, telemetry::v1::FAILURE_CLASS_DIVERGED);
-  Want(DesiredJob::PHASE_HOLD, 1);
-  Apply();
-  End(2, Ours());
-  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_DIVERGED);
-}
-
-// Its peer's failure was known first: HOLD came before its own end was.
-TEST_F(AgentCoreTest, ARankThatDiedBeforeHoldKilledItIsReported) {
-  Run();
-  Fail(3, telemetry::v1::FAILURE_CLASS_ABORTED);
-  End(3, Exited(1));
-  Want(DesiredJob::PHASE_HOLD, 1);
-  EXPECT_THAT(Apply(), ElementsAre("kill 1", "kill 2"));
-  End(1, Ours());
-  End(2, {SIGKILL, "", "in F.c0.m3 of step 6", ""});
-  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
-  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
-  EXPECT_EQ(RankOf(0).failure().message(), "killed by signal 9 (Killed)\nin F.c0.m3 of step 6");
-  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
-  // The fence is reported no earlier than that.
-  EXPECT_THAT(Settle(), IsEmpty());
-  EXPECT_EQ(Report().applied_version(), 2);
-}
-
-TEST_F(AgentCoreTest, ARankThatDiedBeforeItsGraceEndedIsNotSaidToHaveBeenTooSlow) {
-  Run();
-  Want(DesiredJob::PHASE_STOP, 1);
-  Apply();
-  now_ += absl::Seconds(30);
-  EXPECT_THAT(Settle(), ElementsAre("kill 2", "kill 3"));
-  End(2, Killed(SIGSEGV));
-  EXPECT_THAT(RankOf(0).failure().message(), StartsWith("killed by signal 11"));
-}
-
-TEST_F(AgentCoreTest, AnExitBeforeTheWorkIsDoneIsAFailure) {
-  Run();
-  End(2, Exited(0));
-  EXPECT_EQ(RankOf(0).failure().message(), "exited with status 0 before its work was done");
-  Finish(3, /*stopped=*/false);
-  EXPECT_EQ(RankOf(1).state(), ActualRank::STATE_FINISHED);
-  EXPECT_EQ(RankOf(1).status().step(), 42);
-}
-
-TEST_F(AgentCoreTest, MemoryThatCannotBeMadeFailsTheRanksAndStartsNothing) {
-  Want(DesiredJob::PHASE_RUN, 1);
-  core_.OnDesired(desired_, now_);
-  ASSERT_EQ(Words(core_.Reconcile(now_).at(0)), "prepare j/1");
-  core_.OnPrepareFailed("j", absl::ResourceExhaustedError("needs 9 GiB"));
-  EXPECT_THAT(Settle(), IsEmpty());
-  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
-  EXPECT_EQ(RankOf(1).failure().message(), "shared memory of the attempt: needs 9 GiB");
-}
-
-TEST_F(AgentCoreTest, AProcessThatCannotBeStartedIsAFailureOfItsRank) {
-  Want(DesiredJob::PHASE_RUN, 1);
-  core_.OnDesired(desired_, now_);
-  core_.Reconcile(now_);
-  const std::vector<Action> actions = core_.Reconcile(now_);
-  ASSERT_EQ(Words(actions.at(1)), "start rank 0 as 2");
-  core_.OnStarted(2, absl::UnavailableError("no more processes"), now_);
-  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
-}
-
-// --- the host process
-// ---------------------------------------------------------------------------------
-
-TEST_F(AgentCoreTest, TheHostIsRestartedInPlaceWithBackoff) {
-  Run();
-  End(1, Killed(SIGKILL));
-  EXPECT_THAT(Settle(), IsEmpty());
-  EXPECT_EQ(core_.NextWake(), now_ + absl::Milliseconds(200));
-  now_ += absl::Milliseconds(200);
-  EXPECT_THAT(Settle(), ElementsAre("start host as 4"));
-  EXPECT_EQ(Job().host().num_restarts(), 1);
-  EXPECT_EQ(Job().attempt(), 1);
-  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_RUNNING);
-}
-
-TEST_F(AgentCoreTest, AHostWhoseTimerStoppedIsToBeKilledAndStartedAgain) {
-  DesiredJob* job = Want(DesiredJob::PHASE_RUN, 1);
-  job->mutable_spec()->mutable_fault()->mutable_heartbeat_timeout()->set_seconds(5);
-  Apply();
-  std::map<int64_t, telemetry::v1::RankStatus> heartbeats;
-  heartbeats[1].set_alive_age_seconds(4);
-  heartbeats[2].set_alive_age_seconds(60);  // a rank: the driver's to judge
-  EXPECT_THAT(core_.HungHosts(heartbeats), IsEmpty());
-  heartbeats[1].set_alive_age_seconds(6);
-  EXPECT_THAT(core_.HungHosts(heartbeats), ElementsAre(1));
-  End(1, Killed(SIGKILL));
-  now_ += absl::Seconds(1);
-  EXPECT_THAT(Settle(), ElementsAre("start host as 4"));
-}
-
-TEST_F(AgentCoreTest, AHostThatKeepsDyingIsGivenUp) {
-  Run();
-  int64_t host = 1;
-  for (int restart = 1; restart <= 5; ++restart) {
-    End(host, Exited(3));
-    now_ = core_.NextWake();
-    ASSERT_THAT(Settle(), ElementsAre(testing::StartsWith("start host")));
-    host = 3 + restart;
-    EXPECT_FALSE(Job().host().has_failure());
-  }
-  End(host, Exited(3));
-  EXPECT_EQ(core_.NextWake(), absl::InfiniteDuration());
-  EXPECT_THAT(Settle(), IsEmpty());
-  EXPECT_EQ(Job().host().failure().message(), "exited with status 3");
-}
-
-TEST_F(AgentCoreTest, ProgressForgivesTheHostItsDeaths) {
-  Run();
-  int64_t host = 1;
-  for (int restart = 1; restart <= 20; ++restart) {
-    if (restart % 2 == 0) {
-      core_.OnHostProgress(host);
-    } else {
-      StoreShard(host, 0, restart);
-    }
-    End(host, Exited(3));
-    EXPECT_EQ(core_.NextWake(), now_ + absl::Milliseconds(200));
-    now_ = core_.NextWake();
-    Settle();
-    host = 3 + restart;
-  }
-  EXPECT_FALSE(Job().host().has_failure());
-  EXPECT_EQ(Job().host().num_restarts(), 20);
-}
-
-TEST_F(AgentCoreTest, ARefusalOfTheHostIsFinal) {
-  Run();
-  link::v1::FromHost message;
-  message.mutable_failure()->set_failure_class(telemetry::v1::FAILURE_CLASS_REFUSED);
-  message.mutable_failure()->set_message("data changed");
-  core_.OnHostMessage(1, message);
-  End(1, Exited(1));
-  EXPECT_EQ(Job().host().failure().message(), "data changed");
-  EXPECT_EQ(core_.NextWake(), absl::InfiniteDuration());
-}
-
 TEST_F(AgentCoreTest, ARestartedHostIsToldEverythingThatIsNotDone) {
   Run();
   Hold(0, 1, 10);
@@ -562,9 +319,6 @@ TEST_F(AgentCoreTest, SnapshotsOfAnOlderAttemptAreReportedButNotWritten) {
   EXPECT_THAT(Settle(), IsEmpty());
   EXPECT_EQ(Job().snapshots(0).attempt(), 1);
 }
-
-// --- checkpoints and reports
-// ------------------------------------------------------------------------------
 
 TEST_F(AgentCoreTest, ShardsAndManifestsAreReportedUntilCommittedOrSuperseded) {
   Run();
@@ -637,6 +391,44 @@ TEST_F(AgentCoreTest, AStepIsReportedOnceUntilItIsAcknowledged) {
   EXPECT_EQ(Job().steps(0).step(), 3);
   Step(3, 2);  // late
   EXPECT_EQ(Job().steps_size(), 1);
+}
+
+TEST_F(AgentCoreTest, AFailureIsReportedWithItsAge) {
+  Run();
+  End(2, Killed(SIGSEGV));
+  EXPECT_EQ(RankOf(0).failure().age_seconds(), 0);
+  now_ += absl::Milliseconds(2500);
+  Settle();
+  EXPECT_EQ(RankOf(0).failure().age_seconds(), 2.5);
+}
+
+TEST_F(AgentCoreTest, HoursInWhichTheAgentStoodStillEndNothing) {
+  Run();
+  for (int i = 0; i < 3; ++i) {
+    now_ += absl::Hours(8);
+    EXPECT_THAT(Settle(), IsEmpty());
+  }
+  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_RUNNING);
+}
+
+TEST_F(AgentCoreTest, ADrainIsOverWhenTheDriverKnowsOfItAndNothingIsLeft) {
+  Run();
+  EXPECT_FALSE(Report().draining());
+  core_.Drain();
+  EXPECT_TRUE(Report().draining());
+  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_RUNNING) << "its jobs leave by themselves";
+  desired_.set_version(++version_);
+  desired_.set_draining(true);
+  Apply();
+  EXPECT_FALSE(core_.drained());
+  desired_.set_version(++version_);
+  desired_.clear_jobs();
+  Apply();
+  EXPECT_FALSE(core_.drained());
+  for (const int64_t process : {1, 2, 3}) End(process, Ours());
+  EXPECT_FALSE(core_.has_processes());
+  EXPECT_THAT(Settle(), ElementsAre("drop j"));
+  EXPECT_TRUE(core_.drained());
 }
 
 TEST_F(AgentCoreTest, HeartbeatsShowInTheReport) {

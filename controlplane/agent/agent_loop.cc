@@ -1,5 +1,8 @@
 #include "controlplane/agent/agent_loop.h"
 
+#include <sys/signalfd.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
@@ -14,6 +17,7 @@
 #include "controlplane/agent/exit_class.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/base/thread_environment.h"
 
@@ -54,7 +58,14 @@ AgentLoop::AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, Dr
     : options_(std::move(options)),
       keeper_(keeper),
       stream_(stream),
-      core_(options_.node_id, options_.incarnation) {}
+      core_(options_.node_id, options_.incarnation),
+      stores_(
+          options_.store, [this](v1::AgentUp message) { stream_->Send(std::move(message)); },
+          [this](int64_t process_id, const v1::StoreReply& reply) {
+            link::v1::ToWorker message;
+            *message.mutable_store() = reply;
+            SendToChild(process_id, message.SerializeAsString());
+          }) {}
 
 absl::Status AgentLoop::Run() {
   while (!stopping_) {
@@ -63,9 +74,10 @@ absl::Status AgentLoop::Run() {
     RETURN_IF_ERROR(TakeStream());
     for (const auto& [id, child] : children_) ReadChild(child.get());
     RETURN_IF_ERROR(TakeExits());
-    ForwardStoreRequests();
+    DriveStores();
     Act();
     ReportWhenDue();
+    EndWhenDrained();
     out_of_memory_.Sample(Now());
   }
   return absl::OkStatus();
@@ -80,7 +92,8 @@ absl::Duration AgentLoop::NextReport() const {
 }
 
 absl::Duration AgentLoop::NextWake() const {
-  return std::min({NextReport(), core_.NextWake(), stream_->NextWake()});
+  return std::min(
+      {NextReport(), core_.NextWake(), stream_->NextWake(), stores_.NextWake(), drain_deadline_});
 }
 
 void AgentLoop::Wait() {
@@ -91,10 +104,39 @@ void AgentLoop::Wait() {
     if (child->link_fd() >= 0) entries.push_back({child->link_fd(), POLLIN, 0});
     if (child->output_fd() >= 0) entries.push_back({child->output_fd(), POLLIN, 0});
   }
+  stores_.AddPollEntries(&entries);
   const absl::Duration wait =
       std::clamp(NextWake() - Now(), absl::ZeroDuration(), absl::Duration(absl::Seconds(1)));
   ::poll(entries.data(), entries.size(), base::PollMilliseconds(wait));
-  stopping_ = entries[0].revents != 0;
+  if (entries[0].revents != 0) TakeSignals();
+}
+
+void AgentLoop::TakeSignals() {
+  signalfd_siginfo info;
+  while (::read(options_.signals_fd, &info, sizeof(info)) == sizeof(info)) {
+    if (info.ssi_signo != SIGTERM || drain_deadline_ < absl::InfiniteDuration()) {
+      stopping_ = true;
+      return;
+    }
+    base::LogInfo(absl::StrCat("SIGTERM: its jobs leave, for at most ",
+                               absl::FormatDuration(options_.drain_timeout),
+                               "; a second one ends it at once"));
+    drain_deadline_ = Now() + options_.drain_timeout;
+    core_.Drain();
+    changed_ = true;
+  }
+}
+
+void AgentLoop::EndWhenDrained() {
+  if (drain_deadline_ == absl::InfiniteDuration()) return;
+  if (core_.drained() || (!stream_->is_open() && !core_.has_processes())) {
+    stopping_ = true;
+  } else if (Now() >= drain_deadline_) {
+    base::LogWarning(absl::StrCat("its jobs did not leave within ",
+                                  absl::FormatDuration(options_.drain_timeout),
+                                  "; ends with their processes"));
+    stopping_ = true;
+  }
 }
 
 absl::Status AgentLoop::TakeStream() {
@@ -103,16 +145,13 @@ absl::Status AgentLoop::TakeStream() {
   if (events.opened) {
     base::LogInfo("connected to the driver");
     changed_ = true;
-    store_batch_.Clear();
-    // Repeated, they change nothing.
-    for (const auto* requests : {&store_written_, &store_waiting_}) {
-      for (const auto& [id, request] : *requests) *store_batch_.add_requests() = request;
-    }
+    stores_.OnStreamOpened();
   }
   for (const v1::AgentDown& message : events.messages) {
     if (message.has_desired()) OnDesired(message.desired());
-    for (const v1::StoreReply& reply : message.store().replies()) RouteStoreReply(reply);
+    for (const v1::StoreReply& reply : message.store().replies()) stores_.OnDriverReply(reply);
     if (message.has_fetch_log()) AnswerFetchLog(message.fetch_log());
+    if (message.has_fetch_spans()) AnswerFetchSpans(message.fetch_spans());
   }
   return absl::OkStatus();
 }
@@ -130,11 +169,6 @@ absl::Status AgentLoop::TakeExits() {
     const std::unique_ptr<Child> child = std::move(found->second);
     children_.erase(found);
     ReadChild(child.get());  // all that it said and printed comes before its end
-    for (auto* requests : {&store_written_, &store_waiting_}) {
-      std::erase_if(*requests, [&](const auto& item) {
-        return absl::StartsWith(item.first, absl::StrCat(exited.token, "/"));
-      });
-    }
     base::LogInfo(absl::StrCat(Words(child->name()), " (process ", exited.pid, ") ",
                                launch::DescribeExit(exited.status)));
     ProcessEnd end;
@@ -142,6 +176,7 @@ absl::Status AgentLoop::TakeExits() {
     end.killed = exited.killed;
     end.out_of_memory =
         out_of_memory_.OnEnded(exited.token, IsKill(exited.status) && !exited.killed);
+    end.store_failure = stores_.OnEnded(exited.token);
     end.recent = RecentOf(child->name());
     end.last_lines = child->LastLines();
     core_.OnEnded(exited.token, end, Now());
@@ -182,13 +217,10 @@ void AgentLoop::OnMessage(const Child& child, const std::string& message) {
     return;
   }
   if (from_worker.has_store()) {
-    // Ids are unique in one process: the prefix makes them so on the stream and names who waits.
     v1::StoreRequest* request = from_worker.mutable_store();
-    request->set_request_id(absl::StrCat(process_id, "/", request->request_id()));
     request->set_job_id(child.name().job_id);
     request->set_attempt(child.name().attempt);
-    store_waiting_[request->request_id()] = *request;
-    *store_batch_.add_requests() = *request;
+    stores_.OnRequest(process_id, std::move(*request), Now());
     return;
   }
   core_.OnWorkerMessage(process_id, from_worker);
@@ -253,9 +285,11 @@ absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
     return p.node_id() == options_.node_id;
   });
   const std::vector<std::string> environment = base::ThreadEnvironment(base::HaveCores(
-      static_cast<int>(ranks_here), action.job->spec().parallel().threads_per_rank()));
+      static_cast<int>(ranks_here), action.job->spec().parallel().threads_per_rank(),
+      base::SmallestCpuLimit().cores));
   ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
                    Child::Start(keeper_, name, options_.log_directory, environment));
+  stores_.OnStarted(name.process_id, *action.job);
   const int pid = child->pid();
   out_of_memory_.OnStarted(name.process_id, pid, Now());
   absl::Status introduced;
@@ -272,6 +306,10 @@ absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
   // One that ended already is reported by the keeper; one that does not read is killed.
   if (absl::IsDeadlineExceeded(introduced)) Do(KillProcess{name.process_id});
   return pid;
+}
+
+void AgentLoop::Do(const CheckStore& action) {
+  stores_.Check(options_.node_id, *action.job, Now());
 }
 
 void AgentLoop::Do(const KillProcess& action) {
@@ -310,32 +348,16 @@ void AgentLoop::RefreshSnapshots(const std::string& job_id) {
   if (memory != memory_.end()) core_.OnSnapshots(job_id, memory->second->ListSnapshots());
 }
 
-// --- the store and logs
+// --- the store, logs and spans
 // -------------------------------------------------------------------------------
 
-void AgentLoop::ForwardStoreRequests() {
-  if (store_batch_.requests().empty()) return;
-  v1::AgentUp message;
-  message.mutable_store()->Swap(&store_batch_);
-  store_batch_.Clear();
-  stream_->Send(std::move(message));
-}
-
-void AgentLoop::RouteStoreReply(const v1::StoreReply& reply) {
-  auto answered = store_waiting_.extract(reply.request_id());
-  if (answered.empty()) return;
-  const v1::StoreRequest::Operation operation = answered.mapped().operation();
-  const bool is_written =
-      operation == v1::StoreRequest::OPERATION_SET || operation == v1::StoreRequest::OPERATION_ADD;
-  if (is_written && reply.code() == 0) store_written_.insert(std::move(answered));
-  const std::pair<std::string, std::string> parts =
-      absl::StrSplit(reply.request_id(), absl::MaxSplits('/', 1));
-  int64_t process_id = 0;
-  if (!absl::SimpleAtoi(parts.first, &process_id)) return;
-  link::v1::ToWorker message;
-  *message.mutable_store() = reply;
-  message.mutable_store()->set_request_id(parts.second);
-  SendToChild(process_id, message.SerializeAsString());
+void AgentLoop::DriveStores() {
+  stores_.Drive(Now());
+  stores_.FlushToDriver();
+  for (const StoreCheck& check : stores_.TakeChecks()) {
+    core_.OnStoreChecked(check.job_id, check.attempt, check.outcome);
+    changed_ = true;
+  }
 }
 
 void AgentLoop::AnswerFetchLog(const v1::FetchLog& fetch) {
@@ -350,6 +372,25 @@ void AgentLoop::AnswerFetchLog(const v1::FetchLog& fetch) {
     chunk->set_data(piece->data);
     chunk->set_next_offset(piece->next_offset);
   }
+  stream_->Send(std::move(message));
+}
+
+absl::StatusOr<v1::SpanChunk> AgentLoop::ReadSpans(const v1::FetchSpans& fetch) {
+  if (fetch.clock_only()) return v1::SpanChunk();
+  const auto memory = memory_.find(fetch.job_id());
+  if (memory == memory_.end()) return absl::NotFoundError("the job does not run here");
+  return memory->second->ReadSpans(fetch.attempt(), fetch.rank(), fetch.first_step());
+}
+
+void AgentLoop::AnswerFetchSpans(const v1::FetchSpans& fetch) {
+  absl::StatusOr<v1::SpanChunk> spans = ReadSpans(fetch);
+  const absl::StatusCode code = spans.status().code();
+  v1::AgentUp message;
+  v1::SpanChunk* chunk = message.mutable_spans();
+  if (spans.ok()) *chunk = *std::move(spans);
+  chunk->set_request_id(fetch.request_id());
+  chunk->set_code(static_cast<int>(code));
+  chunk->set_monotonic_nanos(absl::ToInt64Nanoseconds(Now()));
   stream_->Send(std::move(message));
 }
 

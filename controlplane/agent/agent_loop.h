@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "controlplane/agent/agent_core.h"
 #include "controlplane/agent/child.h"
 #include "controlplane/agent/driver_stream.h"
 #include "controlplane/agent/job_memory.h"
 #include "controlplane/agent/out_of_memory_watch.h"
+#include "controlplane/agent/store_forwarder.h"
 #include "controlplane/launch/process_keeper.h"
 
 namespace megascale::agent {
@@ -27,19 +29,23 @@ struct AgentLoopOptions {
   std::string run_directory;
   std::string log_directory;
   std::string interface;
-  int signals_fd = -1;  // a signalfd: what ends the agent
+  StoreAccess store;
+  int signals_fd = -1;  // a signalfd: SIGTERM drains the agent, a second one or SIGINT ends it
+  absl::Duration drain_timeout;  // how long a drain may take
 };
 
 class AgentLoop {
  public:
   AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, DriverStream* stream);
 
-  // Until a signal (OK), until the driver refuses (Aborted, FailedPrecondition), or until the
-  // process keeper is gone (Unavailable).
+  // Until a signal ended or drained it (OK), until the driver refuses (Aborted,
+  // FailedPrecondition), or until the process keeper is gone (Unavailable).
   absl::Status Run();
 
  private:
   void Wait();
+  void TakeSignals();
+  void EndWhenDrained();
   absl::Duration NextReport() const;
   absl::Duration NextWake() const;
   absl::Status TakeStream();
@@ -52,6 +58,7 @@ class AgentLoop {
   void Act();
   void Do(const PrepareMemory& action);
   void Do(const StartProcess& action);
+  void Do(const CheckStore& action);
   void Do(const KillProcess& action);
   void Do(const SendToWorker& action);
   void Do(const SendToHost& action);
@@ -62,9 +69,10 @@ class AgentLoop {
   void RefreshSnapshots(const std::string& job_id);
   JobMemory& MemoryOf(const std::string& job_id);
 
-  void ForwardStoreRequests();
-  void RouteStoreReply(const v1::StoreReply& reply);
+  void DriveStores();
   void AnswerFetchLog(const v1::FetchLog& fetch);
+  void AnswerFetchSpans(const v1::FetchSpans& fetch);
+  absl::StatusOr<v1::SpanChunk> ReadSpans(const v1::FetchSpans& fetch);
   void ReportWhenDue();
   void NoteHostProgress();
 
@@ -77,16 +85,12 @@ class AgentLoop {
   int num_socket_directories_ = 0;
   OutOfMemoryWatch out_of_memory_;
 
-  // Store requests by the id that the driver sees, until they are answered or their process ended.
-  std::map<std::string, v1::StoreRequest> store_waiting_;
-  // What living processes put into the store. Its driver may be killed while they look for each
-  // other, and the next one knows nothing of it.
-  std::map<std::string, v1::StoreRequest> store_written_;
-  v1::StoreRequests store_batch_;
+  StoreForwarder stores_;
   std::map<std::string, int64_t> published_;  // newest step in the batch ring, by job
 
   bool stopping_ = false;
-  bool changed_ = true;  // since the last report
+  absl::Duration drain_deadline_ = absl::InfiniteDuration();  // finite: it drains
+  bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();
 };
 

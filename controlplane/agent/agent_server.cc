@@ -12,26 +12,32 @@
 #include <csignal>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "controlplane/agent/agent_loop.h"
 #include "controlplane/agent/driver_stream.h"
 #include "controlplane/agent/route.h"
 #include "controlplane/launch/process_keeper.h"
+#include "controlplane/security/grpc_log.h"
+#include "controlplane/security/probe.h"
+#include "controlplane/security/tls_check.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
+#include "runtime/base/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/ops/ops.h"
 
 namespace megascale::agent {
 namespace {
 
-constexpr int kProtocolVersion = 1;
 constexpr size_t kJobLogsKept = 64;
+constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
 // Socket paths have 107 bytes; "/t12345-12345/" and a socket's name follow.
 constexpr size_t kRunDirectoryBytesMax = 75;
 
@@ -53,6 +59,10 @@ absl::StatusOr<AgentOptions> Resolve(AgentOptions options) {
     return absl::InvalidArgumentError(
         absl::StrCat("--slots ", options.num_slots, ": expected at least 1"));
   }
+  if (options.drain_timeout < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--drain-timeout ", absl::FormatDuration(options.drain_timeout), ": expected at least 0s"));
+  }
   if (options.node_id.empty()) options.node_id = Hostname();
   if (options.run_directory.empty()) {
     return absl::InvalidArgumentError("--run-dir: expected a directory for sockets");
@@ -73,7 +83,9 @@ absl::StatusOr<AgentOptions> Resolve(AgentOptions options) {
 
 // Makes the run directory the caller's alone and locks it; what an agent that died left there goes.
 absl::StatusOr<base::UniqueFd> TakeRunDirectory(const std::string& directory) {
-  RETURN_IF_ERROR(base::MakeDirectories(directory));
+  if (const absl::Status made = base::MakeDirectories(directory); !made.ok()) {
+    return absl::Status(made.code(), absl::StrCat(made.message(), "; give another --run-dir"));
+  }
   if (::chmod(directory.c_str(), 0700) != 0) {
     return base::ErrnoStatus(errno, absl::StrCat("run directory ", directory));
   }
@@ -96,18 +108,45 @@ absl::StatusOr<base::UniqueFd> TakeRunDirectory(const std::string& directory) {
   return lock;
 }
 
+v1::Resources MakeResources() {
+  const base::CpuLimit cpu = base::SmallestCpuLimit();
+  const std::optional<base::MemoryLimit> memory = base::SmallestMemoryLimit();
+  v1::Resources resources;
+  resources.set_cores(cpu.cores);
+  resources.set_cores_source(cpu.source);
+  if (memory.has_value()) {
+    resources.set_memory_bytes(memory->limit_bytes);
+    resources.set_memory_source(memory->source);
+  }
+  return resources;
+}
+
 v1::Hello MakeHello(const AgentOptions& options) {
   const std::string boot =
       base::ReadFile("/proc/sys/kernel/random/boot_id", 1 << 10).value_or("unknown");
   v1::Hello hello;
-  hello.set_protocol_version(kProtocolVersion);
+  hello.set_protocol_version(v1::PROTOCOL_VERSION_CURRENT);
   hello.set_node_id(options.node_id);
   hello.set_incarnation(RandomWord());
   hello.set_num_slots(options.num_slots);
   hello.set_hostname(Hostname());
   hello.set_machine_id(absl::StrCat(absl::StripAsciiWhitespace(boot), "/", hello.hostname()));
   hello.set_instruction_set(ops::InstructionSet());
+  *hello.mutable_resources() = MakeResources();
   return hello;
+}
+
+// An agent that the driver would never take says so and ends. A driver that is away may come.
+absl::Status CheckRefusal(const DriverStreamOptions& options) {
+  if (options.address.is_unix()) return absl::OkStatus();
+  absl::Status status =
+      security::ProbeDriver(options.address, options.tls, security::Role::kAgent, kProbeTimeout);
+  if (absl::IsUnauthenticated(status)) return status;
+  if (!status.ok()) base::LogWarning(absl::StrCat(status.message(), "; waiting for it"));
+  const std::string expiry =
+      options.tls.any() ? security::ExpiryWarning(options.tls, absl::Now()) : "";
+  if (!expiry.empty()) base::LogWarning(expiry);
+  return absl::OkStatus();
 }
 
 // SIGTERM and SIGINT come as data; to be called before there are threads, which inherit the mask.
@@ -123,6 +162,8 @@ base::UniqueFd BlockSignals() {
 }  // namespace
 
 absl::Status RunAgent(const AgentOptions& given) {
+  security::SilenceGrpc();
+  ::umask(077);  // logs, sockets, checkpoints: of this process and of all that it starts
   ASSIGN_OR_RETURN(const AgentOptions options, Resolve(given));
   ASSIGN_OR_RETURN(const client::Address address, client::ParseAddress(options.driver_address));
   ASSIGN_OR_RETURN(const std::unique_ptr<launch::ProcessKeeper> keeper,
@@ -140,16 +181,19 @@ absl::Status RunAgent(const AgentOptions& given) {
   stream_options.hello = MakeHello(options);
   ASSIGN_OR_RETURN(const std::unique_ptr<DriverStream> stream,
                    DriverStream::Create(stream_options));
+  RETURN_IF_ERROR(CheckRefusal(stream_options));
   AgentLoopOptions loop_options;
   loop_options.node_id = options.node_id;
   loop_options.incarnation = stream_options.hello.incarnation();
   loop_options.run_directory = options.run_directory;
   loop_options.log_directory = options.log_directory;
   loop_options.interface = options.interface;
+  loop_options.store = options.store;
   if (loop_options.interface.empty() && !address.is_unix()) {
     ASSIGN_OR_RETURN(loop_options.interface, LocalAddressTowards(address.host));
   }
   loop_options.signals_fd = signals.get();
+  loop_options.drain_timeout = options.drain_timeout;
   base::LogInfo(absl::StrCat("agent ", options.node_id, ": ", options.num_slots, " slots, ",
                              stream_options.hello.instruction_set(), ", driver ", address.text));
   if (options.insecure && !address.is_unix()) {

@@ -12,8 +12,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <map>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "controlplane/launch/process_keeper.h"
 #include "proto/agent.grpc.pb.h"
@@ -67,6 +69,7 @@ class TestDriver : public v1::AgentService::Service {
       absl::MutexLock lock(&mutex_);
       if (up.has_actual()) actual_ = up.actual();
       if (up.has_log()) log_ = up.log();
+      if (up.has_spans()) spans_ = up.spans();
       for (const v1::StoreRequest& request : up.store().requests()) Answer(request);
     }
     absl::MutexLock lock(&mutex_);
@@ -131,6 +134,17 @@ class TestDriver : public v1::AgentService::Service {
     return log_;
   }
 
+  v1::SpanChunk FetchSpans(v1::FetchSpans fetch) {
+    absl::MutexLock lock(&mutex_);
+    fetch.set_request_id(absl::StrCat("fetch-", ++num_fetches_));
+    v1::AgentDown down;
+    *down.mutable_fetch_spans() = fetch;
+    stream_->Write(down);
+    const auto answered = [&] { return spans_.request_id() == fetch.request_id(); };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&answered), kDeadline));
+    return spans_;
+  }
+
  private:
   void SendDesired() {
     if (stream_ == nullptr) return;
@@ -157,6 +171,7 @@ class TestDriver : public v1::AgentService::Service {
   v1::DesiredState desired_;
   v1::ActualState actual_;
   v1::LogChunk log_;
+  v1::SpanChunk spans_;
   int num_fetches_ = 0;
   int num_sets_ = 0;
   std::unique_ptr<grpc::Server> server_;
@@ -214,13 +229,13 @@ class AgentServerTest : public testing::Test {
     std::filesystem::remove_all(directory_);
   }
 
-  int64_t StartAgent() {
+  int64_t StartAgent(const std::string& drain_timeout = "5m", const std::string& folder = "n0") {
     launch::SpawnRequest request;
     request.token = ++last_token_;
     request.program = absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
                                    "/controlplane/agent/test_program");
     request.arguments = {"megascale", "agent", absl::StrCat("unix:", directory_, "/d.sock"),
-                         directory_ + "/n0"};
+                         absl::StrCat(directory_, "/", folder), drain_timeout};
     const base::UniqueFd output(
         ::open((directory_ + "/agent.out").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600));
     request.output = output.get();
@@ -230,16 +245,54 @@ class AgentServerTest : public testing::Test {
     return request.token;
   }
 
+  // Of rank 1 of attempt 1, whose steps have one instruction each; and of nothing else.
+  void ExpectSpans() {
+    ASSERT_TRUE(driver_->AwaitJob(
+        [](const v1::ActualJob& job) { return job.ranks(1).status().step() > 6; }));
+    v1::FetchSpans fetch;
+    fetch.set_job_id("job-1");
+    fetch.set_attempt(1);
+    fetch.set_rank(1);
+    fetch.set_first_step(3);
+    const v1::SpanChunk chunk = driver_->FetchSpans(fetch);
+    EXPECT_EQ(chunk.code(), 0);
+    EXPECT_EQ(chunk.num_lost(), 0);
+    ASSERT_GE(chunk.spans_size(), 4);
+    for (int i = 0; i < chunk.spans_size(); ++i) {
+      EXPECT_EQ(chunk.spans(i).step(), 3 + i);
+      EXPECT_LE(chunk.spans(i).end_nanos(), chunk.monotonic_nanos());
+    }
+    EXPECT_LE(chunk.monotonic_nanos(),
+              absl::ToInt64Nanoseconds(base::RealClock().Monotonic()));  // the same machine's
+
+    v1::FetchSpans other_job = fetch;
+    other_job.set_job_id("nobody");
+    v1::FetchSpans other_attempt = fetch;
+    other_attempt.set_attempt(2);
+    v1::FetchSpans other_rank = fetch;
+    other_rank.set_rank(7);
+    for (const v1::FetchSpans& wrong : {other_job, other_attempt, other_rank}) {
+      const v1::SpanChunk refused = driver_->FetchSpans(wrong);
+      EXPECT_EQ(refused.code(), static_cast<int>(absl::StatusCode::kNotFound));
+      EXPECT_EQ(refused.spans_size(), 0);
+    }
+    v1::FetchSpans clock;
+    clock.set_clock_only(true);
+    const v1::SpanChunk told = driver_->FetchSpans(clock);
+    EXPECT_EQ(told.code(), 0);
+    EXPECT_EQ(told.spans_size(), 0);
+    EXPECT_GE(told.monotonic_nanos(), chunk.monotonic_nanos());
+  }
+
   // The exit status of an agent, as of waitpid.
   int AwaitExit(int64_t token) {
     for (;;) {
+      if (const auto exited = exited_.extract(token); !exited.empty()) return exited.mapped();
       pollfd entry = {keeper_->exits_fd(), POLLIN, 0};
       if (::poll(&entry, 1, static_cast<int>(absl::ToInt64Milliseconds(kDeadline))) != 1) return -1;
       const auto exits = keeper_->TakeExits();
       if (!exits.ok()) return -1;
-      for (const launch::ProcessExit& exited : *exits) {
-        if (exited.token == token) return exited.status;
-      }
+      for (const launch::ProcessExit& exited : *exits) exited_[exited.token] = exited.status;
     }
   }
 
@@ -262,8 +315,8 @@ class AgentServerTest : public testing::Test {
   }
 
   // Starts agent and job; returns once both ranks step and their snapshots are stored.
-  int64_t Run() {
-    const int64_t agent = StartAgent();
+  int64_t Run(const std::string& drain_timeout = "5m") {
+    const int64_t agent = StartAgent(drain_timeout);
     EXPECT_TRUE(driver_->AwaitHello());
     Want(DesiredJob::PHASE_RUN, 1);
     EXPECT_TRUE(driver_->AwaitJob([](const v1::ActualJob& job) {
@@ -284,8 +337,23 @@ class AgentServerTest : public testing::Test {
 
   std::string Output() { return base::ReadFile(directory_ + "/agent.out", 1 << 20).value_or(""); }
 
+  // Waits until agents have printed so many lines with this text.
+  bool AwaitLines(const std::string& text, int count) {
+    const absl::Duration end = base::RealClock().Monotonic() + kDeadline;
+    const auto found = [&] {
+      const std::vector<std::string> parts = absl::StrSplit(Output(), text);
+      return static_cast<int>(parts.size()) - 1;
+    };
+    while (found() < count) {
+      if (base::RealClock().Monotonic() > end) return false;
+      ::poll(nullptr, 0, 1);
+    }
+    return true;
+  }
+
   static launch::ProcessKeeper* keeper_;
   static int64_t last_token_;
+  std::map<int64_t, int> exited_;  // statuses that nobody has asked for yet
   std::string directory_;
   std::unique_ptr<TestDriver> driver_;
   std::vector<int64_t> running_;
@@ -298,7 +366,7 @@ TEST_F(AgentServerTest, SaysHello) {
   StartAgent();
   ASSERT_TRUE(driver_->AwaitHello());
   const v1::Hello hello = driver_->hello();
-  EXPECT_EQ(hello.protocol_version(), 1);
+  EXPECT_EQ(hello.protocol_version(), v1::PROTOCOL_VERSION_CURRENT);
   EXPECT_EQ(hello.node_id(), "n0");
   EXPECT_EQ(hello.num_slots(), 2);
   EXPECT_EQ(hello.incarnation().size(), 16u);
@@ -332,6 +400,7 @@ TEST_F(AgentServerTest, RunsAJobFromPreflightToItsEnd) {
   }));
   EXPECT_EQ(driver_->FetchLog(0).data(), "rank 0 is ready, GOMP_SPINCOUNT=0\n");
   EXPECT_EQ(driver_->FetchLog(7).code(), static_cast<int>(absl::StatusCode::kNotFound));
+  ExpectSpans();
 
   const std::vector<pid_t> pids = Pids();
   Want(DesiredJob::PHASE_STOP, 1);
@@ -392,12 +461,64 @@ TEST_F(AgentServerTest, ItsProcessesDieWithAKilledAgent) {
   }));
 }
 
-TEST_F(AgentServerTest, EndsItsProcessesOnSigterm) {
+TEST_F(AgentServerTest, EndsItsProcessesOnSigint) {
+  const int64_t agent = Run();
+  const std::vector<pid_t> pids = Pids();
+  ASSERT_TRUE(keeper_->Kill(agent, SIGINT).ok());
+  EXPECT_EQ(AwaitExit(agent), 0);
+  for (const pid_t pid : pids) EXPECT_TRUE(IsGone(pid)) << pid;
+}
+
+TEST_F(AgentServerTest, SigtermAsksTheDriverToTakeItsJobsAwayAndEndsWhenTheyAreGone) {
   const int64_t agent = Run();
   const std::vector<pid_t> pids = Pids();
   ASSERT_TRUE(keeper_->Kill(agent, SIGTERM).ok());
+  ASSERT_TRUE(driver_->Await([](const v1::ActualState& state) { return state.draining(); }));
+  for (const pid_t pid : pids) EXPECT_FALSE(IsGone(pid)) << pid;
+  driver_->Want([](v1::DesiredState* desired) {
+    desired->set_draining(true);
+    desired->clear_jobs();
+  });
   EXPECT_EQ(AwaitExit(agent), 0);
   for (const pid_t pid : pids) EXPECT_TRUE(IsGone(pid)) << pid;
+  EXPECT_THAT(Output(), HasSubstr("SIGTERM: its jobs leave, for at most 5m"));
+}
+
+TEST_F(AgentServerTest, ASecondSigtermEndsItAtOnce) {
+  const int64_t agent = Run();
+  ASSERT_TRUE(keeper_->Kill(agent, SIGTERM).ok());
+  ASSERT_TRUE(driver_->Await([](const v1::ActualState& state) { return state.draining(); }));
+  ASSERT_TRUE(keeper_->Kill(agent, SIGTERM).ok());
+  EXPECT_EQ(AwaitExit(agent), 0);
+}
+
+TEST_F(AgentServerTest, ADrainEndsAtItsDeadline) {
+  const int64_t agent = Run("1s");
+  ASSERT_TRUE(keeper_->Kill(agent, SIGTERM).ok());
+  EXPECT_EQ(AwaitExit(agent), 0);
+  EXPECT_THAT(Output(), HasSubstr("its jobs did not leave within 1s"));
+}
+
+TEST_F(AgentServerTest, AnIdleAgentWithoutADriverEndsOnSigterm) {
+  const int64_t agent = StartAgent();
+  ASSERT_TRUE(driver_->AwaitHello());
+  driver_->Close();
+  ASSERT_TRUE(keeper_->Kill(agent, SIGTERM).ok());
+  EXPECT_EQ(AwaitExit(agent), 0);
+}
+
+// Where the stream was not wholly gone before the process ended, gRPC aborted one of fifteen.
+TEST_F(AgentServerTest, EndsInOrderWhileItIsConnecting) {
+  constexpr int kRounds = 10;
+  constexpr int kAgents = 10;
+  driver_->Close();
+  for (int round = 1; round <= kRounds; ++round) {
+    std::vector<int64_t> agents;
+    for (int i = 0; i < kAgents; ++i) agents.push_back(StartAgent("5m", absl::StrCat("n", i)));
+    ASSERT_TRUE(AwaitLines("agent n0: 2 slots", round * kAgents));
+    for (const int64_t agent : agents) ASSERT_TRUE(keeper_->Kill(agent, SIGINT).ok());
+    for (const int64_t agent : agents) ASSERT_EQ(AwaitExit(agent), 0);
+  }
 }
 
 TEST_F(AgentServerTest, WorkGoesOnWhileTheDriverIsAway) {

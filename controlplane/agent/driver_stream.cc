@@ -1,6 +1,7 @@
 #include "controlplane/agent/driver_stream.h"
 
 #include <grpcpp/grpcpp.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "controlplane/security/credentials.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
@@ -24,29 +26,7 @@ constexpr absl::Duration kBackoffFirst = absl::Milliseconds(100);
 constexpr absl::Duration kBackoffMax = absl::Seconds(1);
 constexpr absl::Duration kWriteTimeout = absl::Seconds(10);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
-constexpr size_t kPemBytesMax = 1 << 20;
 constexpr int kReceiveBytesMax = 64 << 20;
-
-absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
-    const DriverStreamOptions& options) {
-  const client::TlsFiles& tls = options.tls;
-  if (options.address.is_unix()) return grpc::InsecureChannelCredentials();
-  if (tls.ca.empty() && tls.cert.empty() && tls.key.empty() && options.insecure &&
-      options.address.loopback) {
-    return grpc::InsecureChannelCredentials();
-  }
-  if (tls.ca.empty() || tls.cert.empty() || tls.key.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.address.text,
-                     " is a TCP address: it needs --tls-ca, --tls-cert and --tls-key (--insecure "
-                     "is for loopback addresses)"));
-  }
-  grpc::SslCredentialsOptions pem;
-  ASSIGN_OR_RETURN(pem.pem_root_certs, base::ReadFile(tls.ca, kPemBytesMax));
-  ASSIGN_OR_RETURN(pem.pem_cert_chain, base::ReadFile(tls.cert, kPemBytesMax));
-  ASSIGN_OR_RETURN(pem.pem_private_key, base::ReadFile(tls.key, kPemBytesMax));
-  return grpc::SslCredentials(pem);
-}
 
 grpc::ChannelArguments MakeArguments(const client::Address& address) {
   grpc::ChannelArguments arguments;
@@ -54,6 +34,9 @@ grpc::ChannelArguments MakeArguments(const client::Address& address) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // A stream that failed is opened anew here. Where gRPC 1.51 does it by itself, on a connection
+  // that turns out to be dead, every write of the stream tells that it failed, and is sent.
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetMaxReceiveMessageSize(kReceiveBytesMax);
   if (!address.is_unix()) {  // a machine that vanished closes no connection
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
@@ -74,6 +57,7 @@ struct DriverStream::Shared {
   absl::Mutex mutex;
   base::UniqueFd event;
   Reactor* reactor = nullptr;  // of the stream that is open or opening; null: none
+  int num_reactors = 0;        // with those that are being deleted
   bool opened = false;         // its first message came
   std::vector<v1::AgentDown> inbound;
   std::optional<v1::ActualState> actual;
@@ -144,16 +128,21 @@ class DriverStream::Reactor : public grpc::ClientBidiReactor<v1::AgentUp, v1::Ag
   }
 
   void OnDone(const grpc::Status& status) override {
+    const std::shared_ptr<Shared> shared = shared_;
     {
-      absl::MutexLock lock(&shared_->mutex);
-      shared_->last_end =
+      absl::MutexLock lock(&shared->mutex);
+      shared->last_end =
           absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-      shared_->reactor = nullptr;
-      shared_->opened = false;
-      shared_->writing_since.reset();
-      shared_->Notify();
+      shared->reactor = nullptr;
+      shared->opened = false;
+      shared->writing_since.reset();
     }
+    // Told after that: the context holds the channel, and the process may end as soon as the owner
+    // has let go of it. gRPC aborts where its thread still works then.
     delete this;
+    absl::MutexLock lock(&shared->mutex);
+    --shared->num_reactors;
+    shared->Notify();
   }
 
  private:
@@ -174,7 +163,9 @@ DriverStream::DriverStream(DriverStreamOptions options, std::unique_ptr<Channel>
 
 absl::StatusOr<std::unique_ptr<DriverStream>> DriverStream::Create(
     const DriverStreamOptions& options) {
-  ASSIGN_OR_RETURN(const auto credentials, MakeCredentials(options));
+  ASSIGN_OR_RETURN(const auto credentials,
+                   security::MakeChannelCredentials(options.address, options.tls, options.insecure,
+                                                    security::Role::kAgent));
   auto channel = std::make_unique<Channel>();
   channel->channel =
       grpc::CreateCustomChannel(options.address.text, credentials, MakeArguments(options.address));
@@ -183,10 +174,22 @@ absl::StatusOr<std::unique_ptr<DriverStream>> DriverStream::Create(
 }
 
 DriverStream::~DriverStream() {
-  absl::MutexLock lock(&shared_->mutex);
-  if (shared_->reactor != nullptr) shared_->reactor->Cancel();
-  const auto done = [this] { return shared_->reactor == nullptr; };
-  shared_->mutex.AwaitWithTimeout(absl::Condition(&done), kCloseTimeout);
+  const auto is_done = [this] {
+    absl::MutexLock lock(&shared_->mutex);
+    return shared_->num_reactors == 0;
+  };
+  {
+    absl::MutexLock lock(&shared_->mutex);
+    if (shared_->reactor != nullptr) shared_->reactor->Cancel();
+  }
+  const absl::Duration end = base::RealClock().Monotonic() + kCloseTimeout;
+  for (absl::Duration now = base::RealClock().Monotonic(); !is_done() && now < end;
+       now = base::RealClock().Monotonic()) {
+    pollfd entry = {shared_->event.get(), POLLIN, 0};
+    ::poll(&entry, 1, base::PollMilliseconds(end - now));
+    uint64_t count;
+    [[maybe_unused]] const ssize_t got = ::read(shared_->event.get(), &count, sizeof(count));
+  }
 }
 
 int DriverStream::events_fd() const { return shared_->event.get(); }
@@ -220,6 +223,7 @@ void DriverStream::Maintain(absl::Duration now) {
     shared_->outbound.clear();
     was_open_ = false;
     shared_->reactor = new Reactor(shared_, options_.hello);
+    ++shared_->num_reactors;
     shared_->reactor->Start(channel_->stub.get());
   } else if (shared_->opened && shared_->writing_since.has_value() &&
              now - *shared_->writing_since > kWriteTimeout) {

@@ -15,22 +15,22 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "controlplane/client/address.h"
-#include "controlplane/client/job_client.h"
+#include "controlplane/security/tls_files.h"
 #include "proto/agent.pb.h"
 
 namespace megascale::agent {
 
 struct DriverStreamOptions {
   client::Address address;
-  client::TlsFiles tls;
+  security::TlsFiles tls;
   bool insecure = false;
   v1::Hello hello;
 };
 
 class DriverStream {
  public:
-  // Does not connect yet. Errors: InvalidArgument - TCP without TLS files, or one that cannot be
-  // read.
+  // Does not connect yet. Errors: InvalidArgument - TCP without TLS, or files that cannot be used;
+  // Unauthenticated - the certificate has expired.
   static absl::StatusOr<std::unique_ptr<DriverStream>> Create(const DriverStreamOptions& options);
   // Blocking: until the stream is cancelled, at most 5 s.
   ~DriverStream();

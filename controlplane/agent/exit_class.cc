@@ -6,7 +6,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "controlplane/launch/process_keeper.h"
+#include "runtime/base/text/printable.h"
 
 namespace megascale::agent {
 namespace {
@@ -21,6 +24,14 @@ bool RanOutOfMemory(const ProcessEnd& end) {
          absl::StrContains(end.last_lines, "std::bad_alloc");
 }
 
+// What a process wrote may be any bytes; a message holds text.
+std::string PrintableLines(absl::string_view text) {
+  return absl::StrJoin(absl::StrSplit(text, '\n'), "\n",
+                       [](std::string* joined, absl::string_view line) {
+                         absl::StrAppend(joined, base::Printable(line));
+                       });
+}
+
 }  // namespace
 
 bool IsKill(int status) {
@@ -32,6 +43,12 @@ v1::RankFailure ClassifyEnd(const ProcessEnd& end, const std::optional<v1::RankF
   v1::RankFailure failure;
   if (reported.has_value()) {
     failure = *reported;
+    // What it reports is what came of it.
+    if (!end.store_failure.empty()) {
+      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_RENDEZVOUS);
+      failure.set_message(absl::StrCat(end.store_failure, "\n", reported->message()));
+      return failure;
+    }
     if (failure.failure_class() == telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY) {
       failure.set_message(absl::StrCat(failure.message(), kAdvice));
     }
@@ -49,8 +66,8 @@ v1::RankFailure ClassifyEnd(const ProcessEnd& end, const std::optional<v1::RankF
   }
   if (!end.recent.empty()) failure.set_message(absl::StrCat(failure.message(), "\n", end.recent));
   if (!end.last_lines.empty()) {
-    failure.set_message(absl::StrCat(failure.message(), end.recent.empty() ? "; " : "\n",
-                                     "its last lines:\n", end.last_lines));
+    failure.set_message(
+        absl::StrCat(failure.message(), "\nits last lines:\n", PrintableLines(end.last_lines)));
   }
   return failure;
 }

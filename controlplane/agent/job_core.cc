@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/agent/exit_class.h"
 #include "runtime/base/check.h"
+#include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::agent {
@@ -27,10 +28,34 @@ v1::RankFailure Failure(telemetry::v1::FailureClass failure_class, std::string m
 }
 
 v1::RankFailure StartFailure(const absl::Status& why, absl::string_view what) {
-  const bool memory = absl::IsResourceExhausted(why);
+  const bool memory = base::IsOutOfMemory(why);
   return Failure(
       memory ? telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY : telemetry::v1::FAILURE_CLASS_EXITED,
       absl::StrCat(what, ": ", why.message()));
+}
+
+// Runs of ranks, as they are sent, become one placement for each rank.
+void ExpandPlacements(v1::DesiredJob* job) {
+  v1::DesiredJob runs;
+  runs.mutable_placements()->Swap(job->mutable_placements());
+  for (const v1::Placement& run : runs.placements()) {
+    for (int i = 0; i < std::max(1, run.num_ranks()); ++i) {
+      v1::Placement* placement = job->add_placements();
+      placement->set_rank(run.rank() + i);
+      placement->set_node_id(run.node_id());
+    }
+  }
+}
+
+// Fills in what DesiredJob.as_before leaves out.
+void TakeFromBefore(v1::DesiredJob* before, v1::DesiredJob* job) {
+  job->clear_as_before();
+  job->mutable_spec()->Swap(before->mutable_spec());
+  job->mutable_placements()->Swap(before->mutable_placements());
+  job->mutable_secret()->swap(*before->mutable_secret());
+  job->mutable_checkpoint_directory()->swap(*before->mutable_checkpoint_directory());
+  job->mutable_from_checkpoint()->swap(*before->mutable_from_checkpoint());
+  job->mutable_allow_changed()->Swap(before->mutable_allow_changed());
 }
 
 }  // namespace
@@ -41,9 +66,16 @@ v1::RankFailure StartFailure(const absl::Status& why, absl::string_view what) {
 void JobCore::SetDesired(const v1::DesiredJob& desired, absl::Duration now) {
   wanted_ = true;
   if (desired.attempt() < std::max(attempt_, desired_.attempt())) return;
+  const bool same_attempt = desired.attempt() == desired_.attempt();
+  if (desired.as_before() && !same_attempt) return;  // it is told in full once it was reported
   const bool stops = desired.phase() == v1::DesiredJob::PHASE_STOP;
-  if (!stops || desired.attempt() != desired_.attempt()) stop_since_.reset();
-  desired_ = desired;
+  if (!stops || !same_attempt) stop_since_.reset();
+  v1::DesiredJob before = std::exchange(desired_, desired);
+  if (desired.as_before()) {
+    TakeFromBefore(&before, &desired_);
+  } else {
+    ExpandPlacements(&desired_);
+  }
   if (stops && !stop_since_.has_value()) stop_since_ = now;
   steps_.erase(steps_.begin(), steps_.upper_bound(desired_.acked_step()));
   DropCommitted();
@@ -83,11 +115,27 @@ absl::Duration JobCore::heartbeat_interval() const {
 
 void JobCore::OnPrepareFailed(const absl::Status& why) {
   const v1::RankFailure failure = StartFailure(why, "shared memory of the attempt");
-  for (const int rank : LocalRanks()) outcomes_[rank] = {v1::ActualRank::STATE_FAILED, 0, failure};
-  host_failure_ = failure;
+  for (const int rank : LocalRanks()) FailRank(rank, failure);
+  FailHost(failure);
+}
+
+// A store that is away may be back for the next attempt; one that refuses us needs somebody to act.
+void JobCore::OnStoreChecked(int64_t attempt, const absl::Status& outcome) {
+  if (attempt != attempt_ || store_checked_ || host_failure_.has_value()) return;
+  if (outcome.ok()) {
+    store_checked_ = true;
+  } else if (absl::IsFailedPrecondition(outcome)) {
+    store_checked_ = true;
+    preflight_.emplace().set_state(v1::Preflight::STATE_REFUSED);
+    preflight_->set_message(std::string(outcome.message()));
+  } else {
+    host_failure_ =
+        Failure(telemetry::v1::FAILURE_CLASS_RENDEZVOUS, std::string(outcome.message()));
+  }
 }
 
 void JobCore::OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now) {
+  now_ = now;
   Process& process = processes_.at(process_id);
   if (pid.ok()) {
     process.pid = *pid;
@@ -99,11 +147,12 @@ void JobCore::OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Durat
   if (ended.rank == kHostRank) {
     EndHost(ended, failure, now);
   } else {
-    outcomes_[ended.rank] = {v1::ActualRank::STATE_FAILED, 0, failure};
+    FailRank(ended.rank, failure);
   }
 }
 
 void JobCore::OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now) {
+  now_ = now;
   const Process process = processes_.at(process_id);
   processes_.erase(process_id);
   if (process.rank != kHostRank) {
@@ -121,16 +170,16 @@ void JobCore::EndRank(const Process& process, const ProcessEnd& end) {
     outcomes_[process.rank] = {process.finished->stopped() ? v1::ActualRank::STATE_STOPPED
                                                            : v1::ActualRank::STATE_FINISHED,
                                process.finished->step(),
+                               {},
                                {}};
   } else if (by_kill && process.overdue) {
-    outcomes_[process.rank] = {
-        v1::ActualRank::STATE_FAILED, 0,
-        Failure(telemetry::v1::FAILURE_CLASS_EXITED,
-                absl::StrCat("did not stop within ",
-                             absl::FormatDuration(job::ToDuration(desired_.stop_grace())),
-                             " and was killed"))};
+    FailRank(process.rank,
+             Failure(telemetry::v1::FAILURE_CLASS_EXITED,
+                     absl::StrCat("did not stop within ",
+                                  absl::FormatDuration(job::ToDuration(desired_.stop_grace())),
+                                  " and was killed")));
   } else if (!by_kill) {
-    outcomes_[process.rank] = {v1::ActualRank::STATE_FAILED, 0, ClassifyEnd(end, process.reported)};
+    FailRank(process.rank, ClassifyEnd(end, process.reported));
   }
 }
 
@@ -141,10 +190,19 @@ void JobCore::EndHost(const Process& process, v1::RankFailure failure, absl::Dur
   ++host_failures_;
   if (failure.failure_class() == telemetry::v1::FAILURE_CLASS_REFUSED ||
       host_failures_ > kHostRestartsMax) {
-    host_failure_ = std::move(failure);
+    FailHost(std::move(failure));
     return;
   }
   host_start_after_ = now + HostBackoff(host_failures_);
+}
+
+void JobCore::FailRank(int rank, v1::RankFailure failure) {
+  outcomes_[rank] = {v1::ActualRank::STATE_FAILED, 0, std::move(failure), now_};
+}
+
+void JobCore::FailHost(v1::RankFailure failure) {
+  host_failure_ = std::move(failure);
+  host_failed_at_ = now_;
 }
 
 void JobCore::OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message) {
@@ -173,6 +231,7 @@ void JobCore::OnHostMessage(int64_t process_id, const link::v1::FromHost& messag
   Process& process = processes_.at(process_id);
   switch (message.message_case()) {
     case link::v1::FromHost::kPreflight:
+      if (preflight_.has_value() && preflight_->state() == v1::Preflight::STATE_REFUSED) break;
       preflight_ = message.preflight();
       break;
     case link::v1::FromHost::kShard:
@@ -224,6 +283,7 @@ void JobCore::OnHostProgress(int64_t process_id) {
 
 void JobCore::Reconcile(absl::Duration now, int64_t* last_process_id,
                         std::vector<Action>* actions) {
+  now_ = now;
   for (Action& action : outbox_) actions->push_back(std::move(action));
   outbox_.clear();
   if (!wanted_ || InPhase(v1::DesiredJob::PHASE_HOLD)) return KillAll(actions);
@@ -250,6 +310,7 @@ void JobCore::Adopt() {
   prepared_ = launched_ = false;
   outcomes_.clear();
   preflight_.reset();
+  store_check_sent_ = store_checked_ = false;
   host_starts_ = host_failures_ = 0;
   host_start_after_ = -absl::InfiniteDuration();
   host_failure_.reset();
@@ -268,6 +329,10 @@ void JobCore::ReconcilePreflight(absl::Duration now, int64_t* last_process_id,
     return KillAll(actions);
   }
   if (!preflight_.has_value()) preflight_.emplace().set_state(v1::Preflight::STATE_RUNNING);
+  if (!desired_.spec().store().empty() && !store_check_sent_) {
+    store_check_sent_ = true;
+    actions->push_back(CheckStore{&desired_});
+  }
   StartHost(now, last_process_id, actions);
 }
 
@@ -301,7 +366,7 @@ void JobCore::ReconcileStop(absl::Duration now, int64_t* last_process_id,
     KillAll(actions);
     for (const int rank : LocalRanks()) {
       outcomes_.emplace(rank,
-                        Outcome{v1::ActualRank::STATE_STOPPED, desired_.restore().step(), {}});
+                        Outcome{v1::ActualRank::STATE_STOPPED, desired_.restore().step(), {}, {}});
     }
     return;
   }
@@ -387,18 +452,28 @@ absl::Duration JobCore::StopDeadline() const {
   return *stop_since_ + job::ToDuration(desired_.stop_grace());
 }
 
+// True in the cases in which a Reconcile comes to StartHost.
+bool JobCore::WantsHost() const {
+  if (!wanted_ || desired_.attempt() != attempt_ || host_failure_.has_value()) return false;
+  switch (desired_.phase()) {
+    case v1::DesiredJob::PHASE_PREFLIGHT:
+      return !preflight_.has_value() || preflight_->state() == v1::Preflight::STATE_RUNNING;
+    case v1::DesiredJob::PHASE_RUN:
+      return !LocalRanks().empty();
+    case v1::DesiredJob::PHASE_STOP:
+      return launched_;
+    default:
+      return false;
+  }
+}
+
 absl::Duration JobCore::NextWake() const {
   absl::Duration wake = absl::InfiniteDuration();
-  bool has_host = false;
   for (const auto& [id, process] : processes_) {
-    if (process.rank == kHostRank) {
-      has_host = true;
-    } else if (!process.killed) {
-      wake = std::min(wake, StopDeadline());
-    }
+    if (process.rank != kHostRank && !process.killed) wake = std::min(wake, StopDeadline());
   }
-  const bool host_wanted = wanted_ && !InPhase(v1::DesiredJob::PHASE_HOLD) && !host_failure_;
-  if (host_wanted && !has_host && host_failures_ > 0) wake = std::min(wake, host_start_after_);
+  // A wake for a host that will not be started would be one without end.
+  if (host_failures_ > 0 && HostIsDue()) wake = std::min(wake, host_start_after_);
   return wake;
 }
 
@@ -407,6 +482,12 @@ JobCore::Process* JobCore::HostProcess() {
     if (process.rank == kHostRank) return &process;
   }
   return nullptr;
+}
+
+bool JobCore::HostIsDue() const {
+  const bool has_host = std::any_of(processes_.begin(), processes_.end(),
+                                    [](const auto& item) { return item.second.rank == kHostRank; });
+  return !has_host && WantsHost();
 }
 
 const JobCore::Process* JobCore::FindRank(int rank) const {
@@ -443,6 +524,10 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
   report.set_job_id(desired_.job_id());
   report.set_attempt(attempt_ > 0 ? attempt_ : desired_.attempt());
   if (preflight_.has_value()) *report.mutable_preflight() = *preflight_;
+  if (report.preflight().state() == v1::Preflight::STATE_PASSED && store_check_sent_ &&
+      !store_checked_) {
+    report.mutable_preflight()->set_state(v1::Preflight::STATE_RUNNING);
+  }
   for (const auto& [rank, outcome] : outcomes_) {
     v1::ActualRank* actual = report.add_ranks();
     actual->set_state(outcome.state);
@@ -451,10 +536,16 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
     actual->mutable_status()->set_phase(outcome.state == v1::ActualRank::STATE_FAILED
                                             ? telemetry::v1::PHASE_UNSPECIFIED
                                             : telemetry::v1::PHASE_FINISHED);
-    if (outcome.state == v1::ActualRank::STATE_FAILED) *actual->mutable_failure() = outcome.failure;
+    if (outcome.state != v1::ActualRank::STATE_FAILED) continue;
+    *actual->mutable_failure() = outcome.failure;
+    actual->mutable_failure()->set_age_seconds(absl::ToDoubleSeconds(now_ - outcome.noticed_at));
   }
   if (host_starts_ > 0) report.mutable_host()->set_num_restarts(host_starts_ - 1);
-  if (host_failure_.has_value()) *report.mutable_host()->mutable_failure() = *host_failure_;
+  if (host_failure_.has_value()) {
+    v1::RankFailure* failure = report.mutable_host()->mutable_failure();
+    *failure = *host_failure_;
+    failure->set_age_seconds(absl::ToDoubleSeconds(now_ - host_failed_at_));
+  }
   for (const auto& [id, process] : processes_) {
     const auto found = heartbeats.find(id);
     const telemetry::v1::RankStatus status =
@@ -470,7 +561,8 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
     actual->mutable_status()->set_rank(process.rank);
     actual->mutable_status()->set_pid(process.pid);
   }
-  report.set_num_processes(static_cast<int>(processes_.size()));
+  // A host that is to be started again is no more gone than one that runs.
+  report.set_num_processes(static_cast<int>(processes_.size()) + (HostIsDue() ? 1 : 0));
   for (const checkpoint::SealedSnapshot& held : held_) {
     v1::SealedSnapshot* snapshot = report.add_snapshots();
     snapshot->set_rank(held.rank);

@@ -31,8 +31,10 @@ class JobCore {
   void SetDesired(const v1::DesiredJob& desired, absl::Duration now);
   void SetUnwanted() { wanted_ = false; }
 
+  bool has_processes() const { return !processes_.empty(); }
   bool Has(int64_t process_id) const { return processes_.count(process_id) > 0; }
   void OnPrepareFailed(const absl::Status& why);
+  void OnStoreChecked(int64_t attempt, const absl::Status& outcome);
   void OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now);
   void OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now);
   void OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
@@ -75,8 +77,11 @@ class JobCore {
     v1::ActualRank::State state;
     int64_t step = 0;  // completed, when it did not fail
     v1::RankFailure failure;
+    absl::Duration noticed_at = absl::ZeroDuration();  // of a failure
   };
 
+  void FailRank(int rank, v1::RankFailure failure);
+  void FailHost(v1::RankFailure failure);
   bool InPhase(v1::DesiredJob::Phase phase) const { return desired_.phase() == phase; }
   std::vector<int> LocalRanks() const;
   Process* HostProcess();
@@ -91,6 +96,8 @@ class JobCore {
                           std::vector<Action>* actions);
   void ReconcileRun(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
   void ReconcileStop(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
+  bool WantsHost() const;
+  bool HostIsDue() const;  // there is none, and it is to be started now or after its backoff
   void StartHost(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
   void Start(int rank, int64_t* last_process_id, std::vector<Action>* actions);
   void TellHost(std::vector<Action>* actions);
@@ -102,6 +109,7 @@ class JobCore {
 
   std::string node_id_;
   bool wanted_ = true;
+  absl::Duration now_ = absl::ZeroDuration();  // of the newest call that said it
   v1::DesiredJob desired_;
   std::optional<absl::Duration> stop_since_;
 
@@ -112,12 +120,17 @@ class JobCore {
   std::map<int, Outcome> outcomes_;  // of ranks that ended
   std::vector<Action> outbox_;       // consequences of messages, for the next Reconcile
 
+  // The preflight has passed when the host process and the store, where there is one to be checked,
+  // have.
   std::optional<v1::Preflight> preflight_;
+  bool store_check_sent_ = false;
+  bool store_checked_ = false;
 
   int host_starts_ = 0;
   int host_failures_ = 0;  // in a row without progress
   absl::Duration host_start_after_ = -absl::InfiniteDuration();
   std::optional<v1::RankFailure> host_failure_;  // for good
+  absl::Duration host_failed_at_ = absl::ZeroDuration();
 
   std::vector<checkpoint::SealedSnapshot> held_;
   std::set<std::tuple<int64_t, int64_t, int>> shards_;  // attempt, step, rank

@@ -1,5 +1,6 @@
 #include "controlplane/agent/job_memory.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/agent/agent_core.h"
 #include "runtime/base/check.h"
+#include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/data/batch_ring.h"
@@ -52,6 +54,7 @@ absl::Status JobMemory::Prepare(const v1::DesiredJob& job) {
     ASSIGN_OR_RETURN(snapshots_[rank], job::MakeSnapshotMemory(job.spec(), rank));
   }
   attempt_ = std::move(memory);
+  attempt_number_ = job.attempt();
   for (const job::LocalRank& local : attempt_->ranks) {
     spans_.emplace(local.rank, RecentSpans(attempt_->spans.get(), local.heartbeat_slot));
   }
@@ -90,6 +93,20 @@ Introduction<link::v1::ToWorker> JobMemory::IntroduceWorker(const v1::DesiredJob
   return introduction;
 }
 
+// Who sees it in the checkpoint directory sees the same directory. Not the secret itself: it is
+// readable to whoever reads checkpoints.
+void JobMemory::FillNonce(const v1::DesiredJob& job, link::v1::HostAssignment* assignment) const {
+  const auto& placements = job.placements();
+  const bool alone = std::all_of(placements.begin(), placements.end(), [&](const auto& placement) {
+    return placement.node_id() == node_id_;
+  });
+  if (alone) return;
+  assignment->set_nonce(base::Sha256Hex(absl::StrCat("nonce/", job.secret())));
+  for (const v1::Placement& placement : placements) {
+    if (placement.rank() == 0) assignment->set_nonce_node_id(placement.node_id());
+  }
+}
+
 Introduction<link::v1::ToHost> JobMemory::IntroduceHost(const v1::DesiredJob& job,
                                                         bool preflight_only) const {
   Introduction<link::v1::ToHost> introduction;
@@ -97,6 +114,8 @@ Introduction<link::v1::ToHost> JobMemory::IntroduceHost(const v1::DesiredJob& jo
   assignment->set_job_id(job.job_id());
   assignment->set_attempt(job.attempt());
   *assignment->mutable_spec() = job.spec();
+  assignment->set_node_id(node_id_);
+  FillNonce(job, assignment);
   assignment->set_preflight_only(preflight_only);
   assignment->set_first_step(job.restore().step());
   assignment->set_checkpoint_directory(job.checkpoint_directory());
@@ -144,6 +163,29 @@ void JobMemory::DrainSpans() {
 std::string JobMemory::DescribeSpans(int rank, absl::Duration now) const {
   const auto found = spans_.find(rank);
   return found == spans_.end() ? std::string() : found->second.Describe(now);
+}
+
+absl::StatusOr<v1::SpanChunk> JobMemory::ReadSpans(int64_t attempt, int rank, int64_t first_step) {
+  const auto found = spans_.find(rank);
+  if (!attempt_.has_value() || attempt_number_ != attempt || found == spans_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("rank ", rank, " of attempt ", attempt, " does not run here"));
+  }
+  RecentSpans& recent = found->second;
+  recent.Drain();
+  v1::SpanChunk chunk;
+  chunk.set_num_lost(recent.num_lost());
+  for (const telemetry::Span& span : recent.Since(first_step)) {
+    telemetry::v1::Span* out = chunk.add_spans();
+    out->set_begin_nanos(span.begin_nanos);
+    out->set_end_nanos(span.end_nanos);
+    out->set_instruction(span.instruction);
+    out->set_step(span.step);
+    out->set_bytes(span.bytes);
+    out->set_lane(span.lane);
+    out->set_code(span.code);
+  }
+  return chunk;
 }
 
 std::vector<checkpoint::SealedSnapshot> JobMemory::ListSnapshots() const {

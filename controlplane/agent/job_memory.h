@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "controlplane/agent/recent_spans.h"
 #include "proto/agent.pb.h"
@@ -51,6 +52,9 @@ class JobMemory {
   void DrainSpans();
   // What the rank does and completed last, as RecentSpans::Describe says it; "" of the host.
   std::string DescribeSpans(int rank, absl::Duration now) const;
+  // Takes what the rank wrote of spans, and gives those it has of `first_step` and later ones.
+  // Errors: NotFound - the rank does not run here in that attempt.
+  absl::StatusOr<v1::SpanChunk> ReadSpans(int64_t attempt, int rank, int64_t first_step);
   // Sealed snapshots of all ranks here.
   std::vector<checkpoint::SealedSnapshot> ListSnapshots() const;
   void MarkPersisted(const checkpoint::SealedSnapshot& snapshot);
@@ -59,12 +63,14 @@ class JobMemory {
 
  private:
   void RemoveSocketDirectory();
+  void FillNonce(const v1::DesiredJob& job, link::v1::HostAssignment* assignment) const;
   const job::LocalRank* FindRank(int rank) const;
 
   const std::string node_id_;
   const std::string socket_prefix_;
   std::string socket_directory_;
   std::optional<job::AttemptMemory> attempt_;
+  int64_t attempt_number_ = 0;        // of attempt_
   std::map<int, RecentSpans> spans_;  // by rank; of attempt_
   std::map<int, std::unique_ptr<base::SharedMemory>> snapshots_;
 };

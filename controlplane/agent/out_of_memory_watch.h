@@ -16,7 +16,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "runtime/base/memory_limit.h"
+#include "runtime/base/resource_limit.h"
 
 namespace megascale::agent {
 

@@ -85,7 +85,7 @@ TEST(OutOfMemoryTest, AProcessThatSomebodyKilledDidNotRunOut) {
 // A control group of version 1 or 2 below this process's own, with a limit; "" where none can be
 // made.
 std::string MakeLimitedGroup(int64_t bytes) {
-  for (const base::MemoryGroup& own : base::MemoryGroups()) {
+  for (const base::ControlGroup& own : base::ControlGroupsOf("memory")) {
     const std::string group = absl::StrCat(own.directory, "/megascale-test-", ::getpid());
     if (::mkdir(group.c_str(), 0755) != 0) continue;
     const base::UniqueFd limit(::open(

@@ -1,6 +1,7 @@
 #include "controlplane/agent/recent_spans.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -29,11 +30,24 @@ void RecentSpans::Drain() {
   num_lost_ += reader_.Drain(&drained_);
   num_seen_ += static_cast<int64_t>(drained_.size());
   if (drained_.empty()) return;
+  history_.insert(history_.end(), drained_.begin(), drained_.end());
+  if (history_.size() > kHistorySpans) {
+    history_.erase(history_.begin(), history_.end() - static_cast<ptrdiff_t>(kHistorySpans));
+  }
   newest_.insert(newest_.end(), drained_.begin(), drained_.end());
   const size_t kept = std::min(newest_.size(), kSpansKept);
   std::partial_sort(newest_.begin(), newest_.begin() + static_cast<ptrdiff_t>(kept), newest_.end(),
                     [](const Span& a, const Span& b) { return a.end_nanos > b.end_nanos; });
   newest_.resize(kept);
+}
+
+std::vector<Span> RecentSpans::Since(int64_t first_step) const {
+  std::vector<Span> since;
+  const auto is_wanted = [&](const Span& span) { return span.step >= first_step; };
+  std::copy_if(history_.begin(), history_.end(), std::back_inserter(since), is_wanted);
+  const std::vector<Span> open = reader_.Open();
+  std::copy_if(open.begin(), open.end(), std::back_inserter(since), is_wanted);
+  return since;
 }
 
 std::string RecentSpans::Describe(absl::Duration now) const {

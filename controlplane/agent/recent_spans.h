@@ -1,8 +1,10 @@
 // The last instructions of one rank: drains its ring of spans and keeps the newest ones, to say
-// what it did before it died or stood still. Private to this folder. Threads: one at a time.
+// what it did before it died or stood still, and for traces. Private to this folder. Threads: one
+// at a time.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,11 @@ namespace megascale::agent {
 
 class RecentSpans {
  public:
+  // Spans that are kept: 10 steps of a rank that takes 64 micro-batches through 4 chunks (about 6
+  // instructions for each), 250 of one with 10 micro-batches and one chunk. As they are 48 bytes
+  // each, at most 0.8 MB a rank; as a message, less than 1 MiB.
+  static constexpr size_t kHistorySpans = 16384;
+
   // Requires: `region` outlives the object and has a ring `index`.
   RecentSpans(const base::SharedMemory* region, int index) : reader_(region, index) {}
 
@@ -24,6 +31,10 @@ class RecentSpans {
   // was ever begun. Drain() first.
   std::string Describe(absl::Duration now) const;
 
+  // Those kept of step `first_step` and later ones: what has ended, each lane in its order, then
+  // what runs. Drain() first.
+  std::vector<telemetry::Span> Since(int64_t first_step) const;
+
   int64_t num_seen() const { return num_seen_; }
   int64_t num_lost() const { return num_lost_; }  // overwritten before they could be read
 
@@ -31,6 +42,7 @@ class RecentSpans {
   telemetry::SpanReader reader_;
   std::vector<telemetry::Span> drained_;  // scratch
   std::vector<telemetry::Span> newest_;   // by end, newest first
+  std::deque<telemetry::Span> history_;   // as drained, at most kHistorySpans
   int64_t num_seen_ = 0;
   int64_t num_lost_ = 0;
 };

@@ -55,5 +55,35 @@ TEST(RecentSpansTest, KeepsOnlyTheNewestOfMany) {
   EXPECT_EQ(recent.num_seen() + recent.num_lost(), 5000);
 }
 
+TEST(RecentSpansTest, KeepsAHistoryForTracesUpToItsBound) {
+  const auto region =
+      base::SharedMemory::Create("recent_spans_test", telemetry::SpanBytes(1)).value();
+  SpanWriter writer(region.get(), 0);
+  RecentSpans recent(region.get(), 0);
+  const auto size = static_cast<int64_t>(RecentSpans::kHistorySpans);
+  for (int64_t i = 1; i <= size + 500; ++i) {
+    Write(&writer, InstructionId(OpKind::kForward, 0, static_cast<int>(i)), i, i);
+    if (i % 1000 == 0) recent.Drain();
+  }
+  recent.Drain();
+  std::vector<telemetry::Span> spans = recent.Since(0);
+  ASSERT_EQ(spans.size(), RecentSpans::kHistorySpans);
+  EXPECT_EQ(spans.front().step, 501);
+  EXPECT_EQ(spans.back().step, size + 500);
+  EXPECT_EQ(recent.num_lost(), 0);
+
+  writer.Begin({.begin_nanos = 7,
+                .instruction = InstructionId(OpKind::kBackward, 0, 1).packed(),
+                .step = size + 501,
+                .lane = 2});
+  recent.Drain();
+  spans = recent.Since(size + 499);
+  ASSERT_EQ(spans.size(), 3u);
+  EXPECT_EQ(spans[0].step, size + 499);
+  EXPECT_EQ(spans[2].lane, 2);
+  EXPECT_EQ(spans[2].end_nanos, 0);  // it runs
+  EXPECT_TRUE(recent.Since(size + 502).empty());
+}
+
 }  // namespace
 }  // namespace megascale::agent

@@ -93,8 +93,8 @@ int RunWorker(int link) {
     const auto frame = base::ReceiveFrame(link, kStepTime);
     if (!frame.ok() && !absl::IsDeadlineExceeded(frame.status())) return 9;
     if (!frame.ok()) {
-      heartbeat.SetStep(++step);
-      WriteSpan(&spans, step);
+      WriteSpan(&spans, ++step);
+      heartbeat.SetStep(step);
       SendStep(link, step);
       continue;
     }
@@ -147,6 +147,7 @@ int RunAgentFromArguments(char** argv) {
   AgentOptions options;
   options.driver_address = argv[2];
   options.run_directory = argv[3];
+  if (!absl::ParseDuration(argv[4], &options.drain_timeout)) return 2;
   options.node_id = "n0";
   options.num_slots = 2;
   const absl::Status status = RunAgent(options);

@@ -127,7 +127,7 @@ TEST(JobClientCreateTest, PlaintextBeyondThisMachineIsRefused) {
   EXPECT_EQ(
       std::string(JobClient::Create(options).status().message()),
       "node:7077 is a TCP address: it needs --tls-ca, --tls-cert and --tls-key; --insecure is "
-      "for loopback addresses");
+      "for loopback addresses (127.0.0.1, [::1], localhost)");
   options.address = *ParseAddress("localhost:7077");
   EXPECT_TRUE(JobClient::Create(options).ok());
   options.insecure = false;
@@ -137,7 +137,7 @@ TEST(JobClientCreateTest, PlaintextBeyondThisMachineIsRefused) {
   options.tls.ca = "/nonexistent.pem";
   EXPECT_EQ(std::string(JobClient::Create(options).status().message()),
             "mutual TLS needs all three of --tls-ca, --tls-cert and --tls-key");
-  options.tls.cert = options.tls.key = options.tls.ca;
+  options.tls.certificate = options.tls.key = options.tls.ca;
   EXPECT_EQ(JobClient::Create(options).status().code(), absl::StatusCode::kInvalidArgument);
 }
 

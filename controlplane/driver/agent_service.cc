@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/driver_loop.h"
 #include "proto/agent.grpc.pb.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/comm/embedded_store.h"
 
 namespace megascale::driver {
@@ -18,25 +20,33 @@ namespace {
 
 namespace pb = megascale::agent::v1;
 
-constexpr int kProtocolVersion = 1;
 // Replies and requests that wait to be written to one agent; beyond it the stream is ended, and the
 // agent asks again on its next one.
 constexpr size_t kOutgoingMax = 100'000;
+// Of names that the driver keeps for good and shows.
+constexpr size_t kHelloTextBytesMax = 255;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
 absl::Status CheckHello(const pb::Hello& hello) {
-  if (hello.protocol_version() != kProtocolVersion) {
+  if (hello.protocol_version() != pb::PROTOCOL_VERSION_CURRENT) {
     return absl::FailedPreconditionError(
         absl::StrCat("node ", hello.node_id(), ": speaks version ", hello.protocol_version(),
-                     " of the agents' protocol, this driver speaks ", kProtocolVersion,
+                     " of the agents' protocol, this driver speaks ", pb::PROTOCOL_VERSION_CURRENT,
                      "; use one version of megascale on all machines"));
   }
   if (hello.node_id().empty() || hello.incarnation().empty() || hello.num_slots() < 0) {
     return absl::InvalidArgumentError(
         "the first message of an agent needs node_id, incarnation and num_slots");
+  }
+  for (const std::string* text : {&hello.node_id(), &hello.incarnation(), &hello.machine_id(),
+                                  &hello.instruction_set(), &hello.hostname()}) {
+    if (text->size() <= kHelloTextBytesMax && base::Printable(*text) == *text) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the first message of an agent has '", base::Printable(*text, 60),
+        "'; expected texts of at most ", kHelloTextBytesMax, " bytes without control characters"));
   }
   return absl::OkStatus();
 }
@@ -48,7 +58,11 @@ struct AgentStreams::Impl {
   class Session;
   class Service;
 
-  void Answer(const pb::LogChunk& chunk);
+  // Gives a fetched piece to who waits for it.
+  void Answer(const std::string& request_id, pb::AgentUp piece);
+  // Asks an agent; the question is made for a request id.
+  absl::StatusOr<pb::AgentUp> Ask(const std::string& node_id, absl::Duration timeout,
+                                  const std::function<pb::AgentDown(const std::string&)>& question);
   void HandleStore(const pb::StoreRequest& request, const std::shared_ptr<Session>& session);
 
   DriverLoop* loop = nullptr;
@@ -56,8 +70,8 @@ struct AgentStreams::Impl {
   comm::InProcessStore store;
   std::mutex mutex;
   std::map<std::string, int64_t> attempts;
-  std::map<std::string, std::weak_ptr<Session>> sessions;     // by node
-  std::map<std::string, std::promise<pb::LogChunk>> fetches;  // by request id
+  std::map<std::string, std::weak_ptr<Session>> sessions;    // by node
+  std::map<std::string, std::promise<pb::AgentUp>> fetches;  // by request id
   int64_t num_fetches = 0;
 };
 
@@ -106,7 +120,8 @@ class AgentStreams::Impl::Session : public AgentLink,
       impl_->loop->OnReport(node_id_, std::move(*up_.mutable_actual()),
                             [session = shared_from_this()] { session->ReadNext(); });
     } else {
-      if (up_.has_log()) impl_->Answer(up_.log());
+      if (up_.has_log()) impl_->Answer(up_.log().request_id(), up_);
+      if (up_.has_spans()) impl_->Answer(up_.spans().request_id(), up_);
       for (const auto& request : up_.store().requests()) {
         impl_->HandleStore(request, shared_from_this());
       }
@@ -124,6 +139,10 @@ class AgentStreams::Impl::Session : public AgentLink,
     }
     WriteNext();
   }
+
+  // The client went, or the server ends. While the loop digests a report nothing reads the stream,
+  // and a loop that has stopped drops the report: then only this ends the stream.
+  void OnCancel() override { Close(absl::CancelledError("the stream was cancelled")); }
 
   void OnDone() override {
     if (!node_id_.empty()) impl_->loop->OnGone(node_id_, this);
@@ -212,12 +231,41 @@ class AgentStreams::Impl::Service : public pb::AgentService::CallbackService {
   const std::weak_ptr<Impl> impl_;
 };
 
-void AgentStreams::Impl::Answer(const pb::LogChunk& chunk) {
+void AgentStreams::Impl::Answer(const std::string& request_id, pb::AgentUp piece) {
   std::lock_guard<std::mutex> lock(mutex);
-  const auto it = fetches.find(chunk.request_id());
+  const auto it = fetches.find(request_id);
   if (it == fetches.end()) return;
-  it->second.set_value(chunk);
+  it->second.set_value(std::move(piece));
   fetches.erase(it);
+}
+
+absl::StatusOr<pb::AgentUp> AgentStreams::Impl::Ask(
+    const std::string& node_id, absl::Duration timeout,
+    const std::function<pb::AgentDown(const std::string&)>& question) {
+  std::shared_ptr<Session> session;
+  std::string request_id;
+  std::future<pb::AgentUp> future;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto it = sessions.find(node_id);
+    if (it != sessions.end()) session = it->second.lock();
+    if (session == nullptr) {
+      return absl::UnavailableError(absl::StrCat("node ", node_id, ": is not connected"));
+    }
+    request_id = absl::StrCat("fetch-", ++num_fetches);
+    future = fetches[request_id].get_future();
+  }
+  session->Send(question(request_id));
+  const bool answered =
+      future.wait_for(absl::ToChronoMilliseconds(timeout)) == std::future_status::ready;
+  if (!answered) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (fetches.erase(request_id) > 0) {
+      return absl::DeadlineExceededError(absl::StrCat("node ", node_id, ": did not answer within ",
+                                                      absl::FormatDuration(timeout)));
+    }
+  }
+  return future.get();
 }
 
 void AgentStreams::Impl::HandleStore(const pb::StoreRequest& request,
@@ -264,37 +312,42 @@ void AgentStreams::SetAttempts(const std::map<std::string, int64_t>& attempts) {
   }
 }
 
+namespace {
+
+absl::Status OtherAnswer(const std::string& node_id) {
+  return absl::InternalError(absl::StrCat("node ", node_id, ": answered another question"));
+}
+
+}  // namespace
+
 absl::StatusOr<pb::LogChunk> AgentStreams::Fetch(const std::string& node_id, pb::FetchLog request,
                                                  absl::Duration timeout) {
-  std::shared_ptr<Impl::Session> session;
-  std::future<pb::LogChunk> future;
-  {
-    std::lock_guard<std::mutex> lock(impl_->mutex);
-    const auto it = impl_->sessions.find(node_id);
-    if (it != impl_->sessions.end()) session = it->second.lock();
-    if (session == nullptr) {
-      return absl::UnavailableError(absl::StrCat("node ", node_id, ": is not connected"));
-    }
-    request.set_request_id(absl::StrCat("log-", ++impl_->num_fetches));
-    future = impl_->fetches[request.request_id()].get_future();
-  }
-  pb::AgentDown down;
-  *down.mutable_fetch_log() = request;
-  session->Send(std::move(down));
-  const bool answered =
-      future.wait_for(absl::ToChronoMilliseconds(timeout)) == std::future_status::ready;
-  if (!answered) {
-    std::lock_guard<std::mutex> lock(impl_->mutex);
-    if (impl_->fetches.erase(request.request_id()) > 0) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "node ", node_id, ": did not send its log within ", absl::FormatDuration(timeout)));
-    }
-  }
-  pb::LogChunk chunk = future.get();
-  if (chunk.code() == 0) return chunk;
-  return absl::Status(static_cast<absl::StatusCode>(chunk.code()),
+  ASSIGN_OR_RETURN(pb::AgentUp up, impl_->Ask(node_id, timeout, [&](const std::string& id) {
+    pb::AgentDown down;
+    *down.mutable_fetch_log() = request;
+    down.mutable_fetch_log()->set_request_id(id);
+    return down;
+  }));
+  if (!up.has_log()) return OtherAnswer(node_id);
+  if (up.log().code() == 0) return std::move(*up.mutable_log());
+  return absl::Status(static_cast<absl::StatusCode>(up.log().code()),
                       absl::StrCat("node ", node_id, ": has no log of rank ", request.rank(),
                                    " of attempt ", request.attempt()));
+}
+
+absl::StatusOr<pb::SpanChunk> AgentStreams::Fetch(const std::string& node_id,
+                                                  pb::FetchSpans request, absl::Duration timeout) {
+  ASSIGN_OR_RETURN(pb::AgentUp up, impl_->Ask(node_id, timeout, [&](const std::string& id) {
+    pb::AgentDown down;
+    *down.mutable_fetch_spans() = request;
+    down.mutable_fetch_spans()->set_request_id(id);
+    return down;
+  }));
+  if (!up.has_spans()) return OtherAnswer(node_id);
+  if (up.spans().code() == 0) return std::move(*up.mutable_spans());
+  return absl::Status(static_cast<absl::StatusCode>(up.spans().code()),
+                      absl::StrCat("node ", node_id, ": does not run rank ", request.rank(),
+                                   " in attempt ", request.attempt()));
 }
 
 }  // namespace megascale::driver

@@ -1,5 +1,5 @@
 // The driver's side of the agents' streams: carries reports to the event loop and desired states
-// back, serves the embedded store, and fetches pieces of log files.
+// back, serves the embedded store, and fetches pieces of log files and spans.
 // Threads: public functions from any thread.
 #pragma once
 
@@ -37,6 +37,13 @@ class AgentStreams {
   absl::StatusOr<megascale::agent::v1::LogChunk> Fetch(const std::string& node_id,
                                                        megascale::agent::v1::FetchLog request,
                                                        absl::Duration timeout);
+
+  // Spans of a rank, or the agent's clock. Blocking: at most `timeout`.
+  // Errors: Unavailable - the node is not connected; NotFound - the rank does not run that attempt
+  // there; DeadlineExceeded.
+  absl::StatusOr<megascale::agent::v1::SpanChunk> Fetch(const std::string& node_id,
+                                                        megascale::agent::v1::FetchSpans request,
+                                                        absl::Duration timeout);
 
  private:
   struct Impl;

@@ -1,90 +1,20 @@
 #include "controlplane/driver/driver_core.h"
 
-#include <google/protobuf/util/message_differencer.h>
-
 #include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "controlplane/driver/placement.h"
-#include "controlplane/driver/preflight_check.h"
-#include "controlplane/driver/recovery.h"
+#include "controlplane/driver/transition.h"
 #include "runtime/base/check.h"
+#include "runtime/base/text/shortlist.h"
 
 namespace megascale::driver {
-namespace {
 
-namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
-using google::protobuf::util::MessageDifferencer;
-
-// True when agents are told the same in both stages.
-bool IsHold(pb::Stage stage) {
-  return stage == pb::STAGE_FENCE || stage == pb::STAGE_BACKOFF ||
-         stage == pb::STAGE_WAIT_FOR_SLOTS;
-}
-
-std::string CancelledMessage(const JobRecord& job) {
-  if (job.committed_size() == 0) return "cancelled";
-  const auto& newest = *job.committed().rbegin();
-  return absl::StrCat("cancelled; newest checkpoint: step ", newest.step(), " in ",
-                      newest.directory());
-}
-
-// One event being applied. Every handler returns false when it refuses the event.
-class Transition {
- public:
-  Transition(const Event& event, DriverState* state) : event_(event), state_(*state) {}
-
-  bool Run();
-
- private:
-  bool OnSubmitted(const pb::JobSubmitted& submitted);
-  bool OnCancel(const pb::CancelRequested& cancel);
-  bool OnNodeJoined(const agent::Hello& hello);
-  bool OnNodeLost(const pb::NodeLost& lost);
-  bool OnPreflightPassed(const pb::PreflightPassed& passed);
-  bool OnPreflightRefused(const pb::PreflightRefused& refused);
-  bool OnTrainingStarted(const pb::TrainingStarted& started);
-  bool OnProgress(const pb::AttemptProgressed& progressed);
-  bool OnRankFailed(const pb::RankFailed& failed);
-  bool OnRankEnded(const pb::RankEnded& ended);
-  bool OnNodeFenced(const pb::NodeFenced& fenced);
-  bool OnShardsStored(const pb::ShardsStored& stored);
-  bool OnManifestWritten(const pb::ManifestWritten& written);
-  bool OnBackoffElapsed(const pb::BackoffElapsed& elapsed);
-  bool OnStageTimedOut(const pb::StageTimedOut& timed_out);
-  bool OnRetentionEnded(const pb::RetentionEnded& ended);
-
-  // What follows without another event, for every job in the order of submission.
-  void Settle();
-  void SettlePreflight(JobRecord* job);
-  void SettleRun(JobRecord* job);
-  void SettleStop(JobRecord* job);
-  void SettleFence(JobRecord* job);
-  void AfterFailure(JobRecord* job);
-
-  // The job in its present attempt; null when the event is of another one or the job is at its end.
-  JobRecord* Current(const std::string& job_id, int64_t attempt);
-  void Enter(JobRecord* job, pb::Stage stage);
-  void Say(JobRecord* job, control::JobState job_state, const std::string& reason,
-           const std::string& message);
-  void End(JobRecord* job, control::JobState job_state, const std::string& reason,
-           const std::string& message);
-  void Complete(JobRecord* job);
-  void EndUnfenced(JobRecord* job);
-  void Fail(JobRecord* job, const Culprit& culprit);
-  void Refuse(JobRecord* job, const PreflightRefusal& refusal);
-  void LoseProcesses(const std::string& node_id, const std::string& why);
-  void StartAttempt(JobRecord* job, PlacementResult placement);
-  void StartRun(JobRecord* job, const agent::RestorePoint& restore);
-
-  const Event& event_;
-  DriverState& state_;
-};
 
 bool Transition::Run() {
   // Counted first: a stage that this event begins is newer than every version sent before it.
@@ -95,10 +25,18 @@ bool Transition::Run() {
         return OnSubmitted(event_.job_submitted());
       case Event::kCancelRequested:
         return OnCancel(event_.cancel_requested());
+      case Event::kJobsForgotten:
+        return OnJobsForgotten(event_.jobs_forgotten());
       case Event::kNodeJoined:
         return OnNodeJoined(event_.node_joined().hello());
       case Event::kNodeLost:
         return OnNodeLost(event_.node_lost());
+      case Event::kNodeEvicted:
+        return OnNodeEvicted(event_.node_evicted());
+      case Event::kNodeUncordoned:
+        return OnNodeUncordoned(event_.node_uncordoned());
+      case Event::kNodeDraining:
+        return OnNodeDraining(event_.node_draining());
       case Event::kPreflightPassed:
         return OnPreflightPassed(event_.preflight_passed());
       case Event::kPreflightRefused:
@@ -124,7 +62,7 @@ bool Transition::Run() {
       case Event::kRetentionEnded:
         return OnRetentionEnded(event_.retention_ended());
       case Event::kDriverStarted:
-        return true;
+        return OnDriverStarted(event_.driver_started());
       case Event::EVENT_NOT_SET:
         return false;
     }
@@ -167,6 +105,11 @@ void Transition::Complete(JobRecord* job) {
       absl::StrCat(job->submitted().spec().train().steps(), " steps completed"));
 }
 
+bool Transition::OnDriverStarted(const pb::DriverStarted& started) {
+  state_.set_rules(started.rules());
+  return true;
+}
+
 // --- requests ---------------------------------------------------------------------------------
 
 bool Transition::OnSubmitted(const pb::JobSubmitted& submitted) {
@@ -187,60 +130,23 @@ bool Transition::OnCancel(const pb::CancelRequested& cancel) {
     End(job, control::JOB_STATE_CANCELLED, "CancelRequested", "cancelled before it started");
     return true;
   }
-  Enter(job, job->stage() == pb::STAGE_RUN ? pb::STAGE_STOP : pb::STAGE_FENCE);
+  const bool runs = job->stage() == pb::STAGE_RUN || job->stage() == pb::STAGE_LEAVE;
+  Enter(job, runs ? pb::STAGE_STOP : pb::STAGE_FENCE);
   Say(job, control::JOB_STATE_CANCELLING, "CancelRequested",
       job->stage() == pb::STAGE_STOP ? "the ranks stop at the end of a step"
                                      : "waits for its processes to end");
   return true;
 }
 
-// --- nodes ------------------------------------------------------------------------------------
-
-bool Transition::OnNodeJoined(const agent::Hello& hello) {
-  NodeRecord* node = FindNode(&state_, hello.node_id());
-  if (node == nullptr) {
-    node = AddNode(&state_, hello.node_id());
-  } else if (node->hello().incarnation() != hello.incarnation()) {
-    LoseProcesses(hello.node_id(), "its agent was restarted, its processes died with it");
-  } else if (node->alive() && MessageDifferencer::Equals(node->hello(), hello)) {
-    return false;
-  }
-  *node->mutable_hello() = hello;
-  node->set_alive(true);
+bool Transition::OnJobsForgotten(const pb::JobsForgotten& forgotten) {
+  const std::set<std::string> ids(forgotten.job_ids().begin(), forgotten.job_ids().end());
+  auto* jobs = state_.mutable_jobs();
+  const auto kept = std::remove_if(jobs->begin(), jobs->end(), [&](const JobRecord& job) {
+    return IsTerminal(job) && ids.count(JobId(job)) > 0;
+  });
+  if (kept == jobs->end()) return false;
+  jobs->erase(kept, jobs->end());
   return true;
-}
-
-bool Transition::OnNodeLost(const pb::NodeLost& lost) {
-  NodeRecord* node = FindNode(&state_, lost.node_id());
-  if (node == nullptr || !node->alive() || node->hello().incarnation() != lost.incarnation()) {
-    return false;
-  }
-  node->set_alive(false);
-  LoseProcesses(lost.node_id(), lost.why());
-  return true;
-}
-
-void Transition::LoseProcesses(const std::string& node_id, const std::string& why) {
-  for (JobRecord& job : *state_.mutable_jobs()) {
-    const std::vector<std::string> nodes = NodesOf(job);
-    if (!HoldsSlots(job) || std::find(nodes.begin(), nodes.end(), node_id) == nodes.end()) continue;
-    auto* fenced = job.mutable_fenced();
-    fenced->erase(std::remove_if(fenced->begin(), fenced->end(),
-                                 [&](const auto& entry) { return entry.node_id() == node_id; }),
-                  fenced->end());
-    for (const auto& placement : job.placements()) {
-      if (placement.node_id() != node_id || FindEnded(job, placement.rank()) != nullptr) continue;
-      auto* ended = job.add_ended();
-      ended->set_rank(placement.rank());
-      ended->set_failed(true);
-    }
-    Culprit culprit;
-    culprit.set_node_id(node_id);
-    culprit.set_rank(-1);
-    culprit.set_failure_class(telemetry::FAILURE_CLASS_UNREACHABLE);
-    culprit.set_evidence(why);
-    Fail(&job, culprit);
-  }
 }
 
 // --- the attempt's life -----------------------------------------------------------------------
@@ -299,65 +205,89 @@ bool Transition::OnRankFailed(const pb::RankFailed& failed) {
     if (job->host_failed()) return false;
     job->set_host_failed(true);
   }
-  Culprit culprit;
+  pb::Failure found;
+  if (failed.has_noticed_at()) *found.mutable_noticed_at() = failed.noticed_at();
+  Culprit& culprit = *found.mutable_culprit();
   culprit.set_node_id(failed.node_id());
   culprit.set_rank(failed.rank());
   culprit.set_failure_class(failed.failure().failure_class());
   culprit.set_evidence(failed.failure().message());
-  Fail(job, culprit);
+  Fail(job, std::move(found));
   return true;
 }
 
 bool Transition::OnRankEnded(const pb::RankEnded& ended) {
   JobRecord* job = Current(ended.job_id(), ended.attempt());
   if (job == nullptr || FindEnded(*job, ended.rank()) != nullptr) return false;
-  if (job->stage() != pb::STAGE_RUN && job->stage() != pb::STAGE_STOP) return false;
+  if (job->stage() != pb::STAGE_RUN && !StopsAtStep(*job)) return false;
   auto* record = job->add_ended();
   record->set_rank(ended.rank());
   record->set_step(ended.step());
   record->set_stopped(ended.stopped());
   if (job->stage() == pb::STAGE_RUN && ended.stopped()) {
     record->set_failed(true);
-    Culprit culprit;
+    pb::Failure found;
+    Culprit& culprit = *found.mutable_culprit();
     culprit.set_node_id(NodeOfRank(*job, ended.rank()));
     culprit.set_rank(ended.rank());
     culprit.set_failure_class(telemetry::FAILURE_CLASS_EXITED);
     culprit.set_evidence(absl::StrCat("stopped at step ", ended.step(), " without being asked"));
-    Fail(job, culprit);
+    Fail(job, std::move(found));
   }
   return true;
 }
 
-void Transition::Fail(JobRecord* job, const Culprit& found) {
+void Transition::Fail(JobRecord* job, pb::Failure found) {
   if (job->has_cancel()) return;
+  const Culprit& culprit = found.culprit();
+  if (job->has_leave()) {
+    if (job->stage() != pb::STAGE_LEAVE) return;
+    Enter(job, pb::STAGE_FENCE);
+    Say(job, control::JOB_STATE_RECOVERING, job->leave().reason(),
+        absl::StrCat("leaves node ", job->leave().node_id(),
+                     " without a checkpoint of its own, for ", Describe(culprit)));
+    return;
+  }
   const bool first = job->stage() == pb::STAGE_PREFLIGHT || job->stage() == pb::STAGE_RUN;
-  const bool better = job->stage() == pb::STAGE_FENCE && IsBetterCulprit(found, job->culprit());
-  if (!first && !better) return;
-  *job->mutable_culprit() = found;
-  job->mutable_culprit()->set_attempt(job->attempt());
+  if (!first && job->stage() != pb::STAGE_FENCE) return;
+  found.mutable_culprit()->set_attempt(job->attempt());
+  if (first) {
+    job->clear_failures();
+    job->set_num_failures(0);
+  } else if (job->failures().empty()) {  // as an older driver left it
+    *job->add_failures()->mutable_culprit() = job->culprit();
+    job->set_num_failures(1);
+  }
+  const bool better = first || IsBetterCause(found, job->failures(0));
+  AddFailure(found, better, job);
+  if (!better) return;
+  *job->mutable_culprit() = culprit;
   if (first) {
     job->clear_fenced();
     Enter(job, pb::STAGE_FENCE);
   }
-  Say(job, control::JOB_STATE_RECOVERING, ReasonOf(found), Describe(found));
+  Say(job, control::JOB_STATE_RECOVERING, ReasonOf(culprit), Describe(culprit));
 }
 
 bool Transition::OnNodeFenced(const pb::NodeFenced& fenced) {
   JobRecord* job = Current(fenced.job_id(), fenced.attempt());
   if (job == nullptr || IsFenced(*job, fenced.node_id())) return false;
-  if (!IsHold(job->stage()) && job->stage() != pb::STAGE_STOP) return false;
+  if (!IsHold(job->stage()) && !StopsAtStep(*job)) return false;
   const std::vector<std::string> live = LiveNodesOf(state_, *job);
   if (std::find(live.begin(), live.end(), fenced.node_id()) == live.end()) return false;
   auto* entry = job->add_fenced();
   entry->set_node_id(fenced.node_id());
-  *entry->mutable_snapshots() = fenced.snapshots();
+  // A node that is to be free does not keep them.
+  if (TakesRanks(*FindNode(state_, fenced.node_id()))) {
+    *entry->mutable_snapshots() = fenced.snapshots();
+  }
   return true;
 }
 
 bool Transition::OnShardsStored(const pb::ShardsStored& stored) {
   JobRecord* job = Current(stored.job_id(), stored.attempt());
   if (job == nullptr) return false;
-  if (job->stage() != pb::STAGE_RUN && job->stage() != pb::STAGE_STOP) return false;
+  if (job->stage() != pb::STAGE_RUN && !StopsAtStep(*job)) return false;
   for (const auto& manifest : job->committed()) {
     if (manifest.attempt() == stored.attempt() && manifest.step() == stored.step()) return false;
   }
@@ -376,6 +306,7 @@ bool Transition::OnManifestWritten(const pb::ManifestWritten& written) {
     if (known.attempt() == manifest.attempt() && known.step() == manifest.step()) return false;
   }
   *committed->Add() = manifest;
+  committed->rbegin()->set_committed_unix_nanos(event_.time_unix_nanos());
   std::stable_sort(committed->begin(), committed->end(),
                    [](const auto& a, const auto& b) { return a.step() < b.step(); });
   const int keep = std::max(1, job->submitted().spec().checkpoint().keep());
@@ -406,8 +337,17 @@ bool Transition::OnStageTimedOut(const pb::StageTimedOut& timed_out) {
         "did not stop in time; waits for its processes to be killed");
     return true;
   }
+  if (stage == pb::STAGE_LEAVE) {
+    Enter(job, pb::STAGE_FENCE);
+    Say(job, control::JOB_STATE_RECOVERING, job->leave().reason(),
+        absl::StrCat("leaves node ", job->leave().node_id(),
+                     " without a checkpoint of its own, which was not stored in time"));
+    return true;
+  }
   if (WaitsForFinalCheckpoint(*job)) {
-    Fail(job, CheckpointNotStored(*job));
+    pb::Failure found;
+    *found.mutable_culprit() = CheckpointNotStored(*job);
+    Fail(job, std::move(found));
     return true;
   }
   if (stage == pb::STAGE_RUN || AllFenced(state_, *job)) return false;
@@ -418,7 +358,7 @@ bool Transition::OnStageTimedOut(const pb::StageTimedOut& timed_out) {
 // Its processes can write nothing that counts any more, but neither can another attempt begin.
 void Transition::EndUnfenced(JobRecord* job) {
   const std::string left =
-      absl::StrCat("; ", absl::StrJoin(UnfencedNodesOf(state_, *job), ", "),
+      absl::StrCat("; ", base::Shortlist(UnfencedNodesOf(state_, *job)),
                    " could not end its processes in time: look there for processes that hang "
                    "in storage or in a device, and restart the machine if need be");
   if (job->has_cancel()) {
@@ -426,6 +366,9 @@ void Transition::EndUnfenced(JobRecord* job) {
         absl::StrCat(CancelledMessage(*job), left));
   } else if (HasAllSteps(*job)) {
     Complete(job);
+  } else if (job->has_leave()) {
+    End(job, control::JOB_STATE_FAILED, job->leave().reason(),
+        absl::StrCat("left node ", job->leave().node_id(), left));
   } else {
     End(job, control::JOB_STATE_FAILED, ReasonOf(job->culprit()),
         absl::StrCat(Describe(job->culprit()), left));
@@ -435,156 +378,13 @@ void Transition::EndUnfenced(JobRecord* job) {
 bool Transition::OnRetentionEnded(const pb::RetentionEnded& ended) {
   JobRecord* job = Current(ended.job_id(), ended.attempt());
   if (job == nullptr || !WaitsForRetention(state_, *job) ||
-      job->committed().rbegin()->step() != ended.step()) {
+      NewestCommittedStep(*job) != ended.step()) {
     return false;
   }
   if (job->stage() == pb::STAGE_STOP) Enter(job, pb::STAGE_FENCE);
   if (job->stage() == pb::STAGE_RUN) Complete(job);
   return true;
 }
-
-// --- what follows -----------------------------------------------------------------------------
-
-void Transition::Settle() {
-  // A job never overtakes one that was submitted earlier, so that a large one is not starved.
-  std::string waits;
-  for (JobRecord& job : *state_.mutable_jobs()) {
-    if (job.stage() == pb::STAGE_PREFLIGHT) SettlePreflight(&job);
-    if (job.stage() == pb::STAGE_RUN) SettleRun(&job);
-    if (job.stage() == pb::STAGE_STOP) SettleStop(&job);
-    if (job.stage() == pb::STAGE_FENCE) SettleFence(&job);
-    const bool queued = job.stage() == pb::STAGE_QUEUED;
-    if (!queued && (job.stage() != pb::STAGE_WAIT_FOR_SLOTS || !AllFenced(state_, job))) {
-      if (IsHold(job.stage())) waits = JobId(job);
-      continue;
-    }
-    if (queued && !waits.empty()) {
-      Say(&job, job.state(), "WaitingInQueue", absl::StrCat("waits behind job ", waits));
-      continue;
-    }
-    PlacementResult placement = PlaceJob(state_, job);
-    if (!placement.placements.empty()) {
-      StartAttempt(&job, std::move(placement));
-      continue;
-    }
-    Say(&job, job.state(), "WaitingForSlots", placement.message);
-    waits = JobId(job);
-  }
-}
-
-void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
-  const agent::RestorePoint restore = ChooseRestore(*job, placement.placements);
-  job->set_attempt(job->attempt() + 1);
-  job->set_instruction_set(placement.instruction_set);
-  *job->mutable_placements() = {placement.placements.begin(), placement.placements.end()};
-  job->clear_ended();
-  job->clear_fenced();
-  job->clear_finalize();
-  job->set_host_failed(false);
-  job->set_progressed(false);
-  if (job->has_restore()) {
-    StartRun(job, restore);
-    return;
-  }
-  job->clear_preflights();
-  Enter(job, pb::STAGE_PREFLIGHT);
-  Say(job, control::JOB_STATE_STARTING, "Preflight",
-      absl::StrCat("checks data and directories on ", absl::StrJoin(NodesOf(*job), ", ")));
-}
-
-void Transition::StartRun(JobRecord* job, const agent::RestorePoint& restore) {
-  *job->mutable_restore() = restore;
-  Enter(job, pb::STAGE_RUN);
-  Say(job, control::JOB_STATE_STARTING, "Starting",
-      absl::StrCat("attempt ", job->attempt(), " from ", Describe(restore)));
-}
-
-void Transition::SettlePreflight(JobRecord* job) {
-  if (job->preflights_size() < static_cast<int>(NodesOf(*job).size())) return;
-  const PreflightRefusal refusal = JudgePreflights(*job);
-  if (!refusal.message.empty()) return Refuse(job, refusal);
-  StartRun(job, ChooseRestore(*job, {job->placements().begin(), job->placements().end()}));
-}
-
-void Transition::Refuse(JobRecord* job, const PreflightRefusal& refusal) {
-  Culprit* culprit = job->mutable_culprit();
-  culprit->set_node_id(refusal.node_id);
-  culprit->set_rank(-1);
-  culprit->set_failure_class(telemetry::FAILURE_CLASS_REFUSED);
-  culprit->set_evidence(refusal.message);
-  culprit->set_attempt(job->attempt());
-  End(job, control::JOB_STATE_FAILED, ReasonOf(*culprit), refusal.message);
-}
-
-void Transition::SettleRun(JobRecord* job) {
-  if (job->ended_size() < WorldSize(*job)) return;
-  // Its host lives until what the last checkpoint made superfluous is deleted.
-  if (WaitsForRetention(state_, *job)) {
-    Say(job, job->state(), "Retention", "waits for older checkpoints to be deleted");
-  } else if (HasAllSteps(*job)) {
-    Complete(job);
-  } else {
-    Say(job, job->state(), "FinalCheckpoint", "waits for the last checkpoint to be stored");
-  }
-}
-
-void Transition::SettleStop(JobRecord* job) {
-  if (!AllGone(*job)) return;
-  bool stopped = job->cancel().checkpoint() && !job->host_failed() && !AllFenced(state_, *job);
-  int64_t step = 0;
-  for (const auto& ended : job->ended()) {
-    stopped = stopped && !ended.failed();
-    step = std::max(step, ended.step());
-  }
-  const bool stored = job->committed_size() > 0 && job->committed().rbegin()->step() >= step;
-  if (stopped && job->ended_size() == WorldSize(*job) && step > 0 && !stored) {
-    Say(job, job->state(), "FinalCheckpoint",
-        absl::StrCat("waits for the checkpoint of step ", step, " to be stored"));
-    return;
-  }
-  if (WaitsForRetention(state_, *job)) {
-    Say(job, job->state(), "Retention", "waits for older checkpoints to be deleted");
-    return;
-  }
-  Enter(job, pb::STAGE_FENCE);
-}
-
-void Transition::SettleFence(JobRecord* job) {
-  if (!AllFenced(state_, *job)) return;
-  if (!job->has_cancel()) {
-    AfterFailure(job);
-    return;
-  }
-  End(job, control::JOB_STATE_CANCELLED, "CancelRequested", CancelledMessage(*job));
-}
-
-void Transition::AfterFailure(JobRecord* job) {
-  const Culprit& culprit = job->culprit();
-  if (HasAllSteps(*job)) return Complete(job);
-  if (!IsRetried(culprit.failure_class())) {
-    End(job, control::JOB_STATE_FAILED, ReasonOf(culprit), Describe(culprit));
-    return;
-  }
-  StepOverCorrupt(job);
-  job->set_attempts_without_progress(job->progressed() ? 0 : job->attempts_without_progress() + 1);
-  if (job->attempts_without_progress() >
-      job->submitted().spec().fault().max_restarts_without_progress()) {
-    End(job, control::JOB_STATE_FAILED, ReasonOf(culprit),
-        absl::StrCat("gave up after ", job->attempts_without_progress(),
-                     " attempts in a row without progress; the last: ", Describe(culprit)));
-    return;
-  }
-  const absl::Duration backoff = BackoffOf(*job);
-  if (backoff == absl::ZeroDuration()) {
-    Enter(job, pb::STAGE_WAIT_FOR_SLOTS);
-    return;
-  }
-  Enter(job, pb::STAGE_BACKOFF);
-  Say(job, control::JOB_STATE_RECOVERING, ReasonOf(culprit),
-      absl::StrCat(Describe(culprit), "; next attempt in ", absl::FormatDuration(backoff)));
-}
-
-}  // namespace
 
 bool Apply(const Event& event, DriverState* state) { return Transition(event, state).Run(); }
 

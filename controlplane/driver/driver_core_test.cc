@@ -1,9 +1,10 @@
 #include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/desired_states.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controlplane/driver/test_events.h"
+#include "controlplane/driver/test_core.h"
 
 namespace megascale::driver {
 namespace {
@@ -16,79 +17,15 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-// A core with job "j" of 4 ranks and nodes n0, n1 of 2 slots. Keeps its events; at the end they are
-// replayed, and every prefix must give the state that was there.
-class DriverCoreTest : public ::testing::Test {
- protected:
-  bool Do(Event event) {
-    event.set_time_unix_nanos(1'000'000'000 * ++seconds_);
-    const bool accepted = Apply(event, &state_);
-    events_.push_back(std::move(event));
-    states_.push_back(state_.SerializeAsString());
-    return accepted;
-  }
-
-  void TearDown() override {
-    DriverState replayed;
-    for (size_t i = 0; i < events_.size(); ++i) {
-      Apply(events_[i], &replayed);
-      ASSERT_EQ(replayed.SerializeAsString(), states_[i]) << "after event " << i;
-      // A snapshot in between changes nothing.
-      ASSERT_TRUE(replayed.ParseFromString(states_[i]));
-    }
-  }
-
-  void SubmitAndJoin() {
-    Do(Submitted("j", SpecOf(2, 2, 30)));
-    Do(Joined("n0", "a", 2));
-    Do(Joined("n1", "a", 2));
-  }
-
-  void Run() {
-    SubmitAndJoin();
-    Do(Passed("j", 1, "n0"));
-    Do(Passed("j", 1, "n1"));
-    ASSERT_EQ(job().stage(), pb::STAGE_RUN);
-  }
-
-  void KillRank(int64_t attempt) {
-    Do(Failed(attempt, 0, "n0", telemetry::FAILURE_CLASS_EXITED));
-    Do(Fenced(attempt, "n0", {}));
-    Do(Fenced(attempt, "n1", {}));
-  }
-
-  void BackoffElapsed(int64_t attempt) {
-    Event event;
-    event.mutable_backoff_elapsed()->set_job_id("j");
-    event.mutable_backoff_elapsed()->set_attempt(attempt);
-    Do(event);
-  }
-
-  const JobRecord& job() const { return *FindJob(state_, "j"); }
-  agent::DesiredJob Desired(const std::string& node_id) const {
-    const agent::DesiredState desired = DesiredFor(state_, node_id);
-    return desired.jobs_size() == 0 ? agent::DesiredJob() : desired.jobs(0);
-  }
-  std::vector<std::string> PlacedNodes() const {
-    std::vector<std::string> nodes;
-    for (const auto& placement : job().placements()) nodes.push_back(placement.node_id());
-    return nodes;
-  }
-
-  DriverState state_;
-  std::vector<Event> events_;
-  std::vector<std::string> states_;
-  int64_t seconds_ = 0;
-};
-
 TEST_F(DriverCoreTest, JobWaitsForSlotsAndSaysWhichAreMissing) {
   Do(Submitted("j", SpecOf(2, 2, 30)));
   EXPECT_EQ(job().state(), control::JOB_STATE_PENDING);
   EXPECT_EQ(job().reason(), "WaitingForSlots");
-  EXPECT_EQ(job().message(), "needs 4 slots; no node is connected");
+  EXPECT_EQ(job().message(), "position 1 in the queue; needs 4 slots; no node is connected");
   Do(Joined("n0", "a", 2));
   Do(Joined("n1", "a", 1));
-  EXPECT_EQ(job().message(), "needs 4 slots; 2 nodes offer 3 (n0 2, n1 1)");
+  EXPECT_EQ(job().message(),
+            "position 1 in the queue; needs 4 slots; 2 nodes offer 3 (n0 2, n1 1)");
   Do(Joined("n2", "a", 1));
   EXPECT_EQ(job().state(), control::JOB_STATE_STARTING);
   EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n1", "n2"));
@@ -112,7 +49,8 @@ TEST_F(DriverCoreTest, TensorParallelPeersShareANode) {
   Do(Joined("n0", "a", 3));
   Do(Joined("n1", "a", 1));
   EXPECT_EQ(job().message(),
-            "needs 4 slots in groups of 2 on one node; 2 nodes offer 4 (n0 3, n1 1)");
+            "position 1 in the queue; needs 4 slots in groups of 2 on one node; 2 nodes offer 4 "
+            "(n0 3, n1 1)");
   Do(Joined("n2", "a", 2));
   EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n2", "n2"));
 }
@@ -122,7 +60,7 @@ TEST_F(DriverCoreTest, LaterJobDoesNotOvertakeAnEarlierOne) {
   Do(Submitted("k", SpecOf(1, 1, 30)));
   Do(Joined("n0", "a", 2));
   EXPECT_EQ(FindJob(state_, "k")->reason(), "WaitingInQueue");
-  EXPECT_EQ(FindJob(state_, "k")->message(), "waits behind job j");
+  EXPECT_EQ(FindJob(state_, "k")->message(), "position 2 in the queue, behind job j; needs 1 slot");
   Do(Joined("n1", "a", 2));
   EXPECT_EQ(job().state(), control::JOB_STATE_STARTING);
   EXPECT_EQ(FindJob(state_, "k")->reason(), "WaitingForSlots");
@@ -682,7 +620,8 @@ TEST_F(DriverCoreTest, CancelOfWhatEndedOtherwiseOrIsNotThereIsRefused) {
 TEST_F(DriverCoreTest, SlotsOfOtherJobsAreTaken) {
   Run();
   Do(Submitted("k", SpecOf(1, 1, 30)));
-  EXPECT_EQ(FindJob(state_, "k")->message(), "needs 1 slot; 2 nodes offer 0 (n0 0, n1 0)");
+  EXPECT_EQ(FindJob(state_, "k")->message(),
+            "position 1 in the queue; needs 1 slot; 2 nodes offer 0 (n0 0, n1 0)");
   Do(Cancelled(false));
   Do(Fenced(1, "n0", {}));
   Do(Fenced(1, "n1", {}));

@@ -1,11 +1,15 @@
 // The part of driver_core.h that judges requests before they become events.
 #include <google/protobuf/util/message_differencer.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/driver_core.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/nearest_name.h"
 
 namespace megascale::driver {
 
@@ -13,9 +17,37 @@ namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 using google::protobuf::util::MessageDifferencer;
 
+namespace {
+
+absl::StatusOr<const NodeRecord*> RequireNode(const DriverState& state, absl::string_view node_id) {
+  if (const NodeRecord* node = FindNode(state, node_id); node != nullptr) return node;
+  std::vector<std::string> known;
+  for (const NodeRecord& node : state.nodes()) known.push_back(node.hello().node_id());
+  const std::string nearest = base::NearestName(node_id, known);
+  return absl::NotFoundError(
+      absl::StrCat("node ", node_id, ": there is no such node",
+                   nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"),
+                   nearest.empty() ? "; `megascale status` shows those that are" : ""));
+}
+
+absl::Status CheckRoom(const DriverState& state) {
+  const auto num_open = std::count_if(state.jobs().begin(), state.jobs().end(),
+                                      [](const JobRecord& job) { return !IsTerminal(job); });
+  if (num_open < kOpenJobsMax) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the driver holds ", num_open,
+                   " jobs that have not ended, which is its most; wait for some of them, or cancel "
+                   "some (`megascale list`)"));
+}
+
+}  // namespace
+
 absl::StatusOr<bool> IsNewSubmit(const DriverState& state, const pb::JobSubmitted& submit) {
   const JobRecord* job = FindJob(state, submit.job_id());
-  if (job == nullptr) return true;
+  if (job == nullptr) {
+    RETURN_IF_ERROR(CheckRoom(state));
+    return true;
+  }
   const auto& known = job->submitted();
   const auto as_set = [](const auto& names) {
     return std::set<std::string>(names.begin(), names.end());
@@ -38,6 +70,16 @@ absl::StatusOr<bool> IsNewCancel(const DriverState& state, absl::string_view job
   return absl::FailedPreconditionError(absl::StrCat("job ", job_id, ": has ended already (",
                                                     job->reason(), ": ", job->message(),
                                                     "); there is nothing to cancel"));
+}
+
+absl::StatusOr<bool> IsNewEviction(const DriverState& state, const pb::NodeEvicted& evicted) {
+  ASSIGN_OR_RETURN(const NodeRecord* node, RequireNode(state, evicted.node_id()));
+  return !node->evicted() || node->evicted_why() != evicted.why();
+}
+
+absl::StatusOr<bool> IsNewUncordon(const DriverState& state, absl::string_view node_id) {
+  ASSIGN_OR_RETURN(const NodeRecord* node, RequireNode(state, node_id));
+  return node->evicted();
 }
 
 }  // namespace megascale::driver

@@ -12,11 +12,17 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "controlplane/client/address.h"
 #include "controlplane/driver/agent_service.h"
 #include "controlplane/driver/driver_loop.h"
 #include "controlplane/driver/job_service.h"
-#include "controlplane/driver/listen_address.h"
+#include "controlplane/driver/port/listen_address.h"
+#include "controlplane/driver/port/server_limits.h"
+#include "controlplane/driver/storage/state_check.h"
+#include "controlplane/security/credentials.h"
+#include "controlplane/security/grpc_log.h"
+#include "controlplane/security/tls_check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
@@ -26,50 +32,18 @@
 namespace megascale::driver {
 namespace {
 
-constexpr size_t kPemBytesMax = 1 << 20;
-constexpr int kMessageBytesMax = 64 << 20;
 constexpr absl::Duration kShutdownGrace = absl::Milliseconds(500);
 constexpr absl::Duration kSignalCheckInterval = absl::Milliseconds(200);
 
-bool HasTls(const TlsFiles& tls) {
-  return !tls.ca.empty() || !tls.certificate.empty() || !tls.key.empty();
-}
-
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Mutual(const TlsFiles& tls) {
-  if (tls.ca.empty() || tls.certificate.empty() || tls.key.empty()) {
-    return absl::InvalidArgumentError(
-        "mutual TLS needs all three files: --tls-ca, --tls-cert and --tls-key");
+// What somebody who starts a driver should know about its connections.
+void WarnOf(const DriverOptions& options, const client::Address& address) {
+  if (options.insecure && !address.is_unix()) {
+    base::LogWarning(absl::StrCat("--insecure: everybody on this machine can use ", address.text,
+                                  " and run jobs as this user"));
   }
-  grpc::SslServerCredentialsOptions options(
-      GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  ASSIGN_OR_RETURN(options.pem_root_certs, base::ReadFile(tls.ca, kPemBytesMax));
-  grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
-  ASSIGN_OR_RETURN(pair.private_key, base::ReadFile(tls.key, kPemBytesMax));
-  ASSIGN_OR_RETURN(pair.cert_chain, base::ReadFile(tls.certificate, kPemBytesMax));
-  options.pem_key_cert_pairs.push_back(std::move(pair));
-  return grpc::SslServerCredentials(options);
-}
-
-// Nothing listens in the clear beyond this machine.
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ChooseCredentials(
-    const DriverOptions& options, const client::Address& address) {
-  if (address.is_unix()) return grpc::InsecureServerCredentials();
-  if (HasTls(options.tls)) return Mutual(options.tls);
-  if (!options.insecure) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(address.text,
-                     ": TCP needs mutual TLS (--tls-ca, --tls-cert, --tls-key), or "
-                     "--insecure on a loopback address"));
-  }
-  if (!address.loopback) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(address.text,
-                     ": --insecure is for loopback addresses only (127.0.0.1, "
-                     "[::1], localhost); use mutual TLS"));
-  }
-  base::LogWarning(absl::StrCat("--insecure: everybody on this machine can use ", address.text,
-                                " and run jobs as this user"));
-  return grpc::InsecureServerCredentials();
+  if (!options.tls.any()) return;
+  const std::string expiry = security::ExpiryWarning(options.tls, absl::Now());
+  if (!expiry.empty()) base::LogWarning(expiry);
 }
 
 sigset_t EndSignals() {
@@ -98,16 +72,21 @@ struct DriverServer::Impl {
     server->Wait();
   }
 
-  absl::Status MakeLoop(const std::string& state_directory);
+  absl::Status MakeLoop(const DriverOptions& given);
   absl::Status Listen(const DriverOptions& options);
 };
 
-absl::Status DriverServer::Impl::MakeLoop(const std::string& state_directory) {
-  RETURN_IF_ERROR(base::MakeDirectories(state_directory));
-  DriverLoop::Options options;
-  options.state_directory = std::filesystem::absolute(state_directory).string();
+absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
+  if (const absl::Status made = base::MakeDirectories(given.state_directory); !made.ok()) {
+    return absl::Status(made.code(), absl::StrCat(made.message(), "; give another --state-dir"));
+  }
+  DriverShell::Options options;
+  options.state_directory = std::filesystem::absolute(given.state_directory).string();
+  options.retention = given.retention;
+  options.files = &RealJobFiles();
   options.clock = &base::RealClock();
   ASSIGN_OR_RETURN(options.log, OpenRocksDbLog(absl::StrCat(options.state_directory, "/log")));
+  RETURN_IF_ERROR(CheckJobFolders(options.state_directory, options.log.get()));
   options.on_attempts = [streams = agents.get()](const std::map<std::string, int64_t>& attempts) {
     streams->SetAttempts(attempts);
   };
@@ -116,13 +95,15 @@ absl::Status DriverServer::Impl::MakeLoop(const std::string& state_directory) {
 }
 
 absl::Status DriverServer::Impl::Listen(const DriverOptions& options) {
-  ASSIGN_OR_RETURN(auto credentials, ChooseCredentials(options, address));
-  if (address.is_unix()) RETURN_IF_ERROR(PrepareSocket(address.unix_path));
+  ASSIGN_OR_RETURN(auto credentials,
+                   security::MakeServerCredentials(address, options.tls, options.insecure));
+  WarnOf(options, address);
+  RETURN_IF_ERROR(address.is_unix() ? PrepareSocket(address.unix_path) : CheckTcpAddress(address));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.AddListeningPort(address.text, credentials, &port);
-  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+  SetLimits(&builder);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // Agents on TCP ping every 10 s, so that a cut connection is noticed; that is no abuse.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
@@ -151,10 +132,13 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
   if (options.state_directory.empty()) {
     return absl::InvalidArgumentError("--state: give the directory that keeps the driver's state");
   }
+  if (options.retention.newest < 0 || options.retention.age < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("--keep-jobs, --keep-jobs-for: expected at least 0");
+  }
   auto impl = std::make_unique<Impl>();
   ASSIGN_OR_RETURN(impl->address, client::ParseAddress(options.listen_address));
   impl->agents = std::make_unique<AgentStreams>();
-  RETURN_IF_ERROR(impl->MakeLoop(options.state_directory));
+  RETURN_IF_ERROR(impl->MakeLoop(options));
   impl->jobs = MakeJobService(impl->loop.get(), impl->agents.get());
   RETURN_IF_ERROR(impl->Listen(options));
   impl->loop->Start();
@@ -169,10 +153,13 @@ absl::Status DriverServer::WaitForFailure(absl::Duration timeout) {
 int DriverServer::port() const { return impl_->port; }
 
 absl::Status RunDriver(const DriverOptions& options) {
+  security::LogRefusals();
+  ::umask(077);  // what it keeps tells what is trained and on what
   const sigset_t signals = EndSignals();
   if (const int error = ::pthread_sigmask(SIG_BLOCK, &signals, nullptr); error != 0) {
     return base::ErrnoStatus(error, "block signals");
   }
+  RaiseDescriptorLimit();
   ASSIGN_OR_RETURN(const auto server, DriverServer::Start(options));
   const timespec nothing = {};
   for (;;) {

@@ -8,15 +8,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "controlplane/driver/job_retention.h"
+#include "controlplane/security/tls_files.h"
 
 namespace megascale::driver {
-
-// PEM files of mutual TLS: all three, or none.
-struct TlsFiles {
-  std::string ca;           // that signed the certificates of agents and users
-  std::string certificate;  // of this driver
-  std::string key;
-};
 
 struct DriverOptions {
   // "unix:/path" or "host:port". A socket's folder is made owner-only, or must be so. TCP needs
@@ -25,7 +20,9 @@ struct DriverOptions {
   // Keeps log/ (RocksDB) and jobs/ID/ (job.json, metrics.jsonl, checkpoints/ by default). Made
   // owner-only where it is missing. One driver at a time.
   std::string state_directory;
-  TlsFiles tls;
+  // Which ended jobs stay in the list.
+  JobRetention retention;
+  security::TlsFiles tls;
   bool insecure = false;
 };
 

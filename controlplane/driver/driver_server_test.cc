@@ -15,6 +15,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <thread>
 
 #include "controlplane/driver/test_events.h"
 #include "proto/agent.grpc.pb.h"
@@ -88,6 +90,13 @@ class FakeAgentStream {
     *up.mutable_actual()->add_jobs() = job;
     Write(up);
   }
+  // An empty report; false once the stream has ended.
+  bool TryReport() {
+    agent::AgentUp up;
+    up.mutable_actual()->set_incarnation(incarnation_);
+    return stream_->Write(up);
+  }
+  void Cancel() { context_.TryCancel(); }
   grpc::Status Finish() {
     agent::AgentDown down;
     while (stream_->Read(&down)) {
@@ -219,7 +228,7 @@ TEST_F(DriverServerTest, SubmitIsIdempotentAndSurvivesARestart) {
   EXPECT_EQ(Submit("j", other).error_code(), grpc::StatusCode::ALREADY_EXISTS);
   Restart();
   ASSERT_TRUE(Get("j").ok());
-  EXPECT_EQ(job_.message(), "needs 1 slot; no node is connected");
+  EXPECT_EQ(job_.message(), "position 1 in the queue; needs 1 slot; no node is connected");
   ASSERT_TRUE(Submit("j", SmallSpec()).ok());
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/state/jobs/j/job.json"));
 }
@@ -320,6 +329,7 @@ TEST_F(DriverServerTest, JobRunsThroughAnAgentToItsEnd) {
   const auto watcher = jobs_->WatchJob(&watch_context, watch);
   control::WatchJobResponse seen;
   ASSERT_TRUE(watcher->Read(&seen));
+  EXPECT_TRUE(std::filesystem::exists(directory_ + "/state/jobs/j/job.json"));
   EXPECT_EQ(seen.steps_size(), 0);
 
   agent::ActualRank* rank = actual.add_ranks();
@@ -424,6 +434,66 @@ TEST_F(DriverServerTest, StoreAndLogsGoThroughTheAgentsStream) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
+TEST_F(DriverServerTest, SpansComeThroughTheAgentsStreamWithItsClock) {
+  ASSERT_TRUE(Submit("j", SmallSpec()).ok());
+  const auto stream_spans = [&](const std::string& job_id, grpc::ClientContext* context) {
+    context->set_deadline(Deadline());
+    control::StreamSpansRequest request;
+    request.set_job_id(job_id);
+    request.set_first_step(4);
+    return jobs_->StreamSpans(context, request);
+  };
+  control::StreamSpansResponse response;
+  {
+    grpc::ClientContext context;
+    const auto reader = stream_spans("nobody", &context);
+    EXPECT_FALSE(reader->Read(&response));
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::NOT_FOUND);
+  }
+  {
+    grpc::ClientContext context;
+    const auto reader = stream_spans("j", &context);
+    EXPECT_FALSE(reader->Read(&response));
+    const grpc::Status status = reader->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_THAT(status.error_message(), HasSubstr("none of its ranks has begun"));
+  }
+  FakeAgentStream stream(channel_, "one");
+  stream.AwaitPhase(agent::DesiredJob::PHASE_PREFLIGHT);
+  grpc::ClientContext context;
+  const auto reader = stream_spans("j", &context);
+  for (;;) {
+    const agent::AgentDown down = stream.Read();
+    if (down.has_desired()) continue;
+    ASSERT_TRUE(down.has_fetch_spans());
+    agent::AgentUp up;
+    up.mutable_spans()->set_request_id(down.fetch_spans().request_id());
+    up.mutable_spans()->set_monotonic_nanos(1000);
+    if (!down.fetch_spans().clock_only()) {
+      EXPECT_EQ(down.fetch_spans().job_id(), "j");
+      EXPECT_EQ(down.fetch_spans().attempt(), 1);
+      EXPECT_EQ(down.fetch_spans().rank(), 0);
+      EXPECT_EQ(down.fetch_spans().first_step(), 4);
+      up.mutable_spans()->add_spans()->set_step(5);
+      up.mutable_spans()->set_num_lost(2);
+      stream.Write(up);
+      break;
+    }
+    stream.Write(up);
+  }
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.rank(), 0);
+  EXPECT_EQ(response.attempt(), 1);
+  EXPECT_EQ(response.node_id(), "n0");
+  EXPECT_THAT(response.spans(), SizeIs(1));
+  EXPECT_EQ(response.num_lost(), 2);
+  EXPECT_EQ(response.read_nanos(), 1000);
+  EXPECT_LT(response.clock_ahead_nanos(), 0);  // this machine runs longer than a microsecond
+  EXPECT_GT(response.clock_error_nanos(), 0);
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
 TEST_F(DriverServerTest, NewerAgentOfANodeReplacesTheOlder) {
   ASSERT_TRUE(Submit("j", SmallSpec()).ok());
   FakeAgentStream older(channel_, "a");
@@ -433,6 +503,29 @@ TEST_F(DriverServerTest, NewerAgentOfANodeReplacesTheOlder) {
   newer.AwaitPhase(agent::DesiredJob::PHASE_HOLD);
 }
 
+TEST_F(DriverServerTest, ServerEndsWhileAnAgentReports) {
+  for (int round = 0; round < 5; ++round) {
+    FakeAgentStream fake(channel_, absl::StrCat("one", round));
+    fake.Read();
+    std::thread reporter([&fake] {
+      while (fake.TryReport()) {
+      }
+    });
+    std::promise<void> ended;
+    std::thread restart([&] {
+      server_.reset();
+      ended.set_value();
+    });
+    const bool in_time =
+        ended.get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+    if (!in_time) fake.Cancel();
+    reporter.join();
+    restart.join();
+    ASSERT_TRUE(in_time) << "the server waits for a stream that nothing ends";
+    Restart();
+  }
+}
+
 TEST_F(DriverServerTest, AgentOfAnotherProtocolIsRefused) {
   const auto stub = agent::AgentService::NewStub(channel_);
   grpc::ClientContext context;
@@ -440,7 +533,7 @@ TEST_F(DriverServerTest, AgentOfAnotherProtocolIsRefused) {
   const auto stream = stub->Connect(&context);
   agent::AgentUp up;
   *up.mutable_hello() = HelloOf("n0", "a", 1);
-  up.mutable_hello()->set_protocol_version(2);
+  up.mutable_hello()->set_protocol_version(agent::PROTOCOL_VERSION_CURRENT + 1);
   ASSERT_TRUE(stream->Write(up));
   agent::AgentDown down;
   EXPECT_FALSE(stream->Read(&down));

@@ -5,13 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/recovery.h"
-#include "runtime/base/checksum.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
 namespace {
 
-namespace agent = megascale::agent::v1;
 namespace pb = megascale::driver::v1;
 
 // After the grace of a cancel: time in which agents kill what is left, and, when a checkpoint was
@@ -26,64 +24,6 @@ constexpr absl::Duration kFenceTimeout = absl::Minutes(5);
 // How many progress timeouts storage may take for the last checkpoint: as long as a worker waits
 // for it.
 constexpr int kStoragePatience = 10;
-
-agent::DesiredJob::Phase PhaseOf(pb::Stage stage) {
-  switch (stage) {
-    case pb::STAGE_PREFLIGHT:
-      return agent::DesiredJob::PHASE_PREFLIGHT;
-    case pb::STAGE_RUN:
-      return agent::DesiredJob::PHASE_RUN;
-    case pb::STAGE_STOP:
-      return agent::DesiredJob::PHASE_STOP;
-    case pb::STAGE_FENCE:
-    case pb::STAGE_BACKOFF:
-    case pb::STAGE_WAIT_FOR_SLOTS:
-      return agent::DesiredJob::PHASE_HOLD;
-    default:
-      return agent::DesiredJob::PHASE_UNSPECIFIED;
-  }
-}
-
-// Peers' sockets authenticate with it; only who knows the job's seed can make it.
-std::string SecretOf(const JobRecord& job) {
-  return base::Sha256Hex(
-      absl::StrCat(job.submitted().secret_seed(), "/", JobId(job), "/", job.attempt()));
-}
-
-void FillCheckpoints(const JobRecord& job, absl::string_view node_id, agent::DesiredJob* desired) {
-  const bool first = node_id == NodeOfRank(job, 0);
-  desired->set_delete_checkpoints(first);
-  for (const auto& manifest : job.committed()) {
-    auto* id = desired->add_committed();
-    id->set_attempt(manifest.attempt());
-    id->set_step(manifest.step());
-  }
-  if (!first) return;
-  for (const int64_t step : job.finalize()) {
-    auto* id = desired->add_finalize();
-    id->set_attempt(job.attempt());
-    id->set_step(step);
-  }
-}
-
-void FillJob(const JobRecord& job, absl::string_view node_id, agent::DesiredJob* desired) {
-  desired->set_job_id(JobId(job));
-  desired->set_attempt(job.attempt());
-  *desired->mutable_spec() = job.submitted().spec();
-  desired->set_phase(PhaseOf(job.stage()));
-  *desired->mutable_placements() = job.placements();
-  desired->set_secret(SecretOf(job));
-  *desired->mutable_restore() = job.restore();
-  if (job.has_cancel()) {
-    *desired->mutable_stop_grace() = job.cancel().grace();
-    desired->set_stop_with_checkpoint(job.cancel().checkpoint());
-  }
-  desired->set_checkpoint_directory(CheckpointDirectory(job));
-  desired->set_from_checkpoint(job.submitted().from_checkpoint());
-  *desired->mutable_allow_changed() = job.submitted().allow_changed();
-  if (job.preflights_size() > 0) *desired->mutable_data() = job.preflights(0).preflight().data();
-  FillCheckpoints(job, node_id, desired);
-}
 
 // For what a job waits for in the stage that it is in.
 Timer StageTimer(const JobRecord& job, absl::string_view what, absl::Duration delay) {
@@ -111,10 +51,10 @@ JobRecord* FindJob(DriverState* state, absl::string_view job_id) {
 }
 
 const NodeRecord* FindNode(const DriverState& state, absl::string_view node_id) {
-  for (const NodeRecord& node : state.nodes()) {
-    if (node.hello().node_id() == node_id) return &node;
-  }
-  return nullptr;
+  const auto it = std::lower_bound(
+      state.nodes().begin(), state.nodes().end(), node_id,
+      [](const NodeRecord& node, absl::string_view id) { return node.hello().node_id() < id; });
+  return it != state.nodes().end() && it->hello().node_id() == node_id ? &*it : nullptr;
 }
 
 NodeRecord* FindNode(DriverState* state, absl::string_view node_id) {
@@ -131,6 +71,10 @@ NodeRecord* AddNode(DriverState* state, absl::string_view node_id) {
   return nodes->Mutable(index);
 }
 
+bool TakesRanks(const NodeRecord& node) {
+  return node.alive() && !node.evicted() && !node.draining();
+}
+
 int WorldSize(const JobRecord& job) {
   const auto& parallel = job.submitted().spec().parallel();
   return std::max(1, parallel.data_parallel_size()) *
@@ -138,16 +82,44 @@ int WorldSize(const JobRecord& job) {
          std::max(1, parallel.tensor_model_parallel_size());
 }
 
+int64_t QueuePosition(const DriverState& state, const JobRecord& job) {
+  if (job.stage() != pb::STAGE_QUEUED) return 0;
+  int64_t position = 1;
+  for (const JobRecord& other : state.jobs()) {
+    if (JobId(other) == JobId(job)) break;
+    position += other.stage() == pb::STAGE_QUEUED ? 1 : 0;
+  }
+  return position;
+}
+
 bool IsTerminal(const JobRecord& job) { return job.stage() == pb::STAGE_ENDED; }
+
+bool IsHold(pb::Stage stage) {
+  return stage == pb::STAGE_FENCE || stage == pb::STAGE_BACKOFF ||
+         stage == pb::STAGE_WAIT_FOR_SLOTS;
+}
 
 bool HoldsSlots(const JobRecord& job) {
   return job.stage() != pb::STAGE_QUEUED && job.stage() != pb::STAGE_ENDED;
 }
 
+bool StopsAtStep(const JobRecord& job) {
+  return job.stage() == pb::STAGE_STOP || job.stage() == pb::STAGE_LEAVE;
+}
+
+int64_t NewestCommittedStep(const JobRecord& job) {
+  return job.committed().empty() ? -1 : job.committed().rbegin()->step();
+}
+
 std::vector<std::string> NodesOf(const JobRecord& job) {
-  std::set<std::string> nodes;
-  for (const auto& placement : job.placements()) nodes.insert(placement.node_id());
-  return {nodes.begin(), nodes.end()};
+  std::vector<std::string> nodes;
+  for (const auto& placement : job.placements()) {
+    // Ranks of one node follow each other as a rule.
+    if (nodes.empty() || nodes.back() != placement.node_id()) nodes.push_back(placement.node_id());
+  }
+  std::sort(nodes.begin(), nodes.end());
+  nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
+  return nodes;
 }
 
 std::vector<std::string> LiveNodesOf(const DriverState& state, const JobRecord& job) {
@@ -169,6 +141,10 @@ bool IsFenced(const JobRecord& job, absl::string_view node_id) {
                      [&](const auto& fenced) { return fenced.node_id() == node_id; });
 }
 
+bool HasLeft(const JobRecord& job, const NodeRecord& node) {
+  return !TakesRanks(node) && IsHold(job.stage()) && IsFenced(job, node.hello().node_id());
+}
+
 bool HasPreflight(const JobRecord& job, absl::string_view node_id) {
   return std::any_of(job.preflights().begin(), job.preflights().end(),
                      [&](const auto& preflight) { return preflight.node_id() == node_id; });
@@ -182,9 +158,11 @@ const pb::EndedRank* FindEnded(const JobRecord& job, int rank) {
 }
 
 std::vector<std::string> UnfencedNodesOf(const DriverState& state, const JobRecord& job) {
+  std::set<absl::string_view> fenced;
+  for (const auto& entry : job.fenced()) fenced.insert(entry.node_id());
   std::vector<std::string> nodes = LiveNodesOf(state, job);
   nodes.erase(std::remove_if(nodes.begin(), nodes.end(),
-                             [&](const std::string& node_id) { return IsFenced(job, node_id); }),
+                             [&](const std::string& node_id) { return fenced.count(node_id) > 0; }),
               nodes.end());
   return nodes;
 }
@@ -194,18 +172,29 @@ bool AllFenced(const DriverState& state, const JobRecord& job) {
 }
 
 bool AllGone(const JobRecord& job) {
+  std::set<int> ended;
+  for (const auto& rank : job.ended()) ended.insert(rank.rank());
   return std::all_of(job.placements().begin(), job.placements().end(), [&](const auto& placement) {
-    return FindEnded(job, placement.rank()) != nullptr || IsFenced(job, placement.node_id());
+    return ended.count(placement.rank()) > 0 || IsFenced(job, placement.node_id());
   });
 }
 
 bool HasAllSteps(const JobRecord& job) {
-  return job.committed_size() > 0 &&
-         job.committed().rbegin()->step() >= job.submitted().spec().train().steps();
+  return NewestCommittedStep(job) >= job.submitted().spec().train().steps();
 }
 
 bool WaitsForFinalCheckpoint(const JobRecord& job) {
   return job.stage() == pb::STAGE_RUN && job.ended_size() >= WorldSize(job) && !HasAllSteps(job);
+}
+
+int64_t StepBeingStored(const DriverState& state, const JobRecord& job) {
+  if (job.host_failed() || AllFenced(state, job) || job.ended_size() < WorldSize(job)) return 0;
+  int64_t step = 0;
+  for (const auto& ended : job.ended()) {
+    if (ended.failed()) return 0;
+    step = std::max(step, ended.step());
+  }
+  return NewestCommittedStep(job) >= step ? 0 : step;
 }
 
 bool WaitsForRetention(const DriverState& state, const JobRecord& job) {
@@ -217,7 +206,7 @@ bool WaitsForRetention(const DriverState& state, const JobRecord& job) {
     if (ended.failed()) return false;
     last_step = std::max(last_step, ended.step());
   }
-  if (job.committed_size() == 0 || job.committed().rbegin()->step() < last_step) return false;
+  if (NewestCommittedStep(job) < last_step) return false;
   const std::string node_id = NodeOfRank(job, 0);
   const NodeRecord* node = FindNode(state, node_id);
   return node != nullptr && node->alive() && !IsFenced(job, node_id);
@@ -227,22 +216,6 @@ std::string CheckpointDirectory(const JobRecord& job) {
   const std::string& given = job.submitted().spec().checkpoint().directory();
   if (given.empty()) return absl::StrCat(job.submitted().directory(), "/checkpoints");
   return absl::StrCat(given, "/", JobId(job));
-}
-
-agent::DesiredState DesiredFor(const DriverState& state, absl::string_view node_id) {
-  agent::DesiredState desired;
-  desired.set_version(VersionOfEvent(state.num_events()));
-  const NodeRecord* node = FindNode(state, node_id);
-  if (node == nullptr) return desired;
-  desired.set_incarnation(node->hello().incarnation());
-  for (const JobRecord& job : state.jobs()) {
-    if (!HoldsSlots(job)) continue;
-    const bool here =
-        std::any_of(job.placements().begin(), job.placements().end(),
-                    [&](const auto& placement) { return placement.node_id() == node_id; });
-    if (here) FillJob(job, node_id, desired.add_jobs());
-  }
-  return desired;
 }
 
 std::vector<Timer> TimersFor(const DriverState& state) {
@@ -256,7 +229,7 @@ std::vector<Timer> TimersFor(const DriverState& state) {
       timer.when_due.mutable_backoff_elapsed()->set_job_id(JobId(job));
       timer.when_due.mutable_backoff_elapsed()->set_attempt(job.attempt());
     } else if (WaitsForRetention(state, job)) {
-      const int64_t step = job.committed().rbegin()->step();
+      const int64_t step = NewestCommittedStep(job);
       timer.key = absl::StrCat("retention/", JobId(job), "/", job.attempt(), "/", step);
       timer.delay = kRetentionTimeout;
       timer.when_due.mutable_retention_ended()->set_job_id(JobId(job));
@@ -267,6 +240,9 @@ std::vector<Timer> TimersFor(const DriverState& state) {
       timer = StageTimer(job, "stop",
                          job::ToDuration(job.cancel().grace()) +
                              (job.cancel().checkpoint() ? kStopCheckpointMargin : kStopMargin));
+    } else if (job.stage() == pb::STAGE_LEAVE) {
+      const auto& step_limit = job.submitted().spec().fault().progress_timeout();
+      timer = StageTimer(job, "leave", job::ToDuration(step_limit) + kStopCheckpointMargin);
     } else if (WaitsForFinalCheckpoint(job)) {
       timer = StageTimer(
           job, "final",

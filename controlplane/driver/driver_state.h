@@ -31,14 +31,29 @@ inline const std::string& JobId(const JobRecord& job) { return job.submitted().j
 // The new node of that id, in its place.
 NodeRecord* AddNode(DriverState* state, absl::string_view node_id);
 
+// True when ranks may be placed there: it lives, and nobody wants it to be free.
+bool TakesRanks(const NodeRecord& node);
+
 // Ranks of the job: data * pipeline * tensor sizes.
 int WorldSize(const JobRecord& job);
+
+// Of a job that waits for its first slots, from 1; 0 for every other.
+int64_t QueuePosition(const DriverState& state, const JobRecord& job);
 
 // True for SUCCEEDED, FAILED and CANCELLED.
 bool IsTerminal(const JobRecord& job);
 
+// True when agents are told to hold: no process, memory kept.
+bool IsHold(megascale::driver::v1::Stage stage);
+
 // True while processes of the job may be anywhere.
 bool HoldsSlots(const JobRecord& job);
+
+// True while the ranks of the attempt are asked to stop at a step's end: cancelled, or leaving.
+bool StopsAtStep(const JobRecord& job);
+
+// Of the job's newest committed checkpoint; -1: none.
+int64_t NewestCommittedStep(const JobRecord& job);
 
 // The distinct nodes of the job's placement, sorted.
 std::vector<std::string> NodesOf(const JobRecord& job);
@@ -48,6 +63,9 @@ std::vector<std::string> LiveNodesOf(const DriverState& state, const JobRecord& 
 std::string NodeOfRank(const JobRecord& job, int rank);
 
 bool IsFenced(const JobRecord& job, absl::string_view node_id);
+// True when the node is to be free and nothing of the job is left there: such a node keeps no
+// memory of a job that was fenced on it.
+bool HasLeft(const JobRecord& job, const NodeRecord& node);
 bool HasPreflight(const JobRecord& job, absl::string_view node_id);
 const megascale::driver::v1::EndedRank* FindEnded(const JobRecord& job, int rank);
 
@@ -64,6 +82,10 @@ bool HasAllSteps(const JobRecord& job);
 // True when every rank ended well and the checkpoint of the last step is not committed yet.
 bool WaitsForFinalCheckpoint(const JobRecord& job);
 
+// The step at which every rank of an attempt that was asked to stop ended well, while the
+// checkpoint of that step is on its way to storage; 0: there is nothing to wait for.
+int64_t StepBeingStored(const DriverState& state, const JobRecord& job);
+
 // True when nothing but the deletion of older checkpoints is left to do: every rank ended well, its
 // last checkpoint is committed, and the host of rank 0, which deletes, is believed to live.
 bool WaitsForRetention(const DriverState& state, const JobRecord& job);
@@ -75,11 +97,6 @@ std::string CheckpointDirectory(const JobRecord& job);
 // The lowest version of a desired state that `num_events` events made; versions of states that
 // differ only in what is not logged lie between two of these.
 inline int64_t VersionOfEvent(int64_t num_events) { return num_events << 32; }
-
-// What the agent of `node_id` is to do: every job that has a part there, or had one whose memory is
-// still of use. `version` is VersionOfEvent(state.num_events()); acked_step is left to the caller,
-// because loss logs are no part of the state. An unknown node has no jobs.
-megascale::agent::v1::DesiredState DesiredFor(const DriverState& state, absl::string_view node_id);
 
 // A timer that must run while the state says so; when it is due, `when_due` is the next event.
 struct Timer {

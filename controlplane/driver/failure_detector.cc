@@ -5,9 +5,9 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/plan/instruction.h"
 
 namespace megascale::driver {
 namespace {
@@ -21,25 +21,21 @@ absl::Duration HeartbeatTimeout(const JobRecord& job) {
   return job::ToDuration(job.submitted().spec().fault().heartbeat_timeout());
 }
 
-// The shortest timeout of the jobs on the node.
-absl::Duration TimeoutOfNode(const DriverState& state, const std::string& node_id) {
-  absl::Duration timeout = absl::InfiniteDuration();
-  for (const JobRecord& job : state.jobs()) {
-    if (!HoldsSlots(job)) continue;
-    const std::vector<std::string> nodes = NodesOf(job);
-    if (std::find(nodes.begin(), nodes.end(), node_id) == nodes.end()) continue;
-    timeout = std::min(timeout, HeartbeatTimeout(job));
-  }
-  return timeout == absl::InfiniteDuration() ? FailureDetector::kIdleNodeTimeout : timeout;
-}
-
 bool IsStarting(telemetry::Phase phase) {
   return phase == telemetry::PHASE_UNSPECIFIED || phase == telemetry::PHASE_STARTING ||
          phase == telemetry::PHASE_LOADING || phase == telemetry::PHASE_FIRST_STEP;
 }
 
+google::protobuf::Duration ToProto(absl::Duration duration) {
+  google::protobuf::Duration proto;
+  proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  proto.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration)));
+  return proto;
+}
+
+// `now`: on the driver's monotonic clock.
 Event RankFailedEvent(const JobRecord& job, int rank, const std::string& node_id,
-                      const agent::RankFailure& failure) {
+                      const agent::RankFailure& failure, absl::Duration now) {
   Event event;
   auto* failed = event.mutable_rank_failed();
   failed->set_job_id(JobId(job));
@@ -47,15 +43,17 @@ Event RankFailedEvent(const JobRecord& job, int rank, const std::string& node_id
   failed->set_rank(rank);
   failed->set_node_id(node_id);
   *failed->mutable_failure() = failure;
+  failed->mutable_failure()->clear_age_seconds();
+  *failed->mutable_noticed_at() = ToProto(now - absl::Seconds(failure.age_seconds()));
   return event;
 }
 
 Event HungEvent(const JobRecord& job, int rank, const std::string& node_id,
-                const std::string& evidence) {
+                const std::string& evidence, absl::Duration now) {
   agent::RankFailure failure;
   failure.set_failure_class(telemetry::FAILURE_CLASS_HUNG);
   failure.set_message(evidence);
-  return RankFailedEvent(job, rank, node_id, failure);
+  return RankFailedEvent(job, rank, node_id, failure, now);
 }
 
 // On a line of its own: people's one-line views show the first.
@@ -63,10 +61,16 @@ std::string Recent(const telemetry::RankStatus& status) {
   return status.recent().empty() ? std::string() : absl::StrCat("\n", status.recent());
 }
 
+// The text's last word is the id of the instruction that the rank is in.
+bool WaitsForPeers(absl::string_view doing) {
+  const auto id = plan::InstructionId::Parse(doing.substr(doing.rfind(' ') + 1));
+  return id.ok() && *id != plan::InstructionId() && plan::NeedsPeers(*id);
+}
+
 // All processes of the job are gone from the node, as of a desired state that wants none.
 std::optional<Event> FencedEvent(const JobRecord& job, const NodeRecord& node,
                                  const agent::ActualState& report, const agent::ActualJob& actual) {
-  const bool wants_none = job.stage() == pb::STAGE_STOP || job.stage() == pb::STAGE_FENCE ||
+  const bool wants_none = StopsAtStep(job) || job.stage() == pb::STAGE_FENCE ||
                           job.stage() == pb::STAGE_BACKOFF ||
                           job.stage() == pb::STAGE_WAIT_FOR_SLOTS;
   if (!wants_none || report.applied_version() < VersionOfEvent(job.stage_event()) ||
@@ -93,9 +97,8 @@ void AddManifests(const JobRecord& job, const agent::ActualJob& report,
   for (const auto& manifest : report.manifests()) {
     if (manifest.attempt() != job.attempt() || !job.has_restore()) continue;
     if (IsCommitted(job, manifest.attempt(), manifest.step())) continue;
-    // One that is older than all that are kept would not stay.
-    const int keep = std::max(1, job.submitted().spec().checkpoint().keep());
-    if (job.committed_size() >= keep && manifest.step() < job.committed(0).step()) continue;
+    // One that is older than a commit may be deleted by now: commits permit that.
+    if (manifest.step() < NewestCommittedStep(job)) continue;
     Event event;
     event.mutable_manifest_written()->set_job_id(JobId(job));
     *event.mutable_manifest_written()->mutable_manifest() = manifest;
@@ -115,6 +118,41 @@ absl::Duration FailureDetector::Since(std::map<std::string, Watched>* watched,
   auto [it, added] = watched->try_emplace(key, Watched{value, awake_});
   if (!added && it->second.value != value) it->second = Watched{value, awake_};
   return awake_ - it->second.since;
+}
+
+absl::Duration FailureDetector::InPhase(const JobRecord& job, int rank, telemetry::Phase phase) {
+  std::vector<Watched>& ranks = phases_[JobId(job)];
+  if (rank < 0 || rank >= job.placements_size()) return absl::ZeroDuration();
+  ranks.resize(static_cast<size_t>(job.placements_size()));
+  Watched& watched = ranks[static_cast<size_t>(rank)];
+  const int64_t value = job.attempt() * 64 + phase;
+  if (watched.value != value) watched = Watched{value, awake_};
+  return awake_ - watched.since;
+}
+
+const std::vector<std::string>& FailureDetector::Nodes(const JobRecord& job) const {
+  JobNodes& known = job_nodes_[JobId(job)];
+  // Ranks are placed anew in another attempt only; until then they may be taken away.
+  if (known.attempt != job.attempt() || known.num_ranks != job.placements_size()) {
+    known = JobNodes{job.attempt(), job.placements_size(), NodesOf(job)};
+  }
+  return known.nodes;
+}
+
+bool FailureDetector::IsOn(const JobRecord& job, const std::string& node_id) const {
+  const std::vector<std::string>& nodes = Nodes(job);
+  return std::binary_search(nodes.begin(), nodes.end(), node_id);
+}
+
+// The shortest timeout of the jobs on the node.
+absl::Duration FailureDetector::TimeoutOf(const DriverState& state,
+                                          const std::string& node_id) const {
+  absl::Duration timeout = absl::InfiniteDuration();
+  for (const JobRecord& job : state.jobs()) {
+    if (!HoldsSlots(job) || !IsOn(job, node_id)) continue;
+    timeout = std::min(timeout, HeartbeatTimeout(job));
+  }
+  return timeout == absl::InfiniteDuration() ? kIdleNodeTimeout : timeout;
 }
 
 std::vector<Event> FailureDetector::OnHello(const DriverState& state, const agent::Hello& hello,
@@ -146,7 +184,7 @@ std::vector<Event> FailureDetector::OnReport(const DriverState& state, const std
     return {};
   }
   Node& node = it->second;
-  node.punctual = awake_ - node.heard < TimeoutOfNode(state, node_id);
+  node.punctual = awake_ - node.heard < TimeoutOf(state, node_id);
   node.heard = awake_;
   node.report = report;
   if (!known->alive()) {
@@ -156,10 +194,14 @@ std::vector<Event> FailureDetector::OnReport(const DriverState& state, const std
     return {event};
   }
   std::vector<Event> events;
+  if (report.draining() && !known->draining()) {
+    Event event;
+    event.mutable_node_draining()->set_node_id(node_id);
+    event.mutable_node_draining()->set_incarnation(report.incarnation());
+    events.push_back(std::move(event));
+  }
   for (const JobRecord& job : state.jobs()) {
-    if (!HoldsSlots(job)) continue;
-    const std::vector<std::string> nodes = NodesOf(job);
-    if (std::find(nodes.begin(), nodes.end(), node_id) == nodes.end()) continue;
+    if (!HoldsSlots(job) || !IsOn(job, node_id)) continue;
     const agent::ActualJob* found = LastReport(node_id, JobId(job));
     const agent::ActualJob nothing;
     const agent::ActualJob& actual = found != nullptr ? *found : nothing;
@@ -182,9 +224,11 @@ std::vector<Event> FailureDetector::VerdictsOf(const JobRecord& job, const NodeR
     if (step != newest_step_.end() && step->second > job.best_step() && !job.progressed()) {
       AddFailures(job, {}, &events);
     }
+  } else if (job.stage() == pb::STAGE_LEAVE) {
+    AddFailures(job, {}, &events);  // no failure will tell the steps that it still makes
   }
   AddManifests(job, report, &events);
-  AddStoredShards(job, &events);
+  AddStoredShards(job, report, &events);
   std::vector<Event> ends = RankVerdicts(job, node, report);
   std::vector<Event> failures;
   for (Event& end : ends) {
@@ -225,7 +269,7 @@ std::vector<Event> FailureDetector::RankVerdicts(const JobRecord& job, const Nod
                                                  const agent::ActualJob& report) const {
   std::vector<Event> events;
   const std::string& node_id = node.hello().node_id();
-  const bool runs = job.stage() == pb::STAGE_RUN || job.stage() == pb::STAGE_STOP;
+  const bool runs = job.stage() == pb::STAGE_RUN || StopsAtStep(job);
   const bool may_fail =
       runs || job.stage() == pb::STAGE_FENCE || job.stage() == pb::STAGE_PREFLIGHT;
   for (const auto& rank : report.ranks()) {
@@ -233,7 +277,7 @@ std::vector<Event> FailureDetector::RankVerdicts(const JobRecord& job, const Nod
     if (NodeOfRank(job, index) != node_id || FindEnded(job, index) != nullptr) continue;
     const bool stopped = rank.state() == agent::ActualRank::STATE_STOPPED;
     if (rank.state() == agent::ActualRank::STATE_FAILED && may_fail) {
-      events.push_back(RankFailedEvent(job, index, node_id, rank.failure()));
+      events.push_back(RankFailedEvent(job, index, node_id, rank.failure(), last_call_));
     } else if ((stopped || rank.state() == agent::ActualRank::STATE_FINISHED) && runs) {
       Event event;
       auto* ended = event.mutable_rank_ended();
@@ -246,7 +290,7 @@ std::vector<Event> FailureDetector::RankVerdicts(const JobRecord& job, const Nod
     }
   }
   if (report.host().has_failure() && !job.host_failed() && may_fail) {
-    events.push_back(RankFailedEvent(job, -1, node_id, report.host().failure()));
+    events.push_back(RankFailedEvent(job, -1, node_id, report.host().failure(), last_call_));
   }
   return events;
 }
@@ -265,40 +309,54 @@ void FailureDetector::AddFailures(const JobRecord& job, std::vector<Event> failu
   for (Event& failure : failures) events->push_back(std::move(failure));
 }
 
+// Every report may be the last that is wanted: the first node that is not yet there ends the
+// search.
 void FailureDetector::AddTrainingStarted(const JobRecord& job, std::vector<Event>* events) const {
   if (job.state() != control::JOB_STATE_STARTING) return;
-  std::set<int> started;
-  for (const std::string& node_id : NodesOf(job)) {
+  int started = 0;
+  for (const std::string& node_id : Nodes(job)) {
     const agent::ActualJob* actual = LastReport(node_id, JobId(job));
-    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
+    if (actual == nullptr || actual->attempt() != job.attempt() || actual->ranks().empty()) return;
     for (const auto& rank : actual->ranks()) {
-      const telemetry::Phase phase = rank.status().phase();
-      if (phase >= telemetry::PHASE_FIRST_STEP) started.insert(rank.status().rank());
+      if (rank.status().phase() < telemetry::PHASE_FIRST_STEP) return;
+      ++started;
     }
   }
-  if (static_cast<int>(started.size()) < WorldSize(job)) return;
+  if (started < WorldSize(job)) return;
   Event event;
   event.mutable_training_started()->set_job_id(JobId(job));
   event.mutable_training_started()->set_attempt(job.attempt());
   events->push_back(std::move(event));
 }
 
-void FailureDetector::AddStoredShards(const JobRecord& job, std::vector<Event>* events) const {
-  if (job.stage() != pb::STAGE_RUN && job.stage() != pb::STAGE_STOP) return;
-  std::map<int64_t, std::set<int>> ranks_of_step;
-  for (const std::string& node_id : NodesOf(job)) {
+bool FailureDetector::AllStored(const JobRecord& job, int64_t step) const {
+  std::set<int> ranks;
+  for (const std::string& node_id : Nodes(job)) {
     const agent::ActualJob* actual = LastReport(node_id, JobId(job));
-    if (actual == nullptr) continue;
+    if (actual == nullptr) return false;
+    const size_t before = ranks.size();
     for (const auto& shard : actual->shards()) {
-      if (shard.attempt() == job.attempt()) ranks_of_step[shard.step()].insert(shard.rank());
+      if (shard.attempt() == job.attempt() && shard.step() == step) ranks.insert(shard.rank());
     }
+    if (ranks.size() == before) return false;
   }
-  for (const auto& [step, ranks] : ranks_of_step) {
-    if (static_cast<int>(ranks.size()) < WorldSize(job)) continue;
+  return static_cast<int>(ranks.size()) >= WorldSize(job);
+}
+
+// Of the steps of which `report` has a shard.
+void FailureDetector::AddStoredShards(const JobRecord& job, const agent::ActualJob& report,
+                                      std::vector<Event>* events) const {
+  if (job.stage() != pb::STAGE_RUN && !StopsAtStep(job)) return;
+  std::set<int64_t> steps;
+  for (const auto& shard : report.shards()) {
+    if (shard.attempt() == job.attempt()) steps.insert(shard.step());
+  }
+  for (const int64_t step : steps) {
     const auto& finalize = job.finalize();
     if (std::find(finalize.begin(), finalize.end(), step) != finalize.end()) continue;
     if (IsCommitted(job, job.attempt(), step)) continue;
-    if (job.committed_size() > 0 && step < job.committed(job.committed_size() - 1).step()) continue;
+    if (step < NewestCommittedStep(job)) continue;
+    if (!AllStored(job, step)) continue;
     Event event;
     auto* stored = event.mutable_shards_stored();
     stored->set_job_id(JobId(job));
@@ -333,13 +391,14 @@ std::vector<Event> FailureDetector::OnTick(const DriverState& state, absl::Durat
   for (const NodeRecord& node : state.nodes()) {
     if (!node.alive()) continue;
     const std::string& node_id = node.hello().node_id();
-    const absl::Duration timeout = TimeoutOfNode(state, node_id);
+    const absl::Duration timeout = TimeoutOf(state, node_id);
     if (SilenceOf(node_id) <= timeout) continue;
     Event event;
     event.mutable_node_lost()->set_node_id(node_id);
     event.mutable_node_lost()->set_incarnation(node.hello().incarnation());
     event.mutable_node_lost()->set_why(
         absl::StrCat("no heartbeat for ", absl::FormatDuration(timeout)));
+    *event.mutable_node_lost()->mutable_noticed_at() = ToProto(last_call_ - SilenceOf(node_id));
     for (const JobRecord& job : state.jobs()) {
       if (job.stage() == pb::STAGE_RUN) AddFailures(job, {}, &events);
     }
@@ -347,11 +406,13 @@ std::vector<Event> FailureDetector::OnTick(const DriverState& state, absl::Durat
   }
   for (const JobRecord& job : state.jobs()) {
     AddRetentionEnded(state, job, &events);
+    if (job.stage() == pb::STAGE_RUN) AddStorageFailed(job, &events);
     if (IsTerminal(job)) {
+      storage_.erase(JobId(job));
       newest_step_.erase(JobId(job));
       stages_.erase(JobId(job));
-      phases_.erase(phases_.lower_bound(absl::StrCat(JobId(job), "/")),
-                    phases_.lower_bound(absl::StrCat(JobId(job), "0")));
+      phases_.erase(JobId(job));
+      job_nodes_.erase(JobId(job));
     } else if (job.stage() == pb::STAGE_RUN || job.stage() == pb::STAGE_PREFLIGHT) {
       if (job.stage() == pb::STAGE_RUN) AddHung(job, &events);
       AddOverdue(job, &events);
@@ -364,12 +425,11 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
     const JobRecord& job, const Node& node, const telemetry::RankStatus& status) {
   const auto& fault = job.submitted().spec().fault();
   const absl::Duration since_report = awake_ - node.heard;
-  const absl::Duration in_phase = Since(&phases_, absl::StrCat(JobId(job), "/", status.rank()),
-                                        job.attempt() * 64 + status.phase());
+  const absl::Duration in_phase = InPhase(job, status.rank(), status.phase());
   Suspect suspect;
   suspect.rank = status.rank();
   suspect.node_id = node.hello.node_id();
-  suspect.waiting = absl::StrContains(status.doing(), " #");
+  suspect.waiting = WaitsForPeers(status.doing());
   const absl::Duration alive_age = absl::Seconds(status.alive_age_seconds());
   if (alive_age > HeartbeatTimeout(job)) {
     suspect.dead = true;
@@ -398,7 +458,7 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
 
 std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecord& job) {
   std::vector<Suspect> suspects;
-  for (const std::string& node_id : NodesOf(job)) {
+  for (const std::string& node_id : Nodes(job)) {
     const agent::ActualJob* actual = LastReport(node_id, JobId(job));
     if (actual == nullptr || actual->attempt() != job.attempt()) continue;
     const Node& node = nodes_.at(node_id);
@@ -420,37 +480,67 @@ void FailureDetector::AddHung(const JobRecord& job, std::vector<Event>* events) 
         return std::tuple(a.dead, !a.waiting, a.age, -a.rank) <
                std::tuple(b.dead, !b.waiting, b.age, -b.rank);
       });
-  AddFailures(job, {HungEvent(job, worst.rank, worst.node_id, worst.evidence)}, events);
+  AddFailures(job, {HungEvent(job, worst.rank, worst.node_id, worst.evidence, last_call_)}, events);
 }
 
 void FailureDetector::AddOverdue(const JobRecord& job, std::vector<Event>* events) {
   const absl::Duration limit = job::ToDuration(job.submitted().spec().fault().start_timeout());
   if (Since(&stages_, JobId(job), job.stage_event()) <= limit) return;
-  for (const std::string& node_id : NodesOf(job)) {
-    const agent::ActualJob* actual = LastReport(node_id, JobId(job));
-    if (job.stage() == pb::STAGE_PREFLIGHT) {
+  if (job.stage() == pb::STAGE_PREFLIGHT) {
+    for (const std::string& node_id : Nodes(job)) {
       if (HasPreflight(job, node_id)) continue;
-      AddFailures(job,
-                  {HungEvent(job, -1, node_id,
-                             absl::StrCat("its preflight did not end within ",
-                                          absl::FormatDuration(limit)))},
-                  events);
-      return;
+      const std::string evidence =
+          absl::StrCat("its preflight did not end within ", absl::FormatDuration(limit));
+      return AddFailures(job, {HungEvent(job, -1, node_id, evidence, last_call_)}, events);
     }
-    std::set<int> there;
-    if (actual != nullptr && actual->attempt() == job.attempt()) {
-      for (const auto& rank : actual->ranks()) there.insert(rank.status().rank());
-    }
-    for (const auto& placement : job.placements()) {
-      if (placement.node_id() != node_id || there.count(placement.rank()) > 0) continue;
-      if (FindEnded(job, placement.rank()) != nullptr) continue;
-      AddFailures(job,
-                  {HungEvent(job, placement.rank(), node_id,
-                             absl::StrCat("was not started within ", absl::FormatDuration(limit)))},
-                  events);
-      return;
-    }
+    return;
   }
+  std::set<int> there;
+  for (const std::string& node_id : Nodes(job)) {
+    const agent::ActualJob* actual = LastReport(node_id, JobId(job));
+    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
+    for (const auto& rank : actual->ranks()) there.insert(rank.status().rank());
+  }
+  for (const auto& placement : job.placements()) {
+    if (there.count(placement.rank()) > 0) continue;
+    if (FindEnded(job, placement.rank()) != nullptr) continue;
+    const std::string evidence =
+        absl::StrCat("was not started within ", absl::FormatDuration(limit));
+    return AddFailures(
+        job, {HungEvent(job, placement.rank(), placement.node_id(), evidence, last_call_)}, events);
+  }
+}
+
+// Training goes on meanwhile. A success of one rank's shard says little: what ends it is a commit.
+void FailureDetector::AddStorageFailed(const JobRecord& job, std::vector<Event>* events) {
+  const int64_t newest = NewestCommittedStep(job);
+  const auto known = storage_.find(JobId(job));
+  if (known != storage_.end() && known->second.value != newest) storage_.erase(known);
+  for (const std::string& node_id : Nodes(job)) {
+    const agent::ActualJob* actual = LastReport(node_id, JobId(job));
+    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
+    if (actual->storage_error().empty()) continue;
+    const absl::Duration limit =
+        job::ToDuration(job.submitted().spec().fault().checkpoint_timeout());
+    // None in a log that was written before there was this limit.
+    const bool limited = limit > absl::ZeroDuration();
+    if (Since(&storage_, JobId(job), newest) <= limit || !limited || job.host_failed()) return;
+    agent::RankFailure failure;
+    failure.set_failure_class(telemetry::FAILURE_CLASS_STORAGE);
+    failure.set_message(
+        absl::StrCat("no checkpoint could be written for ", absl::FormatDuration(limit),
+                     " (fault.checkpoint_timeout): ", actual->storage_error(), "; ",
+                     newest < 0 ? "there is no older one"
+                                : absl::StrCat("the last good one is of step ", newest, ": ",
+                                               job.committed().rbegin()->directory())));
+    AddFailures(job, {RankFailedEvent(job, -1, node_id, failure, last_call_)}, events);
+    return;
+  }
+}
+
+absl::Duration FailureDetector::StorageFailsFor(const std::string& job_id) const {
+  const auto it = storage_.find(job_id);
+  return it == storage_.end() ? absl::ZeroDuration() : awake_ - it->second.since;
 }
 
 const agent::ActualJob* FailureDetector::LastReport(const std::string& node_id,

@@ -48,6 +48,10 @@ class FailureDetector {
   const megascale::agent::v1::ActualJob* LastReport(const std::string& node_id,
                                                     const std::string& job_id) const;
 
+  // For how long checkpoints of the job have not been written since the last one that was, as of
+  // the last tick; zero: nothing is wrong. Counted anew after a start of the driver.
+  absl::Duration StorageFailsFor(const std::string& job_id) const;
+
   // Time since the node's last report, or since the start of the driver.
   absl::Duration SilenceOf(const std::string& node_id) const;
 
@@ -72,7 +76,19 @@ class FailureDetector {
     absl::Duration since = absl::ZeroDuration();
   };
 
+  struct JobNodes {  // of an attempt
+    int64_t attempt = -1;
+    int num_ranks = 0;
+    std::vector<std::string> nodes;  // sorted
+  };
+
   void Advance(absl::Duration now);
+  // NodesOf, made once for an attempt: every report asks for it.
+  const std::vector<std::string>& Nodes(const JobRecord& job) const;
+  bool IsOn(const JobRecord& job, const std::string& node_id) const;
+  absl::Duration TimeoutOf(const DriverState& state, const std::string& node_id) const;
+  // For how long a rank has shown this phase.
+  absl::Duration InPhase(const JobRecord& job, int rank, megascale::telemetry::v1::Phase phase);
   std::vector<Event> VerdictsOf(const JobRecord& job, const NodeRecord& node,
                                 const megascale::agent::v1::ActualJob& report);
   void AddPreflight(const JobRecord& job, const NodeRecord& node,
@@ -81,7 +97,10 @@ class FailureDetector {
   std::vector<Event> RankVerdicts(const JobRecord& job, const NodeRecord& node,
                                   const megascale::agent::v1::ActualJob& report) const;
   void AddTrainingStarted(const JobRecord& job, std::vector<Event>* events) const;
-  void AddStoredShards(const JobRecord& job, std::vector<Event>* events) const;
+  // Every rank of the attempt has told that its shard of `step` is on storage.
+  bool AllStored(const JobRecord& job, int64_t step) const;
+  void AddStoredShards(const JobRecord& job, const megascale::agent::v1::ActualJob& report,
+                       std::vector<Event>* events) const;
   void AddRetentionEnded(const DriverState& state, const JobRecord& job,
                          std::vector<Event>* events) const;
   // Events that say a failure, with the newest step before them.
@@ -91,6 +110,7 @@ class FailureDetector {
                                    const megascale::telemetry::v1::RankStatus& status);
   void AddHung(const JobRecord& job, std::vector<Event>* events);
   void AddOverdue(const JobRecord& job, std::vector<Event>* events);
+  void AddStorageFailed(const JobRecord& job, std::vector<Event>* events);
   absl::Duration Since(std::map<std::string, Watched>* watched, const std::string& key,
                        int64_t value);
 
@@ -98,8 +118,10 @@ class FailureDetector {
   absl::Duration awake_ = absl::ZeroDuration();  // time, without the driver's own stalls
   std::map<std::string, Node> nodes_;
   std::map<std::string, int64_t> newest_step_;
-  std::map<std::string, Watched> stages_;  // by job
-  std::map<std::string, Watched> phases_;  // by job and rank
+  std::map<std::string, Watched> stages_;               // by job
+  std::map<std::string, std::vector<Watched>> phases_;  // by job, then by rank
+  std::map<std::string, Watched> storage_;  // by job: since it fails, and the newest commit then
+  mutable std::map<std::string, JobNodes> job_nodes_;
 };
 
 }  // namespace megascale::driver

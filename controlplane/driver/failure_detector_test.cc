@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "controlplane/driver/desired_states.h"
 #include "controlplane/driver/test_events.h"
 
 namespace megascale::driver {
@@ -113,6 +114,59 @@ TEST_F(FailureDetectorTest, SilentNodeIsLostAfterItsTimeoutAndJoinsAgain) {
   EXPECT_TRUE(back[0].has_node_joined());
 }
 
+// What agents report are ages on their own monotonic clocks, so no clock of another machine counts;
+// the wall clock is no input at all.
+TEST_F(FailureDetectorTest, HoursInWhichTheDriverDidNotRunCauseNothing) {
+  Train();
+  for (int i = 0; i < 10; ++i) {
+    now_ += absl::Hours(8);
+    EXPECT_THAT(Tick(), SizeIs(0));
+    EXPECT_THAT(Pass(absl::Seconds(2)), SizeIs(0));
+  }
+}
+
+TEST_F(FailureDetectorTest, ASlowTimerOfTheDriverCausesNothing) {
+  Train();
+  for (int i = 0; i < 200; ++i) {
+    now_ += absl::Seconds(3);  // where a tenth was asked for
+    for (const auto& [node_id, report] : reports_) EXPECT_THAT(Report(node_id, report), SizeIs(0));
+    EXPECT_THAT(Tick(), SizeIs(0));
+  }
+}
+
+TEST_F(FailureDetectorTest, AnAgentThatStoodStillForLessThanItsTimeoutCausesNothing) {
+  Train();
+  const auto reports = reports_;
+  for (int i = 0; i < 10; ++i) {
+    reports_.erase("n1");
+    EXPECT_THAT(Pass(absl::Milliseconds(4500)), SizeIs(0));
+    reports_ = reports;
+    EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0));
+  }
+}
+
+TEST_F(FailureDetectorTest, AMonotonicClockThatSeemsToGoBackCausesNothing) {
+  Train();
+  now_ -= absl::Hours(1);
+  EXPECT_THAT(Tick(), SizeIs(0));
+  EXPECT_THAT(Pass(absl::Seconds(30)), SizeIs(0));
+}
+
+// The order of causes is that in which agents noticed them, however late they say it.
+TEST_F(FailureDetectorTest, AFailureIsDatedByTheAgeThatItsAgentGivesIt) {
+  Train();
+  const absl::Duration now = now_;
+  agent::ActualRank* rank = JobOn("n0")->mutable_ranks(0);
+  rank->set_state(agent::ActualRank::STATE_FAILED);
+  rank->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
+  rank->mutable_failure()->set_age_seconds(2.5);
+  const std::vector<Event> events = Report("n0", reports_["n0"]);
+  ASSERT_TRUE(!events.empty() && events.back().has_rank_failed());
+  const auto& noticed = events.back().rank_failed().noticed_at();
+  EXPECT_EQ(absl::Seconds(noticed.seconds()) + absl::Nanoseconds(noticed.nanos()),
+            now - absl::Milliseconds(2500));
+}
+
 TEST_F(FailureDetectorTest, StalledDriverLosesNobody) {
   Train();
   now_ += absl::Seconds(100);
@@ -143,7 +197,7 @@ TEST_F(FailureDetectorTest, RankWhoseTimerStoppedIsHungAndBlamedBeforeItsPeers) 
   Train();
   for (int rank = 0; rank < 4; ++rank) {
     RankOf(rank)->mutable_status()->set_progress_age_seconds(80 + rank);
-    RankOf(rank)->mutable_status()->set_doing("all-gather dp0 #12 F.0.3");
+    RankOf(rank)->mutable_status()->set_doing("all-gather of parameters G.c1");
   }
   RankOf(1)->mutable_status()->set_alive_age_seconds(6);
   RankOf(1)->mutable_status()->set_progress_age_seconds(6);
@@ -158,16 +212,16 @@ TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedBeforePeersThatWaitForIt)
   Train();
   for (int rank = 0; rank < 4; ++rank) {
     RankOf(rank)->mutable_status()->set_progress_age_seconds(90);
-    RankOf(rank)->mutable_status()->set_doing("receive pp1 #12 F.0.3");
+    RankOf(rank)->mutable_status()->set_doing("receiving an activation RA.c1.m3");
   }
   RankOf(2)->mutable_status()->set_progress_age_seconds(70);
-  RankOf(2)->mutable_status()->set_doing("B.0.1");
+  RankOf(2)->mutable_status()->set_doing("backward B.c0.m1");
   EXPECT_THAT(Pass(absl::Seconds(59)), SizeIs(0));  // the phase has its limit for itself
   const std::vector<Event> events = Pass(absl::Seconds(3));
   ASSERT_THAT(events, SizeIs(1));
   EXPECT_EQ(events[0].rank_failed().rank(), 2);
   EXPECT_THAT(events[0].rank_failed().failure().message(),
-              HasSubstr("no progress for 1m at step 0 in B.0.1"));
+              HasSubstr("no progress for 1m at step 0 in backward B.c0.m1"));
 }
 
 TEST_F(FailureDetectorTest, StartingHasALimitOfItsOwn) {
@@ -238,6 +292,17 @@ TEST_F(FailureDetectorTest, ShardsOfAllRanksAreFinalizedAndTheManifestIsTakenOve
   EXPECT_EQ(job().finalize_size(), 0);
 }
 
+TEST_F(FailureDetectorTest, ManifestThatIsOlderThanACommitIsNotTakenOver) {
+  Train();
+  Take({Stored(1, 20), Stored(1, 10), Manifest(1, 20)});
+  ASSERT_EQ(job().committed_size(), 1);
+  auto* manifest = JobOn("n0")->add_manifests();
+  manifest->set_attempt(1);
+  manifest->set_step(10);
+  EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0)) << "the host may have deleted it";
+  EXPECT_THAT(DesiredFor(state_, "n0").jobs(0).finalize(), SizeIs(0));
+}
+
 TEST_F(FailureDetectorTest, RetentionIsToldOnceAllRanksEndedAndForTheLastCheckpointOnly) {
   Train();
   Take({Manifest(1, 30)});
@@ -293,6 +358,42 @@ TEST_F(FailureDetectorTest, ADeathIsToldBeforeTheFenceThatCameWithIt) {
   EXPECT_EQ(events[0].rank_failed().rank(), 2);
   EXPECT_TRUE(events[1].has_node_fenced());
   EXPECT_EQ(job().culprit().rank(), 2);
+}
+
+TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBeginsAnew) {
+  state_.mutable_jobs(0)
+      ->mutable_submitted()
+      ->mutable_spec()
+      ->mutable_fault()
+      ->mutable_checkpoint_timeout()
+      ->set_seconds(30);
+  Train();
+  JobOn("n1")->set_storage_error("write /c/x: disk full");
+  EXPECT_THAT(Pass(absl::Seconds(20)), SizeIs(0)) << "training goes on";
+  EXPECT_EQ(detector_.StorageFailsFor("j"), absl::Seconds(19.5));
+  // A shard that could be written clears the error, but it is the same failure that comes back.
+  JobOn("n1")->clear_storage_error();
+  Pass(absl::Seconds(2));
+  JobOn("n1")->set_storage_error("write /c/x: disk full");
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(detector_.StorageFailsFor("j"), absl::Seconds(23.5));
+  auto* manifest = JobOn("n0")->add_manifests();
+  manifest->set_attempt(1);
+  manifest->set_step(10);
+  manifest->set_directory("/c/step-10");
+  EXPECT_THAT(Pass(absl::Seconds(30)), SizeIs(1)) << "the commit";
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  const std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  const auto& failed = events[0].rank_failed();
+  EXPECT_EQ(failed.rank(), -1);
+  EXPECT_EQ(failed.node_id(), "n1");
+  EXPECT_EQ(failed.failure().failure_class(), telemetry::FAILURE_CLASS_STORAGE);
+  EXPECT_EQ(failed.failure().message(),
+            "no checkpoint could be written for 30s (fault.checkpoint_timeout): write /c/x: disk "
+            "full; the last good one is of step 10: /c/step-10");
+  EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
+  EXPECT_EQ(job().reason(), "StorageFailed");
 }
 
 TEST_F(FailureDetectorTest, EndedRanksAndFailedHostAreTold) {

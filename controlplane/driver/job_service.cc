@@ -1,18 +1,26 @@
 #include "controlplane/driver/job_service.h"
 
 #include <grpcpp/grpcpp.h>
+#include <sys/random.h>
 
 #include <algorithm>
-#include <random>
+#include <type_traits>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "controlplane/driver/agent_service.h"
 #include "controlplane/driver/driver_loop.h"
-#include "controlplane/driver/log_stream.h"
+#include "controlplane/driver/port/open_streams.h"
+#include "controlplane/driver/relay/log_stream.h"
+#include "controlplane/driver/relay/span_stream.h"
+#include "controlplane/driver/relay/stage_times.h"
 #include "proto/control.grpc.pb.h"
+#include "runtime/base/check.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/job/names.h"
 
 namespace megascale::driver {
 namespace {
@@ -22,38 +30,46 @@ namespace pb = megascale::control::v1;
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 constexpr absl::Duration kCancelCheckInterval = absl::Milliseconds(50);
 constexpr absl::Duration kFetchTimeout = absl::Seconds(5);
+constexpr absl::Duration kMeasureFetchTimeout = absl::Milliseconds(500);
 constexpr int64_t kDefaultGraceSeconds = 30;
 constexpr int64_t kGraceSecondsMax = 24 * 60 * 60;
-constexpr size_t kJobIdBytesMax = 128;
+constexpr int kAllowChangedMax = 64;
+constexpr size_t kAllowChangedBytesMax = 128;
 constexpr size_t kSecretBytes = 32;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
-// It becomes the name of folders.
-absl::Status CheckJobId(const std::string& job_id) {
-  const bool good = !job_id.empty() && job_id.size() <= kJobIdBytesMax && job_id[0] != '.' &&
-                    job_id[0] != '-' && std::all_of(job_id.begin(), job_id.end(), [](char c) {
-                      return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' ||
-                             c == '_' || c == '.';
-                    });
-  if (good) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("job id '", job_id.substr(0, kJobIdBytesMax),
-                   "': expected 1 to 128 letters, digits, '-', '_' and '.', beginning with a "
-                   "letter, digit or '_'"));
-}
-
 std::string RandomSecret() {
-  std::random_device device;
-  std::string secret;
-  while (secret.size() < kSecretBytes) secret.push_back(static_cast<char>(device()));
+  std::string secret(kSecretBytes, '\0');
+  // The kernel gives up to 256 bytes whole.
+  const ssize_t got = ::getrandom(secret.data(), secret.size(), 0);
+  MEGASCALE_CHECK(got == static_cast<ssize_t>(kSecretBytes));
   return secret;
 }
 
+absl::Status CheckSubmit(const pb::SubmitJobRequest& request) {
+  RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
+  if (!request.from_checkpoint().empty()) {
+    RETURN_IF_ERROR(job::CheckPath("from_checkpoint", request.from_checkpoint()));
+  }
+  if (request.allow_changed_size() > kAllowChangedMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("allow_changed: has ", request.allow_changed_size(),
+                     " entries; expected at most ", kAllowChangedMax));
+  }
+  for (const std::string& what : request.allow_changed()) {
+    if (what.size() <= kAllowChangedBytesMax) continue;
+    return absl::InvalidArgumentError(absl::StrCat("allow_changed: an entry has ", what.size(),
+                                                   " bytes; expected at most ",
+                                                   kAllowChangedBytesMax));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<pb::Job> Submit(DriverLoop* loop, const pb::SubmitJobRequest& request) {
-  if (absl::Status status = CheckJobId(request.job_id()); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSubmit(request));
   megascale::driver::v1::JobSubmitted submit;
   submit.set_job_id(request.job_id());
   auto spec = job::ResolveJobSpec(request.spec());
@@ -62,10 +78,11 @@ absl::StatusOr<pb::Job> Submit(DriverLoop* loop, const pb::SubmitJobRequest& req
   submit.set_from_checkpoint(request.from_checkpoint());
   *submit.mutable_allow_changed() = request.allow_changed();
   submit.set_secret_seed(RandomSecret());
-  return loop->Submit(std::move(submit));
+  return loop->Submit(submit);
 }
 
 absl::StatusOr<pb::Job> Cancel(DriverLoop* loop, const pb::CancelJobRequest& request) {
+  RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   megascale::driver::v1::CancelRequested cancel;
   cancel.set_job_id(request.job_id());
   cancel.set_checkpoint(request.checkpoint());
@@ -77,6 +94,23 @@ absl::StatusOr<pb::Job> Cancel(DriverLoop* loop, const pb::CancelJobRequest& req
         absl::StrCat("grace: ", cancel.grace().seconds(), " s is not between 0 s and 24 h"));
   }
   return loop->Cancel(cancel);
+}
+
+// It is shown in one line.
+constexpr size_t kReasonBytesMax = 200;
+
+absl::StatusOr<pb::NodeView> Evict(DriverLoop* loop, const pb::EvictNodeRequest& request) {
+  const bool printable = std::none_of(request.reason().begin(), request.reason().end(), [](char c) {
+    return absl::ascii_iscntrl(static_cast<unsigned char>(c));
+  });
+  if (!printable || request.reason().size() > kReasonBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reason: expected one line of at most ", kReasonBytesMax, " bytes"));
+  }
+  megascale::driver::v1::NodeEvicted evicted;
+  evicted.set_node_id(request.node_id());
+  evicted.set_why(request.reason());
+  return loop->Evict(evicted);
 }
 
 // What would be worth a message if it changed: not how old things are.
@@ -96,7 +130,15 @@ class JobServiceOnLoop final : public pb::JobService::Service {
 
   grpc::Status GetJob(grpc::ServerContext* context, const pb::GetJobRequest* request,
                       pb::GetJobResponse* response) override {
-    return Answer(loop_.GetJob(request->job_id()), response->mutable_job());
+    if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
+      return ToGrpc(status);
+    if (grpc::Status got = Answer(loop_.GetJob(request->job_id()), response->mutable_job());
+        !got.ok() || !request->measure_steps()) {
+      return got;
+    }
+    *response->mutable_job()->mutable_stage_times() = MeasureStages(
+        response->job(), PortsOf<SpanStreamPorts>(request->job_id(), kMeasureFetchTimeout));
+    return grpc::Status::OK;
   }
 
   grpc::Status CancelJob(grpc::ServerContext* context, const pb::CancelJobRequest* request,
@@ -117,10 +159,24 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     return Answer(loop_.GetCluster(), response);
   }
 
+  grpc::Status EvictNode(grpc::ServerContext* context, const pb::EvictNodeRequest* request,
+                         pb::EvictNodeResponse* response) override {
+    return Answer(Evict(&loop_, *request), response->mutable_node());
+  }
+
+  grpc::Status UncordonNode(grpc::ServerContext* context, const pb::UncordonNodeRequest* request,
+                            pb::UncordonNodeResponse* response) override {
+    return Answer(loop_.Uncordon(request->node_id()), response->mutable_node());
+  }
+
   // Looks ten times a second and sends what differs from what was sent: a slow watcher gets fewer
   // messages, never older ones.
   grpc::Status WatchJob(grpc::ServerContext* context, const pb::WatchJobRequest* request,
                         grpc::ServerWriter<pb::WatchJobResponse>* writer) override {
+    if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
+      return ToGrpc(status);
+    OpenStreams::Stream stream(&streams_, context);
+    if (!stream.status().ok()) return ToGrpc(stream.status());
     int64_t position = -1;
     std::string sent;
     for (;;) {
@@ -133,7 +189,8 @@ class JobServiceOnLoop final : public pb::JobService::Service {
         for (auto& step : update->steps) *response.add_steps() = std::move(step);
         const bool terminal = update->job.has_ended_at();
         *response.mutable_job() = std::move(update->job);
-        if (!writer->Write(response) || terminal) return grpc::Status::OK;
+        const bool written = stream.Guard([&] { return writer->Write(response); });
+        if (!written || terminal) return grpc::Status::OK;
         sent = std::move(essence);
       }
       if (!Wait(context, kWatchInterval)) return grpc::Status::CANCELLED;
@@ -142,15 +199,29 @@ class JobServiceOnLoop final : public pb::JobService::Service {
 
   grpc::Status StreamLogs(grpc::ServerContext* context, const pb::StreamLogsRequest* request,
                           grpc::ServerWriter<pb::StreamLogsResponse>* writer) override {
-    LogStreamPorts ports;
-    ports.job = [&] { return loop_.GetJob(request->job_id()); };
-    ports.cluster = [&] { return loop_.GetCluster(); };
-    ports.fetch = [&](const std::string& node_id, const megascale::agent::v1::FetchLog& fetch) {
-      return agents_.Fetch(node_id, fetch, kFetchTimeout);
+    if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
+      return ToGrpc(status);
+    OpenStreams::Stream stream(&streams_, context);
+    if (!stream.status().ok()) return ToGrpc(stream.status());
+    auto ports = PortsOf<LogStreamPorts>(request->job_id(), kFetchTimeout);
+    ports.emit = [&](const pb::StreamLogsResponse& response) {
+      return stream.Guard([&] { return writer->Write(response); });
     };
-    ports.emit = [&](const pb::StreamLogsResponse& response) { return writer->Write(response); };
     ports.wait = [&](absl::Duration duration) { return Wait(context, duration); };
     return ToGrpc(driver::StreamLogs(*request, ports));
+  }
+
+  grpc::Status StreamSpans(grpc::ServerContext* context, const pb::StreamSpansRequest* request,
+                           grpc::ServerWriter<pb::StreamSpansResponse>* writer) override {
+    if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
+      return ToGrpc(status);
+    OpenStreams::Stream stream(&streams_, context);
+    if (!stream.status().ok()) return ToGrpc(stream.status());
+    auto ports = PortsOf<SpanStreamPorts>(request->job_id(), kFetchTimeout);
+    ports.emit = [&](const pb::StreamSpansResponse& response) {
+      return !context->IsCancelled() && stream.Guard([&] { return writer->Write(response); });
+    };
+    return ToGrpc(driver::StreamSpans(*request, ports));
   }
 
  private:
@@ -159,6 +230,21 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     if (!result.ok()) return ToGrpc(result.status());
     *response = *std::move(result);
     return grpc::Status::OK;
+  }
+
+  // What a relay reads from: the driver's view of the job, and its agents.
+  template <typename Ports>
+  Ports PortsOf(const std::string& job_id, absl::Duration fetch_timeout) {
+    Ports ports;
+    ports.job = [this, job_id] { return loop_.GetJob(job_id); };
+    ports.cluster = [this] { return loop_.GetCluster(); };
+    ports.fetch = [this, fetch_timeout](const std::string& node_id, const auto& fetch) {
+      return agents_.Fetch(node_id, fetch, fetch_timeout);
+    };
+    if constexpr (std::is_same_v<Ports, SpanStreamPorts>) {
+      ports.now = [] { return base::RealClock().Monotonic(); };
+    }
+    return ports;
   }
 
   // False: the caller is gone or the server stops.
@@ -172,6 +258,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
 
   DriverLoop& loop_;
   AgentStreams& agents_;
+  OpenStreams streams_;
 };
 
 }  // namespace

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/text/shortlist.h"
 #include "runtime/base/version.h"
 #include "runtime/model/config.h"
 
@@ -41,21 +44,23 @@ double FlopsPerToken(const JobRecord& job) {
 // Agents on one machine measure the same machine. 0 when one of the machines is not measured.
 double FlopsCeiling(const JobRecord& job, const DriverState& state) {
   std::map<std::string, double> by_machine;
+  for (const auto& preflight : job.preflights()) {
+    const NodeRecord* measured = FindNode(state, preflight.node_id());
+    if (measured == nullptr) continue;
+    double& ceiling = by_machine[measured->hello().machine_id()];
+    ceiling = std::max(ceiling, preflight.preflight().flops_ceiling());
+  }
+  std::set<std::string> machines;
   for (const std::string& node_id : NodesOf(job)) {
     const NodeRecord* node = FindNode(state, node_id);
     if (node == nullptr) return 0;
-    double& ceiling = by_machine[node->hello().machine_id()];
-    for (const auto& preflight : job.preflights()) {
-      const NodeRecord* measured = FindNode(state, preflight.node_id());
-      if (measured != nullptr && measured->hello().machine_id() == node->hello().machine_id()) {
-        ceiling = std::max(ceiling, preflight.preflight().flops_ceiling());
-      }
-    }
+    machines.insert(node->hello().machine_id());
   }
   double sum = 0;
-  for (const auto& [machine, ceiling] : by_machine) {
-    if (ceiling <= 0) return 0;
-    sum += ceiling;
+  for (const std::string& machine : machines) {
+    const auto measured = by_machine.find(machine);
+    if (measured == by_machine.end() || measured->second <= 0) return 0;
+    sum += measured->second;
   }
   return sum;
 }
@@ -83,7 +88,25 @@ void AddStorageError(const JobRecord& job, const FailureDetector& detector, cont
     const std::string before = view->message().empty() ? "" : absl::StrCat(view->message(), "; ");
     view->set_message(absl::StrCat(before, "cannot write checkpoints on ", node_id, ": ",
                                    actual->storage_error()));
+    control::StorageFailure* failure = view->mutable_storage_failure();
+    failure->set_node_id(node_id);
+    failure->set_message(actual->storage_error());
+    failure->set_seconds(absl::ToDoubleSeconds(detector.StorageFailsFor(JobId(job))));
     return;
+  }
+}
+
+// What several nodes warn of is told once.
+void AddWarnings(const JobRecord& job, control::Job* view) {
+  std::map<std::string, std::vector<std::string>> nodes_of;
+  for (const auto& passed : job.preflights()) {
+    for (const std::string& warning : passed.preflight().warnings()) {
+      nodes_of[warning].push_back(passed.node_id());
+    }
+  }
+  for (const auto& [warning, nodes] : nodes_of) {
+    view->add_warnings(absl::StrCat(nodes.size() == 1 ? "node " : "nodes ", base::Shortlist(nodes),
+                                    ": ", warning));
   }
 }
 
@@ -107,6 +130,7 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   view.set_reason(job.reason());
   view.set_message(job.message());
   view.set_attempt(job.attempt());
+  view.set_attempt_reason(job.attempt_reason());
   view.set_restarts(std::max<int64_t>(0, job.attempt() - 1));
   view.set_directory(job.submitted().directory());
   view.set_last_step(job.restore().step());
@@ -116,13 +140,21 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
     view.set_tokens_per_second(TokensPerSecond(job, *loss_log));
   }
   if (job.has_culprit()) *view.mutable_culprit() = job.culprit();
+  for (int i = 1; i < job.failures_size(); ++i) {
+    *view.add_consequences() = job.failures(i).culprit();
+  }
+  view.set_num_consequences(std::max<int64_t>(0, job.num_failures() - 1));
   if (job.committed_size() > 0) {
     const auto& newest = job.committed(job.committed_size() - 1);
     view.mutable_last_checkpoint()->set_step(newest.step());
     view.mutable_last_checkpoint()->set_attempt(newest.attempt());
     view.mutable_last_checkpoint()->set_directory(newest.directory());
+    const absl::Duration age = sources.now - absl::FromUnixNanos(newest.committed_unix_nanos());
+    view.mutable_last_checkpoint()->set_age_seconds(std::max(0.0, absl::ToDoubleSeconds(age)));
   }
+  view.set_queue_position(QueuePosition(*sources.state, job));
   AddTimes(job, sources, &view);
+  AddWarnings(job, &view);
   view.set_flops_ceiling(FlopsCeiling(job, *sources.state));
   view.set_model_flops_per_second(view.tokens_per_second() * FlopsPerToken(job));
   AddRanks(job, *sources.detector, &view);
@@ -130,23 +162,62 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   return view;
 }
 
+namespace {
+
+// What jobs hold, by node.
+struct Held {
+  int slots = 0;
+  int jobs = 0;
+};
+using SlotUse = std::map<std::string, Held>;
+
+SlotUse CountSlots(const DriverState& state) {
+  SlotUse use;
+  for (const JobRecord& job : state.jobs()) {
+    if (!HoldsSlots(job)) continue;
+    std::map<std::string, int> ranks;
+    for (const auto& placement : job.placements()) ++ranks[placement.node_id()];
+    for (const auto& [node_id, count] : ranks) {
+      const NodeRecord* node = FindNode(state, node_id);
+      if (node == nullptr || HasLeft(job, *node)) continue;
+      use[node_id].slots += count;
+      ++use[node_id].jobs;
+    }
+  }
+  return use;
+}
+
+control::NodeView ViewNode(const NodeRecord& node, const SlotUse& use, const ViewSources& sources) {
+  const std::string& node_id = node.hello().node_id();
+  control::NodeView view;
+  view.set_node_id(node_id);
+  view.set_num_slots(node.hello().num_slots());
+  if (const auto used = use.find(node_id); used != use.end()) {
+    view.set_num_slots_used(used->second.slots);
+    view.set_num_jobs(used->second.jobs);
+  }
+  view.set_alive(node.alive());
+  view.set_machine_id(node.hello().machine_id());
+  *view.mutable_resources() = node.hello().resources();
+  view.set_heartbeat_age_seconds(absl::ToDoubleSeconds(sources.detector->SilenceOf(node_id)));
+  view.set_evicted(node.evicted());
+  view.set_evicted_why(node.evicted_why());
+  view.set_draining(node.draining());
+  return view;
+}
+
+}  // namespace
+
+control::NodeView ViewNode(const NodeRecord& node, const ViewSources& sources) {
+  return ViewNode(node, CountSlots(*sources.state), sources);
+}
+
 control::GetClusterResponse ViewCluster(const ViewSources& sources) {
   control::GetClusterResponse response;
   response.set_version(base::kVersion);
-  std::map<std::string, int> used;
-  for (const JobRecord& job : sources.state->jobs()) {
-    if (!HoldsSlots(job)) continue;
-    for (const auto& placement : job.placements()) ++used[placement.node_id()];
-  }
+  const SlotUse use = CountSlots(*sources.state);
   for (const NodeRecord& node : sources.state->nodes()) {
-    auto* view = response.add_nodes();
-    view->set_node_id(node.hello().node_id());
-    view->set_num_slots(node.hello().num_slots());
-    view->set_num_slots_used(used[node.hello().node_id()]);
-    view->set_alive(node.alive());
-    view->set_machine_id(node.hello().machine_id());
-    view->set_heartbeat_age_seconds(
-        absl::ToDoubleSeconds(sources.detector->SilenceOf(node.hello().node_id())));
+    *response.add_nodes() = ViewNode(node, use, sources);
   }
   return response;
 }

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "runtime/base/text/shortlist.h"
 
 namespace megascale::driver {
 namespace {
@@ -18,14 +18,16 @@ int TensorSize(const JobRecord& job) {
 }
 
 FreeSlots FreeSlotsFor(const DriverState& state, const JobRecord& job,
-                       const std::string& instruction_set) {
+                       const std::string& instruction_set, const std::set<std::string>& givers) {
   FreeSlots free;
   for (const NodeRecord& node : state.nodes()) {
-    if (!node.alive() || node.hello().instruction_set() != instruction_set) continue;
+    if (!TakesRanks(node) || node.hello().instruction_set() != instruction_set) continue;
     free[node.hello().node_id()] = node.hello().num_slots();
   }
   for (const JobRecord& other : state.jobs()) {
-    if (JobId(other) == JobId(job) || !HoldsSlots(other)) continue;
+    if (JobId(other) == JobId(job) || !HoldsSlots(other) || givers.count(JobId(other)) > 0) {
+      continue;
+    }
     for (const auto& placement : other.placements()) {
       if (auto it = free.find(placement.node_id()); it != free.end()) --it->second;
     }
@@ -55,26 +57,32 @@ std::vector<std::string> PlaceGroups(const JobRecord& job, FreeSlots free) {
   return nodes;
 }
 
+// "; n1 is evicted, n2 drains": nodes that would offer more.
+std::string Withheld(const DriverState& state) {
+  std::vector<std::string> nodes;
+  for (const NodeRecord& node : state.nodes()) {
+    if (!node.alive() || TakesRanks(node)) continue;
+    nodes.push_back(
+        absl::StrCat(node.hello().node_id(), node.evicted() ? " is evicted" : " drains"));
+  }
+  return nodes.empty() ? "" : absl::StrCat("; ", base::Shortlist(nodes));
+}
+
 std::string Offer(const JobRecord& job, const FreeSlots& free) {
-  const std::string needs =
-      absl::StrCat("needs ", WorldSize(job), WorldSize(job) == 1 ? " slot" : " slots");
-  const int tensor_size = TensorSize(job);
-  const std::string groups =
-      tensor_size > 1 ? absl::StrCat(" in groups of ", tensor_size, " on one node") : "";
+  const std::string needs = NeededSlots(job);
   if (free.empty()) {
     const std::string kind =
         job.instruction_set().empty() ? "" : absl::StrCat(" with ", job.instruction_set());
-    return absl::StrCat(needs, groups, "; no node", kind, " is connected");
+    return absl::StrCat(needs, "; no node", kind, " is connected");
   }
   int sum = 0;
-  for (const auto& [node, slots] : free) sum += std::max(0, slots);
-  return absl::StrCat(needs, groups, "; ", free.size(), free.size() == 1 ? " node" : " nodes",
-                      free.size() == 1 ? " offers " : " offer ", sum, " (",
-                      absl::StrJoin(free, ", ",
-                                    [](std::string* out, const auto& entry) {
-                                      absl::StrAppend(out, entry.first, " ",
-                                                      std::max(0, entry.second));
-                                    }),
+  std::vector<std::string> offers;
+  for (const auto& [node, slots] : free) {
+    sum += std::max(0, slots);
+    offers.push_back(absl::StrCat(node, " ", std::max(0, slots)));
+  }
+  return absl::StrCat(needs, "; ", free.size(), free.size() == 1 ? " node" : " nodes",
+                      free.size() == 1 ? " offers " : " offer ", sum, " (", base::Shortlist(offers),
                       ")");
 }
 
@@ -83,7 +91,7 @@ std::vector<std::string> InstructionSets(const DriverState& state, const JobReco
   std::vector<std::string> sets;
   for (const NodeRecord& node : state.nodes()) {
     const std::string& name = node.hello().instruction_set();
-    if (node.alive() && std::find(sets.begin(), sets.end(), name) == sets.end()) {
+    if (TakesRanks(node) && std::find(sets.begin(), sets.end(), name) == sets.end()) {
       sets.push_back(name);
     }
   }
@@ -92,11 +100,19 @@ std::vector<std::string> InstructionSets(const DriverState& state, const JobReco
 
 }  // namespace
 
-PlacementResult PlaceJob(const DriverState& state, const JobRecord& job) {
+std::string NeededSlots(const JobRecord& job) {
+  const int tensor_size = TensorSize(job);
+  return absl::StrCat(
+      "needs ", WorldSize(job), WorldSize(job) == 1 ? " slot" : " slots",
+      tensor_size > 1 ? absl::StrCat(" in groups of ", tensor_size, " on one node") : "");
+}
+
+PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
+                         const std::set<std::string>& givers) {
   PlacementResult result;
   FreeSlots best;
   for (const std::string& instruction_set : InstructionSets(state, job)) {
-    FreeSlots free = FreeSlotsFor(state, job, instruction_set);
+    FreeSlots free = FreeSlotsFor(state, job, instruction_set, givers);
     const std::vector<std::string> nodes = PlaceGroups(job, free);
     if (free.size() > best.size()) best = std::move(free);
     if (nodes.empty()) continue;
@@ -109,7 +125,7 @@ PlacementResult PlaceJob(const DriverState& state, const JobRecord& job) {
     }
     return result;
   }
-  result.message = Offer(job, best);
+  result.message = absl::StrCat(Offer(job, best), Withheld(state));
   return result;
 }
 

@@ -1,6 +1,7 @@
 // Which node runs which rank. Pure.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,10 +17,15 @@ struct PlacementResult {
   std::string message;
 };
 
-// Places the job on living nodes of one instruction set: the job's own where it has one, else the
-// first (by node id) that has enough free slots. Ranks keep the node that they had while it lives
-// and has room; the others fill nodes in the order of their ids with consecutive ranks.
-// Tensor-parallel peers share a node. Slots of every other job that holds some are taken.
-PlacementResult PlaceJob(const DriverState& state, const JobRecord& job);
+// Places the job on nodes that take ranks and have one instruction set: the job's own where it has
+// one, else the first (by node id) that has enough free slots. Ranks keep the node that they had
+// while it takes ranks and has room; the others fill nodes in the order of their ids with
+// consecutive ranks. Tensor-parallel peers share a node. Slots of every other job that holds some
+// are taken, but for those of the jobs in `givers`.
+PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
+                         const std::set<std::string>& givers = {});
+
+// "needs 4 slots in groups of 2 on one node", for people.
+std::string NeededSlots(const JobRecord& job);
 
 }  // namespace megascale::driver

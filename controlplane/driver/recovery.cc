@@ -5,6 +5,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
 namespace {
@@ -68,6 +69,10 @@ std::string ReasonOf(const Culprit& culprit) {
       return "Refused";
     case telemetry::FAILURE_CLASS_ABORTED:
       return "PeerLost";
+    case telemetry::FAILURE_CLASS_STORAGE:
+      return "StorageFailed";
+    case telemetry::FAILURE_CLASS_RENDEZVOUS:
+      return "StoreUnavailable";
     default:
       return "Failed";
   }
@@ -105,14 +110,37 @@ Culprit CheckpointNotStored(const JobRecord& job) {
   return culprit;
 }
 
-bool IsBetterCulprit(const Culprit& candidate, const Culprit& known) {
-  return known.failure_class() == telemetry::FAILURE_CLASS_ABORTED &&
-         candidate.failure_class() != telemetry::FAILURE_CLASS_ABORTED;
+bool IsBetterCause(const v1::Failure& candidate, const v1::Failure& known) {
+  const auto follows = [](const v1::Failure& failure) {
+    return failure.culprit().failure_class() == telemetry::FAILURE_CLASS_ABORTED;
+  };
+  if (follows(candidate) != follows(known)) return follows(known);
+  if (!candidate.has_noticed_at() || !known.has_noticed_at()) return false;
+  return job::ToDuration(candidate.noticed_at()) < job::ToDuration(known.noticed_at());
+}
+
+void AddFailure(const v1::Failure& failure, bool is_cause, JobRecord* job) {
+  job->set_num_failures(job->num_failures() + 1);
+  auto* failures = job->mutable_failures();
+  *failures->Add() = failure;
+  const auto noticed = [&](int index) {
+    return job::ToDuration(failures->Get(index).noticed_at());
+  };
+  for (int i = failures->size() - 1; i > (is_cause ? 0 : 1); --i) {
+    if (!is_cause && noticed(i - 1) <= noticed(i)) break;
+    failures->SwapElements(i - 1, i);
+  }
+  for (int i = 1; i < failures->size(); ++i) {
+    std::string* evidence = failures->Mutable(i)->mutable_culprit()->mutable_evidence();
+    evidence->resize(std::min(evidence->size(), evidence->find('\n')));
+  }
+  if (failures->size() > kFailuresMax) failures->RemoveLast();
 }
 
 bool IsRetried(FailureClass failure_class) {
   return failure_class != telemetry::FAILURE_CLASS_REFUSED &&
-         failure_class != telemetry::FAILURE_CLASS_DIVERGED;
+         failure_class != telemetry::FAILURE_CLASS_DIVERGED &&
+         failure_class != telemetry::FAILURE_CLASS_STORAGE;
 }
 
 absl::Duration BackoffOf(const JobRecord& job) {
@@ -143,17 +171,34 @@ agent::RestorePoint ChooseRestore(const JobRecord& job,
   return restore;
 }
 
+bool CannotStart(const JobRecord& job) {
+  const std::string& given = job.submitted().from_checkpoint();
+  return job.culprit().failure_class() == telemetry::FAILURE_CLASS_CORRUPT && !job.progressed() &&
+         job.restore().source() == agent::RestorePoint::SOURCE_STORAGE && !given.empty() &&
+         job.restore().directory() == given;
+}
+
 void StepOverCorrupt(JobRecord* job) {
   if (job->culprit().failure_class() != telemetry::FAILURE_CLASS_CORRUPT || job->progressed()) {
     return;
   }
   auto* committed = job->mutable_committed();
+  std::string instead;
   if (job->restore().source() == agent::RestorePoint::SOURCE_MEMORY) {
     for (auto& fenced : *job->mutable_fenced()) fenced.clear_snapshots();
+    instead = "what is on storage is used";
   } else if (!committed->empty() &&
              committed->rbegin()->directory() == job->restore().directory()) {
     committed->RemoveLast();
+    instead = committed->empty() ? "there is no older checkpoint: the job begins anew"
+                                 : "an older checkpoint is used";
+  } else {
+    return;
   }
+  const std::string& evidence = job->culprit().evidence();
+  const size_t line_end = std::min(evidence.find('\n'), evidence.size());
+  job->mutable_culprit()->set_evidence(
+      absl::StrCat(evidence.substr(0, line_end), "; ", instead, evidence.substr(line_end)));
 }
 
 }  // namespace megascale::driver

@@ -26,11 +26,22 @@ std::string Describe(const megascale::agent::v1::RestorePoint& restore);
 // that writes the manifest stands for all that write.
 Culprit CheckpointNotStored(const JobRecord& job);
 
-// True when `candidate` explains the failure of its attempt better than `known`: the first one
-// known stays, but a death that only followed from a peer's never stands before another.
-bool IsBetterCulprit(const Culprit& candidate, const Culprit& known);
+// True when `candidate` explains the end of its attempt better than `known`: a death that only
+// followed from a peer's never stands before another; else what was noticed first, and where one of
+// them does not say when, the one that is known.
+bool IsBetterCause(const megascale::driver::v1::Failure& candidate,
+                   const megascale::driver::v1::Failure& known);
 
-// A bad specification and diverged numbers come back however often they are tried.
+// Failures of one attempt that are kept.
+inline constexpr int kFailuresMax = 16;
+
+// Adds to the failures of the job's attempt: as the cause, before all others, or among the
+// consequences, in the order in which they were noticed. Only the cause keeps more than the first
+// line of its evidence.
+void AddFailure(const megascale::driver::v1::Failure& failure, bool is_cause, JobRecord* job);
+
+// A bad specification and diverged numbers come back however often they are tried; storage was
+// tried for as long as the job allows.
 bool IsRetried(FailureClass failure_class);
 
 // Before the next attempt, when `attempts_without_progress` were made in a row: zero after an
@@ -43,8 +54,13 @@ absl::Duration BackoffOf(const JobRecord& job);
 megascale::agent::v1::RestorePoint ChooseRestore(
     const JobRecord& job, const std::vector<megascale::agent::v1::Placement>& placements);
 
+// True when the job could not read the checkpoint that it was told to start from: there is no older
+// one to try.
+bool CannotStart(const JobRecord& job);
+
 // After a failure whose culprit could not read what its attempt was to start from: forgets that
-// copy, so that storage instead of memory is next, or the checkpoint before.
+// copy, so that storage instead of memory is next, or the checkpoint before, and adds to the
+// culprit's evidence what is used instead.
 void StepOverCorrupt(JobRecord* job);
 
 }  // namespace megascale::driver

@@ -40,7 +40,7 @@ inline Event Submitted(const std::string& job_id, const megascale::job::v1::JobS
 inline megascale::agent::v1::Hello HelloOf(const std::string& node_id,
                                            const std::string& incarnation, int num_slots) {
   megascale::agent::v1::Hello hello;
-  hello.set_protocol_version(1);
+  hello.set_protocol_version(agent::v1::PROTOCOL_VERSION_CURRENT);
   hello.set_node_id(node_id);
   hello.set_incarnation(incarnation);
   hello.set_num_slots(num_slots);
@@ -60,6 +60,26 @@ inline Event Lost(const std::string& node_id, const std::string& incarnation) {
   event.mutable_node_lost()->set_node_id(node_id);
   event.mutable_node_lost()->set_incarnation(incarnation);
   event.mutable_node_lost()->set_why("no heartbeat for 5s");
+  return event;
+}
+
+inline Event Evicted(const std::string& node_id, const std::string& why) {
+  Event event;
+  event.mutable_node_evicted()->set_node_id(node_id);
+  event.mutable_node_evicted()->set_why(why);
+  return event;
+}
+
+inline Event Uncordoned(const std::string& node_id) {
+  Event event;
+  event.mutable_node_uncordoned()->set_node_id(node_id);
+  return event;
+}
+
+inline Event Draining(const std::string& node_id, const std::string& incarnation) {
+  Event event;
+  event.mutable_node_draining()->set_node_id(node_id);
+  event.mutable_node_draining()->set_incarnation(incarnation);
   return event;
 }
 

@@ -34,23 +34,6 @@ constexpr absl::Duration kSendTimeout = absl::Seconds(10);
 constexpr absl::Duration kReapTimeout = absl::Seconds(8);
 constexpr int kHighDescriptor = 256;  // above every number that a child is given
 
-sigset_t HandledSignals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT}) sigaddset(&set, signal);
-  return set;
-}
-
-// A spawn command, unpacked for execve.
-struct Spawn {
-  int64_t token = 0;
-  const char* program = nullptr;
-  std::vector<char*> arguments;
-  std::vector<char*> environment;
-  int output = -1;
-  std::vector<std::pair<int, int>> descriptors;  // {ours, the child's}
-};
-
 // Of /proc/PID/stat what follows the name, which may hold anything: "state parent …"; "": it is
 // gone.
 std::string StatOf(pid_t pid) {
@@ -73,8 +56,7 @@ class Keeper {
  public:
   Keeper(const KeeperSetup& setup, std::vector<std::string> environment)
       : setup_(setup), environment_(std::move(environment)) {
-    const sigset_t handled = HandledSignals();
-    sigprocmask(SIG_BLOCK, &handled, nullptr);
+    const sigset_t handled = KeeperSignals();
     signals_ = base::UniqueFd(::signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
   }
 
@@ -85,9 +67,9 @@ class Keeper {
  private:
   bool ParentLives() const { return ::getppid() == setup_.parent_pid; }
   bool ServeCommand();
-  Spawn Unpack(const KeeperCommand& command, base::Frame* frame) const;
-  KeeperReply StartChild(const Spawn& spawn);
-  [[noreturn]] void BecomeChild(const Spawn& spawn, int keeper_pid, int error_pipe) const;
+  void Complete(SpawnCommand* spawn) const;
+  KeeperReply StartChild(const SpawnCommand& spawn);
+  [[noreturn]] void BecomeChild(const SpawnCommand& spawn, int keeper_pid, int error_pipe) const;
   // Reaps what ended. False: there is no child at all.
   bool Reap(bool report);
   void DrainSignals();
@@ -118,9 +100,8 @@ void Keeper::DrainSignals() {
 
 bool Keeper::ServeCommand() {
   absl::StatusOr<base::Frame> frame = base::ReceiveFrame(setup_.commands, kSendTimeout);
-  if (!frame.ok() || frame->payload.size() < sizeof(KeeperCommand)) return false;
   KeeperCommand command;
-  std::memcpy(&command, frame->payload.data(), sizeof(command));
+  if (!frame.ok() || !ReadCommand(*frame, &command)) return false;
   if (command.kind == KeeperCommand::kKill) {
     // A child that ended and is not reaped yet still holds its process id.
     if (const auto pid = pids_.find(command.token); pid != pids_.end()) {
@@ -129,41 +110,30 @@ bool Keeper::ServeCommand() {
     }
     return true;
   }
-  const KeeperReply reply = StartChild(Unpack(command, &*frame));
+  SpawnCommand spawn;
+  if (!ReadSpawn(&*frame, &spawn)) return false;
+  Complete(&spawn);
+  const KeeperReply reply = StartChild(spawn);
   const std::string payload(reinterpret_cast<const char*>(&reply), sizeof(reply));
   return base::SendFrame(setup_.commands, payload, {}, kSendTimeout).ok();
 }
 
-Spawn Keeper::Unpack(const KeeperCommand& command, base::Frame* frame) const {
-  Spawn spawn;
-  spawn.token = command.token;
-  char* next = frame->payload.data() + sizeof(KeeperCommand);
-  const auto take = [&next] {
-    char* const text = next;
-    next += std::strlen(text) + 1;
-    return text;
-  };
-  spawn.program = take();
-  for (int i = 0; i < command.num_arguments; ++i) spawn.arguments.push_back(take());
-  for (int i = 0; i < command.num_environment; ++i) spawn.environment.push_back(take());
+// What execve is called with: our environment too, where the command does not replace it.
+void Keeper::Complete(SpawnCommand* spawn) const {
+  const size_t num_given = spawn->environment.size();
   for (const std::string& ours : environment_) {
     const size_t name_size = ours.find('=') + 1;
+    const auto given_end = spawn->environment.begin() + static_cast<int64_t>(num_given);
     const bool replaced = std::any_of(
-        spawn.environment.begin(), spawn.environment.end(),
+        spawn->environment.begin(), given_end,
         [&](const char* given) { return std::strncmp(given, ours.c_str(), name_size) == 0; });
-    if (!replaced) spawn.environment.push_back(const_cast<char*>(ours.c_str()));
+    if (!replaced) spawn->environment.push_back(const_cast<char*>(ours.c_str()));
   }
-  spawn.arguments.push_back(nullptr);
-  spawn.environment.push_back(nullptr);
-  size_t fd = 0;
-  if (command.has_output != 0) spawn.output = frame->fds[fd++].get();
-  for (int i = 0; i < command.num_descriptors; ++i) {
-    spawn.descriptors.push_back({frame->fds[fd++].get(), command.numbers[i]});
-  }
-  return spawn;
+  spawn->arguments.push_back(nullptr);
+  spawn->environment.push_back(nullptr);
 }
 
-KeeperReply Keeper::StartChild(const Spawn& spawn) {
+KeeperReply Keeper::StartChild(const SpawnCommand& spawn) {
   KeeperReply reply = {spawn.token, 0, 0};
   int error_pipe[2];  // closes when exec succeeds, brings errno when it does not
   if (::pipe2(error_pipe, O_CLOEXEC) != 0) {
@@ -187,7 +157,7 @@ KeeperReply Keeper::StartChild(const Spawn& spawn) {
   return reply;
 }
 
-void Keeper::BecomeChild(const Spawn& spawn, int keeper_pid, int error_pipe) const {
+void Keeper::BecomeChild(const SpawnCommand& spawn, int keeper_pid, int error_pipe) const {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != keeper_pid) ::_exit(127);  // it died before the line above
@@ -269,6 +239,13 @@ void Keeper::KillEverything() {
 }
 
 }  // namespace
+
+sigset_t KeeperSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT}) sigaddset(&set, signal);
+  return set;
+}
 
 void RunKeeperProcess(const KeeperSetup& setup, const std::vector<std::string>& remove_at_end) {
   ::prctl(PR_SET_NAME, "keeper");

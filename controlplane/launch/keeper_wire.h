@@ -1,8 +1,13 @@
 // What a ProcessKeeper and its helper process say to each other. Both are the same program, so
-// plain structs do. Private to this folder.
+// plain structs do; they are checked all the same, before anything in them is used. Private to this
+// folder.
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/frame.h"
 
 namespace megascale::launch {
 
@@ -22,6 +27,23 @@ struct KeeperCommand {
   int32_t num_descriptors;
   int32_t numbers[kDescriptorsMax];
 };
+
+// A spawn command, unpacked. Texts lie in the frame's payload, descriptors are the frame's.
+struct SpawnCommand {
+  int64_t token = 0;
+  char* program = nullptr;
+  std::vector<char*> arguments;
+  std::vector<char*> environment;
+  int output = -1;
+  std::vector<std::pair<int, int>> descriptors;  // {ours, the child's}
+};
+
+// The header of a frame. False: it is none; nothing of the frame may be used.
+bool ReadCommand(const base::Frame& frame, KeeperCommand* command);
+
+// The rest of a frame whose header is a spawn. False: it has not the strings and descriptors that
+// its header says.
+bool ReadSpawn(base::Frame* frame, SpawnCommand* spawn);
 
 // The answer to a spawn.
 struct KeeperReply {

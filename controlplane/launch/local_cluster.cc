@@ -252,7 +252,7 @@ bool LocalCluster::Supervisor::AnyRuns(bool driver) const {
 }
 
 void LocalCluster::Supervisor::EndMembers(bool driver) {
-  for (const int signal : {SIGTERM, SIGKILL}) {
+  for (const int signal : {driver ? SIGTERM : SIGINT, SIGKILL}) {
     for (const Member& member : members_) {
       if (member.is_driver != driver || member.token == 0) continue;
       keeper_->Kill(member.token, signal).IgnoreError();  // gone with the keeper

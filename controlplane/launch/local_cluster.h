@@ -54,7 +54,8 @@ class LocalCluster {
   std::string driver_address() const;
   std::string run_directory() const;
 
-  // Ends the agents, then the driver (SIGTERM, SIGKILL after 5 s), then removes the run directory.
+  // Ends the agents (SIGINT: without a drain), then the driver (SIGTERM), each with SIGKILL after
+  // 5 s, then removes the run directory.
   // Blocking: at most about 20 s. Idempotent.
   void Stop();
 

@@ -65,7 +65,10 @@ absl::StatusOr<std::unique_ptr<LogFile>> LogFile::Open(const LogName& name) {
 
 absl::Status LogFile::Append(absl::string_view data) {
   tail_.append(data.data(), data.size());
-  if (tail_.size() > 2 * kTailBytes) tail_.erase(0, tail_.size() - kTailBytes);
+  if (tail_.size() > 2 * kTailBytes) {
+    tail_.erase(0, tail_.size() - kTailBytes);
+    tail_.erase(0, tail_.find('\n') + 1);  // whole lines; one that is longer stays as it is
+  }
   while (!data.empty()) {
     const int64_t in_segment = end_ % name_.segment_bytes;
     if (in_segment == 0 && end_ > 0) {

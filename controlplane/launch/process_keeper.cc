@@ -49,13 +49,18 @@ absl::StatusOr<std::unique_ptr<ProcessKeeper>> ProcessKeeper::Start(const Option
   ASSIGN_OR_RETURN(auto commands, base::MakeSocketPair());
   ASSIGN_OR_RETURN(auto exits, base::MakeSocketPair());
   const pid_t parent = ::getpid();
+  const sigset_t blocked = KeeperSignals();
+  sigset_t before;
+  sigprocmask(SIG_BLOCK, &blocked, &before);
   const pid_t pid = ::fork();
-  if (pid < 0) return base::ErrnoStatus(errno, "fork the process keeper");
+  const int error = errno;
   if (pid == 0) {
     commands.first.reset();
     exits.first.reset();
     RunKeeperProcess({parent, commands.second.get(), exits.second.get()}, options.remove_at_end);
   }
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  if (pid < 0) return base::ErrnoStatus(error, "fork the process keeper");
   return std::unique_ptr<ProcessKeeper>(
       new ProcessKeeper(pid, std::move(commands.first), std::move(exits.first)));
 }

@@ -59,11 +59,11 @@ void WritePid(const std::string& path) {
   std::rename((path + ".new").c_str(), path.c_str());
 }
 
-// Ends on SIGTERM, like driver and agent.
-void WaitForTermination() {
+// Ends as the driver does on SIGTERM, and the agent, at once, on SIGINT.
+void WaitForTermination(int ends_on) {
   sigset_t set;
   sigemptyset(&set);
-  sigaddset(&set, SIGTERM);
+  sigaddset(&set, ends_on);
   sigprocmask(SIG_BLOCK, &set, nullptr);
   int signal = 0;
   sigwait(&set, &signal);
@@ -83,7 +83,7 @@ int RunDriver(int argc, char** argv) {
   const std::string socket = Option(argc, argv, "--listen").substr(5);
   const std::string directory = socket.substr(0, socket.rfind('/'));
   WritePid(directory + "/driver.pid");
-  WaitForTermination();
+  WaitForTermination(SIGTERM);
   std::printf("%d agents are left\n", CountAgents(directory));
   return 0;
 }
@@ -92,7 +92,7 @@ int RunAgent(int argc, char** argv) {
   const std::string directory = Option(argc, argv, "--run-dir");
   ::mkdir(directory.c_str(), 0700);
   WritePid(directory + "/pid");
-  WaitForTermination();
+  WaitForTermination(SIGINT);
   ::unlink((directory + "/pid").c_str());
   return 0;
 }

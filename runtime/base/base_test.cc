@@ -1,4 +1,7 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -105,15 +108,97 @@ TEST(FrameTest, AClosedPeerIsUnavailableAndAnAbsurdLengthIsDataLoss) {
 }
 
 TEST(ThreadEnvironmentTest, ThreadsLookForWorkOnlyWhereEachHasACore) {
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  EXPECT_TRUE(HaveCores(1, cores));
-  EXPECT_FALSE(HaveCores(2, cores));
-  EXPECT_EQ(ThreadEnvironment(false).back(), "GOMP_SPINCOUNT=0");
+  EXPECT_TRUE(HaveCores(1, 2, 2));
+  EXPECT_FALSE(HaveCores(2, 2, 2));
+  EXPECT_FALSE(HaveCores(2, 1, 1.5)) << "a quota of a core and a half";
+  EXPECT_FALSE(HaveCores(1 << 20, 1 << 20, 64));
+  EXPECT_EQ(ThreadEnvironment(false),
+            (std::vector<std::string>{"OMP_WAIT_POLICY=passive", "GOMP_SPINCOUNT=0",
+                                      "OMP_THREAD_LIMIT=2147483647"}));
   EXPECT_NE(ThreadEnvironment(true), ThreadEnvironment(false));
 }
 
-TEST(StatusTest, AFullDiskIsResourceExhausted) {
-  EXPECT_EQ(ErrnoStatus(ENOSPC, "write").code(), absl::StatusCode::kResourceExhausted);
+// Sets this process's limit for as long as it lives.
+class SoftLimit {
+ public:
+  SoftLimit(int resource, rlim_t value) : resource_(resource) {
+    EXPECT_EQ(::getrlimit(resource, &before_), 0);
+    const struct rlimit limit = {value, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(resource, &limit), 0);
+  }
+  ~SoftLimit() { EXPECT_EQ(::setrlimit(resource_, &before_), 0); }
+  const struct rlimit& before() const { return before_; }
+
+ private:
+  const int resource_;
+  struct rlimit before_ = {};
+};
+
+TEST(StatusTest, AFullDiskSaysHowMuchWasWrittenAndWhatToDo) {
+  const UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  ASSERT_TRUE(full.valid());
+  const absl::Status status = Annotate(WriteAll(full.get(), "12345"), "/dev/full");
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(),
+            "/dev/full: wrote 0 of 5 bytes: disk full; free some space there, or choose another "
+            "directory");
+  EXPECT_EQ(ErrnoOf(status), ENOSPC);
+  EXPECT_FALSE(IsOutOfMemory(status));
+}
+
+TEST(StatusTest, AFileThatIsTooLargeLeavesNothingBeside) {
+  const std::string directory = TestDirectory();
+  ::signal(SIGXFSZ, SIG_IGN);
+  absl::Status status;
+  {
+    const SoftLimit limit(RLIMIT_FSIZE, 3);
+    status = WriteFileDurably(directory + "/file", "12345");
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(),
+            directory +
+                "/file.tmp: wrote 3 of 5 bytes: file too large for the file system or for "
+                "the limit `ulimit -f`; raise the limit, or choose another directory");
+  EXPECT_TRUE(std::filesystem::is_empty(directory));
+}
+
+TEST(StatusTest, TooManyOpenFilesNamesTheLimit) {
+  const std::string directory = TestDirectory();
+  ASSERT_TRUE(WriteFileDurably(directory + "/file", "1").ok());
+  absl::Status status;
+  rlim_t lowest_free = 0;
+  {
+    lowest_free = static_cast<rlim_t>(Duplicate(STDIN_FILENO).value().get());
+    const SoftLimit limit(RLIMIT_NOFILE, lowest_free);
+    status = ReadFile(directory + "/file", 10).status();
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(),
+            absl::StrCat(directory, "/file: too many open files: the limit of this process is ",
+                         lowest_free, "; raise it with `ulimit -n` before it starts"));
+  EXPECT_FALSE(IsOutOfMemory(status));
+}
+
+TEST(FdTest, TheLimitOfOpenFilesIsRaisedToWhatIsAllowed) {
+  const SoftLimit limit(RLIMIT_NOFILE, 64);
+  RaiseOpenFilesLimit();
+  struct rlimit now = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &now), 0);
+  EXPECT_EQ(now.rlim_cur, limit.before().rlim_max);
+}
+
+TEST(StatusTest, EachWantHasItsOwnWords) {
+  EXPECT_EQ(ErrnoStatus(EDQUOT, "w").message(),
+            "w: disk quota used up; delete files of this user there, or have the quota raised");
+  EXPECT_EQ(ErrnoStatus(EROFS, "w"),
+            WithErrno(absl::FailedPreconditionError("w: the file system is read-only; mount it for "
+                                                    "writing, or choose another directory"),
+                      EROFS));
+  EXPECT_EQ(ErrnoStatus(ENFILE, "w").message(),
+            "w: too many open files on this machine; raise the sysctl fs.file-max");
+  EXPECT_TRUE(IsOutOfMemory(Annotate(ErrnoStatus(ENOMEM, "map"), "tensors")));
+  EXPECT_EQ(ErrnoStatus(ENOENT, "x").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ErrnoStatus(EACCES, "x").message(), "x: Permission denied");
   EXPECT_EQ(Annotate(absl::NotFoundError("b"), "a").message(), "a: b");
 }
 

@@ -1,12 +1,14 @@
 #include "runtime/base/fd.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 
@@ -25,6 +27,13 @@ void UniqueFd::reset() {
   fd_ = -1;
 }
 
+void RaiseOpenFilesLimit() {
+  struct rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 absl::StatusOr<UniqueFd> Duplicate(int fd) {
   const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (copy < 0) return ErrnoStatus(errno, absl::StrCat("duplicate descriptor ", fd));
@@ -32,10 +41,14 @@ absl::StatusOr<UniqueFd> Duplicate(int fd) {
 }
 
 absl::Status WriteAll(int fd, absl::string_view data) {
+  const size_t all = data.size();
   while (!data.empty()) {
     const ssize_t written = ::write(fd, data.data(), data.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return ErrnoStatus(errno, "write");
+    if (written < 0) {
+      const int error = errno;
+      return ErrnoStatus(error, absl::StrCat("wrote ", all - data.size(), " of ", all, " bytes"));
+    }
     data.remove_prefix(static_cast<size_t>(written));
   }
   return absl::OkStatus();
@@ -68,11 +81,13 @@ absl::Status WriteFileDurably(const std::string& path, absl::string_view data) {
   const std::string beside = absl::StrCat(path, ".tmp");
   UniqueFd fd(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", beside));
+  auto remove_beside = absl::MakeCleanup([&beside] { ::unlink(beside.c_str()); });
   RETURN_IF_ERROR(Annotate(WriteAll(fd.get(), data), beside));
   if (::fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync ", beside));
   if (::rename(beside.c_str(), path.c_str()) != 0) {
     return ErrnoStatus(errno, absl::StrCat("rename ", beside, " to ", path));
   }
+  std::move(remove_beside).Cancel();
   return SyncDirectory(std::filesystem::path(path).parent_path().string());
 }
 
@@ -83,7 +98,10 @@ absl::Status MakeDirectories(const std::string& path) {
     if (::mkdir(made.c_str(), 0700) == 0) continue;
     const int error = errno;
     if (error == EEXIST || ::access(made.c_str(), F_OK) == 0) continue;
-    return ErrnoStatus(error, absl::StrCat("make directory ", made.string()));
+    const std::string what = absl::StrCat("make directory ", made.string());
+    // Its parent is there: what is missing is not what the caller asked for.
+    if (error == ENOENT) return absl::FailedPreconditionError(what + ": none can be made there");
+    return ErrnoStatus(error, what);
   }
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);

@@ -29,17 +29,23 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+// Raises the number of files that this process may have open to what it may choose itself (`ulimit
+// -Hn`), which processes that it starts inherit. Where that is refused the limit stays as it was,
+// and the message of a failure names it.
+void RaiseOpenFilesLimit();
+
 // A new descriptor for the same open file.
 absl::StatusOr<UniqueFd> Duplicate(int fd);
 
-// Writes all of `data`; retries EINTR and short writes. For blocking descriptors.
+// Writes all of `data`; retries EINTR and short writes. For blocking descriptors. A failure says
+// how much of it was written.
 absl::Status WriteAll(int fd, absl::string_view data);
 
 // A whole file as bytes. NotFound, PermissionDenied, or ResourceExhausted beyond `size_bytes_max`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t size_bytes_max);
 
 // Replaces `path` by `data` so that a crash leaves the old or the new content: written beside,
-// synced, renamed, the directory synced.
+// synced, renamed, the directory synced. After a failure what was written beside is gone.
 absl::Status WriteFileDurably(const std::string& path, absl::string_view data);
 
 // Makes a directory and its parents, mode 0700 for those it makes.

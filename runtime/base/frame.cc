@@ -16,6 +16,8 @@
 namespace megascale::base {
 namespace {
 
+constexpr size_t kPieceBytes = 1 << 20;
+
 class Deadline {
  public:
   explicit Deadline(absl::Duration timeout) : end_(RealClock().Monotonic() + timeout) {}
@@ -144,8 +146,13 @@ absl::StatusOr<Frame> ReceiveFrame(int socket, absl::Duration timeout) {
   if (length > kFrameBytesMax) {
     return absl::DataLossError(absl::StrCat("frame: length ", length, " exceeds the limit"));
   }
-  frame.payload.resize(length);
-  RETURN_IF_ERROR(ReceiveSome(socket, frame.payload.data(), length, &frame.fds, deadline));
+  // Grows with what comes: a length alone takes no memory.
+  while (frame.payload.size() < length) {
+    const size_t begin = frame.payload.size();
+    const size_t piece = std::min(kPieceBytes, length - begin);
+    frame.payload.resize(begin + piece);
+    RETURN_IF_ERROR(ReceiveSome(socket, frame.payload.data() + begin, piece, &frame.fds, deadline));
+  }
   return frame;
 }
 

@@ -10,13 +10,22 @@
 
 namespace megascale::base {
 
-// `status` with "`context`: " before its message; OK stays OK.
+// `status` with "`context`: " before its message, and its payloads; OK stays OK.
 absl::Status Annotate(const absl::Status& status, absl::string_view context);
 
-// The Status of a failed system call: code from `error` (an errno), message "`what`: <strerror>".
-// ENOSPC, EMFILE and ENOMEM become ResourceExhausted, ENOENT NotFound, EACCES and EPERM
-// PermissionDenied.
+// The Status of a failed system call: code from `error` (an errno), message "`what`: <why>", with
+// the next action where a person has one to take: a full disk, a used-up quota, a file system that
+// is read-only, a file that is too large, too many open files (with this process's limit).
+// What there is too little of (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM) becomes ResourceExhausted,
+// ENOENT NotFound, EACCES and EPERM PermissionDenied, EROFS and EFBIG FailedPrecondition.
 absl::Status ErrnoStatus(int error, absl::string_view what);
+
+// The errno that a status of ErrnoStatus was made of; 0: none. Annotate keeps it.
+int ErrnoOf(const absl::Status& status);
+// `status` with that errno, where it had to travel beside it; 0: as it is.
+absl::Status WithErrno(absl::Status status, int error);
+// ResourceExhausted for want of memory, and not of disk or of descriptors.
+bool IsOutOfMemory(const absl::Status& status);
 
 // "INVALID_ARGUMENT" and its kin, without the message.
 std::string CodeName(absl::StatusCode code);

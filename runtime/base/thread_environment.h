@@ -13,7 +13,9 @@ namespace megascale::base {
 // faster so (docs/results/2026-11-21-training-engine.md).
 std::vector<std::string> ThreadEnvironment(bool has_cores);
 
-// Whether `num_processes` of `num_threads` each have a core for every thread.
-bool HaveCores(int num_processes, int num_threads);
+// Whether `num_processes` of `num_threads` each have a core for every thread, of `cores` that they
+// may use (SmallestCpuLimit): where a quota is smaller, a thread that looks for work burns what the
+// others need.
+bool HaveCores(int num_processes, int num_threads, double cores);
 
 }  // namespace megascale::base

@@ -25,8 +25,11 @@ absl::Status FromJson(absl::string_view json, absl::string_view file,
   const auto status = google::protobuf::util::JsonStringToMessage(
       google::protobuf::StringPiece(json.data(), json.size()), message, options);
   if (status.ok()) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat(file, ": is not a ", message->GetTypeName(), " as JSON: ", status.ToString()));
+  // The parser's second line shows the place in the text: its first says enough.
+  const std::string why = status.ToString();
+  return absl::DataLossError(absl::StrCat(file, ": is not a ", message->GetTypeName(),
+                                          " as JSON: ", why.substr(0, why.find('\n')),
+                                          "; it was damaged or half-written"));
 }
 
 }  // namespace megascale::checkpoint

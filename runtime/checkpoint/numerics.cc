@@ -23,6 +23,16 @@ using google::protobuf::Message;
 
 constexpr size_t kChangesShownMax = 4;
 
+// Fields that older versions did not write, and what they did.
+constexpr std::pair<absl::string_view, absl::string_view> kWasImplied[] = {
+    {"layout.virtual_pipeline_model_parallel_size", "1"},
+    {"layout.zero_stage", "1"},
+    {"optimizer.type", "OPTIMIZER_TYPE_ADAMW"},
+};
+// A field that older versions wrote.
+constexpr absl::string_view kWasWritten = "layout.pipeline_schedule";
+constexpr absl::string_view kReducedBySchedule = "layout.zero_stage_2_schedule";
+
 // The shortest text that reads back as the same number.
 std::string Text(double value) {
   constexpr int kDigitsMax = 17;  // always enough for a double
@@ -67,13 +77,13 @@ void AddFields(const Message& message, absl::string_view area, Fields* fields) {
   }
 }
 
-// Gives a field an area of its own name.
-void MakeArea(const std::string& field, const std::string& area, Fields* fields) {
-  const auto found = fields->find(field);
+// Gives a field another name: that of an area of its own, mostly.
+void Rename(absl::string_view field, absl::string_view name, Fields* fields) {
+  const auto found = fields->find(std::string(field));
   if (found == fields->end()) return;
   const std::string value = found->second;
   fields->erase(found);
-  (*fields)[area] = value;
+  (*fields)[std::string(name)] = value;
 }
 
 struct Change {
@@ -125,9 +135,17 @@ v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
   AddFields(spec.train(), "batch", fields);
   AddFields(spec.parallel(), "layout", fields);
   fields->erase("batch.steps");
-  MakeArea("batch.precision", "precision", fields);
-  MakeArea("batch.seed", "seed", fields);
-  MakeArea("layout.threads_per_rank", "threads_per_rank", fields);
+  fields->erase("batch.recompute_granularity");
+  // With stage 2 a reduction takes what passes have added since the one before, and which these are
+  // is the schedule's choice. Elsewhere schedules add in one order.
+  if (spec.parallel().zero_stage() == 2) Rename(kWasWritten, kReducedBySchedule, fields);
+  for (const char* when : {"pipeline_schedule", "overlap_grad_reduce", "overlap_param_gather",
+                           "overlap_p2p_communication"}) {
+    fields->erase(absl::StrCat("layout.", when));
+  }
+  Rename("batch.precision", "precision", fields);
+  Rename("batch.seed", "seed", fields);
+  Rename("layout.threads_per_rank", "threads_per_rank", fields);
   (*fields)["instruction_set"] = std::string(instruction_set);
   const dnnl_version_t* onednn = dnnl_version();
   (*fields)["onednn"] = absl::StrCat(onednn->major, ".", onednn->minor, ".", onednn->patch);
@@ -141,9 +159,14 @@ absl::Status CompareFingerprints(const v1::NumericsFingerprint& kept,
   std::set<std::string> names;
   for (const auto& [name, value] : kept.fields()) names.insert(name);
   for (const auto& [name, value] : now.fields()) names.insert(name);
+  names.erase(std::string(kWasWritten));
   const auto value = [](const v1::NumericsFingerprint& from, const std::string& name) {
     const auto found = from.fields().find(name);
-    return found == from.fields().end() ? std::string("not set") : found->second;
+    if (found != from.fields().end()) return found->second;
+    for (const auto& [field, implied] : kWasImplied) {
+      if (field == name) return std::string(implied);
+    }
+    return std::string("not set");
   };
   std::vector<Change> changes;
   for (const std::string& name : names) {

@@ -1,5 +1,6 @@
 #include "runtime/checkpoint/numerics.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/match.h"
@@ -18,6 +19,7 @@ job::v1::JobSpec Spec() {
   spec.mutable_train()->set_seq_length(256);
   spec.mutable_train()->set_precision(job::v1::PRECISION_BF16);
   spec.mutable_train()->set_seed(7);
+  spec.mutable_optimizer()->set_type(job::v1::OPTIMIZER_TYPE_ADAMW);
   spec.mutable_optimizer()->set_lr(3e-4);
   spec.mutable_optimizer()->set_warmup_steps(20);
   spec.mutable_parallel()->set_data_parallel_size(2);
@@ -32,6 +34,7 @@ TEST(NumericsTest, TheFingerprintNamesWhatTheBitsDependOn) {
   EXPECT_EQ(fields.at("model.hidden_size"), "192");
   EXPECT_EQ(fields.at("model.hidden_act"), "ACTIVATION_SWIGLU");
   EXPECT_EQ(fields.at("model.parallel_block"), "true");
+  EXPECT_EQ(fields.at("optimizer.type"), "OPTIMIZER_TYPE_ADAMW");
   EXPECT_EQ(fields.at("optimizer.lr"), "0.0003");
   EXPECT_EQ(fields.at("optimizer.warmup_steps"), "20");
   EXPECT_EQ(fields.at("batch.seq_length"), "256");
@@ -42,7 +45,7 @@ TEST(NumericsTest, TheFingerprintNamesWhatTheBitsDependOn) {
   EXPECT_EQ(fields.at("instruction_set"), "avx512_bf16");
   EXPECT_EQ(fields.at("megascale_numerics"), kNumericsVersion);
   EXPECT_FALSE(fields.at("onednn").empty());
-  EXPECT_EQ(fields.size(), 13u);
+  EXPECT_EQ(fields.size(), 14u);
 }
 
 TEST(NumericsTest, AJobMayBeProlongedMovedAndRenamed) {
@@ -53,9 +56,52 @@ TEST(NumericsTest, AJobMayBeProlongedMovedAndRenamed) {
   moved.mutable_checkpoint()->set_directory("/elsewhere");
   moved.mutable_checkpoint()->set_interval(50);
   moved.mutable_checkpoint()->set_keep(5);
+  moved.mutable_train()->set_recompute_granularity(job::v1::RECOMPUTE_GRANULARITY_FULL);
+  moved.mutable_parallel()->set_pipeline_schedule(job::v1::PIPELINE_SCHEDULE_GPIPE);
+  moved.mutable_parallel()->set_overlap_grad_reduce(false);
+  moved.mutable_parallel()->set_overlap_param_gather(false);
+  moved.mutable_parallel()->set_overlap_p2p_communication(false);
   EXPECT_TRUE(CompareFingerprints(MakeNumericsFingerprint(Spec(), "avx2"),
                                   MakeNumericsFingerprint(moved, "avx2"), {})
                   .ok());
+}
+
+// A reduction after each micro-batch adds in another order than one at the end, and what it finds
+// to add depends on the schedule.
+TEST(NumericsTest, Stage2HasNumericsOfItsOwnInEachSchedule) {
+  const auto fingerprint = [](int zero_stage, job::v1::PipelineSchedule schedule) {
+    job::v1::JobSpec spec = Spec();
+    spec.mutable_parallel()->set_zero_stage(zero_stage);
+    spec.mutable_parallel()->set_pipeline_schedule(schedule);
+    return MakeNumericsFingerprint(spec, "avx2");
+  };
+  const auto refusal = [](const auto& kept, const auto& now) {
+    return std::string(CompareFingerprints(kept, now, {}).message());
+  };
+  const auto k1F1B = job::v1::PIPELINE_SCHEDULE_1F1B;
+  const auto kZeroBubble = job::v1::PIPELINE_SCHEDULE_ZB_H1;
+  const auto before_stages = MakeNumericsFingerprint(Spec(), "avx2");
+  EXPECT_EQ(refusal(before_stages, fingerprint(1, kZeroBubble)), "");
+  EXPECT_EQ(refusal(fingerprint(1, k1F1B), fingerprint(1, kZeroBubble)), "");
+  EXPECT_EQ(refusal(fingerprint(2, k1F1B), fingerprint(2, k1F1B)), "");
+  EXPECT_THAT(refusal(fingerprint(1, k1F1B), fingerprint(2, k1F1B)),
+              testing::HasSubstr("layout.zero_stage was 1, is 2"));
+  EXPECT_THAT(refusal(fingerprint(2, k1F1B), fingerprint(2, kZeroBubble)),
+              testing::HasSubstr("layout.zero_stage_2_schedule was PIPELINE_SCHEDULE_1F1B, is "
+                                 "PIPELINE_SCHEDULE_ZB_H1"));
+}
+
+TEST(NumericsTest, WhatAnOlderVersionWroteMatchesWhatItDid) {
+  auto kept = MakeNumericsFingerprint(Spec(), "avx2");
+  kept.mutable_fields()->erase("optimizer.type");
+  (*kept.mutable_fields())["layout.pipeline_schedule"] = "PIPELINE_SCHEDULE_1F1B";
+  job::v1::JobSpec now = Spec();
+  now.mutable_parallel()->set_virtual_pipeline_model_parallel_size(1);
+  EXPECT_EQ(CompareFingerprints(kept, MakeNumericsFingerprint(now, "avx2"), {}), absl::OkStatus());
+  now.mutable_parallel()->set_virtual_pipeline_model_parallel_size(2);
+  EXPECT_THAT(
+      std::string(CompareFingerprints(kept, MakeNumericsFingerprint(now, "avx2"), {}).message()),
+      testing::HasSubstr("layout.virtual_pipeline_model_parallel_size was 1, is 2"));
 }
 
 TEST(NumericsTest, AChangeIsRefusedInOneLineThatSaysHowToAllowIt) {
@@ -76,6 +122,17 @@ TEST(NumericsTest, AChangeIsRefusedInOneLineThatSaysHowToAllowIt) {
   EXPECT_FALSE(CompareFingerprints(kept, now, {"optimizer"}).ok());
   EXPECT_TRUE(CompareFingerprints(kept, now, {"optimizer", "layout"}).ok());
   EXPECT_TRUE(CompareFingerprints(kept, now, {"all"}).ok());
+}
+
+TEST(NumericsTest, AnotherOptimizerIsRefused) {
+  job::v1::JobSpec changed = Spec();
+  changed.mutable_optimizer()->set_type(job::v1::OPTIMIZER_TYPE_LAMB);
+  const absl::Status status = CompareFingerprints(MakeNumericsFingerprint(Spec(), "avx2"),
+                                                  MakeNumericsFingerprint(changed, "avx2"), {});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::StrContains(status.message(),
+                                "optimizer.type was OPTIMIZER_TYPE_ADAMW, is OPTIMIZER_TYPE_LAMB"))
+      << status;
 }
 
 TEST(NumericsTest, ManyChangesStayOneReadableLine) {

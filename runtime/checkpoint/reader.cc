@@ -1,6 +1,7 @@
 #include "runtime/checkpoint/reader.h"
 
 #include <fcntl.h>
+#include <google/protobuf/util/message_differencer.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -71,12 +72,26 @@ absl::Status CheckShardFile(const std::string& path, int64_t size_bytes) {
                                           " bytes, the manifest says ", size_bytes));
 }
 
+// Before anything loops over elements: a manifest of a few bytes can claim any number of them.
+absl::Status CheckSizes(const v1::ShardFile& file) {
+  int64_t bytes = 0;
+  for (const v1::TensorSlice& slice : file.slices()) {
+    ASSIGN_OR_RETURN(const int64_t element_bytes, DtypeBytes(slice.dtype()));
+    if (__builtin_add_overflow(bytes, slice.flat_count() * element_bytes, &bytes) ||
+        bytes > file.size_bytes()) {
+      return absl::DataLossError(absl::StrCat("its manifest has more tensors than the ",
+                                              file.size_bytes(), " bytes of ", file.file(),
+                                              " hold; it was damaged, use another checkpoint"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Whether a shard holds what the manifest says of it.
 bool Match(const std::vector<v1::TensorSlice>& stored, const std::vector<v1::TensorSlice>& listed) {
   return std::equal(stored.begin(), stored.end(), listed.begin(), listed.end(),
                     [](const v1::TensorSlice& a, const v1::TensorSlice& b) {
-                      return a.key() == b.key() && a.name() == b.name() && a.dtype() == b.dtype() &&
-                             a.flat_begin() == b.flat_begin() && a.flat_count() == b.flat_count();
+                      return google::protobuf::util::MessageDifferencer::Equals(a, b);
                     });
 }
 
@@ -84,11 +99,12 @@ bool Match(const std::vector<v1::TensorSlice>& stored, const std::vector<v1::Ten
 
 struct CheckpointReader::Request {
   const LogicalTensor* tensor;
-  int64_t begin;  // first element
+  Box box;
+  int64_t begin;  // first element within the box
   absl::Span<char> out;
   int64_t element_bytes;
 
-  int64_t end() const { return begin + static_cast<int64_t>(out.size()) / element_bytes; }
+  int64_t count() const { return static_cast<int64_t>(out.size()) / element_bytes; }
 };
 
 absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
@@ -114,6 +130,9 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
   auto index = TensorIndex::Create(slices);
   if (!index.ok()) return base::Annotate(index.status(), reader->name_);
   reader->index_ = *std::move(index);
+  for (const v1::ShardFile& file : reader->manifest_.shards()) {
+    RETURN_IF_ERROR(base::Annotate(CheckSizes(file), reader->name_));
+  }
   RETURN_IF_ERROR(base::Annotate(reader->index_.CheckComplete(), reader->name_));
   return reader;
 }
@@ -199,50 +218,73 @@ absl::Status CheckpointReader::ReadBytes(const ShardSource& shard, int64_t offse
 }
 
 absl::Status CheckpointReader::Read(const Request& request) {
-  int64_t num_read = 0;
+  std::vector<Box> missing = BoxesOfRange(request.box, request.begin, request.count());
   for (const TensorPiece& piece : request.tensor->pieces) {
-    RETURN_IF_ERROR(ReadPiece(piece, request, &num_read));
+    if (missing.empty()) return absl::OkStatus();
+    RETURN_IF_ERROR(ReadPiece(piece, request, &missing));
   }
-  const int64_t wanted = request.end() - request.begin;
-  if (num_read == wanted) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat(name_, ": holds ", num_read, " of ", wanted,
-                                          " elements of tensor ", request.tensor->name, " from ",
-                                          request.begin, " on"));
+  if (missing.empty()) return absl::OkStatus();
+  const Box tensor = WholeBox(request.tensor->shape);
+  int64_t first = request.tensor->num_elements;
+  for (const Box& box : missing) first = std::min(first, IndexWithin(tensor, box.offset));
+  return absl::NotFoundError(
+      absl::StrCat(name_, ": does not hold element ", first, " of tensor ", request.tensor->name));
 }
 
 absl::Status CheckpointReader::ReadPiece(const TensorPiece& piece, const Request& request,
-                                         int64_t* num_read) {
+                                         std::vector<Box>* missing) {
+  if (!Intersect(BoxOf(piece.description), request.box)) return absl::OkStatus();
+  for (const Box& held : BoxesOf(piece.description)) {
+    std::vector<Box> rest;
+    for (Box& wanted : *missing) {
+      if (const auto part = Intersect(held, wanted)) {
+        RETURN_IF_ERROR(ReadPart(piece, request, *part));
+        Subtract(wanted, *part, &rest);
+      } else {
+        rest.push_back(std::move(wanted));
+      }
+    }
+    *missing = std::move(rest);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::ReadPart(const TensorPiece& piece, const Request& request,
+                                        const Box& part) {
   ShardSource& shard = shards_[piece.shard];
-  return ForEachRun(piece.description, [&](const SliceRun& run) -> absl::Status {
-    const int64_t begin = std::max(run.tensor_begin, request.begin);
-    const int64_t end = std::min(run.tensor_begin + run.count, request.end());
-    if (begin >= end) return absl::OkStatus();
-    RETURN_IF_ERROR(VerifyShard(shard));
-    *num_read += end - begin;
-    const int64_t from = run.slice_begin + begin - run.tensor_begin;
-    const auto bytes = [&request](int64_t elements) {
-      return static_cast<size_t>(elements * request.element_bytes);
-    };
-    return ReadBytes(shard, shard.data_offsets[piece.slice] + from * request.element_bytes,
-                     request.out.subspan(bytes(begin - request.begin), bytes(end - begin)));
+  RETURN_IF_ERROR(VerifyShard(shard));
+  const int64_t data = shard.data_offsets[piece.slice];
+  return ForEachRun(part, BoxOf(piece.description), request.box, [&](const BoxRun& run) {
+    const auto bytes = [&request](int64_t elements) { return elements * request.element_bytes; };
+    return ReadBytes(shard, data + bytes(run.from_begin - piece.description.flat_begin()),
+                     request.out.subspan(static_cast<size_t>(bytes(run.to_begin - request.begin)),
+                                         static_cast<size_t>(bytes(run.count))));
   });
 }
 
-template <typename Number>
-absl::Status CheckpointReader::ReadNumbers(absl::string_view name, int64_t flat_begin,
-                                           absl::Span<Number> out) {
-  const auto found = index_.Find(name);
+absl::StatusOr<const LogicalTensor*> CheckpointReader::Find(absl::string_view name) const {
+  auto found = index_.Find(name);
   if (!found.ok()) return base::Annotate(found.status(), name_);
-  const LogicalTensor& tensor = **found;
+  return found;
+}
+
+template <typename Number>
+absl::Status CheckpointReader::ReadNumbers(const LogicalTensor& tensor, const Box& box,
+                                           int64_t flat_begin, absl::Span<Number> out) {
+  const absl::Status checked = CheckBox(box, tensor.shape);
+  if (!checked.ok()) {
+    return base::Annotate(checked, absl::StrCat(name_, ": tensor ", tensor.name));
+  }
+  ASSIGN_OR_RETURN(const int64_t box_elements, NumElements(box.shape));
   const auto count = static_cast<int64_t>(out.size());
-  if (flat_begin < 0 || count > tensor.num_elements - flat_begin) {
-    return absl::OutOfRangeError(absl::StrCat(name_, ": tensor ", name, " has ",
-                                              tensor.num_elements, " elements, asked for ", count,
+  if (flat_begin < 0 || count > box_elements - flat_begin) {
+    return absl::OutOfRangeError(absl::StrCat(name_, ": tensor ", tensor.name, " has ",
+                                              box_elements, " elements, asked for ", count,
                                               " from ", flat_begin));
   }
   ASSIGN_OR_RETURN(const int64_t element_bytes, DtypeBytes(tensor.dtype));
   if (tensor.dtype == kDtype<Number>) {
-    return Read({&tensor, flat_begin,
+    return Read({&tensor, box, flat_begin,
                  absl::MakeSpan(reinterpret_cast<char*>(out.data()), out.size() * sizeof(Number)),
                  element_bytes});
   }
@@ -250,21 +292,35 @@ absl::Status CheckpointReader::ReadNumbers(absl::string_view name, int64_t flat_
   for (int64_t at = 0; at < count; at += kChunkElements) {
     const auto size = static_cast<size_t>(std::min(kChunkElements, count - at));
     chunk.resize(size * static_cast<size_t>(element_bytes));
-    RETURN_IF_ERROR(Read({&tensor, flat_begin + at, absl::MakeSpan(chunk), element_bytes}));
+    RETURN_IF_ERROR(Read({&tensor, box, flat_begin + at, absl::MakeSpan(chunk), element_bytes}));
     RETURN_IF_ERROR(base::Annotate(
-        Convert(tensor.dtype, chunk, out.subspan(static_cast<size_t>(at), size)), name));
+        Convert(tensor.dtype, chunk, out.subspan(static_cast<size_t>(at), size)), tensor.name));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckpointReader::ReadSlice(absl::string_view name, int64_t flat_begin,
                                          absl::Span<float> out) {
-  return ReadNumbers(name, flat_begin, out);
+  ASSIGN_OR_RETURN(const LogicalTensor* tensor, Find(name));
+  return ReadNumbers(*tensor, WholeBox(tensor->shape), flat_begin, out);
 }
 
 absl::Status CheckpointReader::ReadSlice(absl::string_view name, int64_t flat_begin,
                                          absl::Span<double> out) {
-  return ReadNumbers(name, flat_begin, out);
+  ASSIGN_OR_RETURN(const LogicalTensor* tensor, Find(name));
+  return ReadNumbers(*tensor, WholeBox(tensor->shape), flat_begin, out);
+}
+
+absl::Status CheckpointReader::ReadBox(absl::string_view name, const Box& box, int64_t flat_begin,
+                                       absl::Span<float> out) {
+  ASSIGN_OR_RETURN(const LogicalTensor* tensor, Find(name));
+  return ReadNumbers(*tensor, box, flat_begin, out);
+}
+
+absl::Status CheckpointReader::ReadBox(absl::string_view name, const Box& box, int64_t flat_begin,
+                                       absl::Span<double> out) {
+  ASSIGN_OR_RETURN(const LogicalTensor* tensor, Find(name));
+  return ReadNumbers(*tensor, box, flat_begin, out);
 }
 
 absl::Status CheckpointReader::Verify() {
@@ -283,7 +339,8 @@ absl::StatusOr<std::string> CheckpointReader::Digest() {
     for (int64_t at = 0; at < tensor.num_elements; at += kChunkElements) {
       const int64_t count = std::min(kChunkElements, tensor.num_elements - at);
       chunk.resize(static_cast<size_t>(count * element_bytes));
-      RETURN_IF_ERROR(Read({&tensor, at, absl::MakeSpan(chunk), element_bytes}));
+      RETURN_IF_ERROR(
+          Read({&tensor, WholeBox(tensor.shape), at, absl::MakeSpan(chunk), element_bytes}));
       hash.Update(chunk.data(), chunk.size());
     }
   }

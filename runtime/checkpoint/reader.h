@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "proto/checkpoint.pb.h"
 #include "runtime/base/fd.h"
+#include "runtime/checkpoint/box.h"
 #include "runtime/checkpoint/tensor_index.h"
 
 namespace megascale::checkpoint {
@@ -38,12 +39,20 @@ class CheckpointReader {
   int64_t size_bytes() const;
 
   // Overwrites `out` with out.size() elements of tensor `name` from `flat_begin` on (row-major),
-  // converted from the stored type (exactly, but for F64 read as float, which rounds). Errors:
+  // converted from the stored type (exactly, but for F64 read as float, which rounds), from
+  // whatever slices have them: a copy (replica > 0) only where no lower one is there. Errors:
   // NotFound - no such tensor, or (of a snapshot) an element that it does not hold; OutOfRange -
   // beyond the tensor's end; DataLoss - a shard's checksum differs: it names the file. `out` is
   // undefined then.
   absl::Status ReadSlice(absl::string_view name, int64_t flat_begin, absl::Span<float> out);
   absl::Status ReadSlice(absl::string_view name, int64_t flat_begin, absl::Span<double> out);
+
+  // The same of a box of the tensor: `flat_begin` counts within the box. Errors: also
+  // InvalidArgument - the tensor has no such box.
+  absl::Status ReadBox(absl::string_view name, const Box& box, int64_t flat_begin,
+                       absl::Span<float> out);
+  absl::Status ReadBox(absl::string_view name, const Box& box, int64_t flat_begin,
+                       absl::Span<double> out);
 
   // Compares every shard's checksum. Errors: DataLoss - names the first bad file.
   absl::Status Verify();
@@ -63,7 +72,7 @@ class CheckpointReader {
     bool verified = false;
     std::vector<int64_t> data_offsets;  // known once verified
   };
-  // A contiguous part of a tensor and where its elements go.
+  // A flat range of a box of a tensor and where its elements go.
   struct Request;
 
   CheckpointReader() = default;
@@ -71,9 +80,15 @@ class CheckpointReader {
   absl::Status OpenShard(ShardSource& shard);
   absl::Status ReadBytes(const ShardSource& shard, int64_t offset, absl::Span<char> out) const;
   absl::Status Read(const Request& request);
-  absl::Status ReadPiece(const TensorPiece& piece, const Request& request, int64_t* num_read);
+  // Reads what the piece has of `missing` and takes it away from there.
+  absl::Status ReadPiece(const TensorPiece& piece, const Request& request,
+                         std::vector<Box>* missing);
+  // Reads `part`, which is within the piece and the request.
+  absl::Status ReadPart(const TensorPiece& piece, const Request& request, const Box& part);
+  absl::StatusOr<const LogicalTensor*> Find(absl::string_view name) const;
   template <typename Number>
-  absl::Status ReadNumbers(absl::string_view name, int64_t flat_begin, absl::Span<Number> out);
+  absl::Status ReadNumbers(const LogicalTensor& tensor, const Box& box, int64_t flat_begin,
+                           absl::Span<Number> out);
 
   megascale::checkpoint::v1::Manifest manifest_;
   std::string name_;  // in messages

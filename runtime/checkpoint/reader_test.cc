@@ -60,30 +60,6 @@ TEST(ReaderTest, EverySliceIsReadHoweverTheShardsWereCut) {
   }
 }
 
-// Two ranks hold the left and right columns of a matrix, each cut again by a sharded optimizer.
-TEST(ReaderTest, BoxesOfTensorParallelRanksAreReadAsOneTensor) {
-  const std::string root = TestDirectory();
-  const TestTensor tensor = TestModel()[1];
-  const auto slice = [&tensor](int64_t column, int64_t columns, int64_t begin, int64_t count) {
-    v1::TensorSlice slice = FlatSlice(tensor, begin, count);
-    slice.add_box_offset(0);
-    slice.add_box_offset(column);
-    slice.add_box_shape(7);
-    slice.add_box_shape(columns);
-    return slice;
-  };
-  const v1::TensorSlice slices[] = {slice(0, 2, 0, 5), slice(0, 2, 5, 9), slice(2, 3, 0, 10),
-                                    slice(2, 3, 10, 11)};
-  for (int rank = 0; rank < 4; ++rank) {
-    const auto layout = ShardLayout::Create(rank, {slices[rank]}).value();
-    ASSERT_TRUE(PersistTestShard(root, layout, rank, kMoment).ok());
-  }
-  const std::string directory = StepDirectory(root, kMoment);
-  ASSERT_TRUE(WriteManifest(directory, TestManifest(kMoment, 4)).ok());
-  auto reader = CheckpointReader::Open(directory).value();
-  ExpectEverySliceOf<float>(*reader, tensor);
-}
-
 TEST(ReaderTest, TheDigestDoesNotDependOnShardsOrAttempt) {
   const std::string root = TestDirectory();
   const auto digest = [&root](const ShardMoment& moment, int world_size) {

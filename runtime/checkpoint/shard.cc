@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -25,27 +26,35 @@ constexpr char kNextSampleKey[] = "next_sample";
 constexpr char kShardKey[] = "shard";
 constexpr char kFormatKey[] = "format";
 constexpr char kFormat[] = "megascale";
+// More than any tensor has; what looks at one dimension after the other nests as deep.
+constexpr size_t kDimsMax = 8;
 
 absl::Span<const int64_t> GlobalShape(const TensorSlice& slice) {
   return absl::MakeConstSpan(slice.global_shape().data(),
                              static_cast<size_t>(slice.global_shape_size()));
 }
 
-absl::Span<const int64_t> BoxShape(const TensorSlice& slice) {
-  if (slice.box_shape().empty()) return GlobalShape(slice);
-  return absl::MakeConstSpan(slice.box_shape().data(), static_cast<size_t>(slice.box_shape_size()));
-}
-
-int64_t BoxOffset(const TensorSlice& slice, size_t dim) {
-  return slice.box_offset().empty() ? 0 : slice.box_offset(static_cast<int>(dim));
-}
-
-// A whole tensor keeps its shape, so that other readers of safetensors see it; a part is flat.
+// A whole tensor or box keeps its shape, so that other readers of safetensors see it; a part is
+// flat.
 std::vector<int64_t> StoredShape(const TensorSlice& slice) {
-  const auto shape = GlobalShape(slice);
-  const auto elements = NumElements(shape);
-  if (elements.ok() && *elements == slice.flat_count()) return {shape.begin(), shape.end()};
+  Box box = BoxOf(slice);
+  const auto elements = NumElements(box.shape);
+  if (elements.ok() && *elements == slice.flat_count()) return std::move(box.shape);
   return {slice.flat_count()};
+}
+
+// Gives each slice without key one that no other has.
+void GiveKeys(std::vector<TensorSlice>* slices) {
+  std::set<std::string> keys;
+  for (const TensorSlice& slice : *slices) keys.insert(slice.key());
+  for (TensorSlice& slice : *slices) {
+    if (!slice.key().empty()) continue;
+    std::string key = slice.name();
+    for (int number = 1; !keys.insert(key).second; ++number) {
+      key = absl::StrCat(slice.name(), "#", number);
+    }
+    slice.set_key(std::move(key));
+  }
 }
 
 absl::StatusOr<int64_t> MetadataNumber(const SafetensorsHeader& header, const std::string& key,
@@ -61,83 +70,53 @@ absl::StatusOr<int64_t> MetadataNumber(const SafetensorsHeader& header, const st
 
 }  // namespace
 
-absl::StatusOr<int64_t> NumElements(absl::Span<const int64_t> shape) {
-  int64_t elements = 1;
-  for (const int64_t dim : shape) {
-    if (dim < 0 || __builtin_mul_overflow(elements, dim, &elements)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("absurd shape [", absl::StrJoin(shape, ", "), "]"));
-    }
-  }
-  return elements;
-}
-
 absl::Status CheckSlice(const TensorSlice& slice) {
   const auto wrong = [&slice](absl::string_view what) {
     return absl::InvalidArgumentError(
         absl::StrCat("slice \"", slice.key(), "\" of tensor \"", slice.name(), "\": ", what));
   };
   if (slice.name().empty() || slice.key().empty()) return wrong("has no name or no key");
-  if (!DtypeBytes(slice.dtype()).ok()) return wrong(absl::StrCat("unknown type ", slice.dtype()));
-  RETURN_IF_ERROR(base::Annotate(NumElements(GlobalShape(slice)).status(), slice.name()));
-  const auto box = BoxShape(slice);
-  const auto box_elements = NumElements(box);
-  if (!box_elements.ok()) return wrong("absurd box");
-  if (slice.box_shape_size() != slice.box_offset_size() ||
-      box.size() != GlobalShape(slice).size()) {
-    return wrong("its box has not the tensor's number of dimensions");
+  const auto element_bytes = DtypeBytes(slice.dtype());
+  if (!element_bytes.ok()) return wrong(absl::StrCat("unknown type ", slice.dtype()));
+  const auto shape = GlobalShape(slice);
+  if (shape.size() > kDimsMax) {
+    return wrong(absl::StrCat("has ", shape.size(), " dimensions, at most ", kDimsMax));
   }
-  for (size_t dim = 0; dim < box.size(); ++dim) {
-    const int64_t offset = BoxOffset(slice, dim);
-    if (offset < 0 || box[dim] > GlobalShape(slice)[dim] - offset) {
-      return wrong(absl::StrCat("its box leaves the tensor in dimension ", dim));
-    }
+  if (const auto elements = NumElements(shape); !elements.ok()) {
+    return wrong(elements.status().message());
   }
+  const Box box = BoxOf(slice);
+  if (const absl::Status checked = CheckBox(box, shape); !checked.ok()) {
+    return wrong(checked.message());
+  }
+  const int64_t box_elements = *NumElements(box.shape);
   if (slice.flat_begin() < 0 || slice.flat_count() < 0 ||
-      slice.flat_count() > *box_elements - slice.flat_begin()) {
+      slice.flat_count() > box_elements - slice.flat_begin()) {
     return wrong(absl::StrCat("elements ", slice.flat_begin(), " + ", slice.flat_count(),
-                              " leave its box of ", *box_elements));
+                              " leave its box of ", box_elements));
   }
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(slice.flat_count(), *element_bytes, &bytes)) {
+    return wrong(absl::StrCat("absurd number of elements ", slice.flat_count()));
+  }
+  if (slice.replica() < 0) return wrong(absl::StrCat("is replica ", slice.replica()));
   return absl::OkStatus();
 }
 
-absl::Status ForEachRun(const TensorSlice& slice,
-                        absl::FunctionRef<absl::Status(const SliceRun&)> visit) {
-  if (slice.flat_count() == 0) return absl::OkStatus();
-  const auto shape = GlobalShape(slice);
-  const auto box = BoxShape(slice);
-  // Dimensions after `split` are whole in the box, so that a row of it is contiguous in the tensor.
-  size_t split = box.size();
-  int64_t row_elements = 1;
-  while (split > 0) {
-    --split;
-    row_elements *= box[split];
-    if (box[split] != shape[split]) break;
-  }
-  std::vector<int64_t> strides(shape.size(), 1);
-  for (size_t dim = shape.size(); dim-- > 1;) strides[dim - 1] = strides[dim] * shape[dim];
+Box BoxOf(const TensorSlice& slice) {
+  if (slice.box_offset().empty() && slice.box_shape().empty()) return WholeBox(GlobalShape(slice));
+  return {.offset = {slice.box_offset().begin(), slice.box_offset().end()},
+          .shape = {slice.box_shape().begin(), slice.box_shape().end()}};
+}
 
-  const int64_t end = slice.flat_begin() + slice.flat_count();
-  for (int64_t at = slice.flat_begin(); at < end;) {
-    const int64_t in_row = at % row_elements;
-    int64_t row = at / row_elements;
-    int64_t tensor_begin = in_row;
-    for (size_t dim = 0; dim < box.size(); ++dim)
-      tensor_begin += BoxOffset(slice, dim) * strides[dim];
-    for (size_t dim = split; dim-- > 0;) {
-      tensor_begin += row % box[dim] * strides[dim];
-      row /= box[dim];
-    }
-    const int64_t count = std::min(end - at, row_elements - in_row);
-    RETURN_IF_ERROR(visit({tensor_begin, at - slice.flat_begin(), count}));
-    at += count;
-  }
-  return absl::OkStatus();
+std::vector<Box> BoxesOf(const TensorSlice& slice) {
+  return BoxesOfRange(BoxOf(slice), slice.flat_begin(), slice.flat_count());
 }
 
 absl::StatusOr<ShardLayout> ShardLayout::Create(int rank, std::vector<TensorSlice> slices) {
   ShardLayout layout;
   layout.rank_ = rank;
+  GiveKeys(&slices);
   std::set<std::string> keys;
   int64_t data_bytes = 0;
   for (const TensorSlice& slice : slices) {

@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "proto/checkpoint.pb.h"
+#include "runtime/checkpoint/box.h"
 
 namespace megascale::checkpoint {
 
@@ -31,8 +31,9 @@ struct ShardMoment {
 class ShardLayout {
  public:
   // Lays the slices out in their order. A slice without box covers its tensor; each element of a
-  // tensor belongs to exactly one slice of one rank. Errors: InvalidArgument - a key twice, an
-  // unknown type, a box or range outside its tensor.
+  // tensor belongs to exactly one slice of replica 0 of one rank. A slice without key gets one: its
+  // tensor's name, or where that is taken (by another box of it) the name, "#" and a number.
+  // Errors: InvalidArgument - a key twice, an unknown type, a box or range outside its tensor.
   static absl::StatusOr<ShardLayout> Create(
       int rank, std::vector<megascale::checkpoint::v1::TensorSlice> slices);
 
@@ -70,20 +71,14 @@ struct Shard {
 absl::StatusOr<Shard> ParseShard(absl::string_view start, int64_t file_bytes,
                                  absl::string_view file);
 
-// Elements of a tensor. InvalidArgument: a negative dimension, or more than fit into an int64.
-absl::StatusOr<int64_t> NumElements(absl::Span<const int64_t> shape);
-
-// OK when type, box and range of the slice make sense.
+// OK when type, box, range and replica of the slice make sense. Errors: InvalidArgument - names key
+// and tensor.
 absl::Status CheckSlice(const megascale::checkpoint::v1::TensorSlice& slice);
 
-// A run of elements that follow each other in the tensor (row-major) and in the slice.
-struct SliceRun {
-  int64_t tensor_begin = 0;
-  int64_t slice_begin = 0;
-  int64_t count = 0;
-};
-// Calls `visit` for every run of the slice, in order, until it fails. Requires: CheckSlice is OK.
-absl::Status ForEachRun(const megascale::checkpoint::v1::TensorSlice& slice,
-                        absl::FunctionRef<absl::Status(const SliceRun&)> visit);
+// The box in which the slice's range counts; without one, the whole tensor. Requires: CheckSlice.
+Box BoxOf(const megascale::checkpoint::v1::TensorSlice& slice);
+
+// The slice's elements, in their order, as BoxesOfRange. Requires: CheckSlice.
+std::vector<Box> BoxesOf(const megascale::checkpoint::v1::TensorSlice& slice);
 
 }  // namespace megascale::checkpoint

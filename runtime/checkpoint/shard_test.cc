@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/match.h"
+#include "runtime/checkpoint/safetensors.h"
 #include "runtime/checkpoint/test_checkpoint.h"
 
 namespace megascale::checkpoint {
@@ -16,23 +17,8 @@ absl::StatusOr<Shard> Parse(const std::string& payload) {
   return ParseShard(payload, static_cast<int64_t>(payload.size()), "shard");
 }
 
-// A box [2..4) x [1..4) of a [5, 6] tensor.
-v1::TensorSlice BoxSlice() {
-  v1::TensorSlice slice = FlatSlice({"w", "F32", {5, 6}}, 0, 6);
-  for (const int64_t value : {2, 1}) slice.add_box_offset(value);
-  for (const int64_t value : {2, 3}) slice.add_box_shape(value);
-  return slice;
-}
-
-std::vector<int64_t> TensorElements(const v1::TensorSlice& slice) {
-  std::vector<int64_t> elements;
-  EXPECT_TRUE(ForEachRun(slice, [&elements](const SliceRun& run) {
-                EXPECT_EQ(run.slice_begin, static_cast<int64_t>(elements.size()));
-                for (int64_t k = 0; k < run.count; ++k) elements.push_back(run.tensor_begin + k);
-                return absl::OkStatus();
-              }).ok());
-  return elements;
-}
+// A box of two rows and three columns.
+v1::TensorSlice SomeSlice() { return BoxSlice({"w", "F32", {5, 6}}, {{2, 1}, {2, 3}}, 0, 6); }
 
 TEST(ShardTest, APayloadDescribesItself) {
   const auto layout = ShardLayout::Create(1, TestSlices(1, 2)).value();
@@ -64,98 +50,79 @@ TEST(ShardTest, ARankWithoutTensorsHasAShardAllTheSame) {
   EXPECT_EQ(Parse(TestPayload(layout, kMoment)).value().rank, 3);
 }
 
-TEST(ShardTest, SlicesThatMakeNoSenseAreRefused) {
-  const auto refused = [](const v1::TensorSlice& slice) {
-    return ShardLayout::Create(0, {slice}).status().code() == absl::StatusCode::kInvalidArgument;
+TEST(ShardTest, SlicesThatMakeNoSenseAreRefusedWithTheirTensor) {
+  const v1::TensorSlice good = SomeSlice();
+  ASSERT_TRUE(ShardLayout::Create(0, {good}).ok());
+  const auto expect_refused = [&good](absl::string_view why, auto&& change) {
+    v1::TensorSlice slice = good;
+    change(slice);
+    const absl::Status status = ShardLayout::Create(0, {slice}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::StrContains(status.message(), why)) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "of tensor \"w\"")) << status;
   };
-  const v1::TensorSlice good = BoxSlice();
-  ASSERT_FALSE(refused(good));
-  v1::TensorSlice slice = good;
-  slice.set_dtype("F31");
-  EXPECT_TRUE(refused(slice));
-  slice = good;
-  slice.set_flat_begin(1);
-  EXPECT_TRUE(refused(slice));
-  slice = good;
-  slice.set_flat_count(-1);
-  EXPECT_TRUE(refused(slice));
-  slice = good;
-  slice.set_box_offset(1, 4);
-  EXPECT_TRUE(refused(slice));
-  slice = good;
-  slice.set_box_offset(0, std::numeric_limits<int64_t>::max());
-  EXPECT_TRUE(refused(slice));
-  slice = good;
-  slice.clear_box_offset();
-  EXPECT_TRUE(refused(slice));
-  slice = good;
-  slice.set_global_shape(0, -5);
-  EXPECT_TRUE(refused(slice));
-  slice = good;
-  slice.clear_key();
-  EXPECT_TRUE(refused(slice));
-  EXPECT_EQ(ShardLayout::Create(0, {good, good}).status().code(),
-            absl::StatusCode::kInvalidArgument);
-  v1::TensorSlice wide = FlatSlice({"v", "F64", {1}}, 0, 1);
-  v1::TensorSlice odd = FlatSlice({"u", "BF16", {1}}, 0, 1);
+  expect_refused("unknown type F31", [](auto& slice) { slice.set_dtype("F31"); });
+  expect_refused("elements 1 + 6 leave its box of 6", [](auto& slice) { slice.set_flat_begin(1); });
+  expect_refused("elements 0 + -1 leave", [](auto& slice) { slice.set_flat_count(-1); });
+  expect_refused("4 + 3 of dimension 1, which has 6",
+                 [](auto& slice) { slice.set_box_offset(1, 4); });
+  expect_refused("of dimension 0, which has 5",
+                 [](auto& slice) { slice.set_box_offset(0, std::numeric_limits<int64_t>::max()); });
+  expect_refused("has 0 offsets and 2 sizes", [](auto& slice) { slice.clear_box_offset(); });
+  expect_refused("has 3 offsets and 3 sizes", [](auto& slice) {
+    slice.add_box_offset(0);
+    slice.add_box_shape(1);
+  });
+  expect_refused("absurd shape [-5, 6]", [](auto& slice) { slice.set_global_shape(0, -5); });
+  expect_refused("9 dimensions, at most 8", [](auto& slice) {
+    for (int dim = 0; dim < 7; ++dim) slice.add_global_shape(1);
+  });
+  expect_refused("is replica -1", [](auto& slice) { slice.set_replica(-1); });
+}
+
+TEST(ShardTest, SlicesWithoutNameOrThatCannotLieInOneFileAreRefused) {
+  const v1::TensorSlice good = SomeSlice();
+  v1::TensorSlice nameless = good;
+  nameless.clear_name();
+  for (const auto& slices :
+       {std::vector<v1::TensorSlice>{nameless}, std::vector<v1::TensorSlice>{good, good}}) {
+    EXPECT_EQ(ShardLayout::Create(0, slices).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  const v1::TensorSlice wide = FlatSlice({"v", "F64", {1}}, 0, 1);
+  const v1::TensorSlice odd = FlatSlice({"u", "BF16", {1}}, 0, 1);
   EXPECT_TRUE(absl::StrContains(ShardLayout::Create(0, {odd, wide}).status().message(),
                                 "wider types out first"));
 }
 
-TEST(ShardTest, ABoxIsItsRows) {
-  EXPECT_EQ(TensorElements(BoxSlice()), (std::vector<int64_t>{13, 14, 15, 19, 20, 21}));
-  v1::TensorSlice part = BoxSlice();
-  part.set_flat_begin(2);
-  part.set_flat_count(3);
-  EXPECT_EQ(TensorElements(part), (std::vector<int64_t>{15, 19, 20}));
-}
-
-TEST(ShardTest, ABoxOfWholeRowsIsOneRun) {
-  v1::TensorSlice slice = FlatSlice({"w", "F32", {4, 2, 3}}, 1, 10);
-  for (const int64_t value : {1, 0, 0}) slice.add_box_offset(value);
-  for (const int64_t value : {2, 2, 3}) slice.add_box_shape(value);
-  int num_runs = 0;
-  ASSERT_TRUE(ForEachRun(slice, [&num_runs](const SliceRun& run) {
-                ++num_runs;
-                EXPECT_EQ(run.tensor_begin, 7);
-                EXPECT_EQ(run.count, 10);
-                return absl::OkStatus();
-              }).ok());
-  EXPECT_EQ(num_runs, 1);
-}
-
-// All boxes of a small tensor against counting by hand.
-TEST(ShardTest, EveryBoxVisitsExactlyItsElements) {
-  const int64_t shape[3] = {3, 2, 4};
-  for (int code = 0; code < 6 * 3 * 10; ++code) {
-    int64_t offset[3];
-    int64_t size[3];
-    int rest = code;
-    for (int dim = 0; dim < 3; ++dim) {  // the rest-th pair offset < end
-      const auto pairs = static_cast<int>(shape[dim] * (shape[dim] + 1) / 2);
-      int pair = rest % pairs;
-      rest /= pairs;
-      for (offset[dim] = 0; pair >= shape[dim] - offset[dim]; ++offset[dim]) {
-        pair -= static_cast<int>(shape[dim] - offset[dim]);
-      }
-      size[dim] = pair + 1;
-    }
-    v1::TensorSlice slice = FlatSlice({"w", "F32", {3, 2, 4}}, 0, size[0] * size[1] * size[2]);
-    std::vector<int64_t> expected;
-    for (int64_t i = 0; i < 24; ++i) {
-      const int64_t place[3] = {i / 8, i / 4 % 2, i % 4};
-      bool is_inside = true;
-      for (int dim = 0; dim < 3; ++dim) {
-        is_inside &= place[dim] >= offset[dim] && place[dim] < offset[dim] + size[dim];
-      }
-      if (is_inside) expected.push_back(i);
-    }
-    for (int dim = 0; dim < 3; ++dim) {
-      slice.add_box_offset(offset[dim]);
-      slice.add_box_shape(size[dim]);
-    }
-    ASSERT_EQ(TensorElements(slice), expected);
+TEST(ShardTest, SeveralBoxesOfATensorGetKeysOfTheirOwn) {
+  const TestTensor qkv = {"model.qkv", "F32", {12, 3}};
+  std::vector<v1::TensorSlice> slices;
+  for (const int64_t row : {1, 5, 9}) {
+    slices.push_back(BoxSlice(qkv, {{row, 0}, {2, 3}}, 0, 6));
+    slices.back().clear_key();
   }
+  slices.insert(slices.begin(), FlatSlice({"model.qkv#1", "F32", {}}, 0, 1));
+  const auto layout = ShardLayout::Create(0, slices).value();
+  const auto shard = Parse(TestPayload(layout, kMoment, {qkv})).value();
+  ASSERT_EQ(shard.slices.size(), 4u);
+  const char* const keys[] = {"model.qkv#1", "model.qkv", "model.qkv#2", "model.qkv#3"};
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(shard.slices[i].key(), keys[i]);
+}
+
+TEST(ShardTest, WhatIsStoredWholeHasItsShape) {
+  const TestTensor tensor = {"w", "F32", {5, 6}};
+  std::vector<v1::TensorSlice> slices = {FlatSlice(tensor, 0, 30),
+                                         BoxSlice(tensor, {{2, 1}, {2, 3}}, 0, 6),
+                                         BoxSlice(tensor, {{2, 1}, {2, 3}}, 1, 5)};
+  for (v1::TensorSlice& slice : slices) slice.clear_key();
+  const std::string payload =
+      TestPayload(ShardLayout::Create(0, slices).value(), kMoment, {tensor});
+  const auto header =
+      ParseSafetensorsHeader(payload, static_cast<int64_t>(payload.size()), "shard").value();
+  ASSERT_EQ(header.entries.size(), 3u);
+  EXPECT_EQ(header.entries[0].shape, (std::vector<int64_t>{5, 6}));
+  EXPECT_EQ(header.entries[1].shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(header.entries[2].shape, (std::vector<int64_t>{5}));
 }
 
 // Every bit of the header flipped, one after the other: a flip is refused, or only names change;

@@ -40,6 +40,7 @@ struct SnapshotRegion {
   uint64_t capacity;  // of one buffer
   int32_t rank;
   std::atomic<uint32_t> num_persisted;  // grows with every MarkPersisted: what writers sleep on
+  std::atomic<uint32_t> storage_fails;
   std::atomic<uint64_t> last_seal;
   std::array<Buffer, 2> buffers;
 
@@ -175,12 +176,19 @@ void SnapshotReader::MarkPersisted(const SealedSnapshot& snapshot) const {
   base::FutexWakeAll(&region_->num_persisted);
 }
 
+void SnapshotReader::SetStorageFails(bool fails) const {
+  region_->storage_fails.store(fails ? 1 : 0, std::memory_order_relaxed);
+  region_->num_persisted.fetch_add(1, std::memory_order_release);
+  base::FutexWakeAll(&region_->num_persisted);
+}
+
 absl::StatusOr<SnapshotWriter> SnapshotWriter::Open(base::SharedMemory* region, int64_t attempt,
                                                     int64_t restored_step) {
   ASSIGN_OR_RETURN(SnapshotRegion* const opened, SnapshotRegion::Open(*region));
   for (const SealedSnapshot& snapshot : opened->List()) {
     if (snapshot.step > restored_step) opened->Unseal(snapshot.buffer);
   }
+  opened->storage_fails.store(0, std::memory_order_relaxed);
   return SnapshotWriter(opened, attempt);
 }
 
@@ -189,7 +197,8 @@ std::optional<int> SnapshotWriter::FreeBuffer() const {
   if (sealed.empty()) return 0;
   if (sealed.size() == 1) return 1 - sealed.front().buffer;
   const SealedSnapshot& older = sealed.back();
-  if (older.persisted || older.attempt < attempt_) return older.buffer;
+  const bool fails = region_->storage_fails.load(std::memory_order_relaxed) != 0;
+  if (older.persisted || older.attempt < attempt_ || fails) return older.buffer;
   return std::nullopt;
 }
 

@@ -74,6 +74,11 @@ class SnapshotReader {
   // waiting writer. Nothing happens when the buffer holds another one by now.
   void MarkPersisted(const SealedSnapshot& snapshot) const;
 
+  // Says whether storage fails now, in a way that may last (a full disk). While it does, the writer
+  // does not wait: it takes the older buffer although that is on no storage. A writer that begins
+  // an attempt takes it back.
+  void SetStorageFails(bool fails) const;
+
  private:
   explicit SnapshotReader(SnapshotRegion* region) : region_(region) {}
   SnapshotRegion* region_;
@@ -89,8 +94,8 @@ class SnapshotWriter {
 
   // Takes a buffer: one that is not sealed, or else the older one once it is persisted. The newest
   // sealed snapshot is never taken, and what an earlier attempt left unpersisted need not be waited
-  // for. Blocking: at most `timeout`, zero to try. Errors: DeadlineExceeded - storage is behind;
-  // nothing was done, call again.
+  // for, nor storage that fails. Blocking: at most `timeout`, zero to try. Errors: DeadlineExceeded
+  // - storage is behind; nothing was done, call again.
   absl::StatusOr<absl::Span<std::byte>> Acquire(absl::Duration timeout);
 
   // Seals the acquired buffer as the first `size_bytes` bytes of it and returns its index. Computes

@@ -109,6 +109,25 @@ TEST_F(SnapshotTest, AWaitingWriterWakesWhenTheOlderIsPersisted) {
   EXPECT_EQ(Steps(), (std::vector<int64_t>{200}));
 }
 
+TEST_F(SnapshotTest, StorageThatFailsIsNotWaitedForAndTheNewestStays) {
+  auto writer = Writer(1, 0);
+  Seal(writer, 100);
+  Seal(writer, 200);
+  EXPECT_EQ(writer.Acquire(kNow).status().code(), absl::StatusCode::kDeadlineExceeded);
+  Reader().SetStorageFails(true);
+  Seal(writer, 300);
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{300, 200}));
+  EXPECT_EQ(Reader().Read(300).value(), Contents(300));
+  Reader().SetStorageFails(false);
+  EXPECT_EQ(writer.Acquire(kNow).status().code(), absl::StatusCode::kDeadlineExceeded);
+  Reader().SetStorageFails(true);
+  auto next = Writer(2, 300);
+  Seal(next, 400);
+  Seal(next, 500);
+  EXPECT_EQ(next.Acquire(kNow).status().code(), absl::StatusCode::kDeadlineExceeded)
+      << "a new attempt waits until its own host says that storage fails";
+}
+
 TEST_F(SnapshotTest, SealNeedsAnAcquiredBufferThatIsLargeEnough) {
   auto writer = Writer(1, 0);
   EXPECT_EQ(writer.Seal(1, 10).status().code(), absl::StatusCode::kFailedPrecondition);

@@ -12,30 +12,19 @@ namespace megascale::checkpoint {
 namespace {
 
 absl::Status CheckComplete(const LogicalTensor& tensor) {
-  std::vector<std::pair<int64_t, int64_t>> runs;  // begin, end
+  std::vector<Box> boxes;
   for (const TensorPiece& piece : tensor.pieces) {
-    RETURN_IF_ERROR(ForEachRun(piece.description, [&runs](const SliceRun& run) {
-      if (!runs.empty() && runs.back().second == run.tensor_begin) {
-        runs.back().second += run.count;
-      } else {
-        runs.emplace_back(run.tensor_begin, run.tensor_begin + run.count);
-      }
-      return absl::OkStatus();
-    }));
+    if (piece.description.replica() > 0) break;
+    for (Box& box : BoxesOf(piece.description)) boxes.push_back(std::move(box));
   }
-  std::sort(runs.begin(), runs.end());
-  int64_t covered = 0;
-  for (const auto& [begin, end] : runs) {
-    if (begin > covered) break;
-    if (begin < covered) {
-      return absl::DataLossError(
-          absl::StrCat("tensor ", tensor.name, ": element ", begin, " is in two shards"));
-    }
-    covered = end;
+  const auto bad = FindBadCoverage(tensor.shape, boxes);
+  if (!bad.has_value()) return absl::OkStatus();
+  const std::string element = absl::StrCat("tensor ", tensor.name, ": element ", bad->element);
+  if (bad->num_boxes == 0) {
+    return absl::DataLossError(
+        absl::StrCat(element, " of ", tensor.num_elements, " is in no shard"));
   }
-  if (covered == tensor.num_elements) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("tensor ", tensor.name, ": element ", covered, " of ",
-                                          tensor.num_elements, " is in no shard"));
+  return absl::DataLossError(absl::StrCat(element, " is in ", bad->num_boxes, " slices"));
 }
 
 }  // namespace
@@ -62,7 +51,13 @@ absl::StatusOr<TensorIndex> TensorIndex::Create(const std::vector<const Slices*>
     }
   }
   TensorIndex result;
-  for (auto& [name, tensor] : tensors) result.tensors_.push_back(std::move(tensor));
+  for (auto& [name, tensor] : tensors) {
+    std::stable_sort(tensor.pieces.begin(), tensor.pieces.end(),
+                     [](const TensorPiece& a, const TensorPiece& b) {
+                       return a.description.replica() < b.description.replica();
+                     });
+    result.tensors_.push_back(std::move(tensor));
+  }
   return result;
 }
 

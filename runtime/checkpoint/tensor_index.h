@@ -25,7 +25,7 @@ struct LogicalTensor {
   std::string dtype;
   std::vector<int64_t> shape;
   int64_t num_elements = 0;
-  std::vector<TensorPiece> pieces;
+  std::vector<TensorPiece> pieces;  // lower replicas first
 };
 
 class TensorIndex {
@@ -42,8 +42,8 @@ class TensorIndex {
   // NotFound: no such tensor.
   absl::StatusOr<const LogicalTensor*> Find(absl::string_view name) const;
 
-  // OK when every element of every tensor is in exactly one slice. Errors: DataLoss - names the
-  // tensor and the element.
+  // OK when every element of every tensor is in exactly one slice of replica 0. Errors: DataLoss -
+  // names the tensor and the element. Cost: that of FindBadCoverage.
   absl::Status CheckComplete() const;
 
  private:

@@ -16,6 +16,7 @@
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/shard.h"
 #include "runtime/checkpoint/snapshot.h"
+#include "runtime/checkpoint/test_random_boxes.h"
 #include "runtime/checkpoint/writer.h"
 
 namespace megascale::checkpoint {
@@ -51,6 +52,15 @@ inline v1::TensorSlice FlatSlice(const TestTensor& tensor, int64_t begin, int64_
   return slice;
 }
 
+// Elements [begin, begin + count) of a box of the tensor.
+inline v1::TensorSlice BoxSlice(const TestTensor& tensor, const Box& box, int64_t begin,
+                                int64_t count) {
+  v1::TensorSlice slice = FlatSlice(tensor, begin, count);
+  slice.mutable_box_offset()->Add(box.offset.begin(), box.offset.end());
+  slice.mutable_box_shape()->Add(box.shape.begin(), box.shape.end());
+  return slice;
+}
+
 // Rank `rank`'s even share of every tensor.
 inline std::vector<v1::TensorSlice> TestSlices(int rank, int world_size) {
   std::vector<v1::TensorSlice> slices;
@@ -72,26 +82,32 @@ inline void StoreValue(const std::string& dtype, double value, std::byte* to) {
               dtype == "BF16" ? 2 : 4);
 }
 
+// The row-major elements of the tensor that a slice has, in its order.
+inline std::vector<int64_t> TensorElements(const v1::TensorSlice& slice) {
+  const std::vector<int64_t> elements =
+      ElementsOf(BoxOf(slice), {slice.global_shape().begin(), slice.global_shape().end()});
+  const auto begin = elements.begin() + slice.flat_begin();
+  return {begin, begin + slice.flat_count()};
+}
+
 // The complete file of one rank.
-inline std::string TestPayload(const ShardLayout& layout, const ShardMoment& moment) {
+inline std::string TestPayload(const ShardLayout& layout, const ShardMoment& moment,
+                               const std::vector<TestTensor>& tensors = TestModel()) {
   std::string payload(static_cast<size_t>(layout.size_bytes()), '\0');
   auto* bytes = reinterpret_cast<std::byte*>(payload.data());
   layout.WriteHeader(moment, absl::MakeSpan(bytes, payload.size()));
   for (size_t i = 0; i < layout.slices().size(); ++i) {
     const v1::TensorSlice& slice = layout.slices()[i];
     TestTensor tensor;
-    for (const TestTensor& candidate : TestModel()) {
+    for (const TestTensor& candidate : tensors) {
       if (candidate.name == slice.name()) tensor = candidate;
     }
     const int64_t element_bytes = slice.dtype() == "F64" ? 8 : slice.dtype() == "F32" ? 4 : 2;
-    EXPECT_TRUE(ForEachRun(slice, [&](const SliceRun& run) {
-                  for (int64_t k = 0; k < run.count; ++k) {
-                    StoreValue(
-                        tensor.dtype, tensor.Value(run.tensor_begin + k),
-                        bytes + layout.data_offset(i) + (run.slice_begin + k) * element_bytes);
-                  }
-                  return absl::OkStatus();
-                }).ok());
+    std::byte* to = bytes + layout.data_offset(i);
+    for (const int64_t element : TensorElements(slice)) {
+      StoreValue(tensor.dtype, tensor.Value(element), to);
+      to += element_bytes;
+    }
   }
   return payload;
 }
@@ -114,11 +130,12 @@ inline SealedSnapshot SealPayload(SnapshotWriter& writer, const base::SharedMemo
 
 // Persists one rank's shard.
 inline absl::Status PersistTestShard(const std::string& root, const ShardLayout& layout, int rank,
-                                     const ShardMoment& moment) {
+                                     const ShardMoment& moment,
+                                     const std::vector<TestTensor>& tensors = TestModel()) {
   auto region = MakeSnapshotRegion(layout.size_bytes(), rank);
   auto writer = SnapshotWriter::Open(region.get(), moment.attempt, 0).value();
   const SealedSnapshot sealed =
-      SealPayload(writer, *region, TestPayload(layout, moment), moment.step);
+      SealPayload(writer, *region, TestPayload(layout, moment, tensors), moment.step);
   return PersistShard(SnapshotReader::Open(region.get()).value(), sealed, root);
 }
 
@@ -137,18 +154,28 @@ inline std::string StepDirectory(const std::string& root, const ShardMoment& mom
   return absl::StrCat(root, "/", StepDirectoryName(moment.step, moment.attempt));
 }
 
-// A complete checkpoint of the test model over `world_size` ranks; returns its directory.
+// A checkpoint whose rank r has slices[r] of the tensors; returns its directory.
 inline std::string WriteTestCheckpoint(const std::string& root, const ShardMoment& moment,
-                                       int world_size) {
+                                       const std::vector<std::vector<v1::TensorSlice>>& slices,
+                                       const std::vector<TestTensor>& tensors) {
+  const auto world_size = static_cast<int>(slices.size());
   for (int rank = 0; rank < world_size; ++rank) {
-    const auto layout = ShardLayout::Create(rank, TestSlices(rank, world_size)).value();
-    const absl::Status persisted = PersistTestShard(root, layout, rank, moment);
+    const auto layout = ShardLayout::Create(rank, slices[static_cast<size_t>(rank)]).value();
+    const absl::Status persisted = PersistTestShard(root, layout, rank, moment, tensors);
     EXPECT_TRUE(persisted.ok()) << persisted;
   }
   const std::string directory = StepDirectory(root, moment);
   const absl::Status written = WriteManifest(directory, TestManifest(moment, world_size));
   EXPECT_TRUE(written.ok()) << written;
   return directory;
+}
+
+// A complete checkpoint of the test model over `world_size` ranks; returns its directory.
+inline std::string WriteTestCheckpoint(const std::string& root, const ShardMoment& moment,
+                                       int world_size) {
+  std::vector<std::vector<v1::TensorSlice>> slices;
+  for (int rank = 0; rank < world_size; ++rank) slices.push_back(TestSlices(rank, world_size));
+  return WriteTestCheckpoint(root, moment, slices, TestModel());
 }
 
 // An empty directory for the test that runs.

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/message_json.h"
@@ -38,10 +39,16 @@ absl::StatusOr<std::string> WriteAndSync(const std::string& path, absl::string_v
   base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("create ", path));
   base::Sha256 hash;
+  const size_t all = data.size();
   while (!data.empty()) {
     const absl::string_view piece = data.substr(0, kWriteBytes);
     hash.Update(piece);
-    RETURN_IF_ERROR(base::Annotate(base::WriteAll(fd.get(), piece), path));
+    if (const absl::Status written = base::WriteAll(fd.get(), piece); !written.ok()) {
+      const int64_t end = std::max<int64_t>(0, ::lseek(fd.get(), 0, SEEK_CUR));
+      return base::ErrnoStatus(base::ErrnoOf(written),
+                               absl::StrCat(path, ": wrote ", base::FormatBytes(end), " of ",
+                                            base::FormatBytes(static_cast<int64_t>(all))));
+    }
     data.remove_prefix(piece.size());
   }
   if (::fsync(fd.get()) != 0) return base::ErrnoStatus(errno, absl::StrCat("sync ", path));

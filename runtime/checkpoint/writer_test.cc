@@ -153,7 +153,7 @@ TEST(WriterTest, AManifestWithAGapOrAnOverlapIsRefused) {
   EXPECT_TRUE(status_of(5, 5).ok());
   EXPECT_TRUE(absl::StrContains(status_of(6, 4).message(), "element 5 of 10 is in no shard"));
   EXPECT_TRUE(absl::StrContains(status_of(5, 4).message(), "element 9 of 10 is in no shard"));
-  EXPECT_TRUE(absl::StrContains(status_of(4, 6).message(), "element 4 is in two shards"));
+  EXPECT_TRUE(absl::StrContains(status_of(4, 6).message(), "element 4 is in 2 slices"));
 }
 
 TEST(WriterTest, OnlyCompleteReadableCheckpointsAreListedNewestFirst) {

@@ -135,7 +135,10 @@ absl::Status InProcessStore::Add(Attempt& attempt, const StoreRequest& request,
     return absl::InvalidArgumentError(
         absl::StrCat("key ", request.key(), " holds no number to add to"));
   }
-  sum += request.amount();
+  if (__builtin_add_overflow(sum, request.amount(), &sum)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("adding ", request.amount(), " to key ", request.key(), " overflows 64 bits"));
+  }
   RETURN_IF_ERROR(Reserve(attempt, kEntryBytes + request.request_id().size(), 0));
   RETURN_IF_ERROR(Put(attempt, request.key(), absl::StrCat(sum)));
   attempt.additions[request.request_id()] = sum;

@@ -1,3 +1,4 @@
+// What both stores do is in redis/conformance_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -63,63 +64,6 @@ absl::StatusCode CodeOf(const StoreReply& reply) {
   return static_cast<absl::StatusCode>(reply.code());
 }
 
-TEST(InProcessStoreTest, SetIsSeenByGetWithinItsAttemptOnly) {
-  InProcessStore store;
-  StoreRequest get = Make(StoreRequest::OPERATION_GET, "get", "k");
-  EXPECT_EQ(CodeOf(Ask(store, get)), absl::StatusCode::kNotFound);
-  Ask(store, SetOf("k", "one"));
-  Ask(store, SetOf("k", "two"));
-  EXPECT_EQ(Ask(store, get).value(), "two");
-  get.set_attempt(2);
-  EXPECT_EQ(CodeOf(Ask(store, get)), absl::StatusCode::kNotFound);
-  get.set_attempt(1);
-  get.set_job_id("other");
-  EXPECT_EQ(CodeOf(Ask(store, get)), absl::StatusCode::kNotFound);
-}
-
-TEST(InProcessStoreTest, WaitIsAnsweredWhenTheKeyComes) {
-  InProcessStore store;
-  Replies first;
-  Replies second;
-  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w1", "k"), first.Collect());
-  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w2", "k"), second.Collect());
-  Ask(store, SetOf("other", "x"));
-  EXPECT_EQ(first.size() + second.size(), 0u);
-  Ask(store, SetOf("k", "here"));
-  ASSERT_EQ(first.size(), 1u);
-  ASSERT_EQ(second.size(), 1u);
-  EXPECT_EQ(first.last().value(), "here");
-  EXPECT_EQ(first.last().request_id(), "w1");
-  EXPECT_EQ(Ask(store, Make(StoreRequest::OPERATION_WAIT, "w3", "k")).value(), "here");
-  Ask(store, SetOf("k", "again"));
-  EXPECT_EQ(first.size(), 1u);
-}
-
-TEST(InProcessStoreTest, ARepeatedWaitReplacesTheOneBefore) {
-  InProcessStore store;
-  Replies lost;
-  Replies kept;
-  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w", "k"), lost.Collect());
-  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w", "k"), kept.Collect());
-  Ask(store, SetOf("k", "v"));
-  EXPECT_EQ(lost.size(), 0u);
-  EXPECT_EQ(kept.size(), 1u);
-}
-
-TEST(InProcessStoreTest, AnAdditionIsDoneOncePerRequestId) {
-  InProcessStore store;
-  EXPECT_EQ(Ask(store, AddOf("a", "n", 5)).sum(), 5);
-  EXPECT_EQ(Ask(store, AddOf("b", "n", -2)).sum(), 3);
-  EXPECT_EQ(Ask(store, AddOf("a", "n", 5)).sum(), 5) << "answers as the first did";
-  EXPECT_EQ(Ask(store, Make(StoreRequest::OPERATION_GET, "g", "n")).value(), "3");
-  Ask(store, SetOf("text", "x"));
-  EXPECT_EQ(CodeOf(Ask(store, AddOf("c", "text", 1))), absl::StatusCode::kInvalidArgument);
-  Replies waiting;
-  store.Handle(Make(StoreRequest::OPERATION_WAIT, "w", "m"), waiting.Collect());
-  Ask(store, AddOf("d", "m", 1));
-  EXPECT_EQ(waiting.last().value(), "1");
-}
-
 TEST(InProcessStoreTest, ADroppedAttemptAnswersItsWaitsAndIsRefusedLater) {
   InProcessStore store;
   Replies waiting;
@@ -161,12 +105,6 @@ TEST(InProcessStoreTest, MemoryIsBounded) {
     set.set_attempt(attempt);
     EXPECT_EQ(CodeOf(Ask(store, set)), attempt == 2 ? absl::StatusCode::kOk : exhausted);
   }
-}
-
-TEST(InProcessStoreTest, AnUnknownOperationIsRefused) {
-  InProcessStore store;
-  EXPECT_EQ(CodeOf(Ask(store, Make(StoreRequest::OPERATION_UNSPECIFIED, "r", "k"))),
-            absl::StatusCode::kInvalidArgument);
 }
 
 // Two clients of one store, without a wire in between.

@@ -21,18 +21,43 @@ namespace {
 constexpr double kHeldOutFractionDefault = 0.1;
 // A process may have 1024 descriptors; a directory may have more files.
 constexpr size_t kOpenFilesMax = 128;
+constexpr int64_t kLookedAtBytes = 4096;  // for a NUL
 
 // O_NONBLOCK: opening a FIFO that nobody writes must not wait.
 base::UniqueFd OpenToRead(const std::string& path) {
   return base::UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
 }
 
+absl::Status CannotRead(const std::string& path, int error) {
+  absl::Status status = base::ErrnoStatus(error, absl::StrCat("data file ", path));
+  if (error != EACCES && error != ENOENT) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), "; expected a file that user ", ::geteuid(),
+                                   " can read on every machine of the job"));
+}
+
 absl::StatusOr<struct stat> StatFile(const std::string& path) {
   struct stat info;
-  if (::stat(path.c_str(), &info) != 0) {
-    return base::ErrnoStatus(errno, absl::StrCat("data file ", path));
-  }
+  if (::stat(path.c_str(), &info) != 0) return CannotRead(path, errno);
   return info;
+}
+
+// What it is instead of a regular file; "" of one.
+std::string KindOf(mode_t mode) {
+  if (S_ISREG(mode)) return "";
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
+  return "of an unknown kind";
+}
+
+absl::Status CheckRegular(const std::string& path, const struct stat& info) {
+  const std::string kind = KindOf(info.st_mode);
+  if (kind.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("data file ", path, ": is ", kind,
+                   "; expected a regular file, which can be read again at any place"));
 }
 
 }  // namespace
@@ -70,20 +95,17 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const job::v1::DataSpec& sp
 }
 
 absl::Status Corpus::Append(const std::string& path) {
+  // Looked at before it is opened, since to open a device can do things; and again afterwards.
+  ASSIGN_OR_RETURN(struct stat info, StatFile(path));
+  RETURN_IF_ERROR(CheckRegular(path, info));
   File file;
   file.path = path;
   file.fd = OpenToRead(path);
-  if (!file.fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("data file ", path));
-  struct stat info;
-  if (::fstat(file.fd.get(), &info) != 0) {
-    return base::ErrnoStatus(errno, absl::StrCat("data file ", path));
-  }
-  if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "data file ", path, ": is not a regular file (a pipe or device cannot be read twice)"));
-  }
+  if (!file.fd.valid() || ::fstat(file.fd.get(), &info) != 0) return CannotRead(path, errno);
+  RETURN_IF_ERROR(CheckRegular(path, info));
   if (info.st_size == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("data file ", path, ": is empty"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("data file ", path, ": is empty; expected a file with text in it"));
   }
   file.begin = total_bytes_;
   file.size_bytes = info.st_size;
@@ -157,6 +179,20 @@ absl::Status Corpus::ReadFrom(const File& file, int64_t offset, absl::Span<uint8
     offset += count;
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> Corpus::WarningsOfBinary() const {
+  std::vector<std::string> warnings;
+  for (const File& file : files_) {
+    std::vector<uint8_t> begin(static_cast<size_t>(std::min(file.size_bytes, kLookedAtBytes)));
+    RETURN_IF_ERROR(ReadFrom(file, 0, absl::MakeSpan(begin)));
+    const auto nul = std::find(begin.begin(), begin.end(), 0);
+    if (nul == begin.end()) continue;
+    warnings.push_back(absl::StrCat("data.files: ", file.path, ": byte ", nul - begin.begin(),
+                                    " is NUL, as in binary files; every byte is a token, so it is "
+                                    "trained on as it is"));
+  }
+  return warnings;
 }
 
 absl::StatusOr<checkpoint::v1::DataFingerprint> Corpus::Fingerprint() const {

@@ -56,6 +56,10 @@ class Corpus {
   // Paths, in the order of their bytes.
   std::vector<std::string> paths() const;
 
+  // Of each file whose beginning holds a NUL, which no text does, a line for people: it is legal,
+  // since bytes are tokens, but hardly meant. Errors: as Read.
+  absl::StatusOr<std::vector<std::string>> WarningsOfBinary() const;
+
   // What identifies the text and its split. Cost: reads every file once.
   absl::StatusOr<megascale::checkpoint::v1::DataFingerprint> Fingerprint() const;
 

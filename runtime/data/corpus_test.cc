@@ -1,9 +1,13 @@
 #include "runtime/data/corpus.h"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -111,12 +115,16 @@ TEST_F(CorpusTest, MoreFilesThanMayStayOpenAreReadAllTheSame) {
 }
 
 TEST_F(CorpusTest, WhatIsNoTextIsRefusedByNameAndReason) {
-  ExpectRefused(directory_ + "/none", absl::StatusCode::kNotFound, "No such file");
+  ExpectRefused(directory_ + "/none", absl::StatusCode::kNotFound,
+                absl::StrCat("No such file or directory; expected a file that user ", ::geteuid(),
+                             " can read on every machine of the job"));
   ExpectRefused(Write("empty", ""), absl::StatusCode::kInvalidArgument, "is empty");
   ExpectRefused(Write("short", "ab"), absl::StatusCode::kInvalidArgument, "seq_length + 1 = 3");
   const std::string fifo = directory_ + "/fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-  ExpectRefused(fifo, absl::StatusCode::kInvalidArgument, "is not a regular file");
+  ExpectRefused(fifo, absl::StatusCode::kInvalidArgument,
+                "is a FIFO; expected a regular file, which can be read again at any place");
+  ExpectRefused("/dev/zero", absl::StatusCode::kInvalidArgument, "is a device; expected");
   const std::string bare = directory_ + "/bare";
   std::filesystem::create_directory(bare);
   std::ofstream(bare + "/index.dat") << "x";
@@ -124,6 +132,29 @@ TEST_F(CorpusTest, WhatIsNoTextIsRefusedByNameAndReason) {
   EXPECT_EQ(Corpus::Open(Spec({}), 2).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Corpus::Open(Spec({Write("a", "0123456789")}, 1.0), 2).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(CorpusTest, ASocketIsRefusedByItsKind) {
+  char directory[] = "/tmp/ms-XXXXXX";  // short: a socket's path has 107 bytes
+  ASSERT_NE(::mkdtemp(directory), nullptr);
+  const std::string path = absl::StrCat(directory, "/socket");
+  const base::UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  ASSERT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ExpectRefused(path, absl::StatusCode::kInvalidArgument, "is a socket; expected a regular file");
+  std::filesystem::remove_all(directory);
+}
+
+TEST_F(CorpusTest, BinaryFilesAreWarnedOfAndTextIsNot) {
+  const std::string text = Write("text", "0123456789 \xc3\xa4 \x7f");
+  const std::string binary = Write("binary", std::string("01234\0\0789", 10));
+  const auto warnings = Corpus::Open(Spec({text, binary}), 2).value()->WarningsOfBinary().value();
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(warnings[0], absl::StrCat("data.files: ", binary,
+                                      ": byte 5 is NUL, as in binary files; every byte is a token, "
+                                      "so it is trained on as it is"));
 }
 
 TEST_F(CorpusTest, AnUnreadableFileIsPermissionDenied) {

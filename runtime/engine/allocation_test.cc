@@ -51,11 +51,19 @@ namespace {
 constexpr int64_t kSteps = 8;
 constexpr size_t kWarmUp = 3;
 
+constexpr auto kInterleaved = job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B;
+constexpr auto kZeroBubble = job::v1::PIPELINE_SCHEDULE_ZB_H1;
+
 struct Case {
   int data;
   int pipeline;
   int threads;
   job::v1::Precision precision;
+  int virtual_stages = 1;
+  job::v1::PipelineSchedule schedule = job::v1::PIPELINE_SCHEDULE_1F1B;
+  job::v1::OptimizerType optimizer = job::v1::OPTIMIZER_TYPE_ADAMW;
+  int tensor = 1;
+  int zero_stage = 1;
 };
 
 // As it stands after a step.
@@ -70,6 +78,11 @@ std::vector<Counts> CountsOf(const Case& given) {
   spec.mutable_train()->set_precision(given.precision);
   spec.mutable_train()->set_steps(kSteps);
   spec.mutable_parallel()->set_threads_per_rank(given.threads);
+  spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(given.virtual_stages);
+  spec.mutable_parallel()->set_pipeline_schedule(given.schedule);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(given.tensor);
+  spec.mutable_parallel()->set_zero_stage(given.zero_stage);
+  spec.mutable_optimizer()->set_type(given.optimizer);
   std::vector<Counts> counts;
   counts.reserve(kSteps);
   RunOptions options(spec);
@@ -84,7 +97,11 @@ std::vector<Counts> CountsOf(const Case& given) {
 std::string NameOf(const testing::TestParamInfo<Case>& info) {
   const Case& given = info.param;
   return absl::StrCat("Data", given.data, "Pipeline", given.pipeline, "Threads", given.threads,
-                      job::v1::Precision_Name(given.precision).substr(10));
+                      job::v1::Precision_Name(given.precision).substr(10), "Virtual",
+                      given.virtual_stages, given.schedule == kZeroBubble ? "ZeroBubble" : "",
+                      given.optimizer == job::v1::OPTIMIZER_TYPE_LAMB ? "Lamb" : "",
+                      given.tensor > 1 ? absl::StrCat("Tensor", given.tensor) : "",
+                      given.zero_stage == 2 ? "Zero2" : "");
 }
 
 class AllocationTest : public testing::TestWithParam<Case> {};
@@ -93,7 +110,15 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, AllocationTest,
     testing::Values(Case{1, 1, 1, job::v1::PRECISION_FP32}, Case{1, 1, 1, job::v1::PRECISION_BF16},
                     Case{1, 1, 2, job::v1::PRECISION_FP32}, Case{1, 1, 2, job::v1::PRECISION_BF16},
-                    Case{2, 2, 1, job::v1::PRECISION_FP32}, Case{2, 2, 1, job::v1::PRECISION_BF16}),
+                    Case{2, 2, 1, job::v1::PRECISION_FP32}, Case{2, 2, 1, job::v1::PRECISION_BF16},
+                    Case{1, 2, 1, job::v1::PRECISION_FP32, 2, kInterleaved},
+                    Case{1, 2, 1, job::v1::PRECISION_FP32, 1, kZeroBubble},
+                    Case{2, 1, 1, job::v1::PRECISION_FP32, 1, job::v1::PIPELINE_SCHEDULE_1F1B,
+                         job::v1::OPTIMIZER_TYPE_LAMB},
+                    Case{2, 1, 1, job::v1::PRECISION_BF16, 1, job::v1::PIPELINE_SCHEDULE_1F1B,
+                         job::v1::OPTIMIZER_TYPE_LAMB, 2},
+                    Case{2, 2, 1, job::v1::PRECISION_FP32, 2, kInterleaved,
+                         job::v1::OPTIMIZER_TYPE_ADAMW, 1, 2}),
     NameOf);
 
 TEST_P(AllocationTest, EveryStepAfterTheFirstTakesTheSameAndMakesNothing) {
@@ -110,7 +135,7 @@ TEST_P(AllocationTest, EveryStepAfterTheFirstTakesTheSameAndMakesNothing) {
   };
   const Counts first = in_step(kWarmUp);
   EXPECT_GT(first.executed, 0);
-  const bool is_alone = GetParam().data * GetParam().pipeline == 1;
+  const bool is_alone = GetParam().data * GetParam().pipeline * GetParam().tensor == 1;
   for (size_t i = kWarmUp; i < after.size(); ++i) {
     SCOPED_TRACE(absl::StrCat("step ", i + 1));
     const Counts counts = in_step(i);

@@ -31,12 +31,20 @@ absl::string_view Words(plan::OpKind kind) {
       return "backward";
     case plan::OpKind::kSendGradient:
       return "sending a gradient";
+    case plan::OpKind::kSumReplicated:
+      return "all-reduce of replicated gradients";
     case plan::OpKind::kReduceGradients:
       return "reduce-scatter of gradients";
     case plan::OpKind::kReduceNorm:
       return "all-gather of norms";
+    case plan::OpKind::kOptimizerUpdate:
+      return "optimizer update";
+    case plan::OpKind::kGatherTrustSums:
+      return "all-gather of trust sums";
     case plan::OpKind::kOptimizerStep:
       return "optimizer step";
+    case plan::OpKind::kWeightGradient:
+      return "gradients of weights";
     case plan::OpKind::kGatherParameters:
       return "all-gather of parameters";
   }

@@ -23,6 +23,9 @@ class Doing {
 
   void Begin(const plan::Instruction& instruction, const plan::StepContext& context);
   void End(const plan::Instruction& instruction, const absl::Status& status);
+  // The pass that runs is in this exchange with tensor ranks (a piece of its id), or in none (its
+  // id).
+  void Exchange(plan::InstructionId id) { Run(plan::StreamKind::kCompute, id); }
 
  private:
   // Makes `id` what runs on `stream`, and shows it.

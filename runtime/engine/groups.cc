@@ -1,7 +1,7 @@
 #include "runtime/engine/groups.h"
 
 #include "absl/strings/str_cat.h"
-#include "runtime/plan/step_plan.h"
+#include "runtime/optim/sharded_optimizer.h"
 
 namespace megascale::engine {
 namespace {
@@ -27,9 +27,16 @@ std::string CommunicatorName(const std::string& group, const std::string& channe
   return absl::StrCat(group, "/", channel);
 }
 
-std::vector<comm::GroupSpec> CommunicatorsOf(const plan::Mesh& mesh) {
+std::vector<plan::Channel> ChannelsOf(const megascale::job::v1::JobSpec& spec,
+                                      const plan::Mesh& mesh) {
+  return plan::ChannelsOf(mesh, spec.parallel().virtual_pipeline_model_parallel_size(),
+                          optim::HasTrustRatios(spec.optimizer()));
+}
+
+std::vector<comm::GroupSpec> CommunicatorsOf(const megascale::job::v1::JobSpec& spec,
+                                             const plan::Mesh& mesh) {
   std::vector<comm::GroupSpec> communicators;
-  for (const plan::Channel& channel : plan::ChannelsOf(mesh)) {
+  for (const plan::Channel& channel : ChannelsOf(spec, mesh)) {
     for (plan::Group& group : GroupsOfKind(mesh, channel.group)) {
       communicators.push_back(
           {.name = CommunicatorName(group.name, channel.name), .ranks = std::move(group.ranks)});

@@ -15,15 +15,18 @@
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/comm/fabric.h"
-#include "runtime/engine/chunk_of_rank.h"
+#include "runtime/engine/chunks_of_rank.h"
+#include "runtime/engine/divergence.h"
 #include "runtime/engine/doing.h"
 #include "runtime/engine/groups.h"
+#include "runtime/engine/rank_chunk.h"
 #include "runtime/engine/shard_compute.h"
 #include "runtime/engine/snapshot_shard.h"
 #include "runtime/engine/stage_compute.h"
+#include "runtime/engine/tensor_peers.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/model/transformer_chunk.h"
-#include "runtime/optim/sharded_adamw.h"
+#include "runtime/optim/sharded_optimizer.h"
 #include "runtime/plan/executor.h"
 #include "runtime/stream/stream.h"
 #include "runtime/tensor/arena.h"
@@ -60,12 +63,16 @@ class Engine : public RankEngine {
 
  private:
   absl::Status PrepareMemory();
-  absl::Status AllocateParameters(int64_t num_elements);
+  absl::Status AllocateParameters();
+  absl::Status Allocate(const std::vector<tensor::Vector*>& spaces);
   absl::Status PrepareFabric();
   absl::Status MakeExecutor();
   absl::StatusOr<absl::Span<std::byte>> AcquireBuffer();
   absl::Status AbortReason() const;
+  absl::Status AfterOwner(const plan::StepContext& context, absl::Status status);
+  absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
   std::map<plan::OpKind, plan::Handler> Handlers();
+  // Null where the instruction does not communicate.
   comm::Communicator* CommunicatorOf(const plan::Instruction& instruction) const;
   absl::Duration timeout() const {
     return job::ToDuration(options_.spec.fault().progress_timeout()) * kPeerPatience;
@@ -73,17 +80,17 @@ class Engine : public RankEngine {
 
   EngineOptions options_;
   Doing doing_;
-  ChunkOfRank chunk_of_rank_;
+  ChunksOfRank part_;
   plan::RankPlan plan_;
 
   tensor::Arena arena_;                             // of the only rank of a job, or else
   std::unique_ptr<base::SharedMemory> parameters_;  // memory that peers on this machine may read
-  tensor::Vector weights_;                          // compute, padded
-  tensor::Vector gradients_;                        // F, padded
   std::unique_ptr<ops::Ops> compute_ops_;
   std::unique_ptr<ops::Ops> shard_ops_;
-  std::unique_ptr<model::TransformerChunk> chunk_;
-  std::unique_ptr<optim::ShardedAdamW> optimizer_;
+  RankChunks chunks_;
+  GradientBuffers gradient_buffers_;
+  tensor::Vector replicated_;           // of tensor ranks: see ShardOptions
+  std::unique_ptr<TensorPeers> peers_;  // of tensor ranks
   std::unique_ptr<StageCompute> stage_;
   std::unique_ptr<ShardCompute> shard_;
 
@@ -95,65 +102,121 @@ class Engine : public RankEngine {
 
   std::optional<checkpoint::ShardLayout> shard_layout_;
   std::optional<checkpoint::SnapshotWriter> snapshot_writer_;
+  std::mutex launch_mutex_;
+  struct Launched {
+    plan::StepContext context;
+    std::function<void(absl::Status)> done;
+  };
+  std::array<Launched, plan::kNumOwners> launched_;
+  int owners_ended_ = 0;      // of the step that runs
+  absl::Status step_status_;  // of those
+
   mutable std::mutex abort_mutex_;
   absl::Status abort_reason_;  // the first, if any
 };
 
 absl::Status Engine::Prepare() {
-  ASSIGN_OR_RETURN(chunk_of_rank_, ChunkOf(options_.spec, options_.rank));
-  ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(chunk_of_rank_.plan_options, options_.rank));
+  ASSIGN_OR_RETURN(part_, ChunksOf(options_.spec, options_.rank));
+  plan::PlanOptions plan_options = part_.plan_options;
+  ASSIGN_OR_RETURN(plan_options.chunks, ChunkCostsOf(options_.spec));
+  ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(plan_options, options_.rank));
   RETURN_IF_ERROR(PrepareMemory());
   return PrepareFabric();
 }
 
 absl::Status Engine::PrepareMemory() {
-  const ChunkOfRank& mine = chunk_of_rank_;
-  const auto dtype = mine.compute;
-  const model::ChunkLayout layout(mine.config, mine.range);
-  const int64_t padded = layout.padded_elements(mine.shard.num_shards);
-  RETURN_IF_ERROR(AllocateParameters(padded));
-
-  compute_ops_ = MakeOps(dtype, options_.spec.parallel().threads_per_rank());
-  shard_ops_ = MakeOps(dtype, 1);
-  model::ChunkOptions chunk_options = mine.ModelOptions(plan_.num_activation_slots);
-  ASSIGN_OR_RETURN(chunk_,
-                   model::TransformerChunk::Create(chunk_options, compute_ops_.get(),
-                                                   {.weights = weights_, .gradients = gradients_}));
-  ASSIGN_OR_RETURN(optimizer_, optim::ShardedAdamW::Create(options_.spec.optimizer(), mine.shard,
-                                                           shard_ops_.get()));
-  ASSIGN_OR_RETURN(shard_layout_, LayoutOf(options_.rank, optimizer_->State()));
+  RETURN_IF_ERROR(AllocateParameters());
+  compute_ops_ = MakeOps(part_.compute, options_.spec.parallel().threads_per_rank());
+  shard_ops_ = MakeOps(part_.compute, 1);
+  if (part_.tensor.size > 1) {
+    peers_ = std::make_unique<TensorPeers>(part_.tensor, &doing_, timeout());
+  }
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    RankChunk& chunk = chunks_[i];
+    ASSIGN_OR_RETURN(chunk.transformer,
+                     model::TransformerChunk::Create(
+                         part_.ModelOptions(chunk.range, plan_.slots[i]), compute_ops_.get(),
+                         {.weights = chunk.weights, .gradients = chunk.gradients}, peers_.get()));
+    ASSIGN_OR_RETURN(chunk.optimizer,
+                     optim::ShardedOptimizer::Create(options_.spec.optimizer(), part_.shards[i],
+                                                     shard_ops_.get()));
+    if (!chunk.gradient_shard) chunk.gradient_shard = ShardOf(chunk, chunk.gradients);
+  }
+  ASSIGN_OR_RETURN(shard_layout_, LayoutOf(options_.rank, StateOf(chunks_)));
   ASSIGN_OR_RETURN(stage_, StageCompute::Create({.spec = &options_.spec,
-                                                 .coordinate = mine.coordinate,
-                                                 .chunk = chunk_.get(),
-                                                 .range = mine.range,
+                                                 .plan = &plan_,
+                                                 .chunks = &chunks_,
+                                                 .gradient_buffers = &gradient_buffers_,
                                                  .ops = compute_ops_.get(),
-                                                 .gradients = gradients_,
+                                                 .peers = peers_.get(),
                                                  .batch_ring = options_.batch_ring,
                                                  .batch_reader = options_.batch_reader,
                                                  .timeout = timeout()}));
   shard_ = std::make_unique<ShardCompute>(ShardOptions{.spec = &options_.spec,
-                                                       .optimizer = optimizer_.get(),
+                                                       .plan = &plan_,
+                                                       .chunks = &chunks_,
+                                                       .gradient_buffers = &gradient_buffers_,
+                                                       .ops = shard_ops_.get(),
                                                        .stage = stage_.get(),
-                                                       .weights = weights_,
-                                                       .gradients = gradients_,
+                                                       .replicated = replicated_,
                                                        .timeout = timeout()});
   return absl::OkStatus();
 }
 
-absl::Status Engine::AllocateParameters(int64_t num_elements) {
-  const tensor::DType dtype = chunk_of_rank_.compute;
+absl::Status Engine::AllocateParameters() {
+  const tensor::DType dtype = part_.compute;
   const tensor::DType accumulation = AccumulationType(dtype);
-  const size_t weight_bytes = tensor::Arena::BytesFor(dtype, num_elements);
-  const size_t bytes = weight_bytes + tensor::Arena::BytesFor(accumulation, num_elements);
+  const GradientSizes sizes = GradientSizesOf(part_, plan_);
+  for (const optim::OptimizerShard& shard : part_.shards) {
+    const model::ChunkLayout layout = shard.layout();
+    chunks_.push_back({.range = shard.range,
+                       .weights = {nullptr, dtype, layout.padded_elements(shard.num_shards)},
+                       .replicated = ReplicatedRanges(layout)});
+  }
+  for (const int64_t elements : sizes.buffers) {
+    gradient_buffers_.push_back({nullptr, accumulation, elements});
+  }
+  for (size_t i = 0; i < sizes.shards.size(); ++i) {
+    chunks_[i].gradient_shard = {nullptr, accumulation, sizes.shards[i]};
+  }
+  replicated_ = {nullptr, accumulation, part_.most_replicated()};
+  std::vector<tensor::Vector*> spaces;
+  for (RankChunk& chunk : chunks_) spaces.push_back(&chunk.weights);
+  for (tensor::Vector& buffer : gradient_buffers_) spaces.push_back(&buffer);
+  for (RankChunk& chunk : chunks_) spaces.push_back(&chunk.gradient_shard);
+  spaces.push_back(&replicated_);
+  RETURN_IF_ERROR(Allocate(spaces));
+  for (const plan::Instruction& instruction : plan_.instructions) {
+    if (instruction.gradient_buffer == plan::kNoBuffer) continue;
+    RankChunk& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(instruction.id.chunk()))];
+    const auto buffer = static_cast<size_t>(instruction.gradient_buffer);
+    if (!chunk.gradients) chunk.gradients = GradientsIn(chunk, gradient_buffers_[buffer]);
+  }
+  return absl::OkStatus();
+}
+
+// Memory for the spaces that are not empty, one behind the other.
+absl::Status Engine::Allocate(const std::vector<tensor::Vector*>& spaces) {
+  size_t bytes = 0;
+  for (const tensor::Vector* space : spaces) {
+    bytes += tensor::Arena::BytesFor(space->dtype, space->size);
+  }
+  std::byte* next = nullptr;
   if (options_.placements.size() == 1) {
     ASSIGN_OR_RETURN(arena_, tensor::Arena::Create(bytes));
-    weights_ = arena_.Allocate(dtype, num_elements);
-    gradients_ = arena_.Allocate(accumulation, num_elements);
-    return absl::OkStatus();
+  } else {
+    ASSIGN_OR_RETURN(parameters_, base::SharedMemory::Create("megascale-parameters", bytes));
+    next = parameters_->data();
   }
-  ASSIGN_OR_RETURN(parameters_, base::SharedMemory::Create("megascale-parameters", bytes));
-  weights_ = {parameters_->data(), dtype, num_elements};
-  gradients_ = {parameters_->data() + weight_bytes, accumulation, num_elements};
+  for (tensor::Vector* space : spaces) {
+    if (space->size == 0) continue;
+    if (parameters_ == nullptr) {
+      *space = arena_.Allocate(space->dtype, space->size);
+      continue;
+    }
+    space->data = next;
+    next += tensor::Arena::BytesFor(space->dtype, space->size);
+  }
   return absl::OkStatus();
 }
 
@@ -174,15 +237,15 @@ absl::Status Engine::PrepareFabric() {
   }
   fabric.connect_timeout = job::ToDuration(options_.spec.fault().start_timeout());
   fabric.default_timeout = timeout();
-  ASSIGN_OR_RETURN(fabric_,
-                   comm::Fabric::Create(std::move(fabric), CommunicatorsOf(chunk_of_rank_.mesh)));
+  ASSIGN_OR_RETURN(
+      fabric_, comm::Fabric::Create(std::move(fabric), CommunicatorsOf(options_.spec, part_.mesh)));
   return absl::OkStatus();
 }
 
 absl::Status Engine::Join() {
   RETURN_IF_ERROR(fabric_->Connect());
-  const plan::Mesh& mesh = chunk_of_rank_.mesh;
-  for (const plan::Channel& channel : plan::ChannelsOf(mesh)) {
+  const plan::Mesh& mesh = part_.mesh;
+  for (const plan::Channel& channel : ChannelsOf(options_.spec, mesh)) {
     const std::string name =
         CommunicatorName(mesh.GroupName(channel.group, options_.rank), channel.name);
     ASSIGN_OR_RETURN(communicators_[name], fabric_->Make(name));
@@ -200,6 +263,7 @@ absl::Status Engine::Join() {
 }
 
 comm::Communicator* Engine::CommunicatorOf(const plan::Instruction& instruction) const {
+  if (instruction.group == plan::GroupKind::kNone) return nullptr;
   const auto found = communicator_of_.find(instruction.id);
   MEGASCALE_CHECK(found != communicator_of_.end());
   return found->second;
@@ -221,10 +285,16 @@ std::map<plan::OpKind, plan::Handler> Engine::Handlers() {
     return stage_->LoadBatch(context);
   };
   handlers[OpKind::kForward] = [this](const Instruction& i, const StepContext& context) {
-    return stage_->Forward(i, context);
+    return stage_->Forward(i, context, CommunicatorOf(i));
   };
   handlers[OpKind::kBackward] = [this](const Instruction& i, const StepContext&) {
-    return stage_->Backward(i);
+    return stage_->Backward(i, CommunicatorOf(i));
+  };
+  handlers[OpKind::kWeightGradient] = [this](const Instruction& i, const StepContext&) {
+    return stage_->WeightGradient(i, CommunicatorOf(i));
+  };
+  handlers[OpKind::kSumReplicated] = [this](const Instruction& i, const StepContext&) {
+    return shard_->SumReplicated(i, CommunicatorOf(i));
   };
   handlers[OpKind::kReduceGradients] = [this](const Instruction& i, const StepContext&) {
     return shard_->ReduceGradients(i, CommunicatorOf(i));
@@ -232,8 +302,14 @@ std::map<plan::OpKind, plan::Handler> Engine::Handlers() {
   handlers[OpKind::kReduceNorm] = [this](const Instruction& i, const StepContext& context) {
     return shard_->ReduceNorm(i, context, CommunicatorOf(i));
   };
-  handlers[OpKind::kOptimizerStep] = [this](const Instruction&, const StepContext& context) {
-    return shard_->OptimizerStep(context);
+  handlers[OpKind::kOptimizerUpdate] = [this](const Instruction& i, const StepContext& context) {
+    return shard_->OptimizerUpdate(i, context);
+  };
+  handlers[OpKind::kGatherTrustSums] = [this](const Instruction& i, const StepContext&) {
+    return shard_->GatherTrustSums(i, CommunicatorOf(i));
+  };
+  handlers[OpKind::kOptimizerStep] = [this](const Instruction& i, const StepContext& context) {
+    return shard_->OptimizerStep(i, context);
   };
   handlers[OpKind::kGatherParameters] = [this](const Instruction& i, const StepContext&) {
     return shard_->GatherParameters(i, CommunicatorOf(i));
@@ -261,24 +337,64 @@ absl::Status Engine::MakeExecutor() {
 
 absl::Status Engine::Load(const RestorePoint& restore) {
   if (restore.source() == RestorePoint::SOURCE_INITIAL) {
-    optimizer_->Initialize(options_.spec.train().seed());
+    for (RankChunk& chunk : chunks_) chunk.optimizer->Initialize(options_.spec.train().seed());
   } else {
-    RETURN_IF_ERROR(RestoreState(restore, options_.snapshots, optimizer_.get()));
+    RETURN_IF_ERROR(RestoreState(restore, options_.snapshots, StateOf(chunks_)));
   }
   ASSIGN_OR_RETURN(snapshot_writer_, checkpoint::SnapshotWriter::Open(
                                          options_.snapshots, options_.attempt, restore.step()));
-  for (const plan::Instruction& instruction : plan_.instructions) {
-    if (instruction.kind() == plan::OpKind::kGatherParameters) {
-      return shard_->PublishParameters(CommunicatorOf(instruction));
-    }
-  }
-  return absl::InternalError("engine: the plan gathers no parameters");
+  shard_->PublishParameters();
+  return absl::OkStatus();
 }
 
 void Engine::Launch(plan::Owner owner, int64_t step, std::function<void(absl::Status)> done) {
   const plan::StepContext context = {.attempt = options_.attempt, .step = step};
-  const absl::Status launched = executor_->Launch(owner, context, done);
-  if (!launched.ok()) done(launched);
+  Launched& launched = launched_[static_cast<size_t>(owner)];
+  {
+    const std::lock_guard<std::mutex> lock(launch_mutex_);
+    launched = {context, std::move(done)};
+  }
+  // Two pointers: small enough for std::function to keep without the heap.
+  const auto ended = [this, &launched](absl::Status status) {
+    std::function<void(absl::Status)> tell;
+    {
+      const std::lock_guard<std::mutex> lock(launch_mutex_);
+      tell = std::exchange(launched.done, nullptr);
+    }
+    tell(AfterOwner(launched.context, std::move(status)));
+  };
+  const absl::Status refused = executor_->Launch(owner, context, ended);
+  if (!refused.ok()) ended(refused);
+}
+
+// Numbers that are not finite are explained once nothing of the step runs any more: the owner that
+// ends first says nothing of them.
+absl::Status Engine::AfterOwner(const plan::StepContext& context, absl::Status status) {
+  {
+    const std::lock_guard<std::mutex> lock(launch_mutex_);
+    step_status_.Update(status);
+    if (++owners_ended_ < plan::kNumOwners) {
+      return absl::IsOutOfRange(status) ? absl::OkStatus() : status;
+    }
+    owners_ended_ = 0;
+    status = std::exchange(step_status_, absl::OkStatus());
+  }
+  return absl::IsOutOfRange(status) ? Explain(context, status) : status;
+}
+
+absl::Status Engine::Explain(const plan::StepContext& context, const absl::Status& diverged) {
+  return ExplainDivergence({.plan = &plan_,
+                            .part = &part_,
+                            .chunks = &chunks_,
+                            .gradient_buffers = &gradient_buffers_,
+                            .stage = stage_.get(),
+                            .peers = peers_.get(),
+                            .ops = compute_ops_.get(),
+                            .communicator_of = [this](const auto& i) { return CommunicatorOf(i); },
+                            .doing = &doing_,
+                            .context = context,
+                            .timeout = timeout()},
+                           diverged);
 }
 
 // Storage that is behind is no failure of this rank, nor of a peer: it waits, and says that it
@@ -312,7 +428,7 @@ absl::StatusOr<int> Engine::TakeSnapshot(int64_t step) {
       .step = step,
       .next_sample = step * options_.spec.train().global_batch_size()};
   const auto size = static_cast<size_t>(shard_layout_->size_bytes());
-  CopyStateOut(*shard_layout_, *optimizer_, moment, payload.subspan(0, size));
+  CopyStateOut(*shard_layout_, StateOf(chunks_), moment, payload.subspan(0, size));
   return snapshot_writer_->Seal(step, shard_layout_->size_bytes());
 }
 

@@ -1,7 +1,7 @@
 // Everything that one rank computes and exchanges in one attempt: the step plan with its executor,
-// the pipeline chunk, the shard of the optimizer, streams and communicators. No actors, no RPC, no
-// processes: tests run several engines in one process. Start at Create, then Join, Load, and Launch
-// once per owner and step.
+// the pipeline chunks, the shards of the optimizer, streams and communicators. No actors, no RPC,
+// no processes: tests run several engines in one process. Start at Create, then Join, Load, and
+// Launch once per owner and step.
 #pragma once
 
 #include <cstdint>
@@ -61,8 +61,8 @@ class RankEngine {
   // Connects this rank's groups. Blocking. Errors: as comm::Fabric::Connect.
   virtual absl::Status Join() = 0;
 
-  // Makes initial weights, or reads the restore point from the snapshot region or from storage, and
-  // gathers the parameters. Blocking; every rank of the attempt must call it.
+  // Makes initial weights, or reads the restore point from the snapshot region or from storage.
+  // Blocking. The weights of other ranks' shards come with the first step.
   // Errors: DataLoss - the copy is corrupt; NotFound - it is not there.
   virtual absl::Status Load(const megascale::agent::v1::RestorePoint& restore) = 0;
 

@@ -7,13 +7,16 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/job.pb.h"
+#include "runtime/checkpoint/test_forge.h"
 #include "runtime/engine/test_job.h"
 
 namespace megascale::engine {
@@ -21,21 +24,24 @@ namespace {
 
 using job::v1::JobSpec;
 
+constexpr auto kInterleaved = job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B;
+
 struct Layout {
   int data;
   int pipeline;
+  int virtual_stages = 1;
+  job::v1::PipelineSchedule schedule = job::v1::PIPELINE_SCHEDULE_1F1B;
+  int tensor = 1;
+  int zero_stage = 1;
 };
-constexpr Layout kLayouts[] = {{1, 1}, {2, 1}, {1, 2}, {1, 4}, {2, 2}};
-
-using Gradients = std::map<std::string, std::vector<double>>;
-
-std::string Describe(const Layout& layout) {
-  return absl::StrCat("data ", layout.data, " pipeline ", layout.pipeline);
-}
 
 JobSpec Toy(const Layout& layout, job::v1::Precision precision) {
   JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
   spec.mutable_train()->set_precision(precision);
+  spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(layout.virtual_stages);
+  spec.mutable_parallel()->set_pipeline_schedule(layout.schedule);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
+  spec.mutable_parallel()->set_zero_stage(layout.zero_stage);
   return spec;
 }
 
@@ -77,72 +83,9 @@ TEST(RankEngineTest, FirstLossIsNearThatOfAGuessAndTrainingLowersIt) {
   EXPECT_LT(losses.back(), losses.front() - 0.3);
 }
 
-double Norm(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value * value;
-  return std::sqrt(sum);
-}
-
-// Expects ‖Δg‖ <= tolerance * max(‖g‖, 1e-3 * ‖g of all tensors‖) of every tensor.
-void ExpectSameGradients(const Gradients& found, const Gradients& expected, double tolerance) {
-  ASSERT_EQ(found.size(), expected.size());
-  std::vector<double> norms;
-  for (const auto& [name, values] : expected) norms.push_back(Norm(values));
-  const double least = 1e-3 * Norm(norms);
-  for (const auto& [name, values] : expected) {
-    ASSERT_EQ(found.count(name), 1u) << name;
-    std::vector<double> difference = found.at(name);
-    ASSERT_EQ(difference.size(), values.size()) << name;
-    for (size_t i = 0; i < values.size(); ++i) difference[i] -= values[i];
-    EXPECT_LE(Norm(difference), tolerance * std::max(Norm(values), least)) << name;
-  }
-}
-
 JobSpec Steps(JobSpec spec, int64_t steps) {
   spec.mutable_train()->set_steps(steps);
   return spec;
-}
-
-TEST(RankEngineTest, LayoutsAgreeInFloat64To1em10) {
-  const JobSpec one_rank = Toy(kLayouts[0], job::v1::PRECISION_FP64);
-  const std::vector<double> reference = Losses(RunJob(RunOptions(one_rank)));
-  const Gradients gradients = FirstGradients(one_rank);
-  for (const Layout& layout : kLayouts) {
-    SCOPED_TRACE(Describe(layout));
-    const JobSpec spec = Toy(layout, job::v1::PRECISION_FP64);
-    const std::vector<double> losses = Losses(RunJob(RunOptions(spec)));
-    ASSERT_EQ(losses.size(), reference.size());
-    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], reference[i], 1e-10) << i;
-    ExpectSameGradients(FirstGradients(spec), gradients, 1e-10);
-  }
-}
-
-TEST(RankEngineTest, LayoutsAgreeInFloat32) {
-  const JobSpec one_rank = Steps(Toy(kLayouts[0], job::v1::PRECISION_FP64), 20);
-  const std::vector<double> reference = Losses(RunJob(RunOptions(one_rank)));
-  const Gradients gradients = FirstGradients(one_rank);
-  for (const Layout& layout : kLayouts) {
-    SCOPED_TRACE(Describe(layout));
-    const JobSpec spec = Steps(Toy(layout, job::v1::PRECISION_FP32), 20);
-    const std::vector<double> losses = Losses(RunJob(RunOptions(spec)));
-    ASSERT_EQ(losses.size(), 20u);
-    // The first loss has only the forward's rounding; later ones the updates' as well.
-    EXPECT_NEAR(losses[0], reference[0], 1e-5);
-    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], reference[i], 1e-4) << i;
-    ExpectSameGradients(FirstGradients(spec), gradients, 1e-5);
-  }
-}
-
-TEST(RankEngineTest, EveryLayoutRepeatsItselfToTheBit) {
-  for (const auto precision : {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16}) {
-    for (const Layout& layout : kLayouts) {
-      SCOPED_TRACE(Describe(layout));
-      const RunResult first = RunJob(RunOptions(Toy(layout, precision)));
-      const RunResult second = RunJob(RunOptions(Toy(layout, precision)));
-      EXPECT_EQ(first.digest, second.digest);
-      EXPECT_EQ(Losses(first), Losses(second));
-    }
-  }
 }
 
 // Wide enough that both threads of a rank have work in every operator.
@@ -221,7 +164,7 @@ TEST(RankEngineTest, OneMachineAndTwoGiveTheSameBits) {
 }
 
 TEST(RankEngineTest, ARestoredRunEndsWithTheBitsOfAnUndisturbedOne) {
-  const JobSpec whole = Toy({2, 2}, job::v1::PRECISION_FP32);
+  const JobSpec whole = Toy({2, 2, 2, kInterleaved}, job::v1::PRECISION_FP32);
   const RunResult calm = RunJob(RunOptions(whole));
   const RunResult first = RunJob(RunOptions(whole).StopAfter(3));
   ASSERT_EQ(first.records[0].size(), 3u);
@@ -232,6 +175,97 @@ TEST(RankEngineTest, ARestoredRunEndsWithTheBitsOfAnUndisturbedOne) {
   resumed.restore.set_directory(first.checkpoint);
   const RunResult second = RunJob(resumed);
   EXPECT_EQ(second.digest, calm.digest);
+}
+
+// What the ranks say when a checkpoint of step 2 has a weight that is not a number.
+std::vector<std::string> MessagesAfterForging(const Layout& layout, job::v1::Precision precision,
+                                              const checkpoint::ForgedElement& element) {
+  const JobSpec spec = Toy(layout, precision);
+  const RunResult healthy = RunJob(RunOptions(spec).StopAfter(2));
+  EXPECT_EQ(checkpoint::ForgeElement(healthy.checkpoint, element), absl::OkStatus());
+  std::vector<std::string> messages(
+      static_cast<size_t>(layout.data * layout.pipeline * layout.tensor));
+  RunOptions resumed(spec);
+  resumed.attempt = 2;
+  resumed.restore.set_source(agent::v1::RestorePoint::SOURCE_STORAGE);
+  resumed.restore.set_step(2);
+  resumed.restore.set_directory(healthy.checkpoint);
+  resumed.on_failure = [&](int rank, const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange) << status;
+    messages[static_cast<size_t>(rank)] = std::string(status.message());
+  };
+  RunJob(resumed);
+  return messages;
+}
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+TEST(RankEngineTest, DivergenceNamesTheFirstLayerAndOperatorOnEveryRank) {
+  for (const auto precision : {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16}) {
+    const std::vector<std::string> messages = MessagesAfterForging(
+        {2, 2}, precision, {.tensor = "model.layers.2.mlp.up.weight", .index = 5, .value = kNan});
+    for (size_t rank = 0; rank < messages.size(); ++rank) {
+      EXPECT_EQ(messages[rank],
+                absl::StrCat("rank ", rank,
+                             ": step 3: N: training diverged at step 3: loss nan, gradient norm "
+                             "nan; lower optimizer.lr, or look at the data; it began in layer 2: "
+                             "matrix product with mlp.up.weight gave nan (micro-batch 0 of rank "
+                             "2)"));
+    }
+  }
+}
+
+// Of a NaN forged into mlp.up.weight of layer 2.
+void ExpectBeganInLayer2(const std::vector<std::string>& messages, int rank) {
+  for (const std::string& message : messages) {
+    EXPECT_TRUE(absl::EndsWith(
+        message, absl::StrCat("it began in layer 2: matrix product with mlp.up.weight gave nan "
+                              "(micro-batch 0 of rank ",
+                              rank, ")")))
+        << message;
+  }
+}
+
+// Interleaved, layer 2 is the second chunk of rank 0.
+TEST(RankEngineTest, DivergenceNamesTheFirstLayerUnderEverySchedule) {
+  for (const auto& [layout, rank] :
+       {std::pair(Layout{1, 2, 2, kInterleaved}, 0),
+        std::pair(Layout{1, 2, 1, job::v1::PIPELINE_SCHEDULE_GPIPE}, 1),
+        std::pair(Layout{1, 2, 1, job::v1::PIPELINE_SCHEDULE_ZB_H1}, 1),
+        std::pair(Layout{2, 2, 2, kInterleaved, 1, 2}, 0)}) {
+    const std::vector<std::string> messages =
+        MessagesAfterForging(layout, job::v1::PRECISION_FP32,
+                             {.tensor = "model.layers.2.mlp.up.weight", .index = 5, .value = kNan});
+    ExpectBeganInLayer2(messages, rank);
+  }
+}
+
+// What one of them computes the other one has an exchange later.
+TEST(RankEngineTest, DivergenceNamesTheTensorRankThatItBeganAt) {
+  // [64, 16]: each has 32 rows.
+  for (const auto& [row, rank] : {std::pair(3, 0), std::pair(40, 1)}) {
+    const std::vector<std::string> messages = MessagesAfterForging(
+        {.data = 1, .pipeline = 1, .tensor = 2}, job::v1::PRECISION_FP32,
+        {.tensor = "model.layers.2.mlp.up.weight", .index = row * 16 + 5, .value = kNan});
+    ASSERT_EQ(messages.size(), 2u);
+    ExpectBeganInLayer2(messages, rank);
+  }
+}
+
+TEST(RankEngineTest, DivergenceNamesWhatIsNoLayerToo) {
+  const std::string begin = "it began in ";
+  const auto began = [&](const std::string& tensor) {
+    const std::string message =
+        MessagesAfterForging({1, 2}, job::v1::PRECISION_FP32, {tensor, 0, kNan})[0];
+    const size_t at = message.find(begin);
+    return at == std::string::npos ? message : message.substr(at + begin.size());
+  };
+  EXPECT_EQ(began("model.embed_positions.weight"),
+            "embedding with model.embed_tokens.weight gave nan (micro-batch 0 of rank 0)");
+  EXPECT_EQ(began("model.norm.weight"),
+            "norm with model.norm.weight gave nan (micro-batch 0 of rank 1)");
+  EXPECT_EQ(began("lm_head.weight"),
+            "matrix product with lm_head.weight gave nan (micro-batch 0 of rank 1)");
 }
 
 TEST(RankEngineTest, AStopFlagOfOneRankStopsAllAtTheSameStep) {

@@ -3,12 +3,12 @@
 #include <vector>
 
 #include "runtime/base/status.h"
-#include "runtime/engine/chunk_of_rank.h"
+#include "runtime/engine/chunks_of_rank.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/ops/ops.h"
-#include "runtime/optim/sharded_adamw.h"
+#include "runtime/optim/sharded_optimizer.h"
 #include "runtime/plan/step_plan.h"
 #include "runtime/tensor/arena.h"
 #include "runtime/tensor/tensor.h"
@@ -21,6 +21,7 @@ namespace {
 constexpr int64_t kProcessBytes = 56 << 20;
 // A computing thread's stack, kernels and libraries' work buffers.
 constexpr int64_t kBytesPerThread = 4 << 20;
+
 // The products of a linear layer [out, in]: forward, and backward for its input and its weight.
 void AddProducts(int64_t tokens, int64_t out, int64_t in, tensor::DType dtype,
                  std::vector<ops::MatMulArgs>* products) {
@@ -41,10 +42,10 @@ void AddProducts(int64_t tokens, int64_t out, int64_t in, tensor::DType dtype,
                        .bias = {}});
 }
 
-// What the kernels of ops keep beside the operands that they are given.
-int64_t KernelBytes(const ChunkOfRank& mine, int num_threads) {
+// What the kernels of ops keep beside the operands that they are given. `has_head`: of the rank.
+int64_t KernelBytes(const ChunksOfRank& mine, bool has_head, int num_threads) {
   if (mine.compute == tensor::DType::kF64) return 0;  // plain loops
-  const model::ModelConfig& config = mine.config;
+  const model::ModelConfig config = model::PartOfTensorRank(mine.config, mine.tensor.size);
   const int64_t tokens = mine.micro_batch * mine.seq;
   const int64_t attention = config.num_heads * config.head_dim;
   const int64_t hidden = config.hidden_size;
@@ -56,7 +57,7 @@ int64_t KernelBytes(const ChunkOfRank& mine, int num_threads) {
   add(hidden, attention);
   add(config.up_size(), hidden);
   add(hidden, config.intermediate_size);
-  if (mine.range.has_head) {
+  if (has_head) {
     add(config.vocab_size, hidden);
     shapes.logits_cols = config.vocab_size;
   }
@@ -73,27 +74,39 @@ int64_t KernelBytes(const ChunkOfRank& mine, int num_threads) {
 }  // namespace
 
 absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int rank) {
-  ASSIGN_OR_RETURN(const ChunkOfRank mine, ChunkOf(spec, rank));
+  ASSIGN_OR_RETURN(const ChunksOfRank mine, ChunksOf(spec, rank));
   ASSIGN_OR_RETURN(const plan::RankPlan plan, plan::BuildTrainPlan(mine.plan_options, rank));
-  const model::ChunkLayout layout(mine.config, mine.range);
-  const int64_t padded = layout.padded_elements(mine.shard.num_shards);
-  const int64_t scratch = model::TransformerChunk::ActivationBytes(mine.ModelOptions(0));
-  const int64_t all =
-      model::TransformerChunk::ActivationBytes(mine.ModelOptions(plan.num_activation_slots));
   const int64_t tokens = static_cast<int64_t>(job::NumMicrobatches(spec)) *
                          spec.train().micro_batch_size() * (spec.train().seq_length() + 1);
   RankMemory memory;
-  memory.weights = padded * static_cast<int64_t>(tensor::SizeOf(mine.compute));
-  memory.gradients = padded * static_cast<int64_t>(tensor::SizeOf(AccumulationType(mine.compute)));
-  memory.optimizer = optim::ShardedAdamW::StateBytes(mine.shard, mine.compute);
-  memory.activations = all - scratch;
-  memory.num_slots = plan.num_activation_slots;
-  if (mine.range.has_head) {
+  for (size_t i = 0; i < mine.shards.size(); ++i) {
+    const optim::OptimizerShard& shard = mine.shards[i];
+    const model::ChunkLayout layout = shard.layout();
+    const int64_t padded = layout.padded_elements(shard.num_shards);
+    const int64_t trust_sums =
+        int64_t{shard.num_parts()} * optim::NumTrustSums(spec.optimizer(), layout);
+    const auto activation_bytes = [&](int num_slots) {
+      return model::TransformerChunk::ActivationBytes(mine.ModelOptions(shard.range, num_slots));
+    };
+    const int64_t scratch = activation_bytes(0);
+    memory.weights += padded * static_cast<int64_t>(tensor::SizeOf(mine.compute));
+    memory.optimizer += optim::ShardedOptimizer::StateBytes(shard, mine.compute) +
+                        trust_sums * static_cast<int64_t>(sizeof(double));
+    memory.activations += activation_bytes(plan.slots[i]) - scratch;
+    memory.scratch += scratch;
+    memory.num_slots += plan.slots[i];
+    if (!shard.range.has_head) continue;
     memory.logits = static_cast<int64_t>(tensor::Arena::BytesFor(
-        mine.compute, mine.micro_batch * mine.seq * mine.config.vocab_size));
+        mine.compute, mine.micro_batch * mine.seq * mine.config.vocab_size / mine.tensor.size));
   }
-  memory.scratch = scratch - memory.logits + tokens * static_cast<int64_t>(sizeof(int32_t));
-  memory.kernels = KernelBytes(mine, spec.parallel().threads_per_rank());
+  const auto gradient_bytes = static_cast<int64_t>(tensor::SizeOf(AccumulationType(mine.compute)));
+  const GradientSizes gradients = GradientSizesOf(mine, plan);
+  for (const int64_t elements : gradients.buffers) memory.gradients += elements * gradient_bytes;
+  for (const int64_t elements : gradients.shards) memory.gradients += elements * gradient_bytes;
+  memory.gradients += static_cast<int64_t>(
+      tensor::Arena::BytesFor(AccumulationType(mine.compute), mine.most_replicated()));
+  memory.scratch += tokens * static_cast<int64_t>(sizeof(int32_t)) - memory.logits;
+  memory.kernels = KernelBytes(mine, memory.logits > 0, spec.parallel().threads_per_rank());
   memory.process = kProcessBytes + kBytesPerThread * spec.parallel().threads_per_rank();
   return memory;
 }

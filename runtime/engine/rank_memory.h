@@ -11,16 +11,18 @@ namespace megascale::engine {
 
 // Bytes of the worker process, by what for; memory that it shares with others is not in it.
 struct RankMemory {
-  int64_t weights = 0;      // in compute, of its chunk
-  int64_t gradients = 0;    // of its chunk, in the accumulation type
-  int64_t optimizer = 0;    // master weights and both moments of its shard
+  int64_t weights = 0;  // in compute, of its chunks
+  // Buffers for whole chunks, in the accumulation type; shards, where they have memory of their
+  // own; and of tensor ranks' copies.
+  int64_t gradients = 0;
+  int64_t optimizer = 0;    // master weights and both moments of its shards
   int64_t activations = 0;  // of all micro-batches in flight
   int64_t logits = 0;       // and their gradient, of one micro-batch; last chunk
   int64_t scratch = 0;      // what else micro-batches use in turn: gradients of activations
   int64_t kernels = 0;      // operands rearranged for matrix products and attention: an upper bound
   int64_t process = 0;      // the program itself, stacks and libraries' buffers: an upper bound
 
-  int num_slots = 0;  // micro-batches in flight
+  int num_slots = 0;  // micro-batches in flight, of all chunks
 
   int64_t sum() const {
     return weights + gradients + optimizer + activations + logits + scratch + kernels + process;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/optim/schedule.h"
 
@@ -15,17 +17,69 @@ enum NormField { kSumOfSquares, kLossSum, kStop, kNumNormFields };
 
 }  // namespace
 
-tensor::Vector ShardCompute::ShardOf(const tensor::Vector& flat) const {
-  const model::FlatRange range = options_.optimizer->range();
-  return {.data = flat.as<std::byte>() + range.begin * tensor::SizeOf(flat.dtype),
-          .dtype = flat.dtype,
-          .size = range.count};
+ShardCompute::ShardCompute(const ShardOptions& options) : options_(options) {
+  for (const RankChunk& chunk : *options.chunks) {
+    const auto num_parts = static_cast<size_t>(chunk.optimizer->shard().num_parts());
+    trust_sums_.emplace_back(num_parts * chunk.optimizer->num_trust_sums());
+  }
+}
+
+absl::Status ShardCompute::AllGather(const plan::Instruction& instruction,
+                                     comm::Communicator* communicator,
+                                     absl::Span<double> numbers) const {
+  const auto size = static_cast<int64_t>(numbers.size());
+  const int64_t part = size / communicator->size();
+  return communicator->AllGather(
+      {.data = numbers.data() + part * communicator->rank(),
+       .dtype = tensor::DType::kF64,
+       .size = part},
+      {.data = numbers.data(), .dtype = tensor::DType::kF64, .size = size},
+      {instruction.id.packed(), options_.timeout});
+}
+
+absl::Status ShardCompute::SumReplicated(const plan::Instruction& instruction,
+                                         comm::Communicator* communicator) {
+  const RankChunk& chunk = ChunkOf(instruction);
+  const tensor::Vector gradients = GradientsOf(instruction);
+  const tensor::DType dtype = gradients.dtype;
+  MEGASCALE_CHECK(options_.replicated.dtype == dtype);
+  const auto bytes = static_cast<int64_t>(tensor::SizeOf(dtype));
+  // Calls `move` with where a tensor's gradient is, where it is packed, and how many bytes it has.
+  const auto for_each = [&](const auto& move) {
+    int64_t packed = 0;
+    for (const model::FlatRange& range : chunk.replicated) {
+      move(gradients.as<std::byte>() + range.begin * bytes,
+           options_.replicated.as<std::byte>() + packed * bytes,
+           static_cast<size_t>(range.count * bytes));
+      packed += range.count;
+    }
+    return packed;
+  };
+  const int64_t size = for_each(
+      [](std::byte* gradient, std::byte* packed, size_t n) { std::memcpy(packed, gradient, n); });
+  MEGASCALE_CHECK(size <= options_.replicated.size);
+  RETURN_IF_ERROR(communicator->AllReduce({options_.replicated.data, dtype, size},
+                                          {instruction.id.packed(), options_.timeout}));
+  for_each(
+      [](std::byte* gradient, std::byte* packed, size_t n) { std::memcpy(gradient, packed, n); });
+  return absl::OkStatus();
 }
 
 absl::Status ShardCompute::ReduceGradients(const plan::Instruction& instruction,
                                            comm::Communicator* communicator) {
-  return communicator->ReduceScatter(options_.gradients, ShardOf(options_.gradients),
-                                     {instruction.id.packed(), options_.timeout});
+  const RankChunk& chunk = ChunkOf(instruction);
+  const tensor::Vector gradients = GradientsOf(instruction);
+  const tensor::Vector reduced = ShardOf(chunk, gradients);
+  RETURN_IF_ERROR(
+      communicator->ReduceScatter(gradients, reduced, {instruction.id.packed(), options_.timeout}));
+  const tensor::Vector& sum = chunk.gradient_shard;
+  if (sum.data == reduced.data) return absl::OkStatus();
+  if (instruction.begins_sum) {
+    options_.ops->Cast(reduced, sum);
+  } else {
+    options_.ops->AddScaled(1.0, reduced, sum);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
@@ -33,15 +87,13 @@ absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
                                       comm::Communicator* communicator) {
   norms_.assign(static_cast<size_t>(communicator->size()) * kNumNormFields, 0.0);
   double* mine = norms_.data() + communicator->rank() * kNumNormFields;
-  mine[kSumOfSquares] = options_.optimizer->SumOfSquares(ShardOf(options_.gradients));
-  mine[kLossSum] = options_.stage->loss_sum();
+  for (const RankChunk& chunk : *options_.chunks) {
+    mine[kSumOfSquares] += chunk.optimizer->SumOfSquares(chunk.gradient_shard);
+  }
+  const bool counts = options_.plan->mesh.CoordinateOf(options_.plan->rank).tensor == 0;
+  mine[kLossSum] = counts ? options_.stage->loss_sum() : 0;
   mine[kStop] = stop_.load();
-  const tensor::Vector input = {.data = mine, .dtype = tensor::DType::kF64, .size = kNumNormFields};
-  const tensor::Vector output = {.data = norms_.data(),
-                                 .dtype = tensor::DType::kF64,
-                                 .size = static_cast<int64_t>(norms_.size())};
-  RETURN_IF_ERROR(
-      communicator->AllGather(input, output, {instruction.id.packed(), options_.timeout}));
+  RETURN_IF_ERROR(AllGather(instruction, communicator, absl::MakeSpan(norms_)));
 
   sum_of_squares_ = 0;
   double loss_sum = 0;
@@ -64,32 +116,55 @@ absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
   if (!std::isfinite(record.loss()) || !std::isfinite(record.grad_norm())) {
     return absl::OutOfRangeError(absl::StrCat("training diverged at step ", context.step, ": loss ",
                                               record.loss(), ", gradient norm ", record.grad_norm(),
-                                              "; lower optimizer.lr"));
+                                              "; lower optimizer.lr, or look at the data"));
   }
   return absl::OkStatus();
 }
 
-absl::Status ShardCompute::OptimizerStep(const plan::StepContext& context) {
-  options_.optimizer->Step(
-      {.grad = ShardOf(options_.gradients),
-       .compute_copy = ShardOf(options_.weights),
-       .clip_factor = optim::ClipFactor(sum_of_squares_, options_.spec->optimizer().clip_grad()),
-       .lr = result_.record.lr(),
-       .step = context.step});
+optim::StepArgs ShardCompute::StepArgsOf(const plan::Instruction& instruction,
+                                         const plan::StepContext& context) const {
+  const RankChunk& chunk = ChunkOf(instruction);
+  return {.grad = chunk.gradient_shard,
+          .compute_copy = ShardOf(chunk, chunk.weights),
+          .clip_factor = optim::ClipFactor(sum_of_squares_, options_.spec->optimizer().clip_grad()),
+          .lr = result_.record.lr(),
+          .step = context.step,
+          .trust_sums = trust_sums_[IndexOf(instruction)]};
+}
+
+absl::Status ShardCompute::OptimizerUpdate(const plan::Instruction& instruction,
+                                           const plan::StepContext& context) {
+  optim::ShardedOptimizer& optimizer = *ChunkOf(instruction).optimizer;
+  const auto num_sums = static_cast<size_t>(optimizer.num_trust_sums());
+  const auto part = static_cast<size_t>(optimizer.shard().part_index());
+  optimizer.MakeUpdate(
+      StepArgsOf(instruction, context),
+      absl::MakeSpan(trust_sums_[IndexOf(instruction)]).subspan(part * num_sums, num_sums));
+  return absl::OkStatus();
+}
+
+absl::Status ShardCompute::GatherTrustSums(const plan::Instruction& instruction,
+                                           comm::Communicator* communicator) {
+  return AllGather(instruction, communicator, absl::MakeSpan(trust_sums_[IndexOf(instruction)]));
+}
+
+absl::Status ShardCompute::OptimizerStep(const plan::Instruction& instruction,
+                                         const plan::StepContext& context) {
+  ChunkOf(instruction).optimizer->Step(StepArgsOf(instruction, context));
   return absl::OkStatus();
 }
 
 absl::Status ShardCompute::GatherParameters(const plan::Instruction& instruction,
                                             comm::Communicator* communicator) {
-  return communicator->AllGather(ShardOf(options_.weights), options_.weights,
+  const RankChunk& chunk = ChunkOf(instruction);
+  return communicator->AllGather(ShardOf(chunk, chunk.weights), chunk.weights,
                                  {instruction.id.packed(), options_.timeout});
 }
 
-absl::Status ShardCompute::PublishParameters(comm::Communicator* communicator) {
-  options_.optimizer->CopyParametersOut(ShardOf(options_.weights));
-  const plan::InstructionId id(plan::OpKind::kGatherParameters);
-  return communicator->AllGather(ShardOf(options_.weights), options_.weights,
-                                 {id.packed(), options_.timeout});
+void ShardCompute::PublishParameters() {
+  for (const RankChunk& chunk : *options_.chunks) {
+    chunk.optimizer->CopyParametersOut(ShardOf(chunk, chunk.weights));
+  }
 }
 
 void ShardCompute::RaiseStop(StopFlag flag) {

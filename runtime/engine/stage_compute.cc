@@ -18,6 +18,8 @@ absl::Span<std::byte> BytesOf(const tensor::Matrix& matrix) {
           static_cast<size_t>(matrix.rows * matrix.cols) * tensor::SizeOf(matrix.dtype)};
 }
 
+bool ReadsBatches(const model::ChunkRange& range) { return range.has_embedding || range.has_head; }
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOptions& options) {
@@ -26,13 +28,22 @@ absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOp
     ASSIGN_OR_RETURN(auto reader,
                      data::BatchRingReader::Create(options.batch_ring, options.batch_reader));
     stage->reader_ = std::make_unique<data::BatchRingReader>(std::move(reader));
-  } else if (options.range.has_embedding || options.range.has_head) {
+  } else if (std::any_of(options.chunks->begin(), options.chunks->end(),
+                         [](const RankChunk& chunk) { return ReadsBatches(chunk.range); })) {
     return absl::InvalidArgumentError("engine: this rank reads batches but was given no ring");
   }
   return stage;
 }
 
-StageCompute::StageCompute(const StageOptions& options) : options_(options) {
+StageCompute::StageCompute(const StageOptions& options)
+    : options_(options),
+      splits_backward_(
+          std::any_of(options.plan->instructions.begin(), options.plan->instructions.end(),
+                      [](const auto& i) { return i.kind() == plan::OpKind::kWeightGradient; })),
+      computing_({{}, options.ops}) {
+  for (const RankChunk& chunk : *options.chunks) {
+    computing_.chunks.push_back(chunk.transformer.get());
+  }
   const auto& train = options.spec->train();
   batch_.resize(static_cast<size_t>(job::NumMicrobatches(*options.spec)) *
                 static_cast<size_t>(train.micro_batch_size() * (train.seq_length() + 1)));
@@ -40,9 +51,10 @@ StageCompute::StageCompute(const StageOptions& options) : options_(options) {
 
 absl::Status StageCompute::LoadBatch(const plan::StepContext& context) {
   ASSIGN_OR_RETURN(const data::BatchView view, reader_->Wait(context.step, options_.timeout));
+  const plan::Coordinate at = options_.plan->mesh.CoordinateOf(options_.plan->rank);
   auto out = batch_.begin();
   for (int m = 0; m < job::NumMicrobatches(*options_.spec); ++m) {
-    const auto tokens = view.microbatch(options_.coordinate.data, m);
+    const auto tokens = view.microbatch(at.data, m);
     out = std::copy(tokens.begin(), tokens.end(), out);
   }
   reader_->Release(context.step);
@@ -56,49 +68,88 @@ void StageCompute::FillSlot(const plan::Instruction& instruction) {
   const int32_t* sample =
       batch_.data() + static_cast<int64_t>(instruction.id.microbatch()) * samples * (seq + 1);
   const int slot = instruction.activation_slot;
+  const model::ChunkRange& range = (*options_.chunks)[IndexOf(instruction)].range;
+  const model::TransformerChunk& chunk = ChunkOf(instruction);
   for (int i = 0; i < samples; ++i, sample += seq + 1) {
-    if (options_.range.has_embedding) {
-      std::copy_n(sample, seq, options_.chunk->tokens(slot).as<int32_t>() + i * seq);
+    if (range.has_embedding) {
+      std::copy_n(sample, seq, chunk.tokens(slot).as<int32_t>() + i * seq);
     }
-    if (options_.range.has_head) {
-      std::copy_n(sample + 1, seq, options_.chunk->targets(slot).as<int32_t>() + i * seq);
+    if (range.has_head) {
+      std::copy_n(sample + 1, seq, chunk.targets(slot).as<int32_t>() + i * seq);
     }
   }
 }
 
+void StageCompute::UseGradientBuffer(const plan::Instruction& instruction) {
+  if (instruction.gradient_buffer == plan::kNoBuffer) return;
+  const auto buffer = static_cast<size_t>(instruction.gradient_buffer);
+  const tensor::Vector gradients =
+      GradientsIn((*options_.chunks)[IndexOf(instruction)], options_.gradient_buffers->at(buffer));
+  if (instruction.begins_sum) computing_.ops->FillZero(gradients);
+  ChunkOf(instruction).AddGradientsTo(gradients);
+}
+
+template <typename Pass>
+absl::Status StageCompute::Together(const plan::Instruction& instruction,
+                                    comm::Communicator* communicator, const Pass& pass) {
+  if (options_.peers != nullptr) options_.peers->Begin(instruction.id, communicator);
+  UseGradientBuffer(instruction);
+  pass(ChunkOf(instruction), instruction.activation_slot);
+  return options_.peers != nullptr ? options_.peers->status() : absl::OkStatus();
+}
+
 absl::Status StageCompute::Forward(const plan::Instruction& instruction,
-                                   const plan::StepContext& context) {
+                                   const plan::StepContext& context,
+                                   comm::Communicator* communicator) {
   if (started_step_ != context.step) {
     started_step_ = context.step;
     loss_sum_ = 0;
-    options_.ops->FillZero(options_.gradients);
   }
   if (reader_ != nullptr) FillSlot(instruction);
   const auto& train = options_.spec->train();
   const double tokens = static_cast<double>(train.global_batch_size()) * train.seq_length();
-  options_.chunk->Forward(instruction.activation_slot,
-                          {.gradient_scale = 1.0 / tokens, .sum = &loss_sum_});
-  return absl::OkStatus();
+  return Together(instruction, communicator, [&](model::TransformerChunk& chunk, int slot) {
+    chunk.Forward(slot, {.gradient_scale = 1.0 / tokens, .sum = &loss_sum_});
+  });
 }
 
-absl::Status StageCompute::Backward(const plan::Instruction& instruction) {
-  options_.chunk->Backward(instruction.activation_slot);
-  return absl::OkStatus();
+StageCompute::Computing StageCompute::ComputeAgainWith(Computing computing) {
+  started_step_ = -1;
+  for (const tensor::Vector& buffer : *options_.gradient_buffers) options_.ops->FillZero(buffer);
+  return std::exchange(computing_, std::move(computing));
+}
+
+absl::Status StageCompute::Backward(const plan::Instruction& instruction,
+                                    comm::Communicator* communicator) {
+  return Together(instruction, communicator, [&](model::TransformerChunk& chunk, int slot) {
+    if (splits_backward_) {
+      chunk.BackwardInput(slot);
+    } else {
+      chunk.Backward(slot);
+    }
+  });
+}
+
+absl::Status StageCompute::WeightGradient(const plan::Instruction& instruction,
+                                          comm::Communicator* communicator) {
+  return Together(instruction, communicator,
+                  [](model::TransformerChunk& chunk, int slot) { chunk.BackwardWeights(slot); });
 }
 
 absl::Status StageCompute::Transfer(const plan::Instruction& instruction,
                                     comm::Communicator* communicator) {
   const int slot = instruction.activation_slot;
+  const model::TransformerChunk& chunk = ChunkOf(instruction);
   const comm::CallInfo info = {instruction.id.MessageId().packed(), options_.timeout};
   switch (instruction.kind()) {
     case plan::OpKind::kSendActivation:
-      return communicator->Send(instruction.peer, BytesOf(options_.chunk->output(slot)), info);
+      return communicator->Send(instruction.peer, BytesOf(chunk.output(slot)), info);
     case plan::OpKind::kReceiveActivation:
-      return communicator->Recv(instruction.peer, BytesOf(options_.chunk->input(slot)), info);
+      return communicator->Recv(instruction.peer, BytesOf(chunk.input(slot)), info);
     case plan::OpKind::kSendGradient:
-      return communicator->Send(instruction.peer, BytesOf(options_.chunk->gradient(slot)), info);
+      return communicator->Send(instruction.peer, BytesOf(chunk.gradient(slot)), info);
     case plan::OpKind::kReceiveGradient:
-      return communicator->Recv(instruction.peer, BytesOf(options_.chunk->gradient(slot)), info);
+      return communicator->Recv(instruction.peer, BytesOf(chunk.gradient(slot)), info);
     default:
       return absl::InternalError(
           absl::StrCat("engine: ", instruction.id.ToString(), " is no transfer"));

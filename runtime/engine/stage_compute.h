@@ -15,6 +15,8 @@
 #include "runtime/base/shared_memory.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/data/batch_ring.h"
+#include "runtime/engine/rank_chunk.h"
+#include "runtime/engine/tensor_peers.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/plan/executor.h"
 #include "runtime/plan/step_plan.h"
@@ -23,11 +25,11 @@ namespace megascale::engine {
 
 struct StageOptions {
   const megascale::job::v1::JobSpec* spec = nullptr;  // resolved
-  plan::Coordinate coordinate;
-  model::TransformerChunk* chunk = nullptr;
-  model::ChunkRange range;
+  const plan::RankPlan* plan = nullptr;
+  const RankChunks* chunks = nullptr;
+  const GradientBuffers* gradient_buffers = nullptr;
   ops::Ops* ops = nullptr;                   // of the compute stream
-  tensor::Vector gradients;                  // of the chunk, zeroed at the start of every step
+  TensorPeers* peers = nullptr;              // of its passes; null where there is one tensor rank
   base::SharedMemory* batch_ring = nullptr;  // null where the rank reads no batches
   int batch_reader = 0;
   absl::Duration timeout;  // of each wait
@@ -39,22 +41,51 @@ class StageCompute {
   static absl::StatusOr<std::unique_ptr<StageCompute>> Create(const StageOptions& options);
 
   absl::Status LoadBatch(const plan::StepContext& context);
-  absl::Status Forward(const plan::Instruction& instruction, const plan::StepContext& context);
-  absl::Status Backward(const plan::Instruction& instruction);
+  // The parts of a pass, over `communicator` where tensor ranks share them. Errors: of its calls.
+  absl::Status Forward(const plan::Instruction& instruction, const plan::StepContext& context,
+                       comm::Communicator* communicator);
+  // All of it, or, where the schedule splits it, the part that the stage before waits for.
+  absl::Status Backward(const plan::Instruction& instruction, comm::Communicator* communicator);
+  absl::Status WeightGradient(const plan::Instruction& instruction,
+                              comm::Communicator* communicator);
   // Sends or receives the buffer that the instruction names, over `communicator`.
   absl::Status Transfer(const plan::Instruction& instruction, comm::Communicator* communicator);
 
-  // Nats over this rank's tokens of the step; 0 where the chunk is not the last.
+  // What computes; all borrowed.
+  struct Computing {
+    std::vector<model::TransformerChunk*> chunks;  // as RankChunks
+    ops::Ops* ops = nullptr;
+  };
+  // Computes with something else from now on, and returns what it computed with before. The next
+  // Forward begins the step of the last LoadBatch anew, with gradients of zero.
+  Computing ComputeAgainWith(Computing computing);
+
+  // Nats over this rank's tokens of the step; 0 where it has not the last chunk. Tensor ranks have
+  // the same tokens.
   double loss_sum() const { return loss_sum_; }
 
  private:
   explicit StageCompute(const StageOptions& options);
+  size_t IndexOf(const plan::Instruction& instruction) const {
+    return static_cast<size_t>(options_.plan->IndexOfChunk(instruction.id.chunk()));
+  }
+  model::TransformerChunk& ChunkOf(const plan::Instruction& instruction) const {
+    return *computing_.chunks[IndexOf(instruction)];
+  }
   void FillSlot(const plan::Instruction& instruction);
+  // Makes the chunk add to the instruction's gradient buffer, if it has one.
+  void UseGradientBuffer(const plan::Instruction& instruction);
+  // Does the instruction by `pass`, together with the tensor ranks that share it.
+  template <typename Pass>
+  absl::Status Together(const plan::Instruction& instruction, comm::Communicator* communicator,
+                        const Pass& pass);
 
   const StageOptions options_;
+  const bool splits_backward_;
+  Computing computing_;
   std::unique_ptr<data::BatchRingReader> reader_;
   std::vector<int32_t> batch_;  // this rank's samples of the step, [microbatch][sample][seq + 1]
-  int64_t started_step_ = -1;   // whose gradients and loss were zeroed
+  int64_t started_step_ = -1;   // whose loss was zeroed
   double loss_sum_ = 0;
 };
 

@@ -192,7 +192,9 @@ void TestJob::RunSteps(RankEngine* engine, int rank, RunResult* result) {
   while (step < last_step) {
     ++step;
     if (rank == 0 && step == options_.stop_after) engine->RequestStop(StopFlag::kStop);
-    ASSERT_EQ(RunStep(engine, step), absl::OkStatus());
+    const absl::Status status = RunStep(engine, step);
+    if (!status.ok() && options_.on_failure != nullptr) return options_.on_failure(rank, status);
+    ASSERT_EQ(status, absl::OkStatus());
     records.push_back(engine->result().record);
     if (engine->result().stop != StopFlag::kNone) break;
     if (options_.after_step == nullptr) continue;
@@ -237,7 +239,7 @@ RunResult TestJob::Run() {
     ranks.emplace_back([&, rank] { RunRank(static_cast<int>(rank), &result); });
   }
   for (std::thread& rank : ranks) rank.join();
-  if (!::testing::Test::HasFailure()) Store(&result);
+  if (!::testing::Test::HasFailure() && options_.on_failure == nullptr) Store(&result);
   return result;
 }
 
@@ -276,18 +278,25 @@ JobSpec ToyJob(const std::string& text_path, int data, int pipeline) {
 
 RunResult RunJob(const RunOptions& options) { return TestJob(options).Run(); }
 
-std::map<std::string, std::vector<double>> FirstGradients(JobSpec spec) {
+Tensors ReadTensors(const RunResult& result) {
+  const auto reader = checkpoint::CheckpointReader::Open(result.checkpoint).value();
+  Tensors tensors;
+  for (const checkpoint::LogicalTensor& tensor : reader->tensors()) {
+    std::vector<double>& values = tensors[tensor.name];
+    values.resize(static_cast<size_t>(tensor.num_elements));
+    EXPECT_EQ(reader->ReadSlice(tensor.name, 0, absl::MakeSpan(values)), absl::OkStatus());
+  }
+  return tensors;
+}
+
+Tensors FirstGradients(JobSpec spec) {
   spec.mutable_optimizer()->set_clip_grad(0);
   const double beta1 = spec.optimizer().beta1();
-  const RunResult result = RunJob(RunOptions(std::move(spec)).StopAfter(1));
-  const auto reader = checkpoint::CheckpointReader::Open(result.checkpoint).value();
-  std::map<std::string, std::vector<double>> gradients;
-  for (const checkpoint::LogicalTensor& tensor : reader->tensors()) {
-    if (!absl::StartsWith(tensor.name, kFirstMoment)) continue;
-    std::vector<double> values(static_cast<size_t>(tensor.num_elements));
-    EXPECT_EQ(reader->ReadSlice(tensor.name, 0, absl::MakeSpan(values)), absl::OkStatus());
+  Tensors gradients;
+  for (auto& [name, values] : ReadTensors(RunJob(RunOptions(std::move(spec)).StopAfter(1)))) {
+    if (!absl::StartsWith(name, kFirstMoment)) continue;
     for (double& value : values) value /= 1 - beta1;
-    gradients[tensor.name.substr(kFirstMoment.size())] = std::move(values);
+    gradients[name.substr(kFirstMoment.size())] = std::move(values);
   }
   return gradients;
 }

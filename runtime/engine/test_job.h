@@ -40,6 +40,9 @@ struct RunOptions {
   std::function<void()> after_step;
   // Called, if set, on the threads that load batches: outside of tests they are in another process.
   std::function<void()> on_loader_thread;
+  // Called, if set, on every rank's thread when a step fails, which fails the test otherwise; the
+  // rank ends then, and nothing is stored.
+  std::function<void(int rank, const absl::Status& status)> on_failure;
   // Called, if set, on every rank's thread after its last snapshot.
   std::function<void(RankEngine& engine)> at_end;
 };
@@ -54,9 +57,13 @@ struct RunResult {
 // Runs every step and a snapshot at the end; fails the running test on any error.
 RunResult RunJob(const RunOptions& options);
 
+// What the checkpoint at the end of a run has, by name.
+using Tensors = std::map<std::string, std::vector<double>>;
+Tensors ReadTensors(const RunResult& result);
+
 // The gradient of every parameter in the first step of `spec`, summed over ranks and micro-batches,
 // unclipped: runs that step and reads the optimizer's first moments, then (1 - beta1) times the
 // gradient, from the checkpoint. The division adds a relative rounding error of one unit.
-std::map<std::string, std::vector<double>> FirstGradients(megascale::job::v1::JobSpec spec);
+Tensors FirstGradients(megascale::job::v1::JobSpec spec);
 
 }  // namespace megascale::engine

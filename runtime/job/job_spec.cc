@@ -11,6 +11,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "runtime/base/status.h"
+#include "runtime/comm/redis/address.h"
+#include "runtime/job/names.h"
 
 namespace megascale::job {
 namespace {
@@ -20,11 +22,15 @@ using v1::JobSpec;
 // Far above any machine, and low enough that products of a few of them fit 64 bits.
 constexpr int64_t kSizeMax = 1 << 20;
 constexpr int64_t kHiddenSizeMax = 1 << 16;
+constexpr int64_t kProjectionSizeMax = 4 * kHiddenSizeMax;
 constexpr int64_t kLayersMax = 1 << 10;
 constexpr int64_t kRanksMax = 1 << 16;
 constexpr int64_t kThreadsMax = 1 << 10;
 constexpr int64_t kStepsMax = int64_t{1} << 40;
 constexpr int64_t kMicrobatchTokensMax = int64_t{1} << 24;
+constexpr int kFilesMax = 10'000;
+// A job goes whole into messages to agents, processes and everybody who watches it.
+constexpr size_t kFilesBytesMax = 256 << 10;
 constexpr size_t kNameLengthMax = 63;
 constexpr absl::Duration kDurationMax = absl::Hours(24 * 7);
 
@@ -105,7 +111,7 @@ void FillModelDefaults(JobSpec& spec) {
   model.set_vocab_size(OrDefault(model.vocab_size(), 256));
   model.set_num_key_value_heads(
       OrDefault(model.num_key_value_heads(), model.num_attention_heads()));
-  if (model.hidden_size() <= kHiddenSizeMax) {
+  if (model.hidden_size() > 0 && model.hidden_size() <= kHiddenSizeMax) {
     model.set_intermediate_size(OrDefault(model.intermediate_size(), 4 * model.hidden_size()));
   }
   model.set_max_position_embeddings(
@@ -130,6 +136,7 @@ void FillModelDefaults(JobSpec& spec) {
 }
 
 void FillTrainingDefaults(JobSpec& spec) {
+  UpgradeJobSpec(&spec);
   v1::DataSpec& data = *spec.mutable_data();
   data.set_held_out_fraction(OrDefault(data.held_out_fraction(), 0.1));
   spec.mutable_train()->set_precision(OrDefault(spec.train().precision(), v1::PRECISION_FP32));
@@ -137,8 +144,9 @@ void FillTrainingDefaults(JobSpec& spec) {
   optimizer.set_lr(OrDefault(optimizer.lr(), 3e-4));
   optimizer.set_min_lr(OrDefault(optimizer.min_lr(), optimizer.lr() / 10));
   optimizer.set_beta1(OrDefault(optimizer.beta1(), 0.9));
-  optimizer.set_beta2(OrDefault(optimizer.beta2(), 0.95));
-  optimizer.set_eps(OrDefault(optimizer.eps(), 1e-8));
+  const bool lamb = optimizer.type() == v1::OPTIMIZER_TYPE_LAMB;
+  optimizer.set_beta2(OrDefault(optimizer.beta2(), lamb ? 0.999 : 0.95));
+  optimizer.set_eps(OrDefault(optimizer.eps(), lamb ? 1e-6 : 1e-8));
   v1::ParallelSpec& parallel = *spec.mutable_parallel();
   parallel.set_data_parallel_size(OrDefault(parallel.data_parallel_size(), 1));
   parallel.set_pipeline_model_parallel_size(OrDefault(parallel.pipeline_model_parallel_size(), 1));
@@ -148,12 +156,27 @@ void FillTrainingDefaults(JobSpec& spec) {
   checkpoint.set_keep(OrDefault(checkpoint.keep(), 2));
 }
 
+// A duration means the same in several forms (1 s and -1 ns); of a resolved job it has the one that
+// its JSON form allows.
+void Normalize(google::protobuf::Duration* duration) {
+  const int64_t nanos = absl::ToInt64Nanoseconds(ToDuration(*duration));
+  duration->set_seconds(nanos / 1'000'000'000);
+  duration->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
+}
+
 void FillFaultDefaults(v1::FaultSpec& fault) {
   if (!fault.has_heartbeat_interval()) fault.mutable_heartbeat_interval()->set_seconds(1);
   if (!fault.has_heartbeat_timeout()) fault.mutable_heartbeat_timeout()->set_seconds(5);
   if (!fault.has_progress_timeout()) fault.mutable_progress_timeout()->set_seconds(60);
   if (!fault.has_start_timeout()) fault.mutable_start_timeout()->set_seconds(120);
   if (!fault.has_restart_backoff()) fault.mutable_restart_backoff()->set_seconds(1);
+  if (!fault.has_checkpoint_timeout()) fault.mutable_checkpoint_timeout()->set_seconds(3600);
+  for (google::protobuf::Duration* duration :
+       {fault.mutable_heartbeat_interval(), fault.mutable_heartbeat_timeout(),
+        fault.mutable_progress_timeout(), fault.mutable_start_timeout(),
+        fault.mutable_restart_backoff(), fault.mutable_checkpoint_timeout()}) {
+    Normalize(duration);
+  }
   fault.set_max_restarts_without_progress(OrDefault(fault.max_restarts_without_progress(), 3));
 }
 
@@ -167,7 +190,7 @@ absl::Status CheckModelSizes(const v1::ModelSpec& model) {
   RETURN_IF_ERROR(
       CheckInteger("model.num_key_value_heads", model.num_key_value_heads(), {1, kHiddenSizeMax}));
   RETURN_IF_ERROR(
-      CheckInteger("model.intermediate_size", model.intermediate_size(), {1, 4 * kHiddenSizeMax}));
+      CheckInteger("model.intermediate_size", model.intermediate_size(), {1, kProjectionSizeMax}));
   return CheckInteger("model.sliding_window", model.sliding_window(), {0, kSizeMax});
 }
 
@@ -196,6 +219,13 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
                                  {"model.num_attention_heads", model.num_attention_heads()}));
   }
   RETURN_IF_ERROR(CheckInteger("model.head_dim", model.head_dim(), {1, kHiddenSizeMax}));
+  const int64_t projection = int64_t{model.num_attention_heads()} * model.head_dim();
+  if (projection > kProjectionSizeMax) {
+    return Refuse("model.head_dim",
+                  absl::StrCat("num_attention_heads × head_dim = ", model.num_attention_heads(),
+                               " × ", model.head_dim(), " = ", projection,
+                               " is absurd; expected at most ", kProjectionSizeMax));
+  }
   RETURN_IF_ERROR(CheckDivides({"model.num_attention_heads", model.num_attention_heads()},
                                {"model.num_key_value_heads", model.num_key_value_heads()}));
   RETURN_IF_ERROR(CheckRotary(model));
@@ -222,6 +252,18 @@ absl::Status CheckEnums(const JobSpec& spec) {
     return Refuse("train.precision",
                   "is none that this version knows; expected fp32, bf16 or fp64");
   }
+  if (!v1::OptimizerType_IsValid(spec.optimizer().type())) {
+    return Refuse("optimizer.type", "is none that this version knows; expected adamw or lamb");
+  }
+  if (!v1::RecomputeGranularity_IsValid(spec.train().recompute_granularity())) {
+    return Refuse("train.recompute_granularity",
+                  "is none that this version knows; expected none, selective or full");
+  }
+  if (!v1::PipelineSchedule_IsValid(spec.parallel().pipeline_schedule())) {
+    return Refuse(
+        "parallel.pipeline_schedule",
+        "is none that this version knows; expected 1f1b, gpipe, interleaved_1f1b or zb_h1");
+  }
   return absl::OkStatus();
 }
 
@@ -229,10 +271,19 @@ absl::Status CheckData(const v1::DataSpec& data) {
   if (data.files().empty()) {
     return Refuse("data.files", "is missing; expected at least one text file or directory");
   }
+  if (data.files_size() > kFilesMax) {
+    return Refuse("data.files",
+                  absl::StrCat("has ", data.files_size(), " entries; expected at most ", kFilesMax,
+                               ", name a directory of them"));
+  }
+  size_t bytes = 0;
   for (const std::string& file : data.files()) {
-    if (!absl::StartsWith(file, "/")) {
-      return Refuse("data.files", absl::StrCat("'", file, "' is not an absolute path"));
-    }
+    RETURN_IF_ERROR(CheckPath("data.files", file));
+    bytes += file.size();
+  }
+  if (bytes > kFilesBytesMax) {
+    return Refuse("data.files", absl::StrCat("has ", bytes, " bytes of names; expected at most ",
+                                             kFilesBytesMax, ", name a directory of them"));
   }
   return CheckNumber("data.held_out_fraction", data.held_out_fraction(), {0, 1});
 }
@@ -283,29 +334,91 @@ absl::Status CheckOptimizer(const JobSpec& spec) {
   return CheckNumber("optimizer.clip_grad", optimizer.clip_grad(), {0, 1e12, true});
 }
 
+// What tensor parallelism cuts: heads, the MLP's inner width, the vocabulary, sequences.
+absl::Status CheckTensorDivides(const JobSpec& spec) {
+  const v1::ModelSpec& model = spec.model();
+  for (const Named& whole : {Named{"model.num_attention_heads", model.num_attention_heads()},
+                             Named{"model.num_key_value_heads", model.num_key_value_heads()},
+                             Named{"model.intermediate_size", model.intermediate_size()},
+                             Named{"model.vocab_size", model.vocab_size()},
+                             Named{"train.seq_length", spec.train().seq_length()}}) {
+    RETURN_IF_ERROR(CheckDivides(whole, {"parallel.tensor_model_parallel_size",
+                                         spec.parallel().tensor_model_parallel_size()}));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckLayout(const JobSpec& spec) {
   const v1::ParallelSpec& parallel = spec.parallel();
   const int64_t data = parallel.data_parallel_size();
+  const int64_t tensor = parallel.tensor_model_parallel_size();
   const int64_t pipeline = parallel.pipeline_model_parallel_size();
   RETURN_IF_ERROR(CheckInteger("parallel.data_parallel_size", data, {1, kRanksMax}));
   RETURN_IF_ERROR(CheckInteger("parallel.pipeline_model_parallel_size", pipeline, {1, kLayersMax}));
-  if (parallel.tensor_model_parallel_size() != 1) {
-    return Refuse("parallel.tensor_model_parallel_size",
-                  absl::StrCat(parallel.tensor_model_parallel_size(),
-                               " is out of range; this version trains with data and pipeline "
-                               "parallelism, expected 1"));
-  }
+  RETURN_IF_ERROR(CheckInteger("parallel.tensor_model_parallel_size", tensor, {1, kRanksMax}));
   RETURN_IF_ERROR(
       CheckInteger("parallel.threads_per_rank", parallel.threads_per_rank(), {1, kThreadsMax}));
-  if (data * pipeline > kRanksMax) {
-    return Refuse("parallel", absl::StrCat("data_parallel_size × pipeline_model_parallel_size = ",
-                                           data, " × ", pipeline, " = ", data * pipeline,
-                                           " ranks; expected at most ", kRanksMax));
+  if (data * tensor * pipeline > kRanksMax) {
+    return Refuse("parallel",
+                  absl::StrCat("data_parallel_size × tensor_model_parallel_size × "
+                               "pipeline_model_parallel_size = ",
+                               data, " × ", tensor, " × ", pipeline, " = ",
+                               data * tensor * pipeline, " ranks; expected at most ", kRanksMax));
   }
-  if (spec.model().num_hidden_layers() < pipeline) {
+  RETURN_IF_ERROR(CheckTensorDivides(spec));
+  const int64_t chunks = parallel.virtual_pipeline_model_parallel_size();
+  RETURN_IF_ERROR(
+      CheckInteger("parallel.virtual_pipeline_model_parallel_size", chunks, {1, kLayersMax}));
+  RETURN_IF_ERROR(CheckInteger("parallel.zero_stage", parallel.zero_stage(), {1, 2}));
+  const int64_t layers = spec.model().num_hidden_layers();
+  if (layers < pipeline) {
     return Refuse("parallel.pipeline_model_parallel_size",
-                  absl::StrCat(pipeline, " is more than model.num_hidden_layers = ",
-                               spec.model().num_hidden_layers(), "; every stage needs a layer"));
+                  absl::StrCat(pipeline, " is more than model.num_hidden_layers = ", layers,
+                               "; every stage needs a layer"));
+  }
+  if (layers < pipeline * chunks) {
+    return Refuse("parallel.virtual_pipeline_model_parallel_size",
+                  absl::StrCat("pipeline × virtual stages = ", pipeline, " × ", chunks, " = ",
+                               pipeline * chunks, " is more than model.num_hidden_layers = ",
+                               layers, "; every chunk needs a layer"));
+  }
+  return absl::OkStatus();
+}
+
+// What the schedule needs of the layout and of the number of micro-batches.
+absl::Status CheckSchedule(const JobSpec& spec) {
+  const v1::ParallelSpec& parallel = spec.parallel();
+  const int pipeline = parallel.pipeline_model_parallel_size();
+  const int chunks = parallel.virtual_pipeline_model_parallel_size();
+  if (chunks > 1 && pipeline == 1) {
+    return Refuse("parallel.virtual_pipeline_model_parallel_size",
+                  absl::StrCat(chunks,
+                               " needs 2 or more pipeline stages; expected 1, or "
+                               "pipeline_model_parallel_size of 2 or more"));
+  }
+  const bool interleaved = parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B;
+  if (chunks > 1 && !interleaved) {
+    return Refuse("parallel.pipeline_schedule",
+                  absl::StrCat("virtual_pipeline_model_parallel_size = ", chunks,
+                               " needs interleaved_1f1b; expected that, or 1 virtual stage"));
+  }
+  if (!interleaved) return absl::OkStatus();
+  if (chunks == 1) {
+    return Refuse("parallel.pipeline_schedule",
+                  absl::StrCat("interleaved_1f1b needs 2 or more virtual stages, but "
+                               "virtual_pipeline_model_parallel_size = ",
+                               chunks, "; expected 1f1b, or more of them"));
+  }
+  const int microbatches = NumMicrobatches(spec);
+  if (microbatches % pipeline != 0) {
+    return Refuse(
+        "train.global_batch_size",
+        absl::StrCat(
+            "interleaved_1f1b needs a multiple of pipeline_model_parallel_size = ", pipeline,
+            " micro-batches, but global_batch_size / (data × micro_batch_size) "
+            "= ",
+            spec.train().global_batch_size(), " / (", parallel.data_parallel_size(), " × ",
+            spec.train().micro_batch_size(), ") = ", microbatches));
   }
   return absl::OkStatus();
 }
@@ -320,6 +433,14 @@ absl::Status CheckCombinations(const JobSpec& spec) {
                                " is not a multiple of data_parallel_size × micro_batch_size = ",
                                parallel.data_parallel_size(), " × ", train.micro_batch_size(),
                                " = ", samples));
+  }
+  RETURN_IF_ERROR(CheckSchedule(spec));
+  if (parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZB_H1 &&
+      train.recompute_granularity() != v1::RECOMPUTE_GRANULARITY_NONE) {
+    return Refuse(
+        "train.recompute_granularity",
+        "does not go with parallel.pipeline_schedule = zb_h1, whose late weight gradients "
+        "read what recomputation drops; expected none, or another schedule");
   }
   if (spec.model().tie_word_embeddings() && parallel.pipeline_model_parallel_size() > 1) {
     return Refuse(
@@ -337,9 +458,8 @@ absl::Status CheckCombinations(const JobSpec& spec) {
 }
 
 absl::Status CheckCheckpoint(const v1::CheckpointSpec& checkpoint) {
-  if (!checkpoint.directory().empty() && !absl::StartsWith(checkpoint.directory(), "/")) {
-    return Refuse("checkpoint.directory",
-                  absl::StrCat("'", checkpoint.directory(), "' is not an absolute path"));
+  if (!checkpoint.directory().empty()) {
+    RETURN_IF_ERROR(CheckPath("checkpoint.directory", checkpoint.directory()));
   }
   RETURN_IF_ERROR(CheckInteger("checkpoint.interval", checkpoint.interval(), {0, kStepsMax}));
   return CheckInteger("checkpoint.keep", checkpoint.keep(), {1, kSizeMax});
@@ -372,7 +492,9 @@ absl::Status CheckFault(const v1::FaultSpec& fault) {
   const NamedDuration progress = {"fault.progress_timeout", ToDuration(fault.progress_timeout())};
   const NamedDuration start = {"fault.start_timeout", ToDuration(fault.start_timeout())};
   const NamedDuration backoff = {"fault.restart_backoff", ToDuration(fault.restart_backoff())};
-  for (const NamedDuration& named : {interval, heartbeat, progress, start, backoff}) {
+  const NamedDuration checkpoint = {"fault.checkpoint_timeout",
+                                    ToDuration(fault.checkpoint_timeout())};
+  for (const NamedDuration& named : {interval, heartbeat, progress, start, backoff, checkpoint}) {
     RETURN_IF_ERROR(CheckDuration(named));
   }
   RETURN_IF_ERROR(CheckShorter(interval, heartbeat));
@@ -382,14 +504,43 @@ absl::Status CheckFault(const v1::FaultSpec& fault) {
                       {1, kSizeMax});
 }
 
+absl::StatusOr<comm::RedisAddress> ParseStore(const std::string& store) {
+  absl::StatusOr<comm::RedisAddress> address = comm::ParseRedisAddress(store);
+  if (!address.ok()) return Refuse("store", address.status().message());
+  return address;
+}
+
 }  // namespace
 
 absl::Duration ToDuration(const google::protobuf::Duration& duration) {
   return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
 }
 
+void UpgradeJobSpec(JobSpec* spec) {
+  v1::TrainSpec& train = *spec->mutable_train();
+  train.set_recompute_granularity(
+      OrDefault(train.recompute_granularity(), v1::RECOMPUTE_GRANULARITY_NONE));
+  v1::OptimizerSpec& optimizer = *spec->mutable_optimizer();
+  optimizer.set_type(OrDefault(optimizer.type(), v1::OPTIMIZER_TYPE_ADAMW));
+  v1::ParallelSpec& parallel = *spec->mutable_parallel();
+  const int chunks = OrDefault(parallel.virtual_pipeline_model_parallel_size(), 1);
+  parallel.set_virtual_pipeline_model_parallel_size(chunks);
+  parallel.set_pipeline_schedule(
+      OrDefault(parallel.pipeline_schedule(),
+                chunks > 1 ? v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B : v1::PIPELINE_SCHEDULE_1F1B));
+  if (!parallel.has_overlap_grad_reduce()) parallel.set_overlap_grad_reduce(true);
+  if (!parallel.has_overlap_param_gather()) parallel.set_overlap_param_gather(true);
+  if (!parallel.has_overlap_p2p_communication()) parallel.set_overlap_p2p_communication(true);
+  parallel.set_zero_stage(OrDefault(parallel.zero_stage(), 1));
+}
+
 absl::StatusOr<JobSpec> ResolveJobSpec(const JobSpec& spec) {
   JobSpec resolved = spec;
+  resolved.DiscardUnknownFields();
+  if (resolved.ByteSizeLong() != spec.ByteSizeLong()) {
+    return Refuse("job",
+                  "has fields that this version does not know; use one version of megascale");
+  }
   FillModelDefaults(resolved);
   FillTrainingDefaults(resolved);
   FillFaultDefaults(*resolved.mutable_fault());
@@ -400,9 +551,15 @@ absl::StatusOr<JobSpec> ResolveJobSpec(const JobSpec& spec) {
   RETURN_IF_ERROR(CheckTrain(resolved));
   RETURN_IF_ERROR(CheckOptimizer(resolved));
   RETURN_IF_ERROR(CheckLayout(resolved));
+  v1::ParallelSpec& parallel = *resolved.mutable_parallel();
+  if (parallel.data_parallel_size() == 1) parallel.set_zero_stage(1);  // there is nothing to share
   RETURN_IF_ERROR(CheckCombinations(resolved));
   RETURN_IF_ERROR(CheckCheckpoint(resolved.checkpoint()));
   RETURN_IF_ERROR(CheckFault(resolved.fault()));
+  if (!resolved.store().empty()) {
+    ASSIGN_OR_RETURN(const comm::RedisAddress store, ParseStore(resolved.store()));
+    resolved.set_store(comm::ToText(store));
+  }
   return resolved;
 }
 

@@ -15,6 +15,10 @@ namespace megascale::job {
 // multiple of … = 2 × 8 = 16").
 absl::StatusOr<v1::JobSpec> ResolveJobSpec(const v1::JobSpec& spec);
 
+// Gives the fields that older versions did not know the values for what those versions did: of a
+// specification that one of them resolved. Changes nothing of one that this version resolved.
+void UpgradeJobSpec(v1::JobSpec* spec);
+
 // The number of worker processes, which is the number of slots that the job needs. Requires: a
 // resolved specification.
 int WorldSize(const v1::JobSpec& spec);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "google/protobuf/util/json_util.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 
@@ -45,6 +46,7 @@ TEST(JobSpecTest, FillsEveryDocumentedDefault) {
   EXPECT_EQ(resolved->train().precision(), v1::PRECISION_FP32);
   EXPECT_EQ(resolved->optimizer().lr(), 3e-4);
   EXPECT_EQ(resolved->optimizer().min_lr(), 3e-4 / 10);
+  EXPECT_EQ(resolved->optimizer().type(), v1::OPTIMIZER_TYPE_ADAMW);
   EXPECT_EQ(resolved->optimizer().beta1(), 0.9);
   EXPECT_EQ(resolved->optimizer().beta2(), 0.95);
   EXPECT_EQ(resolved->optimizer().eps(), 1e-8);
@@ -60,6 +62,18 @@ TEST(JobSpecTest, FillsEveryDocumentedDefault) {
   EXPECT_EQ(resolved->fault().start_timeout().seconds(), 120);
   EXPECT_EQ(resolved->fault().max_restarts_without_progress(), 3);
   EXPECT_EQ(resolved->fault().restart_backoff().seconds(), 1);
+  EXPECT_EQ(resolved->fault().checkpoint_timeout().seconds(), 3600);
+}
+
+TEST(JobSpecTest, LambHasTheDefaultsOfItsPaper) {
+  v1::JobSpec spec = SmallSpec();
+  spec.mutable_optimizer()->set_type(v1::OPTIMIZER_TYPE_LAMB);
+  const auto resolved = ResolveJobSpec(spec);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->optimizer().beta1(), 0.9);
+  EXPECT_EQ(resolved->optimizer().beta2(), 0.999);
+  EXPECT_EQ(resolved->optimizer().eps(), 1e-6);
+  EXPECT_EQ(resolved->optimizer().weight_decay(), 0);
 }
 
 TEST(JobSpecTest, ResolvingTwiceChangesNothing) {
@@ -71,6 +85,40 @@ TEST(JobSpecTest, ResolvingTwiceChangesNothing) {
   const auto twice = ResolveJobSpec(*once);
   ASSERT_TRUE(twice.ok()) << twice.status();
   EXPECT_TRUE(MessageDifferencer::Equals(*once, *twice));
+}
+
+// The driver writes every job as JSON, which allows one form of a duration only.
+TEST(JobSpecTest, DurationsOfEveryFormBecomeTheOneThatJsonAllows) {
+  v1::JobSpec spec = SmallSpec();
+  const auto* type = v1::FaultSpec::descriptor();
+  int num_durations = 0;
+  for (int i = 0; i < type->field_count(); ++i) {
+    if (type->field(i)->message_type() == nullptr) continue;
+    v1::FaultSpec& fault = *spec.mutable_fault();
+    auto* duration = static_cast<google::protobuf::Duration*>(
+        fault.GetReflection()->MutableMessage(&fault, type->field(i)));
+    const bool is_interval = type->field(i)->name() == "heartbeat_interval";
+    duration->set_seconds(is_interval ? 1 : 10);
+    duration->set_nanos(is_interval ? -500'000'000 : 2'000'000'001);
+    ++num_durations;
+  }
+  EXPECT_GE(num_durations, 6);
+  const auto resolved = ResolveJobSpec(spec);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->fault().heartbeat_interval().nanos(), 500'000'000);
+  EXPECT_EQ(resolved->fault().heartbeat_timeout().seconds(), 12);
+  std::string json;
+  EXPECT_TRUE(google::protobuf::util::MessageToJsonString(*resolved, &json).ok());
+}
+
+TEST(JobSpecTest, FieldsThatThisVersionDoesNotKnowAreRefused) {
+  v1::JobSpec spec = SmallSpec();
+  spec.mutable_train()
+      ->GetReflection()
+      ->MutableUnknownFields(spec.mutable_train())
+      ->AddVarint(1000, 1);
+  EXPECT_EQ(ResolveJobSpec(spec).status().message(),
+            "job: has fields that this version does not know; use one version of megascale");
 }
 
 TEST(JobSpecTest, KeepsWhatIsGiven) {
@@ -193,6 +241,8 @@ TEST(JobSpecTest, RefusesBadDataAndTraining) {
          spec.mutable_optimizer()->set_lr(std::numeric_limits<double>::quiet_NaN());
        },
        "optimizer.lr: nan is out of range; expected more than 0 and less than 100"},
+      {[](auto& spec) { spec.mutable_optimizer()->set_type(static_cast<v1::OptimizerType>(9)); },
+       "optimizer.type: is none that this version knows; expected adamw or lamb"},
       {[](auto& spec) { spec.mutable_optimizer()->set_min_lr(1); },
        "optimizer.min_lr: 1 is more than optimizer.lr = 0.0003"},
       {[](auto& spec) { spec.mutable_optimizer()->set_warmup_steps(11); },
@@ -202,11 +252,99 @@ TEST(JobSpecTest, RefusesBadDataAndTraining) {
   });
 }
 
+TEST(JobSpecTest, TensorRanksCountInTheWorldAndNotInMicroBatches) {
+  v1::JobSpec spec = SmallSpec();
+  spec.mutable_parallel()->set_data_parallel_size(2);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(4);
+  const auto resolved = ResolveJobSpec(spec);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(WorldSize(*resolved), 8);
+  spec.mutable_parallel()->clear_tensor_model_parallel_size();
+  EXPECT_EQ(NumMicrobatches(*resolved), NumMicrobatches(ResolveJobSpec(spec).value()));
+}
+
+TEST(JobSpecTest, AnOlderVersionsSpecificationIsUpgradedToWhatThatVersionDid) {
+  const v1::JobSpec now = ResolveJobSpec(SmallSpec()).value();
+  v1::JobSpec older = now;
+  older.mutable_train()->clear_recompute_granularity();
+  older.mutable_optimizer()->clear_type();
+  older.mutable_parallel()->clear_virtual_pipeline_model_parallel_size();
+  older.mutable_parallel()->clear_pipeline_schedule();
+  older.mutable_parallel()->clear_overlap_grad_reduce();
+  older.mutable_parallel()->clear_overlap_param_gather();
+  older.mutable_parallel()->clear_overlap_p2p_communication();
+  older.mutable_parallel()->clear_zero_stage();
+  UpgradeJobSpec(&older);
+  EXPECT_EQ(older.SerializeAsString(), now.SerializeAsString());
+  UpgradeJobSpec(&older);
+  EXPECT_EQ(older.SerializeAsString(), now.SerializeAsString());
+}
+
+TEST(JobSpecTest, CommunicationOverlapsUnlessTheJobSaysNo) {
+  v1::JobSpec spec = SmallSpec();
+  const v1::ParallelSpec by_default = ResolveJobSpec(spec)->parallel();
+  EXPECT_TRUE(by_default.overlap_grad_reduce());
+  EXPECT_TRUE(by_default.overlap_param_gather());
+  EXPECT_TRUE(by_default.overlap_p2p_communication());
+  spec.mutable_parallel()->set_overlap_param_gather(false);
+  const v1::ParallelSpec without = ResolveJobSpec(spec)->parallel();
+  EXPECT_TRUE(without.overlap_grad_reduce());
+  EXPECT_FALSE(without.overlap_param_gather());
+  EXPECT_TRUE(without.overlap_p2p_communication());
+}
+
+TEST(JobSpecTest, GradientsAreShardedWhereThereAreDataParallelRanks) {
+  v1::JobSpec spec = SmallSpec();
+  EXPECT_EQ(ResolveJobSpec(spec).value().parallel().zero_stage(), 1);
+  spec.mutable_parallel()->set_zero_stage(2);
+  spec.mutable_parallel()->set_data_parallel_size(2);
+  EXPECT_EQ(ResolveJobSpec(spec).value().parallel().zero_stage(), 2);
+  spec.mutable_parallel()->set_data_parallel_size(1);
+  EXPECT_EQ(ResolveJobSpec(spec).value().parallel().zero_stage(), 1);
+}
+
 TEST(JobSpecTest, RefusesBadLayouts) {
   ExpectRefused({
-      {[](auto& spec) { spec.mutable_parallel()->set_tensor_model_parallel_size(2); },
-       "parallel.tensor_model_parallel_size: 2 is out of range; this version trains with data and "
-       "pipeline parallelism, expected 1"},
+      {[](auto& spec) { spec.mutable_parallel()->set_zero_stage(3); },
+       "parallel.zero_stage: 3 is out of range; expected 1 to 2"},
+      {[](auto& spec) { spec.mutable_parallel()->set_zero_stage(-1); },
+       "parallel.zero_stage: -1 is out of range; expected 1 to 2"},
+      {[](auto& spec) { spec.mutable_parallel()->set_tensor_model_parallel_size(-1); },
+       "parallel.tensor_model_parallel_size: -1 is out of range; expected 1 to 65536"},
+      {[](auto& spec) { spec.mutable_parallel()->set_tensor_model_parallel_size(3); },
+       "model.num_attention_heads: 4 is not a multiple of parallel.tensor_model_parallel_size = 3 "
+       "(4 = 1 × 3 + 1)"},
+      {[](auto& spec) {
+         spec.mutable_parallel()->set_tensor_model_parallel_size(4);
+         spec.mutable_model()->set_num_key_value_heads(2);
+       },
+       "model.num_key_value_heads: 2 is not a multiple of parallel.tensor_model_parallel_size = 4 "
+       "(2 = 0 × 4 + 2)"},
+      {[](auto& spec) {
+         spec.mutable_parallel()->set_tensor_model_parallel_size(4);
+         spec.mutable_model()->set_intermediate_size(190);
+       },
+       "model.intermediate_size: 190 is not a multiple of parallel.tensor_model_parallel_size = 4 "
+       "(190 = 47 × 4 + 2)"},
+      {[](auto& spec) {
+         spec.mutable_parallel()->set_tensor_model_parallel_size(4);
+         spec.mutable_model()->set_vocab_size(257);
+       },
+       "model.vocab_size: 257 is not a multiple of parallel.tensor_model_parallel_size = 4 "
+       "(257 = 64 × 4 + 1)"},
+      {[](auto& spec) {
+         spec.mutable_parallel()->set_tensor_model_parallel_size(4);
+         spec.mutable_train()->set_seq_length(18);
+       },
+       "train.seq_length: 18 is not a multiple of parallel.tensor_model_parallel_size = 4 "
+       "(18 = 4 × 4 + 2)"},
+      {[](auto& spec) {
+         spec.mutable_parallel()->set_data_parallel_size(1 << 14);
+         spec.mutable_parallel()->set_tensor_model_parallel_size(4);
+         spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
+       },
+       "parallel: data_parallel_size × tensor_model_parallel_size × pipeline_model_parallel_size = "
+       "16384 × 4 × 2 = 131072 ranks; expected at most 65536"},
       {[](auto& spec) { spec.mutable_parallel()->set_pipeline_model_parallel_size(3); },
        "parallel.pipeline_model_parallel_size: 3 is more than model.num_hidden_layers = 2; every "
        "stage "
@@ -217,8 +355,8 @@ TEST(JobSpecTest, RefusesBadLayouts) {
          spec.mutable_parallel()->set_data_parallel_size(1 << 16);
          spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
        },
-       "parallel: data_parallel_size × pipeline_model_parallel_size = 65536 × 2 = 131072 ranks; "
-       "expected at most 65536"},
+       "parallel: data_parallel_size × tensor_model_parallel_size × pipeline_model_parallel_size = "
+       "65536 × 1 × 2 = 131072 ranks; expected at most 65536"},
       {[](auto& spec) {
          spec.mutable_model()->set_tie_word_embeddings(true);
          spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
@@ -226,10 +364,64 @@ TEST(JobSpecTest, RefusesBadLayouts) {
        "model.tie_word_embeddings: true needs both ends of the model on one rank, but "
        "pipeline_model_parallel_size = 2; expected false, or one stage"},
       {[](auto& spec) {
+         spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
+         spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(2);
+       },
+       "parallel.virtual_pipeline_model_parallel_size: pipeline × virtual stages = 2 × 2 = 4 is "
+       "more than model.num_hidden_layers = 2; every chunk needs a layer"},
+      {[](auto& spec) {
+         spec.mutable_model()->set_num_hidden_layers(4);
+         spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
+         spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(2);
+         spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_ZB_H1);
+       },
+       "parallel.pipeline_schedule: virtual_pipeline_model_parallel_size = 2 needs "
+       "interleaved_1f1b; expected that, or 1 virtual stage"},
+      {[](auto& spec) { spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(2); },
+       "parallel.virtual_pipeline_model_parallel_size: 2 needs 2 or more pipeline stages; expected "
+       "1, or pipeline_model_parallel_size of 2 or more"},
+      {[](auto& spec) {
+         spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
+       },
+       "parallel.pipeline_schedule: interleaved_1f1b needs 2 or more virtual stages, but "
+       "virtual_pipeline_model_parallel_size = 1; expected 1f1b, or more of them"},
+      {[](auto& spec) {
+         spec.mutable_model()->set_num_hidden_layers(4);
+         spec.mutable_train()->set_global_batch_size(3);
+         spec.mutable_train()->set_micro_batch_size(1);
+         spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
+         spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(2);
+       },
+       "train.global_batch_size: interleaved_1f1b needs a multiple of "
+       "pipeline_model_parallel_size = 2 micro-batches, but global_batch_size / (data × "
+       "micro_batch_size) = 3 / (1 × 1) = 3"},
+      {[](auto& spec) {
+         spec.mutable_train()->set_recompute_granularity(v1::RECOMPUTE_GRANULARITY_FULL);
+         spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_ZB_H1);
+       },
+       "train.recompute_granularity: does not go with parallel.pipeline_schedule = zb_h1, whose "
+       "late weight gradients read what recomputation drops; expected none, or another schedule"},
+      {[](auto& spec) {
          spec.mutable_train()->set_precision(v1::PRECISION_FP64);
          spec.mutable_parallel()->set_threads_per_rank(2);
        },
        "parallel.threads_per_rank: 2 does not go with train.precision = fp64, which runs on 1"},
+  });
+}
+
+TEST(JobSpecTest, AStoreIsResolvedToItsWholeAddress) {
+  v1::JobSpec spec = SmallSpec();
+  spec.set_store("redis://trainer@cache/2");
+  EXPECT_EQ(ResolveJobSpec(spec)->store(), "redis://trainer@cache:6379/2");
+  EXPECT_EQ(ResolveJobSpec(*ResolveJobSpec(spec))->store(), "redis://trainer@cache:6379/2");
+  ExpectRefused({
+      {[](auto& bad) { bad.set_store("cache:6379"); },
+       "store: 'cache:6379' is no address of a store; expected redis://[USER@]HOST[:PORT]"
+       "[/DATABASE], the same with rediss:// for TLS, or unix:/PATH"},
+      {[](auto& bad) { bad.set_store("redis://:s3cret@cache"); },
+       "store: holds a password, which status and every checkpoint would show; expected "
+       "redis://[USER@]HOST[:PORT][/DATABASE]: put the password into a file and start agents with "
+       "--store-passwords FILE"},
   });
 }
 

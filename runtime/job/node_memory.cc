@@ -1,6 +1,7 @@
 #include "runtime/job/node_memory.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -9,7 +10,7 @@
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/comm/region.h"
 #include "runtime/data/batch_ring.h"
-#include "runtime/engine/chunk_of_rank.h"
+#include "runtime/engine/chunks_of_rank.h"
 #include "runtime/engine/groups.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/telemetry/heartbeat.h"
@@ -28,7 +29,7 @@ constexpr int64_t kHostBytes = 64 << 20;
 constexpr int kRingSlots = 3;
 
 comm::RegionSpec RegionOf(const NodeRequest& request, const plan::Mesh& mesh) {
-  return {.groups = engine::CommunicatorsOf(mesh),
+  return {.groups = engine::CommunicatorsOf(*request.spec, mesh),
           .placements = engine::NodesByRank(request.placements),
           .node_id = request.node_id,
           .job_id = request.job_id,
@@ -88,9 +89,13 @@ absl::StatusOr<NodeMemory> MemoryOfNode(const v1::JobSpec& spec, const std::vect
   ASSIGN_OR_RETURN(const plan::Mesh mesh, engine::MeshOf(spec));
   std::vector<LocalRank> ranks = RanksOn(request);
   NodeMemory memory;
+  std::map<int, engine::RankMemory> of_stage;  // ranks of a stage need the same
   for (const LocalRank& local : ranks) {
-    ASSIGN_OR_RETURN(const engine::RankMemory of_rank, engine::MemoryOf(spec, local.rank));
-    memory.ranks.push_back({local.rank, of_rank});
+    const auto [of_rank, is_new] = of_stage.try_emplace(mesh.CoordinateOf(local.rank).pipeline);
+    if (is_new) {
+      ASSIGN_OR_RETURN(of_rank->second, engine::MemoryOf(spec, local.rank));
+    }
+    memory.ranks.push_back({local.rank, of_rank->second});
     ASSIGN_OR_RETURN(const int64_t payload, engine::SnapshotPayloadBytes(spec, local.rank));
     memory.snapshots += static_cast<int64_t>(checkpoint::SnapshotBytes(payload));
   }

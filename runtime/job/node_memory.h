@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "proto/agent.pb.h"
 #include "proto/job.pb.h"
-#include "runtime/base/memory_limit.h"
+#include "runtime/base/resource_limit.h"
 #include "runtime/base/shared_memory.h"
 #include "runtime/engine/rank_memory.h"
 

@@ -5,11 +5,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 
 #include "runtime/base/fd.h"
+#include "runtime/engine/rank_memory.h"
 #include "runtime/engine/test_job.h"
+#include "runtime/model/chunk_layout.h"
+#include "runtime/model/config.h"
 
 namespace megascale::job {
 namespace {
@@ -64,6 +68,9 @@ struct Case {
   int pipeline;
   v1::Precision precision;
   int vocab_size = 256;
+  int virtual_stages = 1;
+  int tensor = 1;
+  int zero_stage = 1;
 };
 
 class ComputedMemory : public ::testing::TestWithParam<Case> {};
@@ -72,9 +79,16 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers keep freed memory, or a shadow of all";
 #endif
-  const auto& [name, data, pipeline, precision, vocab_size] = GetParam();
+  const auto& [name, data, pipeline, precision, vocab_size, virtual_stages, tensor, zero_stage] =
+      GetParam();
   v1::JobSpec spec = LargerJob(data, pipeline, precision);
   spec.mutable_model()->set_vocab_size(vocab_size);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(tensor);
+  spec.mutable_parallel()->set_zero_stage(zero_stage);
+  if (virtual_stages > 1) {
+    spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(virtual_stages);
+    spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
+  }
   if (vocab_size > 256) {  // kernels rearrange only what has 256 rows and columns
     spec.mutable_model()->set_max_position_embeddings(256);
     spec.mutable_train()->set_seq_length(256);
@@ -94,15 +108,52 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
   EXPECT_LE(tensors + computed.snapshots / 2, peak / 9 * 10);
 }
 
-INSTANTIATE_TEST_SUITE_P(Jobs, ComputedMemory,
-                         ::testing::Values(Case{"OneRankFp32", 1, 1, v1::PRECISION_FP32},
-                                           Case{"FourRanksFp32", 2, 2, v1::PRECISION_FP32},
-                                           Case{"FourRanksBf16", 2, 2, v1::PRECISION_BF16},
-                                           // Its output matrix dwarfs the rest, so that what the
-                                           // kernels rearrange counts.
-                                           Case{"LargeHeadFp32", 1, 1, v1::PRECISION_FP32, 50304},
-                                           Case{"LargeHeadBf16", 1, 1, v1::PRECISION_BF16, 50304}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, ComputedMemory,
+    ::testing::Values(Case{"OneRankFp32", 1, 1, v1::PRECISION_FP32},
+                      Case{"FourRanksFp32", 2, 2, v1::PRECISION_FP32},
+                      Case{"FourRanksBf16", 2, 2, v1::PRECISION_BF16},
+                      Case{"InterleavedFp32", 1, 2, v1::PRECISION_FP32, 256, 2},
+                      Case{"InterleavedZero2Fp32", 2, 2, v1::PRECISION_FP32, 256, 2, 1, 2},
+                      Case{"TensorFp32", 1, 2, v1::PRECISION_FP32, 256, 1, 2},
+                      Case{"TensorBf16", 2, 1, v1::PRECISION_BF16, 256, 1, 2},
+                      // Its output matrix dwarfs the rest, so that what the
+                      // kernels rearrange counts.
+                      Case{"LargeHeadFp32", 1, 1, v1::PRECISION_FP32, 50304},
+                      Case{"LargeHeadBf16", 1, 1, v1::PRECISION_BF16, 50304}),
+    [](const auto& info) { return info.param.name; });
+
+// Of v chunks of G elements stage 1 keeps v G, stage 2 a shard of each, and one G or two.
+TEST(RankMemory, Stage2KeepsShardsOfGradientsAndBuffersForTheLargestChunk) {
+  v1::JobSpec spec = LargerJob(4, 2, v1::PRECISION_BF16);
+  spec.mutable_model()->set_num_hidden_layers(8);
+  spec.mutable_train()->set_global_batch_size(16);
+  spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
+  const auto config = model::MakeModelConfig(spec.model()).value();
+  for (const int chunks : {2, 4}) {
+    spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(chunks);
+    for (int rank = 0; rank < 8; ++rank) {
+      int64_t all = 0;
+      int64_t largest = 0;
+      for (int chunk = rank / 4; chunk < 2 * chunks; chunk += 2) {
+        const auto range = model::MakeChunkRange(config, 2 * chunks, chunk).value();
+        const int64_t padded = model::ChunkLayout(config, range).padded_elements(4);
+        all += padded;
+        largest = std::max(largest, padded);
+      }
+      const auto need = [&](int zero_stage) {
+        spec.mutable_parallel()->set_zero_stage(zero_stage);
+        return engine::MemoryOf(spec, rank).value();
+      };
+      const int64_t buffers = chunks == 2 ? 1 : 2;
+      const auto float_bytes = static_cast<int64_t>(sizeof(float));
+      EXPECT_EQ(need(1).gradients, all * float_bytes);
+      EXPECT_EQ(need(2).gradients, (all / 4 + buffers * largest) * float_bytes);
+      EXPECT_LT(need(2).gradients, need(1).gradients);
+      EXPECT_EQ(need(1).sum() - need(2).sum(), need(1).gradients - need(2).gradients);
+    }
+  }
+}
 
 TEST(NodeMemory, SharedPartsAreTheBytesOfTheRegionsThatAreMade) {
   const v1::JobSpec spec = LargerJob(2, 2, v1::PRECISION_FP32);

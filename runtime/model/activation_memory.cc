@@ -11,15 +11,17 @@ class Planner {
  public:
   Planner(const ChunkOptions& options, Arena* arena)
       : options_(options),
-        config_(options.config),
+        config_(PartOfTensorRank(options.config, options.tensor.size)),
         accumulation_(AccumulationType(options.compute)),
         tokens_(options.micro_batch * options.seq),
+        rows_(tokens_ / options.tensor.size),
         arena_(arena) {}
 
   size_t bytes() const { return bytes_; }
 
   ChunkMemory Plan() {
     ChunkMemory memory;
+    shared_ = Shared();
     for (int i = 0; i < options_.num_slots; ++i) memory.slots.push_back(Slot());
     memory.scratch = Scratch();
     return memory;
@@ -31,74 +33,108 @@ class Planner {
     return arena_ != nullptr ? arena_->Allocate(dtype, size) : Vector{nullptr, dtype, size};
   }
 
-  // [N, cols] in compute.
-  Matrix NewMatrix(int64_t cols) {
-    bytes_ += Arena::BytesFor(options_.compute, tokens_ * cols);
-    return arena_ != nullptr ? arena_->AllocateMatrix(options_.compute, tokens_, cols) : Matrix{};
+  Matrix NewMatrix(int64_t rows, int64_t cols) {
+    bytes_ += Arena::BytesFor(options_.compute, rows * cols);
+    return arena_ != nullptr ? arena_->AllocateMatrix(options_.compute, rows, cols) : Matrix{};
   }
+  // [N, cols] in compute.
+  Matrix AllRows(int64_t cols) { return NewMatrix(tokens_, cols); }
+  // [R, C] in compute.
+  Matrix OwnRows() { return NewMatrix(rows_, config_.hidden_size); }
 
   SlotMemory Slot() {
     SlotMemory slot;
     if (options_.range.has_embedding) slot.tokens_N = NewVector(DType::kI32, tokens_);
     if (options_.range.has_head) slot.targets_N = NewVector(DType::kI32, tokens_);
-    slot.input_NC = NewMatrix(config_.hidden_size);
-    slot.gradient_NC = NewMatrix(config_.hidden_size);
-    if (!options_.range.has_head) slot.output_NC = NewMatrix(config_.hidden_size);
+    slot.input_RC = OwnRows();
+    slot.gradient_RC = OwnRows();
+    if (!options_.range.has_head) slot.output_RC = OwnRows();
     for (int i = 0; i < options_.range.num_layers; ++i) {
       // The first layer reads the chunk's input as it is; each other one adds up its predecessor's.
-      const Matrix x_NC = i == 0 ? slot.input_NC : NewMatrix(config_.hidden_size);
-      slot.layers.push_back(Layer(x_NC));
+      const Matrix x_RC = i == 0 ? slot.input_RC : OwnRows();
+      slot.layers.push_back(Layer(x_RC));
     }
     return slot;
   }
 
-  BlockActivations Layer(const Matrix& x_NC) {
-    BlockActivations layer;
-    layer.input_norm = Norm(x_NC);
-    layer.qkv_NQ = NewMatrix(config_.qkv_size());
-    layer.attention_NA = NewMatrix(config_.num_heads * config_.head_dim);
-    layer.log_sum_exp_BHT = NewVector(accumulation_, tokens_ * config_.num_heads);
-    if (config_.has_mlp_norm()) {
-      // In a parallel block both norms read one stream.
-      layer.post_attention_norm =
-          Norm(config_.parallel_block ? x_NC : NewMatrix(config_.hidden_size));
-    }
-    layer.up_NU = NewMatrix(config_.up_size());
-    layer.inner_NI = NewMatrix(config_.intermediate_size);
+  // What each layer makes again before its backward.
+  BlockActivations Shared() {
+    BlockActivations shared;
+    if (options_.recompute == Recompute::kFull) AddProducts(&shared);
+    if (options_.recompute != Recompute::kNone) AddWithoutProducts(&shared);
+    return shared;
+  }
+
+  BlockActivations Layer(const Matrix& x_RC) {
+    BlockActivations layer = shared_;
+    layer.input_norm.x_RC = x_RC;
+    // In a parallel block both norms read one stream.
+    if (config_.has_mlp_norm() && config_.parallel_block) layer.post_attention_norm.x_RC = x_RC;
+    if (options_.recompute != Recompute::kFull) AddProducts(&layer);
+    if (options_.recompute == Recompute::kNone) AddWithoutProducts(&layer);
     return layer;
   }
 
-  NormActivations Norm(const Matrix& x_NC) {
-    NormActivations norm;
-    norm.x_NC = x_NC;
-    norm.out_NC = NewMatrix(config_.hidden_size);
-    if (config_.norm == ops::NormKind::kLayerNorm) norm.mean_N = NewVector(accumulation_, tokens_);
-    norm.rstd_N = NewVector(accumulation_, tokens_);
-    return norm;
+  // What takes matrix products to make.
+  void AddProducts(BlockActivations* layer) {
+    layer->qkv_NQ = AllRows(config_.qkv_size());
+    layer->attention_NA = AllRows(config_.num_heads * config_.head_dim);
+    layer->log_sum_exp_BHT = NewVector(accumulation_, tokens_ * config_.num_heads);
+    if (!config_.parallel_block) layer->post_attention_norm.x_RC = OwnRows();
+    layer->up_NU = AllRows(config_.up_size());
+  }
+
+  // What does not.
+  void AddWithoutProducts(BlockActivations* layer) {
+    AddNormOutput(&layer->input_norm);
+    if (config_.has_mlp_norm()) AddNormOutput(&layer->post_attention_norm);
+    layer->inner_NI = AllRows(config_.intermediate_size);
+  }
+
+  void AddNormOutput(NormActivations* norm) {
+    norm->out_RC = OwnRows();
+    if (config_.norm == ops::NormKind::kLayerNorm) norm->mean_R = NewVector(accumulation_, rows_);
+    norm->rstd_R = NewVector(accumulation_, rows_);
   }
 
   ChunkScratch Scratch() {
     ChunkScratch scratch;
-    if (config_.parallel_block) scratch.block.attention_out_NC = NewMatrix(config_.hidden_size);
-    scratch.block.d_inner_NI = NewMatrix(config_.intermediate_size);
-    scratch.block.d_up_NU = NewMatrix(config_.up_size());
-    scratch.block.d_norm_NC = NewMatrix(config_.hidden_size);
-    scratch.block.d_attention_NA = NewMatrix(config_.num_heads * config_.head_dim);
-    scratch.block.d_qkv_NQ = NewMatrix(config_.qkv_size());
-    scratch.delta_NC = NewMatrix(config_.hidden_size);
+    if (options_.tensor.size > 1) {
+      scratch.block.gathered_NC = AllRows(config_.hidden_size);
+      scratch.block.d_gathered_NC = AllRows(config_.hidden_size);
+      scratch.block.partial_NC = AllRows(config_.hidden_size);
+    }
+    if (config_.parallel_block) {
+      // Forward has it, backward has the other.
+      scratch.block.attention_out_NC =
+          options_.tensor.size > 1 ? scratch.block.d_gathered_NC : AllRows(config_.hidden_size);
+    }
+    scratch.block.d_inner_NI = AllRows(config_.intermediate_size);
+    scratch.block.d_up_NU = AllRows(config_.up_size());
+    scratch.block.d_norm_RC = OwnRows();
+    scratch.block.d_attention_NA = AllRows(config_.num_heads * config_.head_dim);
+    scratch.block.d_qkv_NQ = AllRows(config_.qkv_size());
+    scratch.delta_RC = OwnRows();
     if (options_.range.has_head) {
-      scratch.final_norm = Norm(NewMatrix(config_.hidden_size));
-      scratch.logits_NV = NewMatrix(config_.vocab_size);
+      scratch.final_norm.x_RC = OwnRows();
+      AddNormOutput(&scratch.final_norm);
+      scratch.logits_NV = AllRows(config_.vocab_size);
+      if (options_.tensor.size > 1) {
+        scratch.statistics_3N = NewVector(accumulation_, 3 * tokens_);
+        scratch.all_statistics_P3N = NewVector(accumulation_, options_.tensor.size * 3 * tokens_);
+      }
     }
     return scratch;
   }
 
   const ChunkOptions& options_;
-  const ModelConfig& config_;
+  const ModelConfig config_;  // this tensor rank's part
   const DType accumulation_;
   const int64_t tokens_;
+  const int64_t rows_;  // this tensor rank's own
   Arena* const arena_;
   size_t bytes_ = 0;
+  BlockActivations shared_;  // by all layers
 };
 
 }  // namespace

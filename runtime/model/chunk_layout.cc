@@ -17,7 +17,34 @@ int64_t ShardElements(int64_t num_elements, int num_shards) {
   return (shard + kShardAlignment - 1) / kShardAlignment * kShardAlignment;
 }
 
+// The mean over queries t = 0 .. seq-1 of min(t + 1, window).
+double MeanVisibleKeys(int64_t seq, int64_t window) {
+  const double full = window == 0 ? seq : std::min(seq, window);
+  const double ramp = full * (full + 1) / 2;  // queries that see fewer than `full` keys, and one
+  return (ramp + (seq - full) * full) / seq;
+}
+
+int64_t Elements(const std::vector<int64_t>& shape) {
+  int64_t elements = 1;
+  for (const int64_t dim : shape) elements *= dim;
+  return elements;
+}
+
 }  // namespace
+
+TokenFlops FlopsPerToken(const ModelConfig& config, const ChunkRange& range, int64_t seq) {
+  const double hidden = static_cast<double>(config.hidden_size);
+  const double attention_width = static_cast<double>(config.num_heads * config.head_dim);
+  const double layer_elements =
+      hidden * (static_cast<double>(config.qkv_size()) + attention_width +
+                static_cast<double>(config.up_size() + config.intermediate_size));
+  const double head = range.has_head ? 2 * hidden * static_cast<double>(config.vocab_size) : 0;
+  TokenFlops flops;
+  flops.weights = range.num_layers * 2 * layer_elements + head;
+  flops.forward =
+      flops.weights + range.num_layers * 4 * attention_width * MeanVisibleKeys(seq, config.window);
+  return flops;
+}
 
 absl::StatusOr<ChunkRange> MakeChunkRange(const ModelConfig& config, int num_chunks,
                                           int chunk_index) {
@@ -46,51 +73,97 @@ absl::StatusOr<ChunkRange> MakeChunkRange(const ModelConfig& config, int num_chu
   return range;
 }
 
-ChunkLayout::ChunkLayout(const ModelConfig& config, const ChunkRange& range) {
+// A dimension cut evenly over the tensor ranks, in `parts` of it: queries, keys and values are cut
+// each for itself.
+struct ChunkLayout::Cut {
+  int dim = -1;  // -1: every rank has all of it
+  std::vector<int64_t> parts;
+};
+
+ChunkLayout::ChunkLayout(const ModelConfig& config, const ChunkRange& range, TensorPlace place)
+    : place_(place) {
   MEGASCALE_CHECK(range.first_layer >= 0 && range.num_layers >= 0);
   MEGASCALE_CHECK(range.first_layer + range.num_layers <= config.num_layers);
+  MEGASCALE_CHECK(place.index >= 0 && place.index < place.size);
+  MEGASCALE_CHECK(CutsEvenly(config, place.size));
+  const Cut whole;
+  const Cut vocabulary = {.dim = 0, .parts = {config.vocab_size}};
   if (range.has_embedding) {
-    Append("model.embed_tokens.weight", {config.vocab_size, config.hidden_size});
+    Append("model.embed_tokens.weight", {config.vocab_size, config.hidden_size}, vocabulary);
     if (config.position == PositionKind::kLearned) {
-      Append("model.embed_positions.weight", {config.max_positions, config.hidden_size});
+      Append("model.embed_positions.weight", {config.max_positions, config.hidden_size}, whole);
     }
   }
   for (int i = 0; i < range.num_layers; ++i) AppendLayer(config, range.first_layer + i);
   if (!range.has_head) return;
-  Append("model.norm.weight", {config.hidden_size});
-  if (config.has_norm_bias()) Append("model.norm.bias", {config.hidden_size});
+  Append("model.norm.weight", {config.hidden_size}, whole);
+  if (config.has_norm_bias()) Append("model.norm.bias", {config.hidden_size}, whole);
   if (config.tied) {
     MEGASCALE_CHECK_MSG(range.has_embedding, "tied output matrix without the embedding");
   } else {
-    Append("lm_head.weight", {config.vocab_size, config.hidden_size});
+    Append("lm_head.weight", {config.vocab_size, config.hidden_size}, vocabulary);
   }
 }
 
 void ChunkLayout::AppendLayer(const ModelConfig& config, int layer) {
   const int64_t hidden = config.hidden_size;
+  const int64_t queries = config.num_heads * config.head_dim;
+  const int64_t keys = config.num_kv_heads * config.head_dim;
+  const int64_t inner = config.intermediate_size;
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-  auto append = [&](absl::string_view module, std::vector<int64_t> shape, bool has_bias) {
+  auto append = [&](absl::string_view module, std::vector<int64_t> shape, bool has_bias,
+                    const Cut& cut) {
     const std::vector<int64_t> bias_shape = {shape[0]};
-    Append(absl::StrCat(prefix, module, ".weight"), std::move(shape));
-    if (has_bias) Append(absl::StrCat(prefix, module, ".bias"), bias_shape);
+    Append(absl::StrCat(prefix, module, ".weight"), std::move(shape), cut);
+    if (!has_bias) return;
+    Append(absl::StrCat(prefix, module, ".bias"), bias_shape, cut.dim == 0 ? cut : Cut());
   };
-  append("input_norm", {hidden}, config.has_norm_bias());
-  append("attn.qkv", {config.qkv_size(), hidden}, config.attention_bias);
-  append("attn.out", {hidden, config.num_heads * config.head_dim}, config.attention_bias);
-  if (config.has_mlp_norm()) append("post_attention_norm", {hidden}, config.has_norm_bias());
-  append("mlp.up", {config.up_size(), hidden}, config.mlp_bias);
-  append("mlp.down", {hidden, config.intermediate_size}, config.mlp_bias);
+  std::vector<int64_t> up_parts(config.up_size() / inner, inner);
+  append("input_norm", {hidden}, config.has_norm_bias(), {});
+  append("attn.qkv", {config.qkv_size(), hidden}, config.attention_bias,
+         {.dim = 0, .parts = {queries, keys, keys}});
+  append("attn.out", {hidden, queries}, config.attention_bias, {.dim = 1, .parts = {queries}});
+  if (config.has_mlp_norm()) append("post_attention_norm", {hidden}, config.has_norm_bias(), {});
+  append("mlp.up", {config.up_size(), hidden}, config.mlp_bias,
+         {.dim = 0, .parts = std::move(up_parts)});
+  append("mlp.down", {hidden, inner}, config.mlp_bias, {.dim = 1, .parts = {inner}});
 }
 
-void ChunkLayout::Append(const std::string& name, std::vector<int64_t> shape) {
+void ChunkLayout::Append(const std::string& name, std::vector<int64_t> global_shape,
+                         const Cut& cut) {
   Parameter parameter;
   parameter.name = name;
   parameter.offset = num_elements_;
-  parameter.size = 1;
-  for (const int64_t dim : shape) parameter.size *= dim;
-  parameter.weight_decay = shape.size() > 1;
-  parameter.shape = std::move(shape);
-  MEGASCALE_CHECK_MSG(parameter.size > 0, name);
+  parameter.weight_decay = global_shape.size() > 1;
+  parameter.shape = global_shape;
+  parameter.global_shape = std::move(global_shape);
+  if (place_.size == 1 || cut.dim < 0) {
+    parameter.size = Elements(parameter.shape);
+    parameter.replicated = place_.size > 1;
+    parameter.boxes.push_back({.offset = std::vector<int64_t>(parameter.shape.size(), 0),
+                               .shape = parameter.shape,
+                               .count = parameter.size});
+  } else {
+    // Several parts of columns would lie side by side and not one behind the other.
+    MEGASCALE_CHECK_MSG(cut.dim == 0 || cut.parts.size() == 1, name);
+    int64_t part_begin = 0;
+    for (const int64_t part : cut.parts) {
+      const int64_t share = part / place_.size;
+      ParameterBox box;
+      box.offset.assign(parameter.shape.size(), 0);
+      box.offset[cut.dim] = part_begin + place_.index * share;
+      box.shape = parameter.global_shape;
+      box.shape[cut.dim] = share;
+      box.begin = parameter.size;
+      box.count = Elements(box.shape);
+      parameter.size += box.count;
+      parameter.boxes.push_back(std::move(box));
+      part_begin += part;
+    }
+    MEGASCALE_CHECK_MSG(part_begin == parameter.global_shape[cut.dim], name);
+    parameter.shape[cut.dim] /= place_.size;
+  }
+  MEGASCALE_CHECK_MSG(parameter.size > 0 && parameter.size == Elements(parameter.shape), name);
   num_elements_ += parameter.size;
   index_of_name_[name] = static_cast<int>(parameters_.size());
   parameters_.push_back(std::move(parameter));
@@ -99,6 +172,18 @@ void ChunkLayout::Append(const std::string& name, std::vector<int64_t> shape) {
 int ChunkLayout::Find(absl::string_view name) const {
   const auto found = index_of_name_.find(name);
   return found == index_of_name_.end() ? -1 : found->second;
+}
+
+int64_t GlobalIndex(const Parameter& parameter, const ParameterBox& box, int64_t index) {
+  MEGASCALE_CHECK(index >= 0 && index < box.count);
+  int64_t global = 0;
+  int64_t stride = 1;
+  for (size_t dim = box.shape.size(); dim-- > 0;) {
+    global += (box.offset[dim] + index % box.shape[dim]) * stride;
+    index /= box.shape[dim];
+    stride *= parameter.global_shape[dim];
+  }
+  return global;
 }
 
 int64_t ChunkLayout::padded_elements(int num_shards) const {
@@ -117,9 +202,20 @@ std::vector<ParameterSlice> ChunkLayout::SlicesOf(const FlatRange& range) const 
   std::vector<ParameterSlice> slices;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = parameters_[i];
-    const int64_t begin = std::max(range.begin, parameter.offset);
-    const int64_t end = std::min(range_end, parameter.offset + parameter.size);
-    if (begin < end) slices.push_back({static_cast<int>(i), begin - parameter.offset, end - begin});
+    if (range_end <= parameter.offset) break;
+    if (parameter.offset + parameter.size <= range.begin) continue;
+    for (size_t k = 0; k < parameter.boxes.size(); ++k) {
+      const ParameterBox& box = parameter.boxes[k];
+      const int64_t box_offset = parameter.offset + box.begin;
+      const int64_t begin = std::max(range.begin, box_offset);
+      const int64_t end = std::min(range_end, box_offset + box.count);
+      if (begin >= end) continue;
+      slices.push_back({.parameter_index = static_cast<int>(i),
+                        .box_index = static_cast<int>(k),
+                        .begin = begin - parameter.offset,
+                        .begin_in_box = begin - box_offset,
+                        .count = end - begin});
+    }
   }
   return slices;
 }

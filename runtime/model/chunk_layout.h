@@ -15,6 +15,11 @@
 //   model.norm.weight|bias        [C]             last chunk
 //   lm_head.weight                [V, C]          last chunk, unless tied
 // Biases exist where the config says so: has_norm_bias(), attention_bias, mlp_bias.
+//
+// Tensor ranks cut queries, keys, values, gate and up each by its rows (with their biases),
+// attn.out and mlp.down by their columns, and the vocabulary's matrices by their rows. Each has a
+// copy of the rest. What a rank has of a tensor is a row of boxes: boxes of the global tensor that
+// lie one behind the other in the local one.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +30,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "runtime/model/config.h"
+#include "runtime/model/tensor_group.h"
 
 namespace megascale::model {
 
@@ -42,13 +48,28 @@ struct ChunkRange {
 absl::StatusOr<ChunkRange> MakeChunkRange(const ModelConfig& config, int num_chunks,
                                           int chunk_index);
 
+// Part of a global tensor, row-major in itself.
+struct ParameterBox {
+  std::vector<int64_t> offset;  // of its first element in the global tensor, by dimension
+  std::vector<int64_t> shape;
+  int64_t begin = 0;  // of its first element among the local tensor's
+  int64_t count = 0;  // elements
+};
+
 struct Parameter {
   std::string name;
-  std::vector<int64_t> shape;
-  int64_t offset = 0;         // of its first element in the flat space
-  int64_t size = 0;           // elements
-  bool weight_decay = false;  // matrices, embeddings among them; not norms, biases
+  std::vector<int64_t> shape;         // of what this rank has
+  std::vector<int64_t> global_shape;  // of all of it
+  std::vector<ParameterBox> boxes;  // what this rank has, in order; one, of all, where it is whole
+  int64_t offset = 0;               // of its first element in the flat space
+  int64_t size = 0;                 // elements of what this rank has
+  bool weight_decay = false;        // matrices, embeddings among them; not norms, biases
+  // Each of several tensor ranks has all of it, and makes a partial gradient, from its own rows.
+  bool replicated = false;
 };
+
+// Which element of the global tensor is element `index` of `box`, in row-major order.
+int64_t GlobalIndex(const Parameter& parameter, const ParameterBox& box, int64_t index);
 
 // Part of the flat space. A shard's range may reach beyond num_elements(): that is padding.
 struct FlatRange {
@@ -56,17 +77,21 @@ struct FlatRange {
   int64_t count = 0;
 };
 
-// The part of one parameter that lies in a flat range.
+// What lies in a flat range of one box of a parameter.
 struct ParameterSlice {
   int parameter_index = 0;
-  int64_t begin = 0;  // within the tensor
+  int box_index = 0;
+  int64_t begin = 0;         // within the local tensor
+  int64_t begin_in_box = 0;  // within the box
   int64_t count = 0;
 };
 
 class ChunkLayout {
  public:
-  ChunkLayout(const ModelConfig& config, const ChunkRange& range);
+  // What the rank at `place` has of the chunk. Requires: CutsEvenly(config, place.size).
+  ChunkLayout(const ModelConfig& config, const ChunkRange& range, TensorPlace place = {});
 
+  TensorPlace place() const { return place_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   // The index of a parameter, or -1 where this chunk has none of that name.
   int Find(absl::string_view name) const;
@@ -78,16 +103,28 @@ class ChunkLayout {
   int64_t padded_elements(int num_shards) const;
   FlatRange ShardRange(int num_shards, int index) const;
 
-  // The parameters' parts in a flat range, in order, without padding.
+  // The parts of the parameters' boxes in a flat range, in order, without padding.
   std::vector<ParameterSlice> SlicesOf(const FlatRange& range) const;
 
  private:
-  void Append(const std::string& name, std::vector<int64_t> shape);
+  // How a parameter's rows or columns are cut.
+  struct Cut;
+  void Append(const std::string& name, std::vector<int64_t> global_shape, const Cut& cut);
   void AppendLayer(const ModelConfig& config, int layer);
 
+  TensorPlace place_;
   std::vector<Parameter> parameters_;
   absl::flat_hash_map<std::string, int> index_of_name_;
   int64_t num_elements_ = 0;
 };
+
+// What one token costs in a chunk, at sequence length `seq`. The model's TrainFlopsPerToken is 3
+// times the forward FLOPs of all its chunks.
+struct TokenFlops {
+  double forward = 0;                              // matrix products, attention among them
+  double weights = 0;                              // of a backward: the gradients of the weights
+  double backward() const { return 2 * forward; }  // with `weights`
+};
+TokenFlops FlopsPerToken(const ModelConfig& config, const ChunkRange& range, int64_t seq);
 
 }  // namespace megascale::model

@@ -171,5 +171,108 @@ TEST(ChunkLayout, ShardsAreEqualAlignedAndCoverEverySliceOnce) {
   }
 }
 
+// A config of which four tensor ranks can have equal parts.
+ModelConfig CuttableConfig() {
+  ModelConfig config = SmallConfig();
+  config.vocab_size = 12;
+  config.num_heads = 8;
+  config.num_kv_heads = 4;
+  config.activation = ops::ActivationKind::kSwiGlu;
+  return config;
+}
+
+ChunkLayout LayoutAt(const ModelConfig& config, TensorPlace place) {
+  return ChunkLayout(config, *MakeChunkRange(config, 1, 0), place);
+}
+
+TEST(ChunkLayout, OneTensorRankHasEachParameterInOneBox) {
+  const ChunkLayout layout = LayoutAt(CuttableConfig(), {});
+  for (const Parameter& parameter : layout.parameters()) {
+    EXPECT_EQ(parameter.shape, parameter.global_shape);
+    EXPECT_FALSE(parameter.replicated);
+    ASSERT_EQ(parameter.boxes.size(), 1u);
+    EXPECT_EQ(parameter.boxes[0].shape, parameter.shape);
+    EXPECT_EQ(parameter.boxes[0].count, parameter.size);
+    EXPECT_EQ(GlobalIndex(parameter, parameter.boxes[0], parameter.size - 1), parameter.size - 1);
+  }
+}
+
+TEST(ChunkLayout, TensorRanksCutRowsOfQueriesKeysAndValuesEachForItself) {
+  const ChunkLayout layout = LayoutAt(CuttableConfig(), {.size = 2, .index = 1});
+  const Parameter& qkv = Named(layout, "model.layers.3.attn.qkv.weight");
+  EXPECT_THAT(qkv.shape, ElementsAre(16, 8));
+  EXPECT_THAT(qkv.global_shape, ElementsAre(32, 8));
+  ASSERT_EQ(qkv.boxes.size(), 3u);
+  EXPECT_THAT(qkv.boxes[0].offset, ElementsAre(8, 0));
+  EXPECT_THAT(qkv.boxes[1].offset, ElementsAre(20, 0));
+  EXPECT_THAT(qkv.boxes[2].offset, ElementsAre(28, 0));
+  EXPECT_THAT(qkv.boxes[0].shape, ElementsAre(8, 8));
+  EXPECT_THAT(qkv.boxes[2].shape, ElementsAre(4, 8));
+  EXPECT_EQ(qkv.boxes[1].begin, 64);
+  EXPECT_EQ(qkv.boxes[1].count, 32);
+  EXPECT_EQ(GlobalIndex(qkv, qkv.boxes[1], 9), 21 * 8 + 1);
+  const Parameter& bias = Named(layout, "model.layers.3.attn.qkv.bias");
+  ASSERT_EQ(bias.boxes.size(), 3u);
+  EXPECT_THAT(bias.boxes[2].offset, ElementsAre(28));
+  EXPECT_FALSE(bias.replicated);
+  EXPECT_EQ(Named(layout, "model.layers.3.mlp.up.weight").boxes.size(), 2u);
+}
+
+TEST(ChunkLayout, TensorRanksCutColumnsOfWhatWritesToTheStreamAndCopyTheRest) {
+  const ChunkLayout layout = LayoutAt(CuttableConfig(), {.size = 4, .index = 2});
+  const Parameter& down = Named(layout, "model.layers.0.mlp.down.weight");
+  EXPECT_THAT(down.shape, ElementsAre(8, 3));
+  ASSERT_EQ(down.boxes.size(), 1u);
+  EXPECT_THAT(down.boxes[0].offset, ElementsAre(0, 6));
+  EXPECT_EQ(GlobalIndex(down, down.boxes[0], 4), 1 * 12 + 7);
+  EXPECT_THAT(Named(layout, "lm_head.weight").boxes[0].offset, ElementsAre(6, 0));
+  std::set<std::string> replicated;
+  for (const Parameter& parameter : layout.parameters()) {
+    if (!parameter.replicated) continue;
+    EXPECT_EQ(parameter.shape, parameter.global_shape);
+    replicated.insert(parameter.name);
+  }
+  EXPECT_TRUE(replicated.contains("model.embed_positions.weight"));
+  EXPECT_TRUE(replicated.contains("model.layers.4.mlp.down.bias"));
+  EXPECT_TRUE(replicated.contains("model.norm.weight"));
+  EXPECT_EQ(replicated.size(), 1u + 5 * 6 + 2);
+}
+
+TEST(ChunkLayout, SlicesOfTensorRanksCoverEachElementOfTheModelOnce) {
+  const ModelConfig config = CuttableConfig();
+  const ChunkLayout whole = LayoutAt(config, {});
+  std::vector<std::vector<int>> times;
+  for (const Parameter& parameter : whole.parameters()) times.emplace_back(parameter.size, 0);
+  for (int index = 0; index < 4; ++index) {
+    const ChunkLayout layout = LayoutAt(config, {.size = 4, .index = index});
+    for (int shard = 0; shard < 3; ++shard) {
+      for (const ParameterSlice& slice : layout.SlicesOf(layout.ShardRange(3, shard))) {
+        const Parameter& parameter = layout.parameters()[slice.parameter_index];
+        if (parameter.replicated && index > 0) continue;
+        const ParameterBox& box = parameter.boxes[slice.box_index];
+        EXPECT_EQ(slice.begin, box.begin + slice.begin_in_box);
+        EXPECT_LE(slice.begin_in_box + slice.count, box.count);
+        for (int64_t i = 0; i < slice.count; ++i) {
+          ++times[slice.parameter_index][GlobalIndex(parameter, box, slice.begin_in_box + i)];
+        }
+      }
+    }
+  }
+  for (const std::vector<int>& tensor : times) EXPECT_THAT(tensor, testing::Each(1));
+}
+
+TEST(ChunkLayout, HasTheSizesOfATensorRanksPartOfTheConfig) {
+  const ModelConfig config = CuttableConfig();
+  EXPECT_TRUE(CutsEvenly(config, 4));
+  EXPECT_FALSE(CutsEvenly(config, 3));
+  const ChunkLayout cut = LayoutAt(config, {.size = 4, .index = 1});
+  const ChunkLayout part = LayoutAt(PartOfTensorRank(config, 4), {});
+  ASSERT_EQ(cut.parameters().size(), part.parameters().size());
+  for (size_t i = 0; i < part.parameters().size(); ++i) {
+    EXPECT_EQ(cut.parameters()[i].shape, part.parameters()[i].shape) << part.parameters()[i].name;
+    EXPECT_EQ(cut.parameters()[i].offset, part.parameters()[i].offset);
+  }
+}
+
 }  // namespace
 }  // namespace megascale::model

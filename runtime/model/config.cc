@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/job.pb.h"
+#include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/model/chunk_layout.h"
 
@@ -92,13 +93,6 @@ absl::Status CheckNumbers(const ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// The mean over queries t = 0 .. seq-1 of min(t + 1, window).
-double MeanVisibleKeys(int64_t seq, int64_t window) {
-  const double full = window == 0 ? seq : std::min(seq, window);
-  const double ramp = full * (full + 1) / 2;  // queries that see fewer than `full` keys, and one
-  return (ramp + (seq - full) * full) / seq;
-}
-
 }  // namespace
 
 absl::StatusOr<ModelConfig> MakeModelConfig(const ModelSpec& spec) {
@@ -135,19 +129,33 @@ absl::StatusOr<ModelConfig> MakeModelConfig(const ModelSpec& spec) {
   return config;
 }
 
+bool CutsEvenly(const ModelConfig& config, int tensor_size) {
+  if (tensor_size < 1) return false;
+  for (const int64_t cut :
+       {config.num_heads, config.num_kv_heads, config.intermediate_size, config.vocab_size}) {
+    if (cut % tensor_size != 0) return false;
+  }
+  return true;
+}
+
+ModelConfig PartOfTensorRank(ModelConfig config, int tensor_size) {
+  MEGASCALE_CHECK(CutsEvenly(config, tensor_size));
+  config.num_heads /= tensor_size;
+  config.num_kv_heads /= tensor_size;
+  config.intermediate_size /= tensor_size;
+  config.vocab_size /= tensor_size;
+  return config;
+}
+
 int64_t NumParameters(const ModelConfig& config) {
   const ChunkRange whole{0, static_cast<int>(config.num_layers), true, true};
   return ChunkLayout(config, whole).num_elements();
 }
 
 double TrainFlopsPerToken(const ModelConfig& config, int64_t seq) {
-  const double hidden = config.hidden_size;
-  const double attention_width = config.num_heads * config.head_dim;
-  const double layer_elements =
-      hidden * (config.qkv_size() + attention_width + config.up_size() + config.intermediate_size);
-  const double layer_flops =
-      2 * layer_elements + 4 * attention_width * MeanVisibleKeys(seq, config.window);
-  return 3 * (config.num_layers * layer_flops + 2 * hidden * config.vocab_size);
+  const TokenFlops flops =
+      FlopsPerToken(config, {0, static_cast<int>(config.num_layers), true, true}, seq);
+  return flops.forward + flops.backward();
 }
 
 }  // namespace megascale::model

@@ -51,6 +51,14 @@ struct ModelConfig {
   }
 };
 
+// Whether each of `tensor_size` ranks can have an equal part of the query heads, the key/value
+// heads, the MLP's inner width and the vocabulary.
+bool CutsEvenly(const ModelConfig& config, int tensor_size);
+// What one of `tensor_size` ranks computes: `config` with its part of what is cut. Its kernels'
+// and buffers' sizes follow from it; initial weights and FLOPs are the whole model's to tell.
+// Requires: CutsEvenly(config, tensor_size).
+ModelConfig PartOfTensorRank(ModelConfig config, int tensor_size);
+
 // The config of a resolved specification. Zeros take the defaults that proto/job.proto names, but
 // for max_position_embeddings, whose default is the job's sequence length and not known here.
 // Errors: InvalidArgument - a size that is missing, negative or does not divide; names the field.

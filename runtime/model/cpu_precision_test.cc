@@ -18,24 +18,6 @@ using tensor::DType;
 constexpr int64_t kBatch = 3;
 constexpr int64_t kSeq = 37;
 
-ModelConfig OldStyle() {
-  ModelConfig config;
-  config.vocab_size = 101;
-  config.hidden_size = 48;
-  config.num_layers = 3;
-  config.num_heads = 3;
-  config.num_kv_heads = 3;
-  config.head_dim = 16;
-  config.intermediate_size = 192;
-  config.max_positions = kSeq;
-  config.init_range = 0.1;
-  return config;
-}
-
-std::vector<ModelConfig> Styles() {
-  return {OldStyle(), NewStyle(OldStyle(), 9), NeoXStyle(OldStyle())};
-}
-
 struct Result {
   double loss = 0;
   double evaluated = 0;
@@ -57,7 +39,7 @@ Result TrainOnce(const ModelConfig& config, ops::Ops* ops) {
 }
 
 void ExpectNearReference(DType compute, double loss_tolerance, double gradient_tolerance) {
-  for (const ModelConfig& config : Styles()) {
+  for (const ModelConfig& config : Styles(LargerConfig(), 9)) {
     const Result expected = TrainOnce(config, ops::MakeReferenceOps().get());
     const Result result = TrainOnce(config, ops::MakeCpuOps(compute, 1).get());
     EXPECT_NEAR(result.loss, expected.loss, loss_tolerance * expected.loss);
@@ -75,7 +57,7 @@ TEST(CpuPrecision, BFloat16IsNearTheReference) { ExpectNearReference(DType::kBF1
 TEST(CpuPrecision, TheSameInputsGiveTheSameBits) {
   for (const DType compute : {DType::kF32, DType::kBF16}) {
     for (const int num_threads : {1, 2}) {
-      const ModelConfig config = NewStyle(OldStyle(), 9);
+      const ModelConfig config = NewStyle(LargerConfig(), 9);
       const Result first = TrainOnce(config, ops::MakeCpuOps(compute, num_threads).get());
       const Result second = TrainOnce(config, ops::MakeCpuOps(compute, num_threads).get());
       EXPECT_EQ(first.loss, second.loss);

@@ -8,14 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "runtime/model/test_pipeline.h"
 
 namespace megascale::model {
 namespace {
-
-using ops::ActivationKind;
-using ops::NormKind;
 
 constexpr double kStep = 1e-5;
 constexpr double kScale = 0.125;
@@ -86,59 +82,8 @@ void CheckElements(const ModelConfig& config) {
   }
 }
 
-enum class Block { kSerial, kParallelSharedNorm, kParallelTwoNorms };
-
-ModelConfig WithBlock(ModelConfig config, Block block) {
-  config.parallel_block = block != Block::kSerial;
-  config.shared_norm = block != Block::kParallelTwoNorms;
-  return config;
-}
-
-// `rotary_dim` 0: learned positions.
-ModelConfig WithPositions(ModelConfig config, int64_t rotary_dim) {
-  config.position = rotary_dim == 0 ? PositionKind::kLearned : PositionKind::kRotary;
-  config.rotary_dim = rotary_dim;
-  return config;
-}
-
-// Every combination of the options that change the mathematics.
-std::vector<ModelConfig> AllCombinations() {
-  std::vector<ModelConfig> configs;
-  for (const NormKind norm : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
-    for (const ActivationKind activation :
-         {ActivationKind::kGelu, ActivationKind::kGeluTanh, ActivationKind::kSwiGlu}) {
-      for (const Block block :
-           {Block::kSerial, Block::kParallelSharedNorm, Block::kParallelTwoNorms}) {
-        for (const int64_t rotary_dim : {0, 2, 4}) {
-          for (int bits = 0; bits < 32; ++bits) {
-            ModelConfig config = WithPositions(WithBlock(TinyConfig(), block), rotary_dim);
-            config.norm = norm;
-            config.activation = activation;
-            if (bits & 1) config.num_kv_heads = 1;
-            if (bits & 2) config.window = 3;
-            config.tied = (bits & 4) != 0;
-            config.attention_bias = (bits & 8) != 0;
-            config.mlp_bias = (bits & 16) != 0;
-            configs.push_back(config);
-          }
-        }
-      }
-    }
-  }
-  return configs;
-}
-
-std::string Describe(const ModelConfig& config) {
-  return absl::StrCat("norm ", static_cast<int>(config.norm), ", activation ",
-                      static_cast<int>(config.activation), ", rotary ",
-                      config.position == PositionKind::kRotary ? config.rotary_dim : 0,
-                      ", parallel ", config.parallel_block, ", shared norm ", config.shared_norm,
-                      ", biases ", config.attention_bias, config.mlp_bias, ", key/value heads ",
-                      config.num_kv_heads, ", window ", config.window, ", tied ", config.tied);
-}
-
 TEST(Gradient, EqualsFiniteDifferencesForEveryCombinationOfOptions) {
-  for (const ModelConfig& config : AllCombinations()) {
+  for (const ModelConfig& config : AllCombinations(TinyConfig())) {
     SCOPED_TRACE(Describe(config));
     CheckDirections(config);
   }
@@ -149,7 +94,9 @@ TEST(Gradient, EqualsFiniteDifferencesInEachElementOfAnOldStyleModel) {
 }
 
 TEST(Gradient, EqualsFiniteDifferencesWhereHeadsAreWiderThanTheirShareOfTheHiddenSize) {
-  ModelConfig config = WithPositions(TinyConfig(), 4);
+  ModelConfig config = TinyConfig();
+  config.position = PositionKind::kRotary;
+  config.rotary_dim = 4;
   config.head_dim = 6;
   CheckDirections(config);
 }

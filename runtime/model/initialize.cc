@@ -1,5 +1,6 @@
 #include "runtime/model/initialize.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/match.h"
@@ -73,8 +74,16 @@ void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout, 
     if (!is_matrix && absl::EndsWith(parameter.name, ".bias")) continue;
     const uint64_t key = KeyOf(seed, parameter.name);
     const double range = RangeOf(config, parameter);
-    for (int64_t i = 0; i < slice.count; ++i) {
-      Store(master, first + i, is_matrix ? range * Normal(key, slice.begin + i) : 1.0);
+    const ParameterBox& box = parameter.boxes[slice.box_index];
+    const int64_t row = box.shape.back();
+    for (int64_t done = 0; done < slice.count;) {
+      const int64_t index_in_box = slice.begin_in_box + done;
+      const int64_t rest_of_row = std::min(slice.count - done, row - index_in_box % row);
+      const int64_t index = GlobalIndex(parameter, box, index_in_box);
+      for (int64_t i = 0; i < rest_of_row; ++i) {
+        Store(master, first + done + i, is_matrix ? range * Normal(key, index + i) : 1.0);
+      }
+      done += rest_of_row;
     }
   }
 }

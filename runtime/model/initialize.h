@@ -1,5 +1,6 @@
-// Initial weights. Each element is a pure function of (seed, tensor name, index in the tensor), so
-// that they do not depend on how the model is cut into chunks and shards. The normal distribution
+// Initial weights. Each element is a pure function of (seed, tensor name, index in the global
+// tensor), so that they do not depend on how the model is cut into chunks, shards and tensor ranks'
+// parts. The normal distribution
 // goes through the C library's log, sqrt, sin and cos: the same bits for the same library version
 // and instruction set, which belong to the numerics fingerprint.
 #pragma once

@@ -49,6 +49,29 @@ Tensors Initialized(const ModelConfig& config, int num_chunks, int num_shards) {
   return tensors;
 }
 
+// The same from `tensor_size` tensor ranks' parts.
+Tensors InitializedByTensorRanks(const ModelConfig& config, int tensor_size) {
+  Tensors tensors;
+  for (int index = 0; index < tensor_size; ++index) {
+    const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0), {tensor_size, index});
+    std::vector<float> master(layout.num_elements(), -1.0f);
+    InitializeParameters(config, layout, kSeed, 0,
+                         {master.data(), DType::kF32, layout.num_elements()});
+    for (const ParameterSlice& slice : layout.SlicesOf({0, layout.num_elements()})) {
+      const Parameter& parameter = layout.parameters()[slice.parameter_index];
+      std::vector<float>& values = tensors[parameter.name];
+      int64_t elements = 1;
+      for (const int64_t dim : parameter.global_shape) elements *= dim;
+      values.resize(elements, -1.0f);
+      for (int64_t i = 0; i < slice.count; ++i) {
+        values[GlobalIndex(parameter, parameter.boxes[slice.box_index], slice.begin_in_box + i)] =
+            master[parameter.offset + slice.begin + i];
+      }
+    }
+  }
+  return tensors;
+}
+
 double StandardDeviation(const std::vector<float>& values) {
   double sum = 0, squares = 0;
   for (const double value : values) {
@@ -65,6 +88,18 @@ TEST(InitializeParameters, DoesNotDependOnChunksAndShards) {
   EXPECT_EQ(whole, Initialized(config, 1, 3));
   EXPECT_EQ(whole, Initialized(config, 2, 1));
   EXPECT_EQ(whole, Initialized(config, 4, 5));
+}
+
+TEST(InitializeParameters, DoesNotDependOnTensorRanks) {
+  ModelConfig config = SmallConfig();
+  config.vocab_size = 52;
+  config.num_heads = 8;
+  config.num_kv_heads = 4;
+  config.head_dim = 3;
+  config.activation = ops::ActivationKind::kSwiGlu;
+  const Tensors whole = Initialized(config, 1, 1);
+  EXPECT_EQ(whole, InitializedByTensorRanks(config, 2));
+  EXPECT_EQ(whole, InitializedByTensorRanks(config, 4));
 }
 
 TEST(InitializeParameters, HasTheAskedForDistribution) {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/model/initialize.h"
 
@@ -49,16 +51,38 @@ void FillParameters(const ModelConfig& config, const ChunkLayout& layout, ops::O
   InitializeParameters(config, layout, kSeed, 0, master);
   for (const Parameter& parameter : layout.parameters()) {
     if (parameter.shape.size() > 1) continue;
-    for (int64_t i = 0; i < parameter.size; ++i) {
-      const double shift = 0.3 * std::sin(1.0 + 7.0 * i + parameter.name.size());
-      if (accumulation == DType::kF64) {
-        master.as<double>()[parameter.offset + i] += shift;
-      } else {
-        master.as<float>()[parameter.offset + i] += static_cast<float>(shift);
+    for (const ParameterBox& box : parameter.boxes) {
+      for (int64_t i = 0; i < box.count; ++i) {
+        const int64_t index = GlobalIndex(parameter, box, i);
+        const double shift = 0.3 * std::sin(1.0 + 7.0 * index + parameter.name.size());
+        const int64_t at = parameter.offset + box.begin + i;
+        if (accumulation == DType::kF64) {
+          master.as<double>()[at] += shift;
+        } else {
+          master.as<float>()[at] += static_cast<float>(shift);
+        }
       }
     }
   }
   ops->Cast(master, weights);
+}
+
+using ops::ActivationKind;
+using ops::NormKind;
+
+enum class Block { kSerial, kParallelSharedNorm, kParallelTwoNorms };
+
+ModelConfig WithBlock(ModelConfig config, Block block) {
+  config.parallel_block = block != Block::kSerial;
+  config.shared_norm = block != Block::kParallelTwoNorms;
+  return config;
+}
+
+// `rotary_dim` 0: learned positions.
+ModelConfig WithPositions(ModelConfig config, int64_t rotary_dim) {
+  config.position = rotary_dim == 0 ? PositionKind::kLearned : PositionKind::kRotary;
+  config.rotary_dim = rotary_dim;
+  return config;
 }
 
 }  // namespace
@@ -74,6 +98,20 @@ ModelConfig TinyConfig() {
   config.intermediate_size = 12;
   config.max_positions = 7;
   config.init_range = 0.3;
+  return config;
+}
+
+ModelConfig LargerConfig() {
+  ModelConfig config;
+  config.vocab_size = 101;
+  config.hidden_size = 48;
+  config.num_layers = 3;
+  config.num_heads = 3;
+  config.num_kv_heads = 3;
+  config.head_dim = 16;
+  config.intermediate_size = 192;
+  config.max_positions = 37;
+  config.init_range = 0.1;
   return config;
 }
 
@@ -96,6 +134,45 @@ ModelConfig NeoXStyle(ModelConfig config) {
   config.parallel_block = true;
   config.shared_norm = false;
   return config;
+}
+
+std::vector<ModelConfig> Styles(const ModelConfig& base, int64_t window) {
+  return {base, NewStyle(base, window), NeoXStyle(base)};
+}
+
+std::vector<ModelConfig> AllCombinations(const ModelConfig& base) {
+  std::vector<ModelConfig> configs;
+  for (const NormKind norm : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
+    for (const ActivationKind activation :
+         {ActivationKind::kGelu, ActivationKind::kGeluTanh, ActivationKind::kSwiGlu}) {
+      for (const Block block :
+           {Block::kSerial, Block::kParallelSharedNorm, Block::kParallelTwoNorms}) {
+        for (const int64_t rotary_dim : {0, 2, 4}) {
+          for (int bits = 0; bits < 32; ++bits) {
+            ModelConfig config = WithPositions(WithBlock(base, block), rotary_dim);
+            config.norm = norm;
+            config.activation = activation;
+            if (bits & 1) config.num_kv_heads = 1;
+            if (bits & 2) config.window = 3;
+            config.tied = (bits & 4) != 0;
+            config.attention_bias = (bits & 8) != 0;
+            config.mlp_bias = (bits & 16) != 0;
+            configs.push_back(config);
+          }
+        }
+      }
+    }
+  }
+  return configs;
+}
+
+std::string Describe(const ModelConfig& config) {
+  return absl::StrCat("norm ", static_cast<int>(config.norm), ", activation ",
+                      static_cast<int>(config.activation), ", rotary ",
+                      config.position == PositionKind::kRotary ? config.rotary_dim : 0,
+                      ", parallel ", config.parallel_block, ", shared norm ", config.shared_norm,
+                      ", biases ", config.attention_bias, config.mlp_bias, ", key/value heads ",
+                      config.num_kv_heads, ", window ", config.window, ", tied ", config.tied);
 }
 
 std::vector<int32_t> RandomTokens(int64_t count, int64_t vocab_size, uint64_t seed) {
@@ -145,27 +222,40 @@ TestPipeline::TestPipeline(const TestPipelineOptions& options, ops::Ops* ops)
     : options_(options), ops_(*ops) {
   const DType compute = ops->compute();
   const DType accumulation = AccumulationType(compute);
+  const TensorPlace place = options.group != nullptr ? options.group->place() : TensorPlace();
   size_t bytes = 0;
   for (int i = 0; i < options.num_chunks; ++i) {
-    layouts_.emplace_back(options.config, *MakeChunkRange(options.config, options.num_chunks, i));
+    layouts_.emplace_back(options.config, *MakeChunkRange(options.config, options.num_chunks, i),
+                          place);
     const int64_t elements = layouts_.back().num_elements();
-    bytes += Arena::BytesFor(compute, elements) + Arena::BytesFor(accumulation, elements);
+    bytes += Arena::BytesFor(compute, elements) + 2 * Arena::BytesFor(accumulation, elements);
   }
   arena_ = *Arena::Create(bytes);
   for (int i = 0; i < options.num_chunks; ++i) {
     const int64_t elements = layouts_[i].num_elements();
     parameters_.push_back(
         {arena_.Allocate(compute, elements), arena_.Allocate(accumulation, elements)});
+    other_gradients_.push_back(arena_.Allocate(accumulation, elements));
     FillParameters(options.config, layouts_[i], ops, parameters_[i].weights);
     ChunkOptions chunk{.config = options.config,
                        .range = *MakeChunkRange(options.config, options.num_chunks, i),
                        .micro_batch = options.micro_batch,
                        .seq = options.seq,
                        .num_slots = options.num_slots,
-                       .compute = compute};
-    auto created = TransformerChunk::Create(chunk, ops, parameters_[i]);
+                       .compute = compute,
+                       .split_backward = options.split_backward,
+                       .recompute = options.recompute,
+                       .tensor = place};
+    auto created = TransformerChunk::Create(chunk, ops, parameters_[i], options.group);
     MEGASCALE_CHECK_MSG(created.ok(), created.status().message());
     chunks_.push_back(*std::move(created));
+  }
+}
+
+void TestPipeline::UseOtherGradients() {
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    std::swap(parameters_[i].gradients, other_gradients_[i]);
+    chunks_[i]->AddGradientsTo(parameters_[i].gradients);
   }
 }
 
@@ -192,7 +282,11 @@ void TestPipeline::Forward(int slot, const std::vector<int32_t>& tokens, double 
 void TestPipeline::Backward(int slot) {
   for (size_t i = chunks_.size(); i-- > 0;) {
     if (i + 1 < chunks_.size()) Copy(chunks_[i + 1]->gradient(slot), chunks_[i]->gradient(slot));
-    chunks_[i]->Backward(slot);
+    if (options_.split_backward) {
+      chunks_[i]->BackwardInput(slot);
+    } else {
+      chunks_[i]->Backward(slot);
+    }
   }
 }
 

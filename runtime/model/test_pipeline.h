@@ -19,6 +19,9 @@ using NamedValues = std::map<std::string, std::vector<double>>;
 // A small model with biases that are not zero, two layers and six positions.
 ModelConfig TinyConfig();
 
+// The same style, large enough for vectors, tiles and threads; three layers and 37 positions.
+ModelConfig LargerConfig();
+
 // `config` with the options of Llama and Mistral: RMSNorm, SwiGLU, rotary positions, grouped
 // queries (one key/value head), a window, no biases; and a parallel block that shares one norm.
 ModelConfig NewStyle(ModelConfig config, int64_t window);
@@ -26,6 +29,14 @@ ModelConfig NewStyle(ModelConfig config, int64_t window);
 // `config` with the options of GPT-NeoX: a parallel block of two norms, rotary positions in half of
 // each head, exact GELU.
 ModelConfig NeoXStyle(ModelConfig config);
+
+// One of each kind of block: `base`, NewStyle and NeoXStyle.
+std::vector<ModelConfig> Styles(const ModelConfig& base, int64_t window);
+
+// `base` with every combination of the options that change the mathematics.
+std::vector<ModelConfig> AllCombinations(const ModelConfig& base);
+// The options in which AllCombinations differ, for a failing test to say.
+std::string Describe(const ModelConfig& config);
 
 // `count` tokens below `vocab_size`; another `seed`, other tokens.
 std::vector<int32_t> RandomTokens(int64_t count, int64_t vocab_size, uint64_t seed);
@@ -44,15 +55,20 @@ struct TestPipelineOptions {
   int64_t micro_batch = 2;
   int64_t seq = 6;
   int num_slots = 1;
+  bool split_backward = false;
+  Recompute recompute = Recompute::kNone;
+  TensorGroup* group = nullptr;  // null: one tensor rank
 };
 
 class TestPipeline {
  public:
-  // Parameters are random and depend on their names only. `ops` must outlive the object.
+  // Parameters are random and depend on their names only: of several tensor ranks each has its part
+  // of the same ones. `ops` must outlive the object.
   TestPipeline(const TestPipelineOptions& options, ops::Ops* ops);
 
   // One micro-batch through all chunks; `loss` grows by its nats. Tokens: [micro_batch, seq + 1].
   void Forward(int slot, const std::vector<int32_t>& tokens, double gradient_scale);
+  // With split_backward only BackwardInput: the chunks' BackwardWeights are the test's to call.
   void Backward(int slot);
   double loss() const { return loss_; }
 
@@ -61,7 +77,11 @@ class TestPipeline {
   // The logits behind the last token; one chunk only.
   std::vector<double> Logits(std::vector<int32_t> tokens);
 
+  // Of what this tensor rank has.
   NamedValues Gradients() const;
+  // The chunks' next gradients go to other memory, which is zero at first; and back at the next
+  // call.
+  void UseOtherGradients();
   // The elements of a float64 model's parameter, to be changed.
   double* Weights(const std::string& name);
   // Gives a parameter other values, rounded to the type that the model computes in.
@@ -80,6 +100,7 @@ class TestPipeline {
   tensor::Arena arena_;
   std::vector<ChunkLayout> layouts_;
   std::vector<ChunkParameters> parameters_;
+  std::vector<Vector> other_gradients_;
   std::vector<std::unique_ptr<TransformerChunk>> chunks_;
   double loss_ = 0;
 };

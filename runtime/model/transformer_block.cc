@@ -1,5 +1,7 @@
 #include "runtime/model/transformer_block.h"
 
+#include <utility>
+
 #include "runtime/base/check.h"
 #include "runtime/tensor/tensor.h"
 
@@ -22,6 +24,14 @@ Vector First(const Vector& vector, int64_t count) {
   return first;
 }
 
+BlockParameters WithoutWeightGradients(BlockParameters parameters) {
+  for (LinearParameters* linear :
+       {&parameters.qkv, &parameters.attention_out, &parameters.up, &parameters.down}) {
+    linear->d_weight = {};
+  }
+  return parameters;
+}
+
 }  // namespace
 
 Matrix Rows(const Matrix& matrix, int64_t rows) {
@@ -31,68 +41,190 @@ Matrix Rows(const Matrix& matrix, int64_t rows) {
   return view;
 }
 
+Vector Flat(const Matrix& matrix) {
+  MEGASCALE_CHECK(matrix.stride == matrix.cols);
+  return {matrix.data, matrix.dtype, matrix.rows * matrix.cols};
+}
+
+int64_t TransformerBlock::OwnRows(int64_t tokens) const {
+  return group_ == nullptr ? tokens : tokens / group_->place().size;
+}
+
+Matrix TransformerBlock::AllRows(const Matrix& own_RC, const Matrix& all_NC) const {
+  return group_ == nullptr ? own_RC : Rows(all_NC, own_RC.rows * group_->place().size);
+}
+
+Matrix TransformerBlock::Gather(const Matrix& own_RC, const Matrix& all_NC) {
+  const Matrix all = AllRows(own_RC, all_NC);
+  if (group_ != nullptr) group_->AllGather(Flat(own_RC), Flat(all));
+  return all;
+}
+
+void TransformerBlock::AddUp(const Matrix& partial_NC, const Matrix& own_RC) {
+  if (group_ != nullptr) {
+    group_->ReduceScatter(Flat(partial_NC), Flat(own_RC));
+  } else {
+    MEGASCALE_CHECK(partial_NC.data == own_RC.data);
+  }
+}
+
 Residual TransformerBlock::Forward(const BlockParameters& parameters, const BlockActivations& saved,
                                    const BlockScratch& scratch, BatchShape shape, Residual residual,
-                                   const Matrix& delta_NC) {
-  const int64_t tokens = shape.tokens();
-  const Matrix out_NC = Rows(delta_NC, tokens);
-  const Matrix mlp_norm_NC = Rows(MlpNorm(saved).out_NC, tokens);
-  const Matrix x_NC = Norm(parameters.input_norm, saved.input_norm, residual);
+                                   const Matrix& delta_RC) {
+  const int64_t rows = OwnRows(shape.tokens());
+  const Matrix out_RC = Rows(delta_RC, rows);
+  const Matrix partial_NC = AllRows(out_RC, scratch.partial_NC);
+  const auto gather = [&](const NormActivations& norm) {
+    return Gather(Rows(norm.out_RC, rows), scratch.gathered_NC);
+  };
+  const Matrix x_RC = Norm(parameters.input_norm, saved.input_norm, residual);
+  Matrix norm_NC = gather(saved.input_norm);
   if (config_.parallel_block) {
-    const Matrix attention_out_NC = Rows(scratch.attention_out_NC, tokens);
-    ForwardAttention(parameters, saved, shape, attention_out_NC);
+    const Matrix attention_out_NC = Rows(scratch.attention_out_NC, shape.tokens());
+    ForwardAttention(parameters, saved, norm_NC, shape, attention_out_NC);
     if (config_.has_mlp_norm()) {
-      Norm(parameters.post_attention_norm, saved.post_attention_norm, {x_NC, {}});
+      Norm(parameters.post_attention_norm, saved.post_attention_norm, {x_RC, {}});
+      norm_NC = gather(saved.post_attention_norm);
     }
-    ForwardMlp(parameters, saved, mlp_norm_NC, out_NC);
-    ops_.Add(attention_out_NC, out_NC, out_NC);
-    return {x_NC, out_NC};
+    ForwardMlp(parameters, saved, norm_NC, partial_NC);
+    ops_.Add(attention_out_NC, partial_NC, partial_NC);
+    AddUp(partial_NC, out_RC);
+    return {x_RC, out_RC};
   }
-  ForwardAttention(parameters, saved, shape, out_NC);
-  const Matrix middle_NC =
-      Norm(parameters.post_attention_norm, saved.post_attention_norm, {x_NC, out_NC});
-  ForwardMlp(parameters, saved, mlp_norm_NC, out_NC);
-  return {middle_NC, out_NC};
+  ForwardAttention(parameters, saved, norm_NC, shape, partial_NC);
+  AddUp(partial_NC, out_RC);
+  const Matrix middle_RC =
+      Norm(parameters.post_attention_norm, saved.post_attention_norm, {x_RC, out_RC});
+  ForwardMlp(parameters, saved, gather(saved.post_attention_norm), partial_NC);
+  AddUp(partial_NC, out_RC);
+  return {middle_RC, out_RC};
 }
 
 void TransformerBlock::ForwardAttention(const BlockParameters& parameters,
-                                        const BlockActivations& saved, BatchShape shape,
-                                        const Matrix& out_NC) {
-  const int64_t tokens = shape.tokens();
-  const Matrix qkv_NQ = Rows(saved.qkv_NQ, tokens);
-  Linear(parameters.qkv, Rows(saved.input_norm.out_NC, tokens), qkv_NQ);
+                                        const BlockActivations& saved, const Matrix& norm_NC,
+                                        BatchShape shape, const Matrix& out_NC) {
+  Attend(parameters, saved, norm_NC, shape);
+  Linear(parameters.attention_out, Rows(saved.attention_NA, shape.tokens()), out_NC);
+}
+
+void TransformerBlock::Attend(const BlockParameters& parameters, const BlockActivations& saved,
+                              const Matrix& norm_NC, BatchShape shape) {
+  const Matrix qkv_NQ = Rows(saved.qkv_NQ, shape.tokens());
+  Linear(parameters.qkv, norm_NC, qkv_NQ);
   Rotate(Split(qkv_NQ).qk, shape, /*inverse=*/false);
   ops_.Attention(AttentionArgsOf(saved, shape));
-  Linear(parameters.attention_out, Rows(saved.attention_NA, tokens), out_NC);
 }
 
 void TransformerBlock::ForwardMlp(const BlockParameters& parameters, const BlockActivations& saved,
-                                  const Matrix& in_NC, const Matrix& out_NC) {
-  const Matrix up_NU = Rows(saved.up_NU, in_NC.rows);
-  const Matrix inner_NI = Rows(saved.inner_NI, in_NC.rows);
-  Linear(parameters.up, in_NC, up_NU);
+                                  const Matrix& norm_NC, const Matrix& out_NC) {
+  const Matrix up_NU = Rows(saved.up_NU, norm_NC.rows);
+  const Matrix inner_NI = Rows(saved.inner_NI, norm_NC.rows);
+  Linear(parameters.up, norm_NC, up_NU);
   ops_.Activation({.kind = config_.activation, .in = up_NU, .out = inner_NI});
   Linear(parameters.down, inner_NI, out_NC);
 }
 
+void TransformerBlock::ForwardAgain(Recompute what, const BlockParameters& parameters,
+                                    const BlockActivations& saved, const BlockScratch& scratch,
+                                    BatchShape shape, const Matrix& delta_RC) {
+  const Matrix& x_RC = saved.input_norm.x_RC;
+  const bool products = what == Recompute::kFull;
+  Matrix norm_NC;
+  Norm(parameters.input_norm, saved.input_norm, {x_RC, {}});
+  if (products) {
+    norm_NC = Gather(saved.input_norm.out_RC, scratch.gathered_NC);
+    Attend(parameters, saved, norm_NC, shape);
+  }
+  if (config_.has_mlp_norm()) {
+    Residual middle = {saved.post_attention_norm.x_RC, {}};
+    if (products && !config_.parallel_block) {
+      const Matrix partial_NC = AllRows(delta_RC, scratch.partial_NC);
+      Linear(parameters.attention_out, saved.attention_NA, partial_NC);
+      AddUp(partial_NC, delta_RC);
+      middle = {x_RC, delta_RC};
+    }
+    Norm(parameters.post_attention_norm, saved.post_attention_norm, middle);
+    if (products) norm_NC = Gather(saved.post_attention_norm.out_RC, scratch.gathered_NC);
+  }
+  if (products) Linear(parameters.up, norm_NC, saved.up_NU);
+  ops_.Activation({.kind = config_.activation, .in = saved.up_NU, .out = saved.inner_NI});
+}
+
 void TransformerBlock::Backward(const BlockParameters& parameters, const BlockActivations& saved,
                                 const BlockScratch& scratch, BatchShape shape,
-                                const Matrix& d_stream_NC) {
-  const NormActivations& mlp_norm = MlpNorm(saved);
-  const auto mlp_norm_backward = [&] {
-    NormBackward(parameters.post_attention_norm, mlp_norm, scratch.d_norm_NC, d_stream_NC);
-  };
-  LinearBackward(parameters.down, saved.inner_NI, d_stream_NC, scratch.d_inner_NI);
+                                const Matrix& d_stream_RC) {
+  BackwardMlp(parameters, saved, scratch, d_stream_RC);
+  BackwardAttention(parameters, saved, scratch, shape, d_stream_RC);
+}
+
+void TransformerBlock::BackwardInput(const BlockParameters& parameters, BatchShape shape,
+                                     BlockActivations* saved, BlockScratch* scratch,
+                                     const Matrix& d_stream_RC) {
+  const BlockParameters rest = WithoutWeightGradients(parameters);
+  BackwardMlp(rest, *saved, *scratch, d_stream_RC);
+  if (!config_.parallel_block) {
+    ops_.Cast(Flat(d_stream_RC), Flat(saved->post_attention_norm.x_RC));
+  }
+  BackwardAttention(rest, *saved, *scratch, shape, d_stream_RC);
+  std::swap(saved->up_NU, scratch->d_up_NU);
+  std::swap(saved->qkv_NQ, scratch->d_qkv_NQ);
+}
+
+void TransformerBlock::BackwardWeights(const BlockParameters& parameters,
+                                       const BlockActivations& saved, const BlockScratch& scratch,
+                                       const Matrix& d_output_RC) {
+  const Matrix& d_up_NU = saved.up_NU;
+  const Matrix& d_qkv_NQ = saved.qkv_NQ;
+  Matrix d_out_NC = Gather(d_output_RC, scratch.d_gathered_NC);
+  AddWeightGradient(parameters.down, saved.inner_NI, d_out_NC);
+  Matrix norm_NC = Gather(MlpNorm(saved).out_RC, scratch.gathered_NC);
+  AddWeightGradient(parameters.up, norm_NC, d_up_NU);
+  if (!config_.parallel_block) {
+    d_out_NC = Gather(saved.post_attention_norm.x_RC, scratch.d_gathered_NC);
+  }
+  AddWeightGradient(parameters.attention_out, saved.attention_NA, d_out_NC);
+  if (config_.has_mlp_norm()) norm_NC = Gather(saved.input_norm.out_RC, scratch.gathered_NC);
+  AddWeightGradient(parameters.qkv, norm_NC, d_qkv_NQ);
+}
+
+Matrix TransformerBlock::GatherForWeights(const LinearParameters& linear,
+                                          const NormActivations& norm,
+                                          const BlockScratch& scratch) {
+  return linear.d_weight ? Gather(norm.out_RC, scratch.gathered_NC) : Matrix();
+}
+
+void TransformerBlock::BackwardMlp(const BlockParameters& parameters, const BlockActivations& saved,
+                                   const BlockScratch& scratch, const Matrix& d_stream_RC) {
+  const Matrix d_out_NC = Gather(d_stream_RC, scratch.d_gathered_NC);
+  AddBiasGradient(parameters.down, d_stream_RC);
+  LinearBackward(parameters.down, saved.inner_NI, d_out_NC, scratch.d_inner_NI);
   ops_.ActivationBackward({.kind = config_.activation,
                            .in = saved.up_NU,
                            .d_out = scratch.d_inner_NI,
                            .d_in = scratch.d_up_NU});
-  LinearBackward(parameters.up, mlp_norm.out_NC, scratch.d_up_NU, scratch.d_norm_NC);
-  if (!config_.parallel_block) mlp_norm_backward();
+  const Matrix norm_NC = GatherForWeights(parameters.up, MlpNorm(saved), scratch);
+  const Matrix d_norm_NC = AllRows(scratch.d_norm_RC, scratch.partial_NC);
+  AddBiasGradient(parameters.up, scratch.d_up_NU);
+  LinearBackward(parameters.up, norm_NC, scratch.d_up_NU, d_norm_NC);
+  if (config_.has_mlp_norm()) AddUp(d_norm_NC, scratch.d_norm_RC);
+  if (config_.parallel_block) return;
+  NormBackward(parameters.post_attention_norm, saved.post_attention_norm, scratch.d_norm_RC,
+               d_stream_RC);
+}
 
-  LinearBackward(parameters.attention_out, saved.attention_NA, d_stream_NC, scratch.d_attention_NA);
+void TransformerBlock::BackwardAttention(const BlockParameters& parameters,
+                                         const BlockActivations& saved, const BlockScratch& scratch,
+                                         BatchShape shape, const Matrix& d_stream_RC) {
+  // In a parallel block both branches have the same gradient, which BackwardMlp has gathered.
+  const Matrix d_out_NC = config_.parallel_block ? AllRows(d_stream_RC, scratch.d_gathered_NC)
+                                                 : Gather(d_stream_RC, scratch.d_gathered_NC);
+  AddBiasGradient(parameters.attention_out, d_stream_RC);
+  LinearBackward(parameters.attention_out, saved.attention_NA, d_out_NC, scratch.d_attention_NA);
   // Only now: in a parallel block attention's output does not go through the MLP's norm.
-  if (config_.parallel_block && config_.has_mlp_norm()) mlp_norm_backward();
+  if (config_.parallel_block && config_.has_mlp_norm()) {
+    NormBackward(parameters.post_attention_norm, saved.post_attention_norm, scratch.d_norm_RC,
+                 d_stream_RC);
+  }
   const Qkv d_qkv = Split(scratch.d_qkv_NQ);
   ops_.AttentionBackward({.forward = AttentionArgsOf(saved, shape),
                           .d_out = scratch.d_attention_NA,
@@ -100,10 +232,16 @@ void TransformerBlock::Backward(const BlockParameters& parameters, const BlockAc
                           .d_k = d_qkv.k,
                           .d_v = d_qkv.v});
   Rotate(d_qkv.qk, shape, /*inverse=*/true);
-  // Where both branches read one norm, d_norm_NC already holds the MLP's part.
-  LinearBackward(parameters.qkv, saved.input_norm.out_NC, scratch.d_qkv_NQ, scratch.d_norm_NC,
-                 /*accumulate=*/!config_.has_mlp_norm());
-  NormBackward(parameters.input_norm, saved.input_norm, scratch.d_norm_NC, d_stream_NC);
+  // Where both branches read one norm, its output is still gathered, and d_norm_NC already holds
+  // the MLP's part.
+  const bool shared = !config_.has_mlp_norm();
+  const Matrix norm_NC = shared ? AllRows(saved.input_norm.out_RC, scratch.gathered_NC)
+                                : GatherForWeights(parameters.qkv, saved.input_norm, scratch);
+  const Matrix d_norm_NC = AllRows(scratch.d_norm_RC, scratch.partial_NC);
+  AddBiasGradient(parameters.qkv, scratch.d_qkv_NQ);
+  LinearBackward(parameters.qkv, norm_NC, scratch.d_qkv_NQ, d_norm_NC, /*accumulate=*/shared);
+  AddUp(d_norm_NC, scratch.d_norm_RC);
+  NormBackward(parameters.input_norm, saved.input_norm, scratch.d_norm_RC, d_stream_RC);
 }
 
 const NormActivations& TransformerBlock::MlpNorm(const BlockActivations& saved) const {
@@ -112,35 +250,35 @@ const NormActivations& TransformerBlock::MlpNorm(const BlockActivations& saved) 
 
 Matrix TransformerBlock::Norm(const NormParameters& parameters, const NormActivations& saved,
                               Residual residual) {
-  const int64_t tokens = residual.base_NC.rows;
+  const int64_t tokens = residual.base_RC.rows;
   ops::NormArgs args;
   args.kind = config_.norm;
   args.eps = config_.norm_eps;
-  args.x = residual.base_NC;
-  if (residual.delta_NC) {
-    args.delta = residual.delta_NC;
-    args.sum = Rows(saved.x_NC, tokens);
+  args.x = residual.base_RC;
+  if (residual.delta_RC) {
+    args.delta = residual.delta_RC;
+    args.sum = Rows(saved.x_RC, tokens);
   } else {
-    MEGASCALE_CHECK(residual.base_NC.data == saved.x_NC.data);
+    MEGASCALE_CHECK(residual.base_RC.data == saved.x_RC.data);
   }
   args.weight = parameters.weight;
   args.bias = parameters.bias;
-  args.out = Rows(saved.out_NC, tokens);
-  if (saved.mean_N) args.mean = First(saved.mean_N, tokens);
-  args.rstd = First(saved.rstd_N, tokens);
+  args.out = Rows(saved.out_RC, tokens);
+  if (saved.mean_R) args.mean = First(saved.mean_R, tokens);
+  args.rstd = First(saved.rstd_R, tokens);
   ops_.Norm(args);
-  return residual.delta_NC ? args.sum : args.x;
+  return residual.delta_RC ? args.sum : args.x;
 }
 
 void TransformerBlock::NormBackward(const NormParameters& parameters, const NormActivations& saved,
-                                    const Matrix& d_out_NC, const Matrix& d_stream_NC) {
+                                    const Matrix& d_out_RC, const Matrix& d_stream_RC) {
   ops_.NormBackward({.kind = config_.norm,
-                     .x = saved.x_NC,
+                     .x = saved.x_RC,
                      .weight = parameters.weight,
-                     .mean = saved.mean_N,
-                     .rstd = saved.rstd_N,
-                     .d_out = d_out_NC,
-                     .d_x = d_stream_NC,
+                     .mean = saved.mean_R,
+                     .rstd = saved.rstd_R,
+                     .d_out = d_out_RC,
+                     .d_x = d_stream_RC,
                      .d_weight = parameters.d_weight,
                      .d_bias = parameters.d_bias});
 }
@@ -156,15 +294,23 @@ void TransformerBlock::Linear(const LinearParameters& parameters, const Matrix& 
 
 void TransformerBlock::LinearBackward(const LinearParameters& parameters, const Matrix& in,
                                       const Matrix& d_out, const Matrix& d_in, bool accumulate) {
+  if (parameters.d_weight) AddWeightGradient(parameters, in, d_out);
+  ops_.MatMul(
+      {.a = d_out, .b = parameters.weight, .c = d_in, .accumulate = accumulate, .bias = {}});
+}
+
+void TransformerBlock::AddBiasGradient(const LinearParameters& parameters, const Matrix& d_out) {
+  if (parameters.d_bias) ops_.AddColumnSums(d_out, parameters.d_bias);
+}
+
+void TransformerBlock::AddWeightGradient(const LinearParameters& parameters, const Matrix& in,
+                                         const Matrix& d_out) {
   ops_.MatMul({.a = d_out,
                .b = in,
                .c = parameters.d_weight,
                .transpose_a = Transpose::kYes,
                .accumulate = true,
                .bias = {}});
-  if (parameters.d_bias) ops_.AddColumnSums(d_out, parameters.d_bias);
-  ops_.MatMul(
-      {.a = d_out, .b = parameters.weight, .c = d_in, .accumulate = accumulate, .bias = {}});
 }
 
 TransformerBlock::Qkv TransformerBlock::Split(const Matrix& qkv_NQ) const {

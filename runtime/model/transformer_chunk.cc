@@ -17,6 +17,9 @@ class ParameterBinder {
   ParameterBinder(const ChunkLayout& layout, const ChunkParameters& parameters)
       : layout_(layout), parameters_(parameters) {}
 
+  // Whether this tensor rank adds what is added once to the sum of the ranks' parts.
+  bool adds_to_sum() const { return layout_.place().index == 0; }
+
   // None where the chunk has no such parameter.
   Vector VectorIn(const Vector& space, absl::string_view name) const {
     const int index = layout_.Find(name);
@@ -41,6 +44,13 @@ class ParameterBinder {
             .d_weight = MatrixIn(parameters_.gradients, weight),
             .d_bias = VectorIn(parameters_.gradients, bias)};
   }
+  // A layer whose inputs the tensor ranks have parts of. Every rank makes the bias's gradient, from
+  // its own rows.
+  LinearParameters PartialLinear(absl::string_view module) const {
+    LinearParameters linear = Linear(module);
+    if (!adds_to_sum()) linear.bias = {};
+    return linear;
+  }
   NormParameters Norm(absl::string_view module) const {
     const std::string weight = absl::StrCat(module, ".weight");
     const std::string bias = absl::StrCat(module, ".bias");
@@ -53,10 +63,10 @@ class ParameterBinder {
     const std::string prefix = absl::StrCat("model.layers.", layer, ".");
     return {.input_norm = Norm(prefix + "input_norm"),
             .qkv = Linear(prefix + "attn.qkv"),
-            .attention_out = Linear(prefix + "attn.out"),
+            .attention_out = PartialLinear(prefix + "attn.out"),
             .post_attention_norm = Norm(prefix + "post_attention_norm"),
             .up = Linear(prefix + "mlp.up"),
-            .down = Linear(prefix + "mlp.down")};
+            .down = PartialLinear(prefix + "mlp.down")};
   }
 
  private:
@@ -74,10 +84,28 @@ Matrix RowsFrom(const Matrix& matrix, int64_t first, int64_t rows) {
   return view;
 }
 
+Vector First(Vector vector, int64_t size) {
+  MEGASCALE_CHECK(size <= vector.size);
+  vector.size = size;
+  return vector;
+}
+
+absl::Status CheckTensorSize(const ChunkOptions& options) {
+  const int size = options.tensor.size;
+  if (CutsEvenly(options.config, size) && options.seq % size == 0) return absl::OkStatus();
+  const ModelConfig& config = options.config;
+  return absl::InvalidArgumentError(
+      absl::StrCat(size, " tensor ranks share ", config.num_heads, " heads, ", config.num_kv_heads,
+                   " key/value heads, an MLP ", config.intermediate_size, " wide, a vocabulary of ",
+                   config.vocab_size, " and sequences of ", options.seq,
+                   ": expected multiples of their number, since they have equal parts"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TransformerChunk>> TransformerChunk::Create(
-    const ChunkOptions& options, ops::Ops* ops, const ChunkParameters& parameters) {
+    const ChunkOptions& options, ops::Ops* ops, const ChunkParameters& parameters,
+    TensorGroup* group) {
   const ModelConfig& config = options.config;
   MEGASCALE_CHECK(options.compute == ops->compute());
   MEGASCALE_CHECK(options.micro_batch >= 1 && options.seq >= 1 && options.num_slots >= 1);
@@ -88,40 +116,85 @@ absl::StatusOr<std::unique_ptr<TransformerChunk>> TransformerChunk::Create(
                      ": expected at most model.max_position_embeddings, which is ",
                      config.max_positions, ", since positions are learned"));
   }
-  auto chunk = absl::WrapUnique(new TransformerChunk(options, ops));
+  if (options.split_backward && options.recompute != Recompute::kNone) {
+    return absl::InvalidArgumentError(
+        "activations are recomputed and backward is split: expected one of the two, since the part "
+        "that is left for later reads what recomputation does not keep");
+  }
+  RETURN_IF_ERROR(CheckTensorSize(options));
+  MEGASCALE_CHECK((group == nullptr) == (options.tensor.size == 1));
+  if (group != nullptr) {
+    MEGASCALE_CHECK(group->place().size == options.tensor.size);
+    MEGASCALE_CHECK(group->place().index == options.tensor.index);
+  }
+  auto chunk = absl::WrapUnique(new TransformerChunk(options, ops, group));
   chunk->BindParameters(parameters);
   ASSIGN_OR_RETURN(chunk->arena_, tensor::Arena::Create(ChunkMemoryBytes(options)));
   chunk->memory_ = AllocateChunkMemory(options, &chunk->arena_);
   return chunk;
 }
 
-TransformerChunk::TransformerChunk(const ChunkOptions& options, ops::Ops* ops)
+TransformerChunk::TransformerChunk(const ChunkOptions& options, ops::Ops* ops, TensorGroup* group)
     : options_(options),
+      part_(PartOfTensorRank(options.config, options.tensor.size)),
       ops_(*ops),
-      block_(&options_.config, ops),
-      backward_outstanding_(options.num_slots, false) {}
+      group_(group),
+      vocabulary_{.first_token = options.tensor.index * part_.vocab_size,
+                  .vocab_size = options.config.vocab_size},
+      block_(&part_, ops, group),
+      slot_states_(options.num_slots, SlotState::kFree),
+      num_elements_(ChunkLayout(options.config, options.range, options.tensor).num_elements()) {}
 
 void TransformerChunk::BindParameters(const ChunkParameters& parameters) {
   const ChunkRange& range = options_.range;
-  const ChunkLayout layout(options_.config, range);
+  const ChunkLayout layout(options_.config, range, options_.tensor);
   MEGASCALE_CHECK(parameters.weights.dtype == options_.compute);
-  MEGASCALE_CHECK(parameters.weights.size >= layout.num_elements());
+  MEGASCALE_CHECK(parameters.weights.size >= num_elements_);
   can_train_ = static_cast<bool>(parameters.gradients);
-  if (can_train_) {
-    MEGASCALE_CHECK(parameters.gradients.dtype == AccumulationType(options_.compute));
-    MEGASCALE_CHECK(parameters.gradients.size >= layout.num_elements());
-  }
+  if (can_train_) CheckGradients(parameters.gradients);
+  gradients_ = parameters.gradients.data;
   const ParameterBinder binder(layout, parameters);
   token_weight_VC_ = binder.MatrixIn(parameters.weights, "model.embed_tokens.weight");
   d_token_weight_VC_ = binder.MatrixIn(parameters.gradients, "model.embed_tokens.weight");
-  position_weight_PC_ = binder.MatrixIn(parameters.weights, "model.embed_positions.weight");
-  d_position_weight_PC_ = binder.MatrixIn(parameters.gradients, "model.embed_positions.weight");
+  if (binder.adds_to_sum()) {
+    position_weight_TC_ = binder.MatrixIn(parameters.weights, "model.embed_positions.weight");
+    d_position_weight_TC_ = binder.MatrixIn(parameters.gradients, "model.embed_positions.weight");
+  }
   for (int i = 0; i < range.num_layers; ++i) {
     layers_.push_back(binder.Block(range.first_layer + i));
   }
   if (!range.has_head) return;
   final_norm_ = binder.Norm("model.norm");
   head_ = binder.Linear(options_.config.tied ? "model.embed_tokens" : "lm_head");
+}
+
+void TransformerChunk::CheckGradients(const Vector& gradients) const {
+  MEGASCALE_CHECK(gradients.dtype == AccumulationType(options_.compute));
+  MEGASCALE_CHECK(gradients.size >= num_elements_);
+}
+
+void TransformerChunk::AddGradientsTo(const Vector& gradients) {
+  MEGASCALE_CHECK(can_train_);
+  CheckGradients(gradients);
+  const auto* const before = static_cast<const char*>(std::exchange(gradients_, gradients.data));
+  const auto move = [&](auto*... views) {
+    const auto move_one = [&](auto* view) {
+      if (!*view) return;
+      view->data =
+          static_cast<char*>(gradients.data) + (static_cast<const char*>(view->data) - before);
+    };
+    (move_one(views), ...);
+  };
+  move(&d_token_weight_VC_, &d_position_weight_TC_, &final_norm_.d_weight, &final_norm_.d_bias,
+       &head_.d_weight, &head_.d_bias);
+  for (BlockParameters& layer : layers_) {
+    for (NormParameters* norm : {&layer.input_norm, &layer.post_attention_norm}) {
+      move(&norm->d_weight, &norm->d_bias);
+    }
+    for (LinearParameters* linear : {&layer.qkv, &layer.attention_out, &layer.up, &layer.down}) {
+      move(&linear->d_weight, &linear->d_bias);
+    }
+  }
 }
 
 int64_t TransformerChunk::ActivationBytes(const ChunkOptions& options) {
@@ -131,7 +204,8 @@ int64_t TransformerChunk::ActivationBytes(const ChunkOptions& options) {
 int64_t TransformerChunk::ParameterBytes(const ChunkOptions& options) {
   const int64_t element_bytes =
       static_cast<int64_t>(SizeOf(options.compute) + SizeOf(AccumulationType(options.compute)));
-  return ChunkLayout(options.config, options.range).num_elements() * element_bytes;
+  const ChunkLayout layout(options.config, options.range, options.tensor);
+  return layout.num_elements() * element_bytes;
 }
 
 const SlotMemory& TransformerChunk::SlotAt(int slot) const {
@@ -142,49 +216,48 @@ const SlotMemory& TransformerChunk::SlotAt(int slot) const {
 void TransformerChunk::Forward(int slot, const ChunkLoss& loss) {
   const SlotMemory& memory = SlotAt(slot);
   MEGASCALE_CHECK(can_train_);
-  MEGASCALE_CHECK(!backward_outstanding_[slot]);
-  backward_outstanding_[slot] = true;
+  MEGASCALE_CHECK(slot_states_[slot] == SlotState::kFree);
+  slot_states_[slot] = SlotState::kBackward;
   const Residual residual =
       ForwardLayers(memory, memory.tokens_N, {options_.micro_batch, options_.seq});
   if (!options_.range.has_head) {
-    ops_.Add(residual.base_NC, residual.delta_NC, memory.output_NC);
+    ops_.Add(residual.base_RC, residual.delta_RC, memory.output_RC);
     return;
   }
   MEGASCALE_CHECK(loss.sum != nullptr);
   const Matrix logits_NV = ForwardHead(residual);
-  ops_.CrossEntropy({.logits = logits_NV,
-                     .targets = memory.targets_N,
-                     .gradient_scale = loss.gradient_scale,
-                     .backward = true,
-                     .loss_sum = loss.sum});
+  CrossEntropy({.logits = logits_NV,
+                .targets = memory.targets_N,
+                .gradient_scale = loss.gradient_scale,
+                .backward = true,
+                .loss_sum = loss.sum});
   LossBackward(memory, logits_NV);
 }
 
 void TransformerChunk::Evaluate(int slot, int64_t batch, double* loss_sum) {
   const SlotMemory& memory = SlotAt(slot);
-  MEGASCALE_CHECK(!backward_outstanding_[slot]);
+  MEGASCALE_CHECK(slot_states_[slot] == SlotState::kFree);
   MEGASCALE_CHECK(batch >= 1 && batch <= options_.micro_batch);
   const BatchShape shape{batch, options_.seq};
   const Residual residual = ForwardLayers(memory, memory.tokens_N, shape);
   if (!options_.range.has_head) {
-    ops_.Add(residual.base_NC, residual.delta_NC, Rows(memory.output_NC, shape.tokens()));
+    ops_.Add(residual.base_RC, residual.delta_RC, Rows(memory.output_RC, residual.base_RC.rows));
     return;
   }
-  Vector targets_N = memory.targets_N;
-  targets_N.size = shape.tokens();
-  ops_.CrossEntropy({.logits = ForwardHead(residual),
-                     .targets = targets_N,
-                     .backward = false,
-                     .loss_sum = loss_sum});
+  CrossEntropy({.logits = ForwardHead(residual),
+                .targets = First(memory.targets_N, shape.tokens()),
+                .backward = false,
+                .loss_sum = loss_sum});
 }
 
 Vector TransformerChunk::Logits(const Vector& tokens) {
   MEGASCALE_CHECK(options_.range.has_embedding && options_.range.has_head);
-  MEGASCALE_CHECK(!backward_outstanding_[0]);
+  MEGASCALE_CHECK(options_.tensor.size == 1);
+  MEGASCALE_CHECK(slot_states_[0] == SlotState::kFree);
   MEGASCALE_CHECK(tokens.size >= 1 && tokens.size <= options_.seq);
   const Residual all = ForwardLayers(SlotAt(0), tokens, {1, tokens.size});
-  const Residual last = {RowsFrom(all.base_NC, tokens.size - 1, 1),
-                         RowsFrom(all.delta_NC, tokens.size - 1, 1)};
+  const Residual last = {RowsFrom(all.base_RC, tokens.size - 1, 1),
+                         RowsFrom(all.delta_RC, tokens.size - 1, 1)};
   const Matrix logits_1V = ForwardHead(last);
   return {logits_1V.data, logits_1V.dtype, logits_1V.cols};
 }
@@ -192,54 +265,121 @@ Vector TransformerChunk::Logits(const Vector& tokens) {
 Residual TransformerChunk::ForwardLayers(const SlotMemory& slot, const Vector& tokens_N,
                                          BatchShape shape) {
   Residual residual;
-  residual.base_NC = Rows(slot.input_NC, shape.tokens());
+  residual.base_RC = Rows(slot.input_RC, block_.OwnRows(shape.tokens()));
   if (options_.range.has_embedding) {
-    Vector tokens = tokens_N;
-    tokens.size = shape.tokens();
-    ops_.Embedding({.seq = shape.seq,
-                    .tokens = tokens,
-                    .token_weight = token_weight_VC_,
-                    .position_weight = position_weight_PC_,
-                    .out = residual.base_NC});
+    Embed(First(tokens_N, shape.tokens()), shape.seq, residual.base_RC);
   }
   for (size_t i = 0; i < layers_.size(); ++i) {
     residual = block_.Forward(layers_[i], slot.layers[i], memory_.scratch.block, shape, residual,
-                              memory_.scratch.delta_NC);
+                              memory_.scratch.delta_RC);
   }
   return residual;
 }
 
+void TransformerChunk::Embed(const Vector& tokens_N, int64_t seq, const Matrix& out_RC) {
+  const Matrix partial_NC = block_.AllRows(out_RC, memory_.scratch.block.partial_NC);
+  ops_.Embedding({.seq = seq,
+                  .tokens = tokens_N,
+                  .token_weight = token_weight_VC_,
+                  .position_weight = position_weight_TC_,
+                  .out = partial_NC,
+                  .vocabulary = vocabulary_});
+  block_.AddUp(partial_NC, out_RC);
+}
+
 Matrix TransformerChunk::ForwardHead(Residual residual) {
-  const int64_t rows = residual.base_NC.rows;
-  const NormActivations& norm = memory_.scratch.final_norm;
-  block_.Norm(final_norm_, norm, residual);
-  const Matrix logits_NV = Rows(memory_.scratch.logits_NV, rows);
-  block_.Linear(head_, Rows(norm.out_NC, rows), logits_NV);
+  const ChunkScratch& scratch = memory_.scratch;
+  block_.Norm(final_norm_, scratch.final_norm, residual);
+  const Matrix norm_RC = Rows(scratch.final_norm.out_RC, residual.base_RC.rows);
+  const Matrix norm_NC = block_.Gather(norm_RC, scratch.block.gathered_NC);
+  const Matrix logits_NV = Rows(scratch.logits_NV, norm_NC.rows);
+  block_.Linear(head_, norm_NC, logits_NV);
   return logits_NV;
+}
+
+void TransformerChunk::CrossEntropy(ops::CrossEntropyArgs args) {
+  if (group_ != nullptr) {
+    const int64_t size = 3 * args.targets.size;
+    const Vector mine = First(memory_.scratch.statistics_3N, size);
+    const Vector all = First(memory_.scratch.all_statistics_P3N, options_.tensor.size * size);
+    ops_.LogitStatistics({.logits = args.logits,
+                          .targets = args.targets,
+                          .vocabulary = vocabulary_,
+                          .statistics = mine});
+    group_->AllGather(mine, all);
+    args.vocabulary = vocabulary_;
+    args.statistics = all;
+  }
+  ops_.CrossEntropy(args);
 }
 
 void TransformerChunk::LossBackward(const SlotMemory& slot, const Matrix& d_logits_NV) {
   const ChunkScratch& scratch = memory_.scratch;
-  block_.LinearBackward(head_, scratch.final_norm.out_NC, d_logits_NV, scratch.block.d_norm_NC);
-  ops_.FillZero({slot.gradient_NC.data, slot.gradient_NC.dtype,
-                 slot.gradient_NC.rows * slot.gradient_NC.stride});
-  block_.NormBackward(final_norm_, scratch.final_norm, scratch.block.d_norm_NC, slot.gradient_NC);
+  // ForwardHead has just gathered it.
+  const Matrix norm_NC = block_.AllRows(scratch.final_norm.out_RC, scratch.block.gathered_NC);
+  const Matrix d_norm_NC = block_.AllRows(scratch.block.d_norm_RC, scratch.block.partial_NC);
+  block_.LinearBackward(head_, norm_NC, d_logits_NV, d_norm_NC);
+  block_.AddUp(d_norm_NC, scratch.block.d_norm_RC);
+  ops_.FillZero(Flat(slot.gradient_RC));
+  block_.NormBackward(final_norm_, scratch.final_norm, scratch.block.d_norm_RC, slot.gradient_RC);
 }
 
 void TransformerChunk::Backward(int slot) {
   const SlotMemory& memory = SlotAt(slot);
-  MEGASCALE_CHECK(backward_outstanding_[slot]);
-  backward_outstanding_[slot] = false;
+  MEGASCALE_CHECK(slot_states_[slot] == SlotState::kBackward);
+  slot_states_[slot] = SlotState::kFree;
   const BatchShape shape{options_.micro_batch, options_.seq};
   for (size_t i = layers_.size(); i-- > 0;) {
-    block_.Backward(layers_[i], memory.layers[i], memory_.scratch.block, shape, memory.gradient_NC);
+    const BlockActivations& layer = memory.layers[i];
+    if (options_.recompute != Recompute::kNone) {
+      block_.ForwardAgain(options_.recompute, layers_[i], layer, memory_.scratch.block, shape,
+                          memory_.scratch.delta_RC);
+    }
+    block_.Backward(layers_[i], layer, memory_.scratch.block, shape, memory.gradient_RC);
   }
+  EmbeddingBackward(memory);
+}
+
+// Until BackwardWeights the gradient of a layer's output lies where the next layer's input lay:
+// when the one is complete, the other has been read for the last time. The last layer's takes the
+// place of the first one's input, and waits for it in forward's scratch memory.
+void TransformerChunk::BackwardInput(int slot) {
+  MEGASCALE_CHECK(options_.split_backward);
+  MEGASCALE_CHECK(slot >= 0 && slot < options_.num_slots);
+  SlotMemory& memory = memory_.slots[slot];
+  ChunkScratch& scratch = memory_.scratch;
+  MEGASCALE_CHECK(slot_states_[slot] == SlotState::kBackward);
+  slot_states_[slot] = SlotState::kBackwardWeights;
+  const BatchShape shape{options_.micro_batch, options_.seq};
+  ops_.Cast(Flat(memory.gradient_RC), Flat(scratch.delta_RC));
+  for (size_t i = layers_.size(); i-- > 0;) {
+    BlockActivations& layer = memory.layers[i];
+    block_.BackwardInput(layers_[i], shape, &layer, &scratch.block, memory.gradient_RC);
+    ops_.Cast(Flat(i > 0 ? memory.gradient_RC : scratch.delta_RC), Flat(layer.input_norm.x_RC));
+  }
+  EmbeddingBackward(memory);
+}
+
+void TransformerChunk::BackwardWeights(int slot) {
+  const SlotMemory& memory = SlotAt(slot);
+  MEGASCALE_CHECK(slot_states_[slot] == SlotState::kBackwardWeights);
+  slot_states_[slot] = SlotState::kFree;
+  for (size_t i = layers_.size(); i-- > 0;) {
+    const BlockActivations& next = memory.layers[(i + 1) % layers_.size()];
+    block_.BackwardWeights(layers_[i], memory.layers[i], memory_.scratch.block,
+                           next.input_norm.x_RC);
+  }
+}
+
+void TransformerChunk::EmbeddingBackward(const SlotMemory& slot) {
   if (!options_.range.has_embedding) return;
-  ops_.EmbeddingBackward({.seq = shape.seq,
-                          .tokens = memory.tokens_N,
-                          .d_out = memory.gradient_NC,
-                          .d_token_weight = d_token_weight_VC_,
-                          .d_position_weight = d_position_weight_PC_});
+  ops_.EmbeddingBackward(
+      {.seq = options_.seq,
+       .tokens = slot.tokens_N,
+       .d_out = block_.Gather(slot.gradient_RC, memory_.scratch.block.d_gathered_NC),
+       .d_token_weight = d_token_weight_VC_,
+       .d_position_weight = d_position_weight_TC_,
+       .vocabulary = vocabulary_});
 }
 
 }  // namespace megascale::model

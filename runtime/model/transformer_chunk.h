@@ -18,6 +18,21 @@
 // chunk's Forward fuses loss and its gradient, so that logits exist for one micro-batch only; it
 // therefore adds to the head's gradients already.
 //
+// With ChunkOptions::split_backward, Backward may come in two parts, so that a schedule can send
+// the gradient before the weights' matrix products and fill its bubbles with these:
+//
+//   chunk->BackwardInput(slot);       // in place of Backward
+//   first chunk: nothing              send gradient(slot)
+//   chunk->BackwardWeights(slot);     // whenever; the slot is free after it
+//
+// Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023 (B and W).
+//
+// Several tensor ranks hold a chunk together, each with a TransformerChunk of its own: with its
+// parameters of ChunkLayout(config, range, tensor), and with its own rows of input, output and
+// gradient: R = N / t, of which rank i has those from i R on. All of them are given the same tokens
+// and targets, make the same calls in the same order, and know the same loss. Gradients of
+// replicated parameters are partial: the caller adds them up over the ranks.
+//
 // Threads: one at a time, that of `ops`. Stream: all work is ordered on `ops`; buffers are ready
 // for others after an event behind the call. Determinism: as Ops.
 #pragma once
@@ -37,8 +52,8 @@
 
 namespace megascale::model {
 
-// Where a chunk's parameters live. Flat spaces in the order of ChunkLayout(config, range), of at
-// least its num_elements(); their values may change between calls, they may not move.
+// Where a chunk's parameters live. Flat spaces in the order of ChunkLayout(config, range, tensor),
+// of at least its num_elements(); their values may change between calls, they may not move.
 struct ChunkParameters {
   Vector weights;    // compute
   Vector gradients;  // F: added to; the caller zeroes it before a step. None: evaluation only.
@@ -47,16 +62,22 @@ struct ChunkParameters {
 // What the last chunk does with its logits.
 struct ChunkLoss {
   double gradient_scale = 1.0;  // of each token's loss: 1 / (tokens of the global batch)
-  double* sum = nullptr;        // added to: nats over the micro-batch's tokens; unscaled
+  // Added to: nats over the micro-batch's tokens; unscaled. Every tensor rank's is that of all N.
+  double* sum = nullptr;
 };
 
 class TransformerChunk {
  public:
-  // `ops` and the parameters' memory must outlive the chunk.
-  // Errors: InvalidArgument - seq exceeds max_positions of learned positions; ResourceExhausted -
-  // no memory for ActivationBytes(options).
-  static absl::StatusOr<std::unique_ptr<TransformerChunk>> Create(
-      const ChunkOptions& options, ops::Ops* ops, const ChunkParameters& parameters);
+  // `ops`, the parameters' memory and `group` must outlive the chunk. `group` is at options.tensor,
+  // and null where that is one rank. After its failure buffers and gradients hold anything: ask its
+  // status() behind each call.
+  // Errors: InvalidArgument - seq exceeds max_positions of learned positions, or backward is split
+  // where activations are recomputed, or the tensor ranks cannot have equal parts;
+  // ResourceExhausted - no memory for ActivationBytes(options).
+  static absl::StatusOr<std::unique_ptr<TransformerChunk>> Create(const ChunkOptions& options,
+                                                                  ops::Ops* ops,
+                                                                  const ChunkParameters& parameters,
+                                                                  TensorGroup* group = nullptr);
 
   TransformerChunk(const TransformerChunk&) = delete;
   TransformerChunk& operator=(const TransformerChunk&) = delete;
@@ -69,45 +90,75 @@ class TransformerChunk {
   // The slot's buffers; N = micro_batch * seq.
   Vector tokens(int slot) const { return SlotAt(slot).tokens_N; }    // [N] I32; first chunk
   Vector targets(int slot) const { return SlotAt(slot).targets_N; }  // [N] I32; last chunk
-  Matrix input(int slot) const { return SlotAt(slot).input_NC; }     // not the first chunk's
-  Matrix output(int slot) const { return SlotAt(slot).output_NC; }   // not the last chunk's
+  Matrix input(int slot) const { return SlotAt(slot).input_RC; }     // [R, C]; not the first's
+  Matrix output(int slot) const { return SlotAt(slot).output_RC; }   // [R, C]; not the last's
   // Before Backward the loss's gradient with respect to the output, after it to the input.
-  Matrix gradient(int slot) const { return SlotAt(slot).gradient_NC; }
+  Matrix gradient(int slot) const { return SlotAt(slot).gradient_RC; }
 
   // Runs the micro-batch in `slot`, and keeps what Backward needs. `loss` is for the last chunk.
   void Forward(int slot, const ChunkLoss& loss = {});
   // Adds the micro-batch's part to the parameters' gradients. Requires: Forward(slot) before.
   void Backward(int slot);
 
+  // Later calls add to these gradients, a flat space as that of ChunkParameters, in place of those
+  // before. Of the last chunk, Forward adds as well.
+  void AddGradientsTo(const Vector& gradients);
+
+  // Backward in two parts. BackwardInput fills gradient(slot), and adds to all gradients but those
+  // of the layers' matrices: to norms, biases and embeddings, whose part is cheap. BackwardWeights
+  // adds to the matrices': at any time after BackwardInput(slot), other slots' calls in any order.
+  // Requires: split_backward; Forward(slot) before BackwardInput, it before BackwardWeights.
+  // Effects: input(slot) belongs to the chunk from BackwardInput to BackwardWeights.
+  // Determinism: a gradient has the bits that Backward gives it where the calls that add to it come
+  // in the same order of micro-batches.
+  void BackwardInput(int slot);
+  void BackwardWeights(int slot);
+
   // Forward alone for the first `batch` samples of the slot: fills output, or adds to `*loss_sum`
-  // the nats over batch * seq tokens. Requires: no Backward outstanding in the slot.
+  // the nats over batch * seq tokens. Requires: the slot is free.
   void Evaluate(int slot, int64_t batch, double* loss_sum);
 
   // The logits [V] (compute) behind the last of `tokens` (1 to seq, I32), in scratch memory: valid
-  // until the next call. Uses slot 0 as Evaluate does. Requires: the chunk is the whole model.
+  // until the next call. Uses slot 0 as Evaluate does. Requires: the chunk is the whole model, of
+  // one tensor rank.
   Vector Logits(const Vector& tokens);
 
  private:
-  TransformerChunk(const ChunkOptions& options, ops::Ops* ops);
+  TransformerChunk(const ChunkOptions& options, ops::Ops* ops, TensorGroup* group);
+
+  // What a slot waits for.
+  enum class SlotState : uint8_t { kFree, kBackward, kBackwardWeights };
 
   const SlotMemory& SlotAt(int slot) const;
   void BindParameters(const ChunkParameters& parameters);
+  void CheckGradients(const Vector& gradients) const;
+  void Embed(const Vector& tokens_N, int64_t seq, const Matrix& out_RC);
   // Embedding and layers.
   Residual ForwardLayers(const SlotMemory& slot, const Vector& tokens_N, BatchShape shape);
   // Final norm and logits of all rows of `residual`; returns the logits.
   Matrix ForwardHead(Residual residual);
+  // Adds up the loss over tensor ranks' columns and, with args.backward, turns these into
+  // gradients.
+  void CrossEntropy(ops::CrossEntropyArgs args);
   void LossBackward(const SlotMemory& slot, const Matrix& d_logits_NV);
+  void EmbeddingBackward(const SlotMemory& slot);
 
   const ChunkOptions options_;
+  const ModelConfig part_;  // this tensor rank's
   ops::Ops& ops_;
+  TensorGroup* const group_;              // null: one tensor rank
+  const ops::VocabularyPart vocabulary_;  // this tensor rank's
   TransformerBlock block_;
   tensor::Arena arena_;
   ChunkMemory memory_;
-  std::vector<bool> backward_outstanding_;  // by slot
+  std::vector<SlotState> slot_states_;
 
+  const int64_t num_elements_;  // of the flat spaces
   bool can_train_ = false;
-  Matrix token_weight_VC_, d_token_weight_VC_;        // first chunk
-  Matrix position_weight_PC_, d_position_weight_PC_;  // first chunk, learned positions
+  void* gradients_ = nullptr;                   // where the flat space of what d_ names view begins
+  Matrix token_weight_VC_, d_token_weight_VC_;  // first chunk
+  // First chunk, learned positions. Only the first tensor rank's: it adds positions to its part.
+  Matrix position_weight_TC_, d_position_weight_TC_;
   std::vector<BlockParameters> layers_;
   NormParameters final_norm_;  // last chunk
   LinearParameters head_;      // last chunk; the token embedding when tied

@@ -26,6 +26,15 @@ void CheckVector(absl::string_view name, const Vector& vector, DType dtype, int6
                                  "], expected ", tensor::Name(dtype), " [", size, "]"));
 }
 
+// `count`: of rows or columns that are tokens.
+void CheckVocabulary(const VocabularyPart& part, int64_t count) {
+  if (part.vocab_size == 0) {
+    MEGASCALE_CHECK(part.first_token == 0);
+  } else {
+    MEGASCALE_CHECK(part.first_token >= 0 && part.first_token + count <= part.vocab_size);
+  }
+}
+
 }  // namespace
 
 void CheckArguments(const MatMulArgs& args, DType compute) {
@@ -114,6 +123,7 @@ void CheckArguments(const EmbeddingArgs& args, DType compute) {
   const int64_t rows = args.tokens.size, cols = args.out.cols;
   CheckVector("tokens", args.tokens, DType::kI32, rows);
   CheckMatrix("token_weight", args.token_weight, compute, args.token_weight.rows, cols);
+  CheckVocabulary(args.vocabulary, args.token_weight.rows);
   CheckMatrix("out", args.out, compute, rows, cols);
   if (args.position_weight) {
     MEGASCALE_CHECK(args.seq > 0 && args.seq <= args.position_weight.rows);
@@ -127,6 +137,7 @@ void CheckArguments(const EmbeddingBackwardArgs& args, DType compute) {
   CheckVector("tokens", args.tokens, DType::kI32, rows);
   CheckMatrix("d_out", args.d_out, compute, rows, cols);
   CheckMatrix("d_token_weight", args.d_token_weight, accumulation, args.d_token_weight.rows, cols);
+  CheckVocabulary(args.vocabulary, args.d_token_weight.rows);
   if (args.d_position_weight) {
     MEGASCALE_CHECK(args.seq > 0 && args.seq <= args.d_position_weight.rows);
     CheckMatrix("d_position_weight", args.d_position_weight, accumulation,
@@ -134,9 +145,27 @@ void CheckArguments(const EmbeddingBackwardArgs& args, DType compute) {
   }
 }
 
+void CheckArguments(const LogitStatisticsArgs& args, DType compute) {
+  const int64_t rows = args.targets.size;
+  CheckMatrix("logits", args.logits, compute, rows, args.logits.cols);
+  CheckVector("targets", args.targets, DType::kI32, rows);
+  CheckVector("statistics", args.statistics, tensor::AccumulationType(compute), 3 * rows);
+  CheckVocabulary(args.vocabulary, args.logits.cols);
+}
+
 void CheckArguments(const CrossEntropyArgs& args, DType compute) {
-  CheckMatrix("logits", args.logits, compute, args.targets.size, args.logits.cols);
-  CheckVector("targets", args.targets, DType::kI32, args.targets.size);
+  const int64_t rows = args.targets.size;
+  CheckMatrix("logits", args.logits, compute, rows, args.logits.cols);
+  CheckVector("targets", args.targets, DType::kI32, rows);
+  CheckVocabulary(args.vocabulary, args.logits.cols);
+  if (args.statistics) {
+    const int64_t num_parts = rows == 0 ? 0 : args.statistics.size / (3 * rows);
+    CheckVector("statistics", args.statistics, tensor::AccumulationType(compute),
+                3 * rows * num_parts);
+  } else {
+    MEGASCALE_CHECK(args.vocabulary.vocab_size == 0 ||
+                    args.vocabulary.vocab_size == args.logits.cols);
+  }
   MEGASCALE_CHECK(args.loss_sum != nullptr);
 }
 
@@ -148,12 +177,19 @@ void CheckArguments(const AdamWArgs& args, DType compute) {
   CheckVector("exp_avg_sq", args.exp_avg_sq, accumulation, size);
   CheckVector("grad", args.grad, accumulation, size);
   if (args.compute_copy) CheckVector("compute_copy", args.compute_copy, compute, size);
+  if (args.update) CheckVector("update", args.update, accumulation, size);
+  MEGASCALE_CHECK(!args.compute_copy || !args.update);
   MEGASCALE_CHECK(args.step >= 1);
 }
 
 void CheckColumnSums(const Matrix& x, const Vector& out, DType compute) {
   CheckMatrix("x", x, compute, x.rows, x.cols);
   CheckVector("out", out, tensor::AccumulationType(compute), x.cols);
+}
+
+void CheckAddScaled(const Vector& x, const Vector& out, DType compute) {
+  CheckVector("x", x, tensor::AccumulationType(compute), out.size);
+  CheckVector("out", out, tensor::AccumulationType(compute), out.size);
 }
 
 void CheckAdd(const Matrix& a, const Matrix& b, const Matrix& out, DType compute) {

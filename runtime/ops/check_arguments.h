@@ -15,9 +15,11 @@ void CheckArguments(const ActivationArgs& args, DType compute);
 void CheckArguments(const ActivationBackwardArgs& args, DType compute);
 void CheckArguments(const EmbeddingArgs& args, DType compute);
 void CheckArguments(const EmbeddingBackwardArgs& args, DType compute);
+void CheckArguments(const LogitStatisticsArgs& args, DType compute);
 void CheckArguments(const CrossEntropyArgs& args, DType compute);
 void CheckArguments(const AdamWArgs& args, DType compute);
 void CheckColumnSums(const Matrix& x, const Vector& out, DType compute);
+void CheckAddScaled(const Vector& x, const Vector& out, DType compute);
 void CheckAdd(const Matrix& a, const Matrix& b, const Matrix& out, DType compute);
 
 }  // namespace megascale::ops

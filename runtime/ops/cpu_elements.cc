@@ -169,33 +169,63 @@ void CastOf(const Vector& from, const Vector& to, Range elements) {
   });
 }
 
-template <typename T>
-void AdamWOf(const AdamWArgs& args, Range elements) {
-  const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(args.step));
+// Updates the moments and calls use(i, lanes, m, sqrt(v) + eps), m not yet corrected, v corrected.
+template <typename Use>
+HWY_INLINE void UpdateMoments(const AdamWArgs& args, Range elements, const Use& use) {
   const double correction2 = 1 - std::pow(args.beta2, static_cast<double>(args.step));
   const Floats beta1 = Splat(args.beta1), one_less_beta1 = Splat(1 - args.beta1);
   const Floats beta2 = Splat(args.beta2), one_less_beta2 = Splat(1 - args.beta2);
   const Floats grad_scale = Splat(args.grad_scale), eps = Splat(args.eps);
-  const Floats keep = Splat(1 - args.lr * args.weight_decay);
-  const Floats rate = Splat(args.lr / correction1);
   const Floats root_correction = Splat(1 / std::sqrt(correction2));
-  float* master = args.master.as<float>();
   float* exp_avg = args.exp_avg.as<float>();
   float* exp_avg_sq = args.exp_avg_sq.as<float>();
   const float* gradient = args.grad.as<float>();
-  T* copy = args.compute_copy.as<T>();
   ForEachVector(elements.begin, elements.end, [&](int64_t i, auto lanes) HWY_ATTR {
     const Floats grad = hn::Mul(Load(gradient + i, lanes), grad_scale);
     const Floats first = hn::MulAdd(Load(exp_avg + i, lanes), beta1, hn::Mul(grad, one_less_beta1));
     const Floats second = hn::MulAdd(Load(exp_avg_sq + i, lanes), beta2,
                                      hn::Mul(hn::Mul(grad, grad), one_less_beta2));
-    const Floats root = hn::MulAdd(hn::Sqrt(second), root_correction, eps);
-    const Floats kept = hn::Mul(Load(master + i, lanes), keep);
-    const Floats updated = hn::NegMulAdd(rate, hn::Div(first, root), kept);
     Store(first, exp_avg + i, lanes);
     Store(second, exp_avg_sq + i, lanes);
+    use(i, lanes, first, hn::MulAdd(hn::Sqrt(second), root_correction, eps));
+  });
+}
+
+double FirstCorrection(const AdamWArgs& args) {
+  return 1 - std::pow(args.beta1, static_cast<double>(args.step));
+}
+
+template <typename T>
+void AdamWOf(const AdamWArgs& args, Range elements) {
+  const Floats keep = Splat(1 - args.lr * args.weight_decay);
+  const Floats rate = Splat(args.lr / FirstCorrection(args));
+  float* master = args.master.as<float>();
+  T* copy = args.compute_copy.as<T>();
+  UpdateMoments(args, elements, [&](int64_t i, auto lanes, Floats first, Floats root) HWY_ATTR {
+    const Floats kept = hn::Mul(Load(master + i, lanes), keep);
+    const Floats updated = hn::NegMulAdd(rate, hn::Div(first, root), kept);
     Store(updated, master + i, lanes);
     if (copy != nullptr) Store(updated, copy + i, lanes);
+  });
+}
+
+void AdamUpdate(const AdamWArgs& args, Range elements) {
+  const Floats decay = Splat(args.weight_decay);
+  const Floats correction = Splat(1 / FirstCorrection(args));
+  const float* master = args.master.as<float>();
+  float* update = args.update.as<float>();
+  UpdateMoments(args, elements, [&](int64_t i, auto lanes, Floats first, Floats root) HWY_ATTR {
+    const Floats decayed = hn::Mul(Load(master + i, lanes), decay);
+    Store(hn::MulAdd(correction, hn::Div(first, root), decayed), update + i, lanes);
+  });
+}
+
+void AddScaled(double factor, const Vector& x, const Vector& out, Range elements) {
+  const Floats scale = Splat(factor);
+  float* sums = out.as<float>();
+  ForEachVector(elements.begin, elements.end, [&](int64_t i, auto lanes) HWY_ATTR {
+    Store(hn::MulAdd(scale, Load(x.as<float>() + i, lanes), Load(sums + i, lanes)), sums + i,
+          lanes);
   });
 }
 
@@ -263,6 +293,7 @@ void CastEntry(const Vector& from, const Vector& to, Range elements) {
                             : CastOf<BFloat16, float>(from, to, elements);
 }
 void AdamWEntry(const AdamWArgs& args, Range elements) {
+  if (args.update) return AdamUpdate(args, elements);
   args.compute_copy&& args.compute_copy.dtype == DType::kBF16 ? AdamWOf<BFloat16>(args, elements)
                                                               : AdamWOf<float>(args, elements);
 }
@@ -278,6 +309,7 @@ HWY_EXPORT(ActivationEntry);
 HWY_EXPORT(ActivationBackwardEntry);
 HWY_EXPORT(CastEntry);
 HWY_EXPORT(AdamWEntry);
+HWY_EXPORT(AddScaled);
 HWY_EXPORT(SumOfSquares);
 HWY_EXPORT(FillZero);
 
@@ -294,6 +326,9 @@ void Cast(const Vector& from, const Vector& to, Range elements) {
   HWY_DYNAMIC_DISPATCH(CastEntry)(from, to, elements);
 }
 void FillZero(void* data, int64_t num_bytes) { HWY_DYNAMIC_DISPATCH(FillZero)(data, num_bytes); }
+void AddScaled(double factor, const Vector& x, const Vector& out, Range elements) {
+  HWY_DYNAMIC_DISPATCH(AddScaled)(factor, x, out, elements);
+}
 double SumOfSquares(const Vector& x, Range elements) {
   return HWY_DYNAMIC_DISPATCH(SumOfSquares)(x, elements);
 }

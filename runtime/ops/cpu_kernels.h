@@ -24,6 +24,7 @@ void ActivationBackward(const ActivationBackwardArgs& args, Range rows);
 void Cast(const Vector& from, const Vector& to, Range elements);
 // Large ones go past the caches.
 void FillZero(void* data, int64_t num_bytes);
+void AddScaled(double factor, const Vector& x, const Vector& out, Range elements);
 double SumOfSquares(const Vector& x, Range elements);
 void AdamW(const AdamWArgs& args, Range elements);
 
@@ -39,6 +40,9 @@ struct CrossEntropyScratch {
   float* powers = nullptr;       // [PowersSize(logits.cols)], each thread's own; backward only
 };
 void CrossEntropy(const CrossEntropyArgs& args, const CrossEntropyScratch& scratch, Range rows);
+// With args.statistics. `row_losses` as above.
+void CrossEntropyOfPart(const CrossEntropyArgs& args, double* row_losses, Range rows);
+void LogitStatistics(const LogitStatisticsArgs& args, Range rows);
 // `cosines` and `sines` [seq, head_dim / 2].
 void Rotary(const RotaryArgs& args, const float* cosines, const float* sines, Range rows);
 void Embedding(const EmbeddingArgs& args, Range rows);

@@ -304,6 +304,7 @@ void MatMulEngine::Run(const MatMulArgs& args) {
   if (args.c.rows == 0 || args.c.cols == 0) return;
   // The setting belongs to the calling thread, which is not always the one that made this object.
   omp_set_num_threads(implementation_->num_threads);
+  omp_set_dynamic(0);  // all of them: oneDNN counts on it
   try {
     switch (WayOf(args)) {
       case Way::kInFloat:

@@ -1,4 +1,7 @@
 // The CPU implementation: checks arguments, shares rows among threads, owns scratch.
+#include <omp.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -26,10 +29,12 @@ T* Grow(std::vector<T>& memory, int64_t size) {
   return memory.data();
 }
 
-void CheckIndices(const Vector& indices, int64_t limit) {
-  for (int64_t i = 0; i < indices.size; ++i) {
-    const int32_t index = indices.as<int32_t>()[i];
-    MEGASCALE_CHECK_MSG(index >= 0 && index < limit, "a token lies outside the vocabulary");
+// `count`: of rows or columns that are tokens.
+void CheckTokens(const Vector& tokens, const VocabularyPart& part, int64_t count) {
+  const int64_t limit = part.vocab_size == 0 ? count : part.vocab_size;
+  for (int64_t i = 0; i < tokens.size; ++i) {
+    const int32_t token = tokens.as<int32_t>()[i];
+    MEGASCALE_CHECK_MSG(token >= 0 && token < limit, "a token lies outside the vocabulary");
   }
 }
 
@@ -98,25 +103,35 @@ class CpuOps final : public Ops {
 
   void Embedding(const EmbeddingArgs& args) override {
     CheckArguments(args, compute_);
-    CheckIndices(args.tokens, args.token_weight.rows);
+    CheckTokens(args.tokens, args.vocabulary, args.token_weight.rows);
     ForEachRow(args.out, [&](int part, cpu::Range rows) { cpu::Embedding(args, rows); });
   }
 
   void EmbeddingBackward(const EmbeddingBackwardArgs& args) override {
     CheckArguments(args, compute_);
-    CheckIndices(args.tokens, args.d_token_weight.rows);
+    CheckTokens(args.tokens, args.vocabulary, args.d_token_weight.rows);
     ForEachColumn(args.d_out,
                   [&](int part, cpu::Range cols) { cpu::EmbeddingBackward(args, cols); });
   }
 
+  void LogitStatistics(const LogitStatisticsArgs& args) override {
+    CheckArguments(args, compute_);
+    CheckTokens(args.targets, args.vocabulary, args.logits.cols);
+    ForEachRow(args.logits, [&](int part, cpu::Range rows) { cpu::LogitStatistics(args, rows); });
+  }
+
   void CrossEntropy(const CrossEntropyArgs& args) override {
     CheckArguments(args, compute_);
-    CheckIndices(args.targets, args.logits.cols);
+    CheckTokens(args.targets, args.vocabulary, args.logits.cols);
     const int64_t size = cpu::PowersSize(args.logits.cols);
     double* losses = Grow(row_losses_, args.logits.rows);
-    float* powers = Grow(floats_, args.backward ? size * num_threads_ : 0);
+    float* powers = Grow(floats_, args.backward && !args.statistics ? size * num_threads_ : 0);
     ForEachRow(args.logits, [&](int part, cpu::Range rows) {
-      cpu::CrossEntropy(args, {.row_losses = losses, .powers = powers + part * size}, rows);
+      if (args.statistics) {
+        cpu::CrossEntropyOfPart(args, losses, rows);
+      } else {
+        cpu::CrossEntropy(args, {.row_losses = losses, .powers = powers + part * size}, rows);
+      }
     });
     for (int64_t n = 0; n < args.logits.rows; ++n) *args.loss_sum += losses[n];
   }
@@ -135,6 +150,12 @@ class CpuOps final : public Ops {
   void Add(const Matrix& a, const Matrix& b, const Matrix& out) override {
     CheckAdd(a, b, out, compute_);
     ForEachRow(out, [&](int part, cpu::Range rows) { cpu::Add(a, b, out, rows); });
+  }
+
+  void AddScaled(double factor, const Vector& x, const Vector& out) override {
+    CheckAddScaled(x, out, compute_);
+    ForEachElement(
+        out.size, [&](int part, cpu::Range elements) { cpu::AddScaled(factor, x, out, elements); });
   }
 
   double SumOfSquares(const Vector& x) override {
@@ -256,7 +277,8 @@ void CpuOps::PrepareRotary(const RotaryArgs& args) {
 }  // namespace
 
 std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads) {
-  return std::make_unique<CpuOps>(compute, num_threads);
+  // oneDNN shares a product among as many threads as were asked for, whether they come or not.
+  return std::make_unique<CpuOps>(compute, std::min(num_threads, omp_get_thread_limit()));
 }
 
 int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads) {

@@ -76,6 +76,7 @@ class Layer {
     AdamWArgs step{sums_, more_, grad_, sums_, {}};
     step.exp_avg_sq = grad_, step.lr = 0.1;
     ops.AdamW(step);
+    ops.AddScaled(0.1, more_, sums_);
     loss_ += ops.SumOfSquares(sums_);
   }
 

@@ -106,22 +106,31 @@ void NormBackwardOf(const NormBackwardArgs& args, Range rows) {
 }
 
 template <typename T>
+HWY_INLINE float Greatest(const T* logits, int64_t cols) {
+  return Max(Fold<T>(
+      cols, Splat(-std::numeric_limits<float>::infinity()),
+      [](Floats a, Floats b) HWY_ATTR { return hn::Max(a, b); },
+      [&](int64_t c, auto lanes) HWY_ATTR { return LoadTwoAhead(logits + c, lanes); }));
+}
+
+template <typename T>
+HWY_INLINE Two PowersOf(const T* logits, Floats maxima, auto lanes) {
+  const Two x = LoadTwo(logits, lanes);
+  return {ExpFor<T>(hn::Sub(x.a, maxima)), ExpFor<T>(hn::Sub(x.b, maxima))};
+}
+
+template <typename T>
 void CrossEntropyOf(const CrossEntropyArgs& args, const CrossEntropyScratch& scratch, Range rows) {
   const int64_t cols = args.logits.cols;
-  const Floats lowest = Splat(-std::numeric_limits<float>::infinity());
   float* powers = scratch.powers;
   for (int64_t n = rows.begin; n < rows.end; ++n) {
     T* logits = Row<T>(args.logits, n);
     const int32_t target = args.targets.as<int32_t>()[n];
-    const Floats greatest = Fold<T>(
-        cols, lowest, [](Floats a, Floats b) HWY_ATTR { return hn::Max(a, b); },
-        [&](int64_t c, auto lanes) HWY_ATTR { return LoadTwoAhead(logits + c, lanes); });
-    const float max = Max(greatest);
+    const float max = Greatest(logits, cols);
     const Floats maxima = Splat(max);
     // `powers` holds them in the order of Two.
     const double sum = Sum(AddUp<T>(cols, [&](int64_t c, auto lanes) HWY_ATTR {
-      const Two x = LoadTwo(logits + c, lanes);
-      const Two power = {ExpFor<T>(hn::Sub(x.a, maxima)), ExpFor<T>(hn::Sub(x.b, maxima))};
+      const Two power = PowersOf(logits + c, maxima, lanes);
       if (args.backward) StoreTwo(power, powers + c, AllLanes());
       return power;
     }));
@@ -137,6 +146,56 @@ void CrossEntropyOf(const CrossEntropyArgs& args, const CrossEntropyScratch& scr
       StoreTwo({hn::Mul(power.a, scale), hn::Mul(power.b, scale)}, logits + c, lanes);
     });
     Store(Splat(target_gradient), target_logit, FirstLanes{1});
+  }
+}
+
+template <typename T>
+void LogitStatisticsOf(const LogitStatisticsArgs& args, Range rows) {
+  const int64_t num_rows = args.logits.rows, cols = args.logits.cols;
+  float* statistics = args.statistics.as<float>();
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const T* logits = Row<T>(args.logits, n);
+    const int64_t target = args.targets.as<int32_t>()[n] - args.vocabulary.first_token;
+    const float max = Greatest(logits, cols);
+    const Floats maxima = Splat(max);
+    const Floats sum = AddUp<T>(
+        cols, [&](int64_t c, auto lanes) HWY_ATTR { return PowersOf(logits + c, maxima, lanes); });
+    const bool is_here = target >= 0 && target < cols;
+    statistics[n] = max;
+    statistics[num_rows + n] = Sum(sum);
+    statistics[2 * num_rows + n] =
+        is_here ? hn::GetLane(Load(logits + target, FirstLanes{1})) : 0.0f;
+  }
+}
+
+template <typename T>
+void CrossEntropyOfPartOf(const CrossEntropyArgs& args, double* row_losses, Range rows) {
+  const int64_t num_rows = args.logits.rows, cols = args.logits.cols;
+  const int64_t num_parts = num_rows == 0 ? 0 : args.statistics.size / (3 * num_rows);
+  for (int64_t n = rows.begin; n < rows.end; ++n) {
+    const auto statistic = [&](int64_t part, int64_t which) {
+      return args.statistics.as<float>()[(3 * part + which) * num_rows + n];
+    };
+    float max = statistic(0, 0);
+    for (int64_t part = 1; part < num_parts; ++part) max = std::max(max, statistic(part, 0));
+    double sum = 0;
+    double target_logit = 0;  // one part's; the others have 0
+    for (int64_t part = 0; part < num_parts; ++part) {
+      sum += statistic(part, 1) * std::exp(static_cast<double>(statistic(part, 0)) - max);
+      target_logit += statistic(part, 2);
+    }
+    row_losses[n] = max + std::log(sum) - target_logit;
+    if (!args.backward) continue;
+    T* logits = Row<T>(args.logits, n);
+    const Floats maxima = Splat(max), scale = Splat(args.gradient_scale / sum);
+    ForEachTwo(cols, [&](int64_t c, auto lanes) HWY_ATTR {
+      const Two power = PowersOf(logits + c, maxima, lanes);
+      StoreTwo({hn::Mul(power.a, scale), hn::Mul(power.b, scale)}, logits + c, lanes);
+    });
+    const int64_t target = args.targets.as<int32_t>()[n] - args.vocabulary.first_token;
+    if (target < 0 || target >= cols) continue;
+    const double power = std::exp(target_logit - max);
+    Store(Splat((power / sum - 1) * args.gradient_scale), logits + target, FirstLanes{1});
   }
 }
 
@@ -164,13 +223,17 @@ void RotaryOf(const RotaryArgs& args, const float* cosines, const float* sines, 
 template <typename T>
 void EmbeddingOf(const EmbeddingArgs& args, Range rows) {
   for (int64_t n = rows.begin; n < rows.end; ++n) {
-    const T* token = Row<T>(args.token_weight, args.tokens.as<int32_t>()[n]);
+    const int64_t row = args.tokens.as<int32_t>()[n] - args.vocabulary.first_token;
+    const bool is_here = row >= 0 && row < args.token_weight.rows;
+    const T* token = is_here ? Row<T>(args.token_weight, row) : nullptr;
+    const T* position = args.position_weight ? Row<T>(args.position_weight, n % args.seq) : nullptr;
     T* out = Row<T>(args.out, n);
-    if (args.position_weight) {
-      const T* position = Row<T>(args.position_weight, n % args.seq);
+    if (token != nullptr && position != nullptr) {
       AddRow(token, position, out, args.out.cols);
+    } else if (token != nullptr || position != nullptr) {
+      std::copy_n(token != nullptr ? token : position, args.out.cols, out);
     } else {
-      std::copy_n(token, args.out.cols, out);
+      std::fill_n(out, args.out.cols, T{});
     }
   }
 }
@@ -186,7 +249,10 @@ template <typename T>
 void EmbeddingBackwardOf(const EmbeddingBackwardArgs& args, Range cols) {
   for (int64_t n = 0; n < args.d_out.rows; ++n) {
     const T* d_out = Row<T>(args.d_out, n);
-    AddToFloats(d_out, Row<float>(args.d_token_weight, args.tokens.as<int32_t>()[n]), cols);
+    const int64_t row = args.tokens.as<int32_t>()[n] - args.vocabulary.first_token;
+    if (row >= 0 && row < args.d_token_weight.rows) {
+      AddToFloats(d_out, Row<float>(args.d_token_weight, row), cols);
+    }
     if (args.d_position_weight) {
       AddToFloats(d_out, Row<float>(args.d_position_weight, n % args.seq), cols);
     }
@@ -229,6 +295,14 @@ void CrossEntropyEntry(const CrossEntropyArgs& args, const CrossEntropyScratch& 
   args.logits.dtype == DType::kF32 ? CrossEntropyOf<float>(args, scratch, rows)
                                    : CrossEntropyOf<BFloat16>(args, scratch, rows);
 }
+void CrossEntropyOfPartEntry(const CrossEntropyArgs& args, double* row_losses, Range rows) {
+  args.logits.dtype == DType::kF32 ? CrossEntropyOfPartOf<float>(args, row_losses, rows)
+                                   : CrossEntropyOfPartOf<BFloat16>(args, row_losses, rows);
+}
+void LogitStatisticsEntry(const LogitStatisticsArgs& args, Range rows) {
+  args.logits.dtype == DType::kF32 ? LogitStatisticsOf<float>(args, rows)
+                                   : LogitStatisticsOf<BFloat16>(args, rows);
+}
 void RotaryEntry(const RotaryArgs& args, const float* cosines, const float* sines, Range rows) {
   args.x.dtype == DType::kF32 ? RotaryOf<float>(args, cosines, sines, rows)
                               : RotaryOf<BFloat16>(args, cosines, sines, rows);
@@ -255,6 +329,8 @@ namespace megascale::ops::cpu {
 HWY_EXPORT(NormEntry);
 HWY_EXPORT(NormBackwardEntry);
 HWY_EXPORT(CrossEntropyEntry);
+HWY_EXPORT(CrossEntropyOfPartEntry);
+HWY_EXPORT(LogitStatisticsEntry);
 HWY_EXPORT(RotaryEntry);
 HWY_EXPORT(EmbeddingEntry);
 HWY_EXPORT(EmbeddingBackwardEntry);
@@ -266,6 +342,12 @@ void NormBackward(const NormBackwardArgs& args, Range rows) {
 }
 void CrossEntropy(const CrossEntropyArgs& args, const CrossEntropyScratch& scratch, Range rows) {
   HWY_DYNAMIC_DISPATCH(CrossEntropyEntry)(args, scratch, rows);
+}
+void CrossEntropyOfPart(const CrossEntropyArgs& args, double* row_losses, Range rows) {
+  HWY_DYNAMIC_DISPATCH(CrossEntropyOfPartEntry)(args, row_losses, rows);
+}
+void LogitStatistics(const LogitStatisticsArgs& args, Range rows) {
+  HWY_DYNAMIC_DISPATCH(LogitStatisticsEntry)(args, rows);
 }
 void Rotary(const RotaryArgs& args, const float* cosines, const float* sines, Range rows) {
   HWY_DYNAMIC_DISPATCH(RotaryEntry)(args, cosines, sines, rows);

@@ -118,21 +118,31 @@ struct ActivationBackwardArgs {
   Matrix d_in;   // like in: overwritten; may not alias
 };
 
-// out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq]).
+// Which tokens the rows of an embedding, or the columns of logits, belong to.
+struct VocabularyPart {
+  int64_t first_token = 0;  // of the first row or column
+  int64_t vocab_size = 0;   // tokens are below it; 0: the part is the whole vocabulary
+};
+
+// out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq]). Tokens outside of the part that
+// token_weight holds have 0 for its row: the parts' outputs add up to the whole one's.
 struct EmbeddingArgs {
   int64_t seq = 0;
   Vector tokens;           // [N] I32
   Matrix token_weight;     // [V, C]
   Matrix position_weight;  // [T max, C], or none
   Matrix out;              // [N, C]
+  VocabularyPart vocabulary = {};
 };
-// Adds to the gradients, in token order: deterministic.
+// Adds to the gradients, in token order: deterministic. Tokens outside of the part add to positions
+// only.
 struct EmbeddingBackwardArgs {
   int64_t seq = 0;
   Vector tokens;
   Matrix d_out;              // [N, C]
   Matrix d_token_weight;     // [V, C] F
   Matrix d_position_weight;  // [T max, C] F, or none
+  VocabularyPart vocabulary = {};
 };
 
 // One pass: loss_sum += -sum_n log softmax(logits[n])[targets[n]]; logits are overwritten by
@@ -143,16 +153,36 @@ struct CrossEntropyArgs {
   double gradient_scale = 1.0;
   bool backward = true;
   double* loss_sum = nullptr;  // host memory, fp64; summed in row order
+
+  // Where the columns of a row lie in P parts, each held by a rank: the part that `logits` is, and
+  // what LogitStatistics gave for each part, one behind the other. Targets are tokens of the whole
+  // vocabulary, and so is the loss of all of it; gradients are those of the part's columns.
+  VocabularyPart vocabulary = {};
+  Vector statistics = {};  // [P, 3, N] F; none: `logits` is the whole
 };
 
-// AdamW for a contiguous range, bias-corrected, decoupled decay. Source: Loshchilov and Hutter,
-// 2019, algorithm 2.
+// What other parts of a row of logits have to know of this one.
+// Source: Shoeybi et al., Megatron-LM, 2019, section 3.
+struct LogitStatisticsArgs {
+  Matrix logits;   // [N, V / P] compute
+  Vector targets;  // [N] I32, of the whole vocabulary
+  VocabularyPart vocabulary = {};
+  // [3, N] F out: the greatest logit; the sum of exp(logit - greatest); the target's logit, or 0
+  // where it is not in this part.
+  Vector statistics;
+};
+
+// AdamW for a contiguous range, bias-corrected, decoupled decay: with the corrected moments m and
+// v, master -= lr * u, where u = m / (sqrt(v) + eps) + weight_decay * master. Where there is
+// `update`, it receives u, and master stays as it is: LAMB has to scale u first. Sources:
+// Loshchilov and Hutter, 2019, algorithm 2; You et al., 2020, algorithm 2.
 struct AdamWArgs {
   Vector master;            // F: updated
   Vector exp_avg;           // F: updated
   Vector exp_avg_sq;        // F: updated
   Vector grad;              // F
-  Vector compute_copy;      // compute: the new master, rounded; or none
+  Vector compute_copy;      // compute: the new master, rounded; or none; not with `update`
+  Vector update = {};       // F, may be `grad`; or none. lr is then unused
   double grad_scale = 1.0;  // clipping factor
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
   int64_t step = 1;  // from 1
@@ -174,6 +204,7 @@ class Ops {
   virtual void ActivationBackward(const ActivationBackwardArgs& args) = 0;
   virtual void Embedding(const EmbeddingArgs& args) = 0;
   virtual void EmbeddingBackward(const EmbeddingBackwardArgs& args) = 0;
+  virtual void LogitStatistics(const LogitStatisticsArgs& args) = 0;
   virtual void CrossEntropy(const CrossEntropyArgs& args) = 0;
   virtual void AdamW(const AdamWArgs& args) = 0;
 
@@ -182,6 +213,8 @@ class Ops {
   virtual void AddColumnSums(const Matrix& x, const Vector& out) = 0;
   // out = a + b, elementwise, compute. `out` may be `a` or `b`.
   virtual void Add(const Matrix& a, const Matrix& b, const Matrix& out) = 0;
+  // out F += factor * x F, elementwise.
+  virtual void AddScaled(double factor, const Vector& x, const Vector& out) = 0;
   // The sum of squares in fp64, in a fixed order.
   virtual double SumOfSquares(const Vector& x) = 0;
   // Converts between dtypes, rounding to nearest even.

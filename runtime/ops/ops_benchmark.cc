@@ -155,6 +155,10 @@ class Benchmark {
     const CrossEntropyArgs entropy{Make(kTokens, kVocabulary), tokens, 1.0, true, &loss};
     Time("cross-entropy", "GB/s", Bytes(kTokens * kVocabulary, 2),
          [&] { ops_->CrossEntropy(entropy); });
+    const LogitStatisticsArgs statistics{
+        entropy.logits, tokens, {}, MakeVector(3 * kTokens, DType::kF32)};
+    Time("logit statistics", "GB/s", Bytes(kTokens * kVocabulary, 1),
+         [&] { ops_->LogitStatistics(statistics); });
     const EmbeddingArgs embedding{kSeq, tokens, Make(kVocabulary, kHidden), Make(kSeq, kHidden),
                                   norm.out};
     Time("embedding", "GB/s", Bytes(kTokens * kHidden, 3), [&] { ops_->Embedding(embedding); });

@@ -1,5 +1,6 @@
 // Every operator of MakeCpuOps against the float64 reference, in fp32 and bf16, with one thread and
 // with two. Outputs start as NaN and rows have guards between them.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -341,6 +342,92 @@ TEST_P(Conformance, CrossEntropyMatches) {
   }
 }
 
+// The columns of a row in parts, as ranks hold them, give the loss and the gradients of the whole.
+TEST_P(Conformance, CrossEntropyOfPartsMatchesThatOfTheWhole) {
+  for (const auto& [rows, cols] : {RowShape{0, 6}, {1, 6}, {3, 18}, {8, 258}, {70, 1002}}) {
+    for (const int num_parts : {1, 2, 3}) {
+      SCOPED_TRACE(::testing::Message() << rows << " x " << cols << " in " << num_parts);
+      Twins twins(dtype());
+      const int64_t part_cols = cols / num_parts;
+      const TwinMatrix logits = twins.Input(rows, cols, 3, 10);
+      const Vector targets = twins.Tokens(rows, static_cast<int32_t>(cols));
+      const TwinVector all = twins.FloatOutputVector(num_parts * 3 * rows);
+      for (int part = 0; part < num_parts; ++part) {
+        const auto run = [&](Ops& ops, const Matrix& mine, Vector statistics) {
+          statistics.data = statistics.as<char>() +
+                            part * 3 * rows * static_cast<int64_t>(SizeOf(statistics.dtype));
+          statistics.size = 3 * rows;
+          ops.LogitStatistics({mine, targets, {part * part_cols, cols}, statistics});
+        };
+        const TwinMatrix mine = logits.Cols(part * part_cols, part_cols);
+        run(*exact_, mine.exact, all.exact);
+        run(*tested_, mine.tested, all.tested);
+      }
+      twins.ExpectClose("CrossEntropy", all);
+      double exact_loss = 1;  // added to, not overwritten
+      for (int part = 0; part < num_parts; ++part) {
+        double tested_loss = 1, no_loss = 1;
+        const Matrix mine = logits.Cols(part * part_cols, part_cols).tested;
+        CrossEntropyArgs args{mine,      targets, 0.125, false, &no_loss, {part * part_cols, cols},
+                              all.tested};
+        tested_->CrossEntropy(args);
+        args.backward = true, args.loss_sum = &tested_loss;
+        tested_->CrossEntropy(args);
+        EXPECT_EQ(tested_loss, no_loss);
+        if (part == 0) exact_->CrossEntropy({logits.exact, targets, 0.125, true, &exact_loss});
+        EXPECT_NEAR(tested_loss, exact_loss, 1e-6 * exact_loss);
+      }
+      twins.ExpectClose("CrossEntropy", logits);
+    }
+  }
+}
+
+// Parts of the vocabulary: their embeddings add up to the whole one's, bit for bit, and each one's
+// gradient is its rows of the whole one's.
+TEST_P(Conformance, EmbeddingsOfPartsAddUpToTheWhole) {
+  for (const auto& [rows, cols] : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << rows << " x " << cols);
+    Twins twins(dtype());
+    constexpr int64_t kSeq = 9, kVocabulary = 12, kParts = 3, kRows = kVocabulary / kParts;
+    const Vector tokens = twins.Tokens(rows, kVocabulary);
+    const TwinMatrix token_weight = twins.Input(kVocabulary, cols, 2);
+    const TwinMatrix position_weight = twins.Input(kSeq, cols);
+    const TwinMatrix whole = twins.Output(rows, cols), sum = twins.Input(rows, cols, 0, 0);
+    const TwinMatrix part_out = twins.Output(rows, cols, 1);
+    const TwinMatrix d_out = twins.Input(rows, cols);
+    const TwinMatrix d_whole = twins.Float(kVocabulary, cols, 0, 0);
+    const TwinMatrix d_parts = twins.Float(kVocabulary, cols, 0, 0);
+    const TwinMatrix d_position = twins.Float(kSeq, cols, 0, 0);
+    const TwinMatrix d_position_of_part = twins.Float(kSeq, cols, 0, 0);
+    tested_->Embedding({kSeq, tokens, token_weight.tested, position_weight.tested, whole.tested});
+    tested_->EmbeddingBackward({kSeq, tokens, d_out.tested, d_whole.tested, d_position.tested});
+    for (int64_t part = 0; part < kParts; ++part) {
+      const VocabularyPart vocabulary{part * kRows, kVocabulary};
+      const auto rows_of = [&](Matrix matrix) {
+        matrix.data = matrix.as<char>() +
+                      part * kRows * matrix.stride * static_cast<int64_t>(SizeOf(matrix.dtype));
+        matrix.rows = kRows;
+        return matrix;
+      };
+      // Positions stand in the second part alone.
+      tested_->Embedding({kSeq, tokens, rows_of(token_weight.tested),
+                          part == 1 ? position_weight.tested : Matrix(), part_out.tested,
+                          vocabulary});
+      tested_->Add(sum.tested, part_out.tested, sum.tested);
+      tested_->EmbeddingBackward({kSeq, tokens, d_out.tested, rows_of(d_parts.tested),
+                                  part == 1 ? d_position_of_part.tested : Matrix(), vocabulary});
+    }
+    const auto expect_same = [](const Matrix& a, const Matrix& b) {
+      for (int64_t n = 0; n < a.rows; ++n) {
+        for (int64_t c = 0; c < a.cols; ++c) ASSERT_EQ(ReadElement(a, n, c), ReadElement(b, n, c));
+      }
+    };
+    expect_same(sum.tested, whole.tested);
+    expect_same(d_parts.tested, d_whole.tested);
+    expect_same(d_position_of_part.tested, d_position.tested);
+  }
+}
+
 // A diverged run must show: no kernel may turn a NaN into a number, whatever its bits.
 TEST_P(Conformance, NanStaysNan) {
   for (const uint32_t bits : {0x7FC00000u, 0xFFC00000u, 0x7FFFFFFFu, 0xFFFFFFFFu}) {
@@ -395,6 +482,43 @@ TEST_P(Conformance, AdamWMatchesOverThreeSteps) {
     twins.ExpectClose("AdamW", exp_avg);
     twins.ExpectClose("AdamW", exp_avg_sq);
     twins.ExpectClose("AdamW", copy);
+  }
+}
+
+// As LAMB has it: the update takes the gradient's place, the master stays.
+TEST_P(Conformance, AdamWUpdatesMatchOverThreeStepsAndLeaveTheMaster) {
+  for (const int64_t size : {0, 1, 17, 256, 40001}) {
+    SCOPED_TRACE(size);
+    Twins twins(dtype());
+    const TwinVector master = twins.FloatVector(size);
+    const std::vector<float> before(master.tested.as<float>(), master.tested.as<float>() + size);
+    const TwinVector exp_avg = twins.FloatVector(size, 0), exp_avg_sq = twins.FloatVector(size, 0);
+    for (int64_t step = 1; step <= 3; ++step) {
+      const TwinVector grad = twins.FloatVector(size);
+      const auto run = [&](Ops& ops, auto side) {
+        AdamWArgs args{side(master), side(exp_avg), side(exp_avg_sq), side(grad), {}};
+        args.update = args.grad, args.grad_scale = 0.5, args.weight_decay = 0.1, args.step = step;
+        args.lr = 1;  // has no effect
+        ops.AdamW(args);
+      };
+      run(*exact_, [](const auto& twin) { return twin.exact; });
+      run(*tested_, [](const auto& twin) { return twin.tested; });
+      twins.ExpectClose("AdamWUpdate", grad);
+    }
+    twins.ExpectClose("AdamW", exp_avg);
+    twins.ExpectClose("AdamW", exp_avg_sq);
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), master.tested.as<float>()));
+  }
+}
+
+TEST_P(Conformance, AddScaledMatches) {
+  for (const int64_t size : {0, 1, 31, 64, 40001}) {
+    SCOPED_TRACE(size);
+    Twins twins(dtype());
+    const TwinVector x = twins.FloatVector(size), out = twins.FloatVector(size);
+    exact_->AddScaled(-0.3, x.exact, out.exact);
+    tested_->AddScaled(-0.3, x.tested, out.tested);
+    twins.ExpectClose("AddScaled", out);
   }
 }
 

@@ -17,10 +17,13 @@ double& At(const Matrix& matrix, int64_t row, int64_t col) {
 }
 double& At(const Vector& vector, int64_t index) { return vector.as<double>()[index]; }
 
-int32_t TokenAt(const Vector& tokens, int64_t index, int64_t vocabulary) {
-  const int32_t token = tokens.as<int32_t>()[index];
-  MEGASCALE_CHECK(token >= 0 && token < vocabulary);
-  return token;
+// Which of `count` rows or columns is the token's; -1 where it is in another part.
+int64_t PlaceOfToken(const Vector& tokens, int64_t index, const VocabularyPart& part,
+                     int64_t count) {
+  const int64_t token = tokens.as<int32_t>()[index];
+  MEGASCALE_CHECK(token >= 0 && token < (part.vocab_size == 0 ? count : part.vocab_size));
+  const int64_t place = token - part.first_token;
+  return place >= 0 && place < count ? place : -1;
 }
 
 double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
@@ -90,6 +93,33 @@ double Score(const AttentionArgs& args, const AttentionRow& row, int64_t key) {
         At(args.q, row.row, row.query_col + d) * At(args.k, row.first_row + key, row.key_col + d);
   }
   return dot / std::sqrt(static_cast<double>(args.head_dim));
+}
+
+// Of the softmax over a row.
+struct RowOfLogits {
+  double max = -std::numeric_limits<double>::infinity();
+  double sum = 0;  // of exp(logit - max)
+  double target_logit = 0;
+};
+
+RowOfLogits RowOf(const Matrix& logits, int64_t n) {
+  RowOfLogits row;
+  for (int64_t v = 0; v < logits.cols; ++v) row.max = std::max(row.max, At(logits, n, v));
+  for (int64_t v = 0; v < logits.cols; ++v) row.sum += std::exp(At(logits, n, v) - row.max);
+  return row;
+}
+
+// `statistics` [parts, 3, rows].
+RowOfLogits RowOfParts(const Vector& statistics, int64_t rows, int64_t n) {
+  RowOfLogits row;
+  for (int64_t i = 0; i < statistics.size; i += 3 * rows) {
+    row.max = std::max(row.max, At(statistics, i + n));
+  }
+  for (int64_t i = 0; i < statistics.size; i += 3 * rows) {
+    row.sum += At(statistics, i + rows + n) * std::exp(At(statistics, i + n) - row.max);
+    row.target_logit += At(statistics, i + 2 * rows + n);
+  }
+  return row;
 }
 
 class ReferenceOps final : public Ops {
@@ -271,9 +301,9 @@ class ReferenceOps final : public Ops {
   void Embedding(const EmbeddingArgs& args) override {
     CheckArguments(args, compute());
     for (int64_t n = 0; n < args.out.rows; ++n) {
-      const int32_t token = TokenAt(args.tokens, n, args.token_weight.rows);
+      const int64_t row = PlaceOfToken(args.tokens, n, args.vocabulary, args.token_weight.rows);
       for (int64_t c = 0; c < args.out.cols; ++c) {
-        At(args.out, n, c) = At(args.token_weight, token, c) +
+        At(args.out, n, c) = (row >= 0 ? At(args.token_weight, row, c) : 0) +
                              (args.position_weight ? At(args.position_weight, n % args.seq, c) : 0);
       }
     }
@@ -282,27 +312,43 @@ class ReferenceOps final : public Ops {
   void EmbeddingBackward(const EmbeddingBackwardArgs& args) override {
     CheckArguments(args, compute());
     for (int64_t n = 0; n < args.d_out.rows; ++n) {
-      const int32_t token = TokenAt(args.tokens, n, args.d_token_weight.rows);
+      const int64_t row = PlaceOfToken(args.tokens, n, args.vocabulary, args.d_token_weight.rows);
       for (int64_t c = 0; c < args.d_out.cols; ++c) {
         const double d_out = At(args.d_out, n, c);
-        At(args.d_token_weight, token, c) += d_out;
+        if (row >= 0) At(args.d_token_weight, row, c) += d_out;
         if (args.d_position_weight) At(args.d_position_weight, n % args.seq, c) += d_out;
       }
+    }
+  }
+
+  void LogitStatistics(const LogitStatisticsArgs& args) override {
+    CheckArguments(args, compute());
+    const int64_t rows = args.logits.rows;
+    for (int64_t n = 0; n < rows; ++n) {
+      const int64_t target = PlaceOfToken(args.targets, n, args.vocabulary, args.logits.cols);
+      const RowOfLogits row = RowOf(args.logits, n);
+      At(args.statistics, n) = row.max;
+      At(args.statistics, rows + n) = row.sum;
+      At(args.statistics, 2 * rows + n) = target >= 0 ? At(args.logits, n, target) : 0;
     }
   }
 
   void CrossEntropy(const CrossEntropyArgs& args) override {
     CheckArguments(args, compute());
     for (int64_t n = 0; n < args.logits.rows; ++n) {
-      const int32_t target = TokenAt(args.targets, n, args.logits.cols);
-      double max = -std::numeric_limits<double>::infinity(), sum = 0;
-      for (int64_t v = 0; v < args.logits.cols; ++v) max = std::max(max, At(args.logits, n, v));
-      for (int64_t v = 0; v < args.logits.cols; ++v) sum += std::exp(At(args.logits, n, v) - max);
-      *args.loss_sum += max + std::log(sum) - At(args.logits, n, target);
+      const int64_t target = PlaceOfToken(args.targets, n, args.vocabulary, args.logits.cols);
+      RowOfLogits row;
+      if (args.statistics) {
+        row = RowOfParts(args.statistics, args.logits.rows, n);
+      } else {
+        row = RowOf(args.logits, n);
+        row.target_logit = At(args.logits, n, target);
+      }
+      *args.loss_sum += row.max + std::log(row.sum) - row.target_logit;
       if (!args.backward) continue;
       for (int64_t v = 0; v < args.logits.cols; ++v) {
         double& logit = At(args.logits, n, v);
-        logit = (std::exp(logit - max) / sum - (v == target ? 1 : 0)) * args.gradient_scale;
+        logit = (std::exp(logit - row.max) / row.sum - (v == target ? 1 : 0)) * args.gradient_scale;
       }
     }
   }
@@ -320,7 +366,12 @@ class ReferenceOps final : public Ops {
       exp_avg_sq = args.beta2 * exp_avg_sq + (1 - args.beta2) * grad * grad;
       const double direction =
           exp_avg / correction1 / (std::sqrt(exp_avg_sq / correction2) + args.eps);
-      master -= args.lr * (direction + args.weight_decay * master);
+      const double update = direction + args.weight_decay * master;
+      if (args.update) {
+        At(args.update, i) = update;
+        continue;
+      }
+      master -= args.lr * update;
       if (args.compute_copy) At(args.compute_copy, i) = master;
     }
   }
@@ -337,6 +388,11 @@ class ReferenceOps final : public Ops {
     for (int64_t n = 0; n < out.rows; ++n) {
       for (int64_t c = 0; c < out.cols; ++c) At(out, n, c) = At(a, n, c) + At(b, n, c);
     }
+  }
+
+  void AddScaled(double factor, const Vector& x, const Vector& out) override {
+    CheckAddScaled(x, out, compute());
+    for (int64_t i = 0; i < out.size; ++i) At(out, i) += factor * At(x, i);
   }
 
   double SumOfSquares(const Vector& x) override {

@@ -212,6 +212,41 @@ TEST_F(Reference, CrossEntropyOfEqualLogitsIsTheLogarithmOfTheirNumber) {
   EXPECT_NEAR(loss, std::log(8), 1e-15);
 }
 
+TEST_F(Reference, CrossEntropyOfTwoPartsIsThatOfTheWhole) {
+  const Matrix logits = Make(4, 6), whole = MakeZero(4, 6);
+  const Vector targets = twins_.Tokens(4, 6);
+  ops_->Add(logits, whole, whole);
+  double whole_loss = 0;
+  ops_->CrossEntropy({whole, targets, 0.25, true, &whole_loss});
+  std::vector<double> statistics(2 * 3 * 4);
+  const auto part_of = [&](int64_t part) {
+    Matrix columns = logits;
+    columns.data = columns.as<double>() + part * 3;
+    columns.cols = 3;
+    return columns;
+  };
+  for (int64_t part = 0; part < 2; ++part) {
+    ops_->LogitStatistics(
+        {part_of(part), targets, {part * 3, 6}, {statistics.data() + part * 12, DType::kF64, 12}});
+  }
+  for (int64_t part = 0; part < 2; ++part) {
+    double loss = 0;
+    ops_->CrossEntropy({part_of(part),
+                        targets,
+                        0.25,
+                        true,
+                        &loss,
+                        {part * 3, 6},
+                        {statistics.data(), DType::kF64, 24}});
+    EXPECT_NEAR(loss, whole_loss, 1e-13);
+  }
+  for (int64_t n = 0; n < 4; ++n) {
+    for (int64_t v = 0; v < 6; ++v) {
+      EXPECT_NEAR(ReadElement(logits, n, v), ReadElement(whole, n, v), 1e-15);
+    }
+  }
+}
+
 TEST_F(Reference, AdamWFirstStepMovesByTheLearningRate) {
   // After bias correction the first direction is the gradient's sign; decay works beside it.
   double master[] = {1, -2}, exp_avg[] = {0, 0}, exp_avg_sq[] = {0, 0}, grad[] = {0.5, -3};
@@ -221,6 +256,20 @@ TEST_F(Reference, AdamWFirstStepMovesByTheLearningRate) {
   ops_->AdamW(args);
   EXPECT_NEAR(master[0], 1 - 0.1 * (1 + 0.01), 1e-12);
   EXPECT_NEAR(master[1], -2 - 0.1 * (-1 + 0.01 * -2), 1e-12);
+}
+
+TEST_F(Reference, AdamWGivesTheUpdateThatItWouldHaveSubtracted) {
+  double master[] = {1, -2}, exp_avg[] = {0, 0}, exp_avg_sq[] = {0, 0}, grad[] = {0.5, -3};
+  const auto vector = [](double* data) { return Vector{data, DType::kF64, 2}; };
+  AdamWArgs args{vector(master), vector(exp_avg), vector(exp_avg_sq), vector(grad), {}};
+  args.update = args.grad, args.lr = 0.1, args.eps = 0, args.weight_decay = 0.01;
+  ops_->AdamW(args);
+  EXPECT_NEAR(grad[0], 1 + 0.01, 1e-12);
+  EXPECT_NEAR(grad[1], -1 + 0.01 * -2, 1e-12);
+  EXPECT_EQ(master[0], 1);
+  EXPECT_EQ(master[1], -2);
+  ops_->AddScaled(-0.1, args.update, args.master);
+  EXPECT_NEAR(master[0], 1 - 0.1 * (1 + 0.01), 1e-12);
 }
 
 }  // namespace

@@ -51,6 +51,10 @@ constexpr Tolerance kTolerances[] = {
     {"CrossEntropy", tensor::DType::kF32, 1e-6, 1e-5, "sums of up to 1000 exponentials"},
     {"CrossEntropy", tensor::DType::kBF16, 1e-6, 1.1 * kRoundBF16, "fp32 inside, rounded once"},
     {"AdamW", tensor::DType::kF32, 1e-6, 1e-6, "some ten roundings"},
+    {"AdamWUpdate", tensor::DType::kF32, 1e-6, 1e-6,
+     "some ten roundings; m and decay may cancel, each of the order of 1"},
+    {"AddScaled", tensor::DType::kF32, kRoundF32, 1.01 * kRoundF32,
+     "the factor rounded, before values below 1; one fused addition"},
     {"AdamW", tensor::DType::kBF16, 1e-6, 1.01 * kRoundBF16, "the master, rounded"},
 };
 

@@ -3,26 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/plan/validate.h"
 
 namespace megascale::plan {
-namespace {
-
-// `status` with `context` before its message and its payloads (such as the ranks to blame) kept.
-absl::Status Located(const absl::Status& status, absl::string_view context) {
-  absl::Status located = base::Annotate(status, context);
-  status.ForEachPayload([&](absl::string_view type, const absl::Cord& payload) {
-    located.SetPayload(type, payload);
-  });
-  return located;
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(ExecutorOptions options) {
   std::unique_ptr<Executor> executor(new Executor(std::move(options)));
   RETURN_IF_ERROR(executor->Resolve());
@@ -131,8 +117,8 @@ void Executor::Run(int index) {
     const absl::Status status = (*tasks_[index].handler)(instruction, context);
     if (options_.observer.end) options_.observer.end(instruction, context, status);
     if (!status.ok()) {
-      Fail(Located(status, absl::StrCat("rank ", options_.plan.rank, ": step ", context.step, ": ",
-                                        instruction.id.ToString())));
+      Fail(base::Annotate(status, absl::StrCat("rank ", options_.plan.rank, ": step ", context.step,
+                                               ": ", instruction.id.ToString())));
     }
   }
   if (owner.remaining.fetch_sub(1) == 1) Finish(owner);

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -198,12 +199,16 @@ class PlanWriter {
     plan_.rank = rank;
     plan_.num_chunks = kChunks;
     plan_.num_microbatches = kMicrobatches;
-    plan_.num_activation_slots = 2 * kMicrobatches;
+    plan_.slots = {kMicrobatches, kMicrobatches};
+    plan_.gradient_buffers = 2;
   }
 
   RankPlan Write(const std::vector<Pass>& passes) {
     const int loading = plan_.rank == 0 ? 0 : kChunks - 1;
     Add({.id = InstructionId(OpKind::kLoadBatch, loading), .stream = StreamKind::kLoadBatch}, {});
+    for (const int chunk : {plan_.rank, plan_.rank + 2}) {
+      Add(OfShard(InstructionId(OpKind::kGatherParameters, chunk), GroupKind::kData), {});
+    }
     for (const Pass& pass : passes) pass.kind == kF ? Forward(pass) : Backward(pass);
     WriteShard();
     return plan_;
@@ -213,6 +218,13 @@ class PlanWriter {
   using Ids = std::vector<InstructionId>;
 
   void Add(Instruction instruction, const Ids& producers) {
+    const OpKind kind = instruction.kind();
+    const int chunk = instruction.id.chunk();
+    if (kind == kB || kind == OpKind::kReduceGradients || (kind == kF && chunk == kChunks - 1)) {
+      instruction.gradient_buffer = plan_.IndexOfChunk(chunk);
+      instruction.begins_sum =
+          kind == OpKind::kReduceGradients || has_gradients_.insert(chunk).second;
+    }
     for (const InstructionId id : producers) {
       instruction.depends_on.push_back(index_.at(id.packed()));
     }
@@ -222,7 +234,7 @@ class PlanWriter {
   void AddOfPass(OpKind kind, StreamKind stream, const Pass& pass, const Ids& producers) {
     Instruction instruction{.id = InstructionId(kind, pass.chunk, pass.microbatch),
                             .stream = stream};
-    instruction.activation_slot = pass.chunk / 2 * kMicrobatches + pass.microbatch;
+    instruction.activation_slot = pass.microbatch;
     if (kind != kF && kind != kB) {
       const bool up = kind == OpKind::kReceiveActivation || kind == OpKind::kSendGradient;
       const bool activation =
@@ -237,7 +249,7 @@ class PlanWriter {
   }
   void Forward(const Pass& pass) {
     const auto id = [&](OpKind kind) { return InstructionId(kind, pass.chunk, pass.microbatch); };
-    Ids needs;
+    Ids needs = {InstructionId(OpKind::kGatherParameters, pass.chunk)};
     if (pass.chunk == 0 || pass.chunk == kChunks - 1) {
       needs.push_back(InstructionId(OpKind::kLoadBatch, pass.chunk));
     }
@@ -275,7 +287,6 @@ class PlanWriter {
       Instruction instruction = OfShard(step, GroupKind::kNone);
       instruction.stream = StreamKind::kOptimizer;
       Add(std::move(instruction), {norm});
-      Add(OfShard(InstructionId(OpKind::kGatherParameters, chunk), GroupKind::kData), {step});
     }
   }
   static Instruction OfShard(InstructionId id, GroupKind group) {
@@ -288,6 +299,7 @@ class PlanWriter {
 
   RankPlan plan_;
   std::map<uint64_t, int> index_;
+  std::set<int> has_gradients_;  // chunks
 };
 
 std::vector<RankPlan> PlansOf(const std::vector<std::vector<Pass>>& passes) {

@@ -13,7 +13,7 @@ namespace megascale::plan {
 namespace {
 
 constexpr std::array<absl::string_view, kMaxOpKind + 1> kLetters = {
-    "-", "L", "RA", "F", "SA", "RG", "B", "SG", "R", "N", "O", "G"};
+    "-", "L", "RA", "F", "SA", "RG", "B", "SG", "R", "N", "O", "G", "W", "U", "T", "S"};
 
 // The number behind `prefix`, if `text` is one and at most `max`, without sign or leading zeros.
 bool ParsePart(absl::string_view text, absl::string_view prefix, int max, int& value) {
@@ -64,6 +64,39 @@ InstructionId InstructionId::FromPacked(uint64_t packed) {
   InstructionId id;
   id.packed_ = packed;
   return id;
+}
+
+bool IsTransfer(OpKind kind) {
+  return kind == OpKind::kSendActivation || kind == OpKind::kReceiveActivation ||
+         kind == OpKind::kSendGradient || kind == OpKind::kReceiveGradient;
+}
+
+bool IsPass(OpKind kind) {
+  return kind == OpKind::kForward || kind == OpKind::kBackward || kind == OpKind::kWeightGradient;
+}
+
+bool NeedsPeers(InstructionId id) {
+  switch (id.operation()) {
+    case OpKind::kForward:
+    case OpKind::kBackward:
+    case OpKind::kWeightGradient:
+      return id.piece() > 0;
+    case OpKind::kLoadBatch:
+    case OpKind::kOptimizerUpdate:
+    case OpKind::kOptimizerStep:
+      return false;
+    case OpKind::kReceiveActivation:
+    case OpKind::kSendActivation:
+    case OpKind::kReceiveGradient:
+    case OpKind::kSendGradient:
+    case OpKind::kSumReplicated:
+    case OpKind::kReduceGradients:
+    case OpKind::kReduceNorm:
+    case OpKind::kGatherTrustSums:
+    case OpKind::kGatherParameters:
+      return true;
+  }
+  return false;
 }
 
 std::string InstructionId::ToString() const {

@@ -22,15 +22,32 @@ enum class OpKind : uint8_t {
   kReceiveGradient = 5,    // RG: the gradient of a chunk's output, from the chunk after
   kBackward = 6,           // B: a micro-batch back through a chunk; adds to the chunk's gradients
   kSendGradient = 7,       // SG: the gradient of a chunk's input, to the chunk before
-  kReduceGradients = 8,    // R: reduce-scatter of a chunk's gradients over the data group
+  // R: reduce-scatter of a chunk's gradients over the data group; with ZeRO stage 2 of those of one
+  // micro-batch, added to this rank's shard
+  kReduceGradients = 8,
   kReduceNorm = 9,         // N: all-gather over the world: sum of squares, loss, stop flag
   kOptimizerStep = 10,     // O: steps this rank's slice of a chunk's parameters
   kGatherParameters = 11,  // G: all-gather of a chunk's parameters over the data group
+  kWeightGradient = 12,  // W: the weights' part of a backward pass, where a schedule does it apart;
+                         //    B then gives the gradient of the chunk's input alone
+  kOptimizerUpdate = 13,  // U: where the optimizer has trust ratios (LAMB): the update of this
+                          //    rank's slice of a chunk's parameters, which O then scales
+  kGatherTrustSums = 14,  // T: all-gather of what those ratios are made of, over the data group; of
+                          //    tensor-parallel ranks over the stage's
+  kSumReplicated = 15,  // S: all-reduce over the tensor group of the gradients of what each of its
+                        //    ranks has a copy of; before each R
 };
-inline constexpr int kMaxOpKind = 11;
+inline constexpr int kMaxOpKind = 15;
 
 // "F" for kForward, as listed above.
 absl::string_view Letters(OpKind kind);
+
+// True for one end of a message between two ranks.
+bool IsTransfer(OpKind kind);
+
+// True for a pass of a micro-batch through a chunk, or a part of one: F, B and W. Tensor-parallel
+// ranks do these together.
+bool IsPass(OpKind kind);
 
 // Streams run their instructions one after another, in the plan's order, and independently of each
 // other. Each belongs to one owner. What is sent and what is received have streams of their own, in
@@ -59,7 +76,8 @@ absl::string_view Name(Owner owner);
 // The name of an instruction within a step: (operation, chunk, micro-batch, piece). Structural,
 // never an ordinal: it means the same in every schedule, on every rank and in every reader. Chunks
 // count through the model, not within a rank. Shown as "F.c0.m3", "R.c1" (no micro-batch), "N" (no
-// chunk), "R.c1.p2" (piece 2; piece 0 is not shown).
+// chunk), "R.c1.p2" (piece 2; piece 0 is not shown). The pieces of a pass are its exchanges with
+// tensor-parallel ranks, from 1; they are in no plan.
 class InstructionId {
  public:
   static constexpr int kNoChunk = 0xffff;
@@ -96,25 +114,39 @@ class InstructionId {
   uint64_t packed_ = 0;  // operation 8 bits, chunk 16, micro-batch 24, piece 16
 };
 
+// True for what ends only once other ranks do their part: transfers, collectives, exchanges within
+// a pass. A rank that stands still in one of them need not be the cause.
+bool NeedsPeers(InstructionId id);
+
 inline constexpr int kNoPeer = -1;
 inline constexpr int kNoSlot = -1;
+inline constexpr int kNoBuffer = -1;
 
 struct Instruction {
   InstructionId id;
   StreamKind stream = StreamKind::kCompute;
   Owner owner = Owner::kStage;
   // Communication: with whom and over which communicator. A rank uses one (group, channel) from one
-  // stream only.
+  // stream only. Of a pass: with the ranks that share it.
   GroupKind group = GroupKind::kNone;
   std::string channel = "";  // see ChannelsOf in step_plan.h
   int peer = kNoPeer;        // group-relative rank of a send's receiver or a receive's sender
-  // The memory that holds this micro-batch on its way through this rank: what F keeps for B, and
-  // the buffers that are received into and sent from. Everything that an earlier micro-batch does
-  // in a slot has ended before a later one begins there.
+  // The memory that holds this micro-batch on its way through the chunk, one of the chunk's slots:
+  // what F keeps for B, and the buffers that are received into and sent from. Everything that an
+  // earlier micro-batch does in a slot has ended before a later one begins there.
   int activation_slot = kNoSlot;
+  // The memory for a whole chunk's gradients, one of the rank's buffers, that a pass adds to and
+  // that S and R work on. Chunks may take turns in one: from the first pass that adds to it,
+  // through all others, to the R that takes the sum. Everything of a turn has ended before the next
+  // begins.
+  int gradient_buffer = kNoBuffer;
+  // What is in the memory does not count: a pass begins a turn in its gradient buffer, which is to
+  // be zero; or R is the first of its chunk in a step, and the rank's shard becomes what it gives.
+  bool begins_sum = false;
   // Indices into this rank's plan. What stands earlier on the same stream needs no entry.
   std::vector<int> depends_on = {};
-  int64_t bytes = 0;  // moved: of one micro-batch, of the whole buffer of a collective
+  int64_t bytes = 0;  // moved: of one micro-batch, of the whole buffer of a collective, of all
+                      // whole buffers that a pass exchanges
   int64_t flops = 0;
 
   OpKind kind() const { return id.operation(); }

@@ -46,6 +46,19 @@ TEST(InstructionId, BothEndsOfATransferNameTheSend) {
   EXPECT_EQ(message("R.c1.p2"), "R.c1.p2");
 }
 
+TEST(InstructionId, APassNeedsPeersInItsExchangesAlone) {
+  const auto needs_peers = [](const char* id) {
+    return NeedsPeers(InstructionId::Parse(id).value());
+  };
+  for (const char* id : {"F.c0.m3", "B.c0.m3", "W.c0.m3", "L.c0", "U.c0", "O.c0"}) {
+    EXPECT_FALSE(needs_peers(id)) << id;
+  }
+  for (const char* id : {"F.c0.m3.p1", "B.c0.m3.p40", "W.c0.m3.p2", "RA.c1.m3", "SA.c0.m3",
+                         "RG.c0.m3", "SG.c1.m3", "S.c0", "R.c0", "N", "T.c0", "G.c0"}) {
+    EXPECT_TRUE(needs_peers(id)) << id;
+  }
+}
+
 TEST(InstructionId, RefusesOtherText) {
   for (const char* text :
        {"", "-", "X.c0", "F.", "F.c", "F.c-1", "F.c00", "F.c65535", "F.m1.c0", "F.c0.m1.",

@@ -19,6 +19,10 @@ absl::string_view Name(GroupKind kind) {
       return "data";
     case GroupKind::kPipeline:
       return "pipeline";
+    case GroupKind::kTensor:
+      return "tensor";
+    case GroupKind::kStage:
+      return "stage";
   }
   return "?";
 }
@@ -54,9 +58,15 @@ int Mesh::RankOf(Coordinate coordinate) const {
   return (coordinate.pipeline * sizes_.data + coordinate.data) * sizes_.tensor + coordinate.tensor;
 }
 
+std::vector<GroupKind> Mesh::Kinds() const {
+  if (sizes_.tensor == 1) return {GroupKind::kWorld, GroupKind::kData, GroupKind::kPipeline};
+  return {GroupKind::kWorld, GroupKind::kData, GroupKind::kPipeline, GroupKind::kTensor,
+          GroupKind::kStage};
+}
+
 std::vector<Group> Mesh::Groups() const {
-  std::vector<Group> groups = {GroupOf(GroupKind::kWorld, 0)};
-  for (const GroupKind kind : {GroupKind::kData, GroupKind::kPipeline}) {
+  std::vector<Group> groups;
+  for (const GroupKind kind : Kinds()) {
     for (int rank = 0; rank < world_size(); ++rank) {
       if (IndexInGroup(kind, rank) == 0) groups.push_back(GroupOf(kind, rank));
     }
@@ -81,6 +91,10 @@ std::string Mesh::GroupName(GroupKind kind, int rank) const {
       return absl::StrCat("dp", at.pipeline, ".t", at.tensor);
     case GroupKind::kPipeline:
       return absl::StrCat("pp", at.data, ".t", at.tensor);
+    case GroupKind::kTensor:
+      return absl::StrCat("tp", at.pipeline, ".d", at.data);
+    case GroupKind::kStage:
+      return absl::StrCat("stage", at.pipeline);
   }
   MEGASCALE_CHECK_MSG(false, "kNone is no group");
 }
@@ -95,6 +109,10 @@ int Mesh::GroupSize(GroupKind kind) const {
       return sizes_.data;
     case GroupKind::kPipeline:
       return sizes_.pipeline;
+    case GroupKind::kTensor:
+      return sizes_.tensor;
+    case GroupKind::kStage:
+      return sizes_.data * sizes_.tensor;
   }
   MEGASCALE_CHECK_MSG(false, "kNone is no group");
 }
@@ -109,6 +127,10 @@ int Mesh::IndexInGroup(GroupKind kind, int rank) const {
       return CoordinateOf(rank).data;
     case GroupKind::kPipeline:
       return CoordinateOf(rank).pipeline;
+    case GroupKind::kTensor:
+      return CoordinateOf(rank).tensor;
+    case GroupKind::kStage:
+      return rank % (sizes_.data * sizes_.tensor);
   }
   MEGASCALE_CHECK_MSG(false, "kNone is no group");
 }
@@ -127,6 +149,11 @@ int Mesh::RankInGroup(GroupKind kind, int rank, int index) const {
     case GroupKind::kPipeline:
       at.pipeline = index;
       return RankOf(at);
+    case GroupKind::kTensor:
+      at.tensor = index;
+      return RankOf(at);
+    case GroupKind::kStage:
+      return at.pipeline * sizes_.data * sizes_.tensor + index;
   }
   MEGASCALE_CHECK_MSG(false, "kNone is no group");
 }

@@ -42,9 +42,12 @@ enum class GroupKind : uint8_t {
   kWorld,     // "world": all ranks
   kData,      // "dp<pipeline>.t<tensor>": a stage's replicas, indexed by data coordinate
   kPipeline,  // "pp<data>.t<tensor>": a replica's stages, indexed by pipeline coordinate
+  // Of meshes with more than one tensor rank only:
+  kTensor,  // "tp<pipeline>.d<data>": what shares a replica's stage, indexed by tensor coordinate
+  kStage,   // "stage<pipeline>": all ranks of a stage, tensor fastest, then data
 };
 
-// "world", "data", "pipeline", or "" for kNone.
+// "world", "data", "pipeline", "tensor", "stage", or "" for kNone.
 absl::string_view Name(GroupKind kind);
 
 class Mesh {
@@ -65,8 +68,11 @@ class Mesh {
   Coordinate CoordinateOf(int rank) const;
   int RankOf(Coordinate coordinate) const;
 
+  // The kinds of groups that there are, ascending.
+  std::vector<GroupKind> Kinds() const;
+
   // Every group, in the same order on every rank: the world, then the data groups by their first
-  // rank, then the pipeline groups by theirs.
+  // rank, then those of the other kinds by theirs.
   std::vector<Group> Groups() const;
 
   // The group of this kind that `rank` is in. Requires: kind is not kNone. Cost: GroupOf lists the

@@ -32,10 +32,22 @@ TEST(Mesh, ListsEachGroupOnceWithAscendingRanks) {
   EXPECT_THAT(mesh.GroupOf(GroupKind::kPipeline, 3).ranks, ElementsAre(1, 3));
 }
 
+TEST(Mesh, TensorRanksHaveAGroupAndAStageHasOneOfAllItsRanks) {
+  const Mesh mesh = MakeMesh({.data = 2, .pipeline = 2, .tensor = 2});
+  std::vector<std::string> names;
+  for (const Group& group : mesh.Groups()) names.push_back(group.name);
+  EXPECT_THAT(names, ElementsAre("world", "dp0.t0", "dp0.t1", "dp1.t0", "dp1.t1", "pp0.t0",
+                                 "pp0.t1", "pp1.t0", "pp1.t1", "tp0.d0", "tp0.d1", "tp1.d0",
+                                 "tp1.d1", "stage0", "stage1"));
+  EXPECT_THAT(mesh.GroupOf(GroupKind::kTensor, 6).ranks, ElementsAre(6, 7));
+  EXPECT_THAT(mesh.GroupOf(GroupKind::kStage, 6).ranks, ElementsAre(4, 5, 6, 7));
+}
+
 TEST(Mesh, GroupsOfOneKindPartitionTheWorld) {
   const Mesh mesh = MakeMesh({.data = 3, .pipeline = 4, .tensor = 2});
-  EXPECT_EQ(mesh.Groups().size(), 1u + 4 * 2 + 3 * 2);
-  for (const GroupKind kind : {GroupKind::kWorld, GroupKind::kData, GroupKind::kPipeline}) {
+  EXPECT_EQ(mesh.Groups().size(), 1u + 4 * 2 + 3 * 2 + 4 * 3 + 4);
+  EXPECT_EQ(mesh.Kinds().size(), 5u);
+  for (const GroupKind kind : mesh.Kinds()) {
     for (int rank = 0; rank < mesh.world_size(); ++rank) {
       const Group group = mesh.GroupOf(kind, rank);
       EXPECT_EQ(group.name, mesh.GroupName(kind, rank));

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 
@@ -23,20 +24,21 @@ bool IsReceive(OpKind kind) {
   return kind == OpKind::kReceiveActivation || kind == OpKind::kReceiveGradient;
 }
 
-// An instruction of one rank.
+// An instruction of one of the given plans.
 struct Place {
-  int rank = 0;
-  int index = 0;
+  size_t plan = 0;
+  size_t index = 0;
 };
 
-// All ranks' instructions as one numbered list, and the meetings among them.
+// All given ranks' instructions as one numbered list, and the meetings among them.
 class Step {
  public:
   explicit Step(absl::Span<const RankPlan> plans) : plans_(plans) {
-    for (const RankPlan& plan : plans) {
+    for (size_t plan = 0; plan < plans.size(); ++plan) {
+      given_.insert(plans[plan].rank);
       first_.push_back(static_cast<int>(places_.size()));
-      for (size_t i = 0; i < plan.instructions.size(); ++i) {
-        places_.push_back({.rank = plan.rank, .index = static_cast<int>(i)});
+      for (size_t i = 0; i < plans[plan].instructions.size(); ++i) {
+        places_.push_back({.plan = plan, .index = i});
       }
     }
     meeting_.resize(places_.size(), kNoMeeting);
@@ -59,11 +61,10 @@ class Step {
     std::map<int, std::vector<int>> calls;  // by rank
   };
 
-  const Instruction& At(int node) const {
-    return plans_[places_[node].rank].instructions[places_[node].index];
-  }
+  const RankPlan& PlanOf(int node) const { return plans_[places_[node].plan]; }
+  const Instruction& At(int node) const { return PlanOf(node).instructions[places_[node].index]; }
   std::string Text(int node) const {
-    return absl::StrCat("rank ", places_[node].rank, "'s ", At(node).id.ToString());
+    return absl::StrCat("rank ", PlanOf(node).rank, "'s ", At(node).id.ToString());
   }
   void Meet(const std::vector<int>& nodes) {
     for (const int node : nodes) meeting_[node] = static_cast<int>(meetings_.size());
@@ -76,8 +77,9 @@ class Step {
   int Blocker(int node, const std::vector<int>& num_missing, const std::vector<bool>& ended) const;
 
   absl::Span<const RankPlan> plans_;
-  std::vector<Place> places_;
-  std::vector<int> first_;                  // by rank: the node of its first instruction
+  absl::flat_hash_set<int> given_;          // ranks
+  std::vector<Place> places_;               // by node
+  std::vector<int> first_;                  // by plan: the node of its first instruction
   std::vector<int> meeting_;                // by node
   std::vector<std::vector<int>> meetings_;  // nodes that end together
   std::vector<int> previous_;               // by node: before it on its stream, or -1
@@ -89,7 +91,7 @@ absl::Status Step::Match() {
   for (int node = 0; node < static_cast<int>(places_.size()); ++node) {
     const Instruction& instruction = At(node);
     if (instruction.group == GroupKind::kNone) continue;
-    const RankPlan& plan = plans_[places_[node].rank];
+    const RankPlan& plan = PlanOf(node);
     const std::string group = plan.mesh.GroupName(instruction.group, plan.rank);
     const OpKind kind = instruction.kind();
     if (IsSend(kind) || IsReceive(kind)) {
@@ -102,7 +104,9 @@ absl::Status Step::Match() {
     }
     Gathering& gathering = rooms[{group, instruction.channel}];
     if (gathering.ranks.empty()) {
-      gathering.ranks = plan.mesh.GroupOf(instruction.group, plan.rank).ranks;
+      for (const int rank : plan.mesh.GroupOf(instruction.group, plan.rank).ranks) {
+        if (given_.contains(rank)) gathering.ranks.push_back(rank);
+      }
     }
     gathering.calls[plan.rank].push_back(node);
   }
@@ -168,16 +172,16 @@ absl::Status Step::Run() {
   std::vector<std::vector<int>> followers(num_nodes);
   std::vector<int> num_missing(num_nodes, 0);
   previous_.assign(num_nodes, -1);
-  for (const RankPlan& plan : plans_) {
+  for (size_t plan = 0; plan < plans_.size(); ++plan) {
     std::array<int, kNumStreamKinds> last;
     last.fill(-1);
-    for (size_t i = 0; i < plan.instructions.size(); ++i) {
-      const int node = first_[plan.rank] + static_cast<int>(i);
-      const Instruction& instruction = plan.instructions[i];
+    for (size_t i = 0; i < plans_[plan].instructions.size(); ++i) {
+      const int node = first_[plan] + static_cast<int>(i);
+      const Instruction& instruction = plans_[plan].instructions[i];
       previous_[node] = std::exchange(last[static_cast<size_t>(instruction.stream)], node);
       if (previous_[node] >= 0) followers[previous_[node]].push_back(node);
       for (const int producer : instruction.depends_on) {
-        followers[first_[plan.rank] + producer].push_back(node);
+        followers[first_[plan] + producer].push_back(node);
       }
       num_missing[node] =
           static_cast<int>(instruction.depends_on.size()) + (previous_[node] >= 0 ? 1 : 0);
@@ -221,7 +225,7 @@ int Step::Blocker(int node, const std::vector<int>& num_missing,
                          [&](int member) { return num_missing[member] > 0; });
   }
   for (const int producer : At(node).depends_on) {
-    const int candidate = first_[places_[node].rank] + producer;
+    const int candidate = first_[places_[node].plan] + producer;
     if (!ended[candidate]) return candidate;
   }
   return previous_[node];

@@ -2,36 +2,128 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 
 namespace megascale::plan {
 namespace {
 
+std::vector<ComputeItem> AllForwardAllBackward(const ScheduleOptions& options, int stage) {
+  std::vector<ComputeItem> order;
+  for (const OpKind kind : {OpKind::kForward, OpKind::kBackward}) {
+    for (int i = 0; i < options.num_microbatches; ++i) order.push_back({kind, stage, i});
+  }
+  return order;
+}
+
+// The i-th pass in one direction of a stage that gives each of its chunks, in turn, a group of
+// num_stages micro-batches. Backwards the chunks come in the opposite order.
+ComputeItem ItemInTurn(const ScheduleOptions& options, int stage, OpKind kind, int i) {
+  const int turn = options.num_stages * options.chunks_per_stage;
+  const int forward_chunk = i % turn / options.num_stages;
+  const int chunk =
+      kind == OpKind::kForward ? forward_chunk : options.chunks_per_stage - 1 - forward_chunk;
+  return {kind, chunk * options.num_stages + stage,
+          i / turn * options.num_stages + i % options.num_stages};
+}
+
+// `num_ahead` forwards, then one forward and one backward by turns.
 std::vector<ComputeItem> OneForwardOneBackward(const ScheduleOptions& options, int stage) {
+  const bool interleaved = options.chunks_per_stage > 1;
+  const int num_stages = options.num_stages;
+  const int num_passes = options.num_microbatches * options.chunks_per_stage;
+  const int behind = num_stages - stage - 1;
+  // Interleaved, a micro-batch comes back to this stage before the ones ahead of it are through.
+  const int num_ahead = std::min(
+      num_passes, interleaved ? 2 * behind + (options.chunks_per_stage - 1) * num_stages : behind);
+  const auto item = [&](OpKind kind, int i) {
+    return interleaved ? ItemInTurn(options, stage, kind, i) : ComputeItem{kind, stage, i};
+  };
+  std::vector<ComputeItem> order;
+  order.reserve(2 * static_cast<size_t>(num_passes));
+  for (int i = 0; i < num_passes + num_ahead; ++i) {
+    if (i < num_passes) order.push_back(item(OpKind::kForward, i));
+    if (i >= num_ahead) order.push_back(item(OpKind::kBackward, i - num_ahead));
+  }
+  return order;
+}
+
+std::vector<ComputeItem> ZeroBubbleH1(const ScheduleOptions& options, int stage) {
   const int num_microbatches = options.num_microbatches;
   const int num_ahead = std::min(num_microbatches, options.num_stages - stage - 1);
   std::vector<ComputeItem> order;
-  order.reserve(2 * num_microbatches);
-  for (int i = 0; i < num_microbatches + num_ahead; ++i) {
-    if (i < num_microbatches) {
-      order.push_back({.forward = true, .chunk = stage, .microbatch = i});
+  order.reserve(3 * static_cast<size_t>(num_microbatches));
+  int forwards = 0;
+  int weights = 0;
+  const auto add = [&](OpKind kind, int microbatch) { order.push_back({kind, stage, microbatch}); };
+  while (forwards < num_ahead) add(OpKind::kForward, forwards++);
+  for (int backwards = 0; backwards < num_microbatches; ++backwards) {
+    // As late as memory for num_stages micro-batches permits, and then wherever no forward is left.
+    const bool full = forwards - weights >= options.num_stages;
+    if (weights < backwards && (full || forwards == num_microbatches)) {
+      add(OpKind::kWeightGradient, weights++);
     }
-    if (i >= num_ahead) {
-      order.push_back({.forward = false, .chunk = stage, .microbatch = i - num_ahead});
-    }
+    if (forwards < num_microbatches) add(OpKind::kForward, forwards++);
+    add(OpKind::kBackward, backwards);
   }
+  while (weights < num_microbatches) add(OpKind::kWeightGradient, weights++);
   return order;
 }
 
 }  // namespace
 
+absl::string_view Name(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::k1F1B:
+      return "1f1b";
+    case Schedule::kGPipe:
+      return "gpipe";
+    case Schedule::kInterleaved1F1B:
+      return "interleaved_1f1b";
+    case Schedule::kZeroBubbleH1:
+      return "zb_h1";
+  }
+  return "?";
+}
+
+absl::Status CheckSchedule(const ScheduleOptions& options) {
+  for (const auto& [what, size] : {std::pair("the number of stages", options.num_stages),
+                                   std::pair("chunks per stage", options.chunks_per_stage),
+                                   std::pair("num_microbatches", options.num_microbatches)}) {
+    if (size >= 1) continue;
+    return absl::InvalidArgumentError(absl::StrCat(what, " is ", size, "; expected 1 or more"));
+  }
+  if (options.chunks_per_stage == 1) return absl::OkStatus();
+  if (options.schedule != Schedule::kInterleaved1F1B || options.num_stages == 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.chunks_per_stage, " chunks per stage need schedule ",
+                     Name(Schedule::kInterleaved1F1B), " and 2 or more stages; this is ",
+                     Name(options.schedule), " over ", options.num_stages));
+  }
+  if (options.num_microbatches % options.num_stages != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Name(options.schedule),
+                     " needs a number of micro-batches that the number of stages divides; ",
+                     options.num_microbatches, " / ", options.num_stages, " leaves ",
+                     options.num_microbatches % options.num_stages));
+  }
+  return absl::OkStatus();
+}
+
 std::vector<ComputeItem> ComputeOrder(const ScheduleOptions& options, int stage) {
-  MEGASCALE_CHECK(stage >= 0 && stage < options.num_stages && options.num_microbatches > 0);
+  MEGASCALE_CHECK(stage >= 0 && stage < options.num_stages && CheckSchedule(options).ok());
   switch (options.schedule) {
     case Schedule::k1F1B:
+    case Schedule::kInterleaved1F1B:
       return OneForwardOneBackward(options, stage);
+    case Schedule::kGPipe:
+      return AllForwardAllBackward(options, stage);
+    case Schedule::kZeroBubbleH1:
+      return ZeroBubbleH1(options, stage);
   }
   MEGASCALE_CHECK_MSG(false, "unknown schedule");
 }
+
+bool SplitsBackward(Schedule schedule) { return schedule == Schedule::kZeroBubbleH1; }
 
 }  // namespace megascale::plan

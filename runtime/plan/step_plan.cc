@@ -6,31 +6,50 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 
 namespace megascale::plan {
 namespace {
 
+// One that is reduced, and one that passes add to.
+constexpr int kSharedBuffersMax = 2;
+
 constexpr char kActivationChannel[] = "activation";
 constexpr char kGradientChannel[] = "gradient";
 constexpr char kShardChannel[] = "shard";
 constexpr char kNormChannel[] = "norm";
+constexpr char kPassChannel[] = "pass";
+constexpr char kReplicatedChannel[] = "replicated";
+constexpr char kTrustChannel[] = "trust";
 
-// The channel of the boundary between stage `lower` and the one after it.
-std::string BoundaryChannel(absl::string_view direction, int lower) {
-  return absl::StrCat(direction, ".", lower % 2);
+// The channel of the boundary between stage `lower` and the one after it; the first is after the
+// last.
+std::string BoundaryChannel(absl::string_view direction, int lower, int num_stages) {
+  const bool wraps = lower == num_stages - 1;
+  return absl::StrCat(direction, ".", wraps && num_stages % 2 == 1 ? 2 : lower % 2);
 }
 
-// How many micro-batches a stage keeps at once.
-int NumLive(const std::vector<ComputeItem>& order) {
+// How many micro-batches are on their way through `chunk` at once. `last`: the kind that ends a
+// pass.
+int NumLive(const std::vector<ComputeItem>& order, int chunk, OpKind last) {
   int live = 0;
   int high_water = 0;
   for (const ComputeItem& item : order) {
-    live += item.forward ? 1 : -1;
+    if (item.chunk != chunk) continue;
+    live += item.kind == OpKind::kForward ? 1 : item.kind == last ? -1 : 0;
     high_water = std::max(high_water, live);
   }
   return high_water;
+}
+
+ScheduleOptions ScheduleOf(const PlanOptions& options) {
+  return {.schedule = options.schedule,
+          .num_stages = options.mesh.pipeline_size(),
+          .chunks_per_stage = options.chunks_per_stage,
+          .num_microbatches = options.num_microbatches};
 }
 
 // Adds the instructions of one rank in an order in which they could run one by one.
@@ -39,37 +58,48 @@ class Builder {
   Builder(const PlanOptions& options, int rank) : options_(options) {
     plan_.mesh = options.mesh;
     plan_.rank = rank;
-    plan_.num_chunks = options.mesh.pipeline_size();
+    plan_.num_chunks = options.num_chunks();
     plan_.num_microbatches = options.num_microbatches;
+    plan_.shards_gradients = options.zero_stage == 2;
+    plan_.gradient_buffers = plan_.shards_gradients
+                                 ? std::clamp(options.chunks_per_stage - 1, 1, kSharedBuffersMax)
+                                 : options.chunks_per_stage;
+    for (int buffer = 0; buffer < plan_.gradient_buffers; ++buffer) {
+      free_buffers_.push({.buffer = buffer, .last_user = -1});
+    }
+    tensor_parallel_ = options.mesh.tensor_size() > 1;
     stage_ = plan_.stage();
+    chunks_.resize(static_cast<size_t>(options.chunks_per_stage));
   }
 
   RankPlan Build() && {
-    const std::vector<ComputeItem> order =
-        ComputeOrder({.schedule = options_.schedule,
-                      .num_stages = options_.mesh.pipeline_size(),
-                      .num_microbatches = options_.num_microbatches},
-                     stage_);
-    const int num_live = NumLive(order);
-    plan_.num_activation_slots =
-        num_live + std::min(options_.spare_slots, options_.num_microbatches - num_live);
-    for (int slot = 0; slot < plan_.num_activation_slots; ++slot) {
-      free_slots_.push({.slot = slot, .last_users = {}});
-    }
-    passes_.resize(options_.num_microbatches);
-    if (IsFirst(stage_) || IsLast(stage_)) {
-      batch_ = Add({.id = InstructionId(OpKind::kLoadBatch, stage_),
-                    .stream = StreamKind::kLoadBatch,
-                    .bytes = options_.batch_bytes});
-    }
-    for (const ComputeItem& item : order) {
-      if (item.forward) {
-        AddForward(item);
-      } else {
-        AddBackward(item);
+    const std::vector<ComputeItem> order = ComputeOrder(ScheduleOf(options_), stage_);
+    for (size_t i = 0; i < chunks_.size(); ++i) {
+      const int chunk = stage_ + static_cast<int>(i) * options_.mesh.pipeline_size();
+      const int num_live = NumLive(order, chunk, LastPart());
+      const int num_slots = std::min(num_live + options_.spare_slots, options_.num_microbatches);
+      for (int slot = 0; slot < num_slots; ++slot) {
+        chunks_[i].free_slots.push({.slot = slot, .last_users = {}});
       }
+      chunks_[i].passes.resize(static_cast<size_t>(options_.num_microbatches));
+      plan_.slots.push_back(num_slots);
     }
-    AddShard();
+    if (options_.overlap.param_gather) {
+      AddLoad({});
+      AddGathers();
+    } else {
+      AddGathers();
+      const int last = chunks_.back().gather;
+      for (Chunk& chunk : chunks_) chunk.gather = last;
+      AddLoad({last});
+    }
+    for (absl::Span<const ComputeItem> rest = order; !rest.empty();) {
+      const size_t size = NumTogether(rest);
+      AddTogether(rest.first(size));
+      rest.remove_prefix(size);
+    }
+    for (const int chunk : unreduced_) AddReduction(chunk, InstructionId::kNoMicrobatch);
+    AddUpdates();
     return std::move(plan_);
   }
 
@@ -78,11 +108,26 @@ class Builder {
     int slot = 0;
     std::vector<int> last_users;  // what must have ended before the next micro-batch begins here
   };
+  struct GradientBuffer {
+    int buffer = kNoBuffer;
+    int last_user = -1;  // the reduction before the next turn, or -1
+  };
   // A micro-batch on its way through a chunk.
   struct Pass {
     int slot = kNoSlot;
     int forward = 0;
+    int backward = 0;
     int send = -1;
+    std::vector<int> inputs;      // of the next part: the slot being free, then what was received
+    std::vector<int> last_users;  // what must have ended before its slot is free
+  };
+  struct Chunk {                  // of this stage
+    std::vector<Pass> passes;     // by micro-batch
+    std::queue<Slot> free_slots;  // longest free first
+    int gather = -1;
+    int gradient_buffer = kNoBuffer;  // of its turn, if it has one
+    int reduce = -1;                  // the last so far
+    int num_ended = 0;                // passes
   };
 
   bool IsFirst(int chunk) const { return chunk == 0; }
@@ -92,14 +137,27 @@ class Builder {
     return options_.chunks.empty() ? ChunkCost{} : options_.chunks[chunk];
   }
 
+  Chunk& ChunkOf(InstructionId id) {
+    return chunks_[static_cast<size_t>(plan_.IndexOfChunk(id.chunk()))];
+  }
+  Pass& PassOf(InstructionId id) {
+    return ChunkOf(id).passes[static_cast<size_t>(id.microbatch())];
+  }
+  // Of a pass: when it has ended its memory is free.
+  OpKind LastPart() const {
+    return SplitsBackward(options_.schedule) ? OpKind::kWeightGradient : OpKind::kBackward;
+  }
+
   int Add(Instruction instruction) {
+    const int index = static_cast<int>(plan_.instructions.size());
+    if (instruction.stream == StreamKind::kCompute) last_computed_ = index;
     plan_.instructions.push_back(std::move(instruction));
-    return static_cast<int>(plan_.instructions.size()) - 1;
+    return index;
   }
 
   // An instruction that moves one micro-batch across the boundary between `lower` and the chunk
   // after it.
-  Instruction Transfer(InstructionId id, int lower) const {
+  Instruction Transfer(InstructionId id, int lower) {
     const bool activation =
         id.operation() == OpKind::kSendActivation || id.operation() == OpKind::kReceiveActivation;
     const bool at_lower = id.chunk() == lower;
@@ -107,109 +165,279 @@ class Builder {
         activation ? StreamKind::kSendActivation : StreamKind::kReceiveGradient;
     const StreamKind upper_stream =
         activation ? StreamKind::kReceiveActivation : StreamKind::kSendGradient;
+    const int num_stages = options_.mesh.pipeline_size();
     return {.id = id,
             .stream = at_lower ? lower_stream : upper_stream,
             .group = GroupKind::kPipeline,
-            .channel = BoundaryChannel(activation ? kActivationChannel : kGradientChannel, lower),
-            .peer = at_lower ? lower + 1 : lower,
-            .activation_slot = passes_[id.microbatch()].slot,
+            .channel = BoundaryChannel(activation ? kActivationChannel : kGradientChannel,
+                                       lower % num_stages, num_stages),
+            .peer = (at_lower ? lower + 1 : lower) % num_stages,
+            .activation_slot = PassOf(id).slot,
             .bytes = Cost(lower).output_bytes};
   }
 
-  void AddForward(const ComputeItem& item) {
-    const auto [chunk, microbatch] = std::pair(item.chunk, item.microbatch);
-    MEGASCALE_CHECK(!free_slots_.empty());
-    Slot slot = std::move(free_slots_.front());
-    free_slots_.pop();
-    Pass& pass = passes_[microbatch];
-    pass.slot = slot.slot;
-    std::vector<int> inputs = std::move(slot.last_users);
-    if (!IsFirst(chunk)) {
-      Instruction receive =
-          Transfer(InstructionId(OpKind::kReceiveActivation, chunk, microbatch), chunk - 1);
-      receive.depends_on = std::move(inputs);
-      inputs = {Add(std::move(receive))};
+  void AddLoad(const std::vector<int>& inputs) {
+    for (const int chunk : {0, plan_.num_chunks - 1}) {
+      if (chunk % options_.mesh.pipeline_size() != stage_ || batch_ >= 0) continue;
+      batch_ = Add({.id = InstructionId(OpKind::kLoadBatch, chunk),
+                    .stream = StreamKind::kLoadBatch,
+                    .depends_on = inputs,
+                    .bytes = options_.batch_bytes});
     }
+  }
+
+  // In the order in which they are needed.
+  void AddGathers() {
+    for (size_t i = 0; i < chunks_.size(); ++i) {
+      const int chunk = stage_ + static_cast<int>(i) * options_.mesh.pipeline_size();
+      chunks_[i].gather = Add(
+          Collective(InstructionId(OpKind::kGatherParameters, chunk), Cost(chunk).parameter_bytes));
+    }
+  }
+
+  // How many of the next passes are computed without an exchange in between; see Overlap.
+  size_t NumTogether(absl::Span<const ComputeItem> next) const {
+    const bool pairs = !options_.overlap.p2p_communication && options_.chunks_per_stage > 1 &&
+                       next.size() > 1 && next[0].kind == OpKind::kForward &&
+                       next[1].kind == OpKind::kBackward;
+    return pairs ? 2 : 1;
+  }
+
+  void AddTogether(absl::Span<const ComputeItem> items) {
+    if (!options_.overlap.p2p_communication) {
+      awaited_.insert(awaited_.end(), sends_.begin(), sends_.end());
+    }
+    sends_.clear();
+    const int computed_before = last_computed_;
+    for (const ComputeItem& item : items) AddReceive(item, computed_before);
+    for (const ComputeItem& item : items) AddItem(item);
+  }
+
+  // What the pass needs of another stage, if anything.
+  void AddReceive(const ComputeItem& item, int computed_before) {
+    const InstructionId id(item.kind, item.chunk, item.microbatch);
+    Pass& pass = PassOf(id);
+    const bool forward = item.kind == OpKind::kForward;
+    if (forward) TakeSlot(id);
+    if (forward ? IsFirst(item.chunk) : item.kind != OpKind::kBackward || IsLast(item.chunk)) {
+      return;
+    }
+    Instruction receive = forward ? Transfer(Other(OpKind::kReceiveActivation, id), item.chunk - 1)
+                                  : Transfer(Other(OpKind::kReceiveGradient, id), item.chunk);
+    // A gradient behind the send, though its answer cannot come earlier: the slot is then free
+    // after B and SG.
+    receive.depends_on = forward ? std::move(pass.inputs) : std::vector<int>{pass.send};
+    if (!options_.overlap.p2p_communication && computed_before >= 0) {
+      receive.depends_on.push_back(computed_before);
+    }
+    pass.inputs = {Add(std::move(receive))};
+  }
+
+  void TakeSlot(InstructionId forward) {
+    std::queue<Slot>& free_slots = ChunkOf(forward).free_slots;
+    MEGASCALE_CHECK(!free_slots.empty());
+    Pass& pass = PassOf(forward);
+    pass.slot = free_slots.front().slot;
+    pass.inputs = std::move(free_slots.front().last_users);
+    free_slots.pop();
+  }
+
+  // Of the pass that was added last.
+  int AddSend(Instruction send) {
+    send.depends_on = {last_computed_};
+    sends_.push_back(Add(std::move(send)));
+    return sends_.back();
+  }
+
+  void AddItem(const ComputeItem& item) {
+    const InstructionId id(item.kind, item.chunk, item.microbatch);
+    if (item.kind == OpKind::kForward) {
+      AddForward(id);
+    } else if (item.kind == OpKind::kBackward) {
+      AddBackward(id);
+    } else {
+      AddWeightGradient(id);
+    }
+    if (item.kind == LastPart()) EndPass(id);
+  }
+
+  // Of the same micro-batch and chunk.
+  static InstructionId Other(OpKind kind, InstructionId id) {
+    return InstructionId(kind, id.chunk(), id.microbatch());
+  }
+
+  void AddForward(InstructionId id) {
+    const int chunk = id.chunk();
+    Pass& pass = PassOf(id);
+    std::vector<int> inputs = std::move(pass.inputs);
     if (IsFirst(chunk) || IsLast(chunk)) inputs.push_back(batch_);
-    pass.forward = Add({.id = InstructionId(OpKind::kForward, chunk, microbatch),
-                        .stream = StreamKind::kCompute,
-                        .activation_slot = pass.slot,
-                        .depends_on = std::move(inputs),
-                        .flops = Cost(chunk).forward_flops});
+    inputs.push_back(ChunkOf(id).gather);
+    // The last chunk's forward pass makes the head's gradients.
+    pass.forward = AddPass(id, std::move(inputs), Cost(chunk).forward_flops,
+                           Cost(chunk).forward_bytes, IsLast(chunk));
     if (IsLast(chunk)) return;
-    Instruction send = Transfer(InstructionId(OpKind::kSendActivation, chunk, microbatch), chunk);
-    send.depends_on = {pass.forward};
-    pass.send = Add(std::move(send));
+    pass.send = AddSend(Transfer(Other(OpKind::kSendActivation, id), chunk));
   }
 
-  void AddBackward(const ComputeItem& item) {
-    const auto [chunk, microbatch] = std::pair(item.chunk, item.microbatch);
-    const Pass& pass = passes_[microbatch];
+  void AddBackward(InstructionId id) {
+    const int chunk = id.chunk();
+    Pass& pass = PassOf(id);
     std::vector<int> inputs = {pass.forward};
-    if (!IsLast(chunk)) {
-      // Behind the send, though its answer cannot come earlier: the slot is then free after B and
-      // SG.
-      Instruction receive =
-          Transfer(InstructionId(OpKind::kReceiveGradient, chunk, microbatch), chunk);
-      receive.depends_on = {pass.send};
-      inputs.push_back(Add(std::move(receive)));
-    }
-    const int backward = Add({.id = InstructionId(OpKind::kBackward, chunk, microbatch),
-                              .stream = StreamKind::kCompute,
-                              .activation_slot = pass.slot,
-                              .depends_on = std::move(inputs),
-                              .flops = Cost(chunk).backward_flops});
-    last_backward_ = backward;
-    Slot freed{.slot = pass.slot, .last_users = {backward}};
-    if (!IsFirst(chunk)) {
-      Instruction send =
-          Transfer(InstructionId(OpKind::kSendGradient, chunk, microbatch), chunk - 1);
-      send.depends_on = {backward};
-      freed.last_users = {Add(std::move(send))};
-    }
-    free_slots_.push(std::move(freed));
+    if (!IsLast(chunk)) inputs.push_back(pass.inputs.front());
+    const ChunkCost cost = Cost(chunk);
+    const bool splits = SplitsBackward(options_.schedule);
+    pass.backward =
+        AddPass(id, std::move(inputs), cost.backward_flops - (splits ? cost.weight_flops : 0),
+                cost.backward_bytes - (splits ? cost.weight_bytes : 0));
+    pass.last_users = {pass.backward};
+    if (IsFirst(chunk)) return;
+    pass.last_users = {AddSend(Transfer(Other(OpKind::kSendGradient, id), chunk - 1))};
   }
 
-  Instruction Collective(OpKind kind, GroupKind group, int64_t bytes) const {
-    const bool world = group == GroupKind::kWorld;
-    return {.id = world ? InstructionId(kind) : InstructionId(kind, stage_),
+  void AddWeightGradient(InstructionId id) {
+    Pass& pass = PassOf(id);
+    pass.last_users.push_back(
+        AddPass(id, {pass.backward}, Cost(id.chunk()).weight_flops, Cost(id.chunk()).weight_bytes));
+  }
+
+  int AddPass(InstructionId id, std::vector<int> inputs, int64_t flops, int64_t bytes,
+              bool adds_to_gradients = true) {
+    inputs.insert(inputs.end(), awaited_.begin(), awaited_.end());
+    awaited_.clear();
+    Instruction instruction = {.id = id,
+                               .stream = StreamKind::kCompute,
+                               .activation_slot = PassOf(id).slot,
+                               .depends_on = std::move(inputs),
+                               .flops = flops};
+    if (tensor_parallel_) {
+      instruction.group = GroupKind::kTensor;
+      instruction.channel = kPassChannel;
+      instruction.bytes = bytes;
+    }
+    if (adds_to_gradients) UseGradientBuffer(&instruction);
+    return Add(std::move(instruction));
+  }
+
+  // That of the chunk's turn, or the beginning of one.
+  void UseGradientBuffer(Instruction* pass) {
+    int& buffer = ChunkOf(pass->id).gradient_buffer;
+    if (buffer == kNoBuffer) {
+      // Where chunks share buffers a schedule has one turn at a time: of several chunks a backward
+      // pass is in one piece, and the last one's follows its forward at once.
+      MEGASCALE_CHECK(!free_buffers_.empty());
+      const GradientBuffer next = free_buffers_.front();
+      free_buffers_.pop();
+      buffer = next.buffer;
+      if (next.last_user >= 0) pass->depends_on.push_back(next.last_user);
+      pass->begins_sum = true;
+    }
+    pass->gradient_buffer = buffer;
+  }
+
+  // Its slot is free, and its gradients are whole; or after the last one, all of the chunk's.
+  void EndPass(InstructionId id) {
+    Pass& pass = PassOf(id);
+    Chunk& chunk = ChunkOf(id);
+    chunk.free_slots.push({.slot = pass.slot, .last_users = std::move(pass.last_users)});
+    const bool last = ++chunk.num_ended == options_.num_microbatches;
+    if (plan_.shards_gradients) {
+      AddReduction(id.chunk(), id.microbatch());
+      if (!options_.overlap.grad_reduce) awaited_.push_back(chunk.reduce);
+    } else if (last && options_.overlap.grad_reduce) {
+      AddReduction(id.chunk(), InstructionId::kNoMicrobatch);
+    } else if (last) {
+      unreduced_.push_back(id.chunk());
+    }
+  }
+
+  // Ends the chunk's turn in its gradient buffer.
+  void AddReduction(int number, int microbatch) {
+    Chunk& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(number))];
+    // What the compute stream did last is behind all that the turn added.
+    int last = last_computed_;
+    const auto add = [&](OpKind kind, int64_t bytes) {
+      Instruction instruction = Collective(InstructionId(kind, number, microbatch), bytes);
+      instruction.gradient_buffer = chunk.gradient_buffer;
+      instruction.begins_sum = kind == OpKind::kReduceGradients && chunk.reduce < 0;
+      instruction.depends_on = {last};
+      last = Add(std::move(instruction));
+    };
+    if (tensor_parallel_) add(OpKind::kSumReplicated, Cost(number).replicated_bytes);
+    add(OpKind::kReduceGradients, Cost(number).gradient_bytes);
+    chunk.reduce = last;
+    free_buffers_.push({.buffer = chunk.gradient_buffer, .last_user = last});
+    chunk.gradient_buffer = kNoBuffer;
+  }
+
+  Channel ChannelOf(OpKind collective) const {
+    switch (collective) {
+      case OpKind::kReduceNorm:
+        return {GroupKind::kWorld, kNormChannel};
+      case OpKind::kSumReplicated:
+        return {GroupKind::kTensor, kReplicatedChannel};
+      case OpKind::kGatherTrustSums:
+        if (tensor_parallel_) return {GroupKind::kStage, kTrustChannel};
+        [[fallthrough]];
+      default:
+        return {GroupKind::kData, kShardChannel};
+    }
+  }
+
+  Instruction Collective(InstructionId id, int64_t bytes) const {
+    Channel channel = ChannelOf(id.operation());
+    return {.id = id,
             .stream = StreamKind::kDataParallel,
             .owner = Owner::kShard,
-            .group = group,
-            .channel = world ? kNormChannel : kShardChannel,
+            .group = channel.group,
+            .channel = std::move(channel.name),
             .bytes = bytes};
   }
 
-  void AddShard() {
-    const ChunkCost cost = Cost(stage_);
-    Instruction reduce =
-        Collective(OpKind::kReduceGradients, GroupKind::kData, cost.gradient_bytes);
-    reduce.depends_on = {last_backward_};
-    Instruction norm = Collective(OpKind::kReduceNorm, GroupKind::kWorld, options_.norm_bytes);
-    norm.depends_on = {Add(std::move(reduce))};
-    const int optimizer = Add({.id = InstructionId(OpKind::kOptimizerStep, stage_),
-                               .stream = StreamKind::kOptimizer,
-                               .owner = Owner::kShard,
-                               .depends_on = {Add(std::move(norm))}});
-    Instruction gather =
-        Collective(OpKind::kGatherParameters, GroupKind::kData, cost.parameter_bytes);
-    gather.depends_on = {optimizer};
-    Add(std::move(gather));
+  // Once all gradients are reduced: the norm, and chunk by chunk the step.
+  void AddUpdates() {
+    Instruction norm = Collective(InstructionId(OpKind::kReduceNorm), options_.norm_bytes);
+    for (const Chunk& chunk : chunks_) norm.depends_on.push_back(chunk.reduce);
+    const int normed = Add(std::move(norm));
+    std::vector<int> ready(chunks_.size(), normed);
+    // All updates stand before the first step, so that each exchange has the next update to hide
+    // behind.
+    for (size_t i = 0; options_.has_trust_ratios && i < chunks_.size(); ++i) {
+      const int chunk = stage_ + static_cast<int>(i) * options_.mesh.pipeline_size();
+      const int update = Add(OfOptimizer(InstructionId(OpKind::kOptimizerUpdate, chunk), normed));
+      Instruction gather =
+          Collective(InstructionId(OpKind::kGatherTrustSums, chunk), Cost(chunk).trust_bytes);
+      gather.depends_on = {update};
+      ready[i] = Add(std::move(gather));
+    }
+    for (size_t i = 0; i < chunks_.size(); ++i) {
+      const int chunk = stage_ + static_cast<int>(i) * options_.mesh.pipeline_size();
+      Add(OfOptimizer(InstructionId(OpKind::kOptimizerStep, chunk), ready[i]));
+    }
+  }
+
+  static Instruction OfOptimizer(InstructionId id, int ready) {
+    return {
+        .id = id, .stream = StreamKind::kOptimizer, .owner = Owner::kShard, .depends_on = {ready}};
   }
 
   const PlanOptions& options_;
   RankPlan plan_;
+  bool tensor_parallel_ = false;
   int stage_ = 0;
   int batch_ = -1;
-  int last_backward_ = -1;
-  std::queue<Slot> free_slots_;  // longest free first
-  std::vector<Pass> passes_;     // by micro-batch
+  int last_computed_ = -1;
+  std::vector<int> sends_;      // of the passes that were added last
+  std::vector<int> awaited_;    // by the next pass, though they are no inputs of it
+  std::vector<int> unreduced_;  // chunks whose passes have ended, where all are waited for
+  std::vector<Chunk> chunks_;   // of this stage, in the model's order
+  std::queue<GradientBuffer> free_buffers_;  // longest free first
 };
 
 }  // namespace
 
 absl::StatusOr<RankPlan> BuildTrainPlan(const PlanOptions& options, int rank) {
-  const int num_chunks = options.mesh.pipeline_size();
+  const int64_t num_chunks =
+      int64_t{options.mesh.pipeline_size()} * std::max(1, options.chunks_per_stage);
   if (!options.mesh.Contains(rank)) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not in the mesh of ",
                                                    options.mesh.world_size(), " ranks"));
@@ -220,29 +448,43 @@ absl::StatusOr<RankPlan> BuildTrainPlan(const PlanOptions& options, int rank) {
                                                    InstructionId::kNoMicrobatch - 1));
   }
   if (num_chunks >= InstructionId::kNoChunk) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "pipeline size is ", num_chunks, "; expected at most ", InstructionId::kNoChunk - 1));
+    return absl::InvalidArgumentError(absl::StrCat("pipeline size times chunks per stage is ",
+                                                   num_chunks, "; expected at most ",
+                                                   InstructionId::kNoChunk - 1));
   }
+  RETURN_IF_ERROR(CheckSchedule(ScheduleOf(options)));
   if (options.spare_slots < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("spare_slots is ", options.spare_slots, "; expected 0 or more"));
   }
+  if (options.zero_stage != 1 && options.zero_stage != 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("zero_stage is ", options.zero_stage, "; expected 1 or 2"));
+  }
   if (!options.chunks.empty() && static_cast<int>(options.chunks.size()) != num_chunks) {
-    return absl::InvalidArgumentError(absl::StrCat("costs of ", options.chunks.size(),
-                                                   " chunks were given; expected none or ",
-                                                   num_chunks, ", one for each pipeline stage"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "costs of ", options.chunks.size(), " chunks were given; expected none or ", num_chunks));
   }
   return Builder(options, rank).Build();
 }
 
-std::vector<Channel> ChannelsOf(const Mesh& mesh) {
+std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage, bool has_trust_ratios) {
   std::vector<Channel> channels = {{GroupKind::kWorld, kNormChannel},
                                    {GroupKind::kData, kShardChannel}};
+  const int num_stages = mesh.pipeline_size();
+  const int num_boundaries = num_stages - (chunks_per_stage > 1 ? 0 : 1);
   for (const char* direction : {kActivationChannel, kGradientChannel}) {
-    for (int lower = 0; lower < std::min(2, mesh.pipeline_size() - 1); ++lower) {
-      channels.push_back({GroupKind::kPipeline, BoundaryChannel(direction, lower)});
+    for (int lower = 0; lower < num_boundaries; ++lower) {
+      const Channel channel = {GroupKind::kPipeline, BoundaryChannel(direction, lower, num_stages)};
+      if (std::find(channels.begin(), channels.end(), channel) == channels.end()) {
+        channels.push_back(channel);
+      }
     }
   }
+  if (mesh.tensor_size() == 1) return channels;
+  channels.push_back({GroupKind::kTensor, kPassChannel});
+  channels.push_back({GroupKind::kTensor, kReplicatedChannel});
+  if (has_trust_ratios) channels.push_back({GroupKind::kStage, kTrustChannel});
   return channels;
 }
 
@@ -263,7 +505,7 @@ std::string ToString(const RankPlan& plan) {
   std::string text =
       absl::StrCat("rank ", plan.rank, " (data ", at.data, ", pipeline ", at.pipeline, ", tensor ",
                    at.tensor, "): ", plan.instructions.size(), " instructions, ",
-                   plan.num_activation_slots, " activation slots\n");
+                   absl::StrJoin(plan.slots, "+"), " activation slots\n");
   for (const StreamKind kind : StreamsOf(plan)) {
     absl::StrAppend(&text, "  ", Name(kind), std::string(19 - Name(kind).size(), ' '));
     for (const Instruction& instruction : plan.instructions) {

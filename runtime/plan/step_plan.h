@@ -5,10 +5,18 @@
 //   ASSIGN_OR_RETURN(RankPlan plan, BuildTrainPlan({.mesh = mesh, .num_microbatches = 8}, rank));
 //
 // A step: load the batch; every micro-batch forward and backward through every chunk, in the
-// schedule's order; then the shard reduces the gradients over its data-parallel group, all ranks
-// exchange norm, loss and stop flag, each rank steps its slice of the parameters (ZeRO stage 1) and
-// the group gathers them. A step leaves nothing for the next one to wait for: it ends with the new
-// parameters in place.
+// schedule's order; as a chunk's last backward is done, the shard reduces its gradients over the
+// data-parallel group; all ranks exchange norm, loss and stop flag, each rank steps its slice of
+// the parameters (ZeRO stage 1). With stage 2 the shard reduces after each backward and adds up its
+// slice of the gradients, so that a rank needs no memory for the whole of them, but for a buffer or
+// two that its chunks use in turn (Rajbhandari et al., 2020, section 5). The next step begins with
+// gathering them over the group, chunk by chunk in the order in which the forward passes need them:
+// the first chunk's behind the loading of the batch, later ones' behind the forward passes of
+// earlier chunks (MegaScale, section 3.2).
+//
+// Tensor-parallel ranks do each pass together: it is one instruction, whose exchanges stand in no
+// plan, and by their group a plan says that they come to it in one order. Of a chunk's gradients
+// they first sum those of the parameters that each of them has a copy of.
 #pragma once
 
 #include <cstdint>
@@ -26,23 +34,58 @@ namespace megascale::plan {
 // accounting.
 struct ChunkCost {
   int64_t forward_flops = 0;    // of one micro-batch
-  int64_t backward_flops = 0;   // of one micro-batch
+  int64_t backward_flops = 0;   // of one micro-batch, with those of the weights' gradients
+  int64_t weight_flops = 0;     // of the weights' gradients, where they are apart
   int64_t output_bytes = 0;     // of one micro-batch; the gradient of the output has as many
   int64_t gradient_bytes = 0;   // of all of the chunk's parameters
   int64_t parameter_bytes = 0;  // as gathered
+  int64_t trust_bytes = 0;      // as gathered: of trust sums
+  // Of tensor-parallel ranks: what they exchange in a pass, whole buffers; the backward's as its
+  // FLOPs, with those of the weights.
+  int64_t forward_bytes = 0;
+  int64_t backward_bytes = 0;
+  int64_t weight_bytes = 0;
+  int64_t replicated_bytes = 0;  // of the gradients that they sum
+};
+
+// What communication hides behind. To switch one off adds dependencies and changes nothing else:
+// the same instructions in the same order on each stream, so the same bits, in no less time.
+// Source: MegaScale, section 3.2 and table 3; fields as Megatron-LM calls them.
+struct Overlap {
+  // A chunk's gradients are reduced once its own passes have ended, behind those of other chunks.
+  // False: once all passes of the rank have; with ZeRO stage 2 the next pass waits for each
+  // reduction.
+  bool grad_reduce = true;
+  // Parameters are gathered behind the loading of the batch, and a later chunk's behind passes of
+  // earlier ones. False: all are, and only then the batch is loaded and a first pass begins.
+  bool param_gather = true;
+  // Stages send and receive beside passes. False: in between; what the next pass needs is received
+  // once the pass before it has ended, and it waits for what that one sends. Both go at once, since
+  // stages that send to each other would wait for ever if each first sent. With several chunks per
+  // stage a forward and the backward after it count as one pass here: the forward's receiver may
+  // first need a slot that the backward frees.
+  bool p2p_communication = true;
 };
 
 struct PlanOptions {
   Mesh mesh = {};
   Schedule schedule = Schedule::k1F1B;
+  int chunks_per_stage = 1;  // see ScheduleOptions
   int num_microbatches = 1;  // of one data-parallel rank in one step, at least 1
-  // Activation slots beyond those that the schedule needs (never more than micro-batches), so that
-  // a stage can receive a micro-batch while it still computes the backward before it. Costs a
-  // micro-batch's activations each. Default 0.
+  // Activation slots of each chunk beyond those that the schedule needs (never more than
+  // micro-batches), so that a stage can receive a micro-batch while it still computes the backward
+  // before it. Costs a micro-batch's activations each. Default 0.
   int spare_slots = 0;
-  int64_t batch_bytes = 0;             // that one rank loads in a step
-  int64_t norm_bytes = 0;              // that one rank gives to the exchange of norms
-  std::vector<ChunkCost> chunks = {};  // by chunk, mesh.pipeline_size() of them; or empty: all zero
+  Overlap overlap = {};
+  // The optimizer needs norms of whole tensors, which shards exchange before they step: LAMB.
+  bool has_trust_ratios = false;
+  int zero_stage = 1;       // 1, or 2: see above
+  int64_t batch_bytes = 0;  // that one rank loads in a step
+  int64_t norm_bytes = 0;   // that one rank gives to the exchange of norms
+  // By chunk, mesh.pipeline_size() * chunks_per_stage of them; or empty: all zero.
+  std::vector<ChunkCost> chunks = {};
+
+  int num_chunks() const { return mesh.pipeline_size() * chunks_per_stage; }
 };
 
 struct RankPlan {
@@ -50,11 +93,22 @@ struct RankPlan {
   int rank = 0;
   int num_chunks = 1;  // in the model; chunk c is on pipeline stage c % mesh.pipeline_size()
   int num_microbatches = 1;
-  int num_activation_slots = 0;
+  // Activation slots, by chunk of this stage in the model's order. Each chunk has its own: chunks
+  // differ in layers and in their ends.
+  std::vector<int> slots = {};
+  // Memory for gradients. Of stage 1 a buffer for each chunk, of which a rank's shard is a part; of
+  // stage 2 one, or two where the stage has three chunks or more: never more than stage 1, and
+  // with two, one is reduced while passes add to the other.
+  int gradient_buffers = 0;
+  // ZeRO stage 2: gradients are reduced after each micro-batch, and shards have memory of their
+  // own.
+  bool shards_gradients = false;
   // A stream's instructions stand in the order in which it runs them.
   std::vector<Instruction> instructions = {};
 
   int stage() const { return mesh.CoordinateOf(rank).pipeline; }
+  // The index in `slots`, and wherever else a stage's chunks are counted, of a chunk of this stage.
+  int IndexOfChunk(int chunk) const { return chunk / mesh.pipeline_size(); }
 };
 
 // The plan of `rank`. A pure function. The instructions are equal for all ranks with the same
@@ -73,8 +127,13 @@ struct Channel {
 // The communicators that every rank opens, in the same order on every rank. Channels of a pipeline
 // group carry one direction across every second boundary between stages ("activation.0" from stage
 // 0 to 1, "activation.1" from 1 to 2 …): a rank uses each for sending or for receiving, never for
-// both, so its streams never queue behind each other.
-std::vector<Channel> ChannelsOf(const Mesh& mesh);
+// both, so its streams never queue behind each other. With several chunks per stage the last stage
+// and the first have a boundary, too; it has a channel of its own ("activation.2") where their
+// number is odd.
+// Tensor-parallel ranks have one for their passes and one for their sums of gradients, and with
+// trust ratios a stage's ranks have one.
+std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage = 1,
+                                bool has_trust_ratios = false);
 
 // The streams that a plan uses, ascending.
 std::vector<StreamKind> StreamsOf(const RankPlan& plan);

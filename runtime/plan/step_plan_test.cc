@@ -4,16 +4,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <random>
 #include <set>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "runtime/plan/validate.h"
 
 namespace megascale::plan {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -27,7 +30,12 @@ PlanOptions Shape(MeshSizes sizes, int num_microbatches, int spare_slots = 0) {
                               .backward_flops = 20 + chunk,
                               .output_bytes = 100 + chunk,
                               .gradient_bytes = 200 + chunk,
-                              .parameter_bytes = 300 + chunk});
+                              .parameter_bytes = 300 + chunk,
+                              .trust_bytes = 400 + chunk,
+                              .forward_bytes = 500 + chunk,
+                              .backward_bytes = 700 + chunk,
+                              .weight_bytes = 80 + chunk,
+                              .replicated_bytes = 900 + chunk});
   }
   return options;
 }
@@ -38,59 +46,6 @@ std::vector<RankPlan> BuildAll(const PlanOptions& options) {
     plans.push_back(BuildTrainPlan(options, rank).value());
   }
   return plans;
-}
-
-// The time from the start of a step to the end of its last backward pass, when transfers take no
-// time: the longest path through one pipeline. `plans` are those of a mesh of stages only.
-int StepTime(const std::vector<RankPlan>& plans, int forward_time, int backward_time) {
-  absl::flat_hash_map<uint64_t, int> ends;
-  const auto end_of = [&](InstructionId id) { return ends[id.packed()]; };
-  // Each instruction's end, by its rank's order and dependencies; of communication, before the peer
-  // is seen.
-  const auto inputs_end = [&](const RankPlan& plan, size_t index) {
-    int time = 0;
-    const Instruction& instruction = plan.instructions[index];
-    for (const int producer : instruction.depends_on) {
-      time = std::max(time, end_of(plan.instructions[producer].id));
-    }
-    for (size_t i = 0; i < index; ++i) {
-      if (plan.instructions[i].stream != instruction.stream) continue;
-      time = std::max(time, end_of(plan.instructions[i].id));
-    }
-    return time;
-  };
-  const auto peer_id = [](InstructionId id) {
-    switch (id.operation()) {
-      case OpKind::kSendActivation:
-        return InstructionId(OpKind::kReceiveActivation, id.chunk() + 1, id.microbatch());
-      case OpKind::kReceiveActivation:
-        return InstructionId(OpKind::kSendActivation, id.chunk() - 1, id.microbatch());
-      case OpKind::kSendGradient:
-        return InstructionId(OpKind::kReceiveGradient, id.chunk() - 1, id.microbatch());
-      case OpKind::kReceiveGradient:
-        return InstructionId(OpKind::kSendGradient, id.chunk() + 1, id.microbatch());
-      default:
-        return id;
-    }
-  };
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (const RankPlan& plan : plans) {
-      for (size_t i = 0; i < plan.instructions.size(); ++i) {
-        const Instruction& instruction = plan.instructions[i];
-        int time = inputs_end(plan, i);
-        if (instruction.kind() == OpKind::kForward) time += forward_time;
-        if (instruction.kind() == OpKind::kBackward) time += backward_time;
-        time = std::max(time, end_of(peer_id(instruction.id)));
-        int& end = ends[instruction.id.packed()];
-        changed |= end != time;
-        end = time;
-      }
-    }
-  }
-  int last = 0;
-  for (const auto& [id, time] : ends) last = std::max(last, time);
-  return last;
 }
 
 TEST(TrainPlan, EveryShapeIsValidAndKeepsAsManyMicrobatchesAsItsStageNeeds) {
@@ -107,8 +62,8 @@ TEST(TrainPlan, EveryShapeIsValidAndKeepsAsManyMicrobatchesAsItsStageNeeds) {
                 << "data " << data << " pipeline " << pipeline << " tensor " << tensor
                 << " micro-batches " << microbatches << " spare " << spare << ": " << valid;
             for (const RankPlan& plan : plans) {
-              ASSERT_EQ(plan.num_activation_slots,
-                        std::min(microbatches, pipeline - plan.stage() + spare));
+              ASSERT_THAT(plan.slots,
+                          ElementsAre(std::min(microbatches, pipeline - plan.stage() + spare)));
             }
             ++num_shapes;
           }
@@ -132,20 +87,75 @@ TEST(TrainPlan, LargeRandomShapesAreValid) {
   }
 }
 
-TEST(TrainPlan, BubbleIsStagesLessOneForwardsAndBackwards) {
-  for (int pipeline = 1; pipeline <= 6; ++pipeline) {
-    for (int microbatches = pipeline; microbatches <= 13; ++microbatches) {
-      const std::vector<RankPlan> plans =
-          BuildAll(Shape({.data = 1, .pipeline = pipeline}, microbatches));
-      for (const auto& [forward_time, backward_time] :
-           std::vector<std::pair<int, int>>{{1, 1}, {1, 2}, {3, 5}}) {
-        const int both = forward_time + backward_time;
-        EXPECT_EQ(StepTime(plans, forward_time, backward_time) - microbatches * both,
-                  (pipeline - 1) * both)
-            << pipeline << " stages, " << microbatches << " micro-batches";
-      }
-    }
+std::string Describe(const PlanOptions& options) {
+  return absl::StrCat(Name(options.schedule), ", data ", options.mesh.data_size(), ", stages ",
+                      options.mesh.pipeline_size(), " x ", options.chunks_per_stage,
+                      ", micro-batches ", options.num_microbatches, ", spare slots ",
+                      options.spare_slots, ", tensor ", options.mesh.tensor_size(),
+                      options.has_trust_ratios ? ", trust ratios" : "",
+                      options.overlap.grad_reduce ? "" : ", reduces last",
+                      options.overlap.param_gather ? "" : ", gathers first",
+                      options.overlap.p2p_communication ? "" : ", passes wait for transfers",
+                      ", zero stage ", options.zero_stage);
+}
+
+PlanOptions RandomShape(std::mt19937* random) {
+  const auto draw = [&](int least, int most) {
+    return least + static_cast<int>((*random)() % static_cast<unsigned>(most - least + 1));
+  };
+  PlanOptions options;
+  options.schedule = std::array{Schedule::k1F1B, Schedule::kGPipe, Schedule::kInterleaved1F1B,
+                                Schedule::kZeroBubbleH1}[static_cast<size_t>(draw(0, 3))];
+  const int tensor = draw(0, 3) == 0 ? 2 : 1;
+  options.mesh =
+      Mesh::Create({.data = draw(1, 3), .pipeline = draw(1, 9), .tensor = tensor}).value();
+  options.num_microbatches = draw(1, 20);
+  options.spare_slots = draw(0, 2);
+  options.has_trust_ratios = draw(0, 1) == 1;
+  options.overlap = {.grad_reduce = draw(0, 1) == 1,
+                     .param_gather = draw(0, 1) == 1,
+                     .p2p_communication = draw(0, 1) == 1};
+  options.zero_stage = draw(1, 2);
+  if (options.schedule == Schedule::kInterleaved1F1B && options.mesh.pipeline_size() > 1) {
+    options.chunks_per_stage = draw(1, 4);
+    options.num_microbatches = options.mesh.pipeline_size() * draw(1, 4);
   }
+  return options;
+}
+
+TEST(TrainPlan, ThousandsOfRandomShapesOfEveryScheduleAreValid) {
+  std::mt19937 random(20240223);
+  std::map<Schedule, int> num_shapes;
+  for (int i = 0; i < 4000; ++i) {
+    const PlanOptions options = RandomShape(&random);
+    const absl::Status valid = ValidatePlans(BuildAll(options));
+    ASSERT_TRUE(valid.ok()) << Describe(options) << ": " << valid;
+    ++num_shapes[options.schedule];
+  }
+  for (const auto& [schedule, count] : num_shapes) EXPECT_GT(count, 900) << Name(schedule);
+  EXPECT_EQ(num_shapes.size(), 4u);
+}
+
+// What the stages keep, by schedule: the price of a smaller bubble.
+TEST(TrainPlan, KeepsAsManyMicrobatchesAsTheScheduleSays) {
+  using Counts = std::vector<std::vector<int>>;  // by stage, by chunk of the stage
+  const auto slots = [](Schedule schedule, int stages, int chunks, int microbatches) {
+    PlanOptions options;
+    options.schedule = schedule;
+    options.mesh = Mesh::Create({.data = 1, .pipeline = stages}).value();
+    options.chunks_per_stage = chunks;
+    options.num_microbatches = microbatches;
+    Counts counts;
+    for (const RankPlan& plan : BuildAll(options)) counts.push_back(plan.slots);
+    return counts;
+  };
+  EXPECT_EQ(slots(Schedule::k1F1B, 4, 1, 8), Counts({{4}, {3}, {2}, {1}}));
+  EXPECT_EQ(slots(Schedule::kGPipe, 4, 1, 8), Counts({{8}, {8}, {8}, {8}}));
+  EXPECT_EQ(slots(Schedule::kZeroBubbleH1, 4, 1, 8), Counts({{4}, {4}, {4}, {4}}));
+  EXPECT_EQ(slots(Schedule::kZeroBubbleH1, 4, 1, 2), Counts({{2}, {2}, {2}, {2}}));
+  // Of both chunks together (p - s - 1) * 2 + (v - 1) * p + 1 at once; they are not at their most
+  // at the same time, so a slot more where the first chunk is filled twice.
+  EXPECT_EQ(slots(Schedule::kInterleaved1F1B, 4, 2, 8), Counts({{8, 4}, {8, 4}, {7, 3}, {5, 1}}));
 }
 
 TEST(TrainPlan, StageRunsAheadThenAlternates) {
@@ -156,6 +166,38 @@ TEST(TrainPlan, StageRunsAheadThenAlternates) {
   }
   EXPECT_THAT(compute, ElementsAre("F.c1.m0", "F.c1.m1", "B.c1.m0", "F.c1.m2", "B.c1.m1", "F.c1.m3",
                                    "B.c1.m2", "B.c1.m3"));
+}
+
+// As the figure of the paper on ZB-H1 has it.
+TEST(TrainPlan, WeightsGradientsFillTheBubble) {
+  PlanOptions options = Shape({.data = 1, .pipeline = 4}, 6);
+  options.schedule = Schedule::kZeroBubbleH1;
+  const auto compute = [&](int rank) {
+    std::string text;
+    const RankPlan plan = BuildTrainPlan(options, rank).value();
+    for (const Instruction& i : plan.instructions) {
+      if (i.stream != StreamKind::kCompute) continue;
+      absl::StrAppend(&text, Letters(i.kind()), i.id.microbatch(), " ");
+    }
+    return text;
+  };
+  EXPECT_EQ(compute(0), "F0 F1 F2 F3 B0 W0 F4 B1 W1 F5 B2 W2 B3 W3 B4 W4 B5 W5 ");
+  EXPECT_EQ(compute(3), "F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 W3 W4 W5 ");
+}
+
+TEST(TrainPlan, ChunksTakeTurns) {
+  PlanOptions options = Shape({.data = 1, .pipeline = 2}, 4);
+  options.schedule = Schedule::kInterleaved1F1B;
+  options.chunks_per_stage = 2;
+  options.chunks.clear();
+  std::string text;
+  const RankPlan plan = BuildTrainPlan(options, 1).value();
+  for (const Instruction& i : plan.instructions) {
+    if (i.stream == StreamKind::kCompute) absl::StrAppend(&text, i.id.ToString(), " ");
+  }
+  EXPECT_EQ(text,
+            "F.c1.m0 F.c1.m1 F.c3.m0 B.c3.m0 F.c3.m1 B.c3.m1 F.c1.m2 B.c1.m0 "
+            "F.c1.m3 B.c1.m1 F.c3.m2 B.c3.m2 F.c3.m3 B.c3.m3 B.c1.m2 B.c1.m3 ");
 }
 
 TEST(TrainPlan, IsEqualForAllRanksOfAStage) {
@@ -178,8 +220,184 @@ TEST(TrainPlan, LoadsTheBatchOnFirstAndLastStageOnly) {
   EXPECT_EQ(BuildTrainPlan(Shape({}, 2), 0).value().instructions[0].id.ToString(), "L.c0");
 }
 
+// No update stands behind another's exchange.
+TEST(TrainPlan, TrustSumsAreExchangedBetweenUpdateAndStep) {
+  PlanOptions options = Shape({.data = 2, .pipeline = 2}, 2);
+  options.schedule = Schedule::kInterleaved1F1B;
+  options.chunks_per_stage = 2;
+  options.chunks.clear();
+  EXPECT_THAT(ToString(BuildTrainPlan(options, 1).value()),
+              AllOf(HasSubstr(" G.c0 G.c2 R.c2 R.c0 N\n"), HasSubstr(" O.c0 O.c2\n")));
+  options.has_trust_ratios = true;
+  EXPECT_THAT(ToString(BuildTrainPlan(options, 1).value()),
+              AllOf(HasSubstr(" N T.c0 T.c2\n"), HasSubstr(" U.c0 U.c2 O.c0 O.c2\n")));
+}
+
+// By instruction, what it waits for; the order on its stream apart.
+std::map<std::string, std::set<std::string>> Waits(const PlanOptions& options, int rank) {
+  std::map<std::string, std::set<std::string>> waits;
+  const RankPlan plan = BuildTrainPlan(options, rank).value();
+  for (const Instruction& instruction : plan.instructions) {
+    std::set<std::string>& of = waits[instruction.id.ToString()];
+    for (const int i : instruction.depends_on) of.insert(plan.instructions[i].id.ToString());
+  }
+  return waits;
+}
+
+TEST(TrainPlan, WhatDoesNotOverlapWaits) {
+  PlanOptions options = Shape({.data = 2, .pipeline = 2}, 2);
+  options.schedule = Schedule::kInterleaved1F1B;
+  options.chunks_per_stage = 2;
+  options.chunks.clear();
+  // Computes F.c1.m0 F.c1.m1 F.c3.m0 B.c3.m0 F.c3.m1 B.c3.m1 B.c1.m0 B.c1.m1.
+  constexpr int kRank = 2;
+  auto waits = Waits(options, kRank);
+  EXPECT_THAT(waits["R.c3"], ElementsAre("B.c3.m1"));
+  EXPECT_THAT(waits["L.c3"], ElementsAre());
+  EXPECT_THAT(waits["F.c1.m0"], ElementsAre("G.c1", "RA.c1.m0"));
+  EXPECT_THAT(waits["RA.c1.m1"], ElementsAre());
+  EXPECT_THAT(waits["F.c3.m0"], ElementsAre("G.c3", "L.c3", "RA.c3.m0"));
+
+  options.overlap = {.grad_reduce = false};
+  waits = Waits(options, kRank);
+  EXPECT_THAT(waits["R.c3"], ElementsAre("B.c1.m1"));
+  EXPECT_THAT(waits["R.c1"], ElementsAre("B.c1.m1"));
+  EXPECT_THAT(ToString(BuildTrainPlan(options, kRank).value()),
+              HasSubstr(" G.c1 G.c3 R.c3 R.c1 N\n"));
+
+  options.overlap = {.param_gather = false};
+  waits = Waits(options, kRank);
+  EXPECT_THAT(waits["L.c3"], ElementsAre("G.c3"));
+  EXPECT_THAT(waits["F.c1.m0"], ElementsAre("G.c3", "RA.c1.m0"));
+
+  options.overlap = {.p2p_communication = false};
+  waits = Waits(options, kRank);
+  EXPECT_THAT(waits["RA.c1.m1"], ElementsAre("F.c1.m0"));
+  EXPECT_THAT(waits["F.c1.m1"], ElementsAre("G.c1", "RA.c1.m1", "SA.c1.m0"));
+  EXPECT_THAT(waits["RG.c1.m0"], ElementsAre("B.c3.m1", "SA.c1.m0"));
+  EXPECT_THAT(waits["B.c1.m0"], ElementsAre("F.c1.m0", "RG.c1.m0", "SG.c3.m1"));
+}
+
+// With each switch off there are as many instructions, in the same order on each stream.
+TEST(TrainPlan, OverlapIsAMatterOfDependenciesAlone) {
+  PlanOptions options = Shape({.data = 2, .pipeline = 3, .tensor = 2}, 6);
+  options.schedule = Schedule::kInterleaved1F1B;
+  options.chunks_per_stage = 2;
+  options.chunks.clear();
+  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+    options.overlap = {};
+    const std::string expected = ToString(BuildTrainPlan(options, rank).value());
+    options.overlap = {.grad_reduce = false, .param_gather = false, .p2p_communication = false};
+    EXPECT_EQ(ToString(BuildTrainPlan(options, rank).value()), expected);
+  }
+}
+
+// Each rank of the group has a copy of these parameters, and a part of their gradients.
+TEST(TrainPlan, TensorRanksSumReplicatedGradientsBeforeTheyAreReduced) {
+  PlanOptions options = Shape({.data = 2, .pipeline = 2, .tensor = 2}, 2);
+  options.has_trust_ratios = true;
+  const RankPlan plan = BuildTrainPlan(options, 1).value();
+  EXPECT_THAT(ToString(plan), HasSubstr("data-parallel       G.c0 S.c0 R.c0 N T.c0\n"));
+  std::map<std::string, Channel> channels;
+  for (const Instruction& instruction : plan.instructions) {
+    channels[instruction.id.ToString()] = {instruction.group, instruction.channel};
+  }
+  EXPECT_EQ(channels["F.c0.m0"], (Channel{GroupKind::kTensor, "pass"}));
+  EXPECT_EQ(channels["B.c0.m1"], (Channel{GroupKind::kTensor, "pass"}));
+  EXPECT_EQ(channels["S.c0"], (Channel{GroupKind::kTensor, "replicated"}));
+  EXPECT_EQ(channels["R.c0"], (Channel{GroupKind::kData, "shard"}));
+  EXPECT_EQ(channels["T.c0"], (Channel{GroupKind::kStage, "trust"}));
+}
+
+// Everything that a stage does with gradients, as "B0>0" for a B.m0 into buffer 0 and "R0<0" for
+// its reduction; "B0=0" where it begins a sum there.
+std::string Gradients(const RankPlan& plan, int chunk) {
+  std::vector<std::string> text;
+  for (const Instruction& i : plan.instructions) {
+    if (i.gradient_buffer == kNoBuffer || i.id.chunk() != chunk) continue;
+    const bool is_pass = IsPass(i.kind());
+    text.push_back(absl::StrCat(Letters(i.kind()), i.id.microbatch(),
+                                is_pass ? (i.begins_sum ? "=" : ">") : "<", i.gradient_buffer));
+  }
+  return absl::StrJoin(text, " ");
+}
+
+TEST(TrainPlan, Stage2ReducesTheGradientsOfEveryMicrobatch) {
+  PlanOptions options = Shape({.data = 2, .pipeline = 2}, 3);
+  options.zero_stage = 2;
+  const RankPlan first = BuildTrainPlan(options, 0).value();
+  EXPECT_EQ(Gradients(first, 0), "B0=0 R0<0 B1=0 R1<0 B2=0 R2<0");
+  EXPECT_THAT(ToString(first), HasSubstr(" G.c0 R.c0.m0 R.c0.m1 R.c0.m2 N\n"));
+  // The head's gradients are made in the forward pass.
+  EXPECT_EQ(Gradients(BuildTrainPlan(options, 2).value(), 1),
+            "F0=0 B0>0 R0<0 F1=0 B1>0 R1<0 F2=0 B2>0 R2<0");
+  for (const Instruction& instruction : first.instructions) {
+    if (instruction.kind() != OpKind::kReduceGradients) continue;
+    EXPECT_EQ(instruction.bytes, 200);
+    EXPECT_EQ(instruction.begins_sum, instruction.id.microbatch() == 0);
+  }
+  // What is added between two weights' gradients is reduced with the second.
+  options.schedule = Schedule::kZeroBubbleH1;
+  EXPECT_EQ(Gradients(BuildTrainPlan(options, 2).value(), 1),
+            "F0=0 B0>0 F1>0 B1>0 W0>0 R0<0 F2=0 B2>0 W1>0 R1<0 W2=0 R2<0");
+}
+
+TEST(TrainPlan, Stage2SharesTwoBuffersAmongThreeChunksOrMore) {
+  PlanOptions options = Shape({.data = 2, .pipeline = 2}, 2);
+  options.chunks.clear();
+  options.schedule = Schedule::kInterleaved1F1B;
+  options.zero_stage = 2;
+  const auto buffers = [&](int chunks, int zero_stage) {
+    options.chunks_per_stage = chunks;
+    options.zero_stage = zero_stage;
+    return BuildTrainPlan(options, 0).value().gradient_buffers;
+  };
+  EXPECT_EQ(buffers(2, 1), 2);
+  EXPECT_EQ(buffers(2, 2), 1);
+  EXPECT_EQ(buffers(3, 1), 3);
+  EXPECT_EQ(buffers(3, 2), 2);
+  EXPECT_EQ(buffers(6, 2), 2);
+  // They take turns, so that one is reduced while the next pass adds to the other.
+  options.chunks_per_stage = 3;
+  const RankPlan plan = BuildTrainPlan(options, 0).value();
+  EXPECT_EQ(Gradients(plan, 4), "B0=0 R0<0 B1=1 R1<1");
+  EXPECT_EQ(Gradients(plan, 2), "B0=0 R0<0 B1=1 R1<1");
+  EXPECT_EQ(Gradients(plan, 0), "B0=0 R0<0 B1=1 R1<1");
+}
+
+TEST(TrainPlan, Stage1KeepsABufferForEachChunk) {
+  PlanOptions options = Shape({.data = 2, .pipeline = 2}, 2);
+  options.chunks.clear();
+  options.schedule = Schedule::kInterleaved1F1B;
+  options.chunks_per_stage = 2;
+  const RankPlan plan = BuildTrainPlan(options, 0).value();
+  const std::string none = absl::StrCat(InstructionId::kNoMicrobatch);
+  EXPECT_EQ(Gradients(plan, 2), "B0=0 B1>0 R" + none + "<0");
+  EXPECT_EQ(Gradients(plan, 0), "B0=1 B1>1 R" + none + "<1");
+}
+
+TEST(TrainPlan, CarriesWhatTensorRanksExchange) {
+  PlanOptions options = Shape({.data = 1, .pipeline = 2, .tensor = 2}, 1);
+  const auto bytes = [&] {
+    std::map<std::string, int64_t> found;
+    const RankPlan plan = BuildTrainPlan(options, 2).value();
+    for (const Instruction& instruction : plan.instructions) {
+      found[instruction.id.ToString()] = instruction.bytes;
+    }
+    return found;
+  };
+  EXPECT_EQ(bytes()["F.c1.m0"], 501);
+  EXPECT_EQ(bytes()["B.c1.m0"], 701);
+  EXPECT_EQ(bytes()["S.c1"], 901);
+  options.schedule = Schedule::kZeroBubbleH1;
+  EXPECT_EQ(bytes()["B.c1.m0"], 701 - 81);
+  EXPECT_EQ(bytes()["W.c1.m0"], 81);
+}
+
 TEST(TrainPlan, CarriesCosts) {
-  const RankPlan plan = BuildTrainPlan(Shape({.data = 2, .pipeline = 2}, 1), 2).value();
+  PlanOptions options = Shape({.data = 2, .pipeline = 2}, 1);
+  options.has_trust_ratios = true;
+  const RankPlan plan = BuildTrainPlan(options, 2).value();
   std::map<std::string, std::pair<int64_t, int64_t>> costs;
   for (const Instruction& instruction : plan.instructions) {
     costs[instruction.id.ToString()] = {instruction.bytes, instruction.flops};
@@ -190,12 +408,25 @@ TEST(TrainPlan, CarriesCosts) {
   EXPECT_EQ(costs["SG.c1.m0"], std::pair(int64_t{100}, int64_t{0}));
   EXPECT_EQ(costs["R.c1"], std::pair(int64_t{201}, int64_t{0}));
   EXPECT_EQ(costs["G.c1"], std::pair(int64_t{301}, int64_t{0}));
+  EXPECT_EQ(costs["T.c1"], std::pair(int64_t{401}, int64_t{0}));
 }
 
 TEST(TrainPlan, UsesOnlyTheChannelsThatEveryRankOpens) {
-  for (int pipeline = 1; pipeline <= 5; ++pipeline) {
-    const PlanOptions options = Shape({.data = 2, .pipeline = pipeline}, 3);
-    const std::vector<Channel> channels = ChannelsOf(options.mesh);
+  for (int pipeline = 1; pipeline <= 11; ++pipeline) {
+    PlanOptions options = Shape({.data = 2, .pipeline = pipeline}, 3);
+    if (pipeline > 5) {  // 2 to 7 stages of three chunks
+      options = Shape({.data = 2, .pipeline = pipeline - 4}, 2 * (pipeline - 4));
+      options.schedule = Schedule::kInterleaved1F1B;
+      options.chunks_per_stage = 3;
+      options.chunks.clear();
+    }
+    if (pipeline % 2 == 0) {
+      options.mesh =
+          Mesh::Create({.data = 2, .pipeline = options.mesh.pipeline_size(), .tensor = 2}).value();
+      options.has_trust_ratios = pipeline % 4 == 0;
+    }
+    const std::vector<Channel> channels =
+        ChannelsOf(options.mesh, options.chunks_per_stage, options.has_trust_ratios);
     std::set<std::pair<GroupKind, std::string>> used;
     for (const RankPlan& plan : BuildAll(options)) {
       for (const Instruction& instruction : plan.instructions) {
@@ -219,7 +450,7 @@ TEST(TrainPlan, IsPrintedWithOneLinePerStream) {
             "  load-batch          L.c1\n"
             "  receive-activation  RA.c1.m0 RA.c1.m1\n"
             "  send-gradient       SG.c1.m0 SG.c1.m1\n"
-            "  data-parallel       R.c1 N G.c1\n"
+            "  data-parallel       G.c1 R.c1 N\n"
             "  optimizer           O.c1\n");
 }
 
@@ -233,7 +464,20 @@ TEST(TrainPlan, RefusesWhatCannotBePlanned) {
   EXPECT_THAT(refusal(Shape({}, 1), -1), HasSubstr("rank -1"));
   EXPECT_THAT(refusal(Shape({}, 0), 0), HasSubstr("num_microbatches is 0"));
   EXPECT_THAT(refusal(Shape({}, 1, -1), 0), HasSubstr("spare_slots is -1"));
+  PlanOptions stage3 = Shape({}, 1);
+  stage3.zero_stage = 3;
+  EXPECT_THAT(refusal(stage3, 0), HasSubstr("zero_stage is 3; expected 1 or 2"));
   EXPECT_THAT(refusal(Shape({.data = 1, .pipeline = 65535}, 1), 0), HasSubstr("pipeline size"));
+  PlanOptions turns = Shape({.data = 1, .pipeline = 3}, 4);
+  turns.chunks.clear();
+  turns.chunks_per_stage = 2;
+  EXPECT_THAT(refusal(turns, 0),
+              HasSubstr("2 chunks per stage need schedule interleaved_1f1b and 2 or more stages; "
+                        "this is 1f1b over 3"));
+  turns.schedule = Schedule::kInterleaved1F1B;
+  EXPECT_THAT(refusal(turns, 0), HasSubstr("4 / 3 leaves 1"));
+  turns.chunks_per_stage = 0;
+  EXPECT_THAT(refusal(turns, 0), HasSubstr("chunks per stage is 0; expected 1 or more"));
   PlanOptions options = Shape({.data = 1, .pipeline = 2}, 1);
   options.chunks.pop_back();
   EXPECT_THAT(refusal(options, 0), HasSubstr("costs of 1 chunks"));

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -14,6 +17,7 @@
 #include "runtime/base/status.h"
 #include "runtime/plan/happens_before.h"
 #include "runtime/plan/rendezvous.h"
+#include "runtime/plan/roles.h"
 
 namespace megascale::plan {
 namespace {
@@ -24,13 +28,21 @@ absl::Status Refuse(const RankPlan& plan, const Instruction& instruction, const 
       absl::StrCat("rank ", plan.rank, ": ", instruction.id.ToString(), " ", parts...));
 }
 
-bool IsPointToPoint(OpKind kind) {
-  return kind == OpKind::kSendActivation || kind == OpKind::kReceiveActivation ||
-         kind == OpKind::kSendGradient || kind == OpKind::kReceiveGradient;
-}
 bool IsCollective(OpKind kind) {
-  return kind == OpKind::kReduceGradients || kind == OpKind::kReduceNorm ||
+  return kind == OpKind::kSumReplicated || kind == OpKind::kReduceGradients ||
+         kind == OpKind::kReduceNorm || kind == OpKind::kGatherTrustSums ||
          kind == OpKind::kGatherParameters;
+}
+
+// With whom an operation communicates.
+GroupKind GroupOf(OpKind kind, const Mesh& mesh) {
+  const bool tensor_parallel = mesh.tensor_size() > 1;
+  if (IsTransfer(kind)) return GroupKind::kPipeline;
+  if (IsPass(kind)) return tensor_parallel ? GroupKind::kTensor : GroupKind::kNone;
+  if (kind == OpKind::kReduceNorm) return GroupKind::kWorld;
+  if (kind == OpKind::kSumReplicated) return GroupKind::kTensor;
+  if (kind == OpKind::kGatherTrustSums && tensor_parallel) return GroupKind::kStage;
+  return IsCollective(kind) ? GroupKind::kData : GroupKind::kNone;
 }
 
 absl::Status CheckDependencies(const RankPlan& plan) {
@@ -51,11 +63,17 @@ absl::Status CheckDependencies(const RankPlan& plan) {
                       num_instructions, ", which does not exist");
       }
     }
-    if (instruction.activation_slot != kNoSlot &&
-        (instruction.activation_slot < 0 ||
-         instruction.activation_slot >= plan.num_activation_slots)) {
+    const int buffer = instruction.gradient_buffer;
+    if (buffer != kNoBuffer && (buffer < 0 || buffer >= plan.gradient_buffers)) {
+      return Refuse(plan, instruction, "uses gradient buffer ", buffer, "; there are ",
+                    plan.gradient_buffers);
+    }
+    if (instruction.activation_slot == kNoSlot) continue;
+    const auto index = static_cast<size_t>(plan.IndexOfChunk(instruction.id.chunk()));
+    const int num_slots = index < plan.slots.size() ? plan.slots[index] : 0;
+    if (instruction.activation_slot < 0 || instruction.activation_slot >= num_slots) {
       return Refuse(plan, instruction, "uses activation slot ", instruction.activation_slot,
-                    "; there are ", plan.num_activation_slots);
+                    "; there are ", num_slots);
     }
   }
   return absl::OkStatus();
@@ -80,7 +98,7 @@ absl::Status CheckStreams(const RankPlan& plan) {
                     Name(instruction.stream), "; it is used on ", Name(channel->second));
     }
     const int peer = instruction.peer;
-    if (IsPointToPoint(instruction.kind()) &&
+    if (IsTransfer(instruction.kind()) &&
         (peer < 0 || peer >= plan.mesh.GroupSize(instruction.group) ||
          peer == plan.mesh.IndexInGroup(instruction.group, plan.rank))) {
       return Refuse(plan, instruction, "has peer ", peer, ", which is no other member of ",
@@ -96,6 +114,9 @@ class RankCheck {
   RankCheck(const RankPlan& plan, const HappensBefore& order) : plan_(plan), order_(order) {
     for (size_t i = 0; i < plan.instructions.size(); ++i) {
       index_.emplace(plan.instructions[i].id.packed(), static_cast<int>(i));
+      splits_backward_ |= plan.instructions[i].kind() == OpKind::kWeightGradient;
+      has_trust_ratios_ |= plan.instructions[i].kind() == OpKind::kOptimizerUpdate ||
+                           plan.instructions[i].kind() == OpKind::kGatherTrustSums;
     }
   }
 
@@ -103,12 +124,30 @@ class RankCheck {
     RETURN_IF_ERROR(CheckKinds());
     RETURN_IF_ERROR(CheckPasses());
     RETURN_IF_ERROR(CheckShard());
+    RETURN_IF_ERROR(CheckGradientBuffers());
     return CheckSlots();
   }
 
  private:
+  // What makes a micro-batch's part of the weights' gradients whole.
+  OpKind last_part() const {
+    return splits_backward_ ? OpKind::kWeightGradient : OpKind::kBackward;
+  }
   bool IsFirst(int chunk) const { return chunk == 0; }
   bool IsLast(int chunk) const { return chunk == plan_.num_chunks - 1; }
+  // S and R: of a micro-batch where gradients are sharded.
+  static bool Reduces(OpKind kind) {
+    return kind == OpKind::kSumReplicated || kind == OpKind::kReduceGradients;
+  }
+  // The last chunk's forward pass makes the head's gradients.
+  bool AddsToGradients(InstructionId id) const {
+    return IsPass(id.operation()) && (id.operation() != OpKind::kForward || IsLast(id.chunk()));
+  }
+  // The S or R that what `microbatch` adds to a chunk's gradients goes through.
+  InstructionId ReductionOf(OpKind kind, int chunk, int microbatch, int piece = 0) const {
+    return InstructionId(kind, chunk,
+                         plan_.shards_gradients ? microbatch : InstructionId::kNoMicrobatch, piece);
+  }
   bool IsMine(int chunk) const {
     return chunk < plan_.num_chunks && chunk % plan_.mesh.pipeline_size() == plan_.stage();
   }
@@ -145,22 +184,27 @@ class RankCheck {
         return Refuse(plan_, instruction, "is not of a chunk of stage ", plan_.stage());
       }
       const bool to_previous = kind == OpKind::kReceiveActivation || kind == OpKind::kSendGradient;
-      if (IsPointToPoint(kind) && (to_previous ? IsFirst(id.chunk()) : IsLast(id.chunk()))) {
+      if (IsTransfer(kind) && (to_previous ? IsFirst(id.chunk()) : IsLast(id.chunk()))) {
         return Refuse(plan_, instruction, "has no chunk at its other end");
       }
+      if (kind == OpKind::kSumReplicated && plan_.mesh.tensor_size() == 1) {
+        return Refuse(plan_, instruction, "sums over one tensor-parallel rank");
+      }
       const bool per_microbatch =
-          IsPointToPoint(kind) || kind == OpKind::kForward || kind == OpKind::kBackward;
+          IsTransfer(kind) || IsPass(kind) || (plan_.shards_gradients && Reduces(kind));
       const bool has_microbatch = id.microbatch() < plan_.num_microbatches;
       if (per_microbatch != has_microbatch) {
         return Refuse(plan_, instruction, "names no micro-batch of ", plan_.num_microbatches);
       }
-      const GroupKind expected = IsPointToPoint(kind)          ? GroupKind::kPipeline
-                                 : kind == OpKind::kReduceNorm ? GroupKind::kWorld
-                                 : IsCollective(kind)          ? GroupKind::kData
-                                                               : GroupKind::kNone;
+      const GroupKind expected = GroupOf(kind, plan_.mesh);
       if (instruction.group != expected) {
         return Refuse(plan_, instruction, "communicates in group \"", Name(instruction.group),
                       "\"; expected \"", Name(expected), "\"");
+      }
+      const bool has_buffer = instruction.gradient_buffer != kNoBuffer;
+      if ((AddsToGradients(id) || Reduces(kind)) != has_buffer) {
+        return Refuse(plan_, instruction, "has gradient buffer ", instruction.gradient_buffer,
+                      "; exactly what adds to gradients or reduces them has one");
       }
     }
     return absl::OkStatus();
@@ -184,14 +228,18 @@ class RankCheck {
           RETURN_IF_ERROR(Needs(id(OpKind::kReceiveGradient), forward));
           RETURN_IF_ERROR(Needs(backward, id(OpKind::kReceiveGradient)));
         }
-        RETURN_IF_ERROR(Needs(InstructionId(OpKind::kReduceGradients, chunk), backward));
+        if (splits_backward_) RETURN_IF_ERROR(Needs(id(OpKind::kWeightGradient), backward));
+        RETURN_IF_ERROR(
+            Needs(ReductionOf(OpKind::kReduceGradients, chunk, microbatch), id(last_part())));
       }
     }
     return absl::OkStatus();
   }
 
-  // Each piece of a chunk's gradients: after every backward of the chunk, before the norm; each
-  // step after the norm.
+  // Each piece of a chunk: its parameters are gathered before any forward; its gradients are
+  // reduced after every backward, or those of a micro-batch after its own, before the norm, those
+  // that tensor-parallel ranks have copies of having been summed; it is stepped after the norm, and
+  // after the exchange of trust sums in between where there is one.
   absl::Status CheckShard() const {
     const InstructionId norm(OpKind::kReduceNorm);
     for (const Instruction& instruction : plan_.instructions) {
@@ -201,33 +249,135 @@ class RankCheck {
       };
       if (id.operation() == OpKind::kReduceGradients) {
         RETURN_IF_ERROR(Needs(norm, id));
-        RETURN_IF_ERROR(Needs(same(OpKind::kGatherParameters), id));
-        for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
-          RETURN_IF_ERROR(Needs(id, InstructionId(OpKind::kBackward, id.chunk(), microbatch)));
-        }
+        RETURN_IF_ERROR(Needs(id, same(OpKind::kGatherParameters)));
+        RETURN_IF_ERROR(CheckAdded(id));
       } else if (id.operation() == OpKind::kOptimizerStep) {
         RETURN_IF_ERROR(Needs(id, norm));
-        RETURN_IF_ERROR(Needs(id, same(OpKind::kReduceGradients)));
+        RETURN_IF_ERROR(CheckReduced(id));
+        if (!has_trust_ratios_) continue;
+        RETURN_IF_ERROR(Needs(id, same(OpKind::kGatherTrustSums)));
+        RETURN_IF_ERROR(Needs(same(OpKind::kGatherTrustSums), same(OpKind::kOptimizerUpdate)));
+        RETURN_IF_ERROR(Needs(same(OpKind::kOptimizerUpdate), norm));
+        RETURN_IF_ERROR(CheckReduced(same(OpKind::kOptimizerUpdate)));
       } else if (id.operation() == OpKind::kGatherParameters) {
-        RETURN_IF_ERROR(Needs(id, same(OpKind::kOptimizerStep)));
+        RETURN_IF_ERROR(Needs(same(OpKind::kOptimizerStep), id));
+        for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
+          RETURN_IF_ERROR(Needs(InstructionId(OpKind::kForward, id.chunk(), microbatch), id));
+        }
       }
     }
     return absl::OkStatus();
   }
 
+  // R and, before it, S come behind what they reduce.
+  absl::Status CheckAdded(InstructionId reduced) const {
+    InstructionId first = reduced;
+    if (plan_.mesh.tensor_size() > 1) {
+      first = InstructionId(OpKind::kSumReplicated, reduced.chunk(), reduced.microbatch(),
+                            reduced.piece());
+      RETURN_IF_ERROR(Needs(reduced, first));
+    }
+    for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
+      if (plan_.shards_gradients && microbatch != reduced.microbatch()) continue;
+      RETURN_IF_ERROR(Needs(first, InstructionId(last_part(), reduced.chunk(), microbatch)));
+    }
+    return absl::OkStatus();
+  }
+
+  // What uses a shard's gradients comes behind all reductions of them.
+  absl::Status CheckReduced(InstructionId user) const {
+    for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
+      RETURN_IF_ERROR(Needs(
+          user, ReductionOf(OpKind::kReduceGradients, user.chunk(), microbatch, user.piece())));
+    }
+    return absl::OkStatus();
+  }
+
+  struct BufferUsers {
+    std::vector<int> passes;      // that add to it
+    std::vector<int> reductions;  // S and R
+  };
+
+  absl::Status CheckGradientBuffers() const {
+    std::vector<BufferUsers> buffers(static_cast<size_t>(plan_.gradient_buffers));
+    std::set<std::pair<int, int>> shards;  // chunk, piece; to which a reduction has given something
+    for (size_t i = 0; i < plan_.instructions.size(); ++i) {
+      const Instruction& instruction = plan_.instructions[i];
+      if (instruction.gradient_buffer == kNoBuffer) continue;
+      const InstructionId id = instruction.id;
+      BufferUsers& users = buffers[static_cast<size_t>(instruction.gradient_buffer)];
+      (Reduces(id.operation()) ? users.reductions : users.passes).push_back(static_cast<int>(i));
+      if (id.operation() != OpKind::kReduceGradients) continue;
+      if (shards.emplace(id.chunk(), id.piece()).second == instruction.begins_sum) continue;
+      return Refuse(plan_, instruction,
+                    instruction.begins_sum ? "begins the shard's sum a second time"
+                                           : "adds to a shard whose sum none has begun");
+    }
+    for (const BufferUsers& users : buffers) RETURN_IF_ERROR(CheckGradientBuffer(users));
+    return absl::OkStatus();
+  }
+
+  struct Turn {
+    int first = 0;  // passes
+    int last = 0;
+    bool is_reduced = false;
+  };
+
+  absl::Status CheckGradientBuffer(const BufferUsers& users) const {
+    const auto at = [this](int index) -> const Instruction& { return plan_.instructions[index]; };
+    std::vector<Turn> turns;
+    for (const int pass : users.passes) {
+      if (at(pass).begins_sum) {
+        turns.push_back({.first = pass, .last = pass});
+        continue;
+      }
+      if (turns.empty() || at(turns.back().first).id.chunk() != at(pass).id.chunk()) {
+        return Refuse(plan_, at(pass), "adds to a gradient buffer in which its chunk has no turn");
+      }
+      RETURN_IF_ERROR(NeedsInBuffer(pass, turns.back().last));
+      turns.back().last = pass;
+    }
+    for (const int reduction : users.reductions) {
+      const auto next = std::partition_point(turns.begin(), turns.end(), [&](const Turn& turn) {
+        return order_.Before(turn.first, reduction);
+      });
+      if (next == turns.begin() ||
+          at(std::prev(next)->first).id.chunk() != at(reduction).id.chunk()) {
+        return Refuse(plan_, at(reduction), "finds its chunk's gradients in another buffer");
+      }
+      RETURN_IF_ERROR(NeedsInBuffer(reduction, std::prev(next)->last));
+      if (next != turns.end()) RETURN_IF_ERROR(NeedsInBuffer(next->first, reduction));
+      std::prev(next)->is_reduced |= at(reduction).kind() == OpKind::kReduceGradients;
+    }
+    for (const Turn& turn : turns) {
+      if (turn.is_reduced) continue;
+      return Refuse(plan_, at(turn.first), "begins a sum of gradients that none reduces");
+    }
+    if (!turns.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("rank ", plan_.rank, ": of ",
+                                                   plan_.gradient_buffers,
+                                                   " declared gradient buffers one is never used"));
+  }
+
+  absl::Status NeedsInBuffer(int later, int earlier) const {
+    if (order_.Before(earlier, later)) return absl::OkStatus();
+    const Instruction& instruction = plan_.instructions[later];
+    return Refuse(plan_, instruction, "may begin in gradient buffer ", instruction.gradient_buffer,
+                  " before ", plan_.instructions[earlier].id.ToString(), " has ended there");
+  }
+
   absl::Status CheckSlots() const {
-    // By slot: each micro-batch's instructions there. A slot's users are ordered by their forward
-    // passes.
     using Pass = std::pair<int, int>;  // chunk, micro-batch
-    std::map<int, std::map<Pass, std::vector<int>>> users;
+    std::map<SlotOfChunk, SlotUsers> users;
     std::map<Pass, int> slots;
     for (size_t i = 0; i < plan_.instructions.size(); ++i) {
       const Instruction& instruction = plan_.instructions[i];
       const InstructionId id = instruction.id;
       const int slot = instruction.activation_slot;
-      if ((id.microbatch() == InstructionId::kNoMicrobatch) != (slot == kNoSlot)) {
+      const bool is_in_slot = IsTransfer(instruction.kind()) || IsPass(instruction.kind());
+      if (is_in_slot != (slot != kNoSlot)) {
         return Refuse(plan_, instruction, "has activation slot ", slot,
-                      "; exactly what belongs to a micro-batch has one");
+                      "; exactly what belongs to a micro-batch's way through a chunk has one");
       }
       if (slot == kNoSlot) continue;
       const Pass pass(id.chunk(), id.microbatch());
@@ -236,22 +386,26 @@ class RankCheck {
         return Refuse(plan_, instruction, "uses activation slot ", slot,
                       "; its micro-batch is in slot ", first_slot);
       }
-      users[slot][pass].push_back(static_cast<int>(i));
+      users[{id.chunk(), slot}][id.microbatch()].push_back(static_cast<int>(i));
     }
-    for (const auto& [slot, passes] : users) RETURN_IF_ERROR(CheckSlot(slot, passes));
-    if (static_cast<int>(users.size()) != plan_.num_activation_slots) {
+    for (const auto& [slot, of_slot] : users) RETURN_IF_ERROR(CheckSlot(slot, of_slot));
+    const int declared = std::accumulate(plan_.slots.begin(), plan_.slots.end(), 0);
+    if (static_cast<int>(users.size()) != declared) {
       return absl::InvalidArgumentError(absl::StrCat("rank ", plan_.rank, ": ", users.size(),
-                                                     " activation slots are used, ",
-                                                     plan_.num_activation_slots, " declared"));
+                                                     " activation slots are used, ", declared,
+                                                     " declared"));
     }
     return absl::OkStatus();
   }
 
-  absl::Status CheckSlot(int slot,
-                         const std::map<std::pair<int, int>, std::vector<int>>& passes) const {
+  using SlotOfChunk = std::pair<int, int>;            // chunk, slot
+  using SlotUsers = std::map<int, std::vector<int>>;  // by micro-batch: its instructions there
+
+  // A slot's users are ordered by their forward passes.
+  absl::Status CheckSlot(const SlotOfChunk& slot, const SlotUsers& users) const {
     std::vector<std::pair<int, const std::vector<int>*>> turns;  // forward pass, instructions
-    for (const auto& [pass, instructions] : passes) {
-      const InstructionId forward(OpKind::kForward, pass.first, pass.second);
+    for (const auto& [microbatch, instructions] : users) {
+      const InstructionId forward(OpKind::kForward, slot.first, microbatch);
       turns.emplace_back(index_.at(forward.packed()), &instructions);
     }
     std::sort(turns.begin(), turns.end());
@@ -259,8 +413,9 @@ class RankCheck {
       for (const int earlier : *turns[i - 1].second) {
         for (const int later : *turns[i].second) {
           if (order_.Before(earlier, later)) continue;
-          return Refuse(plan_, plan_.instructions[later], "may begin in activation slot ", slot,
-                        " before ", plan_.instructions[earlier].id.ToString(), " has ended there");
+          return Refuse(plan_, plan_.instructions[later], "may begin in activation slot ",
+                        slot.second, " before ", plan_.instructions[earlier].id.ToString(),
+                        " has ended there");
         }
       }
     }
@@ -270,7 +425,24 @@ class RankCheck {
   const RankPlan& plan_;
   const HappensBefore& order_;
   absl::flat_hash_map<uint64_t, int> index_;
+  bool splits_backward_ = false;
+  bool has_trust_ratios_ = false;
 };
+
+// All that is asked of a plan whatever other ranks do, but for having the numbers of the first.
+absl::Status CheckAlone(const RankPlan& plan, const RankPlan& first) {
+  if (plan.mesh != first.mesh || plan.num_chunks != first.num_chunks ||
+      plan.num_microbatches != first.num_microbatches ||
+      plan.shards_gradients != first.shards_gradients) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", plan.rank,
+                     " has another mesh, or other numbers of chunks or micro-batches, than rank ",
+                     first.rank, ", or one of them shards gradients"));
+  }
+  RETURN_IF_ERROR(ValidateRankPlan(plan));
+  ASSIGN_OR_RETURN(const HappensBefore order, HappensBefore::Create(plan));
+  return RankCheck(plan, order).Check();
+}
 
 }  // namespace
 
@@ -296,17 +468,28 @@ absl::Status ValidatePlans(absl::Span<const RankPlan> plans) {
           absl::StrCat("plan ", i, " of ", plans.size(), " is of rank ", plan.rank, " of ",
                        plan.mesh.world_size(), "; expected the plans of all ranks, in order"));
     }
-    if (plan.mesh != plans[0].mesh || plan.num_chunks != plans[0].num_chunks ||
-        plan.num_microbatches != plans[0].num_microbatches) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "rank ", i,
-          " has another mesh, or other numbers of chunks or micro-batches, than rank 0"));
-    }
-    RETURN_IF_ERROR(ValidateRankPlan(plan));
-    ASSIGN_OR_RETURN(const HappensBefore order, HappensBefore::Create(plan));
-    RETURN_IF_ERROR(RankCheck(plan, order).Check());
+    RETURN_IF_ERROR(CheckAlone(plan, plans[0]));
   }
   return CheckRendezvous(plans);
+}
+
+absl::Status ValidateRolePlans(absl::Span<const RankPlan> roles) {
+  if (roles.empty()) return absl::InvalidArgumentError("no plans; expected one for each stage");
+  for (size_t i = 0; i < roles.size(); ++i) {
+    const RankPlan& role = roles[i];
+    const Mesh& mesh = role.mesh;
+    const int stage = static_cast<int>(i);
+    if (mesh.pipeline_size() != static_cast<int>(roles.size()) ||
+        role.rank != mesh.RankOf({.pipeline = stage})) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("plan ", i, " of ", roles.size(), " is of rank ", role.rank,
+                       " of a mesh of ", mesh.pipeline_size(),
+                       " stages; expected the plans of each stage's first rank, in order"));
+    }
+    RETURN_IF_ERROR(CheckAlone(role, roles[0]));
+  }
+  RETURN_IF_ERROR(CheckGroups(roles[0].mesh, roles[0].mesh.Groups()));
+  return CheckRendezvous(roles);
 }
 
 }  // namespace megascale::plan

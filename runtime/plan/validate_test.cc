@@ -7,14 +7,19 @@
 #include <functional>
 #include <utility>
 
+#include "runtime/plan/roles.h"
+
 namespace megascale::plan {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::vector<RankPlan> BuildAll(MeshSizes sizes, int num_microbatches) {
+std::vector<RankPlan> BuildAll(MeshSizes sizes, int num_microbatches, bool has_trust_ratios = false,
+                               int zero_stage = 1) {
   PlanOptions options;
+  options.has_trust_ratios = has_trust_ratios;
+  options.zero_stage = zero_stage;
   options.mesh = Mesh::Create(sizes).value();
   options.num_microbatches = num_microbatches;
   std::vector<RankPlan> plans;
@@ -187,18 +192,24 @@ TEST(ValidatePlans, RefusesAMicrobatchThatDoesNotExist) {
 }
 
 TEST(ValidatePlans, RefusesUseBeforeMade) {
-  const std::vector<std::pair<std::string, std::string>> uses = {
-      {"F.c1.m0", "RA.c1.m0"}, {"SA.c1.m0", "F.c1.m0"}, {"B.c1.m0", "RG.c1.m0"},
-      {"SG.c1.m0", "B.c1.m0"}, {"R.c1", "B.c1.m0"},     {"O.c1", "N"},
-      {"G.c1", "O.c1"}};
+  const std::vector<std::pair<std::string, std::string>> uses = {{"F.c1.m0", "RA.c1.m0"},
+                                                                 {"SA.c1.m0", "F.c1.m0"},
+                                                                 {"B.c1.m0", "RG.c1.m0"},
+                                                                 {"SG.c1.m0", "B.c1.m0"},
+                                                                 {"R.c1", "B.c1.m0"}};
   for (const auto& [consumer, producer] : uses) {
     std::vector<RankPlan> plans = BuildAll({.pipeline = 3}, 1);
     At(plans[1], consumer).depends_on.clear();
     EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: " + consumer + " uses what " + producer));
   }
   std::vector<RankPlan> plans = BuildAll({.pipeline = 2}, 1);
-  At(plans[1], "F.c1.m0").depends_on = {IndexOf(plans[1], "RA.c1.m0")};
+  At(plans[1], "F.c1.m0").depends_on = {IndexOf(plans[1], "RA.c1.m0"), IndexOf(plans[1], "G.c1")};
   EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: F.c1.m0 uses what L.c1 makes"));
+  At(plans[1], "F.c1.m0").depends_on = {IndexOf(plans[1], "RA.c1.m0"), IndexOf(plans[1], "L.c1")};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: F.c1.m0 uses what G.c1 makes"));
+  plans = BuildAll({.pipeline = 2}, 1);
+  At(plans[1], "O.c1").depends_on = {IndexOf(plans[1], "R.c1")};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: O.c1 uses what N makes"));
 }
 
 TEST(ValidatePlans, RefusesAProducerThatIsNotThere) {
@@ -222,9 +233,71 @@ TEST(ValidatePlans, RefusesAMicrobatchInTwoSlotsOrInNone) {
   EXPECT_THAT(Refusal(plans), HasSubstr("B.c0.m0 has activation slot -1"));
 }
 
+TEST(ValidatePlans, RefusesAStepWithoutTheTrustSumsOfItsUpdate) {
+  const std::vector<RankPlan> good = BuildAll({.data = 2}, 1, /*has_trust_ratios=*/true);
+  ASSERT_TRUE(ValidatePlans(good).ok());
+  std::vector<RankPlan> plans = good;
+  At(plans[1], "O.c0").depends_on = {IndexOf(plans[1], "N")};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: O.c0 uses what T.c0 makes"));
+  plans = good;
+  At(plans[1], "T.c0").depends_on = {};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: T.c0 uses what U.c0 makes"));
+  plans = good;
+  At(plans[1], "U.c0").depends_on = {};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: U.c0 uses what N makes"));
+  plans = good;
+  for (RankPlan& plan : plans) Remove(plan, "T.c0");
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: O.c0 needs T.c0, which is not in the plan"));
+  plans = good;
+  for (RankPlan& plan : plans) Remove(plan, "U.c0");
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: T.c0 needs U.c0, which is not in the plan"));
+  plans = good;
+  Remove(plans[1], "U.c0");
+  Remove(plans[1], "T.c0");
+  At(plans[1], "O.c0").depends_on = {IndexOf(plans[1], "N")};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0's T.c0 waits for rank 1, which never joins"));
+}
+
+TEST(ValidatePlans, RefusesReplicatedGradientsThatAreNotSummed) {
+  const std::vector<RankPlan> good = BuildAll({.tensor = 2}, 2);
+  ASSERT_TRUE(ValidatePlans(good).ok());
+  std::vector<RankPlan> plans = good;
+  for (RankPlan& plan : plans) {
+    Remove(plan, "S.c0");
+    At(plan, "R.c0").depends_on = {IndexOf(plan, "B.c0.m1")};
+  }
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: R.c0 needs S.c0, which is not in the plan"));
+  plans = good;
+  Swap(plans[1], "S.c0", "R.c0");
+  At(plans[1], "R.c0").depends_on = {IndexOf(plans[1], "B.c0.m1")};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: R.c0 uses what S.c0 makes"));
+  plans = good;
+  At(plans[1], "S.c0").depends_on = {IndexOf(plans[1], "B.c0.m0")};
+  At(plans[1], "R.c0").depends_on = {IndexOf(plans[1], "B.c0.m1")};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1: S.c0 uses what B.c0.m1 makes"));
+  plans = BuildAll({}, 1);
+  Instruction sum = At(plans[0], "R.c0");
+  sum.id = InstructionId(OpKind::kSumReplicated, 0);
+  plans[0].instructions.push_back(sum);
+  EXPECT_THAT(Refusal(plans), HasSubstr("S.c0 sums over one tensor-parallel rank"));
+}
+
+// What they exchange within a pass would never meet.
+TEST(ValidatePlans, RefusesTensorRanksThatComputeInAnotherOrder) {
+  std::vector<RankPlan> plans = BuildAll({.tensor = 2}, 2);
+  Swap(plans[1], "B.c0.m0", "F.c0.m1");
+  plans[1].slots = {2};
+  At(plans[1], "F.c0.m1").activation_slot = 1;
+  At(plans[1], "B.c0.m1").activation_slot = 1;
+  At(plans[1], "F.c0.m1").depends_on = {IndexOf(plans[1], "L.c0"), IndexOf(plans[1], "G.c0")};
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0's B.c0.m0 meets rank 1's F.c0.m1 on channel pass"));
+  At(plans[1], "F.c0.m0").group = GroupKind::kNone;
+  EXPECT_THAT(Refusal(plans), HasSubstr("F.c0.m0 communicates in group \"\"; expected \"tensor\""));
+}
+
 TEST(ValidatePlans, RefusesMoreSlotsThanAreUsed) {
   std::vector<RankPlan> plans = BuildAll({}, 4);
-  plans[0].num_activation_slots = 2;
+  plans[0].slots = {2};
   EXPECT_THAT(Refusal(plans), HasSubstr("1 activation slots are used, 2 declared"));
 }
 
@@ -270,12 +343,15 @@ TEST(ValidatePlans, RefusesCollectivesInAnotherOrder) {
       Instruction second = At(plan, InstructionId(kind, 0).ToString());
       second.id = InstructionId(kind, 0, InstructionId::kNoMicrobatch, 1);
       if (kind == OpKind::kOptimizerStep) second.depends_on.push_back(IndexOf(plan, "R.c0.p1"));
-      if (kind == OpKind::kGatherParameters) second.depends_on = {IndexOf(plan, "O.c0.p1")};
+      if (kind == OpKind::kGatherParameters) {
+        At(plan, "F.c0.m0").depends_on.push_back(static_cast<int>(plan.instructions.size()));
+      }
       plan.instructions.push_back(second);
-      if (kind == OpKind::kReduceGradients) {
+      if (kind != OpKind::kOptimizerStep) {  // a collective: right behind the first piece's
+        const std::string first = InstructionId(kind, 0).ToString();
         std::vector<int> order(plan.instructions.size());
         for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-        std::rotate(order.begin() + IndexOf(plan, "R.c0") + 1, order.end() - 1, order.end());
+        std::rotate(order.begin() + IndexOf(plan, first) + 1, order.end() - 1, order.end());
         Reorder(plan, order);
       }
     }
@@ -293,7 +369,7 @@ TEST(ValidatePlans, RefusesAnOrderThatDeadlocksAndSaysWhoWaitsForWhom) {
   At(plans[0], "SA.c0.m1").depends_on = {IndexOf(plans[0], "F.c0.m1")};
   ASSERT_TRUE(ValidateRankPlan(plans[0]).ok());
   Swap(plans[1], "B.c1.m0", "F.c1.m1");
-  plans[1].num_activation_slots = 2;
+  plans[1].slots = {2};
   for (const char* id : {"RA.c1.m1", "F.c1.m1", "B.c1.m1", "SG.c1.m1"}) {
     At(plans[1], id).activation_slot = 1;
   }
@@ -308,7 +384,67 @@ TEST(ValidatePlans, RefusesAPieceThatIsGatheredButNotStepped) {
   Instruction second = At(plans[0], "G.c0");
   second.id = InstructionId(OpKind::kGatherParameters, 0, InstructionId::kNoMicrobatch, 1);
   plans[0].instructions.push_back(second);
-  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: G.c0.p1 needs O.c0.p1"));
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: O.c0.p1 is missing"));
+}
+
+TEST(ValidatePlans, RefusesGradientsThatAreAddedBeforeTheBuffersReduction) {
+  std::vector<RankPlan> plans = BuildAll({.data = 2}, 3, false, 2);
+  ASSERT_TRUE(ValidatePlans(plans).ok()) << ValidatePlans(plans);
+  // Of one stage the forward pass makes the head's gradients.
+  std::vector<int>& producers = At(plans[0], "F.c0.m1").depends_on;
+  std::erase(producers, IndexOf(plans[0], "R.c0.m0"));
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: F.c0.m1 may begin in gradient buffer 0 before "
+                                        "R.c0.m0 has ended there"));
+}
+
+TEST(ValidatePlans, RefusesSumsOfGradientsThatAreNotWhole) {
+  const auto refusal = [](const std::function<void(RankPlan&)>& change) {
+    std::vector<RankPlan> plans = BuildAll({.data = 2, .pipeline = 2}, 2, false, 2);
+    change(plans[0]);
+    return Refusal(plans);
+  };
+  EXPECT_THAT(refusal([](RankPlan& plan) { Remove(plan, "R.c0.m1"); }),
+              HasSubstr("rank 0: R.c0.m1 is missing"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "R.c0.m1").depends_on.clear(); }),
+              HasSubstr("rank 0: R.c0.m1 uses what B.c0.m1 makes, and does not wait for it"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "R.c0.m0").begins_sum = false; }),
+              HasSubstr("R.c0.m0 adds to a shard whose sum none has begun"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "R.c0.m1").begins_sum = true; }),
+              HasSubstr("R.c0.m1 begins the shard's sum a second time"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").begins_sum = false; }),
+              HasSubstr("B.c0.m0 adds to a gradient buffer in which its chunk has no turn"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m1").begins_sum = false; }),
+              HasSubstr("R.c0.m0 may begin in gradient buffer 0 before B.c0.m1 has ended there"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").gradient_buffer = kNoBuffer; }),
+              HasSubstr("B.c0.m0 has gradient buffer -1; exactly what adds to gradients"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "F.c0.m0").gradient_buffer = 0; }),
+              HasSubstr("F.c0.m0 has gradient buffer 0; exactly what adds to gradients"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").gradient_buffer = 1; }),
+              HasSubstr("B.c0.m0 uses gradient buffer 1; there are 1"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { plan.gradient_buffers = 2; }),
+              HasSubstr("of 2 declared gradient buffers one is never used"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { plan.shards_gradients = false; }),
+              HasSubstr("R.c0.m0 names no micro-batch of 2"));
+  std::vector<RankPlan> plans = BuildAll({.data = 2}, 1);
+  plans[1] = BuildAll({.data = 2}, 1, false, 2)[1];
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 1 has another mesh, or other numbers of chunks or "
+                                        "micro-batches, than rank 0, or one of them shards"));
+}
+
+TEST(ValidatePlans, RefusesReductionsOfAnotherBuffer) {
+  PlanOptions options;
+  options.mesh = Mesh::Create({.data = 2, .pipeline = 2}).value();
+  options.schedule = Schedule::kInterleaved1F1B;
+  options.chunks_per_stage = 3;
+  options.num_microbatches = 2;
+  options.zero_stage = 2;
+  std::vector<RankPlan> roles = BuildRolePlans(options).value();
+  ASSERT_TRUE(ValidateRolePlans(roles).ok()) << ValidateRolePlans(roles);
+  EXPECT_EQ(roles[0].gradient_buffers, 2);
+  At(roles[0], "R.c2.m0").gradient_buffer = 1 - At(roles[0], "R.c2.m0").gradient_buffer;
+  EXPECT_EQ(ValidateRolePlans(roles).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(ValidateRolePlans(roles).message(), HasSubstr("rank 0: "));
+  EXPECT_THAT(ValidateRolePlans(roles).message(), HasSubstr("gradient"));
 }
 
 TEST(ValidatePlans, RefusesCommunicationInAnotherGroup) {

@@ -137,11 +137,11 @@ HeartbeatTimer::HeartbeatTimer(HeartbeatWriter* writer, const base::Clock* clock
     : thread_([this, writer, clock] {
         do {
           writer->Alive(clock->Monotonic());
-        } while (!stop_.WaitForNotificationWithTimeout(kAliveInterval));
+        } while (!stop_.WaitFor(kAliveInterval));
       }) {}
 
 HeartbeatTimer::~HeartbeatTimer() {
-  stop_.Notify();
+  stop_.Give();
   thread_.join();
 }
 

@@ -12,11 +12,11 @@
 #include <thread>
 
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "proto/telemetry.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/shared_memory.h"
+#include "runtime/base/stop_signal.h"
 
 namespace megascale::telemetry {
 
@@ -75,7 +75,7 @@ class HeartbeatTimer {
   HeartbeatTimer& operator=(const HeartbeatTimer&) = delete;
 
  private:
-  absl::Notification stop_;
+  base::StopSignal stop_;
   std::thread thread_;
 };
 

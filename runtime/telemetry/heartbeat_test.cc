@@ -35,14 +35,14 @@ TEST(HeartbeatTest, ReaderSeesWhatWasWrittenInItsSlotOnly) {
   writer.SetStep(12);
   writer.Alive(absl::Seconds(10));
   writer.Progress(absl::Seconds(8));
-  writer.SetDoing("all-gather dp0 #12 F.0.3");
+  writer.SetDoing("all-gather of parameters G.c1");
   const v1::RankStatus status = ReadHeartbeat(*region, 1, absl::Seconds(11));
   EXPECT_EQ(status.pid(), 4711);
   EXPECT_EQ(status.phase(), v1::PHASE_TRAINING);
   EXPECT_EQ(status.step(), 12);
   EXPECT_DOUBLE_EQ(status.alive_age_seconds(), 1);
   EXPECT_DOUBLE_EQ(status.progress_age_seconds(), 3);
-  EXPECT_EQ(status.doing(), "all-gather dp0 #12 F.0.3");
+  EXPECT_EQ(status.doing(), "all-gather of parameters G.c1");
   EXPECT_EQ(ReadHeartbeat(*region, 0, absl::Seconds(11)).pid(), 0);
   EXPECT_EQ(ReadHeartbeat(*region, 2, absl::Seconds(11)).pid(), 0);
 }

@@ -113,14 +113,20 @@ void MeasuredOps::EmbeddingBackward(const ops::EmbeddingBackwardArgs& args) {
           [&] { inner_.EmbeddingBackward(args); });
 }
 
+void MeasuredOps::LogitStatistics(const ops::LogitStatisticsArgs& args) {
+  Measure(others_["cross-entropy, statistics"], 0, Bytes(args.logits),
+          [&] { inner_.LogitStatistics(args); });
+}
+
 void MeasuredOps::CrossEntropy(const ops::CrossEntropyArgs& args) {
   Measure(others_["cross-entropy"], 0, Bytes(args.logits) * (args.backward ? 2 : 1),
           [&] { inner_.CrossEntropy(args); });
 }
 
 void MeasuredOps::AdamW(const ops::AdamWArgs& args) {
-  const double bytes = Bytes(args.grad) + 2 * Bytes(args.master) + 2 * Bytes(args.exp_avg) +
-                       2 * Bytes(args.exp_avg_sq) + Bytes(args.compute_copy);
+  const double bytes = Bytes(args.grad) + Bytes(args.master) + 2 * Bytes(args.exp_avg) +
+                       2 * Bytes(args.exp_avg_sq) + Bytes(args.compute_copy) +
+                       Bytes(args.update ? args.update : args.master);
   Measure(others_["adamw"], 0, bytes, [&] { inner_.AdamW(args); });
 }
 
@@ -130,6 +136,10 @@ void MeasuredOps::AddColumnSums(const Matrix& x, const Vector& out) {
 
 void MeasuredOps::Add(const Matrix& a, const Matrix& b, const Matrix& out) {
   Measure(others_["add"], 0, Bytes(a) * 3, [&] { inner_.Add(a, b, out); });
+}
+
+void MeasuredOps::AddScaled(double factor, const Vector& x, const Vector& out) {
+  Measure(others_["add scaled"], 0, Bytes(x) * 3, [&] { inner_.AddScaled(factor, x, out); });
 }
 
 double MeasuredOps::SumOfSquares(const Vector& x) {

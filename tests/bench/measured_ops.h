@@ -60,10 +60,12 @@ class MeasuredOps final : public ops::Ops {
   void ActivationBackward(const ops::ActivationBackwardArgs& args) override;
   void Embedding(const ops::EmbeddingArgs& args) override;
   void EmbeddingBackward(const ops::EmbeddingBackwardArgs& args) override;
+  void LogitStatistics(const ops::LogitStatisticsArgs& args) override;
   void CrossEntropy(const ops::CrossEntropyArgs& args) override;
   void AdamW(const ops::AdamWArgs& args) override;
   void AddColumnSums(const ops::Matrix& x, const ops::Vector& out) override;
   void Add(const ops::Matrix& a, const ops::Matrix& b, const ops::Matrix& out) override;
+  void AddScaled(double factor, const ops::Vector& x, const ops::Vector& out) override;
   double SumOfSquares(const ops::Vector& x) override;
   void Cast(const ops::Vector& from, const ops::Vector& to) override;
   void FillZero(const ops::Vector& x) override;

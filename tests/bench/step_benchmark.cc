@@ -26,7 +26,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/thread_environment.h"
 #include "runtime/model/transformer_chunk.h"
-#include "runtime/optim/sharded_adamw.h"
+#include "runtime/optim/sharded_optimizer.h"
 #include "tests/bench/measured_ops.h"
 #include "tests/bench/roofline.h"
 
@@ -82,8 +82,12 @@ class Trainer {
     MEGASCALE_CHECK_MSG(chunk.ok(), chunk.status().ToString());
     chunk_ = *std::move(chunk);
     job::v1::OptimizerSpec spec;
+    spec.set_type(job::v1::OPTIMIZER_TYPE_ADAMW);
+    spec.set_beta1(0.9);
+    spec.set_beta2(0.95);
+    spec.set_eps(1e-8);
     spec.set_weight_decay(0.1);
-    optimizer_ = *optim::ShardedAdamW::Create(spec, {.config = config, .range = range}, &ops_);
+    optimizer_ = *optim::ShardedOptimizer::Create(spec, {.config = config, .range = range}, &ops_);
     optimizer_->Initialize(/*seed=*/1);
     optimizer_->CopyParametersOut(weights_);
     std::mt19937 random(1);
@@ -117,7 +121,7 @@ class Trainer {
   tensor::Arena arena_;
   ops::Vector weights_, gradients_;
   std::unique_ptr<model::TransformerChunk> chunk_;
-  std::unique_ptr<optim::ShardedAdamW> optimizer_;
+  std::unique_ptr<optim::ShardedOptimizer> optimizer_;
   int64_t step_ = 0;
 };
 

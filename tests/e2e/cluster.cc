@@ -19,6 +19,7 @@
 #include <set>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -49,6 +50,12 @@ std::vector<char*> Arguments(const std::vector<std::string>& command) {
   ::dup2(err, STDERR_FILENO);
   ::execv(arguments[0], arguments.data());
   ::_exit(127);
+}
+
+int AwaitExit(pid_t pid) {
+  const int status = WaitForExit(pid, 60);
+  if (status == -1) KillAndReap(pid);
+  return status;
 }
 
 std::string Slurp(const std::string& path) {
@@ -171,7 +178,26 @@ void Cluster::UseTcp() {
   tcp_ = true;
 }
 
-std::vector<std::string> Cluster::Insecure() const {
+void Cluster::UseControlGroup(const std::string& directory) {
+  const std::string enter = absl::StrCat("echo $$ > ", directory, "/cgroup.procs");
+  RunAgentsUnder({"/bin/sh", "-c", enter + " && exec \"$@\"", "sh"});
+}
+
+void Cluster::UseTls() {
+  UseTcp();
+  tls_ = true;
+  const CommandResult made = Run({Program(), "certs", "init", certificates()});
+  EXPECT_EQ(made.exit_code, 0) << made.err;
+}
+
+std::vector<std::string> Cluster::TlsFlags(const std::string& folder, const std::string& name) {
+  return {"--tls-ca",   folder + "/ca.pem",
+          "--tls-cert", absl::StrCat(folder, "/", name, ".pem"),
+          "--tls-key",  absl::StrCat(folder, "/", name, ".key")};
+}
+
+std::vector<std::string> Cluster::TransportFlags(const std::string& role) const {
+  if (tls_) return TlsFlags(certificates(), role);
   return tcp_ ? std::vector<std::string>{"--insecure"} : std::vector<std::string>{};
 }
 
@@ -186,7 +212,7 @@ Cluster::~Cluster() {
     EXPECT_TRUE(WaitUntil([pid] { return !IsAlive(pid); }, 10))
         << "process " << pid << " outlived its agent";
   }
-  if (::testing::Test::HasFailure()) {
+  if (keep_logs_ || ::testing::Test::HasFailure()) {
     std::printf("the logs are in %s\n", directory_.c_str());
     return;
   }
@@ -197,7 +223,7 @@ Cluster::~Cluster() {
 void Cluster::StartDriver() {
   std::vector<std::string> command = {Program(), "driver",      "--listen",
                                       address(), "--state-dir", state_directory()};
-  for (const std::string& flag : Insecure()) command.push_back(flag);
+  for (const std::string& flag : TransportFlags("driver")) command.push_back(flag);
   driver_ = Spawn(command, directory_ + "/driver.log");
   EXPECT_TRUE(WaitUntil([this] { return Megascale({"list"}).exit_code == 0; }, 30))
       << Slurp(directory_ + "/driver.log");
@@ -210,12 +236,8 @@ void Cluster::StartAgent(int index, int slots) {
                                       "--slots",   absl::StrCat(slots),
                                       "--node-id", name,
                                       "--run-dir", absl::StrCat(directory_, "/", name)};
-  for (const std::string& flag : Insecure()) command.push_back(flag);
-  if (!control_group_.empty()) {
-    const std::string enter = absl::StrCat("echo $$ > ", control_group_, "/cgroup.procs");
-    const std::vector<std::string> shell = {"/bin/sh", "-c", enter + " && exec \"$@\"", "sh"};
-    command.insert(command.begin(), shell.begin(), shell.end());
-  }
+  for (const std::string& flag : TransportFlags("agent")) command.push_back(flag);
+  command.insert(command.begin(), agent_prefix_.begin(), agent_prefix_.end());
   agents_[index] = Spawn(command, absl::StrCat(directory_, "/", name, ".log"));
 }
 
@@ -235,11 +257,19 @@ void Cluster::StopDriver() {
   driver_ = -1;
 }
 
+int Cluster::AwaitDriverExit() { return AwaitExit(std::exchange(driver_, -1)); }
+
+int Cluster::AwaitAgentExit(int index) {
+  const pid_t pid = agents_.at(index);
+  agents_.erase(index);
+  return AwaitExit(pid);
+}
+
 CommandResult Cluster::Megascale(const std::vector<std::string>& arguments) const {
   std::vector<std::string> command = {Program()};
   command.insert(command.end(), arguments.begin(), arguments.end());
   const bool local = arguments[0] == "checkpoint" || arguments[0] == "generate";
-  for (const std::string& flag : Insecure()) {
+  for (const std::string& flag : TransportFlags("user")) {
     if (!local) command.push_back(flag);
   }
   return Run(command, {{"MEGASCALE_ADDRESS", address()}, {"NO_COLOR", "1"}});

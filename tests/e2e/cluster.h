@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/control.pb.h"
@@ -47,8 +48,15 @@ class Cluster {
   Cluster();
   // From now on driver, agents and commands talk over TCP on the loopback interface.
   void UseTcp();
+  // The same with mutual TLS: makes an authority in certificates() and gives each its own.
+  void UseTls();
   // Agents that are started from now on, and all their processes, are in this control group.
-  void UseControlGroup(const std::string& directory) { control_group_ = directory; }
+  void UseControlGroup(const std::string& directory);
+  // Agents that are started from now on are started by this command, which executes what follows
+  // it: {"/usr/bin/nice"}.
+  void RunAgentsUnder(std::vector<std::string> command) { agent_prefix_ = std::move(command); }
+  // The folder with the logs stays behind.
+  void KeepLogs() { keep_logs_ = true; }
   // Kills what is left and removes the folder; fails the test when a process outlives its parent.
   ~Cluster();
 
@@ -57,12 +65,19 @@ class Cluster {
   void KillDriver();
   void KillAgent(int index);
   void StopDriver();  // SIGTERM, waits for a clean exit
+  // Wait for the end of a process that a test sent a signal to, and reap it. The status as of
+  // waitpid; -1 when it did not end within a minute (it is killed then).
+  int AwaitDriverExit();
+  int AwaitAgentExit(int index);
 
   pid_t driver_pid() const { return driver_; }
   pid_t agent_pid(int index) const { return agents_.at(index); }
   const std::string& directory() const { return directory_; }
   const std::string& address() const { return address_; }
   std::string state_directory() const { return directory_ + "/state"; }
+  std::string certificates() const { return directory_ + "/certs"; }
+  // --tls-ca, --tls-cert and --tls-key with NAME.pem and NAME.key of `folder`.
+  static std::vector<std::string> TlsFlags(const std::string& folder, const std::string& name);
 
   // Runs `megascale ARGUMENTS…` against this cluster's driver.
   CommandResult Megascale(const std::vector<std::string>& arguments) const;
@@ -79,12 +94,15 @@ class Cluster {
   std::vector<std::string> LossLog(const std::string& job_id) const;
 
  private:
-  std::vector<std::string> Insecure() const;
+  // What driver, agent or user must say about TLS.
+  std::vector<std::string> TransportFlags(const std::string& role) const;
 
   std::string directory_;
   std::string address_;
   bool tcp_ = false;
-  std::string control_group_;  // "": that of the test
+  bool keep_logs_ = false;
+  std::vector<std::string> agent_prefix_;
+  bool tls_ = false;
   pid_t driver_ = -1;
   std::map<int, pid_t> agents_;
 };

@@ -55,19 +55,23 @@ struct Ended {
   bool operator==(const Ended&) const = default;
 };
 
-// Four ranks of two threads each, so that they outnumber the cores.
-Ended Train(int num_agents, const std::string& precision) {
+Ended Train(int num_agents, std::vector<std::string> fields) {
   Cluster cluster;
   cluster.StartDriver();
   for (int i = 0; i < num_agents; ++i) cluster.StartAgent(i, 4 / num_agents);
-  cluster.Submit("job",
-                 {"train.steps=25", "parallel.threads_per_rank=2", "train.precision=" + precision});
+  fields.push_back("train.steps=25");
+  cluster.Submit("job", fields);
   EXPECT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
   Ended ended = {cluster.Digest("job"), cluster.LossLog("job")};
   EXPECT_EQ(ended.losses.size(), 25u);
   EXPECT_FALSE(ended.digest.empty());
   EXPECT_EQ(cluster.Status("job").attempt(), 1) << "it was disturbed by more than load";
   return ended;
+}
+
+// Four ranks of two threads each, so that they outnumber the cores.
+Ended Train(int num_agents, const std::string& precision) {
+  return Train(num_agents, {"parallel.threads_per_rank=2", "train.precision=" + precision});
 }
 
 class DeterminismTest : public ::testing::TestWithParam<std::string> {};
@@ -86,6 +90,13 @@ TEST_P(DeterminismTest, OneCoreUnderLoadAndAllCoresWithOneOrTwoAgentsGiveTheSame
 
 INSTANTIATE_TEST_SUITE_P(Precisions, DeterminismTest, ::testing::Values("fp32", "bf16"),
                          [](const auto& info) { return info.param; });
+
+// On two agents the ranks that share a layer are neighbours on one.
+TEST(TensorParallelismTest, OneAgentAndTwoGiveTheSameBits) {
+  const std::vector<std::string> tensor = {"parallel.data_parallel_size=1",
+                                           "parallel.tensor_model_parallel_size=2"};
+  EXPECT_EQ(Train(1, tensor), Train(2, tensor));
+}
 
 }  // namespace
 }  // namespace megascale::e2e

@@ -95,6 +95,108 @@ TEST_F(FaultsTest, AKilledWorkerIsReplacedAndNamed) {
   }
 }
 
+TEST_F(FaultsTest, SigtermToAWorkerIsAFailureThatNamesTheSignal) {
+  StartTwoAgents();
+  SubmitAndReachTheMiddle();
+  ::kill(before_.ranks(3).status().pid(), SIGTERM);
+  ExpectTheSameBits();
+  const Job after = cluster_.Status("job");
+  EXPECT_EQ(after.attempt(), before_.attempt() + 1);
+  EXPECT_EQ(after.attempt_reason(), "RankExited");
+  EXPECT_EQ(after.culprit().rank(), 3);
+  EXPECT_NE(after.culprit().evidence().find("killed by signal 15 (Terminated)"), std::string::npos)
+      << after.culprit().evidence();
+}
+
+TEST_F(FaultsTest, AJobThatCrashesWhereItCrashedBeforeFailsWithItsFirstRanksLastLines) {
+  StartTwoAgents();
+  // No checkpoint comes in between, so every attempt begins at the beginning.
+  cluster_.Submit("job", {"checkpoint.interval=1000", "fault.max_restarts_without_progress=2",
+                          "fault.restart_backoff=100ms"});
+  for (int64_t attempt = 1; attempt <= 4; ++attempt) {
+    const int64_t step = attempt == 1 ? kMiddle : 3;
+    Job job;
+    ASSERT_TRUE(WaitUntil(
+        [&] {
+          job = cluster_.Status("job");
+          return job.attempt() == attempt && job.last_step() >= step && job.ranks_size() == 4;
+        },
+        60));
+    ASSERT_TRUE(attempt == 1 || job.last_step() < kMiddle) << "it got further than before";
+    ::kill(job.ranks(1).status().pid(), SIGABRT);
+  }
+  ASSERT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_FAILED);
+  const Job after = cluster_.Status("job");
+  EXPECT_EQ(after.reason(), "RankExited");
+  EXPECT_EQ(after.message(),
+            "gave up after 3 attempts in a row without progress; the last: rank 1 on n0: killed by "
+            "signal 6 (Aborted)");
+  EXPECT_EQ(after.attempt(), 4);
+  EXPECT_EQ(after.culprit().rank(), 1);
+  EXPECT_NE(after.culprit().evidence().find("\nits last lines:\n"), std::string::npos);
+  const std::string shown = cluster_.Megascale({"status", "job"}).out;
+  EXPECT_NE(shown.find("\n  its last lines:\n"), std::string::npos) << shown;
+  EXPECT_NE(shown.find("attempt 4 from step 0"), std::string::npos) << shown;
+}
+
+TEST_F(FaultsTest, SigtermToAnAgentDrainsItAndTheJobGoesOnElsewhere) {
+  StartTwoAgents();
+  SubmitAndReachTheMiddle();
+  cluster_.StartAgent(2, 2);
+  const std::vector<pid_t> processes = DescendantsOf(cluster_.agent_pid(1), "");
+  ::kill(cluster_.agent_pid(1), SIGTERM);
+  EXPECT_EQ(cluster_.AwaitAgentExit(1), 0);
+  for (const pid_t pid : processes) EXPECT_FALSE(IsAlive(pid)) << pid;
+  ExpectTheSameBits();
+  const Job after = cluster_.Status("job");
+  EXPECT_EQ(after.attempt(), before_.attempt() + 1);
+  EXPECT_EQ(after.attempt_reason(), "NodeDraining");
+  EXPECT_FALSE(after.has_culprit()) << after.culprit().evidence();
+  for (const auto& rank : after.ranks()) EXPECT_NE(rank.node_id(), "n1");
+}
+
+TEST_F(FaultsTest, SigtermToTheDriverEndsItCleanlyWhileWorkersGoOn) {
+  StartTwoAgents();
+  SubmitAndReachTheMiddle();
+  cluster_.StopDriver();
+  for (const auto& rank : before_.ranks()) EXPECT_TRUE(IsAlive(rank.status().pid()));
+  cluster_.StartDriver();
+  ExpectTheSameBits();
+  EXPECT_EQ(cluster_.Status("job").attempt(), before_.attempt());
+}
+
+TEST_F(FaultsTest, AnEvictedNodesJobGoesOnElsewhereAndTheDriverRemembersTheEviction) {
+  StartTwoAgents();
+  SubmitAndReachTheMiddle();
+  const CommandResult evicted = cluster_.Megascale({"evict", "n0", "--reason", "memory errors"});
+  EXPECT_EQ(evicted.exit_code, 0) << evicted.err;
+  EXPECT_EQ(evicted.out, "n0  leaving (memory errors), 2 of 2 slots used\n");
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        return cluster_.Megascale({"status"}).out.find("evicted (memory errors)") !=
+               std::string::npos;
+      },
+      60));
+  const std::string waits = "needs 4 slots; 1 node offers 2 (n1 2); n0 is evicted";
+  EXPECT_TRUE(WaitUntil([&] { return cluster_.Status("job").message() == waits; }, 60))
+      << cluster_.Status("job").message();
+  EXPECT_TRUE(DescendantsOf(cluster_.agent_pid(0), "worker --link-fd").empty());
+  cluster_.KillDriver();
+  cluster_.StartDriver();
+  EXPECT_NE(cluster_.Megascale({"status"}).out.find("evicted (memory errors)"), std::string::npos);
+  cluster_.StartAgent(2, 2);
+  ExpectTheSameBits();
+  const Job after = cluster_.Status("job");
+  EXPECT_EQ(after.attempt(), before_.attempt() + 1);
+  EXPECT_EQ(after.attempt_reason(), "NodeEvicted");
+  EXPECT_FALSE(after.has_culprit()) << after.culprit().evidence();
+  for (const auto& rank : after.ranks()) EXPECT_NE(rank.node_id(), "n0");
+  EXPECT_EQ(cluster_.Megascale({"uncordon", "n0"}).out, "n0  alive, 0 of 2 slots used\n");
+  const CommandResult unknown = cluster_.Megascale({"evict", "n11"});
+  EXPECT_EQ(unknown.exit_code, 4);
+  EXPECT_EQ(unknown.err, "megascale: node n11: there is no such node; did you mean n1?\n");
+}
+
 TEST_F(FaultsTest, AKilledHostIsRestartedInTheSameAttempt) {
   StartTwoAgents();
   SubmitAndReachTheMiddle();
@@ -160,6 +262,21 @@ TEST_F(FaultsTest, ADriverThatStaysAwayStopsNoWorker) {
   cluster_.StartDriver();
   ExpectTheSameBits();
   EXPECT_EQ(cluster_.Status("job").attempt(), before_.attempt());
+}
+
+TEST_F(FaultsTest, AnAgentThatIsPausedForLessThanItsTimeoutCausesNoRecovery) {
+  StartTwoAgents();
+  cluster_.Submit("job", {"fault.heartbeat_timeout=60s"});
+  ASSERT_TRUE(cluster_.WaitForStep("job", kMiddle));
+  ::kill(cluster_.agent_pid(1), SIGSTOP);
+  const auto is_silent = [&] {
+    const std::string out = cluster_.Megascale({"status"}).out;
+    return out.find("6s ago") != std::string::npos;  // longer than the default limit
+  };
+  EXPECT_TRUE(WaitUntil(is_silent, 60)) << cluster_.Megascale({"status"}).out;
+  ::kill(cluster_.agent_pid(1), SIGCONT);
+  ExpectTheSameBits();
+  EXPECT_EQ(cluster_.Status("job").attempt(), 1);
 }
 
 TEST_F(FaultsTest, AStoppedWorkerIsFoundHungAndNamed) {

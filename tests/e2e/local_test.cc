@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
@@ -76,14 +77,19 @@ TEST_F(LocalTest, KilledItLeavesNoProcessAndNoSocket) {
   ExpectNothingLeft();
 }
 
-TEST_F(LocalTest, CtrlCCancelsTheJobAndLeavesNothing) {
-  const pid_t pid = StartLong();
-  ::kill(pid, SIGINT);
-  const int status = WaitForExit(pid, 60);
-  ASSERT_NE(status, -1);
-  EXPECT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 1);
-  ExpectNothingLeft();
+TEST_F(LocalTest, CtrlCAndSigtermCancelTheJobAndLeaveNothing) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const pid_t pid = StartLong();
+    ::kill(pid, signal);
+    const int status = WaitForExit(pid, 60);
+    ASSERT_NE(status, -1);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 1);
+    ExpectNothingLeft();
+    const std::string log = directory_ + "/local.log";
+    EXPECT_NE(base::ReadFile(log, 1 << 20).value_or("").find("CANCELLED"), std::string::npos);
+    std::filesystem::remove(log);
+  }
 }
 
 TEST_F(LocalTest, AKilledDriverAndAKilledAgentAreStartedAgain) {

@@ -14,7 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/memory_limit.h"
+#include "runtime/base/resource_limit.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
@@ -31,7 +31,7 @@ bool Write(const std::string& path, const std::string& text) {
 class ControlGroup {
  public:
   ControlGroup() {
-    for (const base::MemoryGroup& own : base::MemoryGroups()) {
+    for (const base::ControlGroup& own : base::ControlGroupsOf("memory")) {
       version_ = own.version;
       directory_ = absl::StrCat(own.directory, "/megascale-e2e-", ::getpid());
       if (::mkdir(directory_.c_str(), 0755) != 0) continue;

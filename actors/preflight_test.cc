@@ -1,0 +1,110 @@
+#include "actors/preflight.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
+#include "runtime/job/job_spec.h"
+
+namespace megascale::actors {
+namespace {
+
+using megascale::agent::v1::Preflight;
+using megascale::link::v1::HostAssignment;
+
+class PreflightTest : public ::testing::Test {
+ protected:
+  PreflightTest() {
+    directory_ = absl::StrCat(::testing::TempDir(), "preflight_test.",
+                              ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::remove_all(directory_);
+    std::filesystem::create_directories(directory_);
+    EXPECT_TRUE(base::WriteFileDurably(directory_ + "/text", std::string(4000, 'x')).ok());
+  }
+
+  // Of a job with a rank on n0 and one on n1, for the agent of `node_id`.
+  HostAssignment AssignmentOf(const std::string& node_id, int threads = 1) const {
+    job::v1::JobSpec spec;
+    spec.set_name("toy");
+    spec.mutable_model()->set_hidden_size(16);
+    spec.mutable_model()->set_num_hidden_layers(1);
+    spec.mutable_model()->set_num_attention_heads(2);
+    spec.mutable_data()->add_files(directory_ + "/text");
+    spec.mutable_train()->set_steps(5);
+    spec.mutable_train()->set_seq_length(12);
+    spec.mutable_train()->set_global_batch_size(4);
+    spec.mutable_train()->set_micro_batch_size(2);
+    spec.mutable_parallel()->set_data_parallel_size(2);
+    spec.mutable_parallel()->set_threads_per_rank(threads);
+    spec.mutable_fault()->mutable_start_timeout()->set_seconds(2);
+    HostAssignment assignment;
+    *assignment.mutable_spec() = job::ResolveJobSpec(spec).value();
+    assignment.set_node_id(node_id);
+    assignment.set_preflight_only(true);
+    assignment.add_local_ranks(node_id == "n0" ? 0 : 1);
+    assignment.set_nonce("of attempt 1");
+    assignment.set_nonce_node_id("n0");
+    assignment.set_checkpoint_directory(directory_ + "/checkpoints");
+    return assignment;
+  }
+
+  std::string directory_;
+};
+
+TEST_F(PreflightTest, TwoMachinesThatSeeOneDirectoryPass) {
+  const Preflight writer = RunPreflight(AssignmentOf("n0"));
+  EXPECT_EQ(writer.state(), Preflight::STATE_PASSED) << writer.message();
+  const Preflight reader = RunPreflight(AssignmentOf("n1"));
+  EXPECT_EQ(reader.state(), Preflight::STATE_PASSED) << reader.message();
+  EXPECT_GT(reader.flops_ceiling(), 0);
+}
+
+TEST_F(PreflightTest, AMachineWithADirectoryOfItsOwnIsRefusedWithBothNames) {
+  ASSERT_EQ(RunPreflight(AssignmentOf("n0")).state(), Preflight::STATE_PASSED);
+  HostAssignment other = AssignmentOf("n1");
+  other.set_checkpoint_directory(directory_ + "/of-n1");
+  const Preflight refused = RunPreflight(other);
+  EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
+  EXPECT_EQ(refused.message(),
+            absl::StrCat("checkpoint.directory: node n1 does not see in ", directory_,
+                         "/of-n1 what node n0 wrote there (looked for 1.5s); every machine needs "
+                         "the same directory: mount one shared file system there"));
+}
+
+TEST_F(PreflightTest, ACheckpointDirectoryThatCannotBeIsNamed) {
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.set_checkpoint_directory(directory_ + "/text/checkpoints");
+  const Preflight refused = RunPreflight(assignment);
+  EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
+  EXPECT_EQ(refused.message(), absl::StrCat("checkpoint.directory: make directory ", directory_,
+                                            "/text/checkpoints: Not a directory"));
+}
+
+TEST_F(PreflightTest, MoreThreadsThanCoresIsAWarning) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const Preflight passed = RunPreflight(AssignmentOf("n0", cores + 1));
+  EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
+  ASSERT_EQ(passed.warnings_size(), 1);
+  const std::string begin = absl::StrCat("parallel.threads_per_rank: 1 rank × ", cores + 1, " = ",
+                                         cores + 1, " threads share ");
+  EXPECT_EQ(passed.warnings(0).substr(0, begin.size()), begin);
+}
+
+TEST_F(PreflightTest, BytesThatAreNoTextAreTrainedOnAndWarnedOf) {
+  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", std::string(4000, '\0')).ok());
+  const Preflight passed = RunPreflight(AssignmentOf("n0"));
+  EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
+  ASSERT_EQ(passed.warnings_size(), 1);
+  EXPECT_EQ(
+      passed.warnings(0),
+      absl::StrCat("data.files: ", directory_,
+                   "/text: byte 0 is NUL, as in binary files; every byte is a token, so it is "
+                   "trained on as it is"));
+}
+
+}  // namespace
+}  // namespace megascale::actors

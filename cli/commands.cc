@@ -1,0 +1,28 @@
+#include "cli/commands.h"
+
+namespace megascale::cli {
+
+void AddCommands(CommandLine* line) {
+  AddLocalCommand(line);
+  AddSubmitCommand(line);
+  AddStatusCommand(line);
+  AddListCommand(line);
+  AddWatchCommand(line);
+  AddWaitCommand(line);
+  AddLogsCommand(line);
+  AddTraceCommand(line);
+  AddCancelCommand(line);
+  AddEvictCommand(line);
+  AddUncordonCommand(line);
+  AddPlanCommand(line);
+  AddGenerateCommand(line);
+  AddEvaluateCommand(line);
+  AddCheckpointCommand(line);
+  AddDriverCommand(line);
+  AddAgentCommand(line);
+  AddCertsCommand(line);
+  AddVersionCommand(line);
+  AddProcessCommands(line);
+}
+
+}  // namespace megascale::cli

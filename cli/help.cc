@@ -1,0 +1,153 @@
+#include "cli/help.h"
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+
+namespace megascale::cli {
+namespace {
+
+constexpr int kWidthMax = 100;
+constexpr int kIndent = 4;
+constexpr int kDetailIndent = 8;
+constexpr char kExitStatus[] =
+    "0  good\n"
+    "1  the job failed or was cancelled; a checkpoint is corrupt; anything else\n"
+    "2  usage, or a bad job file\n"
+    "3  the driver cannot be reached, or it and this program refuse each other's certificates\n"
+    "4  not found";
+constexpr char kEnvironment[] =
+    "MEGASCALE_ADDRESS  the driver, where --address, --driver or --listen is not given\n"
+    "NO_COLOR           set to anything: plain text, also on a terminal";
+
+std::string Spaces(int count) { return std::string(static_cast<size_t>(count), ' '); }
+
+// Words of `text` in lines of at most `width` columns, each after `indent` spaces.
+std::string Wrap(absl::string_view text, int indent, int width) {
+  std::string wrapped;
+  std::string line;
+  const auto flush = [&] {
+    if (!line.empty()) absl::StrAppend(&wrapped, Spaces(indent), line, "\n");
+    line.clear();
+  };
+  for (const absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    if (!line.empty() && indent + DisplayWidth(line) + 1 + DisplayWidth(word) > width) flush();
+    absl::StrAppend(&line, line.empty() ? "" : " ", word);
+  }
+  flush();
+  return wrapped;
+}
+
+// Lines as they are, behind the indent.
+std::string Verbatim(absl::string_view text) {
+  return absl::StrCat(Spaces(kIndent), absl::StrReplaceAll(text, {{"\n", "\n" + Spaces(kIndent)}}),
+                      "\n");
+}
+
+class Page {
+ public:
+  explicit Page(const Terminal& terminal)
+      : terminal_(terminal), width_(std::min(terminal.width, kWidthMax)) {}
+
+  void Section(absl::string_view heading, absl::string_view body) {
+    if (body.empty()) return;
+    absl::StrAppend(&text_, text_.empty() ? "" : "\n", Colored(terminal_, "1", heading), "\n",
+                    body);
+  }
+  // A name, and below it what it is.
+  std::string Entry(absl::string_view name, absl::string_view what) const {
+    return absl::StrCat(Spaces(kIndent), Colored(terminal_, "1", name), "\n",
+                        Wrap(what, kDetailIndent, width_));
+  }
+  std::string Paragraphs(absl::string_view text) const {
+    std::string body;
+    for (const absl::string_view paragraph : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+      absl::StrAppend(&body, body.empty() ? "" : "\n", Wrap(paragraph, kIndent, width_));
+    }
+    return body;
+  }
+  int width() const { return width_; }
+  const std::string& text() const { return text_; }
+
+ private:
+  const Terminal terminal_;
+  const int width_;
+  std::string text_;
+};
+
+std::vector<const CLI::App*> CommandsOf(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); });
+}
+
+std::string Synopsis(const CLI::App& app) {
+  std::string text = FullName(app);
+  if (!CommandsOf(app).empty()) return absl::StrCat(text, " COMMAND [OPTION]…");
+  absl::StrAppend(&text, " [OPTION]…");
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_positional()) continue;
+    const std::string name = option->get_name(true);
+    absl::StrAppend(&text, " ", option->get_required() ? name : absl::StrCat("[", name, "]"));
+  }
+  return text;
+}
+
+std::string OptionName(const CLI::Option& option) {
+  if (option.get_positional()) return option.get_name(true);
+  const std::string names = absl::StrReplaceAll(option.get_name(false, true), {{",", ", "}});
+  const std::string& value = option.get_option_text();
+  return value.empty() ? names : absl::StrCat(names, " ", value);
+}
+
+std::string Options(const CLI::App& app, const Page& page, bool positional) {
+  std::string body;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_positional() != positional) continue;
+    absl::StrAppend(&body, page.Entry(OptionName(*option), option->get_description()));
+  }
+  return body;
+}
+
+std::string Commands(const CLI::App& app, const Page& page) {
+  std::string body;
+  for (const CLI::App* command : CommandsOf(app)) {
+    const std::string description = command->get_description();
+    absl::StrAppend(&body,
+                    page.Entry(command->get_name(), description.substr(0, description.find('\n'))));
+  }
+  return body;
+}
+
+}  // namespace
+
+std::string FullName(const CLI::App& app) {
+  const std::string name = app.get_display_name();
+  return app.get_parent() == nullptr ? name : absl::StrCat(FullName(*app.get_parent()), " ", name);
+}
+
+std::string FormatHelp(const CLI::App& app, const Terminal& terminal) {
+  const std::string description = app.get_description();
+  const size_t first_line = description.find('\n');
+  Page page(terminal);
+  page.Section("NAME", Wrap(absl::StrCat(FullName(app), " - ", description.substr(0, first_line)),
+                            kIndent, page.width()));
+  page.Section("SYNOPSIS", Wrap(Synopsis(app), kIndent, page.width()));
+  if (first_line != std::string::npos) {
+    page.Section("DESCRIPTION", page.Paragraphs(description.substr(first_line)));
+  }
+  page.Section("COMMANDS", Commands(app, page));
+  page.Section("ARGUMENTS", Options(app, page, /*positional=*/true));
+  page.Section("OPTIONS", Options(app, page, /*positional=*/false));
+  if (!app.get_footer().empty()) page.Section("EXAMPLES", Verbatim(app.get_footer()));
+  page.Section("EXIT STATUS", Verbatim(kExitStatus));
+  page.Section("ENVIRONMENT", Verbatim(kEnvironment));
+  return page.text();
+}
+
+}  // namespace megascale::cli

@@ -1,0 +1,361 @@
+// plan: what a step of a job is, before anything runs.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "cli/commands.h"
+#include "cli/job_file.h"
+#include "cli/report.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/resource_limit.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/shortlist.h"
+#include "runtime/engine/chunks_of_rank.h"
+#include "runtime/job/job_spec.h"
+#include "runtime/model/chunk_layout.h"
+#include "runtime/model/pass_operations.h"
+#include "runtime/plan/roles.h"
+#include "runtime/plan/step_plan.h"
+#include "runtime/plan/validate.h"
+#include "runtime/simulate/perfetto_trace.h"
+#include "runtime/simulate/step_time.h"
+#include "runtime/simulate/timeline.h"
+
+namespace megascale::cli {
+namespace {
+
+constexpr int kRanksShown = 64;
+// Instructions in a drawing and in a trace: some 6 and 50 MB, which a browser still moves with
+// ease.
+constexpr int64_t kDrawnMax = 20'000;
+constexpr int64_t kTracedMax = 50'000;
+
+struct PlanFlags {
+  std::string file;
+  std::vector<std::string> overrides;
+  double flops_per_second = 1e12;
+  double bytes_per_second = 1e10;
+  std::string svg;
+  std::string trace;
+  bool instructions = false;
+  bool measure = false;
+  std::string format = "text";
+};
+
+// What planning itself took.
+struct Effort {
+  absl::Duration build;     // the plans of all roles
+  absl::Duration validate;  // for all ranks
+};
+
+// The job's plan, priced.
+struct JobPlan {
+  job::v1::JobSpec spec;
+  engine::ChunksOfRank part;  // rank 0's
+  plan::PlanOptions options;
+  std::vector<plan::RankPlan> stages;  // roles: every replica does the same
+  simulate::StepTime time;
+  Effort effort;
+};
+
+absl::Status CheckRate(const char* flag, double rate) {
+  if (std::isfinite(rate) && rate > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, ": ", rate, " is out of range; expected more than 0"));
+}
+
+// A collective of n members over a ring moves (n - 1) / n of its bytes through each link, a sum
+// that all of them get twice that. Tensor ranks wait for what they exchange in a pass.
+int64_t NanosOf(const plan::Instruction& instruction, const plan::Mesh& mesh,
+                const PlanFlags& flags) {
+  double bytes = 0;
+  if (instruction.group != plan::GroupKind::kNone) {
+    const double members = mesh.GroupSize(instruction.group);
+    double part = plan::IsTransfer(instruction.kind()) ? 1 : (members - 1) / members;
+    if (instruction.kind() == plan::OpKind::kSumReplicated) part *= 2;
+    bytes = part * static_cast<double>(instruction.bytes);
+  }
+  return std::llround(1e9 * (static_cast<double>(instruction.flops) / flags.flops_per_second +
+                             bytes / flags.bytes_per_second));
+}
+
+absl::StatusOr<JobPlan> MakePlan(const PlanFlags& flags) {
+  RETURN_IF_ERROR(CheckRate("--flops-per-second", flags.flops_per_second));
+  RETURN_IF_ERROR(CheckRate("--bytes-per-second", flags.bytes_per_second));
+  JobPlan result;
+  ASSIGN_OR_RETURN(result.spec, LoadJobFile(flags.file, {.overrides = flags.overrides}));
+  ASSIGN_OR_RETURN(result.part, engine::ChunksOf(result.spec, 0));
+  plan::PlanOptions& options = result.options;
+  options = result.part.plan_options;
+  ASSIGN_OR_RETURN(options.chunks, engine::ChunkCostsOf(result.spec));
+  const base::Clock& clock = base::RealClock();
+  const absl::Duration start = clock.Monotonic();
+  ASSIGN_OR_RETURN(result.stages, plan::BuildRolePlans(options));
+  const absl::Duration built = clock.Monotonic();
+  RETURN_IF_ERROR(plan::ValidateRolePlans(result.stages));
+  result.effort = {.build = built - start, .validate = clock.Monotonic() - built};
+  ASSIGN_OR_RETURN(result.time,
+                   simulate::TimeStep(result.stages, [&](const plan::Instruction& instruction) {
+                     return NanosOf(instruction, options.mesh, flags);
+                   }));
+  return result;
+}
+
+std::string Title(const JobPlan& plan) {
+  const plan::Mesh& mesh = plan.options.mesh;
+  const int chunks = plan.options.chunks_per_stage;
+  return absl::StrFormat(
+      "%s: data %d x pipeline %d x tensor %d = %d ranks, %d micro-batches, %s%s%s",
+      plan.spec.name(), mesh.data_size(), mesh.pipeline_size(), mesh.tensor_size(),
+      mesh.world_size(), plan.options.num_microbatches, Name(plan.options.schedule),
+      chunks > 1 ? absl::StrCat(" with ", chunks, " virtual stages") : "",
+      plan.options.zero_stage > 1 ? absl::StrCat(", ZeRO stage ", plan.options.zero_stage) : "");
+}
+
+std::string Ranks(const plan::Mesh& mesh, plan::GroupKind kind, int rank) {
+  const plan::Group group = mesh.GroupOf(kind, rank);
+  std::vector<std::string> ranks;
+  for (const int member : group.ranks) ranks.push_back(absl::StrCat(member));
+  return base::Shortlist(ranks);
+}
+
+void PrintMesh(const plan::Mesh& mesh) {
+  std::vector<std::vector<std::string>> rows = {
+      {"RANK", "DATA", "PIPELINE", "TENSOR", "DATA GROUP", "PIPELINE GROUP"}};
+  const bool tensor_parallel = mesh.tensor_size() > 1;
+  if (tensor_parallel) rows[0].push_back("TENSOR GROUP");
+  const int shown = std::min(kRanksShown, mesh.world_size());
+  for (int rank = 0; rank < shown; ++rank) {
+    const plan::Coordinate at = mesh.CoordinateOf(rank);
+    rows.push_back({absl::StrCat(rank), absl::StrCat(at.data), absl::StrCat(at.pipeline),
+                    absl::StrCat(at.tensor), Ranks(mesh, plan::GroupKind::kData, rank),
+                    Ranks(mesh, plan::GroupKind::kPipeline, rank)});
+    if (tensor_parallel) rows.back().push_back(Ranks(mesh, plan::GroupKind::kTensor, rank));
+  }
+  std::printf("%s", FormatTable(rows).c_str());
+  if (shown < mesh.world_size()) std::printf("and %d more ranks\n", mesh.world_size() - shown);
+}
+
+// "0-3, 8-11"
+absl::StatusOr<std::string> LayersOf(const JobPlan& plan, int stage) {
+  ASSIGN_OR_RETURN(const model::ModelConfig config, model::MakeModelConfig(plan.spec.model()));
+  std::vector<std::string> ranges;
+  for (int chunk = stage; chunk < plan.options.num_chunks();
+       chunk += plan.options.mesh.pipeline_size()) {
+    ASSIGN_OR_RETURN(const model::ChunkRange range,
+                     model::MakeChunkRange(config, plan.options.num_chunks(), chunk));
+    const int last = range.first_layer + range.num_layers - 1;
+    ranges.push_back(last == range.first_layer ? absl::StrCat(last)
+                                               : absl::StrCat(range.first_layer, "-", last));
+  }
+  return absl::StrJoin(ranges, ", ");
+}
+
+// The most that this process has used so far, as the kernel counts it.
+int64_t PeakMemoryBytes() {
+  rusage usage = {};
+  return ::getrusage(RUSAGE_SELF, &usage) == 0 ? int64_t{usage.ru_maxrss} << 10 : 0;
+}
+
+double Percent(int64_t part, int64_t whole) {
+  return whole == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+// The longest computing of a stage, and how much longer the step takes.
+double BubblePercent(const JobPlan& plan) {
+  int64_t longest = 0;
+  for (const simulate::RankTime& rank : simulate::Summarize(plan.stages, plan.time)) {
+    longest = std::max(longest, rank.compute);
+  }
+  return Percent(plan.time.end - longest, longest);
+}
+
+// What a layer does in each pass of a micro-batch, in order: the same in all layers of all ranks.
+void PrintLayer(const JobPlan& plan) {
+  const model::ChunkOptions options =
+      plan.part.ModelOptions({.first_layer = 0, .num_layers = 1}, /*num_slots=*/1);
+  std::vector<std::pair<const char*, model::Pass>> passes = {{"forward", model::Pass::kForward}};
+  if (options.split_backward) {
+    passes.push_back({"input's gradient", model::Pass::kBackwardInput});
+    passes.push_back({"weights' gradients", model::Pass::kBackwardWeights});
+  } else {
+    passes.push_back({"backward", model::Pass::kBackward});
+  }
+  std::vector<std::vector<std::string>> rows = {{"PASS", "OPERATION", "COST"}};
+  for (const auto& [name, pass] : passes) {
+    for (const model::PassOperation& one : model::OperationsOf(options, pass).layer) {
+      const char* exchange = one.kind == model::OperationKind::kGather    ? "all-gather: "
+                             : one.kind == model::OperationKind::kScatter ? "reduce-scatter: "
+                                                                          : "";
+      rows.push_back(
+          {name, absl::StrCat(exchange, one.name),
+           one.bytes > 0 ? base::FormatBytes(one.bytes) : absl::StrFormat("%.3g FLOP", one.flops)});
+    }
+  }
+  std::printf("\neach layer, of one micro-batch, on one rank\n%s", FormatTable(rows).c_str());
+}
+
+absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
+  std::printf("%s\n\n", Title(plan).c_str());
+  PrintMesh(plan.options.mesh);
+  const std::vector<simulate::RankTime> times = simulate::Summarize(plan.stages, plan.time);
+  std::vector<std::vector<std::string>> rows = {
+      {"STAGE", "LAYERS", "INSTRUCTIONS", "MICRO-BATCHES KEPT", "COMPUTES", "WAITS"}};
+  for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
+    ASSIGN_OR_RETURN(std::string layers, LayersOf(plan, static_cast<int>(stage)));
+    rows.push_back({absl::StrCat(stage), std::move(layers),
+                    absl::StrCat(plan.stages[stage].instructions.size()),
+                    absl::StrJoin(plan.stages[stage].slots, " + "),
+                    absl::StrFormat("%.1f %%", Percent(times[stage].compute, plan.time.end)),
+                    absl::StrFormat("%.1f %%", Percent(times[stage].idle, plan.time.end))});
+  }
+  std::printf("\n%s", FormatTable(rows).c_str());
+  std::printf(
+      "\nvalid for all %d ranks: no deadlock, every message is received, every micro-batch passes "
+      "every layer once each way\nat %.3g FLOP/s a rank and %.3g bytes/s a link a step takes "
+      "%.4g s, %.1f %% more than its busiest stage computes\n",
+      plan.options.mesh.world_size(), flags.flops_per_second, flags.bytes_per_second,
+      static_cast<double>(plan.time.end) / 1e9, BubblePercent(plan));
+  if (flags.measure) {
+    std::printf("built in %s, validated in %s, at most %s of memory\n",
+                absl::FormatDuration(plan.effort.build).c_str(),
+                absl::FormatDuration(plan.effort.validate).c_str(),
+                base::FormatBytes(PeakMemoryBytes()).c_str());
+  }
+  if (flags.instructions) {
+    PrintLayer(plan);
+    for (const plan::RankPlan& stage : plan.stages) {
+      std::printf("\n%s", plan::ToString(stage).c_str());
+    }
+  }
+  return absl::OkStatus();
+}
+
+void PrintJson(const JobPlan& plan, const PlanFlags& flags) {
+  const plan::Mesh& mesh = plan.options.mesh;
+  JsonObject object;
+  object.Add("job", plan.spec.name());
+  object.Add("data_parallel_size", int64_t{mesh.data_size()});
+  object.Add("pipeline_model_parallel_size", int64_t{mesh.pipeline_size()});
+  object.Add("tensor_model_parallel_size", int64_t{mesh.tensor_size()});
+  object.Add("ranks", int64_t{mesh.world_size()});
+  object.Add("virtual_stages", int64_t{plan.options.chunks_per_stage});
+  object.Add("num_microbatches", int64_t{plan.options.num_microbatches});
+  object.Add("schedule", Name(plan.options.schedule));
+  object.Add("zero_stage", int64_t{plan.options.zero_stage});
+  object.Add("step_seconds", static_cast<double>(plan.time.end) / 1e9);
+  object.Add("bubble_percent", BubblePercent(plan));
+  if (flags.measure) {
+    object.Add("build_seconds", absl::ToDoubleSeconds(plan.effort.build));
+    object.Add("validate_seconds", absl::ToDoubleSeconds(plan.effort.validate));
+    object.Add("peak_memory_bytes", PeakMemoryBytes());
+  }
+  std::printf("%s\n", object.Finish().c_str());
+}
+
+// The part of the step that a file takes, and how to say what it leaves out: "" where it takes all.
+struct Shown {
+  simulate::TimedStep step;
+  std::string left_out;
+};
+
+Shown ShownOf(const JobPlan& plan, int64_t instructions_max) {
+  simulate::Beginning beginning = simulate::BeginningOf(plan.time, instructions_max);
+  Shown shown = {.step = {.time = std::move(beginning.time)}, .left_out = ""};
+  if (beginning.num_left_out == 0) return shown;
+  shown.left_out =
+      absl::StrFormat("the first %.3g s of %.3g s; %d later instructions are left out",
+                      static_cast<double>(shown.step.time.end) / 1e9,
+                      static_cast<double>(plan.time.end) / 1e9, beginning.num_left_out);
+  return shown;
+}
+
+absl::Status WriteFile(const char* flag, const std::string& path, const std::string& contents,
+                       const std::string& left_out) {
+  RETURN_IF_ERROR(base::Annotate(base::WriteFileDurably(path, contents), flag));
+  if (!left_out.empty()) std::fprintf(stderr, "%s: %s\n", flag, left_out.c_str());
+  return absl::OkStatus();
+}
+
+absl::Status WriteFiles(const JobPlan& plan, const PlanFlags& flags) {
+  std::vector<std::string> names;
+  for (const plan::RankPlan& stage : plan.stages) {
+    names.push_back(absl::StrCat("stage ", stage.stage()));
+  }
+  if (!flags.svg.empty()) {
+    const Shown shown = ShownOf(plan, kDrawnMax);
+    const std::string title =
+        shown.left_out.empty() ? Title(plan) : absl::StrCat(Title(plan), "; ", shown.left_out);
+    RETURN_IF_ERROR(WriteFile("--svg", flags.svg,
+                              simulate::TimelineSvg(plan.stages, shown.step.time, title, names),
+                              shown.left_out));
+  }
+  if (!flags.trace.empty()) {
+    const Shown shown = ShownOf(plan, kTracedMax);
+    RETURN_IF_ERROR(WriteFile("--trace", flags.trace,
+                              simulate::PerfettoTrace(plan.stages, {{shown.step}}, names),
+                              shown.left_out));
+  }
+  return absl::OkStatus();
+}
+
+int RunPlan(const PlanFlags& flags) {
+  if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  const absl::StatusOr<JobPlan> plan = MakePlan(flags);
+  if (!plan.ok()) return ReportError(plan.status());
+  if (const absl::Status written = WriteFiles(*plan, flags); !written.ok()) {
+    return ReportError(written);
+  }
+  if (flags.format == "json") {
+    PrintJson(*plan, flags);
+    return kExitGood;
+  }
+  const absl::Status printed = PrintText(*plan, flags);
+  return printed.ok() ? static_cast<int>(kExitGood) : ReportError(printed);
+}
+
+}  // namespace
+
+void AddPlanCommand(CommandLine* line) {
+  auto flags = std::make_shared<PlanFlags>();
+  Command* command =
+      line->Add("plan", "shows what a step of a job is, and what it takes; starts nothing");
+  command->Positional("FILE", &flags->file, "job file (YAML); examples/ has some");
+  command->Repeated("--set", &flags->overrides,
+                    "FIELD=VALUE instead of the file's, such as train.global_batch_size=64");
+  command->Number("--flops-per-second", &flags->flops_per_second, "of each rank");
+  command->Number("--bytes-per-second", &flags->bytes_per_second, "of each link between ranks");
+  command->Text("--svg", &flags->svg, "draws the step into this file");
+  command->Text("--trace", &flags->trace, "writes a trace for ui.perfetto.dev into this file");
+  command->Flag("--instructions", &flags->instructions,
+                "prints what a layer does in a pass, and every stage's instructions");
+  command->Flag("--measure", &flags->measure, "prints what planning itself took: time and memory");
+  AddOutputOption(command, &flags->format);
+  command->Details(
+      "Places the ranks in the mesh, builds the plan of every stage, proves for every rank that it "
+      "ends and that nothing is used before it is made, and computes when each instruction begins "
+      "and ends. Ranks that do the same are planned once, so thousands cost what a few cost. Of a "
+      "step of very many instructions drawings and traces show the beginning, and say so.");
+  command->Examples(
+      "megascale plan examples/fortunes.yaml\n"
+      "megascale plan examples/fortunes.yaml --set train.global_batch_size=64 --svg step.svg\n"
+      "megascale plan examples/fortunes.yaml --set parallel.pipeline_schedule=zb_h1 \\\n"
+      "    --set train.global_batch_size=64 --trace step.json\n"
+      "megascale plan examples/fortunes.yaml --set train.global_batch_size=64 \\\n"
+      "    --set parallel.virtual_pipeline_model_parallel_size=2\n"
+      "megascale plan examples/megascale-175b-12288.yaml --flops-per-second 312e12 --measure");
+  command->Runs([flags] { return RunPlan(*flags); });
+}
+
+}  // namespace megascale::cli

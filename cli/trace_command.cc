@@ -1,0 +1,160 @@
+// trace: what the ranks of a running job did in its newest steps.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "cli/commands.h"
+#include "cli/connection.h"
+#include "cli/report.h"
+#include "controlplane/trace/job_spans.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
+#include "runtime/simulate/perfetto_trace.h"
+
+namespace megascale::cli {
+namespace {
+
+constexpr int64_t kStepsMax = 1000;
+
+struct TraceFlags {
+  ConnectionFlags connection;
+  std::string job_id;
+  std::string output;
+  int64_t steps = 5;
+};
+
+absl::StatusOr<trace::JobSpans> Fetch(client::JobClient* client, const control::v1::Job& job,
+                                      int64_t first_step) {
+  ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(job.spec()));
+  control::v1::StreamSpansRequest request;
+  request.set_job_id(job.job_id());
+  request.set_first_step(first_step);
+  RETURN_IF_ERROR(client->Spans(
+      request,
+      {[&](const control::v1::StreamSpansResponse& response) { spans.Add(response); }, {}}));
+  return spans;
+}
+
+struct Traced {
+  trace::JobSpans spans;
+  std::vector<simulate::TimedStep> steps;
+};
+
+absl::StatusOr<Traced> Measure(const TraceFlags& flags) {
+  ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
+  ASSIGN_OR_RETURN(const control::v1::Job job, client->Get(flags.job_id));
+  // Less is moved if old steps are left out. An attempt may have begun anew before them.
+  for (const int64_t first_step : {job.last_step() - flags.steps + 1, int64_t{0}}) {
+    ASSIGN_OR_RETURN(trace::JobSpans spans, Fetch(client.get(), job, first_step));
+    std::vector<simulate::TimedStep> steps = spans.Measure(static_cast<int>(flags.steps));
+    if (!steps.empty()) return Traced{std::move(spans), std::move(steps)};
+    if (spans.errors().size() == spans.plans().size()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "job ", flags.job_id, ": none of its ranks can be asked; ", spans.errors().front()));
+    }
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job ", flags.job_id, ": its ranks have not begun a step of attempt ", job.attempt(),
+      "; repeat this once it trains (`megascale status ", flags.job_id, "`)"));
+}
+
+// "steps 12 to 16, and 17 so far"
+std::string StepsText(const std::vector<simulate::TimedStep>& steps) {
+  std::vector<int64_t> whole;
+  std::vector<int64_t> partial;
+  for (const simulate::TimedStep& step : steps) {
+    (step.whole ? whole : partial).push_back(step.step);
+  }
+  std::string text;
+  if (whole.size() == 1) text = absl::StrCat("step ", whole[0]);
+  if (whole.size() > 1) text = absl::StrCat("steps ", whole.front(), " to ", whole.back());
+  if (partial.empty()) return text;
+  return absl::StrCat(text, whole.empty() ? "step " : ", and ", absl::StrJoin(partial, ", "),
+                      " so far");
+}
+
+void PrintNotes(const Traced& traced) {
+  for (const std::string& error : traced.spans.errors()) {
+    std::fprintf(stderr, "megascale: not in the trace: %s\n", base::Printable(error).c_str());
+  }
+  if (traced.spans.num_lost() > 0) {
+    std::fprintf(stderr,
+                 "megascale: %lld instructions since the attempt began were not recorded, because "
+                 "the ranks run more than the agents read; steps without them are not whole\n",
+                 static_cast<long long>(traced.spans.num_lost()));
+  }
+}
+
+absl::Status CheckFlags(const TraceFlags& flags) {
+  if (flags.steps < 1 || flags.steps > kStepsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--steps: ", flags.steps, " is out of range; expected 1 to ", kStepsMax));
+  }
+  if (flags.output == "json" || flags.output == "text") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--output: expected the file for the trace, found '", flags.output,
+                     "'; for a file of that name give ./", flags.output));
+  }
+  return absl::OkStatus();
+}
+
+int RunTrace(const TraceFlags& flags) {
+  if (const absl::Status valid = CheckFlags(flags); !valid.ok()) return ReportError(valid);
+  const absl::StatusOr<Traced> traced = Measure(flags);
+  if (!traced.ok()) return ReportError(traced.status());
+  PrintNotes(*traced);
+  if (!flags.output.empty()) {
+    const absl::Status written = base::WriteFileDurably(
+        flags.output,
+        simulate::PerfettoTrace(traced->spans.plans(), traced->steps, traced->spans.names()));
+    if (!written.ok()) return ReportError(base::Annotate(written, "--output"));
+  }
+  std::printf("%zu ranks, %s", traced->spans.plans().size() - traced->spans.errors().size(),
+              StepsText(traced->steps).c_str());
+  if (traced->spans.num_clocks() > 1) {
+    std::printf("; the clocks of %d machines agree to %.3f ms", traced->spans.num_clocks(),
+                static_cast<double>(2 * traced->spans.clock_error_nanos()) / 1e6);
+  }
+  std::printf("\n");
+  std::printf("%s", StageTimesTable(trace::StageTimes(traced->spans, traced->steps)).c_str());
+  if (!flags.output.empty()) {
+    std::printf("wrote %s; open it in https://ui.perfetto.dev\n", flags.output.c_str());
+  }
+  return kExitGood;
+}
+
+}  // namespace
+
+void AddTraceCommand(CommandLine* line) {
+  auto flags = std::make_shared<TraceFlags>();
+  Command* command = line->Add("trace", "shows where the time of a running job's steps goes");
+  command->Positional("JOB", &flags->job_id, "the job's id");
+  command->Text("-o,--output", &flags->output,
+                "writes a trace for ui.perfetto.dev into this file (default: none)");
+  command->Integer("--steps", &flags->steps, "how many of the newest steps");
+  AddConnectionOptions(command, &flags->connection);
+  command->Details(
+      "For each pipeline stage the mean time of a step and what it went for, each instant counted "
+      "once: the stage computes; the optimizer does; else a transfer between stages (PIPELINE) or "
+      "a collective (DATA PARALLEL) moves data that nothing hides; else the batch is loaded (DATA "
+      "WAIT); else peers are waited for (BUBBLE). The trace has a process for each rank, a thread "
+      "for each of its streams, a slice for each instruction, and arrows for messages and "
+      "dependencies.\n"
+      "Agents keep the newest 16384 instructions of each rank while an attempt is there: a job "
+      "that has ended cannot be traced. Of a job that stands still, the trace shows the "
+      "instructions that its ranks are in.");
+  command->Examples(
+      "megascale trace fortunes-1a2b3c4d\n"
+      "megascale trace fortunes-1a2b3c4d -o trace.json\n"
+      "megascale trace fortunes-1a2b3c4d --steps 20 -o trace.json");
+  command->Runs([flags] { return RunTrace(*flags); });
+}
+
+}  // namespace megascale::cli

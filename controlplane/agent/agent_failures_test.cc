@@ -1,0 +1,256 @@
+// Processes that fail, are killed or cannot be started.
+#include "controlplane/agent/agent_core.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/agent/test_agent_core.h"
+
+namespace megascale::agent {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::StartsWith;
+
+TEST_F(AgentCoreTest, AKilledRankIsReportedAndNotStartedAgain) {
+  Run();
+  End(2, {SIGKILL, "", "", "step 5\nstep 6"});
+  EXPECT_THAT(Settle(), IsEmpty());
+  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
+  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
+  EXPECT_EQ(RankOf(0).failure().message(),
+            "killed by signal 9 (Killed)\nits last lines:\nstep 5\nstep 6");
+  EXPECT_EQ(RankOf(1).state(), ActualRank::STATE_RUNNING);
+}
+
+// A report with a message that is no text could not be read by the driver, now and ever after.
+TEST_F(AgentCoreTest, LastLinesThatAreNoTextAreReportedAsText) {
+  Run();
+  End(2, {SIGKILL, "", "", "a\xff\n\x1b[2J"});
+  EXPECT_EQ(RankOf(0).failure().message(),
+            "killed by signal 9 (Killed)\nits last lines:\na\\xff\n\\x1b[2J");
+}
+
+TEST_F(AgentCoreTest, AKillWhileTheKernelRanOutOfMemoryIsThat) {
+  Run();
+  End(2, {SIGKILL, "killed by the kernel: out of memory (why)", "in F.c0.m3 of step 6", "line"});
+  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
+  EXPECT_THAT(RankOf(0).failure().message(),
+              AllOf(StartsWith("killed by the kernel: out of memory (why); make "),
+                    HasSubstr("train.micro_batch_size"),
+                    EndsWith("\nin F.c0.m3 of step 6\nits last lines:\nline")));
+  End(3, {SIGSEGV, "killed by the kernel: out of memory (why)", "", ""});
+  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
+}
+
+TEST_F(AgentCoreTest, ARefusedAllocationIsOutOfMemoryToo) {
+  Run();
+  End(2, {SIGABRT, "", "",
+          "terminate called after throwing an instance of 'std::bad_alloc'\n"
+          "  what():  std::bad_alloc"});
+  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
+  EXPECT_THAT(RankOf(0).failure().message(), HasSubstr("train.micro_batch_size"));
+  End(3, {SIGABRT, "", "", "check failed"});
+  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
+}
+
+TEST_F(AgentCoreTest, WhatARankSaidOfItsFailureGoesBeforeItsExitStatus) {
+  Run();
+  Fail(2, telemetry::v1::FAILURE_CLASS_DIVERGED);
+  End(2, Exited(1));
+  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_DIVERGED);
+  EXPECT_EQ(RankOf(0).failure().message(), "said so");
+  Fail(3, telemetry::v1::FAILURE_CLASS_ABORTED);
+  End(3, Exited(1));
+  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
+}
+
+TEST_F(AgentCoreTest, AFailureSaidBeforeHoldKilledTheRankIsReported) {
+  Run();
+  Fail(2, telemetry::v1::FAILURE_CLASS_DIVERGED);
+  Want(DesiredJob::PHASE_HOLD, 1);
+  Apply();
+  End(2, Ours());
+  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_DIVERGED);
+}
+
+// Its peer's failure was known first: HOLD came before its own end was.
+TEST_F(AgentCoreTest, ARankThatDiedBeforeHoldKilledItIsReported) {
+  Run();
+  Fail(3, telemetry::v1::FAILURE_CLASS_ABORTED);
+  End(3, Exited(1));
+  Want(DesiredJob::PHASE_HOLD, 1);
+  EXPECT_THAT(Apply(), ElementsAre("kill 1", "kill 2"));
+  End(1, Ours());
+  End(2, {SIGKILL, "", "in F.c0.m3 of step 6", ""});
+  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
+  EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_EXITED);
+  EXPECT_EQ(RankOf(0).failure().message(), "killed by signal 9 (Killed)\nin F.c0.m3 of step 6");
+  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
+  // The fence is reported no earlier than that.
+  EXPECT_THAT(Settle(), IsEmpty());
+  EXPECT_EQ(Report().applied_version(), 2);
+}
+
+TEST_F(AgentCoreTest, ARankThatDiedBeforeItsGraceEndedIsNotSaidToHaveBeenTooSlow) {
+  Run();
+  Want(DesiredJob::PHASE_STOP, 1);
+  Apply();
+  now_ += absl::Seconds(30);
+  EXPECT_THAT(Settle(), ElementsAre("kill 2", "kill 3"));
+  End(2, Killed(SIGSEGV));
+  EXPECT_THAT(RankOf(0).failure().message(), StartsWith("killed by signal 11"));
+}
+
+TEST_F(AgentCoreTest, AnExitBeforeTheWorkIsDoneIsAFailure) {
+  Run();
+  End(2, Exited(0));
+  EXPECT_EQ(RankOf(0).failure().message(), "exited with status 0 before its work was done");
+  Finish(3, /*stopped=*/false);
+  EXPECT_EQ(RankOf(1).state(), ActualRank::STATE_FINISHED);
+  EXPECT_EQ(RankOf(1).status().step(), 42);
+}
+
+TEST_F(AgentCoreTest, MemoryThatCannotBeMadeFailsTheRanksAndStartsNothing) {
+  Want(DesiredJob::PHASE_RUN, 1);
+  core_.OnDesired(desired_, now_);
+  ASSERT_EQ(Words(core_.Reconcile(now_).at(0)), "prepare j/1");
+  core_.OnPrepareFailed("j", absl::ResourceExhaustedError("needs 9 GiB"));
+  EXPECT_THAT(Settle(), IsEmpty());
+  EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
+  EXPECT_EQ(RankOf(1).failure().message(), "shared memory of the attempt: needs 9 GiB");
+}
+
+TEST_F(AgentCoreTest, AProcessThatCannotBeStartedIsAFailureOfItsRank) {
+  Want(DesiredJob::PHASE_RUN, 1);
+  core_.OnDesired(desired_, now_);
+  core_.Reconcile(now_);
+  const std::vector<Action> actions = core_.Reconcile(now_);
+  ASSERT_EQ(Words(actions.at(1)), "start rank 0 as 2");
+  core_.OnStarted(2, absl::UnavailableError("no more processes"), now_);
+  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
+}
+
+TEST_F(AgentCoreTest, TheHostIsRestartedInPlaceWithBackoff) {
+  Run();
+  End(1, Killed(SIGKILL));
+  EXPECT_THAT(Settle(), IsEmpty());
+  EXPECT_EQ(core_.NextWake(), now_ + absl::Milliseconds(200));
+  now_ += absl::Milliseconds(200);
+  EXPECT_THAT(Settle(), ElementsAre("start host as 4"));
+  EXPECT_EQ(Job().host().num_restarts(), 1);
+  EXPECT_EQ(Job().attempt(), 1);
+  EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_RUNNING);
+}
+
+TEST_F(AgentCoreTest, NothingWakesItForAHostThatIsNotToBeStarted) {
+  Want(DesiredJob::PHASE_PREFLIGHT, 1);
+  Apply();
+  End(1, Killed(SIGKILL));
+  Settle();
+  now_ = core_.NextWake();
+  EXPECT_THAT(Settle(), ElementsAre("start preflight as 2"));
+  link::v1::FromHost passed;
+  passed.mutable_preflight()->set_state(v1::Preflight::STATE_PASSED);
+  core_.OnHostMessage(2, passed);
+  Settle();
+  End(2, Exited(0));
+  Settle();
+  EXPECT_EQ(core_.NextWake(), absl::InfiniteDuration());
+}
+
+TEST_F(AgentCoreTest, NothingWakesItForAHostWhileAnOlderAttemptIsReaped) {
+  Run();
+  End(1, Killed(SIGKILL));
+  Settle();
+  Want(DesiredJob::PHASE_RUN, 2);
+  Apply();
+  EXPECT_EQ(core_.NextWake(), absl::InfiniteDuration());
+}
+
+TEST_F(AgentCoreTest, AHostThatIsToBeStartedAgainIsNotGone) {
+  Run();
+  Want(DesiredJob::PHASE_STOP, 1)->set_stop_with_checkpoint(true);
+  Apply();
+  Finish(2, true);
+  Finish(3, true);
+  EXPECT_EQ(Job().num_processes(), 1);
+  End(1, Killed(SIGKILL));
+  Settle();
+  EXPECT_EQ(Job().num_processes(), 1) << "its checkpoint is not stored yet";
+  Want(DesiredJob::PHASE_HOLD, 1);
+  Apply();
+  EXPECT_EQ(Job().num_processes(), 0);
+}
+
+TEST_F(AgentCoreTest, AHostWhoseTimerStoppedIsToBeKilledAndStartedAgain) {
+  DesiredJob* job = Want(DesiredJob::PHASE_RUN, 1);
+  job->mutable_spec()->mutable_fault()->mutable_heartbeat_timeout()->set_seconds(5);
+  Apply();
+  std::map<int64_t, telemetry::v1::RankStatus> heartbeats;
+  heartbeats[1].set_alive_age_seconds(4);
+  heartbeats[2].set_alive_age_seconds(60);  // a rank: the driver's to judge
+  EXPECT_THAT(core_.HungHosts(heartbeats), IsEmpty());
+  heartbeats[1].set_alive_age_seconds(6);
+  EXPECT_THAT(core_.HungHosts(heartbeats), ElementsAre(1));
+  End(1, Killed(SIGKILL));
+  now_ += absl::Seconds(1);
+  EXPECT_THAT(Settle(), ElementsAre("start host as 4"));
+}
+
+TEST_F(AgentCoreTest, AHostThatKeepsDyingIsGivenUp) {
+  Run();
+  int64_t host = 1;
+  for (int restart = 1; restart <= 5; ++restart) {
+    End(host, Exited(3));
+    now_ = core_.NextWake();
+    ASSERT_THAT(Settle(), ElementsAre(testing::StartsWith("start host")));
+    host = 3 + restart;
+    EXPECT_FALSE(Job().host().has_failure());
+  }
+  End(host, Exited(3));
+  EXPECT_EQ(core_.NextWake(), absl::InfiniteDuration());
+  EXPECT_THAT(Settle(), IsEmpty());
+  EXPECT_EQ(Job().host().failure().message(), "exited with status 3");
+}
+
+TEST_F(AgentCoreTest, ProgressForgivesTheHostItsDeaths) {
+  Run();
+  int64_t host = 1;
+  for (int restart = 1; restart <= 20; ++restart) {
+    if (restart % 2 == 0) {
+      core_.OnHostProgress(host);
+    } else {
+      StoreShard(host, 0, restart);
+    }
+    End(host, Exited(3));
+    EXPECT_EQ(core_.NextWake(), now_ + absl::Milliseconds(200));
+    now_ = core_.NextWake();
+    Settle();
+    host = 3 + restart;
+  }
+  EXPECT_FALSE(Job().host().has_failure());
+  EXPECT_EQ(Job().host().num_restarts(), 20);
+}
+
+TEST_F(AgentCoreTest, ARefusalOfTheHostIsFinal) {
+  Run();
+  link::v1::FromHost message;
+  message.mutable_failure()->set_failure_class(telemetry::v1::FAILURE_CLASS_REFUSED);
+  message.mutable_failure()->set_message("data changed");
+  core_.OnHostMessage(1, message);
+  End(1, Exited(1));
+  EXPECT_EQ(Job().host().failure().message(), "data changed");
+  EXPECT_EQ(core_.NextWake(), absl::InfiniteDuration());
+}
+
+}  // namespace
+}  // namespace megascale::agent

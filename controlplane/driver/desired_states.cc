@@ -1,0 +1,167 @@
+#include "controlplane/driver/desired_states.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/checksum.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace pb = megascale::driver::v1;
+
+agent::DesiredJob::Phase PhaseOf(pb::Stage stage) {
+  switch (stage) {
+    case pb::STAGE_PREFLIGHT:
+      return agent::DesiredJob::PHASE_PREFLIGHT;
+    case pb::STAGE_RUN:
+      return agent::DesiredJob::PHASE_RUN;
+    case pb::STAGE_STOP:
+    case pb::STAGE_LEAVE:
+      return agent::DesiredJob::PHASE_STOP;
+    case pb::STAGE_FENCE:
+    case pb::STAGE_BACKOFF:
+    case pb::STAGE_WAIT_FOR_SLOTS:
+      return agent::DesiredJob::PHASE_HOLD;
+    default:
+      return agent::DesiredJob::PHASE_UNSPECIFIED;
+  }
+}
+
+// Peers' sockets authenticate with it; only who knows the job's seed can make it.
+std::string SecretOf(const JobRecord& job) {
+  return base::Sha256Hex(
+      absl::StrCat(job.submitted().secret_seed(), "/", JobId(job), "/", job.attempt()));
+}
+
+// As runs of ranks: each of thousands of agents is told of all ranks.
+void AddRuns(const JobRecord& job, agent::DesiredJob* desired) {
+  agent::Placement* run = nullptr;
+  for (const agent::Placement& placement : job.placements()) {
+    if (run != nullptr && run->node_id() == placement.node_id() &&
+        run->rank() + run->num_ranks() == placement.rank()) {
+      run->set_num_ranks(run->num_ranks() + 1);
+      continue;
+    }
+    run = desired->add_placements();
+    *run = placement;
+    run->set_num_ranks(1);
+  }
+}
+
+// What stays the same during an attempt; the fields that DesiredJob.as_before names.
+agent::DesiredJob AttemptOf(const JobRecord& job) {
+  agent::DesiredJob desired;
+  *desired.mutable_spec() = job.submitted().spec();
+  AddRuns(job, &desired);
+  desired.set_secret(SecretOf(job));
+  desired.set_checkpoint_directory(CheckpointDirectory(job));
+  desired.set_from_checkpoint(job.submitted().from_checkpoint());
+  *desired.mutable_allow_changed() = job.submitted().allow_changed();
+  return desired;
+}
+
+// What else all agents of the job are told alike.
+agent::DesiredJob CommonOf(const JobRecord& job) {
+  agent::DesiredJob desired;
+  desired.set_job_id(JobId(job));
+  desired.set_attempt(job.attempt());
+  desired.set_phase(PhaseOf(job.stage()));
+  *desired.mutable_restore() = job.restore();
+  if (job.has_cancel()) {
+    *desired.mutable_stop_grace() = job.cancel().grace();
+    desired.set_stop_with_checkpoint(job.cancel().checkpoint());
+  } else if (job.stage() == pb::STAGE_LEAVE) {
+    *desired.mutable_stop_grace() = job.submitted().spec().fault().progress_timeout();
+    desired.set_stop_with_checkpoint(true);
+  }
+  if (job.preflights_size() > 0) *desired.mutable_data() = job.preflights(0).preflight().data();
+  for (const auto& manifest : job.committed()) {
+    auto* id = desired.add_committed();
+    id->set_attempt(manifest.attempt());
+    id->set_step(manifest.step());
+  }
+  return desired;
+}
+
+// What the agent of rank 0 is told besides: its host writes manifests and deletes.
+void AddFirst(const JobRecord& job, agent::DesiredJob* desired) {
+  desired->set_delete_checkpoints(true);
+  for (const int64_t step : job.finalize()) {
+    if (step < NewestCommittedStep(job)) continue;  // its shards may be deleted
+    auto* id = desired->add_finalize();
+    id->set_attempt(job.attempt());
+    id->set_step(step);
+  }
+}
+
+}  // namespace
+
+DesiredStates::DesiredStates(const DriverState& state) : state_(state) {
+  for (const JobRecord& job : state.jobs()) {
+    if (!HoldsSlots(job)) continue;
+    Part part;
+    part.job = &job;
+    part.nodes = NodesOf(job);
+    part.first_node = NodeOfRank(job, 0);
+    part.attempt = AttemptOf(job);
+    part.common = CommonOf(job);
+    part.print = base::Sha256Hex(
+        absl::StrCat(part.attempt.SerializeAsString(), part.common.SerializeAsString()));
+    agent::DesiredJob first;
+    AddFirst(job, &first);
+    part.first_print = base::Sha256Hex(first.SerializeAsString());
+    parts_.push_back(std::move(part));
+  }
+}
+
+std::vector<const DesiredStates::Part*> DesiredStates::PartsOf(const NodeRecord& node) const {
+  std::vector<const Part*> parts;
+  for (const Part& part : parts_) {
+    const std::string& node_id = node.hello().node_id();
+    if (!std::binary_search(part.nodes.begin(), part.nodes.end(), node_id)) continue;
+    if (HasLeft(*part.job, node)) continue;
+    parts.push_back(&part);
+  }
+  return parts;
+}
+
+std::string DesiredStates::PrintOf(const std::string& node_id) const {
+  const NodeRecord* node = FindNode(state_, node_id);
+  if (node == nullptr) return "";
+  std::string print = absl::StrCat(node->hello().incarnation(), node->draining() ? " drains" : "");
+  for (const Part* part : PartsOf(*node)) {
+    absl::StrAppend(&print, " ", part->print);
+    if (node_id == part->first_node) absl::StrAppend(&print, "+", part->first_print);
+  }
+  return print;
+}
+
+agent::DesiredState DesiredStates::For(const std::string& node_id,
+                                       const std::map<std::string, int64_t>& known) const {
+  agent::DesiredState desired;
+  desired.set_version(VersionOfEvent(state_.num_events()));
+  const NodeRecord* node = FindNode(state_, node_id);
+  if (node == nullptr) return desired;
+  desired.set_incarnation(node->hello().incarnation());
+  desired.set_draining(node->draining());
+  for (const Part* part : PartsOf(*node)) {
+    agent::DesiredJob* job = desired.add_jobs();
+    *job = part->common;
+    const auto attempt = known.find(job->job_id());
+    if (attempt != known.end() && attempt->second == job->attempt()) {
+      job->set_as_before(true);
+    } else {
+      job->MergeFrom(part->attempt);
+    }
+    if (node_id == part->first_node) AddFirst(*part->job, job);
+  }
+  return desired;
+}
+
+agent::DesiredState DesiredFor(const DriverState& state, const std::string& node_id) {
+  return DesiredStates(state).For(node_id);
+}
+
+}  // namespace megascale::driver

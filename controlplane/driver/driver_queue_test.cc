@@ -1,0 +1,146 @@
+// Who gets slots first, and that nobody waits for ever.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "controlplane/driver/desired_states.h"
+#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/test_core.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class DriverQueueTest : public DriverCoreTest {
+ protected:
+  const JobRecord& Job(const std::string& job_id) const { return *FindJob(state_, job_id); }
+  void PassPreflight(const std::string& job_id) {
+    for (const std::string& node_id : NodesOf(Job(job_id))) {
+      Do(Passed(job_id, Job(job_id).attempt(), node_id));
+    }
+  }
+  // Confirms the fence of the job on every living node that has a part of it.
+  void Fence(const std::string& job_id) {
+    for (const std::string& node_id : UnfencedNodesOf(state_, Job(job_id))) {
+      Event fenced = Fenced(Job(job_id).attempt(), node_id, {});
+      fenced.mutable_node_fenced()->set_job_id(job_id);
+      Do(fenced);
+    }
+  }
+  void ElapseBackoff(const std::string& job_id) {
+    Event event;
+    event.mutable_backoff_elapsed()->set_job_id(job_id);
+    event.mutable_backoff_elapsed()->set_attempt(Job(job_id).attempt());
+    Do(event);
+  }
+  void Cancel(const std::string& job_id) {
+    Event event = Cancelled(false);
+    event.mutable_cancel_requested()->set_job_id(job_id);
+    Do(event);
+  }
+  // Jobs j and k of 4 ranks on two nodes each, of which one each is lost.
+  void LetTwoJobsLoseANodeEach() {
+    Do(Submitted("j", SpecOf(2, 2, 30)));
+    Do(Submitted("k", SpecOf(2, 2, 30)));
+    for (const char* node_id : {"n0", "n1", "n2", "n3"}) Do(Joined(node_id, "a", 2));
+    PassPreflight("j");
+    PassPreflight("k");
+    ASSERT_THAT(NodesOf(Job("k")), ElementsAre("n2", "n3"));
+    Do(Lost("n1", "a"));
+    Do(Lost("n3", "a"));
+  }
+};
+
+TEST_F(DriverQueueTest, EveryQueuedJobHasAPositionAndSaysWhatItNeeds) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  Do(Submitted("l", SpecOf(2, 1, 30)));
+  Do(Joined("n0", "a", 2));
+  EXPECT_EQ(Job("j").message(), "position 1 in the queue; needs 4 slots; 1 node offers 2 (n0 2)");
+  EXPECT_EQ(Job("k").message(), "position 2 in the queue, behind job j; needs 1 slot");
+  EXPECT_EQ(Job("l").message(), "position 3 in the queue, behind job k; needs 2 slots");
+  EXPECT_EQ(QueuePosition(state_, Job("l")), 3);
+  Cancel("j");
+  EXPECT_EQ(QueuePosition(state_, Job("j")), 0);
+  EXPECT_EQ(Job("k").state(), control::JOB_STATE_STARTING);
+  EXPECT_EQ(QueuePosition(state_, Job("k")), 0);
+  EXPECT_EQ(Job("l").message(), "position 1 in the queue; needs 2 slots; 1 node offers 1 (n0 1)");
+}
+
+TEST_F(DriverQueueTest, QueuedJobsWaitBehindOneThatRecovers) {
+  Do(Joined("n0", "a", 1));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  PassPreflight("k");
+  Do(Submitted("l", SpecOf(1, 1, 30)));
+  Do(Lost("n0", "a"));
+  ASSERT_EQ(Job("k").state(), control::JOB_STATE_RECOVERING);
+  EXPECT_EQ(Job("l").message(),
+            "position 1 in the queue, behind job k, which recovers; needs 1 slot");
+  Do(Joined("n1", "a", 1));
+  EXPECT_EQ(Job("l").state(), control::JOB_STATE_PENDING);
+}
+
+TEST_F(DriverQueueTest, TwoRecoveringJobsDoNotHoldSlotsAgainstEachOther) {
+  LetTwoJobsLoseANodeEach();
+  Fence("k");
+  ElapseBackoff("k");
+  EXPECT_EQ(Job("k").message(), "needs 4 slots; 2 nodes offer 2 (n0 0, n2 2)");
+  Fence("j");
+  EXPECT_EQ(Job("j").attempt(), 1);
+  ElapseBackoff("j");
+  EXPECT_EQ(Job("j").attempt(), 2);
+  EXPECT_THAT(NodesOf(Job("j")), ElementsAre("n0", "n2"));
+  EXPECT_THAT(NodesOf(Job("k")), IsEmpty());
+  EXPECT_EQ(Job("k").state(), control::JOB_STATE_RECOVERING);
+  EXPECT_EQ(Job("k").message(), "needs 4 slots; 2 nodes offer 0 (n0 0, n2 0)");
+  EXPECT_EQ(DesiredFor(state_, "n2").jobs_size(), 1);
+  Do(Joined("n1", "b", 2));
+  Do(Joined("n3", "b", 2));
+  EXPECT_EQ(Job("k").attempt(), 2);
+  EXPECT_THAT(NodesOf(Job("k")), ElementsAre("n1", "n3"));
+}
+
+TEST_F(DriverQueueTest, ALaterJobTakesNoSlotsFromAnEarlierOne) {
+  LetTwoJobsLoseANodeEach();
+  Fence("j");
+  Fence("k");
+  ElapseBackoff("k");
+  EXPECT_EQ(Job("k").attempt(), 1);
+  EXPECT_THAT(NodesOf(Job("j")), ElementsAre("n0", "n1"));
+  EXPECT_EQ(Desired("n0").phase(), agent::DesiredJob::PHASE_HOLD);
+}
+
+TEST_F(DriverQueueTest, AJobWhoseProcessesMayLiveGivesNothing) {
+  LetTwoJobsLoseANodeEach();
+  Fence("j");
+  ElapseBackoff("j");
+  EXPECT_EQ(Job("j").attempt(), 1);
+  EXPECT_EQ(Job("j").message(), "needs 4 slots; 2 nodes offer 2 (n0 2, n2 0)");
+  Fence("k");
+  EXPECT_EQ(Job("j").attempt(), 2);
+}
+
+// A log of the program before these rules is replayed as that program decided.
+TEST(DriverRulesTest, EventsBeforeTheFirstNewDriverAreAppliedByTheOlderRules) {
+  DriverState state;
+  int64_t seconds = 0;
+  const auto apply = [&](Event event) {
+    event.set_time_unix_nanos(1'000'000'000 * ++seconds);
+    Apply(event, &state);
+  };
+  Event started;
+  started.mutable_driver_started();
+  apply(started);
+  apply(Submitted("j", SpecOf(2, 2, 30)));
+  apply(Submitted("k", SpecOf(1, 1, 30)));
+  EXPECT_EQ(FindJob(state, "k")->message(), "waits behind job j");
+  started.mutable_driver_started()->set_rules(kRules);
+  apply(started);
+  EXPECT_EQ(FindJob(state, "k")->message(), "position 2 in the queue, behind job j; needs 1 slot");
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -1,0 +1,267 @@
+// The part of driver_core.h that follows from a state without another event: attempts begin and
+// end.
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/transition.h"
+#include "runtime/base/text/shortlist.h"
+
+namespace megascale::driver {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+
+std::string CancelledMessage(const JobRecord& job) {
+  if (job.committed_size() == 0) return "cancelled";
+  const auto& newest = *job.committed().rbegin();
+  return absl::StrCat("cancelled; newest checkpoint: step ", newest.step(), " in ",
+                      newest.directory());
+}
+
+void Transition::Settle() {
+  if (state_.rules() < 2) return PlaceByRules1();
+  for (JobRecord& job : *state_.mutable_jobs()) SettleStage(&job);
+  PlaceQueued(PlaceRecovering());
+}
+
+void Transition::SettleStage(JobRecord* job) {
+  if (job->stage() == pb::STAGE_PREFLIGHT) SettlePreflight(job);
+  if (job->stage() == pb::STAGE_RUN) SettleRun(job);
+  if (job->stage() == pb::STAGE_STOP) SettleStop(job);
+  if (job->stage() == pb::STAGE_LEAVE) SettleLeave(job);
+  if (job->stage() == pb::STAGE_FENCE) SettleFence(job);
+}
+
+void Transition::PlaceByRules1() {
+  std::string waits;
+  for (JobRecord& job : *state_.mutable_jobs()) {
+    SettleStage(&job);
+    const bool queued = job.stage() == pb::STAGE_QUEUED;
+    if (!queued && (job.stage() != pb::STAGE_WAIT_FOR_SLOTS || !AllFenced(state_, job))) {
+      if (IsHold(job.stage())) waits = JobId(job);
+      continue;
+    }
+    if (queued && !waits.empty()) {
+      Say(&job, job.state(), "WaitingInQueue", absl::StrCat("waits behind job ", waits));
+      continue;
+    }
+    PlacementResult placement = PlaceJob(state_, job);
+    if (!placement.placements.empty()) {
+      StartAttempt(&job, std::move(placement));
+      continue;
+    }
+    Say(&job, job.state(), "WaitingForSlots", placement.message);
+    waits = JobId(job);
+  }
+}
+
+const JobRecord* Transition::PlaceRecovering() {
+  const JobRecord* first = nullptr;
+  for (JobRecord& job : *state_.mutable_jobs()) {
+    if (job.stage() == pb::STAGE_WAIT_FOR_SLOTS && AllFenced(state_, job)) {
+      PlacementResult placement = PlaceJob(state_, job);
+      if (!placement.placements.empty()) {
+        StartAttempt(&job, std::move(placement));
+      } else if (!PlaceByTaking(&job)) {
+        Say(&job, job.state(), "WaitingForSlots", placement.message);
+      }
+    }
+    if (first == nullptr && IsHold(job.stage()) && !job.has_cancel()) first = &job;
+  }
+  return first;
+}
+
+// Jobs that recover keep their slots from each other, so that two could wait for ever. The one that
+// was submitted first may have those of later ones, of the newest first; what these hold in memory
+// there is lost, and they go on from storage.
+bool Transition::PlaceByTaking(JobRecord* job) {
+  std::set<std::string> givers;
+  for (int i = state_.jobs_size() - 1; i >= 0 && &state_.jobs(i) != job; --i) {
+    const JobRecord& later = state_.jobs(i);
+    const bool waits =
+        later.stage() == pb::STAGE_WAIT_FOR_SLOTS || later.stage() == pb::STAGE_BACKOFF;
+    if (!waits || later.placements().empty() || !AllFenced(state_, later)) continue;
+    givers.insert(JobId(later));
+    PlacementResult placement = PlaceJob(state_, *job, givers);
+    if (placement.placements.empty()) continue;
+    StartAttempt(job, std::move(placement));
+    const std::vector<std::string> taken = NodesOf(*job);
+    for (const std::string& giver : givers) {
+      JobRecord* gives = FindJob(&state_, giver);
+      const std::vector<std::string> held = NodesOf(*gives);
+      if (std::find_first_of(held.begin(), held.end(), taken.begin(), taken.end()) == held.end()) {
+        continue;
+      }
+      gives->clear_placements();
+      gives->clear_fenced();
+    }
+    return true;
+  }
+  return false;
+}
+
+// Strictly in the order of submission.
+void Transition::PlaceQueued(const JobRecord* recovering) {
+  const std::string first =
+      recovering == nullptr ? "" : absl::StrCat("job ", JobId(*recovering), ", which recovers");
+  std::string before = first;
+  int64_t position = 0;
+  for (JobRecord& job : *state_.mutable_jobs()) {
+    if (job.stage() != pb::STAGE_QUEUED) continue;
+    if (before.empty()) {
+      PlacementResult placement = PlaceJob(state_, job);
+      if (!placement.placements.empty()) {
+        StartAttempt(&job, std::move(placement));
+        continue;
+      }
+      Say(&job, job.state(), "WaitingForSlots",
+          absl::StrCat("position ", ++position, " in the queue; ", placement.message));
+    } else {
+      Say(&job, job.state(), "WaitingInQueue",
+          absl::StrCat("position ", ++position, " in the queue, behind ", before, "; ",
+                       NeededSlots(job)));
+    }
+    before = absl::StrCat("job ", JobId(job));
+  }
+}
+
+void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
+  const agent::RestorePoint restore = ChooseRestore(*job, placement.placements);
+  if (job->attempt() > 0) {
+    job->set_attempt_reason(job->has_leave() ? job->leave().reason() : ReasonOf(job->culprit()));
+  }
+  job->clear_leave();
+  job->set_attempt(job->attempt() + 1);
+  job->set_instruction_set(placement.instruction_set);
+  *job->mutable_placements() = {placement.placements.begin(), placement.placements.end()};
+  job->clear_ended();
+  job->clear_fenced();
+  job->clear_finalize();
+  job->set_host_failed(false);
+  job->set_progressed(false);
+  if (job->has_restore()) {
+    StartRun(job, restore);
+    return;
+  }
+  job->clear_preflights();
+  Enter(job, pb::STAGE_PREFLIGHT);
+  Say(job, control::JOB_STATE_STARTING, "Preflight",
+      absl::StrCat("checks data and directories on ", base::Shortlist(NodesOf(*job))));
+}
+
+void Transition::StartRun(JobRecord* job, const agent::RestorePoint& restore) {
+  *job->mutable_restore() = restore;
+  Enter(job, pb::STAGE_RUN);
+  Say(job, control::JOB_STATE_STARTING, "Starting",
+      absl::StrCat("attempt ", job->attempt(), " from ", Describe(restore)));
+}
+
+void Transition::SettlePreflight(JobRecord* job) {
+  if (job->preflights_size() < static_cast<int>(NodesOf(*job).size())) return;
+  const PreflightRefusal refusal = JudgePreflights(*job);
+  if (!refusal.message.empty()) return Refuse(job, refusal);
+  StartRun(job, ChooseRestore(*job, {job->placements().begin(), job->placements().end()}));
+}
+
+void Transition::Refuse(JobRecord* job, const PreflightRefusal& refusal) {
+  Culprit* culprit = job->mutable_culprit();
+  culprit->set_node_id(refusal.node_id);
+  culprit->set_rank(-1);
+  culprit->set_failure_class(telemetry::FAILURE_CLASS_REFUSED);
+  culprit->set_evidence(refusal.message);
+  culprit->set_attempt(job->attempt());
+  End(job, control::JOB_STATE_FAILED, ReasonOf(*culprit), refusal.message);
+}
+
+void Transition::SettleRun(JobRecord* job) {
+  if (job->ended_size() < WorldSize(*job)) return;
+  // Its host lives until what the last checkpoint made superfluous is deleted.
+  if (WaitsForRetention(state_, *job)) {
+    Say(job, job->state(), "Retention", "waits for older checkpoints to be deleted");
+  } else if (HasAllSteps(*job)) {
+    Complete(job);
+  } else {
+    Say(job, job->state(), "FinalCheckpoint", "waits for the last checkpoint to be stored");
+  }
+}
+
+void Transition::SettleStop(JobRecord* job) {
+  if (!AllGone(*job)) return;
+  const int64_t step = job->cancel().checkpoint() ? StepBeingStored(state_, *job) : 0;
+  if (step > 0) {
+    Say(job, job->state(), "FinalCheckpoint",
+        absl::StrCat("waits for the checkpoint of step ", step, " to be stored"));
+    return;
+  }
+  if (WaitsForRetention(state_, *job)) {
+    Say(job, job->state(), "Retention", "waits for older checkpoints to be deleted");
+    return;
+  }
+  Enter(job, pb::STAGE_FENCE);
+}
+
+void Transition::SettleLeave(JobRecord* job) {
+  if (!AllGone(*job)) return;
+  if (const int64_t step = StepBeingStored(state_, *job); step > 0) {
+    Say(job, job->state(), job->leave().reason(),
+        absl::StrCat("leaves node ", job->leave().node_id(), ": waits for the checkpoint of step ",
+                     step, " to be stored"));
+    return;
+  }
+  Enter(job, pb::STAGE_FENCE);
+}
+
+void Transition::SettleFence(JobRecord* job) {
+  if (!AllFenced(state_, *job)) return;
+  if (!job->has_cancel()) {
+    if (job->has_leave()) {
+      AfterLeave(job);
+    } else {
+      AfterFailure(job);
+    }
+    return;
+  }
+  End(job, control::JOB_STATE_CANCELLED, "CancelRequested", CancelledMessage(*job));
+}
+
+// No failure: it is neither counted nor does it cost a backoff.
+void Transition::AfterLeave(JobRecord* job) {
+  if (HasAllSteps(*job)) return Complete(job);
+  if (job->progressed()) job->set_attempts_without_progress(0);
+  Enter(job, pb::STAGE_WAIT_FOR_SLOTS);
+}
+
+void Transition::AfterFailure(JobRecord* job) {
+  const Culprit& culprit = job->culprit();
+  if (HasAllSteps(*job)) return Complete(job);
+  if (!IsRetried(culprit.failure_class()) || CannotStart(*job)) {
+    End(job, control::JOB_STATE_FAILED, ReasonOf(culprit), Describe(culprit));
+    return;
+  }
+  StepOverCorrupt(job);
+  job->set_attempts_without_progress(job->progressed() ? 0 : job->attempts_without_progress() + 1);
+  if (job->attempts_without_progress() >
+      job->submitted().spec().fault().max_restarts_without_progress()) {
+    End(job, control::JOB_STATE_FAILED, ReasonOf(culprit),
+        absl::StrCat("gave up after ", job->attempts_without_progress(),
+                     " attempts in a row without progress; the last: ", Describe(culprit)));
+    return;
+  }
+  const absl::Duration backoff = BackoffOf(*job);
+  if (backoff == absl::ZeroDuration()) {
+    Enter(job, pb::STAGE_WAIT_FOR_SLOTS);
+    return;
+  }
+  Enter(job, pb::STAGE_BACKOFF);
+  Say(job, control::JOB_STATE_RECOVERING, ReasonOf(culprit),
+      absl::StrCat(Describe(culprit), "; next attempt in ", absl::FormatDuration(backoff)));
+}
+
+}  // namespace megascale::driver

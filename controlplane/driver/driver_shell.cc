@@ -1,0 +1,405 @@
+#include "controlplane/driver/driver_shell.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/desired_states.h"
+#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/job_view.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/job/job_spec.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+
+constexpr absl::Duration kTickInterval = absl::Milliseconds(100);
+constexpr absl::Duration kForgetInterval = absl::Minutes(1);
+
+// The specification as the job runs it, for people, and beside the log a second witness of the job.
+// Written once, after the job's submit is durable.
+absl::Status WriteJobFile(const JobRecord& job, JobFiles* files) {
+  const std::string path = absl::StrCat(job.submitted().directory(), "/job.json");
+  if (files->Exists(path)) return absl::OkStatus();
+  std::string text;
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.preserve_proto_field_names = true;
+  const auto status =
+      google::protobuf::util::MessageToJsonString(job.submitted().spec(), &text, options);
+  if (!status.ok()) return absl::InternalError(absl::StrCat(path, ": ", status.ToString()));
+  return files->WriteSoon(path, text);
+}
+
+// What the log says of an event: not the secret of a job, nor its whole specification.
+std::string Summary(const Event& event) {
+  if (event.has_job_submitted()) {
+    return absl::StrCat("job ", event.job_submitted().job_id(), " was submitted");
+  }
+  Event shown = event;
+  shown.clear_time_unix_nanos();
+  return shown.ShortDebugString().substr(0, 300);
+}
+
+}  // namespace
+
+DriverShell::DriverShell(Options options)
+    : options_(std::move(options)), detector_(options_.clock->Monotonic()) {}
+
+absl::StatusOr<std::unique_ptr<DriverShell>> DriverShell::Create(Options options) {
+  std::unique_ptr<DriverShell> shell(new DriverShell(std::move(options)));
+  RETURN_IF_ERROR(shell->Replay());
+  return shell;
+}
+
+absl::Status DriverShell::Replay() {
+  ASSIGN_OR_RETURN(LogContents contents, options_.log->ReadAll());
+  state_ = std::move(contents.state);
+  num_snapshot_ = state_.num_events();
+  for (const Event& event : contents.events) Apply(event, &state_);
+  for (JobRecord& job : *state_.mutable_jobs()) {  // an older version may have taken it
+    job::UpgradeJobSpec(job.mutable_submitted()->mutable_spec());
+  }
+  for (const JobRecord& job : state_.jobs()) {
+    if (IsTerminal(job) || job.attempt() == 0) continue;
+    RETURN_IF_ERROR(LossLogOf(job).status());
+  }
+  Event started;
+  started.mutable_driver_started()->set_rules(kRules);
+  Feed(std::move(started));
+  return absl::OkStatus();
+}
+
+void DriverShell::Begin() {
+  detector_ = FailureDetector(options_.clock->Monotonic());
+  for (const auto& [job_id, log] : loss_logs_) detector_.NoteStep(job_id, log->last_step());
+}
+
+// --- inputs -----------------------------------------------------------------------------------
+
+absl::Status DriverShell::Submit(pb::JobSubmitted submit) {
+  submit.set_directory(absl::StrCat(options_.state_directory, "/jobs/", submit.job_id()));
+  job::UpgradeJobSpec(submit.mutable_spec());
+  ASSIGN_OR_RETURN(const bool is_new, IsNewSubmit(state_, submit));
+  if (!is_new) return absl::OkStatus();
+  if (options_.files->Exists(absl::StrCat(submit.directory(), "/", kForgottenFile))) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("job id ", submit.job_id(), ": ", submit.directory(),
+                     " is of a job that the driver has forgotten; give another id, or none"));
+  }
+  Event event;
+  *event.mutable_job_submitted() = std::move(submit);
+  Feed(std::move(event));
+  return absl::OkStatus();
+}
+
+absl::Status DriverShell::Cancel(const pb::CancelRequested& cancel) {
+  ASSIGN_OR_RETURN(const bool is_new, IsNewCancel(state_, cancel.job_id()));
+  if (!is_new) return absl::OkStatus();
+  Event event;
+  *event.mutable_cancel_requested() = cancel;
+  Feed(std::move(event));
+  return absl::OkStatus();
+}
+
+absl::Status DriverShell::Evict(const pb::NodeEvicted& evicted) {
+  ASSIGN_OR_RETURN(const bool is_new, IsNewEviction(state_, evicted));
+  if (!is_new) return absl::OkStatus();
+  Event event;
+  *event.mutable_node_evicted() = evicted;
+  Feed(std::move(event));
+  return absl::OkStatus();
+}
+
+absl::Status DriverShell::Uncordon(const std::string& node_id) {
+  ASSIGN_OR_RETURN(const bool is_new, IsNewUncordon(state_, node_id));
+  if (!is_new) return absl::OkStatus();
+  Event event;
+  event.mutable_node_uncordoned()->set_node_id(node_id);
+  Feed(std::move(event));
+  return absl::OkStatus();
+}
+
+void DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> link) {
+  Link& entry = links_[hello.node_id()];
+  const NodeRecord* known = FindNode(state_, hello.node_id());
+  if (entry.link != nullptr && entry.link != link) {
+    const bool newer = known != nullptr && known->hello().incarnation() != hello.incarnation();
+    entry.link->Close(newer ? absl::AbortedError(absl::StrCat(
+                                  "node ", hello.node_id(),
+                                  ": a newer agent with this id connected; this one is to end"))
+                            : absl::UnavailableError("this agent connected again"));
+  }
+  entry = Link{std::move(link), {}, {}, {}};
+  state_changed_ = true;
+  FeedAll(detector_.OnHello(state_, hello, options_.clock->Monotonic()));
+}
+
+void DriverShell::OnReport(const std::string& node_id, const agent::ActualState& report) {
+  if (absl::Status status = TakeSteps(node_id, report); !status.ok()) loss_status_ = status;
+  FeedAll(detector_.OnReport(state_, node_id, report, options_.clock->Monotonic()));
+}
+
+void DriverShell::OnGone(const std::string& node_id, const AgentLink* link) {
+  const auto it = links_.find(node_id);
+  if (it != links_.end() && it->second.link.get() == link) links_.erase(it);
+}
+
+// --- a round ----------------------------------------------------------------------------------
+
+absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
+  std::vector<Output> outputs;
+  for (const Input& input : inputs) outputs.push_back(input());
+  const absl::Duration now = options_.clock->Monotonic();
+  const bool tick = now >= next_tick_;
+  if (tick) Tick(now);
+  const bool changed = state_changed_;
+  RETURN_IF_ERROR(Commit());
+  if (changed) {
+    RETURN_IF_ERROR(CutLossLogs());
+    KeepTimers(now);
+    TellAttempts();
+  }
+  // Acknowledgements of steps alone are not worth a message each.
+  if (changed || tick) SendDesired(changed);
+  for (const Output& output : outputs) output();
+  return absl::OkStatus();
+}
+
+void DriverShell::Tick(absl::Duration now) {
+  next_tick_ = now + kTickInterval;
+  FeedAll(detector_.OnTick(state_, now));
+  std::vector<Event> due;
+  for (auto it = timers_.begin(); it != timers_.end();) {
+    if (it->second.first > now) {
+      ++it;
+      continue;
+    }
+    due.push_back(it->second.second);
+    it = timers_.erase(it);
+  }
+  FeedAll(std::move(due));
+  ForgetJobs(now);
+}
+
+void DriverShell::ForgetJobs(absl::Duration now) {
+  if (now < next_forgetting_) return;
+  next_forgetting_ = now + kForgetInterval;
+  const std::vector<std::string> ids =
+      JobsToForget(state_, options_.retention, options_.clock->Wall());
+  Event event;
+  for (const std::string& id : ids) {
+    // Before it is forgotten: a folder without this that the log does not know means a damaged log.
+    const std::string mark =
+        absl::StrCat(FindJob(state_, id)->submitted().directory(), "/", kForgottenFile);
+    if (!options_.files->OpenAppended(mark).ok()) continue;
+    event.mutable_jobs_forgotten()->add_job_ids(id);
+    loss_logs_.erase(id);
+    cut_attempts_.erase(id);
+    described_.erase(id);
+  }
+  if (event.has_jobs_forgotten()) Feed(std::move(event));
+}
+
+void DriverShell::Feed(Event event) {
+  event.set_time_unix_nanos(absl::ToUnixNanos(options_.clock->Wall()));
+  const bool accepted = Apply(event, &state_);
+  if (accepted && event.event_case() != Event::kAttemptProgressed) {
+    base::LogInfo(Summary(event));
+  }
+  pending_.push_back(std::move(event));
+  state_changed_ = true;
+}
+
+void DriverShell::FeedAll(std::vector<Event> events) {
+  for (Event& event : events) Feed(std::move(event));
+}
+
+absl::Status DriverShell::Commit() {
+  // Steps before events: a checkpoint must not be known to a restarted driver that lost its steps.
+  RETURN_IF_ERROR(loss_status_);
+  for (const auto& [job_id, log] : loss_logs_) RETURN_IF_ERROR(log->Sync());
+  if (pending_.empty()) return absl::OkStatus();
+  const int64_t num_before = state_.num_events() - static_cast<int64_t>(pending_.size());
+  RETURN_IF_ERROR(options_.log->Append(num_before, pending_));
+  pending_.clear();
+  if (state_.num_events() - num_snapshot_ >= options_.snapshot_interval_events) {
+    RETURN_IF_ERROR(options_.log->WriteSnapshot(state_));
+    num_snapshot_ = state_.num_events();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DriverShell::CutLossLogs() {
+  for (const LossLogCut& cut : LossLogCutsFor(state_)) {
+    if (cut_attempts_[cut.job_id] == cut.attempt) continue;
+    ASSIGN_OR_RETURN(LossLog * log, LossLogOf(*FindJob(state_, cut.job_id)));
+    RETURN_IF_ERROR(log->CutTo(cut.restore_step, cut.attempt));
+    detector_.NoteStep(cut.job_id, log->last_step());
+    cut_attempts_[cut.job_id] = cut.attempt;
+  }
+  return absl::OkStatus();
+}
+
+void DriverShell::KeepTimers(absl::Duration now) {
+  std::map<std::string, std::pair<absl::Duration, Event>> kept;
+  for (Timer& timer : TimersFor(state_)) {
+    const auto it = timers_.find(timer.key);
+    kept[timer.key] = it != timers_.end()
+                          ? it->second
+                          : std::make_pair(now + timer.delay, std::move(timer.when_due));
+  }
+  timers_ = std::move(kept);
+}
+
+void DriverShell::TellAttempts() {
+  std::map<std::string, int64_t> attempts;
+  for (const JobRecord& job : state_.jobs()) {
+    if (HoldsSlots(job)) attempts[JobId(job)] = job.attempt();
+  }
+  if (attempts == told_attempts_) return;
+  for (const auto& [job_id, attempt] : told_attempts_) {
+    if (attempts.count(job_id) == 0 && loss_logs_.count(job_id) > 0) loss_logs_[job_id]->Close();
+  }
+  if (options_.on_attempts) options_.on_attempts(attempts);
+  told_attempts_ = std::move(attempts);
+}
+
+// Of each job that the node reports: its attempt and the newest durable step. `acked` keeps what
+// was told before of the others.
+void DriverShell::ReadReports(const std::string& node_id, std::map<std::string, int64_t>* known,
+                              std::map<std::string, int64_t>* acked) const {
+  for (const auto& [job_id, log] : loss_logs_) {
+    const agent::ActualJob* actual = detector_.LastReport(node_id, job_id);
+    if (actual == nullptr) continue;
+    (*known)[job_id] = actual->attempt();
+    (*acked)[job_id] = log->synced_step();
+  }
+}
+
+void DriverShell::SendDesired(bool changed) {
+  state_changed_ = false;
+  std::optional<DesiredStates> states;
+  for (auto& [node_id, link] : links_) {
+    if (FindNode(state_, node_id) == nullptr) continue;
+    std::map<std::string, int64_t> known;
+    std::map<std::string, int64_t> acked = link.acked;
+    ReadReports(node_id, &known, &acked);
+    const bool same = !link.print.empty() && known == link.known && acked == link.acked;
+    if (!changed && same) continue;
+    if (!states.has_value()) states.emplace(state_);
+    std::string print = states->PrintOf(node_id);
+    if (same && print == link.print) continue;
+    agent::DesiredState desired = states->For(node_id, known);
+    for (auto& job : *desired.mutable_jobs()) {
+      const auto log = loss_logs_.find(job.job_id());
+      if (log != loss_logs_.end()) job.set_acked_step(log->second->synced_step());
+    }
+    version_ = std::max(version_ + 1, desired.version());
+    desired.set_version(version_);
+    link.link->SendDesired(desired);
+    link.print = std::move(print);
+    link.known = std::move(known);
+    link.acked = std::move(acked);
+  }
+}
+
+absl::Status DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState& report) {
+  const NodeRecord* node = FindNode(state_, node_id);
+  if (node == nullptr || node->hello().incarnation() != report.incarnation()) {
+    return absl::OkStatus();
+  }
+  for (const auto& actual : report.jobs()) {
+    const JobRecord* job = FindJob(state_, actual.job_id());
+    if (job == nullptr || IsTerminal(*job)) continue;
+    ASSIGN_OR_RETURN(LossLog * log, LossLogOf(*job));
+    // A rollback that is decided but not done yet would be undone by what is appended before it.
+    if (job->attempt() > 1 && cut_attempts_[actual.job_id()] != job->attempt() &&
+        job->stage() == pb::STAGE_RUN) {
+      continue;
+    }
+    for (const auto& record : actual.steps()) {
+      if (record.attempt() != job->attempt()) continue;
+      RETURN_IF_ERROR(log->Append(record));
+    }
+    detector_.NoteStep(actual.job_id(), log->last_step());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LossLog*> DriverShell::LossLogOf(const JobRecord& job) {
+  std::unique_ptr<LossLog>& log = loss_logs_[JobId(job)];
+  if (log == nullptr) {
+    absl::StatusOr<std::unique_ptr<LossLog>> opened =
+        LossLog::Open(job.submitted().directory(), options_.files);
+    if (!opened.ok()) {
+      loss_logs_.erase(JobId(job));
+      return opened.status();
+    }
+    log = *std::move(opened);
+    if (IsTerminal(job)) log->Close();
+    Describe(job);
+    detector_.NoteStep(JobId(job), log->last_step());
+  }
+  return log.get();
+}
+
+void DriverShell::Describe(const JobRecord& job) {
+  if (IsTerminal(job) || !described_.insert(JobId(job)).second) return;
+  const absl::Status written = WriteJobFile(job, options_.files);
+  if (!written.ok()) base::LogWarning(written.message());
+}
+
+absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
+  const JobRecord* job = FindJob(state_, job_id);
+  if (job == nullptr) {
+    return absl::NotFoundError(absl::StrCat("job ", job_id,
+                                            ": there is no such job; `megascale "
+                                            "list` shows those that are"));
+  }
+  const ViewSources sources = {&state_, &detector_, options_.clock->Wall()};
+  if (job->attempt() == 0) {  // no steps yet; a submit is not to wait for their log
+    Describe(*job);
+    return ViewJob(*job, nullptr, sources);
+  }
+  const absl::StatusOr<LossLog*> log = LossLogOf(*job);
+  // A job that has ended is shown even where its folder was taken away.
+  if (!log.ok() && !IsTerminal(*job)) return log.status();
+  return ViewJob(*job, log.ok() ? *log : nullptr, sources);
+}
+
+absl::StatusOr<std::vector<control::Job>> DriverShell::ViewJobs() {
+  std::vector<control::Job> jobs;
+  for (const JobRecord& job : state_.jobs()) {
+    ASSIGN_OR_RETURN(control::Job view, View(JobId(job)));
+    jobs.push_back(std::move(view));
+  }
+  return jobs;
+}
+
+control::GetClusterResponse DriverShell::ViewNodes() const {
+  return ViewCluster({&state_, &detector_, options_.clock->Wall()});
+}
+
+control::NodeView DriverShell::ViewOfNode(const std::string& node_id) const {
+  return ViewNode(*FindNode(state_, node_id), {&state_, &detector_, options_.clock->Wall()});
+}
+
+absl::StatusOr<WatchUpdate> DriverShell::ViewUpdate(const std::string& job_id, int64_t position) {
+  WatchUpdate update;
+  ASSIGN_OR_RETURN(update.job, View(job_id));
+  update.position = position;
+  const auto log = loss_logs_.find(job_id);
+  if (log != loss_logs_.end()) update.steps = log->second->Since(&update.position);
+  return update;
+}
+
+}  // namespace megascale::driver

@@ -1,0 +1,200 @@
+// The shell with a clock that this test moves: only monotonic time decides.
+#include "controlplane/driver/driver_shell.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/storage/simulated_disk.h"
+#include "controlplane/driver/test_events.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+using ::testing::HasSubstr;
+
+class KeepingLink : public AgentLink {
+ public:
+  void SendDesired(const agent::DesiredState& desired) override { last = desired; }
+  void Close(const absl::Status& why) override {}
+  agent::DesiredState last;
+};
+
+// Job "j" of one rank on node n0, which runs and reports whenever time passes.
+class DriverShellTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Open(&disk_); }
+
+  void Open(SimulatedDisk* disk) {
+    DriverShell::Options options;
+    options.state_directory = absl::StrCat(
+        ::testing::TempDir(), "/", ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    options.log = disk->OpenLog();
+    options.files = &RealJobFiles();
+    options.clock = &clock_;
+    options.retention = {.newest = 1, .age = absl::Hours(1)};
+    auto shell = DriverShell::Create(std::move(options));
+    ASSERT_TRUE(shell.ok()) << shell.status();
+    shell_ = *std::move(shell);
+    shell_->Begin();
+  }
+
+  absl::Status Submit(const std::string& job_id) {
+    absl::Status status;
+    Round([&] { status = shell_->Submit(Submitted(job_id, SpecOf(1, 1, 30)).job_submitted()); });
+    return status;
+  }
+  void Cancel(const std::string& job_id) {
+    Event cancel = Cancelled(false);
+    cancel.mutable_cancel_requested()->set_job_id(job_id);
+    Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
+  }
+  void Run() {
+    ASSERT_TRUE(Submit("j").ok());
+    Round([&] { shell_->OnHello(HelloOf("n0", "a", 1), link_); });
+    report_.set_incarnation("a");
+    agent::ActualJob* actual = report_.add_jobs();
+    actual->set_job_id("j");
+    actual->set_attempt(1);
+    actual->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+    Pass(absl::Seconds(1));
+    actual->set_num_processes(2);
+    agent::ActualRank* rank = actual->add_ranks();
+    rank->set_state(agent::ActualRank::STATE_RUNNING);
+    rank->mutable_status()->set_phase(telemetry::PHASE_TRAINING);
+    Pass(absl::Seconds(1));
+    ASSERT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  }
+
+  void Round(const std::function<void()>& input) {
+    std::vector<DriverShell::Input> inputs;
+    inputs.push_back([&]() -> DriverShell::Output {
+      input();
+      return [] {};
+    });
+    ASSERT_TRUE(shell_->Round(std::move(inputs)).ok());
+  }
+  void Pass(absl::Duration duration) {
+    for (absl::Duration passed; passed < duration; passed += absl::Milliseconds(250)) {
+      clock_.Advance(absl::Milliseconds(250));
+      report_.set_applied_version(VersionOfEvent(shell_->state().num_events()));
+      Round([&] { shell_->OnReport("n0", report_); });
+    }
+  }
+  const JobRecord& job() const { return *FindJob(shell_->state(), "j"); }
+
+  base::FakeClock clock_;
+  SimulatedDisk disk_;
+  std::unique_ptr<DriverShell> shell_;
+  const std::shared_ptr<KeepingLink> link_ = std::make_shared<KeepingLink>();
+  agent::ActualState report_;
+};
+
+TEST_F(DriverShellTest, StepsOfTheWallClockCauseNothing) {
+  Run();
+  const int64_t num_events = shell_->state().num_events();
+  for (const absl::Duration step : {absl::Hours(5), -absl::Hours(9), absl::Hours(24 * 365),
+                                    -absl::Hours(24 * 365), absl::Seconds(6), -absl::Seconds(6)}) {
+    clock_.StepWall(step);
+    Pass(absl::Seconds(3));
+  }
+  EXPECT_EQ(shell_->state().num_events(), num_events);
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+}
+
+TEST_F(DriverShellTest, AMachineThatWasSuspendedRecoversNothing) {
+  Run();
+  const int64_t num_events = shell_->state().num_events();
+  for (int i = 0; i < 3; ++i) {
+    clock_.Advance(absl::Hours(10));  // as CLOCK_BOOTTIME counts; CLOCK_MONOTONIC stands still
+    Round([] {});
+    Pass(absl::Seconds(3));
+  }
+  EXPECT_EQ(shell_->state().num_events(), num_events);
+}
+
+TEST_F(DriverShellTest, ABackoffIsMonotonicTime) {
+  Run();
+  agent::ActualRank* rank = report_.mutable_jobs(0)->mutable_ranks(0);
+  rank->set_state(agent::ActualRank::STATE_FAILED);
+  rank->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
+  report_.mutable_jobs(0)->set_num_processes(0);
+  Pass(absl::Milliseconds(500));
+  ASSERT_EQ(job().stage(), pb::STAGE_BACKOFF);
+  clock_.StepWall(absl::Hours(1));
+  Round([] {});
+  EXPECT_EQ(job().stage(), pb::STAGE_BACKOFF);
+  clock_.StepWall(-absl::Hours(2));
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(job().attempt(), 2);
+}
+
+TEST_F(DriverShellTest, WhatAnAgentHasReportedOfAnAttemptIsLeftOut) {
+  ASSERT_TRUE(Submit("j").ok());
+  Round([&] { shell_->OnHello(HelloOf("n0", "a", 1), link_); });
+  const agent::DesiredJob full = link_->last.jobs(0);
+  EXPECT_FALSE(full.as_before());
+  ASSERT_EQ(full.placements_size(), 1);
+  EXPECT_EQ(full.placements(0).num_ranks(), 1);
+  EXPECT_FALSE(full.secret().empty());
+  EXPECT_FALSE(full.checkpoint_directory().empty());
+
+  report_.set_incarnation("a");
+  report_.add_jobs()->set_job_id("j");
+  Pass(absl::Seconds(1));  // it knows the job, but of another attempt
+  EXPECT_EQ(link_->last.jobs(0).SerializeAsString(), full.SerializeAsString());
+
+  report_.mutable_jobs(0)->set_attempt(1);
+  Pass(absl::Seconds(1));
+  agent::DesiredJob rest = full;
+  rest.clear_spec();
+  rest.clear_placements();
+  rest.clear_secret();
+  rest.clear_checkpoint_directory();
+  rest.set_as_before(true);
+  EXPECT_EQ(link_->last.jobs(0).DebugString(), rest.DebugString());
+
+  report_.clear_jobs();  // it gave the job up, and started anew
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(link_->last.jobs(0).SerializeAsString(), full.SerializeAsString());
+}
+
+TEST_F(DriverShellTest, AJobThatAnOlderVersionTookHasWhatThatVersionDid) {
+  SimulatedDisk older;
+  const Event submitted = Submitted("j", SpecOf(1, 1, 30));
+  ASSERT_EQ(submitted.job_submitted().spec().optimizer().type(), 0);
+  ASSERT_TRUE(older.OpenLog()->Append(0, {submitted}).ok());
+  Open(&older);
+  const auto& spec = job().submitted().spec();
+  EXPECT_EQ(spec.optimizer().type(), job::v1::OPTIMIZER_TYPE_ADAMW);
+  EXPECT_EQ(spec.parallel().virtual_pipeline_model_parallel_size(), 1);
+  EXPECT_EQ(spec.parallel().pipeline_schedule(), job::v1::PIPELINE_SCHEDULE_1F1B);
+  // The same job submitted again, as this version resolves it.
+  const int64_t num_events = shell_->state().num_events();
+  EXPECT_EQ(Submit("j"), absl::OkStatus());
+  EXPECT_EQ(shell_->state().num_events(), num_events);
+}
+
+TEST_F(DriverShellTest, AForgottenJobIsNotFoundAndItsIdIsNotGivenAgain) {
+  for (const char* id : {"old", "new"}) {
+    ASSERT_TRUE(Submit(id).ok());
+    ASSERT_TRUE(shell_->View(id).ok());
+    Cancel(id);
+    clock_.Advance(absl::Minutes(1));
+  }
+  clock_.Advance(absl::Hours(1));
+  Round([] {});
+  EXPECT_EQ(shell_->View("old").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(shell_->View("new").ok());
+  const absl::Status again = Submit("old");
+  EXPECT_EQ(again.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(again.message()),
+              HasSubstr("/jobs/old is of a job that the driver has forgotten; give another id"));
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -1,0 +1,23 @@
+#include "controlplane/driver/job_retention.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace megascale::driver {
+
+std::vector<std::string> JobsToForget(const DriverState& state, const JobRetention& retention,
+                                      absl::Time now) {
+  if (state.jobs_size() <= retention.newest) return {};
+  std::vector<std::pair<int64_t, std::string>> ended;
+  for (const JobRecord& job : state.jobs()) {
+    if (IsTerminal(job)) ended.emplace_back(job.ended_unix_nanos(), JobId(job));
+  }
+  std::sort(ended.begin(), ended.end());
+  std::vector<std::string> ids;
+  for (size_t i = 0; i + static_cast<size_t>(retention.newest) < ended.size(); ++i) {
+    if (absl::FromUnixNanos(ended[i].first) + retention.age <= now) ids.push_back(ended[i].second);
+  }
+  return ids;
+}
+
+}  // namespace megascale::driver

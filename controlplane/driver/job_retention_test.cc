@@ -1,0 +1,57 @@
+#include "controlplane/driver/job_retention.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/test_events.h"
+
+namespace megascale::driver {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// Jobs j1 to j5, of which j1 to j4 were cancelled at hours 1 to 4.
+DriverState FourEnded() {
+  DriverState state;
+  for (int i = 1; i <= 5; ++i) Apply(Submitted(absl::StrCat("j", i), SpecOf(1, 1, 30)), &state);
+  for (int i = 1; i <= 4; ++i) {
+    Event cancel = Cancelled(false);
+    cancel.mutable_cancel_requested()->set_job_id(absl::StrCat("j", i));
+    cancel.set_time_unix_nanos(absl::ToInt64Nanoseconds(absl::Hours(i)));
+    Apply(cancel, &state);
+  }
+  return state;
+}
+
+absl::Time AtHour(int hour) { return absl::UnixEpoch() + absl::Hours(hour); }
+
+TEST(JobRetentionTest, ForgetsWhatIsNeitherNewNorYoung) {
+  const DriverState state = FourEnded();
+  EXPECT_THAT(JobsToForget(state, {2, absl::Hours(10)}, AtHour(11)), ElementsAre("j1"));
+  EXPECT_THAT(JobsToForget(state, {2, absl::Hours(10)}, AtHour(100)), ElementsAre("j1", "j2"));
+  EXPECT_THAT(JobsToForget(state, {0, absl::ZeroDuration()}, AtHour(4)),
+              ElementsAre("j1", "j2", "j3", "j4"));
+}
+
+TEST(JobRetentionTest, KeepsWhatIsOldButAmongTheNewestAndWhatIsYoung) {
+  const DriverState state = FourEnded();
+  EXPECT_THAT(JobsToForget(state, {4, absl::ZeroDuration()}, AtHour(100)), IsEmpty());
+  EXPECT_THAT(JobsToForget(state, {0, absl::Hours(10)}, AtHour(10)), IsEmpty());
+}
+
+TEST(JobRetentionTest, ForgettingTakesTheRecordOfEndedJobsOnly) {
+  DriverState state = FourEnded();
+  Event forgotten;
+  for (const char* id : {"j1", "j5", "nobody"}) forgotten.mutable_jobs_forgotten()->add_job_ids(id);
+  EXPECT_TRUE(Apply(forgotten, &state));
+  EXPECT_EQ(FindJob(state, "j1"), nullptr);
+  EXPECT_NE(FindJob(state, "j5"), nullptr) << "it has not ended";
+  EXPECT_EQ(state.jobs_size(), 4);
+  EXPECT_FALSE(Apply(forgotten, &state));
+}
+
+}  // namespace
+}  // namespace megascale::driver

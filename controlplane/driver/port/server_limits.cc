@@ -1,0 +1,37 @@
+#include "controlplane/driver/port/server_limits.h"
+
+#include <grpc/grpc.h>
+#include <sys/resource.h>
+
+namespace megascale::driver {
+namespace {
+
+constexpr int kMetadataBytesMax = 16 << 10;
+constexpr int kStreamsPerConnectionMax = 1024;
+// A connection that says nothing, or no HTTP/2, is closed.
+constexpr int kHandshakeMilliseconds = 10'000;
+// A client whose machine is gone is noticed, and what it watched is let go of.
+constexpr int kKeepaliveMilliseconds = 30'000;
+constexpr int kKeepaliveTimeoutMilliseconds = 20'000;
+
+}  // namespace
+
+void SetLimits(grpc::ServerBuilder* builder) {
+  builder->SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder->SetMaxSendMessageSize(kMessageBytesMax);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytesMax);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
+  builder->AddChannelArgument("grpc.server_handshake_timeout_ms", kHandshakeMilliseconds);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMilliseconds);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMilliseconds);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+}
+
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace megascale::driver

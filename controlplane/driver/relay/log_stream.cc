@@ -1,0 +1,157 @@
+#include "controlplane/driver/relay/log_stream.h"
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/status.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace control = megascale::control::v1;
+
+constexpr int64_t kPieceBytesMax = 256 << 10;
+// A line longer than this is passed on in parts.
+constexpr size_t kLineBytesMax = 64 << 10;
+
+// One file that is being read.
+struct Source {
+  int rank = 0;                    // -1: a host process
+  std::vector<std::string> nodes;  // where it may be; one, once it was found
+  bool found = false;
+  int64_t offset = 0;
+  std::string partial;  // of a line
+};
+
+bool IsTerminal(const control::Job& job) {
+  return job.state() == control::JOB_STATE_SUCCEEDED || job.state() == control::JOB_STATE_FAILED ||
+         job.state() == control::JOB_STATE_CANCELLED;
+}
+
+class LogStream {
+ public:
+  LogStream(const control::StreamLogsRequest& request, const LogStreamPorts& ports)
+      : request_(request), ports_(ports) {}
+
+  absl::Status Run() {
+    for (;;) {
+      ASSIGN_OR_RETURN(const control::Job job, ports_.job());
+      const int64_t newest = request_.attempt() == 0 ? job.attempt() : request_.attempt();
+      if (newest != attempt_) {
+        Flush();
+        attempt_ = newest;
+        RETURN_IF_ERROR(MakeSources(job));
+      }
+      bool more = false;
+      for (Source& source : sources_) more |= Read(&source);
+      if (stopped_) return absl::OkStatus();
+      if (more) continue;
+      if (!request_.follow() || IsTerminal(job)) break;
+      if (!ports_.wait(kFollowInterval)) return absl::OkStatus();
+    }
+    Flush();
+    for (const Source& source : sources_) any_found_ |= source.found;
+    if (any_found_) return absl::OkStatus();
+    return absl::NotFoundError(absl::StrCat(
+        "job ", request_.job_id(), ": no connected node has a log of ",
+        attempt_ == 0 ? "it; it has not started yet" : absl::StrCat("its attempt ", attempt_)));
+  }
+
+ private:
+  absl::Status MakeSources(const control::Job& job) {
+    for (const Source& source : sources_) any_found_ |= source.found;
+    sources_.clear();
+    if (attempt_ == 0) return absl::OkStatus();
+    if (request_.rank() < -1 || request_.rank() >= job.ranks_size()) {
+      return absl::NotFoundError(absl::StrCat("job ", request_.job_id(), ": has no rank ",
+                                              request_.rank(), "; its ranks are 0 to ",
+                                              job.ranks_size() - 1));
+    }
+    ASSIGN_OR_RETURN(const control::GetClusterResponse cluster, ports_.cluster());
+    std::set<std::string> alive;
+    for (const auto& node : cluster.nodes()) {
+      if (node.alive()) alive.insert(node.node_id());
+    }
+    for (int rank = 0; rank < job.ranks_size(); ++rank) {
+      if (request_.rank() >= 0 && request_.rank() != rank) continue;
+      Source source;
+      source.rank = rank;
+      source.nodes.push_back(job.ranks(rank).node_id());
+      for (const std::string& node : alive) {
+        if (node != source.nodes.front()) source.nodes.push_back(node);
+      }
+      sources_.push_back(std::move(source));
+    }
+    if (request_.rank() >= 0) return absl::OkStatus();
+    for (const std::string& node : alive) {
+      Source host;
+      host.rank = -1;
+      host.nodes.push_back(node);
+      sources_.push_back(std::move(host));
+    }
+    return absl::OkStatus();
+  }
+
+  // Reads one piece; true when there was one.
+  bool Read(Source* source) {
+    megascale::agent::v1::FetchLog fetch;
+    fetch.set_job_id(request_.job_id());
+    fetch.set_attempt(attempt_);
+    fetch.set_rank(source->rank);
+    fetch.set_offset(source->offset);
+    fetch.set_max_bytes(kPieceBytesMax);
+    for (const std::string& node : source->nodes) {
+      const auto chunk = ports_.fetch(node, fetch);
+      if (!chunk.ok()) continue;
+      if (!source->found) {
+        source->found = true;
+        source->nodes = {std::string(node)};
+      }
+      const bool moved = chunk->next_offset() > source->offset;
+      source->offset = chunk->next_offset();
+      source->partial += chunk->data();
+      EmitLines(source);
+      return moved;
+    }
+    return false;
+  }
+
+  void EmitLines(Source* source) {
+    size_t whole = source->partial.rfind('\n') + 1;  // npos + 1 is 0
+    if (whole == 0 && source->partial.size() > kLineBytesMax) whole = source->partial.size();
+    Emit(source, whole);
+  }
+
+  void Emit(Source* source, size_t size_bytes) {
+    if (size_bytes == 0 || stopped_) return;
+    control::StreamLogsResponse response;
+    response.set_rank(source->rank);
+    response.set_attempt(attempt_);
+    response.set_node_id(source->nodes.front());
+    response.set_data(source->partial.substr(0, size_bytes));
+    source->partial.erase(0, size_bytes);
+    stopped_ = !ports_.emit(response);
+  }
+
+  void Flush() {
+    for (Source& source : sources_) Emit(&source, source.partial.size());
+  }
+
+  const control::StreamLogsRequest& request_;
+  const LogStreamPorts& ports_;
+  int64_t attempt_ = 0;
+  std::vector<Source> sources_;
+  bool any_found_ = false;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+absl::Status StreamLogs(const control::StreamLogsRequest& request, const LogStreamPorts& ports) {
+  return LogStream(request, ports).Run();
+}
+
+}  // namespace megascale::driver

@@ -1,0 +1,252 @@
+#include "controlplane/driver/storage/event_log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rocksdb/db.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/test_events.h"
+
+namespace megascale::driver {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+class RocksDbLogTest : public ::testing::Test {
+ protected:
+  RocksDbLogTest()
+      : directory_(::testing::TempDir() + "/" +
+                   ::testing::UnitTest::GetInstance()->current_test_info()->name()) {}
+
+  std::unique_ptr<LogStore> Open() {
+    auto log = OpenRocksDbLog(directory_);
+    EXPECT_TRUE(log.ok()) << log.status();
+    return *std::move(log);
+  }
+  static std::vector<Event> Events() {
+    return {Submitted("j", SpecOf(2, 2, 30)), Joined("n0", "a", 2), Joined("n1", "a", 2)};
+  }
+  static DriverState StateAfter(const LogContents& contents) {
+    DriverState state = contents.state;
+    for (const Event& event : contents.events) Apply(event, &state);
+    return state;
+  }
+
+  // A crash in the middle of the last write: part of its record is missing.
+  void TearNewestFile() const {
+    std::filesystem::path newest;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+      if (entry.path().extension() == ".log" && entry.path() > newest) newest = entry.path();
+    }
+    std::filesystem::resize_file(newest, std::filesystem::file_size(newest) - 3);
+  }
+  // Looks into the directory, or changes it, behind the log's back.
+  std::unique_ptr<rocksdb::DB> OpenRaw() const {
+    rocksdb::Options options;
+    options.create_if_missing = true;
+    options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+    rocksdb::DB* opened = nullptr;
+    EXPECT_TRUE(rocksdb::DB::Open(options, directory_, &opened).ok());
+    return std::unique_ptr<rocksdb::DB>(opened);
+  }
+  std::string Get(const std::string& key) const {
+    std::string value;
+    EXPECT_TRUE(OpenRaw()->Get(rocksdb::ReadOptions(), key, &value).ok());
+    return value;
+  }
+  void Put(const std::string& key, const std::string& value) const {
+    EXPECT_TRUE(OpenRaw()->Put(rocksdb::WriteOptions(), key, value).ok());
+  }
+  void Delete(const std::string& key) const {
+    EXPECT_TRUE(OpenRaw()->Delete(rocksdb::WriteOptions(), key).ok());
+  }
+  void Compact() const {
+    EXPECT_TRUE(OpenRaw()->CompactRange(rocksdb::CompactRangeOptions(), nullptr, nullptr).ok());
+  }
+  uint64_t Bytes() const {
+    uint64_t bytes = 0;
+    std::error_code gone;  // RocksDB deletes files meanwhile
+    for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+      const auto size = entry.file_size(gone);
+      if (!gone) bytes += size;
+    }
+    return bytes;
+  }
+  DriverState WriteSchema1() const {
+    Event started;
+    started.mutable_driver_started();
+    const std::vector<Event> events = {started, Submitted("j", SpecOf(2, 2, 30)),
+                                       Submitted("k", SpecOf(1, 1, 30)), Joined("n0", "a", 2)};
+    Put("schema", "1");
+    DriverState state;
+    for (size_t i = 0; i < events.size(); ++i) {
+      Apply(events[i], &state);
+      if (i == 1) Put("snapshot", state.SerializeAsString());
+      if (i > 1) Put(absl::StrFormat("event/%016x", i + 1), events[i].SerializeAsString());
+    }
+    return state;
+  }
+
+  const std::string directory_;
+};
+
+TEST_F(RocksDbLogTest, ReopenedLogHasAllEventsInOrder) {
+  ASSERT_TRUE(Open()->Append(0, Events()).ok());
+  ASSERT_TRUE(Open()->Append(3, {Lost("n0", "a")}).ok());
+  const auto contents = Open()->ReadAll();
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  ASSERT_THAT(contents->events, SizeIs(4));
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(contents->events[i].SerializeAsString(), Events()[i].SerializeAsString());
+  }
+  EXPECT_TRUE(contents->events[3].has_node_lost());
+}
+
+TEST_F(RocksDbLogTest, SnapshotReplacesTheEventsBeforeIt) {
+  DriverState state;
+  for (const Event& event : Events()) Apply(event, &state);
+  {
+    const auto log = Open();
+    ASSERT_TRUE(log->Append(0, Events()).ok());
+    ASSERT_TRUE(log->WriteSnapshot(state).ok());
+    ASSERT_TRUE(log->Append(3, {Lost("n0", "a")}).ok());
+  }
+  Apply(Lost("n0", "a"), &state);
+  const auto contents = Open()->ReadAll();
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  EXPECT_THAT(contents->events, SizeIs(1));
+  EXPECT_EQ(StateAfter(*contents).SerializeAsString(), state.SerializeAsString());
+}
+
+TEST_F(RocksDbLogTest, SecondDriverIsRefusedWithOneClearLine) {
+  const auto log = Open();
+  const auto second = OpenRocksDbLog(directory_);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr("another driver has this state directory open"));
+}
+
+TEST_F(RocksDbLogTest, NewerSchemaIsRefused) {
+  Open();
+  {
+    rocksdb::DB* opened = nullptr;
+    ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), directory_, &opened).ok());
+    std::unique_ptr<rocksdb::DB> db(opened);
+    ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), "schema", "3").ok());
+  }
+  const auto log = OpenRocksDbLog(directory_);
+  EXPECT_EQ(log.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(log.status().message()),
+              HasSubstr("was written by a newer megascale (schema 3; "));
+}
+
+// As the program of schema 1 left it: a snapshot after two events, and two more.
+TEST_F(RocksDbLogTest, ADirectoryOfSchema1IsUpgradedWithAllThatItHolds) {
+  const DriverState before = WriteSchema1();
+  {
+    const auto log = Open();
+    const auto contents = log->ReadAll();
+    ASSERT_TRUE(contents.ok()) << contents.status();
+    EXPECT_THAT(contents->events, SizeIs(0));
+    EXPECT_EQ(contents->state.SerializeAsString(), before.SerializeAsString());
+    // The older rules placed the jobs; those of this program are for what comes.
+    EXPECT_EQ(contents->state.rules(), 0);
+    EXPECT_EQ(FindJob(contents->state, "k")->message(), "waits behind job j");
+    ASSERT_TRUE(log->Append(4, {Lost("n0", "a")}).ok());
+  }
+  EXPECT_THAT(Open()->ReadAll()->events, SizeIs(1));
+  EXPECT_EQ(Get("schema"), "2");
+}
+
+TEST_F(RocksDbLogTest, ACrashInTheMiddleOfAnUpgradeLosesNothing) {
+  const DriverState before = WriteSchema1();
+  Open();
+  TearNewestFile();
+  EXPECT_EQ(Get("schema"), "1");
+  const auto contents = Open()->ReadAll();
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  EXPECT_EQ(contents->state.SerializeAsString(), before.SerializeAsString());
+  EXPECT_EQ(Get("schema"), "2");
+}
+
+TEST_F(RocksDbLogTest, ADirectoryThatIsDamagedIsNamed) {
+  ASSERT_TRUE(Open()->Append(0, Events()).ok());
+  Put("schema", "banana");
+  EXPECT_EQ(
+      OpenRocksDbLog(directory_).status(),
+      absl::DataLossError(directory_ + ": its schema is 'banana' where a number was expected"));
+  Delete("schema");
+  EXPECT_EQ(OpenRocksDbLog(directory_).status(),
+            absl::DataLossError(directory_ +
+                                ": has no schema but event/0000000000000001; the log was "
+                                "damaged: restore it from a copy, or give another --state-dir"));
+  Put("schema", "2");
+  Put("snapshot", "\xff\xff\xff");
+  EXPECT_EQ(Open()->ReadAll().status(),
+            absl::DataLossError(directory_ +
+                                ": its snapshot cannot be read; the log was damaged: restore it "
+                                "from a copy, or give another --state-dir"));
+}
+
+TEST_F(RocksDbLogTest, AFlippedByteIsDataLossThatNamesTheFile) {
+  ASSERT_TRUE(Open()->Append(0, Events()).ok());
+  Compact();
+  for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+    if (entry.path().extension() != ".sst") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(20);
+    file.put('\x55');
+  }
+  absl::StatusOr<std::unique_ptr<LogStore>> log = OpenRocksDbLog(directory_);
+  const absl::Status status = log.ok() ? (*log)->ReadAll().status() : log.status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(directory_));
+}
+
+// Snapshots make events superfluous, and the disk gets their room back.
+TEST_F(RocksDbLogTest, ADirectoryStaysSmallHoweverManyEventsItSaw) {
+  DriverState state;
+  const auto log = Open();
+  std::vector<Event> batch;
+  uint64_t largest = 0;
+  for (int64_t i = 0; i < 100'000; ++i) {
+    batch.push_back(Joined("n0", absl::StrCat("incarnation ", i), 2));
+    Apply(batch.back(), &state);
+    if (batch.size() < 500) continue;
+    ASSERT_TRUE(log->Append(state.num_events() - 500, batch).ok());
+    batch.clear();
+    if (state.num_events() % 1000 != 0) continue;
+    ASSERT_TRUE(log->WriteSnapshot(state).ok());
+    largest = std::max(largest, Bytes());
+  }
+  EXPECT_LT(largest, uint64_t{24} << 20);
+  const auto contents = log->ReadAll();
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  EXPECT_THAT(contents->events, SizeIs(0));
+  EXPECT_EQ(contents->state.num_events(), 100'000);
+}
+
+TEST_F(RocksDbLogTest, TornTailLosesNothingThatWasAcknowledged) {
+  ASSERT_TRUE(Open()->Append(0, Events()).ok());
+  ASSERT_TRUE(Open()->Append(3, {Lost("n0", "a")}).ok());
+  TearNewestFile();
+  const auto contents = Open()->ReadAll();
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  EXPECT_THAT(contents->events, SizeIs(3));
+}
+
+TEST_F(RocksDbLogTest, MissingEventIsDataLoss) {
+  ASSERT_TRUE(Open()->Append(0, Events()).ok());
+  ASSERT_TRUE(Open()->Append(4, {Lost("n0", "a")}).ok());
+  EXPECT_EQ(Open()->ReadAll().status().code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -1,0 +1,84 @@
+#include "controlplane/driver/storage/job_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+
+namespace megascale::driver {
+namespace {
+
+constexpr size_t kSizeBytesMax = size_t{4} << 30;
+
+class RealFile : public AppendedFile {
+ public:
+  RealFile(std::string path, base::UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+
+  absl::Status Append(absl::string_view data) override {
+    return base::Annotate(base::WriteAll(fd_.get(), data), path_);
+  }
+
+  absl::Status Sync() override {
+    if (::fdatasync(fd_.get()) == 0) return absl::OkStatus();
+    return base::ErrnoStatus(errno, absl::StrCat("sync ", path_));
+  }
+
+  absl::Status CutTo(size_t size_bytes) override {
+    if (::ftruncate(fd_.get(), static_cast<off_t>(size_bytes)) == 0 && ::fsync(fd_.get()) == 0) {
+      return absl::OkStatus();
+    }
+    return base::ErrnoStatus(errno, absl::StrCat("cut ", path_));
+  }
+
+ private:
+  const std::string path_;
+  base::UniqueFd fd_;
+};
+
+class RealFiles : public JobFiles {
+ public:
+  absl::StatusOr<std::unique_ptr<AppendedFile>> OpenAppended(const std::string& path) override {
+    const std::string directory = std::filesystem::path(path).parent_path().string();
+    RETURN_IF_ERROR(base::MakeDirectories(directory));
+    base::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("open ", path));
+    RETURN_IF_ERROR(base::SyncDirectory(directory));
+    return std::make_unique<RealFile>(path, std::move(fd));
+  }
+
+  absl::StatusOr<std::string> Read(const std::string& path) override {
+    return base::ReadFile(path, kSizeBytesMax);
+  }
+
+  absl::Status WriteDurably(const std::string& path, absl::string_view data) override {
+    return base::WriteFileDurably(path, data);
+  }
+
+  absl::Status WriteSoon(const std::string& path, absl::string_view data) override {
+    RETURN_IF_ERROR(base::MakeDirectories(std::filesystem::path(path).parent_path().string()));
+    base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("create ", path));
+    return base::Annotate(base::WriteAll(fd.get(), data), path);
+  }
+
+  bool Exists(const std::string& path) override {
+    struct stat info;
+    return ::stat(path.c_str(), &info) == 0;
+  }
+};
+
+}  // namespace
+
+JobFiles& RealJobFiles() {
+  static RealFiles files;
+  return files;
+}
+
+}  // namespace megascale::driver

@@ -1,0 +1,207 @@
+// The log in RocksDB. Keys: "schema" (a number), "snapshot" (a DriverState), "event/" and the
+// event's number in 16 hexadecimal digits, so that they sort in order.
+//
+// Schemas: 1 - the first. 2 - events and stages from number 30 and 9 on, and rules, which a program
+// of schema 1 would pass over without a word.
+#include <rocksdb/db.h>
+#include <rocksdb/env.h>
+#include <rocksdb/file_system.h>
+#include <rocksdb/options.h>
+#include <rocksdb/write_batch.h>
+
+#include <exception>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/storage/event_log.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
+#include "runtime/base/version.h"
+
+namespace megascale::driver {
+namespace {
+
+constexpr int kSchema = 2;
+constexpr char kSchemaKey[] = "schema";
+constexpr char kSnapshotKey[] = "snapshot";
+constexpr char kEventPrefix[] = "event/";
+constexpr char kRestore[] =
+    "; the log was damaged: restore it from a copy, or give another --state-dir";
+
+std::string EventKey(int64_t number) { return absl::StrFormat("%s%016x", kEventPrefix, number); }
+
+absl::Status FromRocks(const rocksdb::Status& status, absl::string_view what) {
+  if (status.ok()) return absl::OkStatus();
+  const std::string message = absl::StrCat(what, ": ", status.ToString());
+  if (status.IsCorruption()) return absl::DataLossError(message + kRestore);
+  if (status.IsNoSpace()) return absl::ResourceExhaustedError(message);
+  if (status.IsNotFound()) return absl::NotFoundError(message);
+  return absl::UnavailableError(message);
+}
+
+rocksdb::WriteOptions Synced() {
+  rocksdb::WriteOptions options;
+  options.sync = true;
+  return options;
+}
+
+class RocksDbLog : public LogStore {
+ public:
+  RocksDbLog(std::string directory, std::unique_ptr<rocksdb::Env> env,
+             std::unique_ptr<rocksdb::DB> db)
+      : directory_(std::move(directory)), env_(std::move(env)), db_(std::move(db)) {}
+
+  absl::Status CheckSchema() {
+    std::string text;
+    const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), kSchemaKey, &text);
+    if (status.IsNotFound()) return Begin();
+    RETURN_IF_ERROR(FromRocks(status, directory_));
+    int schema = 0;
+    if (!absl::SimpleAtoi(text, &schema) || schema < 1) {
+      return absl::DataLossError(
+          absl::StrCat(directory_, ": its schema is '", text, "' where a number was expected"));
+    }
+    if (schema > kSchema) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(directory_, ": was written by a newer megascale (schema ", schema,
+                       "; this one, ", base::kVersion, ", reads up to ", kSchema,
+                       "); run that version, or give another state directory"));
+    }
+    return schema < kSchema ? Upgrade(schema) : absl::OkStatus();
+  }
+
+  absl::StatusOr<LogContents> ReadAll() override {
+    LogContents contents;
+    std::string snapshot;
+    const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), kSnapshotKey, &snapshot);
+    if (!status.ok() && !status.IsNotFound()) return FromRocks(status, directory_);
+    if (status.ok() && !contents.state.ParseFromString(snapshot)) {
+      return absl::DataLossError(
+          absl::StrCat(directory_, ": its snapshot cannot be read", kRestore));
+    }
+    int64_t number = contents.state.num_events();
+    std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
+    for (it->Seek(kEventPrefix); it->Valid() && it->key().starts_with(kEventPrefix); it->Next()) {
+      ++number;
+      if (it->key().ToString() != EventKey(number)) {
+        return absl::DataLossError(
+            absl::StrCat(directory_, ": event ", number, " is missing", kRestore));
+      }
+      if (!contents.events.emplace_back().ParseFromArray(it->value().data(),
+                                                         static_cast<int>(it->value().size()))) {
+        return absl::DataLossError(
+            absl::StrCat(directory_, ": event ", number, " cannot be read", kRestore));
+      }
+    }
+    RETURN_IF_ERROR(FromRocks(it->status(), directory_));
+    return contents;
+  }
+
+  absl::Status Append(int64_t num_before, const std::vector<Event>& events) override {
+    rocksdb::WriteBatch batch;
+    for (const Event& event : events) {
+      batch.Put(EventKey(++num_before), event.SerializeAsString());
+    }
+    return FromRocks(db_->Write(Synced(), &batch), absl::StrCat("write ", directory_));
+  }
+
+  absl::Status WriteSnapshot(const DriverState& state) override {
+    rocksdb::WriteBatch batch;
+    PutSnapshot(state, &batch);
+    return FromRocks(db_->Write(Synced(), &batch), absl::StrCat("write ", directory_));
+  }
+
+ private:
+  // Requires: there is no schema.
+  absl::Status Begin() {
+    std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
+    it->SeekToFirst();
+    RETURN_IF_ERROR(FromRocks(it->status(), directory_));
+    if (it->Valid()) {
+      return absl::DataLossError(absl::StrCat(directory_, ": has no schema but ",
+                                              base::Printable(it->key().ToString()), kRestore));
+    }
+    return FromRocks(db_->Put(Synced(), kSchemaKey, absl::StrCat(kSchema)), directory_);
+  }
+
+  // Replays what is there by the rules of its time and leaves the state that it makes. One write: a
+  // crash leaves the directory of the older schema, whole, or that of the newer.
+  absl::Status Upgrade(int from) {
+    ASSIGN_OR_RETURN(LogContents contents, ReadAll());
+    for (const Event& event : contents.events) Apply(event, &contents.state);
+    rocksdb::WriteBatch batch;
+    PutSnapshot(contents.state, &batch);
+    batch.Put(kSchemaKey, absl::StrCat(kSchema));
+    RETURN_IF_ERROR(FromRocks(db_->Write(Synced(), &batch), absl::StrCat("upgrade ", directory_)));
+    base::LogInfo(absl::StrCat(directory_, ": upgraded from schema ", from, " to ", kSchema));
+    return absl::OkStatus();
+  }
+
+  static void PutSnapshot(const DriverState& state, rocksdb::WriteBatch* batch) {
+    batch->Put(kSnapshotKey, state.SerializeAsString());
+    batch->DeleteRange(EventKey(0), EventKey(state.num_events() + 1));
+  }
+
+  std::string directory_;
+  std::unique_ptr<rocksdb::Env> env_;  // of db_
+  std::unique_ptr<rocksdb::DB> db_;
+};
+
+rocksdb::Options SmallDatabase(rocksdb::Env* env) {
+  rocksdb::Options options;
+  options.env = env;
+  options.create_if_missing = true;
+  // Every write is synced, so only the tail of the newest log file can be torn by a crash.
+  options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+  options.write_buffer_size = 4 << 20;
+  options.max_background_jobs = 2;
+  options.keep_log_file_num = 2;
+  options.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
+  return options;
+}
+
+// What cannot be opened now cannot be opened a moment later either.
+absl::Status CannotOpen(const rocksdb::Status& status, const std::string& directory) {
+  const std::string what = absl::StrCat("open ", directory, ": ", status.ToString());
+  if (status.IsCorruption() || status.IsNotFound() || status.IsInvalidArgument()) {
+    return absl::DataLossError(absl::StrCat(what, kRestore));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, "; mend that, or give another --state-dir"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(const std::string& directory) {
+  return OpenRocksDbLog(directory, rocksdb::FileSystem::Default());
+}
+
+absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(
+    const std::string& directory, const std::shared_ptr<rocksdb::FileSystem>& files) {
+  RETURN_IF_ERROR(base::MakeDirectories(directory));
+  try {
+    std::unique_ptr<rocksdb::Env> env = rocksdb::NewCompositeEnv(files);
+    rocksdb::DB* opened = nullptr;
+    const rocksdb::Status status = rocksdb::DB::Open(SmallDatabase(env.get()), directory, &opened);
+    if (status.IsIOError() && absl::StrContains(status.ToString(), "lock")) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(directory,
+                       ": another driver has this state directory open; stop it, or "
+                       "give this one another directory"));
+    }
+    if (!status.ok()) return CannotOpen(status, directory);
+    auto log = std::make_unique<RocksDbLog>(directory, std::move(env),
+                                            std::unique_ptr<rocksdb::DB>(opened));
+    RETURN_IF_ERROR(log->CheckSchema());
+    return std::unique_ptr<LogStore>(std::move(log));
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("open ", directory, ": ", error.what()));
+  }
+}
+
+}  // namespace megascale::driver

@@ -1,0 +1,138 @@
+#include "controlplane/driver/storage/simulated_disk.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status.h"
+
+namespace megascale::driver {
+
+void SimulatedDisk::SetFaults(FateOf fate, Remainder remainder) {
+  fate_ = std::move(fate);
+  remainder_ = std::move(remainder);
+}
+
+absl::Status SimulatedDisk::Do(const std::string& effect) {
+  switch (fate_ ? fate_(effect) : Fate::kDone) {
+    case Fate::kDone:
+      return absl::OkStatus();
+    case Fate::kFails:
+      return absl::UnavailableError(absl::StrCat(effect, ": input/output error"));
+    case Fate::kDies:
+      return absl::AbortedError(absl::StrCat(effect, ": the process ended"));
+  }
+  return absl::InternalError(effect);
+}
+
+void SimulatedDisk::Crash() {
+  if (!unsynced_.empty()) {
+    const size_t left = remainder_ ? remainder_(unsynced_.size()) : 0;
+    MEGASCALE_CHECK(left <= unsynced_.size());
+    log_.events.insert(log_.events.end(), unsynced_.begin(),
+                       unsynced_.begin() + static_cast<std::ptrdiff_t>(left));
+    unsynced_.clear();
+  }
+  for (auto& [path, file] : files_) {
+    const size_t unsynced = file.content.size() - file.synced;
+    if (unsynced == 0) continue;
+    file.content.resize(file.synced + (remainder_ ? remainder_(unsynced) : 0));
+    file.synced = file.content.size();
+  }
+}
+
+// --- the log ----------------------------------------------------------------------------------
+
+class SimulatedDisk::Log : public LogStore {
+ public:
+  explicit Log(SimulatedDisk* disk) : disk_(*disk) {}
+
+  absl::StatusOr<LogContents> ReadAll() override { return disk_.log_; }
+
+  absl::Status Append(int64_t num_before, const std::vector<Event>& events) override {
+    MEGASCALE_CHECK(num_before ==
+                    disk_.log_.state.num_events() + static_cast<int64_t>(disk_.log_.events.size()));
+    RETURN_IF_ERROR(disk_.Do("append to the log"));
+    disk_.unsynced_ = events;
+    RETURN_IF_ERROR(disk_.Do("sync the log"));
+    disk_.log_.events.insert(disk_.log_.events.end(), events.begin(), events.end());
+    disk_.unsynced_.clear();
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteSnapshot(const DriverState& state) override {
+    RETURN_IF_ERROR(disk_.Do("write a snapshot"));
+    LogContents& log = disk_.log_;
+    const int64_t covered = state.num_events() - log.state.num_events();
+    MEGASCALE_CHECK(covered >= 0 && covered <= static_cast<int64_t>(log.events.size()));
+    log.state = state;
+    log.events.erase(log.events.begin(), log.events.begin() + covered);
+    return absl::OkStatus();
+  }
+
+ private:
+  SimulatedDisk& disk_;
+};
+
+std::unique_ptr<LogStore> SimulatedDisk::OpenLog() { return std::make_unique<Log>(this); }
+
+// --- files ------------------------------------------------------------------------------------
+
+class SimulatedDisk::OpenFile : public AppendedFile {
+ public:
+  OpenFile(SimulatedDisk* disk, std::string path) : disk_(*disk), path_(std::move(path)) {}
+
+  absl::Status Append(absl::string_view data) override {
+    RETURN_IF_ERROR(disk_.Do(absl::StrCat("append to ", path_)));
+    disk_.files_[path_].content.append(data.data(), data.size());
+    return absl::OkStatus();
+  }
+
+  absl::Status Sync() override {
+    RETURN_IF_ERROR(disk_.Do(absl::StrCat("sync ", path_)));
+    File& file = disk_.files_[path_];
+    file.synced = file.content.size();
+    return absl::OkStatus();
+  }
+
+  absl::Status CutTo(size_t size_bytes) override {
+    RETURN_IF_ERROR(disk_.Do(absl::StrCat("cut ", path_)));
+    File& file = disk_.files_[path_];
+    MEGASCALE_CHECK(size_bytes <= file.content.size());
+    file.content.resize(size_bytes);
+    file.synced = size_bytes;
+    return absl::OkStatus();
+  }
+
+ private:
+  SimulatedDisk& disk_;
+  const std::string path_;
+};
+
+absl::StatusOr<std::unique_ptr<AppendedFile>> SimulatedDisk::OpenAppended(const std::string& path) {
+  RETURN_IF_ERROR(Do(absl::StrCat("open ", path)));
+  files_.try_emplace(path);
+  return std::make_unique<OpenFile>(this, path);
+}
+
+absl::StatusOr<std::string> SimulatedDisk::Read(const std::string& path) {
+  const auto file = files_.find(path);
+  if (file == files_.end()) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+  return file->second.content;
+}
+
+absl::Status SimulatedDisk::WriteDurably(const std::string& path, absl::string_view data) {
+  RETURN_IF_ERROR(Do(absl::StrCat("write ", path)));
+  File& file = files_[path];
+  file.content = std::string(data);
+  file.synced = data.size();
+  return absl::OkStatus();
+}
+
+absl::Status SimulatedDisk::WriteSoon(const std::string& path, absl::string_view data) {
+  RETURN_IF_ERROR(Do(absl::StrCat("write, not synced, ", path)));
+  files_[path] = {std::string(data), 0};
+  return absl::OkStatus();
+}
+
+}  // namespace megascale::driver

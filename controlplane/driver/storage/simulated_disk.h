@@ -1,0 +1,68 @@
+// The driver's disk in memory, for tests and the simulator: it behaves as a disk does that keeps
+// what was synced and nothing else for sure. It outlives the drivers that open it, one after the
+// other; Crash stands between two of them.
+//
+// Before each effect it asks `fate`, so that a driver can be ended before and after every write and
+// every sync, and any of them can fail. Threads: one.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "controlplane/driver/storage/event_log.h"
+#include "controlplane/driver/storage/job_files.h"
+
+namespace megascale::driver {
+
+class SimulatedDisk : public JobFiles {
+ public:
+  enum class Fate {
+    kDone,
+    kFails,  // an error; part of the data may have been written
+    kDies,   // the process ends before the effect: an error, and nothing happened
+  };
+  // What happens to the named effect ("append to the log", "sync /jobs/j/metrics.jsonl" …).
+  using FateOf = std::function<Fate(absl::string_view effect)>;
+  // How much of `unsynced` (bytes of a file, events of the log) a crash leaves: 0 to `unsynced`.
+  using Remainder = std::function<size_t(size_t unsynced)>;
+
+  // By default everything is done, and a crash leaves nothing that was not synced.
+  void SetFaults(FateOf fate, Remainder remainder);
+
+  // The log. The one opened before must not be used any more.
+  std::unique_ptr<LogStore> OpenLog();
+  // Everything that a log opened now would read.
+  const LogContents& durable_log() const { return log_; }
+
+  // What was not synced is lost, but for a remainder at its beginning.
+  void Crash();
+
+  absl::StatusOr<std::unique_ptr<AppendedFile>> OpenAppended(const std::string& path) override;
+  absl::StatusOr<std::string> Read(const std::string& path) override;
+  absl::Status WriteDurably(const std::string& path, absl::string_view data) override;
+  absl::Status WriteSoon(const std::string& path, absl::string_view data) override;
+  bool Exists(const std::string& path) override { return files_.count(path) > 0; }
+
+ private:
+  class Log;
+  class OpenFile;
+  struct File {
+    std::string content;
+    size_t synced = 0;  // bytes
+  };
+
+  absl::Status Do(const std::string& effect);
+
+  FateOf fate_;
+  Remainder remainder_;
+  LogContents log_;
+  std::vector<Event> unsynced_;  // written after log_
+  std::map<std::string, File> files_;
+};
+
+}  // namespace megascale::driver

@@ -1,0 +1,109 @@
+// For tests of the core: a core that is fed events, and replays them at its end.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "controlplane/driver/desired_states.h"
+#include "controlplane/driver/test_events.h"
+
+namespace megascale::driver {
+
+// A core with job "j" of 4 ranks and nodes n0, n1 of 2 slots. Keeps its events; at the end they are
+// replayed, every prefix must give the state that was there, and prints of desired states must
+// differ where these do.
+class DriverCoreTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Event started;
+    started.mutable_driver_started()->set_rules(kRules);
+    Do(std::move(started));
+  }
+
+  bool Do(Event event) {
+    event.set_time_unix_nanos(1'000'000'000 * ++seconds_);
+    const bool accepted = Apply(event, &state_);
+    events_.push_back(std::move(event));
+    states_.push_back(state_.SerializeAsString());
+    return accepted;
+  }
+
+  void TearDown() override {
+    DriverState replayed;
+    for (size_t i = 0; i < events_.size(); ++i) {
+      Apply(events_[i], &replayed);
+      ASSERT_EQ(replayed.SerializeAsString(), states_[i]) << "after event " << i;
+      // A snapshot in between changes nothing.
+      ASSERT_TRUE(replayed.ParseFromString(states_[i]));
+      if (i > 0) CheckPrints(i);
+    }
+  }
+
+  // The print of what an agent is told changes when that does, and only then.
+  void CheckPrints(size_t event) const {
+    DriverState before;
+    DriverState after;
+    ASSERT_TRUE(before.ParseFromString(states_[event - 1]) &&
+                after.ParseFromString(states_[event]));
+    const DesiredStates earlier(before);
+    const DesiredStates later(after);
+    const auto told = [](const DesiredStates& states, const std::string& node_id) {
+      megascale::agent::v1::DesiredState desired = states.For(node_id);
+      desired.clear_version();
+      return desired.SerializeAsString();
+    };
+    for (const NodeRecord& node : after.nodes()) {
+      const std::string& node_id = node.hello().node_id();
+      EXPECT_EQ(earlier.PrintOf(node_id) == later.PrintOf(node_id),
+                told(earlier, node_id) == told(later, node_id))
+          << node_id << " after event " << event;
+    }
+  }
+
+  void SubmitAndJoin() {
+    Do(Submitted("j", SpecOf(2, 2, 30)));
+    Do(Joined("n0", "a", 2));
+    Do(Joined("n1", "a", 2));
+  }
+
+  void Run() {
+    SubmitAndJoin();
+    Do(Passed("j", 1, "n0"));
+    Do(Passed("j", 1, "n1"));
+    ASSERT_EQ(job().stage(), v1::STAGE_RUN);
+  }
+
+  void KillRank(int64_t attempt) {
+    Do(Failed(attempt, 0, "n0", megascale::telemetry::v1::FAILURE_CLASS_EXITED));
+    Do(Fenced(attempt, "n0", {}));
+    Do(Fenced(attempt, "n1", {}));
+  }
+
+  void BackoffElapsed(int64_t attempt) {
+    Event event;
+    event.mutable_backoff_elapsed()->set_job_id("j");
+    event.mutable_backoff_elapsed()->set_attempt(attempt);
+    Do(event);
+  }
+
+  const JobRecord& job() const { return *FindJob(state_, "j"); }
+  megascale::agent::v1::DesiredJob Desired(const std::string& node_id) const {
+    const megascale::agent::v1::DesiredState desired = DesiredFor(state_, node_id);
+    return desired.jobs_size() == 0 ? megascale::agent::v1::DesiredJob() : desired.jobs(0);
+  }
+  std::vector<std::string> PlacedNodes() const {
+    std::vector<std::string> nodes;
+    for (const auto& placement : job().placements()) nodes.push_back(placement.node_id());
+    return nodes;
+  }
+
+  DriverState state_;
+  std::vector<Event> events_;
+  std::vector<std::string> states_;
+  int64_t seconds_ = 0;
+};
+
+}  // namespace megascale::driver

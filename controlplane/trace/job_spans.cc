@@ -1,0 +1,115 @@
+#include "controlplane/trace/job_spans.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
+#include "runtime/engine/chunks_of_rank.h"
+#include "runtime/plan/roles.h"
+#include "runtime/simulate/step_breakdown.h"
+
+namespace megascale::trace {
+namespace {
+
+namespace control = megascale::control::v1;
+
+// "rank 3: node b, stage 1, data 0"
+std::string NameOf(const plan::RankPlan& plan, const std::string& node_id) {
+  const plan::Coordinate at = plan.mesh.CoordinateOf(plan.rank);
+  return absl::StrCat("rank ", plan.rank, ": node ", base::Printable(node_id), ", stage ",
+                      at.pipeline, ", data ", at.data,
+                      plan.mesh.tensor_size() > 1 ? absl::StrCat(", tensor ", at.tensor) : "");
+}
+
+double Seconds(int64_t nanos, int64_t count) {
+  return static_cast<double>(nanos) / 1e9 / static_cast<double>(count);
+}
+
+}  // namespace
+
+absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec) {
+  ASSIGN_OR_RETURN(engine::ChunksOfRank first, engine::ChunksOf(spec, 0));
+  plan::PlanOptions& options = first.plan_options;
+  ASSIGN_OR_RETURN(options.chunks, engine::ChunkCostsOf(spec));
+  ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles, plan::BuildRolePlans(options));
+  JobSpans spans;
+  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+    spans.plans_.push_back(plan::PlanOfRank(roles, rank));
+    spans.names_.push_back(simulate::NameOf(spans.plans_.back()));
+  }
+  spans.ranks_.resize(spans.plans_.size(), simulate::RankSpans{.known = false, .spans = {}});
+  return spans;
+}
+
+void JobSpans::Add(const control::StreamSpansResponse& response) {
+  const auto rank = static_cast<size_t>(response.rank());
+  if (response.rank() < 0 || rank >= plans_.size()) return;
+  names_[rank] = NameOf(plans_[rank], response.node_id());
+  if (!response.error().empty()) {
+    errors_.push_back(absl::StrCat("rank ", rank, ": ", response.error()));
+    return;
+  }
+  simulate::RankSpans& spans = ranks_[rank];
+  const auto is_time = [](int64_t nanos) { return nanos >= 0 && nanos < kClockNanosMax; };
+  const int64_t ahead = std::clamp(response.clock_ahead_nanos(), -kClockNanosMax, kClockNanosMax);
+  spans.known = true;
+  spans.seen_nanos = std::clamp(response.read_nanos(), int64_t{0}, kClockNanosMax) - ahead;
+  for (const telemetry::v1::Span& span : response.spans()) {
+    if (!is_time(span.begin_nanos()) || !is_time(span.end_nanos())) continue;
+    spans.spans.push_back({.begin_nanos = span.begin_nanos() - ahead,
+                           .end_nanos = span.end_nanos() == 0 ? 0 : span.end_nanos() - ahead,
+                           .instruction = span.instruction(),
+                           .step = span.step(),
+                           .bytes = span.bytes(),
+                           .lane = static_cast<uint8_t>(span.lane()),
+                           .code = static_cast<uint8_t>(span.code())});
+  }
+  num_lost_ += response.num_lost();
+  clocks_.insert(ahead);
+  clock_error_nanos_ = std::max(clock_error_nanos_, response.clock_error_nanos());
+}
+
+std::vector<simulate::TimedStep> JobSpans::Measure(int num_steps) const {
+  return simulate::MeasureSteps(plans_, ranks_, num_steps);
+}
+
+google::protobuf::RepeatedPtrField<control::StageTime> StageTimes(
+    const JobSpans& spans, absl::Span<const simulate::TimedStep> steps) {
+  const auto num_whole = std::count_if(steps.begin(), steps.end(),
+                                       [](const simulate::TimedStep& step) { return step.whole; });
+  google::protobuf::RepeatedPtrField<control::StageTime> stages;
+  for (int stage = 0; stage < spans.plans().front().mesh.pipeline_size(); ++stage) {
+    simulate::StepBreakdown sum;
+    int64_t num_ranks = 0;
+    int64_t last_step = 0;
+    for (const plan::RankPlan& plan : spans.plans()) {
+      const auto rank = static_cast<size_t>(plan.rank);
+      if (plan.stage() != stage || !spans.ranks()[rank].known) continue;
+      ++num_ranks;
+      for (const simulate::TimedStep& step : steps) {
+        if (!step.whole) continue;
+        sum += simulate::BreakDown(plan, step.time.ranks[rank]);
+        last_step = std::max(last_step, step.step);
+      }
+    }
+    const int64_t count = num_ranks * num_whole;
+    if (count == 0) continue;
+    control::StageTime& time = *stages.Add();
+    time.set_stage(stage);
+    time.set_num_ranks(static_cast<int32_t>(num_ranks));
+    time.set_num_steps(static_cast<int32_t>(num_whole));
+    time.set_last_step(last_step);
+    time.set_step_seconds(Seconds(sum.total(), count));
+    time.set_compute_seconds(Seconds(sum.compute, count));
+    time.set_optimizer_seconds(Seconds(sum.optimizer, count));
+    time.set_pipeline_seconds(Seconds(sum.pipeline, count));
+    time.set_data_parallel_seconds(Seconds(sum.data_parallel, count));
+    time.set_data_wait_seconds(Seconds(sum.data_wait, count));
+    time.set_bubble_seconds(Seconds(sum.bubble, count));
+  }
+  return stages;
+}
+
+}  // namespace megascale::trace

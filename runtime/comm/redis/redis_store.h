@@ -1,0 +1,152 @@
+// The rendezvous store on a Redis server: the same requests and answers as the embedded one
+// (embedded_store.h), over one pipelined connection that is made when there is something to ask,
+// made again when it breaks, and closed when it has nothing to do.
+//
+// Keys are "megascale:{SCOPE}:v:KEY" and expire; SCOPE names one attempt and is the caller's. A SET
+// is one command, an ADD one script that remembers its request id, so that both may be sent again
+// after a lost connection (a SET may then be done twice: a key has one writer at a time). A WAIT is
+// asked for again, in batches, with growing pauses: no wake-up can be lost, nothing has to be set
+// up anew after a reconnect, and it works through proxies (docs/store.md).
+//
+// Threads: one drives it: poll(2) on fd() for events() until NextWake(), then Drive. Nothing
+// blocks. Replies are called within Handle and Drive; they must not call the store.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "proto/agent.pb.h"
+#include "runtime/base/tls/tls_tunnel.h"
+#include "runtime/comm/redis/address.h"
+#include "runtime/comm/redis/connection.h"
+#include "runtime/comm/redis/dial.h"
+
+namespace megascale::comm {
+
+struct RedisStoreOptions {
+  RedisAddress address;
+  std::string password_file;  // see password_file.h; empty: no password
+  RedisTls tls;               // for an address with TLS
+  // Without any answer for so long, all that is asked fails. A server that is started again within
+  // this time is waited for.
+  absl::Duration give_up_after = absl::Seconds(5);
+  absl::Duration connection_timeout = absl::Seconds(2);  // to connect, and without a reply
+  absl::Duration backoff_min = absl::Milliseconds(20);   // between two connections; doubles
+  absl::Duration backoff_max = absl::Milliseconds(500);
+  absl::Duration poll_min =
+      absl::Milliseconds(2);  // between two looks for what is waited for; doubles
+  absl::Duration poll_max = absl::Milliseconds(100);
+  absl::Duration idle_after = absl::Seconds(10);  // without a request the connection is closed
+  absl::Duration expiry = absl::Hours(24);        // of a key, from its last change
+  size_t key_bytes_max = 1024;                    // of a key, and of a request id
+  size_t value_bytes_max = 1 << 20;               // of a value
+  size_t waiting_bytes_max = 64 << 20;            // of requests without an answer
+};
+
+class RedisStore {
+ public:
+  using StoreRequest = megascale::agent::v1::StoreRequest;
+  using StoreReply = megascale::agent::v1::StoreReply;
+  using Reply = std::function<void(const StoreReply&)>;
+
+  explicit RedisStore(RedisStoreOptions options);
+
+  // Serves one request of the attempt `scope`; calls `reply` once, from a later Drive, unless
+  // Forget or the same request id again takes its place. Errors, in the reply: as of the embedded
+  // store, and Unavailable - no answer in time, FailedPrecondition - the server refuses us; both
+  // name the server and what to do.
+  void Handle(const std::string& scope, const StoreRequest& request, Reply reply,
+              absl::Duration now);
+
+  // Nobody waits for this request any more; it may be done or not. ForgetAll: for all whose id
+  // begins with `prefix`.
+  void Forget(const std::string& request_id);
+  void ForgetAll(const std::string& prefix);
+
+  // What poll(2) is to wait for; fd() is -1 where there is nothing.
+  int fd() const;
+  short events() const;
+  // When to call Drive although nothing happened.
+  absl::Duration NextWake() const;
+  void Drive(absl::Duration now);
+
+  size_t num_waiting() const { return calls_.size(); }  // requests without an answer
+  bool is_connected() const { return connection_ != nullptr; }
+
+ private:
+  struct Call {
+    std::string scope;
+    StoreRequest request;
+    Reply reply;
+    int64_t serial = 0;  // of this taking of the request id
+  };
+  using CallName = std::pair<std::string, int64_t>;  // request id, serial
+  // A command without a reply.
+  struct Sent {
+    enum class Kind { kGreeting, kCall, kPoll } kind;
+    std::vector<CallName> calls;
+  };
+  using Outgoing = std::vector<std::pair<Reply, StoreReply>>;
+
+  absl::Status Check(const StoreRequest& request) const;
+  std::string Place() const;  // "store redis://host:6379"
+  Call* Find(const CallName& name);
+  void Answer(const CallName& name, StoreReply answer);
+  void AnswerError(const CallName& name, const absl::Status& status);
+  void FailAll(const absl::Status& why);
+  void CallReplies();
+
+  void Connect(absl::Duration now);
+  void DriveDial(absl::Duration now);
+  void DriveConnection(absl::Duration now);
+  absl::Status Greet();
+  void Lose(const absl::Status& why, absl::Duration now);
+  void CheckTimes(absl::Duration now);
+  absl::Duration ConnectionDeadline() const;
+
+  void SendDue(absl::Duration now);
+  void Send(Sent::Kind kind, std::vector<CallName> calls, const std::vector<std::string>& words,
+            absl::Duration now);
+  absl::Status OnReply(const Sent& sent, const RedisReply& reply, absl::Duration now);
+  absl::Status OnGreetingReply(const RedisReply& reply);
+  absl::Status OnCallReply(const CallName& name, const RedisReply& reply);
+  absl::Status OnPollReply(const Sent& sent, const RedisReply& reply, absl::Duration now);
+  std::vector<std::string> WordsOf(const Call& call) const;
+
+  const RedisStoreOptions options_;
+  std::map<std::string, Call> calls_;  // by request id
+  std::set<std::string> waits_;        // of these, those that wait for a key
+  std::deque<CallName> queue_;         // of these, those to be sent; names of forgotten ones too
+  size_t calls_bytes_ = 0;
+  int64_t last_serial_ = 0;
+  Outgoing outgoing_;  // to be called when the store is in order
+
+  std::unique_ptr<RedisDial> dial_;
+  std::unique_ptr<base::TlsTunnel> tunnel_;
+  std::unique_ptr<RedisConnection> connection_;
+  std::deque<Sent> sent_;
+  size_t num_greetings_ = 0;     // of sent_
+  size_t num_polls_ = 0;         // of sent_
+  bool found_in_round_ = false;  // a key that was waited for, by the polls under way
+  absl::Duration quiet_since_;   // of the connection: began, replied last, or began to be asked
+  absl::Duration used_ = -absl::InfiniteDuration();  // when there was something to ask last
+  absl::Duration connect_after_ = -absl::InfiniteDuration();
+  absl::Duration backoff_;
+  absl::Duration next_poll_ = -absl::InfiniteDuration();
+  absl::Duration poll_pause_;
+  std::optional<absl::Duration> unanswered_since_;
+  absl::Status last_error_;  // of the connections since the last answer
+};
+
+}  // namespace megascale::comm

@@ -1,0 +1,70 @@
+// Operators that look at every value they compute: for a step that is done again because its loss
+// or a gradient came out not finite. They compute with another Ops, so they give the same bits.
+// Private to the engine. Threads: one. Cost: one pass over every result.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "runtime/ops/ops.h"
+
+namespace megascale::engine {
+
+class CheckedOps final : public ops::Ops {
+ public:
+  // The name of the parameter whose values or gradients lie at an address, such as
+  // "model.layers.3.mlp.up.weight"; "" of any other address.
+  using ParameterAt = std::function<std::string(const void*)>;
+
+  // `ops` is borrowed.
+  CheckedOps(ops::Ops* ops, ParameterAt parameter_at)
+      : ops_(*ops), parameter_at_(std::move(parameter_at)) {}
+
+  // Which operator gave the first value that is not finite, and in which layer: "layer 3: matrix
+  // product with mlp.up.weight gave inf". Operators without parameters are named after those before
+  // them: "layer 3: attention, after attn.qkv.weight, gave nan". "": there was none.
+  const std::string& finding() const { return finding_; }
+  // Results looked at, up to the finding. Tensor ranks, which share a pass, count alike.
+  int64_t num_looked_at() const { return num_looked_at_; }
+
+  ops::DType compute() const override { return ops_.compute(); }
+  void MatMul(const ops::MatMulArgs& args) override;
+  void Norm(const ops::NormArgs& args) override;
+  void NormBackward(const ops::NormBackwardArgs& args) override;
+  void Attention(const ops::AttentionArgs& args) override;
+  void AttentionBackward(const ops::AttentionBackwardArgs& args) override;
+  void Rotary(const ops::RotaryArgs& args) override;
+  void Activation(const ops::ActivationArgs& args) override;
+  void ActivationBackward(const ops::ActivationBackwardArgs& args) override;
+  void Embedding(const ops::EmbeddingArgs& args) override;
+  void EmbeddingBackward(const ops::EmbeddingBackwardArgs& args) override;
+  void LogitStatistics(const ops::LogitStatisticsArgs& args) override;
+  void CrossEntropy(const ops::CrossEntropyArgs& args) override;
+  void AdamW(const ops::AdamWArgs& args) override { ops_.AdamW(args); }
+  void AddColumnSums(const ops::Matrix& x, const ops::Vector& out) override;
+  void Add(const ops::Matrix& a, const ops::Matrix& b, const ops::Matrix& out) override;
+  void AddScaled(double factor, const ops::Vector& x, const ops::Vector& out) override {
+    ops_.AddScaled(factor, x, out);
+  }
+  double SumOfSquares(const ops::Vector& x) override { return ops_.SumOfSquares(x); }
+  void Cast(const ops::Vector& from, const ops::Vector& to) override { ops_.Cast(from, to); }
+  void FillZero(const ops::Vector& x) override { ops_.FillZero(x); }
+
+ private:
+  // Remembers the parameter at `data`, if there is one, as the place of this operator.
+  bool At(const void* data);
+  // Notes the first value of `out` that is not finite. `own`: the operator has the parameter of
+  // the place; else it only comes after it.
+  void Look(const ops::Matrix& out, absl::string_view operation, bool own);
+  void Look(const ops::Vector& out, absl::string_view operation, bool own);
+
+  ops::Ops& ops_;
+  const ParameterAt parameter_at_;
+  std::string place_;
+  std::string finding_;
+  int64_t num_looked_at_ = 0;
+};
+
+}  // namespace megascale::engine

@@ -1,0 +1,214 @@
+#include "runtime/engine/chunks_of_rank.h"
+
+#include <algorithm>
+
+#include "runtime/base/status.h"
+#include "runtime/engine/groups.h"
+#include "runtime/engine/snapshot_shard.h"
+#include "runtime/job/job_spec.h"
+#include "runtime/model/pass_operations.h"
+
+namespace megascale::engine {
+
+using megascale::job::v1::JobSpec;
+
+tensor::DType ComputeType(megascale::job::v1::Precision precision) {
+  switch (precision) {
+    case megascale::job::v1::PRECISION_BF16:
+      return tensor::DType::kBF16;
+    case megascale::job::v1::PRECISION_FP64:
+      return tensor::DType::kF64;
+    default:
+      return tensor::DType::kF32;
+  }
+}
+
+std::vector<model::FlatRange> ReplicatedRanges(const model::ChunkLayout& layout) {
+  std::vector<model::FlatRange> ranges;
+  for (const model::Parameter& parameter : layout.parameters()) {
+    if (!parameter.replicated) continue;
+    if (!ranges.empty() && ranges.back().begin + ranges.back().count == parameter.offset) {
+      ranges.back().count += parameter.size;
+    } else {
+      ranges.push_back({parameter.offset, parameter.size});
+    }
+  }
+  return ranges;
+}
+
+int64_t NumReplicated(const model::ChunkLayout& layout) {
+  int64_t elements = 0;
+  for (const model::FlatRange& range : ReplicatedRanges(layout)) elements += range.count;
+  return elements;
+}
+
+int64_t ChunksOfRank::most_replicated() const {
+  int64_t most = 0;
+  for (const optim::OptimizerShard& shard : shards) {
+    most = std::max(most, NumReplicated(shard.layout()));
+  }
+  return most;
+}
+
+optim::OptimizerShard ChunksOfRank::ShardOf(const model::ChunkRange& range) const {
+  return {.config = config,
+          .range = range,
+          .num_shards = mesh.data_size(),
+          .shard_index = coordinate.data,
+          .tensor = tensor};
+}
+
+model::ChunkOptions ChunksOfRank::ModelOptions(const model::ChunkRange& range,
+                                               int num_slots) const {
+  return {.config = config,
+          .range = range,
+          .micro_batch = micro_batch,
+          .seq = seq,
+          .num_slots = num_slots,
+          .compute = compute,
+          .split_backward = plan::SplitsBackward(plan_options.schedule),
+          .recompute = recompute,
+          .tensor = tensor};
+}
+
+GradientSizes GradientSizesOf(const ChunksOfRank& part, const plan::RankPlan& plan) {
+  std::vector<int64_t> padded;
+  for (const optim::OptimizerShard& shard : part.shards) {
+    padded.push_back(shard.layout().padded_elements(shard.num_shards));
+  }
+  GradientSizes sizes;
+  sizes.buffers.resize(static_cast<size_t>(plan.gradient_buffers));
+  for (const plan::Instruction& instruction : plan.instructions) {
+    if (instruction.gradient_buffer == plan::kNoBuffer) continue;
+    int64_t& buffer = sizes.buffers[static_cast<size_t>(instruction.gradient_buffer)];
+    const int chunk = plan.IndexOfChunk(instruction.id.chunk());
+    buffer = std::max(buffer, padded[static_cast<size_t>(chunk)]);
+  }
+  if (!plan.shards_gradients) return sizes;
+  for (const int64_t elements : padded) sizes.shards.push_back(elements / part.mesh.data_size());
+  return sizes;
+}
+
+model::Recompute RecomputeOf(const JobSpec& spec) {
+  switch (spec.train().recompute_granularity()) {
+    case job::v1::RECOMPUTE_GRANULARITY_SELECTIVE:
+      return model::Recompute::kSelective;
+    case job::v1::RECOMPUTE_GRANULARITY_FULL:
+      return model::Recompute::kFull;
+    default:
+      return model::Recompute::kNone;
+  }
+}
+
+plan::Schedule ScheduleOf(const JobSpec& spec) {
+  // One stage has no bubble to fill. All forwards first would add to the gradient of a tied
+  // embedding in another order, and a schedule is no part of the numerics.
+  if (spec.parallel().pipeline_model_parallel_size() == 1) return plan::Schedule::k1F1B;
+  switch (spec.parallel().pipeline_schedule()) {
+    case job::v1::PIPELINE_SCHEDULE_GPIPE:
+      return plan::Schedule::kGPipe;
+    case job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B:
+      return plan::Schedule::kInterleaved1F1B;
+    case job::v1::PIPELINE_SCHEDULE_ZB_H1:
+      return plan::Schedule::kZeroBubbleH1;
+    default:
+      return plan::Schedule::k1F1B;
+  }
+}
+
+namespace {
+
+// Of one micro-batch. A backward in two parts costs what both do.
+plan::ChunkCost CostOfPasses(const model::ChunkOptions& options) {
+  const model::PassOperations forward = OperationsOf(options, model::Pass::kForward);
+  plan::ChunkCost cost;
+  cost.forward_flops = forward.flops();
+  cost.forward_bytes = forward.exchanged_bytes();
+  const auto passes = options.split_backward
+                          ? std::vector{model::Pass::kBackwardInput, model::Pass::kBackwardWeights}
+                          : std::vector{model::Pass::kBackward};
+  for (const model::Pass pass : passes) {
+    const model::PassOperations operations = OperationsOf(options, pass);
+    cost.backward_flops += operations.flops();
+    cost.backward_bytes += operations.exchanged_bytes();
+    if (pass != model::Pass::kBackwardWeights) continue;
+    cost.weight_flops = operations.flops();
+    cost.weight_bytes = operations.exchanged_bytes();
+  }
+  return cost;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(const JobSpec& spec) {
+  ASSIGN_OR_RETURN(const ChunksOfRank part, ChunksOf(spec, 0));
+  const int num_chunks = part.plan_options.num_chunks();
+  const auto compute_bytes = static_cast<int64_t>(tensor::SizeOf(part.compute));
+  const auto gradient_bytes =
+      static_cast<int64_t>(tensor::SizeOf(tensor::AccumulationType(part.compute)));
+  const int64_t tokens = part.micro_batch * part.seq;
+  std::vector<plan::ChunkCost> costs;
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    ASSIGN_OR_RETURN(const model::ChunkRange range,
+                     model::MakeChunkRange(part.config, num_chunks, chunk));
+    plan::ChunkCost& cost =
+        costs.emplace_back(CostOfPasses(part.ModelOptions(range, /*num_slots=*/1)));
+    const optim::OptimizerShard shard = part.ShardOf(range);
+    const model::ChunkLayout layout = shard.layout();
+    const int64_t elements = layout.padded_elements(shard.num_shards);
+    const int64_t trust_sums =
+        int64_t{shard.num_parts()} * optim::NumTrustSums(spec.optimizer(), layout);
+    cost.output_bytes = tokens * part.config.hidden_size * compute_bytes / part.tensor.size;
+    cost.gradient_bytes = elements * gradient_bytes;
+    cost.parameter_bytes = elements * compute_bytes;
+    cost.trust_bytes = trust_sums * static_cast<int64_t>(sizeof(double));
+    cost.replicated_bytes = NumReplicated(layout) * gradient_bytes;
+  }
+  return costs;
+}
+
+absl::StatusOr<ChunksOfRank> ChunksOf(const JobSpec& spec, int rank) {
+  ChunksOfRank mine;
+  ASSIGN_OR_RETURN(mine.mesh, MeshOf(spec));
+  if (!mine.mesh.Contains(rank)) {
+    return absl::InvalidArgumentError("engine: the rank is not in the mesh");
+  }
+  mine.coordinate = mine.mesh.CoordinateOf(rank);
+  mine.tensor = {.size = mine.mesh.tensor_size(), .index = mine.coordinate.tensor};
+  ASSIGN_OR_RETURN(mine.config, model::MakeModelConfig(spec.model()));
+  mine.compute = ComputeType(spec.train().precision());
+  mine.micro_batch = spec.train().micro_batch_size();
+  mine.seq = spec.train().seq_length();
+  mine.recompute = RecomputeOf(spec);
+  mine.plan_options = {
+      .mesh = mine.mesh,
+      .schedule = ScheduleOf(spec),
+      .chunks_per_stage = spec.parallel().virtual_pipeline_model_parallel_size(),
+      .num_microbatches = job::NumMicrobatches(spec),
+      .overlap = {.grad_reduce = spec.parallel().overlap_grad_reduce(),
+                  .param_gather = spec.parallel().overlap_param_gather(),
+                  .p2p_communication = spec.parallel().overlap_p2p_communication()},
+      .has_trust_ratios = optim::HasTrustRatios(spec.optimizer()),
+      .zero_stage = spec.parallel().zero_stage()};
+  const int num_chunks = mine.plan_options.num_chunks();
+  for (int chunk = mine.coordinate.pipeline; chunk < num_chunks;
+       chunk += mine.mesh.pipeline_size()) {
+    ASSIGN_OR_RETURN(const model::ChunkRange range,
+                     model::MakeChunkRange(mine.config, num_chunks, chunk));
+    mine.shards.push_back(mine.ShardOf(range));
+  }
+  return mine;
+}
+
+absl::StatusOr<int64_t> SnapshotPayloadBytes(const JobSpec& spec, int rank) {
+  ASSIGN_OR_RETURN(const ChunksOfRank mine, ChunksOf(spec, rank));
+  std::vector<optim::StateSlice> state;
+  for (const optim::OptimizerShard& shard : mine.shards) {
+    const auto of_chunk = optim::ShardedOptimizer::StateLayout(shard, mine.compute);
+    state.insert(state.end(), of_chunk.begin(), of_chunk.end());
+  }
+  ASSIGN_OR_RETURN(const checkpoint::ShardLayout layout, LayoutOf(rank, state));
+  return layout.size_bytes();
+}
+
+}  // namespace megascale::engine

@@ -1,0 +1,128 @@
+#include "runtime/engine/chunks_of_rank.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/engine/test_job.h"
+#include "runtime/job/job_spec.h"
+#include "runtime/model/transformer_chunk.h"
+
+namespace megascale::engine {
+namespace {
+
+constexpr auto k1F1B = job::v1::PIPELINE_SCHEDULE_1F1B;
+constexpr auto kZeroBubble = job::v1::PIPELINE_SCHEDULE_ZB_H1;
+
+// Counts the bytes of whole buffers; the other rank has the same numbers as this one.
+class CountingGroup final : public model::TensorGroup {
+ public:
+  model::TensorPlace place() const override { return {.size = 2, .index = 0}; }
+  void AllGather(const tensor::Vector& in, const tensor::Vector& out) override {
+    std::memcpy(out.data, in.data, Bytes(in));
+    std::memcpy(out.as<std::byte>() + Bytes(in), in.data, Bytes(in));
+    bytes_ += static_cast<int64_t>(Bytes(out));
+  }
+  void ReduceScatter(const tensor::Vector& in, const tensor::Vector& out) override {
+    std::memcpy(out.data, in.data, Bytes(out));
+    bytes_ += static_cast<int64_t>(Bytes(in));
+  }
+  absl::Status status() const override { return absl::OkStatus(); }
+
+  // Since the last call.
+  int64_t Take() { return std::exchange(bytes_, 0); }
+
+ private:
+  static size_t Bytes(const tensor::Vector& vector) {
+    return static_cast<size_t>(vector.size) * tensor::SizeOf(vector.dtype);
+  }
+
+  int64_t bytes_ = 0;
+};
+
+struct Case {
+  bool parallel_block = false;
+  int num_norms = 2;
+  job::v1::PipelineSchedule schedule = k1F1B;
+  job::v1::RecomputeGranularity recompute = job::v1::RECOMPUTE_GRANULARITY_NONE;
+};
+
+job::v1::JobSpec SpecOf(const Case& given) {
+  job::v1::JobSpec spec = ToyJob(WriteTestText("text"), 1, 2);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(2);
+  spec.mutable_parallel()->set_pipeline_schedule(given.schedule);
+  spec.mutable_model()->set_parallel_block(given.parallel_block);
+  spec.mutable_model()->set_num_ln_in_parallel_attn(given.num_norms);
+  spec.mutable_train()->set_recompute_granularity(given.recompute);
+  return job::ResolveJobSpec(spec).value();
+}
+
+// What a plan says of passes, and the simulator prices.
+TEST(ChunkCosts, SayWhatTensorRanksReallyExchange) {
+  for (const Case& given :
+       {Case{}, Case{.parallel_block = true}, Case{.parallel_block = true, .num_norms = 1},
+        Case{.schedule = kZeroBubble}, Case{.parallel_block = true, .schedule = kZeroBubble},
+        Case{.parallel_block = true, .num_norms = 1, .schedule = kZeroBubble},
+        Case{.recompute = job::v1::RECOMPUTE_GRANULARITY_SELECTIVE},
+        Case{.recompute = job::v1::RECOMPUTE_GRANULARITY_FULL},
+        Case{.parallel_block = true, .recompute = job::v1::RECOMPUTE_GRANULARITY_FULL},
+        Case{.parallel_block = true,
+        .num_norms = 1,
+        .recompute = job::v1::RECOMPUTE_GRANULARITY_FULL}}) {
+    const job::v1::JobSpec spec = SpecOf(given);
+    const std::vector<plan::ChunkCost> costs = ChunkCostsOf(spec).value();
+    for (int stage = 0; stage < 2; ++stage) {
+      SCOPED_TRACE(absl::StrCat("parallel block ", given.parallel_block, ", norms ",
+                                given.num_norms, ", schedule ", given.schedule, ", recompute ",
+                                given.recompute, ", stage ", stage));
+      const ChunksOfRank part = ChunksOf(spec, 2 * stage).value();
+      const optim::OptimizerShard& shard = part.shards[0];
+      const int64_t size = shard.layout().num_elements();
+      std::vector<float> weights(static_cast<size_t>(size), 0.01f);
+      std::vector<float> gradients(static_cast<size_t>(size));
+      const auto ops = ops::MakeCpuOps(tensor::DType::kF32, 1);
+      CountingGroup group;
+      const auto chunk =
+          model::TransformerChunk::Create(part.ModelOptions(shard.range, 1), ops.get(),
+                                          {{weights.data(), tensor::DType::kF32, size},
+                                           {gradients.data(), tensor::DType::kF32, size}},
+                                          &group)
+              .value();
+      double loss = 0;
+      chunk->Forward(0, {.gradient_scale = 1, .sum = &loss});
+      const auto index = static_cast<size_t>(stage);
+      EXPECT_EQ(group.Take(), costs[index].forward_bytes);
+      if (given.schedule == kZeroBubble) {
+        chunk->BackwardInput(0);
+        EXPECT_EQ(group.Take(), costs[index].backward_bytes - costs[index].weight_bytes);
+        chunk->BackwardWeights(0);
+        EXPECT_EQ(group.Take(), costs[index].weight_bytes);
+      } else {
+        chunk->Backward(0);
+        EXPECT_EQ(group.Take(), costs[index].backward_bytes);
+      }
+    }
+  }
+}
+
+TEST(ChunksOfRank, CopiesOfNeighboursAreOneRange) {
+  const ChunksOfRank part = ChunksOf(SpecOf({}), 0).value();
+  const model::ChunkLayout layout = part.shards[0].layout();
+  int64_t elements = 0;
+  for (const model::Parameter& parameter : layout.parameters()) {
+    if (parameter.replicated) elements += parameter.size;
+  }
+  EXPECT_GT(elements, 0);
+  EXPECT_EQ(NumReplicated(layout), elements);
+  int64_t end = -1;
+  for (const model::FlatRange& range : ReplicatedRanges(layout)) {
+    EXPECT_GT(range.begin, end) << "neighbours would be one range";
+    end = range.begin + range.count;
+  }
+}
+
+}  // namespace
+}  // namespace megascale::engine

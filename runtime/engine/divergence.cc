@@ -1,0 +1,192 @@
+#include "runtime/engine/divergence.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status.h"
+#include "runtime/engine/checked_ops.h"
+#include "runtime/model/chunk_layout.h"
+#include "runtime/model/transformer_chunk.h"
+
+namespace megascale::engine {
+namespace {
+
+constexpr size_t kTextBytes = 240;
+constexpr double kNothing = std::numeric_limits<double>::max();
+
+// What a rank found, in the form in which the ranks exchange it: numbers of 64 bits.
+struct Finding {
+  double order = kNothing;  // the lowest happened first
+  // Among tensor ranks, which share a pass and the values that it spreads: the operator's number in
+  // it, which is the same at each of them.
+  double operation = 0;
+  std::array<char, kTextBytes> text = {};
+};
+constexpr int64_t kFindingNumbers = sizeof(Finding) / sizeof(double);
+static_assert(sizeof(Finding) == kFindingNumbers * sizeof(double));
+
+// The parameter that lies at `address`, if it is in `space`, which has this layout; or "".
+std::string ParameterIn(const tensor::Vector& space, const model::ChunkLayout& layout,
+                        const void* address) {
+  const auto* at = static_cast<const std::byte*>(address);
+  const auto* begin = static_cast<const std::byte*>(space.data);
+  const auto size = static_cast<int64_t>(tensor::SizeOf(space.dtype));
+  if (at == nullptr || at < begin || at >= begin + space.size * size) return "";
+  const int64_t element = (at - begin) / size;
+  for (const model::Parameter& parameter : layout.parameters()) {
+    if (element >= parameter.offset && element < parameter.offset + parameter.size) {
+      return parameter.name;
+    }
+  }
+  return "";
+}
+
+// Finds the parameter of an address in the flat spaces of weights and of gradients of the chunk at
+// `*current`: chunks may share memory for gradients.
+CheckedOps::ParameterAt ParametersOf(const DivergedStep& step, const size_t* current) {
+  struct Spaces {
+    std::vector<tensor::Vector> flat;
+    std::shared_ptr<const model::ChunkLayout> layout;
+  };
+  std::vector<Spaces> chunks;
+  for (const RankChunk& chunk : *step.chunks) {
+    Spaces& spaces = chunks.emplace_back();
+    spaces.flat = *step.gradient_buffers;
+    spaces.flat.push_back(chunk.weights);
+    spaces.layout =
+        std::make_shared<model::ChunkLayout>(step.part->config, chunk.range, step.part->tensor);
+  }
+  return [chunks, current](const void* address) {
+    const Spaces& spaces = chunks[*current];
+    std::string name;
+    for (size_t i = 0; i < spaces.flat.size() && name.empty(); ++i) {
+      name = ParameterIn(spaces.flat[i], *spaces.layout, address);
+    }
+    return name;
+  };
+}
+
+bool IsBackward(plan::OpKind kind) {
+  return kind == plan::OpKind::kReceiveGradient || kind == plan::OpKind::kBackward ||
+         kind == plan::OpKind::kSendGradient || kind == plan::OpKind::kWeightGradient;
+}
+
+bool IsOfAMicrobatch(plan::OpKind kind) {
+  return IsBackward(kind) || kind == plan::OpKind::kReceiveActivation ||
+         kind == plan::OpKind::kForward || kind == plan::OpKind::kSendActivation;
+}
+
+// Places an instruction in the order in which a step without overlap would run: micro-batches one
+// after the other, each forward through the chunks, then backward.
+double OrderOf(const DivergedStep& step, const plan::Instruction& instruction) {
+  const int num_chunks = step.plan->num_chunks;
+  const int chunk = instruction.id.chunk();
+  const int at = IsBackward(instruction.kind()) ? 2 * num_chunks - 1 - chunk : chunk;
+  return (static_cast<double>(instruction.id.microbatch()) * 2 * num_chunks + at) *
+             step.part->mesh.data_size() +
+         step.part->coordinate.data;
+}
+
+absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instruction) {
+  step.doing->Begin(instruction, step.context);
+  comm::Communicator* const communicator = step.communicator_of(instruction);
+  absl::Status status;
+  if (instruction.kind() == plan::OpKind::kForward) {
+    status = step.stage->Forward(instruction, step.context, communicator);
+  } else if (instruction.kind() == plan::OpKind::kBackward) {
+    status = step.stage->Backward(instruction, communicator);
+  } else if (instruction.kind() == plan::OpKind::kWeightGradient) {
+    status = step.stage->WeightGradient(instruction, communicator);
+  } else {
+    status = step.stage->Transfer(instruction, communicator);
+  }
+  step.doing->End(instruction, status);
+  return status;
+}
+
+// This rank's part of the step again. The plan's order within one micro-batch is that of its data,
+// so no two ranks wait for each other.
+absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
+  size_t current = 0;  // the chunk that computes
+  CheckedOps checked(step.ops, ParametersOf(step, &current));
+  std::vector<std::unique_ptr<model::TransformerChunk>> chunks;
+  StageCompute::Computing computing = {{}, &checked};
+  for (size_t i = 0; i < step.chunks->size(); ++i) {
+    const RankChunk& chunk = (*step.chunks)[i];
+    ASSIGN_OR_RETURN(chunks.emplace_back(),
+                     model::TransformerChunk::Create(
+                         step.part->ModelOptions(chunk.range, step.plan->slots[i]), &checked,
+                         {.weights = chunk.weights, .gradients = chunk.gradients}, step.peers));
+    computing.chunks.push_back(chunks.back().get());
+  }
+  const StageCompute::Computing before = step.stage->ComputeAgainWith(computing);
+  const auto put_back = absl::MakeCleanup([&] { step.stage->ComputeAgainWith(before); });
+  int microbatches = 0;
+  for (const plan::Instruction& instruction : step.plan->instructions) {
+    if (!IsOfAMicrobatch(instruction.kind())) continue;
+    microbatches = std::max(microbatches, instruction.id.microbatch() + 1);
+  }
+  Finding finding;
+  for (int microbatch = 0; microbatch < microbatches; ++microbatch) {
+    for (const plan::Instruction& instruction : step.plan->instructions) {
+      if (!IsOfAMicrobatch(instruction.kind())) continue;
+      if (instruction.id.microbatch() != microbatch) continue;
+      current = static_cast<size_t>(step.plan->IndexOfChunk(instruction.id.chunk()));
+      RETURN_IF_ERROR(RunOne(step, instruction));
+      if (checked.finding().empty() || finding.order < kNothing) continue;
+      finding.order = OrderOf(step, instruction);
+      finding.operation = static_cast<double>(checked.num_looked_at());
+      const std::string text = absl::StrCat(checked.finding(), " (micro-batch ", microbatch,
+                                            " of rank ", step.plan->rank, ")");
+      std::strncpy(finding.text.data(), text.c_str(), kTextBytes - 1);
+    }
+  }
+  return finding;
+}
+
+// The first of all ranks.
+absl::StatusOr<Finding> FindEverywhere(const DivergedStep& step) {
+  ASSIGN_OR_RETURN(const Finding mine, FindHere(step));
+  const auto& instructions = step.plan->instructions;
+  const auto norm = std::find_if(instructions.begin(), instructions.end(), [](const auto& i) {
+    return i.kind() == plan::OpKind::kReduceNorm;
+  });
+  MEGASCALE_CHECK(norm != instructions.end());
+  comm::Communicator* const all = step.communicator_of(*norm);
+  std::vector<Finding> findings(static_cast<size_t>(all->size()));
+  Finding* const here = findings.data() + all->rank();
+  *here = mine;
+  const tensor::Vector input = {here, tensor::DType::kF64, kFindingNumbers};
+  const tensor::Vector output = {findings.data(), tensor::DType::kF64,
+                                 kFindingNumbers * all->size()};
+  RETURN_IF_ERROR(all->AllGather(input, output, {norm->id.packed(), step.timeout}));
+  return *std::min_element(
+      findings.begin(), findings.end(), [](const Finding& a, const Finding& b) {
+        return std::pair(a.order, a.operation) < std::pair(b.order, b.operation);
+      });
+}
+
+}  // namespace
+
+absl::Status ExplainDivergence(const DivergedStep& step, const absl::Status& diverged) {
+  const absl::StatusOr<Finding> first = FindEverywhere(step);
+  std::string found;
+  if (!first.ok()) {
+    found = absl::StrCat("where it began could not be found: ", first.status().message());
+  } else if (first->order == kNothing) {
+    found = "done again, every operator gave finite values: a sum over them overflowed";
+  } else {
+    found = absl::StrCat("it began in ", first->text.data());
+  }
+  return absl::Status(diverged.code(), absl::StrCat(diverged.message(), "; ", found));
+}
+
+}  // namespace megascale::engine

@@ -1,0 +1,308 @@
+// Optimizer states saved under one layout of tensor and data ranks and restored under another.
+#include "runtime/engine/snapshot_shard.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "proto/job.pb.h"
+#include "runtime/checkpoint/directory.h"
+#include "runtime/checkpoint/reader.h"
+#include "runtime/checkpoint/snapshot.h"
+#include "runtime/checkpoint/writer.h"
+
+namespace megascale::engine {
+namespace {
+
+using agent::v1::RestorePoint;
+using optim::StateSlice;
+
+constexpr checkpoint::ShardMoment kMoment = {1, 40, 640};
+constexpr uint64_t kSeed = 7;
+
+struct Layout {
+  int tensor_size;
+  int data_size;
+  int world_size() const { return tensor_size * data_size; }
+};
+constexpr Layout kLayouts[] = {{1, 1}, {2, 2}, {1, 3}, {4, 1}, {2, 3}};
+
+// SwiGLU, fewer key/value heads than heads, and biases: every way of cutting a parameter.
+model::ModelConfig SmallModel() {
+  model::ModelConfig config;
+  config.vocab_size = 12;
+  config.hidden_size = 8;
+  config.num_layers = 2;
+  config.num_heads = 8;
+  config.num_kv_heads = 4;
+  config.head_dim = 2;
+  config.intermediate_size = 20;
+  config.max_positions = 5;
+  config.activation = ops::ActivationKind::kSwiGlu;
+  return config;
+}
+
+job::v1::OptimizerSpec AdamW() {
+  job::v1::OptimizerSpec spec;
+  spec.set_type(job::v1::OPTIMIZER_TYPE_ADAMW);
+  spec.set_beta1(0.9);
+  spec.set_beta2(0.95);
+  spec.set_eps(1e-8);
+  return spec;
+}
+
+double At(const tensor::Vector& vector, int64_t index) {
+  if (vector.dtype == tensor::DType::kF64) return vector.as<double>()[index];
+  return vector.as<float>()[index];
+}
+
+void Set(const tensor::Vector& vector, int64_t index, double value) {
+  if (vector.dtype == tensor::DType::kF64) {
+    vector.as<double>()[index] = value;
+  } else {
+    vector.as<float>()[index] = static_cast<float>(value);
+  }
+}
+
+// Element `index` of the slice, row-major in the whole tensor.
+int64_t TensorElement(const StateSlice& slice, int64_t index) {
+  int64_t rest = slice.begin + index, element = 0, stride = 1;
+  for (size_t dim = slice.shape.size(); dim-- > 0;) {
+    element += (slice.box_offset[dim] + rest % slice.box_shape[dim]) * stride;
+    rest /= slice.box_shape[dim];
+    stride *= slice.shape[dim];
+  }
+  return element;
+}
+
+// What tests give to an element of a moment. Exact in fp32.
+double Moment(const StateSlice& slice, int64_t index) {
+  const auto base = static_cast<double>(std::hash<std::string>()(slice.name) % 4096);
+  return base + static_cast<double>(TensorElement(slice, index)) / 8;
+}
+
+bool IsMoment(const StateSlice& slice) { return absl::StartsWith(slice.name, "optimizer."); }
+
+// The optimizers of all ranks of a layout: of the whole model, with one stage.
+class Ranks {
+ public:
+  Ranks(const Layout& layout, ops::Ops* ops) : layout_(layout) {
+    for (int rank = 0; rank < layout.world_size(); ++rank) {
+      const optim::OptimizerShard shard = {
+          .config = SmallModel(),
+          .range = model::MakeChunkRange(SmallModel(), 1, 0).value(),
+          .num_shards = layout.data_size,
+          .shard_index = rank / layout.tensor_size,
+          .tensor = {layout.tensor_size, rank % layout.tensor_size}};
+      optimizers_.push_back(optim::ShardedOptimizer::Create(AdamW(), shard, ops).value());
+    }
+  }
+
+  int world_size() const { return layout_.world_size(); }
+  std::vector<StateSlice> StateOf(int rank) const {
+    return optimizers_[static_cast<size_t>(rank)]->State();
+  }
+  checkpoint::ShardLayout ShardLayoutOf(int rank) const {
+    return LayoutOf(rank, StateOf(rank)).value();
+  }
+
+  std::vector<checkpoint::v1::TensorSlice> SlicesOf(int rank) const {
+    return ShardLayoutOf(rank).slices();
+  }
+
+  // Initial weights, and moments that say where they belong.
+  void Fill() {
+    for (int rank = 0; rank < world_size(); ++rank) {
+      optimizers_[static_cast<size_t>(rank)]->Initialize(kSeed);
+      for (const StateSlice& slice : StateOf(rank)) {
+        if (!IsMoment(slice)) continue;
+        for (int64_t i = 0; i < slice.data.size; ++i) Set(slice.data, i, Moment(slice, i));
+      }
+    }
+  }
+
+  // Seals every rank's snapshot, and makes a checkpoint of them in `root`; returns its directory.
+  std::string Save(const std::string& root) {
+    for (int rank = 0; rank < world_size(); ++rank) {
+      const checkpoint::ShardLayout layout = ShardLayoutOf(rank);
+      regions_.push_back(
+          base::SharedMemory::Create("test", checkpoint::SnapshotBytes(layout.size_bytes()))
+              .value());
+      base::SharedMemory& region = *regions_.back();
+      checkpoint::FormatSnapshots(region, rank);
+      auto writer = checkpoint::SnapshotWriter::Open(&region, kMoment.attempt, 0).value();
+      const auto buffer = writer.Acquire(absl::ZeroDuration()).value();
+      CopyStateOut(layout, StateOf(rank), kMoment,
+                   buffer.subspan(0, static_cast<size_t>(layout.size_bytes())));
+      EXPECT_TRUE(writer.Seal(kMoment.step, layout.size_bytes()).ok());
+      const absl::Status persisted =
+          checkpoint::PersistShard(checkpoint::SnapshotReader::Open(&region).value(),
+                                   checkpoint::ListSealed(region).front(), root);
+      EXPECT_TRUE(persisted.ok()) << persisted;
+    }
+    checkpoint::v1::Manifest manifest;
+    manifest.set_step(kMoment.step);
+    manifest.set_next_sample(kMoment.next_sample);
+    auto* parallel = manifest.mutable_spec()->mutable_parallel();
+    parallel->set_data_parallel_size(layout_.data_size);
+    parallel->set_tensor_model_parallel_size(layout_.tensor_size);
+    const std::string directory =
+        absl::StrCat(root, "/", checkpoint::StepDirectoryName(kMoment.step, kMoment.attempt));
+    const absl::Status written = checkpoint::WriteManifest(directory, manifest);
+    EXPECT_TRUE(written.ok()) << written;
+    return directory;
+  }
+
+  const base::SharedMemory* SnapshotsOf(int rank) const {
+    return regions_[static_cast<size_t>(rank)].get();
+  }
+
+ private:
+  Layout layout_;
+  std::vector<std::unique_ptr<optim::ShardedOptimizer>> optimizers_;
+  std::vector<std::unique_ptr<base::SharedMemory>> regions_;
+};
+
+void ExpectEqual(const Ranks& ranks, const Ranks& expected) {
+  for (int rank = 0; rank < ranks.world_size(); ++rank) {
+    const std::vector<StateSlice> state = ranks.StateOf(rank), wanted = expected.StateOf(rank);
+    ASSERT_EQ(state.size(), wanted.size());
+    for (size_t i = 0; i < state.size(); ++i) {
+      for (int64_t k = 0; k < state[i].data.size; ++k) {
+        ASSERT_EQ(At(state[i].data, k), At(wanted[i].data, k))
+            << "rank " << rank << ", " << state[i].name << " element "
+            << TensorElement(state[i], k);
+      }
+    }
+  }
+}
+
+std::string TestDirectory() {
+  const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+  const std::string path = absl::StrCat(::testing::TempDir(), "/", info->name());
+  std::filesystem::remove_all(path);
+  std::filesystem::create_directories(path);
+  return path;
+}
+
+void ExpectRestoredUnderEveryLayout(ops::Ops* ops) {
+  std::string digest;
+  for (const Layout& from : kLayouts) {
+    Ranks saved(from, ops);
+    saved.Fill();
+    RestorePoint restore;
+    restore.set_source(RestorePoint::SOURCE_STORAGE);
+    restore.set_step(kMoment.step);
+    restore.set_directory(saved.Save(TestDirectory()));
+    for (const Layout& to : kLayouts) {
+      SCOPED_TRACE(absl::StrCat("tensor ", from.tensor_size, " x data ", from.data_size,
+                                " as tensor ", to.tensor_size, " x data ", to.data_size));
+      Ranks restored(to, ops), expected(to, ops);
+      expected.Fill();
+      for (int rank = 0; rank < restored.world_size(); ++rank) {
+        const absl::Status status = RestoreState(restore, nullptr, restored.StateOf(rank));
+        ASSERT_TRUE(status.ok()) << status;
+      }
+      ExpectEqual(restored, expected);
+    }
+    const std::string found =
+        checkpoint::CheckpointReader::Open(restore.directory()).value()->Digest().value();
+    EXPECT_EQ(found, digest.empty() ? found : digest);
+    digest = found;
+  }
+}
+
+TEST(SnapshotShardTest, AStateSavedUnderAnyLayoutIsRestoredUnderAnyOther) {
+  ExpectRestoredUnderEveryLayout(ops::MakeReferenceOps().get());
+}
+
+TEST(SnapshotShardTest, SoIsAStateInSinglePrecision) {
+  ExpectRestoredUnderEveryLayout(ops::MakeCpuOps(tensor::DType::kF32, 1).get());
+}
+
+TEST(SnapshotShardTest, EachRankRestoresItselfFromItsOwnSnapshotInMemory) {
+  const auto ops = ops::MakeReferenceOps();
+  for (const Layout& layout : kLayouts) {
+    SCOPED_TRACE(absl::StrCat("tensor ", layout.tensor_size, " x data ", layout.data_size));
+    Ranks saved(layout, ops.get()), restored(layout, ops.get());
+    saved.Fill();
+    saved.Save(TestDirectory());
+    RestorePoint restore;
+    restore.set_source(RestorePoint::SOURCE_MEMORY);
+    restore.set_step(kMoment.step);
+    for (int rank = 0; rank < restored.world_size(); ++rank) {
+      const absl::Status status =
+          RestoreState(restore, saved.SnapshotsOf(rank), restored.StateOf(rank));
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    ExpectEqual(restored, saved);
+  }
+}
+
+TEST(SnapshotShardTest, ASnapshotOfAnotherTensorRankLacksWhatThisOneHas) {
+  const auto ops = ops::MakeReferenceOps();
+  Ranks saved({2, 1}, ops.get());
+  saved.Fill();
+  saved.Save(TestDirectory());
+  RestorePoint restore;
+  restore.set_source(RestorePoint::SOURCE_MEMORY);
+  restore.set_step(kMoment.step);
+  const absl::Status status = RestoreState(restore, saved.SnapshotsOf(0), saved.StateOf(1));
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(),
+                                "does not hold element 48 of tensor "
+                                "model.embed_tokens.weight"))
+      << status;
+}
+
+TEST(SnapshotShardTest, WithoutTensorRanksAPartIsARangeOfItsTensorUnderItsName) {
+  const auto ops = ops::MakeReferenceOps();
+  const Ranks ranks({1, 3}, ops.get());
+  for (int rank = 0; rank < 3; ++rank) {
+    for (const auto& slice : ranks.SlicesOf(rank)) {
+      EXPECT_EQ(slice.key(), slice.name());
+      EXPECT_EQ(slice.box_offset_size() + slice.box_shape_size(), 0) << slice.DebugString();
+      EXPECT_EQ(slice.replica(), 0);
+    }
+  }
+}
+
+TEST(SnapshotShardTest, QueriesKeysAndValuesOfATensorRankAreBoxesUnderKeysOfTheirOwn) {
+  const auto ops = ops::MakeReferenceOps();
+  const Ranks ranks({2, 1}, ops.get());
+  const std::string name = "model.layers.1.attn.qkv.weight";
+  std::map<std::string, std::vector<int64_t>> row_of_key;
+  for (const auto& slice : ranks.SlicesOf(1)) {
+    if (slice.name() == name) {
+      row_of_key[slice.key()] = {slice.box_offset(0), slice.box_shape(0)};
+    }
+  }
+  EXPECT_EQ(row_of_key, (std::map<std::string, std::vector<int64_t>>{
+                            {name, {8, 8}}, {name + "#1", {20, 4}}, {name + "#2", {28, 4}}}));
+}
+
+TEST(SnapshotShardTest, EveryTensorRankHasACopyOfWhatIsNotCut) {
+  const auto ops = ops::MakeReferenceOps();
+  const Ranks ranks({4, 1}, ops.get());
+  for (int rank = 0; rank < 4; ++rank) {
+    for (const auto& slice : ranks.SlicesOf(rank)) {
+      const bool is_whole = slice.box_shape_size() == 0;
+      EXPECT_EQ(slice.replica(), is_whole ? rank : 0) << slice.DebugString();
+      EXPECT_EQ(is_whole, absl::StrContains(slice.name(), "norm") ||
+                              absl::StrContains(slice.name(), "embed_positions") ||
+                              absl::EndsWith(slice.name(), "out.bias") ||
+                              absl::EndsWith(slice.name(), "down.bias"))
+          << slice.name();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megascale::engine

@@ -1,0 +1,32 @@
+#include "runtime/engine/tensor_peers.h"
+
+#include "runtime/base/check.h"
+
+namespace megascale::engine {
+
+void TensorPeers::Begin(plan::InstructionId pass, comm::Communicator* communicator) {
+  MEGASCALE_CHECK(communicator->size() == place_.size && communicator->rank() == place_.index);
+  communicator_ = communicator;
+  pass_ = pass;
+  piece_ = 0;
+}
+
+template <typename Call>
+void TensorPeers::Exchange(const Call& call) {
+  if (!status_.ok()) return;
+  MEGASCALE_CHECK(communicator_ != nullptr);
+  const plan::InstructionId id(pass_.operation(), pass_.chunk(), pass_.microbatch(), ++piece_);
+  doing_->Exchange(id);
+  status_ = call(comm::CallInfo{id.packed(), timeout_});
+  doing_->Exchange(pass_);
+}
+
+void TensorPeers::AllGather(const tensor::Vector& in, const tensor::Vector& out) {
+  Exchange([&](const comm::CallInfo& info) { return communicator_->AllGather(in, out, info); });
+}
+
+void TensorPeers::ReduceScatter(const tensor::Vector& in, const tensor::Vector& out) {
+  Exchange([&](const comm::CallInfo& info) { return communicator_->ReduceScatter(in, out, info); });
+}
+
+}  // namespace megascale::engine

@@ -1,0 +1,222 @@
+#include "runtime/optim/sharded_optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "proto/job.pb.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status.h"
+#include "runtime/model/initialize.h"
+
+namespace megascale::optim {
+namespace {
+
+using model::ChunkLayout;
+using model::FlatRange;
+using model::Parameter;
+using model::ParameterSlice;
+using tensor::Arena;
+using tensor::DType;
+using tensor::Vector;
+
+// For each tensor: of its weights, and of its update.
+constexpr int kSumsPerTensor = 2;
+
+// The state of a shard without its memory: master weights, then first, then second moments.
+std::vector<StateSlice> Describe(const ChunkLayout& layout,
+                                 const std::vector<ParameterSlice>& slices, DType dtype) {
+  std::vector<StateSlice> state;
+  for (const char* prefix : {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."}) {
+    for (const ParameterSlice& slice : slices) {
+      const Parameter& parameter = layout.parameters()[slice.parameter_index];
+      const model::ParameterBox& box = parameter.boxes[slice.box_index];
+      state.push_back({.name = absl::StrCat(prefix, parameter.name),
+                       .shape = parameter.global_shape,
+                       .box_offset = box.offset,
+                       .box_shape = box.shape,
+                       .begin = slice.begin_in_box,
+                       .replica = parameter.replicated ? layout.place().index : 0,
+                       .data = {.data = nullptr, .dtype = dtype, .size = slice.count}});
+    }
+  }
+  return state;
+}
+
+}  // namespace
+
+double ClipFactor(double sum_of_squares, double clip_grad) {
+  const double norm = std::sqrt(sum_of_squares);
+  return clip_grad > 0 && norm > clip_grad ? clip_grad / norm : 1.0;
+}
+
+bool HasTrustRatios(const job::v1::OptimizerSpec& spec) {
+  return spec.type() == job::v1::OPTIMIZER_TYPE_LAMB;
+}
+
+int NumTrustSums(const job::v1::OptimizerSpec& spec, const ChunkLayout& layout) {
+  if (!HasTrustRatios(spec)) return 0;
+  return kSumsPerTensor * static_cast<int>(layout.parameters().size());
+}
+
+absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
+    const job::v1::OptimizerSpec& spec, const OptimizerShard& shard, ops::Ops* ops) {
+  MEGASCALE_CHECK(spec.type() != job::v1::OPTIMIZER_TYPE_UNSPECIFIED);
+  MEGASCALE_CHECK(spec.beta1() > 0 && spec.beta2() > 0 && spec.eps() > 0);
+  auto optimizer = absl::WrapUnique(new ShardedOptimizer(shard, ops));
+  optimizer->beta1_ = spec.beta1();
+  optimizer->beta2_ = spec.beta2();
+  optimizer->eps_ = spec.eps();
+  optimizer->weight_decay_ = spec.weight_decay();
+  optimizer->num_trust_sums_ = NumTrustSums(spec, optimizer->layout_);
+  ASSIGN_OR_RETURN(optimizer->arena_, Arena::Create(StateBytes(shard, ops->compute())));
+  const DType accumulation = AccumulationType(ops->compute());
+  for (Vector* state : {&optimizer->master_, &optimizer->exp_avg_, &optimizer->exp_avg_sq_}) {
+    *state = optimizer->arena_.Allocate(accumulation, optimizer->range_.count);
+  }
+  return optimizer;
+}
+
+ShardedOptimizer::ShardedOptimizer(const OptimizerShard& shard, ops::Ops* ops)
+    : shard_(shard),
+      layout_(shard.layout()),
+      range_(layout_.ShardRange(shard.num_shards, shard.shard_index)),
+      slices_(layout_.SlicesOf(range_)),
+      ops_(*ops) {}
+
+int64_t ShardedOptimizer::StateBytes(const OptimizerShard& shard, DType compute) {
+  const ChunkLayout layout = shard.layout();
+  const int64_t count = layout.ShardRange(shard.num_shards, shard.shard_index).count;
+  return 3 * static_cast<int64_t>(Arena::BytesFor(AccumulationType(compute), count));
+}
+
+void ShardedOptimizer::Initialize(uint64_t seed) {
+  model::InitializeParameters(shard_.config, layout_, seed, range_.begin, master_);
+  ops_.FillZero(exp_avg_);
+  ops_.FillZero(exp_avg_sq_);
+}
+
+double ShardedOptimizer::SumOfSquares(const Vector& grad) {
+  MEGASCALE_CHECK(grad.size == range_.count);
+  if (shard_.tensor.size == 1) {
+    const int64_t valid =
+        std::clamp<int64_t>(layout_.num_elements() - range_.begin, 0, range_.count);
+    return valid == 0 ? 0 : ops_.SumOfSquares({grad.data, grad.dtype, valid});
+  }
+  double sum = 0;
+  for (const ParameterSlice& slice : slices_) {
+    if (CountsElsewhere(ParameterOf(slice))) continue;
+    sum += ops_.SumOfSquares(Part(grad, slice));
+  }
+  return sum;
+}
+
+const Parameter& ShardedOptimizer::ParameterOf(const ParameterSlice& slice) const {
+  return layout_.parameters()[slice.parameter_index];
+}
+
+Vector ShardedOptimizer::Part(const Vector& shard, const ParameterSlice& slice) const {
+  if (!shard) return shard;
+  const int64_t begin = ParameterOf(slice).offset + slice.begin - range_.begin;
+  MEGASCALE_CHECK(begin >= 0 && begin + slice.count <= shard.size);
+  return {shard.as<char>() + begin * static_cast<int64_t>(SizeOf(shard.dtype)), shard.dtype,
+          slice.count};
+}
+
+ops::AdamWArgs ShardedOptimizer::ArgsOf(const StepArgs& args, const ParameterSlice& slice) const {
+  return {.master = Part(master_, slice),
+          .exp_avg = Part(exp_avg_, slice),
+          .exp_avg_sq = Part(exp_avg_sq_, slice),
+          .grad = Part(args.grad, slice),
+          .compute_copy = {},
+          .grad_scale = args.clip_factor,
+          .lr = args.lr,
+          .beta1 = beta1_,
+          .beta2 = beta2_,
+          .eps = eps_,
+          .weight_decay = ParameterOf(slice).weight_decay ? weight_decay_ : 0.0,
+          .step = args.step};
+}
+
+void ShardedOptimizer::CheckArgs(const StepArgs& args) const {
+  MEGASCALE_CHECK(args.grad.size == range_.count);
+  MEGASCALE_CHECK(!args.compute_copy || args.compute_copy.size == range_.count);
+  MEGASCALE_CHECK(args.step >= 1);
+}
+
+void ShardedOptimizer::MakeUpdate(const StepArgs& args, absl::Span<double> sums) {
+  CheckArgs(args);
+  MEGASCALE_CHECK(num_trust_sums_ > 0);
+  MEGASCALE_CHECK(sums.size() == static_cast<size_t>(num_trust_sums_));
+  std::fill(sums.begin(), sums.end(), 0.0);
+  for (const ParameterSlice& slice : slices_) {
+    ops::AdamWArgs update = ArgsOf(args, slice);
+    update.update = update.grad;
+    ops_.AdamW(update);
+    // What is not decayed has no trust ratio either.
+    if (!ParameterOf(slice).weight_decay || CountsElsewhere(ParameterOf(slice))) continue;
+    double* squares = &sums[kSumsPerTensor * slice.parameter_index];
+    squares[0] += ops_.SumOfSquares(update.master);
+    squares[1] += ops_.SumOfSquares(update.update);
+  }
+  updated_step_ = args.step;
+}
+
+double ShardedOptimizer::TrustRatio(absl::Span<const double> trust_sums,
+                                    int parameter_index) const {
+  double weights = 0, update = 0;
+  for (int part = 0; part < shard_.num_parts(); ++part) {
+    const double* squares = &trust_sums[part * num_trust_sums_ + kSumsPerTensor * parameter_index];
+    weights += squares[0];
+    update += squares[1];
+  }
+  return weights > 0 && update > 0 ? std::sqrt(weights) / std::sqrt(update) : 1.0;
+}
+
+void ShardedOptimizer::Step(const StepArgs& args) {
+  CheckArgs(args);
+  MEGASCALE_CHECK(args.trust_sums.size() ==
+                  static_cast<size_t>(shard_.num_parts()) * num_trust_sums_);
+  if (num_trust_sums_ == 0) {
+    for (const ParameterSlice& slice : slices_) {
+      ops::AdamWArgs step = ArgsOf(args, slice);
+      step.compute_copy = Part(args.compute_copy, slice);
+      ops_.AdamW(step);
+    }
+    return;
+  }
+  MEGASCALE_CHECK(updated_step_ == args.step);
+  updated_step_ = 0;
+  for (const ParameterSlice& slice : slices_) {
+    const double ratio = TrustRatio(args.trust_sums, slice.parameter_index);
+    ops_.AddScaled(-args.lr * ratio, Part(args.grad, slice), Part(master_, slice));
+  }
+  if (args.compute_copy) CopyParametersOut(args.compute_copy);
+}
+
+void ShardedOptimizer::CopyParametersOut(const Vector& compute_copy) {
+  MEGASCALE_CHECK(compute_copy.size == range_.count);
+  ops_.Cast(master_, compute_copy);
+}
+
+std::vector<StateSlice> ShardedOptimizer::StateLayout(const OptimizerShard& shard, DType compute) {
+  const ChunkLayout layout = shard.layout();
+  const FlatRange range = layout.ShardRange(shard.num_shards, shard.shard_index);
+  return Describe(layout, layout.SlicesOf(range), tensor::AccumulationType(compute));
+}
+
+std::vector<StateSlice> ShardedOptimizer::State() const {
+  std::vector<StateSlice> state =
+      Describe(layout_, slices_, tensor::AccumulationType(ops_.compute()));
+  const Vector* kinds[] = {&master_, &exp_avg_, &exp_avg_sq_};
+  size_t next = 0;
+  for (const Vector* kind : kinds) {
+    for (const ParameterSlice& slice : slices_) {
+      state[next++].data = Part(*kind, slice);
+    }
+  }
+  return state;
+}
+
+}  // namespace megascale::optim

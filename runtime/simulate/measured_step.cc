@@ -1,0 +1,168 @@
+#include "runtime/simulate/measured_step.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "runtime/base/check.h"
+
+namespace megascale::simulate {
+namespace {
+
+using plan::Instruction;
+using plan::RankPlan;
+using telemetry::Span;
+
+class Measurement {
+ public:
+  Measurement(absl::Span<const RankPlan> plans, absl::Span<const RankSpans> ranks)
+      : plans_(plans), ranks_(ranks), indices_(plans.size()) {
+    MEGASCALE_CHECK(plans.size() == ranks.size());
+    for (size_t rank = 0; rank < plans.size(); ++rank) {
+      for (size_t i = 0; i < plans[rank].instructions.size(); ++i) {
+        indices_[rank].emplace(plans[rank].instructions[i].id.packed(), i);
+      }
+    }
+  }
+
+  std::vector<TimedStep> Measure(int num_steps) {
+    Choose(num_steps);
+    for (auto& [number, step] : steps_) {
+      step.step = number;
+      step.time.ranks.resize(plans_.size());
+      for (size_t rank = 0; rank < plans_.size(); ++rank) {
+        step.time.ranks[rank].resize(plans_[rank].instructions.size(),
+                                     SpanTime{.state = SpanState::kNotBegun});
+      }
+    }
+    origin_ = FirstBegin();
+    for (size_t rank = 0; rank < plans_.size(); ++rank) Place(rank);
+    std::vector<TimedStep> measured;
+    for (auto& [number, step] : steps_) {
+      FindWaits(&step.time);
+      measured.push_back(std::move(step));
+    }
+    return measured;
+  }
+
+ private:
+  // Index in the rank's plan; -1: it has no such instruction.
+  int64_t IndexOf(size_t rank, const Span& span) const {
+    const auto found = indices_[rank].find(span.instruction);
+    return found == indices_[rank].end() ? -1 : static_cast<int64_t>(found->second);
+  }
+
+  // Makes `steps_`, without times.
+  void Choose(int num_steps) {
+    std::map<int64_t, size_t> num_ranks;  // that have ended the step
+    std::set<int64_t> begun;
+    size_t num_known = 0;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!ranks_[rank].known) continue;
+      ++num_known;
+      std::map<int64_t, std::set<int64_t>> ended;
+      for (const Span& span : ranks_[rank].spans) {
+        const int64_t index = IndexOf(rank, span);
+        if (index < 0) continue;
+        begun.insert(span.step);
+        if (span.end_nanos != 0) ended[span.step].insert(index);
+      }
+      for (const auto& [step, indices] : ended) {
+        if (indices.size() == plans_[rank].instructions.size()) ++num_ranks[step];
+      }
+    }
+    for (auto it = num_ranks.rbegin(); it != num_ranks.rend(); ++it) {
+      if (static_cast<int>(steps_.size()) >= num_steps) break;
+      if (it->second == num_known) steps_[it->first].whole = true;
+    }
+    if (begun.empty()) return;
+    const int64_t next = steps_.empty() ? *begun.rbegin() - 1 : steps_.rbegin()->first + 1;
+    for (const int64_t step : {next, next + 1}) {
+      if (begun.count(step) > 0) steps_[step].whole = false;
+    }
+  }
+
+  int64_t FirstBegin() const {
+    int64_t first = std::numeric_limits<int64_t>::max();
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      for (const Span& span : ranks_[rank].spans) {
+        if (steps_.count(span.step) == 0 || IndexOf(rank, span) < 0) continue;
+        first = std::min(first, span.begin_nanos);
+      }
+    }
+    return first;
+  }
+
+  void Place(size_t rank) {
+    for (const Span& span : ranks_[rank].spans) {
+      const auto step = steps_.find(span.step);
+      const int64_t index = IndexOf(rank, span);
+      if (step == steps_.end() || index < 0) continue;
+      SpanTime& time = step->second.time.ranks[rank][static_cast<size_t>(index)];
+      if (time.state == SpanState::kEnded) continue;
+      time.state = span.end_nanos == 0 ? SpanState::kRuns : SpanState::kEnded;
+      time.ready = span.begin_nanos - origin_;
+      const int64_t end = span.end_nanos == 0 ? ranks_[rank].seen_nanos : span.end_nanos;
+      time.end = std::max(time.ready, end - origin_);
+      time.begin = time.ready;
+      step->second.time.end = std::max(step->second.time.end, time.end);
+    }
+  }
+
+  struct Member {
+    SpanTime* time = nullptr;
+    bool sends = false;
+  };
+  struct Meeting {
+    std::vector<Member> members;
+    size_t size = 0;  // members that could be known
+    int64_t last_ready = 0;
+  };
+
+  void FindWaits(StepTime* time) const {
+    std::map<MeetingName, Meeting> meetings;
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      const RankPlan& plan = plans_[rank];
+      for (size_t i = 0; i < plan.instructions.size(); ++i) {
+        const Instruction& instruction = plan.instructions[i];
+        if (instruction.group == plan::GroupKind::kNone || !ranks_[rank].known) continue;
+        Meeting& meeting = meetings[MeetingOf(plan, instruction)];
+        ++meeting.size;
+        SpanTime& member = time->ranks[rank][i];
+        if (member.state == SpanState::kNotBegun) continue;
+        const bool sends =
+            IsTransfer(instruction.kind()) && instruction.id == instruction.id.MessageId();
+        meeting.members.push_back({&member, sends});
+        meeting.last_ready = std::max(meeting.last_ready, member.ready);
+      }
+    }
+    for (auto& [name, meeting] : meetings) {
+      const bool all_came = meeting.members.size() == meeting.size;
+      for (const auto& [time_of, sends] : meeting.members) {
+        if (!all_came && time_of->state == SpanState::kRuns) {
+          time_of->begin = time_of->end;
+        } else if (!sends || meeting.last_ready <= time_of->end) {
+          time_of->begin = std::clamp(meeting.last_ready, time_of->ready, time_of->end);
+        }
+      }
+    }
+  }
+
+  const absl::Span<const RankPlan> plans_;
+  const absl::Span<const RankSpans> ranks_;
+  std::vector<std::unordered_map<uint64_t, size_t>> indices_;  // by rank: id to place in its plan
+  std::map<int64_t, TimedStep> steps_;
+  int64_t origin_ = 0;
+};
+
+}  // namespace
+
+std::vector<TimedStep> MeasureSteps(absl::Span<const RankPlan> plans,
+                                    absl::Span<const RankSpans> ranks, int num_steps) {
+  return Measurement(plans, ranks).Measure(num_steps);
+}
+
+}  // namespace megascale::simulate

@@ -1,0 +1,176 @@
+#include "runtime/simulate/perfetto_trace.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace megascale::simulate {
+namespace {
+
+using plan::Instruction;
+using plan::InstructionId;
+using plan::RankPlan;
+using plan::StreamKind;
+
+using Json = nlohmann::ordered_json;
+
+double Micros(int64_t nanos) { return static_cast<double>(nanos) / 1e3; }
+int Thread(StreamKind stream) { return static_cast<int>(stream) + 1; }
+
+class Trace {
+ public:
+  Trace(absl::Span<const RankPlan> plans, absl::Span<const std::string> names)
+      : plans_(plans), names_(names) {}
+
+  std::string Write(absl::Span<const TimedStep> steps) {
+    for (size_t rank = 0; rank < plans_.size(); ++rank) NameRank(rank);
+    for (const TimedStep& step : steps) AddStep(step);
+    absl::StrAppend(&text_, "\n]}\n");
+    return std::move(text_);
+  }
+
+ private:
+  // An event is written at once: a tree of them all would take many times the text's memory.
+  void Add(const Json& event) {
+    absl::StrAppend(&text_, first_ ? "\n" : ",\n", event.dump());
+    first_ = false;
+  }
+
+  void NameRank(size_t rank) {
+    const RankPlan& plan = plans_[rank];
+    const auto add = [&](const char* what, int thread, Json args) {
+      Add({{"ph", "M"},
+           {"name", what},
+           {"pid", plan.rank},
+           {"tid", thread},
+           {"args", std::move(args)}});
+    };
+    add("process_name", 0, {{"name", names_.empty() ? NameOf(plan) : names_[rank]}});
+    add("process_sort_index", 0, {{"sort_index", plan.rank}});
+    for (const StreamKind stream : plan::StreamsOf(plan)) {
+      add("thread_name", Thread(stream), {{"name", std::string(plan::Name(stream))}});
+      add("thread_sort_index", Thread(stream), {{"sort_index", Thread(stream)}});
+    }
+  }
+
+  void AddStep(const TimedStep& step) {
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      for (size_t i = 0; i < plans_[rank].instructions.size(); ++i) AddSlice(step, rank, i);
+    }
+    ends_.clear();
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      for (size_t i = 0; i < plans_[rank].instructions.size(); ++i) {
+        if (HasBegun(step, rank, i)) AddArrows(step, rank, i);
+      }
+    }
+  }
+
+  static const SpanTime& TimeOf(const TimedStep& step, size_t rank, size_t index) {
+    return step.time.ranks[rank][index];
+  }
+  static bool HasBegun(const TimedStep& step, size_t rank, size_t index) {
+    return TimeOf(step, rank, index).state != SpanState::kNotBegun;
+  }
+
+  static Json ArgumentsOf(const TimedStep& step, const Instruction& instruction,
+                          const SpanTime& span) {
+    Json args = Json::object();
+    if (step.step > 0) args["step"] = step.step;
+    const InstructionId id = instruction.id;
+    if (id.microbatch() != InstructionId::kNoMicrobatch) args["microbatch"] = id.microbatch();
+    if (id.chunk() != InstructionId::kNoChunk) args["chunk"] = id.chunk();
+    args["waited_us"] = Micros(span.begin - span.ready);
+    if (instruction.bytes > 0) args["bytes"] = instruction.bytes;
+    if (instruction.flops > 0) args["flops"] = instruction.flops;
+    if (span.state == SpanState::kRuns) args["unfinished"] = true;
+    return args;
+  }
+
+  void AddSlice(const TimedStep& step, size_t rank, size_t index) {
+    const SpanTime& span = TimeOf(step, rank, index);
+    if (span.state == SpanState::kNotBegun) return;
+    const Instruction& instruction = plans_[rank].instructions[index];
+    const auto add = [&](const std::string& name, absl::string_view category, int64_t end,
+                         Json args) {
+      Add({{"ph", "X"},
+           {"name", name},
+           {"cat", std::string(category)},
+           {"pid", plans_[rank].rank},
+           {"tid", Thread(instruction.stream)},
+           {"ts", Micros(span.ready)},
+           {"dur", Micros(end - span.ready)},
+           {"args", std::move(args)}});
+    };
+    add(instruction.id.ToString(), plan::Name(instruction.stream), span.end,
+        ArgumentsOf(step, instruction, span));
+    if (span.begin > span.ready) add("waits", "waiting", span.begin, Json::object());
+  }
+
+  struct Place {
+    size_t rank = 0;
+    size_t index = 0;
+  };
+
+  void Arrow(const TimedStep& step, const char* category, Place from, Place to) {
+    const auto end = [&](const char* phase, Place place) {
+      const SpanTime& span = TimeOf(step, place.rank, place.index);
+      // Within the slice: its end is no part of it.
+      const int64_t at = std::max(span.ready, std::min(span.begin, span.end - 1));
+      Json event = {{"ph", phase},
+                    {"id", num_arrows_},
+                    {"name", "then"},
+                    {"cat", category},
+                    {"pid", plans_[place.rank].rank},
+                    {"tid", Thread(plans_[place.rank].instructions[place.index].stream)},
+                    {"ts", Micros(at)}};
+      // It ends in the slice around its time, not in the one after it.
+      if (*phase == 'f') event["bp"] = "e";
+      Add(event);
+    };
+    ++num_arrows_;
+    end("s", from);
+    end("f", to);
+  }
+
+  void AddArrows(const TimedStep& step, size_t rank, size_t index) {
+    const RankPlan& plan = plans_[rank];
+    const Instruction& instruction = plan.instructions[index];
+    for (const int producer : instruction.depends_on) {
+      const auto from = static_cast<size_t>(producer);
+      if (plan.instructions[from].stream == instruction.stream) continue;
+      if (HasBegun(step, rank, from)) Arrow(step, "dependency", {rank, from}, {rank, index});
+    }
+    if (!IsTransfer(instruction.kind())) return;
+    const Place here = {rank, index};
+    const auto [known, is_first] = ends_.try_emplace(MeetingOf(plan, instruction), here);
+    if (is_first) return;
+    // The send's own id is the message's.
+    const bool sends = instruction.id == instruction.id.MessageId();
+    const Place& send = sends ? here : known->second;
+    const Place& receive = sends ? known->second : here;
+    // What has not come yet has no arrow.
+    if (TimeOf(step, receive.rank, receive.index).state == SpanState::kEnded) {
+      Arrow(step, "message", send, receive);
+    }
+  }
+
+  const absl::Span<const RankPlan> plans_;
+  const absl::Span<const std::string> names_;
+  std::string text_ = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  bool first_ = true;
+  std::map<MeetingName, Place> ends_;  // of the present step's messages, those seen first
+  int64_t num_arrows_ = 0;
+};
+
+}  // namespace
+
+std::string PerfettoTrace(absl::Span<const RankPlan> plans, absl::Span<const TimedStep> steps,
+                          absl::Span<const std::string> names) {
+  return Trace(plans, names).Write(steps);
+}
+
+}  // namespace megascale::simulate

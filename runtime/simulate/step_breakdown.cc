@@ -1,0 +1,79 @@
+#include "runtime/simulate/step_breakdown.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "runtime/base/check.h"
+
+namespace megascale::simulate {
+namespace {
+
+using plan::Instruction;
+using plan::OpKind;
+using plan::StreamKind;
+
+// First what counts before the others.
+enum Activity { kCompute, kOptimizer, kReceive, kCollective, kSend, kLoad, kIdle };
+constexpr int kNumActivities = kIdle + 1;
+
+Activity ActivityOf(const Instruction& instruction) {
+  if (plan::IsTransfer(instruction.kind())) {
+    return instruction.id == instruction.id.MessageId() ? kSend : kReceive;
+  }
+  if (instruction.stream == StreamKind::kCompute) return kCompute;
+  if (instruction.group != plan::GroupKind::kNone) return kCollective;
+  return instruction.kind() == OpKind::kLoadBatch ? kLoad : kOptimizer;
+}
+
+// At `nanos` one more, or one less, of an activity goes on.
+struct Change {
+  int64_t nanos = 0;
+  Activity activity = kIdle;
+  int by = 0;
+};
+
+}  // namespace
+
+StepBreakdown& StepBreakdown::operator+=(const StepBreakdown& other) {
+  compute += other.compute;
+  optimizer += other.optimizer;
+  pipeline += other.pipeline;
+  data_parallel += other.data_parallel;
+  data_wait += other.data_wait;
+  bubble += other.bubble;
+  return *this;
+}
+
+StepBreakdown BreakDown(const plan::RankPlan& plan, absl::Span<const SpanTime> spans) {
+  MEGASCALE_CHECK(spans.size() == plan.instructions.size());
+  std::vector<Change> changes;
+  const auto add = [&](Activity activity, int64_t begin, int64_t end) {
+    if (begin > end) return;
+    changes.push_back({begin, activity, 1});
+    changes.push_back({end, activity, -1});
+  };
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (spans[i].state == SpanState::kNotBegun) continue;
+    add(kIdle, spans[i].ready, spans[i].begin);
+    add(ActivityOf(plan.instructions[i]), spans[i].begin, spans[i].end);
+  }
+  std::sort(changes.begin(), changes.end(),
+            [](const Change& a, const Change& b) { return a.nanos < b.nanos; });
+  std::array<int64_t, kNumActivities> nanos = {};
+  std::array<int, kNumActivities> running = {};
+  for (size_t i = 0; i + 1 < changes.size(); ++i) {
+    running[changes[i].activity] += changes[i].by;
+    int now = 0;
+    while (now < kIdle && running[static_cast<size_t>(now)] <= 0) ++now;
+    nanos[static_cast<size_t>(now)] += changes[i + 1].nanos - changes[i].nanos;
+  }
+  return {.compute = nanos[kCompute],
+          .optimizer = nanos[kOptimizer],
+          .pipeline = nanos[kReceive] + nanos[kSend],
+          .data_parallel = nanos[kCollective],
+          .data_wait = nanos[kLoad],
+          .bubble = nanos[kIdle]};
+}
+
+}  // namespace megascale::simulate

@@ -1,0 +1,210 @@
+#include "runtime/simulate/step_time.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace megascale::simulate {
+namespace {
+
+using plan::Instruction;
+using plan::RankPlan;
+
+struct Place {      // of an instruction
+  size_t rank = 0;  // index of its plan
+  size_t index = 0;
+};
+
+// One plan for each stage. Where each stage is one rank both readings are the same.
+bool AreRoles(absl::Span<const RankPlan> plans) {
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const plan::Mesh& mesh = plans[i].mesh;
+    if (mesh.pipeline_size() != static_cast<int>(plans.size()) ||
+        plans[i].rank != mesh.RankOf({.pipeline = static_cast<int>(i)})) {
+      return false;
+    }
+  }
+  return true;
+}
+
+class Timer {
+ public:
+  Timer(absl::Span<const RankPlan> plans, const DurationOf& duration)
+      : plans_(plans), duration_(duration), roles_(AreRoles(plans)) {
+    time_.ranks.resize(plans.size());
+    nodes_.resize(plans.size());
+    for (size_t rank = 0; rank < plans.size(); ++rank) Link(rank);
+  }
+
+  absl::StatusOr<StepTime> Run() && {
+    while (!ready_.empty()) {
+      const Place place = ready_.front();
+      ready_.pop_front();
+      const Instruction& instruction = At(place);
+      if (instruction.group == plan::GroupKind::kNone) {
+        const int64_t begin = TimeAt(place).ready;
+        End({place}, begin, begin + duration_(instruction));
+      } else {
+        Meet(place);
+      }
+    }
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      for (size_t i = 0; i < nodes_[rank].size(); ++i) {
+        if (nodes_[rank][i].ended) continue;
+        return absl::InvalidArgumentError(absl::StrCat("rank ", plans_[rank].rank, ": ",
+                                                       plans_[rank].instructions[i].id.ToString(),
+                                                       " never ends"));
+      }
+    }
+    return std::move(time_);
+  }
+
+ private:
+  struct Node {
+    std::vector<size_t> followers;  // on the same rank
+    int num_awaited = 0;
+    bool ended = false;
+  };
+  // Who has come to a transfer or collective.
+  struct Meeting {
+    std::vector<Place> members;
+    int64_t begin = 0;
+    int64_t duration = 0;
+  };
+
+  const Instruction& At(Place place) const { return plans_[place.rank].instructions[place.index]; }
+  SpanTime& TimeAt(Place place) { return time_.ranks[place.rank][place.index]; }
+
+  void Link(size_t rank) {
+    const std::vector<Instruction>& instructions = plans_[rank].instructions;
+    std::vector<Node>& nodes = nodes_[rank];
+    nodes.resize(instructions.size());
+    time_.ranks[rank].resize(instructions.size());
+    std::array<int, plan::kNumStreamKinds> previous;
+    previous.fill(-1);
+    for (size_t i = 0; i < instructions.size(); ++i) {
+      const auto follow = [&](int earlier) {
+        nodes[static_cast<size_t>(earlier)].followers.push_back(i);
+        ++nodes[i].num_awaited;
+      };
+      for (const int producer : instructions[i].depends_on) follow(producer);
+      int& last = previous[static_cast<size_t>(instructions[i].stream)];
+      if (last >= 0) follow(last);
+      last = static_cast<int>(i);
+    }
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      if (nodes[i].num_awaited == 0) ready_.push_back({rank, i});
+    }
+  }
+
+  // Of the given ranks, how many meet in `instruction`.
+  int NumMembers(const Instruction& instruction, const plan::Mesh& mesh) const {
+    if (IsTransfer(instruction.kind())) return 2;
+    if (!roles_) return mesh.GroupSize(instruction.group);
+    return instruction.group == plan::GroupKind::kWorld ? mesh.pipeline_size() : 1;
+  }
+
+  void Meet(Place place) {
+    const Instruction& instruction = At(place);
+    const RankPlan& plan = plans_[place.rank];
+    const int size = NumMembers(instruction, plan.mesh);
+    const MeetingName name = MeetingOf(plan, instruction);
+    Meeting& meeting = meetings_[name];
+    meeting.members.push_back(place);
+    meeting.begin = std::max(meeting.begin, TimeAt(place).ready);
+    meeting.duration = std::max(meeting.duration, duration_(instruction));
+    if (static_cast<int>(meeting.members.size()) < size) return;
+    End(meeting.members, meeting.begin, meeting.begin + meeting.duration);
+    meetings_.erase(name);
+  }
+
+  void End(const std::vector<Place>& places, int64_t begin, int64_t end) {
+    time_.end = std::max(time_.end, end);
+    for (const Place place : places) {
+      TimeAt(place).begin = begin;
+      TimeAt(place).end = end;
+      Node& node = nodes_[place.rank][place.index];
+      node.ended = true;
+      for (const size_t follower : node.followers) {
+        SpanTime& next = time_.ranks[place.rank][follower];
+        next.ready = std::max(next.ready, end);
+        if (--nodes_[place.rank][follower].num_awaited == 0) {
+          ready_.push_back({place.rank, follower});
+        }
+      }
+    }
+  }
+
+  const absl::Span<const RankPlan> plans_;
+  const DurationOf& duration_;
+  const bool roles_;
+  StepTime time_;
+  std::vector<std::vector<Node>> nodes_;
+  std::deque<Place> ready_;
+  std::map<MeetingName, Meeting> meetings_;
+};
+
+}  // namespace
+
+std::string NameOf(const RankPlan& plan) {
+  return plan.mesh.world_size() == plan.mesh.pipeline_size()
+             ? absl::StrCat("stage ", plan.stage())
+             : absl::StrCat("rank ", plan.rank, ", stage ", plan.stage());
+}
+
+MeetingName MeetingOf(const RankPlan& plan, const Instruction& instruction) {
+  return {plan.mesh.GroupName(instruction.group, plan.rank), instruction.channel,
+          instruction.id.MessageId().packed()};
+}
+
+absl::StatusOr<StepTime> TimeStep(absl::Span<const RankPlan> plans, const DurationOf& duration) {
+  for (size_t i = 0; i < plans.size() && !AreRoles(plans); ++i) {
+    if (plans[i].rank == static_cast<int>(i) &&
+        plans[i].mesh.world_size() == static_cast<int>(plans.size())) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat("plan ", i, " of ", plans.size(), " is of rank ",
+                                                   plans[i].rank, " of ",
+                                                   plans[i].mesh.world_size()));
+  }
+  return Timer(plans, duration).Run();
+}
+
+Beginning BeginningOf(const StepTime& time, int64_t instructions_max) {
+  Beginning beginning = {.time = time};
+  std::vector<int64_t> ready;
+  for (const std::vector<SpanTime>& rank : time.ranks) {
+    for (const SpanTime& span : rank) ready.push_back(span.ready);
+  }
+  if (static_cast<int64_t>(ready.size()) <= instructions_max) return beginning;
+  std::sort(ready.begin(), ready.end());
+  beginning.time.end = ready[static_cast<size_t>(instructions_max)];
+  for (std::vector<SpanTime>& rank : beginning.time.ranks) {
+    for (SpanTime& span : rank) {
+      if (span.ready < beginning.time.end) continue;
+      span = {.state = SpanState::kNotBegun};
+      ++beginning.num_left_out;
+    }
+  }
+  return beginning;
+}
+
+std::vector<RankTime> Summarize(absl::Span<const RankPlan> plans, const StepTime& time) {
+  std::vector<RankTime> ranks(plans.size());
+  for (size_t rank = 0; rank < plans.size(); ++rank) {
+    for (size_t i = 0; i < plans[rank].instructions.size(); ++i) {
+      if (plans[rank].instructions[i].stream != plan::StreamKind::kCompute) continue;
+      ranks[rank].compute += time.ranks[rank][i].end - time.ranks[rank][i].begin;
+    }
+    ranks[rank].idle = time.end - ranks[rank].compute;
+  }
+  return ranks;
+}
+
+}  // namespace megascale::simulate

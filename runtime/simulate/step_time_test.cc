@@ -1,0 +1,423 @@
+// The bubbles of the schedules are those of their papers, and the production executor on a device
+// whose clock is virtual takes exactly the time that the longest path says.
+#include "runtime/simulate/step_time.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/plan/executor.h"
+#include "runtime/plan/roles.h"
+#include "runtime/plan/test_streams.h"
+
+namespace megascale::simulate {
+namespace {
+
+using plan::Instruction;
+using plan::OpKind;
+using plan::PlanOptions;
+using plan::RankPlan;
+using plan::Schedule;
+using ::testing::HasSubstr;
+
+std::vector<RankPlan> BuildAll(const PlanOptions& options) {
+  std::vector<RankPlan> plans;
+  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+    plans.push_back(plan::BuildTrainPlan(options, rank).value());
+  }
+  return plans;
+}
+
+PlanOptions Shape(Schedule schedule, int stages, int chunks, int microbatches, int data = 1) {
+  PlanOptions options;
+  options.schedule = schedule;
+  options.mesh = plan::Mesh::Create({.data = data, .pipeline = stages}).value();
+  options.chunks_per_stage = chunks;
+  options.num_microbatches = microbatches;
+  return options;
+}
+
+// By kind of instruction; what is not listed takes no time.
+DurationOf Takes(std::map<OpKind, int64_t> times) {
+  return [times = std::move(times)](const Instruction& instruction) {
+    const auto it = times.find(instruction.kind());
+    return it == times.end() ? 0 : it->second;
+  };
+}
+
+// The time beyond what every stage computes.
+int64_t Bubble(const PlanOptions& options, const std::map<OpKind, int64_t>& times) {
+  const std::vector<RankPlan> plans = BuildAll(options);
+  const StepTime time = TimeStep(plans, Takes(times)).value();
+  int64_t work = 0;
+  for (const auto& [kind, duration] : times) work += duration;
+  work *= options.num_microbatches * options.chunks_per_stage;
+  for (const RankTime& rank : Summarize(plans, time)) {
+    EXPECT_EQ(rank.compute, work);
+    EXPECT_EQ(rank.idle, time.end - work);
+  }
+  return time.end - work;
+}
+
+TEST(BubbleTest, OfOneForwardOneBackwardAndOfGPipeIsStagesLessOneOfBoth) {
+  for (const Schedule schedule : {Schedule::k1F1B, Schedule::kGPipe}) {
+    for (int stages = 1; stages <= 8; ++stages) {
+      for (int microbatches = stages; microbatches <= 20; ++microbatches) {
+        for (const auto& [forward, backward] :
+             {std::pair(1, 1), std::pair(1, 2), std::pair(5, 7)}) {
+          ASSERT_EQ(Bubble(Shape(schedule, stages, 1, microbatches),
+                           {{OpKind::kForward, forward}, {OpKind::kBackward, backward}}),
+                    (stages - 1) * (forward + backward))
+              << Name(schedule) << ", " << stages << " stages, " << microbatches;
+        }
+      }
+    }
+  }
+}
+
+TEST(BubbleTest, OfInterleavedChunksIsThatMuchSmaller) {
+  for (int stages = 2; stages <= 6; ++stages) {
+    for (int chunks = 2; chunks <= 5; ++chunks) {
+      for (int turns = 1; turns <= 4; ++turns) {
+        for (const auto& [forward, backward] :
+             {std::pair(1, 1), std::pair(1, 2), std::pair(5, 7)}) {
+          // The times are of a chunk: a stage's share of the model takes `chunks` times as long.
+          ASSERT_EQ(Bubble(Shape(Schedule::kInterleaved1F1B, stages, chunks, turns * stages),
+                           {{OpKind::kForward, forward}, {OpKind::kBackward, backward}}),
+                    (stages - 1) * (forward + backward))
+              << stages << " stages of " << chunks << " chunks, " << turns * stages;
+        }
+      }
+    }
+  }
+}
+
+TEST(BubbleTest, OfZeroBubbleH1IsAThirdOfOneForwardOneBackward) {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int microbatches = stages; microbatches <= 24; ++microbatches) {
+      // (p - 1) (T_F + T_B - T_W); T_B of k1F1B is T_B + T_W here.
+      ASSERT_EQ(
+          Bubble(Shape(Schedule::kZeroBubbleH1, stages, 1, microbatches),
+                 {{OpKind::kForward, 7}, {OpKind::kBackward, 7}, {OpKind::kWeightGradient, 7}}),
+          (stages - 1) * 7)
+          << stages << " stages, " << microbatches;
+    }
+  }
+}
+
+// --- the production executor --------------------------------------------------------------------
+
+// All ranks of a step on real streams; time passes only in this object. An instruction begins when
+// its stream is free and what it depends on has ended, as far as the executor lets it; a transfer
+// or collective waits, really, for its other members.
+class VirtualDevice {
+ public:
+  VirtualDevice(const std::vector<RankPlan>& plans, const DurationOf& duration)
+      : plans_(plans), duration_(duration) {
+    ends_.resize(plans.size());
+    clocks_.resize(plans.size());
+  }
+
+  // The step's time.
+  int64_t Run() {
+    std::vector<std::unique_ptr<plan::Streams>> streams;
+    std::vector<std::unique_ptr<plan::Finish>> finishes;
+    std::vector<std::unique_ptr<plan::Executor>> executors;
+    for (const RankPlan& rank : plans_) {
+      streams.push_back(std::make_unique<plan::Streams>());
+      finishes.push_back(std::make_unique<plan::Finish>());
+      const plan::Handler handler = [this, &rank](const Instruction& instruction,
+                                                  const plan::StepContext&) {
+        return Do(rank, instruction);
+      };
+      executors.push_back(plan::Executor::Create({.plan = rank,
+                                                  .streams = streams.back()->by_kind(),
+                                                  .handlers = plan::ForAll(handler)})
+                              .value());
+    }
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      for (const plan::Owner owner : {plan::Owner::kStage, plan::Owner::kShard}) {
+        EXPECT_TRUE(
+            executors[rank]->Launch(owner, {.attempt = 1, .step = 1}, finishes[rank]->Done()).ok());
+      }
+    }
+    for (const auto& finish : finishes) {
+      finish->Await(2);
+      EXPECT_TRUE(finish->last_error().ok()) << finish->last_error();
+    }
+    return end_;
+  }
+
+ private:
+  struct Meeting {
+    size_t num_members = 0;
+    int64_t begin = 0;
+    int64_t duration = 0;
+    int64_t end = -1;  // once all are there
+  };
+
+  absl::Status Do(const RankPlan& plan, const Instruction& instruction) {
+    const auto rank = static_cast<size_t>(plan.rank);
+    std::unique_lock<std::mutex> lock(mutex_);
+    int64_t& clock = clocks_[rank][static_cast<size_t>(instruction.stream)];
+    int64_t begin = clock;
+    for (const int producer : instruction.depends_on) {
+      const plan::InstructionId id = plan.instructions[static_cast<size_t>(producer)].id;
+      const auto end = ends_[rank].find(id);
+      if (end == ends_[rank].end()) {
+        return absl::InternalError(absl::StrCat("began before ", id.ToString(), " has ended"));
+      }
+      begin = std::max(begin, end->second);
+    }
+    int64_t end = begin + duration_(instruction);
+    if (instruction.group != plan::GroupKind::kNone) {
+      Meeting& meeting = meetings_[{plan.mesh.GroupName(instruction.group, plan.rank),
+                                    instruction.channel, instruction.id.MessageId().packed()}];
+      meeting.begin = std::max(meeting.begin, begin);
+      meeting.duration = std::max(meeting.duration, duration_(instruction));
+      const bool transfer = instruction.peer != plan::kNoPeer;
+      const size_t size =
+          transfer ? 2 : static_cast<size_t>(plan.mesh.GroupSize(instruction.group));
+      if (++meeting.num_members == size) {
+        meeting.end = meeting.begin + meeting.duration;
+        met_.notify_all();
+      } else if (!met_.wait_for(lock, plan::kDeadline, [&] { return meeting.end >= 0; })) {
+        return absl::DeadlineExceededError("nobody came");
+      }
+      end = meeting.end;
+    }
+    clock = end;
+    ends_[rank][instruction.id] = end;
+    end_ = std::max(end_, end);
+    return absl::OkStatus();
+  }
+
+  const std::vector<RankPlan>& plans_;
+  const DurationOf& duration_;
+  std::mutex mutex_;
+  std::condition_variable met_;
+  std::vector<std::array<int64_t, plan::kNumStreamKinds>> clocks_;  // by rank, then stream
+  std::vector<std::map<plan::InstructionId, int64_t>> ends_;        // by rank; of what has ended
+  std::map<std::tuple<std::string, std::string, uint64_t>, Meeting> meetings_;
+  int64_t end_ = 0;
+};
+
+// Times that have nothing in common, links and collectives included, so that every order counts.
+DurationOf Uneven(unsigned seed) {
+  return [seed](const Instruction& instruction) {
+    std::mt19937_64 random(instruction.id.MessageId().packed() * 1'000'003 + seed);
+    const bool computes = instruction.stream == plan::StreamKind::kCompute;
+    return static_cast<int64_t>(random() % (computes ? 1000 : 300));
+  };
+}
+
+// --- overlap ------------------------------------------------------------------------------------
+
+const plan::Overlap kLessOverlap[] = {
+    {.grad_reduce = false},
+    {.param_gather = false},
+    {.p2p_communication = false},
+    {.grad_reduce = false, .param_gather = false, .p2p_communication = false}};
+
+int64_t TimeWith(PlanOptions options, const plan::Overlap& overlap, const DurationOf& duration) {
+  options.overlap = overlap;
+  return TimeStep(BuildAll(options), duration)->end;
+}
+
+TEST(OverlapTest, WithoutItNoStepIsShorter) {
+  for (const PlanOptions& options :
+       {Shape(Schedule::k1F1B, 1, 1, 3, 2), Shape(Schedule::k1F1B, 4, 1, 6, 2),
+        Shape(Schedule::kGPipe, 3, 1, 5), Shape(Schedule::kInterleaved1F1B, 2, 3, 4, 2),
+        Shape(Schedule::kInterleaved1F1B, 4, 2, 8), Shape(Schedule::kZeroBubbleH1, 4, 1, 7)}) {
+    for (unsigned seed = 1; seed <= 50; ++seed) {
+      const int64_t whole = TimeWith(options, {}, Uneven(seed));
+      for (const plan::Overlap& overlap : kLessOverlap) {
+        EXPECT_GE(TimeWith(options, overlap, Uneven(seed)), whole)
+            << Name(options.schedule) << ", seed " << seed;
+      }
+    }
+  }
+}
+
+// What each hides, worked out by hand for two stages of two chunks.
+TEST(OverlapTest, EachHidesWhatItIsFor) {
+  const PlanOptions options = Shape(Schedule::kInterleaved1F1B, 2, 2, 4, 2);
+  const auto lost = [&](const plan::Overlap& overlap, std::map<OpKind, int64_t> times) {
+    times[OpKind::kForward] = 10;
+    times[OpKind::kBackward] = 20;
+    return TimeWith(options, overlap, Takes(times)) - TimeWith(options, {}, Takes(times));
+  };
+  // Of the two reduces of a stage one can be hidden, and of the two gathers.
+  EXPECT_EQ(lost({.grad_reduce = false}, {{OpKind::kReduceGradients, 7}}), 7);
+  EXPECT_EQ(lost({.param_gather = false}, {{OpKind::kGatherParameters, 7}}), 7);
+  // The first gather hides behind the loading, and the second behind the passes.
+  EXPECT_EQ(
+      lost({.param_gather = false}, {{OpKind::kGatherParameters, 7}, {OpKind::kLoadBatch, 9}}),
+      2 * 7);
+  EXPECT_GT(lost({.p2p_communication = false},
+                 {{OpKind::kSendActivation, 3}, {OpKind::kSendGradient, 3}}),
+            0);
+  // Each hides its own communication only.
+  EXPECT_EQ(lost({.grad_reduce = false}, {{OpKind::kSendActivation, 3}}), 0);
+  EXPECT_EQ(lost({.param_gather = false}, {{OpKind::kReduceGradients, 7}}), 0);
+  EXPECT_EQ(lost({.p2p_communication = false}, {{OpKind::kGatherParameters, 7}}), 0);
+}
+
+TEST(VirtualTimeTest, TheExecutorTakesTheLongestPath) {
+  const PlanOptions shapes[] = {Shape(Schedule::k1F1B, 1, 1, 3),
+                                Shape(Schedule::k1F1B, 4, 1, 6),
+                                Shape(Schedule::k1F1B, 3, 1, 2, 2),
+                                Shape(Schedule::kGPipe, 3, 1, 5),
+                                Shape(Schedule::kGPipe, 2, 1, 3, 2),
+                                Shape(Schedule::kInterleaved1F1B, 2, 3, 4, 2),
+                                Shape(Schedule::kInterleaved1F1B, 3, 2, 6),
+                                Shape(Schedule::kZeroBubbleH1, 4, 1, 7),
+                                Shape(Schedule::kZeroBubbleH1, 2, 1, 5, 2)};
+  for (const PlanOptions& options : shapes) {
+    for (const unsigned seed : {1u, 2u, 3u}) {
+      const std::vector<RankPlan> plans = BuildAll(options);
+      const DurationOf duration = Uneven(seed);
+      const StepTime expected = TimeStep(plans, duration).value();
+      EXPECT_EQ(VirtualDevice(plans, duration).Run(), expected.end)
+          << Name(options.schedule) << ", " << options.mesh.pipeline_size() << " stages, seed "
+          << seed;
+    }
+  }
+}
+
+TEST(VirtualTimeTest, TheExecutorTakesTheLongestPathWhereNothingOverlaps) {
+  for (PlanOptions options :
+       {Shape(Schedule::k1F1B, 4, 1, 6, 2), Shape(Schedule::kGPipe, 3, 1, 5),
+        Shape(Schedule::kInterleaved1F1B, 3, 2, 6), Shape(Schedule::kZeroBubbleH1, 3, 1, 5)}) {
+    for (const plan::Overlap& overlap : kLessOverlap) {
+      options.overlap = overlap;
+      const std::vector<RankPlan> plans = BuildAll(options);
+      const DurationOf duration = Uneven(4);
+      EXPECT_EQ(VirtualDevice(plans, duration).Run(), TimeStep(plans, duration)->end)
+          << Name(options.schedule);
+    }
+  }
+}
+
+// Without time for links the executor shows the bubble of the formula, too.
+TEST(VirtualTimeTest, TheExecutorHasTheBubbleOfTheFormula) {
+  const DurationOf equal =
+      Takes({{OpKind::kForward, 5}, {OpKind::kBackward, 5}, {OpKind::kWeightGradient, 5}});
+  EXPECT_EQ(VirtualDevice(BuildAll(Shape(Schedule::k1F1B, 4, 1, 8)), equal).Run(), (8 + 3) * 10);
+  EXPECT_EQ(VirtualDevice(BuildAll(Shape(Schedule::kInterleaved1F1B, 4, 2, 8)), equal).Run(),
+            (8 * 2 + 3) * 10);
+  EXPECT_EQ(VirtualDevice(BuildAll(Shape(Schedule::kZeroBubbleH1, 4, 1, 8)), equal).Run(),
+            8 * 15 + 3 * 5);
+}
+
+// One chunk has one gradient buffer, so the next micro-batch waits for its reduction; more chunks
+// have two, and what is reduced hides behind the next pass.
+TEST(VirtualTimeTest, Stage2HidesReductionsWhereThereAreTwoBuffers) {
+  const DurationOf duration =
+      Takes({{OpKind::kForward, 5}, {OpKind::kBackward, 5}, {OpKind::kReduceGradients, 4}});
+  PlanOptions alone = Shape(Schedule::k1F1B, 1, 1, 8, 2);
+  EXPECT_EQ(VirtualDevice(BuildAll(alone), duration).Run(), 8 * 10 + 4);
+  alone.zero_stage = 2;
+  EXPECT_EQ(VirtualDevice(BuildAll(alone), duration).Run(), 8 * (10 + 4));
+  PlanOptions turns = Shape(Schedule::kInterleaved1F1B, 4, 3, 8, 2);
+  turns.zero_stage = 2;
+  EXPECT_EQ(VirtualDevice(BuildAll(turns), duration).Run(), (8 * 3 + 3) * 10 + 4);
+}
+
+// --- roles --------------------------------------------------------------------------------------
+
+TEST(TimeStepTest, RolesTakeTheTimesOfEveryReplica) {
+  PlanOptions tensor_parallel = Shape(Schedule::kInterleaved1F1B, 3, 2, 6);
+  tensor_parallel.mesh = plan::Mesh::Create({.data = 2, .pipeline = 3, .tensor = 2}).value();
+  PlanOptions with_trust_ratios = tensor_parallel;
+  with_trust_ratios.has_trust_ratios = true;
+  PlanOptions with_stage_2 = tensor_parallel;
+  with_stage_2.zero_stage = 2;
+  for (const PlanOptions& options :
+       {Shape(Schedule::k1F1B, 3, 1, 4, 3), Shape(Schedule::kZeroBubbleH1, 2, 1, 5, 2),
+        Shape(Schedule::kGPipe, 1, 1, 3, 4), tensor_parallel, with_trust_ratios, with_stage_2}) {
+    for (const unsigned seed : {1u, 2u}) {
+      const std::vector<RankPlan> plans = BuildAll(options);
+      const StepTime of_ranks = TimeStep(plans, Uneven(seed)).value();
+      const StepTime of_roles =
+          TimeStep(plan::BuildRolePlans(options).value(), Uneven(seed)).value();
+      EXPECT_EQ(of_roles.end, of_ranks.end);
+      ASSERT_EQ(of_roles.ranks.size(), static_cast<size_t>(options.mesh.pipeline_size()));
+      for (size_t rank = 0; rank < plans.size(); ++rank) {
+        const auto stage = static_cast<size_t>(plans[rank].stage());
+        EXPECT_EQ(of_ranks.ranks[rank], of_roles.ranks[stage]) << "rank " << rank;
+      }
+    }
+  }
+}
+
+// --- the beginning ------------------------------------------------------------------------------
+
+TEST(BeginningTest, HoldsWhatIsReadyFirstAndCountsTheRest) {
+  const std::vector<RankPlan> plans = BuildAll(Shape(Schedule::k1F1B, 3, 1, 4));
+  const StepTime time = TimeStep(plans, Uneven(1)).value();
+  int64_t num_all = 0;
+  for (const RankPlan& plan : plans) num_all += static_cast<int64_t>(plan.instructions.size());
+  for (int64_t most = 0; most <= num_all; ++most) {
+    const Beginning beginning = BeginningOf(time, most);
+    int64_t num_shown = 0;
+    int64_t earliest_left_out = time.end + 1;
+    for (size_t rank = 0; rank < plans.size(); ++rank) {
+      for (size_t i = 0; i < time.ranks[rank].size(); ++i) {
+        const SpanTime& span = beginning.time.ranks[rank][i];
+        if (span.state == SpanState::kNotBegun) {
+          earliest_left_out = std::min(earliest_left_out, time.ranks[rank][i].ready);
+          continue;
+        }
+        ++num_shown;
+        EXPECT_EQ(span, time.ranks[rank][i]);
+        if (beginning.num_left_out > 0) {
+          EXPECT_LT(span.ready, beginning.time.end);
+        }
+      }
+    }
+    EXPECT_LE(num_shown, most);
+    EXPECT_EQ(num_shown + beginning.num_left_out, num_all);
+    EXPECT_EQ(beginning.time.end, most < num_all ? earliest_left_out : time.end);
+  }
+}
+
+// --- what cannot be timed -----------------------------------------------------------------------
+
+TEST(TimeStepTest, APartThatNobodyDoesIsNamed) {
+  std::vector<RankPlan> plans = BuildAll(Shape(Schedule::k1F1B, 2, 1, 1));
+  for (Instruction& instruction : plans[1].instructions) {
+    if (instruction.kind() == OpKind::kReceiveActivation) instruction.channel = "elsewhere";
+  }
+  const absl::Status status = TimeStep(plans, Takes({})).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0: SA.c0.m0 never ends"));
+  plans.pop_back();
+  EXPECT_THAT(std::string(TimeStep(plans, Takes({})).status().message()),
+              HasSubstr("plan 0 of 1 is of rank 0 of 2"));
+}
+
+TEST(TimeStepTest, WaitingForAPeerIsSeen) {
+  const std::vector<RankPlan> plans = BuildAll(Shape(Schedule::k1F1B, 2, 1, 1));
+  const StepTime time =
+      TimeStep(plans, Takes({{OpKind::kForward, 10}, {OpKind::kReceiveActivation, 4}})).value();
+  for (size_t i = 0; i < plans[1].instructions.size(); ++i) {
+    if (plans[1].instructions[i].kind() != OpKind::kReceiveActivation) continue;
+    EXPECT_EQ(time.ranks[1][i].ready, 0);
+    EXPECT_EQ(time.ranks[1][i].begin, 10);
+    EXPECT_EQ(time.ranks[1][i].end, 14);
+  }
+}
+
+}  // namespace
+}  // namespace megascale::simulate

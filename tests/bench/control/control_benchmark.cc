@@ -1,0 +1,62 @@
+// Benchmarks of the control plane, over real processes and sockets. See --help.
+#include <iostream>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "tests/bench/control/benchmarks.h"
+
+namespace megascale::bench {
+namespace {
+
+constexpr char kExamples[] = R"(
+Without a name all parts run, one after the other.
+
+Examples:
+  control_benchmark --job examples/fortunes.yaml
+  control_benchmark recovery --kills 20
+  control_benchmark fleet --agents 1536 --slots 8
+)";
+
+int Main(int argc, char** argv) {
+  std::string job = "examples/fortunes.yaml";
+  int kills = 10;
+  int submits = 20;
+  int watchers = 500;
+  int steps = 20;
+  int agents = 1536;
+  int slots = 8;
+  int seconds = 30;
+  CLI::App app("Times the control plane.");
+  app.footer(kExamples);
+  app.fallthrough();
+  app.add_option("--job", job, "the job file whose workers are killed")->capture_default_str();
+  app.add_option("--kills", kills, "how often")->capture_default_str();
+  app.add_option("--submits", submits, "of each of 100 clients; ten times as many of one alone")
+      ->capture_default_str();
+  app.add_option("--watchers", watchers, "streams")->capture_default_str();
+  app.add_option("--steps", steps, "that they are told of")->capture_default_str();
+  app.add_option("--agents", agents, "of the fleet")->capture_default_str();
+  app.add_option("--slots", slots, "ranks of each of them")->capture_default_str();
+  app.add_option("--seconds", seconds, "for which the fleet is measured")->capture_default_str();
+  const CLI::App* recovery = app.add_subcommand("recovery", "a killed worker to the next step");
+  const CLI::App* restart = app.add_subcommand("restart", "a killed driver");
+  const CLI::App* submit = app.add_subcommand("submit", "acknowledged submits");
+  const CLI::App* watch = app.add_subcommand("watch", "fan-out to watchers");
+  const CLI::App* fleet = app.add_subcommand("fleet", "a driver with many agents");
+  CLI11_PARSE(app, argc, argv);
+  const auto wanted = [&](const CLI::App* part) {
+    return app.get_subcommands().empty() || part->parsed();
+  };
+  bool ok = true;
+  if (wanted(recovery)) ok &= MeasureRecovery(job, kills);
+  if (wanted(restart)) ok &= MeasureDriverRestart(job, kills);
+  if (wanted(submit)) MeasureSubmit(submits);
+  if (wanted(watch)) MeasureWatch(watchers, steps);
+  if (wanted(fleet)) MeasureFleet(agents, slots, seconds);
+  return ok ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace megascale::bench
+
+int main(int argc, char** argv) { return megascale::bench::Main(argc, argv); }

@@ -1,0 +1,196 @@
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <iostream>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "controlplane/client/address.h"
+#include "controlplane/client/job_client.h"
+#include "proto/agent.pb.h"
+#include "runtime/base/clock.h"
+#include "tests/bench/control/benchmarks.h"
+#include "tests/bench/control/fleet.h"
+#include "tests/bench/control/measures.h"
+#include "tests/e2e/cluster.h"
+
+namespace megascale::bench {
+namespace {
+
+using control::v1::Job;
+
+constexpr char kJobId[] = "fleet";
+constexpr int kWaitSeconds = 300;
+
+double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
+
+std::unique_ptr<client::JobClient> ClientOf(const e2e::Cluster& cluster) {
+  client::ClientOptions options;
+  options.address = client::ParseAddress(cluster.address()).value();
+  return client::JobClient::Create(options).value();
+}
+
+// A job that takes all slots of the fleet: a pipeline within each agent.
+control::v1::SubmitJobRequest JobFor(int agents, int slots) {
+  control::v1::SubmitJobRequest request;
+  request.set_job_id(kJobId);
+  auto* spec = request.mutable_spec();
+  spec->set_name("fleet");
+  spec->mutable_model()->set_hidden_size(64);
+  spec->mutable_model()->set_num_hidden_layers(slots);
+  spec->mutable_model()->set_num_attention_heads(2);
+  spec->mutable_data()->add_files("/usr/share/common-licenses/GPL-3");
+  spec->mutable_train()->set_steps(1'000'000);
+  spec->mutable_train()->set_seq_length(16);
+  spec->mutable_train()->set_global_batch_size(agents);
+  spec->mutable_train()->set_micro_batch_size(1);
+  spec->mutable_parallel()->set_data_parallel_size(agents);
+  spec->mutable_parallel()->set_pipeline_model_parallel_size(slots);
+  return request;
+}
+
+bool AwaitState(client::JobClient* client, control::v1::JobState state) {
+  return e2e::WaitUntil(
+      [&] {
+        const auto job = client->Get(kJobId);
+        return job.ok() && job->state() == state;
+      },
+      kWaitSeconds);
+}
+
+// What protobuf alone needs to read what the driver reads.
+double SecondsToParse(const std::string& report) {
+  constexpr int kTimes = 2000;
+  const double begin = Now();
+  for (int i = 0; i < kTimes; ++i) {
+    agent::v1::ActualState parsed;
+    if (!parsed.ParseFromString(report)) return 0;
+  }
+  return (Now() - begin) / kTimes;
+}
+
+}  // namespace
+
+void MeasureFleet(int agents, int slots, int seconds) {
+  AllowManyFiles();
+  e2e::Cluster cluster;
+  cluster.StartDriver();
+  const auto client = ClientOf(cluster);
+  const double begin = Now();
+  Fleet fleet({.address = cluster.address(), .num_agents = agents, .slots = slots});
+  const bool joined = e2e::WaitUntil(
+      [&] {
+        const auto nodes = client->Cluster();
+        return nodes.ok() && nodes->nodes_size() == agents;
+      },
+      kWaitSeconds);
+  std::cout << absl::StrFormat(
+      "%d agents of %d ranks, one gRPC stream each, a report and a step per second\n", agents,
+      slots);
+  std::cout << absl::StrFormat("  all %s after %.1f s\n", joined ? "joined" : "did NOT join",
+                               Now() - begin);
+  const double submitted = Now();
+  const auto job = client->Submit(JobFor(agents, slots), absl::Seconds(10));
+  if (!job.ok()) std::cerr << job.status() << "\n";
+  const bool trains = AwaitState(client.get(), control::v1::JOB_STATE_RUNNING);
+  std::cout << absl::StrFormat("  a job of %d ranks %s %.1f s after its submit\n", agents * slots,
+                               trains ? "trains" : "does NOT train", Now() - submitted);
+
+  const std::string log = cluster.state_directory() + "/log";
+  const ProcessUse before = UseOf(cluster.driver_pid());
+  const int64_t log_before = BytesBelow(log);
+  const int64_t reports_before = fleet.num_reports();
+  const double measured = Now();
+  for (int step = 1; step <= seconds; ++step) {
+    fleet.SetStep(step);
+    absl::SleepFor(absl::Seconds(1));
+  }
+  const double elapsed = Now() - measured;
+  const ProcessUse after = UseOf(cluster.driver_pid());
+  const auto reports = static_cast<double>(fleet.num_reports() - reports_before);
+  const double cpu = absl::ToDoubleSeconds(after.cpu - before.cpu);
+  std::cout << absl::StrFormat(
+      "  over %.0f s: %.0f reports per second of %.0f bytes; the driver: %.0f %% of a core "
+      "(%.0f us a report), %.0f MiB, its log grew by %d bytes\n",
+      elapsed, reports / elapsed, fleet.report_bytes(), 100 * cpu / elapsed, 1e6 * cpu / reports,
+      static_cast<double>(after.memory_bytes) / (1 << 20), BytesBelow(log) - log_before);
+  std::cout << absl::StrFormat("  beside it: protobuf alone parses such a report in %.0f us\n",
+                               1e6 * SecondsToParse(fleet.SampleReport(agents / 2)));
+
+  const double lost = Now();
+  fleet.Lose(agents / 2);
+  const bool noticed = e2e::WaitUntil(
+      [&] {
+        const auto now = client->Get(kJobId);
+        return now.ok() &&
+               now->culprit().failure_class() == telemetry::v1::FAILURE_CLASS_UNREACHABLE;
+      },
+      kWaitSeconds);
+  std::cout << absl::StrFormat(
+      "  an agent that falls silent is %s after %.1f s (the limit is 5 s)\n",
+      noticed ? "noticed" : "NOT noticed", Now() - lost);
+}
+
+void MeasureWatch(int watchers, int steps) {
+  AllowManyFiles();
+  e2e::Cluster cluster;
+  cluster.StartDriver();
+  const auto client = ClientOf(cluster);
+  Fleet fleet({.address = cluster.address(), .num_agents = 1, .slots = 1});
+  (void)client->Submit(JobFor(1, 1), absl::Seconds(10));
+  AwaitState(client.get(), control::v1::JOB_STATE_RUNNING);
+
+  std::atomic<int64_t> step = 0;
+  std::atomic<double> reported = 0;
+  std::atomic<int> arrived = 0;
+  std::atomic<int> open = 0;
+  std::atomic<bool> stopping = false;
+  std::vector<double> seconds;
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < watchers; ++i) {
+    threads.emplace_back([&] {
+      const auto own = ClientOf(cluster);
+      client::StreamCallbacks<control::v1::WatchJobResponse> callbacks;
+      bool first = true;
+      callbacks.on_message = [&](const control::v1::WatchJobResponse& response) {
+        if (first) ++open;
+        first = false;
+        if (response.steps_size() == 0 || response.steps().rbegin()->step() != step) return;
+        const double took = Now() - reported;
+        const std::lock_guard<std::mutex> lock(mutex);
+        seconds.push_back(took);
+        ++arrived;
+      };
+      callbacks.should_stop = [&] { return stopping.load(); };
+      (void)own->Watch(kJobId, callbacks);
+    });
+  }
+  e2e::WaitUntil([&] { return open == watchers; }, kWaitSeconds);
+  int late = 0;
+  const ProcessUse before = UseOf(cluster.driver_pid());
+  const double begin = Now();
+  for (int64_t next = 1; next <= steps; ++next) {
+    arrived = 0;
+    reported = Now();
+    step = next;
+    fleet.SetStep(next);
+    fleet.ReportFirst();
+    if (!e2e::WaitUntil([&] { return arrived == watchers; }, 30)) late += watchers - arrived;
+  }
+  const double elapsed = Now() - begin;
+  const ProcessUse after = UseOf(cluster.driver_pid());
+  stopping = true;
+  for (std::thread& thread : threads) thread.join();
+  if (seconds.empty()) seconds.push_back(0);
+  std::cout << absl::StrFormat(
+      "a step's report to %d watchers: %s, %d missed; the driver used %.0f %% of a core\n",
+      watchers, Quantiles(seconds), late,
+      100 * absl::ToDoubleSeconds(after.cpu - before.cpu) / elapsed);
+}
+
+}  // namespace megascale::bench

@@ -1,0 +1,227 @@
+#include "tests/bench/control/fleet.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "proto/agent.grpc.pb.h"
+
+namespace megascale::bench {
+
+namespace pb = megascale::agent::v1;
+
+// One stream. gRPC calls the reactions; the fleet's thread calls Report.
+class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown> {
+ public:
+  SimulatedAgent(const Fleet::Options& options, int index) : index_(index) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+    arguments.SetMaxReceiveMessageSize(64 << 20);
+    const auto channel =
+        grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
+    stub_ = pb::AgentService::NewStub(channel);
+    pb::Hello* hello = up_.mutable_hello();
+    hello->set_protocol_version(pb::PROTOCOL_VERSION_CURRENT);
+    hello->set_node_id(NodeId());
+    hello->set_incarnation("1");
+    hello->set_num_slots(options.slots);
+    hello->set_machine_id(NodeId());
+    hello->set_instruction_set("amx_bf16");
+    hello->set_hostname(NodeId());
+    context_.set_wait_for_ready(true);
+    stub_->async()->Connect(&context_, this);
+    writing_ = true;
+    AddHold();
+    StartWrite(&up_);
+    StartRead(&down_);
+    StartCall();
+  }
+
+  std::string NodeId() const { return absl::StrFormat("n%05d", index_); }
+
+  // What is not written yet is replaced. The size of what was written or waits; 0: nothing was.
+  int64_t Report(int64_t step) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_ || !started_) return 0;
+    waiting_ = std::make_unique<pb::AgentUp>();
+    *waiting_->mutable_actual() = MakeReport(step);
+    const auto bytes = static_cast<int64_t>(waiting_->ByteSizeLong());
+    WriteNext();
+    return bytes;
+  }
+
+  pb::ActualState Sample(int64_t step) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return MakeReport(step);
+  }
+
+  void End() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    context_.TryCancel();
+    RemoveHold();
+  }
+  void AwaitDone() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_changed_.wait_for(lock, std::chrono::seconds(30), [this] { return done_; });
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      End();
+      return;
+    }
+    if (down_.has_desired()) Take(down_.desired());
+    down_.Clear();
+    StartRead(&down_);
+  }
+  void OnWriteDone(bool ok) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    writing_ = false;
+    started_ = true;
+    if (ok) WriteNext();
+  }
+  void OnDone(const grpc::Status&) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    done_ = true;
+    done_changed_.notify_all();
+  }
+
+ private:
+  struct Job {
+    int64_t attempt = 0;
+    int64_t acked_step = 0;
+    pb::DesiredJob::Phase phase = pb::DesiredJob::PHASE_UNSPECIFIED;
+    std::vector<int> ranks;
+  };
+
+  pb::ActualState MakeReport(int64_t step) const {
+    pb::ActualState actual;
+    actual.set_incarnation("1");
+    actual.set_applied_version(version_);
+    for (const auto& [job_id, job] : jobs_) {
+      pb::ActualJob* entry = actual.add_jobs();
+      entry->set_job_id(job_id);
+      entry->set_attempt(job.attempt);
+      entry->mutable_preflight()->set_state(pb::Preflight::STATE_PASSED);
+      if (job.phase != pb::DesiredJob::PHASE_RUN) continue;
+      entry->set_num_processes(static_cast<int>(job.ranks.size()) + 1);
+      entry->mutable_host()->set_pid(100);
+      for (const int rank : job.ranks) {
+        pb::ActualRank* actual_rank = entry->add_ranks();
+        actual_rank->set_state(pb::ActualRank::STATE_RUNNING);
+        auto* status = actual_rank->mutable_status();
+        status->set_rank(rank);
+        status->set_pid(1000 + rank);
+        status->set_phase(telemetry::v1::PHASE_TRAINING);
+        status->set_step(step);
+        status->set_alive_age_seconds(0.1);
+        status->set_progress_age_seconds(0.05);
+        status->set_doing("forward F.c1.m3");
+      }
+      if (index_ == 0) AddSteps(job, step, entry);
+    }
+    return actual;
+  }
+
+  static void AddSteps(const Job& job, int64_t step, pb::ActualJob* entry) {
+    for (int64_t done = job.acked_step + 1; done <= step; ++done) {
+      auto* record = entry->add_steps();
+      record->set_step(done);
+      record->set_loss(2.5);
+      record->set_tokens(1 << 20);
+      record->set_seconds(1);
+      record->set_attempt(job.attempt);
+    }
+  }
+
+  void Take(const pb::DesiredState& desired) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    version_ = desired.version();
+    std::map<std::string, Job> before = std::exchange(jobs_, {});
+    for (const auto& wanted : desired.jobs()) {
+      Job& job = jobs_[wanted.job_id()];
+      job.attempt = wanted.attempt();
+      job.phase = wanted.phase();
+      job.acked_step = wanted.acked_step();
+      if (wanted.as_before()) job.ranks = std::move(before[wanted.job_id()].ranks);
+      for (const auto& run : wanted.placements()) {
+        if (run.node_id() != NodeId()) continue;
+        for (int i = 0; i < run.num_ranks(); ++i) job.ranks.push_back(run.rank() + i);
+      }
+    }
+  }
+
+  void WriteNext() {
+    if (writing_ || closed_ || waiting_ == nullptr) return;
+    up_ = std::move(*waiting_);
+    waiting_.reset();
+    writing_ = true;
+    StartWrite(&up_);
+  }
+
+  const int index_;
+  std::unique_ptr<pb::AgentService::Stub> stub_;
+  grpc::ClientContext context_;
+  pb::AgentUp up_;
+  pb::AgentDown down_;
+
+  std::mutex mutex_;
+  std::condition_variable done_changed_;
+  std::unique_ptr<pb::AgentUp> waiting_;
+  std::map<std::string, Job> jobs_;
+  int64_t version_ = 0;
+  bool started_ = false;
+  bool writing_ = false;
+  bool closed_ = false;
+  bool done_ = false;
+};
+
+Fleet::Fleet(const Options& options) : options_(options) {
+  for (int i = 0; i < options.num_agents; ++i) {
+    agents_.push_back(std::make_unique<SimulatedAgent>(options, i));
+  }
+  beating_ = std::thread([this] { Beat(); });
+}
+
+Fleet::~Fleet() {
+  stopping_ = true;
+  beating_.join();
+  for (const auto& agent : agents_) agent->End();
+  for (const auto& agent : agents_) agent->AwaitDone();
+}
+
+void Fleet::Beat() {
+  const absl::Time begin = absl::Now();
+  for (int64_t beat = 0; !stopping_; ++beat) {
+    const absl::Time due = begin + options_.heartbeat_interval * beat / options_.num_agents;
+    absl::SleepFor(due - absl::Now());
+    const int64_t bytes = agents_[static_cast<size_t>(beat % options_.num_agents)]->Report(step_);
+    if (bytes == 0) continue;
+    report_bytes_ += bytes;
+    ++num_reports_;
+  }
+}
+
+void Fleet::ReportFirst() { agents_[0]->Report(step_); }
+
+void Fleet::Lose(int index) { agents_[static_cast<size_t>(index)]->End(); }
+
+double Fleet::report_bytes() const {
+  return static_cast<double>(report_bytes_) /
+         static_cast<double>(std::max<int64_t>(1, num_reports_));
+}
+
+std::string Fleet::SampleReport(int index) const {
+  return agents_[static_cast<size_t>(index)]->Sample(step_).SerializeAsString();
+}
+
+}  // namespace megascale::bench

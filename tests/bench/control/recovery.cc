@@ -1,0 +1,191 @@
+#include <signal.h>
+
+#include <functional>
+#include <iostream>
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "controlplane/client/address.h"
+#include "controlplane/client/job_client.h"
+#include "runtime/base/clock.h"
+#include "tests/bench/control/benchmarks.h"
+#include "tests/bench/control/measures.h"
+#include "tests/chaos/probe.h"
+#include "tests/e2e/cluster.h"
+
+namespace megascale::bench {
+namespace {
+
+using control::v1::Job;
+
+constexpr char kJobId[] = "bench";
+constexpr int kRanks = 4;
+constexpr int kSlots = 2;
+constexpr int64_t kStepsBetween = 12;
+// Attempts make progress between kills, so that none waits for a backoff.
+constexpr char kInterval[] = "checkpoint.interval=5";
+constexpr int kWaitSeconds = 120;
+
+double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
+
+// A cluster of two agents on which a job trains for long.
+class TrainingCluster {
+ public:
+  explicit TrainingCluster(const std::string& job_file) {
+    cluster_.StartDriver();
+    client::ClientOptions options;
+    options.address = client::ParseAddress(cluster_.address()).value();
+    client_ = client::JobClient::Create(options).value();
+    for (int i = 0; i < kRanks / kSlots; ++i) {
+      cluster_.StartAgent(i, kSlots);
+      probes.emplace_back(cluster_.agent_pid(i));
+    }
+    const auto submitted = cluster_.Megascale({"submit", job_file, "--job-id", kJobId, "--set",
+                                               "train.steps=100000", "--set", kInterval});
+    if (submitted.exit_code != 0) std::cerr << submitted.err;
+    AwaitSteps();
+  }
+
+  Job Now() { return client_->Get(kJobId).value_or(Job()); }
+  // Of steps that no attempt before has made.
+  bool AwaitSteps() {
+    best_step_ += kStepsBetween;
+    return e2e::WaitUntil(
+        [&] {
+          const int64_t step = Now().last_step();
+          if (step < best_step_) return false;
+          best_step_ = step;
+          return true;
+        },
+        kWaitSeconds);
+  }
+  e2e::Cluster& cluster() { return cluster_; }
+
+  std::vector<chaos::AgentProbe> probes;
+
+ private:
+  e2e::Cluster cluster_;
+  std::unique_ptr<client::JobClient> client_;
+  int64_t best_step_ = 0;
+};
+
+// Looks often, because what is timed takes milliseconds; false after a minute or two.
+bool Until(const std::function<bool()>& condition) {
+  const double deadline = Now() + kWaitSeconds;
+  while (!condition()) {
+    if (Now() > deadline) return false;
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return true;
+}
+
+// True when every rank of a newer attempt than `dead` shows at least `phase`.
+bool AllAtLeast(TrainingCluster* training, telemetry::v1::Phase phase,
+                const std::set<int32_t>& dead) {
+  int ranks = 0;
+  for (chaos::AgentProbe& probe : training->probes) {
+    for (const auto& status : probe.Ranks()) {
+      if (status.pid() == 0 || dead.count(status.pid()) > 0 || status.phase() < phase) return false;
+      ++ranks;
+    }
+  }
+  return ranks == kRanks;
+}
+
+struct Times {
+  std::vector<double> noticed, decided, started, loaded, stepping, all;
+};
+
+// False when the job did not get there.
+bool KillOnce(TrainingCluster* training, int victim, Times* times) {
+  if (!training->AwaitSteps()) return false;
+  const Job job = training->Now();
+  std::set<int32_t> pids;
+  for (const auto& rank : job.ranks()) pids.insert(rank.status().pid());
+  double last = Now();
+  const double killed = last;
+  ::kill(job.ranks(victim).status().pid(), SIGKILL);
+  bool seen = true;
+  const auto lap = [&](std::vector<double>* laps, const std::function<bool()>& condition) {
+    seen = seen && Until(condition);
+    const double now = Now();
+    laps->push_back(now - last);
+    last = now;
+  };
+  lap(&times->noticed, [&] {
+    const Job now = training->Now();
+    return now.state() == control::v1::JOB_STATE_RECOVERING || now.attempt() > job.attempt();
+  });
+  lap(&times->decided, [&] { return training->Now().attempt() > job.attempt(); });
+  lap(&times->started, [&] { return AllAtLeast(training, telemetry::v1::PHASE_LOADING, pids); });
+  lap(&times->loaded, [&] { return AllAtLeast(training, telemetry::v1::PHASE_FIRST_STEP, pids); });
+  lap(&times->stepping, [&] {
+    const Job now = training->Now();
+    return now.attempt() > job.attempt() && now.last_record().attempt() == now.attempt();
+  });
+  times->all.push_back(last - killed);
+  return seen;
+}
+
+void PrintRow(const char* what, const std::vector<double>& seconds) {
+  std::cout << absl::StrFormat("  %-52s %7.0f ms  (worst %.0f)\n", what,
+                               1e3 * Quantile(seconds, 0.5), 1e3 * Quantile(seconds, 1));
+}
+
+}  // namespace
+
+bool MeasureRecovery(const std::string& job_file, int kills) {
+  TrainingCluster training(job_file);
+  Times times;
+  for (int i = 0; i < kills; ++i) {
+    if (KillOnce(&training, i % kRanks, &times)) continue;
+    const Job job = training.Now();
+    std::cerr << absl::StrFormat("kill %d: the job did not go on: %s: %s\n", i + 1, job.reason(),
+                                 job.message());
+    return false;
+  }
+  std::cout << absl::StrFormat(
+      "kill -9 of a worker to the next completed step, median of %d (with %s)\n", kills, kInterval);
+  PrintRow("noticed: the driver says RECOVERING", times.noticed);
+  PrintRow("decided: fenced, the next attempt is placed", times.decided);
+  PrintRow("started: processes joined their groups", times.started);
+  PrintRow("loaded: weights and moments are back", times.loaded);
+  PrintRow("stepping: a step was completed and reported", times.stepping);
+  PrintRow("all", times.all);
+  const Job job = training.Now();
+  std::cout << absl::StrFormat("  beside it: a step of this job takes %.0f ms\n",
+                               1e3 * job.last_record().seconds());
+  return true;
+}
+
+bool MeasureDriverRestart(const std::string& job_file, int restarts) {
+  TrainingCluster training(job_file);
+  std::vector<double> listens;
+  std::vector<double> back;
+  for (int i = 0; i < restarts; ++i) {
+    if (!training.AwaitSteps()) {
+      std::cerr << "the job does not make steps: " << training.Now().message() << "\n";
+      return false;
+    }
+    training.cluster().KillDriver();
+    const double begin = Now();
+    training.cluster().StartDriver();
+    listens.push_back(Now() - begin);
+    Until([&] {
+      const Job now = training.Now();
+      int known = 0;
+      for (const auto& rank : now.ranks()) known += rank.status().pid() > 0 ? 1 : 0;
+      return known == kRanks;
+    });
+    back.push_back(Now() - begin);
+  }
+  std::cout << absl::StrFormat("restart of a killed driver, median of %d\n", restarts);
+  PrintRow("it answers (with the start of a `megascale list`)", listens);
+  PrintRow("all agents and ranks are taken back", back);
+  std::cout << absl::StrFormat("  attempt %d: no worker was restarted\n", training.Now().attempt());
+  return true;
+}
+
+}  // namespace megascale::bench

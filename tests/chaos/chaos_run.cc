@@ -1,0 +1,351 @@
+#include "tests/chaos/chaos_run.h"
+
+#include <poll.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "controlplane/client/address.h"
+#include "runtime/base/clock.h"
+
+namespace megascale::chaos {
+namespace {
+
+using control::v1::Job;
+
+constexpr char kJobId[] = "chaos";
+constexpr int kStepsPerFault = 120;
+constexpr int kStepsAround = 60;
+constexpr int kAimSeconds = 10;
+constexpr int kAims = 3;
+constexpr int kHealSeconds = 150;
+constexpr int kEndSeconds = 300;
+constexpr int64_t kStepsToBeHealed = 3;
+constexpr int64_t kStartsWithoutStore = 8;
+
+absl::Duration Now() { return base::RealClock().Monotonic(); }
+
+// Lets others run; short enough to hit an instruction.
+void Breathe() { ::poll(nullptr, 0, 0); }
+
+std::vector<std::string> JobFields(const ChaosJob& job) {
+  std::vector<std::string> fields = {
+      absl::StrCat("train.steps=", kStepsAround + kStepsPerFault * job.num_faults),
+      // A process that is stopped before it ever spoke is found by this limit alone.
+      "fault.start_timeout=20s", "fault.restart_backoff=100ms",
+      // Several faults may hit one start.
+      "fault.max_restarts_without_progress=10"};
+  fields.insert(fields.end(), job.fields.begin(), job.fields.end());
+  return fields;
+}
+
+Ending EndingOf(const e2e::Cluster& cluster) {
+  return {cluster.Digest(kJobId), cluster.LossLog(kJobId)};
+}
+
+bool IsTerminal(const Job& job) {
+  return job.state() == control::v1::JOB_STATE_SUCCEEDED ||
+         job.state() == control::v1::JOB_STATE_FAILED ||
+         job.state() == control::v1::JOB_STATE_CANCELLED;
+}
+
+bool IsOnARank(Aim aim) {
+  return aim != Aim::kAnyTime && aim != Aim::kShardWrite && aim != Aim::kCommit &&
+         aim != Aim::kRecovery;
+}
+
+}  // namespace
+
+Ending RunCalm(const ChaosJob& job) {
+  e2e::Cluster cluster;
+  cluster.StartDriver();
+  for (int i = 0; i < kNumAgents; ++i) cluster.StartAgent(i, kSlots);
+  cluster.Submit(kJobId, JobFields(job));
+  if (cluster.WaitForEnd(kJobId, kEndSeconds) != control::v1::JOB_STATE_SUCCEEDED) return {};
+  return EndingOf(cluster);
+}
+
+ChaosRun::ChaosRun(uint64_t seed, ChaosJob job, std::function<void(const std::string&)> say)
+    : job_(std::move(job)), say_(std::move(say)) {
+  report_.seed = seed;
+}
+
+void ChaosRun::Problem(const std::string& text) {
+  cluster_.KeepLogs();
+  report_.problems.push_back(text);
+  say_(absl::StrCat("PROBLEM: ", text));
+}
+
+void ChaosRun::StartAll() {
+  cluster_.StartDriver();
+  client::ClientOptions options;
+  options.address = client::ParseAddress(cluster_.address()).value();
+  client_ = client::JobClient::Create(options).value();
+  for (int i = 0; i < kNumAgents; ++i) {
+    cluster_.StartAgent(i, kSlots);
+    probes_.emplace_back(cluster_.agent_pid(i));
+  }
+  std::vector<std::string> fields = JobFields(job_);
+  fields.push_back("store=" + store_.unix_url());
+  cluster_.Submit(kJobId, fields);
+  checkpoints_ = absl::StrCat(cluster_.state_directory(), "/jobs/", kJobId, "/checkpoints");
+}
+
+Report ChaosRun::Run(const Ending& calm) {
+  const absl::Duration begin = Now();
+  StartAll();
+  for (const Fault& fault : DrawFaults(report_.seed, job_.num_faults, kNumRanks, kNumAgents)) {
+    if (IsTerminal(Job())) {
+      Problem(absl::StrCat("the job ended before fault ", report_.faults.size() + 1));
+      break;
+    }
+    Inject(fault);
+  }
+  FinishAndCompare(calm);
+  report_.took = Now() - begin;
+  return report_;
+}
+
+void ChaosRun::FinishAndCompare(const Ending& calm) {
+  const control::v1::JobState state = cluster_.WaitForEnd(kJobId, kEndSeconds);
+  if (state != control::v1::JOB_STATE_SUCCEEDED) {
+    Problem(absl::StrCat("the job is ", control::v1::JobState_Name(state), ": ", Job().message()));
+    return;
+  }
+  report_.ending = EndingOf(cluster_);
+  if (report_.ending.digest != calm.digest) {
+    Problem(absl::StrCat("the digest is ", report_.ending.digest, ", that of the calm run ",
+                         calm.digest));
+  }
+  if (report_.ending.losses != calm.losses) Problem("the loss log is not that of the calm run");
+}
+
+// Of a driver that is away, the last known job would be a guess: an empty one is returned.
+Job ChaosRun::Job() { return client_->Get(kJobId).value_or(control::v1::Job()); }
+
+void ChaosRun::Inject(const Fault& fault) {
+  FaultReport report;
+  report.fault = fault;
+  control::v1::Job before = Job();
+  report.aimed = false;
+  int64_t openers = 0;
+  for (int i = 0; i < kAims && !report.aimed; ++i) {
+    if (IsAtAStart(fault.aim) && Job().last_step() > 0) {
+      OpenRecovery();
+      ++openers;
+    }
+    report.aimed = WaitForAim(fault);
+  }
+  before = Job();
+  report.step = before.last_step();
+  report.attempt = before.attempt();
+  const absl::Duration struck = Now();
+  std::vector<Aftermath> aftermath;
+  to_end_.clear();
+  for (const Strike& strike : fault.strikes) {
+    if (strike.blow.victim == Victim::kWorker) {
+      const auto ranks = probes_[strike.rank / kSlots].Ranks();
+      const size_t slot = static_cast<size_t>(strike.rank % kSlots);
+      if (slot < ranks.size()) report.seen = ranks[slot].doing();
+    }
+    Hit(strike, &aftermath);
+  }
+  // Reports are late by a few steps: the ranks themselves know how far they came before the strike.
+  int64_t reached = before.last_step();
+  for (AgentProbe& probe : probes_) {
+    for (const auto& rank : probe.Ranks()) reached = std::max(reached, rank.step());
+  }
+  std::sort(aftermath.begin(), aftermath.end(),
+            [](const Aftermath& a, const Aftermath& b) { return a.due < b.due; });
+  for (const Aftermath& next : aftermath) {
+    while (Now() < next.due) Breathe();
+    next.act();
+  }
+  WaitUntilHealed(reached, &report);
+  report.healed_after = Now() - struck;
+  Judge(fault, openers, &report);
+  report_.faults.push_back(report);
+  say_(Describe(static_cast<int>(report_.faults.size()), report));
+}
+
+// Ends an attempt, so that its successor can be struck as it starts.
+void ChaosRun::OpenRecovery() {
+  Strike opener;
+  opener.blow = {Victim::kWorker, SIGKILL, absl::ZeroDuration()};
+  std::vector<Aftermath> none;
+  Hit(opener, &none);
+}
+
+bool ChaosRun::WaitForAim(const Fault& fault) {
+  const absl::Duration deadline = Now() + absl::Seconds(kAimSeconds);
+  while (Now() < deadline) {
+    if (IsNow(fault)) return true;
+    Breathe();
+  }
+  return false;
+}
+
+bool ChaosRun::IsNow(const Fault& fault) {
+  if (!IsOnARank(fault.aim)) {
+    switch (fault.aim) {
+      case Aim::kShardWrite:
+        return IsBeingWritten(checkpoints_);
+      case Aim::kCommit:
+        return NewestComplete(checkpoints_) > Job().last_checkpoint().step();
+      case Aim::kRecovery: {
+        const control::v1::Job job = Job();
+        return job.state() == control::v1::JOB_STATE_RECOVERING ||
+               (job.state() == control::v1::JOB_STATE_STARTING && job.last_step() > 0) ||
+               (job.state() == control::v1::JOB_STATE_STARTING && job.attempt() == 1);
+      }
+      default:
+        return Job().last_step() > 0;
+    }
+  }
+  // A worker that is to be struck is itself watched; for others any rank will do.
+  const bool own = !fault.strikes.empty() && fault.strikes[0].blow.victim == Victim::kWorker;
+  for (int agent = 0; agent < kNumAgents; ++agent) {
+    const auto ranks = probes_[agent].Ranks();
+    for (size_t slot = 0; slot < ranks.size(); ++slot) {
+      const int rank = agent * kSlots + static_cast<int>(slot);
+      if (own && rank != fault.strikes[0].rank) continue;
+      if (IsAt(fault.aim, ranks[slot]) && e2e::IsAlive(ranks[slot].pid())) return true;
+    }
+  }
+  return false;
+}
+
+pid_t ChaosRun::PidOf(const Strike& strike) {
+  switch (strike.blow.victim) {
+    case Victim::kStore:
+      return 0;
+    case Victim::kDriver:
+      return cluster_.driver_pid();
+    case Victim::kAgent:
+      return cluster_.agent_pid(strike.agent);
+    case Victim::kHost:
+      return probes_[strike.agent].HostPid();
+    case Victim::kWorker: {
+      // Ranks are placed in order, and keep their node.
+      const auto ranks = probes_[strike.rank / kSlots].Ranks();
+      const size_t slot = static_cast<size_t>(strike.rank % kSlots);
+      return slot < ranks.size() ? ranks[slot].pid() : 0;
+    }
+  }
+  return 0;
+}
+
+void ChaosRun::HitStore(const Strike& strike, std::vector<Aftermath>* aftermath) {
+  store_.Signal(strike.blow.signal);
+  if (strike.blow.signal == SIGSTOP) {
+    aftermath->push_back({Now() + strike.blow.pause, [this] { store_.Signal(SIGCONT); }});
+  } else {
+    aftermath->push_back({Now() + strike.absence, [this] { store_.Start(); }});
+  }
+}
+
+void ChaosRun::Hit(const Strike& strike, std::vector<Aftermath>* aftermath) {
+  if (strike.blow.victim == Victim::kStore) return HitStore(strike, aftermath);
+  const pid_t pid = PidOf(strike);
+  if (pid <= 0 || !e2e::IsAlive(pid)) return;  // it is between two lives
+  ::kill(pid, strike.blow.signal);
+  const bool is_child =
+      strike.blow.victim == Victim::kDriver || strike.blow.victim == Victim::kAgent;
+  if (strike.blow.signal == SIGSTOP) {
+    if (strike.blow.pause == absl::InfiniteDuration()) {
+      to_end_.push_back(pid);
+      return;
+    }
+    aftermath->push_back({Now() + strike.blow.pause, [pid] { ::kill(pid, SIGCONT); }});
+  } else if (!is_child) {
+    to_end_.push_back(pid);
+  } else {
+    aftermath->push_back({Now() + strike.absence, [this, strike] { Reap(strike); }});
+  }
+}
+
+void ChaosRun::Reap(const Strike& strike) {
+  const bool is_driver = strike.blow.victim == Victim::kDriver;
+  const int status = is_driver ? cluster_.AwaitDriverExit() : cluster_.AwaitAgentExit(strike.agent);
+  const int expected = strike.blow.signal == SIGTERM ? 0 : SIGKILL;
+  if (status != expected) {
+    Problem(absl::StrCat("after ", Describe(strike), " the status of its exit was ", status));
+  }
+  if (is_driver) {
+    cluster_.StartDriver();
+  } else {
+    cluster_.StartAgent(strike.agent, kSlots);
+    probes_[strike.agent] = AgentProbe(cluster_.agent_pid(strike.agent));
+  }
+}
+
+// What was struck for good is gone, and the job has stepped on.
+bool ChaosRun::IsHealed(int64_t reached, const control::v1::Job& now) const {
+  if (std::any_of(to_end_.begin(), to_end_.end(), e2e::IsAlive)) return false;
+  return now.state() == control::v1::JOB_STATE_RUNNING &&
+         now.last_step() >= reached + kStepsToBeHealed;
+}
+
+void ChaosRun::WaitUntilHealed(int64_t reached, FaultReport* report) {
+  control::v1::Job job;
+  const bool healed = e2e::WaitUntil(
+      [&] {
+        job = Job();
+        return IsTerminal(job) || IsHealed(reached, job);
+      },
+      kHealSeconds);
+  if (!healed) {
+    Problem(absl::StrCat("no step for ", kHealSeconds, " s after fault ", report_.faults.size() + 1,
+                         ": ", control::v1::JobState_Name(job.state()), " ", job.message()));
+  }
+  report->attempt_after = job.attempt();
+  if (job.attempt() > report->attempt && job.has_culprit()) {
+    report->said = absl::StrCat("rank ", job.culprit().rank(), " on ", job.culprit().node_id(),
+                                ": ", job.culprit().evidence());
+    report->said = report->said.substr(0, report->said.find('\n'));
+  }
+}
+
+void ChaosRun::Judge(const Fault& fault, int64_t openers, FaultReport* report) {
+  const std::string where = absl::StrCat("fault ", report_.faults.size() + 1, " (",
+                                         Describe(fault.strikes[0]), " ", Describe(fault.aim), ")");
+  const int64_t recoveries = report->attempt_after - report->attempt;
+  int64_t most = IsSurvived(fault) ? 0 : openers;
+  for (const Strike& strike : fault.strikes) {
+    if (IsSurvived(fault)) break;
+    // Without the store one start after the other fails.
+    most += strike.blow.victim == Victim::kStore ? kStartsWithoutStore : 1;
+  }
+  if (recoveries > most) {
+    Problem(absl::StrCat(where, ": ", recoveries, " recoveries, at most ", most,
+                         " have a cause; said: ", report->said));
+  }
+  if (fault.strikes.size() > 1 || IsAtAStart(fault.aim)) return;
+  if (fault.strikes[0].blow.victim != Victim::kWorker) return;
+  const std::string named = absl::StrCat("rank ", fault.strikes[0].rank, " on ");
+  if (report->said.rfind(named, 0) != 0) {
+    Problem(absl::StrCat(where, ": the culprit is '", report->said, "'"));
+  }
+}
+
+std::string Describe(int number, const FaultReport& report) {
+  std::string text = absl::StrCat("fault ", number, ": ");
+  for (size_t i = 0; i < report.fault.strikes.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : " and ", Describe(report.fault.strikes[i]));
+  }
+  absl::StrAppend(&text, " ", Describe(report.fault.aim), report.aimed ? "" : " (never seen)");
+  if (!report.seen.empty()) absl::StrAppend(&text, ", in '", report.seen, "'");
+  absl::StrAppendFormat(&text, "; attempt %d step %d", report.attempt, report.step);
+  if (report.attempt_after > report.attempt) {
+    absl::StrAppendFormat(&text, " -> attempt %d", report.attempt_after);
+  }
+  absl::StrAppendFormat(&text, ", stepped on after %.1f s",
+                        absl::ToDoubleSeconds(report.healed_after));
+  if (!report.said.empty()) absl::StrAppend(&text, "; said: ", report.said);
+  return text;
+}
+
+}  // namespace megascale::chaos

@@ -1,0 +1,53 @@
+// A dozen seeds, in several layouts. Others: `./dev chaos --seed S --faults N --set FIELD=VALUE`.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tests/chaos/chaos_run.h"
+
+namespace megascale::chaos {
+namespace {
+
+constexpr int kFaults = 3;
+
+// Of data 2 x pipeline 2, where the layout does not say another.
+const std::vector<std::string> kLayouts[] = {
+    {"parallel.pipeline_schedule=1f1b"},
+    {"parallel.virtual_pipeline_model_parallel_size=2"},
+    {"parallel.pipeline_schedule=zb_h1"},
+    {"parallel.data_parallel_size=1", "parallel.tensor_model_parallel_size=2"}};
+
+class ChaosTest : public ::testing::TestWithParam<uint64_t> {
+ protected:
+  // The ending of a calm run, made once.
+  static const Ending& CalmEndingOf(const ChaosJob& job) {
+    static auto* const endings = new std::map<std::vector<std::string>, Ending>();
+    const auto [ending, is_new] = endings->try_emplace(job.fields);
+    if (is_new) ending->second = RunCalm(job);
+    return ending->second;
+  }
+};
+
+TEST_P(ChaosTest, TheJobEndsWithTheBitsOfTheCalmRun) {
+  const std::vector<std::string>& layout = kLayouts[GetParam() % std::size(kLayouts)];
+  const ChaosJob job = {.num_faults = kFaults, .fields = layout};
+  const std::string again = absl::StrCat("--seed ", GetParam(), " --faults ", kFaults, " --set ",
+                                         absl::StrJoin(layout, " --set "));
+  std::printf("seed %d; again: ./dev chaos %s\n", static_cast<int>(GetParam()), again.c_str());
+  const Ending& calm = CalmEndingOf(job);
+  ASSERT_FALSE(calm.digest.empty());
+  const auto say = [](const std::string& line) { std::printf("  %s\n", line.c_str()); };
+  const Report report = ChaosRun(GetParam(), job, say).Run(calm);
+  for (const std::string& problem : report.problems) ADD_FAILURE() << problem;
+}
+
+INSTANTIATE_TEST_SUITE_P(ADozenSeeds, ChaosTest, ::testing::Range<uint64_t>(1, 13));
+
+}  // namespace
+}  // namespace megascale::chaos

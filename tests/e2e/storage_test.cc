@@ -1,0 +1,161 @@
+// Storage that fails: a disk that fills while a job trains, a limit on how long that may last, and
+// machines that do not see the same checkpoint directory. The disks are real file systems of a few
+// MiB, mounted in a mount namespace of this test's own, so that nothing is left behind.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
+#include "tests/e2e/cluster.h"
+
+namespace megascale::e2e {
+namespace {
+
+using control::v1::Job;
+
+// Once, before there is any process of the cluster.
+bool EnterMountNamespace() {
+  static const bool entered = ::unshare(CLONE_NEWNS) == 0 &&
+                              ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
+  return entered;
+}
+
+class StorageTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!EnterMountNamespace()) GTEST_SKIP() << "this user may not mount a file system";
+    cluster_.StartDriver();
+  }
+  void TearDown() override {
+    for (const std::string& path : mounted_) ::umount2(path.c_str(), MNT_DETACH);
+  }
+
+  // A file system of its own at this name in the test's folder.
+  std::string MountDisk(const std::string& name, const std::string& size) {
+    const std::string path = cluster_.directory() + "/" + name;
+    EXPECT_EQ(::mkdir(path.c_str(), 0700), 0);
+    EXPECT_EQ(::mount("megascale-test", path.c_str(), "tmpfs", 0, ("size=" + size).c_str()), 0);
+    mounted_.push_back(path);
+    return path;
+  }
+
+  // Takes all space, what the deletion of older checkpoints gives back included, until the job
+  // cannot write; returns the file that holds it.
+  std::string Fill(const std::string& directory) {
+    const std::string path = directory + "/filler";
+    const base::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    const std::string piece(4096, 'x');
+    EXPECT_TRUE(WaitUntil(
+        [&] {
+          while (::write(file.get(), piece.data(), piece.size()) > 0) {
+          }
+          EXPECT_EQ(errno, ENOSPC);
+          const Job job = cluster_.Status("job");
+          return job.has_storage_failure() || job.state() == control::v1::JOB_STATE_FAILED;
+        },
+        60));
+    return path;
+  }
+
+  // Trains without end, with a checkpoint every few steps, until the first of them is committed.
+  void TrainOn(const std::string& disk, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> sets = {"train.steps=1000000", "checkpoint.interval=5",
+                                     "checkpoint.directory=" + disk};
+    sets.insert(sets.end(), more.begin(), more.end());
+    cluster_.StartAgent(0, 2);
+    cluster_.StartAgent(1, 2);
+    cluster_.Submit("job", sets);
+    ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").has_last_checkpoint(); }, 60));
+  }
+
+  std::vector<std::string> mounted_;
+  Cluster cluster_;
+};
+
+TEST_F(StorageTest, ADiskThatFillsDoesNotStopTrainingAndIsSeenUntilThereIsSpaceAgain) {
+  const std::string disk = MountDisk("disk", "24m");
+  TrainOn(disk);
+  const std::string filler = Fill(disk);
+  const Job failing = cluster_.Status("job");
+  // Beyond what both snapshot buffers hold.
+  ASSERT_TRUE(cluster_.WaitForStep("job", failing.last_step() + 30));
+  const Job later = cluster_.Status("job");
+  EXPECT_EQ(later.state(), control::v1::JOB_STATE_RUNNING);
+  EXPECT_EQ(later.attempt(), 1);
+  EXPECT_EQ(later.last_checkpoint().step(), failing.last_checkpoint().step());
+  EXPECT_GT(later.last_checkpoint().age_seconds(), failing.last_checkpoint().age_seconds());
+  EXPECT_GT(later.storage_failure().seconds(), 0);
+  EXPECT_NE(later.storage_failure().message().find("disk full; free some space there"),
+            std::string::npos)
+      << later.storage_failure().message();
+  EXPECT_NE(later.message().find("cannot write checkpoints on n"), std::string::npos)
+      << later.message();
+  const std::string shown = cluster_.Megascale({"status", "job"}).out;
+  EXPECT_NE(shown.find("old, in "), std::string::npos) << shown;
+  EXPECT_NE(shown.find("; training goes on, and the job fails after 1h00m"), std::string::npos)
+      << shown;
+
+  ASSERT_EQ(::unlink(filler.c_str()), 0);
+  EXPECT_TRUE(WaitUntil(
+      [&] {
+        const Job job = cluster_.Status("job");
+        return !job.has_storage_failure() &&
+               job.last_checkpoint().step() > later.last_checkpoint().step();
+      },
+      90));
+  EXPECT_EQ(cluster_.Status("job").attempt(), 1);
+}
+
+TEST_F(StorageTest, AfterTheJobsLimitItFailsWithTheErrorAsItsReason) {
+  const std::string disk = MountDisk("disk", "24m");
+  TrainOn(disk, {"fault.checkpoint_timeout=2s"});
+  Fill(disk);
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_FAILED);
+  const Job job = cluster_.Status("job");
+  EXPECT_EQ(job.attempt(), 1) << "not tried again";
+  EXPECT_EQ(job.reason(), "StorageFailed");
+  EXPECT_EQ(job.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_STORAGE);
+  for (const std::string& part :
+       {std::string("no checkpoint could be written for 2s (fault.checkpoint_timeout): "),
+        std::string("disk full; free some space there"),
+        absl::StrCat("the last good one is of step ", job.last_checkpoint().step(), ": ",
+                     job.last_checkpoint().directory())}) {
+    EXPECT_NE(job.message().find(part), std::string::npos)
+        << part << " is not in " << job.message();
+  }
+  EXPECT_EQ(
+      cluster_.Megascale({"checkpoint", "verify", job.last_checkpoint().directory()}).exit_code, 0);
+}
+
+TEST_F(StorageTest, AgentsThatSeeDifferentDirectoriesAreRefusedBeforeAWorkerStarts) {
+  const std::string shared = cluster_.directory() + "/shared";
+  const std::string other = cluster_.directory() + "/other";
+  std::filesystem::create_directory(shared);
+  std::filesystem::create_directory(other);
+  cluster_.StartAgent(0, 2);
+  cluster_.RunAgentsUnder({"/usr/bin/unshare", "-m", "/bin/sh", "-c",
+                           absl::StrCat("mount --bind ", other, " ", shared, " && exec \"$@\""),
+                           "sh"});
+  cluster_.StartAgent(1, 2);
+  cluster_.Submit("job", {"checkpoint.directory=" + shared, "fault.start_timeout=8s"});
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_FAILED);
+  const Job job = cluster_.Status("job");
+  EXPECT_EQ(job.attempt(), 1);
+  EXPECT_EQ(job.reason(), "Refused");
+  EXPECT_EQ(job.message(),
+            absl::StrCat("checkpoint.directory: node n1 does not see in ", shared,
+                         "/job what node n0 wrote there (looked for 6s); every machine needs the "
+                         "same directory: mount one shared file system there"));
+}
+
+}  // namespace
+}  // namespace megascale::e2e

@@ -1,0 +1,45 @@
+// Runs a target on known inputs and on mutations of them, in this process, without measuring
+// coverage: any compiler builds it. An input that crashes, hangs (30 s) or takes 2 GiB is written
+// to a file, and the command that runs it again is printed, before the process ends.
+// Determinism: the inputs follow from the seed and the corpus. Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "tests/fuzz/target.h"
+
+namespace megascale::fuzz {
+
+struct FuzzOptions {
+  uint64_t seed = 1;
+  // Whichever comes first ends it.
+  int64_t executions_max = INT64_MAX;
+  absl::Duration time_max = absl::InfiniteDuration();
+  size_t input_bytes_max = 32 << 10;
+  std::string crash_directory = ".";  // where a bad input is written
+};
+
+struct FuzzStatistics {
+  int64_t num_executions = 0;
+  absl::Duration time;
+  absl::Duration longest;  // execution
+  int64_t peak_bytes = 0;  // resident memory of the process
+  uint64_t digest = 0;     // of all inputs, in order: equal for equal seeds
+};
+
+// The files of a folder, by name. Errors: NotFound; those of reading.
+absl::StatusOr<std::vector<std::string>> ReadCorpus(const std::string& directory);
+
+// Runs one input as if it had been found: with the handlers that write it down.
+void RunOne(const Target& target, absl::string_view input, const FuzzOptions& options);
+
+// Every input of `corpus`, then mutations until a limit is reached.
+FuzzStatistics Fuzz(const Target& target, const std::vector<std::string>& corpus,
+                    const FuzzOptions& options);
+
+}  // namespace megascale::fuzz

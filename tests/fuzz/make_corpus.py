@@ -1,0 +1,295 @@
+#!/usr/bin/env python3
+"""Writes tests/fuzz/corpus: small inputs to begin from, named by what they are. Run it from the repository's root
+after a change of a message; inputs that a fuzzer found (crash-*) are left where they are. Needs protoc."""
+
+import json
+import pathlib
+import struct
+import subprocess
+
+ROOT = pathlib.Path("tests/fuzz/corpus")
+
+
+def write(target, name, data):
+    folder = ROOT / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+
+
+def encode(message, proto, text):
+    command = ["protoc", "-I.", f"--encode={message}", proto]
+    return subprocess.run(command, input=text.encode(), stdout=subprocess.PIPE, check=True).stdout
+
+
+def frames(*payloads):
+    return b"".join(struct.pack("<I", len(payload)) + payload for payload in payloads)
+
+
+# --- job files ----------------------------------------------------------------------------------------------------------
+
+SMALL = """name: small
+model:
+  hidden_size: 64
+  num_hidden_layers: 2
+  num_attention_heads: 4
+data:
+  files: [/text]
+train:
+  steps: 10
+  seq_length: 32
+  global_batch_size: 8
+  micro_batch_size: 2
+"""
+
+
+def job_files():
+    for example in sorted(pathlib.Path("examples").glob("*.yaml")):
+        write("job_file", f"example-{example.stem}", example.read_text())
+    full = SMALL + """optimizer: {lr: 2e-3, min_lr: 1e-4, warmup_steps: 3, clip_grad: 1.0, weight_decay: 0}
+parallel: {data_parallel_size: 2, pipeline_model_parallel_size: 2}
+checkpoint: {interval: 5, keep: 3, directory: /c}
+fault: {heartbeat_interval: 500ms, heartbeat_timeout: 1m30s, max_restarts_without_progress: 2}
+"""
+    cases = {
+        "small": SMALL,
+        "full": full,
+        "empty": "",
+        "misspelt": SMALL.replace("hidden_size", "hiden_size"),
+        "negative": SMALL.replace("64", "-64"),
+        "float": SMALL.replace("64", "0.5"),
+        "huge": SMALL.replace("64", "9223372036854775807"),
+        "not-a-number": SMALL.replace("64", "nan"),
+        "twice": SMALL + "name: again\n",
+        "null": SMALL.replace("small", "~"),
+        "list": SMALL.replace("64", "[64]"),
+        "map": SMALL.replace("64", "{a: b}"),
+        "bomb": "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
+        "self": "data: &d\n  files: *d\n",
+        "anchor": "name: &n small\ncheckpoint: {directory: *n}\n",
+        "merge": "model: &m {hidden_size: 1}\ntrain:\n  <<: *m\n",
+        "deep": "[" * 600,
+        "documents": "name: a\n---\nname: b\n",
+        "comma": ",",
+        "tab": "model:\n\thidden_size: 64\n",
+        "crlf": SMALL.replace("\n", "\r\n"),
+        "bom": "\ufeff" + SMALL,
+        "zero": b"name: a\0b\n",
+        "latin1": b"name: \xff\n",
+        "control": 'name: "a\\e[2J\\u202e"\n',
+        "path": SMALL.replace("/text", '"/a\\nb", "/../..", "x"'),
+        "hexadecimal": SMALL + "optimizer: {lr: 0x10, eps: 1e-400}\n",
+        "durations": SMALL + "fault: {heartbeat_timeout: 9223372036854775807s, start_timeout: -5s}\n",
+        "block": "name: |\n  small\nmodel: >\n  x\n",
+        "tags": "name: !!binary c21hbGw=\n!!map model: {}\n",
+    }
+    for name, text in cases.items():
+        write("job_file", name, text)
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------------------
+
+SLICE = {"name": "w", "key": "w", "dtype": "F32", "global_shape": ["8", "4"], "flat_begin": "0", "flat_count": "32"}
+
+
+# Of the shard that RunManifest lays beside a manifest.
+SHARD_SHA256 = "6638bf879802881e784fd75ecc809d8824f615fc40e29515a2a2f02fcd01ecee"
+
+
+def tensor_file(record, data_bytes=128, entries=None, **metadata):
+    header = entries or {"w": {"dtype": "F32", "shape": [8, 4], "data_offsets": [0, data_bytes]}}
+    header["__metadata__"] = {"format": "megascale", "attempt": "1", "step": "100", "next_sample": "800",
+                              "shard": json.dumps(record), **metadata}
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    return struct.pack("<Q", len(text)) + text + bytes(data_bytes)
+
+
+def manifest(**changes):
+    shard = {"file": "rank-00000.safetensors", "rank": 0, "size_bytes": "512", "sha256": SHARD_SHA256, "slices": [SLICE]}
+    shard.update(changes.pop("shard", {}))
+    shard["slices"] = [dict(SLICE, **changes.pop("slice", {}))]
+    return json.dumps({"format_version": 1, "megascale_version": "0", "job_id": "j", "attempt": "1", "step": "100",
+                       "next_sample": "800", "shards": [shard], "data": {"total_bytes": "5"},
+                       "numerics": {"fields": {"model": "x"}}, **changes})
+
+
+def checkpoints():
+    box = {"box_offset": ["0", "1"], "box_shape": ["8", "2"], "flat_count": "16"}
+    rows = {"global_shape": [str(1 << 40), "2"], "box_offset": ["0", "0"], "box_shape": [str(1 << 40), "1"],
+            "flat_count": str(1 << 40)}
+    part = dict(box, flat_begin="3", flat_count="9")
+    manifests = {
+        "whole": manifest(), "box": manifest(slice=box), "rows": manifest(slice=rows),
+        "part-of-box": manifest(slice=part), "copy": manifest(slice={"replica": 1}),
+        "negative-replica": manifest(slice={"replica": -1}),
+        "many-dimensions": manifest(slice={"global_shape": ["1"] * 1000, "flat_count": "1"}),
+        "newer": manifest(format_version=99), "no-version": manifest(format_version=0),
+        "file-above": manifest(shard={"file": "../x"}), "no-file": manifest(shard={"file": "absent"}),
+        "negative": manifest(slice={"flat_begin": "-1"}), "beyond": manifest(slice={"flat_count": "33"}),
+        "overflow": manifest(slice={"global_shape": [str(1 << 62), "4"]}),
+        "zero-times-huge": manifest(slice={"global_shape": ["0", str(1 << 62), str(1 << 62)], "flat_count": "0"}),
+        "unknown-type": manifest(slice={"dtype": "F8"}), "no-json": "{", "empty": "", "list": "[]",
+        "null": '{"shards": [null]}', "deep": '{"spec":' * 200, "double": manifest(step=1.5),
+        "float-limit": manifest(step=1e300), "other-size": manifest(shard={"size_bytes": "-5"}),
+    }
+    for name, text in manifests.items():
+        write("manifest", name, text)
+    record = {"rank": 0, "slices": [SLICE]}
+    good = tensor_file(record)
+    files = {
+        "shard": good,
+        "box": tensor_file({"rank": 0, "slices": [dict(SLICE, **box)]}, 64,
+                           {"w": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}),
+        "two-boxes": tensor_file({"rank": 0, "slices": [
+            dict(SLICE, key=str(column), box_offset=["0", str(column)], box_shape=["8", "2"], flat_count="16")
+            for column in (0, 2)]}, 128,
+            {str(column): {"dtype": "F32", "shape": [8, 2], "data_offsets": [column * 32, column * 32 + 64]}
+             for column in (0, 2)}),
+        "copy": tensor_file({"rank": 1, "slices": [dict(SLICE, replica=1)]}),
+        "cut": good[:-1], "long": good + b"x", "empty": b"", "length-only": struct.pack("<Q", 0),
+        "huge-length": struct.pack("<Q", (1 << 64) - 1) + good[8:],
+        "no-metadata": struct.pack("<Q", 2) + b"{}",
+        "twice": struct.pack("<Q", 16) + b'{"a":{},"a":{}} ',
+        "absurd-shape": tensor_file(record, 8, {"w": {"dtype": "F32", "shape": [1 << 62, 4], "data_offsets": [0, 8]}}),
+        "negative": tensor_file(record, 8, {"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 8]}}),
+        "overlap": tensor_file(record, 8, {"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]},
+                                           "v": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}),
+        "no-number": tensor_file(record, step="x"), "negative-step": tensor_file(record, step="-1"),
+        "no-shard": tensor_file(record, shard="{"), "bf16": tensor_file(
+            {"rank": 0, "slices": [dict(SLICE, dtype="BF16")]}, 64,
+            {"w": {"dtype": "BF16", "shape": [8, 4], "data_offsets": [0, 64]}}),
+        "count-overflows": tensor_file({"rank": 0, "slices": [dict(SLICE, global_shape=[str(1 << 62)],
+                                                                   flat_count=str(1 << 62))]}),
+        "deep": struct.pack("<Q", 4000) + b"[" * 4000,
+    }
+    for name, data in files.items():
+        write("safetensors", name, data)
+
+
+# --- messages -----------------------------------------------------------------------------------------------------------
+
+
+def up(control, text):
+    return bytes([control]) + encode("megascale.agent.v1.AgentUp", "proto/agent.proto", text)
+
+
+def hello(control, **fields):
+    values = dict(node=f'"n{control & 1}"', incarnation='"i2"', slots=2, version=2)
+    values.update(fields)
+    return up(control, "hello { protocol_version: %(version)s node_id: %(node)s incarnation: %(incarnation)s "
+                       "num_slots: %(slots)s machine_id: \"m\" instruction_set: \"avx2\" }" % values)
+
+
+def report(control, job, attempt=1):
+    return up(control, f'actual {{ incarnation: "i1" applied_version: 1 jobs {{ job_id: "j" attempt: {attempt} '
+                       f"{job} }} }}")
+
+
+def rank(number, state="STATE_RUNNING", step=3, more=""):
+    return f"ranks {{ state: {state} status {{ rank: {number} pid: 7 phase: PHASE_TRAINING step: {step} }} {more} }} "
+
+
+PASSED = "preflight { state: STATE_PASSED data { total_bytes: 9 } flops_ceiling: 1e9 }"
+
+
+def agent_messages():
+    both = [report(node, PASSED + " num_processes: 1") for node in (0, 1)]
+    running = both + [report(node, PASSED + rank(2 * node) + rank(2 * node + 1) + "num_processes: 3 "
+                             "host { pid: 5 }") for node in (0, 1)]
+    failed = running + [report(0, rank(0, "STATE_FAILED", more='failure { failure_class: FAILURE_CLASS_EXITED '
+                                                                'message: "killed" }'))]
+    fenced = failed + [report(node, f"snapshots {{ rank: {2 * node} attempt: 1 step: 3 }} snapshots {{ rank: "
+                              f"{2 * node + 1} attempt: 1 step: 3 }}") for node in (0, 1)]
+    stored = running + [report(node, "".join(f"shards {{ rank: {r} attempt: 1 step: 5 }} " for r in
+                                             (2 * node, 2 * node + 1))) for node in (0, 1)]
+    finished = stored + [report(0, 'manifests { attempt: 1 step: 20 directory: "/c" } ' +
+                                rank(0, "STATE_FINISHED", step=20) + rank(1, "STATE_FINISHED", step=20)),
+                         report(1, rank(2, "STATE_FINISHED", step=20) + rank(3, "STATE_FINISHED", step=20))]
+    cases = {
+        "preflight": both, "running": running, "failed": failed, "fenced": fenced, "stored": stored,
+        "finished": finished, "refused": [report(0, 'preflight { state: STATE_REFUSED message: "no" }')],
+        "again": [hello(0), hello(0, incarnation='"i3"'), hello(0, incarnation='"i1"')],
+        "many-slots": [hello(0, node='"n9"', slots=2147483647)], "other-node": [hello(1, node='"../x"')],
+        "silence": running + [hello(0x1e)] * 8, "newer-attempt": [report(0, PASSED, attempt=9223372036854775807)],
+        "rank-beyond": running + [report(0, rank(2147483647) + rank(-1))],
+        "step-beyond": running + [report(0, rank(0, "STATE_STOPPED", step=9223372036854775807))],
+        "host-failed": running + [report(0, 'host { failure { failure_class: FAILURE_CLASS_EXITED message: "x" } }')],
+        "storage": running + [report(0, 'storage_error: "disk full" retained { attempt: 1 step: 5 }')],
+        "steps": running + [report(0, "steps { step: 1 attempt: 1 loss: 2.5 } steps { step: 9 attempt: 1 loss: nan }")],
+        "store": [up(0, 'store { requests { request_id: "r" operation: OPERATION_SET key: "k" } }')],
+        "log": [up(0, 'log { request_id: "r" data: "x" next_offset: -1 }')], "nothing": [b"\0", b""],
+    }
+    for name, payloads in cases.items():
+        write("agent", name, frames(*payloads))
+
+
+def worker_link():
+    def worker(number, text):
+        return bytes([number]) + encode("megascale.link.v1.FromWorker", "proto/link.proto", text)
+
+    def host(text):
+        return b"\0" + encode("megascale.link.v1.FromHost", "proto/link.proto", text)
+
+    cases = {
+        "step": [worker(1, "step { step: 1 loss: 2.5 attempt: 1 }")],
+        "steps": [worker(1, f"step {{ step: {i} loss: 2.5 attempt: 1 }}") for i in range(1, 6)],
+        "step-backwards": [worker(1, "step { step: 9 }"), worker(1, "step { step: -1 }")],
+        "sealed": [worker(1, "sealed { step: 5 buffer: 1 }")], "buffer-beyond": [worker(2, "sealed { buffer: 2147483647 }")],
+        "failure": [worker(1, 'failure { failure_class: FAILURE_CLASS_DIVERGED message: "nan" }'), b"\x03last lines"],
+        "finished": [worker(1, "finished { step: 20 }"), worker(2, "finished { stopped: true step: 7 }")],
+        "finished-twice": [worker(1, "finished { step: 20 }")] * 2,
+        "store": [worker(1, 'store { request_id: "r" operation: OPERATION_ADD key: "k" amount: 1 }')],
+        "preflight": [host("preflight { state: STATE_PASSED first_step: -1 }")],
+        "shard": [host("shard { rank: 0 attempt: 1 step: 5 }")], "shard-beyond": [host("shard { rank: -5 step: -9 }")],
+        "manifest": [host('manifest { attempt: 1 step: 5 directory: "../x" }')],
+        "host-failure": [host('failure { failure_class: FAILURE_CLASS_EXITED message: "gone" }')],
+        "storage": [host('storage_error { message: "disk full" }')], "retained": [host("retained { newest { attempt: 1 step: 5 } }")],
+        "ended": [b"\x03killed"], "nothing": [b"", b"\0", b"\1"],
+    }
+    for name, payloads in cases.items():
+        write("worker_link", name, frames(*payloads))
+    write("worker_link", "length-beyond", b"\xff\xff\xff\xff")
+    write("worker_link", "length-most", struct.pack("<I", 64 << 20) + b"x")
+    write("worker_link", "cut", frames(worker(1, "step { step: 1 }"))[:-1])
+
+
+def keeper_wire():
+    def command(descriptors, kind=1, arguments=1, environment=1, output=0, numbers=0, texts=("/bin/true", "true", "A=b")):
+        header = struct.pack("<iiqiiii32i", kind, 9, 42, arguments, environment, output, numbers, *range(32))
+        header += b"\0" * (-len(header) % 8)
+        return bytes([descriptors]) + header + b"".join(text.encode() + b"\0" for text in texts)
+
+    cases = {
+        "spawn": command(0), "kill": command(0, kind=2), "output": command(1, output=1), "descriptors": command(2, numbers=2),
+        "all": command(3, output=1, numbers=2), "other-kind": command(0, kind=-1), "no-text": command(0, texts=()),
+        "few-texts": command(0, arguments=9), "many-arguments": command(0, arguments=2147483647),
+        "negative-arguments": command(0, arguments=-1), "negative-environment": command(0, environment=-2147483648),
+        "few-descriptors": command(0, numbers=3), "many-descriptors": command(0, numbers=2147483647),
+        "negative-descriptors": command(0, numbers=-1), "output-missing": command(0, output=1),
+        "no-end": command(0)[:-1], "short": command(0)[:20], "empty": b"",
+    }
+    for name, data in cases.items():
+        write("keeper_wire", name, data)
+
+
+def store_replies():
+    """A piece size, then what a Redis server says."""
+    cases = {
+        "text": b"$2\r\n42\r\n$-1\r\n$0\r\n\r\n+OK\r\n", "integer": b":9223372036854775807\r\n", "array": b"*3\r\n$1\r\na\r\n$-1\r\n$2\r\nbc\r\n",
+        "no-array": b"*-1\r\n", "deep": b"*8\r\n" * 10, "nested": b"*1\r\n*1\r\n*1\r\n:1\r\n", "wide": b"*2147483647\r\n",
+        "wrapped": b"*4294967297\r\n", "negative": b"*-2147483648\r\n", "negative-text": b"$-2\r\n", "huge-text": b"$536870912\r\nx",
+        "huge-integer": b":99999999999999999999999999\r\n", "read-only": b"-READONLY You can't write against a read only replica.\r\n",
+        "moved": b"-MOVED 866 127.0.0.1:7001\r\n", "no-auth": b"-NOAUTH Authentication required.\r\n", "full": b"-OOM command not allowed\r\n",
+        "unasked": b"+OK\r\n" * 5, "resp3": b"%1\r\n+a\r\n:1\r\n", "push": b">3\r\n+message\r\n+a\r\n+b\r\n", "blank": b"\r\n",
+        "http": b"HTTP/1.1 400 Bad Request\r\n\r\n", "long-line": b"+" + b"x" * 5000, "empty": b"",
+    }
+    for index, (name, data) in enumerate(cases.items()):
+        write("store_reply", name, bytes([index * 11 % 256]) + data)
+
+
+job_files()
+checkpoints()
+agent_messages()
+worker_link()
+keeper_wire()
+store_replies()

@@ -1,0 +1,118 @@
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "tests/fuzz/target.h"
+
+namespace megascale::fuzz {
+
+const std::vector<Target>& Targets() {
+  static const auto* const targets = new std::vector<Target>{
+      {"job_file",
+       RunJobFile,
+       {"name: ",
+        "model:\n  ",
+        "train:\n  ",
+        "data:\n  files: ",
+        "hidden_size: ",
+        "&a ",
+        "*a",
+        "<<: ",
+        "---\n",
+        "...\n",
+        "[",
+        "{",
+        "? ",
+        "- ",
+        "!!binary ",
+        "|\n",
+        ">\n",
+        "%YAML 1.2\n",
+        "steps: ",
+        "1e400",
+        "nan",
+        "null",
+        "~",
+        "\t",
+        "\r\n",
+        "\xef\xbb\xbf",
+        "\\u202e",
+        "\"\\x1b",
+        "heartbeat_timeout: 5s",
+        "0x10",
+        ","}},
+      {"manifest",
+       RunManifest,
+       {"\"global_shape\"", "\"box_shape\"", "\"box_offset\"", "\"flat_begin\"", "\"flat_count\"",
+        "\"F32\"", "\"F64\"", "[", "{", "]", "}", "null", "-1", "9223372036854775807", "1e400",
+        "\"../", "\\u0000", "rank-00000.safetensors"},
+       MutateManifest},
+      {"safetensors",
+       RunSafetensors,
+       {"\"dtype\"", "\"shape\"", "\"data_offsets\"", "\"__metadata__\"", "\"F32\"", "\"BF16\"",
+        "[", "{", "]", "}", "null", "-1", "18446744073709551615", "1e400", "\\\"slices\\\""},
+       MutateSafetensors},
+      {"agent", RunAgentMessages, {}, MutateAgentMessages},
+      {"worker_link", RunWorkerLink, {}, MutateWorkerLink},
+      {"store_reply",
+       RunStoreReplies,
+       {"\r\n", "$", "*", ":", "+", "-", "$-1\r\n", "*-1\r\n", "*16\r\n", "$4096\r\n", "-MOVED 1 ",
+        "-NOAUTH ", "2147483647", "9223372036854775807", "-9223372036854775808"}},
+      {"keeper_wire", RunKeeperWire, {"/bin/true", std::string(1, '\0'), "PATH=/"}},
+  };
+  return *targets;
+}
+
+const Target* FindTarget(absl::string_view name) {
+  for (const Target& target : Targets()) {
+    if (target.name == name) return &target;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> SplitFrames(absl::string_view input) {
+  std::vector<std::string> frames;
+  uint32_t length = 0;
+  while (input.size() >= sizeof(length)) {
+    std::memcpy(&length, input.data(), sizeof(length));
+    input.remove_prefix(sizeof(length));
+    if (length > input.size()) break;
+    frames.emplace_back(input.substr(0, length));
+    input.remove_prefix(length);
+  }
+  return frames;
+}
+
+std::string JoinFrames(const std::vector<std::string>& frames) {
+  std::string joined;
+  for (const std::string& frame : frames) {
+    const auto length = static_cast<uint32_t>(frame.size());
+    joined.append(reinterpret_cast<const char*>(&length), sizeof(length));
+    joined += frame;
+  }
+  return joined;
+}
+
+std::string MutateFrames(const std::string& input, Random* random,
+                         std::string (*mutate)(const std::string& frame, Random* random)) {
+  constexpr size_t kFramesMax = 60;
+  std::vector<std::string> frames = SplitFrames(input);
+  if (frames.empty()) return JoinFrames({mutate("", random)});
+  const size_t at = random->Below(frames.size());
+  switch (random->Below(6)) {
+    case 0:
+      frames.erase(frames.begin() + static_cast<int64_t>(at));
+      break;
+    case 1:
+      if (frames.size() < kFramesMax) frames.push_back(frames[at]);
+      break;
+    case 2:
+      std::swap(frames[at], frames[random->Below(frames.size())]);
+      break;
+    default:
+      frames[at] = mutate(frames[at], random);
+  }
+  return JoinFrames(frames);
+}
+
+}  // namespace megascale::fuzz

@@ -1,0 +1,314 @@
+// One job, many layouts: the same training. See README.md.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/job.pb.h"
+#include "runtime/engine/test_job.h"
+#include "runtime/job/job_spec.h"
+
+namespace megascale::engine {
+namespace {
+
+using job::v1::JobSpec;
+using Gradients = std::map<std::string, std::vector<double>>;
+
+constexpr auto k1F1B = job::v1::PIPELINE_SCHEDULE_1F1B;
+constexpr auto kGPipe = job::v1::PIPELINE_SCHEDULE_GPIPE;
+constexpr auto kInterleaved = job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B;
+constexpr auto kZeroBubble = job::v1::PIPELINE_SCHEDULE_ZB_H1;
+
+struct Layout {
+  int data = 1;
+  int pipeline = 1;
+  int virtual_stages = 1;
+  job::v1::PipelineSchedule schedule = k1F1B;
+  int micro_batch_size = 2;
+  int tensor = 1;
+  int zero_stage = 1;
+};
+
+// Of 8 layers and 16 samples a step.
+const Layout kLayouts[] = {
+    {},
+    {.micro_batch_size = 8},
+    {.data = 2},
+    {.data = 2, .micro_batch_size = 1},
+    {.data = 4},
+    {.data = 8},
+    {.pipeline = 2},
+    {.pipeline = 3},
+    {.pipeline = 4},
+    {.pipeline = 8},
+    {.pipeline = 4, .schedule = kGPipe},
+    {.data = 2, .pipeline = 2},
+    {.data = 2, .pipeline = 2, .schedule = kGPipe},
+    {.data = 4, .pipeline = 2},
+    {.data = 2, .pipeline = 4, .micro_batch_size = 4},
+    {.pipeline = 2, .virtual_stages = 2, .schedule = kInterleaved},
+    {.pipeline = 2, .virtual_stages = 4, .schedule = kInterleaved},
+    {.pipeline = 4, .virtual_stages = 2, .schedule = kInterleaved},
+    {.pipeline = 4, .virtual_stages = 2, .schedule = kInterleaved, .micro_batch_size = 4},
+    {.data = 2, .pipeline = 2, .virtual_stages = 3, .schedule = kInterleaved},
+    {.data = 4, .pipeline = 2, .virtual_stages = 4, .schedule = kInterleaved},
+    {.data = 2, .pipeline = 4, .virtual_stages = 2, .schedule = kInterleaved},
+    {.pipeline = 4, .schedule = kZeroBubble},
+    {.pipeline = 4, .schedule = kZeroBubble, .micro_batch_size = 1},
+    {.data = 2, .pipeline = 2, .schedule = kZeroBubble},
+    {.data = 2, .pipeline = 4, .schedule = kZeroBubble},
+    {.tensor = 2},
+    {.tensor = 4},
+    {.micro_batch_size = 1, .tensor = 4},
+    {.data = 2, .tensor = 2},
+    {.data = 2, .micro_batch_size = 8, .tensor = 4},
+    {.pipeline = 2, .tensor = 2},
+    {.pipeline = 2, .schedule = kGPipe, .tensor = 4},
+    {.pipeline = 3, .schedule = kZeroBubble, .tensor = 2},
+    {.pipeline = 2, .schedule = kZeroBubble, .micro_batch_size = 1, .tensor = 4},
+    {.pipeline = 2, .virtual_stages = 2, .schedule = kInterleaved, .tensor = 2},
+    {.data = 2, .pipeline = 2, .micro_batch_size = 4, .tensor = 2},
+    {.data = 2, .pipeline = 2, .virtual_stages = 3, .schedule = kInterleaved, .tensor = 2},
+    {.data = 2, .zero_stage = 2},
+    {.data = 2, .pipeline = 2, .zero_stage = 2},
+    {.data = 4, .pipeline = 2, .micro_batch_size = 1, .zero_stage = 2},
+    {.data = 2, .pipeline = 2, .virtual_stages = 2, .schedule = kInterleaved, .zero_stage = 2},
+    {.data = 4, .pipeline = 2, .virtual_stages = 4, .schedule = kInterleaved, .zero_stage = 2},
+    {.data = 2, .pipeline = 3, .schedule = kZeroBubble, .zero_stage = 2},
+    {.data = 4, .pipeline = 2, .schedule = kZeroBubble, .micro_batch_size = 1, .zero_stage = 2},
+    {.data = 2, .pipeline = 2, .schedule = kGPipe, .zero_stage = 2},
+    {.data = 2, .pipeline = 2, .tensor = 2, .zero_stage = 2},
+    {.data = 2,
+     .pipeline = 2,
+     .virtual_stages = 4,
+     .schedule = kInterleaved,
+     .tensor = 2,
+     .zero_stage = 2},
+};
+
+std::string Describe(const Layout& layout) {
+  return absl::StrCat("data ", layout.data, ", pipeline ", layout.pipeline, ", virtual stages ",
+                      layout.virtual_stages, ", ", job::v1::PipelineSchedule_Name(layout.schedule),
+                      ", micro-batches of ", layout.micro_batch_size, ", tensor ", layout.tensor,
+                      ", ZeRO stage ", layout.zero_stage);
+}
+
+struct Model {
+  const char* name;
+  bool parallel_block;
+  int sliding_window;
+};
+constexpr Model kModels[] = {{"Serial", false, 0},
+                             {"SerialWindow", false, 5},
+                             {"Parallel", true, 0},
+                             {"ParallelWindow", true, 5}};
+
+JobSpec JobOf(const Model& model, const Layout& layout, job::v1::Precision precision,
+              int64_t steps) {
+  JobSpec spec = ToyJob(WriteTestText("text"), 1, 1);
+  spec.mutable_parallel()->set_data_parallel_size(layout.data);
+  spec.mutable_parallel()->set_pipeline_model_parallel_size(layout.pipeline);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
+  spec.mutable_model()->set_num_hidden_layers(8);
+  spec.mutable_model()->set_num_attention_heads(4);
+  spec.mutable_model()->set_num_key_value_heads(4);
+  spec.mutable_model()->set_head_dim(4);
+  spec.mutable_model()->set_parallel_block(model.parallel_block);
+  spec.mutable_model()->set_sliding_window(model.sliding_window);
+  spec.mutable_train()->set_steps(steps);
+  spec.mutable_train()->set_precision(precision);
+  spec.mutable_train()->set_global_batch_size(16);
+  spec.mutable_train()->set_micro_batch_size(layout.micro_batch_size);
+  spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(layout.virtual_stages);
+  spec.mutable_parallel()->set_pipeline_schedule(layout.schedule);
+  spec.mutable_parallel()->set_zero_stage(layout.zero_stage);
+  const auto resolved = job::ResolveJobSpec(spec);
+  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  return resolved.value_or(spec);
+}
+
+std::vector<double> Losses(const RunResult& result) {
+  std::vector<double> losses;
+  for (const auto& record : result.records[0]) losses.push_back(record.loss());
+  return losses;
+}
+
+// Before clipping.
+std::vector<double> GradientNorms(const RunResult& result) {
+  std::vector<double> norms;
+  for (const auto& record : result.records[0]) norms.push_back(record.grad_norm());
+  return norms;
+}
+
+double Norm(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value * value;
+  return std::sqrt(sum);
+}
+
+// Expects ‖Δg‖ <= tolerance * max(‖g‖, 1e-3 * ‖g of all tensors‖) of every tensor.
+void ExpectSameGradients(const Gradients& found, const Gradients& expected, double tolerance) {
+  ASSERT_EQ(found.size(), expected.size());
+  std::vector<double> norms;
+  for (const auto& [name, values] : expected) norms.push_back(Norm(values));
+  const double least = 1e-3 * Norm(norms);
+  for (const auto& [name, values] : expected) {
+    ASSERT_EQ(found.count(name), 1u) << name;
+    std::vector<double> difference = found.at(name);
+    ASSERT_EQ(difference.size(), values.size()) << name;
+    for (size_t i = 0; i < values.size(); ++i) difference[i] -= values[i];
+    EXPECT_LE(Norm(difference), tolerance * std::max(Norm(values), least)) << name;
+  }
+}
+
+class ParityTest : public testing::TestWithParam<Model> {};
+
+INSTANTIATE_TEST_SUITE_P(Models, ParityTest, testing::ValuesIn(kModels),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(ParityTest, LayoutsAgreeInFloat64To1em10) {
+  const auto spec = [&](const Layout& layout) {
+    return JobOf(GetParam(), layout, job::v1::PRECISION_FP64, 5);
+  };
+  const RunResult one = RunJob(RunOptions(spec({})));
+  const std::vector<double> reference = Losses(one);
+  const std::vector<double> norms = GradientNorms(one);
+  const Gradients gradients = FirstGradients(spec({}));
+  EXPECT_LT(reference.back(), reference.front() - 0.1);  // it trains
+  for (const Layout& layout : kLayouts) {
+    SCOPED_TRACE(Describe(layout));
+    const RunResult result = RunJob(RunOptions(spec(layout)));
+    const std::vector<double> losses = Losses(result);
+    ASSERT_EQ(losses.size(), reference.size());
+    for (size_t i = 0; i < losses.size(); ++i) {
+      EXPECT_NEAR(losses[i], reference[i], 1e-10) << i;
+      EXPECT_NEAR(GradientNorms(result)[i], norms[i], 1e-10 * norms[i]) << i;
+    }
+    ExpectSameGradients(FirstGradients(spec(layout)), gradients, 1e-10);
+  }
+}
+
+TEST_P(ParityTest, LayoutsAgreeInFloat32) {
+  constexpr int kSteps = 20;
+  const JobSpec exact = JobOf(GetParam(), {}, job::v1::PRECISION_FP64, kSteps);
+  const std::vector<double> reference = Losses(RunJob(RunOptions(exact)));
+  const Gradients gradients = FirstGradients(exact);
+  for (const Layout& layout : kLayouts) {
+    SCOPED_TRACE(Describe(layout));
+    const JobSpec spec = JobOf(GetParam(), layout, job::v1::PRECISION_FP32, kSteps);
+    const std::vector<double> losses = Losses(RunJob(RunOptions(spec)));
+    ASSERT_EQ(losses.size(), static_cast<size_t>(kSteps));
+    // The first loss has only the forward's rounding; later ones the updates' as well.
+    EXPECT_NEAR(losses[0], reference[0], 1e-5);
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], reference[i], 1e-4) << i;
+    ExpectSameGradients(FirstGradients(spec), gradients, 1e-5);
+  }
+}
+
+// Each with one of the models, in turn.
+TEST(LayoutTest, EveryLayoutRepeatsItselfToTheBit) {
+  for (const auto precision : {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16}) {
+    size_t turn = 0;
+    for (const Layout& layout : kLayouts) {
+      SCOPED_TRACE(Describe(layout));
+      const RunOptions options(JobOf(kModels[turn++ % std::size(kModels)], layout, precision, 3));
+      EXPECT_EQ(RunJob(options).digest, RunJob(options).digest);
+    }
+  }
+}
+
+// Other memory, other overlap, and the same sums in the same order.
+TEST_P(ParityTest, SchedulesOfOneChunkPerStageHaveTheSameBits) {
+  for (Layout layout : {Layout{.pipeline = 2}, Layout{.pipeline = 4},
+                        Layout{.data = 2, .pipeline = 2}, Layout{.pipeline = 2, .tensor = 2}}) {
+    SCOPED_TRACE(Describe(layout));
+    const auto digest = [&](job::v1::PipelineSchedule schedule) {
+      layout.schedule = schedule;
+      return RunJob(RunOptions(JobOf(GetParam(), layout, job::v1::PRECISION_FP32, 5))).digest;
+    };
+    const std::string expected = digest(k1F1B);
+    EXPECT_EQ(digest(kGPipe), expected);
+    EXPECT_EQ(digest(kZeroBubble), expected);
+  }
+}
+
+// One reduction of one micro-batch: nothing is added in another order.
+TEST_P(ParityTest, ZeroStagesOfOneMicrobatchHaveTheSameBits) {
+  for (Layout layout : {Layout{.data = 4, .micro_batch_size = 4},
+                        Layout{.data = 2, .pipeline = 4, .micro_batch_size = 8}}) {
+    SCOPED_TRACE(Describe(layout));
+    const auto digest = [&](int zero_stage) {
+      layout.zero_stage = zero_stage;
+      return RunJob(RunOptions(JobOf(GetParam(), layout, job::v1::PRECISION_BF16, 3))).digest;
+    };
+    EXPECT_EQ(digest(2), digest(1));
+  }
+}
+
+// The output matrix is the embedding matrix, whose gradient both ends of the model add to.
+TEST(LayoutTest, SchedulesOfOneStageHaveTheSameBitsWithTiedEmbeddings) {
+  const auto digest = [&](job::v1::PipelineSchedule schedule) {
+    JobSpec spec = JobOf(kModels[0], {.schedule = schedule}, job::v1::PRECISION_FP32, 3);
+    spec.mutable_model()->set_tie_word_embeddings(true);
+    return RunJob(RunOptions(spec)).digest;
+  };
+  const std::string expected = digest(k1F1B);
+  EXPECT_EQ(digest(kGPipe), expected);
+  EXPECT_EQ(digest(kZeroBubble), expected);
+}
+
+TEST_P(ParityTest, RecomputationHasTheSameBits) {
+  Layout layout = {.pipeline = 2, .virtual_stages = 2, .schedule = kInterleaved};
+  for (const int tensor : {1, 2}) {
+    SCOPED_TRACE(tensor);
+    layout.tensor = tensor;
+    const auto digest = [&](job::v1::RecomputeGranularity recompute) {
+      JobSpec spec = JobOf(GetParam(), layout, job::v1::PRECISION_BF16, 3);
+      spec.mutable_train()->set_recompute_granularity(recompute);
+      return RunJob(RunOptions(spec)).digest;
+    };
+    const std::string expected = digest(job::v1::RECOMPUTE_GRANULARITY_NONE);
+    EXPECT_EQ(digest(job::v1::RECOMPUTE_GRANULARITY_SELECTIVE), expected);
+    EXPECT_EQ(digest(job::v1::RECOMPUTE_GRANULARITY_FULL), expected);
+  }
+}
+
+// What one layout saved another one loads, and goes on with the samples that come next.
+TEST_P(ParityTest, ACheckpointOfOneLayoutGoesOnUnderAnother) {
+  const auto spec = [&](const Layout& layout) {
+    return JobOf(GetParam(), layout, job::v1::PRECISION_FP64, 5);
+  };
+  const std::vector<double> reference = Losses(RunJob(RunOptions(spec({}))));
+  const Layout layouts[] = {
+      {},
+      {.data = 4},
+      {.data = 2, .pipeline = 3},
+      {.data = 2, .pipeline = 2, .virtual_stages = 3, .schedule = kInterleaved},
+      {.tensor = 2},
+      {.tensor = 4},
+      {.data = 2, .pipeline = 3, .tensor = 2},
+
+      {.data = 2, .pipeline = 2, .virtual_stages = 3, .schedule = kInterleaved, .zero_stage = 2}};
+  for (const Layout& from : layouts) {
+    const RunResult saved = RunJob(RunOptions(spec(from)).StopAfter(3));
+    for (const Layout& to : layouts) {
+      SCOPED_TRACE(absl::StrCat(Describe(from), " to ", Describe(to)));
+      RunOptions resumed(spec(to));
+      resumed.attempt = 2;
+      resumed.restore.set_source(agent::v1::RestorePoint::SOURCE_STORAGE);
+      resumed.restore.set_step(3);
+      resumed.restore.set_directory(saved.checkpoint);
+      const std::vector<double> losses = Losses(RunJob(resumed));
+      ASSERT_EQ(losses.size(), 2u);
+      for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(losses[i], reference[3 + i], 1e-10) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megascale::engine

@@ -1,0 +1,433 @@
+#include "tests/sim/agent_node.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
+#include "runtime/checkpoint/snapshot.h"
+
+namespace megascale::sim {
+namespace {
+
+namespace core = megascale::agent;
+
+constexpr absl::Duration kCoalesce = absl::Milliseconds(20);
+constexpr absl::Duration kLinkDelay = absl::Milliseconds(1);  // the same for all: links keep order
+constexpr absl::Duration kReapMax = absl::Milliseconds(60);
+constexpr absl::Duration kReconnectMin = absl::Milliseconds(200);
+constexpr absl::Duration kReconnectMax = absl::Seconds(1);
+constexpr absl::Duration kRestartMax = absl::Seconds(2);
+constexpr absl::Duration kCountingTime = absl::Milliseconds(100);
+constexpr int kWakesMax = 2000;
+
+std::string RankWords(int rank) {
+  return rank == core::kHostRank ? std::string("host") : absl::StrCat("rank ", rank);
+}
+
+std::string Words(const ProcessName& name) {
+  return absl::StrCat(RankWords(name.rank), " of job ", name.job_id, " attempt ", name.attempt);
+}
+
+}  // namespace
+
+AgentNode::AgentNode(const Cluster& cluster, std::string node_id, int num_slots)
+    : cluster_(cluster),
+      world_(*cluster.world),
+      node_id_(std::move(node_id)),
+      num_slots_(num_slots),
+      clock_offset_(world_.rng.Between(absl::ZeroDuration(), absl::Hours(100))),
+      clock_rate_(1.0 + static_cast<double>(world_.rng.Between(-10, 10)) / 1000) {}
+
+absl::Duration AgentNode::Now() const {
+  const auto nanoseconds = static_cast<double>(absl::ToInt64Nanoseconds(world_.timeline.now()));
+  return clock_offset_ + absl::Nanoseconds(static_cast<int64_t>(nanoseconds * clock_rate_));
+}
+
+void AgentNode::Start() {
+  MEGASCALE_CHECK(!up());
+  if (removed_) return;
+  ++num_incarnations_;
+  world_.Say(node_id_, absl::StrCat("starts, incarnation ", num_incarnations_));
+  core_ =
+      std::make_unique<core::AgentCore>(node_id_, absl::StrCat(node_id_, "-", num_incarnations_));
+  actions_left_.reset();
+  changed_ = true;
+  reported_ = -absl::InfiniteDuration();
+  wake_at_ = absl::InfiniteDuration();
+  Connect();
+  ScheduleWake(world_.timeline.now());
+}
+
+void AgentNode::Later(absl::Duration delay, std::function<void()> run) {
+  world_.timeline.After(delay, [this, incarnation = num_incarnations_, run = std::move(run)] {
+    if (!up() || incarnation != num_incarnations_) return;
+    if (world_.timeline.now() < stalled_until_ || !deferred_.empty()) {
+      deferred_.push_back(run);
+    } else {
+      run();
+    }
+  });
+}
+
+// After standing still: what came meanwhile, in the order in which it came.
+void AgentNode::WakeUp() {
+  if (world_.timeline.now() < stalled_until_) return;
+  world_.Tell(&Observer::OnFault, node_id_);  // what others conclude now is a consequence, too
+  std::vector<std::function<void()>> runs;
+  runs.swap(deferred_);
+  for (const auto& run : runs) {
+    if (up()) run();
+  }
+}
+
+void AgentNode::Crash(absl::string_view why, absl::Duration away) {
+  if (!up()) return;
+  world_.Fault(node_id_, absl::StrCat("the agent ends: ", why));
+  DieAll();
+  memory_.clear();
+  deferred_.clear();
+  stalled_until_ = absl::ZeroDuration();
+  core_.reset();
+  if (connection_ != nullptr) cluster_.network->Abandon(connection_);
+  connection_.reset();
+  world_.timeline.After(away, [this] {
+    world_.Tell(&Observer::OnFault, node_id_);
+    if (!up()) Start();
+  });
+}
+
+void AgentNode::Remove() {
+  removed_ = true;
+  if (!up()) world_.Fault(node_id_, "is lost for good");
+  Crash("the machine is lost for good", absl::ZeroDuration());
+}
+
+void AgentNode::DieAll() {
+  for (auto& [id, child] : children_) {
+    if (child.worker != nullptr) child.worker->Die();
+    if (child.host != nullptr) child.host->Die();
+    world_.Tell(&Observer::OnProcessEnded, child.name);
+  }
+  children_.clear();
+}
+
+void AgentNode::Stall(absl::Duration how_long) {
+  if (!up()) return;
+  world_.Fault(node_id_, absl::StrCat("stands still for ", absl::FormatDuration(how_long)));
+  stalled_until_ = std::max(stalled_until_, world_.timeline.now() + how_long);
+  world_.timeline.At(stalled_until_, [this] { WakeUp(); });
+}
+
+// --- the driver -------------------------------------------------------------------------------
+
+void AgentNode::Connect() {
+  agent::Hello hello;
+  hello.set_protocol_version(megascale::agent::v1::PROTOCOL_VERSION_CURRENT);
+  hello.set_node_id(node_id_);
+  hello.set_incarnation(absl::StrCat(node_id_, "-", num_incarnations_));
+  hello.set_num_slots(num_slots_);
+  hello.set_machine_id(node_id_);
+  hello.set_instruction_set("avx2");
+  const auto reconnect = [this] {
+    Later(world_.rng.Between(kReconnectMin, kReconnectMax), [this] {
+      if (connection_ == nullptr) Connect();
+    });
+  };
+  ConnectionEvents events;
+  events.on_desired = [this, incarnation = num_incarnations_](const agent::DesiredState& desired) {
+    if (!up() || incarnation != num_incarnations_) return;
+    Later(absl::ZeroDuration(), [this, desired] {
+      core_->OnDesired(desired, Now());
+      changed_ = true;
+      Wake();
+    });
+  };
+  events.on_closed = [this, incarnation = num_incarnations_, reconnect](const absl::Status& why) {
+    if (!up() || incarnation != num_incarnations_) return;
+    connection_.reset();
+    if (absl::IsAborted(why)) {
+      return Crash(why.message(), world_.rng.Between(kReconnectMin, kRestartMax));
+    }
+    reconnect();
+  };
+  connection_ = cluster_.network->Connect(hello, std::move(events));
+  if (connection_ == nullptr) return reconnect();
+  changed_ = true;
+  ScheduleWake(world_.timeline.now());
+}
+
+// --- its loop ---------------------------------------------------------------------------------
+
+void AgentNode::ScheduleWake(absl::Duration when) {
+  when = std::max(when, world_.timeline.now());
+  if (when >= wake_at_) return;
+  wake_at_ = when;
+  Later(when - world_.timeline.now(), [this, when] {
+    if (when == wake_at_) Wake();
+  });
+}
+
+// An agent sleeps until something happens, or is due.
+void AgentNode::CountWake() {
+  if (world_.timeline.now() - counting_since_ > kCountingTime) {
+    counting_since_ = world_.timeline.now();
+    num_wakes_ = 0;
+  }
+  if (++num_wakes_ <= kWakesMax) return;
+  world_.Violate("AgentsSleep",
+                 absl::StrCat(node_id_, ": its agent woke ", kWakesMax, " times within ",
+                              absl::FormatDuration(kCountingTime)));
+}
+
+void AgentNode::Wake() {
+  CountWake();
+  wake_at_ = absl::InfiniteDuration();
+  if (!Act()) return;
+  const absl::Duration due =
+      reported_ + (changed_ && connection_ != nullptr ? kCoalesce : core_->report_interval());
+  if (Now() >= due) Report();
+  const absl::Duration next_report =
+      reported_ + (changed_ && connection_ != nullptr ? kCoalesce : core_->report_interval());
+  const absl::Duration wake = std::min(next_report, core_->NextWake());
+  // One nanosecond more, so that rounding never wakes it too early.
+  ScheduleWake((std::max(wake, Now()) - clock_offset_) / clock_rate_ + absl::Microseconds(1));
+}
+
+// False when the agent ended in it.
+bool AgentNode::Act() {
+  for (;;) {
+    const std::vector<core::Action> actions = core_->Reconcile(Now());
+    if (actions.empty()) return true;
+    changed_ = true;
+    for (const core::Action& action : actions) {
+      if (actions_left_.has_value() && --*actions_left_ <= 0) {
+        Crash("before an action", world_.rng.Between(kReconnectMin, kRestartMax));
+        return false;
+      }
+      std::visit([this](const auto& one) { Do(one); }, action);
+    }
+  }
+}
+
+std::map<int64_t, telemetry::RankStatus> AgentNode::Heartbeats() const {
+  std::map<int64_t, telemetry::RankStatus> heartbeats;
+  for (const auto& [id, child] : children_) {
+    heartbeats[id] = child.worker != nullptr ? child.worker->Heartbeat() : child.host->Heartbeat();
+  }
+  return heartbeats;
+}
+
+void AgentNode::Report() {
+  const auto heartbeats = Heartbeats();
+  for (const int64_t id : core_->HungHosts(heartbeats)) Do(core::KillProcess{id});
+  if (connection_ != nullptr) cluster_.network->Send(connection_, core_->Report(heartbeats));
+  reported_ = Now();
+  changed_ = false;
+}
+
+void AgentNode::RefreshSnapshots(const std::string& job_id) {
+  const auto memory = memory_.find(job_id);
+  if (memory == memory_.end()) return;
+  std::vector<checkpoint::SealedSnapshot> held;
+  for (const auto& [rank, region] : memory->second.snapshots) {
+    for (const auto& sealed : checkpoint::ListSealed(*region)) held.push_back(sealed);
+  }
+  core_->OnSnapshots(job_id, std::move(held));
+}
+
+// --- actions ----------------------------------------------------------------------------------
+
+void AgentNode::Do(const core::PrepareMemory& action) {
+  Memory& memory = memory_[action.job->job_id()];
+  memory.attempt = action.job->attempt();
+  std::set<int> ranks;
+  for (const auto& placement : action.job->placements()) {
+    if (placement.node_id() == node_id_) ranks.insert(placement.rank());
+  }
+  std::erase_if(memory.snapshots, [&](const auto& item) { return ranks.count(item.first) == 0; });
+  if (std::exchange(fail_next_prepare_, false)) {
+    world_.Fault(node_id_, "has no memory for the attempt");
+    core_->OnPrepareFailed(action.job->job_id(), absl::ResourceExhaustedError("no memory"));
+  } else {
+    for (const int rank : ranks) {
+      if (memory.snapshots.count(rank) > 0) continue;
+      std::shared_ptr<base::SharedMemory> region =
+          *base::SharedMemory::Create("sim", checkpoint::SnapshotBytes(sizeof(int64_t)));
+      checkpoint::FormatSnapshots(*region, rank);
+      memory.snapshots[rank] = std::move(region);
+    }
+  }
+  RefreshSnapshots(action.job->job_id());
+}
+
+void AgentNode::Do(const core::StartProcess& action) {
+  if (std::exchange(fail_next_start_, false)) {
+    world_.Fault(node_id_, "cannot start a process");
+    core_->OnStarted(action.process_id, absl::UnavailableError("fork failed"), Now());
+    return;
+  }
+  Child child;
+  child.name = {node_id_,
+                absl::StrCat(node_id_, "-", num_incarnations_),
+                action.job->job_id(),
+                action.job->attempt(),
+                action.rank,
+                action.process_id};
+  child.pid = ++num_pids_;
+  if (action.rank == core::kHostRank) {
+    StartHost(action, &child);
+  } else {
+    StartWorker(action, &child);
+  }
+  world_.Say(node_id_, absl::StrCat("starts ", Words(child.name),
+                                    action.preflight_only ? " (preflight)" : ""));
+  const Child& started = children_[action.process_id] = std::move(child);
+  core_->OnStarted(action.process_id, started.pid, Now());
+  world_.Tell(&Observer::OnProcessStarted, started.name);
+  if (started.worker != nullptr) started.worker->Start();
+  if (started.host != nullptr) started.host->Start();
+}
+
+void AgentNode::StartWorker(const core::StartProcess& action, Child* child) {
+  WorkerProcess::Options options;
+  options.name = child->name;
+  options.job = *action.job;
+  options.pid = child->pid;
+  options.snapshots = memory_.at(action.job->job_id()).snapshots.at(action.rank);
+  options.report = [this, id = action.process_id,
+                    job_id = action.job->job_id()](const link::v1::FromWorker& message) {
+    Later(kLinkDelay, [this, id, job_id, message] {
+      if (children_.count(id) == 0) return;
+      core_->OnWorkerMessage(id, message);
+      if (message.has_sealed()) RefreshSnapshots(job_id);
+      changed_ = true;
+      Wake();
+    });
+  };
+  options.exit = [this, id = action.process_id](int status) { EndSoon(id, status, kReapMax); };
+  child->worker = std::make_shared<WorkerProcess>(&world_, cluster_.collective, cluster_.storage,
+                                                  std::move(options));
+}
+
+void AgentNode::StartHost(const core::StartProcess& action, Child* child) {
+  HostProcess::Options options;
+  options.name = child->name;
+  options.job = *action.job;
+  options.preflight_only = action.preflight_only;
+  options.pid = child->pid;
+  if (!action.preflight_only) options.snapshots = memory_.at(action.job->job_id()).snapshots;
+  options.report = [this, id = action.process_id](const link::v1::FromHost& message) {
+    Later(kLinkDelay, [this, id, message] {
+      if (children_.count(id) == 0) return;
+      core_->OnHostMessage(id, message);
+      changed_ = true;
+      Wake();
+    });
+  };
+  options.exit = [this, id = action.process_id](int status) { EndSoon(id, status, kReapMax); };
+  child->host = std::make_shared<HostProcess>(&world_, cluster_.storage, std::move(options));
+}
+
+void AgentNode::Do(const core::CheckStore& action) {
+  core_->OnStoreChecked(action.job->job_id(), action.job->attempt(), absl::OkStatus());
+}
+
+void AgentNode::Do(const core::KillProcess& action) {
+  const auto child = children_.find(action.process_id);
+  if (child == children_.end()) return;
+  child->second.killed |=
+      child->second.worker != nullptr ? child->second.worker->alive() : child->second.host->alive();
+  EndSoon(action.process_id, SIGKILL, kReapMax + kill_delay_);
+}
+
+void AgentNode::Do(const core::SendToWorker& action) {
+  const auto child = children_.find(action.process_id);
+  if (child == children_.end() || child->second.worker == nullptr) return;
+  if (action.message.has_stop()) {
+    world_.timeline.After(kLinkDelay, [worker = child->second.worker, stop = action.message] {
+      worker->Stop(stop.stop().checkpoint());
+    });
+  }
+}
+
+void AgentNode::Do(const core::SendToHost& action) {
+  const auto child = children_.find(action.process_id);
+  if (child == children_.end() || child->second.host == nullptr) return;
+  child->second.host->Send(action.message);
+}
+
+void AgentNode::Do(const core::MarkPersisted& action) {
+  const auto memory = memory_.find(action.job_id);
+  if (memory == memory_.end()) return;
+  const auto region = memory->second.snapshots.find(action.snapshot.rank);
+  if (region == memory->second.snapshots.end()) return;
+  checkpoint::SnapshotReader::Open(region->second.get())->MarkPersisted(action.snapshot);
+}
+
+void AgentNode::Do(const core::DropMemory& action) { memory_.erase(action.job_id); }
+
+// --- ends of processes ------------------------------------------------------------------------
+
+// The process stops now or soon; the agent reaps it a while after all that it said.
+void AgentNode::EndSoon(int64_t process_id, int status, absl::Duration within) {
+  const absl::Duration death = world_.rng.Between(absl::ZeroDuration(), within);
+  world_.timeline.After(death, [this, process_id, status, incarnation = num_incarnations_] {
+    if (incarnation != num_incarnations_) return;
+    const auto child = children_.find(process_id);
+    if (child == children_.end()) return;
+    if (child->second.worker != nullptr) child->second.worker->Die();
+    if (child->second.host != nullptr) child->second.host->Die();
+    Later(kLinkDelay + world_.rng.Between(absl::Microseconds(1), kReapMax),
+          [this, process_id, status] { End(process_id, status); });
+  });
+}
+
+void AgentNode::End(int64_t process_id, int status) {
+  const auto found = children_.find(process_id);
+  if (found == children_.end()) return;
+  const Child child = std::move(found->second);
+  children_.erase(found);
+  world_.Say(node_id_, absl::StrCat(Words(child.name), " ended with status ", status));
+  world_.Tell(&Observer::OnProcessEnded, child.name);
+  core::ProcessEnd end;
+  end.status = status;
+  end.killed = child.killed && status == SIGKILL;
+  core_->OnEnded(process_id, end, Now());
+  RefreshSnapshots(child.name.job_id);
+  changed_ = true;
+  Wake();
+}
+
+std::vector<int64_t> AgentNode::LivingChildren() const {
+  std::vector<int64_t> living;
+  for (const auto& [id, child] : children_) {
+    if (child.worker != nullptr ? child.worker->runs() : child.host->runs()) living.push_back(id);
+  }
+  return living;
+}
+
+bool AgentNode::KillSomething() {
+  const std::vector<int64_t> living = LivingChildren();
+  if (living.empty()) return false;
+  const int64_t id = living[world_.rng.Index(living.size())];
+  world_.Fault(node_id_, absl::StrCat("kill -9 of ", Words(children_.at(id).name)));
+  EndSoon(id, SIGKILL, absl::ZeroDuration());
+  return true;
+}
+
+bool AgentNode::HangSomething() {
+  const std::vector<int64_t> living = LivingChildren();
+  if (living.empty()) return false;
+  Child& child = children_.at(living[world_.rng.Index(living.size())]);
+  world_.Fault(node_id_, absl::StrCat("hangs: ", Words(child.name)));
+  if (child.worker != nullptr) child.worker->Hang(world_.rng.Chance(0.5));
+  if (child.host != nullptr) child.host->Hang();
+  return true;
+}
+
+}  // namespace megascale::sim

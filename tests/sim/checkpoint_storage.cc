@@ -1,0 +1,91 @@
+#include "tests/sim/checkpoint_storage.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/base/status.h"
+#include "runtime/checkpoint/directory.h"
+
+namespace megascale::sim {
+
+std::string CheckpointStorage::PathOf(const std::string& job_id, const agent::CheckpointId& id) {
+  return absl::StrCat("/checkpoints/", job_id, "/",
+                      checkpoint::StepDirectoryName(id.step(), id.attempt()));
+}
+
+absl::Status CheckpointStorage::Writable() const {
+  if (world_.timeline.now() >= world_.storage_fails_until) return absl::OkStatus();
+  return absl::UnavailableError("storage: input/output error");
+}
+
+absl::Status CheckpointStorage::WriteShard(const std::string& job_id,
+                                           const agent::SealedSnapshot& snapshot) {
+  RETURN_IF_ERROR(Writable());
+  Directory& directory = jobs_[job_id][{snapshot.step(), snapshot.attempt()}];
+  directory.shards[snapshot.rank()] = {snapshot.attempt(), snapshot.step()};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> CheckpointStorage::WriteManifest(const std::string& job_id,
+                                                             const agent::CheckpointId& id,
+                                                             int world_size) {
+  RETURN_IF_ERROR(Writable());
+  const std::string path = PathOf(job_id, id);
+  auto& directories = jobs_[job_id];
+  const auto found = directories.find({id.step(), id.attempt()});
+  if (found == directories.end() || static_cast<int>(found->second.shards.size()) < world_size) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": a shard is missing"));
+  }
+  found->second.complete = true;
+  return path;
+}
+
+absl::Status CheckpointStorage::ApplyRetention(const std::string& job_id,
+                                               const std::vector<agent::CheckpointId>& committed) {
+  RETURN_IF_ERROR(Writable());
+  std::vector<Age> kept;
+  for (const auto& id : committed) kept.emplace_back(id.step(), id.attempt());
+  const Age newest = *std::max_element(kept.begin(), kept.end());
+  auto& directories = jobs_[job_id];
+  for (auto it = directories.begin(); it != directories.end();) {
+    if (it->first >= newest || std::find(kept.begin(), kept.end(), it->first) != kept.end()) {
+      ++it;
+      continue;
+    }
+    agent::CheckpointId id;
+    id.set_step(it->first.first);
+    id.set_attempt(it->first.second);
+    it = directories.erase(it);
+    world_.Say("storage", absl::StrCat("deleted ", PathOf(job_id, id)));
+    world_.Tell(&Observer::OnCheckpointDeleted, job_id, id);
+  }
+  return absl::OkStatus();
+}
+
+const CheckpointStorage::Directory* CheckpointStorage::Find(const std::string& path) const {
+  for (const auto& [job_id, directories] : jobs_) {
+    if (!absl::StartsWith(path, absl::StrCat("/checkpoints/", job_id, "/"))) continue;
+    for (const auto& [age, directory] : directories) {
+      agent::CheckpointId id;
+      id.set_step(age.first);
+      id.set_attempt(age.second);
+      if (PathOf(job_id, id) == path) return &directory;
+    }
+  }
+  return nullptr;
+}
+
+absl::StatusOr<int64_t> CheckpointStorage::ReadShard(const std::string& path, int rank) const {
+  const Directory* directory = Find(path);
+  if (directory == nullptr || !directory->complete) {
+    return absl::DataLossError(absl::StrCat(path, ": there is no complete checkpoint"));
+  }
+  const auto shard = directory->shards.find(rank);
+  if (shard == directory->shards.end()) {
+    return absl::DataLossError(absl::StrCat(path, ": has no shard of rank ", rank));
+  }
+  return shard->second.second;
+}
+
+}  // namespace megascale::sim

@@ -1,0 +1,140 @@
+#include "tests/sim/commit_checkers.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace megascale::sim {
+namespace {
+
+// True when the driver believes that this incarnation of the node lives.
+bool IsBelievedAlive(const DriverState& state, const ProcessName& process) {
+  const driver::NodeRecord* node = driver::FindNode(state, process.node_id);
+  return node != nullptr && node->alive() && node->hello().incarnation() == process.incarnation;
+}
+
+bool HasManifest(const JobRecord* job, const agent::StoredManifest& manifest) {
+  if (job == nullptr) return false;
+  for (const auto& known : job->committed()) {
+    if (known.attempt() == manifest.attempt() && known.step() == manifest.step()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+// --- NeverTwoAttemptsCommit -------------------------------------------------------------------
+
+void CommitChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    const JobRecord* old = driver::FindJob(before, driver::JobId(job));
+    for (const auto& manifest : job.committed()) {
+      if (!HasManifest(old, manifest)) CheckNew(job, manifest);
+    }
+  }
+}
+
+void CommitChecker::CheckNew(const JobRecord& job, const agent::StoredManifest& manifest) {
+  constexpr char kName[] = "NeverTwoAttemptsCommit";
+  const std::string& job_id = driver::JobId(job);
+  const std::string what = absl::StrCat("job ", job_id, ": commits ", manifest.directory());
+  int64_t& newest = newest_attempt_[job_id];
+  if (manifest.attempt() < newest || manifest.attempt() > job.attempt()) {
+    world_.Violate(kName, absl::StrCat(what, " of attempt ", manifest.attempt(), " after attempt ",
+                                       newest, " had committed"));
+  }
+  newest = manifest.attempt();
+  const auto* directory = storage_.Find(manifest.directory());
+  if (directory == nullptr || !directory->complete) {
+    return world_.Violate(kName, absl::StrCat(what, ", which is not on storage"));
+  }
+  for (const auto& [rank, content] : directory->shards) {
+    if (content == std::make_pair(manifest.attempt(), manifest.step())) continue;
+    world_.Violate(kName, absl::StrCat(what, " as of attempt ", manifest.attempt(), " step ",
+                                       manifest.step(), ", but rank ", rank, " of attempt ",
+                                       content.first, " wrote it at step ", content.second));
+  }
+}
+
+// --- CommittedIsKept --------------------------------------------------------------------------
+
+void KeptChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    for (const auto& manifest : job.committed()) {
+      committed_[driver::JobId(job)].insert({manifest.step(), manifest.attempt()});
+    }
+  }
+}
+
+void KeptChecker::OnCheckpointDeleted(const std::string& job_id, const agent::CheckpointId& id) {
+  const auto& committed = committed_[job_id];
+  if (committed.count({id.step(), id.attempt()}) == 0) return;
+  if (committed.upper_bound({id.step(), id.attempt()}) != committed.end()) return;
+  world_.Violate("CommittedIsKept",
+                 absl::StrCat("job ", job_id, ": the checkpoint of step ", id.step(),
+                              " was deleted, and no newer one was committed"));
+}
+
+// --- OneAttemptAtATime ------------------------------------------------------------------------
+
+void FenceChecker::OnState(const DriverState& before, const DriverState& after) {
+  alive_.clear();
+  for (const auto& node : after.nodes()) {
+    if (node.alive()) alive_.insert(node.hello().incarnation());
+  }
+  for (const auto& [key, process] : processes_) NoteGivenUp(process);
+  bool begun = false;
+  for (const JobRecord& job : after.jobs()) {
+    const JobRecord* old = driver::FindJob(before, driver::JobId(job));
+    if (old == nullptr || old->attempt() == job.attempt()) continue;
+    begun = true;
+    for (const std::string& incarnation : alive_) {
+      begun_[{incarnation, driver::JobId(job)}] = job.attempt();
+    }
+  }
+  if (!begun) return;
+  for (const auto& [key, process] : processes_) Check(process);
+}
+
+void FenceChecker::NoteGivenUp(const ProcessName& process) {
+  if (alive_.count(process.incarnation) > 0) return;
+  int64_t& given_up = given_up_[{process.incarnation, process.job_id}];
+  given_up = std::max(given_up, process.attempt);
+}
+
+void FenceChecker::OnProcessStarted(const ProcessName& process) {
+  processes_[{process.incarnation, process.process_id}] = process;
+  NoteGivenUp(process);
+  Check(process);
+}
+
+void FenceChecker::OnProcessEnded(const ProcessName& process) {
+  processes_.erase({process.incarnation, process.process_id});
+}
+
+void FenceChecker::Check(const ProcessName& process) {
+  const auto begun = begun_.find({process.incarnation, process.job_id});
+  if (begun == begun_.end() || process.attempt >= begun->second) return;
+  const auto given_up = given_up_.find({process.incarnation, process.job_id});
+  if (given_up != given_up_.end() && process.attempt <= given_up->second) return;
+  world_.Violate(
+      "OneAttemptAtATime",
+      absl::StrCat("job ", process.job_id, ": rank ", process.rank, " of attempt ", process.attempt,
+                   " runs on ", process.node_id, " while attempt ", begun->second, " was begun"));
+}
+
+// --- RestorePointIsThere ----------------------------------------------------------------------
+
+void RestoreChecker::OnRestoreFailed(const ProcessName& process, const absl::Status& why) {
+  const JobRecord* job = driver::FindJob(durable_, process.job_id);
+  // What an attempt that was given up cannot find is of no matter.
+  if (job == nullptr || job->attempt() != process.attempt ||
+      job->stage() != driver::v1::STAGE_RUN || !IsBelievedAlive(durable_, process)) {
+    return;
+  }
+  world_.Violate("RestorePointIsThere",
+                 absl::StrCat("job ", process.job_id, " attempt ", process.attempt, " rank ",
+                              process.rank, ": ", why.message()));
+}
+
+}  // namespace megascale::sim

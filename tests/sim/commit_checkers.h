@@ -1,0 +1,78 @@
+// Invariants of checkpoints and attempts. docs/invariants.md says why each must hold.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "tests/sim/checkpoint_storage.h"
+#include "tests/sim/world.h"
+
+namespace megascale::sim {
+
+// NeverTwoAttemptsCommit: what is committed was written by the processes of the job's present
+// attempt, all of it, and lies on storage.
+class CommitChecker : public Observer {
+ public:
+  CommitChecker(World* world, const CheckpointStorage* storage)
+      : world_(*world), storage_(*storage) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+
+ private:
+  void CheckNew(const JobRecord& job, const agent::StoredManifest& manifest);
+
+  World& world_;
+  const CheckpointStorage& storage_;
+  std::map<std::string, int64_t> newest_attempt_;  // that committed, by job
+};
+
+// CommittedIsKept: a committed checkpoint is deleted only after a newer one was committed.
+class KeptChecker : public Observer {
+ public:
+  explicit KeptChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+  void OnCheckpointDeleted(const std::string& job_id, const agent::CheckpointId& id) override;
+
+ private:
+  using Checkpoint = std::pair<int64_t, int64_t>;  // step, attempt
+  World& world_;
+  std::map<std::string, std::set<Checkpoint>> committed_;  // ever, by job
+};
+
+// OneAttemptAtATime: when the driver begins an attempt, no process of an older one is left where it
+// believes the machine to live, and none is started there afterwards. (A machine that it had given
+// up may still run one: that can write files, but not commit.)
+class FenceChecker : public Observer {
+ public:
+  explicit FenceChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+  void OnProcessStarted(const ProcessName& process) override;
+  void OnProcessEnded(const ProcessName& process) override;
+
+ private:
+  void NoteGivenUp(const ProcessName& process);
+  void Check(const ProcessName& process);
+
+  World& world_;
+  std::set<std::string> alive_;  // incarnations that the driver believes to live
+  // The newest attempt that ran where the machine was given up, by incarnation and job.
+  std::map<std::pair<std::string, std::string>, int64_t> given_up_;
+  // The oldest attempt that may run, by incarnation and job.
+  std::map<std::pair<std::string, std::string>, int64_t> begun_;
+  std::map<std::pair<std::string, int64_t>, ProcessName> processes_;  // by incarnation and id
+};
+
+// RestorePointIsThere: what an attempt is told to start from can be read by every rank.
+class RestoreChecker : public Observer {
+ public:
+  explicit RestoreChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override { durable_ = after; }
+  void OnRestoreFailed(const ProcessName& process, const absl::Status& why) override;
+
+ private:
+  World& world_;
+  DriverState durable_;
+};
+
+}  // namespace megascale::sim

@@ -1,0 +1,226 @@
+#include "tests/sim/driver_node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/driver_core.h"
+#include "runtime/base/check.h"
+
+namespace megascale::sim {
+namespace {
+
+constexpr char kStateDirectory[] = "/state";
+constexpr int64_t kSnapshotIntervalEvents = 40;
+constexpr absl::Duration kRestartMin = absl::Milliseconds(200);
+constexpr absl::Duration kRestartMax = absl::Seconds(4);
+
+}  // namespace
+
+DriverNode::DriverNode(World* world) : world_(*world) {
+  clock_.timeline = &world_.timeline;
+  disk_.SetFaults(
+      [this](absl::string_view effect) { return FateOf(effect); },
+      [this](size_t unsynced) {
+        return static_cast<size_t>(world_.rng.Between(0, static_cast<int64_t>(unsynced)));
+      });
+}
+
+bool DriverNode::Proceed() {
+  if (dying_) return false;
+  if (effects_left_.has_value() && --*effects_left_ <= 0) dying_ = true;
+  return !dying_;
+}
+
+driver::SimulatedDisk::Fate DriverNode::FateOf(absl::string_view effect) {
+  if (!Proceed()) return driver::SimulatedDisk::Fate::kDies;
+  if (fail_next_write_ && !absl::StartsWith(effect, "open")) {
+    fail_next_write_ = false;
+    return driver::SimulatedDisk::Fate::kFails;
+  }
+  return driver::SimulatedDisk::Fate::kDone;
+}
+
+void DriverNode::Start() {
+  MEGASCALE_CHECK(!up());
+  dying_ = false;
+  stalled_until_ = absl::ZeroDuration();
+  driver::DriverShell::Options options;
+  options.state_directory = kStateDirectory;
+  options.log = disk_.OpenLog();
+  if (world_.tampering.log) options.log = world_.tampering.log(std::move(options.log));
+  options.files = &disk_;
+  options.clock = &clock_;
+  options.snapshot_interval_events = kSnapshotIntervalEvents;
+  auto shell = driver::DriverShell::Create(std::move(options));
+  if (!shell.ok()) {
+    if (absl::IsDataLoss(shell.status())) {
+      world_.Violate("ReplayGivesTheSameState", shell.status().ToString());
+    }
+    Crash(shell.status().ToString());
+    return;
+  }
+  shell_ = *std::move(shell);
+  CheckReplay();
+  world_.Say("driver", absl::StrCat("starts with ", shell_->state().num_events(), " events"));
+  shell_->Begin();
+  RunRound();
+}
+
+// The new driver knows what the old one knew, and that it was started.
+void DriverNode::CheckReplay() {
+  const driver::LogContents& log = disk_.durable_log();
+  DriverState expected = durable_;
+  const int64_t num_durable = log.state.num_events() + static_cast<int64_t>(log.events.size());
+  if (num_durable > expected.num_events()) {  // more reached the disk than was acknowledged
+    expected = log.state;
+    for (const driver::Event& event : log.events) driver::Apply(event, &expected);
+  }
+  driver::Event started;
+  started.mutable_driver_started()->set_rules(driver::kRules);
+  driver::Apply(started, &expected);
+  if (shell_->state().SerializeAsString() == expected.SerializeAsString()) return;
+  world_.Violate("ReplayGivesTheSameState", "a driver that was started again knows something else");
+}
+
+void DriverNode::Crash(absl::string_view why) {
+  world_.Fault("", absl::StrCat("the driver ends: ", why));
+  dying_ = true;
+  inputs_.clear();
+  shell_.reset();
+  disk_.Crash();
+  effects_left_.reset();
+  round_at_ = absl::InfiniteDuration();
+  if (ended_) ended_();
+  world_.timeline.After(world_.rng.Between(kRestartMin, kRestartMax), [this] {
+    if (!up()) Start();
+  });
+}
+
+void DriverNode::Stall(absl::Duration how_long) {
+  if (!up()) return;
+  world_.Fault("", absl::StrCat("the driver stands still for ", absl::FormatDuration(how_long)));
+  stalled_until_ = std::max(stalled_until_, world_.timeline.now() + how_long);
+}
+
+std::string DriverNode::LossLogOf(const std::string& job_id) {
+  return disk_.Read(absl::StrCat(kStateDirectory, "/jobs/", job_id, "/metrics.jsonl")).value_or("");
+}
+
+// --- inputs -----------------------------------------------------------------------------------
+
+void DriverNode::Post(driver::DriverShell::Input input) {
+  if (!up()) return;
+  inputs_.push_back(std::move(input));
+  ScheduleRound(world_.timeline.now() + absl::Microseconds(200));
+}
+
+void DriverNode::Ask(std::function<absl::Status()> decide, const std::string& job_id,
+                     Answer answer) {
+  Post([this, decide = std::move(decide), job_id,
+        answer = std::move(answer)]() -> driver::DriverShell::Output {
+    const absl::Status status = decide();
+    return [this, status, job_id, answer] {
+      if (!Proceed()) return;
+      NoteDurable();
+      const absl::StatusOr<control::Job> view =
+          status.ok() ? shell_->View(job_id) : absl::StatusOr<control::Job>(status);
+      if (!dying_) answer(view);
+    };
+  });
+}
+
+void DriverNode::Submit(const driver::v1::JobSubmitted& submit, Answer answer) {
+  Ask([this, submit] { return shell_->Submit(submit); }, submit.job_id(), std::move(answer));
+}
+
+void DriverNode::Cancel(const driver::v1::CancelRequested& cancel, Answer answer) {
+  Ask([this, cancel] { return shell_->Cancel(cancel); }, cancel.job_id(), std::move(answer));
+}
+
+void DriverNode::GetJob(const std::string& job_id, Answer answer) {
+  Ask([] { return absl::OkStatus(); }, job_id, std::move(answer));
+}
+
+void DriverNode::SetEvicted(const std::string& node_id, bool evicted, Done done) {
+  Post([this, node_id, evicted, done = std::move(done)]() -> driver::DriverShell::Output {
+    driver::v1::NodeEvicted event;
+    event.set_node_id(node_id);
+    const absl::Status status = evicted ? shell_->Evict(event) : shell_->Uncordon(node_id);
+    return [this, status, done] {
+      if (Proceed()) done(status);
+    };
+  });
+}
+
+void DriverNode::OnHello(const agent::Hello& hello, std::shared_ptr<driver::AgentLink> link) {
+  Post([this, hello, link = std::move(link)]() -> driver::DriverShell::Output {
+    shell_->OnHello(hello, link);
+    return [] {};
+  });
+}
+
+void DriverNode::OnReport(const std::string& node_id, const agent::ActualState& report) {
+  Post([this, node_id, report]() -> driver::DriverShell::Output {
+    shell_->OnReport(node_id, report);
+    return [] {};
+  });
+}
+
+void DriverNode::OnGone(const std::string& node_id, const driver::AgentLink* link) {
+  Post([this, node_id, link]() -> driver::DriverShell::Output {
+    shell_->OnGone(node_id, link);
+    return [] {};
+  });
+}
+
+// --- rounds -----------------------------------------------------------------------------------
+
+void DriverNode::ScheduleRound(absl::Duration when) {
+  if (when >= round_at_) return;
+  round_at_ = when;
+  world_.timeline.At(when, [this, when] {
+    if (when == round_at_) RunRound();
+  });
+}
+
+void DriverNode::RunRound() {
+  if (!up()) return;
+  round_at_ = absl::InfiniteDuration();
+  if (world_.timeline.now() < stalled_until_) {
+    ScheduleRound(stalled_until_);
+    return;
+  }
+  std::vector<driver::DriverShell::Input> inputs;
+  inputs.swap(inputs_);
+  const absl::Status status = shell_->Round(std::move(inputs));
+  NoteDurable();
+  if (dying_) return Crash("before an effect");
+  if (!status.ok()) return Crash(status.ToString());
+  ScheduleRound(shell_->next_tick() - (clock_.Monotonic() - world_.timeline.now()));
+}
+
+// Events that are applied in memory are durable once the log holds as many.
+void DriverNode::NoteDurable() {
+  const driver::LogContents& log = disk_.durable_log();
+  const int64_t num_durable = log.state.num_events() + static_cast<int64_t>(log.events.size());
+  if (num_durable == durable_.num_events()) return;
+  DriverState before = std::move(durable_);
+  if (shell_->state().num_events() == num_durable) {
+    durable_ = shell_->state();
+  } else {
+    durable_ = log.state;
+    for (const driver::Event& event : log.events) driver::Apply(event, &durable_);
+  }
+  for (int64_t i = num_durable - before.num_events(); i > 0; --i) {
+    if (i > static_cast<int64_t>(log.events.size())) continue;
+    driver::Event event = log.events[log.events.size() - static_cast<size_t>(i)];
+    event.clear_time_unix_nanos();
+    world_.Say("log", event.has_job_submitted() ? "job_submitted " + event.job_submitted().job_id()
+                                                : event.ShortDebugString().substr(0, 200));
+  }
+  world_.Tell(&Observer::OnState, before, durable_);
+}
+
+}  // namespace megascale::sim

@@ -1,0 +1,141 @@
+#include "tests/sim/faults.h"
+
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_cat.h"
+
+namespace megascale::sim {
+namespace {
+
+constexpr absl::Duration kAwayMin = absl::Milliseconds(300);
+constexpr absl::Duration kAwayMax = absl::Seconds(5);
+constexpr absl::Duration kLostMin = absl::Seconds(8);
+constexpr absl::Duration kLostMax = absl::Seconds(40);
+constexpr absl::Duration kGraceMax = absl::Seconds(6);
+constexpr double kCalmSeeds = 0.03;
+
+}  // namespace
+
+Faults::Faults(World* world, DriverNode* driver, Network* network,
+               const std::vector<std::unique_ptr<AgentNode>>& agents, bool calm)
+    : world_(*world), driver_(*driver), network_(*network), agents_(agents) {
+  // Some several times, because they are likelier, and come through in more ways.
+  constexpr std::array kAll = {
+      &Faults::KillProcess, &Faults::KillProcess,         &Faults::KillProcess,
+      &Faults::HangProcess, &Faults::BreakConnection,     &Faults::CrashDriverAtEffect,
+      &Faults::CrashDriver, &Faults::CrashDriverAtEffect, &Faults::FailDriverWrite,
+      &Faults::StallDriver, &Faults::StepWallClock,       &Faults::CrashAgent,
+      &Faults::LoseMachine, &Faults::CrashAgentAtAction,  &Faults::StallAgent,
+      &Faults::KillProcess, &Faults::HangProcess,         &Faults::FailStart,
+      &Faults::FailPrepare, &Faults::DelayKills,          &Faults::CutOff,
+      &Faults::FailStorage, &Faults::BreakConnection,
+  };
+  if (world_.rng.Chance(kCalmSeeds) || calm) {
+    world_.storm = false;
+    return;
+  }
+  const double share = static_cast<double>(world_.rng.Between(10, 100)) / 100;
+  for (const Fault kind : kAll) {
+    if (world_.rng.Chance(share)) kinds_.push_back(kind);
+  }
+  pause_max_ = world_.rng.Between(absl::Milliseconds(700), absl::Seconds(8));
+}
+
+void Faults::Start(absl::Duration until) {
+  until_ = until;
+  world_.timeline.At(until, [this] { Heal(); });
+  if (kinds_.empty()) return;
+  // Jobs may begin before it breaks.
+  world_.timeline.After(world_.rng.Between(absl::ZeroDuration(), kGraceMax), [this] { Next(); });
+}
+
+void Faults::Next() {
+  const absl::Duration pause = world_.rng.Between(absl::ZeroDuration(), pause_max_);
+  world_.timeline.After(pause, [this] {
+    if (world_.timeline.now() >= until_) return;
+    (this->*kinds_[world_.rng.Index(kinds_.size())])();
+    Next();
+  });
+}
+
+void Faults::Heal() {
+  world_.Fault("", "from now on nothing is broken any more");
+  world_.storm = false;
+  world_.storage_fails_until = world_.timeline.now();
+  for (const auto& agent : agents_) {
+    network_.SetPartitioned(agent->node_id(), false);
+    agent->DelayKills(absl::ZeroDuration());
+  }
+  world_.Tell(&Observer::OnHealed);
+}
+
+AgentNode& Faults::AnyAgent() { return *agents_[world_.rng.Index(agents_.size())]; }
+
+// --- the driver -------------------------------------------------------------------------------
+
+void Faults::CrashDriver() {
+  if (driver_.up()) driver_.Crash("kill -9");
+}
+
+void Faults::CrashDriverAtEffect() { driver_.CrashAtEffect(world_.rng.Between(1, 12)); }
+
+void Faults::FailDriverWrite() { driver_.FailNextWrite(); }
+
+void Faults::StallDriver() {
+  driver_.Stall(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(15)));
+}
+
+void Faults::StepWallClock() {
+  driver_.StepWallClock(world_.rng.Between(-absl::Hours(2), absl::Hours(2)));
+}
+
+// --- machines and agents ----------------------------------------------------------------------
+
+void Faults::CrashAgent() { AnyAgent().Crash("kill -9", world_.rng.Between(kAwayMin, kAwayMax)); }
+
+void Faults::CrashAgentAtAction() { AnyAgent().CrashAtAction(world_.rng.Between(1, 8)); }
+
+void Faults::LoseMachine() {
+  AnyAgent().Crash("the machine is lost", world_.rng.Between(kLostMin, kLostMax));
+}
+
+void Faults::StallAgent() {
+  AnyAgent().Stall(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)));
+}
+
+void Faults::DelayKills() {
+  AgentNode& agent = AnyAgent();
+  world_.Fault(agent.node_id(), "its processes take long to die");
+  agent.DelayKills(world_.rng.Between(absl::Milliseconds(100), absl::Seconds(20)));
+}
+
+// --- processes --------------------------------------------------------------------------------
+
+void Faults::KillProcess() { AnyAgent().KillSomething(); }
+
+void Faults::HangProcess() { AnyAgent().HangSomething(); }
+
+void Faults::FailStart() { AnyAgent().FailNextStart(); }
+
+void Faults::FailPrepare() { AnyAgent().FailNextPrepare(); }
+
+// --- what lies between them -------------------------------------------------------------------
+
+void Faults::CutOff() {
+  const std::string node_id = AnyAgent().node_id();
+  network_.SetPartitioned(node_id, true);
+  world_.timeline.After(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(20)),
+                        [this, node_id] { network_.SetPartitioned(node_id, false); });
+}
+
+void Faults::BreakConnection() { network_.Break(AnyAgent().node_id()); }
+
+void Faults::FailStorage() {
+  const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(20));
+  world_.Fault("", absl::StrCat("storage fails for ", absl::FormatDuration(how_long)));
+  world_.storage_fails_until =
+      std::max(world_.storage_fails_until, world_.timeline.now() + how_long);
+}
+
+}  // namespace megascale::sim

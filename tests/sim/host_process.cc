@@ -1,0 +1,159 @@
+#include "tests/sim/host_process.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/checkpoint/snapshot.h"
+
+namespace megascale::sim {
+namespace {
+
+constexpr absl::Duration kStartMax = absl::Milliseconds(500);
+constexpr absl::Duration kPreflightMax = absl::Milliseconds(900);
+constexpr absl::Duration kWorkMin = absl::Milliseconds(2);
+constexpr absl::Duration kWorkMax = absl::Milliseconds(150);
+constexpr absl::Duration kStorageRetry = absl::Seconds(2);
+
+}  // namespace
+
+HostProcess::HostProcess(World* world, CheckpointStorage* storage, Options options)
+    : world_(*world), storage_(*storage), options_(std::move(options)) {}
+
+void HostProcess::After(absl::Duration delay, std::function<void()> run) {
+  world_.timeline.After(delay, [self = shared_from_this(), run = std::move(run)] {
+    if (self->runs()) run();
+  });
+}
+
+void HostProcess::Start() {
+  const absl::Duration started = world_.rng.Between(absl::Milliseconds(20), kStartMax);
+  if (!options_.preflight_only) return WorkLater(started);
+  After(started + world_.rng.Between(kWorkMin, kPreflightMax), [this] {
+    link::v1::FromHost message;
+    message.mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+    // A job of this name has data that cannot be read.
+    if (options_.job.spec().name() == "refused") {
+      message.mutable_preflight()->set_state(agent::Preflight::STATE_REFUSED);
+      message.mutable_preflight()->set_message("data.files: cannot be read");
+    }
+    options_.report(message);
+    options_.exit(0);
+  });
+}
+
+megascale::telemetry::v1::RankStatus HostProcess::Heartbeat() const {
+  megascale::telemetry::v1::RankStatus status;
+  status.set_pid(options_.pid);
+  status.set_alive_age_seconds(
+      hung_since_.has_value() ? absl::ToDoubleSeconds(world_.timeline.now() - *hung_since_) : 0.1);
+  return status;
+}
+
+void HostProcess::Send(const link::v1::ToHost& message) {
+  if (!alive_) return;
+  inbox_.push_back(message);
+  WorkLater(world_.rng.Between(kWorkMin, kWorkMax));
+}
+
+void HostProcess::WorkLater(absl::Duration delay) {
+  if (works_ || inbox_.empty()) return;
+  works_ = true;
+  After(delay, [this] {
+    works_ = false;
+    Work();
+  });
+}
+
+void HostProcess::Work() {
+  if (inbox_.empty()) return;
+  const link::v1::ToHost message = std::move(inbox_.front());
+  inbox_.pop_front();
+  // What storage refused comes again later; the next one does not wait for it.
+  if (!Carry(message)) After(kStorageRetry, [this, message] { Send(message); });
+  WorkLater(world_.rng.Between(kWorkMin, kWorkMax));
+}
+
+bool HostProcess::Carry(const link::v1::ToHost& message) {
+  // What is older than a commit is needed no more.
+  if (message.has_persist()) {
+    return message.persist().step() <= newest_committed_ || OnPersist(message.persist());
+  }
+  if (message.has_finalize()) {
+    return message.finalize().step() <= newest_committed_ || OnFinalize(message.finalize());
+  }
+  if (message.has_retain()) OnRetain(message.retain());
+  return true;
+}
+
+// Workers need not wait for storage that fails.
+void HostProcess::SetStorageFails(bool fails) {
+  for (const auto& [rank, region] : options_.snapshots) {
+    checkpoint::SnapshotReader::Open(region.get())->SetStorageFails(fails);
+  }
+}
+
+void HostProcess::SayStorageError(const absl::Status& status) {
+  link::v1::FromHost message;
+  message.mutable_storage_error()->set_message(std::string(status.message()));
+  options_.report(message);
+}
+
+bool HostProcess::OnPersist(const link::v1::Persist& persist) {
+  const auto region = options_.snapshots.find(persist.rank());
+  if (region == options_.snapshots.end()) return true;
+  const auto reader = checkpoint::SnapshotReader::Open(region->second.get());
+  const auto snapshot = reader->Find(options_.name.attempt, persist.step());
+  if (!snapshot.has_value()) {
+    SayStorageError(absl::NotFoundError("the snapshot is gone"));
+    return true;
+  }
+  agent::SealedSnapshot shard;
+  shard.set_rank(persist.rank());
+  shard.set_attempt(snapshot->attempt);
+  shard.set_step(snapshot->step);
+  const absl::Status status = storage_.WriteShard(options_.name.job_id, shard);
+  SetStorageFails(!status.ok());
+  if (!status.ok()) {
+    SayStorageError(status);
+    return false;
+  }
+  link::v1::FromHost message;
+  message.mutable_shard()->set_rank(persist.rank());
+  message.mutable_shard()->set_attempt(options_.name.attempt);
+  message.mutable_shard()->set_step(persist.step());
+  message.mutable_shard()->set_buffer(persist.buffer());
+  options_.report(message);
+  return true;
+}
+
+bool HostProcess::OnFinalize(const agent::CheckpointId& id) {
+  const auto path =
+      storage_.WriteManifest(options_.name.job_id, id, options_.job.placements_size());
+  if (!path.ok()) {
+    SayStorageError(path.status());
+    return false;
+  }
+  world_.Say(options_.name.node_id, absl::StrCat("checkpoint ", *path));
+  link::v1::FromHost message;
+  message.mutable_manifest()->set_attempt(id.attempt());
+  message.mutable_manifest()->set_step(id.step());
+  message.mutable_manifest()->set_directory(*path);
+  options_.report(message);
+  return true;
+}
+
+void HostProcess::OnRetain(const link::v1::Retain& retain) {
+  if (retain.committed().empty()) return;
+  std::vector<agent::CheckpointId> committed = {retain.committed().begin(),
+                                                retain.committed().end()};
+  newest_committed_ = committed.back().step();
+  if (world_.tampering.retain) world_.tampering.retain(&committed);
+  const absl::Status status = storage_.ApplyRetention(options_.name.job_id, committed);
+  if (!status.ok()) SayStorageError(status);
+  link::v1::FromHost message;
+  *message.mutable_retained()->mutable_newest() = *retain.committed().rbegin();
+  options_.report(message);
+}
+
+}  // namespace megascale::sim

@@ -1,0 +1,139 @@
+#include "tests/sim/job_checkers.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace megascale::sim {
+
+using driver::FindJob;
+using driver::IsTerminal;
+using driver::JobId;
+
+// --- TerminalNeverChanges ---------------------------------------------------------------------
+
+void TerminalChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    const auto known = ended_.find(JobId(job));
+    if (known != ended_.end() && known->second != job.SerializeAsString()) {
+      world_.Violate("TerminalNeverChanges",
+                     absl::StrCat("job ", JobId(job), " had ended, and is now ",
+                                  control::JobState_Name(job.state()), ": ", job.message()));
+    }
+    if (known == ended_.end() && IsTerminal(job)) ended_[JobId(job)] = job.SerializeAsString();
+  }
+}
+
+// --- AcknowledgedIsKept -----------------------------------------------------------------------
+
+void AcknowledgedChecker::OnState(const DriverState& before, const DriverState& after) {
+  constexpr char kName[] = "AcknowledgedIsKept";
+  for (const std::string& job_id : submitted_) {
+    if (FindJob(after, job_id) != nullptr) continue;
+    world_.Violate(kName,
+                   absl::StrCat("job ", job_id, ": its submit was acknowledged and is lost"));
+  }
+  for (const std::string& job_id : cancelled_) {
+    const JobRecord* job = FindJob(after, job_id);
+    if (job == nullptr) continue;
+    const bool cancelled = job->state() == control::JOB_STATE_CANCELLED;
+    if (job->has_cancel() && (!IsTerminal(*job) || cancelled)) continue;
+    world_.Violate(kName, absl::StrCat("job ", job_id, ": its cancel was acknowledged, and it is ",
+                                       control::JobState_Name(job->state())));
+  }
+}
+
+// --- RestartsEnd ------------------------------------------------------------------------------
+
+void RestartChecker::OnStepCompleted(const ProcessName& process, int64_t step) {
+  Job& job = jobs_[process.job_id];
+  if (process.attempt == job.attempt) job.highest_step = std::max(job.highest_step, step);
+  job.completed = std::max(job.completed, step);
+}
+
+void RestartChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& record : after.jobs()) {
+    Job& job = jobs_[JobId(record)];
+    if (record.attempt() < job.attempt) {
+      world_.Violate("RestartsEnd", absl::StrCat("job ", JobId(record), ": attempt ",
+                                                 record.attempt(), " after attempt ", job.attempt));
+    }
+    if (record.attempt() <= job.attempt) continue;
+    const JobRecord* old = FindJob(before, JobId(record));
+    if (job.attempt > 0 && old != nullptr) {
+      const int64_t known = std::min(record.best_step(), job.completed);
+      const bool progressed = std::max(job.highest_step, known) > job.known_step;
+      const int counts = old->has_leave() ? 0 : 1;  // to leave a node is no failure
+      job.without_progress = progressed ? 0 : job.without_progress + counts;
+    }
+    job.attempt = record.attempt();
+    job.known_step = record.best_step();
+    job.highest_step = 0;
+    if (job.without_progress <= record.submitted().spec().fault().max_restarts_without_progress()) {
+      continue;
+    }
+    world_.Violate("RestartsEnd",
+                   absl::StrCat("job ", JobId(record), ": attempt ", job.attempt, " follows ",
+                                job.without_progress, " that completed no new step"));
+  }
+}
+
+// --- RecoveryHasACause ------------------------------------------------------------------------
+
+void CauseChecker::OnFault(const std::string& node_id) { faults_[node_id] = world_.timeline.now(); }
+
+bool CauseChecker::HasCause(const JobRecord& job) const {
+  // While messages are late and lost, a node may be silent for too long without more.
+  const auto failure = job.culprit().failure_class();
+  if (world_.storm && failure == telemetry::v1::FAILURE_CLASS_UNREACHABLE) return true;
+  std::vector<std::string> places = driver::NodesOf(job);
+  places.push_back("");
+  return std::any_of(places.begin(), places.end(), [&](const std::string& place) {
+    const auto fault = faults_.find(place);
+    return fault != faults_.end() && world_.timeline.now() - fault->second <= kConsequencesMax;
+  });
+}
+
+void CauseChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    const JobRecord* old = FindJob(before, JobId(job));
+    // One that recovers may wait for slots for as long as others need them.
+    if (old == nullptr || job.has_cancel() || old->state() == control::JOB_STATE_RECOVERING) {
+      continue;
+    }
+    const bool again = job.attempt() > old->attempt() && old->attempt() > 0;
+    if (!again && job.state() != control::JOB_STATE_RECOVERING) continue;
+    if (HasCause(again ? *old : job)) continue;
+    world_.Violate("RecoveryHasACause",
+                   absl::StrCat("job ", JobId(job), " recovers without a fault: ", job.message()));
+  }
+}
+
+// --- RunsOrEnds -------------------------------------------------------------------------------
+
+void LivenessChecker::OnState(const DriverState& before, const DriverState& after) {
+  durable_ = after;
+  if (!healed_) return;
+  for (const JobRecord& job : after.jobs()) {
+    if (job.state() == control::JOB_STATE_RUNNING) ran_.insert(JobId(job));
+  }
+}
+
+void LivenessChecker::OnHealed() {
+  healed_ = true;
+  OnState(durable_, DriverState(durable_));
+  world_.timeline.After(kRunningWithin, [this] { CheckAll(); });
+}
+
+void LivenessChecker::CheckAll() {
+  for (const JobRecord& job : durable_.jobs()) {
+    if (IsTerminal(job) || ran_.count(JobId(job)) > 0) continue;
+    world_.Violate("RunsOrEnds",
+                   absl::StrCat("job ", JobId(job), " is neither RUNNING nor ended ",
+                                absl::FormatDuration(kRunningWithin),
+                                " after the last fault: ", control::JobState_Name(job.state()),
+                                ", ", job.reason(), ": ", job.message()));
+  }
+}
+
+}  // namespace megascale::sim

@@ -1,0 +1,76 @@
+// The connections between agents and the driver, in virtual time. While the storm lasts, messages
+// are late, overtake each other, come twice; reports are lost. What is lost on its way to an agent
+// breaks the connection, as a stream does. Partitions cut a node off both ways.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "controlplane/driver/driver_shell.h"
+#include "tests/sim/driver_node.h"
+#include "tests/sim/world.h"
+
+namespace megascale::sim {
+
+// How an agent hears of its connection.
+struct ConnectionEvents {
+  std::function<void(const agent::DesiredState&)> on_desired;
+  std::function<void(const absl::Status& why)> on_closed;  // once; the connection is of no use
+};
+
+class Network {
+ public:
+  class Connection;
+
+  Network(World* world, DriverNode* driver);
+
+  // Null when the driver cannot be reached.
+  std::shared_ptr<Connection> Connect(const agent::Hello& hello, ConnectionEvents events);
+  void Send(const std::shared_ptr<Connection>& connection, const agent::ActualState& report);
+  // The agent's process ended: it hears no more.
+  void Abandon(const std::shared_ptr<Connection>& connection);
+
+  void SetPartitioned(const std::string& node_id, bool partitioned);
+  bool IsPartitioned(const std::string& node_id) const;
+  // Breaks the connection of a node, if it has one.
+  void Break(const std::string& node_id);
+
+ private:
+  friend class Connection;
+  absl::Duration Delay();
+  bool Passes(const Connection& connection) const;
+  void BreakSoon(const std::shared_ptr<Connection>& connection, absl::Duration within);
+  void Close(Connection* connection, const absl::Status& why);
+
+  World& world_;
+  DriverNode& driver_;
+  std::map<std::string, bool> partitioned_;
+  std::map<std::string, std::shared_ptr<Connection>> newest_;  // by node
+};
+
+class Network::Connection : public driver::AgentLink,
+                            public std::enable_shared_from_this<Network::Connection> {
+ public:
+  Connection(Network* network, std::string node_id, ConnectionEvents events)
+      : network_(*network), node_id_(std::move(node_id)), events_(std::move(events)) {}
+
+  void SendDesired(const agent::DesiredState& desired) override;
+  void Close(const absl::Status& why) override;
+
+ private:
+  friend class Network;
+  void Leave();
+
+  Network& network_;
+  const std::string node_id_;
+  ConnectionEvents events_;
+  bool broken_ = false;
+  absl::Duration hello_at_;                     // when the driver hears of it
+  std::optional<agent::DesiredState> waiting_;  // has not left yet
+};
+
+}  // namespace megascale::sim

@@ -1,0 +1,160 @@
+#include "tests/sim/operators.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+
+namespace megascale::sim {
+namespace {
+
+constexpr int64_t kJobsMax = 4;
+constexpr int kWorldSizeMax = 8;
+constexpr absl::Duration kPatience = absl::Seconds(2);
+constexpr absl::Duration kComeMax = absl::Seconds(8);
+
+google::protobuf::Duration Seconds(int64_t seconds) {
+  google::protobuf::Duration duration;
+  duration.set_seconds(seconds);
+  return duration;
+}
+
+}  // namespace
+
+Operators::Operators(World* world, DriverNode* driver, int num_slots, int tensor_max)
+    : world_(*world), driver_(*driver) {
+  jobs_.resize(static_cast<size_t>(world_.rng.Between(1, kJobsMax)));
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    Job& job = jobs_[i];
+    job.submit.set_job_id(absl::StrCat("j", i));
+    job.submit.set_secret_seed("seed");
+    *job.submit.mutable_spec() = DrawSpec(num_slots, tensor_max);
+    if (!world_.rng.Chance(0.25)) continue;
+    job.cancel.emplace().set_job_id(job.submit.job_id());
+    *job.cancel->mutable_grace() = Seconds(world_.rng.Between(1, 15));
+    job.cancel->set_checkpoint(world_.rng.Chance(0.5));
+  }
+}
+
+megascale::job::v1::JobSpec Operators::DrawSpec(int num_slots, int tensor_max) {
+  Rng& rng = world_.rng;
+  const int slots = std::min(num_slots, kWorldSizeMax);
+  megascale::job::v1::JobSpec spec;
+  spec.set_name(rng.Chance(0.02) ? "refused" : "job");
+  const int tensor = tensor_max > 1 && rng.Chance(0.3) ? 2 : 1;
+  const int data = static_cast<int>(rng.Between(1, std::max(1, slots / tensor)));
+  const bool pipelined = data % 2 == 0 && rng.Chance(0.4);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(tensor);
+  spec.mutable_parallel()->set_data_parallel_size(pipelined ? data / 2 : data);
+  spec.mutable_parallel()->set_pipeline_model_parallel_size(pipelined ? 2 : 1);
+  spec.mutable_train()->set_steps(rng.Between(5, 100));
+  spec.mutable_checkpoint()->set_interval(rng.Between(2, 12));
+  spec.mutable_checkpoint()->set_keep(static_cast<int>(rng.Between(1, 3)));
+  auto* fault = spec.mutable_fault();
+  *fault->mutable_heartbeat_interval() = Seconds(1);
+  *fault->mutable_heartbeat_timeout() = Seconds(rng.Between(4, 6));
+  *fault->mutable_progress_timeout() = Seconds(rng.Between(8, 12));
+  *fault->mutable_start_timeout() = Seconds(rng.Between(16, 24));
+  *fault->mutable_restart_backoff() = Seconds(rng.Between(0, 3));
+  fault->set_max_restarts_without_progress(static_cast<int>(rng.Between(1, 12)));
+  return spec;
+}
+
+void Operators::Start(absl::Duration within, const std::string& evicted_node) {
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    ++num_open_;
+    const absl::Duration come =
+        world_.rng.Between(absl::ZeroDuration(), std::min(within / 2, kComeMax));
+    world_.timeline.At(come, [this, i] { Submit(i); });
+    if (!jobs_[i].cancel.has_value()) continue;
+    ++num_open_;
+    world_.timeline.At(world_.rng.Between(come, within), [this, i] { Cancel(i); });
+  }
+  Ask();
+  if (evicted_node.empty()) return;
+  num_open_ += 2;
+  const absl::Duration evicted = world_.rng.Between(absl::Seconds(3), within);
+  world_.timeline.At(
+      evicted, [this, evicted_node] { SetEvicted(evicted_node, true, std::make_shared<bool>()); });
+}
+
+// Until it is acknowledged; then, after a while, the machine is given back.
+void Operators::SetEvicted(const std::string& node_id, bool evicted,
+                           std::shared_ptr<bool> answered) {
+  // What is asked for may happen without an answer: the driver may end between the two.
+  world_.Fault(node_id, evicted ? "is to be evicted" : "is to be uncordoned");
+  driver_.SetEvicted(node_id, evicted, [this, node_id, evicted, answered](const auto& status) {
+    if (*answered) return;
+    // A node that the driver has never heard of cannot be evicted.
+    if (!status.ok() && !absl::IsNotFound(status)) return;
+    world_.Fault(node_id,
+                 absl::StrCat(evicted ? "is evicted: " : "is uncordoned: ", status.ToString()));
+    *answered = true;
+    --num_open_;
+    if (!evicted) return;
+    world_.timeline.After(world_.rng.Between(absl::Seconds(1), absl::Seconds(20)), [this, node_id] {
+      SetEvicted(node_id, false, std::make_shared<bool>());
+    });
+  });
+  world_.timeline.After(kPatience, [this, node_id, evicted, answered] {
+    if (!*answered) SetEvicted(node_id, evicted, answered);
+  });
+}
+
+void Operators::Submit(size_t index) {
+  if (jobs_[index].submitted) return;
+  const std::string& job_id = jobs_[index].submit.job_id();
+  driver_.Submit(jobs_[index].submit, [this, index, job_id](const auto& answer) {
+    if (!answer.ok()) {
+      return world_.Violate(
+          "AcknowledgedIsKept",
+          absl::StrCat("submit of ", job_id, " again: ", answer.status().ToString()));
+    }
+    world_.Tell(&Observer::OnSubmitAcknowledged, job_id);
+    world_.Tell(&Observer::OnStatus, *answer, driver_.durable());
+    if (jobs_[index].submitted) return;
+    world_.Say("operator", absl::StrCat("submit of ", job_id, " is acknowledged"));
+    jobs_[index].submitted = true;
+    --num_open_;
+  });
+  world_.timeline.After(kPatience, [this, index] { Submit(index); });
+}
+
+void Operators::Cancel(size_t index) {
+  if (jobs_[index].cancelled) return;
+  const std::string& job_id = jobs_[index].submit.job_id();
+  if (jobs_[index].submitted) {
+    driver_.Cancel(*jobs_[index].cancel, [this, index, job_id](const auto& answer) {
+      if (absl::IsUnavailable(answer.status())) return;
+      if (answer.ok()) {
+        world_.Tell(&Observer::OnCancelAcknowledged, job_id);
+        world_.Tell(&Observer::OnStatus, *answer, driver_.durable());
+      } else if (!absl::IsFailedPrecondition(answer.status())) {
+        return world_.Violate("AcknowledgedIsKept",
+                              absl::StrCat("cancel of ", job_id, ": ", answer.status().ToString()));
+      }
+      if (jobs_[index].cancelled) return;
+      world_.Say("operator", absl::StrCat("cancel of ", job_id, ": ", answer.status().ToString()));
+      jobs_[index].cancelled = true;
+      --num_open_;
+    });
+  }
+  world_.timeline.After(kPatience, [this, index] { Cancel(index); });
+}
+
+void Operators::Ask() {
+  world_.timeline.After(world_.rng.Between(absl::Milliseconds(300), absl::Seconds(3)), [this] {
+    const Job& job = jobs_[world_.rng.Index(jobs_.size())];
+    if (job.submitted) {
+      driver_.GetJob(job.submit.job_id(), [this, job_id = job.submit.job_id()](const auto& answer) {
+        if (answer.ok()) return world_.Tell(&Observer::OnStatus, *answer, driver_.durable());
+        if (absl::IsUnavailable(answer.status())) return;
+        world_.Violate("AcknowledgedIsKept",
+                       absl::StrCat("status of ", job_id, ": ", answer.status().ToString()));
+      });
+    }
+    Ask();
+  });
+}
+
+}  // namespace megascale::sim

@@ -1,0 +1,170 @@
+#include "tests/sim/simulation.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/agent_node.h"
+#include "tests/sim/checkpoint_storage.h"
+#include "tests/sim/commit_checkers.h"
+#include "tests/sim/driver_node.h"
+#include "tests/sim/faults.h"
+#include "tests/sim/job_checkers.h"
+#include "tests/sim/network.h"
+#include "tests/sim/operators.h"
+#include "tests/sim/status_checkers.h"
+
+namespace megascale::sim {
+namespace {
+
+constexpr int64_t kAgentsMax = 8;
+constexpr int64_t kSlotsMax = 4;
+constexpr absl::Duration kStormMin = absl::Seconds(10);
+constexpr absl::Duration kStormMax = absl::Seconds(60);
+// After the last fault every job has ended within this.
+constexpr absl::Duration kEndWithin = absl::Seconds(1500);
+
+// Counts what was seen.
+class Census : public Observer {
+ public:
+  explicit Census(Outcome* outcome) : outcome_(*outcome) {}
+  void OnState(const DriverState& before, const DriverState& after) override {
+    for (const JobRecord& job : after.jobs()) {
+      const JobRecord* old = driver::FindJob(before, driver::JobId(job));
+      if (old == nullptr || old->attempt() == job.attempt()) continue;
+      ++outcome_.num_attempts;
+      if (old->attempt() == 0) continue;
+      outcome_.num_from_memory +=
+          job.restore().source() == agent::RestorePoint::SOURCE_MEMORY ? 1 : 0;
+      outcome_.num_from_storage +=
+          job.restore().source() == agent::RestorePoint::SOURCE_STORAGE ? 1 : 0;
+    }
+  }
+  void OnEnd(const DriverState& durable) override {
+    for (const JobRecord& job : durable.jobs()) {
+      outcome_.num_succeeded += job.state() == control::JOB_STATE_SUCCEEDED ? 1 : 0;
+    }
+  }
+
+ private:
+  Outcome& outcome_;
+};
+
+class Simulation {
+ public:
+  explicit Simulation(const SimulationOptions& options)
+      : keep_going_(options.keep_going),
+        calm_(options.calm),
+        world_(options.seed, options.trace, options.tampering),
+        storage_(&world_),
+        collective_(&world_),
+        driver_(&world_),
+        network_(&world_, &driver_) {
+    const Cluster cluster = {&world_, &network_, &collective_, &storage_};
+    const int64_t num_agents = world_.rng.Between(1, kAgentsMax);
+    for (int64_t i = 0; i < num_agents; ++i) {
+      agents_.push_back(std::make_unique<AgentNode>(
+          cluster, absl::StrCat("n", i), static_cast<int>(world_.rng.Between(1, kSlotsMax))));
+    }
+    // Jobs fit into what is left when some machines are lost for good.
+    if (!options.calm && world_.rng.Chance(0.3)) num_lost_ = world_.rng.Index(agents_.size());
+    int num_slots = 0;
+    int num_pairs = 0;
+    for (size_t i = num_lost_; i < agents_.size(); ++i) {
+      num_slots += agents_[i]->num_slots();
+      num_pairs += agents_[i]->num_slots() / 2;
+    }
+    // A job of groups of two needs machines with two slots each: then slots are counted in pairs.
+    const bool pairs = num_pairs > 0 && world_.rng.Chance(0.3);
+    operators_ = std::make_unique<Operators>(&world_, &driver_, pairs ? 2 * num_pairs : num_slots,
+                                             pairs ? 2 : 1);
+    faults_ = std::make_unique<Faults>(&world_, &driver_, &network_, agents_, options.calm);
+  }
+
+  Outcome Run() {
+    AddObservers();
+    const absl::Duration storm = world_.rng.Between(kStormMin, kStormMax);
+    driver_.Start();
+    for (const auto& agent : agents_) {
+      world_.timeline.At(world_.rng.Between(absl::ZeroDuration(), absl::Seconds(2)),
+                         [&agent] { agent->Start(); });
+    }
+    for (size_t i = 0; i < num_lost_; ++i) {
+      world_.timeline.At(world_.rng.Between(absl::Seconds(3), storm),
+                         [this, i] { agents_[i]->Remove(); });
+    }
+    const bool evicts = !calm_ && world_.rng.Chance(0.25);
+    operators_->Start(storm, evicts ? agents_[world_.rng.Index(agents_.size())]->node_id() : "");
+    faults_->Start(storm);
+    while ((world_.violations.empty() || keep_going_) && !IsOver(storm)) {
+      if (world_.timeline.now() > storm + kEndWithin) {
+        SayUnended();
+        break;
+      }
+      if (!world_.timeline.RunNext()) break;
+    }
+    world_.Tell(&Observer::OnEnd, driver_.durable());
+    outcome_.violations = world_.violations;
+    outcome_.hash = world_.timeline.hash();
+    outcome_.num_lines = world_.timeline.num_lines();
+    outcome_.virtual_time = world_.timeline.now();
+    outcome_.num_jobs = static_cast<int64_t>(operators_->num_jobs());
+    return outcome_;
+  }
+
+ private:
+  void AddObservers() {
+    checkers_.push_back(std::make_unique<CommitChecker>(&world_, &storage_));
+    checkers_.push_back(std::make_unique<KeptChecker>(&world_));
+    checkers_.push_back(std::make_unique<FenceChecker>(&world_));
+    checkers_.push_back(std::make_unique<RestoreChecker>(&world_));
+    checkers_.push_back(std::make_unique<TerminalChecker>(&world_));
+    checkers_.push_back(std::make_unique<AcknowledgedChecker>(&world_));
+    checkers_.push_back(std::make_unique<RestartChecker>(&world_));
+    checkers_.push_back(std::make_unique<CauseChecker>(&world_));
+    checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
+    checkers_.push_back(std::make_unique<StatusChecker>(&world_, &storage_));
+    checkers_.push_back(std::make_unique<LossLogChecker>(&world_, &driver_));
+    checkers_.push_back(std::make_unique<Census>(&outcome_));
+    for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
+  }
+
+  bool IsOver(absl::Duration storm) const {
+    if (world_.timeline.now() < storm || !operators_->done() || !driver_.up()) return false;
+    const DriverState& state = driver_.durable();
+    return std::all_of(state.jobs().begin(), state.jobs().end(),
+                       [](const JobRecord& job) { return driver::IsTerminal(job); });
+  }
+
+  void SayUnended() {
+    for (const JobRecord& job : driver_.durable().jobs()) {
+      if (driver::IsTerminal(job)) continue;
+      world_.Violate("RunsOrEnds",
+                     absl::StrCat("job ", driver::JobId(job), " did not end within ",
+                                  absl::FormatDuration(kEndWithin),
+                                  " after the last fault: ", job.reason(), ": ", job.message()));
+    }
+    world_.Violate("RunsOrEnds", "an operator was not answered");
+  }
+
+  const bool keep_going_;
+  const bool calm_;
+  World world_;
+  CheckpointStorage storage_;
+  Collective collective_;
+  DriverNode driver_;
+  Network network_;
+  std::vector<std::unique_ptr<AgentNode>> agents_;
+  size_t num_lost_ = 0;  // of the first ones
+  std::unique_ptr<Operators> operators_;
+  std::unique_ptr<Faults> faults_;
+  std::vector<std::unique_ptr<Observer>> checkers_;
+  Outcome outcome_;
+};
+
+}  // namespace
+
+Outcome Simulate(const SimulationOptions& options) { return Simulation(options).Run(); }
+
+}  // namespace megascale::sim

@@ -1,0 +1,97 @@
+#include "tests/sim/status_checkers.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace megascale::sim {
+
+// --- StatusWasTrue ----------------------------------------------------------------------------
+
+void StatusChecker::OnLoaded(const ProcessName& process, int64_t step) {
+  loaded_[{process.job_id, process.attempt}].insert(process.rank);
+}
+
+void StatusChecker::OnStepCompleted(const ProcessName& process, int64_t step) {
+  int64_t& highest = completed_[process.job_id];
+  highest = std::max(highest, step);
+}
+
+void StatusChecker::OnStatus(const control::Job& job, const DriverState& durable) {
+  const std::string lie = FindLie(job, durable);
+  if (!lie.empty()) {
+    world_.Violate("StatusWasTrue", absl::StrCat("job ", job.job_id(), " was shown as ",
+                                                 control::JobState_Name(job.state()), ": ", lie));
+  }
+  shown_[job.job_id()] = job;
+}
+
+std::string StatusChecker::FindLie(const control::Job& job, const DriverState& durable) {
+  const JobRecord* record = driver::FindJob(durable, job.job_id());
+  if (record == nullptr) return "it is not durable";
+  if (record->state() != job.state() || record->reason() != job.reason() ||
+      record->attempt() != job.attempt() || !absl::StartsWith(job.message(), record->message())) {
+    return absl::StrCat("durable is ", control::JobState_Name(record->state()), " ",
+                        record->reason(), ", attempt ", record->attempt());
+  }
+  const auto before = shown_.find(job.job_id());
+  if (before != shown_.end()) {
+    const control::Job& old = before->second;
+    if (old.attempt() > job.attempt()) return absl::StrCat("attempt ", old.attempt(), " before");
+    if (old.has_ended_at() && old.state() != job.state()) return "it had ended otherwise";
+    if (old.last_checkpoint().step() > job.last_checkpoint().step()) {
+      return absl::StrCat("the checkpoint of step ", old.last_checkpoint().step(), " before");
+    }
+  }
+  return FindLieAboutProgress(job);
+}
+
+std::string StatusChecker::FindLieAboutProgress(const control::Job& job) {
+  if (job.last_step() > completed_[job.job_id()]) {
+    return absl::StrCat("step ", job.last_step(), ", but no rank went beyond ",
+                        completed_[job.job_id()]);
+  }
+  if (job.state() == control::JOB_STATE_RUNNING) {
+    const size_t num_loaded = loaded_[{job.job_id(), job.attempt()}].size();
+    if (num_loaded < static_cast<size_t>(job.ranks_size())) {
+      return absl::StrCat("only ", num_loaded, " of ", job.ranks_size(), " ranks had loaded");
+    }
+  }
+  if (job.has_last_checkpoint()) {
+    const auto* directory = storage_.Find(job.last_checkpoint().directory());
+    if (directory == nullptr || !directory->complete) {
+      return absl::StrCat(job.last_checkpoint().directory(), " is not on storage");
+    }
+  }
+  if (job.state() == control::JOB_STATE_SUCCEEDED &&
+      job.last_checkpoint().step() < job.spec().train().steps()) {
+    return absl::StrCat("its last checkpoint is of step ", job.last_checkpoint().step(), " of ",
+                        job.spec().train().steps());
+  }
+  return "";
+}
+
+// --- LossLogIsWhole ---------------------------------------------------------------------------
+
+void LossLogChecker::OnEnd(const DriverState& durable) {
+  for (const JobRecord& job : durable.jobs()) {
+    if (job.state() != control::JOB_STATE_SUCCEEDED) continue;
+    const std::string text = driver_.LossLogOf(driver::JobId(job));
+    const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
+    int64_t expected = 0;
+    for (const std::string& line : lines) {
+      if (absl::StartsWith(line, absl::StrCat("{\"step\":", ++expected, ","))) continue;
+      return world_.Violate("LossLogIsWhole", absl::StrCat("job ", driver::JobId(job), ": line ",
+                                                           expected, " of its loss log is ", line));
+    }
+    if (expected == job.submitted().spec().train().steps()) continue;
+    world_.Violate("LossLogIsWhole",
+                   absl::StrCat("job ", driver::JobId(job), ": its loss log has ", expected,
+                                " steps of ", job.submitted().spec().train().steps()));
+  }
+}
+
+}  // namespace megascale::sim

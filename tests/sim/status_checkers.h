@@ -1,0 +1,47 @@
+// Invariants of what people are shown. docs/invariants.md says why each must hold.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "tests/sim/checkpoint_storage.h"
+#include "tests/sim/driver_node.h"
+#include "tests/sim/world.h"
+
+namespace megascale::sim {
+
+// StatusWasTrue: what an operator was shown is durable, agrees with what the processes really did,
+// and is never taken back.
+class StatusChecker : public Observer {
+ public:
+  StatusChecker(World* world, const CheckpointStorage* storage)
+      : world_(*world), storage_(*storage) {}
+  void OnStatus(const control::Job& job, const DriverState& durable) override;
+  void OnLoaded(const ProcessName& process, int64_t step) override;
+  void OnStepCompleted(const ProcessName& process, int64_t step) override;
+
+ private:
+  std::string FindLie(const control::Job& job, const DriverState& durable);
+  std::string FindLieAboutProgress(const control::Job& job);
+
+  World& world_;
+  const CheckpointStorage& storage_;
+  std::map<std::string, control::Job> shown_;                        // last, by job
+  std::map<std::string, int64_t> completed_;                         // the highest step, by job
+  std::map<std::pair<std::string, int64_t>, std::set<int>> loaded_;  // ranks, by job and attempt
+};
+
+// LossLogIsWhole: the loss log of a job that succeeded has every step, once and in order.
+class LossLogChecker : public Observer {
+ public:
+  LossLogChecker(World* world, DriverNode* driver) : world_(*world), driver_(*driver) {}
+  void OnEnd(const DriverState& durable) override;
+
+ private:
+  World& world_;
+  DriverNode& driver_;
+};
+
+}  // namespace megascale::sim

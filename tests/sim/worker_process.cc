@@ -1,0 +1,279 @@
+#include "tests/sim/worker_process.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/status.h"
+#include "runtime/job/job_spec.h"
+
+namespace megascale::sim {
+namespace {
+
+using Kind = actors::WorkerAction::Kind;
+
+constexpr absl::Duration kStartMax = absl::Milliseconds(800);
+constexpr absl::Duration kLoadMax = absl::Milliseconds(600);
+constexpr absl::Duration kStepMin = absl::Milliseconds(80);
+constexpr absl::Duration kStepMax = absl::Milliseconds(400);
+constexpr absl::Duration kPeerLostMax = absl::Milliseconds(700);
+constexpr absl::Duration kJoinTimeout = absl::Seconds(12);
+constexpr absl::Duration kCopyMax = absl::Milliseconds(40);
+constexpr absl::Duration kBufferPoll = absl::Milliseconds(100);
+// How many progress timeouts a worker waits for storage, as runtime/engine does.
+constexpr int kStoragePatience = 10;
+
+}  // namespace
+
+// --- collective -------------------------------------------------------------------------------
+
+Collective::Group& Collective::GroupOf(const WorkerProcess& worker) {
+  return groups_[{worker.name().job_id, worker.name().attempt}];
+}
+
+void Collective::Break(const std::shared_ptr<WorkerProcess>& member, const char* why) {
+  world_.timeline.After(world_.rng.Between(absl::Milliseconds(20), kPeerLostMax),
+                        [this, member, why] {
+                          Group& group = GroupOf(*member);
+                          const auto entered = group.entered.find(member->name().rank);
+                          if (entered == group.entered.end()) return;
+                          const int64_t step = entered->second;
+                          group.entered.erase(entered);
+                          const absl::Status status = absl::AbortedError(why);
+                          if (step < 0) {
+                            member->OnJoined(status);
+                          } else {
+                            member->OnStepped(step, engine::StopFlag::kNone, status);
+                          }
+                        });
+}
+
+void Collective::Join(const std::shared_ptr<WorkerProcess>& worker) {
+  Group& group = GroupOf(*worker);
+  const int rank = worker->name().rank;
+  group.members[rank] = worker;
+  group.entered[rank] = -1;
+  if (group.broken) return Break(worker, "a peer is gone");
+  world_.timeline.After(kJoinTimeout, [this, worker] {
+    Group& now = GroupOf(*worker);
+    const auto entered = now.entered.find(worker->name().rank);
+    if (entered != now.entered.end() && entered->second < 0) Break(worker, "a peer did not come");
+  });
+  if (static_cast<int>(group.entered.size()) < worker->world_size()) return;
+  const auto members = group.members;
+  group.entered.clear();
+  for (const auto& [member_rank, weak] : members) {
+    world_.timeline.After(world_.rng.Between(absl::Milliseconds(1), absl::Milliseconds(50)),
+                          [member = weak.lock()] { member->OnJoined(absl::OkStatus()); });
+  }
+}
+
+void Collective::Enter(const std::shared_ptr<WorkerProcess>& worker, int64_t step) {
+  Group& group = GroupOf(*worker);
+  group.entered[worker->name().rank] = step;
+  if (group.broken) return Break(worker, "a peer is gone");
+  const auto num_ready = std::count_if(group.entered.begin(), group.entered.end(),
+                                       [&](const auto& item) { return item.second == step; });
+  if (num_ready < worker->world_size()) return;
+  // All are in it: what was asked by now counts for all of them alike.
+  const engine::StopFlag stop = group.stop;
+  const auto members = group.members;
+  const absl::Duration duration = world_.rng.Between(kStepMin, kStepMax);
+  for (const auto& [rank, weak] : members) {
+    const absl::Duration skew = world_.rng.Between(absl::ZeroDuration(), absl::Milliseconds(5));
+    world_.timeline.After(duration + skew, [this, weak, step, stop] {
+      const std::shared_ptr<WorkerProcess> member = weak.lock();
+      if (member == nullptr) return;
+      Group& now = GroupOf(*member);
+      const auto entered = now.entered.find(member->name().rank);
+      if (entered == now.entered.end() || entered->second != step || !member->runs()) return;
+      now.entered.erase(entered);
+      member->OnStepped(step, stop, absl::OkStatus());
+    });
+  }
+}
+
+void Collective::RaiseStop(const WorkerProcess& worker, engine::StopFlag flag) {
+  Group& group = GroupOf(worker);
+  group.stop = std::max(group.stop, flag);
+}
+
+void Collective::Leave(const WorkerProcess& worker) {
+  Group& group = GroupOf(worker);
+  const bool joined = group.members.erase(worker.name().rank) > 0;
+  group.entered.erase(worker.name().rank);
+  if (!joined) return;
+  group.broken = true;
+  for (const auto& [rank, weak] : group.members) {
+    const std::shared_ptr<WorkerProcess> member = weak.lock();
+    if (member != nullptr && group.entered.count(rank) > 0) Break(member, "a peer is gone");
+  }
+}
+
+// --- one process ------------------------------------------------------------------------------
+
+WorkerProcess::WorkerProcess(World* world, Collective* collective, CheckpointStorage* storage,
+                             Options options)
+    : world_(*world),
+      collective_(*collective),
+      storage_(*storage),
+      options_(std::move(options)),
+      core_({.attempt = options_.job.attempt(),
+             .first_step = options_.job.restore().step(),
+             .last_step = options_.job.spec().train().steps(),
+             .checkpoint_interval = options_.job.spec().checkpoint().interval()}),
+      progressed_at_(world_.timeline.now()) {}
+
+void WorkerProcess::After(absl::Duration delay, std::function<void()> run) {
+  world_.timeline.After(delay, [self = shared_from_this(), run = std::move(run)] {
+    if (self->runs()) run();
+  });
+}
+
+void WorkerProcess::Start() {
+  After(world_.rng.Between(absl::Milliseconds(20), kStartMax), [this] { Perform(core_.Start()); });
+}
+
+void WorkerProcess::Stop(bool checkpoint) {
+  if (runs()) Perform(core_.OnStopRequested(checkpoint));
+}
+
+void WorkerProcess::Hang(bool dead) {
+  hung_ = true;
+  if (dead) dead_since_ = world_.timeline.now();
+}
+
+void WorkerProcess::Die() {
+  if (!alive_) return;
+  alive_ = false;
+  collective_.Leave(*this);
+}
+
+telemetry::RankStatus WorkerProcess::Heartbeat() const {
+  telemetry::RankStatus status;
+  status.set_rank(options_.name.rank);
+  status.set_pid(options_.pid);
+  status.set_phase(phase_);
+  status.set_step(core_.step());
+  const absl::Duration now = world_.timeline.now();
+  status.set_alive_age_seconds(dead_since_.has_value() ? absl::ToDoubleSeconds(now - *dead_since_)
+                                                       : 0.1);
+  status.set_progress_age_seconds(absl::ToDoubleSeconds(now - progressed_at_));
+  return status;
+}
+
+void WorkerProcess::OnJoined(const absl::Status& status) {
+  if (!runs()) return;
+  Progress();
+  Perform(core_.OnJoined(status));
+}
+
+void WorkerProcess::OnStepped(int64_t step, engine::StopFlag stop, const absl::Status& status) {
+  if (!runs()) return;
+  Progress();
+  engine::StepResult result;
+  result.stop = stop;
+  result.record.set_step(step);
+  result.record.set_loss(1.0 / static_cast<double>(step));
+  result.record.set_tokens(100);
+  result.record.set_seconds(0.2);
+  if (status.ok()) world_.Tell(&Observer::OnStepCompleted, options_.name, step);
+  Perform(core_.OnOwnerFinished(step, status, result));
+  Perform(core_.OnOwnerFinished(step, status, result));
+}
+
+void WorkerProcess::Perform(const std::vector<actors::WorkerAction>& actions) {
+  for (const actors::WorkerAction& action : actions) {
+    if (runs()) Perform(action);
+  }
+}
+
+void WorkerProcess::Perform(const actors::WorkerAction& action) {
+  link::v1::FromWorker message;
+  switch (action.kind) {
+    case Kind::kJoinGroups:
+      return collective_.Join(shared_from_this());
+    case Kind::kLoadState:
+      return After(world_.rng.Between(absl::Milliseconds(10), kLoadMax), [this] { Load(); });
+    case Kind::kStartStep:
+      return collective_.Enter(shared_from_this(), action.step);
+    case Kind::kReportStep:
+      *message.mutable_step() = action.record;
+      return options_.report(message);
+    case Kind::kTakeSnapshot:
+      return TakeSnapshot(
+          action.step,
+          world_.timeline.now() +
+              kStoragePatience * job::ToDuration(options_.job.spec().fault().progress_timeout()));
+    case Kind::kReportSnapshot:
+      message.mutable_sealed()->set_step(action.step);
+      message.mutable_sealed()->set_buffer(action.buffer);
+      return options_.report(message);
+    case Kind::kRaiseStop:
+      return collective_.RaiseStop(*this, action.stop);
+    case Kind::kSetPhase:
+      phase_ = action.phase;
+      return Progress();
+    case Kind::kReportFailure:
+      *message.mutable_failure() = action.failure;
+      options_.report(message);
+      return options_.exit(1 << 8);
+    case Kind::kFinish:
+      message.mutable_finished()->set_step(action.step);
+      message.mutable_finished()->set_stopped(action.stopped);
+      options_.report(message);
+      return options_.exit(0);
+  }
+}
+
+// --- state ------------------------------------------------------------------------------------
+
+absl::StatusOr<int64_t> WorkerProcess::ReadState() const {
+  const agent::RestorePoint& restore = options_.job.restore();
+  if (restore.source() == agent::RestorePoint::SOURCE_STORAGE) {
+    return storage_.ReadShard(restore.directory(), options_.name.rank);
+  }
+  if (restore.source() != agent::RestorePoint::SOURCE_MEMORY) return 0;
+  ASSIGN_OR_RETURN(const auto reader, checkpoint::SnapshotReader::Open(options_.snapshots.get()));
+  ASSIGN_OR_RETURN(const absl::string_view payload, reader.Read(restore.step()));
+  int64_t step = 0;
+  std::memcpy(&step, payload.data(), sizeof(step));
+  return step;
+}
+
+void WorkerProcess::Load() {
+  const absl::StatusOr<int64_t> step = ReadState();
+  absl::Status status = step.status();
+  if (status.ok() && *step != options_.job.restore().step()) {
+    status = absl::DataLossError(absl::StrCat("is of step ", *step));
+  }
+  if (!status.ok()) {
+    world_.Tell(&Observer::OnRestoreFailed, options_.name, status);
+  } else {
+    auto writer =
+        checkpoint::SnapshotWriter::Open(options_.snapshots.get(), options_.job.attempt(), *step);
+    status = writer.status();
+    if (writer.ok()) writer_ = *std::move(writer);
+    world_.Tell(&Observer::OnLoaded, options_.name, *step);
+  }
+  Progress();
+  Perform(core_.OnLoaded(status));
+}
+
+void WorkerProcess::TakeSnapshot(int64_t step, absl::Duration until) {
+  Progress();  // a worker that waits for storage says so
+  auto payload = writer_->Acquire(absl::ZeroDuration());
+  if (!payload.ok()) {
+    if (world_.timeline.now() >= until) {
+      return Perform(core_.OnSnapshot(step, -1, payload.status()));
+    }
+    return After(kBufferPoll, [this, step, until] { TakeSnapshot(step, until); });
+  }
+  std::memcpy(payload->data(), &step, sizeof(step));
+  After(world_.rng.Between(absl::ZeroDuration(), kCopyMax), [this, step] {
+    const absl::StatusOr<int> buffer = writer_->Seal(step, sizeof(step));
+    Perform(core_.OnSnapshot(step, buffer.ok() ? *buffer : -1, buffer.status()));
+  });
+}
+
+}  // namespace megascale::sim

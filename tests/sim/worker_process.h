@@ -1,0 +1,107 @@
+// A worker process: the production WorkerCore and snapshot memory, with steps that take virtual
+// time and compute nothing. The ranks of an attempt step together (Collective); a rank whose peer
+// died is told so after a while.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "actors/worker_core.h"
+#include "proto/link.pb.h"
+#include "proto/telemetry.pb.h"
+#include "runtime/base/shared_memory.h"
+#include "runtime/checkpoint/snapshot.h"
+#include "tests/sim/checkpoint_storage.h"
+#include "tests/sim/world.h"
+
+namespace megascale::sim {
+
+namespace telemetry = megascale::telemetry::v1;
+
+class WorkerProcess;
+
+// What the ranks of all attempts have between them: groups, steps, the death of a peer.
+class Collective {
+ public:
+  explicit Collective(World* world) : world_(*world) {}
+
+  // The rank waits for its peers; OnJoined when all are there, or when one of them died.
+  void Join(const std::shared_ptr<WorkerProcess>& worker);
+  // The rank is ready for the next step; OnStepped when it is done, or when a peer died.
+  void Enter(const std::shared_ptr<WorkerProcess>& worker, int64_t step);
+  void RaiseStop(const WorkerProcess& worker, engine::StopFlag flag);
+  void Leave(const WorkerProcess& worker);  // its process is gone
+
+ private:
+  struct Group {
+    std::map<int, std::weak_ptr<WorkerProcess>> members;  // by rank, while they live
+    std::map<int, int64_t> entered;                       // rank -> step it waits for
+    engine::StopFlag stop = engine::StopFlag::kNone;
+    bool broken = false;  // a member died after it had joined
+  };
+  Group& GroupOf(const WorkerProcess& worker);
+  void Break(const std::shared_ptr<WorkerProcess>& member, const char* why);
+
+  World& world_;
+  std::map<std::pair<std::string, int64_t>, Group> groups_;  // by job and attempt
+};
+
+class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
+ public:
+  struct Options {
+    ProcessName name;
+    agent::DesiredJob job;
+    int pid = 0;
+    std::shared_ptr<base::SharedMemory> snapshots;
+    std::function<void(const link::v1::FromWorker&)> report;
+    std::function<void(int status)> exit;
+  };
+
+  WorkerProcess(World* world, Collective* collective, CheckpointStorage* storage, Options options);
+
+  void Start();
+  void Stop(bool checkpoint);
+  // Its threads stand still for ever; with `dead` the one that proves life too.
+  void Hang(bool dead);
+  // It is gone, and nothing of it happens any more.
+  void Die();
+  telemetry::RankStatus Heartbeat() const;
+
+  const ProcessName& name() const { return options_.name; }
+  int world_size() const { return options_.job.placements_size(); }
+  bool alive() const { return alive_; }
+  bool runs() const { return alive_ && !hung_; }
+
+  void OnJoined(const absl::Status& status);
+  void OnStepped(int64_t step, engine::StopFlag stop, const absl::Status& status);
+
+ private:
+  void After(absl::Duration delay, std::function<void()> run);
+  void Perform(const std::vector<actors::WorkerAction>& actions);
+  void Perform(const actors::WorkerAction& action);
+  void Load();
+  absl::StatusOr<int64_t> ReadState() const;
+  void TakeSnapshot(int64_t step, absl::Duration until);
+  void Progress() { progressed_at_ = world_.timeline.now(); }
+
+  World& world_;
+  Collective& collective_;
+  CheckpointStorage& storage_;
+  const Options options_;
+  actors::WorkerCore core_;
+  std::optional<checkpoint::SnapshotWriter> writer_;
+  telemetry::Phase phase_ = telemetry::PHASE_UNSPECIFIED;
+  bool alive_ = true;
+  bool hung_ = false;
+  std::optional<absl::Duration> dead_since_;  // its timer thread stands still
+  absl::Duration progressed_at_;
+};
+
+}  // namespace megascale::sim

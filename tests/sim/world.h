@@ -1,0 +1,118 @@
+// What all parts of a simulation share: time, randomness, the ears of the checkers, and the places
+// where a test breaks something on purpose.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "controlplane/driver/driver_state.h"
+#include "controlplane/driver/storage/event_log.h"
+#include "proto/agent.pb.h"
+#include "proto/control.pb.h"
+#include "tests/sim/rng.h"
+#include "tests/sim/timeline.h"
+
+namespace megascale::sim {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+using driver::DriverState;
+using driver::JobRecord;
+
+// A process of a job. Rank -1: the host process.
+struct ProcessName {
+  std::string node_id;
+  std::string incarnation;  // of the agent that started it
+  std::string job_id;
+  int64_t attempt = 0;
+  int rank = 0;
+  int64_t process_id = 0;
+};
+
+// Hears what really happens. The checkers are observers; so nothing that is checked depends on what
+// the product says of itself, but where that is what is checked.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  // What the driver has made durable, before and after one of its rounds (or a restart).
+  virtual void OnState(const DriverState& before, const DriverState& after) {}
+  virtual void OnSubmitAcknowledged(const std::string& job_id) {}
+  virtual void OnCancelAcknowledged(const std::string& job_id) {}
+  // An operator was shown `job` while `durable` was the driver's durable state.
+  virtual void OnStatus(const control::Job& job, const DriverState& durable) {}
+  virtual void OnProcessStarted(const ProcessName& process) {}
+  virtual void OnProcessEnded(const ProcessName& process) {}
+  // A rank has its weights, at `step`.
+  virtual void OnLoaded(const ProcessName& process, int64_t step) {}
+  // A rank could not get what its restore point names.
+  virtual void OnRestoreFailed(const ProcessName& process, const absl::Status& why) {}
+  virtual void OnStepCompleted(const ProcessName& process, int64_t step) {}
+  // A host process deleted a checkpoint directory.
+  virtual void OnCheckpointDeleted(const std::string& job_id, const agent::CheckpointId& id) {}
+  // Something was broken on purpose, or mended; `node_id` empty: it concerns all.
+  virtual void OnFault(const std::string& node_id) {}
+  // From now on nothing is broken any more.
+  virtual void OnHealed() {}
+  // The run is over.
+  virtual void OnEnd(const DriverState& durable) {}
+};
+
+// Where a test breaks the product on purpose, to see that a checker finds it. Empty ones do
+// nothing.
+struct Tampering {
+  std::function<void(agent::ActualState*)> report = {};    // on its way to the driver
+  std::function<void(agent::DesiredState*)> desired = {};  // on its way to an agent
+  // What a host is to keep.
+  std::function<void(std::vector<agent::CheckpointId>*)> retain = {};
+  // Stands between the driver and its log.
+  std::function<std::unique_ptr<driver::LogStore>(std::unique_ptr<driver::LogStore>)> log = {};
+};
+
+struct Violation {
+  std::string invariant;
+  std::string what;
+  absl::Duration when;
+};
+
+class World {
+ public:
+  World(uint64_t seed, bool print, Tampering broken)
+      : rng(seed), timeline(print), tampering(std::move(broken)) {}
+
+  Rng rng;
+  Timeline timeline;
+  Tampering tampering;
+  std::vector<Observer*> observers;
+  bool storm = true;                   // messages are late, lost, repeated
+  absl::Duration storage_fails_until;  // shared storage refuses writes
+  std::vector<Violation> violations;   // the first of each invariant
+
+  template <typename... Parameters, typename... Arguments>
+  void Tell(void (Observer::*heard)(Parameters...), const Arguments&... arguments) {
+    for (Observer* observer : observers) (observer->*heard)(arguments...);
+  }
+
+  void Say(absl::string_view who, absl::string_view what) { timeline.Say(who, what); }
+
+  void Fault(const std::string& node_id, absl::string_view what) {
+    Say(node_id.empty() ? "fault" : node_id, what);
+    Tell(&Observer::OnFault, node_id);
+  }
+
+  void Violate(absl::string_view invariant, absl::string_view what) {
+    for (const Violation& known : violations) {
+      if (known.invariant == invariant) return;
+    }
+    Say("VIOLATED", std::string(invariant) + ": " + std::string(what));
+    violations.push_back({std::string(invariant), std::string(what), timeline.now()});
+  }
+};
+
+}  // namespace megascale::sim

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# The units in docs/systemd are accepted by systemd, and name only options that the program has.
+set -euo pipefail
+root=$(dirname "$(readlink -f "$0")")/../..
+units=$root/docs/systemd
+for unit in driver agent; do
+  for option in $(grep -o -- '--[a-z-]*' <(grep -v '^#' "$units/megascale-$unit.service") | sort -u); do
+    grep -q "\"$option\"" "$root/cli/${unit}_command.cc" "$root/cli/connection.cc" ||
+      { echo "$units/megascale-$unit.service: megascale $unit has no $option"; exit 1; }
+  done
+done
+if ! command -v systemd-analyze > /dev/null; then
+  echo "SKIPPED: systemd-analyze is not installed, so the units were not verified"
+  exit 0
+fi
+copies=$(mktemp -d)
+trap 'rm -r "$copies"' EXIT
+for unit in driver agent; do
+  # The program need not be installed where the unit expects it.
+  sed 's#/usr/bin/megascale#/bin/true#' "$units/megascale-$unit.service" > "$copies/megascale-$unit.service"
+done
+systemd-analyze verify "$copies"/*.service
+echo "systemd: 2 units are in order"

@@ -1,6 +1,7 @@
 #include "actors/checkpoint_actor.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -96,7 +97,8 @@ void PersisterState::ReportStorageError(const absl::Status& status) const {
 bool PersisterState::WorkOff() {
   std::deque<Task> left;
   for (const Task& task : std::exchange(waiting, {})) {
-    const absl::Status status = std::visit([this](const auto& one) { return Do(one); }, task);
+    const absl::Status status =
+        std::visit([this](const auto& one) { return DoWithRoom(one); }, task);
     // Of a snapshot that a newer one took the place of, nothing is missed. A file that is not there
     // is another matter.
     const bool gone = absl::IsNotFound(status) && base::ErrnoOf(status) == 0;
@@ -110,6 +112,22 @@ bool PersisterState::WorkOff() {
   failures_ = waiting.empty() ? 0 : failures_ + 1;
   SetStorageFails(failures_ > 0);
   return failures_ > 0;
+}
+
+template <typename Message>
+absl::Status PersisterState::DoWithRoom(const Message& message) {
+  absl::Status status = Do(message);
+  const int error = base::ErrnoOf(status);
+  if (error != ENOSPC && error != EDQUOT) return status;
+  agent::v1::CheckpointId newest;
+  newest.set_attempt(message.attempt);
+  newest.set_step(message.step);
+  const auto given_up =
+      checkpoint::GiveUpIncomplete(options.assignment.checkpoint_directory(), newest);
+  if (!given_up.ok()) base::LogWarning(absl::StrCat("storage: ", given_up.status().message()));
+  if (!given_up.ok() || *given_up == 0) return status;
+  base::LogInfo(absl::StrCat("storage: full; gave up ", *given_up, " incomplete checkpoints"));
+  return Do(message);
 }
 
 absl::Status PersisterState::Do(const PersistSnapshot& message) {

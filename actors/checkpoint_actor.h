@@ -73,6 +73,9 @@ struct PersisterState {
   void OnRetain(const std::string& serialized);
 
  private:
+  // Once more after incomplete checkpoints were given up, where storage is full.
+  template <typename Message>
+  absl::Status DoWithRoom(const Message& message);
   absl::Status Do(const PersistSnapshot& message);
   absl::Status Do(const WriteCheckpointManifest& message);
   void ReportStorageError(const absl::Status& status) const;

@@ -91,7 +91,24 @@ absl::Status RemoveTree(const std::string& path) {
   return base::ErrnoStatus(error.value(), absl::StrCat("delete ", path));
 }
 
-absl::Status RemoveLeftovers(const std::string& root) {
+std::string DeletedName(const CheckpointId& id) {
+  return absl::StrCat(kDeletedPrefix, StepDirectoryName(id.step(), id.attempt()));
+}
+
+bool HasManifest(const std::string& directory) {
+  return ::access(absl::StrCat(directory, "/", kManifestFile).c_str(), F_OK) == 0;
+}
+
+// A checkpoint among `committed` that GiveUpIncomplete had no time to put back is put back.
+absl::Status RemoveLeftovers(const std::string& root, const std::vector<CheckpointId>& committed) {
+  for (const CheckpointId& id : committed) {
+    const std::string away = absl::StrCat(root, "/", DeletedName(id));
+    if (!HasManifest(away)) continue;
+    const std::string back = absl::StrCat(root, "/", StepDirectoryName(id.step(), id.attempt()));
+    if (::rename(away.c_str(), back.c_str()) != 0) {
+      return base::ErrnoStatus(errno, absl::StrCat("rename ", away, " to ", back));
+    }
+  }
   std::error_code error;
   std::vector<std::string> leftovers;
   for (std::filesystem::directory_iterator entry(root, error), end; !error && entry != end;
@@ -147,6 +164,9 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
 }
 
 absl::Status WriteManifest(const std::string& directory, v1::Manifest manifest) {
+  if (::access(directory.c_str(), F_OK) != 0 && errno == ENOENT) {
+    return absl::NotFoundError(absl::StrCat("checkpoint ", directory, ": was given up"));
+  }
   manifest.set_format_version(kFormatVersion);
   manifest.clear_shards();
   for (int rank = 0; rank < WorldSize(manifest.spec().parallel()); ++rank) {
@@ -167,7 +187,7 @@ absl::Status WriteManifest(const std::string& directory, v1::Manifest manifest) 
 absl::Status ApplyRetention(const std::string& checkpoint_directory,
                             const std::vector<CheckpointId>& committed) {
   if (committed.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(RemoveLeftovers(checkpoint_directory));
+  RETURN_IF_ERROR(RemoveLeftovers(checkpoint_directory, committed));
   std::vector<std::pair<int64_t, int64_t>> kept;
   for (const CheckpointId& id : committed) kept.push_back(Age(id));
   const auto newest = *std::max_element(kept.begin(), kept.end());
@@ -175,9 +195,9 @@ absl::Status ApplyRetention(const std::string& checkpoint_directory,
                    ListStepDirectories(checkpoint_directory));
   for (const CheckpointId& id : found) {
     if (Age(id) >= newest || std::find(kept.begin(), kept.end(), Age(id)) != kept.end()) continue;
-    const std::string name = StepDirectoryName(id.step(), id.attempt());
-    const std::string from = absl::StrCat(checkpoint_directory, "/", name);
-    const std::string away = absl::StrCat(checkpoint_directory, "/", kDeletedPrefix, name);
+    const std::string from =
+        absl::StrCat(checkpoint_directory, "/", StepDirectoryName(id.step(), id.attempt()));
+    const std::string away = absl::StrCat(checkpoint_directory, "/", DeletedName(id));
     if (::rename(from.c_str(), away.c_str()) != 0) {
       return base::ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", away));
     }
@@ -185,6 +205,33 @@ absl::Status ApplyRetention(const std::string& checkpoint_directory,
     RETURN_IF_ERROR(RemoveTree(away));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<int> GiveUpIncomplete(const std::string& checkpoint_directory,
+                                     const CheckpointId& newest) {
+  ASSIGN_OR_RETURN(const std::vector<CheckpointId> found,
+                   ListStepDirectories(checkpoint_directory));
+  int given_up = 0;
+  for (const CheckpointId& id : found) {
+    const std::string from =
+        absl::StrCat(checkpoint_directory, "/", StepDirectoryName(id.step(), id.attempt()));
+    const std::string away = absl::StrCat(checkpoint_directory, "/", DeletedName(id));
+    const bool earlier =
+        std::pair(id.attempt(), id.step()) < std::pair(newest.attempt(), newest.step());
+    if (!earlier || HasManifest(from)) continue;
+    if (::rename(from.c_str(), away.c_str()) != 0) {
+      if (errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST) continue;  // another host's
+      return base::ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", away));
+    }
+    // Written since the look above; from the rename on none can be.
+    if (HasManifest(away)) {
+      if (::rename(away.c_str(), from.c_str()) == 0) continue;
+      return base::ErrnoStatus(errno, absl::StrCat("rename ", away, " to ", from));
+    }
+    RETURN_IF_ERROR(RemoveTree(away));
+    ++given_up;
+  }
+  return given_up;
 }
 
 }  // namespace megascale::checkpoint

@@ -27,7 +27,7 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
 // Completes `manifest` (all of it but format_version and shards; its spec says how many ranks there
 // are) with the shards found in `directory` and writes it. Rewriting an equal manifest is harmless.
 // Errors: FailedPrecondition - a rank's shard is missing, of another size than recorded, or some
-// element of a tensor is in no shard or in two.
+// element of a tensor is in no shard or in two; NotFound - the directory was given up.
 absl::Status WriteManifest(const std::string& directory,
                            megascale::checkpoint::v1::Manifest manifest);
 
@@ -36,5 +36,14 @@ absl::Status WriteManifest(const std::string& directory,
 // call began.
 absl::Status ApplyRetention(const std::string& checkpoint_directory,
                             const std::vector<megascale::agent::v1::CheckpointId>& committed);
+
+// Makes room on storage that is full: gives up the step directories that have no manifest and are
+// of an earlier attempt than `newest`, or of its attempt and an earlier step. Returns how many.
+// Needs no agreement with other hosts: what was given up has no directory that a manifest could be
+// written to. Without it, a host whose writes succeed would fill the storage with shards of steps
+// of which another host, whose writes fail, has no snapshot any more, and neither would ever
+// complete one.
+absl::StatusOr<int> GiveUpIncomplete(const std::string& checkpoint_directory,
+                                     const megascale::agent::v1::CheckpointId& newest);
 
 }  // namespace megascale::checkpoint

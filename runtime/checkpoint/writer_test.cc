@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/message_json.h"
@@ -174,6 +175,41 @@ TEST(WriterTest, OnlyCompleteReadableCheckpointsAreListedNewestFirst) {
   EXPECT_EQ(listed[2].job_id(), "job-1");
   EXPECT_GT(listed[2].size_bytes(), 0);
   EXPECT_EQ(ListCheckpoints(root + "/none").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(WriterTest, GivesUpWhatIsIncompleteAndEarlierThanTheNewest) {
+  const std::string root = TestDirectory();
+  const std::vector<ShardMoment> incomplete = {{2, 150, 0}, {2, 250, 0}, {1, 400, 0},
+                                               {2, 300, 0}, {2, 350, 0}, {3, 200, 0}};
+  for (const ShardMoment& moment : incomplete) {
+    std::filesystem::remove(WriteTestCheckpoint(root, moment, 1) + "/manifest.json");
+  }
+  WriteTestCheckpoint(root, {1, 100, 0}, 1);
+  WriteTestCheckpoint(root, {2, 200, 0}, 1);
+  EXPECT_EQ(GiveUpIncomplete(root, Ids({{300, 2}}).front()).value(), 3);
+  EXPECT_EQ(Names(root),
+            (std::set<std::string>{"step-00000100-attempt-1", "step-00000200-attempt-2",
+                                   "step-00000200-attempt-3", "step-00000300-attempt-2",
+                                   "step-00000350-attempt-2"}));
+  EXPECT_EQ(GiveUpIncomplete(root, Ids({{300, 2}}).front()).value(), 0);
+
+  const absl::Status late =
+      WriteManifest(StepDirectory(root, {2, 250, 0}), TestManifest({2, 250, 0}, 1));
+  EXPECT_EQ(late.code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(absl::StrContains(late.message(), "was given up")) << late;
+}
+
+// As a crash between the two renames of GiveUpIncomplete leaves it.
+TEST(WriterTest, RetentionPutsBackACommittedCheckpointThatWasAboutToBeGivenUp) {
+  const std::string root = TestDirectory();
+  for (const int64_t step : {100, 200}) {
+    const std::string directory = WriteTestCheckpoint(root, {1, step, 0}, 1);
+    std::filesystem::rename(directory,
+                            absl::StrCat(root, "/.deleted-", StepDirectoryName(step, 1)));
+  }
+  ASSERT_TRUE(ApplyRetention(root, Ids({{100, 1}})).ok());
+  EXPECT_EQ(Names(root), (std::set<std::string>{"step-00000100-attempt-1"}));
+  EXPECT_TRUE(ReadManifest(root + "/step-00000100-attempt-1").ok());
 }
 
 TEST(WriterTest, RetentionDeletesOnlyWhatIsOlderThanTheNewestCommitted) {

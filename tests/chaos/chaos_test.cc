@@ -19,7 +19,7 @@ constexpr int kFaults = 3;
 // Of data 2 x pipeline 2, where the layout does not say another.
 const std::vector<std::string> kLayouts[] = {
     {"parallel.pipeline_schedule=1f1b"},
-    {"parallel.virtual_pipeline_model_parallel_size=2"},
+    {"parallel.virtual_pipeline_model_parallel_size=2", "parallel.zero_stage=2"},
     {"parallel.pipeline_schedule=zb_h1"},
     {"parallel.data_parallel_size=1", "parallel.tensor_model_parallel_size=2"}};
 

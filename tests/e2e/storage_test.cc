@@ -8,9 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -48,30 +52,67 @@ class StorageTest : public ::testing::Test {
     return path;
   }
 
-  // Takes all space, what the deletion of older checkpoints gives back included, until the job
-  // cannot write; returns the file that holds it.
-  std::string Fill(const std::string& directory) {
-    const std::string path = directory + "/filler";
-    const base::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    const std::string piece(4096, 'x');
-    EXPECT_TRUE(WaitUntil(
+  // Takes all space until it is destroyed, what the deletion of older checkpoints gives back
+  // included.
+  class Filler {
+   public:
+    explicit Filler(const std::string& directory)
+        : path_(directory + "/filler"),
+          file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)),
+          thread_([this] { Fill(); }) {}
+    ~Filler() {
+      done_ = true;
+      thread_.join();
+      EXPECT_EQ(::unlink(path_.c_str()), 0);
+    }
+
+   private:
+    void Fill() {
+      const std::string piece(4096, 'x');
+      while (!done_) {
+        if (::write(file_.get(), piece.data(), piece.size()) > 0) continue;
+        EXPECT_EQ(errno, ENOSPC);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+
+    std::string path_;
+    base::UniqueFd file_;
+    std::atomic<bool> done_ = false;
+    std::thread thread_;
+  };
+
+  // Beyond what both snapshot buffers hold, without a commit. What the job gives up to make room
+  // may make one more checkpoint possible, where it is faster than the filler.
+  bool TrainsOnWithoutCheckpoints(Job* failing, Job* later) {
+    return WaitUntil(
         [&] {
-          while (::write(file.get(), piece.data(), piece.size()) > 0) {
-          }
-          EXPECT_EQ(errno, ENOSPC);
-          const Job job = cluster_.Status("job");
-          return job.has_storage_failure() || job.state() == control::v1::JOB_STATE_FAILED;
+          *failing = cluster_.Status("job");
+          if (!failing->has_storage_failure()) return false;
+          if (!cluster_.WaitForStep("job", failing->last_step() + 30)) return false;
+          *later = cluster_.Status("job");
+          return later->has_storage_failure() &&
+                 later->last_checkpoint().step() == failing->last_checkpoint().step();
         },
-        60));
-    return path;
+        90);
   }
 
-  // Trains without end, with a checkpoint every few steps, until the first of them is committed.
+  bool CommitsAfter(const Job& before) {
+    return WaitUntil(
+        [&] {
+          const Job job = cluster_.Status("job");
+          return !job.has_storage_failure() &&
+                 job.last_checkpoint().step() > before.last_checkpoint().step();
+        },
+        90);
+  }
+
+  // Starts the second agent and trains without end, with a checkpoint every few steps, until the
+  // first of them is committed.
   void TrainOn(const std::string& disk, const std::vector<std::string>& more = {}) {
     std::vector<std::string> sets = {"train.steps=1000000", "checkpoint.interval=5",
                                      "checkpoint.directory=" + disk};
     sets.insert(sets.end(), more.begin(), more.end());
-    cluster_.StartAgent(0, 2);
     cluster_.StartAgent(1, 2);
     cluster_.Submit("job", sets);
     ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").has_last_checkpoint(); }, 60));
@@ -83,15 +124,14 @@ class StorageTest : public ::testing::Test {
 
 TEST_F(StorageTest, ADiskThatFillsDoesNotStopTrainingAndIsSeenUntilThereIsSpaceAgain) {
   const std::string disk = MountDisk("disk", "24m");
+  cluster_.StartAgent(0, 2);
   TrainOn(disk);
-  const std::string filler = Fill(disk);
-  const Job failing = cluster_.Status("job");
-  // Beyond what both snapshot buffers hold.
-  ASSERT_TRUE(cluster_.WaitForStep("job", failing.last_step() + 30));
-  const Job later = cluster_.Status("job");
+  auto filler = std::make_unique<Filler>(disk);
+  Job failing;
+  Job later;
+  ASSERT_TRUE(TrainsOnWithoutCheckpoints(&failing, &later));
   EXPECT_EQ(later.state(), control::v1::JOB_STATE_RUNNING);
   EXPECT_EQ(later.attempt(), 1);
-  EXPECT_EQ(later.last_checkpoint().step(), failing.last_checkpoint().step());
   EXPECT_GT(later.last_checkpoint().age_seconds(), failing.last_checkpoint().age_seconds());
   EXPECT_GT(later.storage_failure().seconds(), 0);
   EXPECT_NE(later.storage_failure().message().find("disk full; free some space there"),
@@ -104,21 +144,40 @@ TEST_F(StorageTest, ADiskThatFillsDoesNotStopTrainingAndIsSeenUntilThereIsSpaceA
   EXPECT_NE(shown.find("; training goes on, and the job fails after 1h00m"), std::string::npos)
       << shown;
 
-  ASSERT_EQ(::unlink(filler.c_str()), 0);
-  EXPECT_TRUE(WaitUntil(
-      [&] {
-        const Job job = cluster_.Status("job");
-        return !job.has_storage_failure() &&
-               job.last_checkpoint().step() > later.last_checkpoint().step();
-      },
-      90));
+  filler.reset();
+  EXPECT_TRUE(CommitsAfter(later));
+  EXPECT_EQ(cluster_.Status("job").attempt(), 1);
+}
+
+// The other one's shards, whose checkpoints will never be complete, must not fill the disk for
+// good.
+TEST_F(StorageTest, AHostThatCannotWriteForAWhileFindsSpaceWhenItCanAgain) {
+  const std::string disk = MountDisk("disk", "24m");
+  const std::string mount = absl::StrCat("mount --bind ", disk, " ", disk);
+  cluster_.StartAgent(0, 2);
+  cluster_.RunAgentsUnder(
+      {"/usr/bin/unshare", "-m", "/bin/sh", "-c", mount + " && exec \"$@\"", "sh"});
+  TrainOn(disk);
+  const auto remount = [&](const std::string& how) {
+    return e2e::Run({"/usr/bin/nsenter", "--mount", "--target", absl::StrCat(cluster_.agent_pid(1)),
+                     "/bin/mount", "-o", "remount,bind," + how, disk})
+        .exit_code;
+  };
+  ASSERT_EQ(remount("ro"), 0);
+  ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").has_storage_failure(); }, 60));
+  const Job failing = cluster_.Status("job");
+  // 24 checkpoints; the disk has room for the half of 16.
+  EXPECT_TRUE(cluster_.WaitForStep("job", failing.last_step() + 120));
+  ASSERT_EQ(remount("rw"), 0);
+  EXPECT_TRUE(CommitsAfter(failing));
   EXPECT_EQ(cluster_.Status("job").attempt(), 1);
 }
 
 TEST_F(StorageTest, AfterTheJobsLimitItFailsWithTheErrorAsItsReason) {
   const std::string disk = MountDisk("disk", "24m");
+  cluster_.StartAgent(0, 2);
   TrainOn(disk, {"fault.checkpoint_timeout=2s"});
-  Fill(disk);
+  const Filler filler(disk);
   EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_FAILED);
   const Job job = cluster_.Status("job");
   EXPECT_EQ(job.attempt(), 1) << "not tried again";

@@ -8,6 +8,11 @@
 #include "runtime/checkpoint/directory.h"
 
 namespace megascale::sim {
+namespace {
+
+constexpr double kFull = 0.5;  // of the writes while storage is full
+
+}  // namespace
 
 std::string CheckpointStorage::PathOf(const std::string& job_id, const agent::CheckpointId& id) {
   return absl::StrCat("/checkpoints/", job_id, "/",
@@ -15,6 +20,9 @@ std::string CheckpointStorage::PathOf(const std::string& job_id, const agent::Ch
 }
 
 absl::Status CheckpointStorage::Writable() const {
+  if (world_.timeline.now() < world_.storage_full_until && world_.rng.Chance(kFull)) {
+    return absl::ResourceExhaustedError("storage: disk full");
+  }
   if (world_.timeline.now() >= world_.storage_fails_until) return absl::OkStatus();
   return absl::UnavailableError("storage: input/output error");
 }
@@ -34,7 +42,10 @@ absl::StatusOr<std::string> CheckpointStorage::WriteManifest(const std::string& 
   const std::string path = PathOf(job_id, id);
   auto& directories = jobs_[job_id];
   const auto found = directories.find({id.step(), id.attempt()});
-  if (found == directories.end() || static_cast<int>(found->second.shards.size()) < world_size) {
+  if (found == directories.end()) {
+    return absl::NotFoundError(absl::StrCat(path, ": was given up"));
+  }
+  if (static_cast<int>(found->second.shards.size()) < world_size) {
     return absl::FailedPreconditionError(absl::StrCat(path, ": a shard is missing"));
   }
   found->second.complete = true;
@@ -61,6 +72,15 @@ absl::Status CheckpointStorage::ApplyRetention(const std::string& job_id,
     world_.Tell(&Observer::OnCheckpointDeleted, job_id, id);
   }
   return absl::OkStatus();
+}
+
+void CheckpointStorage::GiveUpIncomplete(const std::string& job_id,
+                                         const agent::CheckpointId& newest) {
+  std::erase_if(jobs_[job_id], [&](const auto& entry) {
+    const auto& [age, directory] = entry;
+    return !directory.complete &&
+           std::pair(age.second, age.first) < std::pair(newest.attempt(), newest.step());
+  });
 }
 
 const CheckpointStorage::Directory* CheckpointStorage::Find(const std::string& path) const {

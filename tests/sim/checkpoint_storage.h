@@ -23,14 +23,16 @@ class CheckpointStorage {
 
   explicit CheckpointStorage(World* world) : world_(*world) {}
 
-  // Unavailable while storage fails.
+  // Unavailable while storage fails. ResourceExhausted: it is full, for this write.
   absl::Status WriteShard(const std::string& job_id, const agent::SealedSnapshot& snapshot);
-  // The directory's path. FailedPrecondition: a shard is missing.
+  // The directory's path. FailedPrecondition: a shard is missing. NotFound: it was given up.
   absl::StatusOr<std::string> WriteManifest(const std::string& job_id,
                                             const agent::CheckpointId& id, int world_size);
   // As runtime/checkpoint/writer.h: deletes what is older than the newest of `committed`.
   absl::Status ApplyRetention(const std::string& job_id,
                               const std::vector<agent::CheckpointId>& committed);
+  // As runtime/checkpoint/writer.h.
+  void GiveUpIncomplete(const std::string& job_id, const agent::CheckpointId& newest);
   // The step that is there for the rank. DataLoss: it is not complete.
   absl::StatusOr<int64_t> ReadShard(const std::string& path, int rank) const;
 

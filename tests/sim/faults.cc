@@ -29,7 +29,7 @@ Faults::Faults(World* world, DriverNode* driver, Network* network,
       &Faults::LoseMachine, &Faults::CrashAgentAtAction,  &Faults::StallAgent,
       &Faults::KillProcess, &Faults::HangProcess,         &Faults::FailStart,
       &Faults::FailPrepare, &Faults::DelayKills,          &Faults::CutOff,
-      &Faults::FailStorage, &Faults::BreakConnection,
+      &Faults::FailStorage, &Faults::BreakConnection,     &Faults::FillStorage,
   };
   if (world_.rng.Chance(kCalmSeeds) || calm) {
     world_.storm = false;
@@ -63,6 +63,7 @@ void Faults::Heal() {
   world_.Fault("", "from now on nothing is broken any more");
   world_.storm = false;
   world_.storage_fails_until = world_.timeline.now();
+  world_.storage_full_until = world_.timeline.now();
   for (const auto& agent : agents_) {
     network_.SetPartitioned(agent->node_id(), false);
     agent->DelayKills(absl::ZeroDuration());
@@ -130,6 +131,12 @@ void Faults::CutOff() {
 }
 
 void Faults::BreakConnection() { network_.Break(AnyAgent().node_id()); }
+
+void Faults::FillStorage() {
+  const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(20));
+  world_.Fault("", absl::StrCat("storage is full for ", absl::FormatDuration(how_long)));
+  world_.storage_full_until = world_.timeline.now() + how_long;
+}
 
 void Faults::FailStorage() {
   const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(20));

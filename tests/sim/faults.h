@@ -45,6 +45,7 @@ class Faults {
   void CutOff();
   void BreakConnection();
   void FailStorage();
+  void FillStorage();
 
   World& world_;
   DriverNode& driver_;

@@ -93,6 +93,15 @@ void HostProcess::SetStorageFails(bool fails) {
   }
 }
 
+bool HostProcess::MakesRoom(const absl::Status& status, int64_t attempt, int64_t step) {
+  if (!absl::IsResourceExhausted(status)) return false;
+  agent::CheckpointId newest;
+  newest.set_attempt(attempt);
+  newest.set_step(step);
+  storage_.GiveUpIncomplete(options_.name.job_id, newest);
+  return true;
+}
+
 void HostProcess::SayStorageError(const absl::Status& status) {
   link::v1::FromHost message;
   message.mutable_storage_error()->set_message(std::string(status.message()));
@@ -112,7 +121,10 @@ bool HostProcess::OnPersist(const link::v1::Persist& persist) {
   shard.set_rank(persist.rank());
   shard.set_attempt(snapshot->attempt);
   shard.set_step(snapshot->step);
-  const absl::Status status = storage_.WriteShard(options_.name.job_id, shard);
+  absl::Status status = storage_.WriteShard(options_.name.job_id, shard);
+  if (MakesRoom(status, shard.attempt(), shard.step())) {
+    status = storage_.WriteShard(options_.name.job_id, shard);
+  }
   SetStorageFails(!status.ok());
   if (!status.ok()) {
     SayStorageError(status);
@@ -128,8 +140,12 @@ bool HostProcess::OnPersist(const link::v1::Persist& persist) {
 }
 
 bool HostProcess::OnFinalize(const agent::CheckpointId& id) {
-  const auto path =
-      storage_.WriteManifest(options_.name.job_id, id, options_.job.placements_size());
+  const auto write = [&] {
+    return storage_.WriteManifest(options_.name.job_id, id, options_.job.placements_size());
+  };
+  auto path = write();
+  if (MakesRoom(path.status(), id.attempt(), id.step())) path = write();
+  if (absl::IsNotFound(path.status())) return true;
   if (!path.ok()) {
     SayStorageError(path.status());
     return false;

@@ -52,6 +52,8 @@ class HostProcess : public std::enable_shared_from_this<HostProcess> {
   bool OnFinalize(const agent::CheckpointId& id);
   void OnRetain(const link::v1::Retain& retain);
   void SetStorageFails(bool fails);
+  // After a refused write: true where storage is full, and room was made.
+  bool MakesRoom(const absl::Status& status, int64_t attempt, int64_t step);
   void SayStorageError(const absl::Status& status);
 
   World& world_;

@@ -92,6 +92,7 @@ class World {
   std::vector<Observer*> observers;
   bool storm = true;                   // messages are late, lost, repeated
   absl::Duration storage_fails_until;  // shared storage refuses writes
+  absl::Duration storage_full_until;   // it has room for some of them
   std::vector<Violation> violations;   // the first of each invariant
 
   template <typename... Parameters, typename... Arguments>

@@ -70,7 +70,7 @@ class Cluster:
 
     def train(self, job_id, fields, steps):
         """Seconds and tokens of each step, and where the time of the last ones went."""
-        arguments = ["submit", str(JOB), "--job-id", job_id, "--set", f"train.steps={steps}"]
+        arguments = ["submit", str(JOB), "--job-id", job_id, "--retry-for", "30s", "--set", f"train.steps={steps}"]
         for field, value in fields.items():
             arguments += ["--set", f"parallel.{field}={value}"]
         self.run(*arguments)

@@ -198,7 +198,9 @@ std::optional<int> SnapshotWriter::FreeBuffer() const {
   if (sealed.size() == 1) return 1 - sealed.front().buffer;
   const SealedSnapshot& older = sealed.back();
   const bool fails = region_->storage_fails.load(std::memory_order_relaxed) != 0;
-  if (older.persisted || older.attempt < attempt_ || fails) return older.buffer;
+  // Once the newer one is on storage, a host may leave the older one for good.
+  const bool on_storage = older.persisted || sealed.front().persisted;
+  if (on_storage || older.attempt < attempt_ || fails) return older.buffer;
   return std::nullopt;
 }
 

@@ -92,9 +92,10 @@ class SnapshotWriter {
   static absl::StatusOr<SnapshotWriter> Open(base::SharedMemory* region, int64_t attempt,
                                              int64_t restored_step);
 
-  // Takes a buffer: one that is not sealed, or else the older one once it is persisted. The newest
-  // sealed snapshot is never taken, and what an earlier attempt left unpersisted need not be waited
-  // for, nor storage that fails. Blocking: at most `timeout`, zero to try. Errors: DeadlineExceeded
+  // Takes a buffer: one that is not sealed, or else the older one once it, or the newer one, is
+  // persisted. The newest sealed snapshot is never taken, and what an earlier attempt left
+  // unpersisted need not be waited for, nor storage that fails. Blocking: at most `timeout`, zero
+  // to try. Errors: DeadlineExceeded
   // - storage is behind; nothing was done, call again.
   absl::StatusOr<absl::Span<std::byte>> Acquire(absl::Duration timeout);
 

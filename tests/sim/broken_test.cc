@@ -173,16 +173,13 @@ TEST_F(BrokenTest, RestartsWithoutEndAreFound) {
 }
 
 TEST_F(BrokenTest, RecoveryWithoutAFaultIsFound) {
-  EXPECT_TRUE(Finds(
-      "RecoveryHasACause",
-      [](agent::ActualState* report) {
-        for (auto& job : *report->mutable_jobs()) {
-          for (auto& rank : *job.mutable_ranks()) {
-            rank.mutable_status()->set_alive_age_seconds(100);
-          }
-        }
-      },
-      /*calm=*/true));
+  EXPECT_TRUE(Finds("RecoveryHasACause", [](agent::ActualState* report) {
+    for (auto& job : *report->mutable_jobs()) {
+      for (auto& rank : *job.mutable_ranks()) {
+        rank.mutable_status()->set_alive_age_seconds(100);
+      }
+    }
+  }));
 }
 
 TEST_F(BrokenTest, JobThatNeitherRunsNorEndsIsFound) {

@@ -83,11 +83,7 @@ void RestartChecker::OnState(const DriverState& before, const DriverState& after
 void CauseChecker::OnFault(const std::string& node_id) { faults_[node_id] = world_.timeline.now(); }
 
 bool CauseChecker::HasCause(const JobRecord& job) const {
-  // While messages are late and lost, a node may be silent for too long without more.
-  const auto failure = job.culprit().failure_class();
-  if (world_.storm && failure == telemetry::v1::FAILURE_CLASS_UNREACHABLE) return true;
-  std::vector<std::string> places = driver::NodesOf(job);
-  places.push_back("");
+  const std::vector<std::string> places = driver::NodesOf(job);
   return std::any_of(places.begin(), places.end(), [&](const std::string& place) {
     const auto fault = faults_.find(place);
     return fault != faults_.end() && world_.timeline.now() - fault->second <= kConsequencesMax;

@@ -58,11 +58,12 @@ class RestartChecker : public Observer {
   std::map<std::string, Job> jobs_;
 };
 
-// RecoveryHasACause: a job recovers only after a fault of one of its machines or of what all share.
+// RecoveryHasACause: a job recovers only after a fault of one of its machines, or of the way there;
+// not after one of the driver or of storage.
 class CauseChecker : public Observer {
  public:
   // A fault counts for so long: longer than any timeout that it can lead to.
-  static constexpr absl::Duration kConsequencesMax = absl::Seconds(150);
+  static constexpr absl::Duration kConsequencesMax = absl::Seconds(60);
 
   explicit CauseChecker(World* world) : world_(*world) {}
   void OnState(const DriverState& before, const DriverState& after) override;
@@ -72,7 +73,7 @@ class CauseChecker : public Observer {
   bool HasCause(const JobRecord& job) const;
 
   World& world_;
-  std::map<std::string, absl::Duration> faults_;  // the last one, by node; "": of all
+  std::map<std::string, absl::Duration> faults_;  // the last one, by node
 };
 
 // RunsOrEnds: once nothing is broken any more, every job is RUNNING or ended in bounded time.

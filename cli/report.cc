@@ -139,8 +139,8 @@ std::string StageTimesTable(
     const google::protobuf::RepeatedPtrField<control::v1::StageTime>& stages) {
   if (stages.empty()) return "";
   std::vector<std::vector<std::string>> rows = {{"STAGE", "RANKS", "STEP", "COMPUTE", "OPTIMIZER",
-                                                 "PIPELINE", "DATA PARALLEL", "DATA WAIT",
-                                                 "BUBBLE"}};
+                                                 "TENSOR PARALLEL", "PIPELINE", "DATA PARALLEL",
+                                                 "DATA WAIT", "BUBBLE"}};
   for (const control::v1::StageTime& stage : stages) {
     const auto share = [&](double seconds) {
       return absl::StrFormat("%.1f %%", 100 * seconds / std::max(1e-9, stage.step_seconds()));
@@ -148,8 +148,9 @@ std::string StageTimesTable(
     rows.push_back({absl::StrCat(stage.stage()), absl::StrCat(stage.num_ranks()),
                     absl::StrFormat("%.3f ms", 1e3 * stage.step_seconds()),
                     share(stage.compute_seconds()), share(stage.optimizer_seconds()),
-                    share(stage.pipeline_seconds()), share(stage.data_parallel_seconds()),
-                    share(stage.data_wait_seconds()), share(stage.bubble_seconds())});
+                    share(stage.tensor_parallel_seconds()), share(stage.pipeline_seconds()),
+                    share(stage.data_parallel_seconds()), share(stage.data_wait_seconds()),
+                    share(stage.bubble_seconds())});
   }
   return FormatTable(rows);
 }

@@ -85,10 +85,12 @@ void PrintNotes(const Traced& traced) {
     std::fprintf(stderr, "megascale: not in the trace: %s\n", base::Printable(error).c_str());
   }
   if (traced.spans.num_lost() > 0) {
-    std::fprintf(stderr,
-                 "megascale: %lld instructions since the attempt began were not recorded, because "
-                 "the ranks run more than the agents read; steps without them are not whole\n",
-                 static_cast<long long>(traced.spans.num_lost()));
+    std::fprintf(
+        stderr,
+        "megascale: %lld instructions and exchanges since the attempt began were not recorded, "
+        "because "
+        "the ranks run more than the agents read; steps without an instruction are not whole\n",
+        static_cast<long long>(traced.spans.num_lost()));
   }
 }
 
@@ -142,10 +144,12 @@ void AddTraceCommand(CommandLine* line) {
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "For each pipeline stage the mean time of a step and what it went for, each instant counted "
-      "once: the stage computes; the optimizer does; else a transfer between stages (PIPELINE) or "
+      "once: the stage computes, or waits for what its tensor-parallel ranks exchange in a pass "
+      "(TENSOR PARALLEL); the optimizer computes; else a transfer between stages (PIPELINE) or "
       "a collective (DATA PARALLEL) moves data that nothing hides; else the batch is loaded (DATA "
       "WAIT); else peers are waited for (BUBBLE). The trace has a process for each rank, a thread "
-      "for each of its streams, a slice for each instruction, and arrows for messages and "
+      "for each of its streams and one for what tensor-parallel ranks exchange within passes, a "
+      "slice for each instruction, and arrows for messages and "
       "dependencies.\n"
       "Agents keep the newest 16384 instructions of each rank while an attempt is there: a job "
       "that has ended cannot be traced. Of a job that stands still, the trace shows the "

@@ -184,6 +184,7 @@ absl::StatusOr<v1::SpanChunk> JobMemory::ReadSpans(int64_t attempt, int rank, in
     out->set_bytes(span.bytes);
     out->set_lane(span.lane);
     out->set_code(span.code);
+    out->set_exchange_nanos(span.exchange_nanos);
   }
   return chunk;
 }

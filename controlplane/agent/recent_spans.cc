@@ -23,6 +23,10 @@ std::string IdOf(const Span& span) {
   return plan::InstructionId::FromPacked(span.instruction).ToString();
 }
 
+bool IsExchange(const Span& span) {
+  return plan::IsExchangeOfPass(plan::InstructionId::FromPacked(span.instruction));
+}
+
 }  // namespace
 
 void RecentSpans::Drain() {
@@ -30,10 +34,12 @@ void RecentSpans::Drain() {
   num_lost_ += reader_.Drain(&drained_);
   num_seen_ += static_cast<int64_t>(drained_.size());
   if (drained_.empty()) return;
-  history_.insert(history_.end(), drained_.begin(), drained_.end());
-  if (history_.size() > kHistorySpans) {
-    history_.erase(history_.begin(), history_.end() - static_cast<ptrdiff_t>(kHistorySpans));
+  for (const Span& span : drained_) (IsExchange(span) ? exchanges_ : instructions_).push_back(span);
+  for (std::deque<Span>* history : {&instructions_, &exchanges_}) {
+    if (history->size() <= kHistorySpans) continue;
+    history->erase(history->begin(), history->end() - static_cast<ptrdiff_t>(kHistorySpans));
   }
+  drained_.erase(std::remove_if(drained_.begin(), drained_.end(), IsExchange), drained_.end());
   newest_.insert(newest_.end(), drained_.begin(), drained_.end());
   const size_t kept = std::min(newest_.size(), kSpansKept);
   std::partial_sort(newest_.begin(), newest_.begin() + static_cast<ptrdiff_t>(kept), newest_.end(),
@@ -44,7 +50,9 @@ void RecentSpans::Drain() {
 std::vector<Span> RecentSpans::Since(int64_t first_step) const {
   std::vector<Span> since;
   const auto is_wanted = [&](const Span& span) { return span.step >= first_step; };
-  std::copy_if(history_.begin(), history_.end(), std::back_inserter(since), is_wanted);
+  for (const std::deque<Span>* history : {&instructions_, &exchanges_}) {
+    std::copy_if(history->begin(), history->end(), std::back_inserter(since), is_wanted);
+  }
   const std::vector<Span> open = reader_.Open();
   std::copy_if(open.begin(), open.end(), std::back_inserter(since), is_wanted);
   return since;

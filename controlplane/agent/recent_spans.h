@@ -17,8 +17,10 @@ namespace megascale::agent {
 class RecentSpans {
  public:
   // Spans that are kept: 10 steps of a rank that takes 64 micro-batches through 4 chunks (about 6
-  // instructions for each), 250 of one with 10 micro-batches and one chunk. As they are 48 bytes
-  // each, at most 0.8 MB a rank; as a message, less than 1 MiB.
+  // instructions for each), 250 of one with 10 micro-batches and one chunk. As they are 56 bytes
+  // each, at most 0.9 MB a rank; as a message, less than 1 MiB. As many exchanges of tensor ranks
+  // within passes are kept beside them: these are many more, and must not drive a step's
+  // instructions out.
   static constexpr size_t kHistorySpans = 16384;
 
   // Requires: `region` outlives the object and has a ring `index`.
@@ -42,7 +44,9 @@ class RecentSpans {
   telemetry::SpanReader reader_;
   std::vector<telemetry::Span> drained_;  // scratch
   std::vector<telemetry::Span> newest_;   // by end, newest first
-  std::deque<telemetry::Span> history_;   // as drained, at most kHistorySpans
+  // As drained, at most kHistorySpans each.
+  std::deque<telemetry::Span> instructions_;
+  std::deque<telemetry::Span> exchanges_;
   int64_t num_seen_ = 0;
   int64_t num_lost_ = 0;
 };

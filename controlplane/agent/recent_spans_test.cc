@@ -85,5 +85,29 @@ TEST(RecentSpansTest, KeepsAHistoryForTracesUpToItsBound) {
   EXPECT_TRUE(recent.Since(size + 502).empty());
 }
 
+// They are many more than instructions, of which whole steps are to be known.
+TEST(RecentSpansTest, ExchangesWithinPassesAreKeptBesideInstructionsAndNotToldOfAsCompleted) {
+  const auto region =
+      base::SharedMemory::Create("recent_spans_test", telemetry::SpanBytes(1)).value();
+  SpanWriter writer(region.get(), 0);
+  RecentSpans recent(region.get(), 0);
+  Write(&writer, InstructionId(OpKind::kForward, 0, 3), 1, 50 * kSecond);
+  constexpr int kExchanges = RecentSpans::kHistorySpans + 10;
+  for (int i = 1; i <= kExchanges; ++i) {
+    writer.Begin(
+        {.instruction = InstructionId(OpKind::kForward, 0, 3, i).packed(), .step = 1, .lane = 8});
+    writer.End(8, i, 0);
+    if (i % 1000 == 0) recent.Drain();
+  }
+  recent.Drain();
+  EXPECT_EQ(recent.Describe(absl::Seconds(51)),
+            "last instructions completed: F.c0.m3 of step 1 1.0 s ago");
+  const std::vector<telemetry::Span> spans = recent.Since(1);
+  ASSERT_EQ(spans.size(), 1 + RecentSpans::kHistorySpans);
+  EXPECT_EQ(spans.front().lane, 0);
+  EXPECT_EQ(spans.back().instruction, InstructionId(OpKind::kForward, 0, 3, kExchanges).packed());
+  EXPECT_EQ(recent.num_lost(), 0);
+}
+
 }  // namespace
 }  // namespace megascale::agent

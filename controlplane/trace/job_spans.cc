@@ -64,7 +64,8 @@ void JobSpans::Add(const control::StreamSpansResponse& response) {
                            .step = span.step(),
                            .bytes = span.bytes(),
                            .lane = static_cast<uint8_t>(span.lane()),
-                           .code = static_cast<uint8_t>(span.code())});
+                           .code = static_cast<uint8_t>(span.code()),
+                           .exchange_nanos = span.exchange_nanos()});
   }
   num_lost_ += response.num_lost();
   clocks_.insert(ahead);
@@ -104,6 +105,7 @@ google::protobuf::RepeatedPtrField<control::StageTime> StageTimes(
     time.set_step_seconds(Seconds(sum.total(), count));
     time.set_compute_seconds(Seconds(sum.compute, count));
     time.set_optimizer_seconds(Seconds(sum.optimizer, count));
+    time.set_tensor_parallel_seconds(Seconds(sum.tensor_parallel, count));
     time.set_pipeline_seconds(Seconds(sum.pipeline, count));
     time.set_data_parallel_seconds(Seconds(sum.data_parallel, count));
     time.set_data_wait_seconds(Seconds(sum.data_wait, count));

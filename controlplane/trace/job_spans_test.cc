@@ -49,7 +49,7 @@ TEST_F(JobSpansTest, AStagesTimeIsTheMeanOfWhatItsRanksStepsWentFor) {
   const auto stages = StageTimes(spans_, spans_.Measure(3));
   ASSERT_EQ(stages.size(), 2);
   for (const StageTime& stage : stages) {
-    const auto rank = static_cast<size_t>(2 * stage.stage());
+    const auto rank = 2 * static_cast<size_t>(stage.stage());
     const auto planned = simulate::BreakDown(spans_.plans()[rank], planned_.ranks[rank]);
     EXPECT_EQ(stage.num_ranks(), 2);
     EXPECT_EQ(stage.num_steps(), 3);
@@ -58,6 +58,7 @@ TEST_F(JobSpansTest, AStagesTimeIsTheMeanOfWhatItsRanksStepsWentFor) {
     EXPECT_DOUBLE_EQ(stage.step_seconds(), seconds(planned.total()));
     EXPECT_DOUBLE_EQ(stage.compute_seconds(), seconds(planned.compute));
     EXPECT_DOUBLE_EQ(stage.optimizer_seconds(), seconds(planned.optimizer));
+    EXPECT_DOUBLE_EQ(stage.tensor_parallel_seconds(), 0);
     EXPECT_DOUBLE_EQ(stage.pipeline_seconds(), seconds(planned.pipeline));
     EXPECT_DOUBLE_EQ(stage.data_parallel_seconds(), seconds(planned.data_parallel));
     EXPECT_DOUBLE_EQ(stage.data_wait_seconds(), seconds(planned.data_wait));
@@ -65,6 +66,29 @@ TEST_F(JobSpansTest, AStagesTimeIsTheMeanOfWhatItsRanksStepsWentFor) {
     EXPECT_GT(planned.compute, 0);
     EXPECT_GT(planned.bubble, 0);
   }
+}
+
+TEST_F(JobSpansTest, WhatPassesWaitForExchangesIsNoComputing) {
+  job::v1::JobSpec spec = TestSpec();
+  spec.mutable_parallel()->set_data_parallel_size(1);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(2);
+  spans_ = JobSpans::Create(spec).value();
+  planned_ = PlannedTime(spans_.plans());
+  const plan::InstructionId forward(plan::OpKind::kForward, 0, 0);
+  for (int rank = 0; rank < 4; ++rank) {
+    StreamSpansResponse response = ResponseOf(rank, 2);
+    for (auto& span : *response.mutable_spans()) {
+      if (span.instruction() == forward.packed()) span.set_exchange_nanos(1'000);
+    }
+    spans_.Add(response);
+  }
+  const auto steps = spans_.Measure(2);
+  const auto stages = StageTimes(spans_, steps);
+  ASSERT_EQ(stages.size(), 2);
+  const auto planned = simulate::BreakDown(spans_.plans()[0], planned_.ranks[0]);
+  EXPECT_DOUBLE_EQ(stages[0].tensor_parallel_seconds(), 1e-6);
+  EXPECT_DOUBLE_EQ(stages[0].compute_seconds(), static_cast<double>(planned.compute) * 1e-9 - 1e-6);
+  EXPECT_EQ(stages[1].tensor_parallel_seconds(), 0);
 }
 
 TEST_F(JobSpansTest, ARankThatCannotBeReadLeavesTheOthers) {

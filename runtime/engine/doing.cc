@@ -51,12 +51,20 @@ absl::string_view Words(plan::OpKind kind) {
   return "";
 }
 
+int64_t NowNanos() { return absl::ToInt64Nanoseconds(base::RealClock().Monotonic()); }
+
+constexpr auto kTensorLane = static_cast<uint8_t>(StreamKind::kTensorParallel);
+
 }  // namespace
 
 void Doing::Begin(const plan::Instruction& instruction, const plan::StepContext& context) {
   static_assert(plan::kNumStreamKinds <= telemetry::kSpanLanes);
+  if (instruction.stream == StreamKind::kCompute) {
+    step_ = context;
+    exchange_nanos_ = 0;
+  }
   if (spans_ != nullptr) {
-    spans_->Begin({.begin_nanos = absl::ToInt64Nanoseconds(base::RealClock().Monotonic()),
+    spans_->Begin({.begin_nanos = NowNanos(),
                    .instruction = instruction.id.packed(),
                    .step = context.step,
                    .bytes = instruction.bytes,
@@ -70,10 +78,35 @@ void Doing::End(const plan::Instruction& instruction, const absl::Status& status
   const absl::Duration now = base::RealClock().Monotonic();
   if (spans_ != nullptr) {
     spans_->End(static_cast<int>(instruction.stream), absl::ToInt64Nanoseconds(now),
-                static_cast<int>(status.code()));
+                static_cast<int>(status.code()),
+                instruction.stream == StreamKind::kCompute ? exchange_nanos_ : 0);
   }
   if (heartbeat_ != nullptr) heartbeat_->Progress(now);
   Run(instruction.stream, plan::InstructionId());
+}
+
+void Doing::BeginExchange(plan::InstructionId id, int64_t bytes) {
+  if (spans_ == nullptr) return;
+  spans_->Begin({.begin_nanos = NowNanos(),
+                 .instruction = id.packed(),
+                 .step = step_.step,
+                 .bytes = bytes,
+                 .attempt = static_cast<int32_t>(step_.attempt),
+                 .lane = kTensorLane});
+}
+
+void Doing::EndExchange(const absl::Status& status) {
+  if (spans_ != nullptr) spans_->End(kTensorLane, NowNanos(), static_cast<int>(status.code()));
+}
+
+void Doing::BeginWait(plan::InstructionId exchange) {
+  wait_begin_nanos_ = NowNanos();
+  Run(StreamKind::kCompute, exchange);
+}
+
+void Doing::EndWait(plan::InstructionId pass) {
+  exchange_nanos_ += NowNanos() - wait_begin_nanos_;
+  Run(StreamKind::kCompute, pass);
 }
 
 void Doing::Run(plan::StreamKind stream, plan::InstructionId id) {

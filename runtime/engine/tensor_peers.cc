@@ -12,21 +12,25 @@ void TensorPeers::Begin(plan::InstructionId pass, comm::Communicator* communicat
 }
 
 template <typename Call>
-void TensorPeers::Exchange(const Call& call) {
+void TensorPeers::Exchange(const tensor::Vector& whole, const Call& call) {
   if (!status_.ok()) return;
   MEGASCALE_CHECK(communicator_ != nullptr);
-  const plan::InstructionId id(pass_.operation(), pass_.chunk(), pass_.microbatch(), ++piece_);
-  doing_->Exchange(id);
+  const plan::InstructionId id = pass_.WithPiece(++piece_);
+  doing_->BeginWait(id);
+  doing_->BeginExchange(id, whole.size * static_cast<int64_t>(tensor::SizeOf(whole.dtype)));
   status_ = call(comm::CallInfo{id.packed(), timeout_});
-  doing_->Exchange(pass_);
+  doing_->EndExchange(status_);
+  doing_->EndWait(pass_);
 }
 
 void TensorPeers::AllGather(const tensor::Vector& in, const tensor::Vector& out) {
-  Exchange([&](const comm::CallInfo& info) { return communicator_->AllGather(in, out, info); });
+  Exchange(out,
+           [&](const comm::CallInfo& info) { return communicator_->AllGather(in, out, info); });
 }
 
 void TensorPeers::ReduceScatter(const tensor::Vector& in, const tensor::Vector& out) {
-  Exchange([&](const comm::CallInfo& info) { return communicator_->ReduceScatter(in, out, info); });
+  Exchange(in,
+           [&](const comm::CallInfo& info) { return communicator_->ReduceScatter(in, out, info); });
 }
 
 }  // namespace megascale::engine

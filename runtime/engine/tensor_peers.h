@@ -31,9 +31,9 @@ class TensorPeers : public model::TensorGroup {
   absl::Status status() const override { return status_; }
 
  private:
-  // Makes the next call, unless one has failed.
+  // Makes the next call, which moves parts of `whole`, unless one has failed.
   template <typename Call>
-  void Exchange(const Call& call);
+  void Exchange(const tensor::Vector& whole, const Call& call);
 
   const model::TensorPlace place_;
   Doing* const doing_;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/comm/test_world.h"
 #include "runtime/telemetry/heartbeat.h"
+#include "runtime/telemetry/span_ring.h"
 
 namespace megascale::engine {
 namespace {
@@ -31,8 +33,8 @@ tensor::Vector Of(std::vector<double>& values) {
 class TensorPeersTest : public ::testing::Test {
  protected:
   TensorPeersTest()
-      : heartbeats_(
-            base::SharedMemory::Create("heartbeats", telemetry::HeartbeatBytes(2)).value()) {
+      : heartbeats_(base::SharedMemory::Create("heartbeats", telemetry::HeartbeatBytes(2)).value()),
+        spans_(base::SharedMemory::Create("spans", telemetry::SpanBytes(2)).value()) {
     telemetry::FormatHeartbeats(*heartbeats_);
   }
 
@@ -43,7 +45,9 @@ class TensorPeersTest : public ::testing::Test {
       const auto communicator = fabric.Make("all").value();
       telemetry::HeartbeatWriter heartbeat(heartbeats_.get(), rank);
       heartbeat.Start(::getpid());
-      Doing doing(&heartbeat, nullptr);
+      telemetry::SpanWriter spans(spans_.get(), rank);
+      Doing doing(&heartbeat, &spans);
+      doing_[static_cast<size_t>(rank)] = &doing;
       TensorPeers peers({.size = 2, .index = rank}, &doing, timeout);
       body(rank, peers, communicator.get());
     });
@@ -51,9 +55,11 @@ class TensorPeersTest : public ::testing::Test {
   std::string Shown(int rank) const {
     return telemetry::ReadHeartbeat(*heartbeats_, rank, base::RealClock().Monotonic()).doing();
   }
+  Doing& doing(int rank) { return *doing_[static_cast<size_t>(rank)]; }
 
- private:
   std::unique_ptr<base::SharedMemory> heartbeats_;
+  std::unique_ptr<base::SharedMemory> spans_;
+  std::array<Doing*, 2> doing_ = {};
 };
 
 TEST_F(TensorPeersTest, GathersInRankOrderAndGivesEachItsPartOfTheSum) {
@@ -81,6 +87,39 @@ TEST_F(TensorPeersTest, ShowsTheExchangeInWhichItWaits) {
     }
     peers.AllGather(Of(own), Of(all));
     EXPECT_EQ(Shown(rank), "forward F.c0.m3");
+  });
+}
+
+// What the pass waited for is the exchanges' time, since nothing else goes on in them.
+TEST_F(TensorPeersTest, ExchangesAreSpansAndTheirPassSaysHowLongItWaited) {
+  Run(absl::Seconds(60), [this](int rank, TensorPeers& peers, comm::Communicator* communicator) {
+    plan::Instruction pass;
+    pass.id = kForward;
+    doing(rank).Begin(pass, {.attempt = 2, .step = 5});
+    peers.Begin(kForward, communicator);
+    std::vector<double> own(1), all(2);
+    peers.AllGather(Of(own), Of(all));
+    peers.ReduceScatter(Of(all), Of(own));
+    doing(rank).End(pass, peers.status());
+    std::vector<telemetry::Span> spans;
+    EXPECT_EQ(telemetry::SpanReader(spans_.get(), rank).Drain(&spans), 0);
+    ASSERT_EQ(spans.size(), 3u);
+    EXPECT_EQ(spans[0].instruction, kForward.packed());
+    EXPECT_EQ(spans[0].lane, static_cast<int>(plan::StreamKind::kCompute));
+    int64_t exchanged = 0;
+    for (int piece = 1; piece <= 2; ++piece) {
+      const telemetry::Span& span = spans[static_cast<size_t>(piece)];
+      EXPECT_EQ(span.instruction, kForward.WithPiece(piece).packed());
+      EXPECT_EQ(span.lane, static_cast<int>(plan::StreamKind::kTensorParallel));
+      EXPECT_EQ(span.step, 5);
+      EXPECT_EQ(span.attempt, 2);
+      EXPECT_EQ(span.bytes, 16);
+      EXPECT_GE(span.begin_nanos, spans[0].begin_nanos);
+      EXPECT_LE(span.end_nanos, spans[0].end_nanos);
+      exchanged += span.end_nanos - span.begin_nanos;
+    }
+    EXPECT_GE(spans[0].exchange_nanos, exchanged);
+    EXPECT_LE(spans[0].exchange_nanos, spans[0].end_nanos - spans[0].begin_nanos);
   });
 }
 

@@ -46,6 +46,8 @@ absl::string_view Name(StreamKind kind) {
       return "data-parallel";
     case StreamKind::kOptimizer:
       return "optimizer";
+    case StreamKind::kTensorParallel:
+      return "tensor-parallel";
   }
   return "?";
 }
@@ -75,12 +77,14 @@ bool IsPass(OpKind kind) {
   return kind == OpKind::kForward || kind == OpKind::kBackward || kind == OpKind::kWeightGradient;
 }
 
+bool IsExchangeOfPass(InstructionId id) { return IsPass(id.operation()) && id.piece() > 0; }
+
 bool NeedsPeers(InstructionId id) {
   switch (id.operation()) {
     case OpKind::kForward:
     case OpKind::kBackward:
     case OpKind::kWeightGradient:
-      return id.piece() > 0;
+      return IsExchangeOfPass(id);
     case OpKind::kLoadBatch:
     case OpKind::kOptimizerUpdate:
     case OpKind::kOptimizerStep:
@@ -106,6 +110,11 @@ std::string InstructionId::ToString() const {
   if (microbatch() != kNoMicrobatch) absl::StrAppend(&text, ".m", microbatch());
   if (piece() != 0) absl::StrAppend(&text, ".p", piece());
   return text;
+}
+
+InstructionId InstructionId::WithPiece(int piece) const {
+  MEGASCALE_CHECK(piece >= 0 && piece <= kMaxPiece);
+  return FromPacked((packed_ & ~uint64_t{kMaxPiece}) | static_cast<uint64_t>(piece));
 }
 
 InstructionId InstructionId::MessageId() const {

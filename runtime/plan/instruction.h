@@ -62,8 +62,10 @@ enum class StreamKind : uint8_t {
   kReceiveGradient,
   kDataParallel,  // the shard's collectives: gradients, norm, parameters
   kOptimizer,     // the shard's computing
+  // What tensor-parallel ranks exchange within a pass: its pieces, which are in no plan.
+  kTensorParallel,
 };
-inline constexpr int kNumStreamKinds = 8;
+inline constexpr int kNumStreamKinds = 9;
 
 // "compute", "send-activation" …
 absl::string_view Name(StreamKind kind);
@@ -98,6 +100,9 @@ class InstructionId {
   // Errors: InvalidArgument - not the form that ToString gives.
   static absl::StatusOr<InstructionId> Parse(absl::string_view text);
 
+  // The same instruction's piece `piece`, or all of it for 0.
+  InstructionId WithPiece(int piece) const;
+
   // What both ends of a transfer call it: the send's id, for the receive too. Of other
   // instructions, the id itself.
   InstructionId MessageId() const;
@@ -113,6 +118,9 @@ class InstructionId {
  private:
   uint64_t packed_ = 0;  // operation 8 bits, chunk 16, micro-batch 24, piece 16
 };
+
+// True for an exchange of tensor-parallel ranks within a pass.
+bool IsExchangeOfPass(InstructionId id);
 
 // True for what ends only once other ranks do their part: transfers, collectives, exchanges within
 // a pass. A rank that stands still in one of them need not be the cause.

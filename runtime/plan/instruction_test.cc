@@ -59,6 +59,15 @@ TEST(InstructionId, APassNeedsPeersInItsExchangesAlone) {
   }
 }
 
+TEST(InstructionId, PiecesOfAPassAreItsExchanges) {
+  const InstructionId pass(OpKind::kForward, 2, 3);
+  EXPECT_EQ(pass.WithPiece(7).ToString(), "F.c2.m3.p7");
+  EXPECT_EQ(pass.WithPiece(7).WithPiece(0), pass);
+  EXPECT_TRUE(IsExchangeOfPass(pass.WithPiece(1)));
+  EXPECT_FALSE(IsExchangeOfPass(pass));
+  EXPECT_FALSE(IsExchangeOfPass(InstructionId(OpKind::kReduceGradients, 2).WithPiece(1)));
+}
+
 TEST(InstructionId, RefusesOtherText) {
   for (const char* text :
        {"", "-", "X.c0", "F.", "F.c", "F.c-1", "F.c00", "F.c65535", "F.m1.c0", "F.c0.m1.",

@@ -33,6 +33,7 @@ class Measurement {
     for (auto& [number, step] : steps_) {
       step.step = number;
       step.time.ranks.resize(plans_.size());
+      step.exchanges.resize(plans_.size());
       for (size_t rank = 0; rank < plans_.size(); ++rank) {
         step.time.ranks[rank].resize(plans_[rank].instructions.size(),
                                      SpanTime{.state = SpanState::kNotBegun});
@@ -99,17 +100,37 @@ class Measurement {
   void Place(size_t rank) {
     for (const Span& span : ranks_[rank].spans) {
       const auto step = steps_.find(span.step);
+      if (step == steps_.end()) continue;
+      PlaceExchange(rank, span, &step->second);
       const int64_t index = IndexOf(rank, span);
-      if (step == steps_.end() || index < 0) continue;
+      if (index < 0) continue;
       SpanTime& time = step->second.time.ranks[rank][static_cast<size_t>(index)];
       if (time.state == SpanState::kEnded) continue;
       time.state = span.end_nanos == 0 ? SpanState::kRuns : SpanState::kEnded;
       time.ready = span.begin_nanos - origin_;
-      const int64_t end = span.end_nanos == 0 ? ranks_[rank].seen_nanos : span.end_nanos;
-      time.end = std::max(time.ready, end - origin_);
+      time.end = EndOf(rank, span);
       time.begin = time.ready;
+      if (plan::IsPass(plans_[rank].instructions[static_cast<size_t>(index)].kind())) {
+        time.exchange = std::clamp<int64_t>(span.exchange_nanos, 0, time.end - time.ready);
+      }
       step->second.time.end = std::max(step->second.time.end, time.end);
     }
+  }
+
+  int64_t EndOf(size_t rank, const Span& span) const {
+    const int64_t end = span.end_nanos == 0 ? ranks_[rank].seen_nanos : span.end_nanos;
+    return std::max(span.begin_nanos, end) - origin_;
+  }
+
+  void PlaceExchange(size_t rank, const Span& span, TimedStep* step) const {
+    const auto id = plan::InstructionId::FromPacked(span.instruction);
+    if (!plan::IsExchangeOfPass(id) || indices_[rank].count(id.WithPiece(0).packed()) == 0) return;
+    step->exchanges[rank].push_back(
+        {.id = id,
+         .bytes = span.bytes,
+         .begin = span.begin_nanos - origin_,
+         .end = EndOf(rank, span),
+         .state = span.end_nanos == 0 ? SpanState::kRuns : SpanState::kEnded});
   }
 
   struct Member {
@@ -147,6 +168,9 @@ class Measurement {
         } else if (!sends || meeting.last_ready <= time_of->end) {
           time_of->begin = std::clamp(meeting.last_ready, time_of->ready, time_of->end);
         }
+        // A pass waits for the last to begin it in its first exchange.
+        const int64_t waited = time_of->begin - time_of->ready;
+        time_of->exchange = std::max<int64_t>(0, time_of->exchange - waited);
       }
     }
   }

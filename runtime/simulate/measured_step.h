@@ -31,6 +31,9 @@ struct RankSpans {
 // that had ended by then (a send into a buffer), when it was ready itself; of one that runs without
 // its peers, when it was seen.
 //
+// A pass says itself how long it waited for exchanges of its tensor-parallel ranks; what it waited
+// for the last of them to begin it is no part of that. The exchanges themselves are for drawing.
+//
 // What no plan has is ignored: spans come from other machines. A step that is whole on every rank
 // is one of which no span was lost. Requires: `plans` and `ranks` are by rank, each plan's ids
 // differ. Cost: O(spans log spans); memory for the steps that are returned.

@@ -161,6 +161,54 @@ TEST_F(MeasuredStepTest, ARankOfWhichNothingIsKnownHoldsNobodyUp) {
   EXPECT_EQ(steps[0].time.ranks[3].front().state, SpanState::kNotBegun);
 }
 
+// Two tensor ranks of one stage, with one pass of interest: of rank 1 it begins 20 later.
+TEST(MeasuredExchangesTest, APassTellsOfItsWaitsButNotForTheLastToBegin) {
+  const InstructionId forward(OpKind::kForward, 0, 0);
+  plan::PlanOptions options;
+  options.mesh = plan::Mesh::Create({.tensor = 2}).value();
+  std::vector<RankPlan> plans;
+  std::vector<RankSpans> ranks(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    plans.push_back(plan::BuildTrainPlan(options, rank).value());
+    for (const plan::Instruction& instruction : plans.back().instructions) {
+      const bool interesting = instruction.id == forward;
+      ranks[static_cast<size_t>(rank)].spans.push_back(
+          {.begin_nanos = kStart + (interesting ? 100 + 20 * rank : 0),
+           .end_nanos = kStart + (interesting ? 200 : 0),
+           .instruction = instruction.id.packed(),
+           .step = 1,
+           .exchange_nanos = 50});  // only a pass has any
+    }
+  }
+  ranks[0].spans.push_back({.begin_nanos = kStart + 101,
+                            .end_nanos = kStart + 140,
+                            .instruction = forward.WithPiece(1).packed(),
+                            .step = 1,
+                            .bytes = 12});
+  for (const InstructionId nowhere : {InstructionId(OpKind::kForward, 0, 9, 1),
+                                      InstructionId(OpKind::kReduceNorm).WithPiece(1)}) {
+    ranks[0].spans.push_back(ranks[0].spans.back());
+    ranks[0].spans.back().instruction = nowhere.packed();
+  }
+  const std::vector<TimedStep> steps = MeasureSteps(plans, ranks, 1);
+  ASSERT_EQ(steps.size(), 1u);
+  const auto of_pass = [&](size_t rank) {
+    const auto& instructions = plans[rank].instructions;
+    const auto found = std::find_if(instructions.begin(), instructions.end(),
+                                    [&](const auto& one) { return one.id == forward; });
+    return steps[0].time.ranks[rank][static_cast<size_t>(found - instructions.begin())];
+  };
+  EXPECT_EQ(of_pass(0), (SpanTime{.ready = 100, .begin = 120, .end = 200, .exchange = 30}));
+  EXPECT_EQ(of_pass(1), (SpanTime{.ready = 120, .begin = 120, .end = 200, .exchange = 50}));
+  const StepBreakdown parts = BreakDown(plans[0], steps[0].time.ranks[0]);
+  EXPECT_EQ(parts, (StepBreakdown{.compute = 50, .tensor_parallel = 30, .bubble = 120}));
+  ASSERT_EQ(steps[0].exchanges.size(), 2u);
+  EXPECT_EQ(steps[0].exchanges[0],
+            (std::vector<ExchangeTime>{
+                {.id = forward.WithPiece(1), .bytes = 12, .begin = 101, .end = 140}}));
+  EXPECT_TRUE(steps[0].exchanges[1].empty());
+}
+
 TEST_F(MeasuredStepTest, WhatNoPlanHasIsIgnored) {
   EXPECT_TRUE(MeasureSteps(plans_, ranks_, 3).empty());
   ranks_[0].spans.push_back({.begin_nanos = 1, .end_nanos = 2, .instruction = ~0ull, .step = 9});

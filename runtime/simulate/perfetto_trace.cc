@@ -27,7 +27,11 @@ class Trace {
       : plans_(plans), names_(names) {}
 
   std::string Write(absl::Span<const TimedStep> steps) {
-    for (size_t rank = 0; rank < plans_.size(); ++rank) NameRank(rank);
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      NameRank(rank, std::any_of(steps.begin(), steps.end(), [&](const TimedStep& step) {
+                 return !step.exchanges.empty() && !step.exchanges[rank].empty();
+               }));
+    }
     for (const TimedStep& step : steps) AddStep(step);
     absl::StrAppend(&text_, "\n]}\n");
     return std::move(text_);
@@ -40,7 +44,7 @@ class Trace {
     first_ = false;
   }
 
-  void NameRank(size_t rank) {
+  void NameRank(size_t rank, bool exchanges) {
     const RankPlan& plan = plans_[rank];
     const auto add = [&](const char* what, int thread, Json args) {
       Add({{"ph", "M"},
@@ -51,7 +55,9 @@ class Trace {
     };
     add("process_name", 0, {{"name", names_.empty() ? NameOf(plan) : names_[rank]}});
     add("process_sort_index", 0, {{"sort_index", plan.rank}});
-    for (const StreamKind stream : plan::StreamsOf(plan)) {
+    std::vector<StreamKind> streams = plan::StreamsOf(plan);
+    if (exchanges) streams.push_back(StreamKind::kTensorParallel);
+    for (const StreamKind stream : streams) {
       add("thread_name", Thread(stream), {{"name", std::string(plan::Name(stream))}});
       add("thread_sort_index", Thread(stream), {{"sort_index", Thread(stream)}});
     }
@@ -60,6 +66,8 @@ class Trace {
   void AddStep(const TimedStep& step) {
     for (size_t rank = 0; rank < plans_.size(); ++rank) {
       for (size_t i = 0; i < plans_[rank].instructions.size(); ++i) AddSlice(step, rank, i);
+      if (step.exchanges.empty()) continue;
+      for (const ExchangeTime& exchange : step.exchanges[rank]) AddExchange(step, rank, exchange);
     }
     ends_.clear();
     for (size_t rank = 0; rank < plans_.size(); ++rank) {
@@ -76,14 +84,20 @@ class Trace {
     return TimeOf(step, rank, index).state != SpanState::kNotBegun;
   }
 
-  static Json ArgumentsOf(const TimedStep& step, const Instruction& instruction,
-                          const SpanTime& span) {
+  // What an id says.
+  static Json ArgumentsOf(const TimedStep& step, InstructionId id) {
     Json args = Json::object();
     if (step.step > 0) args["step"] = step.step;
-    const InstructionId id = instruction.id;
     if (id.microbatch() != InstructionId::kNoMicrobatch) args["microbatch"] = id.microbatch();
     if (id.chunk() != InstructionId::kNoChunk) args["chunk"] = id.chunk();
+    return args;
+  }
+
+  static Json ArgumentsOf(const TimedStep& step, const Instruction& instruction,
+                          const SpanTime& span) {
+    Json args = ArgumentsOf(step, instruction.id);
     args["waited_us"] = Micros(span.begin - span.ready);
+    if (span.exchange > 0) args["exchange_us"] = Micros(span.exchange);
     if (instruction.bytes > 0) args["bytes"] = instruction.bytes;
     if (instruction.flops > 0) args["flops"] = instruction.flops;
     if (span.state == SpanState::kRuns) args["unfinished"] = true;
@@ -108,6 +122,20 @@ class Trace {
     add(instruction.id.ToString(), plan::Name(instruction.stream), span.end,
         ArgumentsOf(step, instruction, span));
     if (span.begin > span.ready) add("waits", "waiting", span.begin, Json::object());
+  }
+
+  void AddExchange(const TimedStep& step, size_t rank, const ExchangeTime& exchange) {
+    Json args = ArgumentsOf(step, exchange.id);
+    args["bytes"] = exchange.bytes;
+    if (exchange.state == SpanState::kRuns) args["unfinished"] = true;
+    Add({{"ph", "X"},
+         {"name", exchange.id.ToString()},
+         {"cat", std::string(plan::Name(StreamKind::kTensorParallel))},
+         {"pid", plans_[rank].rank},
+         {"tid", Thread(StreamKind::kTensorParallel)},
+         {"ts", Micros(exchange.begin)},
+         {"dur", Micros(exchange.end - exchange.begin)},
+         {"args", std::move(args)}});
   }
 
   struct Place {

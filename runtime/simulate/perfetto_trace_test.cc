@@ -131,6 +131,34 @@ TEST(PerfettoTraceTest, ShowsStepsNamesAndWhatHasNotEnded) {
   EXPECT_FALSE(read.slices.at("0 F.c0.m0")["args"].contains("unfinished"));
 }
 
+TEST(PerfettoTraceTest, ExchangesWithinPassesHaveATrackOfTheirOwn) {
+  const std::vector<RankPlan> plans = TwoStages();
+  TimedStep step{.step = 7, .time = Time(plans), .exchanges = {{}, {}}};
+  step.exchanges[1] = {{.id = plan::InstructionId(plan::OpKind::kForward, 1, 2, 3),
+                        .bytes = 640,
+                        .begin = 5000,
+                        .end = 7000},
+                       {.id = plan::InstructionId(plan::OpKind::kForward, 1, 2, 4),
+                        .begin = 7000,
+                        .end = 7500,
+                        .state = SpanState::kRuns}};
+  step.time.ranks[0][0].exchange = 1500;
+  const Read read = Parse(PerfettoTrace(plans, {{step}}));
+  const json& exchange = read.slices.at("1 F.c1.m2.p3");
+  EXPECT_EQ(read.names.at(absl::StrCat("1.", exchange["tid"].get<int>())), "tensor-parallel");
+  EXPECT_EQ(exchange["ts"], 5.0);
+  EXPECT_EQ(exchange["dur"], 2.0);
+  EXPECT_EQ(exchange["args"], json({{"step", 7}, {"microbatch", 2}, {"chunk", 1}, {"bytes", 640}}));
+  EXPECT_EQ(read.slices.at("1 F.c1.m2.p4")["args"]["unfinished"], true);
+  for (const auto& [name, text] : read.names) {
+    if (name[0] == '0') {
+      EXPECT_NE(text, "tensor-parallel");
+    }
+  }
+  const std::string first = plans[0].instructions[0].id.ToString();
+  EXPECT_EQ(read.slices.at("0 " + first)["args"]["exchange_us"], 1.5);
+}
+
 TEST(PerfettoTraceTest, AMessageThatHasNotComeHasNoArrow) {
   const std::vector<RankPlan> plans = TwoStages();
   TimedStep step{.step = 7, .whole = false, .time = Time(plans)};

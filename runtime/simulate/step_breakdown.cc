@@ -37,6 +37,7 @@ struct Change {
 
 StepBreakdown& StepBreakdown::operator+=(const StepBreakdown& other) {
   compute += other.compute;
+  tensor_parallel += other.tensor_parallel;
   optimizer += other.optimizer;
   pipeline += other.pipeline;
   data_parallel += other.data_parallel;
@@ -48,6 +49,7 @@ StepBreakdown& StepBreakdown::operator+=(const StepBreakdown& other) {
 StepBreakdown BreakDown(const plan::RankPlan& plan, absl::Span<const SpanTime> spans) {
   MEGASCALE_CHECK(spans.size() == plan.instructions.size());
   std::vector<Change> changes;
+  int64_t exchanges = 0;  // a rank computes one pass at a time: their waits never overlap
   const auto add = [&](Activity activity, int64_t begin, int64_t end) {
     if (begin > end) return;
     changes.push_back({begin, activity, 1});
@@ -55,6 +57,7 @@ StepBreakdown BreakDown(const plan::RankPlan& plan, absl::Span<const SpanTime> s
   };
   for (size_t i = 0; i < spans.size(); ++i) {
     if (spans[i].state == SpanState::kNotBegun) continue;
+    exchanges += spans[i].exchange;
     add(kIdle, spans[i].ready, spans[i].begin);
     add(ActivityOf(plan.instructions[i]), spans[i].begin, spans[i].end);
   }
@@ -68,7 +71,8 @@ StepBreakdown BreakDown(const plan::RankPlan& plan, absl::Span<const SpanTime> s
     while (now < kIdle && running[static_cast<size_t>(now)] <= 0) ++now;
     nanos[static_cast<size_t>(now)] += changes[i + 1].nanos - changes[i].nanos;
   }
-  return {.compute = nanos[kCompute],
+  return {.compute = nanos[kCompute] - exchanges,
+          .tensor_parallel = exchanges,
           .optimizer = nanos[kOptimizer],
           .pipeline = nanos[kReceive] + nanos[kSend],
           .data_parallel = nanos[kCollective],

@@ -80,11 +80,16 @@ TEST(StepBreakdownTest, CommunicationBehindComputingIsHidden) {
   EXPECT_EQ(step.Of(), (StepBreakdown{.compute = 10, .data_parallel = 4}));
 }
 
-TEST(StepBreakdownTest, APassOfTensorRanksIsComputing) {
+TEST(StepBreakdownTest, WhatAPassWaitsForExchangesIsTensorParallelWhateverElseGoesOn) {
   Step step;
-  step.Add(OpKind::kForward, {0, 3, 10});
+  step.Add(OpKind::kForward, {.ready = 0, .begin = 3, .end = 10, .exchange = 2})
+      .Add(OpKind::kForward, {.ready = 10, .begin = 10, .end = 20, .exchange = 10}, 1)
+      .Add(OpKind::kReduceGradients, {10, 10, 25});
   step.plan.instructions[0].group = GroupKind::kTensor;
-  EXPECT_EQ(step.Of(), (StepBreakdown{.compute = 7, .bubble = 3}));
+  step.plan.instructions[1].group = GroupKind::kTensor;
+  EXPECT_EQ(step.Of(),
+            (StepBreakdown{.compute = 5, .tensor_parallel = 12, .data_parallel = 5, .bubble = 3}));
+  EXPECT_EQ(step.Of().total(), 25);
 }
 
 TEST(StepBreakdownTest, OverlappingCommunicationCountsOnceTheReceiveFirstTheSendLast) {
@@ -158,10 +163,10 @@ TEST(StepBreakdownTest, PartsOfEveryPlannedRankAddUpToItsStep) {
 }
 
 TEST(StepBreakdownTest, SumsAddPartByPart) {
-  StepBreakdown sum = {1, 2, 3, 4, 5, 6};
-  sum += {10, 20, 30, 40, 50, 60};
-  EXPECT_EQ(sum, (StepBreakdown{11, 22, 33, 44, 55, 66}));
-  EXPECT_EQ(sum.total(), 231);
+  StepBreakdown sum = {1, 2, 3, 4, 5, 6, 7};
+  sum += {10, 20, 30, 40, 50, 60, 70};
+  EXPECT_EQ(sum, (StepBreakdown{11, 22, 33, 44, 55, 66, 77}));
+  EXPECT_EQ(sum.total(), 308);
 }
 
 }  // namespace

@@ -33,6 +33,8 @@ struct SpanTime {
   int64_t begin = 0;  // later than ready where others were waited for
   int64_t end = 0;
   SpanState state = SpanState::kEnded;
+  // Of a pass: how much of it, from `begin` on, tensor-parallel ranks exchange while it waits.
+  int64_t exchange = 0;
   bool operator==(const SpanTime&) const = default;
 };
 
@@ -41,11 +43,23 @@ struct StepTime {
   int64_t end = 0;                           // of the last instruction
 };
 
+// What tensor-parallel ranks exchanged within a pass.
+struct ExchangeTime {
+  plan::InstructionId id;  // the pass's, with the piece
+  int64_t bytes = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  SpanState state = SpanState::kEnded;
+  bool operator==(const ExchangeTime&) const = default;
+};
+
 // One of several steps, on one clock.
 struct TimedStep {
   int64_t step = 0;   // from 1; 0: any, a planned one
   bool whole = true;  // every instruction has ended, on every rank
   StepTime time;
+  // By rank; of a measured step. Those that were lost are not there.
+  std::vector<std::vector<ExchangeTime>> exchanges = {};
 };
 
 // "stage 2" where each stage is one rank, so that it stands for every replica; else with the rank.

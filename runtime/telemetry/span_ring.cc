@@ -22,7 +22,7 @@ Words Pack(const Span& span) {
           static_cast<uint64_t>(span.step),
           static_cast<uint64_t>(span.bytes),
           small,
-          0};
+          static_cast<uint64_t>(span.exchange_nanos)};
 }
 
 Span Unpack(const Words& words) {
@@ -35,6 +35,7 @@ Span Unpack(const Words& words) {
   span.attempt = static_cast<int32_t>(static_cast<uint32_t>(words[5]));
   span.lane = static_cast<uint8_t>(words[5] >> 32);
   span.code = static_cast<uint8_t>(words[5] >> 40);
+  span.exchange_nanos = static_cast<int64_t>(words[6]);
   return span;
 }
 
@@ -45,6 +46,7 @@ constexpr uint64_t Ended(int64_t number) { return Begun(number) + 1; }
 
 constexpr size_t kEndWord = 1;
 constexpr size_t kCodeWord = 5;
+constexpr size_t kExchangeWord = 6;
 
 }  // namespace
 
@@ -88,13 +90,14 @@ void SpanWriter::Begin(const Span& span) {
   Span begun = span;
   begun.end_nanos = 0;
   begun.code = 0;
+  begun.exchange_nanos = 0;
   const Words words = Pack(begun);
   for (size_t i = 0; i < kWords; ++i) record.words[i].store(words[i], std::memory_order_relaxed);
   record.sequence.store(Begun(number), std::memory_order_release);
   lane.num_begun.store(number + 1, std::memory_order_release);
 }
 
-void SpanWriter::End(int lane_index, int64_t end_nanos, int code) {
+void SpanWriter::End(int lane_index, int64_t end_nanos, int code, int64_t exchange_nanos) {
   Lane& lane = lanes_[lane_index];
   const int64_t number = lane.num_begun.load(std::memory_order_relaxed) - 1;
   MEGASCALE_CHECK(number >= 0);
@@ -104,6 +107,8 @@ void SpanWriter::End(int lane_index, int64_t end_nanos, int code) {
   record.words[kEndWord].store(static_cast<uint64_t>(end_nanos), std::memory_order_relaxed);
   record.words[kCodeWord].store(small | static_cast<uint64_t>(code & 0xff) << 40,
                                 std::memory_order_relaxed);
+  record.words[kExchangeWord].store(static_cast<uint64_t>(exchange_nanos),
+                                    std::memory_order_relaxed);
   record.sequence.store(Ended(number), std::memory_order_release);
 }
 
@@ -154,6 +159,7 @@ std::vector<Span> SpanReader::Open() const {
     if (number < 0 || !Read(lane, number, Begun(number), &span)) continue;
     span.end_nanos = 0;  // as yet, whatever its writer was about to say
     span.code = 0;
+    span.exchange_nanos = 0;
     open.push_back(span);
   }
   return open;

@@ -20,10 +20,10 @@
 
 namespace megascale::telemetry {
 
-inline constexpr int kSpanLanes = 8;
-// Records of a lane. At 1024 a lane of 10,000 spans a second is read whole when it is drained ten
-// times a second.
-inline constexpr int64_t kSpansPerLane = 1024;
+inline constexpr int kSpanLanes = 9;
+// Records of a lane. At 4096 a lane of 4,000 spans a second is read whole when it is drained once a
+// second.
+inline constexpr int64_t kSpansPerLane = 4096;
 
 struct Span {
   int64_t begin_nanos = 0;
@@ -34,6 +34,8 @@ struct Span {
   int32_t attempt = 0;
   uint8_t lane = 0;  // the stream
   uint8_t code = 0;  // absl::StatusCode that it ended with
+  // Of a pass that has ended: how long it waited for what tensor-parallel ranks exchange in it.
+  int64_t exchange_nanos = 0;
   bool operator==(const Span&) const = default;
 };
 
@@ -48,10 +50,10 @@ class SpanWriter {
   // writes this ring. Effects: empties the ring.
   SpanWriter(base::SharedMemory* region, int index);
 
-  // Begins the next span of `span.lane`; `end_nanos` and `code` of it do not count yet.
+  // Begins the next span of `span.lane`; what is known at its end does not count yet.
   void Begin(const Span& span);
   // Ends the span that was begun last in `lane`. Requires: there is one.
-  void End(int lane, int64_t end_nanos, int code);
+  void End(int lane, int64_t end_nanos, int code, int64_t exchange_nanos = 0);
 
  private:
   struct Lane;

@@ -28,13 +28,14 @@ Span SpanOf(int lane, int64_t number) {
           .bytes = -number,
           .attempt = static_cast<int32_t>(number % 1000),
           .lane = static_cast<uint8_t>(lane),
-          .code = static_cast<uint8_t>(number % 17)};
+          .code = static_cast<uint8_t>(number % 17),
+          .exchange_nanos = 7 * number};
 }
 
 void Write(SpanWriter* writer, int lane, int64_t number) {
   const Span span = SpanOf(lane, number);
   writer->Begin(span);
-  writer->End(lane, span.end_nanos, span.code);
+  writer->End(lane, span.end_nanos, span.code, span.exchange_nanos);
 }
 
 int64_t NumberOf(const Span& span) { return -span.bytes; }
@@ -70,8 +71,9 @@ TEST(SpanRingTest, ASpanThatHasNotEndedIsOpenAndComesWhenItHas) {
   Span open = span;
   open.end_nanos = 0;
   open.code = 0;
+  open.exchange_nanos = 0;
   EXPECT_THAT(reader.Open(), ElementsAre(open));
-  writer.End(5, span.end_nanos, span.code);
+  writer.End(5, span.end_nanos, span.code, span.exchange_nanos);
   EXPECT_THAT(reader.Open(), IsEmpty());
   EXPECT_EQ(reader.Drain(&spans), 0);
   EXPECT_THAT(spans, ElementsAre(span));

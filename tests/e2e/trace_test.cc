@@ -66,7 +66,7 @@ Trace Parse(const std::string& path) {
                               .name = event["name"],
                               .begin = begin,
                               .end = begin + event["dur"].get<double>(),
-                              .begins_to_move = begin + event["args"]["waited_us"].get<double>(),
+                              .begins_to_move = begin + event["args"].value("waited_us", 0.0),
                               .unfinished = event["args"].contains("unfinished")});
     } else if (event["ph"] == "s") {
       starts[event["id"]] = event;
@@ -180,8 +180,8 @@ TEST_F(TraceTest, WhatAStepWentForAddsUpToIt) {
   for (int stage = 0; stage < 2; ++stage) {
     const std::vector<std::string> words =
         absl::StrSplit(lines[2 + static_cast<size_t>(stage)], ' ', absl::SkipEmpty());
-    // STAGE RANKS STEP "ms" and six shares, each with its "%".
-    ASSERT_EQ(words.size(), 4u + 12u) << result_.out;
+    // STAGE RANKS STEP "ms" and seven shares, each with its "%".
+    ASSERT_EQ(words.size(), 4u + 14u) << result_.out;
     EXPECT_EQ(words[0], absl::StrCat(stage));
     EXPECT_EQ(words[1], "2");
     double milliseconds = 0;
@@ -192,7 +192,7 @@ TEST_F(TraceTest, WhatAStepWentForAddsUpToIt) {
       ASSERT_TRUE(absl::SimpleAtod(words[i], &share)) << words[i];
       sum += share;
     }
-    EXPECT_NEAR(sum, 100, 6 * 0.05 + 1e-9) << result_.out;
+    EXPECT_NEAR(sum, 100, 7 * 0.05 + 1e-9) << result_.out;
     double compute = 0;
     ASSERT_TRUE(absl::SimpleAtod(words[4], &compute));
     EXPECT_GT(compute, 0);
@@ -227,8 +227,9 @@ TEST_F(TraceTest, StatusTellsWhatTheNewestStepsWentFor) {
     EXPECT_EQ(stage["num_steps"], 3);
     const double sum =
         stage["compute_seconds"].get<double>() + stage["optimizer_seconds"].get<double>() +
-        stage["pipeline_seconds"].get<double>() + stage["data_parallel_seconds"].get<double>() +
-        stage["data_wait_seconds"].get<double>() + stage["bubble_seconds"].get<double>();
+        stage["tensor_parallel_seconds"].get<double>() + stage["pipeline_seconds"].get<double>() +
+        stage["data_parallel_seconds"].get<double>() + stage["data_wait_seconds"].get<double>() +
+        stage["bubble_seconds"].get<double>();
     EXPECT_NEAR(sum, stage["step_seconds"].get<double>(), 1e-9);
     EXPECT_GT(stage["compute_seconds"].get<double>(), 0);
   }
@@ -274,6 +275,38 @@ TEST_F(TraceTest, SeveralChunksOnARankHaveAllTheirMessages) {
     num_messages += send->step == step ? 1 : 0;
   }
   EXPECT_EQ(num_messages, 3 * 4 * 2 * 2);  // between 4 chunks, micro-batches, ways, replicas
+}
+
+TEST_F(TraceTest, WhatTensorRanksExchangeIsATrackOfItsOwnAndNoComputing) {
+  Start({"parallel.tensor_model_parallel_size=2", "parallel.data_parallel_size=1"});
+  const Trace trace = Take(2);
+  const int64_t step = trace.slices.front().step;
+  for (int rank = 0; rank < 4; ++rank) {
+    std::map<std::string, const Slice*> passes;
+    std::vector<const Slice*> exchanges;
+    for (const Slice& slice : trace.slices) {
+      if (slice.rank != rank || slice.step != step) continue;
+      const auto id = InstructionId::Parse(slice.name).value();
+      if (plan::IsExchangeOfPass(id)) {
+        EXPECT_EQ(trace.threads.at({rank, slice.thread}), "tensor-parallel");
+        exchanges.push_back(&slice);
+      } else {
+        passes[slice.name] = &slice;
+      }
+    }
+    EXPECT_FALSE(exchanges.empty()) << "rank " << rank;
+    for (const Slice* exchange : exchanges) {
+      const auto id = InstructionId::Parse(exchange->name).value();
+      const Slice& pass = *passes.at(id.WithPiece(0).ToString());
+      EXPECT_GE(exchange->begin, pass.begin - 0.001) << exchange->name;
+      EXPECT_LE(exchange->end, pass.end + 0.001) << exchange->name;
+    }
+  }
+  const CommandResult result = cluster_.Megascale({"status", "job", "--times", "-o", "json"});
+  for (const json& stage : json::parse(result.out)["stage_times"]) {
+    EXPECT_GT(stage["tensor_parallel_seconds"].get<double>(), 0) << result.out;
+    EXPECT_GT(stage["compute_seconds"].get<double>(), 0) << result.out;
+  }
 }
 
 // A second machine: another name, and a monotonic clock that is 5000 s ahead.

@@ -109,6 +109,17 @@ void CheckSums(Communicator& comm, DType dtype, int64_t size, int salt) {
   ASSERT_EQ(comm.ReduceScatter(View(input, dtype), View(output, dtype), info), absl::OkStatus());
   EXPECT_TRUE(output == Slice(sum, rank, n)) << "reduce-scatter, " << where;
   EXPECT_TRUE(input == before) << "reduce-scatter changed its input, " << where;
+
+  const Bytes part = Input(rank, dtype, size, salt + 2);
+  for (int root = 0; root < n; ++root) {
+    Bytes mine = part;
+    Bytes reduced(rank == root ? mine.size() : 0);
+    ASSERT_EQ(comm.Reduce(View(mine, dtype), View(reduced, dtype), root, info), absl::OkStatus());
+    if (rank == root) {
+      EXPECT_TRUE(reduced == Sum(n, dtype, size, salt + 2)) << "reduce, " << where;
+    }
+    EXPECT_TRUE(mine == part) << "reduce changed its input, " << where;
+  }
 }
 
 // The calls that copy.

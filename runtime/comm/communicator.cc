@@ -22,6 +22,8 @@ absl::string_view Name(Operation operation) {
       return "all-gather";
     case Operation::kBroadcast:
       return "broadcast";
+    case Operation::kReduce:
+      return "reduce";
     case Operation::kAllToAll:
       return "all-to-all";
     case Operation::kBarrier:

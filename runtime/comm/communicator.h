@@ -44,6 +44,7 @@ enum class Operation : uint8_t {
   kReduceScatter,
   kAllGather,
   kBroadcast,
+  kReduce,
   kAllToAll,
   kBarrier,
   kSend,
@@ -110,6 +111,15 @@ class Communicator {
   // return before others have it. Cost: the buffer copied into shared memory once and out on every
   // other member; where a member is on another machine, sent n-1 times.
   virtual absl::Status Broadcast(tensor::Vector buffer, int root, const CallInfo& info) = 0;
+
+  // Overwrites `output` on the member `root` with the sum of all `input`s. Shapes: input and output
+  // [N], equally long on all members. F32, F64 or BF16. `output` may be `input`; other members'
+  // output is not looked at, and their input does not change. They may return before the root has
+  // read it; where they wait for it, they do so twice as long, since it knows who is missing. Cost:
+  // the input of each member but the root copied into shared memory (or sent), and all n added in
+  // place by the root.
+  virtual absl::Status Reduce(tensor::Vector input, tensor::Vector output, int root,
+                              const CallInfo& info) = 0;
 
   // Overwrites block j of `output` with block i of the `input` of the member j, on the member i.
   // Shapes: input [n N], output [n N]; equally long on all members, the caller pads. Any type. The

@@ -40,6 +40,8 @@ enum class Way {
   kAllGather,
   kFromRoot,
   kToMember,
+  kReduceAt,
+  kReduceFrom,
   kAllToAll,
   kBarrier,
   kReceive,
@@ -63,6 +65,10 @@ absl::Status PerformOnce(Way way, Communicator& comm, const CallInfo& info) {
       return comm.Broadcast(whole, kVictim, info);
     case Way::kToMember:
       return comm.Broadcast(whole, 0, info);
+    case Way::kReduceAt:
+      return comm.Reduce(whole, whole, kVictim, info);
+    case Way::kReduceFrom:
+      return comm.Reduce(whole, whole, 0, info);
     case Way::kAllToAll: {
       std::vector<float> output(kSize);
       return comm.AllToAll(whole, {output.data(), DType::kF32, kSize}, info);
@@ -145,8 +151,9 @@ TEST_P(VictimTest, OthersFailInTimeNameTheRankLostInsideACallAndJoinTheNextAttem
 
 std::string VictimName(const ::testing::TestParamInfo<VictimTest::ParamType>& info) {
   constexpr const char* kNames[] = {"AllReduce",       "ReduceScatter", "AllGather",
-                                    "BroadcastFromIt", "BroadcastToIt", "AllToAll",
-                                    "Barrier",         "Receive",       "Send"};
+                                    "BroadcastFromIt", "BroadcastToIt", "ReduceToIt",
+                                    "ReduceFromIt",    "AllToAll",      "Barrier",
+                                    "Receive",         "Send"};
   const int nodes = std::get<1>(info.param);
   return absl::StrCat(kNames[static_cast<int>(std::get<0>(info.param))],
                       nodes == kOneNodeOfRings ? "OnRings" : absl::StrCat("On", nodes, "Nodes"),
@@ -156,8 +163,9 @@ std::string VictimName(const ::testing::TestParamInfo<VictimTest::ParamType>& in
 INSTANTIATE_TEST_SUITE_P(
     All, VictimTest,
     ::testing::Combine(::testing::Values(Way::kAllReduce, Way::kReduceScatter, Way::kAllGather,
-                                         Way::kFromRoot, Way::kToMember, Way::kAllToAll,
-                                         Way::kBarrier, Way::kReceive, Way::kSend),
+                                         Way::kFromRoot, Way::kToMember, Way::kReduceAt,
+                                         Way::kReduceFrom, Way::kAllToAll, Way::kBarrier,
+                                         Way::kReceive, Way::kSend),
                        ::testing::Values(kOneNodeOfRings, 1, 3),
                        ::testing::Values(SIGKILL, SIGSTOP)),
     VictimName);
@@ -326,6 +334,10 @@ TEST(ArgumentsTest, BadOnesAreRefusedBeforeAnythingIsSent) {
     EXPECT_EQ(comm->AllGather(floats(3), floats(8), {}).code(), invalid);
     EXPECT_EQ(comm->AllGather(floats(4), {data.data(), DType::kF64, 8}, {}).code(), invalid);
     EXPECT_EQ(comm->Broadcast(floats(8), 2, {}).code(), invalid);
+    EXPECT_EQ(comm->Reduce(floats(8), floats(8), -1, {}).code(), invalid);
+    EXPECT_EQ(comm->Reduce(floats(8), floats(7), rank, {}).code(), invalid);
+    const Vector whole_numbers{data.data(), DType::kI32, 8};
+    EXPECT_EQ(comm->Reduce(whole_numbers, whole_numbers, 0, {}).code(), invalid);
     const Vector other_half{data.data() + 4, DType::kF32, 4};
     EXPECT_EQ(comm->AllToAll(floats(3), other_half, {}).code(), invalid);
     EXPECT_EQ(comm->AllToAll(floats(3), {data.data() + 4, DType::kF32, 3}, {}).code(), invalid);

@@ -132,6 +132,33 @@ absl::Status HostCommunicator::Broadcast(Vector buffer, int root, const CallInfo
   return End(call, endpoint_->Run(exchange, call.deadline));
 }
 
+absl::Status HostCommunicator::Reduce(Vector input, Vector output, int root, const CallInfo& info) {
+  if (!IsSummable(input.dtype)) return Invalid(Operation::kReduce, "no sums of this type");
+  if (root < 0 || root >= size()) {
+    return Invalid(Operation::kReduce, absl::StrCat("no member ", root, " to be the root"));
+  }
+  if (rank() == root && (input.dtype != output.dtype || input.size != output.size)) {
+    return Invalid(Operation::kReduce,
+                   absl::StrCat("input of ", input.size, " elements and output of ", output.size,
+                                ", expected equally many, of one type"));
+  }
+  MessageHeader header = Collective(Operation::kReduce, input);
+  header.root = root;
+  // Who waits for the root alone cannot know for whom the root waits: it lets that speak first.
+  CallInfo patient = info;
+  if (rank() != root) patient.timeout = 2 * TimeoutOf(info);
+  Call call = Begin(header, patient, -1);
+  Exchange exchange(call.header);
+  if (rank() != root) {
+    exchange.Send(root, input.data, Bytes(input));
+  } else {
+    exchange.ReceiveSum(
+        {rank(), size(), input.as<std::byte>(), output.as<std::byte>(), Bytes(output)});
+    if (size() == 1) Copy(input, output);
+  }
+  return End(call, endpoint_->Run(exchange, call.deadline));
+}
+
 absl::Status HostCommunicator::AllToAll(Vector input, Vector output, const CallInfo& info) {
   if (input.dtype != output.dtype || input.size != output.size || input.size % size() != 0) {
     return Invalid(
@@ -213,9 +240,7 @@ HostCommunicator::Call HostCommunicator::Begin(const MessageHeader& header, cons
   call.header = header;
   call.header.instruction_id = info.instruction_id;
   call.header.payload_bytes = header.call_bytes;
-  const bool is_default = info.timeout == absl::ZeroDuration();
-  call.deadline =
-      base::RealClock().Monotonic() + (is_default ? options_.default_timeout : info.timeout);
+  call.deadline = base::RealClock().Monotonic() + TimeoutOf(info);
   call.event.operation = header.operation;
   call.event.group = name();
   call.event.sequence = header.sequence;

@@ -29,6 +29,8 @@ class HostCommunicator : public Communicator {
   absl::Status AllGather(tensor::Vector input, tensor::Vector output,
                          const CallInfo& info) override;
   absl::Status Broadcast(tensor::Vector buffer, int root, const CallInfo& info) override;
+  absl::Status Reduce(tensor::Vector input, tensor::Vector output, int root,
+                      const CallInfo& info) override;
   absl::Status AllToAll(tensor::Vector input, tensor::Vector output, const CallInfo& info) override;
   absl::Status Barrier(const CallInfo& info) override;
   absl::Status Send(int peer, absl::Span<const std::byte> bytes, const CallInfo& info) override;
@@ -43,6 +45,9 @@ class HostCommunicator : public Communicator {
     CallEvent event;
   };
 
+  absl::Duration TimeoutOf(const CallInfo& info) const {
+    return info.timeout == absl::ZeroDuration() ? options_.default_timeout : info.timeout;
+  }
   absl::Status Invalid(Operation operation, absl::string_view problem) const;
   absl::Status CheckPeer(Operation operation, int peer) const;
   Call Begin(const MessageHeader& header, const CallInfo& info, int peer);

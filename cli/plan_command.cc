@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "cli/commands.h"
 #include "cli/job_file.h"
 #include "cli/report.h"
@@ -75,14 +77,47 @@ absl::Status CheckRate(const char* flag, double rate) {
       absl::StrCat(flag, ": ", rate, " is out of range; expected more than 0"));
 }
 
-// A collective of n members over a ring moves (n - 1) / n of its bytes through each link, a sum
-// that all of them get twice that. Tensor ranks wait for what they exchange in a pass.
+// A collective of n members over a ring moves this part of its bytes through each link.
+double PartMoved(double members) { return (members - 1) / members; }
+
+// Of which operation and chunk.
+using PassNanos = std::map<std::pair<plan::OpKind, int>, int64_t>;
+
+// Of passes that tensor ranks share: as their products and exchanges follow one another.
+absl::StatusOr<PassNanos> NanosOfPasses(const JobPlan& plan, const PlanFlags& flags) {
+  PassNanos nanos;
+  const double part = PartMoved(plan.options.mesh.tensor_size());
+  const model::PassRates rates = {.flops_per_second = flags.flops_per_second,
+                                  .bytes_per_second = flags.bytes_per_second / part};
+  const bool overlap = plan.spec.parallel().tp_comm_overlap();
+  for (int chunk = 0; part > 0 && chunk < plan.options.num_chunks(); ++chunk) {
+    ASSIGN_OR_RETURN(const model::ChunkRange range,
+                     model::MakeChunkRange(plan.part.config, plan.options.num_chunks(), chunk));
+    const model::ChunkOptions options = plan.part.ModelOptions(range, /*num_slots=*/1);
+    const auto add = [&](plan::OpKind kind, model::Pass pass) {
+      const double seconds = SecondsOf(OperationsOf(options, pass), rates, overlap);
+      nanos[{kind, chunk}] = std::llround(1e9 * seconds);
+    };
+    add(plan::OpKind::kForward, model::Pass::kForward);
+    if (options.split_backward) {
+      add(plan::OpKind::kBackward, model::Pass::kBackwardInput);
+      add(plan::OpKind::kWeightGradient, model::Pass::kBackwardWeights);
+    } else {
+      add(plan::OpKind::kBackward, model::Pass::kBackward);
+    }
+  }
+  return nanos;
+}
+
+// A sum that all members get moves twice the bytes.
 int64_t NanosOf(const plan::Instruction& instruction, const plan::Mesh& mesh,
-                const PlanFlags& flags) {
+                const PlanFlags& flags, const PassNanos& passes) {
+  const auto pass = passes.find({instruction.kind(), instruction.id.chunk()});
+  if (pass != passes.end()) return pass->second;
   double bytes = 0;
   if (instruction.group != plan::GroupKind::kNone) {
-    const double members = mesh.GroupSize(instruction.group);
-    double part = plan::IsTransfer(instruction.kind()) ? 1 : (members - 1) / members;
+    double part =
+        plan::IsTransfer(instruction.kind()) ? 1 : PartMoved(mesh.GroupSize(instruction.group));
     if (instruction.kind() == plan::OpKind::kSumReplicated) part *= 2;
     bytes = part * static_cast<double>(instruction.bytes);
   }
@@ -105,9 +140,10 @@ absl::StatusOr<JobPlan> MakePlan(const PlanFlags& flags) {
   const absl::Duration built = clock.Monotonic();
   RETURN_IF_ERROR(plan::ValidateRolePlans(result.stages));
   result.effort = {.build = built - start, .validate = clock.Monotonic() - built};
+  ASSIGN_OR_RETURN(const PassNanos passes, NanosOfPasses(result, flags));
   ASSIGN_OR_RETURN(result.time,
                    simulate::TimeStep(result.stages, [&](const plan::Instruction& instruction) {
-                     return NanosOf(instruction, options.mesh, flags);
+                     return NanosOf(instruction, options.mesh, flags, passes);
                    }));
   return result;
 }
@@ -181,7 +217,30 @@ double BubblePercent(const JobPlan& plan) {
   return Percent(plan.time.end - longest, longest);
 }
 
+// "gather: norm"
+std::string Words(const model::PassOperation& operation) {
+  switch (operation.kind) {
+    case model::OperationKind::kGather:
+      return absl::StrCat("gather: ", operation.name);
+    case model::OperationKind::kScatter:
+      return absl::StrCat("sum: ", operation.name);
+    default:
+      return operation.name;
+  }
+}
+
+// How often the next `length` operations follow one another.
+size_t Repeats(absl::Span<const model::PassOperation> operations, size_t length) {
+  const auto are_alike = [](const model::PassOperation& a, const model::PassOperation& b) {
+    return a.kind == b.kind && a.name == b.name && a.flops == b.flops && a.bytes == b.bytes;
+  };
+  size_t same = length;
+  while (same < operations.size() && are_alike(operations[same], operations[same - length])) ++same;
+  return same / length;
+}
+
 // What a layer does in each pass of a micro-batch, in order: the same in all layers of all ranks.
+// Pieces that follow one another, or take turns with those of a product, stand once.
 void PrintLayer(const JobPlan& plan) {
   const model::ChunkOptions options =
       plan.part.ModelOptions({.first_layer = 0, .num_layers = 1}, /*num_slots=*/1);
@@ -192,15 +251,19 @@ void PrintLayer(const JobPlan& plan) {
   } else {
     passes.push_back({"backward", model::Pass::kBackward});
   }
-  std::vector<std::vector<std::string>> rows = {{"PASS", "OPERATION", "COST"}};
+  std::vector<std::vector<std::string>> rows = {{"PASS", "TIMES", "OPERATION", "COST OF EACH"}};
   for (const auto& [name, pass] : passes) {
-    for (const model::PassOperation& one : model::OperationsOf(options, pass).layer) {
-      const char* exchange = one.kind == model::OperationKind::kGather    ? "all-gather: "
-                             : one.kind == model::OperationKind::kScatter ? "reduce-scatter: "
-                                                                          : "";
-      rows.push_back(
-          {name, absl::StrCat(exchange, one.name),
-           one.bytes > 0 ? base::FormatBytes(one.bytes) : absl::StrFormat("%.3g FLOP", one.flops)});
+    const std::vector<model::PassOperation> layer = model::OperationsOf(options, pass).layer;
+    absl::Span<const model::PassOperation> left = layer;
+    while (!left.empty()) {
+      const size_t length = Repeats(left, 1) == 1 && Repeats(left, 2) > 1 ? 2 : 1;
+      const size_t times = Repeats(left, length);
+      for (const model::PassOperation& one : left.first(length)) {
+        rows.push_back({name, absl::StrCat(times), Words(one),
+                        one.bytes > 0 ? base::FormatBytes(one.bytes)
+                                      : absl::StrFormat("%.3g FLOP", one.flops)});
+      }
+      left.remove_prefix(length * times);
     }
   }
   std::printf("\neach layer, of one micro-batch, on one rank\n%s", FormatTable(rows).c_str());

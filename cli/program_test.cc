@@ -157,8 +157,8 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
        {"fortunes: data 2 x pipeline 2 x tensor 1 = 4 ranks, 4 micro-batches, 1f1b\n",
         "\nRANK  DATA  PIPELINE  TENSOR  DATA GROUP  PIPELINE GROUP\n",
         "\n3     1     1         0       2, 3        1, 3\n",
-        "\nvalid for all 4 ranks: no deadlock", "\nbackward  mlp.down weights  2.68e+08 FLOP\n",
-        "F.c1.m0 B.c1.m0 F.c1.m1"}) {
+        "\nvalid for all 4 ranks: no deadlock",
+        "\nbackward  1      mlp.down weights  2.68e+08 FLOP\n", "F.c1.m0 B.c1.m0 F.c1.m1"}) {
     EXPECT_TRUE(absl::StrContains(text.out, part)) << part << " is not in " << text.out;
   }
   // Four equal stages without time for links: what each schedule is known for.
@@ -189,6 +189,27 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
     EXPECT_EQ(refused.code, 2);
     EXPECT_TRUE(absl::StrContains(refused.error, mistake)) << refused.error;
   }
+}
+
+TEST_F(ProgramTest, PlanPricesWhatTensorRanksExchangeBesideProducts) {
+  const std::string job =
+      "plan examples/fortunes.yaml --set parallel.tensor_model_parallel_size=2 "
+      "--set parallel.data_parallel_size=1 ";
+  const Outcome text = Run(job + "--instructions");
+  EXPECT_EQ(text.code, 0) << text.error;
+  for (const char* part : {"\nforward   2      gather: norm ", "\nforward   2      attn.qkv ",
+                           "\nforward   2      mlp.down ", "\nforward   2      sum: mlp.down "}) {
+    EXPECT_TRUE(absl::StrContains(text.out, part)) << part << " is not in " << text.out;
+  }
+  const auto seconds = [&](const std::string& more) {
+    const Outcome json = Run(job + "-o json " + more);
+    EXPECT_EQ(json.code, 0) << json.error;
+    return NumberIn(json.out, "step_seconds");
+  };
+  const double free = seconds("--bytes-per-second 1e30");
+  const double overlapped = seconds("");
+  EXPECT_LT(free, overlapped);
+  EXPECT_LT(overlapped, seconds("--set parallel.tp_comm_overlap=false"));
 }
 
 TEST_F(ProgramTest, PlanProvesAllRanksOfTheLargestJobThatMegaScaleReports) {

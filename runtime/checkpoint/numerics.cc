@@ -140,7 +140,7 @@ v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
   // is the schedule's choice. Elsewhere schedules add in one order.
   if (spec.parallel().zero_stage() == 2) Rename(kWasWritten, kReducedBySchedule, fields);
   for (const char* when : {"pipeline_schedule", "overlap_grad_reduce", "overlap_param_gather",
-                           "overlap_p2p_communication"}) {
+                           "overlap_p2p_communication", "tp_comm_overlap"}) {
     fields->erase(absl::StrCat("layout.", when));
   }
   Rename("batch.precision", "precision", fields);

@@ -61,6 +61,7 @@ TEST(NumericsTest, AJobMayBeProlongedMovedAndRenamed) {
   moved.mutable_parallel()->set_overlap_grad_reduce(false);
   moved.mutable_parallel()->set_overlap_param_gather(false);
   moved.mutable_parallel()->set_overlap_p2p_communication(false);
+  moved.mutable_parallel()->set_tp_comm_overlap(false);
   EXPECT_TRUE(CompareFingerprints(MakeNumericsFingerprint(Spec(), "avx2"),
                                   MakeNumericsFingerprint(moved, "avx2"), {})
                   .ok());

@@ -17,25 +17,29 @@ namespace {
 constexpr auto k1F1B = job::v1::PIPELINE_SCHEDULE_1F1B;
 constexpr auto kZeroBubble = job::v1::PIPELINE_SCHEDULE_ZB_H1;
 
-// Counts the bytes of whole buffers; the other rank has the same numbers as this one.
+// Counts the bytes of exchanges; the other rank has the same numbers as this one.
 class CountingGroup final : public model::TensorGroup {
  public:
   model::TensorPlace place() const override { return {.size = 2, .index = 0}; }
-  void AllGather(const tensor::Vector& in, const tensor::Vector& out) override {
+  Exchange Broadcast(int, const tensor::Vector& in, const tensor::Vector& out) override {
     std::memcpy(out.data, in.data, Bytes(in));
-    std::memcpy(out.as<std::byte>() + Bytes(in), in.data, Bytes(in));
-    bytes_ += static_cast<int64_t>(Bytes(out));
+    return Count(in);
   }
-  void ReduceScatter(const tensor::Vector& in, const tensor::Vector& out) override {
-    std::memcpy(out.data, in.data, Bytes(out));
-    bytes_ += static_cast<int64_t>(Bytes(in));
+  Exchange Reduce(int to, const tensor::Vector& in, const tensor::Vector& out) override {
+    if (to == 0) std::memcpy(out.data, in.data, Bytes(in));
+    return Count(in);
   }
+  void Wait(Exchange) override {}
   absl::Status status() const override { return absl::OkStatus(); }
 
   // Since the last call.
   int64_t Take() { return std::exchange(bytes_, 0); }
 
  private:
+  Exchange Count(const tensor::Vector& vector) {
+    bytes_ += static_cast<int64_t>(Bytes(vector));
+    return 1;
+  }
   static size_t Bytes(const tensor::Vector& vector) {
     return static_cast<size_t>(vector.size) * tensor::SizeOf(vector.dtype);
   }

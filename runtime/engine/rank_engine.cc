@@ -63,6 +63,7 @@ class Engine : public RankEngine {
 
  private:
   absl::Status PrepareMemory();
+  absl::Status PreparePeers();
   absl::Status AllocateParameters();
   absl::Status Allocate(const std::vector<tensor::Vector*>& spaces);
   absl::Status PrepareFabric();
@@ -89,8 +90,9 @@ class Engine : public RankEngine {
   std::unique_ptr<ops::Ops> shard_ops_;
   RankChunks chunks_;
   GradientBuffers gradient_buffers_;
-  tensor::Vector replicated_;           // of tensor ranks: see ShardOptions
-  std::unique_ptr<TensorPeers> peers_;  // of tensor ranks
+  tensor::Vector replicated_;                  // of tensor ranks: see ShardOptions
+  std::unique_ptr<stream::Stream> exchanges_;  // of peers_, where they overlap
+  std::unique_ptr<TensorPeers> peers_;         // of tensor ranks
   std::unique_ptr<StageCompute> stage_;
   std::unique_ptr<ShardCompute> shard_;
 
@@ -129,7 +131,7 @@ absl::Status Engine::PrepareMemory() {
   compute_ops_ = MakeOps(part_.compute, options_.spec.parallel().threads_per_rank());
   shard_ops_ = MakeOps(part_.compute, 1);
   if (part_.tensor.size > 1) {
-    peers_ = std::make_unique<TensorPeers>(part_.tensor, &doing_, timeout());
+    RETURN_IF_ERROR(PreparePeers());
   }
   for (size_t i = 0; i < chunks_.size(); ++i) {
     RankChunk& chunk = chunks_[i];
@@ -160,6 +162,17 @@ absl::Status Engine::PrepareMemory() {
                                                        .stage = stage_.get(),
                                                        .replicated = replicated_,
                                                        .timeout = timeout()});
+  return absl::OkStatus();
+}
+
+absl::Status Engine::PreparePeers() {
+  TensorPeersOptions peers = {.place = part_.tensor, .doing = &doing_, .timeout = timeout()};
+  if (options_.spec.parallel().tp_comm_overlap()) {
+    const absl::string_view name = plan::Name(plan::StreamKind::kTensorParallel);
+    ASSIGN_OR_RETURN(exchanges_, stream::Stream::Create(std::string(name.data(), name.size())));
+    peers.exchanges = exchanges_.get();
+  }
+  peers_ = std::make_unique<TensorPeers>(peers);
   return absl::OkStatus();
 }
 

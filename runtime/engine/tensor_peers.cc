@@ -1,36 +1,97 @@
 #include "runtime/engine/tensor_peers.h"
 
+#include <cstring>
+
 #include "runtime/base/check.h"
 
 namespace megascale::engine {
+namespace {
+
+int64_t BytesOf(const tensor::Vector& vector) {
+  return vector.size * static_cast<int64_t>(tensor::SizeOf(vector.dtype));
+}
+
+}  // namespace
 
 void TensorPeers::Begin(plan::InstructionId pass, comm::Communicator* communicator) {
-  MEGASCALE_CHECK(communicator->size() == place_.size && communicator->rank() == place_.index);
+  const model::TensorPlace& place = options_.place;
+  MEGASCALE_CHECK(communicator->size() == place.size && communicator->rank() == place.index);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  MEGASCALE_CHECK(num_done_ == num_begun_);
   communicator_ = communicator;
   pass_ = pass;
-  piece_ = 0;
+  num_begun_ = 0;
+  num_done_ = 0;
 }
 
-template <typename Call>
-void TensorPeers::Exchange(const tensor::Vector& whole, const Call& call) {
-  if (!status_.ok()) return;
+TensorPeers::Exchange TensorPeers::Broadcast(int from, const tensor::Vector& in,
+                                             const tensor::Vector& out) {
+  return Add({.reduces = false, .root = from, .in = in, .out = out});
+}
+
+TensorPeers::Exchange TensorPeers::Reduce(int to, const tensor::Vector& in,
+                                          const tensor::Vector& out) {
+  return Add({.reduces = true, .root = to, .in = in, .out = out});
+}
+
+TensorPeers::Exchange TensorPeers::Add(const Call& call) {
   MEGASCALE_CHECK(communicator_ != nullptr);
-  const plan::InstructionId id = pass_.WithPiece(++piece_);
-  doing_->BeginWait(id);
-  doing_->BeginExchange(id, whole.size * static_cast<int64_t>(tensor::SizeOf(whole.dtype)));
-  status_ = call(comm::CallInfo{id.packed(), timeout_});
-  doing_->EndExchange(status_);
-  doing_->EndWait(pass_);
+  Wait(num_begun_ + 1 - kBegunMax);
+  const Exchange number = ++num_begun_;
+  calls_[static_cast<size_t>(number % kBegunMax)] = call;
+  if (options_.exchanges != nullptr) {
+    options_.exchanges->Enqueue([this] { DoNext(); });
+    return number;
+  }
+  options_.doing->BeginWait(pass_.WithPiece(static_cast<int>(number)));
+  DoNext();
+  options_.doing->EndWait(pass_);
+  return number;
 }
 
-void TensorPeers::AllGather(const tensor::Vector& in, const tensor::Vector& out) {
-  Exchange(out,
-           [&](const comm::CallInfo& info) { return communicator_->AllGather(in, out, info); });
+void TensorPeers::DoNext() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const Exchange number = num_done_ + 1;
+  absl::Status status = status_;
+  lock.unlock();
+  if (status.ok()) {
+    status = Do(calls_[static_cast<size_t>(number % kBegunMax)],
+                pass_.WithPiece(static_cast<int>(number)));
+  }
+  lock.lock();
+  num_done_ = number;
+  status_.Update(status);
+  done_.notify_all();
 }
 
-void TensorPeers::ReduceScatter(const tensor::Vector& in, const tensor::Vector& out) {
-  Exchange(in,
-           [&](const comm::CallInfo& info) { return communicator_->ReduceScatter(in, out, info); });
+absl::Status TensorPeers::Do(const Call& call, plan::InstructionId id) {
+  const comm::CallInfo info = {id.packed(), options_.timeout};
+  options_.doing->BeginExchange(id, BytesOf(call.in));
+  absl::Status status;
+  if (call.reduces) {
+    status = communicator_->Reduce(call.in, call.out, call.root, info);
+  } else {
+    if (call.root == options_.place.index) {
+      std::memcpy(call.out.data, call.in.data, static_cast<size_t>(BytesOf(call.in)));
+    }
+    status = communicator_->Broadcast(call.out, call.root, info);
+  }
+  options_.doing->EndExchange(status);
+  return status;
+}
+
+void TensorPeers::Wait(Exchange last) {
+  MEGASCALE_CHECK(last <= num_begun_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (num_done_ >= last) return;
+  options_.doing->BeginWait(pass_.WithPiece(static_cast<int>(last)));
+  done_.wait(lock, [&] { return num_done_ >= last; });
+  options_.doing->EndWait(pass_);
+}
+
+absl::Status TensorPeers::status() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return status_;
 }
 
 }  // namespace megascale::engine

@@ -531,6 +531,7 @@ void UpgradeJobSpec(JobSpec* spec) {
   if (!parallel.has_overlap_grad_reduce()) parallel.set_overlap_grad_reduce(true);
   if (!parallel.has_overlap_param_gather()) parallel.set_overlap_param_gather(true);
   if (!parallel.has_overlap_p2p_communication()) parallel.set_overlap_p2p_communication(true);
+  if (!parallel.has_tp_comm_overlap()) parallel.set_tp_comm_overlap(true);
   parallel.set_zero_stage(OrDefault(parallel.zero_stage(), 1));
 }
 

@@ -273,6 +273,7 @@ TEST(JobSpecTest, AnOlderVersionsSpecificationIsUpgradedToWhatThatVersionDid) {
   older.mutable_parallel()->clear_overlap_grad_reduce();
   older.mutable_parallel()->clear_overlap_param_gather();
   older.mutable_parallel()->clear_overlap_p2p_communication();
+  older.mutable_parallel()->clear_tp_comm_overlap();
   older.mutable_parallel()->clear_zero_stage();
   UpgradeJobSpec(&older);
   EXPECT_EQ(older.SerializeAsString(), now.SerializeAsString());
@@ -286,10 +287,13 @@ TEST(JobSpecTest, CommunicationOverlapsUnlessTheJobSaysNo) {
   EXPECT_TRUE(by_default.overlap_grad_reduce());
   EXPECT_TRUE(by_default.overlap_param_gather());
   EXPECT_TRUE(by_default.overlap_p2p_communication());
+  EXPECT_TRUE(by_default.tp_comm_overlap());
   spec.mutable_parallel()->set_overlap_param_gather(false);
+  spec.mutable_parallel()->set_tp_comm_overlap(false);
   const v1::ParallelSpec without = ResolveJobSpec(spec)->parallel();
   EXPECT_TRUE(without.overlap_grad_reduce());
   EXPECT_FALSE(without.overlap_param_gather());
+  EXPECT_FALSE(without.tp_comm_overlap());
   EXPECT_TRUE(without.overlap_p2p_communication());
 }
 

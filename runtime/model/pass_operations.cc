@@ -1,5 +1,6 @@
 #include "runtime/model/pass_operations.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -33,7 +34,14 @@ struct LinearShape {
   int64_t out = 0;
 };
 
-// Appends operations in the order of transformer_block.cc and transformer_chunk.cc.
+// Which of the exchanges a gather is, counted from 1; none of one rank.
+struct GatherExchanges {
+  int first = 0;
+  int last = 0;
+};
+
+// Appends operations in the order of transformer_block.cc and transformer_chunk.cc, and waits where
+// these do.
 class Writer {
  public:
   explicit Writer(const ChunkOptions& options)
@@ -50,97 +58,145 @@ class Writer {
     attention_flops_ = std::llround((layer.forward - layer.weights) * static_cast<double>(tokens_));
   }
 
-  Operations Take() { return std::exchange(operations_, {}); }
+  // What was added since the last call.
+  Operations Take() {
+    MEGASCALE_CHECK(num_waited_ == num_begun_);
+    num_waited_ = 0;
+    num_begun_ = 0;
+    return std::exchange(operations_, {});
+  }
 
-  void Embedding() { Scatter("embedding"); }
-  void EmbeddingBackward() { Gather("embedding's gradient"); }
+  void Embedding() {
+    for (int piece = 0; piece < pieces(); ++piece) Exchange(kScatter, "embedding", PieceBytes());
+    Wait(num_begun_);
+  }
+  void EmbeddingBackward() { Wait(Gather("embedding's gradient")); }
 
   void Head() {
-    Gather("norm");
-    Product(head_);
-    Exchange(OperationKind::kGather, "statistics of logits",
-             3 * tokens_ * options_.tensor.size *
-                 static_cast<int64_t>(SizeOf(AccumulationType(options_.compute))));
+    ProductInPieces(head_, Gather("norm"));
+    Wait(GatherPieces("statistics of logits", 3 * tokens_ * AccumulationBytes()));
+    const int sum = ProductAndSum(head_, "norm's gradient");
     Weights(head_);
-    Product(head_);
-    Scatter("norm's gradient");
+    Wait(sum);
   }
 
   void ForwardLayer() {
-    Gather("norm");
-    Attend();
-    Product(out_);
-    if (!config_.parallel_block) Scatter("attn.out");
-    if (config_.has_mlp_norm()) Gather("norm");
-    Product(up_);
-    Product(down_);
-    Scatter(config_.parallel_block ? "attn.out and mlp.down" : "mlp.down");
+    GatherExchanges norm = Gather("norm");
+    Attend(norm);
+    if (config_.parallel_block) {
+      Product(out_);
+    } else {
+      Wait(ProductAndSum(out_, "attn.out"));
+    }
+    if (config_.has_mlp_norm()) norm = Gather("norm");
+    ProductInPieces(up_, norm);
+    Wait(ProductAndSum(down_, config_.parallel_block ? "attn.out and mlp.down" : "mlp.down"));
   }
 
   void ForwardAgain() {
     if (options_.recompute != Recompute::kFull) return;
-    Gather("norm");
-    Attend();
-    if (!config_.parallel_block) {
-      Product(out_);
-      Scatter("attn.out");
-    }
-    if (config_.has_mlp_norm()) Gather("norm");
-    Product(up_);
+    GatherExchanges norm = Gather("norm");
+    Attend(norm);
+    if (!config_.parallel_block) Wait(ProductAndSum(out_, "attn.out"));
+    if (config_.has_mlp_norm()) norm = Gather("norm");
+    ProductInPieces(up_, norm);
   }
 
   // Without the gradients of weights, and what is gathered for them alone, where `weights` is
   // false.
   void BackwardLayer(bool weights) {
-    Gather("output's gradient");
-    BackwardLinear(down_, weights);
-    if (weights) Gather("norm");
-    BackwardLinear(up_, weights);
-    if (config_.has_mlp_norm()) Scatter("norm's gradient");
-    if (!config_.parallel_block) Gather("output's gradient");
-    BackwardLinear(out_, weights);
+    GatherExchanges d_out = Gather("output's gradient");
+    GatherExchanges norm = weights ? Gather("norm") : GatherExchanges();
+    ProductInPieces(down_, d_out);
+    if (weights) Weights(down_);
+    int sum = 0;
+    if (config_.has_mlp_norm()) {
+      sum = ProductAndSum(up_, "norm's gradient");
+    } else {
+      Product(up_);
+    }
+    if (weights) Weights(up_, norm);
+    Wait(sum);
+    if (!config_.parallel_block) d_out = Gather("output's gradient");
+    if (weights && config_.has_mlp_norm()) norm = Gather("norm");
+    ProductInPieces(out_, d_out);
+    if (weights) Weights(out_);
     Add({OperationKind::kAttention, "attention", 2 * attention_flops_, 0});
-    if (weights && config_.has_mlp_norm()) Gather("norm");
-    BackwardLinear(qkv_, weights);
-    Scatter("norm's gradient");
+    sum = ProductAndSum(qkv_, "norm's gradient");
+    if (weights) Weights(qkv_, norm);
+    Wait(sum);
   }
 
   void WeightsOfLayer() {
-    Gather("output's gradient");
-    Weights(down_);
-    Gather("norm");
-    Weights(up_);
-    if (!config_.parallel_block) Gather("output's gradient");
-    Weights(out_);
-    if (config_.has_mlp_norm()) Gather("norm");
-    Weights(qkv_);
+    GatherExchanges d_out = Gather("output's gradient");
+    GatherExchanges norm = Gather("norm");
+    Weights(down_, d_out);
+    if (!config_.parallel_block) d_out = Gather("output's gradient");
+    Weights(up_, norm);
+    if (config_.has_mlp_norm()) norm = Gather("norm");
+    Weights(out_, d_out);
+    Weights(qkv_, norm);
   }
 
  private:
-  void Add(const PassOperation& operation) { operations_.push_back(operation); }
+  using enum OperationKind;
 
+  void Add(PassOperation operation) {
+    operation.after = num_waited_;
+    operations_.push_back(operation);
+  }
+  void Wait(int exchange) { num_waited_ = std::max(num_waited_, exchange); }
+  void Wait(const GatherExchanges& rows) { Wait(rows.last); }
+
+  int64_t AccumulationBytes() const {
+    return static_cast<int64_t>(SizeOf(AccumulationType(options_.compute)));
+  }
+  // Each is one rank's rows.
+  int pieces() const { return options_.tensor.size; }
+  int64_t PieceBytes() const {
+    return tokens_ / pieces() * config_.hidden_size *
+           static_cast<int64_t>(SizeOf(options_.compute));
+  }
+  // One rank alone exchanges nothing.
   void Exchange(OperationKind kind, const char* what, int64_t bytes) {
-    if (options_.tensor.size > 1) Add({kind, what, 0, bytes});
+    if (pieces() == 1) return;
+    Add({kind, what, 0, bytes});
+    ++num_begun_;
   }
-  int64_t RowBytes() const {
-    return tokens_ * config_.hidden_size * static_cast<int64_t>(SizeOf(options_.compute));
+  GatherExchanges GatherPieces(const char* what, int64_t bytes) {
+    const int before = num_begun_;
+    for (int piece = 0; piece < pieces(); ++piece) Exchange(kGather, what, bytes);
+    return {before + 1, num_begun_};
   }
-  void Gather(const char* what) { Exchange(OperationKind::kGather, what, RowBytes()); }
-  void Scatter(const char* what) { Exchange(OperationKind::kScatter, what, RowBytes()); }
+  GatherExchanges Gather(const char* what) { return GatherPieces(what, PieceBytes()); }
 
-  void Product(const LinearShape& linear) {
-    Add({OperationKind::kProduct, linear.name, 2 * tokens_ * linear.in * linear.out, 0});
+  void ProductOf(const LinearShape& linear, int64_t rows) {
+    Add({kProduct, linear.name, 2 * rows * linear.in * linear.out, 0});
   }
-  void Weights(const LinearShape& linear) {
-    Add({OperationKind::kProduct, linear.weights, 2 * tokens_ * linear.in * linear.out, 0});
+  void Product(const LinearShape& linear) { ProductOf(linear, tokens_); }
+  // As TensorRows::ForEach.
+  void ProductInPieces(const LinearShape& linear, const GatherExchanges& rows) {
+    ProductOf(linear, tokens_ / pieces());
+    for (int rank = 0; rank < pieces(); ++rank) {
+      Wait(std::min(rows.first + rank, rows.last));
+      if (rank != options_.tensor.index) ProductOf(linear, tokens_ / pieces());
+    }
   }
-  void BackwardLinear(const LinearShape& linear, bool weights) {
-    if (weights) Weights(linear);
-    Product(linear);
+  // As TensorRows::AddUp. Returns the last exchange.
+  int ProductAndSum(const LinearShape& linear, const char* what) {
+    for (int piece = 0; piece < pieces(); ++piece) {
+      ProductOf(linear, tokens_ / pieces());
+      Exchange(kScatter, what, PieceBytes());
+    }
+    return num_begun_;
   }
-  void Attend() {
-    Product(qkv_);
-    Add({OperationKind::kAttention, "attention", attention_flops_, 0});
+  void Weights(const LinearShape& linear, const GatherExchanges& rows = {}) {
+    Wait(rows);
+    Add({kProduct, linear.weights, 2 * tokens_ * linear.in * linear.out, 0});
+  }
+  void Attend(const GatherExchanges& norm) {
+    ProductInPieces(qkv_, norm);
+    Add({kAttention, "attention", attention_flops_, 0});
   }
 
   const ChunkOptions& options_;
@@ -149,7 +205,28 @@ class Writer {
   LinearShape qkv_, out_, up_, down_, head_;
   int64_t attention_flops_ = 0;
   Operations operations_;
+  int num_begun_ = 0;   // exchanges, since the last Take
+  int num_waited_ = 0;  // of these; all up to this one
 };
+
+// Of operations that begin when all before them have ended.
+double SecondsOf(const Operations& operations, const PassRates& rates, bool overlap) {
+  double computed = 0;
+  double exchanged = 0;
+  std::vector<double> ends = {0};  // of exchanges
+  for (const PassOperation& one : operations) {
+    computed = std::max(computed, ends[static_cast<size_t>(one.after)]);
+    if (one.kind == OperationKind::kProduct || one.kind == OperationKind::kAttention) {
+      computed += static_cast<double>(one.flops) / rates.flops_per_second;
+      continue;
+    }
+    exchanged =
+        std::max(exchanged, computed) + static_cast<double>(one.bytes) / rates.bytes_per_second;
+    ends.push_back(exchanged);
+    if (!overlap) computed = exchanged;
+  }
+  return std::max(computed, exchanged);
+}
 
 }  // namespace
 
@@ -159,6 +236,12 @@ int64_t PassOperations::flops() const {
 
 int64_t PassOperations::exchanged_bytes() const {
   return SumOf(before).bytes + num_layers * SumOf(layer).bytes + SumOf(after).bytes;
+}
+
+double SecondsOf(const PassOperations& pass, const PassRates& rates, bool overlap) {
+  return SecondsOf(pass.before, rates, overlap) +
+         pass.num_layers * SecondsOf(pass.layer, rates, overlap) +
+         SecondsOf(pass.after, rates, overlap);
 }
 
 PassOperations OperationsOf(const ChunkOptions& options, Pass pass) {

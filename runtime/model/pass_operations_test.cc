@@ -18,13 +18,13 @@ using Log = std::vector<PassOperation>;
 // Computes nothing: writes down what a chunk asks for.
 class RecordingOps final : public ops::Ops {
  public:
-  explicit RecordingOps(Log* log) : log_(*log) {}
+  RecordingOps(Log* log, const int* num_waited) : log_(*log), num_waited_(*num_waited) {}
 
   ops::DType compute() const override { return ops::DType::kBF16; }
   void MatMul(const ops::MatMulArgs& args) override {
     const int64_t inner = args.transpose_a == ops::Transpose::kYes ? args.a.rows : args.a.cols;
     log_.push_back(
-        {OperationKind::kProduct, "", 2 * args.c.rows * args.c.cols * inner, /*bytes=*/0});
+        {OperationKind::kProduct, "", 2 * args.c.rows * args.c.cols * inner, 0, num_waited_});
   }
   void Attention(const ops::AttentionArgs& args) override { Attend(args, 1); }
   void AttentionBackward(const ops::AttentionBackwardArgs& args) override {
@@ -55,55 +55,75 @@ class RecordingOps final : public ops::Ops {
       keys += args.window == 0 ? t + 1 : std::min(t + 1, args.window);
     }
     log_.push_back({OperationKind::kAttention, "",
-                    times * 2 * 2 * args.batch * args.heads * args.head_dim * keys, /*bytes=*/0});
+                    times * 2 * 2 * args.batch * args.heads * args.head_dim * keys, 0,
+                    num_waited_});
   }
 
   Log& log_;
+  const int& num_waited_;  // exchanges
 };
 
 class RecordingGroup final : public TensorGroup {
  public:
-  RecordingGroup(int size, Log* log) : size_(size), log_(*log) {}
+  RecordingGroup(int size, Log* log, int* num_waited)
+      : size_(size), log_(*log), num_waited_(*num_waited) {}
 
   TensorPlace place() const override { return {size_, size_ - 1}; }
-  void AllGather(const Vector& in, const Vector& out) override {
-    EXPECT_EQ(out.size, size_ * in.size);
-    log_.push_back({OperationKind::kGather, "", 0, Bytes(out)});
+  Exchange Broadcast(int from, const Vector& in, const Vector& out) override {
+    return Begin(OperationKind::kGather, from, in, out);
   }
-  void ReduceScatter(const Vector& in, const Vector& out) override {
-    EXPECT_EQ(in.size, size_ * out.size);
-    log_.push_back({OperationKind::kScatter, "", 0, Bytes(in)});
+  Exchange Reduce(int to, const Vector& in, const Vector& out) override {
+    return Begin(OperationKind::kScatter, to, in, out);
+  }
+  void Wait(Exchange last) override {
+    EXPECT_LE(last, num_begun_);
+    num_waited_ = std::max(num_waited_, static_cast<int>(last));
   }
   absl::Status status() const override { return absl::OkStatus(); }
 
  private:
-  static int64_t Bytes(const Vector& vector) {
-    return vector.size * static_cast<int64_t>(SizeOf(vector.dtype));
+  // Each rank's piece in turn.
+  Exchange Begin(OperationKind kind, int rank, const Vector& in, const Vector& out) {
+    EXPECT_EQ(out.size, in.size);
+    EXPECT_EQ(rank, num_begun_ % size_);
+    log_.push_back({kind, "", 0, in.size * static_cast<int64_t>(SizeOf(in.dtype)), num_waited_});
+    return ++num_begun_;
   }
 
   const int size_;
   Log& log_;
+  int& num_waited_;
+  Exchange num_begun_ = 0;
 };
 
 std::string ToText(const Log& log) {
   return absl::StrJoin(log, "\n", [](std::string* out, const PassOperation& one) {
-    absl::StrAppend(out, static_cast<int>(one.kind), " ", one.flops, " ", one.bytes);
+    absl::StrAppend(out, static_cast<int>(one.kind), " ", one.flops, " ", one.bytes, " after ",
+                    one.after);
   });
 }
 
-Log Expand(const PassOperations& operations) {
-  Log all = operations.before;
-  for (int i = 0; i < operations.num_layers; ++i) {
-    all.insert(all.end(), operations.layer.begin(), operations.layer.end());
-  }
-  all.insert(all.end(), operations.after.begin(), operations.after.end());
+// `num_exchanges`: made before the pass.
+Log Expand(const PassOperations& operations, int num_exchanges) {
+  Log all;
+  const auto add = [&](const Log& part) {
+    const int before = num_exchanges;
+    for (PassOperation one : part) {
+      one.after += before;
+      if (one.bytes > 0) ++num_exchanges;
+      all.push_back(one);
+    }
+  };
+  add(operations.before);
+  for (int i = 0; i < operations.num_layers; ++i) add(operations.layer);
+  add(operations.after);
   return all;
 }
 
 // What the chunk did since the last call is what the pass is said to consist of.
-void ExpectPass(const ChunkOptions& options, Pass pass, Log* log) {
+void ExpectPass(const ChunkOptions& options, Pass pass, int num_exchanges, Log* log) {
   const PassOperations operations = OperationsOf(options, pass);
-  const Log expanded = Expand(operations);
+  const Log expanded = Expand(operations, num_exchanges);
   EXPECT_EQ(ToText(*log), ToText(expanded)) << "pass " << static_cast<int>(pass);
   int64_t flops = 0;
   int64_t bytes = 0;
@@ -118,8 +138,9 @@ void ExpectPass(const ChunkOptions& options, Pass pass, Log* log) {
 
 void ExpectAllPasses(const ChunkOptions& options) {
   Log log;
-  RecordingOps ops(&log);
-  RecordingGroup group(options.tensor.size, &log);
+  int num_waited = 0;
+  RecordingOps ops(&log, &num_waited);
+  RecordingGroup group(options.tensor.size, &log, &num_waited);
   const ChunkLayout layout(options.config, options.range, options.tensor);
   tensor::Arena arena = *tensor::Arena::Create(
       tensor::Arena::BytesFor(options.compute, layout.num_elements()) +
@@ -131,15 +152,17 @@ void ExpectAllPasses(const ChunkOptions& options) {
                                                options.tensor.size > 1 ? &group : nullptr);
   double loss = 0;
   chunk->Forward(0, {.gradient_scale = 1, .sum = &loss});
-  ExpectPass(options, Pass::kForward, &log);
+  ExpectPass(options, Pass::kForward, 0, &log);
+  const int after_forward = num_waited;
   if (options.split_backward) {
     chunk->BackwardInput(0);
-    ExpectPass(options, Pass::kBackwardInput, &log);
+    ExpectPass(options, Pass::kBackwardInput, after_forward, &log);
+    const int after_input = num_waited;
     chunk->BackwardWeights(0);
-    ExpectPass(options, Pass::kBackwardWeights, &log);
+    ExpectPass(options, Pass::kBackwardWeights, after_input, &log);
   } else {
     chunk->Backward(0);
-    ExpectPass(options, Pass::kBackward, &log);
+    ExpectPass(options, Pass::kBackward, after_forward, &log);
   }
 }
 
@@ -187,6 +210,45 @@ TEST(PassOperationsTest, TensorRanksTogetherComputeWhatOneDoesAlone) {
     EXPECT_EQ(2 * OperationsOf(half, pass).flops(), OperationsOf(alone, pass).flops());
     EXPECT_EQ(OperationsOf(alone, pass).exchanged_bytes(), 0);
     EXPECT_GT(OperationsOf(half, pass).exchanged_bytes(), 0);
+  }
+}
+
+// By hand: a gather, and products of 3 s a piece over its rows.
+TEST(PassOperationsTest, ExchangesHideBehindProductsUnlessTheyDoNotOverlap) {
+  const PassOperation gather = {OperationKind::kGather, "", 0, 20};
+  const auto product = [](int after) {
+    return PassOperation{OperationKind::kProduct, "", 300, 0, after};
+  };
+  PassOperations pass;
+  pass.num_layers = 2;
+  pass.layer = {gather, gather, product(0), product(1), product(2)};
+  const PassRates rates = {.flops_per_second = 100, .bytes_per_second = 10};
+  EXPECT_DOUBLE_EQ(SecondsOf(pass, rates, /*overlap=*/false), 2 * (2 + 2 + 9));
+  EXPECT_DOUBLE_EQ(SecondsOf(pass, rates, /*overlap=*/true), 2 * 9);
+  // Each is waited for: the first, then the second, then the last product.
+  pass.layer = {gather, gather, product(1), product(2)};
+  EXPECT_DOUBLE_EQ(SecondsOf(pass, rates, /*overlap=*/true), 2 * (2 + 3 + 3));
+  // What nothing hides: a last sum.
+  pass.layer = {product(0), {OperationKind::kScatter, "", 0, 20}};
+  EXPECT_DOUBLE_EQ(SecondsOf(pass, rates, /*overlap=*/true), 2 * (3 + 2));
+}
+
+TEST(PassOperationsTest, AnOverlappedPassTakesNoLongerThanOneThatWaitsAndNoLessThanItsProducts) {
+  const ModelConfig config = EvenConfig();
+  ChunkOptions options = {.config = config, .range = *MakeChunkRange(config, 1, 0), .seq = 6};
+  options.tensor = {.size = 2, .index = 1};
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    const PassOperations operations = OperationsOf(options, pass);
+    const double products = static_cast<double>(operations.flops()) / 1e3;
+    for (const double bytes_per_second : {1.0, 1e3, 1e9}) {
+      const PassRates rates = {.flops_per_second = 1e3, .bytes_per_second = bytes_per_second};
+      const double exchanges = static_cast<double>(operations.exchanged_bytes()) / bytes_per_second;
+      const double overlapped = SecondsOf(operations, rates, /*overlap=*/true);
+      EXPECT_NEAR(SecondsOf(operations, rates, /*overlap=*/false) / (products + exchanges), 1,
+                  1e-9);
+      EXPECT_LT(overlapped, products + exchanges);
+      EXPECT_GE(overlapped, std::max(products, exchanges) * (1 - 1e-9));
+    }
   }
 }
 

@@ -5,6 +5,8 @@
 // parallelism).
 #pragma once
 
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "runtime/tensor/tensor.h"
 
@@ -16,23 +18,31 @@ struct TensorPlace {
   int index = 0;
 };
 
-// What the ranks of a tensor group do together. Every rank makes the same calls in the same order.
+// What the ranks of a tensor group exchange in a pass. Every rank begins the same exchanges in the
+// same order, and they are done in that order: while the caller computes, or, where a group does
+// not overlap, before the call that begins one returns. The bits are the same.
 //
-// Errors: no call returns one. After a failure status() says so and calls do nothing; what they
-// should have filled is then whatever it was.
-// Blocking: until the peers have made the same call. Stream: ordered as Ops is. Threads: as Ops.
+// An exchange's buffers are its own until it has been waited for, which is before the pass ends.
+//
+// Errors: no call returns one. After a failure status() says so and exchanges do nothing; what they
+// should have filled is then whatever it was. Blocking: Wait, until the peers have begun the same
+// exchange. Threads: as Ops.
 class TensorGroup {
  public:
+  using Exchange = int64_t;  // how many-th of the pass, from 1
+
   virtual ~TensorGroup() = default;
 
   virtual TensorPlace place() const = 0;
-  // out = the ranks' `in`, one behind the other in rank order.
-  // Shapes: in [n], out [size * n] of the same dtype, which do not overlap.
-  virtual void AllGather(const tensor::Vector& in, const tensor::Vector& out) = 0;
-  // out = this rank's of `size` equal parts of the sum of the ranks' `in`, added in rank order.
-  // Shapes: in [size * n], out [n] of the same dtype, which do not overlap.
-  virtual void ReduceScatter(const tensor::Vector& in, const tensor::Vector& out) = 0;
-  // The first failure, or OK.
+  // out = rank `from`'s `in`, on every rank; other ranks' `in` is not read.
+  // Shapes: in and out [n] of the same dtype, which do not overlap.
+  virtual Exchange Broadcast(int from, const tensor::Vector& in, const tensor::Vector& out) = 0;
+  // out = the sum of the ranks' `in`, added in rank order, on rank `to`; other ranks' `out` is not
+  // written. Shapes: in and out [n] of the same dtype, which do not overlap.
+  virtual Exchange Reduce(int to, const tensor::Vector& in, const tensor::Vector& out) = 0;
+  // Returns once `last` and those before it are done.
+  virtual void Wait(Exchange last) = 0;
+  // The first failure of those that were waited for, or OK.
   virtual absl::Status status() const = 0;
 };
 

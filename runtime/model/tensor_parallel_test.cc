@@ -78,11 +78,12 @@ struct Result {
 };
 
 // Micro-batches in flight together; each rank checks that it knows the same loss as all others.
-Result Train(const TestPipelineOptions& options, int tensor_size, const MakeOps& make_ops) {
+Result Train(const TestPipelineOptions& options, int tensor_size, const MakeOps& make_ops,
+             ExchangeTime time = ExchangeTime::kWhenBegun) {
   std::vector<Result> of_rank(tensor_size);
   std::vector<std::unique_ptr<ops::Ops>> ops(tensor_size);
   std::vector<std::unique_ptr<TestPipeline>> pipelines(tensor_size);
-  RunTensorRanks(tensor_size, [&](TestTensorGroup* group) {
+  const auto run = [&](TestTensorGroup* group) {
     const int index = group != nullptr ? group->place().index : 0;
     TestPipelineOptions mine = options;
     mine.group = group;
@@ -98,7 +99,8 @@ Result Train(const TestPipelineOptions& options, int tensor_size, const MakeOps&
       }
     }
     of_rank[index].loss = pipeline.loss();
-  });
+  };
+  RunTensorRanks(tensor_size, run, time);
   Result result = of_rank[0];
   for (int index = 0; index < tensor_size; ++index) {
     EXPECT_EQ(of_rank[index].loss, result.loss) << "tensor rank " << index;
@@ -115,18 +117,26 @@ void ExpectNear(const Result& result, const Result& expected, double loss_tolera
   EXPECT_LE(LargestTensorDistance(result.gradients, expected.gradients), gradient_tolerance);
 }
 
-// The other ways to go backward, with the bits of the plain one.
+// The other ways to go backward, with the bits of the plain one; in each, exchanges may take until
+// they are waited for.
 void ExpectSameBits(const TestPipelineOptions& plain, const Result& expected, int tensor_size,
                     const MakeOps& make_ops) {
   for (const Recompute mode : {Recompute::kSelective, Recompute::kFull}) {
     TestPipelineOptions options = plain;
     options.recompute = mode;
-    EXPECT_TRUE(Train(options, tensor_size, make_ops) == expected)
-        << "recompute mode " << static_cast<int>(mode);
+    for (const ExchangeTime time : {ExchangeTime::kWhenBegun, ExchangeTime::kWhenWaitedFor}) {
+      EXPECT_TRUE(Train(options, tensor_size, make_ops, time) == expected)
+          << "recompute mode " << static_cast<int>(mode) << ", exchanges "
+          << static_cast<int>(time);
+    }
   }
   TestPipelineOptions options = plain;
+  EXPECT_TRUE(Train(options, tensor_size, make_ops, ExchangeTime::kWhenWaitedFor) == expected);
   options.split_backward = true;
-  EXPECT_TRUE(Train(options, tensor_size, make_ops) == expected) << "split backward";
+  for (const ExchangeTime time : {ExchangeTime::kWhenBegun, ExchangeTime::kWhenWaitedFor}) {
+    EXPECT_TRUE(Train(options, tensor_size, make_ops, time) == expected)
+        << "split backward, exchanges " << static_cast<int>(time);
+  }
 }
 
 // Every `step`th combination of options: in two chunks, but for tied ones and every third.
@@ -195,7 +205,8 @@ ExchangesOfPasses CountOfModel(const ModelConfig& config, bool split) {
     TestPipeline pipeline(options, ops.get());
     Exchanges before;
     const auto since = [&] {
-      const Exchanges now = {group->num_gathers(), group->num_sums()};
+      // In a piece for each rank.
+      const Exchanges now = {group->num_broadcasts() / 2, group->num_sums() / 2};
       const Exchanges made = {now.gathers - before.gathers, now.sums - before.sums};
       before = now;
       return made;
@@ -300,8 +311,9 @@ TEST(TensorParallel, TakesNothingFromTheHeapAfterTheFirstStep) {
 class FailedGroup final : public TensorGroup {
  public:
   TensorPlace place() const override { return {.size = 2, .index = 1}; }
-  void AllGather(const tensor::Vector& in, const tensor::Vector& out) override {}
-  void ReduceScatter(const tensor::Vector& in, const tensor::Vector& out) override {}
+  Exchange Broadcast(int, const tensor::Vector&, const tensor::Vector&) override { return 1; }
+  Exchange Reduce(int, const tensor::Vector&, const tensor::Vector&) override { return 1; }
+  void Wait(Exchange) override {}
   absl::Status status() const override { return absl::AbortedError("a peer's process ended"); }
 };
 

@@ -1,6 +1,7 @@
 #include "runtime/model/test_tensor_group.h"
 
 #include <cstring>
+#include <limits>
 #include <thread>
 
 #include "runtime/base/check.h"
@@ -11,11 +12,8 @@ namespace {
 using tensor::DType;
 using tensor::Vector;
 
-Vector Part(const Vector& vector, int64_t begin, int64_t size) {
-  MEGASCALE_CHECK(begin >= 0 && begin + size <= vector.size);
-  return {vector.as<char>() + begin * static_cast<int64_t>(SizeOf(vector.dtype)), vector.dtype,
-          size};
-}
+constexpr int64_t kCallsMax = 64;  // at once
+constexpr double kNotYet = std::numeric_limits<double>::quiet_NaN();
 
 double Read(const Vector& vector, int64_t i) {
   if (vector.dtype == DType::kF64) return vector.as<double>()[i];
@@ -52,34 +50,51 @@ void TestTensorExchange::Meet() {
   all_here_.wait(lock, [&] { return num_meetings_ != meeting; });
 }
 
-void TestTensorGroup::AllGather(const Vector& in, const Vector& out) {
-  ++num_gathers_;
-  MEGASCALE_CHECK(out.dtype == in.dtype && out.size == in.size * exchange_.size());
-  exchange_.Show(index_, in);
-  for (int rank = 0; rank < exchange_.size(); ++rank) {
-    const Vector& from = exchange_.of_rank(rank);
-    MEGASCALE_CHECK(from.dtype == in.dtype && from.size == in.size);
-    const Vector to = Part(out, rank * in.size, in.size);
-    std::memcpy(to.data, from.data, to.size * SizeOf(to.dtype));
-  }
-  exchange_.Meet();
+TestTensorGroup::TestTensorGroup(TestTensorExchange* exchange, int index, ExchangeTime time)
+    : exchange_(*exchange), index_(index), time_(time), calls_(kCallsMax) {}
+
+TensorGroup::Exchange TestTensorGroup::Broadcast(int from, const Vector& in, const Vector& out) {
+  ++num_broadcasts_;
+  for (int64_t i = 0; i < out.size; ++i) Write(out, i, kNotYet);
+  return Begin({.reduces = false, .root = from, .in = in, .out = out});
 }
 
-void TestTensorGroup::ReduceScatter(const Vector& in, const Vector& out) {
+TensorGroup::Exchange TestTensorGroup::Reduce(int to, const Vector& in, const Vector& out) {
   ++num_sums_;
-  MEGASCALE_CHECK(out.dtype == in.dtype && in.size == out.size * exchange_.size());
-  exchange_.Show(index_, in);
-  for (int64_t i = 0; i < out.size; ++i) {
-    double sum = 0;
-    for (int rank = 0; rank < exchange_.size(); ++rank) {
-      sum += Read(exchange_.of_rank(rank), index_ * out.size + i);
+  for (int64_t i = 0; i < out.size && to == index_; ++i) Write(out, i, kNotYet);
+  return Begin({.reduces = true, .root = to, .in = in, .out = out});
+}
+
+TensorGroup::Exchange TestTensorGroup::Begin(const Call& call) {
+  MEGASCALE_CHECK(call.out.dtype == call.in.dtype && call.out.size == call.in.size);
+  MEGASCALE_CHECK(num_begun_ - num_done_ < kCallsMax);
+  calls_[num_begun_++ % kCallsMax] = call;
+  if (time_ == ExchangeTime::kWhenBegun) Wait(num_begun_);
+  return num_begun_;
+}
+
+void TestTensorGroup::Wait(Exchange last) {
+  MEGASCALE_CHECK(last <= num_begun_);
+  while (num_done_ < last) Do(calls_[num_done_++ % kCallsMax]);
+}
+
+void TestTensorGroup::Do(const Call& call) {
+  exchange_.Show(index_, call.in);
+  const Vector& root = exchange_.of_rank(call.root);
+  MEGASCALE_CHECK(root.dtype == call.out.dtype && root.size == call.out.size);
+  if (!call.reduces) {
+    std::memcpy(call.out.data, root.data, root.size * SizeOf(root.dtype));
+  } else if (call.root == index_) {
+    for (int64_t i = 0; i < call.out.size; ++i) {
+      double sum = 0;
+      for (int rank = 0; rank < exchange_.size(); ++rank) sum += Read(exchange_.of_rank(rank), i);
+      Write(call.out, i, sum);
     }
-    Write(out, i, sum);
   }
   exchange_.Meet();
 }
 
-void RunTensorRanks(int size, const std::function<void(TestTensorGroup*)>& run) {
+void RunTensorRanks(int size, const std::function<void(TestTensorGroup*)>& run, ExchangeTime time) {
   if (size == 1) {
     run(nullptr);
     return;
@@ -87,9 +102,10 @@ void RunTensorRanks(int size, const std::function<void(TestTensorGroup*)>& run) 
   TestTensorExchange exchange(size);
   std::vector<std::thread> ranks;
   for (int index = 0; index < size; ++index) {
-    ranks.emplace_back([&exchange, &run, index] {
-      TestTensorGroup group(&exchange, index);
+    ranks.emplace_back([&exchange, &run, index, time] {
+      TestTensorGroup group(&exchange, index, time);
       run(&group);
+      MEGASCALE_CHECK(group.idle());
     });
   }
   for (std::thread& rank : ranks) rank.join();

@@ -34,94 +34,60 @@ BlockParameters WithoutWeightGradients(BlockParameters parameters) {
 
 }  // namespace
 
-Matrix Rows(const Matrix& matrix, int64_t rows) {
-  MEGASCALE_CHECK(rows <= matrix.rows);
-  Matrix view = matrix;
-  view.rows = rows;
-  return view;
-}
-
-Vector Flat(const Matrix& matrix) {
-  MEGASCALE_CHECK(matrix.stride == matrix.cols);
-  return {matrix.data, matrix.dtype, matrix.rows * matrix.cols};
-}
-
-int64_t TransformerBlock::OwnRows(int64_t tokens) const {
-  return group_ == nullptr ? tokens : tokens / group_->place().size;
-}
-
-Matrix TransformerBlock::AllRows(const Matrix& own_RC, const Matrix& all_NC) const {
-  return group_ == nullptr ? own_RC : Rows(all_NC, own_RC.rows * group_->place().size);
-}
-
-Matrix TransformerBlock::Gather(const Matrix& own_RC, const Matrix& all_NC) {
-  const Matrix all = AllRows(own_RC, all_NC);
-  if (group_ != nullptr) group_->AllGather(Flat(own_RC), Flat(all));
-  return all;
-}
-
-void TransformerBlock::AddUp(const Matrix& partial_NC, const Matrix& own_RC) {
-  if (group_ != nullptr) {
-    group_->ReduceScatter(Flat(partial_NC), Flat(own_RC));
-  } else {
-    MEGASCALE_CHECK(partial_NC.data == own_RC.data);
-  }
-}
-
 Residual TransformerBlock::Forward(const BlockParameters& parameters, const BlockActivations& saved,
                                    const BlockScratch& scratch, BatchShape shape, Residual residual,
                                    const Matrix& delta_RC) {
-  const int64_t rows = OwnRows(shape.tokens());
+  const int64_t rows = rows_.NumOwn(shape.tokens());
   const Matrix out_RC = Rows(delta_RC, rows);
-  const Matrix partial_NC = AllRows(out_RC, scratch.partial_NC);
+  const Matrix partial_NC = rows_.All(out_RC, scratch.partial_NC);
   const auto gather = [&](const NormActivations& norm) {
-    return Gather(Rows(norm.out_RC, rows), scratch.gathered_NC);
+    return rows_.Gather(Rows(norm.out_RC, rows), scratch.gathered_NC);
   };
   const Matrix x_RC = Norm(parameters.input_norm, saved.input_norm, residual);
-  Matrix norm_NC = gather(saved.input_norm);
+  GatheredRows norm = gather(saved.input_norm);
+  const Matrix attention_NA = Attend(parameters, saved, norm, shape);
   if (config_.parallel_block) {
     const Matrix attention_out_NC = Rows(scratch.attention_out_NC, shape.tokens());
-    ForwardAttention(parameters, saved, norm_NC, shape, attention_out_NC);
+    Linear(parameters.attention_out, attention_NA, attention_out_NC);
     if (config_.has_mlp_norm()) {
       Norm(parameters.post_attention_norm, saved.post_attention_norm, {x_RC, {}});
-      norm_NC = gather(saved.post_attention_norm);
+      norm = gather(saved.post_attention_norm);
     }
-    ForwardMlp(parameters, saved, norm_NC, partial_NC);
-    ops_.Add(attention_out_NC, partial_NC, partial_NC);
-    AddUp(partial_NC, out_RC);
+    const Matrix inner_NI = ExpandAndActivate(parameters, saved, norm);
+    const auto make = [&](int64_t first, int64_t count) {
+      const Matrix piece_RC = RowsFrom(partial_NC, first, count);
+      Linear(parameters.down, RowsFrom(inner_NI, first, count), piece_RC);
+      ops_.Add(RowsFrom(attention_out_NC, first, count), piece_RC, piece_RC);
+    };
+    rows_.Wait(rows_.AddUp(partial_NC, out_RC, make));
     return {x_RC, out_RC};
   }
-  ForwardAttention(parameters, saved, norm_NC, shape, partial_NC);
-  AddUp(partial_NC, out_RC);
+  LinearAddUp(parameters.attention_out, attention_NA, partial_NC, out_RC);
   const Matrix middle_RC =
       Norm(parameters.post_attention_norm, saved.post_attention_norm, {x_RC, out_RC});
-  ForwardMlp(parameters, saved, gather(saved.post_attention_norm), partial_NC);
-  AddUp(partial_NC, out_RC);
+  const Matrix inner_NI = ExpandAndActivate(parameters, saved, gather(saved.post_attention_norm));
+  LinearAddUp(parameters.down, inner_NI, partial_NC, out_RC);
   return {middle_RC, out_RC};
 }
 
-void TransformerBlock::ForwardAttention(const BlockParameters& parameters,
-                                        const BlockActivations& saved, const Matrix& norm_NC,
-                                        BatchShape shape, const Matrix& out_NC) {
-  Attend(parameters, saved, norm_NC, shape);
-  Linear(parameters.attention_out, Rows(saved.attention_NA, shape.tokens()), out_NC);
-}
-
-void TransformerBlock::Attend(const BlockParameters& parameters, const BlockActivations& saved,
-                              const Matrix& norm_NC, BatchShape shape) {
+Matrix TransformerBlock::Attend(const BlockParameters& parameters, const BlockActivations& saved,
+                                const GatheredRows& norm, BatchShape shape) {
   const Matrix qkv_NQ = Rows(saved.qkv_NQ, shape.tokens());
-  Linear(parameters.qkv, norm_NC, qkv_NQ);
+  Linear(parameters.qkv, norm, qkv_NQ);
   Rotate(Split(qkv_NQ).qk, shape, /*inverse=*/false);
-  ops_.Attention(AttentionArgsOf(saved, shape));
+  const ops::AttentionArgs attention = AttentionArgsOf(saved, shape);
+  ops_.Attention(attention);
+  return attention.out;
 }
 
-void TransformerBlock::ForwardMlp(const BlockParameters& parameters, const BlockActivations& saved,
-                                  const Matrix& norm_NC, const Matrix& out_NC) {
-  const Matrix up_NU = Rows(saved.up_NU, norm_NC.rows);
-  const Matrix inner_NI = Rows(saved.inner_NI, norm_NC.rows);
-  Linear(parameters.up, norm_NC, up_NU);
+Matrix TransformerBlock::ExpandAndActivate(const BlockParameters& parameters,
+                                           const BlockActivations& saved,
+                                           const GatheredRows& norm) {
+  const Matrix up_NU = Rows(saved.up_NU, norm.all_NC.rows);
+  const Matrix inner_NI = Rows(saved.inner_NI, norm.all_NC.rows);
+  Linear(parameters.up, norm, up_NU);
   ops_.Activation({.kind = config_.activation, .in = up_NU, .out = inner_NI});
-  Linear(parameters.down, inner_NI, out_NC);
+  return inner_NI;
 }
 
 void TransformerBlock::ForwardAgain(Recompute what, const BlockParameters& parameters,
@@ -129,24 +95,23 @@ void TransformerBlock::ForwardAgain(Recompute what, const BlockParameters& param
                                     BatchShape shape, const Matrix& delta_RC) {
   const Matrix& x_RC = saved.input_norm.x_RC;
   const bool products = what == Recompute::kFull;
-  Matrix norm_NC;
+  GatheredRows norm;
   Norm(parameters.input_norm, saved.input_norm, {x_RC, {}});
   if (products) {
-    norm_NC = Gather(saved.input_norm.out_RC, scratch.gathered_NC);
-    Attend(parameters, saved, norm_NC, shape);
+    norm = rows_.Gather(saved.input_norm.out_RC, scratch.gathered_NC);
+    Attend(parameters, saved, norm, shape);
   }
   if (config_.has_mlp_norm()) {
     Residual middle = {saved.post_attention_norm.x_RC, {}};
     if (products && !config_.parallel_block) {
-      const Matrix partial_NC = AllRows(delta_RC, scratch.partial_NC);
-      Linear(parameters.attention_out, saved.attention_NA, partial_NC);
-      AddUp(partial_NC, delta_RC);
+      const Matrix partial_NC = rows_.All(delta_RC, scratch.partial_NC);
+      LinearAddUp(parameters.attention_out, saved.attention_NA, partial_NC, delta_RC);
       middle = {x_RC, delta_RC};
     }
     Norm(parameters.post_attention_norm, saved.post_attention_norm, middle);
-    if (products) norm_NC = Gather(saved.post_attention_norm.out_RC, scratch.gathered_NC);
+    if (products) norm = rows_.Gather(saved.post_attention_norm.out_RC, scratch.gathered_NC);
   }
-  if (products) Linear(parameters.up, norm_NC, saved.up_NU);
+  if (products) Linear(parameters.up, norm, saved.up_NU);
   ops_.Activation({.kind = config_.activation, .in = saved.up_NU, .out = saved.inner_NI});
 }
 
@@ -170,43 +135,55 @@ void TransformerBlock::BackwardInput(const BlockParameters& parameters, BatchSha
   std::swap(saved->qkv_NQ, scratch->d_qkv_NQ);
 }
 
+// Each gather begins where its buffer was read for the last time, and hides behind a product.
 void TransformerBlock::BackwardWeights(const BlockParameters& parameters,
                                        const BlockActivations& saved, const BlockScratch& scratch,
                                        const Matrix& d_output_RC) {
   const Matrix& d_up_NU = saved.up_NU;
   const Matrix& d_qkv_NQ = saved.qkv_NQ;
-  Matrix d_out_NC = Gather(d_output_RC, scratch.d_gathered_NC);
-  AddWeightGradient(parameters.down, saved.inner_NI, d_out_NC);
-  Matrix norm_NC = Gather(MlpNorm(saved).out_RC, scratch.gathered_NC);
-  AddWeightGradient(parameters.up, norm_NC, d_up_NU);
+  GatheredRows d_out = rows_.Gather(d_output_RC, scratch.d_gathered_NC);
+  GatheredRows norm = rows_.Gather(MlpNorm(saved).out_RC, scratch.gathered_NC);
+  AddWeightGradient(parameters.down, saved.inner_NI, rows_.Wait(d_out));
   if (!config_.parallel_block) {
-    d_out_NC = Gather(saved.post_attention_norm.x_RC, scratch.d_gathered_NC);
+    d_out = rows_.Gather(saved.post_attention_norm.x_RC, scratch.d_gathered_NC);
   }
-  AddWeightGradient(parameters.attention_out, saved.attention_NA, d_out_NC);
-  if (config_.has_mlp_norm()) norm_NC = Gather(saved.input_norm.out_RC, scratch.gathered_NC);
-  AddWeightGradient(parameters.qkv, norm_NC, d_qkv_NQ);
+  AddWeightGradient(parameters.up, rows_.Wait(norm), d_up_NU);
+  if (config_.has_mlp_norm()) norm = rows_.Gather(saved.input_norm.out_RC, scratch.gathered_NC);
+  AddWeightGradient(parameters.attention_out, saved.attention_NA, rows_.Wait(d_out));
+  AddWeightGradient(parameters.qkv, rows_.Wait(norm), d_qkv_NQ);
 }
 
-Matrix TransformerBlock::GatherForWeights(const LinearParameters& linear,
-                                          const NormActivations& norm,
-                                          const BlockScratch& scratch) {
-  return linear.d_weight ? Gather(norm.out_RC, scratch.gathered_NC) : Matrix();
+GatheredRows TransformerBlock::GatherForWeights(const LinearParameters& linear,
+                                                const NormActivations& norm,
+                                                const BlockScratch& scratch) {
+  return linear.d_weight ? rows_.Gather(norm.out_RC, scratch.gathered_NC) : GatheredRows();
 }
 
 void TransformerBlock::BackwardMlp(const BlockParameters& parameters, const BlockActivations& saved,
                                    const BlockScratch& scratch, const Matrix& d_stream_RC) {
-  const Matrix d_out_NC = Gather(d_stream_RC, scratch.d_gathered_NC);
+  const GatheredRows d_out = rows_.Gather(d_stream_RC, scratch.d_gathered_NC);
+  const GatheredRows norm = GatherForWeights(parameters.up, MlpNorm(saved), scratch);
   AddBiasGradient(parameters.down, d_stream_RC);
-  LinearBackward(parameters.down, saved.inner_NI, d_out_NC, scratch.d_inner_NI);
+  InputGradient(parameters.down, d_out, scratch.d_inner_NI);
+  AddWeightGradient(parameters.down, saved.inner_NI, d_out.all_NC);
   ops_.ActivationBackward({.kind = config_.activation,
                            .in = saved.up_NU,
                            .d_out = scratch.d_inner_NI,
                            .d_in = scratch.d_up_NU});
-  const Matrix norm_NC = GatherForWeights(parameters.up, MlpNorm(saved), scratch);
-  const Matrix d_norm_NC = AllRows(scratch.d_norm_RC, scratch.partial_NC);
   AddBiasGradient(parameters.up, scratch.d_up_NU);
-  LinearBackward(parameters.up, norm_NC, scratch.d_up_NU, d_norm_NC);
-  if (config_.has_mlp_norm()) AddUp(d_norm_NC, scratch.d_norm_RC);
+  const Matrix d_norm_NC = rows_.All(scratch.d_norm_RC, scratch.partial_NC);
+  if (!config_.has_mlp_norm()) {
+    InputGradient(parameters.up, scratch.d_up_NU, d_norm_NC);
+    AddWeightGradient(parameters.up, norm, scratch.d_up_NU);
+    return;
+  }
+  const auto make = [&](int64_t first, int64_t count) {
+    InputGradient(parameters.up, RowsFrom(scratch.d_up_NU, first, count),
+                  RowsFrom(d_norm_NC, first, count));
+  };
+  const SumOfRows sum = rows_.AddUp(d_norm_NC, scratch.d_norm_RC, make);
+  AddWeightGradient(parameters.up, norm, scratch.d_up_NU);
+  rows_.Wait(sum);
   if (config_.parallel_block) return;
   NormBackward(parameters.post_attention_norm, saved.post_attention_norm, scratch.d_norm_RC,
                d_stream_RC);
@@ -215,11 +192,16 @@ void TransformerBlock::BackwardMlp(const BlockParameters& parameters, const Bloc
 void TransformerBlock::BackwardAttention(const BlockParameters& parameters,
                                          const BlockActivations& saved, const BlockScratch& scratch,
                                          BatchShape shape, const Matrix& d_stream_RC) {
-  // In a parallel block both branches have the same gradient, which BackwardMlp has gathered.
-  const Matrix d_out_NC = config_.parallel_block ? AllRows(d_stream_RC, scratch.d_gathered_NC)
-                                                 : Gather(d_stream_RC, scratch.d_gathered_NC);
+  // In a parallel block both branches have the same gradient, and may read the same norm.
+  const GatheredRows d_out = config_.parallel_block
+                                 ? rows_.Gathered(d_stream_RC, scratch.d_gathered_NC)
+                                 : rows_.Gather(d_stream_RC, scratch.d_gathered_NC);
+  const bool shared = !config_.has_mlp_norm();
+  const GatheredRows norm = shared ? rows_.Gathered(saved.input_norm.out_RC, scratch.gathered_NC)
+                                   : GatherForWeights(parameters.qkv, saved.input_norm, scratch);
   AddBiasGradient(parameters.attention_out, d_stream_RC);
-  LinearBackward(parameters.attention_out, saved.attention_NA, d_out_NC, scratch.d_attention_NA);
+  InputGradient(parameters.attention_out, d_out, scratch.d_attention_NA);
+  AddWeightGradient(parameters.attention_out, saved.attention_NA, d_out.all_NC);
   // Only now: in a parallel block attention's output does not go through the MLP's norm.
   if (config_.parallel_block && config_.has_mlp_norm()) {
     NormBackward(parameters.post_attention_norm, saved.post_attention_norm, scratch.d_norm_RC,
@@ -232,15 +214,16 @@ void TransformerBlock::BackwardAttention(const BlockParameters& parameters,
                           .d_k = d_qkv.k,
                           .d_v = d_qkv.v});
   Rotate(d_qkv.qk, shape, /*inverse=*/true);
-  // Where both branches read one norm, its output is still gathered, and d_norm_NC already holds
-  // the MLP's part.
-  const bool shared = !config_.has_mlp_norm();
-  const Matrix norm_NC = shared ? AllRows(saved.input_norm.out_RC, scratch.gathered_NC)
-                                : GatherForWeights(parameters.qkv, saved.input_norm, scratch);
-  const Matrix d_norm_NC = AllRows(scratch.d_norm_RC, scratch.partial_NC);
   AddBiasGradient(parameters.qkv, scratch.d_qkv_NQ);
-  LinearBackward(parameters.qkv, norm_NC, scratch.d_qkv_NQ, d_norm_NC, /*accumulate=*/shared);
-  AddUp(d_norm_NC, scratch.d_norm_RC);
+  // Where the norm is shared, this holds the MLP's part already.
+  const Matrix d_norm_NC = rows_.All(scratch.d_norm_RC, scratch.partial_NC);
+  const auto make = [&](int64_t first, int64_t count) {
+    InputGradient(parameters.qkv, RowsFrom(scratch.d_qkv_NQ, first, count),
+                  RowsFrom(d_norm_NC, first, count), /*accumulate=*/shared);
+  };
+  const SumOfRows sum = rows_.AddUp(d_norm_NC, scratch.d_norm_RC, make);
+  AddWeightGradient(parameters.qkv, norm, scratch.d_qkv_NQ);
+  rows_.Wait(sum);
   NormBackward(parameters.input_norm, saved.input_norm, scratch.d_norm_RC, d_stream_RC);
 }
 
@@ -292,11 +275,31 @@ void TransformerBlock::Linear(const LinearParameters& parameters, const Matrix& 
                .bias = parameters.bias});
 }
 
-void TransformerBlock::LinearBackward(const LinearParameters& parameters, const Matrix& in,
-                                      const Matrix& d_out, const Matrix& d_in, bool accumulate) {
-  if (parameters.d_weight) AddWeightGradient(parameters, in, d_out);
+void TransformerBlock::Linear(const LinearParameters& parameters, const GatheredRows& in,
+                              const Matrix& out) {
+  rows_.ForEach(in, [&](int64_t first, const Matrix& piece_RC) {
+    Linear(parameters, piece_RC, RowsFrom(out, first, piece_RC.rows));
+  });
+}
+
+void TransformerBlock::LinearAddUp(const LinearParameters& parameters, const Matrix& in,
+                                   const Matrix& partial_NC, const Matrix& out_RC) {
+  rows_.Wait(rows_.AddUp(partial_NC, out_RC, [&](int64_t first, int64_t rows) {
+    Linear(parameters, RowsFrom(in, first, rows), RowsFrom(partial_NC, first, rows));
+  }));
+}
+
+void TransformerBlock::InputGradient(const LinearParameters& parameters, const Matrix& d_out,
+                                     const Matrix& d_in, bool accumulate) {
   ops_.MatMul(
       {.a = d_out, .b = parameters.weight, .c = d_in, .accumulate = accumulate, .bias = {}});
+}
+
+void TransformerBlock::InputGradient(const LinearParameters& parameters, const GatheredRows& d_out,
+                                     const Matrix& d_in) {
+  rows_.ForEach(d_out, [&](int64_t first, const Matrix& piece_RC) {
+    InputGradient(parameters, piece_RC, RowsFrom(d_in, first, piece_RC.rows));
+  });
 }
 
 void TransformerBlock::AddBiasGradient(const LinearParameters& parameters, const Matrix& d_out) {
@@ -305,12 +308,18 @@ void TransformerBlock::AddBiasGradient(const LinearParameters& parameters, const
 
 void TransformerBlock::AddWeightGradient(const LinearParameters& parameters, const Matrix& in,
                                          const Matrix& d_out) {
+  if (!parameters.d_weight) return;
   ops_.MatMul({.a = d_out,
                .b = in,
                .c = parameters.d_weight,
                .transpose_a = Transpose::kYes,
                .accumulate = true,
                .bias = {}});
+}
+
+void TransformerBlock::AddWeightGradient(const LinearParameters& parameters, const GatheredRows& in,
+                                         const Matrix& d_out) {
+  if (parameters.d_weight) AddWeightGradient(parameters, rows_.Wait(in), d_out);
 }
 
 TransformerBlock::Qkv TransformerBlock::Split(const Matrix& qkv_NQ) const {

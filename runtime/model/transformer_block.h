@@ -9,9 +9,10 @@
 //
 // Where t tensor ranks share a layer, each norms its own rows of the residual stream, gathers all
 // ranks' rows of the result, computes its heads and its part of the MLP's width for all N rows, and
-// gets its own rows of the ranks' sum back. Backward goes the same way: gradients of its own rows
-// are gathered, those of the norms' outputs are added up. What was gathered is not kept: weights'
-// gradients gather it again. With t = 1 all rows are its own, and nothing is gathered or added up.
+// gets its own rows of the ranks' sum back, all of it in pieces (tensor_rows.h). Backward goes the
+// same way: gradients of its own rows are gathered, those of the norms' outputs are added up. What
+// was gathered is not kept: weights' gradients gather it again. With t = 1 all rows are its own,
+// and nothing is gathered or added up.
 //
 //   gathers + sums                 forward   backward
 //   parallel block, shared norm    1 + 1     1 + 1, and 1 for the weights
@@ -24,14 +25,11 @@
 #include <cstdint>
 
 #include "runtime/model/config.h"
-#include "runtime/model/tensor_group.h"
+#include "runtime/model/tensor_rows.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/tensor.h"
 
 namespace megascale::model {
-
-using tensor::Matrix;
-using tensor::Vector;
 
 // y = x weight^T + bias. Gradients are added to; none where only evaluation is wanted.
 struct LinearParameters {
@@ -128,17 +126,11 @@ struct Residual {
   Matrix delta_RC;  // none at a chunk's beginning
 };
 
-// The first `rows` rows.
-Matrix Rows(const Matrix& matrix, int64_t rows);
-// The elements of a matrix that has no padding between its rows.
-Vector Flat(const Matrix& matrix);
-
 class TransformerBlock {
  public:
-  // `config`, this tensor rank's part, `ops` and `group` must outlive the object. `group`: null for
-  // one tensor rank.
-  TransformerBlock(const ModelConfig* config, ops::Ops* ops, TensorGroup* group)
-      : config_(*config), ops_(*ops), group_(group) {}
+  // `config`, this tensor rank's part, and `ops` must outlive the object.
+  TransformerBlock(const ModelConfig* config, ops::Ops* ops, TensorRows rows)
+      : config_(*config), ops_(*ops), rows_(rows) {}
 
   // Runs a layer. `delta_RC` receives what it adds to the stream; it may be residual.delta_RC.
   Residual Forward(const BlockParameters& parameters, const BlockActivations& saved,
@@ -167,26 +159,19 @@ class TransformerBlock {
   void BackwardWeights(const BlockParameters& parameters, const BlockActivations& saved,
                        const BlockScratch& scratch, const Matrix& d_output_RC);
 
-  // Of the N tokens of a batch.
-  int64_t OwnRows(int64_t tokens) const;
-  // Where all ranks' rows lie: `own_RC` itself for one rank, else `all_NC`'s first N.
-  Matrix AllRows(const Matrix& own_RC, const Matrix& all_NC) const;
-  // Fills and returns them.
-  Matrix Gather(const Matrix& own_RC, const Matrix& all_NC);
-  // own_RC = its rows of the sum over ranks of `partial_NC`, which is AllRows(own_RC, …).
-  void AddUp(const Matrix& partial_NC, const Matrix& own_RC);
-
   // out = norm(base + delta). Returns the sum: saved.x_RC, or the base where there is no delta.
   Matrix Norm(const NormParameters& parameters, const NormActivations& saved, Residual residual);
   // Adds to d_stream_RC and to the parameters' gradients.
   void NormBackward(const NormParameters& parameters, const NormActivations& saved,
                     const Matrix& d_out_RC, const Matrix& d_stream_RC);
   void Linear(const LinearParameters& parameters, const Matrix& in, const Matrix& out);
-  // Overwrites d_in, or adds to it, and adds to the weight's gradient where there is one. The
-  // bias's is AddBiasGradient's.
-  void LinearBackward(const LinearParameters& parameters, const Matrix& in, const Matrix& d_out,
-                      const Matrix& d_in, bool accumulate = false);
-  void AddBiasGradient(const LinearParameters& parameters, const Matrix& d_out);
+  // Piece by piece, as rows come.
+  void Linear(const LinearParameters& parameters, const GatheredRows& in, const Matrix& out);
+  // Overwrites d_in, or adds to it.
+  void InputGradient(const LinearParameters& parameters, const Matrix& d_out, const Matrix& d_in,
+                     bool accumulate = false);
+  // Adds to the weight's gradient, where there is one.
+  void AddWeightGradient(const LinearParameters& parameters, const Matrix& in, const Matrix& d_out);
 
  private:
   struct Qkv {
@@ -197,30 +182,35 @@ class TransformerBlock {
   const NormActivations& MlpNorm(const BlockActivations& saved) const;
   ops::AttentionArgs AttentionArgsOf(const BlockActivations& saved, BatchShape shape) const;
   void Rotate(const Matrix& qk, BatchShape shape, bool inverse);
-  // The projection to queries, keys and values, and attention itself.
-  void Attend(const BlockParameters& parameters, const BlockActivations& saved,
-              const Matrix& norm_NC, BatchShape shape);
-  // `out_NC` is this rank's part of the sum, as ForwardMlp's is.
-  void ForwardAttention(const BlockParameters& parameters, const BlockActivations& saved,
-                        const Matrix& norm_NC, BatchShape shape, const Matrix& out_NC);
-  void ForwardMlp(const BlockParameters& parameters, const BlockActivations& saved,
-                  const Matrix& norm_NC, const Matrix& out_NC);
+  // The projection to queries, keys and values, and attention itself, which is returned.
+  Matrix Attend(const BlockParameters& parameters, const BlockActivations& saved,
+                const GatheredRows& norm, BatchShape shape);
+  // The MLP but for its last product, whose input is returned.
+  Matrix ExpandAndActivate(const BlockParameters& parameters, const BlockActivations& saved,
+                           const GatheredRows& norm);
+  // out_RC = own rows of the ranks' sum.
+  void LinearAddUp(const LinearParameters& parameters, const Matrix& in, const Matrix& partial_NC,
+                   const Matrix& out_RC);
   // What went into the layer `linear`, if its weight's gradient is wanted.
-  Matrix GatherForWeights(const LinearParameters& linear, const NormActivations& norm,
-                          const BlockScratch& scratch);
+  GatheredRows GatherForWeights(const LinearParameters& linear, const NormActivations& norm,
+                                const BlockScratch& scratch);
   // d_norm_RC receives the gradient with respect to the MLP's norm's output. Where the norm is
-  // shared, its AllRows receive what the MLP and this rank add to that. A serial block's goes on
-  // through the norm into d_stream_RC.
+  // shared, that of all rows receives what the MLP and this rank add to it. A serial block's goes
+  // on through the norm into d_stream_RC.
   void BackwardMlp(const BlockParameters& parameters, const BlockActivations& saved,
                    const BlockScratch& scratch, const Matrix& d_stream_RC);
   // Attention and what is left of the norms. Requires: BackwardMlp before.
   void BackwardAttention(const BlockParameters& parameters, const BlockActivations& saved,
                          const BlockScratch& scratch, BatchShape shape, const Matrix& d_stream_RC);
-  void AddWeightGradient(const LinearParameters& parameters, const Matrix& in, const Matrix& d_out);
+  void InputGradient(const LinearParameters& parameters, const GatheredRows& d_out,
+                     const Matrix& d_in);
+  void AddBiasGradient(const LinearParameters& parameters, const Matrix& d_out);
+  void AddWeightGradient(const LinearParameters& parameters, const GatheredRows& in,
+                         const Matrix& d_out);
 
   const ModelConfig& config_;
   ops::Ops& ops_;
-  TensorGroup* const group_;  // null: one tensor rank
+  TensorRows rows_;
 };
 
 }  // namespace megascale::model

@@ -74,16 +74,6 @@ class ParameterBinder {
   const ChunkParameters& parameters_;
 };
 
-// Rows [first, first + rows).
-Matrix RowsFrom(const Matrix& matrix, int64_t first, int64_t rows) {
-  MEGASCALE_CHECK(first + rows <= matrix.rows);
-  Matrix view = matrix;
-  view.data = static_cast<char*>(matrix.data) +
-              first * matrix.stride * static_cast<int64_t>(SizeOf(matrix.dtype));
-  view.rows = rows;
-  return view;
-}
-
 Vector First(Vector vector, int64_t size) {
   MEGASCALE_CHECK(size <= vector.size);
   vector.size = size;
@@ -138,10 +128,10 @@ TransformerChunk::TransformerChunk(const ChunkOptions& options, ops::Ops* ops, T
     : options_(options),
       part_(PartOfTensorRank(options.config, options.tensor.size)),
       ops_(*ops),
-      group_(group),
+      rows_(group),
       vocabulary_{.first_token = options.tensor.index * part_.vocab_size,
                   .vocab_size = options.config.vocab_size},
-      block_(&part_, ops, group),
+      block_(&part_, ops, rows_),
       slot_states_(options.num_slots, SlotState::kFree),
       num_elements_(ChunkLayout(options.config, options.range, options.tensor).num_elements()) {}
 
@@ -265,7 +255,7 @@ Vector TransformerChunk::Logits(const Vector& tokens) {
 Residual TransformerChunk::ForwardLayers(const SlotMemory& slot, const Vector& tokens_N,
                                          BatchShape shape) {
   Residual residual;
-  residual.base_RC = Rows(slot.input_RC, block_.OwnRows(shape.tokens()));
+  residual.base_RC = Rows(slot.input_RC, rows_.NumOwn(shape.tokens()));
   if (options_.range.has_embedding) {
     Embed(First(tokens_N, shape.tokens()), shape.seq, residual.base_RC);
   }
@@ -277,28 +267,28 @@ Residual TransformerChunk::ForwardLayers(const SlotMemory& slot, const Vector& t
 }
 
 void TransformerChunk::Embed(const Vector& tokens_N, int64_t seq, const Matrix& out_RC) {
-  const Matrix partial_NC = block_.AllRows(out_RC, memory_.scratch.block.partial_NC);
+  const Matrix partial_NC = rows_.All(out_RC, memory_.scratch.block.partial_NC);
   ops_.Embedding({.seq = seq,
                   .tokens = tokens_N,
                   .token_weight = token_weight_VC_,
                   .position_weight = position_weight_TC_,
                   .out = partial_NC,
                   .vocabulary = vocabulary_});
-  block_.AddUp(partial_NC, out_RC);
+  rows_.Wait(rows_.AddUp(partial_NC, out_RC, [](int64_t, int64_t) {}));
 }
 
 Matrix TransformerChunk::ForwardHead(Residual residual) {
   const ChunkScratch& scratch = memory_.scratch;
   block_.Norm(final_norm_, scratch.final_norm, residual);
   const Matrix norm_RC = Rows(scratch.final_norm.out_RC, residual.base_RC.rows);
-  const Matrix norm_NC = block_.Gather(norm_RC, scratch.block.gathered_NC);
-  const Matrix logits_NV = Rows(scratch.logits_NV, norm_NC.rows);
-  block_.Linear(head_, norm_NC, logits_NV);
+  const GatheredRows norm = rows_.Gather(norm_RC, scratch.block.gathered_NC);
+  const Matrix logits_NV = Rows(scratch.logits_NV, norm.all_NC.rows);
+  block_.Linear(head_, norm, logits_NV);
   return logits_NV;
 }
 
 void TransformerChunk::CrossEntropy(ops::CrossEntropyArgs args) {
-  if (group_ != nullptr) {
+  if (options_.tensor.size > 1) {
     const int64_t size = 3 * args.targets.size;
     const Vector mine = First(memory_.scratch.statistics_3N, size);
     const Vector all = First(memory_.scratch.all_statistics_P3N, options_.tensor.size * size);
@@ -306,7 +296,7 @@ void TransformerChunk::CrossEntropy(ops::CrossEntropyArgs args) {
                           .targets = args.targets,
                           .vocabulary = vocabulary_,
                           .statistics = mine});
-    group_->AllGather(mine, all);
+    rows_.GatherVectors(mine, all);
     args.vocabulary = vocabulary_;
     args.statistics = all;
   }
@@ -316,10 +306,15 @@ void TransformerChunk::CrossEntropy(ops::CrossEntropyArgs args) {
 void TransformerChunk::LossBackward(const SlotMemory& slot, const Matrix& d_logits_NV) {
   const ChunkScratch& scratch = memory_.scratch;
   // ForwardHead has just gathered it.
-  const Matrix norm_NC = block_.AllRows(scratch.final_norm.out_RC, scratch.block.gathered_NC);
-  const Matrix d_norm_NC = block_.AllRows(scratch.block.d_norm_RC, scratch.block.partial_NC);
-  block_.LinearBackward(head_, norm_NC, d_logits_NV, d_norm_NC);
-  block_.AddUp(d_norm_NC, scratch.block.d_norm_RC);
+  const Matrix norm_NC = rows_.All(scratch.final_norm.out_RC, scratch.block.gathered_NC);
+  const Matrix d_norm_NC = rows_.All(scratch.block.d_norm_RC, scratch.block.partial_NC);
+  const auto make = [&](int64_t first, int64_t rows) {
+    block_.InputGradient(head_, RowsFrom(d_logits_NV, first, rows),
+                         RowsFrom(d_norm_NC, first, rows));
+  };
+  const SumOfRows sum = rows_.AddUp(d_norm_NC, scratch.block.d_norm_RC, make);
+  block_.AddWeightGradient(head_, norm_NC, d_logits_NV);
+  rows_.Wait(sum);
   ops_.FillZero(Flat(slot.gradient_RC));
   block_.NormBackward(final_norm_, scratch.final_norm, scratch.block.d_norm_RC, slot.gradient_RC);
 }
@@ -376,7 +371,7 @@ void TransformerChunk::EmbeddingBackward(const SlotMemory& slot) {
   ops_.EmbeddingBackward(
       {.seq = options_.seq,
        .tokens = slot.tokens_N,
-       .d_out = block_.Gather(slot.gradient_RC, memory_.scratch.block.d_gathered_NC),
+       .d_out = rows_.Wait(rows_.Gather(slot.gradient_RC, memory_.scratch.block.d_gathered_NC)),
        .d_token_weight = d_token_weight_VC_,
        .d_position_weight = d_position_weight_TC_,
        .vocabulary = vocabulary_});

@@ -146,7 +146,7 @@ class TransformerChunk {
   const ChunkOptions options_;
   const ModelConfig part_;  // this tensor rank's
   ops::Ops& ops_;
-  TensorGroup* const group_;              // null: one tensor rank
+  TensorRows rows_;
   const ops::VocabularyPart vocabulary_;  // this tensor rank's
   TransformerBlock block_;
   tensor::Arena arena_;

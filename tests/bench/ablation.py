@@ -8,7 +8,9 @@ off, in turn, round after round, so that whatever else the machine does hits all
 "spread" is half the range of the middle half of them. A gain within the spread says nothing. All runs must end with the same
 loss, to the last digit: a switch is no part of the numerics.
 
---paced adds the same rows for one layout of eight processes whose passes and links take stated times (paced_benchmark.cc): what
+What tensor ranks exchange within passes is no part of a plan: a layout of two tensor ranks has a table of its own.
+
+--paced adds the rows of the first table for one layout of eight processes whose passes and links take stated times (paced_benchmark.cc): what
 the plan promises where nothing else is in the way. --out draws both; it needs matplotlib. On a busy machine
 paced steps take longer than is stated: they are then left out of the picture, and this ends with 1.
 """
@@ -32,11 +34,23 @@ ROWS = (
     ("all-grad", "all but gradients", ("overlap_grad_reduce",)),
     ("all-p2p", "all but pipeline", ("overlap_p2p_communication",)),
 )
+TENSOR_ROWS = (
+    ("none", "no overlap", ("tp_comm_overlap",)),
+    ("all", "+ tensor ranks", ()),
+)
+TENSOR_LAYOUT = (
+    "parallel.tensor_model_parallel_size=2",
+    "parallel.data_parallel_size=1",
+    "parallel.pipeline_model_parallel_size=1",
+    "parallel.virtual_pipeline_model_parallel_size=1",
+)
 
 
-def train(program, off, steps, directory):
+def train(program, layout, off, steps, directory):
     """The records of one run."""
     command = [program, "local", str(JOB), "--slots", "4", "--state-dir", str(directory), "-o", "json"]
+    for field in layout:
+        command += ["--set", field]
     command += ["--set", f"train.steps={steps}"]
     for switch in off:
         command += ["--set", f"parallel.{switch}=false"]
@@ -60,10 +74,10 @@ def spread(seconds):
     return (high - low) / 2
 
 
-def summarize(seconds_by_name, tokens=None):
-    """A row for each of ROWS: medians, and gains over the first, relative to its time."""
+def summarize(seconds_by_name, tokens=None, of=ROWS):
+    """A row for each: medians, and gains over the first, relative to its time."""
     rows = []
-    for name, label, _ in ROWS:
+    for name, label, _ in of:
         seconds = seconds_by_name[name]
         median = statistics.median(seconds)
         rows.append(
@@ -91,20 +105,20 @@ def print_table(title, rows):
     print(flush=True)
 
 
-def measure_training(program, rounds, steps, skipped):
+def measure_training(flags, skipped, of=ROWS, layout=()):
     """Rows of the real job."""
-    seconds = {name: [] for name, _, _ in ROWS}
+    seconds = {name: [] for name, _, _ in of}
     losses = {}
-    for turn in range(rounds):
-        for name, label, off in ROWS:
+    for turn in range(flags.rounds):
+        for name, label, off in of:
             with tempfile.TemporaryDirectory(prefix="megascale-ablation-") as directory:
-                records = train(program, off, steps, pathlib.Path(directory) / "run")
+                records = train(flags.program, layout, off, flags.steps, pathlib.Path(directory) / "run")
             losses[name] = records[-1]["loss"]
             tokens = int(records[-1]["tokens"])
             seconds[name] += [record["seconds"] for record in records[skipped:]]
-            print(f"round {turn + 1} of {rounds}, {label}: done", file=sys.stderr)
+            print(f"round {turn + 1} of {flags.rounds}, {label}: done", file=sys.stderr)
         check_same_bits(losses)
-    return summarize(seconds, tokens)
+    return summarize(seconds, tokens, of)
 
 
 def measure_paced(benchmark):
@@ -133,7 +147,7 @@ def draw(tables, target):
             places,
             [1e3 * row["seconds"] for row in rows],
             xerr=[1e3 * row["spread"] for row in rows],
-            color=["tab:gray", *["tab:blue"] * 3, *["tab:orange"] * 2],
+            color=["tab:gray", *["tab:blue"] * 3, *["tab:orange"] * 2][: len(rows)],
         )
         axes.bar_label(bars, [f"{100 * row['gain']:+.1f} %" for row in rows], padding=4, fontsize=8)
         axes.set_yticks(places, [row["label"] for row in rows])
@@ -164,9 +178,10 @@ def main():
         print_table("Paced by the wall clock in eight processes", rows)
         if as_stated:
             tables.append(("data 2 x pipeline 4 x 2 chunks, paced: times are stated", rows))
-    rows = measure_training(flags.program, flags.rounds, flags.steps, skipped)
-    tables.append(("GPT-2 of 8 layers, data 2 x pipeline 2 x 2 chunks, this machine", rows))
-    print_table(f"Training: {tables[-1][0]}, {flags.rounds} rounds of {flags.steps - skipped} steps", rows)
+    for layout, of, sets in (("data 2 x pipeline 2 x 2 chunks", ROWS, ()), ("tensor 2", TENSOR_ROWS, TENSOR_LAYOUT)):
+        rows = measure_training(flags, skipped, of, sets)
+        tables.append((f"GPT-2 of 8 layers, {layout}, this machine", rows))
+        print_table(f"Training: {tables[-1][0]}, {flags.rounds} rounds of {flags.steps - skipped} steps", rows)
     if flags.out:
         draw(tables, flags.out)
         print(f"drawn: {flags.out}")

@@ -27,6 +27,11 @@ class AblationTest(unittest.TestCase):
         self.assertEqual(sorted(alone), sorted((switch,) for switch in ablation.SWITCHES))
         self.assertEqual(ablation.ROWS[0][2], ablation.SWITCHES)
 
+    def test_tensor_ranks_have_a_table_of_their_own(self):
+        rows = ablation.summarize({"none": [3.0], "all": [2.0]}, tokens=6, of=ablation.TENSOR_ROWS)
+        self.assertEqual([row["gain"] for row in rows], [0.0, 0.5])
+        self.assertEqual([row["tokens_per_second"] for row in rows], [2.0, 3.0])
+
     def test_other_numerics_are_refused(self):
         losses = {name: 2.5 for name in NAMES}
         ablation.check_same_bits(losses)

@@ -14,6 +14,8 @@ namespace {
 using job::v1::ParallelSpec;
 
 struct Layout {
+  int data = 2;
+  int tensor = 1;
   int virtual_stages = 1;
   job::v1::PipelineSchedule schedule = job::v1::PIPELINE_SCHEDULE_1F1B;
 };
@@ -24,11 +26,14 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, OverlapTest,
     testing::Values(Layout{.virtual_stages = 2,
                            .schedule = job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B},
-                    Layout{.schedule = job::v1::PIPELINE_SCHEDULE_ZB_H1}));
+                    Layout{.schedule = job::v1::PIPELINE_SCHEDULE_ZB_H1},
+                    Layout{.data = 1, .tensor = 2},
+                    Layout{.data = 1, .tensor = 2, .schedule = job::v1::PIPELINE_SCHEDULE_ZB_H1}));
 
 TEST_P(OverlapTest, EachSwitchLeavesTheBits) {
   const auto digest = [&](const std::function<void(ParallelSpec&)>& change) {
-    job::v1::JobSpec spec = ToyJob(WriteTestText("text"), 2, 2);
+    job::v1::JobSpec spec = ToyJob(WriteTestText("text"), GetParam().data, 2);
+    spec.mutable_parallel()->set_tensor_model_parallel_size(GetParam().tensor);
     spec.mutable_model()->set_num_hidden_layers(4);
     spec.mutable_train()->set_steps(5);
     spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(GetParam().virtual_stages);
@@ -43,10 +48,12 @@ TEST_P(OverlapTest, EachSwitchLeavesTheBits) {
             expected);
   EXPECT_EQ(digest([](ParallelSpec& parallel) { parallel.set_overlap_p2p_communication(false); }),
             expected);
+  EXPECT_EQ(digest([](ParallelSpec& parallel) { parallel.set_tp_comm_overlap(false); }), expected);
   EXPECT_EQ(digest([](ParallelSpec& parallel) {
               parallel.set_overlap_grad_reduce(false);
               parallel.set_overlap_param_gather(false);
               parallel.set_overlap_p2p_communication(false);
+              parallel.set_tp_comm_overlap(false);
             }),
             expected);
 }

@@ -1,4 +1,5 @@
 // The program from the outside: what it exits with and prints where no driver is needed.
+#include <pty.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -105,6 +106,38 @@ TEST_F(ProgramTest, EveryCommandHasHelpWithExamples) {
   const Outcome help = Run("--help");
   EXPECT_EQ(help.code, 0);
   EXPECT_FALSE(absl::StrContains(help.out, "\n    worker\n"));
+}
+
+// What `megascale status --help` writes where its output is a terminal.
+std::string HelpOnTerminal(const char* no_color) {
+  int terminal = -1;
+  const pid_t pid = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (pid == 0) {
+    ::alarm(60);
+    ::setenv("TERM", "xterm", 1);
+    ::setenv("NO_COLOR", no_color, 1);
+    ::execl("cli/megascale", "megascale", "status", "--help", nullptr);
+    ::_exit(127);
+  }
+  std::string text;
+  char buffer[4096];
+  // The read after the last process of a terminal ended is an error.
+  for (ssize_t got = 0; (got = ::read(terminal, buffer, sizeof(buffer))) > 0;) {
+    text.append(buffer, static_cast<size_t>(got));
+  }
+  ::close(terminal);
+  int status = -1;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  return text;
+}
+
+TEST_F(ProgramTest, ColorIsForTerminalsAndNeverWithNoColor) {
+  EXPECT_TRUE(absl::StrContains(HelpOnTerminal(""), "\033[1mEXAMPLES\033[0m"));
+  const std::string plain = HelpOnTerminal("1");
+  EXPECT_TRUE(absl::StrContains(plain, "EXAMPLES\r\n"));
+  EXPECT_FALSE(absl::StrContains(plain, "\033"));
+  EXPECT_FALSE(absl::StrContains(Run("status --help").out, "\033"));
 }
 
 TEST_F(ProgramTest, BadJobFilesAreUsageErrors) {

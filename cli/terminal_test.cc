@@ -1,0 +1,72 @@
+// What is found out about an output: a pseudo-terminal, a pipe, and what the environment says.
+#include "cli/terminal.h"
+
+#include <gtest/gtest.h>
+#include <pty.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "runtime/base/fd.h"
+
+namespace megascale::cli {
+namespace {
+
+// A terminal of 132 columns, in an environment that says nothing but TERM.
+class TerminalTest : public ::testing::Test {
+ protected:
+  TerminalTest() {
+    for (const char* name : {"NO_COLOR", "LC_ALL", "LC_CTYPE", "LANG"}) ::unsetenv(name);
+    ::setenv("TERM", "xterm", 1);
+    winsize size = {};
+    size.ws_col = 132;
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(::openpty(&ends[0], &ends[1], nullptr, nullptr, &size), 0);
+    master_ = base::UniqueFd(ends[0]);
+    terminal_ = base::UniqueFd(ends[1]);
+  }
+
+  base::UniqueFd master_;
+  base::UniqueFd terminal_;
+};
+
+TEST_F(TerminalTest, ATerminalHasColorItsWidthAndUtf8) {
+  const Terminal terminal = DetectTerminal(terminal_.get());
+  EXPECT_TRUE(terminal.interactive);
+  EXPECT_TRUE(terminal.color);
+  EXPECT_TRUE(terminal.unicode);
+  EXPECT_EQ(terminal.width, 132);
+  EXPECT_EQ(Colored(terminal, "31", "FAILED"), "\033[31mFAILED\033[0m");
+}
+
+TEST_F(TerminalTest, NoColorTakesTheColorsAndNothingElse) {
+  ::setenv("NO_COLOR", "1", 1);
+  const Terminal terminal = DetectTerminal(terminal_.get());
+  EXPECT_TRUE(terminal.interactive);
+  EXPECT_FALSE(terminal.color);
+  EXPECT_EQ(terminal.width, 132);
+  EXPECT_EQ(Colored(terminal, "31", "FAILED"), "FAILED");
+  ::setenv("NO_COLOR", "", 1);  // as if it were not set: no-color.org
+  EXPECT_TRUE(DetectTerminal(terminal_.get()).color);
+}
+
+TEST_F(TerminalTest, ADumbTerminalAndAPipeAreNotWrittenToAsAPersonsIs) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::pipe(ends), 0);
+  const base::UniqueFd read_end(ends[0]);
+  const base::UniqueFd write_end(ends[1]);
+  EXPECT_FALSE(DetectTerminal(write_end.get()).interactive);
+  EXPECT_FALSE(DetectTerminal(write_end.get()).color);
+  ::setenv("TERM", "dumb", 1);
+  EXPECT_FALSE(DetectTerminal(terminal_.get()).interactive);
+  EXPECT_FALSE(DetectTerminal(terminal_.get()).color);
+}
+
+TEST_F(TerminalTest, TheLocaleSaysWhetherUtf8IsShown) {
+  ::setenv("LANG", "C", 1);
+  EXPECT_FALSE(DetectTerminal(terminal_.get()).unicode);
+  ::setenv("LC_ALL", "de_DE.UTF-8", 1);
+  EXPECT_TRUE(DetectTerminal(terminal_.get()).unicode);
+}
+
+}  // namespace
+}  // namespace megascale::cli

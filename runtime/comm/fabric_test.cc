@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -141,7 +142,7 @@ TEST(RegionTest, OnlyGroupsOfOneNodeHaveWindowsAndTheyCostNoMoreThanPagesOfContr
 
 TEST(RegionTest, GroupsThatMakeNoSenseAreRefused) {
   const std::vector<std::string> placements = {"a", "b"};
-  const auto code = [&](std::vector<GroupSpec> groups) {
+  const auto code = [&](const std::vector<GroupSpec>& groups) {
     return ValidateGroups(groups, placements).code();
   };
   const auto invalid = absl::StatusCode::kInvalidArgument;
@@ -262,6 +263,13 @@ TEST(FabricTest, TcpBindsOneInterfaceOnly) {
     EXPECT_EQ(ListeningSocket::ListenTcp(address).status().code(),
               absl::StatusCode::kInvalidArgument);
   }
+  const ListeningSocket listening = ListeningSocket::ListenTcp("127.0.0.2").value();
+  sockaddr_in bound = {};
+  socklen_t size = sizeof(bound);
+  ASSERT_EQ(::getsockname(listening.fd(), reinterpret_cast<sockaddr*>(&bound), &size), 0);
+  EXPECT_EQ(bound.sin_family, AF_INET);
+  EXPECT_EQ(ntohl(bound.sin_addr.s_addr), INADDR_LOOPBACK + 1);
+  EXPECT_EQ(listening.address(), absl::StrCat("tcp 127.0.0.2 ", ntohs(bound.sin_port)));
   const auto results = ConnectTwo([](int rank, FabricOptions& options) {
     options.socket_directory.clear();
     options.tcp_address = rank == 0 ? "" : "127.0.0.1";

@@ -67,11 +67,13 @@ std::string Slurp(const std::string& path) {
 
 }  // namespace
 
-std::string Program() {
+std::string Runfile(const std::string& path) {
   const char* runfiles = ::getenv("TEST_SRCDIR");
   const std::string root = runfiles == nullptr ? "." : absl::StrCat(runfiles, "/megascale");
-  return std::filesystem::canonical(root + "/cli/megascale").string();
+  return std::filesystem::canonical(absl::StrCat(root, "/", path)).string();
 }
+
+std::string Program() { return Runfile("cli/megascale"); }
 
 CommandResult Run(const std::vector<std::string>& command,
                   const std::map<std::string, std::string>& environment) {
@@ -237,6 +239,7 @@ void Cluster::StartAgent(int index, int slots) {
                                       "--node-id", name,
                                       "--run-dir", absl::StrCat(directory_, "/", name)};
   for (const std::string& flag : TransportFlags("agent")) command.push_back(flag);
+  command.insert(command.end(), agent_flags_.begin(), agent_flags_.end());
   command.insert(command.begin(), agent_prefix_.begin(), agent_prefix_.end());
   agents_[index] = Spawn(command, absl::StrCat(directory_, "/", name, ".log"));
 }
@@ -366,7 +369,7 @@ parallel:
 checkpoint:
   interval: 20
 )");
-  const std::string path = directory + "/job.yaml";
+  std::string path = directory + "/job.yaml";
   EXPECT_TRUE(base::WriteFileDurably(path, job).ok());
   return path;
 }

@@ -15,7 +15,9 @@
 
 namespace megascale::e2e {
 
-// The built program. Found once, from the test's runfiles.
+// A file that the test's target has as data: "cli/megascale".
+std::string Runfile(const std::string& path);
+// The built program.
 std::string Program();
 
 struct CommandResult {
@@ -55,6 +57,8 @@ class Cluster {
   // Agents that are started from now on are started by this command, which executes what follows
   // it: {"/usr/bin/nice"}.
   void RunAgentsUnder(std::vector<std::string> command) { agent_prefix_ = std::move(command); }
+  // Agents that are started from now on have these flags too.
+  void SetAgentFlags(std::vector<std::string> flags) { agent_flags_ = std::move(flags); }
   // The folder with the logs stays behind.
   void KeepLogs() { keep_logs_ = true; }
   // Kills what is left and removes the folder; fails the test when a process outlives its parent.
@@ -102,6 +106,7 @@ class Cluster {
   bool tcp_ = false;
   bool keep_logs_ = false;
   std::vector<std::string> agent_prefix_;
+  std::vector<std::string> agent_flags_;
   bool tls_ = false;
   pid_t driver_ = -1;
   std::map<int, pid_t> agents_;

@@ -7,12 +7,16 @@
 #include <sys/stat.h>
 
 #include <filesystem>
-#include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/tls/test_certificates.h"
 #include "runtime/comm/redis/test_redis_server.h"
 #include "tests/e2e/cluster.h"
 
@@ -25,9 +29,24 @@ using testing::HasSubstr;
 constexpr char kPassword[] = "a-s3cret-of-the-store";
 constexpr size_t kFileBytesMax = 64 << 20;
 
-// Two agents with two slots each and a store with a password.
+// Two agents with two slots each and a store with a password; and the same job over the driver's
+// store, undisturbed.
 class RedisTest : public ::testing::Test {
  protected:
+  static void SetUpTestSuite() {
+    Cluster cluster;
+    cluster.StartDriver();
+    cluster.StartAgent(0, 4);
+    cluster.Submit("calm");
+    ASSERT_EQ(cluster.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
+    digest_ = new std::string(cluster.Digest("calm"));
+    losses_ = new std::vector<std::string>(cluster.LossLog("calm"));
+  }
+  static void TearDownTestSuite() {
+    delete digest_;
+    delete losses_;
+  }
+
   RedisTest() {
     const std::string path = server_.directory() + "/passwords";
     EXPECT_EQ(base::WriteFileDurably(path, absl::StrCat(server_.url(), " ", kPassword, "\n")),
@@ -56,23 +75,28 @@ class RedisTest : public ::testing::Test {
         << job.DebugString();
     return job.message();
   }
+  void ExpectTheSameBits() const {
+    ASSERT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+    EXPECT_EQ(cluster_.Digest("job"), *digest_);
+    EXPECT_EQ(cluster_.LossLog("job"), *losses_);
+  }
 
+  static std::string* digest_;
+  static std::vector<std::string>* losses_;
   comm::TestRedisServer server_{{.password = kPassword}};
   Cluster cluster_;
 };
+std::string* RedisTest::digest_ = nullptr;
+std::vector<std::string>* RedisTest::losses_ = nullptr;
 
 TEST_F(RedisTest, TheBitsAreThoseOfTheDriversStoreAndTheServerIsNotMissedOnceRanksHaveMet) {
   StartTwoAgents();
-  cluster_.Submit("calm");
-  ASSERT_EQ(cluster_.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
   cluster_.Submit("job", {Store()});
   ASSERT_TRUE(cluster_.WaitForStep("job", 20));
   EXPECT_THAT(server_.Command({"KEYS", "megascale:{job:1:*}:v:address/*"}), HasSubstr("address/"));
   server_.Signal(SIGKILL);
-  ASSERT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  ExpectTheSameBits();
   EXPECT_EQ(cluster_.Status("job").attempt(), 1);
-  EXPECT_EQ(cluster_.Digest("job"), cluster_.Digest("calm"));
-  EXPECT_EQ(cluster_.LossLog("job"), cluster_.LossLog("calm"));
   EXPECT_THAT(cluster_.Megascale({"status", "job", "-o", "json"}).out, HasSubstr(server_.url()));
   for (const auto& entry : std::filesystem::recursive_directory_iterator(cluster_.directory())) {
     if (!entry.is_regular_file()) continue;
@@ -82,22 +106,72 @@ TEST_F(RedisTest, TheBitsAreThoseOfTheDriversStoreAndTheServerIsNotMissedOnceRan
   }
 }
 
+// How the two ends of every TCP connection and listening socket of a process are called.
+std::vector<std::string> TcpSocketsOf(pid_t pid) {
+  std::set<std::string> inodes;
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/fd"), error)) {
+    const std::string target = std::filesystem::read_symlink(entry, error).string();
+    if (absl::StartsWith(target, "socket:[")) inodes.insert(target.substr(8, target.size() - 9));
+  }
+  std::vector<std::string> sockets;
+  const std::string table = base::ReadFile("/proc/net/tcp", 16 << 20).value_or("");
+  for (const absl::string_view line : absl::StrSplit(table, '\n')) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    if (words.size() < 10 || inodes.count(words[9]) == 0) continue;
+    sockets.push_back(absl::StrCat(words[1].substr(0, 8), " ", words[2].substr(0, 8)));
+  }
+  return sockets;
+}
+
+// The agents' flags reach the connection to the store and the workers' sockets.
+TEST_F(RedisTest, AJobMeetsOverTlsAndItsTensorsUseTheInterfaceThatTheAgentsWereGiven) {
+  base::TestAuthority authority(server_.directory(), "ca");
+  const auto certificate = authority.Issue("server", "IP:127.0.0.1");
+  const auto ours = authority.Issue("agent", "DNS:agent");
+  const comm::TestRedisServer server({.has_tls = true,
+                                      .ca_file = authority.certificate_file(),
+                                      .certificate_file = certificate.certificate_file,
+                                      .key_file = certificate.key_file});
+  cluster_.SetAgentFlags({"--store-ca", authority.certificate_file(), "--store-cert",
+                          ours.certificate_file, "--store-key", ours.key_file, "--interface",
+                          "127.0.0.2"});
+  StartTwoAgents();
+  ASSERT_TRUE(absl::StartsWith(server.url(), "rediss://"));
+  cluster_.Submit("job", {"store=" + server.url()});
+  ASSERT_TRUE(cluster_.WaitForStep("job", 20));
+  for (const char* rank : {"2", "3"}) {  // who is connected to by ranks 0 and 1
+    const std::string key =
+        server.Command({"KEYS", absl::StrCat("megascale:{job:1:*}:v:address/", rank)});
+    EXPECT_THAT(server.Command({"GET", std::string(absl::StripAsciiWhitespace(key))}),
+                testing::StartsWith("tcp 127.0.0.2 "));
+  }
+  const Job job = cluster_.Status("job");
+  ASSERT_EQ(job.ranks_size(), 4);
+  for (const auto& rank : job.ranks()) {
+    EXPECT_THAT(TcpSocketsOf(rank.status().pid()), testing::Not(testing::IsEmpty()));
+    EXPECT_THAT(TcpSocketsOf(rank.status().pid()), testing::Each(HasSubstr("0200007F")));
+  }
+  ExpectTheSameBits();
+}
+
 TEST_F(RedisTest, AServerThatStandsStillBeforeTheStartIsNamedAndWaitedFor) {
   StartTwoAgents();
   server_.Signal(SIGSTOP);
-  cluster_.Submit("job", {Store(), "train.steps=5"});
+  cluster_.Submit("job", {Store()});
   EXPECT_THAT(AwaitReason("StoreUnavailable"),
               HasSubstr(absl::StrCat("store ", server_.url(),
                                      ": takes connections but does not answer within 2s; start the "
                                      "server, or let the job's `store` name one that runs")));
   server_.Signal(SIGCONT);
-  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  ExpectTheSameBits();
   EXPECT_GT(cluster_.Status("job").attempt(), 1);
 }
 
 TEST_F(RedisTest, AServerThatIsGoneWhileRanksLookForEachOtherEndsTheAttemptAndNotTheJob) {
   StartTwoAgents();
-  cluster_.Submit("job", {Store(), "train.steps=60"});
+  cluster_.Submit("job", {Store()});
   ASSERT_TRUE(cluster_.WaitForStep("job", 10));
   server_.Signal(SIGTERM);
   const Job before = cluster_.Status("job");
@@ -106,7 +180,7 @@ TEST_F(RedisTest, AServerThatIsGoneWhileRanksLookForEachOtherEndsTheAttemptAndNo
   EXPECT_THAT(AwaitReason("StoreUnavailable"),
               HasSubstr(absl::StrCat("store ", server_.url(), ": connection refused; start ")));
   server_.Start();
-  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  ExpectTheSameBits();
   EXPECT_GT(cluster_.Status("job").attempt(), before.attempt() + 1);
 }
 

@@ -1,14 +1,16 @@
 // Who was away comes back: a driver that is down again and again while its job makes checkpoints,
-// and a machine that froze, was replaced, and thaws with processes of an attempt that is over.
+// and machines that froze, were replaced, and thaw with processes of an attempt that is over.
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/checkpoint/directory.h"
 #include "tests/e2e/cluster.h"
@@ -20,12 +22,13 @@ using control::v1::Job;
 
 constexpr int kRanks = 4;
 constexpr int kSteps = 700;
+constexpr int kAll = 100;
 constexpr int kAbsences = 3;
 // Checkpoints that finish while the driver is away.
 constexpr int kCheckpointsMissed = 3;
 
-std::vector<std::string> LongJob() {
-  return {absl::StrCat("train.steps=", kSteps), "checkpoint.keep=100"};
+std::vector<std::string> LongJob(int checkpoints_kept) {
+  return {absl::StrCat("train.steps=", kSteps), absl::StrCat("checkpoint.keep=", checkpoints_kept)};
 }
 
 // Steps of which every rank's shard is stored.
@@ -52,7 +55,7 @@ class AbsenceTest : public ::testing::Test {
     Cluster cluster;
     cluster.StartDriver();
     cluster.StartAgent(0, 4);
-    cluster.Submit("calm", LongJob());
+    cluster.Submit("calm", LongJob(kAll));
     ASSERT_EQ(cluster.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
     digest_ = new std::string(cluster.Digest("calm"));
     losses_ = new std::vector<std::string>(cluster.LossLog("calm"));
@@ -62,11 +65,11 @@ class AbsenceTest : public ::testing::Test {
     delete losses_;
   }
 
-  void StartJob() {
+  void StartJob(const std::vector<std::string>& sets) {
     cluster_.StartDriver();
     cluster_.StartAgent(0, 2);
     cluster_.StartAgent(1, 2);
-    cluster_.Submit("job", LongJob());
+    cluster_.Submit("job", sets);
     ASSERT_TRUE(cluster_.WaitForStep("job", 30));
     checkpoints_ = cluster_.state_directory() + "/jobs/job/checkpoints";
   }
@@ -91,7 +94,7 @@ std::string* AbsenceTest::digest_ = nullptr;
 std::vector<std::string>* AbsenceTest::losses_ = nullptr;
 
 TEST_F(AbsenceTest, CheckpointsThatFinishWhileTheDriverIsDownCountWhenItIsBack) {
-  StartJob();
+  StartJob(LongJob(kAll));
   const std::set<int32_t> workers = Pids();
   ASSERT_EQ(workers.size(), static_cast<size_t>(kRanks));
   for (int absence = 0; absence < kAbsences; ++absence) {
@@ -118,33 +121,87 @@ TEST_F(AbsenceTest, CheckpointsThatFinishWhileTheDriverIsDownCountWhenItIsBack) 
   ExpectTheSameBits();
 }
 
-TEST_F(AbsenceTest, AMachineThatThawsAfterItWasReplacedChangesNothing) {
-  StartJob();
-  std::vector<pid_t> frozen = DescendantsOf(cluster_.agent_pid(1), "");
-  frozen.insert(frozen.begin(), cluster_.agent_pid(1));
-  for (const pid_t pid : frozen) ::kill(pid, SIGSTOP);
-  cluster_.StartAgent(2, 2);
-  // On the new machine, and beyond what the frozen one knew.
-  int64_t step = 0;
-  ASSERT_TRUE(WaitUntil(
-      [&] {
-        const Job job = cluster_.Status("job");
-        step = job.last_step();
-        return job.attempt() == 2 && job.state() == control::v1::JOB_STATE_RUNNING &&
-               job.last_checkpoint().attempt() == 2;
-      },
-      90));
-  ASSERT_LT(step, kSteps / 2) << "too late to see what a thawed machine does";
-  for (const pid_t pid : frozen) ::kill(pid, SIGCONT);
-  // Its processes of the old attempt are ended by its own agent, which is taken back.
-  for (const pid_t pid : DescendantsOf(cluster_.agent_pid(1), "worker --link-fd")) {
-    EXPECT_TRUE(WaitUntil([pid] { return !IsAlive(pid); }, 30)) << "worker " << pid;
+// Every process of one machine.
+class Machine {
+ public:
+  explicit Machine(pid_t agent) : processes_(DescendantsOf(agent, "")) {
+    processes_.insert(processes_.begin(), agent);
   }
+
+  void Freeze() const { Signal(SIGSTOP); }
+  void Thaw() const { Signal(SIGCONT); }
+  // All but the agent and its keeper, which go on.
+  std::vector<pid_t> OfJobs() const { return DescendantsOf(processes_[0], "--link-fd"); }
+
+ private:
+  void Signal(int signal) const {
+    for (const pid_t pid : processes_) ::kill(pid, signal);
+  }
+  std::vector<pid_t> processes_;
+};
+
+// Names and sizes of all that is below a directory.
+std::map<std::string, uintmax_t> Listing(const std::string& directory) {
+  std::map<std::string, uintmax_t> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+    files[entry.path().string()] = entry.is_regular_file() ? entry.file_size() : 0;
+  }
+  return files;
+}
+
+// Checkpoints are deleted all the time here, by those who may.
+TEST_F(AbsenceTest, MachinesThatThawAfterTheyWereReplacedChangeNothing) {
+  std::vector<std::string> sets = LongJob(2);
+  sets.push_back("fault.heartbeat_timeout=3s");
+  StartJob(sets);
+  const auto replace = [&](int frozen, int by, int64_t attempt) {
+    Machine machine(cluster_.agent_pid(frozen));
+    machine.Freeze();
+    cluster_.StartAgent(by, 2);
+    // On the new machine, and beyond what the frozen one knew.
+    EXPECT_TRUE(WaitUntil(
+        [&] {
+          const Job job = cluster_.Status("job");
+          return job.attempt() == attempt && job.state() == control::v1::JOB_STATE_RUNNING &&
+                 job.last_checkpoint().attempt() == attempt;
+        },
+        90));
+    const Job job = cluster_.Status("job");
+    EXPECT_EQ(job.culprit().node_id(), absl::StrCat("n", frozen));
+    EXPECT_EQ(job.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_UNREACHABLE);
+    return machine;
+  };
+  // Its processes of the old attempt are ended by its own agent, which is taken back.
+  const auto thaw = [&](const Machine& machine, const std::string& name) {
+    const std::vector<pid_t> old = machine.OfJobs();
+    EXPECT_GE(old.size(), 2u);
+    machine.Thaw();
+    for (const pid_t pid : old) {
+      EXPECT_TRUE(WaitUntil([pid] { return !IsAlive(pid); }, 30)) << name << " process " << pid;
+    }
+    EXPECT_TRUE(WaitUntil(
+        [&] { return absl::StrContains(cluster_.Megascale({"status"}).out, name + "    alive"); },
+        30))
+        << cluster_.Megascale({"status"}).out;
+  };
+  const Machine first = replace(1, 2, 2);
+  const Machine second = replace(2, 3, 3);
+  ASSERT_LT(cluster_.Status("job").last_step(), kSteps * 2 / 3) << "too late to see what they do";
+  thaw(first, "n1");
   ExpectTheSameBits();
+  const auto before = Listing(checkpoints_);
+  const Job ended = cluster_.Status("job");
+  thaw(second, "n2");
+  // A shard that its host was writing may still come to be, in a directory that nobody loads.
+  const auto now = Listing(checkpoints_);
+  EXPECT_TRUE(std::includes(now.begin(), now.end(), before.begin(), before.end()));
   const Job after = cluster_.Status("job");
-  EXPECT_EQ(after.attempt(), 2);
-  EXPECT_EQ(after.culprit().node_id(), "n1");
-  EXPECT_EQ(after.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_UNREACHABLE);
+  EXPECT_EQ(after.attempt(), 3);
+  EXPECT_EQ(after.last_checkpoint().directory(), ended.last_checkpoint().directory());
+  const auto kept = checkpoint::ListCheckpoints(checkpoints_);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  ASSERT_EQ(kept->size(), 2u);
+  for (const auto& checkpoint : *kept) EXPECT_EQ(checkpoint.attempt(), 3);
   EXPECT_EQ(
       cluster_.Megascale({"checkpoint", "verify", after.last_checkpoint().directory()}).exit_code,
       0);

@@ -1,5 +1,5 @@
 // The same job gives the same bits wherever and beside whatever it runs: on all cores or all of its
-// processes on one, alone or beside foreign load, with one agent or with two.
+// processes on one, alone or beside foreign load or another job, with one agent or with two.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -49,6 +49,8 @@ class ForeignLoad {
   const pid_t pid_;
 };
 
+using control::v1::Job;
+
 struct Ended {
   std::string digest;
   std::vector<std::string> losses;
@@ -96,6 +98,36 @@ TEST(TensorParallelismTest, OneAgentAndTwoGiveTheSameBits) {
   const std::vector<std::string> tensor = {"parallel.data_parallel_size=1",
                                            "parallel.tensor_model_parallel_size=2"};
   EXPECT_EQ(Train(1, tensor), Train(2, tensor));
+}
+
+TEST(TwoJobsTest, AtOnceOnOneClusterEachGivesTheBitsThatItGivesAlone) {
+  Cluster cluster;
+  cluster.StartDriver();
+  for (int i = 0; i < 2; ++i) cluster.StartAgent(i, 3);
+  const auto end_of = [&](const std::string& id) {
+    EXPECT_EQ(cluster.WaitForEnd(id), control::v1::JOB_STATE_SUCCEEDED);
+    EXPECT_EQ(cluster.Status(id).attempt(), 1);
+    return Ended{cluster.Digest(id), cluster.LossLog(id)};
+  };
+  const std::vector<std::string> four_ranks = {"train.seed=4", "train.steps=100"};
+  const std::vector<std::string> two_ranks = {"train.seed=5", "train.steps=100",
+                                              "parallel.data_parallel_size=1"};
+  cluster.Submit("four-alone", four_ranks);
+  const Ended four = end_of("four-alone");
+  cluster.Submit("two-alone", two_ranks);
+  const Ended two = end_of("two-alone");
+  EXPECT_NE(four.digest, two.digest);
+
+  cluster.Submit("four", four_ranks);
+  cluster.Submit("two", two_ranks);
+  const auto is_in_the_middle = [&](const std::string& id) {
+    const Job job = cluster.Status(id);
+    return job.state() == control::v1::JOB_STATE_RUNNING && job.last_step() > 0;
+  };
+  EXPECT_TRUE(WaitUntil([&] { return is_in_the_middle("four") && is_in_the_middle("two"); }, 60))
+      << "they never trained at once";
+  EXPECT_EQ(end_of("four"), four);
+  EXPECT_EQ(end_of("two"), two);
 }
 
 }  // namespace

@@ -59,6 +59,18 @@ class LocalTest : public ::testing::Test {
     return sockets;
   }
 
+  // Of the newest checkpoint of the one job below `state`.
+  static std::string Digest(const std::string& state) {
+    for (const auto& entry : std::filesystem::directory_iterator(state + "/jobs")) {
+      const CommandResult result =
+          e2e::Run({Program(), "checkpoint", "digest", entry.path().string() + "/checkpoints"});
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      return result.out;
+    }
+    ADD_FAILURE() << "no job below " << state;
+    return "";
+  }
+
   std::string directory_;
   std::string job_;
   std::vector<pid_t> processes_;
@@ -92,7 +104,7 @@ TEST_F(LocalTest, CtrlCAndSigtermCancelTheJobAndLeaveNothing) {
   }
 }
 
-TEST_F(LocalTest, AKilledDriverAndAKilledAgentAreStartedAgain) {
+TEST_F(LocalTest, AKilledDriverAndAKilledAgentAreStartedAgainAndTheBitsAreTheSame) {
   ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
   const pid_t pid = Spawn(Command({"--set", "train.steps=300"}), directory_ + "/local.log");
   ASSERT_TRUE(WaitUntil([&] { return DescendantsOf(pid, "worker --link-fd").size() == 4; }, 60));
@@ -104,6 +116,11 @@ TEST_F(LocalTest, AKilledDriverAndAKilledAgentAreStartedAgain) {
   ASSERT_NE(status, -1);
   EXPECT_EQ(WEXITSTATUS(status), 0);
   ExpectNothingLeft();
+  const std::string state = directory_ + "/state";
+  const std::string disturbed = directory_ + "/disturbed";
+  std::filesystem::rename(state, disturbed);
+  EXPECT_EQ(e2e::Run(Command({"--set", "train.steps=300"})).exit_code, 0);
+  EXPECT_EQ(Digest(disturbed), Digest(state));
 }
 
 }  // namespace

@@ -107,6 +107,31 @@ TEST_F(BadStateTest, AStateDirectoryThatCannotBeWrittenIsNamed) {
                 "make directory /proc/megascale: none can be made there; give another --state-dir");
 }
 
+// A mount that became read-only under a driver that has worked there: its own mount namespace.
+TEST_F(BadStateTest, AStateDirectoryThatIsReadOnlyNowIsNamedAndLeftAsItIs) {
+  cluster_.StartDriver();
+  cluster_.Submit("job");
+  cluster_.StopDriver();
+  const std::string state = cluster_.state_directory();
+  const std::vector<std::string> read_only = {
+      "/usr/bin/unshare",
+      "-rm",
+      "/bin/sh",
+      "-c",
+      absl::StrCat("mount --bind ", state, " ", state, " && mount -o remount,bind,ro ", state,
+                   " && exec \"$@\""),
+      "sh"};
+  const auto there = [&](std::vector<std::string> command) {
+    command.insert(command.begin(), read_only.begin(), read_only.end());
+    return e2e::Run(command);
+  };
+  if (there({"/bin/true"}).exit_code != 0) GTEST_SKIP() << "this user may not mount";
+  ExpectRefused(there({Program(), "driver", "--listen", listen(), "--state-dir", state}), 1,
+                "Read-only file system; mend that, or give another --state-dir");
+  cluster_.StartDriver();
+  EXPECT_EQ(cluster_.Status("job").state(), control::v1::JOB_STATE_PENDING);
+}
+
 TEST_F(BadStateTest, ASecondDriverOnAStateDirectoryIsRefused) {
   cluster_.StartDriver();
   ExpectRefused(Driver(listen(), cluster_.state_directory()), 1,

@@ -2,7 +2,9 @@
 // clear line per mistake.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
@@ -262,6 +264,8 @@ TEST_F(CommandsTest, MistakesGetOneClearLineAndTheRightExitCode) {
       {{"submit", "JOB", "--set", "model.num_attention_heads=5"}, 2, "num_attention_heads"},
       {{"submit", "JOB", "--set", "train.global_batch_size=18"}, 2, "global_batch_size"},
       {{"submit", "none.yaml"}, 2, "none.yaml"},
+      {{"submit", "JOB", "--job-id", "../up"}, 2, "../up"},
+      {{"submit", "JOB", "--job-id", "two words"}, 2, "two words"},
       {{"status", "nobody"}, 4, "nobody"},
       {{"cancel", "nobody"}, 4, "nobody"},
       {{"logs", "nobody"}, 4, "nobody"},
@@ -288,19 +292,62 @@ TEST_F(CommandsTest, MistakesGetOneClearLineAndTheRightExitCode) {
       << "a refused job was taken";
 }
 
+struct BadData {
+  std::string path;
+  std::string says;
+};
+
 TEST_F(CommandsTest, DataThatTheAgentCannotReadIsRefusedBeforeAnyWorkerStarts) {
-  Start();
-  const std::string empty = cluster_.directory() + "/empty";
-  ASSERT_TRUE(base::WriteFileDurably(empty, "").ok());
-  for (const std::string& path : {std::string("/nowhere/text"), empty}) {
-    const std::string id = absl::StrCat("data-", path == empty);
-    cluster_.Submit(id, {absl::StrCat("data.files=[", path, "]")});
-    EXPECT_EQ(cluster_.WaitForEnd(id), control::v1::JOB_STATE_FAILED);
-    const Job job = cluster_.Status(id);
-    EXPECT_NE(job.message().find(path), std::string::npos) << job.message();
-    EXPECT_EQ(job.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_REFUSED);
-    EXPECT_EQ(cluster_.Megascale({"wait", id}).exit_code, 1);
+  if (::geteuid() == 0) {  // root reads every file, unless it gives that up
+    constexpr char kWithout[] = "-dac_override,-dac_read_search";
+    cluster_.RunAgentsUnder({"/usr/bin/setpriv", absl::StrCat("--inh-caps=", kWithout),
+                             absl::StrCat("--bounding-set=", kWithout)});
   }
+  Start();
+  const std::string folder = cluster_.directory() + "/";
+  ASSERT_TRUE(base::WriteFileDurably(folder + "empty", "").ok());
+  ASSERT_TRUE(base::WriteFileDurably(folder + "short", "to be").ok());
+  ASSERT_TRUE(base::WriteFileDurably(folder + "secret", "to be or not to be").ok());
+  ASSERT_EQ(::chmod((folder + "secret").c_str(), 0), 0);
+  ASSERT_EQ(::mkfifo((folder + "fifo").c_str(), 0600), 0);
+  const std::vector<BadData> mistakes = {
+      {"/nowhere/text", "No such file or directory; expected a file that user "},
+      {folder + "empty", ": is empty; expected a file with text in it"},
+      {folder + "short",
+       " has 5 bytes for training (of 5), expected at least train.seq_length + 1"},
+      {folder + "fifo", ": is a FIFO; expected a regular file"},
+      {folder + "secret", "Permission denied; expected a file that user "},
+  };
+  for (size_t i = 0; i < mistakes.size(); ++i) {
+    const std::string id = absl::StrCat("data-", i);
+    cluster_.Submit(id, {absl::StrCat("data.files=[", mistakes[i].path, "]")});
+    const CommandResult wait = cluster_.Megascale({"wait", id});
+    EXPECT_EQ(wait.exit_code, 1);
+    const Job job = cluster_.Status(id);
+    EXPECT_EQ(job.state(), control::v1::JOB_STATE_FAILED);
+    for (const std::string& part : {mistakes[i].path, mistakes[i].says}) {
+      EXPECT_NE(job.message().find(part), std::string::npos) << part << ": " << job.message();
+    }
+    EXPECT_EQ(job.message().find('\n'), std::string::npos) << job.message();
+    EXPECT_EQ(job.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_REFUSED);
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(absl::StrCat(folder, "n0/logs/", id))) {
+      EXPECT_EQ(entry.path().filename().string().rfind("rank-", 0), std::string::npos)
+          << "a worker was started: " << entry.path();
+    }
+    const std::string shown = cluster_.Megascale({"status", id}).out;
+    EXPECT_NE(shown.find(job.message()), std::string::npos) << shown;
+  }
+}
+
+TEST_F(CommandsTest, APathOfDataMayHaveSpacesAndUnicode) {
+  Start();
+  const std::string folder = cluster_.directory() + "/größe 4, 文 \"x\"";
+  std::filesystem::create_directory(folder);
+  std::filesystem::rename(cluster_.directory() + "/text", folder + "/the text");
+  cluster_.Submit("job", {absl::StrCat("data.files=['", folder, "/the text']"), "train.steps=5"});
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(cluster_.LossLog("job").size(), 5u);
 }
 
 }  // namespace

@@ -94,8 +94,9 @@ TEST(RecentSpansTest, ExchangesWithinPassesAreKeptBesideInstructionsAndNotToldOf
   Write(&writer, InstructionId(OpKind::kForward, 0, 3), 1, 50 * kSecond);
   constexpr int kExchanges = RecentSpans::kHistorySpans + 10;
   for (int i = 1; i <= kExchanges; ++i) {
-    writer.Begin(
-        {.instruction = InstructionId(OpKind::kForward, 0, 3, i).packed(), .step = 1, .lane = 8});
+    writer.Begin({.instruction = InstructionId(OpKind::kForward, 0, 3).WithPiece(i).packed(),
+                  .step = 1,
+                  .lane = 8});
     writer.End(8, i, 0);
     if (i % 1000 == 0) recent.Drain();
   }
@@ -105,7 +106,8 @@ TEST(RecentSpansTest, ExchangesWithinPassesAreKeptBesideInstructionsAndNotToldOf
   const std::vector<telemetry::Span> spans = recent.Since(1);
   ASSERT_EQ(spans.size(), 1 + RecentSpans::kHistorySpans);
   EXPECT_EQ(spans.front().lane, 0);
-  EXPECT_EQ(spans.back().instruction, InstructionId(OpKind::kForward, 0, 3, kExchanges).packed());
+  EXPECT_EQ(spans.back().instruction,
+            InstructionId(OpKind::kForward, 0, 3).WithPiece(kExchanges).packed());
   EXPECT_EQ(recent.num_lost(), 0);
 }
 

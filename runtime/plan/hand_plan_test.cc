@@ -225,6 +225,7 @@ class PlanWriter {
       instruction.begins_sum =
           kind == OpKind::kReduceGradients || has_gradients_.insert(chunk).second;
     }
+    if (kind == kB) instruction.num_buckets = 1;
     for (const InstructionId id : producers) {
       instruction.depends_on.push_back(index_.at(id.packed()));
     }

@@ -54,12 +54,12 @@ absl::string_view Name(StreamKind kind) {
 
 absl::string_view Name(Owner owner) { return owner == Owner::kStage ? "stage" : "shard"; }
 
-InstructionId::InstructionId(OpKind operation, int chunk, int microbatch, int piece)
+InstructionId::InstructionId(OpKind operation, int chunk, int microbatch, int bucket)
     : packed_(static_cast<uint64_t>(operation) << 56 | static_cast<uint64_t>(chunk) << 40 |
-              static_cast<uint64_t>(microbatch) << 16 | static_cast<uint64_t>(piece)) {
+              static_cast<uint64_t>(microbatch) << 24 | static_cast<uint64_t>(bucket) << 16) {
   MEGASCALE_CHECK(chunk >= 0 && chunk <= kNoChunk);
   MEGASCALE_CHECK(microbatch >= 0 && microbatch <= kNoMicrobatch);
-  MEGASCALE_CHECK(piece >= 0 && piece <= kMaxPiece);
+  MEGASCALE_CHECK(bucket >= 0 && bucket <= kMaxBucket);
 }
 
 InstructionId InstructionId::FromPacked(uint64_t packed) {
@@ -108,6 +108,7 @@ std::string InstructionId::ToString() const {
   std::string text(Letters(operation()));
   if (chunk() != kNoChunk) absl::StrAppend(&text, ".c", chunk());
   if (microbatch() != kNoMicrobatch) absl::StrAppend(&text, ".m", microbatch());
+  if (bucket() != 0) absl::StrAppend(&text, ".b", bucket());
   if (piece() != 0) absl::StrAppend(&text, ".p", piece());
   return text;
 }
@@ -119,10 +120,10 @@ InstructionId InstructionId::WithPiece(int piece) const {
 
 InstructionId InstructionId::MessageId() const {
   if (operation() == OpKind::kReceiveActivation && chunk() > 0) {
-    return InstructionId(OpKind::kSendActivation, chunk() - 1, microbatch(), piece());
+    return InstructionId(OpKind::kSendActivation, chunk() - 1, microbatch(), bucket());
   }
   if (operation() == OpKind::kReceiveGradient && chunk() + 1 < kNoChunk) {
-    return InstructionId(OpKind::kSendGradient, chunk() + 1, microbatch(), piece());
+    return InstructionId(OpKind::kSendGradient, chunk() + 1, microbatch(), bucket());
   }
   return *this;
 }
@@ -133,18 +134,20 @@ absl::StatusOr<InstructionId> InstructionId::Parse(absl::string_view text) {
   while (operation <= kMaxOpKind && kLetters[operation] != parts[0]) ++operation;
   int chunk = kNoChunk;
   int microbatch = kNoMicrobatch;
+  int bucket = 0;
   int piece = 0;
   size_t next = 1;
   if (next < parts.size() && ParsePart(parts[next], "c", kNoChunk - 1, chunk)) ++next;
   if (next < parts.size() && ParsePart(parts[next], "m", kNoMicrobatch - 1, microbatch)) ++next;
+  if (next < parts.size() && ParsePart(parts[next], "b", kMaxBucket, bucket) && bucket > 0) ++next;
   if (next < parts.size() && ParsePart(parts[next], "p", kMaxPiece, piece) && piece > 0) ++next;
   if (operation > kMaxOpKind || next != parts.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("\"", text,
                      "\" is no instruction id; expected an operation and "
-                     "its place, such as F.c0.m3, R.c1.p2 or N"));
+                     "its place, such as F.c0.m3, R.c1.b2 or N"));
   }
-  return InstructionId(static_cast<OpKind>(operation), chunk, microbatch, piece);
+  return InstructionId(static_cast<OpKind>(operation), chunk, microbatch, bucket).WithPiece(piece);
 }
 
 }  // namespace megascale::plan

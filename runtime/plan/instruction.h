@@ -22,12 +22,12 @@ enum class OpKind : uint8_t {
   kReceiveGradient = 5,    // RG: the gradient of a chunk's output, from the chunk after
   kBackward = 6,           // B: a micro-batch back through a chunk; adds to the chunk's gradients
   kSendGradient = 7,       // SG: the gradient of a chunk's input, to the chunk before
-  // R: reduce-scatter of a chunk's gradients over the data group; with ZeRO stage 2 of those of one
-  // micro-batch, added to this rank's shard
+  // R: reduce-scatter of a bucket's gradients over the data group; with ZeRO stage 2 of those of
+  // one micro-batch, added to this rank's shard
   kReduceGradients = 8,
   kReduceNorm = 9,         // N: all-gather over the world: sum of squares, loss, stop flag
   kOptimizerStep = 10,     // O: steps this rank's slice of a chunk's parameters
-  kGatherParameters = 11,  // G: all-gather of a chunk's parameters over the data group
+  kGatherParameters = 11,  // G: all-gather of a bucket's parameters over the data group
   kWeightGradient = 12,  // W: the weights' part of a backward pass, where a schedule does it apart;
                          //    B then gives the gradient of the chunk's input alone
   kOptimizerUpdate = 13,  // U: where the optimizer has trust ratios (LAMB): the update of this
@@ -75,22 +75,24 @@ enum class Owner : uint8_t { kStage, kShard };
 inline constexpr int kNumOwners = 2;
 absl::string_view Name(Owner owner);
 
-// The name of an instruction within a step: (operation, chunk, micro-batch, piece). Structural,
-// never an ordinal: it means the same in every schedule, on every rank and in every reader. Chunks
-// count through the model, not within a rank. Shown as "F.c0.m3", "R.c1" (no micro-batch), "N" (no
-// chunk), "R.c1.p2" (piece 2; piece 0 is not shown). The pieces of a pass are its exchanges with
-// tensor-parallel ranks, from 1; they are in no plan.
+// The name of an instruction within a step: (operation, chunk, micro-batch, bucket, piece).
+// Structural, never an ordinal: it means the same in every schedule, on every rank and in every
+// reader. Chunks count through the model, not within a rank. Shown as "F.c0.m3", "R.c1" (no
+// micro-batch), "N" (no chunk), "R.c1.b2" (bucket 2 of the chunk; bucket 0 is not shown),
+// "B.c0.m3.b1" (a backward from bucket 1 on; PlanOptions::num_buckets). The pieces of a pass are
+// its exchanges with tensor-parallel ranks, from 1 ("F.c0.m3.p2"); they are in no plan.
 class InstructionId {
  public:
   static constexpr int kNoChunk = 0xffff;
-  static constexpr int kNoMicrobatch = 0xffffff;
+  static constexpr int kNoMicrobatch = 0xffff;
+  static constexpr int kMaxBucket = 0xff;
   static constexpr int kMaxPiece = 0xffff;
 
   // No instruction; shown as "-".
   InstructionId() = default;
-  // Requires: 0 <= chunk <= kNoChunk, 0 <= microbatch <= kNoMicrobatch, 0 <= piece <= kMaxPiece.
+  // Requires: 0 <= chunk <= kNoChunk, 0 <= microbatch <= kNoMicrobatch, 0 <= bucket <= kMaxBucket.
   explicit InstructionId(OpKind operation, int chunk = kNoChunk, int microbatch = kNoMicrobatch,
-                         int piece = 0);
+                         int bucket = 0);
 
   // 64 bits for shared memory and messages; 0 is no instruction.
   uint64_t packed() const { return packed_; }
@@ -100,7 +102,7 @@ class InstructionId {
   // Errors: InvalidArgument - not the form that ToString gives.
   static absl::StatusOr<InstructionId> Parse(absl::string_view text);
 
-  // The same instruction's piece `piece`, or all of it for 0.
+  // The same instruction's piece `piece`, or all of it for 0. Requires: 0 <= piece <= kMaxPiece.
   InstructionId WithPiece(int piece) const;
 
   // What both ends of a transfer call it: the send's id, for the receive too. Of other
@@ -109,14 +111,15 @@ class InstructionId {
 
   OpKind operation() const { return static_cast<OpKind>(packed_ >> 56); }
   int chunk() const { return static_cast<int>(packed_ >> 40) & kNoChunk; }
-  int microbatch() const { return static_cast<int>(packed_ >> 16) & kNoMicrobatch; }
+  int microbatch() const { return static_cast<int>(packed_ >> 24) & kNoMicrobatch; }
+  int bucket() const { return static_cast<int>(packed_ >> 16) & kMaxBucket; }
   int piece() const { return static_cast<int>(packed_) & kMaxPiece; }
 
   bool operator==(const InstructionId&) const = default;
   auto operator<=>(const InstructionId&) const = default;
 
  private:
-  uint64_t packed_ = 0;  // operation 8 bits, chunk 16, micro-batch 24, piece 16
+  uint64_t packed_ = 0;  // operation 8 bits, chunk 16, micro-batch 16, bucket 8, piece 16
 };
 
 // True for an exchange of tensor-parallel ranks within a pass.
@@ -145,12 +148,15 @@ struct Instruction {
   int activation_slot = kNoSlot;
   // The memory for a whole chunk's gradients, one of the rank's buffers, that a pass adds to and
   // that S and R work on. Chunks may take turns in one: from the first pass that adds to it,
-  // through all others, to the R that takes the sum. Everything of a turn has ended before the next
-  // begins.
+  // through all others, to the R of each bucket, which takes its sum. Everything of a turn has
+  // ended before the next begins.
   int gradient_buffer = kNoBuffer;
   // What is in the memory does not count: a pass begins a turn in its gradient buffer, which is to
-  // be zero; or R is the first of its chunk in a step, and the rank's shard becomes what it gives.
+  // be zero; or R is the first of its bucket in a step, and the rank's shard becomes what it gives.
   bool begins_sum = false;
+  // Of B and W: the buckets whose layers it goes through, from id.bucket() on. All of the chunk's;
+  // or one of them, where they are reduced next, each as soon as it is made.
+  int num_buckets = 0;
   // Indices into this rank's plan. What stands earlier on the same stream needs no entry.
   std::vector<int> depends_on = {};
   int64_t bytes = 0;  // moved: of one micro-batch, of the whole buffer of a collective, of all

@@ -10,7 +10,9 @@ namespace {
 TEST(InstructionId, IsShownByOperationAndPlace) {
   EXPECT_EQ(InstructionId(OpKind::kForward, 0, 3).ToString(), "F.c0.m3");
   EXPECT_EQ(InstructionId(OpKind::kReduceGradients, 1, InstructionId::kNoMicrobatch, 2).ToString(),
-            "R.c1.p2");
+            "R.c1.b2");
+  EXPECT_EQ(InstructionId(OpKind::kBackward, 0, 3, 1).WithPiece(2).ToString(), "B.c0.m3.b1.p2");
+  EXPECT_EQ(InstructionId(OpKind::kForward, 0, 3).WithPiece(2).ToString(), "F.c0.m3.p2");
   EXPECT_EQ(InstructionId(OpKind::kReduceNorm).ToString(), "N");
   EXPECT_EQ(InstructionId().ToString(), "-");
 }
@@ -19,16 +21,21 @@ TEST(InstructionId, ComesBackFromTextAndBits) {
   std::set<uint64_t> seen;
   for (int operation = 1; operation <= kMaxOpKind; ++operation) {
     for (const int chunk : {0, 1, 65534, InstructionId::kNoChunk}) {
-      for (const int microbatch : {0, 7, 16777214, InstructionId::kNoMicrobatch}) {
-        for (const int piece : {0, 1, InstructionId::kMaxPiece}) {
-          const InstructionId id(static_cast<OpKind>(operation), chunk, microbatch, piece);
-          EXPECT_EQ(id.operation(), static_cast<OpKind>(operation));
-          EXPECT_EQ(id.chunk(), chunk);
-          EXPECT_EQ(id.microbatch(), microbatch);
-          EXPECT_EQ(id.piece(), piece);
-          EXPECT_EQ(InstructionId::FromPacked(id.packed()), id);
-          EXPECT_EQ(InstructionId::Parse(id.ToString()).value(), id) << id.ToString();
-          EXPECT_TRUE(seen.insert(id.packed()).second);
+      for (const int microbatch : {0, 7, 65534, InstructionId::kNoMicrobatch}) {
+        for (const int bucket : {0, 1, InstructionId::kMaxBucket}) {
+          for (const int piece : {0, 1, InstructionId::kMaxPiece}) {
+            const InstructionId id =
+                InstructionId(static_cast<OpKind>(operation), chunk, microbatch, bucket)
+                    .WithPiece(piece);
+            EXPECT_EQ(id.operation(), static_cast<OpKind>(operation));
+            EXPECT_EQ(id.chunk(), chunk);
+            EXPECT_EQ(id.microbatch(), microbatch);
+            EXPECT_EQ(id.bucket(), bucket);
+            EXPECT_EQ(id.piece(), piece);
+            EXPECT_EQ(InstructionId::FromPacked(id.packed()), id);
+            EXPECT_EQ(InstructionId::Parse(id.ToString()).value(), id) << id.ToString();
+            EXPECT_TRUE(seen.insert(id.packed()).second);
+          }
         }
       }
     }
@@ -43,18 +50,18 @@ TEST(InstructionId, BothEndsOfATransferNameTheSend) {
   EXPECT_EQ(message("SA.c0.m3"), "SA.c0.m3");
   EXPECT_EQ(message("RG.c0.m3"), "SG.c1.m3");
   EXPECT_EQ(message("SG.c1.m3"), "SG.c1.m3");
-  EXPECT_EQ(message("R.c1.p2"), "R.c1.p2");
+  EXPECT_EQ(message("R.c1.b2"), "R.c1.b2");
 }
 
 TEST(InstructionId, APassNeedsPeersInItsExchangesAlone) {
   const auto needs_peers = [](const char* id) {
     return NeedsPeers(InstructionId::Parse(id).value());
   };
-  for (const char* id : {"F.c0.m3", "B.c0.m3", "W.c0.m3", "L.c0", "U.c0", "O.c0"}) {
+  for (const char* id : {"F.c0.m3", "B.c0.m3", "B.c0.m3.b1", "W.c0.m3", "L.c0", "U.c0", "O.c0"}) {
     EXPECT_FALSE(needs_peers(id)) << id;
   }
-  for (const char* id : {"F.c0.m3.p1", "B.c0.m3.p40", "W.c0.m3.p2", "RA.c1.m3", "SA.c0.m3",
-                         "RG.c0.m3", "SG.c1.m3", "S.c0", "R.c0", "N", "T.c0", "G.c0"}) {
+  for (const char* id : {"F.c0.m3.p1", "B.c0.m3.p40", "B.c0.m3.b1.p2", "W.c0.m3.p2", "RA.c1.m3",
+                         "SA.c0.m3", "RG.c0.m3", "SG.c1.m3", "S.c0", "R.c0", "N", "T.c0", "G.c0"}) {
     EXPECT_TRUE(needs_peers(id)) << id;
   }
 }
@@ -69,9 +76,9 @@ TEST(InstructionId, PiecesOfAPassAreItsExchanges) {
 }
 
 TEST(InstructionId, RefusesOtherText) {
-  for (const char* text :
-       {"", "-", "X.c0", "F.", "F.c", "F.c-1", "F.c00", "F.c65535", "F.m1.c0", "F.c0.m1.",
-        "F.c0.m1.p0", "F.c0.m1.p1.p2", "F c0", "F.c0.m16777215", "f.c0.m0"}) {
+  for (const char* text : {"", "-", "X.c0", "F.", "F.c", "F.c-1", "F.c00", "F.c65535", "F.m1.c0",
+                           "F.c0.m1.", "F.c0.m1.p0", "F.c0.m1.p1.p2", "F.c0.m1.b0", "F.c0.m1.b256",
+                           "F.c0.m1.p1.b1", "F c0", "F.c0.m65535", "f.c0.m0"}) {
     EXPECT_EQ(InstructionId::Parse(text).status().code(), absl::StatusCode::kInvalidArgument)
         << text;
   }

@@ -59,6 +59,10 @@ PlanOptions RandomShape(Random* random) {
     options.chunks_per_stage = random->Draw(1, 4);
     options.num_microbatches = pipeline;
   }
+  if (random->Draw(0, 2) > 0) return options;
+  for (int chunk = 0; chunk < options.num_chunks(); ++chunk) {
+    options.num_buckets.push_back(random->Draw(1, 4));
+  }
   return options;
 }
 
@@ -161,6 +165,10 @@ const std::vector<std::pair<std::string, Mutate>>& Mutations() {
                               [](Random*, const RankPlan&, Instruction* changed) {
                                 changed->begins_sum = !changed->begins_sum;
                               })},
+      {"buckets", Change([](const Instruction& i) { return i.num_buckets > 0; },
+                         [](Random* random, const RankPlan&, Instruction* changed) {
+                           changed->num_buckets += random->Draw(0, 1) == 0 ? 1 : -1;
+                         })},
       {"bytes", Change(Communicates, [](Random*, const RankPlan&,
                                         Instruction* changed) { changed->bytes += 8; })},
       {"channel", Change(Communicates,
@@ -224,7 +232,7 @@ TEST(ValidateRolePlans, JudgesThousandsOfBrokenPlansAsValidatePlansDoesOverAllRa
   int num_allowed = 0;
   int num_deadlocks = 0;
   int num_unmet = 0;
-  for (int i = 0; i < 5000; ++i) {
+  for (int i = 0; i < 8000; ++i) {
     const PlanOptions options = RandomShape(&random);
     std::vector<RankPlan> roles = BuildRolePlans(options).value();
     const auto& [name, mutate] = Mutations()[static_cast<size_t>(i) % Mutations().size()];

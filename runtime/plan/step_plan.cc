@@ -126,6 +126,7 @@ class Builder {
     std::queue<Slot> free_slots;  // longest free first
     int gather = -1;
     int gradient_buffer = kNoBuffer;  // of its turn, if it has one
+    std::vector<int> pieces;          // by bucket: of the pass that is reduced next
     int reduce = -1;                  // the last so far
     int num_ended = 0;                // passes
   };
@@ -135,6 +136,17 @@ class Builder {
 
   ChunkCost Cost(int chunk) const {
     return options_.chunks.empty() ? ChunkCost{} : options_.chunks[chunk];
+  }
+  int NumBuckets(int chunk) const { return options_.NumBuckets(chunk); }
+  BucketCost CostOfBucket(int chunk, int bucket) const {
+    const ChunkCost cost = Cost(chunk);
+    if (!cost.buckets.empty()) return cost.buckets[static_cast<size_t>(bucket)];
+    const bool splits = SplitsBackward(options_.schedule);
+    return {.flops = splits ? cost.weight_flops : cost.backward_flops,
+            .bytes = splits ? cost.weight_bytes : cost.backward_bytes,
+            .gradient_bytes = cost.gradient_bytes,
+            .parameter_bytes = cost.parameter_bytes,
+            .replicated_bytes = cost.replicated_bytes};
   }
 
   Chunk& ChunkOf(InstructionId id) {
@@ -190,8 +202,11 @@ class Builder {
   void AddGathers() {
     for (size_t i = 0; i < chunks_.size(); ++i) {
       const int chunk = stage_ + static_cast<int>(i) * options_.mesh.pipeline_size();
-      chunks_[i].gather = Add(
-          Collective(InstructionId(OpKind::kGatherParameters, chunk), Cost(chunk).parameter_bytes));
+      for (int bucket = NumBuckets(chunk); bucket-- > 0;) {
+        const InstructionId id(OpKind::kGatherParameters, chunk, InstructionId::kNoMicrobatch,
+                               bucket);
+        chunks_[i].gather = Add(Collective(id, CostOfBucket(chunk, bucket).parameter_bytes));
+      }
     }
   }
 
@@ -273,8 +288,10 @@ class Builder {
     if (IsFirst(chunk) || IsLast(chunk)) inputs.push_back(batch_);
     inputs.push_back(ChunkOf(id).gather);
     // The last chunk's forward pass makes the head's gradients.
-    pass.forward = AddPass(id, std::move(inputs), Cost(chunk).forward_flops,
-                           Cost(chunk).forward_bytes, IsLast(chunk));
+    Instruction forward = PassInstruction(id, std::move(inputs), Cost(chunk).forward_flops,
+                                          Cost(chunk).forward_bytes);
+    if (IsLast(chunk)) UseGradientBuffer(&forward);
+    pass.forward = Add(std::move(forward));
     if (IsLast(chunk)) return;
     pass.send = AddSend(Transfer(Other(OpKind::kSendActivation, id), chunk));
   }
@@ -285,10 +302,12 @@ class Builder {
     std::vector<int> inputs = {pass.forward};
     if (!IsLast(chunk)) inputs.push_back(pass.inputs.front());
     const ChunkCost cost = Cost(chunk);
-    const bool splits = SplitsBackward(options_.schedule);
-    pass.backward =
-        AddPass(id, std::move(inputs), cost.backward_flops - (splits ? cost.weight_flops : 0),
-                cost.backward_bytes - (splits ? cost.weight_bytes : 0));
+    if (SplitsBackward(options_.schedule)) {
+      pass.backward = AddBack(id, std::move(inputs), cost.backward_flops - cost.weight_flops,
+                              cost.backward_bytes - cost.weight_bytes);
+    } else {
+      pass.backward = AddLastPart(id, std::move(inputs), cost.backward_flops, cost.backward_bytes);
+    }
     pass.last_users = {pass.backward};
     if (IsFirst(chunk)) return;
     pass.last_users = {AddSend(Transfer(Other(OpKind::kSendGradient, id), chunk - 1))};
@@ -296,12 +315,38 @@ class Builder {
 
   void AddWeightGradient(InstructionId id) {
     Pass& pass = PassOf(id);
-    pass.last_users.push_back(
-        AddPass(id, {pass.backward}, Cost(id.chunk()).weight_flops, Cost(id.chunk()).weight_bytes));
+    pass.last_users.push_back(AddLastPart(id, {pass.backward}, Cost(id.chunk()).weight_flops,
+                                          Cost(id.chunk()).weight_bytes));
   }
 
-  int AddPass(InstructionId id, std::vector<int> inputs, int64_t flops, int64_t bytes,
-              bool adds_to_gradients = true) {
+  // The part of a pass that makes its micro-batch's gradients whole: in one, or, if these are
+  // reduced next, in a piece for each bucket. Returns the last.
+  int AddLastPart(InstructionId id, std::vector<int> inputs, int64_t flops, int64_t bytes) {
+    Chunk& chunk = ChunkOf(id);
+    if (!plan_.shards_gradients && chunk.num_ended + 1 < options_.num_microbatches) {
+      return AddBack(id, std::move(inputs), flops, bytes);
+    }
+    chunk.pieces.clear();
+    for (int bucket = 0; bucket < NumBuckets(id.chunk()); ++bucket) {
+      const InstructionId piece(id.operation(), id.chunk(), id.microbatch(), bucket);
+      const BucketCost cost = CostOfBucket(id.chunk(), bucket);
+      chunk.pieces.push_back(
+          AddBack(piece, std::exchange(inputs, {}), cost.flops, cost.bytes, /*num_buckets=*/1));
+    }
+    return chunk.pieces.back();
+  }
+
+  // Through the layers of all buckets, if it is not said of how many.
+  int AddBack(InstructionId id, std::vector<int> inputs, int64_t flops, int64_t bytes,
+              int num_buckets = 0) {
+    Instruction back = PassInstruction(id, std::move(inputs), flops, bytes);
+    back.num_buckets = num_buckets > 0 ? num_buckets : NumBuckets(id.chunk());
+    UseGradientBuffer(&back);
+    return Add(std::move(back));
+  }
+
+  Instruction PassInstruction(InstructionId id, std::vector<int> inputs, int64_t flops,
+                              int64_t bytes) {
     inputs.insert(inputs.end(), awaited_.begin(), awaited_.end());
     awaited_.clear();
     Instruction instruction = {.id = id,
@@ -314,8 +359,7 @@ class Builder {
       instruction.channel = kPassChannel;
       instruction.bytes = bytes;
     }
-    if (adds_to_gradients) UseGradientBuffer(&instruction);
-    return Add(std::move(instruction));
+    return instruction;
   }
 
   // That of the chunk's turn, or the beginning of one.
@@ -353,19 +397,25 @@ class Builder {
   // Ends the chunk's turn in its gradient buffer.
   void AddReduction(int number, int microbatch) {
     Chunk& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(number))];
-    // What the compute stream did last is behind all that the turn added.
-    int last = last_computed_;
-    const auto add = [&](OpKind kind, int64_t bytes) {
-      Instruction instruction = Collective(InstructionId(kind, number, microbatch), bytes);
-      instruction.gradient_buffer = chunk.gradient_buffer;
-      instruction.begins_sum = kind == OpKind::kReduceGradients && chunk.reduce < 0;
-      instruction.depends_on = {last};
-      last = Add(std::move(instruction));
-    };
-    if (tensor_parallel_) add(OpKind::kSumReplicated, Cost(number).replicated_bytes);
-    add(OpKind::kReduceGradients, Cost(number).gradient_bytes);
-    chunk.reduce = last;
-    free_buffers_.push({.buffer = chunk.gradient_buffer, .last_user = last});
+    const bool begins_sum = chunk.reduce < 0;
+    for (int bucket = 0; bucket < NumBuckets(number); ++bucket) {
+      // All that the turn added to the bucket is before its piece of the last pass.
+      int last =
+          options_.overlap.grad_reduce ? chunk.pieces[static_cast<size_t>(bucket)] : last_computed_;
+      const auto add = [&](OpKind kind, int64_t bytes) {
+        Instruction instruction =
+            Collective(InstructionId(kind, number, microbatch, bucket), bytes);
+        instruction.gradient_buffer = chunk.gradient_buffer;
+        instruction.begins_sum = kind == OpKind::kReduceGradients && begins_sum;
+        instruction.depends_on = {last};
+        last = Add(std::move(instruction));
+      };
+      const BucketCost cost = CostOfBucket(number, bucket);
+      if (tensor_parallel_) add(OpKind::kSumReplicated, cost.replicated_bytes);
+      add(OpKind::kReduceGradients, cost.gradient_bytes);
+      chunk.reduce = last;
+    }
+    free_buffers_.push({.buffer = chunk.gradient_buffer, .last_user = chunk.reduce});
     chunk.gradient_buffer = kNoBuffer;
   }
 
@@ -433,6 +483,32 @@ class Builder {
   std::queue<GradientBuffer> free_buffers_;  // longest free first
 };
 
+// Of as many chunks as costs are given for, if any.
+absl::Status CheckBuckets(const PlanOptions& options) {
+  const auto num_chunks = static_cast<size_t>(options.num_chunks());
+  if (!options.num_buckets.empty() && options.num_buckets.size() != num_chunks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("numbers of buckets of ", options.num_buckets.size(),
+                     " chunks were given; expected none or ", num_chunks));
+  }
+  for (size_t chunk = 0; chunk < num_chunks; ++chunk) {
+    const int num_buckets = options.NumBuckets(static_cast<int>(chunk));
+    if (num_buckets < 1 || num_buckets > InstructionId::kMaxBucket + 1) {
+      return absl::InvalidArgumentError(absl::StrCat("chunk ", chunk, " has ", num_buckets,
+                                                     " buckets; expected 1 to ",
+                                                     InstructionId::kMaxBucket + 1));
+    }
+    if (options.chunks.empty()) continue;
+    const size_t num_costs = options.chunks[chunk].buckets.size();
+    if (num_costs == static_cast<size_t>(num_buckets) || (num_costs == 0 && num_buckets == 1)) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat("costs of ", num_costs, " buckets of chunk ",
+                                                   chunk, " were given; expected ", num_buckets));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<RankPlan> BuildTrainPlan(const PlanOptions& options, int rank) {
@@ -465,6 +541,7 @@ absl::StatusOr<RankPlan> BuildTrainPlan(const PlanOptions& options, int rank) {
     return absl::InvalidArgumentError(absl::StrCat(
         "costs of ", options.chunks.size(), " chunks were given; expected none or ", num_chunks));
   }
+  RETURN_IF_ERROR(CheckBuckets(options));
   return Builder(options, rank).Build();
 }
 

@@ -5,14 +5,14 @@
 //   ASSIGN_OR_RETURN(RankPlan plan, BuildTrainPlan({.mesh = mesh, .num_microbatches = 8}, rank));
 //
 // A step: load the batch; every micro-batch forward and backward through every chunk, in the
-// schedule's order; as a chunk's last backward is done, the shard reduces its gradients over the
-// data-parallel group; all ranks exchange norm, loss and stop flag, each rank steps its slice of
-// the parameters (ZeRO stage 1). With stage 2 the shard reduces after each backward and adds up its
-// slice of the gradients, so that a rank needs no memory for the whole of them, but for a buffer or
-// two that its chunks use in turn (Rajbhandari et al., 2020, section 5). The next step begins with
-// gathering them over the group, chunk by chunk in the order in which the forward passes need them:
-// the first chunk's behind the loading of the batch, later ones' behind the forward passes of
-// earlier chunks (MegaScale, section 3.2).
+// schedule's order; as a chunk's last backward goes through its layers, the shard reduces their
+// gradients over the data-parallel group, bucket by bucket; all ranks exchange norm, loss and stop
+// flag, each rank steps its slice of the parameters (ZeRO stage 1). With stage 2 the shard reduces
+// after each backward and adds up its slice of the gradients, so that a rank needs no memory for
+// the whole of them, but for a buffer or two that its chunks use in turn (Rajbhandari et al., 2020,
+// section 5). The next step begins with gathering them over the group, chunk by chunk in the order
+// in which the forward passes need them: the first chunk's behind the loading of the batch, later
+// ones' behind the forward passes of earlier chunks (MegaScale, section 3.2).
 //
 // Tensor-parallel ranks do each pass together: it is one instruction, whose exchanges stand in no
 // plan, and by their group a plan says that they come to it in one order. Of a chunk's gradients
@@ -30,14 +30,24 @@
 
 namespace megascale::plan {
 
+// What one of a chunk's buckets costs; as ChunkCost.
+struct BucketCost {
+  int64_t flops = 0;  // of its piece of what makes a micro-batch's gradients whole: B, or W
+  int64_t bytes = 0;  // that tensor-parallel ranks exchange in that piece
+  int64_t gradient_bytes = 0;
+  int64_t parameter_bytes = 0;
+  int64_t replicated_bytes = 0;
+};
+
 // What a chunk costs; the plan carries it for the simulator, telemetry and the communicators'
 // accounting.
 struct ChunkCost {
-  int64_t forward_flops = 0;    // of one micro-batch
-  int64_t backward_flops = 0;   // of one micro-batch, with those of the weights' gradients
-  int64_t weight_flops = 0;     // of the weights' gradients, where they are apart
-  int64_t output_bytes = 0;     // of one micro-batch; the gradient of the output has as many
-  int64_t gradient_bytes = 0;   // of all of the chunk's parameters
+  int64_t forward_flops = 0;   // of one micro-batch
+  int64_t backward_flops = 0;  // of one micro-batch, with those of the weights' gradients
+  int64_t weight_flops = 0;    // of the weights' gradients, where they are apart
+  int64_t output_bytes = 0;    // of one micro-batch; the gradient of the output has as many
+  // Of all of the chunk's parameters; by bucket below, where it has several.
+  int64_t gradient_bytes = 0;
   int64_t parameter_bytes = 0;  // as gathered
   int64_t trust_bytes = 0;      // as gathered: of trust sums
   // Of tensor-parallel ranks: what they exchange in a pass, whole buffers; the backward's as its
@@ -45,16 +55,17 @@ struct ChunkCost {
   int64_t forward_bytes = 0;
   int64_t backward_bytes = 0;
   int64_t weight_bytes = 0;
-  int64_t replicated_bytes = 0;  // of the gradients that they sum
+  int64_t replicated_bytes = 0;          // of the gradients that they sum
+  std::vector<BucketCost> buckets = {};  // that add up to the above; or empty: there is one
 };
 
 // What communication hides behind. To switch one off adds dependencies and changes nothing else:
 // the same instructions in the same order on each stream, so the same bits, in no less time.
 // Source: MegaScale, section 3.2 and table 3; fields as Megatron-LM calls them.
 struct Overlap {
-  // A chunk's gradients are reduced once its own passes have ended, behind those of other chunks.
-  // False: once all passes of the rank have; with ZeRO stage 2 the next pass waits for each
-  // reduction.
+  // A bucket's gradients are reduced once its chunk's last backward has gone through its layers,
+  // behind the backward of earlier layers and behind passes of other chunks. False: once all passes
+  // of the rank have ended; with ZeRO stage 2 once the pass has, and the next one waits for it.
   bool grad_reduce = true;
   // Parameters are gathered behind the loading of the batch, and a later chunk's behind passes of
   // earlier ones. False: all are, and only then the batch is loaded and a first pass begins.
@@ -79,13 +90,23 @@ struct PlanOptions {
   Overlap overlap = {};
   // The optimizer needs norms of whole tensors, which shards exchange before they step: LAMB.
   bool has_trust_ratios = false;
-  int zero_stage = 1;       // 1, or 2: see above
+  int zero_stage = 1;  // 1, or 2: see above
+  // By chunk of the model: how many buckets its parameters make, which are reduced and gathered
+  // each for itself. Bucket 0 is made first, that of the last layers. Or empty: one each.
+  //
+  // The backward that is reduced next (of the last micro-batch; with stage 2 of each) is then cut
+  // into a piece for each bucket, on the compute stream as any pass: so what a reduction waits for
+  // is an instruction that has ended, for the executor and the validator alike.
+  std::vector<int> num_buckets = {};
   int64_t batch_bytes = 0;  // that one rank loads in a step
   int64_t norm_bytes = 0;   // that one rank gives to the exchange of norms
   // By chunk, mesh.pipeline_size() * chunks_per_stage of them; or empty: all zero.
   std::vector<ChunkCost> chunks = {};
 
   int num_chunks() const { return mesh.pipeline_size() * chunks_per_stage; }
+  int NumBuckets(int chunk) const {
+    return num_buckets.empty() ? 1 : num_buckets[static_cast<size_t>(chunk)];
+  }
 };
 
 struct RankPlan {

@@ -88,15 +88,15 @@ TEST(TrainPlan, LargeRandomShapesAreValid) {
 }
 
 std::string Describe(const PlanOptions& options) {
-  return absl::StrCat(Name(options.schedule), ", data ", options.mesh.data_size(), ", stages ",
-                      options.mesh.pipeline_size(), " x ", options.chunks_per_stage,
-                      ", micro-batches ", options.num_microbatches, ", spare slots ",
-                      options.spare_slots, ", tensor ", options.mesh.tensor_size(),
-                      options.has_trust_ratios ? ", trust ratios" : "",
-                      options.overlap.grad_reduce ? "" : ", reduces last",
-                      options.overlap.param_gather ? "" : ", gathers first",
-                      options.overlap.p2p_communication ? "" : ", passes wait for transfers",
-                      ", zero stage ", options.zero_stage);
+  return absl::StrCat(
+      Name(options.schedule), ", data ", options.mesh.data_size(), ", stages ",
+      options.mesh.pipeline_size(), " x ", options.chunks_per_stage, ", micro-batches ",
+      options.num_microbatches, ", spare slots ", options.spare_slots, ", tensor ",
+      options.mesh.tensor_size(), options.has_trust_ratios ? ", trust ratios" : "",
+      options.overlap.grad_reduce ? "" : ", reduces last",
+      options.overlap.param_gather ? "" : ", gathers first",
+      options.overlap.p2p_communication ? "" : ", passes wait for transfers", ", zero stage ",
+      options.zero_stage, ", buckets ", absl::StrJoin(options.num_buckets, "+"));
 }
 
 PlanOptions RandomShape(std::mt19937* random) {
@@ -119,6 +119,9 @@ PlanOptions RandomShape(std::mt19937* random) {
   if (options.schedule == Schedule::kInterleaved1F1B && options.mesh.pipeline_size() > 1) {
     options.chunks_per_stage = draw(1, 4);
     options.num_microbatches = options.mesh.pipeline_size() * draw(1, 4);
+  }
+  for (int chunk = 0; chunk < options.num_chunks(); ++chunk) {
+    options.num_buckets.push_back(draw(0, 1) == 1 ? 1 : draw(1, 5));
   }
   return options;
 }
@@ -376,6 +379,67 @@ TEST(TrainPlan, Stage1KeepsABufferForEachChunk) {
   EXPECT_EQ(Gradients(plan, 0), "B0=1 B1>1 R" + none + "<1");
 }
 
+TEST(TrainPlan, ReducesABucketOnceItsPieceOfTheLastBackwardHasEnded) {
+  PlanOptions options = Shape({.data = 2}, 2);
+  options.chunks.clear();
+  options.num_buckets = {3};
+  EXPECT_EQ(ToString(BuildTrainPlan(options, 0).value()),
+            "rank 0 (data 0, pipeline 0, tensor 0): 15 instructions, 1 activation slots\n"
+            "  compute             F.c0.m0 B.c0.m0 F.c0.m1 B.c0.m1 B.c0.m1.b1 B.c0.m1.b2\n"
+            "  load-batch          L.c0\n"
+            "  data-parallel       G.c0.b2 G.c0.b1 G.c0 R.c0 R.c0.b1 R.c0.b2 N\n"
+            "  optimizer           O.c0\n");
+  auto waits = Waits(options, 0);
+  EXPECT_THAT(waits["R.c0"], ElementsAre("B.c0.m1"));
+  EXPECT_THAT(waits["R.c0.b1"], ElementsAre("B.c0.m1.b1"));
+  EXPECT_THAT(waits["R.c0.b2"], ElementsAre("B.c0.m1.b2"));
+  EXPECT_THAT(waits["F.c0.m0"], ElementsAre("G.c0", "L.c0"));
+  options.overlap.grad_reduce = false;
+  waits = Waits(options, 0);
+  EXPECT_THAT(waits["R.c0"], ElementsAre("B.c0.m1.b2"));
+  EXPECT_THAT(waits["R.c0.b1"], ElementsAre("B.c0.m1.b2"));
+}
+
+TEST(TrainPlan, CutsTheBackwardThatIsReducedNext) {
+  PlanOptions options = Shape({.data = 2, .pipeline = 2, .tensor = 2}, 2);
+  options.chunks.clear();
+  options.num_buckets = {2, 3};
+  options.zero_stage = 2;
+  EXPECT_THAT(ToString(BuildTrainPlan(options, 0).value()),
+              AllOf(HasSubstr(" B.c0.m0 B.c0.m0.b1 B.c0.m1 B.c0.m1.b1\n"),
+                    HasSubstr(" S.c0.m0 R.c0.m0 S.c0.m0.b1 R.c0.m0.b1 S.c0.m1 R.c0.m1 ")));
+  options.zero_stage = 1;
+  EXPECT_THAT(ToString(BuildTrainPlan(options, 0).value()),
+              HasSubstr(" B.c0.m0 B.c0.m1 B.c0.m1.b1\n"));
+  options.schedule = Schedule::kZeroBubbleH1;
+  const std::string text = ToString(BuildTrainPlan(options, 4).value());
+  EXPECT_THAT(text, HasSubstr(" B.c1.m1 W.c1.m0 W.c1.m1 W.c1.m1.b1 W.c1.m1.b2\n"));
+  EXPECT_THAT(text, HasSubstr(" S.c1 R.c1 S.c1.b1 R.c1.b1 S.c1.b2 R.c1.b2 N\n"));
+}
+
+TEST(TrainPlan, CarriesCostsOfBuckets) {
+  PlanOptions options = Shape({.data = 2, .tensor = 2}, 2);
+  options.num_buckets = {2};
+  options.chunks[0].buckets = {
+      {.flops = 1, .bytes = 2, .gradient_bytes = 3, .parameter_bytes = 4, .replicated_bytes = 5},
+      {.flops = 10,
+       .bytes = 20,
+       .gradient_bytes = 30,
+       .parameter_bytes = 40,
+       .replicated_bytes = 50}};
+  std::map<std::string, std::pair<int64_t, int64_t>> costs;
+  const RankPlan plan = BuildTrainPlan(options, 0).value();
+  for (const Instruction& instruction : plan.instructions) {
+    costs[instruction.id.ToString()] = {instruction.bytes, instruction.flops};
+  }
+  EXPECT_EQ(costs["B.c0.m0"], (std::pair<int64_t, int64_t>(700, 20)));
+  EXPECT_EQ(costs["B.c0.m1"], (std::pair<int64_t, int64_t>(2, 1)));
+  EXPECT_EQ(costs["B.c0.m1.b1"], (std::pair<int64_t, int64_t>(20, 10)));
+  EXPECT_EQ(costs["R.c0.b1"], (std::pair<int64_t, int64_t>(30, 0)));
+  EXPECT_EQ(costs["G.c0"], (std::pair<int64_t, int64_t>(4, 0)));
+  EXPECT_EQ(costs["S.c0.b1"], (std::pair<int64_t, int64_t>(50, 0)));
+}
+
 TEST(TrainPlan, CarriesWhatTensorRanksExchange) {
   PlanOptions options = Shape({.data = 1, .pipeline = 2, .tensor = 2}, 1);
   const auto bytes = [&] {
@@ -478,6 +542,16 @@ TEST(TrainPlan, RefusesWhatCannotBePlanned) {
   EXPECT_THAT(refusal(turns, 0), HasSubstr("4 / 3 leaves 1"));
   turns.chunks_per_stage = 0;
   EXPECT_THAT(refusal(turns, 0), HasSubstr("chunks per stage is 0; expected 1 or more"));
+  PlanOptions buckets = Shape({.data = 1, .pipeline = 2}, 1);
+  buckets.num_buckets = {1};
+  EXPECT_THAT(refusal(buckets, 0), HasSubstr("numbers of buckets of 1 chunks were given"));
+  buckets.num_buckets = {1, 0};
+  EXPECT_THAT(refusal(buckets, 0), HasSubstr("chunk 1 has 0 buckets; expected 1 to 256"));
+  buckets.num_buckets = {257, 1};
+  EXPECT_THAT(refusal(buckets, 0), HasSubstr("chunk 0 has 257 buckets"));
+  buckets.num_buckets = {1, 2};
+  EXPECT_THAT(refusal(buckets, 0),
+              HasSubstr("costs of 0 buckets of chunk 1 were given; expected 2"));
   PlanOptions options = Shape({.data = 1, .pipeline = 2}, 1);
   options.chunks.pop_back();
   EXPECT_THAT(refusal(options, 0), HasSubstr("costs of 1 chunks"));

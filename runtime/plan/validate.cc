@@ -114,6 +114,11 @@ class RankCheck {
   RankCheck(const RankPlan& plan, const HappensBefore& order) : plan_(plan), order_(order) {
     for (size_t i = 0; i < plan.instructions.size(); ++i) {
       index_.emplace(plan.instructions[i].id.packed(), static_cast<int>(i));
+      const InstructionId id = plan.instructions[i].id;
+      if (id.operation() == OpKind::kGatherParameters) {
+        int& num_buckets = num_buckets_[id.chunk()];
+        num_buckets = std::max(num_buckets, id.bucket() + 1);
+      }
       splits_backward_ |= plan.instructions[i].kind() == OpKind::kWeightGradient;
       has_trust_ratios_ |= plan.instructions[i].kind() == OpKind::kOptimizerUpdate ||
                            plan.instructions[i].kind() == OpKind::kGatherTrustSums;
@@ -143,10 +148,23 @@ class RankCheck {
   bool AddsToGradients(InstructionId id) const {
     return IsPass(id.operation()) && (id.operation() != OpKind::kForward || IsLast(id.chunk()));
   }
-  // The S or R that what `microbatch` adds to a chunk's gradients goes through.
-  InstructionId ReductionOf(OpKind kind, int chunk, int microbatch, int piece = 0) const {
-    return InstructionId(kind, chunk,
-                         plan_.shards_gradients ? microbatch : InstructionId::kNoMicrobatch, piece);
+  static bool GoesBack(OpKind kind) {
+    return kind == OpKind::kBackward || kind == OpKind::kWeightGradient;
+  }
+  // Of a chunk: as many as are gathered, and at least one.
+  int NumBuckets(int chunk) const {
+    const auto found = num_buckets_.find(chunk);
+    return found == num_buckets_.end() ? 1 : found->second;
+  }
+  const Instruction* Find(InstructionId id) const {
+    const auto found = index_.find(id.packed());
+    return found == index_.end() ? nullptr : &plan_.instructions[found->second];
+  }
+  // The piece of B or W that goes through the layers of `bucket`. Requires: CheckPieces.
+  InstructionId PieceOf(OpKind kind, int chunk, int microbatch, int bucket) const {
+    int first = bucket;
+    while (Find(InstructionId(kind, chunk, microbatch, first)) == nullptr) --first;
+    return InstructionId(kind, chunk, microbatch, first);
   }
   bool IsMine(int chunk) const {
     return chunk < plan_.num_chunks && chunk % plan_.mesh.pipeline_size() == plan_.stage();
@@ -187,6 +205,7 @@ class RankCheck {
       if (IsTransfer(kind) && (to_previous ? IsFirst(id.chunk()) : IsLast(id.chunk()))) {
         return Refuse(plan_, instruction, "has no chunk at its other end");
       }
+      RETURN_IF_ERROR(CheckBuckets(instruction));
       if (kind == OpKind::kSumReplicated && plan_.mesh.tensor_size() == 1) {
         return Refuse(plan_, instruction, "sums over one tensor-parallel rank");
       }
@@ -210,6 +229,38 @@ class RankCheck {
     return absl::OkStatus();
   }
 
+  absl::Status CheckBuckets(const Instruction& instruction) const {
+    const InstructionId id = instruction.id;
+    const bool of_bucket = Reduces(instruction.kind()) || GoesBack(instruction.kind()) ||
+                           instruction.kind() == OpKind::kGatherParameters;
+    const int last = id.bucket() + std::max(1, instruction.num_buckets) - 1;
+    if (id.piece() != 0 || last >= (of_bucket ? NumBuckets(id.chunk()) : 1)) {
+      return Refuse(plan_, instruction, "is not of a bucket of its chunk");
+    }
+    if (GoesBack(instruction.kind()) == (instruction.num_buckets > 0)) return absl::OkStatus();
+    return Refuse(plan_, instruction, "goes through ", instruction.num_buckets,
+                  " buckets; exactly what goes backward goes through some");
+  }
+
+  // B or W: its pieces follow each other, and go through each bucket once.
+  absl::Status CheckPieces(OpKind kind, int chunk, int microbatch) const {
+    InstructionId before;
+    int next = 0;
+    for (int bucket = 0; bucket < NumBuckets(chunk); ++bucket) {
+      const InstructionId id(kind, chunk, microbatch, bucket);
+      const Instruction* piece = Find(id);
+      if (piece == nullptr && bucket < next) continue;
+      if (piece == nullptr) return Missing(id);
+      if (bucket < next) {
+        return Refuse(plan_, *piece, "goes through layers that ", before.ToString(), " does");
+      }
+      if (bucket > 0) RETURN_IF_ERROR(Needs(id, before));
+      before = id;
+      next = bucket + piece->num_buckets;
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status CheckPasses() const {
     for (int chunk = plan_.stage(); chunk < plan_.num_chunks; chunk += plan_.mesh.pipeline_size()) {
       const InstructionId load(OpKind::kLoadBatch, chunk);
@@ -217,80 +268,70 @@ class RankCheck {
         const auto id = [&](OpKind kind) { return InstructionId(kind, chunk, microbatch); };
         const InstructionId forward = id(OpKind::kForward);
         const InstructionId backward = id(OpKind::kBackward);
+        RETURN_IF_ERROR(CheckPieces(OpKind::kBackward, chunk, microbatch));
+        const InstructionId last =
+            PieceOf(OpKind::kBackward, chunk, microbatch, NumBuckets(chunk) - 1);
         RETURN_IF_ERROR(Needs(backward, forward));
         if (IsFirst(chunk) || IsLast(chunk)) RETURN_IF_ERROR(Needs(forward, load));
         if (!IsFirst(chunk)) {
           RETURN_IF_ERROR(Needs(forward, id(OpKind::kReceiveActivation)));
-          RETURN_IF_ERROR(Needs(id(OpKind::kSendGradient), backward));
+          RETURN_IF_ERROR(Needs(id(OpKind::kSendGradient), last));
         }
         if (!IsLast(chunk)) {
           RETURN_IF_ERROR(Needs(id(OpKind::kSendActivation), forward));
           RETURN_IF_ERROR(Needs(id(OpKind::kReceiveGradient), forward));
           RETURN_IF_ERROR(Needs(backward, id(OpKind::kReceiveGradient)));
         }
-        if (splits_backward_) RETURN_IF_ERROR(Needs(id(OpKind::kWeightGradient), backward));
-        RETURN_IF_ERROR(
-            Needs(ReductionOf(OpKind::kReduceGradients, chunk, microbatch), id(last_part())));
+        if (!splits_backward_) continue;
+        RETURN_IF_ERROR(CheckPieces(OpKind::kWeightGradient, chunk, microbatch));
+        RETURN_IF_ERROR(Needs(id(OpKind::kWeightGradient), last));
       }
     }
     return absl::OkStatus();
   }
 
-  // Each piece of a chunk: its parameters are gathered before any forward; its gradients are
+  // Each bucket of a chunk: its parameters are gathered before any forward; its gradients are
   // reduced after every backward, or those of a micro-batch after its own, before the norm, those
-  // that tensor-parallel ranks have copies of having been summed; it is stepped after the norm, and
-  // after the exchange of trust sums in between where there is one.
+  // that tensor-parallel ranks have copies of having been summed. The chunk is stepped after the
+  // norm, and after the exchange of trust sums in between where there is one.
   absl::Status CheckShard() const {
     const InstructionId norm(OpKind::kReduceNorm);
-    for (const Instruction& instruction : plan_.instructions) {
-      const InstructionId id = instruction.id;
-      const auto same = [&](OpKind kind) {
-        return InstructionId(kind, id.chunk(), InstructionId::kNoMicrobatch, id.piece());
-      };
-      if (id.operation() == OpKind::kReduceGradients) {
-        RETURN_IF_ERROR(Needs(norm, id));
-        RETURN_IF_ERROR(Needs(id, same(OpKind::kGatherParameters)));
-        RETURN_IF_ERROR(CheckAdded(id));
-      } else if (id.operation() == OpKind::kOptimizerStep) {
-        RETURN_IF_ERROR(Needs(id, norm));
-        RETURN_IF_ERROR(CheckReduced(id));
-        if (!has_trust_ratios_) continue;
-        RETURN_IF_ERROR(Needs(id, same(OpKind::kGatherTrustSums)));
-        RETURN_IF_ERROR(Needs(same(OpKind::kGatherTrustSums), same(OpKind::kOptimizerUpdate)));
-        RETURN_IF_ERROR(Needs(same(OpKind::kOptimizerUpdate), norm));
-        RETURN_IF_ERROR(CheckReduced(same(OpKind::kOptimizerUpdate)));
-      } else if (id.operation() == OpKind::kGatherParameters) {
-        RETURN_IF_ERROR(Needs(same(OpKind::kOptimizerStep), id));
+    for (int chunk = plan_.stage(); chunk < plan_.num_chunks; chunk += plan_.mesh.pipeline_size()) {
+      const InstructionId step(OpKind::kOptimizerStep, chunk);
+      RETURN_IF_ERROR(Needs(step, norm));
+      if (has_trust_ratios_) {
+        const InstructionId gather(OpKind::kGatherTrustSums, chunk);
+        const InstructionId update(OpKind::kOptimizerUpdate, chunk);
+        RETURN_IF_ERROR(Needs(step, gather));
+        RETURN_IF_ERROR(Needs(gather, update));
+        RETURN_IF_ERROR(Needs(update, norm));
+      }
+      for (int bucket = 0; bucket < NumBuckets(chunk); ++bucket) {
+        const InstructionId gather(OpKind::kGatherParameters, chunk, InstructionId::kNoMicrobatch,
+                                   bucket);
         for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
-          RETURN_IF_ERROR(Needs(InstructionId(OpKind::kForward, id.chunk(), microbatch), id));
+          RETURN_IF_ERROR(Needs(InstructionId(OpKind::kForward, chunk, microbatch), gather));
+          const InstructionId added = PieceOf(last_part(), chunk, microbatch, bucket);
+          RETURN_IF_ERROR(CheckReduced(added, bucket));
         }
       }
     }
     return absl::OkStatus();
   }
 
-  // R and, before it, S come behind what they reduce.
-  absl::Status CheckAdded(InstructionId reduced) const {
+  // What a piece of a pass makes of a bucket's gradients goes through S, where tensor-parallel
+  // ranks have copies, and R, and only then into the norm.
+  absl::Status CheckReduced(InstructionId piece, int bucket) const {
+    const int microbatch =
+        plan_.shards_gradients ? piece.microbatch() : InstructionId::kNoMicrobatch;
+    const InstructionId reduced(OpKind::kReduceGradients, piece.chunk(), microbatch, bucket);
     InstructionId first = reduced;
     if (plan_.mesh.tensor_size() > 1) {
-      first = InstructionId(OpKind::kSumReplicated, reduced.chunk(), reduced.microbatch(),
-                            reduced.piece());
+      first = InstructionId(OpKind::kSumReplicated, piece.chunk(), microbatch, bucket);
       RETURN_IF_ERROR(Needs(reduced, first));
     }
-    for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
-      if (plan_.shards_gradients && microbatch != reduced.microbatch()) continue;
-      RETURN_IF_ERROR(Needs(first, InstructionId(last_part(), reduced.chunk(), microbatch)));
-    }
-    return absl::OkStatus();
-  }
-
-  // What uses a shard's gradients comes behind all reductions of them.
-  absl::Status CheckReduced(InstructionId user) const {
-    for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
-      RETURN_IF_ERROR(Needs(
-          user, ReductionOf(OpKind::kReduceGradients, user.chunk(), microbatch, user.piece())));
-    }
-    return absl::OkStatus();
+    RETURN_IF_ERROR(Needs(first, piece));
+    return Needs(InstructionId(OpKind::kReduceNorm), reduced);
   }
 
   struct BufferUsers {
@@ -300,7 +341,7 @@ class RankCheck {
 
   absl::Status CheckGradientBuffers() const {
     std::vector<BufferUsers> buffers(static_cast<size_t>(plan_.gradient_buffers));
-    std::set<std::pair<int, int>> shards;  // chunk, piece; to which a reduction has given something
+    std::set<std::pair<int, int>> shards;  // chunk, bucket; to which R has given something
     for (size_t i = 0; i < plan_.instructions.size(); ++i) {
       const Instruction& instruction = plan_.instructions[i];
       if (instruction.gradient_buffer == kNoBuffer) continue;
@@ -308,7 +349,7 @@ class RankCheck {
       BufferUsers& users = buffers[static_cast<size_t>(instruction.gradient_buffer)];
       (Reduces(id.operation()) ? users.reductions : users.passes).push_back(static_cast<int>(i));
       if (id.operation() != OpKind::kReduceGradients) continue;
-      if (shards.emplace(id.chunk(), id.piece()).second == instruction.begins_sum) continue;
+      if (shards.emplace(id.chunk(), id.bucket()).second == instruction.begins_sum) continue;
       return Refuse(plan_, instruction,
                     instruction.begins_sum ? "begins the shard's sum a second time"
                                            : "adds to a shard whose sum none has begun");
@@ -320,37 +361,59 @@ class RankCheck {
   struct Turn {
     int first = 0;  // passes
     int last = 0;
-    bool is_reduced = false;
+    std::vector<int> last_of_bucket = {};  // that added to it, or -1
+    std::vector<bool> is_reduced = {};     // by bucket
   };
+
+  void AddTo(Turn* turn, int pass) const {
+    const Instruction& instruction = plan_.instructions[pass];
+    const int bucket = instruction.id.bucket();
+    const auto num_all = static_cast<size_t>(NumBuckets(instruction.id.chunk()));
+    turn->last = pass;
+    turn->last_of_bucket.resize(num_all, -1);
+    turn->is_reduced.resize(num_all);
+    // Of a forward, which adds to the head's gradients alone, no more is known here.
+    const auto begin = turn->last_of_bucket.begin() + bucket;
+    const bool of_some = GoesBack(instruction.kind());
+    std::fill(begin, of_some ? begin + instruction.num_buckets : turn->last_of_bucket.end(), pass);
+  }
 
   absl::Status CheckGradientBuffer(const BufferUsers& users) const {
     const auto at = [this](int index) -> const Instruction& { return plan_.instructions[index]; };
     std::vector<Turn> turns;
     for (const int pass : users.passes) {
       if (at(pass).begins_sum) {
-        turns.push_back({.first = pass, .last = pass});
-        continue;
+        turns.push_back({.first = pass});
+      } else {
+        if (turns.empty() || at(turns.back().first).id.chunk() != at(pass).id.chunk()) {
+          return Refuse(plan_, at(pass),
+                        "adds to a gradient buffer in which its chunk has no turn");
+        }
+        RETURN_IF_ERROR(NeedsInBuffer(pass, turns.back().last));
       }
-      if (turns.empty() || at(turns.back().first).id.chunk() != at(pass).id.chunk()) {
-        return Refuse(plan_, at(pass), "adds to a gradient buffer in which its chunk has no turn");
-      }
-      RETURN_IF_ERROR(NeedsInBuffer(pass, turns.back().last));
-      turns.back().last = pass;
+      AddTo(&turns.back(), pass);
     }
     for (const int reduction : users.reductions) {
       const auto next = std::partition_point(turns.begin(), turns.end(), [&](const Turn& turn) {
         return order_.Before(turn.first, reduction);
       });
+      const auto bucket = static_cast<size_t>(at(reduction).id.bucket());
       if (next == turns.begin() ||
-          at(std::prev(next)->first).id.chunk() != at(reduction).id.chunk()) {
+          at(std::prev(next)->first).id.chunk() != at(reduction).id.chunk() ||
+          std::prev(next)->last_of_bucket[bucket] < 0) {
         return Refuse(plan_, at(reduction), "finds its chunk's gradients in another buffer");
       }
-      RETURN_IF_ERROR(NeedsInBuffer(reduction, std::prev(next)->last));
+      // Passes may go on adding to later buckets.
+      RETURN_IF_ERROR(NeedsInBuffer(reduction, std::prev(next)->last_of_bucket[bucket]));
       if (next != turns.end()) RETURN_IF_ERROR(NeedsInBuffer(next->first, reduction));
-      std::prev(next)->is_reduced |= at(reduction).kind() == OpKind::kReduceGradients;
+      if (at(reduction).kind() != OpKind::kReduceGradients) continue;
+      std::prev(next)->is_reduced[bucket] = true;
     }
     for (const Turn& turn : turns) {
-      if (turn.is_reduced) continue;
+      if (std::find(turn.is_reduced.begin(), turn.is_reduced.end(), false) ==
+          turn.is_reduced.end()) {
+        continue;
+      }
       return Refuse(plan_, at(turn.first), "begins a sum of gradients that none reduces");
     }
     if (!turns.empty()) return absl::OkStatus();
@@ -425,6 +488,7 @@ class RankCheck {
   const RankPlan& plan_;
   const HappensBefore& order_;
   absl::flat_hash_map<uint64_t, int> index_;
+  std::map<int, int> num_buckets_;  // by chunk
   bool splits_backward_ = false;
   bool has_trust_ratios_ = false;
 };

@@ -334,31 +334,90 @@ TEST(ValidatePlans, RefusesACollectiveThatAMemberNeverJoins) {
   EXPECT_THAT(Refusal(plans), AllOf(HasSubstr("G.c0 waits for rank"), HasSubstr("never joins")));
 }
 
+// Of one stage, whose chunk has this many buckets.
+std::vector<RankPlan> BuildBuckets(int num_buckets, int zero_stage = 1,
+                                   Schedule schedule = Schedule::k1F1B) {
+  PlanOptions options;
+  options.mesh = Mesh::Create({.data = 2}).value();
+  options.schedule = schedule;
+  options.num_microbatches = 2;
+  options.zero_stage = zero_stage;
+  options.num_buckets = {num_buckets};
+  std::vector<RankPlan> plans;
+  for (int rank = 0; rank < 2; ++rank) plans.push_back(BuildTrainPlan(options, rank).value());
+  EXPECT_TRUE(ValidatePlans(plans).ok()) << ValidatePlans(plans);
+  return plans;
+}
+
 TEST(ValidatePlans, RefusesCollectivesInAnotherOrder) {
-  std::vector<RankPlan> plans = BuildAll({.data = 2}, 1);
-  // Two pieces, in one order on rank 0 and in the other on rank 1.
-  for (RankPlan& plan : plans) {
-    for (const OpKind kind :
-         {OpKind::kReduceGradients, OpKind::kOptimizerStep, OpKind::kGatherParameters}) {
-      Instruction second = At(plan, InstructionId(kind, 0).ToString());
-      second.id = InstructionId(kind, 0, InstructionId::kNoMicrobatch, 1);
-      if (kind == OpKind::kOptimizerStep) second.depends_on.push_back(IndexOf(plan, "R.c0.p1"));
-      if (kind == OpKind::kGatherParameters) {
-        At(plan, "F.c0.m0").depends_on.push_back(static_cast<int>(plan.instructions.size()));
-      }
-      plan.instructions.push_back(second);
-      if (kind != OpKind::kOptimizerStep) {  // a collective: right behind the first piece's
-        const std::string first = InstructionId(kind, 0).ToString();
-        std::vector<int> order(plan.instructions.size());
-        for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-        std::rotate(order.begin() + IndexOf(plan, first) + 1, order.end() - 1, order.end());
-        Reorder(plan, order);
-      }
-    }
-  }
-  ASSERT_TRUE(ValidatePlans(plans).ok()) << ValidatePlans(plans);
-  Swap(plans[1], "R.c0", "R.c0.p1");
-  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0's R.c0 meets rank 1's R.c0.p1"));
+  std::vector<RankPlan> plans = BuildBuckets(2);
+  Swap(plans[1], "G.c0", "G.c0.b1");
+  At(plans[1], "F.c0.m0").depends_on.push_back(IndexOf(plans[1], "G.c0.b1"));
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0's G.c0.b1 meets rank 1's G.c0 on channel shard"));
+}
+
+TEST(ValidatePlans, RefusesBucketsThatAreReducedBeforeTheyAreMade) {
+  const auto refusal = [](const std::function<void(RankPlan&)>& change, int zero_stage = 1,
+                          Schedule schedule = Schedule::k1F1B) {
+    std::vector<RankPlan> plans = BuildBuckets(3, zero_stage, schedule);
+    change(plans[1]);
+    return Refusal(plans);
+  };
+  const auto make_wait_for = [](const std::string& reduction, const std::string& piece) {
+    return [=](RankPlan& plan) { At(plan, reduction).depends_on = {IndexOf(plan, piece)}; };
+  };
+  EXPECT_THAT(refusal(make_wait_for("R.c0.b1", "B.c0.m1")),
+              HasSubstr("rank 1: R.c0.b1 uses what B.c0.m1.b1 makes, and does not wait for it"));
+  EXPECT_THAT(refusal(make_wait_for("R.c0.m1.b2", "B.c0.m1.b1"), 2),
+              HasSubstr("rank 1: R.c0.m1.b2 uses what B.c0.m1.b2 makes"));
+  EXPECT_THAT(refusal(make_wait_for("R.c0.b1", "W.c0.m1"), 1, Schedule::kZeroBubbleH1),
+              HasSubstr("rank 1: R.c0.b1 uses what W.c0.m1.b1 makes"));
+  // Not all layers.
+  EXPECT_THAT(refusal([](RankPlan& plan) { Remove(plan, "B.c0.m1.b1"); }),
+              HasSubstr("rank 1: B.c0.m1.b1 is missing"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").num_buckets = 2; }),
+              HasSubstr("rank 1: B.c0.m0.b2 is missing"));
+  // One twice.
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m1").num_buckets = 2; }),
+              HasSubstr("rank 1: B.c0.m1.b1 goes through layers that B.c0.m1 does"));
+  // In another order: the gradient of a later layer's input is not there yet.
+  EXPECT_THAT(refusal([](RankPlan& plan) { Swap(plan, "B.c0.m1.b1", "B.c0.m1.b2"); }),
+              HasSubstr("rank 1: B.c0.m1.b2 uses what B.c0.m1.b1 makes"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m1.b2").num_buckets = 2; }),
+              HasSubstr("rank 1: B.c0.m1.b2 is not of a bucket of its chunk"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m1.b2").num_buckets = 0; }),
+              HasSubstr("rank 1: B.c0.m1.b2 goes through 0 buckets"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "F.c0.m1").num_buckets = 3; }),
+              HasSubstr("rank 1: F.c0.m1 is not of a bucket of its chunk"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "F.c0.m1").num_buckets = 1; }),
+              HasSubstr("rank 1: F.c0.m1 goes through 1 buckets; exactly what goes backward"));
+  EXPECT_THAT(refusal([](RankPlan& plan) {
+                InstructionId& id = At(plan, "B.c0.m1").id;
+                id = id.WithPiece(1);
+              }),
+              HasSubstr("rank 1: B.c0.m1.p1 is not of a bucket of its chunk"));
+}
+
+TEST(ValidatePlans, RefusesABucketThatIsNotReducedOrNotGathered) {
+  std::vector<RankPlan> plans = BuildBuckets(3);
+  for (RankPlan& plan : plans) Remove(plan, "R.c0.b1");
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: R.c0.b1 is missing"));
+  plans = BuildBuckets(3);
+  for (RankPlan& plan : plans) Remove(plan, "G.c0.b1");
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: F.c0.m0 needs G.c0.b1, which is not in the plan"));
+  plans = BuildBuckets(3);
+  for (RankPlan& plan : plans) Remove(plan, "G.c0.b2");
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: B.c0.m0 is not of a bucket of its chunk"));
+}
+
+// What a later piece adds to is no business of the buckets that are made.
+TEST(ValidatePlans, RefusesATurnThatBeginsBeforeAllBucketsAreReduced) {
+  std::vector<RankPlan> plans = BuildBuckets(3, /*zero_stage=*/2);
+  std::vector<int>& producers = At(plans[0], "F.c0.m1").depends_on;
+  std::replace(producers.begin(), producers.end(), IndexOf(plans[0], "R.c0.m0.b2"),
+               IndexOf(plans[0], "R.c0.m0.b1"));
+  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: F.c0.m1 may begin in gradient buffer 0 before "
+                                        "R.c0.m0.b2 has ended there"));
 }
 
 TEST(ValidatePlans, RefusesAnOrderThatDeadlocksAndSaysWhoWaitsForWhom) {
@@ -377,14 +436,6 @@ TEST(ValidatePlans, RefusesAnOrderThatDeadlocksAndSaysWhoWaitsForWhom) {
   EXPECT_THAT(Refusal(plans),
               AllOf(HasSubstr("a deadlock: "), HasSubstr("rank 0's B.c0.m0 waits for"),
                     HasSubstr("rank 1's F.c1.m1 waits for"), HasSubstr("SA.c0.m1")));
-}
-
-TEST(ValidatePlans, RefusesAPieceThatIsGatheredButNotStepped) {
-  std::vector<RankPlan> plans = BuildAll({}, 1);
-  Instruction second = At(plans[0], "G.c0");
-  second.id = InstructionId(OpKind::kGatherParameters, 0, InstructionId::kNoMicrobatch, 1);
-  plans[0].instructions.push_back(second);
-  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: O.c0.p1 is missing"));
 }
 
 TEST(ValidatePlans, RefusesGradientsThatAreAddedBeforeTheBuffersReduction) {

@@ -185,7 +185,7 @@ TEST(MeasuredExchangesTest, APassTellsOfItsWaitsButNotForTheLastToBegin) {
                             .instruction = forward.WithPiece(1).packed(),
                             .step = 1,
                             .bytes = 12});
-  for (const InstructionId nowhere : {InstructionId(OpKind::kForward, 0, 9, 1),
+  for (const InstructionId nowhere : {InstructionId(OpKind::kForward, 0, 9).WithPiece(1),
                                       InstructionId(OpKind::kReduceNorm).WithPiece(1)}) {
     ranks[0].spans.push_back(ranks[0].spans.back());
     ranks[0].spans.back().instruction = nowhere.packed();

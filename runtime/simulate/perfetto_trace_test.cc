@@ -134,11 +134,11 @@ TEST(PerfettoTraceTest, ShowsStepsNamesAndWhatHasNotEnded) {
 TEST(PerfettoTraceTest, ExchangesWithinPassesHaveATrackOfTheirOwn) {
   const std::vector<RankPlan> plans = TwoStages();
   TimedStep step{.step = 7, .time = Time(plans), .exchanges = {{}, {}}};
-  step.exchanges[1] = {{.id = plan::InstructionId(plan::OpKind::kForward, 1, 2, 3),
+  step.exchanges[1] = {{.id = plan::InstructionId(plan::OpKind::kForward, 1, 2).WithPiece(3),
                         .bytes = 640,
                         .begin = 5000,
                         .end = 7000},
-                       {.id = plan::InstructionId(plan::OpKind::kForward, 1, 2, 4),
+                       {.id = plan::InstructionId(plan::OpKind::kForward, 1, 2).WithPiece(4),
                         .begin = 7000,
                         .end = 7500,
                         .state = SpanState::kRuns}};

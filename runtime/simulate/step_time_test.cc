@@ -47,6 +47,11 @@ PlanOptions Shape(Schedule schedule, int stages, int chunks, int microbatches, i
   return options;
 }
 
+PlanOptions WithBuckets(PlanOptions options, int num_buckets) {
+  options.num_buckets.assign(static_cast<size_t>(options.num_chunks()), num_buckets);
+  return options;
+}
+
 // By kind of instruction; what is not listed takes no time.
 DurationOf Takes(std::map<OpKind, int64_t> times) {
   return [times = std::move(times)](const Instruction& instruction) {
@@ -238,7 +243,10 @@ TEST(OverlapTest, WithoutItNoStepIsShorter) {
   for (const PlanOptions& options :
        {Shape(Schedule::k1F1B, 1, 1, 3, 2), Shape(Schedule::k1F1B, 4, 1, 6, 2),
         Shape(Schedule::kGPipe, 3, 1, 5), Shape(Schedule::kInterleaved1F1B, 2, 3, 4, 2),
-        Shape(Schedule::kInterleaved1F1B, 4, 2, 8), Shape(Schedule::kZeroBubbleH1, 4, 1, 7)}) {
+        Shape(Schedule::kInterleaved1F1B, 4, 2, 8), Shape(Schedule::kZeroBubbleH1, 4, 1, 7),
+        WithBuckets(Shape(Schedule::k1F1B, 1, 1, 3, 2), 4),
+        WithBuckets(Shape(Schedule::kInterleaved1F1B, 2, 3, 4, 2), 2),
+        WithBuckets(Shape(Schedule::kZeroBubbleH1, 4, 1, 7), 3)}) {
     for (unsigned seed = 1; seed <= 50; ++seed) {
       const int64_t whole = TimeWith(options, {}, Uneven(seed));
       for (const plan::Overlap& overlap : kLessOverlap) {
@@ -273,8 +281,60 @@ TEST(OverlapTest, EachHidesWhatItIsFor) {
   EXPECT_EQ(lost({.p2p_communication = false}, {{OpKind::kGatherParameters, 7}}), 0);
 }
 
+// A forward takes 10; of 3 buckets each takes 10 backward, and `reduction` to be reduced.
+DurationOf ByBucket(int64_t reduction) {
+  return [reduction](const Instruction& instruction) -> int64_t {
+    switch (instruction.kind()) {
+      case OpKind::kForward:
+        return 10;
+      case OpKind::kBackward:
+      case OpKind::kWeightGradient:
+        return 10 * instruction.num_buckets;
+      case OpKind::kReduceGradients:
+        return reduction;
+      default:
+        return 0;
+    }
+  };
+}
+
+// Worked out by hand: all but the last bucket's reduction hides behind the layers before it.
+TEST(OverlapTest, BucketsHideReductionsBehindTheBackwardOfEarlierLayers) {
+  const auto time = [](const PlanOptions& options, int64_t reduction) {
+    return TimeStep(BuildAll(options), ByBucket(reduction))->end;
+  };
+  PlanOptions options = WithBuckets(Shape(Schedule::k1F1B, 1, 1, 2, 2), 3);
+  EXPECT_EQ(time(options, 8), 2 * (10 + 30) + 8);
+  EXPECT_EQ(time(options, 10), 2 * (10 + 30) + 10);
+  // Slower than the backward: from its first bucket on they follow each other.
+  EXPECT_EQ(time(options, 15), 2 * (10 + 30) - 20 + 3 * 15);
+  options.overlap.grad_reduce = false;
+  EXPECT_EQ(time(options, 8), 2 * (10 + 30) + 3 * 8);
+  // Of stage 2 those of each micro-batch.
+  options = WithBuckets(Shape(Schedule::k1F1B, 1, 1, 2, 2), 3);
+  options.zero_stage = 2;
+  EXPECT_EQ(time(options, 8), 2 * (10 + 30 + 8));
+  options.overlap.grad_reduce = false;
+  EXPECT_EQ(time(options, 8), 2 * (10 + 30 + 3 * 8));
+  // The last stage ends first; the first one's last backward is what hides its own.
+  options = WithBuckets(Shape(Schedule::k1F1B, 2, 1, 2, 2), 3);
+  EXPECT_EQ(time(options, 8), 3 * (10 + 30) + 8);
+  // Backward, then the weights' part: the last of these is cut.
+  options = WithBuckets(Shape(Schedule::kZeroBubbleH1, 1, 1, 2, 2), 3);
+  EXPECT_EQ(time(options, 8), 2 * (10 + 30 + 30) + 8);
+  // A chunk's last bucket hides behind the chunk before it.
+  options = WithBuckets(Shape(Schedule::kInterleaved1F1B, 2, 2, 2, 2), 3);
+  const int64_t passes = time(options, 0);
+  EXPECT_EQ(time(options, 8), passes + 8);
+}
+
 TEST(VirtualTimeTest, TheExecutorTakesTheLongestPath) {
-  const PlanOptions shapes[] = {Shape(Schedule::k1F1B, 1, 1, 3),
+  PlanOptions stage_2 = WithBuckets(Shape(Schedule::kInterleaved1F1B, 2, 3, 4, 2), 2);
+  stage_2.zero_stage = 2;
+  const PlanOptions shapes[] = {stage_2,
+                                WithBuckets(Shape(Schedule::k1F1B, 3, 1, 4, 2), 3),
+                                WithBuckets(Shape(Schedule::kZeroBubbleH1, 3, 1, 4, 2), 4),
+                                Shape(Schedule::k1F1B, 1, 1, 3),
                                 Shape(Schedule::k1F1B, 4, 1, 6),
                                 Shape(Schedule::k1F1B, 3, 1, 2, 2),
                                 Shape(Schedule::kGPipe, 3, 1, 5),
@@ -343,6 +403,7 @@ TEST(TimeStepTest, RolesTakeTheTimesOfEveryReplica) {
   with_trust_ratios.has_trust_ratios = true;
   PlanOptions with_stage_2 = tensor_parallel;
   with_stage_2.zero_stage = 2;
+  with_stage_2.num_buckets = {1, 2, 3, 1, 2, 3};
   for (const PlanOptions& options :
        {Shape(Schedule::k1F1B, 3, 1, 4, 3), Shape(Schedule::kZeroBubbleH1, 2, 1, 5, 2),
         Shape(Schedule::kGPipe, 1, 1, 3, 4), tensor_parallel, with_trust_ratios, with_stage_2}) {

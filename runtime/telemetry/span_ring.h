@@ -27,8 +27,9 @@ inline constexpr int64_t kSpansPerLane = 4096;
 
 struct Span {
   int64_t begin_nanos = 0;
-  int64_t end_nanos = 0;     // 0: it has not ended
-  uint64_t instruction = 0;  // plan::InstructionId::packed(): operation, chunk, micro-batch, piece
+  int64_t end_nanos = 0;  // 0: it has not ended
+  uint64_t instruction =
+      0;  // plan::InstructionId::packed(): operation, chunk, micro-batch, bucket, piece
   int64_t step = 0;
   int64_t bytes = 0;  // moved
   int32_t attempt = 0;

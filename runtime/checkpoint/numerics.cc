@@ -27,6 +27,7 @@ constexpr size_t kChangesShownMax = 4;
 constexpr std::pair<absl::string_view, absl::string_view> kWasImplied[] = {
     {"layout.virtual_pipeline_model_parallel_size", "1"},
     {"layout.zero_stage", "1"},
+    {"layout.ddp_bucket_size", "1099511627776"},  // more than any chunk has: a bucket of everything
     {"optimizer.type", "OPTIMIZER_TYPE_ADAMW"},
 };
 // A field that older versions wrote.

@@ -92,6 +92,20 @@ TEST(NumericsTest, Stage2HasNumericsOfItsOwnInEachSchedule) {
                                  "PIPELINE_SCHEDULE_ZB_H1"));
 }
 
+// Norms are rounded as the shards are cut; older versions cut a chunk as a whole.
+TEST(NumericsTest, BucketsArePartOfTheNumerics) {
+  const auto fingerprint = [](int64_t bucket_size) {
+    job::v1::JobSpec spec = Spec();
+    spec.mutable_parallel()->set_ddp_bucket_size(bucket_size);
+    return MakeNumericsFingerprint(spec, "avx2");
+  };
+  EXPECT_TRUE(CompareFingerprints(fingerprint(7), fingerprint(7), {}).ok());
+  EXPECT_TRUE(CompareFingerprints(fingerprint(0), fingerprint(int64_t{1} << 40), {}).ok());
+  EXPECT_TRUE(CompareFingerprints(fingerprint(7), fingerprint(8), {"layout"}).ok());
+  EXPECT_THAT(std::string(CompareFingerprints(fingerprint(7), fingerprint(8), {}).message()),
+              testing::HasSubstr("layout.ddp_bucket_size was 7, is 8"));
+}
+
 TEST(NumericsTest, WhatAnOlderVersionWroteMatchesWhatItDid) {
   auto kept = MakeNumericsFingerprint(Spec(), "avx2");
   kept.mutable_fields()->erase("optimizer.type");

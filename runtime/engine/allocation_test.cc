@@ -64,6 +64,7 @@ struct Case {
   job::v1::OptimizerType optimizer = job::v1::OPTIMIZER_TYPE_ADAMW;
   int tensor = 1;
   int zero_stage = 1;
+  int64_t bucket_size = 0;
 };
 
 // As it stands after a step.
@@ -82,6 +83,7 @@ std::vector<Counts> CountsOf(const Case& given) {
   spec.mutable_parallel()->set_pipeline_schedule(given.schedule);
   spec.mutable_parallel()->set_tensor_model_parallel_size(given.tensor);
   spec.mutable_parallel()->set_zero_stage(given.zero_stage);
+  spec.mutable_parallel()->set_ddp_bucket_size(given.bucket_size);
   spec.mutable_optimizer()->set_type(given.optimizer);
   std::vector<Counts> counts;
   counts.reserve(kSteps);
@@ -101,7 +103,7 @@ std::string NameOf(const testing::TestParamInfo<Case>& info) {
                       given.virtual_stages, given.schedule == kZeroBubble ? "ZeroBubble" : "",
                       given.optimizer == job::v1::OPTIMIZER_TYPE_LAMB ? "Lamb" : "",
                       given.tensor > 1 ? absl::StrCat("Tensor", given.tensor) : "",
-                      given.zero_stage == 2 ? "Zero2" : "");
+                      given.zero_stage == 2 ? "Zero2" : "", given.bucket_size > 0 ? "Buckets" : "");
 }
 
 class AllocationTest : public testing::TestWithParam<Case> {};
@@ -118,7 +120,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{2, 1, 1, job::v1::PRECISION_BF16, 1, job::v1::PIPELINE_SCHEDULE_1F1B,
                          job::v1::OPTIMIZER_TYPE_LAMB, 2},
                     Case{2, 2, 1, job::v1::PRECISION_FP32, 2, kInterleaved,
-                         job::v1::OPTIMIZER_TYPE_ADAMW, 1, 2}),
+                         job::v1::OPTIMIZER_TYPE_ADAMW, 1, 2},
+                    Case{2, 1, 1, job::v1::PRECISION_BF16, 1, job::v1::PIPELINE_SCHEDULE_1F1B,
+                         job::v1::OPTIMIZER_TYPE_LAMB, 2, 1, 1}),
     NameOf);
 
 TEST_P(AllocationTest, EveryStepAfterTheFirstTakesTheSameAndMakesNothing) {

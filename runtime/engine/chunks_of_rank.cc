@@ -23,29 +23,39 @@ tensor::DType ComputeType(megascale::job::v1::Precision precision) {
   }
 }
 
-std::vector<model::FlatRange> ReplicatedRanges(const model::ChunkLayout& layout) {
+std::vector<model::FlatRange> ReplicatedRanges(const model::ChunkLayout& layout,
+                                               const model::FlatRange& range) {
   std::vector<model::FlatRange> ranges;
   for (const model::Parameter& parameter : layout.parameters()) {
     if (!parameter.replicated) continue;
-    if (!ranges.empty() && ranges.back().begin + ranges.back().count == parameter.offset) {
-      ranges.back().count += parameter.size;
+    const model::FlatRange part = model::Overlap({parameter.offset, parameter.size}, range);
+    if (part.count == 0) continue;
+    if (!ranges.empty() && ranges.back().begin + ranges.back().count == part.begin) {
+      ranges.back().count += part.count;
     } else {
-      ranges.push_back({parameter.offset, parameter.size});
+      ranges.push_back(part);
     }
   }
   return ranges;
 }
 
-int64_t NumReplicated(const model::ChunkLayout& layout) {
+int64_t NumReplicated(const model::ChunkLayout& layout, const model::FlatRange& range) {
   int64_t elements = 0;
-  for (const model::FlatRange& range : ReplicatedRanges(layout)) elements += range.count;
+  for (const model::FlatRange& copies : ReplicatedRanges(layout, range)) elements += copies.count;
   return elements;
+}
+
+std::vector<model::Bucket> ChunksOfRank::BucketsOf(const model::ChunkLayout& layout) const {
+  return layout.Buckets(mesh.data_size(), bucket_size);
 }
 
 int64_t ChunksOfRank::most_replicated() const {
   int64_t most = 0;
   for (const optim::OptimizerShard& shard : shards) {
-    most = std::max(most, NumReplicated(shard.layout()));
+    const model::ChunkLayout layout = shard.layout();
+    for (const model::Bucket& bucket : BucketsOf(layout)) {
+      most = std::max(most, NumReplicated(layout, bucket.range));
+    }
   }
   return most;
 }
@@ -55,7 +65,8 @@ optim::OptimizerShard ChunksOfRank::ShardOf(const model::ChunkRange& range) cons
           .range = range,
           .num_shards = mesh.data_size(),
           .shard_index = coordinate.data,
-          .tensor = tensor};
+          .tensor = tensor,
+          .bucket_size = bucket_size};
 }
 
 model::ChunkOptions ChunksOfRank::ModelOptions(const model::ChunkRange& range,
@@ -118,6 +129,25 @@ plan::Schedule ScheduleOf(const JobSpec& spec) {
 
 namespace {
 
+model::Pass LastPass(const model::ChunkOptions& options) {
+  return options.split_backward ? model::Pass::kBackwardWeights : model::Pass::kBackward;
+}
+
+// By bucket: of its piece of a pass that makes gradients whole.
+std::vector<plan::BucketCost> CostOfPieces(const model::ChunkOptions& options,
+                                           const std::vector<model::Bucket>& buckets) {
+  std::vector<plan::BucketCost> costs;
+  int end = options.range.num_layers;
+  for (const model::Bucket& bucket : buckets) {
+    model::PassOperations piece = OperationsOf(options, LastPass(options));
+    piece.num_layers = end - bucket.first_layer;
+    if (bucket.first_layer > 0) piece.after.clear();
+    costs.push_back({.flops = piece.flops(), .bytes = piece.exchanged_bytes()});
+    end = bucket.first_layer;
+  }
+  return costs;
+}
+
 // Of one micro-batch. A backward in two parts costs what both do.
 plan::ChunkCost CostOfPasses(const model::ChunkOptions& options) {
   const model::PassOperations forward = OperationsOf(options, model::Pass::kForward);
@@ -151,18 +181,25 @@ absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(const JobSpec& spec) {
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     ASSIGN_OR_RETURN(const model::ChunkRange range,
                      model::MakeChunkRange(part.config, num_chunks, chunk));
-    plan::ChunkCost& cost =
-        costs.emplace_back(CostOfPasses(part.ModelOptions(range, /*num_slots=*/1)));
+    const model::ChunkOptions options = part.ModelOptions(range, /*num_slots=*/1);
+    plan::ChunkCost& cost = costs.emplace_back(CostOfPasses(options));
     const optim::OptimizerShard shard = part.ShardOf(range);
     const model::ChunkLayout layout = shard.layout();
-    const int64_t elements = layout.padded_elements(shard.num_shards);
+    const std::vector<model::Bucket> buckets = part.BucketsOf(layout);
+    cost.buckets = CostOfPieces(options, buckets);
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      plan::BucketCost& of_bucket = cost.buckets[i];
+      of_bucket.gradient_bytes = buckets[i].range.count * gradient_bytes;
+      of_bucket.parameter_bytes = buckets[i].range.count * compute_bytes;
+      of_bucket.replicated_bytes = NumReplicated(layout, buckets[i].range) * gradient_bytes;
+      cost.gradient_bytes += of_bucket.gradient_bytes;
+      cost.parameter_bytes += of_bucket.parameter_bytes;
+      cost.replicated_bytes += of_bucket.replicated_bytes;
+    }
     const int64_t trust_sums =
         int64_t{shard.num_parts()} * optim::NumTrustSums(spec.optimizer(), layout);
     cost.output_bytes = tokens * part.config.hidden_size * compute_bytes / part.tensor.size;
-    cost.gradient_bytes = elements * gradient_bytes;
-    cost.parameter_bytes = elements * compute_bytes;
     cost.trust_bytes = trust_sums * static_cast<int64_t>(sizeof(double));
-    cost.replicated_bytes = NumReplicated(layout) * gradient_bytes;
   }
   return costs;
 }
@@ -180,6 +217,7 @@ absl::StatusOr<ChunksOfRank> ChunksOf(const JobSpec& spec, int rank) {
   mine.micro_batch = spec.train().micro_batch_size();
   mine.seq = spec.train().seq_length();
   mine.recompute = RecomputeOf(spec);
+  mine.bucket_size = spec.parallel().ddp_bucket_size();
   mine.plan_options = {
       .mesh = mine.mesh,
       .schedule = ScheduleOf(spec),
@@ -191,11 +229,13 @@ absl::StatusOr<ChunksOfRank> ChunksOf(const JobSpec& spec, int rank) {
       .has_trust_ratios = optim::HasTrustRatios(spec.optimizer()),
       .zero_stage = spec.parallel().zero_stage()};
   const int num_chunks = mine.plan_options.num_chunks();
-  for (int chunk = mine.coordinate.pipeline; chunk < num_chunks;
-       chunk += mine.mesh.pipeline_size()) {
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
     ASSIGN_OR_RETURN(const model::ChunkRange range,
                      model::MakeChunkRange(mine.config, num_chunks, chunk));
-    mine.shards.push_back(mine.ShardOf(range));
+    const optim::OptimizerShard shard = mine.ShardOf(range);
+    mine.plan_options.num_buckets.push_back(
+        static_cast<int>(mine.BucketsOf(shard.layout()).size()));
+    if (chunk % mine.mesh.pipeline_size() == mine.coordinate.pipeline) mine.shards.push_back(shard);
   }
   return mine;
 }

@@ -25,23 +25,26 @@ struct ChunksOfRank {
   int64_t seq = 0;
   model::Recompute recompute = model::Recompute::kNone;
   model::TensorPlace tensor;
+  int64_t bucket_size = 0;                    // as of model::ChunkLayout::Buckets
   std::vector<optim::OptimizerShard> shards;  // of each chunk, in the model's order
   plan::PlanOptions plan_options;             // without the chunks' costs: ChunkCostsOf
 
   // Of the chunk with this range, wherever it is.
   optim::OptimizerShard ShardOf(const model::ChunkRange& range) const;
-  // Elements that tensor ranks have copies of, of the chunk with most of them; 0 where there is one
-  // tensor rank.
+  std::vector<model::Bucket> BucketsOf(const model::ChunkLayout& layout) const;
+  // Elements that tensor ranks have copies of, of the bucket with most of them; 0 where there is
+  // one tensor rank.
   int64_t most_replicated() const;
   // Of the chunk with this range, with room for `num_slots` micro-batches in flight.
   model::ChunkOptions ModelOptions(const model::ChunkRange& range, int num_slots) const;
 };
 
-// Where in the flat space the parameters lie that tensor ranks have copies of; adjacent ones as
-// one.
-std::vector<model::FlatRange> ReplicatedRanges(const model::ChunkLayout& layout);
+// Where in the flat space, within `range`, the parameters lie that tensor ranks have copies of;
+// adjacent ones as one.
+std::vector<model::FlatRange> ReplicatedRanges(const model::ChunkLayout& layout,
+                                               const model::FlatRange& range);
 // Their elements.
-int64_t NumReplicated(const model::ChunkLayout& layout);
+int64_t NumReplicated(const model::ChunkLayout& layout, const model::FlatRange& range);
 
 // Errors: InvalidArgument - the specification cannot be run.
 absl::StatusOr<ChunksOfRank> ChunksOf(const megascale::job::v1::JobSpec& spec, int rank);

@@ -120,11 +120,51 @@ TEST(ChunksOfRank, CopiesOfNeighboursAreOneRange) {
     if (parameter.replicated) elements += parameter.size;
   }
   EXPECT_GT(elements, 0);
-  EXPECT_EQ(NumReplicated(layout), elements);
+  const model::FlatRange all = {0, layout.num_elements()};
+  EXPECT_EQ(NumReplicated(layout, all), elements);
   int64_t end = -1;
-  for (const model::FlatRange& range : ReplicatedRanges(layout)) {
+  for (const model::FlatRange& range : ReplicatedRanges(layout, all)) {
     EXPECT_GT(range.begin, end) << "neighbours would be one range";
     end = range.begin + range.count;
+  }
+  const int64_t half = layout.num_elements() / 2;
+  EXPECT_EQ(NumReplicated(layout, {0, half}) +
+                NumReplicated(layout, {half, layout.num_elements() - half}),
+            elements);
+}
+
+TEST(ChunkCosts, OfBucketsAddUpToThatOfTheChunk) {
+  for (const auto schedule : {k1F1B, kZeroBubble}) {
+    for (const int64_t bucket_size : {1, 5000, 1 << 30}) {
+      job::v1::JobSpec spec = SpecOf({.schedule = schedule});
+      spec.mutable_parallel()->set_data_parallel_size(2);
+      spec.mutable_parallel()->set_ddp_bucket_size(bucket_size);
+      spec = job::ResolveJobSpec(spec).value();
+      const std::vector<plan::ChunkCost> costs = ChunkCostsOf(spec).value();
+      const plan::PlanOptions options = ChunksOf(spec, 0).value().plan_options;
+      for (int chunk = 0; chunk < 2; ++chunk) {
+        const plan::ChunkCost& cost = costs[static_cast<size_t>(chunk)];
+        EXPECT_EQ(cost.buckets.size(), static_cast<size_t>(options.NumBuckets(chunk)));
+        if (bucket_size == 1) {
+          EXPECT_EQ(cost.buckets.size(), 2u) << "one for each layer";
+        }
+        plan::BucketCost sum;
+        for (const plan::BucketCost& bucket : cost.buckets) {
+          EXPECT_GT(bucket.flops, 0);
+          sum.flops += bucket.flops;
+          sum.bytes += bucket.bytes;
+          sum.gradient_bytes += bucket.gradient_bytes;
+          sum.parameter_bytes += bucket.parameter_bytes;
+          sum.replicated_bytes += bucket.replicated_bytes;
+        }
+        const bool splits = schedule == kZeroBubble;
+        EXPECT_EQ(sum.flops, splits ? cost.weight_flops : cost.backward_flops);
+        EXPECT_EQ(sum.bytes, splits ? cost.weight_bytes : cost.backward_bytes);
+        EXPECT_EQ(sum.gradient_bytes, cost.gradient_bytes);
+        EXPECT_EQ(sum.parameter_bytes, cost.parameter_bytes);
+        EXPECT_EQ(sum.replicated_bytes, cost.replicated_bytes);
+      }
+    }
   }
 }
 

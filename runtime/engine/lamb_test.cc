@@ -24,6 +24,7 @@ struct Layout {
   int virtual_stages = 1;
   int tensor = 1;
   int zero_stage = 1;
+  int64_t bucket_size = 0;
 };
 constexpr Layout kLayouts[] = {{},
                                {2},
@@ -36,12 +37,14 @@ constexpr Layout kLayouts[] = {{},
                                {.data = 2, .tensor = 2},
                                {2, 2, 2, 2},
                                {2, 2, 2, 1, 2},
-                               {.data = 2, .tensor = 2, .zero_stage = 2}};
+                               {.data = 2, .tensor = 2, .zero_stage = 2},
+                               {.data = 4, .bucket_size = 1},
+                               {.data = 2, .pipeline = 2, .tensor = 2, .bucket_size = 1}};
 
 std::string Describe(const Layout& layout) {
   return absl::StrCat("data ", layout.data, ", pipeline ", layout.pipeline, ", virtual stages ",
                       layout.virtual_stages, ", tensor ", layout.tensor, ", ZeRO stage ",
-                      layout.zero_stage);
+                      layout.zero_stage, ", buckets of ", layout.bucket_size);
 }
 
 JobSpec Lamb(const Layout& layout, job::v1::Precision precision) {
@@ -51,6 +54,7 @@ JobSpec Lamb(const Layout& layout, job::v1::Precision precision) {
   spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
   spec.mutable_parallel()->clear_pipeline_schedule();
   spec.mutable_parallel()->set_zero_stage(layout.zero_stage);
+  spec.mutable_parallel()->set_ddp_bucket_size(layout.bucket_size);
   spec.clear_optimizer();
   spec.mutable_optimizer()->set_type(job::v1::OPTIMIZER_TYPE_LAMB);
   spec.mutable_optimizer()->set_lr(4e-2);
@@ -145,7 +149,7 @@ TEST(LambTest, RepeatsItselfToTheBit) {
 }
 
 TEST(LambTest, ARestoredRunEndsWithTheBitsOfAnUndisturbedOne) {
-  const JobSpec spec = Lamb({.data = 2, .tensor = 2}, job::v1::PRECISION_FP32);
+  const JobSpec spec = Lamb({.data = 2, .tensor = 2, .bucket_size = 1}, job::v1::PRECISION_FP32);
   const RunResult first = RunJob(RunOptions(spec).StopAfter(3));
   RunOptions resumed(spec);
   resumed.attempt = 2;
@@ -157,7 +161,8 @@ TEST(LambTest, ARestoredRunEndsWithTheBitsOfAnUndisturbedOne) {
 
 TEST(LambTest, ACheckpointOfOneLayoutGoesOnUnderAnother) {
   const auto reference = Losses(RunJob(RunOptions(Lamb({}, job::v1::PRECISION_FP64))));
-  const Layout layouts[] = {{4}, {2, 2, 2}, {.data = 2, .tensor = 2}};
+  const Layout layouts[] = {
+      {4}, {2, 2, 2}, {.data = 2, .tensor = 2}, {.data = 4, .bucket_size = 1}};
   for (const Layout& from : layouts) {
     const RunResult saved = RunJob(RunOptions(Lamb(from, job::v1::PRECISION_FP64)).StopAfter(3));
     for (const Layout& to : layouts) {

@@ -20,11 +20,14 @@ struct RankChunk {
   // F, padded alike; not owned: in the gradient buffer that the chunk uses first in a step. Each
   // instruction says in which they are.
   tensor::Vector gradients = {};
-  // [shard] F: this rank's shard of them as they are reduced; a part of `gradients`, or, where
-  // gradients are sharded, memory of its own. Not owned.
-  tensor::Vector gradient_shard = {};
-  // Of the flat space: what each tensor rank has a copy of; adjacent tensors as one.
-  std::vector<model::FlatRange> replicated = {};
+  std::vector<model::Bucket> buckets = {};
+  // This rank's shard, by bucket: [part], not owned. Of the weights, in compute; and of the
+  // gradients as they are reduced, in F: in `gradients`, or, where gradients are sharded, in memory
+  // of its own.
+  std::vector<tensor::Vector> weight_shard = {};
+  std::vector<tensor::Vector> gradient_shard = {};
+  // By bucket, of the flat space: what each tensor rank has a copy of; adjacent tensors as one.
+  std::vector<std::vector<model::FlatRange>> replicated = {};
   std::unique_ptr<model::TransformerChunk> transformer = nullptr;
   std::unique_ptr<optim::ShardedOptimizer> optimizer = nullptr;
 };
@@ -38,12 +41,18 @@ inline tensor::Vector GradientsIn(const RankChunk& chunk, const tensor::Vector& 
   return {.data = buffer.data, .dtype = buffer.dtype, .size = chunk.weights.size};
 }
 
-// This rank's shard of a flat space of the chunk.
-inline tensor::Vector ShardOf(const RankChunk& chunk, const tensor::Vector& flat) {
-  const model::FlatRange range = chunk.optimizer->range();
+// What a flat space has in `range`.
+inline tensor::Vector PartOf(const tensor::Vector& flat, const model::FlatRange& range) {
+  MEGASCALE_CHECK(range.begin + range.count <= flat.size);
   return {.data = flat.as<std::byte>() + range.begin * tensor::SizeOf(flat.dtype),
           .dtype = flat.dtype,
           .size = range.count};
+}
+inline std::vector<tensor::Vector> PartsOf(const tensor::Vector& flat,
+                                           const std::vector<model::FlatRange>& ranges) {
+  std::vector<tensor::Vector> parts;
+  for (const model::FlatRange& range : ranges) parts.push_back(PartOf(flat, range));
+  return parts;
 }
 
 // A rank's chunks in the model's order, as plan::RankPlan::IndexOfChunk counts them.

@@ -142,7 +142,10 @@ absl::Status Engine::PrepareMemory() {
     ASSIGN_OR_RETURN(chunk.optimizer,
                      optim::ShardedOptimizer::Create(options_.spec.optimizer(), part_.shards[i],
                                                      shard_ops_.get()));
-    if (!chunk.gradient_shard) chunk.gradient_shard = ShardOf(chunk, chunk.gradients);
+    chunk.weight_shard = PartsOf(chunk.weights, chunk.optimizer->ranges());
+    if (chunk.gradient_shard.empty()) {
+      chunk.gradient_shard = PartsOf(chunk.gradients, chunk.optimizer->ranges());
+    }
   }
   ASSIGN_OR_RETURN(shard_layout_, LayoutOf(options_.rank, StateOf(chunks_)));
   ASSIGN_OR_RETURN(stage_, StageCompute::Create({.spec = &options_.spec,
@@ -184,19 +187,25 @@ absl::Status Engine::AllocateParameters() {
     const model::ChunkLayout layout = shard.layout();
     chunks_.push_back({.range = shard.range,
                        .weights = {nullptr, dtype, layout.padded_elements(shard.num_shards)},
-                       .replicated = ReplicatedRanges(layout)});
+                       .buckets = part_.BucketsOf(layout)});
+    RankChunk& chunk = chunks_.back();
+    for (const model::Bucket& bucket : chunk.buckets) {
+      chunk.replicated.push_back(ReplicatedRanges(layout, bucket.range));
+      if (!plan_.shards_gradients) continue;
+      chunk.gradient_shard.push_back(
+          {nullptr, accumulation, bucket.range.count / shard.num_shards});
+    }
   }
   for (const int64_t elements : sizes.buffers) {
     gradient_buffers_.push_back({nullptr, accumulation, elements});
-  }
-  for (size_t i = 0; i < sizes.shards.size(); ++i) {
-    chunks_[i].gradient_shard = {nullptr, accumulation, sizes.shards[i]};
   }
   replicated_ = {nullptr, accumulation, part_.most_replicated()};
   std::vector<tensor::Vector*> spaces;
   for (RankChunk& chunk : chunks_) spaces.push_back(&chunk.weights);
   for (tensor::Vector& buffer : gradient_buffers_) spaces.push_back(&buffer);
-  for (RankChunk& chunk : chunks_) spaces.push_back(&chunk.gradient_shard);
+  for (RankChunk& chunk : chunks_) {
+    for (tensor::Vector& part : chunk.gradient_shard) spaces.push_back(&part);
+  }
   spaces.push_back(&replicated_);
   RETURN_IF_ERROR(Allocate(spaces));
   for (const plan::Instruction& instruction : plan_.instructions) {

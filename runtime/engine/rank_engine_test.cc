@@ -33,6 +33,7 @@ struct Layout {
   job::v1::PipelineSchedule schedule = job::v1::PIPELINE_SCHEDULE_1F1B;
   int tensor = 1;
   int zero_stage = 1;
+  int64_t bucket_size = 0;
 };
 
 JobSpec Toy(const Layout& layout, job::v1::Precision precision) {
@@ -42,6 +43,7 @@ JobSpec Toy(const Layout& layout, job::v1::Precision precision) {
   spec.mutable_parallel()->set_pipeline_schedule(layout.schedule);
   spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
   spec.mutable_parallel()->set_zero_stage(layout.zero_stage);
+  spec.mutable_parallel()->set_ddp_bucket_size(layout.bucket_size);
   return spec;
 }
 
@@ -177,6 +179,26 @@ TEST(RankEngineTest, ARestoredRunEndsWithTheBitsOfAnUndisturbedOne) {
   EXPECT_EQ(second.digest, calm.digest);
 }
 
+// Without clipping, whose norm would be rounded otherwise.
+TEST(RankEngineTest, ARunRestoredUnderOtherBucketsEndsWithTheSameBits) {
+  const auto job = [](int64_t bucket_size) {
+    JobSpec spec = Toy({.data = 2, .pipeline = 2, .tensor = 2, .bucket_size = bucket_size},
+                       job::v1::PRECISION_FP32);
+    spec.mutable_optimizer()->set_clip_grad(0);
+    return spec;
+  };
+  const RunResult calm = RunJob(RunOptions(job(1)));
+  for (const auto& [before, after] : {std::pair(0, 1), std::pair(1, 0), std::pair(1, 1)}) {
+    const RunResult first = RunJob(RunOptions(job(before)).StopAfter(3));
+    RunOptions resumed(job(after));
+    resumed.attempt = 2;
+    resumed.restore.set_source(agent::v1::RestorePoint::SOURCE_STORAGE);
+    resumed.restore.set_step(3);
+    resumed.restore.set_directory(first.checkpoint);
+    EXPECT_EQ(RunJob(resumed).digest, calm.digest) << before << " to " << after;
+  }
+}
+
 // What the ranks say when a checkpoint of step 2 has a weight that is not a number.
 std::vector<std::string> MessagesAfterForging(const Layout& layout, job::v1::Precision precision,
                                               const checkpoint::ForgedElement& element) {
@@ -232,7 +254,9 @@ TEST(RankEngineTest, DivergenceNamesTheFirstLayerUnderEverySchedule) {
        {std::pair(Layout{1, 2, 2, kInterleaved}, 0),
         std::pair(Layout{1, 2, 1, job::v1::PIPELINE_SCHEDULE_GPIPE}, 1),
         std::pair(Layout{1, 2, 1, job::v1::PIPELINE_SCHEDULE_ZB_H1}, 1),
-        std::pair(Layout{2, 2, 2, kInterleaved, 1, 2}, 0)}) {
+        std::pair(Layout{2, 2, 2, kInterleaved, 1, 2}, 0),
+        std::pair(Layout{.data = 2, .pipeline = 2, .bucket_size = 1}, 2),
+        std::pair(Layout{2, 2, 1, job::v1::PIPELINE_SCHEDULE_ZB_H1, 1, 2, 1}, 2)}) {
     const std::vector<std::string> messages =
         MessagesAfterForging(layout, job::v1::PRECISION_FP32,
                              {.tensor = "model.layers.2.mlp.up.weight", .index = 5, .value = kNan});

@@ -47,7 +47,7 @@ absl::Status ShardCompute::SumReplicated(const plan::Instruction& instruction,
   // Calls `move` with where a tensor's gradient is, where it is packed, and how many bytes it has.
   const auto for_each = [&](const auto& move) {
     int64_t packed = 0;
-    for (const model::FlatRange& range : chunk.replicated) {
+    for (const model::FlatRange& range : chunk.replicated[BucketOf(instruction)]) {
       move(gradients.as<std::byte>() + range.begin * bytes,
            options_.replicated.as<std::byte>() + packed * bytes,
            static_cast<size_t>(range.count * bytes));
@@ -68,11 +68,13 @@ absl::Status ShardCompute::SumReplicated(const plan::Instruction& instruction,
 absl::Status ShardCompute::ReduceGradients(const plan::Instruction& instruction,
                                            comm::Communicator* communicator) {
   const RankChunk& chunk = ChunkOf(instruction);
-  const tensor::Vector gradients = GradientsOf(instruction);
-  const tensor::Vector reduced = ShardOf(chunk, gradients);
+  const size_t bucket = BucketOf(instruction);
+  const tensor::Vector flat = GradientsOf(instruction);
+  const tensor::Vector gradients = PartOf(flat, chunk.buckets[bucket].range);
+  const tensor::Vector reduced = PartOf(flat, chunk.optimizer->ranges()[bucket]);
   RETURN_IF_ERROR(
       communicator->ReduceScatter(gradients, reduced, {instruction.id.packed(), options_.timeout}));
-  const tensor::Vector& sum = chunk.gradient_shard;
+  const tensor::Vector& sum = chunk.gradient_shard[bucket];
   if (sum.data == reduced.data) return absl::OkStatus();
   if (instruction.begins_sum) {
     options_.ops->Cast(reduced, sum);
@@ -125,7 +127,7 @@ optim::StepArgs ShardCompute::StepArgsOf(const plan::Instruction& instruction,
                                          const plan::StepContext& context) const {
   const RankChunk& chunk = ChunkOf(instruction);
   return {.grad = chunk.gradient_shard,
-          .compute_copy = ShardOf(chunk, chunk.weights),
+          .compute_copy = chunk.weight_shard,
           .clip_factor = optim::ClipFactor(sum_of_squares_, options_.spec->optimizer().clip_grad()),
           .lr = result_.record.lr(),
           .step = context.step,
@@ -157,13 +159,15 @@ absl::Status ShardCompute::OptimizerStep(const plan::Instruction& instruction,
 absl::Status ShardCompute::GatherParameters(const plan::Instruction& instruction,
                                             comm::Communicator* communicator) {
   const RankChunk& chunk = ChunkOf(instruction);
-  return communicator->AllGather(ShardOf(chunk, chunk.weights), chunk.weights,
+  const size_t bucket = BucketOf(instruction);
+  return communicator->AllGather(chunk.weight_shard[bucket],
+                                 PartOf(chunk.weights, chunk.buckets[bucket].range),
                                  {instruction.id.packed(), options_.timeout});
 }
 
 void ShardCompute::PublishParameters() {
   for (const RankChunk& chunk : *options_.chunks) {
-    chunk.optimizer->CopyParametersOut(ShardOf(chunk, chunk.weights));
+    chunk.optimizer->CopyParametersOut(chunk.weight_shard);
   }
 }
 

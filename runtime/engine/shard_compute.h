@@ -30,7 +30,7 @@ struct ShardOptions {
   const GradientBuffers* gradient_buffers = nullptr;
   ops::Ops* ops = nullptr;              // of the shard's streams, which compute by turns
   const StageCompute* stage = nullptr;  // whose loss is reported
-  // Of tensor ranks: memory for the sum of replicated gradients. [most of a chunk] F.
+  // Of tensor ranks: memory for the sum of replicated gradients. [most of a bucket] F.
   tensor::Vector replicated;
   absl::Duration timeout;  // of each collective
 };
@@ -69,6 +69,10 @@ class ShardCompute {
   const RankChunk& ChunkOf(const plan::Instruction& instruction) const {
     return (*options_.chunks)[IndexOf(instruction)];
   }
+  static size_t BucketOf(const plan::Instruction& instruction) {
+    return static_cast<size_t>(instruction.id.bucket());
+  }
+  // Of the whole chunk.
   tensor::Vector GradientsOf(const plan::Instruction& instruction) const {
     const auto buffer = static_cast<size_t>(instruction.gradient_buffer);
     return GradientsIn(ChunkOf(instruction), options_.gradient_buffers->at(buffer));

@@ -30,9 +30,10 @@ constexpr uint64_t kSeed = 7;
 struct Layout {
   int tensor_size;
   int data_size;
+  int64_t bucket_size = 0;
   int world_size() const { return tensor_size * data_size; }
 };
-constexpr Layout kLayouts[] = {{1, 1}, {2, 2}, {1, 3}, {4, 1}, {2, 3}};
+constexpr Layout kLayouts[] = {{1, 1}, {2, 2}, {1, 3}, {4, 1}, {2, 3}, {1, 3, 1}, {2, 2, 1}};
 
 // SwiGLU, fewer key/value heads than heads, and biases: every way of cutting a parameter.
 model::ModelConfig SmallModel() {
@@ -100,7 +101,8 @@ class Ranks {
           .range = model::MakeChunkRange(SmallModel(), 1, 0).value(),
           .num_shards = layout.data_size,
           .shard_index = rank / layout.tensor_size,
-          .tensor = {layout.tensor_size, rank % layout.tensor_size}};
+          .tensor = {layout.tensor_size, rank % layout.tensor_size},
+          .bucket_size = layout.bucket_size};
       optimizers_.push_back(optim::ShardedOptimizer::Create(AdamW(), shard, ops).value());
     }
   }
@@ -203,7 +205,8 @@ void ExpectRestoredUnderEveryLayout(ops::Ops* ops) {
     restore.set_directory(saved.Save(TestDirectory()));
     for (const Layout& to : kLayouts) {
       SCOPED_TRACE(absl::StrCat("tensor ", from.tensor_size, " x data ", from.data_size,
-                                " as tensor ", to.tensor_size, " x data ", to.data_size));
+                                ", buckets of ", from.bucket_size, " as tensor ", to.tensor_size,
+                                " x data ", to.data_size, ", buckets of ", to.bucket_size));
       Ranks restored(to, ops), expected(to, ops);
       expected.Fill();
       for (int rank = 0; rank < restored.world_size(); ++rank) {
@@ -230,7 +233,8 @@ TEST(SnapshotShardTest, SoIsAStateInSinglePrecision) {
 TEST(SnapshotShardTest, EachRankRestoresItselfFromItsOwnSnapshotInMemory) {
   const auto ops = ops::MakeReferenceOps();
   for (const Layout& layout : kLayouts) {
-    SCOPED_TRACE(absl::StrCat("tensor ", layout.tensor_size, " x data ", layout.data_size));
+    SCOPED_TRACE(absl::StrCat("tensor ", layout.tensor_size, " x data ", layout.data_size,
+                              ", buckets of ", layout.bucket_size));
     Ranks saved(layout, ops.get()), restored(layout, ops.get());
     saved.Fill();
     saved.Save(TestDirectory());

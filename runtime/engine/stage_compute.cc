@@ -61,6 +61,11 @@ absl::Status StageCompute::LoadBatch(const plan::StepContext& context) {
   return absl::OkStatus();
 }
 
+int StageCompute::FirstLayer(const plan::Instruction& instruction) const {
+  const int last = instruction.id.bucket() + instruction.num_buckets - 1;
+  return (*options_.chunks)[IndexOf(instruction)].buckets.at(static_cast<size_t>(last)).first_layer;
+}
+
 void StageCompute::FillSlot(const plan::Instruction& instruction) {
   const auto& train = options_.spec->train();
   const int seq = train.seq_length();
@@ -125,15 +130,16 @@ absl::Status StageCompute::Backward(const plan::Instruction& instruction,
     if (splits_backward_) {
       chunk.BackwardInput(slot);
     } else {
-      chunk.Backward(slot);
+      chunk.Backward(slot, FirstLayer(instruction));
     }
   });
 }
 
 absl::Status StageCompute::WeightGradient(const plan::Instruction& instruction,
                                           comm::Communicator* communicator) {
-  return Together(instruction, communicator,
-                  [](model::TransformerChunk& chunk, int slot) { chunk.BackwardWeights(slot); });
+  return Together(instruction, communicator, [&](model::TransformerChunk& chunk, int slot) {
+    chunk.BackwardWeights(slot, FirstLayer(instruction));
+  });
 }
 
 absl::Status StageCompute::Transfer(const plan::Instruction& instruction,

@@ -44,7 +44,8 @@ class StageCompute {
   // The parts of a pass, over `communicator` where tensor ranks share them. Errors: of its calls.
   absl::Status Forward(const plan::Instruction& instruction, const plan::StepContext& context,
                        comm::Communicator* communicator);
-  // All of it, or, where the schedule splits it, the part that the stage before waits for.
+  // Through the layers of the instruction's buckets; or, where the schedule splits a backward, all
+  // of the part that the stage before waits for.
   absl::Status Backward(const plan::Instruction& instruction, comm::Communicator* communicator);
   absl::Status WeightGradient(const plan::Instruction& instruction,
                               comm::Communicator* communicator);
@@ -72,6 +73,8 @@ class StageCompute {
   model::TransformerChunk& ChunkOf(const plan::Instruction& instruction) const {
     return *computing_.chunks[IndexOf(instruction)];
   }
+  // Of the instruction's buckets.
+  int FirstLayer(const plan::Instruction& instruction) const;
   void FillSlot(const plan::Instruction& instruction);
   // Makes the chunk add to the instruction's gradient buffer, if it has one.
   void UseGradientBuffer(const plan::Instruction& instruction);

@@ -26,6 +26,8 @@ constexpr int64_t kProjectionSizeMax = 4 * kHiddenSizeMax;
 constexpr int64_t kLayersMax = 1 << 10;
 constexpr int64_t kRanksMax = 1 << 16;
 constexpr int64_t kThreadsMax = 1 << 10;
+constexpr int64_t kBucketSize = 40'000'000;           // Megatron-LM's
+constexpr int64_t kBucketSizeMax = int64_t{1} << 40;  // a bucket of any chunk
 constexpr int64_t kStepsMax = int64_t{1} << 40;
 constexpr int64_t kMicrobatchTokensMax = int64_t{1} << 24;
 constexpr int kFilesMax = 10'000;
@@ -136,6 +138,8 @@ void FillModelDefaults(JobSpec& spec) {
 }
 
 void FillTrainingDefaults(JobSpec& spec) {
+  v1::ParallelSpec& parallel = *spec.mutable_parallel();
+  parallel.set_ddp_bucket_size(OrDefault(parallel.ddp_bucket_size(), kBucketSize));
   UpgradeJobSpec(&spec);
   v1::DataSpec& data = *spec.mutable_data();
   data.set_held_out_fraction(OrDefault(data.held_out_fraction(), 0.1));
@@ -147,7 +151,6 @@ void FillTrainingDefaults(JobSpec& spec) {
   const bool lamb = optimizer.type() == v1::OPTIMIZER_TYPE_LAMB;
   optimizer.set_beta2(OrDefault(optimizer.beta2(), lamb ? 0.999 : 0.95));
   optimizer.set_eps(OrDefault(optimizer.eps(), lamb ? 1e-6 : 1e-8));
-  v1::ParallelSpec& parallel = *spec.mutable_parallel();
   parallel.set_data_parallel_size(OrDefault(parallel.data_parallel_size(), 1));
   parallel.set_pipeline_model_parallel_size(OrDefault(parallel.pipeline_model_parallel_size(), 1));
   parallel.set_tensor_model_parallel_size(OrDefault(parallel.tensor_model_parallel_size(), 1));
@@ -370,6 +373,8 @@ absl::Status CheckLayout(const JobSpec& spec) {
   RETURN_IF_ERROR(
       CheckInteger("parallel.virtual_pipeline_model_parallel_size", chunks, {1, kLayersMax}));
   RETURN_IF_ERROR(CheckInteger("parallel.zero_stage", parallel.zero_stage(), {1, 2}));
+  RETURN_IF_ERROR(
+      CheckInteger("parallel.ddp_bucket_size", parallel.ddp_bucket_size(), {1, kBucketSizeMax}));
   const int64_t layers = spec.model().num_hidden_layers();
   if (layers < pipeline) {
     return Refuse("parallel.pipeline_model_parallel_size",
@@ -533,6 +538,9 @@ void UpgradeJobSpec(JobSpec* spec) {
   if (!parallel.has_overlap_p2p_communication()) parallel.set_overlap_p2p_communication(true);
   if (!parallel.has_tp_comm_overlap()) parallel.set_tp_comm_overlap(true);
   parallel.set_zero_stage(OrDefault(parallel.zero_stage(), 1));
+  if (parallel.data_parallel_size() > 1) {
+    parallel.set_ddp_bucket_size(OrDefault(parallel.ddp_bucket_size(), kBucketSizeMax));
+  }
 }
 
 absl::StatusOr<JobSpec> ResolveJobSpec(const JobSpec& spec) {
@@ -553,7 +561,10 @@ absl::StatusOr<JobSpec> ResolveJobSpec(const JobSpec& spec) {
   RETURN_IF_ERROR(CheckOptimizer(resolved));
   RETURN_IF_ERROR(CheckLayout(resolved));
   v1::ParallelSpec& parallel = *resolved.mutable_parallel();
-  if (parallel.data_parallel_size() == 1) parallel.set_zero_stage(1);  // there is nothing to share
+  if (parallel.data_parallel_size() == 1) {  // there is nothing to share
+    parallel.set_zero_stage(1);
+    parallel.set_ddp_bucket_size(0);
+  }
   RETURN_IF_ERROR(CheckCombinations(resolved));
   RETURN_IF_ERROR(CheckCheckpoint(resolved.checkpoint()));
   RETURN_IF_ERROR(CheckFault(resolved.fault()));

@@ -275,6 +275,7 @@ TEST(JobSpecTest, AnOlderVersionsSpecificationIsUpgradedToWhatThatVersionDid) {
   older.mutable_parallel()->clear_overlap_p2p_communication();
   older.mutable_parallel()->clear_tp_comm_overlap();
   older.mutable_parallel()->clear_zero_stage();
+  older.mutable_parallel()->clear_ddp_bucket_size();
   UpgradeJobSpec(&older);
   EXPECT_EQ(older.SerializeAsString(), now.SerializeAsString());
   UpgradeJobSpec(&older);
@@ -307,8 +308,30 @@ TEST(JobSpecTest, GradientsAreShardedWhereThereAreDataParallelRanks) {
   EXPECT_EQ(ResolveJobSpec(spec).value().parallel().zero_stage(), 1);
 }
 
+TEST(JobSpecTest, BucketsAreMegatronsWhereThereIsSomethingToReduce) {
+  v1::JobSpec spec = SmallSpec();
+  const auto resolved = [&] {
+    const v1::JobSpec once = ResolveJobSpec(spec).value();
+    EXPECT_EQ(ResolveJobSpec(once).value().SerializeAsString(), once.SerializeAsString());
+    return once.parallel().ddp_bucket_size();
+  };
+  EXPECT_EQ(resolved(), 0);
+  spec.mutable_parallel()->set_data_parallel_size(2);
+  EXPECT_EQ(resolved(), 40'000'000);
+  spec.mutable_parallel()->set_ddp_bucket_size(1000);
+  EXPECT_EQ(resolved(), 1000);
+  // Older versions reduced a chunk as a whole.
+  spec.mutable_parallel()->clear_ddp_bucket_size();
+  v1::JobSpec older = ResolveJobSpec(spec).value();
+  older.mutable_parallel()->clear_ddp_bucket_size();
+  UpgradeJobSpec(&older);
+  EXPECT_EQ(older.parallel().ddp_bucket_size(), int64_t{1} << 40);
+}
+
 TEST(JobSpecTest, RefusesBadLayouts) {
   ExpectRefused({
+      {[](auto& spec) { spec.mutable_parallel()->set_ddp_bucket_size(-1); },
+       "parallel.ddp_bucket_size: -1 is out of range; expected 1 to 1099511627776"},
       {[](auto& spec) { spec.mutable_parallel()->set_zero_stage(3); },
        "parallel.zero_stage: 3 is out of range; expected 1 to 2"},
       {[](auto& spec) { spec.mutable_parallel()->set_zero_stage(-1); },

@@ -71,6 +71,7 @@ struct Case {
   int virtual_stages = 1;
   int tensor = 1;
   int zero_stage = 1;
+  int64_t bucket_size = 0;
 };
 
 class ComputedMemory : public ::testing::TestWithParam<Case> {};
@@ -79,12 +80,13 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers keep freed memory, or a shadow of all";
 #endif
-  const auto& [name, data, pipeline, precision, vocab_size, virtual_stages, tensor, zero_stage] =
-      GetParam();
+  const auto& [name, data, pipeline, precision, vocab_size, virtual_stages, tensor, zero_stage,
+               bucket_size] = GetParam();
   v1::JobSpec spec = LargerJob(data, pipeline, precision);
   spec.mutable_model()->set_vocab_size(vocab_size);
   spec.mutable_parallel()->set_tensor_model_parallel_size(tensor);
   spec.mutable_parallel()->set_zero_stage(zero_stage);
+  spec.mutable_parallel()->set_ddp_bucket_size(bucket_size);
   if (virtual_stages > 1) {
     spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(virtual_stages);
     spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
@@ -117,6 +119,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"InterleavedZero2Fp32", 2, 2, v1::PRECISION_FP32, 256, 2, 1, 2},
                       Case{"TensorFp32", 1, 2, v1::PRECISION_FP32, 256, 1, 2},
                       Case{"TensorBf16", 2, 1, v1::PRECISION_BF16, 256, 1, 2},
+                      Case{"TensorBucketsBf16", 2, 1, v1::PRECISION_BF16, 256, 1, 2, 2, 1},
                       // Its output matrix dwarfs the rest, so that what the
                       // kernels rearrange counts.
                       Case{"LargeHeadFp32", 1, 1, v1::PRECISION_FP32, 50304},

@@ -11,10 +11,11 @@ namespace {
 constexpr int64_t kShardAlignment =
     64;  // elements: a cache line of bf16 is 32, a vector of fp32 16
 
-int64_t ShardElements(int64_t num_elements, int num_shards) {
+// To what `num_shards` can have aligned equal parts of.
+int64_t Padded(int64_t elements, int num_shards) {
   MEGASCALE_CHECK(num_shards >= 1);
-  const int64_t shard = (num_elements + num_shards - 1) / num_shards;
-  return (shard + kShardAlignment - 1) / kShardAlignment * kShardAlignment;
+  const int64_t unit = kShardAlignment * num_shards;
+  return (elements + unit - 1) / unit * unit;
 }
 
 // The mean over queries t = 0 .. seq-1 of min(t + 1, window).
@@ -94,7 +95,10 @@ ChunkLayout::ChunkLayout(const ModelConfig& config, const ChunkRange& range, Ten
       Append("model.embed_positions.weight", {config.max_positions, config.hidden_size}, whole);
     }
   }
-  for (int i = 0; i < range.num_layers; ++i) AppendLayer(config, range.first_layer + i);
+  for (int i = 0; i < range.num_layers; ++i) {
+    layer_offsets_.push_back(num_elements_);
+    AppendLayer(config, range.first_layer + i);
+  }
   if (!range.has_head) return;
   Append("model.norm.weight", {config.hidden_size}, whole);
   if (config.has_norm_bias()) Append("model.norm.bias", {config.hidden_size}, whole);
@@ -186,14 +190,33 @@ int64_t GlobalIndex(const Parameter& parameter, const ParameterBox& box, int64_t
   return global;
 }
 
-int64_t ChunkLayout::padded_elements(int num_shards) const {
-  return ShardElements(num_elements_, num_shards) * num_shards;
+FlatRange PartOf(const FlatRange& range, int num_parts, int index) {
+  MEGASCALE_CHECK(index >= 0 && index < num_parts && range.count % num_parts == 0);
+  const int64_t part = range.count / num_parts;
+  return {range.begin + index * part, part};
 }
 
-FlatRange ChunkLayout::ShardRange(int num_shards, int index) const {
-  MEGASCALE_CHECK(index >= 0 && index < num_shards);
-  const int64_t shard = ShardElements(num_elements_, num_shards);
-  return {index * shard, shard};
+FlatRange Overlap(const FlatRange& a, const FlatRange& b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  const int64_t end = std::min(a.begin + a.count, b.begin + b.count);
+  return {begin, std::max<int64_t>(0, end - begin)};
+}
+
+int64_t ChunkLayout::padded_elements(int num_shards) const {
+  return Padded(num_elements_, num_shards);
+}
+
+std::vector<Bucket> ChunkLayout::Buckets(int num_shards, int64_t bucket_size) const {
+  std::vector<Bucket> buckets;
+  int64_t end = padded_elements(num_shards);
+  for (size_t layer = layer_offsets_.size(); layer-- > 1 && bucket_size > 0;) {
+    const int64_t begin = Padded(layer_offsets_[layer], num_shards);
+    if (end - begin < bucket_size || buckets.size() + 1 == kBucketsMax) continue;
+    buckets.push_back({static_cast<int>(layer), {begin, end - begin}});
+    end = begin;
+  }
+  buckets.push_back({0, {0, end}});
+  return buckets;
 }
 
 std::vector<ParameterSlice> ChunkLayout::SlicesOf(const FlatRange& range) const {

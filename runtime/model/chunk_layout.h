@@ -1,7 +1,8 @@
 // Which part of the model a pipeline chunk holds, and where each of its parameters lies in the
 // chunk's flat parameter space: tensors one behind the other, in the order of the forward pass.
-// Weights, gradients and optimizer state all use this order, and data-parallel ranks own equal
-// consecutive ranges (shards) of it. Immutable values; any thread may read them.
+// Weights, gradients and optimizer state all use this order. It is cut into buckets of consecutive
+// layers, and of each bucket data-parallel ranks own equal consecutive parts: a rank's shard is its
+// part of every bucket. Immutable values; any thread may read them.
 //
 // Names follow Hugging Face's style. A linear weight is [out, in], row-major:
 //   model.embed_tokens.weight     [V, C]          first chunk
@@ -75,7 +76,21 @@ int64_t GlobalIndex(const Parameter& parameter, const ParameterBox& box, int64_t
 struct FlatRange {
   int64_t begin = 0;
   int64_t count = 0;
+  bool operator==(const FlatRange&) const = default;
 };
+
+// Part `index` of `num_parts` equal ones. Requires: they are equal.
+FlatRange PartOf(const FlatRange& range, int num_parts, int index);
+// What both have.
+FlatRange Overlap(const FlatRange& a, const FlatRange& b);
+
+// Consecutive layers of a chunk, reduced and gathered together; the head is with the last layers,
+// the embedding with the first ones.
+struct Bucket {
+  int first_layer = 0;  // counted from 0 in the chunk
+  FlatRange range;
+};
+inline constexpr int kBucketsMax = 256;
 
 // What lies in a flat range of one box of a parameter.
 struct ParameterSlice {
@@ -98,10 +113,16 @@ class ChunkLayout {
 
   // Elements of all parameters.
   int64_t num_elements() const { return num_elements_; }
-  // Elements of `num_shards` equal shards, each num_elements() / num_shards rounded up to a
-  // multiple of 64. What lies beyond num_elements() is padding: always zero, never read.
+  // num_elements() rounded up to a multiple of 64 num_shards. What lies beyond num_elements() is
+  // padding: always zero, never read.
   int64_t padded_elements(int num_shards) const;
-  FlatRange ShardRange(int num_shards, int index) const;
+
+  // The chunk in buckets, in the order in which a backward pass makes their gradients: last layers
+  // first. Each has at least `bucket_size` elements, but for the last one, and no more layers than
+  // that takes; 0: one bucket, of everything. Together they are the padded flat space. A bucket's
+  // range begins up to 64 num_shards elements behind its first layer, since its parts are multiples
+  // of 64: what is before that, made at the same time, belongs to the next bucket, made later.
+  std::vector<Bucket> Buckets(int num_shards, int64_t bucket_size) const;
 
   // The parts of the parameters' boxes in a flat range, in order, without padding.
   std::vector<ParameterSlice> SlicesOf(const FlatRange& range) const;
@@ -114,6 +135,7 @@ class ChunkLayout {
 
   TensorPlace place_;
   std::vector<Parameter> parameters_;
+  std::vector<int64_t> layer_offsets_;  // of each layer's first element in the flat space
   absl::flat_hash_map<std::string, int> index_of_name_;
   int64_t num_elements_ = 0;
 };

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
 
 namespace megascale::model {
 namespace {
@@ -150,25 +152,89 @@ TEST(ChunkLayout, ShardsAreEqualAlignedAndCoverEverySliceOnce) {
   const ModelConfig config = SmallConfig();
   const ChunkLayout layout(config, *MakeChunkRange(config, 2, 1));
   for (const int num_shards : {1, 2, 3, 7, 64}) {
-    std::vector<int64_t> covered(layout.parameters().size(), 0);
-    int64_t next = 0;
-    for (int i = 0; i < num_shards; ++i) {
-      const FlatRange shard = layout.ShardRange(num_shards, i);
-      EXPECT_EQ(shard.begin, next);
-      EXPECT_EQ(shard.count % 64, 0);
-      for (const ParameterSlice& slice : layout.SlicesOf(shard)) {
-        EXPECT_GT(slice.count, 0);
-        EXPECT_EQ(slice.begin, covered[slice.parameter_index]);
-        covered[slice.parameter_index] += slice.count;
+    for (const int64_t bucket_size : {0, 1, 700, 1000, 100'000}) {
+      std::vector<int64_t> covered(layout.parameters().size(), 0);
+      std::vector<Bucket> buckets = layout.Buckets(num_shards, bucket_size);
+      std::reverse(buckets.begin(), buckets.end());
+      int64_t next = 0;
+      for (const Bucket& bucket : buckets) {
+        EXPECT_EQ(bucket.range.begin, next);
+        EXPECT_GT(bucket.range.count, 0);
+        for (int i = 0; i < num_shards; ++i) {
+          const FlatRange shard = PartOf(bucket.range, num_shards, i);
+          EXPECT_EQ(shard.begin, next);
+          EXPECT_EQ(shard.count % 64, 0);
+          for (const ParameterSlice& slice : layout.SlicesOf(shard)) {
+            EXPECT_GT(slice.count, 0);
+            EXPECT_EQ(slice.begin, covered[slice.parameter_index]);
+            covered[slice.parameter_index] += slice.count;
+          }
+          next += shard.count;
+        }
       }
-      next += shard.count;
-    }
-    EXPECT_EQ(next, layout.padded_elements(num_shards));
-    EXPECT_GE(next, layout.num_elements());
-    for (size_t i = 0; i < covered.size(); ++i) {
-      EXPECT_EQ(covered[i], layout.parameters()[i].size);
+      EXPECT_EQ(next, layout.padded_elements(num_shards));
+      EXPECT_GE(next, layout.num_elements());
+      for (size_t i = 0; i < covered.size(); ++i) {
+        EXPECT_EQ(covered[i], layout.parameters()[i].size);
+      }
     }
   }
+}
+
+// The layer of the chunk that a parameter is of: the head's count as the last's, embeddings as the
+// first's.
+int LayerOf(const Parameter& parameter, const ChunkRange& range) {
+  for (int layer = 0; layer < range.num_layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(range.first_layer + layer) + ".";
+    if (parameter.name.starts_with(prefix)) return layer;
+  }
+  return parameter.name.starts_with("model.embed") ? 0 : range.num_layers - 1;
+}
+
+TEST(ChunkLayout, ABucketIsMadeOnceBackwardHasGoneThroughItsLayers) {
+  const ModelConfig config = SmallConfig();
+  for (int num_chunks = 1; num_chunks <= 3; ++num_chunks) {
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      const ChunkRange range = *MakeChunkRange(config, num_chunks, chunk);
+      const ChunkLayout layout(config, range);
+      for (const int num_shards : {1, 3, 40}) {
+        for (const int64_t bucket_size : {1, 700, 1500}) {
+          int before = range.num_layers;
+          const std::vector<Bucket> buckets = layout.Buckets(num_shards, bucket_size);
+          for (const Bucket& bucket : buckets) {
+            EXPECT_LT(bucket.first_layer, before);
+            before = bucket.first_layer;
+            for (const ParameterSlice& slice : layout.SlicesOf(bucket.range)) {
+              EXPECT_GE(LayerOf(layout.parameters()[slice.parameter_index], range),
+                        bucket.first_layer);
+            }
+            if (&bucket == &buckets.back()) continue;
+            EXPECT_GE(bucket.range.count, bucket_size);
+          }
+          EXPECT_EQ(before, 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(ChunkLayout, ALayerMakesABucketWhereItHasTheSize) {
+  const ModelConfig config = SmallConfig();
+  const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
+  const auto first_layers = [&](int64_t bucket_size) {
+    std::vector<int> layers;
+    for (const Bucket& bucket : layout.Buckets(2, bucket_size)) {
+      layers.push_back(bucket.first_layer);
+    }
+    return layers;
+  };
+  EXPECT_THAT(first_layers(0), ElementsAre(0));
+  EXPECT_THAT(first_layers(1), ElementsAre(4, 3, 2, 1, 0));
+  EXPECT_THAT(first_layers(layout.num_elements()), ElementsAre(0));
+  const int64_t layer = Named(layout, "model.layers.1.input_norm.weight").offset -
+                        Named(layout, "model.layers.0.input_norm.weight").offset;
+  // The head counts with the last layer.
+  EXPECT_THAT(first_layers(2 * layer - 128), ElementsAre(3, 1, 0));
 }
 
 // A config of which four tensor ranks can have equal parts.
@@ -246,7 +312,8 @@ TEST(ChunkLayout, SlicesOfTensorRanksCoverEachElementOfTheModelOnce) {
   for (int index = 0; index < 4; ++index) {
     const ChunkLayout layout = LayoutAt(config, {.size = 4, .index = index});
     for (int shard = 0; shard < 3; ++shard) {
-      for (const ParameterSlice& slice : layout.SlicesOf(layout.ShardRange(3, shard))) {
+      const FlatRange range = PartOf({0, layout.padded_elements(3)}, 3, shard);
+      for (const ParameterSlice& slice : layout.SlicesOf(range)) {
         const Parameter& parameter = layout.parameters()[slice.parameter_index];
         if (parameter.replicated && index > 0) continue;
         const ParameterBox& box = parameter.boxes[slice.box_index];

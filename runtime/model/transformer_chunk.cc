@@ -133,6 +133,7 @@ TransformerChunk::TransformerChunk(const ChunkOptions& options, ops::Ops* ops, T
                   .vocab_size = options.config.vocab_size},
       block_(&part_, ops, rows_),
       slot_states_(options.num_slots, SlotState::kFree),
+      layers_left_(options.num_slots),
       num_elements_(ChunkLayout(options.config, options.range, options.tensor).num_elements()) {}
 
 void TransformerChunk::BindParameters(const ChunkParameters& parameters) {
@@ -208,6 +209,7 @@ void TransformerChunk::Forward(int slot, const ChunkLoss& loss) {
   MEGASCALE_CHECK(can_train_);
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kFree);
   slot_states_[slot] = SlotState::kBackward;
+  layers_left_[slot] = options_.range.num_layers;
   const Residual residual =
       ForwardLayers(memory, memory.tokens_N, {options_.micro_batch, options_.seq});
   if (!options_.range.has_head) {
@@ -319,12 +321,16 @@ void TransformerChunk::LossBackward(const SlotMemory& slot, const Matrix& d_logi
   block_.NormBackward(final_norm_, scratch.final_norm, scratch.block.d_norm_RC, slot.gradient_RC);
 }
 
-void TransformerChunk::Backward(int slot) {
+int TransformerChunk::TakeLayers(int slot, int down_to) {
+  MEGASCALE_CHECK(down_to >= 0 && down_to < layers_left_[slot]);
+  return std::exchange(layers_left_[slot], down_to);
+}
+
+void TransformerChunk::Backward(int slot, int down_to) {
   const SlotMemory& memory = SlotAt(slot);
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kBackward);
-  slot_states_[slot] = SlotState::kFree;
   const BatchShape shape{options_.micro_batch, options_.seq};
-  for (size_t i = layers_.size(); i-- > 0;) {
+  for (int i = TakeLayers(slot, down_to); i-- > down_to;) {
     const BlockActivations& layer = memory.layers[i];
     if (options_.recompute != Recompute::kNone) {
       block_.ForwardAgain(options_.recompute, layers_[i], layer, memory_.scratch.block, shape,
@@ -332,7 +338,9 @@ void TransformerChunk::Backward(int slot) {
     }
     block_.Backward(layers_[i], layer, memory_.scratch.block, shape, memory.gradient_RC);
   }
+  if (down_to > 0) return;
   EmbeddingBackward(memory);
+  slot_states_[slot] = SlotState::kFree;
 }
 
 // Until BackwardWeights the gradient of a layer's output lies where the next layer's input lay:
@@ -344,6 +352,7 @@ void TransformerChunk::BackwardInput(int slot) {
   SlotMemory& memory = memory_.slots[slot];
   ChunkScratch& scratch = memory_.scratch;
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kBackward);
+  MEGASCALE_CHECK(layers_left_[slot] == options_.range.num_layers);
   slot_states_[slot] = SlotState::kBackwardWeights;
   const BatchShape shape{options_.micro_batch, options_.seq};
   ops_.Cast(Flat(memory.gradient_RC), Flat(scratch.delta_RC));
@@ -355,15 +364,15 @@ void TransformerChunk::BackwardInput(int slot) {
   EmbeddingBackward(memory);
 }
 
-void TransformerChunk::BackwardWeights(int slot) {
+void TransformerChunk::BackwardWeights(int slot, int down_to) {
   const SlotMemory& memory = SlotAt(slot);
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kBackwardWeights);
-  slot_states_[slot] = SlotState::kFree;
-  for (size_t i = layers_.size(); i-- > 0;) {
+  for (int i = TakeLayers(slot, down_to); i-- > down_to;) {
     const BlockActivations& next = memory.layers[(i + 1) % layers_.size()];
     block_.BackwardWeights(layers_[i], memory.layers[i], memory_.scratch.block,
                            next.input_norm.x_RC);
   }
+  if (down_to == 0) slot_states_[slot] = SlotState::kFree;
 }
 
 void TransformerChunk::EmbeddingBackward(const SlotMemory& slot) {

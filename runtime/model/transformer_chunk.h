@@ -98,7 +98,11 @@ class TransformerChunk {
   // Runs the micro-batch in `slot`, and keeps what Backward needs. `loss` is for the last chunk.
   void Forward(int slot, const ChunkLoss& loss = {});
   // Adds the micro-batch's part to the parameters' gradients. Requires: Forward(slot) before.
-  void Backward(int slot);
+  //
+  // Down to layer `down_to`, counted from 0 in the chunk, and with layer 0 to the embedding's: then
+  // the slot is free. The next call for the slot goes on below; each adds to the gradients of its
+  // layers alone. So does each of BackwardWeights.
+  void Backward(int slot, int down_to = 0);
 
   // Later calls add to these gradients, a flat space as that of ChunkParameters, in place of those
   // before. Of the last chunk, Forward adds as well.
@@ -112,7 +116,7 @@ class TransformerChunk {
   // Determinism: a gradient has the bits that Backward gives it where the calls that add to it come
   // in the same order of micro-batches.
   void BackwardInput(int slot);
-  void BackwardWeights(int slot);
+  void BackwardWeights(int slot, int down_to = 0);
 
   // Forward alone for the first `batch` samples of the slot: fills output, or adds to `*loss_sum`
   // the nats over batch * seq tokens. Requires: the slot is free.
@@ -130,6 +134,9 @@ class TransformerChunk {
   enum class SlotState : uint8_t { kFree, kBackward, kBackwardWeights };
 
   const SlotMemory& SlotAt(int slot) const;
+  // Takes the layers from `down_to` on out of those that the slot's backward has yet to go through,
+  // and returns how many those were.
+  int TakeLayers(int slot, int down_to);
   void BindParameters(const ChunkParameters& parameters);
   void CheckGradients(const Vector& gradients) const;
   void Embed(const Vector& tokens_N, int64_t seq, const Matrix& out_RC);
@@ -152,6 +159,7 @@ class TransformerChunk {
   tensor::Arena arena_;
   ChunkMemory memory_;
   std::vector<SlotState> slot_states_;
+  std::vector<int> layers_left_;  // by slot: that its Backward, or BackwardWeights, has not reached
 
   const int64_t num_elements_;  // of the flat spaces
   bool can_train_ = false;

@@ -121,6 +121,7 @@ struct ReferenceTensor {
 struct Sharding {
   int data = 1;
   int tensor = 1;
+  int64_t bucket_size = 0;
 };
 
 // The shards of the whole model, which step together as the ranks of a stage do.
@@ -129,8 +130,8 @@ class Shards {
   Shards(const job::v1::OptimizerSpec& spec, const Sharding& sharding, ops::Ops* ops) : ops_(*ops) {
     for (int i = 0; i < sharding.data * sharding.tensor; ++i) {
       const model::TensorPlace place = {sharding.tensor, i % sharding.tensor};
-      const OptimizerShard shard = {SmallConfig(), WholeModel(), sharding.data, i / sharding.tensor,
-                                    place};
+      const OptimizerShard shard = {SmallConfig(),       WholeModel(), sharding.data,
+                                    i / sharding.tensor, place,        sharding.bucket_size};
       EXPECT_EQ(shard.part_index(), i);
       EXPECT_EQ(shard.num_parts(), sharding.data * sharding.tensor);
       optimizers_.push_back(*ShardedOptimizer::Create(spec, shard, ops));
@@ -138,12 +139,8 @@ class Shards {
       for (const StateSlice& slice : optimizers_.back()->State()) {
         if (slice.name == kZeroWeights) ops_.FillZero(slice.data);
       }
-      const int64_t count = optimizers_.back()->range().count;
-      const DType accumulation = AccumulationType(ops->compute());
-      arenas_.push_back(*tensor::Arena::Create(tensor::Arena::BytesFor(accumulation, count) +
-                                               tensor::Arena::BytesFor(ops->compute(), count)));
-      gradients_.push_back(arenas_.back().Allocate(accumulation, count));
-      copies_.push_back(arenas_.back().Allocate(ops->compute(), count));
+      gradients_.push_back(Allocate(AccumulationType(ops->compute())));
+      copies_.push_back(Allocate(ops->compute()));
       optimizers_.back()->CopyParametersOut(copies_.back());
     }
   }
@@ -174,7 +171,11 @@ class Shards {
     std::map<std::string, Values> state;
     for (const auto& optimizer : optimizers_) {
       const model::ChunkLayout layout = optimizer->shard().layout();
-      const auto slices = layout.SlicesOf(optimizer->range());
+      std::vector<model::ParameterSlice> slices;
+      for (const model::FlatRange& range : optimizer->ranges()) {
+        const auto of_bucket = layout.SlicesOf(range);
+        slices.insert(slices.end(), of_bucket.begin(), of_bucket.end());
+      }
       const std::vector<StateSlice> parts = optimizer->State();
       EXPECT_EQ(parts.size(), 3 * slices.size());
       for (size_t i = 0; i < parts.size(); ++i) {
@@ -189,17 +190,44 @@ class Shards {
   std::map<std::string, Values> Copies() const { return Gather(copies_); }
 
  private:
-  void Scatter(const std::map<std::string, Values>& gradients, size_t shard) {
-    const model::FlatRange range = optimizers_[shard]->range();
+  // By bucket.
+  using ShardParts = std::vector<Vector>;
+
+  // Of the optimizer made last.
+  ShardParts Allocate(DType dtype) {
+    ShardParts parts;
+    for (const model::FlatRange& range : optimizers_.back()->ranges()) {
+      arenas_.push_back(*tensor::Arena::Create(tensor::Arena::BytesFor(dtype, range.count)));
+      parts.push_back(arenas_.back().Allocate(dtype, range.count));
+    }
+    return parts;
+  }
+
+  // Calls `each` with every slice of a shard, the vector that it is in, and where it begins there.
+  template <typename Each>
+  void ForEachSlice(const ShardParts& parts, size_t shard, const Each& each) const {
     const model::ChunkLayout layout = optimizers_[shard]->shard().layout();
-    for (const model::ParameterSlice& slice : layout.SlicesOf(range)) {
-      const model::Parameter& parameter = layout.parameters()[slice.parameter_index];
-      const model::ParameterBox& box = parameter.boxes[slice.box_index];
-      for (int64_t i = 0; i < slice.count; ++i) {
-        Set(gradients_[shard], parameter.offset + slice.begin + i - range.begin,
-            gradients.at(parameter.name)[GlobalIndex(parameter, box, slice.begin_in_box + i)]);
+    for (size_t bucket = 0; bucket < parts.size(); ++bucket) {
+      const model::FlatRange& range = optimizers_[shard]->ranges()[bucket];
+      for (const model::ParameterSlice& slice : layout.SlicesOf(range)) {
+        const model::Parameter& parameter = layout.parameters()[slice.parameter_index];
+        each(layout, slice, parts[bucket], parameter.offset + slice.begin - range.begin);
       }
     }
+  }
+
+  void Scatter(const std::map<std::string, Values>& gradients, size_t shard) {
+    ForEachSlice(gradients_[shard], shard,
+                 [&](const model::ChunkLayout& layout, const model::ParameterSlice& slice,
+                     const Vector& part, int64_t begin) {
+                   const model::Parameter& parameter = layout.parameters()[slice.parameter_index];
+                   const model::ParameterBox& box = parameter.boxes[slice.box_index];
+                   const Values& values = gradients.at(parameter.name);
+                   for (int64_t i = 0; i < slice.count; ++i) {
+                     Set(part, begin + i,
+                         values[GlobalIndex(parameter, box, slice.begin_in_box + i)]);
+                   }
+                 });
   }
 
   // Puts the elements of `part` from `begin` on, those of `slice`, where the whole tensor has them.
@@ -219,16 +247,15 @@ class Shards {
     }
   }
 
-  std::map<std::string, Values> Gather(const std::vector<Vector>& shards) const {
+  std::map<std::string, Values> Gather(const std::vector<ShardParts>& shards) const {
     std::map<std::string, Values> tensors;
     for (size_t shard = 0; shard < shards.size(); ++shard) {
-      const model::FlatRange range = optimizers_[shard]->range();
-      const model::ChunkLayout layout = optimizers_[shard]->shard().layout();
-      for (const model::ParameterSlice& slice : layout.SlicesOf(range)) {
-        const model::Parameter& parameter = layout.parameters()[slice.parameter_index];
-        Place(layout, slice, shards[shard], parameter.offset + slice.begin - range.begin,
-              &tensors[parameter.name]);
-      }
+      ForEachSlice(shards[shard], shard,
+                   [&](const model::ChunkLayout& layout, const model::ParameterSlice& slice,
+                       const Vector& part, int64_t begin) {
+                     Place(layout, slice, part, begin,
+                           &tensors[layout.parameters()[slice.parameter_index].name]);
+                   });
     }
     return tensors;
   }
@@ -236,7 +263,7 @@ class Shards {
   ops::Ops& ops_;
   std::vector<std::unique_ptr<ShardedOptimizer>> optimizers_;
   std::vector<tensor::Arena> arenas_;
-  std::vector<Vector> gradients_, copies_;
+  std::vector<ShardParts> gradients_, copies_;
 };
 
 class Reference {
@@ -301,8 +328,20 @@ double Rate(int step) { return 0.02 / step; }
 
 void ExpectFollowsTheFormula(const job::v1::OptimizerSpec& spec, ops::Ops* ops,
                              const Tolerance& tolerance) {
-  for (const Sharding sharding : {Sharding{1}, {2}, {3}, {4}, {8}, {1, 2}, {2, 2}, {5, 2}}) {
-    SCOPED_TRACE(testing::Message() << "data " << sharding.data << ", tensor " << sharding.tensor);
+  for (const Sharding sharding : {Sharding{1},
+                                  {2},
+                                  {3},
+                                  {4},
+                                  {8},
+                                  {1, 2},
+                                  {2, 2},
+                                  {5, 2},
+                                  {1, 1, 1},
+                                  {2, 1, 1},
+                                  {3, 2, 1},
+                                  {8, 1, 400}}) {
+    SCOPED_TRACE(testing::Message() << "data " << sharding.data << ", tensor " << sharding.tensor
+                                    << ", buckets of " << sharding.bucket_size);
     Shards shards(spec, sharding, ops);
     Reference reference(spec, shards);
     std::map<std::string, Values> allowed;
@@ -376,7 +415,7 @@ TEST_P(OptimizerReference, FollowsThePublishedFormulaUnderEveryShardingOnTheFast
 TEST_P(OptimizerReference, GivesTheSameBitsAgain) {
   const auto ops = ops::MakeCpuOps(DType::kF32, 2);
   const auto train = [&] {
-    Shards shards(spec(), {3, 2}, ops.get());
+    Shards shards(spec(), {3, 2, 1}, ops.get());
     for (int step = 1; step <= kSteps; ++step) shards.Step(RandomGradients(step), 0.01, step);
     return shards.State();
   };
@@ -398,7 +437,7 @@ TEST_P(OptimizerReference, MovesOnlyTheMomentsAtRateZero) {
 // What decides it is the tensor, not the parts of it that ranks have.
 TEST(LambTest, TheTrustRatioIsOneWhereANormIsZeroAndForBiasesAndNorms) {
   const auto ops = ops::MakeReferenceOps();
-  for (const Sharding sharding : {Sharding{1}, {8}, {1, 2}, {4, 2}}) {
+  for (const Sharding sharding : {Sharding{1}, {8}, {1, 2}, {4, 2}, {4, 2, 1}}) {
     Shards shards(Spec(job::v1::OPTIMIZER_TYPE_LAMB, 0), sharding, ops.get());
     const auto before = shards.State();
     shards.Step(RandomGradients(1), 0.5, 1);

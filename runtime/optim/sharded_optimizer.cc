@@ -24,27 +24,15 @@ using tensor::Vector;
 // For each tensor: of its weights, and of its update.
 constexpr int kSumsPerTensor = 2;
 
-// The state of a shard without its memory: master weights, then first, then second moments.
-std::vector<StateSlice> Describe(const ChunkLayout& layout,
-                                 const std::vector<ParameterSlice>& slices, DType dtype) {
-  std::vector<StateSlice> state;
-  for (const char* prefix : {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."}) {
-    for (const ParameterSlice& slice : slices) {
-      const Parameter& parameter = layout.parameters()[slice.parameter_index];
-      const model::ParameterBox& box = parameter.boxes[slice.box_index];
-      state.push_back({.name = absl::StrCat(prefix, parameter.name),
-                       .shape = parameter.global_shape,
-                       .box_offset = box.offset,
-                       .box_shape = box.shape,
-                       .begin = slice.begin_in_box,
-                       .replica = parameter.replicated ? layout.place().index : 0,
-                       .data = {.data = nullptr, .dtype = dtype, .size = slice.count}});
-    }
-  }
-  return state;
-}
-
 }  // namespace
+
+std::vector<FlatRange> OptimizerShard::ranges() const {
+  std::vector<FlatRange> ranges;
+  for (const model::Bucket& bucket : layout().Buckets(num_shards, bucket_size)) {
+    ranges.push_back(model::PartOf(bucket.range, num_shards, shard_index));
+  }
+  return ranges;
+}
 
 double ClipFactor(double sum_of_squares, double clip_grad) {
   const double norm = std::sqrt(sum_of_squares);
@@ -72,8 +60,10 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
   optimizer->num_trust_sums_ = NumTrustSums(spec, optimizer->layout_);
   ASSIGN_OR_RETURN(optimizer->arena_, Arena::Create(StateBytes(shard, ops->compute())));
   const DType accumulation = AccumulationType(ops->compute());
-  for (Vector* state : {&optimizer->master_, &optimizer->exp_avg_, &optimizer->exp_avg_sq_}) {
-    *state = optimizer->arena_.Allocate(accumulation, optimizer->range_.count);
+  for (auto* state : {&optimizer->master_, &optimizer->exp_avg_, &optimizer->exp_avg_sq_}) {
+    for (const FlatRange& range : optimizer->ranges_) {
+      state->push_back(optimizer->arena_.Allocate(accumulation, range.count));
+    }
   }
   return optimizer;
 }
@@ -81,31 +71,39 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
 ShardedOptimizer::ShardedOptimizer(const OptimizerShard& shard, ops::Ops* ops)
     : shard_(shard),
       layout_(shard.layout()),
-      range_(layout_.ShardRange(shard.num_shards, shard.shard_index)),
-      slices_(layout_.SlicesOf(range_)),
+      ranges_(shard.ranges()),
+      slices_(SlicesOf(layout_, ranges_)),
       ops_(*ops) {}
 
 int64_t ShardedOptimizer::StateBytes(const OptimizerShard& shard, DType compute) {
-  const ChunkLayout layout = shard.layout();
-  const int64_t count = layout.ShardRange(shard.num_shards, shard.shard_index).count;
-  return 3 * static_cast<int64_t>(Arena::BytesFor(AccumulationType(compute), count));
+  int64_t bytes = 0;
+  for (const FlatRange& range : shard.ranges()) {
+    bytes += static_cast<int64_t>(Arena::BytesFor(AccumulationType(compute), range.count));
+  }
+  return 3 * bytes;
 }
 
 void ShardedOptimizer::Initialize(uint64_t seed) {
-  model::InitializeParameters(shard_.config, layout_, seed, range_.begin, master_);
-  ops_.FillZero(exp_avg_);
-  ops_.FillZero(exp_avg_sq_);
+  for (size_t bucket = 0; bucket < ranges_.size(); ++bucket) {
+    model::InitializeParameters(shard_.config, layout_, seed, ranges_[bucket].begin,
+                                master_[bucket]);
+    ops_.FillZero(exp_avg_[bucket]);
+    ops_.FillZero(exp_avg_sq_[bucket]);
+  }
 }
 
-double ShardedOptimizer::SumOfSquares(const Vector& grad) {
-  MEGASCALE_CHECK(grad.size == range_.count);
-  if (shard_.tensor.size == 1) {
-    const int64_t valid =
-        std::clamp<int64_t>(layout_.num_elements() - range_.begin, 0, range_.count);
-    return valid == 0 ? 0 : ops_.SumOfSquares({grad.data, grad.dtype, valid});
-  }
+double ShardedOptimizer::SumOfSquares(absl::Span<const Vector> grad) {
+  MEGASCALE_CHECK(IsOfShard(grad));
   double sum = 0;
-  for (const ParameterSlice& slice : slices_) {
+  if (shard_.tensor.size == 1) {
+    const FlatRange all = {0, layout_.num_elements()};
+    for (size_t bucket = 0; bucket < ranges_.size(); ++bucket) {
+      const int64_t valid = model::Overlap(ranges_[bucket], all).count;
+      if (valid > 0) sum += ops_.SumOfSquares({grad[bucket].data, grad[bucket].dtype, valid});
+    }
+    return sum;
+  }
+  for (const Slice& slice : slices_) {
     if (CountsElsewhere(ParameterOf(slice))) continue;
     sum += ops_.SumOfSquares(Part(grad, slice));
   }
@@ -116,15 +114,53 @@ const Parameter& ShardedOptimizer::ParameterOf(const ParameterSlice& slice) cons
   return layout_.parameters()[slice.parameter_index];
 }
 
-Vector ShardedOptimizer::Part(const Vector& shard, const ParameterSlice& slice) const {
-  if (!shard) return shard;
-  const int64_t begin = ParameterOf(slice).offset + slice.begin - range_.begin;
-  MEGASCALE_CHECK(begin >= 0 && begin + slice.count <= shard.size);
-  return {shard.as<char>() + begin * static_cast<int64_t>(SizeOf(shard.dtype)), shard.dtype,
+std::vector<ShardedOptimizer::Slice> ShardedOptimizer::SlicesOf(
+    const ChunkLayout& layout, const std::vector<FlatRange>& ranges) {
+  std::vector<Slice> slices;
+  for (size_t bucket = 0; bucket < ranges.size(); ++bucket) {
+    for (const ParameterSlice& slice : layout.SlicesOf(ranges[bucket])) {
+      slices.push_back({slice, bucket});
+    }
+  }
+  return slices;
+}
+
+// The state of a shard without its memory: master weights, then first, then second moments.
+std::vector<StateSlice> ShardedOptimizer::Describe(const ChunkLayout& layout,
+                                                   const std::vector<Slice>& slices, DType dtype) {
+  std::vector<StateSlice> state;
+  for (const char* prefix : {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."}) {
+    for (const Slice& slice : slices) {
+      const Parameter& parameter = layout.parameters()[slice.parameter_index];
+      const model::ParameterBox& box = parameter.boxes[slice.box_index];
+      state.push_back({.name = absl::StrCat(prefix, parameter.name),
+                       .shape = parameter.global_shape,
+                       .box_offset = box.offset,
+                       .box_shape = box.shape,
+                       .begin = slice.begin_in_box,
+                       .replica = parameter.replicated ? layout.place().index : 0,
+                       .data = {.data = nullptr, .dtype = dtype, .size = slice.count}});
+    }
+  }
+  return state;
+}
+
+bool ShardedOptimizer::IsOfShard(absl::Span<const Vector> vectors) const {
+  return std::equal(
+      vectors.begin(), vectors.end(), ranges_.begin(), ranges_.end(),
+      [](const Vector& vector, const FlatRange& range) { return vector.size == range.count; });
+}
+
+Vector ShardedOptimizer::Part(absl::Span<const Vector> shard, const Slice& slice) const {
+  if (shard.empty()) return {};
+  const Vector& part = shard[slice.bucket];
+  const int64_t begin = ParameterOf(slice).offset + slice.begin - ranges_[slice.bucket].begin;
+  MEGASCALE_CHECK(begin >= 0 && begin + slice.count <= part.size);
+  return {part.as<char>() + begin * static_cast<int64_t>(SizeOf(part.dtype)), part.dtype,
           slice.count};
 }
 
-ops::AdamWArgs ShardedOptimizer::ArgsOf(const StepArgs& args, const ParameterSlice& slice) const {
+ops::AdamWArgs ShardedOptimizer::ArgsOf(const StepArgs& args, const Slice& slice) const {
   return {.master = Part(master_, slice),
           .exp_avg = Part(exp_avg_, slice),
           .exp_avg_sq = Part(exp_avg_sq_, slice),
@@ -140,8 +176,8 @@ ops::AdamWArgs ShardedOptimizer::ArgsOf(const StepArgs& args, const ParameterSli
 }
 
 void ShardedOptimizer::CheckArgs(const StepArgs& args) const {
-  MEGASCALE_CHECK(args.grad.size == range_.count);
-  MEGASCALE_CHECK(!args.compute_copy || args.compute_copy.size == range_.count);
+  MEGASCALE_CHECK(IsOfShard(args.grad));
+  MEGASCALE_CHECK(args.compute_copy.empty() || IsOfShard(args.compute_copy));
   MEGASCALE_CHECK(args.step >= 1);
 }
 
@@ -150,7 +186,7 @@ void ShardedOptimizer::MakeUpdate(const StepArgs& args, absl::Span<double> sums)
   MEGASCALE_CHECK(num_trust_sums_ > 0);
   MEGASCALE_CHECK(sums.size() == static_cast<size_t>(num_trust_sums_));
   std::fill(sums.begin(), sums.end(), 0.0);
-  for (const ParameterSlice& slice : slices_) {
+  for (const Slice& slice : slices_) {
     ops::AdamWArgs update = ArgsOf(args, slice);
     update.update = update.grad;
     ops_.AdamW(update);
@@ -179,7 +215,7 @@ void ShardedOptimizer::Step(const StepArgs& args) {
   MEGASCALE_CHECK(args.trust_sums.size() ==
                   static_cast<size_t>(shard_.num_parts()) * num_trust_sums_);
   if (num_trust_sums_ == 0) {
-    for (const ParameterSlice& slice : slices_) {
+    for (const Slice& slice : slices_) {
       ops::AdamWArgs step = ArgsOf(args, slice);
       step.compute_copy = Part(args.compute_copy, slice);
       ops_.AdamW(step);
@@ -188,31 +224,32 @@ void ShardedOptimizer::Step(const StepArgs& args) {
   }
   MEGASCALE_CHECK(updated_step_ == args.step);
   updated_step_ = 0;
-  for (const ParameterSlice& slice : slices_) {
+  for (const Slice& slice : slices_) {
     const double ratio = TrustRatio(args.trust_sums, slice.parameter_index);
     ops_.AddScaled(-args.lr * ratio, Part(args.grad, slice), Part(master_, slice));
   }
-  if (args.compute_copy) CopyParametersOut(args.compute_copy);
+  if (!args.compute_copy.empty()) CopyParametersOut(args.compute_copy);
 }
 
-void ShardedOptimizer::CopyParametersOut(const Vector& compute_copy) {
-  MEGASCALE_CHECK(compute_copy.size == range_.count);
-  ops_.Cast(master_, compute_copy);
+void ShardedOptimizer::CopyParametersOut(absl::Span<const Vector> compute_copy) {
+  MEGASCALE_CHECK(IsOfShard(compute_copy));
+  for (size_t bucket = 0; bucket < ranges_.size(); ++bucket) {
+    ops_.Cast(master_[bucket], compute_copy[bucket]);
+  }
 }
 
 std::vector<StateSlice> ShardedOptimizer::StateLayout(const OptimizerShard& shard, DType compute) {
   const ChunkLayout layout = shard.layout();
-  const FlatRange range = layout.ShardRange(shard.num_shards, shard.shard_index);
-  return Describe(layout, layout.SlicesOf(range), tensor::AccumulationType(compute));
+  return Describe(layout, SlicesOf(layout, shard.ranges()), tensor::AccumulationType(compute));
 }
 
 std::vector<StateSlice> ShardedOptimizer::State() const {
   std::vector<StateSlice> state =
       Describe(layout_, slices_, tensor::AccumulationType(ops_.compute()));
-  const Vector* kinds[] = {&master_, &exp_avg_, &exp_avg_sq_};
+  const std::vector<Vector>* kinds[] = {&master_, &exp_avg_, &exp_avg_sq_};
   size_t next = 0;
-  for (const Vector* kind : kinds) {
-    for (const ParameterSlice& slice : slices_) {
+  for (const std::vector<Vector>* kind : kinds) {
+    for (const Slice& slice : slices_) {
       state[next++].data = Part(*kind, slice);
     }
   }

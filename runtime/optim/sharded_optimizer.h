@@ -1,9 +1,10 @@
 // AdamW or LAMB over one data-parallel rank's shard of a chunk's flat parameter space: it owns that
-// shard of the master weights and of both moments, in the accumulation type F. Of a chunk that
-// tensor ranks hold together each shards its own part; what they have copies of counts once in
+// shard of the master weights and of both moments, in the accumulation type F. A shard is a part of
+// each of the chunk's buckets: what is of a shard is a vector for each bucket, [part]. Of a chunk
+// that tensor ranks hold together each shards its own part; what they have copies of counts once in
 // sums, at the first of them.
 //
-//   reduce-scatter gradients -> grad (the shard's range)
+//   reduce-scatter gradients, bucket by bucket -> grad (the shard's ranges)
 //   all-reduce optimizer->SumOfSquares(grad) -> sum
 //   StepArgs step = {.grad = grad, .compute_copy = weights, .clip_factor = ClipFactor(sum, clip)};
 //   if (optimizer->num_trust_sums() > 0) {  // LAMB
@@ -24,9 +25,10 @@
 // adaptation follows) and Apex's FusedLAMB (no ratio without decay).
 //
 // Threads: one at a time, that of `ops`. Determinism: with AdamW each element's update depends on
-// that element alone, so that the number of shards does not change a bit of it. LAMB's norms are
-// sums in fp64 over each shard, added in shard order: the same bits for the same numbers of shards
-// and of tensor ranks, and rounded otherwise for others.
+// that element alone, so that neither shards nor buckets change a bit of it. LAMB's norms, and the
+// sum of squares by which gradients are clipped, are sums in fp64 over each shard, added in shard
+// order: the same bits for the same buckets and numbers of shards and of tensor ranks, and rounded
+// otherwise for others.
 // Sources: Loshchilov and Hutter, 2019, algorithm 2; You et al., 2020, algorithm 2.
 #pragma once
 
@@ -64,9 +66,12 @@ struct OptimizerShard {
   int num_shards = 1;  // the data-parallel size
   int shard_index = 0;
   model::TensorPlace tensor = {};
+  int64_t bucket_size = 0;  // as of ChunkLayout::Buckets
 
   // What the tensor rank has of the chunk.
   model::ChunkLayout layout() const { return {config, range, tensor}; }
+  // The shard's part of each bucket of the flat parameter space.
+  std::vector<model::FlatRange> ranges() const;
   // Everything that the chunk's state is cut into, and which of it this is: tensor ranks of a shard
   // are neighbours.
   int num_parts() const { return num_shards * tensor.size; }
@@ -74,8 +79,10 @@ struct OptimizerShard {
 };
 
 struct StepArgs {
-  tensor::Vector grad;          // [shard] F: the mean over the global batch, before clipping
-  tensor::Vector compute_copy;  // [shard] compute: receives the new weights, rounded; or none
+  // By bucket: [part] F: the mean over the global batch, before clipping.
+  absl::Span<const tensor::Vector> grad;
+  // By bucket: [part] compute: receives the new weights, rounded; or none at all.
+  absl::Span<const tensor::Vector> compute_copy;
   double clip_factor = 1.0;
   double lr = 0;
   int64_t step = 1;  // from 1
@@ -111,12 +118,12 @@ class ShardedOptimizer {
   void Initialize(uint64_t seed);
 
   const OptimizerShard& shard() const { return shard_; }
-  // The shard's range of the flat parameter space; it may end in padding.
-  const model::FlatRange& range() const { return range_; }
+  // As shard().ranges(); the first may end in padding.
+  const std::vector<model::FlatRange>& ranges() const { return ranges_; }
 
   // Of the shard's gradients without padding, in fp64, and without those that another tensor rank
-  // counts. grad: [shard] F.
-  double SumOfSquares(const tensor::Vector& grad);
+  // counts. grad: by bucket, [part] F.
+  double SumOfSquares(absl::Span<const tensor::Vector> grad);
 
   // See NumTrustSums.
   int num_trust_sums() const { return num_trust_sums_; }
@@ -132,8 +139,8 @@ class ShardedOptimizer {
   // Updates state and compute_copy; padding of the state is left alone.
   void Step(const StepArgs& args);
 
-  // Overwrites `compute_copy` [shard] with the master weights, rounded: after a restore.
-  void CopyParametersOut(const tensor::Vector& compute_copy);
+  // Overwrites `compute_copy`, by bucket, with the master weights, rounded: after a restore.
+  void CopyParametersOut(absl::Span<const tensor::Vector> compute_copy);
 
   // What State() will list, without memory behind it: for laying out checkpoints.
   static std::vector<StateSlice> StateLayout(const OptimizerShard& shard, tensor::DType compute);
@@ -145,11 +152,21 @@ class ShardedOptimizer {
  private:
   ShardedOptimizer(const OptimizerShard& shard, ops::Ops* ops);
 
-  // The elements of `slice` in a vector [shard]; none of none.
-  tensor::Vector Part(const tensor::Vector& shard, const model::ParameterSlice& slice) const;
+  // What lies in the shard's part of one bucket of one box of a parameter.
+  struct Slice : model::ParameterSlice {
+    size_t bucket = 0;
+  };
+  static std::vector<Slice> SlicesOf(const model::ChunkLayout& layout,
+                                     const std::vector<model::FlatRange>& ranges);
+  static std::vector<StateSlice> Describe(const model::ChunkLayout& layout,
+                                          const std::vector<Slice>& slices, tensor::DType dtype);
+
+  // The elements of `slice` in what is of a shard; none of none.
+  tensor::Vector Part(absl::Span<const tensor::Vector> shard, const Slice& slice) const;
   const model::Parameter& ParameterOf(const model::ParameterSlice& slice) const;
   // What AdamW and MakeUpdate have in common.
-  ops::AdamWArgs ArgsOf(const StepArgs& args, const model::ParameterSlice& slice) const;
+  ops::AdamWArgs ArgsOf(const StepArgs& args, const Slice& slice) const;
+  bool IsOfShard(absl::Span<const tensor::Vector> vectors) const;
   void CheckArgs(const StepArgs& args) const;
   // Whether another tensor rank counts this tensor in sums.
   bool CountsElsewhere(const model::Parameter& parameter) const {
@@ -159,14 +176,14 @@ class ShardedOptimizer {
 
   const OptimizerShard shard_;
   const model::ChunkLayout layout_;
-  const model::FlatRange range_;
-  const std::vector<model::ParameterSlice> slices_;
+  const std::vector<model::FlatRange> ranges_;
+  const std::vector<Slice> slices_;
   ops::Ops& ops_;
   double beta1_ = 0, beta2_ = 0, eps_ = 0, weight_decay_ = 0;
   int num_trust_sums_ = 0;
   int64_t updated_step_ = 0;  // whose update MakeUpdate left in the gradient; 0: none
   tensor::Arena arena_;
-  tensor::Vector master_, exp_avg_, exp_avg_sq_;  // [shard] F
+  std::vector<tensor::Vector> master_, exp_avg_, exp_avg_sq_;  // by bucket: [part] F
 };
 
 }  // namespace megascale::optim

@@ -32,9 +32,13 @@ model::ModelConfig SmallConfig() {
   return config;
 }
 
-OptimizerShard OptionsOf(int num_shards, int shard_index) {
+OptimizerShard OptionsOf(int num_shards, int shard_index, int64_t bucket_size = 0) {
   const model::ModelConfig config = SmallConfig();
-  return {config, *model::MakeChunkRange(config, 1, 0), num_shards, shard_index};
+  return {.config = config,
+          .range = *model::MakeChunkRange(config, 1, 0),
+          .num_shards = num_shards,
+          .shard_index = shard_index,
+          .bucket_size = bucket_size};
 }
 
 job::v1::OptimizerSpec Spec() {
@@ -56,7 +60,7 @@ float Gradient(int64_t index, int step) {
 
 struct Trained {
   NamedValues state;
-  std::vector<double> weights;  // the compute copies, shards one behind the other, no padding
+  NamedValues weights;  // the compute copies
 };
 
 template <typename T>
@@ -75,97 +79,150 @@ double Element(const Vector& vector, int64_t i) {
   }
 }
 
-void FillGradients(const Vector& grad, const model::FlatRange& range, int step) {
-  for (int64_t i = 0; i < range.count; ++i) {
-    if (grad.dtype == DType::kF64) {
-      grad.as<double>()[i] = Gradient(range.begin + i, step);
-    } else {
-      grad.as<float>()[i] = Gradient(range.begin + i, step);
-    }
+void Set(const Vector& vector, int64_t i, double value) {
+  if (vector.dtype == DType::kF64) {
+    vector.as<double>()[i] = value;
+  } else {
+    vector.as<float>()[i] = static_cast<float>(value);
   }
 }
 
-Trained Train(ops::Ops* ops, int num_shards) {
+void FillGradients(const Vector& grad, const model::FlatRange& range, int step) {
+  for (int64_t i = 0; i < range.count; ++i) Set(grad, i, Gradient(range.begin + i, step));
+}
+
+// What is of a shard, in one row, with memory of its own.
+struct ShardMemory {
+  ShardMemory(const std::vector<model::FlatRange>& ranges, DType dtype) {
+    size_t bytes = 0;
+    for (const model::FlatRange& range : ranges) {
+      bytes += tensor::Arena::BytesFor(dtype, range.count);
+    }
+    arena = *tensor::Arena::Create(bytes);
+    for (const model::FlatRange& range : ranges) {
+      parts.push_back(arena.Allocate(dtype, range.count));
+    }
+  }
+  tensor::Arena arena;
+  std::vector<Vector> parts;
+};
+
+// The elements of `vector`, which begins with that of the whole tensor at `begin`.
+void Put(const Vector& vector, int64_t begin, std::vector<double>* tensor) {
+  const auto end = static_cast<size_t>(begin + vector.size);
+  if (tensor->size() < end) tensor->resize(end, std::nan(""));
+  for (int64_t i = 0; i < vector.size; ++i) {
+    double& element = (*tensor)[static_cast<size_t>(begin + i)];
+    EXPECT_TRUE(std::isnan(element)) << "two shards have it";
+    element = Element(vector, i);
+  }
+}
+
+Trained Train(ops::Ops* ops, int num_shards, int64_t bucket_size) {
   Trained trained;
   for (int shard = 0; shard < num_shards; ++shard) {
-    auto optimizer = *ShardedOptimizer::Create(Spec(), OptionsOf(num_shards, shard), ops);
+    auto optimizer =
+        *ShardedOptimizer::Create(Spec(), OptionsOf(num_shards, shard, bucket_size), ops);
     optimizer->Initialize(kSeed);
-    const int64_t count = optimizer->range().count;
-    const DType accumulation = AccumulationType(ops->compute());
-    auto arena = *tensor::Arena::Create(tensor::Arena::BytesFor(accumulation, count) +
-                                        tensor::Arena::BytesFor(ops->compute(), count));
-    const Vector grad = arena.Allocate(accumulation, count);
-    const Vector weights = arena.Allocate(ops->compute(), count);
+    const ShardMemory grad(optimizer->ranges(), AccumulationType(ops->compute()));
+    const ShardMemory weights(optimizer->ranges(), ops->compute());
     for (int step = 1; step <= kSteps; ++step) {
-      FillGradients(grad, optimizer->range(), step);
-      optimizer->Step({.grad = grad,
-                       .compute_copy = weights,
+      for (size_t bucket = 0; bucket < grad.parts.size(); ++bucket) {
+        FillGradients(grad.parts[bucket], optimizer->ranges()[bucket], step);
+      }
+      optimizer->Step({.grad = grad.parts,
+                       .compute_copy = weights.parts,
                        .clip_factor = kClip,
                        .lr = Rate(step),
                        .step = step});
     }
-    int64_t valid = 0;
     for (const StateSlice& slice : optimizer->State()) {
-      std::vector<double>& values = trained.state[slice.name];
-      EXPECT_EQ(static_cast<int64_t>(values.size()), slice.begin) << slice.name;
-      for (int64_t i = 0; i < slice.data.size; ++i) values.push_back(Element(slice.data, i));
-      if (slice.name.find("optimizer.") == std::string::npos) valid += slice.data.size;
+      Put(slice.data, slice.begin, &trained.state[slice.name]);
     }
-    for (int64_t i = 0; i < valid; ++i) trained.weights.push_back(Element(weights, i));
+    const model::ChunkLayout layout = optimizer->shard().layout();
+    for (size_t bucket = 0; bucket < weights.parts.size(); ++bucket) {
+      const model::FlatRange& range = optimizer->ranges()[bucket];
+      for (const model::ParameterSlice& slice : layout.SlicesOf(range)) {
+        const model::Parameter& parameter = layout.parameters()[slice.parameter_index];
+        const int64_t begin = parameter.offset + slice.begin - range.begin;
+        const Vector& part = weights.parts[bucket];
+        Put({part.as<char>() + begin * static_cast<int64_t>(SizeOf(part.dtype)), part.dtype,
+             slice.count},
+            slice.begin, &trained.weights[parameter.name]);
+      }
+    }
   }
   return trained;
 }
 
-void ExpectShardsMakeNoDifference(ops::Ops* ops) {
-  const Trained whole = Train(ops, 1);
-  for (const int num_shards : {2, 3, 50}) {
-    const Trained sharded = Train(ops, num_shards);
-    EXPECT_EQ(sharded.state, whole.state) << num_shards;
-    EXPECT_EQ(sharded.weights, whole.weights) << num_shards;
+void ExpectShardsAndBucketsMakeNoDifference(ops::Ops* ops) {
+  const Trained whole = Train(ops, 1, 0);
+  for (const int num_shards : {1, 2, 3, 50}) {
+    for (const int64_t bucket_size : {0, 1, 500, 900}) {
+      const Trained sharded = Train(ops, num_shards, bucket_size);
+      EXPECT_EQ(sharded.state, whole.state) << num_shards << ", " << bucket_size;
+      EXPECT_EQ(sharded.weights, whole.weights) << num_shards << ", " << bucket_size;
+    }
   }
 }
 
 TEST(ShardedOptimizer, ShardsTogetherEqualTheWholeBitForBit) {
-  ExpectShardsMakeNoDifference(ops::MakeReferenceOps().get());
+  ExpectShardsAndBucketsMakeNoDifference(ops::MakeReferenceOps().get());
 }
 
 TEST(ShardedOptimizer, ShardsTogetherEqualTheWholeBitForBitOnTheFastCpuOperators) {
-  ExpectShardsMakeNoDifference(ops::MakeCpuOps(DType::kF32, 1).get());
-  ExpectShardsMakeNoDifference(ops::MakeCpuOps(DType::kF32, 2).get());
-  ExpectShardsMakeNoDifference(ops::MakeCpuOps(DType::kBF16, 1).get());
+  ExpectShardsAndBucketsMakeNoDifference(ops::MakeCpuOps(DType::kF32, 1).get());
+  ExpectShardsAndBucketsMakeNoDifference(ops::MakeCpuOps(DType::kF32, 2).get());
+  ExpectShardsAndBucketsMakeNoDifference(ops::MakeCpuOps(DType::kBF16, 1).get());
 }
 
 TEST(ShardedOptimizer, SumOfSquaresLeavesPaddingOut) {
   const auto ops = ops::MakeReferenceOps();
-  double total = 0;
-  int64_t elements = 0;
-  for (int shard = 0; shard < 50; ++shard) {
-    auto optimizer = *ShardedOptimizer::Create(Spec(), OptionsOf(50, shard), ops.get());
-    std::vector<double> grad(optimizer->range().count, 2.0);
-    total += optimizer->SumOfSquares({grad.data(), DType::kF64, optimizer->range().count});
-    for (const StateSlice& slice : optimizer->State()) elements += slice.data.size;
+  for (const int64_t bucket_size : {0, 1}) {
+    double total = 0;
+    int64_t elements = 0;
+    for (int shard = 0; shard < 50; ++shard) {
+      auto optimizer =
+          *ShardedOptimizer::Create(Spec(), OptionsOf(50, shard, bucket_size), ops.get());
+      const ShardMemory grad(optimizer->ranges(), DType::kF64);
+      for (const Vector& part : grad.parts) {
+        for (int64_t i = 0; i < part.size; ++i) Set(part, i, 2.0);
+      }
+      total += optimizer->SumOfSquares(grad.parts);
+      for (const StateSlice& slice : optimizer->State()) elements += slice.data.size;
+    }
+    EXPECT_EQ(total, 4.0 * elements / 3);
   }
-  EXPECT_EQ(total, 4.0 * elements / 3);
 }
 
-void ExpectRestoredStateGoesOn(const job::v1::OptimizerSpec& spec) {
+void ExpectRestoredStateGoesOn(const job::v1::OptimizerSpec& spec, int64_t bucket_size) {
   const auto ops = ops::MakeReferenceOps();
-  auto original = *ShardedOptimizer::Create(spec, OptionsOf(1, 0), ops.get());
-  auto restored = *ShardedOptimizer::Create(spec, OptionsOf(1, 0), ops.get());
+  const OptimizerShard shard = OptionsOf(1, 0, bucket_size);
+  auto original = *ShardedOptimizer::Create(spec, shard, ops.get());
+  auto restored = *ShardedOptimizer::Create(spec, shard, ops.get());
   original->Initialize(kSeed);
-  const int64_t count = original->range().count;
-  std::vector<double> grad(count), weights(count), restored_weights(count);
-  const Vector grad_view{grad.data(), DType::kF64, count};
+  const ShardMemory grad(original->ranges(), DType::kF64);
+  const ShardMemory weights(original->ranges(), DType::kF64);
+  const ShardMemory restored_weights(original->ranges(), DType::kF64);
   std::vector<double> sums(original->num_trust_sums());
-  const auto step = [&](ShardedOptimizer& optimizer, std::vector<double>& copy, int number) {
-    FillGradients(grad_view, optimizer.range(), number);
-    const StepArgs args = {.grad = grad_view,
-                           .compute_copy = {copy.data(), DType::kF64, count},
+  const auto step = [&](ShardedOptimizer& optimizer, const ShardMemory& copy, int number) {
+    for (size_t bucket = 0; bucket < grad.parts.size(); ++bucket) {
+      FillGradients(grad.parts[bucket], optimizer.ranges()[bucket], number);
+    }
+    const StepArgs args = {.grad = grad.parts,
+                           .compute_copy = copy.parts,
                            .lr = 0.01,
                            .step = number,
                            .trust_sums = sums};
     if (!sums.empty()) optimizer.MakeUpdate(args, absl::MakeSpan(sums));
     optimizer.Step(args);
+  };
+  const auto expect_same_weights = [&] {
+    for (size_t bucket = 0; bucket < weights.parts.size(); ++bucket) {
+      const Vector& part = weights.parts[bucket];
+      const Vector& other = restored_weights.parts[bucket];
+      EXPECT_EQ(std::memcmp(part.data, other.data, part.size * sizeof(double)), 0) << bucket;
+    }
   };
   step(*original, weights, 1);
 
@@ -176,19 +233,22 @@ void ExpectRestoredStateGoesOn(const job::v1::OptimizerSpec& spec) {
     ASSERT_EQ(from[i].name, to[i].name);
     std::memcpy(to[i].data.data, from[i].data.data, from[i].data.size * sizeof(double));
   }
-  restored->CopyParametersOut({restored_weights.data(), DType::kF64, count});
-  EXPECT_EQ(restored_weights, weights);
+  restored->CopyParametersOut(restored_weights.parts);
+  expect_same_weights();
 
   step(*original, weights, 2);
   step(*restored, restored_weights, 2);
-  EXPECT_EQ(restored_weights, weights);
+  expect_same_weights();
 }
 
 TEST(ShardedOptimizer, RestoredStateGoesOnWithTheSameBits) {
   job::v1::OptimizerSpec spec = Spec();
-  ExpectRestoredStateGoesOn(spec);
-  spec.set_type(job::v1::OPTIMIZER_TYPE_LAMB);
-  ExpectRestoredStateGoesOn(spec);
+  for (const int64_t bucket_size : {0, 1}) {
+    spec.set_type(job::v1::OPTIMIZER_TYPE_ADAMW);
+    ExpectRestoredStateGoesOn(spec, bucket_size);
+    spec.set_type(job::v1::OPTIMIZER_TYPE_LAMB);
+    ExpectRestoredStateGoesOn(spec, bucket_size);
+  }
 }
 
 TEST(ClipFactor, ScalesOnlyNormsAboveTheLimit) {

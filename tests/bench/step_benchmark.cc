@@ -89,7 +89,7 @@ class Trainer {
     spec.set_weight_decay(0.1);
     optimizer_ = *optim::ShardedOptimizer::Create(spec, {.config = config, .range = range}, &ops_);
     optimizer_->Initialize(/*seed=*/1);
-    optimizer_->CopyParametersOut(weights_);
+    optimizer_->CopyParametersOut({&weights_, 1});
     std::mt19937 random(1);
     for (int64_t i = 0; i < tokens_; ++i) {
       chunk_->tokens(0).as<int32_t>()[i] = static_cast<int32_t>(random() % options.vocab_size);
@@ -103,9 +103,9 @@ class Trainer {
     ops_.FillZero(gradients_);
     chunk_->Forward(0, {.gradient_scale = 1.0 / static_cast<double>(tokens_), .sum = &loss});
     chunk_->Backward(0);
-    const double squares = optimizer_->SumOfSquares(gradients_);
-    optimizer_->Step({.grad = gradients_,
-                      .compute_copy = weights_,
+    const double squares = optimizer_->SumOfSquares({&gradients_, 1});
+    optimizer_->Step({.grad = {&gradients_, 1},
+                      .compute_copy = {&weights_, 1},
                       .clip_factor = optim::ClipFactor(squares, 1.0),
                       .lr = 3e-4,
                       .step = ++step_});

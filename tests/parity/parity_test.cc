@@ -32,6 +32,7 @@ struct Layout {
   int micro_batch_size = 2;
   int tensor = 1;
   int zero_stage = 1;
+  int64_t bucket_size = 0;  // 0: the default, one bucket of all here; 1: one of each layer
 };
 
 // Of 8 layers and 16 samples a step.
@@ -89,13 +90,28 @@ const Layout kLayouts[] = {
      .schedule = kInterleaved,
      .tensor = 2,
      .zero_stage = 2},
+    {.data = 2, .bucket_size = 1},
+    {.data = 4, .bucket_size = 8000},
+    {.data = 2, .pipeline = 2, .micro_batch_size = 1, .bucket_size = 1},
+    {.data = 2, .pipeline = 2, .schedule = kZeroBubble, .bucket_size = 1},
+    {.data = 2, .pipeline = 2, .virtual_stages = 2, .schedule = kInterleaved, .bucket_size = 1},
+    {.data = 2, .pipeline = 2, .tensor = 2, .bucket_size = 1},
+    {.data = 4, .zero_stage = 2, .bucket_size = 8000},
+    {.data = 2, .pipeline = 2, .schedule = kZeroBubble, .zero_stage = 2, .bucket_size = 1},
+    {.data = 2,
+     .pipeline = 2,
+     .virtual_stages = 2,
+     .schedule = kInterleaved,
+     .tensor = 2,
+     .zero_stage = 2,
+     .bucket_size = 1},
 };
 
 std::string Describe(const Layout& layout) {
   return absl::StrCat("data ", layout.data, ", pipeline ", layout.pipeline, ", virtual stages ",
                       layout.virtual_stages, ", ", job::v1::PipelineSchedule_Name(layout.schedule),
                       ", micro-batches of ", layout.micro_batch_size, ", tensor ", layout.tensor,
-                      ", ZeRO stage ", layout.zero_stage);
+                      ", ZeRO stage ", layout.zero_stage, ", buckets of ", layout.bucket_size);
 }
 
 struct Model {
@@ -127,6 +143,7 @@ JobSpec JobOf(const Model& model, const Layout& layout, job::v1::Precision preci
   spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(layout.virtual_stages);
   spec.mutable_parallel()->set_pipeline_schedule(layout.schedule);
   spec.mutable_parallel()->set_zero_stage(layout.zero_stage);
+  spec.mutable_parallel()->set_ddp_bucket_size(layout.bucket_size);
   const auto resolved = job::ResolveJobSpec(spec);
   EXPECT_TRUE(resolved.ok()) << resolved.status();
   return resolved.value_or(spec);
@@ -250,6 +267,37 @@ TEST_P(ParityTest, ZeroStagesOfOneMicrobatchHaveTheSameBits) {
   }
 }
 
+// An element is reduced by the same additions, whichever shard it is in. The norm is not: it is
+// rounded as the shards are cut, and nothing is clipped here.
+TEST_P(ParityTest, BucketsHaveTheSameBits) {
+  for (Layout layout : {Layout{.data = 2}, Layout{.data = 4, .zero_stage = 2},
+                        Layout{.data = 2, .pipeline = 2, .schedule = kZeroBubble},
+                        Layout{.data = 2, .pipeline = 2, .tensor = 2, .zero_stage = 2},
+                        Layout{.data = 2,
+                        .pipeline = 2,
+                        .virtual_stages = 2,
+                        .schedule = kInterleaved,
+                        .tensor = 2}}) {
+    SCOPED_TRACE(Describe(layout));
+    const auto run = [&](int64_t bucket_size) {
+      layout.bucket_size = bucket_size;
+      JobSpec spec = JobOf(GetParam(), layout, job::v1::PRECISION_FP32, 5);
+      spec.mutable_optimizer()->set_clip_grad(0);
+      return RunJob(RunOptions(spec));
+    };
+    const RunResult expected = run(0);
+    const std::vector<double> norms = GradientNorms(expected);
+    for (const int64_t bucket_size : {1, 5000}) {
+      const RunResult result = run(bucket_size);
+      EXPECT_EQ(result.digest, expected.digest) << bucket_size;
+      EXPECT_EQ(Losses(result), Losses(expected)) << bucket_size;
+      for (size_t i = 0; i < norms.size(); ++i) {
+        EXPECT_NEAR(GradientNorms(result)[i], norms[i], 1e-12 * norms[i]) << i;
+      }
+    }
+  }
+}
+
 // The output matrix is the embedding matrix, whose gradient both ends of the model add to.
 TEST(LayoutTest, SchedulesOfOneStageHaveTheSameBitsWithTiedEmbeddings) {
   const auto digest = [&](job::v1::PipelineSchedule schedule) {
@@ -260,6 +308,18 @@ TEST(LayoutTest, SchedulesOfOneStageHaveTheSameBitsWithTiedEmbeddings) {
   const std::string expected = digest(k1F1B);
   EXPECT_EQ(digest(kGPipe), expected);
   EXPECT_EQ(digest(kZeroBubble), expected);
+}
+
+// Its gradient is whole with the last bucket, though the head makes the first part of it.
+TEST(LayoutTest, BucketsHaveTheSameBitsWithTiedEmbeddings) {
+  const auto digest = [&](int64_t bucket_size) {
+    JobSpec spec =
+        JobOf(kModels[0], {.data = 2, .bucket_size = bucket_size}, job::v1::PRECISION_FP32, 3);
+    spec.mutable_model()->set_tie_word_embeddings(true);
+    spec.mutable_optimizer()->set_clip_grad(0);
+    return RunJob(RunOptions(spec)).digest;
+  };
+  EXPECT_EQ(digest(1), digest(0));
 }
 
 TEST_P(ParityTest, RecomputationHasTheSameBits) {
@@ -292,8 +352,13 @@ TEST_P(ParityTest, ACheckpointOfOneLayoutGoesOnUnderAnother) {
       {.tensor = 2},
       {.tensor = 4},
       {.data = 2, .pipeline = 3, .tensor = 2},
-
-      {.data = 2, .pipeline = 2, .virtual_stages = 3, .schedule = kInterleaved, .zero_stage = 2}};
+      {.data = 4, .bucket_size = 1},
+      {.data = 2,
+       .pipeline = 2,
+       .virtual_stages = 3,
+       .schedule = kInterleaved,
+       .zero_stage = 2,
+       .bucket_size = 1}};
   for (const Layout& from : layouts) {
     const RunResult saved = RunJob(RunOptions(spec(from)).StopAfter(3));
     for (const Layout& to : layouts) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -80,8 +81,9 @@ absl::Status CheckRate(const char* flag, double rate) {
 // A collective of n members over a ring moves this part of its bytes through each link.
 double PartMoved(double members) { return (members - 1) / members; }
 
-// Of which operation and chunk.
-using PassNanos = std::map<std::pair<plan::OpKind, int>, int64_t>;
+// Of which operation and chunk; and of which bucket, for a piece of a pass: kWhole for all of it.
+constexpr int kWhole = -1;
+using PassNanos = std::map<std::tuple<plan::OpKind, int, int>, int64_t>;
 
 // Of passes that tensor ranks share: as their products and exchanges follow one another.
 absl::StatusOr<PassNanos> NanosOfPasses(const JobPlan& plan, const PlanFlags& flags) {
@@ -94,25 +96,37 @@ absl::StatusOr<PassNanos> NanosOfPasses(const JobPlan& plan, const PlanFlags& fl
     ASSIGN_OR_RETURN(const model::ChunkRange range,
                      model::MakeChunkRange(plan.part.config, plan.options.num_chunks(), chunk));
     const model::ChunkOptions options = plan.part.ModelOptions(range, /*num_slots=*/1);
-    const auto add = [&](plan::OpKind kind, model::Pass pass) {
-      const double seconds = SecondsOf(OperationsOf(options, pass), rates, overlap);
-      nanos[{kind, chunk}] = std::llround(1e9 * seconds);
+    const auto add = [&](plan::OpKind kind, int bucket, const model::PassOperations& operations) {
+      const double seconds = SecondsOf(operations, rates, overlap);
+      nanos[{kind, chunk, bucket}] = std::llround(1e9 * seconds);
     };
-    add(plan::OpKind::kForward, model::Pass::kForward);
+    add(plan::OpKind::kForward, kWhole, OperationsOf(options, model::Pass::kForward));
+    auto last = plan::OpKind::kBackward;
     if (options.split_backward) {
-      add(plan::OpKind::kBackward, model::Pass::kBackwardInput);
-      add(plan::OpKind::kWeightGradient, model::Pass::kBackwardWeights);
+      add(last, kWhole, OperationsOf(options, model::Pass::kBackwardInput));
+      last = plan::OpKind::kWeightGradient;
+      add(last, kWhole, OperationsOf(options, model::Pass::kBackwardWeights));
     } else {
-      add(plan::OpKind::kBackward, model::Pass::kBackward);
+      add(last, kWhole, OperationsOf(options, model::Pass::kBackward));
+    }
+    const auto pieces =
+        engine::OperationsOfPieces(options, plan.part.BucketsOf(plan.part.ShardOf(range).layout()));
+    for (size_t bucket = 0; bucket < pieces.size(); ++bucket) {
+      add(last, static_cast<int>(bucket), pieces[bucket]);
     }
   }
   return nanos;
 }
 
 // A sum that all members get moves twice the bytes.
-int64_t NanosOf(const plan::Instruction& instruction, const plan::Mesh& mesh,
+int64_t NanosOf(const plan::Instruction& instruction, const plan::PlanOptions& options,
                 const PlanFlags& flags, const PassNanos& passes) {
-  const auto pass = passes.find({instruction.kind(), instruction.id.chunk()});
+  const plan::Mesh& mesh = options.mesh;
+  const int chunk = instruction.id.chunk();
+  const bool piece =
+      instruction.num_buckets > 0 && instruction.num_buckets < options.NumBuckets(chunk);
+  const auto pass =
+      passes.find({instruction.kind(), chunk, piece ? instruction.id.bucket() : kWhole});
   if (pass != passes.end()) return pass->second;
   double bytes = 0;
   if (instruction.group != plan::GroupKind::kNone) {
@@ -143,7 +157,7 @@ absl::StatusOr<JobPlan> MakePlan(const PlanFlags& flags) {
   ASSIGN_OR_RETURN(const PassNanos passes, NanosOfPasses(result, flags));
   ASSIGN_OR_RETURN(result.time,
                    simulate::TimeStep(result.stages, [&](const plan::Instruction& instruction) {
-                     return NanosOf(instruction, options.mesh, flags, passes);
+                     return NanosOf(instruction, options, flags, passes);
                    }));
   return result;
 }

@@ -6,7 +6,6 @@
 #include "runtime/engine/groups.h"
 #include "runtime/engine/snapshot_shard.h"
 #include "runtime/job/job_spec.h"
-#include "runtime/model/pass_operations.h"
 
 namespace megascale::engine {
 
@@ -133,21 +132,6 @@ model::Pass LastPass(const model::ChunkOptions& options) {
   return options.split_backward ? model::Pass::kBackwardWeights : model::Pass::kBackward;
 }
 
-// By bucket: of its piece of a pass that makes gradients whole.
-std::vector<plan::BucketCost> CostOfPieces(const model::ChunkOptions& options,
-                                           const std::vector<model::Bucket>& buckets) {
-  std::vector<plan::BucketCost> costs;
-  int end = options.range.num_layers;
-  for (const model::Bucket& bucket : buckets) {
-    model::PassOperations piece = OperationsOf(options, LastPass(options));
-    piece.num_layers = end - bucket.first_layer;
-    if (bucket.first_layer > 0) piece.after.clear();
-    costs.push_back({.flops = piece.flops(), .bytes = piece.exchanged_bytes()});
-    end = bucket.first_layer;
-  }
-  return costs;
-}
-
 // Of one micro-batch. A backward in two parts costs what both do.
 plan::ChunkCost CostOfPasses(const model::ChunkOptions& options) {
   const model::PassOperations forward = OperationsOf(options, model::Pass::kForward);
@@ -170,6 +154,19 @@ plan::ChunkCost CostOfPasses(const model::ChunkOptions& options) {
 
 }  // namespace
 
+std::vector<model::PassOperations> OperationsOfPieces(const model::ChunkOptions& options,
+                                                      const std::vector<model::Bucket>& buckets) {
+  std::vector<model::PassOperations> pieces;
+  int end = options.range.num_layers;
+  for (const model::Bucket& bucket : buckets) {
+    model::PassOperations& piece = pieces.emplace_back(OperationsOf(options, LastPass(options)));
+    piece.num_layers = end - bucket.first_layer;
+    if (bucket.first_layer > 0) piece.after.clear();
+    end = bucket.first_layer;
+  }
+  return pieces;
+}
+
 absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(const JobSpec& spec) {
   ASSIGN_OR_RETURN(const ChunksOfRank part, ChunksOf(spec, 0));
   const int num_chunks = part.plan_options.num_chunks();
@@ -186,9 +183,11 @@ absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(const JobSpec& spec) {
     const optim::OptimizerShard shard = part.ShardOf(range);
     const model::ChunkLayout layout = shard.layout();
     const std::vector<model::Bucket> buckets = part.BucketsOf(layout);
-    cost.buckets = CostOfPieces(options, buckets);
+    const std::vector<model::PassOperations> pieces = OperationsOfPieces(options, buckets);
     for (size_t i = 0; i < buckets.size(); ++i) {
-      plan::BucketCost& of_bucket = cost.buckets[i];
+      plan::BucketCost& of_bucket = cost.buckets.emplace_back();
+      of_bucket.flops = pieces[i].flops();
+      of_bucket.bytes = pieces[i].exchanged_bytes();
       of_bucket.gradient_bytes = buckets[i].range.count * gradient_bytes;
       of_bucket.parameter_bytes = buckets[i].range.count * compute_bytes;
       of_bucket.replicated_bytes = NumReplicated(layout, buckets[i].range) * gradient_bytes;

@@ -9,6 +9,7 @@
 #include "runtime/model/activation_memory.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
+#include "runtime/model/pass_operations.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/plan/mesh.h"
 #include "runtime/plan/step_plan.h"
@@ -60,6 +61,10 @@ GradientSizes GradientSizesOf(const ChunksOfRank& part, const plan::RankPlan& pl
 // What each chunk of the model costs one rank: of one micro-batch, or of parameters padded to equal
 // shards. Tensor ranks share all computing evenly. Errors: as ChunksOf.
 absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(const megascale::job::v1::JobSpec& spec);
+
+// By bucket of a chunk: its piece of a pass that makes gradients whole.
+std::vector<model::PassOperations> OperationsOfPieces(const model::ChunkOptions& options,
+                                                      const std::vector<model::Bucket>& buckets);
 
 // Of a resolved specification.
 plan::Schedule ScheduleOf(const megascale::job::v1::JobSpec& spec);

@@ -91,8 +91,17 @@ absl::Status RemoveTree(const std::string& path) {
   return base::ErrnoStatus(error.value(), absl::StrCat("delete ", path));
 }
 
-std::string DeletedName(const CheckpointId& id) {
-  return absl::StrCat(kDeletedPrefix, StepDirectoryName(id.step(), id.attempt()));
+// Where a step directory is, and where it is moved before its files are deleted.
+std::string PathOf(const std::string& root, const CheckpointId& id) {
+  return absl::StrCat(root, "/", StepDirectoryName(id.step(), id.attempt()));
+}
+std::string PathOfDeleted(const std::string& root, const CheckpointId& id) {
+  return absl::StrCat(root, "/", kDeletedPrefix, StepDirectoryName(id.step(), id.attempt()));
+}
+
+absl::Status Rename(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  return base::ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", to));
 }
 
 bool HasManifest(const std::string& directory) {
@@ -102,12 +111,8 @@ bool HasManifest(const std::string& directory) {
 // A checkpoint among `committed` that GiveUpIncomplete had no time to put back is put back.
 absl::Status RemoveLeftovers(const std::string& root, const std::vector<CheckpointId>& committed) {
   for (const CheckpointId& id : committed) {
-    const std::string away = absl::StrCat(root, "/", DeletedName(id));
-    if (!HasManifest(away)) continue;
-    const std::string back = absl::StrCat(root, "/", StepDirectoryName(id.step(), id.attempt()));
-    if (::rename(away.c_str(), back.c_str()) != 0) {
-      return base::ErrnoStatus(errno, absl::StrCat("rename ", away, " to ", back));
-    }
+    const std::string away = PathOfDeleted(root, id);
+    if (HasManifest(away)) RETURN_IF_ERROR(Rename(away, PathOf(root, id)));
   }
   std::error_code error;
   std::vector<std::string> leftovers;
@@ -148,9 +153,7 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
     return absl::AbortedError(
         absl::StrCat(path, ": a newer attempt took the snapshot while it was written"));
   }
-  if (::rename(beside.c_str(), path.c_str()) != 0) {
-    return base::ErrnoStatus(errno, absl::StrCat("rename ", beside, " to ", path));
-  }
+  RETURN_IF_ERROR(Rename(beside, path));
   std::move(remove_beside).Cancel();
 
   v1::ShardFile record;
@@ -195,12 +198,8 @@ absl::Status ApplyRetention(const std::string& checkpoint_directory,
                    ListStepDirectories(checkpoint_directory));
   for (const CheckpointId& id : found) {
     if (Age(id) >= newest || std::find(kept.begin(), kept.end(), Age(id)) != kept.end()) continue;
-    const std::string from =
-        absl::StrCat(checkpoint_directory, "/", StepDirectoryName(id.step(), id.attempt()));
-    const std::string away = absl::StrCat(checkpoint_directory, "/", DeletedName(id));
-    if (::rename(from.c_str(), away.c_str()) != 0) {
-      return base::ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", away));
-    }
+    const std::string away = PathOfDeleted(checkpoint_directory, id);
+    RETURN_IF_ERROR(Rename(PathOf(checkpoint_directory, id), away));
     RETURN_IF_ERROR(base::SyncDirectory(checkpoint_directory));
     RETURN_IF_ERROR(RemoveTree(away));
   }
@@ -213,20 +212,20 @@ absl::StatusOr<int> GiveUpIncomplete(const std::string& checkpoint_directory,
                    ListStepDirectories(checkpoint_directory));
   int given_up = 0;
   for (const CheckpointId& id : found) {
-    const std::string from =
-        absl::StrCat(checkpoint_directory, "/", StepDirectoryName(id.step(), id.attempt()));
-    const std::string away = absl::StrCat(checkpoint_directory, "/", DeletedName(id));
+    const std::string from = PathOf(checkpoint_directory, id);
+    const std::string away = PathOfDeleted(checkpoint_directory, id);
     const bool earlier =
         std::pair(id.attempt(), id.step()) < std::pair(newest.attempt(), newest.step());
     if (!earlier || HasManifest(from)) continue;
-    if (::rename(from.c_str(), away.c_str()) != 0) {
-      if (errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST) continue;  // another host's
-      return base::ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", away));
+    if (const absl::Status moved = Rename(from, away); !moved.ok()) {
+      const int error = base::ErrnoOf(moved);
+      if (error == ENOENT || error == ENOTEMPTY || error == EEXIST) continue;  // another host's
+      return moved;
     }
     // Written since the look above; from the rename on none can be.
     if (HasManifest(away)) {
-      if (::rename(away.c_str(), from.c_str()) == 0) continue;
-      return base::ErrnoStatus(errno, absl::StrCat("rename ", away, " to ", from));
+      RETURN_IF_ERROR(Rename(away, from));
+      continue;
     }
     RETURN_IF_ERROR(RemoveTree(away));
     ++given_up;

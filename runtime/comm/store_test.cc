@@ -8,35 +8,13 @@
 
 #include "runtime/comm/embedded_store.h"
 #include "runtime/comm/link_store.h"
+#include "runtime/comm/test_store_requests.h"
 
 namespace megascale::comm {
 namespace {
 
 using megascale::agent::v1::StoreReply;
 using megascale::agent::v1::StoreRequest;
-
-StoreRequest Make(StoreRequest::Operation operation, const std::string& id,
-                  const std::string& key) {
-  StoreRequest request;
-  request.set_operation(operation);
-  request.set_request_id(id);
-  request.set_job_id("job");
-  request.set_attempt(1);
-  request.set_key(key);
-  return request;
-}
-
-StoreRequest SetOf(const std::string& key, const std::string& value) {
-  StoreRequest request = Make(StoreRequest::OPERATION_SET, "set", key);
-  request.set_value(value);
-  return request;
-}
-
-StoreRequest AddOf(const std::string& id, const std::string& key, int64_t amount) {
-  StoreRequest request = Make(StoreRequest::OPERATION_ADD, id, key);
-  request.set_amount(amount);
-  return request;
-}
 
 // The replies that have come so far, in order.
 class Replies {

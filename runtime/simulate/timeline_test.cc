@@ -6,25 +6,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/simulate/test_two_stages.h"
 
 namespace megascale::simulate {
 namespace {
 
 using plan::RankPlan;
-
-std::vector<RankPlan> TwoStages() {
-  plan::PlanOptions options;
-  options.mesh = plan::Mesh::Create({.data = 1, .pipeline = 2}).value();
-  options.num_microbatches = 3;
-  options.chunks = {{.forward_flops = 100, .backward_flops = 200, .output_bytes = 10},
-                    {.forward_flops = 100, .backward_flops = 200, .output_bytes = 10}};
-  return {plan::BuildTrainPlan(options, 0).value(), plan::BuildTrainPlan(options, 1).value()};
-}
-
-StepTime Time(const std::vector<RankPlan>& plans) {
-  return TimeStep(plans, [](const plan::Instruction& i) { return i.flops * 1000 + i.bytes * 500; })
-      .value();
-}
 
 TEST(TimelineSvgTest, DrawsEveryPassWithinTheStep) {
   const std::vector<RankPlan> plans = TwoStages();

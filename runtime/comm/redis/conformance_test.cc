@@ -20,6 +20,7 @@
 #include "runtime/comm/embedded_store.h"
 #include "runtime/comm/redis/redis_store.h"
 #include "runtime/comm/redis/test_redis_server.h"
+#include "runtime/comm/test_store_requests.h"
 
 namespace megascale::comm {
 namespace {
@@ -111,29 +112,6 @@ class RedisSubject : public Subject {
   std::unique_ptr<RedisStore> stores_[2];
   size_t num_requests_ = 0;
 };
-
-StoreRequest Make(StoreRequest::Operation operation, const std::string& id,
-                  const std::string& key) {
-  StoreRequest request;
-  request.set_operation(operation);
-  request.set_request_id(id);
-  request.set_job_id("job");
-  request.set_attempt(1);
-  request.set_key(key);
-  return request;
-}
-
-StoreRequest SetOf(const std::string& key, const std::string& value) {
-  StoreRequest request = Make(StoreRequest::OPERATION_SET, "set", key);
-  request.set_value(value);
-  return request;
-}
-
-StoreRequest AddOf(const std::string& id, const std::string& key, int64_t amount) {
-  StoreRequest request = Make(StoreRequest::OPERATION_ADD, id, key);
-  request.set_amount(amount);
-  return request;
-}
 
 absl::StatusCode CodeOf(const StoreReply& reply) {
   return static_cast<absl::StatusCode>(reply.code());

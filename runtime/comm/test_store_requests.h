@@ -1,0 +1,35 @@
+// Requests to a store, as the processes of job "job" make them in its first attempt.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "proto/agent.pb.h"
+
+namespace megascale::comm {
+
+inline agent::v1::StoreRequest Make(agent::v1::StoreRequest::Operation operation,
+                                    const std::string& id, const std::string& key) {
+  agent::v1::StoreRequest request;
+  request.set_operation(operation);
+  request.set_request_id(id);
+  request.set_job_id("job");
+  request.set_attempt(1);
+  request.set_key(key);
+  return request;
+}
+
+inline agent::v1::StoreRequest SetOf(const std::string& key, const std::string& value) {
+  agent::v1::StoreRequest request = Make(agent::v1::StoreRequest::OPERATION_SET, "set", key);
+  request.set_value(value);
+  return request;
+}
+
+inline agent::v1::StoreRequest AddOf(const std::string& id, const std::string& key,
+                                     int64_t amount) {
+  agent::v1::StoreRequest request = Make(agent::v1::StoreRequest::OPERATION_ADD, id, key);
+  request.set_amount(amount);
+  return request;
+}
+
+}  // namespace megascale::comm

@@ -222,6 +222,7 @@ absl::StatusOr<ChunksOfRank> ChunksOf(const JobSpec& spec, int rank) {
       .schedule = ScheduleOf(spec),
       .chunks_per_stage = spec.parallel().virtual_pipeline_model_parallel_size(),
       .num_microbatches = job::NumMicrobatches(spec),
+      .spare_slots = spec.parallel().overlap_p2p_communication() ? 1 : 0,
       .overlap = {.grad_reduce = spec.parallel().overlap_grad_reduce(),
                   .param_gather = spec.parallel().overlap_param_gather(),
                   .p2p_communication = spec.parallel().overlap_p2p_communication()},

@@ -72,6 +72,7 @@ struct Case {
   int tensor = 1;
   int zero_stage = 1;
   int64_t bucket_size = 0;
+  v1::PipelineSchedule schedule = v1::PIPELINE_SCHEDULE_1F1B;
 };
 
 class ComputedMemory : public ::testing::TestWithParam<Case> {};
@@ -81,12 +82,13 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
   GTEST_SKIP() << "sanitizers keep freed memory, or a shadow of all";
 #endif
   const auto& [name, data, pipeline, precision, vocab_size, virtual_stages, tensor, zero_stage,
-               bucket_size] = GetParam();
+               bucket_size, schedule] = GetParam();
   v1::JobSpec spec = LargerJob(data, pipeline, precision);
   spec.mutable_model()->set_vocab_size(vocab_size);
   spec.mutable_parallel()->set_tensor_model_parallel_size(tensor);
   spec.mutable_parallel()->set_zero_stage(zero_stage);
   spec.mutable_parallel()->set_ddp_bucket_size(bucket_size);
+  spec.mutable_parallel()->set_pipeline_schedule(schedule);
   if (virtual_stages > 1) {
     spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(virtual_stages);
     spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
@@ -120,6 +122,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"TensorFp32", 1, 2, v1::PRECISION_FP32, 256, 1, 2},
                       Case{"TensorBf16", 2, 1, v1::PRECISION_BF16, 256, 1, 2},
                       Case{"TensorBucketsBf16", 2, 1, v1::PRECISION_BF16, 256, 1, 2, 2, 1},
+                      Case{"ZeroBubbleFp32", 1, 2, v1::PRECISION_FP32, 256, 1, 1, 1, 0,
+                           v1::PIPELINE_SCHEDULE_ZB_H1},
                       // Its output matrix dwarfs the rest, so that what the
                       // kernels rearrange counts.
                       Case{"LargeHeadFp32", 1, 1, v1::PRECISION_FP32, 50304},
@@ -155,6 +159,24 @@ TEST(RankMemory, Stage2KeepsShardsOfGradientsAndBuffersForTheLargestChunk) {
       EXPECT_LT(need(2).gradients, need(1).gradients);
       EXPECT_EQ(need(1).sum() - need(2).sum(), need(1).gradients - need(2).gradients);
     }
+  }
+}
+
+// What a stage receives has a place while the one before it is still there.
+TEST(RankMemory, AStageThatReceivesKeepsOneMicrobatchMoreWhereTransfersOverlap) {
+  v1::JobSpec spec = LargerJob(1, 2, v1::PRECISION_FP32);
+  for (const auto schedule : {v1::PIPELINE_SCHEDULE_1F1B, v1::PIPELINE_SCHEDULE_ZB_H1}) {
+    spec.mutable_parallel()->set_pipeline_schedule(schedule);
+    const auto need = [&](int rank, bool overlaps) {
+      spec.mutable_parallel()->set_overlap_p2p_communication(overlaps);
+      return engine::MemoryOf(spec, rank).value();
+    };
+    EXPECT_EQ(need(0, true).activations, need(0, false).activations);
+    const engine::RankMemory without = need(1, false);
+    const engine::RankMemory with = need(1, true);
+    EXPECT_EQ(with.num_slots, without.num_slots + 1);
+    EXPECT_EQ(with.activations, without.activations / without.num_slots * with.num_slots);
+    EXPECT_EQ(with.sum() - without.sum(), with.activations - without.activations);
   }
 }
 

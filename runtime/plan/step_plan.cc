@@ -77,7 +77,7 @@ class Builder {
     for (size_t i = 0; i < chunks_.size(); ++i) {
       const int chunk = stage_ + static_cast<int>(i) * options_.mesh.pipeline_size();
       const int num_live = NumLive(order, chunk, LastPart());
-      const int num_slots = std::min(num_live + options_.spare_slots, options_.num_microbatches);
+      const int num_slots = std::min(num_live + NumSpare(chunk), options_.num_microbatches);
       for (int slot = 0; slot < num_slots; ++slot) {
         chunks_[i].free_slots.push({.slot = slot, .last_users = {}});
       }
@@ -133,6 +133,8 @@ class Builder {
 
   bool IsFirst(int chunk) const { return chunk == 0; }
   bool IsLast(int chunk) const { return chunk == plan_.num_chunks - 1; }
+  // The first chunk receives no activations, so its slots are free when its passes come to them.
+  int NumSpare(int chunk) const { return IsFirst(chunk) ? 0 : options_.spare_slots; }
 
   ChunkCost Cost(int chunk) const {
     return options_.chunks.empty() ? ChunkCost{} : options_.chunks[chunk];

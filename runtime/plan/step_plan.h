@@ -59,9 +59,9 @@ struct ChunkCost {
   std::vector<BucketCost> buckets = {};  // that add up to the above; or empty: there is one
 };
 
-// What communication hides behind. To switch one off adds dependencies and changes nothing else:
-// the same instructions in the same order on each stream, so the same bits, in no less time.
-// Source: MegaScale, section 3.2 and table 3; fields as Megatron-LM calls them.
+// What communication hides behind. To switch one off adds dependencies and changes nothing else in
+// a plan: the same instructions in the same order on each stream, so the same bits, in no less
+// time. Source: MegaScale, section 3.2 and table 3; fields as Megatron-LM calls them.
 struct Overlap {
   // A bucket's gradients are reduced once its chunk's last backward has gone through its layers,
   // behind the backward of earlier layers and behind passes of other chunks. False: once all passes
@@ -83,9 +83,10 @@ struct PlanOptions {
   Schedule schedule = Schedule::k1F1B;
   int chunks_per_stage = 1;  // see ScheduleOptions
   int num_microbatches = 1;  // of one data-parallel rank in one step, at least 1
-  // Activation slots of each chunk beyond those that the schedule needs (never more than
-  // micro-batches), so that a stage can receive a micro-batch while it still computes the backward
-  // before it. Costs a micro-batch's activations each. Default 0.
+  // Activation slots of each chunk that receives, which is all but the model's first, beyond those
+  // that the schedule needs (never more than micro-batches): so that a stage receives a micro-batch
+  // while it still computes the backward before it, or sends what that made. Costs a micro-batch's
+  // activations each. Jobs have 1 where transfers overlap, and else 0. Default 0.
   int spare_slots = 0;
   Overlap overlap = {};
   // The optimizer needs norms of whole tensors, which shards exchange before they step: LAMB.

@@ -62,8 +62,8 @@ TEST(TrainPlan, EveryShapeIsValidAndKeepsAsManyMicrobatchesAsItsStageNeeds) {
                 << "data " << data << " pipeline " << pipeline << " tensor " << tensor
                 << " micro-batches " << microbatches << " spare " << spare << ": " << valid;
             for (const RankPlan& plan : plans) {
-              ASSERT_THAT(plan.slots,
-                          ElementsAre(std::min(microbatches, pipeline - plan.stage() + spare)));
+              const int kept = pipeline - plan.stage() + (plan.stage() > 0 ? spare : 0);
+              ASSERT_THAT(plan.slots, ElementsAre(std::min(microbatches, kept)));
             }
             ++num_shapes;
           }
@@ -142,8 +142,10 @@ TEST(TrainPlan, ThousandsOfRandomShapesOfEveryScheduleAreValid) {
 // What the stages keep, by schedule: the price of a smaller bubble.
 TEST(TrainPlan, KeepsAsManyMicrobatchesAsTheScheduleSays) {
   using Counts = std::vector<std::vector<int>>;  // by stage, by chunk of the stage
-  const auto slots = [](Schedule schedule, int stages, int chunks, int microbatches) {
+  const auto slots = [](Schedule schedule, int stages, int chunks, int microbatches,
+                        int spare_slots = 0) {
     PlanOptions options;
+    options.spare_slots = spare_slots;
     options.schedule = schedule;
     options.mesh = Mesh::Create({.data = 1, .pipeline = stages}).value();
     options.chunks_per_stage = chunks;
@@ -159,6 +161,12 @@ TEST(TrainPlan, KeepsAsManyMicrobatchesAsTheScheduleSays) {
   // Of both chunks together (p - s - 1) * 2 + (v - 1) * p + 1 at once; they are not at their most
   // at the same time, so a slot more where the first chunk is filled twice.
   EXPECT_EQ(slots(Schedule::kInterleaved1F1B, 4, 2, 8), Counts({{8, 4}, {8, 4}, {7, 3}, {5, 1}}));
+  // One to spare wherever activations are received, if there are so many micro-batches.
+  EXPECT_EQ(slots(Schedule::k1F1B, 4, 1, 8, 1), Counts({{4}, {4}, {3}, {2}}));
+  EXPECT_EQ(slots(Schedule::kGPipe, 4, 1, 8, 1), Counts({{8}, {8}, {8}, {8}}));
+  EXPECT_EQ(slots(Schedule::kZeroBubbleH1, 4, 1, 8, 1), Counts({{4}, {5}, {5}, {5}}));
+  EXPECT_EQ(slots(Schedule::kInterleaved1F1B, 4, 2, 8, 1),
+            Counts({{8, 5}, {8, 5}, {8, 4}, {6, 2}}));
 }
 
 TEST(TrainPlan, StageRunsAheadThenAlternates) {

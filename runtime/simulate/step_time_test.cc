@@ -281,6 +281,57 @@ TEST(OverlapTest, EachHidesWhatItIsFor) {
   EXPECT_EQ(lost({.p2p_communication = false}, {{OpKind::kGatherParameters, 7}}), 0);
 }
 
+// How much longer a step of `stages` stages is for links that take 1, with passes of 10.
+int64_t Lengthened(PlanOptions options, bool p2p_communication, int spare_slots) {
+  options.overlap.p2p_communication = p2p_communication;
+  options.spare_slots = spare_slots;
+  std::map<OpKind, int64_t> times = {
+      {OpKind::kForward, 10}, {OpKind::kBackward, 10}, {OpKind::kWeightGradient, 10}};
+  const int64_t without = TimeStep(BuildAll(options), Takes(times))->end;
+  times[OpKind::kSendActivation] = times[OpKind::kSendGradient] = 1;
+  return TimeStep(BuildAll(options), Takes(times))->end - without;
+}
+
+// How much of that each further micro-batch adds.
+double LengthenedByMicrobatch(const PlanOptions& shape, bool p2p_communication, int spare_slots) {
+  PlanOptions longer = shape;
+  longer.num_microbatches += 4 * shape.mesh.pipeline_size();
+  return static_cast<double>(Lengthened(longer, p2p_communication, spare_slots) -
+                             Lengthened(shape, p2p_communication, spare_slots)) /
+         (longer.num_microbatches - shape.num_microbatches);
+}
+
+TEST(OverlapTest, ShortLinksLengthenAStepOnceAndNotForEachMicrobatch) {
+  for (const PlanOptions& options :
+       {Shape(Schedule::kZeroBubbleH1, 2, 1, 8), Shape(Schedule::kZeroBubbleH1, 8, 1, 32),
+        Shape(Schedule::kInterleaved1F1B, 2, 2, 8), Shape(Schedule::kInterleaved1F1B, 4, 3, 16),
+        Shape(Schedule::kInterleaved1F1B, 8, 2, 32)}) {
+    SCOPED_TRACE(absl::StrCat(Name(options.schedule), ", ", options.mesh.pipeline_size()));
+    // Until the first gradient has come to the first stage, and after the last forward.
+    EXPECT_LE(Lengthened(options, true, 1), 4 * (options.num_chunks() - 1));
+    EXPECT_EQ(LengthenedByMicrobatch(options, true, 1), 0);
+    // Without the slot to spare a stage receives once it has sent.
+    EXPECT_GE(LengthenedByMicrobatch(options, true, 0), 1);
+    EXPECT_GE(LengthenedByMicrobatch(options, false, 0), 2);
+  }
+  // It keeps all micro-batches as it is.
+  EXPECT_EQ(LengthenedByMicrobatch(Shape(Schedule::kGPipe, 4, 1, 16), true, 1), 0);
+  EXPECT_EQ(LengthenedByMicrobatch(Shape(Schedule::kGPipe, 4, 1, 16), false, 0), 2);
+}
+
+// 1F1B keeps just the micro-batches that fill the stages: the forward that follows a backward on
+// the first stage is awaited by the last one, so of p micro-batches one waits for the way there and
+// back, whatever memory there is.
+TEST(OverlapTest, ShortLinksLengthenOneForwardOneBackwardByTheWayThereAndBackOfOneInPMicrobatches) {
+  for (const int stages : {2, 4, 8}) {
+    const PlanOptions options = Shape(Schedule::k1F1B, stages, 1, 4 * stages);
+    EXPECT_EQ(LengthenedByMicrobatch(options, true, 1), 2.0 * (stages - 1) / stages);
+    EXPECT_EQ(LengthenedByMicrobatch(options, true, 2), 2.0 * (stages - 1) / stages);
+    EXPECT_EQ(LengthenedByMicrobatch(options, true, 0), 2);
+    EXPECT_GE(LengthenedByMicrobatch(options, false, 0), 2);
+  }
+}
+
 // A forward takes 10; of 3 buckets each takes 10 backward, and `reduction` to be reduced.
 DurationOf ByBucket(int64_t reduction) {
   return [reduction](const Instruction& instruction) -> int64_t {

@@ -34,7 +34,7 @@ struct Flags {
   int data = 2;
   int pipeline = 4;
   int microbatches = 8;
-  int spare_slots = 0;
+  int spare_slots = 1;  // as jobs have
   int steps = 15;
   bool overlap = false;
   bool json = false;
@@ -129,6 +129,7 @@ std::vector<Case> Overlaps(const Flags& flags) {
   for (const auto& [name, overlap] : rows) {
     Case one = {name, Shape(flags, Schedule::kInterleaved1F1B, 2), times, std::nullopt};
     one.plan.overlap = overlap;
+    if (!overlap.p2p_communication) one.plan.spare_slots = 0;
     cases.push_back(std::move(one));
   }
   return cases;
@@ -161,7 +162,8 @@ int Main(int argc, char** argv) {
   app.add_option("--microbatches", flags.microbatches, "a multiple of the stages")
       ->capture_default_str()
       ->check(positive);
-  app.add_option("--spare-slots", flags.spare_slots, "that each chunk has beyond its schedule's")
+  app.add_option("--spare-slots", flags.spare_slots,
+                 "that a chunk which receives has beyond its schedule's")
       ->capture_default_str()
       ->check(CLI::Range(0, 64));
   app.add_option("--steps", flags.steps, "that count")->capture_default_str()->check(positive);

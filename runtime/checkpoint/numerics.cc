@@ -23,11 +23,14 @@ using google::protobuf::Message;
 
 constexpr size_t kChangesShownMax = 4;
 
+constexpr absl::string_view kReplicas = "layout.data_parallel_size";
+constexpr absl::string_view kBucketSize = "layout.ddp_bucket_size";
+
 // Fields that older versions did not write, and what they did.
 constexpr std::pair<absl::string_view, absl::string_view> kWasImplied[] = {
     {"layout.virtual_pipeline_model_parallel_size", "1"},
     {"layout.zero_stage", "1"},
-    {"layout.ddp_bucket_size", "1099511627776"},  // more than any chunk has: a bucket of everything
+    {kBucketSize, "1099511627776"},  // more than any chunk has: a bucket of everything
     {"optimizer.type", "OPTIMIZER_TYPE_ADAMW"},
 };
 // A field that older versions wrote.
@@ -169,6 +172,11 @@ absl::Status CompareFingerprints(const v1::NumericsFingerprint& kept,
     }
     return std::string("not set");
   };
+  // One replica has no buckets; that there are more or fewer replicas is said by their number.
+  const std::string one = "1";
+  if (value(kept, std::string(kReplicas)) == one || value(now, std::string(kReplicas)) == one) {
+    names.erase(std::string(kBucketSize));
+  }
   std::vector<Change> changes;
   for (const std::string& name : names) {
     Change change{name, value(kept, name), value(now, name)};

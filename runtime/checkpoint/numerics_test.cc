@@ -106,6 +106,23 @@ TEST(NumericsTest, BucketsArePartOfTheNumerics) {
               testing::HasSubstr("layout.ddp_bucket_size was 7, is 8"));
 }
 
+// Nothing is said of a size that nobody gave.
+TEST(NumericsTest, OneReplicaHasNoBuckets) {
+  const auto fingerprint = [](int replicas, int64_t bucket_size) {
+    job::v1::JobSpec spec = Spec();
+    spec.mutable_parallel()->set_data_parallel_size(replicas);
+    spec.mutable_parallel()->set_ddp_bucket_size(bucket_size);
+    return MakeNumericsFingerprint(spec, "avx2");
+  };
+  const std::string rest = "; restore them, or go on with other bits by --allow-changed layout";
+  const std::string what = "the checkpoint was made under other conditions: ";
+  EXPECT_EQ(CompareFingerprints(fingerprint(2, 7), fingerprint(1, 0), {}),
+            absl::FailedPreconditionError(what + "layout.data_parallel_size was 2, is 1" + rest));
+  EXPECT_EQ(CompareFingerprints(fingerprint(1, 0), fingerprint(2, 7), {}),
+            absl::FailedPreconditionError(what + "layout.data_parallel_size was 1, is 2" + rest));
+  EXPECT_EQ(CompareFingerprints(fingerprint(1, 0), fingerprint(1, 0), {}), absl::OkStatus());
+}
+
 TEST(NumericsTest, WhatAnOlderVersionWroteMatchesWhatItDid) {
   auto kept = MakeNumericsFingerprint(Spec(), "avx2");
   kept.mutable_fields()->erase("optimizer.type");

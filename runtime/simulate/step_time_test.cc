@@ -5,20 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
-#include <condition_variable>
-#include <functional>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <random>
 #include <string>
-#include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/plan/executor.h"
 #include "runtime/plan/roles.h"
-#include "runtime/plan/test_streams.h"
+#include "runtime/simulate/test_virtual_device.h"
 
 namespace megascale::simulate {
 namespace {
@@ -121,101 +114,6 @@ TEST(BubbleTest, OfZeroBubbleH1IsAThirdOfOneForwardOneBackward) {
 }
 
 // --- the production executor --------------------------------------------------------------------
-
-// All ranks of a step on real streams; time passes only in this object. An instruction begins when
-// its stream is free and what it depends on has ended, as far as the executor lets it; a transfer
-// or collective waits, really, for its other members.
-class VirtualDevice {
- public:
-  VirtualDevice(const std::vector<RankPlan>& plans, const DurationOf& duration)
-      : plans_(plans), duration_(duration) {
-    ends_.resize(plans.size());
-    clocks_.resize(plans.size());
-  }
-
-  // The step's time.
-  int64_t Run() {
-    std::vector<std::unique_ptr<plan::Streams>> streams;
-    std::vector<std::unique_ptr<plan::Finish>> finishes;
-    std::vector<std::unique_ptr<plan::Executor>> executors;
-    for (const RankPlan& rank : plans_) {
-      streams.push_back(std::make_unique<plan::Streams>());
-      finishes.push_back(std::make_unique<plan::Finish>());
-      const plan::Handler handler = [this, &rank](const Instruction& instruction,
-                                                  const plan::StepContext&) {
-        return Do(rank, instruction);
-      };
-      executors.push_back(plan::Executor::Create({.plan = rank,
-                                                  .streams = streams.back()->by_kind(),
-                                                  .handlers = plan::ForAll(handler)})
-                              .value());
-    }
-    for (size_t rank = 0; rank < plans_.size(); ++rank) {
-      for (const plan::Owner owner : {plan::Owner::kStage, plan::Owner::kShard}) {
-        EXPECT_TRUE(
-            executors[rank]->Launch(owner, {.attempt = 1, .step = 1}, finishes[rank]->Done()).ok());
-      }
-    }
-    for (const auto& finish : finishes) {
-      finish->Await(2);
-      EXPECT_TRUE(finish->last_error().ok()) << finish->last_error();
-    }
-    return end_;
-  }
-
- private:
-  struct Meeting {
-    size_t num_members = 0;
-    int64_t begin = 0;
-    int64_t duration = 0;
-    int64_t end = -1;  // once all are there
-  };
-
-  absl::Status Do(const RankPlan& plan, const Instruction& instruction) {
-    const auto rank = static_cast<size_t>(plan.rank);
-    std::unique_lock<std::mutex> lock(mutex_);
-    int64_t& clock = clocks_[rank][static_cast<size_t>(instruction.stream)];
-    int64_t begin = clock;
-    for (const int producer : instruction.depends_on) {
-      const plan::InstructionId id = plan.instructions[static_cast<size_t>(producer)].id;
-      const auto end = ends_[rank].find(id);
-      if (end == ends_[rank].end()) {
-        return absl::InternalError(absl::StrCat("began before ", id.ToString(), " has ended"));
-      }
-      begin = std::max(begin, end->second);
-    }
-    int64_t end = begin + duration_(instruction);
-    if (instruction.group != plan::GroupKind::kNone) {
-      Meeting& meeting = meetings_[{plan.mesh.GroupName(instruction.group, plan.rank),
-                                    instruction.channel, instruction.id.MessageId().packed()}];
-      meeting.begin = std::max(meeting.begin, begin);
-      meeting.duration = std::max(meeting.duration, duration_(instruction));
-      const bool transfer = instruction.peer != plan::kNoPeer;
-      const size_t size =
-          transfer ? 2 : static_cast<size_t>(plan.mesh.GroupSize(instruction.group));
-      if (++meeting.num_members == size) {
-        meeting.end = meeting.begin + meeting.duration;
-        met_.notify_all();
-      } else if (!met_.wait_for(lock, plan::kDeadline, [&] { return meeting.end >= 0; })) {
-        return absl::DeadlineExceededError("nobody came");
-      }
-      end = meeting.end;
-    }
-    clock = end;
-    ends_[rank][instruction.id] = end;
-    end_ = std::max(end_, end);
-    return absl::OkStatus();
-  }
-
-  const std::vector<RankPlan>& plans_;
-  const DurationOf& duration_;
-  std::mutex mutex_;
-  std::condition_variable met_;
-  std::vector<std::array<int64_t, plan::kNumStreamKinds>> clocks_;  // by rank, then stream
-  std::vector<std::map<plan::InstructionId, int64_t>> ends_;        // by rank; of what has ended
-  std::map<std::tuple<std::string, std::string, uint64_t>, Meeting> meetings_;
-  int64_t end_ = 0;
-};
 
 // Times that have nothing in common, links and collectives included, so that every order counts.
 DurationOf Uneven(unsigned seed) {
@@ -379,10 +277,37 @@ TEST(OverlapTest, BucketsHideReductionsBehindTheBackwardOfEarlierLayers) {
   EXPECT_EQ(time(options, 8), passes + 8);
 }
 
+// The time of every instruction of every rank.
+void ExpectTheLongestPath(const PlanOptions& options, const DurationOf& duration) {
+  const std::vector<RankPlan> plans = BuildAll(options);
+  const StepTime expected = TimeStep(plans, duration).value();
+  const StepTime time = VirtualDevice(plans, duration).Run();
+  EXPECT_EQ(time.end, expected.end);
+  for (size_t rank = 0; rank < plans.size(); ++rank) {
+    for (size_t i = 0; i < plans[rank].instructions.size(); ++i) {
+      const SpanTime& span = time.ranks[rank][i];
+      const SpanTime& longest = expected.ranks[rank][i];
+      ASSERT_TRUE(span == longest)
+          << "rank " << rank << ": " << plans[rank].instructions[i].id.ToString()
+          << " was ready at " << span.ready << " and took from " << span.begin << " to " << span.end
+          << ", not " << longest.ready << ", " << longest.begin << " and " << longest.end;
+    }
+  }
+}
+
 TEST(VirtualTimeTest, TheExecutorTakesTheLongestPath) {
   PlanOptions stage_2 = WithBuckets(Shape(Schedule::kInterleaved1F1B, 2, 3, 4, 2), 2);
   stage_2.zero_stage = 2;
+  PlanOptions with_trust_ratios = Shape(Schedule::kInterleaved1F1B, 2, 2, 4, 2);
+  with_trust_ratios.has_trust_ratios = true;
+  PlanOptions tensor_parallel = WithBuckets(with_trust_ratios, 2);
+  tensor_parallel.mesh = plan::Mesh::Create({.data = 2, .pipeline = 2, .tensor = 2}).value();
+  PlanOptions split_tensor_parallel = Shape(Schedule::kZeroBubbleH1, 2, 1, 4);
+  split_tensor_parallel.mesh = plan::Mesh::Create({.data = 1, .pipeline = 2, .tensor = 2}).value();
   const PlanOptions shapes[] = {stage_2,
+                                with_trust_ratios,
+                                tensor_parallel,
+                                split_tensor_parallel,
                                 WithBuckets(Shape(Schedule::k1F1B, 3, 1, 4, 2), 3),
                                 WithBuckets(Shape(Schedule::kZeroBubbleH1, 3, 1, 4, 2), 4),
                                 Shape(Schedule::k1F1B, 1, 1, 3),
@@ -394,14 +319,12 @@ TEST(VirtualTimeTest, TheExecutorTakesTheLongestPath) {
                                 Shape(Schedule::kInterleaved1F1B, 3, 2, 6),
                                 Shape(Schedule::kZeroBubbleH1, 4, 1, 7),
                                 Shape(Schedule::kZeroBubbleH1, 2, 1, 5, 2)};
-  for (const PlanOptions& options : shapes) {
+  for (PlanOptions options : shapes) {
     for (const unsigned seed : {1u, 2u, 3u}) {
-      const std::vector<RankPlan> plans = BuildAll(options);
-      const DurationOf duration = Uneven(seed);
-      const StepTime expected = TimeStep(plans, duration).value();
-      EXPECT_EQ(VirtualDevice(plans, duration).Run(), expected.end)
-          << Name(options.schedule) << ", " << options.mesh.pipeline_size() << " stages, seed "
-          << seed;
+      options.spare_slots = static_cast<int>(seed % 2);
+      SCOPED_TRACE(absl::StrCat(Name(options.schedule), ", ", options.mesh.pipeline_size(),
+                                " stages, seed ", seed));
+      ExpectTheLongestPath(options, Uneven(seed));
     }
   }
 }
@@ -412,22 +335,51 @@ TEST(VirtualTimeTest, TheExecutorTakesTheLongestPathWhereNothingOverlaps) {
         Shape(Schedule::kInterleaved1F1B, 3, 2, 6), Shape(Schedule::kZeroBubbleH1, 3, 1, 5)}) {
     for (const plan::Overlap& overlap : kLessOverlap) {
       options.overlap = overlap;
-      const std::vector<RankPlan> plans = BuildAll(options);
-      const DurationOf duration = Uneven(4);
-      EXPECT_EQ(VirtualDevice(plans, duration).Run(), TimeStep(plans, duration)->end)
-          << Name(options.schedule);
+      SCOPED_TRACE(Name(options.schedule));
+      ExpectTheLongestPath(options, Uneven(4));
     }
   }
+}
+
+// The device knows no dependencies: what an executor awaits beyond them is in the time.
+TEST(VirtualTimeTest, AnExecutorThatWaitsForMoreTakesLonger) {
+  const DurationOf duration = Takes({{OpKind::kForward, 10},
+                                     {OpKind::kBackward, 10},
+                                     {OpKind::kWeightGradient, 10},
+                                     {OpKind::kSendActivation, 1},
+                                     {OpKind::kSendGradient, 1}});
+  PlanOptions options = Shape(Schedule::kZeroBubbleH1, 3, 1, 6);
+  options.spare_slots = 1;
+  const std::vector<RankPlan> plans = BuildAll(options);
+  std::vector<RankPlan> waiting = plans;
+  int num_more = 0;
+  for (RankPlan& plan : waiting) {
+    int computed = -1;  // last
+    for (size_t i = 0; i < plan.instructions.size(); ++i) {
+      Instruction& instruction = plan.instructions[i];
+      if (instruction.stream == plan::StreamKind::kCompute) computed = static_cast<int>(i);
+      if (instruction.kind() != OpKind::kReceiveActivation || computed < 0) continue;
+      instruction.depends_on.push_back(computed);
+      ++num_more;
+    }
+  }
+  EXPECT_EQ(num_more, 10);
+  const int64_t time = VirtualDevice(plans, duration).Run().end;
+  EXPECT_EQ(time, TimeStep(plans, duration)->end);
+  EXPECT_GT(VirtualDevice(waiting, duration).Run().end, time);
 }
 
 // Without time for links the executor shows the bubble of the formula, too.
 TEST(VirtualTimeTest, TheExecutorHasTheBubbleOfTheFormula) {
   const DurationOf equal =
       Takes({{OpKind::kForward, 5}, {OpKind::kBackward, 5}, {OpKind::kWeightGradient, 5}});
-  EXPECT_EQ(VirtualDevice(BuildAll(Shape(Schedule::k1F1B, 4, 1, 8)), equal).Run(), (8 + 3) * 10);
-  EXPECT_EQ(VirtualDevice(BuildAll(Shape(Schedule::kInterleaved1F1B, 4, 2, 8)), equal).Run(),
+  EXPECT_EQ(VirtualDevice(BuildAll(Shape(Schedule::k1F1B, 4, 1, 8)), equal).Run().end,
+            (8 + 3) * 10);
+  EXPECT_EQ(VirtualDevice(BuildAll(Shape(Schedule::kGPipe, 4, 1, 8)), equal).Run().end,
+            (8 + 3) * 10);
+  EXPECT_EQ(VirtualDevice(BuildAll(Shape(Schedule::kInterleaved1F1B, 4, 2, 8)), equal).Run().end,
             (8 * 2 + 3) * 10);
-  EXPECT_EQ(VirtualDevice(BuildAll(Shape(Schedule::kZeroBubbleH1, 4, 1, 8)), equal).Run(),
+  EXPECT_EQ(VirtualDevice(BuildAll(Shape(Schedule::kZeroBubbleH1, 4, 1, 8)), equal).Run().end,
             8 * 15 + 3 * 5);
 }
 
@@ -437,12 +389,12 @@ TEST(VirtualTimeTest, Stage2HidesReductionsWhereThereAreTwoBuffers) {
   const DurationOf duration =
       Takes({{OpKind::kForward, 5}, {OpKind::kBackward, 5}, {OpKind::kReduceGradients, 4}});
   PlanOptions alone = Shape(Schedule::k1F1B, 1, 1, 8, 2);
-  EXPECT_EQ(VirtualDevice(BuildAll(alone), duration).Run(), 8 * 10 + 4);
+  EXPECT_EQ(VirtualDevice(BuildAll(alone), duration).Run().end, 8 * 10 + 4);
   alone.zero_stage = 2;
-  EXPECT_EQ(VirtualDevice(BuildAll(alone), duration).Run(), 8 * (10 + 4));
+  EXPECT_EQ(VirtualDevice(BuildAll(alone), duration).Run().end, 8 * (10 + 4));
   PlanOptions turns = Shape(Schedule::kInterleaved1F1B, 4, 3, 8, 2);
   turns.zero_stage = 2;
-  EXPECT_EQ(VirtualDevice(BuildAll(turns), duration).Run(), (8 * 3 + 3) * 10 + 4);
+  EXPECT_EQ(VirtualDevice(BuildAll(turns), duration).Run().end, (8 * 3 + 3) * 10 + 4);
 }
 
 // --- roles --------------------------------------------------------------------------------------

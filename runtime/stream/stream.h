@@ -29,6 +29,14 @@
 
 namespace megascale::stream {
 
+class Event;
+
+// What a stream's thread is at.
+struct Standing {
+  bool blocked = false;  // nothing is queued, or it waits for an Event that has not come
+  uint64_t num_run = 0;  // tasks that have ended, with those that record and wait
+};
+
 // One thread and its queue. Threads: methods may be called from any thread, but for what they say.
 class Stream {
  public:
@@ -53,15 +61,21 @@ class Stream {
   // Makes room, so that up to `num_tasks` queued at once allocate nothing.
   void Reserve(size_t num_tasks);
 
+  // For a clock that stands still while any thread can go on.
+  Standing standing() const;
+
   const std::string& name() const { return name_; }
 
  private:
+  friend class Event;
+
   explicit Stream(std::string name) : name_(std::move(name)) {}
   void Run();
+  void SetAwaited(const Event* event, uint64_t generation);
   void ReserveLocked(size_t num_tasks);
 
   const std::string name_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable queued_;  // a task was added, or `closing_`
   std::condition_variable ran_;     // `num_run_` grew while somebody synchronizes
   // Holds `num_enqueued_ - num_taken_` tasks, the first at `num_taken_ % size`.
@@ -70,6 +84,8 @@ class Stream {
   uint64_t num_taken_ = 0;
   uint64_t num_run_ = 0;
   int num_synchronizing_ = 0;
+  const Event* awaited_ = nullptr;  // by the task that runs
+  uint64_t awaited_generation_ = 0;
   bool closing_ = false;
   std::thread thread_;
 };
@@ -94,8 +110,12 @@ class Event {
  private:
   void Reach(uint64_t generation);
   void Await(uint64_t generation);
+  bool Reached(uint64_t generation) const;
+  bool ReachedLocked(uint64_t generation) const { return generation_ >= generation || released_; }
 
-  std::mutex mutex_;
+  friend class Stream;
+
+  mutable std::mutex mutex_;
   std::condition_variable reached_;
   uint64_t generation_ = 0;
   bool released_ = false;

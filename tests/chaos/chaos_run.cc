@@ -17,8 +17,8 @@ namespace {
 using control::v1::Job;
 
 constexpr char kJobId[] = "chaos";
-constexpr int kStepsPerFault = 120;
-constexpr int kStepsAround = 60;
+constexpr int kStepsPerFault = 60;
+constexpr int kStepsAround = 40;
 constexpr int kAimSeconds = 10;
 constexpr int kAims = 3;
 constexpr int kHealSeconds = 150;
@@ -139,6 +139,14 @@ void ChaosRun::Inject(const Fault& fault) {
     }
     report.aimed = WaitForAim(fault);
   }
+  if (!report.aimed) {
+    Problem(absl::StrCat("fault ", report_.faults.size() + 1, ": nothing was seen ",
+                         Describe(fault.aim), " for ", kAims * kAimSeconds, " s"));
+  }
+  if (!e2e::WaitUntil([&] { return IsThere(fault.strikes[0]); }, kAimSeconds)) {
+    Problem(absl::StrCat("fault ", report_.faults.size() + 1, ": no process to send ",
+                         Describe(fault.strikes[0])));
+  }
   before = Job();
   report.step = before.last_step();
   report.attempt = before.attempt();
@@ -238,6 +246,12 @@ pid_t ChaosRun::PidOf(const Strike& strike) {
   return 0;
 }
 
+bool ChaosRun::IsThere(const Strike& strike) {
+  if (strike.blow.victim == Victim::kStore) return true;
+  const pid_t pid = PidOf(strike);
+  return pid > 0 && e2e::IsAlive(pid);
+}
+
 void ChaosRun::HitStore(const Strike& strike, std::vector<Aftermath>* aftermath) {
   store_.Signal(strike.blow.signal);
   if (strike.blow.signal == SIGSTOP) {
@@ -250,7 +264,7 @@ void ChaosRun::HitStore(const Strike& strike, std::vector<Aftermath>* aftermath)
 void ChaosRun::Hit(const Strike& strike, std::vector<Aftermath>* aftermath) {
   if (strike.blow.victim == Victim::kStore) return HitStore(strike, aftermath);
   const pid_t pid = PidOf(strike);
-  if (pid <= 0 || !e2e::IsAlive(pid)) return;  // it is between two lives
+  if (pid <= 0 || !e2e::IsAlive(pid)) return;  // the first strike's consequence
   ::kill(pid, strike.blow.signal);
   const bool is_child =
       strike.blow.victim == Victim::kDriver || strike.blow.victim == Victim::kAgent;

@@ -80,6 +80,7 @@ class ChaosRun {
   void Hit(const Strike& strike, std::vector<Aftermath>* aftermath);
   void HitStore(const Strike& strike, std::vector<Aftermath>* aftermath);
   pid_t PidOf(const Strike& strike);
+  bool IsThere(const Strike& strike);  // its victim
   void Reap(const Strike& strike);
   bool IsHealed(int64_t reached, const control::v1::Job& now) const;
   void WaitUntilHealed(int64_t reached, FaultReport* report);

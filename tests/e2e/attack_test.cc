@@ -256,12 +256,16 @@ TEST_F(AttackTest, ManyDifferentJobsAreBounded) {
 
 TEST_F(AttackTest, FiveHundredWatchersThatStopReadingTakeBoundedMemoryAndAreLetGoOf) {
   constexpr int kWatchers = 500;
+  constexpr int kJobsAhead = 20;
+  pb::SubmitJobResponse response;
+  for (int i = 0; i < kJobsAhead; ++i) {
+    ASSERT_TRUE(Submit(Request(absl::StrCat("ahead-", i)), &response).ok());
+  }
   pb::SubmitJobRequest wide = Request("wide");
   // As large as a job may be: one message is more than a connection buffers.
   for (int i = 0; i < 240; ++i) {
     wide.mutable_spec()->mutable_data()->add_files("/" + std::string(1000, 'a') + absl::StrCat(i));
   }
-  pb::SubmitJobResponse response;
   const grpc::Status submitted = Submit(wide, &response);
   ASSERT_TRUE(submitted.ok()) << submitted.error_message();
 
@@ -273,7 +277,6 @@ TEST_F(AttackTest, FiveHundredWatchersThatStopReadingTakeBoundedMemoryAndAreLetG
   pb::WatchJobRequest request;
   request.set_job_id("wide");
   std::vector<std::unique_ptr<Watcher>> watchers;
-  std::unique_ptr<pb::JobService::Stub> stub;
   for (int i = 0; i < kWatchers; ++i) {
     watchers.push_back(std::make_unique<Watcher>());
     Watcher& watcher = *watchers.back();
@@ -281,7 +284,6 @@ TEST_F(AttackTest, FiveHundredWatchersThatStopReadingTakeBoundedMemoryAndAreLetG
     watcher.reader = watcher.stub->WatchJob(&watcher.context, request);
   }
   ASSERT_TRUE(WaitUntil([&] { return Of("Threads") >= kWatchers; }, 60)) << Of("Threads");
-  ExpectServedWithin(600);
   // More than there may be are told so.
   std::string told;
   for (int i = 0; i < 20 && told.empty(); ++i) {
@@ -293,6 +295,16 @@ TEST_F(AttackTest, FiveHundredWatchersThatStopReadingTakeBoundedMemoryAndAreLetG
     if (!watcher.reader->Read(&first)) told = watcher.reader->Finish().error_message();
   }
   EXPECT_TRUE(absl::StrContains(told, "the driver streams to 512 clients already")) << told;
+  // Each job less ahead of it is a change of what is watched: all of them would be 2.4 GB.
+  for (int i = 0; i < kJobsAhead; ++i) {
+    grpc::ClientContext context;
+    pb::CancelJobRequest cancel;
+    cancel.set_job_id(absl::StrCat("ahead-", i));
+    pb::CancelJobResponse cancelled;
+    EXPECT_TRUE(stub_->CancelJob(&context, cancel, &cancelled).ok());
+    EXPECT_EQ(cluster_.Status("wide").queue_position(), kJobsAhead - i);
+  }
+  ExpectServedWithin(600);
   // Nobody reads and nobody closes: the driver lets go of them by itself.
   EXPECT_TRUE(WaitUntil([&] { return Of("Threads") < 100; }, 120)) << Of("Threads");
   ExpectServedWithin(600);

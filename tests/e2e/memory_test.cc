@@ -110,6 +110,10 @@ TEST(MemoryTest, AWorkerKilledAtARealLimitIsOutOfMemoryAndIsReplaced) {
                            "the limit is", "train.micro_batch_size", "instructions completed"}) {
     EXPECT_NE(evidence.find(part), std::string::npos) << part << " is not in: " << evidence;
   }
+  ASSERT_TRUE(group.Limit(group.UsedBytes() + (int64_t{4} << 30)));
+  cluster.Submit("calm");
+  ASSERT_EQ(cluster.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(cluster.Digest("job"), cluster.Digest("calm"));
 }
 
 }  // namespace

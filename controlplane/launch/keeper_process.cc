@@ -32,7 +32,6 @@ namespace {
 
 constexpr absl::Duration kSendTimeout = absl::Seconds(10);
 constexpr absl::Duration kReapTimeout = absl::Seconds(8);
-constexpr int kHighDescriptor = 256;  // above every number that a child is given
 
 // Of /proc/PID/stat what follows the name, which may hold anything: "state parent …"; "": it is
 // gone.
@@ -110,10 +109,15 @@ bool Keeper::ServeCommand() {
     }
     return true;
   }
-  SpawnCommand spawn;
-  if (!ReadSpawn(&*frame, &spawn)) return false;
-  Complete(&spawn);
-  const KeeperReply reply = StartChild(spawn);
+  KeeperReply reply = {command.token, 0, 0};
+  if (frame->fds.size() < NumDescriptors(command)) {
+    reply.error = EMFILE;  // the kernel leaves out what this process has no room for
+  } else {
+    SpawnCommand spawn;
+    if (!ReadSpawn(&*frame, &spawn)) return false;
+    Complete(&spawn);
+    reply = StartChild(spawn);
+  }
   const std::string payload(reinterpret_cast<const char*>(&reply), sizeof(reply));
   return base::SendFrame(setup_.commands, payload, {}, kSendTimeout).ok();
 }
@@ -164,24 +168,35 @@ void Keeper::BecomeChild(const SpawnCommand& spawn, int keeper_pid, int error_pi
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
+  const auto fail = [](int pipe) {
+    const int error = errno;
+    [[maybe_unused]] const ssize_t written = ::write(pipe, &error, sizeof(error));
+    ::_exit(127);
+  };
   // First out of the way of each other, then to their numbers; what has no number closes at exec.
-  const int errors = ::fcntl(error_pipe, F_DUPFD_CLOEXEC, kHighDescriptor);
+  int last_number = STDERR_FILENO;
+  for (const auto& descriptor : spawn.descriptors) {
+    last_number = std::max(last_number, descriptor.second);
+  }
+  const auto aside = [&](int ours) {
+    const int moved = ours < 0 ? ours : ::fcntl(ours, F_DUPFD_CLOEXEC, last_number + 1);
+    if (moved < 0) fail(error_pipe);
+    return moved;
+  };
+  const int errors = aside(error_pipe);
   std::vector<std::pair<int, int>> moves;
-  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  moves.push_back({::fcntl(null, F_DUPFD_CLOEXEC, kHighDescriptor), STDIN_FILENO});
+  moves.push_back({aside(::open("/dev/null", O_RDONLY | O_CLOEXEC)), STDIN_FILENO});
   if (spawn.output >= 0) {
-    const int output = ::fcntl(spawn.output, F_DUPFD_CLOEXEC, kHighDescriptor);
+    const int output = aside(spawn.output);
     moves.push_back({output, STDOUT_FILENO});
     moves.push_back({output, STDERR_FILENO});
   }
-  for (const auto& [ours, number] : spawn.descriptors) {
-    moves.push_back({::fcntl(ours, F_DUPFD_CLOEXEC, kHighDescriptor), number});
+  for (const auto& [ours, number] : spawn.descriptors) moves.push_back({aside(ours), number});
+  for (const auto& [from, to] : moves) {
+    if (::dup2(from, to) < 0) fail(errors);
   }
-  bool moved = true;
-  for (const auto& [from, to] : moves) moved = ::dup2(from, to) >= 0 && moved;
-  if (moved) ::execve(spawn.program, spawn.arguments.data(), spawn.environment.data());
-  const int error = errno;
-  [[maybe_unused]] const ssize_t written = ::write(errors, &error, sizeof(error));
+  ::execve(spawn.program, spawn.arguments.data(), spawn.environment.data());
+  fail(errors);
   ::_exit(127);
 }
 

@@ -1,5 +1,6 @@
 #include "controlplane/launch/keeper_wire.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace megascale::launch {
@@ -41,6 +42,11 @@ bool ReadCommand(const base::Frame& frame, KeeperCommand* command) {
   return command->kind == KeeperCommand::kSpawn || command->kind == KeeperCommand::kKill;
 }
 
+size_t NumDescriptors(const KeeperCommand& command) {
+  return (command.has_output != 0 ? 1 : 0) +
+         static_cast<size_t>(std::max(command.num_descriptors, 0));
+}
+
 bool ReadSpawn(base::Frame* frame, SpawnCommand* spawn) {
   KeeperCommand command;
   if (!ReadCommand(*frame, &command)) return false;
@@ -52,11 +58,11 @@ bool ReadSpawn(base::Frame* frame, SpawnCommand* spawn) {
       !strings.Take(command.num_environment, &spawn->environment)) {
     return false;
   }
-  const size_t num_output = command.has_output != 0 ? 1 : 0;
   if (command.num_descriptors < 0 || command.num_descriptors > kDescriptorsMax ||
-      frame->fds.size() != num_output + static_cast<size_t>(command.num_descriptors)) {
+      frame->fds.size() != NumDescriptors(command)) {
     return false;
   }
+  const size_t num_output = command.has_output != 0 ? 1 : 0;
   if (num_output == 1) spawn->output = frame->fds[0].get();
   for (int i = 0; i < command.num_descriptors; ++i) {
     spawn->descriptors.push_back(

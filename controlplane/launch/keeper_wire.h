@@ -3,6 +3,7 @@
 // folder.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -40,6 +41,9 @@ struct SpawnCommand {
 
 // The header of a frame. False: it is none; nothing of the frame may be used.
 bool ReadCommand(const base::Frame& frame, KeeperCommand* command);
+
+// How many descriptors a spawn travels with.
+size_t NumDescriptors(const KeeperCommand& command);
 
 // The rest of a frame whose header is a spawn. False: it has not the strings and descriptors that
 // its header says.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -163,6 +164,35 @@ TEST_F(ProcessKeeperTest, PassesDescriptorsUnderTheirNumbersAndOutput) {
   request.output = output.write.get();
   ASSERT_TRUE(keeper_->Spawn(request).ok());
   EXPECT_EQ(output.ReadLine(), "to standard error");
+}
+
+// Whatever is missing where, it is said, and the keeper goes on.
+TEST_F(ProcessKeeperTest, NeedsFewDescriptorsAndSaysSoWhereThereAreTooFew) {
+  struct rlimit before = {};
+  ASSERT_EQ(::prlimit(keeper_->pid(), RLIMIT_NOFILE, nullptr, &before), 0);
+  int started = 0;
+  for (rlim_t limit = 32; limit > 3; --limit) {
+    const struct rlimit few = {limit, before.rlim_max};
+    ASSERT_EQ(::prlimit(keeper_->pid(), RLIMIT_NOFILE, &few, nullptr), 0);
+    Pipe three, output;
+    SpawnRequest request = Request(static_cast<int64_t>(limit), {"write", "3", "to three"});
+    request.descriptors = {{three.write.get(), 3}};
+    request.output = output.write.get();
+    const auto pid = keeper_->Spawn(request);
+    if (pid.ok()) {
+      EXPECT_EQ(three.ReadLine(), "to three");
+      EXPECT_EQ(NextExit().token, request.token);
+      ++started;
+    } else {
+      EXPECT_EQ(pid.status().code(), absl::StatusCode::kResourceExhausted) << pid.status();
+      EXPECT_THAT(pid.status().message(), testing::HasSubstr("too many open files"));
+    }
+  }
+  EXPECT_GT(started, 0);
+  EXPECT_LT(started, 29);
+  ASSERT_EQ(::prlimit(keeper_->pid(), RLIMIT_NOFILE, &before, nullptr), 0);
+  EXPECT_TRUE(keeper_->Spawn(Request(1, {"exit", "0"})).ok());
+  EXPECT_EQ(NextExit().token, 1);
 }
 
 TEST_F(ProcessKeeperTest, GivesTheEnvironmentOfTheRequestBeforeItsOwn) {

@@ -186,7 +186,11 @@ class LocalRun {
 
 int Report(const LocalFlags& flags, const FollowResult& result) {
   const bool json = flags.format == "json";
-  if (!json) PrintCurve(LossesOf(result.job, result.losses));
+  if (!json) {
+    PrintCurve(LossesOf(result.job, result.losses));
+    std::printf("\nmeasures it on held-out text\n");
+    std::fflush(stdout);
+  }
   const auto report = MakeTrainingReport(result.job);
   if (!report.ok()) return ReportError(base::Annotate(report.status(), "the trained model"));
   if (json) {

@@ -1,11 +1,24 @@
 // The program. Starts no thread before a command runs: driver, agent and local fork first.
+#include "absl/strings/string_view.h"
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/thread_environment.h"
+
+namespace {
+
+// These compute in this very process, beside whatever else the machine does.
+bool Computes(absl::string_view command) {
+  return command == "local" || command == "evaluate" || command == "generate";
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace megascale::cli;
-  megascale::base::RaiseOpenFilesLimit();
+  namespace base = megascale::base;
+  if (argc > 1 && Computes(argv[1])) base::EnterEnvironment(base::ThreadEnvironment(false), argv);
+  base::RaiseOpenFilesLimit();
   CommandLine line("megascale",
                    "Trains language models on many machines, and on this one.\n"
                    "Start here: megascale local examples/fortunes.yaml --agents 2 --slots 2");

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -61,6 +62,20 @@ class ProgramTest : public ::testing::Test {
   std::string directory_;
   std::string text_;
 };
+
+// A thread that turns while it waits takes the core from the one that it waits for, where others
+// use the machine, too.
+TEST_F(ProgramTest, ThreadsOfCommandsThatComputeSleepWhereTheyWait) {
+  ASSERT_EQ(::setenv("OMP_DISPLAY_ENV", "verbose", 1), 0);
+  for (const char* command : {"local --help", "evaluate --help", "generate --help"}) {
+    const std::string said = Run(command).error;
+    EXPECT_EQ(said.substr(said.rfind("GOMP_SPINCOUNT = ")).substr(0, 20), "GOMP_SPINCOUNT = '0'");
+    ASSERT_EQ(::setenv("GOMP_SPINCOUNT", "7", 1), 0);
+    EXPECT_TRUE(absl::StrContains(Run(command).error, "GOMP_SPINCOUNT = '7'"));
+    ASSERT_EQ(::unsetenv("GOMP_SPINCOUNT"), 0);
+  }
+  ASSERT_EQ(::unsetenv("OMP_DISPLAY_ENV"), 0);
+}
 
 TEST_F(ProgramTest, MisspeltWordsAreAnsweredWithTheNearest) {
   const Outcome command = Run("sumbit");

@@ -17,8 +17,8 @@ namespace {
 using control::v1::Job;
 
 constexpr char kJobId[] = "chaos";
-constexpr int kStepsPerFault = 60;
-constexpr int kStepsAround = 40;
+constexpr int kStepsPerFault = 120;
+constexpr int kStepsAround = 60;
 constexpr int kAimSeconds = 10;
 constexpr int kAims = 3;
 constexpr int kHealSeconds = 150;

@@ -169,14 +169,18 @@ void CastOf(const Vector& from, const Vector& to, Range elements) {
   });
 }
 
-// Updates the moments and calls use(i, lanes, m, sqrt(v) + eps), m not yet corrected, v corrected.
+// Updates the moments and calls use(i, lanes, w, u): the master weight and its update. The weight
+// is then moved in one operation, which rounds once where the processor multiplies and adds in one.
 template <typename Use>
-HWY_INLINE void UpdateMoments(const AdamWArgs& args, Range elements, const Use& use) {
+HWY_INLINE void ForEachUpdate(const AdamWArgs& args, Range elements, const Use& use) {
+  const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(args.step));
   const double correction2 = 1 - std::pow(args.beta2, static_cast<double>(args.step));
   const Floats beta1 = Splat(args.beta1), one_less_beta1 = Splat(1 - args.beta1);
   const Floats beta2 = Splat(args.beta2), one_less_beta2 = Splat(1 - args.beta2);
   const Floats grad_scale = Splat(args.grad_scale), eps = Splat(args.eps);
+  const Floats correction = Splat(1 / correction1), decay = Splat(args.weight_decay);
   const Floats root_correction = Splat(1 / std::sqrt(correction2));
+  const float* master = args.master.as<float>();
   float* exp_avg = args.exp_avg.as<float>();
   float* exp_avg_sq = args.exp_avg_sq.as<float>();
   const float* gradient = args.grad.as<float>();
@@ -187,36 +191,28 @@ HWY_INLINE void UpdateMoments(const AdamWArgs& args, Range elements, const Use& 
                                      hn::Mul(hn::Mul(grad, grad), one_less_beta2));
     Store(first, exp_avg + i, lanes);
     Store(second, exp_avg_sq + i, lanes);
-    use(i, lanes, first, hn::MulAdd(hn::Sqrt(second), root_correction, eps));
+    const Floats root = hn::MulAdd(hn::Sqrt(second), root_correction, eps);
+    const Floats weight = Load(master + i, lanes);
+    use(i, lanes, weight, hn::MulAdd(correction, hn::Div(first, root), hn::Mul(weight, decay)));
   });
-}
-
-double FirstCorrection(const AdamWArgs& args) {
-  return 1 - std::pow(args.beta1, static_cast<double>(args.step));
 }
 
 template <typename T>
 void AdamWOf(const AdamWArgs& args, Range elements) {
-  const Floats keep = Splat(1 - args.lr * args.weight_decay);
-  const Floats rate = Splat(args.lr / FirstCorrection(args));
+  const Floats rate = Splat(args.lr);
   float* master = args.master.as<float>();
   T* copy = args.compute_copy.as<T>();
-  UpdateMoments(args, elements, [&](int64_t i, auto lanes, Floats first, Floats root) HWY_ATTR {
-    const Floats kept = hn::Mul(Load(master + i, lanes), keep);
-    const Floats updated = hn::NegMulAdd(rate, hn::Div(first, root), kept);
+  ForEachUpdate(args, elements, [&](int64_t i, auto lanes, Floats weight, Floats update) HWY_ATTR {
+    const Floats updated = hn::NegMulAdd(rate, update, weight);
     Store(updated, master + i, lanes);
     if (copy != nullptr) Store(updated, copy + i, lanes);
   });
 }
 
 void AdamUpdate(const AdamWArgs& args, Range elements) {
-  const Floats decay = Splat(args.weight_decay);
-  const Floats correction = Splat(1 / FirstCorrection(args));
-  const float* master = args.master.as<float>();
-  float* update = args.update.as<float>();
-  UpdateMoments(args, elements, [&](int64_t i, auto lanes, Floats first, Floats root) HWY_ATTR {
-    const Floats decayed = hn::Mul(Load(master + i, lanes), decay);
-    Store(hn::MulAdd(correction, hn::Div(first, root), decayed), update + i, lanes);
+  float* updates = args.update.as<float>();
+  ForEachUpdate(args, elements, [&](int64_t i, auto lanes, Floats weight, Floats update) HWY_ATTR {
+    Store(update, updates + i, lanes);
   });
 }
 

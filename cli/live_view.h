@@ -17,7 +17,7 @@ std::string StateName(control::v1::JobState state);
 // SUCCEEDED, FAILED or CANCELLED.
 bool IsTerminal(control::v1::JobState state);
 
-// The state with its reason and message in one line: "PENDING (WaitingForSlots): needs 4 slots, …".
+// The state with its reason and message in one line: "PENDING (WaitingForSlots): needs 1 slot, …".
 std::string StateLine(const control::v1::Job& job);
 
 // "31,204 tokens/s, MFU 41.2 % of 430 GFLOP/s"; "" before there is a rate.

@@ -93,10 +93,9 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
         absl::StrCat("--slots: ", flags.slots, " is out of range; expected 1 to ", kSlotsMax));
   }
   if (job::WorldSize(spec) > flags.agents * flags.slots) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flags.job.file, ": needs ", Counted(job::WorldSize(spec), "slot"), "; ",
-                     Counted(flags.agents, "agent"), " × ", Counted(flags.slots, "slot"), " = ",
-                     flags.agents * flags.slots));
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags.job.file, ": ", job::NeededSlots(spec), "; ", Counted(flags.agents, "agent"), " × ",
+        Counted(flags.slots, "slot"), " = ", flags.agents * flags.slots));
   }
   const auto corpus = data::Corpus::Open(spec.data(), spec.train().seq_length());
   if (!corpus.ok()) {

@@ -186,7 +186,7 @@ TEST_F(ProgramTest, DryRunShowsTheResolvedJob) {
   }
   EXPECT_GE(examples, 7);
   EXPECT_TRUE(absl::StrContains(Run("submit --dry-run examples/tiny.yaml").out,
-                                "needs 4 slots: data 2 x pipeline 2; "));
+                                "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; "));
   const Outcome memory = Run("submit --dry-run --slots 2 examples/tiny.yaml");
   for (const char* part : {"\n# RANK ", " WEIGHTS ", " ACTIVATIONS ", "\n# 0-1 ", "\n# 2-3 ",
                            "\n# MACHINE ", " SNAPSHOTS ", ": the whole job fits\n"}) {
@@ -320,7 +320,7 @@ TEST_F(ProgramTest, WhatTensorRanksCannotShareEvenlyIsRefusedWithItsSum) {
       << sequence.error;
   EXPECT_TRUE(absl::StrContains(
       Run("submit --dry-run examples/tiny.yaml --set parallel.tensor_model_parallel_size=2").out,
-      "needs 8 slots: data 2 x pipeline 2 x tensor 2; "));
+      "needs data × tensor × pipeline = 2 × 2 × 2 = 8 slots; "));
 }
 
 TEST_F(ProgramTest, AJobThatDoesNotFitThisMachineIsRefusedWithItsSum) {
@@ -353,7 +353,9 @@ TEST_F(ProgramTest, LocalRefusesWhatDoesNotFitBeforeAnythingStarts) {
   const Outcome slots = Run(absl::StrCat(
       "local examples/tiny.yaml --agents 2 --slots 1 --state-dir ", state, " --data ", text_));
   EXPECT_EQ(slots.code, 2);
-  EXPECT_EQ(slots.error, "megascale: examples/tiny.yaml: needs 4 slots; 2 agents × 1 slot = 2\n");
+  EXPECT_EQ(slots.error,
+            "megascale: examples/tiny.yaml: needs data × tensor × pipeline = 2 × 1 × 2 = 4 "
+            "slots; 2 agents × 1 slot = 2\n");
   const Outcome data = Run(absl::StrCat(
       "local examples/tiny.yaml --agents 2 --slots 2 --state-dir ", state, " --data /nonexistent"));
   EXPECT_EQ(data.code, 2);

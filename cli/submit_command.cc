@@ -108,15 +108,10 @@ int DryRun(const SubmitFlags& flags, const control::v1::SubmitJobRequest& reques
   }
   const absl::StatusOr<model::ModelConfig> config = model::MakeModelConfig(request.spec().model());
   if (!config.ok()) return ReportError(config.status());
-  const job::v1::ParallelSpec& parallel = request.spec().parallel();
   std::printf("# %s is valid; nothing was submitted\n", flags.job.file.c_str());
-  const int tensor = parallel.tensor_model_parallel_size();
-  std::printf("# needs %d slots: data %d x pipeline %d%s; %s parameters; %d micro-batches a step\n",
-              job::WorldSize(request.spec()), parallel.data_parallel_size(),
-              parallel.pipeline_model_parallel_size(),
-              tensor > 1 ? absl::StrCat(" x tensor ", tensor).c_str() : "",
-              WithCommas(model::NumParameters(*config)).c_str(),
-              job::NumMicrobatches(request.spec()));
+  std::printf(
+      "# %s; %s parameters; %d micro-batches a step\n", job::NeededSlots(request.spec()).c_str(),
+      WithCommas(model::NumParameters(*config)).c_str(), job::NumMicrobatches(request.spec()));
   const absl::StatusOr<std::string> memory = MemoryTables(request.spec(), flags.slots);
   if (!memory.ok()) return ReportError(memory.status());
   std::printf("%s", memory->c_str());

@@ -21,11 +21,14 @@ TEST_F(DriverCoreTest, JobWaitsForSlotsAndSaysWhichAreMissing) {
   Do(Submitted("j", SpecOf(2, 2, 30)));
   EXPECT_EQ(job().state(), control::JOB_STATE_PENDING);
   EXPECT_EQ(job().reason(), "WaitingForSlots");
-  EXPECT_EQ(job().message(), "position 1 in the queue; needs 4 slots; no node is connected");
+  EXPECT_EQ(job().message(),
+            "position 1 in the queue; needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; no "
+            "node is connected");
   Do(Joined("n0", "a", 2));
   Do(Joined("n1", "a", 1));
   EXPECT_EQ(job().message(),
-            "position 1 in the queue; needs 4 slots; 2 nodes offer 3 (n0 2, n1 1)");
+            "position 1 in the queue; needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 2 "
+            "nodes offer 3 (n0 2, n1 1)");
   Do(Joined("n2", "a", 1));
   EXPECT_EQ(job().state(), control::JOB_STATE_STARTING);
   EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n1", "n2"));
@@ -49,7 +52,8 @@ TEST_F(DriverCoreTest, TensorParallelPeersShareANode) {
   Do(Joined("n0", "a", 3));
   Do(Joined("n1", "a", 1));
   EXPECT_EQ(job().message(),
-            "position 1 in the queue; needs 4 slots in groups of 2 on one node; 2 nodes offer 4 "
+            "position 1 in the queue; needs data × tensor × pipeline = 2 × 2 × 1 = 4 slots in "
+            "groups of 2 on one node; 2 nodes offer 4 "
             "(n0 3, n1 1)");
   Do(Joined("n2", "a", 2));
   EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n2", "n2"));
@@ -378,7 +382,8 @@ TEST_F(DriverCoreTest, LostNodeIsWaitedForAndTakenBackWithItsRanks) {
   Do(Fenced(1, "n1", {{2, 12}, {3, 12}}));
   EXPECT_EQ(job().state(), control::JOB_STATE_RECOVERING);
   EXPECT_EQ(job().reason(), "WaitingForSlots");
-  EXPECT_EQ(job().message(), "needs 4 slots; 1 node offers 2 (n1 2)");
+  EXPECT_EQ(job().message(),
+            "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 1 node offers 2 (n1 2)");
   Do(Joined("n0", "b", 2));
   // The new agent is told to hold, and confirms before anything is started there.
   EXPECT_EQ(job().attempt(), 1);

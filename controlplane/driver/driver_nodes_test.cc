@@ -69,7 +69,9 @@ TEST_F(DriverNodesTest, LeavingIsNoFailureHoweverOftenItHappensWithoutProgress) 
     for (int rank = 0; rank < 4; ++rank) Do(Ended(attempt, rank, true, 0));
     FenceAll(attempt);
     EXPECT_EQ(job().stage(), pb::STAGE_WAIT_FOR_SLOTS);
-    EXPECT_EQ(job().message(), "needs 4 slots; 1 node offers 2 (n0 2); n1 is evicted");
+    EXPECT_EQ(job().message(),
+              "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 1 node offers 2 (n0 2); n1 is "
+              "evicted");
     ASSERT_TRUE(Do(Uncordoned("n1")));
   }
   EXPECT_EQ(job().attempt(), 11);
@@ -95,7 +97,9 @@ TEST_F(DriverNodesTest, AnEvictedNodeStaysSoWhenItsAgentIsRestarted) {
   Do(Joined("n1", "b", 2));
   FenceAll(1);
   EXPECT_TRUE(FindNode(state_, "n1")->evicted());
-  EXPECT_EQ(job().message(), "needs 4 slots; 1 node offers 2 (n0 2); n1 is evicted");
+  EXPECT_EQ(job().message(),
+            "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 1 node offers 2 (n0 2); n1 is "
+            "evicted");
 }
 
 TEST_F(DriverNodesTest, AJobInItsPreflightLeavesAtOnce) {
@@ -186,9 +190,12 @@ TEST_F(DriverNodesTest, ADrainingNodeIsLeftAndItsNextAgentGetsRanksAgain) {
   EXPECT_FALSE(DesiredFor(state_, "n0").draining());
   StopAndStore(5);
   FenceAll(1);
-  EXPECT_EQ(job().message(), "needs 4 slots; 1 node offers 2 (n0 2); n1 drains");
+  EXPECT_EQ(
+      job().message(),
+      "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 1 node offers 2 (n0 2); n1 drains");
   Do(Lost("n1", "a"));
-  EXPECT_EQ(job().message(), "needs 4 slots; 1 node offers 2 (n0 2)");
+  EXPECT_EQ(job().message(),
+            "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 1 node offers 2 (n0 2)");
   EXPECT_EQ(job().stage(), pb::STAGE_WAIT_FOR_SLOTS);
   Do(Joined("n1", "b", 2));
   Do(Fenced(1, "n1", {}));

@@ -59,15 +59,21 @@ TEST_F(DriverQueueTest, EveryQueuedJobHasAPositionAndSaysWhatItNeeds) {
   Do(Submitted("k", SpecOf(1, 1, 30)));
   Do(Submitted("l", SpecOf(2, 1, 30)));
   Do(Joined("n0", "a", 2));
-  EXPECT_EQ(Job("j").message(), "position 1 in the queue; needs 4 slots; 1 node offers 2 (n0 2)");
+  EXPECT_EQ(Job("j").message(),
+            "position 1 in the queue; needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 1 node "
+            "offers 2 (n0 2)");
   EXPECT_EQ(Job("k").message(), "position 2 in the queue, behind job j; needs 1 slot");
-  EXPECT_EQ(Job("l").message(), "position 3 in the queue, behind job k; needs 2 slots");
+  EXPECT_EQ(Job("l").message(),
+            "position 3 in the queue, behind job k; needs data × tensor × pipeline = 2 × 1 × 1 = 2 "
+            "slots");
   EXPECT_EQ(QueuePosition(state_, Job("l")), 3);
   Cancel("j");
   EXPECT_EQ(QueuePosition(state_, Job("j")), 0);
   EXPECT_EQ(Job("k").state(), control::JOB_STATE_STARTING);
   EXPECT_EQ(QueuePosition(state_, Job("k")), 0);
-  EXPECT_EQ(Job("l").message(), "position 1 in the queue; needs 2 slots; 1 node offers 1 (n0 1)");
+  EXPECT_EQ(Job("l").message(),
+            "position 1 in the queue; needs data × tensor × pipeline = 2 × 1 × 1 = 2 slots; 1 node "
+            "offers 1 (n0 1)");
 }
 
 TEST_F(DriverQueueTest, QueuedJobsWaitBehindOneThatRecovers) {
@@ -87,7 +93,8 @@ TEST_F(DriverQueueTest, TwoRecoveringJobsDoNotHoldSlotsAgainstEachOther) {
   LetTwoJobsLoseANodeEach();
   Fence("k");
   ElapseBackoff("k");
-  EXPECT_EQ(Job("k").message(), "needs 4 slots; 2 nodes offer 2 (n0 0, n2 2)");
+  EXPECT_EQ(Job("k").message(),
+            "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 2 nodes offer 2 (n0 0, n2 2)");
   Fence("j");
   EXPECT_EQ(Job("j").attempt(), 1);
   ElapseBackoff("j");
@@ -95,7 +102,8 @@ TEST_F(DriverQueueTest, TwoRecoveringJobsDoNotHoldSlotsAgainstEachOther) {
   EXPECT_THAT(NodesOf(Job("j")), ElementsAre("n0", "n2"));
   EXPECT_THAT(NodesOf(Job("k")), IsEmpty());
   EXPECT_EQ(Job("k").state(), control::JOB_STATE_RECOVERING);
-  EXPECT_EQ(Job("k").message(), "needs 4 slots; 2 nodes offer 0 (n0 0, n2 0)");
+  EXPECT_EQ(Job("k").message(),
+            "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 2 nodes offer 0 (n0 0, n2 0)");
   EXPECT_EQ(DesiredFor(state_, "n2").jobs_size(), 1);
   Do(Joined("n1", "b", 2));
   Do(Joined("n3", "b", 2));
@@ -118,7 +126,8 @@ TEST_F(DriverQueueTest, AJobWhoseProcessesMayLiveGivesNothing) {
   Fence("j");
   ElapseBackoff("j");
   EXPECT_EQ(Job("j").attempt(), 1);
-  EXPECT_EQ(Job("j").message(), "needs 4 slots; 2 nodes offer 2 (n0 2, n2 0)");
+  EXPECT_EQ(Job("j").message(),
+            "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 2 nodes offer 2 (n0 2, n2 0)");
   Fence("k");
   EXPECT_EQ(Job("j").attempt(), 2);
 }

@@ -75,12 +75,7 @@ bool TakesRanks(const NodeRecord& node) {
   return node.alive() && !node.evicted() && !node.draining();
 }
 
-int WorldSize(const JobRecord& job) {
-  const auto& parallel = job.submitted().spec().parallel();
-  return std::max(1, parallel.data_parallel_size()) *
-         std::max(1, parallel.pipeline_model_parallel_size()) *
-         std::max(1, parallel.tensor_model_parallel_size());
-}
+int WorldSize(const JobRecord& job) { return job::WorldSize(job.submitted().spec()); }
 
 int64_t QueuePosition(const DriverState& state, const JobRecord& job) {
   if (job.stage() != pb::STAGE_QUEUED) return 0;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/text/shortlist.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
 namespace {
@@ -103,7 +104,7 @@ std::vector<std::string> InstructionSets(const DriverState& state, const JobReco
 std::string NeededSlots(const JobRecord& job) {
   const int tensor_size = TensorSize(job);
   return absl::StrCat(
-      "needs ", WorldSize(job), WorldSize(job) == 1 ? " slot" : " slots",
+      job::NeededSlots(job.submitted().spec()),
       tensor_size > 1 ? absl::StrCat(" in groups of ", tensor_size, " on one node") : "");
 }
 

@@ -11,7 +11,7 @@ namespace megascale::driver {
 
 struct PlacementResult {
   // In rank order; empty: there are not enough slots, and `message` says what is missing:
-  // "needs 4 slots; 2 nodes offer 3 (n0 2, n1 1)".
+  // "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 2 nodes offer 3 (n0 2, n1 1)".
   std::vector<megascale::agent::v1::Placement> placements;
   std::string instruction_set;
   std::string message;
@@ -25,7 +25,7 @@ struct PlacementResult {
 PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
                          const std::set<std::string>& givers = {});
 
-// "needs 4 slots in groups of 2 on one node", for people.
+// As job::NeededSlots, "in groups of 2 on one node" where tensor-parallel peers share one.
 std::string NeededSlots(const JobRecord& job);
 
 }  // namespace megascale::driver

@@ -5,7 +5,7 @@
 #include "runtime/base/status.h"
 #include "runtime/engine/groups.h"
 #include "runtime/engine/snapshot_shard.h"
-#include "runtime/job/job_spec.h"
+#include "runtime/job/pipeline_schedule.h"
 
 namespace megascale::engine {
 
@@ -76,7 +76,7 @@ model::ChunkOptions ChunksOfRank::ModelOptions(const model::ChunkRange& range,
           .seq = seq,
           .num_slots = num_slots,
           .compute = compute,
-          .split_backward = plan::SplitsBackward(plan_options.schedule),
+          .split_backward = plan_options.splits_backward(),
           .recompute = recompute,
           .tensor = tensor};
 }
@@ -107,22 +107,6 @@ model::Recompute RecomputeOf(const JobSpec& spec) {
       return model::Recompute::kFull;
     default:
       return model::Recompute::kNone;
-  }
-}
-
-plan::Schedule ScheduleOf(const JobSpec& spec) {
-  // One stage has no bubble to fill. All forwards first would add to the gradient of a tied
-  // embedding in another order, and a schedule is no part of the numerics.
-  if (spec.parallel().pipeline_model_parallel_size() == 1) return plan::Schedule::k1F1B;
-  switch (spec.parallel().pipeline_schedule()) {
-    case job::v1::PIPELINE_SCHEDULE_GPIPE:
-      return plan::Schedule::kGPipe;
-    case job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B:
-      return plan::Schedule::kInterleaved1F1B;
-    case job::v1::PIPELINE_SCHEDULE_ZB_H1:
-      return plan::Schedule::kZeroBubbleH1;
-    default:
-      return plan::Schedule::k1F1B;
   }
 }
 
@@ -217,11 +201,12 @@ absl::StatusOr<ChunksOfRank> ChunksOf(const JobSpec& spec, int rank) {
   mine.seq = spec.train().seq_length();
   mine.recompute = RecomputeOf(spec);
   mine.bucket_size = spec.parallel().ddp_bucket_size();
+  const plan::ScheduleOptions schedule = job::ScheduleOf(spec);
   mine.plan_options = {
       .mesh = mine.mesh,
-      .schedule = ScheduleOf(spec),
-      .chunks_per_stage = spec.parallel().virtual_pipeline_model_parallel_size(),
-      .num_microbatches = job::NumMicrobatches(spec),
+      .schedule = plan::ScheduleInUse(schedule),
+      .chunks_per_stage = schedule.chunks_per_stage,
+      .num_microbatches = schedule.num_microbatches,
       .spare_slots = spec.parallel().overlap_p2p_communication() ? 1 : 0,
       .overlap = {.grad_reduce = spec.parallel().overlap_grad_reduce(),
                   .param_gather = spec.parallel().overlap_param_gather(),

@@ -67,7 +67,6 @@ std::vector<model::PassOperations> OperationsOfPieces(const model::ChunkOptions&
                                                       const std::vector<model::Bucket>& buckets);
 
 // Of a resolved specification.
-plan::Schedule ScheduleOf(const megascale::job::v1::JobSpec& spec);
 model::Recompute RecomputeOf(const megascale::job::v1::JobSpec& spec);
 
 tensor::DType ComputeType(megascale::job::v1::Precision precision);

@@ -36,11 +36,7 @@ absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOp
 }
 
 StageCompute::StageCompute(const StageOptions& options)
-    : options_(options),
-      splits_backward_(
-          std::any_of(options.plan->instructions.begin(), options.plan->instructions.end(),
-                      [](const auto& i) { return i.kind() == plan::OpKind::kWeightGradient; })),
-      computing_({{}, options.ops}) {
+    : options_(options), computing_({{}, options.ops}) {
   for (const RankChunk& chunk : *options.chunks) {
     computing_.chunks.push_back(chunk.transformer.get());
   }
@@ -127,7 +123,7 @@ StageCompute::Computing StageCompute::ComputeAgainWith(Computing computing) {
 absl::Status StageCompute::Backward(const plan::Instruction& instruction,
                                     comm::Communicator* communicator) {
   return Together(instruction, communicator, [&](model::TransformerChunk& chunk, int slot) {
-    if (splits_backward_) {
+    if (instruction.input_only) {
       chunk.BackwardInput(slot);
     } else {
       chunk.Backward(slot, FirstLayer(instruction));

@@ -44,7 +44,7 @@ class StageCompute {
   // The parts of a pass, over `communicator` where tensor ranks share them. Errors: of its calls.
   absl::Status Forward(const plan::Instruction& instruction, const plan::StepContext& context,
                        comm::Communicator* communicator);
-  // Through the layers of the instruction's buckets; or, where the schedule splits a backward, all
+  // Through the layers of the instruction's buckets; or, of an instruction that is input_only, all
   // of the part that the stage before waits for.
   absl::Status Backward(const plan::Instruction& instruction, comm::Communicator* communicator);
   absl::Status WeightGradient(const plan::Instruction& instruction,
@@ -84,7 +84,6 @@ class StageCompute {
                         const Pass& pass);
 
   const StageOptions options_;
-  const bool splits_backward_;
   Computing computing_;
   std::unique_ptr<data::BatchRingReader> reader_;
   std::vector<int32_t> batch_;  // this rank's samples of the step, [microbatch][sample][seq + 1]

@@ -1,5 +1,6 @@
 #include "runtime/job/job_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -13,6 +14,7 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/redis/address.h"
 #include "runtime/job/names.h"
+#include "runtime/job/pipeline_schedule.h"
 
 namespace megascale::job {
 namespace {
@@ -390,44 +392,6 @@ absl::Status CheckLayout(const JobSpec& spec) {
   return absl::OkStatus();
 }
 
-// What the schedule needs of the layout and of the number of micro-batches.
-absl::Status CheckSchedule(const JobSpec& spec) {
-  const v1::ParallelSpec& parallel = spec.parallel();
-  const int pipeline = parallel.pipeline_model_parallel_size();
-  const int chunks = parallel.virtual_pipeline_model_parallel_size();
-  if (chunks > 1 && pipeline == 1) {
-    return Refuse("parallel.virtual_pipeline_model_parallel_size",
-                  absl::StrCat(chunks,
-                               " needs 2 or more pipeline stages; expected 1, or "
-                               "pipeline_model_parallel_size of 2 or more"));
-  }
-  const bool interleaved = parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B;
-  if (chunks > 1 && !interleaved) {
-    return Refuse("parallel.pipeline_schedule",
-                  absl::StrCat("virtual_pipeline_model_parallel_size = ", chunks,
-                               " needs interleaved_1f1b; expected that, or 1 virtual stage"));
-  }
-  if (!interleaved) return absl::OkStatus();
-  if (chunks == 1) {
-    return Refuse("parallel.pipeline_schedule",
-                  absl::StrCat("interleaved_1f1b needs 2 or more virtual stages, but "
-                               "virtual_pipeline_model_parallel_size = ",
-                               chunks, "; expected 1f1b, or more of them"));
-  }
-  const int microbatches = NumMicrobatches(spec);
-  if (microbatches % pipeline != 0) {
-    return Refuse(
-        "train.global_batch_size",
-        absl::StrCat(
-            "interleaved_1f1b needs a multiple of pipeline_model_parallel_size = ", pipeline,
-            " micro-batches, but global_batch_size / (data × micro_batch_size) "
-            "= ",
-            spec.train().global_batch_size(), " / (", parallel.data_parallel_size(), " × ",
-            spec.train().micro_batch_size(), ") = ", microbatches));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckCombinations(const JobSpec& spec) {
   const v1::ParallelSpec& parallel = spec.parallel();
   const v1::TrainSpec& train = spec.train();
@@ -440,12 +404,14 @@ absl::Status CheckCombinations(const JobSpec& spec) {
                                " = ", samples));
   }
   RETURN_IF_ERROR(CheckSchedule(spec));
-  if (parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZB_H1 &&
+  const plan::Schedule schedule = ScheduleOf(spec).schedule;
+  if (plan::SplitsBackward(schedule) &&
       train.recompute_granularity() != v1::RECOMPUTE_GRANULARITY_NONE) {
     return Refuse(
         "train.recompute_granularity",
-        "does not go with parallel.pipeline_schedule = zb_h1, whose late weight gradients "
-        "read what recomputation drops; expected none, or another schedule");
+        absl::StrCat("does not go with parallel.pipeline_schedule = ", plan::Name(schedule),
+                     ", whose late weight gradients read what recomputation drops; "
+                     "expected none, or another schedule"));
   }
   if (spec.model().tie_word_embeddings() && parallel.pipeline_model_parallel_size() > 1) {
     return Refuse(
@@ -530,9 +496,7 @@ void UpgradeJobSpec(JobSpec* spec) {
   v1::ParallelSpec& parallel = *spec->mutable_parallel();
   const int chunks = OrDefault(parallel.virtual_pipeline_model_parallel_size(), 1);
   parallel.set_virtual_pipeline_model_parallel_size(chunks);
-  parallel.set_pipeline_schedule(
-      OrDefault(parallel.pipeline_schedule(),
-                chunks > 1 ? v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B : v1::PIPELINE_SCHEDULE_1F1B));
+  parallel.set_pipeline_schedule(OrDefault(parallel.pipeline_schedule(), DefaultSchedule(chunks)));
   if (!parallel.has_overlap_grad_reduce()) parallel.set_overlap_grad_reduce(true);
   if (!parallel.has_overlap_param_gather()) parallel.set_overlap_param_gather(true);
   if (!parallel.has_overlap_p2p_communication()) parallel.set_overlap_p2p_communication(true);
@@ -577,8 +541,19 @@ absl::StatusOr<JobSpec> ResolveJobSpec(const JobSpec& spec) {
 
 int WorldSize(const JobSpec& spec) {
   const v1::ParallelSpec& parallel = spec.parallel();
-  return parallel.data_parallel_size() * parallel.pipeline_model_parallel_size() *
-         parallel.tensor_model_parallel_size();
+  return std::max(1, parallel.data_parallel_size()) *
+         std::max(1, parallel.tensor_model_parallel_size()) *
+         std::max(1, parallel.pipeline_model_parallel_size());
+}
+
+std::string NeededSlots(const JobSpec& spec) {
+  const v1::ParallelSpec& parallel = spec.parallel();
+  const int world = WorldSize(spec);
+  if (world == 1) return "needs 1 slot";
+  return absl::StrCat(
+      "needs data × tensor × pipeline = ", std::max(1, parallel.data_parallel_size()), " × ",
+      std::max(1, parallel.tensor_model_parallel_size()), " × ",
+      std::max(1, parallel.pipeline_model_parallel_size()), " = ", world, " slots");
 }
 
 int NumMicrobatches(const JobSpec& spec) {

@@ -3,6 +3,8 @@
 // Thread-safe: pure functions.
 #pragma once
 
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/job.pb.h"
@@ -19,9 +21,13 @@ absl::StatusOr<v1::JobSpec> ResolveJobSpec(const v1::JobSpec& spec);
 // specification that one of them resolved. Changes nothing of one that this version resolved.
 void UpgradeJobSpec(v1::JobSpec* spec);
 
-// The number of worker processes, which is the number of slots that the job needs. Requires: a
-// resolved specification.
+// The number of worker processes, which is the number of slots that the job needs. What is not set
+// counts as 1.
 int WorldSize(const v1::JobSpec& spec);
+
+// That number as the sum that it is, for people: "needs data × tensor × pipeline = 2 × 2 × 3 = 12
+// slots"; of one, "needs 1 slot".
+std::string NeededSlots(const v1::JobSpec& spec);
 
 // Micro-batches that each data-parallel rank runs in a step. Requires: a resolved specification.
 int NumMicrobatches(const v1::JobSpec& spec);

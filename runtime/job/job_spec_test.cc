@@ -142,6 +142,7 @@ TEST(JobSpecTest, CountsRanksAndMicrobatches) {
   const auto resolved = ResolveJobSpec(spec);
   ASSERT_TRUE(resolved.ok()) << resolved.status();
   EXPECT_EQ(WorldSize(*resolved), 4);
+  EXPECT_EQ(NeededSlots(*resolved), "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots");
   EXPECT_EQ(NumMicrobatches(*resolved), 2);
 }
 
@@ -259,6 +260,8 @@ TEST(JobSpecTest, TensorRanksCountInTheWorldAndNotInMicroBatches) {
   const auto resolved = ResolveJobSpec(spec);
   ASSERT_TRUE(resolved.ok()) << resolved.status();
   EXPECT_EQ(WorldSize(*resolved), 8);
+  EXPECT_EQ(NeededSlots(*resolved), "needs data × tensor × pipeline = 2 × 4 × 1 = 8 slots");
+  EXPECT_EQ(NeededSlots({}), "needs 1 slot");
   spec.mutable_parallel()->clear_tensor_model_parallel_size();
   EXPECT_EQ(NumMicrobatches(*resolved), NumMicrobatches(ResolveJobSpec(spec).value()));
 }
@@ -402,16 +405,16 @@ TEST(JobSpecTest, RefusesBadLayouts) {
          spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(2);
          spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_ZB_H1);
        },
-       "parallel.pipeline_schedule: virtual_pipeline_model_parallel_size = 2 needs "
-       "interleaved_1f1b; expected that, or 1 virtual stage"},
+       "parallel.pipeline_schedule: zb_h1 has 1 chunk per stage, not 2; expected "
+       "interleaved_1f1b, or 1 chunk (pipeline × virtual stages = 2 × 2)"},
       {[](auto& spec) { spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(2); },
-       "parallel.virtual_pipeline_model_parallel_size: 2 needs 2 or more pipeline stages; expected "
-       "1, or pipeline_model_parallel_size of 2 or more"},
+       "parallel.virtual_pipeline_model_parallel_size: 2 chunks per stage need 2 or more stages, "
+       "not 1; expected 1, or more stages (pipeline × virtual stages = 1 × 2)"},
       {[](auto& spec) {
          spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
        },
-       "parallel.pipeline_schedule: interleaved_1f1b needs 2 or more virtual stages, but "
-       "virtual_pipeline_model_parallel_size = 1; expected 1f1b, or more of them"},
+       "parallel.pipeline_schedule: interleaved_1f1b needs 2 or more chunks per stage, not 1; "
+       "expected 1f1b, or more of them (pipeline × virtual stages = 1 × 1)"},
       {[](auto& spec) {
          spec.mutable_model()->set_num_hidden_layers(4);
          spec.mutable_train()->set_global_batch_size(3);
@@ -419,9 +422,9 @@ TEST(JobSpecTest, RefusesBadLayouts) {
          spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
          spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(2);
        },
-       "train.global_batch_size: interleaved_1f1b needs a multiple of "
-       "pipeline_model_parallel_size = 2 micro-batches, but global_batch_size / (data × "
-       "micro_batch_size) = 3 / (1 × 1) = 3"},
+       "train.global_batch_size: interleaved_1f1b needs a number of micro-batches that the number "
+       "of stages divides; 3 / 2 leaves 1 (global_batch_size / (data × micro_batch_size) = 3 / (1 "
+       "× 1) = 3)"},
       {[](auto& spec) {
          spec.mutable_train()->set_recompute_granularity(v1::RECOMPUTE_GRANULARITY_FULL);
          spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_ZB_H1);

@@ -157,6 +157,8 @@ struct Instruction {
   // Of B and W: the buckets whose layers it goes through, from id.bucket() on. All of the chunk's;
   // or one of them, where they are reduced next, each as soon as it is made.
   int num_buckets = 0;
+  // Of B: it gives the gradient of the chunk's input alone; a W of its own gives the weights'.
+  bool input_only = false;
   // Indices into this rank's plan. What stands earlier on the same stream needs no entry.
   std::vector<int> depends_on = {};
   int64_t bytes = 0;  // moved: of one micro-batch, of the whole buffer of a collective, of all

@@ -55,8 +55,9 @@ PlanOptions RandomShape(Random* random) {
                      .param_gather = random->Draw(0, 3) > 0,
                      .p2p_communication = random->Draw(0, 3) > 0};
   options.zero_stage = random->Draw(1, 2);
-  if (options.schedule == Schedule::kInterleaved1F1B && pipeline > 1) {
-    options.chunks_per_stage = random->Draw(1, 4);
+  options.schedule = ScheduleInUse({.schedule = options.schedule, .num_stages = pipeline});
+  if (options.schedule == Schedule::kInterleaved1F1B) {
+    options.chunks_per_stage = random->Draw(2, 4);
     options.num_microbatches = pipeline;
   }
   if (random->Draw(0, 2) > 0) return options;
@@ -169,6 +170,10 @@ const std::vector<std::pair<std::string, Mutate>>& Mutations() {
                          [](Random* random, const RankPlan&, Instruction* changed) {
                            changed->num_buckets += random->Draw(0, 1) == 0 ? 1 : -1;
                          })},
+      {"split", Change([](const Instruction& i) { return i.kind() == OpKind::kBackward; },
+                       [](Random*, const RankPlan&, Instruction* changed) {
+                         changed->input_only = !changed->input_only;
+                       })},
       {"bytes", Change(Communicates, [](Random*, const RankPlan&,
                                         Instruction* changed) { changed->bytes += 8; })},
       {"channel", Change(Communicates,

@@ -1,6 +1,7 @@
 #include "runtime/plan/schedule.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
@@ -86,28 +87,55 @@ absl::string_view Name(Schedule schedule) {
   return "?";
 }
 
-absl::Status CheckSchedule(const ScheduleOptions& options) {
-  for (const auto& [what, size] : {std::pair("the number of stages", options.num_stages),
-                                   std::pair("chunks per stage", options.chunks_per_stage),
-                                   std::pair("num_microbatches", options.num_microbatches)}) {
+std::optional<ScheduleMisfit> FindMisfit(const ScheduleOptions& options) {
+  using Option = ScheduleMisfit::Option;
+  const int chunks = options.chunks_per_stage;
+  for (const auto& [option, what, size] :
+       {std::tuple(Option::kNumStages, "the number of stages", options.num_stages),
+        std::tuple(Option::kChunksPerStage, "chunks per stage", chunks),
+        std::tuple(Option::kNumMicrobatches, "num_microbatches", options.num_microbatches)}) {
     if (size >= 1) continue;
-    return absl::InvalidArgumentError(absl::StrCat(what, " is ", size, "; expected 1 or more"));
+    return ScheduleMisfit{option, absl::StrCat(what, " is ", size, "; expected 1 or more")};
   }
-  if (options.chunks_per_stage == 1) return absl::OkStatus();
-  if (options.schedule != Schedule::kInterleaved1F1B || options.num_stages == 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.chunks_per_stage, " chunks per stage need schedule ",
-                     Name(Schedule::kInterleaved1F1B), " and 2 or more stages; this is ",
-                     Name(options.schedule), " over ", options.num_stages));
+  if (chunks > 1 && options.num_stages == 1) {
+    return ScheduleMisfit{Option::kChunksPerStage,
+                          absl::StrCat(chunks,
+                                       " chunks per stage need 2 or more stages, not 1; "
+                                       "expected 1, or more stages")};
   }
-  if (options.num_microbatches % options.num_stages != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(Name(options.schedule),
-                     " needs a number of micro-batches that the number of stages divides; ",
-                     options.num_microbatches, " / ", options.num_stages, " leaves ",
-                     options.num_microbatches % options.num_stages));
+  const bool takes_turns = options.schedule == Schedule::kInterleaved1F1B;
+  const absl::string_view name = Name(options.schedule);
+  const absl::string_view of_turns = Name(Schedule::kInterleaved1F1B);
+  if (chunks > 1 && !takes_turns) {
+    return ScheduleMisfit{Option::kSchedule,
+                          absl::StrCat(name, " has 1 chunk per stage, not ", chunks, "; expected ",
+                                       of_turns, ", or 1 chunk")};
   }
-  return absl::OkStatus();
+  if (!takes_turns) return std::nullopt;
+  if (chunks == 1) {
+    return ScheduleMisfit{Option::kSchedule,
+                          absl::StrCat(name, " needs 2 or more chunks per stage, not 1; expected ",
+                                       Name(Schedule::k1F1B), ", or more of them")};
+  }
+  const int left = options.num_microbatches % options.num_stages;
+  if (left == 0) return std::nullopt;
+  return ScheduleMisfit{
+      Option::kNumMicrobatches,
+      absl::StrCat(name, " needs a number of micro-batches that the number of stages divides; ",
+                   options.num_microbatches, " / ", options.num_stages, " leaves ", left)};
+}
+
+absl::Status CheckSchedule(const ScheduleOptions& options) {
+  const std::optional<ScheduleMisfit> misfit = FindMisfit(options);
+  return misfit ? absl::InvalidArgumentError(misfit->why) : absl::OkStatus();
+}
+
+Schedule DefaultSchedule(int chunks_per_stage) {
+  return chunks_per_stage > 1 ? Schedule::kInterleaved1F1B : Schedule::k1F1B;
+}
+
+Schedule ScheduleInUse(const ScheduleOptions& options) {
+  return options.num_stages == 1 ? Schedule::k1F1B : options.schedule;
 }
 
 std::vector<ComputeItem> ComputeOrder(const ScheduleOptions& options, int stage) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,27 @@ struct ScheduleOptions {
   int num_microbatches = 1;
 };
 
-// Errors: InvalidArgument - a size below 1, or one that the schedule cannot have: says which, and
-// what it needs.
+// An option that does not go with the others.
+struct ScheduleMisfit {
+  enum class Option : uint8_t { kSchedule, kNumStages, kChunksPerStage, kNumMicrobatches };
+  Option option = Option::kSchedule;
+  std::string why;  // what it is, what the schedule needs, what to do
+  bool operator==(const ScheduleMisfit&) const = default;
+};
+
+// The first misfit, if any: a size below 1, or one that the schedule cannot have.
+std::optional<ScheduleMisfit> FindMisfit(const ScheduleOptions& options);
+
+// Errors: InvalidArgument - FindMisfit finds one.
 absl::Status CheckSchedule(const ScheduleOptions& options);
+
+// The schedule of a stage with so many chunks, where none is asked for.
+Schedule DefaultSchedule(int chunks_per_stage);
+
+// The schedule that stages run where options.schedule is asked for. One stage has no bubble to
+// fill and always alternates: all forwards first would add to the gradient of a tied embedding in
+// another order, and a schedule is no part of the numerics.
+Schedule ScheduleInUse(const ScheduleOptions& options);
 
 // One pass, or part of one, of one micro-batch through one chunk.
 struct ComputeItem {

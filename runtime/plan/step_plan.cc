@@ -143,7 +143,7 @@ class Builder {
   BucketCost CostOfBucket(int chunk, int bucket) const {
     const ChunkCost cost = Cost(chunk);
     if (!cost.buckets.empty()) return cost.buckets[static_cast<size_t>(bucket)];
-    const bool splits = SplitsBackward(options_.schedule);
+    const bool splits = options_.splits_backward();
     return {.flops = splits ? cost.weight_flops : cost.backward_flops,
             .bytes = splits ? cost.weight_bytes : cost.backward_bytes,
             .gradient_bytes = cost.gradient_bytes,
@@ -159,7 +159,7 @@ class Builder {
   }
   // Of a pass: when it has ended its memory is free.
   OpKind LastPart() const {
-    return SplitsBackward(options_.schedule) ? OpKind::kWeightGradient : OpKind::kBackward;
+    return options_.splits_backward() ? OpKind::kWeightGradient : OpKind::kBackward;
   }
 
   int Add(Instruction instruction) {
@@ -304,9 +304,10 @@ class Builder {
     std::vector<int> inputs = {pass.forward};
     if (!IsLast(chunk)) inputs.push_back(pass.inputs.front());
     const ChunkCost cost = Cost(chunk);
-    if (SplitsBackward(options_.schedule)) {
+    if (options_.splits_backward()) {
       pass.backward = AddBack(id, std::move(inputs), cost.backward_flops - cost.weight_flops,
                               cost.backward_bytes - cost.weight_bytes);
+      plan_.instructions[static_cast<size_t>(pass.backward)].input_only = true;
     } else {
       pass.backward = AddLastPart(id, std::move(inputs), cost.backward_flops, cost.backward_bytes);
     }

@@ -105,6 +105,8 @@ struct PlanOptions {
   std::vector<ChunkCost> chunks = {};
 
   int num_chunks() const { return mesh.pipeline_size() * chunks_per_stage; }
+  // True where every backward is in two parts, B and W.
+  bool splits_backward() const { return SplitsBackward(schedule); }
   int NumBuckets(int chunk) const {
     return num_buckets.empty() ? 1 : num_buckets[static_cast<size_t>(chunk)];
   }

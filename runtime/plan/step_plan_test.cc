@@ -107,8 +107,9 @@ PlanOptions RandomShape(std::mt19937* random) {
   options.schedule = std::array{Schedule::k1F1B, Schedule::kGPipe, Schedule::kInterleaved1F1B,
                                 Schedule::kZeroBubbleH1}[static_cast<size_t>(draw(0, 3))];
   const int tensor = draw(0, 3) == 0 ? 2 : 1;
-  options.mesh =
-      Mesh::Create({.data = draw(1, 3), .pipeline = draw(1, 9), .tensor = tensor}).value();
+  const bool takes_turns = options.schedule == Schedule::kInterleaved1F1B;
+  const int pipeline = draw(takes_turns ? 2 : 1, 9);
+  options.mesh = Mesh::Create({.data = draw(1, 3), .pipeline = pipeline, .tensor = tensor}).value();
   options.num_microbatches = draw(1, 20);
   options.spare_slots = draw(0, 2);
   options.has_trust_ratios = draw(0, 1) == 1;
@@ -116,9 +117,9 @@ PlanOptions RandomShape(std::mt19937* random) {
                      .param_gather = draw(0, 1) == 1,
                      .p2p_communication = draw(0, 1) == 1};
   options.zero_stage = draw(1, 2);
-  if (options.schedule == Schedule::kInterleaved1F1B && options.mesh.pipeline_size() > 1) {
-    options.chunks_per_stage = draw(1, 4);
-    options.num_microbatches = options.mesh.pipeline_size() * draw(1, 4);
+  if (takes_turns) {
+    options.chunks_per_stage = draw(2, 4);
+    options.num_microbatches = pipeline * draw(1, 4);
   }
   for (int chunk = 0; chunk < options.num_chunks(); ++chunk) {
     options.num_buckets.push_back(draw(0, 1) == 1 ? 1 : draw(1, 5));
@@ -167,6 +168,37 @@ TEST(TrainPlan, KeepsAsManyMicrobatchesAsTheScheduleSays) {
   EXPECT_EQ(slots(Schedule::kZeroBubbleH1, 4, 1, 8, 1), Counts({{4}, {5}, {5}, {5}}));
   EXPECT_EQ(slots(Schedule::kInterleaved1F1B, 4, 2, 8, 1),
             Counts({{8, 5}, {8, 5}, {8, 4}, {6, 2}}));
+}
+
+TEST(ScheduleTest, OneStageAlternatesWhateverIsAskedFor) {
+  for (const Schedule schedule :
+       {Schedule::k1F1B, Schedule::kGPipe, Schedule::kInterleaved1F1B, Schedule::kZeroBubbleH1}) {
+    EXPECT_EQ(ScheduleInUse({.schedule = schedule, .num_stages = 1}), Schedule::k1F1B);
+    EXPECT_EQ(ScheduleInUse({.schedule = schedule, .num_stages = 2}), schedule);
+  }
+}
+
+TEST(ScheduleTest, TheDefaultFitsEveryNumberOfChunks) {
+  for (int chunks = 1; chunks <= 4; ++chunks) {
+    EXPECT_EQ(FindMisfit({.schedule = DefaultSchedule(chunks),
+                          .num_stages = 2,
+                          .chunks_per_stage = chunks,
+                          .num_microbatches = 4}),
+              std::nullopt);
+  }
+}
+
+TEST(TrainPlan, MarksABackwardWhoseWeightsGradientsAreApart) {
+  PlanOptions options = Shape({.data = 1, .pipeline = 2}, 2);
+  for (const Schedule schedule : {Schedule::k1F1B, Schedule::kZeroBubbleH1}) {
+    options.schedule = schedule;
+    const RankPlan plan = BuildTrainPlan(options, 1).value();
+    for (const Instruction& instruction : plan.instructions) {
+      EXPECT_EQ(instruction.input_only,
+                schedule == Schedule::kZeroBubbleH1 && instruction.kind() == OpKind::kBackward)
+          << instruction.id.ToString();
+    }
+  }
 }
 
 TEST(TrainPlan, StageRunsAheadThenAlternates) {
@@ -543,11 +575,16 @@ TEST(TrainPlan, RefusesWhatCannotBePlanned) {
   PlanOptions turns = Shape({.data = 1, .pipeline = 3}, 4);
   turns.chunks.clear();
   turns.chunks_per_stage = 2;
-  EXPECT_THAT(refusal(turns, 0),
-              HasSubstr("2 chunks per stage need schedule interleaved_1f1b and 2 or more stages; "
-                        "this is 1f1b over 3"));
+  EXPECT_THAT(
+      refusal(turns, 0),
+      HasSubstr("1f1b has 1 chunk per stage, not 2; expected interleaved_1f1b, or 1 chunk"));
   turns.schedule = Schedule::kInterleaved1F1B;
   EXPECT_THAT(refusal(turns, 0), HasSubstr("4 / 3 leaves 1"));
+  turns.chunks_per_stage = 1;
+  EXPECT_THAT(refusal(turns, 0), HasSubstr("interleaved_1f1b needs 2 or more chunks per stage"));
+  turns.chunks_per_stage = 2;
+  turns.mesh = Mesh();
+  EXPECT_THAT(refusal(turns, 0), HasSubstr("2 chunks per stage need 2 or more stages, not 1"));
   turns.chunks_per_stage = 0;
   EXPECT_THAT(refusal(turns, 0), HasSubstr("chunks per stage is 0; expected 1 or more"));
   PlanOptions buckets = Shape({.data = 1, .pipeline = 2}, 1);

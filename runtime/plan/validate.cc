@@ -206,6 +206,11 @@ class RankCheck {
         return Refuse(plan_, instruction, "has no chunk at its other end");
       }
       RETURN_IF_ERROR(CheckBuckets(instruction));
+      if (instruction.input_only != (splits_backward_ && kind == OpKind::kBackward)) {
+        return Refuse(plan_, instruction, "gives the gradient of ",
+                      instruction.input_only ? "its input alone" : "its weights too",
+                      "; exactly a B that has its W apart gives that of its input alone");
+      }
       if (kind == OpKind::kSumReplicated && plan_.mesh.tensor_size() == 1) {
         return Refuse(plan_, instruction, "sums over one tensor-parallel rank");
       }

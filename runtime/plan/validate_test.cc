@@ -391,6 +391,11 @@ TEST(ValidatePlans, RefusesBucketsThatAreReducedBeforeTheyAreMade) {
               HasSubstr("rank 1: F.c0.m1 is not of a bucket of its chunk"));
   EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "F.c0.m1").num_buckets = 1; }),
               HasSubstr("rank 1: F.c0.m1 goes through 1 buckets; exactly what goes backward"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").input_only = true; }),
+              HasSubstr("rank 1: B.c0.m0 gives the gradient of its input alone; exactly a B that"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").input_only = false; }, 1,
+                      Schedule::kZeroBubbleH1),
+              HasSubstr("rank 1: B.c0.m0 gives the gradient of its weights too; exactly a B that"));
   EXPECT_THAT(refusal([](RankPlan& plan) {
                 InstructionId& id = At(plan, "B.c0.m1").id;
                 id = id.WithPiece(1);

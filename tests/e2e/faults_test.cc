@@ -178,7 +178,8 @@ TEST_F(FaultsTest, AnEvictedNodesJobGoesOnElsewhereAndTheDriverRemembersTheEvict
                std::string::npos;
       },
       60));
-  const std::string waits = "needs 4 slots; 1 node offers 2 (n1 2); n0 is evicted";
+  const std::string waits =
+      "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 1 node offers 2 (n1 2); n0 is evicted";
   EXPECT_TRUE(WaitUntil([&] { return cluster_.Status("job").message() == waits; }, 60))
       << cluster_.Status("job").message();
   EXPECT_TRUE(DescendantsOf(cluster_.agent_pid(0), "worker --link-fd").empty());

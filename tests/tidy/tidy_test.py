@@ -45,6 +45,12 @@ WALL_CLOCK_ALLOWED = {
     "controlplane/security/tls_check.cc": "the same",
     "cli/certs_command.cc": "the same",
 }
+# A pipeline schedule by name: only runtime/plan knows what one does.
+SCHEDULE = re.compile(r"\bPIPELINE_SCHEDULE_[A-Z0-9]|\bSchedule::k[A-Z0-9]")
+# path -> why it may
+SCHEDULE_ALLOWED = {
+    "runtime/job/pipeline_schedule.cc": "what a job calls a schedule and what plans call it: the names, nothing else",
+}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|not (yet )?implemented|unimplemented|placeholder)\b", re.IGNORECASE)
 
 
@@ -68,6 +74,9 @@ def findings_in(path, text):
             yield f"{relative}:{number}: {len(line)} columns; at most 100"
         if kind_of(relative) != "test" and WALL_CLOCK.search(line) and str(relative) not in WALL_CLOCK_ALLOWED:
             yield f"{relative}:{number}: waits or decides by the wall clock: {line.strip()}"
+        if (kind_of(relative) != "test" and SCHEDULE.search(line) and "runtime/plan" != str(relative.parent)
+                and str(relative) not in SCHEDULE_ALLOWED):
+            yield f"{relative}:{number}: names a schedule; only runtime/plan may tell one from another: {line.strip()}"
         include = re.match(r'#include [<"]([^>"]+)[>"]', line)
         if not include or folder not in ALLOWED:
             continue

@@ -25,6 +25,7 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/engine/chunks_of_rank.h"
+#include "runtime/engine/rank_memory.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/pass_operations.h"
@@ -212,6 +213,16 @@ absl::StatusOr<std::string> LayersOf(const JobPlan& plan, int stage) {
   return absl::StrJoin(ranges, ", ");
 }
 
+// What one rank of each stage needs for gradients.
+absl::StatusOr<std::vector<int64_t>> GradientBytes(const JobPlan& plan) {
+  std::vector<int64_t> bytes;
+  for (const plan::RankPlan& stage : plan.stages) {
+    ASSIGN_OR_RETURN(const engine::RankMemory memory, engine::MemoryOf(plan.spec, stage.rank));
+    bytes.push_back(memory.gradients);
+  }
+  return bytes;
+}
+
 // The most that this process has used so far, as the kernel counts it.
 int64_t PeakMemoryBytes() {
   rusage usage = {};
@@ -287,13 +298,15 @@ absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
   std::printf("%s\n\n", Title(plan).c_str());
   PrintMesh(plan.options.mesh);
   const std::vector<simulate::RankTime> times = simulate::Summarize(plan.stages, plan.time);
+  ASSIGN_OR_RETURN(const std::vector<int64_t> gradients, GradientBytes(plan));
   std::vector<std::vector<std::string>> rows = {
-      {"STAGE", "LAYERS", "INSTRUCTIONS", "MICRO-BATCHES KEPT", "COMPUTES", "WAITS"}};
+      {"STAGE", "LAYERS", "INSTRUCTIONS", "MICRO-BATCHES KEPT", "GRADIENTS", "COMPUTES", "WAITS"}};
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     ASSIGN_OR_RETURN(std::string layers, LayersOf(plan, static_cast<int>(stage)));
     rows.push_back({absl::StrCat(stage), std::move(layers),
                     absl::StrCat(plan.stages[stage].instructions.size()),
                     absl::StrJoin(plan.stages[stage].slots, " + "),
+                    base::FormatBytes(gradients[stage]),
                     absl::StrFormat("%.1f %%", Percent(times[stage].compute, plan.time.end)),
                     absl::StrFormat("%.1f %%", Percent(times[stage].idle, plan.time.end))});
   }
@@ -319,8 +332,9 @@ absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
   return absl::OkStatus();
 }
 
-void PrintJson(const JobPlan& plan, const PlanFlags& flags) {
+absl::Status PrintJson(const JobPlan& plan, const PlanFlags& flags) {
   const plan::Mesh& mesh = plan.options.mesh;
+  ASSIGN_OR_RETURN(const std::vector<int64_t> gradients, GradientBytes(plan));
   JsonObject object;
   object.Add("job", plan.spec.name());
   object.Add("data_parallel_size", int64_t{mesh.data_size()});
@@ -331,6 +345,7 @@ void PrintJson(const JobPlan& plan, const PlanFlags& flags) {
   object.Add("num_microbatches", int64_t{plan.options.num_microbatches});
   object.Add("schedule", Name(plan.options.schedule));
   object.Add("zero_stage", int64_t{plan.options.zero_stage});
+  object.Add("gradient_bytes", *std::max_element(gradients.begin(), gradients.end()));
   object.Add("step_seconds", static_cast<double>(plan.time.end) / 1e9);
   object.Add("bubble_percent", BubblePercent(plan));
   if (flags.measure) {
@@ -339,6 +354,7 @@ void PrintJson(const JobPlan& plan, const PlanFlags& flags) {
     object.Add("peak_memory_bytes", PeakMemoryBytes());
   }
   std::printf("%s\n", object.Finish().c_str());
+  return absl::OkStatus();
 }
 
 // The part of the step that a file takes, and how to say what it leaves out: "" where it takes all.
@@ -394,11 +410,8 @@ int RunPlan(const PlanFlags& flags) {
   if (const absl::Status written = WriteFiles(*plan, flags); !written.ok()) {
     return ReportError(written);
   }
-  if (flags.format == "json") {
-    PrintJson(*plan, flags);
-    return kExitGood;
-  }
-  const absl::Status printed = PrintText(*plan, flags);
+  const absl::Status printed =
+      flags.format == "json" ? PrintJson(*plan, flags) : PrintText(*plan, flags);
   return printed.ok() ? static_cast<int>(kExitGood) : ReportError(printed);
 }
 

@@ -209,6 +209,16 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
         "\nbackward  1      mlp.down weights  2.68e+08 FLOP\n", "F.c1.m0 B.c1.m0 F.c1.m1"}) {
     EXPECT_TRUE(absl::StrContains(text.out, part)) << part << " is not in " << text.out;
   }
+  EXPECT_TRUE(absl::StrContains(text.out, "  GRADIENTS  ")) << text.out;
+  const auto gradient_bytes = [&](const std::string& more) {
+    const Outcome json = Run(job +
+                             "-o json --set parallel.data_parallel_size=4 "
+                             "--set parallel.ddp_bucket_size=1 " +
+                             more);
+    EXPECT_EQ(json.code, 0) << json.error;
+    return NumberIn(json.out, "gradient_bytes");
+  };
+  EXPECT_LT(gradient_bytes("--set parallel.zero_stage=2"), gradient_bytes(""));
   // Four equal stages without time for links: what each schedule is known for.
   const std::string deep =
       "plan examples/fortunes.yaml -o json --bytes-per-second 1e30 --set "

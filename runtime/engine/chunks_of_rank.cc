@@ -6,6 +6,8 @@
 #include "runtime/engine/groups.h"
 #include "runtime/engine/snapshot_shard.h"
 #include "runtime/job/pipeline_schedule.h"
+#include "runtime/model/transformer_chunk.h"
+#include "runtime/tensor/arena.h"
 
 namespace megascale::engine {
 
@@ -48,15 +50,19 @@ std::vector<model::Bucket> ChunksOfRank::BucketsOf(const model::ChunkLayout& lay
   return layout.Buckets(mesh.data_size(), bucket_size);
 }
 
-int64_t ChunksOfRank::most_replicated() const {
-  int64_t most = 0;
-  for (const optim::OptimizerShard& shard : shards) {
-    const model::ChunkLayout layout = shard.layout();
-    for (const model::Bucket& bucket : BucketsOf(layout)) {
-      most = std::max(most, NumReplicated(layout, bucket.range));
+std::vector<BufferedBucket> ChunksOfRank::InGradientBuffers(
+    const model::ChunkLayout& layout) const {
+  std::vector<BufferedBucket> all;
+  for (const model::Bucket& bucket : BucketsOf(layout)) {
+    if (plan_options.zero_stage == 1) {
+      all.push_back({.range = {0, layout.padded_elements(mesh.data_size())}, .carried = {}});
+      continue;
     }
+    const int64_t begin = layout.FirstElement(bucket.first_layer);
+    const int64_t before = bucket.range.begin - begin;
+    all.push_back({.range = {begin, before + bucket.range.count}, .carried = {begin, before}});
   }
-  return most;
+  return all;
 }
 
 optim::OptimizerShard ChunksOfRank::ShardOf(const model::ChunkRange& range) const {
@@ -82,21 +88,44 @@ model::ChunkOptions ChunksOfRank::ModelOptions(const model::ChunkRange& range,
 }
 
 GradientSizes GradientSizesOf(const ChunksOfRank& part, const plan::RankPlan& plan) {
-  std::vector<int64_t> padded;
-  for (const optim::OptimizerShard& shard : part.shards) {
-    padded.push_back(shard.layout().padded_elements(shard.num_shards));
-  }
   GradientSizes sizes;
+  std::vector<std::vector<BufferedBucket>> in_buffers;
+  for (const optim::OptimizerShard& shard : part.shards) {
+    const model::ChunkLayout layout = shard.layout();
+    for (const model::Bucket& bucket : part.BucketsOf(layout)) {
+      sizes.replicated = std::max(sizes.replicated, NumReplicated(layout, bucket.range));
+    }
+    in_buffers.push_back(part.InGradientBuffers(layout));
+    if (!plan.shards_gradients) continue;
+    for (const BufferedBucket& bucket : in_buffers.back()) {
+      sizes.carried = std::max(sizes.carried, bucket.carried.count);
+    }
+    sizes.shards.push_back(layout.padded_elements(shard.num_shards) / shard.num_shards);
+    sizes.early.push_back(
+        model::TransformerChunk::EarlyElements(part.ModelOptions(shard.range, /*num_slots=*/1)));
+  }
   sizes.buffers.resize(static_cast<size_t>(plan.gradient_buffers));
   for (const plan::Instruction& instruction : plan.instructions) {
     if (instruction.gradient_buffer == plan::kNoBuffer) continue;
     int64_t& buffer = sizes.buffers[static_cast<size_t>(instruction.gradient_buffer)];
-    const int chunk = plan.IndexOfChunk(instruction.id.chunk());
-    buffer = std::max(buffer, padded[static_cast<size_t>(chunk)]);
+    const auto chunk = static_cast<size_t>(plan.IndexOfChunk(instruction.id.chunk()));
+    const auto bucket = static_cast<size_t>(instruction.id.bucket());
+    buffer = std::max(buffer, in_buffers[chunk][bucket].range.count);
   }
-  if (!plan.shards_gradients) return sizes;
-  for (const int64_t elements : padded) sizes.shards.push_back(elements / part.mesh.data_size());
   return sizes;
+}
+
+int64_t GradientBytes(const GradientSizes& sizes, tensor::DType dtype) {
+  int64_t bytes = 0;
+  const auto add = [&](int64_t elements) {
+    bytes += static_cast<int64_t>(tensor::Arena::BytesFor(dtype, elements));
+  };
+  for (const int64_t elements : sizes.buffers) add(elements);
+  for (const int64_t elements : sizes.shards) add(elements);
+  for (const int64_t elements : sizes.early) add(elements);
+  add(sizes.carried);
+  add(sizes.replicated);
+  return bytes;
 }
 
 model::Recompute RecomputeOf(const JobSpec& spec) {

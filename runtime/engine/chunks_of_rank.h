@@ -17,6 +17,14 @@
 
 namespace megascale::engine {
 
+// What a gradient buffer holds for a bucket. Of the flat space; `carried` within `range`.
+struct BufferedBucket {
+  model::FlatRange range;
+  // Where buffers are of buckets: what lies before the bucket, which begins within a layer. Its
+  // piece of a pass makes that too, and it is of the next bucket.
+  model::FlatRange carried;
+};
+
 struct ChunksOfRank {
   plan::Mesh mesh;
   plan::Coordinate coordinate;
@@ -33,9 +41,8 @@ struct ChunksOfRank {
   // Of the chunk with this range, wherever it is.
   optim::OptimizerShard ShardOf(const model::ChunkRange& range) const;
   std::vector<model::Bucket> BucketsOf(const model::ChunkLayout& layout) const;
-  // Elements that tensor ranks have copies of, of the bucket with most of them; 0 where there is
-  // one tensor rank.
-  int64_t most_replicated() const;
+  // By bucket.
+  std::vector<BufferedBucket> InGradientBuffers(const model::ChunkLayout& layout) const;
   // Of the chunk with this range, with room for `num_slots` micro-batches in flight.
   model::ChunkOptions ModelOptions(const model::ChunkRange& range, int num_slots) const;
 };
@@ -52,11 +59,18 @@ absl::StatusOr<ChunksOfRank> ChunksOf(const megascale::job::v1::JobSpec& spec, i
 
 // Elements of a rank's memory for gradients.
 struct GradientSizes {
-  std::vector<int64_t> buffers;  // by gradient buffer of the plan: as its largest chunk, padded
-  // By chunk: what each rank's shard has of its own; empty where shards are parts of the buffers.
+  // By gradient buffer of the plan: as its largest chunk, padded, or its largest bucket.
+  std::vector<int64_t> buffers;
+  // By chunk: what the rank's shard has of its own, and what its passes make of a bucket that has
+  // no buffer yet. Empty where buffers hold whole chunks and shards are parts of them.
   std::vector<int64_t> shards;
+  std::vector<int64_t> early;
+  int64_t carried = 0;     // between two pieces of a pass
+  int64_t replicated = 0;  // of tensor ranks: a bucket's copies, packed
 };
 GradientSizes GradientSizesOf(const ChunksOfRank& part, const plan::RankPlan& plan);
+// What they take, all in `dtype`.
+int64_t GradientBytes(const GradientSizes& sizes, tensor::DType dtype);
 
 // What each chunk of the model costs one rank: of one micro-batch, or of parameters padded to equal
 // shards. Tensor ranks share all computing evenly. Errors: as ChunksOf.

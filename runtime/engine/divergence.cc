@@ -33,14 +33,15 @@ struct Finding {
 constexpr int64_t kFindingNumbers = sizeof(Finding) / sizeof(double);
 static_assert(sizeof(Finding) == kFindingNumbers * sizeof(double));
 
-// The parameter that lies at `address`, if it is in `space`, which has this layout; or "".
-std::string ParameterIn(const tensor::Vector& space, const model::ChunkLayout& layout,
-                        const void* address) {
+// The parameter that lies at `address`, if it is in `space`, a flat space of this layout from its
+// element `first` on; or "".
+std::string ParameterIn(const tensor::Vector& space, int64_t first,
+                        const model::ChunkLayout& layout, const void* address) {
   const auto* at = static_cast<const std::byte*>(address);
   const auto* begin = static_cast<const std::byte*>(space.data);
   const auto size = static_cast<int64_t>(tensor::SizeOf(space.dtype));
   if (at == nullptr || at < begin || at >= begin + space.size * size) return "";
-  const int64_t element = (at - begin) / size;
+  const int64_t element = first + (at - begin) / size;
   for (const model::Parameter& parameter : layout.parameters()) {
     if (element >= parameter.offset && element < parameter.offset + parameter.size) {
       return parameter.name;
@@ -49,28 +50,21 @@ std::string ParameterIn(const tensor::Vector& space, const model::ChunkLayout& l
   return "";
 }
 
-// Finds the parameter of an address in the flat spaces of weights and of gradients of the chunk at
-// `*current`: chunks may share memory for gradients.
-CheckedOps::ParameterAt ParametersOf(const DivergedStep& step, const size_t* current) {
-  struct Spaces {
-    std::vector<tensor::Vector> flat;
-    std::shared_ptr<const model::ChunkLayout> layout;
-  };
-  std::vector<Spaces> chunks;
+// Finds the parameter of an address in the weights and gradients of the instruction `*current`.
+CheckedOps::ParameterAt ParametersOf(const DivergedStep& step,
+                                     const plan::Instruction* const* current) {
+  auto layouts = std::make_shared<std::vector<model::ChunkLayout>>();
   for (const RankChunk& chunk : *step.chunks) {
-    Spaces& spaces = chunks.emplace_back();
-    spaces.flat = *step.gradient_buffers;
-    spaces.flat.push_back(chunk.weights);
-    spaces.layout =
-        std::make_shared<model::ChunkLayout>(step.part->config, chunk.range, step.part->tensor);
+    layouts->emplace_back(step.part->config, chunk.range, step.part->tensor);
   }
-  return [chunks, current](const void* address) {
-    const Spaces& spaces = chunks[*current];
-    std::string name;
-    for (size_t i = 0; i < spaces.flat.size() && name.empty(); ++i) {
-      name = ParameterIn(spaces.flat[i], *spaces.layout, address);
-    }
-    return name;
+  return [&step, layouts, current](const void* address) {
+    const auto index = static_cast<size_t>(step.plan->IndexOfChunk((*current)->id.chunk()));
+    const RankChunk& chunk = (*step.chunks)[index];
+    const model::ChunkLayout& layout = (*layouts)[index];
+    std::string name = ParameterIn(chunk.weights, 0, layout, address);
+    if (!name.empty() || (*current)->gradient_buffer == plan::kNoBuffer) return name;
+    const GradientsInBuffer gradients = GradientsOf(chunk, **current, *step.gradient_buffers);
+    return ParameterIn(gradients.elements, gradients.range.begin, layout, address);
   };
 }
 
@@ -115,7 +109,7 @@ absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instructi
 // This rank's part of the step again. The plan's order within one micro-batch is that of its data,
 // so no two ranks wait for each other.
 absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
-  size_t current = 0;  // the chunk that computes
+  const plan::Instruction* current = nullptr;  // that computes
   CheckedOps checked(step.ops, ParametersOf(step, &current));
   std::vector<std::unique_ptr<model::TransformerChunk>> chunks;
   StageCompute::Computing computing = {{}, &checked};
@@ -124,7 +118,10 @@ absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
     ASSIGN_OR_RETURN(chunks.emplace_back(),
                      model::TransformerChunk::Create(
                          step.part->ModelOptions(chunk.range, step.plan->slots[i]), &checked,
-                         {.weights = chunk.weights, .gradients = chunk.gradients}, step.peers));
+                         {.weights = chunk.weights,
+                          .gradients = chunk.gradients,
+                          .early_gradients = chunk.early_gradients},
+                         step.peers));
     computing.chunks.push_back(chunks.back().get());
   }
   const StageCompute::Computing before = step.stage->ComputeAgainWith(computing);
@@ -139,7 +136,7 @@ absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
     for (const plan::Instruction& instruction : step.plan->instructions) {
       if (!IsOfAMicrobatch(instruction.kind())) continue;
       if (instruction.id.microbatch() != microbatch) continue;
-      current = static_cast<size_t>(step.plan->IndexOfChunk(instruction.id.chunk()));
+      current = &instruction;
       RETURN_IF_ERROR(RunOne(step, instruction));
       if (checked.finding().empty() || finding.order < kNothing) continue;
       finding.order = OrderOf(step, instruction);

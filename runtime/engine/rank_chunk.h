@@ -3,13 +3,16 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "runtime/base/check.h"
+#include "runtime/engine/chunks_of_rank.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/optim/sharded_optimizer.h"
+#include "runtime/plan/instruction.h"
 #include "runtime/tensor/tensor.h"
 
 namespace megascale::engine {
@@ -18,9 +21,16 @@ struct RankChunk {
   model::ChunkRange range;
   tensor::Vector weights;  // compute, padded to equal shards; not owned
   // F, padded alike; not owned: in the gradient buffer that the chunk uses first in a step. Each
-  // instruction says in which they are.
+  // instruction says in which they are. Where gradients are sharded, those of the bucket that is
+  // there first.
   tensor::Vector gradients = {};
   std::vector<model::Bucket> buckets = {};
+  // By bucket, of the flat space: what an instruction that names it has in its gradient buffer, and
+  // what of that is of the next bucket.
+  std::vector<BufferedBucket> in_buffer = {};
+  // Where gradients are sharded: what calls make of a bucket that has no buffer yet, F, not owned;
+  // see model::ChunkParameters.
+  tensor::Vector early_gradients = {};
   // This rank's shard, by bucket: [part], not owned. Of the weights, in compute; and of the
   // gradients as they are reduced, in F: in `gradients`, or, where gradients are sharded, in memory
   // of its own.
@@ -32,22 +42,38 @@ struct RankChunk {
   std::unique_ptr<optim::ShardedOptimizer> optimizer = nullptr;
 };
 
-// The memory for whole chunks' gradients, by plan::Instruction::gradient_buffer; F.
+// The memory for gradients, by plan::Instruction::gradient_buffer; F.
 using GradientBuffers = std::vector<tensor::Vector>;
 
-// The chunk's gradients in one of them. Requires: the plan lets the chunk use it.
-inline tensor::Vector GradientsIn(const RankChunk& chunk, const tensor::Vector& buffer) {
-  MEGASCALE_CHECK(buffer.size >= chunk.weights.size);
-  return {.data = buffer.data, .dtype = buffer.dtype, .size = chunk.weights.size};
-}
-
-// What a flat space has in `range`.
-inline tensor::Vector PartOf(const tensor::Vector& flat, const model::FlatRange& range) {
-  MEGASCALE_CHECK(range.begin + range.count <= flat.size);
-  return {.data = flat.as<std::byte>() + range.begin * tensor::SizeOf(flat.dtype),
+// What a flat space has in `range`. Of a part of the flat space: the elements from `first` on.
+inline tensor::Vector PartOf(const tensor::Vector& flat, const model::FlatRange& range,
+                             int64_t first = 0) {
+  const int64_t begin = range.begin - first;
+  MEGASCALE_CHECK(begin >= 0 && begin + range.count <= flat.size);
+  return {.data = flat.as<std::byte>() + begin * static_cast<int64_t>(tensor::SizeOf(flat.dtype)),
           .dtype = flat.dtype,
           .size = range.count};
 }
+
+// Gradients of a chunk in a gradient buffer.
+struct GradientsInBuffer {
+  tensor::Vector elements;  // [range.count] F
+  model::FlatRange range;   // of the flat space
+
+  tensor::Vector Part(const model::FlatRange& part) const {
+    return PartOf(elements, part, range.begin);
+  }
+};
+
+// What the instruction, which has one, finds there.
+inline GradientsInBuffer GradientsOf(const RankChunk& chunk, const plan::Instruction& instruction,
+                                     const GradientBuffers& buffers) {
+  const tensor::Vector& buffer = buffers.at(static_cast<size_t>(instruction.gradient_buffer));
+  const model::FlatRange& range =
+      chunk.in_buffer.at(static_cast<size_t>(instruction.id.bucket())).range;
+  return {PartOf(buffer, {0, range.count}), range};
+}
+
 inline std::vector<tensor::Vector> PartsOf(const tensor::Vector& flat,
                                            const std::vector<model::FlatRange>& ranges) {
   std::vector<tensor::Vector> parts;

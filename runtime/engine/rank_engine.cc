@@ -90,6 +90,7 @@ class Engine : public RankEngine {
   std::unique_ptr<ops::Ops> shard_ops_;
   RankChunks chunks_;
   GradientBuffers gradient_buffers_;
+  tensor::Vector carried_;                     // see StageOptions
   tensor::Vector replicated_;                  // of tensor ranks: see ShardOptions
   std::unique_ptr<stream::Stream> exchanges_;  // of peers_, where they overlap
   std::unique_ptr<TensorPeers> peers_;         // of tensor ranks
@@ -138,7 +139,10 @@ absl::Status Engine::PrepareMemory() {
     ASSIGN_OR_RETURN(chunk.transformer,
                      model::TransformerChunk::Create(
                          part_.ModelOptions(chunk.range, plan_.slots[i]), compute_ops_.get(),
-                         {.weights = chunk.weights, .gradients = chunk.gradients}, peers_.get()));
+                         {.weights = chunk.weights,
+                          .gradients = chunk.gradients,
+                          .early_gradients = chunk.early_gradients},
+                         peers_.get()));
     ASSIGN_OR_RETURN(chunk.optimizer,
                      optim::ShardedOptimizer::Create(options_.spec.optimizer(), part_.shards[i],
                                                      shard_ops_.get()));
@@ -152,6 +156,7 @@ absl::Status Engine::PrepareMemory() {
                                                  .plan = &plan_,
                                                  .chunks = &chunks_,
                                                  .gradient_buffers = &gradient_buffers_,
+                                                 .carried = carried_,
                                                  .ops = compute_ops_.get(),
                                                  .peers = peers_.get(),
                                                  .batch_ring = options_.batch_ring,
@@ -187,7 +192,8 @@ absl::Status Engine::AllocateParameters() {
     const model::ChunkLayout layout = shard.layout();
     chunks_.push_back({.range = shard.range,
                        .weights = {nullptr, dtype, layout.padded_elements(shard.num_shards)},
-                       .buckets = part_.BucketsOf(layout)});
+                       .buckets = part_.BucketsOf(layout),
+                       .in_buffer = part_.InGradientBuffers(layout)});
     RankChunk& chunk = chunks_.back();
     for (const model::Bucket& bucket : chunk.buckets) {
       chunk.replicated.push_back(ReplicatedRanges(layout, bucket.range));
@@ -195,24 +201,30 @@ absl::Status Engine::AllocateParameters() {
       chunk.gradient_shard.push_back(
           {nullptr, accumulation, bucket.range.count / shard.num_shards});
     }
+    if (!sizes.early.empty()) {
+      chunk.early_gradients = {nullptr, accumulation, sizes.early[chunks_.size() - 1]};
+    }
   }
   for (const int64_t elements : sizes.buffers) {
     gradient_buffers_.push_back({nullptr, accumulation, elements});
   }
-  replicated_ = {nullptr, accumulation, part_.most_replicated()};
+  carried_ = {nullptr, accumulation, sizes.carried};
+  replicated_ = {nullptr, accumulation, sizes.replicated};
   std::vector<tensor::Vector*> spaces;
   for (RankChunk& chunk : chunks_) spaces.push_back(&chunk.weights);
   for (tensor::Vector& buffer : gradient_buffers_) spaces.push_back(&buffer);
   for (RankChunk& chunk : chunks_) {
     for (tensor::Vector& part : chunk.gradient_shard) spaces.push_back(&part);
+    spaces.push_back(&chunk.early_gradients);
   }
+  spaces.push_back(&carried_);
   spaces.push_back(&replicated_);
   RETURN_IF_ERROR(Allocate(spaces));
   for (const plan::Instruction& instruction : plan_.instructions) {
     if (instruction.gradient_buffer == plan::kNoBuffer) continue;
     RankChunk& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(instruction.id.chunk()))];
-    const auto buffer = static_cast<size_t>(instruction.gradient_buffer);
-    if (!chunk.gradients) chunk.gradients = GradientsIn(chunk, gradient_buffers_[buffer]);
+    if (chunk.gradients) continue;
+    chunk.gradients = GradientsOf(chunk, instruction, gradient_buffers_).elements;
   }
   return absl::OkStatus();
 }

@@ -99,12 +99,7 @@ absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int
     memory.logits = static_cast<int64_t>(tensor::Arena::BytesFor(
         mine.compute, mine.micro_batch * mine.seq * mine.config.vocab_size / mine.tensor.size));
   }
-  const auto gradient_bytes = static_cast<int64_t>(tensor::SizeOf(AccumulationType(mine.compute)));
-  const GradientSizes gradients = GradientSizesOf(mine, plan);
-  for (const int64_t elements : gradients.buffers) memory.gradients += elements * gradient_bytes;
-  for (const int64_t elements : gradients.shards) memory.gradients += elements * gradient_bytes;
-  memory.gradients += static_cast<int64_t>(
-      tensor::Arena::BytesFor(AccumulationType(mine.compute), mine.most_replicated()));
+  memory.gradients = GradientBytes(GradientSizesOf(mine, plan), AccumulationType(mine.compute));
   memory.scratch += tokens * static_cast<int64_t>(sizeof(int32_t)) - memory.logits;
   memory.kernels = KernelBytes(mine, memory.logits > 0, spec.parallel().threads_per_rank());
   memory.process = kProcessBytes + kBytesPerThread * spec.parallel().threads_per_rank();

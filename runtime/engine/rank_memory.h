@@ -12,8 +12,8 @@ namespace megascale::engine {
 // Bytes of the worker process, by what for; memory that it shares with others is not in it.
 struct RankMemory {
   int64_t weights = 0;  // in compute, of its chunks
-  // Buffers for whole chunks, in the accumulation type; shards, where they have memory of their
-  // own; and of tensor ranks' copies.
+  // In the accumulation type: buffers for whole chunks; or for buckets, with shards, and with what
+  // passes make early; and of tensor ranks' copies. See GradientSizes.
   int64_t gradients = 0;
   int64_t optimizer = 0;    // master weights and both moments of its shards
   int64_t activations = 0;  // of all micro-batches in flight

@@ -40,15 +40,15 @@ absl::Status ShardCompute::AllGather(const plan::Instruction& instruction,
 absl::Status ShardCompute::SumReplicated(const plan::Instruction& instruction,
                                          comm::Communicator* communicator) {
   const RankChunk& chunk = ChunkOf(instruction);
-  const tensor::Vector gradients = GradientsOf(instruction);
-  const tensor::DType dtype = gradients.dtype;
+  const GradientsInBuffer gradients = GradientsOf(chunk, instruction, *options_.gradient_buffers);
+  const tensor::DType dtype = gradients.elements.dtype;
   MEGASCALE_CHECK(options_.replicated.dtype == dtype);
   const auto bytes = static_cast<int64_t>(tensor::SizeOf(dtype));
   // Calls `move` with where a tensor's gradient is, where it is packed, and how many bytes it has.
   const auto for_each = [&](const auto& move) {
     int64_t packed = 0;
     for (const model::FlatRange& range : chunk.replicated[BucketOf(instruction)]) {
-      move(gradients.as<std::byte>() + range.begin * bytes,
+      move(gradients.Part(range).as<std::byte>(),
            options_.replicated.as<std::byte>() + packed * bytes,
            static_cast<size_t>(range.count * bytes));
       packed += range.count;
@@ -69,9 +69,9 @@ absl::Status ShardCompute::ReduceGradients(const plan::Instruction& instruction,
                                            comm::Communicator* communicator) {
   const RankChunk& chunk = ChunkOf(instruction);
   const size_t bucket = BucketOf(instruction);
-  const tensor::Vector flat = GradientsOf(instruction);
-  const tensor::Vector gradients = PartOf(flat, chunk.buckets[bucket].range);
-  const tensor::Vector reduced = PartOf(flat, chunk.optimizer->ranges()[bucket]);
+  const GradientsInBuffer buffer = GradientsOf(chunk, instruction, *options_.gradient_buffers);
+  const tensor::Vector gradients = buffer.Part(chunk.buckets[bucket].range);
+  const tensor::Vector reduced = buffer.Part(chunk.optimizer->ranges()[bucket]);
   RETURN_IF_ERROR(
       communicator->ReduceScatter(gradients, reduced, {instruction.id.packed(), options_.timeout}));
   const tensor::Vector& sum = chunk.gradient_shard[bucket];

@@ -72,11 +72,6 @@ class ShardCompute {
   static size_t BucketOf(const plan::Instruction& instruction) {
     return static_cast<size_t>(instruction.id.bucket());
   }
-  // Of the whole chunk.
-  tensor::Vector GradientsOf(const plan::Instruction& instruction) const {
-    const auto buffer = static_cast<size_t>(instruction.gradient_buffer);
-    return GradientsIn(ChunkOf(instruction), options_.gradient_buffers->at(buffer));
-  }
   optim::StepArgs StepArgsOf(const plan::Instruction& instruction,
                              const plan::StepContext& context) const;
   // Completes `numbers`, whose equal parts belong to the ranks of the communicator.

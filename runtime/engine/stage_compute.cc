@@ -83,11 +83,29 @@ void StageCompute::FillSlot(const plan::Instruction& instruction) {
 
 void StageCompute::UseGradientBuffer(const plan::Instruction& instruction) {
   if (instruction.gradient_buffer == plan::kNoBuffer) return;
-  const auto buffer = static_cast<size_t>(instruction.gradient_buffer);
-  const tensor::Vector gradients =
-      GradientsIn((*options_.chunks)[IndexOf(instruction)], options_.gradient_buffers->at(buffer));
-  if (instruction.begins_sum) computing_.ops->FillZero(gradients);
-  ChunkOf(instruction).AddGradientsTo(gradients);
+  const RankChunk& chunk = (*options_.chunks)[IndexOf(instruction)];
+  const GradientsInBuffer gradients = GradientsOf(chunk, instruction, *options_.gradient_buffers);
+  if (instruction.begins_sum) computing_.ops->FillZero(gradients.elements);
+  TakeCarried(instruction, gradients);
+  ChunkOf(instruction).AddGradientsTo(gradients.elements, gradients.range.begin);
+}
+
+void StageCompute::TakeCarried(const plan::Instruction& piece, const GradientsInBuffer& gradients) {
+  if (piece.id.bucket() == 0) return;
+  const RankChunk& chunk = (*options_.chunks)[IndexOf(piece)];
+  const model::FlatRange& range =
+      chunk.in_buffer[static_cast<size_t>(piece.id.bucket()) - 1].carried;
+  if (range.count == 0) return;
+  computing_.ops->Cast(PartOf(options_.carried, {0, range.count}), gradients.Part(range));
+}
+
+void StageCompute::Carry(const plan::Instruction& piece) {
+  if (piece.gradient_buffer == plan::kNoBuffer) return;
+  const RankChunk& chunk = (*options_.chunks)[IndexOf(piece)];
+  const model::FlatRange& range = chunk.in_buffer[static_cast<size_t>(piece.id.bucket())].carried;
+  if (range.count == 0) return;
+  const GradientsInBuffer gradients = GradientsOf(chunk, piece, *options_.gradient_buffers);
+  computing_.ops->Cast(gradients.Part(range), PartOf(options_.carried, {0, range.count}));
 }
 
 template <typename Pass>
@@ -96,6 +114,7 @@ absl::Status StageCompute::Together(const plan::Instruction& instruction,
   if (options_.peers != nullptr) options_.peers->Begin(instruction.id, communicator);
   UseGradientBuffer(instruction);
   pass(ChunkOf(instruction), instruction.activation_slot);
+  if (instruction.kind() != plan::OpKind::kForward) Carry(instruction);
   return options_.peers != nullptr ? options_.peers->status() : absl::OkStatus();
 }
 
@@ -117,6 +136,9 @@ absl::Status StageCompute::Forward(const plan::Instruction& instruction,
 StageCompute::Computing StageCompute::ComputeAgainWith(Computing computing) {
   started_step_ = -1;
   for (const tensor::Vector& buffer : *options_.gradient_buffers) options_.ops->FillZero(buffer);
+  for (const RankChunk& chunk : *options_.chunks) {
+    if (chunk.early_gradients) options_.ops->FillZero(chunk.early_gradients);
+  }
   return std::exchange(computing_, std::move(computing));
 }
 

@@ -28,6 +28,9 @@ struct StageOptions {
   const plan::RankPlan* plan = nullptr;
   const RankChunks* chunks = nullptr;
   const GradientBuffers* gradient_buffers = nullptr;
+  // Where gradients are sharded: between two pieces of a pass, what the one made of the other's
+  // bucket; F.
+  tensor::Vector carried;
   ops::Ops* ops = nullptr;                   // of the compute stream
   TensorPeers* peers = nullptr;              // of its passes; null where there is one tensor rank
   base::SharedMemory* batch_ring = nullptr;  // null where the rank reads no batches
@@ -78,6 +81,10 @@ class StageCompute {
   void FillSlot(const plan::Instruction& instruction);
   // Makes the chunk add to the instruction's gradient buffer, if it has one.
   void UseGradientBuffer(const plan::Instruction& instruction);
+  // A piece makes the gradients of whole layers, and its bucket may begin within one: what is
+  // before that goes to the next piece's buffer.
+  void TakeCarried(const plan::Instruction& piece, const GradientsInBuffer& gradients);
+  void Carry(const plan::Instruction& piece);
   // Does the instruction by `pass`, together with the tensor ranks that share it.
   template <typename Pass>
   absl::Status Together(const plan::Instruction& instruction, comm::Communicator* communicator,

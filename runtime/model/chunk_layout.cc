@@ -99,6 +99,7 @@ ChunkLayout::ChunkLayout(const ModelConfig& config, const ChunkRange& range, Ten
     layer_offsets_.push_back(num_elements_);
     AppendLayer(config, range.first_layer + i);
   }
+  layer_offsets_.push_back(num_elements_);
   if (!range.has_head) return;
   Append("model.norm.weight", {config.hidden_size}, whole);
   if (config.has_norm_bias()) Append("model.norm.bias", {config.hidden_size}, whole);
@@ -202,6 +203,10 @@ FlatRange Overlap(const FlatRange& a, const FlatRange& b) {
   return {begin, std::max<int64_t>(0, end - begin)};
 }
 
+int64_t ChunkLayout::FirstElement(int layer) const {
+  return layer == 0 ? 0 : layer_offsets_.at(static_cast<size_t>(layer));
+}
+
 int64_t ChunkLayout::padded_elements(int num_shards) const {
   return Padded(num_elements_, num_shards);
 }
@@ -209,7 +214,7 @@ int64_t ChunkLayout::padded_elements(int num_shards) const {
 std::vector<Bucket> ChunkLayout::Buckets(int num_shards, int64_t bucket_size) const {
   std::vector<Bucket> buckets;
   int64_t end = padded_elements(num_shards);
-  for (size_t layer = layer_offsets_.size(); layer-- > 1 && bucket_size > 0;) {
+  for (size_t layer = layer_offsets_.size() - 1; layer-- > 1 && bucket_size > 0;) {
     const int64_t begin = Padded(layer_offsets_[layer], num_shards);
     if (end - begin < bucket_size || buckets.size() + 1 == kBucketsMax) continue;
     buckets.push_back({static_cast<int>(layer), {begin, end - begin}});

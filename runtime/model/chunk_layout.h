@@ -113,6 +113,10 @@ class ChunkLayout {
 
   // Elements of all parameters.
   int64_t num_elements() const { return num_elements_; }
+  // Where the parameters begin that a backward pass through layers from `layer` on, counted from 0
+  // in the chunk, makes the gradients of: the embedding's are those of layer 0. Of the number of
+  // layers: where the head's begin.
+  int64_t FirstElement(int layer) const;
   // num_elements() rounded up to a multiple of 64 num_shards. What lies beyond num_elements() is
   // padding: always zero, never read.
   int64_t padded_elements(int num_shards) const;
@@ -135,7 +139,7 @@ class ChunkLayout {
 
   TensorPlace place_;
   std::vector<Parameter> parameters_;
-  std::vector<int64_t> layer_offsets_;  // of each layer's first element in the flat space
+  std::vector<int64_t> layer_offsets_;  // of each layer's first element, then of the head's
   absl::flat_hash_map<std::string, int> index_of_name_;
   int64_t num_elements_ = 0;
 };

@@ -189,6 +189,60 @@ TEST(SplitBackward, InputComesFirstAndLeavesOnlyTheLayersMatrices) {
   }
 }
 
+// A chunk that is the whole model, each piece of whose backward has memory for its layer alone, and
+// forward for the head alone.
+NamedValues InPieces(const ModelConfig& config, bool split, ops::Ops* ops) {
+  TestPipelineOptions options = OptionsOf({config, 1}, split);
+  options.early_gradients = true;
+  TestPipeline pipeline(options, ops);
+  const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
+  std::vector<std::vector<double>> parts;  // by layer; the last is the head's
+  for (int layer = 0; layer <= config.num_layers; ++layer) {
+    const int64_t end =
+        layer < config.num_layers ? layout.FirstElement(layer + 1) : layout.num_elements();
+    parts.emplace_back(static_cast<size_t>(end - layout.FirstElement(layer)));
+  }
+  const auto use = [&](int layer) {
+    std::vector<double>& part = parts[static_cast<size_t>(layer)];
+    pipeline.chunk(0).AddGradientsTo({part.data(), DType::kF64, static_cast<int64_t>(part.size())},
+                                     layout.FirstElement(layer));
+  };
+  use(config.num_layers);
+  for (int i = 0; i < kMicrobatches; ++i) pipeline.Forward(i, TokensOf(options, i), kScale);
+  for (int i = 0; i < kMicrobatches; ++i) {
+    if (split) pipeline.Backward(i);
+    for (int layer = config.num_layers; layer-- > 0;) {
+      use(layer);
+      if (split) {
+        pipeline.chunk(0).BackwardWeights(i, layer);
+      } else {
+        pipeline.chunk(0).Backward(i, layer);
+      }
+    }
+  }
+  std::vector<double> flat;
+  for (const auto& part : parts) flat.insert(flat.end(), part.begin(), part.end());
+  NamedValues gradients;
+  for (const Parameter& parameter : layout.parameters()) {
+    const auto begin = flat.begin() + parameter.offset;
+    gradients[parameter.name].assign(begin, begin + parameter.size);
+  }
+  return gradients;
+}
+
+// With sharded gradients: each element goes to the piece that makes its layer's whole, whichever
+// call makes it.
+TEST(SplitBackward, PiecesHaveTheSameGradientsInMemoryForTheirLayersAlone) {
+  const auto ops = ops::MakeReferenceOps();
+  for (const ModelConfig& config : AllCombinations(ThreeLayers())) {
+    const NamedValues expected = InOnePart({config, 1}, ops.get());
+    for (const bool split : {false, true}) {
+      EXPECT_LE(LargestDifference(InPieces(config, split, ops.get()), expected), kRounding)
+          << Describe(config) << (split ? ", split" : "");
+    }
+  }
+}
+
 TEST(SplitBackward, ASlotServesEvaluationAndLogitsAgainAfterBothParts) {
   const auto ops = ops::MakeReferenceOps();
   for (const ModelConfig& config : Styles(ThreeLayers(), 3)) {

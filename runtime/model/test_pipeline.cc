@@ -228,7 +228,7 @@ TestPipeline::TestPipeline(const TestPipelineOptions& options, ops::Ops* ops)
     layouts_.emplace_back(options.config, *MakeChunkRange(options.config, options.num_chunks, i),
                           place);
     const int64_t elements = layouts_.back().num_elements();
-    bytes += Arena::BytesFor(compute, elements) + 2 * Arena::BytesFor(accumulation, elements);
+    bytes += Arena::BytesFor(compute, elements) + 3 * Arena::BytesFor(accumulation, elements);
   }
   arena_ = *Arena::Create(bytes);
   for (int i = 0; i < options.num_chunks; ++i) {
@@ -246,6 +246,10 @@ TestPipeline::TestPipeline(const TestPipelineOptions& options, ops::Ops* ops)
                        .split_backward = options.split_backward,
                        .recompute = options.recompute,
                        .tensor = place};
+    if (options.early_gradients) {
+      parameters_[i].early_gradients =
+          arena_.Allocate(accumulation, TransformerChunk::EarlyElements(chunk));
+    }
     auto created = TransformerChunk::Create(chunk, ops, parameters_[i], options.group);
     MEGASCALE_CHECK_MSG(created.ok(), created.status().message());
     chunks_.push_back(*std::move(created));

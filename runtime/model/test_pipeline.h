@@ -56,6 +56,7 @@ struct TestPipelineOptions {
   int64_t seq = 6;
   int num_slots = 1;
   bool split_backward = false;
+  bool early_gradients = false;  // see ChunkParameters
   Recompute recompute = Recompute::kNone;
   TensorGroup* group = nullptr;  // null: one tensor rank
 };

@@ -1,15 +1,26 @@
 #include "runtime/model/transformer_chunk.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 
 namespace megascale::model {
 namespace {
+
+constexpr char kTokenEmbedding[] = "model.embed_tokens.weight";
+
+// Also of one that lies outside: views are made before it is known where it will lie.
+void* Element(const Vector& space, int64_t index) {
+  const auto bytes = static_cast<intptr_t>(SizeOf(space.dtype));
+  return reinterpret_cast<void*>(reinterpret_cast<intptr_t>(space.data) + index * bytes);
+}
 
 // Views of the parameters by name in the flat spaces.
 class ParameterBinder {
@@ -25,9 +36,7 @@ class ParameterBinder {
     const int index = layout_.Find(name);
     if (index < 0 || !space) return {};
     const Parameter& parameter = layout_.parameters()[index];
-    const int64_t element_bytes = static_cast<int64_t>(SizeOf(space.dtype));
-    return {static_cast<char*>(space.data) + parameter.offset * element_bytes, space.dtype,
-            parameter.size};
+    return {Element(space, parameter.offset), space.dtype, parameter.size};
   }
   Matrix MatrixIn(const Vector& space, absl::string_view name) const {
     const Vector flat = VectorIn(space, name);
@@ -73,6 +82,17 @@ class ParameterBinder {
   const ChunkLayout& layout_;
   const ChunkParameters& parameters_;
 };
+
+// Parameters of which a call makes gradients that is not the one which makes their layer's whole.
+bool IsMadeEarly(const ChunkOptions& options, const Parameter& parameter) {
+  const bool of_layer = absl::StartsWith(parameter.name, "model.layers.");
+  const bool of_embedding = absl::StartsWith(parameter.name, "model.embed");
+  if (options.split_backward) {
+    const bool is_matrix = parameter.global_shape.size() == 2;
+    return of_embedding || (of_layer && !is_matrix);
+  }
+  return options.range.has_head && options.config.tied && parameter.name == kTokenEmbedding;
+}
 
 Vector First(Vector vector, int64_t size) {
   MEGASCALE_CHECK(size <= vector.size);
@@ -134,19 +154,18 @@ TransformerChunk::TransformerChunk(const ChunkOptions& options, ops::Ops* ops, T
       block_(&part_, ops, rows_),
       slot_states_(options.num_slots, SlotState::kFree),
       layers_left_(options.num_slots),
-      num_elements_(ChunkLayout(options.config, options.range, options.tensor).num_elements()) {}
+      layout_(options.config, options.range, options.tensor) {}
 
 void TransformerChunk::BindParameters(const ChunkParameters& parameters) {
   const ChunkRange& range = options_.range;
-  const ChunkLayout layout(options_.config, range, options_.tensor);
   MEGASCALE_CHECK(parameters.weights.dtype == options_.compute);
-  MEGASCALE_CHECK(parameters.weights.size >= num_elements_);
+  MEGASCALE_CHECK(parameters.weights.size >= layout_.num_elements());
   can_train_ = static_cast<bool>(parameters.gradients);
-  if (can_train_) CheckGradients(parameters.gradients);
-  gradients_ = parameters.gradients.data;
-  const ParameterBinder binder(layout, parameters);
-  token_weight_VC_ = binder.MatrixIn(parameters.weights, "model.embed_tokens.weight");
-  d_token_weight_VC_ = binder.MatrixIn(parameters.gradients, "model.embed_tokens.weight");
+  gradients_ = parameters.gradients;
+  MEGASCALE_CHECK(!can_train_ || gradients_.dtype == AccumulationType(options_.compute));
+  const ParameterBinder binder(layout_, parameters);
+  token_weight_VC_ = binder.MatrixIn(parameters.weights, kTokenEmbedding);
+  d_token_weight_VC_ = binder.MatrixIn(parameters.gradients, kTokenEmbedding);
   if (binder.adds_to_sum()) {
     position_weight_TC_ = binder.MatrixIn(parameters.weights, "model.embed_positions.weight");
     d_position_weight_TC_ = binder.MatrixIn(parameters.gradients, "model.embed_positions.weight");
@@ -154,38 +173,93 @@ void TransformerChunk::BindParameters(const ChunkParameters& parameters) {
   for (int i = 0; i < range.num_layers; ++i) {
     layers_.push_back(binder.Block(range.first_layer + i));
   }
-  if (!range.has_head) return;
-  final_norm_ = binder.Norm("model.norm");
-  head_ = binder.Linear(options_.config.tied ? "model.embed_tokens" : "lm_head");
+  if (range.has_head) {
+    final_norm_ = binder.Norm("model.norm");
+    head_ = binder.Linear(options_.config.tied ? "model.embed_tokens" : "lm_head");
+  }
+  BindEarlyGradients(parameters.early_gradients);
 }
 
-void TransformerChunk::CheckGradients(const Vector& gradients) const {
-  MEGASCALE_CHECK(gradients.dtype == AccumulationType(options_.compute));
-  MEGASCALE_CHECK(gradients.size >= num_elements_);
+void TransformerChunk::BindEarlyGradients(const Vector& space) {
+  MEGASCALE_CHECK(!space || space.size == EarlyElements(options_));
+  MEGASCALE_CHECK(!space || space.dtype == gradients_.dtype);
+  int64_t begin = 0;
+  for (const Parameter& parameter : layout_.parameters()) {
+    if (!space || !IsMadeEarly(options_, parameter)) continue;
+    early_gradients_.push_back(
+        {{Element(space, begin), space.dtype, parameter.size}, parameter.offset});
+    begin += parameter.size;
+  }
+  ForEachGradient([this](auto* view) {
+    const auto early = std::find_if(early_gradients_.begin(), early_gradients_.end(),
+                                    [&](const EarlyGradient& gradient) {
+                                      return view->data == Element(gradients_, gradient.offset);
+                                    });
+    if (early == early_gradients_.end()) {
+      late_gradients_.push_back(&view->data);
+    } else {
+      view->data = early->sum.data;
+    }
+  });
 }
 
-void TransformerChunk::AddGradientsTo(const Vector& gradients) {
-  MEGASCALE_CHECK(can_train_);
-  CheckGradients(gradients);
-  const auto* const before = static_cast<const char*>(std::exchange(gradients_, gradients.data));
-  const auto move = [&](auto*... views) {
-    const auto move_one = [&](auto* view) {
-      if (!*view) return;
-      view->data =
-          static_cast<char*>(gradients.data) + (static_cast<const char*>(view->data) - before);
+template <typename Visit>
+void TransformerChunk::ForEachGradient(const Visit& visit) {
+  const auto visit_those = [&](auto*... views) {
+    const auto visit_one = [&](auto* view) {
+      if (*view) visit(view);
     };
-    (move_one(views), ...);
+    (visit_one(views), ...);
   };
-  move(&d_token_weight_VC_, &d_position_weight_TC_, &final_norm_.d_weight, &final_norm_.d_bias,
-       &head_.d_weight, &head_.d_bias);
+  visit_those(&d_token_weight_VC_, &d_position_weight_TC_, &final_norm_.d_weight,
+              &final_norm_.d_bias, &head_.d_weight, &head_.d_bias);
   for (BlockParameters& layer : layers_) {
     for (NormParameters* norm : {&layer.input_norm, &layer.post_attention_norm}) {
-      move(&norm->d_weight, &norm->d_bias);
+      visit_those(&norm->d_weight, &norm->d_bias);
     }
     for (LinearParameters* linear : {&layer.qkv, &layer.attention_out, &layer.up, &layer.down}) {
-      move(&linear->d_weight, &linear->d_bias);
+      visit_those(&linear->d_weight, &linear->d_bias);
     }
   }
+}
+
+void TransformerChunk::AddGradientsTo(const Vector& gradients, int64_t first) {
+  MEGASCALE_CHECK(can_train_);
+  MEGASCALE_CHECK(gradients.dtype == gradients_.dtype);
+  const auto address_of_0 = [](const Vector& part, int64_t first_of_part) {
+    return reinterpret_cast<intptr_t>(Element(part, -first_of_part));
+  };
+  const intptr_t moved = address_of_0(gradients, first) - address_of_0(gradients_, first_gradient_);
+  for (void** view : late_gradients_) {
+    *view = reinterpret_cast<void*>(reinterpret_cast<intptr_t>(*view) + moved);
+  }
+  gradients_ = gradients;
+  first_gradient_ = first;
+}
+
+void TransformerChunk::CheckGradients(int64_t begin, int64_t end) const {
+  MEGASCALE_CHECK(first_gradient_ <= begin);
+  MEGASCALE_CHECK(end <= first_gradient_ + gradients_.size);
+}
+
+void TransformerChunk::AddEarlyGradients(int first, int end) {
+  for (const EarlyGradient& early : early_gradients_) {
+    if (early.offset < layout_.FirstElement(first)) continue;
+    if (early.offset >= layout_.FirstElement(end)) continue;
+    const Vector whole = {Element(gradients_, early.offset - first_gradient_), early.sum.dtype,
+                          early.sum.size};
+    ops_.AddScaled(1.0, early.sum, whole);
+    ops_.FillZero(early.sum);
+  }
+}
+
+int64_t TransformerChunk::EarlyElements(const ChunkOptions& options) {
+  const ChunkLayout layout(options.config, options.range, options.tensor);
+  int64_t elements = 0;
+  for (const Parameter& parameter : layout.parameters()) {
+    if (IsMadeEarly(options, parameter)) elements += parameter.size;
+  }
+  return elements;
 }
 
 int64_t TransformerChunk::ActivationBytes(const ChunkOptions& options) {
@@ -217,6 +291,7 @@ void TransformerChunk::Forward(int slot, const ChunkLoss& loss) {
     return;
   }
   MEGASCALE_CHECK(loss.sum != nullptr);
+  CheckGradients(layout_.FirstElement(options_.range.num_layers), layout_.num_elements());
   const Matrix logits_NV = ForwardHead(residual);
   CrossEntropy({.logits = logits_NV,
                 .targets = memory.targets_N,
@@ -323,6 +398,7 @@ void TransformerChunk::LossBackward(const SlotMemory& slot, const Matrix& d_logi
 
 int TransformerChunk::TakeLayers(int slot, int down_to) {
   MEGASCALE_CHECK(down_to >= 0 && down_to < layers_left_[slot]);
+  CheckGradients(layout_.FirstElement(down_to), layout_.FirstElement(layers_left_[slot]));
   return std::exchange(layers_left_[slot], down_to);
 }
 
@@ -330,7 +406,8 @@ void TransformerChunk::Backward(int slot, int down_to) {
   const SlotMemory& memory = SlotAt(slot);
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kBackward);
   const BatchShape shape{options_.micro_batch, options_.seq};
-  for (int i = TakeLayers(slot, down_to); i-- > down_to;) {
+  const int end = TakeLayers(slot, down_to);
+  for (int i = end; i-- > down_to;) {
     const BlockActivations& layer = memory.layers[i];
     if (options_.recompute != Recompute::kNone) {
       block_.ForwardAgain(options_.recompute, layers_[i], layer, memory_.scratch.block, shape,
@@ -338,9 +415,11 @@ void TransformerChunk::Backward(int slot, int down_to) {
     }
     block_.Backward(layers_[i], layer, memory_.scratch.block, shape, memory.gradient_RC);
   }
-  if (down_to > 0) return;
-  EmbeddingBackward(memory);
-  slot_states_[slot] = SlotState::kFree;
+  if (down_to == 0) {
+    EmbeddingBackward(memory);
+    slot_states_[slot] = SlotState::kFree;
+  }
+  AddEarlyGradients(down_to, end);
 }
 
 // Until BackwardWeights the gradient of a layer's output lies where the next layer's input lay:
@@ -367,12 +446,14 @@ void TransformerChunk::BackwardInput(int slot) {
 void TransformerChunk::BackwardWeights(int slot, int down_to) {
   const SlotMemory& memory = SlotAt(slot);
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kBackwardWeights);
-  for (int i = TakeLayers(slot, down_to); i-- > down_to;) {
+  const int end = TakeLayers(slot, down_to);
+  for (int i = end; i-- > down_to;) {
     const BlockActivations& next = memory.layers[(i + 1) % layers_.size()];
     block_.BackwardWeights(layers_[i], memory.layers[i], memory_.scratch.block,
                            next.input_norm.x_RC);
   }
   if (down_to == 0) slot_states_[slot] = SlotState::kFree;
+  AddEarlyGradients(down_to, end);
 }
 
 void TransformerChunk::EmbeddingBackward(const SlotMemory& slot) {

@@ -57,6 +57,10 @@ namespace megascale::model {
 struct ChunkParameters {
   Vector weights;    // compute
   Vector gradients;  // F: added to; the caller zeroes it before a step. None: evaluation only.
+  // [EarlyElements] F, zero: for a caller who gives each call the gradients of its layers alone.
+  // What a call makes of other layers, or of the embedding, is added up here; the call that makes
+  // that layer's gradients whole adds it to them, and leaves zero. None: all goes to `gradients`.
+  Vector early_gradients = {};
 };
 
 // What the last chunk does with its logits.
@@ -84,6 +88,10 @@ class TransformerChunk {
 
   // What Create allocates: the buffers of all slots and the scratch memory.
   static int64_t ActivationBytes(const ChunkOptions& options);
+  // Elements of the parameters whose gradients a call makes that is not the one which makes their
+  // layer's whole, for ChunkParameters: a tied output matrix, by Forward; with split_backward what
+  // BackwardInput adds to.
+  static int64_t EarlyElements(const ChunkOptions& options);
   // The weights in compute and the gradients in F, which the caller allocates, without padding.
   static int64_t ParameterBytes(const ChunkOptions& options);
 
@@ -106,7 +114,11 @@ class TransformerChunk {
 
   // Later calls add to these gradients, a flat space as that of ChunkParameters, in place of those
   // before. Of the last chunk, Forward adds as well.
-  void AddGradientsTo(const Vector& gradients);
+  //
+  // They may be a part of the flat space, from element `first` on: with early gradients, that of
+  // the layers of the next call. Forward's is that of the head, which it has from
+  // FirstElement(number of layers) on.
+  void AddGradientsTo(const Vector& gradients, int64_t first = 0);
 
   // Backward in two parts. BackwardInput fills gradient(slot), and adds to all gradients but those
   // of the layers' matrices: to norms, biases and embeddings, whose part is cheap. BackwardWeights
@@ -138,7 +150,14 @@ class TransformerChunk {
   // and returns how many those were.
   int TakeLayers(int slot, int down_to);
   void BindParameters(const ChunkParameters& parameters);
-  void CheckGradients(const Vector& gradients) const;
+  void BindEarlyGradients(const Vector& space);
+  // Calls `visit` with each view of gradients that there is: a Vector or a Matrix.
+  template <typename Visit>
+  void ForEachGradient(const Visit& visit);
+  // Calls add to these elements of the flat space now.
+  void CheckGradients(int64_t begin, int64_t end) const;
+  // Adds to the gradients of the layers from `first` up to `end` what calls made of them early.
+  void AddEarlyGradients(int first, int end);
   void Embed(const Vector& tokens_N, int64_t seq, const Matrix& out_RC);
   // Embedding and layers.
   Residual ForwardLayers(const SlotMemory& slot, const Vector& tokens_N, BatchShape shape);
@@ -161,9 +180,16 @@ class TransformerChunk {
   std::vector<SlotState> slot_states_;
   std::vector<int> layers_left_;  // by slot: that its Backward, or BackwardWeights, has not reached
 
-  const int64_t num_elements_;  // of the flat spaces
+  const ChunkLayout layout_;  // of the flat spaces
   bool can_train_ = false;
-  void* gradients_ = nullptr;                   // where the flat space of what d_ names view begins
+  Vector gradients_;            // F: what d_ names view
+  int64_t first_gradient_ = 0;  // of the flat space: its element that gradients_ begins with
+  struct EarlyGradient {
+    Vector sum;
+    int64_t offset = 0;  // in the flat space
+  };
+  std::vector<EarlyGradient> early_gradients_;
+  std::vector<void**> late_gradients_;  // where the d_ that view gradients_ have their addresses
   Matrix token_weight_VC_, d_token_weight_VC_;  // first chunk
   // First chunk, learned positions. Only the first tensor rank's: it adds positions to its part.
   Matrix position_weight_TC_, d_position_weight_TC_;

@@ -146,10 +146,12 @@ struct Instruction {
   // what F keeps for B, and the buffers that are received into and sent from. Everything that an
   // earlier micro-batch does in a slot has ended before a later one begins there.
   int activation_slot = kNoSlot;
-  // The memory for a whole chunk's gradients, one of the rank's buffers, that a pass adds to and
-  // that S and R work on. Chunks may take turns in one: from the first pass that adds to it,
-  // through all others, to the R of each bucket, which takes its sum. Everything of a turn has
-  // ended before the next begins.
+  // The memory for gradients, one of the rank's buffers, that a pass adds to and that S and R work
+  // on: of a whole chunk, or with ZeRO stage 2 of one bucket, which take turns: from the first pass
+  // that adds to it, through all others, to its R, which takes the sum. Everything of a turn has
+  // ended before the next begins. With stage 2 a forward adds to the chunk's first bucket, and the
+  // B of a pass that has a W to none: what both make of other buckets the stage keeps for the
+  // pieces that make these whole.
   int gradient_buffer = kNoBuffer;
   // What is in the memory does not count: a pass begins a turn in its gradient buffer, which is to
   // be zero; or R is the first of its bucket in a step, and the rank's shard becomes what it gives.

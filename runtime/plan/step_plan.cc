@@ -6,7 +6,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
@@ -61,15 +60,10 @@ class Builder {
     plan_.num_chunks = options.num_chunks();
     plan_.num_microbatches = options.num_microbatches;
     plan_.shards_gradients = options.zero_stage == 2;
-    plan_.gradient_buffers = plan_.shards_gradients
-                                 ? std::clamp(options.chunks_per_stage - 1, 1, kSharedBuffersMax)
-                                 : options.chunks_per_stage;
-    for (int buffer = 0; buffer < plan_.gradient_buffers; ++buffer) {
-      free_buffers_.push({.buffer = buffer, .last_user = -1});
-    }
     tensor_parallel_ = options.mesh.tensor_size() > 1;
     stage_ = plan_.stage();
     chunks_.resize(static_cast<size_t>(options.chunks_per_stage));
+    MakeGradientBuffers();
   }
 
   RankPlan Build() && {
@@ -98,7 +92,7 @@ class Builder {
       AddTogether(rest.first(size));
       rest.remove_prefix(size);
     }
-    for (const int chunk : unreduced_) AddReduction(chunk, InstructionId::kNoMicrobatch);
+    for (const int chunk : unreduced_) AddReductions(chunk);
     AddUpdates();
     return std::move(plan_);
   }
@@ -125,11 +119,27 @@ class Builder {
     std::vector<Pass> passes;     // by micro-batch
     std::queue<Slot> free_slots;  // longest free first
     int gather = -1;
-    int gradient_buffer = kNoBuffer;  // of its turn, if it has one
+    int gradient_buffer = kNoBuffer;  // of its turn, or its bucket's, if there is one
     std::vector<int> pieces;          // by bucket: of the pass that is reduced next
     int reduce = -1;                  // the last so far
     int num_ended = 0;                // passes
   };
+
+  // Of buckets that take turns no more than pays: the first of two is reduced before the second is
+  // whole, or there is only one.
+  void MakeGradientBuffers() {
+    plan_.gradient_buffers = options_.chunks_per_stage;
+    if (plan_.shards_gradients) {
+      int num_buckets = 0;
+      for (int chunk = stage_; chunk < plan_.num_chunks; chunk += options_.mesh.pipeline_size()) {
+        num_buckets += NumBuckets(chunk);
+      }
+      plan_.gradient_buffers = std::clamp(num_buckets - 1, 1, kSharedBuffersMax);
+    }
+    for (int buffer = 0; buffer < plan_.gradient_buffers; ++buffer) {
+      free_buffers_.push({.buffer = buffer, .last_user = -1});
+    }
+  }
 
   bool IsFirst(int chunk) const { return chunk == 0; }
   bool IsLast(int chunk) const { return chunk == plan_.num_chunks - 1; }
@@ -323,7 +333,8 @@ class Builder {
   }
 
   // The part of a pass that makes its micro-batch's gradients whole: in one, or, if these are
-  // reduced next, in a piece for each bucket. Returns the last.
+  // reduced next, in a piece for each bucket. Returns the last. With stage 2 each is reduced behind
+  // its piece, so that a later one finds a free buffer.
   int AddLastPart(InstructionId id, std::vector<int> inputs, int64_t flops, int64_t bytes) {
     Chunk& chunk = ChunkOf(id);
     if (!plan_.shards_gradients && chunk.num_ended + 1 < options_.num_microbatches) {
@@ -335,6 +346,7 @@ class Builder {
       const BucketCost cost = CostOfBucket(id.chunk(), bucket);
       chunk.pieces.push_back(
           AddBack(piece, std::exchange(inputs, {}), cost.flops, cost.bytes, /*num_buckets=*/1));
+      if (plan_.shards_gradients) AddReduction(id.chunk(), id.microbatch(), bucket);
     }
     return chunk.pieces.back();
   }
@@ -344,7 +356,7 @@ class Builder {
               int num_buckets = 0) {
     Instruction back = PassInstruction(id, std::move(inputs), flops, bytes);
     back.num_buckets = num_buckets > 0 ? num_buckets : NumBuckets(id.chunk());
-    UseGradientBuffer(&back);
+    if (!plan_.shards_gradients || id.operation() == LastPart()) UseGradientBuffer(&back);
     return Add(std::move(back));
   }
 
@@ -365,12 +377,13 @@ class Builder {
     return instruction;
   }
 
-  // That of the chunk's turn, or the beginning of one.
+  // That of the turn of its chunk or bucket, or the beginning of one.
   void UseGradientBuffer(Instruction* pass) {
     int& buffer = ChunkOf(pass->id).gradient_buffer;
     if (buffer == kNoBuffer) {
-      // Where chunks share buffers a schedule has one turn at a time: of several chunks a backward
-      // pass is in one piece, and the last one's follows its forward at once.
+      // Where buckets share buffers a schedule has one turn at a time. Pieces of a pass follow each
+      // other. A forward begins the turn of the first one's bucket: of several chunks the last
+      // one's backward comes next, and of one no other piece does.
       MEGASCALE_CHECK(!free_buffers_.empty());
       const GradientBuffer next = free_buffers_.front();
       free_buffers_.pop();
@@ -381,45 +394,48 @@ class Builder {
     pass->gradient_buffer = buffer;
   }
 
-  // Its slot is free, and its gradients are whole; or after the last one, all of the chunk's.
+  // Its slot is free; and after the last one, all of the chunk's gradients are whole.
   void EndPass(InstructionId id) {
     Pass& pass = PassOf(id);
     Chunk& chunk = ChunkOf(id);
     chunk.free_slots.push({.slot = pass.slot, .last_users = std::move(pass.last_users)});
     const bool last = ++chunk.num_ended == options_.num_microbatches;
-    if (plan_.shards_gradients) {
-      AddReduction(id.chunk(), id.microbatch());
-      if (!options_.overlap.grad_reduce) awaited_.push_back(chunk.reduce);
-    } else if (last && options_.overlap.grad_reduce) {
-      AddReduction(id.chunk(), InstructionId::kNoMicrobatch);
-    } else if (last) {
+    if (plan_.shards_gradients || !last) return;
+    if (options_.overlap.grad_reduce) {
+      AddReductions(id.chunk());
+    } else {
       unreduced_.push_back(id.chunk());
     }
   }
 
-  // Ends the chunk's turn in its gradient buffer.
-  void AddReduction(int number, int microbatch) {
-    Chunk& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(number))];
-    const bool begins_sum = chunk.reduce < 0;
-    for (int bucket = 0; bucket < NumBuckets(number); ++bucket) {
-      // All that the turn added to the bucket is before its piece of the last pass.
-      int last =
-          options_.overlap.grad_reduce ? chunk.pieces[static_cast<size_t>(bucket)] : last_computed_;
-      const auto add = [&](OpKind kind, int64_t bytes) {
-        Instruction instruction =
-            Collective(InstructionId(kind, number, microbatch, bucket), bytes);
-        instruction.gradient_buffer = chunk.gradient_buffer;
-        instruction.begins_sum = kind == OpKind::kReduceGradients && begins_sum;
-        instruction.depends_on = {last};
-        last = Add(std::move(instruction));
-      };
-      const BucketCost cost = CostOfBucket(number, bucket);
-      if (tensor_parallel_) add(OpKind::kSumReplicated, cost.replicated_bytes);
-      add(OpKind::kReduceGradients, cost.gradient_bytes);
-      chunk.reduce = last;
+  void AddReductions(int chunk) {
+    for (int bucket = 0; bucket < NumBuckets(chunk); ++bucket) {
+      AddReduction(chunk, InstructionId::kNoMicrobatch, bucket);
     }
-    free_buffers_.push({.buffer = chunk.gradient_buffer, .last_user = chunk.reduce});
+  }
+
+  // With stage 2 ends the bucket's turn in its gradient buffer.
+  void AddReduction(int number, int microbatch, int bucket) {
+    Chunk& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(number))];
+    const bool begins_sum = !plan_.shards_gradients || chunk.num_ended == 0;
+    // All that was added to the bucket is before its piece of the last pass.
+    int last =
+        options_.overlap.grad_reduce ? chunk.pieces[static_cast<size_t>(bucket)] : last_computed_;
+    const auto add = [&](OpKind kind, int64_t bytes) {
+      Instruction instruction = Collective(InstructionId(kind, number, microbatch, bucket), bytes);
+      instruction.gradient_buffer = chunk.gradient_buffer;
+      instruction.begins_sum = kind == OpKind::kReduceGradients && begins_sum;
+      instruction.depends_on = {last};
+      last = Add(std::move(instruction));
+    };
+    const BucketCost cost = CostOfBucket(number, bucket);
+    if (tensor_parallel_) add(OpKind::kSumReplicated, cost.replicated_bytes);
+    add(OpKind::kReduceGradients, cost.gradient_bytes);
+    chunk.reduce = last;
+    if (!plan_.shards_gradients) return;
+    free_buffers_.push({.buffer = chunk.gradient_buffer, .last_user = last});
     chunk.gradient_buffer = kNoBuffer;
+    if (!options_.overlap.grad_reduce) awaited_.push_back(last);
   }
 
   Channel ChannelOf(OpKind collective) const {
@@ -566,35 +582,6 @@ std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage, bool has
   channels.push_back({GroupKind::kTensor, kReplicatedChannel});
   if (has_trust_ratios) channels.push_back({GroupKind::kStage, kTrustChannel});
   return channels;
-}
-
-std::vector<StreamKind> StreamsOf(const RankPlan& plan) {
-  std::vector<StreamKind> streams;
-  for (int i = 0; i < kNumStreamKinds; ++i) {
-    const auto kind = static_cast<StreamKind>(i);
-    if (std::any_of(plan.instructions.begin(), plan.instructions.end(),
-                    [&](const Instruction& instruction) { return instruction.stream == kind; })) {
-      streams.push_back(kind);
-    }
-  }
-  return streams;
-}
-
-std::string ToString(const RankPlan& plan) {
-  const Coordinate at = plan.mesh.CoordinateOf(plan.rank);
-  std::string text =
-      absl::StrCat("rank ", plan.rank, " (data ", at.data, ", pipeline ", at.pipeline, ", tensor ",
-                   at.tensor, "): ", plan.instructions.size(), " instructions, ",
-                   absl::StrJoin(plan.slots, "+"), " activation slots\n");
-  for (const StreamKind kind : StreamsOf(plan)) {
-    absl::StrAppend(&text, "  ", Name(kind), std::string(19 - Name(kind).size(), ' '));
-    for (const Instruction& instruction : plan.instructions) {
-      if (instruction.stream != kind) continue;
-      absl::StrAppend(&text, " ", instruction.id.ToString());
-    }
-    text += '\n';
-  }
-  return text;
 }
 
 }  // namespace megascale::plan

@@ -8,8 +8,8 @@
 // schedule's order; as a chunk's last backward goes through its layers, the shard reduces their
 // gradients over the data-parallel group, bucket by bucket; all ranks exchange norm, loss and stop
 // flag, each rank steps its slice of the parameters (ZeRO stage 1). With stage 2 the shard reduces
-// after each backward and adds up its slice of the gradients, so that a rank needs no memory for
-// the whole of them, but for a buffer or two that its chunks use in turn (Rajbhandari et al., 2020,
+// in each backward, and adds up its slice of the gradients, so that a rank needs no memory for the
+// whole of them, but for a buffer or two that its buckets use in turn (Rajbhandari et al., 2020,
 // section 5). The next step begins with gathering them over the group, chunk by chunk in the order
 // in which the forward passes need them: the first chunk's behind the loading of the batch, later
 // ones' behind the forward passes of earlier chunks (MegaScale, section 3.2).
@@ -65,7 +65,7 @@ struct ChunkCost {
 struct Overlap {
   // A bucket's gradients are reduced once its chunk's last backward has gone through its layers,
   // behind the backward of earlier layers and behind passes of other chunks. False: once all passes
-  // of the rank have ended; with ZeRO stage 2 once the pass has, and the next one waits for it.
+  // of the rank have ended; with ZeRO stage 2 what is computed next waits for it.
   bool grad_reduce = true;
   // Parameters are gathered behind the loading of the batch, and a later chunk's behind passes of
   // earlier ones. False: all are, and only then the batch is loaded and a first pass begins.
@@ -121,10 +121,10 @@ struct RankPlan {
   // differ in layers and in their ends.
   std::vector<int> slots = {};
   // Memory for gradients. Of stage 1 a buffer for each chunk, of which a rank's shard is a part; of
-  // stage 2 one, or two where the stage has three chunks or more: never more than stage 1, and
-  // with two, one is reduced while passes add to the other.
+  // stage 2 one for a bucket, or two where the stage has three buckets or more: with two, one is
+  // reduced while passes add to the other.
   int gradient_buffers = 0;
-  // ZeRO stage 2: gradients are reduced after each micro-batch, and shards have memory of their
+  // ZeRO stage 2: the gradients of each micro-batch are reduced, and shards have memory of their
   // own.
   bool shards_gradients = false;
   // A stream's instructions stand in the order in which it runs them.

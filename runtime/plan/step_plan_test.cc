@@ -353,13 +353,14 @@ TEST(TrainPlan, TensorRanksSumReplicatedGradientsBeforeTheyAreReduced) {
 }
 
 // Everything that a stage does with gradients, as "B0>0" for a B.m0 into buffer 0 and "R0<0" for
-// its reduction; "B0=0" where it begins a sum there.
+// its reduction; "B0=0" where it begins a sum there; "B0.1>0" for that of bucket 1.
 std::string Gradients(const RankPlan& plan, int chunk) {
   std::vector<std::string> text;
   for (const Instruction& i : plan.instructions) {
     if (i.gradient_buffer == kNoBuffer || i.id.chunk() != chunk) continue;
     const bool is_pass = IsPass(i.kind());
     text.push_back(absl::StrCat(Letters(i.kind()), i.id.microbatch(),
+                                i.id.bucket() > 0 ? absl::StrCat(".", i.id.bucket()) : "",
                                 is_pass ? (i.begins_sum ? "=" : ">") : "<", i.gradient_buffer));
   }
   return absl::StrJoin(text, " ");
@@ -382,15 +383,43 @@ TEST(TrainPlan, Stage2ReducesTheGradientsOfEveryMicrobatch) {
   // What is added between two weights' gradients is reduced with the second.
   options.schedule = Schedule::kZeroBubbleH1;
   EXPECT_EQ(Gradients(BuildTrainPlan(options, 2).value(), 1),
-            "F0=0 B0>0 F1>0 B1>0 W0>0 R0<0 F2=0 B2>0 W1>0 R1<0 W2=0 R2<0");
+            "F0=0 F1>0 W0>0 R0<0 F2=0 W1>0 R1<0 W2=0 R2<0");
 }
 
-TEST(TrainPlan, Stage2SharesTwoBuffersAmongThreeChunksOrMore) {
+// The head is in bucket 0. No buffer is waited for longer than until its last turn is reduced.
+TEST(TrainPlan, Stage2CutsEveryBackwardAtBucketsThatTakeTurnsInTwoBuffers) {
+  PlanOptions options = Shape({.data = 2}, 2);
+  options.chunks.clear();
+  options.zero_stage = 2;
+  options.num_buckets = {3};
+  EXPECT_EQ(Gradients(BuildTrainPlan(options, 0).value(), 0),
+            "F0=0 B0>0 R0<0 B0.1=1 R0.1<1 B0.2=0 R0.2<0 "
+            "F1=1 B1>1 R1<1 B1.1=0 R1.1<0 B1.2=1 R1.2<1");
+  auto waits = Waits(options, 0);
+  EXPECT_THAT(waits["R.c0.m0.b1"], ElementsAre("B.c0.m0.b1"));
+  EXPECT_THAT(waits["B.c0.m0.b1"], ElementsAre());
+  EXPECT_THAT(waits["B.c0.m0.b2"], ElementsAre("R.c0.m0"));
+  EXPECT_THAT(waits["F.c0.m1"], ElementsAre("B.c0.m0.b2", "G.c0", "L.c0", "R.c0.m0.b1"));
+  EXPECT_THAT(waits["B.c0.m1.b1"], ElementsAre("R.c0.m0.b2"));
+  options.overlap.grad_reduce = false;
+  waits = Waits(options, 0);
+  EXPECT_THAT(waits["B.c0.m0.b1"], ElementsAre("R.c0.m0"));
+  EXPECT_THAT(waits["B.c0.m0.b2"], ElementsAre("R.c0.m0", "R.c0.m0.b1"));
+  options.overlap = {};
+  // Forwards add to bucket 0 for as long as they come before any backward.
+  options.mesh = Mesh::Create({.data = 2, .pipeline = 2}).value();
+  options.num_buckets = {1, 3};
+  options.schedule = Schedule::kGPipe;
+  EXPECT_EQ(Gradients(BuildTrainPlan(options, 2).value(), 1),
+            "F0=0 F1>0 B0>0 R0<0 B0.1=1 R0.1<1 B0.2=0 R0.2<0 B1=1 R1<1 B1.1=0 R1.1<0 B1.2=1 "
+            "R1.2<1");
+}
+
+TEST(TrainPlan, Stage2SharesTwoBuffersAmongThreeBucketsOrMore) {
   PlanOptions options = Shape({.data = 2, .pipeline = 2}, 2);
   options.chunks.clear();
-  options.schedule = Schedule::kInterleaved1F1B;
-  options.zero_stage = 2;
   const auto buffers = [&](int chunks, int zero_stage) {
+    options.schedule = chunks > 1 ? Schedule::kInterleaved1F1B : Schedule::k1F1B;
     options.chunks_per_stage = chunks;
     options.zero_stage = zero_stage;
     return BuildTrainPlan(options, 0).value().gradient_buffers;
@@ -400,8 +429,19 @@ TEST(TrainPlan, Stage2SharesTwoBuffersAmongThreeChunksOrMore) {
   EXPECT_EQ(buffers(3, 1), 3);
   EXPECT_EQ(buffers(3, 2), 2);
   EXPECT_EQ(buffers(6, 2), 2);
+  // Those of the stage's own chunks.
+  options.num_buckets = {1, 3};
+  EXPECT_EQ(buffers(1, 2), 1);
+  options.num_buckets = {2, 1};
+  EXPECT_EQ(buffers(1, 2), 1);
+  options.num_buckets = {3, 1};
+  EXPECT_EQ(buffers(1, 2), 2);
+  EXPECT_EQ(buffers(1, 1), 1);
+  options.num_buckets = {2, 1, 1, 1};
+  EXPECT_EQ(buffers(2, 2), 2);
+  options.num_buckets.clear();
   // They take turns, so that one is reduced while the next pass adds to the other.
-  options.chunks_per_stage = 3;
+  ASSERT_EQ(buffers(3, 2), 2);
   const RankPlan plan = BuildTrainPlan(options, 0).value();
   EXPECT_EQ(Gradients(plan, 4), "B0=0 R0<0 B1=1 R1<1");
   EXPECT_EQ(Gradients(plan, 2), "B0=0 R0<0 B1=1 R1<1");

@@ -112,12 +112,17 @@ absl::Status CheckStreams(const RankPlan& plan) {
 class RankCheck {
  public:
   RankCheck(const RankPlan& plan, const HappensBefore& order) : plan_(plan), order_(order) {
+    InstructionId last_computed;
     for (size_t i = 0; i < plan.instructions.size(); ++i) {
       index_.emplace(plan.instructions[i].id.packed(), static_cast<int>(i));
       const InstructionId id = plan.instructions[i].id;
       if (id.operation() == OpKind::kGatherParameters) {
         int& num_buckets = num_buckets_[id.chunk()];
         num_buckets = std::max(num_buckets, id.bucket() + 1);
+      }
+      if (plan.instructions[i].stream == StreamKind::kCompute) {
+        computed_before_[id.packed()] = last_computed;
+        last_computed = id;
       }
       splits_backward_ |= plan.instructions[i].kind() == OpKind::kWeightGradient;
       has_trust_ratios_ |= plan.instructions[i].kind() == OpKind::kOptimizerUpdate ||
@@ -144,9 +149,16 @@ class RankCheck {
   static bool Reduces(OpKind kind) {
     return kind == OpKind::kSumReplicated || kind == OpKind::kReduceGradients;
   }
-  // The last chunk's forward pass makes the head's gradients.
+  // The last chunk's forward pass makes the head's gradients. Where buffers are of buckets, the
+  // first part of a backward in two adds to none.
   bool AddsToGradients(InstructionId id) const {
-    return IsPass(id.operation()) && (id.operation() != OpKind::kForward || IsLast(id.chunk()));
+    if (id.operation() == OpKind::kForward) return IsLast(id.chunk());
+    if (plan_.shards_gradients) return id.operation() == last_part();
+    return GoesBack(id.operation());
+  }
+  // What then lies in the gradient buffer is of one bucket.
+  bool AddsToOneBucket(InstructionId id) const {
+    return plan_.shards_gradients && AddsToGradients(id);
   }
   static bool GoesBack(OpKind kind) {
     return kind == OpKind::kBackward || kind == OpKind::kWeightGradient;
@@ -242,9 +254,13 @@ class RankCheck {
     if (id.piece() != 0 || last >= (of_bucket ? NumBuckets(id.chunk()) : 1)) {
       return Refuse(plan_, instruction, "is not of a bucket of its chunk");
     }
-    if (GoesBack(instruction.kind()) == (instruction.num_buckets > 0)) return absl::OkStatus();
+    if (GoesBack(instruction.kind()) != (instruction.num_buckets > 0)) {
+      return Refuse(plan_, instruction, "goes through ", instruction.num_buckets,
+                    " buckets; exactly what goes backward goes through some");
+    }
+    if (!AddsToOneBucket(id) || instruction.num_buckets <= 1) return absl::OkStatus();
     return Refuse(plan_, instruction, "goes through ", instruction.num_buckets,
-                  " buckets; exactly what goes backward goes through some");
+                  " buckets; where gradients are sharded, a gradient buffer holds those of one");
   }
 
   // B or W: its pieces follow each other, and go through each bucket once.
@@ -260,6 +276,12 @@ class RankCheck {
         return Refuse(plan_, *piece, "goes through layers that ", before.ToString(), " does");
       }
       if (bucket > 0) RETURN_IF_ERROR(Needs(id, before));
+      const auto computed_before = computed_before_.find(id.packed());
+      if (bucket > 0 && AddsToOneBucket(id) &&
+          (computed_before == computed_before_.end() || computed_before->second != before)) {
+        return Refuse(plan_, *piece, "does not follow ", before.ToString(),
+                      " at once; it takes over what that made of its bucket");
+      }
       before = id;
       next = bucket + piece->num_buckets;
     }
@@ -376,11 +398,19 @@ class RankCheck {
     const auto num_all = static_cast<size_t>(NumBuckets(instruction.id.chunk()));
     turn->last = pass;
     turn->last_of_bucket.resize(num_all, -1);
-    turn->is_reduced.resize(num_all);
+    // Of a buffer for one bucket there is nothing to reduce of others.
+    turn->is_reduced.resize(num_all, plan_.shards_gradients);
+    turn->is_reduced[static_cast<size_t>(bucket)] = false;
     // Of a forward, which adds to the head's gradients alone, no more is known here.
     const auto begin = turn->last_of_bucket.begin() + bucket;
-    const bool of_some = GoesBack(instruction.kind());
-    std::fill(begin, of_some ? begin + instruction.num_buckets : turn->last_of_bucket.end(), pass);
+    const bool of_all = !GoesBack(instruction.kind()) && !plan_.shards_gradients;
+    const int num_added = std::max(1, instruction.num_buckets);
+    std::fill(begin, of_all ? turn->last_of_bucket.end() : begin + num_added, pass);
+  }
+
+  bool AreOfOneTurn(const Instruction& first, const Instruction& pass) const {
+    return first.id.chunk() == pass.id.chunk() &&
+           (!plan_.shards_gradients || first.id.bucket() == pass.id.bucket());
   }
 
   absl::Status CheckGradientBuffer(const BufferUsers& users) const {
@@ -390,9 +420,9 @@ class RankCheck {
       if (at(pass).begins_sum) {
         turns.push_back({.first = pass});
       } else {
-        if (turns.empty() || at(turns.back().first).id.chunk() != at(pass).id.chunk()) {
-          return Refuse(plan_, at(pass),
-                        "adds to a gradient buffer in which its chunk has no turn");
+        if (turns.empty() || !AreOfOneTurn(at(turns.back().first), at(pass))) {
+          return Refuse(plan_, at(pass), "adds to a gradient buffer in which its ",
+                        plan_.shards_gradients ? "bucket" : "chunk", " has no turn");
         }
         RETURN_IF_ERROR(NeedsInBuffer(pass, turns.back().last));
       }
@@ -493,7 +523,8 @@ class RankCheck {
   const RankPlan& plan_;
   const HappensBefore& order_;
   absl::flat_hash_map<uint64_t, int> index_;
-  std::map<int, int> num_buckets_;  // by chunk
+  absl::flat_hash_map<uint64_t, InstructionId> computed_before_;  // on the compute stream
+  std::map<int, int> num_buckets_;                                // by chunk
   bool splits_backward_ = false;
   bool has_trust_ratios_ = false;
 };

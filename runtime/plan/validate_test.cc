@@ -415,14 +415,56 @@ TEST(ValidatePlans, RefusesABucketThatIsNotReducedOrNotGathered) {
   EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: B.c0.m0 is not of a bucket of its chunk"));
 }
 
-// What a later piece adds to is no business of the buckets that are made.
-TEST(ValidatePlans, RefusesATurnThatBeginsBeforeAllBucketsAreReduced) {
-  std::vector<RankPlan> plans = BuildBuckets(3, /*zero_stage=*/2);
-  std::vector<int>& producers = At(plans[0], "F.c0.m1").depends_on;
-  std::replace(producers.begin(), producers.end(), IndexOf(plans[0], "R.c0.m0.b2"),
-               IndexOf(plans[0], "R.c0.m0.b1"));
-  EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: F.c0.m1 may begin in gradient buffer 0 before "
-                                        "R.c0.m0.b2 has ended there"));
+// With stage 2 a buffer holds one bucket at a time.
+TEST(ValidatePlans, RefusesBucketsThatShareABufferAtOnce) {
+  const auto refusal = [](const std::function<void(RankPlan&)>& change,
+                          Schedule schedule = Schedule::k1F1B) {
+    std::vector<RankPlan> plans = BuildBuckets(3, /*zero_stage=*/2, schedule);
+    change(plans[0]);
+    return Refusal(plans);
+  };
+  // Of one pass, and of the next one.
+  EXPECT_THAT(refusal([](RankPlan& plan) {
+                std::erase(At(plan, "B.c0.m0.b2").depends_on, IndexOf(plan, "R.c0.m0"));
+              }),
+              HasSubstr("rank 0: B.c0.m0.b2 may begin in gradient buffer 0 before R.c0.m0 has "
+                        "ended there"));
+  EXPECT_THAT(refusal([](RankPlan& plan) {
+                std::vector<int>& producers = At(plan, "F.c0.m1").depends_on;
+                std::replace(producers.begin(), producers.end(), IndexOf(plan, "R.c0.m0.b1"),
+                             IndexOf(plan, "R.c0.m0"));
+              }),
+              HasSubstr("rank 0: F.c0.m1 may begin in gradient buffer 1 before R.c0.m0.b1 has "
+                        "ended there"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0.b1").begins_sum = false; }),
+              HasSubstr("rank 0: B.c0.m0.b1 adds to a gradient buffer in which its bucket has no "
+                        "turn"));
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "R.c0.m0.b1").gradient_buffer = 0; }),
+              HasSubstr("rank 0: R.c0.m0.b1 finds its chunk's gradients in another buffer"));
+  EXPECT_THAT(refusal([](RankPlan& plan) {
+                At(plan, "B.c0.m0").num_buckets = 2;
+                Remove(plan, "B.c0.m0.b1");
+              }),
+              HasSubstr("rank 0: B.c0.m0 goes through 2 buckets; where gradients are sharded"));
+  // The part of a backward that is not reduced next.
+  EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").gradient_buffer = 0; },
+                      Schedule::kZeroBubbleH1),
+              HasSubstr("rank 0: B.c0.m0 has gradient buffer 0; exactly what adds to gradients"));
+}
+
+// A bucket may begin within a layer, whose gradients the piece before made.
+TEST(ValidatePlans, RefusesAPassBetweenThePiecesOfAnother) {
+  PlanOptions options;
+  options.mesh = Mesh::Create({.data = 2, .pipeline = 3}).value();
+  options.num_microbatches = 3;
+  options.spare_slots = 1;  // so that no forward waits for a backward
+  options.zero_stage = 2;
+  options.num_buckets = {1, 3, 1};
+  std::vector<RankPlan> roles = BuildRolePlans(options).value();
+  ASSERT_TRUE(ValidateRolePlans(roles).ok()) << ValidateRolePlans(roles);
+  Swap(roles[1], "B.c1.m0.b2", "F.c1.m2");
+  EXPECT_THAT(ValidateRolePlans(roles).message(),
+              HasSubstr("B.c1.m0.b2 does not follow B.c1.m0.b1 at once"));
 }
 
 TEST(ValidatePlans, RefusesAnOrderThatDeadlocksAndSaysWhoWaitsForWhom) {
@@ -468,7 +510,7 @@ TEST(ValidatePlans, RefusesSumsOfGradientsThatAreNotWhole) {
   EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "R.c0.m1").begins_sum = true; }),
               HasSubstr("R.c0.m1 begins the shard's sum a second time"));
   EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").begins_sum = false; }),
-              HasSubstr("B.c0.m0 adds to a gradient buffer in which its chunk has no turn"));
+              HasSubstr("B.c0.m0 adds to a gradient buffer in which its bucket has no turn"));
   EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m1").begins_sum = false; }),
               HasSubstr("R.c0.m0 may begin in gradient buffer 0 before B.c0.m1 has ended there"));
   EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").gradient_buffer = kNoBuffer; }),

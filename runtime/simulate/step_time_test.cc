@@ -259,10 +259,13 @@ TEST(OverlapTest, BucketsHideReductionsBehindTheBackwardOfEarlierLayers) {
   EXPECT_EQ(time(options, 15), 2 * (10 + 30) - 20 + 3 * 15);
   options.overlap.grad_reduce = false;
   EXPECT_EQ(time(options, 8), 2 * (10 + 30) + 3 * 8);
-  // Of stage 2 those of each micro-batch.
+  // Of stage 2 those of each micro-batch, the last one's too: two buffers take turns.
   options = WithBuckets(Shape(Schedule::k1F1B, 1, 1, 2, 2), 3);
   options.zero_stage = 2;
-  EXPECT_EQ(time(options, 8), 2 * (10 + 30 + 8));
+  EXPECT_EQ(time(options, 8), 2 * (10 + 30) + 8);
+  // Slower than the backward: a piece, and the next forward, which makes the head's gradients, wait
+  // for the reduction before the last one.
+  EXPECT_EQ(time(options, 15), (10 + 10 + 15 + 10 + 5) + (10 + 10 + 15 + 10) + 5 + 15);
   options.overlap.grad_reduce = false;
   EXPECT_EQ(time(options, 8), 2 * (10 + 30 + 3 * 8));
   // The last stage ends first; the first one's last backward is what hides its own.
@@ -298,6 +301,8 @@ void ExpectTheLongestPath(const PlanOptions& options, const DurationOf& duration
 TEST(VirtualTimeTest, TheExecutorTakesTheLongestPath) {
   PlanOptions stage_2 = WithBuckets(Shape(Schedule::kInterleaved1F1B, 2, 3, 4, 2), 2);
   stage_2.zero_stage = 2;
+  PlanOptions stage_2_of_one_chunk = WithBuckets(Shape(Schedule::kZeroBubbleH1, 3, 1, 5, 2), 3);
+  stage_2_of_one_chunk.zero_stage = 2;
   PlanOptions with_trust_ratios = Shape(Schedule::kInterleaved1F1B, 2, 2, 4, 2);
   with_trust_ratios.has_trust_ratios = true;
   PlanOptions tensor_parallel = WithBuckets(with_trust_ratios, 2);
@@ -305,6 +310,7 @@ TEST(VirtualTimeTest, TheExecutorTakesTheLongestPath) {
   PlanOptions split_tensor_parallel = Shape(Schedule::kZeroBubbleH1, 2, 1, 4);
   split_tensor_parallel.mesh = plan::Mesh::Create({.data = 1, .pipeline = 2, .tensor = 2}).value();
   const PlanOptions shapes[] = {stage_2,
+                                stage_2_of_one_chunk,
                                 with_trust_ratios,
                                 tensor_parallel,
                                 split_tensor_parallel,
@@ -383,8 +389,8 @@ TEST(VirtualTimeTest, TheExecutorHasTheBubbleOfTheFormula) {
             8 * 15 + 3 * 5);
 }
 
-// One chunk has one gradient buffer, so the next micro-batch waits for its reduction; more chunks
-// have two, and what is reduced hides behind the next pass.
+// One bucket has one gradient buffer, so the next micro-batch waits for its reduction; three or
+// more, of one chunk or of several, have two, and what is reduced hides behind the next pass.
 TEST(VirtualTimeTest, Stage2HidesReductionsWhereThereAreTwoBuffers) {
   const DurationOf duration =
       Takes({{OpKind::kForward, 5}, {OpKind::kBackward, 5}, {OpKind::kReduceGradients, 4}});
@@ -392,6 +398,9 @@ TEST(VirtualTimeTest, Stage2HidesReductionsWhereThereAreTwoBuffers) {
   EXPECT_EQ(VirtualDevice(BuildAll(alone), duration).Run().end, 8 * 10 + 4);
   alone.zero_stage = 2;
   EXPECT_EQ(VirtualDevice(BuildAll(alone), duration).Run().end, 8 * (10 + 4));
+  // Pieces of 5.
+  EXPECT_EQ(VirtualDevice(BuildAll(WithBuckets(alone, 3)), duration).Run().end,
+            8 * (5 + 3 * 5) + 4);
   PlanOptions turns = Shape(Schedule::kInterleaved1F1B, 4, 3, 8, 2);
   turns.zero_stage = 2;
   EXPECT_EQ(VirtualDevice(BuildAll(turns), duration).Run().end, (8 * 3 + 3) * 10 + 4);

@@ -98,6 +98,7 @@ const Layout kLayouts[] = {
     {.data = 2, .pipeline = 2, .tensor = 2, .bucket_size = 1},
     {.data = 4, .zero_stage = 2, .bucket_size = 8000},
     {.data = 2, .pipeline = 2, .schedule = kZeroBubble, .zero_stage = 2, .bucket_size = 1},
+    {.data = 2, .pipeline = 2, .schedule = kGPipe, .zero_stage = 2, .bucket_size = 1},
     {.data = 2,
      .pipeline = 2,
      .virtual_stages = 2,
@@ -272,6 +273,8 @@ TEST_P(ParityTest, ZeroStagesOfOneMicrobatchHaveTheSameBits) {
 TEST_P(ParityTest, BucketsHaveTheSameBits) {
   for (Layout layout : {Layout{.data = 2}, Layout{.data = 4, .zero_stage = 2},
                         Layout{.data = 2, .pipeline = 2, .schedule = kZeroBubble},
+                        Layout{.data = 2, .pipeline = 2, .schedule = kZeroBubble, .zero_stage = 2},
+                        Layout{.data = 2, .pipeline = 2, .schedule = kGPipe, .zero_stage = 2},
                         Layout{.data = 2, .pipeline = 2, .tensor = 2, .zero_stage = 2},
                         Layout{.data = 2,
                         .pipeline = 2,
@@ -312,14 +315,16 @@ TEST(LayoutTest, SchedulesOfOneStageHaveTheSameBitsWithTiedEmbeddings) {
 
 // Its gradient is whole with the last bucket, though the head makes the first part of it.
 TEST(LayoutTest, BucketsHaveTheSameBitsWithTiedEmbeddings) {
-  const auto digest = [&](int64_t bucket_size) {
-    JobSpec spec =
-        JobOf(kModels[0], {.data = 2, .bucket_size = bucket_size}, job::v1::PRECISION_FP32, 3);
-    spec.mutable_model()->set_tie_word_embeddings(true);
-    spec.mutable_optimizer()->set_clip_grad(0);
-    return RunJob(RunOptions(spec)).digest;
-  };
-  EXPECT_EQ(digest(1), digest(0));
+  for (const int zero_stage : {1, 2}) {
+    const auto digest = [&](int64_t bucket_size) {
+      const Layout layout = {.data = 2, .zero_stage = zero_stage, .bucket_size = bucket_size};
+      JobSpec spec = JobOf(kModels[0], layout, job::v1::PRECISION_FP32, 3);
+      spec.mutable_model()->set_tie_word_embeddings(true);
+      spec.mutable_optimizer()->set_clip_grad(0);
+      return RunJob(RunOptions(spec)).digest;
+    };
+    EXPECT_EQ(digest(1), digest(0)) << "ZeRO stage " << zero_stage;
+  }
 }
 
 TEST_P(ParityTest, RecomputationHasTheSameBits) {

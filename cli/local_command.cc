@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -40,7 +41,7 @@ constexpr int64_t kSlotsMax = 4096;
 struct LocalFlags {
   JobFlags job;
   int64_t agents = 1;
-  int64_t slots = 1;
+  int64_t slots = 0;  // 0: as many as the job needs
   std::string state_directory;
   std::string format = "text";
 };
@@ -82,15 +83,21 @@ std::string Counted(int64_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
-// Everything that can be refused before a process starts.
-absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
+// Everything that can be refused before a process starts. Fills in what was left to us.
+absl::Status Fit(const job::v1::JobSpec& spec, LocalFlags* fitted) {
+  const LocalFlags& flags = *fitted;
   if (flags.agents < 1 || flags.agents > kAgentsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--agents: ", flags.agents, " is out of range; expected 1 to ", kAgentsMax));
   }
-  if (flags.slots < 1 || flags.slots > kSlotsMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--slots: ", flags.slots, " is out of range; expected 1 to ", kSlotsMax));
+  if (flags.slots < 0 || flags.slots > kSlotsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--slots: ", flags.slots,
+                                                   " is out of range; expected 1 to ", kSlotsMax,
+                                                   ", or 0 for as many as the job needs"));
+  }
+  if (flags.slots == 0) {
+    const int64_t needed = (job::WorldSize(spec) + flags.agents - 1) / flags.agents;
+    fitted->slots = std::min(needed, kSlotsMax);
   }
   if (job::WorldSize(spec) > flags.agents * flags.slots) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -200,13 +207,12 @@ int Report(const LocalFlags& flags, const FollowResult& result) {
   return kExitGood;
 }
 
-int RunLocal(const LocalFlags& flags) {
+int RunLocal(LocalFlags flags) {
   ::umask(077);  // what it makes belongs to its owner alone, in all its processes
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto request = MakeSubmitRequest(flags.job);
   if (!request.ok()) return ReportError(request.status());
-  if (const absl::Status fits = CheckFits(flags, request->spec()); !fits.ok())
-    return ReportError(fits);
+  if (const absl::Status fits = Fit(request->spec(), &flags); !fits.ok()) return ReportError(fits);
   absl::StatusOr<FollowResult> result = FollowResult();
   {
     LocalRun run(flags, *request);
@@ -234,7 +240,8 @@ void AddLocalCommand(CommandLine* line) {
   AddJobOptions(command, &flags->job);
   command->Integer("--agents", &flags->agents,
                    "agents to start: machines, as far as the job can tell");
-  command->Integer("--slots", &flags->slots, "worker processes on each");
+  command->Integer("--slots", &flags->slots,
+                   "worker processes on each; 0: as many as the job needs");
   command->Text("--state-dir", &flags->state_directory,
                 "keeps logs, metrics and checkpoints (default: ./megascale-out/JOB)");
   AddOutputOption(command, &flags->format);
@@ -245,7 +252,7 @@ void AddLocalCommand(CommandLine* line) {
   command->Examples(
       "megascale local examples/fortunes.yaml --agents 2 --slots 2\n"
       "megascale local examples/single.yaml --data book.txt\n"
-      "megascale local examples/tiny.yaml --agents 2 --slots 2 --set train.steps=40");
+      "megascale local examples/tiny.yaml --set train.steps=40");
   command->Runs([flags] { return RunLocal(*flags); });
 }
 

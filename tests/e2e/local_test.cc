@@ -77,8 +77,11 @@ class LocalTest : public ::testing::Test {
 };
 
 TEST_F(LocalTest, TrainsAndTellsWhatItMade) {
-  const CommandResult result = e2e::Run(Command({"--set", "train.steps=30"}), {{"NO_COLOR", "1"}});
+  const CommandResult result = e2e::Run({Program(), "local", job_, "--agents", "2", "--state-dir",
+                                         directory_ + "/state", "--set", "train.steps=30"},
+                                        {{"NO_COLOR", "1"}});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_NE(result.out.find("on 2 agents with 2 slots each"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("bits per byte"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("step-00000030-attempt-1"), std::string::npos) << result.out;
 }

@@ -147,6 +147,8 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   const WorkerActor worker = system.spawn(Worker, std::move(options));
   std::thread reader([&] { ReadLink(link, &store, assignment.attempt(), worker); });
   const int code = exit_code.get_future().get();
+  // A peer that is behind still needs what this rank sent last.
+  if (code == 0) (*engine)->Leave();
   // The process ends here, whatever a peer or a device still keeps waiting: nothing that must
   // survive is in it.
   std::fflush(nullptr);

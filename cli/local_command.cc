@@ -83,26 +83,36 @@ std::string Counted(int64_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
-// Everything that can be refused before a process starts. Fills in what was left to us.
-absl::Status Fit(const job::v1::JobSpec& spec, LocalFlags* fitted) {
-  const LocalFlags& flags = *fitted;
+// Tensor-parallel ranks, which share an agent.
+int64_t GroupSize(const job::v1::JobSpec& spec) {
+  return std::max(spec.parallel().tensor_model_parallel_size(), 1);
+}
+
+// What each agent needs so that the job fits.
+int64_t NeededOfEach(const job::v1::JobSpec& spec, int64_t agents) {
+  const int64_t groups = job::WorldSize(spec) / GroupSize(spec);
+  return (groups + agents - 1) / agents * GroupSize(spec);
+}
+
+// Everything that can be refused before a process starts.
+absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
   if (flags.agents < 1 || flags.agents > kAgentsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--agents: ", flags.agents, " is out of range; expected 1 to ", kAgentsMax));
   }
-  if (flags.slots < 0 || flags.slots > kSlotsMax) {
+  if (flags.slots < 1 || flags.slots > kSlotsMax) {
     return absl::InvalidArgumentError(absl::StrCat("--slots: ", flags.slots,
                                                    " is out of range; expected 1 to ", kSlotsMax,
                                                    ", or 0 for as many as the job needs"));
   }
-  if (flags.slots == 0) {
-    const int64_t needed = (job::WorldSize(spec) + flags.agents - 1) / flags.agents;
-    fitted->slots = std::min(needed, kSlotsMax);
-  }
-  if (job::WorldSize(spec) > flags.agents * flags.slots) {
+  if (NeededOfEach(spec, flags.agents) > flags.slots) {
+    const std::string together =
+        GroupSize(spec) == 1
+            ? ""
+            : absl::StrCat("; the ", GroupSize(spec), " ranks of a tensor group share an agent");
     return absl::InvalidArgumentError(absl::StrCat(
         flags.job.file, ": ", job::NeededSlots(spec), "; ", Counted(flags.agents, "agent"), " × ",
-        Counted(flags.slots, "slot"), " = ", flags.agents * flags.slots));
+        Counted(flags.slots, "slot"), " = ", flags.agents * flags.slots, together));
   }
   const auto corpus = data::Corpus::Open(spec.data(), spec.train().seq_length());
   if (!corpus.ok()) {
@@ -212,7 +222,11 @@ int RunLocal(LocalFlags flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto request = MakeSubmitRequest(flags.job);
   if (!request.ok()) return ReportError(request.status());
-  if (const absl::Status fits = Fit(request->spec(), &flags); !fits.ok()) return ReportError(fits);
+  if (flags.slots == 0 && flags.agents > 0) {
+    flags.slots = std::min(NeededOfEach(request->spec(), flags.agents), kSlotsMax);
+  }
+  if (const absl::Status fits = CheckFits(flags, request->spec()); !fits.ok())
+    return ReportError(fits);
   absl::StatusOr<FollowResult> result = FollowResult();
   {
     LocalRun run(flags, *request);

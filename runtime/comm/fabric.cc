@@ -205,6 +205,8 @@ Fabric::Fabric(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Fabric::~Fabric() { impl_->Close(); }
 
+void Fabric::Close() { impl_->Close(); }
+
 absl::Status Fabric::Connect() { return impl_->Connect(); }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Fabric::Make(absl::string_view group) {

@@ -69,7 +69,7 @@ class Fabric {
   // belongs to another attempt, or this rank attached to it before.
   static absl::StatusOr<std::unique_ptr<Fabric>> Create(FabricOptions options,
                                                         std::vector<GroupSpec> groups);
-  // Sends what is still under way, then closes: peers that wait for more get Aborted.
+  // Close.
   ~Fabric();
 
   // Connects to the members of this rank's groups on other machines; returns at once when there are
@@ -85,6 +85,10 @@ class Fabric {
 
   // Aborts every communicator, made or not yet made, and Connect.
   void Abort(const absl::Status& reason);
+
+  // Sends what is still under way, then closes: peers that wait for more get Aborted. Blocking, for
+  // FabricOptions::close_timeout at most. No communicator may be used any more.
+  void Close();
 
  private:
   struct Impl;

@@ -122,7 +122,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{2, 2, 1, job::v1::PRECISION_FP32, 2, kInterleaved,
                          job::v1::OPTIMIZER_TYPE_ADAMW, 1, 2},
                     Case{2, 1, 1, job::v1::PRECISION_BF16, 1, job::v1::PIPELINE_SCHEDULE_1F1B,
-                         job::v1::OPTIMIZER_TYPE_LAMB, 2, 1, 1}),
+                         job::v1::OPTIMIZER_TYPE_LAMB, 2, 1, 1},
+                    Case{2, 1, 1, job::v1::PRECISION_FP32, 1, kZeroBubble,
+                         job::v1::OPTIMIZER_TYPE_ADAMW, 1, 2, 1}),
     NameOf);
 
 TEST_P(AllocationTest, EveryStepAfterTheFirstTakesTheSameAndMakesNothing) {

@@ -58,6 +58,9 @@ class Engine : public RankEngine {
   void Launch(plan::Owner owner, int64_t step, std::function<void(absl::Status)> done) override;
   StepResult result() const override { return shard_->result(); }
   absl::StatusOr<int> TakeSnapshot(int64_t step) override;
+  void Leave() override {
+    if (fabric_ != nullptr) fabric_->Close();
+  }
   void RequestStop(StopFlag flag) override { shard_->RaiseStop(flag); }
   void Abort(const absl::Status& why) override;
 

@@ -81,6 +81,10 @@ class RankEngine {
   // Raises this rank's stop flag; the next step's result says so on every rank. Any thread.
   virtual void RequestStop(StopFlag flag) = 0;
 
+  // Sends what is still under way to peers, who may be behind, and leaves the groups; for a process
+  // that ends. Blocking, for seconds at most. Requires: no step is running, nor will be.
+  virtual void Leave() = 0;
+
   // Ends all waits with Aborted. Any thread.
   virtual void Abort(const absl::Status& why) = 0;
 };

@@ -53,7 +53,8 @@
 namespace megascale::model {
 
 // Where a chunk's parameters live. Flat spaces in the order of ChunkLayout(config, range, tensor),
-// of at least its num_elements(); their values may change between calls, they may not move.
+// of at least its num_elements(); their values may change between calls, they may not move. Only
+// gradients may be a part, if AddGradientsTo says before each call which.
 struct ChunkParameters {
   Vector weights;    // compute
   Vector gradients;  // F: added to; the caller zeroes it before a step. None: evaluation only.

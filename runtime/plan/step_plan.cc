@@ -125,8 +125,8 @@ class Builder {
     int num_ended = 0;                // passes
   };
 
-  // Of buckets that take turns no more than pays: the first of two is reduced before the second is
-  // whole, or there is only one.
+  // Fewer buffers than buckets that take turns, or stage 2 would save nothing: of two buckets the
+  // second waits for the reduction of the first.
   void MakeGradientBuffers() {
     plan_.gradient_buffers = options_.chunks_per_stage;
     if (plan_.shards_gradients) {

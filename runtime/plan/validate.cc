@@ -442,6 +442,9 @@ class RankCheck {
       RETURN_IF_ERROR(NeedsInBuffer(reduction, std::prev(next)->last_of_bucket[bucket]));
       if (next != turns.end()) RETURN_IF_ERROR(NeedsInBuffer(next->first, reduction));
       if (at(reduction).kind() != OpKind::kReduceGradients) continue;
+      if (std::prev(next)->is_reduced[bucket]) {
+        return Refuse(plan_, at(reduction), "reduces a sum of gradients a second time");
+      }
       std::prev(next)->is_reduced[bucket] = true;
     }
     for (const Turn& turn : turns) {

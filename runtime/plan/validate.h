@@ -21,9 +21,8 @@ absl::Status ValidateRankPlan(const RankPlan& plan);
 //   streams alone, for what makes its input;
 // - a slot holds one micro-batch at a time, and all declared slots are used;
 // - a gradient buffer holds the gradients of one chunk at a time, or with ZeRO stage 2 of one of
-// its
-//   buckets: what begins a sum there waits for the reduction of the sum before, each pass adds to a
-//   sum of its chunk or bucket, and each sum is reduced;
+//   its buckets: what begins a sum there waits for the reduction of the sum before, each pass adds
+//   to a sum of its chunk or bucket, and each sum is reduced once;
 // - sends and receives pair up, and collectives meet, in one order per channel, with equal bytes;
 // - no deadlock: a run of all ranks in which a send and its receive, or all members of a
 //   collective, end only once all of them have begun. This is the strictest reading: a plan that

@@ -513,6 +513,12 @@ TEST(ValidatePlans, RefusesSumsOfGradientsThatAreNotWhole) {
               HasSubstr("B.c0.m0 adds to a gradient buffer in which its bucket has no turn"));
   EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m1").begins_sum = false; }),
               HasSubstr("R.c0.m0 may begin in gradient buffer 0 before B.c0.m1 has ended there"));
+  EXPECT_THAT(refusal([](RankPlan& plan) {
+                At(plan, "B.c0.m1").begins_sum = false;
+                std::erase(At(plan, "B.c0.m1").depends_on, IndexOf(plan, "R.c0.m0"));
+                At(plan, "R.c0.m0").depends_on.push_back(IndexOf(plan, "B.c0.m1"));
+              }),
+              HasSubstr("R.c0.m1 reduces a sum of gradients a second time"));
   EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").gradient_buffer = kNoBuffer; }),
               HasSubstr("B.c0.m0 has gradient buffer -1; exactly what adds to gradients"));
   EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "F.c0.m0").gradient_buffer = 0; }),

@@ -20,7 +20,8 @@ constexpr int kFaults = 3;
 const std::vector<std::string> kLayouts[] = {
     {"parallel.pipeline_schedule=1f1b"},
     {"parallel.virtual_pipeline_model_parallel_size=2", "parallel.zero_stage=2"},
-    {"parallel.pipeline_schedule=zb_h1", "parallel.ddp_bucket_size=1", "optimizer.type=lamb"},
+    {"parallel.pipeline_schedule=zb_h1", "parallel.zero_stage=2", "parallel.ddp_bucket_size=1",
+     "optimizer.type=lamb"},
     {"parallel.data_parallel_size=1", "parallel.tensor_model_parallel_size=2"}};
 
 class ChaosTest : public ::testing::TestWithParam<uint64_t> {

@@ -73,22 +73,22 @@ TEST(DriverAbsenceTest, StepsAndCheckpointsGoOnAndCountWhenItIsBack) {
   ASSERT_TRUE(cluster.WaitForStep("job", 30));
   const std::set<int32_t> workers = PidsOf(cluster.Status("job"));
   ASSERT_EQ(workers.size(), static_cast<size_t>(kRanks));
+  const std::string checkpoints = cluster.state_directory() + "/jobs/job/checkpoints";
 
   for (int absence = 0; absence < kAbsences; ++absence) {
     const int64_t committed = cluster.Status("job").last_checkpoint().step();
     cluster.KillDriver();
     const absl::Duration back = Now() + kAbsence;
-    int64_t newest = 0;
+    std::set<int64_t> stored;
     ASSERT_TRUE(WaitUntil(
         [&] {
-          const std::set<int64_t> stored =
-              StoredSteps(cluster.state_directory() + "/jobs/job/checkpoints");
-          newest = stored.empty() ? 0 : *stored.rbegin();
+          stored = StoredSteps(checkpoints);
           return std::distance(stored.upper_bound(committed), stored.end()) >= kCheckpointsMissed;
         },
         60))
-        << "newest stored: step " << newest << "; committed before: " << committed;
+        << stored.size() << " steps are stored; committed before: " << committed;
     HoldBackUntil(*workers.begin(), back);
+    const int64_t newest = *StoredSteps(checkpoints).rbegin();
     ASSERT_LT(newest, kSteps) << "the job ended before its driver came back";
     cluster.StartDriver();
     EXPECT_TRUE(

@@ -22,6 +22,7 @@ Examples:
 int Main(int argc, char** argv) {
   uint64_t seed = 1;
   ChaosJob job;
+  int num_faults = 3;
   int seeds = 1;
   CLI::App app("Kills and stops processes of a cluster that trains; the bits must stay the same.");
   app.footer(kExamples);
@@ -29,23 +30,23 @@ int Main(int argc, char** argv) {
   app.add_option("--seeds", seeds, "how many seeds, one after the other")
       ->capture_default_str()
       ->check(CLI::Range(1, 1'000'000));
-  app.add_option("--faults", job.num_faults, "faults of one run")
+  app.add_option("--faults", num_faults, "faults of one run")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   app.add_option("--set", job.fields, "FIELD=VALUE of the job, such as another layout")->take_all();
   CLI11_PARSE(app, argc, argv);
 
   const auto say = [](const std::string& line) { std::cout << "  " << line << std::endl; };
-  std::cout << "a calm run of the same job" << std::endl;
-  const Ending calm = RunCalm(job);
-  std::cout << "digest " << calm.digest << std::endl;
-  int problems = calm.digest.empty() ? 1 : 0;
+  CalmRun calm(job);
+  int problems = 0;
   for (int i = 0; i < seeds; ++i) {
-    std::cout << "seed " << seed + i << ", " << job.num_faults << " faults" << std::endl;
-    const Report report = ChaosRun(seed + i, job, say).Run(calm);
+    std::cout << "seed " << seed + i << ", " << num_faults << " faults" << std::endl;
+    const Report report = ChaosRun(seed + i, job, say).Run(num_faults, &calm);
     problems += static_cast<int>(report.problems.size());
-    std::cout << (report.problems.empty() ? "same digest, same loss log" : "NOT as it must be")
-              << ", " << absl::FormatDuration(absl::Trunc(report.took, absl::Milliseconds(100)))
+    std::cout << (report.problems.empty() ? "same digest and loss log as a calm run"
+                                          : "NOT as it must be")
+              << " (step " << report.ending.step << ", digest " << report.ending.digest << "), "
+              << absl::FormatDuration(absl::Trunc(report.took, absl::Milliseconds(100)))
               << std::endl;
   }
   if (problems == 0) {

@@ -16,13 +16,11 @@ namespace {
 
 using control::v1::Job;
 
-constexpr char kJobId[] = "chaos";
-constexpr int kStepsPerFault = 120;
-constexpr int kStepsAround = 60;
-constexpr int kAimSeconds = 10;
-constexpr int kAims = 3;
+constexpr int kAimSeconds = 30;
+// A moment as processes start may be over before it is seen: then they start again.
+constexpr int kStarts = 5;
+constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
 constexpr int kHealSeconds = 150;
-constexpr int kEndSeconds = 300;
 constexpr int64_t kStepsToBeHealed = 3;
 constexpr int64_t kStartsWithoutStore = 8;
 
@@ -30,21 +28,6 @@ absl::Duration Now() { return base::RealClock().Monotonic(); }
 
 // Lets others run; short enough to hit an instruction.
 void Breathe() { ::poll(nullptr, 0, 0); }
-
-std::vector<std::string> JobFields(const ChaosJob& job) {
-  std::vector<std::string> fields = {
-      absl::StrCat("train.steps=", kStepsAround + kStepsPerFault * job.num_faults),
-      // A process that is stopped before it ever spoke is found by this limit alone.
-      "fault.start_timeout=20s", "fault.restart_backoff=100ms",
-      // Several faults may hit one start.
-      "fault.max_restarts_without_progress=10"};
-  fields.insert(fields.end(), job.fields.begin(), job.fields.end());
-  return fields;
-}
-
-Ending EndingOf(const e2e::Cluster& cluster) {
-  return {cluster.Digest(kJobId), cluster.LossLog(kJobId)};
-}
 
 bool IsTerminal(const Job& job) {
   return job.state() == control::v1::JOB_STATE_SUCCEEDED ||
@@ -58,15 +41,6 @@ bool IsOnARank(Aim aim) {
 }
 
 }  // namespace
-
-Ending RunCalm(const ChaosJob& job) {
-  e2e::Cluster cluster;
-  cluster.StartDriver();
-  for (int i = 0; i < kNumAgents; ++i) cluster.StartAgent(i, kSlots);
-  cluster.Submit(kJobId, JobFields(job));
-  if (cluster.WaitForEnd(kJobId, kEndSeconds) != control::v1::JOB_STATE_SUCCEEDED) return {};
-  return EndingOf(cluster);
-}
 
 ChaosRun::ChaosRun(uint64_t seed, ChaosJob job, std::function<void(const std::string&)> say)
     : job_(std::move(job)), say_(std::move(say)) {
@@ -94,33 +68,58 @@ void ChaosRun::StartAll() {
   checkpoints_ = absl::StrCat(cluster_.state_directory(), "/jobs/", kJobId, "/checkpoints");
 }
 
-Report ChaosRun::Run(const Ending& calm) {
+Report ChaosRun::Run(int num_faults, CalmRun* calm) {
   const absl::Duration begin = Now();
   StartAll();
-  for (const Fault& fault : DrawFaults(report_.seed, job_.num_faults, kNumRanks, kNumAgents)) {
+  for (const Fault& fault : DrawFaults(report_.seed, num_faults, kNumRanks, kNumAgents)) {
     if (IsTerminal(Job())) {
       Problem(absl::StrCat("the job ended before fault ", report_.faults.size() + 1));
       break;
     }
     Inject(fault);
   }
-  FinishAndCompare(calm);
+  Finish();
   report_.took = Now() - begin;
+  Compare(calm->At(report_.ending.step));
   return report_;
 }
 
-void ChaosRun::FinishAndCompare(const Ending& calm) {
-  const control::v1::JobState state = cluster_.WaitForEnd(kJobId, kEndSeconds);
-  if (state != control::v1::JOB_STATE_SUCCEEDED) {
-    Problem(absl::StrCat("the job is ", control::v1::JobState_Name(state), ": ", Job().message()));
+// With a checkpoint of weights that were trained after the last fault.
+void ChaosRun::Finish() {
+  const int64_t healed = Job().last_step();
+  control::v1::Job job;
+  const auto has_checkpoint = [&] {
+    job = Job();
+    return IsTerminal(job) || job.last_checkpoint().step() > healed;
+  };
+  if (!e2e::WaitUntil(has_checkpoint, kEndSeconds) || IsTerminal(job)) {
+    Problem(absl::StrCat("no checkpoint after step ", healed, ": the job is ",
+                         control::v1::JobState_Name(job.state()), ": ", job.message()));
     return;
   }
-  report_.ending = EndingOf(cluster_);
-  if (report_.ending.digest != calm.digest) {
-    Problem(absl::StrCat("the digest is ", report_.ending.digest, ", that of the calm run ",
-                         calm.digest));
+  control::v1::CancelJobRequest cancel;
+  cancel.set_job_id(kJobId);
+  const auto cancelled = client_->Cancel(cancel);
+  if (!cancelled.ok() || !e2e::WaitUntil([&] { return IsTerminal(Job()); }, kEndSeconds)) {
+    Problem(absl::StrCat("the job is not cancelled: ", cancelled.status().ToString()));
+    return;
   }
-  if (report_.ending.losses != calm.losses) Problem("the loss log is not that of the calm run");
+  job = Job();
+  report_.ending.step = job.last_checkpoint().step();
+  report_.ending.digest = cluster_.Digest(kJobId);
+  report_.ending.losses = LossesUpTo(cluster_.LossLog(kJobId), report_.ending.step);
+}
+
+void ChaosRun::Compare(const Ending& calm) {
+  const std::string at = absl::StrCat(" of step ", report_.ending.step);
+  if (report_.ending.digest.empty() || report_.ending.digest != calm.digest) {
+    Problem(absl::StrCat("the digest", at, " is '", report_.ending.digest,
+                         "', that of the calm run '", calm.digest, "'"));
+  }
+  if (report_.ending.losses != calm.losses ||
+      static_cast<int64_t>(calm.losses.size()) != report_.ending.step) {
+    Problem(absl::StrCat("the loss log up to the checkpoint", at, " is not that of the calm run"));
+  }
 }
 
 // Of a driver that is away, the last known job would be a guess: an empty one is returned.
@@ -132,20 +131,22 @@ void ChaosRun::Inject(const Fault& fault) {
   control::v1::Job before = Job();
   report.aimed = false;
   int64_t openers = 0;
-  for (int i = 0; i < kAims && !report.aimed; ++i) {
-    if (IsAtAStart(fault.aim) && Job().last_step() > 0) {
+  const int tries = IsAtAStart(fault.aim) ? kStarts : 1;
+  for (int i = 0; i < tries && !report.aimed; ++i) {
+    before = Job();
+    if (IsAtAStart(fault.aim) && before.last_step() > 0) {
       OpenRecovery();
       ++openers;
     }
-    report.aimed = WaitForAim(fault);
+    report.aimed = WaitForAim(fault, before.attempt());
   }
   if (!report.aimed) {
     Problem(absl::StrCat("fault ", report_.faults.size() + 1, ": nothing was seen ",
-                         Describe(fault.aim), " for ", kAims * kAimSeconds, " s"));
+                         Describe(fault.aim), "; ", WhatIsSeen()));
   }
   if (!e2e::WaitUntil([&] { return IsThere(fault.strikes[0]); }, kAimSeconds)) {
     Problem(absl::StrCat("fault ", report_.faults.size() + 1, ": no process to send ",
-                         Describe(fault.strikes[0])));
+                         Describe(fault.strikes[0]), "; ", WhatIsSeen()));
   }
   before = Job();
   report.step = before.last_step();
@@ -187,13 +188,37 @@ void ChaosRun::OpenRecovery() {
   Hit(opener, &none);
 }
 
-bool ChaosRun::WaitForAim(const Fault& fault) {
+// False at once where the start that was waited for, of an attempt after `attempt`, is over.
+bool ChaosRun::WaitForAim(const Fault& fault, int64_t attempt) {
   const absl::Duration deadline = Now() + absl::Seconds(kAimSeconds);
+  absl::Duration ask = Now() + kAskAgain;
   while (Now() < deadline) {
     if (IsNow(fault)) return true;
+    if (IsAtAStart(fault.aim) && Now() >= ask) {
+      const control::v1::Job job = Job();
+      const bool steps = job.state() == control::v1::JOB_STATE_RUNNING && job.last_step() > 0;
+      if (steps && job.attempt() > attempt) return false;
+      ask = Now() + kAskAgain;
+    }
     Breathe();
   }
   return false;
+}
+
+// What a moment is told by, for people who ask why it was not.
+std::string ChaosRun::WhatIsSeen() {
+  const control::v1::Job job = Job();
+  std::string text = absl::StrCat("the job is ", control::v1::JobState_Name(job.state()),
+                                  ", attempt ", job.attempt(), ", step ", job.last_step());
+  for (int agent = 0; agent < kNumAgents; ++agent) {
+    absl::StrAppend(&text, "; on n", agent, ":");
+    for (const auto& rank : probes_[agent].Ranks()) {
+      absl::StrAppend(&text, " [process ", rank.pid(), e2e::IsAlive(rank.pid()) ? "" : " (gone)",
+                      " ", telemetry::v1::Phase_Name(rank.phase()), " step ", rank.step(), " '",
+                      rank.doing(), "']");
+    }
+  }
+  return text;
 }
 
 bool ChaosRun::IsNow(const Fault& fault) {

@@ -1,6 +1,5 @@
 // local: a whole cluster on this machine for one job.
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -23,6 +22,7 @@
 #include "cli/training_report.h"
 #include "controlplane/launch/local_cluster.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/program.h"
 #include "runtime/base/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/data/corpus.h"
@@ -63,11 +63,6 @@ class Notes {
   std::vector<std::string> lines_;
 };
 
-std::string ProgramPath() {
-  std::error_code error;
-  return std::filesystem::read_symlink("/proc/self/exe", error).string();
-}
-
 // "megascale" where the shell finds this program by that name, else its path.
 std::string ProgramToType(const std::string& path) {
   const char* search = std::getenv("PATH");
@@ -83,15 +78,10 @@ std::string Counted(int64_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
-// Tensor-parallel ranks, which share an agent.
-int64_t GroupSize(const job::v1::JobSpec& spec) {
-  return std::max(spec.parallel().tensor_model_parallel_size(), 1);
-}
-
-// What each agent needs so that the job fits.
+// Slots that each agent needs so that the job fits.
 int64_t NeededOfEach(const job::v1::JobSpec& spec, int64_t agents) {
-  const int64_t groups = job::WorldSize(spec) / GroupSize(spec);
-  return (groups + agents - 1) / agents * GroupSize(spec);
+  const int64_t groups = job::WorldSize(spec) / job::TensorSize(spec);
+  return (groups + agents - 1) / agents * job::TensorSize(spec);
 }
 
 // Everything that can be refused before a process starts.
@@ -106,10 +96,10 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
                                                    ", or 0 for as many as the job needs"));
   }
   if (NeededOfEach(spec, flags.agents) > flags.slots) {
-    const std::string together =
-        GroupSize(spec) == 1
-            ? ""
-            : absl::StrCat("; the ", GroupSize(spec), " ranks of a tensor group share an agent");
+    const std::string together = job::TensorSize(spec) == 1
+                                     ? ""
+                                     : absl::StrCat("; the ", job::TensorSize(spec),
+                                                    " ranks of a tensor group share an agent");
     return absl::InvalidArgumentError(absl::StrCat(
         flags.job.file, ": ", job::NeededSlots(spec), "; ", Counted(flags.agents, "agent"), " × ",
         Counted(flags.slots, "slot"), " = ", flags.agents * flags.slots, together));
@@ -135,7 +125,7 @@ class LocalRun {
                                         : flags_.state_directory);
     RETURN_IF_ERROR(base::MakeDirectories(state_directory_));
     launch::LocalClusterOptions options;
-    options.program = ProgramPath();
+    options.program = base::ProgramPath();
     options.num_agents = static_cast<int>(flags_.agents);
     options.slots_per_agent = static_cast<int>(flags_.slots);
     options.state_directory = state_directory_;
@@ -212,7 +202,7 @@ int Report(const LocalFlags& flags, const FollowResult& result) {
   if (json) {
     PrintTrainingReportJson(result.job, *report);
   } else {
-    PrintTrainingReport(*report, ProgramToType(ProgramPath()));
+    PrintTrainingReport(*report, ProgramToType(base::ProgramPath()));
   }
   return kExitGood;
 }

@@ -3,6 +3,7 @@
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/program.h"
 #include "runtime/base/thread_environment.h"
 
 namespace {

@@ -25,7 +25,6 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/engine/chunks_of_rank.h"
-#include "runtime/engine/rank_memory.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/pass_operations.h"
@@ -214,11 +213,12 @@ absl::StatusOr<std::string> LayersOf(const JobPlan& plan, int stage) {
 }
 
 // What one rank of each stage needs for gradients.
-absl::StatusOr<std::vector<int64_t>> GradientBytes(const JobPlan& plan) {
+absl::StatusOr<std::vector<int64_t>> GradientBytesByStage(const JobPlan& plan) {
   std::vector<int64_t> bytes;
   for (const plan::RankPlan& stage : plan.stages) {
-    ASSIGN_OR_RETURN(const engine::RankMemory memory, engine::MemoryOf(plan.spec, stage.rank));
-    bytes.push_back(memory.gradients);
+    ASSIGN_OR_RETURN(const engine::ChunksOfRank part, engine::ChunksOf(plan.spec, stage.rank));
+    bytes.push_back(engine::GradientBytes(engine::GradientSizesOf(part, stage),
+                                          tensor::AccumulationType(part.compute)));
   }
   return bytes;
 }
@@ -298,7 +298,7 @@ absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
   std::printf("%s\n\n", Title(plan).c_str());
   PrintMesh(plan.options.mesh);
   const std::vector<simulate::RankTime> times = simulate::Summarize(plan.stages, plan.time);
-  ASSIGN_OR_RETURN(const std::vector<int64_t> gradients, GradientBytes(plan));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> gradients, GradientBytesByStage(plan));
   std::vector<std::vector<std::string>> rows = {
       {"STAGE", "LAYERS", "INSTRUCTIONS", "MICRO-BATCHES KEPT", "GRADIENTS", "COMPUTES", "WAITS"}};
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
@@ -334,7 +334,7 @@ absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
 
 absl::Status PrintJson(const JobPlan& plan, const PlanFlags& flags) {
   const plan::Mesh& mesh = plan.options.mesh;
-  ASSIGN_OR_RETURN(const std::vector<int64_t> gradients, GradientBytes(plan));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> gradients, GradientBytesByStage(plan));
   JsonObject object;
   object.Add("job", plan.spec.name());
   object.Add("data_parallel_size", int64_t{mesh.data_size()});

@@ -14,9 +14,7 @@ namespace {
 // Free slots by node, in the order of node ids.
 using FreeSlots = std::map<std::string, int>;
 
-int TensorSize(const JobRecord& job) {
-  return std::max(1, job.submitted().spec().parallel().tensor_model_parallel_size());
-}
+int TensorSize(const JobRecord& job) { return job::TensorSize(job.submitted().spec()); }
 
 FreeSlots FreeSlotsFor(const DriverState& state, const JobRecord& job,
                        const std::string& instruction_set, const std::set<std::string>& givers) {

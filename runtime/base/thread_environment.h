@@ -18,9 +18,4 @@ std::vector<std::string> ThreadEnvironment(bool has_cores);
 // others need.
 bool HaveCores(int num_processes, int num_threads, double cores);
 
-// Starts this program again in its place, with what `environment` has and its own has not; returns
-// where nothing is missing, or where that fails. For main, before there are threads or files that
-// are to live on: nothing else changes how OpenMP waits once it is loaded.
-void EnterEnvironment(const std::vector<std::string>& environment, char** argv);
-
 }  // namespace megascale::base

@@ -22,6 +22,7 @@
 #include "runtime/checkpoint/message_json.h"
 #include "runtime/checkpoint/shard.h"
 #include "runtime/checkpoint/tensor_index.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -76,12 +77,6 @@ absl::StatusOr<v1::ShardFile> ReadShardRecord(const std::string& directory, int 
                                                       record.size_bytes(), " were written"));
   }
   return record;
-}
-
-int WorldSize(const job::v1::ParallelSpec& parallel) {
-  return std::max(1, parallel.data_parallel_size()) *
-         std::max(1, parallel.pipeline_model_parallel_size()) *
-         std::max(1, parallel.tensor_model_parallel_size());
 }
 
 absl::Status RemoveTree(const std::string& path) {
@@ -172,7 +167,7 @@ absl::Status WriteManifest(const std::string& directory, v1::Manifest manifest) 
   }
   manifest.set_format_version(kFormatVersion);
   manifest.clear_shards();
-  for (int rank = 0; rank < WorldSize(manifest.spec().parallel()); ++rank) {
+  for (int rank = 0; rank < job::WorldSize(manifest.spec()); ++rank) {
     ASSIGN_OR_RETURN(*manifest.add_shards(), ReadShardRecord(directory, rank));
   }
   std::vector<const TensorIndex::Slices*> slices;

@@ -539,21 +539,28 @@ absl::StatusOr<JobSpec> ResolveJobSpec(const JobSpec& spec) {
   return resolved;
 }
 
+namespace {
+
+int DataSize(const JobSpec& spec) { return std::max(1, spec.parallel().data_parallel_size()); }
+int PipelineSize(const JobSpec& spec) {
+  return std::max(1, spec.parallel().pipeline_model_parallel_size());
+}
+
+}  // namespace
+
+int TensorSize(const JobSpec& spec) {
+  return std::max(1, spec.parallel().tensor_model_parallel_size());
+}
+
 int WorldSize(const JobSpec& spec) {
-  const v1::ParallelSpec& parallel = spec.parallel();
-  return std::max(1, parallel.data_parallel_size()) *
-         std::max(1, parallel.tensor_model_parallel_size()) *
-         std::max(1, parallel.pipeline_model_parallel_size());
+  return DataSize(spec) * TensorSize(spec) * PipelineSize(spec);
 }
 
 std::string NeededSlots(const JobSpec& spec) {
-  const v1::ParallelSpec& parallel = spec.parallel();
   const int world = WorldSize(spec);
   if (world == 1) return "needs 1 slot";
-  return absl::StrCat(
-      "needs data × tensor × pipeline = ", std::max(1, parallel.data_parallel_size()), " × ",
-      std::max(1, parallel.tensor_model_parallel_size()), " × ",
-      std::max(1, parallel.pipeline_model_parallel_size()), " = ", world, " slots");
+  return absl::StrCat("needs data × tensor × pipeline = ", DataSize(spec), " × ", TensorSize(spec),
+                      " × ", PipelineSize(spec), " = ", world, " slots");
 }
 
 int NumMicrobatches(const JobSpec& spec) {

@@ -25,8 +25,11 @@ void UpgradeJobSpec(v1::JobSpec* spec);
 // counts as 1.
 int WorldSize(const v1::JobSpec& spec);
 
-// That number as the sum that it is, for people: "needs data × tensor × pipeline = 2 × 2 × 3 = 12
-// slots"; of one, "needs 1 slot".
+// Ranks of a tensor-parallel group, which share a machine. Not set: 1.
+int TensorSize(const v1::JobSpec& spec);
+
+// The number of worker processes as the sum that it is, for people: "needs data × tensor × pipeline
+// = 2 × 2 × 3 = 12 slots"; of one, "needs 1 slot".
 std::string NeededSlots(const v1::JobSpec& spec);
 
 // Micro-batches that each data-parallel rank runs in a step. Requires: a resolved specification.

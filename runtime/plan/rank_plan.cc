@@ -1,11 +1,9 @@
-// What a plan says of itself; see step_plan.h.
+#include "runtime/plan/rank_plan.h"
+
 #include <algorithm>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "runtime/plan/step_plan.h"
 
 namespace megascale::plan {
 

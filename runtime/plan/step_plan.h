@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/plan/mesh.h"
+#include "runtime/plan/rank_plan.h"
 #include "runtime/plan/schedule.h"
 
 namespace megascale::plan {
@@ -112,29 +113,6 @@ struct PlanOptions {
   }
 };
 
-struct RankPlan {
-  Mesh mesh = {};
-  int rank = 0;
-  int num_chunks = 1;  // in the model; chunk c is on pipeline stage c % mesh.pipeline_size()
-  int num_microbatches = 1;
-  // Activation slots, by chunk of this stage in the model's order. Each chunk has its own: chunks
-  // differ in layers and in their ends.
-  std::vector<int> slots = {};
-  // Memory for gradients. Of stage 1 a buffer for each chunk, of which a rank's shard is a part; of
-  // stage 2 one for a bucket, or two where the stage has three buckets or more: with two, one is
-  // reduced while passes add to the other.
-  int gradient_buffers = 0;
-  // ZeRO stage 2: the gradients of each micro-batch are reduced, and shards have memory of their
-  // own.
-  bool shards_gradients = false;
-  // A stream's instructions stand in the order in which it runs them.
-  std::vector<Instruction> instructions = {};
-
-  int stage() const { return mesh.CoordinateOf(rank).pipeline; }
-  // The index in `slots`, and wherever else a stage's chunks are counted, of a chunk of this stage.
-  int IndexOfChunk(int chunk) const { return chunk / mesh.pipeline_size(); }
-};
-
 // The plan of `rank`. A pure function. The instructions are equal for all ranks with the same
 // pipeline coordinate (groups and peers are symbols), so plans for p stages describe a mesh of any
 // size. Errors: InvalidArgument - a rank outside the mesh, sizes below their least, more
@@ -158,11 +136,5 @@ struct Channel {
 // trust ratios a stage's ranks have one.
 std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage = 1,
                                 bool has_trust_ratios = false);
-
-// The streams that a plan uses, ascending.
-std::vector<StreamKind> StreamsOf(const RankPlan& plan);
-
-// One line per stream, its instructions in order; for people.
-std::string ToString(const RankPlan& plan);
 
 }  // namespace megascale::plan

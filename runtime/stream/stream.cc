@@ -131,6 +131,7 @@ void Event::Reach(uint64_t generation) {
 }
 
 void Event::Await(uint64_t generation) {
+  if (Reached(generation)) return;
   this_stream->SetAwaited(this, generation);
   {
     std::unique_lock<std::mutex> lock(mutex_);

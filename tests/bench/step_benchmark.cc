@@ -7,8 +7,6 @@
 // The roofline is the sum of every matrix product at the best rate that oneDNN alone reaches for
 // its shape and types, attention's products over the pairs that the mask leaves among them, and of
 // every other operator's least bytes at the memory's bandwidth. All of it is measured in this run.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +22,7 @@
 #include "proto/job.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/program.h"
 #include "runtime/base/thread_environment.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/optim/sharded_optimizer.h"
@@ -258,11 +257,7 @@ int Run(const Options& options) {
 
 int main(int argc, char** argv) {
   // As the agent starts a worker that has the machine for itself.
-  if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
-    static std::vector<std::string> environment = megascale::base::ThreadEnvironment(true);
-    for (std::string& entry : environment) putenv(entry.data());
-    execv("/proc/self/exe", argv);
-  }
+  megascale::base::EnterEnvironment(megascale::base::ThreadEnvironment(true), argv);
   megascale::bench::Options options;
   CLI::App app("A training step by operator, beside the machine's roofline and a peer.");
   app.add_option("--layers", options.layers)->capture_default_str();

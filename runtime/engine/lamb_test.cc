@@ -17,6 +17,7 @@ namespace {
 using job::v1::JobSpec;
 
 constexpr int kWarmUpSteps = 4;
+constexpr int kWindow = 5;
 
 struct Layout {
   int data = 1;
@@ -47,8 +48,15 @@ std::string Describe(const Layout& layout) {
                       layout.zero_stage, ", buckets of ", layout.bucket_size);
 }
 
-JobSpec Lamb(const Layout& layout, job::v1::Precision precision) {
+// MegaScale's algorithms: LAMB comes with these.
+enum class Model { kSerial, kParallelBlockWithWindow };
+
+JobSpec Lamb(const Layout& layout, job::v1::Precision precision, Model model = Model::kSerial) {
   JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
+  if (model == Model::kParallelBlockWithWindow) {
+    spec.mutable_model()->set_parallel_block(true);
+    spec.mutable_model()->set_sliding_window(kWindow);
+  }
   spec.mutable_train()->set_precision(precision);
   spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(layout.virtual_stages);
   spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
@@ -84,13 +92,13 @@ double Norm(const std::vector<double>& values) {
   return std::sqrt(sum);
 }
 
-TEST(LambTest, LayoutsAgreeInFloat64To1em10) {
-  const RunResult reference = RunJob(RunOptions(Lamb({}, job::v1::PRECISION_FP64)));
+void ExpectAgreeInFloat64(Model model) {
+  const RunResult reference = RunJob(RunOptions(Lamb({}, job::v1::PRECISION_FP64, model)));
   const Tensors tensors = ReadTensors(reference);
   EXPECT_LT(Losses(reference).back(), Losses(reference).front() - 0.05);  // it trains
   for (const Layout& layout : kLayouts) {
     SCOPED_TRACE(Describe(layout));
-    const RunResult result = RunJob(RunOptions(Lamb(layout, job::v1::PRECISION_FP64)));
+    const RunResult result = RunJob(RunOptions(Lamb(layout, job::v1::PRECISION_FP64, model)));
     ExpectNear(Losses(result), Losses(reference), 1e-10);
     const Tensors found = ReadTensors(result);
     ASSERT_EQ(found.size(), tensors.size());
@@ -99,6 +107,12 @@ TEST(LambTest, LayoutsAgreeInFloat64To1em10) {
       ExpectNear(found.at(name), values, 1e-10);
     }
   }
+}
+
+TEST(LambTest, LayoutsAgreeInFloat64To1em10) { ExpectAgreeInFloat64(Model::kSerial); }
+
+TEST(LambTest, LayoutsOfParallelBlocksWithAWindowAgreeInFloat64To1em10) {
+  ExpectAgreeInFloat64(Model::kParallelBlockWithWindow);
 }
 
 TEST(LambTest, LayoutsAgreeInFloat32) {

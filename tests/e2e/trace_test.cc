@@ -108,6 +108,21 @@ class TraceTest : public ::testing::Test {
     return Parse(path());
   }
 
+  // The instructions of the job's plan, by the rank that stands for its stage.
+  std::map<int, std::multiset<std::string>> Planned() {
+    const std::string file = cluster_.directory() + "/plan.json";
+    const CommandResult plan =
+        cluster_.Megascale({"plan", cluster_.directory() + "/job.yaml", "--trace", file});
+    EXPECT_EQ(plan.exit_code, 0) << plan.err;
+    const json trace = json::parse(base::ReadFile(file, 1 << 28).value_or(""));
+    std::map<int, std::multiset<std::string>> names;
+    for (const json& event : trace["traceEvents"]) {
+      if (event["ph"] != "X" || event["cat"] == "waiting") continue;
+      names[event["pid"]].insert(event["name"]);
+    }
+    return names;
+  }
+
   Cluster cluster_;
   CommandResult result_;
 };
@@ -143,6 +158,15 @@ TEST_F(TraceTest, EveryRankAndStreamHasItsStepsAndEveryMessageItsArrow) {
     for (const int64_t step : first_three) {
       EXPECT_EQ(steps_of[thread].count(step), 1u) << thread.first << " " << name << " " << step;
     }
+  }
+  // Every instruction of the plan is a span, and nothing else is.
+  const auto planned = Planned();
+  for (const int64_t step : first_three) {
+    std::map<int, std::multiset<std::string>> seen;
+    for (const Slice& slice : trace.slices) {
+      if (slice.step == step) seen[slice.rank].insert(slice.name);
+    }
+    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(seen[rank], planned.at(rank / 2 * 2)) << rank;
   }
   EXPECT_EQ(trace.threads.size(), 4u * 6u);  // compute, batch, two of messages, data, optimizer
   EXPECT_EQ(trace.threads.at({0, 1}), "compute");

@@ -215,8 +215,8 @@ int RunLocal(LocalFlags flags) {
   if (flags.slots == 0 && flags.agents > 0) {
     flags.slots = std::min(NeededOfEach(request->spec(), flags.agents), kSlotsMax);
   }
-  if (const absl::Status fits = CheckFits(flags, request->spec()); !fits.ok())
-    return ReportError(fits);
+  const absl::Status fits = CheckFits(flags, request->spec());
+  if (!fits.ok()) return ReportError(fits);
   absl::StatusOr<FollowResult> result = FollowResult();
   {
     LocalRun run(flags, *request);

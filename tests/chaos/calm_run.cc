@@ -1,10 +1,7 @@
 #include "tests/chaos/calm_run.h"
 
-#include <utility>
-
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "runtime/checkpoint/directory.h"
 #include "tests/e2e/cluster.h"
@@ -57,9 +54,7 @@ void CalmRun::TrainTo(int64_t step) {
   cluster.Megascale({"cancel", kJobId});
   cluster.WaitForEnd(kJobId, kEndSeconds);
   const std::vector<std::string> losses = cluster.LossLog(kJobId);
-  const std::string checkpoints =
-      absl::StrCat(cluster.state_directory(), "/jobs/", kJobId, "/checkpoints");
-  const auto complete = checkpoint::ListCheckpoints(checkpoints);
+  const auto complete = checkpoint::ListCheckpoints(cluster.checkpoints(kJobId));
   if (!complete.ok()) return;
   for (const auto& found : *complete) {
     const auto digest = cluster.Megascale({"checkpoint", "digest", found.directory()});

@@ -65,7 +65,7 @@ void ChaosRun::StartAll() {
   std::vector<std::string> fields = JobFields(job_);
   fields.push_back("store=" + store_.unix_url());
   cluster_.Submit(kJobId, fields);
-  checkpoints_ = absl::StrCat(cluster_.state_directory(), "/jobs/", kJobId, "/checkpoints");
+  checkpoints_ = cluster_.checkpoints(kJobId);
 }
 
 Report ChaosRun::Run(int num_faults, CalmRun* calm) {
@@ -128,7 +128,7 @@ Job ChaosRun::Job() { return client_->Get(kJobId).value_or(control::v1::Job()); 
 void ChaosRun::Inject(const Fault& fault) {
   FaultReport report;
   report.fault = fault;
-  control::v1::Job before = Job();
+  control::v1::Job before;
   report.aimed = false;
   int64_t openers = 0;
   const int tries = IsAtAStart(fault.aim) ? kStarts : 1;

@@ -62,7 +62,7 @@ TEST(AbsenceTest, MachinesThatThawAfterTheyWereReplacedChangeNothing) {
   ASSERT_EQ(cluster.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
   cluster.Submit("job", sets);
   ASSERT_TRUE(cluster.WaitForStep("job", 30));
-  const std::string checkpoints = cluster.state_directory() + "/jobs/job/checkpoints";
+  const std::string checkpoints = cluster.checkpoints("job");
   const auto replace = [&](int frozen, int by, int64_t attempt) {
     Machine machine(cluster.agent_pid(frozen));
     machine.Freeze();

@@ -79,6 +79,10 @@ class Cluster {
   const std::string& directory() const { return directory_; }
   const std::string& address() const { return address_; }
   std::string state_directory() const { return directory_ + "/state"; }
+  // Where the steps of the job's checkpoints are.
+  std::string checkpoints(const std::string& job_id) const {
+    return state_directory() + "/jobs/" + job_id + "/checkpoints";
+  }
   std::string certificates() const { return directory_ + "/certs"; }
   // --tls-ca, --tls-cert and --tls-key with NAME.pem and NAME.key of `folder`.
   static std::vector<std::string> TlsFlags(const std::string& folder, const std::string& name);

@@ -107,8 +107,7 @@ TEST_F(CommandsTest, AnEndedJobLeavesAsManyCheckpointsAsItWasToKeep) {
   Start();
   const auto num_checkpoints = [&](const std::string& job_id) {
     int count = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(
-             cluster_.state_directory() + "/jobs/" + job_id + "/checkpoints")) {
+    for (const auto& entry : std::filesystem::directory_iterator(cluster_.checkpoints(job_id))) {
       EXPECT_EQ(entry.path().filename().string().rfind("step-", 0), 0u) << entry.path();
       ++count;
     }

@@ -73,7 +73,7 @@ TEST(DriverAbsenceTest, StepsAndCheckpointsGoOnAndCountWhenItIsBack) {
   ASSERT_TRUE(cluster.WaitForStep("job", 30));
   const std::set<int32_t> workers = PidsOf(cluster.Status("job"));
   ASSERT_EQ(workers.size(), static_cast<size_t>(kRanks));
-  const std::string checkpoints = cluster.state_directory() + "/jobs/job/checkpoints";
+  const std::string checkpoints = cluster.checkpoints("job");
 
   for (int absence = 0; absence < kAbsences; ++absence) {
     const int64_t committed = cluster.Status("job").last_checkpoint().step();

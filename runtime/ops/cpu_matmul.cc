@@ -68,25 +68,31 @@ bool IsTransposedFirst(const MatMulArgs& args) {
   return args.transpose_a == Transpose::kYes && IsBFloat16(args.a) && IsLarge(args);
 }
 bool IsPacked(const MatMulArgs& args) {
-  return args.transpose_b == Transpose::kNo && IsLarge(args);
+  return args.transpose_b == Transpose::kNo && IsBFloat16(args.b) && IsLarge(args);
+}
+// oneDNN's sgemm, which moves parts of both operands into its own layouts on the way, is faster
+// than its primitive with a packed `b`; where `b` is transposed, the primitive is faster.
+bool IsGemm(const MatMulArgs& args) {
+  return args.transpose_b == Transpose::kNo && !IsBFloat16(args.b) && !args.bias && IsLarge(args);
 }
 
 // How a product is made.
-enum class Way : uint8_t { kInFloat, kTransposed, kSplit, kNative };
+enum class Way : uint8_t { kInFloat, kTransposed, kSplit, kGemm, kNative };
 
 Way WayOf(const MatMulArgs& args) {
   if (IsBFloat16(args.a) && !MultipliesBFloat16()) return Way::kInFloat;
   if (IsTransposedFirst(args)) return Way::kTransposed;
-  return IsSplit(args) ? Way::kSplit : Way::kNative;
+  if (IsSplit(args)) return Way::kSplit;
+  return IsGemm(args) ? Way::kGemm : Way::kNative;
 }
 
 int64_t ElementsOf(const Matrix& matrix) { return matrix.rows * matrix.cols; }
 
 // oneDNN's blocks have at most 64 columns and 64 rows.
-int64_t PackedBytes(const MatMulArgs& args, DType dtype) {
+int64_t PackedBytes(const MatMulArgs& args) {
   constexpr int64_t kBlock = 64;
   const auto padded = [](int64_t size) { return (size + kBlock - 1) / kBlock * kBlock; };
-  return padded(args.b.rows) * padded(args.b.cols) * static_cast<int64_t>(tensor::SizeOf(dtype));
+  return padded(args.b.rows) * padded(args.b.cols) * int64_t{sizeof(tensor::BFloat16)};
 }
 
 int64_t TransposedBytes(const MatMulArgs& args) {
@@ -221,6 +227,16 @@ Product Prepare(const Shape& s, const dnnl::engine& engine) {
   return product;
 }
 
+// Requires: IsGemm.
+void RunGemm(const MatMulArgs& args) {
+  const char transpose_a = args.transpose_a == Transpose::kYes ? 'T' : 'N';
+  dnnl::error::wrap_c_api(
+      dnnl_sgemm(transpose_a, 'N', args.c.rows, args.c.cols, SumLength(args), /*alpha=*/1.0f,
+                 args.a.as<float>(), args.a.stride, args.b.as<float>(), args.b.stride,
+                 args.accumulate ? 1.0f : 0.0f, args.c.as<float>(), args.c.stride),
+      "sgemm failed");
+}
+
 Matrix Part(const Matrix& matrix, int64_t row, int64_t col, int64_t rows, int64_t cols) {
   const auto offset =
       (row * matrix.stride + col) * static_cast<int64_t>(tensor::SizeOf(matrix.dtype));
@@ -278,17 +294,18 @@ ProductCopies CopiesOf(const MatMulArgs& args) {
       copies.a = int64_t{sizeof(float)} * ElementsOf(args.a);
       copies.b = int64_t{sizeof(float)} * ElementsOf(args.b);
       copies.c = in_float;
-      if (IsPacked(args)) copies.packed_b = PackedBytes(args, DType::kF32);
       break;
     case Way::kTransposed:
       copies.a = TransposedBytes(args);
-      copies.packed_b = PackedBytes(args, DType::kBF16);
+      copies.packed_b = PackedBytes(args);
       break;
     case Way::kSplit:
       copies.c = in_float;
       break;
+    case Way::kGemm:
+      break;
     case Way::kNative:
-      if (IsPacked(args)) copies.packed_b = PackedBytes(args, args.b.dtype);
+      if (IsPacked(args)) copies.packed_b = PackedBytes(args);
       break;
   }
   return copies;
@@ -313,6 +330,8 @@ void MatMulEngine::Run(const MatMulArgs& args) {
         return implementation_->RunTransposed(args);
       case Way::kSplit:
         return implementation_->RunSplit(args);
+      case Way::kGemm:
+        return RunGemm(args);
       case Way::kNative:
         return implementation_->RunNative(args, IsPacked(args));
     }
@@ -431,11 +450,13 @@ void MatMulEngine::Implementation::RunInFloat(const MatMulArgs& args) {
     in_float.bias = {converted[3].Get(args.bias.size * sizeof(float)), DType::kF32, args.bias.size};
     Cast(args.bias, in_float.bias, {0, args.bias.size});
   }
-  if (args.c.dtype == DType::kF32) return RunNative(in_float, IsPacked(in_float));
-  in_float.c = InFloat(args.c, converted[2]);
-  if (args.accumulate) ConvertRows(args.c, in_float.c);
-  RunNative(in_float, IsPacked(in_float));
-  ConvertRows(in_float.c, args.c);
+  const bool in_place = args.c.dtype == DType::kF32;
+  if (!in_place) {
+    in_float.c = InFloat(args.c, converted[2]);
+    if (args.accumulate) ConvertRows(args.c, in_float.c);
+  }
+  IsGemm(in_float) ? RunGemm(in_float) : RunNative(in_float, /*pack_b=*/false);
+  if (!in_place) ConvertRows(in_float.c, args.c);
 }
 
 }  // namespace cpu

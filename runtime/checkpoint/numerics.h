@@ -14,7 +14,7 @@ namespace megascale::checkpoint {
 
 // Raise it with every change that makes a step compute other bits, or samples come in another
 // order.
-inline constexpr absl::string_view kNumericsVersion = "2";
+inline constexpr absl::string_view kNumericsVersion = "3";
 
 // The fingerprint of a resolved job on machines of `instruction_set`. Fields are named "area" or
 // "area.field", the areas being what may be allowed to change: model, optimizer, batch, precision,

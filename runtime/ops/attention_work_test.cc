@@ -89,7 +89,7 @@ TEST_P(AttentionWorkTest, NoQueryIsMultipliedWithAKeyFarOutsideItsWindow) {
     seen.MakeHuge(kKey);
     if (!seen.ForwardOverflows()) {
       ASSERT_EQ(GetParam(), DType::kBF16);
-      GTEST_SKIP() << "this processor's tiles raise no flags";
+      GTEST_SKIP() << "this processor's products of bf16 raise no flags";
     }
     EXPECT_TRUE(seen.BackwardOverflows());
 

@@ -13,7 +13,7 @@
 // The order of these is Highway's: the first compiles this file once per instruction set.
 // clang-format off
 #include "hwy/foreach_target.h"
-#include "runtime/ops/cpu_attention_tiles.h"
+#include "runtime/ops/cpu_attention_blocks.h"
 #include "runtime/ops/cpu_kernels.h"
 #include "runtime/ops/cpu_vectors-inl.h"
 // clang-format on
@@ -562,24 +562,24 @@ namespace megascale::ops::cpu {
 HWY_EXPORT(AttentionEntry);
 HWY_EXPORT(AttentionBackwardEntry);
 
-// On tiles, bf16 inputs are multiplied as they are.
-static bool UsesTiles(const AttentionArgs& args) {
-  return args.q.dtype == DType::kBF16 && HasTiles();
+// In blocks, bf16 inputs are multiplied as they are.
+static bool UsesBlocks(const AttentionArgs& args) {
+  return args.q.dtype == DType::kBF16 && MultipliesBlocks();
 }
 
 int64_t AttentionScratchSize(const AttentionArgs& args) {
-  return UsesTiles(args) ? TileAttentionScratchSize(args) : ForwardScratch::Size(args);
+  return UsesBlocks(args) ? BlockAttentionScratchSize(args) : ForwardScratch::Size(args);
 }
 int64_t AttentionBackwardScratchSize(const AttentionArgs& args) {
-  return UsesTiles(args) ? TileAttentionBackwardScratchSize(args) : BackwardScratch::Size(args);
+  return UsesBlocks(args) ? BlockAttentionBackwardScratchSize(args) : BackwardScratch::Size(args);
 }
 
 void Attention(const AttentionArgs& args, float* scratch, Range groups) {
-  if (UsesTiles(args)) return TileAttention(args, scratch, groups);
+  if (UsesBlocks(args)) return BlockAttention(args, scratch, groups);
   HWY_DYNAMIC_DISPATCH(AttentionEntry)(args, scratch, groups);
 }
 void AttentionBackward(const AttentionBackwardArgs& args, float* scratch, Range groups) {
-  if (UsesTiles(args.forward)) return TileAttentionBackward(args, scratch, groups);
+  if (UsesBlocks(args.forward)) return BlockAttentionBackward(args, scratch, groups);
   HWY_DYNAMIC_DISPATCH(AttentionBackwardEntry)(args, scratch, groups);
 }
 

@@ -70,10 +70,13 @@ bool IsTransposedFirst(const MatMulArgs& args) {
 bool IsPacked(const MatMulArgs& args) {
   return args.transpose_b == Transpose::kNo && IsBFloat16(args.b) && IsLarge(args);
 }
-// oneDNN's sgemm, which moves parts of both operands into its own layouts on the way, is faster
-// than its primitive with a packed `b`; where `b` is transposed, the primitive is faster.
+// oneDNN's sgemm, which moves parts of both operands into its own layouts on the way, is the
+// fastest where each thread calls it for its own part of the result; but for a transposed `b` that
+// gives less than the primitive where the result is narrow.
 bool IsGemm(const MatMulArgs& args) {
-  return args.transpose_b == Transpose::kNo && !IsBFloat16(args.b) && !args.bias && IsLarge(args);
+  const bool is_narrow = args.c.cols <= args.c.rows;
+  return !IsBFloat16(args.b) && IsLarge(args) &&
+         !(args.transpose_b == Transpose::kYes && is_narrow);
 }
 
 // How a product is made.
@@ -227,20 +230,53 @@ Product Prepare(const Shape& s, const dnnl::engine& engine) {
   return product;
 }
 
-// Requires: IsGemm.
-void RunGemm(const MatMulArgs& args) {
-  const char transpose_a = args.transpose_a == Transpose::kYes ? 'T' : 'N';
-  dnnl::error::wrap_c_api(
-      dnnl_sgemm(transpose_a, 'N', args.c.rows, args.c.cols, SumLength(args), /*alpha=*/1.0f,
-                 args.a.as<float>(), args.a.stride, args.b.as<float>(), args.b.stride,
-                 args.accumulate ? 1.0f : 0.0f, args.c.as<float>(), args.c.stride),
-      "sgemm failed");
-}
-
 Matrix Part(const Matrix& matrix, int64_t row, int64_t col, int64_t rows, int64_t cols) {
   const auto offset =
       (row * matrix.stride + col) * static_cast<int64_t>(tensor::SizeOf(matrix.dtype));
   return {matrix.as<char>() + offset, matrix.dtype, rows, cols, matrix.stride};
+}
+
+// The rows `rows` or the columns `cols` of op(a), op(b), c and the bias.
+MatMulArgs RowsOf(const MatMulArgs& args, Range rows) {
+  MatMulArgs part = args;
+  part.c = Part(args.c, rows.begin, 0, rows.size(), args.c.cols);
+  part.a = args.transpose_a == Transpose::kYes
+               ? Part(args.a, 0, rows.begin, args.a.rows, rows.size())
+               : Part(args.a, rows.begin, 0, rows.size(), args.a.cols);
+  return part;
+}
+MatMulArgs ColsOf(const MatMulArgs& args, Range cols) {
+  MatMulArgs part = args;
+  part.c = Part(args.c, 0, cols.begin, args.c.rows, cols.size());
+  part.b = args.transpose_b == Transpose::kYes
+               ? Part(args.b, cols.begin, 0, cols.size(), args.b.cols)
+               : Part(args.b, 0, cols.begin, args.b.rows, cols.size());
+  if (args.bias) part.bias = {args.bias.as<float>() + cols.begin, DType::kF32, cols.size()};
+  return part;
+}
+
+// On the calling thread alone.
+void RunGemmPart(const MatMulArgs& args) {
+  omp_set_num_threads(1);
+  for (int64_t row = 0; args.bias && row < args.c.rows; ++row) {
+    std::copy_n(args.bias.as<float>(), args.bias.size, args.c.as<float>() + row * args.c.stride);
+  }
+  const auto letter = [](ops::Transpose side) { return side == ops::Transpose::kYes ? 'T' : 'N'; };
+  const float scale_of_c = args.accumulate || args.bias ? 1.0f : 0.0f;
+  const dnnl_status_t status =
+      dnnl_sgemm(letter(args.transpose_a), letter(args.transpose_b), args.c.rows, args.c.cols,
+                 SumLength(args), /*alpha=*/1.0f, args.a.as<float>(), args.a.stride,
+                 args.b.as<float>(), args.b.stride, scale_of_c, args.c.as<float>(), args.c.stride);
+  MEGASCALE_CHECK_MSG(status == dnnl_success, "oneDNN's sgemm failed");
+}
+
+// Requires: IsGemm.
+void RunGemm(const MatMulArgs& args, int num_threads) {
+  constexpr int64_t kGrain = 16;
+  const bool by_cols = args.c.cols >= args.c.rows;
+  ForEachPart(num_threads, by_cols ? args.c.cols : args.c.rows, kGrain, [&](int, Range part) {
+    RunGemmPart(by_cols ? ColsOf(args, part) : RowsOf(args, part));
+  });
 }
 
 // Memory that grows to the largest need and is then reused; in huge pages, as tensors are.
@@ -331,7 +367,7 @@ void MatMulEngine::Run(const MatMulArgs& args) {
       case Way::kSplit:
         return implementation_->RunSplit(args);
       case Way::kGemm:
-        return RunGemm(args);
+        return RunGemm(args, implementation_->num_threads);
       case Way::kNative:
         return implementation_->RunNative(args, IsPacked(args));
     }
@@ -455,7 +491,7 @@ void MatMulEngine::Implementation::RunInFloat(const MatMulArgs& args) {
     in_float.c = InFloat(args.c, converted[2]);
     if (args.accumulate) ConvertRows(args.c, in_float.c);
   }
-  IsGemm(in_float) ? RunGemm(in_float) : RunNative(in_float, /*pack_b=*/false);
+  IsGemm(in_float) ? RunGemm(in_float, num_threads) : RunNative(in_float, /*pack_b=*/false);
   if (!in_place) ConvertRows(in_float.c, args.c);
 }
 

@@ -92,12 +92,34 @@ double Seconds(const Product& p, Layout a_layout, Layout b_layout) {
   }
 }
 
+// The same with oneDNN's sgemm.
+double GemmSeconds(const Product& p, bool transpose_a, bool transpose_b) {
+  const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  const auto make = [&](int64_t rows, int64_t cols) {
+    const memory made(Describe(0, rows, cols, memory::data_type::f32, Layout::kPlain), engine);
+    Fill(made, memory::data_type::f32);
+    return made;
+  };
+  const memory a = make(p.m, p.k), b = make(p.k, p.n), c = make(p.m, p.n);
+  const auto floats = [](const memory& of) { return static_cast<float*>(of.get_data_handle()); };
+  return base::LeastSeconds(kTries, [&] {
+    dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', p.m, p.n, p.k, /*alpha=*/1.0f,
+               floats(a), transpose_a ? p.m : p.k, floats(b), transpose_b ? p.k : p.n,
+               p.accumulate ? 1.0f : 0.0f, floats(c), p.n);
+  });
+}
+
 double BestRate(const Product& product, int num_threads) {
   omp_set_num_threads(num_threads);
   double best = 1e30;
   for (const Layout a : {Layout::kPlain, Layout::kTransposed, Layout::kChosen}) {
     for (const Layout b : {Layout::kPlain, Layout::kTransposed, Layout::kChosen}) {
       best = std::min(best, Seconds(product, a, b));
+    }
+  }
+  if (product.batch == 0 && product.operand == memory::data_type::f32) {
+    for (const bool a : {false, true}) {
+      for (const bool b : {false, true}) best = std::min(best, GemmSeconds(product, a, b));
     }
   }
   MEGASCALE_CHECK_MSG(best < 1e30, "oneDNN multiplies no layout of this shape");

@@ -1,15 +1,15 @@
-// A training step of one process, by operator, each beside what this machine could do at best; and
-// the same step in PyTorch, in the same run. By default GPT-2 124M at batch 4, sequence 256, on two
-// threads.
+// A training step of one process, by operator, each beside what this machine could do at best. By
+// default GPT-2 124M at batch 4, sequence 256, on two threads. tests/bench/peers/gpt2_pytorch.py
+// times the same step in PyTorch, by turns with `--on-request`.
 //
-//   step_benchmark --precision bf16 fp32 --peer-python peers/bin/python
+//   step_benchmark --precision bf16 fp32
 //
 // The roofline is the sum of every matrix product at the best rate that oneDNN alone reaches for
 // its shape and types, attention's products over the pairs that the mask leaves among them, and of
 // every other operator's least bytes at the memory's bandwidth. All of it is measured in this run.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
+#include <iostream>
 #include <memory>
 #include <random>
 #include <string>
@@ -34,13 +34,18 @@ namespace {
 
 using ops::DType;
 
+constexpr int kWarmUpSteps = 3;
+
+DType TypeOf(const std::string& precision) {
+  return precision == "bf16" ? DType::kBF16 : DType::kF32;
+}
+
 struct Options {
   int layers = 12, hidden_size = 768, heads = 12, vocab_size = 50304, batch = 4, seq_length = 256;
   int threads = 2, steps = 7;
   bool roofline = true;
+  bool on_request = false;
   std::vector<std::string> precisions = {"bf16", "fp32"};
-  std::string peer_python;
-  std::string peer_script = "tests/bench/peers/gpt2_pytorch.py";
 };
 
 model::ModelConfig ConfigOf(const Options& options) {
@@ -149,30 +154,30 @@ double PrintLine(const std::string& name, const Cost& cost, double rate, int ste
   return ceiling;
 }
 
-struct StepTimes {
-  double median = 0;
-  double least = 0;
-};
-
-StepTimes MeasureSteps(const Options& options, Trainer& trainer) {
-  double loss = 0;
-  for (int i = 0; i < 3; ++i) loss = trainer.Step();
-  trainer.ops().Reset();
+// The seconds of `steps` steps, one after the other.
+std::vector<double> TimeSteps(Trainer& trainer, int steps, double* loss) {
   std::vector<double> seconds;
-  for (int i = 0; i < options.steps; ++i) {
+  for (int i = 0; i < steps; ++i) {
     const absl::Duration begin = base::RealClock().Monotonic();
-    loss = trainer.Step();
+    *loss = trainer.Step();
     seconds.push_back(absl::ToDoubleSeconds(base::RealClock().Monotonic() - begin));
   }
-  std::printf("  loss after %d steps: %.4f\n", options.steps + 3, loss);
-  return {Median(seconds), *std::min_element(seconds.begin(), seconds.end())};
+  return seconds;
 }
 
-StepTimes RunOurs(const Options& options, const std::string& precision, double bandwidth) {
-  const DType compute = precision == "bf16" ? DType::kBF16 : DType::kF32;
+void WarmUp(Trainer& trainer) {
+  for (int i = 0; i < kWarmUpSteps; ++i) trainer.Step();
+  trainer.ops().Reset();
+}
+
+void PrintTable(const Options& options, const std::string& precision, double bandwidth) {
   std::printf("\n%s, %d threads\n", precision.c_str(), options.threads);
-  Trainer trainer(options, compute);
-  const StepTimes times = MeasureSteps(options, trainer);
+  Trainer trainer(options, TypeOf(precision));
+  WarmUp(trainer);
+  double loss = 0;
+  const std::vector<double> seconds = TimeSteps(trainer, options.steps, &loss);
+  const double median = Median(seconds);
+  std::printf("  loss after %d steps: %.4f\n", options.steps + kWarmUpSteps, loss);
   std::printf("  %-38s %5s %12s %16s %12s\n", "operator", "calls", "a step", "rate",
               options.roofline ? "roofline" : "");
   double roofline = 0, measured = 0;
@@ -190,49 +195,30 @@ StepTimes RunOurs(const Options& options, const std::string& precision, double b
   }
   const double tokens = static_cast<double>(options.batch) * options.seq_length;
   const double flops = tokens * model::TrainFlopsPerToken(ConfigOf(options), options.seq_length);
-  std::printf("  step %.1f ms (median of %d; least %.1f; operators %.1f)", times.median * 1e3,
-              options.steps, times.least * 1e3, measured * 1e3);
+  std::printf("  step %.1f ms (median of %d; least %.1f; operators %.1f)", median * 1e3,
+              options.steps, *std::min_element(seconds.begin(), seconds.end()) * 1e3,
+              measured * 1e3);
   if (options.roofline) {
     std::printf(", roofline %.1f ms: %.0f %% of it reached", roofline * 1e3,
-                100 * roofline / times.median);
+                100 * roofline / median);
   }
-  std::printf("\n  %.0f tokens/s, %.0f model GFLOP/s\n", tokens / times.median,
-              flops / times.median / 1e9);
-  return times;
+  std::printf("\n  %.0f tokens/s, %.0f model GFLOP/s\n", tokens / median, flops / median / 1e9);
 }
 
-// Runs the peer's script and prints its lines beside ours.
-int ComparePeer(const Options& options, const std::string& precision, const StepTimes& ours) {
-  const std::string command =
-      absl::StrCat(options.peer_python, " ", options.peer_script, " --threads ", options.threads,
-                   " --layers ", options.layers, " --hidden-size ", options.hidden_size,
-                   " --heads ", options.heads, " --vocab-size ", options.vocab_size, " --batch ",
-                   options.batch, " --seq-length ", options.seq_length, " --precision ", precision);
-  std::FILE* pipe = popen(command.c_str(), "r");
-  MEGASCALE_CHECK(pipe != nullptr);
-  char line[4096];
-  double best = 1e30;
-  while (std::fgets(line, sizeof(line), pipe) != nullptr) {
-    const auto result = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!result.is_object() || !result.contains("seconds")) continue;
-    const double seconds = result["seconds"].get<double>();
-    best = std::min(best, seconds);
-    std::printf("  %s, %s, %s: %.1f ms (median; least %.1f)\n",
-                result["peer"].get<std::string>().c_str(),
-                result["mode"].get<std::string>().c_str(), precision.c_str(), seconds * 1e3,
-                result["least_seconds"].get<double>() * 1e3);
+// For each line on stdin, a number of steps: times them and prints their seconds as a JSON array.
+int AnswerRequests(const Options& options) {
+  Trainer trainer(options, TypeOf(options.precisions.front()));
+  WarmUp(trainer);
+  int steps = 0;
+  double loss = 0;
+  while (std::cin >> steps) {
+    std::cout << nlohmann::json(TimeSteps(trainer, steps, &loss)).dump() << std::endl;
   }
-  const int status = pclose(pipe);
-  if (status != 0 || best == 1e30) {
-    std::printf("  the peer did not run: %s\n", command.c_str());
-    return 1;
-  }
-  std::printf("  Megascale's step is %.2f times as fast as the peer's better one\n",
-              best / ours.median);
   return 0;
 }
 
 int Run(const Options& options) {
+  if (options.on_request) return AnswerRequests(options);
   const double bandwidth = MeasureBandwidth(options.threads);
   std::printf(
       "GPT-2: %d layers, hidden %d, %d heads, vocabulary %d, batch %d, sequence %d: %.1f M "
@@ -240,16 +226,8 @@ int Run(const Options& options) {
       options.layers, options.hidden_size, options.heads, options.vocab_size, options.batch,
       options.seq_length, static_cast<double>(model::NumParameters(ConfigOf(options))) / 1e6,
       ops::InstructionSet(), options.threads, bandwidth / 1e9);
-  int status = 0;
-  for (const std::string& precision : options.precisions) {
-    const StepTimes ours = RunOurs(options, precision, bandwidth);
-    if (options.peer_python.empty()) {
-      std::printf("  no peer: --peer-python names a Python that has PyTorch\n");
-    } else {
-      status |= ComparePeer(options, precision, ours);
-    }
-  }
-  return status;
+  for (const std::string& precision : options.precisions) PrintTable(options, precision, bandwidth);
+  return 0;
 }
 
 }  // namespace
@@ -259,7 +237,7 @@ int main(int argc, char** argv) {
   // As the agent starts a worker that has the machine for itself.
   megascale::base::EnterEnvironment(megascale::base::ThreadEnvironment(true), argv);
   megascale::bench::Options options;
-  CLI::App app("A training step by operator, beside the machine's roofline and a peer.");
+  CLI::App app("A training step by operator, beside the machine's roofline.");
   app.add_option("--layers", options.layers)->capture_default_str();
   app.add_option("--hidden-size", options.hidden_size)->capture_default_str();
   app.add_option("--heads", options.heads)->capture_default_str();
@@ -272,8 +250,10 @@ int main(int argc, char** argv) {
   app.add_option("--precision", options.precisions)
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
-  app.add_option("--peer-python", options.peer_python, "a Python with PyTorch");
-  app.add_option("--peer-script", options.peer_script)->capture_default_str();
+  app.add_flag(
+      "--on-request", options.on_request,
+      "for each number on stdin, time as many steps of the first precision and print their "
+      "seconds");
   CLI11_PARSE(app, argc, argv);
   return megascale::bench::Run(options);
 }

@@ -1,19 +1,23 @@
-"""Times a training step of GPT-2 124M in PyTorch on this machine's CPU: the peer of step_benchmark.
-
-Prints one JSON object per configuration: {"peer": "pytorch 2.x", "mode": "eager"|"compiled",
-"precision": "fp32"|"bf16", "seconds": median of the timed steps, "least_seconds": …, "loss": …}.
+"""Times a training step of GPT-2 124M in PyTorch on this machine's CPU, by turns with Megascale's.
 
 The step is what PyTorch's own examples recommend for speed: scaled_dot_product_attention, tied
 embeddings, fused AdamW, clipping of the gradient's norm, bf16 by autocast over fp32 weights.
 
+A machine that others use too is faster in one minute than in the next. So with --against, which
+names Megascale's step_benchmark, all are warmed up and then take turns: a few steps of one, a few of
+the next, in rounds; who waits, sleeps. Medians are over all rounds, and the ratio of each round is
+printed beside. Without --against PyTorch is timed alone.
+
     python3 -m venv peers && peers/bin/pip install torch numpy
-    peers/bin/python tests/bench/peers/gpt2_pytorch.py --threads 2
+    peers/bin/python tests/bench/peers/gpt2_pytorch.py --against bazel-bin/tests/bench/step_benchmark
 """
 
 import argparse
 import json
 import statistics
+import subprocess
 import sys
+import threading
 import time
 
 import torch
@@ -62,62 +66,148 @@ class Gpt2(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
 
-def measure(args, precision, mode):
-    torch.manual_seed(1)
-    model = Gpt2(args)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    run = torch.compile(model) if mode == "compiled" else model
-    data = torch.randint(0, args.vocab_size, (args.batch, args.seq_length + 1))
+SIZES = {
+    "threads": 2,
+    "layers": 12,
+    "hidden-size": 768,
+    "heads": 12,
+    "vocab-size": 50304,
+    "batch": 4,
+    "seq-length": 256,
+}
+ROUND_SECONDS_MAX = 600
 
-    def step():
-        optimizer.zero_grad(set_to_none=args.set_to_none)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = run(data[:, :-1], data[:, 1:])
+
+class PyTorchStep:
+    """The step in one mode and precision. Called with a number of steps, returns their seconds."""
+
+    def __init__(self, args, precision, mode):
+        torch.manual_seed(1)
+        self.name = f"PyTorch {torch.__version__}, {mode}"
+        self.precision = precision
+        self.set_to_none = args.set_to_none
+        self.model = Gpt2(args)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
+        self.run = torch.compile(self.model) if mode == "compiled" else self.model
+        self.data = torch.randint(0, args.vocab_size, (args.batch, args.seq_length + 1))
+        self(args.warmup)
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=self.set_to_none)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            loss = self.run(self.data[:, :-1], self.data[:, 1:])
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
         return loss.item()
 
-    for _ in range(args.warmup):
-        loss = step()
-    seconds = []
-    for _ in range(args.steps):
-        begin = time.perf_counter()
-        loss = step()
-        seconds.append(time.perf_counter() - begin)
-    return {
-        "peer": f"pytorch {torch.__version__}",
-        "mode": mode,
-        "precision": precision,
-        "seconds": statistics.median(seconds),
-        "least_seconds": min(seconds),
-        "loss": loss,
-    }
+    def __call__(self, steps):
+        seconds = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            self.step()
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+
+class MegascaleStep:
+    """As PyTorchStep, of `step_benchmark --on-request`, a process of its own."""
+
+    name = "Megascale"
+
+    def __init__(self, args, precision):
+        sizes = [f"--{name}={getattr(args, name.replace('-', '_'))}" for name in SIZES]
+        self.process = subprocess.Popen(
+            [args.against, "--on-request", "--precision", precision, *sizes],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, steps):
+        late = threading.Timer(ROUND_SECONDS_MAX, self.process.kill)
+        late.start()
+        try:
+            self.process.stdin.write(f"{steps}\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            late.cancel()
+        if not line:
+            raise SystemExit(f"gpt2_pytorch: {self.process.args[0]} ended, or took over {ROUND_SECONDS_MAX} s")
+        return json.loads(line)
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def take_turns(runs, num_steps, steps_of_round):
+    """Returns, by run, the seconds of each round: [[s, …], …]."""
+    seconds = [[] for _ in runs]
+    for begin in range(0, num_steps, steps_of_round):
+        for of_run, run in zip(seconds, runs):
+            of_run.append(run(min(steps_of_round, num_steps - begin)))
+    return seconds
+
+
+def compare(args, precision):
+    runs = [MegascaleStep(args, precision)] if args.against else []
+    try:
+        if args.against:
+            runs[0](1)  # warms up while nothing else runs
+        for mode in args.mode:
+            try:
+                runs.append(PyTorchStep(args, precision, mode))
+            except Exception as error:  # a mode that this installation cannot run is said, not hidden
+                line = str(error).strip().splitlines()[0]
+                print(f"gpt2_pytorch: {precision}, {mode}: {line}", file=sys.stderr)
+        rounds = take_turns(runs, args.steps, args.steps_of_round)
+    finally:
+        if args.against:
+            runs[0].end()
+    medians = []
+    for run, of_run in zip(runs, rounds):
+        steps = [second for of_round in of_run for second in of_round]
+        medians.append(statistics.median(steps))
+        print(
+            f"{precision}: {run.name}: {medians[-1] * 1e3:.1f} ms "
+            f"(median of {len(steps)}; least {min(steps) * 1e3:.1f})",
+            flush=True,
+        )
+    if args.against and len(runs) > 1:
+        of_rounds = [
+            min(statistics.median(peer[i]) for peer in rounds[1:]) / statistics.median(rounds[0][i])
+            for i in range(len(rounds[0]))
+        ]
+        print(
+            f"{precision}: Megascale's step is {min(medians[1:]) / medians[0]:.2f} times as fast as the better of "
+            f"these; by round: {' '.join(f'{ratio:.2f}' for ratio in of_rounds)}",
+            flush=True,
+        )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each configuration")
+    parser.add_argument("--against", metavar="PROGRAM", help="step_benchmark, to take turns with")
+    parser.add_argument("--steps", type=int, default=9, help="timed steps of each")
+    parser.add_argument("--steps-of-round", type=int, default=3, help="steps before it is the next one's turn")
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--hidden-size", type=int, default=768)
-    parser.add_argument("--heads", type=int, default=12)
-    parser.add_argument("--vocab-size", type=int, default=50304)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--seq-length", type=int, default=256)
+    for name, default in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--precision", nargs="+", default=["bf16", "fp32"], choices=["bf16", "fp32"])
     parser.add_argument("--mode", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
     parser.add_argument("--set-to-none", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
+    if min(args.steps, args.steps_of_round) < 1:
+        parser.error("--steps and --steps-of-round must be at least 1")
     torch.set_num_threads(args.threads)
     for precision in args.precision:
-        for mode in args.mode:
-            try:
-                print(json.dumps(measure(args, precision, mode)), flush=True)
-            except Exception as error:  # a mode that this installation cannot run is said, not hidden
-                line = str(error).strip().splitlines()[0]
-                print(f"gpt2_pytorch: {precision}, {mode}: {line}", file=sys.stderr)
+        compare(args, precision)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// Attention on AMX tiles (cpu_tiles-inl.h says what blocks and factors are).
+// Attention on blocks of bf16 (cpu_blocks-inl.h says what blocks and factors are).
 //
 // Scores are made transposed, [keys, queries] = keys x queries^T. Then a vector's lanes are
 // queries, softmax needs no sum across lanes, and probabilities [keys, queries] are, as they come,
@@ -8,7 +8,7 @@
 //
 // Source: Dao, 2023, FlashAttention-2, algorithms 1 and 2.
 // Legend: D head size, E padded to 32; S sequence padded to 32.
-#include "runtime/ops/cpu_attention_tiles.h"
+#include "runtime/ops/cpu_attention_blocks.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,15 +17,31 @@
 #include <cmath>
 #include <cstring>
 
-#include "runtime/ops/cpu_tiles-inl.h"
+#include "runtime/ops/cpu_blocks-inl.h"
 #include "runtime/ops/ops.h"
 
-// What is below runs only where HasTiles().
+namespace megascale::ops::cpu {
+namespace {
+
+// Whether InstructionSet() names AMX and the kernel of the machine lets this process use it.
+bool HasTiles() {
+  // The kernel saves the tiles' 8 KiB only for processes that ask for it.
+  static const bool permitted = [] {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return std::strcmp(InstructionSet(), "amx_bf16") == 0 && permitted;
+}
+
+}  // namespace
+}  // namespace megascale::ops::cpu
+
+// What is below runs only where MultipliesBlocks().
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,fma,avx2")
 
 namespace megascale::ops::cpu {
-namespace tiles {
+namespace blocks {
 namespace {
 
 // Blocks of keys whose scores are made at a time.
@@ -188,14 +204,15 @@ inline void ScaleOut(const ForwardScratch& scratch, __m512 first, __m512 second)
 }
 
 // Attends 32 queries from `first_query` on to at most kKeyBlocks blocks of keys.
+template <class Products>
 inline void AttendBlocks(const AttentionArgs& args, const ForwardScratch& scratch,
                          int64_t first_query, Range blocks, Softmax& softmax) {
   const int64_t width = scratch.width;
   __m512 max[2] = {softmax.max[0], softmax.max[1]};
   for (int64_t block = blocks.begin; block < blocks.end; ++block) {
     float* scores = scratch.scores + (block - blocks.begin) * kBlockFloats;
-    MultiplyBlocks({scratch.keys + block * width * kBlockHalves, kBlockHalves},
-                   {scratch.query, kBlockHalves}, width, scores, false);
+    Products::Multiply({scratch.keys + block * width * kBlockHalves, kBlockHalves},
+                       {scratch.query, kBlockHalves}, width, scores, false);
   }
   for (int64_t block = blocks.begin; block < blocks.end; ++block) {
     const float* scores = scratch.scores + (block - blocks.begin) * kBlockFloats;
@@ -224,12 +241,13 @@ inline void AttendBlocks(const AttentionArgs& args, const ForwardScratch& scratc
                 : Weigh<false>(scores, sight, softmax, weights);
   }
   for (int64_t col = 0; col < width; ++col) {
-    MultiplyBlocks(
+    Products::Multiply(
         {scratch.values + (blocks.begin * width + col) * kBlockHalves, width * kBlockHalves},
         {scratch.weights, kBlockHalves}, blocks.size(), scratch.out + col * kBlockFloats, true);
   }
 }
 
+template <class Products>
 void ForwardHead(const AttentionArgs& args, const ForwardScratch& scratch, int64_t batch,
                  int64_t head) {
   const int64_t first_row = batch * args.seq;
@@ -243,8 +261,8 @@ void ForwardHead(const AttentionArgs& args, const ForwardScratch& scratch, int64
     Softmax softmax(args);
     const Range blocks = KeyBlocks(args, first, kBlock);
     for (int64_t begin = blocks.begin; begin < blocks.end; begin += kKeyBlocks) {
-      AttendBlocks(args, scratch, first, {begin, std::min(begin + kKeyBlocks, blocks.end)},
-                   softmax);
+      AttendBlocks<Products>(args, scratch, first,
+                             {begin, std::min(begin + kKeyBlocks, blocks.end)}, softmax);
     }
     alignas(64) float max[kBlock], sum[kBlock];
     __m512 factors[2];
@@ -362,6 +380,7 @@ Range BlocksThatSee(const AttentionArgs& args, const QueryBlocks& queries, int64
 }
 
 // Adds what some queries and at most kKeyBlocks blocks of keys contribute to all gradients.
+template <class Products>
 inline void BackwardBlocks(const AttentionArgs& args, const BackwardScratch& scratch,
                            const QueryBlocks& queries, Range blocks) {
   const int64_t width = scratch.width, row = width * kBlockHalves;
@@ -373,12 +392,12 @@ inline void BackwardBlocks(const AttentionArgs& args, const BackwardScratch& scr
     for (int64_t q = seeing.begin; q < seeing.end; ++q) {
       if (keys_of[q].size() == 0) keys_of[q].begin = index;
       keys_of[q].end = index + 1;
-      MultiplyBlocks({scratch.keys + block * row, kBlockHalves},
-                     {scratch.transposed_query + q * row, kBlockHalves}, width, scratch.scores,
-                     false);
-      MultiplyBlocks({scratch.values + block * row, kBlockHalves},
-                     {scratch.transposed_d_out + q * row, kBlockHalves}, width, scratch.d_weights,
-                     false);
+      Products::Multiply({scratch.keys + block * row, kBlockHalves},
+                         {scratch.transposed_query + q * row, kBlockHalves}, width, scratch.scores,
+                         false);
+      Products::Multiply({scratch.values + block * row, kBlockHalves},
+                         {scratch.transposed_d_out + q * row, kBlockHalves}, width,
+                         scratch.d_weights, false);
       const Sight sight(args, block * kBlock, queries.first + q * kBlock);
       const int64_t at = (index * kQueryBlocks + q) * kBlockHalves;
       const Statistics& statistics = queries.statistics[q];
@@ -390,16 +409,16 @@ inline void BackwardBlocks(const AttentionArgs& args, const BackwardScratch& scr
     for (int64_t col = 0; col < width; ++col) {
       const int64_t from = seeing.begin * row + col * kBlockHalves;
       const int64_t to = (block * width + col) * kBlockFloats;
-      MultiplyBlocks({scratch.weights + at, kBlockHalves}, {scratch.d_out + from, row},
-                     seeing.size(), scratch.d_values + to, true);
-      MultiplyBlocks({scratch.d_scores + at, kBlockHalves}, {scratch.query + from, row},
-                     seeing.size(), scratch.d_keys + to, true);
+      Products::Multiply({scratch.weights + at, kBlockHalves}, {scratch.d_out + from, row},
+                         seeing.size(), scratch.d_values + to, true);
+      Products::Multiply({scratch.d_scores + at, kBlockHalves}, {scratch.query + from, row},
+                         seeing.size(), scratch.d_keys + to, true);
     }
   }
   for (int64_t q = 0; q < queries.count; ++q) {
     const Range keys = keys_of[q];
     for (int64_t col = 0; col < width && keys.size() > 0; ++col) {
-      MultiplyBlocks(
+      Products::Multiply(
           {scratch.transposed_keys + (blocks.begin + keys.begin) * row + col * kBlockHalves, row},
           {scratch.paired_d_scores + (keys.begin * kQueryBlocks + q) * kBlockHalves,
            kQueryBlocks * kBlockHalves},
@@ -424,6 +443,7 @@ float Dot(const Rows& a, const Rows& b, int64_t row) {
   return _mm512_reduce_add_ps(sum);
 }
 
+template <class Products>
 void BackwardHead(const AttentionBackwardArgs& args, const BackwardScratch& scratch, int64_t batch,
                   int64_t head) {
   const AttentionArgs& forward = args.forward;
@@ -455,7 +475,8 @@ void BackwardHead(const AttentionBackwardArgs& args, const BackwardScratch& scra
     std::fill(scratch.d_query, scratch.d_query + queries.count * width * kBlockFloats, 0.0f);
     const Range blocks = KeyBlocks(forward, first, queries.count * kBlock);
     for (int64_t begin = blocks.begin; begin < blocks.end; begin += kKeyBlocks) {
-      BackwardBlocks(forward, scratch, queries, {begin, std::min(begin + kKeyBlocks, blocks.end)});
+      BackwardBlocks<Products>(forward, scratch, queries,
+                               {begin, std::min(begin + kKeyBlocks, blocks.end)});
     }
     for (int64_t q = 0; q < queries.count; ++q) {
       WriteTransposed(scratch.d_query + q * width * kBlockFloats, scales,
@@ -464,21 +485,10 @@ void BackwardHead(const AttentionBackwardArgs& args, const BackwardScratch& scra
   }
 }
 
-}  // namespace
-}  // namespace tiles
-
-using namespace tiles;
-
-int64_t TileAttentionScratchSize(const AttentionArgs& args) {
-  return tiles::ForwardScratch(args, nullptr).size;
-}
-int64_t TileAttentionBackwardScratchSize(const AttentionArgs& args) {
-  return tiles::BackwardScratch(args, nullptr).size;
-}
-
-void TileAttention(const AttentionArgs& args, float* memory, Range groups) {
-  const TileScope tiles;
-  const tiles::ForwardScratch scratch(args, memory);
+template <class Products>
+void ForwardGroups(const AttentionArgs& args, float* memory, Range groups) {
+  [[maybe_unused]] const Products products;
+  const ForwardScratch scratch(args, memory);
   const int64_t heads_per_group = args.heads / args.kv_heads;
   for (int64_t g = groups.begin; g < groups.end; ++g) {
     const int64_t b = g / args.kv_heads, kv_head = g % args.kv_heads;
@@ -487,15 +497,16 @@ void TileAttention(const AttentionArgs& args, float* memory, Range groups) {
     PackAll<Form::kTransposedPairs>(Rows(args.v, b * args.seq, args.seq, kv_head, args.head_dim),
                                     scratch.values);
     for (int64_t i = 0; i < heads_per_group; ++i) {
-      ForwardHead(args, scratch, b, kv_head * heads_per_group + i);
+      ForwardHead<Products>(args, scratch, b, kv_head * heads_per_group + i);
     }
   }
 }
 
-void TileAttentionBackward(const AttentionBackwardArgs& args, float* memory, Range groups) {
-  const TileScope tiles;
+template <class Products>
+void BackwardGroups(const AttentionBackwardArgs& args, float* memory, Range groups) {
+  [[maybe_unused]] const Products products;
   const AttentionArgs& forward = args.forward;
-  const tiles::BackwardScratch scratch(forward, memory);
+  const BackwardScratch scratch(forward, memory);
   const int64_t heads_per_group = forward.heads / forward.kv_heads;
   const int64_t gradients = BlocksOf(forward.seq) * scratch.width * kBlockFloats;
   for (int64_t g = groups.begin; g < groups.end; ++g) {
@@ -509,7 +520,7 @@ void TileAttentionBackward(const AttentionBackwardArgs& args, float* memory, Ran
     std::fill(scratch.d_keys, scratch.d_keys + gradients, 0.0f);
     std::fill(scratch.d_values, scratch.d_values + gradients, 0.0f);
     for (int64_t i = 0; i < heads_per_group; ++i) {
-      BackwardHead(args, scratch, b, kv_head * heads_per_group + i);
+      BackwardHead<Products>(args, scratch, b, kv_head * heads_per_group + i);
     }
     WriteAll(scratch.d_keys, 1.0f / std::sqrt(static_cast<float>(forward.head_dim)),
              rows_of(args.d_k));
@@ -517,18 +528,33 @@ void TileAttentionBackward(const AttentionBackwardArgs& args, float* memory, Ran
   }
 }
 
+}  // namespace
+}  // namespace blocks
+
+using namespace blocks;
+
+int64_t BlockAttentionScratchSize(const AttentionArgs& args) {
+  return blocks::ForwardScratch(args, nullptr).size;
+}
+int64_t BlockAttentionBackwardScratchSize(const AttentionArgs& args) {
+  return blocks::BackwardScratch(args, nullptr).size;
+}
+
+void BlockAttention(const AttentionArgs& args, float* memory, Range groups) {
+  HasTiles() ? ForwardGroups<OnTiles>(args, memory, groups)
+             : ForwardGroups<OnVectors>(args, memory, groups);
+}
+
+void BlockAttentionBackward(const AttentionBackwardArgs& args, float* memory, Range groups) {
+  HasTiles() ? BackwardGroups<OnTiles>(args, memory, groups)
+             : BackwardGroups<OnVectors>(args, memory, groups);
+}
+
 }  // namespace megascale::ops::cpu
 #pragma GCC pop_options
 
 namespace megascale::ops::cpu {
 
-bool HasTiles() {
-  // The kernel saves the tiles' 8 KiB only for processes that ask for it.
-  static const bool permitted = [] {
-    constexpr int kRequestPermission = 0x1023, kTileData = 18;
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  }();
-  return std::strcmp(InstructionSet(), "amx_bf16") == 0 && permitted;
-}
+bool MultipliesBlocks() { return HasTiles() || std::strcmp(InstructionSet(), "avx512_bf16") == 0; }
 
 }  // namespace megascale::ops::cpu

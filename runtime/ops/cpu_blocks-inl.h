@@ -1,26 +1,29 @@
-// Blocks of bf16 and fp32 on AMX tiles: packing rows into them, products, writing them back. What
-// is here runs only where HasTiles() (cpu_attention_tiles.h).
+// Blocks of bf16 and fp32: packing rows into them, products, writing them back. What is here runs
+// only where MultipliesBlocks() (cpu_attention_blocks.h).
 //
-// A tile is 16 rows of 64 bytes: fp32 [16, 16], or bf16 [16, 32] as the left factor of a product,
-// or bf16 [16, 16, 2] as the right one, where the last index is the lowest of the index that is
-// summed over. All is done in blocks of 32 x 32: a bf16 block is two tiles that lie together, an
+// The layouts are those of AMX. A tile is 16 rows of 64 bytes: fp32 [16, 16], or bf16 [16, 32] as
+// the left factor of a product, or bf16 [16, 16, 2] as the right one, where the last index is the
+// lowest of the index that is summed over. The vectors of AVX512-BF16, which sum over pairs too,
+// read the same. All is done in blocks of 32 x 32: a bf16 block is two tiles that lie together, an
 // fp32 block four. Blocks lie at multiples of 64 bytes. Legend: D columns, E padded to 32; S rows
 // padded to 32.
 #pragma once
 
 // GCC 12 takes the intrinsics' undefined vectors for mistakes.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "runtime/ops/cpu_kernels.h"
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,fma,avx2")
 
-namespace megascale::ops::cpu::tiles {
+namespace megascale::ops::cpu::blocks {
 
 constexpr int64_t kBlock = 32;
 constexpr int64_t kTileFloats = 256;
@@ -29,6 +32,12 @@ constexpr int64_t kBlockFloats = kBlock * kBlock;
 using Half = uint16_t;  // the bits of a bf16
 
 constexpr int64_t BlocksOf(int64_t size) { return (size + kBlock - 1) / kBlock; }
+
+// Blocks of a factor along the index that is summed over, `step` elements apart.
+struct Factor {
+  const Half* blocks;
+  int64_t step;
+};
 
 struct TileConfig {
   uint8_t palette = 1;
@@ -40,50 +49,91 @@ struct TileConfig {
 
 inline constexpr TileConfig kTileConfig;
 
-// Holds the tiles' shapes while it lives.
-class TileScope {
+// Products on AMX tiles, whose shapes an object holds while it lives.
+class OnTiles {
  public:
   // Constant data: GCC's intrinsic names only the first bytes, and stores of others get lost.
-  TileScope() { _tile_loadconfig(&kTileConfig); }
-  ~TileScope() { _tile_release(); }
+  OnTiles() { _tile_loadconfig(&kTileConfig); }
+  ~OnTiles() { _tile_release(); }
+
+  // result (+)= the sum over `steps` blocks of left x right.
+  static void Multiply(Factor left, Factor right, int64_t steps, float* result, bool add) {
+    // The intrinsics that load do not say that they read memory: all must have been written.
+    asm volatile("" ::: "memory");
+    if (add) {
+      _tile_loadd(0, result, 64);
+      _tile_loadd(1, result + kTileFloats, 64);
+      _tile_loadd(2, result + 2 * kTileFloats, 64);
+      _tile_loadd(3, result + 3 * kTileFloats, 64);
+    } else {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (; steps > 0; --steps, left.blocks += left.step, right.blocks += right.step) {
+      _tile_loadd(6, right.blocks, 64);
+      _tile_loadd(4, left.blocks, 64);
+      _tile_loadd(7, right.blocks + kBlockHalves / 2, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(5, left.blocks + kBlockHalves / 2, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, result, 64);
+    _tile_stored(1, result + kTileFloats, 64);
+    _tile_stored(2, result + 2 * kTileFloats, 64);
+    _tile_stored(3, result + 3 * kTileFloats, 64);
+  }
 };
 
-// Blocks of a factor along the index that is summed over, `step` elements apart.
-struct Factor {
-  const Half* blocks;
-  int64_t step;
-};
+// The same products on vectors of AVX512-BF16.
+class OnVectors {
+ public:
+  static void Multiply(Factor left, Factor right, int64_t steps, float* result, bool add) {
+    for (int64_t row = 0; row < kBlock; row += kRows) {
+      const int64_t tile = row / 16, row_of_tile = row % 16;
+      MultiplyRows({left.blocks + tile * kBlockHalves / 2 + row_of_tile * kBlock, left.step}, right,
+                   steps, result + tile * 2 * kTileFloats + row_of_tile * 16, add);
+    }
+  }
 
-// result (+)= the sum over `steps` blocks of left x right.
-inline void MultiplyBlocks(Factor left, Factor right, int64_t steps, float* result, bool add) {
-  // The intrinsics that load do not say that they read memory: all must have been written.
-  asm volatile("" ::: "memory");
-  if (add) {
-    _tile_loadd(0, result, 64);
-    _tile_loadd(1, result + kTileFloats, 64);
-    _tile_loadd(2, result + 2 * kTileFloats, 64);
-    _tile_loadd(3, result + 3 * kTileFloats, 64);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+ private:
+  // With two vectors of each, as many as the registers hold.
+  static constexpr int64_t kRows = 8;
+
+  static inline __m512bh Pairs(__m512i bits) { return (__m512bh)bits; }
+
+  static void MultiplyRows(Factor left, Factor right, int64_t steps, float* result, bool add) {
+    __m512 low[kRows], high[kRows];
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kRows; ++r) {
+      low[r] = add ? _mm512_load_ps(result + r * 16) : _mm512_setzero_ps();
+      high[r] = add ? _mm512_load_ps(result + kTileFloats + r * 16) : _mm512_setzero_ps();
+    }
+    for (; steps > 0; --steps, left.blocks += left.step, right.blocks += right.step) {
+      for (int64_t pair = 0; pair < kBlock / 2; ++pair) {
+        const Half* columns = right.blocks + pair * kBlock;
+        const __m512bh b_low = Pairs(_mm512_load_si512(columns));
+        const __m512bh b_high = Pairs(_mm512_load_si512(columns + kBlockHalves / 2));
+#pragma GCC unroll 8
+        for (int64_t r = 0; r < kRows; ++r) {
+          int32_t bits;
+          std::memcpy(&bits, left.blocks + r * kBlock + 2 * pair, sizeof(bits));
+          const __m512bh a = Pairs(_mm512_set1_epi32(bits));
+          low[r] = _mm512_dpbf16_ps(low[r], a, b_low);
+          high[r] = _mm512_dpbf16_ps(high[r], a, b_high);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kRows; ++r) {
+      _mm512_store_ps(result + r * 16, low[r]);
+      _mm512_store_ps(result + kTileFloats + r * 16, high[r]);
+    }
   }
-  for (; steps > 0; --steps, left.blocks += left.step, right.blocks += right.step) {
-    _tile_loadd(6, right.blocks, 64);
-    _tile_loadd(4, left.blocks, 64);
-    _tile_loadd(7, right.blocks + kBlockHalves / 2, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, left.blocks + kBlockHalves / 2, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, result, 64);
-  _tile_stored(1, result + kTileFloats, 64);
-  _tile_stored(2, result + 2 * kTileFloats, 64);
-  _tile_stored(3, result + 3 * kTileFloats, 64);
-}
+};
 
 // One head's rows of a packed matrix, from some position on.
 struct Rows {
@@ -240,5 +290,5 @@ inline void WriteAll(const float* blocks, float factor, const Rows& to) {
   }
 }
 
-}  // namespace megascale::ops::cpu::tiles
+}  // namespace megascale::ops::cpu::blocks
 #pragma GCC pop_options

@@ -72,12 +72,13 @@ bool IsPacked(const MatMulArgs& args) {
 }
 // oneDNN's sgemm, which moves parts of both operands into its own layouts on the way, is the
 // fastest where each thread calls it for its own part of the result; but for a transposed `b` that
-// gives less than the primitive where the result is narrow.
+// gives less than the primitive where the result is narrow. Asked of a product in fp32.
 bool IsGemm(const MatMulArgs& args) {
   const bool is_narrow = args.c.cols <= args.c.rows;
-  return !IsBFloat16(args.b) && IsLarge(args) &&
-         !(args.transpose_b == Transpose::kYes && is_narrow);
+  return IsLarge(args) && !(args.transpose_b == Transpose::kYes && is_narrow);
 }
+bool IsSharedByCols(const MatMulArgs& args) { return args.c.cols >= args.c.rows; }
+constexpr int64_t kGemmGrain = 16;
 
 // How a product is made.
 enum class Way : uint8_t { kInFloat, kTransposed, kSplit, kGemm, kNative };
@@ -86,7 +87,7 @@ Way WayOf(const MatMulArgs& args) {
   if (IsBFloat16(args.a) && !MultipliesBFloat16()) return Way::kInFloat;
   if (IsTransposedFirst(args)) return Way::kTransposed;
   if (IsSplit(args)) return Way::kSplit;
-  return IsGemm(args) ? Way::kGemm : Way::kNative;
+  return !IsBFloat16(args.a) && IsGemm(args) ? Way::kGemm : Way::kNative;
 }
 
 int64_t ElementsOf(const Matrix& matrix) { return matrix.rows * matrix.cols; }
@@ -96,6 +97,14 @@ int64_t PackedBytes(const MatMulArgs& args) {
   constexpr int64_t kBlock = 64;
   const auto padded = [](int64_t size) { return (size + kBlock - 1) / kBlock * kBlock; };
   return padded(args.b.rows) * padded(args.b.cols) * int64_t{sizeof(tensor::BFloat16)};
+}
+
+// What sgemm of oneDNN 2.6 packs at a time, on each thread: blocks of both operands, at most so
+// many steps of the sum deep and so many columns and rows wide.
+int64_t GemmBytes(const MatMulArgs& args, int num_threads) {
+  constexpr int64_t kDepth = 384, kCols = 9984, kRows = 384;
+  const int64_t cols = IsSharedByCols(args) ? args.c.cols / num_threads + kGemmGrain : args.c.cols;
+  return num_threads * int64_t{sizeof(float)} * kDepth * (std::min(kCols, cols) + kRows);
 }
 
 int64_t TransposedBytes(const MatMulArgs& args) {
@@ -272,9 +281,8 @@ void RunGemmPart(const MatMulArgs& args) {
 
 // Requires: IsGemm.
 void RunGemm(const MatMulArgs& args, int num_threads) {
-  constexpr int64_t kGrain = 16;
-  const bool by_cols = args.c.cols >= args.c.rows;
-  ForEachPart(num_threads, by_cols ? args.c.cols : args.c.rows, kGrain, [&](int, Range part) {
+  const bool by_cols = IsSharedByCols(args);
+  ForEachPart(num_threads, by_cols ? args.c.cols : args.c.rows, kGemmGrain, [&](int, Range part) {
     RunGemmPart(by_cols ? ColsOf(args, part) : RowsOf(args, part));
   });
 }
@@ -322,7 +330,7 @@ struct MatMulEngine::Implementation {
   Scratch packed;                    // b
 };
 
-ProductCopies CopiesOf(const MatMulArgs& args) {
+ProductCopies CopiesOf(const MatMulArgs& args, int num_threads) {
   ProductCopies copies;
   const int64_t in_float = IsBFloat16(args.c) ? int64_t{sizeof(float)} * ElementsOf(args.c) : 0;
   switch (WayOf(args)) {
@@ -330,6 +338,7 @@ ProductCopies CopiesOf(const MatMulArgs& args) {
       copies.a = int64_t{sizeof(float)} * ElementsOf(args.a);
       copies.b = int64_t{sizeof(float)} * ElementsOf(args.b);
       copies.c = in_float;
+      if (IsGemm(args)) copies.in_gemm = GemmBytes(args, num_threads);
       break;
     case Way::kTransposed:
       copies.a = TransposedBytes(args);
@@ -339,6 +348,7 @@ ProductCopies CopiesOf(const MatMulArgs& args) {
       copies.c = in_float;
       break;
     case Way::kGemm:
+      copies.in_gemm = GemmBytes(args, num_threads);
       break;
     case Way::kNative:
       if (IsPacked(args)) copies.packed_b = PackedBytes(args);

@@ -1,5 +1,6 @@
-// Matrix products on oneDNN. A product is prepared when its shape is first seen and kept; later
-// calls of the same shape only set addresses.
+// Matrix products on oneDNN. Large fp32 products are shared among threads that each call its sgemm;
+// any other is prepared when its shape is first seen and kept, and later calls of the same shape
+// only set addresses.
 //
 // Where the processor has no bf16 instructions, bf16 operands are converted and multiplied in fp32:
 // oneDNN has no bf16 products there, or slow ones.
@@ -19,8 +20,9 @@ struct ProductCopies {
   int64_t b = 0;
   int64_t c = 0;
   int64_t packed_b = 0;
+  int64_t in_gemm = 0;  // taken by oneDNN's sgemm while it runs
 };
-ProductCopies CopiesOf(const MatMulArgs& args);
+ProductCopies CopiesOf(const MatMulArgs& args, int num_threads);
 
 class MatMulEngine {
  public:

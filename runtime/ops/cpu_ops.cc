@@ -284,15 +284,16 @@ std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads) {
 int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads) {
   cpu::ProductCopies most;
   for (const MatMulArgs& product : shapes.products) {
-    const cpu::ProductCopies copies = cpu::CopiesOf(product);
+    const cpu::ProductCopies copies = cpu::CopiesOf(product, num_threads);
     most.a = std::max(most.a, copies.a);
     most.b = std::max(most.b, copies.b);
     most.c = std::max(most.c, copies.c);
     most.packed_b = std::max(most.packed_b, copies.packed_b);
+    most.in_gemm = std::max(most.in_gemm, copies.in_gemm);
   }
   const int64_t floats = std::max(cpu::AttentionBackwardScratchSize(shapes.attention),
                                   cpu::PowersSize(shapes.logits_cols));
-  return most.a + most.b + most.c + most.packed_b +
+  return most.a + most.b + most.c + most.packed_b + most.in_gemm +
          floats * num_threads * static_cast<int64_t>(sizeof(float));
 }
 

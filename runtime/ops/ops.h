@@ -235,8 +235,8 @@ struct KernelShapes {
   AttentionArgs attention;
   int64_t logits_cols = 0;  // of CrossEntropy; 0: none
 };
-// Bytes that such an object has grown to after those calls: operands rearranged and rows at work.
-// What oneDNN takes for itself is not counted: some MiB.
+// Bytes that such an object has grown to after those calls, operands rearranged and rows at work,
+// and what oneDNN packs meanwhile. What else oneDNN takes for itself is not counted: some MiB.
 int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads);
 
 // Plain loops in float64 (compute is kF64): the reference that everything else is checked against.

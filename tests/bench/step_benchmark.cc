@@ -214,7 +214,9 @@ int AnswerRequests(const Options& options) {
   while (std::cin >> steps) {
     std::cout << nlohmann::json(TimeSteps(trainer, steps, &loss)).dump() << std::endl;
   }
-  return 0;
+  if (std::cin.eof()) return 0;
+  std::cerr << "step_benchmark: --on-request: stdin has something else than numbers of steps\n";
+  return 2;
 }
 
 int Run(const Options& options) {

@@ -14,6 +14,7 @@ printed beside. Without --against PyTorch is timed alone.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -142,7 +143,7 @@ class MegascaleStep:
         return json.loads(line)
 
     def end(self):
-        self.process.stdin.close()
+        self.process.kill()
         self.process.wait()
 
 
@@ -166,6 +167,8 @@ def compare(args, precision):
             except Exception as error:  # a mode that this installation cannot run is said, not hidden
                 line = str(error).strip().splitlines()[0]
                 print(f"gpt2_pytorch: {precision}, {mode}: {line}", file=sys.stderr)
+        if not any(isinstance(run, PyTorchStep) for run in runs):
+            raise SystemExit(f"gpt2_pytorch: {precision}: this PyTorch runs in none of: {', '.join(args.mode)}")
         rounds = take_turns(runs, args.steps, args.steps_of_round)
     finally:
         if args.against:
@@ -179,7 +182,7 @@ def compare(args, precision):
             f"(median of {len(steps)}; least {min(steps) * 1e3:.1f})",
             flush=True,
         )
-    if args.against and len(runs) > 1:
+    if args.against:
         of_rounds = [
             min(statistics.median(peer[i]) for peer in rounds[1:]) / statistics.median(rounds[0][i])
             for i in range(len(rounds[0]))
@@ -205,6 +208,8 @@ def main():
     args = parser.parse_args()
     if min(args.steps, args.steps_of_round) < 1:
         parser.error("--steps and --steps-of-round must be at least 1")
+    if args.against and not os.access(args.against, os.X_OK):
+        parser.error(f"--against: {args.against} is no program; build //tests/bench:step_benchmark first")
     torch.set_num_threads(args.threads)
     for precision in args.precision:
         compare(args, precision)

@@ -96,7 +96,7 @@ double Seconds(const Product& p, Layout a_layout, Layout b_layout) {
 double GemmSeconds(const Product& p, bool transpose_a, bool transpose_b) {
   const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   const auto make = [&](int64_t rows, int64_t cols) {
-    const memory made(Describe(0, rows, cols, memory::data_type::f32, Layout::kPlain), engine);
+    memory made(Describe(0, rows, cols, memory::data_type::f32, Layout::kPlain), engine);
     Fill(made, memory::data_type::f32);
     return made;
   };

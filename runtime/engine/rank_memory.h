@@ -15,7 +15,8 @@ struct RankMemory {
   // In the accumulation type: buffers for whole chunks; or for buckets, with shards, and with what
   // passes make early; and of tensor ranks' copies. See GradientSizes.
   int64_t gradients = 0;
-  int64_t optimizer = 0;    // master weights and both moments of its shards
+  // Of its shards: both moments, and master weights where those are not the weights themselves.
+  int64_t optimizer = 0;
   int64_t activations = 0;  // of all micro-batches in flight
   int64_t logits = 0;       // and their gradient, of one micro-batch; last chunk
   int64_t scratch = 0;      // what else micro-batches use in turn: gradients of activations

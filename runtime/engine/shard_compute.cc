@@ -127,7 +127,6 @@ optim::StepArgs ShardCompute::StepArgsOf(const plan::Instruction& instruction,
                                          const plan::StepContext& context) const {
   const RankChunk& chunk = ChunkOf(instruction);
   return {.grad = chunk.gradient_shard,
-          .compute_copy = chunk.weight_shard,
           .clip_factor = optim::ClipFactor(sum_of_squares_, options_.spec->optimizer().clip_grad()),
           .lr = result_.record.lr(),
           .step = context.step,
@@ -166,9 +165,7 @@ absl::Status ShardCompute::GatherParameters(const plan::Instruction& instruction
 }
 
 void ShardCompute::PublishParameters() {
-  for (const RankChunk& chunk : *options_.chunks) {
-    chunk.optimizer->CopyParametersOut(chunk.weight_shard);
-  }
+  for (const RankChunk& chunk : *options_.chunks) chunk.optimizer->PublishWeights();
 }
 
 void ShardCompute::RaiseStop(StopFlag flag) {

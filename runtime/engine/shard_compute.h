@@ -56,7 +56,8 @@ class ShardCompute {
                              const plan::StepContext& context);
   absl::Status GatherParameters(const plan::Instruction& instruction,
                                 comm::Communicator* communicator);
-  // After a restore: this rank's shards of the weights from the master copy. Steps gather them.
+  // After a start or a restore: this rank's shards of the weights from the master weights. Steps
+  // gather them.
   void PublishParameters();
 
   void RaiseStop(StopFlag flag);

@@ -17,6 +17,7 @@
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
+#include "runtime/optim/test_shard_memory.h"
 
 namespace megascale::engine {
 namespace {
@@ -103,7 +104,9 @@ class Ranks {
           .shard_index = rank / layout.tensor_size,
           .tensor = {layout.tensor_size, rank % layout.tensor_size},
           .bucket_size = layout.bucket_size};
-      optimizers_.push_back(optim::ShardedOptimizer::Create(AdamW(), shard, ops).value());
+      weights_.emplace_back(shard.ranges(), ops->compute());
+      optimizers_.push_back(
+          optim::ShardedOptimizer::Create(AdamW(), shard, weights_.back().parts, ops).value());
     }
   }
 
@@ -168,6 +171,7 @@ class Ranks {
 
  private:
   Layout layout_;
+  std::vector<optim::ShardMemory> weights_;
   std::vector<std::unique_ptr<optim::ShardedOptimizer>> optimizers_;
   std::vector<std::unique_ptr<base::SharedMemory>> regions_;
 };

@@ -17,6 +17,7 @@
 
 #include "proto/job.pb.h"
 #include "runtime/optim/sharded_optimizer.h"
+#include "runtime/optim/test_shard_memory.h"
 
 namespace megascale::optim {
 namespace {
@@ -137,14 +138,15 @@ class Shards {
                                     i / sharding.tensor, place,        sharding.bucket_size};
       EXPECT_EQ(shard.part_index(), i);
       EXPECT_EQ(shard.num_parts(), sharding.data * sharding.tensor);
-      optimizers_.push_back(*ShardedOptimizer::Create(spec, shard, ops));
+      const std::vector<model::FlatRange> ranges = shard.ranges();
+      gradients_.emplace_back(ranges, AccumulationType(ops->compute()));
+      weights_.emplace_back(ranges, ops->compute());
+      optimizers_.push_back(*ShardedOptimizer::Create(spec, shard, weights_.back().parts, ops));
       optimizers_.back()->Initialize(23);
       for (const StateSlice& slice : optimizers_.back()->State()) {
         if (slice.name == kZeroWeights) ops_.FillZero(slice.data);
       }
-      gradients_.push_back(Allocate(AccumulationType(ops->compute())));
-      copies_.push_back(Allocate(ops->compute()));
-      optimizers_.back()->CopyParametersOut(copies_.back());
+      optimizers_.back()->PublishWeights();
     }
   }
 
@@ -152,19 +154,19 @@ class Shards {
     double sum = 0;
     for (size_t i = 0; i < optimizers_.size(); ++i) {
       Scatter(gradients, i);
-      sum += optimizers_[i]->SumOfSquares(gradients_[i]);
+      sum += optimizers_[i]->SumOfSquares(gradients_[i].parts);
     }
     const int num_sums = optimizers_[0]->num_trust_sums();
     Values sums(num_sums * optimizers_.size(), std::nan(""));
     StepArgs args;
     args.clip_factor = ClipFactor(sum, kClip), args.lr = lr, args.step = step;
     for (size_t i = 0; num_sums > 0 && i < optimizers_.size(); ++i) {
-      args.grad = gradients_[i];
+      args.grad = gradients_[i].parts;
       optimizers_[i]->MakeUpdate(args, absl::MakeSpan(sums).subspan(i * num_sums, num_sums));
     }
     args.trust_sums = sums;
     for (size_t i = 0; i < optimizers_.size(); ++i) {
-      args.grad = gradients_[i], args.compute_copy = copies_[i];
+      args.grad = gradients_[i].parts;
       num_sums > 0 ? optimizers_[i]->Step(args) : StepAdamW(args, i);
     }
   }
@@ -190,25 +192,12 @@ class Shards {
 
   // The last step's, before they were added; and the weights that it handed out.
   std::map<std::string, Values> Updates() const { return Gather(gradients_); }
-  std::map<std::string, Values> Copies() const { return Gather(copies_); }
+  std::map<std::string, Values> Weights() const { return Gather(weights_); }
 
  private:
-  // By bucket.
-  using ShardParts = std::vector<Vector>;
-
-  // Of the optimizer made last.
-  ShardParts Allocate(DType dtype) {
-    ShardParts parts;
-    for (const model::FlatRange& range : optimizers_.back()->ranges()) {
-      arenas_.push_back(*tensor::Arena::Create(tensor::Arena::BytesFor(dtype, range.count)));
-      parts.push_back(arenas_.back().Allocate(dtype, range.count));
-    }
-    return parts;
-  }
-
   // Calls `each` with every slice of a shard, the vector that it is in, and where it begins there.
   template <typename Each>
-  void ForEachSlice(const ShardParts& parts, size_t shard, const Each& each) const {
+  void ForEachSlice(const std::vector<Vector>& parts, size_t shard, const Each& each) const {
     const model::ChunkLayout layout = optimizers_[shard]->shard().layout();
     for (size_t bucket = 0; bucket < parts.size(); ++bucket) {
       const model::FlatRange& range = optimizers_[shard]->ranges()[bucket];
@@ -220,7 +209,7 @@ class Shards {
   }
 
   void Scatter(const std::map<std::string, Values>& gradients, size_t shard) {
-    ForEachSlice(gradients_[shard], shard,
+    ForEachSlice(gradients_[shard].parts, shard,
                  [&](const model::ChunkLayout& layout, const model::ParameterSlice& slice,
                      const Vector& part, int64_t begin) {
                    const model::Parameter& parameter = layout.parameters()[slice.parameter_index];
@@ -246,7 +235,7 @@ class Shards {
     };
     std::vector<ops::AdamWArgs> apart;
     ForEachSlice(
-        gradients_[shard], shard,
+        gradients_[shard].parts, shard,
         [&](const model::ChunkLayout& layout, const model::ParameterSlice& slice,
             const Vector& part, int64_t begin) {
           const bool decays = layout.parameters()[slice.parameter_index].weight_decay;
@@ -296,10 +285,10 @@ class Shards {
     }
   }
 
-  std::map<std::string, Values> Gather(const std::vector<ShardParts>& shards) const {
+  std::map<std::string, Values> Gather(const std::vector<ShardMemory>& shards) const {
     std::map<std::string, Values> tensors;
     for (size_t shard = 0; shard < shards.size(); ++shard) {
-      ForEachSlice(shards[shard], shard,
+      ForEachSlice(shards[shard].parts, shard,
                    [&](const model::ChunkLayout& layout, const model::ParameterSlice& slice,
                        const Vector& part, int64_t begin) {
                      Place(layout, slice, part, begin,
@@ -311,9 +300,8 @@ class Shards {
 
   const job::v1::OptimizerSpec spec_;
   ops::Ops& ops_;
+  std::vector<ShardMemory> gradients_, weights_;
   std::vector<std::unique_ptr<ShardedOptimizer>> optimizers_;
-  std::vector<tensor::Arena> arenas_;
-  std::vector<ShardParts> gradients_, copies_;
 };
 
 class Reference {
@@ -399,7 +387,7 @@ void ExpectFollowsTheFormula(const job::v1::OptimizerSpec& spec, ops::Ops* ops,
       shards.Step(gradients, Rate(step), step);
       reference.Step(gradients, Rate(step), step);
       const auto state = shards.State();
-      const auto copies = shards.Copies();
+      const auto weights = shards.Weights();
       const auto updates = shards.Updates();
       for (const auto& [name, tensor] : reference.tensors) {
         const size_t size = tensor.weights.size();
@@ -411,7 +399,7 @@ void ExpectFollowsTheFormula(const job::v1::OptimizerSpec& spec, ops::Ops* ops,
                               tolerance.num_rounding * kRoundF32 * std::abs(tensor.weights[i]);
           const double weight = state.at(name)[i];
           const double rounded = tensor::ToFloat(tensor::ToBFloat16(static_cast<float>(weight)));
-          ASSERT_EQ(copies.at(name)[i], ops->compute() == DType::kBF16 ? rounded : weight) << name;
+          ASSERT_EQ(weights.at(name)[i], ops->compute() == DType::kBF16 ? rounded : weight) << name;
         }
         ExpectNear(state.at(name), tensor.weights, allowed[name], name);
         const Values first_error(size, tolerance.update * Largest(tensor.first));

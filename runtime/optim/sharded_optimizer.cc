@@ -24,6 +24,8 @@ using tensor::Vector;
 // For each tensor: of its weights, and of its update.
 constexpr int kSumsPerTensor = 2;
 
+bool WeightsAreMaster(DType compute) { return AccumulationType(compute) == compute; }
+
 }  // namespace
 
 std::vector<FlatRange> OptimizerShard::ranges() const {
@@ -49,38 +51,49 @@ int NumTrustSums(const job::v1::OptimizerSpec& spec, const ChunkLayout& layout) 
 }
 
 absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
-    const job::v1::OptimizerSpec& spec, const OptimizerShard& shard, ops::Ops* ops) {
+    const job::v1::OptimizerSpec& spec, const OptimizerShard& shard, std::vector<Vector> weights,
+    ops::Ops* ops) {
   MEGASCALE_CHECK(spec.type() != job::v1::OPTIMIZER_TYPE_UNSPECIFIED);
   MEGASCALE_CHECK(spec.beta1() > 0 && spec.beta2() > 0 && spec.eps() > 0);
-  auto optimizer = absl::WrapUnique(new ShardedOptimizer(shard, ops));
+  auto optimizer = absl::WrapUnique(new ShardedOptimizer(shard, std::move(weights), ops));
   optimizer->beta1_ = spec.beta1();
   optimizer->beta2_ = spec.beta2();
   optimizer->eps_ = spec.eps();
   optimizer->weight_decay_ = spec.weight_decay();
   optimizer->num_trust_sums_ = NumTrustSums(spec, optimizer->layout_);
   ASSIGN_OR_RETURN(optimizer->arena_, Arena::Create(StateBytes(shard, ops->compute())));
-  const DType accumulation = AccumulationType(ops->compute());
-  for (auto* state : {&optimizer->master_, &optimizer->exp_avg_, &optimizer->exp_avg_sq_}) {
+  const auto allocate = [&](std::vector<Vector>& state) {
     for (const FlatRange& range : optimizer->ranges_) {
-      state->push_back(optimizer->arena_.Allocate(accumulation, range.count));
+      state.push_back(optimizer->arena_.Allocate(AccumulationType(ops->compute()), range.count));
     }
+  };
+  if (WeightsAreMaster(ops->compute())) {
+    optimizer->master_ = optimizer->weights_;
+  } else {
+    allocate(optimizer->master_);
   }
+  allocate(optimizer->exp_avg_);
+  allocate(optimizer->exp_avg_sq_);
   return optimizer;
 }
 
-ShardedOptimizer::ShardedOptimizer(const OptimizerShard& shard, ops::Ops* ops)
+ShardedOptimizer::ShardedOptimizer(const OptimizerShard& shard, std::vector<Vector> weights,
+                                   ops::Ops* ops)
     : shard_(shard),
       layout_(shard.layout()),
       ranges_(shard.ranges()),
       slices_(SlicesOf(layout_, ranges_)),
-      ops_(*ops) {}
+      ops_(*ops),
+      weights_(std::move(weights)) {
+  MEGASCALE_CHECK(IsOfShard(weights_));
+}
 
 int64_t ShardedOptimizer::StateBytes(const OptimizerShard& shard, DType compute) {
   int64_t bytes = 0;
   for (const FlatRange& range : shard.ranges()) {
     bytes += static_cast<int64_t>(Arena::BytesFor(AccumulationType(compute), range.count));
   }
-  return 3 * bytes;
+  return (WeightsAreMaster(compute) ? 2 : 3) * bytes;
 }
 
 void ShardedOptimizer::Initialize(uint64_t seed) {
@@ -177,7 +190,6 @@ ops::AdamWArgs ShardedOptimizer::ArgsOf(const StepArgs& args, const Slice& slice
 
 void ShardedOptimizer::CheckArgs(const StepArgs& args) const {
   MEGASCALE_CHECK(IsOfShard(args.grad));
-  MEGASCALE_CHECK(args.compute_copy.empty() || IsOfShard(args.compute_copy));
   MEGASCALE_CHECK(args.step >= 1);
 }
 
@@ -217,7 +229,7 @@ void ShardedOptimizer::Step(const StepArgs& args) {
   if (num_trust_sums_ == 0) {
     for (const Slice& slice : slices_) {
       ops::AdamWArgs step = ArgsOf(args, slice);
-      step.compute_copy = Part(args.compute_copy, slice);
+      if (!WeightsAreMaster(ops_.compute())) step.compute_copy = Part(weights_, slice);
       ops_.AdamW(step);
     }
     return;
@@ -228,13 +240,13 @@ void ShardedOptimizer::Step(const StepArgs& args) {
     const double ratio = TrustRatio(args.trust_sums, slice.parameter_index);
     ops_.AddScaled(-args.lr * ratio, Part(args.grad, slice), Part(master_, slice));
   }
-  if (!args.compute_copy.empty()) CopyParametersOut(args.compute_copy);
+  PublishWeights();
 }
 
-void ShardedOptimizer::CopyParametersOut(absl::Span<const Vector> compute_copy) {
-  MEGASCALE_CHECK(IsOfShard(compute_copy));
+void ShardedOptimizer::PublishWeights() {
+  if (WeightsAreMaster(ops_.compute())) return;
   for (size_t bucket = 0; bucket < ranges_.size(); ++bucket) {
-    ops_.Cast(master_[bucket], compute_copy[bucket]);
+    ops_.Cast(master_[bucket], weights_[bucket]);
   }
 }
 

@@ -1,12 +1,13 @@
-// AdamW or LAMB over one data-parallel rank's shard of a chunk's flat parameter space: it owns that
-// shard of the master weights and of both moments, in the accumulation type F. A shard is a part of
-// each of the chunk's buckets: what is of a shard is a vector for each bucket, [part]. Of a chunk
-// that tensor ranks hold together each shards its own part; what they have copies of counts once in
-// sums, at the first of them.
+// AdamW or LAMB over one data-parallel rank's shard of a chunk's flat parameter space: it has that
+// shard of the master weights and of both moments, in the accumulation type F. Where models compute
+// in F, the weights themselves are the master weights. A shard is a part of each of the chunk's
+// buckets: what is of a shard is a vector for each bucket, [part]. Of a chunk that tensor ranks
+// hold together each shards its own part; what they have copies of counts once in sums, at the
+// first of them.
 //
 //   reduce-scatter gradients, bucket by bucket -> grad (the shard's ranges)
 //   all-reduce optimizer->SumOfSquares(grad) -> sum
-//   StepArgs step = {.grad = grad, .compute_copy = weights, .clip_factor = ClipFactor(sum, clip)};
+//   StepArgs step = {.grad = grad, .clip_factor = ClipFactor(sum, clip)};
 //   if (optimizer->num_trust_sums() > 0) {  // LAMB
 //     optimizer->MakeUpdate(step, mine);
 //     all-gather mine over the shards, those of tensor ranks among them -> all
@@ -81,8 +82,6 @@ struct OptimizerShard {
 struct StepArgs {
   // By bucket: [part] F: the mean over the global batch, before clipping.
   absl::Span<const tensor::Vector> grad;
-  // By bucket: [part] compute: receives the new weights, rounded; or none at all.
-  absl::Span<const tensor::Vector> compute_copy;
   double clip_factor = 1.0;
   double lr = 0;
   int64_t step = 1;  // from 1
@@ -106,15 +105,18 @@ struct StateSlice {
 
 class ShardedOptimizer {
  public:
-  // `spec` is of a resolved job. State is zero.
-  // Errors: ResourceExhausted - no memory for StateBytes(). `ops` must outlive the object.
+  // `spec` is of a resolved job. `weights`: by bucket, [part] compute: the shard of the weights,
+  // which steps overwrite. All else is zero.
+  // Errors: ResourceExhausted - no memory for StateBytes(). `ops` and what `weights` name must
+  // outlive the object.
   static absl::StatusOr<std::unique_ptr<ShardedOptimizer>> Create(
-      const job::v1::OptimizerSpec& spec, const OptimizerShard& shard, ops::Ops* ops);
+      const job::v1::OptimizerSpec& spec, const OptimizerShard& shard,
+      std::vector<tensor::Vector> weights, ops::Ops* ops);
   // Bytes of the state that Create allocates, with compute in `compute`: of either algorithm, since
   // LAMB's update takes the gradient's place.
   static int64_t StateBytes(const OptimizerShard& shard, tensor::DType compute);
 
-  // Master weights as model::InitializeParameters makes them; moments zero.
+  // Master weights as model::InitializeParameters makes them; moments zero. Then PublishWeights.
   void Initialize(uint64_t seed);
 
   const OptimizerShard& shard() const { return shard_; }
@@ -136,21 +138,22 @@ class ShardedOptimizer {
   void MakeUpdate(const StepArgs& args, absl::Span<double> sums);
 
   // AdamW's step, or what is left of LAMB's: after MakeUpdate, with the same grad and step (CHECK).
-  // Updates state and compute_copy; padding of the state is left alone.
+  // Updates state and weights; padding of the state is left alone.
   void Step(const StepArgs& args);
 
-  // Overwrites `compute_copy`, by bucket, with the master weights, rounded: after a restore.
-  void CopyParametersOut(absl::Span<const tensor::Vector> compute_copy);
+  // Overwrites the weights with the master weights, rounded: after these were initialized or
+  // restored.
+  void PublishWeights();
 
   // What State() will list, without memory behind it: for laying out checkpoints.
   static std::vector<StateSlice> StateLayout(const OptimizerShard& shard, tensor::DType compute);
 
   // All state, as slices of logical tensors without padding: master weights, then first, then
-  // second moments. The memory is this object's.
+  // second moments. The memory is this object's, or the weights'.
   std::vector<StateSlice> State() const;
 
  private:
-  ShardedOptimizer(const OptimizerShard& shard, ops::Ops* ops);
+  ShardedOptimizer(const OptimizerShard& shard, std::vector<tensor::Vector> weights, ops::Ops* ops);
 
   // What lies in the shard's part of one bucket of one box of a parameter.
   struct Slice : model::ParameterSlice {
@@ -182,6 +185,7 @@ class ShardedOptimizer {
   double beta1_ = 0, beta2_ = 0, eps_ = 0, weight_decay_ = 0;
   int num_trust_sums_ = 0;
   int64_t updated_step_ = 0;  // whose update MakeUpdate left in the gradient; 0: none
+  const std::vector<tensor::Vector> weights_;  // by bucket: [part] compute; not owned
   tensor::Arena arena_;
   std::vector<tensor::Vector> master_, exp_avg_, exp_avg_sq_;  // by bucket: [part] F
 };

@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <memory>
 
 #include "proto/job.pb.h"
+#include "runtime/optim/test_shard_memory.h"
 
 namespace megascale::optim {
 namespace {
@@ -91,22 +94,6 @@ void FillGradients(const Vector& grad, const model::FlatRange& range, int step) 
   for (int64_t i = 0; i < range.count; ++i) Set(grad, i, Gradient(range.begin + i, step));
 }
 
-// What is of a shard, in one row, with memory of its own.
-struct ShardMemory {
-  ShardMemory(const std::vector<model::FlatRange>& ranges, DType dtype) {
-    size_t bytes = 0;
-    for (const model::FlatRange& range : ranges) {
-      bytes += tensor::Arena::BytesFor(dtype, range.count);
-    }
-    arena = *tensor::Arena::Create(bytes);
-    for (const model::FlatRange& range : ranges) {
-      parts.push_back(arena.Allocate(dtype, range.count));
-    }
-  }
-  tensor::Arena arena;
-  std::vector<Vector> parts;
-};
-
 // The elements of `vector`, which begins with that of the whole tensor at `begin`.
 void Put(const Vector& vector, int64_t begin, std::vector<double>* tensor) {
   const auto end = static_cast<size_t>(begin + vector.size);
@@ -121,20 +108,16 @@ void Put(const Vector& vector, int64_t begin, std::vector<double>* tensor) {
 Trained Train(ops::Ops* ops, int num_shards, int64_t bucket_size) {
   Trained trained;
   for (int shard = 0; shard < num_shards; ++shard) {
-    auto optimizer =
-        *ShardedOptimizer::Create(Spec(), OptionsOf(num_shards, shard, bucket_size), ops);
+    const OptimizerShard options = OptionsOf(num_shards, shard, bucket_size);
+    const ShardMemory grad(options.ranges(), AccumulationType(ops->compute()));
+    const ShardMemory weights(options.ranges(), ops->compute());
+    auto optimizer = *ShardedOptimizer::Create(Spec(), options, weights.parts, ops);
     optimizer->Initialize(kSeed);
-    const ShardMemory grad(optimizer->ranges(), AccumulationType(ops->compute()));
-    const ShardMemory weights(optimizer->ranges(), ops->compute());
     for (int step = 1; step <= kSteps; ++step) {
       for (size_t bucket = 0; bucket < grad.parts.size(); ++bucket) {
         FillGradients(grad.parts[bucket], optimizer->ranges()[bucket], step);
       }
-      optimizer->Step({.grad = grad.parts,
-                       .compute_copy = weights.parts,
-                       .clip_factor = kClip,
-                       .lr = Rate(step),
-                       .step = step});
+      optimizer->Step({.grad = grad.parts, .clip_factor = kClip, .lr = Rate(step), .step = step});
     }
     for (const StateSlice& slice : optimizer->State()) {
       Put(slice.data, slice.begin, &trained.state[slice.name]);
@@ -182,9 +165,10 @@ TEST(ShardedOptimizer, SumOfSquaresLeavesPaddingOut) {
     double total = 0;
     int64_t elements = 0;
     for (int shard = 0; shard < 50; ++shard) {
-      auto optimizer =
-          *ShardedOptimizer::Create(Spec(), OptionsOf(50, shard, bucket_size), ops.get());
-      const ShardMemory grad(optimizer->ranges(), DType::kF64);
+      const OptimizerShard options = OptionsOf(50, shard, bucket_size);
+      const ShardMemory grad(options.ranges(), DType::kF64);
+      const ShardMemory weights(options.ranges(), DType::kF64);
+      auto optimizer = *ShardedOptimizer::Create(Spec(), options, weights.parts, ops.get());
       for (const Vector& part : grad.parts) {
         for (int64_t i = 0; i < part.size; ++i) Set(part, i, 2.0);
       }
@@ -195,25 +179,21 @@ TEST(ShardedOptimizer, SumOfSquaresLeavesPaddingOut) {
   }
 }
 
-void ExpectRestoredStateGoesOn(const job::v1::OptimizerSpec& spec, int64_t bucket_size) {
-  const auto ops = ops::MakeReferenceOps();
+void ExpectRestoredStateGoesOn(ops::Ops* ops, const job::v1::OptimizerSpec& spec,
+                               int64_t bucket_size) {
   const OptimizerShard shard = OptionsOf(1, 0, bucket_size);
-  auto original = *ShardedOptimizer::Create(spec, shard, ops.get());
-  auto restored = *ShardedOptimizer::Create(spec, shard, ops.get());
+  const ShardMemory grad(shard.ranges(), AccumulationType(ops->compute()));
+  const ShardMemory weights(shard.ranges(), ops->compute());
+  const ShardMemory restored_weights(shard.ranges(), ops->compute());
+  auto original = *ShardedOptimizer::Create(spec, shard, weights.parts, ops);
+  auto restored = *ShardedOptimizer::Create(spec, shard, restored_weights.parts, ops);
   original->Initialize(kSeed);
-  const ShardMemory grad(original->ranges(), DType::kF64);
-  const ShardMemory weights(original->ranges(), DType::kF64);
-  const ShardMemory restored_weights(original->ranges(), DType::kF64);
   std::vector<double> sums(original->num_trust_sums());
-  const auto step = [&](ShardedOptimizer& optimizer, const ShardMemory& copy, int number) {
+  const auto step = [&](ShardedOptimizer& optimizer, int number) {
     for (size_t bucket = 0; bucket < grad.parts.size(); ++bucket) {
       FillGradients(grad.parts[bucket], optimizer.ranges()[bucket], number);
     }
-    const StepArgs args = {.grad = grad.parts,
-                           .compute_copy = copy.parts,
-                           .lr = 0.01,
-                           .step = number,
-                           .trust_sums = sums};
+    const StepArgs args = {.grad = grad.parts, .lr = 0.01, .step = number, .trust_sums = sums};
     if (!sums.empty()) optimizer.MakeUpdate(args, absl::MakeSpan(sums));
     optimizer.Step(args);
   };
@@ -221,33 +201,62 @@ void ExpectRestoredStateGoesOn(const job::v1::OptimizerSpec& spec, int64_t bucke
     for (size_t bucket = 0; bucket < weights.parts.size(); ++bucket) {
       const Vector& part = weights.parts[bucket];
       const Vector& other = restored_weights.parts[bucket];
-      EXPECT_EQ(std::memcmp(part.data, other.data, part.size * sizeof(double)), 0) << bucket;
+      EXPECT_EQ(std::memcmp(part.data, other.data, part.size * SizeOf(part.dtype)), 0) << bucket;
     }
   };
-  step(*original, weights, 1);
+  step(*original, 1);
 
   const std::vector<StateSlice> from = original->State();
   const std::vector<StateSlice> to = restored->State();
   ASSERT_EQ(from.size(), to.size());
   for (size_t i = 0; i < from.size(); ++i) {
     ASSERT_EQ(from[i].name, to[i].name);
-    std::memcpy(to[i].data.data, from[i].data.data, from[i].data.size * sizeof(double));
+    std::memcpy(to[i].data.data, from[i].data.data, from[i].data.size * SizeOf(from[i].data.dtype));
   }
-  restored->CopyParametersOut(restored_weights.parts);
+  restored->PublishWeights();
   expect_same_weights();
 
-  step(*original, weights, 2);
-  step(*restored, restored_weights, 2);
+  step(*original, 2);
+  step(*restored, 2);
   expect_same_weights();
 }
 
 TEST(ShardedOptimizer, RestoredStateGoesOnWithTheSameBits) {
   job::v1::OptimizerSpec spec = Spec();
-  for (const int64_t bucket_size : {0, 1}) {
-    spec.set_type(job::v1::OPTIMIZER_TYPE_ADAMW);
-    ExpectRestoredStateGoesOn(spec, bucket_size);
-    spec.set_type(job::v1::OPTIMIZER_TYPE_LAMB);
-    ExpectRestoredStateGoesOn(spec, bucket_size);
+  // Weights that are the master weights, and such that are rounded from them.
+  const std::unique_ptr<ops::Ops> all_ops[] = {ops::MakeReferenceOps(),
+                                               ops::MakeCpuOps(DType::kBF16, 1)};
+  for (const auto& ops : all_ops) {
+    for (const int64_t bucket_size : {0, 1}) {
+      spec.set_type(job::v1::OPTIMIZER_TYPE_ADAMW);
+      ExpectRestoredStateGoesOn(ops.get(), spec, bucket_size);
+      spec.set_type(job::v1::OPTIMIZER_TYPE_LAMB);
+      ExpectRestoredStateGoesOn(ops.get(), spec, bucket_size);
+    }
+  }
+}
+
+TEST(ShardedOptimizer, WeightsThatAreNotRoundedAreTheMasterWeights) {
+  const OptimizerShard shard = OptionsOf(2, 1, 500);
+  int64_t bytes = 0;
+  for (const model::FlatRange& range : shard.ranges()) {
+    bytes += static_cast<int64_t>(tensor::Arena::BytesFor(DType::kF32, range.count));
+  }
+  EXPECT_EQ(ShardedOptimizer::StateBytes(shard, DType::kF32), 2 * bytes);
+  EXPECT_EQ(ShardedOptimizer::StateBytes(shard, DType::kBF16), 3 * bytes);
+
+  const auto ops = ops::MakeCpuOps(DType::kF32, 1);
+  const ShardMemory weights(shard.ranges(), DType::kF32);
+  const auto optimizer = *ShardedOptimizer::Create(Spec(), shard, weights.parts, ops.get());
+  optimizer->Initialize(kSeed);
+  const std::vector<StateSlice> state = optimizer->State();
+  for (size_t i = 0; i < state.size() / 3; ++i) {
+    const auto is_around = [&](const Vector& part) {
+      return state[i].data.as<float>() >= part.as<float>() &&
+             state[i].data.as<float>() + state[i].data.size <= part.as<float>() + part.size;
+    };
+    EXPECT_TRUE(std::any_of(weights.parts.begin(), weights.parts.end(), is_around))
+        << state[i].name;
   }
 }
 

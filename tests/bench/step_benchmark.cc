@@ -91,9 +91,10 @@ class Trainer {
     spec.set_beta2(0.95);
     spec.set_eps(1e-8);
     spec.set_weight_decay(0.1);
-    optimizer_ = *optim::ShardedOptimizer::Create(spec, {.config = config, .range = range}, &ops_);
+    optimizer_ = *optim::ShardedOptimizer::Create(spec, {.config = config, .range = range},
+                                                  {weights_}, &ops_);
     optimizer_->Initialize(/*seed=*/1);
-    optimizer_->CopyParametersOut({&weights_, 1});
+    optimizer_->PublishWeights();
     std::mt19937 random(1);
     for (int64_t i = 0; i < tokens_; ++i) {
       chunk_->tokens(0).as<int32_t>()[i] = static_cast<int32_t>(random() % options.vocab_size);
@@ -109,7 +110,6 @@ class Trainer {
     chunk_->Backward(0);
     const double squares = optimizer_->SumOfSquares({&gradients_, 1});
     optimizer_->Step({.grad = {&gradients_, 1},
-                      .compute_copy = {&weights_, 1},
                       .clip_factor = optim::ClipFactor(squares, 1.0),
                       .lr = 3e-4,
                       .step = ++step_});

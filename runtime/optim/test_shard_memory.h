@@ -1,0 +1,28 @@
+// Memory for what is of a shard, in tests.
+#pragma once
+
+#include <vector>
+
+#include "runtime/model/chunk_layout.h"
+#include "runtime/tensor/arena.h"
+#include "runtime/tensor/tensor.h"
+
+namespace megascale::optim {
+
+// A vector for each range, all zero.
+struct ShardMemory {
+  ShardMemory(const std::vector<model::FlatRange>& ranges, tensor::DType dtype) {
+    size_t bytes = 0;
+    for (const model::FlatRange& range : ranges) {
+      bytes += tensor::Arena::BytesFor(dtype, range.count);
+    }
+    arena = *tensor::Arena::Create(bytes);
+    for (const model::FlatRange& range : ranges) {
+      parts.push_back(arena.Allocate(dtype, range.count));
+    }
+  }
+  tensor::Arena arena;
+  std::vector<tensor::Vector> parts;
+};
+
+}  // namespace megascale::optim

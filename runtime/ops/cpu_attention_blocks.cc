@@ -555,6 +555,10 @@ void BlockAttentionBackward(const AttentionBackwardArgs& args, float* memory, Ra
 
 namespace megascale::ops::cpu {
 
-bool MultipliesBlocks() { return HasTiles() || std::strcmp(InstructionSet(), "avx512_bf16") == 0; }
+bool MultipliesBlocks() {
+  // Every processor with tiles has such vectors too.
+  return std::strcmp(InstructionSet(), "amx_bf16") == 0 ||
+         std::strcmp(InstructionSet(), "avx512_bf16") == 0;
+}
 
 }  // namespace megascale::ops::cpu

@@ -70,9 +70,9 @@ bool IsTransposedFirst(const MatMulArgs& args) {
 bool IsPacked(const MatMulArgs& args) {
   return args.transpose_b == Transpose::kNo && IsBFloat16(args.b) && IsLarge(args);
 }
-// oneDNN's sgemm, which moves parts of both operands into its own layouts on the way, is the
-// fastest where each thread calls it for its own part of the result; but for a transposed `b` that
-// gives less than the primitive where the result is narrow. Asked of a product in fp32.
+// On two cores, oneDNN's sgemm is faster than its primitive where each thread calls it for its own
+// part of the result; but not for a transposed `b` where the result is narrow. Asked of a product
+// in fp32.
 bool IsGemm(const MatMulArgs& args) {
   const bool is_narrow = args.c.cols <= args.c.rows;
   return IsLarge(args) && !(args.transpose_b == Transpose::kYes && is_narrow);
@@ -100,11 +100,12 @@ int64_t PackedBytes(const MatMulArgs& args) {
 }
 
 // What sgemm of oneDNN 2.6 packs at a time, on each thread: blocks of both operands, at most so
-// many steps of the sum deep and so many columns and rows wide.
+// many steps of the sum deep and so many columns, padded, and rows wide. It packs small ones not at
+// all.
 int64_t GemmBytes(const MatMulArgs& args, int num_threads) {
-  constexpr int64_t kDepth = 384, kCols = 9984, kRows = 384;
+  constexpr int64_t kDepth = 384, kCols = 9984, kPadding = 48, kRows = 384;
   const int64_t cols = IsSharedByCols(args) ? args.c.cols / num_threads + kGemmGrain : args.c.cols;
-  return num_threads * int64_t{sizeof(float)} * kDepth * (std::min(kCols, cols) + kRows);
+  return num_threads * int64_t{sizeof(float)} * kDepth * (std::min(kCols, cols + kPadding) + kRows);
 }
 
 int64_t TransposedBytes(const MatMulArgs& args) {

@@ -178,6 +178,31 @@ TEST_P(CpuOpsTest, TwoThreadsGiveTheSameBitsAgain) {
   for (int i = 0; i < 10; ++i) ASSERT_EQ(RunLayer(*ops, i % 2), first);
 }
 
+// Large enough for another way of multiplying.
+TEST(CpuOpsTest, LargeProductsGiveTheSameBitsAgain) {
+  constexpr int64_t kRows = 300, kCols = 500, kDepth = 900, kMaxShift = 3;
+  const auto run = [](Ops& ops, int64_t shift) {
+    tensor::Arena arena = *tensor::Arena::Create(size_t{8} << 20);
+    const auto make = [&](int64_t rows, int64_t cols) {
+      const Vector memory = arena.Allocate(DType::kF32, rows * cols + kMaxShift);
+      for (int64_t i = 0; i < rows * cols; ++i) {
+        memory.as<float>()[shift + i] = static_cast<float>((i * 7919) % 1009) / 1009 - 0.5f;
+      }
+      return Matrix{memory.as<float>() + shift, DType::kF32, rows, cols, cols};
+    };
+    MatMulArgs args;
+    args.a = make(kRows, kDepth), args.b = make(kDepth, kCols), args.c = make(kRows, kCols);
+    ops.MatMul(args);
+    const float* result = args.c.as<float>();
+    return std::vector<float>(result, result + kRows * kCols);
+  };
+  for (const int num_threads : {1, 2}) {
+    auto ops = MakeCpuOps(DType::kF32, num_threads);
+    const std::vector<float> first = run(*ops, 0);
+    for (const int64_t shift : {0, 1, 3, 0}) EXPECT_EQ(run(*ops, shift), first) << shift;
+  }
+}
+
 TEST(CpuOpsDeathTest, SaysWhichArgumentDoesNotFit) {
   auto ops = MakeCpuOps(DType::kF32, 1);
   float data[12] = {};

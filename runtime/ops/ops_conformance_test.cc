@@ -27,6 +27,14 @@ class Conformance : public ::testing::TestWithParam<std::tuple<DType, int>> {
     hwy::DisableTargets(HWY_AVX3 | HWY_AVX3_DL);
     ASSERT_STREQ(InstructionSet(), "avx2");
   }
+  // Nor does a target that asks for AVX512-BF16 pass for tested where the processor has none.
+  void SetUp() override {
+    const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
+    if (limit == nullptr || std::string(limit) != "AVX512_CORE_BF16") return;
+    if (std::string(InstructionSet()) != "avx512_bf16") {
+      GTEST_SKIP() << "this processor has " << InstructionSet() << ", not AVX512-BF16";
+    }
+  }
 
   DType dtype() const { return std::get<0>(GetParam()); }
 
@@ -106,6 +114,19 @@ TEST_P(ProductConformance, ProductsOfRearrangedOperandsMatch) {
   Check({300, 321, 290}, Transpose::kNo, Transpose::kNo, /*which=*/0, /*float_result=*/false);
   if (dtype() == DType::kF32) return;
   Check({256, 256, 8300}, Transpose::kNo, Transpose::kNo, /*which=*/0, /*float_result=*/false);
+}
+
+// Sizes at which oneDNN's sgemm packs both operands, and sums in several blocks; shared by columns
+// and by rows.
+TEST_P(ProductConformance, LargeProductsMatch) {
+  if (dtype() != DType::kF32) GTEST_SKIP() << "only fp32 is multiplied by sgemm";
+  for (const int which : {0, 2}) {
+    Check({1100, 1200, 800}, Transpose::kNo, Transpose::kYes, which, /*float_result=*/false);
+  }
+  for (const int which : {0, 1, 2}) {
+    Check({1100, 600, 800}, Transpose::kNo, Transpose::kNo, which, /*float_result=*/false);
+  }
+  Check({600, 1100, 800}, Transpose::kYes, Transpose::kNo, /*which=*/1, /*float_result=*/true);
 }
 
 struct RowShape {

@@ -92,8 +92,13 @@ double Seconds(const Product& p, Layout a_layout, Layout b_layout) {
   }
 }
 
-// The same with oneDNN's sgemm.
-double GemmSeconds(const Product& p, bool transpose_a, bool transpose_b) {
+// Who calls oneDNN's sgemm: one thread for the whole product, which oneDNN then shares; or each for
+// its own rows or columns.
+enum class Share : uint8_t { kWhole, kByRows, kByCols };
+
+// The same with sgemm.
+double GemmSeconds(const Product& p, bool transpose_a, bool transpose_b, Share share,
+                   int num_threads) {
   const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   const auto make = [&](int64_t rows, int64_t cols) {
     memory made(Describe(0, rows, cols, memory::data_type::f32, Layout::kPlain), engine);
@@ -102,10 +107,26 @@ double GemmSeconds(const Product& p, bool transpose_a, bool transpose_b) {
   };
   const memory a = make(p.m, p.k), b = make(p.k, p.n), c = make(p.m, p.n);
   const auto floats = [](const memory& of) { return static_cast<float*>(of.get_data_handle()); };
+  const auto multiply = [&](int64_t row, int64_t rows, int64_t col, int64_t cols) {
+    const dnnl_status_t status = dnnl_sgemm(
+        transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', rows, cols, p.k,
+        /*alpha=*/1.0f, floats(a) + (transpose_a ? row : row * p.k), transpose_a ? p.m : p.k,
+        floats(b) + (transpose_b ? col * p.k : col), transpose_b ? p.k : p.n,
+        p.accumulate ? 1.0f : 0.0f, floats(c) + row * p.n + col, p.n);
+    MEGASCALE_CHECK_MSG(status == dnnl_success, "oneDNN's sgemm failed");
+  };
+  if (share == Share::kWhole) {
+    return base::LeastSeconds(kTries, [&] { multiply(0, p.m, 0, p.n); });
+  }
   return base::LeastSeconds(kTries, [&] {
-    dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', p.m, p.n, p.k, /*alpha=*/1.0f,
-               floats(a), transpose_a ? p.m : p.k, floats(b), transpose_b ? p.k : p.n,
-               p.accumulate ? 1.0f : 0.0f, floats(c), p.n);
+    const bool by_rows = share == Share::kByRows;
+    const int64_t size = by_rows ? p.m : p.n;
+#pragma omp parallel for schedule(static, 1) num_threads(num_threads)
+    for (int part = 0; part < num_threads; ++part) {
+      omp_set_num_threads(1);
+      const int64_t begin = size * part / num_threads, end = size * (part + 1) / num_threads;
+      by_rows ? multiply(begin, end - begin, 0, p.n) : multiply(0, p.m, begin, end - begin);
+    }
   });
 }
 
@@ -119,7 +140,11 @@ double BestRate(const Product& product, int num_threads) {
   }
   if (product.batch == 0 && product.operand == memory::data_type::f32) {
     for (const bool a : {false, true}) {
-      for (const bool b : {false, true}) best = std::min(best, GemmSeconds(product, a, b));
+      for (const bool b : {false, true}) {
+        for (const Share share : {Share::kWhole, Share::kByRows, Share::kByCols}) {
+          best = std::min(best, GemmSeconds(product, a, b, share, num_threads));
+        }
+      }
     }
   }
   MEGASCALE_CHECK_MSG(best < 1e30, "oneDNN multiplies no layout of this shape");

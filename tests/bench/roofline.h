@@ -8,7 +8,8 @@ namespace megascale::bench {
 
 // FLOP/s of the best way in which oneDNN multiplies matrices of this shape and these types on
 // `num_threads` threads: plain row-major operands, each transposition of them, and operands in
-// layouts of oneDNN's own choice; the best call of each counts.
+// layouts of oneDNN's own choice; in fp32 its sgemm too, called for the whole product or by each
+// thread for a part of it. The best call of each counts.
 double BestProductRate(const ProductShape& shape, int num_threads);
 
 // The same for the products of attention, [T, D] [D, T] and [T, T] [T, D] for every batch and head:

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
 #include "proto/job.pb.h"
@@ -154,13 +153,14 @@ double PrintLine(const std::string& name, const Cost& cost, double rate, int ste
   return ceiling;
 }
 
-// The seconds of `steps` steps, one after the other.
+// The seconds of `steps` steps, one after the other. `loss`: receives the last one's, or null.
 std::vector<double> TimeSteps(Trainer& trainer, int steps, double* loss) {
   std::vector<double> seconds;
   for (int i = 0; i < steps; ++i) {
     const absl::Duration begin = base::RealClock().Monotonic();
-    *loss = trainer.Step();
+    const double loss_of_step = trainer.Step();
     seconds.push_back(absl::ToDoubleSeconds(base::RealClock().Monotonic() - begin));
+    if (loss != nullptr) *loss = loss_of_step;
   }
   return seconds;
 }
@@ -210,9 +210,8 @@ int AnswerRequests(const Options& options) {
   Trainer trainer(options, TypeOf(options.precisions.front()));
   WarmUp(trainer);
   int steps = 0;
-  double loss = 0;
   while (std::cin >> steps) {
-    std::cout << nlohmann::json(TimeSteps(trainer, steps, &loss)).dump() << std::endl;
+    std::cout << nlohmann::json(TimeSteps(trainer, steps, nullptr)).dump() << std::endl;
   }
   if (std::cin.eof()) return 0;
   std::cerr << "step_benchmark: --on-request: stdin has something else than numbers of steps\n";

@@ -120,8 +120,11 @@ class MegascaleStep:
 
     def __init__(self, args, precision):
         sizes = [f"--{name}={getattr(args, name.replace('-', '_'))}" for name in SIZES]
+        # What the user has set for PyTorch's threads is not for these, which choose it themselves.
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
         self.process = subprocess.Popen(
             [args.against, "--on-request", "--precision", precision, *sizes],
+            env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -165,7 +168,7 @@ def compare(args, precision):
             try:
                 runs.append(PyTorchStep(args, precision, mode))
             except Exception as error:  # a mode that this installation cannot run is said, not hidden
-                line = str(error).strip().splitlines()[0]
+                line = (str(error).strip() or repr(error)).splitlines()[0]
                 print(f"gpt2_pytorch: {precision}, {mode}: {line}", file=sys.stderr)
         if not any(isinstance(run, PyTorchStep) for run in runs):
             raise SystemExit(f"gpt2_pytorch: {precision}: this PyTorch runs in none of: {', '.join(args.mode)}")

@@ -158,10 +158,19 @@ TEST_F(StorageTest, AHostThatCannotWriteForAWhileFindsSpaceWhenItCanAgain) {
   cluster_.RunAgentsUnder(
       {"/usr/bin/unshare", "-m", "/bin/sh", "-c", mount + " && exec \"$@\"", "sh"});
   TrainOn(disk);
+  // Busy for as long as a rank has a shard open there.
   const auto remount = [&](const std::string& how) {
-    return e2e::Run({"/usr/bin/nsenter", "--mount", "--target", absl::StrCat(cluster_.agent_pid(1)),
-                     "/bin/mount", "-o", "remount,bind," + how, disk})
-        .exit_code;
+    e2e::CommandResult result;
+    EXPECT_TRUE(WaitUntil(
+        [&] {
+          result = e2e::Run({"/usr/bin/nsenter", "--mount", "--target",
+                             absl::StrCat(cluster_.agent_pid(1)), "/bin/mount", "-o",
+                             "remount,bind," + how, disk});
+          return result.exit_code == 0;
+        },
+        60))
+        << result.err;
+    return result.exit_code;
   };
   ASSERT_EQ(remount("ro"), 0);
   ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").has_storage_failure(); }, 60));

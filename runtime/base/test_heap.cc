@@ -16,12 +16,13 @@ namespace {
 
 std::atomic<int64_t> ours{0};
 std::atomic<int64_t> libraries{0};
+std::atomic<int64_t> bytes_of_libraries{0};
 std::atomic<int64_t> mappings{0};
 thread_local bool is_ignored = false;
 
 }  // namespace
 
-HeapCalls CountHeapCalls() { return {ours, libraries, mappings}; }
+HeapCalls CountHeapCalls() { return {ours, libraries, bytes_of_libraries, mappings}; }
 
 void IgnoreHeapCallsOfThisThread() { is_ignored = true; }
 
@@ -29,13 +30,14 @@ void IgnoreHeapCallsOfThisThread() { is_ignored = true; }
 namespace {
 
 // By who called: the file that its code was loaded from.
-void Count(const void* caller) {
+void Count(const void* caller, size_t size) {
   if (is_ignored) return;
   Dl_info info = {};
   const bool found = ::dladdr(caller, &info) != 0 && info.dli_fname != nullptr;
   const bool library = found && (std::strstr(info.dli_fname, "libdnnl") != nullptr ||
                                  std::strstr(info.dli_fname, "libgomp") != nullptr);
   ++(library ? libraries : ours);
+  if (library) bytes_of_libraries += static_cast<int64_t>(size);
 }
 
 void* OrThrow(void* memory) {
@@ -58,23 +60,23 @@ void* __libc_realloc(void* memory, size_t size);
 void* __libc_memalign(size_t alignment, size_t size);
 
 void* malloc(size_t size) {
-  megascale::base::Count(__builtin_return_address(0));
+  megascale::base::Count(__builtin_return_address(0), size);
   return __libc_malloc(size);
 }
 void* calloc(size_t count, size_t size) {
-  megascale::base::Count(__builtin_return_address(0));
+  megascale::base::Count(__builtin_return_address(0), count * size);
   return __libc_calloc(count, size);
 }
 void* realloc(void* memory, size_t size) {
-  megascale::base::Count(__builtin_return_address(0));
+  megascale::base::Count(__builtin_return_address(0), size);
   return __libc_realloc(memory, size);
 }
 void* aligned_alloc(size_t alignment, size_t size) {
-  megascale::base::Count(__builtin_return_address(0));
+  megascale::base::Count(__builtin_return_address(0), size);
   return __libc_memalign(alignment, size);
 }
 int posix_memalign(void** memory, size_t alignment, size_t size) {
-  megascale::base::Count(__builtin_return_address(0));
+  megascale::base::Count(__builtin_return_address(0), size);
   *memory = __libc_memalign(alignment, size);
   return *memory == nullptr ? ENOMEM : 0;
 }
@@ -86,19 +88,19 @@ void* mmap(void* address, size_t size, int protection, int flags, int fd, off_t 
 
 // The library's would count as its own whoever calls them.
 void* operator new(size_t size) {
-  megascale::base::Count(__builtin_return_address(0));
+  megascale::base::Count(__builtin_return_address(0), size);
   return megascale::base::OrThrow(__libc_malloc(size));
 }
 void* operator new[](size_t size) {
-  megascale::base::Count(__builtin_return_address(0));
+  megascale::base::Count(__builtin_return_address(0), size);
   return megascale::base::OrThrow(__libc_malloc(size));
 }
 void* operator new(size_t size, std::align_val_t alignment) {
-  megascale::base::Count(__builtin_return_address(0));
+  megascale::base::Count(__builtin_return_address(0), size);
   return megascale::base::OrThrow(__libc_memalign(static_cast<size_t>(alignment), size));
 }
 void* operator new[](size_t size, std::align_val_t alignment) {
-  megascale::base::Count(__builtin_return_address(0));
+  megascale::base::Count(__builtin_return_address(0), size);
   return megascale::base::OrThrow(__libc_memalign(static_cast<size_t>(alignment), size));
 }
 void operator delete(void* memory) noexcept { std::free(memory); }

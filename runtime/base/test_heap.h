@@ -14,9 +14,10 @@ inline constexpr bool kHeapIsCounted = true;
 
 // Of all threads since the program began.
 struct HeapCalls {
-  int64_t ours = 0;       // malloc, operator new, …, but for those of kernel libraries
-  int64_t libraries = 0;  // of oneDNN and OpenMP
-  int64_t mappings = 0;   // mmap, by whom ever; the allocator's own are not in it
+  int64_t ours = 0;                // malloc, operator new, …, but for those of kernel libraries
+  int64_t libraries = 0;           // of oneDNN and OpenMP
+  int64_t bytes_of_libraries = 0;  // that those asked for, whether given back or not
+  int64_t mappings = 0;            // mmap, by whom ever; the allocator's own are not in it
 };
 HeapCalls CountHeapCalls();
 

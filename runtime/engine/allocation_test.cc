@@ -65,6 +65,7 @@ struct Case {
   int tensor = 1;
   int zero_stage = 1;
   int64_t bucket_size = 0;
+  bool is_large = false;  // products as of a real model, by sgemm in fp32
 };
 
 // As it stands after a step.
@@ -76,6 +77,13 @@ struct Counts {
 
 std::vector<Counts> CountsOf(const Case& given) {
   auto spec = ToyJob(WriteTestText("text"), given.data, given.pipeline);
+  if (given.is_large) {
+    spec.mutable_model()->set_hidden_size(256);
+    spec.mutable_model()->set_head_dim(128);
+    spec.mutable_model()->set_intermediate_size(1024);
+    spec.mutable_model()->set_max_position_embeddings(128);
+    spec.mutable_train()->set_seq_length(128);
+  }
   spec.mutable_train()->set_precision(given.precision);
   spec.mutable_train()->set_steps(kSteps);
   spec.mutable_parallel()->set_threads_per_rank(given.threads);
@@ -103,7 +111,8 @@ std::string NameOf(const testing::TestParamInfo<Case>& info) {
                       given.virtual_stages, given.schedule == kZeroBubble ? "ZeroBubble" : "",
                       given.optimizer == job::v1::OPTIMIZER_TYPE_LAMB ? "Lamb" : "",
                       given.tensor > 1 ? absl::StrCat("Tensor", given.tensor) : "",
-                      given.zero_stage == 2 ? "Zero2" : "", given.bucket_size > 0 ? "Buckets" : "");
+                      given.zero_stage == 2 ? "Zero2" : "", given.bucket_size > 0 ? "Buckets" : "",
+                      given.is_large ? "Large" : "");
 }
 
 class AllocationTest : public testing::TestWithParam<Case> {};
@@ -124,7 +133,17 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{2, 1, 1, job::v1::PRECISION_BF16, 1, job::v1::PIPELINE_SCHEDULE_1F1B,
                          job::v1::OPTIMIZER_TYPE_LAMB, 2, 1, 1},
                     Case{2, 1, 1, job::v1::PRECISION_FP32, 1, kZeroBubble,
-                         job::v1::OPTIMIZER_TYPE_ADAMW, 1, 2, 1}),
+                         job::v1::OPTIMIZER_TYPE_ADAMW, 1, 2, 1},
+                    Case{.data = 1,
+                         .pipeline = 1,
+                         .threads = 2,
+                         .precision = job::v1::PRECISION_FP32,
+                         .is_large = true},
+                    Case{.data = 1,
+                         .pipeline = 1,
+                         .threads = 2,
+                         .precision = job::v1::PRECISION_BF16,
+                         .is_large = true}),
     NameOf);
 
 TEST_P(AllocationTest, EveryStepAfterTheFirstTakesTheSameAndMakesNothing) {

@@ -203,6 +203,63 @@ TEST(CpuOpsTest, LargeProductsGiveTheSameBitsAgain) {
   }
 }
 
+// What a product in fp32 takes while it runs, and what was counted for it beforehand.
+struct TakenAndCounted {
+  int64_t taken;
+  int64_t counted;
+};
+TakenAndCounted BytesOfProduct(int64_t rows, int64_t cols, int64_t depth, Transpose transpose_a,
+                               Transpose transpose_b, int num_threads) {
+  const auto bytes = [](int64_t m, int64_t n) {
+    return tensor::Arena::BytesFor(DType::kF32, m * n);
+  };
+  tensor::Arena arena =
+      *tensor::Arena::Create(bytes(rows, depth) + bytes(depth, cols) + bytes(rows, cols));
+  const auto make = [&](int64_t m, int64_t n, Transpose transpose) {
+    return transpose == Transpose::kYes ? arena.AllocateMatrix(DType::kF32, n, m)
+                                        : arena.AllocateMatrix(DType::kF32, m, n);
+  };
+  MatMulArgs args;
+  args.a = make(rows, depth, transpose_a), args.b = make(depth, cols, transpose_b);
+  args.c = make(rows, cols, Transpose::kNo);
+  args.transpose_a = transpose_a, args.transpose_b = transpose_b;
+  KernelShapes shapes;
+  const int64_t without = CpuKernelBytes(shapes, num_threads);
+  shapes.products.push_back(args);
+  auto ops = MakeCpuOps(DType::kF32, num_threads);
+  ops->MatMul(args);
+  const int64_t before = base::CountHeapCalls().bytes_of_libraries;
+  ops->MatMul(args);
+  return {.taken = base::CountHeapCalls().bytes_of_libraries - before,
+          .counted = CpuKernelBytes(shapes, num_threads) - without};
+}
+
+// A rank's memory is counted before it starts.
+TEST(CpuOpsTest, LargeProductsTakeNoMoreThanIsCounted) {
+  if (!base::kHeapIsCounted) GTEST_SKIP() << "a sanitizer has a heap of its own";
+  constexpr Transpose kNo = Transpose::kNo, kYes = Transpose::kYes;
+  struct Case {
+    int64_t rows, cols, depth;
+    Transpose a = kNo, b = kNo;
+  };
+  for (const int num_threads : {1, 2}) {
+    for (const Case& shape :
+         {Case{256, 256, 256}, Case{257, 1100, 301}, Case{1100, 300, 500},
+          Case{300, 901, 385, kNo, kYes}, Case{700, 700, 900, kYes}, Case{1024, 3072, 768},
+          Case{1024, 3072, 768, kNo, kYes}, Case{1024, 768, 3072}, Case{3072, 768, 1024, kYes},
+          Case{768, 3072, 1024, kYes}, Case{256, 22000, 400, kNo, kYes}}) {
+      const TakenAndCounted bytes =
+          BytesOfProduct(shape.rows, shape.cols, shape.depth, shape.a, shape.b, num_threads);
+      EXPECT_LE(bytes.taken, bytes.counted)
+          << shape.rows << " x " << shape.cols << " x " << shape.depth << " on " << num_threads;
+    }
+    // Whether it packs the others depends on the instruction set, and how much at a time.
+    const TakenAndCounted packed = BytesOfProduct(1537, 1537, 1537, kNo, kNo, num_threads);
+    EXPECT_LE(packed.taken, packed.counted);
+    EXPECT_LT(packed.counted, 3 * packed.taken);
+  }
+}
+
 TEST(CpuOpsDeathTest, SaysWhichArgumentDoesNotFit) {
   auto ops = MakeCpuOps(DType::kF32, 1);
   float data[12] = {};

@@ -22,7 +22,12 @@ thread_local bool is_ignored = false;
 
 }  // namespace
 
-HeapCalls CountHeapCalls() { return {ours, libraries, bytes_of_libraries, mappings}; }
+HeapCalls CountHeapCalls() {
+  return {.ours = ours,
+          .libraries = libraries,
+          .bytes_of_libraries = bytes_of_libraries,
+          .mappings = mappings};
+}
 
 void IgnoreHeapCallsOfThisThread() { is_ignored = true; }
 

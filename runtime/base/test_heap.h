@@ -18,6 +18,13 @@ struct HeapCalls {
   int64_t libraries = 0;           // of oneDNN and OpenMP
   int64_t bytes_of_libraries = 0;  // that those asked for, whether given back or not
   int64_t mappings = 0;            // mmap, by whom ever; the allocator's own are not in it
+
+  HeapCalls operator-(const HeapCalls& before) const {
+    return {.ours = ours - before.ours,
+            .libraries = libraries - before.libraries,
+            .bytes_of_libraries = bytes_of_libraries - before.bytes_of_libraries,
+            .mappings = mappings - before.mappings};
+  }
 };
 HeapCalls CountHeapCalls();
 

@@ -15,6 +15,7 @@
 namespace {
 
 std::atomic<int64_t> num_executed{0};
+std::atomic<int64_t> num_gemms{0};
 std::atomic<int64_t> num_created{0};
 
 // What the library has under this name.
@@ -32,6 +33,14 @@ int dnnl_primitive_execute(const void* primitive, void* stream, int num_argument
   static const auto next = Next(&dnnl_primitive_execute, "dnnl_primitive_execute");
   ++num_executed;
   return next(primitive, stream, num_arguments, arguments);
+}
+int dnnl_sgemm(char transpose_a, char transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
+               const float* a, int64_t a_stride, const float* b, int64_t b_stride, float beta,
+               float* c, int64_t c_stride) {
+  static const auto next = Next(&dnnl_sgemm, "dnnl_sgemm");
+  ++num_gemms;
+  return next(transpose_a, transpose_b, m, n, k, alpha, a, a_stride, b, b_stride, beta, c,
+              c_stride);
 }
 int dnnl_primitive_create(void** primitive, const void* description) {
   static const auto next = Next(&dnnl_primitive_create, "dnnl_primitive_create");
@@ -65,24 +74,32 @@ struct Case {
   int tensor = 1;
   int zero_stage = 1;
   int64_t bucket_size = 0;
-  bool is_large = false;  // products as of a real model, by sgemm in fp32
+  bool is_large = false;  // large enough for sgemm in fp32, and for packed products in bf16
 };
 
 // As it stands after a step.
 struct Counts {
   base::HeapCalls heap;
   int64_t executed = 0;
+  int64_t gemms = 0;
   int64_t created = 0;
+
+  Counts operator-(const Counts& before) const {
+    return {.heap = heap - before.heap,
+            .executed = executed - before.executed,
+            .gemms = gemms - before.gemms,
+            .created = created - before.created};
+  }
 };
 
 std::vector<Counts> CountsOf(const Case& given) {
   auto spec = ToyJob(WriteTestText("text"), given.data, given.pipeline);
   if (given.is_large) {
-    spec.mutable_model()->set_hidden_size(256);
-    spec.mutable_model()->set_head_dim(128);
-    spec.mutable_model()->set_intermediate_size(1024);
-    spec.mutable_model()->set_max_position_embeddings(128);
-    spec.mutable_train()->set_seq_length(128);
+    spec.mutable_model()->set_hidden_size(320);
+    spec.mutable_model()->set_head_dim(160);
+    spec.mutable_model()->set_intermediate_size(1280);
+    spec.mutable_model()->set_max_position_embeddings(160);
+    spec.mutable_train()->set_seq_length(160);
   }
   spec.mutable_train()->set_precision(given.precision);
   spec.mutable_train()->set_steps(kSteps);
@@ -98,7 +115,10 @@ std::vector<Counts> CountsOf(const Case& given) {
   RunOptions options(spec);
   options.on_loader_thread = &base::IgnoreHeapCallsOfThisThread;
   options.after_step = [&counts] {
-    counts.push_back({base::CountHeapCalls(), num_executed, num_created});
+    counts.push_back({.heap = base::CountHeapCalls(),
+                      .executed = num_executed,
+                      .gemms = num_gemms,
+                      .created = num_created});
   };
   RunJob(options);
   return counts;
@@ -151,15 +171,11 @@ TEST_P(AllocationTest, EveryStepAfterTheFirstTakesTheSameAndMakesNothing) {
   const std::vector<Counts> after = CountsOf(GetParam());
   ASSERT_EQ(after.size(), static_cast<size_t>(kSteps));
   EXPECT_GT(after[kWarmUp - 1].created, 0);
-  const auto in_step = [&](size_t i) {
-    return Counts{{after[i].heap.ours - after[i - 1].heap.ours,
-                   after[i].heap.libraries - after[i - 1].heap.libraries,
-                   after[i].heap.mappings - after[i - 1].heap.mappings},
-                  after[i].executed - after[i - 1].executed,
-                  after[i].created - after[i - 1].created};
-  };
+  const auto in_step = [&](size_t i) { return after[i] - after[i - 1]; };
   const Counts first = in_step(kWarmUp);
   EXPECT_GT(first.executed, 0);
+  const bool is_in_float = GetParam().precision == job::v1::PRECISION_FP32;
+  EXPECT_EQ(first.gemms > 0, GetParam().is_large && is_in_float);
   const bool is_alone = GetParam().data * GetParam().pipeline * GetParam().tensor == 1;
   for (size_t i = kWarmUp; i < after.size(); ++i) {
     SCOPED_TRACE(absl::StrCat("step ", i + 1));
@@ -167,8 +183,10 @@ TEST_P(AllocationTest, EveryStepAfterTheFirstTakesTheSameAndMakesNothing) {
     // Operators and engine take nothing; collectives of several ranks keep track of messages.
     EXPECT_EQ(counts.heap.ours, is_alone ? 0 : first.heap.ours);
     EXPECT_EQ(counts.heap.libraries, first.heap.libraries);
+    EXPECT_EQ(counts.heap.bytes_of_libraries, first.heap.bytes_of_libraries);
     EXPECT_EQ(counts.heap.mappings, 0);
     EXPECT_EQ(counts.executed, first.executed);
+    EXPECT_EQ(counts.gemms, first.gemms);
     EXPECT_EQ(counts.created, 0) << "a primitive or a tensor's memory";
   }
   RecordProperty("heap_calls", absl::StrCat(first.heap.ours, " + ", first.heap.libraries));

@@ -164,9 +164,7 @@ TEST(Recompute, TakesNothingFromTheHeapAfterTheFirstStep) {
       pipeline.Forward(0, TokensOf(options, 0), kScale);
       const base::HeapCalls before = base::CountHeapCalls();
       pipeline.chunk(0).Backward(0);
-      const base::HeapCalls after = base::CountHeapCalls();
-      taken = {after.ours - before.ours, after.libraries - before.libraries,
-               after.mappings - before.mappings};
+      taken = base::CountHeapCalls() - before;
     }
     EXPECT_EQ(taken.ours, 0);
     EXPECT_EQ(taken.mappings, 0);

@@ -284,9 +284,7 @@ TEST(SplitBackward, TakesNothingFromTheHeapAfterTheFirstStep) {
       const base::HeapCalls before = base::CountHeapCalls();
       for (int i = 0; i < kMicrobatches; ++i) pipeline.chunk(0).BackwardInput(i);
       for (int i = kMicrobatches; i-- > 0;) pipeline.chunk(0).BackwardWeights(i);
-      const base::HeapCalls after = base::CountHeapCalls();
-      taken = {after.ours - before.ours, after.libraries - before.libraries,
-               after.mappings - before.mappings};
+      taken = base::CountHeapCalls() - before;
     }
     EXPECT_EQ(taken.ours, 0);
     EXPECT_EQ(taken.mappings, 0);

@@ -51,11 +51,8 @@ class Head {
 
   void MakeHuge(int64_t query) { Fill(args_.q, query, kHuge); }
 
-  // Whether what `query` receives is a number though the value of kKey is infinite.
-  bool OutIsFinite(int64_t query) const { return IsFinite(args_.out, query); }
-  // The same of gradients, where the query at kKey has an infinite one, and so has the key.
-  bool QueryGradientIsFinite(int64_t query) const { return IsFinite(backward_.d_q, query); }
-  bool ValueGradientIsFinite(int64_t key) const { return IsFinite(backward_.d_v, key); }
+  // Forward with an infinite value at kKey; backward with an infinite key and an infinite gradient
+  // of the output there.
   void RunWithInfinities() {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
     Fill(args_.k, kKey, 0);
@@ -67,6 +64,11 @@ class Head {
     Fill(args_.v, kKey, kInfinity);
     ops_->Attention(args_);
   }
+  // After RunWithInfinities, whether what a position received from the others is a number.
+  bool OutIsFinite(int64_t query) const { return IsFinite(args_.out, query); }
+  bool QueryGradientIsFinite(int64_t query) const { return IsFinite(backward_.d_q, query); }
+  bool KeyGradientIsFinite(int64_t key) const { return IsFinite(backward_.d_k, key); }
+  bool ValueGradientIsFinite(int64_t key) const { return IsFinite(backward_.d_v, key); }
 
   bool ForwardOverflows() {
     std::feclearexcept(FE_ALL_EXCEPT);
@@ -140,6 +142,7 @@ TEST_P(AttentionWorkTest, NoProbabilityFarOutsideAWindowIsMultiplied) {
     head.RunWithInfinities();
     EXPECT_FALSE(head.OutIsFinite(kKey));
     EXPECT_FALSE(head.QueryGradientIsFinite(kKey));
+    EXPECT_FALSE(head.KeyGradientIsFinite(kKey));
     EXPECT_FALSE(head.ValueGradientIsFinite(kKey));
     const int64_t reach = window == 0 ? kSeq : window - 1;
     for (int64_t row = 0; row < kSeq; ++row) {
@@ -148,6 +151,7 @@ TEST_P(AttentionWorkTest, NoProbabilityFarOutsideAWindowIsMultiplied) {
         ASSERT_TRUE(head.QueryGradientIsFinite(row)) << row;
       }
       if (row > kKey + kSlack || row < kKey - reach - kSlack) {
+        ASSERT_TRUE(head.KeyGradientIsFinite(row)) << row;
         ASSERT_TRUE(head.ValueGradientIsFinite(row)) << row;
       }
     }

@@ -166,10 +166,10 @@ TEST_P(CpuOpsTest, KernelsTakeNoMemoryAfterTheFirstCall) {
   layer.RunKernels(*ops);
   const base::HeapCalls before = base::CountHeapCalls();
   layer.RunKernels(*ops);
-  const base::HeapCalls after = base::CountHeapCalls();
-  EXPECT_EQ(after.ours - before.ours, 0);
-  EXPECT_EQ(after.libraries - before.libraries, 0);
-  EXPECT_EQ(after.mappings - before.mappings, 0);
+  const base::HeapCalls calls = base::CountHeapCalls() - before;
+  EXPECT_EQ(calls.ours, 0);
+  EXPECT_EQ(calls.libraries, 0);
+  EXPECT_EQ(calls.mappings, 0);
 }
 
 TEST_P(CpuOpsTest, TwoThreadsGiveTheSameBitsAgain) {
@@ -178,7 +178,7 @@ TEST_P(CpuOpsTest, TwoThreadsGiveTheSameBitsAgain) {
   for (int i = 0; i < 10; ++i) ASSERT_EQ(RunLayer(*ops, i % 2), first);
 }
 
-// Large enough for another way of multiplying.
+// Large enough for sgemm.
 TEST(CpuOpsTest, LargeProductsGiveTheSameBitsAgain) {
   constexpr int64_t kRows = 300, kCols = 500, kDepth = 900, kMaxShift = 3;
   const auto run = [](Ops& ops, int64_t shift) {
@@ -203,13 +203,17 @@ TEST(CpuOpsTest, LargeProductsGiveTheSameBitsAgain) {
   }
 }
 
+struct ProductShape {
+  int64_t rows, cols, depth;
+  Transpose transpose_a = Transpose::kNo, transpose_b = Transpose::kNo;
+};
 // What a product in fp32 takes while it runs, and what was counted for it beforehand.
 struct TakenAndCounted {
   int64_t taken;
   int64_t counted;
 };
-TakenAndCounted BytesOfProduct(int64_t rows, int64_t cols, int64_t depth, Transpose transpose_a,
-                               Transpose transpose_b, int num_threads) {
+TakenAndCounted BytesOf(const ProductShape& shape, int num_threads) {
+  const auto& [rows, cols, depth, transpose_a, transpose_b] = shape;
   const auto bytes = [](int64_t m, int64_t n) {
     return tensor::Arena::BytesFor(DType::kF32, m * n);
   };
@@ -228,9 +232,9 @@ TakenAndCounted BytesOfProduct(int64_t rows, int64_t cols, int64_t depth, Transp
   shapes.products.push_back(args);
   auto ops = MakeCpuOps(DType::kF32, num_threads);
   ops->MatMul(args);
-  const int64_t before = base::CountHeapCalls().bytes_of_libraries;
+  const base::HeapCalls before = base::CountHeapCalls();
   ops->MatMul(args);
-  return {.taken = base::CountHeapCalls().bytes_of_libraries - before,
+  return {.taken = (base::CountHeapCalls() - before).bytes_of_libraries,
           .counted = CpuKernelBytes(shapes, num_threads) - without};
 }
 
@@ -238,23 +242,20 @@ TakenAndCounted BytesOfProduct(int64_t rows, int64_t cols, int64_t depth, Transp
 TEST(CpuOpsTest, LargeProductsTakeNoMoreThanIsCounted) {
   if (!base::kHeapIsCounted) GTEST_SKIP() << "a sanitizer has a heap of its own";
   constexpr Transpose kNo = Transpose::kNo, kYes = Transpose::kYes;
-  struct Case {
-    int64_t rows, cols, depth;
-    Transpose a = kNo, b = kNo;
-  };
   for (const int num_threads : {1, 2}) {
-    for (const Case& shape :
-         {Case{256, 256, 256}, Case{257, 1100, 301}, Case{1100, 300, 500},
-          Case{300, 901, 385, kNo, kYes}, Case{700, 700, 900, kYes}, Case{1024, 3072, 768},
-          Case{1024, 3072, 768, kNo, kYes}, Case{1024, 768, 3072}, Case{3072, 768, 1024, kYes},
-          Case{768, 3072, 1024, kYes}, Case{256, 22000, 400, kNo, kYes}}) {
-      const TakenAndCounted bytes =
-          BytesOfProduct(shape.rows, shape.cols, shape.depth, shape.a, shape.b, num_threads);
+    for (const ProductShape& shape :
+         {ProductShape{256, 256, 256}, ProductShape{257, 1100, 301}, ProductShape{1100, 300, 500},
+          ProductShape{300, 901, 385, kNo, kYes}, ProductShape{700, 700, 900, kYes},
+          ProductShape{1024, 3072, 768}, ProductShape{1024, 3072, 768, kNo, kYes},
+          ProductShape{1024, 768, 3072}, ProductShape{3072, 768, 1024, kYes},
+          ProductShape{768, 3072, 1024, kYes}, ProductShape{256, 22000, 400, kNo, kYes}}) {
+      const TakenAndCounted bytes = BytesOf(shape, num_threads);
       EXPECT_LE(bytes.taken, bytes.counted)
           << shape.rows << " x " << shape.cols << " x " << shape.depth << " on " << num_threads;
     }
-    // Whether it packs the others depends on the instruction set, and how much at a time.
-    const TakenAndCounted packed = BytesOfProduct(1537, 1537, 1537, kNo, kNo, num_threads);
+    // Whether it packs the others depends on the instruction set, and how much at a time: this one
+    // it packs with SSE4.1, AVX2 and AVX-512.
+    const TakenAndCounted packed = BytesOf({1537, 1537, 1537}, num_threads);
     EXPECT_LE(packed.taken, packed.counted);
     EXPECT_LT(packed.counted, 3 * packed.taken);
   }

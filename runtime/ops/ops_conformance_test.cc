@@ -20,18 +20,20 @@ namespace {
 
 class Conformance : public ::testing::TestWithParam<std::tuple<DType, int>> {
  protected:
-  // The test target that limits oneDNN to AVX2 limits our own kernels as well.
-  static void SetUpTestSuite() {
+  // Whether the test target limits oneDNN to these instructions.
+  static bool IsLimitedTo(const std::string& instructions) {
     const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
-    if (limit == nullptr || std::string(limit) != "AVX2") return;
+    return limit != nullptr && limit == instructions;
+  }
+  // The one with AVX2 limits our own kernels as well.
+  static void SetUpTestSuite() {
+    if (!IsLimitedTo("AVX2")) return;
     hwy::DisableTargets(HWY_AVX3 | HWY_AVX3_DL);
     ASSERT_STREQ(InstructionSet(), "avx2");
   }
   // Nor does a target that asks for AVX512-BF16 pass for tested where the processor has none.
   void SetUp() override {
-    const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
-    if (limit == nullptr || std::string(limit) != "AVX512_CORE_BF16") return;
-    if (std::string(InstructionSet()) != "avx512_bf16") {
+    if (IsLimitedTo("AVX512_CORE_BF16") && std::string(InstructionSet()) != "avx512_bf16") {
       GTEST_SKIP() << "this processor has " << InstructionSet() << ", not AVX512-BF16";
     }
   }

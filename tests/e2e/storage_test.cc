@@ -161,23 +161,23 @@ TEST_F(StorageTest, AHostThatCannotWriteForAWhileFindsSpaceWhenItCanAgain) {
   // Busy for as long as a rank has a shard open there.
   const auto remount = [&](const std::string& how) {
     e2e::CommandResult result;
-    EXPECT_TRUE(WaitUntil(
-        [&] {
-          result = e2e::Run({"/usr/bin/nsenter", "--mount", "--target",
-                             absl::StrCat(cluster_.agent_pid(1)), "/bin/mount", "-o",
-                             "remount,bind," + how, disk});
-          return result.exit_code == 0;
-        },
-        60))
-        << result.err;
-    return result.exit_code;
+    return WaitUntil(
+               [&] {
+                 result = e2e::Run({"/usr/bin/nsenter", "--mount", "--target",
+                                    absl::StrCat(cluster_.agent_pid(1)), "/bin/mount", "-o",
+                                    "remount,bind," + how, disk});
+                 return result.exit_code == 0;
+               },
+               60)
+               ? ::testing::AssertionSuccess()
+               : ::testing::AssertionFailure() << result.err;
   };
-  ASSERT_EQ(remount("ro"), 0);
+  ASSERT_TRUE(remount("ro"));
   ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").has_storage_failure(); }, 60));
   const Job failing = cluster_.Status("job");
   // 24 checkpoints; the disk has room for the half of 16.
   EXPECT_TRUE(cluster_.WaitForStep("job", failing.last_step() + 120));
-  ASSERT_EQ(remount("rw"), 0);
+  ASSERT_TRUE(remount("rw"));
   EXPECT_TRUE(CommitsAfter(failing));
   EXPECT_EQ(cluster_.Status("job").attempt(), 1);
 }

@@ -31,10 +31,8 @@ struct RankChunk {
   // Where gradients are sharded: what calls make of a bucket that has no buffer yet, F, not owned;
   // see model::ChunkParameters.
   tensor::Vector early_gradients = {};
-  // This rank's shard, by bucket: [part], not owned. Of the weights, in compute; and of the
-  // gradients as they are reduced, in F: in `gradients`, or, where gradients are sharded, in memory
-  // of its own.
-  std::vector<tensor::Vector> weight_shard = {};
+  // This rank's shard of the gradients as they are reduced, by bucket: [part] F, not owned; in
+  // `gradients`, or, where gradients are sharded, in memory of its own.
   std::vector<tensor::Vector> gradient_shard = {};
   // By bucket, of the flat space: what each tensor rank has a copy of; adjacent tensors as one.
   std::vector<std::vector<model::FlatRange>> replicated = {};

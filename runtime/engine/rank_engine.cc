@@ -146,10 +146,11 @@ absl::Status Engine::PrepareMemory() {
                           .gradients = chunk.gradients,
                           .early_gradients = chunk.early_gradients},
                          peers_.get()));
-    chunk.weight_shard = PartsOf(chunk.weights, part_.shards[i].ranges());
-    ASSIGN_OR_RETURN(chunk.optimizer,
-                     optim::ShardedOptimizer::Create(options_.spec.optimizer(), part_.shards[i],
-                                                     chunk.weight_shard, shard_ops_.get()));
+    const optim::OptimizerShard& shard = part_.shards[i];
+    ASSIGN_OR_RETURN(
+        chunk.optimizer,
+        optim::ShardedOptimizer::Create(options_.spec.optimizer(), shard,
+                                        PartsOf(chunk.weights, shard.ranges()), shard_ops_.get()));
     if (chunk.gradient_shard.empty()) {
       chunk.gradient_shard = PartsOf(chunk.gradients, chunk.optimizer->ranges());
     }

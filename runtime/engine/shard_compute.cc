@@ -159,7 +159,7 @@ absl::Status ShardCompute::GatherParameters(const plan::Instruction& instruction
                                             comm::Communicator* communicator) {
   const RankChunk& chunk = ChunkOf(instruction);
   const size_t bucket = BucketOf(instruction);
-  return communicator->AllGather(chunk.weight_shard[bucket],
+  return communicator->AllGather(chunk.optimizer->weights()[bucket],
                                  PartOf(chunk.weights, chunk.buckets[bucket].range),
                                  {instruction.id.packed(), options_.timeout});
 }

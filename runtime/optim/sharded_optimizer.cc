@@ -85,7 +85,7 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerShard& shard, std::vector<Vect
       slices_(SlicesOf(layout_, ranges_)),
       ops_(*ops),
       weights_(std::move(weights)) {
-  MEGASCALE_CHECK(IsOfShard(weights_));
+  MEGASCALE_CHECK(IsOfShard(weights_, ops_.compute()));
 }
 
 int64_t ShardedOptimizer::StateBytes(const OptimizerShard& shard, DType compute) {
@@ -106,7 +106,7 @@ void ShardedOptimizer::Initialize(uint64_t seed) {
 }
 
 double ShardedOptimizer::SumOfSquares(absl::Span<const Vector> grad) {
-  MEGASCALE_CHECK(IsOfShard(grad));
+  MEGASCALE_CHECK(IsOfShard(grad, AccumulationType(ops_.compute())));
   double sum = 0;
   if (shard_.tensor.size == 1) {
     const FlatRange all = {0, layout_.num_elements()};
@@ -158,14 +158,14 @@ std::vector<StateSlice> ShardedOptimizer::Describe(const ChunkLayout& layout,
   return state;
 }
 
-bool ShardedOptimizer::IsOfShard(absl::Span<const Vector> vectors) const {
-  return std::equal(
-      vectors.begin(), vectors.end(), ranges_.begin(), ranges_.end(),
-      [](const Vector& vector, const FlatRange& range) { return vector.size == range.count; });
+bool ShardedOptimizer::IsOfShard(absl::Span<const Vector> vectors, DType dtype) const {
+  return std::equal(vectors.begin(), vectors.end(), ranges_.begin(), ranges_.end(),
+                    [dtype](const Vector& vector, const FlatRange& range) {
+                      return vector.size == range.count && vector.dtype == dtype;
+                    });
 }
 
 Vector ShardedOptimizer::Part(absl::Span<const Vector> shard, const Slice& slice) const {
-  if (shard.empty()) return {};
   const Vector& part = shard[slice.bucket];
   const int64_t begin = ParameterOf(slice).offset + slice.begin - ranges_[slice.bucket].begin;
   MEGASCALE_CHECK(begin >= 0 && begin + slice.count <= part.size);
@@ -189,7 +189,7 @@ ops::AdamWArgs ShardedOptimizer::ArgsOf(const StepArgs& args, const Slice& slice
 }
 
 void ShardedOptimizer::CheckArgs(const StepArgs& args) const {
-  MEGASCALE_CHECK(IsOfShard(args.grad));
+  MEGASCALE_CHECK(IsOfShard(args.grad, AccumulationType(ops_.compute())));
   MEGASCALE_CHECK(args.step >= 1);
 }
 

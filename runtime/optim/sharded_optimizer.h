@@ -106,9 +106,9 @@ struct StateSlice {
 class ShardedOptimizer {
  public:
   // `spec` is of a resolved job. `weights`: by bucket, [part] compute: the shard of the weights,
-  // which steps overwrite. All else is zero.
-  // Errors: ResourceExhausted - no memory for StateBytes(). `ops` and what `weights` name must
-  // outlive the object.
+  // which steps overwrite. What Create allocates is zero.
+  // Ownership: `ops` and what `weights` name must outlive the object.
+  // Errors: ResourceExhausted - no memory for StateBytes().
   static absl::StatusOr<std::unique_ptr<ShardedOptimizer>> Create(
       const job::v1::OptimizerSpec& spec, const OptimizerShard& shard,
       std::vector<tensor::Vector> weights, ops::Ops* ops);
@@ -116,7 +116,8 @@ class ShardedOptimizer {
   // LAMB's update takes the gradient's place.
   static int64_t StateBytes(const OptimizerShard& shard, tensor::DType compute);
 
-  // Master weights as model::InitializeParameters makes them; moments zero. Then PublishWeights.
+  // Master weights as model::InitializeParameters makes them; moments zero. PublishWeights must
+  // follow.
   void Initialize(uint64_t seed);
 
   const OptimizerShard& shard() const { return shard_; }
@@ -145,6 +146,9 @@ class ShardedOptimizer {
   // restored.
   void PublishWeights();
 
+  // By bucket, as Create was given them; where compute is F, they are state.
+  const std::vector<tensor::Vector>& weights() const { return weights_; }
+
   // What State() will list, without memory behind it: for laying out checkpoints.
   static std::vector<StateSlice> StateLayout(const OptimizerShard& shard, tensor::DType compute);
 
@@ -164,12 +168,12 @@ class ShardedOptimizer {
   static std::vector<StateSlice> Describe(const model::ChunkLayout& layout,
                                           const std::vector<Slice>& slices, tensor::DType dtype);
 
-  // The elements of `slice` in what is of a shard; none of none.
+  // The elements of `slice` in what is of a shard.
   tensor::Vector Part(absl::Span<const tensor::Vector> shard, const Slice& slice) const;
   const model::Parameter& ParameterOf(const model::ParameterSlice& slice) const;
   // What AdamW and MakeUpdate have in common.
   ops::AdamWArgs ArgsOf(const StepArgs& args, const Slice& slice) const;
-  bool IsOfShard(absl::Span<const tensor::Vector> vectors) const;
+  bool IsOfShard(absl::Span<const tensor::Vector> vectors, tensor::DType dtype) const;
   void CheckArgs(const StepArgs& args) const;
   // Whether another tensor rank counts this tensor in sums.
   bool CountsElsewhere(const model::Parameter& parameter) const {

@@ -1,4 +1,4 @@
-// Memory for what is of a shard, in tests.
+// The weights or gradients of a shard in memory of their own: in an engine they lie in its chunk.
 #pragma once
 
 #include <vector>

@@ -15,6 +15,7 @@
 #include "hwy/foreach_target.h"
 #include "runtime/ops/cpu_attention_blocks.h"
 #include "runtime/ops/cpu_kernels.h"
+#include "runtime/ops/cpu_matmul.h"
 #include "runtime/ops/cpu_vectors-inl.h"
 // clang-format on
 #include <algorithm>
@@ -564,7 +565,7 @@ HWY_EXPORT(AttentionBackwardEntry);
 
 // In blocks, bf16 inputs are multiplied as they are.
 static bool UsesBlocks(const AttentionArgs& args) {
-  return args.q.dtype == DType::kBF16 && MultipliesBlocks();
+  return args.q.dtype == DType::kBF16 && MultipliesBFloat16();
 }
 
 int64_t AttentionScratchSize(const AttentionArgs& args) {

@@ -36,7 +36,7 @@ bool HasTiles() {
 }  // namespace
 }  // namespace megascale::ops::cpu
 
-// What is below runs only where MultipliesBlocks().
+// What is below runs only where MultipliesBFloat16().
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,fma,avx2")
 
@@ -552,13 +552,3 @@ void BlockAttentionBackward(const AttentionBackwardArgs& args, float* memory, Ra
 
 }  // namespace megascale::ops::cpu
 #pragma GCC pop_options
-
-namespace megascale::ops::cpu {
-
-bool MultipliesBlocks() {
-  // Every processor with tiles has such vectors too.
-  return std::strcmp(InstructionSet(), "amx_bf16") == 0 ||
-         std::strcmp(InstructionSet(), "avx512_bf16") == 0;
-}
-
-}  // namespace megascale::ops::cpu

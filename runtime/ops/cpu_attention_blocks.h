@@ -10,9 +10,7 @@
 
 namespace megascale::ops::cpu {
 
-// Whether InstructionSet() names such products: the functions below may be called only then.
-bool MultipliesBlocks();
-
+// All may be called only where MultipliesBFloat16() (cpu_matmul.h).
 int64_t BlockAttentionScratchSize(const AttentionArgs& args);
 int64_t BlockAttentionBackwardScratchSize(const AttentionArgs& args);
 void BlockAttention(const AttentionArgs& args, float* scratch, Range groups);

@@ -1,5 +1,5 @@
 // Blocks of bf16 and fp32: packing rows into them, products, writing them back. What is here runs
-// only where MultipliesBlocks() (cpu_attention_blocks.h), and OnTiles only where there are tiles.
+// only where MultipliesBFloat16() (cpu_matmul.h), and OnTiles only where there are tiles.
 //
 // The layouts are those of AMX. A tile is 16 rows of 64 bytes: fp32 [16, 16], or bf16 [16, 32] as
 // the left factor of a product, or bf16 [16, 16, 2] as the right one, where the last index is the

@@ -34,12 +34,13 @@ const char* InstructionSet() {
 }
 
 namespace cpu {
-namespace {
 
 bool MultipliesBFloat16() {
   const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
   return isa == dnnl::cpu_isa::avx512_core_bf16 || isa == dnnl::cpu_isa::avx512_core_amx;
 }
+
+namespace {
 
 // oneDNN multiplies a transposed bf16 `a` at half the rate of a plain one, and a row-major `b` at
 // down to half the rate of one in its own layout. Moving them costs little where no dimension is

@@ -14,6 +14,10 @@
 
 namespace megascale::ops::cpu {
 
+// Whether InstructionSet() names instructions that multiply bf16: every processor with matrix tiles
+// has such vectors too.
+bool MultipliesBFloat16();
+
 // Bytes of the copies that a product of such arguments needs; their data may be null.
 struct ProductCopies {
   int64_t a = 0;

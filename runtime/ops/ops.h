@@ -246,8 +246,9 @@ std::unique_ptr<Ops> MakeReferenceOps();
 // of the numerics.
 const char* InstructionSet();
 
-// The rate of a square-ish matrix product on `num_threads` threads, measured for about `seconds`:
-// FLOP/s. The ceiling that model FLOPs utilisation is given against.
+// The best rate of matrix products on `num_threads` threads, FLOP/s: of square ones of 1,024, plain
+// or with `b` transposed, measured for about `seconds`. The ceiling that model FLOPs utilisation is
+// given against.
 double MeasureMatMulCeiling(DType compute, int num_threads, double seconds);
 
 }  // namespace megascale::ops

@@ -97,8 +97,10 @@ double Seconds(const Product& p, Layout a_layout, Layout b_layout) {
 enum class Share : uint8_t { kWhole, kByRows, kByCols };
 
 // The same with sgemm.
-double GemmSeconds(const Product& p, bool transpose_a, bool transpose_b, Share share,
+double GemmSeconds(const Product& p, Layout layout_a, Layout layout_b, Share share,
                    int num_threads) {
+  const bool transpose_a = layout_a == Layout::kTransposed;
+  const bool transpose_b = layout_b == Layout::kTransposed;
   const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   const auto make = [&](int64_t rows, int64_t cols) {
     memory made(Describe(0, rows, cols, memory::data_type::f32, Layout::kPlain), engine);
@@ -139,9 +141,10 @@ double BestRate(const Product& product, int num_threads) {
     }
   }
   if (product.batch == 0 && product.operand == memory::data_type::f32) {
-    for (const bool a : {false, true}) {
-      for (const bool b : {false, true}) {
+    for (const Layout a : {Layout::kPlain, Layout::kTransposed}) {
+      for (const Layout b : {Layout::kPlain, Layout::kTransposed}) {
         for (const Share share : {Share::kWhole, Share::kByRows, Share::kByCols}) {
+          if (share != Share::kWhole && num_threads == 1) continue;
           best = std::min(best, GemmSeconds(product, a, b, share, num_threads));
         }
       }

@@ -215,4 +215,54 @@ __attribute__((target("avx2,fma"))) double MeasureBandwidth(int num_threads) {
   return std::max({fill, copy, triad});
 }
 
+namespace {
+
+// More chains than are under way at once (latency times units, at most 10), fewer than registers.
+constexpr int kChains = 12;
+constexpr int64_t kLinks = int64_t{1} << 20;
+
+// Both return what depends on all of their kChains * kLinks instructions.
+__attribute__((target("avx512f"))) float MultiplyAddIn512Bits() {
+  const __m512 factor = _mm512_set1_ps(0.5f), term = _mm512_set1_ps(1.0f);
+  __m512 sums[kChains];
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
+  for (int64_t i = 0; i < kLinks; ++i) {
+#pragma GCC unroll 12
+    for (__m512& sum : sums) sum = _mm512_fmadd_ps(sum, factor, term);
+  }
+  float all = 0;
+  for (const __m512& sum : sums) all += _mm512_cvtss_f32(sum);
+  return all;
+}
+
+__attribute__((target("avx2,fma"))) float MultiplyAddIn256Bits() {
+  const __m256 factor = _mm256_set1_ps(0.5f), term = _mm256_set1_ps(1.0f);
+  __m256 sums[kChains];
+  for (__m256& sum : sums) sum = _mm256_setzero_ps();
+  for (int64_t i = 0; i < kLinks; ++i) {
+#pragma GCC unroll 12
+    for (__m256& sum : sums) sum = _mm256_fmadd_ps(sum, factor, term);
+  }
+  float all = 0;
+  for (const __m256& sum : sums) all += _mm256_cvtss_f32(sum);
+  return all;
+}
+
+}  // namespace
+
+double MeasureMultiplyAddRate(int num_threads) {
+  const bool is_wide = __builtin_cpu_supports("avx512f") != 0;
+  volatile float kept = 0;
+  const double seconds = base::LeastSeconds(kTries, [&] {
+    float all = 0;
+#pragma omp parallel for schedule(static, 1) num_threads(num_threads) reduction(+ : all)
+    for (int thread = 0; thread < num_threads; ++thread) {
+      all += is_wide ? MultiplyAddIn512Bits() : MultiplyAddIn256Bits();
+    }
+    kept = all;
+  });
+  const double flops = 2.0 * (is_wide ? 16 : 8) * kChains * static_cast<double>(kLinks);
+  return num_threads * flops / seconds;
+}
+
 }  // namespace megascale::bench

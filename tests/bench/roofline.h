@@ -20,4 +20,8 @@ double BestAttentionRate(const AttentionShape& shape, int num_threads);
 // no cache holds, with stores that go past the caches.
 double MeasureBandwidth(int num_threads);
 
+// FLOP/s of fp32 multiply-adds between registers, the widest that the processor has: what no
+// product in fp32 can exceed.
+double MeasureMultiplyAddRate(int num_threads);
+
 }  // namespace megascale::bench

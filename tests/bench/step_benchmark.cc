@@ -223,10 +223,12 @@ int Run(const Options& options) {
   const double bandwidth = MeasureBandwidth(options.threads);
   std::printf(
       "GPT-2: %d layers, hidden %d, %d heads, vocabulary %d, batch %d, sequence %d: %.1f M "
-      "parameters\ninstruction set %s, %d threads, memory %.1f GB/s\n",
+      "parameters\ninstruction set %s, %d threads, memory %.1f GB/s, multiply-add in fp32 %.1f "
+      "GFLOP/s\n",
       options.layers, options.hidden_size, options.heads, options.vocab_size, options.batch,
       options.seq_length, static_cast<double>(model::NumParameters(ConfigOf(options))) / 1e6,
-      ops::InstructionSet(), options.threads, bandwidth / 1e9);
+      ops::InstructionSet(), options.threads, bandwidth / 1e9,
+      MeasureMultiplyAddRate(options.threads) / 1e9);
   for (const std::string& precision : options.precisions) PrintTable(options, precision, bandwidth);
   return 0;
 }

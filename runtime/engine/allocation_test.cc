@@ -95,11 +95,13 @@ struct Counts {
 std::vector<Counts> CountsOf(const Case& given) {
   auto spec = ToyJob(WriteTestText("text"), given.data, given.pipeline);
   if (given.is_large) {
+    spec.mutable_model()->set_num_hidden_layers(2);
     spec.mutable_model()->set_hidden_size(320);
     spec.mutable_model()->set_head_dim(160);
     spec.mutable_model()->set_intermediate_size(1280);
     spec.mutable_model()->set_max_position_embeddings(160);
     spec.mutable_train()->set_seq_length(160);
+    spec.mutable_train()->set_global_batch_size(4);
   }
   spec.mutable_train()->set_precision(given.precision);
   spec.mutable_train()->set_steps(kSteps);

@@ -15,9 +15,9 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/frame.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
+#include "runtime/base/process/thread_environment.h"
 #include "runtime/base/status.h"
-#include "runtime/base/thread_environment.h"
 
 namespace megascale::base {
 namespace {

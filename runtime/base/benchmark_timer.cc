@@ -1,4 +1,4 @@
-#include "runtime/base/least_seconds.h"
+#include "runtime/base/benchmark_timer.h"
 
 #include <algorithm>
 #include <chrono>

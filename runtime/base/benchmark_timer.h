@@ -1,4 +1,4 @@
-// How long a call takes when nobody disturbs it: what benchmarks and ceilings are made of.
+// Measures the undisturbed duration of a call, for benchmarks and ceilings.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 namespace megascale::base {
 
-// When to stop trying.
+// When to stop measuring.
 struct Tries {
-  double seconds = 0.1;  // of calls, but
-  int64_t least = 1;     // calls at least, and
+  double seconds = 0.1;  // total seconds of calls
+  int64_t least = 1;     // fewest calls, even if they take longer than `seconds`
   int64_t most = std::numeric_limits<int64_t>::max();
 };
 
-// The least time of a call, in seconds, after one that does not count.
+// Returns the seconds of the fastest call, after a first call that does not count.
 double LeastSeconds(const Tries& tries, const std::function<void()>& call);
 
 }  // namespace megascale::base

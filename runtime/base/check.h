@@ -1,6 +1,6 @@
-// CHECK: invariants whose breach means a bug of ours. Prints file, line and the condition, then
-// aborts. Never for user input or I/O: those return absl::Status. Message: CHECK(n > 0) << "…" is
-// not supported; CHECK_MSG takes a string.
+// CHECK, for invariants whose violation is a bug of ours. Prints file, line and condition, then
+// aborts. Never use it for user input or I/O: those return absl::Status. It takes no message by <<;
+// CHECK_MSG takes a string.
 #pragma once
 
 #include "absl/strings/string_view.h"

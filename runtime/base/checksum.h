@@ -1,4 +1,4 @@
-// Checksums: SHA-256 for what is stored, XXH3 for what is in memory.
+// Checksums: SHA-256 for stored data, XXH3 for data in memory.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@
 
 namespace megascale::base {
 
-// SHA-256 of bytes that come in pieces.
+// Computes the SHA-256 of bytes that come in pieces.
 class Sha256 {
  public:
   Sha256();
   ~Sha256();
   void Update(const void* data, size_t size_bytes);
   void Update(absl::string_view data) { Update(data.data(), data.size()); }
-  // 64 hexadecimal digits. Once, last.
+  // Returns 64 hexadecimal digits. Call it once, last.
   std::string Finish();
 
  private:
@@ -28,10 +28,10 @@ class Sha256 {
 
 std::string Sha256Hex(absl::string_view data);
 
-// SHA-256 of a whole file, read in pieces.
+// Returns the SHA-256 of a whole file, read in pieces.
 absl::StatusOr<std::string> Sha256OfFile(const std::string& path);
 
-// XXH3, 64 bits: fast, against accidents only.
+// Returns the 64-bit XXH3: fast; protects against accidents, not against attacks.
 uint64_t Xxh3(const void* data, size_t size_bytes);
 
 }  // namespace megascale::base

@@ -1,4 +1,4 @@
-// Time as a dependency. Only monotonic time decides; wall time is for people.
+// Time as a dependency. Decisions use monotonic time only; wall time is for people.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,21 @@ namespace megascale::base {
 class Clock {
  public:
   virtual ~Clock() = default;
-  // Time since an arbitrary start, never going back; comparable between processes of one machine.
+  // Returns the time since an arbitrary start. It never goes back, and is comparable between
+  // processes of one machine.
   virtual absl::Duration Monotonic() const = 0;
-  // Wall time, which may jump.
+  // Returns the wall time, which may jump.
   virtual absl::Time Wall() const = 0;
 };
 
 // The machine's clocks (CLOCK_MONOTONIC, CLOCK_REALTIME). Lives for ever; stateless.
 const Clock& RealClock();
 
-// `wait` as a timeout for poll(2): milliseconds, rounded up so that a last short wait is no spin,
-// at least 0, at most a minute (infinite waits too: the caller looks again).
+// Returns `wait` as a timeout for poll(2): milliseconds, rounded up so that a last short wait does
+// not spin; at least 0, at most a minute, even for infinite waits (the caller then polls again).
 int PollMilliseconds(absl::Duration wait);
 
-// A clock that stands still until it is moved.
+// A clock that moves only when it is told to.
 class FakeClock : public Clock {
  public:
   absl::Duration Monotonic() const override { return monotonic_; }

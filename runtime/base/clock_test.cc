@@ -13,7 +13,7 @@ absl::Duration Read(clockid_t id) {
   return absl::DurationFromTimespec(now);
 }
 
-// CLOCK_BOOTTIME goes on while a machine is suspended: every process on it would look hung.
+// CLOCK_BOOTTIME continues while a machine is suspended: every process on it would look hung.
 TEST(ClockTest, MonotonicTimeStandsStillWhileAMachineIsSuspended) {
   const absl::Duration before = Read(CLOCK_MONOTONIC);
   const absl::Duration read = RealClock().Monotonic();

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 
 #include "absl/cleanup/cleanup.h"
@@ -91,6 +92,13 @@ absl::Status WriteFileDurably(const std::string& path, absl::string_view data) {
   return SyncDirectory(std::filesystem::path(path).parent_path().string());
 }
 
+std::string UserStateDirectory() {
+  const char* state = std::getenv("XDG_STATE_HOME");
+  if (state != nullptr && *state == '/') return absl::StrCat(state, "/megascale");
+  const char* home = std::getenv("HOME");
+  return home != nullptr && *home == '/' ? absl::StrCat(home, "/.local/state/megascale") : "";
+}
+
 absl::Status MakeDirectories(const std::string& path) {
   std::filesystem::path made;
   for (const auto& part : std::filesystem::path(path)) {
@@ -99,7 +107,8 @@ absl::Status MakeDirectories(const std::string& path) {
     const int error = errno;
     if (error == EEXIST || ::access(made.c_str(), F_OK) == 0) continue;
     const std::string what = absl::StrCat("make directory ", made.string());
-    // Its parent is there: what is missing is not what the caller asked for.
+    // The parent exists, so NotFound would mislead: the missing thing is not what the caller asked
+    // for.
     if (error == ENOENT) return absl::FailedPreconditionError(what + ": none can be made there");
     return ErrnoStatus(error, what);
   }

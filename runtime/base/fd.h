@@ -1,4 +1,4 @@
-// File descriptors with an owner, and reads and writes that finish or say why not.
+// File descriptors with an owner, and reads and writes that either finish or return an error.
 #pragma once
 
 #include <cstddef>
@@ -29,29 +29,35 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Raises the number of files that this process may have open to what it may choose itself (`ulimit
-// -Hn`), which processes that it starts inherit. Where that is refused the limit stays as it was,
-// and the message of a failure names it.
+// Raises this process's soft limit on open files to its hard limit (`ulimit -Hn`); child processes
+// inherit it. If that is refused the limit stays, and errors of later opens name it.
 void RaiseOpenFilesLimit();
 
-// A new descriptor for the same open file.
+// Returns a new descriptor for the same open file.
 absl::StatusOr<UniqueFd> Duplicate(int fd);
 
-// Writes all of `data`; retries EINTR and short writes. For blocking descriptors. A failure says
-// how much of it was written.
+// Writes all of `data`; retries EINTR and short writes. For blocking descriptors. An error says how
+// many bytes were written.
 absl::Status WriteAll(int fd, absl::string_view data);
 
-// A whole file as bytes. NotFound, PermissionDenied, or ResourceExhausted beyond `size_bytes_max`.
+// Returns the content of a file. Errors: NotFound; PermissionDenied; ResourceExhausted - it is
+// larger than `size_bytes_max`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t size_bytes_max);
 
-// Replaces `path` by `data` so that a crash leaves the old or the new content: written beside,
-// synced, renamed, the directory synced. After a failure what was written beside is gone.
+// Replaces the content of `path`, so that a crash leaves the old or the new content: writes a
+// temporary file, syncs and renames it, and syncs the directory. After an error the temporary file
+// is removed.
 absl::Status WriteFileDurably(const std::string& path, absl::string_view data);
 
-// Makes a directory and its parents, mode 0700 for those it makes.
+// Makes a directory and its missing parents, each with mode 0700.
 absl::Status MakeDirectories(const std::string& path);
 
-// fsync of a directory, so that names made or renamed in it survive.
+// Returns the folder in which the user's programs keep state over restarts:
+// $XDG_STATE_HOME/megascale or ~/.local/state/megascale; "" if the environment has neither. The
+// folder need not exist.
+std::string UserStateDirectory();
+
+// Syncs a directory, so that names made or renamed in it survive a crash.
 absl::Status SyncDirectory(const std::string& path);
 
 }  // namespace megascale::base

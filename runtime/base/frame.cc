@@ -146,7 +146,7 @@ absl::StatusOr<Frame> ReceiveFrame(int socket, absl::Duration timeout) {
   if (length > kFrameBytesMax) {
     return absl::DataLossError(absl::StrCat("frame: length ", length, " exceeds the limit"));
   }
-  // Grows with what comes: a length alone takes no memory.
+  // Grow the buffer with the received bytes, so that a length alone takes no memory.
   while (frame.payload.size() < length) {
     const size_t begin = frame.payload.size();
     const size_t piece = std::min(kPieceBytes, length - begin);

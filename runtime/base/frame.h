@@ -1,6 +1,6 @@
 // Length-prefixed messages with file descriptors over a socket pair: the link between an agent and
 // its processes. A frame is 4 bytes of length (little endian), then that many bytes; descriptors
-// travel with its first byte.
+// are sent with its first byte.
 #pragma once
 
 #include <cstddef>
@@ -23,12 +23,11 @@ struct Frame {
   std::vector<UniqueFd> fds;
 };
 
-// A connected pair of stream sockets, close-on-exec.
+// Makes a connected pair of stream sockets, close-on-exec.
 absl::StatusOr<std::pair<UniqueFd, UniqueFd>> MakeSocketPair();
 
-// Sends one frame. Blocking: until it is written, at most `timeout`.
-// Errors: Unavailable - the other end is gone; DeadlineExceeded; InvalidArgument - too large or too
-// many descriptors.
+// Sends one frame. Blocking: until it is written, at most `timeout`. Errors: Unavailable - the
+// other end is gone; DeadlineExceeded; InvalidArgument - too large, or too many descriptors.
 absl::Status SendFrame(int socket, const std::string& payload, const std::vector<int>& fds,
                        absl::Duration timeout);
 

@@ -1,5 +1,5 @@
-// Log lines of a process, on standard error: "2026-01-31T12:00:00.123Z I driver: text". The library
-// behind it stays in log.cc, because its headers are heavy.
+// Log lines of a process, on standard error: "2026-01-31T12:00:00.123Z I driver: text". Only log.cc
+// includes the logging library, whose headers are large.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@ namespace megascale::base {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// Sets what stands before every line of this process ("agent n0", "worker 3") and the lowest level
-// shown. Call once, first thing in main.
+// Sets the prefix of every line of this process ("agent n0", "worker 3") and the lowest level
+// shown. Call it once, first thing in main.
 void InitLog(absl::string_view process, LogLevel lowest);
 
 void Log(LogLevel level, absl::string_view message);

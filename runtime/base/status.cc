@@ -20,8 +20,8 @@ std::string OpenFilesLimit() {
   return absl::StrCat(limit.rlim_cur);
 }
 
-// Why, and what to do: one line.
-std::string Words(int error) {
+// Returns the reason and the next action, in one line.
+std::string ErrorText(int error) {
   switch (error) {
     case ENOSPC:
       return "disk full; free some space there, or choose another directory";
@@ -54,7 +54,7 @@ absl::Status Annotate(const absl::Status& status, absl::string_view context) {
 }
 
 absl::Status ErrnoStatus(int error, absl::string_view what) {
-  const std::string message = absl::StrCat(what, ": ", Words(error));
+  const std::string message = absl::StrCat(what, ": ", ErrorText(error));
   switch (error) {
     case ENOSPC:
     case EDQUOT:

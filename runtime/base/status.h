@@ -1,4 +1,4 @@
-// Passing absl::Status up: RETURN_IF_ERROR, ASSIGN_OR_RETURN, and words added on the way.
+// Helpers to pass absl::Status up: RETURN_IF_ERROR, ASSIGN_OR_RETURN, and context for messages.
 #pragma once
 
 #include <string>
@@ -10,24 +10,25 @@
 
 namespace megascale::base {
 
-// `status` with "`context`: " before its message, and its payloads; OK stays OK.
+// Returns `status` with "`context`: " before its message, and with its payloads; OK stays OK.
 absl::Status Annotate(const absl::Status& status, absl::string_view context);
 
-// The Status of a failed system call: code from `error` (an errno), message "`what`: <why>", with
-// the next action where a person has one to take: a full disk, a used-up quota, a file system that
-// is read-only, a file that is too large, too many open files (with this process's limit).
-// What there is too little of (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM) becomes ResourceExhausted,
-// ENOENT NotFound, EACCES and EPERM PermissionDenied, EROFS and EFBIG FailedPrecondition.
+// Returns the Status of a failed system call, with message "`what`: <why>". Where a person has to
+// act, the message has the next action: a full disk, a used-up quota, a read-only file system, a
+// file that is too large, too many open files (with this process's limit). The code follows from
+// `error` (an errno): exhausted resources (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM) become
+// ResourceExhausted, ENOENT NotFound, EACCES and EPERM PermissionDenied, EROFS and EFBIG
+// FailedPrecondition.
 absl::Status ErrnoStatus(int error, absl::string_view what);
 
-// The errno that a status of ErrnoStatus was made of; 0: none. Annotate keeps it.
+// Returns the errno from which ErrnoStatus made a status; 0: another status. Annotate keeps it.
 int ErrnoOf(const absl::Status& status);
-// `status` with that errno, where it had to travel beside it; 0: as it is.
+// Returns `status` with that errno attached, for an errno that was sent separately; 0: unchanged.
 absl::Status WithErrno(absl::Status status, int error);
-// ResourceExhausted for want of memory, and not of disk or of descriptors.
+// Whether a status is ResourceExhausted for lack of memory, rather than of disk or descriptors.
 bool IsOutOfMemory(const absl::Status& status);
 
-// "INVALID_ARGUMENT" and its kin, without the message.
+// Returns the name of a code, such as "INVALID_ARGUMENT".
 std::string CodeName(absl::StatusCode code);
 
 }  // namespace megascale::base

@@ -1,6 +1,6 @@
-// A signal between threads that is given once, and waited for by the monotonic clock. abseil's
-// timed waits end at a time of the wall clock: when that is set back by an hour, a wait of 50 ms
-// takes an hour, and a process that only slept looks hung. Threads: any.
+// A one-time signal between threads, with waits on the monotonic clock. abseil's timed waits end at
+// a wall-clock time: if that is set back by an hour, a wait of 50 ms takes an hour, and a process
+// that merely slept looks hung. Threads: any.
 #pragma once
 
 #include <condition_variable>
@@ -13,7 +13,7 @@ namespace megascale::base {
 class StopSignal {
  public:
   void Give();
-  // True once it was given; false after `timeout`. Blocking: until then.
+  // Waits until the signal was given, then returns true; false after `timeout`. Blocking.
   bool WaitFor(absl::Duration timeout);
 
  private:

@@ -1,4 +1,4 @@
-// What this program calls itself.
+// The version of this program.
 #pragma once
 
 namespace megascale::base {

@@ -13,7 +13,7 @@ namespace megascale::stream {
 namespace {
 constexpr size_t kInitialTasks = 64;
 
-thread_local Stream* this_stream = nullptr;  // whose thread this is
+thread_local Stream* this_stream = nullptr;  // the stream whose thread this is
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Stream>> Stream::Create(std::string name) {
@@ -70,7 +70,7 @@ void Stream::Reserve(size_t num_tasks) {
 Standing Stream::standing() const {
   std::lock_guard<std::mutex> lock(mutex_);
   const bool idle = num_run_ == num_enqueued_;
-  // While this lock is held the thread does not leave its wait, so the event is there.
+  // While this lock is held, the thread cannot leave its wait, so the event still exists.
   const bool waits = awaited_ != nullptr && !awaited_->Reached(awaited_generation_);
   return {.blocked = idle || waits, .num_run = num_run_};
 }
@@ -100,7 +100,7 @@ void Stream::Run() {
       ++num_taken_;
       lock.unlock();
       task();
-    }  // What the task holds is freed before the lock is taken again.
+    }  // Frees the task's captures before taking the lock again.
     lock.lock();
     ++num_run_;
     if (num_synchronizing_ > 0) ran_.notify_all();
@@ -124,7 +124,7 @@ void Event::Release() {
 }
 
 void Event::Reach(uint64_t generation) {
-  // Notified under the lock: a waiter that goes on may free this event.
+  // Notify under the lock: a waiter that continues may free this event.
   std::lock_guard<std::mutex> lock(mutex_);
   generation_ = std::max(generation_, generation);
   reached_.notify_all();

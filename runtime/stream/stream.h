@@ -1,18 +1,18 @@
-// Ordered work on threads of its own: `Stream` runs tasks one after another, `Event` lets one
-// stream wait for another. The host's counterpart of CUDA streams and events. A plan's executor
-// puts instructions on them; nothing that an actor runs ever waits here.
+// Ordered work on threads of its own, the host's counterpart of CUDA streams and events: a `Stream`
+// runs tasks one after another, an `Event` lets one stream wait for another. The executor of a plan
+// puts instructions on streams; code of actors never waits here.
 //
 //   ASSIGN_OR_RETURN(auto compute, Stream::Create("compute"));
 //   ASSIGN_OR_RETURN(auto send, Stream::Create("send"));
 //   Event produced;
 //   compute->Enqueue([&] { Produce(); });
 //   produced.Record(*compute, step);
-//   produced.Wait(*send, step);                 // `send` sleeps until then; this thread goes on
+//   produced.Wait(*send, step);                 // `send` sleeps until then; this thread continues
 //   send->Enqueue([&] { Send(); });
 //
-// Memory: what ran before a Record is visible to what runs after the Wait for it.
-// Cost: tasks that fit std::function's own storage (two pointers, trivially copyable) are never put
-// on the heap, and the queue keeps its storage, so steady work allocates nothing.
+// Memory: the effects of tasks before a Record are visible to tasks after the Wait for it. Cost: a
+// task that fits std::function's own storage (two pointers, trivially copyable) never takes heap
+// memory, and the queue keeps its storage, so steady work allocates nothing.
 #pragma once
 
 #include <condition_variable>
@@ -31,37 +31,38 @@ namespace megascale::stream {
 
 class Event;
 
-// What a stream's thread is at.
+// The state of a stream's thread.
 struct Standing {
-  bool blocked = false;  // nothing is queued, or it waits for an Event that has not come
-  uint64_t num_run = 0;  // tasks that have ended, with those that record and wait
+  bool blocked = false;  // its queue is empty, or it waits for an Event that was not recorded yet
+  uint64_t num_run = 0;  // tasks that have ended, including those of Record and Wait
 };
 
-// One thread and its queue. Threads: methods may be called from any thread, but for what they say.
+// One thread and its queue. Threads: any, except where a method says otherwise.
 class Stream {
  public:
-  // Starts the thread; its name, cut to 15 bytes, is shown by debuggers and /proc.
-  // Errors: ResourceExhausted - the system gave no thread.
+  // Starts the thread; debuggers and /proc show its name, cut to 15 bytes. Errors:
+  // ResourceExhausted - the system refused a thread.
   static absl::StatusOr<std::unique_ptr<Stream>> Create(std::string name);
 
-  // Runs what is queued, then ends the thread. Requires: not called from its own thread; nothing is
-  // enqueued any more; tasks end by themselves (an Event that nobody records must be released
-  // first).
+  // Runs the queued tasks, then ends the thread. Requires: not called from its own thread; no task
+  // is enqueued any more; tasks end by themselves (an Event that will never be recorded must be
+  // released first).
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // Adds `task` behind what is queued. Never waits for the queue. Its own tasks may call this.
+  // Adds `task` at the end of the queue. Never waits. The stream's own tasks may call this.
   void Enqueue(std::function<void()> task);
 
-  // Blocking: until everything that was enqueued before this call has run. Requires: not called
-  // from its own thread.
+  // Waits until every task that was enqueued before this call has run. Requires: not called from
+  // its own thread.
   void Synchronize();
 
-  // Makes room, so that up to `num_tasks` queued at once allocate nothing.
+  // Makes room, so that up to `num_tasks` queued tasks allocate nothing.
   void Reserve(size_t num_tasks);
 
-  // For a clock that stands still while any thread can go on.
+  // Returns the state of the thread, for a virtual clock that advances only while all threads are
+  // blocked.
   Standing standing() const;
 
   const std::string& name() const { return name_; }
@@ -76,35 +77,34 @@ class Stream {
 
   const std::string name_;
   mutable std::mutex mutex_;
-  std::condition_variable queued_;  // a task was added, or `closing_`
-  std::condition_variable ran_;     // `num_run_` grew while somebody synchronizes
-  // Holds `num_enqueued_ - num_taken_` tasks, the first at `num_taken_ % size`.
+  std::condition_variable queued_;  // a task was added, or `closing_` was set
+  std::condition_variable ran_;     // `num_run_` grew while a thread synchronizes
+  // Holds `num_enqueued_ - num_taken_` tasks; the first is at `num_taken_ % size`.
   std::vector<std::function<void()>> ring_;
   uint64_t num_enqueued_ = 0;
   uint64_t num_taken_ = 0;
   uint64_t num_run_ = 0;
   int num_synchronizing_ = 0;
-  const Event* awaited_ = nullptr;  // by the task that runs
+  const Event* awaited_ = nullptr;  // event for which the running task waits
   uint64_t awaited_generation_ = 0;
   bool closing_ = false;
   std::thread thread_;
 };
 
-// A point in a stream's order that others can wait for, again and again: each use has a generation,
-// a number that only grows (a step, say), so a Wait may be asked for before the Record that it is
-// for.
-// Ownership: outlives the tasks that Record and Wait enqueue.
+// A point in a stream's order that other streams can wait for, any number of times. Each use has a
+// generation, a number that only grows (a step, say), so a Wait may be enqueued before its Record.
+// Ownership: must outlive the tasks that Record and Wait enqueue.
 class Event {
  public:
-  // Enqueues: this event reached `generation`.
+  // Enqueues a task that sets this event to `generation`.
   void Record(Stream& stream, uint64_t generation);
 
-  // Enqueues: `stream` goes on only when this event reached `generation` or more, or was released.
-  // The wait has no deadline of its own: what is waited for has one (a collective's), and a process
-  // that stands still is noticed by its progress counter.
+  // Enqueues a task that waits until this event has reached `generation` or more, or was released.
+  // The wait has no deadline: the recording stream's task has one (a collective's), and the
+  // progress counter shows a stalled process.
   void Wait(Stream& stream, uint64_t generation);
 
-  // Ends every wait, present and future: for giving up.
+  // Ends every wait, present and future, to give up.
   void Release();
 
  private:

@@ -18,9 +18,9 @@ using DoingWords = std::array<std::atomic<uint64_t>, kDoingWords>;
 
 }  // namespace
 
-// The text that counts is doing[doing_version % 2]. The writer fills the other one, then raises the
-// version: a text whose version is unchanged after it was copied is whole, and a writer that died
-// left the last one whole.
+// The current text is doing[doing_version % 2]. The writer fills the other buffer, then increases
+// the version. So a text is whole if its version is unchanged after it was copied, and a writer
+// that dies leaves the previous text whole.
 struct alignas(64) HeartbeatWriter::Slot {
   std::atomic<int64_t> alive_nanos;  // 0: never
   std::atomic<int64_t> progress_nanos;

@@ -1,8 +1,8 @@
-// Heartbeat slots: what each process of an attempt shows of itself, in a SharedMemory that the
-// agent made and reads. A slot has one writing process; every field is an atomic of its own and the
-// text has two buffers, so a writer may be killed at any instruction and a reader still sees whole
-// values, at once, without waiting. Times: base::Clock::Monotonic, comparable between the processes
-// of one machine. Ownership: writers and readers borrow the region. Start with HeartbeatWriter.
+// Heartbeat slots: the state that each process of an attempt shows, in a SharedMemory that the
+// agent makes and reads. A slot has one writing process. Every field is an atomic and the text has
+// two buffers, so a writer may be killed at any instruction, and a reader still sees whole values
+// without waiting. Times: base::Clock::Monotonic, comparable between the processes of one machine.
+// Ownership: writers and readers borrow the region. Start with HeartbeatWriter.
 #pragma once
 
 #include <atomic>
@@ -15,21 +15,21 @@
 #include "absl/time/time.h"
 #include "proto/telemetry.pb.h"
 #include "runtime/base/clock.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/base/stop_signal.h"
 
 namespace megascale::telemetry {
 
-// Longest text of `SetDoing`; the rest is cut off.
+// Longest text of `SetDoing` in bytes; the rest is cut off.
 inline constexpr size_t kDoingBytesMax = 104;
 
-// How often a HeartbeatTimer says that its process lives.
+// The interval at which a HeartbeatTimer calls Alive.
 inline constexpr absl::Duration kAliveInterval = absl::Milliseconds(200);
 
-// Size of a region with `num_slots` slots.
+// Returns the size of a region with `num_slots` slots.
 size_t HeartbeatBytes(int num_slots);
 
-// Empties all slots. Once, before the region is passed on.
+// Empties all slots. Call it once, before other processes get the region.
 void FormatHeartbeats(base::SharedMemory& region);
 
 // Writes one slot.
@@ -59,8 +59,8 @@ class HeartbeatWriter {
   Slot* slot_;
 };
 
-// What a slot shows at `monotonic_now`. `rank` is not in the slot: the caller knows whose it is.
-// The ages are -1 while the process has not yet said anything (limits on starting apply then).
+// Returns the content of a slot at `monotonic_now`. `rank` is not in the slot; the caller knows it.
+// Ages are -1 until the process has written its first heartbeat (limits on starting apply then).
 // `doing` is empty if the writer changed it faster than it could be read.
 telemetry::v1::RankStatus ReadHeartbeat(const base::SharedMemory& region, int slot,
                                         absl::Duration monotonic_now);

@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "runtime/base/test_kill.h"
+#include "runtime/base/testing/test_kill.h"
 
 namespace megascale::telemetry {
 namespace {

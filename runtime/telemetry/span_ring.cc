@@ -39,8 +39,8 @@ Span Unpack(const Words& words) {
   return span;
 }
 
-// The sequence of a record whose span, the `number`th of its lane, has begun, or has ended. 0 is a
-// record that is being overwritten.
+// The sequence of a record whose span, number `number` of its lane, has begun or has ended. 0 marks
+// a record that is being overwritten.
 constexpr uint64_t Begun(int64_t number) { return 2 * static_cast<uint64_t>(number) + 1; }
 constexpr uint64_t Ended(int64_t number) { return Begun(number) + 1; }
 
@@ -142,7 +142,7 @@ int64_t SpanReader::Drain(std::vector<Span>* spans) {
       if (Read(lane, next, Ended(next), &span)) {
         spans->push_back(span);
       } else if (next == end - 1) {
-        break;  // it runs; or it ends, or is overwritten, just now: the next call tells
+        break;  // it is running, just ending, or just being overwritten: the next call decides
       } else {
         ++num_lost;
       }
@@ -157,7 +157,7 @@ std::vector<Span> SpanReader::Open() const {
     const int64_t number = lanes_[lane].num_begun.load(std::memory_order_acquire) - 1;
     Span span;
     if (number < 0 || !Read(lane, number, Begun(number), &span)) continue;
-    span.end_nanos = 0;  // as yet, whatever its writer was about to say
+    span.end_nanos = 0;  // not ended yet, even if its writer is just writing the end
     span.code = 0;
     span.exchange_nanos = 0;
     open.push_back(span);

@@ -1,11 +1,11 @@
 // Spans: one fixed-size record for every instruction that a rank's executor runs, in a ring in
-// shared memory that the agent made and reads. Start with SpanWriter.
+// shared memory that the agent makes and reads. Start with SpanWriter.
 //
-// A ring has a lane for each stream of the rank; a lane has one writing thread at a time, so that
-// writing is a few stores without a lock or a contended word. Every record carries the number under
-// which it was written: a reader that finds another number before or after it copied the record
-// knows that it is not there yet, was overwritten, or is torn, and never waits. So a writer may be
-// killed at any instruction, and what it had written stays readable.
+// A ring has a lane for each stream of the rank, and a lane has one writing thread at a time, so
+// that writing is a few stores without a lock or contention. Every record carries the number under
+// which it was written. A reader that finds another number before or after it copied the record
+// knows that the record is not written yet, was overwritten, or is torn; it never waits. So a
+// writer may be killed at any instruction, and its complete records stay readable.
 //
 // Times: base::Clock::Monotonic in nanoseconds, comparable between the processes of one machine.
 // Ownership: writers and readers borrow the region.
@@ -16,13 +16,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 
 namespace megascale::telemetry {
 
 inline constexpr int kSpanLanes = 9;
-// Records of a lane. At 4096 a lane of 4,000 spans a second is read whole when it is drained once a
-// second.
+// Records of a lane. With 4096, draining once a second loses nothing at 4,000 spans a second.
 inline constexpr int64_t kSpansPerLane = 4096;
 
 struct Span {
@@ -33,27 +32,27 @@ struct Span {
   int64_t step = 0;
   int64_t bytes = 0;  // moved
   int32_t attempt = 0;
-  uint8_t lane = 0;  // the stream
-  uint8_t code = 0;  // absl::StatusCode that it ended with
-  // Of a pass that has ended: how long it waited for what tensor-parallel ranks exchange in it.
+  uint8_t lane = 0;  // number of the stream
+  uint8_t code = 0;  // absl::StatusCode of its end
+  // For a pass that has ended: how long it waited for exchanges of tensor-parallel ranks.
   int64_t exchange_nanos = 0;
   bool operator==(const Span&) const = default;
 };
 
-// Size of a region with a ring for each of `num_ranks` ranks.
+// Returns the size of a region with a ring for each of `num_ranks` ranks.
 size_t SpanBytes(int num_ranks);
 
 // Writes the ring of one rank.
 // Threads: each lane from one thread at a time. Cost: about as many stores as a Span has fields.
 class SpanWriter {
  public:
-  // Requires: `region`, of SpanBytes(more than `index`), outlives the writer; no other process
+  // Requires: `region` has SpanBytes(more than `index`) and outlives the writer; no other process
   // writes this ring. Effects: empties the ring.
   SpanWriter(base::SharedMemory* region, int index);
 
-  // Begins the next span of `span.lane`; what is known at its end does not count yet.
+  // Begins the next span of `span.lane`; ignores the fields that are known only at its end.
   void Begin(const Span& span);
-  // Ends the span that was begun last in `lane`. Requires: there is one.
+  // Ends the span that was begun last in `lane`. Requires: a span has begun there.
   void End(int lane, int64_t end_nanos, int code, int64_t exchange_nanos = 0);
 
  private:
@@ -63,8 +62,8 @@ class SpanWriter {
   Lane* lanes_;
 };
 
-// Reads the ring of one rank, from the beginning of what is still there.
-// Threads: one at a time; never waits for the writer.
+// Reads the ring of one rank, beginning with the oldest record that is still there. Threads: one at
+// a time; never waits for the writer.
 class SpanReader {
  public:
   // Requires: `region` outlives the reader and has a ring `index`.
@@ -73,7 +72,7 @@ class SpanReader {
   // Appends the spans that ended since the last call, lane by lane, in their order in each lane.
   // Returns how many were overwritten before they could be read.
   int64_t Drain(std::vector<Span>* spans);
-  // Spans that have begun and not ended, by lane.
+  // Returns the spans that have begun and not ended, by lane.
   std::vector<Span> Open() const;
 
  private:

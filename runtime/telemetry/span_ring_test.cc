@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "runtime/base/test_kill.h"
+#include "runtime/base/testing/test_kill.h"
 
 namespace megascale::telemetry {
 namespace {
@@ -108,8 +108,8 @@ TEST(SpanRingTest, ANewWriterEmptiesTheRing) {
   EXPECT_THAT(spans, ElementsAre(SpanOf(0, 9)));
 }
 
-// Every span that a reader gets beside writers of all lanes is whole and in order, and what it got
-// and what it lost add up.
+// While all lanes are written, every span that a reader gets is whole and in order, and the spans
+// it got and the spans it lost add up.
 TEST(SpanRingTest, NoSpanIsTornLostOrDoubledBesideWritersOfAllLanes) {
   constexpr int64_t kSpans = 200000;
   auto region = MakeRegion(1);

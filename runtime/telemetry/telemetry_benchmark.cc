@@ -1,9 +1,9 @@
-// What it costs to be seen: a span and a heartbeat in the process that trains, and reading them in
-// the agent, as shares of a step.
+// Measures the cost of telemetry: a span and a heartbeat in the training process, and reading them
+// in the agent, as shares of a step.
 //   bazel run //runtime/telemetry:telemetry_benchmark -- --step-seconds=0.1 --ranks=64
-// All times are CPU time of this thread, the best of several rounds. An instruction is one span
+// All times are CPU time of this thread, the best of several rounds. An instruction costs one span
 // (begin and end, each with a reading of the clock) and one update of the heartbeat slot (progress
-// and the text of what runs, at begin and end), as engine::Doing writes them.
+// and the text of the running instruction, at begin and end), as engine::Doing writes them.
 #include <time.h>
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
 #include "runtime/base/clock.h"
-#include "runtime/engine/doing.h"
-#include "runtime/plan/step_plan.h"
+#include "runtime/engine/instruction_reporter.h"
+#include "runtime/plan/build/step_plan.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
 
@@ -27,13 +27,13 @@ namespace {
 constexpr int kRounds = 7;
 constexpr int kWritesPerRound = 200000;
 constexpr double kShareMax = 0.01;
-// How often an agent drains its rings and reports, at most: see the heartbeat interval in
-// proto/job.proto; it also does so when a child says something, once a step as a rule.
+// How often an agent drains its rings and reports at most: see the heartbeat interval in
+// proto/job.proto. It also does so when a child sends a message, usually once a step.
 constexpr double kReportsPerSecond = 1;
 
 struct Flags {
   double step_seconds = 0.1;
-  int ranks = 64;  // of one agent
+  int ranks = 64;  // on one agent
   int stages = 4;
   int microbatches = 8;
 };
@@ -61,7 +61,7 @@ plan::RankPlan TypicalPlan(const Flags& flags) {
   plan::PlanOptions options;
   options.mesh = plan::Mesh::Create({.data = 2, .pipeline = flags.stages}).value();
   options.num_microbatches = flags.microbatches;
-  // A stage that receives and sends both ways has most instructions.
+  // A stage that sends and receives in both directions has the most instructions.
   const int rank = options.mesh.RankOf({.data = 0, .pipeline = flags.stages / 2});
   return plan::BuildTrainPlan(options, rank).value();
 }
@@ -79,13 +79,13 @@ WorkerCost MeasureWorker(const plan::RankPlan& plan) {
   FormatHeartbeats(**heartbeats);
   HeartbeatWriter heartbeat(heartbeats->get(), 0);
   SpanWriter writer(spans->get(), 0);
-  engine::Doing both(&heartbeat, &writer);
-  engine::Doing slot_only(&heartbeat, nullptr);
+  engine::InstructionReporter both(&heartbeat, &writer);
+  engine::InstructionReporter slot_only(&heartbeat, nullptr);
   const auto& instructions = plan.instructions;
-  const auto run = [&](engine::Doing& doing, int i) {
+  const auto run = [&](engine::InstructionReporter& reporter, int i) {
     const plan::Instruction& instruction = instructions[i % instructions.size()];
-    doing.Begin(instruction, {.attempt = 1, .step = i});
-    doing.End(instruction, absl::OkStatus());
+    reporter.Begin(instruction, {.attempt = 1, .step = i});
+    reporter.End(instruction, absl::OkStatus());
   };
   WorkerCost cost;
   cost.span_nanos = NanosPerCall(kWritesPerRound, [&](int i) {
@@ -105,7 +105,8 @@ WorkerCost MeasureWorker(const plan::RankPlan& plan) {
   return cost;
 }
 
-// CPU nanoseconds to read all slots and drain all rings, with `spans_per_rank` new spans in each.
+// Returns the CPU nanoseconds to read all slots and drain all rings, with `spans_per_rank` new
+// spans in each.
 double MeasureAgent(const Flags& flags, const plan::RankPlan& plan, int spans_per_rank) {
   const auto heartbeats =
       base::SharedMemory::Create("benchmark-heartbeats", HeartbeatBytes(flags.ranks));
@@ -207,7 +208,7 @@ bool Parse(int argc, char** argv, Flags* flags) {
 }  // namespace
 }  // namespace megascale::telemetry
 
-// Exit status: 0 below the limit, 1 above it, 2 for bad flags.
+// Returns the exit status: 0 below the limit, 1 above it, 2 for bad flags.
 int main(int argc, char** argv) {
   megascale::telemetry::Flags flags;
   if (!megascale::telemetry::Parse(argc, argv, &flags)) return 2;

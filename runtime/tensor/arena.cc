@@ -12,17 +12,26 @@
 namespace megascale::tensor {
 
 absl::StatusOr<Arena> Arena::Create(size_t capacity_bytes) {
+  ASSIGN_OR_RETURN(Arena arena, Map(capacity_bytes, PROT_READ | PROT_WRITE, /*flags=*/0));
+  // Advice only: without huge pages the same memory works, with more TLB misses.
+  if (capacity_bytes > 0) (void)madvise(arena.begin_, capacity_bytes, MADV_HUGEPAGE);
+  return arena;
+}
+
+absl::StatusOr<Arena> Arena::Reserve(size_t capacity_bytes) {
+  return Map(capacity_bytes, PROT_NONE, MAP_NORESERVE);
+}
+
+absl::StatusOr<Arena> Arena::Map(size_t capacity_bytes, int protection, int flags) {
   Arena arena;
   if (capacity_bytes == 0) return arena;
   void* begin =
-      mmap(nullptr, capacity_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      mmap(nullptr, capacity_bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
   if (begin == MAP_FAILED) {
     return base::ErrnoStatus(
         errno, absl::StrCat("allocating ", capacity_bytes,
                             " bytes for tensors (use a smaller model or batch, or more memory)"));
   }
-  // Advice only: without huge pages the same memory works, with more TLB misses.
-  (void)madvise(begin, capacity_bytes, MADV_HUGEPAGE);
   arena.begin_ = static_cast<char*>(begin);
   arena.capacity_bytes_ = capacity_bytes;
   return arena;

@@ -1,11 +1,11 @@
-// Memory for tensors, planned before a job's first step: one zeroed block, handed out front to back
-// and given back as a whole.
+// Memory for tensors, planned before a job's first step: one zeroed block, handed out from front to
+// back and freed as a whole.
 //
 //   size_t bytes = Arena::BytesFor(DType::kF32, n) + ...;
 //   ASSIGN_OR_RETURN(Arena arena, Arena::Create(bytes));
 //   Vector grad = arena.Allocate(DType::kF32, n);
 //
-// Threads: one at a time. Ownership: views die with the arena; moving the arena leaves them valid.
+// Threads: one at a time. Ownership: views die with the arena; moving the arena keeps them valid.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,18 @@ namespace megascale::tensor {
 
 class Arena {
  public:
-  // Each allocation starts at a multiple of this: a cache line, the widest vector.
+  // Alignment of each allocation: a cache line, and the widest vector.
   static constexpr size_t kAlignment = 64;
 
   // Errors: ResourceExhausted - the machine does not grant `capacity_bytes` of memory.
   static absl::StatusOr<Arena> Create(size_t capacity_bytes);
 
-  // What Allocate(dtype, count) takes from the capacity.
+  // Reserves addresses without memory; reading or writing there is a fault. For code that only
+  // looks at shapes and addresses of tensors, which may be larger than this machine's memory.
+  // Errors: ResourceExhausted - the process may not have that many addresses.
+  static absl::StatusOr<Arena> Reserve(size_t capacity_bytes);
+
+  // Returns the bytes that Allocate(dtype, count) takes from the capacity.
   static size_t BytesFor(DType dtype, int64_t count);
 
   Arena() = default;
@@ -32,16 +37,19 @@ class Arena {
   Arena& operator=(Arena&& other) noexcept;
   ~Arena();
 
-  // `count` zeroed elements. Requires: count >= 0 and enough capacity (CHECK): sizes are summed
-  // before, so running out is a bug.
+  // Returns `count` zeroed elements. Requires: count >= 0 and enough capacity (CHECK): callers sum
+  // up all sizes first, so running out is a bug.
   Vector Allocate(DType dtype, int64_t count);
-  // rows x cols zeroed elements with stride == cols.
+  // Returns rows x cols zeroed elements with stride == cols.
   Matrix AllocateMatrix(DType dtype, int64_t rows, int64_t cols);
 
   size_t used_bytes() const { return used_bytes_; }
   size_t capacity_bytes() const { return capacity_bytes_; }
 
  private:
+  // `protection` and `flags` are those of mmap.
+  static absl::StatusOr<Arena> Map(size_t capacity_bytes, int protection, int flags);
+
   char* begin_ = nullptr;
   size_t capacity_bytes_ = 0;
   size_t used_bytes_ = 0;

@@ -21,7 +21,7 @@ absl::string_view Name(DType dtype) {
 BFloat16 ToBFloat16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
-  // A NaN must not be rounded up into an infinity or a zero: it becomes quiet instead.
+  // Rounding must not turn a NaN into an infinity or a zero: make it a quiet NaN instead.
   if (value != value) return {static_cast<uint16_t>((bits >> 16) | 0x40)};
   return {static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)};
 }

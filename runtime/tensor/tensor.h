@@ -1,4 +1,4 @@
-// Element types, and views of memory as vectors and matrices. A view owns nothing; memory comes
+// Element types, and views of memory as vectors and matrices. A view owns nothing; the memory comes
 // from an Arena.
 #pragma once
 
@@ -24,16 +24,16 @@ constexpr size_t SizeOf(DType dtype) {
   return 0;
 }
 
-// The name that safetensors uses: "F64", "F32", "BF16", "I32".
+// Returns the name that safetensors uses: "F64", "F32", "BF16", "I32".
 absl::string_view Name(DType dtype);
 
-// The type in which gradients, master weights and statistics are kept beside compute in `compute`:
-// F64 beside F64, F32 beside F32 and BF16.
+// Returns the type of gradients, master weights and statistics for the compute type `compute`: F64
+// for F64, F32 for F32 and BF16.
 constexpr DType AccumulationType(DType compute) {
   return compute == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
-// bfloat16 as bits, with rounding to nearest even.
+// bfloat16 as bits. ToBFloat16 rounds to nearest even.
 struct BFloat16 {
   uint16_t bits = 0;
 };

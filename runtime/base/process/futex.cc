@@ -1,4 +1,4 @@
-#include "runtime/base/futex.h"
+#include "runtime/base/process/futex.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

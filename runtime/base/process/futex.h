@@ -8,11 +8,11 @@
 
 namespace megascale::base {
 
-// Sleeps while `*word == expected`, at most `timeout`. May return early; the caller looks again.
-// The word may lie in memory shared between processes.
+// Sleeps while `*word == expected`, at most `timeout`. May return early; the caller must check
+// again. The word may lie in memory shared between processes.
 void FutexWait(std::atomic<uint32_t>* word, uint32_t expected, absl::Duration timeout);
 
-// Wakes all that sleep on `word`.
+// Wakes all threads that sleep on `word`.
 void FutexWakeAll(std::atomic<uint32_t>* word);
 
 }  // namespace megascale::base

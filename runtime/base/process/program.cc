@@ -1,4 +1,4 @@
-#include "runtime/base/program.h"
+#include "runtime/base/process/program.h"
 
 #include <unistd.h>
 

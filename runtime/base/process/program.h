@@ -6,12 +6,13 @@
 
 namespace megascale::base {
 
-// Where it lies; "" where the system does not say.
+// Returns the path of the program; "" if the system does not tell.
 std::string ProgramPath();
 
-// Starts it again in this process, with what `environment` ("NAME=value") has and the process's own
-// has not; returns where nothing is missing, or where that fails. For main, before there are
-// threads or files that are to live on: libraries read their environment when they are loaded.
+// Restarts the program in this process with the entries of `environment` ("NAME=value") that the
+// process's own environment lacks. Returns if nothing is missing, or if the restart fails. For
+// main, before there are threads, or files that must stay open: libraries read their environment
+// when they are loaded.
 void EnterEnvironment(const std::vector<std::string>& environment, char** argv);
 
 }  // namespace megascale::base

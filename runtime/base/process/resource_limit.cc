@@ -1,4 +1,4 @@
-#include "runtime/base/resource_limit.h"
+#include "runtime/base/process/resource_limit.h"
 
 #include <unistd.h>
 
@@ -21,20 +21,20 @@ namespace megascale::base {
 namespace {
 
 constexpr size_t kFileBytesMax = 1 << 20;
-// Version 1 says "no limit" by a number close to the largest one.
+// Version 1 expresses "no limit" by a number close to the largest one.
 constexpr int64_t kUnlimitedBytes = int64_t{1} << 60;
 constexpr char kMachineSource[] = "MemAvailable of this machine";
 
 std::string Read(const std::string& path) { return ReadFile(path, kFileBytesMax).value_or(""); }
 
-// A file that is one number. None: "max", or no such file.
+// Reads a file that holds one number; nullopt for "max", or if there is no such file.
 std::optional<int64_t> ReadNumber(const std::string& path) {
   int64_t number = 0;
   if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(Read(path)), &number)) return std::nullopt;
   return number;
 }
 
-// The number behind `name` at the beginning of a line: "oom_kill 3", "MemAvailable:  12 kB".
+// Returns the number after `name` at the beginning of a line: "oom_kill 3", "MemAvailable:  12 kB".
 std::optional<int64_t> ReadField(const std::string& path, absl::string_view name) {
   const std::string text = Read(path);
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -46,8 +46,9 @@ std::optional<int64_t> ReadField(const std::string& path, absl::string_view name
   return std::nullopt;
 }
 
-// The group at `path` below `mount`, then its ancestors. A path that is not there is that of the
-// host's tree, seen from inside a container: the own group is then the root of what is mounted.
+// Adds the group at `path` below `mount`, then its ancestors. If the path does not exist, it
+// belongs to the host's tree and is seen from inside a container: the own group is then the root of
+// the mount.
 void AddGroups(const std::string& mount, std::string path, int version,
                std::vector<ControlGroup>* groups) {
   while (!path.empty() && path.back() == '/') path.pop_back();
@@ -63,7 +64,7 @@ void AddGroups(const std::string& mount, std::string path, int version,
 struct GroupFiles {
   const char* limit;
   const char* usage;
-  const char* droppable;  // the field of memory.stat: page cache that nobody used lately
+  const char* droppable;  // field of memory.stat: page cache that was not used lately
 };
 constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
                                   "total_inactive_file"};
@@ -94,7 +95,7 @@ std::optional<MemoryLimit> MemoryLimitOfMachine(const std::string& root) {
   return limit;
 }
 
-// The limits of the machine and of every group, where they can be read.
+// Returns the limits of the machine and of every group, as far as they can be read.
 std::vector<MemoryLimit> MemoryLimits(const std::string& root) {
   std::vector<MemoryLimit> limits;
   if (auto machine = MemoryLimitOfMachine(root)) limits.push_back(*std::move(machine));
@@ -113,8 +114,8 @@ std::optional<MemoryLimit> FirstWithLeast(std::vector<MemoryLimit> limits, Key k
   return std::move(*least);
 }
 
-// Version 1: two files in microseconds, a quota of -1 is none. Version 2: "QUOTA PERIOD" in one,
-// a quota "max" is none.
+// Reads a group's quota. Version 1: two files in microseconds; a quota of -1 means no limit.
+// Version 2: "QUOTA PERIOD" in one file; a quota of "max" means no limit.
 std::optional<CpuLimit> CpuLimitOf(const ControlGroup& group) {
   const char* const name = group.version == 1 ? "cpu.cfs_quota_us" : "cpu.max";
   const std::string text = Read(absl::StrCat(group.directory, "/", name));
@@ -139,18 +140,18 @@ std::vector<ControlGroup> ControlGroupsOf(const std::string& controller, const s
   std::vector<ControlGroup> groups;
   const std::string own = Read(root + "/proc/self/cgroup");
   for (absl::string_view line : absl::StrSplit(own, '\n', absl::SkipEmpty())) {
-    // "4:memory:/path" of version 1, "0::/path" of version 2.
+    // "4:memory:/path" in version 1, "0::/path" in version 2.
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3) continue;
     const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
     if (std::find(controllers.begin(), controllers.end(), controller) != controllers.end()) {
-      // Controllers that are mounted together are, by custom, linked under each one's name too.
+      // Controllers mounted together usually also have a link under each one's name.
       const std::string alone = absl::StrCat(root, "/sys/fs/cgroup/", controller);
       const bool linked = ::access(alone.c_str(), F_OK) == 0;
       AddGroups(linked ? alone : absl::StrCat(root, "/sys/fs/cgroup/", parts[1]), parts[2], 1,
                 &groups);
     } else if (parts[1].empty()) {
-      const std::string beside = root + "/sys/fs/cgroup/unified";  // where both are mounted
+      const std::string beside = root + "/sys/fs/cgroup/unified";  // if both versions are mounted
       const bool both = ::access(beside.c_str(), F_OK) == 0;
       AddGroups(both ? beside : root + "/sys/fs/cgroup", parts[2], 2, &groups);
     }
@@ -183,7 +184,7 @@ CpuLimit SmallestCpuLimit(const std::string& root) {
 std::optional<OutOfMemoryKills> CountOutOfMemoryKills(const std::string& root) {
   std::vector<std::string> files;
   for (const ControlGroup& group : ControlGroupsOf("memory", root)) {
-    // Only the own group: version 1 counts a kill where the killed process is.
+    // Only the own group: version 1 counts a kill only in the killed process's group.
     files.push_back(absl::StrCat(group.directory,
                                  group.version == 1 ? "/memory.oom_control" : "/memory.events"));
     break;

@@ -1,6 +1,6 @@
-// How much memory and how many cores this process may use, and how often the kernel has killed for
-// lack of memory: from the control groups (version 1 and 2) that it is in, and from the machine.
-// Files are read at each call; nothing is kept. Threads: plain functions.
+// The memory and cores that this process may use, and the processes that the kernel has killed for
+// lack of memory. Read from the process's control groups (versions 1 and 2) and from the machine.
+// Files are read at each call; nothing is cached. Threads: plain functions.
 #pragma once
 
 #include <cstdint>
@@ -16,44 +16,45 @@ struct ControlGroup {
   int version = 2;
 };
 
-// This process's own group of a controller ("memory", "cpu"), then its ancestors up to the root of
-// what is mounted; of every version that is mounted. Empty: none can be seen. `root` stands before
-// every path that is read (tests).
+// Returns this process's own group of a controller ("memory", "cpu"), then its ancestors up to the
+// root of the mounted hierarchy, for every mounted version. Empty: no group is visible. `root` is a
+// prefix of every path that is read (for tests).
 std::vector<ControlGroup> ControlGroupsOf(const std::string& controller,
                                           const std::string& root = "");
 
 struct MemoryLimit {
-  int64_t available_bytes = 0;  // what can still be taken; page cache that can be dropped included
-  int64_t limit_bytes = 0;      // all that there is
+  int64_t available_bytes = 0;  // still available, including page cache that can be dropped
+  int64_t limit_bytes = 0;      // the whole limit
   std::string source;  // "memory.max of /sys/fs/cgroup/job", "MemAvailable of this machine"
 };
 
-// Where the least memory is available: the machine, or a group. None: nothing can be read.
+// Returns the limit with the least available memory, of the machine or a group; nullopt if no limit
+// can be read.
 std::optional<MemoryLimit> LeastMemoryLimit(const std::string& root = "");
 
-// Where the limit itself is the smallest, however much of it is used: the same at every call, for
-// as long as nobody changes a limit.
+// Returns the smallest limit, however much of it is used. The result stays the same until a limit
+// is changed.
 std::optional<MemoryLimit> SmallestMemoryLimit(const std::string& root = "");
 
 struct CpuLimit {
-  double cores = 1;    // that may be busy at once: whole cores, or a group's quota such as 1.5
+  double cores = 1;  // cores that may be busy at once: whole cores, or a group's quota such as 1.5
   std::string source;  // "cpu.max of /sys/fs/cgroup/job", "cores of this machine"
 };
 
-// The smallest of: the cores that this process may run on (the machine's, or its affinity), and the
-// quota of each group. A process with more threads than that is made to wait by the kernel.
+// Returns the smallest of the cores that this process may run on (the machine's, or its affinity)
+// and the quota of each group. The kernel throttles a process with more busy threads than that.
 CpuLimit SmallestCpuLimit(const std::string& root = "");
 
 struct OutOfMemoryKills {
   int64_t count = 0;
-  std::string source;  // the file that counts
+  std::string source;  // the file with the count
 };
 
-// Processes that the kernel killed for lack of memory, so far: in this process's own group, or on
-// the machine where it has none. None: nothing counts them.
+// Returns how many processes the kernel has killed for lack of memory: in this process's own group,
+// or on the machine if it has no group. nullopt if nothing counts them.
 std::optional<OutOfMemoryKills> CountOutOfMemoryKills(const std::string& root = "");
 
-// "512 B", "3.2 KiB", "1.9 GiB".
+// Returns "512 B", "3.2 KiB", "1.9 GiB".
 std::string FormatBytes(int64_t bytes);
 
 }  // namespace megascale::base

@@ -1,4 +1,4 @@
-#include "runtime/base/resource_limit.h"
+#include "runtime/base/process/resource_limit.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -131,7 +131,7 @@ TEST_F(ResourceLimitTest, TheSmallestLimitDoesNotDependOnUse) {
   const auto limit = SmallestMemoryLimit(root_);
   EXPECT_EQ(limit->limit_bytes, int64_t{12} << 30);
   EXPECT_EQ(limit->source, "memory.max of " + root_ + "/sys/fs/cgroup/jobs/a");
-  // The machine has less left than the group, and still is the larger one.
+  // The machine has less memory left than the group, although its limit is larger.
   EXPECT_EQ(LeastMemoryLimit(root_)->source, "MemAvailable of this machine");
 }
 
@@ -176,7 +176,7 @@ TEST_F(ResourceLimitTest, AQuotaThatIsNoneIsStruckOut) {
   }
 }
 
-// A group of this machine's kernel below this test's own, with half a core. "": none can be made.
+// Makes a control group below this test's own, with half a core; "" if the kernel permits none.
 std::string MakeGroupOfHalfACore() {
   for (const ControlGroup& own : ControlGroupsOf("cpu")) {
     const std::string group = own.directory + "/megascale-test-" + std::to_string(::getpid());

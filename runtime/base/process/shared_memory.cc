@@ -1,4 +1,4 @@
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -22,7 +22,7 @@ void* MapAligned(int fd, size_t size_bytes, int protection) {
   if (size_bytes < kHugePage) {
     return ::mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, 0);
   }
-  // A larger place is reserved, the mapping put over its aligned part, and the rest given back.
+  // Reserve a larger range, map over its aligned part, and unmap the rest.
   const size_t page = static_cast<size_t>(::getpagesize());
   const size_t whole = (size_bytes + page - 1) / page * page;
   void* place = ::mmap(nullptr, whole + kHugePage, PROT_NONE,
@@ -43,7 +43,8 @@ void* MapAligned(int fd, size_t size_bytes, int protection) {
 }
 
 void UseHugePages(const SharedMemory& memory) {
-  // Of Linux 5.14 and 6.1; the second one makes huge pages of small ones, but not of none.
+  // From Linux 5.14 and 6.1. The second one turns small pages into huge ones, but needs them to be
+  // there.
   constexpr int kPopulateWrite = 23;
   constexpr int kCollapse = 25;
   const size_t whole = memory.size_bytes() / kHugePage * kHugePage;

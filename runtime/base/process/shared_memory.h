@@ -1,5 +1,5 @@
-// Anonymous shared memory (memfd): made by one process, handed to others by descriptor, gone when
-// the last holder is.
+// Anonymous shared memory (memfd): one process makes it and passes its descriptor to others; it
+// vanishes with its last holder.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,12 @@
 
 namespace megascale::base {
 
-// A mapped memfd. The mapping lives as long as the object. Threads: the object itself is immutable
-// after creation; what is in the memory is its users' affair.
+// A mapped memfd. The mapping lives as long as the object. Threads: the object is immutable after
+// creation; users synchronise access to the memory themselves.
 class SharedMemory {
  public:
-  // A new region of `size_bytes` zero bytes; `name` shows in /proc. The size is sealed.
-  // Errors: ResourceExhausted - no memory.
+  // Makes a region of `size_bytes` zero bytes; `name` shows in /proc. The size is sealed. Errors:
+  // ResourceExhausted - not enough memory.
   static absl::StatusOr<std::unique_ptr<SharedMemory>> Create(const std::string& name,
                                                               size_t size_bytes);
   // Maps a region received from another process; takes the descriptor.
@@ -40,12 +40,13 @@ class SharedMemory {
   size_t size_bytes_;
 };
 
-// mmap of a whole memfd, shared; large ones at a multiple of 2 MiB, so that huge pages fit.
+// Maps a whole memfd, shared; a large one at a multiple of 2 MiB, so that huge pages fit. Returns
 // MAP_FAILED with errno on failure.
 void* MapAligned(int fd, size_t size_bytes, int protection);
 
-// Takes all of the memory and makes huge pages of it, as far as the kernel can (Linux 6.1, whatever
-// the machine's settings say); its content stays. Others that map it by MapAligned have them too.
+// Allocates all of the memory and turns it into huge pages, as far as the kernel can (Linux 6.1,
+// whatever the machine's settings are); its content stays. Processes that map it with MapAligned
+// get huge pages too.
 void UseHugePages(const SharedMemory& memory);
 
 }  // namespace megascale::base

@@ -1,12 +1,12 @@
-#include "runtime/base/thread_environment.h"
+#include "runtime/base/process/thread_environment.h"
 
 #include <cstdint>
 
 namespace megascale::base {
 
 std::vector<std::string> ThreadEnvironment(bool has_cores) {
-  // Counted in the processor's pauses, of 10 to 50 ns.
-  // A limit of the user's shell would change how many threads a job has, which it says itself.
+  // GOMP_SPINCOUNT counts the processor's pauses, of 10 to 50 ns. OMP_THREAD_LIMIT overrides a
+  // limit of the user's shell, which would change the number of threads that the job asks for.
   return {"OMP_WAIT_POLICY=passive", has_cores ? "GOMP_SPINCOUNT=10000" : "GOMP_SPINCOUNT=0",
           "OMP_THREAD_LIMIT=2147483647"};
 }

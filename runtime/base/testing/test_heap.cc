@@ -1,4 +1,4 @@
-#include "runtime/base/test_heap.h"
+#include "runtime/base/testing/test_heap.h"
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -34,7 +34,7 @@ void IgnoreHeapCallsOfThisThread() { is_ignored = true; }
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 namespace {
 
-// By who called: the file that its code was loaded from.
+// Counts a call by its caller, identified by the file that its code was loaded from.
 void Count(const void* caller, size_t size) {
   if (is_ignored) return;
   Dl_info info = {};
@@ -57,7 +57,7 @@ void* OrThrow(void* memory) {
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
-// glibc's own functions, which those of the program take the place of, in shared libraries too.
+// glibc's own functions. The functions below replace them, also for shared libraries.
 extern "C" {
 void* __libc_malloc(size_t size);
 void* __libc_calloc(size_t count, size_t size);
@@ -91,7 +91,7 @@ void* mmap(void* address, size_t size, int protection, int flags, int fd, off_t 
 }
 }
 
-// The library's would count as its own whoever calls them.
+// The standard library's operator new would count as the library's own call, whoever calls it.
 void* operator new(size_t size) {
   megascale::base::Count(__builtin_return_address(0), size);
   return megascale::base::OrThrow(__libc_malloc(size));

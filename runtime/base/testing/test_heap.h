@@ -1,4 +1,4 @@
-// Counts what a test binary that links this takes from the heap, to prove that steady work takes
+// Counts heap allocations of the test binary that links this, to prove that steady work allocates
 // nothing. Threads: any. Not under a sanitizer, which has a heap of its own.
 #pragma once
 
@@ -12,12 +12,12 @@ inline constexpr bool kHeapIsCounted = false;
 inline constexpr bool kHeapIsCounted = true;
 #endif
 
-// Of all threads since the program began.
+// Totals of all threads since the program began.
 struct HeapCalls {
-  int64_t ours = 0;                // malloc, operator new, …, but for those of kernel libraries
-  int64_t libraries = 0;           // of oneDNN and OpenMP
-  int64_t bytes_of_libraries = 0;  // that those asked for, whether given back or not
-  int64_t mappings = 0;            // mmap, by whom ever; the allocator's own are not in it
+  int64_t ours = 0;                // malloc, operator new, …, except by kernel libraries
+  int64_t libraries = 0;           // by oneDNN and OpenMP
+  int64_t bytes_of_libraries = 0;  // requested by those libraries, freed or not
+  int64_t mappings = 0;            // mmap by any code, except the allocator's own
 
   HeapCalls operator-(const HeapCalls& before) const {
     return {.ours = ours - before.ours,
@@ -28,7 +28,7 @@ struct HeapCalls {
 };
 HeapCalls CountHeapCalls();
 
-// From now on what this thread calls is not counted.
+// Stops counting the calls of this thread.
 void IgnoreHeapCallsOfThisThread();
 
 }  // namespace megascale::base

@@ -1,4 +1,4 @@
-#include "runtime/base/test_kill.h"
+#include "runtime/base/testing/test_kill.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -19,7 +19,7 @@ void KillOnceReady(const std::function<void(const std::function<void()>& ready)>
     });
     ::_exit(2);
   }
-  ::close(ready[1]);  // so that a child that ends early is seen
+  ::close(ready[1]);  // so that read ends if the child ends early
   char byte;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   ASSERT_EQ(::kill(child, SIGKILL), 0);

@@ -26,7 +26,7 @@ int EditDistance(absl::string_view a, absl::string_view b) {
 }
 
 std::string NearestName(absl::string_view name, const std::vector<std::string>& known) {
-  constexpr size_t kNameLengthMax = 64;  // bounds the work for absurd input
+  constexpr size_t kNameLengthMax = 64;  // bounds the work on absurd input
   if (name.size() > kNameLengthMax) return "";
   std::string nearest;
   int least = 0;

@@ -1,4 +1,4 @@
-// "Did you mean": the known name that a misspelt one is closest to. Pure functions.
+// "Did you mean": finds the known name that is closest to a misspelt one. Pure functions.
 #pragma once
 
 #include <string>
@@ -8,11 +8,12 @@
 
 namespace megascale::base {
 
-// Insertions, deletions, substitutions and swaps of neighbours that turn one into the other.
+// Returns the number of insertions, deletions, substitutions and swaps of neighbours between a and
+// b.
 int EditDistance(absl::string_view a, absl::string_view b);
 
-// The member of `known` with the least edit distance to `name`, or "" where none is near: within a
-// third of the longer name's length, and at least one edit is always allowed.
+// Returns the member of `known` with the smallest edit distance to `name`; "" if that exceeds both
+// one edit and a third of the longer name's length.
 std::string NearestName(absl::string_view name, const std::vector<std::string>& known);
 
 }  // namespace megascale::base

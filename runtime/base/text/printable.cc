@@ -8,7 +8,7 @@
 namespace megascale::base {
 namespace {
 
-// The code point of a whole character.
+// Returns the code point of a complete character.
 uint32_t Decode(absl::string_view character) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(character[i]); };
   if (character.size() == 1) return byte(0);
@@ -17,7 +17,8 @@ uint32_t Decode(absl::string_view character) {
   return point;
 }
 
-// Control characters of both ranges, line and paragraph ends, and what reorders the text after it.
+// Returns true for control characters of both ranges, line and paragraph separators, and characters
+// that reorder the text after them.
 bool IsUnprintable(uint32_t point) {
   return point < 0x20 || (point >= 0x7F && point < 0xA0) || point == 0x061C ||
          (point >= 0x200E && point <= 0x200F) || (point >= 0x2028 && point <= 0x202E) ||

@@ -1,5 +1,5 @@
-// Text of unknown origin, made safe for a terminal and for one line of a log: what a user typed,
-// what a file holds, what a peer sent. Thread-safe: pure functions.
+// Makes text of unknown origin (user input, file content, messages of peers) safe for a terminal
+// and for one line of a log. Threads: any; pure functions.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,16 @@
 
 namespace megascale::base {
 
-// The length in bytes of the UTF-8 character that `text` begins with; 0 where it begins with none.
+// Returns the bytes of the UTF-8 character at the beginning of `text`; 0 if there is no valid one.
 // Requires: text is not empty.
 size_t Utf8Length(absl::string_view text);
 
-// True where `text` is UTF-8 from end to end.
+// True if all of `text` is valid UTF-8.
 bool IsUtf8(absl::string_view text);
 
-// `text` in one line without control characters: those, bytes that are no UTF-8 and characters that
-// turn the direction of writing are shown as \n, \t, \x1b, \u202e. At most `bytes_max` bytes of
-// `text` are shown, whole characters, then "…".
+// Returns `text` as one line without control characters: these, invalid UTF-8 and characters that
+// change the direction of writing are shown as \n, \t, \x1b, \u202e. Shows at most `bytes_max`
+// bytes of `text`, in whole characters, then "…".
 std::string Printable(absl::string_view text, size_t bytes_max = absl::string_view::npos);
 
 }  // namespace megascale::base

@@ -1,4 +1,4 @@
-// A list of unknown length, for one line that people read. Thread-safe: pure functions.
+// Shortens a list of unknown length to one line that people read. Threads: any; pure functions.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,8 @@
 
 namespace megascale::base {
 
-// "n0, n1, n2"; of more than `max` items the first, and how many follow: "n0, n1 and 1534 more".
+// Returns "n0, n1, n2"; with more than `max` items the first ones and a count: "n0, n1 and 1534
+// more".
 std::string Shortlist(const std::vector<std::string>& items, size_t max = 8);
 
 }  // namespace megascale::base

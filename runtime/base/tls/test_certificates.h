@@ -1,4 +1,5 @@
-// Certificates for tests: an authority and what it signs, as PEM files in a folder of the test.
+// Certificates for tests: an authority and the certificates that it signs, as PEM files in a folder
+// of the test.
 #pragma once
 
 #include <openssl/evp.h>
@@ -24,8 +25,8 @@ class TestAuthority {
 
   const std::string& certificate_file() const { return certificate_file_; }
 
-  // Signs a certificate for `alternative_names`, as OpenSSL writes them: "IP:127.0.0.1,DNS:store".
-  // It ends `days` from now; negative: it has ended.
+  // Signs a certificate for `alternative_names`, in OpenSSL's notation: "IP:127.0.0.1,DNS:store".
+  // It expires `days` from now; negative: it has expired.
   TestCertificate Issue(const std::string& name, const std::string& alternative_names,
                         int days = 1);
 

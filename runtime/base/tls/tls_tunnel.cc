@@ -26,7 +26,7 @@ namespace megascale::base {
 namespace {
 
 constexpr size_t kBufferBytes = 64 << 10;
-constexpr int kTurnsMax = 16;  // of one direction, before the other has its turn
+constexpr int kTurnsMax = 16;  // in one direction, before the other gets its turn
 
 struct FreeContext {
   void operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
@@ -36,7 +36,7 @@ struct FreeSession {
 };
 using Context = std::unique_ptr<SSL_CTX, FreeContext>;
 
-// The oldest error of this thread in words; forgets all.
+// Returns the oldest error of this thread as text, and clears all.
 std::string OpenSslError() {
   const unsigned long code = ERR_get_error();
   ERR_clear_error();
@@ -50,7 +50,7 @@ absl::Status FileError(const std::string& file) {
       absl::StrCat(file, ": ", OpenSslError(), "; expected a PEM file that this process can read"));
 }
 
-// A key with a passphrase is refused instead of asked about.
+// Refuses keys with a passphrase instead of prompting for it.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 absl::StatusOr<Context> MakeContext(const TlsTunnelOptions& options) {
@@ -84,7 +84,7 @@ bool IsIpAddress(const std::string& name) {
          ::inet_pton(AF_INET6, name.c_str(), address.data()) == 1;
 }
 
-// Bytes on their way in one direction.
+// Bytes that are on their way in one direction.
 struct Buffer {
   std::array<char, kBufferBytes> bytes;
   size_t begin = 0;
@@ -100,13 +100,13 @@ struct Buffer {
 
 }  // namespace
 
-// Lives on the tunnel's thread once that runs.
+// Lives on the tunnel's thread once that has started.
 class TlsTunnel::Session {
  public:
   static absl::StatusOr<std::unique_ptr<Session>> Create(UniqueFd socket, UniqueFd inner,
                                                          const TlsTunnelOptions& options);
 
-  // Until the session ends or `stop` is readable; why it ended.
+  // Runs until the session ends or `stop` is readable; returns why it ended.
   absl::Status Run(int stop);
 
  private:
@@ -129,7 +129,7 @@ class TlsTunnel::Session {
   Buffer outgoing_;
   Buffer incoming_;
   bool is_ready_ = false;
-  bool wants_read_ = true;  // of the socket
+  bool wants_read_ = true;  // from the socket
   bool wants_write_ = false;
   bool moved_ = false;  // since the last turn
 };
@@ -159,7 +159,7 @@ absl::StatusOr<std::unique_ptr<TlsTunnel::Session>> TlsTunnel::Session::Create(
   return session;
 }
 
-// Requires: `result` is that of a call that did not succeed. OK when it only has to wait.
+// Returns the error of a call with `result`; OK if it only has to wait. Requires: the call failed.
 absl::Status TlsTunnel::Session::Failure(int result) {
   const int error = SSL_get_error(ssl_.get(), result);
   const int system_error = errno;
@@ -223,7 +223,7 @@ absl::Status TlsTunnel::Session::Decrypt() {
   return absl::OkStatus();
 }
 
-// False: the plain end is closed, nobody wants the session any more.
+// Returns false if the plain end is closed: the session is no longer used.
 bool TlsTunnel::Session::ReadPlain() {
   if (outgoing_.end == kBufferBytes) return true;
   const ssize_t count = ::recv(inner_.get(), outgoing_.bytes.data() + outgoing_.end,
@@ -246,7 +246,7 @@ bool TlsTunnel::Session::WritePlain() {
   return count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
-// Moves what can be moved now.
+// Moves as many bytes as possible without waiting.
 absl::Status TlsTunnel::Session::Pump() {
   wants_read_ = wants_write_ = false;
   for (int turn = 0; turn < kTurnsMax; ++turn) {
@@ -282,7 +282,8 @@ absl::Status TlsTunnel::Session::Run(int stop) {
     pollfd entries[] = {{stop, POLLIN, 0}, {inner_.get(), inner, 0}, {socket_.get(), outer, 0}};
     ::poll(entries, 3, moved_ ? 0 : is_ready_ ? 60'000 : PollMilliseconds(left));
     if (entries[0].revents != 0) return absl::CancelledError("stopped");
-    // What hung up before the session stood is not read otherwise.
+    // Before the session is established, nothing else reads the plain end and notices that it
+    // closed.
     if (!is_ready_ && (entries[1].revents & (POLLHUP | POLLERR)) != 0) {
       return absl::CancelledError("nobody speaks any more");
     }
@@ -311,7 +312,8 @@ absl::StatusOr<std::unique_ptr<TlsTunnel>> TlsTunnel::Start(UniqueFd socket,
 TlsTunnel::TlsTunnel(std::unique_ptr<Session> session, UniqueFd plain_end, UniqueFd stop)
     : plain_end_(std::move(plain_end)), stop_(std::move(stop)) {
   thread_ = std::thread([this, session = std::move(session)]() mutable {
-    // OpenSSL writes with write(2); signals of the process are for its other threads.
+    // OpenSSL writes with write(2), which may raise SIGPIPE; other threads handle the process's
+    // signals.
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -320,7 +322,7 @@ TlsTunnel::TlsTunnel(std::unique_ptr<Session> session, UniqueFd plain_end, Uniqu
       const std::lock_guard<std::mutex> lock(mutex_);
       status_ = ended;
     }
-    session.reset();  // closes our end of the pair: the reason is there before its consequence
+    session.reset();  // closes our end of the pair; status_ is set before the reader sees this
   });
 }
 

@@ -1,14 +1,14 @@
-// A client's TLS session behind a socket pair: what is written into one end comes out encrypted at
-// the server, for libraries that know sockets and no TLS. The server's certificate must be signed
-// by the given authority and be for the given name; there is no way around that.
+// A client's TLS session behind a socket pair, for libraries that know sockets but not TLS: bytes
+// written to the plain end reach the server encrypted. The server's certificate must be signed by
+// the given authority and be valid for the given name; this check cannot be switched off.
 //
-//   auto tunnel = TlsTunnel::Start(std::move(socket), {.ca_file = "ca.pem", .server_name =
-//   "host"}); base::UniqueFd plain = (*tunnel)->TakePlainEnd();
+//   auto tunnel = TlsTunnel::Start(std::move(socket),
+//                                  {.ca_file = "ca.pem", .server_name = "host"});
+//   base::UniqueFd plain = (*tunnel)->TakePlainEnd();
 //
-// Writing may begin at once. When the session ends, for whatever reason, so does what can be read
-// from the plain end; status() says why. Threads: one of its own, that lives as long as the object;
-// status() from any. Cost: two buffers of 64 KiB; what is not taken at one end is not read at the
-// other.
+// Writing may begin at once. When the session ends, for whatever reason, reading from the plain end
+// ends too; status() says why. Threads: one of its own, which lives as long as the object; status()
+// from any. Cost: two buffers of 64 KiB; a slow reader at one end stops reading at the other.
 #pragma once
 
 #include <memory>
@@ -25,29 +25,29 @@ namespace megascale::base {
 
 struct TlsTunnelOptions {
   std::string ca_file;           // PEM; empty: the authorities that the system trusts
-  std::string certificate_file;  // PEM, of the client; empty: it has none
+  std::string certificate_file;  // PEM, of the client; empty: no client certificate
   std::string key_file;          // PEM, of certificate_file, without a passphrase
-  std::string server_name;       // that the certificate must be for: a host name or an address
+  std::string server_name;       // host name or address for which the certificate must be valid
   absl::Duration handshake_timeout = absl::Seconds(10);
 };
 
 class TlsTunnel {
  public:
-  // `socket` is connected to the server; it becomes non-blocking. Errors: FailedPrecondition - a
-  // file cannot be used.
+  // Starts a session over `socket`, which is connected to the server and becomes non-blocking.
+  // Errors: FailedPrecondition - a file cannot be used.
   static absl::StatusOr<std::unique_ptr<TlsTunnel>> Start(UniqueFd socket,
                                                           const TlsTunnelOptions& options);
-  // Ends the session and waits for its thread, which is short: nothing blocks it.
+  // Ends the session and joins its thread, which takes little time: nothing blocks the thread.
   ~TlsTunnel();
   TlsTunnel(const TlsTunnel&) = delete;
   TlsTunnel& operator=(const TlsTunnel&) = delete;
 
-  // The end to speak over, non-blocking. Once.
+  // Returns the plain end, non-blocking. Call it once.
   UniqueFd TakePlainEnd() { return std::move(plain_end_); }
 
-  // OK while the session is made or stands. FailedPrecondition - the certificate or the session was
-  // refused, by either side; DeadlineExceeded - the handshake took too long; Unavailable - the
-  // connection was closed or broke.
+  // Returns OK during the handshake and the session. Errors: FailedPrecondition - either side
+  // refused the certificate or the session; DeadlineExceeded - the handshake took too long;
+  // Unavailable - the connection was closed or broke.
   absl::Status status() const;
 
  private:

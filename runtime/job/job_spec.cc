@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/redis/address.h"
+#include "runtime/comm/store/redis/address.h"
 #include "runtime/job/names.h"
 #include "runtime/job/pipeline_schedule.h"
 
@@ -21,22 +21,28 @@ namespace {
 
 using v1::JobSpec;
 
-// Far above any machine, and low enough that products of a few of them fit 64 bits.
+// Far above any machine, and so low that products of a few sizes fit 64 bits.
 constexpr int64_t kSizeMax = 1 << 20;
 constexpr int64_t kHiddenSizeMax = 1 << 16;
 constexpr int64_t kProjectionSizeMax = 4 * kHiddenSizeMax;
 constexpr int64_t kLayersMax = 1 << 10;
 constexpr int64_t kRanksMax = 1 << 16;
 constexpr int64_t kThreadsMax = 1 << 10;
-constexpr int64_t kBucketSize = 40'000'000;           // Megatron-LM's
-constexpr int64_t kBucketSizeMax = int64_t{1} << 40;  // a bucket of any chunk
+constexpr int64_t kBucketSize = 40'000'000;           // as in Megatron-LM
+constexpr int64_t kBucketSizeMax = int64_t{1} << 40;  // more than any chunk has: a single bucket
 constexpr int64_t kStepsMax = int64_t{1} << 40;
 constexpr int64_t kMicrobatchTokensMax = int64_t{1} << 24;
 constexpr int kFilesMax = 10'000;
-// A job goes whole into messages to agents, processes and everybody who watches it.
+// A job is sent whole in messages to agents, processes and everyone who watches it.
 constexpr size_t kFilesBytesMax = 256 << 10;
 constexpr size_t kNameLengthMax = 63;
 constexpr absl::Duration kDurationMax = absl::Hours(24 * 7);
+// Lower limits would repeatedly fail healthy jobs on a busy machine, or flood the driver with
+// reports.
+constexpr absl::Duration kHeartbeatIntervalMin = absl::Milliseconds(100);
+constexpr absl::Duration kHeartbeatTimeoutMin = absl::Milliseconds(500);
+constexpr absl::Duration kTimeoutMin = absl::Seconds(1);
+constexpr absl::Duration kBackoffMin = absl::Milliseconds(10);
 
 absl::Status Refuse(absl::string_view field, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": ", why));
@@ -55,7 +61,7 @@ absl::Status CheckInteger(absl::string_view field, int64_t value, IntegerRange r
       field, absl::StrCat(value, " is out of range; expected ", range.least, " to ", range.most));
 }
 
-// Expects least < value < below, or value == least where `least_allowed`.
+// Accepts least < value < below, and value == least if `least_allowed`.
 struct NumberRange {
   double least;
   double below;
@@ -133,7 +139,7 @@ void FillModelDefaults(JobSpec& spec) {
   if (!model.has_attention_bias()) model.set_attention_bias(has_bias);
   if (!model.has_mlp_bias()) model.set_mlp_bias(has_bias);
   const int heads = model.num_attention_heads();
-  // Where the heads do not divide the width, the checks say so.
+  // If the heads do not divide the width, the checks report that.
   if (model.head_dim() == 0 && heads > 0 && model.hidden_size() % heads == 0) {
     model.set_head_dim(model.hidden_size() / heads);
   }
@@ -161,8 +167,8 @@ void FillTrainingDefaults(JobSpec& spec) {
   checkpoint.set_keep(OrDefault(checkpoint.keep(), 2));
 }
 
-// A duration means the same in several forms (1 s and -1 ns); of a resolved job it has the one that
-// its JSON form allows.
+// Normalizes a duration, which has several equal forms (1 s and -1 ns). In a resolved job it has
+// the form that its JSON text allows.
 void Normalize(google::protobuf::Duration* duration) {
   const int64_t nanos = absl::ToInt64Nanoseconds(ToDuration(*duration));
   duration->set_seconds(nanos / 1'000'000'000);
@@ -339,7 +345,8 @@ absl::Status CheckOptimizer(const JobSpec& spec) {
   return CheckNumber("optimizer.clip_grad", optimizer.clip_grad(), {0, 1e12, true});
 }
 
-// What tensor parallelism cuts: heads, the MLP's inner width, the vocabulary, sequences.
+// Checks the sizes that tensor parallelism cuts: heads, the MLP's inner width, vocabulary,
+// sequences.
 absl::Status CheckTensorDivides(const JobSpec& spec) {
   const v1::ModelSpec& model = spec.model();
   for (const Named& whole : {Named{"model.num_attention_heads", model.num_attention_heads()},
@@ -439,13 +446,15 @@ absl::Status CheckCheckpoint(const v1::CheckpointSpec& checkpoint) {
 struct NamedDuration {
   absl::string_view field;
   absl::Duration value;
+  absl::Duration least = kTimeoutMin;
 };
 
 absl::Status CheckDuration(NamedDuration named) {
-  if (named.value > absl::ZeroDuration() && named.value <= kDurationMax) return absl::OkStatus();
-  return Refuse(named.field, absl::StrCat(absl::FormatDuration(named.value),
-                                          " is out of range; expected more than 0s, at most ",
-                                          absl::FormatDuration(kDurationMax)));
+  if (named.value >= named.least && named.value <= kDurationMax) return absl::OkStatus();
+  return Refuse(
+      named.field,
+      absl::StrCat(absl::FormatDuration(named.value), " is out of range; expected ",
+                   absl::FormatDuration(named.least), " to ", absl::FormatDuration(kDurationMax)));
 }
 
 absl::Status CheckShorter(NamedDuration shorter, NamedDuration longer) {
@@ -457,12 +466,13 @@ absl::Status CheckShorter(NamedDuration shorter, NamedDuration longer) {
 
 absl::Status CheckFault(const v1::FaultSpec& fault) {
   const NamedDuration interval = {"fault.heartbeat_interval",
-                                  ToDuration(fault.heartbeat_interval())};
-  const NamedDuration heartbeat = {"fault.heartbeat_timeout",
-                                   ToDuration(fault.heartbeat_timeout())};
+                                  ToDuration(fault.heartbeat_interval()), kHeartbeatIntervalMin};
+  const NamedDuration heartbeat = {"fault.heartbeat_timeout", ToDuration(fault.heartbeat_timeout()),
+                                   kHeartbeatTimeoutMin};
   const NamedDuration progress = {"fault.progress_timeout", ToDuration(fault.progress_timeout())};
   const NamedDuration start = {"fault.start_timeout", ToDuration(fault.start_timeout())};
-  const NamedDuration backoff = {"fault.restart_backoff", ToDuration(fault.restart_backoff())};
+  const NamedDuration backoff = {"fault.restart_backoff", ToDuration(fault.restart_backoff()),
+                                 kBackoffMin};
   const NamedDuration checkpoint = {"fault.checkpoint_timeout",
                                     ToDuration(fault.checkpoint_timeout())};
   for (const NamedDuration& named : {interval, heartbeat, progress, start, backoff, checkpoint}) {
@@ -525,7 +535,7 @@ absl::StatusOr<JobSpec> ResolveJobSpec(const JobSpec& spec) {
   RETURN_IF_ERROR(CheckOptimizer(resolved));
   RETURN_IF_ERROR(CheckLayout(resolved));
   v1::ParallelSpec& parallel = *resolved.mutable_parallel();
-  if (parallel.data_parallel_size() == 1) {  // there is nothing to share
+  if (parallel.data_parallel_size() == 1) {  // a single replica shares nothing
     parallel.set_zero_stage(1);
     parallel.set_ddp_bucket_size(0);
   }

@@ -1,10 +1,14 @@
 #include "runtime/job/job_spec.h"
 
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "google/protobuf/util/json_util.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
@@ -462,14 +466,52 @@ TEST(JobSpecTest, RefusesBadCheckpointsAndFaults) {
       {[](auto& spec) { spec.mutable_checkpoint()->set_keep(-1); },
        "checkpoint.keep: -1 is out of range; expected 1 to 1048576"},
       {[](auto& spec) { spec.mutable_fault()->mutable_heartbeat_interval(); },
-       "fault.heartbeat_interval: 0 is out of range; expected more than 0s, at most 168h"},
+       "fault.heartbeat_interval: 0 is out of range; expected 100ms to 168h"},
       {[](auto& spec) { spec.mutable_fault()->mutable_heartbeat_interval()->set_seconds(5); },
        "fault.heartbeat_timeout: 5s must be longer than fault.heartbeat_interval = 5s"},
       {[](auto& spec) { spec.mutable_fault()->mutable_progress_timeout()->set_nanos(1000); },
-       "fault.progress_timeout: 1us must be longer than fault.heartbeat_interval = 1s"},
+       "fault.progress_timeout: 1us is out of range; expected 1s to 168h"},
+      {[](auto& spec) { spec.mutable_fault()->mutable_progress_timeout()->set_seconds(1); },
+       "fault.progress_timeout: 1s must be longer than fault.heartbeat_interval = 1s"},
       {[](auto& spec) { spec.mutable_fault()->set_max_restarts_without_progress(-3); },
        "fault.max_restarts_without_progress: -3 is out of range; expected 1 to 1048576"},
   });
+}
+
+// Durations that no sound job asks for are refused, whoever submits it: the driver resolves every
+// job.
+TEST(JobSpecTest, DurationsThatWouldDestroyAreRefused) {
+  struct Limit {
+    const char* field;
+    const char* least;
+  };
+  for (const Limit& limit :
+       {Limit{"heartbeat_interval", "100ms"}, Limit{"heartbeat_timeout", "500ms"},
+        Limit{"progress_timeout", "1s"}, Limit{"start_timeout", "1s"},
+        Limit{"restart_backoff", "10ms"}, Limit{"checkpoint_timeout", "1s"}}) {
+    for (const auto& [seconds, nanos] : {std::pair<int64_t, int>{0, 2},
+                                         {0, 0},
+                                         {-1, 0},
+                                         {0, -1},
+                                         {168 * 3600, 1},
+                                         {3'600'000'000'000, 0},
+                                         {INT64_MAX, INT32_MAX},
+                                         {INT64_MIN, INT32_MIN}}) {
+      v1::JobSpec spec = SmallSpec();
+      v1::FaultSpec& fault = *spec.mutable_fault();
+      const auto* field = v1::FaultSpec::descriptor()->FindFieldByName(limit.field);
+      auto* duration = static_cast<google::protobuf::Duration*>(
+          fault.GetReflection()->MutableMessage(&fault, field));
+      duration->set_seconds(seconds);
+      duration->set_nanos(nanos);
+      const absl::Status status = ResolveJobSpec(spec).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_TRUE(absl::StartsWith(status.message(), absl::StrCat("fault.", limit.field, ": ")) &&
+                  absl::EndsWith(status.message(), absl::StrCat(" is out of range; expected ",
+                                                                limit.least, " to 168h")))
+          << limit.field << " " << seconds << " s " << nanos << " ns: " << status;
+    }
+  }
 }
 
 }  // namespace

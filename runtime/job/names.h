@@ -1,6 +1,6 @@
-// What names of jobs and paths may look like. They become names of folders, go through messages
-// that hold UTF-8 only, and are shown on terminals. The command line checks them before it calls
-// the driver; the driver checks them again, because others call it too. Thread-safe: pure
+// The permitted names of jobs and paths. Names become names of folders, are sent in messages that
+// must be UTF-8, and are shown on terminals. The command line checks them before it calls the
+// driver; the driver checks them again, since other programs call it too. Threads: any; pure
 // functions.
 #pragma once
 
@@ -9,12 +9,12 @@
 
 namespace megascale::job {
 
-// 1 to 128 letters, digits, '-', '_' and '.', beginning with a letter, digit or '_'.
-// Errors: InvalidArgument - with the id, made printable.
+// Checks a job id: 1 to 128 letters, digits, '-', '_' and '.', beginning with a letter, digit or
+// '_'. Errors: InvalidArgument - with the id, made printable.
 absl::Status CheckJobId(absl::string_view job_id);
 
-// An absolute path of UTF-8 without control characters, at most 4095 bytes (PATH_MAX). `field` is
-// what the message calls it. Errors: InvalidArgument.
+// Checks a path: absolute, UTF-8 without control characters, at most 4095 bytes (PATH_MAX). `field`
+// names it in the message. Errors: InvalidArgument - with the path, made printable.
 absl::Status CheckPath(absl::string_view field, absl::string_view path);
 
 }  // namespace megascale::job

@@ -1,5 +1,6 @@
-// The pipeline schedule of a job: its name in a specification and in a plan. What it needs, does
-// and defaults to, runtime/plan knows. Thread-safe: pure functions.
+// The pipeline schedule of a job: converts between its name in a specification and in a plan.
+// runtime/plan knows what each schedule needs and does, and the default. Threads: any; pure
+// functions.
 #pragma once
 
 #include "absl/status/status.h"
@@ -8,14 +9,14 @@
 
 namespace megascale::job {
 
-// As the job asks for it; see plan::ScheduleInUse. Requires: parallelism, batch sizes and schedule
-// are filled in.
+// Returns the schedule that the job asks for; see plan::ScheduleInUse. Requires: parallelism, batch
+// sizes and schedule are filled in.
 plan::ScheduleOptions ScheduleOf(const v1::JobSpec& spec);
 
 v1::PipelineSchedule DefaultSchedule(int chunks_per_stage);
 
-// Requires: as ScheduleOf. Errors: InvalidArgument - what plan::FindMisfit finds, with the field of
-// the specification that it is and the sum that fails.
+// Checks that the schedule fits the job. Requires: as ScheduleOf. Errors: InvalidArgument - the
+// misfit that plan::FindMisfit found, with the specification's field and the check that fails.
 absl::Status CheckSchedule(const v1::JobSpec& spec);
 
 }  // namespace megascale::job

@@ -1,18 +1,25 @@
-#include "runtime/engine/groups.h"
+#include "runtime/layout/groups.h"
+
+#include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/optim/sharded_optimizer.h"
 
-namespace megascale::engine {
+namespace megascale::layout {
 namespace {
 
-// The groups of one kind, by their first rank.
-std::vector<plan::Group> GroupsOfKind(const plan::Mesh& mesh, plan::GroupKind kind) {
-  std::vector<plan::Group> groups;
-  for (int rank = 0; rank < mesh.world_size(); ++rank) {
-    if (mesh.IndexInGroup(kind, rank) == 0) groups.push_back(mesh.GroupOf(kind, rank));
+// Returns the groups of one kind with a member among `ranks`, by their first rank.
+std::vector<plan::Group> GroupsOfKind(const plan::Mesh& mesh, plan::GroupKind kind,
+                                      const std::vector<int>& ranks) {
+  std::map<int, plan::Group> groups;
+  for (const int rank : ranks) {
+    plan::Group group = mesh.GroupOf(kind, rank);
+    groups.try_emplace(group.ranks.front(), std::move(group));
   }
-  return groups;
+  std::vector<plan::Group> in_order;
+  for (auto& [first, group] : groups) in_order.push_back(std::move(group));
+  return in_order;
 }
 
 }  // namespace
@@ -34,15 +41,24 @@ std::vector<plan::Channel> ChannelsOf(const megascale::job::v1::JobSpec& spec,
 }
 
 std::vector<comm::GroupSpec> CommunicatorsOf(const megascale::job::v1::JobSpec& spec,
-                                             const plan::Mesh& mesh) {
+                                             const plan::Mesh& mesh,
+                                             const std::vector<int>& ranks) {
   std::vector<comm::GroupSpec> communicators;
   for (const plan::Channel& channel : ChannelsOf(spec, mesh)) {
-    for (plan::Group& group : GroupsOfKind(mesh, channel.group)) {
+    for (plan::Group& group : GroupsOfKind(mesh, channel.group, ranks)) {
       communicators.push_back(
           {.name = CommunicatorName(group.name, channel.name), .ranks = std::move(group.ranks)});
     }
   }
   return communicators;
+}
+
+std::vector<int> RanksOn(const std::vector<std::string>& nodes, const std::string& node_id) {
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < nodes.size(); ++rank) {
+    if (nodes[rank] == node_id) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
 }
 
 std::vector<std::string> NodesByRank(
@@ -55,4 +71,4 @@ std::vector<std::string> NodesByRank(
   return nodes;
 }
 
-}  // namespace megascale::engine
+}  // namespace megascale::layout

@@ -1,47 +1,48 @@
-#include "runtime/job/node_memory.h"
+#include "runtime/layout/node_memory.h"
 
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/snapshot.h"
-#include "runtime/comm/region.h"
+#include "runtime/comm/host/region.h"
 #include "runtime/data/batch_ring.h"
-#include "runtime/engine/chunks_of_rank.h"
-#include "runtime/engine/groups.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/layout/groups.h"
+#include "runtime/layout/rank_layout.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
 
-namespace megascale::job {
+namespace megascale::layout {
 namespace {
 
 using base::SharedMemory;
 
-// A host process holds its program, one shard at a time on its way to storage, and the corpus in
+// A host process holds its program, one shard that is being written to storage, and the corpus in
 // pages that the kernel can drop.
 constexpr int64_t kHostBytes = 64 << 20;
 
-// How many steps the loader may be ahead of the slowest reader.
+// Steps that the loader may be ahead of the slowest reader.
 constexpr int kRingSlots = 3;
 
 comm::RegionSpec RegionOf(const NodeRequest& request, const plan::Mesh& mesh) {
-  return {.groups = engine::CommunicatorsOf(*request.spec, mesh),
-          .placements = engine::NodesByRank(request.placements),
+  const std::vector<std::string> nodes = NodesByRank(request.placements);
+  return {.groups = CommunicatorsOf(*request.spec, mesh, RanksOn(nodes, request.node_id)),
+          .placements = nodes,
           .node_id = request.node_id,
           .job_id = request.job_id,
           .attempt = request.attempt};
 }
 
-// The ring's shape, with readers counted into `ranks`. No data-parallel index: nobody here reads.
-data::BatchRingShape RingOf(const v1::JobSpec& spec, const plan::Mesh& mesh,
+// Returns the ring's shape, and numbers the readers in `ranks`. Without data-parallel indices no
+// local rank reads.
+data::BatchRingShape RingOf(const job::v1::JobSpec& spec, const plan::Mesh& mesh,
                             std::vector<LocalRank>* ranks) {
   data::BatchRingShape shape;
   shape.num_slots = kRingSlots;
-  shape.num_microbatches = NumMicrobatches(spec);
+  shape.num_microbatches = job::NumMicrobatches(spec);
   shape.micro_batch_size = spec.train().micro_batch_size();
   shape.seq_length = spec.train().seq_length();
   for (LocalRank& local : *ranks) {
@@ -57,14 +58,11 @@ data::BatchRingShape RingOf(const v1::JobSpec& spec, const plan::Mesh& mesh,
   return shape;
 }
 
-std::vector<LocalRank> RanksOn(const NodeRequest& request) {
+std::vector<LocalRank> LocalRanks(const NodeRequest& request) {
   std::vector<LocalRank> ranks;
-  for (const auto& placement : request.placements) {
-    if (placement.node_id() == request.node_id) ranks.push_back({.rank = placement.rank()});
+  for (const int rank : RanksOn(NodesByRank(request.placements), request.node_id)) {
+    ranks.push_back({.rank = rank, .heartbeat_slot = static_cast<int>(ranks.size())});
   }
-  std::sort(ranks.begin(), ranks.end(),
-            [](const LocalRank& a, const LocalRank& b) { return a.rank < b.rank; });
-  for (size_t i = 0; i < ranks.size(); ++i) ranks[i].heartbeat_slot = static_cast<int>(i);
   return ranks;
 }
 
@@ -76,27 +74,28 @@ int64_t NodeMemory::sum() const {
   return sum;
 }
 
-absl::StatusOr<NodeMemory> MemoryOfNode(const v1::JobSpec& spec, const std::vector<int>& here) {
+absl::StatusOr<NodeMemory> MemoryOfNode(const job::v1::JobSpec& spec,
+                                        const std::vector<int>& here) {
   NodeRequest request;
   request.spec = &spec;
   request.node_id = "here";
-  for (int rank = 0; rank < WorldSize(spec); ++rank) {
+  for (int rank = 0; rank < job::WorldSize(spec); ++rank) {
     const bool is_here = std::find(here.begin(), here.end(), rank) != here.end();
     request.placements.emplace_back();
     request.placements.back().set_rank(rank);
     request.placements.back().set_node_id(is_here ? request.node_id : "elsewhere");
   }
-  ASSIGN_OR_RETURN(const plan::Mesh mesh, engine::MeshOf(spec));
-  std::vector<LocalRank> ranks = RanksOn(request);
+  ASSIGN_OR_RETURN(const plan::Mesh mesh, MeshOf(spec));
+  std::vector<LocalRank> ranks = LocalRanks(request);
   NodeMemory memory;
-  std::map<int, engine::RankMemory> of_stage;  // ranks of a stage need the same
+  std::map<int, RankMemory> of_stage;  // all ranks of a stage need the same
   for (const LocalRank& local : ranks) {
     const auto [of_rank, is_new] = of_stage.try_emplace(mesh.CoordinateOf(local.rank).pipeline);
     if (is_new) {
-      ASSIGN_OR_RETURN(of_rank->second, engine::MemoryOf(spec, local.rank));
+      ASSIGN_OR_RETURN(of_rank->second, MemoryOf(spec, local.rank));
     }
     memory.ranks.push_back({local.rank, of_rank->second});
-    ASSIGN_OR_RETURN(const int64_t payload, engine::SnapshotPayloadBytes(spec, local.rank));
+    ASSIGN_OR_RETURN(const int64_t payload, SnapshotPayloadBytes(spec, local.rank));
     memory.snapshots += static_cast<int64_t>(checkpoint::SnapshotBytes(payload));
   }
   const comm::RegionSpec region = RegionOf(request, mesh);
@@ -112,8 +111,8 @@ absl::StatusOr<NodeMemory> MemoryOfNode(const v1::JobSpec& spec, const std::vect
   return memory;
 }
 
-absl::StatusOr<NodeMemory> MemoryOfJob(const v1::JobSpec& spec) {
-  std::vector<int> all(static_cast<size_t>(WorldSize(spec)));
+absl::StatusOr<NodeMemory> MemoryOfJob(const job::v1::JobSpec& spec) {
+  std::vector<int> all(static_cast<size_t>(job::WorldSize(spec)));
   std::iota(all.begin(), all.end(), 0);
   return MemoryOfNode(spec, all);
 }
@@ -121,7 +120,7 @@ absl::StatusOr<NodeMemory> MemoryOfJob(const v1::JobSpec& spec) {
 absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::MemoryLimit>& limit) {
   const int64_t sum = needed.sum();
   if (!limit.has_value() || sum <= limit->available_bytes) return absl::OkStatus();
-  engine::RankMemory all;
+  RankMemory all;
   for (const NodeMemory::Rank& rank : needed.ranks) {
     all.weights += rank.memory.weights;
     all.gradients += rank.memory.gradients;
@@ -147,10 +146,10 @@ absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::Mem
 }
 
 absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request) {
-  const v1::JobSpec& spec = *request.spec;
-  ASSIGN_OR_RETURN(const plan::Mesh mesh, engine::MeshOf(spec));
+  const job::v1::JobSpec& spec = *request.spec;
+  ASSIGN_OR_RETURN(const plan::Mesh mesh, MeshOf(spec));
   AttemptMemory memory;
-  memory.ranks = RanksOn(request);
+  memory.ranks = LocalRanks(request);
   const int num_ranks = static_cast<int>(memory.ranks.size());
   memory.host_heartbeat_slot = num_ranks;
   ASSIGN_OR_RETURN(
@@ -177,13 +176,13 @@ absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request) {
   return memory;
 }
 
-absl::StatusOr<std::unique_ptr<SharedMemory>> MakeSnapshotMemory(const v1::JobSpec& spec,
+absl::StatusOr<std::unique_ptr<SharedMemory>> MakeSnapshotMemory(const job::v1::JobSpec& spec,
                                                                  int rank) {
-  ASSIGN_OR_RETURN(const int64_t payload, engine::SnapshotPayloadBytes(spec, rank));
+  ASSIGN_OR_RETURN(const int64_t payload, SnapshotPayloadBytes(spec, rank));
   ASSIGN_OR_RETURN(auto region, SharedMemory::Create(absl::StrCat("megascale-snapshots-", rank),
                                                      checkpoint::SnapshotBytes(payload)));
   checkpoint::FormatSnapshots(*region, rank);
   return region;
 }
 
-}  // namespace megascale::job
+}  // namespace megascale::layout

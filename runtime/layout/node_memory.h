@@ -1,7 +1,7 @@
-// The memory of one job on one machine: what it comes to, and the shared regions that an agent must
-// make before it starts processes.
-// Sizes follow from the job's specification and the placement alone. Threads: plain functions.
-// Ownership: the caller owns all regions; they vanish with the last process that maps them.
+// The memory of one job on one machine: its size, and the shared regions that an agent must make
+// before it starts processes. Sizes follow from the job's specification and the placement alone.
+// Threads: plain functions. Ownership: the caller owns all regions; they vanish with the last
+// process that maps them.
 #pragma once
 
 #include <cstdint>
@@ -13,53 +13,54 @@
 #include "absl/status/statusor.h"
 #include "proto/agent.pb.h"
 #include "proto/job.pb.h"
-#include "runtime/base/resource_limit.h"
-#include "runtime/base/shared_memory.h"
-#include "runtime/engine/rank_memory.h"
+#include "runtime/base/process/resource_limit.h"
+#include "runtime/base/process/shared_memory.h"
+#include "runtime/layout/rank_memory.h"
 
-namespace megascale::job {
+namespace megascale::layout {
 
-// What the agent needs to place one attempt of a job on this machine.
+// Describes one attempt of a job that the agent places on this machine.
 struct NodeRequest {
   std::string job_id;
   const megascale::job::v1::JobSpec* spec = nullptr;        // resolved
   std::vector<megascale::agent::v1::Placement> placements;  // of all ranks
   std::string node_id;                                      // this machine
   int64_t attempt = 0;
-  int64_t first_step = 0;  // completed steps at the start of the attempt
+  int64_t first_step = 0;  // steps completed before the attempt
 };
 
 struct LocalRank {
   int rank = 0;
   int heartbeat_slot = 0;
-  bool has_batch_ring = false;  // first and last pipeline stages read batches
+  bool has_batch_ring = false;  // the first and last pipeline stages read batches
   int batch_reader = 0;
 };
 
-// What a machine needs for a job, computed before anything is made or started. Bytes.
+// The memory that a job needs on one machine, computed before anything is made or started. Bytes.
 struct NodeMemory {
   struct Rank {
     int rank = 0;
-    engine::RankMemory memory;
+    RankMemory memory;
   };
-  std::vector<Rank> ranks;  // here, in order
-  int64_t collectives = 0;  // what ranks exchange through
+  std::vector<Rank> ranks;  // ranks on this machine, in order
+  int64_t collectives = 0;  // shared memory for communication between ranks
   int64_t snapshots = 0;    // both buffers of each rank
-  int64_t batch_ring = 0;   // steps that the loader is ahead
+  int64_t batch_ring = 0;   // slots for the steps that the loader may be ahead
   int64_t telemetry = 0;    // heartbeats and spans
   int64_t host = 0;         // the host process: an upper bound, without cached files
 
   int64_t sum() const;
 };
-// `ranks`: those that this machine runs; where the others are makes no difference.
-// Errors: InvalidArgument - the specification cannot be run, or a rank is not one of its.
+// Computes the memory of a machine that runs `ranks`; the placement of other ranks does not matter.
+// Errors: InvalidArgument - the specification cannot be run, or has no such rank.
 absl::StatusOr<NodeMemory> MemoryOfNode(const megascale::job::v1::JobSpec& spec,
                                         const std::vector<int>& ranks);
-// Of the machine that runs all of them.
+// Computes the memory of a single machine that runs all ranks.
 absl::StatusOr<NodeMemory> MemoryOfJob(const megascale::job::v1::JobSpec& spec);
 
-// Errors: FailedPrecondition - more than `limit` (none: unknown) has left; with every part, the
-// sum, the limit and where it comes from.
+// Checks `needed` against `limit`; without a limit (unknown) returns OK. Errors: FailedPrecondition
+// - `limit` has less memory available; the message has every part, the sum, the limit and its
+// source.
 absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::MemoryLimit>& limit);
 
 // Memory that belongs to one attempt. The host process may be restarted on it.
@@ -73,12 +74,12 @@ struct AttemptMemory {
   int host_heartbeat_slot = 0;
 };
 
-// Makes and formats the regions of one attempt. Errors: ResourceExhausted - no memory, with the
-// sum.
+// Makes and formats the regions of one attempt. Errors: ResourceExhausted - not enough memory; the
+// message has the sum.
 absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request);
 
 // Makes the double-buffered snapshot region of one rank; it outlives attempts.
 absl::StatusOr<std::unique_ptr<base::SharedMemory>> MakeSnapshotMemory(
     const megascale::job::v1::JobSpec& spec, int rank);
 
-}  // namespace megascale::job
+}  // namespace megascale::layout

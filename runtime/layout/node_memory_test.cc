@@ -1,4 +1,4 @@
-#include "runtime/job/node_memory.h"
+#include "runtime/layout/node_memory.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,20 +12,20 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
-#include "runtime/engine/rank_memory.h"
 #include "runtime/engine/test_job.h"
+#include "runtime/layout/rank_memory.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
 
-namespace megascale::job {
+namespace megascale::layout {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Large enough that tensors outweigh the program.
-v1::JobSpec LargerJob(int data, int pipeline, v1::Precision precision) {
-  v1::JobSpec spec = engine::ToyJob(engine::WriteTestText("node_memory_text"), data, pipeline);
+job::v1::JobSpec LargerJob(int data, int pipeline, job::v1::Precision precision) {
+  job::v1::JobSpec spec = engine::ToyJob(engine::WriteTestText("node_memory_text"), data, pipeline);
   spec.mutable_model()->set_hidden_size(384);
   spec.mutable_model()->set_intermediate_size(1536);
   spec.mutable_model()->set_max_position_embeddings(64);
@@ -43,8 +43,8 @@ int64_t PeakBytes() {
   return static_cast<int64_t>(kibibytes) << 10;
 }
 
-// What it has resident now, each page once: PeakBytes counts those as often as they are mapped, and
-// peers, which are threads here, map each other's parameters and gradients.
+// Returns the resident bytes, each page counted once. PeakBytes counts a page as often as it is
+// mapped, and peers, which are threads here, map each other's parameters and gradients.
 int64_t BytesCountedOnce() {
   const std::string rollup = base::ReadFile("/proc/self/smaps_rollup", 1 << 16).value();
   long kibibytes = 0;
@@ -58,7 +58,7 @@ struct Measured {
 };
 
 // Trains the job in a process of its own, all ranks as threads.
-Measured MeasuredRun(const v1::JobSpec& spec) {
+Measured MeasuredRun(const job::v1::JobSpec& spec) {
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);
   const pid_t pid = ::fork();
@@ -85,24 +85,24 @@ struct Case {
   const char* name;
   int data;
   int pipeline;
-  v1::Precision precision;
+  job::v1::Precision precision;
   int vocab_size = 256;
   int virtual_stages = 1;
   int tensor = 1;
   int zero_stage = 1;
   int64_t bucket_size = 0;
-  v1::PipelineSchedule schedule = v1::PIPELINE_SCHEDULE_1F1B;
+  job::v1::PipelineSchedule schedule = job::v1::PIPELINE_SCHEDULE_1F1B;
 };
 
 class ComputedMemory : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers keep freed memory, or a shadow of all";
+  GTEST_SKIP() << "a sanitizer keeps freed memory, or a shadow of all memory";
 #endif
   const auto& [name, data, pipeline, precision, vocab_size, virtual_stages, tensor, zero_stage,
                bucket_size, schedule] = GetParam();
-  v1::JobSpec spec = LargerJob(data, pipeline, precision);
+  job::v1::JobSpec spec = LargerJob(data, pipeline, precision);
   spec.mutable_model()->set_vocab_size(vocab_size);
   spec.mutable_parallel()->set_tensor_model_parallel_size(tensor);
   spec.mutable_parallel()->set_zero_stage(zero_stage);
@@ -114,7 +114,7 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
   }
   if (virtual_stages > 1) {
     spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(virtual_stages);
-    spec.mutable_parallel()->set_pipeline_schedule(v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
+    spec.mutable_parallel()->set_pipeline_schedule(job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
   }
   if (vocab_size > 256) {  // kernels rearrange only what has 256 rows and columns
     spec.mutable_model()->set_max_position_embeddings(256);
@@ -124,7 +124,8 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
   int64_t tensors = 0;
   for (const auto& [rank, memory] : computed.ranks)
     tensors += memory.sum() - memory.process - memory.kernels;
-  // Of more than two replicas too much of the peak is counted again. Snapshots come after the step.
+  // With more than two replicas, too much of the peak counts repeatedly. Snapshots come after the
+  // step.
   const Measured measured = MeasuredRun(spec);
   const int64_t peak = data > 2 ? measured.counted_once + computed.snapshots / 2 : measured.peak;
   // The run seals one snapshot, so that it touches one of two buffers, and has no host process.
@@ -132,42 +133,42 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
               base::FormatBytes(computed.sum()).c_str(), base::FormatBytes(tensors).c_str(),
               base::FormatBytes(computed.snapshots).c_str(), static_cast<long long>(peak >> 20));
   EXPECT_GE(computed.sum() - computed.snapshots / 2 - computed.host, peak);
-  // What is computed exactly is really used; a tenth is left for buffers that this shape does not
+  // Exactly computed memory is really used; a tenth allows for buffers that this shape does not
   // fill.
   EXPECT_LE(tensors + computed.snapshots / 2, peak / 9 * 10);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Jobs, ComputedMemory,
-    ::testing::Values(Case{"OneRankFp32", 1, 1, v1::PRECISION_FP32},
-                      Case{"FourRanksFp32", 2, 2, v1::PRECISION_FP32},
-                      Case{"FourRanksBf16", 2, 2, v1::PRECISION_BF16},
-                      Case{"InterleavedFp32", 1, 2, v1::PRECISION_FP32, 256, 2},
-                      Case{"InterleavedZero1Fp32", 4, 2, v1::PRECISION_FP32, 256, 4},
-                      Case{"InterleavedZero2Fp32", 4, 2, v1::PRECISION_FP32, 256, 4, 1, 2},
-                      Case{"BucketsZero2Fp32", 4, 1, v1::PRECISION_FP32, 256, 1, 1, 2, 1},
-                      Case{"TensorFp32", 1, 2, v1::PRECISION_FP32, 256, 1, 2},
-                      Case{"TensorBf16", 2, 1, v1::PRECISION_BF16, 256, 1, 2},
-                      Case{"TensorBucketsBf16", 2, 1, v1::PRECISION_BF16, 256, 1, 2, 2, 1},
-                      Case{"ZeroBubbleFp32", 1, 2, v1::PRECISION_FP32, 256, 1, 1, 1, 0,
-                           v1::PIPELINE_SCHEDULE_ZB_H1},
+    ::testing::Values(Case{"OneRankFp32", 1, 1, job::v1::PRECISION_FP32},
+                      Case{"FourRanksFp32", 2, 2, job::v1::PRECISION_FP32},
+                      Case{"FourRanksBf16", 2, 2, job::v1::PRECISION_BF16},
+                      Case{"InterleavedFp32", 1, 2, job::v1::PRECISION_FP32, 256, 2},
+                      Case{"InterleavedZero1Fp32", 4, 2, job::v1::PRECISION_FP32, 256, 4},
+                      Case{"InterleavedZero2Fp32", 4, 2, job::v1::PRECISION_FP32, 256, 4, 1, 2},
+                      Case{"BucketsZero2Fp32", 4, 1, job::v1::PRECISION_FP32, 256, 1, 1, 2, 1},
+                      Case{"TensorFp32", 1, 2, job::v1::PRECISION_FP32, 256, 1, 2},
+                      Case{"TensorBf16", 2, 1, job::v1::PRECISION_BF16, 256, 1, 2},
+                      Case{"TensorBucketsBf16", 2, 1, job::v1::PRECISION_BF16, 256, 1, 2, 2, 1},
+                      Case{"ZeroBubbleFp32", 1, 2, job::v1::PRECISION_FP32, 256, 1, 1, 1, 0,
+                           job::v1::PIPELINE_SCHEDULE_ZB_H1},
                       // Its output matrix dwarfs the rest, so that what the
                       // kernels rearrange counts.
-                      Case{"LargeHeadFp32", 1, 1, v1::PRECISION_FP32, 50304},
-                      Case{"LargeHeadBf16", 1, 1, v1::PRECISION_BF16, 50304}),
+                      Case{"LargeHeadFp32", 1, 1, job::v1::PRECISION_FP32, 50304},
+                      Case{"LargeHeadBf16", 1, 1, job::v1::PRECISION_BF16, 50304}),
     [](const auto& info) { return info.param.name; });
 
 struct Stage2Case {
   int pipeline = 2;
   int virtual_stages = 1;
   int64_t bucket_size = 0;
-  v1::PipelineSchedule schedule = v1::PIPELINE_SCHEDULE_1F1B;
+  job::v1::PipelineSchedule schedule = job::v1::PIPELINE_SCHEDULE_1F1B;
   bool tied = false;
 };
 
 // 8 layers over 4 replicas.
-v1::JobSpec JobOf(const Stage2Case& given, int zero_stage) {
-  v1::JobSpec spec = LargerJob(4, given.pipeline, v1::PRECISION_FP32);
+job::v1::JobSpec JobOf(const Stage2Case& given, int zero_stage) {
+  job::v1::JobSpec spec = LargerJob(4, given.pipeline, job::v1::PRECISION_FP32);
   spec.mutable_model()->set_num_hidden_layers(8);
   spec.mutable_model()->set_tie_word_embeddings(given.tied);
   spec.mutable_train()->set_global_batch_size(16);
@@ -178,17 +179,18 @@ v1::JobSpec JobOf(const Stage2Case& given, int zero_stage) {
   return spec;
 }
 
-constexpr auto kInterleaved = v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B;
+constexpr auto kInterleaved = job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B;
 
-// Of G elements over d replicas stage 1 keeps G, stage 2 G / d and twice the largest bucket; and
-// what a pass makes of a bucket that has no buffer: beside matrices, or a tied output matrix.
+// For G elements over d replicas, stage 1 keeps G. Stage 2 keeps G / d, twice the largest bucket,
+// and the early gradients of buckets without a buffer: with a split backward those of embeddings
+// and of all parameters but matrices, otherwise those of a tied output matrix.
 TEST(RankMemory, Stage2KeepsShardsOfGradientsAndBuffersForTheLargestBucket) {
   for (const Stage2Case& given :
        {Stage2Case{.bucket_size = 1}, Stage2Case{.pipeline = 1, .bucket_size = 4'000'000},
         Stage2Case{.virtual_stages = 2, .bucket_size = 1, .schedule = kInterleaved},
         Stage2Case{.virtual_stages = 4, .schedule = kInterleaved},
-        Stage2Case{.bucket_size = 1, .schedule = v1::PIPELINE_SCHEDULE_GPIPE},
-        Stage2Case{.bucket_size = 1, .schedule = v1::PIPELINE_SCHEDULE_ZB_H1},
+        Stage2Case{.bucket_size = 1, .schedule = job::v1::PIPELINE_SCHEDULE_GPIPE},
+        Stage2Case{.bucket_size = 1, .schedule = job::v1::PIPELINE_SCHEDULE_ZB_H1},
         Stage2Case{.pipeline = 1, .bucket_size = 1, .tied = true}}) {
     const auto config = model::MakeModelConfig(JobOf(given, 2).model()).value();
     const int num_chunks = given.pipeline * given.virtual_stages;
@@ -208,14 +210,14 @@ TEST(RankMemory, Stage2KeepsShardsOfGradientsAndBuffersForTheLargestBucket) {
         for (const model::Parameter& parameter : layout.parameters()) {
           const bool is_matrix = parameter.shape.size() == 2;
           const bool is_embedding = absl::StrContains(parameter.name, "embed");
-          if (given.schedule == v1::PIPELINE_SCHEDULE_ZB_H1 ? is_embedding || !is_matrix
-                                                            : given.tied && is_embedding) {
+          if (given.schedule == job::v1::PIPELINE_SCHEDULE_ZB_H1 ? is_embedding || !is_matrix
+                                                                 : given.tied && is_embedding) {
             early += parameter.size;
           }
         }
       }
       const auto need = [&](int zero_stage) {
-        return engine::MemoryOf(JobOf(given, zero_stage), rank).value();
+        return MemoryOf(JobOf(given, zero_stage), rank).value();
       };
       constexpr auto kBytes = static_cast<int64_t>(sizeof(float));
       // A buffer, and what is carried to the next one, begins with the bucket's first layer.
@@ -229,28 +231,28 @@ TEST(RankMemory, Stage2KeepsShardsOfGradientsAndBuffersForTheLargestBucket) {
   }
 }
 
-// What a stage receives has a place while the one before it is still there.
+// A stage can receive a micro-batch while the previous one is still there.
 TEST(RankMemory, AStageThatReceivesKeepsOneMicrobatchMoreWhereTransfersOverlap) {
-  v1::JobSpec spec = LargerJob(1, 2, v1::PRECISION_FP32);
-  for (const auto schedule : {v1::PIPELINE_SCHEDULE_1F1B, v1::PIPELINE_SCHEDULE_ZB_H1}) {
+  job::v1::JobSpec spec = LargerJob(1, 2, job::v1::PRECISION_FP32);
+  for (const auto schedule : {job::v1::PIPELINE_SCHEDULE_1F1B, job::v1::PIPELINE_SCHEDULE_ZB_H1}) {
     spec.mutable_parallel()->set_pipeline_schedule(schedule);
     const auto need = [&](int rank, bool overlaps) {
       spec.mutable_parallel()->set_overlap_p2p_communication(overlaps);
-      return engine::MemoryOf(spec, rank).value();
+      return MemoryOf(spec, rank).value();
     };
     EXPECT_EQ(need(0, true).activations, need(0, false).activations);
-    const engine::RankMemory without = need(1, false);
-    const engine::RankMemory with = need(1, true);
+    const RankMemory without = need(1, false);
+    const RankMemory with = need(1, true);
     EXPECT_EQ(with.num_slots, without.num_slots + 1);
     EXPECT_EQ(with.activations, without.activations / without.num_slots * with.num_slots);
     EXPECT_EQ(with.sum() - without.sum(), with.activations - without.activations);
   }
 }
 
-// What is computed is really saved, of one chunk a stage and of four.
+// The computed saving is real, with one chunk per stage and with four.
 TEST(RankMemory, ARealRunOfStage2TakesLessThanOneOfStage1) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers keep freed memory, or a shadow of all";
+  GTEST_SKIP() << "a sanitizer keeps freed memory, or a shadow of all memory";
 #endif
   for (const Stage2Case& given : {Stage2Case{.pipeline = 1, .bucket_size = 1},
                                   Stage2Case{.virtual_stages = 4, .schedule = kInterleaved}}) {
@@ -271,7 +273,7 @@ TEST(RankMemory, ARealRunOfStage2TakesLessThanOneOfStage1) {
 }
 
 TEST(NodeMemory, SharedPartsAreTheBytesOfTheRegionsThatAreMade) {
-  const v1::JobSpec spec = LargerJob(2, 2, v1::PRECISION_FP32);
+  const job::v1::JobSpec spec = LargerJob(2, 2, job::v1::PRECISION_FP32);
   NodeRequest request;
   request.job_id = "job";
   request.spec = &spec;
@@ -316,4 +318,4 @@ TEST(NodeMemory, MoreThanIsLeftIsRefusedWithSumAndLimitAndItsSource) {
 }
 
 }  // namespace
-}  // namespace megascale::job
+}  // namespace megascale::layout

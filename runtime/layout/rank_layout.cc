@@ -1,15 +1,16 @@
-#include "runtime/engine/chunks_of_rank.h"
+#include "runtime/layout/rank_layout.h"
 
 #include <algorithm>
 
 #include "runtime/base/status.h"
-#include "runtime/engine/groups.h"
-#include "runtime/engine/snapshot_shard.h"
 #include "runtime/job/pipeline_schedule.h"
+#include "runtime/layout/groups.h"
+#include "runtime/layout/snapshot_layout.h"
 #include "runtime/model/transformer_chunk.h"
+#include "runtime/plan/plan_options.h"
 #include "runtime/tensor/arena.h"
 
-namespace megascale::engine {
+namespace megascale::layout {
 
 using megascale::job::v1::JobSpec;
 
@@ -46,12 +47,11 @@ int64_t NumReplicated(const model::ChunkLayout& layout, const model::FlatRange& 
   return elements;
 }
 
-std::vector<model::Bucket> ChunksOfRank::BucketsOf(const model::ChunkLayout& layout) const {
+std::vector<model::Bucket> RankLayout::BucketsOf(const model::ChunkLayout& layout) const {
   return layout.Buckets(mesh.data_size(), bucket_size);
 }
 
-std::vector<BufferedBucket> ChunksOfRank::InGradientBuffers(
-    const model::ChunkLayout& layout) const {
+std::vector<BufferedBucket> RankLayout::InGradientBuffers(const model::ChunkLayout& layout) const {
   std::vector<BufferedBucket> all;
   for (const model::Bucket& bucket : BucketsOf(layout)) {
     if (plan_options.zero_stage == 1) {
@@ -65,7 +65,7 @@ std::vector<BufferedBucket> ChunksOfRank::InGradientBuffers(
   return all;
 }
 
-optim::OptimizerShard ChunksOfRank::ShardOf(const model::ChunkRange& range) const {
+optim::OptimizerShard RankLayout::ShardOf(const model::ChunkRange& range) const {
   return {.config = config,
           .range = range,
           .num_shards = mesh.data_size(),
@@ -74,8 +74,7 @@ optim::OptimizerShard ChunksOfRank::ShardOf(const model::ChunkRange& range) cons
           .bucket_size = bucket_size};
 }
 
-model::ChunkOptions ChunksOfRank::ModelOptions(const model::ChunkRange& range,
-                                               int num_slots) const {
+model::ChunkOptions RankLayout::ModelOptions(const model::ChunkRange& range, int num_slots) const {
   return {.config = config,
           .range = range,
           .micro_batch = micro_batch,
@@ -87,7 +86,7 @@ model::ChunkOptions ChunksOfRank::ModelOptions(const model::ChunkRange& range,
           .tensor = tensor};
 }
 
-GradientSizes GradientSizesOf(const ChunksOfRank& part, const plan::RankPlan& plan) {
+GradientSizes GradientSizesOf(const RankLayout& part, const plan::RankPlan& plan) {
   GradientSizes sizes;
   std::vector<std::vector<BufferedBucket>> in_buffers;
   for (const optim::OptimizerShard& shard : part.shards) {
@@ -139,50 +138,32 @@ model::Recompute RecomputeOf(const JobSpec& spec) {
   }
 }
 
-namespace {
-
-model::Pass LastPass(const model::ChunkOptions& options) {
-  return options.split_backward ? model::Pass::kBackwardWeights : model::Pass::kBackward;
-}
-
-// Of one micro-batch. A backward in two parts costs what both do.
-plan::ChunkCost CostOfPasses(const model::ChunkOptions& options) {
-  const model::PassOperations forward = OperationsOf(options, model::Pass::kForward);
-  plan::ChunkCost cost;
-  cost.forward_flops = forward.flops();
-  cost.forward_bytes = forward.exchanged_bytes();
-  const auto passes = options.split_backward
-                          ? std::vector{model::Pass::kBackwardInput, model::Pass::kBackwardWeights}
-                          : std::vector{model::Pass::kBackward};
-  for (const model::Pass pass : passes) {
-    const model::PassOperations operations = OperationsOf(options, pass);
-    cost.backward_flops += operations.flops();
-    cost.backward_bytes += operations.exchanged_bytes();
-    if (pass != model::Pass::kBackwardWeights) continue;
-    cost.weight_flops = operations.flops();
-    cost.weight_bytes = operations.exchanged_bytes();
+absl::StatusOr<std::vector<model::ChunkPasses>> PassesOf(const RankLayout& part) {
+  std::vector<model::ChunkPasses> passes;
+  const int num_chunks = part.plan_options.num_chunks();
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    ASSIGN_OR_RETURN(const model::ChunkRange range,
+                     model::MakeChunkRange(part.config, num_chunks, chunk));
+    std::vector<int> first_layers;
+    for (const model::Bucket& bucket : part.BucketsOf(part.ShardOf(range).layout())) {
+      first_layers.push_back(bucket.first_layer);
+    }
+    ASSIGN_OR_RETURN(passes.emplace_back(),
+                     RecordChunk(part.ModelOptions(range, /*num_slots=*/1), first_layers));
   }
-  return cost;
-}
-
-}  // namespace
-
-std::vector<model::PassOperations> OperationsOfPieces(const model::ChunkOptions& options,
-                                                      const std::vector<model::Bucket>& buckets) {
-  std::vector<model::PassOperations> pieces;
-  int end = options.range.num_layers;
-  for (const model::Bucket& bucket : buckets) {
-    model::PassOperations& piece = pieces.emplace_back(OperationsOf(options, LastPass(options)));
-    piece.num_layers = end - bucket.first_layer;
-    if (bucket.first_layer > 0) piece.after.clear();
-    end = bucket.first_layer;
-  }
-  return pieces;
+  return passes;
 }
 
 absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(const JobSpec& spec) {
-  ASSIGN_OR_RETURN(const ChunksOfRank part, ChunksOf(spec, 0));
-  const int num_chunks = part.plan_options.num_chunks();
+  ASSIGN_OR_RETURN(const RankLayout part, RankLayoutOf(spec, 0));
+  ASSIGN_OR_RETURN(const std::vector<model::ChunkPasses> passes, PassesOf(part));
+  return ChunkCostsOf(spec, part, passes);
+}
+
+absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(
+    const JobSpec& spec, const RankLayout& part,
+    const std::vector<model::ChunkPasses>& all_passes) {
+  const auto num_chunks = static_cast<int>(all_passes.size());
   const auto compute_bytes = static_cast<int64_t>(tensor::SizeOf(part.compute));
   const auto gradient_bytes =
       static_cast<int64_t>(tensor::SizeOf(tensor::AccumulationType(part.compute)));
@@ -191,16 +172,21 @@ absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(const JobSpec& spec) {
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     ASSIGN_OR_RETURN(const model::ChunkRange range,
                      model::MakeChunkRange(part.config, num_chunks, chunk));
-    const model::ChunkOptions options = part.ModelOptions(range, /*num_slots=*/1);
-    plan::ChunkCost& cost = costs.emplace_back(CostOfPasses(options));
+    const model::ChunkPasses& passes = all_passes[static_cast<size_t>(chunk)];
+    plan::ChunkCost& cost = costs.emplace_back();
+    cost.forward_flops = FlopsOf(passes.forward);
+    cost.forward_bytes = ExchangedBytesOf(passes.forward);
+    cost.weight_flops = FlopsOf(passes.weights);
+    cost.weight_bytes = ExchangedBytesOf(passes.weights);
+    cost.backward_flops = FlopsOf(passes.backward) + cost.weight_flops;
+    cost.backward_bytes = ExchangedBytesOf(passes.backward) + cost.weight_bytes;
     const optim::OptimizerShard shard = part.ShardOf(range);
     const model::ChunkLayout layout = shard.layout();
     const std::vector<model::Bucket> buckets = part.BucketsOf(layout);
-    const std::vector<model::PassOperations> pieces = OperationsOfPieces(options, buckets);
     for (size_t i = 0; i < buckets.size(); ++i) {
       plan::BucketCost& of_bucket = cost.buckets.emplace_back();
-      of_bucket.flops = pieces[i].flops();
-      of_bucket.bytes = pieces[i].exchanged_bytes();
+      of_bucket.flops = FlopsOf(passes.pieces[i]);
+      of_bucket.bytes = ExchangedBytesOf(passes.pieces[i]);
       of_bucket.gradient_bytes = buckets[i].range.count * gradient_bytes;
       of_bucket.parameter_bytes = buckets[i].range.count * compute_bytes;
       of_bucket.replicated_bytes = NumReplicated(layout, buckets[i].range) * gradient_bytes;
@@ -216,8 +202,8 @@ absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(const JobSpec& spec) {
   return costs;
 }
 
-absl::StatusOr<ChunksOfRank> ChunksOf(const JobSpec& spec, int rank) {
-  ChunksOfRank mine;
+absl::StatusOr<RankLayout> RankLayoutOf(const JobSpec& spec, int rank) {
+  RankLayout mine;
   ASSIGN_OR_RETURN(mine.mesh, MeshOf(spec));
   if (!mine.mesh.Contains(rank)) {
     return absl::InvalidArgumentError("engine: the rank is not in the mesh");
@@ -254,15 +240,20 @@ absl::StatusOr<ChunksOfRank> ChunksOf(const JobSpec& spec, int rank) {
   return mine;
 }
 
-absl::StatusOr<int64_t> SnapshotPayloadBytes(const JobSpec& spec, int rank) {
-  ASSIGN_OR_RETURN(const ChunksOfRank mine, ChunksOf(spec, rank));
+absl::StatusOr<std::vector<optim::StateSlice>> StateLayoutOf(const JobSpec& spec, int rank) {
+  ASSIGN_OR_RETURN(const RankLayout mine, RankLayoutOf(spec, rank));
   std::vector<optim::StateSlice> state;
   for (const optim::OptimizerShard& shard : mine.shards) {
     const auto of_chunk = optim::ShardedOptimizer::StateLayout(shard, mine.compute);
     state.insert(state.end(), of_chunk.begin(), of_chunk.end());
   }
-  ASSIGN_OR_RETURN(const checkpoint::ShardLayout layout, LayoutOf(rank, state));
+  return state;
+}
+
+absl::StatusOr<int64_t> SnapshotPayloadBytes(const JobSpec& spec, int rank) {
+  ASSIGN_OR_RETURN(const std::vector<optim::StateSlice> state, StateLayoutOf(spec, rank));
+  ASSIGN_OR_RETURN(const checkpoint::ShardLayout layout, SnapshotLayoutOf(rank, state));
   return layout.size_bytes();
 }
 
-}  // namespace megascale::engine
+}  // namespace megascale::layout

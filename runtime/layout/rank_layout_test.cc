@@ -1,4 +1,4 @@
-#include "runtime/engine/chunks_of_rank.h"
+#include "runtime/layout/rank_layout.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,9 @@
 #include "runtime/engine/test_job.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/model/transformer_chunk.h"
+#include "runtime/plan/plan_options.h"
 
-namespace megascale::engine {
+namespace megascale::layout {
 namespace {
 
 constexpr auto k1F1B = job::v1::PIPELINE_SCHEDULE_1F1B;
@@ -32,7 +33,7 @@ class CountingGroup final : public model::TensorGroup {
   void Wait(Exchange) override {}
   absl::Status status() const override { return absl::OkStatus(); }
 
-  // Since the last call.
+  // Returns the bytes since the last call.
   int64_t Take() { return std::exchange(bytes_, 0); }
 
  private:
@@ -55,7 +56,7 @@ struct Case {
 };
 
 job::v1::JobSpec SpecOf(const Case& given) {
-  job::v1::JobSpec spec = ToyJob(WriteTestText("text"), 1, 2);
+  job::v1::JobSpec spec = engine::ToyJob(engine::WriteTestText("text"), 1, 2);
   spec.mutable_parallel()->set_tensor_model_parallel_size(2);
   spec.mutable_parallel()->set_pipeline_schedule(given.schedule);
   spec.mutable_model()->set_parallel_block(given.parallel_block);
@@ -64,7 +65,7 @@ job::v1::JobSpec SpecOf(const Case& given) {
   return job::ResolveJobSpec(spec).value();
 }
 
-// What a plan says of passes, and the simulator prices.
+// Compares with the counts that plans carry and the simulator prices.
 TEST(ChunkCosts, SayWhatTensorRanksReallyExchange) {
   for (const Case& given :
        {Case{}, Case{.parallel_block = true}, Case{.parallel_block = true, .num_norms = 1},
@@ -82,7 +83,7 @@ TEST(ChunkCosts, SayWhatTensorRanksReallyExchange) {
       SCOPED_TRACE(absl::StrCat("parallel block ", given.parallel_block, ", norms ",
                                 given.num_norms, ", schedule ", given.schedule, ", recompute ",
                                 given.recompute, ", stage ", stage));
-      const ChunksOfRank part = ChunksOf(spec, 2 * stage).value();
+      const RankLayout part = RankLayoutOf(spec, 2 * stage).value();
       const optim::OptimizerShard& shard = part.shards[0];
       const int64_t size = shard.layout().num_elements();
       std::vector<float> weights(static_cast<size_t>(size), 0.01f);
@@ -112,8 +113,8 @@ TEST(ChunkCosts, SayWhatTensorRanksReallyExchange) {
   }
 }
 
-TEST(ChunksOfRank, CopiesOfNeighboursAreOneRange) {
-  const ChunksOfRank part = ChunksOf(SpecOf({}), 0).value();
+TEST(RankLayout, CopiesOfNeighboursAreOneRange) {
+  const RankLayout part = RankLayoutOf(SpecOf({}), 0).value();
   const model::ChunkLayout layout = part.shards[0].layout();
   int64_t elements = 0;
   for (const model::Parameter& parameter : layout.parameters()) {
@@ -141,7 +142,7 @@ TEST(ChunkCosts, OfBucketsAddUpToThatOfTheChunk) {
       spec.mutable_parallel()->set_ddp_bucket_size(bucket_size);
       spec = job::ResolveJobSpec(spec).value();
       const std::vector<plan::ChunkCost> costs = ChunkCostsOf(spec).value();
-      const plan::PlanOptions options = ChunksOf(spec, 0).value().plan_options;
+      const plan::PlanOptions options = RankLayoutOf(spec, 0).value().plan_options;
       for (int chunk = 0; chunk < 2; ++chunk) {
         const plan::ChunkCost& cost = costs[static_cast<size_t>(chunk)];
         EXPECT_EQ(cost.buckets.size(), static_cast<size_t>(options.NumBuckets(chunk)));
@@ -169,4 +170,4 @@ TEST(ChunkCosts, OfBucketsAddUpToThatOfTheChunk) {
 }
 
 }  // namespace
-}  // namespace megascale::engine
+}  // namespace megascale::layout

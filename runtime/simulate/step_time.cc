@@ -1,11 +1,10 @@
 #include "runtime/simulate/step_time.h"
+#include "runtime/timeline/timed_step.h"
 
 #include <algorithm>
 #include <array>
 #include <deque>
 #include <map>
-#include <string>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,13 +14,17 @@ namespace {
 
 using plan::Instruction;
 using plan::RankPlan;
+using timeline::MeetingName;
+using timeline::MeetingOf;
+using timeline::SpanTime;
+using timeline::StepTime;
 
-struct Place {      // of an instruction
+struct Place {      // an instruction
   size_t rank = 0;  // index of its plan
   size_t index = 0;
 };
 
-// One plan for each stage. Where each stage is one rank both readings are the same.
+// Whether there is one plan for each stage. If each stage is a single rank, both readings agree.
 bool AreRoles(absl::Span<const RankPlan> plans) {
   for (size_t i = 0; i < plans.size(); ++i) {
     const plan::Mesh& mesh = plans[i].mesh;
@@ -49,7 +52,7 @@ class Timer {
       const Instruction& instruction = At(place);
       if (instruction.group == plan::GroupKind::kNone) {
         const int64_t begin = TimeAt(place).ready;
-        End({place}, begin, begin + duration_(instruction));
+        End({place}, begin, begin + duration_(plans_[place.rank], instruction));
       } else {
         Meet(place);
       }
@@ -71,7 +74,7 @@ class Timer {
     int num_awaited = 0;
     bool ended = false;
   };
-  // Who has come to a transfer or collective.
+  // The members that have come to a transfer or collective.
   struct Meeting {
     std::vector<Place> members;
     int64_t begin = 0;
@@ -103,7 +106,7 @@ class Timer {
     }
   }
 
-  // Of the given ranks, how many meet in `instruction`.
+  // Returns how many of the given ranks meet in `instruction`.
   int NumMembers(const Instruction& instruction, const plan::Mesh& mesh) const {
     if (IsTransfer(instruction.kind())) return 2;
     if (!roles_) return mesh.GroupSize(instruction.group);
@@ -118,7 +121,7 @@ class Timer {
     Meeting& meeting = meetings_[name];
     meeting.members.push_back(place);
     meeting.begin = std::max(meeting.begin, TimeAt(place).ready);
-    meeting.duration = std::max(meeting.duration, duration_(instruction));
+    meeting.duration = std::max(meeting.duration, duration_(plan, instruction));
     if (static_cast<int>(meeting.members.size()) < size) return;
     End(meeting.members, meeting.begin, meeting.begin + meeting.duration);
     meetings_.erase(name);
@@ -152,17 +155,6 @@ class Timer {
 
 }  // namespace
 
-std::string NameOf(const RankPlan& plan) {
-  return plan.mesh.world_size() == plan.mesh.pipeline_size()
-             ? absl::StrCat("stage ", plan.stage())
-             : absl::StrCat("rank ", plan.rank, ", stage ", plan.stage());
-}
-
-MeetingName MeetingOf(const RankPlan& plan, const Instruction& instruction) {
-  return {plan.mesh.GroupName(instruction.group, plan.rank), instruction.channel,
-          instruction.id.MessageId().packed()};
-}
-
 absl::StatusOr<StepTime> TimeStep(absl::Span<const RankPlan> plans, const DurationOf& duration) {
   for (size_t i = 0; i < plans.size() && !AreRoles(plans); ++i) {
     if (plans[i].rank == static_cast<int>(i) &&
@@ -174,37 +166,6 @@ absl::StatusOr<StepTime> TimeStep(absl::Span<const RankPlan> plans, const Durati
                                                    plans[i].mesh.world_size()));
   }
   return Timer(plans, duration).Run();
-}
-
-Beginning BeginningOf(const StepTime& time, int64_t instructions_max) {
-  Beginning beginning = {.time = time};
-  std::vector<int64_t> ready;
-  for (const std::vector<SpanTime>& rank : time.ranks) {
-    for (const SpanTime& span : rank) ready.push_back(span.ready);
-  }
-  if (static_cast<int64_t>(ready.size()) <= instructions_max) return beginning;
-  std::sort(ready.begin(), ready.end());
-  beginning.time.end = ready[static_cast<size_t>(instructions_max)];
-  for (std::vector<SpanTime>& rank : beginning.time.ranks) {
-    for (SpanTime& span : rank) {
-      if (span.ready < beginning.time.end) continue;
-      span = {.state = SpanState::kNotBegun};
-      ++beginning.num_left_out;
-    }
-  }
-  return beginning;
-}
-
-std::vector<RankTime> Summarize(absl::Span<const RankPlan> plans, const StepTime& time) {
-  std::vector<RankTime> ranks(plans.size());
-  for (size_t rank = 0; rank < plans.size(); ++rank) {
-    for (size_t i = 0; i < plans[rank].instructions.size(); ++i) {
-      if (plans[rank].instructions[i].stream != plan::StreamKind::kCompute) continue;
-      ranks[rank].compute += time.ranks[rank][i].end - time.ranks[rank][i].begin;
-    }
-    ranks[rank].idle = time.end - ranks[rank].compute;
-  }
-  return ranks;
 }
 
 }  // namespace megascale::simulate

@@ -10,11 +10,22 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/plan/roles.h"
+#include "runtime/plan/build/roles.h"
+#include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/plan_options.h"
 #include "runtime/simulate/test_virtual_device.h"
+#include "runtime/timeline/timed_step.h"
 
 namespace megascale::simulate {
 namespace {
+
+using timeline::Beginning;
+using timeline::BeginningOf;
+using timeline::RankTime;
+using timeline::SpanState;
+using timeline::SpanTime;
+using timeline::StepTime;
+using timeline::Summarize;
 
 using plan::Instruction;
 using plan::OpKind;
@@ -45,15 +56,15 @@ PlanOptions WithBuckets(PlanOptions options, int num_buckets) {
   return options;
 }
 
-// By kind of instruction; what is not listed takes no time.
+// Returns durations by kind of instruction; kinds that are not listed take no time.
 DurationOf Takes(std::map<OpKind, int64_t> times) {
-  return [times = std::move(times)](const Instruction& instruction) {
+  return [times = std::move(times)](const plan::RankPlan&, const Instruction& instruction) {
     const auto it = times.find(instruction.kind());
     return it == times.end() ? 0 : it->second;
   };
 }
 
-// The time beyond what every stage computes.
+// Returns the time beyond the computation of every stage.
 int64_t Bubble(const PlanOptions& options, const std::map<OpKind, int64_t>& times) {
   const std::vector<RankPlan> plans = BuildAll(options);
   const StepTime time = TimeStep(plans, Takes(times)).value();
@@ -117,7 +128,7 @@ TEST(BubbleTest, OfZeroBubbleH1IsAThirdOfOneForwardOneBackward) {
 
 // Times that have nothing in common, links and collectives included, so that every order counts.
 DurationOf Uneven(unsigned seed) {
-  return [seed](const Instruction& instruction) {
+  return [seed](const plan::RankPlan&, const Instruction& instruction) {
     std::mt19937_64 random(instruction.id.MessageId().packed() * 1'000'003 + seed);
     const bool computes = instruction.stream == plan::StreamKind::kCompute;
     return static_cast<int64_t>(random() % (computes ? 1000 : 300));
@@ -155,7 +166,7 @@ TEST(OverlapTest, WithoutItNoStepIsShorter) {
   }
 }
 
-// What each hides, worked out by hand for two stages of two chunks.
+// The time that each option hides, worked out by hand for two stages of two chunks.
 TEST(OverlapTest, EachHidesWhatItIsFor) {
   const PlanOptions options = Shape(Schedule::kInterleaved1F1B, 2, 2, 4, 2);
   const auto lost = [&](const plan::Overlap& overlap, std::map<OpKind, int64_t> times) {
@@ -163,7 +174,7 @@ TEST(OverlapTest, EachHidesWhatItIsFor) {
     times[OpKind::kBackward] = 20;
     return TimeWith(options, overlap, Takes(times)) - TimeWith(options, {}, Takes(times));
   };
-  // Of the two reduces of a stage one can be hidden, and of the two gathers.
+  // One of the two reduces of a stage can be hidden, and one of the two gathers.
   EXPECT_EQ(lost({.grad_reduce = false}, {{OpKind::kReduceGradients, 7}}), 7);
   EXPECT_EQ(lost({.param_gather = false}, {{OpKind::kGatherParameters, 7}}), 7);
   // The first gather hides behind the loading, and the second behind the passes.
@@ -173,13 +184,13 @@ TEST(OverlapTest, EachHidesWhatItIsFor) {
   EXPECT_GT(lost({.p2p_communication = false},
                  {{OpKind::kSendActivation, 3}, {OpKind::kSendGradient, 3}}),
             0);
-  // Each hides its own communication only.
+  // Each option hides only its own communication.
   EXPECT_EQ(lost({.grad_reduce = false}, {{OpKind::kSendActivation, 3}}), 0);
   EXPECT_EQ(lost({.param_gather = false}, {{OpKind::kReduceGradients, 7}}), 0);
   EXPECT_EQ(lost({.p2p_communication = false}, {{OpKind::kGatherParameters, 7}}), 0);
 }
 
-// How much longer a step of `stages` stages is for links that take 1, with passes of 10.
+// Returns by how much a step with `stages` stages is longer if links take 1 and passes 10.
 int64_t Lengthened(PlanOptions options, bool p2p_communication, int spare_slots) {
   options.overlap.p2p_communication = p2p_communication;
   options.spare_slots = spare_slots;
@@ -190,7 +201,7 @@ int64_t Lengthened(PlanOptions options, bool p2p_communication, int spare_slots)
   return TimeStep(BuildAll(options), Takes(times))->end - without;
 }
 
-// How much of that each further micro-batch adds.
+// Returns the part of that which each further micro-batch adds.
 double LengthenedByMicrobatch(const PlanOptions& shape, bool p2p_communication, int spare_slots) {
   PlanOptions longer = shape;
   longer.num_microbatches += 4 * shape.mesh.pipeline_size();
@@ -208,11 +219,11 @@ TEST(OverlapTest, ShortLinksLengthenAStepOnceAndNotForEachMicrobatch) {
     // Until the first gradient has come to the first stage, and after the last forward.
     EXPECT_LE(Lengthened(options, true, 1), 4 * (options.num_chunks() - 1));
     EXPECT_EQ(LengthenedByMicrobatch(options, true, 1), 0);
-    // Without the slot to spare a stage receives once it has sent.
+    // Without the spare slot a stage receives only after it has sent.
     EXPECT_GE(LengthenedByMicrobatch(options, true, 0), 1);
     EXPECT_GE(LengthenedByMicrobatch(options, false, 0), 2);
   }
-  // It keeps all micro-batches as it is.
+  // GPipe keeps all micro-batches anyway.
   EXPECT_EQ(LengthenedByMicrobatch(Shape(Schedule::kGPipe, 4, 1, 16), true, 1), 0);
   EXPECT_EQ(LengthenedByMicrobatch(Shape(Schedule::kGPipe, 4, 1, 16), false, 0), 2);
 }
@@ -232,7 +243,7 @@ TEST(OverlapTest, ShortLinksLengthenOneForwardOneBackwardByTheWayThereAndBackOfO
 
 // A forward takes 10; of 3 buckets each takes 10 backward, and `reduction` to be reduced.
 DurationOf ByBucket(int64_t reduction) {
-  return [reduction](const Instruction& instruction) -> int64_t {
+  return [reduction](const plan::RankPlan&, const Instruction& instruction) -> int64_t {
     switch (instruction.kind()) {
       case OpKind::kForward:
         return 10;
@@ -259,7 +270,7 @@ TEST(OverlapTest, BucketsHideReductionsBehindTheBackwardOfEarlierLayers) {
   EXPECT_EQ(time(options, 15), 2 * (10 + 30) - 20 + 3 * 15);
   options.overlap.grad_reduce = false;
   EXPECT_EQ(time(options, 8), 2 * (10 + 30) + 3 * 8);
-  // Of stage 2 those of each micro-batch, the last one's too: two buffers take turns.
+  // Stage 2 hides the reductions of each micro-batch, including the last: two buffers take turns.
   options = WithBuckets(Shape(Schedule::k1F1B, 1, 1, 2, 2), 3);
   options.zero_stage = 2;
   EXPECT_EQ(time(options, 8), 2 * (10 + 30) + 8);
@@ -268,7 +279,7 @@ TEST(OverlapTest, BucketsHideReductionsBehindTheBackwardOfEarlierLayers) {
   EXPECT_EQ(time(options, 15), (10 + 10 + 15 + 10 + 5) + (10 + 10 + 15 + 10) + 5 + 15);
   options.overlap.grad_reduce = false;
   EXPECT_EQ(time(options, 8), 2 * (10 + 30 + 3 * 8));
-  // The last stage ends first; the first one's last backward is what hides its own.
+  // The last stage ends first; the reductions hide behind the first stage's last backward.
   options = WithBuckets(Shape(Schedule::k1F1B, 2, 1, 2, 2), 3);
   EXPECT_EQ(time(options, 8), 3 * (10 + 30) + 8);
   // Backward, then the weights' part: the last of these is cut.
@@ -347,7 +358,7 @@ TEST(VirtualTimeTest, TheExecutorTakesTheLongestPathWhereNothingOverlaps) {
   }
 }
 
-// The device knows no dependencies: what an executor awaits beyond them is in the time.
+// The device knows no dependencies: if an executor waits for more than these, the time shows it.
 TEST(VirtualTimeTest, AnExecutorThatWaitsForMoreTakesLonger) {
   const DurationOf duration = Takes({{OpKind::kForward, 10},
                                      {OpKind::kBackward, 10},

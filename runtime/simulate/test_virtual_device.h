@@ -1,11 +1,11 @@
-// All ranks of a step on real streams, under the production executor, with a clock that is virtual.
+// Runs all ranks of a step on real streams under the production executor, with a virtual clock.
 //
-// An instruction begins when the executor calls the device, at the time that it is then, whatever
-// the plan says that it waits for; a transfer or collective once the last of its members has come.
-// The call returns when the clock has reached its end. The clock moves, to the next end, only while
-// every stream of every rank is blocked: in the device, at an event, or for want of work. So an
-// executor that holds an instruction back for what the plan does not name takes a longer time, and
-// times are the same in every run, however threads are scheduled.
+// An instruction begins at the virtual time when the executor calls the device for it, whatever
+// waits the plan lists. A transfer or collective begins when its last member has come. The call
+// returns when the clock has reached the instruction's end. The clock advances to the next end only
+// while every stream of every rank is blocked: in the device, at an event, or without work. So an
+// executor that delays an instruction for a reason that the plan does not name takes longer, and
+// times are equal in every run, however threads are scheduled.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,15 +24,21 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/plan/executor.h"
-#include "runtime/plan/test_streams.h"
+#include "runtime/plan/execute/executor.h"
+#include "runtime/plan/execute/testing/test_streams.h"
 #include "runtime/simulate/step_time.h"
+#include "runtime/timeline/timed_step.h"
 
 namespace megascale::simulate {
 
+using timeline::MeetingName;
+using timeline::MeetingOf;
+using timeline::SpanTime;
+using timeline::StepTime;
+
 class VirtualDevice {
  public:
-  // `plans`: of all ranks; with `duration` they outlive the device.
+  // `plans`: those of all ranks. Borrowed, like `duration`: both must outlive the device.
   VirtualDevice(const std::vector<plan::RankPlan>& plans, const DurationOf& duration)
       : plans_(plans), duration_(duration) {
     standing_.resize(plans.size());
@@ -44,7 +50,7 @@ class VirtualDevice {
     }
   }
 
-  // Runs one step. Once.
+  // Runs one step and returns its times. May be called once.
   StepTime Run() {
     for (size_t rank = 0; rank < plans_.size(); ++rank) {
       for (const plan::Owner owner : {plan::Owner::kStage, plan::Owner::kShard}) {
@@ -55,7 +61,8 @@ class VirtualDevice {
     }
     while (AwaitStandstill() && MoveClock()) {
     }
-    GiveUp();  // On what has not ended; usually nothing.
+    // Ends instructions that have not ended; usually there are none.
+    GiveUp();
     for (const auto& finish : finishes_) {
       finish->Await(2);
       EXPECT_TRUE(finish->last_error().ok()) << finish->last_error();
@@ -66,11 +73,11 @@ class VirtualDevice {
  private:
   static constexpr int64_t kUnknown = -1;
 
-  // What one rank does alone, or several together.
+  // An instruction of one rank, or one that several ranks do together.
   struct Operation {
-    size_t num_members = 0;  // that have come
+    size_t num_members = 0;  // members that have come
     int64_t duration = 0;
-    int64_t begin = kUnknown;  // until all have come
+    int64_t begin = kUnknown;  // kUnknown until all members have come
     int64_t end = kUnknown;
     std::condition_variable ended;
   };
@@ -89,7 +96,7 @@ class VirtualDevice {
         .value();
   }
 
-  // How many ranks do `instruction` together.
+  // Returns how many ranks do `instruction` together.
   static size_t NumMembers(const plan::RankPlan& plan, const plan::Instruction& instruction) {
     if (instruction.group == plan::GroupKind::kNone) return 1;
     if (instruction.peer != plan::kNoPeer) return 2;
@@ -106,7 +113,7 @@ class VirtualDevice {
     Operation& operation = operations_[name];
     SpanTime& span = time_.ranks[rank][index];
     span.ready = now_;
-    operation.duration = std::max(operation.duration, duration_(instruction));
+    operation.duration = std::max(operation.duration, duration_(plans_[rank], instruction));
     if (++operation.num_members == num_members) {
       operation.begin = now_;
       operation.end = now_ + operation.duration;
@@ -129,7 +136,7 @@ class VirtualDevice {
     return operation.end != kUnknown && operation.end <= now_;
   }
 
-  // By stream, how many tasks it has run; or none if one of them can go on.
+  // Returns the number of tasks that each stream has run; nullopt if any stream can continue.
   std::optional<std::vector<uint64_t>> NumRunIfBlocked() {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<uint64_t> num_run;
@@ -144,9 +151,9 @@ class VirtualDevice {
     return num_run;
   }
 
-  // False: it did not come. Two looks that find each stream blocked at the same task saw all of
-  // them blocked at once, when the first had ended: what is blocked goes on only by another stream,
-  // or by this thread.
+  // Waits until all streams are blocked; false at the deadline. It looks twice: if both looks find
+  // each stream blocked at the same task, then all were blocked at once when the first look ended,
+  // because only another stream or this thread can unblock a stream.
   bool AwaitStandstill() {
     const auto deadline = std::chrono::steady_clock::now() + plan::kDeadline;
     while (std::chrono::steady_clock::now() < deadline) {
@@ -157,7 +164,7 @@ class VirtualDevice {
     return false;
   }
 
-  // To the next end; false where there is none.
+  // Moves the clock to the next end; false if there is none.
   bool MoveClock() {
     std::lock_guard<std::mutex> lock(mutex_);
     int64_t next = kUnknown;
@@ -192,7 +199,7 @@ class VirtualDevice {
   bool given_up_ = false;
   StepTime time_;
   std::map<MeetingName, Operation> operations_;
-  // By rank, then stream: where its thread is in the device.
+  // By rank, then stream: the operation that the stream's thread waits for in the device.
   std::vector<std::array<Operation*, plan::kNumStreamKinds>> standing_;
   std::vector<std::unique_ptr<plan::Streams>> streams_;
   std::vector<std::unique_ptr<plan::Finish>> finishes_;

@@ -1,4 +1,4 @@
-#include "runtime/simulate/measured_step.h"
+#include "runtime/timeline/measured_step.h"
 
 #include <algorithm>
 #include <limits>
@@ -9,7 +9,7 @@
 
 #include "runtime/base/check.h"
 
-namespace megascale::simulate {
+namespace megascale::timeline {
 namespace {
 
 using plan::Instruction;
@@ -50,15 +50,15 @@ class Measurement {
   }
 
  private:
-  // Index in the rank's plan; -1: it has no such instruction.
+  // Returns the index in the rank's plan; -1 if the plan has no such instruction.
   int64_t IndexOf(size_t rank, const Span& span) const {
     const auto found = indices_[rank].find(span.instruction);
     return found == indices_[rank].end() ? -1 : static_cast<int64_t>(found->second);
   }
 
-  // Makes `steps_`, without times.
+  // Creates `steps_`, without times.
   void Choose(int num_steps) {
-    std::map<int64_t, size_t> num_ranks;  // that have ended the step
+    std::map<int64_t, size_t> num_ranks;  // ranks that have ended each step
     std::set<int64_t> begun;
     size_t num_known = 0;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -139,7 +139,7 @@ class Measurement {
   };
   struct Meeting {
     std::vector<Member> members;
-    size_t size = 0;  // members that could be known
+    size_t size = 0;  // expected members
     int64_t last_ready = 0;
   };
 
@@ -168,7 +168,7 @@ class Measurement {
         } else if (!sends || meeting.last_ready <= time_of->end) {
           time_of->begin = std::clamp(meeting.last_ready, time_of->ready, time_of->end);
         }
-        // A pass waits for the last to begin it in its first exchange.
+        // In its first exchange a pass waits for the last tensor rank to begin the pass.
         const int64_t waited = time_of->begin - time_of->ready;
         time_of->exchange = std::max<int64_t>(0, time_of->exchange - waited);
       }
@@ -177,7 +177,7 @@ class Measurement {
 
   const absl::Span<const RankPlan> plans_;
   const absl::Span<const RankSpans> ranks_;
-  std::vector<std::unordered_map<uint64_t, size_t>> indices_;  // by rank: id to place in its plan
+  std::vector<std::unordered_map<uint64_t, size_t>> indices_;  // by rank: index in its plan, by id
   std::map<int64_t, TimedStep> steps_;
   int64_t origin_ = 0;
 };
@@ -189,4 +189,4 @@ std::vector<TimedStep> MeasureSteps(absl::Span<const RankPlan> plans,
   return Measurement(plans, ranks).Measure(num_steps);
 }
 
-}  // namespace megascale::simulate
+}  // namespace megascale::timeline

@@ -1,4 +1,4 @@
-#include "runtime/simulate/measured_step.h"
+#include "runtime/timeline/measured_step.h"
 
 #include <gtest/gtest.h>
 
@@ -6,9 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "runtime/simulate/step_breakdown.h"
+#include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/plan_options.h"
+#include "runtime/simulate/step_time.h"
+#include "runtime/timeline/step_breakdown.h"
 
-namespace megascale::simulate {
+namespace megascale::timeline {
 namespace {
 
 using plan::InstructionId;
@@ -16,7 +19,7 @@ using plan::OpKind;
 using plan::RankPlan;
 using telemetry::Span;
 
-constexpr int64_t kStart = 5'000'000;  // what the clock shows when step 1 begins
+constexpr int64_t kStart = 5'000'000;  // reading of the clock when step 1 begins
 constexpr int64_t kStepNanos = 100'000;
 
 class MeasuredStepTest : public ::testing::Test {
@@ -33,12 +36,13 @@ class MeasuredStepTest : public ::testing::Test {
     for (int rank = 0; rank < 4; ++rank) {
       plans_.push_back(plan::BuildTrainPlan(options, rank).value());
     }
-    planned_ =
-        TimeStep(plans_, [](const plan::Instruction& i) { return i.flops + i.bytes; }).value();
+    planned_ = simulate::TimeStep(plans_, [](const plan::RankPlan&, const plan::Instruction& i) {
+                 return i.flops + i.bytes;
+               }).value();
     ranks_.resize(4);
   }
 
-  // What the ranks would have told of the planned step: begun when ready, with ends.
+  // Adds the spans that ranks would have recorded for the planned step.
   void RunStep(int64_t step) {
     for (size_t rank = 0; rank < 4; ++rank) {
       for (size_t i = 0; i < plans_[rank].instructions.size(); ++i) {
@@ -93,10 +97,10 @@ TEST_F(MeasuredStepTest, TakesTheNewestStepsThatAllRanksHaveEndedAndWhatIsKnownO
   for (int64_t step = 1; step <= 6; ++step) RunStep(step);
   EXPECT_EQ(Numbers(2), (std::vector<int64_t>{5, 6}));
   EXPECT_EQ(Numbers(100), (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
-  // A rank that was asked before the others knows less.
+  // A rank that was read before the others has fewer spans.
   std::erase_if(ranks_[2].spans, [](const Span& span) { return span.step > 4; });
   EXPECT_EQ(Numbers(2), (std::vector<int64_t>{3, 4, -5, -6}));
-  // One of which a span was lost.
+  // A step with a lost span.
   ranks_[1].spans.erase(ranks_[1].spans.begin() +
                         static_cast<ptrdiff_t>(3 * plans_[1].instructions.size() + 2));
   EXPECT_EQ(Numbers(2), (std::vector<int64_t>{2, 3, -4, -5}));
@@ -114,7 +118,7 @@ TEST_F(MeasuredStepTest, TimesOfAllStepsCountFromTheFirst) {
 TEST_F(MeasuredStepTest, AStepThatStandsStillShowsWhereEachRankIs) {
   RunStep(1);
   const InstructionId receive(OpKind::kReceiveActivation, 1, 2);
-  for (size_t rank : {2, 3}) {  // of stage 1
+  for (size_t rank : {2, 3}) {  // ranks of stage 1
     Span& open = SpanOf(rank, receive);
     open.end_nanos = 0;
     const int64_t since = open.begin_nanos;
@@ -129,8 +133,8 @@ TEST_F(MeasuredStepTest, AStepThatStandsStillShowsWhereEachRankIs) {
   EXPECT_FALSE(steps[0].whole);
   const SpanTime& open = TimeOf(steps[0], 2, receive);
   EXPECT_EQ(open.state, SpanState::kRuns);
-  EXPECT_EQ(open.begin, open.end);  // it waits
-  EXPECT_EQ(open.end, kStepNanos);  // when it was seen
+  EXPECT_EQ(open.begin, open.end);  // it still waits
+  EXPECT_EQ(open.end, kStepNanos);  // when the spans were read
   EXPECT_EQ(TimeOf(steps[0], 0, InstructionId(OpKind::kBackward, 0, 2)).state,
             SpanState::kNotBegun);
 }
@@ -161,7 +165,7 @@ TEST_F(MeasuredStepTest, ARankOfWhichNothingIsKnownHoldsNobodyUp) {
   EXPECT_EQ(steps[0].time.ranks[3].front().state, SpanState::kNotBegun);
 }
 
-// Two tensor ranks of one stage, with one pass of interest: of rank 1 it begins 20 later.
+// Two tensor ranks of one stage with one pass of interest, which rank 1 begins 20 later.
 TEST(MeasuredExchangesTest, APassTellsOfItsWaitsButNotForTheLastToBegin) {
   const InstructionId forward(OpKind::kForward, 0, 0);
   plan::PlanOptions options;
@@ -177,7 +181,7 @@ TEST(MeasuredExchangesTest, APassTellsOfItsWaitsButNotForTheLastToBegin) {
            .end_nanos = kStart + (interesting ? 200 : 0),
            .instruction = instruction.id.packed(),
            .step = 1,
-           .exchange_nanos = 50});  // only a pass has any
+           .exchange_nanos = 50});  // only a pass has exchanges
     }
   }
   ranks[0].spans.push_back({.begin_nanos = kStart + 101,
@@ -215,7 +219,7 @@ TEST_F(MeasuredStepTest, WhatNoPlanHasIsIgnored) {
   EXPECT_TRUE(MeasureSteps(plans_, ranks_, 3).empty());
   RunStep(1);
   EXPECT_EQ(Numbers(3), (std::vector<int64_t>{1}));
-  // Twice the same, and one that ends before it begins.
+  // The same span twice, and a span that ends before it begins.
   ranks_[0].spans.push_back(ranks_[0].spans.back());
   SpanOf(0, InstructionId(OpKind::kForward, 0, 1)).end_nanos = 1;
   const TimedStep step = MeasureSteps(plans_, ranks_, 3)[0];
@@ -224,4 +228,4 @@ TEST_F(MeasuredStepTest, WhatNoPlanHasIsIgnored) {
 }
 
 }  // namespace
-}  // namespace megascale::simulate
+}  // namespace megascale::timeline

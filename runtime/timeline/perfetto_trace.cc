@@ -1,4 +1,4 @@
-#include "runtime/simulate/perfetto_trace.h"
+#include "runtime/timeline/perfetto_trace.h"
 
 #include <algorithm>
 #include <map>
@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace megascale::simulate {
+namespace megascale::timeline {
 namespace {
 
 using plan::Instruction;
@@ -38,7 +38,8 @@ class Trace {
   }
 
  private:
-  // An event is written at once: a tree of them all would take many times the text's memory.
+  // Events are written at once: collecting them all as a tree would take many times the text's
+  // memory.
   void Add(const Json& event) {
     absl::StrAppend(&text_, first_ ? "\n" : ",\n", event.dump());
     first_ = false;
@@ -84,7 +85,7 @@ class Trace {
     return TimeOf(step, rank, index).state != SpanState::kNotBegun;
   }
 
-  // What an id says.
+  // Returns the parts of an id as arguments.
   static Json ArgumentsOf(const TimedStep& step, InstructionId id) {
     Json args = Json::object();
     if (step.step > 0) args["step"] = step.step;
@@ -146,7 +147,7 @@ class Trace {
   void Arrow(const TimedStep& step, const char* category, Place from, Place to) {
     const auto end = [&](const char* phase, Place place) {
       const SpanTime& span = TimeOf(step, place.rank, place.index);
-      // Within the slice: its end is no part of it.
+      // The time must lie within the slice, which excludes its end.
       const int64_t at = std::max(span.ready, std::min(span.begin, span.end - 1));
       Json event = {{"ph", phase},
                     {"id", num_arrows_},
@@ -155,7 +156,7 @@ class Trace {
                     {"pid", plans_[place.rank].rank},
                     {"tid", Thread(plans_[place.rank].instructions[place.index].stream)},
                     {"ts", Micros(at)}};
-      // It ends in the slice around its time, not in the one after it.
+      // Binds the arrow to the slice that encloses this time, not to the next one.
       if (*phase == 'f') event["bp"] = "e";
       Add(event);
     };
@@ -176,11 +177,11 @@ class Trace {
     const Place here = {rank, index};
     const auto [known, is_first] = ends_.try_emplace(MeetingOf(plan, instruction), here);
     if (is_first) return;
-    // The send's own id is the message's.
+    // The message has the id of its send.
     const bool sends = instruction.id == instruction.id.MessageId();
     const Place& send = sends ? here : known->second;
     const Place& receive = sends ? known->second : here;
-    // What has not come yet has no arrow.
+    // A message that has not arrived has no arrow.
     if (TimeOf(step, receive.rank, receive.index).state == SpanState::kEnded) {
       Arrow(step, "message", send, receive);
     }
@@ -190,7 +191,7 @@ class Trace {
   const absl::Span<const std::string> names_;
   std::string text_ = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
   bool first_ = true;
-  std::map<MeetingName, Place> ends_;  // of the present step's messages, those seen first
+  std::map<MeetingName, Place> ends_;  // ends of this step's messages that were seen first
   int64_t num_arrows_ = 0;
 };
 
@@ -201,4 +202,4 @@ std::string PerfettoTrace(absl::Span<const RankPlan> plans, absl::Span<const Tim
   return Trace(plans, names).Write(steps);
 }
 
-}  // namespace megascale::simulate
+}  // namespace megascale::timeline

@@ -1,4 +1,4 @@
-#include "runtime/simulate/perfetto_trace.h"
+#include "runtime/timeline/perfetto_trace.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/simulate/test_two_stages.h"
+#include "runtime/timeline/testing/test_two_stages.h"
 
-namespace megascale::simulate {
+namespace megascale::timeline {
 namespace {
 
 using nlohmann::json;
@@ -176,4 +176,4 @@ TEST(PerfettoTraceTest, MessagesOfTwoStepsAreNotMixedUp) {
 }
 
 }  // namespace
-}  // namespace megascale::simulate
+}  // namespace megascale::timeline

@@ -1,4 +1,4 @@
-#include "runtime/simulate/step_breakdown.h"
+#include "runtime/timeline/step_breakdown.h"
 
 #include <algorithm>
 #include <array>
@@ -6,14 +6,14 @@
 
 #include "runtime/base/check.h"
 
-namespace megascale::simulate {
+namespace megascale::timeline {
 namespace {
 
 using plan::Instruction;
 using plan::OpKind;
 using plan::StreamKind;
 
-// First what counts before the others.
+// In order of precedence.
 enum Activity { kCompute, kOptimizer, kReceive, kCollective, kSend, kLoad, kIdle };
 constexpr int kNumActivities = kIdle + 1;
 
@@ -26,7 +26,7 @@ Activity ActivityOf(const Instruction& instruction) {
   return instruction.kind() == OpKind::kLoadBatch ? kLoad : kOptimizer;
 }
 
-// At `nanos` one more, or one less, of an activity goes on.
+// At `nanos`, one more or one fewer instruction of this activity runs.
 struct Change {
   int64_t nanos = 0;
   Activity activity = kIdle;
@@ -49,7 +49,7 @@ StepBreakdown& StepBreakdown::operator+=(const StepBreakdown& other) {
 StepBreakdown BreakDown(const plan::RankPlan& plan, absl::Span<const SpanTime> spans) {
   MEGASCALE_CHECK(spans.size() == plan.instructions.size());
   std::vector<Change> changes;
-  int64_t exchanges = 0;  // a rank computes one pass at a time: their waits never overlap
+  int64_t exchanges = 0;  // a rank computes one pass at a time, so these waits never overlap
   const auto add = [&](Activity activity, int64_t begin, int64_t end) {
     if (begin > end) return;
     changes.push_back({begin, activity, 1});
@@ -80,4 +80,4 @@ StepBreakdown BreakDown(const plan::RankPlan& plan, absl::Span<const SpanTime> s
           .bubble = nanos[kIdle]};
 }
 
-}  // namespace megascale::simulate
+}  // namespace megascale::timeline

@@ -1,10 +1,13 @@
-#include "runtime/simulate/step_breakdown.h"
+#include "runtime/timeline/step_breakdown.h"
+#include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/plan_options.h"
+#include "runtime/simulate/step_time.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-namespace megascale::simulate {
+namespace megascale::timeline {
 namespace {
 
 using plan::GroupKind;
@@ -145,7 +148,9 @@ TEST(StepBreakdownTest, PartsOfEveryPlannedRankAddUpToItsStep) {
     plans.push_back(plan::BuildTrainPlan(options, rank).value());
   }
   const StepTime time =
-      TimeStep(plans, [](const Instruction& i) { return i.flops + i.bytes; }).value();
+      simulate::TimeStep(plans, [](const plan::RankPlan&, const plan::Instruction& i) {
+        return i.flops + i.bytes;
+      }).value();
   for (size_t rank = 0; rank < plans.size(); ++rank) {
     const StepBreakdown parts = BreakDown(plans[rank], time.ranks[rank]);
     int64_t first = time.end;
@@ -170,4 +175,4 @@ TEST(StepBreakdownTest, SumsAddPartByPart) {
 }
 
 }  // namespace
-}  // namespace megascale::simulate
+}  // namespace megascale::timeline

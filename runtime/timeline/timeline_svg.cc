@@ -1,4 +1,4 @@
-#include "runtime/simulate/timeline.h"
+#include "runtime/timeline/timeline_svg.h"
 
 #include <algorithm>
 #include <string>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace megascale::simulate {
+namespace megascale::timeline {
 namespace {
 
 using plan::Instruction;
@@ -19,13 +19,13 @@ using plan::StreamKind;
 constexpr double kLeft = 110;
 constexpr double kTop = 48;
 constexpr double kWidth = 1400;
-constexpr double kBand = 20;      // height of computing
-constexpr double kLine = 5;       // height of another stream
+constexpr double kBand = 20;      // height of the bar of computing
+constexpr double kLine = 5;       // height of the line of another stream
 constexpr double kGap = 8;        // between ranks
-constexpr double kLabelMin = 11;  // width that takes a number
+constexpr double kLabelMin = 11;  // least width for a number
 constexpr int kTicks = 8;
 
-// Shades of one hue, from a stage's first chunk to its last.
+// Returns a shade of one hue, by chunk from a stage's first to its last.
 std::string Color(const Instruction& instruction, const RankPlan& plan) {
   const int stages = plan.mesh.pipeline_size();
   const int chunks = std::max(1, plan.num_chunks / stages);
@@ -59,7 +59,7 @@ std::string Color(const Instruction& instruction, const RankPlan& plan) {
   return absl::StrFormat("hsl(%d,62%%,%d%%)", hue, light);
 }
 
-// "12.3 ms"
+// Returns "12.3 ms".
 std::string TimeText(double nanos) {
   if (nanos >= 1e9) return absl::StrFormat("%.3g s", nanos / 1e9);
   if (nanos >= 1e6) return absl::StrFormat("%.3g ms", nanos / 1e6);
@@ -101,7 +101,7 @@ class Drawing {
   }
 
  private:
-  // Where only the beginning of a step is shown, an instruction may end after it.
+  // If only the beginning of a step is shown, an instruction may end after it.
   double X(int64_t nanos) const {
     return kLeft + kWidth * static_cast<double>(std::min(nanos, time_.end)) /
                        static_cast<double>(std::max<int64_t>(1, time_.end));
@@ -199,4 +199,4 @@ std::string TimelineSvg(absl::Span<const RankPlan> plans, const StepTime& time,
   return Drawing(plans, time, names).Draw(title);
 }
 
-}  // namespace megascale::simulate
+}  // namespace megascale::timeline

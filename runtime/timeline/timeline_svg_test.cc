@@ -1,4 +1,4 @@
-#include "runtime/simulate/timeline.h"
+#include "runtime/timeline/timeline_svg.h"
 
 #include <gtest/gtest.h>
 
@@ -6,9 +6,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "runtime/simulate/test_two_stages.h"
+#include "runtime/timeline/testing/test_two_stages.h"
 
-namespace megascale::simulate {
+namespace megascale::timeline {
 namespace {
 
 using plan::RankPlan;
@@ -49,4 +49,4 @@ TEST(TimelineSvgTest, DrawsTheBeginningOfAStepUnderTheGivenNames) {
 }
 
 }  // namespace
-}  // namespace megascale::simulate
+}  // namespace megascale::timeline

@@ -3,10 +3,11 @@
 
 #include <vector>
 
-#include "runtime/plan/step_plan.h"
+#include "runtime/plan/build/step_plan.h"
 #include "runtime/simulate/step_time.h"
+#include "runtime/timeline/timed_step.h"
 
-namespace megascale::simulate {
+namespace megascale::timeline {
 
 inline std::vector<plan::RankPlan> TwoStages() {
   plan::PlanOptions options;
@@ -18,8 +19,11 @@ inline std::vector<plan::RankPlan> TwoStages() {
 }
 
 inline StepTime Time(const std::vector<plan::RankPlan>& plans) {
-  return TimeStep(plans, [](const plan::Instruction& i) { return i.flops * 1000 + i.bytes * 500; })
+  return simulate::TimeStep(plans,
+                            [](const plan::RankPlan&, const plan::Instruction& i) {
+                              return i.flops * 1000 + i.bytes * 500;
+                            })
       .value();
 }
 
-}  // namespace megascale::simulate
+}  // namespace megascale::timeline

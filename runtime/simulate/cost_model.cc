@@ -1,0 +1,122 @@
+#include "runtime/simulate/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/base/check.h"
+#include "runtime/ops/work.h"
+
+namespace megascale::simulate {
+namespace {
+
+using plan::Instruction;
+using plan::OpKind;
+
+// Returns the share of a collective's bytes that each link of a ring carries.
+double PartOnLink(int members) { return (members - 1.0) / members; }
+
+// A stand-in for a vector in memory, for code that uses only sizes.
+tensor::Vector Sized(tensor::DType dtype, int64_t elements) { return {nullptr, dtype, elements}; }
+
+// Returns the bytes of AdamW over `elements`. With `has_update` (LAMB) it does not write the
+// weights.
+int64_t OptimizerBytes(tensor::DType compute, int64_t elements, bool has_update) {
+  const tensor::Vector state = Sized(AccumulationType(compute), elements);
+  const bool has_copy = compute != state.dtype && !has_update;
+  return ops::WorkOf(
+             ops::AdamWArgs{.master = state,
+                            .exp_avg = state,
+                            .exp_avg_sq = state,
+                            .grad = state,
+                            .compute_copy = has_copy ? Sized(compute, elements) : tensor::Vector(),
+                            .update = has_update ? state : tensor::Vector()})
+      .bytes;
+}
+
+// Returns the bytes of scaling that update, tensor by tensor, and adding it to the weights.
+int64_t ScaledUpdateBytes(tensor::DType compute, int64_t elements) {
+  const tensor::Vector state = Sized(AccumulationType(compute), elements);
+  const int64_t bytes = ops::WorkOfAddScaled(state).bytes;
+  return compute == state.dtype ? bytes
+                                : bytes + ops::WorkOfCast(state, Sized(compute, elements)).bytes;
+}
+
+}  // namespace
+
+CostModel::CostModel(const CostOptions& options) : options_(options) {
+  MEGASCALE_CHECK(static_cast<int>(options.chunks.size()) == options.plan.num_chunks());
+  const MachineRates& rates = options.rates;
+  MEGASCALE_CHECK(rates.flops_per_second > 0 && rates.memory_bytes_per_second > 0);
+  MEGASCALE_CHECK(rates.link_bytes_per_second > 0);
+  const int tensor_size = options.plan.mesh.tensor_size();
+  // A single rank exchanges nothing.
+  const double part = tensor_size > 1 ? PartOnLink(tensor_size) : 1;
+  for (int chunk = 0; chunk < options.plan.num_chunks(); ++chunk) {
+    AddPasses(chunk, options.chunks[static_cast<size_t>(chunk)].passes,
+              {.flops_per_second = rates.flops_per_second,
+               .memory_bytes_per_second = rates.memory_bytes_per_second,
+               .exchanged_bytes_per_second = rates.link_bytes_per_second / part});
+  }
+}
+
+void CostModel::AddPasses(int chunk, const model::ChunkPasses& passes,
+                          const model::PassRates& rates) {
+  const auto add = [&](OpKind kind, int bucket, const model::PassOperations& pass) {
+    const double seconds = SecondsOf(pass, rates, options_.tp_comm_overlap);
+    pass_nanos_[{kind, chunk, bucket}] = std::llround(1e9 * seconds);
+  };
+  const bool splits = options_.plan.splits_backward();
+  add(OpKind::kForward, kWholePass, passes.forward);
+  add(OpKind::kBackward, kWholePass, passes.backward);
+  if (splits) add(OpKind::kWeightGradient, kWholePass, passes.weights);
+  for (size_t bucket = 0; bucket < passes.pieces.size(); ++bucket) {
+    add(splits ? OpKind::kWeightGradient : OpKind::kBackward, static_cast<int>(bucket),
+        passes.pieces[bucket]);
+  }
+}
+
+int64_t CostModel::NanosOf(const Instruction& instruction) const {
+  const int chunk = instruction.id.chunk();
+  if (plan::IsPass(instruction.kind())) {
+    const bool is_piece =
+        instruction.num_buckets > 0 && instruction.num_buckets < options_.plan.NumBuckets(chunk);
+    const int bucket = is_piece ? instruction.id.bucket() : kWholePass;
+    return pass_nanos_.at({instruction.kind(), chunk, bucket});
+  }
+  return std::llround(1e9 * (SecondsInMemory(instruction) + SecondsOnLinks(instruction)));
+}
+
+double CostModel::SecondsInMemory(const Instruction& instruction) const {
+  int64_t bytes = 0;
+  const auto shard = [&] {
+    return options_.chunks[static_cast<size_t>(instruction.id.chunk())].shard_elements;
+  };
+  switch (instruction.kind()) {
+    case OpKind::kLoadBatch:
+      bytes = 2 * instruction.bytes;  // read from the batch ring, written to the chunk
+      break;
+    case OpKind::kOptimizerUpdate:
+      bytes = OptimizerBytes(options_.compute, shard(), /*has_update=*/true);
+      break;
+    case OpKind::kOptimizerStep:
+      bytes = options_.plan.has_trust_ratios
+                  ? ScaledUpdateBytes(options_.compute, shard())
+                  : OptimizerBytes(options_.compute, shard(), /*has_update=*/false);
+      break;
+    default:
+      break;
+  }
+  return static_cast<double>(bytes) / options_.rates.memory_bytes_per_second;
+}
+
+double CostModel::SecondsOnLinks(const Instruction& instruction) const {
+  if (instruction.group == plan::GroupKind::kNone) return 0;
+  double part = 1;
+  if (!plan::IsTransfer(instruction.kind())) {
+    part = PartOnLink(options_.plan.mesh.GroupSize(instruction.group));
+  }
+  if (instruction.kind() == OpKind::kSumReplicated) part *= 2;
+  return part * static_cast<double>(instruction.bytes) / options_.rates.link_bytes_per_second;
+}
+
+}  // namespace megascale::simulate

@@ -1,0 +1,62 @@
+// Prices the instructions of a step for machines of given speed, before anything runs (`megascale
+// plan`).
+//
+// The time of a pass is that of its recorded operations one after another; exchanges of tensor
+// ranks run beside them. The time of an optimizer step or a batch load follows from the bytes it
+// moves through memory. A collective of n members moves (n - 1) / n of its bytes through each link,
+// as a ring does; an all-reduce moves them twice. Latency, launches and contention cost nothing in
+// this model.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "runtime/model/pass_operations.h"
+#include "runtime/plan/plan_options.h"
+#include "runtime/tensor/tensor.h"
+
+namespace megascale::simulate {
+
+struct MachineRates {
+  double flops_per_second = 0;         // of a rank's matrix products
+  double memory_bytes_per_second = 0;  // of a rank's memory
+  double link_bytes_per_second = 0;    // of each link between ranks
+};
+
+// One chunk of the model on one rank.
+struct ChunkWork {
+  model::ChunkPasses passes;   // pieces: by bucket
+  int64_t shard_elements = 0;  // elements that this rank's optimizer steps
+};
+
+struct CostOptions {
+  plan::PlanOptions plan;
+  tensor::DType compute = tensor::DType::kF32;
+  bool tp_comm_overlap = true;         // exchanges of tensor ranks run beside matrix products
+  MachineRates rates;                  // all above 0
+  std::vector<ChunkWork> chunks = {};  // of the whole model
+};
+
+class CostModel {
+ public:
+  explicit CostModel(const CostOptions& options);
+
+  // Returns the duration of an instruction. Requires: it belongs to a plan built from options.plan.
+  int64_t NanosOf(const plan::Instruction& instruction) const;
+
+ private:
+  // Operation, chunk and bucket of a pass. kWholePass stands for all buckets.
+  static constexpr int kWholePass = -1;
+  using PassKey = std::tuple<plan::OpKind, int, int>;
+
+  void AddPasses(int chunk, const model::ChunkPasses& passes, const model::PassRates& rates);
+  double SecondsInMemory(const plan::Instruction& instruction) const;
+  double SecondsOnLinks(const plan::Instruction& instruction) const;
+
+  const CostOptions options_;
+  std::map<PassKey, int64_t> pass_nanos_;
+};
+
+}  // namespace megascale::simulate

@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
-#include "runtime/checkpoint/message_json.h"
+#include "runtime/checkpoint/format/message_json.h"
 
 namespace megascale::checkpoint {
 namespace {

@@ -1,4 +1,4 @@
-// Names within a checkpoint directory, and what lies in it.
+// The names of the files in a checkpoint directory, and functions that list and read them.
 #pragma once
 
 #include <cstdint>
@@ -21,22 +21,22 @@ std::string StepDirectoryName(int64_t step, int64_t attempt);  // "step-00000100
 std::string ShardFileName(int rank);                           // "rank-00003.safetensors"
 std::string ShardRecordName(int rank);                         // "rank-00003.json"
 
-// The inverse of StepDirectoryName; nothing for any other name.
+// Parses what StepDirectoryName returns; nullopt for any other name.
 std::optional<megascale::agent::v1::CheckpointId> ParseStepDirectoryName(absl::string_view name);
 
-// Step directories in `root`, complete or not, oldest first (by step, then attempt). NotFound: no
-// such directory.
+// Lists the step directories in `root`, complete or not, oldest first (by step, then attempt).
+// Errors: NotFound - no such directory.
 absl::StatusOr<std::vector<megascale::agent::v1::CheckpointId>> ListStepDirectories(
     const std::string& root);
 
-// Complete checkpoints in `root` (their manifest can be read), newest first. NotFound: no such
-// directory.
+// Lists the complete checkpoints in `root` (their manifest can be read), newest first. Errors:
+// NotFound
+// - no such directory.
 absl::StatusOr<std::vector<megascale::checkpoint::v1::CheckpointSummary>> ListCheckpoints(
     const std::string& root);
 
-// The manifest of a step directory.
-// Errors: NotFound - no checkpoint here, or none that was completed; DataLoss - it cannot be
-// parsed; FailedPrecondition - a newer format.
+// Reads the manifest of a step directory. Errors: NotFound - no checkpoint here, or an incomplete
+// one; DataLoss - it cannot be parsed; FailedPrecondition - a newer format.
 absl::StatusOr<megascale::checkpoint::v1::Manifest> ReadManifest(const std::string& directory);
 
 }  // namespace megascale::checkpoint

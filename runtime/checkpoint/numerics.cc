@@ -26,18 +26,18 @@ constexpr size_t kChangesShownMax = 4;
 constexpr absl::string_view kReplicas = "layout.data_parallel_size";
 constexpr absl::string_view kBucketSize = "layout.ddp_bucket_size";
 
-// Fields that older versions did not write, and what they did.
+// Fields that older versions did not write, and the values that match their behaviour.
 constexpr std::pair<absl::string_view, absl::string_view> kWasImplied[] = {
     {"layout.virtual_pipeline_model_parallel_size", "1"},
     {"layout.zero_stage", "1"},
-    {kBucketSize, "1099511627776"},  // more than any chunk has: a bucket of everything
+    {kBucketSize, "1099511627776"},  // larger than any chunk: one bucket for everything
     {"optimizer.type", "OPTIMIZER_TYPE_ADAMW"},
 };
-// A field that older versions wrote.
+// A field that only older versions wrote.
 constexpr absl::string_view kWasWritten = "layout.pipeline_schedule";
 constexpr absl::string_view kReducedBySchedule = "layout.zero_stage_2_schedule";
 
-// The shortest text that reads back as the same number.
+// Returns the shortest text that reads back as the same number.
 std::string Text(double value) {
   constexpr int kDigitsMax = 17;  // always enough for a double
   std::string text;
@@ -71,8 +71,8 @@ std::string FieldText(const Message& message, const FieldDescriptor* field) {
 
 using Fields = google::protobuf::Map<std::string, std::string>;
 
-// Adds the set fields of `message` as "area.field". Through reflection, so that no new field of the
-// job is forgotten.
+// Adds the set fields of `message` as "area.field". Uses reflection, so that new fields of the job
+// are included automatically.
 void AddFields(const Message& message, absl::string_view area, Fields* fields) {
   std::vector<const FieldDescriptor*> set;
   message.GetReflection()->ListFields(message, &set);
@@ -81,7 +81,7 @@ void AddFields(const Message& message, absl::string_view area, Fields* fields) {
   }
 }
 
-// Gives a field another name: that of an area of its own, mostly.
+// Renames a field, usually to give it an area of its own.
 void Rename(absl::string_view field, absl::string_view name, Fields* fields) {
   const auto found = fields->find(std::string(field));
   if (found == fields->end()) return;
@@ -140,8 +140,8 @@ v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
   AddFields(spec.parallel(), "layout", fields);
   fields->erase("batch.steps");
   fields->erase("batch.recompute_granularity");
-  // With stage 2 a reduction takes what passes have added since the one before, and which these are
-  // is the schedule's choice. Elsewhere schedules add in one order.
+  // With stage 2 a reduction takes the gradients that passes have added since the previous one, and
+  // the schedule decides which passes these are. With stage 1 all schedules add in one order.
   if (spec.parallel().zero_stage() == 2) Rename(kWasWritten, kReducedBySchedule, fields);
   for (const char* when : {"pipeline_schedule", "overlap_grad_reduce", "overlap_param_gather",
                            "overlap_p2p_communication", "tp_comm_overlap"}) {
@@ -172,7 +172,7 @@ absl::Status CompareFingerprints(const v1::NumericsFingerprint& kept,
     }
     return std::string("not set");
   };
-  // One replica has no buckets; that there are more or fewer replicas is said by their number.
+  // A single replica has no buckets; a changed number of replicas shows in its own field.
   const std::string one = "1";
   if (value(kept, std::string(kReplicas)) == one || value(now, std::string(kReplicas)) == one) {
     names.erase(std::string(kBucketSize));

@@ -67,8 +67,8 @@ TEST(NumericsTest, AJobMayBeProlongedMovedAndRenamed) {
                   .ok());
 }
 
-// A reduction after each micro-batch adds in another order than one at the end, and what it finds
-// to add depends on the schedule.
+// A reduction after each micro-batch adds in another order than one at the end, and the schedule
+// decides which gradients it adds.
 TEST(NumericsTest, Stage2HasNumericsOfItsOwnInEachSchedule) {
   const auto fingerprint = [](int zero_stage, job::v1::PipelineSchedule schedule) {
     job::v1::JobSpec spec = Spec();
@@ -106,7 +106,7 @@ TEST(NumericsTest, BucketsArePartOfTheNumerics) {
               testing::HasSubstr("layout.ddp_bucket_size was 7, is 8"));
 }
 
-// Nothing is said of a size that nobody gave.
+// A size that the user did not set is not mentioned.
 TEST(NumericsTest, OneReplicaHasNoBuckets) {
   const auto fingerprint = [](int replicas, int64_t bucket_size) {
     job::v1::JobSpec spec = Spec();

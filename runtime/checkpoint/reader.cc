@@ -18,13 +18,13 @@
 #include "runtime/base/checksum.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
-#include "runtime/checkpoint/safetensors.h"
-#include "runtime/checkpoint/shard.h"
+#include "runtime/checkpoint/format/safetensors.h"
+#include "runtime/checkpoint/format/shard.h"
 
 namespace megascale::checkpoint {
 namespace {
 
-// Elements that are read at once when they must be converted or hashed.
+// Elements read at a time when they must be converted or hashed.
 constexpr int64_t kChunkElements = 1 << 18;
 
 template <typename Number>
@@ -72,7 +72,15 @@ absl::Status CheckShardFile(const std::string& path, int64_t size_bytes) {
                                           " bytes, the manifest says ", size_bytes));
 }
 
-// Before anything loops over elements: a manifest of a few bytes can claim any number of them.
+// Drops the file from the page cache, so that the next read comes from storage: this machine's
+// memory may be what is faulty.
+void DropFromCache(const std::string& path) {
+  const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.valid()) ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
+}
+
+// Checks sizes before any loop over elements, because a small manifest can claim any number of
+// them.
 absl::Status CheckSizes(const v1::ShardFile& file) {
   int64_t bytes = 0;
   for (const v1::TensorSlice& slice : file.slices()) {
@@ -87,7 +95,7 @@ absl::Status CheckSizes(const v1::ShardFile& file) {
   return absl::OkStatus();
 }
 
-// Whether a shard holds what the manifest says of it.
+// Returns whether a shard holds the slices that the manifest lists.
 bool Match(const std::vector<v1::TensorSlice>& stored, const std::vector<v1::TensorSlice>& listed) {
   return std::equal(stored.begin(), stored.end(), listed.begin(), listed.end(),
                     [](const v1::TensorSlice& a, const v1::TensorSlice& b) {
@@ -167,15 +175,20 @@ int64_t CheckpointReader::size_bytes() const {
 
 absl::Status CheckpointReader::VerifyShard(ShardSource& shard) {
   if (shard.verified) return absl::OkStatus();
+  if (shard.failure.ok()) shard.failure = CompareAndOpenShard(shard);
+  shard.verified = shard.failure.ok();
+  return shard.failure;
+}
+
+absl::Status CheckpointReader::CompareAndOpenShard(ShardSource& shard) {
   ASSIGN_OR_RETURN(const std::string sha256, base::Sha256OfFile(shard.path));
   if (sha256 != shard.sha256) {
+    DropFromCache(shard.path);
     return absl::DataLossError(absl::StrCat("shard ", shard.path, ": its SHA-256 is ", sha256,
                                             ", the manifest says ", shard.sha256,
                                             "; the file was damaged, use another checkpoint"));
   }
-  RETURN_IF_ERROR(OpenShard(shard));
-  shard.verified = true;
-  return absl::OkStatus();
+  return OpenShard(shard);
 }
 
 absl::Status CheckpointReader::OpenShard(ShardSource& shard) {

@@ -1,7 +1,7 @@
 // Reads a checkpoint as logical tensors, however it was cut into shards: any layout can load any
-// other's. A sealed snapshot in memory is read in the same way, as the part of a checkpoint that it
-// is. Every shard's SHA-256 is compared once, before its first byte is used. Threads: one thread at
-// a time. Blocking: storage.
+// other's. A sealed snapshot in memory is read in the same way, as a partial checkpoint. Every
+// shard's SHA-256 is checked once, before its first byte is used; a failure stands for all that the
+// shard holds. Threads: one thread at a time. Blocking: storage.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 #include "absl/types/span.h"
 #include "proto/checkpoint.pb.h"
 #include "runtime/base/fd.h"
-#include "runtime/checkpoint/box.h"
-#include "runtime/checkpoint/tensor_index.h"
+#include "runtime/checkpoint/format/box.h"
+#include "runtime/checkpoint/format/tensor_index.h"
 
 namespace megascale::checkpoint {
 
@@ -27,38 +27,39 @@ class CheckpointReader {
   // differs, or tensors have gaps.
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const std::string& directory);
 
-  // Opens one rank's snapshot (SnapshotReader::Read); of each tensor only this rank's slices are
-  // there. Borrows `payload`. Of the manifest, attempt, step and next_sample are known. Errors:
-  // DataLoss.
+  // Opens one rank's snapshot (SnapshotReader::Read), which has only this rank's slices of each
+  // tensor. Borrows `payload`. Of the manifest only attempt, step and next_sample are set. Errors:
+  // DataLoss - it is damaged.
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenSnapshot(absl::string_view payload);
 
   const megascale::checkpoint::v1::Manifest& manifest() const { return manifest_; }
   // Sorted by name.
   const std::vector<LogicalTensor>& tensors() const { return index_.tensors(); }
-  // Of all shards.
+  // Returns the size of all shards together.
   int64_t size_bytes() const;
 
-  // Overwrites `out` with out.size() elements of tensor `name` from `flat_begin` on (row-major),
-  // converted from the stored type (exactly, but for F64 read as float, which rounds), from
-  // whatever slices have them: a copy (replica > 0) only where no lower one is there. Errors:
-  // NotFound - no such tensor, or (of a snapshot) an element that it does not hold; OutOfRange -
-  // beyond the tensor's end; DataLoss - a shard's checksum differs: it names the file. `out` is
-  // undefined then.
+  // Overwrites `out` with out.size() elements of tensor `name` from `flat_begin` on (row-major).
+  // Converts them from the stored type: exactly, except that F64 is rounded when read as float.
+  // Uses whichever slices have the elements, and a copy (replica > 0) only if no lower replica is
+  // there. Errors: NotFound - no such tensor, or a snapshot does not hold an element; OutOfRange -
+  // beyond the tensor's end; DataLoss - a shard's checksum differs: names the file. `out` is then
+  // undefined.
   absl::Status ReadSlice(absl::string_view name, int64_t flat_begin, absl::Span<float> out);
   absl::Status ReadSlice(absl::string_view name, int64_t flat_begin, absl::Span<double> out);
 
-  // The same of a box of the tensor: `flat_begin` counts within the box. Errors: also
-  // InvalidArgument - the tensor has no such box.
+  // The same for a box of the tensor: `flat_begin` counts within the box. Errors: also
+  // InvalidArgument - the box does not fit the tensor.
   absl::Status ReadBox(absl::string_view name, const Box& box, int64_t flat_begin,
                        absl::Span<float> out);
   absl::Status ReadBox(absl::string_view name, const Box& box, int64_t flat_begin,
                        absl::Span<double> out);
 
-  // Compares every shard's checksum. Errors: DataLoss - names the first bad file.
+  // Checks the checksum of every shard. Errors: DataLoss - names the first bad file.
   absl::Status Verify();
 
-  // SHA-256 over the logical tensors sorted by name (name, type, shape, all bytes), then step and
-  // next_sample: does not depend on layout, attempt, or files. Source: DESIGN section 9.
+  // Returns the SHA-256 over the logical tensors sorted by name (name, type, shape, all bytes),
+  // then step and next_sample. It does not depend on layout, attempt or files. Source: DESIGN
+  // section 9.
   absl::StatusOr<std::string> Digest();
 
  private:
@@ -68,19 +69,21 @@ class CheckpointReader {
     std::string sha256;
     std::vector<megascale::checkpoint::v1::TensorSlice> slices;
     absl::string_view memory;  // of a snapshot
-    base::UniqueFd fd;         // of a file that was verified
+    base::UniqueFd fd;         // of a verified file
     bool verified = false;
+    absl::Status failure;               // of the verification, which is not tried again
     std::vector<int64_t> data_offsets;  // known once verified
   };
-  // A flat range of a box of a tensor and where its elements go.
+  // A flat range of a box of a tensor, and the destination of its elements.
   struct Request;
 
   CheckpointReader() = default;
   absl::Status VerifyShard(ShardSource& shard);
+  absl::Status CompareAndOpenShard(ShardSource& shard);
   absl::Status OpenShard(ShardSource& shard);
   absl::Status ReadBytes(const ShardSource& shard, int64_t offset, absl::Span<char> out) const;
   absl::Status Read(const Request& request);
-  // Reads what the piece has of `missing` and takes it away from there.
+  // Reads the elements of `missing` that the piece has, and removes them from `missing`.
   absl::Status ReadPiece(const TensorPiece& piece, const Request& request,
                          std::vector<Box>* missing);
   // Reads `part`, which is within the piece and the request.
@@ -91,7 +94,7 @@ class CheckpointReader {
                            absl::Span<Number> out);
 
   megascale::checkpoint::v1::Manifest manifest_;
-  std::string name_;  // in messages
+  std::string name_;  // shown in messages
   std::vector<ShardSource> shards_;
   TensorIndex index_;
 };

@@ -9,9 +9,9 @@
 
 #include "absl/strings/match.h"
 #include "runtime/base/fd.h"
-#include "runtime/checkpoint/message_json.h"
+#include "runtime/checkpoint/format/message_json.h"
 #include "runtime/checkpoint/reader.h"
-#include "runtime/checkpoint/test_checkpoint.h"
+#include "runtime/checkpoint/testing/test_checkpoint.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -109,8 +109,9 @@ std::vector<TestTensor> Transformer() {
           {"scale", "F32", {}, 9}};
 }
 
-// The part of a tensor that tensor-parallel rank `index` of `size` has: of each of `groups` (heads
-// of q, of k and of v; gate and up) its share of the rows; of columns its share; or all.
+// Returns the part of a tensor that tensor-parallel rank `index` of `size` has: its share of the
+// rows of each of `groups` (heads of q, of k and of v; gate and up), its share of the columns, or
+// all.
 std::vector<Box> LocalBoxes(const TestTensor& tensor, int64_t size, int64_t index) {
   const auto rows = [&](const std::vector<int64_t>& groups) {
     std::vector<Box> boxes;
@@ -139,8 +140,8 @@ struct Layout {
   int64_t data_size;
 };
 
-// Of every rank: its data-parallel share of what its tensor-parallel rank has, the boxes laid one
-// behind the other.
+// Returns each rank's slices: its data-parallel share of its tensor-parallel rank's part, with the
+// boxes one after the other.
 RankSlices SlicesOf(const Layout& layout) {
   RankSlices all;
   for (int64_t data = 0; data < layout.data_size; ++data) {
@@ -235,7 +236,7 @@ TEST(ReaderBoxesTest, BoxesThatTheTensorHasNotAreRefused) {
 
 // --- Copies ------------------------------------------------------------------------------------
 
-// The copy in rank 1's shard has other values: whoever read it would show it.
+// The copy in rank 1's shard has other values, so that reading it would show.
 TEST(ReaderBoxesTest, ACopyIsReadOnlyWhereNoLowerOneIsThere) {
   const TestTensor tensor = {"norm", "F32", {10}, 1}, other = {"norm", "F32", {10}, 50};
   v1::TensorSlice copy = FlatSlice(tensor, 0, 10);
@@ -323,7 +324,7 @@ TEST(ReaderBoxesTest, BoxesWithAGapOrAnOverlapAreRefusedWithTheElement) {
                         "tensor w: element 0 is in 2 slices"));
 }
 
-// A complete cover that is not what lies in the file: transposed boxes would be read as nonsense.
+// A complete cover that differs from the file: transposed boxes would be read as garbage.
 TEST(ReaderBoxesTest, AManifestThatCutsOtherwiseThanItsShardsIsRefused) {
   const TestTensor tensor = {"w", "F32", {4, 4}};
   const std::string directory = WriteTestCheckpoint(

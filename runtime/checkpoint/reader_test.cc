@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
 #include "runtime/base/fd.h"
-#include "runtime/checkpoint/test_checkpoint.h"
+#include "runtime/checkpoint/testing/test_checkpoint.h"
 
 namespace megascale::checkpoint {
 namespace {

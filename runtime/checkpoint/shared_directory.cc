@@ -21,7 +21,7 @@ std::string PathOf(const std::string& directory) {
 }
 
 bool IsThere(const NonceWait& wait) {
-  // Opening the directory asks the server; a look at the name alone might not.
+  // Opening the directory asks the server; checking the name alone might use a cache.
   std::error_code error;
   for (std::filesystem::directory_iterator entry(wait.directory, error), end;
        !error && entry != end; entry.increment(error)) {

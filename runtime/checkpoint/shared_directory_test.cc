@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "runtime/checkpoint/test_checkpoint.h"
+#include "runtime/checkpoint/testing/test_checkpoint.h"
 
 namespace megascale::checkpoint {
 namespace {

@@ -8,7 +8,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/clock.h"
-#include "runtime/base/futex.h"
+#include "runtime/base/process/futex.h"
 #include "runtime/base/status.h"
 
 namespace megascale::checkpoint {
@@ -17,8 +17,7 @@ namespace {
 constexpr uint64_t kMagic = 0x0031'5041'4e53'534d;  // "MSSNAP1"
 constexpr size_t kPage = 4096;
 
-// A process that is killed between a store and its wake leaves a sleeper unwoken: nobody sleeps
-// longer at once.
+// Longest sleep: a process that is killed between a store and its wake-up leaves a sleeper waiting.
 constexpr absl::Duration kSleepMax = absl::Milliseconds(50);
 
 size_t RoundUp(size_t size) { return (size + kPage - 1) / kPage * kPage; }
@@ -29,7 +28,7 @@ size_t RoundUp(size_t size) { return (size + kPage - 1) / kPage * kPage; }
 struct SnapshotRegion {
   struct alignas(64) Buffer {
     std::atomic<uint64_t> seal;            // 0: not sealed
-    std::atomic<uint64_t> persisted_seal;  // of the content that is on storage
+    std::atomic<uint64_t> persisted_seal;  // seal of the content that is on storage
     std::atomic<int64_t> attempt;
     std::atomic<int64_t> step;
     std::atomic<int64_t> size_bytes;
@@ -37,9 +36,9 @@ struct SnapshotRegion {
   };
 
   uint64_t magic;
-  uint64_t capacity;  // of one buffer
+  uint64_t capacity;  // bytes of one buffer
   int32_t rank;
-  std::atomic<uint32_t> num_persisted;  // grows with every MarkPersisted: what writers sleep on
+  std::atomic<uint32_t> num_persisted;  // grows with every MarkPersisted; writers sleep on it
   std::atomic<uint32_t> storage_fails;
   std::atomic<uint64_t> last_seal;
   std::array<Buffer, 2> buffers;
@@ -59,7 +58,7 @@ struct SnapshotRegion {
     return region;
   }
 
-  // What a buffer holds, if it is sealed and stayed so while it was read.
+  // Returns the content of a buffer if it is sealed and stayed so while it was read.
   std::optional<SealedSnapshot> Sealed(int buffer) const {
     const Buffer& from = buffers[static_cast<size_t>(buffer)];
     SealedSnapshot snapshot;
@@ -94,7 +93,7 @@ struct SnapshotRegion {
 
   void Unseal(int buffer) {
     buffers[static_cast<size_t>(buffer)].seal.store(0, std::memory_order_relaxed);
-    // Nothing of what is written next may be seen before it.
+    // Later writes must not become visible before this store.
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
 };
@@ -167,7 +166,7 @@ bool SnapshotReader::IsCurrent(const SealedSnapshot& snapshot) const {
 }
 
 void SnapshotReader::MarkPersisted(const SealedSnapshot& snapshot) const {
-  // Seal numbers only grow: a mark that comes too late means nothing, and takes no newer one away.
+  // Seal numbers only grow, so a late mark has no effect and never removes a newer one.
   auto& mark = region_->buffers[static_cast<size_t>(snapshot.buffer)].persisted_seal;
   uint64_t marked = mark.load(std::memory_order_relaxed);
   while (marked < snapshot.seal && !mark.compare_exchange_weak(marked, snapshot.seal)) {
@@ -198,7 +197,7 @@ std::optional<int> SnapshotWriter::FreeBuffer() const {
   if (sealed.size() == 1) return 1 - sealed.front().buffer;
   const SealedSnapshot& older = sealed.back();
   const bool fails = region_->storage_fails.load(std::memory_order_relaxed) != 0;
-  // Once the newer one is on storage, a host may leave the older one for good.
+  // Once the newer snapshot is on storage, the host may never persist the older one.
   const bool on_storage = older.persisted || sealed.front().persisted;
   if (on_storage || older.attempt < attempt_ || fails) return older.buffer;
   return std::nullopt;

@@ -1,12 +1,12 @@
-// The double-buffered snapshot memory of one rank: a region that the agent makes, so that a
-// worker's crash loses nothing. A worker copies its weights and moments into one buffer and seals
-// it; the host process writes sealed ones to storage; a worker of the next attempt restores from
-// the newest that all ranks have.
+// The double-buffered snapshot memory of one rank. The agent makes the region, so that a worker's
+// crash loses nothing. A worker copies its weights and moments into one buffer and seals it. The
+// host process writes sealed snapshots to storage. A worker of the next attempt restores from the
+// newest step that all ranks have.
 //
-// A buffer is sealed by one store of its seal number, after everything else, and is unsealed by one
-// store before anything else: a writer killed anywhere leaves it either sealed and whole or not
-// sealed. Seal numbers grow and are never reused, so a reader notices that a buffer was taken from
-// under it.
+// Storing its seal number, after all other writes, seals a buffer; clearing it, before all other
+// writes, unseals it. So a writer that is killed at any point leaves the buffer either sealed and
+// complete or not sealed. Seal numbers grow and are never reused, so a reader notices that a writer
+// took its buffer.
 //
 // Ownership: writer and readers borrow the region. Threads: one writing process at a time (one
 // thread); any number of readers.
@@ -23,14 +23,14 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 
 namespace megascale::checkpoint {
 
-// Size of a region whose buffers hold `payload_bytes` each (ShardLayout::size_bytes).
+// Returns the size of a region whose buffers hold `payload_bytes` each (ShardLayout::size_bytes).
 size_t SnapshotBytes(int64_t payload_bytes);
 
-// Empties both buffers. Once, before the region is passed on.
+// Empties both buffers. Call it once, before other processes get the region.
 void FormatSnapshots(base::SharedMemory& region, int rank);
 
 struct SealedSnapshot {
@@ -40,20 +40,20 @@ struct SealedSnapshot {
   int buffer = 0;  // 0 or 1
   int64_t size_bytes = 0;
   bool persisted = false;
-  uint64_t seal = 0;  // names this content of the buffer
+  uint64_t seal = 0;  // identifies this content of the buffer
   uint64_t checksum = 0;
 };
 
-// The sealed snapshots in a region, newest first; empty for a region that is none. Does not read
-// their contents.
+// Lists the sealed snapshots of a region, newest first; empty if the region is not snapshot memory.
+// Does not read their contents.
 std::vector<SealedSnapshot> ListSealed(const base::SharedMemory& region);
 
-// The mapped region. Used by writer and reader.
+// The mapped region, for writer and reader.
 struct SnapshotRegion;
 
 class SnapshotReader {
  public:
-  // Errors: InvalidArgument - the region is no formatted snapshot memory.
+  // Errors: InvalidArgument - the region is not formatted as snapshot memory.
   static absl::StatusOr<SnapshotReader> Open(const base::SharedMemory* region);
 
   int rank() const;
@@ -61,22 +61,23 @@ class SnapshotReader {
   std::vector<SealedSnapshot> List() const;
   std::optional<SealedSnapshot> Find(int64_t attempt, int64_t step) const;
 
-  // The contents of the newest sealed snapshot of `step`, of whatever attempt, after their checksum
-  // was compared. Valid as long as no writer of a newer attempt takes the buffer: see IsCurrent.
-  // Errors: NotFound; DataLoss - the checksum differs; Aborted - the buffer was taken.
+  // Returns the contents of the newest sealed snapshot of `step`, from any attempt, after checking
+  // the checksum. Valid until the writer of a newer attempt takes the buffer: see IsCurrent.
+  // Errors: NotFound
+  // - no such snapshot; DataLoss - the checksum differs; Aborted - a writer took the buffer.
   absl::StatusOr<absl::string_view> Read(int64_t step) const;
   absl::StatusOr<absl::string_view> Read(const SealedSnapshot& snapshot) const;
 
   // False once a writer has taken the snapshot's buffer: bytes read from it may be torn.
   bool IsCurrent(const SealedSnapshot& snapshot) const;
 
-  // Says that a snapshot is safely on storage, so that its buffer may be taken again; wakes a
-  // waiting writer. Nothing happens when the buffer holds another one by now.
+  // Records that a snapshot is safely on storage, so that its buffer may be reused, and wakes a
+  // waiting writer. Does nothing if the buffer holds another snapshot by now.
   void MarkPersisted(const SealedSnapshot& snapshot) const;
 
-  // Says whether storage fails now, in a way that may last (a full disk). While it does, the writer
-  // does not wait: it takes the older buffer although that is on no storage. A writer that begins
-  // an attempt takes it back.
+  // Records whether storage is failing in a way that may last (a full disk). While it does, the
+  // writer does not wait: it takes the older buffer although that snapshot is not on storage. A
+  // writer that begins an attempt clears this.
   void SetStorageFails(bool fails) const;
 
  private:
@@ -86,22 +87,21 @@ class SnapshotReader {
 
 class SnapshotWriter {
  public:
-  // Begins an attempt that was restored at `restored_step`. Sealed snapshots of later steps were
-  // rolled back with the attempt that made them: they are dropped. Restore first, then open the
-  // writer. Errors: InvalidArgument - the region is no formatted snapshot memory.
+  // Begins an attempt that was restored at `restored_step`. Drops sealed snapshots of later steps:
+  // the rollback made them invalid. Restore first, then open the writer. Errors: InvalidArgument -
+  // the region is not formatted as snapshot memory.
   static absl::StatusOr<SnapshotWriter> Open(base::SharedMemory* region, int64_t attempt,
                                              int64_t restored_step);
 
-  // Takes a buffer: one that is not sealed, or else the older one once it, or the newer one, is
-  // persisted. The newest sealed snapshot is never taken, and what an earlier attempt left
-  // unpersisted need not be waited for, nor storage that fails. Blocking: at most `timeout`, zero
-  // to try. Errors: DeadlineExceeded
-  // - storage is behind; nothing was done, call again.
+  // Takes a buffer: one that is not sealed, or else the older one, once it or the newer one is
+  // persisted. Never takes the newest sealed snapshot. Does not wait for unpersisted snapshots of
+  // earlier attempts, nor for storage that fails. Blocking: at most `timeout`; zero only tries.
+  // Errors: DeadlineExceeded - storage is behind; nothing was changed, call again.
   absl::StatusOr<absl::Span<std::byte>> Acquire(absl::Duration timeout);
 
-  // Seals the acquired buffer as the first `size_bytes` bytes of it and returns its index. Computes
-  // the checksum. Errors: FailedPrecondition - no buffer is acquired; InvalidArgument - it is
-  // smaller than `size_bytes`.
+  // Seals the first `size_bytes` bytes of the acquired buffer, with their checksum, and returns the
+  // buffer's index. Errors: FailedPrecondition - no buffer is acquired; InvalidArgument - the
+  // buffer is smaller than `size_bytes`.
   absl::StatusOr<int> Seal(int64_t step, int64_t size_bytes);
 
  private:

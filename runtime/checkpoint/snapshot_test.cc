@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
-#include "runtime/base/test_kill.h"
-#include "runtime/checkpoint/test_checkpoint.h"
+#include "runtime/base/testing/test_kill.h"
+#include "runtime/checkpoint/testing/test_checkpoint.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -127,7 +127,7 @@ TEST_F(SnapshotTest, StorageThatFailsIsNotWaitedForAndTheNewestStays) {
       << "a new attempt waits until its own host says that storage fails";
 }
 
-// A host that was late may leave the older one for good, and the newest is never taken.
+// The host may never persist the older one, and the newest is never taken.
 TEST_F(SnapshotTest, AnOlderSnapshotIsNotWaitedForOnceTheNewerOneIsPersisted) {
   auto writer = Writer(1, 0);
   Seal(writer, 100);
@@ -156,7 +156,7 @@ TEST_F(SnapshotTest, AnAttemptDropsWhatWasRolledBackAndKeepsWhatItWasRestoredFro
   Seal(second, 200);
   EXPECT_EQ(Steps(), (std::vector<int64_t>{200, 100}));
   EXPECT_EQ(ListSealed(*region_)[0].attempt, 2);
-  // Nobody persists the earlier attempt's snapshot any more: it is taken without waiting.
+  // No process persists the earlier attempt's snapshot any more, so it is taken without waiting.
   Seal(second, 300);
   EXPECT_EQ(Steps(), (std::vector<int64_t>{300, 200}));
   Writer(3, 0);
@@ -188,8 +188,8 @@ TEST_F(SnapshotTest, AWriterKilledWhileItCopiesLeavesTheOtherBuffer) {
   EXPECT_EQ(Reader().Read(300).value(), Contents(300));
 }
 
-// Kills a writing process at whatever instruction it is, again and again: what is listed is whole,
-// and once anything was sealed something always is.
+// Kills a writing process at arbitrary instructions, again and again: listed snapshots are whole,
+// and after the first seal there is always one.
 TEST_F(SnapshotTest, AKillAtAnyInstructionLeavesOnlyWholeSnapshots) {
   int64_t restored = 0;
   for (int64_t attempt = 1; attempt <= 40; ++attempt) {

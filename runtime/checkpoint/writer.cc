@@ -16,12 +16,12 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/resource_limit.h"
+#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
-#include "runtime/checkpoint/message_json.h"
-#include "runtime/checkpoint/shard.h"
-#include "runtime/checkpoint/tensor_index.h"
+#include "runtime/checkpoint/format/message_json.h"
+#include "runtime/checkpoint/format/shard.h"
+#include "runtime/checkpoint/format/tensor_index.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::checkpoint {
@@ -35,7 +35,7 @@ using agent::v1::CheckpointId;
 
 std::pair<int64_t, int64_t> Age(const CheckpointId& id) { return {id.step(), id.attempt()}; }
 
-// Writes and syncs `path`; returns the SHA-256 of what was written.
+// Writes and syncs `path`; returns the SHA-256 of the data.
 absl::StatusOr<std::string> WriteAndSync(const std::string& path, absl::string_view data) {
   base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("create ", path));
@@ -86,7 +86,7 @@ absl::Status RemoveTree(const std::string& path) {
   return base::ErrnoStatus(error.value(), absl::StrCat("delete ", path));
 }
 
-// Where a step directory is, and where it is moved before its files are deleted.
+// The path of a step directory, and the path to which it is moved before its files are deleted.
 std::string PathOf(const std::string& root, const CheckpointId& id) {
   return absl::StrCat(root, "/", StepDirectoryName(id.step(), id.attempt()));
 }
@@ -103,7 +103,8 @@ bool HasManifest(const std::string& directory) {
   return ::access(absl::StrCat(directory, "/", kManifestFile).c_str(), F_OK) == 0;
 }
 
-// A checkpoint among `committed` that GiveUpIncomplete had no time to put back is put back.
+// Deletes directories that were moved away. First restores checkpoints among `committed` that an
+// interrupted GiveUpIncomplete had moved away.
 absl::Status RemoveLeftovers(const std::string& root, const std::vector<CheckpointId>& committed) {
   for (const CheckpointId& id : committed) {
     const std::string away = PathOfDeleted(root, id);
@@ -214,10 +215,11 @@ absl::StatusOr<int> GiveUpIncomplete(const std::string& checkpoint_directory,
     if (!earlier || HasManifest(from)) continue;
     if (const absl::Status moved = Rename(from, away); !moved.ok()) {
       const int error = base::ErrnoOf(moved);
-      if (error == ENOENT || error == ENOTEMPTY || error == EEXIST) continue;  // another host's
+      // another host moved it
+      if (error == ENOENT || error == ENOTEMPTY || error == EEXIST) continue;
       return moved;
     }
-    // Written since the look above; from the rename on none can be.
+    // The manifest was written after the check above. After the rename no manifest can be written.
     if (HasManifest(away)) {
       RETURN_IF_ERROR(Rename(away, from));
       continue;

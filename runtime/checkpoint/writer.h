@@ -1,10 +1,11 @@
-// Puts checkpoints on storage. In DIRECTORY/step-00000100-attempt-2/ each rank's shard is
-// `rank-00003.safetensors` beside `rank-00003.json` (a ShardFile with its SHA-256);
-// `manifest.json`, written last, makes it a checkpoint. Every file is written beside, synced and
-// renamed, so a crash anywhere leaves old, new or nothing, and everything may be repeated. One
-// directory belongs to one job: attempts of two jobs would have the same names. Threads: plain
-// functions. Blocking: storage. Errors: of the file system (ResourceExhausted - the disk is full),
-// with the path; what was complete before stays.
+// Writes checkpoints to storage. In DIRECTORY/step-00000100-attempt-2/ each rank's shard is
+// `rank-00003.safetensors`, next to `rank-00003.json` (a ShardFile with its SHA-256).
+// `manifest.json`, written last, completes the checkpoint. Every file is written under a temporary
+// name, synced and renamed, so a crash leaves the old file, the new one or none, and every call may
+// be repeated. A directory belongs to one job, since attempts of two jobs would have the same
+// names. Threads: plain functions. Blocking: storage. Errors: those of the file system
+// (ResourceExhausted - the disk is full), with the path; checkpoints that were complete before
+// stay.
 #pragma once
 
 #include <cstdint>
@@ -24,25 +25,26 @@ namespace megascale::checkpoint {
 absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& snapshot,
                           const std::string& checkpoint_directory);
 
-// Completes `manifest` (all of it but format_version and shards; its spec says how many ranks there
-// are) with the shards found in `directory` and writes it. Rewriting an equal manifest is harmless.
-// Errors: FailedPrecondition - a rank's shard is missing, of another size than recorded, or some
-// element of a tensor is in no shard or in two; NotFound - the directory was given up.
+// Adds the shards found in `directory` and format_version to `manifest`, and writes it. All other
+// fields must be set; the spec says how many ranks there are. Rewriting an equal manifest is
+// harmless. Errors: FailedPrecondition - a rank's shard is missing or differs from its recorded
+// size, or an element of a tensor is in no shard or in two; NotFound - GiveUpIncomplete removed the
+// directory.
 absl::Status WriteManifest(const std::string& directory,
                            megascale::checkpoint::v1::Manifest manifest);
 
 // Deletes step directories, complete or not, that are older (by step, then attempt) than the newest
-// of `committed` and not among them; without any committed nothing. Finishes what an interrupted
-// call began.
+// of `committed` and not in `committed`. Deletes nothing if `committed` is empty. Finishes what an
+// interrupted call began.
 absl::Status ApplyRetention(const std::string& checkpoint_directory,
                             const std::vector<megascale::agent::v1::CheckpointId>& committed);
 
-// Makes room on storage that is full: gives up the step directories that have no manifest and are
-// of an earlier attempt than `newest`, or of its attempt and an earlier step. Returns how many.
-// Needs no agreement with other hosts: what was given up has no directory that a manifest could be
-// written to. Without it, a host whose writes succeed would fill the storage with shards of steps
-// of which another host, whose writes fail, has no snapshot any more, and neither would ever
-// complete one.
+// Makes room on storage that is full: deletes the step directories without a manifest whose attempt
+// is earlier than that of `newest`, or whose attempt is the same and whose step is earlier. Returns
+// how many. Needs no agreement with other hosts: a deleted directory cannot get a manifest any
+// more. Reason: a host whose writes succeed would otherwise fill the storage with shards of steps
+// for which another host, whose writes fail, no longer has a snapshot; no checkpoint would ever be
+// completed.
 absl::StatusOr<int> GiveUpIncomplete(const std::string& checkpoint_directory,
                                      const megascale::agent::v1::CheckpointId& newest);
 

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
-#include "runtime/checkpoint/message_json.h"
-#include "runtime/checkpoint/test_checkpoint.h"
+#include "runtime/checkpoint/format/message_json.h"
+#include "runtime/checkpoint/testing/test_checkpoint.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -199,7 +199,7 @@ TEST(WriterTest, GivesUpWhatIsIncompleteAndEarlierThanTheNewest) {
   EXPECT_TRUE(absl::StrContains(late.message(), "was given up")) << late;
 }
 
-// As a crash between the two renames of GiveUpIncomplete leaves it.
+// Makes the state that a crash between the two renames of GiveUpIncomplete leaves.
 TEST(WriterTest, RetentionPutsBackACommittedCheckpointThatWasAboutToBeGivenUp) {
   const std::string root = TestDirectory();
   for (const int64_t step : {100, 200}) {

@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
-#include "runtime/base/futex.h"
+#include "runtime/base/process/futex.h"
 #include "runtime/base/status.h"
 
 namespace megascale::data {
@@ -16,8 +16,7 @@ namespace {
 constexpr uint64_t kMagic = 0x3147'4e49'5253'4d00;  // "MSRING1"
 constexpr size_t kLine = 64;
 
-// A process that is killed between a store and its wake leaves a sleeper unwoken: nobody sleeps
-// longer at once.
+// Longest sleep: a process that is killed between a store and its wake-up leaves a sleeper waiting.
 constexpr absl::Duration kSleepMax = absl::Milliseconds(50);
 
 size_t RoundUp(size_t size) { return (size + kLine - 1) / kLine * kLine; }
@@ -37,7 +36,7 @@ bool IsSensible(const BatchRingShape& shape) {
          shape.num_readers >= 1;
 }
 
-// Sleeps until `word` changes from `seen` or the time is up; false when it is up.
+// Sleeps until `word` differs from `seen`, then returns true; false after `until`.
 bool SleepOn(std::atomic<uint32_t>* word, uint32_t seen, absl::Duration until) {
   const absl::Duration left = until - base::RealClock().Monotonic();
   if (left <= absl::ZeroDuration()) return false;
@@ -47,7 +46,7 @@ bool SleepOn(std::atomic<uint32_t>* word, uint32_t seen, absl::Duration until) {
 
 }  // namespace
 
-// In the region: the header, one line per reader with its released count, the data-parallel
+// Layout of the region: the header, one line per reader with its released count, the data-parallel
 // indices, the slots.
 struct BatchRing::Header {
   uint64_t magic;
@@ -71,7 +70,7 @@ struct BatchRing::Header {
            RoundUp(shape.data_parallel_indices.size() * sizeof(int32_t));
   }
 
-  // Without the indices' values: their count alone decides the size.
+  // Returns the shape without the values of the indices, whose count alone determines the size.
   BatchRingShape Shape() const {
     BatchRingShape shape;
     shape.num_slots = num_slots;
@@ -111,7 +110,7 @@ template class BasicBatchView<int32_t>;
 
 size_t BatchRingBytes(const BatchRingShape& shape) {
   MEGASCALE_CHECK(IsSensible(shape));
-  // The header's size does not depend on the type of the slots.
+  // The header's size does not depend on the token type of the slots.
   constexpr size_t kHeaderBytes = 2 * kLine;
   return kHeaderBytes + static_cast<size_t>(shape.num_readers) * kLine +
          RoundUp(shape.data_parallel_indices.size() * sizeof(int32_t)) +
@@ -196,14 +195,14 @@ absl::Status BatchRingWriter::Publish(
     absl::FunctionRef<absl::Status(int64_t step, const MutableBatchView&)> fill,
     absl::Duration timeout) {
   const int64_t step = next_step();
-  const int64_t needed = step - shape().num_slots;  // all readers are past this one
+  const int64_t needed = step - shape().num_slots;  // all readers must have released this step
   const absl::Duration until = base::RealClock().Monotonic() + timeout;
   for (;;) {
     const int slowest = ring_.SlowestReader();
     std::atomic<uint32_t>* word = ring_.released_word(slowest);
     const uint32_t seen = word->load(std::memory_order_acquire);
     if (ring_.first_step() + seen >= needed) {
-      // It was the slowest when it was looked at, and none goes back.
+      // This reader was the slowest when it was checked, and counts never decrease; check again.
       if (ring_.released(ring_.SlowestReader()) >= needed) break;
       continue;
     }

@@ -1,12 +1,12 @@
-// The ring through which the one loader of a machine feeds its workers: shared memory that the
-// agent makes, with one slot per step. Steps follow each other without a gap; step s lies in slot s
-// modulo num_slots.
+// The ring through which a machine's single loader feeds its workers: shared memory that the agent
+// makes, with one step per slot. Steps follow each other without a gap; step s is in slot s modulo
+// num_slots.
 //
-// The whole protocol is two kinds of counters: the newest published step, which only the writer
-// moves, and for each reader the newest step that it has released. A slot is written only while no
-// reader may look at it, and is visible only after it is whole. So a process that is killed
-// anywhere leaves nothing behind: a half-written slot was never published, and a restarted loader
-// goes on after the newest published step.
+// The protocol consists of counters: the newest published step, which only the writer advances, and
+// for each reader the newest step that it has released. The writer writes a slot only when every
+// reader has released it, and publishes it when it is complete. So a process may be killed
+// anywhere: a half-written slot was never published, and a restarted loader continues after the
+// newest published step.
 //
 // Ownership: writer and readers borrow the region. Threads: one writer; one thread per reader.
 #pragma once
@@ -23,7 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 
 namespace megascale::data {
 
@@ -32,8 +32,8 @@ struct BatchRingShape {
   std::vector<int>
       data_parallel_indices;  // whose batches this machine's ranks need; distinct, not empty
   int num_microbatches = 0;   // per data-parallel index and step
-  int micro_batch_size = 0;   // samples
-  int seq_length = 0;         // tokens; a sample has one more
+  int micro_batch_size = 0;   // in samples
+  int seq_length = 0;         // in tokens; a sample has one token more
   int num_readers = 0;        // ranks of this machine that read the ring, at least 1
 };
 
@@ -44,10 +44,10 @@ class BasicBatchView {
   BasicBatchView(std::shared_ptr<const BatchRingShape> shape, Token* tokens)
       : shape_(std::move(shape)), tokens_(tokens) {}
 
-  // One micro-batch: [micro_batch_size, seq_length + 1] tokens, row-major. Requires:
-  // `data_parallel_index` is one of the ring's.
+  // Returns one micro-batch: [micro_batch_size, seq_length + 1] tokens, row-major. Requires: the
+  // ring has `data_parallel_index`.
   absl::Span<Token> microbatch(int data_parallel_index, int microbatch) const;
-  // One sample of it: seq_length + 1 tokens.
+  // Returns one sample of it: seq_length + 1 tokens.
   absl::Span<Token> sample(int data_parallel_index, int microbatch, int index) const;
 
   const BatchRingShape& shape() const { return *shape_; }
@@ -61,22 +61,22 @@ using MutableBatchView = BasicBatchView<int32_t>;
 
 size_t BatchRingBytes(const BatchRingShape& shape);
 
-// Makes an empty ring whose first step will be `first_step` + 1. Once, before the region is passed
-// on. Requires: the region has BatchRingBytes(shape) bytes.
+// Makes an empty ring whose first step will be `first_step` + 1. Call it once, before other
+// processes get the region. Requires: the region has BatchRingBytes(shape) bytes.
 void FormatBatchRing(base::SharedMemory& region, const BatchRingShape& shape, int64_t first_step);
 
-// The mapped ring, checked once. Used by writer and reader.
+// The mapped ring, checked once; for writer and reader.
 class BatchRing {
  public:
-  // Errors: InvalidArgument - the region is no formatted ring.
+  // Errors: InvalidArgument - the region is not a formatted ring.
   static absl::StatusOr<BatchRing> Open(base::SharedMemory* region);
 
   const BatchRingShape& shape() const { return *shape_; }
   int64_t first_step() const;
-  // Newest step that readers may see; first_step() when there is none.
+  // Returns the newest published step; first_step() if there is none yet.
   int64_t published() const;
   int64_t released(int reader) const;
-  // Of the reader that is furthest behind.
+  // Returns the reader that is furthest behind.
   int SlowestReader() const;
 
  private:
@@ -85,7 +85,7 @@ class BatchRing {
   friend void FormatBatchRing(base::SharedMemory& region, const BatchRingShape& shape,
                               int64_t first_step);
   struct Header;
-  // A step as a count since first_step: the futex words.
+  // Counters of steps since first_step, which are also the futex words.
   std::atomic<uint32_t>* published_word() const;
   std::atomic<uint32_t>* released_word(int reader) const;
   int32_t* tokens(int64_t step) const;
@@ -96,15 +96,15 @@ class BatchRing {
 
 class BatchRingWriter {
  public:
-  // Continues after the newest published step, whoever published it.
+  // Continues after the newest published step, even if another process published it.
   static absl::StatusOr<BatchRingWriter> Create(base::SharedMemory* region);
 
   const BatchRingShape& shape() const { return ring_.shape(); }
   int64_t next_step() const { return ring_.published() + 1; }
 
-  // Waits until the slot of next_step() is free, lets `fill` write it and publishes it.
+  // Waits until the slot of next_step() is free, calls `fill` to write it, and publishes it.
   // Blocking: at most `timeout` before `fill`. Errors: DeadlineExceeded - a reader still holds the
-  // slot; nothing was done, call again; what `fill` returns - nothing was published.
+  // slot; nothing was done, call again; an error of `fill` - nothing was published.
   absl::Status Publish(absl::FunctionRef<absl::Status(int64_t step, const MutableBatchView&)> fill,
                        absl::Duration timeout);
 
@@ -115,17 +115,17 @@ class BatchRingWriter {
 
 class BatchRingReader {
  public:
-  // Errors: InvalidArgument - no ring, or it has no reader of this index.
+  // Errors: InvalidArgument - not a ring, or it has no reader `reader`.
   static absl::StatusOr<BatchRingReader> Create(base::SharedMemory* region, int reader);
 
   const BatchRingShape& shape() const { return ring_.shape(); }
 
-  // Waits until `step` is published. The view stays valid until this reader releases the step.
-  // Errors: DeadlineExceeded - not there yet, call again; FailedPrecondition - this reader released
-  // it before.
+  // Waits until `step` is published and returns it. The view is valid until this reader releases
+  // the step. Errors: DeadlineExceeded - not published yet, call again; FailedPrecondition - this
+  // reader has released it.
   absl::StatusOr<BatchView> Wait(int64_t step, absl::Duration timeout) const;
 
-  // Gives up all steps up to `step`. Releasing twice is once. Requires: `step` is published.
+  // Releases all steps up to `step`; may be repeated. Requires: `step` is published.
   void Release(int64_t step);
 
  private:

@@ -10,7 +10,7 @@
 #include <memory>
 #include <thread>
 
-#include "runtime/base/test_kill.h"
+#include "runtime/base/testing/test_kill.h"
 
 namespace megascale::data {
 namespace {
@@ -203,8 +203,8 @@ TEST(BatchRingTest, AKilledReaderHoldsItsStepUntilItsSuccessorReadsOn) {
   EXPECT_TRUE(writer.Publish(Fill, kNow).ok());
 }
 
-// Kills a writing process at whatever instruction it is, again and again, beside a reader that
-// checks everything.
+// Kills a writing process at arbitrary instructions, again and again, while a reader checks
+// everything.
 TEST(BatchRingTest, AReaderNeverSeesATornStepHoweverOftenTheWriterIsKilled) {
   auto region = MakeRing(0);
   auto reader = BatchRingReader::Create(region.get(), 0).value();

@@ -21,9 +21,9 @@ namespace {
 constexpr double kHeldOutFractionDefault = 0.1;
 // A process may have 1024 descriptors; a directory may have more files.
 constexpr size_t kOpenFilesMax = 128;
-constexpr int64_t kLookedAtBytes = 4096;  // for a NUL
+constexpr int64_t kLookedAtBytes = 4096;  // bytes that are searched for a NUL
 
-// O_NONBLOCK: opening a FIFO that nobody writes must not wait.
+// O_NONBLOCK: opening a FIFO without a writer must not wait.
 base::UniqueFd OpenToRead(const std::string& path) {
   return base::UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
 }
@@ -42,7 +42,7 @@ absl::StatusOr<struct stat> StatFile(const std::string& path) {
   return info;
 }
 
-// What it is instead of a regular file; "" of one.
+// Returns the kind of a file that is not regular; "" for a regular one.
 std::string KindOf(mode_t mode) {
   if (S_ISREG(mode)) return "";
   if (S_ISDIR(mode)) return "a directory";
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const job::v1::DataSpec& sp
 }
 
 absl::Status Corpus::Append(const std::string& path) {
-  // Looked at before it is opened, since to open a device can do things; and again afterwards.
+  // Checked before opening, since opening a device can have effects, and again afterwards.
   ASSIGN_OR_RETURN(struct stat info, StatFile(path));
   RETURN_IF_ERROR(CheckRegular(path, info));
   File file;

@@ -1,5 +1,5 @@
 // The text that a job trains on: files of bytes, one after the other; every byte is a token. The
-// end is held out. A corpus is not loaded: bytes are read from the files when they are asked for.
+// end is held out. A corpus is not loaded: it reads bytes from the files when they are asked for.
 // Threads: a Corpus is immutable; const methods from any thread. Blocking: reads of files.
 #pragma once
 
@@ -23,8 +23,8 @@ class Corpus;
 class CorpusPart {
  public:
   int64_t size_bytes() const { return size_bytes_; }
-  // Fills `out` with the bytes from `begin` on. Requires: they lie within the part.
-  // Errors: DataLoss - a file became shorter after it was opened; do not go on with it.
+  // Fills `out` with the bytes from `begin` on. Requires: they lie within the part. Errors:
+  // DataLoss - a file became shorter after it was opened; stop using the corpus.
   absl::Status Read(int64_t begin, absl::Span<uint8_t> out) const;
 
  private:
@@ -42,7 +42,7 @@ class Corpus {
   // Finds and opens the files. A directory stands for its regular files sorted by name, without
   // symbolic links (they would repeat text), *.dat (indexes of `fortune`) and empty files. Errors,
   // each naming the file: NotFound; PermissionDenied; InvalidArgument - empty, not a regular file,
-  // a directory without files, or less text for training than one sample of `seq_length` + 1 bytes.
+  // a directory without files, or less training text than one sample of `seq_length` + 1 bytes.
   static absl::StatusOr<std::unique_ptr<Corpus>> Open(const megascale::job::v1::DataSpec& spec,
                                                       int seq_length);
 
@@ -53,21 +53,22 @@ class Corpus {
   CorpusPart held_out() const {
     return CorpusPart(this, total_bytes_ - held_out_bytes_, held_out_bytes_);
   }
-  // Paths, in the order of their bytes.
+  // Returns the paths in the order of their bytes in the corpus.
   std::vector<std::string> paths() const;
 
-  // Of each file whose beginning holds a NUL, which no text does, a line for people: it is legal,
-  // since bytes are tokens, but hardly meant. Errors: as Read.
+  // Returns a line for people about each file whose beginning has a NUL, which text never has:
+  // legal, as bytes are tokens, but probably a mistake. Errors: as Read.
   absl::StatusOr<std::vector<std::string>> WarningsOfBinary() const;
 
-  // What identifies the text and its split. Cost: reads every file once.
+  // Returns the identity of the text and its split. Cost: reads every file once.
   absl::StatusOr<megascale::checkpoint::v1::DataFingerprint> Fingerprint() const;
 
  private:
   friend class CorpusPart;
   struct File {
     std::string path;
-    base::UniqueFd fd;  // invalid beyond the first few: opened for each read
+    // invalid except for the first few files: the others are opened for each read
+    base::UniqueFd fd;
     int64_t begin = 0;  // of its first byte in the corpus
     int64_t size_bytes = 0;
   };

@@ -1,6 +1,6 @@
-// Fills the batch ring of one machine, step after step, from a corpus. Which sample goes where
-// depends on the seed and the sample's global index alone: not on the layout, the machine, or what
-// happened before. Threads: one thread at a time. Blocking: see RunUntil.
+// Fills the batch ring of one machine, step after step, from a corpus. The position of a sample
+// depends on the seed and its global index alone: not on the layout, the machine, or earlier steps.
+// Threads: one thread at a time. Blocking: see RunUntil.
 #pragma once
 
 #include <atomic>
@@ -11,15 +11,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/job.pb.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/data/batch_ring.h"
 #include "runtime/data/corpus.h"
 #include "runtime/data/sample_order.h"
 
 namespace megascale::data {
 
-// Index, over the whole job, of sample `index` of a micro-batch in `step` (from 1: the step that it
-// completes).
+// Place of a sample in a job: sample `index` of a micro-batch in `step`, which counts from 1 (the
+// step that it completes). GlobalSample returns its index over the whole job.
 struct SamplePosition {
   int64_t step = 1;
   int data_parallel_index = 0;
@@ -30,13 +30,14 @@ int64_t GlobalSample(const megascale::job::v1::JobSpec& spec, const SamplePositi
 
 class BatchLoader {
  public:
-  // `spec` is resolved. Borrows `corpus` and `ring`, which outlive the loader.
-  // Errors: InvalidArgument - the ring was made for another job.
+  // `spec` is resolved. Borrows `corpus` and `ring`, which must outlive the loader. Errors:
+  // InvalidArgument - the ring was made for another job.
   static absl::StatusOr<std::unique_ptr<BatchLoader>> Create(
       const megascale::job::v1::JobSpec& spec, const Corpus* corpus, base::SharedMemory* ring);
 
-  // Publishes steps up to `last_step`, each as soon as its slot is free. OK when that one is
-  // published or `stop` became true (noticed within 100 ms). Errors: of reading the corpus.
+  // Publishes steps up to `last_step`, each as soon as its slot is free. Returns OK when that step
+  // is published or `stop` became true (noticed within 100 ms). Errors: those of reading the
+  // corpus.
   absl::Status RunUntil(const std::atomic<bool>& stop, int64_t last_step);
 
  private:

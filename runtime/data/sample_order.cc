@@ -24,8 +24,8 @@ uint64_t Mix(uint64_t value) {
 SampleOrder::SampleOrder(uint64_t seed, int64_t text_bytes, int seq_length)
     : seed_(seed), seq_length_(seq_length) {
   MEGASCALE_CHECK(seq_length > 0 && text_bytes > seq_length);
-  // One window less than fit, so that the grid may begin at any offset below seq_length; a text of
-  // one window only moves it as far as it can.
+  // One window fewer than would fit, so that the grid may begin at any offset below seq_length. A
+  // text of one window limits the offset to what fits.
   num_windows_ = std::max<int64_t>(1, text_bytes / seq_length - 1);
   num_offsets_ = std::min<int64_t>(seq_length, text_bytes - num_windows_ * seq_length);
   const int bits = std::bit_width(static_cast<uint64_t>(num_windows_ - 1));
@@ -40,8 +40,8 @@ int64_t SampleOrder::WindowStart(int64_t sample) const {
   return offset + Permute(sample % num_windows_, key) * seq_length_;
 }
 
-// A Feistel network is a bijection of the numbers below 4^half_bits_; walking along it until a
-// number lies below num_windows_ makes it a bijection of those. Expected steps: less than four.
+// A Feistel network is a bijection on the numbers below 4^half_bits_. Applying it until the result
+// is below num_windows_ gives a bijection on these. Expected steps: less than four.
 int64_t SampleOrder::Permute(int64_t index, uint64_t key) const {
   const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
   auto value = static_cast<uint64_t>(index);

@@ -1,8 +1,8 @@
-// Which piece of the training text each sample of a job is: a pure function of (seed, sample index,
-// size of the text). The text is cut into windows of seq_length tokens that follow each other (each
-// with one token more, the target of its last one); an epoch takes every window once, in an order
-// of its own, and shifts the whole grid by an offset of its own, so that later epochs cut the text
-// at other places. Determinism: integers only; the order is part of the numerics version
+// Chooses the piece of the training text for each sample of a job: a pure function of (seed, sample
+// index, size of the text). The text is cut into consecutive windows of seq_length tokens, each
+// with one token more as the target of its last one. An epoch takes every window once, in an order
+// of its own. It also shifts the whole grid by an offset of its own, so that later epochs cut the
+// text at other places. Determinism: integers only; the order is part of the numerics version
 // (runtime/checkpoint/numerics.h).
 #pragma once
 
@@ -17,8 +17,8 @@ class SampleOrder {
 
   int64_t num_windows() const { return num_windows_; }
 
-  // First token of sample `sample` (global index, from 0): a window of seq_length + 1 tokens from
-  // there lies within the text.
+  // Returns the first token of sample `sample` (global index, from 0). The window of seq_length + 1
+  // tokens from there lies within the text.
   int64_t WindowStart(int64_t sample) const;
 
  private:
@@ -27,7 +27,7 @@ class SampleOrder {
   uint64_t seed_;
   int64_t seq_length_;
   int64_t num_windows_;
-  int64_t num_offsets_;  // places where the grid may begin
+  int64_t num_offsets_;  // possible places for the beginning of the grid
   int half_bits_;        // the permutation works on numbers of 2 * half_bits_ bits
 };
 

@@ -1,4 +1,4 @@
-#include "cli/inference.h"
+#include "runtime/inference/inference.h"
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -15,13 +15,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "cli/sampling.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/data/corpus.h"
+#include "runtime/inference/sampling.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
 #include "runtime/model/transformer_chunk.h"
@@ -39,6 +41,8 @@ using tensor::Vector;
 constexpr int64_t kEvaluationBatch = 8;
 constexpr int kByteTokens = 256;
 constexpr int64_t kSampleTokensMax = 1'000'000;
+constexpr int64_t kWindowsMax = 1'000'000'000;
+constexpr double kAutoFlops = 2e13;
 
 DType ComputeType(job::v1::Precision precision) {
   if (precision == job::v1::PRECISION_FP64) return DType::kF64;
@@ -93,8 +97,10 @@ struct Inference::Impl {
   std::unique_ptr<ops::Ops> ops;
   tensor::Arena arena;  // weights
   std::unique_ptr<model::TransformerChunk> chunk;
+  model::ModelConfig config;
   int64_t seq = 0;
 
+  int64_t WindowsWithin(const WindowLimit& limit, int64_t num_windows) const;
   absl::Status ReadWeights(checkpoint::CheckpointReader* reader, const model::ChunkLayout& layout,
                            const Vector& weights);
   void EvaluateBatch(absl::string_view text, int64_t first_window, int64_t batch, double* nats);
@@ -142,6 +148,7 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
 
   model::ChunkOptions options;
   ASSIGN_OR_RETURN(options.config, model::MakeModelConfig(spec.model()));
+  impl->config = options.config;
   ASSIGN_OR_RETURN(options.range, model::MakeChunkRange(options.config, 1, 0));
   options.micro_batch = kEvaluationBatch;
   options.seq = impl->seq;
@@ -167,7 +174,7 @@ absl::Status Inference::Sample(const SampleOptions& options,
     const int64_t context = std::min<int64_t>(impl_->seq, static_cast<int64_t>(tokens.size()));
     const Vector logits_V =
         impl_->chunk->Logits({tokens.data() + tokens.size() - context, DType::kI32, context});
-    // Of a larger vocabulary only bytes can be shown.
+    // A model may have a larger vocabulary, but only bytes can be shown.
     for (int token = 0; token < kByteTokens; ++token) logits[token] = ElementAt(logits_V, token);
     const int token = ChooseToken(logits, {options.temperature, options.top_k}, uniform.Next());
     tokens.push_back(token);
@@ -189,18 +196,44 @@ void Inference::Impl::EvaluateBatch(absl::string_view text, int64_t first_window
   chunk->Evaluate(0, batch, nats);
 }
 
-absl::StatusOr<HeldOutLoss> Inference::Evaluate(absl::string_view text) {
-  const int64_t num_windows = (static_cast<int64_t>(text.size()) - 1) / impl_->seq;
-  if (text.empty() || num_windows < 1) {
+int64_t Inference::Impl::WindowsWithin(const WindowLimit& limit, int64_t num_windows) const {
+  if (limit.num_windows > 0) num_windows = std::min(num_windows, limit.num_windows);
+  if (limit.flops <= 0) return num_windows;
+  // A forward pass is a third of a training step.
+  const double window_flops = model::TrainFlopsPerToken(config, seq) / 3 * static_cast<double>(seq);
+  if (static_cast<double>(num_windows) * window_flops <= limit.flops) return num_windows;
+  return std::max<int64_t>(1, static_cast<int64_t>(limit.flops / window_flops));
+}
+
+absl::StatusOr<WindowLimit> ParseWindowLimit(const std::string& flag, const std::string& words) {
+  if (words == "all") return WindowLimit();
+  if (words == "auto") return WindowLimit{.flops = kAutoFlops};
+  WindowLimit limit;
+  if (absl::SimpleAtoi(words, &limit.num_windows) && limit.num_windows > 0 &&
+      limit.num_windows <= kWindowsMax) {
+    return limit;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(flag, ": expected all, auto or a number of 1 to ",
+                                                 kWindowsMax, ", found '",
+                                                 base::Printable(words, 60), "'"));
+}
+
+absl::StatusOr<HeldOutLoss> Inference::Evaluate(absl::string_view text,
+                                                const EvaluateOptions& options) {
+  const int64_t whole_windows = (static_cast<int64_t>(text.size()) - 1) / impl_->seq;
+  if (text.empty() || whole_windows < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("the text has ", text.size(), " bytes; one window needs ", impl_->seq + 1));
   }
+  const int64_t num_windows = impl_->WindowsWithin(options.limit, whole_windows);
   double nats = 0;
   for (int64_t window = 0; window < num_windows; window += kEvaluationBatch) {
     const int64_t batch = std::min(kEvaluationBatch, num_windows - window);
     impl_->EvaluateBatch(text, window, batch, &nats);
+    if (options.on_progress) options.on_progress(window + batch, num_windows);
   }
   HeldOutLoss loss;
+  loss.text_bytes = static_cast<int64_t>(text.size());
   loss.num_bytes = num_windows * impl_->seq;
   loss.bits_per_byte = nats / std::log(2.0) / static_cast<double>(loss.num_bytes);
   return loss;

@@ -1,15 +1,16 @@
-#include "cli/inference.h"
+#include "runtime/inference/inference.h"
 
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/directory.h"
-#include "runtime/checkpoint/shard.h"
+#include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
 #include "runtime/job/job_spec.h"
@@ -35,7 +36,7 @@ job::v1::JobSpec SmallSpec() {
 
 constexpr checkpoint::ShardMoment kMoment = {.attempt = 1, .step = 5, .next_sample = 5};
 
-// Persists what a tensor rank has of the initial weights, through the real writer.
+// Persists a tensor rank's part of the initial weights, through the real writer.
 void PersistInitialWeights(const std::string& root, const job::v1::JobSpec& spec,
                            model::TensorPlace place) {
   const model::ModelConfig config = *model::MakeModelConfig(spec.model());
@@ -76,7 +77,7 @@ void PersistInitialWeights(const std::string& root, const job::v1::JobSpec& spec
                   .ok());
 }
 
-// A checkpoint of the initial weights; returns its folder.
+// Writes a checkpoint of the initial weights and returns its folder.
 std::string WriteInitialCheckpoint(const std::string& root, const job::v1::JobSpec& spec) {
   const int tensor_size = spec.parallel().tensor_model_parallel_size();
   for (int index = 0; index < tensor_size; ++index) {
@@ -154,6 +155,37 @@ TEST_F(InferenceTest, TextShorterThanAWindowIsRefused) {
   EXPECT_EQ(inference->Evaluate(SomeText(16)).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(inference->Evaluate("").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(inference->Evaluate(SomeText(17))->num_bytes, 16);
+}
+
+TEST_F(InferenceTest, ALimitMeasuresTheBeginningAndSaysOfHowMuch) {
+  const auto inference = Load(job::v1::PRECISION_FP32);
+  const std::string text = SomeText(1000);
+  EvaluateOptions options;
+  options.limit.num_windows = 20;
+  std::vector<std::pair<int64_t, int64_t>> seen;
+  options.on_progress = [&](int64_t done, int64_t all) { seen.push_back({done, all}); };
+  const HeldOutLoss loss = inference->Evaluate(text, options).value();
+  EXPECT_EQ(loss.num_bytes, 20 * 16);
+  EXPECT_EQ(loss.text_bytes, 1000);
+  EXPECT_EQ(loss.bits_per_byte,
+            inference->Evaluate(absl::string_view(text).substr(0, 20 * 16 + 1))->bits_per_byte);
+  EXPECT_EQ(seen, (std::vector<std::pair<int64_t, int64_t>>{{8, 20}, {16, 20}, {20, 20}}));
+  options.limit = {.flops = 1};
+  EXPECT_EQ(inference->Evaluate(text, options)->num_bytes, 16) << "at least one window";
+  options.limit = ParseWindowLimit("--w", "auto").value();
+  EXPECT_EQ(inference->Evaluate(text, options)->num_bytes, 992) << "a small model: all";
+}
+
+TEST(WindowLimitTest, IsANumberAWordOrRefused) {
+  EXPECT_EQ(ParseWindowLimit("--w", "7")->num_windows, 7);
+  EXPECT_EQ(ParseWindowLimit("--w", "all")->num_windows, 0);
+  EXPECT_EQ(ParseWindowLimit("--w", "all")->flops, 0);
+  EXPECT_GT(ParseWindowLimit("--w", "auto")->flops, 0);
+  for (const char* bad : {"", "0", "-1", "some", "7.5"}) {
+    EXPECT_EQ(
+        ParseWindowLimit("--w", bad).status().message(),
+        absl::StrCat("--w: expected all, auto or a number of 1 to 1000000000, found '", bad, "'"));
+  }
 }
 
 TEST_F(InferenceTest, TheSameSeedGivesTheSameText) {

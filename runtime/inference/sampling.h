@@ -1,4 +1,4 @@
-// Choosing the next token. Pure functions; deterministic.
+// Chooses the next token. Pure functions; deterministic.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ class UniformNumbers {
 };
 
 struct SamplingRule {
-  double temperature = 1;  // 0: the likeliest
-  int64_t top_k = 0;       // only among so many of the likeliest; 0: all
+  double temperature = 1;  // 0: always the most likely token
+  int64_t top_k = 0;       // choose among the K most likely tokens; 0: all
 };
 
-// The index of the chosen logit for `uniform` in [0, 1): the likelier an index, the larger its
-// share of that range; ties go to the lower index. Requires: at least one logit.
+// Returns the index of the logit that `uniform` in [0, 1) chooses: the more likely an index, the
+// larger its share of that range; ties go to the lower index. Requires: at least one logit.
 int ChooseToken(absl::Span<const double> logits, const SamplingRule& rule, double uniform);
 
 }  // namespace megascale::cli

@@ -1,4 +1,4 @@
-#include "cli/sampling.h"
+#include "runtime/inference/sampling.h"
 
 #include <cmath>
 #include <vector>

@@ -6,7 +6,7 @@ namespace {
 using tensor::Arena;
 using tensor::DType;
 
-// Walks over all buffers; with an arena it allocates them, without one it only counts.
+// Visits all buffers: with an arena it allocates them, without one it only counts their bytes.
 class Planner {
  public:
   Planner(const ChunkOptions& options, Arena* arena)
@@ -37,9 +37,9 @@ class Planner {
     bytes_ += Arena::BytesFor(options_.compute, rows * cols);
     return arena_ != nullptr ? arena_->AllocateMatrix(options_.compute, rows, cols) : Matrix{};
   }
-  // [N, cols] in compute.
+  // Returns a matrix [N, cols] in compute.
   Matrix AllRows(int64_t cols) { return NewMatrix(tokens_, cols); }
-  // [R, C] in compute.
+  // Returns a matrix [R, C] in compute.
   Matrix OwnRows() { return NewMatrix(rows_, config_.hidden_size); }
 
   SlotMemory Slot() {
@@ -50,14 +50,15 @@ class Planner {
     slot.gradient_RC = OwnRows();
     if (!options_.range.has_head) slot.output_RC = OwnRows();
     for (int i = 0; i < options_.range.num_layers; ++i) {
-      // The first layer reads the chunk's input as it is; each other one adds up its predecessor's.
+      // The first layer reads the chunk's input directly; the others add up their predecessor's
+      // results.
       const Matrix x_RC = i == 0 ? slot.input_RC : OwnRows();
       slot.layers.push_back(Layer(x_RC));
     }
     return slot;
   }
 
-  // What each layer makes again before its backward.
+  // Activations that each layer recomputes before its backward, into shared memory.
   BlockActivations Shared() {
     BlockActivations shared;
     if (options_.recompute == Recompute::kFull) AddProducts(&shared);
@@ -68,14 +69,14 @@ class Planner {
   BlockActivations Layer(const Matrix& x_RC) {
     BlockActivations layer = shared_;
     layer.input_norm.x_RC = x_RC;
-    // In a parallel block both norms read one stream.
+    // In a parallel block both norms read the same stream.
     if (config_.has_mlp_norm() && config_.parallel_block) layer.post_attention_norm.x_RC = x_RC;
     if (options_.recompute != Recompute::kFull) AddProducts(&layer);
     if (options_.recompute == Recompute::kNone) AddWithoutProducts(&layer);
     return layer;
   }
 
-  // What takes matrix products to make.
+  // Adds activations that take matrix products to compute.
   void AddProducts(BlockActivations* layer) {
     layer->qkv_NQ = AllRows(config_.qkv_size());
     layer->attention_NA = AllRows(config_.num_heads * config_.head_dim);
@@ -84,7 +85,7 @@ class Planner {
     layer->up_NU = AllRows(config_.up_size());
   }
 
-  // What does not.
+  // Adds activations that take no matrix products to compute.
   void AddWithoutProducts(BlockActivations* layer) {
     AddNormOutput(&layer->input_norm);
     if (config_.has_mlp_norm()) AddNormOutput(&layer->post_attention_norm);
@@ -105,7 +106,7 @@ class Planner {
       scratch.block.partial_NC = AllRows(config_.hidden_size);
     }
     if (config_.parallel_block) {
-      // Forward has it, backward has the other.
+      // Forward uses attention_out, backward d_gathered, so they can share memory.
       scratch.block.attention_out_NC =
           options_.tensor.size > 1 ? scratch.block.d_gathered_NC : AllRows(config_.hidden_size);
     }
@@ -134,7 +135,7 @@ class Planner {
   const int64_t rows_;  // this tensor rank's own
   Arena* const arena_;
   size_t bytes_ = 0;
-  BlockActivations shared_;  // by all layers
+  BlockActivations shared_;  // shared by all layers
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The memory of one pipeline chunk, planned once: which buffers exist, with which sizes. Internal
-// to TransformerChunk, but for ChunkOptions. Of several tensor ranks each has its part: 1/t of
-// nearly all of it. Legend of suffixes: transformer_block.h.
+// The memory of one pipeline chunk, planned once: its buffers and their sizes. Internal to
+// TransformerChunk, except for ChunkOptions. With t tensor ranks each rank has 1/t of nearly all of
+// it. Legend of suffixes: transformer_block.h.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@
 namespace megascale::model {
 
 struct ChunkOptions {
-  ModelConfig config;  // of the whole model, whatever `tensor`
+  ModelConfig config;  // of the whole model, not of a tensor rank's part
   ChunkRange range = {};
   int64_t micro_batch = 1;  // samples in a micro-batch
   int64_t seq = 0;          // tokens in a sample
-  int num_slots = 1;        // micro-batches in flight: the most that the schedule holds at once
+  int num_slots = 1;        // most micro-batches that the schedule holds in flight at once
   tensor::DType compute = tensor::DType::kF32;
-  // Whether backward may come in two parts, BackwardInput and BackwardWeights. Takes no memory of
-  // its own (BlockActivations says why), but a slot is held until its second part.
+  // Whether backward may come in two parts, BackwardInput and BackwardWeights. Needs no extra
+  // memory (BlockActivations says why), but a slot is held until the second part has run.
   bool split_backward = false;
-  // What to compute twice rather than to keep; not with split_backward, whose second part needs
-  // all of it.
+  // Activations to recompute instead of keeping. Not with split_backward, whose second part needs
+  // all activations.
   Recompute recompute = Recompute::kNone;
-  TensorPlace tensor = {};  // which of the ranks that hold the chunk together
+  TensorPlace tensor = {};  // this rank's place among the ranks that hold the chunk together
 };
 
 // Buffers of one micro-batch in flight.
@@ -35,18 +35,19 @@ struct SlotMemory {
   Vector tokens_N;     // I32; first chunk
   Vector targets_N;    // I32; last chunk
   Matrix input_RC;     // received, or the embedding's output
-  Matrix output_RC;    // not the last chunk's
-  Matrix gradient_RC;  // of the output, then of the input
+  Matrix output_RC;    // all chunks but the last
+  Matrix gradient_RC;  // the gradient of the output, later of the input
   std::vector<BlockActivations> layers;
 };
 
-// Buffers that every micro-batch uses in turn.
+// Buffers that all micro-batches use, one after the other.
 struct ChunkScratch {
   BlockScratch block;
-  Matrix delta_RC;             // what a layer adds to the residual stream; forward
+  Matrix delta_RC;             // a layer's addition to the residual stream; forward
   NormActivations final_norm;  // last chunk
-  Matrix logits_NV;            // last chunk; this rank's columns; then their gradient
-  // Last chunk, several tensor ranks: LogitStatistics of this rank's columns, and of every rank's.
+  Matrix logits_NV;            // last chunk; this rank's columns of the logits, then their gradient
+  // Last chunk with several tensor ranks: LogitStatistics of this rank's columns, and of every
+  // rank's.
   Vector statistics_3N;       // F
   Vector all_statistics_P3N;  // F
 };
@@ -56,7 +57,7 @@ struct ChunkMemory {
   ChunkScratch scratch;
 };
 
-// Bytes of all buffers.
+// Returns the bytes of all buffers.
 size_t ChunkMemoryBytes(const ChunkOptions& options);
 
 // Takes all buffers from `arena`. Requires: ChunkMemoryBytes(options) free bytes in it.

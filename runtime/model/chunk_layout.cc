@@ -9,19 +9,19 @@ namespace megascale::model {
 namespace {
 
 constexpr int64_t kShardAlignment =
-    64;  // elements: a cache line of bf16 is 32, a vector of fp32 16
+    64;  // elements; a cache line of bf16 has 32, a vector of fp32 16
 
-// To what `num_shards` can have aligned equal parts of.
+// Rounds up to a size that divides into `num_shards` aligned equal parts.
 int64_t Padded(int64_t elements, int num_shards) {
   MEGASCALE_CHECK(num_shards >= 1);
   const int64_t unit = kShardAlignment * num_shards;
   return (elements + unit - 1) / unit * unit;
 }
 
-// The mean over queries t = 0 .. seq-1 of min(t + 1, window).
+// Returns the mean of min(t + 1, window) over queries t = 0 .. seq-1.
 double MeanVisibleKeys(int64_t seq, int64_t window) {
   const double full = window == 0 ? seq : std::min(seq, window);
-  const double ramp = full * (full + 1) / 2;  // queries that see fewer than `full` keys, and one
+  const double ramp = full * (full + 1) / 2;  // of the queries that see up to `full` keys
   return (ramp + (seq - full) * full) / seq;
 }
 
@@ -74,10 +74,10 @@ absl::StatusOr<ChunkRange> MakeChunkRange(const ModelConfig& config, int num_chu
   return range;
 }
 
-// A dimension cut evenly over the tensor ranks, in `parts` of it: queries, keys and values are cut
-// each for itself.
+// How a dimension is cut evenly over the tensor ranks. Each of `parts` is cut separately: queries,
+// keys and values.
 struct ChunkLayout::Cut {
-  int dim = -1;  // -1: every rank has all of it
+  int dim = -1;  // -1: not cut, every rank has all of it
   std::vector<int64_t> parts;
 };
 
@@ -149,7 +149,8 @@ void ChunkLayout::Append(const std::string& name, std::vector<int64_t> global_sh
                                .shape = parameter.shape,
                                .count = parameter.size});
   } else {
-    // Several parts of columns would lie side by side and not one behind the other.
+    // Several parts of columns would be interleaved in the local tensor instead of following each
+    // other.
     MEGASCALE_CHECK_MSG(cut.dim == 0 || cut.parts.size() == 1, name);
     int64_t part_begin = 0;
     for (const int64_t part : cut.parts) {
@@ -191,7 +192,7 @@ int64_t GlobalIndex(const Parameter& parameter, const ParameterBox& box, int64_t
   return global;
 }
 
-FlatRange PartOf(const FlatRange& range, int num_parts, int index) {
+FlatRange SplitEvenly(const FlatRange& range, int num_parts, int index) {
   MEGASCALE_CHECK(index >= 0 && index < num_parts && range.count % num_parts == 0);
   const int64_t part = range.count / num_parts;
   return {range.begin + index * part, part};

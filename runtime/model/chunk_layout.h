@@ -1,8 +1,8 @@
-// Which part of the model a pipeline chunk holds, and where each of its parameters lies in the
-// chunk's flat parameter space: tensors one behind the other, in the order of the forward pass.
-// Weights, gradients and optimizer state all use this order. It is cut into buckets of consecutive
-// layers, and of each bucket data-parallel ranks own equal consecutive parts: a rank's shard is its
-// part of every bucket. Immutable values; any thread may read them.
+// The parameters of a pipeline chunk, and the position of each in the chunk's flat parameter space:
+// tensors one after the other, in the order of the forward pass. Weights, gradients and optimizer
+// state all use this order. The flat space is cut into buckets of consecutive layers, and each
+// bucket into equal consecutive parts, one for each data-parallel rank. A rank's shard is its part
+// of every bucket. Immutable values; any thread may read them.
 //
 // Names follow Hugging Face's style. A linear weight is [out, in], row-major:
 //   model.embed_tokens.weight     [V, C]          first chunk
@@ -10,17 +10,17 @@
 //   model.layers.I.input_norm.weight|bias         [C]
 //   model.layers.I.attn.qkv.weight|bias           [(H + 2K) D, C]: queries, keys, values
 //   model.layers.I.attn.out.weight|bias           [C, H D]
-//   model.layers.I.post_attention_norm.weight|bias  [C]: the MLP's norm; not where it is shared
+//   model.layers.I.post_attention_norm.weight|bias  [C]: the MLP's norm; absent if shared
 //   model.layers.I.mlp.up.weight|bias             [I, C], or [2I, C] for SwiGLU: gate, then up
 //   model.layers.I.mlp.down.weight|bias           [C, I]
 //   model.norm.weight|bias        [C]             last chunk
 //   lm_head.weight                [V, C]          last chunk, unless tied
-// Biases exist where the config says so: has_norm_bias(), attention_bias, mlp_bias.
+// Biases exist if the config has them: has_norm_bias(), attention_bias, mlp_bias.
 //
-// Tensor ranks cut queries, keys, values, gate and up each by its rows (with their biases),
-// attn.out and mlp.down by their columns, and the vocabulary's matrices by their rows. Each has a
-// copy of the rest. What a rank has of a tensor is a row of boxes: boxes of the global tensor that
-// lie one behind the other in the local one.
+// Tensor ranks cut queries, keys, values, gate and up each by rows (with their biases), attn.out
+// and mlp.down by columns, and the vocabulary's matrices by rows. The other parameters are
+// replicated: each rank has a copy. A rank's part of a tensor is a list of boxes of the global
+// tensor, which follow each other in the local tensor.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@
 
 namespace megascale::model {
 
-// Consecutive layers of the model, with what stands before the first and behind the last.
+// Consecutive layers of the model, and whether the embedding comes before them and the head after.
 struct ChunkRange {
   int first_layer = 0;
   int num_layers = 0;
@@ -43,56 +43,57 @@ struct ChunkRange {
   bool has_head = false;
 };
 
-// Chunk `chunk_index` of `num_chunks` (pipeline stages times virtual stages). Layers are spread
-// evenly; the first chunks have one more where they do not divide.
-// Errors: InvalidArgument - fewer layers than chunks; a tied output matrix in more than one chunk.
+// Returns chunk `chunk_index` of `num_chunks` (pipeline stages times virtual stages). Layers are
+// spread evenly; if they do not divide, the first chunks have one more. Errors: InvalidArgument -
+// fewer layers than chunks; a tied output matrix with more than one chunk.
 absl::StatusOr<ChunkRange> MakeChunkRange(const ModelConfig& config, int num_chunks,
                                           int chunk_index);
 
-// Part of a global tensor, row-major in itself.
+// A part of a global tensor, itself row-major.
 struct ParameterBox {
   std::vector<int64_t> offset;  // of its first element in the global tensor, by dimension
   std::vector<int64_t> shape;
-  int64_t begin = 0;  // of its first element among the local tensor's
+  int64_t begin = 0;  // of its first element in the local tensor
   int64_t count = 0;  // elements
 };
 
 struct Parameter {
   std::string name;
-  std::vector<int64_t> shape;         // of what this rank has
-  std::vector<int64_t> global_shape;  // of all of it
-  std::vector<ParameterBox> boxes;  // what this rank has, in order; one, of all, where it is whole
-  int64_t offset = 0;               // of its first element in the flat space
-  int64_t size = 0;                 // elements of what this rank has
-  bool weight_decay = false;        // matrices, embeddings among them; not norms, biases
-  // Each of several tensor ranks has all of it, and makes a partial gradient, from its own rows.
+  std::vector<int64_t> shape;         // of this rank's part
+  std::vector<int64_t> global_shape;  // of the whole tensor
+  // this rank's part, in order; a single box if the tensor is whole
+  std::vector<ParameterBox> boxes;
+  int64_t offset = 0;         // of its first element in the flat space
+  int64_t size = 0;           // elements of this rank's part
+  bool weight_decay = false;  // true for matrices and embeddings, false for norms and biases
+  // Each of several tensor ranks has all of it, and computes a partial gradient, from its own rows.
   bool replicated = false;
 };
 
-// Which element of the global tensor is element `index` of `box`, in row-major order.
+// Returns the index in the global tensor of element `index` of `box`, both row-major.
 int64_t GlobalIndex(const Parameter& parameter, const ParameterBox& box, int64_t index);
 
-// Part of the flat space. A shard's range may reach beyond num_elements(): that is padding.
+// A range of the flat space. A shard's range may reach beyond num_elements(), into padding.
 struct FlatRange {
   int64_t begin = 0;
   int64_t count = 0;
   bool operator==(const FlatRange&) const = default;
 };
 
-// Part `index` of `num_parts` equal ones. Requires: they are equal.
-FlatRange PartOf(const FlatRange& range, int num_parts, int index);
-// What both have.
+// Returns part `index` of `num_parts` equal parts. Requires: range.count divides evenly.
+FlatRange SplitEvenly(const FlatRange& range, int num_parts, int index);
+// Returns the elements that both ranges have.
 FlatRange Overlap(const FlatRange& a, const FlatRange& b);
 
-// Consecutive layers of a chunk, reduced and gathered together; the head is with the last layers,
-// the embedding with the first ones.
+// Consecutive layers of a chunk, which are reduced and gathered together. The head belongs to the
+// bucket of the last layers, the embedding to that of the first ones.
 struct Bucket {
   int first_layer = 0;  // counted from 0 in the chunk
   FlatRange range;
 };
 inline constexpr int kBucketsMax = 256;
 
-// What lies in a flat range of one box of a parameter.
+// The elements of one box of a parameter that lie in a flat range.
 struct ParameterSlice {
   int parameter_index = 0;
   int box_index = 0;
@@ -103,32 +104,33 @@ struct ParameterSlice {
 
 class ChunkLayout {
  public:
-  // What the rank at `place` has of the chunk. Requires: CutsEvenly(config, place.size).
+  // The layout of the chunk on the rank at `place`. Requires: CutsEvenly(config, place.size).
   ChunkLayout(const ModelConfig& config, const ChunkRange& range, TensorPlace place = {});
 
   TensorPlace place() const { return place_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
-  // The index of a parameter, or -1 where this chunk has none of that name.
+  // Returns the index of a parameter; -1 if this chunk has no parameter of that name.
   int Find(absl::string_view name) const;
 
-  // Elements of all parameters.
+  // Returns the number of elements of all parameters.
   int64_t num_elements() const { return num_elements_; }
-  // Where the parameters begin that a backward pass through layers from `layer` on, counted from 0
-  // in the chunk, makes the gradients of: the embedding's are those of layer 0. Of the number of
-  // layers: where the head's begin.
+  // Returns the first flat element whose gradient a backward pass makes when it goes down to
+  // `layer`, counted from 0 in the chunk. Layer 0 includes the embedding. For `layer` = number of
+  // layers: the first element of the head.
   int64_t FirstElement(int layer) const;
-  // num_elements() rounded up to a multiple of 64 num_shards. What lies beyond num_elements() is
-  // padding: always zero, never read.
+  // Returns num_elements() rounded up to a multiple of 64 num_shards. Elements from num_elements()
+  // on are padding: always zero, never read.
   int64_t padded_elements(int num_shards) const;
 
-  // The chunk in buckets, in the order in which a backward pass makes their gradients: last layers
-  // first. Each has at least `bucket_size` elements, but for the last one, and no more layers than
-  // that takes; 0: one bucket, of everything. Together they are the padded flat space. A bucket's
-  // range begins up to 64 num_shards elements behind its first layer, since its parts are multiples
-  // of 64: what is before that, made at the same time, belongs to the next bucket, made later.
+  // Returns the buckets of the chunk, in the order in which a backward pass makes their gradients:
+  // last layers first. Each has at least `bucket_size` elements, except for the last one, and no
+  // more layers than that takes. 0: one bucket of everything. Together they are the padded flat
+  // space. Since a bucket's parts are multiples of 64, its range may begin up to 64 num_shards
+  // elements after the start of its first layer. The elements before the range belong to the next
+  // bucket, although their gradients are made with this bucket's.
   std::vector<Bucket> Buckets(int num_shards, int64_t bucket_size) const;
 
-  // The parts of the parameters' boxes in a flat range, in order, without padding.
+  // Returns the parts of the parameters' boxes in a flat range, in order, without padding.
   std::vector<ParameterSlice> SlicesOf(const FlatRange& range) const;
 
  private:
@@ -139,17 +141,17 @@ class ChunkLayout {
 
   TensorPlace place_;
   std::vector<Parameter> parameters_;
-  std::vector<int64_t> layer_offsets_;  // of each layer's first element, then of the head's
+  std::vector<int64_t> layer_offsets_;  // offset of each layer's first element, then of the head's
   absl::flat_hash_map<std::string, int> index_of_name_;
   int64_t num_elements_ = 0;
 };
 
-// What one token costs in a chunk, at sequence length `seq`. The model's TrainFlopsPerToken is 3
-// times the forward FLOPs of all its chunks.
+// FLOPs per token in a chunk, at sequence length `seq`. The model's TrainFlopsPerToken is 3 times
+// the forward FLOPs of all its chunks.
 struct TokenFlops {
-  double forward = 0;                              // matrix products, attention among them
-  double weights = 0;                              // of a backward: the gradients of the weights
-  double backward() const { return 2 * forward; }  // with `weights`
+  double forward = 0;  // matrix products, including those of attention
+  double weights = 0;  // the part of backward for the gradients of the weights
+  double backward() const { return 2 * forward; }  // includes `weights`
 };
 TokenFlops FlopsPerToken(const ModelConfig& config, const ChunkRange& range, int64_t seq);
 

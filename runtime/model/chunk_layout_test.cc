@@ -161,7 +161,7 @@ TEST(ChunkLayout, ShardsAreEqualAlignedAndCoverEverySliceOnce) {
         EXPECT_EQ(bucket.range.begin, next);
         EXPECT_GT(bucket.range.count, 0);
         for (int i = 0; i < num_shards; ++i) {
-          const FlatRange shard = PartOf(bucket.range, num_shards, i);
+          const FlatRange shard = SplitEvenly(bucket.range, num_shards, i);
           EXPECT_EQ(shard.begin, next);
           EXPECT_EQ(shard.count % 64, 0);
           for (const ParameterSlice& slice : layout.SlicesOf(shard)) {
@@ -181,8 +181,8 @@ TEST(ChunkLayout, ShardsAreEqualAlignedAndCoverEverySliceOnce) {
   }
 }
 
-// The layer of the chunk that a parameter is of: the head's count as the last's, embeddings as the
-// first's.
+// Returns the chunk's layer to which a parameter belongs: the head counts with the last layer,
+// embeddings with the first.
 int LayerOf(const Parameter& parameter, const ChunkRange& range) {
   for (int layer = 0; layer < range.num_layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(range.first_layer + layer) + ".";
@@ -237,7 +237,7 @@ TEST(ChunkLayout, ALayerMakesABucketWhereItHasTheSize) {
   EXPECT_THAT(first_layers(2 * layer - 128), ElementsAre(3, 1, 0));
 }
 
-// A config of which four tensor ranks can have equal parts.
+// Returns a config that four tensor ranks can cut evenly.
 ModelConfig CuttableConfig() {
   ModelConfig config = SmallConfig();
   config.vocab_size = 12;
@@ -312,7 +312,7 @@ TEST(ChunkLayout, SlicesOfTensorRanksCoverEachElementOfTheModelOnce) {
   for (int index = 0; index < 4; ++index) {
     const ChunkLayout layout = LayoutAt(config, {.size = 4, .index = index});
     for (int shard = 0; shard < 3; ++shard) {
-      const FlatRange range = PartOf({0, layout.padded_elements(3)}, 3, shard);
+      const FlatRange range = SplitEvenly({0, layout.padded_elements(3)}, 3, shard);
       for (const ParameterSlice& slice : layout.SlicesOf(range)) {
         const Parameter& parameter = layout.parameters()[slice.parameter_index];
         if (parameter.replicated && index > 0) continue;

@@ -35,7 +35,7 @@ ops::ActivationKind ActivationOf(const ModelSpec& spec) {
   }
 }
 
-// Linear layers have biases where the family of the norm has them: GPT-2 and NeoX, not Llama.
+// By default linear layers have biases if the norm's family does: GPT-2 and NeoX, not Llama.
 bool BiasOrDefault(bool given, bool value, const ModelSpec& spec) {
   return given ? value : spec.norm() != job::v1::NORM_RMSNORM;
 }
@@ -122,7 +122,7 @@ absl::StatusOr<ModelConfig> MakeModelConfig(const ModelSpec& spec) {
   config.head_dim = spec.head_dim();
   RETURN_IF_ERROR(CheckSizes(config));
   config.head_dim = OrDefault(config.head_dim, config.hidden_size / config.num_heads);
-  // As Hugging Face: what is beyond the point is cut off.
+  // Truncated, as in Hugging Face.
   config.rotary_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) *
                                            OrDefault(spec.partial_rotary_factor(), 1.0));
   RETURN_IF_ERROR(CheckNumbers(config));

@@ -1,5 +1,5 @@
-// The transformer as plain numbers, resolved from a job file's model section, and what it costs.
-// Everything else in this folder takes a ModelConfig and sees no proto.
+// The transformer as plain numbers, resolved from a job file's model section, and its cost.
+// Everything else in this folder takes a ModelConfig and uses no proto.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ namespace megascale::model {
 
 enum class PositionKind : uint8_t { kLearned, kRotary };
 
-// A decoder transformer. Every field is final, but for the zeros that say so.
+// A decoder transformer. Every field has its final value, except that 0 may stand for a default
+// where the comment says so.
 struct ModelConfig {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
@@ -30,22 +31,22 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   ops::ActivationKind activation = ops::ActivationKind::kGeluTanh;
   bool parallel_block = false;  // x + attn(norm(x)) + mlp(norm(x))
-  bool shared_norm = true;      // of a parallel block: one norm for both branches, or one for each
-  bool attention_bias = true;   // of the qkv and output projections
-  bool mlp_bias = true;         // of the MLP's matrices
-  int64_t window = 0;           // tokens that a query sees, itself included; 0: all before it
-  bool tied = false;            // the output matrix is the embedding matrix
-  double init_range = 0.02;     // standard deviation of initial weights
+  bool shared_norm = true;  // for a parallel block: both branches share one norm, or have one each
+  bool attention_bias = true;  // for the qkv and output projections
+  bool mlp_bias = true;        // for the MLP's matrices
+  int64_t window = 0;  // tokens that a query sees, itself included; 0: all tokens up to itself
+  bool tied = false;   // the output matrix is the embedding matrix
+  double init_range = 0.02;  // standard deviation of initial weights
   double rope_theta = 10000;
-  int64_t rotary_dim = 0;  // elements of a head that rotary positions turn, its first; 0: all
+  int64_t rotary_dim = 0;  // first elements of a head that rotary positions rotate; 0: all
 
-  // LayerNorms have a bias, RMSNorms none. The output matrix never has one.
+  // LayerNorms have a bias, RMSNorms do not. The output matrix never has one.
   bool has_norm_bias() const { return norm == ops::NormKind::kLayerNorm; }
-  // Whether the MLP reads a norm of its own.
+  // Whether the MLP has a norm of its own.
   bool has_mlp_norm() const { return !parallel_block || !shared_norm; }
-  // Columns of the fused query, key and value projection: (H + 2K) * D.
+  // Returns the columns of the fused query, key and value projection: (H + 2K) * D.
   int64_t qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
-  // Rows of the MLP's first matrix: I, or 2I for SwiGLU, whose first half is the gate.
+  // Returns the rows of the MLP's first matrix: I, or 2I for SwiGLU, whose first half is the gate.
   int64_t up_size() const {
     return intermediate_size * (activation == ops::ActivationKind::kSwiGlu ? 2 : 1);
   }
@@ -54,25 +55,25 @@ struct ModelConfig {
 // Whether each of `tensor_size` ranks can have an equal part of the query heads, the key/value
 // heads, the MLP's inner width and the vocabulary.
 bool CutsEvenly(const ModelConfig& config, int tensor_size);
-// What one of `tensor_size` ranks computes: `config` with its part of what is cut. Its kernels'
-// and buffers' sizes follow from it; initial weights and FLOPs are the whole model's to tell.
-// Requires: CutsEvenly(config, tensor_size).
+// Returns `config` as one of `tensor_size` ranks computes it, with that rank's part of each
+// dimension that is cut. Sizes of kernels and buffers follow from it; use the whole model's config
+// for initial weights and FLOPs. Requires: CutsEvenly(config, tensor_size).
 ModelConfig PartOfTensorRank(ModelConfig config, int tensor_size);
 
-// The config of a resolved specification. Zeros take the defaults that proto/job.proto names, but
-// for max_position_embeddings, whose default is the job's sequence length and not known here.
-// Errors: InvalidArgument - a size that is missing, negative or does not divide; names the field.
+// Returns the config of a resolved specification. Zeros take the defaults that proto/job.proto
+// names, except max_position_embeddings: its default is the job's sequence length, which is unknown
+// here. Errors: InvalidArgument - a size is missing, negative or does not divide; names the field.
 absl::StatusOr<ModelConfig> MakeModelConfig(const job::v1::ModelSpec& spec);
 
-// Parameters of the whole model, a tied output matrix counted once.
+// Returns the number of parameters of the whole model; a tied output matrix counts once.
 int64_t NumParameters(const ModelConfig& config);
 
-// Model FLOPs of forward and backward per token at sequence length `seq`, for model FLOPs
-// utilisation: 3 * (2 * M + L * 4 * H * D * S), where M is the number of elements of all matrices
-// that multiply activations (qkv, attention output, MLP, output matrix; not the embeddings), and S
-// the mean number of keys that a query sees under the causal mask and the window. Attention is thus
-// counted as what is needed, about half of a full square; recomputation, norms, activations and
-// softmax are not counted. Backward is twice forward.
+// Returns the model FLOPs of forward and backward per token at sequence length `seq`, for model
+// FLOPs utilisation: 3 * (2 * M + L * 4 * H * D * S). M is the number of elements of all matrices
+// that multiply activations (qkv, attention output, MLP, output matrix; not the embeddings). S is
+// the mean number of keys that a query sees under the causal mask and the window, so attention
+// counts about half of the full square. Recomputation, norms, activation functions and softmax are
+// not counted. Backward is twice forward.
 double TrainFlopsPerToken(const ModelConfig& config, int64_t seq);
 
 }  // namespace megascale::model

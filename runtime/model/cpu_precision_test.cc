@@ -1,5 +1,5 @@
-// The fast CPU operators under the whole model: the loss beside that of the float64 reference, and
-// the same bits from the same inputs.
+// The fast CPU operators under the whole model: compares the loss with that of the float64
+// reference, and checks that the same inputs give the same bits.
 //
 //   dtype  loss, relative   gradient, relative   reason
 //   F32    1e-5             1e-4                 24 bits, sums of some hundred terms
@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "runtime/model/test_pipeline.h"
+#include "runtime/model/testing/test_pipeline.h"
 
 namespace megascale::model {
 namespace {

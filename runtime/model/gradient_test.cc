@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/model/test_pipeline.h"
+#include "runtime/model/testing/test_pipeline.h"
 
 namespace megascale::model {
 namespace {

@@ -14,8 +14,8 @@ using tensor::Vector;
 
 constexpr double kTwoPi = 6.283185307179586476925286766559;
 
-// The finaliser of splitmix64: a bijection of 64 bits whose output looks random.
-// Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+// The finaliser of splitmix64: a bijection on 64 bits with random-looking output. Source: Steele,
+// Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
 uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -29,13 +29,13 @@ uint64_t KeyOf(uint64_t seed, absl::string_view name) {
   return key;
 }
 
-// Uniform in (0, 1], of 53 random bits; never 0, so that its logarithm exists.
+// Returns a uniform number in (0, 1], from 53 random bits; never 0, so that its logarithm exists.
 double Uniform(uint64_t key, uint64_t counter) {
   return (static_cast<double>(Mix(key ^ Mix(counter)) >> 11) + 0.5) * 0x1p-53;
 }
 
-// Standard normal number `index` of a key's sequence. Two elements share two uniform numbers: the
-// even one takes the cosine, the odd one the sine (Box and Muller, 1958).
+// Returns standard normal number `index` of a key's sequence. Two elements share two uniform
+// numbers: the even element uses the cosine, the odd one the sine (Box and Muller, 1958).
 double Normal(uint64_t key, uint64_t index) {
   const uint64_t pair = index / 2 * 2;
   const double radius = std::sqrt(-2.0 * std::log(Uniform(key, pair)));
@@ -52,7 +52,7 @@ void Store(const Vector& master, int64_t index, double value) {
   }
 }
 
-// The standard deviation of a matrix's elements.
+// Returns the standard deviation of a matrix's elements.
 double RangeOf(const ModelConfig& config, const Parameter& parameter) {
   const bool writes_residual = absl::EndsWith(parameter.name, ".attn.out.weight") ||
                                absl::EndsWith(parameter.name, ".mlp.down.weight");

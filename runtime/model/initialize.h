@@ -1,8 +1,7 @@
 // Initial weights. Each element is a pure function of (seed, tensor name, index in the global
-// tensor), so that they do not depend on how the model is cut into chunks, shards and tensor ranks'
-// parts. The normal distribution
-// goes through the C library's log, sqrt, sin and cos: the same bits for the same library version
-// and instruction set, which belong to the numerics fingerprint.
+// tensor), so it does not depend on how the model is cut into chunks, shards and tensor ranks'
+// parts. The normal distribution uses the C library's log, sqrt, sin and cos, which give the same
+// bits for the same library version and instruction set; both are in the numerics fingerprint.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +13,10 @@
 namespace megascale::model {
 
 // Overwrites `master` with the initial values of `layout`'s flat elements [begin, begin +
-// master.size). Matrices: normal(0, init_range), those that write to the residual stream
-// (attn.out, mlp.down) scaled by 1/sqrt(2 * num_layers); norm weights 1; biases and padding 0.
-// Shapes: master F32 or F64, in host memory; F64 values are those of F32, so that both start alike.
-// Source: GPT-2 (Radford et al., 2019), 2.3.
+// master.size). Matrices: normal(0, init_range); those that write to the residual stream (attn.out,
+// mlp.down) are scaled by 1/sqrt(2 * num_layers). Norm weights: 1. Biases and padding: 0. Shapes:
+// master F32 or F64, in host memory. F64 gets the values rounded to F32, so that both types start
+// equal. Source: GPT-2 (Radford et al., 2019), 2.3.
 void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout, uint64_t seed,
                           int64_t begin, const tensor::Vector& master);
 

@@ -34,7 +34,8 @@ Tensors Initialized(const ModelConfig& config, int num_chunks, int num_shards) {
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const ChunkLayout layout(config, *MakeChunkRange(config, num_chunks, chunk));
     for (int shard = 0; shard < num_shards; ++shard) {
-      const FlatRange range = PartOf({0, layout.padded_elements(num_shards)}, num_shards, shard);
+      const FlatRange range =
+          SplitEvenly({0, layout.padded_elements(num_shards)}, num_shards, shard);
       std::vector<float> master(range.count, -1.0f);
       InitializeParameters(config, layout, kSeed, range.begin,
                            {master.data(), DType::kF32, range.count});
@@ -49,7 +50,7 @@ Tensors Initialized(const ModelConfig& config, int num_chunks, int num_shards) {
   return tensors;
 }
 
-// The same from `tensor_size` tensor ranks' parts.
+// The same assembled from `tensor_size` tensor ranks' parts.
 Tensors InitializedByTensorRanks(const ModelConfig& config, int tensor_size) {
   Tensors tensors;
   for (int index = 0; index < tensor_size; ++index) {

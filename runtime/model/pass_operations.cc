@@ -1,278 +1,370 @@
 #include "runtime/model/pass_operations.h"
 
 #include <algorithm>
-#include <cmath>
+#include <map>
+#include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "runtime/base/check.h"
+#include "runtime/base/status.h"
 #include "runtime/model/chunk_layout.h"
+#include "runtime/model/transformer_chunk.h"
+#include "runtime/ops/work.h"
+#include "runtime/tensor/arena.h"
 
 namespace megascale::model {
 namespace {
 
-using Operations = std::vector<PassOperation>;
+using ops::Work;
+using ops::WorkOf;
 
-struct Sum {
-  int64_t flops = 0;
-  int64_t bytes = 0;
-};
+const char* Address(const void* data) { return static_cast<const char*>(data); }
 
-Sum SumOf(const Operations& operations) {
-  Sum sum;
-  for (const PassOperation& one : operations) {
-    sum.flops += one.flops;
-    sum.bytes += one.bytes;
+// Returns "attn.qkv" for "model.layers.3.attn.qkv.weight".
+std::string ModuleOf(absl::string_view parameter) {
+  absl::ConsumePrefix(&parameter, "model.");
+  if (absl::ConsumePrefix(&parameter, "layers.")) {
+    parameter.remove_prefix(parameter.find('.') + 1);
   }
-  return sum;
+  parameter.remove_suffix(parameter.size() - parameter.rfind('.'));
+  return std::string(parameter);
 }
 
-// A linear layer: [N, in] to [N, out].
-struct LinearShape {
-  const char* name;
-  const char* weights;  // the product for the gradient of its weights
-  int64_t in = 0;
-  int64_t out = 0;
-};
-
-// Which of the exchanges a gather is, counted from 1; none of one rank.
-struct GatherExchanges {
-  int first = 0;
-  int last = 0;
-};
-
-// Appends operations in the order of transformer_block.cc and transformer_chunk.cc, and waits where
-// these do.
-class Writer {
+// Finds the parameter that begins at an address, among weights or gradients.
+class ParameterNames {
  public:
-  explicit Writer(const ChunkOptions& options)
-      : options_(options),
-        config_(PartOfTensorRank(options.config, options.tensor.size)),
-        tokens_(options.micro_batch * options.seq) {
-    const int64_t hidden = config_.hidden_size;
-    qkv_ = {"attn.qkv", "attn.qkv weights", hidden, config_.qkv_size()};
-    out_ = {"attn.out", "attn.out weights", config_.num_heads * config_.head_dim, hidden};
-    up_ = {"mlp.up", "mlp.up weights", hidden, config_.up_size()};
-    down_ = {"mlp.down", "mlp.down weights", config_.intermediate_size, hidden};
-    head_ = {"lm_head", "lm_head weights", hidden, config_.vocab_size};
-    const TokenFlops layer = FlopsPerToken(config_, {.num_layers = 1}, options.seq);
-    attention_flops_ = std::llround((layer.forward - layer.weights) * static_cast<double>(tokens_));
-  }
-
-  // What was added since the last call.
-  Operations Take() {
-    MEGASCALE_CHECK(num_waited_ == num_begun_);
-    num_waited_ = 0;
-    num_begun_ = 0;
-    return std::exchange(operations_, {});
-  }
-
-  void Embedding() {
-    for (int piece = 0; piece < pieces(); ++piece) Exchange(kScatter, "embedding", PieceBytes());
-    Wait(num_begun_);
-  }
-  void EmbeddingBackward() { Wait(Gather("embedding's gradient")); }
-
-  void Head() {
-    ProductInPieces(head_, Gather("norm"));
-    Wait(GatherPieces("statistics of logits", 3 * tokens_ * AccumulationBytes()));
-    const int sum = ProductAndSum(head_, "norm's gradient");
-    Weights(head_);
-    Wait(sum);
-  }
-
-  void ForwardLayer() {
-    GatherExchanges norm = Gather("norm");
-    Attend(norm);
-    if (config_.parallel_block) {
-      Product(out_);
-    } else {
-      Wait(ProductAndSum(out_, "attn.out"));
+  void Add(const ChunkLayout& layout, const Vector& space) {
+    for (const Parameter& parameter : layout.parameters()) {
+      const int64_t offset = parameter.offset * static_cast<int64_t>(SizeOf(space.dtype));
+      names_[Address(space.data) + offset] = ModuleOf(parameter.name);
     }
-    if (config_.has_mlp_norm()) norm = Gather("norm");
-    ProductInPieces(up_, norm);
-    Wait(ProductAndSum(down_, config_.parallel_block ? "attn.out and mlp.down" : "mlp.down"));
   }
-
-  void ForwardAgain() {
-    if (options_.recompute != Recompute::kFull) return;
-    GatherExchanges norm = Gather("norm");
-    Attend(norm);
-    if (!config_.parallel_block) Wait(ProductAndSum(out_, "attn.out"));
-    if (config_.has_mlp_norm()) norm = Gather("norm");
-    ProductInPieces(up_, norm);
-  }
-
-  // Without the gradients of weights, and what is gathered for them alone, where `weights` is
-  // false.
-  void BackwardLayer(bool weights) {
-    GatherExchanges d_out = Gather("output's gradient");
-    GatherExchanges norm = weights ? Gather("norm") : GatherExchanges();
-    ProductInPieces(down_, d_out);
-    if (weights) Weights(down_);
-    int sum = 0;
-    if (config_.has_mlp_norm()) {
-      sum = ProductAndSum(up_, "norm's gradient");
-    } else {
-      Product(up_);
-    }
-    if (weights) Weights(up_, norm);
-    Wait(sum);
-    if (!config_.parallel_block) d_out = Gather("output's gradient");
-    if (weights && config_.has_mlp_norm()) norm = Gather("norm");
-    ProductInPieces(out_, d_out);
-    if (weights) Weights(out_);
-    Add({OperationKind::kAttention, "attention", 2 * attention_flops_, 0});
-    sum = ProductAndSum(qkv_, "norm's gradient");
-    if (weights) Weights(qkv_, norm);
-    Wait(sum);
-  }
-
-  void WeightsOfLayer() {
-    GatherExchanges d_out = Gather("output's gradient");
-    GatherExchanges norm = Gather("norm");
-    Weights(down_, d_out);
-    if (!config_.parallel_block) d_out = Gather("output's gradient");
-    Weights(up_, norm);
-    if (config_.has_mlp_norm()) norm = Gather("norm");
-    Weights(out_, d_out);
-    Weights(qkv_, norm);
+  // Returns null if no parameter begins there.
+  const std::string* Find(const void* data) const {
+    const auto it = names_.find(Address(data));
+    return it == names_.end() ? nullptr : &it->second;
   }
 
  private:
-  using enum OperationKind;
-
-  void Add(PassOperation operation) {
-    operation.after = num_waited_;
-    operations_.push_back(operation);
-  }
-  void Wait(int exchange) { num_waited_ = std::max(num_waited_, exchange); }
-  void Wait(const GatherExchanges& rows) { Wait(rows.last); }
-
-  int64_t AccumulationBytes() const {
-    return static_cast<int64_t>(SizeOf(AccumulationType(options_.compute)));
-  }
-  // Each is one rank's rows.
-  int pieces() const { return options_.tensor.size; }
-  int64_t PieceBytes() const {
-    return tokens_ / pieces() * config_.hidden_size *
-           static_cast<int64_t>(SizeOf(options_.compute));
-  }
-  // One rank alone exchanges nothing.
-  void Exchange(OperationKind kind, const char* what, int64_t bytes) {
-    if (pieces() == 1) return;
-    Add({kind, what, 0, bytes});
-    ++num_begun_;
-  }
-  GatherExchanges GatherPieces(const char* what, int64_t bytes) {
-    const int before = num_begun_;
-    for (int piece = 0; piece < pieces(); ++piece) Exchange(kGather, what, bytes);
-    return {before + 1, num_begun_};
-  }
-  GatherExchanges Gather(const char* what) { return GatherPieces(what, PieceBytes()); }
-
-  void ProductOf(const LinearShape& linear, int64_t rows) {
-    Add({kProduct, linear.name, 2 * rows * linear.in * linear.out, 0});
-  }
-  void Product(const LinearShape& linear) { ProductOf(linear, tokens_); }
-  // As TensorRows::ForEach.
-  void ProductInPieces(const LinearShape& linear, const GatherExchanges& rows) {
-    ProductOf(linear, tokens_ / pieces());
-    for (int rank = 0; rank < pieces(); ++rank) {
-      Wait(std::min(rows.first + rank, rows.last));
-      if (rank != options_.tensor.index) ProductOf(linear, tokens_ / pieces());
-    }
-  }
-  // As TensorRows::AddUp. Returns the last exchange.
-  int ProductAndSum(const LinearShape& linear, const char* what) {
-    for (int piece = 0; piece < pieces(); ++piece) {
-      ProductOf(linear, tokens_ / pieces());
-      Exchange(kScatter, what, PieceBytes());
-    }
-    return num_begun_;
-  }
-  void Weights(const LinearShape& linear, const GatherExchanges& rows = {}) {
-    Wait(rows);
-    Add({kProduct, linear.weights, 2 * tokens_ * linear.in * linear.out, 0});
-  }
-  void Attend(const GatherExchanges& norm) {
-    ProductInPieces(qkv_, norm);
-    Add({kAttention, "attention", attention_flops_, 0});
-  }
-
-  const ChunkOptions& options_;
-  const ModelConfig config_;  // of the tensor rank's part
-  const int64_t tokens_;
-  LinearShape qkv_, out_, up_, down_, head_;
-  int64_t attention_flops_ = 0;
-  Operations operations_;
-  int num_begun_ = 0;   // exchanges, since the last Take
-  int num_waited_ = 0;  // of these; all up to this one
+  std::map<const char*, std::string> names_;
 };
 
-// Of operations that begin when all before them have ended.
-double SecondsOf(const Operations& operations, const PassRates& rates, bool overlap) {
+// Finds the operation that last wrote the memory at an address.
+class Producers {
+ public:
+  void Set(const void* data, int64_t bytes, const std::string& name) {
+    ranges_[Address(data)] = {Address(data) + bytes, name};
+  }
+  void Set(const Matrix& written, const std::string& name) {
+    const int64_t elements = written.rows * written.stride;
+    Set(written.data, elements * static_cast<int64_t>(SizeOf(written.dtype)), name);
+  }
+  void Set(const Vector& written, const std::string& name) {
+    Set(written.data, written.size * static_cast<int64_t>(SizeOf(written.dtype)), name);
+  }
+  // Returns `otherwise` if nothing was written there, because it is an input of the pass.
+  std::string Find(const void* data, const std::string& otherwise) const {
+    auto it = ranges_.upper_bound(Address(data));
+    if (it == ranges_.begin()) return otherwise;
+    --it;
+    return Address(data) < it->second.end ? it->second.name : otherwise;
+  }
+
+ private:
+  struct Written {
+    const char* end = nullptr;
+    std::string name;
+  };
+  std::map<const char*, Written> ranges_;  // by begin
+};
+
+// The calls since the last Take.
+class Log {
+ public:
+  void Add(OperationKind kind, std::string name, int64_t flops, int64_t bytes) {
+    const int waited = std::max(0, static_cast<int>(num_waited_ - taken_));
+    pass_.push_back({kind, std::move(name), flops, bytes, waited});
+    if (IsExchange(kind)) ++num_begun_;
+  }
+  void Wait(int64_t exchange) {
+    MEGASCALE_CHECK(exchange <= num_begun_);
+    num_waited_ = std::max(num_waited_, exchange);
+  }
+  int64_t num_begun() const { return num_begun_; }
+
+  PassOperations Take() {
+    MEGASCALE_CHECK(num_waited_ == num_begun_);
+    taken_ = num_begun_;
+    return std::exchange(pass_, {});
+  }
+
+ private:
+  PassOperations pass_;
+  int64_t num_begun_ = 0;  // exchanges, since the start
+  int64_t num_waited_ = 0;
+  int64_t taken_ = 0;  // exchanges of passes that were taken
+};
+
+// The data that RecordingOps and RecordingGroup record.
+struct Recording {
+  Log log;
+  ParameterNames weights;
+  ParameterNames gradients;
+  Producers producers;
+  ops::KernelShapes kernels;
+};
+
+class RecordingOps final : public ops::Ops {
+ public:
+  RecordingOps(ops::DType compute, Recording* recording)
+      : compute_(compute), recording_(*recording) {}
+
+  ops::DType compute() const override { return compute_; }
+
+  void MatMul(const ops::MatMulArgs& args) override {
+    const std::string name = NameOf(args);
+    Add(OperationKind::kProduct, WorkOf(args), name);
+    recording_.producers.Set(args.c, name);
+    recording_.kernels.products.push_back(args);
+  }
+  void Norm(const ops::NormArgs& args) override {
+    const std::string name = NormName(args.weight);
+    Add(OperationKind::kElementwise, WorkOf(args), name);
+    recording_.producers.Set(args.out, name);
+  }
+  void NormBackward(const ops::NormBackwardArgs& args) override {
+    const std::string name = absl::StrCat(NormName(args.weight), ", backward");
+    Add(OperationKind::kElementwise, WorkOf(args), name);
+    recording_.producers.Set(args.d_x, name);
+  }
+  void Attention(const ops::AttentionArgs& args) override {
+    Add(OperationKind::kAttention, WorkOf(args));
+    recording_.kernels.attention = args;
+  }
+  void AttentionBackward(const ops::AttentionBackwardArgs& args) override {
+    Add(OperationKind::kAttention, WorkOf(args));
+  }
+  void Rotary(const ops::RotaryArgs& args) override { AddElementwise(WorkOf(args)); }
+  void Activation(const ops::ActivationArgs& args) override { AddElementwise(WorkOf(args)); }
+  void ActivationBackward(const ops::ActivationBackwardArgs& args) override {
+    AddElementwise(WorkOf(args));
+  }
+  void Embedding(const ops::EmbeddingArgs& args) override {
+    AddElementwise(WorkOf(args));
+    recording_.producers.Set(args.out, WorkOf(args).name);
+  }
+  void EmbeddingBackward(const ops::EmbeddingBackwardArgs& args) override {
+    AddElementwise(WorkOf(args));
+  }
+  void LogitStatistics(const ops::LogitStatisticsArgs& args) override {
+    AddElementwise(WorkOf(args));
+    recording_.producers.Set(args.statistics, WorkOf(args).name);
+  }
+  void CrossEntropy(const ops::CrossEntropyArgs& args) override {
+    AddElementwise(WorkOf(args));
+    recording_.kernels.logits_cols = args.logits.cols;
+  }
+  void AdamW(const ops::AdamWArgs& args) override { AddElementwise(WorkOf(args)); }
+  void AddColumnSums(const Matrix& x, const Vector&) override {
+    AddElementwise(ops::WorkOfAddColumnSums(x));
+  }
+  void Add(const Matrix& a, const Matrix& b, const Matrix& out) override {
+    const Producers& producers = recording_.producers;
+    const std::string name =
+        absl::StrCat(producers.Find(a.data, "input"), " + ", producers.Find(b.data, "input"));
+    AddElementwise(ops::WorkOfAdd(out));
+    recording_.producers.Set(out, name);
+  }
+  void AddScaled(double, const Vector& x, const Vector&) override {
+    AddElementwise(ops::WorkOfAddScaled(x));
+  }
+  double SumOfSquares(const Vector& x) override {
+    AddElementwise(ops::WorkOfSumOfSquares(x));
+    return 0;
+  }
+  void Cast(const Vector& from, const Vector& to) override {
+    AddElementwise(ops::WorkOfCast(from, to));
+    recording_.producers.Set(to, recording_.producers.Find(from.data, kGradient));
+  }
+  void FillZero(const Vector& x) override { AddElementwise(ops::WorkOfFillZero(x)); }
+
+  // The gradient of the pass's output, which the chunk receives.
+  static constexpr char kGradient[] = "output's gradient";
+
+ private:
+  void Add(OperationKind kind, const Work& work) { Add(kind, work, work.name); }
+  void Add(OperationKind kind, const Work& work, const std::string& name) {
+    recording_.log.Add(kind, name, work.flops, work.bytes);
+  }
+  void AddElementwise(const Work& work) { Add(OperationKind::kElementwise, work); }
+
+  std::string NameOf(const ops::MatMulArgs& args) const {
+    if (const std::string* of = recording_.gradients.Find(args.c.data)) {
+      return absl::StrCat(*of, " weights");
+    }
+    const std::string* of = recording_.weights.Find(args.b.data);
+    MEGASCALE_CHECK(of != nullptr);
+    return args.transpose_b == ops::Transpose::kYes ? *of : absl::StrCat(*of, " input");
+  }
+  std::string NormName(const Vector& weight) const {
+    const std::string* of = recording_.weights.Find(weight.data);
+    MEGASCALE_CHECK(of != nullptr);
+    return *of;
+  }
+
+  const ops::DType compute_;
+  Recording& recording_;
+};
+
+class RecordingGroup final : public TensorGroup {
+ public:
+  RecordingGroup(TensorPlace place, Recording* recording) : place_(place), recording_(*recording) {}
+
+  TensorPlace place() const override { return place_; }
+  Exchange Broadcast(int, const Vector& in, const Vector&) override {
+    return Begin(OperationKind::kGather, in);
+  }
+  Exchange Reduce(int, const Vector& in, const Vector&) override {
+    return Begin(OperationKind::kScatter, in);
+  }
+  void Wait(Exchange last) override { recording_.log.Wait(last); }
+  absl::Status status() const override { return absl::OkStatus(); }
+
+ private:
+  Exchange Begin(OperationKind kind, const Vector& in) {
+    recording_.log.Add(kind, recording_.producers.Find(in.data, RecordingOps::kGradient), 0,
+                       in.size * static_cast<int64_t>(SizeOf(in.dtype)));
+    return recording_.log.num_begun();
+  }
+
+  const TensorPlace place_;
+  Recording& recording_;
+};
+
+// The slots of a recorded chunk: one whose backward runs whole, one whose backward runs in pieces.
+enum Slot { kWhole, kInPieces, kNumSlots };
+
+// A chunk that computes nothing, and the record of its calls.
+class RecordedChunk {
+ public:
+  static absl::StatusOr<std::unique_ptr<RecordedChunk>> Create(const ChunkOptions& options) {
+    auto recorded = std::unique_ptr<RecordedChunk>(new RecordedChunk(options));
+    RETURN_IF_ERROR(recorded->Init(options));
+    return recorded;
+  }
+
+  PassOperations Forward(int slot) {
+    double loss = 0;
+    chunk_->Forward(slot, {.gradient_scale = 1, .sum = &loss});
+    return recording_.log.Take();
+  }
+  PassOperations BackwardInput(int slot) {
+    chunk_->BackwardInput(slot);
+    return recording_.log.Take();
+  }
+  // Records the pass that makes the weight gradients, down to a layer of the chunk.
+  PassOperations BackwardTo(int slot, int down_to) {
+    if (splits_backward_) {
+      chunk_->BackwardWeights(slot, down_to);
+    } else {
+      chunk_->Backward(slot, down_to);
+    }
+    return recording_.log.Take();
+  }
+  const ops::KernelShapes& kernels() const { return recording_.kernels; }
+
+ private:
+  explicit RecordedChunk(const ChunkOptions& options)
+      : splits_backward_(options.split_backward),
+        ops_(options.compute, &recording_),
+        group_(options.tensor, &recording_) {}
+
+  absl::Status Init(ChunkOptions options) {
+    options.num_slots = kNumSlots;
+    const ops::DType accumulation = AccumulationType(options.compute);
+    const ChunkLayout layout(options.config, options.range, options.tensor);
+    const int64_t elements = layout.num_elements();
+    ASSIGN_OR_RETURN(parameters_,
+                     tensor::Arena::Reserve(tensor::Arena::BytesFor(options.compute, elements) +
+                                            tensor::Arena::BytesFor(accumulation, elements)));
+    const ChunkParameters parameters = {.weights = parameters_.Allocate(options.compute, elements),
+                                        .gradients = parameters_.Allocate(accumulation, elements)};
+    recording_.weights.Add(layout, parameters.weights);
+    recording_.gradients.Add(layout, parameters.gradients);
+    ASSIGN_OR_RETURN(tensor::Arena activations, tensor::Arena::Reserve(ChunkMemoryBytes(options)));
+    ASSIGN_OR_RETURN(chunk_,
+                     TransformerChunk::CreateIn(std::move(activations), options, &ops_, parameters,
+                                                options.tensor.size > 1 ? &group_ : nullptr));
+    return absl::OkStatus();
+  }
+
+  const bool splits_backward_;
+  Recording recording_;
+  RecordingOps ops_;
+  RecordingGroup group_;
+  tensor::Arena parameters_;
+  std::unique_ptr<TransformerChunk> chunk_;
+};
+
+}  // namespace
+
+bool IsExchange(OperationKind kind) {
+  return kind == OperationKind::kGather || kind == OperationKind::kScatter;
+}
+
+int64_t FlopsOf(const PassOperations& pass) {
+  int64_t flops = 0;
+  for (const PassOperation& one : pass) flops += one.flops;
+  return flops;
+}
+
+int64_t ExchangedBytesOf(const PassOperations& pass) {
+  int64_t bytes = 0;
+  for (const PassOperation& one : pass) bytes += IsExchange(one.kind) ? one.bytes : 0;
+  return bytes;
+}
+
+double SecondsOf(const PassOperations& pass, const PassRates& rates, bool overlap) {
   double computed = 0;
   double exchanged = 0;
-  std::vector<double> ends = {0};  // of exchanges
-  for (const PassOperation& one : operations) {
+  std::vector<double> ends = {0};  // end of each exchange
+  for (const PassOperation& one : pass) {
     computed = std::max(computed, ends[static_cast<size_t>(one.after)]);
-    if (one.kind == OperationKind::kProduct || one.kind == OperationKind::kAttention) {
-      computed += static_cast<double>(one.flops) / rates.flops_per_second;
+    const auto bytes = static_cast<double>(one.bytes);
+    if (!IsExchange(one.kind)) {
+      computed += std::max(static_cast<double>(one.flops) / rates.flops_per_second,
+                           bytes / rates.memory_bytes_per_second);
       continue;
     }
-    exchanged =
-        std::max(exchanged, computed) + static_cast<double>(one.bytes) / rates.bytes_per_second;
+    exchanged = std::max(exchanged, computed) + bytes / rates.exchanged_bytes_per_second;
     ends.push_back(exchanged);
     if (!overlap) computed = exchanged;
   }
   return std::max(computed, exchanged);
 }
 
-}  // namespace
-
-int64_t PassOperations::flops() const {
-  return SumOf(before).flops + num_layers * SumOf(layer).flops + SumOf(after).flops;
-}
-
-int64_t PassOperations::exchanged_bytes() const {
-  return SumOf(before).bytes + num_layers * SumOf(layer).bytes + SumOf(after).bytes;
-}
-
-double SecondsOf(const PassOperations& pass, const PassRates& rates, bool overlap) {
-  return SecondsOf(pass.before, rates, overlap) +
-         pass.num_layers * SecondsOf(pass.layer, rates, overlap) +
-         SecondsOf(pass.after, rates, overlap);
-}
-
-PassOperations OperationsOf(const ChunkOptions& options, Pass pass) {
-  const bool splits = pass == Pass::kBackwardInput || pass == Pass::kBackwardWeights;
-  MEGASCALE_CHECK(pass == Pass::kForward || splits == options.split_backward);
-  Writer writer(options);
-  PassOperations operations;
-  operations.num_layers = options.range.num_layers;
-  switch (pass) {
-    case Pass::kForward:
-      if (options.range.has_embedding) writer.Embedding();
-      operations.before = writer.Take();
-      writer.ForwardLayer();
-      operations.layer = writer.Take();
-      if (options.range.has_head) writer.Head();
-      operations.after = writer.Take();
-      break;
-    case Pass::kBackward:
-    case Pass::kBackwardInput:
-      writer.ForwardAgain();
-      writer.BackwardLayer(pass == Pass::kBackward);
-      operations.layer = writer.Take();
-      if (options.range.has_embedding) writer.EmbeddingBackward();
-      operations.after = writer.Take();
-      break;
-    case Pass::kBackwardWeights:
-      writer.WeightsOfLayer();
-      operations.layer = writer.Take();
-      break;
+absl::StatusOr<ChunkPasses> RecordChunk(const ChunkOptions& options,
+                                        absl::Span<const int> first_layers) {
+  MEGASCALE_CHECK(!first_layers.empty() && first_layers.back() == 0);
+  ASSIGN_OR_RETURN(const auto recorded, RecordedChunk::Create(options));
+  ChunkPasses passes;
+  passes.forward = recorded->Forward(kWhole);
+  if (options.split_backward) {
+    passes.backward = recorded->BackwardInput(kWhole);
+    passes.weights = recorded->BackwardTo(kWhole, 0);
+  } else {
+    passes.backward = recorded->BackwardTo(kWhole, 0);
   }
-  return operations;
+  passes.kernels = recorded->kernels();
+  recorded->Forward(kInPieces);
+  if (options.split_backward) recorded->BackwardInput(kInPieces);
+  for (const int first : first_layers) {
+    passes.pieces.push_back(recorded->BackwardTo(kInPieces, first));
+  }
+  return passes;
 }
 
 }  // namespace megascale::model

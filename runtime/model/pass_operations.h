@@ -1,60 +1,84 @@
-// What a pass of one micro-batch through a chunk consists of: the matrix products, attention and
-// the exchanges of tensor ranks, in the order in which TransformerChunk begins them. The second
-// level of a step plan: the plan says which pass comes when, and all layers of all passes share
-// these. Pure functions.
+// The operations of a pass of one micro-batch through a chunk: its operators and the exchanges of
+// tensor ranks, in the order in which TransformerChunk begins them. They are the second level of a
+// step plan: the plan gives the order of passes, these lists give the contents of a pass.
+//
+// The lists are recorded, not written by hand. TransformerChunk runs against an Ops and a
+// TensorGroup that record their calls and compute nothing, with addresses that have no memory
+// behind them. So a chunk of any size can be recorded on any machine, and a change of the model
+// also changes its prices, the memory of its kernels and its pictures.
+//
+//   ASSIGN_OR_RETURN(ChunkPasses passes, RecordChunk(options, /*first_layers=*/{0}));
+//   double seconds = SecondsOf(passes.forward, rates, /*overlap=*/true);
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "runtime/model/activation_memory.h"
+#include "runtime/ops/ops.h"
 
 namespace megascale::model {
 
-// As TransformerChunk's functions of these names. With recomputation a backward begins with what it
-// does again.
-enum class Pass : uint8_t { kForward, kBackward, kBackwardInput, kBackwardWeights };
-
 enum class OperationKind : uint8_t {
-  kProduct,
-  kAttention,
-  kGather,   // a rank's piece of an all-gather of the tensor group: begins here
-  kScatter,  // a rank's piece of a reduce-scatter of the tensor group: begins here
+  kProduct,      // a matrix product
+  kAttention,    // attention, forward or backward
+  kElementwise,  // norms, activation functions, embeddings, losses, sums: bound by memory
+  kGather,       // a rank's piece of an all-gather in the tensor group; begins here
+  kScatter,      // a rank's piece of a reduce-scatter in the tensor group; begins here
 };
 
+// True for exchanges of tensor ranks.
+bool IsExchange(OperationKind kind);
+
 struct PassOperation {
-  OperationKind kind = OperationKind::kProduct;
-  const char* name = "";  // "attn.qkv", "attn.qkv weights", "norm": of which matrix, or of what
-  int64_t flops = 0;      // of this tensor rank, as model::FlopsPerToken counts them
-  int64_t bytes = 0;      // that the exchange's buffer has
-  int after = 0;          // begins once so many of the exchanges listed with it are done
+  OperationKind kind = OperationKind::kElementwise;
+  // A product is named after its weights: "attn.qkv", "attn.qkv input" (the gradient of its input)
+  // or "attn.qkv weights". An exchange is named after the operation whose result it moves. Other
+  // operations are named after their operator.
+  std::string name;
+  int64_t flops = 0;  // model FLOPs of this tensor rank, as in ops/work.h
+  int64_t bytes = 0;  // of an exchange: its buffer; else the least bytes moved through memory
+  int after = 0;      // begins once this many of the pass's exchanges are done
   bool operator==(const PassOperation&) const = default;
 };
 
-// One rank's; what is listed in a vector begins once all exchanges before it are done. Norms,
-// activation functions and the rest are not listed: they are no matrix products, and run in
-// between.
-struct PassOperations {
-  std::vector<PassOperation> before;  // the first layer: embedding; or what the head leaves
-  std::vector<PassOperation> layer;   // the same for each
-  std::vector<PassOperation> after;   // the last one
-  int num_layers = 0;
+// One tensor rank's part of a pass. With recomputation a backward begins with the part of the
+// forward that it repeats. All exchanges have ended when the pass ends.
+using PassOperations = std::vector<PassOperation>;
 
-  int64_t flops() const;
-  int64_t exchanged_bytes() const;
-};
+int64_t FlopsOf(const PassOperations& pass);
+// Returns the bytes of the exchanges' buffers.
+int64_t ExchangedBytesOf(const PassOperations& pass);
 
-// What operations are priced at.
+// The speeds at which operations are priced.
 struct PassRates {
-  double flops_per_second = 0;
-  double bytes_per_second = 0;  // of an exchange's buffer
+  double flops_per_second = 0;            // of matrix products
+  double memory_bytes_per_second = 0;     // of this rank's memory
+  double exchanged_bytes_per_second = 0;  // of exchanges' buffers
 };
 
-// How long a pass takes, if exchanges follow one another beside products, or, without `overlap`,
-// each ends before the pass goes on.
+// Returns the duration of a pass. An operation takes the time of its FLOPs or of its bytes,
+// whichever is longer. Exchanges run one after another, beside operations; without `overlap` the
+// pass waits for each exchange.
 double SecondsOf(const PassOperations& pass, const PassRates& rates, bool overlap);
 
-// Requires: the pass is one that a chunk of these options has.
-PassOperations OperationsOf(const ChunkOptions& options, Pass pass);
+// The passes of one micro-batch through a chunk.
+struct ChunkPasses {
+  PassOperations forward;
+  PassOperations backward;  // with options.split_backward only the gradient of the chunk's input
+  PassOperations weights;   // with options.split_backward the weight gradients; else empty
+  // The pass that completes the weight gradients, cut at the layers that the caller gave.
+  std::vector<PassOperations> pieces;
+  ops::KernelShapes kernels;  // the calls that determine the memory of an Ops' kernels
+};
+
+// Records a chunk's passes; ignores options.num_slots. Piece i goes down to layer first_layers[i]
+// of the chunk; these descend to 0. Errors: as TransformerChunk::Create; ResourceExhausted - not
+// enough addresses for the chunk. Cost: microseconds per layer; takes no memory for tensors.
+absl::StatusOr<ChunkPasses> RecordChunk(const ChunkOptions& options,
+                                        absl::Span<const int> first_layers);
 
 }  // namespace megascale::model

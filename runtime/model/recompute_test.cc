@@ -1,4 +1,4 @@
-// Activations computed twice beside activations kept: the same bits, in less memory.
+// Compares recomputed activations with kept ones: the same bits, in less memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/test_heap.h"
-#include "runtime/model/test_pipeline.h"
+#include "runtime/base/testing/test_heap.h"
+#include "runtime/model/testing/test_pipeline.h"
 
 namespace megascale::model {
 namespace {
@@ -46,8 +46,8 @@ struct Result {
   }
 };
 
-// All micro-batches are in flight before the first goes backward, so that each layer's shared
-// memory has served others meanwhile.
+// All micro-batches are in flight before the first goes backward, so other layers have used the
+// shared memory of each layer in between.
 Result Train(const TestPipelineOptions& options, ops::Ops* ops) {
   TestPipeline pipeline(options, ops);
   for (int i = 0; i < kMicrobatches; ++i) pipeline.Forward(i, TokensOf(options, i), kScale);
@@ -101,7 +101,7 @@ TEST(Recompute, EvaluationInAnotherSlotDisturbsNoBackward) {
   }
 }
 
-// The activations of one layer in elements, [N] each, as the formulas beside Recompute count them.
+// The activations of one layer in elements, [N] each, as the formulas at Recompute count them.
 struct LayerElements {
   int64_t kept_none, kept_selective, kept_full;
   int64_t floats_none, floats_selective;  // statistics
@@ -118,7 +118,7 @@ void ExpectBytes(const ModelConfig& config, const LayerElements& layer) {
                                               .compute = DType::kBF16,
                                               .recompute = mode});
   };
-  // What a further layer takes in each of three slots.
+  // Bytes of one more layer in each of three slots.
   const auto of_layer = [&](Recompute mode) { return (bytes(mode, 3, 3) - bytes(mode, 2, 3)) / 3; };
   const int64_t none = kTokens * (2 * layer.kept_none + 4 * layer.floats_none);
   const int64_t selective = kTokens * (2 * layer.kept_selective + 4 * layer.floats_selective);
@@ -126,7 +126,7 @@ void ExpectBytes(const ModelConfig& config, const LayerElements& layer) {
   EXPECT_EQ(of_layer(Recompute::kNone), none);
   EXPECT_EQ(of_layer(Recompute::kSelective), selective);
   EXPECT_EQ(of_layer(Recompute::kFull), full);
-  // What is not kept exists once.
+  // Recomputed activations exist once.
   const int64_t without_slots = bytes(Recompute::kNone, 3, 0);
   EXPECT_EQ(bytes(Recompute::kSelective, 3, 0) - without_slots, none - selective);
   EXPECT_EQ(bytes(Recompute::kFull, 3, 0) - without_slots, none - full);

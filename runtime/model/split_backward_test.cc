@@ -1,8 +1,8 @@
-// Backward in two parts beside Backward in one: the same bits, in the same memory.
+// Compares Backward in two parts with Backward in one: the same bits, in the same memory.
 //
-// Where the weights' products come in the order of the micro-batches, each gradient is the same sum
-// in the same order, and equal in every bit. In another order only the matrices' gradients differ,
-// by rounding.
+// If the weights' products come in the order of the micro-batches, each gradient is the same sum in
+// the same order, with equal bits. In another order only the matrices' gradients differ, by
+// rounding.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/test_heap.h"
-#include "runtime/model/test_pipeline.h"
+#include "runtime/base/testing/test_heap.h"
+#include "runtime/model/testing/test_pipeline.h"
 
 namespace megascale::model {
 namespace {
@@ -83,8 +83,8 @@ NamedValues InTwoParts(const Case& given, const std::vector<int>& slots, ops::Op
   return pipeline.Gradients();
 }
 
-// Whether a parameter's gradient is a matrix product, and so BackwardWeights's to add. The output
-// matrix's is added by Forward.
+// Whether a parameter's gradient is a matrix product that BackwardWeights adds. Forward adds that
+// of the output matrix.
 bool IsMatrixOfALayer(const std::string& name) {
   return name.find(".layers.") != std::string::npos && name.find("norm") == std::string::npos &&
          name.find(".weight") != std::string::npos;
@@ -110,7 +110,7 @@ TEST(SplitBackward, EqualsBackwardInEveryBitOfTheFastOperators) {
 }
 
 // As in a schedule: each chunk adds its weights' products when it has time, while other
-// micro-batches come and go, and slots are used again at once.
+// micro-batches come and go, and slots are reused at once.
 TEST(SplitBackward, EqualsBackwardInEveryBitWhereverWeightsFitIn) {
   const auto ops = ops::MakeReferenceOps();
   constexpr int kAll = 8;
@@ -128,7 +128,7 @@ TEST(SplitBackward, EqualsBackwardInEveryBitWhereverWeightsFitIn) {
       const int slot = i % kMicrobatches;
       whole.Forward(slot, TokensOf(options, i), kScale);
       whole.Backward(slot);
-      // Chunk 0 is one behind, chunk 1 two; chunk 2 adds three at a time.
+      // Chunk 0 is one micro-batch behind, chunk 1 two; chunk 2 adds three at a time.
       for (int chunk = 0; chunk < given.num_chunks; ++chunk) {
         catch_up(chunk,
                  chunk == 2 ? i / kMicrobatches * kMicrobatches : std::max(0, i - 1 - chunk));
@@ -189,8 +189,8 @@ TEST(SplitBackward, InputComesFirstAndLeavesOnlyTheLayersMatrices) {
   }
 }
 
-// A chunk that is the whole model, each piece of whose backward has memory for its layer alone, and
-// forward for the head alone.
+// A chunk that is the whole model. Each piece of its backward has gradient memory for its own layer
+// only, and its forward for the head only.
 NamedValues InPieces(const ModelConfig& config, bool split, ops::Ops* ops) {
   TestPipelineOptions options = OptionsOf({config, 1}, split);
   options.early_gradients = true;
@@ -230,8 +230,8 @@ NamedValues InPieces(const ModelConfig& config, bool split, ops::Ops* ops) {
   return gradients;
 }
 
-// With sharded gradients: each element goes to the piece that makes its layer's whole, whichever
-// call makes it.
+// With sharded gradients each element goes to the piece that completes its layer, whichever call
+// makes it.
 TEST(SplitBackward, PiecesHaveTheSameGradientsInMemoryForTheirLayersAlone) {
   const auto ops = ops::MakeReferenceOps();
   for (const ModelConfig& config : AllCombinations(ThreeLayers())) {

@@ -1,6 +1,6 @@
-// A model that tensor ranks hold together beside the same model in one piece. The ranks are
-// threads; their gradients are put together by the layouts' boxes, and those of what each has a
-// copy of are added up.
+// Compares a model that tensor ranks hold together with the same model on one rank. The ranks are
+// threads. Their gradients are assembled by the layouts' boxes, and those of replicated parameters
+// are summed.
 //
 //   dtype  loss, relative   gradient, relative   reason
 //   F64    1e-10            1e-10                sums in another order
@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/test_heap.h"
-#include "runtime/model/test_pipeline.h"
-#include "runtime/model/test_tensor_group.h"
+#include "runtime/base/testing/test_heap.h"
+#include "runtime/model/testing/test_pipeline.h"
+#include "runtime/model/testing/test_tensor_group.h"
 
 namespace megascale::model {
 namespace {
@@ -30,7 +30,8 @@ using MakeOps = std::function<std::unique_ptr<ops::Ops>()>;
 constexpr int kMicrobatches = 2;
 constexpr double kScale = 0.01;
 
-// Of which four tensor ranks can have equal parts. A single key/value head becomes four.
+// Adjusts a config so that four tensor ranks can have equal parts. A single key/value head becomes
+// four.
 ModelConfig Cuttable(ModelConfig config) {
   config.vocab_size = (config.vocab_size + 3) / 4 * 4;
   config.num_kv_heads = config.num_kv_heads == 1 ? 4 : 8;
@@ -51,7 +52,7 @@ std::vector<int32_t> TokensOf(const TestPipelineOptions& options, int microbatch
                       40 + microbatch);
 }
 
-// Adds what a tensor rank has of each gradient to the whole model's.
+// Adds a tensor rank's parts of the gradients to those of the whole model.
 void AddGradients(const TestPipeline& rank, NamedValues* whole) {
   const NamedValues mine = rank.Gradients();
   for (const Parameter& parameter : rank.Parameters()) {
@@ -70,14 +71,14 @@ void AddGradients(const TestPipeline& rank, NamedValues* whole) {
 
 struct Result {
   double loss = 0;
-  double evaluated = 0;  // of a micro-batch's first sample
+  double evaluated = 0;  // nats of a micro-batch's first sample
   NamedValues gradients;
   bool operator==(const Result& other) const {
     return loss == other.loss && evaluated == other.evaluated && gradients == other.gradients;
   }
 };
 
-// Micro-batches in flight together; each rank checks that it knows the same loss as all others.
+// Micro-batches in flight together; each rank checks that all ranks have the same loss.
 Result Train(const TestPipelineOptions& options, int tensor_size, const MakeOps& make_ops,
              ExchangeTime time = ExchangeTime::kWhenBegun) {
   std::vector<Result> of_rank(tensor_size);
@@ -117,8 +118,8 @@ void ExpectNear(const Result& result, const Result& expected, double loss_tolera
   EXPECT_LE(LargestTensorDistance(result.gradients, expected.gradients), gradient_tolerance);
 }
 
-// The other ways to go backward, with the bits of the plain one; in each, exchanges may take until
-// they are waited for.
+// The other variants of backward give the same bits as the plain one. In each of them exchanges may
+// be carried out only when they are waited for.
 void ExpectSameBits(const TestPipelineOptions& plain, const Result& expected, int tensor_size,
                     const MakeOps& make_ops) {
   for (const Recompute mode : {Recompute::kSelective, Recompute::kFull}) {
@@ -154,7 +155,7 @@ void ExpectTheWholeModelsGradients(int tensor_size, size_t step) {
   }
 }
 
-// Of every fifth and every 29th combination of options: no factor is in common with any option's
+// Tests every fifth and every 29th combination of options: these share no factor with any option's
 // number of values.
 TEST(TensorParallel, TwoRanksHaveTheGradientsOfOne) { ExpectTheWholeModelsGradients(2, 5); }
 TEST(TensorParallel, FourRanksHaveTheGradientsOfOne) { ExpectTheWholeModelsGradients(4, 29); }
@@ -177,7 +178,7 @@ TEST(TensorParallel, Float32IsNearThatOfOneRank) { ExpectNearOneRank(DType::kF32
 
 TEST(TensorParallel, BFloat16IsNearThatOfOneRank) { ExpectNearOneRank(DType::kBF16, 2e-2, 1e-1); }
 
-// What a layer's pass exchanges.
+// The exchanges of a layer's pass.
 struct Exchanges {
   int gathers = 0;
   int sums = 0;
@@ -221,7 +222,7 @@ ExchangesOfPasses CountOfModel(const ModelConfig& config, bool split) {
   return counts;
 }
 
-// A further layer's.
+// The exchanges of one more layer.
 ExchangesOfPasses CountOfLayer(ModelConfig config, bool split) {
   const ExchangesOfPasses some = CountOfModel(config, split);
   ++config.num_layers;

@@ -1,12 +1,12 @@
-// How tensor ranks gather the rows of a micro-batch and add up partial sums of them: in pieces, a
-// piece being one rank's rows, so that exchanges hide behind matrix products.
+// Gathers the rows of a micro-batch over tensor ranks, and sums partial results over them, in
+// pieces of one rank's rows each, so that exchanges run beside matrix products.
 //
-//   gather, product    begins with its own rows, and goes on with each other rank's as they come
-//   product, sum       each rank's rows are summed up while the product makes the next one's
+//   gather, product    begins with its own rows, continues with the other ranks' as they arrive
+//   product, sum       each rank's rows are summed while the product computes the next rank's
 //
-// Products are cut alike whether the TensorGroup overlaps or not, so their bits are the same.
-// Internal to TransformerChunk. Legend of suffixes: transformer_block.h.
-// Source: MegaScale, section 3.2 (pipelined all-gather and reduce-scatter with chunks of GEMM).
+// Products are cut in the same way whether or not the TensorGroup overlaps, so their bits are the
+// same. Internal to TransformerChunk. Legend of suffixes: transformer_block.h. Source: MegaScale,
+// section 3.2 (pipelined all-gather and reduce-scatter with chunks of GEMM).
 #pragma once
 
 #include <cstdint>
@@ -20,57 +20,60 @@ namespace megascale::model {
 using tensor::Matrix;
 using tensor::Vector;
 
-// The first `rows` rows, or those from `first` on.
+// Rows returns the first `rows` rows; RowsFrom returns `rows` rows from `first` on.
 Matrix Rows(const Matrix& matrix, int64_t rows);
 Matrix RowsFrom(const Matrix& matrix, int64_t first, int64_t rows);
-// The elements of a matrix that has no padding between its rows.
+// Returns the elements of a matrix as a vector. Requires: no padding between rows.
 Vector Flat(const Matrix& matrix);
 
-// All ranks' rows, of which some may be on their way.
+// All ranks' rows; some may still be on their way.
 struct GatheredRows {
   Matrix own_RC;
   Matrix all_NC;
-  TensorGroup::Exchange first = 0;  // that brings rank 0's; rank i's comes i later
+  // the exchange that brings rank 0's rows; rank i's has this number + i
+  TensorGroup::Exchange first = 0;
 };
 
-// A sum over ranks that may be on its way.
+// A sum over ranks that may still be on its way.
 struct SumOfRows {
   TensorGroup::Exchange last = 0;
 };
 
 class TensorRows {
  public:
-  // `group` is borrowed; null for one tensor rank, which has all rows, and waits for none.
+  // `group` is borrowed; null: one tensor rank, which has all rows.
   explicit TensorRows(TensorGroup* group) : group_(group) {}
 
-  // Of the N tokens of a batch.
+  // Returns how many of `tokens` rows are this rank's own.
   int64_t NumOwn(int64_t tokens) const { return tokens / size(); }
-  // Where all ranks' rows lie: `own_RC` itself for one rank, else `all_NC`'s first N.
+  // Returns where all ranks' rows lie: in `own_RC` itself for one rank, else in the first N rows of
+  // `all_NC`.
   Matrix All(const Matrix& own_RC, const Matrix& all_NC) const;
 
-  // Begins to fill All(own_RC, all_NC).
+  // Begins to gather all ranks' rows into All(own_RC, all_NC).
   GatheredRows Gather(const Matrix& own_RC, const Matrix& all_NC);
-  // What an earlier Gather has filled.
+  // Returns the rows that an earlier Gather has filled.
   GatheredRows Gathered(const Matrix& own_RC, const Matrix& all_NC) const;
-  // Calls use(first, piece_RC) for each rank's rows, which begin at `first` among all, as they
-  // come: its own, then the others in rank order. Then all are there.
+  // Calls use(first, piece_RC) for each rank's rows, which begin at row `first`: its own rows
+  // first, then the others in rank order as they arrive. Afterwards all rows are there.
   void ForEach(const GatheredRows& gathered,
                absl::FunctionRef<void(int64_t first, const Matrix& piece_RC)> use);
-  // All of them, once they are there.
+  // Waits for all rows and returns them.
   Matrix Wait(const GatheredRows& gathered);
 
-  // Begins own_RC = its rows of the sum over ranks of `partial_NC`, which is All(own_RC, …). Before
-  // a piece is summed, make(first, rows) fills its rows of partial_NC.
+  // Begins to sum `partial_NC`, which is All(own_RC, …), over the ranks; own_RC receives this
+  // rank's rows of the sum. Calls make(first, rows), which fills these rows of partial_NC, before
+  // it sums each piece.
   SumOfRows AddUp(const Matrix& partial_NC, const Matrix& own_RC,
                   absl::FunctionRef<void(int64_t first, int64_t rows)> make);
   void Wait(const SumOfRows& sum);
 
-  // all = the ranks' `mine`, one behind the other.
+  // Sets `all` to the ranks' `mine`, one after the other.
   void GatherVectors(const Vector& mine, const Vector& all);
 
  private:
   int size() const { return group_ == nullptr ? 1 : group_->place().size; }
-  // Returns rank 0's exchange.
+  // Returns the exchange of rank 0's part.
   TensorGroup::Exchange Begin(const Vector& mine, const Vector& all);
 
   TensorGroup* const group_;

@@ -135,7 +135,7 @@ void TransformerBlock::BackwardInput(const BlockParameters& parameters, BatchSha
   std::swap(saved->qkv_NQ, scratch->d_qkv_NQ);
 }
 
-// Each gather begins where its buffer was read for the last time, and hides behind a product.
+// Each gather begins after the last read of its buffer, and overlaps with a product.
 void TransformerBlock::BackwardWeights(const BlockParameters& parameters,
                                        const BlockActivations& saved, const BlockScratch& scratch,
                                        const Matrix& d_output_RC) {
@@ -192,7 +192,7 @@ void TransformerBlock::BackwardMlp(const BlockParameters& parameters, const Bloc
 void TransformerBlock::BackwardAttention(const BlockParameters& parameters,
                                          const BlockActivations& saved, const BlockScratch& scratch,
                                          BatchShape shape, const Matrix& d_stream_RC) {
-  // In a parallel block both branches have the same gradient, and may read the same norm.
+  // In a parallel block both branches have the same output gradient, and may share a norm.
   const GatheredRows d_out = config_.parallel_block
                                  ? rows_.Gathered(d_stream_RC, scratch.d_gathered_NC)
                                  : rows_.Gather(d_stream_RC, scratch.d_gathered_NC);
@@ -202,7 +202,7 @@ void TransformerBlock::BackwardAttention(const BlockParameters& parameters,
   AddBiasGradient(parameters.attention_out, d_stream_RC);
   InputGradient(parameters.attention_out, d_out, scratch.d_attention_NA);
   AddWeightGradient(parameters.attention_out, saved.attention_NA, d_out.all_NC);
-  // Only now: in a parallel block attention's output does not go through the MLP's norm.
+  // Not earlier: in a parallel block attention's gradient must not include that of the MLP's norm.
   if (config_.parallel_block && config_.has_mlp_norm()) {
     NormBackward(parameters.post_attention_norm, saved.post_attention_norm, scratch.d_norm_RC,
                  d_stream_RC);
@@ -215,7 +215,7 @@ void TransformerBlock::BackwardAttention(const BlockParameters& parameters,
                           .d_v = d_qkv.v});
   Rotate(d_qkv.qk, shape, /*inverse=*/true);
   AddBiasGradient(parameters.qkv, scratch.d_qkv_NQ);
-  // Where the norm is shared, this holds the MLP's part already.
+  // If the norm is shared, this already holds the MLP's part.
   const Matrix d_norm_NC = rows_.All(scratch.d_norm_RC, scratch.partial_NC);
   const auto make = [&](int64_t first, int64_t count) {
     InputGradient(parameters.qkv, RowsFrom(scratch.d_qkv_NQ, first, count),

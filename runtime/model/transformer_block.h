@@ -1,18 +1,18 @@
-// One transformer layer, forward and backward by hand, over memory that others planned. Internal
-// to TransformerChunk.
+// One transformer layer, with hand-written forward and backward, in memory that its caller planned.
+// Internal to TransformerChunk.
 //
 // Legend of shape suffixes in this folder: N tokens of a micro-batch (batch * seq), R this tensor
 // rank's own rows of them (N / t), C hidden size, H query heads, K key/value heads, D head size, A
-// = H * D, Q = (H + 2K) * D the fused projection, I the MLP's inner width, U = I or 2I its input's,
-// V vocabulary, P tensor ranks. F: the accumulation type. H, K, A, Q, I, U and V are a tensor
-// rank's parts.
+// = H * D, Q = (H + 2K) * D the fused projection, I the MLP's inner width, U = I or 2I the width of
+// its input, V vocabulary, P tensor ranks. F: the accumulation type. H, K, A, Q, I, U and V are a
+// tensor rank's parts.
 //
-// Where t tensor ranks share a layer, each norms its own rows of the residual stream, gathers all
-// ranks' rows of the result, computes its heads and its part of the MLP's width for all N rows, and
-// gets its own rows of the ranks' sum back, all of it in pieces (tensor_rows.h). Backward goes the
-// same way: gradients of its own rows are gathered, those of the norms' outputs are added up. What
-// was gathered is not kept: weights' gradients gather it again. With t = 1 all rows are its own,
-// and nothing is gathered or added up.
+// If t tensor ranks share a layer, each normalises its own rows of the residual stream, gathers all
+// ranks' rows of the result, and computes its heads and its part of the MLP's width for all N rows.
+// The ranks' results are summed, and each gets its own rows of the sum, in pieces (tensor_rows.h).
+// Backward works in the same way: it gathers the gradients of own rows, and sums the gradients of
+// the norms' outputs. Gathered rows are not kept; the weight gradients gather them again. With t =
+// 1 all rows are own rows, and nothing is gathered or summed.
 //
 //   gathers + sums                 forward   backward
 //   parallel block, shared norm    1 + 1     1 + 1, and 1 for the weights
@@ -31,17 +31,17 @@
 
 namespace megascale::model {
 
-// y = x weight^T + bias. Gradients are added to; none where only evaluation is wanted.
+// y = x weight^T + bias. Gradients are accumulated; they are empty if the model only evaluates.
 struct LinearParameters {
   Matrix weight;    // [out, in] compute
-  Vector bias;      // [out] compute, or none
+  Vector bias;      // [out] compute, or empty
   Matrix d_weight;  // [out, in] F
   Vector d_bias;    // [out] F
 };
 
 struct NormParameters {
   Vector weight;    // [C] compute
-  Vector bias;      // [C] compute, or none
+  Vector bias;      // [C] compute, or empty
   Vector d_weight;  // [C] F
   Vector d_bias;    // [C] F
 };
@@ -50,127 +50,131 @@ struct BlockParameters {
   NormParameters input_norm;
   LinearParameters qkv;
   LinearParameters attention_out;
-  NormParameters post_attention_norm;  // the MLP's; none where it shares input_norm
+  NormParameters post_attention_norm;  // the MLP's; empty if it shares input_norm
   LinearParameters up;
   LinearParameters down;
 };
 
-// What a norm's forward keeps for its backward.
+// The data that a norm's forward keeps for its backward.
 struct NormActivations {
-  Matrix x_RC;    // what was normalised
+  Matrix x_RC;    // input of the norm
   Matrix out_RC;  // compute
   Vector mean_R;  // F; LayerNorm only
   Vector rstd_R;  // F
 };
 
-// What a layer's forward does not keep for its backward, which does it again into memory that all
-// layers and micro-batches share. Gradients have the same bits: the same kernels on the same
-// inputs. Kept per token and layer of a serial block, in elements, and what is done again:
+// Activations that the backward pass recomputes instead of reading from memory. They are recomputed
+// into memory that all layers and micro-batches share. Gradients have the same bits, because the
+// same kernels run on the same inputs. Elements kept per token and layer of a serial block, and the
+// operations that are repeated:
 //
 //   kNone       4C + Q + A + U + I; 16C in GPT-3    nothing
-//   kSelective  2C + Q + A + U; 10C                 norms and activation function: no products
-//   kFull       C                                   the forward but for its last product
+//   kSelective  2C + Q + A + U; 10C                 norms and activation function, no products
+//   kFull       C                                   the forward except for its last product
 //
-// Statistics are in F and come on top: up to 4 + H numbers, H, and none. kSelective ends where
-// bytes get dear: what it keeps takes 2C FLOPs per element or more to make again, whichever it is.
-// All of it is kFull's, which adds 16C^2 FLOPs per token and layer, and attention, to 72C^2.
+// Statistics, in F, are kept in addition: up to 4 + H numbers with kNone, H with kSelective, 0 with
+// kFull. kSelective stops where recomputation costs more than the memory it saves: each element
+// that it keeps would take 2C FLOPs or more to recompute. kFull recomputes them all and adds 16C^2
+// FLOPs per token and layer, and attention, to the 72C^2 of a layer.
 //
 // Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022:
-// keep what is small or dear, do the rest again. What they found largest there, attention's scores,
-// Ops never keeps.
+// keep activations that are small or expensive to recompute. The largest ones in that paper,
+// attention's scores, are never kept by Ops.
 enum class Recompute : uint8_t { kNone, kSelective, kFull };
 
-// What a layer's forward keeps for its backward: one set per layer and micro-batch in flight, but
-// for what is recomputed.
+// Activations that a layer's forward keeps for its backward: one set per layer and micro-batch in
+// flight, without those that are recomputed.
 //
-// A backward in two parts needs no byte more. BackwardWeights multiplies what went into each linear
-// layer, which is here anyway, by the gradient of what came out of it, and BackwardInput leaves
-// that in place of an activation that nothing reads after it: d_qkv for qkv_NQ, d_up for up_NU, and
-// in a serial block the gradient of attention's output for post_attention_norm.x_RC. The gradient
-// of the layer's output is for the caller to keep, who has input_norm.x_RC for it.
+// A backward in two parts needs no extra memory. BackwardWeights multiplies the input of each
+// linear layer, which is kept anyway, by the gradient of its output. BackwardInput stores that
+// gradient in place of an activation that is not read again: d_qkv in qkv_NQ, d_up in up_NU, and in
+// a serial block the gradient of attention's output in post_attention_norm.x_RC. The caller keeps
+// the gradient of the layer's output; it can use input_norm.x_RC for it.
 struct BlockActivations {
   NormActivations input_norm;
   Matrix qkv_NQ;  // queries and keys already rotated
   Matrix attention_NA;
   Vector log_sum_exp_BHT;               // F
-  NormActivations post_attention_norm;  // in a parallel block it reads what input_norm reads
+  NormActivations post_attention_norm;  // in a parallel block its input is that of input_norm
   Matrix up_NU;
   Matrix inner_NI;  // after the activation
 };
 
-// Memory that a layer uses and leaves: shared by all layers and micro-batches.
+// Temporary memory of a layer, shared by all layers and micro-batches.
 struct BlockScratch {
   // Several tensor ranks only.
   Matrix gathered_NC;    // a norm's output
-  Matrix d_gathered_NC;  // the gradient of the layer's, or attention's, output
-  Matrix partial_NC;     // what is added up over the ranks
+  Matrix d_gathered_NC;  // the gathered gradient of the layer's, or attention's, output
+  Matrix partial_NC;     // a partial result that is summed over the ranks
 
   Matrix attention_out_NC;  // forward of parallel blocks
-  Matrix d_inner_NI;        // backward, as the rest
+  Matrix d_inner_NI;        // this and the following: backward
   Matrix d_up_NU;
   Matrix d_norm_RC;
   Matrix d_attention_NA;
   Matrix d_qkv_NQ;
 };
 
-// The batch at hand; N = batch * seq may be less than what the memory was planned for.
+// The shape of a batch; N = batch * seq may be less than the memory was planned for.
 struct BatchShape {
   int64_t batch = 0;
   int64_t seq = 0;
   int64_t tokens() const { return batch * seq; }  // N
 };
 
-// The residual stream between layers: base + delta, added up by the next norm that reads it.
+// The residual stream between layers: base + delta; the next norm that reads it adds them up.
 struct Residual {
   Matrix base_RC;
-  Matrix delta_RC;  // none at a chunk's beginning
+  Matrix delta_RC;  // empty at a chunk's beginning
 };
 
 class TransformerBlock {
  public:
-  // `config`, this tensor rank's part, and `ops` must outlive the object.
+  // `config` is this tensor rank's part. Both it and `ops` must outlive the object.
   TransformerBlock(const ModelConfig* config, ops::Ops* ops, TensorRows rows)
       : config_(*config), ops_(*ops), rows_(rows) {}
 
-  // Runs a layer. `delta_RC` receives what it adds to the stream; it may be residual.delta_RC.
+  // Runs a layer. `delta_RC` receives its addition to the stream; it may be residual.delta_RC.
   Residual Forward(const BlockParameters& parameters, const BlockActivations& saved,
                    const BlockScratch& scratch, BatchShape shape, Residual residual,
                    const Matrix& delta_RC);
 
-  // Fills again what `what` says was not kept; the rest, at least input_norm.x_RC, is as the
-  // layer's forward left it. `delta_RC` is overwritten.
+  // Recomputes the activations that `what` did not keep. The others, at least input_norm.x_RC, must
+  // be as the layer's forward left them. Overwrites `delta_RC`.
   void ForwardAgain(Recompute what, const BlockParameters& parameters,
                     const BlockActivations& saved, const BlockScratch& scratch, BatchShape shape,
                     const Matrix& delta_RC);
 
-  // Turns `d_stream_RC`, the loss's gradient with respect to the layer's output, into that with
-  // respect to its input, and adds to the parameters' gradients.
+  // Turns `d_stream_RC` from the loss's gradient with respect to the layer's output into that with
+  // respect to its input, and accumulates the parameters' gradients.
   void Backward(const BlockParameters& parameters, const BlockActivations& saved,
                 const BlockScratch& scratch, BatchShape shape, const Matrix& d_stream_RC);
 
-  // Backward but for the gradients of the linear layers' weights, which BackwardWeights adds.
-  // Effects: exchanges buffers of the same shape between `saved` and `scratch`. Nothing reads
-  // input_norm.x_RC after it.
+  // Does the same except for the gradients of the linear layers' weights, which BackwardWeights
+  // adds. Effects: swaps buffers of the same shape between `saved` and `scratch`. input_norm.x_RC
+  // is not read afterwards.
   void BackwardInput(const BlockParameters& parameters, BatchShape shape, BlockActivations* saved,
                      BlockScratch* scratch, const Matrix& d_stream_RC);
-  // Adds the matrix products that BackwardInput left out: at any time after it, in any order of
-  // layers and micro-batches. `d_output_RC` is the d_stream that BackwardInput was given. The same
-  // products as Backward's: added in the same order of micro-batches they give the same bits.
+  // Adds the weight gradients that BackwardInput left out: at any time after it, in any order of
+  // layers and micro-batches. `d_output_RC` is the d_stream that BackwardInput was given. The
+  // products are those of Backward: added in the same order of micro-batches they give the same
+  // bits.
   void BackwardWeights(const BlockParameters& parameters, const BlockActivations& saved,
                        const BlockScratch& scratch, const Matrix& d_output_RC);
 
-  // out = norm(base + delta). Returns the sum: saved.x_RC, or the base where there is no delta.
+  // Computes out = norm(base + delta). Returns the sum: saved.x_RC, or the base if there is no
+  // delta.
   Matrix Norm(const NormParameters& parameters, const NormActivations& saved, Residual residual);
-  // Adds to d_stream_RC and to the parameters' gradients.
+  // Accumulates into d_stream_RC and the parameters' gradients.
   void NormBackward(const NormParameters& parameters, const NormActivations& saved,
                     const Matrix& d_out_RC, const Matrix& d_stream_RC);
   void Linear(const LinearParameters& parameters, const Matrix& in, const Matrix& out);
-  // Piece by piece, as rows come.
+  // The same piece by piece, as rows arrive.
   void Linear(const LinearParameters& parameters, const GatheredRows& in, const Matrix& out);
-  // Overwrites d_in, or adds to it.
+  // Overwrites d_in, or accumulates into it.
   void InputGradient(const LinearParameters& parameters, const Matrix& d_out, const Matrix& d_in,
                      bool accumulate = false);
-  // Adds to the weight's gradient, where there is one.
+  // Accumulates the weight's gradient, if the layer has one.
   void AddWeightGradient(const LinearParameters& parameters, const Matrix& in, const Matrix& d_out);
 
  private:
@@ -178,28 +182,29 @@ class TransformerBlock {
     Matrix q, k, v, qk;  // columns of the fused matrix; qk: queries and keys together
   };
   Qkv Split(const Matrix& qkv_NQ) const;
-  // The norm that the MLP reads.
+  // Returns the norm that the MLP reads.
   const NormActivations& MlpNorm(const BlockActivations& saved) const;
   ops::AttentionArgs AttentionArgsOf(const BlockActivations& saved, BatchShape shape) const;
   void Rotate(const Matrix& qk, BatchShape shape, bool inverse);
-  // The projection to queries, keys and values, and attention itself, which is returned.
+  // Runs the projection to queries, keys and values, then attention; returns attention's output.
   Matrix Attend(const BlockParameters& parameters, const BlockActivations& saved,
                 const GatheredRows& norm, BatchShape shape);
-  // The MLP but for its last product, whose input is returned.
+  // Runs the MLP except for its last product; returns the input of that product.
   Matrix ExpandAndActivate(const BlockParameters& parameters, const BlockActivations& saved,
                            const GatheredRows& norm);
-  // out_RC = own rows of the ranks' sum.
+  // Runs a linear layer and sums its result over the ranks; out_RC receives this rank's own rows.
   void LinearAddUp(const LinearParameters& parameters, const Matrix& in, const Matrix& partial_NC,
                    const Matrix& out_RC);
-  // What went into the layer `linear`, if its weight's gradient is wanted.
+  // Gathers the input of the layer `linear`, if its weight gradient is wanted.
   GatheredRows GatherForWeights(const LinearParameters& linear, const NormActivations& norm,
                                 const BlockScratch& scratch);
-  // d_norm_RC receives the gradient with respect to the MLP's norm's output. Where the norm is
-  // shared, that of all rows receives what the MLP and this rank add to it. A serial block's goes
-  // on through the norm into d_stream_RC.
+  // Runs the MLP's backward. d_norm_RC receives the gradient with respect to the output of the
+  // MLP's norm. If that norm is shared with attention, the memory of all rows receives this rank's
+  // partial gradient from the MLP instead. A serial block continues through the norm into
+  // d_stream_RC.
   void BackwardMlp(const BlockParameters& parameters, const BlockActivations& saved,
                    const BlockScratch& scratch, const Matrix& d_stream_RC);
-  // Attention and what is left of the norms. Requires: BackwardMlp before.
+  // Runs the backward of attention and of the remaining norms. Requires: BackwardMlp ran before.
   void BackwardAttention(const BlockParameters& parameters, const BlockActivations& saved,
                          const BlockScratch& scratch, BatchShape shape, const Matrix& d_stream_RC);
   void InputGradient(const LinearParameters& parameters, const GatheredRows& d_out,

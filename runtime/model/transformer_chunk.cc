@@ -16,7 +16,7 @@ namespace {
 
 constexpr char kTokenEmbedding[] = "model.embed_tokens.weight";
 
-// Also of one that lies outside: views are made before it is known where it will lie.
+// `index` may lie outside of `space`: views are bound before their final position is known.
 void* Element(const Vector& space, int64_t index) {
   const auto bytes = static_cast<intptr_t>(SizeOf(space.dtype));
   return reinterpret_cast<void*>(reinterpret_cast<intptr_t>(space.data) + index * bytes);
@@ -28,10 +28,10 @@ class ParameterBinder {
   ParameterBinder(const ChunkLayout& layout, const ChunkParameters& parameters)
       : layout_(layout), parameters_(parameters) {}
 
-  // Whether this tensor rank adds what is added once to the sum of the ranks' parts.
+  // Whether this tensor rank adds values that must count once in the sum over ranks.
   bool adds_to_sum() const { return layout_.place().index == 0; }
 
-  // None where the chunk has no such parameter.
+  // Returns an empty view if the chunk has no such parameter.
   Vector VectorIn(const Vector& space, absl::string_view name) const {
     const int index = layout_.Find(name);
     if (index < 0 || !space) return {};
@@ -53,8 +53,8 @@ class ParameterBinder {
             .d_weight = MatrixIn(parameters_.gradients, weight),
             .d_bias = VectorIn(parameters_.gradients, bias)};
   }
-  // A layer whose inputs the tensor ranks have parts of. Every rank makes the bias's gradient, from
-  // its own rows.
+  // Binds a layer whose inputs are cut over the tensor ranks. Every rank computes the bias's
+  // gradient from its own rows.
   LinearParameters PartialLinear(absl::string_view module) const {
     LinearParameters linear = Linear(module);
     if (!adds_to_sum()) linear.bias = {};
@@ -83,7 +83,8 @@ class ParameterBinder {
   const ChunkParameters& parameters_;
 };
 
-// Parameters of which a call makes gradients that is not the one which makes their layer's whole.
+// Whether a call adds to this parameter's gradient before the call that completes its layer's
+// gradients.
 bool IsMadeEarly(const ChunkOptions& options, const Parameter& parameter) {
   const bool of_layer = absl::StartsWith(parameter.name, "model.layers.");
   const bool of_embedding = absl::StartsWith(parameter.name, "model.embed");
@@ -111,13 +112,8 @@ absl::Status CheckTensorSize(const ChunkOptions& options) {
                    ": expected multiples of their number, since they have equal parts"));
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<TransformerChunk>> TransformerChunk::Create(
-    const ChunkOptions& options, ops::Ops* ops, const ChunkParameters& parameters,
-    TensorGroup* group) {
+absl::Status CheckOptions(const ChunkOptions& options) {
   const ModelConfig& config = options.config;
-  MEGASCALE_CHECK(options.compute == ops->compute());
   MEGASCALE_CHECK(options.micro_batch >= 1 && options.seq >= 1 && options.num_slots >= 1);
   MEGASCALE_CHECK(options.range.num_layers >= 1);
   if (config.position == PositionKind::kLearned && options.seq > config.max_positions) {
@@ -131,7 +127,24 @@ absl::StatusOr<std::unique_ptr<TransformerChunk>> TransformerChunk::Create(
         "activations are recomputed and backward is split: expected one of the two, since the part "
         "that is left for later reads what recomputation does not keep");
   }
-  RETURN_IF_ERROR(CheckTensorSize(options));
+  return CheckTensorSize(options);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TransformerChunk>> TransformerChunk::Create(
+    const ChunkOptions& options, ops::Ops* ops, const ChunkParameters& parameters,
+    TensorGroup* group) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  ASSIGN_OR_RETURN(tensor::Arena memory, tensor::Arena::Create(ChunkMemoryBytes(options)));
+  return CreateIn(std::move(memory), options, ops, parameters, group);
+}
+
+absl::StatusOr<std::unique_ptr<TransformerChunk>> TransformerChunk::CreateIn(
+    tensor::Arena memory, const ChunkOptions& options, ops::Ops* ops,
+    const ChunkParameters& parameters, TensorGroup* group) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  MEGASCALE_CHECK(options.compute == ops->compute());
   MEGASCALE_CHECK((group == nullptr) == (options.tensor.size == 1));
   if (group != nullptr) {
     MEGASCALE_CHECK(group->place().size == options.tensor.size);
@@ -139,7 +152,7 @@ absl::StatusOr<std::unique_ptr<TransformerChunk>> TransformerChunk::Create(
   }
   auto chunk = absl::WrapUnique(new TransformerChunk(options, ops, group));
   chunk->BindParameters(parameters);
-  ASSIGN_OR_RETURN(chunk->arena_, tensor::Arena::Create(ChunkMemoryBytes(options)));
+  chunk->arena_ = std::move(memory);
   chunk->memory_ = AllocateChunkMemory(options, &chunk->arena_);
   return chunk;
 }
@@ -382,7 +395,7 @@ void TransformerChunk::CrossEntropy(ops::CrossEntropyArgs args) {
 
 void TransformerChunk::LossBackward(const SlotMemory& slot, const Matrix& d_logits_NV) {
   const ChunkScratch& scratch = memory_.scratch;
-  // ForwardHead has just gathered it.
+  // ForwardHead has just gathered these rows.
   const Matrix norm_NC = rows_.All(scratch.final_norm.out_RC, scratch.block.gathered_NC);
   const Matrix d_norm_NC = rows_.All(scratch.block.d_norm_RC, scratch.block.partial_NC);
   const auto make = [&](int64_t first, int64_t rows) {
@@ -422,9 +435,9 @@ void TransformerChunk::Backward(int slot, int down_to) {
   AddEarlyGradients(down_to, end);
 }
 
-// Until BackwardWeights the gradient of a layer's output lies where the next layer's input lay:
-// when the one is complete, the other has been read for the last time. The last layer's takes the
-// place of the first one's input, and waits for it in forward's scratch memory.
+// Until BackwardWeights, the gradient of a layer's output is stored over the next layer's input:
+// when the gradient is complete, that input is no longer needed. The last layer's gradient goes
+// over the first layer's input; until that is free it waits in forward's scratch memory.
 void TransformerChunk::BackwardInput(int slot) {
   MEGASCALE_CHECK(options_.split_backward);
   MEGASCALE_CHECK(slot >= 0 && slot < options_.num_slots);

@@ -1,9 +1,8 @@
-// One pipeline chunk of the transformer: forward and backward over memory planned at creation.
-// Nothing is allocated in a step, and nothing here knows a schedule: the caller says which
-// micro-batch goes forward or backward when.
+// One pipeline chunk of the transformer: forward and backward in memory planned at creation. It
+// allocates nothing in a step and knows no schedule: the caller decides which micro-batch goes
+// forward or backward when.
 //
-// A slot holds one micro-batch in flight, with its buffers, which are handed straight to sends and
-// receives:
+// A slot holds one micro-batch in flight with its buffers, which sends and receives use directly:
 //
 //   first chunk                  every other chunk
 //   fill tokens(slot)            receive into input(slot)
@@ -15,26 +14,27 @@
 //   first chunk: nothing         send gradient(slot)
 //
 // A slot is free for another micro-batch when Backward is done and its sends have read it. The last
-// chunk's Forward fuses loss and its gradient, so that logits exist for one micro-batch only; it
-// therefore adds to the head's gradients already.
+// chunk's Forward computes the loss and its gradient together, so that logits exist for one
+// micro-batch only. It therefore already accumulates the head's gradients.
 //
 // With ChunkOptions::split_backward, Backward may come in two parts, so that a schedule can send
-// the gradient before the weights' matrix products and fill its bubbles with these:
+// the input's gradient before it computes the weight gradients, and can fill bubbles with the
+// latter:
 //
-//   chunk->BackwardInput(slot);       // in place of Backward
+//   chunk->BackwardInput(slot);       // instead of Backward
 //   first chunk: nothing              send gradient(slot)
-//   chunk->BackwardWeights(slot);     // whenever; the slot is free after it
+//   chunk->BackwardWeights(slot);     // any time later; the slot is free after it
 //
 // Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023 (B and W).
 //
-// Several tensor ranks hold a chunk together, each with a TransformerChunk of its own: with its
-// parameters of ChunkLayout(config, range, tensor), and with its own rows of input, output and
-// gradient: R = N / t, of which rank i has those from i R on. All of them are given the same tokens
-// and targets, make the same calls in the same order, and know the same loss. Gradients of
-// replicated parameters are partial: the caller adds them up over the ranks.
+// Several tensor ranks hold a chunk together, each with a TransformerChunk of its own. Each has its
+// parameters, those of ChunkLayout(config, range, tensor), and its own rows of input, output and
+// gradient: R = N / t rows, on rank i those from i R on. All ranks are given the same tokens and
+// targets, make the same calls in the same order, and compute the same loss. Gradients of
+// replicated parameters are partial: the caller sums them over the ranks.
 //
-// Threads: one at a time, that of `ops`. Stream: all work is ordered on `ops`; buffers are ready
-// for others after an event behind the call. Determinism: as Ops.
+// Threads: one at a time, that of `ops`. Stream: all work is ordered on `ops`; other streams may
+// use the buffers after an event recorded behind the call. Determinism: as Ops.
 #pragma once
 
 #include <cstdint>
@@ -52,147 +52,158 @@
 
 namespace megascale::model {
 
-// Where a chunk's parameters live. Flat spaces in the order of ChunkLayout(config, range, tensor),
-// of at least its num_elements(); their values may change between calls, they may not move. Only
-// gradients may be a part, if AddGradientsTo says before each call which.
+// The memory of a chunk's parameters: flat spaces in the order of ChunkLayout(config, range,
+// tensor), with at least its num_elements(). Values may change between calls, addresses may not.
+// Only gradients may cover a part of the space; AddGradientsTo then says before each call which
+// part.
 struct ChunkParameters {
-  Vector weights;    // compute
-  Vector gradients;  // F: added to; the caller zeroes it before a step. None: evaluation only.
-  // [EarlyElements] F, zero: for a caller who gives each call the gradients of its layers alone.
-  // What a call makes of other layers, or of the embedding, is added up here; the call that makes
-  // that layer's gradients whole adds it to them, and leaves zero. None: all goes to `gradients`.
+  Vector weights;  // compute
+  // F: accumulated; the caller zeroes them before a step. Empty: evaluation only.
+  Vector gradients;
+  // [EarlyElements] F, zero: for a caller whose gradients cover only the layers of the next call. A
+  // call also makes gradients of other layers, or of the embedding, and sums them here. The call
+  // that completes such a layer's gradients adds them and leaves zeros. Empty: all go to
+  // `gradients`.
   Vector early_gradients = {};
 };
 
-// What the last chunk does with its logits.
+// How the last chunk computes the loss from its logits.
 struct ChunkLoss {
-  double gradient_scale = 1.0;  // of each token's loss: 1 / (tokens of the global batch)
-  // Added to: nats over the micro-batch's tokens; unscaled. Every tensor rank's is that of all N.
+  double gradient_scale = 1.0;  // factor on each token's loss: 1 / (tokens of the global batch)
+  // Increased by the micro-batch's nats, unscaled. Every tensor rank adds those of all N tokens.
   double* sum = nullptr;
 };
 
 class TransformerChunk {
  public:
-  // `ops`, the parameters' memory and `group` must outlive the chunk. `group` is at options.tensor,
-  // and null where that is one rank. After its failure buffers and gradients hold anything: ask its
-  // status() behind each call.
-  // Errors: InvalidArgument - seq exceeds max_positions of learned positions, or backward is split
-  // where activations are recomputed, or the tensor ranks cannot have equal parts;
-  // ResourceExhausted - no memory for ActivationBytes(options).
+  // `ops`, the parameters' memory and `group` must outlive the chunk. `group` has the place
+  // options.tensor; it is null if that is a single rank. After it fails, buffers and gradients are
+  // undefined: check its status() after each call. Errors: InvalidArgument - seq exceeds
+  // max_positions of learned positions, or a split backward with recomputation, or the tensor ranks
+  // cannot have equal parts; ResourceExhausted - no memory for ActivationBytes(options).
   static absl::StatusOr<std::unique_ptr<TransformerChunk>> Create(const ChunkOptions& options,
                                                                   ops::Ops* ops,
                                                                   const ChunkParameters& parameters,
                                                                   TensorGroup* group = nullptr);
+  // The same with buffers in `memory`. Requires: ActivationBytes(options) bytes are free in it.
+  static absl::StatusOr<std::unique_ptr<TransformerChunk>> CreateIn(
+      tensor::Arena memory, const ChunkOptions& options, ops::Ops* ops,
+      const ChunkParameters& parameters, TensorGroup* group = nullptr);
 
   TransformerChunk(const TransformerChunk&) = delete;
   TransformerChunk& operator=(const TransformerChunk&) = delete;
 
-  // What Create allocates: the buffers of all slots and the scratch memory.
+  // Returns the bytes that Create allocates: the buffers of all slots and the scratch memory.
   static int64_t ActivationBytes(const ChunkOptions& options);
-  // Elements of the parameters whose gradients a call makes that is not the one which makes their
-  // layer's whole, for ChunkParameters: a tied output matrix, by Forward; with split_backward what
-  // BackwardInput adds to.
+  // Returns the size of ChunkParameters::early_gradients: the elements of parameters to whose
+  // gradients a call adds before the call that completes them. These are a tied output matrix
+  // (Forward), and with split_backward the parameters to which BackwardInput adds.
   static int64_t EarlyElements(const ChunkOptions& options);
-  // The weights in compute and the gradients in F, which the caller allocates, without padding.
+  // Returns the bytes of weights (compute) and gradients (F), without padding; the caller allocates
+  // them.
   static int64_t ParameterBytes(const ChunkOptions& options);
 
   // The slot's buffers; N = micro_batch * seq.
   Vector tokens(int slot) const { return SlotAt(slot).tokens_N; }    // [N] I32; first chunk
   Vector targets(int slot) const { return SlotAt(slot).targets_N; }  // [N] I32; last chunk
-  Matrix input(int slot) const { return SlotAt(slot).input_RC; }     // [R, C]; not the first's
-  Matrix output(int slot) const { return SlotAt(slot).output_RC; }   // [R, C]; not the last's
-  // Before Backward the loss's gradient with respect to the output, after it to the input.
+  // [R, C]; all chunks but the first
+  Matrix input(int slot) const { return SlotAt(slot).input_RC; }
+  // [R, C]; all chunks but the last
+  Matrix output(int slot) const { return SlotAt(slot).output_RC; }
+  // The loss's gradient: with respect to the output before Backward, to the input after it.
   Matrix gradient(int slot) const { return SlotAt(slot).gradient_RC; }
 
-  // Runs the micro-batch in `slot`, and keeps what Backward needs. `loss` is for the last chunk.
+  // Runs the micro-batch in `slot`, and keeps activations for Backward. `loss` is for the last
+  // chunk.
   void Forward(int slot, const ChunkLoss& loss = {});
-  // Adds the micro-batch's part to the parameters' gradients. Requires: Forward(slot) before.
+  // Accumulates the micro-batch's gradients of the parameters. Requires: Forward(slot) before.
   //
-  // Down to layer `down_to`, counted from 0 in the chunk, and with layer 0 to the embedding's: then
-  // the slot is free. The next call for the slot goes on below; each adds to the gradients of its
-  // layers alone. So does each of BackwardWeights.
+  // Goes down to layer `down_to`, counted from 0 in the chunk; layer 0 includes the embedding, and
+  // the slot is free after it. The next call for the slot continues below. Each call accumulates
+  // gradients of its own layers only. The same holds for BackwardWeights.
   void Backward(int slot, int down_to = 0);
 
-  // Later calls add to these gradients, a flat space as that of ChunkParameters, in place of those
-  // before. Of the last chunk, Forward adds as well.
+  // Makes later calls accumulate into these gradients instead of the previous ones: a flat space
+  // like that of ChunkParameters. This includes the last chunk's Forward.
   //
-  // They may be a part of the flat space, from element `first` on: with early gradients, that of
-  // the layers of the next call. Forward's is that of the head, which it has from
-  // FirstElement(number of layers) on.
+  // With early gradients they may be a part of the flat space, from element `first` on: that of the
+  // layers of the next call. For Forward this is the part of the head, from FirstElement(number of
+  // layers) on.
   void AddGradientsTo(const Vector& gradients, int64_t first = 0);
 
-  // Backward in two parts. BackwardInput fills gradient(slot), and adds to all gradients but those
-  // of the layers' matrices: to norms, biases and embeddings, whose part is cheap. BackwardWeights
-  // adds to the matrices': at any time after BackwardInput(slot), other slots' calls in any order.
-  // Requires: split_backward; Forward(slot) before BackwardInput, it before BackwardWeights.
-  // Effects: input(slot) belongs to the chunk from BackwardInput to BackwardWeights.
-  // Determinism: a gradient has the bits that Backward gives it where the calls that add to it come
-  // in the same order of micro-batches.
+  // Backward in two parts. BackwardInput fills gradient(slot), and accumulates all gradients except
+  // those of the layers' matrices: those of norms, biases and embeddings are cheap. BackwardWeights
+  // accumulates the matrices' gradients: at any time after BackwardInput(slot), and in any order of
+  // slots. Requires: split_backward; Forward(slot) before BackwardInput, which comes before
+  // BackwardWeights. Effects: input(slot) belongs to the chunk from BackwardInput to
+  // BackwardWeights. Determinism: a gradient has the same bits as with Backward if the calls that
+  // accumulate it come in the same order of micro-batches.
   void BackwardInput(int slot);
   void BackwardWeights(int slot, int down_to = 0);
 
-  // Forward alone for the first `batch` samples of the slot: fills output, or adds to `*loss_sum`
-  // the nats over batch * seq tokens. Requires: the slot is free.
+  // Runs only the forward of the first `batch` samples of the slot: fills output, or adds the nats
+  // of batch * seq tokens to `*loss_sum`. Requires: the slot is free.
   void Evaluate(int slot, int64_t batch, double* loss_sum);
 
-  // The logits [V] (compute) behind the last of `tokens` (1 to seq, I32), in scratch memory: valid
-  // until the next call. Uses slot 0 as Evaluate does. Requires: the chunk is the whole model, of
-  // one tensor rank.
+  // Returns the logits [V] (compute) after the last of `tokens` (1 to seq, I32). They are in
+  // scratch memory and valid until the next call. Uses slot 0, like Evaluate. Requires: the chunk
+  // is the whole model on one tensor rank.
   Vector Logits(const Vector& tokens);
 
  private:
   TransformerChunk(const ChunkOptions& options, ops::Ops* ops, TensorGroup* group);
 
-  // What a slot waits for.
+  // The next pass that a slot waits for.
   enum class SlotState : uint8_t { kFree, kBackward, kBackwardWeights };
 
   const SlotMemory& SlotAt(int slot) const;
-  // Takes the layers from `down_to` on out of those that the slot's backward has yet to go through,
-  // and returns how many those were.
+  // Removes the layers from `down_to` on from those that the slot's backward has not reached, and
+  // returns how many were left before.
   int TakeLayers(int slot, int down_to);
   void BindParameters(const ChunkParameters& parameters);
   void BindEarlyGradients(const Vector& space);
-  // Calls `visit` with each view of gradients that there is: a Vector or a Matrix.
+  // Calls `visit` with each view of gradients that exists: a Vector or a Matrix.
   template <typename Visit>
   void ForEachGradient(const Visit& visit);
-  // Calls add to these elements of the flat space now.
+  // Checks that gradients_ covers these elements of the flat space.
   void CheckGradients(int64_t begin, int64_t end) const;
-  // Adds to the gradients of the layers from `first` up to `end` what calls made of them early.
+  // Adds the early gradients of layers [first, end) to their gradients.
   void AddEarlyGradients(int first, int end);
   void Embed(const Vector& tokens_N, int64_t seq, const Matrix& out_RC);
-  // Embedding and layers.
+  // Runs the embedding and the layers.
   Residual ForwardLayers(const SlotMemory& slot, const Vector& tokens_N, BatchShape shape);
-  // Final norm and logits of all rows of `residual`; returns the logits.
+  // Computes the final norm and the logits of all rows of `residual`; returns the logits.
   Matrix ForwardHead(Residual residual);
-  // Adds up the loss over tensor ranks' columns and, with args.backward, turns these into
-  // gradients.
+  // Sums the loss over tensor ranks' columns. With args.backward it turns these columns of logits
+  // into gradients.
   void CrossEntropy(ops::CrossEntropyArgs args);
   void LossBackward(const SlotMemory& slot, const Matrix& d_logits_NV);
   void EmbeddingBackward(const SlotMemory& slot);
 
   const ChunkOptions options_;
-  const ModelConfig part_;  // this tensor rank's
+  const ModelConfig part_;  // this tensor rank's part
   ops::Ops& ops_;
   TensorRows rows_;
-  const ops::VocabularyPart vocabulary_;  // this tensor rank's
+  const ops::VocabularyPart vocabulary_;  // this tensor rank's part
   TransformerBlock block_;
   tensor::Arena arena_;
   ChunkMemory memory_;
   std::vector<SlotState> slot_states_;
-  std::vector<int> layers_left_;  // by slot: that its Backward, or BackwardWeights, has not reached
+  // by slot: layers that its Backward, or BackwardWeights, has not reached
+  std::vector<int> layers_left_;
 
   const ChunkLayout layout_;  // of the flat spaces
   bool can_train_ = false;
-  Vector gradients_;            // F: what d_ names view
-  int64_t first_gradient_ = 0;  // of the flat space: its element that gradients_ begins with
+  Vector gradients_;            // F: the memory that the d_ members view
+  int64_t first_gradient_ = 0;  // flat element at which gradients_ begins
   struct EarlyGradient {
     Vector sum;
     int64_t offset = 0;  // in the flat space
   };
   std::vector<EarlyGradient> early_gradients_;
-  std::vector<void**> late_gradients_;  // where the d_ that view gradients_ have their addresses
+  std::vector<void**> late_gradients_;  // data pointers of the d_ members that view gradients_
   Matrix token_weight_VC_, d_token_weight_VC_;  // first chunk
-  // First chunk, learned positions. Only the first tensor rank's: it adds positions to its part.
+  // First chunk, learned positions, first tensor rank only: it adds the positions to its part.
   Matrix position_weight_TC_, d_position_weight_TC_;
   std::vector<BlockParameters> layers_;
   NormParameters final_norm_;  // last chunk

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/model/test_pipeline.h"
+#include "runtime/model/testing/test_pipeline.h"
 
 namespace megascale::model {
 namespace {
@@ -117,7 +117,7 @@ TEST(TransformerChunk, AWindowOfTheWholeSequenceIsFullAttention) {
   EXPECT_NE(Train({.config = config}, tokens).loss, full.loss);
 }
 
-// The loss of a position is that of the logits behind its prefix: nothing sees what follows it.
+// The loss of a position is that of the logits after its prefix: later tokens have no effect on it.
 TEST(TransformerChunk, LogitsOfAPrefixAreThoseOfItsPositionInTheFullSequence) {
   for (const ModelConfig& config : Styles(FourLayers(), 3)) {
     const auto ops = ops::MakeReferenceOps();

@@ -26,7 +26,7 @@ void CheckVector(absl::string_view name, const Vector& vector, DType dtype, int6
                                  "], expected ", tensor::Name(dtype), " [", size, "]"));
 }
 
-// `count`: of rows or columns that are tokens.
+// `count`: rows or columns that stand for tokens.
 void CheckVocabulary(const VocabularyPart& part, int64_t count) {
   if (part.vocab_size == 0) {
     MEGASCALE_CHECK(part.first_token == 0);

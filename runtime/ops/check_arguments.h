@@ -1,4 +1,5 @@
-// What every implementation of Ops requires of its arguments, said once. A breach is a bug: CHECK.
+// Checks the requirements that every implementation of Ops has on its arguments. A violation is a
+// bug and fails a CHECK.
 #pragma once
 
 #include "runtime/ops/ops.h"

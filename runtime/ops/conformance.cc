@@ -98,7 +98,7 @@ Matrix Twins::Allocate(DType dtype, int64_t rows, int64_t cols, int64_t padding)
 }
 
 double Twins::Random() {
-  // Vigna's splitmix64.
+  // splitmix64, by Vigna.
   random_ += 0x9E3779B97F4A7C15;
   uint64_t z = random_;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
@@ -158,7 +158,7 @@ void Twins::ExpectClose(absl::string_view name, const TwinMatrix& twin) {
       const double exact = ReadElement(twin.exact, i, j);
       const double error = std::abs(ReadElement(twin.tested, i, j) - exact);
       const double excess = error / (tolerance.absolute + tolerance.relative * std::abs(exact));
-      if (error == 0 || excess <= worst) continue;  // a NaN goes on
+      if (error == 0 || excess <= worst) continue;  // a NaN continues
       worst = std::isnan(excess) ? std::numeric_limits<double>::infinity() : excess;
       worst_row = i;
       worst_col = j;

@@ -1,5 +1,5 @@
-// Comparing an implementation of Ops with the float64 reference: twins are tensors that exist once
-// in float64 and once in the dtype under test, with the same numbers.
+// Compares an implementation of Ops with the float64 reference. A twin is a tensor that exists once
+// in float64 and once in the dtype under test, with the same values.
 //
 //   Twins twins(DType::kBF16);
 //   TwinMatrix x = twins.Input(5, 64, /*padding=*/3);
@@ -7,7 +7,8 @@
 //   ... run the operator on x.exact and out.exact, and on x.tested and out.tested ...
 //   twins.ExpectClose("Norm", out);
 //
-// The destructor checks that nobody wrote between rows, before the first or behind the last one.
+// The destructor checks that nothing was written between rows, before the first or after the last
+// one.
 #pragma once
 
 #include <cstdint>
@@ -36,25 +37,25 @@ class Twins {
   Twins(const Twins&) = delete;
   Twins& operator=(const Twins&) = delete;
 
-  // Uniform numbers of [-scale, scale), rounded to the dtype under test.
+  // Returns uniform numbers from [-scale, scale), rounded to the dtype under test.
   TwinMatrix Input(int64_t rows, int64_t cols, int64_t padding = 0, double scale = 1);
   TwinVector InputVector(int64_t size, double scale = 1);
-  // The same in fp32: gradients and optimizer state.
+  // The same in fp32, for gradients and optimizer state.
   TwinMatrix Float(int64_t rows, int64_t cols, int64_t padding = 0, double scale = 1);
   TwinVector FloatVector(int64_t size, double scale = 1);
-  // NaN: every element must be written.
+  // Filled with NaN, so that ExpectClose finds elements that were not written.
   TwinMatrix Output(int64_t rows, int64_t cols, int64_t padding = 0);
   TwinMatrix FloatOutput(int64_t rows, int64_t cols, int64_t padding = 0);
   TwinVector OutputVector(int64_t size);
   TwinVector FloatOutputVector(int64_t size);
-  // Uniform of [0, limit), I32: one vector for both.
+  // Returns uniform I32 numbers from [0, limit), in one vector for both sides.
   Vector Tokens(int64_t size, int32_t limit);
 
-  // Fails the test with the worst element when one is further off than tolerances.h allows.
+  // Fails the test, showing the worst element, if one differs by more than tolerances.h allows.
   void ExpectClose(absl::string_view name, const TwinMatrix& twin);
   void ExpectClose(absl::string_view name, const TwinVector& twin);
 
-  // In [-1, 1), the same sequence for the same seed.
+  // Returns a number in [-1, 1); the same seed gives the same sequence.
   double Random();
 
  private:

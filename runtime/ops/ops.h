@@ -1,4 +1,4 @@
-// What is computed: the operators of a transformer, forward and backward, once per device family.
+// The operators of a transformer, forward and backward, with one implementation per device family.
 // All implementations pass ops_conformance_test.cc.
 //
 // Stream order: calls on one Ops object take effect in the order in which they are made; results
@@ -43,19 +43,19 @@ struct MatMulArgs {
   Transpose transpose_a = Transpose::kNo;
   Transpose transpose_b = Transpose::kNo;
   bool accumulate = false;  // add to c instead of overwriting it; not with bias
-  Vector bias;              // [n] in compute, added to each row; or none
+  Vector bias;              // [n] in compute, added to each row; or empty
 };
 
-// out = norm(in) * weight + bias, where in = x + delta when there is a delta (then `sum` receives x
-// + delta).
+// Computes out = norm(in) * weight + bias, where in = x, or x + delta if there is a delta; `sum`
+// then receives x + delta.
 struct NormArgs {
   NormKind kind = NormKind::kLayerNorm;
   double eps = 1e-5;
   Matrix x;       // [N, C]
-  Matrix delta;   // [N, C], or none
+  Matrix delta;   // [N, C], or empty
   Matrix sum;     // [N, C] out, when there is a delta
   Vector weight;  // [C] compute
-  Vector bias;    // [C] compute, or none (RMSNorm has none)
+  Vector bias;    // [C] compute, or empty (RMSNorm has no bias)
   Matrix out;     // [N, C]
   Vector mean;    // [N] F out (LayerNorm only)
   Vector rstd;    // [N] F out
@@ -63,14 +63,14 @@ struct NormArgs {
 
 struct NormBackwardArgs {
   NormKind kind = NormKind::kLayerNorm;
-  Matrix x;         // [N, C]: what was normalised (`sum` when there was a delta)
+  Matrix x;         // [N, C]: input of the norm (`sum` if there was a delta)
   Vector weight;    // [C]
   Vector mean;      // [N]
   Vector rstd;      // [N]
   Matrix d_out;     // [N, C]
-  Matrix d_x;       // [N, C]: ADDED to (it holds the gradient of the residual path)
-  Vector d_weight;  // [C] F: added to
-  Vector d_bias;    // [C] F: added to, or none
+  Matrix d_x;       // [N, C]: ACCUMULATED into (it holds the gradient of the residual path)
+  Vector d_weight;  // [C] F: accumulated into
+  Vector d_bias;    // [C] F: accumulated into, or empty
 };
 
 // Causal scaled-dot-product attention (scale 1/sqrt(D)); a query at t sees keys in (t - window, t],
@@ -91,9 +91,9 @@ struct AttentionBackwardArgs {
   Matrix d_q, d_k, d_v;   // like q, k, v: overwritten
 };
 
-// Rotary position embedding in place of the first R elements of each head, halves convention of
-// Hugging Face's Llama (pairs (i, i + R/2)); position = row mod T. `inverse` rotates back: the
-// backward pass.
+// Rotary position embedding, in place, of the first R elements of each head. Uses the halves
+// convention of Hugging Face's Llama (pairs (i, i + R/2)); position = row mod T. `inverse` rotates
+// back: the backward pass.
 struct RotaryArgs {
   int64_t seq = 0, heads = 0, head_dim = 0;
   int64_t rotary_dim = 0;  // R, even; 0: head_dim
@@ -118,35 +118,36 @@ struct ActivationBackwardArgs {
   Matrix d_in;   // like in: overwritten; may not alias
 };
 
-// Which tokens the rows of an embedding, or the columns of logits, belong to.
+// The tokens to which the rows of an embedding, or the columns of logits, belong.
 struct VocabularyPart {
-  int64_t first_token = 0;  // of the first row or column
-  int64_t vocab_size = 0;   // tokens are below it; 0: the part is the whole vocabulary
+  int64_t first_token = 0;  // token of the first row or column
+  int64_t vocab_size = 0;   // tokens are below this; 0: the part is the whole vocabulary
 };
 
-// out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq]). Tokens outside of the part that
-// token_weight holds have 0 for its row: the parts' outputs add up to the whole one's.
+// Computes out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq]). For a token outside of
+// the part that token_weight holds, its row counts as 0: the sum of the parts' outputs is the
+// output of the whole vocabulary.
 struct EmbeddingArgs {
   int64_t seq = 0;
   Vector tokens;           // [N] I32
   Matrix token_weight;     // [V, C]
-  Matrix position_weight;  // [T max, C], or none
+  Matrix position_weight;  // [T max, C], or empty
   Matrix out;              // [N, C]
   VocabularyPart vocabulary = {};
 };
-// Adds to the gradients, in token order: deterministic. Tokens outside of the part add to positions
-// only.
+// Accumulates the gradients in token order: deterministic. Tokens outside of the part add to
+// positions only.
 struct EmbeddingBackwardArgs {
   int64_t seq = 0;
   Vector tokens;
   Matrix d_out;              // [N, C]
   Matrix d_token_weight;     // [V, C] F
-  Matrix d_position_weight;  // [T max, C] F, or none
+  Matrix d_position_weight;  // [T max, C] F, or empty
   VocabularyPart vocabulary = {};
 };
 
-// One pass: loss_sum += -sum_n log softmax(logits[n])[targets[n]]; logits are overwritten by
-// (softmax - one_hot) * gradient_scale when `backward`, else left as they are.
+// In one pass: loss_sum += -sum_n log softmax(logits[n])[targets[n]]. With `backward`, overwrites
+// the logits with (softmax - one_hot) * gradient_scale; else leaves them unchanged.
 struct CrossEntropyArgs {
   Matrix logits;   // [N, V] compute
   Vector targets;  // [N] I32
@@ -154,35 +155,35 @@ struct CrossEntropyArgs {
   bool backward = true;
   double* loss_sum = nullptr;  // host memory, fp64; summed in row order
 
-  // Where the columns of a row lie in P parts, each held by a rank: the part that `logits` is, and
-  // what LogitStatistics gave for each part, one behind the other. Targets are tokens of the whole
-  // vocabulary, and so is the loss of all of it; gradients are those of the part's columns.
+  // For a vocabulary cut into P parts, each on one rank: which part `logits` is, and the results of
+  // LogitStatistics of all parts, one after the other. Targets are tokens of the whole vocabulary,
+  // and the loss is that of the whole vocabulary; gradients are those of the part's columns.
   VocabularyPart vocabulary = {};
-  Vector statistics = {};  // [P, 3, N] F; none: `logits` is the whole
+  Vector statistics = {};  // [P, 3, N] F; empty: `logits` is the whole vocabulary
 };
 
-// What other parts of a row of logits have to know of this one.
+// The statistics of one part of each row of logits that the other parts need.
 // Source: Shoeybi et al., Megatron-LM, 2019, section 3.
 struct LogitStatisticsArgs {
   Matrix logits;   // [N, V / P] compute
   Vector targets;  // [N] I32, of the whole vocabulary
   VocabularyPart vocabulary = {};
-  // [3, N] F out: the greatest logit; the sum of exp(logit - greatest); the target's logit, or 0
-  // where it is not in this part.
+  // [3, N] F out: the greatest logit; the sum of exp(logit - greatest); the target's logit, or 0 if
+  // the target is not in this part.
   Vector statistics;
 };
 
-// AdamW for a contiguous range, bias-corrected, decoupled decay: with the corrected moments m and
-// v, master -= lr * u, where u = m / (sqrt(v) + eps) + weight_decay * master. Where there is
-// `update`, it receives u, and master stays as it is: LAMB has to scale u first. Sources:
-// Loshchilov and Hutter, 2019, algorithm 2; You et al., 2020, algorithm 2.
+// AdamW for a contiguous range, bias-corrected, with decoupled decay: with the corrected moments m
+// and v, master -= lr * u, where u = m / (sqrt(v) + eps) + weight_decay * master. If `update` is
+// set, it receives u and master does not change: LAMB has to scale u first. Sources: Loshchilov and
+// Hutter, 2019, algorithm 2; You et al., 2020, algorithm 2.
 struct AdamWArgs {
   Vector master;            // F: updated
   Vector exp_avg;           // F: updated
   Vector exp_avg_sq;        // F: updated
   Vector grad;              // F
-  Vector compute_copy;      // compute: the new master, rounded; or none; not with `update`
-  Vector update = {};       // F, may be `grad`; or none. lr is then unused
+  Vector compute_copy;      // compute: the new master, rounded; or empty; not with `update`
+  Vector update = {};       // F, may be `grad`; or empty. With it lr is unused
   double grad_scale = 1.0;  // clipping factor
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
   int64_t step = 1;  // from 1
@@ -215,40 +216,41 @@ class Ops {
   virtual void Add(const Matrix& a, const Matrix& b, const Matrix& out) = 0;
   // out F += factor * x F, elementwise.
   virtual void AddScaled(double factor, const Vector& x, const Vector& out) = 0;
-  // The sum of squares in fp64, in a fixed order.
+  // Returns the sum of squares in fp64, added in a fixed order.
   virtual double SumOfSquares(const Vector& x) = 0;
   // Converts between dtypes, rounding to nearest even.
   virtual void Cast(const Vector& from, const Vector& to) = 0;
   virtual void FillZero(const Vector& x) = 0;
 };
 
-// The fast CPU implementation: oneDNN for products, Highway for the rest. `compute` is kF32 or
-// kBF16. The number of threads is fixed for the object's life and is part of the numerics. With 1
-// no thread is started; with more they are OpenMP's, and the process must have been started with
-// base::ThreadEnvironment, or they spin while idle. After the first call with each shape nothing is
-// allocated, except by oneDNN within products.
+// Makes the fast CPU implementation: oneDNN for products, Highway for the rest. `compute` is kF32
+// or kBF16. The number of threads is fixed for the object's life and is part of the numerics. With
+// 1 no thread is started. With more they are OpenMP's, and the process must have been started with
+// base::ThreadEnvironment, or they spin while idle. After the first call with each shape only
+// oneDNN allocates memory, within products.
 std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads);
 
-// The calls that decide what MakeCpuOps's object keeps; their data may be null.
+// The calls that determine the memory of the object that MakeCpuOps returns; their data may be
+// null.
 struct KernelShapes {
   std::vector<MatMulArgs> products;
   AttentionArgs attention;
-  int64_t logits_cols = 0;  // of CrossEntropy; 0: none
+  int64_t logits_cols = 0;  // of CrossEntropy; 0: no such call
 };
-// Bytes that such an object has grown to after those calls, operands rearranged and rows at work,
-// and what oneDNN packs meanwhile. What else oneDNN takes for itself is not counted: some MiB.
+// Returns the bytes that such an object has after these calls: rearranged operands, temporary rows,
+// and memory in which oneDNN packs. It leaves out other memory that oneDNN takes: some MiB.
 int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads);
 
-// Plain loops in float64 (compute is kF64): the reference that everything else is checked against.
+// Makes the reference that all others are compared with: plain loops in float64 (compute is kF64).
 std::unique_ptr<Ops> MakeReferenceOps();
 
-// "avx2", "avx512", "avx512_bf16", "amx_bf16": the best that this processor has for products; part
-// of the numerics.
+// Returns "avx2", "avx512", "avx512_bf16" or "amx_bf16": the best instruction set of this processor
+// for products. It is part of the numerics.
 const char* InstructionSet();
 
-// The best rate of matrix products on `num_threads` threads, FLOP/s: of square ones of 1,024, plain
-// or with `b` transposed, measured for about `seconds`. The ceiling that model FLOPs utilisation is
-// given against.
+// Measures the best rate of matrix products on `num_threads` threads, in FLOP/s: square ones of
+// 1,024, plain or with `b` transposed, for about `seconds`. Model FLOPs utilisation is relative to
+// this rate.
 double MeasureMatMulCeiling(DType compute, int num_threads, double seconds);
 
 }  // namespace megascale::ops

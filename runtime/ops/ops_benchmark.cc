@@ -1,4 +1,4 @@
-// Prints what each operator costs at the sizes of a small model, in fp32 and bf16, beside the
+// Measures each operator at the sizes of a small model, in fp32 and bf16, together with the
 // ceilings of the same machine in the same run: a square matrix product, and the triad a = b + s *
 // c.
 //
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/least_seconds.h"
+#include "runtime/base/benchmark_timer.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/arena.h"
 
@@ -56,7 +56,7 @@ class Benchmark {
   }
 
  private:
-  // Random numbers: zeros would flatter the multipliers.
+  // Random numbers, because zeros would make the multipliers look faster.
   Matrix Make(int64_t rows, int64_t cols, DType dtype) {
     const Matrix matrix = arena_.AllocateMatrix(dtype, rows, cols);
     uint32_t state = 1;
@@ -196,7 +196,7 @@ class Benchmark {
     args.grad = MakeVector(kParameters, DType::kF32);
     args.exp_avg = arena_.Allocate(DType::kF32, kParameters);
     args.exp_avg_sq = arena_.Allocate(DType::kF32, kParameters);
-    // Weights in fp32 are the master weights.
+    // For fp32 the weights are the master weights.
     if (dtype_ == DType::kBF16) args.compute_copy = MakeVector(kParameters, dtype_);
     args.lr = 1e-4, args.weight_decay = 0.1;
     const double floats = 4.0 * kParameters;

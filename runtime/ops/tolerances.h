@@ -1,6 +1,6 @@
-// How far an implementation of Ops may be from the float64 reference, by operator and dtype: the
-// one table. An element passes when |tested - exact| <= absolute + relative * |exact|. The inputs
-// of the tests are of the order of 1 and are the same numbers on both sides.
+// The one table of tolerances: how far an implementation of Ops may be from the float64 reference,
+// by operator and dtype. An element passes if |tested - exact| <= absolute + relative * |exact|.
+// Test inputs are of the order of 1 and the same numbers on both sides.
 #pragma once
 
 #include "absl/strings/string_view.h"

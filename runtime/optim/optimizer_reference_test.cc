@@ -29,7 +29,7 @@ using Values = std::vector<double>;
 constexpr int kSteps = 10;
 constexpr double kClip = 5;
 constexpr double kRoundF32 = 0x1p-24;
-// Tensors with a part of their own in the tests.
+// Tensors that have cases of their own in the tests.
 constexpr char kZeroWeights[] = "model.layers.0.mlp.down.weight";
 constexpr char kZeroGradient[] = "model.layers.1.attn.out.weight";
 
@@ -77,7 +77,8 @@ void Set(const Vector& vector, int64_t i, double value) {
   }
 }
 
-// Of the whole model, by tensor; numbers that fp32 holds exactly. Tensors differ in scale.
+// Returns gradients of the whole model, by tensor; fp32 holds them exactly. Tensors differ in
+// scale.
 std::map<std::string, Values> RandomGradients(int step) {
   std::mt19937 random(100 + step);
   std::map<std::string, Values> gradients;
@@ -94,7 +95,7 @@ std::map<std::string, Values> RandomGradients(int step) {
   return gradients;
 }
 
-// The formulas, of one whole tensor.
+// The formulas for one whole tensor.
 struct ReferenceTensor {
   Values weights, first, second, update;
   bool is_matrix = false;
@@ -171,7 +172,7 @@ class Shards {
     }
   }
 
-  // Of a tensor, by the name that State gives it. What several have copies of is equal.
+  // Returns the state by tensor, under the names that State gives. Checks that copies are equal.
   std::map<std::string, Values> State() const {
     std::map<std::string, Values> state;
     for (const auto& optimizer : optimizers_) {
@@ -190,7 +191,7 @@ class Shards {
     return state;
   }
 
-  // The last step's, before they were added; and the weights that it handed out.
+  // The updates of the last step, before they were added; and the weights that it published.
   std::map<std::string, Values> Updates() const { return Gather(gradients_); }
   std::map<std::string, Values> Weights() const { return Gather(weights_); }
 
@@ -222,9 +223,9 @@ class Shards {
                  });
   }
 
-  // AdamW adds its update as it makes it. So makes it apart, of a copy of the state: where the step
-  // leaves the weights that one addition of it gives, to the bit, it was the one that was added.
-  // Leaves it in the gradients' place, as LAMB does.
+  // AdamW adds its update while it computes it. So this computes the update separately, from a copy
+  // of the state: if adding it gives the weights of the step to the bit, it is the update that the
+  // step added. Leaves it in place of the gradients, as LAMB does.
   void StepAdamW(const StepArgs& step, size_t shard) {
     const std::vector<StateSlice> state = optimizers_[shard]->State();
     const size_t num_slices = state.size() / 3;
@@ -268,7 +269,8 @@ class Shards {
     return {memory, vector.dtype, vector.size};
   }
 
-  // Puts the elements of `part` from `begin` on, those of `slice`, where the whole tensor has them.
+  // Copies the elements of `slice`, which are in `part` from `begin` on, to their place in the
+  // tensor.
   static void Place(const model::ChunkLayout& layout, const model::ParameterSlice& slice,
                     const Vector& part, int64_t begin, Values* values) {
     const model::Parameter& parameter = layout.parameters()[slice.parameter_index];
@@ -350,14 +352,14 @@ void ExpectNear(const Values& tested, const Values& exact, const Values& allowed
   }
 }
 
-// How far numbers may be from the formulas'.
+// How far numbers may differ from the formulas.
 struct Tolerance {
-  double update;        // of a tensor's largest update
-  double num_rounding;  // of a weight in each step, in units of kRoundF32 of it
+  double update;        // relative to a tensor's largest update
+  double num_rounding;  // per step, in units of kRoundF32 of a weight
 };
 
 constexpr Tolerance kF64 = {1e-12, 0};
-// Some ten roundings in the update, one as it is added.
+// About ten roundings in the update, one when it is added.
 constexpr Tolerance kF32 = {1e-6, 1};
 
 double Rate(int step) { return 0.02 / step; }
@@ -467,7 +469,7 @@ TEST_P(OptimizerReference, MovesOnlyTheMomentsAtRateZero) {
   }
 }
 
-// What decides it is the tensor, not the parts of it that ranks have.
+// The whole tensor decides, not the parts of it that ranks have.
 TEST(LambTest, TheTrustRatioIsOneWhereANormIsZeroAndForBiasesAndNorms) {
   const auto ops = ops::MakeReferenceOps();
   for (const Sharding sharding : {Sharding{1}, {8}, {1, 2}, {4, 2}, {4, 2, 1}}) {

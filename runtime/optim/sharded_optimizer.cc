@@ -21,7 +21,7 @@ using tensor::Arena;
 using tensor::DType;
 using tensor::Vector;
 
-// For each tensor: of its weights, and of its update.
+// For each tensor: the sum of squares of its weights, and of its update.
 constexpr int kSumsPerTensor = 2;
 
 bool WeightsAreMaster(DType compute) { return AccumulationType(compute) == compute; }
@@ -31,7 +31,7 @@ bool WeightsAreMaster(DType compute) { return AccumulationType(compute) == compu
 std::vector<FlatRange> OptimizerShard::ranges() const {
   std::vector<FlatRange> ranges;
   for (const model::Bucket& bucket : layout().Buckets(num_shards, bucket_size)) {
-    ranges.push_back(model::PartOf(bucket.range, num_shards, shard_index));
+    ranges.push_back(model::SplitEvenly(bucket.range, num_shards, shard_index));
   }
   return ranges;
 }
@@ -138,7 +138,7 @@ std::vector<ShardedOptimizer::Slice> ShardedOptimizer::SlicesOf(
   return slices;
 }
 
-// The state of a shard without its memory: master weights, then first, then second moments.
+// Returns the state of a shard without memory: master weights, then first, then second moments.
 std::vector<StateSlice> ShardedOptimizer::Describe(const ChunkLayout& layout,
                                                    const std::vector<Slice>& slices, DType dtype) {
   std::vector<StateSlice> state;
@@ -202,7 +202,7 @@ void ShardedOptimizer::MakeUpdate(const StepArgs& args, absl::Span<double> sums)
     ops::AdamWArgs update = ArgsOf(args, slice);
     update.update = update.grad;
     ops_.AdamW(update);
-    // What is not decayed has no trust ratio either.
+    // Parameters without weight decay have no trust ratio either.
     if (!ParameterOf(slice).weight_decay || CountsElsewhere(ParameterOf(slice))) continue;
     double* squares = &sums[kSumsPerTensor * slice.parameter_index];
     squares[0] += ops_.SumOfSquares(update.master);

@@ -94,7 +94,7 @@ void FillGradients(const Vector& grad, const model::FlatRange& range, int step) 
   for (int64_t i = 0; i < range.count; ++i) Set(grad, i, Gradient(range.begin + i, step));
 }
 
-// The elements of `vector`, which begins with that of the whole tensor at `begin`.
+// Returns elements of `vector`, which begins with the whole tensor's element `begin`.
 void Put(const Vector& vector, int64_t begin, std::vector<double>* tensor) {
   const auto end = static_cast<size_t>(begin + vector.size);
   if (tensor->size() < end) tensor->resize(end, std::nan(""));
@@ -223,7 +223,7 @@ void ExpectRestoredStateGoesOn(ops::Ops* ops, const job::v1::OptimizerSpec& spec
 
 TEST(ShardedOptimizer, RestoredStateGoesOnWithTheSameBits) {
   job::v1::OptimizerSpec spec = Spec();
-  // Weights that are the master weights, and such that are rounded from them.
+  // Weights that are the master weights, and weights that are rounded from them.
   const std::unique_ptr<ops::Ops> all_ops[] = {ops::MakeReferenceOps(),
                                                ops::MakeCpuOps(DType::kBF16, 1)};
   for (const auto& ops : all_ops) {

@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/box.h"
+#include "runtime/checkpoint/format/box.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,14 +13,15 @@ namespace {
 
 int64_t EndOf(const Box& box, size_t dim) { return box.offset[dim] + box.shape[dim]; }
 
-// Finds the first element that is not in exactly one box, dimension by dimension. Between two edges
-// of boxes along a dimension the same boxes are met, so one look at them is enough.
+// Finds the first element that is not in exactly one box, dimension by dimension. Between two
+// neighbouring edges along a dimension the set of boxes does not change, so one look there is
+// enough.
 class CoverageSweep {
  public:
   explicit CoverageSweep(absl::Span<const int64_t> tensor_shape)
       : whole_(WholeBox(tensor_shape)), place_(tensor_shape.size(), 0) {}
 
-  // `boxes`: those that the element at place_[0 .. dim) is in.
+  // `boxes`: those that contain the element at place_[0 .. dim).
   std::optional<Coverage> Sweep(size_t dim, std::vector<const Box*> boxes) {
     if (dim == place_.size()) {
       if (boxes.size() == 1) return std::nullopt;
@@ -86,14 +87,14 @@ std::vector<Box> BoxesOfRange(const Box& box, int64_t begin, int64_t count) {
   if (count == 0) return boxes;
   const size_t num_dims = box.shape.size();
   if (num_dims == 0) return {box};
-  std::vector<int64_t> row_elements(num_dims, 1);  // of one index of each dimension
+  std::vector<int64_t> row_elements(num_dims, 1);  // elements per index of each dimension
   for (size_t dim = num_dims - 1; dim > 0; --dim) {
     row_elements[dim - 1] = row_elements[dim] * box.shape[dim];
   }
   MEGASCALE_CHECK(begin >= 0 && begin + count <= row_elements[0] * box.shape[0]);
   const int64_t end = begin + count;
   while (begin < end) {
-    // The outermost dimension of which whole rows begin here.
+    // The outermost dimension in which whole rows begin here.
     size_t dim = 0;
     while (begin % row_elements[dim] != 0 || end - begin < row_elements[dim]) ++dim;
     Box part = box;
@@ -149,7 +150,7 @@ int64_t IndexWithin(const Box& box, absl::Span<const int64_t> place) {
 
 absl::Status ForEachRun(const Box& part, const Box& from, const Box& to,
                         absl::FunctionRef<absl::Status(const BoxRun&)> visit) {
-  // Dimensions after `split` are whole in both, so that a row of `part` is contiguous in both.
+  // Dimensions after `split` are complete in both boxes, so a row of `part` is contiguous in both.
   size_t split = part.shape.size();
   int64_t row_elements = 1;
   while (split > 0) {
@@ -162,7 +163,7 @@ absl::Status ForEachRun(const Box& part, const Box& from, const Box& to,
     RETURN_IF_ERROR(visit({.from_begin = IndexWithin(from, place),
                            .to_begin = IndexWithin(to, place),
                            .count = row_elements}));
-    size_t dim = split;  // the next row: counts up from the innermost of the dimensions before
+    size_t dim = split;  // next row: counts up, innermost dimension first
     while (dim > 0 && ++place[dim - 1] == EndOf(part, dim - 1)) {
       place[dim - 1] = part.offset[dim - 1];
       --dim;

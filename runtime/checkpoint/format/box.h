@@ -1,7 +1,7 @@
-// Boxes of a tensor, and flat ranges of boxes: what a slice of a checkpoint covers, and where the
-// elements of one slice lie in another. A flat range counts a box's elements in row-major order; it
-// is itself a few boxes, so that nothing here takes time for every element.
-// Threads: plain functions.
+// Boxes of a tensor, and flat ranges of boxes. They describe what a slice of a checkpoint covers,
+// and where its elements lie in another slice. A flat range counts a box's elements in row-major
+// order. It is handled as a few boxes, so no function takes time for every element. Threads: plain
+// functions.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace megascale::checkpoint {
 
-// Per dimension of the tensor, the elements from `offset` on, `shape` of them. A scalar has none.
+// For each dimension of the tensor: `shape` elements from `offset` on. Both are empty for a scalar.
 struct Box {
   std::vector<int64_t> offset;
   std::vector<int64_t> shape;
@@ -24,49 +24,50 @@ struct Box {
   bool operator==(const Box&) const = default;
 };
 
-// Elements of a tensor. InvalidArgument: a negative dimension, or more than fit into an int64.
+// Returns the number of elements of a tensor. Errors: InvalidArgument - a negative dimension, or a
+// number that does not fit into an int64.
 absl::StatusOr<int64_t> NumElements(absl::Span<const int64_t> shape);
 
-// The box that is all of a tensor.
+// Returns the box that covers a whole tensor.
 Box WholeBox(absl::Span<const int64_t> tensor_shape);
 
-// OK when `box` has the tensor's dimensions and leaves it in none. Errors: InvalidArgument - names
-// the dimension. What follows requires boxes that passed it, of one tensor.
+// Returns OK if `box` has the tensor's dimensions and lies within it. Errors: InvalidArgument -
+// names the dimension. The functions below require boxes of one tensor that pass this check.
 absl::Status CheckBox(const Box& box, absl::Span<const int64_t> tensor_shape);
 
-// Elements [begin, begin + count) of `box` as disjoint boxes, in their order; of D dimensions at
+// Returns elements [begin, begin + count) of `box` as disjoint boxes, in order: for D dimensions at
 // most 2 D - 1. Requires: the box has these elements.
 std::vector<Box> BoxesOfRange(const Box& box, int64_t begin, int64_t count);
 
-// What both have; nothing where no element is in both.
+// Returns the box of the elements that both have; nullopt if there are none.
 std::optional<Box> Intersect(const Box& a, const Box& b);
 
-// Appends what is in `from` and not in `hole`, as disjoint boxes. Requires: `hole` is within
-// `from`.
+// Appends the elements of `from` that are not in `hole`, as disjoint boxes. Requires: `hole` is
+// within `from`.
 void Subtract(const Box& from, const Box& hole, std::vector<Box>* rest);
 
-// Which element of `box` the tensor's element at `place` is. Requires: it is in the box.
+// Returns the index within `box` of the tensor's element at `place`. Requires: it is in the box.
 int64_t IndexWithin(const Box& box, absl::Span<const int64_t> place);
 
-// Elements that follow each other in two boxes: the first one's index within each.
+// Elements that are consecutive in two boxes: the index of the first one in each.
 struct BoxRun {
   int64_t from_begin = 0;
   int64_t to_begin = 0;
   int64_t count = 0;
 };
-// Calls `visit` for the runs of `part`, in order, until it fails. Requires: `part` has elements and
-// is within both `from` and `to`.
+// Calls `visit` for the runs of `part`, in order, until it returns an error. Requires: `part` is
+// not empty and is within both `from` and `to`.
 absl::Status ForEachRun(const Box& part, const Box& from, const Box& to,
                         absl::FunctionRef<absl::Status(const BoxRun&)> visit);
 
-// An element of a tensor and how many boxes it is in.
+// An element of a tensor and the number of boxes that contain it.
 struct Coverage {
   int64_t element = 0;  // row-major
   size_t num_boxes = 0;
 };
-// The first element of the tensor that is in no box or in several; nothing when each is in one.
-// Cost: the tensor is swept along each dimension, from one edge of a box to the next: of n boxes
-// that a layout makes, O(n log n).
+// Returns the first element of the tensor that is in no box or in several; nullopt if each is in
+// exactly one. Cost: it sweeps each dimension from one edge of a box to the next; O(n log n) for
+// the n boxes of a layout.
 std::optional<Coverage> FindBadCoverage(absl::Span<const int64_t> tensor_shape,
                                         absl::Span<const Box> boxes);
 

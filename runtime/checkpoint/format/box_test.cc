@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/box.h"
+#include "runtime/checkpoint/format/box.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <set>
 
 #include "absl/strings/match.h"
-#include "runtime/checkpoint/test_random_boxes.h"
+#include "runtime/checkpoint/testing/test_random_boxes.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -138,7 +138,7 @@ TEST(BoxTest, WholeRowsAreOneRunAndAFailureEndsTheRuns) {
   EXPECT_EQ(num_runs, 3);
 }
 
-// How often each element of the tensor is in one of the boxes; the first one that is not once.
+// Counts for each element the boxes that contain it; returns the first one whose count is not 1.
 std::optional<Coverage> CountCoverage(const std::vector<int64_t>& shape,
                                       const std::vector<Box>& boxes) {
   std::vector<size_t> times(static_cast<size_t>(CountOf(shape)), 0);

@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/message_json.h"
+#include "runtime/checkpoint/format/message_json.h"
 
 #include <google/protobuf/util/json_util.h>
 
@@ -25,7 +25,7 @@ absl::Status FromJson(absl::string_view json, absl::string_view file,
   const auto status = google::protobuf::util::JsonStringToMessage(
       google::protobuf::StringPiece(json.data(), json.size()), message, options);
   if (status.ok()) return absl::OkStatus();
-  // The parser's second line shows the place in the text: its first says enough.
+  // Drop the parser's second line, which only shows the place in the text.
   const std::string why = status.ToString();
   return absl::DataLossError(absl::StrCat(file, ": is not a ", message->GetTypeName(),
                                           " as JSON: ", why.substr(0, why.find('\n')),

@@ -1,5 +1,5 @@
-// Messages as JSON text, with the fields' own names. Keeps the heavy headers of the library out of
-// the way.
+// Converts messages to and from JSON text, with the field names of the .proto file. Keeps the large
+// headers of the library out of other files.
 #pragma once
 
 #include <string>
@@ -17,8 +17,8 @@ enum class JsonStyle { kOneLine, kPretty };
 
 std::string ToJson(const google::protobuf::Message& message, JsonStyle style);
 
-// Replaces `message`. Unknown fields are skipped: a newer version may have written them.
-// Errors: DataLoss - with `file` and what the parser says.
+// Overwrites `message`. Unknown fields are skipped: a newer version may have written them. Errors:
+// DataLoss - names `file` and gives the parser's message.
 absl::Status FromJson(absl::string_view json, absl::string_view file,
                       google::protobuf::Message* message);
 

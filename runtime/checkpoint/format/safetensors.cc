@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/format/safetensors.h"
 
 #include <algorithm>
 #include <bit>
@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 
 constexpr char kMetadata[] = "__metadata__";
 constexpr int64_t kDataAlignment = 64;
-constexpr int64_t kHeaderBytesMax = 100'000'000;  // as the reference implementation
+constexpr int64_t kHeaderBytesMax = 100'000'000;  // the limit of the reference implementation
 
 static_assert(std::endian::native == std::endian::little,
               "lengths and numbers are written as they lie");
@@ -29,7 +29,7 @@ struct DtypeSize {
 constexpr DtypeSize kDtypes[] = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8},
                                  {"I32", 4}, {"I16", 2}, {"I8", 1},  {"U8", 1},   {"BOOL", 1}};
 
-// Names the file and collects what is wrong with it.
+// Parses a header and adds the file's name to errors.
 class HeaderParser {
  public:
   HeaderParser(absl::string_view file, int64_t file_bytes) : file_(file), file_bytes_(file_bytes) {}
@@ -57,7 +57,7 @@ class HeaderParser {
 
  private:
   absl::StatusOr<Json> ParseJson(absl::string_view text) const {
-    // Of two equal keys the library would keep one without a word.
+    // For repeated keys the library would silently keep one.
     std::vector<std::set<std::string>> keys;
     bool has_twice = false;
     const auto watch = [&](int, Json::parse_event_t event, Json& value) {
@@ -125,7 +125,7 @@ class HeaderParser {
     return true;
   }
 
-  // Sorts the entries and makes sure that they cover the data once, to its last byte.
+  // Sorts the entries and checks that they cover the data exactly once, to its last byte.
   absl::Status CheckTiling(SafetensorsHeader* header) const {
     std::sort(header->entries.begin(), header->entries.end(), [](const auto& a, const auto& b) {
       return std::pair(a.begin, a.size_bytes) < std::pair(b.begin, b.size_bytes);

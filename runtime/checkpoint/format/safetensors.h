@@ -1,7 +1,7 @@
 // The safetensors container: 8 bytes with the length of a JSON header (little endian), the header,
 // then the tensors' bytes one after the other. Source: huggingface/safetensors, format section of
-// its README. A file comes from a disk that may have lied: everything in it is checked before it is
-// used. Threads: plain functions.
+// its README. Files may be damaged, so everything in them is checked before it is used. Threads:
+// plain functions.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct SafetensorsEntry {
   std::string key;
   std::string dtype;  // "F64", "F32", "BF16", "I32" …
   std::vector<int64_t> shape;
-  // Within the data, which begins after the header.
+  // Offset from the beginning of the data, which follows the header.
   int64_t begin = 0;
   int64_t size_bytes = 0;
 };
@@ -28,25 +28,26 @@ struct SafetensorsEntry {
 struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
   std::vector<SafetensorsEntry> entries;  // in the order of their bytes
-  int64_t data_begin = 0;                 // within the file
+  int64_t data_begin = 0;                 // offset in the file
 };
 
-// Bytes of one element. InvalidArgument: not a type of the format.
+// Returns the bytes of one element. Errors: InvalidArgument - not a type of the format.
 absl::StatusOr<int64_t> DtypeBytes(absl::string_view dtype);
 
-// The beginning of a file, up to its data: entries as they stand, padded with spaces so that the
-// data begins at a multiple of 64 bytes.
+// Returns the beginning of a file, up to its data: the entries as given, padded with spaces so that
+// the data begins at a multiple of 64 bytes.
 std::string SerializeSafetensorsHeader(const SafetensorsHeader& header);
 
-// Bytes of a file before its data, from its first 8 bytes. `file` names it in errors.
-// Errors: DataLoss - shorter than its header says, or an absurd header.
+// Returns the number of bytes before the data of a file, from its first 8 bytes. `file` names it in
+// errors. Errors: DataLoss - the file is shorter than its header says, or the header is absurdly
+// large.
 absl::StatusOr<int64_t> SafetensorsDataBegin(absl::string_view start, int64_t file_bytes,
                                              absl::string_view file);
 
-// Parses a file of `file_bytes` bytes from its beginning, which reaches at least to its data. What
-// it returns is consistent: types are known, sizes follow from the shapes, tensors follow each
-// other without gap or overlap up to the end of the file. Errors: DataLoss - with `file` and what
-// is wrong.
+// Parses the beginning of a file of `file_bytes` bytes; `start` reaches at least to its data. The
+// result is consistent: types are known, sizes follow from the shapes, and tensors follow each
+// other without gap or overlap up to the end of the file. Errors: DataLoss - names `file` and the
+// problem.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view start,
                                                          int64_t file_bytes,
                                                          absl::string_view file);

@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/format/safetensors.h"
 
 #include <gtest/gtest.h>
 

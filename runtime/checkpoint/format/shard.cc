@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/shard.h"
+#include "runtime/checkpoint/format/shard.h"
 
 #include <algorithm>
 #include <cstring>
@@ -12,8 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
-#include "runtime/checkpoint/message_json.h"
-#include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/format/message_json.h"
+#include "runtime/checkpoint/format/safetensors.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -26,7 +26,7 @@ constexpr char kNextSampleKey[] = "next_sample";
 constexpr char kShardKey[] = "shard";
 constexpr char kFormatKey[] = "format";
 constexpr char kFormat[] = "megascale";
-// More than any tensor has; what looks at one dimension after the other nests as deep.
+// More than any tensor has. Bounds the recursion over dimensions.
 constexpr size_t kDimsMax = 8;
 
 absl::Span<const int64_t> GlobalShape(const TensorSlice& slice) {
@@ -43,7 +43,7 @@ std::vector<int64_t> StoredShape(const TensorSlice& slice) {
   return {slice.flat_count()};
 }
 
-// Gives each slice without key one that no other has.
+// Gives each slice without a key a unique one.
 void GiveKeys(std::vector<TensorSlice>* slices) {
   std::set<std::string> keys;
   for (const TensorSlice& slice : *slices) keys.insert(slice.key());
@@ -163,7 +163,8 @@ void ShardLayout::WriteHeader(const ShardMoment& moment, absl::Span<std::byte> p
   MEGASCALE_CHECK(static_cast<int64_t>(payload.size()) == size_bytes_);
   std::string header = Header(moment);
   MEGASCALE_CHECK(static_cast<int64_t>(header.size()) <= data_begin_);
-  // The data stays where it is whatever the numbers are: the header is made as long as its longest.
+  // Pad the header to its greatest possible length, so that the data has the same offset at every
+  // step.
   header.resize(static_cast<size_t>(data_begin_), ' ');
   const uint64_t length = header.size() - kHeaderLengthBytes;
   std::memcpy(header.data(), &length, sizeof(length));

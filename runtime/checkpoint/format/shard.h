@@ -1,7 +1,7 @@
 // One rank's part of a checkpoint: a complete safetensors file, in memory (a sealed snapshot) or on
-// storage. Persisting is writing it out as it is; restoring from memory and from storage read the
-// same bytes. Its metadata says what the tensors are parts of: (attempt, step, next_sample) and a
-// ShardFile with the slices.
+// storage. Persisting writes these bytes unchanged, and restoring reads the same bytes from memory
+// or from storage. The file's metadata has (attempt, step, next_sample) and a ShardFile with the
+// slices, which describe the parts of tensors that the file holds.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "proto/checkpoint.pb.h"
-#include "runtime/checkpoint/box.h"
+#include "runtime/checkpoint/format/box.h"
 
 namespace megascale::checkpoint {
 
-// Which moment of the training a shard holds.
+// The moment of the training that a shard holds.
 struct ShardMoment {
   int64_t attempt = 0;
   int64_t step = 0;         // completed
@@ -27,24 +27,24 @@ struct ShardMoment {
   bool operator==(const ShardMoment&) const = default;
 };
 
-// Where everything lies in a rank's shard; the same at every step. Make it once.
+// The positions of everything in a rank's shard; the same at every step. Make it once.
 class ShardLayout {
  public:
-  // Lays the slices out in their order. A slice without box covers its tensor; each element of a
-  // tensor belongs to exactly one slice of replica 0 of one rank. A slice without key gets one: its
-  // tensor's name, or where that is taken (by another box of it) the name, "#" and a number.
-  // Errors: InvalidArgument - a key twice, an unknown type, a box or range outside its tensor.
+  // Lays out the slices in their order. A slice without a box covers its tensor. Each element of a
+  // tensor belongs to exactly one slice of replica 0 of one rank. A slice without a key gets its
+  // tensor's name as key, or if another box of the tensor has that, the name, "#" and a number.
+  // Errors: InvalidArgument - a repeated key, an unknown type, a box or range outside its tensor.
   static absl::StatusOr<ShardLayout> Create(
       int rank, std::vector<megascale::checkpoint::v1::TensorSlice> slices);
 
-  // Of the whole file: what a snapshot buffer must hold.
+  // Returns the size of the whole file, which a snapshot buffer must hold.
   int64_t size_bytes() const { return size_bytes_; }
   const std::vector<megascale::checkpoint::v1::TensorSlice>& slices() const { return slices_; }
-  // First byte of a slice within the file; a multiple of its element size. The first slice's is a
-  // multiple of 64.
+  // Returns the offset of a slice's first byte in the file, a multiple of its element size. That of
+  // the first slice is a multiple of 64.
   int64_t data_offset(size_t slice) const { return data_begin_ + offsets_[slice]; }
 
-  // Writes everything before the data. Requires: `payload` has size_bytes() bytes.
+  // Writes all bytes before the data. Requires: `payload` has size_bytes() bytes.
   void WriteHeader(const ShardMoment& moment, absl::Span<std::byte> payload) const;
 
  private:
@@ -63,22 +63,24 @@ struct Shard {
   int rank = 0;
   ShardMoment moment;
   std::vector<megascale::checkpoint::v1::TensorSlice> slices;
-  std::vector<int64_t> data_offsets;  // of each slice, within the file
+  std::vector<int64_t> data_offsets;  // of each slice, in the file
 };
 
-// Parses a file of `file_bytes` bytes from its beginning, which reaches at least to its data.
-// Errors: DataLoss - with `file` and what is wrong.
+// Parses the beginning of a file of `file_bytes` bytes; `start` reaches at least to its data.
+// Errors: DataLoss - names `file` and the problem.
 absl::StatusOr<Shard> ParseShard(absl::string_view start, int64_t file_bytes,
                                  absl::string_view file);
 
-// OK when type, box, range and replica of the slice make sense. Errors: InvalidArgument - names key
-// and tensor.
+// Returns OK if type, box, range and replica of the slice are valid. Errors: InvalidArgument -
+// names key and tensor.
 absl::Status CheckSlice(const megascale::checkpoint::v1::TensorSlice& slice);
 
-// The box in which the slice's range counts; without one, the whole tensor. Requires: CheckSlice.
+// Returns the box in which the slice's range counts; the whole tensor if the slice has no box.
+// Requires: CheckSlice returned OK.
 Box BoxOf(const megascale::checkpoint::v1::TensorSlice& slice);
 
-// The slice's elements, in their order, as BoxesOfRange. Requires: CheckSlice.
+// Returns the slice's elements as boxes, in order: see BoxesOfRange. Requires: CheckSlice returned
+// OK.
 std::vector<Box> BoxesOf(const megascale::checkpoint::v1::TensorSlice& slice);
 
 }  // namespace megascale::checkpoint

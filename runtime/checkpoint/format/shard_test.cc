@@ -1,12 +1,12 @@
-#include "runtime/checkpoint/shard.h"
+#include "runtime/checkpoint/format/shard.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 
 #include "absl/strings/match.h"
-#include "runtime/checkpoint/safetensors.h"
-#include "runtime/checkpoint/test_checkpoint.h"
+#include "runtime/checkpoint/format/safetensors.h"
+#include "runtime/checkpoint/testing/test_checkpoint.h"
 
 namespace megascale::checkpoint {
 namespace {

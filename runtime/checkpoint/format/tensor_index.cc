@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/tensor_index.h"
+#include "runtime/checkpoint/format/tensor_index.h"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
-#include "runtime/checkpoint/shard.h"
+#include "runtime/checkpoint/format/shard.h"
 
 namespace megascale::checkpoint {
 namespace {

@@ -1,5 +1,5 @@
-// The logical tensors of a checkpoint, put together from the slices of its shards.
-// Threads: plain data.
+// The logical tensors of a checkpoint, assembled from the slices of its shards. Threads: plain
+// data.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace megascale::checkpoint {
 
-// Slice `slice` of shard `shard`.
+// Slice number `slice` of shard number `shard`.
 struct TensorPiece {
   size_t shard = 0;
   size_t slice = 0;
@@ -32,18 +32,18 @@ class TensorIndex {
  public:
   using Slices = google::protobuf::RepeatedPtrField<megascale::checkpoint::v1::TensorSlice>;
 
-  // `shards[i]` has the slices of shard i. Errors: DataLoss - a slice makes no sense, or two of one
-  // tensor differ in type or shape.
+  // Builds the index; `shards[i]` has the slices of shard i. Errors: DataLoss - an invalid slice,
+  // or slices of one tensor that differ in type or shape.
   static absl::StatusOr<TensorIndex> Create(const std::vector<const Slices*>& shards);
 
   // Sorted by name.
   const std::vector<LogicalTensor>& tensors() const { return tensors_; }
 
-  // NotFound: no such tensor.
+  // Errors: NotFound - no such tensor.
   absl::StatusOr<const LogicalTensor*> Find(absl::string_view name) const;
 
-  // OK when every element of every tensor is in exactly one slice of replica 0. Errors: DataLoss -
-  // names the tensor and the element. Cost: that of FindBadCoverage.
+  // Returns OK if every element of every tensor is in exactly one slice of replica 0. Errors:
+  // DataLoss - names the tensor and the element. Cost: that of FindBadCoverage.
   absl::Status CheckComplete() const;
 
  private:

@@ -1,5 +1,5 @@
-// A small model's state for tests, cut over any number of ranks, through the real snapshot memory
-// onto real files.
+// The state of a small model for tests, cut over any number of ranks, and written through real
+// snapshot memory to real files.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/directory.h"
-#include "runtime/checkpoint/shard.h"
+#include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/snapshot.h"
-#include "runtime/checkpoint/test_random_boxes.h"
+#include "runtime/checkpoint/testing/test_random_boxes.h"
 #include "runtime/checkpoint/writer.h"
 
 namespace megascale::checkpoint {
@@ -61,7 +61,7 @@ inline v1::TensorSlice BoxSlice(const TestTensor& tensor, const Box& box, int64_
   return slice;
 }
 
-// Rank `rank`'s even share of every tensor.
+// Returns rank `rank`'s even share of every tensor.
 inline std::vector<v1::TensorSlice> TestSlices(int rank, int world_size) {
   std::vector<v1::TensorSlice> slices;
   for (const TestTensor& tensor : TestModel()) {
@@ -82,7 +82,7 @@ inline void StoreValue(const std::string& dtype, double value, std::byte* to) {
               dtype == "BF16" ? 2 : 4);
 }
 
-// The row-major elements of the tensor that a slice has, in its order.
+// Returns the tensor's row-major elements that a slice has, in the slice's order.
 inline std::vector<int64_t> TensorElements(const v1::TensorSlice& slice) {
   const std::vector<int64_t> elements =
       ElementsOf(BoxOf(slice), {slice.global_shape().begin(), slice.global_shape().end()});
@@ -90,7 +90,7 @@ inline std::vector<int64_t> TensorElements(const v1::TensorSlice& slice) {
   return {begin, begin + slice.flat_count()};
 }
 
-// The complete file of one rank.
+// Returns the complete file of one rank.
 inline std::string TestPayload(const ShardLayout& layout, const ShardMoment& moment,
                                const std::vector<TestTensor>& tensors = TestModel()) {
   std::string payload(static_cast<size_t>(layout.size_bytes()), '\0');
@@ -154,7 +154,7 @@ inline std::string StepDirectory(const std::string& root, const ShardMoment& mom
   return absl::StrCat(root, "/", StepDirectoryName(moment.step, moment.attempt));
 }
 
-// A checkpoint whose rank r has slices[r] of the tensors; returns its directory.
+// Writes a checkpoint in which rank r has slices[r] of the tensors; returns its directory.
 inline std::string WriteTestCheckpoint(const std::string& root, const ShardMoment& moment,
                                        const std::vector<std::vector<v1::TensorSlice>>& slices,
                                        const std::vector<TestTensor>& tensors) {
@@ -170,7 +170,7 @@ inline std::string WriteTestCheckpoint(const std::string& root, const ShardMomen
   return directory;
 }
 
-// A complete checkpoint of the test model over `world_size` ranks; returns its directory.
+// Writes a complete checkpoint of the test model over `world_size` ranks; returns its directory.
 inline std::string WriteTestCheckpoint(const std::string& root, const ShardMoment& moment,
                                        int world_size) {
   std::vector<std::vector<v1::TensorSlice>> slices;
@@ -178,7 +178,7 @@ inline std::string WriteTestCheckpoint(const std::string& root, const ShardMomen
   return WriteTestCheckpoint(root, moment, slices, TestModel());
 }
 
-// An empty directory for the test that runs.
+// Returns an empty directory for the running test.
 inline std::string TestDirectory() {
   const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
   const std::string path = absl::StrCat(::testing::TempDir(), "/", info->name());

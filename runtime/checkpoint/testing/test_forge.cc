@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/test_forge.h"
+#include "runtime/checkpoint/testing/test_forge.h"
 
 #include <cstring>
 
@@ -7,8 +7,8 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
-#include "runtime/checkpoint/message_json.h"
-#include "runtime/checkpoint/shard.h"
+#include "runtime/checkpoint/format/message_json.h"
+#include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/writer.h"
 
 namespace megascale::checkpoint {
@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kShardBytesMax = size_t{1} << 30;
 
-// Where the element is in the shard's file; -1: not in this shard.
+// Returns the offset of the element in the shard's file; -1: not in this shard.
 int64_t OffsetOf(const Shard& shard, const ForgedElement& element) {
   for (size_t i = 0; i < shard.slices.size(); ++i) {
     const v1::TensorSlice& slice = shard.slices[i];

@@ -1,4 +1,4 @@
-// Changes a finished checkpoint so that it is whole and wrong: for tests of what follows.
+// Falsifies a finished checkpoint without damaging it, for tests of code that compares checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct ForgedElement {
   float value = 0;
 };
 
-// Overwrites one element in its shard, and makes checksums and manifest anew.
+// Overwrites one element in its shard, and recomputes checksums and manifest.
 absl::Status ForgeElement(const std::string& directory, const ForgedElement& element);
 
 }  // namespace megascale::checkpoint

@@ -1,4 +1,4 @@
-// Random tensors and boxes of them, and what is in a box found by counting, for property tests.
+// Random tensors and boxes, and the elements of a box found by counting, for property tests.
 #pragma once
 
 #include <cstdint>
@@ -7,26 +7,26 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/checkpoint/box.h"
+#include "runtime/checkpoint/format/box.h"
 
 namespace megascale::checkpoint {
 
 class Random {
  public:
   explicit Random(uint32_t seed) : engine_(seed) {}
-  // In [0, limit).
+  // Returns a number in [0, limit).
   int64_t Below(int64_t limit) {
     return static_cast<int64_t>(engine_() % static_cast<uint64_t>(limit));
   }
 
-  // Up to four dimensions of 1 to 7.
+  // Returns up to four dimensions of 1 to 7.
   std::vector<int64_t> Shape() {
     std::vector<int64_t> shape(static_cast<size_t>(Below(5)));
     for (int64_t& size : shape) size = 1 + Below(7);
     return shape;
   }
 
-  // Not empty; often whole in a dimension.
+  // Returns a part of `box` that is not empty; in a third of the dimensions the whole.
   Box Part(const Box& box) {
     Box part = box;
     for (size_t dim = 0; dim < box.shape.size(); ++dim) {
@@ -38,7 +38,7 @@ class Random {
     return part;
   }
 
-  // Cuts a box into disjoint ones, each cut from side to side of what was left.
+  // Cuts a box into disjoint boxes; each cut splits one of the boxes in two along a dimension.
   std::vector<Box> Pieces(const Box& box, int num_cuts) {
     std::vector<Box> pieces = {box};
     for (int cut = 0; cut < num_cuts && !box.shape.empty(); ++cut) {
@@ -63,7 +63,7 @@ inline int64_t CountOf(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-// The box's elements in its order, as row-major indices into the tensor.
+// Returns the box's elements in its order, as row-major indices into the tensor.
 inline std::vector<int64_t> ElementsOf(const Box& box, const std::vector<int64_t>& tensor_shape) {
   std::vector<int64_t> elements;
   for (int64_t index = 0; index < CountOf(box.shape); ++index) {

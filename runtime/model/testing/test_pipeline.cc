@@ -1,4 +1,4 @@
-#include "runtime/model/test_pipeline.h"
+#include "runtime/model/testing/test_pipeline.h"
 
 #include <algorithm>
 #include <cmath>
@@ -42,7 +42,7 @@ std::vector<double> AsDoubles(const Vector& vector) {
   return values;
 }
 
-// Initial weights, with norms and biases moved off their initial 1 and 0.
+// Sets initial weights, with norms and biases moved away from their initial 1 and 0.
 void FillParameters(const ModelConfig& config, const ChunkLayout& layout, ops::Ops* ops,
                     const Vector& weights) {
   const DType accumulation = AccumulationType(ops->compute());

@@ -1,4 +1,4 @@
-#include "runtime/model/test_tensor_group.h"
+#include "runtime/model/testing/test_tensor_group.h"
 
 #include <cstring>
 #include <limits>
@@ -12,7 +12,7 @@ namespace {
 using tensor::DType;
 using tensor::Vector;
 
-constexpr int64_t kCallsMax = 64;  // at once
+constexpr int64_t kCallsMax = 64;  // in flight
 constexpr double kNotYet = std::numeric_limits<double>::quiet_NaN();
 
 double Read(const Vector& vector, int64_t i) {

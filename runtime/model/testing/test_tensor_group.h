@@ -1,5 +1,5 @@
-// For tests: tensor ranks as threads of one process, which exchange through memory and add up in
-// rank order.
+// For tests: tensor ranks as threads of one process, which exchange data through memory and add it
+// up in rank order.
 #pragma once
 
 #include <condition_variable>
@@ -12,16 +12,16 @@
 
 namespace megascale::model {
 
-// Where the ranks of a group meet.
+// The meeting point of a group's ranks.
 class TestTensorExchange {
  public:
   explicit TestTensorExchange(int size) : vectors_(size) {}
 
   int size() const { return static_cast<int>(vectors_.size()); }
-  // Returns once all ranks are here.
+  // Returns once all ranks have called it.
   void Meet();
-  // Shows the others `mine` and meets them; after that each may read all of_rank(…) until it meets
-  // them again.
+  // Publishes `mine` and meets the other ranks. Afterwards each may read of_rank(…) until the next
+  // meeting.
   void Show(int index, const tensor::Vector& mine);
   const tensor::Vector& of_rank(int index) const { return vectors_[index]; }
 
@@ -33,8 +33,8 @@ class TestTensorExchange {
   int64_t num_meetings_ = 0;
 };
 
-// When an exchange that overlaps is done: as early as may be, or as late. Until then what it fills
-// has values that show.
+// When an overlapped exchange is carried out: as early or as late as possible. Until then its
+// output holds values that a test would notice.
 enum class ExchangeTime : uint8_t { kWhenBegun, kWhenWaitedFor };
 
 class TestTensorGroup final : public TensorGroup {
@@ -48,10 +48,10 @@ class TestTensorGroup final : public TensorGroup {
   void Wait(Exchange last) override;
   absl::Status status() const override { return absl::OkStatus(); }
 
-  // Of this rank.
+  // Counts of this rank's exchanges.
   int num_broadcasts() const { return num_broadcasts_; }
   int num_sums() const { return num_sums_; }
-  // Every one that has begun was waited for.
+  // Whether every exchange that has begun was waited for.
   bool idle() const { return num_done_ == num_begun_; }
 
  private:
@@ -66,14 +66,14 @@ class TestTensorGroup final : public TensorGroup {
   TestTensorExchange& exchange_;
   const int index_;
   const ExchangeTime time_;
-  std::vector<Call> calls_;  // that are not done, those begun later behind; a ring
+  std::vector<Call> calls_;  // a ring of the calls that are not done, oldest first
   Exchange num_begun_ = 0;
   Exchange num_done_ = 0;
   int num_broadcasts_ = 0;
   int num_sums_ = 0;
 };
 
-// Calls run(group) for each of `size` ranks, each on a thread of its own; for 1 with null.
+// Calls run(group) for each of `size` ranks, each on a thread of its own; for size 1 with null.
 void RunTensorRanks(int size, const std::function<void(TestTensorGroup*)>& run,
                     ExchangeTime time = ExchangeTime::kWhenBegun);
 

@@ -1,22 +1,22 @@
 // Causal attention in the manner of FlashAttention: scores live in tiles that fit the cache,
-// softmax is computed on the way, and backward computes the scores again from the log-sum-exp that
+// softmax is computed in passing, and backward recomputes the scores with the log-sum-exp that
 // forward kept. Source: Dao, 2023, FlashAttention-2, algorithms 1 and 2.
 //
-// Work is shared by (batch, key/value head). Of one such pair, keys and values are copied once into
-// fp32 scratch of the shape that the products want; all products are then
+// Threads share the work by (batch, key/value head) pairs. For each pair, keys and values are
+// copied once into fp32 scratch, in the layout that the products need. All products are then
 //   c[rows, cols] (+)= sum over steps of a(row, step) * b[step, cols]
-// with 8 rows of c, a read one scalar at a time and b in whole vectors.
-// Legend: P keys in a panel (32), S padded sequence, D head size, E padded head size.
+// with 8 rows of c; a is read one scalar at a time, b in whole vectors. Legend: P keys in a panel
+// (32), S padded sequence, D head size, E padded head size.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "runtime/ops/cpu_attention.cc"
+#define HWY_TARGET_INCLUDE "runtime/ops/cpu/attention.cc"
 #include "runtime/base/vector_targets.h"
-// The order of these is Highway's: the first compiles this file once per instruction set.
+// Highway prescribes this order: the first include compiles this file once per instruction set.
 // clang-format off
 #include "hwy/foreach_target.h"
-#include "runtime/ops/cpu_attention_blocks.h"
-#include "runtime/ops/cpu_kernels.h"
-#include "runtime/ops/cpu_matmul.h"
-#include "runtime/ops/cpu_vectors-inl.h"
+#include "runtime/ops/cpu/attention_blocks.h"
+#include "runtime/ops/cpu/kernels.h"
+#include "runtime/ops/cpu/matmul.h"
+#include "runtime/ops/cpu/vectors-inl.h"
 // clang-format on
 #include <algorithm>
 #include <cmath>
@@ -26,11 +26,12 @@
 #define MEGASCALE_RUNTIME_OPS_CPU_ATTENTION_SIZES_
 namespace megascale::ops::cpu {
 
-// Columns of b that lie together: two vectors of AVX-512.
+// Adjacent columns of b: two vectors of AVX-512.
 constexpr int64_t kPanel = 32;
-// Rows of c that one product makes.
+// Rows of c that one product computes.
 constexpr int64_t kGroup = 8;
-// Scores of kQueryBlock x kKeyChunk stay in the first cache, with the panel that they come from.
+// Scores of kQueryBlock x kKeyChunk fit the first-level cache, with the panel they are computed
+// from.
 constexpr int64_t kQueryBlock = 32;
 constexpr int64_t kKeyChunk = 128;
 
@@ -39,12 +40,12 @@ constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
 }
 constexpr int64_t RoundDown(int64_t value, int64_t multiple) { return value / multiple * multiple; }
 
-// The first key that the query at `position` sees.
+// Returns the first key that the query at `position` sees.
 inline int64_t FirstKey(const AttentionArgs& args, int64_t position) {
   return args.window > 0 ? std::max<int64_t>(0, position - args.window + 1) : 0;
 }
 
-// What one (batch, key/value head) pair needs in forward, laid out in the caller's scratch.
+// The memory of one (batch, key/value head) pair in forward, laid out in the caller's scratch.
 struct ForwardScratch {
   ForwardScratch(const AttentionArgs& args, float* begin)
       : seq(RoundUp(args.seq, kPanel)), width(RoundUp(args.head_dim, kPanel)) {
@@ -107,7 +108,7 @@ struct BackwardScratch {
 HWY_BEFORE_NAMESPACE();
 namespace megascale::ops::cpu::HWY_NAMESPACE {
 
-// Rows whose sums fit the registers: 32 of them with AVX-512, 16 before.
+// Rows whose sums fit the registers: there are 32 with AVX-512, 16 before.
 constexpr int64_t kTileRows = kLanes >= 16 ? 8 : 4;
 
 // a(row, step) = data[row * row_stride + step * step_stride].
@@ -128,7 +129,7 @@ struct Result {
   bool accumulate;
 };
 
-// kTileRows rows and two vectors of a product.
+// Computes kTileRows rows and two vectors of a product.
 HWY_INLINE void MultiplyTile(const Scalars& a, const Steps& steps, float* c, int64_t stride,
                              bool accumulate) {
   const FloatTag tag;
@@ -156,7 +157,7 @@ HWY_INLINE void MultiplyTile(const Scalars& a, const Steps& steps, float* c, int
   }
 }
 
-// kGroup rows of a product.
+// Computes kGroup rows of a product.
 HWY_INLINE void MultiplyGroup(const Scalars& a, const Steps& steps, const Result& result) {
   for (int64_t r = 0; r < kGroup; r += kTileRows) {
     const Scalars rows{a.data + r * a.row_stride, a.row_stride, a.step_stride};
@@ -167,7 +168,7 @@ HWY_INLINE void MultiplyGroup(const Scalars& a, const Steps& steps, const Result
   }
 }
 
-// One head's columns of a packed matrix, from the row of position 0 on.
+// One head's columns of a packed matrix, beginning at the row of position 0.
 template <typename T>
 struct Head {
   Head(const Matrix& matrix, int64_t first_row, int64_t head, int64_t head_dim)
@@ -177,7 +178,7 @@ struct Head {
   int64_t stride;
 };
 
-// Writes `count` rows from `first` on, times `scale`, to `to` [padded, width], zeros elsewhere.
+// Copies `rows`, times `scale`, to `to` [padded, width]; fills the rest with zeros.
 template <typename T>
 void CopyRows(const Head<T>& from, Range rows, int64_t head_dim, float scale, float* to,
               int64_t padded, int64_t width) {
@@ -223,7 +224,7 @@ HWY_INLINE void TransposeBlock(const T* from, int64_t stride, float* panel) {
 }
 #endif
 
-// Writes all rows to `panels` [S / P, D, P], zeros behind the end of the sequence.
+// Copies all rows to `panels` [S / P, D, P]; fills with zeros after the end of the sequence.
 template <typename T>
 void CopyPanels(const Head<T>& from, int64_t seq, int64_t head_dim, float* panels) {
   for (int64_t first = 0; first < seq; first += kPanel, panels += kPanel * head_dim) {
@@ -257,8 +258,8 @@ void WriteRows(const float* from, int64_t width, float scale, const Head<T>& to,
   }
 }
 
-// The columns that lie in `seen`, of the vector that starts at `col`. No branches: the bounds
-// change from row to row, and mispredicted ones would cost more than they save.
+// Returns the columns of the vector at `col` that lie in `seen`. It has no branches: the bounds
+// change from row to row, and mispredictions would cost more than branches save.
 HWY_INLINE auto Inside(Range seen, int64_t col) {
   const IntTag tag;
   const auto lane = hn::Iota(tag, 0);
@@ -267,7 +268,7 @@ HWY_INLINE auto Inside(Range seen, int64_t col) {
   return hn::RebindMask(FloatTag(), hn::Not(hn::Or(hn::Lt(lane, begin), hn::Gt(lane, last))));
 }
 
-// The keys that `position` sees, counted from `first` and cut to [0, cols).
+// Returns the keys that `position` sees, counted from `first` and cut to [0, cols).
 HWY_INLINE Range SeenKeys(const AttentionArgs& args, int64_t position, int64_t first,
                           int64_t cols) {
   return {std::max<int64_t>(0, FirstKey(args, position) - first),
@@ -278,7 +279,7 @@ HWY_INLINE Range SeenKeys(const AttentionArgs& args, int64_t position, int64_t f
 struct SoftmaxRow {
   float max = -std::numeric_limits<float>::infinity();
   float sum = 0;
-  float shrink = 1;  // what the last chunk's maximum does to what was summed before
+  float shrink = 1;  // factor on the earlier sum, for the last chunk's maximum
 };
 
 // Raises the maximum to that of the chunk's scores in `seen`.
@@ -289,13 +290,13 @@ HWY_INLINE void RaiseMax(const float* scores, int64_t cols, Range seen, SoftmaxR
     const Floats score = hn::LoadU(FloatTag(), scores + col);
     greatest = hn::Max(greatest, hn::IfThenElse(Inside(seen, col), score, lowest));
   }
-  // A row may see no key of the chunk: then any finite maximum serves.
+  // A row may see no key of the chunk; any finite maximum is then correct.
   const float max = std::max({row.max, Max(greatest), std::numeric_limits<float>::lowest()});
   row.shrink = row.sum > 0 ? hn::GetLane(Exp(Splat(row.max - max))) : 1;
   row.max = max;
 }
 
-// Turns `scores` [cols] into exp(score - max) in `seen` and 0 elsewhere, and adds them to the sum.
+// Replaces `scores` [cols] by exp(score - max) in `seen` and 0 elsewhere, and adds them to the sum.
 HWY_INLINE void AddWeights(float* scores, int64_t cols, Range seen, SoftmaxRow& row) {
   const FloatTag tag;
   const Floats maxima = Splat(row.max);
@@ -316,8 +317,8 @@ HWY_INLINE void ScaleRow(float* row, int64_t width, float factor) {
   }
 }
 
-// Softmax of the scores of a block of queries and one chunk of keys. Each pass goes over all rows,
-// so that the processor overlaps the rows' chains of dependent operations.
+// Computes the softmax of the scores of a block of queries and one chunk of keys. Each pass goes
+// over all rows, so that the processor overlaps the rows' chains of dependent operations.
 template <typename KeysOf>
 HWY_INLINE void WeighChunk(const AttentionArgs& args, const ForwardScratch& scratch,
                            Range positions, int64_t begin, KeysOf keys_of, SoftmaxRow* rows) {
@@ -338,11 +339,11 @@ HWY_INLINE void WeighChunk(const AttentionArgs& args, const ForwardScratch& scra
   });
 }
 
-// A block of queries against the keys [begin, begin + kKeyChunk): adds to scratch.out.
+// Attends a block of queries to the keys [begin, begin + kKeyChunk); adds to scratch.out.
 HWY_INLINE void AttendChunk(const AttentionArgs& args, const ForwardScratch& scratch,
                             Range positions, int64_t begin, bool accumulate, SoftmaxRow* rows) {
   const int64_t width = scratch.width;
-  // Rows see no key behind their own position: each group stops at its last row's.
+  // Rows see no key after their own position: each group stops at that of its last row.
   const auto keys_of = [&](int64_t r) {
     return std::min({begin + kKeyChunk, positions.begin + r + kGroup, positions.end}) - begin;
   };
@@ -406,14 +407,14 @@ void AttentionOf(const AttentionArgs& args, float* memory, Range groups) {
   }
 }
 
-// Where a block of queries stands, and what forward left about it.
+// The positions of a block of queries, and the statistics that forward kept for it.
 struct QueryBlock {
   Range positions;
   const float* log_sum_exp;  // by position
 };
 
-// Makes `weights` and `d_scores` of kGroup rows and `cols` keys from `first_key` on, of which the
-// scores and their products with values are in place.
+// Computes `weights` and `d_scores` for kGroup rows and `cols` keys from `first_key` on. Requires:
+// the scores, and the products of d_out with the values, are in place.
 HWY_INLINE void WeighGroup(const AttentionArgs& args, const BackwardScratch& scratch,
                            const QueryBlock& block, int64_t first_row, Range keys) {
   const FloatTag tag;
@@ -435,13 +436,13 @@ HWY_INLINE void WeighGroup(const AttentionArgs& args, const BackwardScratch& scr
   }
 }
 
-// The contributions of one block of queries and at most kKeyChunk keys from `chunk.begin` on.
+// Adds the contributions of one block of queries and at most kKeyChunk keys from `chunk.begin` on.
 HWY_INLINE void BackwardChunk(const AttentionArgs& args, const BackwardScratch& scratch,
                               const QueryBlock& block, Range chunk) {
   const int64_t head_dim = args.head_dim, width = scratch.width;
   for (int64_t r = 0; r < block.positions.size(); r += kGroup) {
     const int64_t position = block.positions.begin + r;
-    // The panels that some row of the group sees; others are neither made nor read.
+    // The panels that some row of the group sees; others are neither computed nor read.
     const int64_t begin = std::max(chunk.begin, RoundDown(FirstKey(args, position), kPanel));
     const int64_t end = std::min({chunk.end, position + kGroup, args.seq});
     if (begin >= end) continue;
@@ -563,7 +564,7 @@ namespace megascale::ops::cpu {
 HWY_EXPORT(AttentionEntry);
 HWY_EXPORT(AttentionBackwardEntry);
 
-// In blocks, bf16 inputs are multiplied as they are.
+// Whether attention runs in blocks, which multiply bf16 inputs without conversion.
 static bool UsesBlocks(const AttentionArgs& args) {
   return args.q.dtype == DType::kBF16 && MultipliesBFloat16();
 }

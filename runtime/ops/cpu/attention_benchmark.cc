@@ -1,7 +1,7 @@
-// Prints what attention costs over sequence and window, in fp32 and bf16, forward and backward, for
-// one sequence of two heads of 64: time, rate and scratch, beside the machine's rate of matrix
-// products. FLOPs are those of the pairs of query and key that see each other: two products
-// forward, five backward.
+// Measures attention over sequence and window, in fp32 and bf16, forward and backward, for one
+// sequence of two heads of 64. Prints time, rate and scratch, and the machine's rate of matrix
+// products. FLOPs count the pairs of query and key that see each other: two products forward, five
+// backward.
 //
 //   attention_benchmark [--csv] [threads, 1 by default]
 //
@@ -14,8 +14,8 @@
 #include <memory>
 #include <string>
 
-#include "runtime/base/least_seconds.h"
-#include "runtime/ops/cpu_kernels.h"
+#include "runtime/base/benchmark_timer.h"
+#include "runtime/ops/cpu/kernels.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/arena.h"
 

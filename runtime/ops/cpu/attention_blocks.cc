@@ -1,14 +1,15 @@
-// Attention on blocks of bf16 (cpu_blocks-inl.h says what blocks and factors are).
+// Attention on blocks of bf16; cpu_blocks-inl.h defines blocks and factors.
 //
-// Scores are made transposed, [keys, queries] = keys x queries^T. Then a vector's lanes are
-// queries, softmax needs no sum across lanes, and probabilities [keys, queries] are, as they come,
-// the left factor of values' gradients and, with neighbouring rows interleaved, the right factor of
-// outputs^T [D, queries] = values^T x probabilities. Nothing is transposed inside the loops.
-// Interleaving permutes 32 queries (PositionOf); outputs^T are put straight when they are written.
+// Scores are computed transposed, [keys, queries] = keys x queries^T. The lanes of a vector are
+// then queries, and softmax needs no sum across lanes. Probabilities [keys, queries] need no
+// rearrangement to be the left factor of the values' gradients. With neighbouring rows interleaved
+// they are the right factor of outputs^T [D, queries] = values^T x probabilities. So nothing is
+// transposed inside the loops. Interleaving permutes 32 queries (PositionOf); writing outputs^T
+// undoes that.
 //
 // Source: Dao, 2023, FlashAttention-2, algorithms 1 and 2.
 // Legend: D head size, E padded to 32; S sequence padded to 32.
-#include "runtime/ops/cpu_attention_blocks.h"
+#include "runtime/ops/cpu/attention_blocks.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,15 +18,15 @@
 #include <cmath>
 #include <cstring>
 
-#include "runtime/ops/cpu_blocks-inl.h"
+#include "runtime/ops/cpu/blocks-inl.h"
 #include "runtime/ops/ops.h"
 
 namespace megascale::ops::cpu {
 namespace {
 
-// Whether InstructionSet() names AMX and the kernel of the machine lets this process use it.
+// Returns whether InstructionSet() has AMX and the kernel lets this process use it.
 bool HasTiles() {
-  // The kernel saves the tiles' 8 KiB only for processes that ask for it.
+  // The kernel saves the 8 KiB of tiles only for processes that ask for it.
   static const bool permitted = [] {
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -36,7 +37,7 @@ bool HasTiles() {
 }  // namespace
 }  // namespace megascale::ops::cpu
 
-// What is below runs only where MultipliesBFloat16().
+// Requires, for all code below: MultipliesBFloat16().
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,fma,avx2")
 
@@ -44,19 +45,19 @@ namespace megascale::ops::cpu {
 namespace blocks {
 namespace {
 
-// Blocks of keys whose scores are made at a time.
+// Blocks of keys whose scores are computed at a time.
 constexpr int64_t kKeyBlocks = 4;
-// Blocks of queries that backward takes at a time: gradients of keys and values are read and
+// Blocks of queries that backward processes at a time: gradients of keys and values are read and
 // written once for all of them.
 constexpr int64_t kQueryBlocks = 4;
-// Stands for no score yet: finite, so that a difference of two is not NaN.
+// Means "no score yet": finite, so that the difference of two is not NaN.
 constexpr float kLowest = -1e30f;
 constexpr float kLog2E = 1.44269504f;
 
-// 2^x with a relative error below 4e-6, a five-hundredth of what rounding to bf16 adds.
+// Returns 2^x with a relative error below 4e-6, a five-hundredth of that of rounding to bf16.
 inline __m512 Exp2(__m512 x) {
   const __m512 fraction = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
-  // 2^fraction interpolated at Chebyshev's nodes of [0, 1].
+  // 2^fraction interpolated at the Chebyshev nodes of [0, 1].
   __m512 power = _mm512_set1_ps(0.013670309453357876f);
   power = _mm512_fmadd_ps(power, fraction, _mm512_set1_ps(0.05174499776409221f));
   power = _mm512_fmadd_ps(power, fraction, _mm512_set1_ps(0.24160435727010832f));
@@ -65,7 +66,7 @@ inline __m512 Exp2(__m512 x) {
   return _mm512_scalef_ps(power, x);  // times 2^floor(x)
 }
 
-// Which pairs of a block of 32 keys and 32 queries see each other.
+// The pairs of a block of 32 keys and 32 queries that see each other.
 struct Sight {
   Sight(const AttentionArgs& args, int64_t first_key, int64_t first_query)
       : first(first_key - first_query),
@@ -74,14 +75,14 @@ struct Sight {
   bool All() const {
     return first + kBlock - 1 <= 0 && first + window >= kBlock && limit >= kBlock;
   }
-  // Of the queries, those that see key `key` of the block.
+  // Returns the queries that see key `key` of the block.
   uint32_t Queries(int64_t key) const {
     return FirstBits(std::min(first + key + window, limit)) & ~FirstBits(first + key);
   }
   int64_t first, limit, window;
 };
 
-// The blocks of keys that the queries [first, first + count) see.
+// Returns the blocks of keys that the queries [first, first + count) see.
 Range KeyBlocks(const AttentionArgs& args, int64_t first, int64_t count) {
   const int64_t first_key = args.window > 0 ? std::max<int64_t>(0, first - args.window + 1) : 0;
   return {first_key / kBlock, BlocksOf(std::min(first + count, args.seq))};
@@ -94,12 +95,12 @@ inline const float* ScoreRow(const float* block, int64_t key) {
 // Takes 64-byte aligned pieces from a scratch of floats.
 class Cutter {
  public:
-  // With none, only counts.
+  // Null: only counts.
   explicit Cutter(float* begin)
       : begin_(reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(begin) + 63) / 64 * 64)) {}
   float* Floats(int64_t blocks) { return Take(blocks * kBlockFloats); }
   Half* Halves(int64_t blocks) { return reinterpret_cast<Half*>(Take(blocks * kBlockHalves / 2)); }
-  // Floats taken, with what alignment may cost.
+  // Returns the floats taken, including those lost to alignment.
   int64_t size() const { return size_ + 16; }
 
  private:
@@ -112,7 +113,7 @@ class Cutter {
   int64_t size_ = 0;
 };
 
-// What one (batch, key/value head) pair needs in forward.
+// The memory of one (batch, key/value head) pair in forward.
 struct ForwardScratch {
   ForwardScratch(const AttentionArgs& args, float* begin) : width(BlocksOf(args.head_dim)) {
     Cutter cutter(begin);
@@ -136,7 +137,7 @@ struct ForwardScratch {
 
 // Running softmax of 32 queries.
 struct Softmax {
-  // Scores times this are powers of two.
+  // `factor` turns scores into exponents to the base 2.
   explicit Softmax(const AttentionArgs& args)
       : factor(_mm512_set1_ps(kLog2E / std::sqrt(static_cast<float>(args.head_dim)))) {}
   __m512 factor;
@@ -151,7 +152,7 @@ inline void RaiseMax(const float* scores, const Sight& sight, __m512 max[2]) {
     const uint32_t seen = kAll ? 0 : sight.Queries(key);
     for (int half = 0; half < 2; ++half) {
       const __m512 score = _mm512_load_ps(row + half * kTileFloats);
-      // The maximum of a NaN and a number is the second.
+      // If one operand is a NaN, this maximum returns the second operand.
       max[half] = kAll ? _mm512_max_ps(score, max[half])
                        : _mm512_mask_max_ps(max[half], static_cast<__mmask16>(seen >> half * 16),
                                             score, max[half]);
@@ -162,7 +163,7 @@ inline void RaiseMax(const float* scores, const Sight& sight, __m512 max[2]) {
 // Turns a block of scores into weights.
 template <bool kAll>
 inline void Weigh(const float* scores, const Sight& sight, Softmax& softmax, Half* weights) {
-  // Copies: the compiler must take it that stores to `weights` change what is in memory.
+  // Copies, because the compiler must assume that stores to `weights` change the originals.
   const __m512 factor = softmax.factor;
   const __m512 offset[2] = {_mm512_mul_ps(softmax.max[0], factor),
                             _mm512_mul_ps(softmax.max[1], factor)};
@@ -219,7 +220,7 @@ inline void AttendBlocks(const AttentionArgs& args, const ForwardScratch& scratc
     const Sight sight(args, block * kBlock, first_query);
     sight.All() ? RaiseMax<true>(scores, sight, max) : RaiseMax<false>(scores, sight, max);
   }
-  // What was summed before shrinks where the maximum grew.
+  // Rescales the earlier sum where the maximum grew.
   const bool grew = (_mm512_cmp_ps_mask(max[0], softmax.max[0], _CMP_GT_OQ) |
                      _mm512_cmp_ps_mask(max[1], softmax.max[1], _CMP_GT_OQ)) != 0;
   if (grew) {
@@ -279,7 +280,7 @@ void ForwardHead(const AttentionArgs& args, const ForwardScratch& scratch, int64
   }
 }
 
-// What one (batch, key/value head) pair needs in backward.
+// The memory of one (batch, key/value head) pair in backward.
 struct BackwardScratch {
   BackwardScratch(const AttentionArgs& args, float* begin) : width(BlocksOf(args.head_dim)) {
     Cutter cutter(begin);
@@ -320,13 +321,13 @@ struct BackwardScratch {
   int64_t size;            // floats
 };
 
-// What the scores of 32 queries become weights and gradients with.
+// Statistics of 32 queries, from which weights and gradients of scores are computed.
 struct Statistics {
   float log_sum_exp[kBlock];  // to the base 2
   float delta[kBlock];        // d_out . out
 };
 
-// Turns a block of scores and gradients of weights into factors of the gradients' products.
+// Turns a block of scores and of gradients of weights into the factors of the gradients' products.
 template <bool kAll>
 inline void WeighBackward(const BackwardScratch& scratch, const Sight& sight,
                           const Statistics& statistics, float to_power, int64_t at) {
@@ -371,7 +372,8 @@ struct QueryBlocks {
   Statistics statistics[kQueryBlocks];
 };
 
-// The blocks of `queries`, counted from its first, of which some query sees some key of `block`.
+// Returns the blocks of `queries`, counted from its first, in which some query sees a key of
+// `block`.
 Range BlocksThatSee(const AttentionArgs& args, const QueryBlocks& queries, int64_t block) {
   const int64_t first_key = block * kBlock - queries.first;
   int64_t end = queries.count;
@@ -379,7 +381,7 @@ Range BlocksThatSee(const AttentionArgs& args, const QueryBlocks& queries, int64
   return {std::max<int64_t>(0, first_key / kBlock), end};
 }
 
-// Adds what some queries and at most kKeyBlocks blocks of keys contribute to all gradients.
+// Adds the contributions of some queries and at most kKeyBlocks blocks of keys to all gradients.
 template <class Products>
 inline void BackwardBlocks(const AttentionArgs& args, const BackwardScratch& scratch,
                            const QueryBlocks& queries, Range blocks) {

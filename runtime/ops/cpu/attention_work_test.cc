@@ -1,11 +1,11 @@
-// Attention's memory grows as the sequence, and its work as sequence times window; nothing here
-// measures time.
+// Attention's memory grows with the sequence, and its work with sequence times window. This test
+// does not measure time.
 //
-// Work is made visible by an overflow: one key holds huge values, and so do the queries that must
-// not be multiplied with it, while those that may are zero. The processor's overflow flag then says
-// whether a product was made that is not needed. Products of bf16 raise no flags on processors that
-// have them: there, and for all, an infinite row shows the products of probabilities, which are 0
-// where nothing is seen: 0 times infinity is no number.
+// It makes work visible by an overflow: one key holds huge values, and so do the queries that must
+// not be multiplied with it; the queries that may be are zero. The processor's overflow flag then
+// shows an unnecessary product. bf16 products raise no flags on processors that have them. For
+// these, and for all others, an infinite row shows the products with probabilities, which are 0 for
+// unseen keys: 0 times infinity is NaN.
 #include <algorithm>
 #include <cfenv>
 #include <cmath>
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "runtime/ops/cpu_kernels.h"
+#include "runtime/ops/cpu/kernels.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/arena.h"
 
@@ -24,7 +24,7 @@ namespace megascale::ops {
 namespace {
 
 constexpr int64_t kSeq = 2048, kHeadDim = 32, kKey = 1000;
-// Kernels work in blocks: queries so much farther away may be multiplied as well.
+// Kernels work in blocks, so queries up to this much farther away may be multiplied as well.
 constexpr int64_t kSlack = 256;
 constexpr double kHuge = 1e30;
 
@@ -56,7 +56,7 @@ class Head {
   void RunWithInfinities() {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
     Fill(args_.k, kKey, 0);
-    ops_->Attention(args_);  // whose statistics backward reads
+    ops_->Attention(args_);  // backward reads its statistics
     Fill(args_.k, kKey, kInfinity);
     Fill(backward_.d_out, kKey, kInfinity);
     ops_->AttentionBackward(backward_);
@@ -64,7 +64,7 @@ class Head {
     Fill(args_.v, kKey, kInfinity);
     ops_->Attention(args_);
   }
-  // After RunWithInfinities, whether what a position received from the others is a number.
+  // After RunWithInfinities: whether the result that a position got from the others is a number.
   bool OutIsFinite(int64_t query) const { return IsFinite(args_.out, query); }
   bool QueryGradientIsFinite(int64_t query) const { return IsFinite(backward_.d_q, query); }
   bool KeyGradientIsFinite(int64_t key) const { return IsFinite(backward_.d_k, key); }
@@ -158,7 +158,7 @@ TEST_P(AttentionWorkTest, NoProbabilityFarOutsideAWindowIsMultiplied) {
   }
 }
 
-// Operators take no memory but this: see cpu_ops_test.
+// Operators take no other memory: see cpu_ops_test.
 TEST_P(AttentionWorkTest, ScratchGrowsLinearlyWithTheSequence) {
   for (const int64_t window : {0, 100}) {
     AttentionArgs args;
@@ -174,7 +174,7 @@ TEST_P(AttentionWorkTest, ScratchGrowsLinearlyWithTheSequence) {
     }
     EXPECT_EQ(forward[2] - forward[1], forward[1] - forward[0]);
     EXPECT_EQ(backward[2] - backward[1], backward[1] - backward[0]);
-    // At most six floats of each head's width beside an element, as rank_memory.h counts them.
+    // At most six floats of each head's width per element, as rank_memory.h counts them.
     EXPECT_LE(forward[1] - forward[0], 4096 * 2 * 64);
     EXPECT_LE(backward[1] - backward[0], 4096 * 6 * 64);
   }

@@ -1,15 +1,14 @@
-// Blocks of bf16 and fp32: packing rows into them, products, writing them back. What is here runs
-// only where MultipliesBFloat16() (cpu_matmul.h), and OnTiles only where there are tiles.
+// Blocks of bf16 and fp32: packing rows into blocks, multiplying blocks, writing them back.
+// Requires: MultipliesBFloat16() (cpu_matmul.h); OnTiles also requires AMX tiles.
 //
-// The layouts are those of AMX. A tile is 16 rows of 64 bytes: fp32 [16, 16], or bf16 [16, 32] as
-// the left factor of a product, or bf16 [16, 16, 2] as the right one, where the last index is the
-// lowest of the index that is summed over. The vectors of AVX512-BF16, which sum over pairs too,
-// read the same. All is done in blocks of 32 x 32: a bf16 block is two tiles that lie together, an
-// fp32 block four. Blocks lie at multiples of 64 bytes. Legend: D columns, E padded to 32; S rows
-// padded to 32.
+// The layouts are those of AMX. A tile is 16 rows of 64 bytes: fp32 [16, 16]; bf16 [16, 32] as the
+// left factor of a product; or bf16 [16, 16, 2] as the right factor, where the last index is the
+// lowest part of the summed index. AVX512-BF16 also sums over pairs and uses the same layouts. All
+// work is done in blocks of 32 x 32: a bf16 block is two adjacent tiles, an fp32 block four. Blocks
+// are aligned to 64 bytes. Legend: D columns, E padded to 32; S rows padded to 32.
 #pragma once
 
-// GCC 12 takes the intrinsics' undefined vectors for mistakes.
+// GCC 12 warns about the undefined vectors that the intrinsics use.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
@@ -18,7 +17,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "runtime/ops/cpu_kernels.h"
+#include "runtime/ops/cpu/kernels.h"
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,fma,avx2")
@@ -33,7 +32,7 @@ using Half = uint16_t;  // the bits of a bf16
 
 constexpr int64_t BlocksOf(int64_t size) { return (size + kBlock - 1) / kBlock; }
 
-// Blocks of a factor along the index that is summed over, `step` elements apart.
+// A factor's blocks along the summed index, `step` elements apart.
 struct Factor {
   const Half* blocks;
   int64_t step;
@@ -49,16 +48,18 @@ struct TileConfig {
 
 inline constexpr TileConfig kTileConfig;
 
-// Products on AMX tiles, whose shapes an object holds while it lives.
+// Products on AMX tiles. The tile shapes are configured while an object of this class lives.
 class OnTiles {
  public:
-  // Constant data: GCC's intrinsic names only the first bytes, and stores of others get lost.
+  // The configuration must be constant data: GCC's intrinsic names only its first bytes, so the
+  // compiler may drop stores to the others.
   OnTiles() { _tile_loadconfig(&kTileConfig); }
   ~OnTiles() { _tile_release(); }
 
-  // result (+)= the sum over `steps` blocks of left x right.
+  // Computes result (+)= the sum over `steps` blocks of left x right.
   static void Multiply(Factor left, Factor right, int64_t steps, float* result, bool add) {
-    // The intrinsics that load do not say that they read memory: all must have been written.
+    // The load intrinsics do not tell the compiler that they read memory; this completes all stores
+    // first.
     asm volatile("" ::: "memory");
     if (add) {
       _tile_loadd(0, result, 64);
@@ -100,7 +101,7 @@ class OnVectors {
   }
 
  private:
-  // Two vectors of each fit the registers, and they divide a tile.
+  // Two vectors for each of these rows fit the registers, and the number divides a tile.
   static constexpr int64_t kRows = 8;
 
   static inline __m512bh Pairs(__m512i bits) { return (__m512bh)bits; }
@@ -135,7 +136,7 @@ class OnVectors {
   }
 };
 
-// One head's rows of a packed matrix, from some position on.
+// One head's rows of a packed matrix, from a given position on.
 struct Rows {
   Rows(const Matrix& matrix, int64_t first, int64_t limit, int64_t head, int64_t head_dim)
       : data(matrix.as<Half>() + first * matrix.stride + head * head_dim),
@@ -156,7 +157,7 @@ inline uint32_t FirstBits(int64_t count) {
   return count >= 32 ? ~uint32_t{0} : count <= 0 ? 0 : (uint32_t{1} << count) - 1;
 }
 
-// 32 elements, zeros outside.
+// Loads 32 elements; zeros outside of the matrix.
 inline __m512i LoadHalves(const Rows& from, int64_t row, int64_t col) {
   if (row >= from.count) return _mm512_setzero_si512();
   return _mm512_maskz_loadu_epi16(FirstBits(from.cols - col), from.data + row * from.stride + col);
@@ -192,7 +193,7 @@ inline void StoreTile(const __m512i rows[16], Half* to) {
   for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * kBlock, rows[i]);
 }
 
-// What PackBlocks writes, of a block of 32 rows and 32 columns. Each is two tiles.
+// What PackBlocks makes of a block of 32 rows and 32 columns: two tiles in one of these forms.
 enum class Form {
   kRows,             // left factor [rows, cols]
   kTransposed,       // right factor [cols, rows]
@@ -200,7 +201,7 @@ enum class Form {
   kTransposedPairs,  // left factor [cols, rows]
 };
 
-// Packs 32 rows: E / 32 blocks, one after the other.
+// Packs 32 rows into E / 32 blocks, one after the other.
 template <Form form>
 void PackBlocks(const Rows& from, Half* to) {
   constexpr bool kOfPairs = form == Form::kPairs || form == Form::kTransposedPairs;
@@ -236,7 +237,8 @@ void PackAll(const Rows& from, Half* to) {
   }
 }
 
-// Where, of 32 queries, the one in column `col` of tile `half` of interleaved rows stands.
+// Returns the position, among 32 queries, of the query in column `col` of tile `half` of
+// interleaved rows.
 constexpr int64_t PositionOf(int64_t half, int64_t col) { return col / 4 * 8 + half * 4 + col % 4; }
 
 // Puts two vectors of 16 queries in the order of PositionOf.
@@ -250,8 +252,8 @@ inline void Permute(__m512& first, __m512& second) {
 
 inline __m512i Round(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
-// Writes fp32 blocks [E / 32] of [D, queries] times `factors`, both in the order of PositionOf, to
-// 32 rows.
+// Writes fp32 blocks [E / 32] of [D, queries] times `factors` to 32 rows. Blocks and factors are in
+// the order of PositionOf.
 inline void WriteTransposed(const float* blocks, const __m512 factors[2], const Rows& to) {
   for (int64_t col = 0; col < to.cols; col += kBlock, blocks += kBlockFloats) {
     for (int64_t half = 0; half < 2; ++half) {
@@ -274,7 +276,7 @@ inline void WriteTransposed(const float* blocks, const __m512 factors[2], const 
   }
 }
 
-// Writes fp32 blocks [S / 32, E / 32] of [rows, D] times `factor`.
+// Writes fp32 blocks [S / 32, E / 32] of [rows, D], times `factor`.
 inline void WriteAll(const float* blocks, float factor, const Rows& to) {
   const __m512 factors = _mm512_set1_ps(factor);
   for (int64_t first = 0; first < to.count; first += kBlock) {

@@ -1,4 +1,4 @@
-// The CPU implementation: checks arguments, shares rows among threads, owns scratch.
+// The CPU implementation: checks arguments, divides rows among threads, owns scratch.
 #include <omp.h>
 
 #include <algorithm>
@@ -7,21 +7,21 @@
 #include <limits>
 #include <vector>
 
+#include "runtime/base/benchmark_timer.h"
 #include "runtime/base/check.h"
-#include "runtime/base/least_seconds.h"
 #include "runtime/ops/check_arguments.h"
-#include "runtime/ops/cpu_kernels.h"
-#include "runtime/ops/cpu_matmul.h"
-#include "runtime/ops/cpu_threads.h"
+#include "runtime/ops/cpu/kernels.h"
+#include "runtime/ops/cpu/matmul.h"
+#include "runtime/ops/cpu/threads.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/arena.h"
 
 namespace megascale::ops {
 namespace {
 
-// Vectors are split where cache lines end, so that threads share none.
+// Vectors are split at cache lines, so that threads do not share any.
 constexpr int64_t kElementGrain = 64;
-// Below this many elements a second thread costs more than it brings.
+// With fewer elements, another thread costs more than it gains.
 constexpr int64_t kElementsPerThread = 16384;
 
 template <typename T>
@@ -30,7 +30,7 @@ T* Grow(std::vector<T>& memory, int64_t size) {
   return memory.data();
 }
 
-// `count`: of rows or columns that are tokens.
+// `count`: rows or columns that stand for tokens.
 void CheckTokens(const Vector& tokens, const VocabularyPart& part, int64_t count) {
   const int64_t limit = part.vocab_size == 0 ? count : part.vocab_size;
   for (int64_t i = 0; i < tokens.size; ++i) {
@@ -213,14 +213,14 @@ class CpuOps final : public Ops {
   const DType compute_;
   const int num_threads_;
   cpu::MatMulEngine products_;
-  std::vector<float> floats_;  // scratch of attention and of norms
+  std::vector<float> floats_;  // scratch for attention and norms
   std::vector<double> row_losses_;
   std::vector<double> part_sums_;
-  RotaryArgs rotary_;  // what the tables below hold
+  RotaryArgs rotary_;  // arguments for which the tables below were computed
   std::vector<float> cosines_, sines_;
 };
 
-// A product over no terms.
+// Computes a product whose sum has no terms.
 void CpuOps::FillWithBias(const MatMulArgs& args) {
   if (args.accumulate) return;
   const size_t bytes = args.c.cols * tensor::SizeOf(args.c.dtype);
@@ -238,7 +238,8 @@ void CpuOps::NormBackward(const NormBackwardArgs& args) {
   CheckArguments(args, compute_);
   const int64_t cols = args.x.cols;
   const int threads = ThreadsFor(args.x.rows * cols);
-  // The first part adds to the caller's gradients, the others to sums of their own, added in order.
+  // The first part adds to the caller's gradients, the others to separate sums, which are added in
+  // order.
   float* sums = Grow(floats_, 2 * cols * (threads - 1));
   std::fill(sums, sums + 2 * cols * (threads - 1), 0.0f);
   const auto sum_of = [&](int part, int which) {
@@ -278,7 +279,7 @@ void CpuOps::PrepareRotary(const RotaryArgs& args) {
 }  // namespace
 
 std::unique_ptr<Ops> MakeCpuOps(DType compute, int num_threads) {
-  // oneDNN shares a product among as many threads as were asked for, whether they come or not.
+  // oneDNN divides a product among the requested threads, even if the system grants fewer.
   return std::make_unique<CpuOps>(compute, std::min(num_threads, omp_get_thread_limit()));
 }
 
@@ -308,8 +309,7 @@ double MeasureMatMulCeiling(DType compute, int num_threads, double seconds) {
   args.b = arena->AllocateMatrix(compute, kSize, kSize);
   args.c = arena->AllocateMatrix(compute, kSize, kSize);
   cpu::MatMulEngine engine(num_threads);
-  // The best product of the better layout counts: a ceiling is what the machine can do when nobody
-  // disturbs it.
+  // Takes the fastest call in the better layout: a ceiling is the rate of the undisturbed machine.
   double least = std::numeric_limits<double>::infinity();
   for (const Transpose transpose_b : {Transpose::kYes, Transpose::kNo}) {
     args.transpose_b = transpose_b;

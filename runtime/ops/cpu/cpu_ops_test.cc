@@ -1,5 +1,5 @@
-// What MakeCpuOps promises beside its results: the same bits again, no threads that were not asked
-// for, no memory taken inside a step.
+// MakeCpuOps' promises other than its results: repeated calls give the same bits, it starts no more
+// threads than requested, and takes no memory within a step.
 #include <dirent.h>
 
 #include <memory>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "runtime/base/test_heap.h"
+#include "runtime/base/testing/test_heap.h"
 #include "runtime/ops/conformance.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/arena.h"
@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kTokens = 96, kSeq = 48, kHidden = 64, kHeads = 2, kVocabulary = 50;
 
 // The operators of one layer and its update, on data that depends on the seed alone. `shift` moves
-// every tensor by so many elements, out of alignment.
+// every tensor by this many elements, out of alignment.
 class Layer {
  public:
   Layer(DType dtype, int64_t shift)
@@ -140,7 +140,7 @@ int CountThreads() {
 class CpuOpsTest : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Dtypes, CpuOpsTest, ::testing::Values(DType::kF32, DType::kBF16));
 
-// First, while no other test has started OpenMP's threads.
+// Must run first, while no other test has started OpenMP's threads.
 TEST_P(CpuOpsTest, OneThreadStartsNoOther) {
   const int before = CountThreads();
   auto ops = MakeCpuOps(GetParam(), 1);
@@ -207,7 +207,8 @@ struct ProductShape {
   int64_t rows, cols, depth;
   Transpose transpose_a = Transpose::kNo, transpose_b = Transpose::kNo;
 };
-// What a product in fp32 takes while it runs, and what was counted for it beforehand.
+// The bytes that an fp32 product takes while it runs, and the bytes that CopiesOf counts
+// beforehand.
 struct TakenAndCounted {
   int64_t taken;
   int64_t counted;
@@ -238,7 +239,7 @@ TakenAndCounted BytesOf(const ProductShape& shape, int num_threads) {
           .counted = CpuKernelBytes(shapes, num_threads) - without};
 }
 
-// A rank's memory is counted before it starts.
+// A rank's memory is computed before it starts.
 TEST(CpuOpsTest, LargeProductsTakeNoMoreThanIsCounted) {
   if (!base::kHeapIsCounted) GTEST_SKIP() << "a sanitizer has a heap of its own";
   constexpr Transpose kNo = Transpose::kNo, kYes = Transpose::kYes;
@@ -253,8 +254,8 @@ TEST(CpuOpsTest, LargeProductsTakeNoMoreThanIsCounted) {
       EXPECT_LE(bytes.taken, bytes.counted)
           << shape.rows << " x " << shape.cols << " x " << shape.depth << " on " << num_threads;
     }
-    // Whether it packs the others depends on the instruction set, and how much at a time: this one
-    // it packs with SSE4.1, AVX2 and AVX-512.
+    // The instruction set decides whether, and how much, sgemm packs for the others. It packs this
+    // one with SSE4.1, AVX2 and AVX-512.
     const TakenAndCounted packed = BytesOf({1537, 1537, 1537}, num_threads);
     EXPECT_LE(packed.taken, packed.counted);
     EXPECT_LT(packed.counted, 3 * packed.taken);

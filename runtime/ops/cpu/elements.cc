@@ -1,12 +1,12 @@
-// Kernels in which each element stands for itself: sums, activations, conversions, AdamW.
+// Elementwise kernels: sums, activations, conversions, AdamW.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "runtime/ops/cpu_elements.cc"
+#define HWY_TARGET_INCLUDE "runtime/ops/cpu/elements.cc"
 #include "runtime/base/vector_targets.h"
-// The order of these two is Highway's: the first compiles this file once per instruction set.
+// Highway prescribes this order: the first include compiles this file once per instruction set.
 #include "hwy/foreach_target.h"
 // clang-format off
-#include "runtime/ops/cpu_kernels.h"
-#include "runtime/ops/cpu_vectors-inl.h"
+#include "runtime/ops/cpu/kernels.h"
+#include "runtime/ops/cpu/vectors-inl.h"
 // clang-format on
 #include <cmath>
 #include <cstring>
@@ -21,8 +21,8 @@ struct ValueAndSlope {
   Floats slope;
 };
 
-// Half of erfc(|x| / sqrt 2), the Gaussian's mass beyond |x|, given e^(-x^2/2); the error is below
-// 1e-7, absolute. Source: Abramowitz and Stegun, 7.1.26.
+// Returns half of erfc(|x| / sqrt 2), the Gaussian's mass beyond |x|, from e^(-x^2/2); the absolute
+// error is below 1e-7. Source: Abramowitz and Stegun, 7.1.26.
 HWY_INLINE Floats GaussianTail(Floats magnitude, Floats exponential) {
   const Floats t = hn::Div(Splat(1), hn::MulAdd(magnitude, Splat(0.3275911 * M_SQRT1_2), Splat(1)));
   Floats polynomial = Splat(0.5 * 1.061405429);
@@ -33,7 +33,7 @@ HWY_INLINE Floats GaussianTail(Floats magnitude, Floats exponential) {
   return hn::Mul(hn::Mul(polynomial, t), exponential);
 }
 
-// T: the type that the results are rounded to.
+// T: the type to which the results are rounded.
 struct Gelu {
   template <typename T>
   static HWY_INLINE ValueAndSlope Get(Floats x) {
@@ -169,8 +169,9 @@ void CastOf(const Vector& from, const Vector& to, Range elements) {
   });
 }
 
-// Updates the moments and calls use(i, lanes, w, u): the master weight and its update. The weight
-// is then moved in one operation, which rounds once where the processor multiplies and adds in one.
+// Updates the moments and calls use(i, lanes, w, u) with the master weight and its update. `use`
+// then changes the weight in one operation, which rounds once on processors with fused
+// multiply-add.
 template <typename Use>
 HWY_INLINE void ForEachUpdate(const AdamWArgs& args, Range elements, const Use& use) {
   const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(args.step));
@@ -225,7 +226,7 @@ void AddScaled(double factor, const Vector& x, const Vector& out, Range elements
   });
 }
 
-// Memory that no cache would hold until it is read again is not fetched before it is overwritten.
+// From this size on, memory bypasses the caches: they would not keep it until it is read again.
 constexpr int64_t kStreamedBytes = int64_t{4} << 20;
 
 void FillZero(void* data, int64_t num_bytes) {
@@ -251,7 +252,7 @@ double SumOfSquares(const Vector& x, Range elements) {
   const hn::Rebind<float, decltype(tag)> float_tag;
   constexpr int64_t kStep = HWY_LANES(double);
   const float* data = x.as<float>();
-  // Four sums hide the latency of the addition.
+  // Four running sums hide the latency of the addition.
   auto sum0 = hn::Zero(tag), sum1 = sum0, sum2 = sum0, sum3 = sum0;
   const auto wide = [&](int64_t i)
                         HWY_ATTR { return hn::PromoteTo(tag, hn::LoadU(float_tag, data + i)); };
@@ -271,8 +272,8 @@ double SumOfSquares(const Vector& x, Range elements) {
   return total;
 }
 
-// One entry per operator: the element type is chosen inside, so that one table of targets serves
-// it.
+// One entry per operator, which selects the element type itself, so that an operator needs one
+// table of targets.
 void AddEntry(const Matrix& a, const Matrix& b, const Matrix& out, Range rows) {
   out.dtype == DType::kF32 ? AddOf<float>(a, b, out, rows) : AddOf<BFloat16>(a, b, out, rows);
 }

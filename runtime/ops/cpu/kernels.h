@@ -1,7 +1,7 @@
-// The vector kernels of the CPU implementation, each for a range of rows (or columns, or elements)
-// so that threads can share an operator. They pick the instruction set as they run and check
-// nothing: CpuOps does. Threads: kernels write only their own range (and `scratch`), so ranges may
-// run at the same time.
+// The vector kernels of the CPU implementation. Each works on a range of rows (or columns, or
+// elements), so that threads can share an operator. They select the instruction set at run time.
+// They do not check arguments; CpuOps does. Threads: a kernel writes only its own range (and
+// `scratch`), so ranges may run in parallel.
 #pragma once
 
 #include <cstdint>
@@ -17,44 +17,45 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
-// Elements.
+// These take ranges of elements.
 void Add(const Matrix& a, const Matrix& b, const Matrix& out, Range rows);
 void Activation(const ActivationArgs& args, Range rows);
 void ActivationBackward(const ActivationBackwardArgs& args, Range rows);
 void Cast(const Vector& from, const Vector& to, Range elements);
-// Large ones go past the caches.
+// Large buffers are written past the caches.
 void FillZero(void* data, int64_t num_bytes);
 void AddScaled(double factor, const Vector& x, const Vector& out, Range elements);
 double SumOfSquares(const Vector& x, Range elements);
 void AdamW(const AdamWArgs& args, Range elements);
 
-// Rows.
+// These take ranges of rows.
 void Norm(const NormArgs& args, Range rows);
-// The gradients of weight and bias are added to args.d_weight and args.d_bias: each thread is given
-// its own.
+// Accumulates the gradients of weight and bias into args.d_weight and args.d_bias; each thread must
+// be given its own.
 void NormBackward(const NormBackwardArgs& args, Range rows);
-// Floats of CrossEntropyScratch::powers: whole vectors, however wide.
+// Returns the floats of CrossEntropyScratch::powers: whole vectors of any width.
 constexpr int64_t PowersSize(int64_t cols) { return (cols + 63) / 64 * 64; }
 struct CrossEntropyScratch {
   double* row_losses = nullptr;  // [rows] receives -log softmax(logits[n])[targets[n]]
   float* powers = nullptr;       // [PowersSize(logits.cols)], each thread's own; backward only
 };
 void CrossEntropy(const CrossEntropyArgs& args, const CrossEntropyScratch& scratch, Range rows);
-// With args.statistics. `row_losses` as above.
+// The same with args.statistics. `row_losses` as in CrossEntropyScratch.
 void CrossEntropyOfPart(const CrossEntropyArgs& args, double* row_losses, Range rows);
 void LogitStatistics(const LogitStatisticsArgs& args, Range rows);
-// `cosines` and `sines` [seq, head_dim / 2].
+// Shapes: `cosines` and `sines` [seq, head_dim / 2].
 void Rotary(const RotaryArgs& args, const float* cosines, const float* sines, Range rows);
 void Embedding(const EmbeddingArgs& args, Range rows);
 
-// Columns: rows are added in an order that does not depend on the partition.
+// These take ranges of columns; rows are added in an order that does not depend on the partition.
 void EmbeddingBackward(const EmbeddingBackwardArgs& args, Range cols);
 void AddColumnSums(const Matrix& x, const Vector& out, Range cols);
-// to [cols, rows] = the transpose of from [rows, cols], bf16, for the columns `cols` of `from`.
+// Sets `to` [cols, rows] to the transpose of `from` [rows, cols], bf16, for the columns `cols` of
+// `from`.
 void Transpose(const Matrix& from, const Matrix& to, Range cols);
 
-// A bf16 matrix in blocks of [block_pairs, block_cols, 2]: two rows lie side by side, as the
-// processor's products of pairs want them. Strides in elements.
+// A bf16 matrix in blocks of [block_pairs, block_cols, 2]: two rows are interleaved, as the
+// processor's pair products need them. Strides in elements.
 struct PairBlocks {
   uint16_t* data = nullptr;
   int64_t block_pairs = 0;
@@ -62,11 +63,11 @@ struct PairBlocks {
   int64_t row_block_stride = 0;
   int64_t col_block_stride = 0;
 };
-// `from` into blocks; blocks that reach beyond it are filled up with zeros. `row_blocks` counts
+// Packs `from` into blocks; fills blocks that reach beyond it with zeros. `row_blocks` counts
 // blocks of 2 * block_pairs rows.
 void Pack(const Matrix& from, const PairBlocks& to, Range row_blocks);
 
-// Floats of scratch that one call needs.
+// These return the floats of scratch that one call needs.
 int64_t AttentionScratchSize(const AttentionArgs& args);
 int64_t AttentionBackwardScratchSize(const AttentionArgs& args);
 // `groups` counts (batch, key/value head) pairs, key/value head fastest.

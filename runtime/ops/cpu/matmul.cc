@@ -1,4 +1,4 @@
-#include "runtime/ops/cpu_matmul.h"
+#include "runtime/ops/cpu/matmul.h"
 
 #include <omp.h>
 
@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "oneapi/dnnl/dnnl.hpp"
 #include "runtime/base/check.h"
-#include "runtime/ops/cpu_kernels.h"
-#include "runtime/ops/cpu_threads.h"
+#include "runtime/ops/cpu/kernels.h"
+#include "runtime/ops/cpu/threads.h"
 #include "runtime/tensor/arena.h"
 
 namespace megascale::ops {
@@ -43,15 +43,15 @@ bool MultipliesBFloat16() {
 namespace {
 
 // oneDNN multiplies a transposed bf16 `a` at half the rate of a plain one, and a row-major `b` at
-// down to half the rate of one in its own layout. Moving them costs little where no dimension is
-// below this.
+// down to half the rate of one in its own layout. Rearranging them costs little if every dimension
+// is at least this.
 constexpr int64_t kRearrangedMin = 256;
-// Rows of a transposed `a` that are moved and multiplied at a time, so that they stay in the second
-// cache in between.
+// Rows of a transposed `a` that are rearranged and multiplied at a time, so that they stay in the
+// second-level cache in between.
 constexpr int64_t kTransposedRows = 384;
 constexpr int64_t kTransposedGrain = 32;
-// A longer sum of bf16 products is made of parts of about this length: oneDNN reads the rows of `a`
-// from end to end for each block of the result, and no cache holds longer ones.
+// Longer sums of bf16 products are split into parts of about this length: oneDNN reads whole rows
+// of `a` for each block of the result, and longer rows fit no cache.
 constexpr int64_t kSplitLength = 4096;
 
 int64_t SumLength(const MatMulArgs& args) {
@@ -71,9 +71,9 @@ bool IsTransposedFirst(const MatMulArgs& args) {
 bool IsPacked(const MatMulArgs& args) {
   return args.transpose_b == Transpose::kNo && IsBFloat16(args.b) && IsLarge(args);
 }
-// On two cores, oneDNN's sgemm is faster than its primitive where each thread calls it for its own
-// part of the result; but not for a transposed `b` where the result is narrow. Asked of a product
-// in fp32.
+// Whether an fp32 product uses oneDNN's sgemm. On two cores it is faster than oneDNN's primitive if
+// each thread calls it for its own part of the result; but not for a transposed `b` with a narrow
+// result.
 bool IsGemm(const MatMulArgs& args) {
   const bool is_narrow = args.c.cols <= args.c.rows;
   return IsLarge(args) && !(args.transpose_b == Transpose::kYes && is_narrow);
@@ -81,7 +81,7 @@ bool IsGemm(const MatMulArgs& args) {
 bool IsSharedByCols(const MatMulArgs& args) { return args.c.cols >= args.c.rows; }
 constexpr int64_t kGemmGrain = 16;
 
-// How a product is made.
+// How a product is computed.
 enum class Way : uint8_t { kInFloat, kTransposed, kSplit, kGemm, kNative };
 
 Way WayOf(const MatMulArgs& args) {
@@ -93,16 +93,16 @@ Way WayOf(const MatMulArgs& args) {
 
 int64_t ElementsOf(const Matrix& matrix) { return matrix.rows * matrix.cols; }
 
-// oneDNN's blocks have at most 64 columns and 64 rows.
+// Blocks of oneDNN have at most 64 columns and 64 rows.
 int64_t PackedBytes(const MatMulArgs& args) {
   constexpr int64_t kBlock = 64;
   const auto padded = [](int64_t size) { return (size + kBlock - 1) / kBlock * kBlock; };
   return padded(args.b.rows) * padded(args.b.cols) * int64_t{sizeof(tensor::BFloat16)};
 }
 
-// What sgemm of oneDNN 2.6 packs at a time, on each thread: blocks of both operands, at most so
-// many steps of the sum deep and so many columns, padded, and rows wide. It packs small ones not at
-// all.
+// Returns the bytes that sgemm of oneDNN 2.6 packs at a time, over all threads: blocks of both
+// operands with at most kDepth steps of the sum, kCols columns (padded) and kRows rows. It does not
+// pack small operands.
 int64_t GemmBytes(const MatMulArgs& args, int num_threads) {
   constexpr int64_t kDepth = 384, kCols = 9984, kPadding = 48, kRows = 384;
   const int64_t cols = IsSharedByCols(args) ? args.c.cols / num_threads + kGemmGrain : args.c.cols;
@@ -114,7 +114,7 @@ int64_t TransposedBytes(const MatMulArgs& args) {
          SumLength(args);
 }
 
-// All that a prepared product depends on.
+// Everything that a prepared product depends on.
 struct Shape {
   int64_t m, n, k, a_stride, b_stride, c_stride;
   DType operand, result;
@@ -157,14 +157,14 @@ dnnl::memory::desc Describe(int64_t rows, int64_t cols, int64_t stride, bool tra
           transposed ? dnnl::memory::dims{1, stride} : dnnl::memory::dims{stride, 1}};
 }
 
-// A product with its arguments, whose addresses change from call to call.
+// A prepared product with its arguments, whose addresses change from call to call.
 struct Product {
   dnnl::matmul primitive;
   dnnl::memory a, b, c, bias, scratch;
   std::vector<dnnl_exec_arg_t> arguments;
   size_t scratch_bytes = 0;
-  // Where b is packed: the copy of b, its bytes, and how it is made: by Pack where its layout is
-  // one of pairs (then pair_blocks has sizes), or else by oneDNN.
+  // If b is packed: its copy, the size of the copy, and how to make it: with Pack if the layout
+  // interleaves pairs of rows (pair_blocks then has sizes), otherwise with oneDNN.
   dnnl::memory packed_b;
   size_t packed_bytes = 0;
   PairBlocks pair_blocks;
@@ -172,7 +172,8 @@ struct Product {
   std::vector<dnnl_exec_arg_t> pack_arguments;
 };
 
-// The blocks of a bf16 layout in which pairs of rows lie side by side; without sizes for any other.
+// Returns the blocks of a bf16 layout that interleaves pairs of rows; without sizes for other
+// layouts.
 PairBlocks PairBlocksOf(const dnnl::memory::desc& layout) {
   const dnnl_memory_desc_t& data = layout.data;
   const dnnl_blocking_desc_t& blocking = data.format_desc.blocking;
@@ -187,7 +188,7 @@ PairBlocks PairBlocksOf(const dnnl::memory::desc& layout) {
           .col_block_stride = blocking.strides[1]};
 }
 
-// As primitive.execute, which copies the arguments to the heap.
+// Like primitive.execute, which would copy the arguments to the heap.
 void Execute(const dnnl::primitive& primitive, const dnnl::stream& stream,
              const std::vector<dnnl_exec_arg_t>& arguments) {
   dnnl::error::wrap_c_api(
@@ -247,7 +248,7 @@ Matrix Part(const Matrix& matrix, int64_t row, int64_t col, int64_t rows, int64_
   return {matrix.as<char>() + offset, matrix.dtype, rows, cols, matrix.stride};
 }
 
-// The rows `rows` or the columns `cols` of op(a), op(b), c and the bias.
+// Returns the rows `rows` or the columns `cols` of op(a), op(b), c and the bias.
 MatMulArgs RowsOf(const MatMulArgs& args, Range rows) {
   MatMulArgs part = args;
   part.c = Part(args.c, rows.begin, 0, rows.size(), args.c.cols);
@@ -266,7 +267,7 @@ MatMulArgs ColsOf(const MatMulArgs& args, Range cols) {
   return part;
 }
 
-// On the calling thread alone.
+// Runs on the calling thread alone.
 void RunGemmPart(const MatMulArgs& args) {
   omp_set_num_threads(1);
   for (int64_t row = 0; args.bias && row < args.c.rows; ++row) {
@@ -281,7 +282,7 @@ void RunGemmPart(const MatMulArgs& args) {
   MEGASCALE_CHECK_MSG(status == dnnl_success, "oneDNN's sgemm failed");
 }
 
-// Requires: IsGemm.
+// Requires: IsGemm(args).
 void RunGemm(const MatMulArgs& args, int num_threads) {
   const bool by_cols = IsSharedByCols(args);
   ForEachPart(num_threads, by_cols ? args.c.cols : args.c.rows, kGemmGrain, [&](int, Range part) {
@@ -289,7 +290,7 @@ void RunGemm(const MatMulArgs& args, int num_threads) {
   });
 }
 
-// Memory that grows to the largest need and is then reused; in huge pages, as tensors are.
+// Memory that grows to the largest request and is then reused; in huge pages, like tensors.
 class Scratch {
  public:
   void* Get(size_t bytes) {
@@ -328,7 +329,7 @@ struct MatMulEngine::Implementation {
   dnnl::stream stream{engine};
   absl::flat_hash_map<Shape, Product> products;
   Scratch scratch;
-  std::array<Scratch, 4> converted;  // a, b, c and bias: in fp32, or a transposed
+  std::array<Scratch, 4> converted;  // a, b, c and bias in fp32; or a transposed
   Scratch packed;                    // b
 };
 
@@ -367,9 +368,9 @@ MatMulEngine::~MatMulEngine() = default;
 
 void MatMulEngine::Run(const MatMulArgs& args) {
   if (args.c.rows == 0 || args.c.cols == 0) return;
-  // The setting belongs to the calling thread, which is not always the one that made this object.
+  // The setting is per thread, and this thread may not be the one that made the object.
   omp_set_num_threads(implementation_->num_threads);
-  omp_set_dynamic(0);  // all of them: oneDNN counts on it
+  omp_set_dynamic(0);  // use all threads: oneDNN relies on it
   try {
     switch (WayOf(args)) {
       case Way::kInFloat:
@@ -413,7 +414,7 @@ void MatMulEngine::Implementation::PackB(Product& product, const Matrix& b) {
               [&](int part, Range row_blocks) { cpu::Pack(b, blocks, row_blocks); });
 }
 
-// Requires: b was packed, where the product wants it so.
+// Requires: b was packed, if the product needs that.
 void MatMulEngine::Implementation::Multiply(Product& product, const MatMulArgs& args) {
   product.a.set_data_handle(args.a.data);
   product.b.set_data_handle(args.b.data);

@@ -1,11 +1,11 @@
-// Matrix products on oneDNN. Large fp32 products are shared among threads that each call its sgemm;
-// any other is prepared when its shape is first seen and kept, and later calls of the same shape
-// only set addresses.
+// Matrix products with oneDNN. Threads share a large fp32 product and each call oneDNN's sgemm. Any
+// other product is prepared when its shape first occurs, and kept; later calls of that shape only
+// set addresses.
 //
-// Where the processor has no bf16 instructions, bf16 operands are converted and multiplied in fp32:
-// oneDNN has no bf16 products there, or slow ones.
-// Threads: one at a time. Determinism: fixed by shape, dtype, `num_threads` and instruction set.
-// oneDNN may also ask for the sizes of the caches.
+// On processors without bf16 instructions, bf16 operands are converted and multiplied in fp32,
+// because oneDNN has no bf16 products there, or slow ones. Threads: one at a time. Determinism:
+// fixed by shape, dtype, `num_threads` and instruction set; oneDNN may also use the sizes of the
+// caches.
 #pragma once
 
 #include <memory>
@@ -14,17 +14,17 @@
 
 namespace megascale::ops::cpu {
 
-// Whether InstructionSet() names instructions that multiply bf16: every processor with matrix tiles
-// has such vectors too.
+// Returns whether InstructionSet() has instructions that multiply bf16. Every processor with matrix
+// tiles also has such vector instructions.
 bool MultipliesBFloat16();
 
-// Bytes of the copies that a product of such arguments needs; their data may be null.
+// Bytes of the copies that a product with these arguments needs.
 struct ProductCopies {
   int64_t a = 0;
   int64_t b = 0;
   int64_t c = 0;
   int64_t packed_b = 0;
-  int64_t in_gemm = 0;  // taken by oneDNN's sgemm while it runs
+  int64_t in_gemm = 0;  // allocated by oneDNN's sgemm while it runs
 };
 ProductCopies CopiesOf(const MatMulArgs& args, int num_threads);
 

@@ -1,14 +1,14 @@
-// bf16 matrices rearranged for products: transposed in blocks of 8 x 8 within registers, or packed
-// in pairs of rows.
+// Rearranges bf16 matrices for products: transposes them in blocks of 8 x 8 within registers, or
+// packs pairs of rows.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "runtime/ops/cpu_rearrange.cc"
+#define HWY_TARGET_INCLUDE "runtime/ops/cpu/rearrange.cc"
 #include "runtime/base/vector_targets.h"
-// The order of these is Highway's: the first compiles this file once per instruction set.
+// Highway prescribes this order: the first include compiles this file once per instruction set.
 // clang-format off
 #include "hwy/foreach_target.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "runtime/ops/cpu_kernels.h"
+#include "runtime/ops/cpu/kernels.h"
 // clang-format on
 #include <algorithm>
 
@@ -18,8 +18,8 @@ namespace megascale::ops::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr int64_t kBlock = 8;
-// Rows and columns of a tile: a cache line each, so that lines are read and written whole while
-// they are in the first cache.
+// Rows and columns of a tile: one cache line each, so that lines are read and written whole while
+// they are in the first-level cache.
 constexpr int64_t kTile = 32;
 
 // to[j][i] = from[i][j] for 8 x 8 elements.
@@ -75,13 +75,13 @@ HWY_INLINE void CopyLine(const uint16_t* from, uint16_t* to) {
   }
 }
 
-// Lines this far apart are not foreseen by the processor.
+// The processor does not prefetch lines that are this far apart.
 HWY_INLINE void PrefetchTile(const uint16_t* from, int64_t stride) {
   for (int64_t i = 0; i < kTile; ++i) hwy::Prefetch(from + i * stride);
 }
 
-// A full tile. It passes through two small copies, since rows whose distance is a multiple of
-// 2 KiB share few sets of the first cache: each line is then touched once.
+// Transposes a full tile through two small copies, because rows whose distance is a multiple of 2
+// KiB share few sets of the first-level cache: each line is then touched once.
 HWY_INLINE void TransposeTile(const uint16_t* from, int64_t from_stride, uint16_t* to,
                               int64_t to_stride) {
   alignas(64) uint16_t in[kTile * kTile];
@@ -98,7 +98,8 @@ HWY_INLINE void TransposeTile(const uint16_t* from, int64_t from_stride, uint16_
 void TransposeHalves(const Matrix& from, const Matrix& to, Range cols) {
   const auto* in = from.as<uint16_t>();
   auto* out = to.as<uint16_t>();
-  // Rows of tiles, so that what is read lies together; what is written is in the second cache.
+  // Goes along rows of tiles, so that reads are contiguous; the written lines stay in the
+  // second-level cache.
   for (int64_t i = 0; i < from.rows; i += kTile) {
     const int64_t i_end = std::min(from.rows, i + kTile);
     for (int64_t j = cols.begin; j < cols.end; j += kTile) {
@@ -118,7 +119,8 @@ void TransposeHalves(const Matrix& from, const Matrix& to, Range cols) {
 // Columns.
 constexpr int64_t kPackAhead = 256;
 
-// Rows 2p and 2p + 1 of `from`, `count` columns, side by side; a row or columns outside read as 0.
+// Interleaves rows 2p and 2p + 1 of `from`, `count` columns; rows and columns outside of it read as
+// 0.
 HWY_INLINE void PackPair(const Matrix& from, int64_t pair, Range cols, uint16_t* to,
                          int64_t block_cols) {
   const hn::ScalableTag<uint32_t> tag;

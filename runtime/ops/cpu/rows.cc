@@ -1,14 +1,14 @@
 // Kernels that work along rows or columns: norms, cross-entropy, rotary positions, embeddings,
 // sums.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "runtime/ops/cpu_rows.cc"
+#define HWY_TARGET_INCLUDE "runtime/ops/cpu/rows.cc"
 #include "runtime/base/vector_targets.h"
-// The order of these is Highway's: the first compiles this file once per instruction set.
+// Highway prescribes this order: the first include compiles this file once per instruction set.
 // clang-format off
 #include "hwy/foreach_target.h"
 #include "hwy/cache_control.h"
-#include "runtime/ops/cpu_kernels.h"
-#include "runtime/ops/cpu_vectors-inl.h"
+#include "runtime/ops/cpu/kernels.h"
+#include "runtime/ops/cpu/vectors-inl.h"
 // clang-format on
 #include <algorithm>
 #include <cmath>
@@ -33,7 +33,7 @@ void NormOf(const NormArgs& args, Range rows) {
     if (args.delta) {
       T* sum = Row<T>(args.sum, n);
       AddRow(x, static_cast<const T*>(Row<T>(args.delta, n)), sum, cols);
-      x = sum;  // normalised as it was rounded, since backward sees nothing else
+      x = sum;  // normalises the rounded sum, the only one that backward has
     }
     float mean = 0;
     if (centred) {
@@ -128,7 +128,7 @@ void CrossEntropyOf(const CrossEntropyArgs& args, const CrossEntropyScratch& scr
     const int32_t target = args.targets.as<int32_t>()[n];
     const float max = Greatest(logits, cols);
     const Floats maxima = Splat(max);
-    // `powers` holds them in the order of Two.
+    // `powers` stores them in the order of Two.
     const double sum = Sum(AddUp<T>(cols, [&](int64_t c, auto lanes) HWY_ATTR {
       const Two power = PowersOf(logits + c, maxima, lanes);
       if (args.backward) StoreTwo(power, powers + c, AllLanes());
@@ -179,7 +179,7 @@ void CrossEntropyOfPartOf(const CrossEntropyArgs& args, double* row_losses, Rang
     float max = statistic(0, 0);
     for (int64_t part = 1; part < num_parts; ++part) max = std::max(max, statistic(part, 0));
     double sum = 0;
-    double target_logit = 0;  // one part's; the others have 0
+    double target_logit = 0;  // one part has it; the others have 0
     for (int64_t part = 0; part < num_parts; ++part) {
       sum += statistic(part, 1) * std::exp(static_cast<double>(statistic(part, 0)) - max);
       target_logit += statistic(part, 2);
@@ -262,8 +262,8 @@ void EmbeddingBackwardOf(const EmbeddingBackwardArgs& args, Range cols) {
 template <typename T>
 void AddColumnSumsOf(const Matrix& x, const Vector& out, Range cols) {
   float* sums = out.as<float>() + cols.begin;
-  // A block of rows is added up before it is added to the sums. The next one is fetched meanwhile:
-  // its rows lie too far apart for the processor to foresee them.
+  // Adds up a block of rows before it adds them to the sums. Meanwhile it prefetches the next
+  // block, whose rows are too far apart for the processor to do so.
   constexpr int64_t kRows = 16;
   for (int64_t n = 0; n < x.rows; n += kRows) {
     const T* row = Row<T>(x, n) + cols.begin;
@@ -281,8 +281,8 @@ void AddColumnSumsOf(const Matrix& x, const Vector& out, Range cols) {
   }
 }
 
-// One entry per operator: the element type is chosen inside, so that one table of targets serves
-// it.
+// One entry per operator, which selects the element type itself, so that an operator needs one
+// table of targets.
 void NormEntry(const NormArgs& args, Range rows) {
   args.x.dtype == DType::kF32 ? NormOf<float>(args, rows) : NormOf<BFloat16>(args, rows);
 }

@@ -1,8 +1,9 @@
-// Sharing an operator among the threads of a CpuOps, always in the same way.
+// Divides an operator among the threads of a CpuOps, always in the same way.
 //
-// Threads are OpenMP's, since oneDNN brings them: one pool serves products and kernels, and none is
-// started where num_threads is 1. Left to itself, OpenMP spins for long while idle and takes the
-// cores from other workers: base::ThreadEnvironment says what a process must be started with.
+// The threads are OpenMP's, since oneDNN uses OpenMP: one pool serves products and kernels, and no
+// thread is started if num_threads is 1. By default OpenMP threads spin for a long time while idle
+// and take cores from other workers; base::ThreadEnvironment returns the environment that a process
+// needs.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +13,13 @@
 #include <vector>
 #endif
 
-#include "runtime/ops/cpu_kernels.h"
+#include "runtime/ops/cpu/kernels.h"
 
 namespace megascale::ops::cpu {
 
-// Calls body(part, range) for `num_threads` parts of [0, count), in parallel, and returns after
-// all. Parts begin at multiples of `grain`; some may be empty, and are then left out. Determinism:
-// the parts follow from the arguments alone.
+// Calls body(part, range) for `num_threads` parts of [0, count), in parallel, and returns after all
+// of them. Parts begin at multiples of `grain`; empty parts are skipped. Determinism: the parts
+// follow from the arguments alone.
 template <typename Body>
 void ForEachPart(int num_threads, int64_t count, int64_t grain, const Body& body) {
   const int64_t grains = (count + grain - 1) / grain;
@@ -32,7 +33,8 @@ void ForEachPart(int num_threads, int64_t count, int64_t grain, const Body& body
     return;
   }
 #ifdef __SANITIZE_THREAD__
-  // It sees threads of the language, and none of the order that OpenMP's keep.
+  // The thread sanitizer does not see how OpenMP orders its threads, so use threads of the
+  // language.
   std::vector<std::thread> threads;
   for (int part = 0; part < num_threads; ++part) threads.emplace_back(run, part);
   for (std::thread& thread : threads) thread.join();

@@ -1,6 +1,6 @@
-// What the vector kernels share: loops over vectors of fp32, loads and stores that convert bf16,
-// and exponentials. Compiled once per instruction set: include it after hwy/foreach_target.h,
-// between kernels only.
+// Shared by the vector kernels: loops over fp32 vectors, loads and stores that convert bf16, and
+// exponentials. Compiled once per instruction set: include it after hwy/foreach_target.h, between
+// kernels only.
 //
 // Accuracy of Exp: 2 units in the last place over the normal range of fp32; NaN stays NaN.
 
@@ -32,7 +32,7 @@ using Floats = hn::Vec<FloatTag>;
 
 constexpr int64_t kLanes = HWY_LANES(float);
 
-// How much of a vector lies inside a row: all of it, or its first lanes.
+// How many lanes of a vector lie inside a row: all, or the first ones.
 struct AllLanes {};
 struct FirstLanes {
   int64_t count;
@@ -57,7 +57,7 @@ HWY_INLINE Floats Load(const T* from, AllLanes) {
   return LoadAs(FloatTag(), from);
 }
 
-// The bits of `value` rounded to bf16, in the upper half; the lower one holds anything.
+// Returns the bits of `value` rounded to bf16, in the upper half; the lower half is undefined.
 HWY_INLINE hn::Vec<BitsTag> RoundToHalf(Floats value) {
   const BitsTag tag;
   const auto bits = hn::BitCast(tag, value);
@@ -95,8 +95,9 @@ HWY_INLINE void ForEachVector(int64_t begin, int64_t end, Body body) {
   if (i < end) body(i, FirstLanes{end - i});
 }
 
-// Two vectors, for operators that treat each element alike: of fp32 one after the other, of bf16
-// the elements at even places and those at odd ones, which takes no moves between lanes.
+// Two vectors, for operators that treat each element alike. For fp32 they are consecutive. For bf16
+// one has the elements at even places and the other those at odd places, so that no moves between
+// lanes are needed.
 struct Two {
   Floats a, b;
 };
@@ -110,7 +111,7 @@ HWY_INLINE Two LoadTwo(const BFloat16* from, AllLanes) {
   return {hn::BitCast(FloatTag(), hn::ShiftLeft<16>(pairs)),
           hn::BitCast(FloatTag(), hn::And(pairs, hn::Set(tag, 0xFFFF0000u)))};
 }
-// `lanes.count` is below 2 * kLanes; what lies outside is neither read nor written.
+// `lanes.count` is below 2 * kLanes; elements beyond it are neither read nor written.
 template <typename T>
 HWY_INLINE Two LoadTwo(const T* from, FirstLanes lanes) {
   alignas(64) T buffer[2 * kLanes] = {};
@@ -118,15 +119,15 @@ HWY_INLINE Two LoadTwo(const T* from, FirstLanes lanes) {
   return LoadTwo(buffer, AllLanes());
 }
 
-// Fetches what lies some way further on than the `num_bytes` at `from`. Without that, memory is
-// read at a third of its rate, since processors look ahead too little, and never past a page.
+// Prefetches memory ahead of the `num_bytes` at `from`. Without this, memory is read at a third of
+// its rate, since processors prefetch too little, and never across a page.
 HWY_INLINE void FetchAhead(const void* from, int64_t num_bytes) {
   constexpr int64_t kAhead = 4096, kLine = 64;
   const char* ahead = static_cast<const char*>(from) + kAhead;
   for (int64_t i = 0; i < num_bytes; i += kLine) hwy::Prefetch(ahead + i);
 }
 
-// As LoadTwo, of what is not in a cache yet.
+// LoadTwo for data that is not in a cache yet.
 template <typename T>
 HWY_INLINE Two LoadTwoAhead(const T* from, AllLanes) {
   FetchAhead(from, 2 * kLanes * static_cast<int64_t>(sizeof(T)));
@@ -154,7 +155,7 @@ HWY_INLINE void StoreTwo(Two two, T* to, FirstLanes lanes) {
   std::memcpy(to, buffer, lanes.count * sizeof(T));
 }
 
-// Adds what was loaded as LoadTwo loads type T to as many fp32 numbers, which are in order.
+// Adds elements loaded by LoadTwo from type T to fp32 numbers, which are in order.
 template <typename T>
 HWY_INLINE void AddTwo(Two two, float* to, AllLanes) {
   alignas(64) float buffer[2 * kLanes];
@@ -174,7 +175,7 @@ HWY_INLINE void AddTwo(Two two, float* to, FirstLanes lanes) {
   std::memcpy(to, buffer, lanes.count * sizeof(float));
 }
 
-// Calls body(index, lanes) for each two vectors of [0, count).
+// Calls body(index, lanes) for each pair of vectors of [0, count).
 template <typename Body>
 HWY_INLINE void ForEachTwo(int64_t count, Body body) {
   int64_t i = 0;
@@ -190,7 +191,7 @@ HWY_INLINE void AddRow(const T* a, const T* b, T* out, int64_t cols) {
   });
 }
 
-// `two` with `other` in the elements outside of those that LoadTwo<T> found inside.
+// Returns `two` with `other` in the elements beyond those that LoadTwo<T> loaded.
 template <typename T>
 HWY_INLINE Two Within(Two two, Floats other, AllLanes) {
   return two;
@@ -204,8 +205,8 @@ HWY_INLINE Two Within(Two two, Floats other, FirstLanes lanes) {
           hn::IfThenElse(hn::FirstN(tag, lanes.count - in_a), two.b, other)};
 }
 
-// combine(…) over term(index, lanes) for each two vectors of [0, cols), `start` where there is
-// none; T is the type that term loads. Four running values hide the latency of `combine`; their
+// Returns combine(…) over term(index, lanes) for each pair of vectors of [0, cols); `start` if cols
+// is 0. T is the type that `term` loads. Four running values hide the latency of `combine`; their
 // order is fixed by `cols`.
 template <typename T, typename Combine, typename Term>
 HWY_INLINE Floats Fold(int64_t cols, Floats start, Combine combine, Term term) {
@@ -229,20 +230,20 @@ HWY_INLINE Floats AddUp(int64_t cols, Term term) {
 HWY_INLINE float Sum(Floats value) { return hn::GetLane(hn::SumOfLanes(FloatTag(), value)); }
 HWY_INLINE float Max(Floats value) { return hn::GetLane(hn::MaxOfLanes(FloatTag(), value)); }
 
-// e^x; 0 where the result would be below the normal range, the greatest finite power where above.
+// Returns e^x; 0 if the result would be below the normal range, the greatest finite power if above.
 HWY_INLINE Floats Exp(Floats x) {
   const FloatTag tag;
   const IntTag int_tag;
   const Floats lowest = Splat(-87.33654);
-  // The bounds come first, so that the processor's minimum and maximum hand a NaN on.
+  // The bounds are the first arguments, so that the processor's minimum and maximum propagate NaN.
   const Floats clamped = hn::Max(lowest, hn::Min(Splat(88.72), x));
-  // Adding 1.5 * 2^23 rounds to an integer, which is then found in the lowest bits.
+  // Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits.
   const Floats shifter = Splat(0x1.8p23);
   const Floats shifted = hn::MulAdd(clamped, Splat(1.44269504089), shifter);
   const Floats n = hn::Sub(shifted, shifter);
   const Floats high = hn::NegMulAdd(n, hn::Set(tag, 0x1.62ep-1f), clamped);
   const Floats r = hn::NegMulAdd(n, hn::Set(tag, 0x1.0bfbe8p-15f), high);
-  // (e^r - 1 - r) / r^2 interpolated at Chebyshev's nodes of |r| <= ln(2) / 2.
+  // (e^r - 1 - r) / r^2 interpolated at the Chebyshev nodes of |r| <= ln(2) / 2.
   Floats polynomial = Splat(0.0013926175888627768);
   polynomial = hn::MulAdd(polynomial, r, Splat(0.008363173343241215));
   polynomial = hn::MulAdd(polynomial, r, Splat(0.041666556149721146));
@@ -251,18 +252,19 @@ HWY_INLINE Floats Exp(Floats x) {
   polynomial = hn::MulAdd(polynomial, hn::Mul(r, r), hn::Add(r, Splat(1)));
   const auto exponent = hn::ShiftLeft<23>(hn::BitCast(int_tag, shifted));
   const Floats power = hn::BitCast(tag, hn::Add(hn::BitCast(int_tag, polynomial), exponent));
-  // The difference is 0, or NaN where x was.
+  // The difference is 0, or NaN if x is NaN.
   return hn::IfThenElse(hn::Ge(x, lowest), power, hn::Sub(clamped, clamped));
 }
 
-// 2^x for what is rounded to bf16 next: relative error below 5e-6. Beyond ±126: as there.
+// Returns 2^x for results that are rounded to bf16 next: relative error below 5e-6. Clamps x to
+// ±126.
 HWY_INLINE Floats RoughPowerOfTwo(Floats x) {
   const IntTag int_tag;
-  const Floats clamped = hn::Max(Splat(-126), hn::Min(Splat(126), x));  // hands a NaN on
+  const Floats clamped = hn::Max(Splat(-126), hn::Min(Splat(126), x));  // propagates NaN
   const Floats shifter = Splat(0x1.8p23);
   const Floats shifted = hn::Add(clamped, shifter);
   const Floats r = hn::Sub(clamped, hn::Sub(shifted, shifter));
-  // Interpolated at Chebyshev's nodes of |r| <= 1/2.
+  // Interpolated at the Chebyshev nodes of |r| <= 1/2.
   Floats polynomial = Splat(0.009666368515383477);
   polynomial = hn::MulAdd(polynomial, r, Splat(0.05592197584225006));
   polynomial = hn::MulAdd(polynomial, r, Splat(0.24022349038020416));
@@ -273,14 +275,14 @@ HWY_INLINE Floats RoughPowerOfTwo(Floats x) {
   return hn::Mul(polynomial, hn::BitCast(FloatTag(), power));
 }
 
-// e^x, as exact as a result of type T shows.
+// Returns e^x, as exact as a result of type T can show.
 template <typename T>
 HWY_INLINE Floats ExpFor(Floats x) {
   if constexpr (std::is_same_v<T, float>) return Exp(x);
   return RoughPowerOfTwo(hn::Mul(x, Splat(1.44269504089)));
 }
 
-// The logistic function, as exact as a result of type T shows.
+// Returns the logistic function, as exact as a result of type T can show.
 template <typename T>
 HWY_INLINE Floats Sigmoid(Floats x) {
   const Floats divisor = hn::Add(Splat(1), ExpFor<T>(hn::Neg(x)));

@@ -1,11 +1,11 @@
 #include "runtime/comm/fold.h"
 
-// All sources are read side by side, so that the machine fetches several at once. Adding element by
-// element, vectors of every width give the same bits.
+// Reads all sources side by side, so that the machine fetches several at once. It adds element by
+// element, so vectors of every width give the same bits.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/comm/fold.cc"
 #include "runtime/base/vector_targets.h"
-// The order of these is Highway's.
+// Highway prescribes the order of these includes.
 // clang-format off
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
@@ -22,10 +22,10 @@ namespace megascale::comm::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Elements added at a time where the compiler makes the vectors.
+// Elements added at a time in loops that the compiler vectorises.
 constexpr size_t kBlock = 64;
 
-// The conversions of tensor.h, inline so that loops over them vectorise.
+// The conversions of tensor.h, inline so that the compiler vectorises loops over them.
 inline float Load(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 inline float Load(float value) { return value; }
 inline double Load(double value) { return value; }
@@ -52,7 +52,7 @@ HWY_INLINE void FoldBlock(absl::Span<const std::byte* const> sources, size_t sta
   for (size_t k = 0; k < count; ++k) Store(sums[k], output[start + k]);
 }
 
-// Sums of elements that need no conversion stay in four registers. How many were done.
+// Adds elements that need no conversion in four registers. Returns how many elements were done.
 template <typename Element>
 HWY_INLINE size_t FoldVectors(absl::Span<const std::byte* const> sources, size_t num_elements,
                               Element* output) {

@@ -1,4 +1,4 @@
-// Sums of several ranks' elements, in the order of the ranks.
+// Adds up the elements of several ranks, in the order of the ranks.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace megascale::comm {
 
-// output[k] = (sources[0][k] + sources[1][k]) + sources[2][k] …, for k < num_elements; BF16 is
-// added in fp32 and rounded once. `output` may be one of the sources. Requires: F32, F64 or BF16;
-// aligned to the type; at least one source.
+// Computes output[k] = (sources[0][k] + sources[1][k]) + sources[2][k] …, for k < num_elements.
+// BF16 is added in fp32 and rounded once. `output` may be one of the sources. Requires: F32, F64 or
+// BF16; aligned to the type; at least one source.
 void FoldSum(tensor::DType dtype, absl::Span<const std::byte* const> sources, size_t num_elements,
              std::byte* output);
 

@@ -1,5 +1,5 @@
-// A training step takes no memory: what it needs is made before, and what the kernel library takes
-// for itself is the same in every step. Counted in whole jobs of one and of four ranks.
+// A training step allocates no memory: everything is allocated before it, and the kernel library's
+// own allocations are the same in every step. Counted in whole jobs of one and of four ranks.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/base/test_heap.h"
+#include "runtime/base/testing/test_heap.h"
 #include "runtime/engine/test_job.h"
 
 namespace {
@@ -18,7 +18,7 @@ std::atomic<int64_t> num_executed{0};
 std::atomic<int64_t> num_gemms{0};
 std::atomic<int64_t> num_created{0};
 
-// What the library has under this name.
+// Returns the library's own function of this name.
 template <typename Function>
 Function* Next(Function* /*type*/, const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
@@ -26,7 +26,7 @@ Function* Next(Function* /*type*/, const char* name) {
 
 }  // namespace
 
-// oneDNN's C interface, through which its C++ one goes; called from here on to the library.
+// oneDNN's C interface, which its C++ interface calls; these functions forward to the library.
 extern "C" {
 int dnnl_primitive_execute(const void* primitive, void* stream, int num_arguments,
                            const void* arguments) {
@@ -77,7 +77,7 @@ struct Case {
   bool is_large = false;  // large enough for sgemm in fp32, and for packed products in bf16
 };
 
-// As it stands after a step.
+// Counts after a step.
 struct Counts {
   base::HeapCalls heap;
   int64_t executed = 0;
@@ -182,7 +182,7 @@ TEST_P(AllocationTest, EveryStepAfterTheFirstTakesTheSameAndMakesNothing) {
   for (size_t i = kWarmUp; i < after.size(); ++i) {
     SCOPED_TRACE(absl::StrCat("step ", i + 1));
     const Counts counts = in_step(i);
-    // Operators and engine take nothing; collectives of several ranks keep track of messages.
+    // Operators and engine allocate nothing; collectives of several ranks keep records of messages.
     EXPECT_EQ(counts.heap.ours, is_alone ? 0 : first.heap.ours);
     EXPECT_EQ(counts.heap.libraries, first.heap.libraries);
     EXPECT_EQ(counts.heap.bytes_of_libraries, first.heap.bytes_of_libraries);

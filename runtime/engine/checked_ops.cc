@@ -15,12 +15,13 @@ using ops::DType;
 using ops::Matrix;
 using ops::Vector;
 
-// Of bf16 the widening is exact.
+// Widening bf16 is exact.
 double ToNumber(double value) { return value; }
 double ToNumber(float value) { return value; }
 double ToNumber(tensor::BFloat16 value) { return tensor::ToFloat(value); }
 
-// "nan", "inf" or "-inf": the first in row-major order; "": all are finite.
+// Returns "nan", "inf" or "-inf" for the first such element in row-major order; "" if all are
+// finite.
 template <typename T>
 const char* FirstNotFinite(const Matrix& matrix) {
   for (int64_t row = 0; row < matrix.rows; ++row) {
@@ -48,7 +49,8 @@ const char* FirstNotFinite(const Matrix& matrix) {
   return "";
 }
 
-// "layer 3" and "mlp.up.weight" of "model.layers.3.mlp.up.weight"; else no layer and the name.
+// Splits "model.layers.3.mlp.up.weight" into "layer 3" and "mlp.up.weight"; a name without a layer
+// has an empty `layer`.
 struct Place {
   std::string layer;
   std::string rest;
@@ -104,7 +106,7 @@ void CheckedOps::MatMul(const ops::MatMulArgs& args) {
 
 void CheckedOps::Norm(const ops::NormArgs& args) {
   ops_.Norm(args);
-  // The sum comes first: what is added belongs to the place before.
+  // Check the sum first: a bad value in it comes from the operators before this norm.
   if (args.delta) Look(args.sum, "residual sum", false);
   Look(args.out, "norm with", At(args.weight.data));
 }

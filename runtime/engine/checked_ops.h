@@ -1,6 +1,6 @@
-// Operators that look at every value they compute: for a step that is done again because its loss
-// or a gradient came out not finite. They compute with another Ops, so they give the same bits.
-// Private to the engine. Threads: one. Cost: one pass over every result.
+// Operators that check every result for values that are not finite. The engine uses them when it
+// repeats a step whose loss or gradient was not finite. They delegate to another Ops, so they give
+// the same bits. Private to the engine. Threads: one. Cost: one pass over every result.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,20 @@ namespace megascale::engine {
 
 class CheckedOps final : public ops::Ops {
  public:
-  // The name of the parameter whose values or gradients lie at an address, such as
-  // "model.layers.3.mlp.up.weight"; "" of any other address.
+  // Returns the name of the parameter whose values or gradients lie at an address, such as
+  // "model.layers.3.mlp.up.weight"; "" for any other address.
   using ParameterAt = std::function<std::string(const void*)>;
 
   // `ops` is borrowed.
   CheckedOps(ops::Ops* ops, ParameterAt parameter_at)
       : ops_(*ops), parameter_at_(std::move(parameter_at)) {}
 
-  // Which operator gave the first value that is not finite, and in which layer: "layer 3: matrix
-  // product with mlp.up.weight gave inf". Operators without parameters are named after those before
-  // them: "layer 3: attention, after attn.qkv.weight, gave nan". "": there was none.
+  // Returns the operator that gave the first value that is not finite, and its layer: "layer 3:
+  // matrix product with mlp.up.weight gave inf". An operator without parameters is named after the
+  // last operator that had some: "layer 3: attention, after attn.qkv.weight, gave nan". "": all
+  // values were finite.
   const std::string& finding() const { return finding_; }
-  // Results looked at, up to the finding. Tensor ranks, which share a pass, count alike.
+  // Results checked up to the finding. Tensor ranks, which share a pass, have equal counts.
   int64_t num_looked_at() const { return num_looked_at_; }
 
   ops::DType compute() const override { return ops_.compute(); }
@@ -53,10 +54,10 @@ class CheckedOps final : public ops::Ops {
   void FillZero(const ops::Vector& x) override { ops_.FillZero(x); }
 
  private:
-  // Remembers the parameter at `data`, if there is one, as the place of this operator.
+  // Remembers the parameter at `data`, if there is one, as this operator's place; returns whether.
   bool At(const void* data);
-  // Notes the first value of `out` that is not finite. `own`: the operator has the parameter of
-  // the place; else it only comes after it.
+  // Records the first value of `out` that is not finite. `own`: the operator itself uses the
+  // parameter of the place; otherwise it runs after the operator that does.
   void Look(const ops::Matrix& out, absl::string_view operation, bool own);
   void Look(const ops::Vector& out, absl::string_view operation, bool own);
 

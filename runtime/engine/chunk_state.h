@@ -1,5 +1,6 @@
-// What a rank holds of one pipeline chunk in one attempt: its parameters and their gradients, what
-// computes with them, its shard of the optimizer. With virtual stages a rank holds several chunks.
+// One pipeline chunk as a rank holds it during an attempt: its parameters and gradients, the code
+// that computes with them, and its optimizer shard. With virtual stages a rank holds several
+// chunks.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/engine/chunks_of_rank.h"
+#include "runtime/layout/rank_layout.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/optim/sharded_optimizer.h"
@@ -17,35 +18,36 @@
 
 namespace megascale::engine {
 
-struct RankChunk {
+struct ChunkState {
   model::ChunkRange range;
-  tensor::Vector weights;  // compute, padded to equal shards; not owned
-  // F, padded alike; not owned: in the gradient buffer that the chunk uses first in a step. Each
-  // instruction says in which they are. Where gradients are sharded, those of the bucket that is
-  // there first.
+  tensor::Vector weights;  // in the compute type, padded to equal shards; borrowed
+  // Padded like `weights`, in the accumulation type (F); borrowed. Lies in the gradient buffer that
+  // the chunk uses first in a step; each instruction names the buffer of its own sum. With ZeRO
+  // stage 2 it covers only the bucket that uses that buffer first.
   tensor::Vector gradients = {};
   std::vector<model::Bucket> buckets = {};
-  // By bucket, of the flat space: what an instruction that names it has in its gradient buffer, and
-  // what of that is of the next bucket.
-  std::vector<BufferedBucket> in_buffer = {};
-  // Where gradients are sharded: what calls make of a bucket that has no buffer yet, F, not owned;
-  // see model::ChunkParameters.
+  // By bucket: the flat range that an instruction of the bucket has in its gradient buffer, and the
+  // part of it that belongs to the next bucket.
+  std::vector<layout::BufferedBucket> in_buffer = {};
+  // With ZeRO stage 2: gradients that passes make for a bucket before it has a buffer, F; borrowed.
+  // See model::ChunkParameters.
   tensor::Vector early_gradients = {};
-  // This rank's shard of the gradients as they are reduced, by bucket: [part] F, not owned; in
-  // `gradients`, or, where gradients are sharded, in memory of its own.
+  // This rank's shard of the reduced gradients, by bucket: [part] F, borrowed. Lies within
+  // `gradients`, or with ZeRO stage 2 in memory of its own.
   std::vector<tensor::Vector> gradient_shard = {};
-  // By bucket, of the flat space: what each tensor rank has a copy of; adjacent tensors as one.
+  // By bucket: the flat ranges of parameters that every tensor rank has a copy of; adjacent ones
+  // merged.
   std::vector<std::vector<model::FlatRange>> replicated = {};
   std::unique_ptr<model::TransformerChunk> transformer = nullptr;
   std::unique_ptr<optim::ShardedOptimizer> optimizer = nullptr;
 };
 
-// The memory for gradients, by plan::Instruction::gradient_buffer; F.
+// The memory for gradients, indexed by plan::Instruction::gradient_buffer; F.
 using GradientBuffers = std::vector<tensor::Vector>;
 
-// What a flat space has in `range`. Of a part of the flat space: the elements from `first` on.
-inline tensor::Vector PartOf(const tensor::Vector& flat, const model::FlatRange& range,
-                             int64_t first = 0) {
+// Returns the elements of `range`. `flat` holds the flat space from element `first` on.
+inline tensor::Vector Slice(const tensor::Vector& flat, const model::FlatRange& range,
+                            int64_t first = 0) {
   const int64_t begin = range.begin - first;
   MEGASCALE_CHECK(begin >= 0 && begin + range.count <= flat.size);
   return {.data = flat.as<std::byte>() + begin * static_cast<int64_t>(tensor::SizeOf(flat.dtype)),
@@ -53,39 +55,39 @@ inline tensor::Vector PartOf(const tensor::Vector& flat, const model::FlatRange&
           .size = range.count};
 }
 
-// Gradients of a chunk in a gradient buffer.
+// The part of a gradient buffer that holds gradients of a chunk.
 struct GradientsInBuffer {
   tensor::Vector elements;  // [range.count] F
-  model::FlatRange range;   // of the flat space
+  model::FlatRange range;   // in the flat space
 
   tensor::Vector Part(const model::FlatRange& part) const {
-    return PartOf(elements, part, range.begin);
+    return Slice(elements, part, range.begin);
   }
 };
 
-// What the instruction, which has one, finds there.
-inline GradientsInBuffer GradientsOf(const RankChunk& chunk, const plan::Instruction& instruction,
+// Returns the gradients that `instruction` works on. Requires: it has a gradient buffer.
+inline GradientsInBuffer GradientsOf(const ChunkState& chunk, const plan::Instruction& instruction,
                                      const GradientBuffers& buffers) {
   const tensor::Vector& buffer = buffers.at(static_cast<size_t>(instruction.gradient_buffer));
   const model::FlatRange& range =
       chunk.in_buffer.at(static_cast<size_t>(instruction.id.bucket())).range;
-  return {PartOf(buffer, {0, range.count}), range};
+  return {Slice(buffer, {0, range.count}), range};
 }
 
-inline std::vector<tensor::Vector> PartsOf(const tensor::Vector& flat,
-                                           const std::vector<model::FlatRange>& ranges) {
+inline std::vector<tensor::Vector> Slices(const tensor::Vector& flat,
+                                          const std::vector<model::FlatRange>& ranges) {
   std::vector<tensor::Vector> parts;
-  for (const model::FlatRange& range : ranges) parts.push_back(PartOf(flat, range));
+  for (const model::FlatRange& range : ranges) parts.push_back(Slice(flat, range));
   return parts;
 }
 
-// A rank's chunks in the model's order, as plan::RankPlan::IndexOfChunk counts them.
-using RankChunks = std::vector<RankChunk>;
+// A rank's chunks in the model's order; indexed by plan::RankPlan::IndexOfChunk.
+using ChunkStates = std::vector<ChunkState>;
 
-// The optimizer's state of all of them, chunk after chunk.
-inline std::vector<optim::StateSlice> StateOf(const RankChunks& chunks) {
+// Returns the optimizer state of all chunks, chunk after chunk.
+inline std::vector<optim::StateSlice> StateOf(const ChunkStates& chunks) {
   std::vector<optim::StateSlice> all;
-  for (const RankChunk& chunk : chunks) {
+  for (const ChunkState& chunk : chunks) {
     const std::vector<optim::StateSlice> state = chunk.optimizer->State();
     all.insert(all.end(), state.begin(), state.end());
   }

@@ -22,19 +22,19 @@ namespace {
 constexpr size_t kTextBytes = 240;
 constexpr double kNothing = std::numeric_limits<double>::max();
 
-// What a rank found, in the form in which the ranks exchange it: numbers of 64 bits.
+// A rank's finding in the form that ranks exchange: 64-bit numbers.
 struct Finding {
-  double order = kNothing;  // the lowest happened first
-  // Among tensor ranks, which share a pass and the values that it spreads: the operator's number in
-  // it, which is the same at each of them.
+  double order = kNothing;  // the finding with the lowest order happened first
+  // Breaks ties between tensor ranks, which share a pass and the bad values in it: the number of
+  // the operator within the pass, which is the same on each of them.
   double operation = 0;
   std::array<char, kTextBytes> text = {};
 };
 constexpr int64_t kFindingNumbers = sizeof(Finding) / sizeof(double);
 static_assert(sizeof(Finding) == kFindingNumbers * sizeof(double));
 
-// The parameter that lies at `address`, if it is in `space`, a flat space of this layout from its
-// element `first` on; or "".
+// Returns the parameter at `address` if it lies in `space`, which holds the layout's flat space
+// from element `first` on; otherwise "".
 std::string ParameterIn(const tensor::Vector& space, int64_t first,
                         const model::ChunkLayout& layout, const void* address) {
   const auto* at = static_cast<const std::byte*>(address);
@@ -50,16 +50,16 @@ std::string ParameterIn(const tensor::Vector& space, int64_t first,
   return "";
 }
 
-// Finds the parameter of an address in the weights and gradients of the instruction `*current`.
+// Returns a function that looks up addresses in the weights and gradients of `*current`'s chunk.
 CheckedOps::ParameterAt ParametersOf(const DivergedStep& step,
                                      const plan::Instruction* const* current) {
   auto layouts = std::make_shared<std::vector<model::ChunkLayout>>();
-  for (const RankChunk& chunk : *step.chunks) {
+  for (const ChunkState& chunk : *step.chunks) {
     layouts->emplace_back(step.part->config, chunk.range, step.part->tensor);
   }
   return [&step, layouts, current](const void* address) {
     const auto index = static_cast<size_t>(step.plan->IndexOfChunk((*current)->id.chunk()));
-    const RankChunk& chunk = (*step.chunks)[index];
+    const ChunkState& chunk = (*step.chunks)[index];
     const model::ChunkLayout& layout = (*layouts)[index];
     std::string name = ParameterIn(chunk.weights, 0, layout, address);
     if (!name.empty() || (*current)->gradient_buffer == plan::kNoBuffer) return name;
@@ -78,8 +78,8 @@ bool IsOfAMicrobatch(plan::OpKind kind) {
          kind == plan::OpKind::kForward || kind == plan::OpKind::kSendActivation;
 }
 
-// Places an instruction in the order in which a step without overlap would run: micro-batches one
-// after the other, each forward through the chunks, then backward.
+// Returns the position of an instruction in a step without overlap: micro-batches one after the
+// other, each forward through the chunks, then backward.
 double OrderOf(const DivergedStep& step, const plan::Instruction& instruction) {
   const int num_chunks = step.plan->num_chunks;
   const int chunk = instruction.id.chunk();
@@ -90,7 +90,7 @@ double OrderOf(const DivergedStep& step, const plan::Instruction& instruction) {
 }
 
 absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instruction) {
-  step.doing->Begin(instruction, step.context);
+  step.reporter->Begin(instruction, step.context);
   comm::Communicator* const communicator = step.communicator_of(instruction);
   absl::Status status;
   if (instruction.kind() == plan::OpKind::kForward) {
@@ -102,19 +102,19 @@ absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instructi
   } else {
     status = step.stage->Transfer(instruction, communicator);
   }
-  step.doing->End(instruction, status);
+  step.reporter->End(instruction, status);
   return status;
 }
 
-// This rank's part of the step again. The plan's order within one micro-batch is that of its data,
+// Repeats this rank's part of the step. Within one micro-batch the plan's order follows its data,
 // so no two ranks wait for each other.
 absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
-  const plan::Instruction* current = nullptr;  // that computes
+  const plan::Instruction* current = nullptr;  // the instruction that computes
   CheckedOps checked(step.ops, ParametersOf(step, &current));
   std::vector<std::unique_ptr<model::TransformerChunk>> chunks;
   StageCompute::Computing computing = {{}, &checked};
   for (size_t i = 0; i < step.chunks->size(); ++i) {
-    const RankChunk& chunk = (*step.chunks)[i];
+    const ChunkState& chunk = (*step.chunks)[i];
     ASSIGN_OR_RETURN(chunks.emplace_back(),
                      model::TransformerChunk::Create(
                          step.part->ModelOptions(chunk.range, step.plan->slots[i]), &checked,
@@ -124,8 +124,8 @@ absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
                          step.peers));
     computing.chunks.push_back(chunks.back().get());
   }
-  const StageCompute::Computing before = step.stage->ComputeAgainWith(computing);
-  const auto put_back = absl::MakeCleanup([&] { step.stage->ComputeAgainWith(before); });
+  const StageCompute::Computing before = step.stage->SwapCompute(computing);
+  const auto put_back = absl::MakeCleanup([&] { step.stage->SwapCompute(before); });
   int microbatches = 0;
   for (const plan::Instruction& instruction : step.plan->instructions) {
     if (!IsOfAMicrobatch(instruction.kind())) continue;
@@ -149,7 +149,7 @@ absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
   return finding;
 }
 
-// The first of all ranks.
+// Returns the first finding of all ranks.
 absl::StatusOr<Finding> FindEverywhere(const DivergedStep& step) {
   ASSIGN_OR_RETURN(const Finding mine, FindHere(step));
   const auto& instructions = step.plan->instructions;

@@ -1,4 +1,4 @@
-#include "runtime/engine/doing.h"
+#include "runtime/engine/instruction_reporter.h"
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
@@ -15,7 +15,7 @@ constexpr StreamKind kMostTellingFirst[] = {
     StreamKind::kSendGradient, StreamKind::kSendActivation,
 };
 
-absl::string_view Words(plan::OpKind kind) {
+absl::string_view NameForPeople(plan::OpKind kind) {
   switch (kind) {
     case plan::OpKind::kLoadBatch:
       return "loading the batch";
@@ -57,7 +57,8 @@ constexpr auto kTensorLane = static_cast<uint8_t>(StreamKind::kTensorParallel);
 
 }  // namespace
 
-void Doing::Begin(const plan::Instruction& instruction, const plan::StepContext& context) {
+void InstructionReporter::Begin(const plan::Instruction& instruction,
+                                const plan::StepContext& context) {
   static_assert(plan::kNumStreamKinds <= telemetry::kSpanLanes);
   if (instruction.stream == StreamKind::kCompute) {
     step_ = context;
@@ -74,7 +75,7 @@ void Doing::Begin(const plan::Instruction& instruction, const plan::StepContext&
   Run(instruction.stream, instruction.id);
 }
 
-void Doing::End(const plan::Instruction& instruction, const absl::Status& status) {
+void InstructionReporter::End(const plan::Instruction& instruction, const absl::Status& status) {
   const absl::Duration now = base::RealClock().Monotonic();
   if (spans_ != nullptr) {
     spans_->End(static_cast<int>(instruction.stream), absl::ToInt64Nanoseconds(now),
@@ -85,7 +86,7 @@ void Doing::End(const plan::Instruction& instruction, const absl::Status& status
   Run(instruction.stream, plan::InstructionId());
 }
 
-void Doing::BeginExchange(plan::InstructionId id, int64_t bytes) {
+void InstructionReporter::BeginExchange(plan::InstructionId id, int64_t bytes) {
   if (spans_ == nullptr) return;
   spans_->Begin({.begin_nanos = NowNanos(),
                  .instruction = id.packed(),
@@ -95,21 +96,21 @@ void Doing::BeginExchange(plan::InstructionId id, int64_t bytes) {
                  .lane = kTensorLane});
 }
 
-void Doing::EndExchange(const absl::Status& status) {
+void InstructionReporter::EndExchange(const absl::Status& status) {
   if (spans_ != nullptr) spans_->End(kTensorLane, NowNanos(), static_cast<int>(status.code()));
 }
 
-void Doing::BeginWait(plan::InstructionId exchange) {
+void InstructionReporter::BeginWait(plan::InstructionId exchange) {
   wait_begin_nanos_ = NowNanos();
   Run(StreamKind::kCompute, exchange);
 }
 
-void Doing::EndWait(plan::InstructionId pass) {
+void InstructionReporter::EndWait(plan::InstructionId pass) {
   exchange_nanos_ += NowNanos() - wait_begin_nanos_;
   Run(StreamKind::kCompute, pass);
 }
 
-void Doing::Run(plan::StreamKind stream, plan::InstructionId id) {
+void InstructionReporter::Run(plan::StreamKind stream, plan::InstructionId id) {
   if (heartbeat_ == nullptr) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   running_[static_cast<size_t>(stream)] = id;
@@ -117,7 +118,7 @@ void Doing::Run(plan::StreamKind stream, plan::InstructionId id) {
     const plan::InstructionId running = running_[static_cast<size_t>(kind)];
     if (running == plan::InstructionId()) continue;
     std::array<char, telemetry::kDoingBytesMax + 1> text;
-    absl::SNPrintF(text.data(), text.size(), "%s %s", Words(running.operation()),
+    absl::SNPrintF(text.data(), text.size(), "%s %s", NameForPeople(running.operation()),
                    running.ToString());
     heartbeat_->SetDoing(text.data());
     return;

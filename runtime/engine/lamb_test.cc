@@ -1,4 +1,5 @@
-// Whole jobs that train with LAMB: trust ratios are of whole tensors, however ranks hold them.
+// Whole jobs that train with LAMB: trust ratios are those of whole tensors, however ranks hold
+// them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -48,7 +49,7 @@ std::string Describe(const Layout& layout) {
                       layout.zero_stage, ", buckets of ", layout.bucket_size);
 }
 
-// MegaScale's algorithms: LAMB comes with these.
+// LAMB is tested with the other algorithms of MegaScale.
 enum class Model { kSerial, kParallelBlockWithWindow };
 
 JobSpec Lamb(const Layout& layout, job::v1::Precision precision, Model model = Model::kSerial) {
@@ -125,8 +126,7 @@ TEST(LambTest, LayoutsAgreeInFloat32) {
   }
 }
 
-// Whatever the update: scaled by its own norm and the weights', a matrix moves by lr times its
-// norm.
+// For any update: scaled by its own norm and the weights', it moves a matrix by lr times its norm.
 TEST(LambTest, AStepMovesEveryMatrixByItsNormTimesTheRate) {
   for (const Layout& layout : kLayouts) {
     SCOPED_TRACE(Describe(layout));

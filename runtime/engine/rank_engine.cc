@@ -11,23 +11,27 @@
 #include "google/protobuf/duration.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/snapshot.h"
-#include "runtime/comm/fabric.h"
-#include "runtime/engine/chunks_of_rank.h"
+#include "runtime/comm/host/fabric.h"
+#include "runtime/engine/chunk_state.h"
 #include "runtime/engine/divergence.h"
-#include "runtime/engine/doing.h"
-#include "runtime/engine/groups.h"
-#include "runtime/engine/rank_chunk.h"
+#include "runtime/engine/instruction_reporter.h"
+#include "runtime/engine/restore_with_peers.h"
 #include "runtime/engine/shard_compute.h"
 #include "runtime/engine/snapshot_shard.h"
 #include "runtime/engine/stage_compute.h"
 #include "runtime/engine/tensor_peers.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/layout/groups.h"
+#include "runtime/layout/rank_layout.h"
+#include "runtime/layout/snapshot_layout.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/optim/sharded_optimizer.h"
-#include "runtime/plan/executor.h"
+#include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/execute/executor.h"
+#include "runtime/plan/plan_options.h"
 #include "runtime/stream/stream.h"
 #include "runtime/tensor/arena.h"
 
@@ -36,9 +40,12 @@ namespace {
 
 using megascale::agent::v1::RestorePoint;
 
-// A peer that stands still is the failure detector's to find, within the progress timeout; the
-// waits of the others last a little longer, so that they are consequences.
+// The failure detector finds a stalled peer first, after the progress timeout: the waits of its
+// peers last longer by this factor.
 constexpr double kPeerPatience = 1.5;
+// While ranks read a checkpoint for others, a rank waits this many start timeouts for the rest. The
+// failure detector sees a reader that stalls much earlier: after one start timeout.
+constexpr double kRestorePatience = 10;
 // How many progress timeouts storage may take before a worker gives up.
 constexpr double kStoragePatience = 10;
 
@@ -50,11 +57,11 @@ std::unique_ptr<ops::Ops> MakeOps(tensor::DType compute, int num_threads) {
 class Engine : public RankEngine {
  public:
   explicit Engine(EngineOptions options)
-      : options_(std::move(options)), doing_(options_.heartbeat, options_.spans) {}
+      : options_(std::move(options)), reporter_(options_.heartbeat, options_.spans) {}
 
   absl::Status Prepare();
   absl::Status Join() override;
-  absl::Status Load(const RestorePoint& restore) override;
+  absl::StatusOr<std::string> Load(const RestorePoint& restore) override;
   void Launch(plan::Owner owner, int64_t step, std::function<void(absl::Status)> done) override;
   StepResult result() const override { return shard_->result(); }
   absl::StatusOr<int> TakeSnapshot(int64_t step) override;
@@ -71,32 +78,35 @@ class Engine : public RankEngine {
   absl::Status Allocate(const std::vector<tensor::Vector*>& spaces);
   absl::Status PrepareFabric();
   absl::Status MakeExecutor();
+  // As Load, from the snapshot region or from storage.
+  absl::StatusOr<std::string> Restore(const RestorePoint& restore);
+  comm::Communicator* WorldCommunicator() const;
   absl::StatusOr<absl::Span<std::byte>> AcquireBuffer();
   absl::Status AbortReason() const;
   absl::Status AfterOwner(const plan::StepContext& context, absl::Status status);
   absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
   std::map<plan::OpKind, plan::Handler> Handlers();
-  // Null where the instruction does not communicate.
+  // Returns null if the instruction does not communicate.
   comm::Communicator* CommunicatorOf(const plan::Instruction& instruction) const;
   absl::Duration timeout() const {
     return job::ToDuration(options_.spec.fault().progress_timeout()) * kPeerPatience;
   }
 
   EngineOptions options_;
-  Doing doing_;
-  ChunksOfRank part_;
+  InstructionReporter reporter_;
+  layout::RankLayout part_;
   plan::RankPlan plan_;
 
-  tensor::Arena arena_;                             // of the only rank of a job, or else
+  tensor::Arena arena_;  // used if the job has a single rank; otherwise parameters_ is
   std::unique_ptr<base::SharedMemory> parameters_;  // memory that peers on this machine may read
   std::unique_ptr<ops::Ops> compute_ops_;
   std::unique_ptr<ops::Ops> shard_ops_;
-  RankChunks chunks_;
+  ChunkStates chunks_;
   GradientBuffers gradient_buffers_;
   tensor::Vector carried_;                     // see StageOptions
-  tensor::Vector replicated_;                  // of tensor ranks: see ShardOptions
-  std::unique_ptr<stream::Stream> exchanges_;  // of peers_, where they overlap
-  std::unique_ptr<TensorPeers> peers_;         // of tensor ranks
+  tensor::Vector replicated_;                  // tensor parallelism only: see ShardOptions
+  std::unique_ptr<stream::Stream> exchanges_;  // for peers_, if exchanges overlap
+  std::unique_ptr<TensorPeers> peers_;         // tensor parallelism only
   std::unique_ptr<StageCompute> stage_;
   std::unique_ptr<ShardCompute> shard_;
 
@@ -114,17 +124,17 @@ class Engine : public RankEngine {
     std::function<void(absl::Status)> done;
   };
   std::array<Launched, plan::kNumOwners> launched_;
-  int owners_ended_ = 0;      // of the step that runs
-  absl::Status step_status_;  // of those
+  int owners_ended_ = 0;      // in the running step
+  absl::Status step_status_;  // the first error of these owners
 
   mutable std::mutex abort_mutex_;
-  absl::Status abort_reason_;  // the first, if any
+  absl::Status abort_reason_;  // the first reason; OK: not aborted
 };
 
 absl::Status Engine::Prepare() {
-  ASSIGN_OR_RETURN(part_, ChunksOf(options_.spec, options_.rank));
+  ASSIGN_OR_RETURN(part_, layout::RankLayoutOf(options_.spec, options_.rank));
   plan::PlanOptions plan_options = part_.plan_options;
-  ASSIGN_OR_RETURN(plan_options.chunks, ChunkCostsOf(options_.spec));
+  ASSIGN_OR_RETURN(plan_options.chunks, layout::ChunkCostsOf(options_.spec));
   ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(plan_options, options_.rank));
   RETURN_IF_ERROR(PrepareMemory());
   return PrepareFabric();
@@ -138,7 +148,7 @@ absl::Status Engine::PrepareMemory() {
     RETURN_IF_ERROR(PreparePeers());
   }
   for (size_t i = 0; i < chunks_.size(); ++i) {
-    RankChunk& chunk = chunks_[i];
+    ChunkState& chunk = chunks_[i];
     ASSIGN_OR_RETURN(chunk.transformer,
                      model::TransformerChunk::Create(
                          part_.ModelOptions(chunk.range, plan_.slots[i]), compute_ops_.get(),
@@ -147,15 +157,14 @@ absl::Status Engine::PrepareMemory() {
                           .early_gradients = chunk.early_gradients},
                          peers_.get()));
     const optim::OptimizerShard& shard = part_.shards[i];
-    ASSIGN_OR_RETURN(
-        chunk.optimizer,
-        optim::ShardedOptimizer::Create(options_.spec.optimizer(), shard,
-                                        PartsOf(chunk.weights, shard.ranges()), shard_ops_.get()));
+    ASSIGN_OR_RETURN(chunk.optimizer, optim::ShardedOptimizer::Create(
+                                          options_.spec.optimizer(), shard,
+                                          Slices(chunk.weights, shard.ranges()), shard_ops_.get()));
     if (chunk.gradient_shard.empty()) {
-      chunk.gradient_shard = PartsOf(chunk.gradients, chunk.optimizer->ranges());
+      chunk.gradient_shard = Slices(chunk.gradients, chunk.optimizer->ranges());
     }
   }
-  ASSIGN_OR_RETURN(shard_layout_, LayoutOf(options_.rank, StateOf(chunks_)));
+  ASSIGN_OR_RETURN(shard_layout_, layout::SnapshotLayoutOf(options_.rank, StateOf(chunks_)));
   ASSIGN_OR_RETURN(stage_, StageCompute::Create({.spec = &options_.spec,
                                                  .plan = &plan_,
                                                  .chunks = &chunks_,
@@ -178,7 +187,7 @@ absl::Status Engine::PrepareMemory() {
 }
 
 absl::Status Engine::PreparePeers() {
-  TensorPeersOptions peers = {.place = part_.tensor, .doing = &doing_, .timeout = timeout()};
+  TensorPeersOptions peers = {.place = part_.tensor, .reporter = &reporter_, .timeout = timeout()};
   if (options_.spec.parallel().tp_comm_overlap()) {
     const absl::string_view name = plan::Name(plan::StreamKind::kTensorParallel);
     ASSIGN_OR_RETURN(exchanges_, stream::Stream::Create(std::string(name.data(), name.size())));
@@ -191,16 +200,16 @@ absl::Status Engine::PreparePeers() {
 absl::Status Engine::AllocateParameters() {
   const tensor::DType dtype = part_.compute;
   const tensor::DType accumulation = AccumulationType(dtype);
-  const GradientSizes sizes = GradientSizesOf(part_, plan_);
+  const layout::GradientSizes sizes = layout::GradientSizesOf(part_, plan_);
   for (const optim::OptimizerShard& shard : part_.shards) {
     const model::ChunkLayout layout = shard.layout();
     chunks_.push_back({.range = shard.range,
                        .weights = {nullptr, dtype, layout.padded_elements(shard.num_shards)},
                        .buckets = part_.BucketsOf(layout),
                        .in_buffer = part_.InGradientBuffers(layout)});
-    RankChunk& chunk = chunks_.back();
+    ChunkState& chunk = chunks_.back();
     for (const model::Bucket& bucket : chunk.buckets) {
-      chunk.replicated.push_back(ReplicatedRanges(layout, bucket.range));
+      chunk.replicated.push_back(layout::ReplicatedRanges(layout, bucket.range));
       if (!plan_.shards_gradients) continue;
       chunk.gradient_shard.push_back(
           {nullptr, accumulation, bucket.range.count / shard.num_shards});
@@ -215,9 +224,9 @@ absl::Status Engine::AllocateParameters() {
   carried_ = {nullptr, accumulation, sizes.carried};
   replicated_ = {nullptr, accumulation, sizes.replicated};
   std::vector<tensor::Vector*> spaces;
-  for (RankChunk& chunk : chunks_) spaces.push_back(&chunk.weights);
+  for (ChunkState& chunk : chunks_) spaces.push_back(&chunk.weights);
   for (tensor::Vector& buffer : gradient_buffers_) spaces.push_back(&buffer);
-  for (RankChunk& chunk : chunks_) {
+  for (ChunkState& chunk : chunks_) {
     for (tensor::Vector& part : chunk.gradient_shard) spaces.push_back(&part);
     spaces.push_back(&chunk.early_gradients);
   }
@@ -226,14 +235,14 @@ absl::Status Engine::AllocateParameters() {
   RETURN_IF_ERROR(Allocate(spaces));
   for (const plan::Instruction& instruction : plan_.instructions) {
     if (instruction.gradient_buffer == plan::kNoBuffer) continue;
-    RankChunk& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(instruction.id.chunk()))];
+    ChunkState& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(instruction.id.chunk()))];
     if (chunk.gradients) continue;
     chunk.gradients = GradientsOf(chunk, instruction, gradient_buffers_).elements;
   }
   return absl::OkStatus();
 }
 
-// Memory for the spaces that are not empty, one behind the other.
+// Allocates memory for the spaces that are not empty, one after the other.
 absl::Status Engine::Allocate(const std::vector<tensor::Vector*>& spaces) {
   size_t bytes = 0;
   for (const tensor::Vector* space : spaces) {
@@ -261,7 +270,7 @@ absl::Status Engine::Allocate(const std::vector<tensor::Vector*>& spaces) {
 absl::Status Engine::PrepareFabric() {
   comm::FabricOptions fabric;
   fabric.rank = options_.rank;
-  fabric.placements = NodesByRank(options_.placements);
+  fabric.placements = layout::NodesByRank(options_.placements);
   fabric.job_id = options_.job_id;
   fabric.attempt = options_.attempt;
   fabric.secret = options_.secret;
@@ -275,24 +284,27 @@ absl::Status Engine::PrepareFabric() {
   }
   fabric.connect_timeout = job::ToDuration(options_.spec.fault().start_timeout());
   fabric.default_timeout = timeout();
-  ASSIGN_OR_RETURN(
-      fabric_, comm::Fabric::Create(std::move(fabric), CommunicatorsOf(options_.spec, part_.mesh)));
+  const std::vector<int> here =
+      layout::RanksOn(fabric.placements, fabric.placements.at(static_cast<size_t>(options_.rank)));
+  ASSIGN_OR_RETURN(fabric_,
+                   comm::Fabric::Create(std::move(fabric),
+                                        layout::CommunicatorsOf(options_.spec, part_.mesh, here)));
   return absl::OkStatus();
 }
 
 absl::Status Engine::Join() {
   RETURN_IF_ERROR(fabric_->Connect());
   const plan::Mesh& mesh = part_.mesh;
-  for (const plan::Channel& channel : ChannelsOf(options_.spec, mesh)) {
+  for (const plan::Channel& channel : layout::ChannelsOf(options_.spec, mesh)) {
     const std::string name =
-        CommunicatorName(mesh.GroupName(channel.group, options_.rank), channel.name);
+        layout::CommunicatorName(mesh.GroupName(channel.group, options_.rank), channel.name);
     ASSIGN_OR_RETURN(communicators_[name], fabric_->Make(name));
   }
-  // Found once: names are long, and steps take nothing from the heap.
+  // Look up the communicators once: building a name takes heap memory, which steps must not do.
   for (const plan::Instruction& instruction : plan_.instructions) {
     if (instruction.group == plan::GroupKind::kNone) continue;
-    const std::string name =
-        CommunicatorName(mesh.GroupName(instruction.group, options_.rank), instruction.channel);
+    const std::string name = layout::CommunicatorName(
+        mesh.GroupName(instruction.group, options_.rank), instruction.channel);
     const auto found = communicators_.find(name);
     MEGASCALE_CHECK_MSG(found != communicators_.end(), name);
     communicator_of_[instruction.id] = found->second.get();
@@ -365,24 +377,54 @@ absl::Status Engine::MakeExecutor() {
     executor.streams[kind] = streams_[kind].get();
   }
   executor.observer.begin = [this](const plan::Instruction& i, const plan::StepContext& context) {
-    doing_.Begin(i, context);
+    reporter_.Begin(i, context);
   };
   executor.observer.end = [this](const plan::Instruction& i, const plan::StepContext&,
-                                 const absl::Status& status) { doing_.End(i, status); };
+                                 const absl::Status& status) { reporter_.End(i, status); };
   ASSIGN_OR_RETURN(executor_, plan::Executor::Create(std::move(executor)));
   return absl::OkStatus();
 }
 
-absl::Status Engine::Load(const RestorePoint& restore) {
-  if (restore.source() == RestorePoint::SOURCE_INITIAL) {
-    for (RankChunk& chunk : chunks_) chunk.optimizer->Initialize(options_.spec.train().seed());
-  } else {
+comm::Communicator* Engine::WorldCommunicator() const {
+  for (const plan::Channel& channel : layout::ChannelsOf(options_.spec, part_.mesh)) {
+    if (channel.group != plan::GroupKind::kWorld) continue;
+    const std::string name =
+        layout::CommunicatorName(part_.mesh.GroupName(channel.group, options_.rank), channel.name);
+    return communicators_.at(name).get();
+  }
+  MEGASCALE_CHECK_MSG(false, "no communicator of all ranks");
+  return nullptr;
+}
+
+absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
+  const std::vector<std::string> nodes = layout::NodesByRank(options_.placements);
+  const bool one_machine = std::equal(nodes.begin() + 1, nodes.end(), nodes.begin());
+  if (restore.source() == RestorePoint::SOURCE_MEMORY || one_machine) {
     RETURN_IF_ERROR(RestoreState(restore, options_.snapshots, StateOf(chunks_)));
+    return "";
+  }
+  return RestoreWithPeers(
+      {.restore = restore,
+       .rank = options_.rank,
+       .nodes = nodes,
+       .world = WorldCommunicator(),
+       .layout_of = [this](int rank) { return layout::StateLayoutOf(options_.spec, rank); },
+       .timeout = job::ToDuration(options_.spec.fault().start_timeout()) * kRestorePatience,
+       .heartbeat = options_.heartbeat},
+      StateOf(chunks_));
+}
+
+absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
+  std::string warning;
+  if (restore.source() == RestorePoint::SOURCE_INITIAL) {
+    for (ChunkState& chunk : chunks_) chunk.optimizer->Initialize(options_.spec.train().seed());
+  } else {
+    ASSIGN_OR_RETURN(warning, Restore(restore));
   }
   ASSIGN_OR_RETURN(snapshot_writer_, checkpoint::SnapshotWriter::Open(
                                          options_.snapshots, options_.attempt, restore.step()));
   shard_->PublishParameters();
-  return absl::OkStatus();
+  return warning;
 }
 
 void Engine::Launch(plan::Owner owner, int64_t step, std::function<void(absl::Status)> done) {
@@ -392,7 +434,7 @@ void Engine::Launch(plan::Owner owner, int64_t step, std::function<void(absl::St
     const std::lock_guard<std::mutex> lock(launch_mutex_);
     launched = {context, std::move(done)};
   }
-  // Two pointers: small enough for std::function to keep without the heap.
+  // Captures two pointers, which std::function stores without heap memory.
   const auto ended = [this, &launched](absl::Status status) {
     std::function<void(absl::Status)> tell;
     {
@@ -405,8 +447,8 @@ void Engine::Launch(plan::Owner owner, int64_t step, std::function<void(absl::St
   if (!refused.ok()) ended(refused);
 }
 
-// Numbers that are not finite are explained once nothing of the step runs any more: the owner that
-// ends first says nothing of them.
+// A loss that is not finite is explained once no instruction of the step is running: so the owner
+// that ends first does not report it.
 absl::Status Engine::AfterOwner(const plan::StepContext& context, absl::Status status) {
   {
     const std::lock_guard<std::mutex> lock(launch_mutex_);
@@ -429,14 +471,14 @@ absl::Status Engine::Explain(const plan::StepContext& context, const absl::Statu
                             .peers = peers_.get(),
                             .ops = compute_ops_.get(),
                             .communicator_of = [this](const auto& i) { return CommunicatorOf(i); },
-                            .doing = &doing_,
+                            .reporter = &reporter_,
                             .context = context,
                             .timeout = timeout()},
                            diverged);
 }
 
-// Storage that is behind is no failure of this rank, nor of a peer: it waits, and says that it
-// lives.
+// Slow storage is not a failure of this rank or a peer: the rank waits, and keeps its heartbeat
+// alive.
 absl::StatusOr<absl::Span<std::byte>> Engine::AcquireBuffer() {
   const absl::Duration limit =
       job::ToDuration(options_.spec.fault().progress_timeout()) * kStoragePatience;

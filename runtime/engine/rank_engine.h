@@ -1,6 +1,6 @@
-// Everything that one rank computes and exchanges in one attempt: the step plan with its executor,
-// the pipeline chunks, the shards of the optimizer, streams and communicators. No actors, no RPC,
-// no processes: tests run several engines in one process. Start at Create, then Join, Load, and
+// One rank's computing and communication in one attempt: the step plan with its executor, the
+// pipeline chunks, the optimizer shards, streams and communicators. It uses no actors, RPCs or
+// processes, so tests run several engines in one process. Start at Create, then Join, Load, and
 // Launch once per owner and step.
 #pragma once
 
@@ -15,8 +15,8 @@
 #include "proto/agent.pb.h"
 #include "proto/job.pb.h"
 #include "proto/telemetry.pb.h"
-#include "runtime/base/shared_memory.h"
-#include "runtime/comm/store.h"
+#include "runtime/base/process/shared_memory.h"
+#include "runtime/comm/store/store.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
@@ -32,20 +32,21 @@ struct EngineOptions {
   std::string node_id;                                      // this rank's
   std::string secret;                                       // of the attempt
   std::string socket_directory;                             // for tensor sockets to other agents
-  std::string interface;  // an address to listen on instead, for other machines; empty: none
+  // address to listen on for other machines, instead of a socket file; empty: use a socket file
+  std::string interface;
   base::SharedMemory* comm_region = nullptr;
   base::SharedMemory* batch_ring = nullptr;  // null where the rank reads no batches
   int batch_reader = 0;
   base::SharedMemory* snapshots = nullptr;
   comm::Store* store = nullptr;
-  telemetry::HeartbeatWriter* heartbeat = nullptr;  // null: nobody looks
-  telemetry::SpanWriter* spans = nullptr;           // null: nobody looks
+  telemetry::HeartbeatWriter* heartbeat = nullptr;  // null: not written
+  telemetry::SpanWriter* spans = nullptr;           // null: not written
 };
 
-// Whether a rank was asked to stop at a step's end; of several, the highest counts.
+// Whether a rank was asked to stop at the end of a step. When ranks differ, the highest value wins.
 enum class StopFlag : uint8_t { kNone = 0, kStop = 1, kStopWithCheckpoint = 2 };
 
-// What one step came to; equal on every rank.
+// The result of one step; equal on every rank.
 struct StepResult {
   megascale::telemetry::v1::StepRecord record;
   StopFlag stop = StopFlag::kNone;  // the highest of all ranks
@@ -61,16 +62,19 @@ class RankEngine {
   // Connects this rank's groups. Blocking. Errors: as comm::Fabric::Connect.
   virtual absl::Status Join() = 0;
 
-  // Makes initial weights, or reads the restore point from the snapshot region or from storage.
-  // Blocking. The weights of other ranks' shards come with the first step.
-  // Errors: DataLoss - the copy is corrupt; NotFound - it is not there.
-  virtual absl::Status Load(const megascale::agent::v1::RestorePoint& restore) = 0;
+  // Creates initial weights, or reads the restore point from the snapshot region or from storage;
+  // if this machine cannot read it, a rank on another machine does (restore_with_peers.h). Fills
+  // only this rank's shards; the next step gathers the other ranks' weights. Blocking: until every
+  // rank of a job on several machines has read its part of a checkpoint. Returns a warning for
+  // people; empty: nothing was wrong. Errors: as RestoreState of snapshot_shard.h, or as
+  // RestoreWithPeers.
+  virtual absl::StatusOr<std::string> Load(const megascale::agent::v1::RestorePoint& restore) = 0;
 
   // Launches the instructions of `owner` for `step` (from 1). Both owners must be launched for each
   // step; `done` is called once, from a stream's thread.
   virtual void Launch(plan::Owner owner, int64_t step, std::function<void(absl::Status)> done) = 0;
 
-  // Of the step whose owners are both done.
+  // Returns the result of the last step. Requires: both owners' `done` were called.
   virtual StepResult result() const = 0;
 
   // Copies the shard's state after `step` into a free snapshot buffer and seals it; returns the
@@ -78,14 +82,15 @@ class RankEngine {
   // Aborted - Abort was called.
   virtual absl::StatusOr<int> TakeSnapshot(int64_t step) = 0;
 
-  // Raises this rank's stop flag; the next step's result says so on every rank. Any thread.
+  // Raises this rank's stop flag; the next step's result shows it on every rank. Threads: any.
   virtual void RequestStop(StopFlag flag) = 0;
 
-  // Sends what is still under way to peers, who may be behind, and leaves the groups; for a process
-  // that ends. Blocking, for seconds at most. Requires: no step is running, nor will be.
+  // Sends data that is still queued to slower peers, and leaves the groups; for a process that is
+  // about to end. Blocking, for seconds at most. Requires: no step is running, and none will be
+  // launched.
   virtual void Leave() = 0;
 
-  // Ends all waits with Aborted. Any thread.
+  // Ends all waits with Aborted. Threads: any.
   virtual void Abort(const absl::Status& why) = 0;
 };
 

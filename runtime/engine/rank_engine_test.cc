@@ -16,7 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/job.pb.h"
-#include "runtime/checkpoint/test_forge.h"
+#include "runtime/checkpoint/testing/test_forge.h"
 #include "runtime/engine/test_job.h"
 
 namespace megascale::engine {
@@ -68,7 +68,7 @@ TEST(RankEngineTest, AnAbortEndsTheWaitForASnapshotBuffer) {
   RunOptions options(Toy({1, 1}, job::v1::PRECISION_FP32));
   absl::Status status;
   options.at_end = [&](RankEngine& engine) {
-    // Nothing is stored, and there are two buffers: this one takes the second.
+    // No snapshot is persisted and there are two buffers: this one takes the second.
     ASSERT_TRUE(engine.TakeSnapshot(6).ok());
     std::thread other([&] { engine.Abort(absl::UnavailableError("rank 3 is gone")); });
     status = engine.TakeSnapshot(7).status();
@@ -102,7 +102,8 @@ JobSpec TwoThreads(job::v1::Precision precision) {
   return spec;
 }
 
-// Keeps the machine busy: two threads that never rest, as many as its slowest test machine's cores.
+// Keeps the machine busy with two threads that never rest, as many as the slowest test machine has
+// cores.
 class Load {
  public:
   Load() {
@@ -179,7 +180,7 @@ TEST(RankEngineTest, ARestoredRunEndsWithTheBitsOfAnUndisturbedOne) {
   EXPECT_EQ(second.digest, calm.digest);
 }
 
-// Without clipping, whose norm would be rounded otherwise.
+// Without clipping, whose norm other buckets round differently.
 TEST(RankEngineTest, ARunRestoredUnderOtherBucketsEndsWithTheSameBits) {
   const auto job = [](int64_t bucket_size) {
     JobSpec spec = Toy({.data = 2, .pipeline = 2, .tensor = 2, .bucket_size = bucket_size},
@@ -199,7 +200,7 @@ TEST(RankEngineTest, ARunRestoredUnderOtherBucketsEndsWithTheSameBits) {
   }
 }
 
-// What the ranks say when a checkpoint of step 2 has a weight that is not a number.
+// Returns the ranks' messages when a checkpoint of step 2 has a weight that is not a number.
 std::vector<std::string> MessagesAfterForging(const Layout& layout, job::v1::Precision precision,
                                               const checkpoint::ForgedElement& element) {
   const JobSpec spec = Toy(layout, precision);
@@ -237,7 +238,7 @@ TEST(RankEngineTest, DivergenceNamesTheFirstLayerAndOperatorOnEveryRank) {
   }
 }
 
-// Of a NaN forged into mlp.up.weight of layer 2.
+// Checks messages about a NaN that was forged into mlp.up.weight of layer 2.
 void ExpectBeganInLayer2(const std::vector<std::string>& messages, int rank) {
   for (const std::string& message : messages) {
     EXPECT_TRUE(absl::EndsWith(
@@ -248,7 +249,7 @@ void ExpectBeganInLayer2(const std::vector<std::string>& messages, int rank) {
   }
 }
 
-// Interleaved, layer 2 is the second chunk of rank 0.
+// With the interleaved schedule, layer 2 is in the second chunk of rank 0.
 TEST(RankEngineTest, DivergenceNamesTheFirstLayerUnderEverySchedule) {
   for (const auto& [layout, rank] :
        {std::pair(Layout{1, 2, 2, kInterleaved}, 0),
@@ -264,9 +265,9 @@ TEST(RankEngineTest, DivergenceNamesTheFirstLayerUnderEverySchedule) {
   }
 }
 
-// What one of them computes the other one has an exchange later.
+// A value that one rank computes reaches the other one exchange later.
 TEST(RankEngineTest, DivergenceNamesTheTensorRankThatItBeganAt) {
-  // [64, 16]: each has 32 rows.
+  // [64, 16]: each rank has 32 rows.
   for (const auto& [row, rank] : {std::pair(3, 0), std::pair(40, 1)}) {
     const std::vector<std::string> messages = MessagesAfterForging(
         {.data = 1, .pipeline = 1, .tensor = 2}, job::v1::PRECISION_FP32,

@@ -12,13 +12,13 @@
 namespace megascale::engine {
 namespace {
 
-// What a rank gives to the exchange of norms.
+// The numbers that a rank contributes to the exchange of norms.
 enum NormField { kSumOfSquares, kLossSum, kStop, kNumNormFields };
 
 }  // namespace
 
 ShardCompute::ShardCompute(const ShardOptions& options) : options_(options) {
-  for (const RankChunk& chunk : *options.chunks) {
+  for (const ChunkState& chunk : *options.chunks) {
     const auto num_parts = static_cast<size_t>(chunk.optimizer->shard().num_parts());
     trust_sums_.emplace_back(num_parts * chunk.optimizer->num_trust_sums());
   }
@@ -39,12 +39,13 @@ absl::Status ShardCompute::AllGather(const plan::Instruction& instruction,
 
 absl::Status ShardCompute::SumReplicated(const plan::Instruction& instruction,
                                          comm::Communicator* communicator) {
-  const RankChunk& chunk = ChunkOf(instruction);
+  const ChunkState& chunk = ChunkOf(instruction);
   const GradientsInBuffer gradients = GradientsOf(chunk, instruction, *options_.gradient_buffers);
   const tensor::DType dtype = gradients.elements.dtype;
   MEGASCALE_CHECK(options_.replicated.dtype == dtype);
   const auto bytes = static_cast<int64_t>(tensor::SizeOf(dtype));
-  // Calls `move` with where a tensor's gradient is, where it is packed, and how many bytes it has.
+  // Calls `move` with the address of each replicated tensor's gradient, its packed address, and its
+  // bytes.
   const auto for_each = [&](const auto& move) {
     int64_t packed = 0;
     for (const model::FlatRange& range : chunk.replicated[BucketOf(instruction)]) {
@@ -67,7 +68,7 @@ absl::Status ShardCompute::SumReplicated(const plan::Instruction& instruction,
 
 absl::Status ShardCompute::ReduceGradients(const plan::Instruction& instruction,
                                            comm::Communicator* communicator) {
-  const RankChunk& chunk = ChunkOf(instruction);
+  const ChunkState& chunk = ChunkOf(instruction);
   const size_t bucket = BucketOf(instruction);
   const GradientsInBuffer buffer = GradientsOf(chunk, instruction, *options_.gradient_buffers);
   const tensor::Vector gradients = buffer.Part(chunk.buckets[bucket].range);
@@ -89,7 +90,7 @@ absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
                                       comm::Communicator* communicator) {
   norms_.assign(static_cast<size_t>(communicator->size()) * kNumNormFields, 0.0);
   double* mine = norms_.data() + communicator->rank() * kNumNormFields;
-  for (const RankChunk& chunk : *options_.chunks) {
+  for (const ChunkState& chunk : *options_.chunks) {
     mine[kSumOfSquares] += chunk.optimizer->SumOfSquares(chunk.gradient_shard);
   }
   const bool counts = options_.plan->mesh.CoordinateOf(options_.plan->rank).tensor == 0;
@@ -125,7 +126,7 @@ absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
 
 optim::StepArgs ShardCompute::StepArgsOf(const plan::Instruction& instruction,
                                          const plan::StepContext& context) const {
-  const RankChunk& chunk = ChunkOf(instruction);
+  const ChunkState& chunk = ChunkOf(instruction);
   return {.grad = chunk.gradient_shard,
           .clip_factor = optim::ClipFactor(sum_of_squares_, options_.spec->optimizer().clip_grad()),
           .lr = result_.record.lr(),
@@ -157,15 +158,15 @@ absl::Status ShardCompute::OptimizerStep(const plan::Instruction& instruction,
 
 absl::Status ShardCompute::GatherParameters(const plan::Instruction& instruction,
                                             comm::Communicator* communicator) {
-  const RankChunk& chunk = ChunkOf(instruction);
+  const ChunkState& chunk = ChunkOf(instruction);
   const size_t bucket = BucketOf(instruction);
   return communicator->AllGather(chunk.optimizer->weights()[bucket],
-                                 PartOf(chunk.weights, chunk.buckets[bucket].range),
+                                 Slice(chunk.weights, chunk.buckets[bucket].range),
                                  {instruction.id.packed(), options_.timeout});
 }
 
 void ShardCompute::PublishParameters() {
-  for (const RankChunk& chunk : *options_.chunks) chunk.optimizer->PublishWeights();
+  for (const ChunkState& chunk : *options_.chunks) chunk.optimizer->PublishWeights();
 }
 
 void ShardCompute::RaiseStop(StopFlag flag) {

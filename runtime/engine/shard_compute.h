@@ -1,9 +1,8 @@
-// What the shard's instructions do on this rank: gather the parameters over the data-parallel
-// group, reduce the gradients over it (after tensor ranks have summed those of what each of them
-// has a copy of), agree on norm, loss and stop flag over the world, step the
-// optimizer's slices (ZeRO stage 1 or 2; with LAMB after an exchange of what its trust ratios are
-// made of). Handlers for plan::Executor. Ownership: borrows everything in its options, which
-// outlives it.
+// Handlers of plan::Executor for the shard's instructions on this rank: gather the parameters over
+// the data-parallel group; reduce the gradients over it, after tensor ranks have summed those of
+// replicated parameters; agree on norm, loss and stop flag over the world; step the optimizer's
+// slices (ZeRO stage 1 or 2; with LAMB after an exchange of the sums behind its trust ratios).
+// Ownership: borrows everything in its options, which must outlive it.
 #pragma once
 
 #include <atomic>
@@ -16,23 +15,24 @@
 #include "absl/types/span.h"
 #include "proto/job.pb.h"
 #include "runtime/comm/communicator.h"
-#include "runtime/engine/rank_chunk.h"
+#include "runtime/engine/chunk_state.h"
 #include "runtime/engine/rank_engine.h"
 #include "runtime/engine/stage_compute.h"
-#include "runtime/plan/executor.h"
+#include "runtime/plan/execute/executor.h"
 
 namespace megascale::engine {
 
 struct ShardOptions {
   const megascale::job::v1::JobSpec* spec = nullptr;  // resolved
   const plan::RankPlan* plan = nullptr;
-  const RankChunks* chunks = nullptr;
+  const ChunkStates* chunks = nullptr;
   const GradientBuffers* gradient_buffers = nullptr;
-  ops::Ops* ops = nullptr;              // of the shard's streams, which compute by turns
-  const StageCompute* stage = nullptr;  // whose loss is reported
-  // Of tensor ranks: memory for the sum of replicated gradients. [most of a bucket] F.
+  ops::Ops* ops = nullptr;              // for the shard's streams, which take turns to compute
+  const StageCompute* stage = nullptr;  // its loss is reported
+  // Memory in which tensor ranks sum a bucket's replicated gradients, packed, F; sized for the
+  // bucket with the most.
   tensor::Vector replicated;
-  absl::Duration timeout;  // of each collective
+  absl::Duration timeout;  // for each collective
 };
 
 class ShardCompute {
@@ -41,13 +41,14 @@ class ShardCompute {
 
   absl::Status SumReplicated(const plan::Instruction& instruction,
                              comm::Communicator* communicator);
-  // Where gradients are sharded, adds what it reduces to this rank's shard.
+  // Reduce-scatters a bucket's gradients. With ZeRO stage 2 adds the result to this rank's shard.
   absl::Status ReduceGradients(const plan::Instruction& instruction,
                                comm::Communicator* communicator);
-  // Errors: OutOfRange - loss or gradient norm is not finite, on every rank alike.
+  // Exchanges sum of squares, loss and stop flag over the world. Errors: OutOfRange - loss or
+  // gradient norm is not finite; every rank gets the same error.
   absl::Status ReduceNorm(const plan::Instruction& instruction, const plan::StepContext& context,
                           comm::Communicator* communicator);
-  // Where the optimizer has trust ratios: what comes before its step.
+  // With trust ratios (LAMB): computes the update that OptimizerStep then scales.
   absl::Status OptimizerUpdate(const plan::Instruction& instruction,
                                const plan::StepContext& context);
   absl::Status GatherTrustSums(const plan::Instruction& instruction,
@@ -56,8 +57,8 @@ class ShardCompute {
                              const plan::StepContext& context);
   absl::Status GatherParameters(const plan::Instruction& instruction,
                                 comm::Communicator* communicator);
-  // After a start or a restore: this rank's shards of the weights from the master weights. Steps
-  // gather them.
+  // Writes this rank's shards of the weights from the master weights, after a start or a restore.
+  // The next step gathers the other shards.
   void PublishParameters();
 
   void RaiseStop(StopFlag flag);
@@ -67,7 +68,7 @@ class ShardCompute {
   size_t IndexOf(const plan::Instruction& instruction) const {
     return static_cast<size_t>(options_.plan->IndexOfChunk(instruction.id.chunk()));
   }
-  const RankChunk& ChunkOf(const plan::Instruction& instruction) const {
+  const ChunkState& ChunkOf(const plan::Instruction& instruction) const {
     return (*options_.chunks)[IndexOf(instruction)];
   }
   static size_t BucketOf(const plan::Instruction& instruction) {
@@ -75,15 +76,16 @@ class ShardCompute {
   }
   optim::StepArgs StepArgsOf(const plan::Instruction& instruction,
                              const plan::StepContext& context) const;
-  // Completes `numbers`, whose equal parts belong to the ranks of the communicator.
+  // Gathers `numbers` from all ranks of the communicator; each contributes an equal part in rank
+  // order.
   absl::Status AllGather(const plan::Instruction& instruction, comm::Communicator* communicator,
                          absl::Span<double> numbers) const;
 
   const ShardOptions options_;
   std::atomic<uint8_t> stop_ = 0;
-  std::vector<double> norms_;                    // of every rank, as gathered
+  std::vector<double> norms_;                    // every rank's, as gathered
   double sum_of_squares_ = 0;                    // of the whole model
-  std::vector<std::vector<double>> trust_sums_;  // by chunk: of every part, in their order
+  std::vector<std::vector<double>> trust_sums_;  // by chunk: the sums of every part, in part order
   StepResult result_;
 };
 

@@ -1,7 +1,5 @@
 #include "runtime/engine/snapshot_shard.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -26,24 +24,8 @@ checkpoint::Box BoxOf(const optim::StateSlice& state) {
   return {.offset = state.box_offset, .shape = state.box_shape};
 }
 
-// A box that is its whole tensor is not spelled out.
-checkpoint::v1::TensorSlice SliceOf(const optim::StateSlice& state) {
-  checkpoint::v1::TensorSlice slice;
-  slice.set_name(state.name);
-  const absl::string_view dtype = tensor::Name(state.data.dtype);
-  slice.set_dtype(std::string(dtype.data(), dtype.size()));
-  slice.mutable_global_shape()->Add(state.shape.begin(), state.shape.end());
-  if (state.box_shape != state.shape) {
-    slice.mutable_box_offset()->Add(state.box_offset.begin(), state.box_offset.end());
-    slice.mutable_box_shape()->Add(state.box_shape.begin(), state.box_shape.end());
-  }
-  slice.set_flat_begin(state.begin);
-  slice.set_flat_count(state.data.size);
-  slice.set_replica(state.replica);
-  return slice;
-}
-
-// A flat range of a tensor of another shape could be read as well, and would be nonsense.
+// Checks shapes, because a flat range of a tensor of another shape could be read, but would be
+// garbage.
 absl::Status CheckShape(const checkpoint::CheckpointReader& reader,
                         const optim::StateSlice& state) {
   const auto& tensors = reader.tensors();
@@ -51,64 +33,25 @@ absl::Status CheckShape(const checkpoint::CheckpointReader& reader,
       std::lower_bound(tensors.begin(), tensors.end(), state.name,
                        [](const auto& tensor, const auto& name) { return tensor.name < name; });
   if (found == tensors.end() || found->name != state.name || found->shape == state.shape) {
-    return absl::OkStatus();  // one that is missing is told by who reads it
+    return absl::OkStatus();  // the reader reports a missing tensor
   }
   return absl::DataLossError(absl::StrCat(
       state.name, " has the shape [", absl::StrJoin(found->shape, ", "), "], the model wants [",
       absl::StrJoin(state.shape, ", "), "]: it is the checkpoint of another model"));
 }
 
-absl::Status ReadState(checkpoint::CheckpointReader* reader,
-                       const std::vector<optim::StateSlice>& state) {
-  for (const optim::StateSlice& slice : state) {
-    RETURN_IF_ERROR(CheckShape(*reader, slice));
-    const auto count = static_cast<size_t>(slice.data.size);
-    if (slice.data.dtype == tensor::DType::kF64) {
-      RETURN_IF_ERROR(reader->ReadBox(slice.name, BoxOf(slice), slice.begin,
-                                      absl::MakeSpan(slice.data.as<double>(), count)));
-    } else {
-      RETURN_IF_ERROR(reader->ReadBox(slice.name, BoxOf(slice), slice.begin,
-                                      absl::MakeSpan(slice.data.as<float>(), count)));
-    }
+absl::Status ReadSlice(checkpoint::CheckpointReader* reader, const optim::StateSlice& slice) {
+  RETURN_IF_ERROR(CheckShape(*reader, slice));
+  const auto count = static_cast<size_t>(slice.data.size);
+  if (slice.data.dtype == tensor::DType::kF64) {
+    return reader->ReadBox(slice.name, BoxOf(slice), slice.begin,
+                           absl::MakeSpan(slice.data.as<double>(), count));
   }
-  return absl::OkStatus();
-}
-
-// A copy that is there and cannot be restored is damaged, or of another model, however that shows:
-// an older one may be good. One whose directory is not there may be on storage that is away.
-absl::Status AsDamage(const absl::Status& status, const std::string& directory) {
-  const bool gone = absl::IsNotFound(status) && ::access(directory.c_str(), F_OK) != 0;
-  switch (status.code()) {
-    case absl::StatusCode::kNotFound:
-    case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kFailedPrecondition:
-      return gone ? status : absl::DataLossError(status.message());
-    default:
-      return status;
-  }
-}
-
-absl::Status RestoreFromStorage(const RestorePoint& restore,
-                                const std::vector<optim::StateSlice>& state) {
-  ASSIGN_OR_RETURN(const auto reader, checkpoint::CheckpointReader::Open(restore.directory()));
-  if (reader->manifest().step() != restore.step()) {
-    return absl::DataLossError(absl::StrCat(restore.directory(), ": holds step ",
-                                            reader->manifest().step(), ", expected step ",
-                                            restore.step()));
-  }
-  return base::Annotate(ReadState(reader.get(), state), restore.directory());
+  return reader->ReadBox(slice.name, BoxOf(slice), slice.begin,
+                         absl::MakeSpan(slice.data.as<float>(), count));
 }
 
 }  // namespace
-
-absl::StatusOr<checkpoint::ShardLayout> LayoutOf(int rank,
-                                                 const std::vector<optim::StateSlice>& state) {
-  std::vector<checkpoint::v1::TensorSlice> slices;
-  slices.reserve(state.size());
-  for (const optim::StateSlice& part : state) slices.push_back(SliceOf(part));
-  return checkpoint::ShardLayout::Create(rank, std::move(slices));
-}
 
 void CopyStateOut(const checkpoint::ShardLayout& layout,
                   const std::vector<optim::StateSlice>& state,
@@ -122,15 +65,45 @@ void CopyStateOut(const checkpoint::ShardLayout& layout,
   }
 }
 
+absl::Status StoredState::Open() {
+  ASSIGN_OR_RETURN(reader_, checkpoint::CheckpointReader::Open(restore_.directory()));
+  if (reader_->manifest().step() == restore_.step()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(restore_.directory(), ": holds step ",
+                                          reader_->manifest().step(), ", expected step ",
+                                          restore_.step()));
+}
+
+absl::Status StoredState::Read(const optim::StateSlice& slice) {
+  if (reader_ == nullptr && open_status_.ok()) open_status_ = Open();
+  RETURN_IF_ERROR(open_status_);
+  const absl::Status status = ReadSlice(reader_.get(), slice);
+  const absl::Status annotated = base::Annotate(status, restore_.directory());
+  // An open checkpoint that lacks a tensor or has another type is one that no machine can read
+  // otherwise; what a system call says may differ between machines.
+  return base::ErrnoOf(status) == 0 ? AsDamage(annotated) : annotated;
+}
+
+absl::Status AsDamage(const absl::Status& status) {
+  if (status.ok() || absl::IsResourceExhausted(status)) return status;
+  return absl::DataLossError(status.message());
+}
+
 absl::Status RestoreState(const RestorePoint& restore, const base::SharedMemory* snapshots,
                           const std::vector<optim::StateSlice>& state) {
   if (restore.source() == RestorePoint::SOURCE_MEMORY) {
     ASSIGN_OR_RETURN(const auto snapshot, checkpoint::SnapshotReader::Open(snapshots));
     ASSIGN_OR_RETURN(const absl::string_view payload, snapshot.Read(restore.step()));
     ASSIGN_OR_RETURN(const auto reader, checkpoint::CheckpointReader::OpenSnapshot(payload));
-    return ReadState(reader.get(), state);
+    for (const optim::StateSlice& slice : state) {
+      RETURN_IF_ERROR(ReadSlice(reader.get(), slice));
+    }
+    return absl::OkStatus();
   }
-  return AsDamage(RestoreFromStorage(restore, state), restore.directory());
+  StoredState stored(restore);
+  for (const optim::StateSlice& slice : state) {
+    RETURN_IF_ERROR(AsDamage(stored.Read(slice)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace megascale::engine

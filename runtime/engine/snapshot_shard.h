@@ -1,35 +1,58 @@
-// A rank's shard of the optimizer's state as part of a checkpoint: laid out once, copied into a
-// snapshot buffer after a step, read back from a snapshot or from storage.
+// A rank's optimizer shard as part of a checkpoint: laid out once, copied into a snapshot buffer
+// after a step, read back from a snapshot or from storage.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/agent.pb.h"
-#include "runtime/base/shared_memory.h"
-#include "runtime/checkpoint/shard.h"
+#include "runtime/base/process/shared_memory.h"
+#include "runtime/checkpoint/format/shard.h"
+#include "runtime/checkpoint/reader.h"
 #include "runtime/optim/sharded_optimizer.h"
 
 namespace megascale::engine {
 
-// Where each slice of the state (ShardedOptimizer::State or StateLayout) lies in the shard of
-// `rank`.
-absl::StatusOr<checkpoint::ShardLayout> LayoutOf(int rank,
-                                                 const std::vector<optim::StateSlice>& state);
-
-// Writes the whole shard into `payload`, which has layout.size_bytes() bytes. `state`: as the
-// layout was made for.
+// Writes the whole shard into `payload`. Requires: `payload` has layout.size_bytes() bytes, and the
+// layout was made for slices like `state`.
 void CopyStateOut(const checkpoint::ShardLayout& layout,
                   const std::vector<optim::StateSlice>& state,
                   const checkpoint::ShardMoment& moment, absl::Span<std::byte> payload);
 
-// Overwrites the memory of `state` by what `restore` names: a sealed snapshot in `snapshots`, or a
-// checkpoint of any layout on storage. Errors: DataLoss - a checksum differs; NotFound - it is not
-// there, or lacks a tensor.
+// A checkpoint on storage, read slice by slice: opened at the first one, and a failure to open it
+// is remembered. Threads: one. Blocking: storage.
+class StoredState {
+ public:
+  // Requires: `restore` names a checkpoint on storage.
+  explicit StoredState(megascale::agent::v1::RestorePoint restore) : restore_(std::move(restore)) {}
+
+  // Overwrites slice.data, which is undefined after a failure; other slices may still be read.
+  // Errors: as CheckpointReader; the message begins with the directory or the file.
+  absl::Status Read(const optim::StateSlice& slice);
+
+ private:
+  absl::Status Open();
+
+  megascale::agent::v1::RestorePoint restore_;
+  std::unique_ptr<checkpoint::CheckpointReader> reader_;
+  absl::Status open_status_;
+};
+
+// Turns a failed restore into DataLoss with the same message: the checkpoint is damaged, gone, of
+// another model, or on storage that this machine cannot read; the driver then chooses the next
+// source. Exception: ResourceExhausted stays, because this process has no memory or descriptor
+// left.
+absl::Status AsDamage(const absl::Status& status);
+
+// Overwrites the memory of `state` from the restore point: a sealed snapshot in `snapshots`, or a
+// checkpoint of any layout on storage. Errors: DataLoss - it is damaged, missing, of another model,
+// or unreadable on this machine; ResourceExhausted - no memory or descriptor is left.
 absl::Status RestoreState(const megascale::agent::v1::RestorePoint& restore,
                           const base::SharedMemory* snapshots,
                           const std::vector<optim::StateSlice>& state);

@@ -1,5 +1,6 @@
 // Optimizer states saved under one layout of tensor and data ranks and restored under another.
 #include "runtime/engine/snapshot_shard.h"
+#include "runtime/layout/snapshot_layout.h"
 
 #include <gtest/gtest.h>
 
@@ -84,7 +85,7 @@ int64_t TensorElement(const StateSlice& slice, int64_t index) {
   return element;
 }
 
-// What tests give to an element of a moment. Exact in fp32.
+// Returns the value that tests give to an element of a moment. Exact in fp32.
 double Moment(const StateSlice& slice, int64_t index) {
   const auto base = static_cast<double>(std::hash<std::string>()(slice.name) % 4096);
   return base + static_cast<double>(TensorElement(slice, index)) / 8;
@@ -115,14 +116,14 @@ class Ranks {
     return optimizers_[static_cast<size_t>(rank)]->State();
   }
   checkpoint::ShardLayout ShardLayoutOf(int rank) const {
-    return LayoutOf(rank, StateOf(rank)).value();
+    return layout::SnapshotLayoutOf(rank, StateOf(rank)).value();
   }
 
   std::vector<checkpoint::v1::TensorSlice> SlicesOf(int rank) const {
     return ShardLayoutOf(rank).slices();
   }
 
-  // Initial weights, and moments that say where they belong.
+  // Sets initial weights, and moments whose values tell their position.
   void Fill() {
     for (int rank = 0; rank < world_size(); ++rank) {
       optimizers_[static_cast<size_t>(rank)]->Initialize(kSeed);

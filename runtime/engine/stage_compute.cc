@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOp
                      data::BatchRingReader::Create(options.batch_ring, options.batch_reader));
     stage->reader_ = std::make_unique<data::BatchRingReader>(std::move(reader));
   } else if (std::any_of(options.chunks->begin(), options.chunks->end(),
-                         [](const RankChunk& chunk) { return ReadsBatches(chunk.range); })) {
+                         [](const ChunkState& chunk) { return ReadsBatches(chunk.range); })) {
     return absl::InvalidArgumentError("engine: this rank reads batches but was given no ring");
   }
   return stage;
@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOp
 
 StageCompute::StageCompute(const StageOptions& options)
     : options_(options), computing_({{}, options.ops}) {
-  for (const RankChunk& chunk : *options.chunks) {
+  for (const ChunkState& chunk : *options.chunks) {
     computing_.chunks.push_back(chunk.transformer.get());
   }
   const auto& train = options.spec->train();
@@ -83,7 +83,7 @@ void StageCompute::FillSlot(const plan::Instruction& instruction) {
 
 void StageCompute::UseGradientBuffer(const plan::Instruction& instruction) {
   if (instruction.gradient_buffer == plan::kNoBuffer) return;
-  const RankChunk& chunk = (*options_.chunks)[IndexOf(instruction)];
+  const ChunkState& chunk = (*options_.chunks)[IndexOf(instruction)];
   const GradientsInBuffer gradients = GradientsOf(chunk, instruction, *options_.gradient_buffers);
   if (instruction.begins_sum) computing_.ops->FillZero(gradients.elements);
   TakeCarried(instruction, gradients);
@@ -92,20 +92,20 @@ void StageCompute::UseGradientBuffer(const plan::Instruction& instruction) {
 
 void StageCompute::TakeCarried(const plan::Instruction& piece, const GradientsInBuffer& gradients) {
   if (piece.id.bucket() == 0) return;
-  const RankChunk& chunk = (*options_.chunks)[IndexOf(piece)];
+  const ChunkState& chunk = (*options_.chunks)[IndexOf(piece)];
   const model::FlatRange& range =
       chunk.in_buffer[static_cast<size_t>(piece.id.bucket()) - 1].carried;
   if (range.count == 0) return;
-  computing_.ops->Cast(PartOf(options_.carried, {0, range.count}), gradients.Part(range));
+  computing_.ops->Cast(Slice(options_.carried, {0, range.count}), gradients.Part(range));
 }
 
 void StageCompute::Carry(const plan::Instruction& piece) {
   if (piece.gradient_buffer == plan::kNoBuffer) return;
-  const RankChunk& chunk = (*options_.chunks)[IndexOf(piece)];
+  const ChunkState& chunk = (*options_.chunks)[IndexOf(piece)];
   const model::FlatRange& range = chunk.in_buffer[static_cast<size_t>(piece.id.bucket())].carried;
   if (range.count == 0) return;
   const GradientsInBuffer gradients = GradientsOf(chunk, piece, *options_.gradient_buffers);
-  computing_.ops->Cast(gradients.Part(range), PartOf(options_.carried, {0, range.count}));
+  computing_.ops->Cast(gradients.Part(range), Slice(options_.carried, {0, range.count}));
 }
 
 template <typename Pass>
@@ -133,10 +133,10 @@ absl::Status StageCompute::Forward(const plan::Instruction& instruction,
   });
 }
 
-StageCompute::Computing StageCompute::ComputeAgainWith(Computing computing) {
+StageCompute::Computing StageCompute::SwapCompute(Computing computing) {
   started_step_ = -1;
   for (const tensor::Vector& buffer : *options_.gradient_buffers) options_.ops->FillZero(buffer);
-  for (const RankChunk& chunk : *options_.chunks) {
+  for (const ChunkState& chunk : *options_.chunks) {
     if (chunk.early_gradients) options_.ops->FillZero(chunk.early_gradients);
   }
   return std::exchange(computing_, std::move(computing));

@@ -43,9 +43,9 @@ TensorPeers::Exchange TensorPeers::Add(const Call& call) {
     options_.exchanges->Enqueue([this] { DoNext(); });
     return number;
   }
-  options_.doing->BeginWait(pass_.WithPiece(static_cast<int>(number)));
+  options_.reporter->BeginWait(pass_.WithPiece(static_cast<int>(number)));
   DoNext();
-  options_.doing->EndWait(pass_);
+  options_.reporter->EndWait(pass_);
   return number;
 }
 
@@ -66,7 +66,7 @@ void TensorPeers::DoNext() {
 
 absl::Status TensorPeers::Do(const Call& call, plan::InstructionId id) {
   const comm::CallInfo info = {id.packed(), options_.timeout};
-  options_.doing->BeginExchange(id, BytesOf(call.in));
+  options_.reporter->BeginExchange(id, BytesOf(call.in));
   absl::Status status;
   if (call.reduces) {
     status = communicator_->Reduce(call.in, call.out, call.root, info);
@@ -76,7 +76,7 @@ absl::Status TensorPeers::Do(const Call& call, plan::InstructionId id) {
     }
     status = communicator_->Broadcast(call.out, call.root, info);
   }
-  options_.doing->EndExchange(status);
+  options_.reporter->EndExchange(status);
   return status;
 }
 
@@ -84,9 +84,9 @@ void TensorPeers::Wait(Exchange last) {
   MEGASCALE_CHECK(last <= num_begun_);
   std::unique_lock<std::mutex> lock(mutex_);
   if (num_done_ >= last) return;
-  options_.doing->BeginWait(pass_.WithPiece(static_cast<int>(last)));
+  options_.reporter->BeginWait(pass_.WithPiece(static_cast<int>(last)));
   done_.wait(lock, [&] { return num_done_ >= last; });
-  options_.doing->EndWait(pass_);
+  options_.reporter->EndWait(pass_);
 }
 
 absl::Status TensorPeers::status() const {

@@ -1,8 +1,8 @@
-// The tensor group of a rank, as the model uses it within a pass, over a communicator.
+// A rank's tensor group, as the model uses it within a pass, implemented over a communicator.
 //
-// The exchanges of a pass have its id with a piece of their own, from 1, as instruction id
-// (F.c0.m3.p2): ranks that make different calls find out at once, and while the pass waits for one
-// its heartbeat slot says that this rank waits for its peers and not they for it.
+// Each exchange of a pass has an instruction id of its own: the pass's id with a piece, from 1
+// (F.c0.m3.p2). Ranks that make different calls therefore fail at once. While a pass waits for an
+// exchange, its heartbeat slot shows that this rank waits for its peers, rather than they for it.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "runtime/comm/communicator.h"
-#include "runtime/engine/doing.h"
+#include "runtime/engine/instruction_reporter.h"
 #include "runtime/model/tensor_group.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/stream/stream.h"
@@ -22,9 +22,9 @@ namespace megascale::engine {
 
 struct TensorPeersOptions {
   model::TensorPlace place;
-  Doing* doing = nullptr;               // is told of exchanges and waits
-  absl::Duration timeout;               // of each exchange
-  stream::Stream* exchanges = nullptr;  // runs them beside the pass; null: nothing overlaps
+  InstructionReporter* reporter = nullptr;  // told of exchanges and waits
+  absl::Duration timeout;                   // for each exchange
+  stream::Stream* exchanges = nullptr;      // runs them beside the pass; null: no overlap
 };
 
 // Ownership: borrows what its options point to, which outlives it. Threads: one at a time.
@@ -32,8 +32,8 @@ class TensorPeers : public model::TensorGroup {
  public:
   explicit TensorPeers(const TensorPeersOptions& options) : options_(options) {}
 
-  // From now on exchanges are those of `pass`, over `communicator`, whose members are the group.
-  // Requires: those of the pass before were waited for.
+  // From now on exchanges belong to `pass` and use `communicator`, whose members are the group.
+  // Requires: the previous pass has waited for all of its exchanges.
   void Begin(plan::InstructionId pass, comm::Communicator* communicator);
 
   model::TensorPlace place() const override { return options_.place; }
@@ -48,19 +48,19 @@ class TensorPeers : public model::TensorGroup {
     int root = 0;
     tensor::Vector in, out;
   };
-  // That have begun and are not done; the next one first waits for the oldest.
+  // The most exchanges in flight; the next one first waits for the oldest.
   static constexpr Exchange kBegunMax = 64;
 
   Exchange Add(const Call& call);
-  // Does the oldest that is not done.
+  // Runs the oldest exchange that is not done.
   void DoNext();
   absl::Status Do(const Call& call, plan::InstructionId id);
 
   const TensorPeersOptions options_;
   comm::Communicator* communicator_ = nullptr;
   plan::InstructionId pass_;
-  std::array<Call, kBegunMax> calls_;  // exchange n at n % kBegunMax
-  Exchange num_begun_ = 0;             // of the pass
+  std::array<Call, kBegunMax> calls_;  // exchange n is at n % kBegunMax
+  Exchange num_begun_ = 0;             // exchanges of the pass
 
   mutable std::mutex mutex_;
   std::condition_variable done_;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "runtime/base/clock.h"
-#include "runtime/comm/test_world.h"
+#include "runtime/comm/testing/test_world.h"
 #include "runtime/stream/stream.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
@@ -31,20 +31,20 @@ tensor::Vector Of(std::vector<double>& values) {
   return {values.data(), tensor::DType::kF64, static_cast<int64_t>(values.size())};
 }
 
-// Of two equal parts.
+// Returns one of two equal parts.
 tensor::Vector PartOf(std::vector<double>& values, int index) {
   const auto size = static_cast<int64_t>(values.size()) / 2;
   return {values.data() + index * size, tensor::DType::kF64, size};
 }
 
-// Begins all = the ranks' own; returns the last exchange.
+// Begins to gather the ranks' `own` into `all`; returns the last exchange.
 int64_t Gather(TensorPeers& peers, std::vector<double>& own, std::vector<double>& all) {
   peers.Broadcast(0, Of(own), PartOf(all, 0));
   return peers.Broadcast(1, Of(own), PartOf(all, 1));
 }
 
-// Two ranks with their group, and what each shows in its heartbeat slot and its ring of spans. The
-// parameter: whether exchanges overlap.
+// Two ranks with their group, and the heartbeat slot and span ring of each. The parameter: whether
+// exchanges overlap.
 class TensorPeersTest : public ::testing::TestWithParam<bool> {
  protected:
   TensorPeersTest()
@@ -61,18 +61,18 @@ class TensorPeersTest : public ::testing::TestWithParam<bool> {
       telemetry::HeartbeatWriter heartbeat(heartbeats_.get(), rank);
       heartbeat.Start(::getpid());
       telemetry::SpanWriter spans(spans_.get(), rank);
-      Doing doing(&heartbeat, &spans);
-      doing_[static_cast<size_t>(rank)] = &doing;
+      InstructionReporter reporter(&heartbeat, &spans);
+      reporter_[static_cast<size_t>(rank)] = &reporter;
       const auto exchanges = stream::Stream::Create("exchanges").value();
       TensorPeers peers({.place = {.size = 2, .index = rank},
-                         .doing = &doing,
+                         .reporter = &reporter,
                          .timeout = timeout,
                          .exchanges = GetParam() ? exchanges.get() : nullptr});
       body(rank, peers, communicator.get());
       exchanges->Synchronize();
     });
   }
-  void BeginPass(int rank) { doing(rank).Begin(Pass(), {.attempt = 2, .step = 5}); }
+  void BeginPass(int rank) { reporter(rank).Begin(Pass(), {.attempt = 2, .step = 5}); }
   static plan::Instruction Pass() {
     plan::Instruction pass;
     pass.id = kForward;
@@ -81,11 +81,11 @@ class TensorPeersTest : public ::testing::TestWithParam<bool> {
   std::string Shown(int rank) const {
     return telemetry::ReadHeartbeat(*heartbeats_, rank, base::RealClock().Monotonic()).doing();
   }
-  Doing& doing(int rank) { return *doing_[static_cast<size_t>(rank)]; }
+  InstructionReporter& reporter(int rank) { return *reporter_[static_cast<size_t>(rank)]; }
 
   std::unique_ptr<base::SharedMemory> heartbeats_;
   std::unique_ptr<base::SharedMemory> spans_;
-  std::array<Doing*, 2> doing_ = {};
+  std::array<InstructionReporter*, 2> reporter_ = {};
 };
 
 INSTANTIATE_TEST_SUITE_P(Exchanges, TensorPeersTest, ::testing::Bool(), [](const auto& info) {
@@ -125,7 +125,7 @@ TEST_P(TensorPeersTest, AnyNumberMayBeginBeforeOneIsWaitedFor) {
   });
 }
 
-// Rank 1 begins only once rank 0 computes, which it does before its exchange is done.
+// Rank 1 begins only once rank 0 computes, and rank 0 computes before its exchange is done.
 TEST(TensorPeersOverlapTest, APassComputesWhileItExchangesAndShowsThat) {
   std::atomic<bool> computes = false;
   comm::ThreadWorld world(comm::OneGroup(2, 1, kRingBytes));
@@ -136,15 +136,15 @@ TEST(TensorPeersOverlapTest, APassComputesWhileItExchangesAndShowsThat) {
     const auto communicator = fabric.Make("all").value();
     telemetry::HeartbeatWriter heartbeat(memory.get(), rank);
     heartbeat.Start(::getpid());
-    Doing doing(&heartbeat, nullptr);
+    InstructionReporter reporter(&heartbeat, nullptr);
     const auto exchanges = stream::Stream::Create("exchanges").value();
     TensorPeers peers({.place = {.size = 2, .index = rank},
-                       .doing = &doing,
+                       .reporter = &reporter,
                        .timeout = absl::Seconds(60),
                        .exchanges = exchanges.get()});
     plan::Instruction pass;
     pass.id = kForward;
-    doing.Begin(pass, {});
+    reporter.Begin(pass, {});
     peers.Begin(kForward, communicator.get());
     while (rank == 1 && !computes) std::this_thread::yield();
     std::vector<double> own = {1.0 + rank};
@@ -160,7 +160,7 @@ TEST(TensorPeersOverlapTest, APassComputesWhileItExchangesAndShowsThat) {
   });
 }
 
-// The failure detector reads from it that this rank is not the one that stands still.
+// The failure detector concludes from it that this rank is not the stalled one.
 TEST_P(TensorPeersTest, ShowsTheExchangeForWhichItWaits) {
   Run(absl::Seconds(60), [this](int rank, TensorPeers& peers, comm::Communicator* communicator) {
     BeginPass(rank);
@@ -182,7 +182,7 @@ TEST_P(TensorPeersTest, ExchangesAreSpansAndTheirPassSaysHowLongItWaited) {
     std::vector<double> own(1), all(2);
     peers.Wait(Gather(peers, own, all));
     peers.Wait(peers.Reduce(0, Of(own), PartOf(all, 0)));
-    doing(rank).End(Pass(), peers.status());
+    reporter(rank).End(Pass(), peers.status());
     std::vector<telemetry::Span> spans;
     EXPECT_EQ(telemetry::SpanReader(spans_.get(), rank).Drain(&spans), 0);
     ASSERT_EQ(spans.size(), 4u);

@@ -25,13 +25,13 @@
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
-#include "runtime/comm/embedded_store.h"
-#include "runtime/comm/link_store.h"
+#include "runtime/comm/store/embedded_store.h"
+#include "runtime/comm/store/link_store.h"
 #include "runtime/data/corpus.h"
 #include "runtime/data/loader.h"
-#include "runtime/engine/groups.h"
 #include "runtime/job/job_spec.h"
-#include "runtime/job/node_memory.h"
+#include "runtime/layout/groups.h"
+#include "runtime/layout/node_memory.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
 
@@ -42,10 +42,10 @@ using megascale::agent::v1::Placement;
 using megascale::agent::v1::RestorePoint;
 using megascale::job::v1::JobSpec;
 
-// Before a parameter's name in a checkpoint.
+// Precedes a parameter's name in a checkpoint.
 constexpr absl::string_view kFirstMoment = "optimizer.exp_avg.";
 
-// Memory, loader and placement of one job in this process.
+// The memory, loader and placement of one job in this process.
 class TestJob {
  public:
   explicit TestJob(RunOptions options) : options_(std::move(options)) {
@@ -75,13 +75,13 @@ class TestJob {
   RunOptions options_;
   std::string directory_;
   std::vector<Placement> placements_;
-  std::map<std::string, job::AttemptMemory> memory_;  // by node
+  std::map<std::string, layout::AttemptMemory> memory_;  // by node
   std::map<int, std::unique_ptr<base::SharedMemory>> snapshots_;
   std::unique_ptr<data::Corpus> corpus_;
   std::vector<std::thread> loaders_;
   std::atomic<bool> stop_ = false;
   comm::InProcessStore store_;
-  std::unique_ptr<std::barrier<>> between_steps_;  // of all ranks
+  std::unique_ptr<std::barrier<>> between_steps_;  // all ranks
 };
 
 void TestJob::Prepare() {
@@ -94,18 +94,18 @@ void TestJob::Prepare() {
     placements_.emplace_back();
     placements_.back().set_rank(rank);
     placements_.back().set_node_id(node);
-    snapshots_[rank] = job::MakeSnapshotMemory(spec, rank).value();
+    snapshots_[rank] = layout::MakeSnapshotMemory(spec, rank).value();
   }
   corpus_ = data::Corpus::Open(spec.data(), spec.train().seq_length()).value();
   for (const std::string& node : nodes) {
-    job::NodeRequest request;
+    layout::NodeRequest request;
     request.job_id = "test";
     request.spec = &spec;
     request.placements = placements_;
     request.node_id = node;
     request.attempt = options_.attempt;
     request.first_step = options_.restore.step();
-    memory_[node] = job::MakeAttemptMemory(request).value();
+    memory_[node] = layout::MakeAttemptMemory(request).value();
     if (memory_[node].ring != nullptr) StartLoader(memory_[node].ring.get());
   }
 }
@@ -126,7 +126,7 @@ absl::Status RunStep(RankEngine* engine, int64_t step) {
     int num_done = 0;
     absl::Status first;
   } waiter;
-  // One pointer: small enough for std::function to keep without the heap.
+  // Captures one pointer, which std::function stores without heap memory.
   const auto done = [&waiter](const absl::Status& status) {
     const std::lock_guard<std::mutex> lock(waiter.mutex);
     waiter.first.Update(status);
@@ -142,9 +142,9 @@ absl::Status RunStep(RankEngine* engine, int64_t step) {
 
 void TestJob::RunRank(int rank, RunResult* result) {
   const std::string& node = placements_[static_cast<size_t>(rank)].node_id();
-  const job::AttemptMemory& memory = memory_[node];
+  const layout::AttemptMemory& memory = memory_[node];
   const auto local = std::find_if(memory.ranks.begin(), memory.ranks.end(),
-                                  [&](const job::LocalRank& r) { return r.rank == rank; });
+                                  [&](const layout::LocalRank& r) { return r.rank == rank; });
   std::unique_ptr<comm::LinkStore> link;
   comm::LinkStore* raw = nullptr;
   link = std::make_unique<comm::LinkStore>(
@@ -178,9 +178,16 @@ void TestJob::RunRank(int rank, RunResult* result) {
   auto engine = RankEngine::Create(std::move(engine_options));
   ASSERT_TRUE(engine.ok()) << engine.status();
   ASSERT_EQ((*engine)->Join(), absl::OkStatus());
-  ASSERT_EQ((*engine)->Load(options_.restore), absl::OkStatus());
-  RunSteps(engine->get(), rank, result);
-  // A rank that failed holds no other up.
+  const auto restore = options_.restore_of.find(rank);
+  const absl::StatusOr<std::string> loaded =
+      (*engine)->Load(restore == options_.restore_of.end() ? options_.restore : restore->second);
+  if (options_.on_load != nullptr) options_.on_load(rank, loaded);
+  if (loaded.ok()) {
+    RunSteps(engine->get(), rank, result);
+  } else {
+    EXPECT_NE(options_.on_load, nullptr) << loaded.status();
+  }
+  // A failed rank must not block the others.
   between_steps_->arrive_and_drop();
 }
 
@@ -239,7 +246,10 @@ RunResult TestJob::Run() {
     ranks.emplace_back([&, rank] { RunRank(static_cast<int>(rank), &result); });
   }
   for (std::thread& rank : ranks) rank.join();
-  if (!::testing::Test::HasFailure() && options_.on_failure == nullptr) Store(&result);
+  if (!::testing::Test::HasFailure() && !result.records[0].empty() &&
+      options_.on_failure == nullptr) {
+    Store(&result);
+  }
   return result;
 }
 

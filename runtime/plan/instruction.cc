@@ -15,7 +15,7 @@ namespace {
 constexpr std::array<absl::string_view, kMaxOpKind + 1> kLetters = {
     "-", "L", "RA", "F", "SA", "RG", "B", "SG", "R", "N", "O", "G", "W", "U", "T", "S"};
 
-// The number behind `prefix`, if `text` is one and at most `max`, without sign or leading zeros.
+// Parses `prefix` and a number of at most `max`, without sign or leading zeros.
 bool ParsePart(absl::string_view text, absl::string_view prefix, int max, int& value) {
   return absl::ConsumePrefix(&text, prefix) && absl::SimpleAtoi(text, &value) && value >= 0 &&
          value <= max && absl::StrCat(value) == text;

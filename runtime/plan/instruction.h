@@ -1,6 +1,6 @@
-// One instruction of a step plan: what is done, on which stream, after what. Plain data: the
-// executor runs it, the simulator prices it, the viewer draws it, diagnosis walks `depends_on` to
-// say who waits for whom.
+// One instruction of a step plan: the operation, its stream and its dependencies. Plain data: the
+// executor runs it, the simulator prices it, the viewer draws it, and diagnosis walks `depends_on`
+// to say who waits for whom.
 #pragma once
 
 #include <cstdint>
@@ -13,46 +13,50 @@
 
 namespace megascale::plan {
 
-// The values are part of packed ids: they may be added to, never changed. Letters as ids show them.
+// The values are part of packed ids: new ones may be added, existing ones never change. The letters
+// are those that ids show.
 enum class OpKind : uint8_t {
-  kLoadBatch = 1,          // L: the step's tokens (for the first chunk) and targets (for the last)
-  kReceiveActivation = 2,  // RA: a chunk's input, from the chunk before
-  kForward = 3,            // F: a micro-batch through a chunk; in the last one, with its loss
-  kSendActivation = 4,     // SA: a chunk's output, to the chunk after
-  kReceiveGradient = 5,    // RG: the gradient of a chunk's output, from the chunk after
-  kBackward = 6,           // B: a micro-batch back through a chunk; adds to the chunk's gradients
-  kSendGradient = 7,       // SG: the gradient of a chunk's input, to the chunk before
-  // R: reduce-scatter of a bucket's gradients over the data group; with ZeRO stage 2 of those of
-  // one micro-batch, added to this rank's shard
+  kLoadBatch = 1,  // L: loads the step's tokens (for the first chunk) and targets (for the last)
+  kReceiveActivation = 2,  // RA: receives a chunk's input from the previous chunk
+  kForward = 3,  // F: forward of a micro-batch through a chunk; in the last chunk also the loss
+  kSendActivation = 4,   // SA: sends a chunk's output to the next chunk
+  kReceiveGradient = 5,  // RG: receives the gradient of a chunk's output from the next chunk
+  kBackward = 6,         // B: backward of a micro-batch through a chunk; accumulates its gradients
+  kSendGradient = 7,     // SG: sends the gradient of a chunk's input to the previous chunk
+  // R: reduce-scatter of a bucket's gradients over the data group. With ZeRO stage 2 it reduces the
+  // gradients of one micro-batch and adds them to this rank's shard.
   kReduceGradients = 8,
-  kReduceNorm = 9,         // N: all-gather over the world: sum of squares, loss, stop flag
+  kReduceNorm = 9,         // N: all-gather over the world of sum of squares, loss and stop flag
   kOptimizerStep = 10,     // O: steps this rank's slice of a chunk's parameters
   kGatherParameters = 11,  // G: all-gather of a bucket's parameters over the data group
-  kWeightGradient = 12,  // W: the weights' part of a backward pass, where a schedule does it apart;
-                         //    B then gives the gradient of the chunk's input alone
-  kOptimizerUpdate = 13,  // U: where the optimizer has trust ratios (LAMB): the update of this
-                          //    rank's slice of a chunk's parameters, which O then scales
-  kGatherTrustSums = 14,  // T: all-gather of what those ratios are made of, over the data group; of
-                          //    tensor-parallel ranks over the stage's
-  kSumReplicated = 15,  // S: all-reduce over the tensor group of the gradients of what each of its
-                        //    ranks has a copy of; before each R
+  // W: the weight gradients of a backward, in schedules that split the backward. B then computes
+  // only the gradient of the chunk's input.
+  kWeightGradient = 12,
+  // U: with trust ratios (LAMB): computes the update of this rank's slice of a chunk's parameters,
+  // which O then scales.
+  kOptimizerUpdate = 13,
+  // T: all-gather of the sums behind the trust ratios, over the data group, or with tensor
+  // parallelism over the stage's group.
+  kGatherTrustSums = 14,
+  // S: all-reduce over the tensor group of the gradients of replicated parameters; before each R.
+  kSumReplicated = 15,
 };
 inline constexpr int kMaxOpKind = 15;
 
-// "F" for kForward, as listed above.
+// Returns the letters listed above: "F" for kForward.
 absl::string_view Letters(OpKind kind);
 
-// True for one end of a message between two ranks.
+// True for a send or a receive between two ranks.
 bool IsTransfer(OpKind kind);
 
 // True for a pass of a micro-batch through a chunk, or a part of one: F, B and W. Tensor-parallel
 // ranks do these together.
 bool IsPass(OpKind kind);
 
-// Streams run their instructions one after another, in the plan's order, and independently of each
-// other. Each belongs to one owner. What is sent and what is received have streams of their own, in
-// both directions: a send that waits for its receiver never keeps a receive from being ready, so a
-// plan's only cycles are those of its data.
+// Streams run independently of each other; each runs its instructions one after another, in the
+// plan's order. Each belongs to one owner. Sends and receives have separate streams, in both
+// directions: a send that waits for its receiver never blocks a receive, so a plan can only have
+// cycles that its data dependencies have.
 enum class StreamKind : uint8_t {
   kCompute,
   kLoadBatch,
@@ -62,25 +66,30 @@ enum class StreamKind : uint8_t {
   kReceiveGradient,
   kDataParallel,  // the shard's collectives: gradients, norm, parameters
   kOptimizer,     // the shard's computing
-  // What tensor-parallel ranks exchange within a pass: its pieces, which are in no plan.
+  // Exchanges of tensor-parallel ranks within a pass: the pieces of a pass, which no plan lists.
   kTensorParallel,
 };
 inline constexpr int kNumStreamKinds = 9;
 
-// "compute", "send-activation" …
+// Returns "compute", "send-activation" …
 absl::string_view Name(StreamKind kind);
 
-// Which actor launches it.
+// The actor that launches an instruction.
 enum class Owner : uint8_t { kStage, kShard };
 inline constexpr int kNumOwners = 2;
 absl::string_view Name(Owner owner);
 
-// The name of an instruction within a step: (operation, chunk, micro-batch, bucket, piece).
-// Structural, never an ordinal: it means the same in every schedule, on every rank and in every
-// reader. Chunks count through the model, not within a rank. Shown as "F.c0.m3", "R.c1" (no
-// micro-batch), "N" (no chunk), "R.c1.b2" (bucket 2 of the chunk; bucket 0 is not shown),
-// "B.c0.m3.b1" (a backward from bucket 1 on; PlanOptions::num_buckets). The pieces of a pass are
-// its exchanges with tensor-parallel ranks, from 1 ("F.c0.m3.p2"); they are in no plan.
+// The name of an instruction within a step: (operation, chunk, micro-batch, bucket, piece). It is
+// structural, not an ordinal, so it means the same in every schedule, on every rank and for every
+// reader. Chunks are numbered through the model, not within a rank. Text forms:
+//
+//   F.c0.m3      forward of micro-batch 3 through chunk 0
+//   R.c1         no micro-batch; bucket 0, which is not shown
+//   R.c1.b2      bucket 2 of the chunk
+//   B.c0.m3.b1   a backward from bucket 1 on; see PlanOptions::num_buckets
+//   F.c0.m3.p2   piece 2: the second exchange of the pass between tensor-parallel ranks; pieces
+//                are numbered from 1 and are in no plan
+//   N            no chunk
 class InstructionId {
  public:
   static constexpr int kNoChunk = 0xffff;
@@ -88,25 +97,26 @@ class InstructionId {
   static constexpr int kMaxBucket = 0xff;
   static constexpr int kMaxPiece = 0xffff;
 
-  // No instruction; shown as "-".
+  // Names no instruction; shown as "-".
   InstructionId() = default;
   // Requires: 0 <= chunk <= kNoChunk, 0 <= microbatch <= kNoMicrobatch, 0 <= bucket <= kMaxBucket.
   explicit InstructionId(OpKind operation, int chunk = kNoChunk, int microbatch = kNoMicrobatch,
                          int bucket = 0);
 
-  // 64 bits for shared memory and messages; 0 is no instruction.
+  // Returns the id in 64 bits, for shared memory and messages; 0 names no instruction.
   uint64_t packed() const { return packed_; }
   static InstructionId FromPacked(uint64_t packed);
 
   std::string ToString() const;
-  // Errors: InvalidArgument - not the form that ToString gives.
+  // Parses what ToString returns. Errors: InvalidArgument - the text has another form.
   static absl::StatusOr<InstructionId> Parse(absl::string_view text);
 
-  // The same instruction's piece `piece`, or all of it for 0. Requires: 0 <= piece <= kMaxPiece.
+  // Returns the id of this instruction's piece `piece`; 0: of the whole instruction. Requires: 0 <=
+  // piece <= kMaxPiece.
   InstructionId WithPiece(int piece) const;
 
-  // What both ends of a transfer call it: the send's id, for the receive too. Of other
-  // instructions, the id itself.
+  // Returns the id that both ends of a transfer put on the message: that of the send. For other
+  // instructions returns the id itself.
   InstructionId MessageId() const;
 
   OpKind operation() const { return static_cast<OpKind>(packed_ >> 56); }
@@ -125,8 +135,8 @@ class InstructionId {
 // True for an exchange of tensor-parallel ranks within a pass.
 bool IsExchangeOfPass(InstructionId id);
 
-// True for what ends only once other ranks do their part: transfers, collectives, exchanges within
-// a pass. A rank that stands still in one of them need not be the cause.
+// True for an instruction that ends only once other ranks do their part: transfers, collectives,
+// exchanges within a pass. A rank that is stuck in one of them need not be the cause.
 bool NeedsPeers(InstructionId id);
 
 inline constexpr int kNoPeer = -1;
@@ -137,34 +147,38 @@ struct Instruction {
   InstructionId id;
   StreamKind stream = StreamKind::kCompute;
   Owner owner = Owner::kStage;
-  // Communication: with whom and over which communicator. A rank uses one (group, channel) from one
-  // stream only. Of a pass: with the ranks that share it.
+  // For communication: the group and the channel of its communicator. A rank uses each (group,
+  // channel) from one stream only. For a pass: the group of the tensor ranks that share it.
   GroupKind group = GroupKind::kNone;
-  std::string channel = "";  // see ChannelsOf in step_plan.h
+  std::string channel = "";  // see build/channels.h
   int peer = kNoPeer;        // group-relative rank of a send's receiver or a receive's sender
-  // The memory that holds this micro-batch on its way through the chunk, one of the chunk's slots:
-  // what F keeps for B, and the buffers that are received into and sent from. Everything that an
-  // earlier micro-batch does in a slot has ended before a later one begins there.
+  // One of the chunk's activation slots, which hold a micro-batch on its way through the chunk: the
+  // activations that F keeps for B, and the buffers of sends and receives. All instructions of a
+  // micro-batch in a slot have ended before those of the slot's next micro-batch begin.
   int activation_slot = kNoSlot;
-  // The memory for gradients, one of the rank's buffers, that a pass adds to and that S and R work
-  // on: of a whole chunk, or with ZeRO stage 2 of one bucket, which take turns: from the first pass
-  // that adds to it, through all others, to its R, which takes the sum. Everything of a turn has
-  // ended before the next begins. With stage 2 a forward adds to the chunk's first bucket, and the
-  // B of a pass that has a W to none: what both make of other buckets the stage keeps for the
-  // pieces that make these whole.
+  // One of the rank's gradient buffers: a pass accumulates into it, S and R work on it. A buffer
+  // holds a whole chunk, or with ZeRO stage 2 one bucket. With stage 2 buckets take turns in a
+  // buffer: a turn lasts from the first pass that accumulates into it to the R that takes the sum,
+  // and has ended before the next one begins. With stage 2 a forward accumulates only into the
+  // chunk's first bucket, and a B that has a W into no buffer. The gradients that both make for
+  // other buckets are kept by the stage and added by the backward pieces of those buckets.
   int gradient_buffer = kNoBuffer;
-  // What is in the memory does not count: a pass begins a turn in its gradient buffer, which is to
-  // be zero; or R is the first of its bucket in a step, and the rank's shard becomes what it gives.
+  // Overwrites the memory instead of accumulating into it. For a pass: the pass begins a turn in
+  // its gradient buffer, which is zeroed first. For R: it is the first of its bucket in a step, and
+  // overwrites the rank's shard with its result.
   bool begins_sum = false;
-  // Of B and W: the buckets whose layers it goes through, from id.bucket() on. All of the chunk's;
-  // or one of them, where they are reduced next, each as soon as it is made.
+  // For B and W: how many buckets' layers it goes through, from id.bucket() on. This is all of the
+  // chunk's, or 1 in the backward that is reduced next, so that each bucket is reduced as soon as
+  // its gradients are complete.
   int num_buckets = 0;
-  // Of B: it gives the gradient of the chunk's input alone; a W of its own gives the weights'.
+  // For B: computes only the gradient of the chunk's input; a separate W computes the weight
+  // gradients.
   bool input_only = false;
-  // Indices into this rank's plan. What stands earlier on the same stream needs no entry.
+  // Indices into this rank's plan. Earlier instructions of the same stream are not listed.
   std::vector<int> depends_on = {};
-  int64_t bytes = 0;  // moved: of one micro-batch, of the whole buffer of a collective, of all
-                      // whole buffers that a pass exchanges
+  // Bytes moved. Transfer: one micro-batch. Collective: the whole buffer. Pass: the whole buffers
+  // of all its exchanges between tensor ranks.
+  int64_t bytes = 0;
   int64_t flops = 0;
 
   OpKind kind() const { return id.operation(); }

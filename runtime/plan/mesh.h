@@ -1,10 +1,10 @@
-// Which rank is where: the mesh of data, pipeline and tensor parallelism, and the groups of ranks
-// that communicate.
+// The mesh of data, pipeline and tensor parallelism: the place of each rank, and the groups of
+// ranks that communicate.
 //
-// Ranks count with tensor fastest, then data, then pipeline, so that tensor-parallel peers are
-// neighbours and data-parallel peers are nearer than pipeline peers. Source: DESIGN section 5;
-// MegaScale (Jiang et al., 2024). Plans name groups by kind, not by name: one plan then serves
-// every rank of a stage, and `Mesh` resolves the rest.
+// Ranks are numbered with tensor fastest, then data, then pipeline, so that tensor-parallel peers
+// are neighbours and data-parallel peers are nearer than pipeline peers. Source: DESIGN section 5;
+// MegaScale (Jiang et al., 2024). Plans refer to groups by kind, not by name: the same plan then
+// serves every rank of a stage, and `Mesh` resolves the rest.
 #pragma once
 
 #include <cstdint>
@@ -36,14 +36,14 @@ struct Group {
   std::vector<int> ranks;  // world ranks, ascending
 };
 
-// The groups that a rank belongs to, as symbols.
+// The kinds of groups that a rank belongs to.
 enum class GroupKind : uint8_t {
   kNone,      // no communication
   kWorld,     // "world": all ranks
   kData,      // "dp<pipeline>.t<tensor>": a stage's replicas, indexed by data coordinate
   kPipeline,  // "pp<data>.t<tensor>": a replica's stages, indexed by pipeline coordinate
-  // Of meshes with more than one tensor rank only:
-  kTensor,  // "tp<pipeline>.d<data>": what shares a replica's stage, indexed by tensor coordinate
+  // Only in meshes with more than one tensor rank:
+  kTensor,  // "tp<pipeline>.d<data>": tensor ranks of one replica's stage, by tensor coordinate
   kStage,   // "stage<pipeline>": all ranks of a stage, tensor fastest, then data
 };
 
@@ -52,7 +52,7 @@ absl::string_view Name(GroupKind kind);
 
 class Mesh {
  public:
-  // One rank.
+  // A mesh of one rank.
   Mesh() = default;
   // Errors: InvalidArgument - a size below 1, or more than 2^20 ranks.
   static absl::StatusOr<Mesh> Create(MeshSizes sizes);
@@ -68,19 +68,20 @@ class Mesh {
   Coordinate CoordinateOf(int rank) const;
   int RankOf(Coordinate coordinate) const;
 
-  // The kinds of groups that there are, ascending.
+  // Returns the kinds of groups that this mesh has, ascending.
   std::vector<GroupKind> Kinds() const;
 
-  // Every group, in the same order on every rank: the world, then the data groups by their first
-  // rank, then those of the other kinds by theirs.
+  // Returns every group, in the same order on every rank: the world, then the data groups by their
+  // first rank, then the groups of each other kind by theirs.
   std::vector<Group> Groups() const;
 
-  // The group of this kind that `rank` is in. Requires: kind is not kNone. Cost: GroupOf lists the
-  // group's ranks.
+  // Returns the group of this kind that `rank` is in. Requires: kind is not kNone. Cost: GroupOf
+  // lists the group's ranks.
   Group GroupOf(GroupKind kind, int rank) const;
   std::string GroupName(GroupKind kind, int rank) const;
   int GroupSize(GroupKind kind) const;
-  // The group-relative rank of `rank`, and the world rank of the group's member `index`.
+  // IndexInGroup returns the group-relative rank of `rank`. RankInGroup returns the world rank of
+  // member `index` of the group of `rank`.
   int IndexInGroup(GroupKind kind, int rank) const;
   int RankInGroup(GroupKind kind, int rank, int index) const;
 

@@ -1,4 +1,4 @@
-// What one rank does in one training step, as data. step_plan.h builds it.
+// The instructions of one rank in one training step, as data. step_plan.h builds it.
 #pragma once
 
 #include <string>
@@ -14,28 +14,29 @@ struct RankPlan {
   int rank = 0;
   int num_chunks = 1;  // in the model; chunk c is on pipeline stage c % mesh.pipeline_size()
   int num_microbatches = 1;
-  // Activation slots, by chunk of this stage in the model's order. Each chunk has its own: chunks
-  // differ in layers and in their ends.
+  // Number of activation slots, by chunk of this stage in the model's order. Chunks do not share
+  // slots: they differ in layers, and in having the embedding or the loss.
   std::vector<int> slots = {};
-  // Memory for gradients. Of stage 1 a buffer for each chunk, of which a rank's shard is a part; of
-  // stage 2 one for a bucket, or two where the stage has three buckets or more: with two, one is
-  // reduced while passes add to the other.
+  // Number of gradient buffers. ZeRO stage 1: one for each chunk; a rank's shard is a part of it.
+  // Stage 2: one buffer of a bucket's size, or two where the stage has three buckets or more, so
+  // that one is reduced while passes accumulate into the other.
   int gradient_buffers = 0;
   // ZeRO stage 2: the gradients of each micro-batch are reduced, and shards have memory of their
   // own.
   bool shards_gradients = false;
-  // A stream's instructions stand in the order in which it runs them.
+  // Instructions of the same stream are in the order in which the stream runs them.
   std::vector<Instruction> instructions = {};
 
   int stage() const { return mesh.CoordinateOf(rank).pipeline; }
-  // The index in `slots`, and wherever else a stage's chunks are counted, of a chunk of this stage.
+  // Returns the index of `chunk` in `slots` and other arrays of this stage's chunks. Requires: the
+  // chunk is on this stage.
   int IndexOfChunk(int chunk) const { return chunk / mesh.pipeline_size(); }
 };
 
-// The streams that a plan uses, ascending.
+// Returns the streams that a plan uses, ascending.
 std::vector<StreamKind> StreamsOf(const RankPlan& plan);
 
-// One line per stream, its instructions in order; for people.
+// Returns one line per stream with its instructions in order, to be read by people.
 std::string ToString(const RankPlan& plan);
 
 }  // namespace megascale::plan

@@ -17,8 +17,8 @@ std::vector<ComputeItem> AllForwardAllBackward(const ScheduleOptions& options, i
   return order;
 }
 
-// The i-th pass in one direction of a stage that gives each of its chunks, in turn, a group of
-// num_stages micro-batches. Backwards the chunks come in the opposite order.
+// Returns pass number i, in one direction, of a stage whose chunks take turns; a turn is a group of
+// num_stages micro-batches. Backward the chunks come in the opposite order.
 ComputeItem ItemInTurn(const ScheduleOptions& options, int stage, OpKind kind, int i) {
   const int turn = options.num_stages * options.chunks_per_stage;
   const int forward_chunk = i % turn / options.num_stages;
@@ -28,13 +28,13 @@ ComputeItem ItemInTurn(const ScheduleOptions& options, int stage, OpKind kind, i
           i / turn * options.num_stages + i % options.num_stages};
 }
 
-// `num_ahead` forwards, then one forward and one backward by turns.
+// Returns `num_ahead` forwards, then one forward and one backward in turn.
 std::vector<ComputeItem> OneForwardOneBackward(const ScheduleOptions& options, int stage) {
   const bool interleaved = options.chunks_per_stage > 1;
   const int num_stages = options.num_stages;
   const int num_passes = options.num_microbatches * options.chunks_per_stage;
   const int behind = num_stages - stage - 1;
-  // Interleaved, a micro-batch comes back to this stage before the ones ahead of it are through.
+  // When interleaved, a micro-batch returns to this stage before the ones ahead of it are finished.
   const int num_ahead = std::min(
       num_passes, interleaved ? 2 * behind + (options.chunks_per_stage - 1) * num_stages : behind);
   const auto item = [&](OpKind kind, int i) {
@@ -59,7 +59,7 @@ std::vector<ComputeItem> ZeroBubbleH1(const ScheduleOptions& options, int stage)
   const auto add = [&](OpKind kind, int microbatch) { order.push_back({kind, stage, microbatch}); };
   while (forwards < num_ahead) add(OpKind::kForward, forwards++);
   for (int backwards = 0; backwards < num_microbatches; ++backwards) {
-    // As late as memory for num_stages micro-batches permits, and then wherever no forward is left.
+    // W runs as late as memory for num_stages micro-batches permits, and when no forward is left.
     const bool full = forwards - weights >= options.num_stages;
     if (weights < backwards && (full || forwards == num_microbatches)) {
       add(OpKind::kWeightGradient, weights++);

@@ -1,10 +1,10 @@
-// Pipeline schedules: in which order a stage computes. The rest of a plan follows from it.
+// Pipeline schedules: the order in which a stage computes. The rest of a plan follows from it.
 //
 // The model is cut into `num_stages` x `chunks_per_stage` chunks; chunk c is on stage c %
-// num_stages. With T_F, T_B, T_W the time of a forward, of a backward (its W included, but for
-// kZeroBubbleH1) and of a W through one stage's share of the model, p stages, m >= p micro-batches
-// and no time for links, a step computes m (T_F + T_B) on each stage and takes longer by its
-// bubble.
+// num_stages. There are p stages and m >= p micro-batches, and links take no time. T_F, T_B and T_W
+// are the times of a forward, a backward and a W through one stage's share of the model; T_B
+// includes T_W except for kZeroBubbleH1. Each stage computes for m (T_F + T_B), and a step takes
+// longer than that by the bubble.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ enum class Schedule : uint8_t {
   // All forwards, then all backwards: keeps m micro-batches. Bubble: as k1F1B.
   // Source: Huang et al., 2019.
   kGPipe,
-  // k1F1B over v = chunks_per_stage chunks of each stage, p micro-batches at a time through each.
-  // Bubble: (p - 1) (T_F + T_B) / v. Needs p to divide m. Source: Narayanan et al., 2021, section
-  // 2.2; MegaScale, section 3.1.
+  // 1F1B over the v = chunks_per_stage chunks of each stage: p micro-batches go through a chunk
+  // before the next chunk's turn. Bubble: (p - 1) (T_F + T_B) / v. Requires: p divides m. Source:
+  // Narayanan et al., 2021, section 2.2; MegaScale, section 3.1.
   kInterleaved1F1B,
-  // k1F1B with the weights' part of each backward apart (W): the gradient of a chunk's input goes
-  // on earlier, and W fills what would be bubble. Keeps at most p micro-batches on every stage.
-  // Bubble: (p - 1) (T_F + T_B - T_W) where T_F = T_B = T_W, T_B without T_W. Source: ZB-H1, Qi et
-  // al., 2023.
+  // 1F1B with a separate instruction for the weight gradients of each backward (W): the gradient of
+  // a chunk's input is sent on earlier, and W fills the bubble. Keeps at most p micro-batches on
+  // every stage. Bubble: (p - 1) (T_F + T_B - T_W) where T_F = T_B = T_W, and T_B excludes T_W.
+  // Source: ZB-H1, Qi et al., 2023.
   kZeroBubbleH1,
 };
 
@@ -47,29 +47,29 @@ struct ScheduleOptions {
   int num_microbatches = 1;
 };
 
-// An option that does not go with the others.
+// An option whose value does not fit the others.
 struct ScheduleMisfit {
   enum class Option : uint8_t { kSchedule, kNumStages, kChunksPerStage, kNumMicrobatches };
   Option option = Option::kSchedule;
-  std::string why;  // what it is, what the schedule needs, what to do
+  std::string why;  // the value, what the schedule needs, what to do
   bool operator==(const ScheduleMisfit&) const = default;
 };
 
-// The first misfit, if any: a size below 1, or one that the schedule cannot have.
+// Returns the first misfit, if any: a size below 1, or a value that the schedule does not support.
 std::optional<ScheduleMisfit> FindMisfit(const ScheduleOptions& options);
 
-// Errors: InvalidArgument - FindMisfit finds one.
+// Errors: InvalidArgument - FindMisfit found a misfit.
 absl::Status CheckSchedule(const ScheduleOptions& options);
 
-// The schedule of a stage with so many chunks, where none is asked for.
+// Returns the default schedule for this number of chunks per stage.
 Schedule DefaultSchedule(int chunks_per_stage);
 
-// The schedule that stages run where options.schedule is asked for. One stage has no bubble to
-// fill and always alternates: all forwards first would add to the gradient of a tied embedding in
-// another order, and a schedule is no part of the numerics.
+// Returns the schedule that stages really run when options.schedule is asked for. With one stage
+// there is no bubble to fill, and it always runs 1F1B: GPipe would add to the gradient of a tied
+// embedding in another order, and a schedule must not change the numerics.
 Schedule ScheduleInUse(const ScheduleOptions& options);
 
-// One pass, or part of one, of one micro-batch through one chunk.
+// One pass of one micro-batch through one chunk, or a part of a pass.
 struct ComputeItem {
   OpKind kind = OpKind::kForward;  // kForward, kBackward or kWeightGradient
   int chunk = 0;                   // in the model
@@ -77,11 +77,11 @@ struct ComputeItem {
   bool operator==(const ComputeItem&) const = default;
 };
 
-// What `stage` computes in a step, in order.
+// Returns the passes that `stage` computes in a step, in order.
 // Requires: 0 <= stage < num_stages, CheckSchedule(options).ok().
 std::vector<ComputeItem> ComputeOrder(const ScheduleOptions& options, int stage);
 
-// True where every backward has its W.
+// True when the schedule has a W for every backward.
 bool SplitsBackward(Schedule schedule);
 
 }  // namespace megascale::plan

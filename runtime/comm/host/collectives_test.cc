@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/comm/test_world.h"
+#include "runtime/comm/testing/test_world.h"
 #include "runtime/stream/stream.h"
 
 namespace megascale::comm {
@@ -21,11 +21,11 @@ using tensor::Vector;
 using Bytes = std::vector<std::byte>;
 
 constexpr size_t kRingBytes = 4096;
-// None, one, odd, and several times what a ring holds (in every type).
+// Zero, one, odd, and several times the capacity of a ring (in every type).
 const std::vector<int64_t> kSizes = {0, 1, 37, 9001};
 
-// A number that is the same for the same arguments, of magnitudes so different that the order of a
-// sum shows.
+// Returns a number that depends only on the arguments. Magnitudes differ so much that sums show the
+// order of addition.
 double Value(int rank, int64_t k, int salt) {
   uint64_t bits = (static_cast<uint64_t>(rank) * 1000003 + k) * 2654435761u + salt * 40503u;
   bits ^= bits >> 29;
@@ -64,7 +64,7 @@ Bytes Input(int rank, DType dtype, int64_t size, int salt) {
   return bytes;
 }
 
-// The left fold, element by element.
+// Computes the left fold, element by element.
 Bytes Sum(int num_ranks, DType dtype, int64_t size, int salt) {
   Bytes result = Input(0, dtype, size, salt);
   std::vector<Bytes> inputs;
@@ -157,7 +157,7 @@ void CheckCopies(Communicator& comm, DType dtype, int64_t size, int salt) {
   ASSERT_EQ(comm.Broadcast(View(told, dtype), root, info), absl::OkStatus());
   EXPECT_TRUE(told == Input(root, dtype, size, salt + 2)) << "broadcast, " << where;
 
-  // Along the line of ranks: everybody but the first receives, everybody but the last sends.
+  // Along the line of ranks: all but the first receive, all but the last send.
   Bytes message(part.size());
   const Bytes own = Input(rank, dtype, size, salt + 3);
   if (rank > 0) {
@@ -236,7 +236,7 @@ TEST(CollectivesInPlaceTest, ReduceScatterAndAllGatherWorkWithinOneBuffer) {
   });
 }
 
-// The same, with all that peers read in memory that they map.
+// The same, with all memory that peers read mapped by them.
 TEST(CollectivesInPlaceTest, TensorsMayLieInSharedMemory) {
   const WorldSpec spec = OneGroup(3, 1, kRingBytes);
   ThreadWorld world(spec);

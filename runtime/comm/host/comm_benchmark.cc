@@ -1,9 +1,10 @@
-// What collectives among four processes of this machine cost, in the same run as plain copies.
+// Measures collectives among four processes of this machine, together with plain copies in the same
+// run.
 //   bazel run //runtime/comm:comm_benchmark
-// First 64 MB beside what the same processes reach when all copy at once the bytes that a direct
-// algorithm must move; then tables over sizes (test_table.h). Both for tensors in memory that
-// peers may map, for tensors elsewhere, which the kernel copies, and over rings and windows alone;
-// the tables over Unix sockets too.
+// First it compares 64 MB with the speed at which the same processes, all at once, copy the bytes
+// that a direct algorithm must move. Then it prints tables over sizes (test_table.h). Both run for
+// tensors in memory that peers may map, for tensors elsewhere, which the kernel copies, and over
+// rings and windows alone; the tables also over Unix sockets.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -12,8 +13,8 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/test_table.h"
-#include "runtime/comm/test_world.h"
+#include "runtime/comm/testing/test_table.h"
+#include "runtime/comm/testing/test_world.h"
 #include "runtime/tensor/arena.h"
 
 namespace megascale::comm {
@@ -22,11 +23,11 @@ namespace {
 using tensor::DType;
 using tensor::Vector;
 
-// Twice the largest size, for input and output of one rank.
+// Twice the largest size: input and output of one rank.
 constexpr size_t kMemoryBytes = 2 * kTableBytesMax;
 
-// One rank's buffers for one size, in kMemoryBytes at `memory`. What is not divisible by the ranks
-// is left out.
+// One rank's buffers for one size, within kMemoryBytes at `memory`. Leaves out the remainder that
+// the number of ranks does not divide.
 class Bench {
  public:
   Bench(Communicator& comm, size_t num_bytes, std::byte* memory)
@@ -34,7 +35,7 @@ class Bench {
         data_(reinterpret_cast<float*>(memory), num_bytes / sizeof(float)),
         output_(reinterpret_cast<float*>(memory + kTableBytesMax), data_.size()),
         block_(static_cast<int64_t>(data_.size()) / comm.size()) {
-    // Memory that nobody wrote to would all be one page of zeros, in the cache.
+    // Memory that was never written would all be one page of zeros, in the cache.
     Fill();
     std::fill(output_.begin(), output_.end(), 1.0f);
   }
@@ -63,7 +64,7 @@ class Bench {
     return absl::OkStatus();
   }
 
-  // Seconds of the best round, for one repetition.
+  // Returns the seconds of one repetition in the fastest round.
   absl::StatusOr<double> Measure(Call call) {
     const size_t num_repetitions = RepetitionsInRound(data_.size() * sizeof(float));
     const auto barrier = [&] { return comm_.Barrier({}); };
@@ -75,7 +76,8 @@ class Bench {
     return seconds / static_cast<double>(num_repetitions);
   }
 
-  // Performs the call once more, on known values. The sum over all ranks.
+  // Makes the call once more, on known values, and returns the wrong elements summed over all
+  // ranks.
   absl::StatusOr<int64_t> CountWrong(Call call) {
     Fill();
     RETURN_IF_ERROR(Perform(call));
@@ -137,7 +139,8 @@ absl::Status PrintTables(Communicator& comm, const std::string& way, std::byte* 
   return absl::OkStatus();
 }
 
-// Seconds in which every rank copies `num_bytes` from one of its buffers to another, all at once.
+// Returns the seconds in which every rank, all at once, copies `num_bytes` between two of its
+// buffers.
 absl::StatusOr<double> CopySeconds(Communicator& comm, size_t num_bytes) {
   ASSIGN_OR_RETURN(tensor::Arena arena, tensor::Arena::Create(2 * kTableBytesMax));
   const Vector from = arena.Allocate(DType::kF32, kTableBytesMax / sizeof(float));
@@ -148,7 +151,7 @@ absl::StatusOr<double> CopySeconds(Communicator& comm, size_t num_bytes) {
     for (size_t left = num_bytes; left > 0;) {
       const size_t count = std::min(left, kTableBytesMax);
       std::memcpy(to.data, from.data, count);
-      asm volatile("" : : "r"(to.data) : "memory");  // the copy counts as used
+      asm volatile("" : : "r"(to.data) : "memory");  // makes the compiler keep the copy
       left -= count;
     }
     return absl::OkStatus();
@@ -156,8 +159,8 @@ absl::StatusOr<double> CopySeconds(Communicator& comm, size_t num_bytes) {
   return BestRound([&] { return comm.Barrier({}); }, copy);
 }
 
-// What each of n = 4 ranks must read and write of a buffer of S bytes if it reads its peers'
-// buffers in place and writes its own. A copy of N bytes reads N and writes N.
+// The parts of a buffer of S bytes that each of n = 4 ranks must read and write if it reads its
+// peers' buffers in place and writes its own. A copy of N bytes reads N and writes N.
 struct DirectCost {
   Call call;
   size_t read;     // quarters of S
@@ -198,7 +201,7 @@ struct Way {
   const char* name;
   int num_nodes;
   bool reads_in_place;
-  bool is_mapped;  // the tensors' memory
+  bool is_mapped;  // whether peers may map the tensors' memory
 };
 constexpr Way kWays[] = {
     {"shared memory", 1, true, true},

@@ -1,4 +1,4 @@
-#include "runtime/comm/connect.h"
+#include "runtime/comm/host/connect.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -19,42 +19,57 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/communicator.h"
-#include "runtime/comm/handshake.h"
-#include "runtime/comm/socket_address.h"
+#include "runtime/comm/host/handshake.h"
+#include "runtime/comm/host/socket_address.h"
 
 namespace megascale::comm {
 namespace {
 
 constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
-// Sockets that have connected and not yet proven anything; beyond that, the oldest is dropped.
+// Incoming sockets that have not authenticated yet. Further ones wait in the kernel's queue.
 constexpr size_t kStrangersMax = 256;
+// Pause before a socket that the peer closed is replaced: a dying process closes its sockets one by
+// one.
+constexpr absl::Duration kTryAgainAfter = absl::Milliseconds(100);
 
 class Meeting {
  public:
   Meeting(const ConnectOptions& options, const std::vector<StreamRequest>& requests)
       : options_(options),
         requests_(requests),
-        deadline_(base::RealClock().Monotonic() + options.timeout),
+        deadline_(Now() + options.timeout),
         streams_(requests.size()) {}
 
   absl::StatusOr<std::vector<base::UniqueFd>> Run();
 
  private:
-  // A connection to a higher rank, on its way.
+  // A connection to a higher rank that is being made.
   struct Outgoing {
     size_t request = 0;
     std::string address;
-    base::UniqueFd socket;                          // invalid: to be tried (again)
-    std::unique_ptr<ConnectorHandshake> handshake;  // null: not yet connected
+    base::UniqueFd socket;                          // invalid: to be connected (again)
+    std::unique_ptr<ConnectorHandshake> handshake;  // null: not connected yet
+    int num_hangups = 0;
+    absl::Duration try_after = -absl::InfiniteDuration();
+  };
+  // An incoming socket that has not authenticated.
+  struct Stranger {
+    std::unique_ptr<AcceptorHandshake> handshake;
+    absl::Duration accepted;
   };
 
+  static absl::Duration Now() { return base::RealClock().Monotonic(); }
   absl::Status Listen();
   absl::Status FindAddresses();
-  absl::Duration Left() const { return deadline_ - base::RealClock().Monotonic(); }
+  absl::Duration Left() const { return deadline_ - Now(); }
   absl::Status TimedOut() const;
   void WaitForWork();
+  static absl::Status NotReached(const Outgoing& outgoing, const absl::Status& why);
   absl::Status AdvanceOutgoing(Outgoing& outgoing);
+  absl::StatusOr<bool> AdvanceHandshake(Outgoing& outgoing);
   absl::Status Accept();
+  bool HasRoom() const { return incoming_.size() < kStrangersMax; }
+  void DropSilent();
   void AdvanceIncoming();
   absl::Status Welcome(AcceptorHandshake& handshake);
 
@@ -64,7 +79,7 @@ class Meeting {
   std::vector<base::UniqueFd> streams_;
   std::optional<ListeningSocket> listening_;
   std::vector<Outgoing> outgoing_;
-  std::deque<std::unique_ptr<AcceptorHandshake>> incoming_;
+  std::deque<Stranger> incoming_;  // the oldest first
 };
 
 absl::StatusOr<std::vector<base::UniqueFd>> Meeting::Run() {
@@ -80,8 +95,8 @@ absl::StatusOr<std::vector<base::UniqueFd>> Meeting::Run() {
                      {request.peer});
       }
     }
+    AdvanceIncoming();  // first, so that bytes that have arrived count before a socket is dropped
     RETURN_IF_ERROR(Accept());
-    AdvanceIncoming();
     if (std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s.valid(); })) {
       return std::move(streams_);
     }
@@ -107,7 +122,7 @@ absl::Status Meeting::Listen() {
   return options_.store->Set(absl::StrCat("address/", options_.rank), listening_->address());
 }
 
-// A peer publishes its address before it waits for anything, so these waits cannot lock up.
+// A peer publishes its address before it waits for anything, so these waits cannot deadlock.
 absl::Status Meeting::FindAddresses() {
   std::map<int, std::string> addresses;
   for (size_t i = 0; i < requests_.size(); ++i) {
@@ -133,39 +148,73 @@ absl::Status Meeting::TimedOut() const {
     if (!streams_[i].valid()) missing.insert(requests_[i].peer);
   }
   const std::vector<int> ranks(missing.begin(), missing.end());
-  return Blame(absl::DeadlineExceededError(absl::StrCat(
-                   "rank ", options_.rank, " waited ", absl::FormatDuration(options_.timeout),
-                   " for the other members of its groups; not connected: rank(s) ",
-                   absl::StrJoin(ranks, ", "))),
-               ranks);
+  std::string text = absl::StrCat(
+      "rank ", options_.rank, " waited ", absl::FormatDuration(options_.timeout),
+      " for the other members of its groups; not connected: rank(s) ", absl::StrJoin(ranks, ", "));
+  for (const Outgoing& outgoing : outgoing_) {
+    if (streams_[outgoing.request].valid() || outgoing.num_hangups == 0) continue;
+    absl::StrAppend(&text, "; rank ", requests_[outgoing.request].peer, " hung up ",
+                    outgoing.num_hangups, " times during the handshake");
+    break;  // one example is enough
+  }
+  return Blame(absl::DeadlineExceededError(text), ranks);
 }
 
 void Meeting::WaitForWork() {
   std::vector<pollfd> polled;
-  if (listening_.has_value()) polled.push_back({listening_->fd(), POLLIN, 0});
+  if (listening_.has_value() && HasRoom()) polled.push_back({listening_->fd(), POLLIN, 0});
   for (const Outgoing& outgoing : outgoing_) {
     if (streams_[outgoing.request].valid() || !outgoing.socket.valid()) continue;
     const short events = outgoing.handshake == nullptr ? POLLOUT : POLLIN;
     polled.push_back({outgoing.socket.get(), events, 0});
   }
-  for (const auto& handshake : incoming_) polled.push_back({handshake->socket(), POLLIN, 0});
+  for (const Stranger& stranger : incoming_) {
+    polled.push_back({stranger.handshake->socket(), POLLIN, 0});
+  }
   const absl::Duration timeout = std::min(kPollInterval, Left());
   ::poll(polled.data(), polled.size(),
          static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(timeout))));
 }
 
+absl::Status Meeting::NotReached(const Outgoing& outgoing, const absl::Status& why) {
+  if (outgoing.num_hangups == 0) return why;
+  return base::Annotate(why, "hung up during the handshake and cannot be reached again");
+}
+
 absl::Status Meeting::AdvanceOutgoing(Outgoing& outgoing) {
   if (!outgoing.socket.valid()) {
+    if (Now() < outgoing.try_after) return absl::OkStatus();
     absl::StatusOr<base::UniqueFd> socket = StartConnect(outgoing.address);
-    if (absl::IsResourceExhausted(socket.status())) return absl::OkStatus();  // later
-    if (!socket.ok()) return socket.status();
+    if (absl::IsResourceExhausted(socket.status())) return absl::OkStatus();  // try again later
+    if (!socket.ok()) return NotReached(outgoing, socket.status());
     outgoing.socket = *std::move(socket);
   }
   if (outgoing.handshake == nullptr) {
     pollfd polled = {outgoing.socket.get(), POLLOUT, 0};
     if (::poll(&polled, 1, 0) <= 0) return absl::OkStatus();
-    RETURN_IF_ERROR(FinishConnect(outgoing.socket.get()));
+    const absl::Status connected = FinishConnect(outgoing.socket.get());
+    if (!connected.ok()) return NotReached(outgoing, connected);
     PrepareStream(outgoing.socket.get());
+  }
+  const absl::StatusOr<bool> is_proven = AdvanceHandshake(outgoing);
+  // The peer dropped the socket, or died; the next connection shows which: it fails at once if no
+  // process listens.
+  if (absl::IsUnavailable(is_proven.status())) {
+    outgoing.handshake.reset();
+    outgoing.socket.reset();
+    ++outgoing.num_hangups;
+    outgoing.try_after = Now() + kTryAgainAfter;
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(is_proven.status());
+  if (*is_proven) streams_[outgoing.request] = std::move(outgoing.socket);
+  return absl::OkStatus();
+}
+
+// Continues on a connected socket; true once the peer has proved itself. Errors: those of
+// ConnectorHandshake.
+absl::StatusOr<bool> Meeting::AdvanceHandshake(Outgoing& outgoing) {
+  if (outgoing.handshake == nullptr) {
     const StreamRequest& request = requests_[outgoing.request];
     ASSIGN_OR_RETURN(Hello hello, MakeHello(options_.job_id, options_.attempt, request.group));
     hello.from_rank = options_.rank;
@@ -174,13 +223,13 @@ absl::Status Meeting::AdvanceOutgoing(Outgoing& outgoing) {
         std::make_unique<ConnectorHandshake>(outgoing.socket.get(), options_.secret, hello);
     RETURN_IF_ERROR(outgoing.handshake->Start());
   }
-  ASSIGN_OR_RETURN(const bool is_proven, outgoing.handshake->Advance());
-  if (is_proven) streams_[outgoing.request] = std::move(outgoing.socket);
-  return absl::OkStatus();
+  return outgoing.handshake->Advance();
 }
 
+// Sockets beyond kStrangersMax stay in the kernel's queue, where a peer loses nothing.
 absl::Status Meeting::Accept() {
-  while (listening_.has_value()) {
+  if (listening_.has_value() && !HasRoom()) DropSilent();
+  while (listening_.has_value() && HasRoom()) {
     base::UniqueFd socket(
         ::accept4(listening_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
@@ -189,26 +238,42 @@ absl::Status Meeting::Accept() {
       }
       break;
     }
+    if (const absl::Status mine = CheckAccepted(socket.get(), listening_->address()); !mine.ok()) {
+      base::LogWarning(absl::StrCat("dropped a stranger: ", mine.message()));
+      continue;
+    }
     PrepareStream(socket.get());
     Hello expected;
     expected.attempt = options_.attempt;
     expected.job = DigestOf(options_.job_id);
     expected.to_rank = options_.rank;
     incoming_.push_back(
-        std::make_unique<AcceptorHandshake>(std::move(socket), options_.secret, expected));
-    if (incoming_.size() > kStrangersMax) incoming_.pop_front();
+        {std::make_unique<AcceptorHandshake>(std::move(socket), options_.secret, expected), Now()});
   }
   return absl::OkStatus();
 }
 
+// Drops strangers that have had enough time.
+void Meeting::DropSilent() {
+  size_t num_dropped = 0;
+  for (; !incoming_.empty(); incoming_.pop_front(), ++num_dropped) {
+    if (Now() - incoming_.front().accepted < options_.stranger_patience) break;
+  }
+  if (num_dropped == 0) return;
+  base::LogWarning(absl::StrCat("dropped ", num_dropped, " strangers at ", listening_->address(),
+                                ": they proved nothing for ",
+                                absl::FormatDuration(options_.stranger_patience),
+                                " and others wait"));
+}
+
 void Meeting::AdvanceIncoming() {
   for (auto it = incoming_.begin(); it != incoming_.end();) {
-    absl::StatusOr<bool> is_proven = (*it)->Advance();
+    absl::StatusOr<bool> is_proven = it->handshake->Advance();
     if (is_proven.ok() && !*is_proven) {
       ++it;
       continue;
     }
-    const absl::Status status = is_proven.ok() ? Welcome(**it) : is_proven.status();
+    const absl::Status status = is_proven.ok() ? Welcome(*it->handshake) : is_proven.status();
     if (!status.ok()) {
       base::LogWarning(
           absl::StrCat("dropped a stranger at ", listening_->address(), ": ", status.message()));
@@ -217,22 +282,23 @@ void Meeting::AdvanceIncoming() {
   }
 }
 
-// The peer is proven; is it one that this rank shares the group with?
+// Answers a peer that has proved itself, if this rank shares the group with it. A peer that comes
+// again lost its earlier socket before it got the verdict: the newest socket counts.
 absl::Status Meeting::Welcome(AcceptorHandshake& handshake) {
   const Hello& hello = handshake.hello();
   for (size_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i].peer != hello.from_rank || DigestOf(requests_[i].group) != hello.group)
+    const bool connects = requests_[i].peer < options_.rank;
+    if (!connects || requests_[i].peer != hello.from_rank ||
+        DigestOf(requests_[i].group) != hello.group) {
       continue;
-    if (streams_[i].valid()) break;
-    const char verdict = 1;
-    if (::send(handshake.socket(), &verdict, 1, MSG_NOSIGNAL) != 1) {
-      return absl::UnavailableError("it hung up before it was welcomed");
     }
+    RETURN_IF_ERROR(handshake.Answer(Verdict::kWelcome));
     streams_[i] = handshake.Release();
     return absl::OkStatus();
   }
+  (void)handshake.Answer(Verdict::kNoSuchGroup);  // dropped whether or not this arrives
   return absl::FailedPreconditionError(
-      absl::StrCat("rank ", hello.from_rank, " shares no such group with this one, or came twice"));
+      absl::StrCat("rank ", hello.from_rank, " shares no such group with this one"));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Meets the members of this rank's groups on other machines. Of two ranks the lower one connects
-// and the higher one listens, once per group that they share. No rank waits for one that it shares
-// no group with.
+// Connects this rank to the members of its groups on other machines. Of two ranks the lower one
+// connects and the higher one listens, once per group that they share. A rank waits only for ranks
+// that it shares a group with.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "runtime/base/fd.h"
-#include "runtime/comm/store.h"
+#include "runtime/comm/store/store.h"
 
 namespace megascale::comm {
 
@@ -21,10 +21,13 @@ struct ConnectOptions {
   int64_t attempt = 0;
   std::string secret;
   Store* store = nullptr;
-  std::string socket_directory;  // this or tcp_address
+  std::string socket_directory;  // set this or tcp_address
   std::string tcp_address;
   absl::Duration timeout;
-  const std::atomic<bool>* cancelled = nullptr;  // looked at ten times a second
+  const std::atomic<bool>* cancelled = nullptr;  // checked ten times a second
+  // When there is no room for another incoming socket: after how long one that has not
+  // authenticated may be replaced. A peer that is slower than this connects again.
+  absl::Duration stranger_patience = absl::Seconds(2);
 };
 
 struct StreamRequest {
@@ -32,7 +35,7 @@ struct StreamRequest {
   int peer = 0;  // world rank
 };
 
-// One authenticated stream for each request, in their order. Errors: see Fabric::Connect.
+// Returns one authenticated stream for each request, in their order. Errors: see Fabric::Connect.
 absl::StatusOr<std::vector<base::UniqueFd>> ConnectStreams(
     const ConnectOptions& options, const std::vector<StreamRequest>& requests);
 

@@ -1,4 +1,4 @@
-#include "runtime/comm/endpoint.h"
+#include "runtime/comm/host/endpoint.h"
 
 #include <algorithm>
 
@@ -10,15 +10,15 @@
 namespace megascale::comm {
 namespace {
 
-// A process that is killed rings no doorbell: how often one that waits looks whether its peers
-// live.
+// How often a waiting member checks that its peers live: a killed process rings no doorbell.
 constexpr absl::Duration kPeerCheckInterval = absl::Milliseconds(100);
 
 std::string RankList(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
 
-// What a member that gave up told, as an error here. It is to blame itself unless it blames others.
+// Returns the notice of a member that gave up as an error. Blames the member itself unless it
+// blames others.
 absl::Status NoticeStatus(const AbortNotice& notice, int world_rank) {
   const uint32_t num_blamed = std::min<uint32_t>(notice.num_blamed, AbortNotice::kBlamedMax);
   const size_t text_bytes = std::min<size_t>(notice.text_bytes, AbortNotice::kTextMax);
@@ -45,7 +45,7 @@ absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
     const bool asks_kernel = now >= next_check;
     if (asks_kernel) next_check = now + kPeerCheckInterval;
     if (absl::Status gone = FindGonePeer(exchange, asks_kernel); !gone.ok()) {
-      // What it sent before it went still counts.
+      // Messages that the peer sent before it ended still count.
       moved = exchange.Progress(peers_);
       if (!moved.ok()) return Fail(base::Annotate(moved.status(), Context(exchange)));
       if (*moved) continue;

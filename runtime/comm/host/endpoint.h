@@ -1,6 +1,6 @@
-// One member's end of a group: the ways to all peers, waiting for them, and giving up.
-// HostCommunicator turns calls into exchanges; this carries them out. Threads: Run on the owner's
-// thread; Abort and failure on any.
+// One member's end of a group: its connections to all peers, waiting for them, and failing.
+// HostCommunicator turns calls into exchanges; an Endpoint carries them out. Threads: Run on the
+// owner's thread; Abort and failure on any.
 #pragma once
 
 #include <atomic>
@@ -10,38 +10,40 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "runtime/comm/exchange.h"
-#include "runtime/comm/region.h"
+#include "runtime/comm/host/exchange.h"
+#include "runtime/comm/host/region.h"
 
 namespace megascale::comm {
 
 class Endpoint {
  public:
-  // `slot`: this member's own. `peers`: by group index; the own entry has its rank and window only.
-  // Peers on this machine are met (PeerProcess) here, once they have attached.
+  // `slot`: this member's own. `peers`: by group index; this member's own entry has only its rank
+  // and window. Run meets the processes of peers on this machine (PeerProcess) once they have
+  // attached.
   Endpoint(std::string name, int index, MemberSlot* slot, std::vector<Peer> peers)
       : name_(std::move(name)), index_(index), slot_(slot), peers_(std::move(peers)) {}
 
   const std::string& name() const { return name_; }
   int index() const { return index_; }
   int size() const { return static_cast<int>(peers_.size()); }
-  // Whether Exchange::SendToAll may be used: all members are local, and more than one.
+  // Whether Exchange::SendToAll may be used: all members are on this machine, and there are
+  // several.
   bool has_windows() const { return static_cast<bool>(peers_[index_].window); }
   int WorldRank(int index) const { return peers_[index].world_rank; }
 
-  // Carries the exchange out by `deadline` (monotonic time). Any error is final: see Communicator.
+  // Carries out `exchange` by `deadline` (monotonic time). Any error is final: see Communicator.
   absl::Status Run(Exchange& exchange, absl::Duration deadline);
 
-  // Ends the endpoint with Aborted and tells the peers; the first reason stays.
+  // Ends the endpoint with Aborted and tells the peers. Only the first reason counts.
   void Abort(const absl::Status& reason);
 
-  // OK until it failed or was aborted.
+  // Returns OK, or why the endpoint failed or was aborted.
   absl::Status failure() const;
 
  private:
   absl::Status Fail(absl::Status status);
   void MeetPeers();
-  // `asks_kernel`: also whether processes have ended.
+  // `asks_kernel`: also check whether peers' processes have ended.
   absl::Status FindGonePeer(const Exchange& exchange, bool asks_kernel) const;
   absl::Status DeadlineError(const Exchange& exchange) const;
   std::string Context(const Exchange& exchange) const;
@@ -50,7 +52,7 @@ class Endpoint {
   const std::string name_;
   const int index_;
   MemberSlot* const slot_;
-  std::vector<Peer> peers_;  // but for `process`, constant
+  std::vector<Peer> peers_;  // constant except for `process`
   bool has_met_all_ = false;
 
   std::atomic<bool> failed_{false};

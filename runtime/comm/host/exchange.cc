@@ -1,4 +1,4 @@
-#include "runtime/comm/exchange.h"
+#include "runtime/comm/host/exchange.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,10 +11,9 @@
 namespace megascale::comm {
 namespace {
 
-// The most that moves before the other side is told: small enough to overlap its work with this
-// side's.
+// Most bytes that move before the other side is notified: small enough to overlap both sides' work.
 constexpr size_t kPieceBytes = 128 << 10;
-// The most that is read in place before this side looks whether the call has failed.
+// Most bytes that are read in place before this side checks whether the call has failed.
 constexpr size_t kCopyBytes = 64 << 20;
 
 size_t PaddedBytes(size_t num_bytes) {
@@ -106,7 +105,7 @@ bool Exchange::Push(Outgoing& outgoing, const std::vector<Peer>& peers) {
 bool Exchange::PushHeader(Outgoing& outgoing, const std::vector<Peer>& peers) {
   const Ring& way = Way(outgoing, peers);
   const absl::Span<std::byte> room = way.WritableSpan();
-  // Messages start at multiples of the header's size, so it is never cut by the ring's end.
+  // Messages start at multiples of the header's size, so the end of the ring never cuts a header.
   if (room.size() < sizeof(MessageHeader)) return false;
   bool in_place = outgoing.header.payload_bytes > way.capacity();
   for (int i = 0; i < static_cast<int>(peers.size()); ++i) {
@@ -149,7 +148,7 @@ absl::StatusOr<bool> Exchange::PullHeader(Incoming& incoming, const Peer& peer) 
   MessageHeader expected = call_;
   expected.payload_bytes = incoming.payload_bytes;
   expected.address = header.address;
-  // The sender of a message calls it a send; this end expects just that.
+  // The sender of a message calls the operation a send; this end expects that.
   if (expected.operation == Operation::kRecv) expected.operation = Operation::kSend;
   if (header != expected) {
     return absl::InternalError(absl::StrCat("expected ", Describe(expected), " from rank ",
@@ -164,7 +163,8 @@ absl::StatusOr<bool> Exchange::PullHeader(Incoming& incoming, const Peer& peer) 
   return true;
 }
 
-// A peer that makes another call may have sent it the other way, where nobody would look for it.
+// A peer that makes another call may have sent its message the other way, where it would go
+// unnoticed.
 absl::Status Exchange::CheckOtherWay(const Incoming& incoming, const Peer& peer) const {
   const Ring& way = incoming.from_window ? peer.inbox : peer.window;
   if (!way || call_.operation == Operation::kSend || call_.operation == Operation::kRecv) {
@@ -214,8 +214,8 @@ bool Exchange::PullInPlace(Incoming& incoming, Peer& peer) {
   return true;
 }
 
-// A piece of the sum needs the same piece from everybody: it is added straight from the rings, or
-// from the cache after it was read in place.
+// Adds one piece of the sum, once every member's piece is there: straight from the rings, or from
+// the cache after it was read in place.
 bool Exchange::Fold(std::vector<Peer>& peers) {
   if (incoming_.empty()) return false;
   for (const Incoming& incoming : incoming_) {
@@ -249,7 +249,7 @@ bool Exchange::Fold(std::vector<Peer>& peers) {
   return has_moved;
 }
 
-// How much of the sum everybody's part is there of.
+// Returns how many bytes of the sum have every member's part.
 size_t Exchange::FoldableBytes(const std::vector<Peer>& peers) const {
   size_t count = std::min(sum_.num_bytes - incoming_.front().num_done, kPieceBytes);
   for (const Incoming& incoming : incoming_) {
@@ -259,16 +259,16 @@ size_t Exchange::FoldableBytes(const std::vector<Peer>& peers) const {
   return count - count % tensor::SizeOf(call_.dtype);
 }
 
-// Takes the rest once the payload is through; true when that ends the message. The rest is the
-// padding, or the header of a payload that was read in place.
+// Removes the rest of a message after its payload: the padding, or the header of a payload that was
+// read in place. Returns true if that ends the message.
 bool Exchange::Finish(Incoming& incoming, const Peer& peer) {
   if (incoming.is_done || incoming.num_done < incoming.payload_bytes) return false;
   const size_t rest = incoming.address != 0
                           ? sizeof(MessageHeader)
                           : PaddedBytes(incoming.payload_bytes) - incoming.payload_bytes;
   if (Source(incoming, peer).ReadableSpan().size() < rest) return false;
-  // What was read in place counts if the peer was still in the call afterwards: one that gave up
-  // says so before it touches its buffers again.
+  // Bytes that were read in place are valid if the peer was still in the call afterwards: a peer
+  // that gives up says so before it touches its buffers again.
   const bool in_place = incoming.address != 0;
   std::atomic_thread_fence(std::memory_order_acquire);
   if (in_place && (peer.state() != PeerState::kOpen || peer.process.HasEnded())) return false;
@@ -279,12 +279,12 @@ bool Exchange::Finish(Incoming& incoming, const Peer& peer) {
 }
 
 void Exchange::Take(const Incoming& incoming, const Peer& peer, size_t num_bytes) {
-  if (num_bytes == 0) return;  // no news for the peer
+  if (num_bytes == 0) return;  // nothing new for the peer
   const bool is_awaited = incoming.address != 0;
   if (Source(incoming, peer).CommitRead(num_bytes) || is_awaited) peer.Notify();
 }
 
-// The members that keep the window of `owner` full.
+// Returns the members that keep the window of `owner` full.
 std::vector<int> Exchange::FindBlockers(const std::vector<Peer>& peers, int owner) {
   std::vector<int> blockers;
   for (int reader = 0; reader + 1 < static_cast<int>(peers.size()); ++reader) {
@@ -294,7 +294,7 @@ std::vector<int> Exchange::FindBlockers(const std::vector<Peer>& peers, int owne
   return blockers;
 }
 
-// The members that have not yet taken what is sent, or keep it from being sent.
+// Returns the members that have not taken the message yet, or that keep it from being sent.
 std::vector<int> Exchange::FindTakers(const std::vector<Peer>& peers, const Outgoing& outgoing) {
   const Ring& way = Way(outgoing, peers);
   if (!outgoing.to_all) return {outgoing.peer};
@@ -333,7 +333,7 @@ bool Exchange::Needs(int peer, const std::vector<Peer>& peers) const {
   }
   for (const Outgoing& outgoing : outgoing_) {
     if (outgoing.is_done || (!outgoing.to_all && outgoing.peer != peer)) continue;
-    // Of a payload that all read in place, this one may have read all.
+    // All members read such a payload in place; `peer` may have finished.
     if (!outgoing.InPlace()) return true;
     const std::vector<int> takers = FindTakers(peers, outgoing);
     if (std::find(takers.begin(), takers.end(), peer) != takers.end()) return true;

@@ -1,12 +1,13 @@
-// One member's part of a call, without threads: what it moves, and whom it wakes.
-#include "runtime/comm/exchange.h"
+// One member's part of a call, without threads: the bytes that it moves, and the peers that it
+// wakes.
+#include "runtime/comm/host/exchange.h"
 
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <vector>
 
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 
 namespace megascale::comm {
 namespace {
@@ -49,7 +50,7 @@ class ExchangeTest : public ::testing::Test {
   std::unique_ptr<RegionLayout> layout_;
 };
 
-// Two that waited for a third, and told each other so for ever, would keep each other awake.
+// Two members that wait for a third and notify each other of that would keep each other awake.
 TEST_F(ExchangeTest, WhoFindsNothingToAddWakesNobody) {
   const std::vector<float> data(kMessageFloats, 1);
   std::vector<float> sum(kMessageFloats);

@@ -1,4 +1,4 @@
-#include "runtime/comm/fabric.h"
+#include "runtime/comm/host/fabric.h"
 
 #include <algorithm>
 #include <atomic>
@@ -9,20 +9,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/connect.h"
-#include "runtime/comm/endpoint.h"
-#include "runtime/comm/host_communicator.h"
-#include "runtime/comm/peer_process.h"
-#include "runtime/comm/stream_pump.h"
+#include "runtime/comm/host/connect.h"
+#include "runtime/comm/host/endpoint.h"
+#include "runtime/comm/host/host_communicator.h"
+#include "runtime/comm/host/peer_process.h"
+#include "runtime/comm/host/stream_pump.h"
 
 namespace megascale::comm {
 namespace {
 
 constexpr size_t kSecretBytesMin = 16;
-// After a failure, only the notices of it are still to be sent.
+// After a failure only its notices remain to be sent.
 constexpr absl::Duration kFailedCloseTimeout = absl::Seconds(1);
 
-// What of a group is this rank's.
+// This rank's part of a group.
 struct Membership {
   size_t group_index = 0;
   int index = -1;  // in the group
@@ -86,7 +86,7 @@ absl::Status Fabric::Impl::CheckStreamOptions() const {
   return absl::OkStatus();
 }
 
-// Finds this rank's slots and takes them: one process per rank and attempt.
+// Finds and claims this rank's slots: one process per rank and attempt.
 absl::Status Fabric::Impl::Attach() {
   ASSIGN_OR_RETURN(layout, RegionLayout::Attach({groups, options.placements, NodeOf(options.rank),
                                                  options.job_id, options.attempt},

@@ -1,11 +1,14 @@
-// Who may join: regions, secrets, attempts, strangers, socket directories.
-#include "runtime/comm/fabric.h"
+// Who may join: regions, secrets, attempts, strangers, socket directories, and peers that come
+// again.
+#include "runtime/comm/host/fabric.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <thread>
@@ -13,8 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
-#include "runtime/comm/socket_address.h"
-#include "runtime/comm/test_world.h"
+#include "runtime/base/socket/test_user.h"
+#include "runtime/comm/host/connect.h"
+#include "runtime/comm/host/handshake.h"
+#include "runtime/comm/host/socket_address.h"
+#include "runtime/comm/testing/test_world.h"
 
 namespace megascale::comm {
 namespace {
@@ -204,7 +210,8 @@ TEST(FabricTest, APeerOfAnotherAttemptOrJobIsRefused) {
       options.job_id = job;
       options.attempt = attempt;
     });
-    EXPECT_EQ(results[0].code(), absl::StatusCode::kFailedPrecondition) << results[0];
+    EXPECT_EQ(results[0].code(), absl::StatusCode::kAborted) << results[0];
+    EXPECT_THAT(BlamedRanks(results[0]), ElementsAre(1));
     EXPECT_EQ(results[1].code(), absl::StatusCode::kDeadlineExceeded) << results[1];
   }
 }
@@ -258,6 +265,38 @@ TEST(FabricTest, SocketDirectoriesThatAreOpenOrTooLongAreRefused) {
   EXPECT_THAT(std::string(too_long.message()), HasSubstr("107 bytes"));
 }
 
+TEST(FabricTest, ListenersOfAnotherUserGetNothing) {
+  std::string directory = "/tmp/ms-XXXXXX";
+  ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+  ASSERT_EQ(::chmod(directory.c_str(), 01777), 0);
+  ASSERT_EQ(::mkdir((directory + "/ours").c_str(), 0700), 0);
+  for (const bool only_the_process : {false, true}) {
+    const std::string path = directory + (only_the_process ? "/ours/c-1" : "/theirs/c-1");
+    base::OtherUsersListener listener(path, only_the_process);
+    const absl::Status refused = StartConnect("unix " + path).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied) << refused;
+    EXPECT_EQ(listener.Stop(), 0);
+  }
+  EXPECT_EQ(ListeningSocket::ListenUnix(directory + "/theirs", "c-2").status().code(),
+            absl::StatusCode::kPermissionDenied);
+  std::filesystem::remove_all(directory);
+}
+
+TEST(FabricTest, ConnectionsOfAnotherUserAreDropped) {
+  std::string directory = "/tmp/ms-XXXXXX";
+  ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+  const ListeningSocket listening = ListeningSocket::ListenUnix(directory, "c-1").value();
+  const std::string path = directory + "/c-1";
+  ASSERT_EQ(::chmod(directory.c_str(), 0755), 0);  // another user changes the mode later
+  ASSERT_EQ(::chmod(path.c_str(), 0666), 0);
+  EXPECT_EQ(base::ConnectAsOtherUser(path), 0);
+  const base::UniqueFd accepted(::accept(listening.fd(), nullptr, nullptr));
+  ASSERT_TRUE(accepted.valid());
+  EXPECT_EQ(CheckAccepted(accepted.get(), listening.address()).code(),
+            absl::StatusCode::kPermissionDenied);
+  std::filesystem::remove_all(directory);
+}
+
 TEST(FabricTest, TcpBindsOneInterfaceOnly) {
   for (const char* address : {"0.0.0.0", "::", "localhost"}) {
     EXPECT_EQ(ListeningSocket::ListenTcp(address).status().code(),
@@ -285,6 +324,171 @@ TEST(FabricTest, AbortEndsConnecting) {
   std::thread other([&] { fabric->Abort(absl::CancelledError("stop")); });
   EXPECT_EQ(fabric->Connect().code(), absl::StatusCode::kAborted);
   other.join();
+}
+
+// One rank of three, each on a node of its own, connects on a thread; the test plays the others.
+class ConnectTest : public ::testing::Test {
+ protected:
+  static constexpr int kStrangers = 300;  // more than a rank keeps
+
+  ConnectTest() : world_(OneGroup(3, 3, kRingBytes)) {}
+  ~ConnectTest() override { (void)End(); }
+
+  void Connect(int rank, std::vector<int> peers) {
+    thread_ = std::thread([this, rank, peers] {
+      const FabricOptions from = world_.OptionsOf(rank);
+      ConnectOptions options;
+      options.rank = rank;
+      options.job_id = from.job_id;
+      options.attempt = from.attempt;
+      options.secret = from.secret;
+      options.store = from.store;
+      options.socket_directory = from.socket_directory;
+      options.timeout = absl::Seconds(20);
+      options.cancelled = &cancelled_;
+      options.stranger_patience = patience_;
+      std::vector<StreamRequest> requests;
+      for (const int peer : peers) requests.push_back({"all", peer});
+      result_ = ConnectStreams(options, requests).status();
+    });
+  }
+  absl::Status End() {
+    if (thread_.joinable()) thread_.join();
+    return result_;
+  }
+
+  ListeningSocket ListenAs(int rank) {
+    auto listening =
+        ListeningSocket::ListenUnix(world_.socket_directory(), absl::StrCat("test-", rank)).value();
+    const std::string address = listening.address();
+    EXPECT_TRUE(world_.OptionsOf(rank).store->Set(absl::StrCat("address/", rank), address).ok());
+    return listening;
+  }
+  std::string AddressOf(int rank) {
+    return world_.OptionsOf(0)
+        .store->Wait(absl::StrCat("address/", rank), absl::Seconds(10))
+        .value();
+  }
+  Hello HelloOf(int from_rank, int to_rank) {
+    const FabricOptions options = world_.OptionsOf(from_rank);
+    Hello hello = MakeHello(options.job_id, options.attempt, "all").value();
+    hello.from_rank = from_rank;
+    hello.to_rank = to_rank;
+    return hello;
+  }
+  static base::UniqueFd AcceptAt(const ListeningSocket& listening) {
+    AwaitReadable(listening.fd());
+    return base::UniqueFd(
+        ::accept4(listening.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  }
+  // Meets the connector as `rank`.
+  void WelcomeAt(const ListeningSocket& listening, int rank) {
+    AcceptorHandshake handshake(AcceptAt(listening), world_.OptionsOf(rank).secret,
+                                HelloOf(0, rank));
+    ASSERT_EQ(Finish(handshake, handshake.socket()), absl::OkStatus());
+    ASSERT_EQ(handshake.Answer(Verdict::kWelcome), absl::OkStatus());
+    met_.push_back(handshake.Release());
+  }
+  // Greets `to_rank` as `from_rank`; Finish hears whether it is welcome.
+  std::unique_ptr<ConnectorHandshake> Greet(int from_rank, int to_rank) {
+    met_.push_back(StartConnect(AddressOf(to_rank)).value());
+    auto handshake = std::make_unique<ConnectorHandshake>(
+        met_.back().get(), world_.OptionsOf(from_rank).secret, HelloOf(from_rank, to_rank));
+    EXPECT_EQ(handshake->Start(), absl::OkStatus());
+    return handshake;
+  }
+  template <typename Handshake>
+  static absl::Status Finish(Handshake& handshake, int socket) {
+    for (;;) {
+      const absl::StatusOr<bool> is_proven = handshake.Advance();
+      if (!is_proven.ok() || *is_proven) return is_proven.status();
+      if (!AwaitReadable(socket)) return absl::DeadlineExceededError("no answer for ten seconds");
+    }
+  }
+  void ComeAsStrangers(int to_rank) {
+    const std::string address = AddressOf(to_rank);
+    for (int i = 0; i < kStrangers; ++i) met_.push_back(StartConnect(address).value());
+  }
+  static bool AwaitReadable(int fd) {
+    pollfd polled = {fd, POLLIN, 0};
+    return ::poll(&polled, 1, 10'000) == 1;
+  }
+
+  ThreadWorld world_;
+  std::atomic<bool> cancelled_{false};
+  absl::Duration patience_ = absl::Seconds(60);
+  std::vector<base::UniqueFd> met_;  // sockets of those that the test plays
+  std::thread thread_;
+  absl::Status result_ = absl::UnknownError("was not run");
+};
+
+TEST_F(ConnectTest, AConnectorWhoseSocketIsDroppedTriesAgain) {
+  const ListeningSocket listening = ListenAs(1);
+  Connect(0, {1});
+  for (int i = 0; i < 2; ++i) AcceptAt(listening).reset();
+  WelcomeAt(listening, 1);
+  EXPECT_EQ(End(), absl::OkStatus());
+}
+
+TEST_F(ConnectTest, APeerThatHangsUpAndListensNoMoreIsGone) {
+  {
+    const ListeningSocket listening = ListenAs(1);
+    Connect(0, {1});
+    const base::UniqueFd accepted = AcceptAt(listening);
+  }
+  const absl::Status status = End();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(BlamedRanks(status), ElementsAre(1));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1 of group all: hung up"));
+}
+
+TEST_F(ConnectTest, AConnectorThatIsDroppedAgainAndAgainStopsWhenItIsAborted) {
+  const ListeningSocket listening = ListenAs(1);
+  Connect(0, {1});
+  AcceptAt(listening).reset();
+  cancelled_ = true;
+  EXPECT_EQ(End().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(ConnectTest, APeerIsNotPushedOutByThoseThatComeAfterIt) {
+  Connect(1, {0, 2});
+  auto peer = Greet(0, 1);
+  const int socket = met_.back().get();
+  ComeAsStrangers(1);  // in the backlog: rank 1 still looks for the address of rank 2
+  const ListeningSocket listening = ListenAs(2);
+  EXPECT_EQ(Finish(*peer, socket), absl::OkStatus());
+  WelcomeAt(listening, 2);
+  EXPECT_EQ(End(), absl::OkStatus());
+}
+
+TEST_F(ConnectTest, StrangersThatSayNothingMakeRoomForAPeer) {
+  patience_ = absl::Milliseconds(20);
+  Connect(1, {0});
+  ComeAsStrangers(1);
+  auto peer = Greet(0, 1);
+  EXPECT_EQ(Finish(*peer, met_.back().get()), absl::OkStatus());
+  EXPECT_EQ(End(), absl::OkStatus());
+}
+
+TEST_F(ConnectTest, APeerThatLostItsSocketComesAgain) {
+  Connect(2, {0, 1});
+  for (int i = 0; i < 2; ++i) {
+    auto peer = Greet(0, 2);
+    EXPECT_EQ(Finish(*peer, met_.back().get()), absl::OkStatus());
+    met_.clear();
+  }
+  auto other = Greet(1, 2);
+  EXPECT_EQ(Finish(*other, met_.back().get()), absl::OkStatus());
+  EXPECT_EQ(End(), absl::OkStatus());
+}
+
+TEST_F(ConnectTest, APeerOfAGroupThatIsNotSharedIsToldSo) {
+  Connect(2, {1});
+  auto other = Greet(0, 2);
+  EXPECT_EQ(Finish(*other, met_.back().get()).code(), absl::StatusCode::kInternal);
+  auto peer = Greet(1, 2);
+  EXPECT_EQ(Finish(*peer, met_.back().get()), absl::OkStatus());
+  EXPECT_EQ(End(), absl::OkStatus());
 }
 
 }  // namespace

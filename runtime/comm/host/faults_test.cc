@@ -1,5 +1,5 @@
-// Ranks that die, stop, give up or do something else than the others: nobody waits for ever, and
-// the culprit is named.
+// Ranks that die, stop, give up or make other calls: no rank waits for ever, and errors name the
+// culprit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/test_world.h"
+#include "runtime/comm/testing/test_world.h"
 
 namespace megascale::comm {
 namespace {
@@ -83,8 +83,8 @@ absl::Status PerformOnce(Way way, Communicator& comm, const CallInfo& info) {
   return absl::OkStatus();
 }
 
-// A member that needs nothing more of the victim may be done: what the victim sends can be read
-// while it is stopped, and others may have sent it. But the victim does not come to another call.
+// A member that needs nothing more from the victim may finish: others can read data that the victim
+// sent before it was stopped. But the victim does not come to the next call.
 absl::Status Perform(Way way, Communicator& comm, const CallInfo& info) {
   const absl::Status status = PerformOnce(way, comm, info);
   return status.ok() && comm.rank() != kVictim ? comm.Barrier(info) : status;
@@ -96,7 +96,7 @@ constexpr int kOneNodeOfRings = 0;
 // Way, number of nodes, signal.
 class VictimTest : public ::testing::TestWithParam<std::tuple<Way, int, int>> {};
 
-// The survivors of the attempt before, in the same processes, do all that needs others.
+// The survivors of the previous attempt, in the same processes, make all calls that need others.
 absl::Status UseNextAttempt(ProcessWorld& world, int rank) {
   ASSIGN_OR_RETURN(auto fabric, world.JoinNext(rank));
   ASSIGN_OR_RETURN(auto comm, fabric->Make("all"));
@@ -119,7 +119,7 @@ TEST_P(VictimTest, OthersFailInTimeNameTheRankLostInsideACallAndJoinTheNextAttem
   WorldSpec spec = OneGroup(kNumRanks, num_nodes, kRingBytes);
   spec.reads_in_place = nodes != kOneNodeOfRings;
   ProcessWorld world(spec, next);
-  // Who was killed is missed at once, who was stopped when time is up.
+  // A killed rank is noticed at once, a stopped one at the timeout.
   const bool is_killed = signal == SIGKILL;
   const CallInfo survivors_info = is_killed ? kLong : kShort;
   world.Start([way = way, survivors_info, &world](Fabric& fabric, RankBoard& board,
@@ -268,7 +268,7 @@ TEST(CloseTest, WhatWasSentArrivesAndWhatWasNotIsAborted) {
   }
 }
 
-// What rank 0 and rank 1 call, which does not fit together, and what the error says.
+// Calls of rank 0 and rank 1 that do not match, and the expected error.
 struct Mismatch {
   std::function<absl::Status(Communicator&, Vector)> first;
   std::function<absl::Status(Communicator&, Vector)> second;
@@ -310,7 +310,7 @@ TEST(MismatchTest, IsAnInternalErrorThatNamesBothCalls) {
       std::vector<float> data(64);
       const auto& call = rank == 0 ? mismatch.first : mismatch.second;
       results[rank] = call(*comm, {data.data(), DType::kF32, 64});
-      // Of two roots, each only sends; the next call finds out.
+      // With two different roots, both ranks only send; the next call detects the mismatch.
       if (results[rank].ok()) results[rank] = comm->Barrier({3});
     });
     const bool first = results[0].code() == absl::StatusCode::kInternal;

@@ -1,4 +1,4 @@
-#include "runtime/comm/handshake.h"
+#include "runtime/comm/host/handshake.h"
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
@@ -17,7 +17,7 @@
 namespace megascale::comm {
 namespace {
 
-static_assert(sizeof(Hello) == 120 && sizeof(Challenge) == 64, "sent as they lie in memory");
+static_assert(sizeof(Hello) == 120 && sizeof(Challenge) == 65, "sent as they lie in memory");
 
 template <typename T>
 void Append(std::string& text, const T& value) {
@@ -33,7 +33,7 @@ absl::Status FillRandom(Digest& digest) {
   return absl::InternalError("the system gave no random bytes for a handshake");
 }
 
-// The messages fit into any fresh socket's buffer.
+// Sends a handshake message, which fits into the buffer of any new socket.
 template <typename T>
 absl::Status SendWhole(int socket, const T& message) {
   const ssize_t sent = ::send(socket, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -41,7 +41,7 @@ absl::Status SendWhole(int socket, const T& message) {
   return absl::UnavailableError("the peer hung up during the handshake");
 }
 
-// Collects the bytes of one message; true when all are there.
+// Collects the bytes of one message; returns true when all are there.
 template <typename T>
 absl::StatusOr<bool> ReceiveWhole(int socket, std::string& received, T& message) {
   while (received.size() < sizeof(message)) {
@@ -92,12 +92,13 @@ absl::Status ConnectorHandshake::Start() { return SendWhole(socket_, hello_); }
 absl::StatusOr<bool> ConnectorHandshake::Advance() {
   if (!proof_sent_) {
     Challenge challenge;
-    absl::StatusOr<bool> arrived = ReceiveWhole(socket_, received_, challenge);
-    if (!arrived.ok()) {
-      return absl::FailedPreconditionError(
-          "refused the greeting: it belongs to another job or attempt, or knows no such group");
+    ASSIGN_OR_RETURN(const bool arrived, ReceiveWhole(socket_, received_, challenge));
+    if (!arrived) return false;
+    if (challenge.verdict == Verdict::kOtherAttempt) {
+      return absl::AbortedError(
+          "listens for another job or attempt; this rank's attempt is probably over, the next one "
+          "will find it");
     }
-    if (!*arrived) return false;
     const Digest expected = MakeProof(secret_, Side::kAcceptor, hello_, challenge.nonce);
     if (!Equal(challenge.proof, expected)) {
       return absl::PermissionDeniedError("does not know the attempt's secret");
@@ -106,10 +107,10 @@ absl::StatusOr<bool> ConnectorHandshake::Advance() {
         SendWhole(socket_, MakeProof(secret_, Side::kConnector, hello_, challenge.nonce)));
     proof_sent_ = true;
   }
-  char verdict = 0;
-  absl::StatusOr<bool> arrived = ReceiveWhole(socket_, received_, verdict);
-  if (!arrived.ok()) return absl::FailedPreconditionError("refused this rank");
-  return arrived;
+  Verdict verdict = Verdict::kWelcome;
+  ASSIGN_OR_RETURN(const bool arrived, ReceiveWhole(socket_, received_, verdict));
+  if (verdict == Verdict::kWelcome) return arrived;
+  return absl::InternalError("shares no such group with this rank: their plans differ");
 }
 
 absl::StatusOr<bool> AcceptorHandshake::Advance() {
@@ -128,10 +129,18 @@ absl::StatusOr<bool> AcceptorHandshake::Advance() {
   return true;
 }
 
+absl::Status AcceptorHandshake::Answer(Verdict verdict) {
+  return SendWhole(socket_.get(), verdict);
+}
+
 absl::Status AcceptorHandshake::OnHello() {
-  if (std::memcmp(hello_.magic, expected_.magic, sizeof(hello_.magic)) != 0 ||
-      hello_.attempt != expected_.attempt || hello_.to_rank != expected_.to_rank ||
+  if (std::memcmp(hello_.magic, expected_.magic, sizeof(hello_.magic)) != 0) {
+    return absl::FailedPreconditionError("its greeting is not that of a rank");
+  }
+  if (hello_.attempt != expected_.attempt || hello_.to_rank != expected_.to_rank ||
       !Equal(hello_.job, expected_.job)) {
+    challenge_.verdict = Verdict::kOtherAttempt;
+    (void)SendWhole(socket_.get(), challenge_);  // it may be gone; it is dropped either way
     return absl::FailedPreconditionError(
         absl::StrCat("its greeting is for attempt ", hello_.attempt, ", rank ", hello_.to_rank,
                      " of some job, not for attempt ", expected_.attempt, ", rank ",

@@ -1,13 +1,17 @@
-// How two ranks meet on a fresh socket: each proves to the other that it knows the attempt's
-// secret, without showing it.
+// The handshake of two ranks on a new socket: each proves to the other that it knows the attempt's
+// secret, without revealing it.
 //
 //   connector -> acceptor   Hello       job, attempt, group, ranks, a random number
-//   acceptor  -> connector  Challenge   another random number; HMAC-SHA256(secret, "acceptor",
-//   Hello, number) connector -> acceptor   Proof       HMAC-SHA256(secret, "connector", Hello,
-//   number) acceptor  -> connector  Verdict     one byte
+//   acceptor  -> connector  Challenge   another random number and
+//                                       HMAC-SHA256(secret, "acceptor", Hello, number)
+//   connector -> acceptor   proof       HMAC-SHA256(secret, "connector", Hello, number)
+//   acceptor  -> connector  Verdict     one byte
 //
-// An acceptor closes on whoever does not fit; it does not say why. Sockets are non-blocking;
-// Advance is called when one is ready. Threads: one.
+// A rank that came to the wrong attempt or group is told so. A socket that closes without a verdict
+// means either that the peer's process died, which is final, or that the peer dropped this socket
+// because it had too many; the connector may then try again. An acceptor closes the socket of a
+// stranger (another program, a wrong secret) without an answer. Sockets are non-blocking; call
+// Advance when one is ready. Threads: one.
 #pragma once
 
 #include <array>
@@ -24,7 +28,7 @@ namespace megascale::comm {
 using Digest = std::array<uint8_t, 32>;
 
 struct Hello {
-  char magic[8] = {'M', 'G', 'S', 'C', 'O', 'M', 'M', '1'};
+  char magic[8] = {'M', 'G', 'S', 'C', 'O', 'M', 'M', '2'};
   int64_t attempt = 0;
   int32_t from_rank = 0;  // world ranks
   int32_t to_rank = 0;
@@ -33,33 +37,42 @@ struct Hello {
   Digest nonce = {};
 };
 
-struct Challenge {
-  Digest nonce;
-  Digest proof;
+// What an acceptor answers to a connector. Sent on the wire: never change the numbers.
+enum class Verdict : uint8_t {
+  kWelcome = 1,
+  kOtherAttempt = 2,  // the Hello is for another job, attempt or rank
+  kNoSuchGroup = 3,   // proven, but the two share no group of this name
 };
 
-// SHA-256 of a name.
+struct Challenge {
+  Verdict verdict = Verdict::kWelcome;  // not kWelcome: refused, the other fields are meaningless
+  Digest nonce = {};
+  Digest proof = {};
+};
+
+// Returns the SHA-256 of a name.
 Digest DigestOf(const std::string& text);
 
-// A Hello with a fresh random number.
+// Makes a Hello with a new random number.
 absl::StatusOr<Hello> MakeHello(const std::string& job_id, int64_t attempt,
                                 const std::string& group);
 
 enum class Side { kAcceptor, kConnector };
 
-// What `side` sends to prove that it knows the secret.
+// Returns the bytes by which `side` proves that it knows the secret.
 Digest MakeProof(const std::string& secret, Side side, const Hello& hello, const Digest& nonce);
 
-// The connector's part.
+// The connector's side of a handshake.
 class ConnectorHandshake {
  public:
   ConnectorHandshake(int socket, std::string secret, const Hello& hello)
       : socket_(socket), secret_(std::move(secret)), hello_(hello) {}
 
-  // Sends the Hello. Once, first.
+  // Sends the Hello. Call it once, first. Errors: Unavailable - the peer hung up.
   absl::Status Start();
-  // True once the peer is proven. PermissionDenied - it does not know the secret;
-  // FailedPrecondition - it refused.
+  // Continues; true once the peer has proved itself. Errors: Unavailable - the peer hung up: it is
+  // gone, or it dropped this socket, so try another one; Aborted - it belongs to another attempt;
+  // PermissionDenied - it does not know the secret; Internal - it does not share this group.
   absl::StatusOr<bool> Advance();
 
  private:
@@ -70,17 +83,19 @@ class ConnectorHandshake {
   bool proof_sent_ = false;
 };
 
-// The acceptor's part.
+// The acceptor's side of a handshake.
 class AcceptorHandshake {
  public:
-  // `expected`: what must stand in every Hello, but for group, from_rank and nonce.
+  // `expected`: what every Hello must contain; its group, from_rank and nonce are ignored.
   AcceptorHandshake(base::UniqueFd socket, std::string secret, const Hello& expected)
       : socket_(std::move(socket)), secret_(std::move(secret)), expected_(expected) {}
 
   int socket() const { return socket_.get(); }
-  // True once the peer is proven; an error: a stranger, drop it.
+  // Continues; true once the peer has proved itself. Any error: a stranger, close the socket.
   absl::StatusOr<bool> Advance();
-  // Whom it claims to be; believe it only after Advance was true.
+  // Ends the handshake with a peer that has proved itself. Errors: Unavailable - it hung up.
+  absl::Status Answer(Verdict verdict);
+  // The rank that the peer claims to be. Trust it only after Advance returned true.
   const Hello& hello() const { return hello_; }
   base::UniqueFd Release() { return std::move(socket_); }
 

@@ -1,6 +1,6 @@
-// Who can prove that it knows the attempt's secret, and who cannot: garbage, other secrets, older
-// attempts, recordings. Both ends in one thread, over a socket pair.
-#include "runtime/comm/handshake.h"
+// Peers that can prove that they know the attempt's secret, and peers that cannot: garbage, other
+// secrets, older attempts, recordings. Both ends in one thread, over a socket pair.
+#include "runtime/comm/host/handshake.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ Hello GreetingOf(int64_t attempt, int to_rank = 1) {
   return hello;
 }
 
-// A stranger's end, and an acceptor of rank 1 in attempt 7 at the other.
+// A stranger's end of a socket, and at the other end an acceptor of rank 1 in attempt 7.
 class HandshakeTest : public ::testing::Test {
  protected:
   HandshakeTest() { Meet(); }
@@ -62,8 +62,7 @@ TEST_F(HandshakeTest, BothSidesProveThatTheyKnowTheSecret) {
   EXPECT_EQ(connector.Advance().value(), false);
   EXPECT_EQ(Judge().value(), true);
   EXPECT_EQ(acceptor_->hello().from_rank, 0);
-  const char verdict = 1;
-  ASSERT_EQ(::send(acceptor_->socket(), &verdict, 1, MSG_NOSIGNAL), 1);
+  ASSERT_TRUE(acceptor_->Answer(Verdict::kWelcome).ok());
   EXPECT_EQ(connector.Advance().value(), true);
 }
 
@@ -101,19 +100,54 @@ TEST_F(HandshakeTest, AStrangerThatHangsUpIsForgotten) {
   EXPECT_EQ(Judge().status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(HandshakeTest, AGreetingOfAnotherAttemptRankOrJobIsRefusedWithoutAnAnswer) {
+TEST_F(HandshakeTest, AGreetingOfAnotherAttemptRankOrJobIsRefusedAndTheConnectorIsTold) {
   Hello other_job = GreetingOf(7);
   other_job.job = DigestOf("another");
+  for (const Hello& hello : {GreetingOf(6), GreetingOf(8), GreetingOf(7, 2), other_job}) {
+    Meet();
+    ConnectorHandshake connector(peer_.get(), kSecret, hello);
+    ASSERT_TRUE(connector.Start().ok());
+    EXPECT_EQ(Judge().status().code(), absl::StatusCode::kFailedPrecondition);
+    acceptor_.reset();
+    EXPECT_EQ(connector.Advance().status().code(), absl::StatusCode::kAborted)
+        << "its attempt is over; a hang-up would be tried again";
+  }
+}
+
+TEST_F(HandshakeTest, AnotherProgramGetsNoAnswer) {
   Hello other_program = GreetingOf(7);
   other_program.magic[7] = '9';
-  for (const Hello& hello :
-       {GreetingOf(6), GreetingOf(8), GreetingOf(7, 2), other_job, other_program}) {
-    Meet();
-    Say(hello);
-    EXPECT_EQ(Judge().status().code(), absl::StatusCode::kFailedPrecondition);
-    char answer;
-    EXPECT_LT(::recv(peer_.get(), &answer, 1, MSG_DONTWAIT), 0);
-  }
+  Say(other_program);
+  EXPECT_EQ(Judge().status().code(), absl::StatusCode::kFailedPrecondition);
+  char answer;
+  EXPECT_LT(::recv(peer_.get(), &answer, 1, MSG_DONTWAIT), 0);
+}
+
+TEST_F(HandshakeTest, APeerThatHangsUpBeforeItsChallengeIsUnavailable) {
+  ConnectorHandshake connector(peer_.get(), kSecret, GreetingOf(7));
+  ASSERT_TRUE(connector.Start().ok());
+  acceptor_.reset();  // with a greeting that it has not read: a reset
+  EXPECT_EQ(connector.Advance().status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(HandshakeTest, APeerThatHangsUpBeforeItsVerdictIsUnavailable) {
+  ConnectorHandshake connector(peer_.get(), kSecret, GreetingOf(7));
+  ASSERT_TRUE(connector.Start().ok());
+  EXPECT_EQ(Judge().value(), false);
+  EXPECT_EQ(connector.Advance().value(), false);
+  EXPECT_EQ(Judge().value(), true);
+  acceptor_.reset();
+  EXPECT_EQ(connector.Advance().status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(HandshakeTest, AProvenPeerThatSharesNoGroupIsToldSo) {
+  ConnectorHandshake connector(peer_.get(), kSecret, GreetingOf(7));
+  ASSERT_TRUE(connector.Start().ok());
+  EXPECT_EQ(Judge().value(), false);
+  EXPECT_EQ(connector.Advance().value(), false);
+  EXPECT_EQ(Judge().value(), true);
+  ASSERT_TRUE(acceptor_->Answer(Verdict::kNoSuchGroup).ok());
+  EXPECT_EQ(connector.Advance().status().code(), absl::StatusCode::kInternal);
 }
 
 TEST_F(HandshakeTest, AWrongSecretAndAnOlderAttemptsAreRefusedByBothSides) {

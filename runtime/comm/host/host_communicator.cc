@@ -1,4 +1,4 @@
-#include "runtime/comm/host_communicator.h"
+#include "runtime/comm/host/host_communicator.h"
 
 #include <algorithm>
 #include <cstring>
@@ -20,7 +20,7 @@ bool IsSummable(DType dtype) {
 
 size_t Bytes(Vector vector) { return vector.size * tensor::SizeOf(vector.dtype); }
 
-// Elements [index * block, (index + 1) * block), as far as they exist.
+// Returns elements [index * block, (index + 1) * block), as far as they exist.
 Vector Block(Vector vector, int index, int64_t block) {
   const int64_t begin = std::min(index * block, vector.size);
   const int64_t end = std::min(begin + block, vector.size);
@@ -42,7 +42,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Endpoint> endpoint, Options o
 absl::Status HostCommunicator::AllReduce(Vector buffer, const CallInfo& info) {
   if (!IsSummable(buffer.dtype)) return Invalid(Operation::kAllReduce, "no sums of this type");
   Call call = Begin(Collective(Operation::kAllReduce, buffer), info, -1);
-  // Blocks are multiples of a cache line, the last ones shorter or empty.
+  // Blocks are multiples of a cache line; the last ones are shorter or empty.
   constexpr int64_t kGrain = 16;
   const int64_t share = (buffer.size + size() - 1) / size();
   const int64_t block = (share + kGrain - 1) / kGrain * kGrain;
@@ -95,7 +95,8 @@ absl::Status HostCommunicator::GatherBlocks(const Call& call, Vector output, int
   Exchange exchange(call.header);
   SendToOthers(exchange, Block(output, rank(), block));
   for (int step = 1; step < size(); ++step) {
-    const int i = (rank() + step) % size();  // not all from the same member at once
+    // so that members do not all read from the same one at once
+    const int i = (rank() + step) % size();
     ReceiveFrom(exchange, i, Block(output, i, block));
   }
   return endpoint_->Run(exchange, call.deadline);
@@ -144,7 +145,8 @@ absl::Status HostCommunicator::Reduce(Vector input, Vector output, int root, con
   }
   MessageHeader header = Collective(Operation::kReduce, input);
   header.root = root;
-  // Who waits for the root alone cannot know for whom the root waits: it lets that speak first.
+  // A rank that waits only for the root cannot know which rank the root waits for, so it lets the
+  // root's timeout expire first.
   CallInfo patient = info;
   if (rank() != root) patient.timeout = 2 * TimeoutOf(info);
   Call call = Begin(header, patient, -1);
@@ -176,7 +178,8 @@ absl::Status HostCommunicator::AllToAll(Vector input, Vector output, const CallI
   Copy(Block(input, rank(), block), Block(output, rank(), block));
   Exchange exchange(call.header);
   for (int step = 1; step < size(); ++step) {
-    const int i = (rank() + step) % size();  // not all from the same member at once
+    // so that members do not all read from the same one at once
+    const int i = (rank() + step) % size();
     const Vector theirs = Block(input, i, block);
     exchange.Send(i, theirs.data, Bytes(theirs));
     exchange.Receive(i, Block(output, i, block).data, Bytes(theirs));

@@ -1,5 +1,5 @@
-// Communicator over an Endpoint: which messages each call is made of. All algorithms are direct
-// (every member to every other), which sends no byte twice, and keeps the order of sums plain.
+// A Communicator over an Endpoint: decides the messages of each call. All algorithms are direct
+// (every member to every other), which sends no byte twice and keeps the order of sums simple.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/comm/communicator.h"
-#include "runtime/comm/endpoint.h"
+#include "runtime/comm/host/endpoint.h"
 
 namespace megascale::comm {
 
@@ -38,7 +38,7 @@ class HostCommunicator : public Communicator {
   void Abort(const absl::Status& reason) override { endpoint_->Abort(reason); }
 
  private:
-  // A call between its entry and its end.
+  // A call that has begun and not ended.
   struct Call {
     MessageHeader header;
     absl::Duration deadline;
@@ -53,11 +53,11 @@ class HostCommunicator : public Communicator {
   Call Begin(const MessageHeader& header, const CallInfo& info, int peer);
   absl::Status End(Call& call, absl::Status status);
   MessageHeader Collective(Operation operation, tensor::Vector buffer);
-  // Each member's block of `output` is gathered; the own one is there.
+  // Gathers the members' blocks of `output`; this member's block is already in place.
   absl::Status GatherBlocks(const Call& call, tensor::Vector output, int64_t block);
 
-  // What all others get, and what comes from one that tells all: through windows where there are
-  // any.
+  // Send the same data to all other members, and receive from a member that does so. Both use
+  // windows if the group has them.
   void SendToOthers(Exchange& exchange, tensor::Vector data) const;
   void ReceiveFrom(Exchange& exchange, int peer, tensor::Vector data) const;
 

@@ -1,4 +1,4 @@
-#include "runtime/comm/peer_process.h"
+#include "runtime/comm/host/peer_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 
-// The number of the namespace that gives process ids their meaning; 0: not known.
+// Returns the number of this process's pid namespace; 0: unknown.
 uint64_t PidNamespace() {
   struct stat info;
   return ::stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
@@ -39,7 +39,7 @@ uint64_t MakeWord() {
 
 void Introduce(const uint64_t& word, absl::Span<const base::SharedMemory* const> readable,
                ProcessCard& card) {
-  // Fails where there is no Yama, and then nothing is needed.
+  // Fails where there is no Yama, which then needs no permission.
   ::prctl(PR_SET_PTRACER, ::getppid(), 0, 0, 0);
   card.pid_namespace = PidNamespace();
   card.word = word;
@@ -67,7 +67,8 @@ void PeerProcess::Meet(const ProcessCard& card) {
     has_ended_ = errno == ESRCH;
     return;
   }
-  // The descriptor was there first: if the word is, both are of the process that wrote the card.
+  // The pidfd was opened first: if the word matches, both belong to the process that wrote the
+  // card.
   uint64_t word = 0;
   can_read_ = ReadByKernel(card.word_address, sizeof(word), reinterpret_cast<std::byte*>(&word)) &&
               word == card.word;
@@ -89,7 +90,8 @@ bool PeerProcess::Read(uint64_t address, size_t num_bytes, std::byte* to) {
 const std::byte* PeerProcess::Fetch(uint64_t address, size_t num_bytes) {
   if (const std::byte* mapped = FindMapped(address, num_bytes)) return mapped;
   if (fetched_.size() < num_bytes + 2 * kPage) fetched_.resize(num_bytes + 2 * kPage);
-  // At the same place in a page as what is read: the kernel copies page by page, and faster so.
+  // At the same offset in a page as the source: the kernel copies page by page, and is faster this
+  // way.
   const auto base = reinterpret_cast<uint64_t>(fetched_.data());
   std::byte* to = fetched_.data() + (kPage - base % kPage) + address % kPage;
   return ReadByKernel(address, num_bytes, to) ? to : nullptr;
@@ -113,7 +115,7 @@ void PeerProcess::Map(int memory_index) {
   const std::string path = absl::StrCat("/proc/", process_id_, "/fd/", memory.fd);
   const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat info;
-  // Whoever has the id is the process that was met, if that has not ended by now.
+  // The id still belongs to the process that was met if that has not ended by now.
   if (!fd.valid() || HasEnded() || ::fstat(fd.get(), &info) != 0 ||
       static_cast<uint64_t>(info.st_size) != memory.num_bytes) {
     return;

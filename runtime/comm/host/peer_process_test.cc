@@ -1,5 +1,5 @@
-// What one process finds out about another: whether it lives, and what its memory holds.
-#include "runtime/comm/peer_process.h"
+// What one process learns about another: whether it lives, and the content of its memory.
+#include "runtime/comm/host/peer_process.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include "runtime/comm/region.h"
+#include "runtime/comm/host/region.h"
 
 #include <algorithm>
 #include <cstring>
@@ -20,7 +20,7 @@ constexpr size_t kPage = 4096;
 struct RegionHeader {
   uint64_t magic;
   int64_t attempt;
-  uint64_t spec_hash;  // of job, node, placements and groups
+  uint64_t spec_hash;  // over job, node, placements and groups
   uint64_t size_bytes;
 };
 static_assert(sizeof(RegionHeader) <= kPage);
@@ -31,7 +31,7 @@ size_t RoundUp(size_t value, size_t multiple) {
 
 constexpr size_t kSlotBytes = (sizeof(MemberSlot) + 63) / 64 * 64;
 
-// `written`, a position for each reader, data.
+// Layout: `written`, a position for each reader, data.
 size_t RingBytes(size_t capacity, size_t num_readers) {
   return RoundUp((1 + num_readers) * sizeof(RingCounter) + capacity, kPage);
 }
@@ -150,7 +150,7 @@ absl::Status FormatRegion(const RegionSpec& spec, const base::SharedMemory& memo
       if (group.has_windows) FormatRing(layout.WindowStart(g, i), group.num_local - 1);
     }
   }
-  // Last, so that a half-made region is refused.
+  // Written last, so that a half-made region is refused.
   new (memory.data()) RegionHeader{kMagic, spec.attempt, SpecHash(spec), layout.size_bytes_};
   return absl::OkStatus();
 }

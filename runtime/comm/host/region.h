@@ -1,14 +1,17 @@
-// The shared memory through which the ranks of one machine talk, for one attempt of a job. An agent
-// makes it (RegionBytes, FormatRegion); each rank's Fabric finds its way in it (RegionLayout).
-// Where everything lies is a pure function of the groups, the placement and the node.
+// The shared memory through which the ranks of one machine communicate, for one attempt of a job.
+// An agent makes it (RegionBytes, FormatRegion); each rank's Fabric attaches to it (RegionLayout).
+// The position of everything in it is a pure function of the groups, the placement and the node.
 //
-//   header | group 0: slots of its local members, rings of its ordered pairs of local members,
-//   windows of its members if all are local | group 1: …
+//   header
+//   group 0: slots of its local members
+//            rings of its ordered pairs of local members
+//            windows of its members, if all are local
+//   group 1: …
 //
-// What a member tells one other goes through the ring of the pair; what it tells all goes once
-// through its window, which all others read. Of large messages only the address does.
+// A message to one member goes through the ring of the pair. A message to all goes once through the
+// sender's window, which all others read. Large messages put only their address there.
 //
-// Threads: plain functions; what is shared between processes is atomic or a Ring.
+// Threads: plain functions; memory shared between processes is atomic or a Ring.
 #pragma once
 
 #include <atomic>
@@ -19,8 +22,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "runtime/base/shared_memory.h"
-#include "runtime/comm/ring.h"
+#include "runtime/base/process/shared_memory.h"
+#include "runtime/comm/host/ring.h"
 
 namespace megascale::comm {
 
@@ -28,36 +31,36 @@ namespace megascale::comm {
 struct GroupSpec {
   std::string name;        // unique in the job: "data/0", "forward/1-2"
   std::vector<int> ranks;  // world ranks, distinct; their order is the order of sums
-  // Bytes under way from one member to another. A multiple of 64, at least 256. Larger ones cost
-  // memory (one per ordered pair of members) and cache; smaller ones more wake-ups. Where all
-  // members are local, rings and windows have half of it each.
+  // Capacity in bytes from one member to another. A multiple of 64, at least 256. A larger capacity
+  // costs memory (for each ordered pair of members) and cache; a smaller one costs wake-ups. If all
+  // members are local, rings and windows get half of it each.
   size_t ring_bytes = 512 << 10;
 };
 
-// InvalidArgument: no name or the same one twice, no member or the same one twice, a rank without a
-// placement, bad ring size.
+// Checks groups. Errors: InvalidArgument - a missing or repeated name, no member or a repeated one,
+// a rank without a placement, a bad ring size.
 absl::Status ValidateGroups(const std::vector<GroupSpec>& groups,
                             const std::vector<std::string>& placements);
 
-// Bytes of the region of `node_id`. `placements`: the node id of every world rank. Requires: valid
-// groups.
+// Returns the size of the region of `node_id`. `placements`: the node id of every world rank.
+// Requires: ValidateGroups returned OK.
 size_t RegionBytes(const std::vector<GroupSpec>& groups, const std::vector<std::string>& placements,
                    const std::string& node_id);
 
-// What a region is for. Ranks refuse one that was formatted for anything else.
+// Identifies a region. Ranks refuse one that was formatted for another spec.
 struct RegionSpec {
   std::vector<GroupSpec> groups;
   std::vector<std::string> placements;  // node id of every world rank
-  std::string node_id;                  // whose region it is
+  std::string node_id;                  // node of this region
   std::string job_id;
   int64_t attempt = 0;
 };
 
-// Prepares `memory` for an attempt; no process of an earlier one may be alive. Errors:
-// InvalidArgument - bad groups; FailedPrecondition - smaller than RegionBytes.
+// Prepares `memory` for an attempt. Requires: no process of an earlier attempt is alive. Errors:
+// InvalidArgument - bad groups; FailedPrecondition - `memory` is smaller than RegionBytes.
 absl::Status FormatRegion(const RegionSpec& spec, const base::SharedMemory& memory);
 
-// Why a member gave up, as it tells the others: in its slot, or through a stream.
+// Why a member gave up; sent to the others in its slot or through a stream.
 struct AbortNotice {
   static constexpr size_t kBlamedMax = 15;
   static constexpr size_t kTextMax = 444;
@@ -70,24 +73,24 @@ AbortNotice MakeNotice(const absl::Status& reason);
 
 enum class PeerState : uint32_t { kAbsent, kOpen, kAborted, kClosed };
 
-// Memory of a process that others may map, by its descriptor there.
+// Memory of a process that other processes may map, through its descriptor there.
 struct ReadableMemory {
   static constexpr int kMax = 4;
   uint64_t address = 0;
-  uint64_t num_bytes = 0;  // 0: none
+  uint64_t num_bytes = 0;  // 0: unused
   int32_t fd = -1;
 };
 
-// How others find the process of a member. The rest is valid once `process_id` is not 0.
+// How other members find the process of a member. All fields are valid once `process_id` is not 0.
 struct ProcessCard {
   std::atomic<int32_t> process_id;
   uint64_t pid_namespace = 0;
-  uint64_t word = 0;  // a random number, and where the process has it
+  uint64_t word = 0;  // a random number, which the process also has at word_address
   uint64_t word_address = 0;
   ReadableMemory memories[ReadableMemory::kMax];
 };
 
-// One member's own part of the region. Written by it; the doorbell is bumped by its peers.
+// One member's own part of the region. The member writes it; its peers bump the doorbell.
 struct MemberSlot {
   Doorbell doorbell;
   std::atomic<PeerState> state;
@@ -99,16 +102,17 @@ struct MemberSlot {
 // Finds slots and rings in a formatted region.
 class RegionLayout {
  public:
-  // FailedPrecondition: formatted for another job, attempt, node or set of groups, or not at all.
+  // Errors: FailedPrecondition - not formatted, or for another job, attempt, node or set of groups.
   static absl::StatusOr<RegionLayout> Attach(const RegionSpec& spec,
                                              const base::SharedMemory& memory);
 
-  // Of the member `index` of group `group_index`, which must be on this node.
+  // Returns the slot of member `index` of group `group_index`. Requires: it is on this node.
   MemberSlot* Slot(size_t group_index, int index) const;
-  // Between local members.
+  // Returns the ring between two members on this node.
   Ring RingBetween(size_t group_index, int from_index, int to_index) const;
-  // Of the member `index`, as it writes and as the member `reader` reads. Empty (false) unless all
-  // members are local and there is more than one. The writer's readers are the others, in order.
+  // Returns the window of member `index`: as it writes, or as member `reader` reads. Empty (false)
+  // unless all members are local and there are several. The readers are the other members, in
+  // order.
   Ring WindowOf(size_t group_index, int index) const;
   Ring WindowOf(size_t group_index, int index, int reader) const;
 
@@ -119,7 +123,7 @@ class RegionLayout {
     size_t windows_offset = 0;
     size_t ring_bytes = 0;
     bool has_windows = false;
-    std::vector<int> local_index;  // of each member among the local ones; -1: elsewhere
+    std::vector<int> local_index;  // index of each member among the local ones; -1: on another node
     size_t num_local = 0;
   };
   friend size_t RegionBytes(const std::vector<GroupSpec>&, const std::vector<std::string>&,

@@ -1,7 +1,7 @@
-// A bounded queue of bytes with one writer and one reader, or several that each read everything (a
-// window), each in a thread or process of its own. Positions only grow, so that what is under way
-// to a reader is `written - read`. Nobody waits for a ring here:
-// Endpoint does, with its doorbell.
+// A bounded queue of bytes with one writer and either one reader, or several that each read
+// everything (a window). Each side may be a thread or a process of its own. Positions only grow, so
+// `written - read` bytes are on their way to a reader. A Ring never waits; Endpoint does, with its
+// doorbell.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "runtime/base/check.h"
-#include "runtime/base/futex.h"
+#include "runtime/base/process/futex.h"
 
 namespace megascale::comm {
 
-// Messages start at multiples of this, and capacities are multiples, so headers and elements never
-// straddle the ring's end.
+// Messages start at multiples of this, and capacities are multiples of it, so headers and elements
+// never straddle the end of a ring.
 inline constexpr size_t kRingAlignment = 64;
 
 struct RingCounter {
@@ -26,23 +26,23 @@ struct RingCounter {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "rings are shared between processes");
 
-// What one thread sleeps on until anybody has news for it: a counter in memory that processes
-// share. The sleeper reads the counter, looks everywhere for work, and only then sleeps, unless the
-// counter has moved in the meantime.
+// One thread sleeps on it until others have work for it: a counter in memory that processes share.
+// The sleeper reads the counter, looks everywhere for work, and sleeps only if the counter has not
+// changed in the meantime.
 struct Doorbell {
   alignas(64) std::atomic<uint32_t> count;
-  std::atomic<uint32_t> sleeping;  // spares bumps the system call while nobody sleeps
+  std::atomic<uint32_t> sleeping;  // lets Bump skip the system call while the owner is awake
 
   uint32_t Count() const { return count.load(std::memory_order_acquire); }
 
-  // Any thread or process. Sequential consistency pairs with Wait: either this sees the sleeper, or
-  // the sleeper sees this.
+  // Wakes the owner. Threads: any, in any process. Sequential consistency pairs with Wait: either
+  // this sees the sleeper, or the sleeper sees the new count.
   void Bump() {
     count.fetch_add(1, std::memory_order_seq_cst);
     if (sleeping.load(std::memory_order_seq_cst) != 0) base::FutexWakeAll(&count);
   }
 
-  // The owner's thread only. Returns when Count() is no longer `seen`, after `timeout`, or sooner.
+  // Returns when Count() is no longer `seen`, after `timeout`, or spuriously. Threads: the owner's.
   void Wait(uint32_t seen, absl::Duration timeout) {
     sleeping.store(1, std::memory_order_seq_cst);
     base::FutexWait(&count, seen, timeout);
@@ -50,15 +50,16 @@ struct Doorbell {
   }
 };
 
-// A view; the memory is someone else's. Each side uses its own methods only.
+// A view of memory that another object owns. Each side may use its own methods only.
 class Ring {
  public:
   Ring() = default;
-  // `reads`: one for each reader.
+  // `reads`: one counter for each reader.
   Ring(RingCounter* written, absl::Span<RingCounter> reads, std::byte* data, size_t capacity)
       : written_(&written->value), reads_(reads), data_(data), capacity_(capacity) {}
 
-  // Writer: the free bytes, as far as they are contiguous, and how many of them were filled.
+  // Writer: WritableSpan returns the contiguous free bytes; CommitWritten says how many were
+  // filled.
   absl::Span<std::byte> WritableSpan() const {
     const uint64_t written = written_->load(std::memory_order_relaxed);
     uint64_t used = 0;
@@ -70,27 +71,27 @@ class Ring {
     const uint64_t written = written_->load(std::memory_order_relaxed);
     written_->store(written + num_bytes, std::memory_order_release);
   }
-  // Writer: what the reader `index` has not read yet.
+  // Writer: returns the bytes that reader `index` has not read yet.
   uint64_t Unread(size_t index) const {
     const uint64_t written = written_->load(std::memory_order_relaxed);
     const uint64_t used = written - reads_[index].value.load(std::memory_order_acquire);
     MEGASCALE_CHECK(used <= capacity_);
     return used;
   }
-  // Writer: whether nothing is under way any more.
+  // Writer: whether all readers have read everything.
   bool AllRead() const {
     for (size_t i = 0; i < reads_.size(); ++i) {
       if (Unread(i) > 0) return false;
     }
     return true;
   }
-  // Anybody: whether the reader `index` leaves no room for a message to start.
+  // Any side: whether reader `index` leaves no room for another message header.
   bool Blocks(size_t index) const {
     const uint64_t read = reads_[index].value.load(std::memory_order_acquire);
     return written_->load(std::memory_order_acquire) - read + kRingAlignment > capacity_;
   }
 
-  // Reader: the unread bytes, as far as they are contiguous, and how many of them were used up.
+  // Reader: ReadableSpan returns the contiguous unread bytes; CommitRead says how many were read.
   absl::Span<const std::byte> ReadableSpan() const {
     const uint64_t read = reads_[own_].value.load(std::memory_order_relaxed);
     const uint64_t used = written_->load(std::memory_order_acquire) - read;
@@ -98,8 +99,8 @@ class Ring {
     const size_t offset = read % capacity_;
     return {data_ + offset, std::min<size_t>(used, capacity_ - offset)};
   }
-  // True: the writer may be waiting for room, tell it. (A writer that waits has filled the ring; a
-  // reader that misses that here sees a full ring when it reads on.)
+  // Returns true if the writer may be waiting for room: then notify it. (A writer that waits has
+  // filled the ring. A reader that misses this here sees a full ring at its next read.)
   [[nodiscard]] bool CommitRead(size_t num_bytes) const {
     const uint64_t read = reads_[own_].value.load(std::memory_order_relaxed);
     const uint64_t used = written_->load(std::memory_order_acquire) - read;
@@ -107,7 +108,7 @@ class Ring {
     return used >= capacity_ / 2;
   }
 
-  // The view of the reader `index`, from the writer's. Of an empty view: an empty one.
+  // Returns the view of reader `index`, made from the writer's; empty if this view is empty.
   Ring AsReader(size_t index) const {
     Ring reader = *this;
     reader.own_ = index;
@@ -120,12 +121,12 @@ class Ring {
  private:
   std::atomic<uint64_t>* written_ = nullptr;
   absl::Span<RingCounter> reads_;
-  size_t own_ = 0;  // of reads_, a reader's
+  size_t own_ = 0;  // a reader's own index in reads_
   std::byte* data_ = nullptr;
   size_t capacity_ = 0;
 };
 
-// A ring in this process's memory.
+// A ring in this process's own memory.
 class PrivateRing {
  public:
   explicit PrivateRing(size_t capacity)

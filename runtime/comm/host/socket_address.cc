@@ -1,12 +1,10 @@
-#include "runtime/comm/socket_address.h"
+#include "runtime/comm/host/socket_address.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 
 namespace megascale::comm {
@@ -24,6 +23,8 @@ namespace {
 
 constexpr int kBacklog = 1024;
 constexpr int kUnixBufferBytes = 1 << 20;
+constexpr absl::string_view kUnixPrefix = "unix ";
+constexpr char kAdvice[] = "all workers of a machine run as one user, with its own run directory";
 
 struct Address {
   sockaddr_storage storage = {};
@@ -32,20 +33,6 @@ struct Address {
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
   int family() const { return storage.ss_family; }
 };
-
-absl::StatusOr<Address> UnixAddress(const std::string& path) {
-  Address address;
-  auto* name = reinterpret_cast<sockaddr_un*>(&address.storage);
-  if (path.size() >= sizeof(name->sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the path of a Unix socket may have ", sizeof(name->sun_path) - 1, " bytes, this one has ",
-        path.size(), ": ", path, "; choose a shorter socket directory"));
-  }
-  name->sun_family = AF_UNIX;
-  std::memcpy(name->sun_path, path.c_str(), path.size() + 1);
-  address.size_bytes = sizeof(*name);
-  return address;
-}
 
 absl::StatusOr<Address> TcpAddress(const std::string& host, const std::string& port) {
   addrinfo hints = {};
@@ -72,19 +59,6 @@ bool IsWildcard(const Address& address) {
   return IN6_IS_ADDR_UNSPECIFIED(&v6) != 0;
 }
 
-absl::Status CheckOwnerOnly(const std::string& directory) {
-  struct stat info;
-  if (::lstat(directory.c_str(), &info) != 0) {
-    return base::ErrnoStatus(errno, absl::StrCat("socket directory ", directory));
-  }
-  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("socket directory ", directory,
-                     " must be a directory that only its user can enter: chmod 700"));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<base::UniqueFd> BindAndListen(Address address, const std::string& what) {
   base::UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return base::ErrnoStatus(errno, "make a socket");
@@ -100,7 +74,6 @@ absl::StatusOr<base::UniqueFd> BindAndListen(Address address, const std::string&
 absl::StatusOr<Address> ParseAddress(const std::string& text) {
   const std::vector<std::string> parts = absl::StrSplit(text, ' ');
   if (parts.size() == 3 && parts[0] == "tcp") return TcpAddress(parts[1], parts[2]);
-  if (absl::StartsWith(text, "unix ")) return UnixAddress(text.substr(5));
   return absl::InvalidArgumentError(absl::StrCat("not the address of a rank: \"", text, "\""));
 }
 
@@ -108,14 +81,13 @@ absl::StatusOr<Address> ParseAddress(const std::string& text) {
 
 absl::StatusOr<ListeningSocket> ListeningSocket::ListenUnix(const std::string& directory,
                                                             const std::string& name) {
-  RETURN_IF_ERROR(CheckOwnerOnly(directory));
+  RETURN_IF_ERROR(base::CheckOwnFolder(directory, kAdvice));
   ListeningSocket listening;
   const std::string path = absl::StrCat(directory, "/", name);
-  ASSIGN_OR_RETURN(const Address address, UnixAddress(path));
   ::unlink(path.c_str());
-  ASSIGN_OR_RETURN(listening.fd_, BindAndListen(address, path));
+  ASSIGN_OR_RETURN(listening.fd_, base::ListenOwnSocket(path, kBacklog));
   listening.path_ = path;
-  listening.address_ = absl::StrCat("unix ", path);
+  listening.address_ = absl::StrCat(kUnixPrefix, path);
   return listening;
 }
 
@@ -132,7 +104,7 @@ absl::StatusOr<ListeningSocket> ListeningSocket::ListenTcp(const std::string& ad
   if (::getsockname(listening.fd(), bound.get(), &bound.size_bytes) != 0) {
     return base::ErrnoStatus(errno, absl::StrCat("find the port at ", address));
   }
-  // The port stands at the same place for both families.
+  // The port is at the same place for both families.
   const int port = ntohs(reinterpret_cast<const sockaddr_in*>(&bound.storage)->sin_port);
   listening.address_ = absl::StrCat("tcp ", address, " ", port);
   return listening;
@@ -143,6 +115,9 @@ ListeningSocket::~ListeningSocket() {
 }
 
 absl::StatusOr<base::UniqueFd> StartConnect(const std::string& text) {
+  if (absl::StartsWith(text, kUnixPrefix)) {
+    return base::ConnectOwnSocket(text.substr(kUnixPrefix.size()), absl::ZeroDuration(), kAdvice);
+  }
   ASSIGN_OR_RETURN(Address address, ParseAddress(text));
   base::UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return base::ErrnoStatus(errno, "make a socket");
@@ -158,6 +133,11 @@ absl::Status FinishConnect(int fd) {
   if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
   if (error == 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("connect: ", std::strerror(error)));
+}
+
+absl::Status CheckAccepted(int fd, const std::string& address) {
+  if (!absl::StartsWith(address, kUnixPrefix)) return absl::OkStatus();
+  return base::CheckOwnPeer(fd, address.substr(kUnixPrefix.size()), kAdvice);
 }
 
 void PrepareStream(int fd) {

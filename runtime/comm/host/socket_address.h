@@ -1,5 +1,5 @@
-// Where a rank listens for streams, as text that others find in the store: "unix PATH" or "tcp
-// ADDRESS PORT".
+// The address at which a rank listens for streams, as text that others find in the store: "unix
+// PATH" or "tcp ADDRESS PORT".
 #pragma once
 
 #include <string>
@@ -11,15 +11,16 @@
 
 namespace megascale::comm {
 
-// A non-blocking listening socket. A Unix socket's name vanishes with it.
+// A non-blocking listening socket. A Unix socket's file is removed with it.
 class ListeningSocket {
  public:
-  // At `directory`/`name`. Errors: PermissionDenied - the directory is not the user's alone;
-  // InvalidArgument - the path is longer than the 107 bytes that the system permits.
+  // Listens at `directory`/`name`. Errors: NotFound - no such directory; PermissionDenied - other
+  // users have access to it; InvalidArgument - the path is longer than the 107 bytes that the
+  // system permits.
   static absl::StatusOr<ListeningSocket> ListenUnix(const std::string& directory,
                                                     const std::string& name);
-  // At a free port of one interface. Errors: InvalidArgument - not a numeric address, or that of
-  // all interfaces.
+  // Listens at a free port of one interface. Errors: InvalidArgument - not a numeric address, or
+  // the address of all interfaces.
   static absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address);
 
   ListeningSocket(ListeningSocket&& other) noexcept
@@ -36,17 +37,22 @@ class ListeningSocket {
   ListeningSocket() = default;
 
   base::UniqueFd fd_;
-  std::string path_;  // of a Unix socket
+  std::string path_;  // Unix socket only
   std::string address_;
 };
 
-// A non-blocking socket that is connected, or will be once it is writable (FinishConnect says
-// whether it worked). Errors: ResourceExhausted - the listener is busy, try again; Unavailable -
-// nobody listens there.
+// Returns a non-blocking socket that is connected, or connecting: once it is writable,
+// FinishConnect says whether that worked. Errors: ResourceExhausted - the listener is busy, try
+// again; Unavailable - no listener there; PermissionDenied - the Unix socket's directory, the
+// socket or the listener belongs to another user.
 absl::StatusOr<base::UniqueFd> StartConnect(const std::string& address);
 absl::Status FinishConnect(int fd);
 
-// Options of a stream that has been connected or accepted.
+// Checks a socket that was accepted at `address`: the peer of a Unix socket must run as this user.
+// TCP peers authenticate later. Errors: PermissionDenied - it runs as another user.
+absl::Status CheckAccepted(int fd, const std::string& address);
+
+// Sets the options of a stream that was connected or accepted.
 void PrepareStream(int fd);
 
 }  // namespace megascale::comm

@@ -1,4 +1,4 @@
-#include "runtime/comm/stream_pump.h"
+#include "runtime/comm/host/stream_pump.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -19,7 +19,7 @@ namespace {
 constexpr uint32_t kData = 1;
 constexpr uint32_t kAbort = 2;
 constexpr uint32_t kFrameBytesMax = 128 << 10;
-// System calls for one stream before the next one has its turn.
+// Most system calls for one stream before the next one gets its turn.
 constexpr int kTurnsMax = 8;
 
 absl::Span<std::byte> AsBytes(AbortNotice& notice) {
@@ -52,7 +52,7 @@ absl::Status StreamPump::Start() {
 void StreamPump::Notify() {
   if (notified_.exchange(true)) return;
   const uint64_t one = 1;
-  // Fails only when the counter is full, and then the thread wakes anyway.
+  // Fails only if the counter is full; the thread then wakes anyway.
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
 }
 
@@ -96,8 +96,8 @@ void StreamPump::WaitForWork(absl::Duration timeout) {
     short events = 0;
     if (stream->readable_ && !stream->inbox().WritableSpan().empty()) events |= POLLIN;
     if (stream->writable_ && stream->write_blocked_) events |= POLLOUT;
-    // A negative descriptor is skipped: else a hung-up socket that nobody reads would end every
-    // poll at once.
+    // poll skips a negative descriptor. Otherwise a closed socket that is not being read would end
+    // every poll at once.
     polled.push_back({events != 0 ? stream->socket_.get() : -1, events, 0});
   }
   const int limit = timeout == absl::InfiniteDuration()
@@ -107,7 +107,7 @@ void StreamPump::WaitForWork(absl::Duration timeout) {
   if (polled[0].revents != 0) {
     uint64_t count = 0;
     [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof(count));
-    notified_.exchange(false);  // before the rings are looked at again
+    notified_.exchange(false);  // before the rings are checked again
   }
   for (auto& stream : streams_) stream->write_blocked_ = false;
 }
@@ -178,7 +178,7 @@ bool StreamPump::Write(Stream& stream) {
 bool StreamPump::BeginFrame(Stream& stream) {
   if (stream.abort_sent_) return false;
   if (stream.abort_wanted_.load(std::memory_order_acquire)) {
-    stream.abort_sent_ = true;  // what is left in the outbox is of no use any more
+    stream.abort_sent_ = true;  // the rest of the outbox is useless now
     stream.writing_.header = {kAbort, sizeof(AbortNotice)};
     return true;
   }
@@ -192,7 +192,7 @@ bool StreamPump::BeginFrame(Stream& stream) {
 bool StreamPump::WriteSome(Stream& stream) {
   Stream::Frame& frame = stream.writing_;
   const absl::Span<std::byte> header = frame.HeaderRest();
-  // A frame of data was contiguous when it began, and what follows it in the ring is cut off here.
+  // A data frame was contiguous when it began; this cuts off the bytes that follow it in the ring.
   absl::Span<const std::byte> payload = stream.outbox().ReadableSpan();
   if (frame.header.kind == kAbort)
     payload = AsBytes(stream.notice_out_).subspan(frame.payload_done);

@@ -1,11 +1,11 @@
-// Moves bytes between rings and sockets on one thread, so that a call sees nothing but rings,
-// whatever the distance.
+// Moves bytes between rings and sockets on one thread, so that calls work on rings only, whatever
+// the distance.
 //
-// On a socket, frames of up to 128 KiB: 4 bytes of kind, 4 bytes of length, then bytes of the ring
-// (kData), or an AbortNotice (kAbort), which needs no place in the ring. Flow control is the
-// socket's: a full inbox is not read from.
+// A socket carries frames of up to 128 KiB: 4 bytes of kind, 4 bytes of length, then bytes of the
+// ring (kData) or an AbortNotice (kAbort), which needs no room in the ring. Flow control is that of
+// the socket: the pump does not read from it while the inbox is full.
 //
-// Threads: Add before Start, on the thread of Start and Stop; the rest on any.
+// Threads: Add, before Start, on the thread that calls Start and Stop; the other methods on any.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "runtime/base/fd.h"
-#include "runtime/comm/region.h"
-#include "runtime/comm/ring.h"
+#include "runtime/comm/host/region.h"
+#include "runtime/comm/host/ring.h"
 
 namespace megascale::comm {
 
@@ -33,7 +33,8 @@ class Stream {
 
   const Ring& inbox() const { return inbox_.view(); }
   const Ring& outbox() const { return outbox_.view(); }
-  // kOpen, kAborted (then notice() is valid) or kClosed. What came before is in the inbox by then.
+  // kOpen, kAborted (then notice() is valid) or kClosed. All bytes that came before are in the
+  // inbox.
   PeerState state() const { return state_.load(std::memory_order_acquire); }
   const AbortNotice& notice() const { return notice_in_; }
 
@@ -43,7 +44,7 @@ class Stream {
     uint32_t kind = 0;
     uint32_t num_bytes = 0;
   };
-  // A frame that is partly through.
+  // A frame that is partly sent or received.
   struct Frame {
     FrameHeader header;
     size_t header_done = 0;
@@ -59,7 +60,7 @@ class Stream {
   base::UniqueFd socket_;
   PrivateRing inbox_;
   PrivateRing outbox_;
-  Doorbell* const doorbell_;  // of the communicator
+  Doorbell* const doorbell_;  // the communicator's
   std::atomic<PeerState> state_{PeerState::kOpen};
   AbortNotice notice_in_;
   AbortNotice notice_out_;
@@ -79,26 +80,26 @@ class StreamPump {
   StreamPump() = default;
   ~StreamPump();
 
-  // The stream lives as long as the pump. `doorbell` is bumped after every change that its
-  // communicator waits for.
+  // Adds a stream, which lives as long as the pump. `doorbell` is bumped after every change that
+  // its communicator may be waiting for.
   Stream* Add(base::UniqueFd socket, size_t ring_bytes, Doorbell* doorbell);
 
   absl::Status Start();
 
-  // Something was put into an outbox or taken from an inbox.
+  // Call after putting bytes into an outbox or taking some from an inbox.
   void Notify();
 
   // Tells the other end why this one gives up. Once per stream.
   void SendAbort(Stream* stream, const AbortNotice& notice);
 
-  // Sends what is left in the outboxes, for at most `flush_timeout`, then closes all sockets and
+  // Sends the bytes left in the outboxes, for at most `flush_timeout`, then closes all sockets and
   // joins the thread.
   void Stop(absl::Duration flush_timeout);
 
  private:
   void Loop();
   void WaitForWork(absl::Duration timeout);
-  // True: something moved. An error ends the direction.
+  // These return true if anything moved. An error closes that direction.
   static bool Read(Stream& stream);
   static bool ReadSome(Stream& stream);
   static void CloseReading(Stream& stream);
@@ -110,7 +111,7 @@ class StreamPump {
 
   std::vector<std::unique_ptr<Stream>> streams_;
   base::UniqueFd wake_;                // an eventfd
-  std::atomic<bool> notified_{false};  // spares notifiers the system call
+  std::atomic<bool> notified_{false};  // lets notifiers skip the system call
   std::atomic<bool> stopping_{false};
   absl::Duration stop_at_;  // monotonic; valid once stopping_
   std::thread thread_;

@@ -1,4 +1,4 @@
-#include "runtime/comm/embedded_store.h"
+#include "runtime/comm/store/embedded_store.h"
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -9,7 +9,7 @@ namespace {
 
 using megascale::agent::v1::StoreReply;
 
-// What an entry costs beside its bytes, roughly.
+// Approximate cost of an entry in addition to its bytes.
 constexpr size_t kEntryBytes = 128;
 
 StoreReply MakeReply(const std::string& request_id, const absl::Status& status) {

@@ -1,6 +1,6 @@
-// The store that the driver serves: keys live under (job, attempt), in memory, and vanish with the
-// attempt. Threads: any. Replies are called without the lock, on the thread of the call that caused
-// them; they must not block.
+// The store that the driver serves. Keys belong to (job, attempt), are in memory only, and vanish
+// with the attempt. Threads: any. Replies are called without the lock, on the thread of the call
+// that caused them; they must not block.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct InProcessStoreOptions {
   size_t value_bytes_max = 1 << 20;  // of a value
   size_t attempt_bytes_max =
       64 << 20;                    // of keys, values, remembered additions and waits of one attempt
-  size_t num_attempts_max = 1024;  // alive at once, of all jobs
+  size_t num_attempts_max = 1024;  // alive at once, over all jobs
 };
 
 class InProcessStore {
@@ -34,19 +34,19 @@ class InProcessStore {
 
   explicit InProcessStore(InProcessStoreOptions options = {}) : options_(options) {}
 
-  // Serves one request; calls `reply` once: before it returns, or, for a WAIT, when the key comes
-  // or the attempt is dropped. A repeated request id (after a lost connection): an ADD is not added
-  // again, a WAIT replaces the one before, whose reply is never called; SET and GET are simply done
-  // again. Errors, in the reply: NotFound - GET of a key that is not there; Aborted - the attempt
-  // was dropped; ResourceExhausted - beyond the options; InvalidArgument - no such operation, or
-  // ADD to a key that holds no number.
+  // Serves one request and calls `reply` once: before it returns or, for a WAIT, when the key is
+  // set or the attempt is dropped. A request id may be repeated after a lost connection: a repeated
+  // ADD is not added again; a repeated WAIT replaces the earlier one, whose reply is never called;
+  // SET and GET are simply done again. Errors, in the reply: NotFound - GET of a missing key;
+  // Aborted - the attempt was dropped; ResourceExhausted - beyond the limits in the options;
+  // InvalidArgument - unknown operation, or ADD to a key that does not hold a number.
   void Handle(const StoreRequest& request, Reply reply);
 
   // Forgets the attempts of `job_id` before `attempt`, answers their waits with Aborted, and
   // refuses requests for them.
   void DropAttemptsBefore(const std::string& job_id, int64_t attempt);
 
-  // Forgets a job that has ended. Do not hand in requests for it afterwards.
+  // Forgets a job that has ended. Requires: no requests for it follow.
   void DropJob(const std::string& job_id);
 
  private:
@@ -64,10 +64,10 @@ class InProcessStore {
     int64_t oldest_attempt = 0;
     std::map<int64_t, Attempt> attempts;
   };
-  // Replies to be sent once the lock is released.
+  // Replies to call once the lock is released.
   using Outgoing = std::vector<std::pair<Reply, StoreReply>>;
 
-  // All below: mutex_ is held.
+  // The methods below require that mutex_ is held.
   void HandleLocked(const StoreRequest& request, Reply reply, Outgoing& outgoing);
   absl::StatusOr<Attempt*> FindAttempt(const StoreRequest& request);
   absl::Status Put(Attempt& attempt, const std::string& key, std::string value);

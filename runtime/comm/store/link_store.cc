@@ -1,4 +1,4 @@
-#include "runtime/comm/link_store.h"
+#include "runtime/comm/store/link_store.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace megascale::comm {
 namespace {
-// The clock can be asked for no endless wait.
+// The clock has no infinite wait.
 constexpr absl::Duration kCallMax = absl::Hours(24);
 }  // namespace
 

@@ -1,6 +1,6 @@
-// The store as a worker sees it: requests go over its link to the agent, and on to the driver;
-// replies come back in any order and are handed in by whoever reads the link. Threads: any. OnReply
-// and Close never block.
+// The store as a worker sees it. Requests go over the worker's link to the agent, and on to the
+// driver. Replies come back in any order; the thread that reads the link passes them to OnReply.
+// Threads: any. OnReply and Close never block.
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +11,7 @@
 #include <string>
 
 #include "proto/agent.pb.h"
-#include "runtime/comm/store.h"
+#include "runtime/comm/store/store.h"
 
 namespace megascale::comm {
 
@@ -19,12 +19,12 @@ struct LinkStoreOptions {
   std::string job_id;
   int64_t attempt = 0;
   std::string client;                               // unique among the attempt's clients: "rank-3"
-  absl::Duration call_timeout = absl::Seconds(30);  // of Set, Get and Add
+  absl::Duration call_timeout = absl::Seconds(30);  // for Set, Get and Add
 };
 
 class LinkStore : public Store {
  public:
-  // Sends one request towards the driver. Called on the threads of the callers, not under a lock.
+  // Sends one request towards the driver. Called on the callers' threads, without the lock.
   using SendRequest = std::function<absl::Status(const megascale::agent::v1::StoreRequest&)>;
 
   LinkStore(LinkStoreOptions options, SendRequest send);
@@ -35,10 +35,10 @@ class LinkStore : public Store {
                               const std::string& request_id) override;
   absl::StatusOr<std::string> Wait(const std::string& key, absl::Duration timeout) override;
 
-  // A reply from the link. One that nobody waits for any more is ignored.
+  // Handles a reply from the link. Ignores it if no call waits for it any more.
   void OnReply(const megascale::agent::v1::StoreReply& reply);
 
-  // The link is gone: fails running and later calls with `reason`.
+  // Ends the store when the link is gone: running and later calls fail with `reason`.
   void Close(const absl::Status& reason);
 
  private:

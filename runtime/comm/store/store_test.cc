@@ -1,4 +1,4 @@
-// What both stores do is in redis/conformance_test.cc.
+// redis/conformance_test.cc tests the behaviour that both stores share.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,9 +6,9 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/comm/embedded_store.h"
-#include "runtime/comm/link_store.h"
-#include "runtime/comm/test_store_requests.h"
+#include "runtime/comm/store/embedded_store.h"
+#include "runtime/comm/store/link_store.h"
+#include "runtime/comm/store/test_store_requests.h"
 
 namespace megascale::comm {
 namespace {

@@ -1,4 +1,4 @@
-// Requests to a store, as the processes of job "job" make them in its first attempt.
+// Requests to a store as processes make them, in the first attempt of job "job".
 #pragma once
 
 #include <cstdint>

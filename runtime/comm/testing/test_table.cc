@@ -1,4 +1,4 @@
-#include "runtime/comm/test_table.h"
+#include "runtime/comm/testing/test_table.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// What the benchmarks of collectives share, ours and those of libraries beside it: sizes, known
-// values, and tables as nccl-tests prints them. `size` is of the whole buffer; `busbw` is algbw
+// Shared by the benchmarks of collectives, ours and those of other libraries: sizes, known values,
+// and tables in the format of nccl-tests. `size` is that of the whole buffer; `busbw` is algbw
 // times 2(n-1)/n for all-reduce, 1 for broadcast and send, (n-1)/n for the others; `#wrong` counts
 // elements over all ranks.
 #pragma once
@@ -22,9 +22,9 @@ constexpr int kTableRanks = 4;
 constexpr size_t kTableBytesMax = 64 << 20;
 const std::vector<size_t>& TableSizes();
 
-// Small sizes are repeated in a round.
+// How often a call is repeated in a round; small sizes several times.
 size_t RepetitionsInRound(size_t num_bytes);
-// Seconds of the best round, each from one barrier of all ranks to the next.
+// Returns the seconds of the fastest round; each runs from one barrier of all ranks to the next.
 absl::StatusOr<double> BestRound(const std::function<absl::Status()>& barrier,
                                  const std::function<absl::Status()>& round);
 
@@ -40,11 +40,11 @@ struct TableRow {
   int64_t num_wrong = 0;
 };
 
-// The lines above the rows of one call.
+// Prints the lines above the rows of one call.
 void PrintTableHead(Call call, const std::string& way);
 void PrintTableRow(const TableRow& row);
 
-// All rows of all tables in what a benchmark printed.
+// Returns all rows of all tables in the output of a benchmark.
 std::vector<TableRow> ReadTables(std::istream& input);
 
 }  // namespace megascale::comm

@@ -1,4 +1,4 @@
-#include "runtime/comm/test_world.h"
+#include "runtime/comm/testing/test_world.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -171,7 +171,7 @@ absl::Status ProcessWorld::RunRank(
       }
       megascale::agent::v1::StoreReply reply;
       MEGASCALE_CHECK(reply.ParseFromString(frame->payload));
-      // Each takes the answers to its own requests.
+      // Each ignores answers to the other's requests.
       store.OnReply(reply);
       next.OnReply(reply);
     }

@@ -1,4 +1,4 @@
-#include "runtime/plan/roles.h"
+#include "runtime/plan/build/roles.h"
 
 #include <string>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace megascale::plan {
 namespace {
 
-// Which ranks have been found in a group, by kind.
+// Records which ranks were found in a group, by kind.
 class Membership {
  public:
   explicit Membership(const Mesh& mesh)
@@ -76,7 +76,7 @@ class Membership {
     return absl::OkStatus();
   }
 
-  // What `rank` makes of a peer's symbol.
+  // Checks how `rank` resolves a peer.
   absl::Status CheckPeers(const Group& group, int rank) const {
     for (size_t peer = 0; peer < group.ranks.size(); ++peer) {
       const int found = mesh_.RankInGroup(GroupKind::kPipeline, rank, static_cast<int>(peer));

@@ -1,5 +1,5 @@
-// What is proved of the roles holds for every rank, and nothing more is refused.
-#include "runtime/plan/roles.h"
+// Whatever is proved for the roles holds for every rank, and nothing else is refused.
+#include "runtime/plan/build/roles.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "runtime/plan/validate.h"
+#include "runtime/plan/check/validate.h"
 
 namespace megascale::plan {
 namespace {
@@ -75,7 +75,7 @@ std::vector<RankPlan> AllRanks(const std::vector<RankPlan>& roles) {
   return plans;
 }
 
-// Puts the instructions in another order, or leaves some out; dependencies go on meaning the same.
+// Reorders the instructions, or leaves some out; remaining dependencies keep their meaning.
 void Keep(const std::vector<int>& order, RankPlan* plan) {
   std::vector<int> moved_to(plan->instructions.size(), -1);
   for (size_t i = 0; i < order.size(); ++i) {
@@ -100,10 +100,10 @@ std::vector<int> Indices(const RankPlan& plan) {
   return order;
 }
 
-// A way to break a role's plan; false: there is nothing to break.
+// Breaks a role's plan in one way; returns false if there is nothing to break.
 using Mutate = std::function<bool(Random*, RankPlan*)>;
 
-// One instruction that `wanted` likes, changed by `change`.
+// Changes one instruction that `wanted` accepts with `change`.
 Mutate Change(std::function<bool(const Instruction&)> wanted,
               std::function<void(Random*, const RankPlan&, Instruction*)> change) {
   return [=](Random* random, RankPlan* plan) {
@@ -128,7 +128,7 @@ bool Drop(Random* random, RankPlan* plan) {
   return !plan->instructions.empty();
 }
 
-// Of two instructions of a stream, the later one comes first; and waits for no more than it must.
+// Swaps two instructions of a stream; their dependencies do not change.
 bool SwapOnStream(Random* random, RankPlan* plan) {
   std::vector<int> order = Indices(*plan);
   const StreamKind stream = random->Of(plan->instructions).stream;
@@ -243,7 +243,7 @@ TEST(ValidateRolePlans, JudgesThousandsOfBrokenPlansAsValidatePlansDoesOverAllRa
     const auto& [name, mutate] = Mutations()[static_cast<size_t>(i) % Mutations().size()];
     RankPlan& broken = random.Of(roles);
     if (!mutate(&random, &broken)) continue;
-    // Sometimes two roles, or one twice: what is wrong may then agree.
+    // Sometimes mutates two roles, or one role twice: the errors may then agree with each other.
     if (random.Draw(0, 3) == 0) mutate(&random, &random.Of(roles));
     const absl::Status of_roles = ValidateRolePlans(roles);
     const absl::Status of_ranks = ValidatePlans(AllRanks(roles));
@@ -258,7 +258,7 @@ TEST(ValidateRolePlans, JudgesThousandsOfBrokenPlansAsValidatePlansDoesOverAllRa
                      ? 1
                      : 0;
   }
-  // The mutations are worth something: each breaks plans, and some change nothing that matters.
+  // The mutations are effective: each breaks plans, and some have no effect that matters.
   EXPECT_EQ(num_refused.size(), Mutations().size());
   for (const auto& [name, count] : num_refused) EXPECT_GT(count, 50) << name;
   EXPECT_GT(num_allowed, 100);

@@ -1,55 +1,17 @@
-#include "runtime/plan/step_plan.h"
+#include "runtime/plan/build/step_plan.h"
 
-#include <algorithm>
-#include <queue>
 #include <utility>
+#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/plan/build/activation_slots.h"
+#include "runtime/plan/build/channels.h"
+#include "runtime/plan/build/check_options.h"
+#include "runtime/plan/build/gradient_buffers.h"
 
 namespace megascale::plan {
 namespace {
-
-// One that is reduced, and one that passes add to.
-constexpr int kSharedBuffersMax = 2;
-
-constexpr char kActivationChannel[] = "activation";
-constexpr char kGradientChannel[] = "gradient";
-constexpr char kShardChannel[] = "shard";
-constexpr char kNormChannel[] = "norm";
-constexpr char kPassChannel[] = "pass";
-constexpr char kReplicatedChannel[] = "replicated";
-constexpr char kTrustChannel[] = "trust";
-
-// The channel of the boundary between stage `lower` and the one after it; the first is after the
-// last.
-std::string BoundaryChannel(absl::string_view direction, int lower, int num_stages) {
-  const bool wraps = lower == num_stages - 1;
-  return absl::StrCat(direction, ".", wraps && num_stages % 2 == 1 ? 2 : lower % 2);
-}
-
-// How many micro-batches are on their way through `chunk` at once. `last`: the kind that ends a
-// pass.
-int NumLive(const std::vector<ComputeItem>& order, int chunk, OpKind last) {
-  int live = 0;
-  int high_water = 0;
-  for (const ComputeItem& item : order) {
-    if (item.chunk != chunk) continue;
-    live += item.kind == OpKind::kForward ? 1 : item.kind == last ? -1 : 0;
-    high_water = std::max(high_water, live);
-  }
-  return high_water;
-}
-
-ScheduleOptions ScheduleOf(const PlanOptions& options) {
-  return {.schedule = options.schedule,
-          .num_stages = options.mesh.pipeline_size(),
-          .chunks_per_stage = options.chunks_per_stage,
-          .num_microbatches = options.num_microbatches};
-}
 
 // Adds the instructions of one rank in an order in which they could run one by one.
 class Builder {
@@ -63,18 +25,16 @@ class Builder {
     tensor_parallel_ = options.mesh.tensor_size() > 1;
     stage_ = plan_.stage();
     chunks_.resize(static_cast<size_t>(options.chunks_per_stage));
-    MakeGradientBuffers();
+    plan_.gradient_buffers = NumGradientBuffers(options, stage_);
+    free_buffers_ = GradientBuffers(plan_.gradient_buffers);
   }
 
   RankPlan Build() && {
-    const std::vector<ComputeItem> order = ComputeOrder(ScheduleOf(options_), stage_);
+    const std::vector<ComputeItem> order = ComputeOrder(ScheduleOptionsOf(options_), stage_);
     for (size_t i = 0; i < chunks_.size(); ++i) {
       const int chunk = stage_ + static_cast<int>(i) * options_.mesh.pipeline_size();
-      const int num_live = NumLive(order, chunk, LastPart());
-      const int num_slots = std::min(num_live + NumSpare(chunk), options_.num_microbatches);
-      for (int slot = 0; slot < num_slots; ++slot) {
-        chunks_[i].free_slots.push({.slot = slot, .last_users = {}});
-      }
+      const int num_slots = NumActivationSlots(options_, order, chunk);
+      chunks_[i].free_slots = ActivationSlots(num_slots);
       chunks_[i].passes.resize(static_cast<size_t>(options_.num_microbatches));
       plan_.slots.push_back(num_slots);
     }
@@ -98,53 +58,27 @@ class Builder {
   }
 
  private:
-  struct Slot {
-    int slot = 0;
-    std::vector<int> last_users;  // what must have ended before the next micro-batch begins here
-  };
-  struct GradientBuffer {
-    int buffer = kNoBuffer;
-    int last_user = -1;  // the reduction before the next turn, or -1
-  };
   // A micro-batch on its way through a chunk.
   struct Pass {
     int slot = kNoSlot;
     int forward = 0;
     int backward = 0;
     int send = -1;
-    std::vector<int> inputs;      // of the next part: the slot being free, then what was received
-    std::vector<int> last_users;  // what must have ended before its slot is free
+    std::vector<int> inputs;      // of the next part: the wait for a free slot, then the receive
+    std::vector<int> last_users;  // must have ended before its slot is free
   };
-  struct Chunk {                  // of this stage
-    std::vector<Pass> passes;     // by micro-batch
-    std::queue<Slot> free_slots;  // longest free first
+  struct Chunk {               // of this stage
+    std::vector<Pass> passes;  // by micro-batch
+    ActivationSlots free_slots;
     int gather = -1;
-    int gradient_buffer = kNoBuffer;  // of its turn, or its bucket's, if there is one
-    std::vector<int> pieces;          // by bucket: of the pass that is reduced next
-    int reduce = -1;                  // the last so far
+    int gradient_buffer = kNoBuffer;  // of the current turn of the chunk or its bucket, if any
+    std::vector<int> pieces;          // by bucket: its piece of the pass that is reduced next
+    int reduce = -1;                  // the last one so far
     int num_ended = 0;                // passes
   };
 
-  // Fewer buffers than buckets that take turns, or stage 2 would save nothing: of two buckets the
-  // second waits for the reduction of the first.
-  void MakeGradientBuffers() {
-    plan_.gradient_buffers = options_.chunks_per_stage;
-    if (plan_.shards_gradients) {
-      int num_buckets = 0;
-      for (int chunk = stage_; chunk < plan_.num_chunks; chunk += options_.mesh.pipeline_size()) {
-        num_buckets += NumBuckets(chunk);
-      }
-      plan_.gradient_buffers = std::clamp(num_buckets - 1, 1, kSharedBuffersMax);
-    }
-    for (int buffer = 0; buffer < plan_.gradient_buffers; ++buffer) {
-      free_buffers_.push({.buffer = buffer, .last_user = -1});
-    }
-  }
-
   bool IsFirst(int chunk) const { return chunk == 0; }
   bool IsLast(int chunk) const { return chunk == plan_.num_chunks - 1; }
-  // The first chunk receives no activations, so its slots are free when its passes come to them.
-  int NumSpare(int chunk) const { return IsFirst(chunk) ? 0 : options_.spare_slots; }
 
   ChunkCost Cost(int chunk) const {
     return options_.chunks.empty() ? ChunkCost{} : options_.chunks[chunk];
@@ -167,7 +101,7 @@ class Builder {
   Pass& PassOf(InstructionId id) {
     return ChunkOf(id).passes[static_cast<size_t>(id.microbatch())];
   }
-  // Of a pass: when it has ended its memory is free.
+  // The kind of instruction that ends a pass and frees its memory.
   OpKind LastPart() const {
     return options_.splits_backward() ? OpKind::kWeightGradient : OpKind::kBackward;
   }
@@ -179,8 +113,8 @@ class Builder {
     return index;
   }
 
-  // An instruction that moves one micro-batch across the boundary between `lower` and the chunk
-  // after it.
+  // Returns an instruction that moves one micro-batch across the boundary between chunk `lower` and
+  // the next one.
   Instruction Transfer(InstructionId id, int lower) {
     const bool activation =
         id.operation() == OpKind::kSendActivation || id.operation() == OpKind::kReceiveActivation;
@@ -193,7 +127,7 @@ class Builder {
     return {.id = id,
             .stream = at_lower ? lower_stream : upper_stream,
             .group = GroupKind::kPipeline,
-            .channel = BoundaryChannel(activation ? kActivationChannel : kGradientChannel,
+            .channel = BoundaryChannel(activation ? Direction::kActivation : Direction::kGradient,
                                        lower % num_stages, num_stages),
             .peer = (at_lower ? lower + 1 : lower) % num_stages,
             .activation_slot = PassOf(id).slot,
@@ -210,7 +144,7 @@ class Builder {
     }
   }
 
-  // In the order in which they are needed.
+  // Adds the gathers, in the order in which passes need them.
   void AddGathers() {
     for (size_t i = 0; i < chunks_.size(); ++i) {
       const int chunk = stage_ + static_cast<int>(i) * options_.mesh.pipeline_size();
@@ -222,7 +156,7 @@ class Builder {
     }
   }
 
-  // How many of the next passes are computed without an exchange in between; see Overlap.
+  // Returns how many of the next passes run without an exchange in between; see Overlap.
   size_t NumTogether(absl::Span<const ComputeItem> next) const {
     const bool pairs = !options_.overlap.p2p_communication && options_.chunks_per_stage > 1 &&
                        next.size() > 1 && next[0].kind == OpKind::kForward &&
@@ -240,7 +174,7 @@ class Builder {
     for (const ComputeItem& item : items) AddItem(item);
   }
 
-  // What the pass needs of another stage, if anything.
+  // Adds the receive of the pass's input from another stage, if it has one.
   void AddReceive(const ComputeItem& item, int computed_before) {
     const InstructionId id(item.kind, item.chunk, item.microbatch);
     Pass& pass = PassOf(id);
@@ -251,8 +185,8 @@ class Builder {
     }
     Instruction receive = forward ? Transfer(Other(OpKind::kReceiveActivation, id), item.chunk - 1)
                                   : Transfer(Other(OpKind::kReceiveGradient, id), item.chunk);
-    // A gradient behind the send, though its answer cannot come earlier: the slot is then free
-    // after B and SG.
+    // A gradient is received after the send: it cannot come earlier anyway, and the slot is then
+    // free after B and SG.
     receive.depends_on = forward ? std::move(pass.inputs) : std::vector<int>{pass.send};
     if (!options_.overlap.p2p_communication && computed_before >= 0) {
       receive.depends_on.push_back(computed_before);
@@ -261,15 +195,13 @@ class Builder {
   }
 
   void TakeSlot(InstructionId forward) {
-    std::queue<Slot>& free_slots = ChunkOf(forward).free_slots;
-    MEGASCALE_CHECK(!free_slots.empty());
+    ActivationSlot free = ChunkOf(forward).free_slots.Take();
     Pass& pass = PassOf(forward);
-    pass.slot = free_slots.front().slot;
-    pass.inputs = std::move(free_slots.front().last_users);
-    free_slots.pop();
+    pass.slot = free.slot;
+    pass.inputs = std::move(free.last_users);
   }
 
-  // Of the pass that was added last.
+  // Adds the send of the result of the last pass.
   int AddSend(Instruction send) {
     send.depends_on = {last_computed_};
     sends_.push_back(Add(std::move(send)));
@@ -288,7 +220,7 @@ class Builder {
     if (item.kind == LastPart()) EndPass(id);
   }
 
-  // Of the same micro-batch and chunk.
+  // Returns the id of another operation on the same micro-batch and chunk.
   static InstructionId Other(OpKind kind, InstructionId id) {
     return InstructionId(kind, id.chunk(), id.microbatch());
   }
@@ -299,7 +231,7 @@ class Builder {
     std::vector<int> inputs = std::move(pass.inputs);
     if (IsFirst(chunk) || IsLast(chunk)) inputs.push_back(batch_);
     inputs.push_back(ChunkOf(id).gather);
-    // The last chunk's forward pass makes the head's gradients.
+    // The last chunk's forward also makes the gradients of the head.
     Instruction forward = PassInstruction(id, std::move(inputs), Cost(chunk).forward_flops,
                                           Cost(chunk).forward_bytes);
     if (IsLast(chunk)) UseGradientBuffer(&forward);
@@ -332,9 +264,9 @@ class Builder {
                                           Cost(id.chunk()).weight_bytes));
   }
 
-  // The part of a pass that makes its micro-batch's gradients whole: in one, or, if these are
-  // reduced next, in a piece for each bucket. Returns the last. With stage 2 each is reduced behind
-  // its piece, so that a later one finds a free buffer.
+  // Adds the part of a pass that completes its micro-batch's gradients: as one instruction, or, if
+  // these are reduced next, in a piece for each bucket. Returns the last one. With stage 2 each
+  // bucket is reduced right after its piece, so that a later piece finds a free buffer.
   int AddLastPart(InstructionId id, std::vector<int> inputs, int64_t flops, int64_t bytes) {
     Chunk& chunk = ChunkOf(id);
     if (!plan_.shards_gradients && chunk.num_ended + 1 < options_.num_microbatches) {
@@ -351,7 +283,7 @@ class Builder {
     return chunk.pieces.back();
   }
 
-  // Through the layers of all buckets, if it is not said of how many.
+  // `num_buckets` 0: it goes through the layers of all buckets.
   int AddBack(InstructionId id, std::vector<int> inputs, int64_t flops, int64_t bytes,
               int num_buckets = 0) {
     Instruction back = PassInstruction(id, std::move(inputs), flops, bytes);
@@ -370,23 +302,22 @@ class Builder {
                                .depends_on = std::move(inputs),
                                .flops = flops};
     if (tensor_parallel_) {
-      instruction.group = GroupKind::kTensor;
-      instruction.channel = kPassChannel;
+      Channel channel = PassChannel();
+      instruction.group = channel.group;
+      instruction.channel = std::move(channel.name);
       instruction.bytes = bytes;
     }
     return instruction;
   }
 
-  // That of the turn of its chunk or bucket, or the beginning of one.
+  // Sets the buffer of the current turn of its chunk or bucket; begins a turn if there is none.
   void UseGradientBuffer(Instruction* pass) {
     int& buffer = ChunkOf(pass->id).gradient_buffer;
     if (buffer == kNoBuffer) {
-      // Where buckets share buffers a schedule has one turn at a time. Pieces of a pass follow each
-      // other. A forward begins the turn of the first one's bucket: of several chunks the last
-      // one's backward comes next, and of one no other piece does.
-      MEGASCALE_CHECK(!free_buffers_.empty());
-      const GradientBuffer next = free_buffers_.front();
-      free_buffers_.pop();
+      // With shared buffers a schedule has one turn at a time. Pieces of a pass follow each other.
+      // A forward begins the turn of the first piece's bucket: with several chunks the last chunk's
+      // backward comes next, and with one chunk no other piece comes in between.
+      const GradientBuffer next = free_buffers_.Take();
       buffer = next.buffer;
       if (next.last_user >= 0) pass->depends_on.push_back(next.last_user);
       pass->begins_sum = true;
@@ -394,11 +325,11 @@ class Builder {
     pass->gradient_buffer = buffer;
   }
 
-  // Its slot is free; and after the last one, all of the chunk's gradients are whole.
+  // Frees the slot. After the chunk's last pass, all of its gradients are complete.
   void EndPass(InstructionId id) {
     Pass& pass = PassOf(id);
     Chunk& chunk = ChunkOf(id);
-    chunk.free_slots.push({.slot = pass.slot, .last_users = std::move(pass.last_users)});
+    chunk.free_slots.Free({.slot = pass.slot, .last_users = std::move(pass.last_users)});
     const bool last = ++chunk.num_ended == options_.num_microbatches;
     if (plan_.shards_gradients || !last) return;
     if (options_.overlap.grad_reduce) {
@@ -414,11 +345,11 @@ class Builder {
     }
   }
 
-  // With stage 2 ends the bucket's turn in its gradient buffer.
+  // Adds S and R of a bucket. With stage 2 this ends the bucket's turn in its gradient buffer.
   void AddReduction(int number, int microbatch, int bucket) {
     Chunk& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(number))];
     const bool begins_sum = !plan_.shards_gradients || chunk.num_ended == 0;
-    // All that was added to the bucket is before its piece of the last pass.
+    // Everything that was added to the bucket comes before its piece of the last pass.
     int last =
         options_.overlap.grad_reduce ? chunk.pieces[static_cast<size_t>(bucket)] : last_computed_;
     const auto add = [&](OpKind kind, int64_t bytes) {
@@ -433,27 +364,13 @@ class Builder {
     add(OpKind::kReduceGradients, cost.gradient_bytes);
     chunk.reduce = last;
     if (!plan_.shards_gradients) return;
-    free_buffers_.push({.buffer = chunk.gradient_buffer, .last_user = last});
+    free_buffers_.Free({.buffer = chunk.gradient_buffer, .last_user = last});
     chunk.gradient_buffer = kNoBuffer;
     if (!options_.overlap.grad_reduce) awaited_.push_back(last);
   }
 
-  Channel ChannelOf(OpKind collective) const {
-    switch (collective) {
-      case OpKind::kReduceNorm:
-        return {GroupKind::kWorld, kNormChannel};
-      case OpKind::kSumReplicated:
-        return {GroupKind::kTensor, kReplicatedChannel};
-      case OpKind::kGatherTrustSums:
-        if (tensor_parallel_) return {GroupKind::kStage, kTrustChannel};
-        [[fallthrough]];
-      default:
-        return {GroupKind::kData, kShardChannel};
-    }
-  }
-
   Instruction Collective(InstructionId id, int64_t bytes) const {
-    Channel channel = ChannelOf(id.operation());
+    Channel channel = CollectiveChannel(id.operation(), tensor_parallel_);
     return {.id = id,
             .stream = StreamKind::kDataParallel,
             .owner = Owner::kShard,
@@ -462,14 +379,13 @@ class Builder {
             .bytes = bytes};
   }
 
-  // Once all gradients are reduced: the norm, and chunk by chunk the step.
+  // Adds, after all reductions, the exchange of norms, and chunk by chunk the optimizer's step.
   void AddUpdates() {
     Instruction norm = Collective(InstructionId(OpKind::kReduceNorm), options_.norm_bytes);
     for (const Chunk& chunk : chunks_) norm.depends_on.push_back(chunk.reduce);
     const int normed = Add(std::move(norm));
     std::vector<int> ready(chunks_.size(), normed);
-    // All updates stand before the first step, so that each exchange has the next update to hide
-    // behind.
+    // All updates come before the first step, so that each exchange overlaps with the next update.
     for (size_t i = 0; options_.has_trust_ratios && i < chunks_.size(); ++i) {
       const int chunk = stage_ + static_cast<int>(i) * options_.mesh.pipeline_size();
       const int update = Add(OfOptimizer(InstructionId(OpKind::kOptimizerUpdate, chunk), normed));
@@ -495,93 +411,18 @@ class Builder {
   int stage_ = 0;
   int batch_ = -1;
   int last_computed_ = -1;
-  std::vector<int> sends_;      // of the passes that were added last
-  std::vector<int> awaited_;    // by the next pass, though they are no inputs of it
-  std::vector<int> unreduced_;  // chunks whose passes have ended, where all are waited for
+  std::vector<int> sends_;      // sends of the passes that were added last
+  std::vector<int> awaited_;    // the next pass waits for these, though they are not its inputs
+  std::vector<int> unreduced_;  // chunks whose passes have ended, if reductions wait for all passes
   std::vector<Chunk> chunks_;   // of this stage, in the model's order
-  std::queue<GradientBuffer> free_buffers_;  // longest free first
+  GradientBuffers free_buffers_{0};
 };
-
-// Of as many chunks as costs are given for, if any.
-absl::Status CheckBuckets(const PlanOptions& options) {
-  const auto num_chunks = static_cast<size_t>(options.num_chunks());
-  if (!options.num_buckets.empty() && options.num_buckets.size() != num_chunks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("numbers of buckets of ", options.num_buckets.size(),
-                     " chunks were given; expected none or ", num_chunks));
-  }
-  for (size_t chunk = 0; chunk < num_chunks; ++chunk) {
-    const int num_buckets = options.NumBuckets(static_cast<int>(chunk));
-    if (num_buckets < 1 || num_buckets > InstructionId::kMaxBucket + 1) {
-      return absl::InvalidArgumentError(absl::StrCat("chunk ", chunk, " has ", num_buckets,
-                                                     " buckets; expected 1 to ",
-                                                     InstructionId::kMaxBucket + 1));
-    }
-    if (options.chunks.empty()) continue;
-    const size_t num_costs = options.chunks[chunk].buckets.size();
-    if (num_costs == static_cast<size_t>(num_buckets) || (num_costs == 0 && num_buckets == 1)) {
-      continue;
-    }
-    return absl::InvalidArgumentError(absl::StrCat("costs of ", num_costs, " buckets of chunk ",
-                                                   chunk, " were given; expected ", num_buckets));
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 
 absl::StatusOr<RankPlan> BuildTrainPlan(const PlanOptions& options, int rank) {
-  const int64_t num_chunks =
-      int64_t{options.mesh.pipeline_size()} * std::max(1, options.chunks_per_stage);
-  if (!options.mesh.Contains(rank)) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not in the mesh of ",
-                                                   options.mesh.world_size(), " ranks"));
-  }
-  if (options.num_microbatches < 1 || options.num_microbatches >= InstructionId::kNoMicrobatch) {
-    return absl::InvalidArgumentError(absl::StrCat("num_microbatches is ", options.num_microbatches,
-                                                   "; expected 1 to ",
-                                                   InstructionId::kNoMicrobatch - 1));
-  }
-  if (num_chunks >= InstructionId::kNoChunk) {
-    return absl::InvalidArgumentError(absl::StrCat("pipeline size times chunks per stage is ",
-                                                   num_chunks, "; expected at most ",
-                                                   InstructionId::kNoChunk - 1));
-  }
-  RETURN_IF_ERROR(CheckSchedule(ScheduleOf(options)));
-  if (options.spare_slots < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("spare_slots is ", options.spare_slots, "; expected 0 or more"));
-  }
-  if (options.zero_stage != 1 && options.zero_stage != 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("zero_stage is ", options.zero_stage, "; expected 1 or 2"));
-  }
-  if (!options.chunks.empty() && static_cast<int>(options.chunks.size()) != num_chunks) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "costs of ", options.chunks.size(), " chunks were given; expected none or ", num_chunks));
-  }
-  RETURN_IF_ERROR(CheckBuckets(options));
+  RETURN_IF_ERROR(CheckOptions(options, rank));
   return Builder(options, rank).Build();
-}
-
-std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage, bool has_trust_ratios) {
-  std::vector<Channel> channels = {{GroupKind::kWorld, kNormChannel},
-                                   {GroupKind::kData, kShardChannel}};
-  const int num_stages = mesh.pipeline_size();
-  const int num_boundaries = num_stages - (chunks_per_stage > 1 ? 0 : 1);
-  for (const char* direction : {kActivationChannel, kGradientChannel}) {
-    for (int lower = 0; lower < num_boundaries; ++lower) {
-      const Channel channel = {GroupKind::kPipeline, BoundaryChannel(direction, lower, num_stages)};
-      if (std::find(channels.begin(), channels.end(), channel) == channels.end()) {
-        channels.push_back(channel);
-      }
-    }
-  }
-  if (mesh.tensor_size() == 1) return channels;
-  channels.push_back({GroupKind::kTensor, kPassChannel});
-  channels.push_back({GroupKind::kTensor, kReplicatedChannel});
-  if (has_trust_ratios) channels.push_back({GroupKind::kStage, kTrustChannel});
-  return channels;
 }
 
 }  // namespace megascale::plan

@@ -1,4 +1,4 @@
-#include "runtime/plan/step_plan.h"
+#include "runtime/plan/build/step_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "runtime/plan/validate.h"
+#include "runtime/plan/build/channels.h"
+#include "runtime/plan/check/validate.h"
 
 namespace megascale::plan {
 namespace {
@@ -140,7 +141,7 @@ TEST(TrainPlan, ThousandsOfRandomShapesOfEveryScheduleAreValid) {
   EXPECT_EQ(num_shapes.size(), 4u);
 }
 
-// What the stages keep, by schedule: the price of a smaller bubble.
+// The slots that stages need, by schedule: the price of a smaller bubble.
 TEST(TrainPlan, KeepsAsManyMicrobatchesAsTheScheduleSays) {
   using Counts = std::vector<std::vector<int>>;  // by stage, by chunk of the stage
   const auto slots = [](Schedule schedule, int stages, int chunks, int microbatches,
@@ -159,10 +160,10 @@ TEST(TrainPlan, KeepsAsManyMicrobatchesAsTheScheduleSays) {
   EXPECT_EQ(slots(Schedule::kGPipe, 4, 1, 8), Counts({{8}, {8}, {8}, {8}}));
   EXPECT_EQ(slots(Schedule::kZeroBubbleH1, 4, 1, 8), Counts({{4}, {4}, {4}, {4}}));
   EXPECT_EQ(slots(Schedule::kZeroBubbleH1, 4, 1, 2), Counts({{2}, {2}, {2}, {2}}));
-  // Of both chunks together (p - s - 1) * 2 + (v - 1) * p + 1 at once; they are not at their most
-  // at the same time, so a slot more where the first chunk is filled twice.
+  // Both chunks together hold (p - s - 1) * 2 + (v - 1) * p + 1 at once. Their maxima come at
+  // different times, so there is one slot more where the first chunk is filled twice.
   EXPECT_EQ(slots(Schedule::kInterleaved1F1B, 4, 2, 8), Counts({{8, 4}, {8, 4}, {7, 3}, {5, 1}}));
-  // One to spare wherever activations are received, if there are so many micro-batches.
+  // One spare slot wherever activations are received, if there are that many micro-batches.
   EXPECT_EQ(slots(Schedule::k1F1B, 4, 1, 8, 1), Counts({{4}, {4}, {3}, {2}}));
   EXPECT_EQ(slots(Schedule::kGPipe, 4, 1, 8, 1), Counts({{8}, {8}, {8}, {8}}));
   EXPECT_EQ(slots(Schedule::kZeroBubbleH1, 4, 1, 8, 1), Counts({{4}, {5}, {5}, {5}}));
@@ -211,7 +212,7 @@ TEST(TrainPlan, StageRunsAheadThenAlternates) {
                                    "B.c1.m2", "B.c1.m3"));
 }
 
-// As the figure of the paper on ZB-H1 has it.
+// As in the figure of the paper on ZB-H1.
 TEST(TrainPlan, WeightsGradientsFillTheBubble) {
   PlanOptions options = Shape({.data = 1, .pipeline = 4}, 6);
   options.schedule = Schedule::kZeroBubbleH1;
@@ -263,7 +264,7 @@ TEST(TrainPlan, LoadsTheBatchOnFirstAndLastStageOnly) {
   EXPECT_EQ(BuildTrainPlan(Shape({}, 2), 0).value().instructions[0].id.ToString(), "L.c0");
 }
 
-// No update stands behind another's exchange.
+// No update waits for the exchange of another one.
 TEST(TrainPlan, TrustSumsAreExchangedBetweenUpdateAndStep) {
   PlanOptions options = Shape({.data = 2, .pipeline = 2}, 2);
   options.schedule = Schedule::kInterleaved1F1B;
@@ -276,7 +277,7 @@ TEST(TrainPlan, TrustSumsAreExchangedBetweenUpdateAndStep) {
               AllOf(HasSubstr(" N T.c0 T.c2\n"), HasSubstr(" U.c0 U.c2 O.c0 O.c2\n")));
 }
 
-// By instruction, what it waits for; the order on its stream apart.
+// Returns the dependencies of each instruction, without the order on its stream.
 std::map<std::string, std::set<std::string>> Waits(const PlanOptions& options, int rank) {
   std::map<std::string, std::set<std::string>> waits;
   const RankPlan plan = BuildTrainPlan(options, rank).value();
@@ -321,7 +322,7 @@ TEST(TrainPlan, WhatDoesNotOverlapWaits) {
   EXPECT_THAT(waits["B.c1.m0"], ElementsAre("F.c1.m0", "RG.c1.m0", "SG.c3.m1"));
 }
 
-// With each switch off there are as many instructions, in the same order on each stream.
+// With each switch off, each stream has the same instructions in the same order.
 TEST(TrainPlan, OverlapIsAMatterOfDependenciesAlone) {
   PlanOptions options = Shape({.data = 2, .pipeline = 3, .tensor = 2}, 6);
   options.schedule = Schedule::kInterleaved1F1B;
@@ -380,13 +381,13 @@ TEST(TrainPlan, Stage2ReducesTheGradientsOfEveryMicrobatch) {
     EXPECT_EQ(instruction.bytes, 200);
     EXPECT_EQ(instruction.begins_sum, instruction.id.microbatch() == 0);
   }
-  // What is added between two weights' gradients is reduced with the second.
+  // Gradients added between two W are reduced with the second.
   options.schedule = Schedule::kZeroBubbleH1;
   EXPECT_EQ(Gradients(BuildTrainPlan(options, 2).value(), 1),
             "F0=0 F1>0 W0>0 R0<0 F2=0 W1>0 R1<0 W2=0 R2<0");
 }
 
-// The head is in bucket 0. No buffer is waited for longer than until its last turn is reduced.
+// The head is in bucket 0. A buffer is awaited only until the reduction of its last turn.
 TEST(TrainPlan, Stage2CutsEveryBackwardAtBucketsThatTakeTurnsInTwoBuffers) {
   PlanOptions options = Shape({.data = 2}, 2);
   options.chunks.clear();
@@ -429,7 +430,7 @@ TEST(TrainPlan, Stage2SharesTwoBuffersAmongThreeBucketsOrMore) {
   EXPECT_EQ(buffers(3, 1), 3);
   EXPECT_EQ(buffers(3, 2), 2);
   EXPECT_EQ(buffers(6, 2), 2);
-  // Those of the stage's own chunks.
+  // The number of buckets of the stage's own chunks counts.
   options.num_buckets = {1, 3};
   EXPECT_EQ(buffers(1, 2), 1);
   options.num_buckets = {2, 1};

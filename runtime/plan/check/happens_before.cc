@@ -1,4 +1,4 @@
-#include "runtime/plan/happens_before.h"
+#include "runtime/plan/check/happens_before.h"
 
 #include <algorithm>
 #include <string>
@@ -63,8 +63,8 @@ absl::Status HappensBefore::Order(const RankPlan& plan) {
 }
 
 absl::Status HappensBefore::Cycle(const RankPlan& plan, const std::vector<bool>& ordered) const {
-  // Each instruction left over waits for another one left over: going on from one to the next must
-  // return.
+  // Each remaining instruction waits for another remaining one, so following these waits must
+  // return to an instruction seen before.
   int at = static_cast<int>(std::find(ordered.begin(), ordered.end(), false) - ordered.begin());
   std::vector<int> path;
   while (std::find(path.begin(), path.end(), at) == path.end()) {

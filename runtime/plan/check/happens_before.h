@@ -1,19 +1,19 @@
-// What a rank's own plan promises about order: an instruction begins after all that it depends on
-// and after all before it on its stream. For validation and diagnosis.
+// The order that a rank's own plan guarantees: an instruction begins after all of its dependencies
+// and after all earlier instructions on its stream. For validation and diagnosis.
 #pragma once
 
 #include <array>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "runtime/plan/step_plan.h"
+#include "runtime/plan/rank_plan.h"
 
 namespace megascale::plan {
 
 class HappensBefore {
  public:
-  // Requires: dependencies are indices of the plan. Cost: O(instructions + dependencies).
-  // Errors: InvalidArgument - a cycle; names the instructions on it.
+  // Computes the order. Requires: dependencies are indices into the plan. Cost: O(instructions +
+  // dependencies). Errors: InvalidArgument - a cycle; names the instructions on it.
   static absl::StatusOr<HappensBefore> Create(const RankPlan& plan);
 
   // True when `earlier` has ended before `later` begins, in every run of the plan.
@@ -22,7 +22,7 @@ class HappensBefore {
   }
 
  private:
-  using Clock = std::array<int, kNumStreamKinds>;  // instructions ended, by stream
+  using Clock = std::array<int, kNumStreamKinds>;  // by stream: how many instructions have ended
 
   explicit HappensBefore(const RankPlan& plan);
   absl::Status Order(const RankPlan& plan);
@@ -30,7 +30,7 @@ class HappensBefore {
 
   std::vector<int> stream_;    // by instruction
   std::vector<int> position_;  // on its stream
-  std::vector<int> previous_;  // on its stream, or -1
+  std::vector<int> previous_;  // on its stream; -1: first
   std::vector<Clock> ended_before_;
 };
 

@@ -1,4 +1,4 @@
-#include "runtime/plan/rendezvous.h"
+#include "runtime/plan/check/rendezvous.h"
 
 #include <algorithm>
 #include <array>
@@ -30,7 +30,7 @@ struct Place {
   size_t index = 0;
 };
 
-// All given ranks' instructions as one numbered list, and the meetings among them.
+// The instructions of all given ranks as one numbered list of nodes, and the meetings among them.
 class Step {
  public:
   explicit Step(absl::Span<const RankPlan> plans) : plans_(plans) {
@@ -82,7 +82,7 @@ class Step {
   std::vector<int> first_;                  // by plan: the node of its first instruction
   std::vector<int> meeting_;                // by node
   std::vector<std::vector<int>> meetings_;  // nodes that end together
-  std::vector<int> previous_;               // by node: before it on its stream, or -1
+  std::vector<int> previous_;               // by node: the one before it on its stream, or -1
 };
 
 absl::Status Step::Match() {
@@ -201,7 +201,8 @@ absl::Status Step::Run() {
       if (--num_missing[follower] == 0) begun.push_back(follower);
     }
   };
-  // What begins never depends on the order in which this loop looks: every run ends alike.
+  // The order of this loop does not matter: it never changes what can begin, so every run ends
+  // alike.
   while (!begun.empty()) {
     const int node = begun.back();
     begun.pop_back();
@@ -219,7 +220,7 @@ absl::Status Step::Run() {
 int Step::Blocker(int node, const std::vector<int>& num_missing,
                   const std::vector<bool>& ended) const {
   if (num_missing[node] == 0) {
-    // It has begun, and so waits for a member of its meeting that has not.
+    // It has begun, so it waits for a member of its meeting that has not.
     const std::vector<int>& members = meetings_[meeting_[node]];
     return *std::find_if(members.begin(), members.end(),
                          [&](int member) { return num_missing[member] > 0; });

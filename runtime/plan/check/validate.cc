@@ -1,4 +1,4 @@
-#include "runtime/plan/validate.h"
+#include "runtime/plan/check/validate.h"
 
 #include <algorithm>
 #include <array>
@@ -15,9 +15,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
-#include "runtime/plan/happens_before.h"
-#include "runtime/plan/rendezvous.h"
-#include "runtime/plan/roles.h"
+#include "runtime/plan/build/roles.h"
+#include "runtime/plan/check/happens_before.h"
+#include "runtime/plan/check/rendezvous.h"
 
 namespace megascale::plan {
 namespace {
@@ -34,7 +34,7 @@ bool IsCollective(OpKind kind) {
          kind == OpKind::kGatherParameters;
 }
 
-// With whom an operation communicates.
+// Returns the group in which an operation communicates.
 GroupKind GroupOf(OpKind kind, const Mesh& mesh) {
   const bool tensor_parallel = mesh.tensor_size() > 1;
   if (IsTransfer(kind)) return GroupKind::kPipeline;
@@ -79,7 +79,7 @@ absl::Status CheckDependencies(const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// Streams belong to one owner, channels to one stream, peers to the group.
+// Checks that each stream belongs to one owner, each channel to one stream, and peers to the group.
 absl::Status CheckStreams(const RankPlan& plan) {
   std::array<std::optional<Owner>, kNumStreamKinds> owners;
   std::map<std::pair<GroupKind, std::string>, StreamKind> streams;
@@ -108,7 +108,7 @@ absl::Status CheckStreams(const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// One rank's plan as a training step, apart from how it meets others.
+// Checks one rank's plan as a training step, apart from its meetings with other ranks.
 class RankCheck {
  public:
   RankCheck(const RankPlan& plan, const HappensBefore& order) : plan_(plan), order_(order) {
@@ -139,31 +139,31 @@ class RankCheck {
   }
 
  private:
-  // What makes a micro-batch's part of the weights' gradients whole.
+  // The kind of instruction that completes a micro-batch's weight gradients.
   OpKind last_part() const {
     return splits_backward_ ? OpKind::kWeightGradient : OpKind::kBackward;
   }
   bool IsFirst(int chunk) const { return chunk == 0; }
   bool IsLast(int chunk) const { return chunk == plan_.num_chunks - 1; }
-  // S and R: of a micro-batch where gradients are sharded.
+  // S and R; with sharded gradients each belongs to a micro-batch.
   static bool Reduces(OpKind kind) {
     return kind == OpKind::kSumReplicated || kind == OpKind::kReduceGradients;
   }
-  // The last chunk's forward pass makes the head's gradients. Where buffers are of buckets, the
-  // first part of a backward in two adds to none.
+  // The last chunk's forward also makes the gradients of the head. With a buffer per bucket, the
+  // first part of a split backward accumulates into no buffer.
   bool AddsToGradients(InstructionId id) const {
     if (id.operation() == OpKind::kForward) return IsLast(id.chunk());
     if (plan_.shards_gradients) return id.operation() == last_part();
     return GoesBack(id.operation());
   }
-  // What then lies in the gradient buffer is of one bucket.
+  // Whether the gradient buffer then holds a single bucket.
   bool AddsToOneBucket(InstructionId id) const {
     return plan_.shards_gradients && AddsToGradients(id);
   }
   static bool GoesBack(OpKind kind) {
     return kind == OpKind::kBackward || kind == OpKind::kWeightGradient;
   }
-  // Of a chunk: as many as are gathered, and at least one.
+  // Returns the number of buckets of a chunk: as many as are gathered, and at least one.
   int NumBuckets(int chunk) const {
     const auto found = num_buckets_.find(chunk);
     return found == num_buckets_.end() ? 1 : found->second;
@@ -172,7 +172,8 @@ class RankCheck {
     const auto found = index_.find(id.packed());
     return found == index_.end() ? nullptr : &plan_.instructions[found->second];
   }
-  // The piece of B or W that goes through the layers of `bucket`. Requires: CheckPieces.
+  // Returns the piece of B or W that goes through the layers of `bucket`. Requires: CheckPieces is
+  // OK.
   InstructionId PieceOf(OpKind kind, int chunk, int microbatch, int bucket) const {
     int first = bucket;
     while (Find(InstructionId(kind, chunk, microbatch, first)) == nullptr) --first;
@@ -189,7 +190,7 @@ class RankCheck {
                      "chunk's parameters are reduced, stepped and gathered once"));
   }
 
-  // `consumer` begins after `producer` has ended.
+  // Checks that `consumer` begins after `producer` has ended.
   absl::Status Needs(InstructionId consumer, InstructionId producer) const {
     const auto later = index_.find(consumer.packed());
     if (later == index_.end()) return Missing(consumer);
@@ -204,7 +205,7 @@ class RankCheck {
                   " makes, and does not wait for it");
   }
 
-  // The rank's chunks, where an operation has one, and communication where it belongs.
+  // Checks that operations use chunks of this rank, and communicate in the right group.
   absl::Status CheckKinds() const {
     for (const Instruction& instruction : plan_.instructions) {
       const InstructionId id = instruction.id;
@@ -263,7 +264,7 @@ class RankCheck {
                   " buckets; where gradients are sharded, a gradient buffer holds those of one");
   }
 
-  // B or W: its pieces follow each other, and go through each bucket once.
+  // Checks that the pieces of B or W follow each other and go through each bucket once.
   absl::Status CheckPieces(OpKind kind, int chunk, int microbatch) const {
     InstructionId before;
     int next = 0;
@@ -317,10 +318,10 @@ class RankCheck {
     return absl::OkStatus();
   }
 
-  // Each bucket of a chunk: its parameters are gathered before any forward; its gradients are
-  // reduced after every backward, or those of a micro-batch after its own, before the norm, those
-  // that tensor-parallel ranks have copies of having been summed. The chunk is stepped after the
-  // norm, and after the exchange of trust sums in between where there is one.
+  // Checks each bucket of a chunk. Its parameters are gathered before any forward. Its gradients
+  // are reduced before the norm: after every backward, or with sharded gradients those of a
+  // micro-batch after its own backward; tensor-parallel ranks first sum the replicated ones. The
+  // chunk is stepped after the norm, and after the exchange of trust sums if there is one.
   absl::Status CheckShard() const {
     const InstructionId norm(OpKind::kReduceNorm);
     for (int chunk = plan_.stage(); chunk < plan_.num_chunks; chunk += plan_.mesh.pipeline_size()) {
@@ -346,8 +347,8 @@ class RankCheck {
     return absl::OkStatus();
   }
 
-  // What a piece of a pass makes of a bucket's gradients goes through S, where tensor-parallel
-  // ranks have copies, and R, and only then into the norm.
+  // Checks that a piece's gradients of a bucket go through S, if tensor-parallel ranks have copies
+  // of some, then through R, and only then into the norm.
   absl::Status CheckReduced(InstructionId piece, int bucket) const {
     const int microbatch =
         plan_.shards_gradients ? piece.microbatch() : InstructionId::kNoMicrobatch;
@@ -362,13 +363,13 @@ class RankCheck {
   }
 
   struct BufferUsers {
-    std::vector<int> passes;      // that add to it
+    std::vector<int> passes;      // accumulate into it
     std::vector<int> reductions;  // S and R
   };
 
   absl::Status CheckGradientBuffers() const {
     std::vector<BufferUsers> buffers(static_cast<size_t>(plan_.gradient_buffers));
-    std::set<std::pair<int, int>> shards;  // chunk, bucket; to which R has given something
+    std::set<std::pair<int, int>> shards;  // (chunk, bucket) that R has written to before
     for (size_t i = 0; i < plan_.instructions.size(); ++i) {
       const Instruction& instruction = plan_.instructions[i];
       if (instruction.gradient_buffer == kNoBuffer) continue;
@@ -388,7 +389,7 @@ class RankCheck {
   struct Turn {
     int first = 0;  // passes
     int last = 0;
-    std::vector<int> last_of_bucket = {};  // that added to it, or -1
+    std::vector<int> last_of_bucket = {};  // by bucket: last pass that added to it, or -1
     std::vector<bool> is_reduced = {};     // by bucket
   };
 
@@ -398,10 +399,10 @@ class RankCheck {
     const auto num_all = static_cast<size_t>(NumBuckets(instruction.id.chunk()));
     turn->last = pass;
     turn->last_of_bucket.resize(num_all, -1);
-    // Of a buffer for one bucket there is nothing to reduce of others.
+    // A buffer for one bucket leaves nothing to reduce for the others.
     turn->is_reduced.resize(num_all, plan_.shards_gradients);
     turn->is_reduced[static_cast<size_t>(bucket)] = false;
-    // Of a forward, which adds to the head's gradients alone, no more is known here.
+    // A forward adds only to the head's gradients; their buckets are not known here.
     const auto begin = turn->last_of_bucket.begin() + bucket;
     const bool of_all = !GoesBack(instruction.kind()) && !plan_.shards_gradients;
     const int num_added = std::max(1, instruction.num_buckets);
@@ -438,7 +439,7 @@ class RankCheck {
           std::prev(next)->last_of_bucket[bucket] < 0) {
         return Refuse(plan_, at(reduction), "finds its chunk's gradients in another buffer");
       }
-      // Passes may go on adding to later buckets.
+      // Passes may continue to add to later buckets.
       RETURN_IF_ERROR(NeedsInBuffer(reduction, std::prev(next)->last_of_bucket[bucket]));
       if (next != turns.end()) RETURN_IF_ERROR(NeedsInBuffer(next->first, reduction));
       if (at(reduction).kind() != OpKind::kReduceGradients) continue;
@@ -502,7 +503,7 @@ class RankCheck {
   using SlotOfChunk = std::pair<int, int>;            // chunk, slot
   using SlotUsers = std::map<int, std::vector<int>>;  // by micro-batch: its instructions there
 
-  // A slot's users are ordered by their forward passes.
+  // Checks that users of a slot, ordered by their forward passes, follow each other.
   absl::Status CheckSlot(const SlotOfChunk& slot, const SlotUsers& users) const {
     std::vector<std::pair<int, const std::vector<int>*>> turns;  // forward pass, instructions
     for (const auto& [microbatch, instructions] : users) {
@@ -526,13 +527,14 @@ class RankCheck {
   const RankPlan& plan_;
   const HappensBefore& order_;
   absl::flat_hash_map<uint64_t, int> index_;
-  absl::flat_hash_map<uint64_t, InstructionId> computed_before_;  // on the compute stream
-  std::map<int, int> num_buckets_;                                // by chunk
+  // previous instruction on the compute stream
+  absl::flat_hash_map<uint64_t, InstructionId> computed_before_;
+  std::map<int, int> num_buckets_;  // by chunk
   bool splits_backward_ = false;
   bool has_trust_ratios_ = false;
 };
 
-// All that is asked of a plan whatever other ranks do, but for having the numbers of the first.
+// Runs all checks that need only this plan, and compares its sizes with those of the first plan.
 absl::Status CheckAlone(const RankPlan& plan, const RankPlan& first) {
   if (plan.mesh != first.mesh || plan.num_chunks != first.num_chunks ||
       plan.num_microbatches != first.num_microbatches ||

@@ -1,4 +1,4 @@
-#include "runtime/plan/validate.h"
+#include "runtime/plan/check/validate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,9 @@
 #include <functional>
 #include <utility>
 
-#include "runtime/plan/roles.h"
+#include "runtime/plan/build/roles.h"
+#include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/plan_options.h"
 
 namespace megascale::plan {
 namespace {
@@ -41,7 +43,7 @@ Instruction& At(RankPlan& plan, const std::string& id) {
   return plan.instructions[IndexOf(plan, id)];
 }
 
-// Puts the instructions in another order; dependencies go on meaning the same instructions.
+// Reorders the instructions; dependencies keep their meaning.
 void Reorder(RankPlan& plan, const std::vector<int>& order) {
   std::vector<int> moved_to(order.size());
   for (size_t i = 0; i < order.size(); ++i) moved_to[order[i]] = static_cast<int>(i);
@@ -282,7 +284,7 @@ TEST(ValidatePlans, RefusesReplicatedGradientsThatAreNotSummed) {
   EXPECT_THAT(Refusal(plans), HasSubstr("S.c0 sums over one tensor-parallel rank"));
 }
 
-// What they exchange within a pass would never meet.
+// Their exchanges within a pass would never meet.
 TEST(ValidatePlans, RefusesTensorRanksThatComputeInAnotherOrder) {
   std::vector<RankPlan> plans = BuildAll({.tensor = 2}, 2);
   Swap(plans[1], "B.c0.m0", "F.c0.m1");
@@ -334,7 +336,7 @@ TEST(ValidatePlans, RefusesACollectiveThatAMemberNeverJoins) {
   EXPECT_THAT(Refusal(plans), AllOf(HasSubstr("G.c0 waits for rank"), HasSubstr("never joins")));
 }
 
-// Of one stage, whose chunk has this many buckets.
+// Builds the plans of a single stage, whose chunk has this many buckets.
 std::vector<RankPlan> BuildBuckets(int num_buckets, int zero_stage = 1,
                                    Schedule schedule = Schedule::k1F1B) {
   PlanOptions options;
@@ -372,12 +374,12 @@ TEST(ValidatePlans, RefusesBucketsThatAreReducedBeforeTheyAreMade) {
               HasSubstr("rank 1: R.c0.m1.b2 uses what B.c0.m1.b2 makes"));
   EXPECT_THAT(refusal(make_wait_for("R.c0.b1", "W.c0.m1"), 1, Schedule::kZeroBubbleH1),
               HasSubstr("rank 1: R.c0.b1 uses what W.c0.m1.b1 makes"));
-  // Not all layers.
+  // Leaves out layers.
   EXPECT_THAT(refusal([](RankPlan& plan) { Remove(plan, "B.c0.m1.b1"); }),
               HasSubstr("rank 1: B.c0.m1.b1 is missing"));
   EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m0").num_buckets = 2; }),
               HasSubstr("rank 1: B.c0.m0.b2 is missing"));
-  // One twice.
+  // A bucket twice.
   EXPECT_THAT(refusal([](RankPlan& plan) { At(plan, "B.c0.m1").num_buckets = 2; }),
               HasSubstr("rank 1: B.c0.m1.b1 goes through layers that B.c0.m1 does"));
   // In another order: the gradient of a later layer's input is not there yet.
@@ -423,7 +425,7 @@ TEST(ValidatePlans, RefusesBucketsThatShareABufferAtOnce) {
     change(plans[0]);
     return Refusal(plans);
   };
-  // Of one pass, and of the next one.
+  // Buckets of the same pass, and of the next one.
   EXPECT_THAT(refusal([](RankPlan& plan) {
                 std::erase(At(plan, "B.c0.m0.b2").depends_on, IndexOf(plan, "R.c0.m0"));
               }),
@@ -452,7 +454,7 @@ TEST(ValidatePlans, RefusesBucketsThatShareABufferAtOnce) {
               HasSubstr("rank 0: B.c0.m0 has gradient buffer 0; exactly what adds to gradients"));
 }
 
-// A bucket may begin within a layer, whose gradients the piece before made.
+// A bucket may begin within a layer, whose gradients the previous piece made.
 TEST(ValidatePlans, RefusesAPassBetweenThePiecesOfAnother) {
   PlanOptions options;
   options.mesh = Mesh::Create({.data = 2, .pipeline = 3}).value();
@@ -488,7 +490,7 @@ TEST(ValidatePlans, RefusesAnOrderThatDeadlocksAndSaysWhoWaitsForWhom) {
 TEST(ValidatePlans, RefusesGradientsThatAreAddedBeforeTheBuffersReduction) {
   std::vector<RankPlan> plans = BuildAll({.data = 2}, 3, false, 2);
   ASSERT_TRUE(ValidatePlans(plans).ok()) << ValidatePlans(plans);
-  // Of one stage the forward pass makes the head's gradients.
+  // With a single stage the forward also makes the head's gradients.
   std::vector<int>& producers = At(plans[0], "F.c0.m1").depends_on;
   std::erase(producers, IndexOf(plans[0], "R.c0.m0"));
   EXPECT_THAT(Refusal(plans), HasSubstr("rank 0: F.c0.m1 may begin in gradient buffer 0 before "

@@ -1,4 +1,4 @@
-#include "runtime/plan/executor.h"
+#include "runtime/plan/execute/executor.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
-#include "runtime/plan/validate.h"
+#include "runtime/plan/check/validate.h"
 
 namespace megascale::plan {
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(ExecutorOptions options) {
@@ -22,7 +22,7 @@ Executor::~Executor() {
 
 absl::Status Executor::Resolve() {
   const RankPlan& plan = options_.plan;
-  // Filled only at the end: a refused executor has nothing to synchronize with.
+  // Set only at the end, so that the destructor of a refused executor synchronizes no stream.
   std::map<StreamKind, stream::Stream*> streams = std::exchange(options_.streams, {});
   RETURN_IF_ERROR(ValidateRankPlan(plan));
   tasks_.resize(plan.instructions.size());
@@ -53,7 +53,7 @@ absl::Status Executor::Resolve() {
       tasks_[i].waits.push_back(from.ended);
     }
   }
-  // Twice: the end of a step may still be queued when the next one is launched.
+  // Room for two steps: the end of a step may still be queued when the next one is launched.
   for (const auto& [stream, count] : num_queued) stream->Reserve(2 * count);
   options_.streams = std::move(streams);
   return absl::OkStatus();
@@ -97,8 +97,8 @@ absl::Status Executor::Launch(Owner owner, const StepContext& context, Done done
     mine.done = std::move(done);
     mine.remaining.store(static_cast<int>(mine.tasks.size()));
   }
-  // The streams are this owner's alone, so their order is the plan's whatever the other owner does
-  // meanwhile.
+  // Only this owner uses these streams, so their order is the plan's, whatever the other owner does
+  // at the same time.
   for (const int index : mine.tasks) {
     const Task& task = tasks_[index];
     for (stream::Event* event : task.waits) event->Wait(*task.stream, generation);
@@ -136,7 +136,7 @@ void Executor::Fail(absl::Status error) {
     first_error_ = std::move(error);
     failed_.store(true);
   }
-  // Nothing more will run, so nothing need be waited for: an owner is not held up by one that never
+  // Nothing more will run, so no task has to wait: an owner must not hang on one that never
   // launches.
   for (stream::Event& event : events_) event.Release();
 }

@@ -1,17 +1,18 @@
-// Runs a rank's plan, step after step: puts each instruction on its stream behind waits for what it
-// depends on. The instructions' meaning is the handlers'.
+// Runs a rank's plan, step after step. Puts each instruction on its stream, behind waits for what
+// it depends on. Handlers implement the operations.
 //
 //   ASSIGN_OR_RETURN(auto executor, Executor::Create({.plan = plan, .streams = …, .handlers = …}));
 //   RETURN_IF_ERROR(executor->Launch(Owner::kShard, {.attempt = 1, .step = 7}, tell_shard_actor));
 //   RETURN_IF_ERROR(executor->Launch(Owner::kStage, {.attempt = 1, .step = 7}, tell_stage_actor));
 //
-// A step runs when both owners have launched it, in either order; what does not depend on the other
-// owner runs at once. A step is over when the done of every owner that has instructions was called;
-// only then is the next one launched.
+// A step runs when both owners have launched it, in either order. An instruction that does not
+// depend on the other owner runs at once. A step is over when `done` was called for every owner
+// that has instructions; only then may the next step be launched.
 //
-// Failure: the first error ends the executor's life. Instructions not yet begun are skipped, in
-// this step and in every later one, and each owner's done gets that error, with rank, step and
-// instruction before its message and its payloads kept. An attempt that goes on makes a new one.
+// Failure: the first error ends the executor's life. Instructions that have not begun are skipped,
+// in this step and in every later one. Each owner's `done` gets that error; its message is prefixed
+// with rank, step and instruction, and its payloads are kept. To continue an attempt, create a new
+// executor.
 //
 // Threads: all methods, from any thread. Handlers, observers and done run on the streams' threads.
 // Cost: a launch allocates nothing but what `done` needs.
@@ -29,12 +30,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "runtime/plan/step_plan.h"
+#include "runtime/plan/rank_plan.h"
 #include "runtime/stream/stream.h"
 
 namespace megascale::plan {
 
-// The fence of a step: handed to handlers as it was launched.
+// Identifies the step that an instruction belongs to. Handlers get the context passed to Launch.
 struct StepContext {
   int64_t attempt = 0;
   int64_t step = 0;
@@ -45,7 +46,7 @@ struct StepContext {
 // a deadline, or because its communicator is aborted.
 using Handler = std::function<absl::Status(const Instruction&, const StepContext&)>;
 
-// Sees each instruction that runs, around its handler. Either may be empty.
+// Called before and after the handler of each instruction that runs. Either may be empty.
 struct Observer {
   std::function<void(const Instruction&, const StepContext&)> begin = nullptr;
   std::function<void(const Instruction&, const StepContext&, const absl::Status&)> end = nullptr;
@@ -53,7 +54,7 @@ struct Observer {
 
 struct ExecutorOptions {
   RankPlan plan = {};
-  // All that the plan uses. Not owned; they outlive the executor.
+  // Every stream that the plan uses. Borrowed: they must outlive the executor.
   std::map<StreamKind, stream::Stream*> streams = {};
   std::map<OpKind, Handler> handlers = {};  // for all operations in the plan
   Observer observer = {};
@@ -61,37 +62,36 @@ struct ExecutorOptions {
 
 class Executor {
  public:
-  // Errors: InvalidArgument - a plan that ValidateRankPlan refuses, a stream or handler that it
-  // lacks; each names the instruction.
+  // Errors: InvalidArgument - ValidateRankPlan refuses the plan, or a stream or handler is missing;
+  // the message names the instruction.
   static absl::StatusOr<std::unique_ptr<Executor>> Create(ExecutorOptions options);
 
-  // Skips what has not begun (as Abort does) and waits for what has. Requires: not called from a
-  // stream's thread.
+  // Skips instructions that have not begun, as Abort does, and waits for those that have. Requires:
+  // not called from a stream's thread.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
   using Done = std::function<void(absl::Status)>;
-  // Launches `owner`'s part of a step. `done` is called exactly once, with OK or the executor's
-  // first error, when this owner's instructions have run or were skipped; it may launch the next
-  // step.
-  // Errors: FailedPrecondition - the step before is not over, the other owner launched another
-  // step, or this owner has no instructions; `done` is then not called.
+  // Launches `owner`'s part of a step. `done` is called exactly once, when this owner's
+  // instructions have run or were skipped, with OK or the executor's first error. It may launch the
+  // next step. Errors: FailedPrecondition - the previous step is not over, the other owner launched
+  // another step, or this owner has no instructions; `done` is then not called.
   absl::Status Launch(Owner owner, const StepContext& context, Done done);
 
-  // Makes `reason` (not OK) the first error, if there is none yet. What has begun goes on until its
-  // handler returns: abort the communicators too.
+  // Makes `reason` (not OK) the first error, unless there was an error before. Handlers that are
+  // running are not interrupted: abort their communicators too.
   void Abort(absl::Status reason);
 
   const RankPlan& plan() const { return options_.plan; }
 
  private:
-  // An instruction, resolved.
+  // An instruction with its handler, stream and events looked up.
   struct Task {
     const Handler* handler = nullptr;
     stream::Stream* stream = nullptr;
     std::vector<stream::Event*> waits;  // for instructions on other streams
-    stream::Event* ended = nullptr;     // none where nobody waits
+    stream::Event* ended = nullptr;     // null: no other stream waits for it
   };
   struct OwnerState {
     std::vector<int> tasks;   // in the plan's order
@@ -110,7 +110,7 @@ class Executor {
   OwnerState& StateOf(Owner owner) { return owners_[static_cast<size_t>(owner)]; }
 
   ExecutorOptions options_;
-  std::vector<Task> tasks_;  // like the plan's instructions
+  std::vector<Task> tasks_;  // indexed like the plan's instructions
   std::deque<stream::Event> events_;
   std::array<OwnerState, kNumOwners> owners_;
   mutable std::mutex mutex_;  // guards generation, context and done of owners_; first_error_

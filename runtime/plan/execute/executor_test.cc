@@ -1,4 +1,4 @@
-#include "runtime/plan/executor.h"
+#include "runtime/plan/execute/executor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,10 @@
 #include <numeric>
 #include <random>
 
-#include "runtime/plan/happens_before.h"
-#include "runtime/plan/test_streams.h"
+#include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/check/happens_before.h"
+#include "runtime/plan/execute/testing/test_streams.h"
+#include "runtime/plan/plan_options.h"
 
 namespace {
 std::atomic<int64_t> num_allocations = 0;
@@ -111,7 +113,7 @@ TEST(Executor, RunsATrainPlanInAnOrderThatItsDependenciesAllow) {
   }
 }
 
-// What each instruction of `plan` makes of what it depends on, run by an executor.
+// Runs `plan` on an executor; each instruction computes a value from those of its dependencies.
 std::map<uint64_t, uint64_t> Compute(const RankPlan& plan, Streams& streams, Owner first) {
   std::map<uint64_t, uint64_t> values;
   for (const Instruction& instruction : plan.instructions) values[instruction.id.packed()] = 0;
@@ -134,7 +136,7 @@ std::map<uint64_t, uint64_t> Compute(const RankPlan& plan, Streams& streams, Own
   return values;
 }
 
-// Any order in which each instruction stands behind its dependencies.
+// Returns the instructions in a random order in which each comes after its dependencies.
 RankPlan Shuffled(const RankPlan& plan, std::mt19937& random) {
   std::vector<int> left(plan.instructions.size());
   std::iota(left.begin(), left.end(), 0);
@@ -239,7 +241,7 @@ TEST(Executor, FirstErrorSkipsTheRestOfItsStepAndEveryLaterOne) {
   std::vector<std::string> run;
   const auto handler = [&](const Instruction& instruction, const StepContext& context) {
     std::lock_guard<std::mutex> lock(mutex);
-    // The gather runs beside the load.
+    // The gather runs in parallel with the load.
     if (instruction.kind() != OpKind::kGatherParameters) run.push_back(instruction.id.ToString());
     if (context.step == 2 && instruction.kind() == OpKind::kBackward) {
       absl::Status error = absl::DataLossError("checksum differs");
@@ -276,7 +278,7 @@ TEST(Executor, AbortEndsAnOwnerThatWaitsForOneThatNeverLaunches) {
   Streams streams;
   Finish shard;
   const auto never = [](const Instruction& instruction, const StepContext&) {
-    if (instruction.kind() != OpKind::kGatherParameters) {  // which waits for nobody
+    if (instruction.kind() != OpKind::kGatherParameters) {  // the gather waits for nothing
       ADD_FAILURE() << instruction.id.ToString() << " ran";
     }
     return absl::OkStatus();
@@ -296,7 +298,7 @@ TEST(Executor, AbortEndsAnOwnerThatWaitsForOneThatNeverLaunches) {
   const auto executor = Executor::Create(
       {.plan = TrainPlan(1, 2, 0), .streams = streams.by_kind(), .handlers = ForAll(never)});
   ASSERT_TRUE((*executor)->Launch(Owner::kShard, {}, shard.Done()).ok());
-  // Its destructor calls what is owed.
+  // The destructor calls each `done` that was not called yet.
 }
 
 TEST(Executor, DestructorWaitsForWhatHasBegunAndCallsDone) {
@@ -329,7 +331,7 @@ TEST(Executor, RefusesLaunchesThatDoNotFit) {
   Streams streams;
   Finish finish;
   const auto handler = [](const Instruction&, const StepContext&) { return absl::OkStatus(); };
-  // The shard waits for the stage, which waits for nobody.
+  // The shard waits for the stage, which waits for nothing.
   Instruction step = Hand(OpKind::kOptimizerStep, 0, StreamKind::kOptimizer, {0});
   step.owner = Owner::kShard;
   const auto executor =
@@ -388,8 +390,8 @@ TEST(Executor, RefusesPlansThatCannotRunAndNamesTheInstruction) {
   EXPECT_THAT(refusal({load}, lacking), HasSubstr("L.c0.m0: no stream load-batch"));
 }
 
-// Values under way between ranks, by (channel, sender, receiver): a send waits until its value is
-// taken.
+// Values on their way between ranks, by (channel, sender, receiver): a send waits until its value
+// is taken.
 class Wire {
  public:
   absl::Status Send(const std::string& link, int64_t value) {
@@ -420,7 +422,8 @@ class Wire {
   std::map<std::string, std::deque<int64_t>> values_;
 };
 
-// One rank of a pipeline whose chunk c maps x to 3x + c; gradients go back likewise, from -output.
+// One rank of a pipeline whose chunk c maps x to 3x + c; backward does the same, starting from
+// -output.
 class ToyRank {
  public:
   ToyRank(RankPlan plan, Wire& wire) : plan_(std::move(plan)), wire_(wire) {

@@ -1,6 +1,6 @@
-// Plans written by hand, as no builder makes them, run with real operators on real buffers: an
-// order that is let through gives the bits of every other one, and an order that cannot is refused
-// by the name of an instruction.
+// Hand-written plans, which no builder makes, run with real operators on real buffers: every order
+// that is accepted gives the same bits, and an impossible order is refused with the name of an
+// instruction.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "runtime/ops/ops.h"
-#include "runtime/plan/executor.h"
-#include "runtime/plan/test_streams.h"
-#include "runtime/plan/validate.h"
+#include "runtime/plan/check/validate.h"
+#include "runtime/plan/execute/executor.h"
+#include "runtime/plan/execute/testing/test_streams.h"
 
 namespace megascale::plan {
 namespace {
@@ -53,7 +53,7 @@ std::vector<uint32_t> Bits(const Buffer& buffer) {
   return bits;
 }
 
-// An operator object of its own for each stream.
+// A separate operator object for each stream.
 class OpsByStream {
  public:
   OpsByStream() {
@@ -67,8 +67,7 @@ class OpsByStream {
   std::map<StreamKind, std::unique_ptr<ops::Ops>> ops_;
 };
 
-// --- one rank: each instruction multiplies the sum of what it depends on
-// ------------------------------------------------------------------
+// --- one rank: each instruction multiplies the sum of what it depends on ---
 
 Instruction Hand(OpKind kind, int microbatch, StreamKind stream, std::vector<int> depends_on) {
   return {.id = InstructionId(kind, 0, microbatch),
@@ -106,7 +105,7 @@ RankPlan Permuted(const RankPlan& plan, const std::vector<int>& order) {
 
 using Results = std::map<std::string, std::vector<uint32_t>>;
 
-// Runs a plan once; an error: it was refused.
+// Runs a plan once; an error means that it was refused.
 class Graph {
  public:
   absl::StatusOr<Results> Run(const RankPlan& plan) {
@@ -115,7 +114,8 @@ class Graph {
     std::map<uint64_t, Buffer> weights;
     for (const Instruction& instruction : plan.instructions) {
       const uint64_t id = instruction.id.packed();
-      values[id] = Buffer(kSide * kSide, -1e30f);  // poison: what is used before it is made shows
+      // poison, which shows a value used before it is made
+      values[id] = Buffer(kSide * kSide, -1e30f);
       sums[id] = Seeded(id);
       weights[id] = Seeded(id + 1);
     }
@@ -169,14 +169,13 @@ TEST(HandPlan, EveryPermutationOfTwoDiamondsGivesTheSameBitsOrIsRefusedByName) {
                                                   HasSubstr("SG.c0.m"), HasSubstr("B.c0.m"))));
     }
   } while (std::next_permutation(order.begin(), order.end()));
-  // An order is legal when each stream's own order is. F.c0.m0 and F.c0.m1 do not depend on each
-  // other, every other order on a stream is forced: 2 of 3! * 2! * 2! in all 7!.
+  // An order is legal if each stream's own order is. F.c0.m0 and F.c0.m1 do not depend on each
+  // other; all other orders on a stream are forced: 2 of 3! * 2! * 2! in all 7!.
   EXPECT_EQ(num_run, 420);
   EXPECT_EQ(num_refused, 5040 - 420);
 }
 
-// --- two ranks with two chunks each, and transfers between them
-// ---------------------------------------------------------------------------
+// --- two ranks with two chunks each, and transfers between them ---
 
 constexpr int kChunks = 4;
 constexpr int kMicrobatches = 2;
@@ -191,7 +190,7 @@ struct Pass {
 constexpr OpKind kF = OpKind::kForward;
 constexpr OpKind kB = OpKind::kBackward;
 
-// Writes one rank's plan around the order of its passes; transfers stand in that order too.
+// Writes one rank's plan for a given order of its passes; transfers come in the same order.
 class PlanWriter {
  public:
   explicit PlanWriter(int rank) {
@@ -531,7 +530,7 @@ TEST(HandPlan, TwoChunksPerRankTrainToTheBitsOfPlainLoopsInBothOrders) {
 TEST(HandPlan, IndependentInstructionsInReverseOrderGiveTheSameBits) {
   std::vector<RankPlan> plans = PlansOf(ByMicrobatch());
   for (RankPlan& plan : plans) {
-    // The shard's first; transfers and passes of each stream keep their order.
+    // The shard's instructions first; transfers and passes of each stream keep their order.
     std::vector<int> order(plan.instructions.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) {

@@ -1,4 +1,4 @@
-#include "runtime/comm/redis/address.h"
+#include "runtime/comm/store/redis/address.h"
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -64,7 +64,7 @@ absl::StatusOr<RedisAddress> ParseUnix(absl::string_view text, absl::string_view
   return address;
 }
 
-// "HOST", "HOST:PORT", "[ADDRESS]" or "[ADDRESS]:PORT".
+// Parses "HOST", "HOST:PORT", "[ADDRESS]" or "[ADDRESS]:PORT".
 absl::Status ParseHost(absl::string_view text, absl::string_view place, RedisAddress* address) {
   absl::string_view port;
   bool has_port = false;
@@ -128,7 +128,7 @@ absl::StatusOr<RedisAddress> ParseRedisAddress(absl::string_view text) {
         absl::ConsumePrefix(&rest, "unix:")) {
       return ParseUnix(text, rest);
     }
-    // It may be an address with a password whose scheme is mistyped.
+    // The text may be an address with a password and a mistyped scheme.
     if (absl::StrContains(text, "@")) return RefusePassword();
     return Refuse(text, "is no address of a store");
   };

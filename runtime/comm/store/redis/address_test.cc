@@ -1,4 +1,4 @@
-#include "runtime/comm/redis/address.h"
+#include "runtime/comm/store/redis/address.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
-#include "runtime/comm/redis/password_file.h"
+#include "runtime/comm/store/redis/password_file.h"
 
 namespace megascale::comm {
 namespace {

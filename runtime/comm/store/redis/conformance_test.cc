@@ -1,5 +1,5 @@
-// What a rendezvous store is, whoever serves it: one suite for the embedded store and for the store
-// on a real Redis server over TCP, over a Unix socket, and over TLS with a password.
+// The contract of a rendezvous store: one suite for the embedded store, and for the store on a real
+// Redis server over TCP, over a Unix socket, and over TLS with a password.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -17,10 +17,10 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/tls/test_certificates.h"
-#include "runtime/comm/embedded_store.h"
-#include "runtime/comm/redis/redis_store.h"
-#include "runtime/comm/redis/test_redis_server.h"
-#include "runtime/comm/test_store_requests.h"
+#include "runtime/comm/store/embedded_store.h"
+#include "runtime/comm/store/redis/redis_store.h"
+#include "runtime/comm/store/redis/test_redis_server.h"
+#include "runtime/comm/store/test_store_requests.h"
 
 namespace megascale::comm {
 namespace {
@@ -35,7 +35,7 @@ class Subject {
  public:
   virtual ~Subject() = default;
   virtual void Handle(const StoreRequest& request, Reply reply) = 0;
-  // Lets it work until `condition` is true, or until it can do no more.
+  // Drives the store until `condition` is true, or until it can do nothing more.
   virtual void RunUntil(const std::function<bool()>& condition) = 0;
 };
 

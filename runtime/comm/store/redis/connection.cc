@@ -1,4 +1,4 @@
-#include "runtime/comm/redis/connection.h"
+#include "runtime/comm/store/redis/connection.h"
 
 #include <hiredis/async.h>
 #include <hiredis/hiredis.h>
@@ -17,10 +17,10 @@
 namespace megascale::comm {
 namespace {
 
-constexpr int kReadsPerDrive = 256;  // of 16 KiB each: others have their turn
+constexpr int kReadsPerDrive = 256;  // of 16 KiB each, so that other connections get their turn
 constexpr size_t kElementBytes = sizeof(RedisReply);
 
-// hiredis writes with write(2), which raises SIGPIPE where the other end is gone.
+// hiredis writes with write(2), which raises SIGPIPE if the other end is gone.
 class WithoutSigPipe {
  public:
   WithoutSigPipe() {
@@ -51,14 +51,14 @@ bool IsReadable(int fd) {
 
 }  // namespace
 
-// What hiredis calls. As reply objects it makes RedisReply, so that sizes are counted before memory
-// is taken.
+// The functions that hiredis calls. They create RedisReply as reply objects, so that sizes are
+// checked before memory is allocated.
 struct RedisConnection::Hooks {
   static RedisConnection* Of(const redisReadTask* task) {
     return static_cast<RedisConnection*>(task->privdata);
   }
 
-  // Puts a reply into its array, or hands it out as a whole one. Null ends the connection.
+  // Puts a reply into its array, or delivers a complete one. Returning null ends the connection.
   static void* Place(const redisReadTask* task, RedisReply reply) {
     RedisConnection* connection = Of(task);
     connection->reply_bytes_ += kElementBytes + reply.text.size();
@@ -104,7 +104,7 @@ struct RedisConnection::Hooks {
     static_cast<RedisConnection*>(connection)->wants_write_ = false;
   }
 
-  // hiredis frees the context next, after any error.
+  // hiredis frees the context after this call, after any error.
   static void Cleanup(void* of) {
     auto* connection = static_cast<RedisConnection*>(of);
     if (connection->context_ == nullptr) return;
@@ -130,7 +130,7 @@ RedisConnection::RedisConnection(base::UniqueFd socket, RedisConnectionLimits li
   static redisReplyObjectFunctions functions = {
       Hooks::CreateString, Hooks::CreateArray, Hooks::CreateInteger, Hooks::CreateNil, Hooks::Free};
   // This version of hiredis makes asynchronous contexts only by connecting itself, which may block
-  // in name resolution and knows no TLS. One that failed to connect is given our socket.
+  // in name resolution and has no TLS. So let it fail to connect, and give the context our socket.
   context_ = redisAsyncConnectUnix("/dev/null/none");
   MEGASCALE_CHECK_MSG(context_ != nullptr, "out of memory");
   MEGASCALE_CHECK_MSG(context_->c.err != 0, "nothing can be connected to below /dev/null");
@@ -181,8 +181,8 @@ std::vector<RedisReply> RedisConnection::Drive() {
 void RedisConnection::ReadAll() {
   for (int i = 0; i < kReadsPerDrive && context_ != nullptr && IsReadable(fd()); ++i) {
     if (num_pending_ == 0) {
-      // hiredis would end the process over a reply that it expects none for. The end of the
-      // connection looks the same from here; no command is lost by it.
+      // hiredis would end the process on a reply to no command, so look at the socket itself. If
+      // the server has closed it, no command is lost.
       char byte = 0;
       const bool is_closed = ::recv(fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0;
       return End(is_closed ? absl::UnavailableError("closed the connection")
@@ -199,7 +199,7 @@ void RedisConnection::ReadAll() {
 }
 
 void RedisConnection::OnReply(void* reply) {
-  if (reply == nullptr) return;  // the connection ends
+  if (reply == nullptr) return;  // the connection is ending
   MEGASCALE_CHECK(num_pending_ > 0);
   --num_pending_;
   reply_bytes_ = 0;
@@ -212,7 +212,7 @@ void RedisConnection::OnReply(void* reply) {
 void RedisConnection::End(const absl::Status& why) {
   if (context_ == nullptr) return;
   if (status_.ok()) status_ = why;
-  redisAsyncFree(context_);  // within a callback: once that has returned
+  redisAsyncFree(context_);  // within a callback hiredis defers this until the callback returns
 }
 
 }  // namespace megascale::comm

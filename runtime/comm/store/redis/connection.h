@@ -1,6 +1,7 @@
-// Commands to a Redis server and its replies, pipelined, over a descriptor that is connected:
-// hiredis without its own waiting, connecting and trust. Nothing here blocks, calls back or ends
-// the process, whatever the other end sends; memory stays within the limits. Threads: one.
+// Sends commands to a Redis server and reads the replies, pipelined, over a connected descriptor.
+// It uses hiredis, but not its waiting, connecting or trust in the peer. It never blocks, calls
+// back or ends the process, whatever the other end sends; memory stays within the limits. Threads:
+// one.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "runtime/base/fd.h"
-#include "runtime/comm/redis/reply.h"
+#include "runtime/comm/store/redis/reply.h"
 
 struct redisAsyncContext;
 
@@ -23,26 +24,26 @@ struct RedisConnectionLimits {
 
 class RedisConnection {
  public:
-  // `socket`: a stream socket, non-blocking, connected or about to be.
+  // `socket`: a non-blocking stream socket, connected or connecting.
   RedisConnection(base::UniqueFd socket, RedisConnectionLimits limits);
   ~RedisConnection();
   RedisConnection(const RedisConnection&) = delete;
   RedisConnection& operator=(const RedisConnection&) = delete;
 
-  // Puts a command at the end of those that are to be written. Requires: status() is OK.
+  // Queues a command. Requires: status() is OK.
   void Send(const std::vector<std::string>& words);
 
-  // What poll(2) is to wait for. fd() is -1 once status() is not OK.
+  // The descriptor and the events for poll(2). fd() is -1 once status() is not OK.
   int fd() const;
   short events() const;
 
-  // Writes and reads what can be without waiting; returns the replies that came, in the order of
-  // their commands. The last ones count although the connection has ended with them.
+  // Writes and reads as much as possible without waiting. Returns the replies that came, in the
+  // order of their commands. They are valid even if the connection ended in this call.
   std::vector<RedisReply> Drive();
 
-  // OK, or why the connection has ended: Unavailable - it was closed or broke; DataLoss - what came
-  // is no reply, or one that nobody asked for; ResourceExhausted - a reply beyond the limits. The
-  // commands without a reply may have been done or not.
+  // Returns OK, or why the connection ended: Unavailable - it was closed or broke; DataLoss - the
+  // server sent bytes that are not a reply, or a reply to no command; ResourceExhausted - a reply
+  // beyond the limits. Commands without a reply may or may not have been executed.
   const absl::Status& status() const { return status_; }
   size_t num_pending() const { return num_pending_; }  // commands without a reply
   size_t unsent_bytes() const;
@@ -57,7 +58,7 @@ class RedisConnection {
   const RedisConnectionLimits limits_;
   absl::Status status_;
   size_t num_pending_ = 0;
-  size_t reply_bytes_ = 0;  // of the reply that is being read
+  size_t reply_bytes_ = 0;  // of the reply being read
   bool wants_write_ = false;
   std::vector<RedisReply> replies_;
   redisAsyncContext* context_ = nullptr;

@@ -1,4 +1,4 @@
-#include "runtime/comm/redis/dial.h"
+#include "runtime/comm/store/redis/dial.h"
 
 #include <netdb.h>
 #include <netinet/tcp.h>
@@ -17,6 +17,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 
 namespace megascale::comm {
@@ -28,7 +29,8 @@ struct RedisDial::Lookup {
   absl::Status status;
   std::vector<Place> places;
 
-  // An AI_NUMERICHOST in `flags`: without asking anybody. False: it has no address.
+  // Looks up the addresses. AI_NUMERICHOST in `flags`: without asking a name server. False: no
+  // address.
   bool Run(const std::string& host, int port, int flags) {
     addrinfo hints = {};
     hints.ai_family = AF_UNSPEC;
@@ -60,6 +62,13 @@ namespace {
 bool IsReady(int fd, short events) {
   pollfd entry = {fd, events, 0};
   return ::poll(&entry, 1, 0) == 1;
+}
+
+constexpr char kAdvice[] = "let the job's store name a socket in a folder of the server's account";
+
+absl::Status Usable(const absl::Status& checked) {
+  return absl::IsPermissionDenied(checked) ? absl::FailedPreconditionError(checked.message())
+                                           : checked;
 }
 
 }  // namespace
@@ -114,6 +123,7 @@ absl::StatusOr<bool> RedisDial::Drive() {
       socket_.reset();
     }
     if (places_.empty()) return last_;
+    if (address_.is_unix) RETURN_IF_ERROR(Usable(base::CheckServerSocket(address_.path, kAdvice)));
     const Place place = places_.back();
     places_.pop_back();
     socket_ = base::UniqueFd(
@@ -131,7 +141,9 @@ absl::StatusOr<bool> RedisDial::Drive() {
 }
 
 absl::StatusOr<bool> RedisDial::Connected() {
-  if (!address_.is_unix) {
+  if (address_.is_unix) {  // before the password is sent there
+    RETURN_IF_ERROR(Usable(base::CheckServerPeer(socket_.get(), address_.path, kAdvice)));
+  } else {
     const int on = 1;
     ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   }

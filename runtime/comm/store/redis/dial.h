@@ -1,6 +1,5 @@
-// Makes a connection without blocking: looks the name up on a thread of its own, tries its
-// addresses one after the other, and puts TLS in between where the address says so. Threads: one
-// drives it.
+// Makes a connection without blocking: looks up the name on a separate thread, tries its addresses
+// one after the other, and adds TLS if the address says so. Threads: one drives it.
 #pragma once
 
 #include <netinet/in.h>
@@ -15,32 +14,33 @@
 #include "absl/time/time.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/tls/tls_tunnel.h"
-#include "runtime/comm/redis/address.h"
+#include "runtime/comm/store/redis/address.h"
 
 namespace megascale::comm {
 
 struct RedisTls {
   std::string ca_file;           // PEM; empty: the authorities that the system trusts
-  std::string certificate_file;  // PEM, of this client; empty: it has none
+  std::string certificate_file;  // PEM, of this client; empty: no client certificate
   std::string key_file;          // PEM, of certificate_file
 };
 
-// One try to connect.
+// One attempt to connect.
 class RedisDial {
  public:
   RedisDial(const RedisAddress& address, const RedisTls& tls);
 
-  // What poll(2) is to wait for.
+  // The descriptor and the events for poll(2).
   int fd() const;
   short events() const;
 
-  // Goes on as far as it can; true once there is a connection to take. Errors: Unavailable - no
+  // Continues as far as possible; true once a connection can be taken. Errors: Unavailable - no
   // address answers, or the name has none; FailedPrecondition - a path or a TLS file cannot be
   // used.
   absl::StatusOr<bool> Drive();
 
-  // Requires: Drive said true. Once. With TLS the handshake may be under way still: what is read
-  // ends when it fails, and tunnel() says why.
+  // Returns the connected socket. Requires: Drive returned true. Call it once. With TLS the
+  // handshake may still be running: if it fails, reading from the socket ends, and the tunnel says
+  // why.
   base::UniqueFd TakeSocket() { return std::move(socket_); }
   std::unique_ptr<base::TlsTunnel> TakeTunnel() { return std::move(tunnel_); }
 
@@ -58,9 +58,9 @@ class RedisDial {
   const RedisTls tls_;
   std::shared_ptr<Lookup>
       lookup_;                 // shared with the thread that looks up; null: nothing to look up
-  std::vector<Place> places_;  // still to be tried, the last one first
-  base::UniqueFd socket_;      // being connected
-  absl::Status last_;          // of the place tried last
+  std::vector<Place> places_;  // not tried yet; the last one is next
+  base::UniqueFd socket_;      // connecting
+  absl::Status last_;          // error of the address that was tried last
   std::unique_ptr<base::TlsTunnel> tunnel_;
 };
 

@@ -1,4 +1,4 @@
-#include "runtime/comm/redis/password_file.h"
+#include "runtime/comm/store/redis/password_file.h"
 
 #include <sys/stat.h>
 

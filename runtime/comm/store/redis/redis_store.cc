@@ -1,4 +1,4 @@
-#include "runtime/comm/redis/redis_store.h"
+#include "runtime/comm/store/redis/redis_store.h"
 
 #include <algorithm>
 
@@ -8,21 +8,21 @@
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/redis/password_file.h"
+#include "runtime/comm/store/redis/password_file.h"
 
 namespace megascale::comm {
 namespace {
 
 using megascale::agent::v1::StoreReply;
 
-constexpr size_t kKeysPerPoll = 16;  // values may be large: bounds the reply
+constexpr size_t kKeysPerPoll = 16;  // values may be large, so this bounds the reply
 constexpr size_t kSentMax = 1024;
 constexpr size_t kUnsentBytesMax = 4 << 20;
-constexpr size_t kCallBytes = 256;  // what a call costs beside its bytes, roughly
+constexpr size_t kCallBytes = 256;  // approximate cost of a call in addition to its bytes
 constexpr char kStartIt[] = "; start the server, or let the job's `store` name one that runs";
 
-// KEYS: the number, what is remembered of the request. ARGV: amount, seconds until both expire.
-// Sums are read back as text, because numbers of Lua have 53 bits.
+// KEYS: the number, the remembered result of the request. ARGV: amount, seconds until both expire.
+// Sums are read back as text, because Lua's numbers have 53 bits.
 constexpr char kAddScript[] =
     "local done = redis.call('GET', KEYS[2]) "
     "if done then return done end "
@@ -70,8 +70,7 @@ RedisStore::RedisStore(RedisStoreOptions options)
 
 std::string RedisStore::Place() const { return absl::StrCat("store ", ToText(options_.address)); }
 
-// --- requests
-// -----------------------------------------------------------------------------------------
+// --- requests ---
 
 absl::Status RedisStore::Check(const StoreRequest& request) const {
   if (request.key().size() > options_.key_bytes_max ||
@@ -168,8 +167,7 @@ void RedisStore::CallReplies() {
   for (auto& [reply, message] : std::exchange(outgoing_, {})) reply(message);
 }
 
-// --- the connection
-// -----------------------------------------------------------------------------------
+// --- the connection ---
 
 int RedisStore::fd() const {
   if (connection_ != nullptr) return connection_->fd();
@@ -235,7 +233,7 @@ void RedisStore::DriveDial(absl::Duration now) {
   if (const absl::Status greeted = Greet(); !greeted.ok()) Lose(greeted, now);
 }
 
-// Nothing of the job is sent before the server has answered these.
+// Sends the greeting. No request of the job is sent before the server has answered it.
 absl::Status RedisStore::Greet() {
   std::string password;
   if (!options_.password_file.empty()) {
@@ -264,7 +262,7 @@ void RedisStore::DriveConnection(absl::Duration now) {
   const std::vector<RedisReply> replies = connection_->Drive();
   for (const RedisReply& reply : replies) {
     quiet_since_ = now;
-    // One that does not fit counts as not answered.
+    // A reply of the wrong kind counts as no answer.
     const absl::Status taken = OnReply(sent_.front(), reply, now);
     if (!taken.ok()) return Lose(taken, now);
     sent_.pop_front();
@@ -275,7 +273,7 @@ void RedisStore::DriveConnection(absl::Duration now) {
   Lose(why, now);
 }
 
-// What was sent and not answered is sent again, in its order, by the next connection.
+// Ends the connection. The next one sends unanswered commands again, in their order.
 void RedisStore::Lose(const absl::Status& why, absl::Duration now) {
   connection_.reset();
   tunnel_.reset();
@@ -317,8 +315,7 @@ void RedisStore::CheckTimes(absl::Duration now) {
   }
 }
 
-// --- commands and replies
-// -----------------------------------------------------------------------------
+// --- commands and replies ---
 
 std::vector<std::string> RedisStore::WordsOf(const Call& call) const {
   const StoreRequest& request = call.request;
@@ -383,7 +380,7 @@ absl::Status RedisStore::OnReply(const Sent& sent, const RedisReply& reply, absl
       RETURN_IF_ERROR(OnPollReply(sent, reply, now));
       break;
   }
-  // It answers what it is there for: a greeting alone is no sign of that.
+  // The server answered a real request; a greeting alone would not show that it works.
   last_error_ = absl::OkStatus();
   backoff_ = options_.backoff_min;
   if (unanswered_since_.has_value()) unanswered_since_ = now;
@@ -397,7 +394,7 @@ absl::Status RedisStore::OnGreetingReply(const RedisReply& reply) {
 
 absl::Status RedisStore::OnCallReply(const CallName& name, const RedisReply& reply) {
   const Call* call = Find(name);
-  if (call == nullptr) return absl::OkStatus();  // nobody waits for it any more
+  if (call == nullptr) return absl::OkStatus();  // the caller no longer waits for it
   if (reply.kind == RedisReply::Kind::kError) {
     AnswerError(name, base::Annotate(StatusOfError(reply), Place()));
     return absl::OkStatus();
@@ -448,7 +445,7 @@ absl::Status RedisStore::OnPollReply(const Sent& sent, const RedisReply& reply,
     Answer(sent.calls[i], std::move(answer));
   }
   if (num_polls_ > 0) return absl::OkStatus();
-  // Where keys come, more are near.
+  // After a found key, more keys are likely to appear soon.
   poll_pause_ = found_in_round_ ? options_.poll_min : poll_pause_;
   next_poll_ = std::max(next_poll_, now + poll_pause_);
   poll_pause_ = std::min(2 * poll_pause_, options_.poll_max);

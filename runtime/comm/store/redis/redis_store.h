@@ -1,12 +1,12 @@
-// The rendezvous store on a Redis server: the same requests and answers as the embedded one
-// (embedded_store.h), over one pipelined connection that is made when there is something to ask,
-// made again when it breaks, and closed when it has nothing to do.
+// The rendezvous store on a Redis server. It handles the same requests with the same answers as the
+// embedded one (embedded_store.h), over one pipelined connection. The connection is made at the
+// first request, made again when it breaks, and closed when idle.
 //
-// Keys are "megascale:{SCOPE}:v:KEY" and expire; SCOPE names one attempt and is the caller's. A SET
-// is one command, an ADD one script that remembers its request id, so that both may be sent again
-// after a lost connection (a SET may then be done twice: a key has one writer at a time). A WAIT is
-// asked for again, in batches, with growing pauses: no wake-up can be lost, nothing has to be set
-// up anew after a reconnect, and it works through proxies (docs/store.md).
+// Keys are "megascale:{SCOPE}:v:KEY" and expire; the caller chooses SCOPE, which names one attempt.
+// A SET is one command, an ADD one script that remembers its request id, so that both may be sent
+// again after a lost connection. (A SET may then be done twice: a key has one writer at a time.) A
+// WAIT polls the key, in batches, with growing pauses: so no wake-up can be lost, a reconnect needs
+// no new subscription, and it works through proxies (docs/store.md).
 //
 // Threads: one drives it: poll(2) on fd() for events() until NextWake(), then Drive. Nothing
 // blocks. Replies are called within Handle and Drive; they must not call the store.
@@ -28,9 +28,9 @@
 #include "absl/time/time.h"
 #include "proto/agent.pb.h"
 #include "runtime/base/tls/tls_tunnel.h"
-#include "runtime/comm/redis/address.h"
-#include "runtime/comm/redis/connection.h"
-#include "runtime/comm/redis/dial.h"
+#include "runtime/comm/store/redis/address.h"
+#include "runtime/comm/store/redis/connection.h"
+#include "runtime/comm/store/redis/dial.h"
 
 namespace megascale::comm {
 
@@ -38,20 +38,22 @@ struct RedisStoreOptions {
   RedisAddress address;
   std::string password_file;  // see password_file.h; empty: no password
   RedisTls tls;               // for an address with TLS
-  // Without any answer for so long, all that is asked fails. A server that is started again within
+  // All requests fail when the server has not answered for this long. A server that restarts within
   // this time is waited for.
   absl::Duration give_up_after = absl::Seconds(5);
-  absl::Duration connection_timeout = absl::Seconds(2);  // to connect, and without a reply
-  absl::Duration backoff_min = absl::Milliseconds(20);   // between two connections; doubles
+  absl::Duration connection_timeout = absl::Seconds(2);  // for connecting, and for a reply
+  // between two connections; doubles each time
+  absl::Duration backoff_min = absl::Milliseconds(20);
   absl::Duration backoff_max = absl::Milliseconds(500);
   absl::Duration poll_min =
       absl::Milliseconds(2);  // between two looks for what is waited for; doubles
   absl::Duration poll_max = absl::Milliseconds(100);
-  absl::Duration idle_after = absl::Seconds(10);  // without a request the connection is closed
-  absl::Duration expiry = absl::Hours(24);        // of a key, from its last change
-  size_t key_bytes_max = 1024;                    // of a key, and of a request id
-  size_t value_bytes_max = 1 << 20;               // of a value
-  size_t waiting_bytes_max = 64 << 20;            // of requests without an answer
+  // without a request for this long the connection is closed
+  absl::Duration idle_after = absl::Seconds(10);
+  absl::Duration expiry = absl::Hours(24);  // of a key, since its last change
+  size_t key_bytes_max = 1024;              // of a key, and of a request id
+  size_t value_bytes_max = 1 << 20;         // of a value
+  size_t waiting_bytes_max = 64 << 20;      // of requests without an answer
 };
 
 class RedisStore {
@@ -63,21 +65,21 @@ class RedisStore {
   explicit RedisStore(RedisStoreOptions options);
 
   // Serves one request of the attempt `scope`; calls `reply` once, from a later Drive, unless
-  // Forget or the same request id again takes its place. Errors, in the reply: as of the embedded
-  // store, and Unavailable - no answer in time, FailedPrecondition - the server refuses us; both
-  // name the server and what to do.
+  // Forget or a repeated request id replaces it. Errors, in the reply: those of the embedded store,
+  // and Unavailable - no answer in time, FailedPrecondition - the server refuses us; both name the
+  // server and what to do.
   void Handle(const std::string& scope, const StoreRequest& request, Reply reply,
               absl::Duration now);
 
-  // Nobody waits for this request any more; it may be done or not. ForgetAll: for all whose id
-  // begins with `prefix`.
+  // Forget drops a request whose reply is no longer wanted; it may or may not be executed.
+  // ForgetAll drops all requests whose id begins with `prefix`.
   void Forget(const std::string& request_id);
   void ForgetAll(const std::string& prefix);
 
-  // What poll(2) is to wait for; fd() is -1 where there is nothing.
+  // The descriptor and the events for poll(2); fd() is -1 if there is nothing to wait for.
   int fd() const;
   short events() const;
-  // When to call Drive although nothing happened.
+  // Returns when to call Drive even if nothing happened.
   absl::Duration NextWake() const;
   void Drive(absl::Duration now);
 
@@ -89,10 +91,10 @@ class RedisStore {
     std::string scope;
     StoreRequest request;
     Reply reply;
-    int64_t serial = 0;  // of this taking of the request id
+    int64_t serial = 0;  // counts uses of the request id, to tell a repeated one from the first
   };
   using CallName = std::pair<std::string, int64_t>;  // request id, serial
-  // A command without a reply.
+  // A command that was sent and has no reply yet.
   struct Sent {
     enum class Kind { kGreeting, kCall, kPoll } kind;
     std::vector<CallName> calls;
@@ -100,7 +102,7 @@ class RedisStore {
   using Outgoing = std::vector<std::pair<Reply, StoreReply>>;
 
   absl::Status Check(const StoreRequest& request) const;
-  std::string Place() const;  // "store redis://host:6379"
+  std::string Place() const;  // returns "store redis://host:6379"
   Call* Find(const CallName& name);
   void Answer(const CallName& name, StoreReply answer);
   void AnswerError(const CallName& name, const absl::Status& status);
@@ -126,11 +128,11 @@ class RedisStore {
 
   const RedisStoreOptions options_;
   std::map<std::string, Call> calls_;  // by request id
-  std::set<std::string> waits_;        // of these, those that wait for a key
-  std::deque<CallName> queue_;         // of these, those to be sent; names of forgotten ones too
+  std::set<std::string> waits_;        // request ids of calls_ that wait for a key
+  std::deque<CallName> queue_;         // calls to be sent; may name forgotten ones
   size_t calls_bytes_ = 0;
   int64_t last_serial_ = 0;
-  Outgoing outgoing_;  // to be called when the store is in order
+  Outgoing outgoing_;  // replies to call once the store's state is consistent
 
   std::unique_ptr<RedisDial> dial_;
   std::unique_ptr<base::TlsTunnel> tunnel_;
@@ -138,9 +140,10 @@ class RedisStore {
   std::deque<Sent> sent_;
   size_t num_greetings_ = 0;     // of sent_
   size_t num_polls_ = 0;         // of sent_
-  bool found_in_round_ = false;  // a key that was waited for, by the polls under way
-  absl::Duration quiet_since_;   // of the connection: began, replied last, or began to be asked
-  absl::Duration used_ = -absl::InfiniteDuration();  // when there was something to ask last
+  bool found_in_round_ = false;  // the running round of polls found a key
+  // since when the connection has been silent: its beginning, its last reply, or its first command
+  absl::Duration quiet_since_;
+  absl::Duration used_ = -absl::InfiniteDuration();  // when a request was last waiting
   absl::Duration connect_after_ = -absl::InfiniteDuration();
   absl::Duration backoff_;
   absl::Duration next_poll_ = -absl::InfiniteDuration();

@@ -1,6 +1,6 @@
-// The store on real redis-server processes that are killed, stopped, full, replicas, behind
-// passwords and certificates, and away.
-#include "runtime/comm/redis/redis_store.h"
+// The store on real redis-server processes that are killed, stopped, full, replicas, unreachable,
+// or behind passwords and certificates.
+#include "runtime/comm/store/redis/redis_store.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/tls/test_certificates.h"
-#include "runtime/comm/redis/test_redis_server.h"
+#include "runtime/comm/store/redis/test_redis_server.h"
 
 namespace megascale::comm {
 namespace {
@@ -111,7 +111,7 @@ RedisStoreOptions Patient(const RedisAddress& address) {
   return options;
 }
 
-// Stands between a store and its server and, once, lets a command through and cuts the connection
+// A proxy between a store and its server that, once, passes a command on and cuts the connection
 // when the server has answered it.
 class CuttingProxy {
  public:
@@ -332,8 +332,7 @@ TEST(RedisStoreTest, RequestsThatWaitAreBounded) {
   EXPECT_EQ(client.Await("s0"), absl::OkStatus());
 }
 
-// --- servers that refuse
-// ------------------------------------------------------------------------------
+// --- servers that refuse ---
 
 TEST(RedisStoreRefusalTest, AReplicaSaysSo) {
   TestRedisServer server({.more = {"--replicaof", "127.0.0.1", "1"}});

@@ -1,4 +1,4 @@
-#include "runtime/comm/redis/reply.h"
+#include "runtime/comm/store/redis/reply.h"
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kShownMax = 160;
 
 struct Meaning {
-  absl::string_view words;  // that the reply begins with
+  absl::string_view words;  // beginning of the reply
   absl::StatusCode code;
   absl::string_view advice;
 };

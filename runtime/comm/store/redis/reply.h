@@ -1,4 +1,4 @@
-// What a Redis server answers, as plain data, and what its errors mean to us. Thread-safe: plain
+// The replies of a Redis server as plain data, and its errors as Status. Threads: any; plain
 // functions.
 #pragma once
 
@@ -14,18 +14,19 @@ struct RedisReply {
   enum class Kind { kNil, kInteger, kText, kStatus, kError, kArray };
   Kind kind = Kind::kNil;
   int64_t integer = 0;
-  std::string text;                  // of kText, kStatus and kError
-  std::vector<RedisReply> elements;  // of kArray
+  std::string text;                  // kText, kStatus and kError
+  std::vector<RedisReply> elements;  // kArray
 };
 
-// The Status of an error reply: its words, what they mean and what to do about it.
-//   Unavailable - it may go away of itself: LOADING, READONLY, MASTERDOWN, CLUSTERDOWN, TRYAGAIN,
+// Returns the Status of an error reply; its message has the server's words, their meaning and what
+// to do.
+//   Unavailable - may pass by itself: LOADING, READONLY, MASTERDOWN, CLUSTERDOWN, TRYAGAIN,
 //     BUSY, MISCONF, "max number of clients reached"
 //   ResourceExhausted - OOM
-//   FailedPrecondition - somebody must act first: NOAUTH, WRONGPASS, NOPERM, MOVED, ASK, a server
+//   FailedPrecondition - a person must act first: NOAUTH, WRONGPASS, NOPERM, MOVED, ASK, a server
 //     that is protected or has no such database
-//   InvalidArgument - ADD to what holds no number
-//   Internal - what else it says
+//   InvalidArgument - ADD to a value that is not a number
+//   Internal - any other error
 // Requires: kind is kError.
 absl::Status StatusOfError(const RedisReply& reply);
 

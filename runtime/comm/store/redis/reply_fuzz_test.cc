@@ -1,6 +1,6 @@
-// What a broken or hostile server may answer: replies of a real one, mutated by a seed, in pieces
-// of any size. Whatever comes, the connection ends or goes on, memory stays within its limits, and
-// every request is answered exactly once. A failure names its seed; time is simulated.
+// Replies of a broken or hostile server: real replies, mutated by a seed, in pieces of any size. In
+// every case the connection ends or continues, memory stays within its limits, and every request is
+// answered exactly once. A failure names its seed; time is simulated.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -16,8 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
-#include "runtime/comm/redis/connection.h"
-#include "runtime/comm/redis/redis_store.h"
+#include "runtime/comm/store/redis/connection.h"
+#include "runtime/comm/store/redis/redis_store.h"
 
 namespace megascale::comm {
 namespace {
@@ -27,7 +27,7 @@ using megascale::agent::v1::StoreRequest;
 
 constexpr int kSeeds = 3000;
 
-// Replies that a server gave, and what is known to have broken readers of them.
+// Real replies of a server, and input that is known to have broken parsers.
 const std::string kCorpus[] = {
     "+PONG\r\n",
     "+OK\r\n",

@@ -1,7 +1,8 @@
-// How long N ranks take to find each other: each publishes its address and waits for those of two
-// peers on other machines, eight ranks and one connection a machine, all machines at once. Over a
-// real redis-server, beside the embedded store without its network, and beside pipelined PINGs to
-// the same server, which is what it can answer at most. All clients are one thread of this process.
+// Measures how long N ranks take to find each other. Each publishes its address and waits for those
+// of two peers on other machines; a machine has eight ranks and one connection, and all start at
+// once. Runs over a real redis-server, compared with the embedded store without its network, and
+// with pipelined PINGs to the same server, which are the most that it can answer. One thread runs
+// all clients.
 #include <poll.h>
 #include <sys/resource.h>
 
@@ -15,9 +16,9 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
-#include "runtime/comm/embedded_store.h"
-#include "runtime/comm/redis/redis_store.h"
-#include "runtime/comm/redis/test_redis_server.h"
+#include "runtime/comm/store/embedded_store.h"
+#include "runtime/comm/store/redis/redis_store.h"
+#include "runtime/comm/store/redis/test_redis_server.h"
 
 namespace megascale::comm {
 namespace {
@@ -44,7 +45,8 @@ StoreRequest Make(StoreRequest::Operation operation, int rank, const char* what,
 
 using Ask = std::function<void(int rank, const StoreRequest&)>;
 
-// What every rank asks: machines in a ring, so that half of what is waited for is not there yet.
+// Makes every rank's requests. Machines form a ring, so that half of the awaited keys are not set
+// yet.
 void AskAll(int num_ranks, const Ask& ask) {
   for (int rank = 0; rank < num_ranks; ++rank) {
     const int next = (rank + kRanksPerMachine) % num_ranks;
@@ -66,7 +68,7 @@ double EmbeddedSeconds(int num_ranks) {
   return absl::ToDoubleSeconds(Now() - begin);
 }
 
-// Drives those stores that have something to do.
+// Drives the stores that have something to do.
 void Turn(const std::vector<std::unique_ptr<RedisStore>>& stores, std::vector<pollfd>* entries) {
   absl::Duration wake = absl::InfiniteDuration();
   for (size_t i = 0; i < stores.size(); ++i) {
@@ -127,7 +129,7 @@ double PingSeconds(const RedisAddress& address, int count) {
   return absl::ToDoubleSeconds(Now() - begin);
 }
 
-// A connection for each of 1,536 machines.
+// Raises the limit on open files, for a connection from each of 1,536 machines.
 void RaiseDescriptors() {
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);

@@ -1,4 +1,4 @@
-#include "runtime/comm/redis/test_redis_server.h"
+#include "runtime/comm/store/redis/test_redis_server.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ constexpr absl::Duration kStart = absl::Seconds(20);
 constexpr int kPauseMilliseconds = 10;
 constexpr timeval kAnswer = {5, 0};
 
-// A port that was free a moment ago.
+// Returns a port that was free a moment ago.
 int FreePort() {
   const base::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in local = {};
@@ -102,7 +102,7 @@ void TestRedisServer::Start() {
     add({"--tls-port", port, "--tls-cert-file", options_.certificate_file, "--tls-key-file",
          options_.key_file, "--tls-ca-cert-file", options_.ca_file});
   }
-  // Of its own choice the bus would be 10,000 above the port, and may be beyond the last one.
+  // By default the cluster bus port would be 10,000 higher, which may exceed the highest port.
   if (options_.is_cluster) {
     add({"--cluster-enabled", "yes", "--cluster-port", absl::StrCat(FreePort())});
   }

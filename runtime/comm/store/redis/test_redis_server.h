@@ -1,4 +1,4 @@
-// A redis-server of a test's own: with its own folder, port and Unix socket, ended with the test.
+// Runs a redis-server for one test, with its own directory, port and Unix socket.
 #pragma once
 
 #include <sys/types.h>
@@ -6,42 +6,42 @@
 #include <string>
 #include <vector>
 
-#include "runtime/comm/redis/address.h"
+#include "runtime/comm/store/redis/address.h"
 
 namespace megascale::comm {
 
 struct TestRedisServerOptions {
-  std::string password = {};  // of the default user; empty: none
-  bool has_tls = false;       // the TCP port speaks TLS; needs the files below
-  std::string ca_file = {};   // clients must have a certificate of it
+  std::string password = {};  // of the default user; empty: no password
+  bool has_tls = false;       // the TCP port speaks TLS; needs the three files below
+  std::string ca_file = {};   // clients must have a certificate signed by it
   std::string certificate_file = {};
   std::string key_file = {};
-  bool is_durable = true;   // data is synced to its folder, so that it survives Signal(SIGKILL)
-  bool is_cluster = false;  // a node of one, without slots
-  std::vector<std::string> more = {};  // options of redis-server: {"--maxmemory", "1mb"}
+  bool is_durable = true;   // data is synced to its directory, so that it survives Signal(SIGKILL)
+  bool is_cluster = false;  // a cluster node without slots
+  std::vector<std::string> more = {};  // more options of redis-server: {"--maxmemory", "1mb"}
 };
 
-// Failures are failures of the test.
+// Failures fail the test.
 class TestRedisServer {
  public:
-  // Starts it and waits until it answers.
+  // Starts the server and waits until it answers.
   explicit TestRedisServer(TestRedisServerOptions options = {});
   ~TestRedisServer();
   TestRedisServer(const TestRedisServer&) = delete;
   TestRedisServer& operator=(const TestRedisServer&) = delete;
 
-  // "redis://127.0.0.1:PORT", or "rediss://…".
+  // Returns "redis://127.0.0.1:PORT", or "rediss://…".
   std::string url() const;
   std::string unix_url() const { return "unix:" + socket_path(); }
   RedisAddress address() const { return ParseRedisAddress(url()).value(); }
   const std::string& directory() const { return directory_; }
 
-  // Sends a signal: SIGSTOP, SIGCONT. After SIGKILL and SIGTERM it is reaped.
+  // Sends SIGSTOP, SIGCONT, SIGKILL or SIGTERM; after the last two the server is reaped.
   void Signal(int signal);
-  // After one of these: again on the same port, with the same data.
+  // Restarts the server after SIGKILL or SIGTERM, on the same port with the same data.
   void Start();
 
-  // What it answers on its Unix socket, arrays as their elements, one a line.
+  // Sends a command over the Unix socket and returns the answer; an array as one element per line.
   std::string Command(const std::vector<std::string>& words) const;
 
  private:

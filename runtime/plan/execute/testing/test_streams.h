@@ -1,4 +1,4 @@
-// What tests of the executor share: real streams, and a place that hears when steps are done.
+// Shared by tests of the executor: real streams, and a counter of finished steps.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/plan/executor.h"
+#include "runtime/plan/execute/executor.h"
 #include "runtime/stream/stream.h"
 
 namespace megascale::plan {
@@ -41,7 +41,7 @@ inline std::map<OpKind, Handler> ForAll(const Handler& handler) {
   return handlers;
 }
 
-// Collects the calls of done; one object serves any number of steps.
+// Collects the calls of `done`; one object serves any number of steps.
 class Finish {
  public:
   Executor::Done Done() {
@@ -52,12 +52,12 @@ class Finish {
       called_.notify_all();
     };
   }
-  // Waits for the call number `count`, counted from the first.
+  // Waits until `done` was called `count` times since the start.
   void Await(int count) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (called_.wait_for(lock, kDeadline, [&] { return num_calls_ >= count; })) return;
     std::fprintf(stderr, "done was called %d times, expected %d\n", num_calls_, count);
-    std::abort();  // Streams would be waited for for ever.
+    std::abort();  // The test's streams would block for ever.
   }
   int num_calls() {
     std::lock_guard<std::mutex> lock(mutex_);

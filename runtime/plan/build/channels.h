@@ -1,0 +1,45 @@
+// The communicators that the plans of a mesh use, by group and channel name. Pure functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/plan/instruction.h"
+#include "runtime/plan/mesh.h"
+
+namespace megascale::plan {
+
+// A communicator that the plans of a mesh use.
+struct Channel {
+  GroupKind group = GroupKind::kNone;
+  std::string name = "";
+  bool operator==(const Channel&) const = default;
+};
+
+// Returns the communicators that every rank opens, in the same order on every rank.
+//
+// The channels of a pipeline group carry one direction across every second boundary between stages
+// ("activation.0" from stage 0 to 1, "activation.1" from 1 to 2 …). A rank thus uses each channel
+// either for sending or for receiving, and its streams never queue behind each other. With several
+// chunks per stage there is also a boundary from the last stage to the first; it has a channel of
+// its own ("activation.2") if the number of stages is odd.
+//
+// Tensor-parallel ranks have one channel for their passes and one for their sums of gradients. With
+// tensor parallelism and trust ratios, the ranks of a stage have one.
+std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage = 1,
+                                bool has_trust_ratios = false);
+
+// Returns the channel that a collective uses.
+Channel CollectiveChannel(OpKind collective, bool tensor_parallel);
+
+// Returns the channel on which tensor-parallel ranks exchange within a pass.
+Channel PassChannel();
+
+enum class Direction : uint8_t { kActivation, kGradient };
+
+// Returns the channel of transfers across the boundary between stage `lower` and the next one; the
+// stage after the last is the first.
+std::string BoundaryChannel(Direction direction, int lower, int num_stages);
+
+}  // namespace megascale::plan

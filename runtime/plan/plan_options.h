@@ -1,0 +1,108 @@
+// What a step plan is made from: the mesh, the schedule, what each chunk costs, what overlaps.
+// build/step_plan.h makes the plan.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/plan/mesh.h"
+#include "runtime/plan/schedule.h"
+
+namespace megascale::plan {
+
+// The cost of one of a chunk's buckets; units as in ChunkCost.
+struct BucketCost {
+  int64_t flops = 0;  // of its piece of the pass that completes gradients: B, or W where split
+  int64_t bytes = 0;  // exchanged by tensor-parallel ranks in that piece
+  int64_t gradient_bytes = 0;
+  int64_t parameter_bytes = 0;
+  int64_t replicated_bytes = 0;
+};
+
+// The cost of a chunk. The plan carries it for the simulator, telemetry and the communicators'
+// accounting.
+struct ChunkCost {
+  int64_t forward_flops = 0;   // of one micro-batch
+  int64_t backward_flops = 0;  // of one micro-batch; includes weight_flops
+  int64_t weight_flops = 0;    // of the weight gradients alone, for schedules with W
+  int64_t output_bytes = 0;    // of one micro-batch; the gradient of the output has the same size
+  // For all of the chunk's parameters. `buckets` has them by bucket.
+  int64_t gradient_bytes = 0;
+  int64_t parameter_bytes = 0;  // as gathered
+  int64_t trust_bytes = 0;      // trust sums, as gathered
+  // Tensor parallelism: bytes of the whole buffers exchanged in a pass. backward_bytes includes
+  // weight_bytes.
+  int64_t forward_bytes = 0;
+  int64_t backward_bytes = 0;
+  int64_t weight_bytes = 0;
+  int64_t replicated_bytes = 0;          // replicated gradients, which tensor ranks sum
+  std::vector<BucketCost> buckets = {};  // add up to the above; empty: one bucket
+};
+
+// Which communication is overlapped with computing. Switching one off only adds dependencies: each
+// stream runs the same instructions in the same order, so results have the same bits, and the step
+// is never faster. Source: MegaScale, section 3.2 and table 3; fields named as in Megatron-LM.
+struct Overlap {
+  // A bucket's gradients are reduced once its chunk's last backward has gone through the bucket's
+  // layers, while earlier layers and other chunks compute. False: they are reduced after all passes
+  // of the rank have ended; with ZeRO stage 2 the next computation waits for the reduction.
+  bool grad_reduce = true;
+  // Parameters are gathered while the batch is loaded, and a later chunk's during passes of earlier
+  // chunks. False: the batch is loaded, and the first pass begins, only after all are gathered.
+  bool param_gather = true;
+  // Stages send and receive during passes. False: between passes. The input of the next pass is
+  // received once the pass before it has ended, and the next pass also waits until the output of
+  // that pass is sent. The receive and the send go at once, since two stages that send to each
+  // other would deadlock if each sent first. With several chunks per stage a forward and the
+  // backward after it count as one pass here: the forward's receiver may first need a slot that the
+  // backward frees.
+  bool p2p_communication = true;
+};
+
+struct PlanOptions {
+  Mesh mesh = {};
+  Schedule schedule = Schedule::k1F1B;
+  int chunks_per_stage = 1;  // see ScheduleOptions
+  int num_microbatches = 1;  // per data-parallel rank and step, at least 1
+  // Extra activation slots of each chunk that receives its input (all but the model's first),
+  // beyond those that the schedule needs. The total never exceeds the number of micro-batches. With
+  // one, a stage can receive a micro-batch while it still computes the previous backward or sends
+  // its result. Cost: one micro-batch's activations each. Default 0; jobs set 1 if transfers
+  // overlap.
+  int spare_slots = 0;
+  Overlap overlap = {};
+  // LAMB: the optimizer needs norms of whole tensors, so shards exchange partial sums before they
+  // step.
+  bool has_trust_ratios = false;
+  int zero_stage = 1;  // 1 or 2: see the file comment
+  // By chunk of the model: its number of buckets, each of which is reduced and gathered separately.
+  // Bucket 0 holds the last layers, whose gradients are complete first. Empty: one bucket per
+  // chunk.
+  //
+  // The backward before a reduction (that of the last micro-batch; with stage 2 every backward) is
+  // cut into one piece per bucket, each an instruction of the compute stream. A reduction thus
+  // waits for the end of an instruction, like every other dependency.
+  std::vector<int> num_buckets = {};
+  int64_t batch_bytes = 0;  // loaded by one rank in a step
+  int64_t norm_bytes = 0;   // contributed by one rank to the exchange of norms
+  // By chunk of the model; mesh.pipeline_size() * chunks_per_stage entries. Empty: all costs are
+  // zero.
+  std::vector<ChunkCost> chunks = {};
+
+  int num_chunks() const { return mesh.pipeline_size() * chunks_per_stage; }
+  // True when every backward is split into B and W.
+  bool splits_backward() const { return SplitsBackward(schedule); }
+  int NumBuckets(int chunk) const {
+    return num_buckets.empty() ? 1 : num_buckets[static_cast<size_t>(chunk)];
+  }
+};
+
+// Returns what the schedule of these plans depends on.
+inline ScheduleOptions ScheduleOptionsOf(const PlanOptions& options) {
+  return {.schedule = options.schedule,
+          .num_stages = options.mesh.pipeline_size(),
+          .chunks_per_stage = options.chunks_per_stage,
+          .num_microbatches = options.num_microbatches};
+}
+
+}  // namespace megascale::plan

@@ -1,4 +1,4 @@
-#include "controlplane/client/address.h"
+#include "controlplane/address/address.h"
 
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -87,10 +87,10 @@ std::string DefaultAddress() {
   const char* runtime_directory = std::getenv("XDG_RUNTIME_DIR");
   struct stat info;
   if (runtime_directory != nullptr && *runtime_directory == '/' &&
-      stat(runtime_directory, &info) == 0 && S_ISDIR(info.st_mode)) {
+      stat(runtime_directory, &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid()) {
     return absl::StrCat("unix:", runtime_directory, "/megascale/driver.sock");
   }
-  return absl::StrCat("unix:/tmp/megascale-", getuid(), "/driver.sock");
+  return absl::StrCat("unix:/tmp/megascale-", geteuid(), "/driver.sock");
 }
 
 }  // namespace megascale::client

@@ -1,4 +1,4 @@
-#include "controlplane/client/address.h"
+#include "controlplane/address/address.h"
 
 #include <unistd.h>
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "controlplane/security/credentials.h"
+#include "controlplane/security/driver_channel.h"
 #include "controlplane/security/probe.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/clock.h"
@@ -25,19 +25,44 @@ constexpr absl::Duration kWriteDeadline = absl::Seconds(10);
 constexpr absl::Duration kRetryDelayMin = absl::Milliseconds(50);
 constexpr absl::Duration kRetryDelayMax = absl::Seconds(1);
 constexpr absl::Duration kStopPollInterval = absl::Milliseconds(50);
+constexpr absl::Duration kReconnectDelay = absl::Milliseconds(200);
+// If this many log streams in a row break off within this time while the driver answers calls, the
+// driver is not just restarting.
+constexpr absl::Duration kShortStream = absl::Seconds(1);
+constexpr int kShortStreamsMax = 20;
 constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
-// A list of every job that a driver holds; what is larger is refused, not held in memory.
+// Generous, because a driver on a busy machine is not away.
+constexpr absl::Duration kQueueTimeout = absl::Seconds(5);
+// Enough for a list of all jobs of a driver. Larger messages are refused, to bound the memory.
 constexpr int kMessageBytesMax = 64 << 20;
 
 grpc::ChannelArguments MakeArguments() {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  // Also what one attempt to connect may take: a busy machine is no driver that is away.
+  // The time that one attempt to connect may take; generous, because a driver on a busy machine is
+  // not away. gRPC waits as long before the next attempt, too: see Impl::ConnectSoon.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   return arguments;
+}
+
+// Makes `request` continue after `piece`.
+void NotePosition(const control::v1::StreamLogsResponse& piece,
+                  control::v1::StreamLogsRequest* request) {
+  auto& positions = *request->mutable_resume_at();
+  // Attempts come one after the other, so the logs of earlier attempts are complete.
+  if (!positions.empty() && positions[0].attempt() < piece.attempt()) positions.Clear();
+  const auto is_same = [&](const control::v1::LogPosition& at) {
+    return at.rank() == piece.rank() && at.node_id() == piece.node_id();
+  };
+  auto at = std::find_if(positions.begin(), positions.end(), is_same);
+  control::v1::LogPosition* position = at == positions.end() ? positions.Add() : &*at;
+  position->set_rank(piece.rank());
+  position->set_attempt(piece.attempt());
+  position->set_node_id(piece.node_id());
+  position->set_offset(piece.end_offset());
 }
 
 // Cancels a streaming call when its caller wants to stop.
@@ -64,10 +89,18 @@ class StopWatcher {
 }  // namespace
 
 struct JobClient::Impl {
-  Impl(const ClientOptions& options, const std::shared_ptr<grpc::Channel>& channel)
-      : options(options), stub(control::v1::JobService::NewStub(channel)) {}
+  Impl(const ClientOptions& options, std::unique_ptr<security::DriverChannel> driver)
+      : options(options), driver(std::move(driver)) {}
 
-  // gRPC does not say why there is no connection. A refusal is final: it is not "unavailable".
+  absl::StatusOr<std::unique_ptr<control::v1::JobService::Stub>> Connect() {
+    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = driver->Connect();
+    if (absl::IsUnavailable(channel.status())) return WhyUnavailable();
+    if (!channel.ok()) return channel.status();
+    return control::v1::JobService::NewStub(*channel);
+  }
+
+  // Finds out why there is no connection, which gRPC does not tell. A refusal is final, so it is
+  // not "unavailable".
   absl::Status WhyUnavailable() const {
     if (!options.address.is_unix()) {
       absl::Status why =
@@ -82,6 +115,7 @@ struct JobClient::Impl {
     if (status.ok()) return absl::OkStatus();
     const auto code = static_cast<absl::StatusCode>(status.error_code());
     if (code == absl::StatusCode::kUnavailable) {
+      driver->ConnectSoon();
       return WhyUnavailable();
     }
     if (code == absl::StatusCode::kDeadlineExceeded) {
@@ -94,8 +128,9 @@ struct JobClient::Impl {
   // Calls `method` once, with a deadline.
   template <typename Response, typename Method, typename Request>
   absl::StatusOr<Response> Call(Method method, const Request& request, absl::Duration timeout) {
+    ASSIGN_OR_RETURN(const auto stub, Connect());
     grpc::ClientContext context;
-    // gRPC turns it into a time of the monotonic clock at once.
+    // gRPC converts it to the monotonic clock at once.
     context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
     Response response;
     RETURN_IF_ERROR(ToStatus((stub.get()->*method)(&context, request, &response)));
@@ -113,6 +148,7 @@ struct JobClient::Impl {
   template <typename Message, typename Method, typename Request>
   absl::Status Stream(Method method, const Request& request,
                       const StreamCallbacks<Message>& callbacks) {
+    ASSIGN_OR_RETURN(const auto stub, Connect());
     grpc::ClientContext context;
     const auto reader = (stub.get()->*method)(&context, request);
     StopWatcher watcher(callbacks.should_stop, &context);
@@ -122,23 +158,27 @@ struct JobClient::Impl {
   }
 
   const ClientOptions options;
-  const std::unique_ptr<control::v1::JobService::Stub> stub;
+  const std::unique_ptr<security::DriverChannel> driver;
 };
 
 JobClient::JobClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 JobClient::~JobClient() = default;
 
 absl::StatusOr<std::unique_ptr<JobClient>> JobClient::Create(const ClientOptions& options) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ChannelCredentials> credentials,
-                   security::MakeChannelCredentials(options.address, options.tls, options.insecure,
-                                                    security::Role::kUser));
-  auto impl = std::make_unique<Impl>(
-      options, grpc::CreateCustomChannel(options.address.text, credentials, MakeArguments()));
-  return std::unique_ptr<JobClient>(new JobClient(std::move(impl)));
+  security::DriverChannelOptions channel;
+  channel.address = options.address;
+  channel.tls = options.tls;
+  channel.insecure = options.insecure;
+  channel.role = security::Role::kUser;
+  channel.queue_timeout = kQueueTimeout;
+  ASSIGN_OR_RETURN(auto driver, security::DriverChannel::Create(channel, MakeArguments()));
+  return std::unique_ptr<JobClient>(
+      new JobClient(std::make_unique<Impl>(options, std::move(driver))));
 }
 
 absl::StatusOr<control::v1::Job> JobClient::Submit(const control::v1::SubmitJobRequest& request,
-                                                   absl::Duration retry_for) {
+                                                   absl::Duration retry_for,
+                                                   const std::function<void()>& on_retry) {
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   const absl::Duration give_up = base::RealClock().Monotonic() + retry_for;
   absl::Duration delay = kRetryDelayMin;
@@ -150,6 +190,7 @@ absl::StatusOr<control::v1::Job> JobClient::Submit(const control::v1::SubmitJobR
         base::RealClock().Monotonic() + delay > give_up) {
       return response.status();
     }
+    if (on_retry) on_retry();
     absl::SleepFor(delay);
     delay = std::min(2 * delay, kRetryDelayMax);
   }
@@ -212,9 +253,45 @@ absl::Status JobClient::Watch(const std::string& job_id,
 }
 
 absl::Status JobClient::Logs(const control::v1::StreamLogsRequest& request,
-                             const StreamCallbacks<control::v1::StreamLogsResponse>& callbacks) {
-  RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
-  return impl_->Stream(&control::v1::JobService::Stub::StreamLogs, request, callbacks);
+                             const StreamCallbacks<control::v1::StreamLogsResponse>& callbacks,
+                             const LogsOptions& options) {
+  RETURN_IF_ERROR(Get(request.job_id()).status());
+  control::v1::StreamLogsRequest next = request;
+  int num_short = 0;  // streams in a row that broke off at once
+  const auto on_message = [&](const control::v1::StreamLogsResponse& piece) {
+    num_short = 0;
+    callbacks.on_message(piece);
+    NotePosition(piece, &next);
+  };
+  for (;;) {
+    const absl::Duration opened_at = base::RealClock().Monotonic();
+    absl::Status status = impl_->Stream<control::v1::StreamLogsResponse>(
+        &control::v1::JobService::Stub::StreamLogs, next, {on_message, callbacks.should_stop});
+    // A driver that shuts down cancels its calls.
+    const bool broke_off = absl::IsUnavailable(status) || absl::IsCancelled(status);
+    if (!broke_off || (callbacks.should_stop && callbacks.should_stop())) return status;
+    num_short = base::RealClock().Monotonic() - opened_at < kShortStream ? num_short + 1 : 0;
+    if (num_short > kShortStreamsMax) return status;
+    RETURN_IF_ERROR(AwaitDriver(request.job_id(), callbacks.should_stop, options));
+  }
+}
+
+absl::Status JobClient::AwaitDriver(const std::string& job_id,
+                                    const std::function<bool()>& should_stop,
+                                    const LogsOptions& options) {
+  const absl::Duration since = base::RealClock().Monotonic();
+  if (options.on_absent) options.on_absent();
+  while (base::RealClock().Monotonic() - since <= options.absence_max) {
+    absl::SleepFor(kReconnectDelay);
+    if (should_stop && should_stop()) return absl::CancelledError("asked to stop");
+    absl::Status status = Get(job_id).status();
+    const bool is_away = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+                         absl::IsCancelled(status);
+    if (!is_away) return status;
+  }
+  return absl::UnavailableError(
+      absl::StrCat("the driver at ", impl_->options.address.text, " has not answered for ",
+                   absl::FormatDuration(options.absence_max), "; the job may go on without it"));
 }
 
 absl::Status JobClient::Spans(const control::v1::StreamSpansRequest& request,

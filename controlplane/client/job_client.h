@@ -1,11 +1,13 @@
-// A driver's JobService as plain calls: deadlines, retries and status codes are its affair. gRPC
-// stays in job_client.cc.
-// Threads: a client may be used by several. Every call but Watch, Logs and Spans has the deadline
-// that proto/control.proto gives it. Errors, for all calls: Unavailable - the driver cannot be
-// reached (the message names the address); Unauthenticated - it, or this program, refuses the
-// other's certificate, or one speaks TLS and the other does not (the message says which and what to
-// do); PermissionDenied - the certificate's role is another; DeadlineExceeded - it did not answer,
-// the outcome is unknown, the same call may be repeated; else the driver's own.
+// A driver's JobService as plain calls. The client handles deadlines, retries and status codes;
+// only job_client.cc sees gRPC. Threads: any number may use one client. Every call but Watch, Logs
+// and Spans has the deadline that proto/control.proto gives it. Errors of all calls:
+//   Unavailable - the driver cannot be reached; the message names the address.
+//   Unauthenticated - driver or client refuses the other's certificate, only one of them uses TLS,
+//     or a Unix socket belongs to another user; the message says which and what to do.
+//   PermissionDenied - the certificate's role does not allow the call.
+//   DeadlineExceeded - the driver did not answer; the outcome is unknown, the same call may be
+//     repeated.
+//   Any other error comes from the driver.
 #pragma once
 
 #include <functional>
@@ -16,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "controlplane/client/address.h"
+#include "controlplane/address/address.h"
 #include "controlplane/security/tls_files.h"
 #include "proto/control.pb.h"
 
@@ -28,28 +30,37 @@ struct ClientOptions {
   bool insecure = false;   // plaintext TCP; to loopback addresses only
 };
 
-// What a streaming call asks and tells its caller. Both run in the caller's thread or in one that
-// ends before the call returns.
+// Callbacks of a streaming call. Both run in the caller's thread, or in one that ends before the
+// call returns.
 template <typename Message>
 struct StreamCallbacks {
   std::function<void(const Message&)> on_message;
-  std::function<bool()> should_stop;  // asked every 50 ms; true ends the call with Cancelled
+  std::function<bool()> should_stop;  // called every 50 ms; true ends the call with Cancelled
+};
+
+// What Logs does when the driver goes away in the middle.
+struct LogsOptions {
+  // How long the driver may stay away after it has answered once.
+  absl::Duration absence_max = absl::Seconds(60);
+  std::function<void()> on_absent = {};  // called once for each absence; may be empty
 };
 
 class JobClient {
  public:
-  // Does not connect yet.
-  // Errors: InvalidArgument - TCP without TLS, or files that cannot be used; Unauthenticated - the
-  // certificate has expired.
+  // Makes a client that is not connected yet.
+  // Errors: InvalidArgument - TCP without TLS, or TLS files that cannot be used; Unauthenticated -
+  // the certificate has expired.
   static absl::StatusOr<std::unique_ptr<JobClient>> Create(const ClientOptions& options);
   ~JobClient();
 
-  // Submits, and while the driver cannot be reached tries again for `retry_for`, with the same job
-  // id: it is submitted once. Errors: InvalidArgument, AlreadyExists.
+  // Submits a job. While the driver cannot be reached, tries again for up to `retry_for`, with the
+  // same job id, so that the job is submitted once. Calls `on_retry` before each wait. Errors:
+  // InvalidArgument, AlreadyExists.
   absl::StatusOr<control::v1::Job> Submit(const control::v1::SubmitJobRequest& request,
-                                          absl::Duration retry_for);
+                                          absl::Duration retry_for,
+                                          const std::function<void()>& on_retry = {});
   absl::StatusOr<control::v1::Job> Get(const std::string& job_id);
-  // With where the time of its newest steps went, if that can be measured: takes longer.
+  // As Get, with Job.stage_times if they can be measured; takes longer.
   absl::StatusOr<control::v1::Job> Measure(const std::string& job_id);
   absl::StatusOr<control::v1::ListJobsResponse> List();
   absl::StatusOr<control::v1::Job> Cancel(const control::v1::CancelJobRequest& request);
@@ -57,21 +68,28 @@ class JobClient {
   absl::StatusOr<control::v1::NodeView> Evict(const control::v1::EvictNodeRequest& request);
   absl::StatusOr<control::v1::NodeView> Uncordon(const std::string& node_id);
 
-  // The job now and after every change. OK once the job has ended.
+  // Passes the job now and after every change. Returns OK once the job has ended.
   // Blocking: until then, until should_stop, or until the driver goes away (Unavailable).
   absl::Status Watch(const std::string& job_id,
                      const StreamCallbacks<control::v1::WatchJobResponse>& callbacks);
-  // Log lines. OK at their end, with `follow` once the job has ended. Blocking: as Watch.
+  // Passes log lines. Returns OK at their end; with `follow`, once the job has ended. If the driver
+  // goes away in the middle, waits for it or its successor and goes on at the same place: no line
+  // is lost or comes twice. Blocking: until then, until should_stop, or until the driver has been
+  // away for longer than absence_max (Unavailable).
   absl::Status Logs(const control::v1::StreamLogsRequest& request,
-                    const StreamCallbacks<control::v1::StreamLogsResponse>& callbacks);
-  // What each rank did last, a message for each rank in order. OK at their end. Blocking: as Watch.
-  // Errors: FailedPrecondition - nothing of the job runs.
+                    const StreamCallbacks<control::v1::StreamLogsResponse>& callbacks,
+                    const LogsOptions& options = {});
+  // Passes the newest spans of each rank, one message for each rank in order, then returns OK.
+  // Blocking: as Watch. Errors: FailedPrecondition - no rank of the job runs.
   absl::Status Spans(const control::v1::StreamSpansRequest& request,
                      const StreamCallbacks<control::v1::StreamSpansResponse>& callbacks);
 
  private:
   struct Impl;
   explicit JobClient(std::unique_ptr<Impl> impl);
+  // Returns once the driver answers a question about the job.
+  absl::Status AwaitDriver(const std::string& job_id, const std::function<bool()>& should_stop,
+                           const LogsOptions& options);
   std::unique_ptr<Impl> impl_;
 };
 

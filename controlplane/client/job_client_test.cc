@@ -2,6 +2,8 @@
 
 #include <grpcpp/grpcpp.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
@@ -10,6 +12,8 @@
 
 #include "gtest/gtest.h"
 #include "proto/control.grpc.pb.h"
+#include "runtime/base/socket/own_socket.h"
+#include "runtime/base/socket/test_user.h"
 
 namespace megascale::client {
 namespace {
@@ -27,7 +31,25 @@ class FixedService final : public control::v1::JobService::Service {
   }
   grpc::Status GetJob(grpc::ServerContext*, const control::v1::GetJobRequest* request,
                       control::v1::GetJobResponse* response) override {
-    return {grpc::StatusCode::NOT_FOUND, "no job " + request->job_id()};
+    if (request->job_id() == "x") return {grpc::StatusCode::NOT_FOUND, "no job x"};
+    response->mutable_job()->set_job_id(request->job_id());
+    return grpc::Status::OK;
+  }
+  // Three lines, then the end; "broken" breaks off before each but the first.
+  grpc::Status StreamLogs(grpc::ServerContext*, const control::v1::StreamLogsRequest* request,
+                          grpc::ServerWriter<control::v1::StreamLogsResponse>* writer) override {
+    const std::string lines = "one\ntwo\nsix\n";
+    int64_t offset = request->resume_at().empty() ? 0 : request->resume_at(0).offset();
+    for (; offset < static_cast<int64_t>(lines.size()); offset += 4) {
+      control::v1::StreamLogsResponse piece;
+      piece.set_attempt(1);
+      piece.set_node_id("n0");
+      piece.set_data(lines.substr(static_cast<size_t>(offset), 4));
+      piece.set_end_offset(offset + 4);
+      writer->Write(piece);
+      if (request->job_id() == "broken") return {grpc::StatusCode::UNAVAILABLE, "ends"};
+    }
+    return grpc::Status::OK;
   }
   grpc::Status WatchJob(grpc::ServerContext* context, const control::v1::WatchJobRequest* request,
                         grpc::ServerWriter<control::v1::WatchJobResponse>* writer) override {
@@ -80,6 +102,45 @@ TEST_F(JobClientTest, AnAbsentDriverIsUnavailableAndNamed) {
             "no driver can be reached at unix:" + directory_ + "/driver.sock");
 }
 
+TEST_F(JobClientTest, ADriverOfAnotherUserIsRefusedBeforeTheFirstByte) {
+  ASSERT_EQ(::chmod(directory_.c_str(), 01777), 0);
+  std::filesystem::create_directory(directory_ + "/ours");
+  std::filesystem::permissions(directory_ + "/ours", std::filesystem::perms::owner_all);
+  for (const bool only_the_process : {false, true}) {
+    const std::string path = directory_ + (only_the_process ? "/ours/d.sock" : "/theirs/d.sock");
+    base::OtherUsersListener listener(path, only_the_process);
+    ClientOptions options;
+    options.address = *ParseAddress(path);
+    const auto client = JobClient::Create(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    control::v1::SubmitJobRequest request;
+    request.set_job_id("one");
+    for (const absl::Status& status :
+         {(*client)->Get("x").status(), (*client)->Submit(request, absl::Seconds(20)).status(),
+          (*client)->Watch("x", {[](const auto&) {}, {}})}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << status;
+      EXPECT_EQ(std::string(status.message()),
+                (only_the_process ? path + ": the process at the other end runs as "
+                                  : directory_ + "/theirs: belongs to ") +
+                    base::DescribeUser(base::kOtherUser) + ", expected " +
+                    base::DescribeUser(::geteuid()) +
+                    ", this process's user; run this as the user who runs the driver, or name "
+                    "another driver with --address or MEGASCALE_ADDRESS");
+    }
+    EXPECT_EQ(listener.Stop(), 0);
+  }
+}
+
+// Each call has its own connection, so a broken one does not matter.
+TEST_F(JobClientTest, ADriverThatCameBackIsUsedAtOnce) {
+  Serve();
+  EXPECT_EQ(client_->Get("x").status().code(), absl::StatusCode::kNotFound);
+  server_->Shutdown();
+  EXPECT_EQ(client_->Get("x").status().code(), absl::StatusCode::kUnavailable);
+  Serve();
+  EXPECT_EQ(client_->Get("x").status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(JobClientTest, SubmitTriesAgainWithTheSameId) {
   service_.num_unavailable = 3;
   Serve();
@@ -89,6 +150,16 @@ TEST_F(JobClientTest, SubmitTriesAgainWithTheSameId) {
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->job_id(), "one");
   EXPECT_EQ(service_.submits, 4);
+}
+
+// The failure of the first attempt must not delay the next ones beyond their own interval.
+TEST_F(JobClientTest, SubmitFindsADriverThatStartsAfterTheFirstAttempt) {
+  EXPECT_EQ(client_->Get("x").status().code(), absl::StatusCode::kUnavailable);
+  Serve();
+  control::v1::SubmitJobRequest request;
+  request.set_job_id("one");
+  const auto job = client_->Submit(request, absl::Seconds(4));
+  EXPECT_TRUE(job.ok()) << job.status();
 }
 
 TEST_F(JobClientTest, TheDriversRefusalsAreNotRepeated) {
@@ -110,6 +181,37 @@ TEST_F(JobClientTest, WatchDeliversInOrderAndEnds) {
       "x", {[&](const auto& message) { steps += std::to_string(message.job().last_step()); }, {}});
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(steps, "012");
+}
+
+TEST_F(JobClientTest, LogsGoOnWhereTheDriverBrokeOff) {
+  Serve();
+  control::v1::StreamLogsRequest request;
+  for (const std::string job_id : {"whole", "broken"}) {
+    request.set_job_id(job_id);
+    std::string lines;
+    const absl::Status status =
+        client_->Logs(request, {[&](const auto& piece) { lines += piece.data(); }, {}});
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(lines, "one\ntwo\nsix\n");
+  }
+}
+
+TEST_F(JobClientTest, LogsGiveUpWhenTheDriverStaysAway) {
+  Serve();
+  control::v1::StreamLogsRequest request;
+  request.set_job_id("broken");
+  int num_absent = 0;
+  LogsOptions options;
+  options.absence_max = absl::Milliseconds(300);
+  options.on_absent = [&] {
+    ++num_absent;
+    server_->Shutdown();
+  };
+  const absl::Status status = client_->Logs(request, {[](const auto&) {}, {}}, options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(std::string(status.message()).find("has not answered for 300ms"), std::string::npos)
+      << status;
+  EXPECT_EQ(num_absent, 1);
 }
 
 TEST_F(JobClientTest, WatchStopsWhenAsked) {

@@ -33,8 +33,8 @@ namespace {
 constexpr absl::Duration kSendTimeout = absl::Seconds(10);
 constexpr absl::Duration kReapTimeout = absl::Seconds(8);
 
-// Of /proc/PID/stat what follows the name, which may hold anything: "state parent …"; "": it is
-// gone.
+// Returns the part of /proc/PID/stat after the process's name, which may contain any character:
+// "state parent …"; "": the process is gone.
 std::string StatOf(pid_t pid) {
   const absl::StatusOr<std::string> stat =
       base::ReadFile("/proc/" + std::to_string(pid) + "/stat", 1 << 16);
@@ -42,8 +42,8 @@ std::string StatOf(pid_t pid) {
   return name_end == std::string::npos ? std::string() : stat->substr(name_end + 1);
 }
 
-// True from the moment at which its end is certain, well before it can be reaped: a large process
-// closes its sockets, from which its peers learn of its end, long before that.
+// True as soon as the end of a process is certain, which may be long before it can be reaped. A
+// large process closes its sockets early, and its peers learn of its end from that.
 bool IsEnding(pid_t pid) {
   constexpr unsigned kExiting = 0x4;  // PF_EXITING of the kernel's flags
   unsigned flags = 0;
@@ -59,7 +59,7 @@ class Keeper {
     signals_ = base::UniqueFd(::signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
   }
 
-  // Until the parent is gone.
+  // Serves until the parent is gone.
   void Serve();
   void KillEverything();
 
@@ -69,7 +69,7 @@ class Keeper {
   void Complete(SpawnCommand* spawn) const;
   KeeperReply StartChild(const SpawnCommand& spawn);
   [[noreturn]] void BecomeChild(const SpawnCommand& spawn, int keeper_pid, int error_pipe) const;
-  // Reaps what ended. False: there is no child at all.
+  // Reaps children that ended. Returns false if there is no child at all.
   bool Reap(bool report);
   void DrainSignals();
 
@@ -102,7 +102,7 @@ bool Keeper::ServeCommand() {
   KeeperCommand command;
   if (!frame.ok() || !ReadCommand(*frame, &command)) return false;
   if (command.kind == KeeperCommand::kKill) {
-    // A child that ended and is not reaped yet still holds its process id.
+    // A child that has ended keeps its process id until it is reaped.
     if (const auto pid = pids_.find(command.token); pid != pids_.end()) {
       if (!IsEnding(pid->second)) killed_.insert(command.token);
       ::kill(-pid->second, command.signal);
@@ -122,7 +122,8 @@ bool Keeper::ServeCommand() {
   return base::SendFrame(setup_.commands, payload, {}, kSendTimeout).ok();
 }
 
-// What execve is called with: our environment too, where the command does not replace it.
+// Completes the arguments of execve: adds this process's environment, except for variables that the
+// command sets.
 void Keeper::Complete(SpawnCommand* spawn) const {
   const size_t num_given = spawn->environment.size();
   for (const std::string& ours : environment_) {
@@ -173,7 +174,8 @@ void Keeper::BecomeChild(const SpawnCommand& spawn, int keeper_pid, int error_pi
     [[maybe_unused]] const ssize_t written = ::write(pipe, &error, sizeof(error));
     ::_exit(127);
   };
-  // First out of the way of each other, then to their numbers; what has no number closes at exec.
+  // Moves the descriptors first to free numbers, so that they do not collide, then to their final
+  // ones. All others close at exec.
   int last_number = STDERR_FILENO;
   for (const auto& descriptor : spawn.descriptors) {
     last_number = std::max(last_number, descriptor.second);
@@ -209,7 +211,7 @@ bool Keeper::Reap(bool report) {
     if (info.si_pid == 0) return true;
     const pid_t pid = info.si_pid;
     const auto child = tokens_.find(pid);
-    // While its leader is not reaped the group's number cannot be given to others.
+    // The kernel cannot reuse the group's number while its leader is not reaped.
     if (child != tokens_.end()) ::kill(-pid, SIGKILL);
     int status = 0;
     ::waitpid(pid, &status, 0);
@@ -220,12 +222,12 @@ bool Keeper::Reap(bool report) {
     tokens_.erase(child);
     if (!report) continue;
     const std::string payload(reinterpret_cast<const char*>(&exited), sizeof(exited));
-    // A parent that is gone is noticed by the caller.
+    // The caller notices if the parent is gone.
     base::SendFrame(setup_.exits, payload, {}, kSendTimeout).IgnoreError();
   }
 }
 
-// Process ids of our children, orphans that came to us included.
+// Returns the process ids of all children, orphans that were reparented to this process included.
 std::vector<pid_t> Children() {
   std::vector<pid_t> children;
   DIR* const processes = ::opendir("/proc");
@@ -263,7 +265,7 @@ sigset_t KeeperSignals() {
 }
 
 void RunKeeperProcess(const KeeperSetup& setup, const std::vector<std::string>& remove_at_end) {
-  ::prctl(PR_SET_NAME, "keeper");
+  ::prctl(PR_SET_NAME, "megascale-keep");
   ::setpgid(0, 0);  // out of reach of the terminal's Ctrl-C
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   std::vector<std::string> environment;

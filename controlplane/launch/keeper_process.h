@@ -1,4 +1,4 @@
-// The helper process of a ProcessKeeper: what runs after the fork. Private to this folder.
+// The helper process of a ProcessKeeper: the code that runs after the fork. Private to this folder.
 #pragma once
 
 #include <csignal>
@@ -9,8 +9,8 @@
 
 namespace megascale::launch {
 
-// What the keeper takes as data. Blocked before the fork: a signal to the whole group of processes
-// that comes at once would end the keeper otherwise.
+// Returns the signals that the keeper reads from a signalfd. They are blocked before the fork,
+// because an early signal to the process group would otherwise end the keeper.
 sigset_t KeeperSignals();
 
 // Serves until the parent is gone, then kills and reaps everything, removes `remove_at_end` and

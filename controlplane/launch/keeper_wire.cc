@@ -11,7 +11,7 @@ class Strings {
  public:
   Strings(char* begin, char* end) : next_(begin), end_(end) {}
 
-  // Null: there is none left.
+  // Takes the next string; null: the payload has no more strings.
   char* Take() {
     char* const text = next_;
     auto* const zero = static_cast<char*>(std::memchr(text, 0, static_cast<size_t>(end_ - text)));

@@ -1,6 +1,5 @@
-// What a ProcessKeeper and its helper process say to each other. Both are the same program, so
-// plain structs do; they are checked all the same, before anything in them is used. Private to this
-// folder.
+// The messages between a ProcessKeeper and its helper process. Both are the same program, so plain
+// structs suffice; they are checked all the same before use. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +28,7 @@ struct KeeperCommand {
   int32_t numbers[kDescriptorsMax];
 };
 
-// A spawn command, unpacked. Texts lie in the frame's payload, descriptors are the frame's.
+// A spawn command, unpacked. It borrows texts and descriptors from the frame.
 struct SpawnCommand {
   int64_t token = 0;
   char* program = nullptr;
@@ -39,24 +38,24 @@ struct SpawnCommand {
   std::vector<std::pair<int, int>> descriptors;  // {ours, the child's}
 };
 
-// The header of a frame. False: it is none; nothing of the frame may be used.
+// Reads the header of a frame. Returns false if the frame is malformed: do not use it.
 bool ReadCommand(const base::Frame& frame, KeeperCommand* command);
 
-// How many descriptors a spawn travels with.
+// Returns the number of descriptors that travel with a spawn.
 size_t NumDescriptors(const KeeperCommand& command);
 
-// The rest of a frame whose header is a spawn. False: it has not the strings and descriptors that
-// its header says.
+// Reads the rest of a frame whose header is a spawn. Returns false if it does not have the strings
+// and descriptors that its header announces.
 bool ReadSpawn(base::Frame* frame, SpawnCommand* spawn);
 
 // The answer to a spawn.
 struct KeeperReply {
   int64_t token;
   int32_t pid;
-  int32_t error;  // errno; 0: it runs
+  int32_t error;  // errno; 0: the process runs
 };
 
-// On the socket of exits.
+// The exit of a process, on the socket of exits.
 struct KeeperExit {
   int64_t token;
   int32_t pid;
@@ -64,10 +63,10 @@ struct KeeperExit {
   int32_t killed;
 };
 
-// What the helper process is made of, after the fork.
+// The helper process's inputs after the fork.
 struct KeeperSetup {
   int parent_pid;
-  int commands;  // its ends of the sockets
+  int commands;  // the helper's end of each socket
   int exits;
 };
 

@@ -21,6 +21,7 @@
 #include "controlplane/launch/process_keeper.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 
 namespace megascale::launch {
@@ -51,22 +52,27 @@ absl::StatusOr<std::string> MakeRunDirectory(const std::string& wanted) {
           absl::StrCat("run directory ", wanted,
                        " is not empty; it would be removed at the end: choose another"));
     }
-    if (::chmod(wanted.c_str(), 0700) != 0) {
-      return base::ErrnoStatus(errno, absl::StrCat("run directory ", wanted));
-    }
+    RETURN_IF_ERROR(base::TakeOwnFolder(wanted, "choose another run directory"));
     return std::filesystem::absolute(wanted).string();
   }
   const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
+  absl::Status refused;
   for (const std::string& parent :
        {std::string(runtime == nullptr ? "" : runtime), std::string("/tmp")}) {
     std::string path = absl::StrCat(parent, "/megascale-XXXXXX");
     if (parent.empty() || path.size() > kRunDirectoryBytesMax) continue;
-    if (::mkdtemp(path.data()) != nullptr) return path;
+    if (::mkdtemp(path.data()) == nullptr) continue;
+    // Driver and agents would refuse it, too: XDG_RUNTIME_DIR of another user, as sudo may leave
+    // it.
+    refused = base::CheckOwnFolder(path, "set XDG_RUNTIME_DIR to a folder of your own");
+    if (refused.ok()) return path;
+    ::rmdir(path.c_str());
   }
+  if (!refused.ok()) return refused;
   return base::ErrnoStatus(errno, "make a run directory in /tmp");
 }
 
-// Opens a log for appending; one that has grown large makes room first.
+// Opens a log for appending; renames it first if it has grown large.
 absl::StatusOr<base::UniqueFd> OpenLog(const std::string& path) {
   struct stat info;
   if (::stat(path.c_str(), &info) == 0 && info.st_size > kOldLogBytes) {
@@ -86,7 +92,7 @@ absl::Duration RestartBackoff::OnDeath(absl::Duration lived) {
   return std::min(backoff, kBackoffMax);
 }
 
-// Keeps driver and agents running, from a thread of its own after the first start.
+// Keeps driver and agents running; after the first start, on its own thread.
 class LocalCluster::Supervisor {
  public:
   Supervisor(LocalClusterOptions options, std::string run_directory,
@@ -117,7 +123,7 @@ class LocalCluster::Supervisor {
   void Supervise();
   void StartDue(absl::Duration now);
   absl::Duration NextStart() const;
-  // False: the keeper is gone.
+  // Takes the exits of processes; returns false if the keeper is gone.
   bool TakeExits(bool restart);
   void OnDeath(Member* member, const std::string& how);
   void EndMembers(bool driver);

@@ -3,11 +3,13 @@
 // the calling process ends, kill -9 included, its process keeper ends the rest and removes the run
 // directory.
 //
-//   ASSIGN_OR_RETURN(auto cluster, LocalCluster::Start(options));   // first thing in main: it
-//   forks … talk to cluster->driver_address() … cluster->Stop();
+//   // The first thing in main, because it forks.
+//   ASSIGN_OR_RETURN(auto cluster, LocalCluster::Start(options));
+//   … talk to cluster->driver_address() …
+//   cluster->Stop();
 //
-// Threads: Start from the main thread while it is the only one; then one thread of its own
-// supervises.
+// Threads: call Start from the main thread while no other thread exists; then the cluster's own
+// thread supervises.
 #pragma once
 
 #include <functional>
@@ -19,8 +21,8 @@
 
 namespace megascale::launch {
 
-// A driver or agent died and will be started again. Or the process keeper ("process keeper",
-// backoff infinite): everything died with it and will not come back; Stop is all that is left.
+// A driver or agent died and will be started again. If `process` is "process keeper" (with infinite
+// backoff), all processes died with the keeper and are not restarted; only Stop is left to call.
 struct ClusterRestart {
   std::string process;     // "driver", "agent n0"
   std::string how;         // "killed by signal 9 (Killed)"
@@ -36,16 +38,17 @@ struct LocalClusterOptions {
   // The driver's state. Its folder logs/ gets driver.log, agent-n0.log … (and one older of each,
   // *.1) and the agents' log directories n0/ ….
   std::string state_directory;
-  std::string run_directory;  // empty: a new one under $XDG_RUNTIME_DIR or /tmp. Else made; removed
-                              // at the end
+  // Empty: a new one under $XDG_RUNTIME_DIR or /tmp. Created if missing; removed at the end.
+  std::string run_directory;
   std::function<void(const ClusterRestart&)> on_restart;  // called from the supervising thread
 };
 
 class LocalCluster {
  public:
   // Starts driver and agents; does not wait until they answer.
-  // Errors: InvalidArgument - counts; FailedPrecondition - the run directory's path is too long or
-  // not empty, or this process has threads already; NotFound - the program.
+  // Errors: InvalidArgument - a count is out of range; FailedPrecondition - the run directory's
+  // path is too long, the directory is not empty, or this process already has other threads;
+  // NotFound - `program` does not exist.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(LocalClusterOptions options);
 
   ~LocalCluster();  // Stop()
@@ -65,8 +68,8 @@ class LocalCluster {
   std::unique_ptr<Supervisor> supervisor_;
 };
 
-// How long to wait before a process that died is started again: 0.2 s, doubling to 5 s; a life of
-// 10 s starts over.
+// The wait before a process that died is started again: 0.2 s, doubling up to 5 s. After a life of
+// at least 10 s it is 0.2 s again.
 class RestartBackoff {
  public:
   absl::Duration OnDeath(absl::Duration lived);

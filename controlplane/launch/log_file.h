@@ -1,7 +1,7 @@
-// The output of one process on disk, bounded: segments NAME.0.log, NAME.1.log … of equal size, of
-// which the newest two are kept. A byte's offset in the output gives its segment, so a reader needs
-// no index, and offsets stay good while older output is dropped. Threads: a LogFile belongs to one
-// thread; ReadLog may run beside it.
+// The output of one process on disk, bounded: segments NAME.0.log, NAME.1.log … of equal size. The
+// newest two are kept. A byte's offset in the output gives its segment, so a reader needs no index,
+// and offsets stay valid when older output is dropped. Threads: a LogFile belongs to one thread;
+// ReadLog may run at the same time.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ struct LogName {
 
 class LogFile {
  public:
-  // Opens for appending after what is there; makes the directory.
+  // Opens the log to append to it; creates the directory.
   static absl::StatusOr<std::unique_ptr<LogFile>> Open(const LogName& name);
 
-  // Appends and drops the oldest segment when a new one begins. Errors: ResourceExhausted - the
-  // disk is full; the data is lost then, later calls may succeed.
+  // Appends `data`; drops the oldest segment when a new one begins. Errors: ResourceExhausted - the
+  // disk is full: `data` is lost, and later calls may succeed.
   absl::Status Append(absl::string_view data);
 
-  // The last `count` lines (of the last 16 KiB), without the final newline.
+  // Returns the last `count` lines of the last 16 KiB, without the final newline.
   std::string LastLines(int count) const;
 
  private:
@@ -42,7 +42,7 @@ class LogFile {
 
   LogName name_;
   base::UniqueFd fd_;  // of the newest segment
-  int64_t end_;        // offset behind the last byte
+  int64_t end_;        // offset after the last byte
   std::string tail_;   // the last bytes, for LastLines
 };
 
@@ -51,8 +51,8 @@ struct LogPiece {
   int64_t next_offset = 0;
 };
 
-// Reads from `offset`, or from the oldest byte kept if that is later; at most `max_bytes`. Empty
-// data: nothing more yet. Errors: NotFound - no such log.
+// Reads at most `max_bytes` from `offset` on, or from the oldest kept byte if that is later. Empty
+// data: there is no more yet. Errors: NotFound - no such log.
 absl::StatusOr<LogPiece> ReadLog(const LogName& name, int64_t offset, int64_t max_bytes);
 
 }  // namespace megascale::launch

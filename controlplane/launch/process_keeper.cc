@@ -141,7 +141,7 @@ void ProcessKeeper::Stop() {
       ::kill(pid_, SIGKILL);  // its children die by their parent-death signal
       killed = true;
     }
-    // The keeper's end of this socket closes as it exits; exits of children may come before.
+    // The keeper's end of this socket closes when it exits; exits of children may arrive before.
     pollfd entry = {exits_.get(), POLLIN, 0};
     if (::poll(&entry, 1, 20) > 0 && !base::ReceiveFrame(exits_.get(), kCommandTimeout).ok()) {
       ::poll(nullptr, 0, 1);

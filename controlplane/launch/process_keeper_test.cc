@@ -37,7 +37,7 @@ bool WaitUntil(const std::function<bool()>& condition) {
   return true;
 }
 
-// Gone, or dead and waiting for a parent that is not ours.
+// True if the process is gone, or dead and waiting for another parent to reap it.
 bool IsGone(pid_t pid) {
   const auto stat = base::ReadFile(absl::StrCat("/proc/", pid, "/stat"), 1 << 16);
   if (!stat.ok()) return true;
@@ -128,8 +128,8 @@ TEST_F(ProcessKeeperTest, AChildThatDiedBeforeItsKillWasNotKilledByIt) {
   EXPECT_FALSE(exited.killed);
 }
 
-// Its main thread has ended, as in a process of many threads that is being torn down: peers may
-// know already, but it cannot be reaped yet.
+// The main thread has ended, as in a process with many threads that is being torn down: peers may
+// already know, but the process cannot be reaped yet.
 TEST_F(ProcessKeeperTest, AChildThatIsEndingWasNotKilledByAKill) {
   Pipe output;
   SpawnRequest request = Request(1, {"linger"});
@@ -166,7 +166,7 @@ TEST_F(ProcessKeeperTest, PassesDescriptorsUnderTheirNumbersAndOutput) {
   EXPECT_EQ(output.ReadLine(), "to standard error");
 }
 
-// Whatever is missing where, it is said, and the keeper goes on.
+// Any missing descriptor is reported, and the keeper goes on.
 TEST_F(ProcessKeeperTest, NeedsFewDescriptorsAndSaysSoWhereThereAreTooFew) {
   struct rlimit before = {};
   ASSERT_EQ(::prlimit(keeper_->pid(), RLIMIT_NOFILE, nullptr, &before), 0);

@@ -1,4 +1,5 @@
-// The child of this folder's tests. Also stands for `megascale driver` and `megascale agent`.
+// The child process of this folder's tests. It also replaces `megascale driver` and `megascale
+// agent`.
 //   exit N | pause | linger | family | write FD TEXT | environment NAME | driver … | agent …
 #include <dirent.h>
 #include <pthread.h>
@@ -34,8 +35,8 @@ int RunLinger() {
   ::pthread_exit(nullptr);
 }
 
-// A child in a session of its own, which no signal to a process group reaches, prints its process
-// id.
+// Starts a child in its own session, which no signal to a process group reaches; it prints its
+// process id.
 int RunFamily() {
   if (::fork() == 0) {
     ::setsid();
@@ -59,7 +60,7 @@ void WritePid(const std::string& path) {
   std::rename((path + ".new").c_str(), path.c_str());
 }
 
-// Ends as the driver does on SIGTERM, and the agent, at once, on SIGINT.
+// Ends on the given signal: the driver ends on SIGTERM; the agent ends at once on SIGINT.
 void WaitForTermination(int ends_on) {
   sigset_t set;
   sigemptyset(&set);

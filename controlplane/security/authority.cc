@@ -28,7 +28,7 @@ constexpr size_t kNameBytesMax = 64;  // of X.509's common name
 constexpr int kSerialBytes = 16;
 constexpr char kAuthorityName[] = "ca";
 
-// What to write into a certificate, and who signs.
+// The contents of a certificate to make.
 struct Draft {
   std::string name;
   std::string unit;  // "": none
@@ -58,7 +58,7 @@ bool IsWord(absl::string_view text, absl::string_view punctuation) {
          });
 }
 
-// "DNS:host" or "IP:address". The words are checked: commas would add names that nobody asked for.
+// Returns "DNS:host" or "IP:address". Checks the text, because commas would add more names.
 absl::StatusOr<std::string> AlternativeName(const std::string& host) {
   in6_addr parsed;
   if (::inet_pton(AF_INET, host.c_str(), &parsed) == 1 ||
@@ -108,7 +108,7 @@ bool AddExtensions(X509* certificate, X509* issuer, const Draft& draft) {
   });
 }
 
-// A fresh key and its certificate, signed by `issuer`; by itself where that is null.
+// Makes a fresh key and its certificate, signed by `issuer`; null: self-signed.
 absl::StatusOr<Pair> Make(const Draft& draft, const Pair* issuer) {
   Pair made;
   made.key.reset(EVP_EC_gen("P-256"));
@@ -134,7 +134,7 @@ std::string Text(BIO* bio) {
   return std::string(data, static_cast<size_t>(size));
 }
 
-// Never replaces a file; its mode is `mode` whatever the umask.
+// Writes a new file with mode `mode`, whatever the umask; never replaces an existing one.
 absl::Status WriteNew(const std::string& path, absl::string_view data, mode_t mode) {
   const base::UniqueFd file(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -163,7 +163,7 @@ absl::Status WritePair(const std::string& directory, absl::string_view name, con
   return base::SyncDirectory(directory);
 }
 
-// Both or none: looks before anything is made.
+// Checks that neither file exists, before either is made.
 absl::Status CheckAbsent(const std::string& directory, absl::string_view name) {
   for (const char* ending : {"key", "pem"}) {
     const std::string path = PathOf(directory, name, ending);
@@ -247,7 +247,7 @@ absl::StatusOr<Draft> AuthorityDraft(absl::Duration lifetime) {
   unsigned char digits[4];
   if (RAND_bytes(digits, sizeof(digits)) != 1) return Failed("take random bytes");
   Draft draft;
-  // Told apart from another one in messages.
+  // A distinct name, so that messages can tell authorities apart.
   draft.name = absl::StrCat(
       "megascale authority ",
       absl::BytesToHexString(absl::string_view(reinterpret_cast<char*>(digits), sizeof(digits))));

@@ -1,10 +1,9 @@
-// A small certificate authority in a folder: makes itself, and signs certificates for the driver,
-// agents and users of one cluster. Keys are EC P-256. Files: ca.pem and ca.key, NAME.pem and
-// NAME.key; keys are 0600, a folder that is made is 0700. Nothing is ever overwritten. Threads:
-// any.
+// A small certificate authority in a folder. It signs certificates for the driver, agents and users
+// of one cluster. Keys are EC P-256. Files: ca.pem and ca.key, NAME.pem and NAME.key. Keys have
+// mode 0600, a folder that is created has 0700. Files are never overwritten. Threads: any.
 //
-// A private key is as good as its folder: who reads ca.key can make a certificate for anybody, so
-// it stays on the machine where it was made.
+// Whoever can read ca.key can make a certificate for anybody, so keep it on the machine where it
+// was made.
 #pragma once
 
 #include <string>
@@ -18,9 +17,10 @@ namespace megascale::security {
 
 struct CertificateRequest {
   Role role = Role::kUser;
-  std::string name;                // common name, and of its files: letters, digits, '.', '-', '_'
-  std::vector<std::string> hosts;  // DNS names and addresses; a driver's needs one at least
-  // From an hour ago (clocks differ) until this; at most as long as the authority's own.
+  std::string name;                // common name and file name: letters, digits, '.', '-', '_'
+  std::vector<std::string> hosts;  // DNS names and addresses; a driver's needs at least one
+  // The end of its validity, at most that of the authority's certificate. The validity begins an
+  // hour ago, because clocks differ.
   absl::Time not_after;
 };
 
@@ -30,16 +30,17 @@ struct IssuedCertificate {
   Certificate certificate;
 };
 
-// Makes ca.pem and ca.key in `directory`, valid for `lifetime` from now, and the first
-// certificates. Errors: as IssueCertificate, for each of them; AlreadyExists - any of the files is
-// there, then none is made; FailedPrecondition - others may write into the folder.
+// Makes ca.pem and ca.key in `directory`, valid for `lifetime` from now, and the requested
+// certificates. Errors: as IssueCertificate, for each certificate; AlreadyExists - one of the files
+// exists, so no file is made; FailedPrecondition - others may write into the folder.
 absl::StatusOr<std::vector<IssuedCertificate>> MakeAuthority(
     const std::string& directory, absl::Duration lifetime,
     const std::vector<CertificateRequest>& requests);
 
 // Makes NAME.pem and NAME.key in `directory`, signed by the authority there.
-// Errors: InvalidArgument - the request; AlreadyExists - NAME.pem or NAME.key; NotFound - no
-// authority there; FailedPrecondition - the authority has expired, or its key is of another one.
+// Errors: InvalidArgument - the request is invalid; AlreadyExists - NAME.pem or NAME.key exists;
+// NotFound - the folder has no authority; FailedPrecondition - the authority has expired, or its
+// key does not match its certificate.
 absl::StatusOr<IssuedCertificate> IssueCertificate(const std::string& directory,
                                                    const CertificateRequest& request);
 

@@ -19,7 +19,7 @@ constexpr char kAgentMethods[] = "/megascale.agent.v1.AgentService/";
 
 enum class Transport { kPlain, kTls };
 
-// Nothing goes in the clear beyond this machine.
+// Chooses the transport of an address. Plaintext never leaves this machine.
 absl::StatusOr<Transport> ChooseTransport(const client::Address& address, const TlsFiles& files,
                                           bool insecure) {
   if (address.is_unix()) return Transport::kPlain;
@@ -40,7 +40,7 @@ std::string PeerCertificate(const grpc::AuthContext& context) {
   return found.empty() ? "" : std::string(found.front().data(), found.front().size());
 }
 
-// Asked for every call, with the certificate that the handshake has verified.
+// Checks the role of every call's client, by the certificate that the handshake has verified.
 class RoleCheck final : public grpc::AuthMetadataProcessor {
  public:
   bool IsBlocking() const override { return false; }  // it parses a kilobyte
@@ -65,6 +65,12 @@ class RoleCheck final : public grpc::AuthMetadataProcessor {
 };
 
 }  // namespace
+
+std::string PeerName(const grpc::AuthContext& context) {
+  const auto certificate = DescribeCertificate(PeerCertificate(context));
+  if (!certificate.ok()) return "";
+  return certificate->name.empty() ? certificate->fingerprint : certificate->name;
+}
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials(
     const client::Address& address, const TlsFiles& files, bool insecure, Role role) {

@@ -1,4 +1,5 @@
-// A real server behind mutual TLS on the loopback interface, and clients that may and may not.
+// A real server behind mutual TLS on the loopback interface, with clients that may and may not call
+// it.
 #include "controlplane/security/credentials.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kProbe = absl::Seconds(10);
 
-// The services have no bodies: how a call ends that is let through to them.
+// The status of a call that is allowed: no service has a body here, so gRPC says that it has none.
 constexpr auto kLetThrough = static_cast<grpc::StatusCode>(12);
 
 class CredentialsTest : public ::testing::Test {

@@ -16,11 +16,12 @@ namespace megascale::security {
 namespace {
 
 constexpr absl::Duration kLineInterval = absl::Minutes(1);
-// Reasons come from a short list; other lines of gRPC's carry addresses and could be endless.
+// The maximum number of different texts. Reasons come from a short list, but other lines of gRPC
+// contain addresses and are unbounded.
 constexpr size_t kTextsMax = 64;
 constexpr absl::string_view kHandshakeFailed = "Handshake failed with fatal error";
 
-// In OpenSSL's words, and in ours.
+// Reasons in OpenSSL's words, and in this program's.
 constexpr std::array<std::pair<absl::string_view, absl::string_view>, 5> kReasons = {{
     {"peer did not return a certificate", "it showed no certificate"},
     {"certificate verify failed",

@@ -1,7 +1,7 @@
-// What gRPC writes to standard error by itself: a failed handshake is a line of C++ file names
-// there. Programs that say it better take that over. Process-wide, as gRPC's log is; call once,
-// before channels or servers are made. Nothing changes where the environment has GRPC_VERBOSITY,
-// which is for looking into gRPC itself.
+// Controls gRPC's own lines on standard error, where a failed handshake is a line of C++ file
+// names. Process-wide, as gRPC's log is: call one of these functions once, before any channel or
+// server is made. They do nothing if the environment sets GRPC_VERBOSITY, which is for debugging
+// gRPC.
 #pragma once
 
 #include <map>
@@ -12,22 +12,23 @@
 
 namespace megascale::security {
 
-// For clients: nothing is written; their errors name the reason (probe.h).
+// Turns gRPC's log off. For clients, whose errors name the reason (probe.h).
 void SilenceGrpc();
 
-// For the driver: handshakes that failed become warnings, "refused a connection: <why>", at most
-// one a minute for each reason; gRPC's other errors become warnings as they are. gRPC does not tell
-// whose connection it was.
+// Turns failed handshakes into warnings, "refused a connection: <why>", at most one a minute for
+// each reason, and gRPC's other errors into warnings with unchanged text. For the driver. gRPC does
+// not tell who tried to connect.
 void LogRefusals();
 
-// Of a line of gRPC's log, why a connection was refused; "" for another line.
+// Returns the reason why a connection was refused, from a line of gRPC's log; "" for any other
+// line.
 std::string RefusalReason(absl::string_view grpc_line);
 
-// At most one line a minute for each text; the next one says how many were left out.
+// Admits at most one line a minute for each text; the next line says how many were left out.
 // Threads: one at a time.
 class LineLimiter {
  public:
-  // What to log for `text` at `now`; "": nothing.
+  // Returns the line to log for `text` at `now`; "": log nothing.
   std::string Admit(const std::string& text, absl::Duration now);
 
  private:

@@ -8,7 +8,7 @@
 namespace megascale::security {
 namespace {
 
-// A key with a passphrase is refused: nobody is there to type it.
+// Refuses a key with a passphrase, because nobody is there to type it.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// OpenSSL's objects with owners, and its errors as text. Private to this folder.
+// Owning pointers to OpenSSL's objects, and its errors as text. Private to this folder.
 #pragma once
 
 #include <openssl/bio.h>
@@ -34,17 +34,18 @@ using UniqueNames = std::unique_ptr<GENERAL_NAMES, OpensslDelete<GENERAL_NAMES_f
 using UniqueSslContext = std::unique_ptr<SSL_CTX, OpensslDelete<SSL_CTX_free>>;
 using UniqueSsl = std::unique_ptr<SSL, OpensslDelete<SSL_free>>;
 
-// The newest error of this thread's queue, which is emptied: "key values mismatch".
+// Returns the newest error of this thread's queue, such as "key values mismatch", and empties the
+// queue.
 std::string OpensslError();
 
-// Certificates of a PEM file, in its order. Errors: InvalidArgument - there is none, or one that
-// cannot be read; the message begins "holds no".
+// Returns the certificates of a PEM file, in its order. Errors: InvalidArgument - the file has no
+// certificate, or one that cannot be read; the message begins with "holds no".
 absl::StatusOr<std::vector<UniqueX509>> ParseCertificates(absl::string_view pem);
 
-// Errors: InvalidArgument - no unencrypted private key in PEM.
+// Returns the private key in a PEM text. Errors: InvalidArgument - there is no unencrypted key.
 absl::StatusOr<UniqueKey> ParseKey(absl::string_view pem);
 
-// A memory BIO to read `text` from, which must outlive it.
+// Returns a memory BIO that reads `text`; `text` must outlive it.
 UniqueBio ReadOnly(absl::string_view text);
 
 }  // namespace megascale::security

@@ -25,7 +25,7 @@
 namespace megascale::security {
 namespace {
 
-// What an HTTP/2 client says first: the preface and an empty SETTINGS frame.
+// The first bytes of an HTTP/2 client: the preface and an empty SETTINGS frame.
 constexpr absl::string_view kHttp2Preface("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);
 constexpr size_t kFrameHeaderBytes = 9;
 constexpr char kSettingsFrame = 4;
@@ -63,7 +63,7 @@ absl::StatusOr<base::UniqueFd> Connect(const client::Address& address, absl::Dur
   return Unreachable(address, std::strerror(last_error));
 }
 
-// Whether gRPC without TLS answers on a fresh connection.
+// True if gRPC without TLS answers on a fresh connection.
 bool SpeaksPlaintext(const client::Address& address, absl::Duration timeout) {
   const absl::StatusOr<base::UniqueFd> socket = Connect(address, timeout);
   if (!socket.ok()) return false;
@@ -75,15 +75,15 @@ bool SpeaksPlaintext(const client::Address& address, absl::Duration timeout) {
   return got == static_cast<ssize_t>(sizeof(frame)) && frame[3] == kSettingsFrame;
 }
 
-// A TLS client that offers what a channel of gRPC's would.
+// A TLS client that makes the same offers as a gRPC channel.
 class Handshake {
  public:
-  // Without `pems`: takes any certificate and shows none.
+  // Without `pems` it accepts any certificate and presents no own one.
   static absl::StatusOr<Handshake> Create(const client::Address& address, const TlsPems* pems);
 
-  // True: done. What stopped it is asked with the functions below.
+  // Runs the handshake; true: it succeeded. The functions below tell why it failed.
   bool Run(int socket);
-  // After Run: what the server says of this client's certificate comes with its first bytes.
+  // Call after Run: the server's verdict on this client's certificate comes with its first bytes.
   bool ServerSpeaks();
 
   long verify_result() const { return SSL_get_verify_result(ssl_.get()); }
@@ -92,9 +92,9 @@ class Handshake {
   std::string ServerCertificate() const;
 
  private:
-  // `result`: of the call that failed.
+  // Notes the error of an OpenSSL call that returned `result`.
   void TakeError(int result);
-  // OpenSSL forgets the certificate of a server that it refuses: keeps it in server_.
+  // Keeps the server's certificate in server_, because OpenSSL drops one that it refuses.
   static int KeepServer(int is_good, X509_STORE_CTX* context);
 
   UniqueSslContext context_;
@@ -184,7 +184,7 @@ std::string Handshake::ServerCertificate() const {
   return std::string(data, static_cast<size_t>(size));
 }
 
-// The driver's certificate was not taken by this side.
+// Explains why this side refuses the driver's certificate.
 std::string WhyServerIsRefused(const client::Address& address, const TlsFiles& files,
                                const Handshake& handshake) {
   const auto certificate = DescribeCertificate(handshake.ServerCertificate());
@@ -212,8 +212,8 @@ std::string WhyServerIsRefused(const client::Address& address, const TlsFiles& f
   }
 }
 
-// This side's certificate was not taken by the driver. Expiry, key and form of the own files were
-// checked before; what the driver knows more is whom it trusts.
+// Explains why the driver refuses this side's certificate. Expiry, key and form of the own files
+// were checked before, so the likely reason is the authority that the driver trusts.
 std::string WhyClientIsRefused(const TlsFiles& files, const TlsPems& pems, int alert) {
   const auto certificate = DescribeCertificate(pems.certificate);
   const std::string issuer = certificate.ok() ? certificate->issuer : "?";
@@ -238,8 +238,8 @@ absl::Status ProbePlaintext(const client::Address& address, absl::Duration timeo
                  "--tls-key instead of --insecure");
 }
 
-// `tries_left`: a server of gRPC's closes without a word on a client that it refuses, and so does
-// one that is being stopped; the latter is gone when it is asked once more.
+// `tries_left`: a gRPC server closes the connection without an answer both when it refuses a client
+// and when it is being stopped. When it is being stopped, the next try finds it gone.
 absl::Status ProbeTls(const client::Address& address, const TlsFiles& files, const TlsPems& pems,
                       absl::Duration timeout, int tries_left) {
   ASSIGN_OR_RETURN(const base::UniqueFd socket, Connect(address, timeout));

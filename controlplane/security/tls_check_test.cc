@@ -1,4 +1,5 @@
-// Every mistake in one's own files is one line: the option, the file, what is wrong, what to do.
+// Every mistake in a program's own files gives one line: the option, the file, the mistake and what
+// to do.
 #include "controlplane/security/tls_check.h"
 
 #include <gmock/gmock.h>

@@ -1,11 +1,11 @@
-// Which PEM files a program proves itself with and trusts, on connections that leave the machine.
+// The PEM files with which a program authenticates itself and its peers on TLS connections.
 #pragma once
 
 #include <string>
 
 namespace megascale::security {
 
-// All three, or none (plaintext, where that is allowed).
+// Either all three paths are set, or no path (plaintext, where that is allowed).
 struct TlsFiles {
   std::string ca;           // the authority that signed the other side's certificates
   std::string certificate;  // this side's own, with its chain
@@ -15,7 +15,7 @@ struct TlsFiles {
   bool complete() const { return !ca.empty() && !certificate.empty() && !key.empty(); }
 };
 
-// The text of these files.
+// The contents of these files.
 struct TlsPems {
   std::string ca;
   std::string certificate;

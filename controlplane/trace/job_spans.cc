@@ -6,9 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
-#include "runtime/engine/chunks_of_rank.h"
-#include "runtime/plan/roles.h"
-#include "runtime/simulate/step_breakdown.h"
+#include "runtime/layout/rank_layout.h"
+#include "runtime/plan/build/roles.h"
+#include "runtime/plan/plan_options.h"
+#include "runtime/timeline/step_breakdown.h"
+#include "runtime/timeline/timed_step.h"
 
 namespace megascale::trace {
 namespace {
@@ -30,16 +32,16 @@ double Seconds(int64_t nanos, int64_t count) {
 }  // namespace
 
 absl::StatusOr<JobSpans> JobSpans::Create(const megascale::job::v1::JobSpec& spec) {
-  ASSIGN_OR_RETURN(engine::ChunksOfRank first, engine::ChunksOf(spec, 0));
+  ASSIGN_OR_RETURN(layout::RankLayout first, layout::RankLayoutOf(spec, 0));
   plan::PlanOptions& options = first.plan_options;
-  ASSIGN_OR_RETURN(options.chunks, engine::ChunkCostsOf(spec));
+  ASSIGN_OR_RETURN(options.chunks, layout::ChunkCostsOf(spec));
   ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles, plan::BuildRolePlans(options));
   JobSpans spans;
   for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
     spans.plans_.push_back(plan::PlanOfRank(roles, rank));
-    spans.names_.push_back(simulate::NameOf(spans.plans_.back()));
+    spans.names_.push_back(timeline::NameOf(spans.plans_.back()));
   }
-  spans.ranks_.resize(spans.plans_.size(), simulate::RankSpans{.known = false, .spans = {}});
+  spans.ranks_.resize(spans.plans_.size(), timeline::RankSpans{.known = false, .spans = {}});
   return spans;
 }
 
@@ -51,7 +53,7 @@ void JobSpans::Add(const control::StreamSpansResponse& response) {
     errors_.push_back(absl::StrCat("rank ", rank, ": ", response.error()));
     return;
   }
-  simulate::RankSpans& spans = ranks_[rank];
+  timeline::RankSpans& spans = ranks_[rank];
   const auto is_time = [](int64_t nanos) { return nanos >= 0 && nanos < kClockNanosMax; };
   const int64_t ahead = std::clamp(response.clock_ahead_nanos(), -kClockNanosMax, kClockNanosMax);
   spans.known = true;
@@ -72,26 +74,26 @@ void JobSpans::Add(const control::StreamSpansResponse& response) {
   clock_error_nanos_ = std::max(clock_error_nanos_, response.clock_error_nanos());
 }
 
-std::vector<simulate::TimedStep> JobSpans::Measure(int num_steps) const {
-  return simulate::MeasureSteps(plans_, ranks_, num_steps);
+std::vector<timeline::TimedStep> JobSpans::Measure(int num_steps) const {
+  return timeline::MeasureSteps(plans_, ranks_, num_steps);
 }
 
 google::protobuf::RepeatedPtrField<control::StageTime> StageTimes(
-    const JobSpans& spans, absl::Span<const simulate::TimedStep> steps) {
+    const JobSpans& spans, absl::Span<const timeline::TimedStep> steps) {
   const auto num_whole = std::count_if(steps.begin(), steps.end(),
-                                       [](const simulate::TimedStep& step) { return step.whole; });
+                                       [](const timeline::TimedStep& step) { return step.whole; });
   google::protobuf::RepeatedPtrField<control::StageTime> stages;
   for (int stage = 0; stage < spans.plans().front().mesh.pipeline_size(); ++stage) {
-    simulate::StepBreakdown sum;
+    timeline::StepBreakdown sum;
     int64_t num_ranks = 0;
     int64_t last_step = 0;
     for (const plan::RankPlan& plan : spans.plans()) {
       const auto rank = static_cast<size_t>(plan.rank);
       if (plan.stage() != stage || !spans.ranks()[rank].known) continue;
       ++num_ranks;
-      for (const simulate::TimedStep& step : steps) {
+      for (const timeline::TimedStep& step : steps) {
         if (!step.whole) continue;
-        sum += simulate::BreakDown(plan, step.time.ranks[rank]);
+        sum += timeline::BreakDown(plan, step.time.ranks[rank]);
         last_step = std::max(last_step, step.step);
       }
     }

@@ -6,7 +6,8 @@
 #include <limits>
 
 #include "controlplane/trace/test_spans.h"
-#include "runtime/simulate/step_breakdown.h"
+#include "runtime/timeline/step_breakdown.h"
+#include "runtime/timeline/timed_step.h"
 
 namespace megascale::trace {
 namespace {
@@ -21,7 +22,7 @@ class JobSpansTest : public ::testing::Test {
   JobSpansTest()
       : spans_(JobSpans::Create(TestSpec()).value()), planned_(PlannedTime(spans_.plans())) {}
 
-  // Of a machine whose clock is a second ahead for each rank.
+  // Returns a rank's response, from a machine whose clock is `rank` seconds ahead.
   StreamSpansResponse ResponseOf(int rank, int64_t last_step) const {
     const int64_t ahead = rank * 1'000'000'000LL;
     StreamSpansResponse response;
@@ -39,7 +40,7 @@ class JobSpansTest : public ::testing::Test {
   }
 
   JobSpans spans_;
-  simulate::StepTime planned_;
+  timeline::StepTime planned_;
 };
 
 TEST_F(JobSpansTest, AStagesTimeIsTheMeanOfWhatItsRanksStepsWentFor) {
@@ -50,7 +51,7 @@ TEST_F(JobSpansTest, AStagesTimeIsTheMeanOfWhatItsRanksStepsWentFor) {
   ASSERT_EQ(stages.size(), 2);
   for (const StageTime& stage : stages) {
     const auto rank = 2 * static_cast<size_t>(stage.stage());
-    const auto planned = simulate::BreakDown(spans_.plans()[rank], planned_.ranks[rank]);
+    const auto planned = timeline::BreakDown(spans_.plans()[rank], planned_.ranks[rank]);
     EXPECT_EQ(stage.num_ranks(), 2);
     EXPECT_EQ(stage.num_steps(), 3);
     EXPECT_EQ(stage.last_step(), 4);
@@ -85,7 +86,7 @@ TEST_F(JobSpansTest, WhatPassesWaitForExchangesIsNoComputing) {
   const auto steps = spans_.Measure(2);
   const auto stages = StageTimes(spans_, steps);
   ASSERT_EQ(stages.size(), 2);
-  const auto planned = simulate::BreakDown(spans_.plans()[0], planned_.ranks[0]);
+  const auto planned = timeline::BreakDown(spans_.plans()[0], planned_.ranks[0]);
   EXPECT_DOUBLE_EQ(stages[0].tensor_parallel_seconds(), 1e-6);
   EXPECT_DOUBLE_EQ(stages[0].compute_seconds(), static_cast<double>(planned.compute) * 1e-9 - 1e-6);
   EXPECT_EQ(stages[1].tensor_parallel_seconds(), 0);

@@ -1,15 +1,17 @@
-// Ranks that ran as planned, for tests: what they would tell of a step whose instructions take as
-// many nanoseconds as they have FLOPs and bytes.
+// Spans of ranks that ran exactly as planned, for tests: an instruction takes as many nanoseconds
+// as the sum of its FLOPs and bytes.
 #pragma once
 
 #include <cstdint>
 
 #include "controlplane/trace/job_spans.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/simulate/step_time.h"
+#include "runtime/timeline/timed_step.h"
 
 namespace megascale::trace {
 
-// Two stages of two replicas.
+// A job with two pipeline stages and two data-parallel replicas.
 inline megascale::job::v1::JobSpec TestSpec() {
   megascale::job::v1::JobSpec spec;
   spec.set_name("j");
@@ -26,19 +28,20 @@ inline megascale::job::v1::JobSpec TestSpec() {
   return job::ResolveJobSpec(spec).value();
 }
 
-inline simulate::StepTime PlannedTime(const std::vector<plan::RankPlan>& plans) {
-  return simulate::TimeStep(plans, [](const plan::Instruction& i) { return i.flops + i.bytes; })
+inline timeline::StepTime PlannedTime(const std::vector<plan::RankPlan>& plans) {
+  return simulate::TimeStep(plans, [](const plan::RankPlan&,
+                                      const plan::Instruction& i) { return i.flops + i.bytes; })
       .value();
 }
 
-// When step 1 begins, by a machine's clock, and how long each takes.
+// When step 1 begins, on a machine's clock, and how long a step takes.
 inline constexpr int64_t kFirstNanos = 5'000'000'000;
 inline constexpr int64_t kStepNanos = 1'000'000'000;
 
-// Adds the spans of steps `first` to `last` of `rank`, begun when ready, as its machine's clock
-// shows them.
+// Adds a rank's spans of steps `first` to `last`, on its machine's clock. Each instruction begins
+// as soon as it is ready.
 inline void AddPlannedSteps(const plan::RankPlan& plan,
-                            const std::vector<simulate::SpanTime>& planned, int64_t first,
+                            const std::vector<timeline::SpanTime>& planned, int64_t first,
                             int64_t last,
                             google::protobuf::RepeatedPtrField<telemetry::v1::Span>* spans) {
   for (int64_t step = first; step <= last; ++step) {

@@ -99,12 +99,12 @@ bool PersisterState::WorkOff() {
   for (const Task& task : std::exchange(waiting, {})) {
     const absl::Status status =
         std::visit([this](const auto& one) { return DoWithRoom(one); }, task);
-    // Of a snapshot that a newer one took the place of, nothing is missed. A file that is not there
-    // is another matter.
+    // NotFound without an errno: a newer snapshot has replaced this one, which is no loss. With an
+    // errno a file is missing, which is an error.
     const bool gone = absl::IsNotFound(status) && base::ErrnoOf(status) == 0;
     if (status.ok() || gone || absl::IsAborted(status)) continue;
     ReportStorageError(status);
-    // A snapshot that is torn will not come back; storage may.
+    // Trying again may help when storage failed, but never with a torn snapshot.
     if (!absl::IsDataLoss(status)) left.push_back(task);
   }
   waiting = std::move(left);
@@ -159,7 +159,7 @@ void PersisterState::OnRetain(const std::string& serialized) {
   if (!retain.ParseFromString(serialized) || retain.committed().empty()) return;
   const std::vector<agent::v1::CheckpointId> committed = {retain.committed().begin(),
                                                           retain.committed().end()};
-  // What is older than a commit is needed no more.
+  // Checkpoints older than a commit are no longer needed.
   const int64_t newest = committed.back().step();
   std::erase_if(waiting, [&](const Task& task) {
     return std::visit([&](const auto& one) { return one.step <= newest; }, task);
@@ -167,7 +167,7 @@ void PersisterState::OnRetain(const std::string& serialized) {
   const absl::Status status =
       checkpoint::ApplyRetention(options.assignment.checkpoint_directory(), committed);
   if (!status.ok()) ReportStorageError(status);
-  // Told after a failure too: a job's end does not wait for files that cannot be deleted.
+  // Reported after a failure, too: a job's end does not wait for files that cannot be deleted.
   link::v1::FromHost report;
   *report.mutable_retained()->mutable_newest() = *retain.committed().rbegin();
   options.report(report);

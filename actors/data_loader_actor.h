@@ -3,8 +3,8 @@
 // so it runs detached.
 //   Parent: host. Children: none.
 //   Receives: LoadBatches. Sends: BatchesLoaded to its parent's callback when the last step is
-//   published or reading failed. Restart: with its process, in place: the ring knows what was
-//   published.
+//   published or reading failed.
+//   Restart: in place, with its process; the ring knows which steps were published.
 // Source: MegaScale section 3.4.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include "actors/messages.h"
 #include "caf/all.hpp"
 #include "proto/job.pb.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/data/corpus.h"
 
 namespace megascale::actors {

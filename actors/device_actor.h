@@ -1,5 +1,6 @@
-// The device actor: owns what a device has (streams, memory, kernels, communicators: an
-// engine::RankEngine) and does what blocks on it, so it runs detached, on a thread of its own.
+// The device actor: owns the device's streams, memory, kernels and communicators (an
+// engine::RankEngine) and makes the calls that block on the device, so it runs detached, on its own
+// thread.
 //   Parent: worker. Children: none.
 //   Receives: JoinGroups. Sends: GroupsJoined to the worker.
 //   Restart: never alone; its failure ends the attempt.
@@ -17,7 +18,7 @@ using DeviceActor = caf::typed_actor<
     // Connects this rank's groups; answered by GroupsJoined within the attempt's start timeout.
     caf::reacts_to<JoinGroups>>;
 
-// The worker's ears: every child reports here.
+// The part of the worker's interface to which its children report.
 using WorkerEvents = caf::typed_actor<caf::reacts_to<GroupsJoined>, caf::reacts_to<StateLoaded>,
                                       caf::reacts_to<StageFinished>, caf::reacts_to<ShardFinished>,
                                       caf::reacts_to<SnapshotTaken>>;

@@ -1,6 +1,6 @@
-// What an exception in an actor does: it ends the process, with what was thrown on standard error,
-// where the agent finds it. CAF would end that actor alone and leave a half-alive process, for
-// which everybody waits. What is thrown here is memory that was refused, or a bug.
+// Makes an exception in an actor end the process; the exception appears on standard error, where
+// the agent finds it. CAF would end that actor alone and leave a half-alive process for which
+// everybody waits. An exception here means that memory was refused, or a bug.
 #pragma once
 
 #include <exception>

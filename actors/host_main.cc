@@ -1,5 +1,6 @@
 #include "actors/host_main.h"
 
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -20,7 +21,7 @@
 #include "proto/link.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/checkpoint/shared_directory.h"
@@ -62,17 +63,19 @@ absl::StatusOr<Regions> MapRegions(const HostAssignment& assignment,
   return regions;
 }
 
-int Fail(Link* link, const absl::Status& status) {
-  base::LogError(status.message());
+int Fail(Link* link, const agent::v1::RankFailure& failure) {
+  base::LogError(failure.message());
   FromHost message;
-  *message.mutable_failure() = FailureOf(status);
+  *message.mutable_failure() = failure;
   (void)link->Send(message);
   return 1;
 }
 
 int Preflight(Link* link, const HostAssignment& assignment) {
   FromHost message;
-  *message.mutable_preflight() = RunPreflight(assignment);
+  auto preflight = RunPreflight(assignment);
+  if (!preflight.ok()) return Fail(link, FailureOf(preflight.status()));
+  *message.mutable_preflight() = *std::move(preflight);
   for (const std::string& warning : message.preflight().warnings()) base::LogWarning(warning);
   base::LogInfo(absl::StrCat("preflight: ", message.preflight().message().empty()
                                                 ? "passed"
@@ -114,9 +117,9 @@ int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
   heartbeat.Start(::getpid());
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
   auto corpus = OpenCorpus(assignment);
-  if (!corpus.ok()) return Fail(link, corpus.status());
+  if (!corpus.ok()) return Fail(link, FailureOfInput(corpus.status()));
 
-  // Every preflight has passed, so everybody has seen it.
+  // Every preflight has passed, so every machine has seen the nonce.
   if (assignment.nonce_node_id() == assignment.node_id()) {
     checkpoint::RemoveNonce(assignment.checkpoint_directory());
   }
@@ -135,7 +138,7 @@ int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
     loader.done = [link](const BatchesLoaded& loaded) {
       const absl::Status status = loaded.outcome.ToStatus();
       if (status.ok()) return;
-      std::_Exit(Fail(link, status));
+      std::_Exit(Fail(link, FailureOf(status)));
     };
     const auto actor = system.spawn<caf::detached>(DataLoader, std::move(loader));
     caf::anon_send(actor, LoadBatches{assignment.attempt()});
@@ -143,7 +146,7 @@ int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
   base::LogInfo(absl::StrCat("job ", assignment.job_id(), " attempt ", assignment.attempt(),
                              ": loading from step ", assignment.first_step()));
   ServeLink(link, assignment.attempt(), persister);
-  // The agent closed the link, or is gone: nothing that must survive is in this process.
+  // The agent closed the link, or is gone. This process holds nothing that must survive.
   std::fflush(nullptr);
   std::_Exit(0);
 }
@@ -151,6 +154,7 @@ int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
 }  // namespace
 
 int RunHost(int link_fd) {
+  ::prctl(PR_SET_NAME, "megascale-host");  // what ps and ss show, instead of "exe"
   base::InitLog("host", base::LogLevel::kInfo);
   Link link{base::UniqueFd(link_fd)};
   ToHost first;
@@ -162,7 +166,7 @@ int RunHost(int link_fd) {
   const HostAssignment& assignment = first.assignment();
   if (assignment.preflight_only()) return Preflight(&link, assignment);
   auto regions = MapRegions(assignment, *std::move(fds));
-  if (!regions.ok()) return Fail(&link, regions.status());
+  if (!regions.ok()) return Fail(&link, FailureOf(regions.status()));
   return Serve(&link, assignment, &*regions);
 }
 

@@ -1,12 +1,12 @@
-// The host process: what reads and writes files for the workers of one machine: the preflight, the
-// data loader and the persister of checkpoints. It can be restarted without losing a snapshot.
+// The host process reads and writes files for the workers of one machine: the preflight, the data
+// loader and the persister of checkpoints. It can be restarted without losing a snapshot.
 #pragma once
 
 namespace megascale::actors {
 
-// Runs until the link to the agent closes; returns the process's exit status. `link_fd` is the
-// inherited socket to the agent, whose first message is the HostAssignment. A preflight ends with
-// its report.
+// Runs until the link to the agent closes, or, for a preflight, until it is reported. Returns the
+// process's exit status. `link_fd` is the inherited socket to the agent, whose first message is the
+// HostAssignment.
 int RunHost(int link_fd);
 
 }  // namespace megascale::actors

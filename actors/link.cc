@@ -18,8 +18,9 @@ absl::StatusOr<std::vector<base::UniqueFd>> Link::Receive(google::protobuf::Mess
                                                           absl::Duration timeout) {
   ASSIGN_OR_RETURN(base::Frame frame, base::ReceiveFrame(socket_.get(), timeout));
   if (!message->ParseFromString(frame.payload)) {
-    return absl::DataLossError(
-        absl::StrCat("link: ", frame.payload.size(), " bytes are no ", message->GetTypeName()));
+    return absl::DataLossError(absl::StrCat("link: ", frame.payload.size(),
+                                            " bytes are not a message of type ",
+                                            message->GetTypeName()));
   }
   return std::move(frame.fds);
 }

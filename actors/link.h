@@ -17,11 +17,13 @@ class Link {
  public:
   explicit Link(base::UniqueFd socket) : socket_(std::move(socket)) {}
 
-  // Blocking: at most 30 s, when the agent does not read. Errors: Unavailable - the agent is gone.
+  // Sends a message. Blocking: at most 30 s, if the agent does not read. Errors: Unavailable - the
+  // agent is gone.
   absl::Status Send(const google::protobuf::MessageLite& message);
 
-  // The next message, into `message`; descriptors that came with it. Errors: Unavailable - the
-  // agent is gone; DeadlineExceeded; DataLoss - not a message of this type.
+  // Receives the next message into `message` and returns the descriptors that came with it. Errors:
+  // Unavailable - the agent is gone; DeadlineExceeded - no message within `timeout`; DataLoss - the
+  // bytes are not a message of this type.
   absl::StatusOr<std::vector<base::UniqueFd>> Receive(google::protobuf::MessageLite* message,
                                                       absl::Duration timeout);
 

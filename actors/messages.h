@@ -1,5 +1,5 @@
-// What the actors of a worker and of a host say to each other. Small structs: commands in the
-// imperative, events in the past. Each carries its attempt; tensors never travel in messages, they
+// The messages between the actors of a worker, and of a host. Small structs: commands in the
+// imperative, events in the past. Each carries its attempt. Tensors never travel in messages; they
 // stay in the engine's memory.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace megascale::actors {
 
-// An absl::Status that can travel.
+// An absl::Status that CAF can serialize.
 struct Outcome {
   int code = 0;
   std::string message;
@@ -27,31 +27,26 @@ struct Outcome {
   }
 };
 
-// --- worker -> device
-// -----------------------------------------------------------------------------
+// --- worker -> device -----------------------------------------------------------------------
 struct JoinGroups {
   int64_t attempt = 0;
 };
-// --- worker -> shard
-// ------------------------------------------------------------------------------
+// --- worker -> shard ------------------------------------------------------------------------
 struct LoadState {
   int64_t attempt = 0;
 };
-// --- worker -> stage and shard
-// --------------------------------------------------------------------
+// --- worker -> stage and shard --------------------------------------------------------------
 struct StartStep {
   int64_t attempt = 0;
-  int64_t step = 0;  // from 1: the step to be done
+  int64_t step = 0;  // the step to take, from 1
 };
-// --- worker -> checkpoint
-// -------------------------------------------------------------------------
+// --- worker -> checkpoint -------------------------------------------------------------------
 struct TakeSnapshot {
   int64_t attempt = 0;
   int64_t step = 0;  // completed steps
 };
 
-// --- events to the worker
-// -------------------------------------------------------------------------
+// --- events to the worker -------------------------------------------------------------------
 struct GroupsJoined {
   int64_t attempt = 0;
   Outcome outcome;
@@ -59,6 +54,7 @@ struct GroupsJoined {
 struct StateLoaded {
   int64_t attempt = 0;
   Outcome outcome;
+  std::string warning;  // as RankEngine::Load returned it
 };
 struct StageFinished {
   int64_t attempt = 0;
@@ -77,21 +73,21 @@ struct SnapshotTaken {
   Outcome outcome;
 };
 
-// --- from the agent, through the link
-// ------------------------------------------------------------- Stop at the next step's end that
-// all ranks agree on.
+// --- from the agent, through the link -------------------------------------------------------
+
+// Asks to stop at the end of the next step on which all ranks agree.
 struct StopRequested {
   int64_t attempt = 0;
   bool checkpoint = false;
 };
-// The agent is gone, or sent what cannot be understood.
+// The agent is gone, or sent a malformed message.
 struct LinkLost {
   std::string why;
 };
 
-// --- host
-// ----------------------------------------------------------------------------------------- Fill
-// the batch ring until the job's last step.
+// --- host -----------------------------------------------------------------------------------
+
+// Asks to fill the batch ring up to the job's last step.
 struct LoadBatches {
   int64_t attempt = 0;
 };
@@ -109,22 +105,9 @@ struct WriteCheckpointManifest {
   int64_t attempt = 0;
   int64_t step = 0;
 };
-// Storage failed a while ago: try again.
+// Asks to try again after storage has failed.
 struct RetryStorage {
   int64_t attempt = 0;
-};
-struct SnapshotStored {
-  int64_t attempt = 0;
-  int rank = 0;
-  int64_t step = 0;
-  int buffer = 0;
-  Outcome outcome;
-};
-struct ManifestStored {
-  int64_t attempt = 0;
-  int64_t step = 0;
-  std::string directory;
-  Outcome outcome;
 };
 
 template <class Inspector>
@@ -143,7 +126,7 @@ MEGASCALE_ACTOR_MESSAGE(LoadState, m.attempt)
 MEGASCALE_ACTOR_MESSAGE(StartStep, m.attempt, m.step)
 MEGASCALE_ACTOR_MESSAGE(TakeSnapshot, m.attempt, m.step)
 MEGASCALE_ACTOR_MESSAGE(GroupsJoined, m.attempt, m.outcome)
-MEGASCALE_ACTOR_MESSAGE(StateLoaded, m.attempt, m.outcome)
+MEGASCALE_ACTOR_MESSAGE(StateLoaded, m.attempt, m.outcome, m.warning)
 MEGASCALE_ACTOR_MESSAGE(StageFinished, m.attempt, m.step, m.outcome)
 MEGASCALE_ACTOR_MESSAGE(ShardFinished, m.attempt, m.step, m.outcome)
 MEGASCALE_ACTOR_MESSAGE(SnapshotTaken, m.attempt, m.step, m.buffer, m.outcome)
@@ -154,8 +137,6 @@ MEGASCALE_ACTOR_MESSAGE(BatchesLoaded, m.attempt, m.outcome)
 MEGASCALE_ACTOR_MESSAGE(PersistSnapshot, m.attempt, m.rank, m.step, m.buffer)
 MEGASCALE_ACTOR_MESSAGE(WriteCheckpointManifest, m.attempt, m.step)
 MEGASCALE_ACTOR_MESSAGE(RetryStorage, m.attempt)
-MEGASCALE_ACTOR_MESSAGE(SnapshotStored, m.attempt, m.rank, m.step, m.buffer, m.outcome)
-MEGASCALE_ACTOR_MESSAGE(ManifestStored, m.attempt, m.step, m.directory, m.outcome)
 
 #undef MEGASCALE_ACTOR_MESSAGE
 

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,19 +16,20 @@
 #include "absl/time/time.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/resource_limit.h"
+#include "runtime/base/log.h"
+#include "runtime/base/process/resource_limit.h"
+#include "runtime/base/process/thread_environment.h"
 #include "runtime/base/status.h"
-#include "runtime/base/thread_environment.h"
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/shared_directory.h"
 #include "runtime/data/corpus.h"
-#include "runtime/engine/chunks_of_rank.h"
 #include "runtime/job/job_spec.h"
-#include "runtime/job/node_memory.h"
+#include "runtime/layout/node_memory.h"
+#include "runtime/layout/rank_layout.h"
 #include "runtime/ops/ops.h"
-#include "runtime/plan/roles.h"
-#include "runtime/plan/validate.h"
+#include "runtime/plan/build/roles.h"
+#include "runtime/plan/check/validate.h"
 
 namespace megascale::actors {
 namespace {
@@ -39,9 +41,9 @@ constexpr double kMeasureSeconds = 0.3;
 
 constexpr absl::Duration kMeasureTurn = absl::Seconds(10);
 
-// One measurement at a time on a machine: two at once would halve each other. The lock is a file of
-// this user in the machine's temporary directory, gone afterwards; without it the measurement is
-// only less exact, so nobody waits long.
+// Allows one measurement at a time on a machine, because two at once would halve each other's rate.
+// The lock is a file of this user in the machine's temporary directory, removed afterwards. Without
+// it a measurement is only less exact, so the wait for it is short.
 class MeasureLock {
  public:
   MeasureLock()
@@ -60,14 +62,33 @@ class MeasureLock {
   const base::UniqueFd fd_;
 };
 
-double MeasureCeiling(const HostAssignment& assignment) {
-  const MeasureLock lock;
-  const auto compute = engine::ComputeType(assignment.spec().train().precision());
-  const int cores = static_cast<int>(std::ceil(base::SmallestCpuLimit().cores));
-  return ops::MeasureMatMulCeiling(compute, cores, kMeasureSeconds);
+const char* ComputeName(tensor::DType compute) {
+  if (compute == tensor::DType::kF64) return "fp64";
+  return compute == tensor::DType::kBF16 ? "bf16" : "fp32";
 }
 
-// More threads than cores run, but each step waits for the one that the kernel runs last.
+// Fills in the machine's rate of matrix products, and a warning if the machine was busy meanwhile.
+void FindOrMeasureCeiling(const HostAssignment& assignment, CeilingSources sources,
+                          Preflight* result) {
+  const MeasureLock lock;
+  const auto compute = layout::ComputeType(assignment.spec().train().precision());
+  const int cores = static_cast<int>(std::ceil(base::SmallestCpuLimit().cores));
+  if (!sources.measure) {
+    sources.measure = [&] { return ops::MeasureMatMulCeiling(compute, cores, kMeasureSeconds); };
+  }
+  if (!sources.is_idle) sources.is_idle = MachineIsIdle;
+  if (!sources.now) sources.now = absl::Now;
+  const Ceiling ceiling = FindCeiling(CeilingKey(ComputeName(compute), cores), sources);
+  result->set_flops_ceiling(ceiling.flops_per_second);
+  const std::string text = CeilingText(ceiling, sources.now());
+  base::LogInfo(absl::StrCat("matrix products of this machine: ", text));
+  if (ceiling.idle) return;
+  result->add_warnings(absl::StrCat("MFU is given against ", text,
+                                    ", the best so far; a job that starts while the machine is "
+                                    "idle measures it anew"));
+}
+
+// Warns of more threads than cores: each step then waits for the thread that the kernel runs last.
 void WarnOfCores(const HostAssignment& assignment, Preflight* result) {
   const int threads = assignment.spec().parallel().threads_per_rank();
   const int ranks = assignment.local_ranks_size();
@@ -80,23 +101,24 @@ void WarnOfCores(const HostAssignment& assignment, Preflight* result) {
       "ranks here, or raise the limit"));
 }
 
-// Refuses what would be killed for memory later.
+// Refuses a job that the kernel would later kill for lack of memory.
 absl::Status CheckMemory(const HostAssignment& assignment) {
   const auto& ranks = assignment.local_ranks();
-  ASSIGN_OR_RETURN(const job::NodeMemory needed,
-                   job::MemoryOfNode(assignment.spec(), {ranks.begin(), ranks.end()}));
-  return job::CheckMemory(needed, base::LeastMemoryLimit());
+  ASSIGN_OR_RETURN(const layout::NodeMemory needed,
+                   layout::MemoryOfNode(assignment.spec(), {ranks.begin(), ranks.end()}));
+  return layout::CheckMemory(needed, base::LeastMemoryLimit());
 }
 
-// Refuses a step that could not run: every rank's instructions, as they meet.
+// Refuses a step that could not run, by checking the instructions of all ranks against each other.
 absl::Status CheckPlans(const HostAssignment& assignment) {
-  ASSIGN_OR_RETURN(const engine::ChunksOfRank part, engine::ChunksOf(assignment.spec(), 0));
+  ASSIGN_OR_RETURN(const layout::RankLayout part, layout::RankLayoutOf(assignment.spec(), 0));
   ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles,
                    plan::BuildRolePlans(part.plan_options));
   return plan::ValidateRolePlans(roles);
 }
 
-// The first rank's machine writes the nonce as soon as it can, so that the others find it.
+// Checks that the directory can be written. The first rank's machine writes the nonce here, so that
+// the others find it.
 absl::Status CheckDirectory(const HostAssignment& assignment) {
   const std::string& directory = assignment.checkpoint_directory();
   absl::Status written = base::MakeDirectories(directory);
@@ -111,7 +133,8 @@ absl::Status CheckDirectory(const HostAssignment& assignment) {
   return base::Annotate(written, "checkpoint.directory");
 }
 
-// Less than what the whole preflight may take, so that the line that says why comes in time.
+// Checks that all machines see the same directory. Waits for less time than the whole preflight may
+// take, so that its error arrives in time.
 absl::Status CheckShared(const HostAssignment& assignment) {
   if (assignment.nonce().empty() || assignment.nonce_node_id() == assignment.node_id()) {
     return absl::OkStatus();
@@ -161,16 +184,44 @@ absl::Status Check(const HostAssignment& assignment, Preflight* result) {
 
 }  // namespace
 
-Preflight RunPreflight(const HostAssignment& assignment) {
+bool IsAway(const absl::Status& status) {
+  switch (base::ErrnoOf(status)) {
+    case EIO:
+    case ESTALE:
+    case ENOTCONN:
+    case ETIMEDOUT:
+    case ECONNREFUSED:
+    case ECONNRESET:
+    case ECONNABORTED:
+    case EHOSTDOWN:
+    case EHOSTUNREACH:
+    case ENETDOWN:
+    case ENETUNREACH:
+    case EREMOTEIO:
+    case ENOLINK:
+      return true;
+    default:
+      return false;
+  }
+}
+
+absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment) {
+  CeilingSources sources;
+  sources.directory = base::UserStateDirectory();
+  return RunPreflight(assignment, std::move(sources));
+}
+
+absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment, CeilingSources sources) {
   Preflight result;
   const absl::Status status = Check(assignment, &result);
+  if (IsAway(status)) return status;
   if (!status.ok()) {
     result.set_state(Preflight::STATE_REFUSED);
     result.set_message(std::string(status.message()));
     return result;
   }
   WarnOfCores(assignment, &result);
-  result.set_flops_ceiling(MeasureCeiling(assignment));
+  FindOrMeasureCeiling(assignment, std::move(sources), &result);
   result.set_state(Preflight::STATE_PASSED);
   return result;
 }

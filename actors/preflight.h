@@ -1,19 +1,29 @@
-// What a host process checks before any worker starts: that the step's plan is legal, that there is
-// memory, that the data can be read here, that the checkpoint to start from fits the job, that the
-// checkpoint directory can be written and is the same on every machine; and how fast the machine
-// is.
+// The checks that a host process makes before any worker starts: the step's plan is legal, there is
+// enough memory, the data can be read here, the checkpoint to start from fits the job, and the
+// checkpoint directory can be written and is the same on every machine. It also measures how fast
+// the machine is.
 #pragma once
 
-#include <memory>
-
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "actors/ceiling.h"
 #include "proto/agent.pb.h"
 #include "proto/link.pb.h"
 
 namespace megascale::actors {
 
-// Never fails: what is wrong is a refusal in the result. Blocking: reads the data once, measures
-// for a fraction of a second.
-megascale::agent::v1::Preflight RunPreflight(const megascale::link::v1::HostAssignment& assignment);
+// Runs the checks. A failed check is a refusal in the result, which ends the job: a person has to
+// fix the cause. Errors: network storage is unreachable (IsAway); try again. Blocking: reads the
+// data once; measures for half a second if the machine's rate is not known yet.
+absl::StatusOr<megascale::agent::v1::Preflight> RunPreflight(
+    const megascale::link::v1::HostAssignment& assignment);
+// As above, with another folder for ceilings and another way to measure, for tests. Empty functions
+// stand for the real ones.
+absl::StatusOr<megascale::agent::v1::Preflight> RunPreflight(
+    const megascale::link::v1::HostAssignment& assignment, CeilingSources sources);
+
+// True if the error of a system call means that storage is unreachable, and not that a path is
+// wrong.
+bool IsAway(const absl::Status& status);
 
 }  // namespace megascale::actors

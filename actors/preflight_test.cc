@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::actors {
@@ -26,7 +28,7 @@ class PreflightTest : public ::testing::Test {
     EXPECT_TRUE(base::WriteFileDurably(directory_ + "/text", std::string(4000, 'x')).ok());
   }
 
-  // Of a job with a rank on n0 and one on n1, for the agent of `node_id`.
+  // Returns the assignment of a job with a rank on n0 and one on n1, for the agent of `node_id`.
   HostAssignment AssignmentOf(const std::string& node_id, int threads = 1) const {
     job::v1::JobSpec spec;
     spec.set_name("toy");
@@ -52,22 +54,30 @@ class PreflightTest : public ::testing::Test {
     return assignment;
   }
 
+  // Runs the preflight without measuring, as on an idle machine.
+  static Preflight Run(const HostAssignment& assignment) {
+    CeilingSources sources;
+    sources.measure = [] { return 1e11; };
+    sources.is_idle = [] { return true; };
+    return RunPreflight(assignment, sources).value();
+  }
+
   std::string directory_;
 };
 
 TEST_F(PreflightTest, TwoMachinesThatSeeOneDirectoryPass) {
-  const Preflight writer = RunPreflight(AssignmentOf("n0"));
+  const Preflight writer = Run(AssignmentOf("n0"));
   EXPECT_EQ(writer.state(), Preflight::STATE_PASSED) << writer.message();
-  const Preflight reader = RunPreflight(AssignmentOf("n1"));
+  const Preflight reader = Run(AssignmentOf("n1"));
   EXPECT_EQ(reader.state(), Preflight::STATE_PASSED) << reader.message();
   EXPECT_GT(reader.flops_ceiling(), 0);
 }
 
 TEST_F(PreflightTest, AMachineWithADirectoryOfItsOwnIsRefusedWithBothNames) {
-  ASSERT_EQ(RunPreflight(AssignmentOf("n0")).state(), Preflight::STATE_PASSED);
+  ASSERT_EQ(Run(AssignmentOf("n0")).state(), Preflight::STATE_PASSED);
   HostAssignment other = AssignmentOf("n1");
   other.set_checkpoint_directory(directory_ + "/of-n1");
-  const Preflight refused = RunPreflight(other);
+  const Preflight refused = Run(other);
   EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
   EXPECT_EQ(refused.message(),
             absl::StrCat("checkpoint.directory: node n1 does not see in ", directory_,
@@ -78,7 +88,7 @@ TEST_F(PreflightTest, AMachineWithADirectoryOfItsOwnIsRefusedWithBothNames) {
 TEST_F(PreflightTest, ACheckpointDirectoryThatCannotBeIsNamed) {
   HostAssignment assignment = AssignmentOf("n0");
   assignment.set_checkpoint_directory(directory_ + "/text/checkpoints");
-  const Preflight refused = RunPreflight(assignment);
+  const Preflight refused = Run(assignment);
   EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
   EXPECT_EQ(refused.message(), absl::StrCat("checkpoint.directory: make directory ", directory_,
                                             "/text/checkpoints: Not a directory"));
@@ -86,7 +96,7 @@ TEST_F(PreflightTest, ACheckpointDirectoryThatCannotBeIsNamed) {
 
 TEST_F(PreflightTest, MoreThreadsThanCoresIsAWarning) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  const Preflight passed = RunPreflight(AssignmentOf("n0", cores + 1));
+  const Preflight passed = Run(AssignmentOf("n0", cores + 1));
   EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
   ASSERT_EQ(passed.warnings_size(), 1);
   const std::string begin = absl::StrCat("parallel.threads_per_rank: 1 rank × ", cores + 1, " = ",
@@ -96,7 +106,7 @@ TEST_F(PreflightTest, MoreThreadsThanCoresIsAWarning) {
 
 TEST_F(PreflightTest, BytesThatAreNoTextAreTrainedOnAndWarnedOf) {
   ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", std::string(4000, '\0')).ok());
-  const Preflight passed = RunPreflight(AssignmentOf("n0"));
+  const Preflight passed = Run(AssignmentOf("n0"));
   EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
   ASSERT_EQ(passed.warnings_size(), 1);
   EXPECT_EQ(
@@ -104,6 +114,82 @@ TEST_F(PreflightTest, BytesThatAreNoTextAreTrainedOnAndWarnedOf) {
       absl::StrCat("data.files: ", directory_,
                    "/text: byte 0 is NUL, as in binary files; every byte is a token, so it is "
                    "trained on as it is"));
+}
+
+TEST(IsAwayTest, StorageThatIsAwayIsNoMistakeOfTheUser) {
+  for (const int error : {EIO, ESTALE, ENOTCONN, ETIMEDOUT, EHOSTUNREACH}) {
+    EXPECT_TRUE(IsAway(base::ErrnoStatus(error, "data file x"))) << error;
+  }
+  for (const int error : {ENOENT, EACCES, ENOTDIR, EROFS, ENOSPC}) {
+    EXPECT_FALSE(IsAway(base::ErrnoStatus(error, "data file x"))) << error;
+  }
+  EXPECT_FALSE(IsAway(absl::InvalidArgumentError("data.files: is empty")));
+  EXPECT_FALSE(IsAway(absl::OkStatus()));
+}
+
+// A machine that is idle or busy, and a clock, both set by the test.
+class CeilingTest : public PreflightTest {
+ protected:
+  Ceiling Find(bool idle, double flops_per_second, const std::string& key = "bf16 2 cores") {
+    CeilingSources sources;
+    sources.directory = directory_ + "/state";
+    sources.is_idle = [idle] { return idle; };
+    sources.measure = [&] {
+      ++num_measured_;
+      return flops_per_second;
+    };
+    sources.now = [this] { return now_; };
+    return FindCeiling(key, sources);
+  }
+
+  absl::Time now_ = absl::FromUnixSeconds(1'800'000'000);
+  int num_measured_ = 0;
+};
+
+TEST_F(CeilingTest, WhatAnIdleMachineMeasuredIsKept) {
+  EXPECT_EQ(Find(true, 2.19e11).flops_per_second, 2.19e11);
+  now_ += absl::Hours(75);
+  for (const bool idle : {true, false}) {
+    const Ceiling again = Find(idle, 6.6e10);
+    EXPECT_EQ(again.flops_per_second, 2.19e11);
+    EXPECT_EQ(CeilingText(again, now_), "219 GFLOP/s, measured 3 days ago on the idle machine");
+  }
+  EXPECT_EQ(num_measured_, 1);
+  EXPECT_EQ(Find(true, 1e11, "fp32 2 cores").flops_per_second, 1e11) << "of another key";
+  EXPECT_EQ(num_measured_, 2);
+}
+
+TEST_F(CeilingTest, OfABusyMachineTheBestIsKeptUntilItIsIdle) {
+  EXPECT_EQ(Find(false, 6.6e10).flops_per_second, 6.6e10);
+  EXPECT_EQ(Find(false, 1.2e11).flops_per_second, 1.2e11);
+  now_ += absl::Minutes(5);
+  const Ceiling best = Find(false, 9e10);
+  EXPECT_EQ(best.flops_per_second, 1.2e11);
+  EXPECT_EQ(CeilingText(best, now_), "120 GFLOP/s, measured 5 min ago while the machine was busy");
+  EXPECT_EQ(Find(true, 1.1e11).flops_per_second, 1.1e11) << "the idle machine's replaces it";
+  EXPECT_EQ(Find(false, 1.2e11).flops_per_second, 1.1e11);
+  EXPECT_EQ(num_measured_, 4);
+}
+
+TEST_F(CeilingTest, AFileThatIsDamagedIsMeasuredAnew) {
+  Find(true, 2e11);
+  for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/state")) {
+    EXPECT_TRUE(base::WriteFileDurably(entry.path().string(), "nonsense").ok());
+  }
+  EXPECT_EQ(Find(true, 1e11).flops_per_second, 1e11);
+}
+
+TEST_F(CeilingTest, ABusyMachineIsWarnedOf) {
+  CeilingSources sources;
+  sources.measure = [] { return 6.6e10; };
+  sources.is_idle = [] { return false; };
+  const Preflight passed = RunPreflight(AssignmentOf("n0"), sources).value();
+  EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
+  EXPECT_EQ(passed.flops_ceiling(), 6.6e10);
+  ASSERT_EQ(passed.warnings_size(), 1);
+  EXPECT_EQ(passed.warnings(0),
+            "MFU is given against 66 GFLOP/s, measured just now while the machine was busy, the "
+            "best so far; a job that starts while the machine is idle measures it anew");
 }
 
 }  // namespace

@@ -1,22 +1,27 @@
 #include "actors/shard_actor.h"
 
+#include <string>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "actors/exceptions.h"
+
 namespace megascale::actors {
 
-void ShardActorState::OnLoadState(const LoadState& message) {
-  caf::anon_send(worker, StateLoaded{message.attempt, Outcome::Of(engine->Load(restore))});
+void ShardState::OnLoadState(const LoadState& message) {
+  const absl::StatusOr<std::string> loaded = engine->Load(restore);
+  caf::anon_send(worker, StateLoaded{message.attempt, Outcome::Of(loaded.status()),
+                                     loaded.ok() ? *loaded : ""});
 }
 
-void ShardActorState::OnStartStep(const StartStep& message) {
+void ShardState::OnStartStep(const StartStep& message) {
   engine->Launch(
       plan::Owner::kShard, message.step, [message, worker = worker](const absl::Status& status) {
         caf::anon_send(worker, ShardFinished{message.attempt, message.step, Outcome::Of(status)});
       });
 }
 
-ShardActor::behavior_type Shard(ShardActor::stateful_pointer<ShardActorState> self,
+ShardActor::behavior_type Shard(ShardActor::stateful_pointer<ShardState> self,
                                 ShardOptions options) {
   EndProcessOnException(self);
   self->state.engine = std::move(options.engine);

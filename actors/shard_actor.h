@@ -1,5 +1,5 @@
-// The shard actor: owns this rank's slice of the optimizer's state: gather the parameters, reduce
-// the gradients, step.
+// The shard actor: owns this rank's slice of the optimizer's state. It gathers the parameters,
+// reduces the gradients and takes the optimizer's step.
 //   Parent: worker. Children: none.
 //   Receives: LoadState, StartStep. Sends: StateLoaded, ShardFinished to the worker.
 //   Loading reads storage, so it runs detached.
@@ -25,7 +25,7 @@ struct ShardOptions {
   megascale::agent::v1::RestorePoint restore;  // where the attempt starts
 };
 
-struct ShardActorState {
+struct ShardState {
   std::shared_ptr<engine::RankEngine> engine;
   WorkerEvents worker;
   megascale::agent::v1::RestorePoint restore;
@@ -34,7 +34,7 @@ struct ShardActorState {
   void OnStartStep(const StartStep& message);
 };
 
-ShardActor::behavior_type Shard(ShardActor::stateful_pointer<ShardActorState> self,
+ShardActor::behavior_type Shard(ShardActor::stateful_pointer<ShardState> self,
                                 ShardOptions options);
 
 }  // namespace megascale::actors

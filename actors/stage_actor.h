@@ -1,6 +1,6 @@
 // The stage actor: runs this rank's plan for its pipeline chunk: forward, backward, and the
-// transfers of activations and their gradients. It knows no schedule: it launches the plan's
-// instructions and hears when the last of them is done.
+// transfers of activations and their gradients. It does not know the schedule: it launches the
+// plan's instructions and is told when the last of them is done.
 //   Parent: worker. Children: none.
 //   Receives: StartStep. Sends: StageFinished to the worker, from the stream that ended last.
 //   Restart: never alone; its failure ends the attempt.

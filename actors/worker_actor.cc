@@ -19,7 +19,7 @@ void WorkerState::OnGroupsJoined(const GroupsJoined& message) {
 }
 
 void WorkerState::OnStateLoaded(const StateLoaded& message) {
-  Perform(core->OnLoaded(message.outcome.ToStatus()));
+  Perform(core->OnLoaded(message.outcome.ToStatus(), message.warning));
 }
 
 void WorkerState::OnSnapshotTaken(const SnapshotTaken& message) {
@@ -63,6 +63,9 @@ void WorkerState::PerformOne(const WorkerAction& action) {
     case Kind::kReportSnapshot:
       message.mutable_sealed()->set_step(action.step);
       message.mutable_sealed()->set_buffer(action.buffer);
+      return options.report(message);
+    case Kind::kReportWarning:
+      message.set_warning(action.warning);
       return options.report(message);
     case Kind::kReportFailure:
       base::LogError(action.failure.message());

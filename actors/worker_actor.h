@@ -1,10 +1,10 @@
-// The worker actor: the root of a worker process. It takes one rank through one attempt: join the
-// groups, load, step after step until the last, a snapshot where one is due; and it reports to the
-// agent. What it decides is in WorkerCore, which knows neither actors nor sockets.
+// The worker actor: the root of a worker process. It takes one rank through one attempt: it joins
+// the groups, loads the state, takes step after step with a snapshot where one is due, and reports
+// to the agent. WorkerCore makes its decisions and knows neither actors nor sockets.
 //   Parent: the process. Children: device, stage, shard, checkpoint.
 //   Receives: events of its children; StopRequested and LinkLost from the link's reader thread.
 //   States: joining -> loading -> training <-> snapshotting -> ended.
-//   Restart: none; an error of its own or of a peer is reported, and the process exits.
+//   Restart: never; after an error of its own or of a peer it reports and the process exits.
 #pragma once
 
 #include <functional>
@@ -21,7 +21,7 @@
 namespace megascale::actors {
 
 using WorkerActor = WorkerEvents::extend<
-    // The agent asks to stop: seen by all ranks at the same step's end.
+    // The agent asks to stop; all ranks stop at the same step's end.
     caf::reacts_to<StopRequested>,
     // The agent is gone: ends the process.
     caf::reacts_to<LinkLost>>;

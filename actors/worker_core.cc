@@ -20,6 +20,15 @@ WorkerAction StepAction(Kind kind, int64_t step) {
   return WorkerAction{.kind = kind, .step = step};
 }
 
+// Only a step computes, so only a step can diverge.
+RankFailure FailureOfStep(const absl::Status& status) {
+  RankFailure failure = FailureOf(status);
+  if (absl::IsOutOfRange(status)) {
+    failure.set_failure_class(telemetry::v1::FAILURE_CLASS_DIVERGED);
+  }
+  return failure;
+}
+
 }  // namespace
 
 RankFailure FailureOf(const absl::Status& status) {
@@ -29,17 +38,11 @@ RankFailure FailureOf(const absl::Status& status) {
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:
-      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_ABORTED);
-      break;
-    case absl::StatusCode::kOutOfRange:
-      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_DIVERGED);
+      failure.set_failure_class(base::ErrnoOf(status) == 0 ? telemetry::v1::FAILURE_CLASS_ABORTED
+                                                           : telemetry::v1::FAILURE_CLASS_EXITED);
       break;
     case absl::StatusCode::kDataLoss:
       failure.set_failure_class(telemetry::v1::FAILURE_CLASS_CORRUPT);
-      break;
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kFailedPrecondition:
-      failure.set_failure_class(telemetry::v1::FAILURE_CLASS_REFUSED);
       break;
     case absl::StatusCode::kResourceExhausted:
       failure.set_failure_class(base::IsOutOfMemory(status)
@@ -52,19 +55,37 @@ RankFailure FailureOf(const absl::Status& status) {
   return failure;
 }
 
+RankFailure FailureOfInput(const absl::Status& status) {
+  RankFailure failure = FailureOf(status);
+  const bool is_wrong = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status);
+  if (is_wrong && base::ErrnoOf(status) == 0) {
+    failure.set_failure_class(telemetry::v1::FAILURE_CLASS_REFUSED);
+  }
+  return failure;
+}
+
 std::vector<WorkerAction> WorkerCore::Start() {
   return {PhaseIs(telemetry::v1::PHASE_STARTING), WorkerAction{.kind = Kind::kJoinGroups}};
 }
 
 std::vector<WorkerAction> WorkerCore::OnJoined(const absl::Status& status) {
-  if (!status.ok()) return Fail(status);
+  if (!status.ok()) return Fail(FailureOf(status));
   return {PhaseIs(telemetry::v1::PHASE_LOADING), WorkerAction{.kind = Kind::kLoadState}};
 }
 
-std::vector<WorkerAction> WorkerCore::OnLoaded(const absl::Status& status) {
-  if (!status.ok()) return Fail(status);
-  if (step_ >= options_.last_step) return AfterStep({});
-  return {PhaseIs(telemetry::v1::PHASE_FIRST_STEP), StepAction(Kind::kStartStep, step_ + 1)};
+std::vector<WorkerAction> WorkerCore::OnLoaded(const absl::Status& status,
+                                               const std::string& warning) {
+  if (!status.ok()) {
+    RankFailure failure = FailureOf(status);
+    failure.set_at_restore(absl::IsDataLoss(status));
+    return Fail(std::move(failure));
+  }
+  std::vector<WorkerAction> actions;
+  if (!warning.empty()) actions.push_back({.kind = Kind::kReportWarning, .warning = warning});
+  if (step_ >= options_.last_step) return AfterStep(std::move(actions));
+  actions.push_back(PhaseIs(telemetry::v1::PHASE_FIRST_STEP));
+  actions.push_back(StepAction(Kind::kStartStep, step_ + 1));
+  return actions;
 }
 
 std::vector<WorkerAction> WorkerCore::OnOwnerFinished(int64_t step, const absl::Status& status,
@@ -74,7 +95,7 @@ std::vector<WorkerAction> WorkerCore::OnOwnerFinished(int64_t step, const absl::
   step_status_.Update(status);
   if (++owners_finished_ < 2) return {};
   owners_finished_ = 0;
-  if (!step_status_.ok()) return Fail(step_status_);
+  if (!step_status_.ok()) return Fail(FailureOfStep(step_status_));
   step_ = step;
   WorkerAction report{.kind = Kind::kReportStep, .step = step, .record = result.record};
   report.record.set_attempt(options_.attempt);
@@ -84,7 +105,7 @@ std::vector<WorkerAction> WorkerCore::OnOwnerFinished(int64_t step, const absl::
 }
 
 bool WorkerCore::SnapshotDue() const {
-  // An attempt restored from memory at the last step owes its checkpoint still.
+  // An attempt that was restored from memory at the last step must still write its checkpoint.
   if (step_ >= options_.last_step || stop_checkpoint_) return true;
   if (step_ == options_.first_step) return false;
   return options_.checkpoint_interval > 0 && step_ % options_.checkpoint_interval == 0;
@@ -116,7 +137,7 @@ std::vector<WorkerAction> WorkerCore::OnSnapshot(int64_t step, int buffer,
                                                  const absl::Status& status) {
   if (ended_) return {};
   MEGASCALE_CHECK(step == step_);
-  if (!status.ok()) return Fail(status);
+  if (!status.ok()) return Fail(FailureOf(status));
   std::vector<WorkerAction> actions = {
       {.kind = Kind::kReportSnapshot, .step = step, .buffer = buffer}};
   return GoOn(std::move(actions));
@@ -129,10 +150,10 @@ std::vector<WorkerAction> WorkerCore::OnStopRequested(bool checkpoint) {
       .stop = checkpoint ? engine::StopFlag::kStopWithCheckpoint : engine::StopFlag::kStop}};
 }
 
-std::vector<WorkerAction> WorkerCore::Fail(const absl::Status& status) {
+std::vector<WorkerAction> WorkerCore::Fail(RankFailure failure) {
   if (ended_) return {};
   ended_ = true;
-  return {WorkerAction{.kind = Kind::kReportFailure, .step = step_, .failure = FailureOf(status)}};
+  return {WorkerAction{.kind = Kind::kReportFailure, .step = step_, .failure = std::move(failure)}};
 }
 
 }  // namespace megascale::actors

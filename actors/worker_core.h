@@ -1,4 +1,4 @@
-// What a worker decides, as a plain class: events of one rank's attempt in, actions out. No actors,
+// A worker's decisions, as a plain class: events of one rank's attempt in, actions out. No actors,
 // no clock, no I/O.
 #pragma once
 
@@ -28,8 +28,9 @@ struct WorkerAction {
     kReportStep,      // `record`
     kTakeSnapshot,    // `step`
     kReportSnapshot,  // `step`, `buffer`
-    kRaiseStop,       // tell the peers in the next step: `stop`
+    kRaiseStop,       // tell the peers `stop` in the next step
     kSetPhase,        // `phase`
+    kReportWarning,   // `warning`, for people; the rank goes on
     kReportFailure,   // `failure`, then the process exits with status 1
     kFinish,          // `step`, `stopped`, then the process exits with status 0
   };
@@ -41,17 +42,20 @@ struct WorkerAction {
   megascale::telemetry::v1::Phase phase = megascale::telemetry::v1::PHASE_UNSPECIFIED;
   megascale::telemetry::v1::StepRecord record = {};
   megascale::agent::v1::RankFailure failure = {};
+  std::string warning = {};
 };
 
-// Threads: one. Requires: each event once, as its action asked for it.
+// Threads: one. Requires: each event is passed once, in answer to the action that asked for it.
 class WorkerCore {
  public:
   explicit WorkerCore(WorkerCoreOptions options) : options_(options), step_(options.first_step) {}
 
   std::vector<WorkerAction> Start();
   std::vector<WorkerAction> OnJoined(const absl::Status& status);
-  std::vector<WorkerAction> OnLoaded(const absl::Status& status);
-  // One of the two owners of a step is done; `result` counts when both are and both are well.
+  // `warning`: from a load that succeeded; empty: nothing was wrong.
+  std::vector<WorkerAction> OnLoaded(const absl::Status& status, const std::string& warning);
+  // One of the two owners of a step (stage and shard) has finished. `result` is used when both have
+  // finished without error.
   std::vector<WorkerAction> OnOwnerFinished(int64_t step, const absl::Status& status,
                                             const engine::StepResult& result);
   std::vector<WorkerAction> OnSnapshot(int64_t step, int buffer, const absl::Status& status);
@@ -60,7 +64,7 @@ class WorkerCore {
   int64_t step() const { return step_; }  // completed
 
  private:
-  std::vector<WorkerAction> Fail(const absl::Status& status);
+  std::vector<WorkerAction> Fail(megascale::agent::v1::RankFailure failure);
   std::vector<WorkerAction> AfterStep(std::vector<WorkerAction> actions);
   std::vector<WorkerAction> GoOn(std::vector<WorkerAction> actions);
   bool SnapshotDue() const;
@@ -74,8 +78,14 @@ class WorkerCore {
   bool ended_ = false;
 };
 
-// The failure that a worker reports for `status`: Aborted and the like blame a peer, DataLoss is a
-// corrupt copy, OutOfRange a diverged loss.
+// Returns the failure that a worker or host reports for `status`. Aborted, Unavailable and
+// DeadlineExceeded blame a peer, unless they carry the errno of the process's own system call;
+// DataLoss means a corrupt copy. Another attempt follows whatever the code, because none of these
+// failures needs a person to act first.
 megascale::agent::v1::RankFailure FailureOf(const absl::Status& status);
+
+// As FailureOf, for a check of the user's input (job file, data, numerics): InvalidArgument and
+// FailedPrecondition become a refusal, which ends the job, unless a system call failed.
+megascale::agent::v1::RankFailure FailureOfInput(const absl::Status& status);
 
 }  // namespace megascale::actors

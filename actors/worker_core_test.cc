@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/status.h"
 
 namespace megascale::actors {
 namespace {
@@ -47,7 +49,7 @@ class Runner {
       case Kind::kJoinGroups:
         return Take(core_.OnJoined(absl::OkStatus()));
       case Kind::kLoadState:
-        return Take(core_.OnLoaded(absl::OkStatus()));
+        return Take(core_.OnLoaded(absl::OkStatus(), ""));
       case Kind::kStartStep:
         absl::StrAppend(&trace_, "s", action.step, " ");
         Take(core_.OnOwnerFinished(action.step, absl::OkStatus(), Result(action.step)));
@@ -112,7 +114,7 @@ TEST(WorkerCoreTest, AStopAtTheLastStepIsAFinish) {
 
 TEST(WorkerCoreTest, AFailureOfEitherOwnerIsReportedOnce) {
   WorkerCore core({.first_step = 0, .last_step = 2});
-  core.OnLoaded(absl::OkStatus());
+  core.OnLoaded(absl::OkStatus(), "");
   EXPECT_TRUE(core.OnOwnerFinished(1, absl::AbortedError("rank 2 is gone"), {}).empty());
   const auto actions = core.OnOwnerFinished(1, absl::OkStatus(), Result(1));
   ASSERT_EQ(actions.size(), 1u);
@@ -122,15 +124,91 @@ TEST(WorkerCoreTest, AFailureOfEitherOwnerIsReportedOnce) {
   EXPECT_TRUE(core.OnStopRequested(true).empty());
 }
 
-TEST(WorkerCoreTest, FailureClassesFollowTheStatusCode) {
-  EXPECT_EQ(FailureOf(absl::OutOfRangeError("nan")).failure_class(),
+TEST(WorkerCoreTest, AWarningOfALoadIsReportedBeforeTheFirstStep) {
+  WorkerCore core({.first_step = 10, .last_step = 20});
+  const auto actions = core.OnLoaded(absl::OkStatus(), "another machine read it");
+  ASSERT_EQ(actions.size(), 3u);
+  EXPECT_EQ(actions[0].kind, Kind::kReportWarning);
+  EXPECT_EQ(actions[0].warning, "another machine read it");
+  EXPECT_EQ(actions[2].kind, Kind::kStartStep);
+}
+
+TEST(WorkerCoreTest, ACheckpointThatCannotBeReadIsToldFromDamageDuringTraining) {
+  WorkerCore loading({.first_step = 10, .last_step = 20});
+  const auto unread = loading.OnLoaded(absl::DataLossError("shard x"), "");
+  ASSERT_EQ(unread.size(), 1u);
+  EXPECT_TRUE(unread[0].failure.at_restore());
+  WorkerCore crowded({.first_step = 10, .last_step = 20});
+  EXPECT_FALSE(crowded.OnLoaded(absl::ResourceExhaustedError("x"), "")[0].failure.at_restore());
+  WorkerCore training({.first_step = 10, .last_step = 20});
+  training.OnLoaded(absl::OkStatus(), "");
+  training.OnOwnerFinished(11, absl::DataLossError("batch"), {});
+  const auto damaged = training.OnOwnerFinished(11, absl::OkStatus(), {});
+  ASSERT_EQ(damaged.size(), 1u);
+  EXPECT_FALSE(damaged[0].failure.at_restore());
+}
+
+constexpr absl::StatusCode kAllCodes[] = {
+    absl::StatusCode::kCancelled,          absl::StatusCode::kUnknown,
+    absl::StatusCode::kInvalidArgument,    absl::StatusCode::kDeadlineExceeded,
+    absl::StatusCode::kNotFound,           absl::StatusCode::kAlreadyExists,
+    absl::StatusCode::kPermissionDenied,   absl::StatusCode::kResourceExhausted,
+    absl::StatusCode::kFailedPrecondition, absl::StatusCode::kAborted,
+    absl::StatusCode::kOutOfRange,         absl::StatusCode::kUnimplemented,
+    absl::StatusCode::kInternal,           absl::StatusCode::kUnavailable,
+    absl::StatusCode::kDataLoss,           absl::StatusCode::kUnauthenticated};
+
+bool IsFinal(telemetry::v1::FailureClass failure_class) {
+  return failure_class == telemetry::v1::FAILURE_CLASS_REFUSED ||
+         failure_class == telemetry::v1::FAILURE_CLASS_DIVERGED ||
+         failure_class == telemetry::v1::FAILURE_CLASS_STORAGE;
+}
+
+TEST(WorkerCoreTest, NothingThatGoesWrongBetweenRanksOrWithStorageIsFinal) {
+  const WorkerCoreOptions options = {.first_step = 0, .last_step = 2};
+  for (const absl::StatusCode code : kAllCodes) {
+    const absl::Status status(code, "why");
+    WorkerCore joins(options);
+    EXPECT_FALSE(IsFinal(joins.OnJoined(status)[0].failure.failure_class())) << status;
+    WorkerCore loads(options);
+    EXPECT_FALSE(IsFinal(loads.OnLoaded(status, "")[0].failure.failure_class())) << status;
+    WorkerCore saves(options);
+    EXPECT_FALSE(IsFinal(saves.OnSnapshot(0, -1, status)[0].failure.failure_class())) << status;
+    WorkerCore steps(options);
+    steps.OnOwnerFinished(1, absl::OkStatus(), {});
+    const auto failure_class = steps.OnOwnerFinished(1, status, {})[0].failure.failure_class();
+    EXPECT_EQ(IsFinal(failure_class), code == absl::StatusCode::kOutOfRange) << status;
+  }
+}
+
+TEST(WorkerCoreTest, AStepWhoseNumbersAreNotFiniteDiverged) {
+  WorkerCore core({.first_step = 0, .last_step = 2});
+  core.OnOwnerFinished(1, absl::OkStatus(), {});
+  EXPECT_EQ(core.OnOwnerFinished(1, absl::OutOfRangeError("nan"), {})[0].failure.failure_class(),
             telemetry::v1::FAILURE_CLASS_DIVERGED);
+}
+
+TEST(FailureOfTest, APeerThatIsGoneIsAConsequenceAndAnErrorOfThisMachineIsNot) {
+  EXPECT_EQ(FailureOf(absl::UnavailableError("rank 1 hung up")).failure_class(),
+            telemetry::v1::FAILURE_CLASS_ABORTED);
+  EXPECT_EQ(FailureOf(base::ErrnoStatus(ESTALE, "shard of rank 1")).failure_class(),
+            telemetry::v1::FAILURE_CLASS_EXITED);
   EXPECT_EQ(FailureOf(absl::DataLossError("x")).failure_class(),
             telemetry::v1::FAILURE_CLASS_CORRUPT);
-  EXPECT_EQ(FailureOf(absl::InvalidArgumentError("x")).failure_class(),
-            telemetry::v1::FAILURE_CLASS_REFUSED);
   EXPECT_EQ(FailureOf(absl::InternalError("x")).failure_class(),
             telemetry::v1::FAILURE_CLASS_EXITED);
+}
+
+TEST(FailureOfTest, OnlyWhatTheUserGaveIsRefused) {
+  for (const absl::StatusCode code : kAllCodes) {
+    const bool wrong =
+        code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kFailedPrecondition;
+    EXPECT_EQ(IsFinal(FailureOfInput(absl::Status(code, "why")).failure_class()), wrong) << code;
+    EXPECT_FALSE(IsFinal(FailureOf(absl::Status(code, "why")).failure_class())) << code;
+  }
+  EXPECT_EQ(FailureOfInput(base::ErrnoStatus(ENOTCONN, "data file x")).failure_class(),
+            telemetry::v1::FAILURE_CLASS_EXITED)
+      << "a system call's FailedPrecondition: storage may be back";
 }
 
 }  // namespace

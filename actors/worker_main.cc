@@ -1,5 +1,6 @@
 #include "actors/worker_main.h"
 
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -17,9 +18,9 @@
 #include "proto/link.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/link_store.h"
+#include "runtime/comm/store/link_store.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
 
@@ -28,7 +29,7 @@ namespace {
 
 constexpr absl::Duration kAssignmentTimeout = absl::Seconds(60);
 
-// What the agent passed beside the Assignment.
+// The shared memory that the agent passed beside the Assignment.
 struct Regions {
   std::unique_ptr<base::SharedMemory> heartbeats;
   std::unique_ptr<base::SharedMemory> spans;
@@ -81,7 +82,7 @@ WorkerCoreOptions CoreOptionsOf(const link::v1::Assignment& assignment) {
           .checkpoint_interval = assignment.spec().checkpoint().interval()};
 }
 
-// Hands messages of the agent on until the link breaks.
+// Passes the agent's messages on until the link breaks.
 void ReadLink(Link* link, comm::LinkStore* store, int64_t attempt, const WorkerActor& worker) {
   for (;;) {
     link::v1::ToWorker message;
@@ -99,11 +100,11 @@ void ReadLink(Link* link, comm::LinkStore* store, int64_t attempt, const WorkerA
   }
 }
 
-// Reports a failure that happened before there was an actor to report it.
-int FailEarly(Link* link, const absl::Status& status) {
-  base::LogError(absl::StrCat("cannot start: ", status.message()));
+// Reports a failure from before the worker actor existed.
+int FailEarly(Link* link, const agent::v1::RankFailure& failure) {
+  base::LogError(absl::StrCat("cannot start: ", failure.message()));
   link::v1::FromWorker message;
-  *message.mutable_failure() = FailureOf(status);
+  *message.mutable_failure() = failure;
   (void)link->Send(message);
   return 1;
 }
@@ -128,7 +129,12 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   engine_options.heartbeat = &heartbeat;
   engine_options.spans = &spans;
   auto engine = engine::RankEngine::Create(std::move(engine_options));
-  if (!engine.ok()) return FailEarly(link, engine.status());
+  if (!engine.ok()) {
+    // The user must fix a specification that cannot be built. Memory that belongs to another
+    // attempt (FailedPrecondition) is not the user's fault.
+    const bool is_input = absl::IsInvalidArgument(engine.status());
+    return FailEarly(link, is_input ? FailureOfInput(engine.status()) : FailureOf(engine.status()));
+  }
 
   std::promise<int> exit_code;
   caf::actor_system_config config;
@@ -149,15 +155,24 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   const int code = exit_code.get_future().get();
   // A peer that is behind still needs what this rank sent last.
   if (code == 0) (*engine)->Leave();
-  // The process ends here, whatever a peer or a device still keeps waiting: nothing that must
-  // survive is in it.
+  // The process ends here even if a thread still waits for a peer or a device: it holds nothing
+  // that must survive.
   std::fflush(nullptr);
   std::_Exit(code);
+}
+
+// Sets the name that ps, ss and top show; it would be "exe", because the agent executes the program
+// under that path. The kernel keeps 15 characters, which must include the whole rank.
+void NameProcess(int rank) {
+  const std::string name = absl::StrCat("megascale-w", rank);
+  constexpr size_t kNameMax = 15;
+  ::prctl(PR_SET_NAME, name.size() <= kNameMax ? name.c_str() : absl::StrCat("ms-w", rank).c_str());
 }
 
 }  // namespace
 
 int RunWorker(int link_fd) {
+  ::prctl(PR_SET_NAME, "megascale-w");
   Link link{base::UniqueFd(link_fd)};
   link::v1::ToWorker first;
   auto fds = link.Receive(&first, kAssignmentTimeout);
@@ -167,11 +182,12 @@ int RunWorker(int link_fd) {
     return 1;
   }
   const link::v1::Assignment& assignment = first.assignment();
+  NameProcess(assignment.rank());
   base::InitLog(absl::StrCat("worker ", assignment.rank()), base::LogLevel::kInfo);
   base::LogInfo(absl::StrCat("job ", assignment.job_id(), " attempt ", assignment.attempt(),
                              " from step ", assignment.restore().step()));
   auto regions = MapRegions(*std::move(fds), assignment.has_batch_ring());
-  if (!regions.ok()) return FailEarly(&link, regions.status());
+  if (!regions.ok()) return FailEarly(&link, FailureOf(regions.status()));
   return RunAssigned(&link, assignment, &*regions);
 }
 

@@ -3,9 +3,9 @@
 
 namespace megascale::actors {
 
-// Runs until the attempt ends for this rank; returns the process's exit status: 0 finished or
-// stopped as asked, 1 failed (and said so over the link). `link_fd` is the inherited socket to the
-// agent, whose first message is the Assignment.
+// Runs until the attempt ends for this rank. Returns the process's exit status: 0 - finished, or
+// stopped as asked; 1 - failed, and reported over the link. `link_fd` is the inherited socket to
+// the agent, whose first message is the Assignment.
 int RunWorker(int link_fd);
 
 }  // namespace megascale::actors

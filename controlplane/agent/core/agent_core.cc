@@ -1,9 +1,9 @@
-#include "controlplane/agent/agent_core.h"
+#include "controlplane/agent/core/agent_core.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "controlplane/agent/job_core.h"
+#include "controlplane/agent/core/job_core.h"
 
 namespace megascale::agent {
 
@@ -18,7 +18,7 @@ void AgentCore::OnDesired(const v1::DesiredState& desired, absl::Duration now) {
   drain_known_ = desired.draining();
   for (const auto& [job_id, job] : jobs_) job->SetUnwanted();
   for (const v1::DesiredJob& wanted : desired.jobs()) {
-    // It was given up here since it was reported: the next report says so.
+    // The job was dropped here after it was reported; the next report tells the driver.
     if (wanted.as_before() && jobs_.count(wanted.job_id()) == 0) continue;
     std::unique_ptr<JobCore>& job = jobs_[wanted.job_id()];
     if (job == nullptr) job = std::make_unique<JobCore>(node_id_);

@@ -1,12 +1,14 @@
-// What an agent decides, without doing it: from the desired state, what was observed and the time,
-// to the actions that bring the machine nearer to it, and to the actual state that is reported.
+// The agent's decisions, without their execution. From the desired state, the observations and the
+// time it computes the actions that bring the machine nearer to the desired state, and the actual
+// state to report.
 //
-// The shell tells observations (On…), then calls Reconcile, carries out the actions in order and
-// tells what came of them, until Reconcile has no more. Any order, loss or repetition of desired
-// states ends in the same place, because actions follow from differences and not from messages.
+// The shell passes observations (On…), then calls Reconcile, carries out the actions in order and
+// passes their results, until Reconcile returns no more. Desired states may arrive in any order,
+// get lost or repeat: the end is the same, because actions follow from differences and not from
+// messages.
 //
-// A process is named by an id that is never used again, so an observation about one that is reaped
-// is known as stale. Rank -1 is the host process. Threads: none; no I/O, no clock.
+// A process has an id that is never used again, so an observation about a reaped process is known
+// to be stale. Rank -1 is the host process. Threads: none; no I/O, no clock.
 #pragma once
 
 #include <cstdint>
@@ -29,23 +31,22 @@ namespace megascale::agent {
 
 inline constexpr int kHostRank = -1;
 
-// --- actions
-// ----------------------------------------------------------------------------------------
+// --- actions --------------------------------------------------------------------------------
 
-// Make the shared memory of the job's attempt and of its local ranks' snapshots; forget that of
-// older attempts, and snapshots of ranks that are no longer here. Tell OnPrepareFailed when it
-// cannot be done.
+// Make the shared memory of the job's attempt and of its local ranks' snapshots. Free the memory of
+// older attempts, and the snapshots of ranks that are no longer here. Call OnPrepareFailed if this
+// fails.
 struct PrepareMemory {
   const v1::DesiredJob* job;
 };
-// Start a process and send it its assignment. Tell OnStarted.
+// Start a process and send it its assignment. Call OnStarted.
 struct StartProcess {
   int64_t process_id;
   int rank;
   bool preflight_only;
   const v1::DesiredJob* job;
 };
-// Ask the store of the job, which is a Redis server, whether it serves. Tell OnStoreChecked.
+// Check that the job's store, a Redis server, works. Call OnStoreChecked.
 struct CheckStore {
   const v1::DesiredJob* job;
 };
@@ -65,26 +66,25 @@ struct MarkPersisted {
   std::string job_id;
   checkpoint::SealedSnapshot snapshot;
 };
-// Forget all memory of the job. Its processes are gone.
+// Free all memory of the job. Its processes are gone.
 struct DropMemory {
   std::string job_id;
 };
 
-// Pointers in actions are good until the next OnDesired or Reconcile.
+// Pointers in actions are valid until the next OnDesired or Reconcile.
 using Action = std::variant<PrepareMemory, StartProcess, CheckStore, KillProcess, SendToWorker,
                             SendToHost, MarkPersisted, DropMemory>;
 
-// --- observations
-// -------------------------------------------------------------------------------------
+// --- observations ---------------------------------------------------------------------------
 
 struct ProcessEnd {
-  int status = 0;  // as of waitpid
-  std::string
-      out_of_memory;       // why the kernel must have killed it for lack of memory; "": it did not
-  std::string recent;      // the instructions that it was in and completed last; "": none
-  std::string last_lines;  // of its log
-  bool killed = false;     // it lived when a KillProcess was carried out
-  std::string store_failure = {};  // how the store that it asked failed it; "": it did not
+  int status = 0;  // as waitpid returns it
+  // The evidence that the kernel killed the process for lack of memory; "": the kernel did not.
+  std::string out_of_memory;
+  std::string recent;              // its running and newest completed instructions; "": unknown
+  std::string last_lines;          // the last lines of its log
+  bool killed = false;             // it still lived when a KillProcess was carried out
+  std::string store_failure = {};  // the error of the job's Redis server; "": no error
 };
 
 class JobCore;
@@ -96,46 +96,47 @@ class AgentCore {
   AgentCore& operator=(const AgentCore&) = delete;
   ~AgentCore();
 
-  // Takes over `desired` unless it is older than what is known or meant for another incarnation.
+  // Takes over `desired`, unless it is older than the known one or meant for another incarnation.
   void OnDesired(const v1::DesiredState& desired, absl::Duration now);
 
   // From now on the reports ask the driver to take the jobs away and to place no more here.
   void Drain() { draining_ = true; }
-  // The driver knows that this agent drains, and nothing of any job is left here.
+  // True when the driver knows that this agent drains and no job has anything left here.
   bool drained() const { return draining_ && drain_known_ && jobs_.empty(); }
   bool has_processes() const;
 
   void OnPrepareFailed(const std::string& job_id, const absl::Status& why);
-  // What came of CheckStore in this attempt.
+  // Passes the result of CheckStore in this attempt.
   void OnStoreChecked(const std::string& job_id, int64_t attempt, const absl::Status& outcome);
-  // `pid`, or why it could not be started.
+  // Passes the result of StartProcess: the pid, or why the process could not be started.
   void OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now);
-  // The process is reaped and all that it wrote was told before.
+  // The process is reaped. Call after all its messages were passed.
   void OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now);
-  // Store requests are not for the core: the shell forwards them.
+  // The shell forwards store requests itself and does not pass them here.
   void OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
   void OnHostMessage(int64_t process_id, const link::v1::FromHost& message);
-  // The host made progress: what forgives its restarts.
+  // The host process made progress: its failures in a row count from zero again.
   void OnHostProgress(int64_t process_id);
-  // All sealed snapshots in the regions of the job's ranks here. Tell after a rank's SnapshotSealed
-  // and after it ended: a buffer that was being overwritten is none any more.
+  // Passes all sealed snapshots in the regions of the job's ranks here. Call after a rank's
+  // SnapshotSealed and after a rank ended: a buffer that was being overwritten then has no snapshot
+  // any more.
   void OnSnapshots(const std::string& job_id, std::vector<checkpoint::SealedSnapshot> held);
 
-  // The next actions, in order; empty when there is nothing to do now.
+  // Returns the next actions, in order; empty: there is nothing to do now.
   std::vector<Action> Reconcile(absl::Duration now);
-  // When to call Reconcile although nothing happened; infinite: never.
+  // Returns when to call Reconcile even if nothing happens; infinite: never.
   absl::Duration NextWake() const;
 
-  // The whole actual state. `heartbeats`: of live processes, by process id; ages and phases are
-  // taken from there, rank and pid are filled in.
+  // Returns the whole actual state. `heartbeats`: of live processes, by process id. The report has
+  // their ages and phases; rank and pid are filled in.
   v1::ActualState Report(const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
-  // Host processes that stand still, by their heartbeats: to be killed. What ends of itself or by a
-  // kill that the core did not ask for is started again, in place.
+  // Returns the host processes that the shell must kill because their heartbeats stopped. A host
+  // process that ends without a KillProcess of the core is started again, in place.
   std::vector<int64_t> HungHosts(
       const std::map<int64_t, telemetry::v1::RankStatus>& heartbeats) const;
 
-  // The shortest heartbeat interval that a job asks for; at most 1 s.
+  // Returns the shortest heartbeat interval that a job asks for; at most 1 s.
   absl::Duration report_interval() const;
 
  private:

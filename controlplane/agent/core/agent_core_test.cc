@@ -1,4 +1,4 @@
-#include "controlplane/agent/agent_core.h"
+#include "controlplane/agent/core/agent_core.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/agent/test_agent_core.h"
+#include "controlplane/agent/core/test_agent_core.h"
 
 namespace megascale::agent {
 namespace {
@@ -376,6 +376,21 @@ TEST_F(AgentCoreTest, AStorageErrorIsReportedUntilAWriteSucceeds) {
   EXPECT_EQ(Job().storage_error(), "disk is full");
   StoreShard(1, 0, 10);
   EXPECT_EQ(Job().storage_error(), "");
+}
+
+TEST_F(AgentCoreTest, AWarningOfARankIsReportedForAsLongAsItsAttemptLasts) {
+  Run();
+  link::v1::FromWorker message;
+  message.set_warning("another machine read the checkpoint");
+  for (const int64_t process : {2, 3, 2}) core_.OnWorkerMessage(process, message);
+  ASSERT_EQ(Job().warnings_size(), 1);
+  EXPECT_EQ(Job().warnings(0), "another machine read the checkpoint");
+  Want(DesiredJob::PHASE_RUN, 2);
+  Apply();
+  for (const int64_t process : {1, 2, 3}) End(process, Ours());
+  Settle();
+  EXPECT_EQ(Job().attempt(), 2);
+  EXPECT_EQ(Job().warnings_size(), 0);
 }
 
 TEST_F(AgentCoreTest, AStepIsReportedOnceUntilItIsAcknowledged) {

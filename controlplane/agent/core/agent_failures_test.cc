@@ -1,5 +1,5 @@
 // Processes that fail, are killed or cannot be started.
-#include "controlplane/agent/agent_core.h"
+#include "controlplane/agent/core/agent_core.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/agent/test_agent_core.h"
+#include "controlplane/agent/core/test_agent_core.h"
 
 namespace megascale::agent {
 namespace {
@@ -31,7 +31,7 @@ TEST_F(AgentCoreTest, AKilledRankIsReportedAndNotStartedAgain) {
   EXPECT_EQ(RankOf(1).state(), ActualRank::STATE_RUNNING);
 }
 
-// A report with a message that is no text could not be read by the driver, now and ever after.
+// The driver could never read a report with a message that is not valid text.
 TEST_F(AgentCoreTest, LastLinesThatAreNoTextAreReportedAsText) {
   Run();
   End(2, {SIGKILL, "", "", "a\xff\n\x1b[2J"});
@@ -82,7 +82,7 @@ TEST_F(AgentCoreTest, AFailureSaidBeforeHoldKilledTheRankIsReported) {
   EXPECT_EQ(RankOf(0).failure().failure_class(), telemetry::v1::FAILURE_CLASS_DIVERGED);
 }
 
-// Its peer's failure was known first: HOLD came before its own end was.
+// The peer's failure was known first, so HOLD arrived before this rank's end was noticed.
 TEST_F(AgentCoreTest, ARankThatDiedBeforeHoldKilledItIsReported) {
   Run();
   Fail(3, telemetry::v1::FAILURE_CLASS_ABORTED);
@@ -122,7 +122,7 @@ TEST_F(AgentCoreTest, AnExitBeforeTheWorkIsDoneIsAFailure) {
 TEST_F(AgentCoreTest, MemoryThatCannotBeMadeFailsTheRanksAndStartsNothing) {
   Want(DesiredJob::PHASE_RUN, 1);
   core_.OnDesired(desired_, now_);
-  ASSERT_EQ(Words(core_.Reconcile(now_).at(0)), "prepare j/1");
+  ASSERT_EQ(Describe(core_.Reconcile(now_).at(0)), "prepare j/1");
   core_.OnPrepareFailed("j", absl::ResourceExhaustedError("needs 9 GiB"));
   EXPECT_THAT(Settle(), IsEmpty());
   EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
@@ -134,7 +134,7 @@ TEST_F(AgentCoreTest, AProcessThatCannotBeStartedIsAFailureOfItsRank) {
   core_.OnDesired(desired_, now_);
   core_.Reconcile(now_);
   const std::vector<Action> actions = core_.Reconcile(now_);
-  ASSERT_EQ(Words(actions.at(1)), "start rank 0 as 2");
+  ASSERT_EQ(Describe(actions.at(1)), "start rank 0 as 2");
   core_.OnStarted(2, absl::UnavailableError("no more processes"), now_);
   EXPECT_EQ(RankOf(0).state(), ActualRank::STATE_FAILED);
 }

@@ -1,4 +1,4 @@
-#include "controlplane/agent/exit_class.h"
+#include "controlplane/agent/core/exit_class.h"
 
 #include <sys/wait.h>
 
@@ -18,13 +18,13 @@ constexpr char kAdvice[] =
     "; make train.micro_batch_size or the model smaller, spread it over more pipeline stages or "
     "machines, or raise the limit (`megascale submit --dry-run` shows what a rank needs)";
 
-// An allocation that was refused ends the process with these words, whatever thread made it.
+// True if the process ended with the words that a refused allocation prints, in whatever thread.
 bool RanOutOfMemory(const ProcessEnd& end) {
   return WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGABRT &&
          absl::StrContains(end.last_lines, "std::bad_alloc");
 }
 
-// What a process wrote may be any bytes; a message holds text.
+// Makes text of a process's output, which may be any bytes.
 std::string PrintableLines(absl::string_view text) {
   return absl::StrJoin(absl::StrSplit(text, '\n'), "\n",
                        [](std::string* joined, absl::string_view line) {
@@ -43,7 +43,7 @@ v1::RankFailure ClassifyEnd(const ProcessEnd& end, const std::optional<v1::RankF
   v1::RankFailure failure;
   if (reported.has_value()) {
     failure = *reported;
-    // What it reports is what came of it.
+    // The store's error is the cause, the process's own report its consequence.
     if (!end.store_failure.empty()) {
       failure.set_failure_class(telemetry::v1::FAILURE_CLASS_RENDEZVOUS);
       failure.set_message(absl::StrCat(end.store_failure, "\n", reported->message()));

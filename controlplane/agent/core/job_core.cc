@@ -1,9 +1,9 @@
-#include "controlplane/agent/job_core.h"
+#include "controlplane/agent/core/job_core.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/agent/exit_class.h"
+#include "controlplane/agent/core/exit_class.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
@@ -34,7 +34,7 @@ v1::RankFailure StartFailure(const absl::Status& why, absl::string_view what) {
       absl::StrCat(what, ": ", why.message()));
 }
 
-// Runs of ranks, as they are sent, become one placement for each rank.
+// Expands the runs of ranks in a message to one placement for each rank.
 void ExpandPlacements(v1::DesiredJob* job) {
   v1::DesiredJob runs;
   runs.mutable_placements()->Swap(job->mutable_placements());
@@ -47,7 +47,7 @@ void ExpandPlacements(v1::DesiredJob* job) {
   }
 }
 
-// Fills in what DesiredJob.as_before leaves out.
+// Fills in the fields that DesiredJob.as_before leaves out.
 void TakeFromBefore(v1::DesiredJob* before, v1::DesiredJob* job) {
   job->clear_as_before();
   job->mutable_spec()->Swap(before->mutable_spec());
@@ -81,7 +81,8 @@ void JobCore::SetDesired(const v1::DesiredJob& desired, absl::Duration now) {
   DropCommitted();
 }
 
-// What is committed needs no report, and what is older than the newest commit can no longer be one.
+// Drops shards and manifests that need no more reports: those that are committed, and those older
+// than the newest commit, which can no longer be committed.
 void JobCore::DropCommitted() {
   int64_t newest = -1;
   std::set<AttemptStep> committed;
@@ -119,7 +120,7 @@ void JobCore::OnPrepareFailed(const absl::Status& why) {
   FailHost(failure);
 }
 
-// A store that is away may be back for the next attempt; one that refuses us needs somebody to act.
+// A store that is away may be back for the next attempt; after a refusal a person must act.
 void JobCore::OnStoreChecked(int64_t attempt, const absl::Status& outcome) {
   if (attempt != attempt_ || store_checked_ || host_failure_.has_value()) return;
   if (outcome.ok()) {
@@ -163,8 +164,8 @@ void JobCore::OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration 
 }
 
 void JobCore::EndRank(const Process& process, const ProcessEnd& end) {
-  // One that ended before the kill reached it failed, and may be what its peers' failures come
-  // from.
+  // A process that ended before the kill reached it has failed, and may be the cause of its peers'
+  // failures.
   const bool by_kill = process.killed && end.killed && !process.reported.has_value();
   if (process.finished.has_value() && end.status == 0) {
     outcomes_[process.rank] = {process.finished->stopped() ? v1::ActualRank::STATE_STOPPED
@@ -209,7 +210,7 @@ void JobCore::OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& me
   Process& process = processes_.at(process_id);
   switch (message.message_case()) {
     case link::v1::FromWorker::kStep:
-      // Local ranks report equal records; the first one stands.
+      // Local ranks report equal records; the first record is kept.
       if (message.step().step() > desired_.acked_step()) {
         steps_.emplace(message.step().step(), message.step());
       }
@@ -219,6 +220,9 @@ void JobCore::OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& me
       break;
     case link::v1::FromWorker::kFinished:
       process.finished = message.finished();
+      break;
+    case link::v1::FromWorker::kWarning:
+      warnings_.insert(message.warning());
       break;
     case link::v1::FromWorker::kSealed:  // the region itself says what is sealed: OnSnapshots
     case link::v1::FromWorker::kStore:   // the shell forwards it
@@ -315,9 +319,10 @@ void JobCore::Adopt() {
   host_start_after_ = -absl::InfiniteDuration();
   host_failure_.reset();
   storage_error_.clear();
+  warnings_.clear();
   retained_.reset();
-  // The driver has fenced the older attempts: what it did not commit of them will never be, and the
-  // steps behind the restore point are done again.
+  // The driver has fenced the older attempts: their uncommitted checkpoints will never be
+  // committed, and the steps after the restore point are taken again.
   std::erase_if(shards_, [&](const auto& shard) { return std::get<0>(shard) < attempt_; });
   std::erase_if(manifests_, [&](const auto& manifest) { return manifest.first.first < attempt_; });
   steps_.erase(steps_.upper_bound(desired_.restore().step()), steps_.end());
@@ -402,7 +407,8 @@ void JobCore::Start(int rank, int64_t* last_process_id, std::vector<Action>* act
   actions->push_back(StartProcess{process.id, rank, process.preflight_only, &desired_});
 }
 
-// A host process that was started again is told everything again.
+// Sends the host process every request that it has not received; a restarted one receives all
+// again.
 void JobCore::TellHost(std::vector<Action>* actions) {
   Process* host = HostProcess();
   if (host == nullptr || host->killed) return;
@@ -452,7 +458,7 @@ absl::Duration JobCore::StopDeadline() const {
   return *stop_since_ + job::ToDuration(desired_.stop_grace());
 }
 
-// True in the cases in which a Reconcile comes to StartHost.
+// True in the cases in which Reconcile reaches StartHost.
 bool JobCore::WantsHost() const {
   if (!wanted_ || desired_.attempt() != attempt_ || host_failure_.has_value()) return false;
   switch (desired_.phase()) {
@@ -472,7 +478,7 @@ absl::Duration JobCore::NextWake() const {
   for (const auto& [id, process] : processes_) {
     if (process.rank != kHostRank && !process.killed) wake = std::min(wake, StopDeadline());
   }
-  // A wake for a host that will not be started would be one without end.
+  // Waking up for a host that will not be started would repeat for ever.
   if (host_failures_ > 0 && HostIsDue()) wake = std::min(wake, host_start_after_);
   return wake;
 }
@@ -561,7 +567,7 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
     actual->mutable_status()->set_rank(process.rank);
     actual->mutable_status()->set_pid(process.pid);
   }
-  // A host that is to be started again is no more gone than one that runs.
+  // A host that is about to be restarted counts, because the job is not gone from this agent.
   report.set_num_processes(static_cast<int>(processes_.size()) + (HostIsDue() ? 1 : 0));
   for (const checkpoint::SealedSnapshot& held : held_) {
     v1::SealedSnapshot* snapshot = report.add_snapshots();
@@ -580,6 +586,7 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
     if (report.steps_size() >= kStepsPerReportMax) break;
     *report.add_steps() = record;
   }
+  *report.mutable_warnings() = {warnings_.begin(), warnings_.end()};
   report.set_storage_error(storage_error_);
   if (retained_.has_value()) *report.mutable_retained() = *retained_;
   return report;

@@ -1,5 +1,5 @@
-// The part of AgentCore that concerns one job: its processes, outcomes, and what of it must be
-// reported. Private to this folder; agent_core.h is the manual.
+// The part of AgentCore that concerns one job: its processes, their outcomes and its report.
+// Private to this folder; agent_core.h is the manual.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "controlplane/agent/agent_core.h"
+#include "controlplane/agent/core/agent_core.h"
 
 namespace megascale::agent {
 
-// Restarts of the host process in a row without progress, before it is given up.
+// The maximum number of restarts of the host process in a row without progress.
 inline constexpr int kHostRestartsMax = 5;
-// Step records in one report; the rest follows when these are acknowledged. Keeps it below gRPC's
-// limit.
+// The maximum number of step records in one report, which keeps a report below gRPC's limit. The
+// other records follow when these are acknowledged.
 inline constexpr int kStepsPerReportMax = 8192;
 
 class JobCore {
@@ -27,7 +27,7 @@ class JobCore {
 
   explicit JobCore(std::string node_id) : node_id_(std::move(node_id)) {}
 
-  // One of an older attempt than is known is refused.
+  // Takes over `desired`, unless its attempt is older than the known one.
   void SetDesired(const v1::DesiredJob& desired, absl::Duration now);
   void SetUnwanted() { wanted_ = false; }
 
@@ -42,16 +42,17 @@ class JobCore {
   void OnHostProgress(int64_t process_id);
   void OnSnapshots(std::vector<checkpoint::SealedSnapshot> held) { held_ = std::move(held); }
 
-  // Appends the next actions. `last_process_id` is raised for each process started.
+  // Appends the next actions. Increments `last_process_id` for each process to start.
   void Reconcile(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
   absl::Duration NextWake() const;
 
-  // The job is not wanted and has no process any more.
+  // True when the job is not wanted any more and has no process.
   bool finished() const { return !wanted_ && processes_.empty(); }
-  // No process is left that is not wanted.
+  // True when no unwanted process is left.
   bool applied() const;
   absl::Duration heartbeat_interval() const;
-  // Host processes whose timer thread has stopped for longer than the job's heartbeat timeout.
+  // Returns the host processes whose timer thread stopped longer ago than the job's heartbeat
+  // timeout.
   std::vector<int64_t> HungHosts(const Heartbeats& heartbeats) const;
   v1::ActualJob Report(const Heartbeats& heartbeats) const;
 
@@ -63,21 +64,21 @@ class JobCore {
     int rank = 0;
     bool preflight_only = false;
     int pid = 0;
-    bool killed = false;   // because it is not wanted, or did not stop in time
+    bool killed = false;   // killed because it is not wanted or did not stop in time
     bool overdue = false;  // it did not stop in time
     bool stop_sent = false;
     std::optional<v1::RankFailure> reported;
     std::optional<link::v1::Finished> finished;
-    // Of a host process: what it was told.
+    // The requests that a host process has received.
     std::set<std::tuple<int, int64_t, int>> persist_sent;  // rank, step, buffer
     std::set<AttemptStep> finalize_sent;
     std::string retain_sent;
   };
   struct Outcome {
     v1::ActualRank::State state;
-    int64_t step = 0;  // completed, when it did not fail
+    int64_t step = 0;  // the newest completed step, if it did not fail
     v1::RankFailure failure;
-    absl::Duration noticed_at = absl::ZeroDuration();  // of a failure
+    absl::Duration noticed_at = absl::ZeroDuration();  // when the failure was noticed
   };
 
   void FailRank(int rank, v1::RankFailure failure);
@@ -90,14 +91,14 @@ class JobCore {
 
   void KillAll(std::vector<Action>* actions);
   void Kill(Process* process, std::vector<Action>* actions);
-  // Takes the desired attempt over. Requires: no process.
+  // Switches to the desired attempt. Requires: there is no process.
   void Adopt();
   void ReconcilePreflight(absl::Duration now, int64_t* last_process_id,
                           std::vector<Action>* actions);
   void ReconcileRun(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
   void ReconcileStop(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
   bool WantsHost() const;
-  bool HostIsDue() const;  // there is none, and it is to be started now or after its backoff
+  bool HostIsDue() const;  // no host process runs, and one must start now or after its backoff
   void StartHost(absl::Duration now, int64_t* last_process_id, std::vector<Action>* actions);
   void Start(int rank, int64_t* last_process_id, std::vector<Action>* actions);
   void TellHost(std::vector<Action>* actions);
@@ -109,19 +110,19 @@ class JobCore {
 
   std::string node_id_;
   bool wanted_ = true;
-  absl::Duration now_ = absl::ZeroDuration();  // of the newest call that said it
+  absl::Duration now_ = absl::ZeroDuration();  // time of the newest call that passed it
   v1::DesiredJob desired_;
   std::optional<absl::Duration> stop_since_;
 
-  int64_t attempt_ = 0;    // that everything below belongs to; 0: none yet
-  bool prepared_ = false;  // memory of the attempt was asked for
+  int64_t attempt_ = 0;    // the attempt of everything below; 0: there was none yet
+  bool prepared_ = false;  // PrepareMemory was issued for the attempt
   bool launched_ = false;  // its ranks were started
   std::map<int64_t, Process> processes_;
-  std::map<int, Outcome> outcomes_;  // of ranks that ended
+  std::map<int, Outcome> outcomes_;  // by rank; of ranks that ended
   std::vector<Action> outbox_;       // consequences of messages, for the next Reconcile
 
-  // The preflight has passed when the host process and the store, where there is one to be checked,
-  // have.
+  // The preflight passes when the host process passes it and the store, if it is a Redis server,
+  // too.
   std::optional<v1::Preflight> preflight_;
   bool store_check_sent_ = false;
   bool store_checked_ = false;
@@ -129,15 +130,16 @@ class JobCore {
   int host_starts_ = 0;
   int host_failures_ = 0;  // in a row without progress
   absl::Duration host_start_after_ = -absl::InfiniteDuration();
-  std::optional<v1::RankFailure> host_failure_;  // for good
+  std::optional<v1::RankFailure> host_failure_;  // set: the host is not restarted any more
   absl::Duration host_failed_at_ = absl::ZeroDuration();
 
   std::vector<checkpoint::SealedSnapshot> held_;
   std::set<std::tuple<int64_t, int64_t, int>> shards_;  // attempt, step, rank
   std::map<AttemptStep, v1::StoredManifest> manifests_;
   std::map<int64_t, telemetry::v1::StepRecord> steps_;
+  std::set<std::string> warnings_;  // of the attempt's ranks
   std::string storage_error_;
-  std::optional<v1::CheckpointId> retained_;  // newest commit for which the host did the deleting
+  std::optional<v1::CheckpointId> retained_;  // newest commit for which the host deleted older ones
 };
 
 }  // namespace megascale::agent

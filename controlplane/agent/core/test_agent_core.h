@@ -1,5 +1,5 @@
-// What the tests of AgentCore share: a core with job "j", told what is desired and how processes
-// end, and its actions in words.
+// A fixture for tests of AgentCore: a core with job "j", ways to set its desired state and to end
+// processes, and its actions as text.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/agent/agent_core.h"
+#include "controlplane/agent/core/agent_core.h"
 
 namespace megascale::agent {
 
 using v1::ActualRank;
 using v1::DesiredJob;
 
-// An action in a few words: "start rank 0 as 2".
-inline std::string Words(const Action& action) {
+// Returns an action as text: "start rank 0 as 2".
+inline std::string Describe(const Action& action) {
   struct Visitor {
     std::string operator()(const PrepareMemory& a) {
       return absl::StrCat("prepare ", a.job->job_id(), "/", a.job->attempt());
@@ -57,15 +57,15 @@ inline std::string Words(const Action& action) {
 }
 
 inline ProcessEnd Exited(int status) { return {status << 8, "", "", ""}; }
-// By somebody else.
+// Killed by somebody else.
 inline ProcessEnd Killed(int signal) { return {signal, "", "", ""}; }
-// By the KillProcess that the core asked for.
+// Killed by the core's KillProcess.
 inline ProcessEnd Ours() { return {SIGKILL, "", "", "", /*killed=*/true}; }
 
 // Two ranks of job "j" here, two elsewhere.
 class AgentCoreTest : public testing::Test {
  protected:
-  // A desired state with job "j" in `phase`.
+  // Makes `desired_` a state with job "j" in `phase`.
   DesiredJob* Want(DesiredJob::Phase phase, int64_t attempt) {
     desired_.Clear();
     desired_.set_version(++version_);
@@ -83,7 +83,7 @@ class AgentCoreTest : public testing::Test {
     return job;
   }
 
-  // Tells `desired_` and carries out what follows, as a shell would.
+  // Passes `desired_` to the core and carries out the actions, as a shell would.
   std::vector<std::string> Apply() {
     core_.OnDesired(desired_, now_);
     return Settle();
@@ -95,7 +95,7 @@ class AgentCoreTest : public testing::Test {
       const std::vector<Action> actions = core_.Reconcile(now_);
       if (actions.empty()) return words;
       for (const Action& action : actions) {
-        words.push_back(Words(action));
+        words.push_back(Describe(action));
         if (const auto* start = std::get_if<StartProcess>(&action)) {
           core_.OnStarted(start->process_id, 1000 + static_cast<int>(start->process_id), now_);
         }

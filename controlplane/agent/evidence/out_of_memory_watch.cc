@@ -1,4 +1,4 @@
-#include "controlplane/agent/out_of_memory_watch.h"
+#include "controlplane/agent/evidence/out_of_memory_watch.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -37,7 +37,8 @@ int64_t ResidentBytes(pid_t pid) {
   return pages * ::sysconf(_SC_PAGESIZE);
 }
 
-// The newest words of the kernel's log about a kill of `pid`; "" where it may not be read.
+// Returns the newest line of the kernel's log about a kill of `pid`; "": there is no such line, or
+// this user may not read the log.
 std::string KernelWords(pid_t pid, absl::Duration since) {
   const base::UniqueFd log(::open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   std::string words;
@@ -60,7 +61,7 @@ std::string KernelKillWords(absl::string_view record, pid_t pid, absl::Duration 
   const std::vector<absl::string_view> header = absl::StrSplit(parts.first, ',');
   int64_t micros = 0;
   if (header.size() < 3 || !absl::SimpleAtoi(header[2], &micros)) return "";
-  // The log's clock is another one, a little off.
+  // The kernel's log uses another clock, which is slightly off.
   if (absl::Microseconds(micros) + absl::Seconds(1) < since) return "";
   const absl::string_view line = parts.second.substr(0, parts.second.find('\n'));
   if (!absl::StrContains(line, "ut of memory") ||
@@ -107,7 +108,7 @@ void OutOfMemoryWatch::Sample(absl::Duration now) {
   if (now - looked_ >= kLookInterval) {
     looked_ = now;
     for (auto& [id, process] : processes_) {
-      // 0: it is a zombie, and what it held is what is wanted.
+      // 0: it is a zombie, so keep the memory that it held before.
       const int64_t bytes = ResidentBytes(process.pid);
       if (bytes > 0) process.resident_bytes = bytes;
     }

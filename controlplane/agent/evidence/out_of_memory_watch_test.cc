@@ -1,4 +1,4 @@
-#include "controlplane/agent/out_of_memory_watch.h"
+#include "controlplane/agent/evidence/out_of_memory_watch.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -82,8 +82,8 @@ TEST(OutOfMemoryTest, AProcessThatSomebodyKilledDidNotRunOut) {
   EXPECT_EQ(watch.OnEnded(2, /*killed=*/true), "") << "never started";
 }
 
-// A control group of version 1 or 2 below this process's own, with a limit; "" where none can be
-// made.
+// Makes a control group of version 1 or 2 below this process's own, with a limit; returns "" if
+// that is not possible.
 std::string MakeLimitedGroup(int64_t bytes) {
   for (const base::ControlGroup& own : base::ControlGroupsOf("memory")) {
     const std::string group = absl::StrCat(own.directory, "/megascale-test-", ::getpid());
@@ -102,8 +102,8 @@ bool Enter(const std::string& group) {
   return procs.valid() && base::WriteAll(procs.get(), absl::StrCat(::getpid())).ok();
 }
 
-// In a child, which plays the agent: a process of its own is killed by the kernel at a real limit,
-// and another one by hand. Returns what is wrong; 0: nothing.
+// Runs in a child that plays the agent: the kernel kills one of its processes at a real limit, and
+// the test kills another one. Returns the number of the check that failed; 0: all passed.
 int PlayAgent(const std::string& group) {
   if (!Enter(group)) return 2;
   OutOfMemoryWatch watch;

@@ -1,4 +1,4 @@
-#include "controlplane/agent/recent_spans.h"
+#include "controlplane/agent/evidence/recent_spans.h"
 
 #include <algorithm>
 #include <iterator>

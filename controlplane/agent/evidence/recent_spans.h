@@ -1,6 +1,6 @@
-// The last instructions of one rank: drains its ring of spans and keeps the newest ones, to say
-// what it did before it died or stood still, and for traces. Private to this folder. Threads: one
-// at a time.
+// The newest instructions of one rank. Drains its ring of spans and keeps the newest ones, for
+// traces and to say what the rank did before it died or stalled. Private to this folder. Threads:
+// one at a time.
 #pragma once
 
 #include <cstdint>
@@ -9,32 +9,32 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/telemetry/span_ring.h"
 
 namespace megascale::agent {
 
 class RecentSpans {
  public:
-  // Spans that are kept: 10 steps of a rank that takes 64 micro-batches through 4 chunks (about 6
-  // instructions for each), 250 of one with 10 micro-batches and one chunk. As they are 56 bytes
-  // each, at most 0.9 MB a rank; as a message, less than 1 MiB. As many exchanges of tensor ranks
-  // within passes are kept beside them: these are many more, and must not drive a step's
-  // instructions out.
+  // The number of instruction spans that are kept: enough for 10 steps of a rank that takes 64
+  // micro-batches through 4 chunks (about 6 instructions for each), or 250 steps with 10
+  // micro-batches and one chunk. A span has 56 bytes, so a rank needs at most 0.9 MB, and a message
+  // has less than 1 MiB. The same number of exchanges between tensor ranks is kept apart, because
+  // these are far more frequent and would push the instructions out.
   static constexpr size_t kHistorySpans = 16384;
 
   // Requires: `region` outlives the object and has a ring `index`.
   RecentSpans(const base::SharedMemory* region, int index) : reader_(region, index) {}
 
-  // Call now and then, so that few are overwritten before they were read.
+  // Reads new spans from the ring. Call often, so that few are overwritten before they are read.
   void Drain();
 
-  // One line: what runs, since when, and what was completed last, newest first; "" where nothing
-  // was ever begun. Drain() first.
+  // Returns one line: the running instructions, since when they run, and the last completed ones,
+  // newest first; "": the rank has begun no instruction. Drain() first.
   std::string Describe(absl::Duration now) const;
 
-  // Those kept of step `first_step` and later ones: what has ended, each lane in its order, then
-  // what runs. Drain() first.
+  // Returns the kept spans of step `first_step` and later steps: first those that have ended, each
+  // lane in order, then those that run. Drain() first.
   std::vector<telemetry::Span> Since(int64_t first_step) const;
 
   int64_t num_seen() const { return num_seen_; }

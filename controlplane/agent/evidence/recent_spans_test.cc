@@ -1,4 +1,4 @@
-#include "controlplane/agent/recent_spans.h"
+#include "controlplane/agent/evidence/recent_spans.h"
 
 #include <gtest/gtest.h>
 
@@ -85,7 +85,7 @@ TEST(RecentSpansTest, KeepsAHistoryForTracesUpToItsBound) {
   EXPECT_TRUE(recent.Since(size + 502).empty());
 }
 
-// They are many more than instructions, of which whole steps are to be known.
+// There are far more exchanges than instructions, and the instructions of whole steps must be kept.
 TEST(RecentSpansTest, ExchangesWithinPassesAreKeptBesideInstructionsAndNotToldOfAsCompleted) {
   const auto region =
       base::SharedMemory::Create("recent_spans_test", telemetry::SpanBytes(1)).value();

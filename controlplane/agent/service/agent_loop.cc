@@ -1,4 +1,4 @@
-#include "controlplane/agent/agent_loop.h"
+#include "controlplane/agent/service/agent_loop.h"
 
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -14,12 +14,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "controlplane/agent/exit_class.h"
+#include "controlplane/agent/core/exit_class.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
-#include "runtime/base/resource_limit.h"
+#include "runtime/base/process/resource_limit.h"
+#include "runtime/base/process/thread_environment.h"
 #include "runtime/base/status.h"
-#include "runtime/base/thread_environment.h"
 
 namespace megascale::agent {
 namespace {
@@ -34,7 +34,7 @@ std::string RankWords(int rank) {
   return rank == kHostRank ? std::string("host") : absl::StrCat("rank ", rank);
 }
 
-std::string Words(const ChildName& name) {
+std::string Describe(const ChildName& name) {
   return absl::StrCat(RankWords(name.rank), " of job ", name.job_id, " attempt ", name.attempt);
 }
 
@@ -86,7 +86,7 @@ absl::Status AgentLoop::Run() {
 // --- waiting
 // ------------------------------------------------------------------------------------------
 
-// While the driver is away reports only replace each other.
+// While the driver is away, reports would only replace each other, so they wait.
 absl::Duration AgentLoop::NextReport() const {
   return reported_ + (changed_ && stream_->is_open() ? kCoalesce : core_.report_interval());
 }
@@ -169,7 +169,7 @@ absl::Status AgentLoop::TakeExits() {
     const std::unique_ptr<Child> child = std::move(found->second);
     children_.erase(found);
     ReadChild(child.get());  // all that it said and printed comes before its end
-    base::LogInfo(absl::StrCat(Words(child->name()), " (process ", exited.pid, ") ",
+    base::LogInfo(absl::StrCat(Describe(child->name()), " (process ", exited.pid, ") ",
                                launch::DescribeExit(exited.status)));
     ProcessEnd end;
     end.status = exited.status;
@@ -186,7 +186,7 @@ absl::Status AgentLoop::TakeExits() {
   return absl::OkStatus();
 }
 
-// Of a rank whose end is told.
+// Returns the newest instructions of a rank, for the report of its end.
 std::string AgentLoop::RecentOf(const ChildName& name) {
   const auto memory = memory_.find(name.job_id);
   if (memory == memory_.end()) return "";
@@ -205,7 +205,7 @@ void AgentLoop::OnMessage(const Child& child, const std::string& message) {
   if (child.name().rank == kHostRank) {
     link::v1::FromHost from_host;
     if (!from_host.ParseFromString(message)) {
-      base::LogError(absl::StrCat(Words(child.name()), " sent a message that is none"));
+      base::LogError(absl::StrCat(Describe(child.name()), " sent a malformed message; ignored it"));
       return;
     }
     core_.OnHostMessage(process_id, from_host);
@@ -213,7 +213,7 @@ void AgentLoop::OnMessage(const Child& child, const std::string& message) {
   }
   link::v1::FromWorker from_worker;
   if (!from_worker.ParseFromString(message)) {
-    base::LogError(absl::StrCat(Words(child.name()), " sent a message that is none"));
+    base::LogError(absl::StrCat(Describe(child.name()), " sent a malformed message; ignored it"));
     return;
   }
   if (from_worker.has_store()) {
@@ -303,7 +303,7 @@ absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
     introduced = child->Send(introduction.message.SerializeAsString(), introduction.fds);
   }
   children_[name.process_id] = std::move(child);
-  // One that ended already is reported by the keeper; one that does not read is killed.
+  // The keeper reports a process that has already ended. A process that does not read is killed.
   if (absl::IsDeadlineExceeded(introduced)) Do(KillProcess{name.process_id});
   return pid;
 }
@@ -313,7 +313,7 @@ void AgentLoop::Do(const CheckStore& action) {
 }
 
 void AgentLoop::Do(const KillProcess& action) {
-  // A keeper that is gone shows at the next TakeExits.
+  // If the keeper is gone, the next TakeExits reports it.
   keeper_->Kill(action.process_id, SIGKILL).IgnoreError();
 }
 
@@ -339,7 +339,8 @@ void AgentLoop::SendToChild(int64_t process_id, const std::string& message) {
   if (child == children_.end()) return;
   const absl::Status sent = child->second->Send(message, {});
   if (!absl::IsDeadlineExceeded(sent)) return;  // an end of it is on its way
-  base::LogError(absl::StrCat(Words(child->second->name()), " does not read its link; killing it"));
+  base::LogError(
+      absl::StrCat(Describe(child->second->name()), " does not read its link; killing it"));
   Do(KillProcess{process_id});
 }
 
@@ -421,7 +422,7 @@ void AgentLoop::ReportWhenDue() {
     heartbeats[id] = memory->second->ReadStatus(child->name().rank, child->pid(), now);
   }
   for (const int64_t id : core_.HungHosts(heartbeats)) {
-    base::LogWarning(absl::StrCat("a host process stands still and is killed: process ",
+    base::LogWarning(absl::StrCat("kills a host process whose heartbeat stopped: process ",
                                   children_.at(id)->pid()));
     Do(KillProcess{id});
   }

@@ -1,5 +1,5 @@
-// The agent's one thread: waits for children, the driver and signals, tells AgentCore, and carries
-// out what it decides. Private to this folder.
+// The agent's one thread: waits for children, the driver and signals, passes what happened to
+// AgentCore, and carries out its actions. Private to this folder.
 #pragma once
 
 #include <poll.h>
@@ -13,12 +13,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "controlplane/agent/agent_core.h"
-#include "controlplane/agent/child.h"
-#include "controlplane/agent/driver_stream.h"
-#include "controlplane/agent/job_memory.h"
-#include "controlplane/agent/out_of_memory_watch.h"
-#include "controlplane/agent/store_forwarder.h"
+#include "controlplane/agent/core/agent_core.h"
+#include "controlplane/agent/evidence/out_of_memory_watch.h"
+#include "controlplane/agent/service/child_process.h"
+#include "controlplane/agent/service/driver_stream.h"
+#include "controlplane/agent/service/job_memory.h"
+#include "controlplane/agent/service/store_forwarder.h"
 #include "controlplane/launch/process_keeper.h"
 
 namespace megascale::agent {
@@ -31,15 +31,15 @@ struct AgentLoopOptions {
   std::string interface;
   StoreAccess store;
   int signals_fd = -1;  // a signalfd: SIGTERM drains the agent, a second one or SIGINT ends it
-  absl::Duration drain_timeout;  // how long a drain may take
+  absl::Duration drain_timeout;  // the agent ends after this time even if jobs are left
 };
 
 class AgentLoop {
  public:
   AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, DriverStream* stream);
 
-  // Until a signal ended or drained it (OK), until the driver refuses (Aborted,
-  // FailedPrecondition), or until the process keeper is gone (Unavailable).
+  // Runs until a signal has ended or drained the agent (OK), the driver refuses it (Aborted,
+  // FailedPrecondition), or the process keeper is gone (Unavailable).
   absl::Status Run();
 
  private:
@@ -89,12 +89,12 @@ class AgentLoop {
   std::map<std::string, int64_t> published_;  // newest step in the batch ring, by job
 
   bool stopping_ = false;
-  absl::Duration drain_deadline_ = absl::InfiniteDuration();  // finite: it drains
+  absl::Duration drain_deadline_ = absl::InfiniteDuration();  // finite: the agent drains
   bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();
 };
 
-// Keeps the newest `count` entries of a directory by modification time.
+// Deletes all but the newest `count` entries of a directory, by modification time.
 void PruneDirectory(const std::string& directory, size_t count);
 
 }  // namespace megascale::agent

@@ -1,4 +1,4 @@
-#include "controlplane/agent/agent_server.h"
+#include "controlplane/agent/service/agent_server.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -20,16 +20,18 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "controlplane/agent/agent_loop.h"
-#include "controlplane/agent/driver_stream.h"
-#include "controlplane/agent/route.h"
+#include "controlplane/agent/service/agent_key.h"
+#include "controlplane/agent/service/agent_loop.h"
+#include "controlplane/agent/service/driver_stream.h"
+#include "controlplane/agent/service/local_address.h"
 #include "controlplane/launch/process_keeper.h"
 #include "controlplane/security/grpc_log.h"
 #include "controlplane/security/probe.h"
 #include "controlplane/security/tls_check.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
-#include "runtime/base/resource_limit.h"
+#include "runtime/base/process/resource_limit.h"
+#include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 #include "runtime/ops/ops.h"
 
@@ -75,28 +77,50 @@ absl::StatusOr<AgentOptions> Resolve(AgentOptions options) {
                      options.run_directory.size(), " bytes, at most ", kRunDirectoryBytesMax,
                      " leave room for socket names; choose a shorter one"));
   }
+  if (options.state_directory.empty()) options.state_directory = options.run_directory;
+  options.state_directory = std::filesystem::absolute(options.state_directory, error).string();
   if (options.log_directory.empty()) {
     options.log_directory = absl::StrCat(options.run_directory, "/logs");
   }
   return options;
 }
 
-// Makes the run directory the caller's alone and locks it; what an agent that died left there goes.
-absl::StatusOr<base::UniqueFd> TakeRunDirectory(const std::string& directory) {
-  if (const absl::Status made = base::MakeDirectories(directory); !made.ok()) {
-    return absl::Status(made.code(), absl::StrCat(made.message(), "; give another --run-dir"));
-  }
-  if (::chmod(directory.c_str(), 0700) != 0) {
-    return base::ErrnoStatus(errno, absl::StrCat("run directory ", directory));
-  }
+// Locks a folder that only one agent may use. `what`: the name of its option without the dashes.
+absl::StatusOr<base::UniqueFd> LockDirectory(const std::string& directory, absl::string_view what) {
   const std::string path = absl::StrCat(directory, "/agent.lock");
   base::UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!lock.valid()) return base::ErrnoStatus(errno, absl::StrCat("open ", path));
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("another agent runs in ", directory,
-                     ": end it, or give this one another --run-dir and --node-id"));
+    return absl::FailedPreconditionError(absl::StrCat("another agent runs in ", directory,
+                                                      ": end it, or give this one another --", what,
+                                                      " and --node-id"));
   }
+  return lock;
+}
+
+// The fingerprint of the key in the state directory, and the lock of that directory; no lock if it
+// is the run directory, which is already locked.
+struct AgentKey {
+  std::string fingerprint;
+  base::UniqueFd lock;
+};
+absl::StatusOr<AgentKey> TakeKey(const AgentOptions& options) {
+  AgentKey key;
+  if (const auto made = base::MakeDirectories(options.state_directory); !made.ok()) {
+    return absl::Status(made.code(), absl::StrCat(made.message(), "; give another --state-dir"));
+  }
+  std::error_code error;
+  if (!std::filesystem::equivalent(options.state_directory, options.run_directory, error)) {
+    ASSIGN_OR_RETURN(key.lock, LockDirectory(options.state_directory, "state-dir"));
+  }
+  ASSIGN_OR_RETURN(key.fingerprint, LoadOrMakeKey(options.state_directory));
+  return key;
+}
+
+// Makes the run directory owner-only, locks it and removes the files of an agent that died.
+absl::StatusOr<base::UniqueFd> TakeRunDirectory(const std::string& directory) {
+  RETURN_IF_ERROR(base::TakeOwnFolder(directory, "give another --run-dir"));
+  ASSIGN_OR_RETURN(base::UniqueFd lock, LockDirectory(directory, "run-dir"));
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
@@ -121,13 +145,14 @@ v1::Resources MakeResources() {
   return resources;
 }
 
-v1::Hello MakeHello(const AgentOptions& options) {
+v1::Hello MakeHello(const AgentOptions& options, const AgentKey& key) {
   const std::string boot =
       base::ReadFile("/proc/sys/kernel/random/boot_id", 1 << 10).value_or("unknown");
   v1::Hello hello;
   hello.set_protocol_version(v1::PROTOCOL_VERSION_CURRENT);
   hello.set_node_id(options.node_id);
   hello.set_incarnation(RandomWord());
+  hello.set_key(key.fingerprint);
   hello.set_num_slots(options.num_slots);
   hello.set_hostname(Hostname());
   hello.set_machine_id(absl::StrCat(absl::StripAsciiWhitespace(boot), "/", hello.hostname()));
@@ -136,9 +161,12 @@ v1::Hello MakeHello(const AgentOptions& options) {
   return hello;
 }
 
-// An agent that the driver would never take says so and ends. A driver that is away may come.
+// Returns an error if the driver would never accept this agent. OK if the driver is away, because
+// it may come back.
 absl::Status CheckRefusal(const DriverStreamOptions& options) {
-  if (options.address.is_unix()) return absl::OkStatus();
+  // Does not connect, but refuses options that can never work.
+  ASSIGN_OR_RETURN(const std::unique_ptr<DriverStream> stream, DriverStream::Create(options));
+  if (options.address.is_unix()) return stream->CheckAddress();
   absl::Status status =
       security::ProbeDriver(options.address, options.tls, security::Role::kAgent, kProbeTimeout);
   if (absl::IsUnauthenticated(status)) return status;
@@ -149,7 +177,8 @@ absl::Status CheckRefusal(const DriverStreamOptions& options) {
   return absl::OkStatus();
 }
 
-// SIGTERM and SIGINT come as data; to be called before there are threads, which inherit the mask.
+// Makes SIGTERM and SIGINT readable from a descriptor. Call it before any thread starts, because
+// threads inherit the mask.
 base::UniqueFd BlockSignals() {
   sigset_t set;
   sigemptyset(&set);
@@ -168,9 +197,6 @@ absl::Status RunAgent(const AgentOptions& given) {
   ASSIGN_OR_RETURN(const client::Address address, client::ParseAddress(options.driver_address));
   ASSIGN_OR_RETURN(const std::unique_ptr<launch::ProcessKeeper> keeper,
                    launch::ProcessKeeper::Start({}));
-  ASSIGN_OR_RETURN(const base::UniqueFd lock, TakeRunDirectory(options.run_directory));
-  RETURN_IF_ERROR(base::MakeDirectories(options.log_directory));
-  PruneDirectory(options.log_directory, kJobLogsKept);
   const base::UniqueFd signals = BlockSignals();
   if (!signals.valid()) return base::ErrnoStatus(errno, "signalfd");
 
@@ -178,10 +204,15 @@ absl::Status RunAgent(const AgentOptions& given) {
   stream_options.address = address;
   stream_options.tls = options.tls;
   stream_options.insecure = options.insecure;
-  stream_options.hello = MakeHello(options);
+  RETURN_IF_ERROR(CheckRefusal(stream_options));
+  // All checks come first, so that a refusal leaves nothing behind.
+  ASSIGN_OR_RETURN(const base::UniqueFd lock, TakeRunDirectory(options.run_directory));
+  ASSIGN_OR_RETURN(const AgentKey key, TakeKey(options));
+  RETURN_IF_ERROR(base::MakeDirectories(options.log_directory));
+  PruneDirectory(options.log_directory, kJobLogsKept);
+  stream_options.hello = MakeHello(options, key);
   ASSIGN_OR_RETURN(const std::unique_ptr<DriverStream> stream,
                    DriverStream::Create(stream_options));
-  RETURN_IF_ERROR(CheckRefusal(stream_options));
   AgentLoopOptions loop_options;
   loop_options.node_id = options.node_id;
   loop_options.incarnation = stream_options.hello.incarnation();

@@ -1,5 +1,5 @@
-// The real agent in a process of its own, between a driver's service that this test implements and
-// children that train nothing (test_program.cc).
+// The real agent in its own process, between a driver's service that this test implements and
+// children that do not train (test_program.cc).
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -51,15 +51,18 @@ class TestDriver : public v1::AgentService::Service {
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
   }
-  void RefuseWith(grpc::Status status) { refusal_ = std::move(status); }
+  void RefuseWith(grpc::Status status) {
+    absl::MutexLock lock(&mutex_);
+    refusal_ = std::move(status);
+  }
 
   grpc::Status Connect(grpc::ServerContext* context,
                        grpc::ServerReaderWriter<v1::AgentDown, v1::AgentUp>* stream) override {
     v1::AgentUp up;
     if (!stream->Read(&up)) return grpc::Status::OK;
-    if (!refusal_.ok()) return refusal_;
     {
       absl::MutexLock lock(&mutex_);
+      if (!refusal_.ok()) return refusal_;
       hello_ = up.hello();
       stream_ = stream;
       desired_.set_incarnation(hello_.incarnation());
@@ -112,7 +115,7 @@ class TestDriver : public v1::AgentService::Service {
     return hello_;
   }
 
-  // Waits until so many values were put into the store since Open.
+  // Waits until `count` values were set in the store since Open.
   bool AwaitSets(int count) {
     absl::MutexLock lock(&mutex_);
     const auto met = [&] { return num_sets_ >= count; };
@@ -233,7 +236,7 @@ class AgentServerTest : public testing::Test {
     launch::SpawnRequest request;
     request.token = ++last_token_;
     request.program = absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
-                                   "/controlplane/agent/test_program");
+                                   "/controlplane/agent/service/test_program");
     request.arguments = {"megascale", "agent", absl::StrCat("unix:", directory_, "/d.sock"),
                          absl::StrCat(directory_, "/", folder), drain_timeout};
     const base::UniqueFd output(
@@ -245,7 +248,7 @@ class AgentServerTest : public testing::Test {
     return request.token;
   }
 
-  // Of rank 1 of attempt 1, whose steps have one instruction each; and of nothing else.
+  // Expects spans of rank 1 of attempt 1, whose steps have one instruction each, and no others.
   void ExpectSpans() {
     ASSERT_TRUE(driver_->AwaitJob(
         [](const v1::ActualJob& job) { return job.ranks(1).status().step() > 6; }));
@@ -314,7 +317,7 @@ class AgentServerTest : public testing::Test {
     });
   }
 
-  // Starts agent and job; returns once both ranks step and their snapshots are stored.
+  // Starts agent and job; returns once both ranks train and their snapshots are stored.
   int64_t Run(const std::string& drain_timeout = "5m") {
     const int64_t agent = StartAgent(drain_timeout);
     EXPECT_TRUE(driver_->AwaitHello());
@@ -337,7 +340,7 @@ class AgentServerTest : public testing::Test {
 
   std::string Output() { return base::ReadFile(directory_ + "/agent.out", 1 << 20).value_or(""); }
 
-  // Waits until agents have printed so many lines with this text.
+  // Waits until agents have printed `count` lines with this text.
   bool AwaitLines(const std::string& text, int count) {
     const absl::Duration end = base::RealClock().Monotonic() + kDeadline;
     const auto found = [&] {
@@ -415,7 +418,7 @@ TEST_F(AgentServerTest, RunsAJobFromPreflightToItsEnd) {
   for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/n0")) {
     left.push_back(entry.path().filename().string());
   }
-  EXPECT_THAT(left, testing::UnorderedElementsAre("agent.lock", "logs"));
+  EXPECT_THAT(left, testing::UnorderedElementsAre("agent.key", "agent.lock", "logs"));
 }
 
 TEST_F(AgentServerTest, AKilledRankIsReportedAndTheNextAttemptStartsAfterHold) {
@@ -507,7 +510,8 @@ TEST_F(AgentServerTest, AnIdleAgentWithoutADriverEndsOnSigterm) {
   EXPECT_EQ(AwaitExit(agent), 0);
 }
 
-// Where the stream was not wholly gone before the process ended, gRPC aborted one of fifteen.
+// When the stream was not completely gone before the process ended, gRPC aborted one run in
+// fifteen.
 TEST_F(AgentServerTest, EndsInOrderWhileItIsConnecting) {
   constexpr int kRounds = 10;
   constexpr int kAgents = 10;
@@ -543,6 +547,33 @@ TEST_F(AgentServerTest, ASecondAgentInTheSameRunDirectoryIsRefused) {
   ASSERT_TRUE(driver_->AwaitHello());
   EXPECT_EQ(WEXITSTATUS(AwaitExit(StartAgent())), 1);
   EXPECT_THAT(Output(), HasSubstr("another agent runs in"));
+}
+
+TEST_F(AgentServerTest, SaysThatItIsRefusedAndAsksAgainUntilItIsTakenAndEndsOnceItIsReplaced) {
+  driver_->RefuseWith({grpc::StatusCode::ALREADY_EXISTS, "node n0: another agent has it"});
+  const int64_t agent = StartAgent();
+  ASSERT_TRUE(AwaitLines(
+      "the driver refuses this agent (node n0: another agent has it); asks again in ", 1));
+  driver_->RefuseWith(grpc::Status::OK);
+  ASSERT_TRUE(driver_->AwaitHello());
+  const std::string key = driver_->hello().key();
+  EXPECT_EQ(key.size(), 64u);
+  driver_->RefuseWith({grpc::StatusCode::ALREADY_EXISTS, "node n0: a third agent has it"});
+  driver_->Close();
+  driver_->Open();
+  EXPECT_EQ(WEXITSTATUS(AwaitExit(agent)), 1);
+  EXPECT_THAT(Output(), HasSubstr("a third agent has it; this agent was given up and ends"))
+      << "an earlier refusal does not end an agent that was taken";
+  driver_->RefuseWith(grpc::Status::OK);
+  StartAgent();
+  ASSERT_TRUE(driver_->AwaitHello());
+  EXPECT_EQ(driver_->hello().key(), key);
+}
+
+TEST_F(AgentServerTest, EndsWhenItsNodeIdIsBoundToAnotherCertificate) {
+  driver_->RefuseWith({grpc::StatusCode::PERMISSION_DENIED, "node n0: is bound"});
+  EXPECT_EQ(WEXITSTATUS(AwaitExit(StartAgent())), 1);
+  EXPECT_THAT(Output(), HasSubstr("node n0: is bound"));
 }
 
 TEST_F(AgentServerTest, EndsWhenTheDriverHasANewerAgent) {

@@ -1,4 +1,4 @@
-#include "controlplane/agent/child.h"
+#include "controlplane/agent/service/child_process.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "controlplane/agent/agent_core.h"
+#include "controlplane/agent/core/agent_core.h"
 #include "runtime/base/frame.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -24,10 +24,16 @@ constexpr int kLastLines = 10;
 constexpr size_t kReadBytes = 64 << 10;
 constexpr int kReadsMax = 16;  // in one go, so that one talkative child does not hold up the others
 
+// Names the job and rank on the command line, for people who look at the list of processes.
+std::string WhoseText(const ChildName& child) {
+  return absl::StrCat(child.job_id, "/attempt-", child.attempt, "/",
+                      child.rank == kHostRank ? "host" : absl::StrCat("rank-", child.rank));
+}
+
 }  // namespace
 
 launch::LogName LogNameOf(const std::string& log_directory, const ChildName& child) {
-  // A job id is a name and no path.
+  // A job id must not be a path.
   const std::string job = absl::StrReplaceAll(child.job_id, {{"/", "_"}, {"..", "__"}});
   launch::LogName name;
   name.directory = absl::StrCat(log_directory, "/", job, "/attempt-", child.attempt);
@@ -49,8 +55,9 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(launch::ProcessKeeper* keepe
   launch::SpawnRequest request;
   request.token = name.process_id;
   request.program = "/proc/self/exe";
-  request.arguments = {"megascale", name.rank == kHostRank ? "host" : "worker", "--link-fd",
-                       absl::StrCat(kLinkFd)};
+  request.arguments = {"megascale", name.rank == kHostRank ? "host" : "worker",
+                       "--link-fd", absl::StrCat(kLinkFd),
+                       "--of",      WhoseText(name)};
   request.environment = environment;
   request.descriptors = {{link.second.get(), kLinkFd}};
   request.output = output_write.get();

@@ -1,5 +1,5 @@
-// One process of the agent: its end of the link, its output and log. Private to this folder.
-// Threads: one at a time; nothing blocks but Send.
+// One child process of the agent: the agent's end of the link, the child's output and its log.
+// Private to this folder. Threads: one at a time; only Send blocks.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ struct ChildName {
   int rank = 0;  // kHostRank: the host process
 };
 
-// Where the log of a rank (or kHostRank) of an attempt is:
+// Returns the name of the log of a rank (or kHostRank) of an attempt:
 // LOG_DIRECTORY/JOB/attempt-2/rank-00003.N.log.
 launch::LogName LogNameOf(const std::string& log_directory, const ChildName& child);
 
 class Child {
  public:
-  // Starts `megascale worker` or `megascale host`, this same program.
+  // Starts this same program as `megascale worker` or `megascale host`.
   static absl::StatusOr<std::unique_ptr<Child>> Start(launch::ProcessKeeper* keeper,
                                                       const ChildName& name,
                                                       const std::string& log_directory,
@@ -40,14 +40,14 @@ class Child {
   int link_fd() const { return link_.get(); }      // -1: closed
   int output_fd() const { return output_.get(); }  // -1: closed
 
-  // The whole messages that came; at once all that the socket holds.
+  // Reads everything that the socket holds and returns the complete messages.
   std::vector<std::string> ReadLink();
-  // Moves what it printed to its log.
+  // Moves the process's output to its log.
   void DrainOutput();
   std::string LastLines() const;
 
-  // Sends a message and descriptors. Blocking: at most 2 s. Errors: Unavailable - it is about to
-  // end; DeadlineExceeded - it does not read, and the link is broken for good.
+  // Sends a message and descriptors. Blocking: at most 2 s. Errors: Unavailable - the process is
+  // about to end; DeadlineExceeded - the process does not read, and the link is broken for good.
   absl::Status Send(const std::string& message, const std::vector<int>& fds);
 
  private:
@@ -58,7 +58,7 @@ class Child {
   int pid_ = 0;
   base::UniqueFd link_;
   base::UniqueFd output_;
-  std::string inbound_;                   // of an incomplete frame
+  std::string inbound_;                   // bytes of an incomplete frame
   std::unique_ptr<launch::LogFile> log_;  // null: it could not be opened
   bool log_failed_ = false;
 };

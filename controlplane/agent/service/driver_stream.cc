@@ -1,4 +1,4 @@
-#include "controlplane/agent/driver_stream.h"
+#include "controlplane/agent/service/driver_stream.h"
 
 #include <grpcpp/grpcpp.h>
 #include <poll.h>
@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "controlplane/security/credentials.h"
+#include "controlplane/security/driver_channel.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
@@ -24,6 +24,10 @@ namespace {
 
 constexpr absl::Duration kBackoffFirst = absl::Milliseconds(100);
 constexpr absl::Duration kBackoffMax = absl::Seconds(1);
+// The longest wait before asking again a driver that refuses this agent, and between log lines
+// about it.
+constexpr absl::Duration kRefusedBackoffMax = absl::Seconds(5);
+constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
 constexpr absl::Duration kWriteTimeout = absl::Seconds(10);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
 constexpr int kReceiveBytesMax = 64 << 20;
@@ -34,8 +38,8 @@ grpc::ChannelArguments MakeArguments(const client::Address& address) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // A stream that failed is opened anew here. Where gRPC 1.51 does it by itself, on a connection
-  // that turns out to be dead, every write of the stream tells that it failed, and is sent.
+  // This file reopens a failed stream itself. If gRPC 1.51 retried a stream on a dead connection,
+  // it would report every write of the stream as failed, and yet send it.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetMaxReceiveMessageSize(kReceiveBytesMax);
   if (!address.is_unix()) {  // a machine that vanished closes no connection
@@ -45,14 +49,38 @@ grpc::ChannelArguments MakeArguments(const client::Address& address) {
   return arguments;
 }
 
+// True if the driver's side answered, and not the connection failed.
+bool IsRefusal(const absl::Status& end) {
+  return absl::IsAlreadyExists(end) || absl::IsResourceExhausted(end) ||
+         absl::IsUnauthenticated(end) || absl::IsUnimplemented(end);
+}
+
+// Returns why the agent must end; OK: it goes on.
+absl::Status EndFor(const absl::Status& stream_end, bool taken) {
+  switch (stream_end.code()) {
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kPermissionDenied:
+      return stream_end;
+    case absl::StatusCode::kAlreadyExists:
+      // The driver gave this agent up, with all of its jobs, before it took the other one.
+      if (!taken) return absl::OkStatus();
+      return absl::AbortedError(
+          absl::StrCat(stream_end.message(), "; this agent was given up and ends"));
+    default:
+      return absl::OkStatus();
+  }
+}
+
 }  // namespace
 
 struct DriverStream::Channel {
-  std::shared_ptr<grpc::Channel> channel;
-  std::unique_ptr<v1::AgentService::Stub> stub;
+  std::unique_ptr<security::DriverChannel> driver;
+  std::unique_ptr<v1::AgentService::Stub> stub;  // of the newest stream
 };
 
-// What the stream's callbacks and its owner share.
+// State shared by the stream's callbacks and its owner.
 struct DriverStream::Shared {
   absl::Mutex mutex;
   base::UniqueFd event;
@@ -64,6 +92,8 @@ struct DriverStream::Shared {
   std::deque<v1::AgentUp> outbound;
   std::optional<absl::Duration> writing_since;
   absl::Status last_end;
+  bool taken = false;    // by the driver, at some time
+  int num_refusals = 0;  // streams that the driver ended before it sent anything
 
   void Notify() {
     const uint64_t one = 1;
@@ -114,7 +144,9 @@ class DriverStream::Reactor : public grpc::ClientBidiReactor<v1::AgentUp, v1::Ag
       RemoveHold();
       return;
     }
+    if (!shared_->opened) shared_->last_end = absl::OkStatus();  // of a stream before this one
     shared_->opened = true;
+    shared_->taken = true;
     shared_->inbound.push_back(std::move(reading_));
     reading_.Clear();
     shared_->Notify();
@@ -134,11 +166,12 @@ class DriverStream::Reactor : public grpc::ClientBidiReactor<v1::AgentUp, v1::Ag
       shared->last_end =
           absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
       shared->reactor = nullptr;
+      if (!shared->opened && IsRefusal(shared->last_end)) ++shared->num_refusals;
       shared->opened = false;
       shared->writing_since.reset();
     }
-    // Told after that: the context holds the channel, and the process may end as soon as the owner
-    // has let go of it. gRPC aborts where its thread still works then.
+    // The owner is notified only after the deletion: the context holds the channel, and the process
+    // may end as soon as the owner has released it. gRPC aborts if its thread still works then.
     delete this;
     absl::MutexLock lock(&shared->mutex);
     --shared->num_reactors;
@@ -163,13 +196,14 @@ DriverStream::DriverStream(DriverStreamOptions options, std::unique_ptr<Channel>
 
 absl::StatusOr<std::unique_ptr<DriverStream>> DriverStream::Create(
     const DriverStreamOptions& options) {
-  ASSIGN_OR_RETURN(const auto credentials,
-                   security::MakeChannelCredentials(options.address, options.tls, options.insecure,
-                                                    security::Role::kAgent));
+  security::DriverChannelOptions wanted;
+  wanted.address = options.address;
+  wanted.tls = options.tls;
+  wanted.insecure = options.insecure;
+  wanted.role = security::Role::kAgent;
   auto channel = std::make_unique<Channel>();
-  channel->channel =
-      grpc::CreateCustomChannel(options.address.text, credentials, MakeArguments(options.address));
-  channel->stub = v1::AgentService::NewStub(channel->channel);
+  ASSIGN_OR_RETURN(channel->driver,
+                   security::DriverChannel::Create(wanted, MakeArguments(options.address)));
   return std::unique_ptr<DriverStream>(new DriverStream(options, std::move(channel)));
 }
 
@@ -192,6 +226,11 @@ DriverStream::~DriverStream() {
   }
 }
 
+absl::Status DriverStream::CheckAddress() const {
+  const absl::Status status = channel_->driver->Check();
+  return absl::IsUnauthenticated(status) ? status : absl::OkStatus();
+}
+
 int DriverStream::events_fd() const { return shared_->event.get(); }
 
 DriverStream::Events DriverStream::Take() {
@@ -207,21 +246,53 @@ DriverStream::Events DriverStream::Take() {
   }
   was_open_ = shared_->opened;
   if (events.opened) backoff_ = kBackoffFirst;
-  if (absl::IsAborted(shared_->last_end) || absl::IsFailedPrecondition(shared_->last_end)) {
-    events.ended = shared_->last_end;
+  events.ended = EndFor(shared_->last_end, shared_->taken);
+  if (events.ended.ok() && shared_->num_refusals != num_refusals_) {
+    num_refusals_ = shared_->num_refusals;
+    LogRefusal(base::RealClock().Monotonic());
   }
   return events;
+}
+
+// Connects; false: try later. Another user may have made the socket since this agent started.
+// Nothing is sent to that user's process, and the workers go on.
+bool DriverStream::Connect(absl::Duration now) {
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> connected = channel_->driver->Connect();
+  if (connected.ok()) {
+    channel_->stub = v1::AgentService::NewStub(*connected);
+    return true;
+  }
+  if (absl::IsUnauthenticated(connected.status()) && now >= warn_at_) {
+    warn_at_ = now + kRefusalLogInterval;
+    base::LogWarning(absl::StrCat("refuses the driver: ", connected.status().message()));
+  }
+  return false;
+}
+
+// Requires: the mutex is held.
+void DriverStream::LogRefusal(absl::Duration now) {
+  const absl::Status& why = shared_->last_end;
+  if (why.code() == refusal_logged_ && now < refusal_logged_at_ + kRefusalLogInterval) return;
+  refusal_logged_ = why.code();
+  refusal_logged_at_ = now;
+  const absl::Duration wait = std::max(absl::ZeroDuration(), open_at_ - now);
+  base::LogWarning(absl::StrCat("the driver refuses this agent (", why.message(),
+                                "); asks again in ",
+                                absl::FormatDuration(absl::Trunc(wait, absl::Milliseconds(1))),
+                                ", later every ", absl::FormatDuration(kRefusedBackoffMax)));
 }
 
 void DriverStream::Maintain(absl::Duration now) {
   absl::MutexLock lock(&shared_->mutex);
   if (shared_->reactor == nullptr && now >= open_at_) {
     open_at_ = now + backoff_;
-    backoff_ = std::min(2 * backoff_, kBackoffMax);
-    // What is left of the stream before it is stale: the new one begins with the whole state.
+    backoff_ =
+        std::min(2 * backoff_, IsRefusal(shared_->last_end) ? kRefusedBackoffMax : kBackoffMax);
+    // Messages of the stream before are stale, because a new stream begins with the whole state.
     shared_->inbound.clear();
     shared_->outbound.clear();
     was_open_ = false;
+    if (!Connect(now)) return;
     shared_->reactor = new Reactor(shared_, options_.hello);
     ++shared_->num_reactors;
     shared_->reactor->Start(channel_->stub.get());
@@ -235,7 +306,8 @@ void DriverStream::Maintain(absl::Duration now) {
 absl::Duration DriverStream::NextWake() const {
   absl::MutexLock lock(&shared_->mutex);
   if (shared_->reactor == nullptr) return open_at_;
-  if (!shared_->writing_since.has_value()) return absl::InfiniteDuration();
+  // A write before the stream opens may wait for the driver for any time.
+  if (!shared_->opened || !shared_->writing_since.has_value()) return absl::InfiniteDuration();
   return *shared_->writing_since + kWriteTimeout;
 }
 

@@ -1,10 +1,10 @@
-// The agent's stream to the driver: opened again whenever it breaks, for ever. gRPC stays in
-// driver_stream.cc. Private to this folder.
+// The agent's stream to the driver; opened again whenever it breaks, for ever. Only
+// driver_stream.cc sees gRPC. Private to this folder.
 //
-// Outgoing messages wait while there is no stream: of the actual state only the newest, because it
-// is whole; the rest in order. What was sent on a stream that broke may be lost: the caller sends
-// it again when `opened` says that there is a new one. Threads: one at a time (the callbacks'
-// threads are inside).
+// Outgoing messages wait while there is no stream, in order; only the newest actual state waits,
+// because it is complete. Messages sent on a stream that broke may be lost: the caller sends them
+// again when `opened` says that there is a new stream. Threads: one at a time; gRPC's callback
+// threads do not reach the caller.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "controlplane/client/address.h"
+#include "controlplane/address/address.h"
 #include "controlplane/security/tls_files.h"
 #include "proto/agent.pb.h"
 
@@ -29,25 +29,32 @@ struct DriverStreamOptions {
 
 class DriverStream {
  public:
-  // Does not connect yet. Errors: InvalidArgument - TCP without TLS, or files that cannot be used;
-  // Unauthenticated - the certificate has expired.
+  // Makes a stream that is not connected yet. Errors: InvalidArgument - TCP without TLS, or TLS
+  // files that cannot be used; Unauthenticated - the certificate has expired.
   static absl::StatusOr<std::unique_ptr<DriverStream>> Create(const DriverStreamOptions& options);
-  // Blocking: until the stream is cancelled, at most 5 s.
+  // Cancels the stream. Blocking: at most 5 s.
   ~DriverStream();
 
   // Readable when Take has something.
   int events_fd() const;
 
   struct Events {
-    bool opened = false;                  // a new stream: its first message came
-    std::vector<v1::AgentDown> messages;  // of the newest stream
-    absl::Status ended;  // Aborted, FailedPrecondition: the driver will not have us
+    bool opened = false;                  // there is a new stream: its first message arrived
+    std::vector<v1::AgentDown> messages;  // from the newest stream
+    // Not OK: the driver refuses this agent for good, with Aborted, FailedPrecondition,
+    // InvalidArgument or PermissionDenied. After any other error the stream logs it and tries
+    // again.
+    absl::Status ended;
   };
   Events Take();
   bool is_open() const { return was_open_; }  // as of the last Take
 
-  // Opens the stream where that is due, gives up one that stands still. Call at NextWake at the
-  // latest.
+  // Checks the driver's address now. Errors: Unauthenticated - its Unix socket belongs to another
+  // user. OK: the address may be used, or no driver listens there yet.
+  absl::Status CheckAddress() const;
+
+  // Opens the stream when that is due, and gives up a stalled one. Call at NextWake at the latest.
+  // A refused address is logged and tried again.
   void Maintain(absl::Duration now);
   absl::Duration NextWake() const;
 
@@ -59,13 +66,20 @@ class DriverStream {
   struct Shared;
   struct Channel;
   DriverStream(DriverStreamOptions options, std::unique_ptr<Channel> channel);
+  bool Connect(absl::Duration now);
 
   const DriverStreamOptions options_;
   std::unique_ptr<Channel> channel_;
   std::shared_ptr<Shared> shared_;
+  void LogRefusal(absl::Duration now);
+
   bool was_open_ = false;
+  int num_refusals_ = 0;  // number of refusals seen
+  absl::StatusCode refusal_logged_ = absl::StatusCode::kOk;
+  absl::Duration refusal_logged_at_ = -absl::InfiniteDuration();
   absl::Duration open_at_ = -absl::InfiniteDuration();
   absl::Duration backoff_;
+  absl::Duration warn_at_ = -absl::InfiniteDuration();
 };
 
 }  // namespace megascale::agent

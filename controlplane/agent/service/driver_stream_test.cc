@@ -1,9 +1,10 @@
-#include "controlplane/agent/driver_stream.h"
+#include "controlplane/agent/service/driver_stream.h"
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -18,12 +19,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/socket/own_socket.h"
+#include "runtime/base/socket/test_user.h"
 
 namespace megascale::agent {
 namespace {
@@ -77,8 +81,8 @@ sockaddr_un AddressOf(const std::string& path) {
   return address;
 }
 
-// Stands between a stream and its driver, and can end a connection as a killed process does:
-// without a word. Takes one connection at a time.
+// A relay between a stream and its driver that can end a connection as a killed process does,
+// without notice. Takes one connection at a time.
 class Relay {
  public:
   Relay(std::string listen_path, const std::string& driver_path)
@@ -115,7 +119,7 @@ class Relay {
         ::connect(server_.get(), reinterpret_cast<const sockaddr*>(&driver_), sizeof(driver_)), 0);
   }
 
-  // False at the end.
+  // Passes bytes on; returns false at the end of the stream.
   bool Pass(const base::UniqueFd& from, const base::UniqueFd& to) {
     std::array<char, 4096> buffer;
     const ssize_t got = ::read(from.get(), buffer.data(), buffer.size());
@@ -162,7 +166,7 @@ class DriverStreamTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
-  // As the agent's loop does, until a stream has opened.
+  // Maintains the stream as the agent's loop does, until it has opened.
   static bool AwaitOpened(DriverStream* stream) {
     const absl::Duration end = Now() + kDeadline;
     while (Now() < end) {
@@ -177,9 +181,9 @@ class DriverStreamTest : public testing::Test {
   std::string directory_;
 };
 
-// A driver that is killed closes its socket without a word, and the next stream is opened at once.
-// All that is sent on it arrives, without anything behind it that would push it. What went wrong
-// once is a race: it took a busy machine to show.
+// A killed driver closes its socket without notice, and the next stream opens at once. Everything
+// that is sent on it must arrive, without later messages that push it. The bug behind this test was
+// a race that needed a busy machine.
 TEST_F(DriverStreamTest, EverythingIsSentAfterTheDriverWasKilled) {
   TestDriver driver(absl::StrCat("unix:", directory_, "/d.sock"));
   Relay relay(directory_ + "/r.sock", directory_ + "/d.sock");
@@ -199,10 +203,36 @@ TEST_F(DriverStreamTest, EverythingIsSentAfterTheDriverWasKilled) {
       (*stream)->Send(std::move(message));
     }
     ASSERT_TRUE(driver.AwaitReceived(ids)) << "round " << round;
-    // Longer than the first backoff: the next stream is opened at once, while the channel may still
-    // take its connection for a good one.
+    // Longer than the first backoff, so that the next stream opens at once, while the channel may
+    // still believe that its connection works.
     absl::SleepFor(absl::Milliseconds(120));
     relay.Cut();
+  }
+}
+
+// An agent that joined another user's driver would run that user's jobs as its own user.
+TEST_F(DriverStreamTest, ADriverOfAnotherUserIsRefusedBeforeTheFirstByte) {
+  ASSERT_EQ(::chmod(directory_.c_str(), 01777), 0);
+  ASSERT_EQ(::mkdir((directory_ + "/ours").c_str(), 0700), 0);
+  for (const bool only_the_process : {false, true}) {
+    const std::string path = directory_ + (only_the_process ? "/ours/d.sock" : "/theirs/d.sock");
+    DriverStreamOptions options;
+    options.address = *client::ParseAddress(path);
+    const auto stream = DriverStream::Create(options);
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    EXPECT_EQ((*stream)->CheckAddress(), absl::OkStatus());  // nobody is there yet
+    base::OtherUsersListener listener(path, only_the_process);
+    const absl::Status refused = (*stream)->CheckAddress();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnauthenticated) << refused;
+    EXPECT_TRUE(absl::StrContains(refused.message(), base::DescribeUser(base::kOtherUser)) &&
+                absl::StrContains(refused.message(), "run the agent as the user who runs"))
+        << refused;
+    for (int i = 0; i < 3; ++i) {
+      (*stream)->Maintain((*stream)->NextWake());
+      EXPECT_FALSE((*stream)->Take().opened);
+    }
+    EXPECT_LT((*stream)->NextWake(), absl::InfiniteDuration());  // it goes on trying
+    EXPECT_EQ(listener.Stop(), 0);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "controlplane/agent/job_memory.h"
+#include "controlplane/agent/service/job_memory.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/agent/agent_core.h"
+#include "controlplane/agent/core/agent_core.h"
 #include "runtime/base/check.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
@@ -18,8 +18,8 @@
 namespace megascale::agent {
 namespace {
 
-// A rank without progress for so long says what it is in: well below any limit, well above a step's
-// longest instruction as a rule.
+// A rank without progress for longer than this reports its instructions. It is well below any
+// timeout and usually well above the longest instruction.
 constexpr double kStandsStillSeconds = 2;
 
 }  // namespace
@@ -38,32 +38,32 @@ absl::Status JobMemory::Prepare(const v1::DesiredJob& job) {
   RemoveSocketDirectory();
   socket_directory_ = absl::StrCat(socket_prefix_, "-", job.attempt());
   RETURN_IF_ERROR(base::MakeDirectories(socket_directory_));
-  job::NodeRequest request;
+  layout::NodeRequest request;
   request.job_id = job.job_id();
   request.spec = &job.spec();
   request.placements = {job.placements().begin(), job.placements().end()};
   request.node_id = node_id_;
   request.attempt = job.attempt();
   request.first_step = job.restore().step();
-  ASSIGN_OR_RETURN(job::AttemptMemory memory, job::MakeAttemptMemory(request));
+  ASSIGN_OR_RETURN(layout::AttemptMemory memory, layout::MakeAttemptMemory(request));
   std::set<int> ranks;
-  for (const job::LocalRank& local : memory.ranks) ranks.insert(local.rank);
+  for (const layout::LocalRank& local : memory.ranks) ranks.insert(local.rank);
   std::erase_if(snapshots_, [&](const auto& item) { return ranks.count(item.first) == 0; });
   for (const int rank : ranks) {
     if (snapshots_.count(rank) > 0) continue;
-    ASSIGN_OR_RETURN(snapshots_[rank], job::MakeSnapshotMemory(job.spec(), rank));
+    ASSIGN_OR_RETURN(snapshots_[rank], layout::MakeSnapshotMemory(job.spec(), rank));
   }
   attempt_ = std::move(memory);
   attempt_number_ = job.attempt();
-  for (const job::LocalRank& local : attempt_->ranks) {
+  for (const layout::LocalRank& local : attempt_->ranks) {
     spans_.emplace(local.rank, RecentSpans(attempt_->spans.get(), local.heartbeat_slot));
   }
   return absl::OkStatus();
 }
 
-const job::LocalRank* JobMemory::FindRank(int rank) const {
+const layout::LocalRank* JobMemory::FindRank(int rank) const {
   if (!attempt_.has_value()) return nullptr;
-  for (const job::LocalRank& local : attempt_->ranks) {
+  for (const layout::LocalRank& local : attempt_->ranks) {
     if (local.rank == rank) return &local;
   }
   return nullptr;
@@ -71,7 +71,7 @@ const job::LocalRank* JobMemory::FindRank(int rank) const {
 
 Introduction<link::v1::ToWorker> JobMemory::IntroduceWorker(const v1::DesiredJob& job,
                                                             int rank) const {
-  const job::LocalRank* const local = FindRank(rank);
+  const layout::LocalRank* const local = FindRank(rank);
   MEGASCALE_CHECK(local != nullptr);
   Introduction<link::v1::ToWorker> introduction;
   link::v1::Assignment* assignment = introduction.message.mutable_assignment();
@@ -93,8 +93,8 @@ Introduction<link::v1::ToWorker> JobMemory::IntroduceWorker(const v1::DesiredJob
   return introduction;
 }
 
-// Who sees it in the checkpoint directory sees the same directory. Not the secret itself: it is
-// readable to whoever reads checkpoints.
+// A machine that finds the nonce in its checkpoint directory sees the same directory. The nonce is
+// not the secret itself, because everybody who can read checkpoints can read it.
 void JobMemory::FillNonce(const v1::DesiredJob& job, link::v1::HostAssignment* assignment) const {
   const auto& placements = job.placements();
   const bool alone = std::all_of(placements.begin(), placements.end(), [&](const auto& placement) {
@@ -133,7 +133,7 @@ Introduction<link::v1::ToHost> JobMemory::IntroduceHost(const v1::DesiredJob& jo
   assignment->set_has_batch_ring(attempt_->ring != nullptr);
   introduction.fds = {attempt_->heartbeats->fd()};
   if (attempt_->ring != nullptr) introduction.fds.push_back(attempt_->ring->fd());
-  for (const job::LocalRank& local : attempt_->ranks) {
+  for (const layout::LocalRank& local : attempt_->ranks) {
     assignment->add_local_ranks(local.rank);
     introduction.fds.push_back(snapshots_.at(local.rank)->fd());
   }
@@ -144,7 +144,7 @@ telemetry::v1::RankStatus JobMemory::ReadStatus(int rank, int pid, absl::Duratio
   telemetry::v1::RankStatus silent;
   silent.set_alive_age_seconds(-1);
   silent.set_progress_age_seconds(-1);
-  const job::LocalRank* const local = FindRank(rank);
+  const layout::LocalRank* const local = FindRank(rank);
   if (!attempt_.has_value() || (rank != kHostRank && local == nullptr)) return silent;
   const int slot = rank == kHostRank ? attempt_->host_heartbeat_slot : local->heartbeat_slot;
   auto status = telemetry::ReadHeartbeat(*attempt_->heartbeats, slot, now);

@@ -1,4 +1,4 @@
-// The shared memory that the agent holds for one job, and what is read from it. Private to this
+// The shared memory that the agent holds for one job, and functions that read it. Private to this
 // folder. Threads: one at a time.
 #pragma once
 
@@ -12,17 +12,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "controlplane/agent/recent_spans.h"
+#include "controlplane/agent/evidence/recent_spans.h"
 #include "proto/agent.pb.h"
 #include "proto/link.pb.h"
 #include "proto/telemetry.pb.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/snapshot.h"
-#include "runtime/job/node_memory.h"
+#include "runtime/layout/node_memory.h"
 
 namespace megascale::agent {
 
-// The first message of a link with the descriptors that travel beside it; they stay the agent's.
+// The first message on a link, with the descriptors that travel beside it. The agent keeps owning
+// the descriptors.
 template <typename Message>
 struct Introduction {
   Message message;
@@ -31,45 +32,47 @@ struct Introduction {
 
 class JobMemory {
  public:
-  // `socket_directory`: new in each attempt, made here and removed with it.
+  // Each attempt gets a new socket directory that begins with `socket_directory_prefix`. It is
+  // created here and removed when the attempt ends.
   JobMemory(std::string node_id, std::string socket_directory_prefix)
       : node_id_(std::move(node_id)), socket_prefix_(std::move(socket_directory_prefix)) {}
   ~JobMemory();
 
-  // Makes the regions of the attempt in place of those of the one before. Snapshots of ranks that
-  // are still here stay. Errors: ResourceExhausted; of the file system.
+  // Replaces the regions of the attempt before by those of this one. Snapshots of ranks that are
+  // still here stay. Errors: ResourceExhausted; those of the file system.
   absl::Status Prepare(const v1::DesiredJob& job);
 
-  // Requires: Prepare succeeded for this attempt, except for a preflight.
+  // Return the first message to a worker or host. Requires: Prepare succeeded for this attempt; a
+  // preflight does not need it.
   Introduction<link::v1::ToWorker> IntroduceWorker(const v1::DesiredJob& job, int rank) const;
   Introduction<link::v1::ToHost> IntroduceHost(const v1::DesiredJob& job,
                                                bool preflight_only) const;
 
-  // What the heartbeat slot of a rank (or kHostRank) shows, if the process `pid` writes it already.
-  // `recent` is filled for a rank that stands still.
+  // Returns the status in the heartbeat slot of a rank (or kHostRank), if the process `pid` already
+  // writes it. `recent` is filled for a rank without progress.
   telemetry::v1::RankStatus ReadStatus(int rank, int pid, absl::Duration now) const;
-  // Takes what the ranks wrote of spans; call often.
+  // Reads the ranks' new spans from their rings; call often.
   void DrainSpans();
-  // What the rank does and completed last, as RecentSpans::Describe says it; "" of the host.
+  // Returns RecentSpans::Describe of the rank; "" for the host.
   std::string DescribeSpans(int rank, absl::Duration now) const;
-  // Takes what the rank wrote of spans, and gives those it has of `first_step` and later ones.
+  // Reads the rank's new spans and returns all kept spans of `first_step` and later steps.
   // Errors: NotFound - the rank does not run here in that attempt.
   absl::StatusOr<v1::SpanChunk> ReadSpans(int64_t attempt, int rank, int64_t first_step);
-  // Sealed snapshots of all ranks here.
+  // Returns the sealed snapshots of all ranks here.
   std::vector<checkpoint::SealedSnapshot> ListSnapshots() const;
   void MarkPersisted(const checkpoint::SealedSnapshot& snapshot);
-  // Newest step in the batch ring; 0: there is none.
+  // Returns the newest step in the batch ring; 0: the ring is empty or missing.
   int64_t PublishedStep() const;
 
  private:
   void RemoveSocketDirectory();
   void FillNonce(const v1::DesiredJob& job, link::v1::HostAssignment* assignment) const;
-  const job::LocalRank* FindRank(int rank) const;
+  const layout::LocalRank* FindRank(int rank) const;
 
   const std::string node_id_;
   const std::string socket_prefix_;
   std::string socket_directory_;
-  std::optional<job::AttemptMemory> attempt_;
+  std::optional<layout::AttemptMemory> attempt_;
   int64_t attempt_number_ = 0;        // of attempt_
   std::map<int, RecentSpans> spans_;  // by rank; of attempt_
   std::map<int, std::unique_ptr<base::SharedMemory>> snapshots_;

@@ -1,4 +1,4 @@
-#include "controlplane/agent/route.h"
+#include "controlplane/agent/service/local_address.h"
 
 #include <netdb.h>
 #include <sys/socket.h>
@@ -16,7 +16,7 @@ absl::StatusOr<std::string> LocalAddressTowards(const std::string& host) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
-  // The port matters to nobody: a datagram socket that is connected sends nothing.
+  // The port does not matter: connecting a datagram socket sends no packet.
   const int resolved = ::getaddrinfo(host.c_str(), "9", &hints, &found);
   if (resolved != 0) {
     return absl::UnavailableError(absl::StrCat("host ", host, ": ", ::gai_strerror(resolved)));

@@ -1,4 +1,4 @@
-// Which of this machine's addresses leads to another host.
+// Finds the address of this machine that leads to another host.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace megascale::agent {
 
-// The numeric address from which packets to `host` (a name or an address) would leave. Sends
-// nothing. Blocking: resolves the name. Errors: Unavailable - the name is unknown, or there is no
-// route.
+// Returns the numeric address from which packets to `host` (a name or an address) would leave.
+// Sends no packet. Blocking: resolves the name. Errors: Unavailable - the name is unknown, or there
+// is no route.
 absl::StatusOr<std::string> LocalAddressTowards(const std::string& host);
 
 }  // namespace megascale::agent

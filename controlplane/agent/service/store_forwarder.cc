@@ -1,4 +1,4 @@
-#include "controlplane/agent/store_forwarder.h"
+#include "controlplane/agent/service/store_forwarder.h"
 
 #include <algorithm>
 #include <utility>
@@ -14,8 +14,9 @@ namespace {
 
 using v1::StoreRequest;
 
-// The keys of one attempt. The attempt's secret keeps apart what has the same name: jobs of other
-// drivers, or of one that lost its state, on the same server. It cannot be told from its digest.
+// Returns the prefix of an attempt's keys. A digest of the attempt's secret separates equal names
+// on the same server: jobs of other drivers, or of a driver that lost its state. The digest does
+// not reveal the secret.
 std::string ScopeOf(const v1::DesiredJob& job) {
   constexpr size_t kDigits = 16;
   const std::string digest = base::Sha256Hex(absl::StrCat("store/", job.secret()));
@@ -24,7 +25,7 @@ std::string ScopeOf(const v1::DesiredJob& job) {
 
 std::string Prefix(int64_t process_id) { return absl::StrCat(process_id, "/"); }
 
-// An answer that is about the request, and not about the server.
+// True if an answer concerns the request and not the server.
 bool IsAboutRequest(const v1::StoreReply& reply) {
   switch (static_cast<absl::StatusCode>(reply.code())) {
     case absl::StatusCode::kOk:
@@ -60,7 +61,8 @@ void StoreForwarder::OnStarted(int64_t process_id, const v1::DesiredJob& job) {
 }
 
 void StoreForwarder::OnRequest(int64_t process_id, StoreRequest request, absl::Duration now) {
-  // Ids are unique in one process: the prefix makes them so on the stream and names who waits.
+  // Ids are unique within a process; the prefix makes them unique on the stream and names the
+  // process.
   request.set_request_id(absl::StrCat(Prefix(process_id), request.request_id()));
   const Client& client = clients_[process_id];
   if (client.address.empty()) {
@@ -93,7 +95,7 @@ std::string StoreForwarder::OnEnded(int64_t process_id) {
 
 void StoreForwarder::OnStreamOpened() {
   batch_.Clear();
-  // Repeated, they change nothing.
+  // Repeating them does no harm.
   for (const auto* requests : {&written_, &waiting_}) {
     for (const auto& [id, request] : *requests) *batch_.add_requests() = request;
   }
@@ -197,7 +199,7 @@ absl::Duration StoreForwarder::NextWake() const {
 
 void StoreForwarder::Drive(absl::Duration now) {
   for (const auto& [address, store] : stores_) store->Drive(now);
-  // What has no connection and is asked nothing is made again when it is.
+  // A store without connection and requests is dropped, and made again for the next request.
   std::erase_if(stores_, [](const auto& item) {
     return !item.second->is_connected() && item.second->num_waiting() == 0;
   });

@@ -1,6 +1,6 @@
-// The agent's side of the rendezvous store: takes the requests of its workers to where the store of
-// their job is - the driver, over the agent's stream, or a Redis server -, and the answers back.
-// Private to this folder. Threads: one; nothing blocks.
+// The agent's side of the rendezvous store. Forwards the workers' requests to the store of their
+// job (the driver, over the agent's stream, or a Redis server), and the answers back. Private to
+// this folder. Threads: one; no call blocks.
 #pragma once
 
 #include <poll.h>
@@ -14,17 +14,17 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "proto/agent.pb.h"
-#include "runtime/comm/redis/redis_store.h"
+#include "runtime/comm/store/redis/redis_store.h"
 
 namespace megascale::agent {
 
-// What an agent needs to speak to Redis servers, beside their addresses.
+// Passwords and certificates for Redis servers. Their addresses come with the jobs.
 struct StoreAccess {
-  std::string password_file;  // see runtime/comm/redis/password_file.h; empty: no passwords
+  std::string password_file;  // see runtime/comm/store/redis/password_file.h; empty: no passwords
   comm::RedisTls tls;         // for addresses that begin with rediss://
 };
 
-// What came of a check.
+// The result of a check.
 struct StoreCheck {
   std::string job_id;
   int64_t attempt = 0;
@@ -34,27 +34,27 @@ struct StoreCheck {
 class StoreForwarder {
  public:
   using SendToDriver = std::function<void(v1::AgentUp)>;
-  // An answer for a process, under the request id that the process gave.
+  // Delivers an answer to a process, under the request id that the process gave.
   using SendToProcess = std::function<void(int64_t process_id, const v1::StoreReply&)>;
 
   StoreForwarder(StoreAccess access, SendToDriver driver, SendToProcess process);
 
-  // Before any request of the process.
+  // Call before any request of the process.
   void OnStarted(int64_t process_id, const v1::DesiredJob& job);
   // Requires: `request` carries the process's job and attempt.
   void OnRequest(int64_t process_id, v1::StoreRequest request, absl::Duration now);
-  // Forgets its requests and what it wrote. Returns how a Redis server failed it: "" - it did not,
-  // or refused it, which the process itself reports best.
+  // Forgets the process's requests and writes. Returns the error of the process's Redis server; "":
+  // no error, or a refusal, which the process itself reports better.
   std::string OnEnded(int64_t process_id);
 
-  // The driver may be another one and know nothing: all is told again.
+  // Sends everything again, because a restarted driver has lost its store.
   void OnStreamOpened();
   void OnDriverReply(const v1::StoreReply& reply);
-  // Sends what has gathered for the driver.
+  // Sends the requests that have gathered for the driver.
   void FlushToDriver();
 
-  // Asks the job's store, which is a Redis server, for what an attempt needs of it: to write, to
-  // read and to add. The outcome comes from TakeChecks within seconds.
+  // Begins to check that the job's store, a Redis server, does all that an attempt needs: write,
+  // read and add. TakeChecks has the result within seconds.
   void Check(const std::string& node_id, const v1::DesiredJob& job, absl::Duration now);
   std::vector<StoreCheck> TakeChecks();
 
@@ -63,11 +63,11 @@ class StoreForwarder {
   void Drive(absl::Duration now);
 
  private:
-  // A process that may ask.
+  // A process that may send requests.
   struct Client {
     std::string address;  // of its Redis server; empty: the driver
     std::string scope;
-    std::string failure;  // of its Redis server
+    std::string failure;  // error of its Redis server
   };
 
   comm::RedisStore& StoreAt(const std::string& address);
@@ -81,10 +81,11 @@ class StoreForwarder {
   std::map<int64_t, Client> clients_;
   std::map<std::string, std::unique_ptr<comm::RedisStore>> stores_;  // by address
 
-  // Requests to the driver by the id that it sees, until they are answered or their process ended.
+  // Requests to the driver, by the id that the driver sees, until they are answered or their
+  // process ends.
   std::map<std::string, v1::StoreRequest> waiting_;
-  // Of the same processes: what they put into the driver's store. The driver may be killed while
-  // they look for each other, and the next one knows nothing of it.
+  // Writes of these processes to the driver's store, to be repeated to a new driver: the driver may
+  // be killed while the ranks look for each other, and its store dies with it.
   std::map<std::string, v1::StoreRequest> written_;
   v1::StoreRequests batch_;
 

@@ -1,4 +1,4 @@
-#include "controlplane/agent/store_forwarder.h"
+#include "controlplane/agent/service/store_forwarder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/clock.h"
-#include "runtime/comm/redis/test_redis_server.h"
+#include "runtime/comm/store/redis/test_redis_server.h"
 
 namespace megascale::agent {
 namespace {

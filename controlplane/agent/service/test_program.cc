@@ -1,5 +1,5 @@
-// Stands for `megascale` in agent_server_test: the real agent, and a worker and a host that talk on
-// their links as the real ones do but train nothing.
+// Replaces `megascale` in agent_server_test: the real agent, with a worker and a host that speak on
+// their links as the real ones do but do not train.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "controlplane/agent/agent_server.h"
+#include "controlplane/agent/service/agent_server.h"
 #include "proto/link.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/frame.h"
 #include "runtime/base/log.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/telemetry/heartbeat.h"

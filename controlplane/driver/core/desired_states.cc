@@ -1,4 +1,4 @@
-#include "controlplane/driver/desired_states.h"
+#include "controlplane/driver/core/desired_states.h"
 
 #include <algorithm>
 
@@ -29,13 +29,14 @@ agent::DesiredJob::Phase PhaseOf(pb::Stage stage) {
   }
 }
 
-// Peers' sockets authenticate with it; only who knows the job's seed can make it.
+// The attempt's secret, with which the peers' sockets authenticate each other. Only the holder of
+// the job's seed can make it.
 std::string SecretOf(const JobRecord& job) {
   return base::Sha256Hex(
       absl::StrCat(job.submitted().secret_seed(), "/", JobId(job), "/", job.attempt()));
 }
 
-// As runs of ranks: each of thousands of agents is told of all ranks.
+// Adds the placements as runs of ranks, because each of thousands of agents gets all ranks.
 void AddRuns(const JobRecord& job, agent::DesiredJob* desired) {
   agent::Placement* run = nullptr;
   for (const agent::Placement& placement : job.placements()) {
@@ -50,7 +51,7 @@ void AddRuns(const JobRecord& job, agent::DesiredJob* desired) {
   }
 }
 
-// What stays the same during an attempt; the fields that DesiredJob.as_before names.
+// The fields that stay the same during an attempt; DesiredJob.as_before lists them.
 agent::DesiredJob AttemptOf(const JobRecord& job) {
   agent::DesiredJob desired;
   *desired.mutable_spec() = job.submitted().spec();
@@ -62,7 +63,7 @@ agent::DesiredJob AttemptOf(const JobRecord& job) {
   return desired;
 }
 
-// What else all agents of the job are told alike.
+// The other fields that are equal for all agents of the job.
 agent::DesiredJob CommonOf(const JobRecord& job) {
   agent::DesiredJob desired;
   desired.set_job_id(JobId(job));
@@ -85,7 +86,7 @@ agent::DesiredJob CommonOf(const JobRecord& job) {
   return desired;
 }
 
-// What the agent of rank 0 is told besides: its host writes manifests and deletes.
+// The fields for the agent of rank 0 only: its host writes manifests and deletes checkpoints.
 void AddFirst(const JobRecord& job, agent::DesiredJob* desired) {
   desired->set_delete_checkpoints(true);
   for (const int64_t step : job.finalize()) {
@@ -127,7 +128,7 @@ std::vector<const DesiredStates::Part*> DesiredStates::PartsOf(const NodeRecord&
   return parts;
 }
 
-std::string DesiredStates::PrintOf(const std::string& node_id) const {
+std::string DesiredStates::Fingerprint(const std::string& node_id) const {
   const NodeRecord* node = FindNode(state_, node_id);
   if (node == nullptr) return "";
   std::string print = absl::StrCat(node->hello().incarnation(), node->draining() ? " drains" : "");

@@ -1,4 +1,4 @@
-#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/core/driver_core.h"
 
 #include <algorithm>
 #include <set>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/transition.h"
+#include "controlplane/driver/core/transition.h"
 #include "runtime/base/check.h"
 #include "runtime/base/text/shortlist.h"
 
@@ -17,7 +17,7 @@ namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 
 bool Transition::Run() {
-  // Counted first: a stage that this event begins is newer than every version sent before it.
+  // Counted first, so that a stage that this event begins is newer than every version sent before.
   state_.set_num_events(state_.num_events() + 1);
   const bool accepted = [&] {
     switch (event_.event_case()) {
@@ -28,7 +28,7 @@ bool Transition::Run() {
       case Event::kJobsForgotten:
         return OnJobsForgotten(event_.jobs_forgotten());
       case Event::kNodeJoined:
-        return OnNodeJoined(event_.node_joined().hello());
+        return OnNodeJoined(event_.node_joined());
       case Event::kNodeLost:
         return OnNodeLost(event_.node_lost());
       case Event::kNodeEvicted:
@@ -80,13 +80,13 @@ JobRecord* Transition::Current(const std::string& job_id, int64_t attempt) {
 
 void Transition::Enter(JobRecord* job, pb::Stage stage) {
   MEGASCALE_CHECK_MSG(!IsTerminal(*job), "a terminal job never changes");
-  // Agents that hold already are not told again, so the version that they have applied stays good.
+  // Agents that already hold get no new state, so the version that they have applied stays valid.
   if (!IsHold(job->stage()) || !IsHold(stage)) job->set_stage_event(state_.num_events());
   job->set_stage(stage);
 }
 
-void Transition::Say(JobRecord* job, control::JobState job_state, const std::string& reason,
-                     const std::string& message) {
+void Transition::SetStatus(JobRecord* job, control::JobState job_state, const std::string& reason,
+                           const std::string& message) {
   job->set_state(job_state);
   job->set_reason(reason);
   job->set_message(message);
@@ -95,7 +95,8 @@ void Transition::Say(JobRecord* job, control::JobState job_state, const std::str
 void Transition::End(JobRecord* job, control::JobState job_state, const std::string& reason,
                      const std::string& message) {
   Enter(job, pb::STAGE_ENDED);
-  Say(job, job_state, reason, message);
+  PutBackUnread(job);
+  SetStatus(job, job_state, reason, message);
   job->set_ended_unix_nanos(event_.time_unix_nanos());
   job->clear_finalize();
 }
@@ -118,7 +119,7 @@ bool Transition::OnSubmitted(const pb::JobSubmitted& submitted) {
   *job->mutable_submitted() = submitted;
   job->set_submitted_unix_nanos(event_.time_unix_nanos());
   Enter(job, pb::STAGE_QUEUED);
-  Say(job, control::JOB_STATE_PENDING, "WaitingForSlots", "");
+  SetStatus(job, control::JOB_STATE_PENDING, "WaitingForSlots", "");
   return true;
 }
 
@@ -132,9 +133,9 @@ bool Transition::OnCancel(const pb::CancelRequested& cancel) {
   }
   const bool runs = job->stage() == pb::STAGE_RUN || job->stage() == pb::STAGE_LEAVE;
   Enter(job, runs ? pb::STAGE_STOP : pb::STAGE_FENCE);
-  Say(job, control::JOB_STATE_CANCELLING, "CancelRequested",
-      job->stage() == pb::STAGE_STOP ? "the ranks stop at the end of a step"
-                                     : "waits for its processes to end");
+  SetStatus(job, control::JOB_STATE_CANCELLING, "CancelRequested",
+            job->stage() == pb::STAGE_STOP ? "the ranks stop at the end of a step"
+                                           : "waits for its processes to end");
   return true;
 }
 
@@ -176,7 +177,8 @@ bool Transition::OnTrainingStarted(const pb::TrainingStarted& started) {
       job->state() != control::JOB_STATE_STARTING) {
     return false;
   }
-  Say(job, control::JOB_STATE_RUNNING, "Training", "");
+  NoteRead(job);
+  SetStatus(job, control::JOB_STATE_RUNNING, "Training", "");
   return true;
 }
 
@@ -207,6 +209,9 @@ bool Transition::OnRankFailed(const pb::RankFailed& failed) {
   }
   pb::Failure found;
   if (failed.has_noticed_at()) *found.mutable_noticed_at() = failed.noticed_at();
+  // Otherwise it has another cause, such as the rendezvous store.
+  found.set_at_restore(failed.failure().at_restore() &&
+                       failed.failure().failure_class() == telemetry::FAILURE_CLASS_CORRUPT);
   Culprit& culprit = *found.mutable_culprit();
   culprit.set_node_id(failed.node_id());
   culprit.set_rank(failed.rank());
@@ -243,9 +248,9 @@ void Transition::Fail(JobRecord* job, pb::Failure found) {
   if (job->has_leave()) {
     if (job->stage() != pb::STAGE_LEAVE) return;
     Enter(job, pb::STAGE_FENCE);
-    Say(job, control::JOB_STATE_RECOVERING, job->leave().reason(),
-        absl::StrCat("leaves node ", job->leave().node_id(),
-                     " without a checkpoint of its own, for ", Describe(culprit)));
+    SetStatus(job, control::JOB_STATE_RECOVERING, job->leave().reason(),
+              absl::StrCat("leaves node ", job->leave().node_id(),
+                           " without a checkpoint of its own, for ", Describe(culprit)));
     return;
   }
   const bool first = job->stage() == pb::STAGE_PREFLIGHT || job->stage() == pb::STAGE_RUN;
@@ -266,7 +271,7 @@ void Transition::Fail(JobRecord* job, pb::Failure found) {
     job->clear_fenced();
     Enter(job, pb::STAGE_FENCE);
   }
-  Say(job, control::JOB_STATE_RECOVERING, ReasonOf(culprit), Describe(culprit));
+  SetStatus(job, control::JOB_STATE_RECOVERING, ReasonOf(culprit), Describe(culprit));
 }
 
 bool Transition::OnNodeFenced(const pb::NodeFenced& fenced) {
@@ -277,7 +282,7 @@ bool Transition::OnNodeFenced(const pb::NodeFenced& fenced) {
   if (std::find(live.begin(), live.end(), fenced.node_id()) == live.end()) return false;
   auto* entry = job->add_fenced();
   entry->set_node_id(fenced.node_id());
-  // A node that is to be free does not keep them.
+  // An evicted or draining node does not keep them.
   if (TakesRanks(*FindNode(state_, fenced.node_id()))) {
     *entry->mutable_snapshots() = fenced.snapshots();
   }
@@ -313,6 +318,7 @@ bool Transition::OnManifestWritten(const pb::ManifestWritten& written) {
   if (committed->size() > keep) {
     committed->erase(committed->begin(), committed->begin() + (committed->size() - keep));
   }
+  ForgetUnread(manifest.step(), job);
   auto* finalize = job->mutable_finalize();
   finalize->erase(std::remove(finalize->begin(), finalize->end(), manifest.step()),
                   finalize->end());
@@ -333,15 +339,15 @@ bool Transition::OnStageTimedOut(const pb::StageTimedOut& timed_out) {
   if (job == nullptr || job->stage() != stage) return false;
   if (stage == pb::STAGE_STOP) {
     Enter(job, pb::STAGE_FENCE);
-    Say(job, control::JOB_STATE_CANCELLING, "CancelRequested",
-        "did not stop in time; waits for its processes to be killed");
+    SetStatus(job, control::JOB_STATE_CANCELLING, "CancelRequested",
+              "did not stop in time; waits for its processes to be killed");
     return true;
   }
   if (stage == pb::STAGE_LEAVE) {
     Enter(job, pb::STAGE_FENCE);
-    Say(job, control::JOB_STATE_RECOVERING, job->leave().reason(),
-        absl::StrCat("leaves node ", job->leave().node_id(),
-                     " without a checkpoint of its own, which was not stored in time"));
+    SetStatus(job, control::JOB_STATE_RECOVERING, job->leave().reason(),
+              absl::StrCat("leaves node ", job->leave().node_id(),
+                           " without a checkpoint of its own, which was not stored in time"));
     return true;
   }
   if (WaitsForFinalCheckpoint(*job)) {
@@ -355,7 +361,8 @@ bool Transition::OnStageTimedOut(const pb::StageTimedOut& timed_out) {
   return true;
 }
 
-// Its processes can write nothing that counts any more, but neither can another attempt begin.
+// Ends a job whose processes could not all be killed. These can commit nothing, but while they are
+// left no other attempt may begin.
 void Transition::EndUnfenced(JobRecord* job) {
   const std::string left =
       absl::StrCat("; ", base::Shortlist(UnfencedNodesOf(state_, *job)),

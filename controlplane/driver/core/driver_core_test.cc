@@ -1,10 +1,10 @@
-#include "controlplane/driver/driver_core.h"
-#include "controlplane/driver/desired_states.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/desired_states.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controlplane/driver/test_core.h"
+#include "controlplane/driver/core/testing/test_core.h"
 
 namespace megascale::driver {
 namespace {
@@ -224,7 +224,7 @@ TEST_F(DriverCoreTest, ALastCheckpointThatIsNeverStoredIsLeftToAnotherAttempt) {
   EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_MEMORY);
   EXPECT_EQ(job().restore().step(), 30);
   EXPECT_FALSE(Do(timers[0].when_due));  // of the attempt before
-  // Storage stays as it is: the limit on restarts ends the job.
+  // Storage stays broken, so the limit on restarts ends the job.
   for (int64_t attempt = 2; !IsTerminal(job()) && attempt < 10; ++attempt) {
     for (int rank = 0; rank < 4; ++rank) Do(Ended(attempt, rank, false, 30));
     Do(TimersFor(state_).at(0).when_due);
@@ -321,7 +321,7 @@ TEST_F(DriverCoreTest, IncompleteSnapshotsGiveWayToTheCommittedCheckpoint) {
   EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_STORAGE);
   EXPECT_EQ(job().restore().step(), 10);
   EXPECT_EQ(job().restore().directory(), "/c/step-10-attempt-1");
-  // Those of the attempt that was given up count no more.
+  // Checkpoints of the attempt that was given up no longer count.
   EXPECT_FALSE(Do(Manifest(1, 14)));
   EXPECT_FALSE(Do(Stored(1, 14)));
   EXPECT_FALSE(Do(Fenced(1, "n1", {})));
@@ -336,7 +336,7 @@ TEST_F(DriverCoreTest, SnapshotsOfStepsThatWereRolledBackDoNotCount) {
   KillRank(1);
   ASSERT_EQ(job().restore().step(), 10);
   Do(Failed(2, 0, "n0", telemetry::FAILURE_CLASS_EXITED));
-  // A partitioned node is back with what it had in attempt 1.
+  // A partitioned node comes back with its snapshots of attempt 1.
   for (const char* node : {"n0", "n1"}) {
     Event fenced = Fenced(1, node, {{0, 14}, {1, 14}, {2, 14}, {3, 14}});
     fenced.mutable_node_fenced()->set_attempt(2);
@@ -368,7 +368,7 @@ TEST_F(DriverCoreTest, ADeathToldWithTheFenceOfItsNodeIsTheCulprit) {
   EXPECT_EQ(job().attempt(), 2);
   EXPECT_EQ(job().culprit().rank(), 2);
   EXPECT_EQ(job().culprit().attempt(), 1);
-  // No longer: the next attempt goes on.
+  // No longer, because the next attempt runs.
   EXPECT_FALSE(Do(Failed(1, 3, "n1", telemetry::FAILURE_CLASS_EXITED)));
 }
 
@@ -468,21 +468,6 @@ TEST_F(DriverCoreTest, DivergedAndRefusedAreNotTriedAgain) {
   EXPECT_EQ(job().reason(), "Diverged");
 }
 
-TEST_F(DriverCoreTest, CorruptCheckpointIsSteppedOver) {
-  Run();
-  Do(Progressed(1, 25));
-  Do(Manifest(1, 10));
-  Do(Manifest(1, 20));
-  KillRank(1);
-  EXPECT_EQ(job().restore().step(), 20);
-  Do(Failed(2, 0, "n0", telemetry::FAILURE_CLASS_CORRUPT));
-  Do(Fenced(2, "n0", {}));
-  Do(Fenced(2, "n1", {}));
-  BackoffElapsed(2);
-  EXPECT_EQ(job().attempt(), 3);
-  EXPECT_EQ(job().restore().step(), 10);
-}
-
 TEST_F(DriverCoreTest, ACorruptSnapshotInMemoryIsSteppedOver) {
   Run();
   Do(Progressed(1, 15));
@@ -491,7 +476,7 @@ TEST_F(DriverCoreTest, ACorruptSnapshotInMemoryIsSteppedOver) {
   Do(Fenced(1, "n0", {{0, 12}, {1, 12}}));
   Do(Fenced(1, "n1", {{2, 12}, {3, 12}}));
   EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_MEMORY);
-  Do(Failed(2, 1, "n0", telemetry::FAILURE_CLASS_CORRUPT));
+  Do(FailedToRead(2, 1, "n0"));
   Do(Fenced(2, "n0", {{0, 12}, {1, 12}}));
   Do(Fenced(2, "n1", {{2, 12}, {3, 12}}));
   BackoffElapsed(2);

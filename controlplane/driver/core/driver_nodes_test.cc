@@ -1,10 +1,10 @@
-// Nodes that are to be free: evicted by hand, or drained by their agent.
+// Nodes that jobs must leave: evicted by hand, or drained by their agent.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controlplane/driver/desired_states.h"
-#include "controlplane/driver/driver_core.h"
-#include "controlplane/driver/test_core.h"
+#include "controlplane/driver/core/desired_states.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/testing/test_core.h"
 
 namespace megascale::driver {
 namespace {
@@ -219,6 +219,126 @@ TEST_F(DriverNodesTest, ANodeThatIsToBeFreeKeepsNoMemoryToRestoreFrom) {
   EXPECT_EQ(job().restore().source(), agent::RestorePoint::SOURCE_INITIAL);
 }
 
+// Which agents may take over node id n1 from agent "a".
+class NodeIdTest : public DriverNodesTest {
+ protected:
+  void SetUp() override {
+    DriverNodesTest::SetUp();
+    Run();
+    candidate_ = HelloOf("n1", "b", 2);
+  }
+  absl::Status Check(Contact contact, const std::string& certificate = "") {
+    return CheckJoin(state_, candidate_, certificate, contact);
+  }
+  absl::StatusCode CodeOf(Contact contact, const std::string& certificate = "") {
+    return Check(contact, certificate).code();
+  }
+  void JoinWith(const std::string& certificate) {
+    Event joined;
+    *joined.mutable_node_joined()->mutable_hello() = HelloOf("n1", "a", 2);
+    joined.mutable_node_joined()->set_certificate(certificate);
+    ASSERT_TRUE(Do(joined));
+    EXPECT_FALSE(Do(joined));
+  }
+
+  agent::Hello candidate_;
+};
+
+constexpr auto kOk = absl::StatusCode::kOk;
+constexpr auto kHeld = absl::StatusCode::kAlreadyExists;
+constexpr auto kBound = absl::StatusCode::kPermissionDenied;
+
+TEST_F(NodeIdTest, TheAgentItselfMayConnectAgainAtAnyTime) {
+  candidate_.set_incarnation("a");
+  for (const Contact contact : {Contact::kUnknown, Contact::kGone, Contact::kHeard}) {
+    EXPECT_EQ(CodeOf(contact), kOk);
+  }
+  candidate_.set_key("another key");
+  EXPECT_EQ(CodeOf(Contact::kHeard), kHeld) << "an incarnation alone proves nothing";
+}
+
+TEST_F(NodeIdTest, TheSameKeyTakesOverUnlessTheFirstIsHeard) {
+  EXPECT_EQ(CodeOf(Contact::kUnknown), kOk);
+  EXPECT_EQ(CodeOf(Contact::kGone), kOk);
+  EXPECT_EQ(CodeOf(Contact::kHeard), kHeld);
+}
+
+TEST_F(NodeIdTest, TheSameKeyOnAnotherMachineMayBeACopy) {
+  candidate_.set_machine_id("rebooted, or copied");
+  EXPECT_EQ(CodeOf(Contact::kUnknown), kHeld);
+  EXPECT_EQ(CodeOf(Contact::kGone), kHeld) << "a healthy one's stream may break for a moment";
+  EXPECT_EQ(Check(Contact::kHeard),
+            absl::AlreadyExistsError(
+                "node n1: the agent on host host-of-n1 has this node id and is healthy, and this "
+                "agent has the same key, so its state directory may be a copy: if it is, remove "
+                "agent.key from it, and give this agent another --node-id"));
+}
+
+TEST_F(NodeIdTest, AnotherKeyWaitsUntilTheFirstIsLost) {
+  candidate_.set_key("another key");
+  EXPECT_EQ(Check(Contact::kHeard),
+            absl::AlreadyExistsError(
+                "node n1: the agent on host host-of-n1 has this node id and is healthy, and this "
+                "agent has another key; give this agent another --node-id, or end that one"));
+  EXPECT_EQ(Check(Contact::kGone),
+            absl::AlreadyExistsError(
+                "node n1: the agent on host host-of-n1 has this node id and went away a moment "
+                "ago; this agent, which has another key, is taken once that one has been silent "
+                "for too long"));
+  EXPECT_EQ(CodeOf(Contact::kUnknown), kHeld);
+  Do(Lost("n1", "a"));
+  for (const Contact contact : {Contact::kUnknown, Contact::kGone, Contact::kHeard}) {
+    EXPECT_EQ(CodeOf(contact), kOk);
+  }
+  candidate_.set_node_id("n7");
+  EXPECT_EQ(CodeOf(Contact::kUnknown), kOk) << "nobody has that id";
+}
+
+TEST_F(NodeIdTest, AnAgentOfAVersionWithoutKeysIsKnownByItsMachine) {
+  Event older = Joined("n1", "a", 2);
+  older.mutable_node_joined()->mutable_hello()->clear_key();
+  ASSERT_TRUE(Do(older));
+  EXPECT_EQ(CodeOf(Contact::kGone), kOk);
+  candidate_.set_machine_id("another");
+  EXPECT_EQ(CodeOf(Contact::kGone), kHeld);
+}
+
+TEST_F(NodeIdTest, AnotherCertificateNeedsTheKeyOrAnEviction) {
+  JoinWith("agent-1");
+  Do(Lost("n1", "a"));
+  EXPECT_EQ(CodeOf(Contact::kGone, "agent-2"), kOk) << "the same key: its certificate was renewed";
+  candidate_.set_key("another key");
+  EXPECT_EQ(CodeOf(Contact::kGone, "agent-1"), kOk);
+  EXPECT_EQ(
+      Check(Contact::kGone, "agent-2"),
+      absl::PermissionDeniedError(
+          "node n1: is bound to the certificate 'agent-1', and this agent shows 'agent-2' and "
+          "another key; give it another --node-id or, if its machine replaces the one before, "
+          "`megascale evict n1`, start this agent, `megascale uncordon n1`"));
+  Do(Evicted("n1", "its machine is replaced"));
+  EXPECT_EQ(CodeOf(Contact::kGone, "agent-2"), kOk);
+  JoinWith("agent-2");
+  Do(Uncordoned("n1"));
+  EXPECT_EQ(FindNode(state_, "n1")->certificate(), "agent-2");
+  EXPECT_EQ(CodeOf(Contact::kGone, "agent-1"), kBound);
+}
+
+TEST_F(NodeIdTest, AJobIsToldWhatBecameOfItsAgent) {
+  Event joined = Joined("n1", "b", 2);
+  joined.mutable_node_joined()->mutable_hello()->set_machine_id("after a boot");
+  Do(joined);
+  EXPECT_EQ(job().message(), "node n1: its machine was restarted, its processes died with it");
+  FenceAll(1);
+  BackoffElapsed(1);
+  joined = Joined("n1", "c", 2);
+  joined.mutable_node_joined()->mutable_hello()->set_key("another key");
+  joined.mutable_node_joined()->mutable_hello()->set_hostname("spare");
+  Do(joined);
+  EXPECT_EQ(job().message(),
+            "node n1: another machine joined under its node id (now host spare, before host "
+            "host-of-n1), its processes are lost");
+}
+
 TEST_F(DriverNodesTest, AnUnknownNodeIsNotFoundAndTheNearestIsNamed) {
   SubmitAndJoin();
   Event evicted = Evicted("n11", "");
@@ -226,7 +346,7 @@ TEST_F(DriverNodesTest, AnUnknownNodeIsNotFoundAndTheNearestIsNamed) {
   EXPECT_EQ(known.status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(known.status().message(), "node n11: there is no such node; did you mean n1?");
   EXPECT_EQ(IsNewUncordon(state_, "gpu-rack-7").status().message(),
-            "node gpu-rack-7: there is no such node; `megascale status` shows those that are");
+            "node gpu-rack-7: there is no such node; `megascale status` shows all nodes");
   EXPECT_TRUE(*IsNewEviction(state_, Evicted("n1", "").node_evicted()));
   EXPECT_FALSE(*IsNewUncordon(state_, "n1"));
 }

@@ -1,10 +1,10 @@
-// Who gets slots first, and that nobody waits for ever.
+// The order in which jobs get slots; no job waits for ever.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controlplane/driver/desired_states.h"
-#include "controlplane/driver/driver_core.h"
-#include "controlplane/driver/test_core.h"
+#include "controlplane/driver/core/desired_states.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/testing/test_core.h"
 
 namespace megascale::driver {
 namespace {
@@ -22,7 +22,7 @@ class DriverQueueTest : public DriverCoreTest {
       Do(Passed(job_id, Job(job_id).attempt(), node_id));
     }
   }
-  // Confirms the fence of the job on every living node that has a part of it.
+  // Confirms the fence of the job on every living node where it has ranks.
   void Fence(const std::string& job_id) {
     for (const std::string& node_id : UnfencedNodesOf(state_, Job(job_id))) {
       Event fenced = Fenced(Job(job_id).attempt(), node_id, {});
@@ -41,7 +41,7 @@ class DriverQueueTest : public DriverCoreTest {
     event.mutable_cancel_requested()->set_job_id(job_id);
     Do(event);
   }
-  // Jobs j and k of 4 ranks on two nodes each, of which one each is lost.
+  // Places jobs j and k of 4 ranks on two nodes each; then each job loses one node.
   void LetTwoJobsLoseANodeEach() {
     Do(Submitted("j", SpecOf(2, 2, 30)));
     Do(Submitted("k", SpecOf(2, 2, 30)));
@@ -132,7 +132,7 @@ TEST_F(DriverQueueTest, AJobWhoseProcessesMayLiveGivesNothing) {
   EXPECT_EQ(Job("j").attempt(), 2);
 }
 
-// A log of the program before these rules is replayed as that program decided.
+// The log of an older program is replayed by that program's rules.
 TEST(DriverRulesTest, EventsBeforeTheFirstNewDriverAreAppliedByTheOlderRules) {
   DriverState state;
   int64_t seconds = 0;

@@ -1,10 +1,10 @@
-#include "controlplane/driver/driver_state.h"
+#include "controlplane/driver/core/driver_state.h"
 
 #include <algorithm>
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/recovery.h"
+#include "controlplane/driver/core/recovery.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
@@ -12,20 +12,20 @@ namespace {
 
 namespace pb = megascale::driver::v1;
 
-// After the grace of a cancel: time in which agents kill what is left, and, when a checkpoint was
-// asked for, in which it is stored.
+// Time after the grace of a cancel in which agents kill the remaining processes and, if a
+// checkpoint was requested, store it.
 constexpr absl::Duration kStopMargin = absl::Seconds(10);
 constexpr absl::Duration kStopCheckpointMargin = absl::Seconds(120);
-// Deleting checkpoints holds a job's end up for no longer than this.
+// Deleting checkpoints delays a job's end for at most this long.
 constexpr absl::Duration kRetentionTimeout = absl::Seconds(30);
-// What agents that are heard need at most to kill and reap the processes of an attempt, however
-// much memory these have and however busy the machine is.
+// The longest time that agents in contact need to kill and reap the processes of an attempt,
+// however much memory these have and however busy the machine is.
 constexpr absl::Duration kFenceTimeout = absl::Minutes(5);
 // How many progress timeouts storage may take for the last checkpoint: as long as a worker waits
 // for it.
 constexpr int kStoragePatience = 10;
 
-// For what a job waits for in the stage that it is in.
+// Makes a timer for the present stage of a job.
 Timer StageTimer(const JobRecord& job, absl::string_view what, absl::Duration delay) {
   Timer timer;
   timer.key = absl::StrCat(what, "/", JobId(job), "/", job.attempt(), "/", job.stage());
@@ -109,7 +109,7 @@ int64_t NewestCommittedStep(const JobRecord& job) {
 std::vector<std::string> NodesOf(const JobRecord& job) {
   std::vector<std::string> nodes;
   for (const auto& placement : job.placements()) {
-    // Ranks of one node follow each other as a rule.
+    // Ranks of one node are usually consecutive.
     if (nodes.empty() || nodes.back() != placement.node_id()) nodes.push_back(placement.node_id());
   }
   std::sort(nodes.begin(), nodes.end());

@@ -1,7 +1,7 @@
-// What the driver knows, and what follows from it. The state itself is a message (DriverState of
-// proto/driver_log.proto), so that a snapshot is its bytes. Everything that leaves the driver is a
-// pure function of the state: desired states, timers, cuts of loss logs. Nothing is sent "because
-// of" an event, so a restarted driver sends the same as the one before it.
+// The driver's state, and what follows from it. The state is a message (DriverState of
+// proto/driver_log.proto), so a snapshot is its bytes. All effects of the driver are pure functions
+// of the state: desired states, timers, cuts of loss logs. They do not depend on the newest event,
+// so a restarted driver has the same effects as the one before it.
 // Threads: plain functions. Start with driver_core.h for how events change the state.
 #pragma once
 
@@ -20,7 +20,7 @@ using JobRecord = megascale::driver::v1::JobRecord;
 using NodeRecord = megascale::driver::v1::NodeRecord;
 using Event = megascale::driver::v1::Event;
 
-// Null when there is none.
+// Find a job or node by its id; null: there is no such job or node.
 const JobRecord* FindJob(const DriverState& state, absl::string_view job_id);
 JobRecord* FindJob(DriverState* state, absl::string_view job_id);
 const NodeRecord* FindNode(const DriverState& state, absl::string_view node_id);
@@ -28,77 +28,80 @@ NodeRecord* FindNode(DriverState* state, absl::string_view node_id);
 
 inline const std::string& JobId(const JobRecord& job) { return job.submitted().job_id(); }
 
-// The new node of that id, in its place.
+// Adds a node at its place in the order of ids and returns it.
 NodeRecord* AddNode(DriverState* state, absl::string_view node_id);
 
-// True when ranks may be placed there: it lives, and nobody wants it to be free.
+// True when ranks may be placed on the node: it lives, is not evicted and does not drain.
 bool TakesRanks(const NodeRecord& node);
 
-// Ranks of the job: data * pipeline * tensor sizes.
+// Returns the number of ranks of the job: data * pipeline * tensor sizes.
 int WorldSize(const JobRecord& job);
 
-// Of a job that waits for its first slots, from 1; 0 for every other.
+// Returns the job's place among the jobs that wait for their first slots, from 1; 0: it is not in
+// the queue.
 int64_t QueuePosition(const DriverState& state, const JobRecord& job);
 
 // True for SUCCEEDED, FAILED and CANCELLED.
 bool IsTerminal(const JobRecord& job);
 
-// True when agents are told to hold: no process, memory kept.
+// True when agents are told PHASE_HOLD: they run no process and keep the memory.
 bool IsHold(megascale::driver::v1::Stage stage);
 
-// True while processes of the job may be anywhere.
+// True while processes of the job may exist.
 bool HoldsSlots(const JobRecord& job);
 
 // True while the ranks of the attempt are asked to stop at a step's end: cancelled, or leaving.
 bool StopsAtStep(const JobRecord& job);
 
-// Of the job's newest committed checkpoint; -1: none.
+// Returns the step of the job's newest committed checkpoint; -1: there is no checkpoint.
 int64_t NewestCommittedStep(const JobRecord& job);
 
-// The distinct nodes of the job's placement, sorted.
+// Returns the distinct nodes of the job's placement, sorted.
 std::vector<std::string> NodesOf(const JobRecord& job);
-// Those of them that live.
+// Returns those of NodesOf that live.
 std::vector<std::string> LiveNodesOf(const DriverState& state, const JobRecord& job);
-// The node of a rank; empty when it has none.
+// Returns the node of a rank; empty: the rank is not placed.
 std::string NodeOfRank(const JobRecord& job, int rank);
 
 bool IsFenced(const JobRecord& job, absl::string_view node_id);
-// True when the node is to be free and nothing of the job is left there: such a node keeps no
-// memory of a job that was fenced on it.
+// True when the node takes no ranks and the job, which holds, is fenced there: the agent then keeps
+// none of the job's memory.
 bool HasLeft(const JobRecord& job, const NodeRecord& node);
 bool HasPreflight(const JobRecord& job, absl::string_view node_id);
 const megascale::driver::v1::EndedRank* FindEnded(const JobRecord& job, int rank);
 
-// The living nodes of the job on which processes of the attempt may be left.
+// Returns the living nodes of the job on which processes of the attempt may be left.
 std::vector<std::string> UnfencedNodesOf(const DriverState& state, const JobRecord& job);
-// No process of the attempt is left on any living node.
+// True when no process of the attempt is left on any living node.
 bool AllFenced(const DriverState& state, const JobRecord& job);
-// No rank of the attempt runs any more.
+// True when no rank of the attempt runs any more.
 bool AllGone(const JobRecord& job);
 
-// A checkpoint of the last step is committed.
+// True when a checkpoint of the last step is committed.
 bool HasAllSteps(const JobRecord& job);
 
 // True when every rank ended well and the checkpoint of the last step is not committed yet.
 bool WaitsForFinalCheckpoint(const JobRecord& job);
 
-// The step at which every rank of an attempt that was asked to stop ended well, while the
-// checkpoint of that step is on its way to storage; 0: there is nothing to wait for.
+// Returns the step whose checkpoint must still reach storage after every rank of an attempt that
+// was asked to stop has ended well at that step; 0: there is nothing to wait for.
 int64_t StepBeingStored(const DriverState& state, const JobRecord& job);
 
-// True when nothing but the deletion of older checkpoints is left to do: every rank ended well, its
-// last checkpoint is committed, and the host of rank 0, which deletes, is believed to live.
+// True when only the deletion of older checkpoints is left to do: every rank ended well, the last
+// checkpoint is committed, no host process has failed, and the node of rank 0, whose host deletes,
+// lives.
 bool WaitsForRetention(const DriverState& state, const JobRecord& job);
 
-// Where the job's checkpoints are: the specification's directory (a folder named by the job id in
-// it, because several jobs may name one directory), or a folder in the job's own.
+// Returns the folder of the job's checkpoints: a folder named by the job id in the specification's
+// directory, because several jobs may name one directory; without one, a folder in the job's
+// folder.
 std::string CheckpointDirectory(const JobRecord& job);
 
-// The lowest version of a desired state that `num_events` events made; versions of states that
-// differ only in what is not logged lie between two of these.
+// Returns the lowest version of a desired state after `num_events` events. Desired states that
+// differ only in parts that are not logged have the versions between two of these.
 inline int64_t VersionOfEvent(int64_t num_events) { return num_events << 32; }
 
-// A timer that must run while the state says so; when it is due, `when_due` is the next event.
+// A timer that must run while TimersFor lists it; when it is due, the driver logs `when_due`.
 struct Timer {
   std::string key;  // the same timer has the same key in every state
   absl::Duration delay;
@@ -106,7 +109,7 @@ struct Timer {
 };
 std::vector<Timer> TimersFor(const DriverState& state);
 
-// The loss log of a job must not hold steps beyond `restore_step` of attempts before `attempt`.
+// Demands that a job's loss log has no steps beyond `restore_step` from attempts before `attempt`.
 struct LossLogCut {
   std::string job_id;
   int64_t restore_step = 0;

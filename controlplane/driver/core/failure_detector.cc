@@ -1,4 +1,4 @@
-#include "controlplane/driver/failure_detector.h"
+#include "controlplane/driver/core/failure_detector.h"
 
 #include <algorithm>
 #include <set>
@@ -56,18 +56,19 @@ Event HungEvent(const JobRecord& job, int rank, const std::string& node_id,
   return RankFailedEvent(job, rank, node_id, failure, now);
 }
 
-// On a line of its own: people's one-line views show the first.
+// On its own line, because one-line views show only the first.
 std::string Recent(const telemetry::RankStatus& status) {
   return status.recent().empty() ? std::string() : absl::StrCat("\n", status.recent());
 }
 
-// The text's last word is the id of the instruction that the rank is in.
+// The last word of `doing` is the id of the running instruction.
 bool WaitsForPeers(absl::string_view doing) {
   const auto id = plan::InstructionId::Parse(doing.substr(doing.rfind(' ') + 1));
   return id.ok() && *id != plan::InstructionId() && plan::NeedsPeers(*id);
 }
 
-// All processes of the job are gone from the node, as of a desired state that wants none.
+// Returns NodeFenced if the node has reconciled a desired state without processes of the job, and
+// has none left.
 std::optional<Event> FencedEvent(const JobRecord& job, const NodeRecord& node,
                                  const agent::ActualState& report, const agent::ActualJob& actual) {
   const bool wants_none = StopsAtStep(job) || job.stage() == pb::STAGE_FENCE ||
@@ -97,7 +98,7 @@ void AddManifests(const JobRecord& job, const agent::ActualJob& report,
   for (const auto& manifest : report.manifests()) {
     if (manifest.attempt() != job.attempt() || !job.has_restore()) continue;
     if (IsCommitted(job, manifest.attempt(), manifest.step())) continue;
-    // One that is older than a commit may be deleted by now: commits permit that.
+    // A manifest older than a commit may be deleted by now: commits permit that.
     if (manifest.step() < NewestCommittedStep(job)) continue;
     Event event;
     event.mutable_manifest_written()->set_job_id(JobId(job));
@@ -132,7 +133,7 @@ absl::Duration FailureDetector::InPhase(const JobRecord& job, int rank, telemetr
 
 const std::vector<std::string>& FailureDetector::Nodes(const JobRecord& job) const {
   JobNodes& known = job_nodes_[JobId(job)];
-  // Ranks are placed anew in another attempt only; until then they may be taken away.
+  // Only a new attempt places ranks again; within an attempt the placements may only be cleared.
   if (known.attempt != job.attempt() || known.num_ranks != job.placements_size()) {
     known = JobNodes{job.attempt(), job.placements_size(), NodesOf(job)};
   }
@@ -144,19 +145,14 @@ bool FailureDetector::IsOn(const JobRecord& job, const std::string& node_id) con
   return std::binary_search(nodes.begin(), nodes.end(), node_id);
 }
 
-// The shortest timeout of the jobs on the node.
-absl::Duration FailureDetector::TimeoutOf(const DriverState& state,
-                                          const std::string& node_id) const {
-  absl::Duration timeout = absl::InfiniteDuration();
-  for (const JobRecord& job : state.jobs()) {
-    if (!HoldsSlots(job) || !IsOn(job, node_id)) continue;
-    timeout = std::min(timeout, HeartbeatTimeout(job));
-  }
-  return timeout == absl::InfiniteDuration() ? kIdleNodeTimeout : timeout;
+Contact FailureDetector::ContactWith(const std::string& node_id) const {
+  const auto it = nodes_.find(node_id);
+  if (it == nodes_.end()) return Contact::kUnknown;
+  return awake_ - it->second.heard < node_timeout_ ? Contact::kHeard : Contact::kGone;
 }
 
 std::vector<Event> FailureDetector::OnHello(const DriverState& state, const agent::Hello& hello,
-                                            absl::Duration now) {
+                                            absl::Duration now, const std::string& certificate) {
   Advance(now);
   Node& node = nodes_[hello.node_id()];
   if (node.hello.incarnation() != hello.incarnation()) node.report.Clear();
@@ -165,11 +161,13 @@ std::vector<Event> FailureDetector::OnHello(const DriverState& state, const agen
   node.punctual = false;
   const NodeRecord* known = FindNode(state, hello.node_id());
   if (known != nullptr && known->alive() &&
-      known->hello().SerializeAsString() == hello.SerializeAsString()) {
+      known->hello().SerializeAsString() == hello.SerializeAsString() &&
+      (certificate.empty() || known->certificate() == certificate)) {
     return {};
   }
   Event event;
   *event.mutable_node_joined()->mutable_hello() = hello;
+  event.mutable_node_joined()->set_certificate(certificate);
   return {event};
 }
 
@@ -184,11 +182,11 @@ std::vector<Event> FailureDetector::OnReport(const DriverState& state, const std
     return {};
   }
   Node& node = it->second;
-  node.punctual = awake_ - node.heard < TimeoutOf(state, node_id);
+  node.punctual = awake_ - node.heard < node_timeout_;
   node.heard = awake_;
   node.report = report;
   if (!known->alive()) {
-    // It was silent for too long and is back. Its processes are of an attempt that was given up.
+    // The node was lost and is back. Its processes belong to an attempt that was given up.
     Event event;
     *event.mutable_node_joined()->mutable_hello() = node.hello;
     return {event};
@@ -222,10 +220,10 @@ std::vector<Event> FailureDetector::VerdictsOf(const JobRecord& job, const NodeR
   if (job.stage() == pb::STAGE_RUN) {
     AddTrainingStarted(job, &events);
     if (step != newest_step_.end() && step->second > job.best_step() && !job.progressed()) {
-      AddFailures(job, {}, &events);
+      AddProgress(job, &events);
     }
   } else if (job.stage() == pb::STAGE_LEAVE) {
-    AddFailures(job, {}, &events);  // no failure will tell the steps that it still makes
+    AddProgress(job, &events);  // no failure will tell the steps that it still makes
   }
   AddManifests(job, report, &events);
   AddStoredShards(job, report, &events);
@@ -295,8 +293,7 @@ std::vector<Event> FailureDetector::RankVerdicts(const JobRecord& job, const Nod
   return events;
 }
 
-void FailureDetector::AddFailures(const JobRecord& job, std::vector<Event> failures,
-                                  std::vector<Event>* events) {
+void FailureDetector::AddProgress(const JobRecord& job, std::vector<Event>* events) const {
   const auto step = newest_step_.find(JobId(job));
   if (step != newest_step_.end() && step->second > job.best_step()) {
     Event event;
@@ -306,10 +303,15 @@ void FailureDetector::AddFailures(const JobRecord& job, std::vector<Event> failu
     progressed->set_step(step->second);
     events->push_back(std::move(event));
   }
+}
+
+void FailureDetector::AddFailures(const JobRecord& job, std::vector<Event> failures,
+                                  std::vector<Event>* events) const {
+  AddProgress(job, events);
   for (Event& failure : failures) events->push_back(std::move(failure));
 }
 
-// Every report may be the last that is wanted: the first node that is not yet there ends the
+// Every report may be the last missing one. The first node with a rank that still loads ends the
 // search.
 void FailureDetector::AddTrainingStarted(const JobRecord& job, std::vector<Event>* events) const {
   if (job.state() != control::JOB_STATE_STARTING) return;
@@ -343,7 +345,7 @@ bool FailureDetector::AllStored(const JobRecord& job, int64_t step) const {
   return static_cast<int>(ranks.size()) >= WorldSize(job);
 }
 
-// Of the steps of which `report` has a shard.
+// Appends ShardsStored for those steps in `report` of which every rank's shard is stored.
 void FailureDetector::AddStoredShards(const JobRecord& job, const agent::ActualJob& report,
                                       std::vector<Event>* events) const {
   if (job.stage() != pb::STAGE_RUN && !StopsAtStep(job)) return;
@@ -366,7 +368,7 @@ void FailureDetector::AddStoredShards(const JobRecord& job, const agent::ActualJ
   }
 }
 
-// On ticks, because the ranks of other nodes may end after the report that says it.
+// Checked on ticks, because ranks on other nodes may end after the report about retention.
 void FailureDetector::AddRetentionEnded(const DriverState& state, const JobRecord& job,
                                         std::vector<Event>* events) const {
   if (!WaitsForRetention(state, job)) return;
@@ -391,16 +393,15 @@ std::vector<Event> FailureDetector::OnTick(const DriverState& state, absl::Durat
   for (const NodeRecord& node : state.nodes()) {
     if (!node.alive()) continue;
     const std::string& node_id = node.hello().node_id();
-    const absl::Duration timeout = TimeoutOf(state, node_id);
-    if (SilenceOf(node_id) <= timeout) continue;
+    if (SilenceOf(node_id) <= node_timeout_) continue;
     Event event;
     event.mutable_node_lost()->set_node_id(node_id);
     event.mutable_node_lost()->set_incarnation(node.hello().incarnation());
     event.mutable_node_lost()->set_why(
-        absl::StrCat("no heartbeat for ", absl::FormatDuration(timeout)));
+        absl::StrCat("no heartbeat for ", absl::FormatDuration(node_timeout_)));
     *event.mutable_node_lost()->mutable_noticed_at() = ToProto(last_call_ - SilenceOf(node_id));
     for (const JobRecord& job : state.jobs()) {
-      if (job.stage() == pb::STAGE_RUN) AddFailures(job, {}, &events);
+      if (job.stage() == pb::STAGE_RUN) AddProgress(job, &events);
     }
     events.push_back(std::move(event));
   }
@@ -413,8 +414,11 @@ std::vector<Event> FailureDetector::OnTick(const DriverState& state, absl::Durat
       stages_.erase(JobId(job));
       phases_.erase(JobId(job));
       job_nodes_.erase(JobId(job));
-    } else if (job.stage() == pb::STAGE_RUN || job.stage() == pb::STAGE_PREFLIGHT) {
-      if (job.stage() == pb::STAGE_RUN) AddHung(job, &events);
+      continue;
+    }
+    // A job that leaves a node waits for all of its ranks, too.
+    if (job.stage() == pb::STAGE_RUN || job.stage() == pb::STAGE_LEAVE) AddHung(job, &events);
+    if (job.stage() == pb::STAGE_RUN || job.stage() == pb::STAGE_PREFLIGHT) {
       AddOverdue(job, &events);
     }
   }
@@ -443,13 +447,16 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
   }
   const absl::Duration limit = job::ToDuration(
       IsStarting(status.phase()) ? fault.start_timeout() : fault.progress_timeout());
-  // A phase has its limit for itself: what went before it does not count.
-  // One that never said anything has been silent for as long as its attempt runs.
+  // The limit of a phase counts from the phase's begin.
+  // A rank without any report has been silent for as long as its attempt runs.
   const bool silent = status.progress_age_seconds() < 0;
   suspect.age =
       silent ? in_phase
              : std::min(absl::Seconds(status.progress_age_seconds()) + since_report, in_phase);
   if (suspect.age <= limit) return std::nullopt;
+  // While ranks read a checkpoint for others, a rank that waits makes no progress of its own for as
+  // long as that takes. Each rank that reads has its own limit.
+  if (suspect.waiting && status.phase() == telemetry::PHASE_LOADING) return std::nullopt;
   suspect.evidence = absl::StrCat(
       "no progress for ", absl::FormatDuration(limit), " at step ", status.step(), " in ",
       status.doing().empty() ? "no instruction" : status.doing(), Recent(status));
@@ -464,7 +471,7 @@ std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecor
     const Node& node = nodes_.at(node_id);
     for (const auto& rank : actual->ranks()) {
       if (rank.state() != agent::ActualRank::STATE_RUNNING) continue;
-      // An agent that stood still itself says nothing about its ranks.
+      // The report of an agent that stalled itself says nothing about its ranks.
       std::optional<Suspect> suspect = SuspectOf(job, node, rank.status());
       if (suspect.has_value() && node.punctual) suspects.push_back(*std::move(suspect));
     }
@@ -511,7 +518,8 @@ void FailureDetector::AddOverdue(const JobRecord& job, std::vector<Event>* event
   }
 }
 
-// Training goes on meanwhile. A success of one rank's shard says little: what ends it is a commit.
+// Training goes on meanwhile. Only a commit ends the failure; one rank's stored shard proves
+// little.
 void FailureDetector::AddStorageFailed(const JobRecord& job, std::vector<Event>* events) {
   const int64_t newest = NewestCommittedStep(job);
   const auto known = storage_.find(JobId(job));
@@ -522,7 +530,7 @@ void FailureDetector::AddStorageFailed(const JobRecord& job, std::vector<Event>*
     if (actual->storage_error().empty()) continue;
     const absl::Duration limit =
         job::ToDuration(job.submitted().spec().fault().checkpoint_timeout());
-    // None in a log that was written before there was this limit.
+    // Unset in a log that was written before this limit existed.
     const bool limited = limit > absl::ZeroDuration();
     if (Since(&storage_, JobId(job), newest) <= limit || !limited || job.host_failed()) return;
     agent::RankFailure failure;

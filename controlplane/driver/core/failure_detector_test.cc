@@ -1,10 +1,12 @@
-#include "controlplane/driver/failure_detector.h"
+#include "controlplane/driver/core/failure_detector.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controlplane/driver/desired_states.h"
-#include "controlplane/driver/test_events.h"
+#include <algorithm>
+
+#include "controlplane/driver/core/desired_states.h"
+#include "controlplane/driver/core/testing/test_events.h"
 
 namespace megascale::driver {
 namespace {
@@ -16,7 +18,7 @@ namespace telemetry = megascale::telemetry::v1;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-// A detector beside a core with job "j" of 4 ranks on n0 and n1. Verdicts are applied at once.
+// A detector with a core that has job "j" of 4 ranks on n0 and n1. Verdicts are applied at once.
 class FailureDetectorTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -37,7 +39,7 @@ class FailureDetectorTest : public ::testing::Test {
     return Take(detector_.OnReport(state_, node_id, report, now_));
   }
 
-  // Time in which the driver ticks and both agents repeat their reports.
+  // Lets time pass in which the driver ticks and both agents repeat their reports.
   std::vector<Event> Pass(absl::Duration duration) {
     std::vector<Event> all;
     const absl::Duration end = now_ + duration;
@@ -114,8 +116,67 @@ TEST_F(FailureDetectorTest, SilentNodeIsLostAfterItsTimeoutAndJoinsAgain) {
   EXPECT_TRUE(back[0].has_node_joined());
 }
 
-// What agents report are ages on their own monotonic clocks, so no clock of another machine counts;
-// the wall clock is no input at all.
+// The job comes from an old log, before limits had minimums. Its limits affect only its own ranks;
+// its machine and the machine's other job go on.
+TEST_F(FailureDetectorTest, AJobWithoutPatienceHarmsItselfOnly) {
+  state_ = DriverState();
+  Apply(Submitted("j", SpecOf(2, 2, 30)), &state_);
+  megascale::job::v1::JobSpec hostile = SpecOf(1, 1, 30);
+  for (auto* limit : {hostile.mutable_fault()->mutable_heartbeat_interval(),
+                      hostile.mutable_fault()->mutable_heartbeat_timeout(),
+                      hostile.mutable_fault()->mutable_progress_timeout()}) {
+    limit->set_seconds(0);
+    limit->set_nanos(2);
+  }
+  Apply(Submitted("h", hostile), &state_);
+  for (const char* node : {"n0", "n1"}) {
+    Take(detector_.OnHello(state_, HelloOf(node, "a", 3), now_));
+  }
+  Train();
+  const std::string node_id = NodeOfRank(*FindJob(state_, "h"), 0);
+  agent::ActualJob* actual = reports_[node_id].add_jobs();
+  actual->set_job_id("h");
+  actual->set_attempt(1);
+  actual->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+  Pass(absl::Seconds(1));
+  ASSERT_EQ(FindJob(state_, "h")->stage(), pb::STAGE_RUN);
+  agent::ActualRank* rank = actual->add_ranks();
+  rank->set_state(agent::ActualRank::STATE_RUNNING);
+  rank->mutable_status()->set_phase(telemetry::PHASE_TRAINING);
+  rank->mutable_status()->set_alive_age_seconds(0.1);
+  // One report is late, and then two come close together.
+  const std::vector<Event> events = Pass(absl::Seconds(5));
+  int num_failures = 0;
+  for (const Event& event : events) {
+    EXPECT_FALSE(event.has_node_lost()) << event.ShortDebugString();
+    if (!event.has_rank_failed()) continue;
+    EXPECT_EQ(event.rank_failed().job_id(), "h");
+    ++num_failures;
+  }
+  EXPECT_EQ(num_failures, 1);
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  EXPECT_EQ(job().attempt(), 1);
+  // A job with very long limits does not keep a machine that is gone.
+  reports_.erase(node_id);
+  const std::vector<Event> lost = Pass(absl::Milliseconds(5500));
+  EXPECT_TRUE(std::any_of(lost.begin(), lost.end(),
+                          [](const Event& event) { return event.has_node_lost(); }));
+}
+
+TEST_F(FailureDetectorTest, TheDriversLimitJudgesNodes) {
+  detector_ = FailureDetector(now_, absl::Seconds(30));
+  for (const char* node : {"n0", "n1"}) Hello(node, "a");
+  Train();
+  reports_.erase("n1");
+  EXPECT_THAT(Pass(absl::Seconds(30)), SizeIs(0));
+  const std::vector<Event> events = Pass(absl::Milliseconds(500));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].node_lost().node_id(), "n1");
+  EXPECT_EQ(events[0].node_lost().why(), "no heartbeat for 30s");
+}
+
+// Agents report ages on their own monotonic clocks, so clocks of different machines are never
+// compared, and the wall clock is not an input.
 TEST_F(FailureDetectorTest, HoursInWhichTheDriverDidNotRunCauseNothing) {
   Train();
   for (int i = 0; i < 10; ++i) {
@@ -152,7 +213,7 @@ TEST_F(FailureDetectorTest, AMonotonicClockThatSeemsToGoBackCausesNothing) {
   EXPECT_THAT(Pass(absl::Seconds(30)), SizeIs(0));
 }
 
-// The order of causes is that in which agents noticed them, however late they say it.
+// Causes are ordered by when agents noticed them, however late they report them.
 TEST_F(FailureDetectorTest, AFailureIsDatedByTheAgeThatItsAgentGivesIt) {
   Train();
   const absl::Duration now = now_;
@@ -208,6 +269,21 @@ TEST_F(FailureDetectorTest, RankWhoseTimerStoppedIsHungAndBlamedBeforeItsPeers) 
   EXPECT_THAT(events[0].rank_failed().failure().message(), HasSubstr("timer thread has not run"));
 }
 
+TEST_F(FailureDetectorTest, ARankThatStopsWhileItsJobLeavesANodeIsHung) {
+  Train();
+  Event draining;
+  draining.mutable_node_draining()->set_node_id("n0");
+  draining.mutable_node_draining()->set_incarnation("a");
+  Take({draining});
+  ASSERT_EQ(job().stage(), pb::STAGE_LEAVE);
+  RankOf(2)->mutable_status()->set_alive_age_seconds(6);
+  const std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().rank(), 2);
+  EXPECT_EQ(events[0].rank_failed().failure().failure_class(), telemetry::FAILURE_CLASS_HUNG);
+  EXPECT_EQ(job().stage(), pb::STAGE_FENCE) << "and is not waited for";
+}
+
 TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedBeforePeersThatWaitForIt) {
   Train();
   for (int rank = 0; rank < 4; ++rank) {
@@ -222,6 +298,23 @@ TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedBeforePeersThatWaitForIt)
   EXPECT_EQ(events[0].rank_failed().rank(), 2);
   EXPECT_THAT(events[0].rank_failed().failure().message(),
               HasSubstr("no progress for 1m at step 0 in backward B.c0.m1"));
+}
+
+TEST_F(FailureDetectorTest, ARankThatWaitsWhileOthersReadACheckpointIsNotBlamed) {
+  Train();
+  for (int rank = 0; rank < 4; ++rank) {
+    RankOf(rank)->mutable_status()->set_phase(telemetry::PHASE_LOADING);
+    RankOf(rank)->mutable_status()->set_progress_age_seconds(1000);
+    RankOf(rank)->mutable_status()->set_doing("waiting for all ranks to read the checkpoint N");
+  }
+  RankOf(2)->mutable_status()->set_progress_age_seconds(1);
+  RankOf(2)->mutable_status()->set_doing("reading the checkpoint for rank 0");
+  EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0));
+  EXPECT_THAT(Pass(absl::Seconds(121)), SizeIs(0)) << "the reader makes progress";
+  RankOf(2)->mutable_status()->set_progress_age_seconds(121);
+  const std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().rank(), 2);
 }
 
 TEST_F(FailureDetectorTest, StartingHasALimitOfItsOwn) {
@@ -325,7 +418,7 @@ TEST_F(FailureDetectorTest, NodeIsFencedOnlyByAReportThatKnowsOfIt) {
   RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
   Pass(absl::Milliseconds(500));
   ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
-  // No process is left, but the agent has not yet heard that none is wanted: it may start one.
+  // No process is left, but the agent does not know yet that it must not start one.
   reports_["n0"].mutable_jobs(0)->set_num_processes(0);
   EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0));
   JobOn("n0")->set_num_processes(1);
@@ -371,7 +464,7 @@ TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBegin
   JobOn("n1")->set_storage_error("write /c/x: disk full");
   EXPECT_THAT(Pass(absl::Seconds(20)), SizeIs(0)) << "training goes on";
   EXPECT_EQ(detector_.StorageFailsFor("j"), absl::Seconds(19.5));
-  // A shard that could be written clears the error, but it is the same failure that comes back.
+  // One stored shard clears the error, but when it comes back it is the same failure.
   JobOn("n1")->clear_storage_error();
   Pass(absl::Seconds(2));
   JobOn("n1")->set_storage_error("write /c/x: disk full");

@@ -7,19 +7,19 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "controlplane/driver/driver_state.h"
+#include "controlplane/driver/core/driver_state.h"
 
 namespace megascale::driver {
 
-// An ended job is kept while either says so.
+// An ended job is kept as long as at least one of the two rules keeps it.
 struct JobRetention {
-  int64_t newest = 1000;                  // so many, by the time of their end; from 0
-  absl::Duration age = absl::Hours(168);  // so long after their end; from 0
+  int64_t newest = 1000;                  // keeps the N jobs that ended last; N >= 0
+  absl::Duration age = absl::Hours(168);  // keeps jobs that ended less than this ago; >= 0
 };
 
-// The ids of jobs that neither keeps, oldest end first. `now` is wall time: it has to outlive
-// reboots, and a clock that is hours ahead forgets a record hours early.
-// Cost: linear in the jobs; nothing where there are at most `newest` of them.
+// Returns the ids of jobs that neither rule keeps, oldest end first. `now` is wall time, because it
+// must be valid across reboots; a clock that is hours ahead drops a record hours early.
+// Cost: linear in the number of jobs; constant for at most `newest` jobs.
 std::vector<std::string> JobsToForget(const DriverState& state, const JobRetention& retention,
                                       absl::Time now);
 

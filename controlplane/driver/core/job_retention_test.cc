@@ -1,11 +1,11 @@
-#include "controlplane/driver/job_retention.h"
+#include "controlplane/driver/core/job_retention.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/driver_core.h"
-#include "controlplane/driver/test_events.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/testing/test_events.h"
 
 namespace megascale::driver {
 namespace {

@@ -1,10 +1,12 @@
-#include "controlplane/driver/placement.h"
+#include "controlplane/driver/core/placement.h"
 
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/restore_order.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/job/job_spec.h"
 
@@ -34,7 +36,7 @@ FreeSlots FreeSlotsFor(const DriverState& state, const JobRecord& job,
   return free;
 }
 
-// The node of each group of tensor-parallel peers; empty when some have none.
+// Returns the node of each group of tensor-parallel peers; empty: not all groups have room.
 std::vector<std::string> PlaceGroups(const JobRecord& job, FreeSlots free) {
   const int tensor_size = TensorSize(job);
   std::vector<std::string> nodes(static_cast<size_t>(WorldSize(job) / tensor_size));
@@ -56,7 +58,14 @@ std::vector<std::string> PlaceGroups(const JobRecord& job, FreeSlots free) {
   return nodes;
 }
 
-// "; n1 is evicted, n2 drains": nodes that would offer more.
+// As PlaceGroups, without some nodes.
+std::vector<std::string> PlaceGroupsWithout(const JobRecord& job, FreeSlots free,
+                                            const std::set<std::string>& avoided) {
+  for (const std::string& node : avoided) free.erase(node);
+  return PlaceGroups(job, std::move(free));
+}
+
+// Returns "; n1 is evicted, n2 drains": nodes whose slots may not be used.
 std::string Withheld(const DriverState& state) {
   std::vector<std::string> nodes;
   for (const NodeRecord& node : state.nodes()) {
@@ -106,13 +115,24 @@ std::string NeededSlots(const JobRecord& job) {
       tensor_size > 1 ? absl::StrCat(" in groups of ", tensor_size, " on one node") : "");
 }
 
+bool HasRoomWithout(const DriverState& state, const JobRecord& job,
+                    const std::set<std::string>& nodes) {
+  const std::vector<std::string> sets = InstructionSets(state, job);
+  return std::any_of(sets.begin(), sets.end(), [&](const std::string& instruction_set) {
+    FreeSlots free = FreeSlotsFor(state, job, instruction_set, {});
+    return !PlaceGroupsWithout(job, std::move(free), nodes).empty();
+  });
+}
+
 PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
                          const std::set<std::string>& givers) {
+  const std::set<std::string> avoided = NodesThatCannotRead(job);
   PlacementResult result;
   FreeSlots best;
   for (const std::string& instruction_set : InstructionSets(state, job)) {
     FreeSlots free = FreeSlotsFor(state, job, instruction_set, givers);
-    const std::vector<std::string> nodes = PlaceGroups(job, free);
+    std::vector<std::string> nodes = PlaceGroupsWithout(job, free, avoided);
+    if (nodes.empty() && !avoided.empty()) nodes = PlaceGroups(job, free);
     if (free.size() > best.size()) best = std::move(free);
     if (nodes.empty()) continue;
     result.instruction_set = instruction_set;

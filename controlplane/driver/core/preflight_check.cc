@@ -1,4 +1,4 @@
-#include "controlplane/driver/preflight_check.h"
+#include "controlplane/driver/core/preflight_check.h"
 
 #include <google/protobuf/util/message_differencer.h>
 

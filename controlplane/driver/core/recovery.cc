@@ -1,10 +1,11 @@
-#include "controlplane/driver/recovery.h"
+#include "controlplane/driver/core/recovery.h"
 
 #include <algorithm>
 #include <map>
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/restore_order.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::driver {
@@ -15,13 +16,14 @@ namespace telemetry = megascale::telemetry::v1;
 
 constexpr absl::Duration kBackoffMax = absl::Minutes(1);
 
-// The highest step of which every rank has a snapshot on the node that it is placed on; -1: none.
+// Returns the highest step of which every rank has a snapshot on its node; -1: there is no such
+// step.
 int64_t NewestStepInMemory(const JobRecord& job, const std::vector<agent::Placement>& placements) {
   std::map<int64_t, std::set<int>> ranks_of_step;
   for (const auto& fenced : job.fenced()) {
     for (const auto& snapshot : fenced.snapshots()) {
-      // What was rolled back before would have the right bits, but its steps are no longer in the
-      // loss log.
+      // A snapshot of a step that was rolled back has the right bits, but its steps are no longer
+      // in the loss log.
       if (snapshot.attempt() != job.attempt() && snapshot.step() > job.restore().step()) continue;
       const size_t rank = static_cast<size_t>(snapshot.rank());
       if (rank >= placements.size() || placements[rank].node_id() != fenced.node_id()) continue;
@@ -34,7 +36,7 @@ int64_t NewestStepInMemory(const JobRecord& job, const std::vector<agent::Placem
   return -1;
 }
 
-// Where the job starts when it has nothing of its own.
+// Returns where the job starts without snapshots and checkpoints of its own.
 agent::RestorePoint Beginning(const JobRecord& job) {
   agent::RestorePoint restore;
   if (job.submitted().from_checkpoint().empty()) {
@@ -144,10 +146,11 @@ bool IsRetried(FailureClass failure_class) {
 }
 
 absl::Duration BackoffOf(const JobRecord& job) {
-  if (job.attempts_without_progress() < 1) return absl::ZeroDuration();
+  const int64_t attempts = job.attempts_without_progress() + NumFailedReads(job);
+  if (attempts < 1) return absl::ZeroDuration();
   const auto& first = job.submitted().spec().fault().restart_backoff();
   absl::Duration backoff = absl::Seconds(first.seconds()) + absl::Nanoseconds(first.nanos());
-  for (int64_t i = 1; i < job.attempts_without_progress() && backoff < kBackoffMax; ++i) {
+  for (int64_t i = 1; i < attempts && backoff < kBackoffMax; ++i) {
     backoff *= 2;
   }
   return std::min(backoff, kBackoffMax);
@@ -171,14 +174,21 @@ agent::RestorePoint ChooseRestore(const JobRecord& job,
   return restore;
 }
 
-bool CannotStart(const JobRecord& job) {
+void AddToEvidence(const std::string& words, JobRecord* job) {
+  const std::string evidence = job->culprit().evidence();
+  const size_t line_end = std::min(evidence.find('\n'), evidence.size());
+  job->mutable_culprit()->set_evidence(
+      absl::StrCat(evidence.substr(0, line_end), "; ", words, evidence.substr(line_end)));
+}
+
+bool CannotStartByRules2(const JobRecord& job) {
   const std::string& given = job.submitted().from_checkpoint();
   return job.culprit().failure_class() == telemetry::FAILURE_CLASS_CORRUPT && !job.progressed() &&
          job.restore().source() == agent::RestorePoint::SOURCE_STORAGE && !given.empty() &&
          job.restore().directory() == given;
 }
 
-void StepOverCorrupt(JobRecord* job) {
+void StepOverCorruptByRules2(JobRecord* job) {
   if (job->culprit().failure_class() != telemetry::FAILURE_CLASS_CORRUPT || job->progressed()) {
     return;
   }
@@ -195,10 +205,7 @@ void StepOverCorrupt(JobRecord* job) {
   } else {
     return;
   }
-  const std::string& evidence = job->culprit().evidence();
-  const size_t line_end = std::min(evidence.find('\n'), evidence.size());
-  job->mutable_culprit()->set_evidence(
-      absl::StrCat(evidence.substr(0, line_end), "; ", instead, evidence.substr(line_end)));
+  AddToEvidence(instead, job);
 }
 
 }  // namespace megascale::driver

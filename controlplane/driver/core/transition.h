@@ -1,22 +1,23 @@
-// One event being applied to the state: the class behind Apply of driver_core.h, which is the
-// manual. driver_core.cc has what events do to jobs, driver_nodes.cc what they do to nodes,
-// driver_settle.cc what follows. Private to this folder.
+// Applies one event to the state: the implementation of Apply in driver_core.h, which is the
+// manual. driver_core.cc handles events about jobs, transition_nodes.cc events about nodes, and
+// transition_settle.cc what follows from them. Private to this folder.
 #pragma once
 
 #include <string>
 
-#include "controlplane/driver/driver_state.h"
-#include "controlplane/driver/placement.h"
-#include "controlplane/driver/preflight_check.h"
-#include "controlplane/driver/recovery.h"
+#include "controlplane/driver/core/driver_state.h"
+#include "controlplane/driver/core/placement.h"
+#include "controlplane/driver/core/preflight_check.h"
+#include "controlplane/driver/core/recovery.h"
+#include "controlplane/driver/core/restore_order.h"
 #include "proto/control.pb.h"
 
 namespace megascale::driver {
 
-// The last words of a cancelled job.
+// Returns the final message of a cancelled job.
 std::string CancelledMessage(const JobRecord& job);
 
-// One event being applied. Every handler returns false when it refuses the event.
+// Applies one event. Every handler returns false when it refuses the event.
 class Transition {
  public:
   Transition(const Event& event, DriverState* state) : event_(event), state_(*state) {}
@@ -27,7 +28,7 @@ class Transition {
   bool OnSubmitted(const v1::JobSubmitted& submitted);
   bool OnCancel(const v1::CancelRequested& cancel);
   bool OnJobsForgotten(const v1::JobsForgotten& forgotten);
-  bool OnNodeJoined(const megascale::agent::v1::Hello& hello);
+  bool OnNodeJoined(const v1::NodeJoined& joined);
   bool OnDriverStarted(const v1::DriverStarted& started);
   bool OnNodeLost(const v1::NodeLost& lost);
   bool OnNodeEvicted(const v1::NodeEvicted& evicted);
@@ -46,12 +47,12 @@ class Transition {
   bool OnStageTimedOut(const v1::StageTimedOut& timed_out);
   bool OnRetentionEnded(const v1::RetentionEnded& ended);
 
-  // What follows without another event, for every job in the order of submission.
+  // Moves every job, in the order of submission, as far as it gets without another event.
   void Settle();
   void SettleStage(JobRecord* job);
-  // Places what waits. Source: docs/running-on-a-cluster.md (The queue).
+  // The next four place jobs that wait for slots. Source: docs/running-on-a-cluster.md (The queue).
   void PlaceByRules1();
-  // Returns the first job that recovers and does not run again yet; null: none.
+  // Returns the first recovering job that could not be placed; null: all of them run again.
   const JobRecord* PlaceRecovering();
   void PlaceQueued(const JobRecord* recovering);
   bool PlaceByTaking(JobRecord* job);
@@ -62,22 +63,25 @@ class Transition {
   void SettleFence(JobRecord* job);
   void AfterFailure(JobRecord* job);
   void AfterLeave(JobRecord* job);
+  // Returns false when the job ended because it has no other checkpoint to read.
+  bool AfterFailedRead(JobRecord* job);
 
-  // The job in its present attempt; null when the event is of another one or the job is at its end.
+  // Returns the job; null when `attempt` is not its present attempt or the job has ended.
   JobRecord* Current(const std::string& job_id, int64_t attempt);
   void Enter(JobRecord* job, v1::Stage stage);
-  void Say(JobRecord* job, megascale::control::v1::JobState job_state, const std::string& reason,
-           const std::string& message);
+  void SetStatus(JobRecord* job, megascale::control::v1::JobState job_state,
+                 const std::string& reason, const std::string& message);
   void End(JobRecord* job, megascale::control::v1::JobState job_state, const std::string& reason,
            const std::string& message);
   void Complete(JobRecord* job);
   void EndUnfenced(JobRecord* job);
-  // Requires: `found` says who, not in which attempt.
+  // Requires: `found` names the culprit; Fail fills in the attempt.
   void Fail(JobRecord* job, v1::Failure found);
   void Refuse(JobRecord* job, const PreflightRefusal& refusal);
-  // Every job with ranks on the node begins to leave it.
+  // Makes every job with ranks on the node begin to leave it.
   void Leave(const std::string& node_id, const std::string& reason);
-  // `found`: of every job that has ranks there.
+  // Handles the loss of all processes on a node: `found` becomes a failure of every job with ranks
+  // there.
   void LoseProcesses(const std::string& node_id, const v1::Failure& found);
   void StartAttempt(JobRecord* job, PlacementResult placement);
   void StartRun(JobRecord* job, const megascale::agent::v1::RestorePoint& restore);

@@ -4,7 +4,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/transition.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/transition.h"
 
 namespace megascale::driver {
 
@@ -25,20 +26,91 @@ pb::Failure Unreachable(const std::string& node_id, const std::string& why) {
   return found;
 }
 
+// An agent whose version has no key is recognised by its machine.
+bool IsSameAgent(const agent::Hello& holder, const agent::Hello& hello) {
+  if (holder.key().empty()) return holder.machine_id() == hello.machine_id();
+  return holder.key() == hello.key();
+}
+
+std::string HostOf(const agent::Hello& hello) {
+  return hello.hostname().empty() ? "an unnamed host" : absl::StrCat("host ", hello.hostname());
+}
+
+// Describes, for the jobs that had processes there, what happened to a node's agent when another
+// incarnation of it joined.
+std::string WhatHappened(const agent::Hello& before, const agent::Hello& now) {
+  const bool same = IsSameAgent(before, now);
+  if (now.key().empty() || (same && before.machine_id() == now.machine_id())) {
+    return "its agent was restarted, its processes died with it";
+  }
+  if (same && before.hostname() == now.hostname()) {
+    return "its machine was restarted, its processes died with it";
+  }
+  return absl::StrCat(same ? "its agent was moved to another machine (now "
+                           : "another machine joined under its node id (now ",
+                      HostOf(now), ", before ", HostOf(before), "), its processes are lost");
+}
+
+// An operator evicts a node to let another machine have its id.
+bool IsBoundToAnother(const NodeRecord& node, const agent::Hello& hello,
+                      absl::string_view certificate) {
+  if (node.evicted() || certificate.empty() || node.certificate().empty()) return false;
+  const bool same_key = !hello.key().empty() && node.hello().key() == hello.key();
+  return node.certificate() != certificate && !same_key;
+}
+
 }  // namespace
 
-bool Transition::OnNodeJoined(const agent::Hello& hello) {
+absl::Status CheckJoin(const DriverState& state, const agent::Hello& hello,
+                       absl::string_view certificate, Contact contact) {
+  const NodeRecord* node = FindNode(state, hello.node_id());
+  if (node == nullptr) return absl::OkStatus();
+  const std::string name = absl::StrCat("node ", hello.node_id(), ": ");
+  if (IsBoundToAnother(*node, hello, certificate)) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        name, "is bound to the certificate '", node->certificate(), "', and this agent shows '",
+        certificate,
+        "' and another key; give it another --node-id or, if its machine replaces "
+        "the one before, `megascale evict ",
+        hello.node_id(), "`, start this agent, `megascale uncordon ", hello.node_id(), "`"));
+  }
+  if (!node->alive()) return absl::OkStatus();
+  const agent::Hello& holder = node->hello();
+  const bool same_agent = IsSameAgent(holder, hello);
+  if (same_agent && holder.incarnation() == hello.incarnation()) return absl::OkStatus();
+  // An agent on another machine may be a copy, and the holder's stream may be broken for a moment.
+  const bool same_machine = holder.machine_id() == hello.machine_id();
+  if (same_agent && same_machine && contact != Contact::kHeard) return absl::OkStatus();
+  const std::string other = absl::StrCat("the agent on ", HostOf(holder));
+  if (contact == Contact::kHeard) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        name, other, " has this node id and is healthy, and this agent has ",
+        same_agent ? "the same key, so its state directory may be a copy: if it is, remove "
+                     "agent.key from it, and give this agent another --node-id"
+                   : "another key; give this agent another --node-id, or end that one"));
+  }
+  return absl::AlreadyExistsError(absl::StrCat(
+      name, other, " has this node id and ",
+      contact == Contact::kUnknown ? "may still report to the driver, which was just started"
+                                   : "went away a moment ago",
+      "; this agent", same_agent ? "" : ", which has another key,",
+      " is taken once that one has been silent for too long"));
+}
+
+bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
+  const agent::Hello& hello = joined.hello();
   NodeRecord* node = FindNode(&state_, hello.node_id());
   if (node == nullptr) {
     node = AddNode(&state_, hello.node_id());
   } else if (node->hello().incarnation() != hello.incarnation()) {
-    LoseProcesses(
-        hello.node_id(),
-        Unreachable(hello.node_id(), "its agent was restarted, its processes died with it"));
+    LoseProcesses(hello.node_id(),
+                  Unreachable(hello.node_id(), WhatHappened(node->hello(), hello)));
     node->clear_draining();
-  } else if (node->alive() && MessageDifferencer::Equals(node->hello(), hello)) {
+  } else if (node->alive() && MessageDifferencer::Equals(node->hello(), hello) &&
+             (joined.certificate().empty() || joined.certificate() == node->certificate())) {
     return false;
   }
+  if (!joined.certificate().empty()) node->set_certificate(joined.certificate());
   *node->mutable_hello() = hello;
   node->set_alive(true);
   return true;
@@ -92,16 +164,16 @@ void Transition::Leave(const std::string& node_id, const std::string& reason) {
     for (auto& fenced : *job.mutable_fenced()) {
       if (fenced.node_id() == node_id) fenced.clear_snapshots();  // the agent drops them
     }
-    // One whose ranks have all ended is about to complete, or to fail.
+    // A job whose ranks have all ended is about to complete, or to fail.
     const bool trains = job.stage() == pb::STAGE_RUN && job.ended_size() < WorldSize(job);
     if (!trains && job.stage() != pb::STAGE_PREFLIGHT) continue;
     job.mutable_leave()->set_node_id(node_id);
     job.mutable_leave()->set_reason(reason);
     job.clear_fenced();
     Enter(&job, trains ? pb::STAGE_LEAVE : pb::STAGE_FENCE);
-    Say(&job, control::JOB_STATE_RECOVERING, reason,
-        absl::StrCat("leaves node ", node_id,
-                     trains ? ": its ranks make a checkpoint and stop" : ""));
+    SetStatus(&job, control::JOB_STATE_RECOVERING, reason,
+              absl::StrCat("leaves node ", node_id,
+                           trains ? ": its ranks make a checkpoint and stop" : ""));
   }
 }
 

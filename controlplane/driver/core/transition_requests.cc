@@ -1,4 +1,4 @@
-// The part of driver_core.h that judges requests before they become events.
+// The part of driver_core.h that checks requests before they become events.
 #include <google/protobuf/util/message_differencer.h>
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/core/driver_core.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/nearest_name.h"
 
@@ -27,7 +27,7 @@ absl::StatusOr<const NodeRecord*> RequireNode(const DriverState& state, absl::st
   return absl::NotFoundError(
       absl::StrCat("node ", node_id, ": there is no such node",
                    nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"),
-                   nearest.empty() ? "; `megascale status` shows those that are" : ""));
+                   nearest.empty() ? "; `megascale status` shows all nodes" : ""));
 }
 
 absl::Status CheckRoom(const DriverState& state) {
@@ -57,9 +57,9 @@ absl::StatusOr<bool> IsNewSubmit(const DriverState& state, const pb::JobSubmitte
       as_set(known.allow_changed()) == as_set(submit.allow_changed())) {
     return false;
   }
-  return absl::AlreadyExistsError(
-      absl::StrCat("job id ", submit.job_id(),
-                   ": is taken by a job with another specification; give another id, or none"));
+  return absl::AlreadyExistsError(absl::StrCat(
+      "job id ", submit.job_id(),
+      ": is taken by a job with another specification; choose another job id, or leave it out"));
 }
 
 absl::StatusOr<bool> IsNewCancel(const DriverState& state, absl::string_view job_id) {

@@ -1,5 +1,4 @@
-// The part of driver_core.h that follows from a state without another event: attempts begin and
-// end.
+// The part of driver_core.h that needs no further event: it begins and ends attempts.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -7,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/driver_core.h"
-#include "controlplane/driver/transition.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/transition.h"
 #include "runtime/base/text/shortlist.h"
 
 namespace megascale::driver {
@@ -19,8 +18,8 @@ namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 
 std::string CancelledMessage(const JobRecord& job) {
-  if (job.committed_size() == 0) return "cancelled";
-  const auto& newest = *job.committed().rbegin();
+  if (!EverCommitted(job)) return "cancelled";
+  const auto newest = NewestCheckpoint(job);
   return absl::StrCat("cancelled; newest checkpoint: step ", newest.step(), " in ",
                       newest.directory());
 }
@@ -49,7 +48,7 @@ void Transition::PlaceByRules1() {
       continue;
     }
     if (queued && !waits.empty()) {
-      Say(&job, job.state(), "WaitingInQueue", absl::StrCat("waits behind job ", waits));
+      SetStatus(&job, job.state(), "WaitingInQueue", absl::StrCat("waits behind job ", waits));
       continue;
     }
     PlacementResult placement = PlaceJob(state_, job);
@@ -57,7 +56,7 @@ void Transition::PlaceByRules1() {
       StartAttempt(&job, std::move(placement));
       continue;
     }
-    Say(&job, job.state(), "WaitingForSlots", placement.message);
+    SetStatus(&job, job.state(), "WaitingForSlots", placement.message);
     waits = JobId(job);
   }
 }
@@ -70,7 +69,7 @@ const JobRecord* Transition::PlaceRecovering() {
       if (!placement.placements.empty()) {
         StartAttempt(&job, std::move(placement));
       } else if (!PlaceByTaking(&job)) {
-        Say(&job, job.state(), "WaitingForSlots", placement.message);
+        SetStatus(&job, job.state(), "WaitingForSlots", placement.message);
       }
     }
     if (first == nullptr && IsHold(job.stage()) && !job.has_cancel()) first = &job;
@@ -78,9 +77,9 @@ const JobRecord* Transition::PlaceRecovering() {
   return first;
 }
 
-// Jobs that recover keep their slots from each other, so that two could wait for ever. The one that
-// was submitted first may have those of later ones, of the newest first; what these hold in memory
-// there is lost, and they go on from storage.
+// Two recovering jobs may each hold slots that the other needs and would wait for ever. So the job
+// that was submitted first may take the slots of later ones, beginning with the newest. These lose
+// their snapshots on the nodes taken and go on from storage.
 bool Transition::PlaceByTaking(JobRecord* job) {
   std::set<std::string> givers;
   for (int i = state_.jobs_size() - 1; i >= 0 && &state_.jobs(i) != job; --i) {
@@ -107,7 +106,7 @@ bool Transition::PlaceByTaking(JobRecord* job) {
   return false;
 }
 
-// Strictly in the order of submission.
+// Places queued jobs strictly in the order of submission.
 void Transition::PlaceQueued(const JobRecord* recovering) {
   const std::string first =
       recovering == nullptr ? "" : absl::StrCat("job ", JobId(*recovering), ", which recovers");
@@ -121,12 +120,12 @@ void Transition::PlaceQueued(const JobRecord* recovering) {
         StartAttempt(&job, std::move(placement));
         continue;
       }
-      Say(&job, job.state(), "WaitingForSlots",
-          absl::StrCat("position ", ++position, " in the queue; ", placement.message));
+      SetStatus(&job, job.state(), "WaitingForSlots",
+                absl::StrCat("position ", ++position, " in the queue; ", placement.message));
     } else {
-      Say(&job, job.state(), "WaitingInQueue",
-          absl::StrCat("position ", ++position, " in the queue, behind ", before, "; ",
-                       NeededSlots(job)));
+      SetStatus(&job, job.state(), "WaitingInQueue",
+                absl::StrCat("position ", ++position, " in the queue, behind ", before, "; ",
+                             NeededSlots(job)));
     }
     before = absl::StrCat("job ", JobId(job));
   }
@@ -152,15 +151,15 @@ void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   }
   job->clear_preflights();
   Enter(job, pb::STAGE_PREFLIGHT);
-  Say(job, control::JOB_STATE_STARTING, "Preflight",
-      absl::StrCat("checks data and directories on ", base::Shortlist(NodesOf(*job))));
+  SetStatus(job, control::JOB_STATE_STARTING, "Preflight",
+            absl::StrCat("checks data and directories on ", base::Shortlist(NodesOf(*job))));
 }
 
 void Transition::StartRun(JobRecord* job, const agent::RestorePoint& restore) {
   *job->mutable_restore() = restore;
   Enter(job, pb::STAGE_RUN);
-  Say(job, control::JOB_STATE_STARTING, "Starting",
-      absl::StrCat("attempt ", job->attempt(), " from ", Describe(restore)));
+  SetStatus(job, control::JOB_STATE_STARTING, "Starting",
+            absl::StrCat("attempt ", job->attempt(), " from ", Describe(restore)));
 }
 
 void Transition::SettlePreflight(JobRecord* job) {
@@ -182,13 +181,13 @@ void Transition::Refuse(JobRecord* job, const PreflightRefusal& refusal) {
 
 void Transition::SettleRun(JobRecord* job) {
   if (job->ended_size() < WorldSize(*job)) return;
-  // Its host lives until what the last checkpoint made superfluous is deleted.
+  // The host lives until the checkpoints that the last one makes superfluous are deleted.
   if (WaitsForRetention(state_, *job)) {
-    Say(job, job->state(), "Retention", "waits for older checkpoints to be deleted");
+    SetStatus(job, job->state(), "Retention", "waits for older checkpoints to be deleted");
   } else if (HasAllSteps(*job)) {
     Complete(job);
   } else {
-    Say(job, job->state(), "FinalCheckpoint", "waits for the last checkpoint to be stored");
+    SetStatus(job, job->state(), "FinalCheckpoint", "waits for the last checkpoint to be stored");
   }
 }
 
@@ -196,12 +195,12 @@ void Transition::SettleStop(JobRecord* job) {
   if (!AllGone(*job)) return;
   const int64_t step = job->cancel().checkpoint() ? StepBeingStored(state_, *job) : 0;
   if (step > 0) {
-    Say(job, job->state(), "FinalCheckpoint",
-        absl::StrCat("waits for the checkpoint of step ", step, " to be stored"));
+    SetStatus(job, job->state(), "FinalCheckpoint",
+              absl::StrCat("waits for the checkpoint of step ", step, " to be stored"));
     return;
   }
   if (WaitsForRetention(state_, *job)) {
-    Say(job, job->state(), "Retention", "waits for older checkpoints to be deleted");
+    SetStatus(job, job->state(), "Retention", "waits for older checkpoints to be deleted");
     return;
   }
   Enter(job, pb::STAGE_FENCE);
@@ -210,9 +209,9 @@ void Transition::SettleStop(JobRecord* job) {
 void Transition::SettleLeave(JobRecord* job) {
   if (!AllGone(*job)) return;
   if (const int64_t step = StepBeingStored(state_, *job); step > 0) {
-    Say(job, job->state(), job->leave().reason(),
-        absl::StrCat("leaves node ", job->leave().node_id(), ": waits for the checkpoint of step ",
-                     step, " to be stored"));
+    SetStatus(job, job->state(), job->leave().reason(),
+              absl::StrCat("leaves node ", job->leave().node_id(),
+                           ": waits for the checkpoint of step ", step, " to be stored"));
     return;
   }
   Enter(job, pb::STAGE_FENCE);
@@ -231,22 +230,42 @@ void Transition::SettleFence(JobRecord* job) {
   End(job, control::JOB_STATE_CANCELLED, "CancelRequested", CancelledMessage(*job));
 }
 
-// No failure: it is neither counted nor does it cost a backoff.
+// Leaving is not a failure: it neither counts as one nor costs a backoff.
 void Transition::AfterLeave(JobRecord* job) {
   if (HasAllSteps(*job)) return Complete(job);
   if (job->progressed()) job->set_attempts_without_progress(0);
   Enter(job, pb::STAGE_WAIT_FOR_SLOTS);
 }
 
+// Does not count as an attempt without progress: the number of checkpoints to try bounds these.
+bool Transition::AfterFailedRead(JobRecord* job) {
+  NoteFailedRead(job);
+  if (const std::string next = NextRead(state_, job); !next.empty()) {
+    AddToEvidence(next, job);
+    return true;
+  }
+  End(job, control::JOB_STATE_FAILED,
+      EverCommitted(*job) ? "CheckpointsUnreadable" : ReasonOf(job->culprit()),
+      NothingCanBeRead(*job));
+  return false;
+}
+
 void Transition::AfterFailure(JobRecord* job) {
   const Culprit& culprit = job->culprit();
   if (HasAllSteps(*job)) return Complete(job);
-  if (!IsRetried(culprit.failure_class()) || CannotStart(*job)) {
+  const bool older_rules = state_.rules() < 3;
+  if (!IsRetried(culprit.failure_class()) || (older_rules && CannotStartByRules2(*job))) {
     End(job, control::JOB_STATE_FAILED, ReasonOf(culprit), Describe(culprit));
     return;
   }
-  StepOverCorrupt(job);
-  job->set_attempts_without_progress(job->progressed() ? 0 : job->attempts_without_progress() + 1);
+  if (older_rules) StepOverCorruptByRules2(job);
+  if (!older_rules && CouldNotRead(*job)) {
+    if (!AfterFailedRead(job)) return;
+  } else {
+    if (!older_rules && CouldNotReadMemory(*job)) StepOverMemory(job);
+    job->set_attempts_without_progress(job->progressed() ? 0
+                                                         : job->attempts_without_progress() + 1);
+  }
   if (job->attempts_without_progress() >
       job->submitted().spec().fault().max_restarts_without_progress()) {
     End(job, control::JOB_STATE_FAILED, ReasonOf(culprit),
@@ -260,8 +279,8 @@ void Transition::AfterFailure(JobRecord* job) {
     return;
   }
   Enter(job, pb::STAGE_BACKOFF);
-  Say(job, control::JOB_STATE_RECOVERING, ReasonOf(culprit),
-      absl::StrCat(Describe(culprit), "; next attempt in ", absl::FormatDuration(backoff)));
+  SetStatus(job, control::JOB_STATE_RECOVERING, ReasonOf(culprit),
+            absl::StrCat(Describe(culprit), "; next attempt in ", absl::FormatDuration(backoff)));
 }
 
 }  // namespace megascale::driver

@@ -1,4 +1,4 @@
-#include "controlplane/driver/port/listen_address.h"
+#include "controlplane/driver/listen/listen_address.h"
 
 #include <netdb.h>
 #include <sys/socket.h>
@@ -14,21 +14,15 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 
 namespace megascale::driver {
 namespace {
 
-absl::Status CheckFolder(const std::string& folder) {
-  RETURN_IF_ERROR(base::MakeDirectories(folder));
-  struct stat info;
-  if (::stat(folder.c_str(), &info) != 0) return base::ErrnoStatus(errno, folder);
-  if (info.st_uid == ::geteuid() && (info.st_mode & 077) == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(folder,
-                   ": the folder of the driver's socket must belong to you and be closed to "
-                   "others (chmod 700 ",
-                   folder, "), or give another address with --listen"));
+absl::Status MakeFolder(const std::string& folder) {
+  absl::Status made = base::MakeOwnFolder(folder, "give another address with --listen");
+  return absl::IsPermissionDenied(made) ? absl::FailedPreconditionError(made.message()) : made;
 }
 
 bool SomebodyListens(const std::string& path) {
@@ -38,14 +32,14 @@ bool SomebodyListens(const std::string& path) {
   MEGASCALE_CHECK(path.size() < sizeof(address.sun_path));
   std::memcpy(address.sun_path, path.c_str(), path.size());
   const auto* generic = reinterpret_cast<const sockaddr*>(&address);
-  // A full queue (EAGAIN) has a listener too; a dead socket refuses.
+  // EAGAIN: the queue is full, so there is a listener. A dead socket refuses.
   return ::connect(fd.get(), generic, sizeof(address)) == 0 || errno == EAGAIN;
 }
 
 }  // namespace
 
 absl::Status PrepareSocket(const std::string& path) {
-  RETURN_IF_ERROR(CheckFolder(std::filesystem::path(path).parent_path().string()));
+  RETURN_IF_ERROR(MakeFolder(std::filesystem::path(path).parent_path().string()));
   struct stat info;
   if (::lstat(path.c_str(), &info) != 0) {
     return errno == ENOENT ? absl::OkStatus() : base::ErrnoStatus(errno, path);
@@ -80,7 +74,7 @@ absl::Status CheckTcpAddress(const client::Address& address) {
   const auto release = absl::MakeCleanup([found] { ::freeaddrinfo(found); });
   const base::UniqueFd fd(
       ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  // As gRPC does: a port whose last connections are still closing is free.
+  // As gRPC does, to take a port whose last connections are still closing for free.
   const int yes = 1;
   if (!fd.valid() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
       ::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(fd.get(), 1) != 0) {

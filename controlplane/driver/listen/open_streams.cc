@@ -1,4 +1,4 @@
-#include "controlplane/driver/port/open_streams.h"
+#include "controlplane/driver/listen/open_streams.h"
 
 #include <grpcpp/server_context.h>
 

@@ -1,8 +1,7 @@
-// The watches, logs and spans that are being streamed to clients. Each holds a thread and one
-// message (at most about 1 MiB: a job's names of files are bounded, and what agents keep of spans
-// is), so their number is bounded; and a client
-// that stops reading is cut off, because a write to it would wait for ever. Threads: any; has one
-// of its own.
+// The streams of watches, logs and spans to clients. Each stream occupies a thread and holds one
+// message of at most about 1 MiB (the length of a job's file names and the number of kept spans are
+// bounded), so the number of streams is bounded. A client that stops reading is cut off, because a
+// write to it would block for ever. Threads: any; it has a thread of its own.
 #pragma once
 
 #include <condition_variable>
@@ -36,10 +35,10 @@ class OpenStreams {
     Stream(const Stream&) = delete;
     Stream& operator=(const Stream&) = delete;
 
-    // Errors: ResourceExhausted - as many as there may be are open already.
+    // Errors: ResourceExhausted - kStreamsMax streams are already open.
     absl::Status status() const;
 
-    // `write` is a write to the client. False: it is gone, or was cut off.
+    // Runs `write`, a write to the client. Returns false when the client is gone or was cut off.
     template <typename Write>
     bool Guard(Write write) {
       SetWriting(true);

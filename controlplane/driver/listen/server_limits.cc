@@ -1,4 +1,4 @@
-#include "controlplane/driver/port/server_limits.h"
+#include "controlplane/driver/listen/server_limits.h"
 
 #include <grpc/grpc.h>
 #include <sys/resource.h>
@@ -8,9 +8,9 @@ namespace {
 
 constexpr int kMetadataBytesMax = 16 << 10;
 constexpr int kStreamsPerConnectionMax = 1024;
-// A connection that says nothing, or no HTTP/2, is closed.
+// A connection that sends nothing, or no HTTP/2, is closed after this time.
 constexpr int kHandshakeMilliseconds = 10'000;
-// A client whose machine is gone is noticed, and what it watched is let go of.
+// After this time the driver notices that a client's machine is gone, and frees its streams.
 constexpr int kKeepaliveMilliseconds = 30'000;
 constexpr int kKeepaliveTimeoutMilliseconds = 20'000;
 

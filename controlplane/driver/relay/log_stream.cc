@@ -1,5 +1,6 @@
 #include "controlplane/driver/relay/log_stream.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,11 +18,12 @@ constexpr int64_t kPieceBytesMax = 256 << 10;
 // A line longer than this is passed on in parts.
 constexpr size_t kLineBytesMax = 64 << 10;
 
-// One file that is being read.
+// One log that is being read.
 struct Source {
   int rank = 0;                    // -1: a host process
   std::vector<std::string> nodes;  // where it may be; one, once it was found
   bool found = false;
+  bool is_away = false;  // the node did not answer the last time
   int64_t offset = 0;
   std::string partial;  // of a line
 };
@@ -39,20 +41,21 @@ class LogStream {
   absl::Status Run() {
     for (;;) {
       ASSIGN_OR_RETURN(const control::Job job, ports_.job());
-      const int64_t newest = request_.attempt() == 0 ? job.attempt() : request_.attempt();
-      if (newest != attempt_) {
-        Flush();
-        attempt_ = newest;
-        RETURN_IF_ERROR(MakeSources(job));
-      }
+      if (attempt_ == 0) RETURN_IF_ERROR(MakeSources(job, FirstAttempt(job)));
       bool more = false;
       for (Source& source : sources_) more |= Read(&source);
-      if (stopped_) return absl::OkStatus();
+      if (stopped_) return Stopped();
       if (more) continue;
-      if (!request_.follow() || IsTerminal(job)) break;
-      if (!ports_.wait(kFollowInterval)) return absl::OkStatus();
+      const bool later_attempt = request_.attempt() == 0 && attempt_ < job.attempt();
+      const bool ended = !request_.follow() || IsTerminal(job) || later_attempt;
+      if (!ended || ShouldWaitForNodes()) {
+        if (!ports_.wait(kFollowInterval)) return Stopped();
+        continue;
+      }
+      Flush();
+      if (!later_attempt) break;
+      RETURN_IF_ERROR(MakeSources(job, attempt_ + 1));
     }
-    Flush();
     for (const Source& source : sources_) any_found_ |= source.found;
     if (any_found_) return absl::OkStatus();
     return absl::NotFoundError(absl::StrCat(
@@ -61,9 +64,23 @@ class LogStream {
   }
 
  private:
-  absl::Status MakeSources(const control::Job& job) {
+  static absl::Status Stopped() {
+    return absl::UnavailableError("the driver ends, or the reader of the logs is gone");
+  }
+
+  int64_t FirstAttempt(const control::Job& job) const {
+    if (request_.attempt() != 0) return request_.attempt();
+    int64_t first = 0;
+    for (const control::LogPosition& at : request_.resume_at()) {
+      first = std::max<int64_t>(first, at.attempt());
+    }
+    return first == 0 ? job.attempt() : first;
+  }
+
+  absl::Status MakeSources(const control::Job& job, int64_t attempt) {
     for (const Source& source : sources_) any_found_ |= source.found;
     sources_.clear();
+    attempt_ = attempt;
     if (attempt_ == 0) return absl::OkStatus();
     if (request_.rank() < -1 || request_.rank() >= job.ranks_size()) {
       return absl::NotFoundError(absl::StrCat("job ", request_.job_id(), ": has no rank ",
@@ -71,31 +88,67 @@ class LogStream {
                                               job.ranks_size() - 1));
     }
     ASSIGN_OR_RETURN(const control::GetClusterResponse cluster, ports_.cluster());
-    std::set<std::string> alive;
+    std::set<std::string> nodes;  // that have or had ranks of it, perhaps
     for (const auto& node : cluster.nodes()) {
-      if (node.alive()) alive.insert(node.node_id());
+      if (node.alive()) nodes.insert(node.node_id());
     }
     for (int rank = 0; rank < job.ranks_size(); ++rank) {
       if (request_.rank() >= 0 && request_.rank() != rank) continue;
       Source source;
       source.rank = rank;
       source.nodes.push_back(job.ranks(rank).node_id());
-      for (const std::string& node : alive) {
+      for (const std::string& node : nodes) {
         if (node != source.nodes.front()) source.nodes.push_back(node);
       }
       sources_.push_back(std::move(source));
     }
-    if (request_.rank() >= 0) return absl::OkStatus();
-    for (const std::string& node : alive) {
+    if (request_.rank() < 0) AddHosts(job, nodes);
+    Resume();
+    return absl::OkStatus();
+  }
+
+  void AddHosts(const control::Job& job, std::set<std::string> nodes) {
+    // A restarted driver knows where the ranks are before their agents have reconnected.
+    for (const control::RankView& rank : job.ranks()) {
+      if (!rank.node_id().empty()) nodes.insert(rank.node_id());
+    }
+    for (const std::string& node : nodes) {
       Source host;
       host.rank = -1;
       host.nodes.push_back(node);
       sources_.push_back(std::move(host));
     }
-    return absl::OkStatus();
   }
 
-  // Reads one piece; true when there was one.
+  // Continues logs that were read before at the same offset, on the same nodes.
+  void Resume() {
+    for (const control::LogPosition& at : request_.resume_at()) {
+      if (at.attempt() != attempt_) continue;
+      const auto is_at = [&](const Source& source) {
+        return source.rank == at.rank() && (at.rank() >= 0 || source.nodes.front() == at.node_id());
+      };
+      auto source = std::find_if(sources_.begin(), sources_.end(), is_at);
+      if (source == sources_.end()) {
+        if (request_.rank() >= 0) continue;
+        source = sources_.emplace(sources_.end());
+        source->rank = at.rank();
+      }
+      source->nodes = {at.node_id()};
+      source->offset = at.offset();
+      source->found = true;
+    }
+  }
+
+  // After a restart of the driver, agents whose logs were being read will soon reconnect.
+  bool ShouldWaitForNodes() {
+    if (request_.resume_at().empty()) return false;
+    const bool any_away = std::any_of(sources_.begin(), sources_.end(), [](const Source& source) {
+      return source.found && source.is_away;
+    });
+    return any_away && ++num_waits_ * kFollowInterval <= kNodeAbsenceMax;
+  }
+
+  // Reads one piece; returns false if there is no new one.
   bool Read(Source* source) {
     megascale::agent::v1::FetchLog fetch;
     fetch.set_job_id(request_.job_id());
@@ -105,6 +158,7 @@ class LogStream {
     fetch.set_max_bytes(kPieceBytesMax);
     for (const std::string& node : source->nodes) {
       const auto chunk = ports_.fetch(node, fetch);
+      source->is_away = !chunk.ok() && !absl::IsNotFound(chunk.status());
       if (!chunk.ok()) continue;
       if (!source->found) {
         source->found = true;
@@ -133,6 +187,7 @@ class LogStream {
     response.set_node_id(source->nodes.front());
     response.set_data(source->partial.substr(0, size_bytes));
     source->partial.erase(0, size_bytes);
+    response.set_end_offset(source->offset - static_cast<int64_t>(source->partial.size()));
     stopped_ = !ports_.emit(response);
   }
 
@@ -146,6 +201,7 @@ class LogStream {
   std::vector<Source> sources_;
   bool any_found_ = false;
   bool stopped_ = false;
+  int num_waits_ = 0;  // for nodes that are away
 };
 
 }  // namespace

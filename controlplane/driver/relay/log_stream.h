@@ -12,14 +12,14 @@
 
 namespace megascale::driver {
 
-// Where logs come from and go to.
+// The sources of logs and their sink.
 struct LogStreamPorts {
   std::function<absl::StatusOr<megascale::control::v1::Job>()> job;
   std::function<absl::StatusOr<megascale::control::v1::GetClusterResponse>()> cluster;
   std::function<absl::StatusOr<megascale::agent::v1::LogChunk>(
       const std::string& node_id, const megascale::agent::v1::FetchLog& request)>
       fetch;
-  // False: the reader is gone.
+  // Sends a piece to the reader; false: the reader is gone.
   std::function<bool(const megascale::control::v1::StreamLogsResponse&)> emit;
   // Waits; false: stop.
   std::function<bool(absl::Duration)> wait;
@@ -27,10 +27,15 @@ struct LogStreamPorts {
 
 inline constexpr absl::Duration kFollowInterval = absl::Milliseconds(250);
 
-// Emits whole lines. Without `follow` until the end of what there is, with it until the job has
-// ended and all is read; attempt 0 goes on with each new attempt. A rank's log is looked for on the
-// node it is placed on, then on the others, because an older attempt may have run elsewhere.
-// Errors: NotFound - no such rank, or no node has any of it.
+// How long the end of a stream waits for agents that disconnected while their logs were being read.
+inline constexpr absl::Duration kNodeAbsenceMax = absl::Seconds(10);
+
+// Emits whole lines, from the beginning of the requested attempt or from `resume_at`. Without
+// `follow` it stops at the present end of the logs; with `follow`, when the job has ended and its
+// logs are read. Attempt 0 begins with the newest attempt and goes on with each following one,
+// after the last line of the one before. It looks for a rank's log on the rank's node first, then
+// on the others, because an older attempt may have run elsewhere. Errors: NotFound - no such rank,
+// or no node has its log; Unavailable - `wait` returned false.
 absl::Status StreamLogs(const megascale::control::v1::StreamLogsRequest& request,
                         const LogStreamPorts& ports);
 

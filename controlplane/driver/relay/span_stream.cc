@@ -79,7 +79,7 @@ class SpanStream {
     return response;
   }
 
-  // One that did not answer is not asked again: each time costs a timeout.
+  // A node that did not answer is not asked again, because each question would cost a timeout.
   absl::StatusOr<agent::SpanChunk> Fetch(const std::string& node, const agent::FetchSpans& fetch) {
     const auto away = away_.find(node);
     if (away != away_.end()) return away->second;
@@ -91,7 +91,7 @@ class SpanStream {
   }
 
   absl::StatusOr<ClockReading> ClockOf(const std::string& node) {
-    // An agent of which no machine is known shares its clock with nobody.
+    // An agent whose machine is unknown shares its clock with no other agent.
     const std::string& machine = machines_[node];
     const std::string key = machine.empty() ? absl::StrCat("node ", node) : machine;
     const auto known = clocks_.find(key);

@@ -1,5 +1,5 @@
-// Reads what a job's ranks did last from the agents that run them, one rank after another.
-// Blocking: runs in the caller's thread until all is read or it is stopped.
+// Reads the newest spans of a job's ranks from the agents that run them, one rank after another.
+// Blocking: runs in the caller's thread until all spans are read or the reader is gone.
 #pragma once
 
 #include <functional>
@@ -13,28 +13,29 @@
 
 namespace megascale::driver {
 
-// Where spans come from and go to.
+// The sources of spans and their sink.
 struct SpanStreamPorts {
   std::function<absl::StatusOr<megascale::control::v1::Job>()> job;
   std::function<absl::StatusOr<megascale::control::v1::GetClusterResponse>()> cluster;
   std::function<absl::StatusOr<megascale::agent::v1::SpanChunk>(
       const std::string& node_id, const megascale::agent::v1::FetchSpans& request)>
       fetch;
-  // False: the reader is gone.
+  // Sends a message to the reader; false: the reader is gone.
   std::function<bool(const megascale::control::v1::StreamSpansResponse&)> emit;
   std::function<absl::Duration()> now;  // this process's monotonic clock
 };
 
-// How often a machine is asked for its clock. The answer that came fastest counts: the others had
-// to queue somewhere.
+// How many times a machine is asked for its clock. The fastest answer counts, because slower ones
+// waited in a queue.
 inline constexpr int kClockQuestions = 5;
 
-// Emits a message for each rank, in order; of a rank that cannot be read, one that says why.
+// Emits one message for each rank, in rank order; for a rank whose spans cannot be read, the
+// message says why.
 //
-// Clocks: an agent's answer carries its monotonic clock, and is taken to have been read halfway
-// between question and answer; so it is off by half of that time at most. All ranks of a machine
-// get the same correction: between them nothing is off. Errors: NotFound - no such job;
-// FailedPrecondition - the job has ended, or no rank of it has begun.
+// Clocks: an agent's answer carries its monotonic clock, which is assumed to be read halfway
+// between question and answer; the error is at most half of that time. All ranks of a machine get
+// the same correction, so they compare without error. Errors: NotFound - no such job;
+// FailedPrecondition - the job has ended, or none of its ranks has begun.
 absl::Status StreamSpans(const megascale::control::v1::StreamSpansRequest& request,
                          const SpanStreamPorts& ports);
 

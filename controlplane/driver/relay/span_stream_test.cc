@@ -17,8 +17,8 @@ namespace control = megascale::control::v1;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-// A cluster by hand: each machine has a clock of its own, and a question takes as long as the next
-// of `trips` says, of which a part of `way_there` is the question's way.
+// A fake cluster: each machine has its own clock. A question and its answer take the next duration
+// of `trips`; the fraction `way_there` of it is the question's way.
 class SpanStreamTest : public ::testing::Test {
  protected:
   SpanStreamTest() {

@@ -1,5 +1,5 @@
-// Where the time of a running job's newest steps went, from what its agents keep. Blocking: until
-// the agents have answered, or for about `kMeasureTimeout`.
+// Measures where the time of a running job's newest steps went, from the spans that its agents
+// keep. Blocking: until the agents have answered, or for about `kMeasureTimeout`.
 #pragma once
 
 #include "absl/time/time.h"
@@ -10,12 +10,12 @@ namespace megascale::driver {
 
 inline constexpr absl::Duration kMeasureTimeout = absl::Seconds(2);
 inline constexpr int kMeasuredSteps = 3;
-// Of a job with more ranks nothing is measured: `StreamSpans` has them all.
+// A job with more ranks is not measured; use `StreamSpans` for it.
 inline constexpr int kMeasuredRanksMax = 256;
 
-// None where it cannot be measured: of a job that does not train just now, or has many ranks, or
-// whose agents do not answer. ports: job, cluster, fetch and now; fetch should wait for a part of
-// kMeasureTimeout only.
+// Returns the times of each stage; empty if they cannot be measured, because the job does not train
+// now, has more than kMeasuredRanksMax ranks, or its agents do not answer. Uses `job`, `cluster`,
+// `fetch` and `now` of `ports`; `fetch` should wait for only a part of kMeasureTimeout.
 google::protobuf::RepeatedPtrField<megascale::control::v1::StageTime> MeasureStages(
     const megascale::control::v1::Job& job, SpanStreamPorts ports);
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "controlplane/trace/test_spans.h"
+#include "runtime/timeline/timed_step.h"
 
 namespace megascale::driver {
 namespace {
@@ -13,7 +14,7 @@ namespace control = megascale::control::v1;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// One agent with all ranks, which have done 9 steps.
+// One agent with all ranks, which have completed 9 steps.
 class StageTimesTest : public ::testing::Test {
  protected:
   StageTimesTest() {
@@ -55,7 +56,7 @@ class StageTimesTest : public ::testing::Test {
 
   const std::vector<plan::RankPlan> plans_ =
       trace::JobSpans::Create(trace::TestSpec()).value().plans();
-  const simulate::StepTime planned_ = trace::PlannedTime(plans_);
+  const timeline::StepTime planned_ = trace::PlannedTime(plans_);
   control::Job job_;
   absl::Duration now_ = absl::Seconds(100);
   absl::Duration trip_ = absl::Milliseconds(1);

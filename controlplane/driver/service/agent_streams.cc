@@ -1,4 +1,4 @@
-#include "controlplane/driver/agent_service.h"
+#include "controlplane/driver/service/agent_streams.h"
 
 #include <grpcpp/grpcpp.h>
 
@@ -9,21 +9,22 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/driver_loop.h"
+#include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/security/credentials.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
-#include "runtime/comm/embedded_store.h"
+#include "runtime/comm/store/embedded_store.h"
 
 namespace megascale::driver {
 namespace {
 
 namespace pb = megascale::agent::v1;
 
-// Replies and requests that wait to be written to one agent; beyond it the stream is ended, and the
-// agent asks again on its next one.
+// The maximum number of replies and requests that wait to be written to one agent. Beyond it the
+// stream is ended, and the agent asks again on its next one.
 constexpr size_t kOutgoingMax = 100'000;
-// Of names that the driver keeps for good and shows.
+// The maximum size of each text in Hello, because the driver keeps and shows these for good.
 constexpr size_t kHelloTextBytesMax = 255;
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -42,7 +43,7 @@ absl::Status CheckHello(const pb::Hello& hello) {
         "the first message of an agent needs node_id, incarnation and num_slots");
   }
   for (const std::string* text : {&hello.node_id(), &hello.incarnation(), &hello.machine_id(),
-                                  &hello.instruction_set(), &hello.hostname()}) {
+                                  &hello.instruction_set(), &hello.hostname(), &hello.key()}) {
     if (text->size() <= kHelloTextBytesMax && base::Printable(*text) == *text) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "the first message of an agent has '", base::Printable(*text, 60),
@@ -53,14 +54,14 @@ absl::Status CheckHello(const pb::Hello& hello) {
 
 }  // namespace
 
-// State shared by all streams. `mutex` may be held when a session's is taken, never the other way.
+// State shared by all streams. Lock order: `mutex` before a session's mutex, never the other way.
 struct AgentStreams::Impl {
   class Session;
   class Service;
 
-  // Gives a fetched piece to who waits for it.
+  // Delivers a fetched piece to the caller that waits for it.
   void Answer(const std::string& request_id, pb::AgentUp piece);
-  // Asks an agent; the question is made for a request id.
+  // Asks an agent and waits for its answer. The request is made with a fresh request id.
   absl::StatusOr<pb::AgentUp> Ask(const std::string& node_id, absl::Duration timeout,
                                   const std::function<pb::AgentDown(const std::string&)>& question);
   void HandleStore(const pb::StoreRequest& request, const std::shared_ptr<Session>& session);
@@ -75,12 +76,14 @@ struct AgentStreams::Impl {
   int64_t num_fetches = 0;
 };
 
-// One stream. gRPC calls its reactions; it lives until OnDone and as long as anybody holds it.
+// One stream. gRPC calls its reactions. It lives at least until OnDone, and as long as it is
+// referenced.
 class AgentStreams::Impl::Session : public AgentLink,
                                     public grpc::ServerBidiReactor<pb::AgentUp, pb::AgentDown>,
                                     public std::enable_shared_from_this<Session> {
  public:
-  explicit Session(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  Session(std::shared_ptr<Impl> impl, std::string certificate)
+      : impl_(std::move(impl)), certificate_(std::move(certificate)) {}
 
   void Begin() {
     self_ = shared_from_this();
@@ -93,6 +96,8 @@ class AgentStreams::Impl::Session : public AgentLink,
     WriteNext();
   }
 
+  std::string certificate() const override { return certificate_; }
+
   void Close(const absl::Status& why) override {
     std::lock_guard<std::mutex> lock(mutex_);
     FinishLocked(why);
@@ -101,7 +106,7 @@ class AgentStreams::Impl::Session : public AgentLink,
   void Send(pb::AgentDown down) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (outgoing_.size() >= kOutgoingMax) {
-      FinishLocked(absl::ResourceExhaustedError("this agent does not read what it is sent"));
+      FinishLocked(absl::ResourceExhaustedError("this agent does not read its messages"));
       return;
     }
     outgoing_.push_back(std::move(down));
@@ -116,7 +121,8 @@ class AgentStreams::Impl::Session : public AgentLink,
     if (node_id_.empty()) {
       OnHello();
     } else if (up_.has_actual()) {
-      // The next message is read once this report is digested: a fast agent waits, not the memory.
+      // The next message is read only after the loop has taken this report, so a fast agent waits
+      // and its reports do not fill the memory.
       impl_->loop->OnReport(node_id_, std::move(*up_.mutable_actual()),
                             [session = shared_from_this()] { session->ReadNext(); });
     } else {
@@ -140,13 +146,13 @@ class AgentStreams::Impl::Session : public AgentLink,
     WriteNext();
   }
 
-  // The client went, or the server ends. While the loop digests a report nothing reads the stream,
-  // and a loop that has stopped drops the report: then only this ends the stream.
+  // The client disconnected, or the server ends. While the loop handles a report the stream is not
+  // read, and a stopped loop drops the report: then only this ends the stream.
   void OnCancel() override { Close(absl::CancelledError("the stream was cancelled")); }
 
   void OnDone() override {
     if (!node_id_.empty()) impl_->loop->OnGone(node_id_, this);
-    // The last reference may be this one: it is let go of after the lock.
+    // This may be the last reference, so it is released after the lock.
     const std::shared_ptr<Session> last = std::move(self_);
     std::lock_guard<std::mutex> lock(mutex_);
     finished_ = true;
@@ -160,12 +166,17 @@ class AgentStreams::Impl::Session : public AgentLink,
       return;
     }
     node_id_ = hello.node_id();
+    impl_->loop->OnHello(hello, shared_from_this(),
+                         [session = shared_from_this()] { session->OnJoined(); });
+  }
+
+  // From now on fetches for the node go through this stream.
+  void OnJoined() {
     {
       std::lock_guard<std::mutex> lock(impl_->mutex);
       impl_->sessions[node_id_] = shared_from_this();
     }
-    impl_->loop->OnHello(hello, shared_from_this(),
-                         [session = shared_from_this()] { session->ReadNext(); });
+    ReadNext();
   }
 
   void ReadNext() {
@@ -191,7 +202,7 @@ class AgentStreams::Impl::Session : public AgentLink,
     StartWrite(&down_);
   }
 
-  // A write in flight is waited for: gRPC takes the status after it.
+  // Waits for a write in flight, because gRPC takes the status only after it.
   void FinishLocked(const absl::Status& status) {
     if (finished_) return;
     if (writing_) {
@@ -203,6 +214,7 @@ class AgentStreams::Impl::Session : public AgentLink,
   }
 
   const std::shared_ptr<Impl> impl_;
+  const std::string certificate_;
   std::shared_ptr<Session> self_;
   std::string node_id_;  // set by the first message
   pb::AgentUp up_;
@@ -222,7 +234,9 @@ class AgentStreams::Impl::Service : public pb::AgentService::CallbackService {
 
   grpc::ServerBidiReactor<pb::AgentUp, pb::AgentDown>* Connect(
       grpc::CallbackServerContext* context) override {
-    auto session = std::make_shared<Session>(impl_.lock());
+    const auto peer = context->auth_context();
+    auto session =
+        std::make_shared<Session>(impl_.lock(), peer == nullptr ? "" : security::PeerName(*peer));
     session->Begin();
     return session.get();
   }
@@ -277,7 +291,7 @@ void AgentStreams::Impl::HandleStore(const pb::StoreRequest& request,
     *down.mutable_store()->add_replies() = answer;
     open->Send(std::move(down));
   };
-  // Held over the call, so that no request comes to the store after its job was dropped.
+  // Held during the call, so that no request reaches the store after its job was dropped.
   std::lock_guard<std::mutex> lock(mutex);
   const auto it = attempts.find(request.job_id());
   if (it != attempts.end() && it->second == request.attempt()) {

@@ -24,21 +24,22 @@ class AgentStreams {
   AgentStreams();
   ~AgentStreams();
 
-  // To be registered with a gRPC server, which must end before this and before `loop`.
+  // Returns the service to register with a gRPC server. The server must end before this object and
+  // before `loop`.
   grpc::Service* Serve(DriverLoop* loop);
 
-  // For DriverLoop::Options::on_attempts: requests to the store are answered for these only, and
-  // the keys of others are forgotten.
+  // Sets the current attempts by job id: the embedded store answers requests of these attempts only
+  // and forgets the keys of all others. Meant for DriverShell::Options::on_attempts.
   void SetAttempts(const std::map<std::string, int64_t>& attempts);
 
-  // A piece of a log file on a node. Blocking: at most `timeout`.
+  // Fetches a piece of a log file from a node. Blocking: at most `timeout`.
   // Errors: Unavailable - the node is not connected; NotFound - it has no such log;
   // DeadlineExceeded.
   absl::StatusOr<megascale::agent::v1::LogChunk> Fetch(const std::string& node_id,
                                                        megascale::agent::v1::FetchLog request,
                                                        absl::Duration timeout);
 
-  // Spans of a rank, or the agent's clock. Blocking: at most `timeout`.
+  // Fetches the spans of a rank, or the agent's clock. Blocking: at most `timeout`.
   // Errors: Unavailable - the node is not connected; NotFound - the rank does not run that attempt
   // there; DeadlineExceeded.
   absl::StatusOr<megascale::agent::v1::SpanChunk> Fetch(const std::string& node_id,

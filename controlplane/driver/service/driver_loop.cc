@@ -1,4 +1,4 @@
-#include "controlplane/driver/driver_loop.h"
+#include "controlplane/driver/service/driver_loop.h"
 
 #include <algorithm>
 #include <future>
@@ -80,7 +80,7 @@ absl::StatusOr<T> DriverLoop::Call(std::function<absl::Status()> decide,
   if (!posted) return unavailable();
   if (future.wait_for(absl::ToChronoMilliseconds(kAnswerTimeout)) != std::future_status::ready) {
     return absl::DeadlineExceededError(
-        "the driver did not answer in time and may still do what was asked; ask again");
+        "the driver did not answer in time and may still carry out the request; send it again");
   }
   try {
     return future.get();
@@ -134,7 +134,7 @@ absl::StatusOr<WatchUpdate> DriverLoop::Watch(const std::string& job_id, int64_t
 void DriverLoop::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> link,
                          std::function<void()> done) {
   Post([this, hello, link = std::move(link), done = std::move(done)]() -> Output {
-    shell_->OnHello(hello, link);
+    if (!shell_->OnHello(hello, link)) return [] {};
     return done;
   });
 }
@@ -169,7 +169,7 @@ void DriverLoop::Run() {
     const absl::Status status = shell_->Round(TakeInputs());
     if (status.ok()) continue;
     base::LogError(
-        absl::StrCat("stops, because what it decides cannot be kept: ", status.ToString()));
+        absl::StrCat("the driver stops, because it cannot write its log: ", status.ToString()));
     std::lock_guard<std::mutex> lock(mutex_);
     failure_ = status;
     stopping_ = true;

@@ -1,6 +1,6 @@
-// The thread around the driver's shell: inputs of all threads are queued, each round takes those
+// The thread that runs the driver's shell. Inputs of all threads are queued; each round takes those
 // that wait, and callers wait for the answers.
-// Threads: public functions from any thread; the shell is the loop's thread's alone.
+// Threads: public functions from any thread; only the loop's own thread touches the shell.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "controlplane/driver/driver_shell.h"
+#include "controlplane/driver/shell/driver_shell.h"
 #include "proto/control.pb.h"
 #include "runtime/base/clock.h"
 
@@ -23,34 +23,38 @@ namespace megascale::driver {
 
 class DriverLoop {
  public:
-  // Replays the log. Nothing runs before Start.
+  // Replays the log. No thread runs before Start.
   static absl::StatusOr<std::unique_ptr<DriverLoop>> Create(DriverShell::Options options);
   ~DriverLoop();
 
   void Start();
-  // Ends the thread after the present round. Answers that are still due are Unavailable.
+  // Ends the thread after the present round. Calls that still wait return Unavailable.
   void Stop();
-  // OK as long as the loop works. Once the log cannot be written it stops for good.
+  // Waits until the loop fails, because the log cannot be written, and returns why; OK after
+  // `timeout`. A failed loop does not run again.
   absl::Status WaitForFailure(absl::Duration timeout);
 
-  // Blocking: until it is durable, at most `kAnswerTimeout` (then DeadlineExceeded: outcome
-  // unknown, ask again with the same id). Errors: as proto/control.proto says.
+  // The calls below answer once the request is durable. Blocking: at most `kAnswerTimeout`, then
+  // DeadlineExceeded: the outcome is unknown, ask again with the same id. Errors: as
+  // proto/control.proto says.
   static constexpr absl::Duration kAnswerTimeout = absl::Seconds(10);
   absl::StatusOr<megascale::control::v1::Job> Submit(
       const megascale::driver::v1::JobSubmitted& submit);
   absl::StatusOr<megascale::control::v1::Job> Cancel(
       const megascale::driver::v1::CancelRequested& cancel);
-  // The node as it is afterwards.
+  // Evict and Uncordon return the node as it is afterwards.
   absl::StatusOr<megascale::control::v1::NodeView> Evict(
       const megascale::driver::v1::NodeEvicted& evicted);
   absl::StatusOr<megascale::control::v1::NodeView> Uncordon(const std::string& node_id);
   absl::StatusOr<megascale::control::v1::Job> GetJob(const std::string& job_id);
   absl::StatusOr<std::vector<megascale::control::v1::Job>> ListJobs();
   absl::StatusOr<megascale::control::v1::GetClusterResponse> GetCluster();
-  // The job, and the steps completed since `position` (-1: none, only learn the position).
+  // Returns the job and the steps completed since `position`; with -1 no steps, only the position.
   absl::StatusOr<WatchUpdate> Watch(const std::string& job_id, int64_t position);
 
-  // An agent connected, reported, went. `done`, called on the loop's thread, asks for more.
+  // Tell that an agent connected, reported or disconnected. `done` runs on the loop's thread after
+  // the commit; the caller then reads the agent's next message. An agent that may not join has its
+  // link closed, and `done` is not called.
   void OnHello(const megascale::agent::v1::Hello& hello, std::shared_ptr<AgentLink> link,
                std::function<void()> done);
   void OnReport(const std::string& node_id, megascale::agent::v1::ActualState report,
@@ -63,7 +67,7 @@ class DriverLoop {
 
   DriverLoop(std::unique_ptr<DriverShell> shell, const base::Clock* clock);
   bool Post(Input input);
-  // Runs `decide` before and `answer` after the commit.
+  // Runs `decide` before the commit of a round and `answer` after it.
   template <typename T>
   absl::StatusOr<T> Call(std::function<absl::Status()> decide,
                          std::function<absl::StatusOr<T>()> answer);

@@ -1,4 +1,4 @@
-#include "controlplane/driver/driver_server.h"
+#include "controlplane/driver/service/driver_server.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
@@ -13,12 +13,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "controlplane/client/address.h"
-#include "controlplane/driver/agent_service.h"
-#include "controlplane/driver/driver_loop.h"
-#include "controlplane/driver/job_service.h"
-#include "controlplane/driver/port/listen_address.h"
-#include "controlplane/driver/port/server_limits.h"
+#include "controlplane/address/address.h"
+#include "controlplane/driver/listen/listen_address.h"
+#include "controlplane/driver/listen/own_port.h"
+#include "controlplane/driver/listen/server_limits.h"
+#include "controlplane/driver/service/agent_streams.h"
+#include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/driver/service/job_service.h"
 #include "controlplane/driver/storage/state_check.h"
 #include "controlplane/security/credentials.h"
 #include "controlplane/security/grpc_log.h"
@@ -35,7 +36,7 @@ namespace {
 constexpr absl::Duration kShutdownGrace = absl::Milliseconds(500);
 constexpr absl::Duration kSignalCheckInterval = absl::Milliseconds(200);
 
-// What somebody who starts a driver should know about its connections.
+// Logs warnings about the driver's connections, for the person who starts it.
 void WarnOf(const DriverOptions& options, const client::Address& address) {
   if (options.insecure && !address.is_unix()) {
     base::LogWarning(absl::StrCat("--insecure: everybody on this machine can use ", address.text,
@@ -63,18 +64,35 @@ struct DriverServer::Impl {
   std::unique_ptr<DriverLoop> loop;
   std::unique_ptr<grpc::Service> jobs;
   std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<OwnPort> own_port;  // null: TCP
   int port = 0;
 
   ~Impl() {
     if (loop != nullptr) loop->Stop();
+    own_port.reset();
     if (server == nullptr) return;
     server->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(kShutdownGrace));
     server->Wait();
   }
 
+  // Refuses an address on which the driver cannot listen, before anything else is made.
+  absl::Status CheckAddress(const DriverOptions& options);
   absl::Status MakeLoop(const DriverOptions& given);
   absl::Status Listen(const DriverOptions& options);
+  // The address, with the port that the system chose if port 0 was requested.
+  std::string ListenAddress() const;
 };
+
+absl::Status DriverServer::Impl::CheckAddress(const DriverOptions& options) {
+  ASSIGN_OR_RETURN(address, client::ParseAddress(options.listen_address));
+  RETURN_IF_ERROR(security::MakeServerCredentials(address, options.tls, options.insecure).status());
+  return address.is_unix() ? PrepareSocket(address.unix_path) : CheckTcpAddress(address);
+}
+
+std::string DriverServer::Impl::ListenAddress() const {
+  if (address.is_unix() || address.port != 0) return address.text;
+  return absl::StrCat(address.text.substr(0, address.text.rfind(':') + 1), port);
+}
 
 absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   if (const absl::Status made = base::MakeDirectories(given.state_directory); !made.ok()) {
@@ -83,6 +101,7 @@ absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   DriverShell::Options options;
   options.state_directory = std::filesystem::absolute(given.state_directory).string();
   options.retention = given.retention;
+  options.node_timeout = given.node_timeout;
   options.files = &RealJobFiles();
   options.clock = &base::RealClock();
   ASSIGN_OR_RETURN(options.log, OpenRocksDbLog(absl::StrCat(options.state_directory, "/log")));
@@ -102,10 +121,17 @@ absl::Status DriverServer::Impl::Listen(const DriverOptions& options) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(address.text, credentials, &port);
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
+  if (address.is_unix()) {
+    ASSIGN_OR_RETURN(own_port, OwnPort::Listen(address.unix_path));
+    acceptor = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
+  } else {
+    builder.AddListeningPort(address.text, credentials, &port);
+  }
   SetLimits(&builder);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  // Agents on TCP ping every 10 s, so that a cut connection is noticed; that is no abuse.
+  // Agents on TCP ping every 10 s to notice a cut connection; gRPC must not take that for abuse.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
   builder.RegisterService(jobs.get());
   builder.RegisterService(agents->Serve(loop.get()));
@@ -116,12 +142,7 @@ absl::Status DriverServer::Impl::Listen(const DriverOptions& options) {
                      ": cannot listen there; is the port taken? Give another address with "
                      "--listen"));
   }
-  if (address.is_unix()) {
-    port = 0;
-    if (::chmod(address.unix_path.c_str(), 0600) != 0) {
-      return base::ErrnoStatus(errno, address.unix_path);
-    }
-  }
+  if (own_port != nullptr) own_port->Serve(std::move(acceptor));
   return absl::OkStatus();
 }
 
@@ -130,19 +151,29 @@ DriverServer::~DriverServer() = default;
 
 absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOptions& options) {
   if (options.state_directory.empty()) {
-    return absl::InvalidArgumentError("--state: give the directory that keeps the driver's state");
+    return absl::InvalidArgumentError(
+        "--state-dir: expected the directory that keeps the driver's state, found ''");
   }
   if (options.retention.newest < 0 || options.retention.age < absl::ZeroDuration()) {
-    return absl::InvalidArgumentError("--keep-jobs, --keep-jobs-for: expected at least 0");
+    return absl::InvalidArgumentError(
+        absl::StrCat("--keep-jobs ", options.retention.newest, ", --keep-jobs-for ",
+                     absl::FormatDuration(options.retention.age), ": expected 0 or more"));
+  }
+  if (options.node_timeout < FailureDetector::kNodeTimeoutMin ||
+      options.node_timeout > FailureDetector::kNodeTimeoutMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--node-timeout: ", absl::FormatDuration(options.node_timeout),
+        " is out of range; expected ", absl::FormatDuration(FailureDetector::kNodeTimeoutMin),
+        " to ", absl::FormatDuration(FailureDetector::kNodeTimeoutMax)));
   }
   auto impl = std::make_unique<Impl>();
-  ASSIGN_OR_RETURN(impl->address, client::ParseAddress(options.listen_address));
+  RETURN_IF_ERROR(impl->CheckAddress(options));
   impl->agents = std::make_unique<AgentStreams>();
   RETURN_IF_ERROR(impl->MakeLoop(options));
   impl->jobs = MakeJobService(impl->loop.get(), impl->agents.get());
   RETURN_IF_ERROR(impl->Listen(options));
   impl->loop->Start();
-  base::LogInfo(absl::StrCat("megascale ", base::kVersion, " listens on ", impl->address.text));
+  base::LogInfo(absl::StrCat("megascale ", base::kVersion, " listens on ", impl->ListenAddress()));
   return std::unique_ptr<DriverServer>(new DriverServer(std::move(impl)));
 }
 

@@ -1,5 +1,5 @@
-// The driver as a process: the event loop, its log, and the gRPC services in front of it. The first
-// header to open is driver_core.h; this one is only what the command line needs.
+// The driver as a process: the event loop, its log, and the gRPC services in front of it. Open
+// driver_core.h first; this header has only what the command line needs.
 #pragma once
 
 #include <memory>
@@ -8,27 +8,31 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "controlplane/driver/job_retention.h"
+#include "controlplane/driver/core/failure_detector.h"
+#include "controlplane/driver/core/job_retention.h"
 #include "controlplane/security/tls_files.h"
 
 namespace megascale::driver {
 
 struct DriverOptions {
-  // "unix:/path" or "host:port". A socket's folder is made owner-only, or must be so. TCP needs
-  // `tls`, or `insecure` and a loopback address.
+  // "unix:/path" or "host:port". The socket's folder is created owner-only; an existing one must be
+  // owner-only. TCP needs `tls`, or `insecure` and a loopback address.
   std::string listen_address;
-  // Keeps log/ (RocksDB) and jobs/ID/ (job.json, metrics.jsonl, checkpoints/ by default). Made
-  // owner-only where it is missing. One driver at a time.
+  // Holds log/ (RocksDB) and jobs/ID/ (job.json, metrics.jsonl, checkpoints/ by default). Created
+  // owner-only if it is missing. One driver at a time may use it.
   std::string state_directory;
   // Which ended jobs stay in the list.
   JobRetention retention;
+  // How long an agent may be silent before its machine counts as lost and its jobs move; 2s to 1h.
+  // The limits in a job's specification concern the job's own ranks only.
+  absl::Duration node_timeout = FailureDetector::kNodeTimeout;
   security::TlsFiles tls;
   bool insecure = false;
 };
 
 class DriverServer {
  public:
-  // Takes the log over, listens, serves on threads of its own.
+  // Takes the log over, listens, and serves on its own threads.
   // Errors: InvalidArgument - options; FailedPrecondition - another driver listens there or has the
   // state directory open, or a newer program wrote it; DataLoss, PermissionDenied … from the log.
   static absl::StatusOr<std::unique_ptr<DriverServer>> Start(const DriverOptions& options);
@@ -36,8 +40,8 @@ class DriverServer {
   // Shuts down. Agents and workers go on without the driver.
   ~DriverServer();
 
-  // Blocking: until the driver cannot go on (its log or a loss log cannot be written), at most
-  // `timeout`. OK when nothing happened in that time.
+  // Waits until the driver cannot go on, because its log or a loss log cannot be written, and
+  // returns why. Blocking: at most `timeout`, then OK.
   absl::Status WaitForFailure(absl::Duration timeout);
 
   // The port that it listens on; 0 for a Unix socket.
@@ -50,7 +54,7 @@ class DriverServer {
 };
 
 // Serves until SIGTERM or SIGINT, then returns OK; workers go on. Blocks these signals in the
-// calling thread and those it makes: call it from the main thread before there are others.
+// calling thread and in threads it starts: call it from the main thread before any other exists.
 absl::Status RunDriver(const DriverOptions& options);
 
 }  // namespace megascale::driver

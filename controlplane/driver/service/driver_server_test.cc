@@ -1,5 +1,5 @@
-// The driver behind its real socket, with a real log on disk, and an agent played by the test.
-#include "controlplane/driver/driver_server.h"
+// The driver behind its real socket, with a real log on disk; the test plays the agent.
+#include "controlplane/driver/service/driver_server.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -18,9 +19,10 @@
 #include <future>
 #include <thread>
 
-#include "controlplane/driver/test_events.h"
+#include "controlplane/driver/core/testing/test_events.h"
 #include "proto/agent.grpc.pb.h"
 #include "proto/control.grpc.pb.h"
+#include "runtime/base/socket/test_user.h"
 
 namespace megascale::driver {
 namespace {
@@ -49,7 +51,7 @@ megascale::job::v1::JobSpec SmallSpec() {
   return spec;
 }
 
-// The stream of one agent, driven by hand.
+// The stream of one agent, controlled by the test.
 class FakeAgentStream {
  public:
   FakeAgentStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& incarnation)
@@ -82,6 +84,7 @@ class FakeAgentStream {
     EXPECT_TRUE(stream_->Read(&down));
     return down;
   }
+  bool TryRead(agent::AgentDown* down) { return stream_->Read(down); }
   void Write(const agent::AgentUp& up) { EXPECT_TRUE(stream_->Write(up)); }
   void Report(const agent::ActualJob& job) {
     agent::AgentUp up;
@@ -176,8 +179,8 @@ class DriverServerTest : public ::testing::Test {
   control::Job job_;
 };
 
-// One request and its first answer as bytes, to a service whose messages this program does not
-// have.
+// Sends one request and returns its first answer, both as bytes, because this program does not have
+// the service's messages.
 std::string CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                     const std::string& request) {
   grpc::GenericStub stub(channel);
@@ -261,6 +264,12 @@ TEST_F(DriverServerTest, MistakesOfUsersHaveTheirCodes) {
   const grpc::Status status = Submit("j", spec);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), HasSubstr("train.steps"));
+  spec = SmallSpec();
+  spec.mutable_fault()->mutable_heartbeat_timeout()->set_nanos(2);
+  const grpc::Status hostile = Submit("j", spec);
+  EXPECT_EQ(hostile.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(hostile.error_message(),
+            "fault.heartbeat_timeout: 2ns is out of range; expected 500ms to 168h");
 }
 
 TEST_F(DriverServerTest, SocketIsForItsOwnerAndNotTakenFromALiveDriver) {
@@ -271,10 +280,50 @@ TEST_F(DriverServerTest, SocketIsForItsOwnerAndNotTakenFromALiveDriver) {
   DriverOptions second = options_;
   second.state_directory = directory_ + "/other";
   EXPECT_EQ(DriverServer::Start(second).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(std::filesystem::exists(second.state_directory));
   second.state_directory = options_.state_directory;
   second.listen_address = "unix:" + directory_ + "/run/second.sock";
   EXPECT_EQ(DriverServer::Start(second).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(Get("nobody").error_code() == grpc::StatusCode::NOT_FOUND);
+}
+
+// This holds even if the folder is opened to others later.
+TEST_F(DriverServerTest, AnotherUserIsHungUpOnUnheard) {
+  const std::string path = directory_ + "/run/driver.sock";
+  for (const std::string& folder : {directory_, directory_ + "/run"}) {
+    ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);
+  }
+  ASSERT_EQ(::chmod(path.c_str(), 0666), 0);
+  const auto first_answer = [&path] {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    const timeval limit = {20, 0};
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return 99;
+    char byte;
+    return static_cast<int>(::recv(fd, &byte, 1, 0)) + 1;  // 1: the end, 2: a byte
+  };
+  EXPECT_EQ(base::RunAsOtherUser(first_answer), 1);
+  EXPECT_EQ(first_answer(), 2);  // gRPC speaks first to its own user
+}
+
+TEST_F(DriverServerTest, AFolderOfAnotherUserIsRefused) {
+  ASSERT_EQ(::geteuid(), 0u) << "this test needs a second user: run it as root";
+  const std::string folder = directory_ + "/theirs";
+  std::filesystem::create_directory(folder);
+  ASSERT_EQ(::chmod(folder.c_str(), 0700), 0);
+  ASSERT_EQ(::chown(folder.c_str(), base::kOtherUser, base::kOtherUser), 0);
+  DriverOptions options = options_;
+  options.state_directory = directory_ + "/other";
+  for (const std::string& inside : {folder, folder + "/megascale"}) {
+    options.listen_address = "unix:" + inside + "/driver.sock";
+    const absl::Status status = DriverServer::Start(options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("belongs to nobody (uid 65534)"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("give another address with --listen"));
+  }
 }
 
 TEST_F(DriverServerTest, SocketOfADeadDriverIsReplaced) {
@@ -304,12 +353,23 @@ TEST_F(DriverServerTest, PlacesToListenThatAreNotSafeAreRefused) {
   options.listen_address = "unix:" + directory_ + "/open/driver.sock";
   EXPECT_EQ(DriverServer::Start(options).status().code(), absl::StatusCode::kFailedPrecondition);
   options.listen_address = "127.0.0.1:0";
+  options.node_timeout = absl::Nanoseconds(2);
+  EXPECT_EQ(std::string(DriverServer::Start(options).status().message()),
+            "--node-timeout: 2ns is out of range; expected 2s to 1h");
+  options.node_timeout = absl::Seconds(5);
+  options.tls.ca = "/nowhere.pem";
+  EXPECT_EQ(DriverServer::Start(options).status().code(), absl::StatusCode::kInvalidArgument);
+  options.tls.ca.clear();
+  EXPECT_FALSE(std::filesystem::exists(options.state_directory)) << "made before it refused";
+  ::testing::internal::CaptureStdout();  // where a test's log goes
   auto server = DriverServer::Start(options);
+  const std::string log = ::testing::internal::GetCapturedStdout();
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_GT((*server)->port(), 0);
+  EXPECT_THAT(log, HasSubstr("listens on 127.0.0.1:" + std::to_string((*server)->port()) + "\n"));
 }
 
-// Plays the job to its end and checks what people see of it on the way.
+// Plays the job to its end and checks the status that people see meanwhile.
 TEST_F(DriverServerTest, JobRunsThroughAnAgentToItsEnd) {
   ASSERT_TRUE(Submit("j", SmallSpec()).ok());
   FakeAgentStream stream(channel_, "a");
@@ -494,13 +554,28 @@ TEST_F(DriverServerTest, SpansComeThroughTheAgentsStreamWithItsClock) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-TEST_F(DriverServerTest, NewerAgentOfANodeReplacesTheOlder) {
+TEST_F(DriverServerTest, AnAgentIsReplacedByItsNextIncarnationOnceItsStreamHasEnded) {
   ASSERT_TRUE(Submit("j", SmallSpec()).ok());
   FakeAgentStream older(channel_, "a");
   older.AwaitPhase(agent::DesiredJob::PHASE_PREFLIGHT);
-  FakeAgentStream newer(channel_, "b");
-  EXPECT_EQ(older.Finish().error_code(), grpc::StatusCode::ABORTED);
-  newer.AwaitPhase(agent::DesiredJob::PHASE_HOLD);
+  EXPECT_EQ(FakeAgentStream(channel_, "b").Finish().error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_TRUE(older.TryReport());
+  older.Cancel();
+  older.Finish();
+  const auto deadline = Deadline();
+  bool taken = false;
+  while (!taken && std::chrono::system_clock::now() < deadline) {
+    FakeAgentStream newer(channel_, "b");
+    agent::AgentDown down;
+    taken = newer.TryRead(&down);
+    if (!taken) {
+      EXPECT_EQ(newer.Finish().error_code(), grpc::StatusCode::ALREADY_EXISTS);
+      continue;
+    }
+    ASSERT_EQ(down.desired().jobs_size(), 1);
+    EXPECT_EQ(down.desired().jobs(0).phase(), agent::DesiredJob::PHASE_HOLD);
+  }
+  EXPECT_TRUE(taken);
 }
 
 TEST_F(DriverServerTest, ServerEndsWhileAnAgentReports) {

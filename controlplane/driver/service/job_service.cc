@@ -1,4 +1,4 @@
-#include "controlplane/driver/job_service.h"
+#include "controlplane/driver/service/job_service.h"
 
 #include <grpcpp/grpcpp.h>
 #include <sys/random.h>
@@ -9,12 +9,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "controlplane/driver/agent_service.h"
-#include "controlplane/driver/driver_loop.h"
-#include "controlplane/driver/port/open_streams.h"
+#include "controlplane/driver/listen/open_streams.h"
 #include "controlplane/driver/relay/log_stream.h"
 #include "controlplane/driver/relay/span_stream.h"
 #include "controlplane/driver/relay/stage_times.h"
+#include "controlplane/driver/service/agent_streams.h"
+#include "controlplane/driver/service/driver_loop.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
@@ -43,7 +43,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 std::string RandomSecret() {
   std::string secret(kSecretBytes, '\0');
-  // The kernel gives up to 256 bytes whole.
+  // The kernel never returns fewer bytes than requested up to 256.
   const ssize_t got = ::getrandom(secret.data(), secret.size(), 0);
   MEGASCALE_CHECK(got == static_cast<ssize_t>(kSecretBytes));
   return secret;
@@ -96,7 +96,7 @@ absl::StatusOr<pb::Job> Cancel(DriverLoop* loop, const pb::CancelJobRequest& req
   return loop->Cancel(cancel);
 }
 
-// It is shown in one line.
+// Limited, because the reason is shown in one line.
 constexpr size_t kReasonBytesMax = 200;
 
 absl::StatusOr<pb::NodeView> Evict(DriverLoop* loop, const pb::EvictNodeRequest& request) {
@@ -113,7 +113,7 @@ absl::StatusOr<pb::NodeView> Evict(DriverLoop* loop, const pb::EvictNodeRequest&
   return loop->Evict(evicted);
 }
 
-// What would be worth a message if it changed: not how old things are.
+// The part of a job whose change is worth a message: everything but ages.
 std::string Essence(pb::Job job) {
   job.clear_submitted_age_seconds();
   return job.SerializeAsString();
@@ -169,8 +169,8 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     return Answer(loop_.Uncordon(request->node_id()), response->mutable_node());
   }
 
-  // Looks ten times a second and sends what differs from what was sent: a slow watcher gets fewer
-  // messages, never older ones.
+  // Looks at the job ten times a second and sends it if it has changed: a slow watcher gets fewer
+  // messages, never stale ones.
   grpc::Status WatchJob(grpc::ServerContext* context, const pb::WatchJobRequest* request,
                         grpc::ServerWriter<pb::WatchJobResponse>* writer) override {
     if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
@@ -232,7 +232,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     return grpc::Status::OK;
   }
 
-  // What a relay reads from: the driver's view of the job, and its agents.
+  // Makes the sources of a relay: the driver's view of the job, and its agents.
   template <typename Ports>
   Ports PortsOf(const std::string& job_id, absl::Duration fetch_timeout) {
     Ports ports;
@@ -247,7 +247,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     return ports;
   }
 
-  // False: the caller is gone or the server stops.
+  // Waits; returns false if the caller is gone or the server stops.
   static bool Wait(grpc::ServerContext* context, absl::Duration duration) {
     for (; duration > absl::ZeroDuration(); duration -= kCancelCheckInterval) {
       if (context->IsCancelled()) return false;

@@ -1,4 +1,5 @@
-// JobService over the event loop. Every call takes a thread of gRPC while it lasts.
+// Implements the gRPC JobService over the event loop. Every call occupies a gRPC thread until it
+// returns.
 #pragma once
 
 #include <memory>
@@ -12,7 +13,7 @@ namespace megascale::driver {
 class AgentStreams;
 class DriverLoop;
 
-// To be registered with a gRPC server; `loop` and `agents` must outlive it.
+// Makes the service to register with a gRPC server; `loop` and `agents` must outlive it.
 std::unique_ptr<grpc::Service> MakeJobService(DriverLoop* loop, AgentStreams* agents);
 
 }  // namespace megascale::driver

@@ -1,4 +1,4 @@
-#include "controlplane/driver/driver_shell.h"
+#include "controlplane/driver/shell/driver_shell.h"
 
 #include <google/protobuf/util/json_util.h>
 
@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/desired_states.h"
-#include "controlplane/driver/driver_core.h"
-#include "controlplane/driver/job_view.h"
+#include "controlplane/driver/core/desired_states.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/shell/job_view.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
@@ -23,9 +23,10 @@ namespace pb = megascale::driver::v1;
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(100);
 constexpr absl::Duration kForgetInterval = absl::Minutes(1);
+constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
 
-// The specification as the job runs it, for people, and beside the log a second witness of the job.
-// Written once, after the job's submit is durable.
+// Writes the resolved specification, for people and as evidence of the job that is independent of
+// the log. Written once, after the job's submit is durable.
 absl::Status WriteJobFile(const JobRecord& job, JobFiles* files) {
   const std::string path = absl::StrCat(job.submitted().directory(), "/job.json");
   if (files->Exists(path)) return absl::OkStatus();
@@ -39,13 +40,14 @@ absl::Status WriteJobFile(const JobRecord& job, JobFiles* files) {
   return files->WriteSoon(path, text);
 }
 
-// What the log says of an event: not the secret of a job, nor its whole specification.
+// Returns an event as text for the log, without job secrets, agent keys and whole specifications.
 std::string Summary(const Event& event) {
   if (event.has_job_submitted()) {
     return absl::StrCat("job ", event.job_submitted().job_id(), " was submitted");
   }
   Event shown = event;
   shown.clear_time_unix_nanos();
+  if (shown.has_node_joined()) shown.mutable_node_joined()->mutable_hello()->clear_key();
   return shown.ShortDebugString().substr(0, 300);
 }
 
@@ -79,7 +81,7 @@ absl::Status DriverShell::Replay() {
 }
 
 void DriverShell::Begin() {
-  detector_ = FailureDetector(options_.clock->Monotonic());
+  detector_ = FailureDetector(options_.clock->Monotonic(), options_.node_timeout);
   for (const auto& [job_id, log] : loss_logs_) detector_.NoteStep(job_id, log->last_step());
 }
 
@@ -91,9 +93,9 @@ absl::Status DriverShell::Submit(pb::JobSubmitted submit) {
   ASSIGN_OR_RETURN(const bool is_new, IsNewSubmit(state_, submit));
   if (!is_new) return absl::OkStatus();
   if (options_.files->Exists(absl::StrCat(submit.directory(), "/", kForgottenFile))) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("job id ", submit.job_id(), ": ", submit.directory(),
-                     " is of a job that the driver has forgotten; give another id, or none"));
+    return absl::AlreadyExistsError(absl::StrCat(
+        "job id ", submit.job_id(), ": ", submit.directory(),
+        " is of a job that the driver has forgotten; choose another job id, or leave it out"));
   }
   Event event;
   *event.mutable_job_submitted() = std::move(submit);
@@ -128,7 +130,30 @@ absl::Status DriverShell::Uncordon(const std::string& node_id) {
   return absl::OkStatus();
 }
 
-void DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> link) {
+absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentLink& link) const {
+  Contact contact = detector_.ContactWith(hello.node_id());
+  // An agent whose stream has ended is out of contact, however fresh its last report is.
+  if (contact == Contact::kHeard && links_.count(hello.node_id()) == 0) contact = Contact::kGone;
+  return CheckJoin(state_, hello, link.certificate(), contact);
+}
+
+// Limits the log lines, because a refused agent asks again and again. The map stays small: only the
+// ids of known nodes can be refused.
+void DriverShell::LogRefusal(const std::string& node_id, const absl::Status& why) {
+  const absl::Duration now = options_.clock->Monotonic();
+  const auto [logged, first] = refusals_logged_.try_emplace(node_id, now);
+  if (!first && now - logged->second < kRefusalLogInterval) return;
+  logged->second = now;
+  base::LogWarning(absl::StrCat("refused an agent: ", why.message()));
+}
+
+bool DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> link) {
+  if (const absl::Status may_join = MayJoin(hello, *link); !may_join.ok()) {
+    LogRefusal(hello.node_id(), may_join);
+    link->Close(may_join);
+    return false;
+  }
+  const std::string certificate = link->certificate();
   Link& entry = links_[hello.node_id()];
   const NodeRecord* known = FindNode(state_, hello.node_id());
   if (entry.link != nullptr && entry.link != link) {
@@ -140,7 +165,8 @@ void DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> 
   }
   entry = Link{std::move(link), {}, {}, {}};
   state_changed_ = true;
-  FeedAll(detector_.OnHello(state_, hello, options_.clock->Monotonic()));
+  FeedAll(detector_.OnHello(state_, hello, options_.clock->Monotonic(), certificate));
+  return true;
 }
 
 void DriverShell::OnReport(const std::string& node_id, const agent::ActualState& report) {
@@ -168,7 +194,7 @@ absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
     KeepTimers(now);
     TellAttempts();
   }
-  // Acknowledgements of steps alone are not worth a message each.
+  // Acknowledgements of steps alone wait for the next tick: they are not worth a message each.
   if (changed || tick) SendDesired(changed);
   for (const Output& output : outputs) output();
   return absl::OkStatus();
@@ -197,7 +223,8 @@ void DriverShell::ForgetJobs(absl::Duration now) {
       JobsToForget(state_, options_.retention, options_.clock->Wall());
   Event event;
   for (const std::string& id : ids) {
-    // Before it is forgotten: a folder without this that the log does not know means a damaged log.
+    // Written before the job is forgotten: without this mark a folder that the log does not know
+    // means a damaged log.
     const std::string mark =
         absl::StrCat(FindJob(state_, id)->submitted().directory(), "/", kForgottenFile);
     if (!options_.files->OpenAppended(mark).ok()) continue;
@@ -224,7 +251,8 @@ void DriverShell::FeedAll(std::vector<Event> events) {
 }
 
 absl::Status DriverShell::Commit() {
-  // Steps before events: a checkpoint must not be known to a restarted driver that lost its steps.
+  // Steps are durable before events, so that a restarted driver never knows a checkpoint whose
+  // steps it has lost.
   RETURN_IF_ERROR(loss_status_);
   for (const auto& [job_id, log] : loss_logs_) RETURN_IF_ERROR(log->Sync());
   if (pending_.empty()) return absl::OkStatus();
@@ -273,8 +301,8 @@ void DriverShell::TellAttempts() {
   told_attempts_ = std::move(attempts);
 }
 
-// Of each job that the node reports: its attempt and the newest durable step. `acked` keeps what
-// was told before of the others.
+// Fills in, for each job that the node reports, its attempt and the newest durable step. Entries of
+// `acked` for other jobs stay unchanged.
 void DriverShell::ReadReports(const std::string& node_id, std::map<std::string, int64_t>* known,
                               std::map<std::string, int64_t>* acked) const {
   for (const auto& [job_id, log] : loss_logs_) {
@@ -296,7 +324,7 @@ void DriverShell::SendDesired(bool changed) {
     const bool same = !link.print.empty() && known == link.known && acked == link.acked;
     if (!changed && same) continue;
     if (!states.has_value()) states.emplace(state_);
-    std::string print = states->PrintOf(node_id);
+    std::string print = states->Fingerprint(node_id);
     if (same && print == link.print) continue;
     agent::DesiredState desired = states->For(node_id, known);
     for (auto& job : *desired.mutable_jobs()) {
@@ -321,7 +349,7 @@ absl::Status DriverShell::TakeSteps(const std::string& node_id, const agent::Act
     const JobRecord* job = FindJob(state_, actual.job_id());
     if (job == nullptr || IsTerminal(*job)) continue;
     ASSIGN_OR_RETURN(LossLog * log, LossLogOf(*job));
-    // A rollback that is decided but not done yet would be undone by what is appended before it.
+    // Appending before a rollback that is decided but not yet done would undo it.
     if (job->attempt() > 1 && cut_attempts_[actual.job_id()] != job->attempt() &&
         job->stage() == pb::STAGE_RUN) {
       continue;
@@ -363,7 +391,7 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
   if (job == nullptr) {
     return absl::NotFoundError(absl::StrCat("job ", job_id,
                                             ": there is no such job; `megascale "
-                                            "list` shows those that are"));
+                                            "list` shows all jobs"));
   }
   const ViewSources sources = {&state_, &detector_, options_.clock->Wall()};
   if (job->attempt() == 0) {  // no steps yet; a submit is not to wait for their log
@@ -371,7 +399,7 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
     return ViewJob(*job, nullptr, sources);
   }
   const absl::StatusOr<LossLog*> log = LossLogOf(*job);
-  // A job that has ended is shown even where its folder was taken away.
+  // A job that has ended is shown even if its folder was removed.
   if (!log.ok() && !IsTerminal(*job)) return log.status();
   return ViewJob(*job, log.ok() ? *log : nullptr, sources);
 }

@@ -1,13 +1,12 @@
-// What the driver's one thread does, without the thread: it owns the state, the failure detector,
-// the log, the loss logs and the ways to the agents, and gives them their time in rounds. A round
-// takes the inputs that wait, applies what follows from them to the state in memory, makes it
-// durable with one sync, and only then lets anything out: cuts of loss logs, desired states,
-// answers. Whatever it touches outside comes as a seam (LogStore, JobFiles, AgentLink, Clock), so
-// the simulator runs this very code and ends it between any two effects.
+// The work of the driver's one thread, without the thread. The shell owns the state, the failure
+// detector, the log, the loss logs and the links to the agents, and works in rounds. A round takes
+// the waiting inputs, applies the events that follow from them to the state in memory, makes these
+// durable with one sync, and only then has effects: cuts of loss logs, desired states, answers.
+// Everything outside is behind a seam (LogStore, JobFiles, AgentLink, Clock), so the simulator runs
+// this very code and ends it between any two effects.
 //
-// An error of Round means that what was decided could not be kept: the shell must not be used any
-// more, and the program ends.
-// Threads: one at a time. Blocking: Create and Round wait for the disk.
+// After an error of Round the newest decisions are not durable: the shell must not be used any
+// more, and the program ends. Threads: one at a time. Blocking: Create and Round wait for the disk.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +21,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "controlplane/driver/driver_state.h"
-#include "controlplane/driver/failure_detector.h"
-#include "controlplane/driver/job_retention.h"
+#include "controlplane/driver/core/driver_state.h"
+#include "controlplane/driver/core/failure_detector.h"
+#include "controlplane/driver/core/job_retention.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "controlplane/driver/storage/loss_log.h"
@@ -33,13 +32,15 @@
 
 namespace megascale::driver {
 
-// The way to one connected agent. Threads: any. Never blocks.
+// Sends to one connected agent. Threads: any. Never blocks.
 class AgentLink {
  public:
   virtual ~AgentLink() = default;
-  // Replaces a desired state that has not left yet.
+  // Sends a desired state; it replaces an earlier one that is not sent yet.
   virtual void SendDesired(const megascale::agent::v1::DesiredState& desired) = 0;
   virtual void Close(const absl::Status& why) = 0;
+  // The name in the agent's certificate; empty: the connection has no TLS.
+  virtual std::string certificate() const { return ""; }
 };
 
 struct WatchUpdate {
@@ -55,54 +56,57 @@ class DriverShell {
     std::unique_ptr<LogStore> log;
     JobFiles* files = nullptr;           // outlives the shell
     const base::Clock* clock = nullptr;  // outlives the shell
-    // Events between two snapshots of the state.
+    // Number of events between two snapshots of the state.
     int64_t snapshot_interval_events = 1000;
     JobRetention retention;
-    // Told the jobs that hold slots, with their attempts, after every change of that.
+    // How long an agent may be silent before its machine counts as lost.
+    absl::Duration node_timeout = FailureDetector::kNodeTimeout;
+    // Called with the attempts of all jobs that hold slots, by job id, after every change of them.
     std::function<void(const std::map<std::string, int64_t>&)> on_attempts;
   };
-  // An input runs before the commit of its round; what it returns runs after it.
+  // An input runs before the commit of its round; the output that it returns runs after the commit.
   using Output = std::function<void()>;
   using Input = std::function<Output()>;
 
   // Replays the log.
   static absl::StatusOr<std::unique_ptr<DriverShell>> Create(Options options);
 
-  // The grace period of all nodes begins. Once, before the first round.
+  // Starts the time that every node has to report. Call once, before the first round.
   void Begin();
-  // One round with these inputs. Due at `next_tick` at the latest.
+  // Runs one round with these inputs. Call at `next_tick` at the latest.
   absl::Status Round(const std::vector<Input>& inputs);
   absl::Duration next_tick() const { return next_tick_; }
   const DriverState& state() const { return state_; }
 
-  // --- for inputs, before the commit. What they ask for is known only once it is durable: answer
+  // --- for inputs, before the commit. A request may be answered only once it is durable: answer it
   // in the output. Errors: as proto/control.proto says.
   absl::Status Submit(megascale::driver::v1::JobSubmitted submit);
   absl::Status Cancel(const megascale::driver::v1::CancelRequested& cancel);
   absl::Status Evict(const megascale::driver::v1::NodeEvicted& evicted);
   absl::Status Uncordon(const std::string& node_id);
-  // An agent connected, reported, went.
-  void OnHello(const megascale::agent::v1::Hello& hello, std::shared_ptr<AgentLink> link);
+  // Takes over an agent that connected. Returns false when the agent may not join: then its link is
+  // closed with the reason.
+  bool OnHello(const megascale::agent::v1::Hello& hello, std::shared_ptr<AgentLink> link);
+  // The agent reported; the agent disconnected.
   void OnReport(const std::string& node_id, const megascale::agent::v1::ActualState& report);
   void OnGone(const std::string& node_id, const AgentLink* link);
 
-  // --- for outputs, after the commit: what is durable, joined with what agents last said.
+  // --- for outputs, after the commit: the durable state, joined with the agents' newest reports.
   absl::StatusOr<megascale::control::v1::Job> View(const std::string& job_id);
   absl::StatusOr<std::vector<megascale::control::v1::Job>> ViewJobs();
   megascale::control::v1::GetClusterResponse ViewNodes() const;
   // Requires: the state has this node.
   megascale::control::v1::NodeView ViewOfNode(const std::string& node_id) const;
-  // The job, and the steps completed since `position` (-1: none, only learn the position).
+  // Returns the job and the steps completed since `position`; with -1 no steps, only the position.
   absl::StatusOr<WatchUpdate> ViewUpdate(const std::string& job_id, int64_t position);
 
  private:
   struct Link {
     std::shared_ptr<AgentLink> link;
-    // Of what was sent last: DesiredStates::PrintOf, the attempts that the agent had reported then,
-    // and the steps that were acknowledged, both by job.
-    std::string print;
-    std::map<std::string, int64_t> known;
-    std::map<std::string, int64_t> acked;
+    // About the newest desired state that was sent.
+    std::string print;                     // its DesiredStates::Fingerprint
+    std::map<std::string, int64_t> known;  // by job: the attempt that the agent had reported then
+    std::map<std::string, int64_t> acked;  // by job: the step that it acknowledged
   };
 
   explicit DriverShell(Options options);
@@ -121,8 +125,10 @@ class DriverShell {
   absl::Status TakeSteps(const std::string& node_id,
                          const megascale::agent::v1::ActualState& report);
   absl::StatusOr<LossLog*> LossLogOf(const JobRecord& job);
-  // Writes job.json where it is not there yet. Not worth an error.
+  // Writes job.json if it is missing. A failure is ignored.
   void Describe(const JobRecord& job);
+  absl::Status MayJoin(const megascale::agent::v1::Hello& hello, const AgentLink& link) const;
+  void LogRefusal(const std::string& node_id, const absl::Status& why);
 
   Options options_;
   DriverState state_;
@@ -131,9 +137,10 @@ class DriverShell {
   int64_t num_snapshot_ = 0;    // state_.num_events() at the last snapshot
   std::map<std::string, std::unique_ptr<LossLog>> loss_logs_;
   std::set<std::string> described_;              // jobs that have their job.json
-  std::map<std::string, int64_t> cut_attempts_;  // for which the job's loss log was cut
+  std::map<std::string, int64_t> cut_attempts_;  // by job: attempt for which its loss log was cut
   std::map<std::string, std::pair<absl::Duration, Event>> timers_;  // by key: when due
   std::map<std::string, Link> links_;
+  std::map<std::string, absl::Duration> refusals_logged_;  // by node: time of the last log line
   std::map<std::string, int64_t> told_attempts_;
   int64_t version_ = 0;  // of the newest desired state
   bool state_changed_ = true;

@@ -1,12 +1,12 @@
 // The shell with a clock that this test moves: only monotonic time decides.
-#include "controlplane/driver/driver_shell.h"
+#include "controlplane/driver/shell/driver_shell.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/storage/simulated_disk.h"
-#include "controlplane/driver/test_events.h"
 
 namespace megascale::driver {
 namespace {
@@ -20,8 +20,11 @@ using ::testing::HasSubstr;
 class KeepingLink : public AgentLink {
  public:
   void SendDesired(const agent::DesiredState& desired) override { last = desired; }
-  void Close(const absl::Status& why) override {}
+  void Close(const absl::Status& why) override { closed = why; }
+  std::string certificate() const override { return shown; }
   agent::DesiredState last;
+  absl::Status closed;
+  std::string shown;
 };
 
 // Job "j" of one rank on node n0, which runs and reports whenever time passes.
@@ -117,6 +120,81 @@ TEST_F(DriverShellTest, AMachineThatWasSuspendedRecoversNothing) {
   EXPECT_EQ(shell_->state().num_events(), num_events);
 }
 
+TEST_F(DriverShellTest, ASecondAgentWithTheIdOfOneThatIsHeardIsRefusedAndTheJobGoesOn) {
+  Run();
+  const int64_t num_events = shell_->state().num_events();
+  const auto second = std::make_shared<KeepingLink>();
+  agent::Hello hello = HelloOf("n0", "b", 1);
+  hello.set_key("another key");
+  for (int i = 0; i < 5; ++i) {
+    Round([&] { shell_->OnHello(hello, second); });
+    EXPECT_EQ(second->closed.code(), absl::StatusCode::kAlreadyExists);
+    Pass(absl::Seconds(2));
+  }
+  EXPECT_EQ(second->last.version(), 0) << "it was sent a desired state, with the jobs' secrets";
+  EXPECT_TRUE(link_->closed.ok()) << link_->closed;
+  EXPECT_EQ(job().attempt(), 1);
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  EXPECT_EQ(shell_->state().num_events(), num_events);
+}
+
+TEST_F(DriverShellTest, TheSameKeyTakesOverAtOnceWhenTheFirstStreamHasEnded) {
+  Run();
+  shell_->OnGone("n0", link_.get());
+  const auto second = std::make_shared<KeepingLink>();
+  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "b", 1), second)); });
+  EXPECT_GT(second->last.version(), 0);
+  EXPECT_EQ(job().message(), "node n0: its agent was restarted, its processes died with it");
+}
+
+TEST_F(DriverShellTest, AnotherKeyIsTakenOnceTheFirstAgentIsLost) {
+  Run();
+  shell_->OnGone("n0", link_.get());
+  const auto second = std::make_shared<KeepingLink>();
+  agent::Hello hello = HelloOf("n0", "b", 1);
+  hello.set_key("another key");
+  Round([&] { EXPECT_FALSE(shell_->OnHello(hello, second)); });
+  EXPECT_THAT(std::string(second->closed.message()), HasSubstr("went away a moment ago"));
+  for (int i = 0; i < 12; ++i) {
+    clock_.Advance(absl::Milliseconds(500));
+    Round([] {});
+  }
+  Round([&] { EXPECT_TRUE(shell_->OnHello(hello, second)); });
+  EXPECT_EQ(FindNode(shell_->state(), "n0")->hello().key(), "another key");
+}
+
+TEST_F(DriverShellTest, ADriverThatWasJustStartedLetsNobodyTakeTheIdOfAnAgentThatMayReport) {
+  Run();
+  shell_.reset();
+  Open(&disk_);
+  const auto second = std::make_shared<KeepingLink>();
+  agent::Hello hello = HelloOf("n0", "b", 1);
+  hello.set_key("another key");
+  Round([&] { EXPECT_FALSE(shell_->OnHello(hello, second)); });
+  EXPECT_THAT(std::string(second->closed.message()), HasSubstr("may still report to the driver"));
+  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
+  Pass(absl::Seconds(8));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  EXPECT_EQ(job().attempt(), 1);
+}
+
+// An agent that joined without TLS, or before node ids were bound, is bound when it connects again.
+TEST_F(DriverShellTest, ANodeIdIsBoundToTheCertificateThatItsAgentShows) {
+  Run();
+  EXPECT_EQ(FindNode(shell_->state(), "n0")->certificate(), "");
+  const auto again = std::make_shared<KeepingLink>();
+  again->shown = "agent-7";
+  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), again)); });
+  EXPECT_EQ(FindNode(shell_->state(), "n0")->certificate(), "agent-7");
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  const auto other = std::make_shared<KeepingLink>();
+  other->shown = "agent-8";
+  agent::Hello hello = HelloOf("n0", "b", 1);
+  hello.set_key("another key");
+  Round([&] { EXPECT_FALSE(shell_->OnHello(hello, other)); });
+  EXPECT_EQ(other->closed.code(), absl::StatusCode::kPermissionDenied);
+}
+
 TEST_F(DriverShellTest, ABackoffIsMonotonicTime) {
   Run();
   agent::ActualRank* rank = report_.mutable_jobs(0)->mutable_ranks(0);
@@ -192,8 +270,9 @@ TEST_F(DriverShellTest, AForgottenJobIsNotFoundAndItsIdIsNotGivenAgain) {
   EXPECT_TRUE(shell_->View("new").ok());
   const absl::Status again = Submit("old");
   EXPECT_EQ(again.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_THAT(std::string(again.message()),
-              HasSubstr("/jobs/old is of a job that the driver has forgotten; give another id"));
+  EXPECT_THAT(
+      std::string(again.message()),
+      HasSubstr("/jobs/old is of a job that the driver has forgotten; choose another job id"));
 }
 
 }  // namespace

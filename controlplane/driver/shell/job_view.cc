@@ -1,4 +1,4 @@
-#include "controlplane/driver/job_view.h"
+#include "controlplane/driver/shell/job_view.h"
 
 #include <algorithm>
 #include <map>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/restore_order.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/base/version.h"
 #include "runtime/model/config.h"
@@ -22,7 +23,7 @@ void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* timestamp) {
   timestamp->set_nanos(static_cast<int32_t>(unix_nanos % 1'000'000'000));
 }
 
-// Over the last steps that this attempt completed.
+// Returns the rate over the newest steps of this attempt.
 double TokensPerSecond(const JobRecord& job, const LossLog& loss_log) {
   double tokens = 0;
   double seconds = 0;
@@ -41,7 +42,8 @@ double FlopsPerToken(const JobRecord& job) {
   return config.ok() ? model::TrainFlopsPerToken(*config, spec.train().seq_length()) : 0;
 }
 
-// Agents on one machine measure the same machine. 0 when one of the machines is not measured.
+// Returns the sum over the job's machines, each counted once even if it has several agents; 0: one
+// of them is not measured.
 double FlopsCeiling(const JobRecord& job, const DriverState& state) {
   std::map<std::string, double> by_machine;
   for (const auto& preflight : job.preflights()) {
@@ -80,7 +82,7 @@ void AddRanks(const JobRecord& job, const FailureDetector& detector, control::Jo
   }
 }
 
-// Checkpoints that cannot be written do not stop a job, but must be seen.
+// Checkpoints that cannot be written do not stop a job, but people must see it.
 void AddStorageError(const JobRecord& job, const FailureDetector& detector, control::Job* view) {
   for (const std::string& node_id : NodesOf(job)) {
     const auto* actual = detector.LastReport(node_id, JobId(job));
@@ -96,13 +98,18 @@ void AddStorageError(const JobRecord& job, const FailureDetector& detector, cont
   }
 }
 
-// What several nodes warn of is told once.
-void AddWarnings(const JobRecord& job, control::Job* view) {
+// A warning of several nodes appears once.
+void AddWarnings(const JobRecord& job, const FailureDetector& detector, control::Job* view) {
   std::map<std::string, std::vector<std::string>> nodes_of;
   for (const auto& passed : job.preflights()) {
     for (const std::string& warning : passed.preflight().warnings()) {
       nodes_of[warning].push_back(passed.node_id());
     }
+  }
+  for (const std::string& node_id : NodesOf(job)) {
+    const auto* actual = detector.LastReport(node_id, JobId(job));
+    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
+    for (const std::string& warning : actual->warnings()) nodes_of[warning].push_back(node_id);
   }
   for (const auto& [warning, nodes] : nodes_of) {
     view->add_warnings(absl::StrCat(nodes.size() == 1 ? "node " : "nodes ", base::Shortlist(nodes),
@@ -144,8 +151,8 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
     *view.add_consequences() = job.failures(i).culprit();
   }
   view.set_num_consequences(std::max<int64_t>(0, job.num_failures() - 1));
-  if (job.committed_size() > 0) {
-    const auto& newest = job.committed(job.committed_size() - 1);
+  if (EverCommitted(job)) {
+    const megascale::agent::v1::StoredManifest newest = NewestCheckpoint(job);
     view.mutable_last_checkpoint()->set_step(newest.step());
     view.mutable_last_checkpoint()->set_attempt(newest.attempt());
     view.mutable_last_checkpoint()->set_directory(newest.directory());
@@ -154,7 +161,7 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   }
   view.set_queue_position(QueuePosition(*sources.state, job));
   AddTimes(job, sources, &view);
-  AddWarnings(job, &view);
+  AddWarnings(job, *sources.detector, &view);
   view.set_flops_ceiling(FlopsCeiling(job, *sources.state));
   view.set_model_flops_per_second(view.tokens_per_second() * FlopsPerToken(job));
   AddRanks(job, *sources.detector, &view);
@@ -164,7 +171,7 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
 
 namespace {
 
-// What jobs hold, by node.
+// Slots and jobs on a node.
 struct Held {
   int slots = 0;
   int jobs = 0;

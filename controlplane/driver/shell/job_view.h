@@ -1,9 +1,9 @@
-// A job as people see it: what the state machine knows, joined with what agents last reported.
+// A job as people see it: the state machine's record, joined with the agents' newest reports.
 #pragma once
 
 #include "absl/time/time.h"
-#include "controlplane/driver/driver_state.h"
-#include "controlplane/driver/failure_detector.h"
+#include "controlplane/driver/core/driver_state.h"
+#include "controlplane/driver/core/failure_detector.h"
 #include "controlplane/driver/storage/loss_log.h"
 #include "proto/control.pb.h"
 
@@ -15,7 +15,7 @@ struct ViewSources {
   absl::Time now;  // wall time
 };
 
-// `loss_log`: of this job; null where it cannot be read.
+// Returns the job as people see it. `loss_log`: this job's; null: it cannot be read.
 megascale::control::v1::Job ViewJob(const JobRecord& job, const LossLog* loss_log,
                                     const ViewSources& sources);
 

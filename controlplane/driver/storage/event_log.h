@@ -1,6 +1,6 @@
-// The driver's durable log: events in order, and now and then the state that they make. A seam with
-// two implementations that keep one contract (log_store_contract_test.cc): RocksDB, and the
-// simulated disk for what stands on it (simulated_disk.h).
+// The driver's durable log: events in order, and sometimes a snapshot of the state after them. A
+// seam with two implementations that keep one contract (log_store_contract_test.cc): RocksDB, and a
+// simulated disk for tests and the simulator (simulated_disk.h).
 // Threads: one owner. Blocking: Append and WriteSnapshot wait for the disk.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "controlplane/driver/driver_state.h"
+#include "controlplane/driver/core/driver_state.h"
 
 namespace rocksdb {
 class FileSystem;
@@ -19,7 +19,7 @@ class FileSystem;
 
 namespace megascale::driver {
 
-// What a log holds: the state after the first state.num_events() events, and those after them.
+// The contents of a log: the state after the first state.num_events() events, and the later events.
 struct LogContents {
   DriverState state;
   std::vector<Event> events;
@@ -29,24 +29,25 @@ class LogStore {
  public:
   virtual ~LogStore() = default;
 
-  // Everything that was appended and acknowledged. Errors: DataLoss - an event cannot be read.
+  // Returns everything that was appended and acknowledged. Errors: DataLoss - an event cannot be
+  // read.
   virtual absl::StatusOr<LogContents> ReadAll() = 0;
 
-  // Adds the events after the `num_before` that the log has had since it began: one write, one
-  // sync for all. On an error none or some of them are durable, and the log must not be written
-  // any more by this process.
+  // Appends the events with one write and one sync. `num_before`: number of events that the log has
+  // had since it began. After an error it is unknown how many of the events are durable, and this
+  // process must not write the log any more.
   virtual absl::Status Append(int64_t num_before, const std::vector<Event>& events) = 0;
 
-  // Replaces the events up to state.num_events() by the state, in one step.
+  // Replaces the events up to state.num_events() by the state, atomically.
   virtual absl::Status WriteSnapshot(const DriverState& state) = 0;
 };
 
-// Keeps the log in `directory`, which is made (owner-only) where it does not exist.
-// What an older program wrote is upgraded, in one write.
-// Errors: FailedPrecondition - another driver has it open, or a newer program wrote it (the message
-// says which); DataLoss - it is corrupt, the message names what; PermissionDenied …
+// Opens the log in `directory`, which is created (owner-only) if it does not exist. A log of an
+// older program is upgraded, in one write. Errors: FailedPrecondition - another driver has it open,
+// or a newer program wrote it (the message says which); DataLoss - it is corrupt, and the message
+// says where; PermissionDenied …
 absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(const std::string& directory);
-// The same over another file system.
+// As above, over another file system.
 absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(
     const std::string& directory, const std::shared_ptr<rocksdb::FileSystem>& files);
 

@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "controlplane/driver/driver_core.h"
-#include "controlplane/driver/test_events.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/testing/test_events.h"
 
 namespace megascale::driver {
 namespace {
@@ -47,7 +47,7 @@ class RocksDbLogTest : public ::testing::Test {
     }
     std::filesystem::resize_file(newest, std::filesystem::file_size(newest) - 3);
   }
-  // Looks into the directory, or changes it, behind the log's back.
+  // Opens the directory directly, to read or change it without the log's knowledge.
   std::unique_ptr<rocksdb::DB> OpenRaw() const {
     rocksdb::Options options;
     options.create_if_missing = true;
@@ -147,7 +147,8 @@ TEST_F(RocksDbLogTest, NewerSchemaIsRefused) {
               HasSubstr("was written by a newer megascale (schema 3; "));
 }
 
-// As the program of schema 1 left it: a snapshot after two events, and two more.
+// The directory is as a program of schema 1 leaves it: a snapshot after two events, and two more
+// events.
 TEST_F(RocksDbLogTest, ADirectoryOfSchema1IsUpgradedWithAllThatItHolds) {
   const DriverState before = WriteSchema1();
   {
@@ -156,7 +157,7 @@ TEST_F(RocksDbLogTest, ADirectoryOfSchema1IsUpgradedWithAllThatItHolds) {
     ASSERT_TRUE(contents.ok()) << contents.status();
     EXPECT_THAT(contents->events, SizeIs(0));
     EXPECT_EQ(contents->state.SerializeAsString(), before.SerializeAsString());
-    // The older rules placed the jobs; those of this program are for what comes.
+    // The older rules placed the jobs; this program's rules apply to later events.
     EXPECT_EQ(contents->state.rules(), 0);
     EXPECT_EQ(FindJob(contents->state, "k")->message(), "waits behind job j");
     ASSERT_TRUE(log->Append(4, {Lost("n0", "a")}).ok());
@@ -210,7 +211,7 @@ TEST_F(RocksDbLogTest, AFlippedByteIsDataLossThatNamesTheFile) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(directory_));
 }
 
-// Snapshots make events superfluous, and the disk gets their room back.
+// Snapshots make events superfluous, and their disk space is freed.
 TEST_F(RocksDbLogTest, ADirectoryStaysSmallHoweverManyEventsItSaw) {
   DriverState state;
   const auto log = Open();

@@ -13,14 +13,14 @@
 
 namespace megascale::driver {
 
-// In the folder of a job that the driver has forgotten.
+// This file marks the folder of a job that the driver has forgotten.
 inline constexpr char kForgottenFile[] = "forgotten";
 
 // A file that grows at its end.
 class AppendedFile {
  public:
   virtual ~AppendedFile() = default;
-  // Durable after Sync; a crash before it leaves any part of it.
+  // Appends `data`. It is durable after Sync; a crash before leaves an unknown part of it.
   virtual absl::Status Append(absl::string_view data) = 0;
   virtual absl::Status Sync() = 0;
   // Cuts the file to its first `size_bytes` bytes. Durable.
@@ -31,18 +31,19 @@ class AppendedFile {
 class JobFiles {
  public:
   virtual ~JobFiles() = default;
-  // Opens or makes the file and its folder; its name is durable.
+  // Opens the file, or creates it and its folder. The directory entry is durable.
   virtual absl::StatusOr<std::unique_ptr<AppendedFile>> OpenAppended(const std::string& path) = 0;
   virtual absl::StatusOr<std::string> Read(const std::string& path) = 0;
-  // Replaces the file: a crash leaves the old or the new content.
+  // Replaces the file atomically: a crash leaves the old or the new content.
   virtual absl::Status WriteDurably(const std::string& path, absl::string_view data) = 0;
-  // Makes the file and its folder, or replaces the file. Nobody waits for the disk: a machine that
-  // loses power soon after may lose the file or leave a part of it; a process that ends does not.
+  // Creates the file and its folder, or replaces the file, without waiting for the disk. If the
+  // machine loses power soon after, the file may be lost or incomplete; the end of the process does
+  // no harm.
   virtual absl::Status WriteSoon(const std::string& path, absl::string_view data) = 0;
   virtual bool Exists(const std::string& path) = 0;
 };
 
-// The machine's. Lives for ever; stateless.
+// Returns the implementation on the machine's file system. Static lifetime; stateless.
 JobFiles& RealJobFiles();
 
 }  // namespace megascale::driver

@@ -1,18 +1,17 @@
-// What every LogStore keeps, whatever becomes of the disk under it: one suite, run by RocksDB over
-// files that fail and by the simulated disk. The heart of it: after a failure of any write or sync,
-// and a crash, the log that is opened again holds a prefix of what was appended, with everything
-// that was acknowledged.
+// The contract of every LogStore, whatever happens to its disk: one suite for RocksDB over failing
+// files and for the simulated disk. Its core: after a failure of any write or sync, and a crash,
+// the reopened log holds a prefix of the appended events that includes every acknowledged one.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "controlplane/driver/storage/simulated_disk.h"
 #include "controlplane/driver/storage/test_faulty_files.h"
-#include "controlplane/driver/test_events.h"
 
 namespace megascale::driver {
 namespace {
@@ -24,10 +23,10 @@ class Bench {
  public:
   virtual ~Bench() = default;
   virtual absl::StatusOr<std::unique_ptr<LogStore>> Open() = 0;
-  // From the n-th write or sync on, each fails so.
+  // Makes every write or sync from the n-th on fail as `harm` says.
   virtual void HarmFrom(int64_t effect, Harm harm) = 0;
   virtual int64_t num_effects() const = 0;
-  // `torn`: how much of what was not synced is left, 0 to 1.
+  // Simulates a power failure. `torn`: the fraction of unsynced data that is left, 0 to 1.
   virtual void Crash(double torn) = 0;
 };
 
@@ -194,7 +193,7 @@ TEST_P(LogStoreContractTest, AfterAFailureAnywhereTheLogIsAPrefixWithAllThatWasA
       const auto contents = (*log)->ReadAll();
       ASSERT_TRUE(contents.ok()) << contents.status();
       ExpectPrefix(*contents, written);
-      // It goes on where it stands.
+      // The reopened log accepts more events.
       const int64_t num_events = StateAfter(*contents).num_events();
       ASSERT_TRUE((*log)->Append(num_events, Batch(99)).ok());
       if (HasFatalFailure()) return;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kFile[] = "metrics.jsonl";
 
-// Doubles are written with as many digits as it takes to read the same bits back.
+// Doubles have enough digits to read the same bits back.
 std::string ToLine(const LossLog::StepRecord& record) {
   nlohmann::ordered_json line;
   line["step"] = record.step();
@@ -45,7 +45,7 @@ absl::StatusOr<LossLog::StepRecord> FromLine(absl::string_view text) {
     record.set_seconds(Number(line.at("seconds")));
     record.set_attempt(line.at("attempt").get<int64_t>());
   } catch (const nlohmann::json::exception& error) {
-    return absl::DataLossError(absl::StrCat("is no step record (", error.what(), ")"));
+    return absl::DataLossError(absl::StrCat("is not a step record (", error.what(), ")"));
   }
   return record;
 }
@@ -130,7 +130,7 @@ absl::Status LossLog::CutTo(int64_t step, int64_t attempt) {
     cut = end + 1;
   }
   if (cut < text.size()) {
-    // The copy is durable before the original is cut: a crash between them repeats both.
+    // The copy is durable before the original is cut. After a crash between them both are repeated.
     RETURN_IF_ERROR(files_.WriteDurably(
         absl::StrCat(directory_, "/metrics.attempt-", attempt - 1, ".jsonl"), text.substr(cut)));
     RETURN_IF_ERROR(file_->CutTo(cut));

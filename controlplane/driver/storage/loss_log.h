@@ -1,5 +1,6 @@
-// metrics.jsonl of a job: one JSON line per completed step, in order, each step exactly once. A
-// rollback cuts it back to the restore point and keeps what it cut as metrics.attempt-N.jsonl.
+// The file metrics.jsonl of a job: one JSON line per completed step, in order, each step exactly
+// once. A rollback cuts it back to the restore point and moves the cut lines to
+// metrics.attempt-N.jsonl.
 // Source: DESIGN section 9 (Loss log).
 // Threads: one owner. Ownership: the file is written by the driver alone.
 #pragma once
@@ -21,36 +22,36 @@ class LossLog {
  public:
   using StepRecord = megascale::telemetry::v1::StepRecord;
 
-  // Records kept in memory, newest last, for watchers and rates.
+  // The number of newest records in memory, for watchers and rates.
   static constexpr size_t kRecentMax = 1024;
 
-  // Opens or makes `directory`/metrics.jsonl. A torn last line (a crash while it was written) is
-  // removed. `files` must outlive the log. Errors: DataLoss - a line before the last is no record
-  // or out of order.
+  // Opens or creates `directory`/metrics.jsonl. Removes a torn last line (a crash while it was
+  // written). `files` must outlive the log. Errors: DataLoss - a line before the last is not a
+  // record or is out of order.
   static absl::StatusOr<std::unique_ptr<LossLog>> Open(const std::string& directory,
                                                        JobFiles* files);
 
-  // Adds the record if it is the next step; an empty log takes any step as its first. Repeated and
-  // later steps are left out: they come again. Durable after Sync.
+  // Adds the record if it is the next step; an empty log takes any step as its first. Ignores
+  // repeated steps and steps after a gap; the agents send the latter again. Durable after Sync.
   absl::Status Append(const StepRecord& record);
 
-  // Makes what was appended durable; cheap when nothing was.
+  // Makes appended records durable; cheap if there are no new ones.
   absl::Status Sync();
 
-  // Lets go of the file; what is in memory stays readable. For a job that has ended.
+  // Closes the file; records in memory stay readable. For a job that has ended.
   void Close() { file_.reset(); }
 
-  // Cuts steps beyond `step` that attempts before `attempt` computed; what was cut goes to
+  // Cuts steps beyond `step` that attempts before `attempt` computed, and moves them to
   // metrics.attempt-(attempt-1).jsonl. The next step is then `step` + 1. Idempotent, durable.
   absl::Status CutTo(int64_t step, int64_t attempt);
 
-  // The newest durable step; 0: none.
+  // The newest durable step; 0: the log is empty.
   int64_t synced_step() const { return synced_step_; }
-  // The newest step; 0: none.
+  // The newest step; 0: the log is empty.
   int64_t last_step() const { return recent_.empty() ? 0 : recent_.back().step(); }
   const std::deque<StepRecord>& recent() const { return recent_; }
-  // The records appended since `position`, as far as they are still in memory and were not cut;
-  // moves `position` to the end. -1: none.
+  // Returns the records appended since `position` that are still in memory and were not cut, and
+  // moves `position` to the end. A position of -1 returns no records.
   std::vector<StepRecord> Since(int64_t* position) const;
 
  private:
@@ -61,9 +62,9 @@ class LossLog {
   JobFiles& files_;
   std::unique_ptr<AppendedFile> file_;
   std::deque<StepRecord> recent_;
-  int64_t next_step_ = 0;  // 0: any
+  int64_t next_step_ = 0;  // 0: any step may be the first
   int64_t synced_step_ = 0;
-  int64_t num_appended_ = 0;  // by this object, cut ones included
+  int64_t num_appended_ = 0;  // records appended by this object, cut ones included
   int64_t num_at_cut_ = 0;    // num_appended_ at the last cut
   bool dirty_ = false;
 };

@@ -107,7 +107,7 @@ TEST_F(LossLogTest, RollbackCutsAndKeepsWhatItCut) {
   EXPECT_THAT(Text("metrics.attempt-1.jsonl"), HasSubstr(R"({"step":4,)"));
   EXPECT_THAT(Text("metrics.attempt-1.jsonl"), HasSubstr(R"({"step":5,)"));
   Add(log.get(), 4, 6, 2);
-  // Repeated after a restart of the driver, it leaves the new attempt's steps alone.
+  // Repeating the cut after a restart of the driver keeps the new attempt's steps.
   const auto again = Open();
   ASSERT_TRUE(again->CutTo(3, 2).ok());
   EXPECT_EQ(Steps(*again), "1/1 2/1 3/1 4/2 5/2 6/2");

@@ -1,8 +1,8 @@
 // The log in RocksDB. Keys: "schema" (a number), "snapshot" (a DriverState), "event/" and the
 // event's number in 16 hexadecimal digits, so that they sort in order.
 //
-// Schemas: 1 - the first. 2 - events and stages from number 30 and 9 on, and rules, which a program
-// of schema 1 would pass over without a word.
+// Schemas: 1 - the first. 2 - adds events with numbers from 30 on, stages from 9 on, and rules. A
+// program of schema 1 would silently ignore them.
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
 #include <rocksdb/file_system.h>
@@ -15,7 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
@@ -129,8 +129,8 @@ class RocksDbLog : public LogStore {
     return FromRocks(db_->Put(Synced(), kSchemaKey, absl::StrCat(kSchema)), directory_);
   }
 
-  // Replays what is there by the rules of its time and leaves the state that it makes. One write: a
-  // crash leaves the directory of the older schema, whole, or that of the newer.
+  // Replays the log by the rules of its time and replaces it by the resulting state. This is one
+  // write: after a crash the directory has either the old or the new schema, complete.
   absl::Status Upgrade(int from) {
     ASSIGN_OR_RETURN(LogContents contents, ReadAll());
     for (const Event& event : contents.events) Apply(event, &contents.state);
@@ -165,7 +165,7 @@ rocksdb::Options SmallDatabase(rocksdb::Env* env) {
   return options;
 }
 
-// What cannot be opened now cannot be opened a moment later either.
+// Trying again would not help, so no code says "retry".
 absl::Status CannotOpen(const rocksdb::Status& status, const std::string& directory) {
   const std::string what = absl::StrCat("open ", directory, ": ", status.ToString());
   if (status.IsCorruption() || status.IsNotFound() || status.IsInvalidArgument()) {

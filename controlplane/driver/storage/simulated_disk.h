@@ -1,9 +1,9 @@
-// The driver's disk in memory, for tests and the simulator: it behaves as a disk does that keeps
-// what was synced and nothing else for sure. It outlives the drivers that open it, one after the
-// other; Crash stands between two of them.
+// The driver's disk in memory, for tests and the simulator. It keeps synced data and may lose any
+// other data in a crash. It outlives the drivers that open it, one after the other; call Crash
+// between two of them.
 //
-// Before each effect it asks `fate`, so that a driver can be ended before and after every write and
-// every sync, and any of them can fail. Threads: one.
+// Before each effect it asks `fate`, so that a test can end the driver before and after every write
+// and every sync, and can make any of them fail. Threads: one.
 #pragma once
 
 #include <cstddef>
@@ -26,20 +26,20 @@ class SimulatedDisk : public JobFiles {
     kFails,  // an error; part of the data may have been written
     kDies,   // the process ends before the effect: an error, and nothing happened
   };
-  // What happens to the named effect ("append to the log", "sync /jobs/j/metrics.jsonl" …).
+  // Decides the fate of the named effect ("append to the log", "sync /jobs/j/metrics.jsonl" …).
   using FateOf = std::function<Fate(absl::string_view effect)>;
   // How much of `unsynced` (bytes of a file, events of the log) a crash leaves: 0 to `unsynced`.
   using Remainder = std::function<size_t(size_t unsynced)>;
 
-  // By default everything is done, and a crash leaves nothing that was not synced.
+  // Sets the faults. By default every effect is done, and a crash leaves no unsynced data.
   void SetFaults(FateOf fate, Remainder remainder);
 
-  // The log. The one opened before must not be used any more.
+  // Opens the log. A log that was opened before must not be used any more.
   std::unique_ptr<LogStore> OpenLog();
-  // Everything that a log opened now would read.
+  // The contents that a log opened now would read.
   const LogContents& durable_log() const { return log_; }
 
-  // What was not synced is lost, but for a remainder at its beginning.
+  // Drops unsynced data, except for the part at its beginning that `remainder` keeps.
   void Crash();
 
   absl::StatusOr<std::unique_ptr<AppendedFile>> OpenAppended(const std::string& path) override;

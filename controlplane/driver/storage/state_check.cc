@@ -23,11 +23,11 @@ absl::Status CheckJobFolders(const std::string& state_directory, LogStore* log) 
     if (std::filesystem::exists(folder.path() / kForgottenFile, error)) continue;
     const std::string job_id = folder.path().filename().string();
     if (known.count(job_id) > 0) continue;
-    return absl::DataLossError(
-        absl::StrCat(state_directory, "/log: knows nothing of job ", base::Printable(job_id),
-                     ", whose folder is ", base::Printable(folder.path().string()),
-                     ": the log was damaged or is another one; restore it from a copy, or give "
-                     "another --state-dir"));
+    return absl::DataLossError(absl::StrCat(
+        state_directory, "/log: knows nothing of job ", base::Printable(job_id),
+        ", whose folder is ", base::Printable(folder.path().string()),
+        ": the log is damaged or belongs to another driver; restore it from a backup, or "
+        "give another --state-dir"));
   }
   return absl::OkStatus();
 }

@@ -1,8 +1,8 @@
-// Compares the driver's log with the folders of its jobs, before it is believed. A folder is made
-// once its job's submit is durable, so a folder that the log does not know means that the log lost
-// something: a driver that went on would forget jobs, count attempts again from 1 and start what
-// already runs. Folders of jobs that the driver forgot on purpose say so. Thread-safe: a plain
-// function. Blocking: storage.
+// Checks the driver's log against the folders of its jobs before the driver uses it. A job's folder
+// is created only once its submit is durable. A folder whose job is missing from the log therefore
+// means that the log lost events: a driver that went on would forget jobs, count attempts from 1
+// again and start ranks that already run. The file kForgottenFile marks folders of jobs that the
+// driver forgot on purpose. Thread-safe: a plain function. Blocking: storage.
 #pragma once
 
 #include <string>
@@ -12,9 +12,9 @@
 
 namespace megascale::driver {
 
-// `state_directory`/jobs/ID/ against `log`. OK where there is no such directory.
-// Errors: DataLoss - a job's folder that the log knows nothing of: names it, and what to do; those
-// of LogStore::ReadAll.
+// Checks the folders `state_directory`/jobs/ID/ against `log`. OK if there is no such directory.
+// Errors: DataLoss - a folder whose job is missing from the log; the message names it and says what
+// to do; and those of LogStore::ReadAll.
 absl::Status CheckJobFolders(const std::string& state_directory, LogStore* log);
 
 }  // namespace megascale::driver

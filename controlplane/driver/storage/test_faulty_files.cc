@@ -69,7 +69,7 @@ FaultyFiles::Harm FaultyFiles::Next(bool is_sync) {
   const bool due = harm_ != Harm::kNone && num_effects_ >= harm_from_;
   ++num_effects_;
   if (!due) return Harm::kNone;
-  // A disk that fails to sync still takes writes.
+  // A disk that fails to sync still accepts writes.
   return harm_ == Harm::kSyncFails && !is_sync ? Harm::kNone : harm_;
 }
 
@@ -99,7 +99,7 @@ IOStatus FaultyFiles::NewWritableFile(const std::string& path, const rocksdb::Fi
                                       std::unique_ptr<FSWritableFile>* result,
                                       IODebugContext* debug) {
   std::unique_ptr<FSWritableFile> file;
-  // Sizes are counted here, so nothing may be written past them.
+  // Sizes are counted here, so a file must not be larger than the bytes written.
   rocksdb::FileOptions plain = options;
   plain.use_mmap_writes = false;
   plain.fallocate_with_keep_size = true;

@@ -1,5 +1,5 @@
-// A file system for RocksDB that fails on purpose, and that forgets at a crash what was not synced.
-// Threads: any, because RocksDB writes from its own too.
+// A file system for RocksDB that fails on purpose and loses unsynced data in a crash.
+// Threads: any, because RocksDB also writes from its own threads.
 #pragma once
 
 #include <rocksdb/file_system.h>
@@ -16,8 +16,8 @@ class FaultyFiles : public rocksdb::FileSystemWrapper {
  public:
   enum class Harm {
     kNone,
-    kWriteFails,  // nothing of it is written
-    kShortWrite,  // half of it is written
+    kWriteFails,  // nothing is written
+    kShortWrite,  // half of the data is written
     kNoSpace,
     kSyncFails,  // what was written may be lost
   };
@@ -25,12 +25,12 @@ class FaultyFiles : public rocksdb::FileSystemWrapper {
   FaultyFiles() : FileSystemWrapper(rocksdb::FileSystem::Default()) {}
   const char* Name() const override { return "FaultyFiles"; }
 
-  // From the n-th write or sync on (0: the next), each fails as `harm` says, until Crash.
+  // Makes every write or sync from the n-th on (0: the next) fail as `harm` says, until Crash.
   void HarmFrom(int64_t effect, Harm harm);
-  // Effects since the construction or the last Crash.
+  // Returns the number of writes and syncs since the construction or the last Crash.
   int64_t num_effects() const;
-  // Cuts every file back to what was synced and `torn` of the bytes that were not (0 to 1), as a
-  // machine without power would. Requires: nobody has a file open.
+  // Cuts every file back to its synced bytes plus the fraction `torn` (0 to 1) of its unsynced
+  // ones, as a power failure would. Requires: no file is open.
   void Crash(double torn);
 
   rocksdb::IOStatus NewWritableFile(const std::string& path, const rocksdb::FileOptions& options,
@@ -49,7 +49,7 @@ class FaultyFiles : public rocksdb::FileSystemWrapper {
     uint64_t synced = 0;
   };
 
-  // What happens to the next effect.
+  // Returns the harm to the next write or sync.
   Harm Next(bool is_sync);
   void OnWritten(const std::string& path, uint64_t bytes);
   void OnSynced(const std::string& path);

@@ -1,4 +1,4 @@
-// For tests of the core: a core that is fed events, and replays them at its end.
+// A fixture for tests of the core: it feeds events to a core and replays them when the test ends.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,14 +7,14 @@
 #include <utility>
 #include <vector>
 
-#include "controlplane/driver/desired_states.h"
-#include "controlplane/driver/test_events.h"
+#include "controlplane/driver/core/desired_states.h"
+#include "controlplane/driver/core/testing/test_events.h"
 
 namespace megascale::driver {
 
-// A core with job "j" of 4 ranks and nodes n0, n1 of 2 slots. Keeps its events; at the end they are
-// replayed, every prefix must give the state that was there, and prints of desired states must
-// differ where these do.
+// A core with job "j" of 4 ranks and nodes n0, n1 of 2 slots each. It keeps its events and replays
+// them at the end: every prefix must give the state that the test had then, and two prints of
+// desired states must differ if and only if the desired states do.
 class DriverCoreTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -42,7 +42,7 @@ class DriverCoreTest : public ::testing::Test {
     }
   }
 
-  // The print of what an agent is told changes when that does, and only then.
+  // Checks that an agent's print changes if and only if its desired state does.
   void CheckPrints(size_t event) const {
     DriverState before;
     DriverState after;
@@ -57,7 +57,7 @@ class DriverCoreTest : public ::testing::Test {
     };
     for (const NodeRecord& node : after.nodes()) {
       const std::string& node_id = node.hello().node_id();
-      EXPECT_EQ(earlier.PrintOf(node_id) == later.PrintOf(node_id),
+      EXPECT_EQ(earlier.Fingerprint(node_id) == later.Fingerprint(node_id),
                 told(earlier, node_id) == told(later, node_id))
           << node_id << " after event " << event;
     }

@@ -1,11 +1,11 @@
-// For tests of the core: specifications and events, short to write.
+// Short ways to make specifications and events, for tests of the core.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/core/driver_core.h"
 
 namespace megascale::driver {
 
@@ -46,6 +46,8 @@ inline megascale::agent::v1::Hello HelloOf(const std::string& node_id,
   hello.set_num_slots(num_slots);
   hello.set_machine_id("machine");
   hello.set_instruction_set("avx2");
+  hello.set_key("key of " + node_id);
+  hello.set_hostname("host-of-" + node_id);
   return hello;
 }
 
@@ -103,6 +105,13 @@ inline Event Failed(int64_t attempt, int rank, const std::string& node_id,
   failed->set_node_id(node_id);
   failed->mutable_failure()->set_failure_class(failure_class);
   failed->mutable_failure()->set_message("evidence of rank " + std::to_string(rank));
+  return event;
+}
+
+// The rank could not read its restore point.
+inline Event FailedToRead(int64_t attempt, int rank, const std::string& node_id) {
+  Event event = Failed(attempt, rank, node_id, megascale::telemetry::v1::FAILURE_CLASS_CORRUPT);
+  event.mutable_rank_failed()->mutable_failure()->set_at_restore(true);
   return event;
 }
 

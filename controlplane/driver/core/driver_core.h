@@ -1,0 +1,70 @@
+// The driver's state machine: (state, event) -> state. Everything that is to be done follows from
+// the state (driver_state.h). No clock, no I/O, no thread, no randomness: time and random bytes
+// come in events. Source: DESIGN sections 1.3, 2 and 9.
+//
+// Life of a job: QUEUED -> PREFLIGHT -> RUN -> ENDED. A failure leads to FENCE, which lasts until
+// no process of the attempt is left on any living node. Then the job enters BACKOFF and
+// WAIT_FOR_SLOTS where needed and, with a restore point and slots, RUN of the next attempt. A
+// cancelled job passes through STOP and FENCE.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "controlplane/driver/core/driver_state.h"
+
+namespace megascale::driver {
+
+// The version of the rules by which events are applied. Whoever changes what an existing kind of
+// event does raises it: events of an older driver's log are replayed by that driver's rules, up to
+// the DriverStarted of the first newer driver.
+//   1: jobs are placed in the order of their submission.
+//   2: recovering jobs are placed before queued ones, and a recovering job may take slots that
+//   later
+//      recovering jobs hold.
+//   3: a checkpoint that could not be read is treated as restore_order.h says.
+inline constexpr int kRules = 3;
+
+// Applies one event. Returns false when the event is refused, because it belongs to an older
+// attempt or incarnation or repeats what the state knows: then only the count of events changes.
+// Determinism: the state depends on nothing but the events.
+bool Apply(const Event& event, DriverState* state);
+
+// The maximum number of jobs that have not ended. Each of them costs memory, a file descriptor, and
+// time in every round.
+inline constexpr int kOpenJobsMax = 1000;
+
+// Returns whether a submit must be logged; false: the same submit is in the log, so answer with its
+// job. Errors: AlreadyExists - a job with another specification has the id; ResourceExhausted -
+// kOpenJobsMax jobs have not ended; the message says what to do.
+absl::StatusOr<bool> IsNewSubmit(const DriverState& state,
+                                 const megascale::driver::v1::JobSubmitted& submit);
+
+// Returns whether a cancel must be logged; false: the job is being or has been cancelled.
+// Errors: NotFound; FailedPrecondition - the job has succeeded or failed.
+absl::StatusOr<bool> IsNewCancel(const DriverState& state, absl::string_view job_id);
+
+// Return whether an eviction, or its end, must be logged; false: the node is already in that state.
+// Errors: NotFound - no such node; the message names the one with the most similar id.
+absl::StatusOr<bool> IsNewEviction(const DriverState& state,
+                                   const megascale::driver::v1::NodeEvicted& evicted);
+absl::StatusOr<bool> IsNewUncordon(const DriverState& state, absl::string_view node_id);
+
+// The driver's contact with the agent that holds a node id.
+enum class Contact {
+  kUnknown,  // nothing since the driver started
+  kGone,     // its stream ended, or its report is overdue
+  kHeard,    // its stream is open and its reports come in time
+};
+
+// Returns OK if an agent may take the node id that it asks for. An agent with the holder's key on
+// the holder's machine is the same agent, started again: it takes over at once, unless the holder
+// still reports. The same key on another machine, or after a reboot, may be a copy: it must wait
+// until the holder is lost, as an agent with another key must. `certificate`: name in the agent's
+// certificate; empty: it connected over a Unix socket. A node id is bound to the certificate that
+// it first joined with. An agent with the holder's key may move the binding to a renewed
+// certificate, and an eviction frees the node id for another machine. Errors: AlreadyExists -
+// another agent holds the node id, asking again later may help; PermissionDenied - the node id is
+// bound to another certificate. The message says what to do.
+absl::Status CheckJoin(const DriverState& state, const megascale::agent::v1::Hello& hello,
+                       absl::string_view certificate, Contact contact);
+
+}  // namespace megascale::driver

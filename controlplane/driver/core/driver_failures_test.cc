@@ -1,0 +1,307 @@
+// Tests which failure of an attempt is the cause, which are its consequences, and when a job gives
+// up.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/recovery.h"
+#include "controlplane/driver/core/testing/test_core.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+class DriverFailuresTest : public DriverCoreTest {
+ protected:
+  // Makes a rank fail, noticed at `second`. Ranks 0 and 1 are on n0, ranks 2 and 3 on n1.
+  void FailAt(int64_t attempt, int rank, int64_t second,
+              telemetry::FailureClass failure_class = telemetry::FAILURE_CLASS_EXITED) {
+    Event event = Failed(attempt, rank, rank < 2 ? "n0" : "n1", failure_class);
+    event.mutable_rank_failed()->mutable_noticed_at()->set_seconds(second);
+    Do(event);
+  }
+  std::vector<int> RanksOfFailures() const {
+    std::vector<int> ranks;
+    for (const auto& failure : job().failures()) ranks.push_back(failure.culprit().rank());
+    return ranks;
+  }
+};
+
+TEST_F(DriverFailuresTest, TheFirstByTimeIsTheCauseWhoeverSaidItFirst) {
+  Run();
+  FailAt(1, 0, 100);
+  EXPECT_EQ(job().message(), "rank 0 on n0: evidence of rank 0");
+  FailAt(1, 3, 102);
+  FailAt(1, 2, 99);
+  FailAt(1, 1, 101);
+  EXPECT_EQ(job().culprit().rank(), 2);
+  EXPECT_EQ(job().message(), "rank 2 on n1: evidence of rank 2");
+  EXPECT_THAT(RanksOfFailures(), ElementsAre(2, 0, 1, 3));
+  EXPECT_EQ(job().num_failures(), 4);
+}
+
+TEST_F(DriverFailuresTest, ADeathThatFollowedFromAPeersIsNoCauseHoweverEarly) {
+  Run();
+  FailAt(1, 0, 90, telemetry::FAILURE_CLASS_ABORTED);
+  EXPECT_EQ(job().reason(), "PeerLost");
+  Event lost = Lost("n1", "a");
+  lost.mutable_node_lost()->mutable_noticed_at()->set_seconds(95);
+  Do(lost);
+  EXPECT_EQ(job().reason(), "NodeLost");
+  FailAt(1, 1, 80, telemetry::FAILURE_CLASS_ABORTED);
+  EXPECT_EQ(job().reason(), "NodeLost");
+  EXPECT_THAT(RanksOfFailures(), ElementsAre(-1, 1, 0));
+}
+
+// A worker stalls, then its agent ends: peers that were connecting to it see a hang-up before the
+// driver knows.
+TEST_F(DriverFailuresTest, AnAgentThatEndsIsTheCauseAndTheHangUpsOfPeersFollow) {
+  Run();
+  Do(Progressed(1, 7));
+  FailAt(1, 0, 90, telemetry::FAILURE_CLASS_ABORTED);
+  FailAt(1, 1, 91, telemetry::FAILURE_CLASS_ABORTED);
+  Do(Fenced(1, "n0", {}));
+  Do(Joined("n1", "its next incarnation", 2));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RECOVERING);
+  EXPECT_EQ(job().reason(), "NodeLost");
+  EXPECT_EQ(job().culprit().node_id(), "n1");
+  EXPECT_THAT(RanksOfFailures(), ElementsAre(-1, 0, 1));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(job().attempt_reason(), "NodeLost");
+}
+
+TEST_F(DriverFailuresTest, HangUpsAreTriedAgainWithinTheBudgetAndThenShown) {
+  Run();
+  for (int64_t attempt = 1; attempt <= 4; ++attempt) {
+    ASSERT_EQ(job().attempt(), attempt) << "a hang-up alone ends no job";
+    FailAt(attempt, 0, 10 * attempt, telemetry::FAILURE_CLASS_ABORTED);
+    for (const char* node_id : {"n0", "n1"}) Do(Fenced(attempt, node_id, {}));
+    BackoffElapsed(attempt);
+  }
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().message(),
+            "gave up after 4 attempts in a row without progress; the last: rank 0 on n0: evidence "
+            "of rank 0");
+}
+
+TEST_F(DriverFailuresTest, WithoutATimeTheOneThatIsKnownStays) {
+  Run();
+  Do(Failed(1, 0, "n0", telemetry::FAILURE_CLASS_EXITED));
+  FailAt(1, 1, 5);
+  EXPECT_EQ(job().culprit().rank(), 0);
+}
+
+TEST_F(DriverFailuresTest, OnlyTheCauseKeepsItsLogLinesAndFewConsequencesAreKept) {
+  JobRecord record;
+  for (int rank = 0; rank < 100; ++rank) {
+    pb::Failure failure;
+    failure.mutable_culprit()->set_rank(rank);
+    failure.mutable_culprit()->set_evidence(absl::StrCat("line ", rank, "\nits last lines:\nx"));
+    failure.mutable_noticed_at()->set_seconds(1000 - rank);
+    AddFailure(failure, rank == 0 || rank == 50, &record);
+  }
+  EXPECT_THAT(record.failures(), SizeIs(kFailuresMax));
+  EXPECT_EQ(record.num_failures(), 100);
+  EXPECT_EQ(record.failures(0).culprit().evidence(), "line 50\nits last lines:\nx");
+  EXPECT_EQ(record.failures(1).culprit().evidence(), "line 99");
+  EXPECT_EQ(record.failures(2).culprit().rank(), 98);
+}
+
+TEST_F(DriverFailuresTest, ACrashAtTheSameStepEveryTimeEndsTheJobWithItsCause) {
+  Run();
+  Do(Progressed(1, 7));
+  for (int64_t attempt = 1; attempt <= 5; ++attempt) {
+    ASSERT_EQ(job().attempt(), attempt);
+    FailAt(attempt, 1, 100 * attempt + 1, telemetry::FAILURE_CLASS_ABORTED);
+    FailAt(attempt, 2, 100 * attempt);
+    for (const char* node_id : {"n0", "n1"}) Do(Fenced(attempt, node_id, {}));
+    BackoffElapsed(attempt);
+  }
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().reason(), "RankExited");
+  EXPECT_EQ(job().message(),
+            "gave up after 4 attempts in a row without progress; the last: rank 2 on n1: evidence "
+            "of rank 2");
+  EXPECT_EQ(job().culprit().attempt(), 5);
+  EXPECT_THAT(RanksOfFailures(), ElementsAre(2, 1));
+}
+
+TEST_F(DriverFailuresTest, TheNextAttemptsFailuresReplaceThoseBefore) {
+  Run();
+  FailAt(1, 0, 10);
+  EXPECT_THAT(job().failures(), SizeIs(1));
+  for (const char* node_id : {"n0", "n1"}) Do(Fenced(1, node_id, {}));
+  BackoffElapsed(1);
+  FailAt(2, 3, 5);
+  EXPECT_THAT(RanksOfFailures(), ElementsAre(3));
+  EXPECT_EQ(job().num_failures(), 1);
+}
+
+// A checkpoint that cannot be read: it is read again, then on other machines, then older ones are;
+// then the job ends.
+class UnreadCheckpointTest : public DriverFailuresTest {
+ protected:
+  // Trains beyond these commits, of which the newest `keep` are kept; then rank 0 is killed, and no
+  // snapshots are left in memory.
+  void CommitAndKill(const std::vector<int64_t>& steps, int keep, const std::string& from = "") {
+    Event submitted = Submitted("j", SpecOf(2, 2, 100));
+    submitted.mutable_job_submitted()->mutable_spec()->mutable_checkpoint()->set_keep(keep);
+    submitted.mutable_job_submitted()->set_from_checkpoint(from);
+    Do(submitted);
+    Do(Joined("n0", "a", 2));
+    Do(Joined("n1", "a", 2));
+    Do(Passed("j", 1, "n0"));
+    Do(Passed("j", 1, "n1"));
+    for (const int64_t step : steps) Do(Manifest(1, step));
+    Do(Progressed(1, 59));
+    KillRank(1);
+  }
+  // The job's newest attempt cannot read its checkpoint on n1.
+  void FailToRead(int rank = 2, const std::string& node_id = "n1") {
+    const int64_t attempt = job().attempt();
+    Do(FailedToRead(attempt, rank, node_id));
+    for (const char* node : {"n0", "n1", "n2"}) Do(Fenced(attempt, node, {}));
+    BackoffElapsed(attempt);
+  }
+  std::vector<int64_t> CommittedSteps() const {
+    std::vector<int64_t> steps;
+    for (const auto& manifest : job().committed()) steps.push_back(manifest.step());
+    return steps;
+  }
+  std::string MissingIn(const std::string& text, const std::vector<std::string>& parts) const {
+    for (const std::string& part : parts) {
+      if (text.find(part) == std::string::npos) return absl::StrCat(part, " is not in ", text);
+    }
+    return "";
+  }
+};
+
+TEST_F(UnreadCheckpointTest, IsReadAgainBeforeAnOlderOneIsUsed) {
+  CommitAndKill({10, 20}, 2);
+  EXPECT_EQ(job().restore().step(), 20);
+  FailToRead();
+  EXPECT_EQ(job().attempt(), 3);
+  EXPECT_EQ(job().restore().step(), 20);
+  EXPECT_EQ(job().culprit().evidence(), "evidence of rank 2; it is read again");
+  FailToRead();
+  EXPECT_EQ(job().attempt(), 4);
+  EXPECT_EQ(job().restore().step(), 10);
+  EXPECT_EQ(job().culprit().evidence(),
+            "evidence of rank 2; an older checkpoint is used: /c/step-10-attempt-1");
+  // Its next commit replaces the unreadable checkpoints; until then no checkpoint that may be
+  // needed is deleted.
+  EXPECT_THAT(CommittedSteps(), ElementsAre(10));
+  Do(Started(4));
+  Do(Manifest(4, 15));
+  EXPECT_THAT(CommittedSteps(), ElementsAre(10, 15));
+  EXPECT_THAT(job().unread(), SizeIs(1));
+  Do(Manifest(4, 20));
+  EXPECT_THAT(job().unread(), SizeIs(0));
+  EXPECT_THAT(CommittedSteps(), ElementsAre(15, 20));
+}
+
+TEST_F(UnreadCheckpointTest, IsReadOnAnotherMachineWhereThereIsRoom) {
+  CommitAndKill({10, 20}, 2);
+  Do(Joined("n2", "a", 2));
+  FailToRead();
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n1", "n1")) << "the same is tried again";
+  FailToRead();
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n2", "n2"));
+  EXPECT_EQ(job().restore().step(), 20);
+  EXPECT_EQ(job().culprit().evidence(),
+            "evidence of rank 2; it is read again on other nodes than n1");
+  Do(Started(4));
+  EXPECT_EQ(job().culprit().evidence(),
+            "evidence of rank 2; it is read again on other nodes than n1; other nodes could read "
+            "it: not the checkpoint but n1 is at fault");
+  EXPECT_THAT(CommittedSteps(), ElementsAre(10, 20));
+}
+
+TEST_F(UnreadCheckpointTest, ThatNoMachineCanReadGivesWayToTheOlderOne) {
+  CommitAndKill({10, 20}, 2);
+  Do(Joined("n2", "a", 2));
+  FailToRead();
+  FailToRead();
+  FailToRead(2, "n2");
+  EXPECT_EQ(job().attempt(), 5);
+  EXPECT_EQ(job().restore().step(), 10);
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n2", "n2")) << "n2 is not at fault";
+}
+
+TEST_F(UnreadCheckpointTest, TheFifthOfFiveIsTriedWhateverTheLimitOnRestarts) {
+  CommitAndKill({10, 20, 30, 40, 50}, 5);
+  for (int i = 0; i < 8; ++i) FailToRead();
+  EXPECT_EQ(job().attempt(), 10);
+  EXPECT_EQ(job().state(), control::JOB_STATE_STARTING);
+  EXPECT_EQ(job().restore().step(), 10);
+  EXPECT_EQ(job().restore().source(), megascale::agent::v1::RestorePoint::SOURCE_STORAGE);
+}
+
+TEST_F(UnreadCheckpointTest, WithNoneThatCanBeReadTheJobStopsAndSaysHowToGoOn) {
+  CommitAndKill({10, 20, 30, 40, 50}, 5);
+  for (int i = 0; i < 10; ++i) FailToRead();
+  EXPECT_EQ(job().attempt(), 11);
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().reason(), "CheckpointsUnreadable");
+  EXPECT_EQ(MissingIn(job().message(),
+                      {"step 50 in /c/step-50-attempt-1: on node n1 in attempts 2 and 3 (rank 2: "
+                       "evidence of rank 2); no other machine had room to try",
+                       "step 10 in /c/step-10-attempt-1: on node n1 in attempts 10 and 11 ",
+                       "megascale checkpoint verify /c/step-50-attempt-1", "--from DIRECTORY"}),
+            "");
+  EXPECT_THAT(CommittedSteps(), ElementsAre(10, 20, 30, 40, 50)) << "another machine may read them";
+}
+
+TEST_F(UnreadCheckpointTest, WhatTwoMachinesCannotReadIsSaidToBeDamaged) {
+  CommitAndKill({20}, 1);
+  Do(Joined("n2", "a", 2));
+  FailToRead();
+  FailToRead();
+  FailToRead(2, "n2");
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(
+      MissingIn(job().message(), {"on node n1 in attempts 2 and 3 ", "on node n2 in attempt 4 ",
+                                  "damaged or gone, since n1, n2 failed alike"}),
+      "");
+}
+
+TEST_F(UnreadCheckpointTest, AfterItsOwnTheOneThatItStartedFromIsTried) {
+  CommitAndKill({20}, 1, "/from");
+  for (int i = 0; i < 2; ++i) FailToRead();
+  EXPECT_EQ(job().restore().directory(), "/from");
+  for (int i = 0; i < 2; ++i) FailToRead();
+  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_EQ(job().attempt(), 5);
+}
+
+TEST_F(UnreadCheckpointTest, ThatCouldBeReadAfterAllIsGivenTheSamePatienceAgain) {
+  CommitAndKill({10, 20}, 2);
+  FailToRead();
+  Do(Started(3));
+  EXPECT_EQ(job().culprit().evidence(),
+            "evidence of rank 2; it is read again; then it could be read");
+  KillRank(3);
+  BackoffElapsed(3);
+  EXPECT_EQ(job().restore().step(), 20);
+  EXPECT_EQ(job().attempts_without_progress(), 1);
+}
+
+// The log of an older driver is replayed by that driver's rules.
+TEST_F(UnreadCheckpointTest, OlderRulesStepOverAtOnce) {
+  Event started;
+  started.mutable_driver_started()->set_rules(2);
+  Do(started);
+  CommitAndKill({10}, 2);
+  FailToRead();
+  EXPECT_EQ(job().restore().source(), megascale::agent::v1::RestorePoint::SOURCE_INITIAL);
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -1,0 +1,36 @@
+// Decides which node runs which rank. Pure.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "controlplane/driver/core/driver_state.h"
+
+namespace megascale::driver {
+
+struct PlacementResult {
+  // In rank order. Empty: there are not enough slots, and `message` says which are missing:
+  //   "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 2 nodes offer 3 (n0 2, n1 1)"
+  std::vector<megascale::agent::v1::Placement> placements;
+  std::string instruction_set;
+  std::string message;
+};
+
+// Places the job on nodes that take ranks and share one instruction set: that of the job's first
+// placement, or else the first one, in the order of node ids, with enough free slots. A rank keeps
+// its node if the node takes ranks and has room; the other ranks fill the nodes in the order of
+// their ids with consecutive ranks. Tensor-parallel peers share a node. The slots of other jobs are
+// not free, except for those of the jobs in `givers`. Nodes that could not read the job's
+// checkpoint (restore_order.h) get ranks only if the other nodes have no room.
+PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
+                         const std::set<std::string>& givers = {});
+
+// True when the job fits on the nodes that are not in `nodes`.
+bool HasRoomWithout(const DriverState& state, const JobRecord& job,
+                    const std::set<std::string>& nodes);
+
+// Returns job::NeededSlots; with tensor parallelism it adds "in groups of 2 on one node".
+std::string NeededSlots(const JobRecord& job);
+
+}  // namespace megascale::driver

@@ -1,0 +1,73 @@
+// Decides what follows a failure: its cause, whether to try again, and from which restore point.
+// Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "controlplane/driver/core/driver_state.h"
+
+namespace megascale::driver {
+
+using FailureClass = megascale::telemetry::v1::FailureClass;
+using Culprit = megascale::control::v1::Culprit;
+
+// Returns the reason of a job that this culprit stopped: "RankExited", "NodeLost" …
+std::string ReasonOf(const Culprit& culprit);
+
+// Returns for people: "rank 1 on n0: killed by signal 9".
+std::string Describe(const Culprit& culprit);
+
+// Returns for people: "step 30 in /checkpoints/…".
+std::string Describe(const megascale::agent::v1::RestorePoint& restore);
+
+// Returns the culprit when all steps are done and the last checkpoint does not reach storage: the
+// host that writes the manifest, on behalf of all hosts that write shards.
+Culprit CheckpointNotStored(const JobRecord& job);
+
+// True when `candidate` is a better cause for the end of the attempt than `known`. A failure of
+// class ABORTED, which only follows from a peer's failure, loses to any other class. Otherwise the
+// failure that was noticed first wins; if one of them has no time, `known` wins.
+bool IsBetterCause(const megascale::driver::v1::Failure& candidate,
+                   const megascale::driver::v1::Failure& known);
+
+// The maximum number of failures that are kept of one attempt.
+inline constexpr int kFailuresMax = 16;
+
+// Adds a failure to those of the job's attempt: the cause goes before all others, a consequence
+// goes among the consequences in the order in which they were noticed. Only the cause keeps more
+// than the first line of its evidence.
+void AddFailure(const megascale::driver::v1::Failure& failure, bool is_cause, JobRecord* job);
+
+// True when an attempt that failed with this class is tried again. False for failures that would
+// repeat (an error in the job file, the data or the numerics; diverged numbers), and for storage,
+// which was already tried for as long as the job allows. Failures that a network or a dead process
+// can cause are tried again.
+bool IsRetried(FailureClass failure_class);
+
+// Returns the wait before the next attempt: zero after an attempt that progressed; restart_backoff
+// after an attempt without progress or that could not read its checkpoint, doubled for each further
+// one in a row, up to a minute.
+absl::Duration BackoffOf(const JobRecord& job);
+
+// Returns where an attempt with these placements starts: at the highest step of which every rank
+// has a sealed snapshot on its node, at a newer committed checkpoint, or at the initial weights.
+// The snapshots are those that the fenced nodes reported, without steps that were rolled back
+// before.
+megascale::agent::v1::RestorePoint ChooseRestore(
+    const JobRecord& job, const std::vector<megascale::agent::v1::Placement>& placements);
+
+// Appends `words` to the first line of the culprit's evidence.
+void AddToEvidence(const std::string& words, JobRecord* job);
+
+// The next two functions handle unreadable checkpoints by the rules before 3. They serve only to
+// replay logs of older drivers.
+// True when the job could not read the checkpoint that it was told to start from.
+bool CannotStartByRules2(const JobRecord& job);
+// Drops the restore point that the culprit could not read, so that the next attempt uses storage
+// instead of memory, or the checkpoint before.
+void StepOverCorruptByRules2(JobRecord* job);
+
+}  // namespace megascale::driver

@@ -1,0 +1,60 @@
+// The order in which a job tries checkpoints when it cannot read one: the same checkpoint again;
+// the same one on other machines, if they have room; then every older one in the same way. A job
+// that has committed a checkpoint never falls back to initial weights: it ends, and its message
+// says what it tried and how to go on. Unreadable checkpoints stay on storage, because another
+// machine may be able to read them. Pure.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+
+#include "controlplane/driver/core/driver_state.h"
+
+namespace megascale::driver {
+
+// True when the job has committed a checkpoint of its own, whether it can be read or not.
+bool EverCommitted(const JobRecord& job);
+
+// Returns the job's newest own checkpoint on storage, whether it can be read or not.
+// Requires: EverCommitted.
+megascale::agent::v1::StoredManifest NewestCheckpoint(const JobRecord& job);
+
+// True when the newest attempt failed because it could not read its restore point: a checkpoint on
+// storage (CouldNotRead), or snapshots in the agents' memory (CouldNotReadMemory).
+bool CouldNotRead(const JobRecord& job);
+bool CouldNotReadMemory(const JobRecord& job);
+
+// Forgets the snapshots in memory, so that the next attempt reads from storage.
+void StepOverMemory(JobRecord* job);
+
+// Adds the checkpoint that the attempt could not read to job->unread(). Requires: CouldNotRead.
+void NoteFailedRead(JobRecord* job);
+
+// Decides which checkpoint the next attempt reads, sets aside those that it does not try again, and
+// returns the choice in words for people; empty: there is no checkpoint left to try.
+// Requires: NoteFailedRead.
+std::string NextRead(const DriverState& state, JobRecord* job);
+
+// Returns the final message of a job whose checkpoints cannot be read: every checkpoint that was
+// tried, on which machine and with which error, and how to go on.
+std::string NothingCanBeRead(const JobRecord& job);
+
+// Returns the nodes that should get no rank, because they could not read the job's checkpoint.
+std::set<std::string> NodesThatCannotRead(const JobRecord& job);
+
+// Returns the number of failed reads by which the backoff grows: a checkpoint that was set aside
+// counts once, any other one as often as it could not be read.
+int64_t NumFailedReads(const JobRecord& job);
+
+// Notes that the attempt has read its checkpoint: adds it to the evidence of the failure before it,
+// if that shows that a machine and not the checkpoint was at fault.
+void NoteRead(JobRecord* job);
+
+// Drops the entries of job->unread() that a commit of `committed_step` makes superfluous.
+void ForgetUnread(int64_t committed_step, JobRecord* job);
+
+// Puts the checkpoints that were set aside back among the committed ones. Call when the job ends.
+void PutBackUnread(JobRecord* job);
+
+}  // namespace megascale::driver

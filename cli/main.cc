@@ -1,14 +1,14 @@
 // The program. Starts no thread before a command runs: driver, agent and local fork first.
 #include "absl/strings/string_view.h"
-#include "cli/command_line.h"
-#include "cli/commands.h"
+#include "cli/command_line/command_line.h"
+#include "cli/commands/commands.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/program.h"
-#include "runtime/base/thread_environment.h"
+#include "runtime/base/process/program.h"
+#include "runtime/base/process/thread_environment.h"
 
 namespace {
 
-// These compute in this very process, beside whatever else the machine does.
+// True for commands that compute in this process, while other programs use the machine.
 bool Computes(absl::string_view command) {
   return command == "local" || command == "evaluate" || command == "generate";
 }

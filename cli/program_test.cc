@@ -1,9 +1,10 @@
-// The program from the outside: what it exits with and prints where no driver is needed.
+// The program from the outside: exit codes and output of commands that need no driver.
 #include <pty.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -27,7 +28,8 @@ struct Outcome {
 // An example for planning: it needs thousands of machines.
 constexpr char kForPlanning[] = "megascale-175b-12288";
 
-// The number after "name": in one line of JSON; -1 after a failure: there is none.
+// Returns the number after "name": in one line of JSON. Fails the test and returns -1 if it is
+// missing.
 double NumberIn(const std::string& json, const std::string& name) {
   const std::string key = absl::StrCat("\"", name, "\":");
   const size_t at = json.find(key);
@@ -53,8 +55,12 @@ class ProgramTest : public ::testing::Test {
 
   // Runs `megascale <words>`; `words` is for the shell.
   Outcome Run(const std::string& words) {
-    const std::string command = absl::StrCat("timeout 60 cli/megascale ", words, " >", directory_,
-                                             "/out 2>", directory_, "/error");
+    return Shell(absl::StrCat("timeout 60 cli/megascale ", words));
+  }
+
+  Outcome Shell(const std::string& line) {
+    const std::string command =
+        absl::StrCat("(", line, ") >", directory_, "/out 2>", directory_, "/error");
     const int status = std::system(command.c_str());
     return {WEXITSTATUS(status), ReadAll(directory_ + "/out"), ReadAll(directory_ + "/error")};
   }
@@ -63,8 +69,8 @@ class ProgramTest : public ::testing::Test {
   std::string text_;
 };
 
-// A thread that turns while it waits takes the core from the one that it waits for, where others
-// use the machine, too.
+// On a busy machine a thread that spins while it waits takes the core from the thread that it waits
+// for.
 TEST_F(ProgramTest, ThreadsOfCommandsThatComputeSleepWhereTheyWait) {
   ASSERT_EQ(::setenv("OMP_DISPLAY_ENV", "verbose", 1), 0);
   for (const char* command : {"local --help", "evaluate --help", "generate --help"}) {
@@ -111,6 +117,7 @@ TEST_F(ProgramTest, EveryCommandHasHelpWithExamples) {
                               "certs init",
                               "certs issue",
                               "certs show",
+                              "completion",
                               "version"}) {
     const Outcome help = Run(absl::StrCat(command, " --help"));
     EXPECT_EQ(help.code, 0) << command;
@@ -122,7 +129,65 @@ TEST_F(ProgramTest, EveryCommandHasHelpWithExamples) {
   EXPECT_FALSE(absl::StrContains(help.out, "\n    worker\n"));
 }
 
-// What `megascale status --help` writes where its output is a terminal.
+TEST_F(ProgramTest, BashCompletesCommandsOptionsAndFiles) {
+  ASSERT_EQ(Run(absl::StrCat("completion bash >", directory_, "/completion; true")).code, 0);
+  // Returns the completions that a real bash offers for the last of these words.
+  const auto offered = [&](const std::string& words) {
+    const std::string script = absl::StrCat(
+        "source ", directory_, "/completion; COMP_WORDS=(", words,
+        "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _megascale; echo \"${COMPREPLY[*]}\"");
+    const std::string command =
+        absl::StrCat("bash --norc -c '", script, "' >", directory_, "/offered 2>&1");
+    EXPECT_EQ(std::system(command.c_str()), 0) << command;
+    return ReadAll(directory_ + "/offered");
+  };
+  EXPECT_EQ(offered("megascale sub"), "submit\n");
+  EXPECT_EQ(offered("megascale submit --dry"), "--dry-run\n");
+  EXPECT_EQ(offered("megascale submit job.yaml --fol"), "--follow\n");
+  EXPECT_EQ(offered("megascale certs i"), "init issue\n");
+  EXPECT_EQ(offered("megascale status -o js"), "json\n");
+  EXPECT_EQ(offered("megascale local exam"), "\n") << "left to names of files";
+  EXPECT_EQ(offered("megascale wor"), "\n") << "is hidden";
+}
+
+// A real zsh, whose functions that talk to its line editor are replaced.
+TEST_F(ProgramTest, ZshCompletesCommandsOptionsAndFiles) {
+  ASSERT_EQ(Run(absl::StrCat("completion zsh >", directory_, "/completion; true")).code, 0);
+  const auto offered = [&](const std::string& words) {
+    const std::string script = absl::StrCat(
+        "compdef() { :; }; _files() { print files; }; compadd() { print -- \"$@\"; }; "
+        "_describe() { [[ $1 == -o ]] && shift; print -l -- ${(P)2}; }; source ",
+        directory_, "/completion; words=(", words, "); CURRENT=$#words; _megascale");
+    const std::string command =
+        absl::StrCat("zsh -f -c '", script, "' >", directory_, "/offered 2>&1");
+    EXPECT_EQ(std::system(command.c_str()), 0) << command;
+    return ReadAll(directory_ + "/offered");
+  };
+  EXPECT_TRUE(absl::StrContains(offered("megascale \"\""), "\ncancel:stops a job"))
+      << offered("megascale \"\"");
+  EXPECT_TRUE(absl::StrContains(offered("megascale submit --"), "\n--dry-run:check the file"));
+  EXPECT_TRUE(absl::StartsWith(offered("megascale certs i"), "init:"));
+  EXPECT_EQ(offered("megascale status -o js"), "text json\n");
+  EXPECT_EQ(offered("megascale local exam"), "files\n");
+}
+
+TEST_F(ProgramTest, TheManualPageHasEveryCommandAndNoMistakesOfRoff) {
+  ASSERT_EQ(Run(absl::StrCat("completion man >", directory_, "/megascale.1; true")).code, 0);
+  const std::string render =
+      absl::StrCat("groff -man -Tutf8 -ww -P-c -P-b -P-u -P-o ", directory_, "/megascale.1 >",
+                   directory_, "/page 2>", directory_, "/warnings");
+  ASSERT_EQ(std::system(render.c_str()), 0);
+  EXPECT_EQ(ReadAll(directory_ + "/warnings"), "");
+  const std::string page = ReadAll(directory_ + "/page");
+  for (const char* part : {"MEGASCALE(1)", "megascale submit [OPTION]… FILE", "--dry-run",
+                           "megascale certs init", "EXIT STATUS", "MEGASCALE_ADDRESS"}) {
+    EXPECT_TRUE(absl::StrContains(page, part)) << part << " is not in " << page;
+  }
+  EXPECT_EQ(Run("completion fish").error,
+            "megascale: SHELL: expected bash, zsh or man, found 'fish'\n");
+}
+
+// Returns the output of `megascale status --help` on a terminal.
 std::string HelpOnTerminal(const char* no_color) {
   int terminal = -1;
   const pid_t pid = ::forkpty(&terminal, nullptr, nullptr, nullptr);
@@ -135,7 +200,7 @@ std::string HelpOnTerminal(const char* no_color) {
   }
   std::string text;
   char buffer[4096];
-  // The read after the last process of a terminal ended is an error.
+  // A read fails once the terminal's last process has ended.
   for (ssize_t got = 0; (got = ::read(terminal, buffer, sizeof(buffer))) > 0;) {
     text.append(buffer, static_cast<size_t>(got));
   }
@@ -205,7 +270,8 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
         "\nRANK  DATA  PIPELINE  TENSOR  DATA GROUP  PIPELINE GROUP\n",
         "\n3     1     1         0       2, 3        1, 3\n",
         "\nvalid for all 4 ranks: no deadlock",
-        "\nbackward  1      mlp.down weights  2.68e+08 FLOP\n", "F.c1.m0 B.c1.m0 F.c1.m1"}) {
+        "\nbackward  1      mlp.down weights               2.68e+08 FLOP\n",
+        "F.c1.m0 B.c1.m0 F.c1.m1"}) {
     EXPECT_TRUE(absl::StrContains(text.out, part)) << part << " is not in " << text.out;
   }
   EXPECT_TRUE(absl::StrContains(text.out, "  GRADIENTS  ")) << text.out;
@@ -218,9 +284,10 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
     return NumberIn(json.out, "gradient_bytes");
   };
   EXPECT_LT(gradient_bytes("--set parallel.zero_stage=2"), gradient_bytes(""));
-  // Four equal stages without time for links: what each schedule is known for.
+  // Four equal stages and links that take no time: each schedule has its well-known bubble.
   const std::string deep =
-      "plan examples/fortunes.yaml -o json --bytes-per-second 1e30 --set "
+      "plan examples/fortunes.yaml -o json --bytes-per-second 1e30 --memory-bytes-per-second 1e30 "
+      "--set "
       "train.global_batch_size=64 "
       "--set model.hidden_size=4096 --set parallel.pipeline_model_parallel_size=";
   const auto bubble = [&](const std::string& more) {
@@ -248,13 +315,24 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
   }
 }
 
+TEST_F(ProgramTest, APlansFileOnStandardOutputIsAloneThere) {
+  for (const char* path : {"-", "/dev/stdout"}) {
+    const Outcome svg = Run(absl::StrCat("plan examples/fortunes.yaml --svg ", path));
+    EXPECT_EQ(svg.code, 0) << svg.error;
+    EXPECT_TRUE(absl::StartsWith(svg.out, "<svg")) << svg.out;
+    EXPECT_TRUE(absl::EndsWith(svg.out, "</svg>\n")) << svg.out;
+  }
+  EXPECT_EQ(Run("plan examples/fortunes.yaml --svg - --trace -").error,
+            "megascale: --svg and --trace: both are standard output; give one of them a file\n");
+}
+
 TEST_F(ProgramTest, PlanPricesWhatTensorRanksExchangeBesideProducts) {
   const std::string job =
       "plan examples/fortunes.yaml --set parallel.tensor_model_parallel_size=2 "
       "--set parallel.data_parallel_size=1 ";
   const Outcome text = Run(job + "--instructions");
   EXPECT_EQ(text.code, 0) << text.error;
-  for (const char* part : {"\nforward   2      gather: norm ", "\nforward   2      attn.qkv ",
+  for (const char* part : {"\nforward   2      gather: input_norm ", "\nforward   2      attn.qkv ",
                            "\nforward   2      mlp.down ", "\nforward   2      sum: mlp.down "}) {
     EXPECT_TRUE(absl::StrContains(text.out, part)) << part << " is not in " << text.out;
   }
@@ -283,9 +361,11 @@ TEST_F(ProgramTest, PlanProvesAllRanksOfTheLargestJobThatMegaScaleReports) {
   }
   EXPECT_LT(text.out.size(), 12000u) << "one screen or two";
   EXPECT_FALSE(absl::StrContains(text.out, "built in")) << "only where it was asked for";
-  // Chunks alike but for the output matrix, links that cost nothing: (p - 1) / (v m).
+  // Equal chunks except for the output matrix, and links that take no time: (p - 1) / (v m).
   const Outcome json =
-      Run(job + "-o json --measure --bytes-per-second 1e30 --set model.vocab_size=256");
+      Run(job +
+          "-o json --measure --bytes-per-second 1e30 --memory-bytes-per-second 1e30 "
+          "--set model.vocab_size=256");
   EXPECT_EQ(json.code, 0) << json.error;
   EXPECT_EQ(NumberIn(json.out, "ranks"), 12288);
   EXPECT_EQ(NumberIn(json.out, "num_microbatches"), 32);
@@ -344,7 +424,7 @@ TEST_F(ProgramTest, AJobThatDoesNotFitThisMachineIsRefusedWithItsSum) {
 
 TEST_F(ProgramTest, AnAbsentDriverIsThree) {
   const std::string address =
-      absl::StrCat("--address unix:/tmp/megascale-absent-", getpid(), ".sock");
+      absl::StrCat("--address unix:/tmp/megascale-absent-", getpid(), "/driver.sock");
   for (const char* command : {"status j", "status", "list", "watch j", "wait j", "cancel j",
                               "logs j", "submit --retry-for 0s examples/tiny.yaml"}) {
     const Outcome outcome = Run(absl::StrCat(command, " ", address));
@@ -354,7 +434,46 @@ TEST_F(ProgramTest, AnAbsentDriverIsThree) {
     EXPECT_EQ(outcome.out, "");
   }
   EXPECT_EQ(Run("list --address nonsense").code, 2);
+  EXPECT_EQ(Run("logs j --rank x").error,
+            "megascale: --rank: expected a whole number, found 'x'\n"
+            "  see: megascale logs --help\n");
   EXPECT_EQ(Run("list --address node:1").code, 2);
+}
+
+TEST_F(ProgramTest, DriverAndAgentMakeNothingBeforeTheyRefuseTheirOptions) {
+  char folder[] = "/tmp/ms-XXXXXX";  // short: sockets are made in it
+  ASSERT_NE(::mkdtemp(folder), nullptr);
+  const std::string made = absl::StrCat(folder, "/made");
+  for (const char* words :
+       {"driver --listen 0.0.0.0", "driver --listen 0.0.0.0:7077", "driver --keep-jobs -1",
+        "driver --listen 127.0.0.1:0 --tls-ca /nowhere/ca.pem",
+        "driver --listen 127.0.0.1:0 --insecure --tls-ca ca --tls-cert cert --tls-key key",
+        "agent --driver node", "agent --driver node:7077", "agent --slots 0",
+        "agent --driver 127.0.0.1:1 --tls-ca /n/ca --tls-cert /n/cert --tls-key /n/key"}) {
+    const bool driver = absl::StartsWith(words, "driver");
+    const Outcome refused =
+        Run(absl::StrCat(words, driver ? " --state-dir " : " --run-dir ", made));
+    EXPECT_EQ(refused.code, 2) << words << refused.error;
+    EXPECT_FALSE(std::filesystem::exists(made)) << words << refused.error;
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(ProgramTest, OutputThatCannotBeWrittenIsAFailure) {
+  for (const char* words :
+       {"version", "version -o json", "--help", "submit --dry-run examples/tiny.yaml",
+        "submit --dry-run examples/tiny.yaml -o json", "plan examples/fortunes.yaml"}) {
+    const Outcome full = Run(absl::StrCat(words, " >/dev/full"));
+    EXPECT_EQ(full.code, 1) << words;
+    EXPECT_TRUE(absl::StartsWith(full.error, "megascale: cannot write to standard output"))
+        << words << full.error;
+    EXPECT_EQ(std::count(full.error.begin(), full.error.end(), '\n'), 1) << full.error;
+  }
+  // The reader closes the pipe early, and the parent ignores SIGPIPE.
+  const Outcome closed = Shell(
+      "bash -c 'trap \"\" PIPE; exec 3> >(:); wait $!; timeout 60 cli/megascale version >&3; "
+      "echo $? >&2'");
+  EXPECT_EQ(closed.error, "1\n") << "without a word";
 }
 
 TEST_F(ProgramTest, LocalRefusesWhatDoesNotFitBeforeAnythingStarts) {

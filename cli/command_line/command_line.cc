@@ -1,4 +1,4 @@
-#include "cli/command_line.h"
+#include "cli/command_line/command_line.h"
 
 #include <unistd.h>
 #include <CLI/App.hpp>
@@ -9,17 +9,22 @@
 #include <cstdio>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cli/help.h"
+#include "absl/strings/str_replace.h"
+#include "cli/command_line/help.h"
+#include "cli/command_line/report.h"
+#include "runtime/base/status.h"
 #include "runtime/base/text/nearest_name.h"
 #include "runtime/base/text/printable.h"
 
 namespace megascale::cli {
 namespace {
 
-// The innermost subcommand that the words named.
+// Returns the innermost subcommand that the words name.
 CLI::App* Innermost(CLI::App* app) {
   while (!app->get_subcommands().empty()) app = app->get_subcommands().back();
   return app;
@@ -42,7 +47,7 @@ std::vector<std::string> CommandNames(const CLI::App& app) {
   return names;
 }
 
-// What is wrong with a word that nothing took; `app` is where it was met.
+// Describes an unknown word; `app` is the command that should have taken it.
 std::string DescribeUnknown(const CLI::App& app, const std::string& word) {
   const bool option = absl::StartsWith(word, "-");
   const std::string name = option ? word.substr(0, word.find('=')) : word;
@@ -51,6 +56,11 @@ std::string DescribeUnknown(const CLI::App& app, const std::string& word) {
   const std::string nearest = base::NearestName(name, option ? OptionNames(app) : commands);
   const std::string what = absl::StrCat("unknown ", option ? "option" : "command", " '", name, "'");
   return nearest.empty() ? what : absl::StrCat(what, "; did you mean '", nearest, "'?");
+}
+
+CLI::ValidationError Expected(const std::string& name, absl::string_view what,
+                              const std::string& found) {
+  return CLI::ValidationError(name, absl::StrCat("expected ", what, ", found '", found, "'"));
 }
 
 std::string WithDefault(const std::string& help, const std::string& value) {
@@ -83,18 +93,25 @@ void Command::Text(const std::string& name, std::string* value, const std::strin
 }
 
 void Command::Integer(const std::string& name, int64_t* value, const std::string& help) {
-  app_->add_option(name, *value, WithDefault(help, absl::StrCat(*value)))->option_text("N");
+  const auto parse = [value, name](const std::string& text) {
+    if (!absl::SimpleAtoi(text, value)) throw Expected(name, "a whole number", text);
+  };
+  app_->add_option_function<std::string>(name, parse, WithDefault(help, absl::StrCat(*value)))
+      ->option_text("N");
 }
 
 void Command::Number(const std::string& name, double* value, const std::string& help) {
-  app_->add_option(name, *value, WithDefault(help, absl::StrCat(*value)))->option_text("X");
+  const auto parse = [value, name](const std::string& text) {
+    if (!absl::SimpleAtod(text, value)) throw Expected(name, "a number", text);
+  };
+  app_->add_option_function<std::string>(name, parse, WithDefault(help, absl::StrCat(*value)))
+      ->option_text("X");
 }
 
 void Command::Duration(const std::string& name, absl::Duration* value, const std::string& help) {
   const auto parse = [value, name](const std::string& text) {
     if (!absl::ParseDuration(text, value) || *value < absl::ZeroDuration()) {
-      throw CLI::ValidationError(
-          name, absl::StrCat("expected a duration such as 30s, found '", text, "'"));
+      throw Expected(name, "a duration such as 30s", text);
     }
   };
   app_->add_option_function<std::string>(name, parse,
@@ -110,6 +127,27 @@ void Command::Repeated(const std::string& name, std::vector<std::string>* values
 void Command::Words(const std::string& name, std::vector<std::string>* values,
                     const std::string& help) {
   app_->add_option(name, *values, help)->option_text("TEXT …");
+  words_options_.push_back(name);
+}
+
+absl::Status Command::CheckWords(const std::vector<std::string>& words) const {
+  std::string option;
+  for (absl::string_view word : words) {
+    if (absl::StartsWith(word, "--")) {
+      option = std::string(word.substr(0, word.find('=')));
+      word.remove_prefix(std::min(word.size(), option.size() + 1));
+    }
+    const bool is_list = absl::StartsWith(word, "[") && absl::EndsWith(word, "]");
+    if (!is_list || !absl::c_linear_search(words_options_, option)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        option, ": expected values with spaces between them, found the list '", word, "'; write ",
+        option, " ",
+        absl::StrReplaceAll(word.substr(1, word.size() - 2), {{", ", " "}, {",", " "}})));
+  }
+  for (const std::unique_ptr<Command>& command : commands_) {
+    RETURN_IF_ERROR(command->CheckWords(words));
+  }
+  return absl::OkStatus();
 }
 
 void Command::Positional(const std::string& name, std::string* value, const std::string& help) {
@@ -151,7 +189,7 @@ CommandLine::CommandLine(const std::string& name, const std::string& description
   app_->formatter_fn([](const CLI::App* app, const std::string&, CLI::AppFormatMode) {
     return FormatHelp(*app, DetectTerminal(STDOUT_FILENO));
   });
-  app_->set_help_flag("--help", "shows this");
+  app_->set_help_flag("--help", "shows this page");
 }
 
 CommandLine::~CommandLine() = default;
@@ -171,10 +209,16 @@ std::vector<const Command*> CommandLine::All() const {
   return all;
 }
 
-absl::Status CommandLine::ParseOrThrow(std::vector<std::string> words) {
-  std::reverse(words.begin(), words.end());  // as the library wants it
+std::string CommandLine::Completion(absl::string_view shell, const std::string& version) const {
+  if (shell == "bash") return BashCompletion(*app_);
+  if (shell == "zsh") return ZshCompletion(*app_);
+  return shell == "man" ? ManualPage(*app_, version) : "";
+}
+
+absl::Status CommandLine::ParseOrThrow(const std::vector<std::string>& words) {
+  std::vector<std::string> reversed(words.rbegin(), words.rend());  // as the library wants it
   try {
-    app_->parse(std::move(words));
+    app_->parse(std::move(reversed));
   } catch (const CLI::Success&) {
     throw;
   } catch (const CLI::ParseError& error) {
@@ -183,6 +227,7 @@ absl::Status CommandLine::ParseOrThrow(std::vector<std::string> words) {
     return absl::InvalidArgumentError(unknown.empty() ? error.what()
                                                       : DescribeUnknown(at, unknown.front()));
   }
+  RETURN_IF_ERROR(root_->CheckWords(words));
   if (root_->Chosen() != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "expected a command: one of ", absl::StrJoin(CommandNames(*Innermost(app_.get())), ", ")));
@@ -196,7 +241,9 @@ absl::Status CommandLine::Parse(const std::vector<std::string>& words) {
   }
 }
 
-int CommandLine::Run(int argc, char** argv) {
+int CommandLine::Run(int argc, char** argv) { return FinishOutput(Dispatch(argc, argv)); }
+
+int CommandLine::Dispatch(int argc, char** argv) {
   try {
     const absl::Status parsed = ParseOrThrow({argv + 1, argv + argc});
     if (parsed.ok()) return root_->Chosen()->action_();

@@ -1,5 +1,5 @@
-// The program's grammar: subcommands with options, help, and mistakes answered with the nearest
-// name. A thin layer over a parsing library whose header is heavy, so that it is compiled once.
+// The program's grammar: subcommands with options, help, and errors that name the most similar
+// valid name. A thin layer over a parsing library, so that its heavy header is compiled once.
 //
 //   CommandLine line("megascale", "trains language models …");
 //   Command* wait = line.Add("wait", "waits until a job has ended");
@@ -21,7 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "cli/terminal.h"
+#include "cli/view/terminal.h"
 
 namespace CLI {
 class App;
@@ -29,43 +29,44 @@ class App;
 
 namespace megascale::cli {
 
-// What the program exits with.
+// The program's exit codes.
 enum ExitCode : int {
   kExitGood = 0,
-  kExitFailed = 1,       // a job that failed or was cancelled, a corrupt checkpoint, anything else
-  kExitUsage = 2,        // usage, or a bad job file
-  kExitUnreachable = 3,  // no driver
+  kExitFailed = 1,  // the job failed or was cancelled, a checkpoint is corrupt, any other error
+  kExitUsage = 2,   // bad usage, or a bad job file
+  kExitUnreachable = 3,  // the driver cannot be reached
   kExitNotFound = 4,
 };
 
-// One subcommand. Variables given to it must live until CommandLine::Run returns; what they hold
-// before is the default, which --help shows where `shown_default` is not empty.
+// One subcommand. Variables given to it must live until CommandLine::Run returns; their values
+// before Run are the defaults.
 class Command {
  public:
   explicit Command(CLI::App* app) : app_(app) {}
 
   Command* Add(const std::string& name, const std::string& description);
-  // Works as the others, but --help does not list it.
+  // Hides the command from --help; it still works.
   void Hide();
 
   void Flag(const std::string& name, bool* value, const std::string& help);
   void Text(const std::string& name, std::string* value, const std::string& help);
   void Integer(const std::string& name, int64_t* value, const std::string& help);
   void Number(const std::string& name, double* value, const std::string& help);
-  // "30s", "1m30s".
+  // A duration such as "30s" or "1m30s".
   void Duration(const std::string& name, absl::Duration* value, const std::string& help);
-  // One value each time it is given.
+  // An option that may be repeated and takes one value each time.
   void Repeated(const std::string& name, std::vector<std::string>* values, const std::string& help);
-  // All the words that follow it.
+  // An option that takes all words after it.
   void Words(const std::string& name, std::vector<std::string>* values, const std::string& help);
-  // A word without a name; required.
+  // A required positional argument.
   void Positional(const std::string& name, std::string* value, const std::string& help);
-  // The same, not required.
+  // A positional argument that may be left out.
   void OptionalPositional(const std::string& name, std::string* value, const std::string& help);
 
-  // Paragraphs for --help, one a line, beyond the description.
+  // Adds paragraphs to the description in --help, one a line.
   void Details(const std::string& text);
-  // Commands for --help to show, one a line, or more with "\\" at the end; "# …" explains one.
+  // Sets the example commands of --help, one a line, or on several lines that end with "\\"; a line
+  // "# …" explains the next command.
   void Examples(const std::string& text);
   void Runs(std::function<int()> action);
 
@@ -77,14 +78,17 @@ class Command {
 
  private:
   friend class CommandLine;
-  // What to run for the words that were given; null where they name no command.
+  // Returns the command that the parsed words chose; null: they name no command.
   const Command* Chosen() const;
   void Collect(std::vector<const Command*>* all) const;
+  // Refuses "--data [a,b]", which the library would split at the comma.
+  absl::Status CheckWords(const std::vector<std::string>& words) const;
 
   CLI::App* app_;
   std::vector<std::unique_ptr<Command>> commands_;
   std::function<int()> action_;
   std::string examples_;
+  std::vector<std::string> words_options_;  // options that take all words after them
 };
 
 class CommandLine {
@@ -94,20 +98,26 @@ class CommandLine {
 
   Command* Add(const std::string& name, const std::string& description);
 
-  // The program and every command in it, also those of commands.
+  // Returns the program and every command in it, subcommands included.
   std::vector<const Command*> All() const;
 
-  // Fills the variables in from the words after the program's name, and runs nothing.
-  // Errors: InvalidArgument - what Run would print; also for --help.
+  // Returns the completion script for "bash" or "zsh", or the manual page for "man"; "" for any
+  // other word.
+  std::string Completion(absl::string_view shell, const std::string& version) const;
+
+  // Fills in the variables from the words after the program's name, without running the command.
+  // Errors: InvalidArgument - a mistake, with the text that Run would print; also for --help.
   absl::Status Parse(const std::vector<std::string>& words);
 
-  // Parses, then runs the chosen command's action and returns its exit code; kExitUsage with one
-  // line on standard error for a mistake, kExitGood after --help.
+  // Parses, runs the chosen command's action and returns its exit code; kExitUsage, with one line
+  // on standard error, for a mistake; kExitGood after --help. Output that could not be written is a
+  // failure: see FinishOutput.
   int Run(int argc, char** argv);
 
  private:
-  // As Parse, but for --help, which the library throws.
-  absl::Status ParseOrThrow(std::vector<std::string> words);
+  // As Parse, except that --help is an exception of the library.
+  absl::Status ParseOrThrow(const std::vector<std::string>& words);
+  int Dispatch(int argc, char** argv);
 
   std::unique_ptr<CLI::App> app_;
   std::unique_ptr<Command> root_;

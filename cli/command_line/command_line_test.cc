@@ -1,4 +1,4 @@
-#include "cli/command_line.h"
+#include "cli/command_line/command_line.h"
 
 #include <string>
 #include <vector>
@@ -8,7 +8,7 @@
 namespace megascale::cli {
 namespace {
 
-// A program of two commands, one of them with a hidden sibling.
+// A program with two visible commands and a hidden one.
 class CommandLineTest : public ::testing::Test {
  protected:
   CommandLineTest() : line_("megascale", "test") {
@@ -95,6 +95,19 @@ TEST_F(CommandLineTest, SaysWhatIsMissingOrTooMuch) {
   EXPECT_EQ(Run({"submit", "a", "b"}), kExitUsage);
   EXPECT_EQ(error_, "megascale: unexpected argument 'b'\n  see: megascale submit --help\n");
   EXPECT_EQ(Run({"submit", "a", "--slots", "many"}), kExitUsage);
+  EXPECT_EQ(error_,
+            "megascale: --slots: expected a whole number, found 'many'\n  see: megascale submit "
+            "--help\n");
+  for (const std::string list : {"--data=[x,y]", "[x, y]"}) {
+    EXPECT_EQ(Run({"submit", "a", "--data", list}), kExitUsage);
+    EXPECT_NE(error_.find(
+                  "megascale: --data: expected values with spaces between them, found the list '["),
+              std::string::npos)
+        << error_;
+    EXPECT_NE(error_.find("; write --data x y\n  see: megascale submit --help\n"),
+              std::string::npos)
+        << error_;
+  }
   EXPECT_EQ(Run({"submit", "a", "--grace", "5"}), kExitUsage);
   EXPECT_EQ(
       error_,

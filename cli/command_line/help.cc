@@ -1,4 +1,4 @@
-#include "cli/help.h"
+#include "cli/command_line/help.h"
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
@@ -29,7 +29,7 @@ constexpr char kEnvironment[] =
 
 std::string Spaces(int count) { return std::string(static_cast<size_t>(count), ' '); }
 
-// Words of `text` in lines of at most `width` columns, each after `indent` spaces.
+// Wraps the words of `text` into lines of at most `width` columns, each after `indent` spaces.
 std::string Wrap(absl::string_view text, int indent, int width) {
   std::string wrapped;
   std::string line;
@@ -45,7 +45,7 @@ std::string Wrap(absl::string_view text, int indent, int width) {
   return wrapped;
 }
 
-// Lines as they are, behind the indent.
+// Returns the lines of `text` unchanged, after the indent.
 std::string Verbatim(absl::string_view text) {
   return absl::StrCat(Spaces(kIndent), absl::StrReplaceAll(text, {{"\n", "\n" + Spaces(kIndent)}}),
                       "\n");
@@ -61,7 +61,7 @@ class Page {
     absl::StrAppend(&text_, text_.empty() ? "" : "\n", Colored(terminal_, "1", heading), "\n",
                     body);
   }
-  // A name, and below it what it is.
+  // Returns a name, and its description on the lines below.
   std::string Entry(absl::string_view name, absl::string_view what) const {
     return absl::StrCat(Spaces(kIndent), Colored(terminal_, "1", name), "\n",
                         Wrap(what, kDetailIndent, width_));
@@ -82,13 +82,39 @@ class Page {
   std::string text_;
 };
 
-std::vector<const CLI::App*> CommandsOf(const CLI::App& app) {
+std::string Options(const CLI::App& app, const Page& page, bool positional) {
+  std::string body;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_positional() != positional) continue;
+    absl::StrAppend(&body, page.Entry(OptionName(*option), option->get_description()));
+  }
+  return body;
+}
+
+std::string Commands(const CLI::App& app, const Page& page) {
+  std::string body;
+  for (const CLI::App* command : ShownCommands(app)) {
+    const std::string description = command->get_description();
+    absl::StrAppend(&body,
+                    page.Entry(command->get_name(), description.substr(0, description.find('\n'))));
+  }
+  return body;
+}
+
+}  // namespace
+
+std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+absl::string_view ExitStatusText() { return kExitStatus; }
+absl::string_view EnvironmentText() { return kEnvironment; }
+
+std::vector<const CLI::App*> ShownCommands(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); });
 }
 
 std::string Synopsis(const CLI::App& app) {
   std::string text = FullName(app);
-  if (!CommandsOf(app).empty()) return absl::StrCat(text, " COMMAND [OPTION]…");
+  if (!ShownCommands(app).empty()) return absl::StrCat(text, " COMMAND [OPTION]…");
   absl::StrAppend(&text, " [OPTION]…");
   for (const CLI::Option* option : app.get_options()) {
     if (!option->get_positional()) continue;
@@ -104,27 +130,6 @@ std::string OptionName(const CLI::Option& option) {
   const std::string& value = option.get_option_text();
   return value.empty() ? names : absl::StrCat(names, " ", value);
 }
-
-std::string Options(const CLI::App& app, const Page& page, bool positional) {
-  std::string body;
-  for (const CLI::Option* option : app.get_options()) {
-    if (option->get_positional() != positional) continue;
-    absl::StrAppend(&body, page.Entry(OptionName(*option), option->get_description()));
-  }
-  return body;
-}
-
-std::string Commands(const CLI::App& app, const Page& page) {
-  std::string body;
-  for (const CLI::App* command : CommandsOf(app)) {
-    const std::string description = command->get_description();
-    absl::StrAppend(&body,
-                    page.Entry(command->get_name(), description.substr(0, description.find('\n'))));
-  }
-  return body;
-}
-
-}  // namespace
 
 std::string FullName(const CLI::App& app) {
   const std::string name = app.get_display_name();

@@ -1,20 +1,27 @@
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+
+#include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/terminal.h"
+#include "cli/view/terminal.h"
 #include "google/protobuf/util/json_util.h"
 #include "runtime/base/check.h"
 #include "runtime/base/text/printable.h"
 
 namespace megascale::cli {
 namespace {
+
+int output_error = 0;  // errno of the first write to standard output that failed
 
 std::string JsonText(absl::string_view text) {
   std::string json = "\"";
@@ -80,6 +87,29 @@ int ReportError(const absl::Status& status, absl::string_view advice) {
   return ExitCodeOf(status);
 }
 
+void FlushOutput() {
+  if (std::fflush(stdout) != 0 && output_error == 0) output_error = errno;
+}
+
+int FinishOutput(int exit_code) {
+  FlushOutput();
+  // Some file systems report a full disk only when a descriptor is closed.
+  const int copy = dup(STDOUT_FILENO);
+  if (copy >= 0 && close(copy) != 0 && output_error == 0) output_error = errno;
+  if (output_error == 0 && !OutputFailed()) return exit_code;
+  pollfd reader = {STDOUT_FILENO, POLLOUT, 0};
+  const bool reader_left = poll(&reader, 1, 0) == 1 && (reader.revents & POLLERR) != 0;
+  if (output_error != EPIPE && !reader_left) {
+    const std::string why =
+        output_error == 0 ? "" : absl::StrCat(": ", std::strerror(output_error));
+    std::fprintf(stderr, "megascale: cannot write to standard output%s; it is not complete\n",
+                 why.c_str());
+  }
+  return exit_code == kExitGood ? kExitFailed : exit_code;
+}
+
+bool OutputFailed() { return std::ferror(stdout) != 0; }
+
 void PrintJson(const google::protobuf::Message& message, JsonLayout layout) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
@@ -90,7 +120,7 @@ void PrintJson(const google::protobuf::Message& message, JsonLayout layout) {
   MEGASCALE_CHECK_MSG(status.ok(), status.ToString());
   json.erase(json.find_last_not_of('\n') + 1);
   std::printf("%s\n", json.c_str());
-  std::fflush(stdout);
+  FlushOutput();
 }
 
 void JsonObject::Add(absl::string_view name, absl::string_view text) {

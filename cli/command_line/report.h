@@ -1,5 +1,5 @@
-// What commands print and exit with, alike in all of them: data on standard output (text or JSON),
-// mistakes on standard error in one line of what and one of what to do.
+// The common output and exit codes of commands: data on standard output (text or JSON), errors on
+// standard error, with one line for the error and one for what to do.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "cli/command_line.h"
+#include "cli/command_line/command_line.h"
 #include "proto/control.pb.h"
 
 namespace google::protobuf {
@@ -17,17 +17,26 @@ class Message;
 
 namespace megascale::cli {
 
-// -o text|json.
+// Adds -o text|json.
 void AddOutputOption(Command* command, std::string* format);
-// False, after saying so, for any other word.
+// Returns true for "text" and "json"; reports an error and returns false for any other word.
 bool CheckOutputFormat(const std::string& format);
 
-// Writes "megascale: <message>" and, where there is one, a line of advice; returns the exit code
-// that belongs to the status.
+// Writes "megascale: <message>" and, unless it is empty, a line of advice. Returns the exit code of
+// the status.
 int ReportError(const absl::Status& status, absl::string_view advice = "");
 int ExitCodeOf(const absl::Status& status);
-// kExitGood for a job that succeeded, kExitFailed for one that did not.
+// Returns kExitGood for a job that succeeded, else kExitFailed.
 int ExitCodeOf(const control::v1::Job& job);
+
+// Flushes standard output, and notes the error if that fails.
+void FlushOutput();
+// Flushes standard output at the program's end. Returns `exit_code`. If output could not be
+// written, reports why on standard error and returns kExitFailed in place of kExitGood. A closed
+// pipe is not reported, because its reader has read all it wanted.
+int FinishOutput(int exit_code);
+// True if standard output could not be written: following a job or a log is pointless now.
+bool OutputFailed();
 
 enum class JsonLayout { kPretty, kOneLine };
 void PrintJson(const google::protobuf::Message& message, JsonLayout layout);
@@ -44,17 +53,26 @@ class JsonObject {
   std::string body_;
 };
 
-// "alive", "evicted (memory errors)" …: what a node is to whom places jobs.
+// Returns a node's state as it matters for placement: "alive", "evicted (memory errors)" …
 std::string NodeStateText(const control::v1::NodeView& node);
 
-// Columns, as wide as they need to be; the last is not padded.
+// Returns a table with columns as wide as they need to be; the last column is not padded.
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
 
-// A table of where the time of steps went, a line for each stage; "" of none.
+// Returns a table of where the time of steps went, with a line for each stage; "": no stages.
 std::string StageTimesTable(
     const google::protobuf::RepeatedPtrField<control::v1::StageTime>& stages);
 
-// `path` as an absolute path, from the current directory; "" stays "".
+// Returns `path` as an absolute path, relative to the current directory; "" stays "".
 std::string AbsolutePath(const std::string& path);
+
+// True if `path` is this program's standard output: "-", or the file that it is connected to
+// ("/dev/stdout"). Then a command must print nothing else, or it would be mixed with the file.
+bool IsStandardOutput(const std::string& path);
+
+// Writes `data` to `path`. Writes into standard output, pipes, devices and the target of a symbolic
+// link; replaces a regular file atomically.
+// Blocking: on a pipe, until somebody reads it. Errors: those of the file, with its path.
+absl::Status WriteOutputFile(const std::string& path, absl::string_view data);
 
 }  // namespace megascale::cli

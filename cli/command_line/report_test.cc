@@ -1,8 +1,16 @@
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <filesystem>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "runtime/base/fd.h"
 
 namespace megascale::cli {
 namespace {
@@ -57,6 +65,64 @@ TEST(ReportTest, MessagesShowTheirZeros) {
 TEST(ReportTest, TablesAreAligned) {
   EXPECT_EQ(FormatTable({{"JOB", "STATE", "X"}, {"größer", "ok", "y"}}),
             "JOB     STATE  X\ngrößer  ok     y\n");
+}
+
+class OutputFileTest : public ::testing::Test {
+ protected:
+  OutputFileTest()
+      : directory_(absl::StrCat(::testing::TempDir(), "/",
+                                ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(directory_);
+    std::filesystem::create_directories(directory_);
+  }
+  std::string Read(const std::string& name) const {
+    return base::ReadFile(directory_ + "/" + name, 1 << 20).value_or("unreadable");
+  }
+
+  const std::string directory_;
+};
+
+TEST_F(OutputFileTest, APipeIsWrittenToAndStaysOne) {
+  const std::string path = directory_ + "/pipe";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const base::UniqueFd reader(::open(path.c_str(), O_RDWR | O_NONBLOCK));
+  ASSERT_TRUE(WriteOutputFile(path, "some data").ok());
+  char buffer[64];
+  EXPECT_EQ(::read(reader.get(), buffer, sizeof(buffer)), 9);
+  EXPECT_TRUE(std::filesystem::is_fifo(path));
+}
+
+TEST_F(OutputFileTest, WhatALinkLeadsToIsWrittenToAndTheLinkStays) {
+  for (const char* target : {"there", "missing"}) {
+    const std::string link = absl::StrCat(directory_, "/to-", target);
+    std::filesystem::create_symlink(target, link);
+    if (std::string(target) == "there") {
+      ASSERT_TRUE(WriteOutputFile(directory_ + "/there", "longer than what comes").ok());
+    }
+    ASSERT_TRUE(WriteOutputFile(link, "short").ok());
+    EXPECT_EQ(Read(target), "short");
+    EXPECT_TRUE(std::filesystem::is_symlink(link));
+  }
+}
+
+TEST_F(OutputFileTest, DevicesStayAndAFailureNamesThem) {
+  EXPECT_TRUE(WriteOutputFile("/dev/null", "gone").ok());
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  const absl::Status full = WriteOutputFile("/dev/full", "too much");
+  EXPECT_EQ(full.message().substr(0, 41), "/dev/full: wrote 0 of 8 bytes: disk full;");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
+}
+
+TEST_F(OutputFileTest, AHyphenAndDevStdoutAreStandardOutput) {
+  EXPECT_FALSE(IsStandardOutput(""));
+  EXPECT_FALSE(IsStandardOutput(directory_ + "/none"));
+  for (const char* path : {"-", "/dev/stdout", "/proc/self/fd/1"}) {
+    EXPECT_TRUE(IsStandardOutput(path)) << path;
+    ::testing::internal::CaptureStdout();
+    std::printf("before ");
+    const absl::Status written = WriteOutputFile(path, "data");
+    EXPECT_EQ(::testing::internal::GetCapturedStdout(), "before data") << path << written;
+  }
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -6,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "cli/commands.h"
-#include "cli/connection.h"
-#include "cli/report.h"
-#include "controlplane/agent/agent_server.h"
-#include "controlplane/client/address.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
+#include "controlplane/address/address.h"
+#include "controlplane/agent/service/agent_server.h"
 #include "runtime/base/log.h"
 
 namespace megascale::cli {
@@ -26,7 +27,8 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "node";
 }
 
-// Of options that `megascale local`, which passes none on, and service files set more easily so.
+// Returns `value`, or the environment variable if `value` is empty. For options that are easier to
+// set in the environment: `megascale local` passes no options on, and service files set variables.
 std::string OrEnvironment(const std::string& value, const char* variable) {
   const char* set = value.empty() ? std::getenv(variable) : nullptr;
   return AbsolutePath(set == nullptr ? value : set);
@@ -56,8 +58,10 @@ int RunAgentCommand(const AgentFlags& flags) {
                                          absl::StrReplaceAll(options.node_id, {{"/", "_"}}));
   }
   options.run_directory = AbsolutePath(options.run_directory);
+  options.state_directory = AbsolutePath(options.state_directory);
   options.log_directory = AbsolutePath(options.log_directory);
   CompleteStoreAccess(&options.store);
+  ::prctl(PR_SET_NAME, "megascale-agent");  // what ps and ss show
   base::InitLog(absl::StrCat("agent ", options.node_id), base::LogLevel::kInfo);
   const absl::Status status = agent::RunAgent(options);
   return status.ok() ? kExitGood : ReportError(status);
@@ -73,11 +77,13 @@ void AddAgentCommand(CommandLine* line) {
   command->Text("--driver", &options->driver_address,
                 "the driver: unix:/path or host:port (default: MEGASCALE_ADDRESS, else a socket in "
                 "the user's runtime directory)");
-  command->Integer("--slots", &flags->slots, "worker processes that it may run");
+  command->Integer("--slots", &flags->slots, "maximum number of worker processes");
   command->Text("--node-id", &options->node_id,
                 "its name, kept over restarts (default: the host's name)");
   command->Text("--run-dir", &options->run_directory,
                 "owner-only folder for sockets (default: /tmp/megascale-UID/NODE)");
+  command->Text("--state-dir", &options->state_directory,
+                "keeps the key by which the driver knows this agent again (default: RUN-DIR)");
   command->Text("--log-dir", &options->log_directory,
                 "output of its workers (default: RUN-DIR/logs)");
   command->Text(
@@ -100,7 +106,9 @@ void AddAgentCommand(CommandLine* line) {
       "One on every machine of a cluster. It survives the driver's absence; when it ends, so do "
       "its "
       "workers. An agent whose certificate the driver refuses ends at once and says why; a driver "
-      "that is not there is waited for.");
+      "that is not there is waited for. While a healthy agent has the same --node-id, this one "
+      "says "
+      "so and asks again; it never ends the other agent's workers.");
   command->Examples(
       "megascale agent --slots 2\n"
       "megascale agent --driver 10.0.0.1:7077 --slots 8 --tls-ca ca.pem --tls-cert n1.pem "

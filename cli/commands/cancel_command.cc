@@ -2,10 +2,10 @@
 #include <memory>
 #include <string>
 
-#include "cli/commands.h"
-#include "cli/connection.h"
-#include "cli/live_view.h"
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
+#include "cli/view/live_view.h"
 
 namespace megascale::cli {
 namespace {
@@ -37,17 +37,17 @@ int Cancel(const CancelFlags& flags) {
 
 void AddCancelCommand(CommandLine* line) {
   auto flags = std::make_shared<CancelFlags>();
-  Command* command = line->Add("cancel", "stops a job; cancelling it twice is no error");
+  Command* command = line->Add("cancel", "stops a job; cancelling it again changes nothing");
   command->Positional("JOB", &flags->job_id, "the job's id");
-  command->Duration("--grace", &flags->grace, "time to end the step at hand before it is killed");
+  command->Duration("--grace", &flags->grace,
+                    "time to finish the current step before it is killed");
   command->Flag("--checkpoint", &flags->checkpoint, "make a checkpoint first");
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);
   command->Details(
-      "The job's ranks end the step at hand, make a checkpoint if asked to, and exit; after "
-      "--grace "
-      "they are killed. Returns once the driver has made the wish durable, not when the job has "
-      "ended: megascale wait does that.");
+      "The job's ranks finish the current step, make a checkpoint if asked to, and exit; after "
+      "--grace they are killed. Returns once the driver has recorded the request on disk, which "
+      "is before the job has ended: megascale wait waits for its end.");
   command->Examples(
       "megascale cancel fortunes-1a2b3c4d\n"
       "megascale cancel --checkpoint --grace 2m fortunes-1a2b3c4d\n"

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "cli/commands.h"
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
 #include "controlplane/security/authority.h"
 #include "controlplane/security/certificate.h"
 #include "runtime/base/fd.h"
@@ -50,7 +50,8 @@ absl::Status CheckDays(int64_t days) {
       absl::StrCat("--days: ", days, " is out of range; expected 1 to ", kDaysMax));
 }
 
-// The names by which a driver on this machine is always reached, and what was asked for.
+// Returns the names by which a driver on this machine can always be reached, and the requested
+// ones.
 std::vector<std::string> DriverHosts(const std::vector<std::string>& asked) {
   std::vector<std::string> hosts = {"localhost", "127.0.0.1", "::1"};
   char name[HOST_NAME_MAX + 1] = {};
@@ -84,8 +85,8 @@ absl::Status Init(const CertsFlags& flags) {
       const auto made,
       security::MakeAuthority(dir, std::max(kAuthorityDays, flags.days) * kDay, requests));
   std::printf(
-      "%s/ca.pem, %s/ca.key\n  the authority; ca.key makes certificates for anybody: it "
-      "stays here\n",
+      "%s/ca.pem, %s/ca.key\n  the authority; whoever has ca.key can make certificates for "
+      "anybody: keep it here\n",
       dir.c_str(), dir.c_str());
   for (const IssuedCertificate& one : made) PrintMade(one);
   const std::string host = flags.hosts.empty() ? "localhost" : flags.hosts.front();
@@ -188,7 +189,7 @@ void AddInit(Command* certs) {
       "init",
       "makes a certificate authority, and certificates for a driver, agents and a user; overwrites "
       "nothing");
-  command->Positional("DIR", &flags->directory, "the folder; made owner-only if it is missing");
+  command->Positional("DIR", &flags->directory, "the folder; created owner-only if it is missing");
   command->Repeated("--host", &flags->hosts,
                     "name or address that clients reach the driver by, besides this host's name "
                     "and localhost; may be given again");
@@ -210,10 +211,11 @@ void AddIssue(Command* certs) {
       certs->Add("issue", "makes one more certificate, signed by the authority in a folder");
   command->Positional("DIR", &flags->directory, "the folder that `certs init` made");
   command->Positional("ROLE", &flags->role, "driver, agent or user: what its owner may do");
-  command->Positional("NAME", &flags->name, "whose it is; makes DIR/NAME.pem and DIR/NAME.key");
+  command->Positional("NAME", &flags->name,
+                      "name of the owner; makes DIR/NAME.pem and DIR/NAME.key");
   command->Repeated("--host", &flags->hosts,
                     "name or address that a driver is reached by; may be given again");
-  command->Integer("--days", &flags->days, "how long it is valid");
+  command->Integer("--days", &flags->days, "validity in days");
   command->Examples(
       "megascale certs issue certs agent n17\n"
       "megascale certs issue certs user alice --days 90\n"

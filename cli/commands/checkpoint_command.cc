@@ -6,14 +6,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cli/commands.h"
-#include "cli/inference.h"
-#include "cli/job_file.h"
-#include "cli/report.h"
-#include "cli/terminal.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/job_file/job_file.h"
+#include "cli/view/terminal.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/reader.h"
+#include "runtime/inference/inference.h"
 
 namespace megascale::cli {
 namespace {
@@ -93,7 +93,7 @@ absl::Status Verify(const CheckpointFlags& flags) {
     object.Add("size_bytes", reader->size_bytes());
     std::printf("%s\n", object.Finish().c_str());
   } else {
-    std::printf("%d shards, %s bytes: every checksum is right\n", reader->manifest().shards_size(),
+    std::printf("%d shards, %s bytes: all checksums match\n", reader->manifest().shards_size(),
                 WithCommas(reader->size_bytes()).c_str());
   }
   return absl::OkStatus();

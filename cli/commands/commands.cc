@@ -1,4 +1,4 @@
-#include "cli/commands.h"
+#include "cli/commands/commands.h"
 
 namespace megascale::cli {
 
@@ -21,6 +21,7 @@ void AddCommands(CommandLine* line) {
   AddDriverCommand(line);
   AddAgentCommand(line);
   AddCertsCommand(line);
+  AddCompletionCommand(line);
   AddVersionCommand(line);
   AddProcessCommands(line);
 }

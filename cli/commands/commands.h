@@ -1,11 +1,11 @@
-// The subcommands, each in a file of its own: adds itself to the program's grammar.
+// The subcommands. Each is in its own file and adds itself to the program's grammar.
 #pragma once
 
-#include "cli/command_line.h"
+#include "cli/command_line/command_line.h"
 
 namespace megascale::cli {
 
-// All of them, in the order in which --help shows them.
+// Adds all commands, in the order in which --help shows them.
 void AddCommands(CommandLine* line);
 
 void AddDriverCommand(CommandLine* line);
@@ -26,8 +26,9 @@ void AddGenerateCommand(CommandLine* line);
 void AddEvaluateCommand(CommandLine* line);
 void AddCheckpointCommand(CommandLine* line);
 void AddCertsCommand(CommandLine* line);
+void AddCompletionCommand(CommandLine* line);
 void AddVersionCommand(CommandLine* line);
-// worker and host: what an agent starts. Hidden.
+// Adds the hidden commands `worker` and `host`, which an agent runs.
 void AddProcessCommands(CommandLine* line);
 
 }  // namespace megascale::cli

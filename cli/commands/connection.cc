@@ -1,13 +1,30 @@
-#include "cli/connection.h"
+#include "cli/commands/connection.h"
 
+#include <algorithm>
 #include <cstdio>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "controlplane/client/address.h"
+#include "absl/strings/str_replace.h"
+#include "controlplane/address/address.h"
 #include "controlplane/security/grpc_log.h"
 #include "runtime/base/status.h"
 
 namespace megascale::cli {
+namespace {
+
+// Returns `text` quoted so that a shell reads it back unchanged.
+std::string ShellWord(const std::string& text) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+           absl::StrContains("/.:_-+,@%=", std::string(1, c));
+  });
+  if (plain && !text.empty()) return text;
+  return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
+}
+
+}  // namespace
 
 void AddTlsOptions(Command* command, const std::string& peer, const std::string& own,
                    security::TlsFiles* tls, bool* insecure) {
@@ -53,8 +70,15 @@ void PrintDetached(const std::string& job_id, const ConnectionFlags& flags) {
 }
 
 std::string NextCommand(const std::string& words, const ConnectionFlags& flags) {
-  return absl::StrCat("megascale ", words,
-                      flags.address.empty() ? "" : absl::StrCat(" --address ", flags.address));
+  std::string command = absl::StrCat("megascale ", words);
+  const auto append = [&](const char* name, const std::string& value) {
+    if (!value.empty()) absl::StrAppend(&command, " ", name, " ", ShellWord(value));
+  };
+  append("--address", flags.address);
+  append("--tls-ca", flags.tls.ca);
+  append("--tls-cert", flags.tls.certificate);
+  append("--tls-key", flags.tls.key);
+  return absl::StrCat(command, flags.insecure ? " --insecure" : "");
 }
 
 }  // namespace megascale::cli

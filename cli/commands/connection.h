@@ -1,4 +1,4 @@
-// Options that say which driver, for every command that talks to one.
+// The options that name the driver, for every command that talks to it.
 #pragma once
 
 #include <memory>
@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "cli/command_line.h"
+#include "cli/command_line/command_line.h"
 #include "controlplane/client/job_client.h"
 #include "controlplane/security/tls_files.h"
 
@@ -18,24 +18,27 @@ struct ConnectionFlags {
   bool insecure = false;
 };
 
-// --tls-ca, --tls-cert, --tls-key, --insecure. `peer`: whose certificates the authority signs, "the
-// driver"; `own`: of whom the other two are, "this agent".
+// Adds --tls-ca, --tls-cert, --tls-key and --insecure. For the help texts: `peer` is the party
+// whose certificate --tls-ca verifies, "the driver"; `own` is the owner of the other two files,
+// "this agent".
 void AddTlsOptions(Command* command, const std::string& peer, const std::string& own,
                    security::TlsFiles* tls, bool* insecure);
 
-// --address and the options above.
+// Adds --address and the options above.
 void AddConnectionOptions(Command* command, ConnectionFlags* flags);
 
-// Errors: InvalidArgument - an address that is none, or plaintext where it may not be.
+// Makes a client of the driver. Errors: InvalidArgument - a malformed address, or plaintext where
+// it is not allowed.
 absl::StatusOr<std::unique_ptr<client::JobClient>> Connect(const ConnectionFlags& flags);
 
 control::v1::CancelJobRequest MakeCancelRequest(const std::string& job_id, absl::Duration grace,
                                                 bool checkpoint);
 
-// Says that the job goes on without this program, and how to cancel it.
+// Prints that the job goes on without this program, and how to cancel it.
 void PrintDetached(const std::string& job_id, const ConnectionFlags& flags);
 
-// "megascale <words>", with the address where one was given: a command to type next.
+// Returns a command to type next: "megascale <words>" with the options in `flags` that were given.
+// Settings from the environment are left out, because the next command reads them, too.
 std::string NextCommand(const std::string& words, const ConnectionFlags& flags);
 
 }  // namespace megascale::cli

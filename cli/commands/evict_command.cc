@@ -1,13 +1,13 @@
-// evict and uncordon: a node without ranks, by hand. `evict` is what the driver does to jobs, as in
-// Kubernetes; `uncordon` is that system's word for the way back (Slurm's "resume" is what jobs do
-// here).
+// evict and uncordon: free a node of ranks by hand, and let it take ranks again. The names are
+// those of Kubernetes: the driver evicts jobs, and `uncordon` ends that. (Slurm's word, "resume",
+// is what jobs do here.)
 #include <cstdio>
 #include <memory>
 #include <string>
 
-#include "cli/commands.h"
-#include "cli/connection.h"
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
 
 namespace megascale::cli {
 namespace {
@@ -66,7 +66,7 @@ void AddEvictCommand(CommandLine* line) {
 
 void AddUncordonCommand(CommandLine* line) {
   auto flags = std::make_shared<NodeFlags>();
-  Command* command = line->Add("uncordon", "takes `evict` back: the node gets ranks again");
+  Command* command = line->Add("uncordon", "ends an eviction: the node may get ranks again");
   command->Positional("NODE", &flags->node_id, "the node's id, as `megascale status` shows it");
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);

@@ -1,13 +1,15 @@
-#include "cli/follow.h"
+#include "cli/commands/follow.h"
 
 #include <unistd.h>
 
+#include <cstdio>
+#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "cli/live_view.h"
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+#include "cli/view/live_view.h"
 #include "runtime/base/clock.h"
 
 namespace megascale::cli {
@@ -21,7 +23,7 @@ class Follower {
       : client_(*client),
         job_id_(std::move(job_id)),
         options_(options),
-        view_(DetectTerminal(STDOUT_FILENO), stdout),
+        view_([] { return DetectTerminal(STDOUT_FILENO); }, stdout),
         started_at_(Now()),
         first_interrupt_(options.interrupt == nullptr ? 0 : options.interrupt->Count()) {}
 
@@ -29,16 +31,17 @@ class Follower {
     while (true) {
       const absl::Status status = client_.Watch(
           job_id_, {[this](const control::v1::WatchJobResponse& message) { OnMessage(message); },
-                    [this] { return ShouldStop(); }});
+                    [this] { return Poll(); }});
       if (IsTerminal(result_.job.state())) return std::move(result_);
       if (ShouldStop()) return End(status);
       if (!answered_ || absl::IsNotFound(status)) return status;
-      if (Now() - answered_at_ > options_.absence_max) {
-        return absl::UnavailableError(absl::StrCat("the driver has not answered for ",
-                                                   absl::FormatDuration(options_.absence_max)));
-      }
       SayNotes();
-      SayAbsent();
+      NoteAbsent();
+      if (Now() - absent_since_ > options_.absence_max) {
+        return absl::UnavailableError(absl::StrCat("the driver has not answered for ",
+                                                   absl::FormatDuration(options_.absence_max),
+                                                   "; the job may go on without it"));
+      }
       absl::SleepFor(kReconnectDelay);
     }
   }
@@ -50,11 +53,23 @@ class Follower {
     return options_.interrupt != nullptr && options_.interrupt->Count() > first_interrupt_;
   }
   bool TimedOut() const { return Now() - started_at_ > options_.timeout; }
-  bool ShouldStop() { return Interrupted() || TimedOut(); }
+  bool OutputLost() const { return options_.needs_output && OutputFailed(); }
+  bool ShouldStop() { return Interrupted() || TimedOut() || OutputLost(); }
+
+  // Runs in another thread than OnMessage.
+  bool Poll() {
+    if (options_.style == FollowStyle::kLive) {
+      const std::lock_guard<std::mutex> lock(view_mutex_);
+      view_.FollowSize();
+    }
+    return ShouldStop();
+  }
 
   absl::StatusOr<FollowResult> End(const absl::Status& status) {
     if (!answered_ && absl::IsNotFound(status)) return status;
-    result_.end = Interrupted() ? FollowResult::End::kInterrupted : FollowResult::End::kTimedOut;
+    result_.end = Interrupted()  ? FollowResult::End::kInterrupted
+                  : OutputLost() ? FollowResult::End::kOutputLost
+                                 : FollowResult::End::kTimedOut;
     return std::move(result_);
   }
 
@@ -62,9 +77,8 @@ class Follower {
     result_.job = message.job();
     answered_ = true;
     absent_ = false;
-    answered_at_ = Now();
     for (const telemetry::v1::StepRecord& record : message.steps()) {
-      // After a rollback steps come again.
+      // After a rollback the same steps arrive again.
       while (!result_.losses.empty() && result_.losses.back().step >= record.step()) {
         result_.losses.pop_back();
       }
@@ -73,35 +87,63 @@ class Follower {
     SayNotes();
     if (options_.style == FollowStyle::kJson) PrintJson(message, JsonLayout::kOneLine);
     if (options_.style != FollowStyle::kLive) return;
+    const std::lock_guard<std::mutex> lock(view_mutex_);
+    SayEstimate();
     view_.Show(message.job(), Now());
-    if (message.job().state() != control::v1::JOB_STATE_FAILED) return;
-    for (const std::string& line : RenderFailure(message.job())) view_.Say(line);
+    if (IsTerminal(message.job().state())) SayEnd();
+  }
+
+  void SayEstimate() {
+    if (estimated_) return;
+    const std::string estimate = TrainingTimeEstimate(result_.job);
+    estimated_ = !estimate.empty();
+    if (estimated_) view_.Say(estimate);
+  }
+
+  // Prints what a person needs to know who looks only at the end.
+  void SayEnd() {
+    if (result_.job.state() == control::v1::JOB_STATE_FAILED) {
+      for (const std::string& line : RenderFailure(result_.job)) view_.Say(line);
+    }
+    for (const std::string& warning : result_.job.warnings()) {
+      view_.Say(absl::StrCat("warning: ", warning));
+    }
   }
 
   void SayNotes() {
     if (!options_.take_notes) return;
     for (const std::string& note : options_.take_notes()) {
-      if (options_.style == FollowStyle::kLive) view_.Say(note);
+      if (options_.style != FollowStyle::kLive) continue;
+      const std::lock_guard<std::mutex> lock(view_mutex_);
+      view_.Say(note);
     }
   }
 
-  void SayAbsent() {
-    if (!absent_ && options_.style == FollowStyle::kLive) {
-      view_.Say("the driver cannot be reached; workers go on without it; trying again");
+  // A job without changes sends no messages, so the absence begins with the stream's end.
+  void NoteAbsent() {
+    if (std::exchange(absent_, true)) return;
+    absent_since_ = Now();
+    constexpr char kAbsent[] =
+        "the driver cannot be reached; workers go on without it; trying again";
+    if (options_.style == FollowStyle::kLive) {
+      view_.Say(kAbsent);
+    } else {
+      std::fprintf(stderr, "%s\n", kAbsent);
     }
-    absent_ = true;
   }
 
   client::JobClient& client_;
   const std::string job_id_;
   const FollowOptions& options_;
+  std::mutex view_mutex_;
   LiveView view_;
   const absl::Duration started_at_;
   const int first_interrupt_;
   FollowResult result_;
   bool answered_ = false;
   bool absent_ = false;
-  absl::Duration answered_at_;
+  bool estimated_ = false;
+  absl::Duration absent_since_;
 };
 
 }  // namespace

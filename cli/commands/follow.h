@@ -1,4 +1,4 @@
-// Following a job until it ends, over restarts of its driver.
+// Follows a job until it ends, across restarts of its driver.
 #pragma once
 
 #include <functional>
@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "cli/interrupt.h"
-#include "cli/loss_curve.h"
+#include "cli/view/interrupt.h"
+#include "cli/view/loss_curve.h"
 #include "controlplane/client/job_client.h"
 #include "proto/control.pb.h"
 
@@ -17,23 +17,25 @@ namespace megascale::cli {
 enum class FollowStyle { kLive, kJson, kQuiet };
 
 struct FollowOptions {
-  FollowStyle style = FollowStyle::kLive;  // of what is shown on standard output
-  Interrupt* interrupt = nullptr;          // a new signal ends the following; null: none does
-  // Lines to show beside the job, taken whenever there is something to show; may be empty.
+  FollowStyle style = FollowStyle::kLive;  // form of standard output
+  Interrupt* interrupt = nullptr;          // a new signal makes FollowJob return; may be null
+  bool needs_output = false;  // FollowJob returns when standard output cannot be written
+  // Returns new lines to show with the job; called before each display; may be empty.
   std::function<std::vector<std::string>()> take_notes;
   absl::Duration timeout = absl::InfiniteDuration();
-  // How long the driver may stay away, once it has answered, before that is an error.
+  // How long the driver may stay away after it has answered once; then it is an error.
   absl::Duration absence_max = absl::Seconds(60);
 };
 
 struct FollowResult {
-  enum class End { kJobEnded, kInterrupted, kTimedOut };
+  enum class End { kJobEnded, kInterrupted, kTimedOut, kOutputLost };
   End end = End::kJobEnded;
-  control::v1::Job job;            // as seen last
+  control::v1::Job job;            // newest state of the job
   std::vector<CurvePoint> losses;  // of the steps seen, each once
 };
 
-// Errors: NotFound; Unavailable - the driver cannot be reached. Blocking: as the options say.
+// Shows the job until it ends or an option says to return. Errors: NotFound; Unavailable - the
+// driver cannot be reached.
 absl::StatusOr<FollowResult> FollowJob(client::JobClient* client, const std::string& job_id,
                                        const FollowOptions& options);
 

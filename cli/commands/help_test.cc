@@ -1,5 +1,6 @@
-// The manual page of every subcommand: whole, plain where nobody looks, with examples that parse.
-#include "cli/help.h"
+// The manual page of every subcommand is complete, plain when it is not on a terminal, and has
+// examples that parse.
+#include "cli/command_line/help.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,8 +14,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "cli/command_line.h"
-#include "cli/commands.h"
+#include "cli/command_line/command_line.h"
+#include "cli/commands/commands.h"
 
 namespace megascale::cli {
 namespace {
@@ -23,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The words of one command, as a shell splits them: quotes group, "#" begins a comment.
+// Splits a command into words as a shell does: quotes group, "#" begins a comment.
 std::vector<std::string> WordsOf(absl::string_view command) {
   std::vector<std::string> words;
   std::string word;
@@ -42,7 +43,7 @@ std::vector<std::string> WordsOf(absl::string_view command) {
   return words;
 }
 
-// Each "megascale …" of a command's examples, without the program's name.
+// Returns each "megascale …" of a command's examples, without the program's name.
 std::vector<std::vector<std::string>> ExamplesOf(const Command& command) {
   std::vector<std::vector<std::string>> examples;
   const std::string joined = absl::StrReplaceAll(command.examples(), {{"\\\n", " "}});
@@ -60,7 +61,7 @@ class HelpTest : public ::testing::Test {
  protected:
   HelpTest() : line_("megascale", "test") { AddCommands(&line_); }
 
-  // Those that a person may use.
+  // Returns the commands that are not hidden.
   std::vector<const Command*> Shown() const {
     std::vector<const Command*> shown;
     for (const Command* command : line_.All()) {
@@ -114,7 +115,7 @@ TEST_F(HelpTest, LinesFitTheTerminal) {
   narrow.width = 60;
   for (const Command* command : Shown()) {
     const std::string page = command->Help(narrow);
-    // Examples and what follows them are as they are.
+    // Examples and the sections after them are not wrapped.
     const std::string body =
         page.substr(0, std::min(page.find("\nEXAMPLES\n"), page.find("\nEXIT")));
     for (const absl::string_view line : absl::StrSplit(body, '\n')) {
@@ -136,7 +137,7 @@ TEST_F(HelpTest, DefaultsAndUnitsStandWithTheirOptions) {
   for (const Command* command : Shown()) {
     if (command->name() != "megascale cancel") continue;
     EXPECT_THAT(command->Help(Terminal()),
-                HasSubstr("    --grace TIME\n        time to end the step at hand before it is "
+                HasSubstr("    --grace TIME\n        time to finish the current step before it is "
                           "killed (default: 30s)\n"));
     EXPECT_THAT(command->Help(Terminal()),
                 HasSubstr("\nSYNOPSIS\n    megascale cancel [OPTION]… JOB\n"));

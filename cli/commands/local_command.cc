@@ -1,5 +1,6 @@
 // local: a whole cluster on this machine for one job.
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -7,27 +8,30 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "cli/commands.h"
-#include "cli/connection.h"
-#include "cli/follow.h"
-#include "cli/live_view.h"
-#include "cli/report.h"
-#include "cli/submit.h"
-#include "cli/training_report.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
+#include "cli/commands/follow.h"
+#include "cli/commands/submit.h"
+#include "cli/commands/training_report.h"
+#include "cli/view/live_view.h"
+#include "cli/view/terminal.h"
 #include "controlplane/launch/local_cluster.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/program.h"
-#include "runtime/base/resource_limit.h"
+#include "runtime/base/process/program.h"
+#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/data/corpus.h"
 #include "runtime/job/job_spec.h"
-#include "runtime/job/node_memory.h"
+#include "runtime/layout/node_memory.h"
 
 namespace megascale::cli {
 namespace {
@@ -43,10 +47,11 @@ struct LocalFlags {
   int64_t agents = 1;
   int64_t slots = 0;  // 0: as many as the job needs
   std::string state_directory;
+  std::string held_out_windows = "auto";
   std::string format = "text";
 };
 
-// Lines from the supervising thread for the one that shows them.
+// Passes lines from the supervising thread to the thread that shows them.
 class Notes {
  public:
   void Add(std::string line) {
@@ -63,28 +68,32 @@ class Notes {
   std::vector<std::string> lines_;
 };
 
-// "megascale" where the shell finds this program by that name, else its path.
+// Returns "megascale" if the shell finds this program by that name; else a short path to it that
+// works here.
 std::string ProgramToType(const std::string& path) {
   const char* search = std::getenv("PATH");
-  for (const absl::string_view directory : absl::StrSplit(search == nullptr ? "" : search, ':')) {
+  const auto is_this = [&](const std::string& candidate) {
     std::error_code error;
-    const std::string candidate = absl::StrCat(directory, "/megascale");
-    if (std::filesystem::equivalent(candidate, path, error) && !error) return "megascale";
+    return std::filesystem::equivalent(candidate, path, error) && !error;
+  };
+  for (const absl::string_view directory : absl::StrSplit(search == nullptr ? "" : search, ':')) {
+    if (is_this(absl::StrCat(directory, "/megascale"))) return "megascale";
   }
-  return path;
+  constexpr char kBuilt[] = "bazel-bin/cli/megascale";
+  return is_this(kBuilt) ? kBuilt : PathToType(path);
 }
 
 std::string Counted(int64_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
-// Slots that each agent needs so that the job fits.
+// Returns the number of slots that each agent needs so that the job fits.
 int64_t NeededOfEach(const job::v1::JobSpec& spec, int64_t agents) {
   const int64_t groups = job::WorldSize(spec) / job::TensorSize(spec);
   return (groups + agents - 1) / agents * job::TensorSize(spec);
 }
 
-// Everything that can be refused before a process starts.
+// Makes all checks that are possible before a process starts.
 absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
   if (flags.agents < 1 || flags.agents > kAgentsMax) {
     return absl::InvalidArgumentError(
@@ -109,8 +118,8 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
     return absl::InvalidArgumentError(
         absl::StrCat(flags.job.file, ": data.files: ", corpus.status().message()));
   }
-  ASSIGN_OR_RETURN(const job::NodeMemory needed, job::MemoryOfJob(spec));
-  return job::CheckMemory(needed, base::LeastMemoryLimit());
+  ASSIGN_OR_RETURN(const layout::NodeMemory needed, layout::MemoryOfJob(spec));
+  return layout::CheckMemory(needed, base::LeastMemoryLimit());
 }
 
 // One run of `local`, from the started cluster to the job's end.
@@ -132,7 +141,7 @@ class LocalRun {
     options.on_restart = [this](const launch::ClusterRestart& restart) {
       const bool forever = restart.backoff == absl::InfiniteDuration();
       const std::string next =
-          forever ? "all processes ended with it; Ctrl-C ends this one"
+          forever ? "all processes of the cluster ended with it; Ctrl-C ends this program"
                   : absl::StrCat("started again in ", absl::FormatDuration(restart.backoff),
                                  "; its output: ", restart.log_path);
       notes_.Add(absl::StrCat(restart.process, " ", restart.how, "; ", next));
@@ -145,8 +154,8 @@ class LocalRun {
     return client_->Submit(request_, kDriverStart).status();
   }
 
-  // Follows to the end; a first Ctrl-C cancels the job, a second one leaves it to the cluster's
-  // end.
+  // Follows the job to its end. A first Ctrl-C cancels the job; after a second one the end of the
+  // cluster ends it.
   absl::StatusOr<FollowResult> Follow() {
     FollowOptions options;
     options.style = live() ? FollowStyle::kLive : FollowStyle::kJson;
@@ -190,14 +199,26 @@ class LocalRun {
   std::unique_ptr<client::JobClient> client_;
 };
 
-int Report(const LocalFlags& flags, const FollowResult& result) {
+int Report(const LocalFlags& flags, const WindowLimit& limit, const FollowResult& result) {
   const bool json = flags.format == "json";
   if (!json) {
     PrintCurve(LossesOf(result.job, result.losses));
-    std::printf("\nmeasures it on held-out text\n");
+    std::printf("\nmeasuring the model on held-out text\n");
     std::fflush(stdout);
   }
-  const auto report = MakeTrainingReport(result.job);
+  EvaluateOptions options;
+  options.limit = limit;
+  const auto now = [] { return base::RealClock().Monotonic(); };
+  std::optional<WorkProgress> progress;
+  options.on_progress = [&](int64_t done, int64_t all) {
+    if (progress) progress->Show(done, all, now());
+  };
+  if (!json) {
+    progress.emplace(ProgressWords{"held-out text", "windows"}, DetectTerminal(STDOUT_FILENO),
+                     stdout, now());
+  }
+  const auto report = MakeTrainingReport(result.job, options);
+  progress.reset();
   if (!report.ok()) return ReportError(base::Annotate(report.status(), "the trained model"));
   if (json) {
     PrintTrainingReportJson(result.job, *report);
@@ -210,6 +231,8 @@ int Report(const LocalFlags& flags, const FollowResult& result) {
 int RunLocal(LocalFlags flags) {
   ::umask(077);  // what it makes belongs to its owner alone, in all its processes
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  const auto limit = ParseWindowLimit("--held-out-windows", flags.held_out_windows);
+  if (!limit.ok()) return ReportError(limit.status());
   const auto request = MakeSubmitRequest(flags.job);
   if (!request.ok()) return ReportError(request.status());
   if (flags.slots == 0 && flags.agents > 0) {
@@ -231,7 +254,7 @@ int RunLocal(LocalFlags flags) {
       return kExitFailed;
     }
   }
-  return Report(flags, *result);
+  return Report(flags, *limit, *result);
 }
 
 }  // namespace
@@ -248,6 +271,9 @@ void AddLocalCommand(CommandLine* line) {
                    "worker processes on each; 0: as many as the job needs");
   command->Text("--state-dir", &flags->state_directory,
                 "keeps logs, metrics and checkpoints (default: ./megascale-out/JOB)");
+  command->Text("--held-out-windows", &flags->held_out_windows,
+                "windows of held-out text to measure at the end: a number, all, or auto: as many "
+                "as 2e13 FLOP allow (a minute at 300 GFLOP/s)");
   AddOutputOption(command, &flags->format);
   command->Details(
       "Starts a driver and agents with Unix sockets in a folder of their own, follows the job, and "

@@ -4,10 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "cli/commands.h"
-#include "cli/connection.h"
-#include "cli/interrupt.h"
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
+#include "cli/view/interrupt.h"
 
 namespace megascale::cli {
 namespace {
@@ -21,7 +21,7 @@ struct LogsFlags {
   std::string format = "text";
 };
 
-// Lines of several ranks say whose they are.
+// Prints lines; with several ranks each line names its rank.
 void PrintLines(const control::v1::StreamLogsResponse& piece, bool with_rank) {
   if (!with_rank) {
     std::fwrite(piece.data().data(), 1, piece.data().size(), stdout);
@@ -33,13 +33,15 @@ void PrintLines(const control::v1::StreamLogsResponse& piece, bool with_rank) {
       std::printf("[%s] %.*s\n", who.c_str(), static_cast<int>(text.size()), text.data());
     }
   }
-  std::fflush(stdout);
+  FlushOutput();
 }
 
 int ShowLogs(const LogsFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   if (flags.rank < -1 || flags.rank > (1 << 30)) {
-    return ReportError(absl::InvalidArgumentError("--rank: expected a rank from 0, or -1 for all"));
+    return ReportError(absl::InvalidArgumentError(
+        absl::StrCat("--rank ", flags.rank,
+                     ": expected a rank from 0, or -1 for all ranks and host processes")));
   }
   Interrupt interrupt;
   const auto client = Connect(flags.connection);
@@ -49,16 +51,20 @@ int ShowLogs(const LogsFlags& flags) {
   request.set_rank(static_cast<int32_t>(flags.rank));
   request.set_attempt(flags.attempt);
   request.set_follow(flags.follow);
-  const absl::Status status =
-      (*client)->Logs(request, {[&](const control::v1::StreamLogsResponse& piece) {
-                                  if (flags.format == "json") {
-                                    PrintJson(piece, JsonLayout::kOneLine);
-                                  } else {
-                                    PrintLines(piece, flags.rank < 0);
-                                  }
-                                },
-                                [&] { return interrupt.Count() > 0; }});
-  if (status.ok() || interrupt.Count() > 0) return kExitGood;
+  const auto show = [&](const control::v1::StreamLogsResponse& piece) {
+    if (flags.format == "json") {
+      PrintJson(piece, JsonLayout::kOneLine);
+    } else {
+      PrintLines(piece, flags.rank < 0);
+    }
+  };
+  client::LogsOptions options;
+  options.on_absent = [] {
+    std::fprintf(stderr, "the driver cannot be reached; trying again, from this line on\n");
+  };
+  const auto stop = [&] { return interrupt.Count() > 0 || OutputFailed(); };
+  const absl::Status status = (*client)->Logs(request, {show, stop}, options);
+  if (status.ok() || stop()) return kExitGood;
   return ReportError(status);
 }
 
@@ -69,14 +75,14 @@ void AddLogsCommand(CommandLine* line) {
   Command* command = line->Add("logs", "shows what a job's processes wrote");
   command->Positional("JOB", &flags->job_id, "the job's id");
   command->Flag("-f,--follow", &flags->follow, "go on until the job ends");
-  command->Integer("--rank", &flags->rank, "one rank only; -1: all ranks and hosts");
-  command->Integer("--attempt", &flags->attempt, "of this attempt; 0: the newest");
+  command->Integer("--rank", &flags->rank, "show this rank only; -1: all ranks and host processes");
+  command->Integer("--attempt", &flags->attempt, "show this attempt, from 1; 0: the newest");
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);
   command->Details(
-      "From the beginning of one attempt, each line behind the rank that wrote it. With --follow "
-      "also "
-      "those of attempts that come after, until the job has ended.");
+      "Shows one attempt from its beginning; each line begins with the rank that wrote it. With "
+      "--follow it goes on with later attempts until the job has ended. When the driver restarts "
+      "meanwhile, it goes on where it was.");
   command->Examples(
       "megascale logs fortunes-1a2b3c4d\n"
       "megascale logs -f --rank 3 fortunes-1a2b3c4d\n"

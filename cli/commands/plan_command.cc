@@ -1,13 +1,11 @@
-// plan: what a step of a job is, before anything runs.
+// plan: shows a job's step before anything runs.
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,39 +14,46 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "cli/commands.h"
-#include "cli/job_file.h"
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/job_file/job_file.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/resource_limit.h"
+#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/shortlist.h"
-#include "runtime/engine/chunks_of_rank.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/layout/rank_layout.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/pass_operations.h"
-#include "runtime/plan/roles.h"
-#include "runtime/plan/step_plan.h"
-#include "runtime/plan/validate.h"
-#include "runtime/simulate/perfetto_trace.h"
+#include "runtime/plan/build/roles.h"
+#include "runtime/plan/check/validate.h"
+#include "runtime/plan/plan_options.h"
+#include "runtime/plan/rank_plan.h"
+#include "runtime/simulate/cost_model.h"
 #include "runtime/simulate/step_time.h"
-#include "runtime/simulate/timeline.h"
+#include "runtime/timeline/perfetto_trace.h"
+#include "runtime/timeline/timed_step.h"
+#include "runtime/timeline/timeline_svg.h"
 
 namespace megascale::cli {
 namespace {
 
 constexpr int kRanksShown = 64;
-// Instructions in a drawing and in a trace: some 6 and 50 MB, which a browser still moves with
-// ease.
+// The maximum numbers of instructions in a drawing and in a trace: about 6 and 50 MB, which a
+// browser still handles well.
 constexpr int64_t kDrawnMax = 20'000;
 constexpr int64_t kTracedMax = 50'000;
+
+// Means that --memory-bytes-per-second follows from --flops-per-second.
+constexpr double kFromFlops = 0;
 
 struct PlanFlags {
   std::string file;
   std::vector<std::string> overrides;
   double flops_per_second = 1e12;
   double bytes_per_second = 1e10;
+  double memory_bytes_per_second = kFromFlops;
   std::string svg;
   std::string trace;
   bool instructions = false;
@@ -56,19 +61,19 @@ struct PlanFlags {
   std::string format = "text";
 };
 
-// What planning itself took.
+// The time that planning itself took.
 struct Effort {
   absl::Duration build;     // the plans of all roles
   absl::Duration validate;  // for all ranks
 };
 
-// The job's plan, priced.
+// The job's plan, with the time of each instruction.
 struct JobPlan {
   job::v1::JobSpec spec;
-  engine::ChunksOfRank part;  // rank 0's
+  layout::RankLayout part;  // rank 0's
   plan::PlanOptions options;
   std::vector<plan::RankPlan> stages;  // roles: every replica does the same
-  simulate::StepTime time;
+  timeline::StepTime time;
   Effort effort;
 };
 
@@ -78,86 +83,59 @@ absl::Status CheckRate(const char* flag, double rate) {
       absl::StrCat(flag, ": ", rate, " is out of range; expected more than 0"));
 }
 
-// A collective of n members over a ring moves this part of its bytes through each link.
-double PartMoved(double members) { return (members - 1) / members; }
+// Default memory bandwidth, in bytes per second for each FLOP/s: an A100 has 1/156, a present-day
+// server processor about 1/30.
+constexpr double kMemoryBytesPerFlop = 0.01;
 
-// Of which operation and chunk; and of which bucket, for a piece of a pass: kWhole for all of it.
-constexpr int kWhole = -1;
-using PassNanos = std::map<std::tuple<plan::OpKind, int, int>, int64_t>;
-
-// Of passes that tensor ranks share: as their products and exchanges follow one another.
-absl::StatusOr<PassNanos> NanosOfPasses(const JobPlan& plan, const PlanFlags& flags) {
-  PassNanos nanos;
-  const double part = PartMoved(plan.options.mesh.tensor_size());
-  const model::PassRates rates = {.flops_per_second = flags.flops_per_second,
-                                  .bytes_per_second = flags.bytes_per_second / part};
-  const bool overlap = plan.spec.parallel().tp_comm_overlap();
-  for (int chunk = 0; part > 0 && chunk < plan.options.num_chunks(); ++chunk) {
-    ASSIGN_OR_RETURN(const model::ChunkRange range,
-                     model::MakeChunkRange(plan.part.config, plan.options.num_chunks(), chunk));
-    const model::ChunkOptions options = plan.part.ModelOptions(range, /*num_slots=*/1);
-    const auto add = [&](plan::OpKind kind, int bucket, const model::PassOperations& operations) {
-      const double seconds = SecondsOf(operations, rates, overlap);
-      nanos[{kind, chunk, bucket}] = std::llround(1e9 * seconds);
-    };
-    add(plan::OpKind::kForward, kWhole, OperationsOf(options, model::Pass::kForward));
-    auto last = plan::OpKind::kBackward;
-    if (options.split_backward) {
-      add(last, kWhole, OperationsOf(options, model::Pass::kBackwardInput));
-      last = plan::OpKind::kWeightGradient;
-      add(last, kWhole, OperationsOf(options, model::Pass::kBackwardWeights));
-    } else {
-      add(last, kWhole, OperationsOf(options, model::Pass::kBackward));
-    }
-    const auto pieces =
-        engine::OperationsOfPieces(options, plan.part.BucketsOf(plan.part.ShardOf(range).layout()));
-    for (size_t bucket = 0; bucket < pieces.size(); ++bucket) {
-      add(last, static_cast<int>(bucket), pieces[bucket]);
-    }
-  }
-  return nanos;
+simulate::MachineRates RatesOf(const PlanFlags& flags) {
+  return {.flops_per_second = flags.flops_per_second,
+          .memory_bytes_per_second = flags.memory_bytes_per_second != kFromFlops
+                                         ? flags.memory_bytes_per_second
+                                         : kMemoryBytesPerFlop * flags.flops_per_second,
+          .link_bytes_per_second = flags.bytes_per_second};
 }
 
-// A sum that all members get moves twice the bytes.
-int64_t NanosOf(const plan::Instruction& instruction, const plan::PlanOptions& options,
-                const PlanFlags& flags, const PassNanos& passes) {
-  const plan::Mesh& mesh = options.mesh;
-  const int chunk = instruction.id.chunk();
-  const bool piece =
-      instruction.num_buckets > 0 && instruction.num_buckets < options.NumBuckets(chunk);
-  const auto pass =
-      passes.find({instruction.kind(), chunk, piece ? instruction.id.bucket() : kWhole});
-  if (pass != passes.end()) return pass->second;
-  double bytes = 0;
-  if (instruction.group != plan::GroupKind::kNone) {
-    double part =
-        plan::IsTransfer(instruction.kind()) ? 1 : PartMoved(mesh.GroupSize(instruction.group));
-    if (instruction.kind() == plan::OpKind::kSumReplicated) part *= 2;
-    bytes = part * static_cast<double>(instruction.bytes);
+absl::StatusOr<simulate::CostModel> MakeCostModel(const JobPlan& plan,
+                                                  std::vector<model::ChunkPasses> passes,
+                                                  const PlanFlags& flags) {
+  simulate::CostOptions costs = {.plan = plan.options,
+                                 .compute = plan.part.compute,
+                                 .tp_comm_overlap = plan.spec.parallel().tp_comm_overlap(),
+                                 .rates = RatesOf(flags)};
+  for (int chunk = 0; chunk < plan.options.num_chunks(); ++chunk) {
+    ASSIGN_OR_RETURN(const model::ChunkRange range,
+                     model::MakeChunkRange(plan.part.config, plan.options.num_chunks(), chunk));
+    const optim::OptimizerShard shard = plan.part.ShardOf(range);
+    costs.chunks.push_back(
+        {.passes = std::move(passes[static_cast<size_t>(chunk)]),
+         .shard_elements = shard.layout().padded_elements(shard.num_shards) / shard.num_shards});
   }
-  return std::llround(1e9 * (static_cast<double>(instruction.flops) / flags.flops_per_second +
-                             bytes / flags.bytes_per_second));
+  return simulate::CostModel(costs);
 }
 
 absl::StatusOr<JobPlan> MakePlan(const PlanFlags& flags) {
   RETURN_IF_ERROR(CheckRate("--flops-per-second", flags.flops_per_second));
   RETURN_IF_ERROR(CheckRate("--bytes-per-second", flags.bytes_per_second));
+  RETURN_IF_ERROR(CheckRate("--memory-bytes-per-second", RatesOf(flags).memory_bytes_per_second));
   JobPlan result;
   ASSIGN_OR_RETURN(result.spec, LoadJobFile(flags.file, {.overrides = flags.overrides}));
-  ASSIGN_OR_RETURN(result.part, engine::ChunksOf(result.spec, 0));
+  ASSIGN_OR_RETURN(result.part, layout::RankLayoutOf(result.spec, 0));
   plan::PlanOptions& options = result.options;
   options = result.part.plan_options;
-  ASSIGN_OR_RETURN(options.chunks, engine::ChunkCostsOf(result.spec));
+  ASSIGN_OR_RETURN(std::vector<model::ChunkPasses> passes, layout::PassesOf(result.part));
+  ASSIGN_OR_RETURN(options.chunks, layout::ChunkCostsOf(result.spec, result.part, passes));
   const base::Clock& clock = base::RealClock();
   const absl::Duration start = clock.Monotonic();
   ASSIGN_OR_RETURN(result.stages, plan::BuildRolePlans(options));
   const absl::Duration built = clock.Monotonic();
   RETURN_IF_ERROR(plan::ValidateRolePlans(result.stages));
   result.effort = {.build = built - start, .validate = clock.Monotonic() - built};
-  ASSIGN_OR_RETURN(const PassNanos passes, NanosOfPasses(result, flags));
+  ASSIGN_OR_RETURN(const simulate::CostModel costs,
+                   MakeCostModel(result, std::move(passes), flags));
   ASSIGN_OR_RETURN(result.time,
-                   simulate::TimeStep(result.stages, [&](const plan::Instruction& instruction) {
-                     return NanosOf(instruction, options, flags, passes);
+                   simulate::TimeStep(result.stages, [&](const plan::RankPlan&,
+                                                         const plan::Instruction& instruction) {
+                     return costs.NanosOf(instruction);
                    }));
   return result;
 }
@@ -212,18 +190,18 @@ absl::StatusOr<std::string> LayersOf(const JobPlan& plan, int stage) {
   return absl::StrJoin(ranges, ", ");
 }
 
-// What one rank of each stage needs for gradients.
+// Returns the bytes that one rank of each stage needs for gradients.
 absl::StatusOr<std::vector<int64_t>> GradientBytesByStage(const JobPlan& plan) {
   std::vector<int64_t> bytes;
   for (const plan::RankPlan& stage : plan.stages) {
-    ASSIGN_OR_RETURN(const engine::ChunksOfRank part, engine::ChunksOf(plan.spec, stage.rank));
-    bytes.push_back(engine::GradientBytes(engine::GradientSizesOf(part, stage),
+    ASSIGN_OR_RETURN(const layout::RankLayout part, layout::RankLayoutOf(plan.spec, stage.rank));
+    bytes.push_back(layout::GradientBytes(layout::GradientSizesOf(part, stage),
                                           tensor::AccumulationType(part.compute)));
   }
   return bytes;
 }
 
-// The most that this process has used so far, as the kernel counts it.
+// Returns the peak resident memory of this process, as the kernel counts it.
 int64_t PeakMemoryBytes() {
   rusage usage = {};
   return ::getrusage(RUSAGE_SELF, &usage) == 0 ? int64_t{usage.ru_maxrss} << 10 : 0;
@@ -233,17 +211,17 @@ double Percent(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-// The longest computing of a stage, and how much longer the step takes.
+// Returns by how many percent the step takes longer than the stage that computes longest.
 double BubblePercent(const JobPlan& plan) {
   int64_t longest = 0;
-  for (const simulate::RankTime& rank : simulate::Summarize(plan.stages, plan.time)) {
+  for (const timeline::RankTime& rank : timeline::Summarize(plan.stages, plan.time)) {
     longest = std::max(longest, rank.compute);
   }
   return Percent(plan.time.end - longest, longest);
 }
 
 // "gather: norm"
-std::string Words(const model::PassOperation& operation) {
+std::string DescribeOperation(const model::PassOperation& operation) {
   switch (operation.kind) {
     case model::OperationKind::kGather:
       return absl::StrCat("gather: ", operation.name);
@@ -254,7 +232,7 @@ std::string Words(const model::PassOperation& operation) {
   }
 }
 
-// How often the next `length` operations follow one another.
+// Returns how often the next `length` operations repeat in a row.
 size_t Repeats(absl::Span<const model::PassOperation> operations, size_t length) {
   const auto are_alike = [](const model::PassOperation& a, const model::PassOperation& b) {
     return a.kind == b.kind && a.name == b.name && a.flops == b.flops && a.bytes == b.bytes;
@@ -264,40 +242,37 @@ size_t Repeats(absl::Span<const model::PassOperation> operations, size_t length)
   return same / length;
 }
 
-// What a layer does in each pass of a micro-batch, in order: the same in all layers of all ranks.
-// Pieces that follow one another, or take turns with those of a product, stand once.
-void PrintLayer(const JobPlan& plan) {
+// Prints a layer's operations in each pass of a micro-batch, in order; all layers of all ranks have
+// the same. Consecutive pieces, and pieces that alternate with those of a product, are shown once.
+absl::Status PrintLayer(const JobPlan& plan) {
   const model::ChunkOptions options =
       plan.part.ModelOptions({.first_layer = 0, .num_layers = 1}, /*num_slots=*/1);
-  std::vector<std::pair<const char*, model::Pass>> passes = {{"forward", model::Pass::kForward}};
-  if (options.split_backward) {
-    passes.push_back({"input's gradient", model::Pass::kBackwardInput});
-    passes.push_back({"weights' gradients", model::Pass::kBackwardWeights});
-  } else {
-    passes.push_back({"backward", model::Pass::kBackward});
-  }
+  ASSIGN_OR_RETURN(const model::ChunkPasses passes, model::RecordChunk(options, {0}));
   std::vector<std::vector<std::string>> rows = {{"PASS", "TIMES", "OPERATION", "COST OF EACH"}};
-  for (const auto& [name, pass] : passes) {
-    const std::vector<model::PassOperation> layer = model::OperationsOf(options, pass).layer;
-    absl::Span<const model::PassOperation> left = layer;
+  const auto add = [&](const char* name, const model::PassOperations& pass) {
+    absl::Span<const model::PassOperation> left = pass;
     while (!left.empty()) {
       const size_t length = Repeats(left, 1) == 1 && Repeats(left, 2) > 1 ? 2 : 1;
       const size_t times = Repeats(left, length);
       for (const model::PassOperation& one : left.first(length)) {
-        rows.push_back({name, absl::StrCat(times), Words(one),
-                        one.bytes > 0 ? base::FormatBytes(one.bytes)
-                                      : absl::StrFormat("%.3g FLOP", one.flops)});
+        rows.push_back({name, absl::StrCat(times), DescribeOperation(one),
+                        one.flops > 0 ? absl::StrFormat("%.3g FLOP", one.flops)
+                                      : base::FormatBytes(one.bytes)});
       }
       left.remove_prefix(length * times);
     }
-  }
+  };
+  add("forward", passes.forward);
+  add(options.split_backward ? "input's gradient" : "backward", passes.backward);
+  add("weights' gradients", passes.weights);
   std::printf("\neach layer, of one micro-batch, on one rank\n%s", FormatTable(rows).c_str());
+  return absl::OkStatus();
 }
 
 absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
   std::printf("%s\n\n", Title(plan).c_str());
   PrintMesh(plan.options.mesh);
-  const std::vector<simulate::RankTime> times = simulate::Summarize(plan.stages, plan.time);
+  const std::vector<timeline::RankTime> times = timeline::Summarize(plan.stages, plan.time);
   ASSIGN_OR_RETURN(const std::vector<int64_t> gradients, GradientBytesByStage(plan));
   std::vector<std::vector<std::string>> rows = {
       {"STAGE", "LAYERS", "INSTRUCTIONS", "MICRO-BATCHES KEPT", "GRADIENTS", "COMPUTES", "WAITS"}};
@@ -313,9 +288,10 @@ absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
   std::printf("\n%s", FormatTable(rows).c_str());
   std::printf(
       "\nvalid for all %d ranks: no deadlock, every message is received, every micro-batch passes "
-      "every layer once each way\nat %.3g FLOP/s a rank and %.3g bytes/s a link a step takes "
-      "%.4g s, %.1f %% more than its busiest stage computes\n",
-      plan.options.mesh.world_size(), flags.flops_per_second, flags.bytes_per_second,
+      "every layer once each way\nat %.3g FLOP/s and %.3g bytes/s of memory a rank, and %.3g "
+      "bytes/s a link, a step takes %.4g s, %.1f %% more than its busiest stage computes\n",
+      plan.options.mesh.world_size(), flags.flops_per_second,
+      RatesOf(flags).memory_bytes_per_second, flags.bytes_per_second,
       static_cast<double>(plan.time.end) / 1e9, BubblePercent(plan));
   if (flags.measure) {
     std::printf("built in %s, validated in %s, at most %s of memory\n",
@@ -324,7 +300,7 @@ absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
                 base::FormatBytes(PeakMemoryBytes()).c_str());
   }
   if (flags.instructions) {
-    PrintLayer(plan);
+    RETURN_IF_ERROR(PrintLayer(plan));
     for (const plan::RankPlan& stage : plan.stages) {
       std::printf("\n%s", plan::ToString(stage).c_str());
     }
@@ -357,14 +333,15 @@ absl::Status PrintJson(const JobPlan& plan, const PlanFlags& flags) {
   return absl::OkStatus();
 }
 
-// The part of the step that a file takes, and how to say what it leaves out: "" where it takes all.
+// The part of the step that fits into a file, and a text about the part left out; "": all of it
+// fits.
 struct Shown {
-  simulate::TimedStep step;
+  timeline::TimedStep step;
   std::string left_out;
 };
 
 Shown ShownOf(const JobPlan& plan, int64_t instructions_max) {
-  simulate::Beginning beginning = simulate::BeginningOf(plan.time, instructions_max);
+  timeline::Beginning beginning = timeline::BeginningOf(plan.time, instructions_max);
   Shown shown = {.step = {.time = std::move(beginning.time)}, .left_out = ""};
   if (beginning.num_left_out == 0) return shown;
   shown.left_out =
@@ -376,7 +353,7 @@ Shown ShownOf(const JobPlan& plan, int64_t instructions_max) {
 
 absl::Status WriteFile(const char* flag, const std::string& path, const std::string& contents,
                        const std::string& left_out) {
-  RETURN_IF_ERROR(base::Annotate(base::WriteFileDurably(path, contents), flag));
+  RETURN_IF_ERROR(base::Annotate(WriteOutputFile(path, contents), flag));
   if (!left_out.empty()) std::fprintf(stderr, "%s: %s\n", flag, left_out.c_str());
   return absl::OkStatus();
 }
@@ -391,13 +368,13 @@ absl::Status WriteFiles(const JobPlan& plan, const PlanFlags& flags) {
     const std::string title =
         shown.left_out.empty() ? Title(plan) : absl::StrCat(Title(plan), "; ", shown.left_out);
     RETURN_IF_ERROR(WriteFile("--svg", flags.svg,
-                              simulate::TimelineSvg(plan.stages, shown.step.time, title, names),
+                              timeline::TimelineSvg(plan.stages, shown.step.time, title, names),
                               shown.left_out));
   }
   if (!flags.trace.empty()) {
     const Shown shown = ShownOf(plan, kTracedMax);
     RETURN_IF_ERROR(WriteFile("--trace", flags.trace,
-                              simulate::PerfettoTrace(plan.stages, {{shown.step}}, names),
+                              timeline::PerfettoTrace(plan.stages, {{shown.step}}, names),
                               shown.left_out));
   }
   return absl::OkStatus();
@@ -405,11 +382,18 @@ absl::Status WriteFiles(const JobPlan& plan, const PlanFlags& flags) {
 
 int RunPlan(const PlanFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  const bool svg_printed = IsStandardOutput(flags.svg);
+  const bool trace_printed = IsStandardOutput(flags.trace);
+  if (svg_printed && trace_printed) {
+    return ReportError(absl::InvalidArgumentError(
+        "--svg and --trace: both are standard output; give one of them a file"));
+  }
   const absl::StatusOr<JobPlan> plan = MakePlan(flags);
   if (!plan.ok()) return ReportError(plan.status());
   if (const absl::Status written = WriteFiles(*plan, flags); !written.ok()) {
     return ReportError(written);
   }
+  if (svg_printed || trace_printed) return kExitGood;
   const absl::Status printed =
       flags.format == "json" ? PrintJson(*plan, flags) : PrintText(*plan, flags);
   return printed.ok() ? static_cast<int>(kExitGood) : ReportError(printed);
@@ -420,23 +404,29 @@ int RunPlan(const PlanFlags& flags) {
 void AddPlanCommand(CommandLine* line) {
   auto flags = std::make_shared<PlanFlags>();
   Command* command =
-      line->Add("plan", "shows what a step of a job is, and what it takes; starts nothing");
+      line->Add("plan", "shows the instructions of a job's step and their time; starts nothing");
   command->Positional("FILE", &flags->file, "job file (YAML); examples/ has some");
   command->Repeated("--set", &flags->overrides,
                     "FIELD=VALUE instead of the file's, such as train.global_batch_size=64");
   command->Number("--flops-per-second", &flags->flops_per_second, "of each rank");
   command->Number("--bytes-per-second", &flags->bytes_per_second, "of each link between ranks");
-  command->Text("--svg", &flags->svg, "draws the step into this file");
-  command->Text("--trace", &flags->trace, "writes a trace for ui.perfetto.dev into this file");
+  command->Number("--memory-bytes-per-second", &flags->memory_bytes_per_second,
+                  "of each rank's memory; 0: a hundredth of --flops-per-second");
+  command->Text("--svg", &flags->svg,
+                "draws the step into this file; -: standard output, instead of the tables");
+  command->Text(
+      "--trace", &flags->trace,
+      "writes a trace for ui.perfetto.dev into this file; -: standard output, instead of the "
+      "tables");
   command->Flag("--instructions", &flags->instructions,
                 "prints what a layer does in a pass, and every stage's instructions");
-  command->Flag("--measure", &flags->measure, "prints what planning itself took: time and memory");
+  command->Flag("--measure", &flags->measure, "prints the time and memory of planning itself");
   AddOutputOption(command, &flags->format);
   command->Details(
       "Places the ranks in the mesh, builds the plan of every stage, proves for every rank that it "
       "ends and that nothing is used before it is made, and computes when each instruction begins "
-      "and ends. Ranks that do the same are planned once, so thousands cost what a few cost. Of a "
-      "step of very many instructions drawings and traces show the beginning, and say so.");
+      "and ends. Ranks that do the same are planned once, so thousands cost what a few cost. "
+      "Drawings and traces of a very long step show its beginning only, and say so.");
   command->Examples(
       "megascale plan examples/fortunes.yaml\n"
       "megascale plan examples/fortunes.yaml --set train.global_batch_size=64 --svg step.svg\n"

@@ -1,22 +1,26 @@
 // worker and host: processes that an agent starts.
 #include <memory>
+#include <string>
 
 #include "actors/host_main.h"
 #include "actors/worker_main.h"
-#include "cli/commands.h"
+#include "cli/commands/commands.h"
 
 namespace megascale::cli {
 
 void AddProcessCommands(CommandLine* line) {
   auto link_fd = std::make_shared<int64_t>(-1);
+  auto of = std::make_shared<std::string>();  // for the list of processes
   Command* worker = line->Add("worker", "one rank of one attempt; started by an agent");
   worker->Integer("--link-fd", link_fd.get(), "inherited socket to the agent");
+  worker->Text("--of", of.get(), "job, attempt and rank: what the list of processes shows");
   worker->Hide();
-  worker->Runs([link_fd] { return actors::RunWorker(static_cast<int>(*link_fd)); });
+  worker->Runs([link_fd, of] { return actors::RunWorker(static_cast<int>(*link_fd)); });
   Command* host = line->Add("host", "data and storage of one machine; started by an agent");
   host->Integer("--link-fd", link_fd.get(), "inherited socket to the agent");
+  host->Text("--of", of.get(), "job and attempt: what the list of processes shows");
   host->Hide();
-  host->Runs([link_fd] { return actors::RunHost(static_cast<int>(*link_fd)); });
+  host->Runs([link_fd, of] { return actors::RunHost(static_cast<int>(*link_fd)); });
 }
 
 }  // namespace megascale::cli

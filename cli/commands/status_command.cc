@@ -1,4 +1,4 @@
-// status and list: what is, once.
+// status and list: print the present state once.
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cli/commands.h"
-#include "cli/connection.h"
-#include "cli/live_view.h"
-#include "cli/report.h"
-#include "runtime/base/resource_limit.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
+#include "cli/view/live_view.h"
+#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 
 namespace megascale::cli {
@@ -29,7 +29,8 @@ struct StatusFlags {
 
 void PrintJob(const control::v1::Job& job) {
   Terminal terminal = DetectTerminal(STDOUT_FILENO);
-  if (!terminal.interactive) terminal.width = 500;
+  terminal.width = 500;  // nothing is redrawn: the terminal may break lines
+  terminal.height = 0;
   for (const std::string& line : RenderJob(job, terminal, kWorkersMax)) {
     std::printf("%s\n", line.c_str());
   }
@@ -124,14 +125,16 @@ void AddStatusCommand(CommandLine* line) {
   command->OptionalPositional("JOB", &flags->job_id,
                               "the job's id; without it: the driver and its nodes");
   AddOutputOption(command, &flags->format);
-  command->Flag("--times", &flags->times,
-                "asks the workers where the time of their newest steps went (default: in text)");
+  command->Flag(
+      "--times", &flags->times,
+      "asks the workers where the time of their newest steps went; text output always does");
   AddConnectionOptions(command, &flags->connection);
   command->Details(
-      "Of a job of at most 256 workers that trains, it shows for each pipeline stage what its "
-      "newest steps went for; `megascale trace --help` says what the columns mean. Of more than 64 "
-      "workers it shows 64, those without progress first; -o json shows all. Exits 0 when it "
-      "could show something, whatever the job's state is; megascale wait exits by it.");
+      "While a job of at most 256 workers trains, a table shows how each pipeline stage spent the "
+      "time of its newest steps; `megascale trace --help` explains its columns. If there are more "
+      "than 64 workers, 64 are shown, those without progress first; -o json shows all. The exit "
+      "code is 0 whatever state the job is in; that of megascale wait tells whether the job "
+      "succeeded.");
   command->Examples(
       "megascale status fortunes-1a2b3c4d\n"
       "megascale status  # the driver and its nodes\n"

@@ -1,11 +1,11 @@
-#include "cli/submit.h"
+#include "cli/commands/submit.h"
 
 #include <random>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "cli/job_file.h"
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+#include "cli/job_file/job_file.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/job/names.h"
@@ -25,7 +25,8 @@ void AddJobOptions(Command* command, JobFlags* flags) {
       "--data", &flags->data_files,
       "files and directories to train on instead of the file's; relative ones are taken from the "
       "current directory");
-  command->Text("--job-id", &flags->job_id, "the job's id (default: its name and random digits)");
+  command->Text("--job-id", &flags->job_id,
+                "the job's id (default: its name, 8 random hex digits)");
   command->Text("--from", &flags->from_checkpoint, "checkpoint directory to start from");
   command->Repeated(
       "--allow-changed", &flags->allow_changed,

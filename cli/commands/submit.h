@@ -1,12 +1,12 @@
-// What `submit` and `local` have in common: a job file from the command line, and the request to
-// the driver made of it.
+// The common part of `submit` and `local`: it reads a job file named on the command line and makes
+// the request to the driver.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/command_line.h"
+#include "cli/command_line/command_line.h"
 #include "proto/control.pb.h"
 
 namespace megascale::cli {
@@ -20,13 +20,13 @@ struct JobFlags {
   std::vector<std::string> allow_changed;  // each "data,numerics,…"
 };
 
-// FILE, --set, --data, --job-id, --from, --allow-changed.
+// Adds FILE, --set, --data, --job-id, --from and --allow-changed.
 void AddJobOptions(Command* command, JobFlags* flags);
 
 // Reads and checks the job file. Errors: InvalidArgument.
 absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags);
 
-// "<name>-<8 random hexadecimal digits>".
+// Returns "<name>-<8 random hexadecimal digits>".
 std::string MakeJobId(const std::string& name);
 
 }  // namespace megascale::cli

@@ -9,17 +9,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "cli/commands.h"
-#include "cli/connection.h"
-#include "cli/follow.h"
-#include "cli/job_file.h"
-#include "cli/report.h"
-#include "cli/submit.h"
-#include "cli/terminal.h"
-#include "runtime/base/resource_limit.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
+#include "cli/commands/follow.h"
+#include "cli/commands/submit.h"
+#include "cli/job_file/job_file.h"
+#include "cli/view/terminal.h"
+#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
-#include "runtime/job/node_memory.h"
+#include "runtime/layout/node_memory.h"
 #include "runtime/model/config.h"
 
 namespace megascale::cli {
@@ -31,11 +31,11 @@ struct SubmitFlags {
   bool follow = false;
   bool dry_run = false;
   int64_t slots = 0;
-  absl::Duration retry_for = absl::Seconds(5);
+  absl::Duration retry_for = absl::Seconds(10);
   std::string format = "text";
 };
 
-// Adds a row, or widens the name of the last one where the rest of it is the same: "0-3".
+// Adds a row. If the rest of the last row is the same, extends that row's name instead: "0-3".
 void AddRow(std::vector<std::string> row, std::vector<std::vector<std::string>>* rows) {
   std::vector<std::string>& last = rows->back();
   if (std::equal(row.begin() + 1, row.end(), last.begin() + 1)) {
@@ -46,7 +46,7 @@ void AddRow(std::vector<std::string> row, std::vector<std::vector<std::string>>*
 }
 
 absl::StatusOr<std::string> RankTable(const job::v1::JobSpec& spec) {
-  ASSIGN_OR_RETURN(const job::NodeMemory memory, job::MemoryOfJob(spec));
+  ASSIGN_OR_RETURN(const layout::NodeMemory memory, layout::MemoryOfJob(spec));
   using base::FormatBytes;
   std::vector<std::vector<std::string>> rows = {{"RANK", "WEIGHTS", "GRADIENTS", "OPTIMIZER",
                                                  "ACTIVATIONS", "LOGITS", "SCRATCH", "KERNELS",
@@ -62,7 +62,8 @@ absl::StatusOr<std::string> RankTable(const job::v1::JobSpec& spec) {
   return FormatTable(rows);
 }
 
-// Machines that run `slots` ranks each, as the driver fills them; 0: one runs all.
+// Returns a table of machines with `slots` slots each, as the driver fills them; 0: one machine
+// runs all ranks.
 absl::StatusOr<std::string> MachineTable(const job::v1::JobSpec& spec, int64_t slots) {
   using base::FormatBytes;
   const int world = job::WorldSize(spec);
@@ -73,7 +74,7 @@ absl::StatusOr<std::string> MachineTable(const job::v1::JobSpec& spec, int64_t s
   for (int first = 0; first < world; first += step) {
     std::vector<int> here(static_cast<size_t>(std::min(step, world - first)));
     std::iota(here.begin(), here.end(), first);
-    ASSIGN_OR_RETURN(const job::NodeMemory memory, job::MemoryOfNode(spec, here));
+    ASSIGN_OR_RETURN(const layout::NodeMemory memory, layout::MemoryOfNode(spec, here));
     int64_t ranks = 0;
     for (const auto& [rank, need] : memory.ranks) ranks += need.sum();
     AddRow({absl::StrCat(first / step), absl::StrCat(here.size()), FormatBytes(ranks),
@@ -88,15 +89,15 @@ absl::StatusOr<std::string> MachineTable(const job::v1::JobSpec& spec, int64_t s
 absl::StatusOr<std::string> MemoryTables(const job::v1::JobSpec& spec, int64_t slots) {
   ASSIGN_OR_RETURN(const std::string ranks, RankTable(spec));
   ASSIGN_OR_RETURN(const std::string machines, MachineTable(spec, slots));
-  ASSIGN_OR_RETURN(const job::NodeMemory all, job::MemoryOfJob(spec));
+  ASSIGN_OR_RETURN(const layout::NodeMemory all, layout::MemoryOfJob(spec));
   std::string text =
       absl::StrCat("memory of each rank:\n", ranks, "memory of each machine:\n", machines);
   const std::optional<base::MemoryLimit> limit = base::LeastMemoryLimit();
   if (limit.has_value()) {
     absl::StrAppend(&text, "here ", base::FormatBytes(limit->available_bytes), " of ",
                     base::FormatBytes(limit->limit_bytes), " are left by ", limit->source,
-                    job::CheckMemory(all, limit).ok() ? ": the whole job fits"
-                                                      : ": too little for the whole job");
+                    layout::CheckMemory(all, limit).ok() ? ": the whole job fits"
+                                                         : ": too little for the whole job");
   }
   return absl::StrCat("# ", absl::StrReplaceAll(text, {{"\n", "\n# "}}), "\n");
 }
@@ -123,22 +124,24 @@ int FollowSubmitted(const SubmitFlags& flags, const std::string& job_id, client:
                     Interrupt* interrupt) {
   FollowOptions options;
   options.style = flags.format == "json" ? FollowStyle::kJson : FollowStyle::kLive;
+  options.needs_output = true;
   options.interrupt = interrupt;
   const absl::StatusOr<FollowResult> result = FollowJob(client, job_id, options);
   if (!result.ok()) return ReportError(result.status());
   if (result->end == FollowResult::End::kJobEnded) return ExitCodeOf(result->job);
+  if (result->end == FollowResult::End::kOutputLost) return kExitFailed;  // FinishOutput says why
   PrintDetached(job_id, flags.connection);
   return kExitGood;
 }
 
-// The id alone goes to standard output, for scripts.
+// Prints only the id to standard output, for scripts.
 void PrintSubmitted(const SubmitFlags& flags, const control::v1::Job& job) {
   if (flags.format == "json") {
     PrintJson(job, flags.follow ? JsonLayout::kOneLine : JsonLayout::kPretty);
     return;
   }
   std::printf("%s\n", job.job_id().c_str());
-  std::fflush(stdout);
+  FlushOutput();
   if (flags.follow) return;
   const auto next = [&](const char* verb, const char* what) {
     const std::string words = absl::StrCat(verb, " ", job.job_id());
@@ -147,6 +150,13 @@ void PrintSubmitted(const SubmitFlags& flags, const control::v1::Job& job) {
   next("watch", "follow it");
   next("logs -f", "its output");
   next("cancel", "stop it");
+}
+
+void PrintWaiting(const SubmitFlags& flags) {
+  const auto address = client::ChooseAddress(flags.connection.address);
+  std::fprintf(stderr, "no driver answers at %s yet; trying for %s\n",
+               address.ok() ? address->text.c_str() : "its address",
+               absl::FormatDuration(flags.retry_for).c_str());
 }
 
 int Submit(const SubmitFlags& flags) {
@@ -162,7 +172,10 @@ int Submit(const SubmitFlags& flags) {
   if (flags.follow) interrupt = std::make_unique<Interrupt>();
   const auto client = Connect(flags.connection);
   if (!client.ok()) return ReportError(client.status());
-  const auto job = (*client)->Submit(*request, flags.retry_for);
+  bool said = false;
+  const auto job = (*client)->Submit(*request, flags.retry_for, [&] {
+    if (!std::exchange(said, true)) PrintWaiting(flags);
+  });
   if (!job.ok()) return ReportError(job.status());
   PrintSubmitted(flags, *job);
   if (!flags.follow) return kExitGood;
@@ -181,14 +194,15 @@ void AddSubmitCommand(CommandLine* line) {
                 "check the file, show the memory it needs and all fields; submit nothing");
   command->Integer("--slots", &flags->slots,
                    "with --dry-run: worker processes on each machine; 0: one machine runs all");
-  command->Duration("--retry-for", &flags->retry_for, "how long to try to reach the driver");
+  command->Duration("--retry-for", &flags->retry_for,
+                    "how long to wait for a driver that does not answer yet");
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "The file is checked first, here and by the driver; a mistake names the field and submits "
-      "nothing. Returns once the job is durable in the driver's log. The job's id is the request's "
-      "id: the same one with the same job answers as the first time, with another job it is "
-      "refused.");
+      "nothing. Returns once the job is durable in the driver's log. Repeating a submit with the "
+      "same --job-id and the same job changes nothing and answers as the first time; with another "
+      "job it is refused.");
   command->Examples(
       "megascale submit examples/fortunes.yaml --follow\n"
       "megascale submit job.yaml --set train.steps=100 --set optimizer.lr=1e-3\n"

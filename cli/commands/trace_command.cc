@@ -1,4 +1,4 @@
-// trace: what the ranks of a running job did in its newest steps.
+// trace: shows what the ranks of a running job did in its newest steps.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -9,14 +9,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "cli/commands.h"
-#include "cli/connection.h"
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
 #include "controlplane/trace/job_spans.h"
-#include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
-#include "runtime/simulate/perfetto_trace.h"
+#include "runtime/timeline/perfetto_trace.h"
+#include "runtime/timeline/timed_step.h"
 
 namespace megascale::cli {
 namespace {
@@ -44,20 +44,22 @@ absl::StatusOr<trace::JobSpans> Fetch(client::JobClient* client, const control::
 
 struct Traced {
   trace::JobSpans spans;
-  std::vector<simulate::TimedStep> steps;
+  std::vector<timeline::TimedStep> steps;
 };
 
 absl::StatusOr<Traced> Measure(const TraceFlags& flags) {
   ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
   ASSIGN_OR_RETURN(const control::v1::Job job, client->Get(flags.job_id));
-  // Less is moved if old steps are left out. An attempt may have begun anew before them.
+  // First asks for the newest steps only, which is less data. If a new attempt has rolled the job
+  // back to before them, asks again for all.
   for (const int64_t first_step : {job.last_step() - flags.steps + 1, int64_t{0}}) {
     ASSIGN_OR_RETURN(trace::JobSpans spans, Fetch(client.get(), job, first_step));
-    std::vector<simulate::TimedStep> steps = spans.Measure(static_cast<int>(flags.steps));
+    std::vector<timeline::TimedStep> steps = spans.Measure(static_cast<int>(flags.steps));
     if (!steps.empty()) return Traced{std::move(spans), std::move(steps)};
     if (spans.errors().size() == spans.plans().size()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "job ", flags.job_id, ": none of its ranks can be asked; ", spans.errors().front()));
+      return absl::FailedPreconditionError(absl::StrCat("job ", flags.job_id,
+                                                        ": the spans of its ranks cannot be read; ",
+                                                        spans.errors().front()));
     }
   }
   return absl::FailedPreconditionError(absl::StrCat(
@@ -66,10 +68,10 @@ absl::StatusOr<Traced> Measure(const TraceFlags& flags) {
 }
 
 // "steps 12 to 16, and 17 so far"
-std::string StepsText(const std::vector<simulate::TimedStep>& steps) {
+std::string StepsText(const std::vector<timeline::TimedStep>& steps) {
   std::vector<int64_t> whole;
   std::vector<int64_t> partial;
-  for (const simulate::TimedStep& step : steps) {
+  for (const timeline::TimedStep& step : steps) {
     (step.whole ? whole : partial).push_back(step.step);
   }
   std::string text;
@@ -109,14 +111,16 @@ absl::Status CheckFlags(const TraceFlags& flags) {
 
 int RunTrace(const TraceFlags& flags) {
   if (const absl::Status valid = CheckFlags(flags); !valid.ok()) return ReportError(valid);
+  const bool printed = IsStandardOutput(flags.output);
   const absl::StatusOr<Traced> traced = Measure(flags);
   if (!traced.ok()) return ReportError(traced.status());
   PrintNotes(*traced);
   if (!flags.output.empty()) {
-    const absl::Status written = base::WriteFileDurably(
+    const absl::Status written = WriteOutputFile(
         flags.output,
-        simulate::PerfettoTrace(traced->spans.plans(), traced->steps, traced->spans.names()));
+        timeline::PerfettoTrace(traced->spans.plans(), traced->steps, traced->spans.names()));
     if (!written.ok()) return ReportError(base::Annotate(written, "--output"));
+    if (printed) return kExitGood;
   }
   std::printf("%zu ranks, %s", traced->spans.plans().size() - traced->spans.errors().size(),
               StepsText(traced->steps).c_str());
@@ -139,21 +143,23 @@ void AddTraceCommand(CommandLine* line) {
   Command* command = line->Add("trace", "shows where the time of a running job's steps goes");
   command->Positional("JOB", &flags->job_id, "the job's id");
   command->Text("-o,--output", &flags->output,
-                "writes a trace for ui.perfetto.dev into this file (default: none)");
+                "writes a trace for ui.perfetto.dev into this file; -: standard output, instead of "
+                "the table (default: none)");
   command->Integer("--steps", &flags->steps, "how many of the newest steps");
   AddConnectionOptions(command, &flags->connection);
   command->Details(
-      "For each pipeline stage the mean time of a step and what it went for, each instant counted "
-      "once: the stage computes, or waits for what its tensor-parallel ranks exchange in a pass "
-      "(TENSOR PARALLEL); the optimizer computes; else a transfer between stages (PIPELINE) or "
-      "a collective (DATA PARALLEL) moves data that nothing hides; else the batch is loaded (DATA "
-      "WAIT); else peers are waited for (BUBBLE). The trace has a process for each rank, a thread "
+      "Shows the mean step time of each pipeline stage and how it was spent. Each instant counts "
+      "once, for the first of these that applies: the stage computes (COMPUTE) or its optimizer "
+      "does (OPTIMIZER); it waits for its tensor-parallel ranks within a pass (TENSOR PARALLEL); "
+      "it waits for a transfer between stages (PIPELINE) or for a collective of the data-parallel "
+      "ranks (DATA PARALLEL); it waits for its batch (DATA WAIT); it waits for other ranks "
+      "(BUBBLE). The trace has a process for each rank, a thread "
       "for each of its streams and one for what tensor-parallel ranks exchange within passes, a "
       "slice for each instruction, and arrows for messages and "
       "dependencies.\n"
-      "Agents keep the newest 16384 instructions of each rank while an attempt is there: a job "
-      "that has ended cannot be traced. Of a job that stands still, the trace shows the "
-      "instructions that its ranks are in.");
+      "Agents keep the newest 16384 instructions of each rank until its attempt ends: a job "
+      "that has ended cannot be traced. The trace of a job that makes no progress shows which "
+      "instruction each rank is in.");
   command->Examples(
       "megascale trace fortunes-1a2b3c4d\n"
       "megascale trace fortunes-1a2b3c4d -o trace.json\n"

@@ -1,18 +1,23 @@
-#include "cli/training_report.h"
+#include "cli/commands/training_report.h"
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "cli/live_view.h"
-#include "cli/report.h"
-#include "cli/terminal.h"
+#include "cli/command_line/report.h"
+#include "cli/view/live_view.h"
+#include "cli/view/terminal.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
-#include "runtime/checkpoint/message_json.h"
+#include "runtime/checkpoint/format/message_json.h"
 
 namespace megascale::cli {
 namespace {
@@ -22,23 +27,50 @@ constexpr int64_t kReportSampleBytes = 400;
 constexpr int kCurveWidthMax = 72;
 constexpr int kLabelColumns = 12;
 
+absl::Status MeasureHeldOut(Inference* inference, const EvaluateOptions& options,
+                            TrainingReport* report) {
+  ASSIGN_OR_RETURN(const std::string text, ReadHeldOutText(inference->manifest().spec()));
+  ASSIGN_OR_RETURN(report->held_out, inference->Evaluate(text, options));
+  const absl::StatusOr<int64_t> xz =
+      XzSize(absl::string_view(text).substr(0, report->held_out.num_bytes));
+  if (xz.ok()) {
+    report->xz_bits_per_byte =
+        8.0 * static_cast<double>(*xz) / static_cast<double>(report->held_out.num_bytes);
+  }
+  return absl::OkStatus();
+}
+
+void PrintHeldOut(const TrainingReport& report) {
+  if (!report.not_measured.empty()) {
+    std::fflush(stdout);
+    std::fprintf(stderr,
+                 "\nwarning: held-out text was not measured: %s; a larger data.held_out_fraction "
+                 "holds out more\n",
+                 report.not_measured.c_str());
+    return;
+  }
+  std::printf("\nheld-out text: %.3f bits per byte (%s of %s bytes that were not trained on)",
+              report.held_out.bits_per_byte, WithCommas(report.held_out.num_bytes).c_str(),
+              WithCommas(report.held_out.text_bytes).c_str());
+  if (report.xz_bits_per_byte > 0) {
+    std::printf("; `xz -9` needs %.3f for the same bytes", report.xz_bits_per_byte);
+  }
+  std::printf("\n");
+}
+
 }  // namespace
 
-absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job) {
+absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job,
+                                                  const EvaluateOptions& options) {
   TrainingReport report;
   report.checkpoint = job.last_checkpoint().directory();
   ASSIGN_OR_RETURN(const auto inference, Inference::Load(report.checkpoint, 0));
-  ASSIGN_OR_RETURN(const std::string text, ReadHeldOutText(inference->manifest().spec()));
-  ASSIGN_OR_RETURN(report.held_out, inference->Evaluate(text));
-  const absl::StatusOr<int64_t> xz =
-      XzSize(absl::string_view(text).substr(0, report.held_out.num_bytes));
-  if (xz.ok())
-    report.xz_bits_per_byte =
-        8.0 * static_cast<double>(*xz) / static_cast<double>(report.held_out.num_bytes);
-  SampleOptions options;
-  options.num_tokens = kReportSampleBytes;
+  const absl::Status measured = MeasureHeldOut(inference.get(), options, &report);
+  if (!measured.ok()) report.not_measured = std::string(measured.message());
+  SampleOptions sample;
+  sample.num_tokens = kReportSampleBytes;
   RETURN_IF_ERROR(inference->Sample(
-      options, [&](absl::string_view piece) { report.sample.append(piece.data(), piece.size()); }));
+      sample, [&](absl::string_view piece) { report.sample.append(piece.data(), piece.size()); }));
   return report;
 }
 
@@ -65,21 +97,32 @@ void PrintCurve(const std::vector<CurvePoint>& losses) {
   for (const std::string& line : DrawCurve(losses, options)) std::printf("%s\n", line.c_str());
 }
 
+std::string PathToType(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path here = std::filesystem::current_path(error);
+  const std::string relative =
+      error ? "" : std::filesystem::path(path).lexically_relative(here).string();
+  const bool below = !relative.empty() && relative != "." && !absl::StartsWith(relative, "..");
+  std::string typed = below ? relative : path;
+  if (!absl::StrContains(typed, '/')) typed.insert(0, "./");
+  const bool plain = std::all_of(typed.begin(), typed.end(), [](unsigned char c) {
+    return c >= 0x80 || std::isalnum(c) != 0 || std::strchr("/._-+=:@%,", c) != nullptr;
+  });
+  return plain ? typed : absl::StrCat("'", absl::StrReplaceAll(typed, {{"'", "'\\''"}}), "'");
+}
+
 void PrintTrainingReport(const TrainingReport& report, const std::string& program) {
-  std::printf("\nheld-out text: %.3f bits per byte (%s bytes that were not trained on)",
-              report.held_out.bits_per_byte, WithCommas(report.held_out.num_bytes).c_str());
-  if (report.xz_bits_per_byte > 0) {
-    std::printf("; `xz -9` needs %.3f for the same bytes", report.xz_bits_per_byte);
-  }
-  std::printf("\n\na sample:\n");
+  PrintHeldOut(report);
+  std::printf("\na sample:\n");
   for (const absl::string_view line : absl::StrSplit(absl::string_view(report.sample), '\n')) {
     std::printf("  | %.*s\n", static_cast<int>(line.size()), line.data());
   }
-  std::printf("\ncheckpoint: %s\nnext:\n", report.checkpoint.c_str());
+  const std::string checkpoint = PathToType(report.checkpoint);
+  std::printf("\ncheckpoint: %s\nnext:\n", checkpoint.c_str());
   const char* const next[] = {"generate --prompt 'Love is' --checkpoint", "evaluate --checkpoint",
                               "checkpoint inspect"};
   for (const char* words : next) {
-    std::printf("  %s %s %s\n", program.c_str(), words, report.checkpoint.c_str());
+    std::printf("  %s %s %s\n", program.c_str(), words, checkpoint.c_str());
   }
 }
 
@@ -88,8 +131,13 @@ void PrintTrainingReportJson(const control::v1::Job& job, const TrainingReport& 
   object.Add("job_id", job.job_id());
   object.Add("state", StateName(job.state()));
   object.Add("checkpoint", report.checkpoint);
-  object.Add("bits_per_byte", report.held_out.bits_per_byte);
-  object.Add("held_out_bytes", report.held_out.num_bytes);
+  if (report.not_measured.empty()) {
+    object.Add("bits_per_byte", report.held_out.bits_per_byte);
+    object.Add("measured_bytes", report.held_out.num_bytes);
+    object.Add("held_out_bytes", report.held_out.text_bytes);
+  } else {
+    object.Add("held_out_not_measured", report.not_measured);
+  }
   if (report.xz_bits_per_byte > 0) object.Add("xz_bits_per_byte", report.xz_bits_per_byte);
   object.Add("sample", report.sample);
   std::printf("%s\n", object.Finish().c_str());

@@ -2,8 +2,8 @@
 #include <memory>
 #include <string>
 
-#include "cli/commands.h"
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
 #include "runtime/base/version.h"
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/ops/ops.h"

@@ -1,14 +1,14 @@
-// watch and wait: following a job, with and without a view.
+// watch and wait: follow a job, with and without a view.
 #include <cstdio>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "cli/commands.h"
-#include "cli/connection.h"
-#include "cli/follow.h"
-#include "cli/live_view.h"
-#include "cli/report.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
+#include "cli/commands/follow.h"
+#include "cli/view/live_view.h"
 #include "runtime/base/status.h"
 
 namespace megascale::cli {
@@ -31,10 +31,12 @@ int Watch(const WatchFlags& flags) {
   Interrupt interrupt;
   FollowOptions options;
   options.style = flags.format == "json" ? FollowStyle::kJson : FollowStyle::kLive;
+  options.needs_output = true;
   options.interrupt = &interrupt;
   const absl::StatusOr<FollowResult> result = Follow(flags, options);
   if (!result.ok()) return ReportError(result.status());
   if (result->end == FollowResult::End::kJobEnded) return ExitCodeOf(result->job);
+  if (result->end == FollowResult::End::kOutputLost) return kExitFailed;  // FinishOutput says why
   PrintDetached(flags.job_id, flags.connection);
   return kExitGood;
 }
@@ -69,8 +71,7 @@ void AddWatchCommand(CommandLine* line) {
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "On a terminal the view is redrawn; elsewhere a line is written for every change. The driver "
-      "may "
-      "be restarted meanwhile. Exits as the job ended: 0 if it succeeded, else 1.");
+      "may be restarted meanwhile. Exits 0 if the job succeeded, else 1.");
   command->Examples(
       "megascale watch fortunes-1a2b3c4d\n"
       "megascale watch fortunes-1a2b3c4d -o json  # one line of JSON a change");

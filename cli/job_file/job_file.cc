@@ -1,4 +1,4 @@
-#include "cli/job_file.h"
+#include "cli/job_file/job_file.h"
 
 #include <sys/stat.h>
 
@@ -44,7 +44,8 @@ using job::v1::JobSpec;
 
 constexpr size_t kFileBytesMax = 1 << 20;
 
-// Where each field was given: by its path, "job.yaml:3:5" or "--set train.steps=9".
+// The place where each field was given ("job.yaml:3:5" or "--set train.steps=9"), by the field's
+// path.
 using Places = std::map<std::string, std::string>;
 
 constexpr size_t kShownBytesMax = 60;
@@ -53,7 +54,7 @@ std::string Quote(absl::string_view text) {
   return absl::StrCat("`", base::Printable(text, kShownBytesMax), "`");
 }
 
-// Where a text is read from: a file, or an option. Notes where the fields in it are.
+// The source of a text: a file, or an option. It notes the places of the fields in the text.
 struct Place {
   std::string source;
   bool has_lines = true;
@@ -100,7 +101,7 @@ std::vector<std::string> FieldNames(const Descriptor& type) {
   return names;
 }
 
-// The section that has a field of this name, for a field that was put into another: "train.steps".
+// Returns the full name of a field ("train.steps") that was written in the wrong section.
 std::string ElsewhereName(const std::string& name) {
   const Descriptor& job = *JobSpec::descriptor();
   if (job.FindFieldByName(name) != nullptr) return name;
@@ -133,7 +134,7 @@ std::string Found(const YAML::Node& node) {
   return absl::StrCat("found ", Quote(node.Scalar()));
 }
 
-// One value at `path`, being read into `message`.
+// The field at `path` whose value is being read into `message`.
 struct Target {
   Message* message;
   const FieldDescriptor* field;
@@ -177,13 +178,16 @@ template <typename T>
 absl::Status ReadInteger(const Place& place, const YAML::Node& node, const Target& target,
                          T* value) {
   if (absl::SimpleAtoi(node.Scalar(), value)) return absl::OkStatus();
-  return Expected(place, node, target,
-                  absl::StrCat("a whole number from ", std::numeric_limits<T>::min(), " to ",
-                               std::numeric_limits<T>::max()));
+  const std::string& text = node.Scalar();
+  const bool whole = !text.empty() && text.find_first_not_of("+-0123456789") == std::string::npos;
+  if (!whole) return Expected(place, node, target, "a whole number such as 40");
+  const std::string range = text[0] == '-' ? absl::StrCat("least ", std::numeric_limits<T>::min())
+                                           : absl::StrCat("most ", std::numeric_limits<T>::max());
+  return Expected(place, node, target, absl::StrCat("a whole number of at ", range));
 }
 
-// False for what is no decimal number, and for one so small or large that a double would be 0 or
-// infinite.
+// Returns false if `text` is not a decimal number, or is so small or large that a double would be 0
+// or infinite.
 bool ReadNumber(const std::string& text, double* value) {
   const bool decimal = text.find_first_not_of("0123456789.eE+-") == std::string::npos;
   if (!decimal || !absl::SimpleAtod(text, value) || !std::isfinite(*value)) return false;
@@ -237,7 +241,7 @@ absl::Status SetScalar(const Place& place, const YAML::Node& node, const Target&
   }
 }
 
-// Lists are of texts; one text alone is a list of one.
+// All lists are lists of texts; a single text counts as a list of one.
 absl::Status SetList(const Place& place, const YAML::Node& node, const Target& target) {
   const Reflection& reflection = *target.message->GetReflection();
   reflection.ClearField(target.message, target.field);
@@ -318,7 +322,38 @@ class DocumentStart : public YAML::EventHandler {
   void OnMapEnd() override {}
 };
 
-// Not YAML::LoadAll: of a stray comma it makes documents without end.
+// Translates the library's messages into the terms of a job file.
+std::string Explain(const std::string& message) {
+  if (message == "illegal map value") {
+    return "found a `:` where none can be; write each `name: value` on its own line, and put a "
+           "text "
+           "that has `: ` in it into quotes";
+  }
+  if (message == "unknown token") {
+    return "found a character that no value begins with; put the text into quotes";
+  }
+  return absl::StrCat("is not YAML: ", base::Printable(message, 2 * kShownBytesMax));
+}
+
+// Reports indenting tabs itself, because the library reports them late or as another mistake.
+absl::Status DescribeYamlMistake(const Place& place, const std::string& text,
+                                 const YAML::Exception& mistake) {
+  int line_index = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (!place.has_lines || line_index > mistake.mark.line) break;
+    const size_t tab = line.substr(0, line.find_first_not_of(" \t")).find('\t');
+    if (tab != absl::string_view::npos) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          place.source, ":", line_index + 1, ":", tab + 1,
+          ": a tab indents this line; YAML indents with spaces: replace the tab by spaces"));
+    }
+    ++line_index;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(place.At(mistake.mark), ": ", Explain(mistake.msg)));
+}
+
+// Does not use YAML::LoadAll, which makes endless documents from a stray comma.
 absl::StatusOr<YAML::Node> ParseYaml(const Place& place, const std::string& text) {
   try {
     YAML::Node first = YAML::Load(text);
@@ -331,8 +366,7 @@ absl::StatusOr<YAML::Node> ParseYaml(const Place& place, const std::string& text
     }
     return first;
   } catch (const YAML::Exception& e) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        place.At(e.mark), ": is not YAML: ", base::Printable(e.msg, 2 * kShownBytesMax)));
+    return DescribeYamlMistake(place, text, e);
   }
 }
 
@@ -361,7 +395,7 @@ std::string YamlText(const std::string& text) {
   return quoted + "\"";
 }
 
-// The shortest text that reads back as the same number.
+// Returns the shortest text that reads back as the same number.
 std::string NumberText(double value) {
   char buffer[32];
   const std::to_chars_result result = std::to_chars(buffer, buffer + sizeof(buffer), value);
@@ -373,7 +407,7 @@ std::string DurationText(const google::protobuf::Duration& duration) {
                               absl::Nanoseconds(duration.nanos()));
 }
 
-// The value of a field that is neither a list nor a section; "" to leave it out.
+// Returns the value of a field that is neither a list nor a section; "": leave the field out.
 std::string ValueText(const Message& message, const FieldDescriptor& field) {
   const Reflection& reflection = *message.GetReflection();
   switch (field.cpp_type()) {
@@ -482,7 +516,7 @@ absl::Status Override(const std::string& assignment, JobSpec* spec, Places* give
   }
 }
 
-// Where the field that `refusal` begins with was given; a field that is missing: its section.
+// Returns the place of the field with which `refusal` begins; for a missing field, its section's.
 std::string WhereOf(const absl::Status& refusal, const Places& given,
                     const std::string& file_name) {
   std::string path(refusal.message().substr(0, refusal.message().find(':')));
@@ -533,7 +567,7 @@ absl::StatusOr<JobSpec> LoadJobFile(const std::string& path, const JobFileOption
   struct stat info;
   if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(shown, ": is no regular file; expected a YAML job file"));
+        absl::StrCat(shown, ": is not a regular file; expected a YAML job file"));
   }
   absl::StatusOr<std::string> text = base::ReadFile(path, kFileBytesMax);
   if (absl::IsNotFound(text.status())) {

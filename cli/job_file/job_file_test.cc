@@ -1,4 +1,4 @@
-#include "cli/job_file.h"
+#include "cli/job_file/job_file.h"
 
 #include <unistd.h>
 
@@ -104,17 +104,16 @@ TEST(JobFileTest, NamesUnknownFieldsWithTheNearest) {
 
 TEST(JobFileTest, SaysWhatWasFoundAndExpected) {
   EXPECT_EQ(ErrorOf("train:\n  steps: many\n"),
-            "job.yaml:2:10: `train.steps` expects a whole number from -9223372036854775808 to "
-            "9223372036854775807, found `many`");
+            "job.yaml:2:10: `train.steps` expects a whole number such as 40, found `many`");
+  EXPECT_EQ(ErrorOf("train:\n  steps: 40.5\n"),
+            "job.yaml:2:10: `train.steps` expects a whole number such as 40, found `40.5`");
   EXPECT_EQ(ErrorOf("model:\n  hidden_size: 1.5\n"),
-            "job.yaml:2:16: `model.hidden_size` expects a whole number from -2147483648 to "
-            "2147483647, found `1.5`");
+            "job.yaml:2:16: `model.hidden_size` expects a whole number such as 40, found `1.5`");
   EXPECT_EQ(ErrorOf("model:\n  hidden_size: 99999999999\n"),
-            "job.yaml:2:16: `model.hidden_size` expects a whole number from -2147483648 to "
-            "2147483647, found `99999999999`");
+            "job.yaml:2:16: `model.hidden_size` expects a whole number of at most 2147483647, "
+            "found `99999999999`");
   EXPECT_EQ(ErrorOf("train:\n  seed: -1\n"),
-            "job.yaml:2:9: `train.seed` expects a whole number from 0 to 18446744073709551615, "
-            "found `-1`");
+            "job.yaml:2:9: `train.seed` expects a whole number of at least 0, found `-1`");
   EXPECT_EQ(
       ErrorOf("optimizer:\n  lr: fast\n"),
       "job.yaml:2:7: `optimizer.lr` expects a number between 1e-300 and 1e300, or 0, found `fast`");
@@ -174,6 +173,23 @@ TEST(JobFileTest, RefusesDuplicatesAndBrokenYaml) {
   EXPECT_EQ(ErrorOf("name: *missing\n").substr(0, 26), "job.yaml:1:7: is not YAML:");
 }
 
+TEST(JobFileTest, MistakesInYamlSayWhatToWriteInstead) {
+  for (const std::string file : {"train:\n\tsteps: 40\n", "train:\n\tsteps: 40\n  seed: 3\n"}) {
+    EXPECT_EQ(ErrorOf(file),
+              "job.yaml:2:1: a tab indents this line; YAML indents with spaces: replace the tab by "
+              "spaces");
+  }
+  EXPECT_EQ(ErrorOf("name: a\ntrain:\n  steps: 40\n  \tseed: 3\n").substr(0, 20),
+            "job.yaml:4:3: a tab ");
+  EXPECT_EQ(
+      ErrorOf("train: steps: 4\n"),
+      "job.yaml:1:13: found a `:` where none can be; write each `name: value` on its own line, "
+      "and put a text that has `: ` in it into quotes");
+  EXPECT_EQ(ErrorOf("name: @x\n"),
+            "job.yaml:1:7: found a character that no value begins with; put the text into quotes");
+  EXPECT_TRUE(ParseJobText("job.yaml", "train:\n  steps:\t40\n").ok()) << "a tab elsewhere";
+}
+
 TEST(JobFileTest, OverridesAreCheckedLikeTheFile) {
   JobSpec spec = *ParseJobText("job.yaml", kSmall);
   EXPECT_TRUE(ApplyOverride("model.hidden_size=128", &spec).ok());
@@ -197,8 +213,7 @@ TEST(JobFileTest, BadOverridesAreNamed) {
   EXPECT_EQ(OverrideErrorOf("steps=1"),
             "--set steps=1: `steps` is not a field; did you mean `train.steps`?");
   EXPECT_EQ(OverrideErrorOf("train.steps=x"),
-            "--set train.steps=x: `train.steps` expects a whole number from -9223372036854775808 "
-            "to 9223372036854775807, found `x`");
+            "--set train.steps=x: `train.steps` expects a whole number such as 40, found `x`");
   EXPECT_EQ(OverrideErrorOf("train.steps"),
             "--set train.steps: expected FIELD=VALUE, such as --set train.steps=100");
   EXPECT_EQ(OverrideErrorOf("name.x=1"),
@@ -244,7 +259,7 @@ TEST_F(LoadJobFileTest, MissingFilesAndDirectoriesAreNamed) {
   EXPECT_EQ(std::string(LoadJobFile("/nonexistent/job.yaml", {}).status().message()),
             "job file /nonexistent/job.yaml does not exist; examples/ has some to start from");
   EXPECT_EQ(std::string(LoadJobFile("/tmp", {}).status().message()),
-            "/tmp: is no regular file; expected a YAML job file");
+            "/tmp: is not a regular file; expected a YAML job file");
 }
 
 TEST(JobFileTest, YamlReadsBackAsTheSameSpecification) {

@@ -1,11 +1,11 @@
-// Job files that are no job files: bombs, depths, bytes that are no text. Each is answered with one
-// line (or read as what it says), in memory and time that its size bounds.
+// Malicious and broken job files: alias bombs, deep nesting, bytes that are not text. Each gives
+// one error line, or is read as it is, in memory and time bounded by its size.
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "cli/job_file.h"
+#include "cli/job_file/job_file.h"
 #include "gtest/gtest.h"
 
 namespace megascale::cli {
@@ -35,7 +35,7 @@ TEST(JobFileYamlTest, ABombOfAliasesIsRefusedAtItsFirstLine) {
                     "*a", i - 1, "]\n");
   }
   EXPECT_TRUE(absl::StartsWith(ErrorOf(bomb), "job.yaml:1:1: `a0` is not a field; "));
-  // In fields that are known the first level that is no text ends it.
+  // A known field is refused at the first level that is not text.
   std::string inside = "name: &a0 x\n";
   std::string files = "data:\n  files: [[[*a0, *a0], [*a0]], *a0]\n";
   EXPECT_EQ(ErrorOf(inside + files),
@@ -111,7 +111,7 @@ TEST(JobFileYamlTest, ByteOrderMarksAndLinesOfOtherSystemsAreRead) {
   }
 }
 
-// The YAML library makes documents without end of a stray comma.
+// The YAML library makes endless documents from a stray comma.
 TEST(JobFileYamlTest, AStrayCommaEnds) {
   EXPECT_EQ(ErrorOf(","), "job.yaml:1:1: a second YAML document begins; expected one job a file");
   EXPECT_EQ(ErrorOf("name: a\n, b\n").substr(0, 9), "job.yaml:");

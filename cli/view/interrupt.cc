@@ -1,4 +1,4 @@
-#include "cli/interrupt.h"
+#include "cli/view/interrupt.h"
 
 #include <sys/signalfd.h>
 #include <unistd.h>

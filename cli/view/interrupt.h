@@ -1,13 +1,13 @@
-// Ctrl-C and SIGTERM as something to ask for instead of something that happens.
+// Counts Ctrl-C and SIGTERM, so that the program polls for them and is not ended by them.
 #pragma once
 
 #include "runtime/base/fd.h"
 
 namespace megascale::cli {
 
-// While it lives, SIGINT and SIGTERM are held back and counted. Make it in the main thread before
-// any other thread starts: threads inherit what is held back. Processes that a ProcessKeeper starts
-// do not.
+// While an object exists, SIGINT and SIGTERM are blocked and counted. Make it in the main thread
+// before any other thread starts, because threads inherit the blocked signals. Processes that a
+// ProcessKeeper starts do not inherit them.
 class Interrupt {
  public:
   Interrupt();
@@ -15,7 +15,7 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  // How many came so far. Threads: one at a time.
+  // Returns the number of signals so far. Threads: one at a time.
   int Count();
 
  private:

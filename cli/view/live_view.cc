@@ -1,7 +1,9 @@
-#include "cli/live_view.h"
+#include "cli/view/live_view.h"
 
 #include <algorithm>
+#include <climits>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -15,10 +17,12 @@ namespace {
 using control::v1::Job;
 using telemetry::v1::RankStatus;
 
-constexpr absl::Duration kPlainInterval = absl::Seconds(2);
+constexpr absl::Duration kPlainInterval = absl::Seconds(10);
 constexpr absl::Duration kRedrawInterval = absl::Milliseconds(100);
 constexpr int kWorkersMax = 16;
 constexpr int kBarWidthMax = 40;
+constexpr int kWrappedLinesMax = 4;  // of one text
+constexpr int kUnlimitedWidth = 500;
 constexpr double kQuietSeconds = 3;  // longer without progress is worth a word
 
 int64_t TokensPerStep(const Job& job) {
@@ -81,17 +85,23 @@ std::string ProgressLine(const Job& job, const Terminal& terminal) {
                       "  ", end);
 }
 
-std::string LossLine(const Job& job) {
+// Appends one line if there is room, else two.
+void AppendLoss(const Job& job, int width, std::vector<std::string>* lines) {
   const telemetry::v1::StepRecord& record = job.last_record();
-  std::string line = absl::StrFormat("loss %.4f   gradient norm %.3f   lr %.2e", record.loss(),
-                                     record.grad_norm(), record.lr());
-  if (const std::string rate = RateText(job); !rate.empty()) absl::StrAppend(&line, "   ", rate);
-  return line;
+  lines->push_back(absl::StrFormat("loss %.4f   gradient norm %.3f   lr %.2e", record.loss(),
+                                   record.grad_norm(), record.lr()));
+  const std::string rate = RateText(job);
+  if (rate.empty()) return;
+  if (DisplayWidth(lines->back()) + 3 + DisplayWidth(rate) <= width) {
+    absl::StrAppend(&lines->back(), "   ", rate);
+  } else {
+    lines->push_back(rate);
+  }
 }
 
 std::string RankName(int rank) { return rank < 0 ? "host" : absl::StrCat("rank ", rank); }
 
-// In one line.
+// Returns the culprit in one line.
 std::string CulpritText(const control::v1::Culprit& culprit) {
   const std::string what =
       Lower(telemetry::v1::FailureClass_Name(culprit.failure_class()), "FAILURE_CLASS_");
@@ -129,7 +139,8 @@ std::string WorkerLine(const control::v1::RankView& view) {
   return absl::StrCat(line, status.doing());
 }
 
-// Not all where there are many: those that stand still before others, in the order of their ranks.
+// Chooses at most `workers_max` workers, those without progress first, and returns them in the
+// order of their ranks.
 std::vector<int> ShownWorkers(const Job& job, int workers_max) {
   std::vector<int> shown(static_cast<size_t>(job.ranks_size()));
   std::iota(shown.begin(), shown.end(), 0);
@@ -142,15 +153,23 @@ std::vector<int> ShownWorkers(const Job& job, int workers_max) {
   return shown;
 }
 
-// The end of a job needs no table of workers.
+// Appends the table of workers, except for a job that has ended.
 void AppendWorkers(const Job& job, int workers_max, std::vector<std::string>* lines) {
-  if (job.ranks().empty() || IsTerminal(job.state())) return;
+  if (job.ranks().empty() || IsTerminal(job.state()) || workers_max <= 0) return;
   lines->push_back(
       absl::StrFormat("%5s  %-12s %-11s %8s  %s", "rank", "node", "phase", "step", "doing"));
   const std::vector<int> shown = ShownWorkers(job, workers_max);
   for (const int i : shown) lines->push_back(WorkerLine(job.ranks(i)));
   const int left_out = job.ranks_size() - static_cast<int>(shown.size());
   if (left_out > 0) lines->push_back(absl::StrFormat("       and %d more workers", left_out));
+}
+
+int DisplayWidthOfColored(absl::string_view line) {
+  int width = DisplayWidth(line);
+  for (size_t at = 0; (at = line.find('\033', at)) != absl::string_view::npos; ++at) {
+    width -= static_cast<int>(line.find('m', at) - at + 1);
+  }
+  return width;
 }
 
 std::string PlainProgress(const Job& job) {
@@ -202,24 +221,32 @@ absl::Duration TimeLeft(const Job& job) {
 }
 
 std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int workers_max) {
-  std::vector<std::string> lines;
-  lines.push_back(absl::StrCat(job.job_id(), "  ", StateLine(job)));
-  if (job.attempt() > 1) absl::StrAppend(&lines.back(), AttemptText(job));
-  lines.push_back(ProgressLine(job, terminal));
-  if (job.last_record().step() > 0) lines.push_back(LossLine(job));
+  std::vector<std::string> texts;
+  texts.push_back(absl::StrCat(job.job_id(), "  ", StateLine(job)));
+  if (job.attempt() > 1) absl::StrAppend(&texts.back(), AttemptText(job));
+  texts.push_back(CutToWidth(ProgressLine(job, terminal), terminal.width));
+  if (job.last_record().step() > 0) AppendLoss(job, terminal.width, &texts);
   if (job.has_last_checkpoint()) {
     const absl::Duration age = absl::Seconds(job.last_checkpoint().age_seconds());
-    lines.push_back(absl::StrCat("checkpoint of step ", job.last_checkpoint().step(), ", ",
+    texts.push_back(absl::StrCat("checkpoint of step ", job.last_checkpoint().step(), ", ",
                                  ShortDuration(age), " old, in ",
                                  job.last_checkpoint().directory()));
   }
-  if (job.has_storage_failure()) lines.push_back(StorageLine(job));
+  if (job.has_storage_failure()) texts.push_back(StorageLine(job));
   for (const std::string& warning : job.warnings()) {
-    if (!IsTerminal(job.state())) lines.push_back(absl::StrCat("warning: ", warning));
+    if (!IsTerminal(job.state())) texts.push_back(absl::StrCat("warning: ", warning));
   }
   if (job.has_culprit())
-    lines.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));
-  AppendWorkers(job, workers_max, &lines);
+    texts.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));
+  std::vector<std::string> lines;
+  for (const std::string& text : texts) {
+    for (std::string& line : WrapToWidth(text, terminal.width, kWrappedLinesMax)) {
+      lines.push_back(std::move(line));
+    }
+  }
+  const int room = terminal.height <= 0 ? INT_MAX : terminal.height;
+  AppendWorkers(job, std::min(workers_max, room - static_cast<int>(lines.size()) - 2), &lines);
+  if (static_cast<int>(lines.size()) > room) lines.resize(static_cast<size_t>(room));
   for (std::string& line : lines) line = CutToWidth(line, terminal.width);
   const std::string state = StateName(job.state());
   const size_t at = lines[0].find(state, job.job_id().size());
@@ -261,13 +288,16 @@ std::vector<std::string> PlainLog::Update(const Job& job, absl::Duration now) {
       lines.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));
     }
   }
-  const int64_t steps = std::max<int64_t>(1, job.spec().train().steps());
-  const bool tenth = 10 * job.last_step() / steps != 10 * std::max<int64_t>(step_, 0) / steps;
+  const bool last = job.last_step() == job.spec().train().steps();
   const bool progressed = job.last_step() != step_ && job.last_record().step() > 0;
-  if (progressed && (step_ < 0 || tenth || now - progress_at_ >= kPlainInterval)) {
+  if (progressed && (step_ < 0 || last || now - progress_at_ >= kPlainInterval)) {
     lines.push_back(PlainProgress(job));
     step_ = job.last_step();
     progress_at_ = now;
+  }
+  for (const std::string& warning : job.warnings()) {
+    if (job.reason() == "Preflight") break;  // each node may add itself to one
+    if (warnings_.insert(warning).second) lines.push_back(absl::StrCat("warning: ", warning));
   }
   started_ = true;
   state_ = job.state();
@@ -277,33 +307,63 @@ std::vector<std::string> PlainLog::Update(const Job& job, absl::Duration now) {
   return lines;
 }
 
+// Requires: the cursor is below the block. A terminal that became narrower has wrapped its lines
+// again.
 void LiveView::Erase() {
-  if (lines_drawn_ > 0) std::fprintf(out_, "\033[%dA\r\033[J", lines_drawn_);
-  lines_drawn_ = 0;
+  int rows = 0;
+  for (const int width : widths_drawn_) {
+    rows += std::max(1, (width + terminal_.width - 1) / terminal_.width);
+  }
+  if (terminal_.height > 0) rows = std::min(rows, terminal_.height - 1);
+  if (rows > 0) std::fprintf(out_, "\033[%dA\r\033[J", rows);
+  widths_drawn_.clear();
+}
+
+// A block that stays is never erased, so the terminal may wrap its lines and scroll it.
+void LiveView::Draw() {
+  Erase();
+  const bool stays = IsTerminal(job_.state());
+  Terminal room = terminal_;
+  room.width = stays ? kUnlimitedWidth : terminal_.width;
+  // The cursor needs the row below.
+  room.height = stays || terminal_.height <= 0 ? 0 : std::max(1, terminal_.height - 1);
+  for (const std::string& line : RenderJob(job_, room, kWorkersMax)) {
+    std::fprintf(out_, "%s\n", line.c_str());
+    if (!stays) widths_drawn_.push_back(DisplayWidthOfColored(line));
+  }
+  std::fflush(out_);
 }
 
 void LiveView::Show(const Job& job, absl::Duration now) {
-  std::vector<std::string> lines;
   if (!terminal_.interactive) {
-    lines = plain_.Update(job, now);
-  } else {
-    if (drawn_ && job.state() == drawn_state_ && now - drawn_at_ < kRedrawInterval) return;
-    lines = RenderJob(job, terminal_, kWorkersMax);
-    Erase();
-    lines_drawn_ = static_cast<int>(lines.size());
+    for (const std::string& line : plain_.Update(job, now)) {
+      std::fprintf(out_, "%s\n", line.c_str());
+    }
+    std::fflush(out_);
+    return;
   }
-  for (const std::string& line : lines) std::fprintf(out_, "%s\n", line.c_str());
-  std::fflush(out_);
+  if (drawn_ && job.state() == job_.state() && now - drawn_at_ < kRedrawInterval) return;
+  job_ = job;
   drawn_ = true;
   drawn_at_ = now;
-  drawn_state_ = job.state();
+  terminal_ = look_();
+  Draw();
+}
+
+void LiveView::FollowSize() {
+  if (!terminal_.interactive || widths_drawn_.empty()) return;
+  const Terminal seen = look_();
+  if (seen.width == terminal_.width && seen.height == terminal_.height) return;
+  terminal_ = seen;
+  Draw();
 }
 
 void LiveView::Say(const std::string& line) {
+  const bool has_block = !widths_drawn_.empty();
   Erase();
   std::fprintf(out_, "%s\n", line.c_str());
+  if (has_block) Draw();
   std::fflush(out_);
-  drawn_ = false;
 }
 
 }  // namespace megascale::cli

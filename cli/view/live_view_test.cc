@@ -1,5 +1,10 @@
-#include "cli/live_view.h"
+#include "cli/view/live_view.h"
 
+#include <stdio.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -124,7 +129,7 @@ TEST(LiveViewTest, ManyWorkersAreCounted) {
   Job job = RunningJob();
   for (int rank = 2; rank < 100; ++rank) *job.add_ranks() = job.ranks(0);
   const Lines lines = RenderJob(job, Plain(80), 16);
-  EXPECT_EQ(lines.size(), 3u + 1 + 16 + 1);
+  EXPECT_EQ(lines.size(), 4u + 1 + 16 + 1);
   EXPECT_EQ(lines.back(), "       and 84 more workers");
 }
 
@@ -149,8 +154,121 @@ TEST(LiveViewTest, AnEndedJobShowsNoWorkers) {
   job.set_state(control::v1::JOB_STATE_SUCCEEDED);
   job.set_last_step(800);
   const Lines lines = RenderJob(job, Plain(80), 16);
-  EXPECT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines.size(), 4u);
   EXPECT_EQ(lines[1], "step 800/800  [" + std::string(40, '#') + "]  100.0 %");
+}
+
+TEST(LiveViewTest, WhatIsTooWideGoesOnInTheNextLine) {
+  Job job = RunningJob();
+  job.clear_ranks();
+  job.mutable_last_checkpoint()->set_step(100);
+  job.mutable_last_checkpoint()->set_directory("/home/somebody/" + std::string(50, 'd'));
+  const Lines lines = RenderJob(job, Plain(80), 16);
+  EXPECT_EQ(lines,
+            (Lines{
+                "fortunes-1a2b  RUNNING",
+                "step 200/800  [##########..............................]   25.0 %   39s left",
+                "loss 1.9123   gradient norm 0.420   lr 1.80e-03",
+                "31,204 tokens/s, MFU 41.2 % of 430 GFLOP/s",
+                "checkpoint of step 100, 0s old, in",
+                "  /home/somebody/" + std::string(50, 'd'),
+            }));
+}
+
+TEST(LiveViewTest, ALowTerminalShowsFewerWorkers) {
+  Job job = RunningJob();
+  for (int rank = 2; rank < 100; ++rank) *job.add_ranks() = job.ranks(0);
+  for (const int height : {1, 2, 3, 4, 5, 6, 8, 20}) {
+    Terminal terminal = Plain(120);
+    terminal.height = height;
+    const Lines lines = RenderJob(job, terminal, 16);
+    EXPECT_LE(lines.size(), static_cast<size_t>(height));
+    EXPECT_EQ(lines[0], "fortunes-1a2b  RUNNING");
+    EXPECT_EQ(lines.back().find(" more workers") != std::string::npos, height >= 6) << height;
+  }
+}
+
+// A terminal that wraps lines again when its width changes. The cursor cannot reach rows that have
+// scrolled off its top.
+class Screen {
+ public:
+  Screen() : out_(::open_memstream(&text_, &size_)) {}
+  ~Screen() {
+    std::fclose(out_);
+    std::free(text_);
+  }
+  std::FILE* out() { return out_; }
+  Terminal Look() const { return terminal; }
+
+  // Returns all lines, also those that have scrolled off the screen.
+  Lines Read() {
+    std::fflush(out_);
+    for (; read_ < size_; ++read_) {
+      int up = 0;
+      if (std::sscanf(text_ + read_, "\033[%dA\r\033[J", &up) == 1) {
+        EXPECT_LT(up, terminal.height) << "beyond the screen's top";
+        while (up > 0 && lines_.size() > 1) {
+          lines_.pop_back();
+          up -= std::max(1, (DisplayWidth(lines_.back()) + terminal.width - 1) / terminal.width);
+          lines_.back().clear();
+        }
+        EXPECT_EQ(up, 0) << "not at the beginning of a line";
+        read_ = static_cast<size_t>(std::strchr(text_ + read_, 'J') - text_);
+      } else if (text_[read_] == '\n') {
+        lines_.emplace_back();
+      } else {
+        lines_.back() += text_[read_];
+      }
+    }
+    return {lines_.begin(), lines_.end() - 1};
+  }
+
+  Terminal terminal = {true, false, false, 100, 7};
+
+ private:
+  char* text_ = nullptr;
+  size_t size_ = 0;
+  size_t read_ = 0;
+  std::FILE* out_;
+  Lines lines_ = {""};
+};
+
+TEST(LiveViewTest, RedrawsInPlaceOnALowTerminalWhoseSizeChanges) {
+  Screen screen;
+  LiveView view([&] { return screen.Look(); }, screen.out());
+  Job job = RunningJob();
+  for (int rank = 2; rank < 100; ++rank) *job.add_ranks() = job.ranks(0);
+  for (int second = 0; second < 3; ++second) {
+    view.Show(job, absl::Seconds(second));
+    EXPECT_EQ(screen.Read().size(), 6u) << "the block, once";
+  }
+  screen.terminal.width = 40;
+  screen.terminal.height = 12;
+  view.FollowSize();
+  const Lines narrow = screen.Read();
+  EXPECT_EQ(narrow.size(), 11u);
+  EXPECT_EQ(narrow[0], "fortunes-1a2b  RUNNING");
+  view.Say("a note");
+  EXPECT_EQ(screen.Read().size(), 12u) << "the note, and the block below it";
+  EXPECT_EQ(screen.Read()[0], "a note");
+  view.FollowSize();  // no change
+  EXPECT_EQ(screen.Read().size(), 12u);
+}
+
+TEST(LiveViewTest, TheBlockOfAnEndedJobStaysAndIsWhole) {
+  Screen screen;
+  screen.terminal.width = 80;
+  LiveView view([&] { return screen.Look(); }, screen.out());
+  Job job = RunningJob();
+  view.Show(job, absl::Seconds(0));
+  job.set_state(control::v1::JOB_STATE_FAILED);
+  job.mutable_last_checkpoint()->set_directory("/" + std::string(200, 'd'));
+  view.Show(job, absl::Seconds(1));
+  view.Say("then followed: nothing");
+  const Lines lines = screen.Read();
+  EXPECT_EQ(lines[0], "fortunes-1a2b  FAILED");
+  EXPECT_NE(lines[3].find(std::string(200, 'd')), std::string::npos) << "a path to copy";
+  EXPECT_EQ(lines.back(), "then followed: nothing");
 }
 
 TEST(PlainLogTest, TellsEveryStateOnceAndProgressNowAndThen) {
@@ -165,15 +283,45 @@ TEST(PlainLogTest, TellsEveryStateOnceAndProgressNowAndThen) {
   job.set_last_step(1);
   EXPECT_EQ(log.Update(job, absl::Seconds(10)).size(), 2u);
   job.set_last_step(2);
-  EXPECT_EQ(log.Update(job, absl::Seconds(11)), Lines{});
+  EXPECT_EQ(log.Update(job, absl::Seconds(19)), Lines{});
   job.set_last_step(3);
   EXPECT_EQ(
-      log.Update(job, absl::Seconds(12)),
+      log.Update(job, absl::Seconds(20)),
       Lines{"step 3/800 (0 %)  loss 1.9123  31,204 tokens/s, MFU 41.2 % of 430 GFLOP/s  52s left"});
-  job.set_last_step(81);
-  EXPECT_EQ(log.Update(job, absl::Seconds(12.5)).size(), 1u);
-  job.set_last_step(82);
-  EXPECT_EQ(log.Update(job, absl::Seconds(12.6)), Lines{});
+  job.set_last_step(700);
+  EXPECT_EQ(log.Update(job, absl::Seconds(29)), Lines{});
+  job.set_last_step(800);
+  EXPECT_EQ(log.Update(job, absl::Seconds(29)).size(), 1u) << "the last step";
+}
+
+TEST(PlainLogTest, TellsEveryWarningOnce) {
+  PlainLog log;
+  Job job = RunningJob();
+  log.Update(job, absl::Seconds(0));
+  job.add_warnings("node n0: 4 threads share 2 cores");
+  job.set_reason("Preflight");
+  EXPECT_EQ(log.Update(job, absl::Seconds(0)), Lines{}) << "another node may share it";
+  job.clear_reason();
+  EXPECT_EQ(log.Update(job, absl::Seconds(0)), Lines{"warning: node n0: 4 threads share 2 cores"});
+  EXPECT_EQ(log.Update(job, absl::Seconds(0)), Lines{});
+}
+
+TEST(TrainingTimeEstimateTest, IsForJobsWhoseStepsAreNotMeasuredYet) {
+  Job job = RunningJob();
+  EXPECT_EQ(TrainingTimeEstimate(job), "");
+  job.set_tokens_per_second(0);
+  job.mutable_spec()->mutable_model()->set_hidden_size(256);
+  job.mutable_spec()->mutable_model()->set_num_hidden_layers(4);
+  job.mutable_spec()->mutable_model()->set_num_attention_heads(4);
+  job.mutable_spec()->mutable_model()->set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
+  // 600 steps of 2,048 tokens of 2e7 FLOP.
+  EXPECT_EQ(TrainingTimeEstimate(job),
+            "about 1m55s of training (estimate: half of 430 GFLOP/s; measured steps tell better)");
+  job.set_flops_ceiling(0);
+  EXPECT_EQ(TrainingTimeEstimate(job), "") << "before the preflight";
+  job.set_flops_ceiling(4.3e11);
+  job.set_state(control::v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(TrainingTimeEstimate(job), "");
 }
 
 TEST(PlainLogTest, TellsCheckpointsAndWhyAnAttemptEnded) {

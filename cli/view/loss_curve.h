@@ -21,14 +21,14 @@ struct CurvePoint {
 };
 
 struct CurveOptions {
-  int width = 72;       // columns of the plot, labels not counted; from 2
-  int height = 12;      // rows of the plot; from 2
+  int width = 72;       // columns of the plot, without labels; >= 2
+  int height = 12;      // rows of the plot; >= 2
   bool unicode = true;  // Braille dots and box lines; else ASCII
 };
 
-// Lines from top to bottom. Points in any order; steps that share a column are averaged, columns
-// without a step are bridged, values that are not finite are left out. Without any point: one line
-// that says so.
+// Returns the lines from top to bottom. Points may be in any order; steps that share a column are
+// averaged, columns without a step are bridged, values that are not finite are left out. Without
+// points it returns one line that says so.
 std::vector<std::string> DrawCurve(const std::vector<CurvePoint>& points,
                                    const CurveOptions& options);
 

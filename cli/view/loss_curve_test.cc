@@ -1,4 +1,4 @@
-#include "cli/loss_curve.h"
+#include "cli/view/loss_curve.h"
 
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "cli/terminal.h"
+#include "cli/view/terminal.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// What the locale says; `unsaid` where it says nothing.
+// Returns true if the locale is UTF-8; `unsaid` if no locale is set.
 bool LocaleIsUtf8(bool unsaid) {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const std::string value = absl::AsciiStrToLower(Environment(name));
@@ -44,6 +44,7 @@ Terminal DetectTerminal(int fd) {
   winsize size = {};
   if (terminal.interactive && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     terminal.width = std::clamp<int>(size.ws_col, 20, 300);
+    terminal.height = size.ws_row;
   }
   return terminal;
 }
@@ -74,6 +75,26 @@ std::string CutToWidth(absl::string_view text, int width) {
     cut += absl::ascii_iscntrl(static_cast<unsigned char>(c)) ? ' ' : c;
   }
   return cut;
+}
+
+std::vector<std::string> WrapToWidth(absl::string_view text, int width, int lines_max) {
+  std::vector<std::string> lines;
+  std::string indent;
+  while (DisplayWidth(indent) + DisplayWidth(text) > width &&
+         static_cast<int>(lines.size()) + 1 < lines_max) {
+    std::string line = CutToWidth(text, width - DisplayWidth(indent));
+    const bool ends_at_space = line.size() < text.size() && text[line.size()] == ' ';
+    const size_t space = ends_at_space ? line.size() : line.rfind(' ');
+    if (space != std::string::npos && space > 0) line.resize(space);
+    text.remove_prefix(line.size());
+    text = absl::StripLeadingAsciiWhitespace(text);
+    lines.push_back(absl::StrCat(indent, line));
+    indent = "  ";
+  }
+  if (!text.empty() || lines.empty()) {
+    lines.push_back(CutToWidth(absl::StrCat(indent, text), width));
+  }
+  return lines;
 }
 
 int DisplayWidth(absl::string_view text) {

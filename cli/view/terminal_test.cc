@@ -1,17 +1,20 @@
-// What is found out about an output: a pseudo-terminal, a pipe, and what the environment says.
-#include "cli/terminal.h"
+// The detection of terminals: with a pseudo-terminal, a pipe and different environments.
+#include "cli/view/terminal.h"
 
 #include <gtest/gtest.h>
 #include <pty.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <string>
+
 #include "runtime/base/fd.h"
 
 namespace megascale::cli {
 namespace {
 
-// A terminal of 132 columns, in an environment that says nothing but TERM.
+// A terminal of 132 columns, in an environment that has only TERM.
 class TerminalTest : public ::testing::Test {
  protected:
   TerminalTest() {
@@ -66,6 +69,38 @@ TEST_F(TerminalTest, TheLocaleSaysWhetherUtf8IsShown) {
   EXPECT_FALSE(DetectTerminal(terminal_.get()).unicode);
   ::setenv("LC_ALL", "de_DE.UTF-8", 1);
   EXPECT_TRUE(DetectTerminal(terminal_.get()).unicode);
+}
+
+// Returns the output of a WorkProgress over 30 s, with one of 60 units done each second.
+std::string ProgressOfHalfAMinute(bool interactive) {
+  std::FILE* const file = std::tmpfile();
+  {
+    Terminal terminal;
+    terminal.interactive = interactive;
+    const absl::Duration start = absl::Hours(1);
+    WorkProgress line({"text", "windows"}, terminal, file, start);
+    for (int i = 1; i <= 30; ++i) line.Show(i, 60, start + absl::Seconds(i));
+  }
+  std::string written(static_cast<size_t>(std::ftell(file)), '\0');
+  std::rewind(file);
+  EXPECT_EQ(std::fread(written.data(), 1, written.size(), file), written.size());
+  std::fclose(file);
+  return written;
+}
+
+TEST(WorkProgressTest, OffATerminalALineEveryTenSeconds) {
+  EXPECT_EQ(ProgressOfHalfAMinute(false),
+            "text: 10 of 60 windows, 50s left\n"
+            "text: 20 of 60 windows, 40s left\n"
+            "text: 30 of 60 windows, 30s left\n");
+}
+
+TEST(WorkProgressTest, OnATerminalOneLineIsRedrawnAndErased) {
+  const std::string written = ProgressOfHalfAMinute(true);
+  EXPECT_EQ(written.find("\r\033[Ktext: 1 of 60 windows, 59s left\r\033[K"), 0u) << written;
+  EXPECT_EQ(written.find('\n'), std::string::npos);
+  const std::string end = "30s left\r\033[K";
+  EXPECT_EQ(written.substr(written.size() - end.size()), end);
 }
 
 }  // namespace

@@ -1,0 +1,44 @@
+// The text of --help: a manual page of one command, or of the program. Headings are bold on a
+// terminal with colour, else plain text.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "cli/view/terminal.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace megascale::cli {
+
+// Returns the sections NAME, SYNOPSIS, DESCRIPTION, COMMANDS or ARGUMENTS and OPTIONS, EXAMPLES,
+// EXIT STATUS, ENVIRONMENT. The first line of the command's description goes to NAME; an option's
+// option_text follows the option's name. Lines are as wide as the terminal, at most 100 columns.
+std::string FormatHelp(const CLI::App& app, const Terminal& terminal);
+
+// Returns the command with its parents, "megascale certs init".
+std::string FullName(const CLI::App& app);
+
+// Parts of a page.
+std::string FirstLine(const std::string& text);
+std::vector<const CLI::App*> ShownCommands(const CLI::App& app);
+std::string Synopsis(const CLI::App& app);          // "megascale cancel [OPTION]… JOB"
+std::string OptionName(const CLI::Option& option);  // "--grace TIME"
+absl::string_view ExitStatusText();
+absl::string_view EnvironmentText();
+
+// Returns a script to source, or to install as completions/megascale of bash-completion.
+std::string BashCompletion(const CLI::App& program);
+
+// Returns a script to source after compinit, or to install as _megascale in a folder of $fpath.
+std::string ZshCompletion(const CLI::App& program);
+
+// Returns the page megascale(1): the --help texts of the program and of every command. Characters
+// beyond ASCII are written by their roff names.
+std::string ManualPage(const CLI::App& program, const std::string& version);
+
+}  // namespace megascale::cli

@@ -1,0 +1,40 @@
+// The final report of `local`: the loss curve, the held-out loss compared with xz, a sample, and
+// commands to type next.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cli/view/loss_curve.h"
+#include "proto/control.pb.h"
+#include "runtime/inference/inference.h"
+
+namespace megascale::cli {
+
+struct TrainingReport {
+  std::string checkpoint;  // directory
+  HeldOutLoss held_out;
+  std::string not_measured;     // why held_out is unset; empty: it is set
+  double xz_bits_per_byte = 0;  // for the same bytes; 0: xz is not installed
+  std::string sample;
+};
+
+// Loads the job's last checkpoint, measures the held-out loss and samples text. Held-out text that
+// is too short to measure (less than a window) is not an error, because the job has trained.
+// Errors: those of Inference::Load and Inference::Sample.
+absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job,
+                                                  const EvaluateOptions& options);
+
+// Returns the losses from metrics.jsonl in the job's folder, or `seen` if that cannot be read.
+std::vector<CurvePoint> LossesOf(const control::v1::Job& job, const std::vector<CurvePoint>& seen);
+
+void PrintCurve(const std::vector<CurvePoint>& losses);
+// Returns `path` in the shortest form to type: relative if it is below the current directory,
+// quoted if a shell would split or change it.
+std::string PathToType(const std::string& path);
+// Prints the report. `program`: how the user would type this program's name.
+void PrintTrainingReport(const TrainingReport& report, const std::string& program);
+void PrintTrainingReportJson(const control::v1::Job& job, const TrainingReport& report);
+
+}  // namespace megascale::cli

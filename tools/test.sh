@@ -1,24 +1,46 @@
 #!/usr/bin/env bash
-# Runs tests and closes with one line "N passed, N failed". Usage: tools/test.sh [bazel flags] -- TARGET…
+# Builds and runs tests; closes with the slowest tests, the minutes, what was skipped and, as its last line, "N passed, N failed".
+# Usage: tools/test.sh [--strict] [bazel flags] -- TARGET…
+#   --strict  a test that is skipped because a tool or a privilege is missing fails; the default where CI is set
+# The build comes first and alone, so that no test competes with a compiler. Tests mostly wait for each other's processes:
+# twice as many as there are cores run side by side.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 startup=()
 [[ -n "${BAZEL_OUTPUT_BASE:-}" ]] && startup=(--output_base="$BAZEL_OUTPUT_BASE")
+strict=()
+[[ -n "${CI:-}" && "${CI:-}" != false ]] && strict=(--strict)
 flags=()
+build_flags=()
 while [[ $# -gt 0 && $1 != -- ]]; do
-  flags+=("$1")
+  case "$1" in
+    --strict) strict=(--strict) ;;
+    --test_summary=* | --test_verbose_timeout_warnings) flags+=("$1") ;; # `bazel build` does not know them
+    --config=tsan)
+      flags+=("$1")
+      build_flags+=("$1" --config=tsan_tests)
+      ;;
+    *)
+      flags+=("$1")
+      build_flags+=("$1")
+      ;;
+  esac
   shift
 done
 shift
+side_by_side=$((2 * $(nproc)))
 
 log=$(mktemp /tmp/megascale-test-XXXXXX)
 trap 'rm -f "$log"' EXIT
-bazel "${startup[@]}" test "${flags[@]}" --keep_going -- "$@" 2>&1 | tee "$log"
+begin=$(date +%s.%N)
+bazel "${startup[@]}" build "${build_flags[@]}" --keep_going -- "$@"
+built=$(date +%s.%N)
+bazel "${startup[@]}" test --jobs=$side_by_side --local_test_jobs=$side_by_side "${flags[@]}" --keep_going -- "$@" 2>&1 |
+  tee "$log"
 status=${PIPESTATUS[0]}
-
-passed=$(grep -cE '^//\S+ +(\(([0-9]+\/[0-9]+ )?cached\) )?PASSED' "$log")
-failed=$(grep -cE '^//\S+ +(\(([0-9]+\/[0-9]+ )?cached\) )?(FAILED|TIMEOUT|NO STATUS|FLAKY)' "$log")
-if [[ $status -ne 0 && $failed -eq 0 ]]; then failed=1; fi
-echo "$passed passed, $failed failed"
-exit "$status"
+ran=$(date +%s.%N)
+seconds() { awk -v a="$1" -v b="$2" 'BEGIN { print b - a }'; }
+python3 tools/test_summary.py --bazel-log "$log" --bazel-status "$status" "${strict[@]}" \
+  --testlogs "$(bazel "${startup[@]}" info "${build_flags[@]}" bazel-testlogs 2> /dev/null)" \
+  --build-seconds "$(seconds "$begin" "$built")" --run-seconds "$(seconds "$built" "$ran")"

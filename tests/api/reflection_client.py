@@ -64,7 +64,7 @@ class ReflectionClient:
         return sorted(service.name for service in answer.list_services_response.service)
 
     def methods(self, service):
-        """Of a service: name -> its descriptor."""
+        """Returns the methods of a service: name -> descriptor."""
         return dict(self._service(service).methods_by_name)
 
     def call(self, method, request, timeout=DEADLINE_S):
@@ -89,7 +89,7 @@ class ReflectionClient:
         return next(iter(stub(iter([self._question(**question)]), timeout=DEADLINE_S)))
 
     def _learn(self, answer):
-        """Adds files to the pool, what they import first."""
+        """Adds files to the pool, each after the files that it imports."""
         for serialized in answer.file_descriptor_response.file_descriptor_proto:
             file = descriptor_pb2.FileDescriptorProto.FromString(serialized)
             if file.name in self._files:

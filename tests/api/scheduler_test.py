@@ -104,7 +104,7 @@ class Cluster:
 
 
 def is_part(part, whole):
-    """Whether everything in `part` is in `whole`, at the same place."""
+    """Returns true if everything in `part` is in `whole`, at the same place."""
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(key in whole and is_part(value, whole[key])
                                                for key, value in part.items())
@@ -178,7 +178,7 @@ class SchedulerTest(unittest.TestCase):
         self.assertEqual(first["submittedAt"], again["submittedAt"])
         code, details = self.refusal("SubmitJob", {"job_id": "twice", "spec": toy_spec(4)})
         self.assertEqual(code, grpc.StatusCode.ALREADY_EXISTS)
-        self.assertEqual(details, "job id twice: is taken by a job with another specification; give another id, or none")
+        self.assertEqual(details, "job id twice: is taken by a job with another specification; choose another job id, or leave it out")
 
     def test_a_running_job_is_cancelled_once_and_again(self):
         self.call("SubmitJob", {"job_id": "endless", "spec": toy_spec(1000000)})

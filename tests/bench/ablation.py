@@ -25,7 +25,7 @@ import tempfile
 
 JOB = pathlib.Path(__file__).with_name("ablation.yaml")
 SWITCHES = ("overlap_p2p_communication", "overlap_grad_reduce", "overlap_param_gather")
-# Name as paced_benchmark has it, what people read, the switches that are off. The first is what others are compared with.
+# Name in paced_benchmark, label for people, the switches that are off. The other rows are compared with the first.
 ROWS = (
     ("none", "no overlap", SWITCHES),
     ("p2p", "+ pipeline", ("overlap_grad_reduce", "overlap_param_gather")),
@@ -62,7 +62,7 @@ def train(program, layout, off, steps, directory):
 
 
 def check_same_bits(losses):
-    """Exits where two rows ended with another loss."""
+    """Exits if two rows ended with different losses."""
     for name, loss in losses.items():
         if loss != losses["none"]:
             sys.exit(f"ablation: '{name}' ends with loss {loss}, 'none' with {losses['none']}: an overlap changed the numerics")
@@ -75,7 +75,7 @@ def spread(seconds):
 
 
 def summarize(seconds_by_name, tokens=None, of=ROWS):
-    """A row for each: medians, and gains over the first, relative to its time."""
+    """Returns a row for each case: its median, and its gain over the first, relative to the first's time."""
     rows = []
     for name, label, _ in of:
         seconds = seconds_by_name[name]
@@ -122,7 +122,7 @@ def measure_training(flags, skipped, of=ROWS, layout=()):
 
 
 def measure_paced(benchmark):
-    """Rows of the paced plan, what the longest path over each says, and whether they agree."""
+    """Returns the rows of the paced plan, the times that the longest path over each predicts, and whether they agree."""
     done = subprocess.run([benchmark, "--overlap", "--json"], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):
         sys.exit(f"ablation: {benchmark} ended with {done.returncode}")

@@ -22,7 +22,7 @@ import time
 JOB = pathlib.Path(__file__).with_name("layouts.yaml")
 SKIPPED = 3  # first steps, which touch memory for the first time
 DEADLINE_SECONDS = 600
-# What people read, and the fields of `parallel`. The first is what others are compared with.
+# Label for people, and the fields of `parallel`. The other layouts are compared with the first.
 LAYOUTS = (
     ("1 process, 2 threads", {"threads_per_rank": 2}),
     ("tensor 2 x data 2", {"threads_per_rank": 1, "tensor_model_parallel_size": 2, "data_parallel_size": 2}),
@@ -32,7 +32,7 @@ PARTS = ("compute", "optimizer", "tensor", "pipeline", "data_parallel", "data_wa
 
 
 class Cluster:
-    """A driver and an agent of four slots, in a folder of their own."""
+    """A driver and an agent with four slots, in their own folder."""
 
     def __init__(self, program, directory):
         self.program = program
@@ -70,7 +70,7 @@ class Cluster:
         return done.stdout
 
     def train(self, job_id, fields, steps):
-        """Seconds and tokens of each step, and where the time of the last ones went."""
+        """Returns seconds and tokens of each step, and where the time of the last steps went."""
         arguments = ["submit", str(JOB), "--job-id", job_id, "--retry-for", "30s", "--set", f"train.steps={steps}"]
         for field, value in fields.items():
             arguments += ["--set", f"parallel.{field}={value}"]
@@ -90,7 +90,7 @@ class Cluster:
 
 
 def shares(stage):
-    """Of a stage's step, in percent, what it went for; parts of less than 0.05 % are left out."""
+    """Returns where the time of a stage's step went, in percent; parts of less than 0.05 % are left out."""
     step = stage["step_seconds"]
     found = ((part, 100 * stage.get(f"{part}_seconds", 0.0) / step) for part in PARTS)
     return ", ".join(f"{part.replace('_', ' ')} {share:.1f} %" for part, share in found if share >= 0.05)

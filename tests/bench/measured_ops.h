@@ -1,7 +1,7 @@
-// An Ops that hands every call on to another one and keeps what it cost: time, and the work that it
-// could not do without. What step_benchmark's table is made of.
+// An Ops that passes every call on to another Ops and records its cost: time, and the minimum of
+// work that it needs. The source of step_benchmark's table.
 //
-// Threads: as the Ops behind it.
+// Threads: as the inner Ops.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "runtime/ops/ops.h"
+#include "runtime/ops/work.h"
 
 namespace megascale::bench {
 
@@ -26,12 +27,12 @@ struct ProductShape {
   bool operator<(const ProductShape& other) const { return Key() < other.Key(); }
 };
 
-// What all calls of one kind came to.
+// The total cost of all calls of one kind.
 struct Cost {
   double seconds = 0;
   int64_t num_calls = 0;
-  double flops = 0;  // of products; of attention, over the pairs that the mask leaves
-  double bytes = 0;  // least: each operand read once, each result written once
+  double flops = 0;  // of products, and of attention over the pairs that the mask leaves
+  double bytes = 0;  // minimum: each operand read once, each result written once
 };
 
 struct AttentionShape {
@@ -46,7 +47,7 @@ class MeasuredOps final : public ops::Ops {
 
   const std::map<ProductShape, Cost>& products() const { return products_; }
   const std::map<std::string, Cost>& others() const { return others_; }
-  const AttentionShape& attention() const { return attention_; }  // of the last call
+  const AttentionShape& attention() const { return attention_; }  // shape of the last call
   void Reset();
 
   ops::DType compute() const override { return inner_.compute(); }
@@ -72,7 +73,9 @@ class MeasuredOps final : public ops::Ops {
 
  private:
   template <typename Call>
-  void Measure(Cost& cost, double flops, double bytes, const Call& call);
+  void Measure(Cost& cost, const ops::Work& work, const Call& call);
+  template <typename Call>
+  void MeasureOther(const ops::Work& work, const Call& call);
 
   ops::Ops& inner_;
   std::map<ProductShape, Cost> products_;

@@ -18,7 +18,8 @@
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
 #include "runtime/base/check.h"
-#include "runtime/plan/roles.h"
+#include "runtime/plan/build/roles.h"
+#include "runtime/plan/plan_options.h"
 #include "tests/bench/paced_step.h"
 
 namespace megascale::bench {
@@ -50,12 +51,12 @@ struct Case {
 struct Outcome {
   double simulated = 0;  // milliseconds
   double measured = 0;   // median
-  // Of the measured step from what it should take.
+  // The relative difference between the measured and the simulated step.
   double difference() const { return measured / simulated - 1; }
 };
 
 simulate::DurationOf DurationOf(const Times& times) {
-  return [times](const plan::Instruction& instruction) -> int64_t {
+  return [times](const plan::RankPlan&, const plan::Instruction& instruction) -> int64_t {
     const auto time = times.find(instruction.kind());
     return time == times.end() ? 0 : std::llround(1e6 * time->second);
   };
@@ -83,8 +84,8 @@ plan::PlanOptions Shape(const Flags& flags, Schedule schedule, int chunks) {
   return options;
 }
 
-// The same model in each: 10 ms forward, 20 ms backward through a stage, half of it for the
-// weights.
+// All cases have the same model: a stage takes 10 ms forward and 20 ms backward, half of it for the
+// weights' gradients.
 std::vector<Case> Schedules(const Flags& flags) {
   constexpr double kForward = 10;
   constexpr double kBackward = 20;
@@ -111,8 +112,8 @@ std::vector<Case> Schedules(const Flags& flags) {
   return cases;
 }
 
-// Rows as in MegaScale's table 3, first without any overlap and then with one more each; and each
-// alone missing.
+// Cases as in MegaScale's table 3: first without overlap, then with one more overlap in each row;
+// and each overlap alone missing.
 std::vector<Case> Overlaps(const Flags& flags) {
   const Times times = {{OpKind::kLoadBatch, 5},        {OpKind::kForward, 5},
                        {OpKind::kBackward, 10},        {OpKind::kSendActivation, 2},

@@ -12,10 +12,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/test_world.h"
-#include "runtime/plan/test_streams.h"
+#include "runtime/comm/testing/test_world.h"
+#include "runtime/plan/build/channels.h"
+#include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/execute/testing/test_streams.h"
+#include "runtime/plan/plan_options.h"
 
 namespace megascale::bench {
 namespace {
@@ -61,7 +64,7 @@ comm::WorldSpec WorldOf(const plan::PlanOptions& options) {
   return world;
 }
 
-// When a rank ran a step, nanoseconds.
+// When a rank began and ended a step, in nanoseconds.
 struct Ran {
   int64_t begin = 0;
   int64_t end = 0;
@@ -73,7 +76,7 @@ class PacedRank {
   PacedRank(const PacedOptions& options, plan::RankPlan plan)
       : options_(options), plan_(std::move(plan)) {}
 
-  // Writes when each step ran, the first included.
+  // Runs all steps and writes their times, the first step's included.
   absl::Status Run(comm::Fabric& fabric, Ran* steps) {
     // Threads inherit it: the default lets each sleep last 50 us longer.
     MEGASCALE_CHECK(::prctl(PR_SET_TIMERSLACK, 1UL) == 0);
@@ -102,7 +105,7 @@ class PacedRank {
   }
 
  private:
-  // What a member tells the others.
+  // The message of a member to the others.
   struct Part {
     double ready = 0;     // nanoseconds of the machine's clock; exact for a hundred days
     double duration = 0;  // as it was stated to this member
@@ -110,7 +113,7 @@ class PacedRank {
 
   absl::Status Pace(const Instruction& instruction) {
     Part part = {.ready = static_cast<double>(NowNanos()),
-                 .duration = static_cast<double>(options_.duration(instruction))};
+                 .duration = static_cast<double>(options_.duration(plan_, instruction))};
     if (instruction.group != plan::GroupKind::kNone) {
       ASSIGN_OR_RETURN(part, Meet(instruction, part));
     }
@@ -118,7 +121,7 @@ class PacedRank {
     return absl::OkStatus();
   }
 
-  // When the last member was ready, and the longest that one states.
+  // Returns when the last member was ready, and the longest stated time.
   absl::StatusOr<Part> Meet(const Instruction& instruction, Part mine) {
     comm::Communicator& communicator = *communicators_.at({instruction.group, instruction.channel});
     const comm::CallInfo info = {.instruction_id = instruction.id.MessageId().packed()};

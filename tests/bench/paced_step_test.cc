@@ -1,11 +1,11 @@
-// Whatever the machine does meanwhile, a paced step is not shorter than the longest path over its
-// plan: no operation is left out, and none begins before what it waits for has ended, here and on
-// other ranks.
+// On any machine, a paced step is not shorter than the longest path over its plan: no operation is
+// left out, and each begins only after all that it waits for, here and on other ranks, has ended.
 #include "tests/bench/paced_step.h"
 
 #include <gtest/gtest.h>
 
-#include "runtime/plan/roles.h"
+#include "runtime/plan/build/roles.h"
+#include "runtime/plan/plan_options.h"
 
 namespace megascale::bench {
 namespace {
@@ -30,8 +30,8 @@ TEST(PacedStepTest, NoStepIsShorterThanItsLongestPath) {
         Shape({.data = 1, .pipeline = 3}, Schedule::kZeroBubbleH1, 1),
         Shape({.data = 1, .pipeline = 2, .tensor = 2}, Schedule::k1F1B, 1)}) {
     PacedOptions options = {.plan = shape, .num_steps = 3};
-    // Of a message, one end alone: it holds for the other, too.
-    options.duration = [](const Instruction& instruction) -> int64_t {
+    // Only one end of a message has the time; it counts for the other end, too.
+    options.duration = [](const plan::RankPlan&, const Instruction& instruction) -> int64_t {
       const bool receives = instruction.id != instruction.id.MessageId();
       return plan::IsPass(instruction.kind()) ? 3 * kMilli : receives ? 0 : 2 * kMilli;
     };

@@ -1,10 +1,10 @@
-// What the plan of a whole job costs: MegaScale's 175B step (8 stages of 6 chunks, tensor 8, 32
-// micro-batches) over 64 to 12,288 ranks. Planned by roles, and, for as many ranks as asked, with a
-// plan of every rank: both judge all ranks.
+// Measures the cost of planning a whole job: MegaScale's 175B step (8 stages of 6 chunks, tensor 8,
+// 32 micro-batches) over 64 to 12,288 ranks. It plans by roles and, up to the given number of
+// ranks, also with a plan for every rank; both validate all ranks.
 //
 //   plan_benchmark --every-rank 512
 //
-// Least seconds of a few runs; memory is what the process has used at most when a line is printed.
+// Seconds are the minimum of a few runs; memory is the process's peak when the line is printed.
 #include <sys/resource.h>
 
 #include <cstdio>
@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "runtime/base/benchmark_timer.h"
 #include "runtime/base/check.h"
-#include "runtime/base/least_seconds.h"
-#include "runtime/plan/roles.h"
-#include "runtime/plan/validate.h"
+#include "runtime/plan/build/roles.h"
+#include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/check/validate.h"
+#include "runtime/plan/plan_options.h"
 
 namespace megascale::bench {
 namespace {

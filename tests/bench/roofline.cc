@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "oneapi/dnnl/dnnl.hpp"
+#include "runtime/base/benchmark_timer.h"
 #include "runtime/base/check.h"
-#include "runtime/base/least_seconds.h"
 #include "runtime/tensor/arena.h"
 
 namespace megascale::bench {
@@ -26,7 +26,7 @@ memory::data_type TypeOf(ops::DType dtype) {
 
 enum class Layout : uint8_t { kPlain, kTransposed, kChosen };
 
-// [batch, rows, cols], or [rows, cols] where there is no batch.
+// Describes [batch, rows, cols], or [rows, cols] if there is no batch.
 memory::desc Describe(int64_t batch, int64_t rows, int64_t cols, memory::data_type type,
                       Layout layout) {
   const bool flat = batch == 0;
@@ -44,7 +44,8 @@ struct Product {
   bool accumulate;
 };
 
-// Numbers like those of training: zeros and denormals would flatter or punish.
+// Fills a buffer with numbers like those of training: zeros would make products faster, denormals
+// slower.
 void Fill(const memory& buffer, memory::data_type type) {
   uint32_t state = 1;
   const size_t bytes = buffer.get_desc().get_size();
@@ -92,11 +93,11 @@ double Seconds(const Product& p, Layout a_layout, Layout b_layout) {
   }
 }
 
-// Who calls oneDNN's sgemm: one thread for the whole product, which oneDNN then shares; or each for
-// its own rows or columns.
+// How threads call oneDNN's sgemm: one thread for the whole product, which oneDNN then splits; or
+// each thread for its own rows or columns.
 enum class Share : uint8_t { kWhole, kByRows, kByCols };
 
-// The same with sgemm.
+// As above, with sgemm.
 double GemmSeconds(const Product& p, Layout layout_a, Layout layout_b, Share share,
                    int num_threads) {
   const bool transpose_a = layout_a == Layout::kTransposed;
@@ -221,7 +222,8 @@ namespace {
 constexpr int kChains = 12;
 constexpr int64_t kLinks = int64_t{1} << 20;
 
-// Both return what depends on all of their kChains * kLinks instructions.
+// The results of both functions depend on all kChains * kLinks instructions, so that the compiler
+// keeps them.
 __attribute__((target("avx512f"))) float MultiplyAddIn512Bits() {
   const __m512 factor = _mm512_set1_ps(0.5f), term = _mm512_set1_ps(1.0f);
   __m512 sums[kChains];

@@ -9,7 +9,7 @@
 namespace megascale::chaos {
 namespace {
 
-// More than is asked for: the next run of the job may have gone further.
+// Trains further than requested, because the next run with faults may get further.
 constexpr int64_t kStepsBeyond = 60;
 
 }  // namespace
@@ -17,9 +17,9 @@ constexpr int64_t kStepsBeyond = 60;
 std::vector<std::string> JobFields(const ChaosJob& job) {
   std::vector<std::string> fields = {
       "train.steps=1000000",
-      // A process that is stopped before it ever spoke is found by this limit alone.
+      // Only this limit finds a process that is stopped before its first heartbeat.
       "fault.start_timeout=20s", "fault.restart_backoff=100ms",
-      // Several faults may hit one start.
+      // Several faults may hit the same start.
       "fault.max_restarts_without_progress=10"};
   fields.insert(fields.end(), job.fields.begin(), job.fields.end());
   return fields;

@@ -1,4 +1,4 @@
-// The job of a chaos run, undisturbed: what a struck one is compared with.
+// The job of a chaos run without faults, to compare with.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@ inline constexpr int kSlots = 2;
 inline constexpr int kNumRanks = kNumAgents * kSlots;
 inline constexpr int kEndSeconds = 300;
 
-// `FIELD=VALUE` instead of the job file's. The job has no end of its own: it trains until all that
-// was meant for it has happened, however fast the machine is.
+// `FIELD=VALUE` pairs that replace the job file's. The job does not end by itself: it trains until
+// all faults have happened, however fast the machine is.
 struct ChaosJob {
   std::vector<std::string> fields = {};
 };
 
-// What a job has left when one of its checkpoints is complete.
+// The results of a job at one of its complete checkpoints.
 struct Ending {
-  int64_t step = 0;                 // the checkpoint's; 0: there is none
-  std::string digest;               // its bits
+  int64_t step = 0;                 // the checkpoint's step; 0: there is no checkpoint
+  std::string digest;               // the checkpoint's digest
   std::vector<std::string> losses;  // "step loss-bits" of every step up to it
 };
 
-// The fields with which a job is submitted, chaos or none.
+// Returns the fields with which the job is submitted, in both kinds of run.
 std::vector<std::string> JobFields(const ChaosJob& job);
 
 // The lines of `losses` up to `step`.
@@ -38,8 +38,8 @@ class CalmRun {
  public:
   explicit CalmRun(ChaosJob job) : job_(std::move(job)) {}
 
-  // What the job has left at its checkpoint of `step`. Trains, unless it has come that far before;
-  // an empty ending where the job did not get there.
+  // Returns the results at the checkpoint of `step`. Trains unless an earlier call has trained that
+  // far; an empty result if the job did not get there.
   Ending At(int64_t step);
 
  private:

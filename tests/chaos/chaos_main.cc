@@ -1,4 +1,5 @@
-// megascale-chaos: strikes a real cluster on this machine and says what came of it. See --help.
+// megascale-chaos: injects faults into a real cluster on this machine and reports the results. See
+// --help.
 #include <cstdio>
 #include <iostream>
 

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "controlplane/client/address.h"
+#include "controlplane/address/address.h"
 #include "runtime/base/clock.h"
 
 namespace megascale::chaos {
@@ -17,7 +17,7 @@ namespace {
 using control::v1::Job;
 
 constexpr int kAimSeconds = 30;
-// A moment as processes start may be over before it is seen: then they start again.
+// A moment while processes start may be over before the probe sees it: then they are started again.
 constexpr int kStarts = 5;
 constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
 constexpr int kHealSeconds = 150;
@@ -26,7 +26,7 @@ constexpr int64_t kStartsWithoutStore = 8;
 
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
-// Lets others run; short enough to hit an instruction.
+// Lets other processes run, for so short a time that the probe can still catch an instruction.
 void Breathe() { ::poll(nullptr, 0, 0); }
 
 bool IsTerminal(const Job& job) {
@@ -36,8 +36,8 @@ bool IsTerminal(const Job& job) {
 }
 
 bool IsOnARank(Aim aim) {
-  return aim != Aim::kAnyTime && aim != Aim::kShardWrite && aim != Aim::kCommit &&
-         aim != Aim::kRecovery;
+  return aim != Aim::kAnyTime && aim != Aim::kSockets && aim != Aim::kShardWrite &&
+         aim != Aim::kCommit && aim != Aim::kRecovery;
 }
 
 }  // namespace
@@ -84,7 +84,7 @@ Report ChaosRun::Run(int num_faults, CalmRun* calm) {
   return report_;
 }
 
-// With a checkpoint of weights that were trained after the last fault.
+// Waits for a checkpoint with weights that were trained after the last fault.
 void ChaosRun::Finish() {
   const int64_t healed = Job().last_step();
   control::v1::Job job;
@@ -122,7 +122,7 @@ void ChaosRun::Compare(const Ending& calm) {
   }
 }
 
-// Of a driver that is away, the last known job would be a guess: an empty one is returned.
+// Returns the job; an empty one while the driver is away, because the last known one may be wrong.
 Job ChaosRun::Job() { return client_->Get(kJobId).value_or(control::v1::Job()); }
 
 void ChaosRun::Inject(const Fault& fault) {
@@ -134,7 +134,9 @@ void ChaosRun::Inject(const Fault& fault) {
   const int tries = IsAtAStart(fault.aim) ? kStarts : 1;
   for (int i = 0; i < tries && !report.aimed; ++i) {
     before = Job();
+    attempt_with_sockets_ = 0;
     if (IsAtAStart(fault.aim) && before.last_step() > 0) {
+      attempt_with_sockets_ = NewestAttemptWithSockets(cluster_.directory());
       OpenRecovery();
       ++openers;
     }
@@ -162,13 +164,13 @@ void ChaosRun::Inject(const Fault& fault) {
     }
     Hit(strike, &aftermath);
   }
-  // Reports are late by a few steps: the ranks themselves know how far they came before the strike.
+  // Reports lag behind by a few steps, so ask the ranks themselves how far they were at the strike.
   int64_t reached = before.last_step();
   for (AgentProbe& probe : probes_) {
     for (const auto& rank : probe.Ranks()) reached = std::max(reached, rank.step());
   }
-  std::sort(aftermath.begin(), aftermath.end(),
-            [](const Aftermath& a, const Aftermath& b) { return a.due < b.due; });
+  std::stable_sort(aftermath.begin(), aftermath.end(),
+                   [](const Aftermath& a, const Aftermath& b) { return a.due < b.due; });
   for (const Aftermath& next : aftermath) {
     while (Now() < next.due) Breathe();
     next.act();
@@ -180,7 +182,7 @@ void ChaosRun::Inject(const Fault& fault) {
   say_(Describe(static_cast<int>(report_.faults.size()), report));
 }
 
-// Ends an attempt, so that its successor can be struck as it starts.
+// Ends an attempt, so that a fault can hit its successor while it starts.
 void ChaosRun::OpenRecovery() {
   Strike opener;
   opener.blow = {Victim::kWorker, SIGKILL, absl::ZeroDuration()};
@@ -188,7 +190,8 @@ void ChaosRun::OpenRecovery() {
   Hit(opener, &none);
 }
 
-// False at once where the start that was waited for, of an attempt after `attempt`, is over.
+// Waits for the fault's moment. Returns false at once if the awaited start, of an attempt after
+// `attempt`, is over.
 bool ChaosRun::WaitForAim(const Fault& fault, int64_t attempt) {
   const absl::Duration deadline = Now() + absl::Seconds(kAimSeconds);
   absl::Duration ask = Now() + kAskAgain;
@@ -205,7 +208,7 @@ bool ChaosRun::WaitForAim(const Fault& fault, int64_t attempt) {
   return false;
 }
 
-// What a moment is told by, for people who ask why it was not.
+// Describes what the probe sees, for people who ask why a moment was missed.
 std::string ChaosRun::WhatIsSeen() {
   const control::v1::Job job = Job();
   std::string text = absl::StrCat("the job is ", control::v1::JobState_Name(job.state()),
@@ -224,6 +227,8 @@ std::string ChaosRun::WhatIsSeen() {
 bool ChaosRun::IsNow(const Fault& fault) {
   if (!IsOnARank(fault.aim)) {
     switch (fault.aim) {
+      case Aim::kSockets:
+        return NewestAttemptWithSockets(cluster_.directory()) > attempt_with_sockets_;
       case Aim::kShardWrite:
         return IsBeingWritten(checkpoints_);
       case Aim::kCommit:
@@ -238,7 +243,7 @@ bool ChaosRun::IsNow(const Fault& fault) {
         return Job().last_step() > 0;
     }
   }
-  // A worker that is to be struck is itself watched; for others any rank will do.
+  // If the victim is a worker, watch that rank; for other victims any rank will do.
   const bool own = !fault.strikes.empty() && fault.strikes[0].blow.victim == Victim::kWorker;
   for (int agent = 0; agent < kNumAgents; ++agent) {
     const auto ranks = probes_[agent].Ranks();
@@ -290,9 +295,14 @@ void ChaosRun::Hit(const Strike& strike, std::vector<Aftermath>* aftermath) {
   if (strike.blow.victim == Victim::kStore) return HitStore(strike, aftermath);
   const pid_t pid = PidOf(strike);
   if (pid <= 0 || !e2e::IsAlive(pid)) return;  // the first strike's consequence
-  ::kill(pid, strike.blow.signal);
   const bool is_child =
       strike.blow.victim == Victim::kDriver || strike.blow.victim == Victim::kAgent;
+  if (strike.delay > absl::ZeroDuration()) {  // a child's only: its id stays its own until Reap
+    aftermath->push_back(
+        {Now() + strike.delay, [pid, signal = strike.blow.signal] { ::kill(pid, signal); }});
+  } else {
+    ::kill(pid, strike.blow.signal);
+  }
   if (strike.blow.signal == SIGSTOP) {
     if (strike.blow.pause == absl::InfiniteDuration()) {
       to_end_.push_back(pid);
@@ -302,7 +312,7 @@ void ChaosRun::Hit(const Strike& strike, std::vector<Aftermath>* aftermath) {
   } else if (!is_child) {
     to_end_.push_back(pid);
   } else {
-    aftermath->push_back({Now() + strike.absence, [this, strike] { Reap(strike); }});
+    aftermath->push_back({Now() + strike.delay + strike.absence, [this, strike] { Reap(strike); }});
   }
 }
 
@@ -321,7 +331,7 @@ void ChaosRun::Reap(const Strike& strike) {
   }
 }
 
-// What was struck for good is gone, and the job has stepped on.
+// True when processes that must end are gone and the job trains again.
 bool ChaosRun::IsHealed(int64_t reached, const control::v1::Job& now) const {
   if (std::any_of(to_end_.begin(), to_end_.end(), e2e::IsAlive)) return false;
   return now.state() == control::v1::JOB_STATE_RUNNING &&
@@ -355,12 +365,18 @@ void ChaosRun::Judge(const Fault& fault, int64_t openers, FaultReport* report) {
   int64_t most = IsSurvived(fault) ? 0 : openers;
   for (const Strike& strike : fault.strikes) {
     if (IsSurvived(fault)) break;
-    // Without the store one start after the other fails.
+    // While the store is away, every start fails.
     most += strike.blow.victim == Victim::kStore ? kStartsWithoutStore : 1;
   }
   if (recoveries > most) {
     Problem(absl::StrCat(where, ": ", recoveries, " recoveries, at most ", most,
                          " have a cause; said: ", report->said));
+  }
+  if (fault.strikes[0].blow.before_agent && recoveries > 0) {
+    const std::string there = absl::StrCat(" on n", fault.strikes[1].agent, ":");
+    if (report->said.find(there) == std::string::npos) {
+      Problem(absl::StrCat(where, ": the culprit is '", report->said, "', not one", there));
+    }
   }
   if (fault.strikes.size() > 1 || IsAtAStart(fault.aim)) return;
   if (fault.strikes[0].blow.victim != Victim::kWorker) return;

@@ -1,7 +1,7 @@
-// One job under faults: a driver, two agents, four workers and a redis-server as real processes,
-// struck at the moments that a seed names, each stroke followed until the job steps on. The first
-// checkpoint after the last fault must have the bits of a calm run; and nothing may have happened
-// that no fault asked for. Source: DESIGN section 1.4 (same bits after any crash).
+// One job under faults: a driver, two agents, four workers and a redis-server as real processes. A
+// seed names the faults and their moments; after each fault the run waits until the job trains
+// again. The first checkpoint after the last fault must have the bits of a calm run, and no failure
+// may occur without a fault. Source: DESIGN section 1.4 (same bits after any crash).
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 #include "absl/time/time.h"
 #include "controlplane/client/job_client.h"
-#include "runtime/comm/redis/test_redis_server.h"
+#include "runtime/comm/store/redis/test_redis_server.h"
 #include "tests/chaos/calm_run.h"
 #include "tests/chaos/fault.h"
 #include "tests/chaos/probe.h"
@@ -19,16 +19,16 @@
 
 namespace megascale::chaos {
 
-// One fault and what came of it.
+// One fault and its consequences.
 struct FaultReport {
   Fault fault;
-  bool aimed = true;    // the moment was seen; else the stroke fell when the wait for it ended
-  std::string seen;     // what the victim was in
-  int64_t step = 0;     // completed, at the stroke
-  int64_t attempt = 0;  // at the stroke, and when the job had stepped on
-  int64_t attempt_after = 0;
-  absl::Duration healed_after = absl::ZeroDuration();  // from the stroke to the next steps
-  std::string said;                                    // the culprit that `status` named; "": none
+  bool aimed = true;  // false: the awaited moment did not come, and the strike came at its timeout
+  std::string seen;   // what the victim was doing
+  int64_t step = 0;   // newest completed step at the strike
+  int64_t attempt = 0;                                 // at the strike
+  int64_t attempt_after = 0;                           // when the job trained again
+  absl::Duration healed_after = absl::ZeroDuration();  // from the strike to the next steps
+  std::string said;  // the culprit that `status` named; "": it named no culprit
 };
 
 struct Report {
@@ -36,18 +36,18 @@ struct Report {
   std::vector<FaultReport> faults;
   Ending ending;
   absl::Duration took = absl::ZeroDuration();
-  std::vector<std::string> problems;  // what must not have happened
+  std::vector<std::string> problems;  // things that must not have happened
 };
 
 class ChaosRun {
  public:
-  // `say` is told one line for every fault as it is over.
+  // `say` is called with one line after every fault.
   ChaosRun(uint64_t seed, ChaosJob job, std::function<void(const std::string&)> say);
 
   Report Run(int num_faults, CalmRun* calm);
 
  private:
-  // Something that has to be done a while after a stroke.
+  // Something to do a while after a strike.
   struct Aftermath {
     absl::Duration due;
     std::function<void()> act;
@@ -62,7 +62,7 @@ class ChaosRun {
   void Hit(const Strike& strike, std::vector<Aftermath>* aftermath);
   void HitStore(const Strike& strike, std::vector<Aftermath>* aftermath);
   pid_t PidOf(const Strike& strike);
-  bool IsThere(const Strike& strike);  // its victim
+  bool IsThere(const Strike& strike);  // true if its victim exists
   void Reap(const Strike& strike);
   bool IsHealed(int64_t reached, const control::v1::Job& now) const;
   void WaitUntilHealed(int64_t reached, FaultReport* report);
@@ -75,15 +75,16 @@ class ChaosRun {
   const ChaosJob job_;
   const std::function<void(const std::string&)> say_;
   Report report_;
-  comm::TestRedisServer store_;  // where ranks find each other as an attempt starts
+  comm::TestRedisServer store_;  // the rendezvous store
   e2e::Cluster cluster_;
   std::unique_ptr<client::JobClient> client_;
   std::vector<AgentProbe> probes_;  // by agent
   std::string checkpoints_;
-  std::vector<pid_t> to_end_;  // processes of the present fault that somebody must end or has ended
+  int64_t attempt_with_sockets_ = 0;  // the newest such attempt before the present fault
+  std::vector<pid_t> to_end_;         // victims of the present fault that must end
 };
 
-// One line for people: "fault 2: SIGKILL to rank 3 inside a collective …".
+// Returns one line for people: "fault 2: SIGKILL to rank 3 inside a collective …".
 std::string Describe(int number, const FaultReport& report);
 
 }  // namespace megascale::chaos

@@ -1,4 +1,5 @@
-// A dozen seeds, in several layouts. Others: `./dev chaos --seed S --faults N --set FIELD=VALUE`.
+// Runs one seed for each layout; `./dev soak` runs many. For other seeds:
+//   ./dev chaos --seed S --faults N --set FIELD=VALUE
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -10,13 +11,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tests/chaos/chaos_run.h"
+#include "tests/soak.h"
 
 namespace megascale::chaos {
 namespace {
 
 constexpr int kFaults = 3;
+constexpr uint64_t kSeeds = 4;
+constexpr uint64_t kSoakSeeds = 60;
 
-// Of data 2 x pipeline 2, where the layout does not say another.
+// Every layout has data 2 x pipeline 2 unless its fields say otherwise.
 const std::vector<std::string> kLayouts[] = {
     {"parallel.pipeline_schedule=1f1b"},
     {"parallel.virtual_pipeline_model_parallel_size=2", "parallel.zero_stage=2"},
@@ -26,7 +30,7 @@ const std::vector<std::string> kLayouts[] = {
 
 class ChaosTest : public ::testing::TestWithParam<uint64_t> {
  protected:
-  // Of all seeds with one layout.
+  // Shared by all seeds with one layout, which one shard of the test runs.
   static CalmRun* CalmRunOf(const ChaosJob& job) {
     static auto* const runs = new std::map<std::vector<std::string>, CalmRun>();
     return &runs->try_emplace(job.fields, job).first->second;
@@ -44,7 +48,8 @@ TEST_P(ChaosTest, TheJobHasTheBitsOfTheCalmRun) {
   for (const std::string& problem : report.problems) ADD_FAILURE() << problem;
 }
 
-INSTANTIATE_TEST_SUITE_P(ADozenSeeds, ChaosTest, ::testing::Range<uint64_t>(1, 13));
+INSTANTIATE_TEST_SUITE_P(Seeds, ChaosTest,
+                         ::testing::Range<uint64_t>(1, 1 + (IsSoak() ? kSoakSeeds : kSeeds)));
 
 }  // namespace
 }  // namespace megascale::chaos

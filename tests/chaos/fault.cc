@@ -11,6 +11,7 @@ namespace megascale::chaos {
 namespace {
 
 constexpr double kTwoAtOnce = 0.2;
+constexpr absl::Duration kAgentFollows = absl::Milliseconds(400);
 constexpr absl::Duration kLongestAbsence = absl::Seconds(2);
 // Below and above fault.heartbeat_timeout (5 s).
 constexpr absl::Duration kShortPause = absl::Seconds(2);
@@ -64,6 +65,7 @@ const std::vector<Blow>& AllBlows() {
       {Victim::kStore, SIGKILL, absl::ZeroDuration()},
       {Victim::kStore, SIGSTOP, kShortPause},
       {Victim::kStore, SIGTERM, absl::ZeroDuration()},
+      {Victim::kWorker, SIGSTOP, absl::InfiniteDuration(), true},
   };
   return *blows;
 }
@@ -86,7 +88,16 @@ std::vector<Fault> DrawFaults(uint64_t seed, int count, int num_ranks, int num_a
       fault.strikes.push_back(strike);
     };
     add(blows[number % blows.size()]);
-    if (draw.Chance(kTwoAtOnce)) add(blows[static_cast<size_t>(draw.Pick(4))]);
+    Strike agent = fault.strikes[0];
+    const bool two_at_once = draw.Chance(kTwoAtOnce);
+    if (agent.blow.before_agent) {
+      agent.blow = {Victim::kAgent, SIGKILL, absl::ZeroDuration()};
+      agent.agent = agent.rank / (num_ranks / num_agents);
+      agent.delay = kAgentFollows;
+      fault.strikes.push_back(agent);
+    } else if (two_at_once) {
+      add(blows[static_cast<size_t>(draw.Pick(4))]);
+    }
     faults.push_back(std::move(fault));
   }
   return faults;
@@ -98,6 +109,8 @@ std::string Describe(Aim aim) {
       return "at any time";
     case Aim::kStarting:
       return "while processes start";
+    case Aim::kSockets:
+      return "as the first tensor socket appears";
     case Aim::kLoading:
       return "while weights load";
     case Aim::kFirstStep:
@@ -143,12 +156,16 @@ std::string Describe(const Strike& strike) {
   if (blow.signal == SIGSTOP && blow.pause < absl::InfiniteDuration()) {
     absl::StrAppend(&text, " for ", absl::FormatDuration(blow.pause));
   }
+  if (blow.before_agent) absl::StrAppend(&text, " before its agent");
+  if (strike.delay > absl::ZeroDuration()) {
+    absl::StrAppend(&text, " after ", absl::FormatDuration(strike.delay));
+  }
   return text;
 }
 
 bool IsAtAStart(Aim aim) {
-  return aim == Aim::kStarting || aim == Aim::kLoading || aim == Aim::kFirstStep ||
-         aim == Aim::kRecovery;
+  return aim == Aim::kStarting || aim == Aim::kSockets || aim == Aim::kLoading ||
+         aim == Aim::kFirstStep || aim == Aim::kRecovery;
 }
 
 bool IsSurvived(const Fault& fault) {

@@ -1,6 +1,6 @@
-// Faults as data: what is done to which process, and at which moment of the job. Pure.
-// A seed stands for its faults: consecutive numbers of faults go through every pair of an aim and a
-// blow (their counts have no common divisor), and the rest is drawn.
+// Faults as data: what happens to which process, and at which moment of the job. Pure.
+// A seed determines its faults: consecutive faults go through every pair of an aim and a blow
+// (their counts have no common divisor), and the other fields are drawn.
 #pragma once
 
 #include <sys/types.h>
@@ -13,41 +13,44 @@
 
 namespace megascale::chaos {
 
-// The moment that is waited for, as the heartbeat slots, the checkpoint directory or the driver
-// show it.
+// The moment of a fault, as the heartbeat slots, the checkpoint directory or the driver show it.
 enum class Aim {
   kAnyTime,
-  kStarting,    // processes find each other
-  kLoading,     // weights or a checkpoint
-  kFirstStep,   // of an attempt
-  kForward,     // inside
-  kBackward,    // inside
+  kStarting,    // ranks find each other
+  kSockets,     // the first rank listens for the others
+  kLoading,     // ranks load weights or a checkpoint
+  kFirstStep,   // the first step of an attempt
+  kForward,     // inside a forward pass
+  kBackward,    // inside a backward pass
   kCollective,  // inside a reduction, a gather, a send or a receive
-  kSnapshot,    // device memory to shared memory
-  kShardWrite,  // a checkpoint's files are being written
-  kCommit,      // a checkpoint is complete and the driver has not said yet that it counts
+  kSnapshot,    // copying device memory to shared memory
+  kShardWrite,  // writing a checkpoint's files
+  kCommit,      // a checkpoint is complete and the driver has not committed it yet
   kRecovery,    // between two attempts
 };
-inline constexpr int kNumAims = 11;
+inline constexpr int kNumAims = 12;
 
 enum class Victim { kWorker, kHost, kAgent, kDriver, kStore };  // kStore: redis-server
 
 struct Blow {
   Victim victim;
   int signal;
-  // Of SIGSTOP: time to SIGCONT; infinite: whoever notices ends the process.
+  // For SIGSTOP: the time until SIGCONT; infinite: the product must notice and end the process.
   absl::Duration pause = absl::ZeroDuration();
+  // For a worker: its agent gets SIGKILL 0.4 s later.
+  bool before_agent = false;
 };
 
-// What can be done to a process.
+// Returns all blows.
 const std::vector<Blow>& AllBlows();
 
 struct Strike {
   Blow blow;
-  int rank = 0;   // of a worker
-  int agent = 0;  // of a host or an agent
-  // Until an agent, a driver or a store that ended is started again.
+  int rank = 0;   // the worker's rank
+  int agent = 0;  // the index of the host or agent
+  // Time until an agent, driver or store that ended is started again.
   absl::Duration absence = absl::ZeroDuration();
+  absl::Duration delay = absl::ZeroDuration();  // after the fault's first strike
 };
 
 struct Fault {
@@ -55,15 +58,15 @@ struct Fault {
   std::vector<Strike> strikes;  // one, or two at once
 };
 
-// The faults of a seed. Requires: `num_ranks` ranks and `num_agents` agents, at least 1 each.
+// Returns the faults of a seed. Requires: num_agents >= 1, each with the same number of ranks.
 std::vector<Fault> DrawFaults(uint64_t seed, int count, int num_ranks, int num_agents);
 
-// "inside a collective", "SIGKILL to rank 2", for people.
+// Return for people "inside a collective", "SIGKILL to rank 2".
 std::string Describe(Aim aim);
 std::string Describe(const Strike& strike);
 
-// True when the attempt must survive all strikes: what is hit is restarted in place, or not needed
-// by a job that trains.
+// True when the attempt must survive all strikes, because the victims are restarted in place or are
+// not needed while the job trains.
 bool IsSurvived(const Fault& fault);
 
 // True when the moment lies between the start of an attempt and its second step.

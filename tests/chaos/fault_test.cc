@@ -32,7 +32,8 @@ TEST(DrawFaultsTest, ADozenSeedsOfThreeFaultsHitEveryMomentWithEveryBlow) {
       aims.insert(fault.aim);
       const Blow& blow = fault.strikes[0].blow;
       blows.insert(std::to_string(static_cast<int>(blow.victim)) + " " +
-                   std::to_string(blow.signal) + " " + absl::FormatDuration(blow.pause));
+                   std::to_string(blow.signal) + " " + absl::FormatDuration(blow.pause) +
+                   (blow.before_agent ? " before its agent" : ""));
       two_at_once += fault.strikes.size() == 2;
     }
   }
@@ -50,6 +51,19 @@ TEST(DrawFaultsTest, EveryPairOfAMomentAndABlowComesOnceInARound) {
     pairs.insert({fault.aim, Describe(only_blow)});
   }
   EXPECT_EQ(pairs.size(), static_cast<size_t>(round));
+}
+
+TEST(DrawFaultsTest, AWorkerIsStoppedBeforeTheAgentThatItRunsUnder) {
+  int pairs = 0;
+  for (const Fault& fault : DrawFaults(1, kNumAims * static_cast<int>(AllBlows().size()), 4, 2)) {
+    if (!fault.strikes[0].blow.before_agent) continue;
+    ++pairs;
+    ASSERT_EQ(fault.strikes.size(), 2u);
+    EXPECT_EQ(fault.strikes[1].blow.victim, Victim::kAgent);
+    EXPECT_EQ(fault.strikes[1].agent, fault.strikes[0].rank / 2);
+    EXPECT_EQ(fault.strikes[1].delay, absl::Milliseconds(400));
+  }
+  EXPECT_EQ(pairs, kNumAims);
 }
 
 TEST(IsSurvivedTest, AJobThatTrainsNeedsNeitherItsDriverNorTheSameHost) {

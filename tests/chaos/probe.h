@@ -1,4 +1,4 @@
-// What a test sees of a running job without the product's help: the heartbeat slots that its agents
+// Observes a running job without the product's help: through the heartbeat slots that its agents
 // hold in shared memory (opened through /proc, at any moment, within microseconds), and the
 // checkpoint directory. Threads: one.
 #pragma once
@@ -11,7 +11,7 @@
 
 #include "absl/time/time.h"
 #include "proto/telemetry.pb.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "tests/chaos/fault.h"
 
 namespace megascale::chaos {
@@ -21,10 +21,10 @@ class AgentProbe {
  public:
   explicit AgentProbe(pid_t agent) : agent_(agent) {}
 
-  // The slots of its ranks, in rank order; empty when it holds no attempt. A slot whose process has
-  // not begun to write shows pid 0.
+  // Returns the slots of the agent's ranks, in rank order; empty: the agent has no attempt. A slot
+  // whose process has not begun to write has pid 0.
   std::vector<telemetry::v1::RankStatus> Ranks();
-  // 0: there is none.
+  // Returns the pid of the host process; 0: there is no host process.
   pid_t HostPid();
 
  private:
@@ -33,17 +33,21 @@ class AgentProbe {
   int NumSlots() const;
 
   pid_t agent_;
-  std::string inode_;  // of the memfd that is mapped
+  std::string inode_;  // inode of the mapped memfd
   std::unique_ptr<base::SharedMemory> heartbeats_;
   absl::Duration refreshed_ = -absl::InfiniteDuration();
 };
 
-// True when a rank that shows `status` is at `aim` (one of those that a slot can show).
+// True when a rank with `status` is at `aim`. Requires: a heartbeat slot can show `aim`.
 bool IsAt(Aim aim, const telemetry::v1::RankStatus& status);
 
-// The newest step directory in `checkpoints` has shards and no manifest yet.
+// Returns the newest attempt that has tensor sockets under `directory`: a rank listens there, or a
+// peer has connected; 0: there is no such attempt.
+int64_t NewestAttemptWithSockets(const std::string& directory);
+
+// True when the newest step directory in `checkpoints` has shards and no manifest yet.
 bool IsBeingWritten(const std::string& checkpoints);
-// The step of the newest complete checkpoint in `checkpoints`; 0: none.
+// Returns the step of the newest complete checkpoint in `checkpoints`; 0: there is no checkpoint.
 int64_t NewestComplete(const std::string& checkpoints);
 
 }  // namespace megascale::chaos

@@ -1,5 +1,5 @@
-// Who was away comes back: machines that froze, were replaced, and thaw with processes of an
-// attempt that is over. A driver that was away: driver_absence_test.
+// Absent machines come back: they froze, were replaced, and thaw with processes of an attempt that
+// is over. For an absent driver see driver_absence_test.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -22,7 +22,7 @@ using control::v1::Job;
 
 constexpr int kSteps = 700;
 
-// Every process of one machine.
+// All processes of one machine.
 class Machine {
  public:
   explicit Machine(pid_t agent) : processes_(DescendantsOf(agent, "")) {
@@ -31,7 +31,7 @@ class Machine {
 
   void Freeze() const { Signal(SIGSTOP); }
   void Thaw() const { Signal(SIGCONT); }
-  // All but the agent and its keeper, which go on.
+  // Returns the processes of jobs: all but the agent and its keeper.
   std::vector<pid_t> OfJobs() const { return DescendantsOf(processes_[0], "--link-fd"); }
 
  private:
@@ -41,7 +41,7 @@ class Machine {
   std::vector<pid_t> processes_;
 };
 
-// Names and sizes of all that is below a directory.
+// Returns names and sizes of all files below a directory.
 std::map<std::string, uintmax_t> Listing(const std::string& directory) {
   std::map<std::string, uintmax_t> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
@@ -50,14 +50,13 @@ std::map<std::string, uintmax_t> Listing(const std::string& directory) {
   return files;
 }
 
-// Checkpoints are deleted all the time here, by those who may.
+// Meanwhile the job's own hosts delete checkpoints all the time.
 TEST(AbsenceTest, MachinesThatThawAfterTheyWereReplacedChangeNothing) {
   Cluster cluster;
   cluster.StartDriver();
   cluster.StartAgent(0, 2);
   cluster.StartAgent(1, 2);
-  const std::vector<std::string> sets = {absl::StrCat("train.steps=", kSteps), "checkpoint.keep=2",
-                                         "fault.heartbeat_timeout=3s"};
+  const std::vector<std::string> sets = {absl::StrCat("train.steps=", kSteps), "checkpoint.keep=2"};
   cluster.Submit("calm", sets);
   ASSERT_EQ(cluster.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
   cluster.Submit("job", sets);
@@ -67,7 +66,7 @@ TEST(AbsenceTest, MachinesThatThawAfterTheyWereReplacedChangeNothing) {
     Machine machine(cluster.agent_pid(frozen));
     machine.Freeze();
     cluster.StartAgent(by, 2);
-    // On the new machine, and beyond what the frozen one knew.
+    // Wait until the job runs on the new machine, beyond the steps that the frozen one knew.
     EXPECT_TRUE(WaitUntil(
         [&] {
           const Job job = cluster.Status("job");
@@ -80,7 +79,7 @@ TEST(AbsenceTest, MachinesThatThawAfterTheyWereReplacedChangeNothing) {
     EXPECT_EQ(job.culprit().failure_class(), telemetry::v1::FAILURE_CLASS_UNREACHABLE);
     return machine;
   };
-  // Its processes of the old attempt are ended by its own agent, which is taken back.
+  // The driver accepts the machine's agent again, which ends its processes of the old attempt.
   const auto thaw = [&](const Machine& machine, const std::string& name) {
     const std::vector<pid_t> old = machine.OfJobs();
     EXPECT_GE(old.size(), 2u);
@@ -103,7 +102,7 @@ TEST(AbsenceTest, MachinesThatThawAfterTheyWereReplacedChangeNothing) {
   const auto before = Listing(checkpoints);
   const Job ended = cluster.Status("job");
   thaw(second, "n2");
-  // A shard that its host was writing may still come to be, in a directory that nobody loads.
+  // A shard that its host was writing may still be finished, in a directory that no rank loads.
   const auto now = Listing(checkpoints);
   EXPECT_TRUE(std::includes(now.begin(), now.end(), before.begin(), before.end()));
   const Job after = cluster.Status("job");

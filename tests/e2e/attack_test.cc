@@ -1,5 +1,6 @@
-// A driver's port under attack: what no client of ours sends, and too much of what it does send.
-// After each attack the driver serves others, and its memory has grown by no more than is said.
+// A driver's port under attack: messages that our clients never send, and far too many of those
+// that they do send. After each attack the driver serves others, and its memory has grown by no
+// more than the test allows.
 #include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -43,7 +44,7 @@ class AttackTest : public ::testing::Test {
     begin_kib_ = Of("VmRSS");
   }
 
-  // A channel of its own: others share their connections.
+  // Makes a stub with its own connection; gRPC's channels would share one.
   std::unique_ptr<pb::JobService::Stub> MakeStub() {
     grpc::ChannelArguments arguments;
     arguments.SetInt("attack", ++num_channels_);
@@ -53,7 +54,7 @@ class AttackTest : public ::testing::Test {
         cluster_.address(), grpc::InsecureChannelCredentials(), arguments));
   }
 
-  // A number of the driver's /proc/PID/status.
+  // Returns a number of the driver's /proc/PID/status.
   int64_t Of(const std::string& name) const {
     const std::string status =
         base::ReadFile(absl::StrCat("/proc/", cluster_.driver_pid(), "/status"), 1 << 16)
@@ -90,7 +91,7 @@ class AttackTest : public ::testing::Test {
     return fd;
   }
 
-  // True once the other end has closed.
+  // Waits until the other end has closed and returns true; false after `seconds`.
   static bool IsClosed(int fd, int seconds) {
     return WaitUntil(
         [fd] {
@@ -262,7 +263,7 @@ TEST_F(AttackTest, FiveHundredWatchersThatStopReadingTakeBoundedMemoryAndAreLetG
     ASSERT_TRUE(Submit(Request(absl::StrCat("ahead-", i)), &response).ok());
   }
   pb::SubmitJobRequest wide = Request("wide");
-  // As large as a job may be: one message is more than a connection buffers.
+  // The largest possible job, so that one message is more than a connection buffers.
   for (int i = 0; i < 240; ++i) {
     wide.mutable_spec()->mutable_data()->add_files("/" + std::string(1000, 'a') + absl::StrCat(i));
   }
@@ -284,7 +285,7 @@ TEST_F(AttackTest, FiveHundredWatchersThatStopReadingTakeBoundedMemoryAndAreLetG
     watcher.reader = watcher.stub->WatchJob(&watcher.context, request);
   }
   ASSERT_TRUE(WaitUntil([&] { return Of("Threads") >= kWatchers; }, 60)) << Of("Threads");
-  // More than there may be are told so.
+  // Streams beyond the limit are refused with the reason.
   std::string told;
   for (int i = 0; i < 20 && told.empty(); ++i) {
     watchers.push_back(std::make_unique<Watcher>());
@@ -295,7 +296,7 @@ TEST_F(AttackTest, FiveHundredWatchersThatStopReadingTakeBoundedMemoryAndAreLetG
     if (!watcher.reader->Read(&first)) told = watcher.reader->Finish().error_message();
   }
   EXPECT_TRUE(absl::StrContains(told, "the driver streams to 512 clients already")) << told;
-  // Each job less ahead of it is a change of what is watched: all of them would be 2.4 GB.
+  // Each job that leaves the queue changes the watched job: all these messages would be 2.4 GB.
   for (int i = 0; i < kJobsAhead; ++i) {
     grpc::ClientContext context;
     pb::CancelJobRequest cancel;
@@ -305,7 +306,7 @@ TEST_F(AttackTest, FiveHundredWatchersThatStopReadingTakeBoundedMemoryAndAreLetG
     EXPECT_EQ(cluster_.Status("wide").queue_position(), kJobsAhead - i);
   }
   ExpectServedWithin(600);
-  // Nobody reads and nobody closes: the driver lets go of them by itself.
+  // The clients neither read nor close, so the driver must end the streams by itself.
   EXPECT_TRUE(WaitUntil([&] { return Of("Threads") < 100; }, 120)) << Of("Threads");
   ExpectServedWithin(600);
   for (const auto& watcher : watchers) watcher->context.TryCancel();

@@ -1,5 +1,6 @@
-// Places where a driver or an agent cannot work: each is one line with what to do, the right exit
-// code, and no process left. Real processes; damage to the log is done to its real files.
+// Folders and addresses where a driver or an agent cannot work: each gives one line with what to
+// do, the right exit code, and no process left. Real processes; damage is done to the log's real
+// files.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -21,7 +22,7 @@
 namespace megascale::e2e {
 namespace {
 
-// The lines that are the program's answer, and not its log.
+// Returns the program's messages, without the lines of its log.
 std::vector<std::string> Answer(const CommandResult& result) {
   std::vector<std::string> answer;
   for (const absl::string_view line : absl::StrSplit(result.err, '\n', absl::SkipEmpty())) {
@@ -107,7 +108,7 @@ TEST_F(BadStateTest, AStateDirectoryThatCannotBeWrittenIsNamed) {
                 "make directory /proc/megascale: none can be made there; give another --state-dir");
 }
 
-// A mount that became read-only under a driver that has worked there: its own mount namespace.
+// A mount became read-only under a driver that has worked there. Uses its own mount namespace.
 TEST_F(BadStateTest, AStateDirectoryThatIsReadOnlyNowIsNamedAndLeftAsItIs) {
   cluster_.StartDriver();
   cluster_.Submit("job");
@@ -188,7 +189,7 @@ void Do(Damage damage, const std::filesystem::path& path) {
   ASSERT_TRUE(base::WriteFileDurably(path.string(), bytes).ok());
 }
 
-// A driver on a damaged log has every job, or does not start: never is it silently empty.
+// A driver with a damaged log either has every job or does not start; it is never silently empty.
 TEST_F(BadStateTest, ADamagedLogIsNeverSilentlyEmpty) {
   cluster_.StartDriver();
   cluster_.Submit("first");

@@ -25,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "google/protobuf/util/json_util.h"
+#include "runtime/base/check.h"
 #include "runtime/base/fd.h"
 
 namespace megascale::e2e {
@@ -43,7 +44,7 @@ std::vector<char*> Arguments(const std::vector<std::string>& command) {
   return arguments;
 }
 
-// In the child, between fork and exec.
+// Runs in the child, after fork: executes the command.
 [[noreturn]] void Exec(const std::vector<char*>& arguments, int out, int err) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   ::dup2(out, STDOUT_FILENO);
@@ -52,8 +53,10 @@ std::vector<char*> Arguments(const std::vector<std::string>& command) {
   ::_exit(127);
 }
 
+// Waits for a process to end. An agent that was asked to end may wait for a hanging rank until the
+// job's progress timeout: a minute.
 int AwaitExit(pid_t pid) {
-  const int status = WaitForExit(pid, 60);
+  const int status = WaitForExit(pid, 150);
   if (status == -1) KillAndReap(pid);
   return status;
 }
@@ -111,6 +114,7 @@ pid_t Spawn(const std::vector<std::string>& command, const std::string& log_path
 }
 
 void KillAndReap(pid_t pid) {
+  MEGASCALE_CHECK(pid > 0);  // -1 would be every process of the machine
   ::kill(pid, SIGKILL);
   ::waitpid(pid, nullptr, 0);
 }
@@ -168,7 +172,7 @@ Cluster::Cluster() {
 }
 
 void Cluster::UseTcp() {
-  // A port that was free a moment ago.
+  // Find a free port; another process may still take it.
   const base::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in local = {};
   local.sin_family = AF_INET;
@@ -226,6 +230,7 @@ void Cluster::StartDriver() {
   std::vector<std::string> command = {Program(), "driver",      "--listen",
                                       address(), "--state-dir", state_directory()};
   for (const std::string& flag : TransportFlags("driver")) command.push_back(flag);
+  command.insert(command.end(), driver_flags_.begin(), driver_flags_.end());
   driver_ = Spawn(command, directory_ + "/driver.log");
   EXPECT_TRUE(WaitUntil([this] { return Megascale({"list"}).exit_code == 0; }, 30))
       << Slurp(directory_ + "/driver.log");
@@ -255,6 +260,7 @@ void Cluster::KillAgent(int index) {
 }
 
 void Cluster::StopDriver() {
+  MEGASCALE_CHECK(driver_ > 0);
   ::kill(driver_, SIGTERM);
   EXPECT_EQ(WaitForExit(driver_, 30), 0) << "the driver's exit status";
   driver_ = -1;

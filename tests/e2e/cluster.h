@@ -1,6 +1,6 @@
-// A real cluster on this machine for tests: driver and agents are processes of the built program,
-// each test has a folder and sockets of its own, and everything dies with the test (parent-death
-// signals). Waits are for a condition, with a deadline.
+// A real cluster on this machine for tests. Driver and agents are processes of the built program;
+// each test has its own folder and sockets; everything dies with the test (parent-death signals).
+// Every wait is for a condition, with a deadline.
 #pragma once
 
 #include <sys/types.h>
@@ -15,9 +15,9 @@
 
 namespace megascale::e2e {
 
-// A file that the test's target has as data: "cli/megascale".
+// Returns the path of a data file of the test's target: "cli/megascale".
 std::string Runfile(const std::string& path);
-// The built program.
+// Returns the path of the built program.
 std::string Program();
 
 struct CommandResult {
@@ -34,34 +34,36 @@ CommandResult Run(const std::vector<std::string>& command,
 pid_t Spawn(const std::vector<std::string>& command, const std::string& log_path);
 // Sends SIGKILL and reaps a child of this test.
 void KillAndReap(pid_t pid);
-// The exit status of a child, once it ended: as of waitpid; -1 after `seconds`.
+// Waits for the end of a child and returns its status as waitpid does; -1 after `seconds`.
 int WaitForExit(pid_t pid, int seconds);
 
 bool IsAlive(pid_t pid);
-// Children, grandchildren and so on, whose command line contains `word`.
+// Returns the children, grandchildren and so on whose command line contains `word`.
 std::vector<pid_t> DescendantsOf(pid_t pid, const std::string& word);
 
-// True once `condition` holds; false after `seconds`.
+// Waits until `condition` holds and returns true; false after `seconds`.
 bool WaitUntil(const std::function<bool()>& condition, int seconds);
 
 class Cluster {
  public:
-  // A new folder under /tmp, short enough for sockets.
+  // Makes a new folder under /tmp, with a path short enough for sockets.
   Cluster();
   // From now on driver, agents and commands talk over TCP on the loopback interface.
   void UseTcp();
-  // The same with mutual TLS: makes an authority in certificates() and gives each its own.
+  // As UseTcp, with mutual TLS: makes an authority in certificates() and a certificate for each.
   void UseTls();
-  // Agents that are started from now on, and all their processes, are in this control group.
+  // Puts agents that are started from now on, and all their processes, into this control group.
   void UseControlGroup(const std::string& directory);
-  // Agents that are started from now on are started by this command, which executes what follows
-  // it: {"/usr/bin/nice"}.
+  // Starts agents from now on through this command, which executes its arguments:
+  // {"/usr/bin/nice"}.
   void RunAgentsUnder(std::vector<std::string> command) { agent_prefix_ = std::move(command); }
-  // Agents that are started from now on have these flags too.
+  // Adds these flags to agents that are started from now on.
   void SetAgentFlags(std::vector<std::string> flags) { agent_flags_ = std::move(flags); }
-  // The folder with the logs stays behind.
+  // Adds these flags to a driver that is started from now on.
+  void SetDriverFlags(std::vector<std::string> flags) { driver_flags_ = std::move(flags); }
+  // Keeps the folder with the logs after the test.
   void KeepLogs() { keep_logs_ = true; }
-  // Kills what is left and removes the folder; fails the test when a process outlives its parent.
+  // Kills all processes and removes the folder; fails the test if a process outlived its parent.
   ~Cluster();
 
   void StartDriver();
@@ -69,8 +71,8 @@ class Cluster {
   void KillDriver();
   void KillAgent(int index);
   void StopDriver();  // SIGTERM, waits for a clean exit
-  // Wait for the end of a process that a test sent a signal to, and reap it. The status as of
-  // waitpid; -1 when it did not end within a minute (it is killed then).
+  // Wait for the end of a process to which the test sent a signal, and reap it. Return its status
+  // as waitpid does; -1: it did not end within a minute and was killed.
   int AwaitDriverExit();
   int AwaitAgentExit(int index);
 
@@ -79,30 +81,30 @@ class Cluster {
   const std::string& directory() const { return directory_; }
   const std::string& address() const { return address_; }
   std::string state_directory() const { return directory_ + "/state"; }
-  // Where the steps of the job's checkpoints are.
+  // The folder of the job's checkpoints.
   std::string checkpoints(const std::string& job_id) const {
     return state_directory() + "/jobs/" + job_id + "/checkpoints";
   }
   std::string certificates() const { return directory_ + "/certs"; }
-  // --tls-ca, --tls-cert and --tls-key with NAME.pem and NAME.key of `folder`.
+  // Returns --tls-ca, --tls-cert and --tls-key with NAME.pem and NAME.key of `folder`.
   static std::vector<std::string> TlsFlags(const std::string& folder, const std::string& name);
 
   // Runs `megascale ARGUMENTS…` against this cluster's driver.
   CommandResult Megascale(const std::vector<std::string>& arguments) const;
-  // Submits the test's job under `job_id`; fails the test if it is not taken.
+  // Submits the test's job under `job_id`; fails the test if the driver refuses it.
   void Submit(const std::string& job_id, const std::vector<std::string>& sets = {}) const;
-  // What `status -o json` shows; an empty job where there is no answer.
+  // Returns the job that `status -o json` prints; an empty job if there is no answer.
   control::v1::Job Status(const std::string& job_id) const;
   bool WaitForStep(const std::string& job_id, int64_t step, int seconds = 60) const;
   // Waits for a terminal state and returns it.
   control::v1::JobState WaitForEnd(const std::string& job_id, int seconds = 120) const;
-  // Of the newest committed checkpoint.
+  // Returns the digest of the newest committed checkpoint.
   std::string Digest(const std::string& job_id) const;
-  // "step loss-bits" of every line of the job's loss log.
+  // Returns "step loss-bits" for every line of the job's loss log.
   std::vector<std::string> LossLog(const std::string& job_id) const;
 
  private:
-  // What driver, agent or user must say about TLS.
+  // Returns the TLS flags of a driver, agent or user.
   std::vector<std::string> TransportFlags(const std::string& role) const;
 
   std::string directory_;
@@ -111,13 +113,14 @@ class Cluster {
   bool keep_logs_ = false;
   std::vector<std::string> agent_prefix_;
   std::vector<std::string> agent_flags_;
+  std::vector<std::string> driver_flags_;
   bool tls_ = false;
   pid_t driver_ = -1;
   std::map<int, pid_t> agents_;
 };
 
-// The path of a job file that trains a toy model on generated text for `steps` steps: long enough
-// to be hit in the middle.
+// Writes a job file that trains a toy model on generated text, long enough for a fault in the
+// middle, and returns its path.
 std::string WriteJobFile(const std::string& directory);
 
 }  // namespace megascale::e2e

@@ -1,4 +1,4 @@
-// What a user types, with real processes: exit codes, idempotency, cancel, logs, resuming, and one
+// A user's commands with real processes: exit codes, idempotency, cancel, logs, resuming, and one
 // clear line per mistake.
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
 #include "tests/e2e/cluster.h"
@@ -27,7 +29,8 @@ class CommandsTest : public ::testing::Test {
     cluster_.StartAgent(0, 4);
   }
   std::string job_file() const { return cluster_.directory() + "/job.yaml"; }
-  // No process of a job is left under the agents, and nothing of it in their run directories.
+  // Expects that no process of a job is left under the agents, and no file of it in their run
+  // directories.
   void ExpectNothingLeft() {
     EXPECT_TRUE(
         WaitUntil([&] { return DescendantsOf(cluster_.agent_pid(0), "--link-fd").empty(); }, 20));
@@ -61,6 +64,21 @@ TEST_F(CommandsTest, SubmitIsIdempotentByJobId) {
   EXPECT_EQ(other.exit_code, 2);
   EXPECT_NE(other.err.find("twice"), std::string::npos) << other.err;
   EXPECT_EQ(cluster_.Megascale({"cancel", "twice"}).exit_code, 0);
+}
+
+// As in a script that starts everything at once.
+TEST_F(CommandsTest, SubmitWaitsForADriverThatStartsAfterIt) {
+  const std::string log = cluster_.directory() + "/submit.log";
+  const pid_t pid = Spawn({Program(), "submit", job_file(), "--job-id", "early", "--retry-for",
+                           "60s", "--address", cluster_.address()},
+                          log);
+  const auto says = [&](const char* what) {
+    return base::ReadFile(log, 1 << 20).value_or("").find(what) != std::string::npos;
+  };
+  ASSERT_TRUE(WaitUntil([&] { return says("no driver answers at "); }, 60));
+  cluster_.StartDriver();
+  EXPECT_EQ(WaitForExit(pid, 60), 0);
+  EXPECT_TRUE(says("early\n"));
 }
 
 TEST_F(CommandsTest, CancelLeavesNothingAndSucceedsTwice) {
@@ -102,7 +120,7 @@ TEST_F(CommandsTest, CancelWithCheckpointKeepsTheLastStepAndAnotherJobGoesOnFrom
   EXPECT_EQ(cluster_.Digest("rest"), cluster_.Digest("whole"));
 }
 
-// The last checkpoint's commit is nearly the last that a job does: the deletion must not be lost.
+// A job ends soon after its last checkpoint's commit; the deletion of older ones must not get lost.
 TEST_F(CommandsTest, AnEndedJobLeavesAsManyCheckpointsAsItWasToKeep) {
   Start();
   const auto num_checkpoints = [&](const std::string& job_id) {
@@ -199,17 +217,38 @@ TEST_F(CommandsTest, LogsShowEachAttemptAndFollowToTheEnd) {
   Start();
   cluster_.Submit("job");
   ASSERT_TRUE(cluster_.WaitForStep("job", 25));
-  ::kill(cluster_.Status("job").ranks(0).status().pid(), SIGKILL);
-  const CommandResult follow = cluster_.Megascale({"logs", "job", "-f", "--rank", "1"});
-  EXPECT_EQ(follow.exit_code, 0) << follow.err;
-  EXPECT_NE(follow.out.find("attempt 2"), std::string::npos) << follow.out;
+  const std::string log = cluster_.directory() + "/follow.log";
+  const pid_t pid =
+      Spawn({Program(), "logs", "job", "-f", "--rank", "1", "--address", cluster_.address()}, log);
+  const auto followed = [&] { return base::ReadFile(log, 1 << 20).value_or(""); };
+  ASSERT_TRUE(WaitUntil([&] { return absl::StrContains(followed(), "attempt 1 from step"); }, 60));
+  cluster_.StopDriver();
+  ASSERT_TRUE(WaitUntil([&] { return absl::StrContains(followed(), "cannot be reached"); }, 60));
+  cluster_.StartDriver();
+  pid_t worker = 0;
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        const Job job = cluster_.Status("job");
+        worker = job.ranks_size() == 0 ? 0 : job.ranks(0).status().pid();
+        return worker > 0;
+      },
+      60));
+  ::kill(worker, SIGKILL);
   EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(WaitForExit(pid, 60), 0) << followed();
+  std::string logs;
   for (const char* attempt : {"1", "2"}) {
-    const CommandResult logs =
+    const CommandResult shown =
         cluster_.Megascale({"logs", "job", "--rank", "1", "--attempt", attempt});
-    EXPECT_NE(logs.out.find(absl::StrCat("attempt ", attempt, " from step")), std::string::npos)
-        << logs.out;
+    EXPECT_NE(shown.out.find(absl::StrCat("attempt ", attempt, " from step")), std::string::npos)
+        << shown.out;
+    logs += shown.out;
   }
+  // Each line appears once, across the restarts of the driver and of the job.
+  EXPECT_EQ(
+      absl::StrReplaceAll(
+          followed(), {{"the driver cannot be reached; trying again, from this line on\n", ""}}),
+      logs);
 }
 
 TEST_F(CommandsTest, GenerateIsDeterministicForASeed) {
@@ -271,7 +310,7 @@ TEST_F(CommandsTest, MistakesGetOneClearLineAndTheRightExitCode) {
       {{"wait", "nobody"}, 4, "nobody"},
       {{"statsu"}, 2, "status"},
       {{"status", "x", "--adress", "unix:/tmp/x"}, 2, "--address"},
-      {{"status", "x", "--address", "unix:/tmp/ms-nobody.sock"}, 3, "unix:/tmp/ms-nobody.sock"},
+      {{"status", "x", "--address", "unix:/tmp/ms-nobody/d.sock"}, 3, "unix:/tmp/ms-nobody/d.sock"},
       {{"checkpoint", "digest", "/nowhere"}, 4, "/nowhere"},
       {{"local", "JOB", "--agents", "1", "--slots", "2"}, 2, "4 slots"},
       {{"local", "JOB", "--agents", "2", "--slots", "2", "--data", "/nowhere"}, 2, "/nowhere"},

@@ -1,5 +1,5 @@
-// The same job gives the same bits wherever and beside whatever it runs: on all cores or all of its
-// processes on one, alone or beside foreign load or another job, with one agent or with two.
+// The same job gives the same bits wherever it runs and whatever runs beside it: on all cores or on
+// one, alone or beside foreign load or another job, with one agent or with two.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 namespace megascale::e2e {
 namespace {
 
-// Puts this process, and all that it starts meanwhile, on the first core that it may use.
+// Pins this process, and all processes that it starts meanwhile, to the first core that it may use.
 class OnOneCore {
  public:
   OnOneCore() {
@@ -71,7 +71,7 @@ Ended Train(int num_agents, std::vector<std::string> fields) {
   return ended;
 }
 
-// Four ranks of two threads each, so that they outnumber the cores.
+// Trains with four ranks of two threads each, so that there are more threads than cores.
 Ended Train(int num_agents, const std::string& precision) {
   return Train(num_agents, {"parallel.threads_per_rank=2", "train.precision=" + precision});
 }
@@ -93,7 +93,7 @@ TEST_P(DeterminismTest, OneCoreUnderLoadAndAllCoresWithOneOrTwoAgentsGiveTheSame
 INSTANTIATE_TEST_SUITE_P(Precisions, DeterminismTest, ::testing::Values("fp32", "bf16"),
                          [](const auto& info) { return info.param; });
 
-// On two agents the ranks that share a layer are neighbours on one.
+// With two agents, the ranks that share a layer are consecutive and on the same agent.
 TEST(TensorParallelismTest, OneAgentAndTwoGiveTheSameBits) {
   const std::vector<std::string> tensor = {"parallel.data_parallel_size=1",
                                            "parallel.tensor_model_parallel_size=2"};

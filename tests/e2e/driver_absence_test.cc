@@ -1,4 +1,5 @@
-// A driver that is down for 30 s, again and again, while its job makes steps and checkpoints.
+// A driver that is down again and again, while its job makes steps and checkpoints. In `./dev soak`
+// for 30 s each time; minutes of absence are simulated in tests/sim/storm_test.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -12,6 +13,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/checkpoint/directory.h"
 #include "tests/e2e/cluster.h"
+#include "tests/soak.h"
 
 namespace megascale::e2e {
 namespace {
@@ -21,13 +23,15 @@ using control::v1::Job;
 constexpr int kRanks = 4;
 constexpr int kSteps = 700;
 constexpr int kAbsences = 3;
-constexpr absl::Duration kAbsence = absl::Seconds(30);
-// Checkpoints that finish meanwhile, at least.
+// The minimum number of checkpoints that finish during an absence.
 constexpr int kCheckpointsMissed = 3;
+
+// The minimum length of an absence; it lasts until kCheckpointsMissed checkpoints have finished.
+absl::Duration Absence() { return IsSoak() ? absl::Seconds(30) : absl::Seconds(3); }
 
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
-// Steps of which every rank's shard is stored.
+// Returns the steps of which every rank's shard is stored.
 std::set<int64_t> StoredSteps(const std::string& checkpoints) {
   std::set<int64_t> steps;
   const auto directories = checkpoint::ListStepDirectories(checkpoints);
@@ -51,7 +55,7 @@ std::set<int32_t> PidsOf(const Job& job) {
   return pids;
 }
 
-// Lets a worker go on for moments only, so that its job has steps left when the time is over.
+// Lets a worker run for moments only, so that its job has steps left at `end`.
 void HoldBackUntil(pid_t worker, absl::Duration end) {
   while (Now() < end) {
     ::kill(worker, SIGSTOP);
@@ -78,7 +82,7 @@ TEST(DriverAbsenceTest, StepsAndCheckpointsGoOnAndCountWhenItIsBack) {
   for (int absence = 0; absence < kAbsences; ++absence) {
     const int64_t committed = cluster.Status("job").last_checkpoint().step();
     cluster.KillDriver();
-    const absl::Duration back = Now() + kAbsence;
+    const absl::Duration back = Now() + Absence();
     std::set<int64_t> stored;
     ASSERT_TRUE(WaitUntil(
         [&] {

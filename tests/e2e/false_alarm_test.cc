@@ -1,6 +1,6 @@
-// What is slow but alive is left alone: storage that takes three times the heartbeat limit, a long
-// first step, a machine that others keep busy; and a wall clock that is stepped. No recovery, no
-// restart of a host, the same bits.
+// Slow but healthy processes are left alone: with storage that takes three times the heartbeat
+// limit, a long first step, a machine that others keep busy, or a wall clock that is stepped. There
+// is no recovery and no restart of a host, and the bits are the same.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ using control::v1::Job;
 using testing::IsSupersetOf;
 
 // A file system on which opening a file takes as long as the test says: the kernel asks this
-// process before each open, and it takes its time to answer.
+// process before each open, and it answers late.
 class SlowDisk {
  public:
   explicit SlowDisk(const std::string& path) : path_(path) {
@@ -101,7 +101,7 @@ class SlowDisk {
   std::atomic<int> num_held_ = 0;
 };
 
-// The wall clock of every process that is started during its life: that of the machine, plus days.
+// Shifts the wall clock of every process that is started during its life by whole days.
 class SteppedClock {
  public:
   explicit SteppedClock(const std::string& path)
@@ -124,7 +124,7 @@ class SteppedClock {
   const base::UniqueFd file_;
 };
 
-// How many days from now the lines of a log were written, by the times that they begin with.
+// Returns how many days from now the lines of a log were written, by the times at their beginnings.
 std::set<int> DaysOf(const std::string& log) {
   std::set<int> days;
   const std::string text = base::ReadFile(log, 16 << 20).value_or("");
@@ -139,7 +139,7 @@ std::set<int> DaysOf(const std::string& log) {
   return days;
 }
 
-// The undisturbed run that others are compared with.
+// Has a run without faults to compare others with.
 class FalseAlarmTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -226,10 +226,10 @@ TEST_F(FalseAlarmTest, AMachineThatOthersKeepBusyIsNoFailure) {
   for (const pid_t pid : busy) KillAndReap(pid);
 }
 
-// Driver, agent, host and workers: every one of them sees the clock move by days.
+// The wall clock of driver, agent, host and workers moves by days.
 TEST_F(FalseAlarmTest, AWallClockThatIsSteppedIsNoFailure) {
 #ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer wants to be the first library of a process";
+  GTEST_SKIP() << "a sanitizer has to be the first library of a process";
 #endif
   Cluster cluster;
   SteppedClock clock(cluster.directory() + "/clock");
@@ -239,7 +239,7 @@ TEST_F(FalseAlarmTest, AWallClockThatIsSteppedIsNoFailure) {
   cluster.Submit("job", {"fault.heartbeat_interval=200ms", "checkpoint.interval=10"});
   int64_t step = 0;
   for (const int days : {-1, 1, 0}) {
-    // One checkpoint at least is made as long as the clock stands as it does.
+    // At least one checkpoint is made at each setting of the clock.
     ASSERT_TRUE(
         WaitUntil([&] { return cluster.Status("job").last_checkpoint().step() >= step + 20; }, 60));
     step = cluster.Status("job").last_checkpoint().step();

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
@@ -29,7 +30,7 @@ Ended EndOf(const Cluster& cluster, const std::string& job_id) {
   return {cluster.Digest(job_id), cluster.LossLog(job_id)};
 }
 
-// Two agents with two slots each, and the undisturbed run that others are compared with.
+// Two agents with two slots each, and a run without faults to compare others with.
 class FaultsTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -111,7 +112,7 @@ TEST_F(FaultsTest, SigtermToAWorkerIsAFailureThatNamesTheSignal) {
 
 TEST_F(FaultsTest, AJobThatCrashesWhereItCrashedBeforeFailsWithItsFirstRanksLastLines) {
   StartTwoAgents();
-  // No checkpoint comes in between, so every attempt begins at the beginning.
+  // There is no checkpoint, so every attempt begins with initial weights.
   cluster_.Submit("job", {"checkpoint.interval=1000", "fault.max_restarts_without_progress=2",
                           "fault.restart_backoff=100ms"});
   for (int64_t attempt = 1; attempt <= 4; ++attempt) {
@@ -233,6 +234,27 @@ TEST_F(FaultsTest, AKilledAgentTakesItsProcessesWithItAndTheJobResumesFromStorag
   EXPECT_EQ(cluster_.Status("job").attempt(), before_.attempt() + 1);
 }
 
+// As on a cloned machine, whose host name is the default id.
+TEST_F(FaultsTest, ASecondAgentWithTheIdOfAHealthyOneIsRefusedAndTheJobGoesOn) {
+  StartTwoAgents();
+  cluster_.Submit("job");
+  ASSERT_TRUE(cluster_.WaitForStep("job", 5));
+  const std::string log = cluster_.directory() + "/clone.log";
+  const pid_t clone = Spawn({Program(), "agent", "--driver", cluster_.address(), "--slots", "2",
+                             "--node-id", "n1", "--run-dir", cluster_.directory() + "/clone"},
+                            log);
+  EXPECT_TRUE(WaitUntil(
+      [&] {
+        return absl::StrContains(base::ReadFile(log, 1 << 20).value_or(""),
+                                 "has this node id and is healthy, and this agent has another key");
+      },
+      30));
+  ExpectTheSameBits();
+  EXPECT_EQ(cluster_.Status("job").attempt(), 1);
+  EXPECT_TRUE(IsAlive(clone)) << "it waits";
+  KillAndReap(clone);
+}
+
 TEST_F(FaultsTest, WorkersStepOnWhileTheDriverIsDownAndAreTakenBack) {
   StartTwoAgents();
   SubmitAndReachTheMiddle();
@@ -267,8 +289,10 @@ TEST_F(FaultsTest, ADriverThatStaysAwayStopsNoWorker) {
 }
 
 TEST_F(FaultsTest, AnAgentThatIsPausedForLessThanItsTimeoutCausesNoRecovery) {
+  cluster_.SetDriverFlags({"--node-timeout", "60s"});
   StartTwoAgents();
-  cluster_.Submit("job", {"fault.heartbeat_timeout=60s"});
+  // Only the driver decides whether a machine is lost, however short the job's own limits are.
+  cluster_.Submit("job", {"fault.heartbeat_timeout=2s"});
   ASSERT_TRUE(cluster_.WaitForStep("job", kMiddle));
   ::kill(cluster_.agent_pid(1), SIGSTOP);
   const auto is_silent = [&] {

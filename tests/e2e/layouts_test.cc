@@ -21,7 +21,7 @@ constexpr int kSteps = 20;
 constexpr int kHalf = kSteps / 2;  // where a checkpoint is made
 constexpr int kBatchSize = 8;
 constexpr int kSequenceLength = 32;
-// Rounding in float64, over kSteps updates.
+// The rounding error of float64 over kSteps updates.
 constexpr double kTolerance = 1e-10;
 
 struct Layout {
@@ -51,13 +51,13 @@ const Layout kZeroBubble = {
     "zero-bubble",
     4,
     {"data_parallel_size=1", "pipeline_model_parallel_size=4", "pipeline_schedule=zb_h1"}};
-// On two machines.
+// A layout for two machines.
 const Layout kAllAxes = {
     "all-axes",
     8,
     {"data_parallel_size=2", "pipeline_model_parallel_size=2", "tensor_model_parallel_size=2"}};
 
-// A model of 4 layers with 4 heads, in float64.
+// Returns the fields of a model of 4 layers with 4 heads, in float64.
 std::vector<std::string> FieldsOf(const Layout& layout) {
   std::vector<std::string> fields = {"train.precision=fp64",
                                      absl::StrCat("train.steps=", kSteps),
@@ -77,7 +77,7 @@ struct Step {
   double grad_norm = NAN;
 };
 
-// Up to the first that differs.
+// Compares steps up to the first one that differs.
 void ExpectSameSteps(const std::vector<Step>& found, const std::vector<Step>& expected) {
   ASSERT_EQ(found.size(), expected.size());
   for (size_t i = 0; i < found.size(); ++i) {
@@ -91,6 +91,7 @@ void ExpectSameSteps(const std::vector<Step>& found, const std::vector<Step>& ex
 class LayoutsTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    cluster_.SetDriverFlags({"--node-timeout", "60s"});  // other tests may run too
     cluster_.StartDriver();
     for (int i = 0; i < kAgents; ++i) cluster_.StartAgent(i, 4);
   }
@@ -118,7 +119,7 @@ class LayoutsTest : public ::testing::Test {
     return steps;
   }
 
-  // Processes of ranks that the agents have started: each has a log of its own.
+  // Returns the number of workers that the agents have started, by their logs.
   int NumWorkers(const std::string& job_id) {
     int num = 0;
     for (int i = 0; i < kAgents; ++i) {
@@ -131,7 +132,7 @@ class LayoutsTest : public ::testing::Test {
     return num;
   }
 
-  // `submit --from CHECKPOINT --follow` of the job under another layout.
+  // Runs `submit --from CHECKPOINT --follow` of the job under another layout.
   CommandResult GoOn(const std::string& job_id, const std::string& checkpoint, const Layout& layout,
                      const std::vector<std::string>& more = {}) {
     std::vector<std::string> command = {

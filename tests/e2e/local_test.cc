@@ -1,10 +1,12 @@
-// `megascale local`: one command, real processes, and nothing left however it ends.
+// `megascale local`: one command with real processes that leaves nothing behind, however it ends.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 
 #include <filesystem>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +15,18 @@
 
 namespace megascale::e2e {
 namespace {
+
+// Returns the names of the descendants of `pid`, as ps and ss show them.
+std::set<std::string> NamesBelow(pid_t pid) {
+  std::set<std::string> names;
+  for (const pid_t process : DescendantsOf(pid, "")) {
+    std::string name =
+        base::ReadFile(absl::StrCat("/proc/", process, "/comm"), 64).value_or("gone\n");
+    name.pop_back();
+    names.insert(std::move(name));
+  }
+  return names;
+}
 
 class LocalTest : public ::testing::Test {
  protected:
@@ -36,7 +50,7 @@ class LocalTest : public ::testing::Test {
   }
   // Starts a run that will not end by itself, and waits until all its workers are there.
   pid_t StartLong() {
-    // Its run directory is made beside the test's folder, so that what is left can be seen.
+    // Its run directory is inside the test's folder, so that the test can see what is left.
     ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
     const pid_t pid = Spawn(Command({"--set", "train.steps=1000000"}), directory_ + "/local.log");
     EXPECT_TRUE(WaitUntil([&] { return DescendantsOf(pid, "worker --link-fd").size() == 4; }, 60));
@@ -59,7 +73,7 @@ class LocalTest : public ::testing::Test {
     return sockets;
   }
 
-  // Of the newest checkpoint of the one job below `state`.
+  // Returns the digest of the newest checkpoint of the only job below `state`.
   static std::string Digest(const std::string& state) {
     for (const auto& entry : std::filesystem::directory_iterator(state + "/jobs")) {
       const CommandResult result =
@@ -86,8 +100,25 @@ TEST_F(LocalTest, TrainsAndTellsWhatItMade) {
   EXPECT_NE(result.out.find("step-00000030-attempt-1"), std::string::npos) << result.out;
 }
 
+TEST_F(LocalTest, HeldOutTextShorterThanAWindowIsAWarning) {
+  const CommandResult result =
+      e2e::Run(Command({"--set", "train.steps=5", "--set", "data.held_out_fraction=0.001"}));
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_NE(result.err.find("warning: held-out text was not measured: the text has "),
+            std::string::npos)
+      << result.err;
+  EXPECT_NE(result.out.find("step-00000005-attempt-1"), std::string::npos) << result.out;
+}
+
 TEST_F(LocalTest, KilledItLeavesNoProcessAndNoSocket) {
   const pid_t pid = StartLong();
+  const std::set<std::string> names = {"megascale-keep", "megascale-drv", "megascale-agent",
+                                       "megascale-host", "megascale-w0",  "megascale-w1",
+                                       "megascale-w2",   "megascale-w3"};
+  EXPECT_TRUE(WaitUntil([&] { return NamesBelow(pid) == names; }, 20))
+      << ::testing::PrintToString(NamesBelow(pid));
+  EXPECT_EQ(DescendantsOf(pid, "/attempt-1/rank-3").size(), 1u);
+  processes_ = DescendantsOf(pid, "");
   KillAndReap(pid);
   ExpectNothingLeft();
 }

@@ -1,5 +1,5 @@
-// A worker that the kernel kills at a real memory limit is told from one that somebody killed, and
-// the job goes on.
+// The agent tells a worker that the kernel killed at a real memory limit from one that somebody
+// killed, and the job goes on.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -14,7 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/resource_limit.h"
+#include "runtime/base/process/resource_limit.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
@@ -64,8 +64,8 @@ class ControlGroup {
   int version_ = 2;
 };
 
-// A process in the group that takes memory until `victim` is gone: whom the kernel, which has to
-// kill somebody then, finds the worst.
+// Starts a process in the group that takes memory until `victim` is gone. The kernel must then kill
+// a process of the group, and `victim` is its preferred one.
 pid_t TakeMemoryUntilGone(const ControlGroup& group, pid_t victim) {
   const pid_t pid = ::fork();
   if (pid != 0) return pid;

@@ -17,7 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/tls/test_certificates.h"
-#include "runtime/comm/redis/test_redis_server.h"
+#include "runtime/comm/store/redis/test_redis_server.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
@@ -29,8 +29,8 @@ using testing::HasSubstr;
 constexpr char kPassword[] = "a-s3cret-of-the-store";
 constexpr size_t kFileBytesMax = 64 << 20;
 
-// Two agents with two slots each and a store with a password; and the same job over the driver's
-// store, undisturbed.
+// Two agents with two slots each and a store with a password; and, to compare with, the same job
+// over the driver's store without faults.
 class RedisTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -63,7 +63,7 @@ class RedisTest : public ::testing::Test {
   }
   std::string Store() const { return "store=" + server_.url(); }
 
-  // Waits until the job says why it recovers.
+  // Waits until the job recovers for this reason.
   std::string AwaitReason(const std::string& reason) const {
     Job job;
     EXPECT_TRUE(WaitUntil(
@@ -106,7 +106,7 @@ TEST_F(RedisTest, TheBitsAreThoseOfTheDriversStoreAndTheServerIsNotMissedOnceRan
   }
 }
 
-// How the two ends of every TCP connection and listening socket of a process are called.
+// Returns the addresses of both ends of every TCP connection and listening socket of a process.
 std::vector<std::string> TcpSocketsOf(pid_t pid) {
   std::set<std::string> inodes;
   std::error_code error;

@@ -1,5 +1,5 @@
-// Who is let in: mutual TLS between real processes, every refusal with its line, nothing that
-// listens unasked, nothing that others can read.
+// Access control: mutual TLS between real processes, one line for every refusal, no unexpected
+// listening sockets, and no files that others can read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "controlplane/security/authority.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/socket/test_user.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {
@@ -48,8 +49,8 @@ std::set<std::string> SocketInodesOf(const std::vector<pid_t>& processes) {
   return inodes;
 }
 
-// Local addresses, as /proc/net writes them, of sockets of these processes that take connections
-// or datagrams.
+// Returns the local addresses, as /proc/net writes them, of those sockets of these processes that
+// accept connections or datagrams.
 std::vector<std::string> ListeningAddresses(const std::vector<pid_t>& processes) {
   const std::set<std::string> inodes = SocketInodesOf(processes);
   std::vector<std::string> addresses;
@@ -66,7 +67,8 @@ std::vector<std::string> ListeningAddresses(const std::vector<pid_t>& processes)
   return addresses;
 }
 
-// Of everything under `directory` but symbolic links: what group or others may do anything with.
+// Returns the files and folders under `directory` to which group or others have any permission,
+// without symbolic links.
 std::vector<std::string> OpenToOthers(const std::string& directory) {
   std::vector<std::string> open;
   std::error_code error;
@@ -82,7 +84,7 @@ std::vector<std::string> OpenToOthers(const std::string& directory) {
 
 class SecurityTest : public ::testing::Test {
  protected:
-  // A folder of certificates of another authority, or with another end.
+  // Makes a folder of certificates of another authority, or with another lifetime.
   std::string MakeCertificates(const std::string& name, absl::Duration lifetime) {
     const std::string folder = absl::StrCat(cluster_.directory(), "/", name);
     const absl::Time end = absl::Now() + lifetime;
@@ -206,6 +208,39 @@ TEST_F(SecurityTest, AnAgentThatTheDriverWouldNeverTakeEndsAndSaysSo) {
   EXPECT_THAT(refused.err, HasSubstr(TheDriver() + "it refuses --tls-cert " + foreign));
 }
 
+TEST_F(SecurityTest, ANodeIdIsBoundToTheCertificateThatItsAgentShowedFirst) {
+  cluster_.UseTls();
+  const std::string certificates = cluster_.certificates();
+  ASSERT_EQ(e2e::Run({Program(), "certs", "issue", certificates, "agent", "other"}).exit_code, 0);
+  cluster_.StartDriver();
+  cluster_.StartAgent(0, 1);
+  const auto n0_is = [&](const std::string& state) {
+    return WaitUntil(
+        [&] {
+          return cluster_.Megascale({"status"}).out.find("n0    " + state) != std::string::npos;
+        },
+        30);
+  };
+  ASSERT_TRUE(n0_is("alive"));
+  cluster_.KillAgent(0);
+  ASSERT_TRUE(n0_is("lost"));
+  std::vector<std::string> command = {
+      Program(),   "agent", "--driver",  cluster_.address(),
+      "--node-id", "n0",    "--run-dir", cluster_.directory() + "/other"};
+  for (const std::string& flag : Cluster::TlsFlags(certificates, "other")) command.push_back(flag);
+  const CommandResult refused = e2e::Run(command);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("node n0: is bound to the certificate 'agent', and this agent "
+                                     "shows 'other' and another key"));
+  EXPECT_EQ(cluster_.Megascale({"evict", "n0"}).exit_code, 0);
+  const pid_t taken = Spawn(command, cluster_.directory() + "/other.log");
+  EXPECT_TRUE(n0_is("evicted "));
+  EXPECT_EQ(cluster_.Megascale({"uncordon", "n0"}).exit_code, 0);
+  EXPECT_TRUE(n0_is("alive"));
+  EXPECT_THAT(DriverLog(), HasSubstr("refused an agent: node n0: is bound to"));
+  KillAndReap(taken);
+}
+
 TEST_F(SecurityTest, ALocalClusterOpensNoPortAndItsFilesAreItsOwnersAlone) {
   const mode_t before = ::umask(0);
   cluster_.StartDriver();
@@ -227,6 +262,46 @@ TEST_F(SecurityTest, ALocalClusterOpensNoPortAndItsFilesAreItsOwnersAlone) {
   ASSERT_EQ(::lstat((cluster_.directory() + "/driver.sock").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   EXPECT_EQ(cluster_.Megascale({"cancel", "job"}).exit_code, 0);
+}
+
+// Another user has already made the folder for the driver's or an agent's socket.
+TEST_F(SecurityTest, NoProgramJoinsAnotherUserOnThisMachine) {
+  const std::string open = cluster_.directory() + "/open";  // as /tmp is
+  ASSERT_EQ(::chmod(cluster_.directory().c_str(), 0711), 0);
+  ASSERT_EQ(::mkdir(open.c_str(), 0700), 0);
+  ASSERT_EQ(::chmod(open.c_str(), 01777), 0);
+  const std::string theirs = open + "/megascale-0";
+  base::OtherUsersListener listener(theirs + "/driver.sock", /*as_root=*/false);
+  const std::string address = "unix:" + theirs + "/driver.sock";
+  const std::string says =
+      theirs + ": belongs to nobody (uid 65534), expected root (uid 0), this " + "process's user; ";
+  const auto expect = [](const CommandResult& result, int exit_code, const std::string& line) {
+    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("megascale: " + line));
+  };
+  expect(e2e::Run({Program(), "status", "--address", address}), 3,
+         says +
+             "run this as the user who runs the driver, or name another driver with --address "
+             "or MEGASCALE_ADDRESS\n");
+  expect(e2e::Run(
+             {Program(), "agent", "--driver", address, "--run-dir", cluster_.directory() + "/n0"}),
+         3,
+         says +
+             "run the agent as the user who runs its driver, or name another driver with "
+             "--driver or MEGASCALE_ADDRESS\n");
+  expect(e2e::Run({Program(), "driver", "--listen", address, "--state-dir",
+                   cluster_.directory() + "/other"}),
+         1, says + "give another address with --listen\n");
+  EXPECT_EQ(listener.Stop(), 0) << "bytes were sent to another user";
+  // The place of an agent's own sockets belongs to the other user. Its driver is not there yet.
+  const std::string closed = cluster_.directory() + "/closed";
+  ASSERT_EQ(::mkdir(closed.c_str(), 0700), 0);
+  const std::string absent = "unix:" + closed + "/driver.sock";
+  expect(e2e::Run({Program(), "agent", "--driver", absent, "--run-dir", theirs}), 1,
+         says + "give another --run-dir\n");
+  expect(e2e::Run({Program(), "agent", "--driver", absent, "--run-dir", theirs + "/n0"}), 1,
+         theirs + "/n0: " + theirs + ", a folder above it, belongs to nobody (uid 65534)");
+  ASSERT_EQ(::chmod(cluster_.directory().c_str(), 0700), 0);
 }
 
 TEST_F(SecurityTest, LocalOpensNoPortAndWritesForItsOwnerAlone) {

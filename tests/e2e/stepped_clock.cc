@@ -1,8 +1,8 @@
-// A library for LD_PRELOAD: the wall clock of every process that has it is the machine's plus an
-// offset of seconds, an int64_t in the file that MEGASCALE_TEST_CLOCK names. The file is mapped, so
-// that a test steps the clock of running processes by writing there. Monotonic time stays as it is.
-// A wait until a point of wall time feels a step as it would one of the machine's own clock: that
-// is how abseil, and with it gRPC, waits.
+// A library for LD_PRELOAD that shifts the wall clock of a process by an offset in seconds, an
+// int64_t in the file that MEGASCALE_TEST_CLOCK names. The file is mapped, so a test steps the
+// clock of running processes by writing there. Monotonic time does not change. A wait until a point
+// of wall time (as abseil, and with it gRPC, makes them) notices a step as it would one of the
+// machine's own clock.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -22,7 +22,7 @@
 namespace {
 
 constexpr int64_t kNanos = 1000000000;
-// As long as a step of the clock may go unnoticed by a wait.
+// The longest time for which a wait may miss a step of the clock.
 constexpr int64_t kMomentNanos = 20000000;
 
 using Offset = std::atomic<int64_t>;
@@ -43,7 +43,7 @@ int64_t OffsetSeconds() {
   return offset->load(std::memory_order_relaxed);
 }
 
-// The C library's function of this name.
+// Returns the C library's function of this name.
 template <typename Function>
 Function* Real(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
@@ -60,7 +60,8 @@ long RealCall(Arguments... arguments) {
   return real(arguments...);
 }
 
-// One that is far away ends after a moment, as if interrupted, so that the waiter asks again.
+// Waits. A long wait ends after a moment, as if interrupted, so that the caller reads the clock
+// again.
 long WaitUntil(long word, long operation, long value, const timespec& due, long bits) {
   timespec now;
   RealClock(CLOCK_REALTIME, &now);

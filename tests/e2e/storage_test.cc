@@ -1,6 +1,6 @@
-// Storage that fails: a disk that fills while a job trains, a limit on how long that may last, and
+// Failing storage: a disk that fills while a job trains, the limit on how long that may last, and
 // machines that do not see the same checkpoint directory. The disks are real file systems of a few
-// MiB, mounted in a mount namespace of this test's own, so that nothing is left behind.
+// MiB, mounted in this test's own mount namespace, so that they vanish with it.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -26,7 +27,7 @@ namespace {
 
 using control::v1::Job;
 
-// Once, before there is any process of the cluster.
+// Enters a new mount namespace. Call once, before any process of the cluster starts.
 bool EnterMountNamespace() {
   static const bool entered = ::unshare(CLONE_NEWNS) == 0 &&
                               ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
@@ -43,7 +44,7 @@ class StorageTest : public ::testing::Test {
     for (const std::string& path : mounted_) ::umount2(path.c_str(), MNT_DETACH);
   }
 
-  // A file system of its own at this name in the test's folder.
+  // Mounts a new file system at this name in the test's folder.
   std::string MountDisk(const std::string& name, const std::string& size) {
     const std::string path = cluster_.directory() + "/" + name;
     EXPECT_EQ(::mkdir(path.c_str(), 0700), 0);
@@ -52,8 +53,7 @@ class StorageTest : public ::testing::Test {
     return path;
   }
 
-  // Takes all space until it is destroyed, what the deletion of older checkpoints gives back
-  // included.
+  // Takes all space until it is destroyed, also the space that deleting older checkpoints frees.
   class Filler {
    public:
     explicit Filler(const std::string& directory)
@@ -82,8 +82,8 @@ class StorageTest : public ::testing::Test {
     std::thread thread_;
   };
 
-  // Beyond what both snapshot buffers hold, without a commit. What the job gives up to make room
-  // may make one more checkpoint possible, where it is faster than the filler.
+  // Expects the job to train on without a commit, past the steps in both snapshot buffers. If the
+  // job is faster than the filler, deleting incomplete checkpoints may make room for one more.
   bool TrainsOnWithoutCheckpoints(Job* failing, Job* later) {
     return WaitUntil(
         [&] {
@@ -105,6 +105,34 @@ class StorageTest : public ::testing::Test {
                  job.last_checkpoint().step() > before.last_checkpoint().step();
         },
         90);
+  }
+
+  // Runs a command where the agent's processes see files.
+  ::testing::AssertionResult OnAgent(int index, const std::vector<std::string>& command) {
+    std::vector<std::string> entered = {"/usr/bin/nsenter", "--mount", "--target",
+                                        absl::StrCat(cluster_.agent_pid(index))};
+    entered.insert(entered.end(), command.begin(), command.end());
+    const CommandResult result = e2e::Run(entered);
+    if (result.exit_code == 0) return ::testing::AssertionSuccess();
+    return ::testing::AssertionFailure() << result.err;
+  }
+
+  // Those of the job's warnings that say `part`.
+  std::vector<std::string> WarningsOf(const std::string& job_id, const std::string& part) {
+    const Job job = cluster_.Status(job_id);
+    std::vector<std::string> found;
+    for (const std::string& warning : job.warnings()) {
+      if (warning.find(part) != std::string::npos) found.push_back(warning);
+    }
+    return found;
+  }
+
+  // Whether the evidence of what made the job recover last has all these parts.
+  bool EvidenceHas(const std::vector<std::string>& parts) {
+    const std::string evidence = cluster_.Status("job").culprit().evidence();
+    return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
+      return evidence.find(part) != std::string::npos;
+    });
   }
 
   // Starts the second agent and trains without end, with a checkpoint every few steps, until the
@@ -149,8 +177,8 @@ TEST_F(StorageTest, ADiskThatFillsDoesNotStopTrainingAndIsSeenUntilThereIsSpaceA
   EXPECT_EQ(cluster_.Status("job").attempt(), 1);
 }
 
-// The other one's shards, whose checkpoints will never be complete, must not fill the disk for
-// good.
+// The other host's shards belong to checkpoints that will never be complete; they must not fill the
+// disk for good.
 TEST_F(StorageTest, AHostThatCannotWriteForAWhileFindsSpaceWhenItCanAgain) {
   const std::string disk = MountDisk("disk", "24m");
   const std::string mount = absl::StrCat("mount --bind ", disk, " ", disk);
@@ -158,7 +186,7 @@ TEST_F(StorageTest, AHostThatCannotWriteForAWhileFindsSpaceWhenItCanAgain) {
   cluster_.RunAgentsUnder(
       {"/usr/bin/unshare", "-m", "/bin/sh", "-c", mount + " && exec \"$@\"", "sh"});
   TrainOn(disk);
-  // Busy for as long as a rank has a shard open there.
+  // Remounting fails with EBUSY while a rank has a shard open there, so try again.
   const auto remount = [&](const std::string& how) {
     e2e::CommandResult result;
     return WaitUntil(
@@ -175,7 +203,7 @@ TEST_F(StorageTest, AHostThatCannotWriteForAWhileFindsSpaceWhenItCanAgain) {
   ASSERT_TRUE(remount("ro"));
   ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").has_storage_failure(); }, 60));
   const Job failing = cluster_.Status("job");
-  // 24 checkpoints; the disk has room for the half of 16.
+  // Trains on for 24 checkpoints; the disk has room for one host's shards of only 16.
   EXPECT_TRUE(cluster_.WaitForStep("job", failing.last_step() + 120));
   ASSERT_TRUE(remount("rw"));
   EXPECT_TRUE(CommitsAfter(failing));
@@ -202,6 +230,72 @@ TEST_F(StorageTest, AfterTheJobsLimitItFailsWithTheErrorAsItsReason) {
   }
   EXPECT_EQ(
       cluster_.Megascale({"checkpoint", "verify", job.last_checkpoint().directory()}).exit_code, 0);
+}
+
+// The files are intact, and no slot is free: the other machine of the job reads for it.
+TEST_F(StorageTest, AMachineOfTheJobReadsForOneThatCannotAndStatusNamesBoth) {
+  cluster_.StartAgent(0, 2);
+  cluster_.RunAgentsUnder({"/usr/bin/unshare", "-m"});
+  cluster_.StartAgent(1, 2);
+  cluster_.RunAgentsUnder({});
+  cluster_.Submit("calm", {"train.steps=300"});
+  ASSERT_EQ(cluster_.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
+  cluster_.Submit("job", {"train.steps=300", "fault.restart_backoff=100ms"});
+  ASSERT_TRUE(cluster_.WaitForStep("job", 70));
+  // The snapshots in memory end with the agent, so only storage is left.
+  cluster_.KillAgent(0);
+  ASSERT_TRUE(WaitUntil(
+      [&] { return cluster_.Status("job").state() == control::v1::JOB_STATE_RECOVERING; }, 60));
+  const Job before = cluster_.Status("job");
+  const std::string newest = before.last_checkpoint().directory();
+  ASSERT_TRUE(OnAgent(1, {"/bin/mount", "-t", "tmpfs", "none", newest}));
+  cluster_.StartAgent(0, 2);
+  std::vector<std::string> warnings;
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        warnings = WarningsOf("job", "could not read the checkpoint");
+        return warnings.size() == 2;
+      },
+      60));
+  ASSERT_TRUE(OnAgent(1, {"/bin/umount", "-l", newest}));
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(cluster_.Digest("job"), cluster_.Digest("calm"));
+  EXPECT_EQ(cluster_.LossLog("job"), cluster_.LossLog("calm"));
+  EXPECT_EQ(cluster_.Status("job").attempt(), before.attempt() + 1);
+  for (const std::string& warning : warnings) {
+    for (const std::string& part :
+         {std::string("node n1: rank "),
+          absl::StrCat(" could not read the checkpoint ", newest, " on this machine "),
+          std::string("has no manifest.json"), std::string("); node n0 read it and sent it.")}) {
+      EXPECT_NE(warning.find(part), std::string::npos) << part << " is not in " << warning;
+    }
+  }
+}
+
+TEST_F(StorageTest, MachinesThatCannotReadCheckpointsAreSparedAndTheJobEndsAsACalmOne) {
+  cluster_.StartAgent(0, 2);
+  cluster_.RunAgentsUnder({"/usr/bin/unshare", "-m"});
+  cluster_.StartAgent(1, 2);
+  cluster_.Submit("calm");
+  ASSERT_EQ(cluster_.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
+  cluster_.Submit("job", {"fault.heartbeat_timeout=2s", "fault.restart_backoff=2s"});
+  ASSERT_TRUE(cluster_.WaitForStep("job", 70));
+  ASSERT_TRUE(OnAgent(1, {"/bin/mount", "-t", "tmpfs", "none", cluster_.checkpoints("job")}));
+  // The snapshots in memory end with the agent, so only storage is left. It comes back where the
+  // other one cannot read.
+  cluster_.RunAgentsUnder(
+      {"/usr/bin/nsenter", "--mount", "--target", absl::StrCat(cluster_.agent_pid(1))});
+  cluster_.KillAgent(0);
+  cluster_.StartAgent(0, 2);
+  ASSERT_TRUE(WaitUntil([&] { return EvidenceHas({"has no manifest.json"}); }, 60));
+  cluster_.RunAgentsUnder({});
+  cluster_.StartAgent(2, 4);
+  EXPECT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(cluster_.Digest("job"), cluster_.Digest("calm"));
+  EXPECT_EQ(cluster_.LossLog("job"), cluster_.LossLog("calm"));
+  EXPECT_TRUE(EvidenceHas({"has no manifest.json", "it is read again on other nodes than n",
+                           "other nodes could read it: not the checkpoint but n"}))
+      << cluster_.Status("job").culprit().evidence();
 }
 
 TEST_F(StorageTest, AgentsThatSeeDifferentDirectoriesAreRefusedBeforeAWorkerStarts) {

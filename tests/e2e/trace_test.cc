@@ -1,4 +1,4 @@
-// Traces of running jobs, with real processes: what Perfetto would read of them.
+// Traces of running jobs, with real processes, read as Perfetto would.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -78,7 +78,7 @@ Trace Parse(const std::string& path) {
   return trace;
 }
 
-// The slice in which an end of an arrow lies.
+// Returns the slice in which an end of an arrow lies.
 const Slice* SliceAt(const Trace& trace, const json& end) {
   const double at = end["ts"];
   for (const Slice& slice : trace.slices) {
@@ -108,7 +108,7 @@ class TraceTest : public ::testing::Test {
     return Parse(path());
   }
 
-  // The instructions of the job's plan, by the rank that stands for its stage.
+  // Returns the instructions of the job's plan, by the rank that represents its stage.
   std::map<int, std::multiset<std::string>> Planned() {
     const std::string file = cluster_.directory() + "/plan.json";
     const CommandResult plan =
@@ -136,7 +136,7 @@ TEST_F(TraceTest, EveryRankAndStreamHasItsStepsAndEveryMessageItsArrow) {
     EXPECT_EQ(name, absl::StrCat("rank ", rank, ": node ", node, ", stage ", rank / 2, ", data ",
                                  rank % 2));
   }
-  // Whole steps: those that have the step's end on every rank.
+  // A step is whole if every rank has its end.
   std::map<int64_t, std::set<int>> ended;
   std::map<std::pair<int, int>, std::set<int64_t>> steps_of;
   for (const Slice& slice : trace.slices) {
@@ -159,7 +159,7 @@ TEST_F(TraceTest, EveryRankAndStreamHasItsStepsAndEveryMessageItsArrow) {
       EXPECT_EQ(steps_of[thread].count(step), 1u) << thread.first << " " << name << " " << step;
     }
   }
-  // Every instruction of the plan is a span, and nothing else is.
+  // The spans are exactly the instructions of the plan.
   const auto planned = Planned();
   for (const int64_t step : first_three) {
     std::map<int, std::multiset<std::string>> seen;
@@ -220,7 +220,7 @@ TEST_F(TraceTest, WhatAStepWentForAddsUpToIt) {
     double compute = 0;
     ASSERT_TRUE(absl::SimpleAtod(words[4], &compute));
     EXPECT_GT(compute, 0);
-    // The mean of what the trace shows of that stage's first five steps.
+    // The means of the trace over that stage's first five steps.
     std::map<std::pair<int, int64_t>, std::pair<double, double>> spans;
     for (const Slice& slice : trace.slices) {
       if (slice.rank / 2 != stage) continue;
@@ -333,7 +333,7 @@ TEST_F(TraceTest, WhatTensorRanksExchangeIsATrackOfItsOwnAndNoComputing) {
   }
 }
 
-// A second machine: another name, and a monotonic clock that is 5000 s ahead.
+// The second machine has another name, and a monotonic clock that is 5000 s ahead.
 TEST_F(TraceTest, MachinesWhoseClocksDifferAreShownOnOne) {
   const std::vector<std::string> elsewhere = {"/usr/bin/unshare",
                                               "--time",
@@ -385,7 +385,9 @@ TEST_F(TraceTest, MistakesAndJobsThatDoNotRunSaySo) {
       {{"trace", "job", "--steps", "0"}, 2, "expected 1 to 1000"},
       {{"trace", "job", "-o", "json"}, 2, "expected the file for the trace"},
       {{"trace", "job", "-o", "/nowhere/trace.json"}, 4, "/nowhere/trace.json"},
-      {{"trace", "job", "--address", "unix:/tmp/ms-nobody.sock"}, 3, "unix:/tmp/ms-nobody.sock"},
+      {{"trace", "job", "--address", "unix:/tmp/ms-nobody/d.sock"},
+       3,
+       "unix:/tmp/ms-nobody/d.sock"},
   };
   for (const Mistake& mistake : mistakes) {
     const CommandResult result = cluster_.Megascale(mistake.arguments);

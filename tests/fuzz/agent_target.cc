@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/desired_states.h"
-#include "controlplane/driver/driver_core.h"
-#include "controlplane/driver/failure_detector.h"
+#include "controlplane/driver/core/desired_states.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/failure_detector.h"
 #include "proto/agent.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/job/job_spec.h"
@@ -44,8 +44,8 @@ Event SubmittedJob() {
   return event;
 }
 
-// The driver without its shell. Frames come from two nodes in turn: the first byte of each says
-// from which, and how much time goes by before it.
+// The driver without its shell. Frames come from two nodes: the first byte of each gives the node
+// and the time that passes before it.
 class Driver {
  public:
   Driver() {
@@ -70,7 +70,7 @@ class Driver {
     agent::AgentUp up;
     if (!up.ParseFromArray(frame.data() + 1, static_cast<int>(frame.size()) - 1)) return;
     if (up.has_hello()) {
-      // The service lets no other through.
+      // The service refuses such a Hello.
       if (up.hello().node_id().empty() || up.hello().incarnation().empty()) return;
       if (up.hello().num_slots() < 0) return;
       ApplyAll(detector_.OnHello(state_, up.hello(), now_));
@@ -110,7 +110,7 @@ class Driver {
     MEGASCALE_CHECK(job->placements_size() == 0 ||
                     job->placements_size() == driver::WorldSize(*job));
     MEGASCALE_CHECK(job->best_step() >= 0);
-    // What a restarted driver reads is what this one has.
+    // A restarted driver must read this driver's state.
     DriverState again;
     MEGASCALE_CHECK(again.ParseFromString(state_.SerializeAsString()));
   }

@@ -11,10 +11,10 @@
 #include "runtime/base/check.h"
 #include "runtime/base/checksum.h"
 #include "runtime/checkpoint/directory.h"
-#include "runtime/checkpoint/message_json.h"
+#include "runtime/checkpoint/format/message_json.h"
+#include "runtime/checkpoint/format/safetensors.h"
+#include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/reader.h"
-#include "runtime/checkpoint/safetensors.h"
-#include "runtime/checkpoint/shard.h"
 #include "tests/fuzz/target.h"
 
 namespace megascale::fuzz {
@@ -22,7 +22,7 @@ namespace {
 
 using checkpoint::CheckpointReader;
 
-// A folder with one shard of 128 bytes of data, into which manifests are written. In memory.
+// A folder in memory with one shard of 128 bytes of data, for manifests under test.
 class Folder {
  public:
   Folder() {
@@ -60,7 +60,7 @@ class Folder {
   std::string shard_;
 };
 
-// Everything that a reader offers, of tensors that are not absurdly large.
+// Reads all tensors that are not absurdly large.
 void ReadAll(CheckpointReader* reader) {
   constexpr int64_t kElementsMax = 1 << 16;
   for (const checkpoint::LogicalTensor& tensor : reader->tensors()) {
@@ -112,8 +112,8 @@ void RunSafetensors(absl::string_view input) {
   if (reader.ok()) ReadAll(reader->get());
 }
 
-// The header's length is made right again, so that what follows is looked at; and the shard's
-// description, which is JSON within JSON, is changed as a message.
+// Corrects the header's length, so that the target reads on; and mutates the shard's description,
+// which is JSON within JSON, as a message.
 std::string MutateSafetensors(const std::string& input, Random* random) {
   auto header = checkpoint::ParseSafetensorsHeader(input, static_cast<int64_t>(input.size()), "");
   if (!header.ok()) {

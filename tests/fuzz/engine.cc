@@ -23,7 +23,7 @@ constexpr unsigned kHangSeconds = 30;
 constexpr int64_t kMemoryBytesMax = int64_t{2} << 30;
 constexpr size_t kPoolMax = 512;
 
-// What the signal handler writes down: it can be given nothing.
+// Global state for the signal handler, which takes no arguments.
 struct Running {
   absl::string_view input;
   char path[512];
@@ -92,7 +92,7 @@ uint64_t Hash(absl::string_view text, uint64_t hash) {
   return hash;
 }
 
-// Inputs to mutate: the corpus, and some of what was made of it.
+// The inputs to mutate: the corpus, and some of its mutations.
 class Pool {
  public:
   Pool(const std::vector<std::string>& corpus, Random* random)

@@ -17,28 +17,28 @@ namespace megascale::fuzz {
 
 struct FuzzOptions {
   uint64_t seed = 1;
-  // Whichever comes first ends it.
+  // The first limit that is reached ends the run.
   int64_t executions_max = INT64_MAX;
   absl::Duration time_max = absl::InfiniteDuration();
   size_t input_bytes_max = 32 << 10;
-  std::string crash_directory = ".";  // where a bad input is written
+  std::string crash_directory = ".";  // folder for inputs that fail
 };
 
 struct FuzzStatistics {
   int64_t num_executions = 0;
   absl::Duration time;
-  absl::Duration longest;  // execution
+  absl::Duration longest;  // time of the longest execution
   int64_t peak_bytes = 0;  // resident memory of the process
   uint64_t digest = 0;     // of all inputs, in order: equal for equal seeds
 };
 
-// The files of a folder, by name. Errors: NotFound; those of reading.
+// Reads the files of a folder, in the order of their names. Errors: NotFound; those of reading.
 absl::StatusOr<std::vector<std::string>> ReadCorpus(const std::string& directory);
 
-// Runs one input as if it had been found: with the handlers that write it down.
+// Runs one input, with the handlers that write a failing input to a file.
 void RunOne(const Target& target, absl::string_view input, const FuzzOptions& options);
 
-// Every input of `corpus`, then mutations until a limit is reached.
+// Runs every input of `corpus`, then mutations until a limit is reached.
 FuzzStatistics Fuzz(const Target& target, const std::vector<std::string>& corpus,
                     const FuzzOptions& options);
 

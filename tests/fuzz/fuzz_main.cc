@@ -1,5 +1,5 @@
-// fuzz [--seconds N] [--seed N] [--corpus DIR] [TARGET [FILE…]]: see README.md. With files: runs
-// these inputs, and nothing else.
+// The fuzzer as a program; see README.md. With files it runs only these inputs.
+//   fuzz [--seconds N] [--seed N] [--corpus DIR] [TARGET [FILE…]]
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,7 +11,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "runtime/base/resource_limit.h"
+#include "runtime/base/process/resource_limit.h"
 #include "tests/fuzz/engine.h"
 
 namespace megascale::fuzz {

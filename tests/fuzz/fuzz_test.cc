@@ -1,5 +1,5 @@
-// The corpus, and a fixed number of mutations of it: what `./dev fuzz` does for a minute each, for
-// a few seconds.
+// Runs the corpus and a fixed number of mutations, for a few seconds; `./dev fuzz` runs each target
+// for a minute.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/wait.h>

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <string>
 
-#include "cli/job_file.h"
+#include "cli/job_file/job_file.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "runtime/base/check.h"
 #include "runtime/job/job_spec.h"

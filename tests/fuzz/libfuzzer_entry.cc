@@ -1,5 +1,5 @@
-// The targets under libFuzzer, which measures coverage and keeps what reaches new code. The target
-// is named by MEGASCALE_FUZZ_TARGET: ./dev fuzz --libfuzzer TARGET.
+// The targets under libFuzzer, which measures coverage and keeps inputs that reach new code.
+// MEGASCALE_FUZZ_TARGET names the target: ./dev fuzz --libfuzzer TARGET.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +24,7 @@ const megascale::fuzz::Target& Chosen() {
 
 }  // namespace
 
-// libFuzzer's own mutation, which it is linked with.
+// libFuzzer's own mutation; the linker finds it in libFuzzer.
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t size_max);
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

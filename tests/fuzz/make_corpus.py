@@ -91,7 +91,7 @@ fault: {heartbeat_interval: 500ms, heartbeat_timeout: 1m30s, max_restarts_withou
 SLICE = {"name": "w", "key": "w", "dtype": "F32", "global_shape": ["8", "4"], "flat_begin": "0", "flat_count": "32"}
 
 
-# Of the shard that RunManifest lays beside a manifest.
+# The shard that RunManifest puts beside a manifest.
 SHARD_SHA256 = "6638bf879802881e784fd75ecc809d8824f615fc40e29515a2a2f02fcd01ecee"
 
 
@@ -273,7 +273,7 @@ def keeper_wire():
 
 
 def store_replies():
-    """A piece size, then what a Redis server says."""
+    """A piece size, then the replies of a Redis server."""
     cases = {
         "text": b"$2\r\n42\r\n$-1\r\n$0\r\n\r\n+OK\r\n", "integer": b":9223372036854775807\r\n", "array": b"*3\r\n$1\r\na\r\n$-1\r\n$2\r\nbc\r\n",
         "no-array": b"*-1\r\n", "deep": b"*8\r\n" * 10, "nested": b"*1\r\n*1\r\n*1\r\n:1\r\n", "wide": b"*2147483647\r\n",

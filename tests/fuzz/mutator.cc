@@ -35,7 +35,7 @@ void OverwriteNumber(std::string* input, Random* random) {
   std::memcpy(input->data() + random->Below(input->size() - width + 1), &number, width);
 }
 
-// The digits of a number in a text, replaced by another number.
+// Replaces the digits of a number in a text by another number.
 void ReplaceDigits(std::string* input, Random* random) {
   const size_t begin = input->find_first_of("0123456789", random->Below(input->size()));
   if (begin == std::string::npos) return;

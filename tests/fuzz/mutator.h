@@ -10,12 +10,12 @@
 
 namespace megascale::fuzz {
 
-// Numbers that are the same on every machine (SplitMix64). Source: Steele, Lea, Flood, 2014.
+// Random numbers that are the same on every machine (SplitMix64). Source: Steele, Lea, Flood, 2014.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
   uint64_t Next();
-  // From 0 to count - 1; 0 where count is 0.
+  // Returns a number from 0 to count - 1; 0 if count is 0.
   size_t Below(size_t count) { return count == 0 ? 0 : static_cast<size_t>(Next() % count); }
   bool OneIn(size_t count) { return Below(count) == 0; }
 
@@ -23,11 +23,12 @@ class Random {
   uint64_t state_;
 };
 
-// A number that code trips over: 0, -1, powers of two and their neighbours, the ends of each type.
+// Returns a number that often breaks code: 0, -1, powers of two and their neighbours, the limits of
+// a type.
 int64_t InterestingNumber(Random* random);
 
-// One to four mistakes in bytes: bits, bytes, lengths, pieces moved, repeated or taken from
-// `other`, words of `dictionary`. At most `bytes_max` bytes come back.
+// Makes one to four mistakes in bytes: bits, bytes, lengths, pieces moved, repeated or taken from
+// `other`, words of `dictionary`. Returns at most `bytes_max` bytes.
 struct ByteMutation {
   const std::vector<std::string>* dictionary = nullptr;
   const std::string* other = nullptr;
@@ -35,8 +36,8 @@ struct ByteMutation {
 };
 std::string MutateBytes(std::string input, const ByteMutation& mutation, Random* random);
 
-// One mistake in a message, at any depth: a field cleared, set to an interesting value, an element
-// of a list removed, repeated or added.
+// Makes one mistake in a message, at any depth: clears a field, sets it to an interesting value, or
+// removes, repeats or adds an element of a list.
 void MutateMessage(google::protobuf::Message* message, Random* random);
 
 }  // namespace megascale::fuzz

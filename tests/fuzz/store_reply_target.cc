@@ -7,12 +7,12 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/fd.h"
-#include "runtime/comm/redis/connection.h"
+#include "runtime/comm/store/redis/connection.h"
 #include "tests/fuzz/target.h"
 
 namespace megascale::fuzz {
 
-// The first byte says in pieces of which size the rest comes.
+// The first byte gives the size of the pieces in which the rest arrives.
 void RunStoreReplies(absl::string_view input) {
   if (input.empty()) return;
   constexpr comm::RedisConnectionLimits kLimits = {.reply_bytes_max = 4096, .elements_max = 16};

@@ -1,6 +1,6 @@
-// What is fuzzed: one function of bytes for each place where the program reads what it did not
-// write. A target must return on every input, in time and memory that the input bounds; it checks
-// with MEGASCALE_CHECK what must hold of the answer, so that a wrong one counts as a crash.
+// The fuzz targets: one function of bytes for each place where the program reads data from outside.
+// A target must return on every input, in time and memory bounded by the input. It checks its
+// results with MEGASCALE_CHECK, so that a wrong result counts as a crash.
 //
 // Where to start: targets.cc has the list, engine.h runs it, README.md how to use it.
 #pragma once
@@ -17,7 +17,7 @@ struct Target {
   std::string name;  // also of its folder in the corpus
   void (*run)(absl::string_view input);
   std::vector<std::string> dictionary;
-  // Makes a structured mistake in an input that has a structure; null: bytes only.
+  // Makes a mistake in the structure of an input; null: only bytes are mutated.
   std::string (*mutate)(const std::string& input, Random* random) = nullptr;
 };
 
@@ -38,19 +38,20 @@ std::string MutateWorkerLink(const std::string& input, Random* random);
 // The payload of one frame to the process keeper.
 void RunKeeperWire(absl::string_view input);
 
-// What a Redis server answers, in pieces.
+// Replies of a Redis server, in pieces.
 void RunStoreReplies(absl::string_view input);
 
 const std::vector<Target>& Targets();
-// Null where there is none of that name.
+// Null: there is no target of that name.
 const Target* FindTarget(absl::string_view name);
 
-// Messages one after the other: 4 bytes of length (little endian), then the message; what is cut
-// off at the end is left out.
+// Split and join an input of messages: each has 4 bytes of length (little endian), then the
+// message. An incomplete message at the end is dropped.
 std::vector<std::string> SplitFrames(absl::string_view input);
 std::string JoinFrames(const std::vector<std::string>& frames);
 
-// One frame of `input`, removed, repeated, moved or (by `mutate`, which gets the frame) changed.
+// Returns `input` with one frame removed, repeated, moved, or changed by `mutate`, which gets the
+// frame.
 std::string MutateFrames(const std::string& input, Random* random,
                          std::string (*mutate)(const std::string& frame, Random* random));
 

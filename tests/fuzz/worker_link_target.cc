@@ -4,7 +4,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/agent/agent_core.h"
+#include "controlplane/agent/core/agent_core.h"
 #include "proto/agent.pb.h"
 #include "proto/link.pb.h"
 #include "runtime/base/check.h"
@@ -17,7 +17,8 @@ namespace {
 
 namespace pb = megascale::agent::v1;
 
-// The first byte of a frame says who sent it: 0 the host, 1 and 2 workers, 3 a worker that ended.
+// The first byte of a frame gives its sender: 0 - the host; 1, 2 - workers; 3 - a worker that
+// ended.
 constexpr int64_t kHostProcess = 1;
 constexpr int kNumSenders = 4;
 
@@ -67,7 +68,7 @@ class Agent {
   }
 
  private:
-  // Carries out what follows; a core that never settles is a bug.
+  // Carries out the actions; a core that never settles is a bug.
   void Settle() {
     for (int round = 0;; ++round) {
       MEGASCALE_CHECK(round < 100);

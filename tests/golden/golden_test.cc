@@ -1,5 +1,6 @@
-// Our model beside PyTorch and transformers: loss and the gradient of every parameter of a toy
-// GPT-2, NeoX, Llama and Mistral with the same weights and tokens. make_golden.py made the files.
+// Compares our model with PyTorch and transformers: the loss and the gradient of every parameter of
+// a toy GPT-2, NeoX, Llama and Mistral with the same weights and tokens. make_golden.py made the
+// files.
 //
 //   Ops         loss, relative   gradient of each tensor   reason
 //   float64     1e-12            1e-12                     float64 on both sides, other orders
@@ -25,8 +26,8 @@
 #include "absl/strings/str_split.h"
 #include "proto/job.pb.h"
 #include "runtime/base/fd.h"
-#include "runtime/checkpoint/safetensors.h"
-#include "runtime/model/test_pipeline.h"
+#include "runtime/checkpoint/format/safetensors.h"
+#include "runtime/model/testing/test_pipeline.h"
 
 namespace megascale::model {
 namespace {
@@ -37,14 +38,14 @@ constexpr int64_t kBatch = 2;
 constexpr int64_t kSeq = 17;
 constexpr int64_t kTokens = kBatch * kSeq;
 
-// How a tensor of Hugging Face's lies beside ours.
+// The layout of a Hugging Face tensor, relative to ours.
 enum class Form {
   kSame,        // [out, in]; several are ours one below the other
   kTransposed,  // GPT-2's Conv1D: [in, out]
   kByHead,      // NeoX: the rows of query, key and value of each head, head by head
 };
 
-// A module of ours, and those of Hugging Face that it is made of. '#' is the layer.
+// One of our modules, and the Hugging Face modules of which it consists. '#' is the layer.
 struct Module {
   std::string theirs;  // separated by spaces
   Form form = Form::kSame;
@@ -168,7 +169,7 @@ std::vector<double> Regrouped(const std::vector<double>& values, int64_t heads) 
   return regrouped;
 }
 
-// Values of Hugging Face's parameters, read in our names and shapes.
+// The values of Hugging Face's parameters, under our names and in our shapes.
 class Theirs {
  public:
   Theirs(const Family& family, const ModelConfig& config, const NamedValues& golden)
@@ -279,7 +280,8 @@ TEST(Golden, TheCpuAgreesWithTransformersInBFloat16) {
   }
 }
 
-// What the files are good for: a model that differs in one option does not agree with them.
+// Shows that the files detect mistakes: a model that differs in one option does not agree with
+// them.
 TEST(Golden, TellsOptionsApart) {
   const std::pair<std::string, std::string> changes[] = {
       {"gpt2", "hidden_act: ACTIVATION_GELU"},

@@ -1,4 +1,4 @@
-// What communication hides behind changes when things are done, never the bits.
+// Overlapping communication with computation changes the timing, never the bits.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -1,4 +1,5 @@
-// One job, many layouts: the same training. See README.md.
+// One job under many layouts gives the same training. See README.md. Here each layout runs with one
+// of the models in turn; `./dev soak` runs every layout with every model.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "proto/job.pb.h"
 #include "runtime/engine/test_job.h"
 #include "runtime/job/job_spec.h"
+#include "tests/soak.h"
 
 namespace megascale::engine {
 namespace {
@@ -35,7 +37,7 @@ struct Layout {
   int64_t bucket_size = 0;  // 0: the default, one bucket of all here; 1: one of each layer
 };
 
-// Of 8 layers and 16 samples a step.
+// Layouts of a model with 8 layers and 16 samples a step.
 const Layout kLayouts[] = {
     {},
     {.micro_batch_size = 8},
@@ -156,7 +158,7 @@ std::vector<double> Losses(const RunResult& result) {
   return losses;
 }
 
-// Before clipping.
+// Returns the gradient norms before clipping.
 std::vector<double> GradientNorms(const RunResult& result) {
   std::vector<double> norms;
   for (const auto& record : result.records[0]) norms.push_back(record.grad_norm());
@@ -169,7 +171,7 @@ double Norm(const std::vector<double>& values) {
   return std::sqrt(sum);
 }
 
-// Expects ‖Δg‖ <= tolerance * max(‖g‖, 1e-3 * ‖g of all tensors‖) of every tensor.
+// Expects ‖Δg‖ <= tolerance * max(‖g‖, 1e-3 * ‖g of all tensors‖) for every tensor.
 void ExpectSameGradients(const Gradients& found, const Gradients& expected, double tolerance) {
   ASSERT_EQ(found.size(), expected.size());
   std::vector<double> norms;
@@ -189,16 +191,17 @@ size_t TurnOf(const Model& model) {
   return (model.parallel_block ? 2 : 0) + (model.sliding_window > 0 ? 1 : 0);
 }
 
-// Of each model half of the cases, the even or the odd ones, so that each has two models which
-// differ in block and window.
-size_t FirstOfHalf(const Model& model) {
-  return model.parallel_block == (model.sliding_window > 0) ? 0 : 1;
+// True if the case with this number runs with this model.
+bool IsTurnOf(const Model& model, size_t number) {
+  return IsSoak() || number % std::size(kModels) == TurnOf(model);
 }
 
 std::vector<Layout> LayoutsOf(const Model& model) {
-  std::vector<Layout> half;
-  for (size_t i = FirstOfHalf(model); i < std::size(kLayouts); i += 2) half.push_back(kLayouts[i]);
-  return half;
+  std::vector<Layout> layouts;
+  for (size_t i = 0; i < std::size(kLayouts); ++i) {
+    if (IsTurnOf(model, i)) layouts.push_back(kLayouts[i]);
+  }
+  return layouts;
 }
 
 class ParityTest : public testing::TestWithParam<Model> {};
@@ -228,13 +231,14 @@ TEST_P(ParityTest, LayoutsAgreeInFloat64To1em10) {
   }
 }
 
-// 20 steps of a layout are dear: each with one of the models, in turn.
+// Outside the soak it uses another model than in float64, one that differs in block and window.
 TEST_P(ParityTest, LayoutsAgreeInFloat32) {
   constexpr int kSteps = 20;
   const JobSpec exact = JobOf(GetParam(), {}, job::v1::PRECISION_FP64, kSteps);
   const std::vector<double> reference = Losses(RunJob(RunOptions(exact)));
   const Gradients gradients = FirstGradients(exact);
-  for (size_t i = TurnOf(GetParam()); i < std::size(kLayouts); i += std::size(kModels)) {
+  for (size_t i = 0; i < std::size(kLayouts); ++i) {
+    if (!IsTurnOf(GetParam(), std::size(kModels) - 1 - i % std::size(kModels))) continue;
     const Layout& layout = kLayouts[i];
     SCOPED_TRACE(Describe(layout));
     const JobSpec spec = JobOf(GetParam(), layout, job::v1::PRECISION_FP32, kSteps);
@@ -249,22 +253,26 @@ TEST_P(ParityTest, LayoutsAgreeInFloat32) {
   }
 }
 
-// Each with one of the models, in turn.
-TEST(LayoutTest, EveryLayoutRepeatsItselfToTheBit) {
-  for (const auto precision : {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16}) {
-    size_t turn = 0;
-    for (const Layout& layout : kLayouts) {
-      SCOPED_TRACE(Describe(layout));
-      const RunOptions options(JobOf(kModels[turn++ % std::size(kModels)], layout, precision, 3));
+// Outside the soak it uses one of the two precisions in turn.
+TEST_P(ParityTest, EveryLayoutRepeatsItselfToTheBit) {
+  size_t number = 0;
+  for (const Layout& layout : LayoutsOf(GetParam())) {
+    SCOPED_TRACE(Describe(layout));
+    const bool is_fp32_turn = number++ % 2 == 0;
+    for (const auto precision : {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16}) {
+      if (!IsSoak() && (precision == job::v1::PRECISION_FP32) != is_fp32_turn) continue;
+      const RunOptions options(JobOf(GetParam(), layout, precision, 3));
       EXPECT_EQ(RunJob(options).digest, RunJob(options).digest);
     }
   }
 }
 
-// Other memory, other overlap, and the same sums in the same order.
+// Memory and overlap differ, but the sums are the same, in the same order.
 TEST_P(ParityTest, SchedulesOfOneChunkPerStageHaveTheSameBits) {
+  size_t number = 0;
   for (Layout layout : {Layout{.pipeline = 2}, Layout{.pipeline = 4},
                         Layout{.data = 2, .pipeline = 2}, Layout{.pipeline = 2, .tensor = 2}}) {
+    if (!IsTurnOf(GetParam(), number++)) continue;
     SCOPED_TRACE(Describe(layout));
     const auto digest = [&](job::v1::PipelineSchedule schedule) {
       layout.schedule = schedule;
@@ -276,7 +284,7 @@ TEST_P(ParityTest, SchedulesOfOneChunkPerStageHaveTheSameBits) {
   }
 }
 
-// One reduction of one micro-batch: nothing is added in another order.
+// There is one reduction of one micro-batch, so the order of additions is the same.
 TEST_P(ParityTest, ZeroStagesOfOneMicrobatchHaveTheSameBits) {
   for (Layout layout : {Layout{.data = 4, .micro_batch_size = 4},
                         Layout{.data = 2, .pipeline = 4, .micro_batch_size = 8}}) {
@@ -289,9 +297,10 @@ TEST_P(ParityTest, ZeroStagesOfOneMicrobatchHaveTheSameBits) {
   }
 }
 
-// An element is reduced by the same additions, whichever shard it is in. The norm is not: it is
-// rounded as the shards are cut, and nothing is clipped here.
+// An element is reduced by the same additions in any shard. The norm's rounding depends on the
+// shards, but no gradient is clipped here.
 TEST_P(ParityTest, BucketsHaveTheSameBits) {
+  size_t number = 0;
   for (Layout layout : {Layout{.data = 2}, Layout{.data = 4, .zero_stage = 2},
                         Layout{.data = 2, .pipeline = 2, .schedule = kZeroBubble},
                         Layout{.data = 2, .pipeline = 2, .schedule = kZeroBubble, .zero_stage = 2},
@@ -302,6 +311,7 @@ TEST_P(ParityTest, BucketsHaveTheSameBits) {
                         .virtual_stages = 2,
                         .schedule = kInterleaved,
                         .tensor = 2}}) {
+    if (!IsTurnOf(GetParam(), number++)) continue;
     SCOPED_TRACE(Describe(layout));
     const auto run = [&](int64_t bucket_size) {
       layout.bucket_size = bucket_size;
@@ -322,7 +332,7 @@ TEST_P(ParityTest, BucketsHaveTheSameBits) {
   }
 }
 
-// The output matrix is the embedding matrix, whose gradient both ends of the model add to.
+// The output matrix is the embedding matrix: both ends of the model add to its gradient.
 TEST(LayoutTest, SchedulesOfOneStageHaveTheSameBitsWithTiedEmbeddings) {
   const auto digest = [&](job::v1::PipelineSchedule schedule) {
     JobSpec spec = JobOf(kModels[0], {.schedule = schedule}, job::v1::PRECISION_FP32, 3);
@@ -334,7 +344,7 @@ TEST(LayoutTest, SchedulesOfOneStageHaveTheSameBitsWithTiedEmbeddings) {
   EXPECT_EQ(digest(kZeroBubble), expected);
 }
 
-// Its gradient is whole with the last bucket, though the head makes the first part of it.
+// Its gradient is complete only with the last bucket, although the head makes the first part of it.
 TEST(LayoutTest, BucketsHaveTheSameBitsWithTiedEmbeddings) {
   for (const int zero_stage : {1, 2}) {
     const auto digest = [&](int64_t bucket_size) {
@@ -364,7 +374,7 @@ TEST_P(ParityTest, RecomputationHasTheSameBits) {
   }
 }
 
-// What one layout saved another one loads, and goes on with the samples that come next.
+// A layout loads another layout's checkpoint and goes on with the next samples.
 TEST_P(ParityTest, ACheckpointOfOneLayoutGoesOnUnderAnother) {
   const auto spec = [&](const Layout& layout) {
     return JobOf(GetParam(), layout, job::v1::PRECISION_FP64, 5);
@@ -385,12 +395,12 @@ TEST_P(ParityTest, ACheckpointOfOneLayoutGoesOnUnderAnother) {
        .schedule = kInterleaved,
        .zero_stage = 2,
        .bucket_size = 1}};
-  const size_t half = FirstOfHalf(GetParam());
   for (size_t from = 0; from < std::size(layouts); ++from) {
+    if (!IsTurnOf(GetParam(), from)) continue;
     const RunResult saved = RunJob(RunOptions(spec(layouts[from])).StopAfter(3));
-    for (size_t to = (from + half) % 2; to < std::size(layouts); to += 2) {
-      SCOPED_TRACE(absl::StrCat(Describe(layouts[from]), " to ", Describe(layouts[to])));
-      RunOptions resumed(spec(layouts[to]));
+    for (const Layout& to : layouts) {
+      SCOPED_TRACE(absl::StrCat(Describe(layouts[from]), " to ", Describe(to)));
+      RunOptions resumed(spec(to));
       resumed.attempt = 2;
       resumed.restore.set_source(agent::v1::RestorePoint::SOURCE_STORAGE);
       resumed.restore.set_step(3);

@@ -29,7 +29,7 @@ std::string RankWords(int rank) {
   return rank == core::kHostRank ? std::string("host") : absl::StrCat("rank ", rank);
 }
 
-std::string Words(const ProcessName& name) {
+std::string Describe(const ProcessName& name) {
   return absl::StrCat(RankWords(name.rank), " of job ", name.job_id, " attempt ", name.attempt);
 }
 
@@ -56,6 +56,7 @@ void AgentNode::Start() {
   core_ =
       std::make_unique<core::AgentCore>(node_id_, absl::StrCat(node_id_, "-", num_incarnations_));
   actions_left_.reset();
+  taken_ = false;
   changed_ = true;
   reported_ = -absl::InfiniteDuration();
   wake_at_ = absl::InfiniteDuration();
@@ -74,7 +75,7 @@ void AgentNode::Later(absl::Duration delay, std::function<void()> run) {
   });
 }
 
-// After standing still: what came meanwhile, in the order in which it came.
+// Ends a stall: runs everything that arrived meanwhile, in order.
 void AgentNode::WakeUp() {
   if (world_.timeline.now() < stalled_until_) return;
   world_.Tell(&Observer::OnFault, node_id_);  // what others conclude now is a consequence, too
@@ -132,6 +133,7 @@ void AgentNode::Connect() {
   hello.set_incarnation(absl::StrCat(node_id_, "-", num_incarnations_));
   hello.set_num_slots(num_slots_);
   hello.set_machine_id(node_id_);
+  hello.set_key(absl::StrCat("key of ", node_id_));
   hello.set_instruction_set("avx2");
   const auto reconnect = [this] {
     Later(world_.rng.Between(kReconnectMin, kReconnectMax), [this] {
@@ -141,6 +143,7 @@ void AgentNode::Connect() {
   ConnectionEvents events;
   events.on_desired = [this, incarnation = num_incarnations_](const agent::DesiredState& desired) {
     if (!up() || incarnation != num_incarnations_) return;
+    taken_ = true;
     Later(absl::ZeroDuration(), [this, desired] {
       core_->OnDesired(desired, Now());
       changed_ = true;
@@ -150,7 +153,8 @@ void AgentNode::Connect() {
   events.on_closed = [this, incarnation = num_incarnations_, reconnect](const absl::Status& why) {
     if (!up() || incarnation != num_incarnations_) return;
     connection_.reset();
-    if (absl::IsAborted(why)) {
+    // Refused after it was accepted: the driver gave it up, and another agent has its id.
+    if (absl::IsAborted(why) || (absl::IsAlreadyExists(why) && taken_)) {
       return Crash(why.message(), world_.rng.Between(kReconnectMin, kRestartMax));
     }
     reconnect();
@@ -172,7 +176,7 @@ void AgentNode::ScheduleWake(absl::Duration when) {
   });
 }
 
-// An agent sleeps until something happens, or is due.
+// Checks that the agent sleeps until something happens or is due.
 void AgentNode::CountWake() {
   if (world_.timeline.now() - counting_since_ > kCountingTime) {
     counting_since_ = world_.timeline.now();
@@ -198,7 +202,7 @@ void AgentNode::Wake() {
   ScheduleWake((std::max(wake, Now()) - clock_offset_) / clock_rate_ + absl::Microseconds(1));
 }
 
-// False when the agent ended in it.
+// Carries out the next actions. Returns false if the agent ended meanwhile.
 bool AgentNode::Act() {
   for (;;) {
     const std::vector<core::Action> actions = core_->Reconcile(Now());
@@ -284,7 +288,7 @@ void AgentNode::Do(const core::StartProcess& action) {
   } else {
     StartWorker(action, &child);
   }
-  world_.Say(node_id_, absl::StrCat("starts ", Words(child.name),
+  world_.Say(node_id_, absl::StrCat("starts ", Describe(child.name),
                                     action.preflight_only ? " (preflight)" : ""));
   const Child& started = children_[action.process_id] = std::move(child);
   core_->OnStarted(action.process_id, started.pid, Now());
@@ -373,7 +377,7 @@ void AgentNode::Do(const core::DropMemory& action) { memory_.erase(action.job_id
 
 // --- ends of processes ------------------------------------------------------------------------
 
-// The process stops now or soon; the agent reaps it a while after all that it said.
+// Ends the process now or soon; the agent reaps it a while after its last message.
 void AgentNode::EndSoon(int64_t process_id, int status, absl::Duration within) {
   const absl::Duration death = world_.rng.Between(absl::ZeroDuration(), within);
   world_.timeline.After(death, [this, process_id, status, incarnation = num_incarnations_] {
@@ -392,7 +396,7 @@ void AgentNode::End(int64_t process_id, int status) {
   if (found == children_.end()) return;
   const Child child = std::move(found->second);
   children_.erase(found);
-  world_.Say(node_id_, absl::StrCat(Words(child.name), " ended with status ", status));
+  world_.Say(node_id_, absl::StrCat(Describe(child.name), " ended with status ", status));
   world_.Tell(&Observer::OnProcessEnded, child.name);
   core::ProcessEnd end;
   end.status = status;
@@ -415,7 +419,7 @@ bool AgentNode::KillSomething() {
   const std::vector<int64_t> living = LivingChildren();
   if (living.empty()) return false;
   const int64_t id = living[world_.rng.Index(living.size())];
-  world_.Fault(node_id_, absl::StrCat("kill -9 of ", Words(children_.at(id).name)));
+  world_.Fault(node_id_, absl::StrCat("kill -9 of ", Describe(children_.at(id).name)));
   EndSoon(id, SIGKILL, absl::ZeroDuration());
   return true;
 }
@@ -424,7 +428,7 @@ bool AgentNode::HangSomething() {
   const std::vector<int64_t> living = LivingChildren();
   if (living.empty()) return false;
   Child& child = children_.at(living[world_.rng.Index(living.size())]);
-  world_.Fault(node_id_, absl::StrCat("hangs: ", Words(child.name)));
+  world_.Fault(node_id_, absl::StrCat("hangs: ", Describe(child.name)));
   if (child.worker != nullptr) child.worker->Hang(world_.rng.Chance(0.5));
   if (child.host != nullptr) child.host->Hang();
   return true;

@@ -1,6 +1,6 @@
-// One machine: the production AgentCore, with a shell that does to simulated processes and memory
-// what controlplane/agent/agent_loop does to real ones. The agent can be ended before any action
-// that it carries out; its processes and its memory go with it.
+// One machine: the production AgentCore, with a shell that does for simulated processes and memory
+// what controlplane/agent/agent_loop does for real ones. A test can end the agent before any of its
+// actions; its processes and its memory end with it.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "controlplane/agent/agent_core.h"
-#include "runtime/base/shared_memory.h"
+#include "controlplane/agent/core/agent_core.h"
+#include "runtime/base/process/shared_memory.h"
 #include "tests/sim/host_process.h"
 #include "tests/sim/network.h"
 #include "tests/sim/worker_process.h"
@@ -20,7 +20,7 @@
 
 namespace megascale::sim {
 
-// What all machines share.
+// Objects that all machines share.
 struct Cluster {
   World* world = nullptr;
   Network* network = nullptr;
@@ -37,27 +37,27 @@ class AgentNode {
   const std::string& node_id() const { return node_id_; }
   int num_slots() const { return num_slots_; }
 
-  // The agent ends, and comes back as another incarnation after `away`.
+  // Ends the agent, and starts it as a new incarnation after `away`.
   void Crash(absl::string_view why, absl::Duration away);
-  // The machine is lost for good.
+  // Removes the machine for good.
   void Remove();
-  // It ends before the n-th action from now on (1: the next).
+  // Ends the agent before the n-th action from now on (1: the next).
   void CrashAtAction(int64_t number) { actions_left_ = number; }
-  // Kills a worker or a host process that is picked; false when there is none.
+  // Kill or hang a random worker or host process; false: there is no process.
   bool KillSomething();
   bool HangSomething();
-  // The next process cannot be started, or memory not be had.
+  // Makes the next start of a process, or the next allocation of memory, fail.
   void FailNextStart() { fail_next_start_ = true; }
   void FailNextPrepare() { fail_next_prepare_ = true; }
-  // Processes that are killed end only after so long (they hang in a device).
+  // Makes killed processes end only after this time, as if they hung in a device.
   void DelayKills(absl::Duration by) { kill_delay_ = by; }
-  // It sees and does nothing for so long; its processes go on.
+  // Stops the agent for this long; its processes go on.
   void Stall(absl::Duration how_long);
 
  private:
   struct Child {
     ProcessName name;
-    std::shared_ptr<WorkerProcess> worker;  // one of the two
+    std::shared_ptr<WorkerProcess> worker;  // either worker or host is set
     std::shared_ptr<HostProcess> host;
     int pid = 0;
     bool killed = false;  // by an action, while it lived
@@ -67,7 +67,7 @@ class AgentNode {
     std::map<int, std::shared_ptr<base::SharedMemory>> snapshots;  // by rank
   };
 
-  // What is told to this incarnation only, while it lives and does not stand still.
+  // Runs `run` after `delay`, if this incarnation still lives; while it is stalled, `run` waits.
   void Later(absl::Duration delay, std::function<void()> run);
   absl::Duration Now() const;
   void Connect();
@@ -99,8 +99,8 @@ class AgentNode {
   World& world_;
   const std::string node_id_;
   const int num_slots_;
-  const absl::Duration clock_offset_;  // monotonic clocks of machines differ
-  const double clock_rate_;            // and so do their seconds
+  const absl::Duration clock_offset_;  // the machines' monotonic clocks differ
+  const double clock_rate_;            // and run at different rates
 
   bool removed_ = false;
   int num_incarnations_ = 0;
@@ -109,13 +109,14 @@ class AgentNode {
   std::map<std::string, Memory> memory_;
   std::shared_ptr<Network::Connection> connection_;
   int num_pids_ = 0;
+  bool taken_ = false;  // the driver has accepted this incarnation
   bool changed_ = true;
   absl::Duration reported_;
-  absl::Duration counting_since_;  // of wakes
-  int num_wakes_ = 0;              // since then
+  absl::Duration counting_since_;
+  int num_wakes_ = 0;  // since counting_since_
   absl::Duration wake_at_ = absl::InfiniteDuration();
   absl::Duration stalled_until_ = absl::ZeroDuration();
-  std::vector<std::function<void()>> deferred_;  // until then, in order
+  std::vector<std::function<void()>> deferred_;  // to run after the stall, in order
   absl::Duration kill_delay_ = absl::ZeroDuration();
   std::optional<int64_t> actions_left_;
   bool fail_next_start_ = false;

@@ -1,5 +1,5 @@
-// Every invariant is found when it does not hold: each test breaks the product on purpose, at one
-// of its seams, and sees the checker of that invariant say so. docs/invariants.md lists the pairs.
+// Every checker finds the violation of its invariant: each test breaks the product on purpose, at
+// one of its seams, and expects that checker to report it. docs/invariants.md lists the pairs.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -14,8 +14,7 @@
 namespace megascale::sim {
 namespace {
 
-// True when one of the first seeds shows that `invariant` does not hold. `tamper` makes the break
-// anew for every seed.
+// True when one of the first seeds violates `invariant`. `tamper` makes new hooks for every seed.
 bool Finds(const std::string& invariant, const std::function<Tampering()>& tamper,
            bool calm = false) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
@@ -34,8 +33,7 @@ bool Finds(const std::string& invariant, std::function<void(agent::ActualState*)
       invariant, [report] { return Tampering{.report = report}; }, calm);
 }
 
-// A log that gives back something else than it was given: events that `lost` names are replaced by
-// such that mean nothing.
+// A log that loses events: it replaces those for which `lost` is true by events without effect.
 class EditedLog : public driver::LogStore {
  public:
   using Lost = std::function<bool(const driver::Event&)>;
@@ -147,7 +145,7 @@ TEST_F(BrokenTest, LogThatGivesAnotherStateIsFound) {
 }
 
 TEST_F(BrokenTest, RestartsWithoutEndAreFound) {
-  // Every attempt fails at once, and reports a step that nobody computed.
+  // Every attempt fails at once, and reports a step that no rank computed.
   const auto tamper = [] {
     auto forged = std::make_shared<std::map<std::string, std::pair<int64_t, int64_t>>>();
     Tampering tampering;
@@ -172,6 +170,12 @@ TEST_F(BrokenTest, RestartsWithoutEndAreFound) {
   EXPECT_TRUE(Finds("RestartsEnd", tamper));
 }
 
+TEST_F(BrokenTest, JobThatForgetsItsCheckpointsAndBeginsAnewIsFound) {
+  EXPECT_TRUE(Finds("NeverBeginsAnew", [] {
+    return LosesEvents([](const driver::Event& event) { return event.has_manifest_written(); });
+  }));
+}
+
 TEST_F(BrokenTest, RecoveryWithoutAFaultIsFound) {
   EXPECT_TRUE(Finds("RecoveryHasACause", [](agent::ActualState* report) {
     for (auto& job : *report->mutable_jobs()) {
@@ -183,7 +187,7 @@ TEST_F(BrokenTest, RecoveryWithoutAFaultIsFound) {
 }
 
 TEST_F(BrokenTest, JobThatNeitherRunsNorEndsIsFound) {
-  // The driver takes no report for one of this agent.
+  // The driver ignores all reports of this agent, because their incarnation is wrong.
   EXPECT_TRUE(Finds(
       "RunsOrEnds", [](agent::ActualState* report) { report->set_incarnation("nobody"); },
       /*calm=*/true));

@@ -1,5 +1,5 @@
 // The checkpoint storage that all machines share: directories of shards and manifests, as
-// runtime/checkpoint writes them, with what a checker wants to know of their origin.
+// runtime/checkpoint writes them, with their origin, for the checkers.
 #pragma once
 
 #include <cstdint>
@@ -23,20 +23,22 @@ class CheckpointStorage {
 
   explicit CheckpointStorage(World* world) : world_(*world) {}
 
-  // Unavailable while storage fails. ResourceExhausted: it is full, for this write.
+  // Errors: Unavailable - storage fails now; ResourceExhausted - storage has no room for this
+  // write.
   absl::Status WriteShard(const std::string& job_id, const agent::SealedSnapshot& snapshot);
-  // The directory's path. FailedPrecondition: a shard is missing. NotFound: it was given up.
+  // Returns the directory's path. Errors: FailedPrecondition - a shard is missing; NotFound - the
+  // checkpoint was given up.
   absl::StatusOr<std::string> WriteManifest(const std::string& job_id,
                                             const agent::CheckpointId& id, int world_size);
-  // As runtime/checkpoint/writer.h: deletes what is older than the newest of `committed`.
+  // Deletes checkpoints older than the newest of `committed`, as runtime/checkpoint/writer.h does.
   absl::Status ApplyRetention(const std::string& job_id,
                               const std::vector<agent::CheckpointId>& committed);
-  // As runtime/checkpoint/writer.h.
+  // Deletes incomplete checkpoints, as runtime/checkpoint/writer.h does.
   void GiveUpIncomplete(const std::string& job_id, const agent::CheckpointId& newest);
-  // The step that is there for the rank. DataLoss: it is not complete.
+  // Returns the step of the rank's shard. Errors: DataLoss - the checkpoint is not complete.
   absl::StatusOr<int64_t> ReadShard(const std::string& path, int rank) const;
 
-  // Null when there is none.
+  // Null: there is no such directory.
   const Directory* Find(const std::string& path) const;
   static std::string PathOf(const std::string& job_id, const agent::CheckpointId& id);
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/driver_core.h"
+#include "controlplane/driver/core/driver_core.h"
 #include "runtime/base/check.h"
 
 namespace megascale::sim {
@@ -68,7 +68,7 @@ void DriverNode::Start() {
   RunRound();
 }
 
-// The new driver knows what the old one knew, and that it was started.
+// Checks that the new driver has the old one's durable state, and its own start.
 void DriverNode::CheckReplay() {
   const driver::LogContents& log = disk_.durable_log();
   DriverState expected = durable_;
@@ -84,7 +84,7 @@ void DriverNode::CheckReplay() {
   world_.Violate("ReplayGivesTheSameState", "a driver that was started again knows something else");
 }
 
-void DriverNode::Crash(absl::string_view why) {
+void DriverNode::Crash(absl::string_view why, std::optional<absl::Duration> away) {
   world_.Fault("", absl::StrCat("the driver ends: ", why));
   dying_ = true;
   inputs_.clear();
@@ -93,7 +93,9 @@ void DriverNode::Crash(absl::string_view why) {
   effects_left_.reset();
   round_at_ = absl::InfiniteDuration();
   if (ended_) ended_();
-  world_.timeline.After(world_.rng.Between(kRestartMin, kRestartMax), [this] {
+  const absl::Duration until_start =
+      away.has_value() ? *away : world_.rng.Between(kRestartMin, kRestartMax);
+  world_.timeline.After(until_start, [this] {
     if (!up()) Start();
   });
 }

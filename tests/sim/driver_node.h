@@ -1,5 +1,5 @@
-// The driver's process: the production DriverShell over a simulated disk, in virtual time. It can
-// be ended before any of its effects: a write, a sync, a desired state that leaves, an answer.
+// The driver's process: the production DriverShell over a simulated disk, in virtual time. A test
+// can end it before any of its effects: a write, a sync, sending a desired state, an answer.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "controlplane/driver/driver_shell.h"
+#include "controlplane/driver/shell/driver_shell.h"
 #include "controlplane/driver/storage/simulated_disk.h"
 #include "runtime/base/clock.h"
 #include "tests/sim/world.h"
@@ -23,37 +23,38 @@ class DriverNode {
 
   explicit DriverNode(World* world);
 
-  // What to do when the process ended: connections break.
+  // Sets a callback for the end of the process, which breaks the connections.
   void OnEnd(std::function<void()> ended) { ended_ = std::move(ended); }
 
   void Start();
   bool up() const { return shell_ != nullptr; }
-  // The process ends now, whatever it was about, and is started again after a while.
-  void Crash(absl::string_view why);
-  // It ends before its n-th effect from now on (1: the next).
+  // Ends the process now, whatever it does, and starts it again after `away`; the default comes
+  // from the seed.
+  void Crash(absl::string_view why, std::optional<absl::Duration> away = std::nullopt);
+  // Ends the process before its n-th effect from now on (1: the next).
   void CrashAtEffect(int64_t number) { effects_left_ = number; }
-  // Its next write to the log, or to a file, fails; the process ends of it.
+  // Makes the next write to the log or a file fail, which ends the process.
   void FailNextWrite() { fail_next_write_ = true; }
-  // It does nothing for so long.
+  // Stops the process for this long.
   void Stall(absl::Duration how_long);
   void StepWallClock(absl::Duration by) { clock_.wall_offset += by; }
 
-  // Requests of operators. Not answered when the process ends before it could.
+  // Requests of operators. There is no answer if the process ends first.
   void Submit(const driver::v1::JobSubmitted& submit, Answer answer);
   void Cancel(const driver::v1::CancelRequested& cancel, Answer answer);
   void GetJob(const std::string& job_id, Answer answer);
   void SetEvicted(const std::string& node_id, bool evicted, Done done);
 
-  // From agents. Lost while the process is down.
+  // Messages from agents. They are lost while the process is down.
   void OnHello(const agent::Hello& hello, std::shared_ptr<driver::AgentLink> link);
   void OnReport(const std::string& node_id, const agent::ActualState& report);
   void OnGone(const std::string& node_id, const driver::AgentLink* link);
-  // A desired state is about to leave: false when the process ended before it.
+  // Call before sending a desired state; returns false if the process ended first.
   bool MaySend() { return Proceed(); }
 
-  // What the log holds for sure.
+  // The state that is durable in the log.
   const DriverState& durable() const { return durable_; }
-  // The loss log of a job as it lies on the disk; empty when there is none.
+  // Returns the loss log of a job as it is on the disk; empty: there is no loss log.
   std::string LossLogOf(const std::string& job_id);
 
  private:
@@ -83,7 +84,7 @@ class DriverNode {
   bool dying_ = false;
   bool fail_next_write_ = false;
   std::optional<int64_t> effects_left_;
-  absl::Duration round_at_ = absl::InfiniteDuration();  // when the next one is due
+  absl::Duration round_at_ = absl::InfiniteDuration();  // when the next round is due
   absl::Duration stalled_until_ = absl::ZeroDuration();
 };
 

@@ -20,7 +20,7 @@ constexpr double kCalmSeeds = 0.03;
 Faults::Faults(World* world, DriverNode* driver, Network* network,
                const std::vector<std::unique_ptr<AgentNode>>& agents, bool calm)
     : world_(*world), driver_(*driver), network_(*network), agents_(agents) {
-  // Some several times, because they are likelier, and come through in more ways.
+  // Some kinds are listed several times, because they are more likely and have more consequences.
   constexpr std::array kAll = {
       &Faults::KillProcess, &Faults::KillProcess,         &Faults::KillProcess,
       &Faults::HangProcess, &Faults::BreakConnection,     &Faults::CrashDriverAtEffect,
@@ -30,6 +30,7 @@ Faults::Faults(World* world, DriverNode* driver, Network* network,
       &Faults::KillProcess, &Faults::HangProcess,         &Faults::FailStart,
       &Faults::FailPrepare, &Faults::DelayKills,          &Faults::CutOff,
       &Faults::FailStorage, &Faults::BreakConnection,     &Faults::FillStorage,
+      &Faults::FailReads,   &Faults::FailReads,
   };
   if (world_.rng.Chance(kCalmSeeds) || calm) {
     world_.storm = false;
@@ -46,7 +47,7 @@ void Faults::Start(absl::Duration until) {
   until_ = until;
   world_.timeline.At(until, [this] { Heal(); });
   if (kinds_.empty()) return;
-  // Jobs may begin before it breaks.
+  // The first fault comes late enough that jobs may have begun.
   world_.timeline.After(world_.rng.Between(absl::ZeroDuration(), kGraceMax), [this] { Next(); });
 }
 
@@ -64,6 +65,7 @@ void Faults::Heal() {
   world_.storm = false;
   world_.storage_fails_until = world_.timeline.now();
   world_.storage_full_until = world_.timeline.now();
+  world_.reads_fail_until.clear();
   for (const auto& agent : agents_) {
     network_.SetPartitioned(agent->node_id(), false);
     agent->DelayKills(absl::ZeroDuration());
@@ -136,6 +138,13 @@ void Faults::FillStorage() {
   const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(20));
   world_.Fault("", absl::StrCat("storage is full for ", absl::FormatDuration(how_long)));
   world_.storage_full_until = world_.timeline.now() + how_long;
+}
+
+void Faults::FailReads() {
+  const std::string node_id = AnyAgent().node_id();
+  const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(60));
+  world_.Fault(node_id, absl::StrCat("cannot read storage for ", absl::FormatDuration(how_long)));
+  world_.reads_fail_until[node_id] = world_.timeline.now() + how_long;
 }
 
 void Faults::FailStorage() {

@@ -1,5 +1,5 @@
-// What goes wrong, and when: drawn from the seed. Every seed breaks only some kinds of things, each
-// at a rate of its own, so that rare combinations come up; a few seeds break nothing.
+// Injects faults, drawn from the seed. Every seed has only some kinds of faults, each at its own
+// rate, so that rare combinations occur; a few seeds have no faults.
 #pragma once
 
 #include <memory>
@@ -14,11 +14,11 @@ namespace megascale::sim {
 
 class Faults {
  public:
-  // What is broken outlives this. `calm`: nothing breaks.
+  // The arguments outlive this object. `calm`: there are no faults.
   Faults(World* world, DriverNode* driver, Network* network,
          const std::vector<std::unique_ptr<AgentNode>>& agents, bool calm);
 
-  // Breaks things until `until`; then mends everything and says so.
+  // Injects faults until `until`; then repairs everything and calls Observer::OnHealed.
   void Start(absl::Duration until);
 
  private:
@@ -46,6 +46,7 @@ class Faults {
   void BreakConnection();
   void FailStorage();
   void FillStorage();
+  void FailReads();
 
   World& world_;
   DriverNode& driver_;

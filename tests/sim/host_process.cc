@@ -32,7 +32,7 @@ void HostProcess::Start() {
   After(started + world_.rng.Between(kWorkMin, kPreflightMax), [this] {
     link::v1::FromHost message;
     message.mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
-    // A job of this name has data that cannot be read.
+    // The data of a job with this name cannot be read.
     if (options_.job.spec().name() == "refused") {
       message.mutable_preflight()->set_state(agent::Preflight::STATE_REFUSED);
       message.mutable_preflight()->set_message("data.files: cannot be read");
@@ -69,13 +69,13 @@ void HostProcess::Work() {
   if (inbox_.empty()) return;
   const link::v1::ToHost message = std::move(inbox_.front());
   inbox_.pop_front();
-  // What storage refused comes again later; the next one does not wait for it.
+  // A message that storage refused is tried again later; the next message does not wait for it.
   if (!Carry(message)) After(kStorageRetry, [this, message] { Send(message); });
   WorkLater(world_.rng.Between(kWorkMin, kWorkMax));
 }
 
 bool HostProcess::Carry(const link::v1::ToHost& message) {
-  // What is older than a commit is needed no more.
+  // Checkpoints older than a commit are no longer needed.
   if (message.has_persist()) {
     return message.persist().step() <= newest_committed_ || OnPersist(message.persist());
   }
@@ -86,7 +86,7 @@ bool HostProcess::Carry(const link::v1::ToHost& message) {
   return true;
 }
 
-// Workers need not wait for storage that fails.
+// Tells the workers not to wait for storage while it fails.
 void HostProcess::SetStorageFails(bool fails) {
   for (const auto& [rank, region] : options_.snapshots) {
     checkpoint::SnapshotReader::Open(region.get())->SetStorageFails(fails);

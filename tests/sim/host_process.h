@@ -12,7 +12,7 @@
 
 #include "proto/link.pb.h"
 #include "proto/telemetry.pb.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "tests/sim/checkpoint_storage.h"
 #include "tests/sim/world.h"
 
@@ -46,13 +46,13 @@ class HostProcess : public std::enable_shared_from_this<HostProcess> {
   void After(absl::Duration delay, std::function<void()> run);
   void WorkLater(absl::Duration delay);
   void Work();
-  // True when it is done, well or for good.
+  // Carries out a message. Returns false if it must be tried again.
   bool Carry(const link::v1::ToHost& message);
   bool OnPersist(const link::v1::Persist& persist);
   bool OnFinalize(const agent::CheckpointId& id);
   void OnRetain(const link::v1::Retain& retain);
   void SetStorageFails(bool fails);
-  // After a refused write: true where storage is full, and room was made.
+  // Handles a refused write: returns true if storage was full and room was made.
   bool MakesRoom(const absl::Status& status, int64_t attempt, int64_t step);
   void SayStorageError(const absl::Status& status);
 
@@ -61,7 +61,7 @@ class HostProcess : public std::enable_shared_from_this<HostProcess> {
   const Options options_;
   std::deque<link::v1::ToHost> inbox_;
   int64_t newest_committed_ = -1;
-  bool works_ = false;  // a Work is on its way
+  bool works_ = false;  // a call of Work is scheduled
   bool alive_ = true;
   std::optional<absl::Duration> hung_since_;
 };

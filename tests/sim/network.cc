@@ -43,7 +43,7 @@ std::shared_ptr<Network::Connection> Network::Connect(const agent::Hello& hello,
   newest_[hello.node_id()] = connection;
   world_.timeline.At(connection->hello_at_, [this, hello, connection] {
     if (IsPartitioned(hello.node_id())) return BreakSoon(connection, kLateMax);
-    // One that the agent gave up meanwhile may still be read by the driver.
+    // The driver may still read a connection that the agent has given up.
     driver_.OnHello(hello, connection);
   });
   return connection;
@@ -91,7 +91,7 @@ void Network::BreakSoon(const std::shared_ptr<Connection>& connection, absl::Dur
   });
 }
 
-// Each side notices in its own time.
+// Closes the connection; each side notices after its own delay.
 void Network::Close(Connection* connection, const absl::Status& why) {
   if (connection->broken_) return;
   connection->broken_ = true;

@@ -1,6 +1,6 @@
 // The connections between agents and the driver, in virtual time. While the storm lasts, messages
-// are late, overtake each other, come twice; reports are lost. What is lost on its way to an agent
-// breaks the connection, as a stream does. Partitions cut a node off both ways.
+// are late, overtake each other or arrive twice, and reports are lost. Losing a message to an agent
+// breaks the connection, as with a stream. Partitions cut a node off in both directions.
 #pragma once
 
 #include <functional>
@@ -10,16 +10,16 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "controlplane/driver/driver_shell.h"
+#include "controlplane/driver/shell/driver_shell.h"
 #include "tests/sim/driver_node.h"
 #include "tests/sim/world.h"
 
 namespace megascale::sim {
 
-// How an agent hears of its connection.
+// Callbacks of an agent about its connection.
 struct ConnectionEvents {
   std::function<void(const agent::DesiredState&)> on_desired;
-  std::function<void(const absl::Status& why)> on_closed;  // once; the connection is of no use
+  std::function<void(const absl::Status& why)> on_closed;  // called once; the connection is dead
 };
 
 class Network {
@@ -28,10 +28,10 @@ class Network {
 
   Network(World* world, DriverNode* driver);
 
-  // Null when the driver cannot be reached.
+  // Opens a connection; null: the driver cannot be reached.
   std::shared_ptr<Connection> Connect(const agent::Hello& hello, ConnectionEvents events);
   void Send(const std::shared_ptr<Connection>& connection, const agent::ActualState& report);
-  // The agent's process ended: it hears no more.
+  // Call when the agent's process has ended: no callback runs any more.
   void Abandon(const std::shared_ptr<Connection>& connection);
 
   void SetPartitioned(const std::string& node_id, bool partitioned);
@@ -69,8 +69,8 @@ class Network::Connection : public driver::AgentLink,
   const std::string node_id_;
   ConnectionEvents events_;
   bool broken_ = false;
-  absl::Duration hello_at_;                     // when the driver hears of it
-  std::optional<agent::DesiredState> waiting_;  // has not left yet
+  absl::Duration hello_at_;                     // when Hello reaches the driver
+  std::optional<agent::DesiredState> waiting_;  // not sent yet
 };
 
 }  // namespace megascale::sim

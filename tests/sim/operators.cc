@@ -78,10 +78,10 @@ void Operators::Start(absl::Duration within, const std::string& evicted_node) {
       evicted, [this, evicted_node] { SetEvicted(evicted_node, true, std::make_shared<bool>()); });
 }
 
-// Until it is acknowledged; then, after a while, the machine is given back.
+// Repeats an eviction until it is acknowledged; then, after a while, uncordons the node.
 void Operators::SetEvicted(const std::string& node_id, bool evicted,
                            std::shared_ptr<bool> answered) {
-  // What is asked for may happen without an answer: the driver may end between the two.
+  // The request may take effect without an answer, because the driver may end in between.
   world_.Fault(node_id, evicted ? "is to be evicted" : "is to be uncordoned");
   driver_.SetEvicted(node_id, evicted, [this, node_id, evicted, answered](const auto& status) {
     if (*answered) return;

@@ -1,5 +1,5 @@
-// The people of a simulation: they submit jobs, ask how they are, cancel some, empty a machine by
-// hand and give it back, and ask again when no answer comes.
+// The operators of a simulation. They submit jobs, ask for their status, cancel some, evict and
+// uncordon a node, and repeat a request when no answer comes.
 #pragma once
 
 #include <memory>
@@ -17,9 +17,9 @@ class Operators {
   // Draws the jobs; each fits into `num_slots` slots, `tensor_max` of which are on one machine.
   Operators(World* world, DriverNode* driver, int num_slots, int tensor_max);
 
-  // They come within `within`. With `evicted_node`, that one is emptied for a while.
+  // Makes all submits within `within`. `evicted_node`: a node to evict for a while; empty: no node.
   void Start(absl::Duration within, const std::string& evicted_node);
-  // Every submit and cancel was acknowledged, or the job had ended before its cancel.
+  // True when every submit and cancel was acknowledged, or the job had ended before its cancel.
   bool done() const { return num_open_ == 0; }
   size_t num_jobs() const { return jobs_.size(); }
 

@@ -1,4 +1,5 @@
-// megascale-sim as a person runs it with the seed of a report: two processes tell the same story.
+// Runs megascale-sim as a person does with the seed of a report: two processes print the same
+// trace.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -19,20 +19,20 @@ class Rng {
     z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
     return z ^ (z >> 31);
   }
-  // True with this probability.
+  // Returns true with this probability.
   bool Chance(double probability) {
     return static_cast<double>(Next() >> 11) * 0x1.0p-53 < probability;
   }
-  // From `low` to `high`, both included.
+  // Returns a number from `low` to `high`, both included.
   int64_t Between(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(Next() % static_cast<uint64_t>(high - low + 1));
   }
-  // In whole microseconds.
+  // Returns a duration from `low` to `high`, in whole microseconds.
   absl::Duration Between(absl::Duration low, absl::Duration high) {
     return absl::Microseconds(
         Between(absl::ToInt64Microseconds(low), absl::ToInt64Microseconds(high)));
   }
-  // An index below `count`. Requires: count > 0.
+  // Returns an index below `count`. Requires: count > 0.
   size_t Index(size_t count) { return static_cast<size_t>(Next() % count); }
 
  private:

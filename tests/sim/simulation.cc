@@ -6,14 +6,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/agent_node.h"
+#include "tests/sim/checkers/commit_checkers.h"
+#include "tests/sim/checkers/job_checkers.h"
+#include "tests/sim/checkers/status_checkers.h"
 #include "tests/sim/checkpoint_storage.h"
-#include "tests/sim/commit_checkers.h"
 #include "tests/sim/driver_node.h"
 #include "tests/sim/faults.h"
-#include "tests/sim/job_checkers.h"
 #include "tests/sim/network.h"
 #include "tests/sim/operators.h"
-#include "tests/sim/status_checkers.h"
 
 namespace megascale::sim {
 namespace {
@@ -22,10 +22,12 @@ constexpr int64_t kAgentsMax = 8;
 constexpr int64_t kSlotsMax = 4;
 constexpr absl::Duration kStormMin = absl::Seconds(10);
 constexpr absl::Duration kStormMax = absl::Seconds(60);
+// When SimulationOptions::driver_away begins; jobs are running by then.
+constexpr absl::Duration kDriverEnds = absl::Seconds(8);
 // After the last fault every job has ended within this.
 constexpr absl::Duration kEndWithin = absl::Seconds(1500);
 
-// Counts what was seen.
+// Counts events for the outcome.
 class Census : public Observer {
  public:
   explicit Census(Outcome* outcome) : outcome_(*outcome) {}
@@ -41,6 +43,7 @@ class Census : public Observer {
           job.restore().source() == agent::RestorePoint::SOURCE_STORAGE ? 1 : 0;
     }
   }
+  void OnReadRefused(const ProcessName& process) override { ++outcome_.num_reads_refused; }
   void OnEnd(const DriverState& durable) override {
     for (const JobRecord& job : durable.jobs()) {
       outcome_.num_succeeded += job.state() == control::JOB_STATE_SUCCEEDED ? 1 : 0;
@@ -56,6 +59,7 @@ class Simulation {
   explicit Simulation(const SimulationOptions& options)
       : keep_going_(options.keep_going),
         calm_(options.calm),
+        driver_away_(options.driver_away),
         world_(options.seed, options.trace, options.tampering),
         storage_(&world_),
         collective_(&world_),
@@ -67,7 +71,7 @@ class Simulation {
       agents_.push_back(std::make_unique<AgentNode>(
           cluster, absl::StrCat("n", i), static_cast<int>(world_.rng.Between(1, kSlotsMax))));
     }
-    // Jobs fit into what is left when some machines are lost for good.
+    // Some machines may be lost for good; jobs fit into the others.
     if (!options.calm && world_.rng.Chance(0.3)) num_lost_ = world_.rng.Index(agents_.size());
     int num_slots = 0;
     int num_pairs = 0;
@@ -97,6 +101,9 @@ class Simulation {
     const bool evicts = !calm_ && world_.rng.Chance(0.25);
     operators_->Start(storm, evicts ? agents_[world_.rng.Index(agents_.size())]->node_id() : "");
     faults_->Start(storm);
+    if (driver_away_ > absl::ZeroDuration()) {
+      world_.timeline.At(kDriverEnds, [this] { driver_.Crash("kill -9", driver_away_); });
+    }
     while ((world_.violations.empty() || keep_going_) && !IsOver(storm)) {
       if (world_.timeline.now() > storm + kEndWithin) {
         SayUnended();
@@ -122,6 +129,7 @@ class Simulation {
     checkers_.push_back(std::make_unique<TerminalChecker>(&world_));
     checkers_.push_back(std::make_unique<AcknowledgedChecker>(&world_));
     checkers_.push_back(std::make_unique<RestartChecker>(&world_));
+    checkers_.push_back(std::make_unique<InitialChecker>(&world_));
     checkers_.push_back(std::make_unique<CauseChecker>(&world_));
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
     checkers_.push_back(std::make_unique<StatusChecker>(&world_, &storage_));
@@ -150,6 +158,7 @@ class Simulation {
 
   const bool keep_going_;
   const bool calm_;
+  const absl::Duration driver_away_;
   World world_;
   CheckpointStorage storage_;
   Collective collective_;

@@ -12,28 +12,31 @@ namespace megascale::sim {
 
 struct SimulationOptions {
   uint64_t seed = 1;
-  bool trace = false;        // every line of the trace goes to standard output
-  bool calm = false;         // nothing breaks
+  bool trace = false;  // print every line of the trace to standard output
+  bool calm = false;   // there are no faults
+  // In a calm run: the driver is killed once, early, and is started again after this time. Zero: it
+  // is not killed.
+  absl::Duration driver_away = absl::ZeroDuration();
   Tampering tampering = {};  // breaks the product on purpose
-  bool keep_going = false;   // after a violation, for what else follows from it
+  bool keep_going = false;   // go on after a violation, to see its consequences
 };
 
 struct Outcome {
   std::vector<Violation> violations;  // the first of each invariant, in the order of time
-  uint64_t hash = 0;                  // of everything that happened
-  int64_t num_lines = 0;              // of the trace
+  uint64_t hash = 0;                  // hash of the trace
+  int64_t num_lines = 0;              // lines of the trace
   absl::Duration virtual_time;
-  // What was seen, so that a test can tell that a storm was one.
+  // Counts by which a test checks that the storm caused enough trouble.
   int64_t num_jobs = 0;
   int64_t num_succeeded = 0;
   int64_t num_attempts = 0;     // of all jobs
-  int64_t num_from_memory = 0;  // attempts after the first, by where they started
+  int64_t num_from_memory = 0;  // attempts after the first, by the source of their restore point
   int64_t num_from_storage = 0;
+  int64_t num_reads_refused = 0;  // failed reads of ranks whose machine could not read
 };
 
-// Runs until every job has ended after the last fault, until an invariant does not hold, or until
-// the virtual time in which that must be is over. Determinism: the same options give the same
-// outcome.
+// Runs until every job has ended after the last fault, until an invariant is violated, or until the
+// virtual time limit for this. Determinism: the same options give the same outcome.
 Outcome Simulate(const SimulationOptions& options);
 
 }  // namespace megascale::sim

@@ -1,5 +1,5 @@
-// Virtual time: what is to happen, in order, and the trace of what happened. Nothing else in a
-// simulation knows a clock, so a run is a function of its seed.
+// Virtual time: the queue of scheduled events, and the trace of past ones. A simulation has no
+// other clock, so a run is a function of its seed.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@ namespace megascale::sim {
 
 class Timeline {
  public:
-  // `print`: every line of the trace goes to standard output as it happens.
+  // `print`: print every line of the trace to standard output as it happens.
   explicit Timeline(bool print) : print_(print) {}
 
   absl::Duration now() const { return now_; }
-  // Things of the same time run in the order in which they were given.
+  // Schedules `run`. Events of the same time run in the order in which they were scheduled.
   void At(absl::Duration when, std::function<void()> run);
   void After(absl::Duration delay, std::function<void()> run) { At(now_ + delay, std::move(run)); }
-  // Runs the next thing; false when there is none.
+  // Runs the next event; returns false if the queue is empty.
   bool RunNext();
 
-  // "12.345678 s  n3        what": part of the hash, printed when that was asked for.
+  // Adds a line to the trace, and prints it if `print`: "12.345678 s  n3        what".
   void Say(absl::string_view who, absl::string_view what);
-  // Of all lines so far, with their times.
+  // The hash of all lines so far, with their times.
   uint64_t hash() const { return hash_; }
   int64_t num_lines() const { return num_lines_; }
 

@@ -23,6 +23,10 @@ constexpr absl::Duration kBufferPoll = absl::Milliseconds(100);
 // How many progress timeouts a worker waits for storage, as runtime/engine does.
 constexpr int kStoragePatience = 10;
 
+// The errors of runtime/comm after a peer's end: in Fabric::Connect, and in a call.
+absl::Status HungUp() { return absl::UnavailableError("a peer hung up while ranks connected"); }
+absl::Status Gone() { return absl::AbortedError("a peer is gone"); }
+
 }  // namespace
 
 // --- collective -------------------------------------------------------------------------------
@@ -31,7 +35,7 @@ Collective::Group& Collective::GroupOf(const WorkerProcess& worker) {
   return groups_[{worker.name().job_id, worker.name().attempt}];
 }
 
-void Collective::Break(const std::shared_ptr<WorkerProcess>& member, const char* why) {
+void Collective::Break(const std::shared_ptr<WorkerProcess>& member, const absl::Status& why) {
   world_.timeline.After(world_.rng.Between(absl::Milliseconds(20), kPeerLostMax),
                         [this, member, why] {
                           Group& group = GroupOf(*member);
@@ -39,11 +43,10 @@ void Collective::Break(const std::shared_ptr<WorkerProcess>& member, const char*
                           if (entered == group.entered.end()) return;
                           const int64_t step = entered->second;
                           group.entered.erase(entered);
-                          const absl::Status status = absl::AbortedError(why);
                           if (step < 0) {
-                            member->OnJoined(status);
+                            member->OnJoined(why);
                           } else {
-                            member->OnStepped(step, engine::StopFlag::kNone, status);
+                            member->OnStepped(step, engine::StopFlag::kNone, why);
                           }
                         });
 }
@@ -53,11 +56,12 @@ void Collective::Join(const std::shared_ptr<WorkerProcess>& worker) {
   const int rank = worker->name().rank;
   group.members[rank] = worker;
   group.entered[rank] = -1;
-  if (group.broken) return Break(worker, "a peer is gone");
+  if (group.broken) return Break(worker, HungUp());
   world_.timeline.After(kJoinTimeout, [this, worker] {
     Group& now = GroupOf(*worker);
     const auto entered = now.entered.find(worker->name().rank);
-    if (entered != now.entered.end() && entered->second < 0) Break(worker, "a peer did not come");
+    if (entered == now.entered.end() || entered->second >= 0) return;
+    Break(worker, absl::DeadlineExceededError("a peer did not come"));
   });
   if (static_cast<int>(group.entered.size()) < worker->world_size()) return;
   const auto members = group.members;
@@ -71,11 +75,11 @@ void Collective::Join(const std::shared_ptr<WorkerProcess>& worker) {
 void Collective::Enter(const std::shared_ptr<WorkerProcess>& worker, int64_t step) {
   Group& group = GroupOf(*worker);
   group.entered[worker->name().rank] = step;
-  if (group.broken) return Break(worker, "a peer is gone");
+  if (group.broken) return Break(worker, Gone());
   const auto num_ready = std::count_if(group.entered.begin(), group.entered.end(),
                                        [&](const auto& item) { return item.second == step; });
   if (num_ready < worker->world_size()) return;
-  // All are in it: what was asked by now counts for all of them alike.
+  // All ranks are in this step, so a stop that was raised by now counts for all of them.
   const engine::StopFlag stop = group.stop;
   const auto members = group.members;
   const absl::Duration duration = world_.rng.Between(kStepMin, kStepMax);
@@ -106,7 +110,9 @@ void Collective::Leave(const WorkerProcess& worker) {
   group.broken = true;
   for (const auto& [rank, weak] : group.members) {
     const std::shared_ptr<WorkerProcess> member = weak.lock();
-    if (member != nullptr && group.entered.count(rank) > 0) Break(member, "a peer is gone");
+    const auto entered = group.entered.find(rank);
+    if (member == nullptr || entered == group.entered.end()) continue;
+    Break(member, entered->second < 0 ? HungUp() : Gone());
   }
 }
 
@@ -214,6 +220,9 @@ void WorkerProcess::Perform(const actors::WorkerAction& action) {
     case Kind::kSetPhase:
       phase_ = action.phase;
       return Progress();
+    case Kind::kReportWarning:
+      message.set_warning(action.warning);
+      return options_.report(message);
     case Kind::kReportFailure:
       *message.mutable_failure() = action.failure;
       options_.report(message);
@@ -228,9 +237,22 @@ void WorkerProcess::Perform(const actors::WorkerAction& action) {
 
 // --- state ------------------------------------------------------------------------------------
 
+bool WorkerProcess::CannotRead(const std::string& node_id) const {
+  const auto until = world_.reads_fail_until.find(node_id);
+  return until != world_.reads_fail_until.end() && world_.timeline.now() < until->second &&
+         options_.job.restore().source() == agent::RestorePoint::SOURCE_STORAGE;
+}
+
+bool WorkerProcess::NobodyReads() const {
+  const auto& placements = options_.job.placements();
+  return std::all_of(placements.begin(), placements.end(),
+                     [this](const auto& placement) { return CannotRead(placement.node_id()); });
+}
+
 absl::StatusOr<int64_t> WorkerProcess::ReadState() const {
   const agent::RestorePoint& restore = options_.job.restore();
   if (restore.source() == agent::RestorePoint::SOURCE_STORAGE) {
+    if (NobodyReads()) return absl::DataLossError("input/output error");
     return storage_.ReadShard(restore.directory(), options_.name.rank);
   }
   if (restore.source() != agent::RestorePoint::SOURCE_MEMORY) return 0;
@@ -247,7 +269,13 @@ void WorkerProcess::Load() {
   if (status.ok() && *step != options_.job.restore().step()) {
     status = absl::DataLossError(absl::StrCat("is of step ", *step));
   }
-  if (!status.ok()) {
+  // Another machine of the job reads for one that cannot.
+  const bool is_helped = status.ok() && CannotRead(options_.name.node_id);
+  if (!status.ok() && NobodyReads()) {
+    world_.Fault(options_.name.node_id,
+                 absl::StrCat("cannot read ", options_.job.restore().directory()));
+    world_.Tell(&Observer::OnReadRefused, options_.name);
+  } else if (!status.ok()) {
     world_.Tell(&Observer::OnRestoreFailed, options_.name, status);
   } else {
     auto writer =
@@ -257,7 +285,7 @@ void WorkerProcess::Load() {
     world_.Tell(&Observer::OnLoaded, options_.name, *step);
   }
   Progress();
-  Perform(core_.OnLoaded(status));
+  Perform(core_.OnLoaded(status, is_helped ? "another machine read the checkpoint" : ""));
 }
 
 void WorkerProcess::TakeSnapshot(int64_t step, absl::Duration until) {

@@ -1,6 +1,6 @@
 // A worker process: the production WorkerCore and snapshot memory, with steps that take virtual
-// time and compute nothing. The ranks of an attempt step together (Collective); a rank whose peer
-// died is told so after a while.
+// time and compute nothing. The ranks of an attempt step together (Collective); when a rank dies,
+// its peers learn of it after a while.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 #include "actors/worker_core.h"
 #include "proto/link.pb.h"
 #include "proto/telemetry.pb.h"
-#include "runtime/base/shared_memory.h"
+#include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "tests/sim/checkpoint_storage.h"
 #include "tests/sim/world.h"
@@ -27,27 +27,28 @@ namespace telemetry = megascale::telemetry::v1;
 
 class WorkerProcess;
 
-// What the ranks of all attempts have between them: groups, steps, the death of a peer.
+// Connects the ranks of each attempt: groups, steps, the death of a peer.
 class Collective {
  public:
   explicit Collective(World* world) : world_(*world) {}
 
-  // The rank waits for its peers; OnJoined when all are there, or when one of them died.
+  // The rank waits for its peers. Calls OnJoined when all have joined, or when a peer died.
   void Join(const std::shared_ptr<WorkerProcess>& worker);
-  // The rank is ready for the next step; OnStepped when it is done, or when a peer died.
+  // The rank is ready for the next step. Calls OnStepped when the step is done, or when a peer
+  // died.
   void Enter(const std::shared_ptr<WorkerProcess>& worker, int64_t step);
   void RaiseStop(const WorkerProcess& worker, engine::StopFlag flag);
-  void Leave(const WorkerProcess& worker);  // its process is gone
+  void Leave(const WorkerProcess& worker);  // the worker's process is gone
 
  private:
   struct Group {
     std::map<int, std::weak_ptr<WorkerProcess>> members;  // by rank, while they live
-    std::map<int, int64_t> entered;                       // rank -> step it waits for
+    std::map<int, int64_t> entered;                       // by rank: the step it waits for
     engine::StopFlag stop = engine::StopFlag::kNone;
     bool broken = false;  // a member died after it had joined
   };
   Group& GroupOf(const WorkerProcess& worker);
-  void Break(const std::shared_ptr<WorkerProcess>& member, const char* why);
+  void Break(const std::shared_ptr<WorkerProcess>& member, const absl::Status& why);
 
   World& world_;
   std::map<std::pair<std::string, int64_t>, Group> groups_;  // by job and attempt
@@ -68,9 +69,9 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
 
   void Start();
   void Stop(bool checkpoint);
-  // Its threads stand still for ever; with `dead` the one that proves life too.
+  // Stops its threads for ever; with `dead` also the timer thread.
   void Hang(bool dead);
-  // It is gone, and nothing of it happens any more.
+  // Ends the process: nothing that it scheduled happens any more.
   void Die();
   telemetry::RankStatus Heartbeat() const;
 
@@ -87,6 +88,8 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
   void Perform(const std::vector<actors::WorkerAction>& actions);
   void Perform(const actors::WorkerAction& action);
   void Load();
+  bool CannotRead(const std::string& node_id) const;  // the machine cannot read the checkpoint now
+  bool NobodyReads() const;                           // no machine of the job can
   absl::StatusOr<int64_t> ReadState() const;
   void TakeSnapshot(int64_t step, absl::Duration until);
   void Progress() { progressed_at_ = world_.timeline.now(); }
@@ -100,7 +103,7 @@ class WorkerProcess : public std::enable_shared_from_this<WorkerProcess> {
   telemetry::Phase phase_ = telemetry::PHASE_UNSPECIFIED;
   bool alive_ = true;
   bool hung_ = false;
-  std::optional<absl::Duration> dead_since_;  // its timer thread stands still
+  std::optional<absl::Duration> dead_since_;  // since when its timer thread is stopped
   absl::Duration progressed_at_;
 };
 

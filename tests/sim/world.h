@@ -1,5 +1,5 @@
-// What all parts of a simulation share: time, randomness, the ears of the checkers, and the places
-// where a test breaks something on purpose.
+// State that all parts of a simulation share: time, randomness, the observers, and hooks with which
+// a test breaks something on purpose.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "controlplane/driver/driver_state.h"
+#include "controlplane/driver/core/driver_state.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "proto/agent.pb.h"
 #include "proto/control.pb.h"
@@ -36,42 +36,44 @@ struct ProcessName {
   int64_t process_id = 0;
 };
 
-// Hears what really happens. The checkers are observers; so nothing that is checked depends on what
-// the product says of itself, but where that is what is checked.
+// Is told what really happens. The checkers are observers, so they do not depend on what the
+// product reports about itself, unless they check these reports.
 class Observer {
  public:
   virtual ~Observer() = default;
-  // What the driver has made durable, before and after one of its rounds (or a restart).
+  // The driver's durable state before and after one of its rounds, or a restart.
   virtual void OnState(const DriverState& before, const DriverState& after) {}
   virtual void OnSubmitAcknowledged(const std::string& job_id) {}
   virtual void OnCancelAcknowledged(const std::string& job_id) {}
-  // An operator was shown `job` while `durable` was the driver's durable state.
+  // An operator saw `job` while `durable` was the driver's durable state.
   virtual void OnStatus(const control::Job& job, const DriverState& durable) {}
   virtual void OnProcessStarted(const ProcessName& process) {}
   virtual void OnProcessEnded(const ProcessName& process) {}
-  // A rank has its weights, at `step`.
+  // A rank has loaded its weights, at `step`.
   virtual void OnLoaded(const ProcessName& process, int64_t step) {}
-  // A rank could not get what its restore point names.
+  // A rank could not read its checkpoint, because its machine cannot read.
+  virtual void OnReadRefused(const ProcessName& process) {}
+  // A rank could not read its restore point, and no fault explains it.
   virtual void OnRestoreFailed(const ProcessName& process, const absl::Status& why) {}
   virtual void OnStepCompleted(const ProcessName& process, int64_t step) {}
   // A host process deleted a checkpoint directory.
   virtual void OnCheckpointDeleted(const std::string& job_id, const agent::CheckpointId& id) {}
-  // Something was broken on purpose, or mended; `node_id` empty: it concerns all.
+  // Something was broken on purpose, or repaired; an empty `node_id` means all nodes.
   virtual void OnFault(const std::string& node_id) {}
-  // From now on nothing is broken any more.
+  // All faults are over.
   virtual void OnHealed() {}
   // The run is over.
   virtual void OnEnd(const DriverState& durable) {}
 };
 
-// Where a test breaks the product on purpose, to see that a checker finds it. Empty ones do
-// nothing.
+// Hooks with which a test breaks the product on purpose, to see that a checker finds it. Empty
+// functions do nothing.
 struct Tampering {
-  std::function<void(agent::ActualState*)> report = {};    // on its way to the driver
-  std::function<void(agent::DesiredState*)> desired = {};  // on its way to an agent
-  // What a host is to keep.
+  std::function<void(agent::ActualState*)> report = {};    // changes a report to the driver
+  std::function<void(agent::DesiredState*)> desired = {};  // changes a desired state to an agent
+  // Changes the checkpoints that a host is told to keep.
   std::function<void(std::vector<agent::CheckpointId>*)> retain = {};
-  // Stands between the driver and its log.
+  // Wraps the driver's log.
   std::function<std::unique_ptr<driver::LogStore>(std::unique_ptr<driver::LogStore>)> log = {};
 };
 
@@ -90,10 +92,11 @@ class World {
   Timeline timeline;
   Tampering tampering;
   std::vector<Observer*> observers;
-  bool storm = true;                   // messages are late, lost, repeated
-  absl::Duration storage_fails_until;  // shared storage refuses writes
-  absl::Duration storage_full_until;   // it has room for some of them
-  std::vector<Violation> violations;   // the first of each invariant
+  bool storm = true;                                       // messages are late, lost or repeated
+  absl::Duration storage_fails_until;                      // shared storage refuses all writes
+  absl::Duration storage_full_until;                       // shared storage refuses some writes
+  std::map<std::string, absl::Duration> reads_fail_until;  // reads of shared storage, by node
+  std::vector<Violation> violations;                       // the first of each invariant
 
   template <typename... Parameters, typename... Arguments>
   void Tell(void (Observer::*heard)(Parameters...), const Arguments&... arguments) {

@@ -10,7 +10,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCE_ENDINGS = {".h", ".cc", ".cu", ".cuh"}
 
-# folder -> what its files may include of ours
+# folder -> folders from which its files may include
 ALLOWED = {
     "runtime": {"runtime", "proto"},
     "gpu": {"gpu", "runtime", "proto"},
@@ -30,6 +30,8 @@ LIBRARIES = {
     "yaml-cpp/": {"cli"},
 }
 LIMITS = {"header": 300, "source": 600, "test": 800}
+# Sources, headers and tests of one folder: ten triples.
+FILES_MAX = 30
 # What waits or decides by the wall clock: a step of it must cause nothing. abseil's timed waits do (base::StopSignal does not).
 WALL_CLOCK = re.compile(
     r"absl::Now\(|system_clock|CLOCK_REALTIME|gettimeofday|(WaitForNotification|Await|LockWhen|Wait)With(Timeout|Deadline)\(")
@@ -38,12 +40,12 @@ WALL_CLOCK_ALLOWED = {
     "runtime/base/clock.cc": "the seam itself",
     "runtime/base/clock.h": "the seam itself",
     "controlplane/client/job_client.cc": "deadlines of gRPC, which turns them into monotonic time at once",
-    "controlplane/driver/driver_server.cc": "the same; warns of certificates that expire",
-    "controlplane/agent/agent_server.cc": "warns of a certificate that expires",
+    "controlplane/driver/service/driver_server.cc": "the same; warns of certificates that expire",
+    "controlplane/agent/service/agent_server.cc": "warns of a certificate that expires",
     "controlplane/security/authority.cc": "certificates are valid from and until a date",
     "controlplane/security/probe.cc": "the same",
     "controlplane/security/tls_check.cc": "the same",
-    "cli/certs_command.cc": "the same",
+    "cli/commands/certs_command.cc": "the same",
 }
 # A pipeline schedule by name: only runtime/plan knows what one does.
 SCHEDULE = re.compile(r"\bPIPELINE_SCHEDULE_[A-Z0-9]|\bSchedule::k[A-Z0-9]")
@@ -74,7 +76,7 @@ def findings_in(path, text):
             yield f"{relative}:{number}: {len(line)} columns; at most 100"
         if kind_of(relative) != "test" and WALL_CLOCK.search(line) and str(relative) not in WALL_CLOCK_ALLOWED:
             yield f"{relative}:{number}: waits or decides by the wall clock: {line.strip()}"
-        if (kind_of(relative) != "test" and SCHEDULE.search(line) and "runtime/plan" != str(relative.parent)
+        if (kind_of(relative) != "test" and SCHEDULE.search(line) and relative.parts[:2] != ("runtime", "plan")
                 and str(relative) not in SCHEDULE_ALLOWED):
             yield f"{relative}:{number}: names a schedule; only runtime/plan may tell one from another: {line.strip()}"
         include = re.match(r'#include [<"]([^>"]+)[>"]', line)
@@ -91,16 +93,49 @@ def findings_in(path, text):
                 yield f"{relative}:{number}: {folder} may not include <{target}>"
 
 
+def own_includes(path):
+    return re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)
+
+
+def is_test_only(path):
+    name = path.name
+    return name.endswith("_test.cc") or name.startswith("test_") or name.endswith("_benchmark.cc") or "testing" in path.parts
+
+
 def folder_findings():
     for directory in sorted({path.parent for path in sources()}):
         relative = directory.relative_to(ROOT)
-        if relative.parts[0] == "tests":
+        files = [path for path in directory.iterdir() if path.suffix in SOURCE_ENDINGS]
+        if len(files) > FILES_MAX:
+            yield f"{relative}: {len(files)} sources, headers and tests; make sub-folders at {FILES_MAX}"
+        if relative.parts[0] == "tests" or directory.name == "testing":
             continue
         if not (directory / "README.md").exists():
             yield f"{relative}: has no README.md"
-        headers = [header for header in directory.glob("*.h") if not header.name.startswith("test_")]
-        if len(headers) > 16:
-            yield f"{relative}: {len(headers)} headers; make sub-folders at 16"
+
+
+def circles():
+    """Folders whose files include each other's, directly or through others. What only tests use does not count."""
+    reaches = {}
+    for path in sources():
+        folder = str(path.parent.relative_to(ROOT))
+        if folder.split("/")[0] == "tests" or is_test_only(path):
+            continue
+        edges = reaches.setdefault(folder, set())
+        edges.update(str(pathlib.PurePath(include).parent) for include in own_includes(path)
+                     if include.split("/")[0] in ALLOWED)
+        edges.discard(folder)
+    changed = True
+    while changed:
+        changed = False
+        for edges in reaches.values():
+            more = set().union(*(reaches.get(edge, set()) for edge in edges)) - edges if edges else set()
+            edges.update(more)
+            changed = changed or bool(more)
+    rounds = {tuple(sorted(other for other in edges if folder in reaches.get(other, set()))): None
+              for folder, edges in sorted(reaches.items()) if folder in edges}
+    for members in rounds:
+        yield f"{', '.join(members)}: folders include each other in a circle"
 
 
 def sources():
@@ -116,6 +151,7 @@ def main():
         sys.exit(f"tidy: only {len(files)} sources under {ROOT}: not run over the source tree")
     findings = [finding for path in files for finding in findings_in(path, path.read_text())]
     findings += folder_findings()
+    findings += circles()
     for finding in findings:
         print(finding)
     if findings:

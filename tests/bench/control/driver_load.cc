@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "controlplane/client/address.h"
+#include "controlplane/address/address.h"
 #include "controlplane/client/job_client.h"
 #include "proto/agent.pb.h"
 #include "runtime/base/clock.h"
@@ -62,7 +62,7 @@ bool AwaitState(client::JobClient* client, control::v1::JobState state) {
       kWaitSeconds);
 }
 
-// What protobuf alone needs to read what the driver reads.
+// Returns the time that protobuf alone needs to parse a report.
 double SecondsToParse(const std::string& report) {
   constexpr int kTimes = 2000;
   const double begin = Now();

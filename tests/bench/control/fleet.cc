@@ -46,7 +46,8 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
 
   std::string NodeId() const { return absl::StrFormat("n%05d", index_); }
 
-  // What is not written yet is replaced. The size of what was written or waits; 0: nothing was.
+  // Sends a report; it replaces one that is not written yet. Returns its size; 0: there was no
+  // report.
   int64_t Report(int64_t step) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_ || !started_) return 0;

@@ -1,5 +1,5 @@
-// Agents without machines: each a gRPC stream of its own to a real driver, that says what an agent
-// says of healthy ranks. Everything that the driver tells them is done at once.
+// Simulated agents: each has its own gRPC stream to a real driver and reports healthy ranks as a
+// real agent does. They reach every desired state at once.
 #pragma once
 
 #include <atomic>
@@ -24,21 +24,22 @@ class Fleet {
     absl::Duration heartbeat_interval = absl::Seconds(1);
   };
 
-  // Connects them all, and reports for each once per interval, spread over it, until destroyed.
+  // Connects all agents. Until it is destroyed, each reports once per interval, spread over the
+  // interval.
   explicit Fleet(const Options& options);
   ~Fleet();
 
-  // The step that ranks are in, from now on; agent 0 reports the completed ones.
+  // Sets the step in which the ranks are; agent 0 reports the completed steps.
   void SetStep(int64_t step) { step_ = step; }
-  // Reports of agent 0 at once.
+  // Makes agent 0 report at once.
   void ReportFirst();
-  // One agent's stream ends and is not opened again.
+  // Ends one agent's stream for good.
   void Lose(int index);
 
   int64_t num_reports() const { return num_reports_; }
   // Mean size of a report.
   double report_bytes() const;
-  // A report as agent `index` would send it now.
+  // Returns a report as agent `index` would send it now.
   std::string SampleReport(int index) const;
 
  private:

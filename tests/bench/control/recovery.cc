@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "controlplane/client/address.h"
+#include "controlplane/address/address.h"
 #include "controlplane/client/job_client.h"
 #include "runtime/base/clock.h"
 #include "tests/bench/control/benchmarks.h"
@@ -28,7 +28,7 @@ constexpr int kWaitSeconds = 120;
 
 double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
 
-// A cluster of two agents on which a job trains for long.
+// A cluster of two agents on which a job trains for a long time.
 class TrainingCluster {
  public:
   explicit TrainingCluster(const std::string& job_file) {
@@ -47,7 +47,8 @@ class TrainingCluster {
   }
 
   Job Now() { return client_->Get(kJobId).value_or(Job()); }
-  // Of steps that no attempt before has made: an attempt without progress is followed by a backoff.
+  // Waits for steps that no earlier attempt has completed, because a backoff follows an attempt
+  // without progress.
   bool AwaitSteps() {
     best_step_ += kStepsBetween;
     return e2e::WaitUntil(
@@ -69,7 +70,8 @@ class TrainingCluster {
   int64_t best_step_ = 0;
 };
 
-// Looks often, because what is timed takes milliseconds; false after a minute or two.
+// Waits until `condition` holds; false after a minute or two. Polls often, because the measured
+// times are milliseconds.
 bool Until(const std::function<bool()>& condition) {
   const double deadline = Now() + kWaitSeconds;
   while (!condition()) {
@@ -96,7 +98,7 @@ struct Times {
   std::vector<double> noticed, decided, started, loaded, stepping, all;
 };
 
-// False when the job did not get there.
+// Returns false if the job did not recover.
 bool KillOnce(TrainingCluster* training, int victim, Times* times) {
   if (!training->AwaitSteps()) return false;
   const Job job = training->Now();

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "controlplane/client/address.h"
+#include "controlplane/address/address.h"
 #include "controlplane/client/job_client.h"
 #include "runtime/base/clock.h"
 #include "tests/bench/control/benchmarks.h"
@@ -24,7 +24,7 @@ namespace {
 
 double Now() { return absl::ToDoubleSeconds(base::RealClock().Monotonic()); }
 
-// The seconds of every call, when each of `clients` threads makes `calls` of them.
+// Returns the seconds of every call, with `clients` threads that make `calls` calls each.
 std::vector<double> TimeCalls(int clients, int calls,
                               const std::function<void(int client, int call)>& call) {
   std::vector<double> all;
@@ -62,10 +62,10 @@ control::v1::SubmitJobRequest RequestFor(const std::string& job_id) {
   return request;
 }
 
-// Fewer than a driver takes that have not ended.
+// Fewer than the open jobs that a driver accepts.
 constexpr int kJobsMax = 900;
 
-// The same bytes, synced, without a driver around them.
+// Times synced writes of the same size to RocksDB, without a driver.
 std::vector<double> TimeRocksDb(int clients, int calls, size_t bytes) {
   char directory[] = "/tmp/ms-bench-XXXXXX";
   if (::mkdtemp(directory) == nullptr) return {0};

@@ -40,7 +40,7 @@ def means(losses, count, shown_from):
 
 
 def tick_step(span):
-    """5, 2 or 1 times a power of ten, so that the span has four to ten of it."""
+    """Returns 5, 2 or 1 times a power of ten, so that the span has four to ten such intervals."""
     power = 10.0 ** math.floor(math.log10(span / 4))
     return next(power * factor for factor in (5, 2, 1) if span / (power * factor) >= 4)
 

@@ -119,7 +119,7 @@ def job_of(run, tokens):
 
 
 class Runner:
-    """Runs jobs, each in a folder of its own, and keeps what they said."""
+    """Runs jobs, each in its own folder, and keeps their output."""
 
     def __init__(self, program, directory, tokens):
         self.program = program
@@ -156,7 +156,7 @@ class Runner:
 
 @dataclasses.dataclass
 class Study:
-    """Which runs there are, and what they gave."""
+    """The runs of the study, and their results."""
 
     tokens: int
     arms: list  # the first is what the others are compared with
@@ -188,7 +188,7 @@ class Study:
         return [self.results[Run(arm, self.best_rate(arm), seed)] for seed in self.seeds]
 
     def differences(self, arm):
-        """Held-out loss less that of the first arm on the same seed, which saw the same bytes in the same order."""
+        """Returns the held-out loss minus the first arm's on the same seed, which saw the same bytes in the same order."""
         pairs = zip(self.chosen(arm), self.chosen(self.arms[0]))
         return [result.held_out_nats - baseline.held_out_nats for result, baseline in pairs]
 
@@ -198,13 +198,13 @@ def say(words):
 
 
 def mean_and_error(differences):
-    """The mean and, of more than one seed, its standard error."""
+    """Returns the mean and, with more than one seed, its standard error."""
     error = f" ± {statistics.stdev(differences) / math.sqrt(len(differences)):.4f}" if len(differences) > 1 else ""
     return f"{statistics.mean(differences):+.4f}{error}"
 
 
 def verdict(differences):
-    """Whether the mean difference is within the tolerance, to which side not, and how many seeds are."""
+    """Says whether the mean difference is within the tolerance, on which side it is not, and how many seeds are within."""
     mean = statistics.mean(differences)
     word = "yes" if abs(mean) <= TOLERANCE_NATS else "no, worse" if mean > 0 else "no, better"
     within = sum(abs(difference) <= TOLERANCE_NATS for difference in differences)
@@ -212,7 +212,7 @@ def verdict(differences):
 
 
 def text_facts(directory):
-    """What the text is, held against a checkpoint's manifest, and what predicting it by byte frequencies alone costs."""
+    """Describes the text, checked against a checkpoint's manifest, and the cost of predicting it by byte frequencies alone."""
     manifest = next(directory.glob("*/state/jobs/*/checkpoints/*/manifest.json"))
     data = json.loads(manifest.read_text())["data"]
     # As the program reads a directory: regular files by name, no links, no indexes of `fortune`.

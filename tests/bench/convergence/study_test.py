@@ -1,4 +1,4 @@
-"""The study of convergence, whole, on a few thousand tokens: the real program trains, and what is shown is what it said."""
+"""The whole study of convergence on a few thousand tokens: the real program trains, and the study shows its numbers."""
 
 import json
 import math

@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/comm/test_table.h"
+#include "runtime/comm/testing/test_table.h"
 #include "runtime/tensor/arena.h"
 
 namespace megascale::comm {

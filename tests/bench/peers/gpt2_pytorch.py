@@ -114,13 +114,13 @@ class PyTorchStep:
 
 
 class MegascaleStep:
-    """As PyTorchStep, of `step_benchmark --on-request`, a process of its own."""
+    """As PyTorchStep, for `step_benchmark --on-request`, which is a separate process."""
 
     name = "Megascale"
 
     def __init__(self, args, precision):
         sizes = [f"--{name}={getattr(args, name.replace('-', '_'))}" for name in SIZES]
-        # What the user has set for PyTorch's threads is not for these, which choose it themselves.
+        # The user's settings of threads are for PyTorch; these processes choose their own.
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
         self.process = subprocess.Popen(
             [args.against, "--on-request", "--precision", precision, *sizes],

@@ -1,4 +1,4 @@
-#include "tests/sim/commit_checkers.h"
+#include "tests/sim/checkers/commit_checkers.h"
 
 #include <algorithm>
 
@@ -29,7 +29,10 @@ void CommitChecker::OnState(const DriverState& before, const DriverState& after)
   for (const JobRecord& job : after.jobs()) {
     const JobRecord* old = driver::FindJob(before, driver::JobId(job));
     for (const auto& manifest : job.committed()) {
-      if (!HasManifest(old, manifest)) CheckNew(job, manifest);
+      // Checkpoints that were set aside count as committed again once the job has ended.
+      const bool is_new =
+          seen_[driver::JobId(job)].emplace(manifest.attempt(), manifest.step()).second;
+      if (is_new && !HasManifest(old, manifest)) CheckNew(job, manifest);
     }
   }
 }
@@ -127,7 +130,7 @@ void FenceChecker::Check(const ProcessName& process) {
 
 void RestoreChecker::OnRestoreFailed(const ProcessName& process, const absl::Status& why) {
   const JobRecord* job = driver::FindJob(durable_, process.job_id);
-  // What an attempt that was given up cannot find is of no matter.
+  // An attempt that was given up may fail to read its restore point.
   if (job == nullptr || job->attempt() != process.attempt ||
       job->stage() != driver::v1::STAGE_RUN || !IsBelievedAlive(durable_, process)) {
     return;

@@ -11,8 +11,8 @@
 
 namespace megascale::sim {
 
-// NeverTwoAttemptsCommit: what is committed was written by the processes of the job's present
-// attempt, all of it, and lies on storage.
+// NeverTwoAttemptsCommit: a committed checkpoint was written entirely by processes of the job's
+// present attempt, and is on storage.
 class CommitChecker : public Observer {
  public:
   CommitChecker(World* world, const CheckpointStorage* storage)
@@ -24,7 +24,8 @@ class CommitChecker : public Observer {
 
   World& world_;
   const CheckpointStorage& storage_;
-  std::map<std::string, int64_t> newest_attempt_;  // that committed, by job
+  std::map<std::string, int64_t> newest_attempt_;  // newest attempt that committed, by job
+  std::map<std::string, std::set<std::pair<int64_t, int64_t>>> seen_;  // attempt and step, by job
 };
 
 // CommittedIsKept: a committed checkpoint is deleted only after a newer one was committed.
@@ -37,12 +38,12 @@ class KeptChecker : public Observer {
  private:
   using Checkpoint = std::pair<int64_t, int64_t>;  // step, attempt
   World& world_;
-  std::map<std::string, std::set<Checkpoint>> committed_;  // ever, by job
+  std::map<std::string, std::set<Checkpoint>> committed_;  // all that were ever committed, by job
 };
 
-// OneAttemptAtATime: when the driver begins an attempt, no process of an older one is left where it
-// believes the machine to live, and none is started there afterwards. (A machine that it had given
-// up may still run one: that can write files, but not commit.)
+// OneAttemptAtATime: when the driver begins an attempt, no process of an older attempt is left on a
+// machine that it believes to live, and no such process starts there afterwards. (A machine that
+// the driver has given up may still run one; it can write files, but not commit.)
 class FenceChecker : public Observer {
  public:
   explicit FenceChecker(World* world) : world_(*world) {}
@@ -56,14 +57,14 @@ class FenceChecker : public Observer {
 
   World& world_;
   std::set<std::string> alive_;  // incarnations that the driver believes to live
-  // The newest attempt that ran where the machine was given up, by incarnation and job.
+  // The newest attempt that ran on a machine that was given up, by incarnation and job.
   std::map<std::pair<std::string, std::string>, int64_t> given_up_;
   // The oldest attempt that may run, by incarnation and job.
   std::map<std::pair<std::string, std::string>, int64_t> begun_;
   std::map<std::pair<std::string, int64_t>, ProcessName> processes_;  // by incarnation and id
 };
 
-// RestorePointIsThere: what an attempt is told to start from can be read by every rank.
+// RestorePointIsThere: every rank can read the restore point of its attempt.
 class RestoreChecker : public Observer {
  public:
   explicit RestoreChecker(World* world) : world_(*world) {}

@@ -1,4 +1,4 @@
-#include "tests/sim/job_checkers.h"
+#include "tests/sim/checkers/job_checkers.h"
 
 #include <algorithm>
 
@@ -60,22 +60,57 @@ void RestartChecker::OnState(const DriverState& before, const DriverState& after
     }
     if (record.attempt() <= job.attempt) continue;
     const JobRecord* old = FindJob(before, JobId(record));
-    if (job.attempt > 0 && old != nullptr) {
-      const int64_t known = std::min(record.best_step(), job.completed);
-      const bool progressed = std::max(job.highest_step, known) > job.known_step;
-      const int counts = old->has_leave() ? 0 : 1;  // to leave a node is no failure
-      job.without_progress = progressed ? 0 : job.without_progress + counts;
-    }
+    if (job.attempt > 0 && old != nullptr) CountEnded(record, *old, &job);
     job.attempt = record.attempt();
     job.known_step = record.best_step();
     job.highest_step = 0;
-    if (job.without_progress <= record.submitted().spec().fault().max_restarts_without_progress()) {
+    job.could_not_read = false;
+    if (job.without_progress <= record.submitted().spec().fault().max_restarts_without_progress() &&
+        job.without_reading <= ReadsMax(record)) {
       continue;
     }
     world_.Violate("RestartsEnd",
                    absl::StrCat("job ", JobId(record), ": attempt ", job.attempt, " follows ",
-                                job.without_progress, " that completed no new step"));
+                                job.without_progress, " that completed no new step, and ",
+                                job.without_reading, " that could not read their checkpoint"));
   }
+}
+
+void RestartChecker::CountEnded(const JobRecord& record, const JobRecord& old, Job* job) {
+  const int64_t known = std::min(record.best_step(), job->completed);
+  const bool progressed = std::max(job->highest_step, known) > job->known_step;
+  // Leaving a node is not a failure, and failed reads are counted separately.
+  const int counts = old.has_leave() || job->could_not_read ? 0 : 1;
+  job->without_progress = progressed ? 0 : job->without_progress + counts;
+  job->without_reading = job->could_not_read ? job->without_reading + 1 : 0;
+}
+
+// Some of these attempts may have ended for another reason, and count as others do.
+int64_t RestartChecker::ReadsMax(const JobRecord& record) {
+  return 3 * record.submitted().spec().checkpoint().keep() +
+         record.submitted().spec().fault().max_restarts_without_progress();
+}
+
+void RestartChecker::OnReadRefused(const ProcessName& process) {
+  Job& job = jobs_[process.job_id];
+  if (process.attempt == job.attempt) job.could_not_read = true;
+}
+
+// --- NeverBeginsAnew --------------------------------------------------------------------------
+
+void InitialChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    if (job.committed_size() > 0) committed_in_.try_emplace(JobId(job), job.attempt());
+  }
+}
+
+void InitialChecker::OnLoaded(const ProcessName& process, int64_t step) {
+  const auto committed = committed_in_.find(process.job_id);
+  if (step > 0 || committed == committed_in_.end() || process.attempt <= committed->second) return;
+  world_.Violate("NeverBeginsAnew",
+                 absl::StrCat("job ", process.job_id, ": attempt ", process.attempt,
+                              " begins at initial weights, and attempt ", committed->second,
+                              " had committed a checkpoint"));
 }
 
 // --- RecoveryHasACause ------------------------------------------------------------------------
@@ -93,7 +128,7 @@ bool CauseChecker::HasCause(const JobRecord& job) const {
 void CauseChecker::OnState(const DriverState& before, const DriverState& after) {
   for (const JobRecord& job : after.jobs()) {
     const JobRecord* old = FindJob(before, JobId(job));
-    // One that recovers may wait for slots for as long as others need them.
+    // A recovering job may wait for slots for as long as other jobs need them.
     if (old == nullptr || job.has_cancel() || old->state() == control::JOB_STATE_RECOVERING) {
       continue;
     }

@@ -9,7 +9,7 @@
 
 namespace megascale::sim {
 
-// TerminalNeverChanges: once a job has ended, nothing of it changes.
+// TerminalNeverChanges: the record of a job that has ended never changes.
 class TerminalChecker : public Observer {
  public:
   explicit TerminalChecker(World* world) : world_(*world) {}
@@ -20,7 +20,7 @@ class TerminalChecker : public Observer {
   std::map<std::string, std::string> ended_;  // the record, by job
 };
 
-// AcknowledgedIsKept: a job whose submit was acknowledged is there for ever; one whose cancel was
+// AcknowledgedIsKept: a job whose submit was acknowledged exists for ever; a job whose cancel was
 // acknowledged ends as CANCELLED.
 class AcknowledgedChecker : public Observer {
  public:
@@ -36,33 +36,50 @@ class AcknowledgedChecker : public Observer {
   std::set<std::string> cancelled_;
 };
 
-// RestartsEnd: no more than fault.max_restarts_without_progress attempts follow one another without
-// progress; and attempts only grow. An attempt progressed when one of its ranks completed a step
-// beyond those that were known when it began, or when a step that was really completed, if before,
-// became known in it.
+// RestartsEnd: at most fault.max_restarts_without_progress attempts in a row make no progress; at
+// most three attempts for each checkpoint fail to read it; and attempt numbers only grow. An
+// attempt has progressed when one of its ranks completed a step beyond those known at its begin, or
+// when the driver learned in it of a step that an earlier attempt had really completed.
 class RestartChecker : public Observer {
  public:
   explicit RestartChecker(World* world) : world_(*world) {}
   void OnState(const DriverState& before, const DriverState& after) override;
   void OnStepCompleted(const ProcessName& process, int64_t step) override;
+  void OnReadRefused(const ProcessName& process) override;
 
  private:
   struct Job {
     int64_t attempt = 0;
-    int64_t known_step = 0;        // when the attempt began
-    int64_t highest_step = 0;      // that a rank of the attempt completed
-    int64_t completed = 0;         // by a rank of any attempt
-    int64_t without_progress = 0;  // attempts in a row, ended
+    int64_t known_step = 0;        // highest known step when the attempt began
+    int64_t highest_step = 0;      // highest step that a rank of the attempt completed
+    int64_t completed = 0;         // highest step that a rank of any attempt completed
+    int64_t without_progress = 0;  // ended attempts in a row without progress
+    int64_t without_reading = 0;   // ended attempts in a row that could not read their checkpoint
+    bool could_not_read = false;   // the present attempt could not read its checkpoint
   };
+  void CountEnded(const JobRecord& record, const JobRecord& old, Job* job);
+  static int64_t ReadsMax(const JobRecord& record);
   World& world_;
   std::map<std::string, Job> jobs_;
 };
 
-// RecoveryHasACause: a job recovers only after a fault of one of its machines, or of the way there;
-// not after one of the driver or of storage.
+// NeverBeginsAnew: a job that has committed a checkpoint never starts from initial weights again.
+class InitialChecker : public Observer {
+ public:
+  explicit InitialChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+  void OnLoaded(const ProcessName& process, int64_t step) override;
+
+ private:
+  World& world_;
+  std::map<std::string, int64_t> committed_in_;  // first attempt that committed, by job
+};
+
+// RecoveryHasACause: a job recovers only after a fault of one of its machines or of the network to
+// it, not after a fault of the driver or of storage.
 class CauseChecker : public Observer {
  public:
-  // A fault counts for so long: longer than any timeout that it can lead to.
+  // A fault counts as a cause for this long, which is longer than any timeout that it can trigger.
   static constexpr absl::Duration kConsequencesMax = absl::Seconds(60);
 
   explicit CauseChecker(World* world) : world_(*world) {}
@@ -73,10 +90,10 @@ class CauseChecker : public Observer {
   bool HasCause(const JobRecord& job) const;
 
   World& world_;
-  std::map<std::string, absl::Duration> faults_;  // the last one, by node
+  std::map<std::string, absl::Duration> faults_;  // time of the last fault, by node
 };
 
-// RunsOrEnds: once nothing is broken any more, every job is RUNNING or ended in bounded time.
+// RunsOrEnds: once all faults are over, every job is RUNNING or has ended in bounded time.
 class LivenessChecker : public Observer {
  public:
   static constexpr absl::Duration kRunningWithin = absl::Seconds(400);
@@ -91,7 +108,7 @@ class LivenessChecker : public Observer {
   World& world_;
   bool healed_ = false;
   DriverState durable_;
-  std::set<std::string> ran_;  // since then
+  std::set<std::string> ran_;  // jobs that were RUNNING since OnHealed
 };
 
 }  // namespace megascale::sim

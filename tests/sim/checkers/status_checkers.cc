@@ -1,4 +1,4 @@
-#include "tests/sim/status_checkers.h"
+#include "tests/sim/checkers/status_checkers.h"
 
 #include <algorithm>
 #include <vector>

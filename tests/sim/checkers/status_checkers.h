@@ -1,4 +1,4 @@
-// Invariants of what people are shown. docs/invariants.md says why each must hold.
+// Invariants of the status that people see. docs/invariants.md says why each must hold.
 #pragma once
 
 #include <map>
@@ -12,8 +12,8 @@
 
 namespace megascale::sim {
 
-// StatusWasTrue: what an operator was shown is durable, agrees with what the processes really did,
-// and is never taken back.
+// StatusWasTrue: a status that an operator saw is durable, agrees with what the processes really
+// did, and is never taken back.
 class StatusChecker : public Observer {
  public:
   StatusChecker(World* world, const CheckpointStorage* storage)
@@ -28,7 +28,7 @@ class StatusChecker : public Observer {
 
   World& world_;
   const CheckpointStorage& storage_;
-  std::map<std::string, control::Job> shown_;                        // last, by job
+  std::map<std::string, control::Job> shown_;                        // last status, by job
   std::map<std::string, int64_t> completed_;                         // the highest step, by job
   std::map<std::pair<std::string, int64_t>, std::set<int>> loaded_;  // ranks, by job and attempt
 };

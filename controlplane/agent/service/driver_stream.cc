@@ -283,8 +283,11 @@ void DriverStream::LogRefusal(absl::Duration now) {
 }
 
 void DriverStream::Maintain(absl::Duration now) {
+  // Released after the lock: the end of its channel waits for gRPC's thread, which may want the
+  // lock.
+  std::unique_ptr<v1::AgentService::Stub> before;
   absl::MutexLock lock(&shared_->mutex);
-  if (shared_->reactor == nullptr && now >= open_at_) {
+  if (shared_->num_reactors == 0 && now >= open_at_) {
     open_at_ = now + backoff_;
     backoff_ =
         std::min(2 * backoff_, IsRefusal(shared_->last_end) ? kRefusedBackoffMax : kBackoffMax);
@@ -292,6 +295,7 @@ void DriverStream::Maintain(absl::Duration now) {
     shared_->inbound.clear();
     shared_->outbound.clear();
     was_open_ = false;
+    before = std::move(channel_->stub);
     if (!Connect(now)) return;
     shared_->reactor = new Reactor(shared_, options_.hello);
     ++shared_->num_reactors;
@@ -305,7 +309,7 @@ void DriverStream::Maintain(absl::Duration now) {
 
 absl::Duration DriverStream::NextWake() const {
   absl::MutexLock lock(&shared_->mutex);
-  if (shared_->reactor == nullptr) return open_at_;
+  if (shared_->num_reactors == 0) return open_at_;
   // A write before the stream opens may wait for the driver for any time.
   if (!shared_->opened || !shared_->writing_since.has_value()) return absl::InfiniteDuration();
   return *shared_->writing_since + kWriteTimeout;

@@ -10,9 +10,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -208,6 +212,61 @@ TEST_F(DriverStreamTest, EverythingIsSentAfterTheDriverWasKilled) {
     absl::SleepFor(absl::Milliseconds(120));
     relay.Cut();
   }
+}
+
+// Ends each stream as soon as it has said hello.
+class EndingDriver : public v1::AgentService::Service {
+ public:
+  explicit EndingDriver(const std::string& address) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(address, grpc::InsecureServerCredentials());
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~EndingDriver() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status Connect(grpc::ServerContext* context,
+                       grpc::ServerReaderWriter<v1::AgentDown, v1::AgentUp>* stream) override {
+    v1::AgentUp up;
+    stream->Read(&up);
+    ++num_streams_;
+    return grpc::Status::OK;
+  }
+  int num_streams() const { return num_streams_; }
+
+ private:
+  std::unique_ptr<grpc::Server> server_;
+  std::atomic<int> num_streams_ = 0;
+};
+
+// A new stream replaces the channel of the one before. The end of a channel waits for gRPC's
+// thread, which may still be at the end of that stream. The bug behind this test was that each
+// waited for the other: an agent that had been frozen while it wrote to the driver hung when it
+// thawed.
+TEST_F(DriverStreamTest, AStreamOpensAtTheMomentAtWhichTheOneBeforeEnds) {
+  constexpr int kStreams = 300;
+  const EndingDriver driver(absl::StrCat("unix:", directory_, "/d.sock"));
+  DriverStreamOptions options;
+  options.address = *client::ParseAddress(absl::StrCat("unix:", directory_, "/d.sock"));
+  options.hello.set_node_id("n0");
+  auto stream = DriverStream::Create(options);
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  std::promise<void> done;
+  std::future<void> all = done.get_future();
+  std::thread agent([&] {
+    // Without the waits between streams, which take their time from the caller.
+    for (absl::Duration now = Now(); driver.num_streams() < kStreams; now += absl::Minutes(1)) {
+      (*stream)->Maintain(now);
+    }
+    done.set_value();
+  });
+  const bool ended =
+      all.wait_for(absl::ToChronoMilliseconds(6 * kDeadline)) == std::future_status::ready;
+  if (!ended) {
+    std::fprintf(stderr, "the stream hangs after %d others\n", driver.num_streams());
+    std::abort();  // the thread can be joined by nobody
+  }
+  agent.join();
 }
 
 // An agent that joined another user's driver would run that user's jobs as its own user.

@@ -417,7 +417,14 @@ absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
 absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
   std::string warning;
   if (restore.source() == RestorePoint::SOURCE_INITIAL) {
-    for (ChunkState& chunk : chunks_) chunk.optimizer->Initialize(options_.spec.train().seed());
+    const model::InitializeOptions initialize = {
+        .seed = options_.spec.train().seed(),
+        .num_threads = options_.spec.parallel().threads_per_rank(),
+        .on_progress = [this] {
+          if (options_.heartbeat == nullptr) return;
+          options_.heartbeat->Progress(base::RealClock().Monotonic());
+        }};
+    for (ChunkState& chunk : chunks_) chunk.optimizer->Initialize(initialize);
   } else {
     ASSIGN_OR_RETURN(warning, Restore(restore));
   }

@@ -126,7 +126,7 @@ class Ranks {
   // Sets initial weights, and moments whose values tell their position.
   void Fill() {
     for (int rank = 0; rank < world_size(); ++rank) {
-      optimizers_[static_cast<size_t>(rank)]->Initialize(kSeed);
+      optimizers_[static_cast<size_t>(rank)]->Initialize({.seed = kSeed});
       for (const StateSlice& slice : StateOf(rank)) {
         if (!IsMoment(slice)) continue;
         for (int64_t i = 0; i < slice.data.size; ++i) Set(slice.data, i, Moment(slice, i));

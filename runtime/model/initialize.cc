@@ -1,7 +1,12 @@
 #include "runtime/model/initialize.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstddef>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "runtime/base/check.h"
@@ -12,6 +17,7 @@ namespace {
 using tensor::DType;
 using tensor::Vector;
 
+constexpr int64_t kBlockElements = 1 << 20;
 constexpr double kTwoPi = 6.283185307179586476925286766559;
 
 // The finaliser of splitmix64: a bijection on 64 bits with random-looking output. Source: Steele,
@@ -34,13 +40,16 @@ double Uniform(uint64_t key, uint64_t counter) {
   return (static_cast<double>(Mix(key ^ Mix(counter)) >> 11) + 0.5) * 0x1p-53;
 }
 
-// Returns standard normal number `index` of a key's sequence. Two elements share two uniform
-// numbers: the even element uses the cosine, the odd one the sine (Box and Muller, 1958).
-double Normal(uint64_t key, uint64_t index) {
-  const uint64_t pair = index / 2 * 2;
-  const double radius = std::sqrt(-2.0 * std::log(Uniform(key, pair)));
-  const double angle = kTwoPi * Uniform(key, pair + 1);
-  return radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle));
+struct NormalPair {
+  double even, odd;
+};
+
+// Returns standard normal numbers `even_index` and the one after it of a key's sequence, which
+// share two uniform numbers (Box and Muller, 1958).
+NormalPair Normals(uint64_t key, uint64_t even_index) {
+  const double radius = std::sqrt(-2.0 * std::log(Uniform(key, even_index)));
+  const double angle = kTwoPi * Uniform(key, even_index + 1);
+  return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
 void Store(const Vector& master, int64_t index, double value) {
@@ -61,11 +70,19 @@ double RangeOf(const ModelConfig& config, const Parameter& parameter) {
              : config.init_range;
 }
 
-}  // namespace
+// Elements [first, first + count) of `master` get the normal numbers from `index` on.
+void StoreNormals(uint64_t key, int64_t index, double range, const Vector& master, int64_t first,
+                  int64_t count) {
+  for (int64_t i = 0; i < count;) {
+    const int64_t even = (index + i) / 2 * 2;
+    const NormalPair pair = Normals(key, static_cast<uint64_t>(even));
+    if (even == index + i) Store(master, first + i++, range * pair.even);
+    if (i < count) Store(master, first + i++, range * pair.odd);
+  }
+}
 
-void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout, uint64_t seed,
-                          int64_t begin, const Vector& master) {
-  MEGASCALE_CHECK(master.dtype == DType::kF32 || master.dtype == DType::kF64);
+void InitializeBlock(const ModelConfig& config, const ChunkLayout& layout, uint64_t seed,
+                     int64_t begin, const Vector& master) {
   for (int64_t i = 0; i < master.size; ++i) Store(master, i, 0.0);
   for (const ParameterSlice& slice : layout.SlicesOf({begin, master.size})) {
     const Parameter& parameter = layout.parameters()[slice.parameter_index];
@@ -79,13 +96,44 @@ void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout, 
     for (int64_t done = 0; done < slice.count;) {
       const int64_t index_in_box = slice.begin_in_box + done;
       const int64_t rest_of_row = std::min(slice.count - done, row - index_in_box % row);
-      const int64_t index = GlobalIndex(parameter, box, index_in_box);
-      for (int64_t i = 0; i < rest_of_row; ++i) {
-        Store(master, first + done + i, is_matrix ? range * Normal(key, index + i) : 1.0);
+      if (is_matrix) {
+        StoreNormals(key, GlobalIndex(parameter, box, index_in_box), range, master, first + done,
+                     rest_of_row);
+      } else {
+        for (int64_t i = 0; i < rest_of_row; ++i) Store(master, first + done + i, 1.0);
       }
       done += rest_of_row;
     }
   }
+}
+
+}  // namespace
+
+void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout,
+                          const InitializeOptions& options, int64_t begin, const Vector& master) {
+  MEGASCALE_CHECK(master.dtype == DType::kF32 || master.dtype == DType::kF64);
+  const int64_t num_blocks = (master.size + kBlockElements - 1) / kBlockElements;
+  std::atomic<int64_t> next_block = 0;
+  const auto take_blocks = [&] {
+    for (int64_t block = next_block++; block < num_blocks; block = next_block++) {
+      const int64_t first = block * kBlockElements;
+      const int64_t count = std::min(kBlockElements, master.size - first);
+      std::byte* const data =
+          master.as<std::byte>() + first * static_cast<int64_t>(tensor::SizeOf(master.dtype));
+      InitializeBlock(config, layout, options.seed, begin + first, {data, master.dtype, count});
+      if (options.on_progress) options.on_progress();
+    }
+  };
+  std::vector<std::thread> helpers;
+  try {
+    for (int64_t i = 1; i < std::min<int64_t>(options.num_threads, num_blocks); ++i) {
+      helpers.emplace_back(take_blocks);
+    }
+  } catch (const std::system_error& /*error*/) {
+    // The system refused a thread: those that there are do the work.
+  }
+  take_blocks();
+  for (std::thread& helper : helpers) helper.join();
 }
 
 }  // namespace megascale::model

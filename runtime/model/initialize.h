@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
@@ -12,12 +13,22 @@
 
 namespace megascale::model {
 
+struct InitializeOptions {
+  uint64_t seed = 0;
+  int num_threads = 1;  // the values do not depend on it
+  // Called after every block of about a million elements, from any of the threads, to show that the
+  // work goes on: a rank's share of a large model takes minutes. May be empty.
+  std::function<void()> on_progress = {};
+};
+
 // Overwrites `master` with the initial values of `layout`'s flat elements [begin, begin +
 // master.size). Matrices: normal(0, init_range); those that write to the residual stream (attn.out,
 // mlp.down) are scaled by 1/sqrt(2 * num_layers). Norm weights: 1. Biases and padding: 0. Shapes:
 // master F32 or F64, in host memory. F64 gets the values rounded to F32, so that both types start
-// equal. Source: GPT-2 (Radford et al., 2019), 2.3.
-void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout, uint64_t seed,
-                          int64_t begin, const tensor::Vector& master);
+// equal. Threads: runs `num_threads` of its own, and this one waits for them. Source: GPT-2
+// (Radford et al., 2019), 2.3.
+void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout,
+                          const InitializeOptions& options, int64_t begin,
+                          const tensor::Vector& master);
 
 }  // namespace megascale::model

@@ -96,9 +96,9 @@ int64_t ShardedOptimizer::StateBytes(const OptimizerShard& shard, DType compute)
   return (WeightsAreMaster(compute) ? 2 : 3) * bytes;
 }
 
-void ShardedOptimizer::Initialize(uint64_t seed) {
+void ShardedOptimizer::Initialize(const model::InitializeOptions& options) {
   for (size_t bucket = 0; bucket < ranges_.size(); ++bucket) {
-    model::InitializeParameters(shard_.config, layout_, seed, ranges_[bucket].begin,
+    model::InitializeParameters(shard_.config, layout_, options, ranges_[bucket].begin,
                                 master_[bucket]);
     ops_.FillZero(exp_avg_[bucket]);
     ops_.FillZero(exp_avg_sq_[bucket]);

@@ -42,6 +42,7 @@
 #include "absl/types/span.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
+#include "runtime/model/initialize.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/arena.h"
 #include "runtime/tensor/tensor.h"
@@ -119,7 +120,7 @@ class ShardedOptimizer {
 
   // Sets the master weights as model::InitializeParameters does, and the moments to zero. Requires:
   // PublishWeights is called next.
-  void Initialize(uint64_t seed);
+  void Initialize(const model::InitializeOptions& options);
 
   const OptimizerShard& shard() const { return shard_; }
   // Returns shard().ranges(); the first may end in padding.

@@ -92,7 +92,7 @@ class Trainer {
     spec.set_weight_decay(0.1);
     optimizer_ = *optim::ShardedOptimizer::Create(spec, {.config = config, .range = range},
                                                   {weights_}, &ops_);
-    optimizer_->Initialize(/*seed=*/1);
+    optimizer_->Initialize({.seed = 1});
     optimizer_->PublishWeights();
     std::mt19937 random(1);
     for (int64_t i = 0; i < tokens_; ++i) {

@@ -196,7 +196,7 @@ void StepOverCorruptByRules2(JobRecord* job) {
   std::string instead;
   if (job->restore().source() == agent::RestorePoint::SOURCE_MEMORY) {
     for (auto& fenced : *job->mutable_fenced()) fenced.clear_snapshots();
-    instead = "what is on storage is used";
+    instead = "the newest checkpoint on storage is used";
   } else if (!committed->empty() &&
              committed->rbegin()->directory() == job->restore().directory()) {
     committed->RemoveLast();

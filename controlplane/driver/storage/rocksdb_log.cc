@@ -172,7 +172,7 @@ absl::Status CannotOpen(const rocksdb::Status& status, const std::string& direct
     return absl::DataLossError(absl::StrCat(what, kRestore));
   }
   return absl::FailedPreconditionError(
-      absl::StrCat(what, "; mend that, or give another --state-dir"));
+      absl::StrCat(what, "; repair it, or give another --state-dir"));
 }
 
 }  // namespace

@@ -80,6 +80,7 @@ void FindOrMeasureCeiling(const HostAssignment& assignment, CeilingSources sourc
   if (!sources.now) sources.now = absl::Now;
   const Ceiling ceiling = FindCeiling(CeilingKey(ComputeName(compute), cores), sources);
   result->set_flops_ceiling(ceiling.flops_per_second);
+  result->mutable_ceiling_measured_at()->set_seconds(absl::ToUnixSeconds(ceiling.measured_at));
   const std::string text = CeilingText(ceiling, sources.now());
   base::LogInfo(absl::StrCat("matrix products of this machine: ", text));
   if (ceiling.idle) return;

@@ -183,9 +183,11 @@ TEST_F(CeilingTest, ABusyMachineIsWarnedOf) {
   CeilingSources sources;
   sources.measure = [] { return 6.6e10; };
   sources.is_idle = [] { return false; };
+  sources.now = [] { return absl::FromUnixSeconds(1'000'000); };
   const Preflight passed = RunPreflight(AssignmentOf("n0"), sources).value();
   EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
   EXPECT_EQ(passed.flops_ceiling(), 6.6e10);
+  EXPECT_EQ(passed.ceiling_measured_at().seconds(), 1'000'000);
   ASSERT_EQ(passed.warnings_size(), 1);
   EXPECT_EQ(passed.warnings(0),
             "MFU is given against 66 GFLOP/s, measured just now while the machine was busy, the "

@@ -85,13 +85,21 @@ std::string ProgressLine(const Job& job, const Terminal& terminal) {
                       "  ", end);
 }
 
+bool ShowsUtilisation(const Job& job) {
+  return job.flops_ceiling() > 0 && job.model_flops_per_second() > 0;
+}
+
 // Appends one line if there is room, else two.
 void AppendLoss(const Job& job, int width, std::vector<std::string>* lines) {
   const telemetry::v1::StepRecord& record = job.last_record();
   lines->push_back(absl::StrFormat("loss %.4f   gradient norm %.3f   lr %.2e", record.loss(),
                                    record.grad_norm(), record.lr()));
-  const std::string rate = RateText(job);
+  std::string rate = RateText(job);
   if (rate.empty()) return;
+  if (ShowsUtilisation(job) && job.flops_ceiling_age_seconds() > 0) {
+    absl::StrAppend(&rate, ", measured ",
+                    ShortDuration(absl::Seconds(job.flops_ceiling_age_seconds())), " ago");
+  }
   if (DisplayWidth(lines->back()) + 3 + DisplayWidth(rate) <= width) {
     absl::StrAppend(&lines->back(), "   ", rate);
   } else {
@@ -205,7 +213,7 @@ std::string StateLine(const Job& job) {
 std::string RateText(const Job& job) {
   if (job.tokens_per_second() <= 0) return "";
   std::string text = absl::StrCat(WithCommas(std::llround(job.tokens_per_second())), " tokens/s");
-  if (job.flops_ceiling() > 0 && job.model_flops_per_second() > 0) {
+  if (ShowsUtilisation(job)) {
     absl::StrAppendFormat(&text, ", MFU %.1f %% of %.0f GFLOP/s",
                           100 * job.model_flops_per_second() / job.flops_ceiling(),
                           job.flops_ceiling() / 1e9);

@@ -60,6 +60,17 @@ TEST(LiveViewTest, RendersARunningJob) {
       }));
 }
 
+TEST(LiveViewTest, ShowsTheAgeOfTheMeasurementThatMfuIsGivenAgainst) {
+  Job job = RunningJob();
+  job.set_flops_ceiling_age_seconds(3 * 3600 + 300);
+  EXPECT_EQ(RenderJob(job, Plain(120), 16)[2],
+            "loss 1.9123   gradient norm 0.420   lr 1.80e-03   31,204 tokens/s, MFU 41.2 % of 430 "
+            "GFLOP/s, measured 3h05m ago");
+  job.clear_model_flops_per_second();
+  EXPECT_EQ(RenderJob(job, Plain(120), 16)[2],
+            "loss 1.9123   gradient norm 0.420   lr 1.80e-03   31,204 tokens/s");
+}
+
 TEST(LiveViewTest, ShowsFailuresAttemptsAndCheckpoints) {
   Job job = RunningJob();
   job.set_state(control::v1::JOB_STATE_RECOVERING);
@@ -350,6 +361,8 @@ TEST(TerminalTest, WritesNumbersForPeople) {
   EXPECT_EQ(ShortDuration(absl::Seconds(14)), "14s");
   EXPECT_EQ(ShortDuration(absl::Seconds(125)), "2m05s");
   EXPECT_EQ(ShortDuration(absl::Minutes(62)), "1h02m");
+  EXPECT_EQ(ShortDuration(absl::Hours(47.5)), "47h30m");
+  EXPECT_EQ(ShortDuration(absl::Hours(51)), "2d03h");
   EXPECT_EQ(CutToWidth("├──┤", 2), "├─");
   EXPECT_EQ(DisplayWidth("├──┤"), 4);
 }

@@ -62,6 +62,9 @@ std::string WithCommas(int64_t value) {
 
 std::string ShortDuration(absl::Duration duration) {
   const int64_t seconds = absl::ToInt64Seconds(duration + absl::Milliseconds(500));
+  if (seconds >= 48 * 3600) {
+    return absl::StrFormat("%dd%02dh", seconds / (24 * 3600), seconds / 3600 % 24);
+  }
   if (seconds >= 3600) return absl::StrFormat("%dh%02dm", seconds / 3600, seconds / 60 % 60);
   if (seconds >= 60) return absl::StrFormat("%dm%02ds", seconds / 60, seconds % 60);
   return absl::StrCat(seconds, "s");

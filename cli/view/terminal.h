@@ -29,7 +29,7 @@ std::string Colored(const Terminal& terminal, absl::string_view code, absl::stri
 // Returns "31,204".
 std::string WithCommas(int64_t value);
 
-// Returns "1h02m", "2m05s" or "14s".
+// Returns "2d03h", "1h02m", "2m05s" or "14s".
 std::string ShortDuration(absl::Duration duration);
 
 // Returns the first `width` columns of UTF-8 text without escape sequences; control characters

@@ -63,7 +63,11 @@ class DriverShellTest : public ::testing::Test {
     agent::ActualJob* actual = report_.add_jobs();
     actual->set_job_id("j");
     actual->set_attempt(1);
-    actual->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+    agent::Preflight* preflight = actual->mutable_preflight();
+    preflight->set_state(agent::Preflight::STATE_PASSED);
+    preflight->set_flops_ceiling(2e11);
+    preflight->mutable_ceiling_measured_at()->set_seconds(
+        absl::ToUnixSeconds(clock_.Wall() - absl::Hours(5)));
     Pass(absl::Seconds(1));
     actual->set_num_processes(2);
     agent::ActualRank* rank = actual->add_ranks();
@@ -107,6 +111,13 @@ TEST_F(DriverShellTest, StepsOfTheWallClockCauseNothing) {
   }
   EXPECT_EQ(shell_->state().num_events(), num_events);
   EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+}
+
+TEST_F(DriverShellTest, AJobShowsHowOldTheMeasurementOfItsCeilingIs) {
+  Run();
+  const control::Job shown = shell_->View("j").value();
+  EXPECT_EQ(shown.flops_ceiling(), 2e11);
+  EXPECT_NEAR(shown.flops_ceiling_age_seconds(), 5 * 3600, 10);
 }
 
 TEST_F(DriverShellTest, AMachineThatWasSuspendedRecoversNothing) {

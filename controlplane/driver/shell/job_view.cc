@@ -1,6 +1,8 @@
 #include "controlplane/driver/shell/job_view.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <map>
 #include <set>
 #include <vector>
@@ -42,29 +44,48 @@ double FlopsPerToken(const JobRecord& job) {
   return config.ok() ? model::TrainFlopsPerToken(*config, spec.train().seq_length()) : 0;
 }
 
-// Returns the sum over the job's machines, each counted once even if it has several agents; 0: one
-// of them is not measured.
-double FlopsCeiling(const JobRecord& job, const DriverState& state) {
-  std::map<std::string, double> by_machine;
+struct FlopsCeiling {
+  double flops_per_second = 0;
+  int64_t measured_unix_seconds = 0;  // 0: an older agent, which does not tell
+};
+
+// Returns the sum over the job's machines, each counted once even if it has several agents, and the
+// time of the oldest measurement; 0: one of them is not measured.
+FlopsCeiling CeilingOf(const JobRecord& job, const DriverState& state) {
+  std::map<std::string, FlopsCeiling> by_machine;
   for (const auto& preflight : job.preflights()) {
-    const NodeRecord* measured = FindNode(state, preflight.node_id());
-    if (measured == nullptr) continue;
-    double& ceiling = by_machine[measured->hello().machine_id()];
-    ceiling = std::max(ceiling, preflight.preflight().flops_ceiling());
+    const NodeRecord* node = FindNode(state, preflight.node_id());
+    if (node == nullptr) continue;
+    const auto& measured = preflight.preflight();
+    FlopsCeiling& ceiling = by_machine[node->hello().machine_id()];
+    if (measured.flops_ceiling() <= ceiling.flops_per_second) continue;
+    ceiling = {measured.flops_ceiling(), measured.ceiling_measured_at().seconds()};
   }
   std::set<std::string> machines;
   for (const std::string& node_id : NodesOf(job)) {
     const NodeRecord* node = FindNode(state, node_id);
-    if (node == nullptr) return 0;
+    if (node == nullptr) return {};
     machines.insert(node->hello().machine_id());
   }
-  double sum = 0;
+  FlopsCeiling sum;
   for (const std::string& machine : machines) {
-    const auto measured = by_machine.find(machine);
-    if (measured == by_machine.end() || measured->second <= 0) return 0;
-    sum += measured->second;
+    const auto found = by_machine.find(machine);
+    if (found == by_machine.end() || found->second.flops_per_second <= 0) return {};
+    const FlopsCeiling& ceiling = found->second;
+    const int64_t oldest =
+        sum.flops_per_second > 0 ? sum.measured_unix_seconds : std::numeric_limits<int64_t>::max();
+    sum.flops_per_second += ceiling.flops_per_second;
+    sum.measured_unix_seconds = std::min(oldest, ceiling.measured_unix_seconds);
   }
   return sum;
+}
+
+void AddCeiling(const JobRecord& job, const ViewSources& sources, control::Job* view) {
+  const FlopsCeiling ceiling = CeilingOf(job, *sources.state);
+  view->set_flops_ceiling(ceiling.flops_per_second);
+  if (ceiling.measured_unix_seconds == 0) return;
+  const absl::Duration age = sources.now - absl::FromUnixSeconds(ceiling.measured_unix_seconds);
+  view->set_flops_ceiling_age_seconds(std::max(1.0, absl::ToDoubleSeconds(age)));
 }
 
 void AddRanks(const JobRecord& job, const FailureDetector& detector, control::Job* view) {
@@ -162,7 +183,7 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   view.set_queue_position(QueuePosition(*sources.state, job));
   AddTimes(job, sources, &view);
   AddWarnings(job, *sources.detector, &view);
-  view.set_flops_ceiling(FlopsCeiling(job, *sources.state));
+  AddCeiling(job, sources, &view);
   view.set_model_flops_per_second(view.tokens_per_second() * FlopsPerToken(job));
   AddRanks(job, *sources.detector, &view);
   if (HoldsSlots(job)) AddStorageError(job, *sources.detector, &view);

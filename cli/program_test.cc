@@ -425,13 +425,23 @@ TEST_F(ProgramTest, AJobThatDoesNotFitThisMachineIsRefusedWithItsSum) {
 TEST_F(ProgramTest, AnAbsentDriverIsThree) {
   const std::string address =
       absl::StrCat("--address unix:/tmp/megascale-absent-", getpid(), "/driver.sock");
-  for (const char* command : {"status j", "status", "list", "watch j", "wait j", "cancel j",
-                              "logs j", "submit --retry-for 0s examples/tiny.yaml"}) {
+  for (const char* command :
+       {"status j --retry-for 0s", "status --retry-for 0s", "list --retry-for 0s",
+        "watch j --retry-for 0s", "wait j --retry-for 0s", "cancel j", "logs j --retry-for 0s",
+        "trace j --retry-for 0s", "submit --retry-for 0s examples/tiny.yaml"}) {
     const Outcome outcome = Run(absl::StrCat(command, " ", address));
     EXPECT_EQ(outcome.code, 3) << command << outcome.error;
     EXPECT_TRUE(absl::StartsWith(outcome.error, "megascale: no driver can be reached at unix:"))
         << outcome.error;
     EXPECT_EQ(outcome.out, "");
+  }
+  // Commands that read wait as `submit` does, and say so once.
+  for (const char* command : {"list", "wait j --timeout 1s", "submit examples/tiny.yaml"}) {
+    const Outcome waited = Run(absl::StrCat(command, " --retry-for 300ms ", address));
+    EXPECT_EQ(waited.code, 3) << command << waited.error;
+    EXPECT_TRUE(absl::StartsWith(waited.error, "no driver answers at unix:")) << waited.error;
+    EXPECT_TRUE(absl::StrContains(waited.error, "; trying for 300ms\nmegascale: no driver can be "))
+        << command << waited.error;
   }
   EXPECT_EQ(Run("list --address nonsense").code, 2);
   EXPECT_EQ(Run("logs j --rank x").error,

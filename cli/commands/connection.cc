@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -43,12 +44,34 @@ void AddConnectionOptions(Command* command, ConnectionFlags* flags) {
   AddTlsOptions(command, "the driver", "this client", &flags->tls, &flags->insecure);
 }
 
-absl::StatusOr<std::unique_ptr<client::JobClient>> Connect(const ConnectionFlags& flags) {
+void AddRetryOption(Command* command, ConnectionFlags* flags) {
+  command->Duration("--retry-for", &flags->retry_for,
+                    "how long to wait for a driver that does not answer");
+}
+
+client::RetryOptions RetryOf(const ConnectionFlags& flags,
+                             const std::function<bool()>& should_stop) {
+  client::RetryOptions retry;
+  retry.time = flags.retry_for;
+  retry.should_stop = should_stop;
+  retry.on_retry = [flags, said = false]() mutable {
+    if (std::exchange(said, true)) return;
+    const auto address = client::ChooseAddress(flags.address);
+    std::fprintf(stderr, "no driver answers at %s; trying for %s\n",
+                 address.ok() ? address->text.c_str() : "its address",
+                 absl::FormatDuration(flags.retry_for).c_str());
+  };
+  return retry;
+}
+
+absl::StatusOr<std::unique_ptr<client::JobClient>> Connect(
+    const ConnectionFlags& flags, const std::function<bool()>& should_stop) {
   security::SilenceGrpc();
   client::ClientOptions options;
   ASSIGN_OR_RETURN(options.address, client::ChooseAddress(flags.address));
   options.tls = flags.tls;
   options.insecure = flags.insecure;
+  options.retry = RetryOf(flags, should_stop);
   return client::JobClient::Create(options);
 }
 

@@ -1,6 +1,7 @@
 // The options that name the driver, for every command that talks to it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -16,6 +17,7 @@ struct ConnectionFlags {
   std::string address;  // empty: MEGASCALE_ADDRESS, else the default
   security::TlsFiles tls;
   bool insecure = false;
+  absl::Duration retry_for = absl::Seconds(10);
 };
 
 // Adds --tls-ca, --tls-cert, --tls-key and --insecure. For the help texts: `peer` is the party
@@ -27,9 +29,18 @@ void AddTlsOptions(Command* command, const std::string& peer, const std::string&
 // Adds --address and the options above.
 void AddConnectionOptions(Command* command, ConnectionFlags* flags);
 
-// Makes a client of the driver. Errors: InvalidArgument - a malformed address, or plaintext where
-// it is not allowed.
-absl::StatusOr<std::unique_ptr<client::JobClient>> Connect(const ConnectionFlags& flags);
+// Adds --retry-for, for `submit` and for commands that only read.
+void AddRetryOption(Command* command, ConnectionFlags* flags);
+
+// Returns how calls wait for a driver that does not answer: for --retry-for, and one line on
+// standard error says so. `should_stop` may be empty.
+client::RetryOptions RetryOf(const ConnectionFlags& flags,
+                             const std::function<bool()>& should_stop = {});
+
+// Makes a client of the driver. Its calls that read wait as RetryOf says. Errors: InvalidArgument -
+// a malformed address, or plaintext where it is not allowed.
+absl::StatusOr<std::unique_ptr<client::JobClient>> Connect(
+    const ConnectionFlags& flags, const std::function<bool()>& should_stop = {});
 
 control::v1::CancelJobRequest MakeCancelRequest(const std::string& job_id, absl::Duration grace,
                                                 bool checkpoint);

@@ -151,7 +151,7 @@ class LocalRun {
     connection.address = cluster_->driver_address();
     ASSIGN_OR_RETURN(client_, Connect(connection));
     if (live()) PrintStart();
-    return client_->Submit(request_, kDriverStart).status();
+    return client_->Submit(request_, {.time = kDriverStart}).status();
   }
 
   // Follows the job to its end. A first Ctrl-C cancels the job; after a second one the end of the

@@ -44,7 +44,8 @@ int ShowLogs(const LogsFlags& flags) {
                      ": expected a rank from 0, or -1 for all ranks and host processes")));
   }
   Interrupt interrupt;
-  const auto client = Connect(flags.connection);
+  const auto stop = [&] { return interrupt.Count() > 0 || OutputFailed(); };
+  const auto client = Connect(flags.connection, stop);
   if (!client.ok()) return ReportError(client.status());
   control::v1::StreamLogsRequest request;
   request.set_job_id(flags.job_id);
@@ -62,7 +63,6 @@ int ShowLogs(const LogsFlags& flags) {
   options.on_absent = [] {
     std::fprintf(stderr, "the driver cannot be reached; trying again, from this line on\n");
   };
-  const auto stop = [&] { return interrupt.Count() > 0 || OutputFailed(); };
   const absl::Status status = (*client)->Logs(request, {show, stop}, options);
   if (status.ok() || stop()) return kExitGood;
   return ReportError(status);
@@ -78,6 +78,7 @@ void AddLogsCommand(CommandLine* line) {
   command->Integer("--rank", &flags->rank, "show this rank only; -1: all ranks and host processes");
   command->Integer("--attempt", &flags->attempt, "show this attempt, from 1; 0: the newest");
   AddOutputOption(command, &flags->format);
+  AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "Shows one attempt from its beginning; each line begins with the rank that wrote it. With "

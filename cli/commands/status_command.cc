@@ -128,6 +128,7 @@ void AddStatusCommand(CommandLine* line) {
   command->Flag(
       "--times", &flags->times,
       "asks the workers where the time of their newest steps went; text output always does");
+  AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "While a job of at most 256 workers trains, a table shows how each pipeline stage spent the "
@@ -146,6 +147,7 @@ void AddListCommand(CommandLine* line) {
   auto flags = std::make_shared<StatusFlags>();
   Command* command = line->Add("list", "lists all jobs of the driver");
   AddOutputOption(command, &flags->format);
+  AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);
   command->Examples("megascale list\nmegascale list -o json");
   command->Runs([flags] { return ShowList(*flags); });

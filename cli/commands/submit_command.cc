@@ -31,7 +31,6 @@ struct SubmitFlags {
   bool follow = false;
   bool dry_run = false;
   int64_t slots = 0;
-  absl::Duration retry_for = absl::Seconds(10);
   std::string format = "text";
 };
 
@@ -152,13 +151,6 @@ void PrintSubmitted(const SubmitFlags& flags, const control::v1::Job& job) {
   next("cancel", "stop it");
 }
 
-void PrintWaiting(const SubmitFlags& flags) {
-  const auto address = client::ChooseAddress(flags.connection.address);
-  std::fprintf(stderr, "no driver answers at %s yet; trying for %s\n",
-               address.ok() ? address->text.c_str() : "its address",
-               absl::FormatDuration(flags.retry_for).c_str());
-}
-
 int Submit(const SubmitFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto request = MakeSubmitRequest(flags.job);
@@ -172,10 +164,8 @@ int Submit(const SubmitFlags& flags) {
   if (flags.follow) interrupt = std::make_unique<Interrupt>();
   const auto client = Connect(flags.connection);
   if (!client.ok()) return ReportError(client.status());
-  bool said = false;
-  const auto job = (*client)->Submit(*request, flags.retry_for, [&] {
-    if (!std::exchange(said, true)) PrintWaiting(flags);
-  });
+  const auto stop = [&] { return interrupt != nullptr && interrupt->Count() > 0; };
+  const auto job = (*client)->Submit(*request, RetryOf(flags.connection, stop));
   if (!job.ok()) return ReportError(job.status());
   PrintSubmitted(flags, *job);
   if (!flags.follow) return kExitGood;
@@ -194,8 +184,7 @@ void AddSubmitCommand(CommandLine* line) {
                 "check the file, show the memory it needs and all fields; submit nothing");
   command->Integer("--slots", &flags->slots,
                    "with --dry-run: worker processes on each machine; 0: one machine runs all");
-  command->Duration("--retry-for", &flags->retry_for,
-                    "how long to wait for a driver that does not answer yet");
+  AddRetryOption(command, &flags->connection);
   AddOutputOption(command, &flags->format);
   AddConnectionOptions(command, &flags->connection);
   command->Details(

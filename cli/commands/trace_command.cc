@@ -146,6 +146,7 @@ void AddTraceCommand(CommandLine* line) {
                 "writes a trace for ui.perfetto.dev into this file; -: standard output, instead of "
                 "the table (default: none)");
   command->Integer("--steps", &flags->steps, "how many of the newest steps");
+  AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "Shows the mean step time of each pipeline stage and how it was spent. Each instant counts "

@@ -1,4 +1,5 @@
 // watch and wait: follow a job, with and without a view.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -22,7 +23,11 @@ struct WatchFlags {
 };
 
 absl::StatusOr<FollowResult> Follow(const WatchFlags& flags, const FollowOptions& options) {
-  ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
+  const auto stop = [&] { return options.interrupt != nullptr && options.interrupt->Count() > 0; };
+  ConnectionFlags connection = flags.connection;
+  connection.retry_for = std::min(connection.retry_for, options.timeout);
+  ASSIGN_OR_RETURN(const auto client, Connect(connection, stop));
+  RETURN_IF_ERROR(client->Get(flags.job_id).status());  // waits for the driver
   return FollowJob(client.get(), flags.job_id, options);
 }
 
@@ -68,6 +73,7 @@ void AddWatchCommand(CommandLine* line) {
   Command* command = line->Add("watch", "follows a job until it ends; Ctrl-C leaves it running");
   command->Positional("JOB", &flags->job_id, "the job's id");
   AddOutputOption(command, &flags->format);
+  AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "On a terminal the view is redrawn; elsewhere a line is written for every change. The driver "
@@ -85,6 +91,7 @@ void AddWaitCommand(CommandLine* line) {
   command->Positional("JOB", &flags->job_id, "the job's id");
   command->Duration("--timeout", &flags->timeout, "give up after this time, exit 1");
   AddOutputOption(command, &flags->format);
+  AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);
   command->Examples("megascale wait fortunes-1a2b3c4d && echo trained");
   command->Runs([flags] { return Wait(*flags); });

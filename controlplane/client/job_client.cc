@@ -137,11 +137,30 @@ struct JobClient::Impl {
     return response;
   }
 
-  absl::StatusOr<control::v1::Job> Get(const control::v1::GetJobRequest& request) {
+  // As Call, while the driver cannot be reached again and again.
+  template <typename Response, typename Method, typename Request>
+  absl::StatusOr<Response> CallPatiently(Method method, const Request& request,
+                                         absl::Duration timeout, const RetryOptions& retry) {
+    const absl::Duration give_up = base::RealClock().Monotonic() + retry.time;
+    const auto should_stop = [&] { return retry.should_stop && retry.should_stop(); };
+    absl::Duration delay = kRetryDelayMin;
+    while (true) {
+      absl::StatusOr<Response> response = Call<Response>(method, request, timeout);
+      const bool is_late = base::RealClock().Monotonic() + delay > give_up;
+      if (!absl::IsUnavailable(response.status()) || is_late || should_stop()) return response;
+      if (retry.on_retry) retry.on_retry();
+      absl::SleepFor(delay);
+      if (should_stop()) return response;
+      delay = std::min(2 * delay, kRetryDelayMax);
+    }
+  }
+
+  absl::StatusOr<control::v1::Job> Get(const control::v1::GetJobRequest& request,
+                                       const RetryOptions& retry) {
     RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
     ASSIGN_OR_RETURN(auto response,
-                     Call<control::v1::GetJobResponse>(&control::v1::JobService::Stub::GetJob,
-                                                       request, kReadDeadline));
+                     CallPatiently<control::v1::GetJobResponse>(
+                         &control::v1::JobService::Stub::GetJob, request, kReadDeadline, retry));
     return std::move(*response.mutable_job());
   }
 
@@ -177,41 +196,31 @@ absl::StatusOr<std::unique_ptr<JobClient>> JobClient::Create(const ClientOptions
 }
 
 absl::StatusOr<control::v1::Job> JobClient::Submit(const control::v1::SubmitJobRequest& request,
-                                                   absl::Duration retry_for,
-                                                   const std::function<void()>& on_retry) {
+                                                   const RetryOptions& retry) {
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
-  const absl::Duration give_up = base::RealClock().Monotonic() + retry_for;
-  absl::Duration delay = kRetryDelayMin;
-  while (true) {
-    auto response = impl_->Call<control::v1::SubmitJobResponse>(
-        &control::v1::JobService::Stub::SubmitJob, request, kWriteDeadline);
-    if (response.ok()) return std::move(*response->mutable_job());
-    if (!absl::IsUnavailable(response.status()) ||
-        base::RealClock().Monotonic() + delay > give_up) {
-      return response.status();
-    }
-    if (on_retry) on_retry();
-    absl::SleepFor(delay);
-    delay = std::min(2 * delay, kRetryDelayMax);
-  }
+  ASSIGN_OR_RETURN(auto response,
+                   impl_->CallPatiently<control::v1::SubmitJobResponse>(
+                       &control::v1::JobService::Stub::SubmitJob, request, kWriteDeadline, retry));
+  return std::move(*response.mutable_job());
 }
 
 absl::StatusOr<control::v1::Job> JobClient::Get(const std::string& job_id) {
   control::v1::GetJobRequest request;
   request.set_job_id(job_id);
-  return impl_->Get(request);
+  return impl_->Get(request, impl_->options.retry);
 }
 
 absl::StatusOr<control::v1::Job> JobClient::Measure(const std::string& job_id) {
   control::v1::GetJobRequest request;
   request.set_job_id(job_id);
   request.set_measure_steps(true);
-  return impl_->Get(request);
+  return impl_->Get(request, impl_->options.retry);
 }
 
 absl::StatusOr<control::v1::ListJobsResponse> JobClient::List() {
-  return impl_->Call<control::v1::ListJobsResponse>(&control::v1::JobService::Stub::ListJobs,
-                                                    control::v1::ListJobsRequest(), kReadDeadline);
+  return impl_->CallPatiently<control::v1::ListJobsResponse>(
+      &control::v1::JobService::Stub::ListJobs, control::v1::ListJobsRequest(), kReadDeadline,
+      impl_->options.retry);
 }
 
 absl::StatusOr<control::v1::Job> JobClient::Cancel(const control::v1::CancelJobRequest& request) {
@@ -223,8 +232,9 @@ absl::StatusOr<control::v1::Job> JobClient::Cancel(const control::v1::CancelJobR
 }
 
 absl::StatusOr<control::v1::GetClusterResponse> JobClient::Cluster() {
-  return impl_->Call<control::v1::GetClusterResponse>(
-      &control::v1::JobService::Stub::GetCluster, control::v1::GetClusterRequest(), kReadDeadline);
+  return impl_->CallPatiently<control::v1::GetClusterResponse>(
+      &control::v1::JobService::Stub::GetCluster, control::v1::GetClusterRequest(), kReadDeadline,
+      impl_->options.retry);
 }
 
 absl::StatusOr<control::v1::NodeView> JobClient::Evict(
@@ -280,11 +290,13 @@ absl::Status JobClient::AwaitDriver(const std::string& job_id,
                                     const std::function<bool()>& should_stop,
                                     const LogsOptions& options) {
   const absl::Duration since = base::RealClock().Monotonic();
+  control::v1::GetJobRequest request;
+  request.set_job_id(job_id);
   if (options.on_absent) options.on_absent();
   while (base::RealClock().Monotonic() - since <= options.absence_max) {
     absl::SleepFor(kReconnectDelay);
     if (should_stop && should_stop()) return absl::CancelledError("asked to stop");
-    absl::Status status = Get(job_id).status();
+    absl::Status status = impl_->Get(request, /*retry=*/{}).status();
     const bool is_away = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
                          absl::IsCancelled(status);
     if (!is_away) return status;

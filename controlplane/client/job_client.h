@@ -24,10 +24,19 @@
 
 namespace megascale::client {
 
+// What a call does while the driver cannot be reached.
+struct RetryOptions {
+  absl::Duration time = absl::ZeroDuration();  // how long to try again; 0: not at all
+  std::function<void()> on_retry = {};         // called before each wait; may be empty
+  // Called before and after each wait; true ends the call with its last error; may be empty.
+  std::function<bool()> should_stop = {};
+};
+
 struct ClientOptions {
   Address address;
-  security::TlsFiles tls;  // for TCP
-  bool insecure = false;   // plaintext TCP; to loopback addresses only
+  security::TlsFiles tls;   // for TCP
+  bool insecure = false;    // plaintext TCP; to loopback addresses only
+  RetryOptions retry = {};  // of Get, Measure, List and Cluster, and of the beginning of Logs
 };
 
 // Callbacks of a streaming call. Both run in the caller's thread, or in one that ends before the
@@ -53,12 +62,10 @@ class JobClient {
   static absl::StatusOr<std::unique_ptr<JobClient>> Create(const ClientOptions& options);
   ~JobClient();
 
-  // Submits a job. While the driver cannot be reached, tries again for up to `retry_for`, with the
-  // same job id, so that the job is submitted once. Calls `on_retry` before each wait. Errors:
+  // Submits a job. Tries again with the same job id, so that the job is submitted once. Errors:
   // InvalidArgument, AlreadyExists.
   absl::StatusOr<control::v1::Job> Submit(const control::v1::SubmitJobRequest& request,
-                                          absl::Duration retry_for,
-                                          const std::function<void()>& on_retry = {});
+                                          const RetryOptions& retry);
   absl::StatusOr<control::v1::Job> Get(const std::string& job_id);
   // As Get, with Job.stage_times if they can be measured; takes longer.
   absl::StatusOr<control::v1::Job> Measure(const std::string& job_id);

@@ -29,6 +29,14 @@ class FixedService final : public control::v1::JobService::Service {
     response->mutable_job()->set_job_id(request->job_id());
     return grpc::Status::OK;
   }
+  grpc::Status ListJobs(grpc::ServerContext*, const control::v1::ListJobsRequest*,
+                        control::v1::ListJobsResponse*) override {
+    return grpc::Status::OK;
+  }
+  grpc::Status GetCluster(grpc::ServerContext*, const control::v1::GetClusterRequest*,
+                          control::v1::GetClusterResponse*) override {
+    return grpc::Status::OK;
+  }
   grpc::Status GetJob(grpc::ServerContext*, const control::v1::GetJobRequest* request,
                       control::v1::GetJobResponse* response) override {
     if (request->job_id() == "x") return {grpc::StatusCode::NOT_FOUND, "no job x"};
@@ -116,7 +124,8 @@ TEST_F(JobClientTest, ADriverOfAnotherUserIsRefusedBeforeTheFirstByte) {
     control::v1::SubmitJobRequest request;
     request.set_job_id("one");
     for (const absl::Status& status :
-         {(*client)->Get("x").status(), (*client)->Submit(request, absl::Seconds(20)).status(),
+         {(*client)->Get("x").status(),
+          (*client)->Submit(request, {.time = absl::Seconds(20)}).status(),
           (*client)->Watch("x", {[](const auto&) {}, {}})}) {
       EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << status;
       EXPECT_EQ(std::string(status.message()),
@@ -146,7 +155,7 @@ TEST_F(JobClientTest, SubmitTriesAgainWithTheSameId) {
   Serve();
   control::v1::SubmitJobRequest request;
   request.set_job_id("one");
-  const auto job = client_->Submit(request, absl::Seconds(20));
+  const auto job = client_->Submit(request, {.time = absl::Seconds(20)});
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->job_id(), "one");
   EXPECT_EQ(service_.submits, 4);
@@ -158,15 +167,43 @@ TEST_F(JobClientTest, SubmitFindsADriverThatStartsAfterTheFirstAttempt) {
   Serve();
   control::v1::SubmitJobRequest request;
   request.set_job_id("one");
-  const auto job = client_->Submit(request, absl::Seconds(4));
+  const auto job = client_->Submit(request, {.time = absl::Seconds(4)});
   EXPECT_TRUE(job.ok()) << job.status();
+}
+
+TEST_F(JobClientTest, CallsThatReadWaitForADriverThatStartsLater) {
+  ClientOptions options;
+  options.address = *ParseAddress("unix:" + directory_ + "/driver.sock");
+  options.retry.time = absl::Seconds(20);
+  int num_waits = 0;
+  options.retry.on_retry = [&] {
+    if (++num_waits == 2) Serve();
+  };
+  const auto client = *JobClient::Create(options);
+  EXPECT_TRUE(client->List().ok());
+  EXPECT_GE(num_waits, 2);
+  const int num_waits_before = num_waits;
+  EXPECT_TRUE(client->Cluster().ok());
+  EXPECT_TRUE(client->Get("one").ok());
+  EXPECT_EQ(client->Get("x").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(num_waits, num_waits_before) << "the driver answers";
+}
+
+TEST_F(JobClientTest, AWaitForTheDriverEndsWhenAsked) {
+  ClientOptions options;
+  options.address = *ParseAddress("unix:" + directory_ + "/driver.sock");
+  options.retry.time = absl::InfiniteDuration();
+  int num_asked = 0;
+  options.retry.should_stop = [&] { return ++num_asked > 2; };
+  const auto client = *JobClient::Create(options);
+  EXPECT_EQ(client->List().status().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(JobClientTest, TheDriversRefusalsAreNotRepeated) {
   Serve();
   control::v1::SubmitJobRequest request;
   request.set_job_id("taken");
-  const auto job = client_->Submit(request, absl::Seconds(20));
+  const auto job = client_->Submit(request, {.time = absl::Seconds(20)});
   EXPECT_EQ(job.status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(service_.submits, 1);
   const auto missing = client_->Get("x");

@@ -232,7 +232,11 @@ void Cluster::StartDriver() {
   for (const std::string& flag : TransportFlags("driver")) command.push_back(flag);
   command.insert(command.end(), driver_flags_.begin(), driver_flags_.end());
   driver_ = Spawn(command, directory_ + "/driver.log");
-  EXPECT_TRUE(WaitUntil([this] { return Megascale({"list"}).exit_code == 0; }, 30))
+  EXPECT_TRUE(WaitUntil(
+      [this] {
+        return Megascale({"list", "--retry-for", "0s"}).exit_code == 0;
+      },
+      30))
       << Slurp(directory_ + "/driver.log");
 }
 
@@ -293,7 +297,7 @@ void Cluster::Submit(const std::string& job_id, const std::vector<std::string>& 
 
 Job Cluster::Status(const std::string& job_id) const {
   Job job;
-  const CommandResult result = Megascale({"status", job_id, "-o", "json"});
+  const CommandResult result = Megascale({"status", job_id, "-o", "json", "--retry-for", "0s"});
   if (result.exit_code == 0) {
     EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(result.out, &job).ok()) << result.out;
   }

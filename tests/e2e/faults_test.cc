@@ -259,7 +259,7 @@ TEST_F(FaultsTest, WorkersStepOnWhileTheDriverIsDownAndAreTakenBack) {
   StartTwoAgents();
   SubmitAndReachTheMiddle();
   cluster_.KillDriver();
-  EXPECT_EQ(cluster_.Megascale({"status", "job"}).exit_code, 3);
+  EXPECT_EQ(cluster_.Megascale({"status", "job", "--retry-for", "0s"}).exit_code, 3);
   cluster_.StartDriver();
   ASSERT_TRUE(WaitUntil([&] { return cluster_.Status("job").ranks_size() == 4; }, 30));
   ExpectTheSameBits();

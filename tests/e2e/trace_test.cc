@@ -385,7 +385,7 @@ TEST_F(TraceTest, MistakesAndJobsThatDoNotRunSaySo) {
       {{"trace", "job", "--steps", "0"}, 2, "expected 1 to 1000"},
       {{"trace", "job", "-o", "json"}, 2, "expected the file for the trace"},
       {{"trace", "job", "-o", "/nowhere/trace.json"}, 4, "/nowhere/trace.json"},
-      {{"trace", "job", "--address", "unix:/tmp/ms-nobody/d.sock"},
+      {{"trace", "job", "--retry-for", "0s", "--address", "unix:/tmp/ms-nobody/d.sock"},
        3,
        "unix:/tmp/ms-nobody/d.sock"},
   };

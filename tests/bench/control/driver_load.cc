@@ -94,7 +94,7 @@ void MeasureFleet(int agents, int slots, int seconds) {
   std::cout << absl::StrFormat("  all %s after %.1f s\n", joined ? "joined" : "did NOT join",
                                Now() - begin);
   const double submitted = Now();
-  const auto job = client->Submit(JobFor(agents, slots), absl::Seconds(10));
+  const auto job = client->Submit(JobFor(agents, slots), {.time = absl::Seconds(10)});
   if (!job.ok()) std::cerr << job.status() << "\n";
   const bool trains = AwaitState(client.get(), control::v1::JOB_STATE_RUNNING);
   std::cout << absl::StrFormat("  a job of %d ranks %s %.1f s after its submit\n", agents * slots,
@@ -141,7 +141,7 @@ void MeasureWatch(int watchers, int steps) {
   cluster.StartDriver();
   const auto client = ClientOf(cluster);
   Fleet fleet({.address = cluster.address(), .num_agents = 1, .slots = 1});
-  (void)client->Submit(JobFor(1, 1), absl::Seconds(10));
+  (void)client->Submit(JobFor(1, 1), {.time = absl::Seconds(10)});
   AwaitState(client.get(), control::v1::JOB_STATE_RUNNING);
 
   std::atomic<int64_t> step = 0;

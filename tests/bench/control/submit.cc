@@ -105,7 +105,7 @@ void MeasureSubmit(int submits) {
     const double begin = Now();
     const std::vector<double> seconds = TimeCalls(clients, calls, [&](int client, int i) {
       const auto job = connections[static_cast<size_t>(client)]->Submit(
-          RequestFor(absl::StrCat("bench-", client, "-", i)), absl::Seconds(10));
+          RequestFor(absl::StrCat("bench-", client, "-", i)), {.time = absl::Seconds(10)});
       if (!job.ok()) ++failures;
     });
     const double rate = static_cast<double>(seconds.size()) / (Now() - begin);

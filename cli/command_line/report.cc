@@ -80,9 +80,6 @@ int ExitCodeOf(const control::v1::Job& job) {
 int ReportError(const absl::Status& status, absl::string_view advice) {
   constexpr size_t kShownMax = 2000;
   std::fprintf(stderr, "megascale: %s\n", base::Printable(status.message(), kShownMax).c_str());
-  if (advice.empty() && absl::IsUnavailable(status)) {
-    advice = "start one with `megascale driver`, or name one with --address or MEGASCALE_ADDRESS";
-  }
   if (!advice.empty()) std::fprintf(stderr, "  %s\n", std::string(advice).c_str());
   return ExitCodeOf(status);
 }

@@ -24,7 +24,7 @@ int Cancel(const CancelFlags& flags) {
   if (!client.ok()) return ReportError(client.status());
   const auto job =
       (*client)->Cancel(MakeCancelRequest(flags.job_id, flags.grace, flags.checkpoint));
-  if (!job.ok()) return ReportError(job.status());
+  if (!job.ok()) return ReportCallError(job.status(), flags.connection);
   if (flags.format == "json") {
     PrintJson(*job, JsonLayout::kPretty);
   } else {

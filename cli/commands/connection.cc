@@ -3,11 +3,16 @@
 #include <algorithm>
 #include <cstdio>
 #include <utility>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "cli/command_line/report.h"
 #include "controlplane/address/address.h"
 #include "controlplane/security/grpc_log.h"
 #include "runtime/base/status.h"
@@ -23,6 +28,44 @@ std::string ShellWord(const std::string& text) {
   });
   if (plain && !text.empty()) return text;
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
+}
+
+// Appends the options in `flags` that were given; `address_option`: by which name the driver's
+// address goes.
+void AppendFlags(const char* address_option, const ConnectionFlags& flags, std::string* command) {
+  const auto append = [&](const char* name, const std::string& value) {
+    if (!value.empty()) absl::StrAppend(command, " ", name, " ", ShellWord(value));
+  };
+  append(address_option, flags.address);
+  append("--tls-ca", flags.tls.ca);
+  append("--tls-cert", flags.tls.certificate);
+  append("--tls-key", flags.tls.key);
+  absl::StrAppend(command, flags.insecure ? " --insecure" : "");
+}
+
+// True for "megascale status", "megascale submit FILE": it asks the driver, and has its arguments.
+bool AsksDriver(absl::string_view command) {
+  const std::vector<absl::string_view> words = absl::StrSplit(command, ' ', absl::SkipEmpty());
+  if (words.size() < 2 || words[0] != "megascale") return false;
+  const auto is_one_of = [&](const std::vector<absl::string_view>& names) {
+    return absl::c_linear_search(names, words[1]);
+  };
+  if (is_one_of({"status", "list"})) return true;
+  return words.size() > 2 &&
+         is_one_of({"submit", "wait", "watch", "logs", "trace", "cancel", "evict", "uncordon"});
+}
+
+// Returns what to do about a driver that is not there.
+std::string AdviceOf(const ConnectionFlags& flags) {
+  constexpr char kOther[] = ", or name another one with --address or MEGASCALE_ADDRESS";
+  if (flags.tls.any()) {  // a driver has a certificate of its own
+    return absl::StrCat("start it with `megascale driver --listen ",
+                        flags.address.empty() ? "ADDRESS" : ShellWord(flags.address),
+                        "` and its own --tls-ca, --tls-cert and --tls-key", kOther);
+  }
+  std::string command = "megascale driver";
+  AppendFlags("--listen", flags, &command);
+  return absl::StrCat("start one with `", command, "`", kOther);
 }
 
 }  // namespace
@@ -94,14 +137,27 @@ void PrintDetached(const std::string& job_id, const ConnectionFlags& flags) {
 
 std::string NextCommand(const std::string& words, const ConnectionFlags& flags) {
   std::string command = absl::StrCat("megascale ", words);
-  const auto append = [&](const char* name, const std::string& value) {
-    if (!value.empty()) absl::StrAppend(&command, " ", name, " ", ShellWord(value));
-  };
-  append("--address", flags.address);
-  append("--tls-ca", flags.tls.ca);
-  append("--tls-cert", flags.tls.certificate);
-  append("--tls-key", flags.tls.key);
-  return absl::StrCat(command, flags.insecure ? " --insecure" : "");
+  AppendFlags("--address", flags, &command);
+  return command;
+}
+
+std::string CompleteCommands(absl::string_view text, const ConnectionFlags& flags) {
+  std::vector<std::string> parts = absl::StrSplit(text, '`');
+  // Every second part stands between two backquotes.
+  for (size_t i = 1; i + 1 < parts.size(); i += 2) {
+    if (AsksDriver(parts[i])) AppendFlags("--address", flags, &parts[i]);
+  }
+  return absl::StrJoin(parts, "`");
+}
+
+control::v1::Job CompleteCommands(control::v1::Job job, const ConnectionFlags& flags) {
+  job.set_message(CompleteCommands(job.message(), flags));
+  return job;
+}
+
+int ReportCallError(const absl::Status& status, const ConnectionFlags& flags) {
+  return ReportError(absl::Status(status.code(), CompleteCommands(status.message(), flags)),
+                     absl::IsUnavailable(status) ? AdviceOf(flags) : "");
 }
 
 }  // namespace megascale::cli

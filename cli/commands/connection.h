@@ -52,4 +52,14 @@ void PrintDetached(const std::string& job_id, const ConnectionFlags& flags);
 // Settings from the environment are left out, because the next command reads them, too.
 std::string NextCommand(const std::string& words, const ConnectionFlags& flags);
 
+// Returns `text` with these options added to each command in backquotes that asks the driver. The
+// driver's messages name commands, but not how this client reaches it.
+std::string CompleteCommands(absl::string_view text, const ConnectionFlags& flags);
+// As CompleteCommands, for the message of a job that is shown to people.
+control::v1::Job CompleteCommands(control::v1::Job job, const ConnectionFlags& flags);
+
+// Reports the error of a call to the driver, with commands that work as they are printed, and
+// returns its exit code.
+int ReportCallError(const absl::Status& status, const ConnectionFlags& flags);
+
 }  // namespace megascale::cli

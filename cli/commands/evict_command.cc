@@ -19,9 +19,9 @@ struct NodeFlags {
   std::string format = "text";
 };
 
-int Show(const absl::StatusOr<control::v1::NodeView>& node, const std::string& format) {
-  if (!node.ok()) return ReportError(node.status());
-  if (format == "json") {
+int Show(const absl::StatusOr<control::v1::NodeView>& node, const NodeFlags& flags) {
+  if (!node.ok()) return ReportCallError(node.status(), flags.connection);
+  if (flags.format == "json") {
     PrintJson(*node, JsonLayout::kPretty);
   } else {
     std::printf("%s  %s, %d of %d slots used\n", node->node_id().c_str(),
@@ -37,14 +37,14 @@ int Evict(const NodeFlags& flags) {
   control::v1::EvictNodeRequest request;
   request.set_node_id(flags.node_id);
   request.set_reason(flags.reason);
-  return Show((*client)->Evict(request), flags.format);
+  return Show((*client)->Evict(request), flags);
 }
 
 int Uncordon(const NodeFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto client = Connect(flags.connection);
   if (!client.ok()) return ReportError(client.status());
-  return Show((*client)->Uncordon(flags.node_id), flags.format);
+  return Show((*client)->Uncordon(flags.node_id), flags);
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ class Follower {
     if (options_.style != FollowStyle::kLive) return;
     const std::lock_guard<std::mutex> lock(view_mutex_);
     SayEstimate();
-    view_.Show(message.job(), Now());
+    view_.Show(CompleteCommands(message.job(), options_.connection), Now());
     if (IsTerminal(message.job().state())) SayEnd();
   }
 

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cli/commands/connection.h"
 #include "cli/view/interrupt.h"
 #include "cli/view/loss_curve.h"
 #include "controlplane/client/job_client.h"
@@ -23,6 +24,7 @@ struct FollowOptions {
   // Returns new lines to show with the job; called before each display; may be empty.
   std::function<std::vector<std::string>()> take_notes;
   absl::Duration timeout = absl::InfiniteDuration();
+  ConnectionFlags connection;  // how the driver is reached, for commands in messages
   // How long the driver may stay away after it has answered once; then it is an error.
   absl::Duration absence_max = absl::Seconds(60);
 };

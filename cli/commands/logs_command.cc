@@ -65,7 +65,7 @@ int ShowLogs(const LogsFlags& flags) {
   };
   const absl::Status status = (*client)->Logs(request, {show, stop}, options);
   if (status.ok() || stop()) return kExitGood;
-  return ReportError(status);
+  return ReportCallError(status, flags.connection);
 }
 
 }  // namespace

@@ -75,10 +75,10 @@ void PrintCluster(const control::v1::GetClusterResponse& cluster) {
   if (rows.size() > 1) std::printf("%s", FormatTable(rows).c_str());
 }
 
-int ShowCluster(client::JobClient* client, const std::string& format) {
+int ShowCluster(client::JobClient* client, const StatusFlags& flags) {
   const auto cluster = client->Cluster();
-  if (!cluster.ok()) return ReportError(cluster.status());
-  if (format == "json") {
+  if (!cluster.ok()) return ReportCallError(cluster.status(), flags.connection);
+  if (flags.format == "json") {
     PrintJson(*cluster, JsonLayout::kPretty);
   } else {
     PrintCluster(*cluster);
@@ -90,14 +90,14 @@ int ShowStatus(const StatusFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto client = Connect(flags.connection);
   if (!client.ok()) return ReportError(client.status());
-  if (flags.job_id.empty()) return ShowCluster(client->get(), flags.format);
+  if (flags.job_id.empty()) return ShowCluster(client->get(), flags);
   const bool measure = flags.times || flags.format == "text";
   const auto job = measure ? (*client)->Measure(flags.job_id) : (*client)->Get(flags.job_id);
-  if (!job.ok()) return ReportError(job.status());
+  if (!job.ok()) return ReportCallError(job.status(), flags.connection);
   if (flags.format == "json") {
     PrintJson(*job, JsonLayout::kPretty);
   } else {
-    PrintJob(*job);
+    PrintJob(CompleteCommands(*job, flags.connection));
   }
   return kExitGood;
 }
@@ -107,7 +107,7 @@ int ShowList(const StatusFlags& flags) {
   const auto client = Connect(flags.connection);
   if (!client.ok()) return ReportError(client.status());
   const auto jobs = (*client)->List();
-  if (!jobs.ok()) return ReportError(jobs.status());
+  if (!jobs.ok()) return ReportCallError(jobs.status(), flags.connection);
   if (flags.format == "json") {
     PrintJson(*jobs, JsonLayout::kPretty);
   } else {

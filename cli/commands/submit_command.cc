@@ -125,8 +125,9 @@ int FollowSubmitted(const SubmitFlags& flags, const std::string& job_id, client:
   options.style = flags.format == "json" ? FollowStyle::kJson : FollowStyle::kLive;
   options.needs_output = true;
   options.interrupt = interrupt;
+  options.connection = flags.connection;
   const absl::StatusOr<FollowResult> result = FollowJob(client, job_id, options);
-  if (!result.ok()) return ReportError(result.status());
+  if (!result.ok()) return ReportCallError(result.status(), flags.connection);
   if (result->end == FollowResult::End::kJobEnded) return ExitCodeOf(result->job);
   if (result->end == FollowResult::End::kOutputLost) return kExitFailed;  // FinishOutput says why
   PrintDetached(job_id, flags.connection);
@@ -166,7 +167,7 @@ int Submit(const SubmitFlags& flags) {
   if (!client.ok()) return ReportError(client.status());
   const auto stop = [&] { return interrupt != nullptr && interrupt->Count() > 0; };
   const auto job = (*client)->Submit(*request, RetryOf(flags.connection, stop));
-  if (!job.ok()) return ReportError(job.status());
+  if (!job.ok()) return ReportCallError(job.status(), flags.connection);
   PrintSubmitted(flags, *job);
   if (!flags.follow) return kExitGood;
   return FollowSubmitted(flags, job->job_id(), client->get(), interrupt.get());

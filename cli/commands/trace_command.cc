@@ -113,7 +113,7 @@ int RunTrace(const TraceFlags& flags) {
   if (const absl::Status valid = CheckFlags(flags); !valid.ok()) return ReportError(valid);
   const bool printed = IsStandardOutput(flags.output);
   const absl::StatusOr<Traced> traced = Measure(flags);
-  if (!traced.ok()) return ReportError(traced.status());
+  if (!traced.ok()) return ReportCallError(traced.status(), flags.connection);
   PrintNotes(*traced);
   if (!flags.output.empty()) {
     const absl::Status written = WriteOutputFile(

@@ -38,8 +38,9 @@ int Watch(const WatchFlags& flags) {
   options.style = flags.format == "json" ? FollowStyle::kJson : FollowStyle::kLive;
   options.needs_output = true;
   options.interrupt = &interrupt;
+  options.connection = flags.connection;
   const absl::StatusOr<FollowResult> result = Follow(flags, options);
-  if (!result.ok()) return ReportError(result.status());
+  if (!result.ok()) return ReportCallError(result.status(), flags.connection);
   if (result->end == FollowResult::End::kJobEnded) return ExitCodeOf(result->job);
   if (result->end == FollowResult::End::kOutputLost) return kExitFailed;  // FinishOutput says why
   PrintDetached(flags.job_id, flags.connection);
@@ -52,16 +53,17 @@ int Wait(const WatchFlags& flags) {
   options.style = FollowStyle::kQuiet;
   options.timeout = flags.timeout;
   const absl::StatusOr<FollowResult> result = Follow(flags, options);
-  if (!result.ok()) return ReportError(result.status());
+  if (!result.ok()) return ReportCallError(result.status(), flags.connection);
+  const std::string state = StateLine(CompleteCommands(result->job, flags.connection));
   if (result->end == FollowResult::End::kTimedOut) {
     std::fprintf(stderr, "megascale: %s has not ended within %s; it is %s\n", flags.job_id.c_str(),
-                 absl::FormatDuration(flags.timeout).c_str(), StateLine(result->job).c_str());
+                 absl::FormatDuration(flags.timeout).c_str(), state.c_str());
     return kExitFailed;
   }
   if (flags.format == "json") {
     PrintJson(result->job, JsonLayout::kPretty);
   } else {
-    std::printf("%s  %s\n", flags.job_id.c_str(), StateLine(result->job).c_str());
+    std::printf("%s  %s\n", flags.job_id.c_str(), state.c_str());
   }
   return ExitCodeOf(result->job);
 }

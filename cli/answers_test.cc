@@ -1,0 +1,128 @@
+// The program against a driver whose answers are fixed: what it prints about them.
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "proto/control.grpc.pb.h"
+
+namespace megascale::cli {
+namespace {
+
+namespace control = megascale::control::v1;
+
+class FixedDriver final : public control::JobService::Service {
+ public:
+  grpc::Status GetJob(grpc::ServerContext*, const control::GetJobRequest* request,
+                      control::GetJobResponse* response) override {
+    if (request->job_id() != job.job_id()) {
+      return {grpc::StatusCode::NOT_FOUND, "there is no such job; `megascale list` shows all jobs"};
+    }
+    *response->mutable_job() = job;
+    return grpc::Status::OK;
+  }
+  grpc::Status ListJobs(grpc::ServerContext*, const control::ListJobsRequest*,
+                        control::ListJobsResponse* response) override {
+    *response->add_jobs() = job;
+    return grpc::Status::OK;
+  }
+
+  control::Job job;
+};
+
+struct Outcome {
+  int code = -1;
+  std::string out;  // standard output
+  std::string error;
+};
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+class AnswersTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char directory[] = "/tmp/ms-XXXXXX";
+    ASSERT_NE(::mkdtemp(directory), nullptr);
+    directory_ = directory;
+    driver_.job.set_job_id("known");
+    driver_.job.set_state(control::JOB_STATE_FAILED);
+    int port = 0;
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(&driver_);
+    server_ = builder.BuildAndStart();
+    ASSERT_NE(server_, nullptr);
+    flags_ = absl::StrCat(" --address 127.0.0.1:", port, " --insecure");
+  }
+  void TearDown() override {
+    server_->Shutdown();
+    std::filesystem::remove_all(directory_);
+  }
+
+  // Runs `megascale <words>` with the flags that reach the driver.
+  Outcome Run(const std::string& words) { return Shell(absl::StrCat("megascale ", words, flags_)); }
+
+  Outcome Shell(const std::string& line) {
+    const std::string command =
+        absl::StrCat("(megascale() { timeout 60 cli/megascale \"$@\"; }; ", line, ") >", directory_,
+                     "/out 2>", directory_, "/error");
+    const int status = std::system(command.c_str());
+    return {WEXITSTATUS(status), ReadAll(directory_ + "/out"), ReadAll(directory_ + "/error")};
+  }
+
+  // Runs the command that `text` has in backquotes.
+  Outcome RunPrinted(const std::string& text) {
+    const size_t begin = text.find('`');
+    const size_t end = text.find('`', begin + 1);
+    if (end == std::string::npos) return {};
+    return Shell(text.substr(begin + 1, end - begin - 1));
+  }
+
+  std::string directory_;
+  std::string flags_;
+  FixedDriver driver_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST_F(AnswersTest, CommandsInErrorsWorkAsTheyArePrinted) {
+  for (const char* words : {"status nobody", "wait nobody", "watch nobody", "logs nobody"}) {
+    const Outcome refused = Run(words);
+    EXPECT_EQ(refused.code, 4) << refused.error;
+    EXPECT_EQ(refused.error, absl::StrCat("megascale: there is no such job; `megascale list",
+                                          flags_, "` shows all jobs\n"));
+    EXPECT_EQ(RunPrinted(refused.error).code, 0) << refused.error;
+  }
+}
+
+TEST_F(AnswersTest, CommandsInAJobsMessageWorkAsTheyArePrinted) {
+  driver_.job.set_message("see `megascale checkpoint verify /c`, then `megascale submit JOB.yaml`");
+  const std::string expected = absl::StrCat(
+      "FAILED: see `megascale checkpoint verify /c`, then `megascale submit JOB.yaml", flags_, "`");
+  const Outcome status = Run("status known");
+  EXPECT_TRUE(absl::StrContains(status.out, expected)) << status.out << status.error;
+  EXPECT_FALSE(absl::StrContains(Run("status known -o json").out, flags_));
+}
+
+TEST_F(AnswersTest, TheAdviceAboutAnAbsentDriverStartsOneThatIsFound) {
+  server_->Shutdown();
+  const Outcome plain = Run("list --retry-for 0s");
+  EXPECT_EQ(plain.code, 3);
+  const std::string listen = absl::StrCat("--listen", flags_.substr(flags_.find("s 127") + 1));
+  EXPECT_TRUE(absl::StrContains(plain.error, absl::StrCat("start one with `megascale driver ",
+                                                          listen, "`, or name another one with ")))
+      << plain.error;
+}
+
+}  // namespace
+}  // namespace megascale::cli

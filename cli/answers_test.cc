@@ -35,6 +35,12 @@ class FixedDriver final : public control::JobService::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status SubmitJob(grpc::ServerContext*, const control::SubmitJobRequest*,
+                         control::SubmitJobResponse* response) override {
+    *response->mutable_job() = job;
+    return grpc::Status::OK;
+  }
+
   control::Job job;
 };
 
@@ -112,6 +118,34 @@ TEST_F(AnswersTest, CommandsInAJobsMessageWorkAsTheyArePrinted) {
   const Outcome status = Run("status known");
   EXPECT_TRUE(absl::StrContains(status.out, expected)) << status.out << status.error;
   EXPECT_FALSE(absl::StrContains(Run("status known -o json").out, flags_));
+}
+
+TEST_F(AnswersTest, AJobThatHasEndedIsNotSubmittedAgain) {
+  const std::string submit = "submit examples/tiny.yaml --job-id known";
+  driver_.job.set_submitted_age_seconds(7200);
+  driver_.job.mutable_ended_at()->set_seconds(1'700'000'000);
+  const Outcome ended = Run(submit);
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_EQ(ended.out, "");
+  EXPECT_TRUE(absl::StartsWith(
+      ended.error,
+      "megascale: job known: exists already, FAILED since 2023-11-14T22:13:20Z\n"
+      "  run it again under another --job-id, or without one; "))
+      << ended.error;
+  EXPECT_EQ(RunPrinted(ended.error).code, 0) << ended.error;
+
+  driver_.job.set_submitted_age_seconds(0.001);
+  const Outcome own = Run(submit);
+  EXPECT_EQ(own.code, 0) << "the answer to its own first try may have been lost" << own.error;
+  EXPECT_EQ(own.out, "known\n");
+
+  driver_.job.set_submitted_age_seconds(7200);
+  driver_.job.set_state(control::JOB_STATE_RUNNING);
+  const Outcome running = Run(submit);
+  EXPECT_EQ(running.code, 0);
+  EXPECT_EQ(running.out, "known\n");
+  EXPECT_TRUE(absl::StartsWith(running.error, "job known: exists already, RUNNING; nothing was "))
+      << running.error;
 }
 
 TEST_F(AnswersTest, TheAdviceAboutAnAbsentDriverStartsOneThatIsFound) {

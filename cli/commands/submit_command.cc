@@ -15,7 +15,9 @@
 #include "cli/commands/follow.h"
 #include "cli/commands/submit.h"
 #include "cli/job_file/job_file.h"
+#include "cli/view/live_view.h"
 #include "cli/view/terminal.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
@@ -152,6 +154,24 @@ void PrintSubmitted(const SubmitFlags& flags, const control::v1::Job& job) {
   next("cancel", "stop it");
 }
 
+// True if the job was submitted before this command began: this is no retry of its own submit,
+// whose answer was lost.
+bool IsOlder(const control::v1::Job& job, absl::Duration running_for) {
+  return absl::Seconds(job.submitted_age_seconds()) > running_for;
+}
+
+int RefuseEndedJob(const SubmitFlags& flags, const control::v1::Job& job) {
+  const absl::Time ended_at = absl::FromUnixSeconds(job.ended_at().seconds());
+  const std::string status = NextCommand(absl::StrCat("status ", job.job_id()), flags.connection);
+  return ReportError(
+      absl::AlreadyExistsError(absl::StrCat(
+          "job ", job.job_id(), ": exists already, ", StateName(job.state()), " since ",
+          absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", ended_at, absl::UTCTimeZone()))),
+      absl::StrCat("run it again under another --job-id, or without one; --from CHECKPOINT goes on "
+                   "from a checkpoint, which `",
+                   status, "` shows"));
+}
+
 int Submit(const SubmitFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto request = MakeSubmitRequest(flags.job);
@@ -161,6 +181,7 @@ int Submit(const SubmitFlags& flags) {
         absl::StrCat("--slots: ", flags.slots, " is out of range; expected 0 or more")));
   }
   if (flags.dry_run) return DryRun(flags, *request);
+  const absl::Duration began_at = base::RealClock().Monotonic();
   std::unique_ptr<Interrupt> interrupt;
   if (flags.follow) interrupt = std::make_unique<Interrupt>();
   const auto client = Connect(flags.connection);
@@ -168,6 +189,11 @@ int Submit(const SubmitFlags& flags) {
   const auto stop = [&] { return interrupt != nullptr && interrupt->Count() > 0; };
   const auto job = (*client)->Submit(*request, RetryOf(flags.connection, stop));
   if (!job.ok()) return ReportCallError(job.status(), flags.connection);
+  if (IsOlder(*job, base::RealClock().Monotonic() - began_at)) {
+    if (IsTerminal(job->state())) return RefuseEndedJob(flags, *job);
+    std::fprintf(stderr, "job %s: exists already, %s; nothing was changed\n", job->job_id().c_str(),
+                 StateName(job->state()).c_str());
+  }
   PrintSubmitted(flags, *job);
   if (!flags.follow) return kExitGood;
   return FollowSubmitted(flags, job->job_id(), client->get(), interrupt.get());
@@ -192,7 +218,7 @@ void AddSubmitCommand(CommandLine* line) {
       "The file is checked first, here and by the driver; a mistake names the field and submits "
       "nothing. Returns once the job is durable in the driver's log. Repeating a submit with the "
       "same --job-id and the same job changes nothing and answers as the first time; with another "
-      "job it is refused.");
+      "job it is refused, and so is the id of a job that has ended.");
   command->Examples(
       "megascale submit examples/fortunes.yaml --follow\n"
       "megascale submit job.yaml --set train.steps=100 --set optimizer.lr=1e-3\n"

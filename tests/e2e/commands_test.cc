@@ -64,6 +64,11 @@ TEST_F(CommandsTest, SubmitIsIdempotentByJobId) {
   EXPECT_EQ(other.exit_code, 2);
   EXPECT_NE(other.err.find("twice"), std::string::npos) << other.err;
   EXPECT_EQ(cluster_.Megascale({"cancel", "twice"}).exit_code, 0);
+  EXPECT_EQ(cluster_.WaitForEnd("twice"), control::v1::JOB_STATE_CANCELLED);
+  const CommandResult ended = cluster_.Megascale({"submit", job_file(), "--job-id", "twice"});
+  EXPECT_EQ(ended.exit_code, 2);
+  EXPECT_NE(ended.err.find("job twice: exists already, CANCELLED since "), std::string::npos)
+      << ended.err;
 }
 
 // As in a script that starts everything at once.

@@ -450,6 +450,20 @@ TEST_F(ProgramTest, AnAbsentDriverIsThree) {
   EXPECT_EQ(Run("list --address node:1").code, 2);
 }
 
+TEST_F(ProgramTest, AnAttemptIsCountedFromOne) {
+  for (const char* attempt : {"-1", "0"}) {
+    const Outcome refused = Run(absl::StrCat("logs j --attempt ", attempt));
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_EQ(
+        refused.error,
+        absl::StrCat("megascale: --attempt ", attempt,
+                     ": expected an attempt from 1; without --attempt the newest is shown\n"));
+  }
+  EXPECT_EQ(Run("logs j --attempt x").error,
+            "megascale: --attempt: expected a whole number, found 'x'\n"
+            "  see: megascale logs --help\n");
+}
+
 TEST_F(ProgramTest, DriverAndAgentMakeNothingBeforeTheyRefuseTheirOptions) {
   char folder[] = "/tmp/ms-XXXXXX";  // short: sockets are made in it
   ASSERT_NE(::mkdtemp(folder), nullptr);

@@ -100,6 +100,14 @@ void Command::Integer(const std::string& name, int64_t* value, const std::string
       ->option_text("N");
 }
 
+void Command::OptionalInteger(const std::string& name, std::optional<int64_t>* value,
+                              const std::string& help) {
+  const auto parse = [value, name](const std::string& text) {
+    if (!absl::SimpleAtoi(text, &value->emplace())) throw Expected(name, "a whole number", text);
+  };
+  app_->add_option_function<std::string>(name, parse, help)->option_text("N");
+}
+
 void Command::Number(const std::string& name, double* value, const std::string& help) {
   const auto parse = [value, name](const std::string& text) {
     if (!absl::SimpleAtod(text, value)) throw Expected(name, "a number", text);

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,9 @@ class Command {
   void Flag(const std::string& name, bool* value, const std::string& help);
   void Text(const std::string& name, std::string* value, const std::string& help);
   void Integer(const std::string& name, int64_t* value, const std::string& help);
+  // As Integer, without a default: unset means what `help` says.
+  void OptionalInteger(const std::string& name, std::optional<int64_t>* value,
+                       const std::string& help);
   void Number(const std::string& name, double* value, const std::string& help);
   // A duration such as "30s" or "1m30s".
   void Duration(const std::string& name, absl::Duration* value, const std::string& help);

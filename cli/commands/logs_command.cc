@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +17,7 @@ struct LogsFlags {
   ConnectionFlags connection;
   std::string job_id;
   int64_t rank = -1;
-  int64_t attempt = 0;
+  std::optional<int64_t> attempt;  // unset: the newest
   bool follow = false;
   std::string format = "text";
 };
@@ -43,6 +44,11 @@ int ShowLogs(const LogsFlags& flags) {
         absl::StrCat("--rank ", flags.rank,
                      ": expected a rank from 0, or -1 for all ranks and host processes")));
   }
+  if (flags.attempt.value_or(1) < 1) {
+    return ReportError(absl::InvalidArgumentError(
+        absl::StrCat("--attempt ", *flags.attempt,
+                     ": expected an attempt from 1; without --attempt the newest is shown")));
+  }
   Interrupt interrupt;
   const auto stop = [&] { return interrupt.Count() > 0 || OutputFailed(); };
   const auto client = Connect(flags.connection, stop);
@@ -50,7 +56,7 @@ int ShowLogs(const LogsFlags& flags) {
   control::v1::StreamLogsRequest request;
   request.set_job_id(flags.job_id);
   request.set_rank(static_cast<int32_t>(flags.rank));
-  request.set_attempt(flags.attempt);
+  request.set_attempt(flags.attempt.value_or(0));
   request.set_follow(flags.follow);
   const auto show = [&](const control::v1::StreamLogsResponse& piece) {
     if (flags.format == "json") {
@@ -76,7 +82,8 @@ void AddLogsCommand(CommandLine* line) {
   command->Positional("JOB", &flags->job_id, "the job's id");
   command->Flag("-f,--follow", &flags->follow, "go on until the job ends");
   command->Integer("--rank", &flags->rank, "show this rank only; -1: all ranks and host processes");
-  command->Integer("--attempt", &flags->attempt, "show this attempt, from 1; 0: the newest");
+  command->OptionalInteger("--attempt", &flags->attempt,
+                           "show this attempt, from 1 (default: the newest)");
   AddOutputOption(command, &flags->format);
   AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);

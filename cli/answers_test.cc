@@ -120,6 +120,14 @@ TEST_F(AnswersTest, CommandsInAJobsMessageWorkAsTheyArePrinted) {
   EXPECT_FALSE(absl::StrContains(Run("status known -o json").out, flags_));
 }
 
+TEST_F(AnswersTest, AListMarksMessagesThatItCuts) {
+  driver_.job.set_message(std::string(100, 'm'));
+  EXPECT_TRUE(absl::EndsWith(Run("list").out, absl::StrCat("  ", driver_.job.message(), "\n")));
+  driver_.job.set_message(std::string(101, 'm'));
+  EXPECT_TRUE(absl::EndsWith(Run("list").out, absl::StrCat("  ", std::string(99, 'm'), "…\n")))
+      << Run("list").out;
+}
+
 TEST_F(AnswersTest, AJobThatHasEndedIsNotSubmittedAgain) {
   const std::string submit = "submit examples/tiny.yaml --job-id known";
   driver_.job.set_submitted_age_seconds(7200);
@@ -127,10 +135,10 @@ TEST_F(AnswersTest, AJobThatHasEndedIsNotSubmittedAgain) {
   const Outcome ended = Run(submit);
   EXPECT_EQ(ended.code, 2);
   EXPECT_EQ(ended.out, "");
-  EXPECT_TRUE(absl::StartsWith(
-      ended.error,
-      "megascale: job known: exists already, FAILED since 2023-11-14T22:13:20Z\n"
-      "  run it again under another --job-id, or without one; "))
+  EXPECT_TRUE(
+      absl::StartsWith(ended.error,
+                       "megascale: job known: exists already, FAILED since 2023-11-14T22:13:20Z\n"
+                       "  run it again under another --job-id, or without one; "))
       << ended.error;
   EXPECT_EQ(RunPrinted(ended.error).code, 0) << ended.error;
 

@@ -18,6 +18,7 @@
 namespace megascale::cli {
 namespace {
 
+constexpr int kMessageWidth = 100;
 constexpr int kWorkersMax = 64;  // lines of a job; in JSON all
 
 struct StatusFlags {
@@ -54,7 +55,7 @@ void PrintJobs(const control::v1::ListJobsResponse& response) {
                     absl::StrCat(job.last_step(), "/", job.spec().train().steps()),
                     absl::StrCat(job.attempt()),
                     ShortDuration(absl::Seconds(job.submitted_age_seconds())),
-                    CutToWidth(job.message(), 100)});
+                    ShortenToWidth(job.message(), kMessageWidth)});
   }
   std::printf("%s", FormatTable(rows).c_str());
 }

@@ -364,6 +364,9 @@ TEST(TerminalTest, WritesNumbersForPeople) {
   EXPECT_EQ(ShortDuration(absl::Hours(47.5)), "47h30m");
   EXPECT_EQ(ShortDuration(absl::Hours(51)), "2d03h");
   EXPECT_EQ(CutToWidth("├──┤", 2), "├─");
+  EXPECT_EQ(ShortenToWidth("├──┤", 4), "├──┤");
+  EXPECT_EQ(ShortenToWidth("├──┤", 3), "├─…");
+  EXPECT_EQ(ShortenToWidth("two words", 5), "two…") << "no space before it";
   EXPECT_EQ(DisplayWidth("├──┤"), 4);
 }
 

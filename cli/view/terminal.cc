@@ -80,6 +80,11 @@ std::string CutToWidth(absl::string_view text, int width) {
   return cut;
 }
 
+std::string ShortenToWidth(absl::string_view text, int width) {
+  if (DisplayWidth(text) <= width) return CutToWidth(text, width);
+  return absl::StrCat(absl::StripTrailingAsciiWhitespace(CutToWidth(text, width - 1)), "…");
+}
+
 std::vector<std::string> WrapToWidth(absl::string_view text, int width, int lines_max) {
   std::vector<std::string> lines;
   std::string indent;

@@ -36,6 +36,9 @@ std::string ShortDuration(absl::Duration duration);
 // become spaces.
 std::string CutToWidth(absl::string_view text, int width);
 
+// As CutToWidth; text that is cut ends in "…", within `width`.
+std::string ShortenToWidth(absl::string_view text, int width);
+
 // Wraps `text` into lines of at most `width` columns (>= 4), broken at spaces where possible; all
 // lines but the first are indented. Text beyond `lines_max` lines is cut.
 std::vector<std::string> WrapToWidth(absl::string_view text, int width, int lines_max);

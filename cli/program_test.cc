@@ -520,7 +520,17 @@ TEST_F(ProgramTest, LocalRefusesWhatDoesNotFitBeforeAnythingStarts) {
   const Outcome data = Run(absl::StrCat(
       "local examples/tiny.yaml --agents 2 --slots 2 --state-dir ", state, " --data /nonexistent"));
   EXPECT_EQ(data.code, 2);
-  EXPECT_TRUE(absl::StrContains(data.error, "/nonexistent")) << data.error;
+  EXPECT_TRUE(absl::StartsWith(
+      data.error, "megascale: examples/tiny.yaml: data.files: data file /nonexistent: "))
+      << data.error;
+  std::ofstream(directory_ + "/short") << "to be";
+  const Outcome little =
+      Run(absl::StrCat("local examples/tiny.yaml --agents 2 --slots 2 --state-dir ", state,
+                       " --data ", directory_, "/short"));
+  EXPECT_TRUE(absl::StartsWith(
+      little.error, absl::StrCat("megascale: examples/tiny.yaml: data.files: ", directory_,
+                                 "/short has 5 bytes for training ")))
+      << little.error;
   EXPECT_EQ(Run("local examples/tiny.yaml --agents 0").code, 2);
   EXPECT_FALSE(std::filesystem::exists(state));
 }

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "cli/command_line/report.h"
@@ -115,8 +116,10 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
   }
   const auto corpus = data::Corpus::Open(spec.data(), spec.train().seq_length());
   if (!corpus.ok()) {
+    const absl::string_view why = corpus.status().message();
+    const bool names_field = absl::StartsWith(why, "data.");
     return absl::InvalidArgumentError(
-        absl::StrCat(flags.job.file, ": data.files: ", corpus.status().message()));
+        absl::StrCat(flags.job.file, names_field ? ": " : ": data.files: ", why));
   }
   ASSIGN_OR_RETURN(const layout::NodeMemory needed, layout::MemoryOfJob(spec));
   return layout::CheckMemory(needed, base::LeastMemoryLimit());

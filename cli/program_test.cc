@@ -544,6 +544,15 @@ TEST_F(ProgramTest, CheckpointsThatAreNotThereAreFour) {
   EXPECT_EQ(Run("generate").code, 2);
 }
 
+TEST_F(ProgramTest, GenerateChecksItsOptionsFirst) {
+  for (const char* option : {"--tokens -1", "--temperature -1", "--top-k -1", "--prompt ''"}) {
+    const Outcome refused = Run(absl::StrCat("generate --checkpoint /nonexistent ", option));
+    EXPECT_EQ(refused.code, 2) << refused.error;
+    EXPECT_EQ(refused.out, "") << "the prompt";
+    EXPECT_TRUE(absl::StartsWith(refused.error, "megascale: --")) << refused.error;
+  }
+}
+
 TEST_F(ProgramTest, VersionIsShown) {
   EXPECT_TRUE(absl::StartsWith(Run("version").out, "megascale "));
   EXPECT_TRUE(absl::StartsWith(Run("version -o json").out, "{\"version\": \""));

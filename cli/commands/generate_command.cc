@@ -45,6 +45,7 @@ absl::StatusOr<std::unique_ptr<Inference>> LoadModel(const ModelFlags& flags) {
 }
 
 absl::Status Generate(const ModelFlags& flags) {
+  RETURN_IF_ERROR(CheckSampleOptions(flags.sample));
   ASSIGN_OR_RETURN(const auto inference, LoadModel(flags));
   const bool json = flags.format == "json";
   SampleOptions options = flags.sample;

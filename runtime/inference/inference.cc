@@ -71,25 +71,6 @@ Vector Part(const Vector& whole, int64_t begin, int64_t count) {
   return {data, whole.dtype, count};
 }
 
-absl::Status CheckSampleOptions(const SampleOptions& options) {
-  if (options.prompt.empty()) {
-    return absl::InvalidArgumentError("--prompt: is empty; expected at least one character");
-  }
-  if (options.num_tokens < 0 || options.num_tokens > kSampleTokensMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--tokens: ", options.num_tokens, " is out of range; expected 0 to ", kSampleTokensMax));
-  }
-  if (!std::isfinite(options.temperature) || options.temperature < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--temperature: ", options.temperature,
-                                                   " is out of range; expected 0 or more"));
-  }
-  if (options.top_k < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--top-k: ", options.top_k, " is out of range; expected 0 (all) or more"));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 struct Inference::Impl {
@@ -161,6 +142,25 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
   ASSIGN_OR_RETURN(impl->chunk,
                    model::TransformerChunk::Create(options, impl->ops.get(), {weights, Vector()}));
   return std::unique_ptr<Inference>(new Inference(std::move(impl)));
+}
+
+absl::Status CheckSampleOptions(const SampleOptions& options) {
+  if (options.prompt.empty()) {
+    return absl::InvalidArgumentError("--prompt: is empty; expected at least one character");
+  }
+  if (options.num_tokens < 0 || options.num_tokens > kSampleTokensMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tokens: ", options.num_tokens, " is out of range; expected 0 to ", kSampleTokensMax));
+  }
+  if (!std::isfinite(options.temperature) || options.temperature < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--temperature: ", options.temperature,
+                                                   " is out of range; expected 0 or more"));
+  }
+  if (options.top_k < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--top-k: ", options.top_k, " is out of range; expected 0 (all) or more"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Inference::Sample(const SampleOptions& options,

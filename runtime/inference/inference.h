@@ -25,6 +25,9 @@ struct SampleOptions {
   uint64_t seed = 1;         // the same seed, prompt and options give the same text
 };
 
+// Errors: InvalidArgument - an option is out of its range; the message names the command's option.
+absl::Status CheckSampleOptions(const SampleOptions& options);
+
 // How many windows to measure, from the text's beginning. A window has the training's sequence
 // length.
 struct WindowLimit {

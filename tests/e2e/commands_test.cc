@@ -269,6 +269,11 @@ TEST_F(CommandsTest, GenerateIsDeterministicForASeed) {
   EXPECT_EQ(first.out.substr(0, 3), "the");
   EXPECT_GT(first.out.size(), 30u);
   EXPECT_EQ(first.out, cluster_.Megascale(generate).out);
+  std::vector<std::string> mistaken = generate;
+  mistaken.back() = "-1";
+  const CommandResult refused = cluster_.Megascale(mistaken);
+  EXPECT_EQ(refused.exit_code, 2) << refused.err;
+  EXPECT_EQ(refused.out, "") << "the prompt was printed before the check";
 }
 
 TEST_F(CommandsTest, TheDriverRemembersEndedJobsOverACleanRestart) {

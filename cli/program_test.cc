@@ -326,6 +326,24 @@ TEST_F(ProgramTest, APlansFileOnStandardOutputIsAloneThere) {
             "megascale: --svg and --trace: both are standard output; give one of them a file\n");
 }
 
+TEST_F(ProgramTest, AnEmptyPathIsAMistake) {
+  for (const char* words :
+       {"plan examples/fortunes.yaml --svg ''", "plan examples/fortunes.yaml --trace ''",
+        "trace j --output ''", "submit examples/tiny.yaml --dry-run --from ''",
+        "submit examples/tiny.yaml --dry-run --data ''", "list --address ''", "list --tls-ca ''",
+        "local examples/tiny.yaml --state-dir ''", "generate --checkpoint ''", "driver --listen ''",
+        "driver --state-dir ''", "agent --driver ''", "agent --run-dir ''",
+        "agent --store-ca ''"}) {
+    const Outcome refused = Run(words);
+    EXPECT_EQ(refused.code, 2) << words << refused.error;
+    EXPECT_TRUE(absl::StrContains(refused.error, ": expected a path, found ''\n"))
+        << words << refused.error;
+    EXPECT_EQ(refused.out, "") << words;
+  }
+  EXPECT_EQ(Run("status ''").error,
+            "megascale: JOB: expected a value, found ''\n  see: megascale status --help\n");
+}
+
 TEST_F(ProgramTest, PlanPricesWhatTensorRanksExchangeBesideProducts) {
   const std::string job =
       "plan examples/fortunes.yaml --set parallel.tensor_model_parallel_size=2 "

@@ -63,6 +63,14 @@ CLI::ValidationError Expected(const std::string& name, absl::string_view what,
   return CLI::ValidationError(name, absl::StrCat("expected ", what, ", found '", found, "'"));
 }
 
+// Refuses "", which a shell makes of a variable that is not set.
+CLI::Validator NotEmpty(const std::string& what) {
+  const auto check = [what](const std::string& text) {
+    return text.empty() ? absl::StrCat("expected ", what, ", found ''") : std::string();
+  };
+  return CLI::Validator(check, "");
+}
+
 std::string WithDefault(const std::string& help, const std::string& value) {
   return absl::StrCat(help, " (default: ", value, ")");
 }
@@ -90,6 +98,12 @@ void Command::Flag(const std::string& name, bool* value, const std::string& help
 void Command::Text(const std::string& name, std::string* value, const std::string& help) {
   const bool shown = !value->empty() && *value != "\n";
   app_->add_option(name, *value, shown ? WithDefault(help, *value) : help)->option_text("TEXT");
+}
+
+void Command::Path(const std::string& name, std::string* value, const std::string& help) {
+  app_->add_option(name, *value, value->empty() ? help : WithDefault(help, *value))
+      ->check(NotEmpty("a path"))
+      ->option_text("PATH");
 }
 
 void Command::Integer(const std::string& name, int64_t* value, const std::string& help) {
@@ -134,7 +148,7 @@ void Command::Repeated(const std::string& name, std::vector<std::string>* values
 
 void Command::Words(const std::string& name, std::vector<std::string>* values,
                     const std::string& help) {
-  app_->add_option(name, *values, help)->option_text("TEXT …");
+  app_->add_option(name, *values, help)->check(NotEmpty("a path"))->option_text("PATH …");
   words_options_.push_back(name);
 }
 
@@ -159,12 +173,12 @@ absl::Status Command::CheckWords(const std::vector<std::string>& words) const {
 }
 
 void Command::Positional(const std::string& name, std::string* value, const std::string& help) {
-  app_->add_option(name, *value, help)->required()->option_text(" ");
+  app_->add_option(name, *value, help)->required()->check(NotEmpty("a value"))->option_text(" ");
 }
 
 void Command::OptionalPositional(const std::string& name, std::string* value,
                                  const std::string& help) {
-  app_->add_option(name, *value, help)->option_text(" ");
+  app_->add_option(name, *value, help)->check(NotEmpty("a value"))->option_text(" ");
 }
 
 void Command::Examples(const std::string& text) {

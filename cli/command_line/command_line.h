@@ -51,6 +51,8 @@ class Command {
 
   void Flag(const std::string& name, bool* value, const std::string& help);
   void Text(const std::string& name, std::string* value, const std::string& help);
+  // As Text, for a path or an address; an empty value is a mistake and does not mean the default.
+  void Path(const std::string& name, std::string* value, const std::string& help);
   void Integer(const std::string& name, int64_t* value, const std::string& help);
   // As Integer, without a default: unset means what `help` says.
   void OptionalInteger(const std::string& name, std::optional<int64_t>* value,
@@ -60,11 +62,11 @@ class Command {
   void Duration(const std::string& name, absl::Duration* value, const std::string& help);
   // An option that may be repeated and takes one value each time.
   void Repeated(const std::string& name, std::vector<std::string>* values, const std::string& help);
-  // An option that takes all words after it.
+  // An option that takes all words after it, each a path.
   void Words(const std::string& name, std::vector<std::string>* values, const std::string& help);
-  // A required positional argument.
+  // A required positional argument; not empty.
   void Positional(const std::string& name, std::string* value, const std::string& help);
-  // A positional argument that may be left out.
+  // A positional argument that may be left out, but not be empty.
   void OptionalPositional(const std::string& name, std::string* value, const std::string& help);
 
   // Adds paragraphs to the description in --help, one a line.

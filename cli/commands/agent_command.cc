@@ -74,17 +74,17 @@ void AddAgentCommand(CommandLine* line) {
   agent::AgentOptions* options = &flags->options;
   Command* command =
       line->Add("agent", "runs this machine's agent: starts and watches its workers");
-  command->Text("--driver", &options->driver_address,
+  command->Path("--driver", &options->driver_address,
                 "the driver: unix:/path or host:port (default: MEGASCALE_ADDRESS, else a socket in "
                 "the user's runtime directory)");
   command->Integer("--slots", &flags->slots, "maximum number of worker processes");
   command->Text("--node-id", &options->node_id,
                 "its name, kept over restarts (default: the host's name)");
-  command->Text("--run-dir", &options->run_directory,
+  command->Path("--run-dir", &options->run_directory,
                 "owner-only folder for sockets (default: /tmp/megascale-UID/NODE)");
-  command->Text("--state-dir", &options->state_directory,
+  command->Path("--state-dir", &options->state_directory,
                 "keeps the key by which the driver knows this agent again (default: RUN-DIR)");
-  command->Text("--log-dir", &options->log_directory,
+  command->Path("--log-dir", &options->log_directory,
                 "output of its workers (default: RUN-DIR/logs)");
   command->Text(
       "--interface", &options->interface,
@@ -92,15 +92,15 @@ void AddAgentCommand(CommandLine* line) {
   command->Duration("--drain-timeout", &options->drain_timeout,
                     "SIGTERM makes its jobs leave, and ends it after this time at the latest");
   AddTlsOptions(command, "the driver", "this agent", &options->tls, &options->insecure);
-  command->Text("--store-passwords", &options->store.password_file,
+  command->Path("--store-passwords", &options->store.password_file,
                 "file of lines `redis://HOST:PORT PASSWORD` for jobs with a `store` (default: "
                 "MEGASCALE_STORE_PASSWORDS)");
-  command->Text("--store-ca", &options->store.tls.ca_file,
+  command->Path("--store-ca", &options->store.tls.ca_file,
                 "PEM file that the certificate of a store at rediss:// is signed by (default: "
                 "MEGASCALE_STORE_CA, else the system's)");
-  command->Text("--store-cert", &options->store.tls.certificate_file,
+  command->Path("--store-cert", &options->store.tls.certificate_file,
                 "PEM file of this agent's certificate for it (default: MEGASCALE_STORE_CERT)");
-  command->Text("--store-key", &options->store.tls.key_file,
+  command->Path("--store-key", &options->store.tls.key_file,
                 "PEM file of its private key (default: MEGASCALE_STORE_KEY)");
   command->Details(
       "One on every machine of a cluster. It survives the driver's absence; when it ends, so do "

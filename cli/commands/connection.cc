@@ -72,16 +72,16 @@ std::string AdviceOf(const ConnectionFlags& flags) {
 
 void AddTlsOptions(Command* command, const std::string& peer, const std::string& own,
                    security::TlsFiles* tls, bool* insecure) {
-  command->Text("--tls-ca", &tls->ca,
+  command->Path("--tls-ca", &tls->ca,
                 absl::StrCat("PEM file of the authority that signed the certificates of ", peer));
-  command->Text("--tls-cert", &tls->certificate,
+  command->Path("--tls-cert", &tls->certificate,
                 absl::StrCat("PEM file of the certificate of ", own));
-  command->Text("--tls-key", &tls->key, "PEM file of its private key; for its owner only");
+  command->Path("--tls-key", &tls->key, "PEM file of its private key; for its owner only");
   command->Flag("--insecure", insecure, "plaintext; for loopback addresses only");
 }
 
 void AddConnectionOptions(Command* command, ConnectionFlags* flags) {
-  command->Text("--address", &flags->address,
+  command->Path("--address", &flags->address,
                 "the driver: unix:/path or host:port (default: MEGASCALE_ADDRESS, else a socket in "
                 "the user's runtime directory)");
   AddTlsOptions(command, "the driver", "this client", &flags->tls, &flags->insecure);

@@ -40,11 +40,11 @@ void AddDriverCommand(CommandLine* line) {
   auto flags = std::make_shared<driver::DriverOptions>();
   flags->state_directory = DefaultStateDirectory();
   Command* command = line->Add("driver", "runs the driver: takes jobs, places them, recovers them");
-  command->Text("--listen", &flags->listen_address,
+  command->Path("--listen", &flags->listen_address,
                 "the address to listen on: unix:/path or host:port (default: MEGASCALE_ADDRESS, "
                 "else a socket in the "
                 "user's runtime directory)");
-  command->Text("--state-dir", &flags->state_directory,
+  command->Path("--state-dir", &flags->state_directory,
                 "directory for the log of jobs and a folder for each job");
   command->Integer("--keep-jobs", &flags->retention.newest,
                    "the list of jobs keeps this many of those that ended last");

@@ -28,7 +28,7 @@ struct ModelFlags {
 };
 
 void AddModelOptions(Command* command, ModelFlags* flags) {
-  command->Text("--checkpoint", &flags->checkpoint,
+  command->Path("--checkpoint", &flags->checkpoint,
                 "a checkpoint, or the folder of several: the newest");
   command->Integer("--threads", &flags->threads, "threads to compute with; 0: one for each core");
   AddOutputOption(command, &flags->format);

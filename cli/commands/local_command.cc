@@ -272,7 +272,7 @@ void AddLocalCommand(CommandLine* line) {
                    "agents to start: machines, as far as the job can tell");
   command->Integer("--slots", &flags->slots,
                    "worker processes on each; 0: as many as the job needs");
-  command->Text("--state-dir", &flags->state_directory,
+  command->Path("--state-dir", &flags->state_directory,
                 "keeps logs, metrics and checkpoints (default: ./megascale-out/JOB)");
   command->Text("--held-out-windows", &flags->held_out_windows,
                 "windows of held-out text to measure at the end: a number, all, or auto: as many "

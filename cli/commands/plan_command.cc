@@ -412,9 +412,9 @@ void AddPlanCommand(CommandLine* line) {
   command->Number("--bytes-per-second", &flags->bytes_per_second, "of each link between ranks");
   command->Number("--memory-bytes-per-second", &flags->memory_bytes_per_second,
                   "of each rank's memory; 0: a hundredth of --flops-per-second");
-  command->Text("--svg", &flags->svg,
+  command->Path("--svg", &flags->svg,
                 "draws the step into this file; -: standard output, instead of the tables");
-  command->Text(
+  command->Path(
       "--trace", &flags->trace,
       "writes a trace for ui.perfetto.dev into this file; -: standard output, instead of the "
       "tables");

@@ -27,7 +27,7 @@ void AddJobOptions(Command* command, JobFlags* flags) {
       "current directory");
   command->Text("--job-id", &flags->job_id,
                 "the job's id (default: its name, 8 random hex digits)");
-  command->Text("--from", &flags->from_checkpoint, "checkpoint directory to start from");
+  command->Path("--from", &flags->from_checkpoint, "checkpoint directory to start from");
   command->Repeated(
       "--allow-changed", &flags->allow_changed,
       "what may differ from that checkpoint: data, numerics areas, or all; with commas");

@@ -142,7 +142,7 @@ void AddTraceCommand(CommandLine* line) {
   auto flags = std::make_shared<TraceFlags>();
   Command* command = line->Add("trace", "shows where the time of a running job's steps goes");
   command->Positional("JOB", &flags->job_id, "the job's id");
-  command->Text("-o,--output", &flags->output,
+  command->Path("-o,--output", &flags->output,
                 "writes a trace for ui.perfetto.dev into this file; -: standard output, instead of "
                 "the table (default: none)");
   command->Integer("--steps", &flags->steps, "how many of the newest steps");

@@ -562,6 +562,32 @@ TEST_F(ProgramTest, CheckpointsThatAreNotThereAreFour) {
   EXPECT_EQ(Run("generate").code, 2);
 }
 
+TEST_F(ProgramTest, AFolderThatIsNotOneOfCheckpointsIsNamed) {
+  const auto list = [&](const std::string& folder) {
+    return Run(absl::StrCat("checkpoint list ", directory_, "/", folder));
+  };
+  const std::string job = directory_ + "/job";
+  const std::string step = job + "/checkpoints/step-00000100-attempt-1";
+  std::filesystem::create_directories(step);
+  std::ofstream(step + "/manifest.json") << "{}";
+  for (const auto& [folder, found] :
+       {std::pair("", ": has no checkpoints, but other files; expected a job's folder of "),
+        std::pair("job", ": is a job's folder, its checkpoints are in checkpoints/; expected "),
+        std::pair("job/checkpoints/step-00000100-attempt-1", ": is one checkpoint, ")}) {
+    const Outcome refused = list(folder);
+    EXPECT_EQ(refused.code, 4) << refused.error;
+    EXPECT_EQ(refused.out, "") << "a heading without lines";
+    EXPECT_TRUE(absl::StrContains(refused.error, found)) << refused.error;
+    EXPECT_TRUE(absl::EndsWith(refused.error, " such as step-00000100-attempt-1\n"));
+  }
+  std::filesystem::remove(step + "/manifest.json");
+  std::ofstream(job + "/checkpoints/.nonce") << "x";
+  const Outcome none = list("job/checkpoints");
+  EXPECT_EQ(none.code, 0) << none.error;
+  EXPECT_EQ(none.out, "");
+  EXPECT_EQ(none.error, job + "/checkpoints: has no complete checkpoint yet\n");
+}
+
 TEST_F(ProgramTest, GenerateChecksItsOptionsFirst) {
   for (const char* option : {"--tokens -1", "--temperature -1", "--top-k -1", "--prompt ''"}) {
     const Outcome refused = Run(absl::StrCat("generate --checkpoint /nonexistent ", option));

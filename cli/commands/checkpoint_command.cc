@@ -1,9 +1,14 @@
 // checkpoint list | inspect | digest | verify.
+#include <limits.h>
+
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/command_line/report.h"
@@ -11,6 +16,7 @@
 #include "cli/job_file/job_file.h"
 #include "cli/view/terminal.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/inference/inference.h"
@@ -30,8 +36,44 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenCheckpoint(const std::stri
   return CheckpointReader::Open(step_directory);
 }
 
+// True if nothing is in the folder but what a job leaves in its folder of checkpoints: folders of
+// steps, and hidden files.
+bool HoldsOnlyCheckpoints(const std::string& directory) {
+  std::error_code error;
+  const std::filesystem::directory_iterator entries(directory, error);
+  return !error && std::all_of(begin(entries), end(entries), [](const auto& entry) {
+    const std::string name = entry.path().filename().string();
+    return absl::StartsWith(name, ".") || checkpoint::ParseStepDirectoryName(name).has_value();
+  });
+}
+
+// Returns why a folder without complete checkpoints is not a job's folder of them; OK: it is one.
+absl::Status CheckEmptyFolder(const std::string& directory) {
+  const auto holds = [&](absl::string_view name) {
+    std::error_code error;
+    return std::filesystem::exists(absl::StrCat(directory, "/", name), error);
+  };
+  const auto refuse = [&](absl::string_view found) {
+    return absl::NotFoundError(absl::StrCat(
+        directory, ": ", found, "; expected a job's folder of checkpoints, with folders such as ",
+        checkpoint::StepDirectoryName(100, 1)));
+  };
+  if (holds(checkpoint::kManifestFile)) {
+    return refuse("is one checkpoint, see it with `megascale checkpoint inspect`");
+  }
+  if (holds("checkpoints")) return refuse("is a job's folder, its checkpoints are in checkpoints/");
+  if (HoldsOnlyCheckpoints(directory)) return absl::OkStatus();
+  return refuse("has no checkpoints, but other files");
+}
+
 absl::Status List(const CheckpointFlags& flags) {
   ASSIGN_OR_RETURN(const auto checkpoints, checkpoint::ListCheckpoints(flags.directory));
+  if (checkpoints.empty()) {
+    RETURN_IF_ERROR(CheckEmptyFolder(flags.directory));
+    std::fprintf(stderr, "%s: has no complete checkpoint yet\n",
+                 base::Printable(flags.directory, PATH_MAX).c_str());
+    return absl::OkStatus();
+  }
   if (flags.format == "json") {
     for (const auto& summary : checkpoints) PrintJson(summary, JsonLayout::kOneLine);
     return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
@@ -23,6 +24,9 @@ constexpr int kWorkersMax = 16;
 constexpr int kBarWidthMax = 40;
 constexpr int kWrappedLinesMax = 4;  // of one text
 constexpr int kUnlimitedWidth = 500;
+constexpr char kClearRow[] = "\033[K";
+constexpr char kNoWrap[] = "\033[?7l";  // the terminal cuts lines that are too wide
+constexpr char kWrap[] = "\033[?7h";
 constexpr double kQuietSeconds = 3;  // longer without progress is worth a word
 
 int64_t TokensPerStep(const Job& job) {
@@ -172,6 +176,28 @@ void AppendWorkers(const Job& job, int workers_max, std::vector<std::string>* li
   if (left_out > 0) lines->push_back(absl::StrFormat("       and %d more workers", left_out));
 }
 
+std::string Counted(int count, const char* what) {
+  return count == 0 ? "" : absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+}
+
+// Shortens the block to `room` lines, of which the last says what is left out.
+void CutToRoom(int room, int num_workers_left_out, std::vector<std::string>* lines) {
+  const int num_lines = static_cast<int>(lines->size());
+  if (num_lines <= room && num_workers_left_out == 0) return;
+  const int num_kept = std::min(num_lines, std::max(1, room - 1));
+  lines->resize(static_cast<size_t>(num_kept));
+  const std::string cut = Counted(num_lines - num_kept, "line");
+  const std::string workers = Counted(num_workers_left_out, "worker");
+  const std::string left_out =
+      absl::StrCat("(this window has no room for ", cut,
+                   cut.empty() || workers.empty() ? "" : " and ", workers, ")");
+  if (room > 1) {
+    lines->push_back(left_out);
+  } else {
+    absl::StrAppend(&lines->back(), "  ", left_out);
+  }
+}
+
 int DisplayWidthOfColored(absl::string_view line) {
   int width = DisplayWidth(line);
   for (size_t at = 0; (at = line.find('\033', at)) != absl::string_view::npos; ++at) {
@@ -253,8 +279,10 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
     }
   }
   const int room = terminal.height <= 0 ? INT_MAX : terminal.height;
-  AppendWorkers(job, std::min(workers_max, room - static_cast<int>(lines.size()) - 2), &lines);
-  if (static_cast<int>(lines.size()) > room) lines.resize(static_cast<size_t>(room));
+  const int room_of_workers = room - static_cast<int>(lines.size()) - 2;
+  AppendWorkers(job, std::min(workers_max, room_of_workers), &lines);
+  const bool lacks_workers = !IsTerminal(job.state()) && workers_max > 0 && room_of_workers <= 0;
+  CutToRoom(room, lacks_workers ? job.ranks_size() : 0, &lines);
   for (std::string& line : lines) line = CutToWidth(line, terminal.width);
   const std::string state = StateName(job.state());
   const size_t at = lines[0].find(state, job.job_id().size());
@@ -315,29 +343,40 @@ std::vector<std::string> PlainLog::Update(const Job& job, absl::Duration now) {
   return lines;
 }
 
-// Requires: the cursor is below the block. A terminal that became narrower has wrapped its lines
-// again.
+// Requires: the cursor is where Draw left it. A terminal that became narrower has wrapped its lines
+// again. Clears row by row, because tmux keeps what "clear the rest of the screen" removes, if that
+// is all of it: the scrollback would get a copy of the block each time.
 void LiveView::Erase() {
-  int rows = 0;
+  if (widths_drawn_.empty()) return;
+  int rows = in_one_row_ ? -1 : 0;  // above the cursor
   for (const int width : widths_drawn_) {
     rows += std::max(1, (width + terminal_.width - 1) / terminal_.width);
   }
   if (terminal_.height > 0) rows = std::min(rows, terminal_.height - 1);
-  if (rows > 0) std::fprintf(out_, "\033[%dA\r\033[J", rows);
+  const std::string up = rows > 0 ? absl::StrFormat("\033[%dA", rows) : "";
+  std::string clear = absl::StrCat("\r", up);
+  for (int row = 0; row < rows; ++row) absl::StrAppend(&clear, kClearRow, "\n");
+  absl::StrAppend(&clear, kClearRow, up);
+  std::fprintf(out_, "%s", clear.c_str());
   widths_drawn_.clear();
 }
 
-// A block that stays is never erased, so the terminal may wrap its lines and scroll it.
+// A block that stays is never erased, so the terminal may wrap its lines and scroll it. In another
+// block the terminal must not wrap what it shows wider than this program counts, such as Chinese:
+// Erase would leave a row of it behind each time.
 void LiveView::Draw() {
   Erase();
   const bool stays = IsTerminal(job_.state());
+  in_one_row_ = !stays && terminal_.height == 1;
   Terminal room = terminal_;
   room.width = stays ? kUnlimitedWidth : terminal_.width;
   // The cursor needs the row below.
   room.height = stays || terminal_.height <= 0 ? 0 : std::max(1, terminal_.height - 1);
-  for (const std::string& line : RenderJob(job_, room, kWorkersMax)) {
-    std::fprintf(out_, "%s\n", line.c_str());
-    if (!stays) widths_drawn_.push_back(DisplayWidthOfColored(line));
+  const std::vector<std::string> lines = RenderJob(job_, room, kWorkersMax);
+  std::fprintf(out_, "%s%s%s%s", stays ? "" : kNoWrap, absl::StrJoin(lines, "\n").c_str(),
+               in_one_row_ ? "" : "\n", stays ? "" : kWrap);
+  if (!stays) {
+    for (const std::string& line : lines) widths_drawn_.push_back(DisplayWidthOfColored(line));
   }
   std::fflush(out_);
 }

@@ -39,7 +39,7 @@ std::string TrainingTimeEstimate(const control::v1::Job& job);
 // Returns the lines of the block: job and state, progress bar, loss and rates, checkpoint and
 // culprit, and a line for each of at most `workers_max` workers, those without progress first, then
 // the number of workers left out. No line is wider than the terminal, and there are no more lines
-// than its height: a low terminal shows fewer workers.
+// than its height: a low terminal shows fewer workers, and the last line says what has no room.
 std::vector<std::string> RenderJob(const control::v1::Job& job, const Terminal& terminal,
                                    int workers_max);
 
@@ -91,6 +91,7 @@ class LiveView {
   PlainLog plain_;
   control::v1::Job job_;           // the job that is shown
   std::vector<int> widths_drawn_;  // widths of the block's lines, while it may be redrawn
+  bool in_one_row_ = false;        // the cursor is in the block, not below it
   bool drawn_ = false;
   absl::Duration drawn_at_;
 };

@@ -194,13 +194,31 @@ TEST(LiveViewTest, ALowTerminalShowsFewerWorkers) {
     terminal.height = height;
     const Lines lines = RenderJob(job, terminal, 16);
     EXPECT_LE(lines.size(), static_cast<size_t>(height));
-    EXPECT_EQ(lines[0], "fortunes-1a2b  RUNNING");
+    EXPECT_EQ(lines[0].rfind("fortunes-1a2b  RUNNING", 0), 0u);
     EXPECT_EQ(lines.back().find(" more workers") != std::string::npos, height >= 6) << height;
   }
 }
 
-// A terminal that wraps lines again when its width changes. The cursor cannot reach rows that have
-// scrolled off its top.
+TEST(LiveViewTest, ALowTerminalSaysWhatItHasNoRoomFor) {
+  Terminal terminal = Plain(120);
+  const auto last = [&](int height, const Job& job) {
+    terminal.height = height;
+    return RenderJob(job, terminal, 16).back();
+  };
+  Job job = RunningJob();
+  EXPECT_EQ(last(1, job),
+            "fortunes-1a2b  RUNNING  (this window has no room for 2 lines and 2 workers)");
+  EXPECT_EQ(last(2, job), "(this window has no room for 2 lines and 2 workers)");
+  EXPECT_EQ(last(3, job), "(this window has no room for 1 line and 2 workers)");
+  EXPECT_EQ(last(4, job), "(this window has no room for 2 workers)");
+  EXPECT_EQ(last(6, job), "       and 1 more workers");
+  job.clear_ranks();
+  EXPECT_EQ(last(2, job), "(this window has no room for 2 lines)");
+  EXPECT_EQ(last(3, job).rfind("loss ", 0), 0u) << "all fits";
+}
+
+// A terminal that wraps its rows again when it becomes narrower. The cursor cannot reach rows that
+// have scrolled off its top. Chinese is two columns wide.
 class Screen {
  public:
   Screen() : out_(::open_memstream(&text_, &size_)) {}
@@ -211,38 +229,97 @@ class Screen {
   std::FILE* out() { return out_; }
   Terminal Look() const { return terminal; }
 
-  // Returns all lines, also those that have scrolled off the screen.
+  // Returns all rows above the cursor, also those that have scrolled off the screen.
   Lines Read() {
     std::fflush(out_);
-    for (; read_ < size_; ++read_) {
-      int up = 0;
-      if (std::sscanf(text_ + read_, "\033[%dA\r\033[J", &up) == 1) {
-        EXPECT_LT(up, terminal.height) << "beyond the screen's top";
-        while (up > 0 && lines_.size() > 1) {
-          lines_.pop_back();
-          up -= std::max(1, (DisplayWidth(lines_.back()) + terminal.width - 1) / terminal.width);
-          lines_.back().clear();
-        }
-        EXPECT_EQ(up, 0) << "not at the beginning of a line";
-        read_ = static_cast<size_t>(std::strchr(text_ + read_, 'J') - text_);
-      } else if (text_[read_] == '\n') {
-        lines_.emplace_back();
-      } else {
-        lines_.back() += text_[read_];
-      }
+    Wrap();
+    while (read_ < size_) {
+      if (!ReadSequence()) ReadCharacter();
     }
-    return {lines_.begin(), lines_.end() - 1};
+    return {rows_.begin(), rows_.begin() + static_cast<std::ptrdiff_t>(cursor_)};
+  }
+  // Returns how many rows there were in all.
+  int NumRows() {
+    Read();
+    return static_cast<int>(rows_.size());
   }
 
   Terminal terminal = {true, false, false, 100, 7};
 
  private:
+  static int Columns(const std::string& row) {
+    return DisplayWidth(row) + static_cast<int>(std::count_if(row.begin(), row.end(), [](char c) {
+             const auto byte = static_cast<unsigned char>(c);
+             return byte >= 0xE4 && byte <= 0xE9;
+           }));
+  }
+  void Wrap() {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const auto width = static_cast<size_t>(terminal.width);
+      if (rows_[i].size() <= width || Columns(rows_[i]) <= terminal.width) continue;
+      rows_.insert(rows_.begin() + static_cast<std::ptrdiff_t>(i) + 1, rows_[i].substr(width));
+      rows_[i].resize(width);
+      if (cursor_ > i) ++cursor_;
+    }
+  }
+  bool ReadSequence() {
+    const std::string left(text_ + read_, std::min<size_t>(8, size_ - read_));
+    int up = 0;
+    size_t length = 0;
+    if (std::sscanf(left.c_str(), "\033[%dA", &up) == 1) {
+      EXPECT_LT(up, terminal.height) << "beyond the screen's top";
+      EXPECT_LE(static_cast<size_t>(up), cursor_);
+      cursor_ -= std::min(cursor_, static_cast<size_t>(up));
+      length = left.find('A') + 1;
+    } else if (left.rfind("\033[K", 0) == 0) {
+      rows_[cursor_].clear();
+      length = 3;
+    } else if (left.rfind("\033[?7", 0) == 0) {
+      wraps_ = left[4] == 'h';
+      length = 5;
+    } else {
+      EXPECT_NE(left[0], '\033') << left.substr(1);
+    }
+    read_ += length;
+    return length > 0;
+  }
+  void ReadCharacter() {
+    const char c = text_[read_++];
+    if (c == '\r') return;
+    if (c == '\n') {
+      if (++cursor_ == rows_.size()) rows_.emplace_back();
+      return;
+    }
+    std::string& row = rows_[cursor_];
+    row += c;
+    if (!wraps_ && Columns(row) > terminal.width) row.pop_back();
+  }
+
   char* text_ = nullptr;
   size_t size_ = 0;
   size_t read_ = 0;
   std::FILE* out_;
-  Lines lines_ = {""};
+  Lines rows_ = {""};
+  size_t cursor_ = 0;
+  bool wraps_ = true;
 };
+
+TEST(LiveViewTest, RedrawingNeverScrolls) {
+  for (const int height : {1, 2, 3, 4, 5, 8, 13}) {
+    Screen screen;
+    screen.terminal.height = height;
+    screen.terminal.width = 60;
+    LiveView view([&] { return screen.Look(); }, screen.out());
+    Job job = RunningJob();
+    job.mutable_last_checkpoint()->set_directory("/数据/" + std::string(200, 'd'));
+    job.add_warnings("警告警告警告警告警告警告警告警告警告警告警告警告警告警告警告警告警告");
+    for (int second = 0; second < 20; ++second) {
+      job.set_last_step(second);
+      view.Show(job, absl::Seconds(second));
+      ASSERT_LE(screen.NumRows(), height) << "after " << second;
+    }
+  }
+}
 
 TEST(LiveViewTest, RedrawsInPlaceOnALowTerminalWhoseSizeChanges) {
   Screen screen;

@@ -14,6 +14,10 @@
 namespace megascale::cli {
 namespace {
 
+// The size of a terminal that does not tell it, such as a serial line.
+constexpr int kUnknownWidth = 80;
+constexpr int kUnknownHeight = 24;
+
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -42,10 +46,10 @@ Terminal DetectTerminal(int fd) {
   terminal.unicode = LocaleIsUtf8(terminal.interactive && !term.empty() && term != "linux");
   terminal.color = terminal.interactive && Environment("NO_COLOR").empty();
   winsize size = {};
-  if (terminal.interactive && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-    terminal.width = std::clamp<int>(size.ws_col, 20, 300);
-    terminal.height = size.ws_row;
-  }
+  if (!terminal.interactive) return terminal;
+  if (ioctl(fd, TIOCGWINSZ, &size) != 0) size = {};
+  terminal.width = size.ws_col > 0 ? std::clamp<int>(size.ws_col, 20, 300) : kUnknownWidth;
+  terminal.height = size.ws_row > 0 ? size.ws_row : kUnknownHeight;
   return terminal;
 }
 

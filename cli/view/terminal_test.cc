@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <pty.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -39,6 +40,13 @@ TEST_F(TerminalTest, ATerminalHasColorItsWidthAndUtf8) {
   EXPECT_TRUE(terminal.unicode);
   EXPECT_EQ(terminal.width, 132);
   EXPECT_EQ(Colored(terminal, "31", "FAILED"), "\033[31mFAILED\033[0m");
+}
+
+TEST_F(TerminalTest, ATerminalThatDoesNotTellItsSizeIsTakenForASmallOne) {
+  const winsize unknown = {};
+  ASSERT_EQ(::ioctl(terminal_.get(), TIOCSWINSZ, &unknown), 0);
+  EXPECT_EQ(DetectTerminal(terminal_.get()).width, 80);
+  EXPECT_EQ(DetectTerminal(terminal_.get()).height, 24);
 }
 
 TEST_F(TerminalTest, NoColorTakesTheColorsAndNothingElse) {

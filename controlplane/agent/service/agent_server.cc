@@ -170,7 +170,6 @@ absl::Status CheckRefusal(const DriverStreamOptions& options) {
   absl::Status status =
       security::ProbeDriver(options.address, options.tls, security::Role::kAgent, kProbeTimeout);
   if (absl::IsUnauthenticated(status)) return status;
-  if (!status.ok()) base::LogWarning(absl::StrCat(status.message(), "; waiting for it"));
   const std::string expiry =
       options.tls.any() ? security::ExpiryWarning(options.tls, absl::Now()) : "";
   if (!expiry.empty()) base::LogWarning(expiry);

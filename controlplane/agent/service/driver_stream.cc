@@ -6,13 +6,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <optional>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "controlplane/security/driver_channel.h"
+#include "controlplane/security/probe.h"
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
@@ -28,6 +32,11 @@ constexpr absl::Duration kBackoffMax = absl::Seconds(1);
 // about it.
 constexpr absl::Duration kRefusedBackoffMax = absl::Seconds(5);
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
+// How long a driver may be silent before that is worth a log line, and between these lines.
+constexpr absl::Duration kAbsenceMin = absl::Seconds(5);
+constexpr absl::Duration kAbsenceLogInterval = absl::Minutes(1);
+constexpr char kGoesOn[] = "; goes on trying";
+constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
 constexpr absl::Duration kWriteTimeout = absl::Seconds(10);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
 constexpr int kReceiveBytesMax = 64 << 20;
@@ -186,6 +195,26 @@ class DriverStream::Reactor : public grpc::ClientBidiReactor<v1::AgentUp, v1::Ag
   bool closed_ = false;
 };
 
+// Finds out why no driver answers over TCP, which gRPC does not tell, and logs it. Works in a
+// thread of its own, because the agent must not wait.
+class DriverStream::Probe {
+ public:
+  explicit Probe(const DriverStreamOptions& options)
+      : thread_([this, address = options.address, tls = options.tls] {
+          const absl::Status why =
+              security::ProbeDriver(address, tls, security::Role::kAgent, kProbeTimeout);
+          if (!why.ok()) base::LogWarning(absl::StrCat(why.message(), kGoesOn));
+          done_ = true;
+        }) {}
+  ~Probe() { thread_.join(); }
+
+  bool is_done() const { return done_; }
+
+ private:
+  std::atomic<bool> done_ = false;
+  std::thread thread_;
+};
+
 DriverStream::DriverStream(DriverStreamOptions options, std::unique_ptr<Channel> channel)
     : options_(std::move(options)),
       channel_(std::move(channel)),
@@ -258,6 +287,7 @@ DriverStream::Events DriverStream::Take() {
 // Nothing is sent to that user's process, and the workers go on.
 bool DriverStream::Connect(absl::Duration now) {
   absl::StatusOr<std::shared_ptr<grpc::Channel>> connected = channel_->driver->Connect();
+  connect_error_ = connected.status();
   if (connected.ok()) {
     channel_->stub = v1::AgentService::NewStub(*connected);
     return true;
@@ -282,11 +312,30 @@ void DriverStream::LogRefusal(absl::Duration now) {
                                 ", later every ", absl::FormatDuration(kRefusedBackoffMax)));
 }
 
+// Requires: the mutex is held. What the driver refuses has log lines of its own.
+void DriverStream::LogAbsence(absl::Duration now) {
+  if (shared_->opened) {
+    next_absence_log_ = absl::InfiniteDuration();
+    return;
+  }
+  if (next_absence_log_ == absl::InfiniteDuration()) next_absence_log_ = now + kAbsenceMin;
+  if (now < next_absence_log_) return;
+  next_absence_log_ = now + kAbsenceLogInterval;
+  if (options_.address.is_unix()) {
+    if (!absl::IsUnavailable(connect_error_)) return;
+    base::LogWarning(absl::StrCat("no driver can be reached at ", options_.address.text, ": ",
+                                  connect_error_.message(), kGoesOn));
+  } else if (probe_ == nullptr || probe_->is_done()) {
+    probe_ = std::make_unique<Probe>(options_);
+  }
+}
+
 void DriverStream::Maintain(absl::Duration now) {
   // Released after the lock: the end of its channel waits for gRPC's thread, which may want the
   // lock.
   std::unique_ptr<v1::AgentService::Stub> before;
   absl::MutexLock lock(&shared_->mutex);
+  LogAbsence(now);
   if (shared_->num_reactors == 0 && now >= open_at_) {
     open_at_ = now + backoff_;
     backoff_ =

@@ -54,7 +54,8 @@ class DriverStream {
   absl::Status CheckAddress() const;
 
   // Opens the stream when that is due, and gives up a stalled one. Call at NextWake at the latest.
-  // A refused address is logged and tried again.
+  // A refused address is logged and tried again. So is a driver that does not answer for some
+  // seconds, then once a minute.
   void Maintain(absl::Duration now);
   absl::Duration NextWake() const;
 
@@ -72,6 +73,7 @@ class DriverStream {
   std::unique_ptr<Channel> channel_;
   std::shared_ptr<Shared> shared_;
   void LogRefusal(absl::Duration now);
+  void LogAbsence(absl::Duration now);
 
   bool was_open_ = false;
   int num_refusals_ = 0;  // number of refusals seen
@@ -80,6 +82,10 @@ class DriverStream {
   absl::Duration open_at_ = -absl::InfiniteDuration();
   absl::Duration backoff_;
   absl::Duration warn_at_ = -absl::InfiniteDuration();
+  absl::Status connect_error_;  // of the last Connect; over TCP always OK
+  absl::Duration next_absence_log_ = absl::InfiniteDuration();  // infinite: the stream is open
+  class Probe;
+  std::unique_ptr<Probe> probe_;
 };
 
 }  // namespace megascale::agent

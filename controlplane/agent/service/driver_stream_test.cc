@@ -30,6 +30,7 @@
 #include "proto/agent.grpc.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/log.h"
 #include "runtime/base/socket/own_socket.h"
 #include "runtime/base/socket/test_user.h"
 
@@ -267,6 +268,36 @@ TEST_F(DriverStreamTest, AStreamOpensAtTheMomentAtWhichTheOneBeforeEnds) {
     std::abort();  // the thread can be joined by nobody
   }
   agent.join();
+}
+
+TEST_F(DriverStreamTest, AnAbsentDriverIsLoggedAfterSomeSecondsAndThenOnceAMinute) {
+  base::InitLog("agent n0", base::LogLevel::kInfo);  // to standard error
+  for (const std::string& address :
+       {absl::StrCat("unix:", directory_, "/d.sock"), std::string("127.0.0.1:1")}) {
+    DriverStreamOptions options;
+    options.address = *client::ParseAddress(address);
+    options.insecure = !options.address.is_unix();
+    // Returns the log of a driver that is away for this long.
+    const auto log_of = [&](absl::Duration absence) {
+      testing::internal::CaptureStderr();
+      {
+        const auto stream = DriverStream::Create(options);
+        EXPECT_TRUE(stream.ok()) << stream.status();
+        const absl::Duration start = Now();
+        for (absl::Duration passed; passed <= absence; passed += absl::Seconds(1)) {
+          (*stream)->Maintain(start + passed);
+          (*stream)->Take();
+        }
+      }
+      return testing::internal::GetCapturedStderr();
+    };
+    EXPECT_EQ(log_of(absl::Seconds(4)), "") << address;
+    const std::string log = log_of(absl::Seconds(60));
+    EXPECT_TRUE(absl::StrContains(log, absl::StrCat("no driver can be reached at ", address)))
+        << log;
+    EXPECT_TRUE(absl::StrContains(log, options.insecure ? "refused" : "No such file")) << log;
+    EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+  }
 }
 
 // An agent that joined another user's driver would run that user's jobs as its own user.

@@ -227,6 +227,14 @@ TEST_F(ProgramTest, BadJobFilesAreUsageErrors) {
   EXPECT_EQ(unknown.error,
             absl::StrCat("megascale: ", file,
                          ":3:3: `model.hiden_size` is not a field; did you mean `hidden_size`?\n"));
+  std::ofstream(file) << "name: x\nmodle:\n  hidden_size: 3\ntrain:\n  steps: many\n";
+  const Outcome both = Run("plan " + file);
+  EXPECT_EQ(both.code, 2);
+  EXPECT_EQ(
+      both.error,
+      absl::StrCat("megascale: ", file, ":2:1: `modle` is not a field; did you mean `model`?\n",
+                   "megascale: ", file, ":5:10: `train.steps` expects a whole number such ",
+                   "as 40, found `many`\n"));
   const Outcome sum = Run("submit examples/tiny.yaml --set train.global_batch_size=9");
   EXPECT_EQ(sum.code, 2);
   EXPECT_EQ(

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "cli/view/terminal.h"
 #include "google/protobuf/util/json_util.h"
 #include "runtime/base/check.h"
@@ -81,6 +82,13 @@ int ReportError(const absl::Status& status, absl::string_view advice) {
   constexpr size_t kShownMax = 2000;
   std::fprintf(stderr, "megascale: %s\n", base::Printable(status.message(), kShownMax).c_str());
   if (!advice.empty()) std::fprintf(stderr, "  %s\n", std::string(advice).c_str());
+  return ExitCodeOf(status);
+}
+
+int ReportMistakes(const absl::Status& status) {
+  for (const absl::string_view mistake : absl::StrSplit(status.message(), '\n')) {
+    ReportError(absl::Status(status.code(), mistake));
+  }
   return ExitCodeOf(status);
 }
 

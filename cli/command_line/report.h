@@ -25,6 +25,8 @@ bool CheckOutputFormat(const std::string& format);
 // Writes "megascale: <message>" and, unless it is empty, a line of advice. Returns the exit code of
 // the status.
 int ReportError(const absl::Status& status, absl::string_view advice = "");
+// As ReportError, for a message with a line for each mistake.
+int ReportMistakes(const absl::Status& status);
 int ExitCodeOf(const absl::Status& status);
 // Returns kExitGood for a job that succeeded, else kExitFailed.
 int ExitCodeOf(const control::v1::Job& job);

@@ -41,6 +41,12 @@ TEST(ReportTest, ErrorsAreOneLineAndAdvice) {
             "megascale: no job\\nx\n  look at the list\n");
 }
 
+TEST(ReportTest, EachMistakeHasItsLine) {
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(ReportMistakes(absl::InvalidArgumentError("a:1:1: x\na:2:1: y")), 2);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "megascale: a:1:1: x\nmegascale: a:2:1: y\n");
+}
+
 TEST(ReportTest, JsonIsValidWhateverTheBytes) {
   JsonObject object;
   object.Add("text", "a\"b\\c\n\xff\xc3\xa4\xed\xa0\x80");

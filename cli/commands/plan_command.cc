@@ -389,7 +389,7 @@ int RunPlan(const PlanFlags& flags) {
         "--svg and --trace: both are standard output; give one of them a file"));
   }
   const absl::StatusOr<JobPlan> plan = MakePlan(flags);
-  if (!plan.ok()) return ReportError(plan.status());
+  if (!plan.ok()) return ReportMistakes(plan.status());
   if (const absl::Status written = WriteFiles(*plan, flags); !written.ok()) {
     return ReportError(written);
   }

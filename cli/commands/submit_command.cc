@@ -175,7 +175,7 @@ int RefuseEndedJob(const SubmitFlags& flags, const control::v1::Job& job) {
 int Submit(const SubmitFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
   const auto request = MakeSubmitRequest(flags.job);
-  if (!request.ok()) return ReportError(request.status());
+  if (!request.ok()) return ReportMistakes(request.status());
   if (flags.slots < 0) {
     return ReportError(absl::InvalidArgumentError(
         absl::StrCat("--slots: ", flags.slots, " is out of range; expected 0 or more")));

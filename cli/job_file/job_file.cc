@@ -49,16 +49,23 @@ constexpr size_t kFileBytesMax = 1 << 20;
 using Places = std::map<std::string, std::string>;
 
 constexpr size_t kShownBytesMax = 60;
+constexpr size_t kMistakesMax = 20;
 
 std::string Quote(absl::string_view text) {
   return absl::StrCat("`", base::Printable(text, kShownBytesMax), "`");
 }
 
-// The source of a text: a file, or an option. It notes the places of the fields in the text.
+// What reading a text finds besides the specification.
+struct Findings {
+  Places given;                       // fields with a value that could be read
+  std::vector<std::string> mistakes;  // in the order of the text
+};
+
+// The source of a text: a file, or an option.
 struct Place {
   std::string source;
   bool has_lines = true;
-  Places* given;
+  Findings* findings;
 
   std::string At(const YAML::Mark& mark) const {
     if (!has_lines || mark.line < 0) return source;
@@ -245,7 +252,7 @@ absl::Status SetSection(const Place& place, const YAML::Node& node, const std::s
                         Message* message);
 
 absl::Status SetField(const Place& place, const YAML::Node& node, const Target& target) {
-  (*place.given)[target.path] = place.At(node.Mark());
+  place.findings->given[target.path] = place.At(node.Mark());
   if (target.field->is_repeated()) return SetList(place, node, target);
   if (IsSection(*target.field)) {
     Message* section =
@@ -257,6 +264,33 @@ absl::Status SetField(const Place& place, const YAML::Node& node, const Target& 
   return SetScalar(place, node, target);
 }
 
+// Reads a field of a section; `seen` are the names before it.
+absl::Status SetPair(const Place& place, const std::pair<YAML::Node, YAML::Node>& pair,
+                     const Target& section, std::set<std::string>* seen) {
+  if (!pair.first.IsScalar()) {
+    return place.Refuse(pair.first,
+                        absl::StrCat("a field's name expects one word, ", Found(pair.first)));
+  }
+  const std::string& name = pair.first.Scalar();
+  const Descriptor& type = *section.message->GetDescriptor();
+  const FieldDescriptor* field = type.FindFieldByName(name);
+  if (field == nullptr) {
+    return place.Refuse(pair.first, UnknownField(type, section.path, name));
+  }
+  const std::string path = Join(section.path, name);
+  if (!seen->insert(name).second) {
+    place.findings->given.erase(path);  // which of its values is meant is not known
+    return place.Refuse(pair.first, absl::StrCat(Quote(path), " is given twice"));
+  }
+  if (pair.second.IsNull() && !IsSection(*field)) {
+    return place.Refuse(pair.first, absl::StrCat(Quote(path), " has no value"));
+  }
+  const absl::Status set = SetField(place, pair.second, {section.message, field, path});
+  if (!set.ok()) place.findings->given.erase(path);
+  return set;
+}
+
+// Notes the mistakes of single fields and goes on, so that a user sees all of them at once.
 absl::Status SetSection(const Place& place, const YAML::Node& node, const std::string& section,
                         Message* message) {
   if (node.IsNull()) return absl::OkStatus();
@@ -267,22 +301,10 @@ absl::Status SetSection(const Place& place, const YAML::Node& node, const std::s
   }
   std::set<std::string> seen;
   for (const auto& pair : node) {
-    if (!pair.first.IsScalar()) {
-      return place.Refuse(pair.first,
-                          absl::StrCat("a field's name expects one word, ", Found(pair.first)));
-    }
-    const std::string& name = pair.first.Scalar();
-    const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);
-    if (field == nullptr) {
-      return place.Refuse(pair.first, UnknownField(*message->GetDescriptor(), section, name));
-    }
-    if (!seen.insert(name).second) {
-      return place.Refuse(pair.first, absl::StrCat(Quote(Join(section, name)), " is given twice"));
-    }
-    if (pair.second.IsNull() && !IsSection(*field)) {
-      return place.Refuse(pair.first, absl::StrCat(Quote(Join(section, name)), " has no value"));
-    }
-    RETURN_IF_ERROR(SetField(place, pair.second, {message, field, Join(section, name)}));
+    if (place.findings->mistakes.size() >= kMistakesMax) break;
+    const absl::Status set =
+        SetPair(place, {pair.first, pair.second}, {message, nullptr, section}, &seen);
+    if (!set.ok()) place.findings->mistakes.emplace_back(set.message());
   }
   return absl::OkStatus();
 }
@@ -385,9 +407,19 @@ absl::StatusOr<JobSpec> ParseText(const Place& place, const std::string& text) {
   return spec;
 }
 
-absl::Status Override(const std::string& assignment, JobSpec* spec, Places* given) {
+// Returns all mistakes, one a line.
+absl::Status ErrorOf(std::vector<std::string> mistakes) {
+  if (mistakes.empty()) return absl::OkStatus();
+  if (mistakes.size() >= kMistakesMax) {
+    mistakes.resize(kMistakesMax);
+    mistakes.push_back("there may be more mistakes");
+  }
+  return absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n"));
+}
+
+absl::Status Override(const std::string& assignment, JobSpec* spec, Findings* findings) {
   const Place place = {absl::StrCat("--set ", base::Printable(assignment, kShownBytesMax)),
-                       /*has_lines=*/false, given};
+                       /*has_lines=*/false, findings};
   RETURN_IF_ERROR(CheckText(place.source, assignment));
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0) {
@@ -420,10 +452,13 @@ absl::Status Override(const std::string& assignment, JobSpec* spec, Places* give
   }
 }
 
+std::string FieldOf(absl::string_view refusal) {
+  return std::string(refusal.substr(0, refusal.find(':')));
+}
+
 // Returns the place of the field with which `refusal` begins; for a missing field, its section's.
-std::string WhereOf(const absl::Status& refusal, const Places& given,
-                    const std::string& file_name) {
-  std::string path(refusal.message().substr(0, refusal.message().find(':')));
+std::string WhereOf(absl::string_view refusal, const Places& given, const std::string& file_name) {
+  std::string path = FieldOf(refusal);
   for (;;) {
     if (const auto it = given.find(path); it != given.end()) return it->second;
     const size_t dot = path.rfind('.');
@@ -432,38 +467,53 @@ std::string WhereOf(const absl::Status& refusal, const Places& given,
   }
 }
 
+// Adds the rules that the given fields break. A field that was left out is a mistake only if there
+// is no other: it may be missing because its line could not be read, or break a rule because its
+// default follows from a mistaken field. For the same reason rules about several fields need fields
+// that could be read.
+void AddBrokenRules(const JobSpec& spec, const std::string& file_name, Findings* findings) {
+  for (const std::string& refusal :
+       findings->mistakes.empty() ? job::BrokenRules(spec) : job::BrokenFieldRules(spec)) {
+    const bool is_given = findings->given.count(FieldOf(refusal)) > 0;
+    if (!is_given && !findings->mistakes.empty()) continue;
+    findings->mistakes.push_back(
+        absl::StrCat(WhereOf(refusal, findings->given, file_name), ": ", refusal));
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<JobSpec> ParseJobText(const std::string& file_name, const std::string& text) {
-  Places given;
-  return ParseText({file_name, /*has_lines=*/true, &given}, text);
+  Findings findings;
+  ASSIGN_OR_RETURN(JobSpec spec, ParseText({file_name, /*has_lines=*/true, &findings}, text));
+  RETURN_IF_ERROR(ErrorOf(std::move(findings.mistakes)));
+  return spec;
 }
 
 absl::Status ApplyOverride(const std::string& assignment, JobSpec* spec) {
-  Places given;
-  return Override(assignment, spec, &given);
+  Findings findings;
+  RETURN_IF_ERROR(Override(assignment, spec, &findings));
+  return ErrorOf(std::move(findings.mistakes));
 }
 
 absl::StatusOr<JobSpec> LoadJobText(const std::string& file_name, const std::string& text,
                                     const JobFileOptions& options) {
-  Places given;
-  ASSIGN_OR_RETURN(JobSpec spec, ParseText({file_name, /*has_lines=*/true, &given}, text));
+  Findings findings;
+  ASSIGN_OR_RETURN(JobSpec spec, ParseText({file_name, /*has_lines=*/true, &findings}, text));
   for (const std::string& assignment : options.overrides) {
-    RETURN_IF_ERROR(Override(assignment, &spec, &given));
+    const absl::Status set = Override(assignment, &spec, &findings);
+    if (!set.ok()) findings.mistakes.emplace_back(set.message());
   }
   if (!options.data_files.empty()) {
     spec.mutable_data()->clear_files();
     for (const std::string& file : options.data_files) spec.mutable_data()->add_files(file);
-    given["data.files"] = "--data";
+    findings.given["data.files"] = "--data";
   }
   for (std::string& file : *spec.mutable_data()->mutable_files()) MakeAbsolute(&file);
   if (spec.has_checkpoint()) MakeAbsolute(spec.mutable_checkpoint()->mutable_directory());
-  const auto in_place = [&](const absl::Status& refusal) {
-    return base::Annotate(refusal, WhereOf(refusal, given, file_name));
-  };
-  absl::StatusOr<JobSpec> resolved = job::ResolveJobSpec(spec);
-  if (!resolved.ok()) return in_place(resolved.status());
-  return resolved;
+  AddBrokenRules(spec, file_name, &findings);
+  RETURN_IF_ERROR(ErrorOf(std::move(findings.mistakes)));
+  return job::ResolveJobSpec(spec);
 }
 
 absl::StatusOr<JobSpec> LoadJobFile(const std::string& path, const JobFileOptions& options) {

@@ -1,8 +1,8 @@
 // Job files: YAML with exactly the shape and names of proto/job.proto. Enum values have the short
 // lower-case form ("gelu_tanh", "bf16", "rotary"); durations are "5s", "1m30s", "500ms". An error
-// is one line: `file:line:column:`, then the mistake, the value found, the value expected and the
-// most similar valid name. Text quoted from the file is cut and has no control characters.
-// Thread-safe: plain functions. Only job_file.cc sees the YAML library.
+// has a line for each mistake: `file:line:column:`, then the mistake, the value found, the value
+// expected and the most similar valid name. Text quoted from the file is cut and has no control
+// characters. Thread-safe: plain functions. Only job_file.cc sees the YAML library.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ namespace megascale::cli {
 
 // Parses the text of a job file into a specification without its defaults. `file_name` is the name
 // in messages. Limits: 1 MiB, one document, the YAML library's nesting of 500. Aliases cannot blow
-// up, because only known fields are followed. Errors: InvalidArgument - the first mistake.
+// up, because only known fields are followed. Errors: InvalidArgument - all mistakes.
 absl::StatusOr<job::v1::JobSpec> ParseJobText(const std::string& file_name,
                                               const std::string& text);
 
@@ -31,7 +31,8 @@ struct JobFileOptions {
 // Parses the text of a job file into a complete, valid specification. Applies `options`, makes the
 // paths in data.files and checkpoint.directory absolute (relative to the current directory, not to
 // the file's), fills in the defaults and checks the rules. An error names the place where the field
-// was given: in the file, or by which option. Errors: InvalidArgument - the first mistake.
+// was given: in the file, or by which option. Errors: InvalidArgument - all mistakes; rules about
+// several fields are checked once each field is valid by itself.
 absl::StatusOr<job::v1::JobSpec> LoadJobText(const std::string& file_name, const std::string& text,
                                              const JobFileOptions& options);
 

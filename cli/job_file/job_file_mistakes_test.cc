@@ -143,6 +143,31 @@ void ExpectSays(const std::string& line, const std::string& words) {
   EXPECT_TRUE(absl::StrContains(line, words)) << "line: " << line << "\nexpected: " << words;
 }
 
+TEST(JobFileMistakesTest, AllMistakesOfAFileAreToldAtOnce) {
+  const std::string yaml =
+      "name: x\nmodle:\n  hidden_size: 3\ntrain:\n  steps: many\n  seq_length: -5\noptimizer:\n"
+      "  lr: 200\n  lr: 2\n  min_lr: 300\nfault:\n  restart_backof: 1s\n";
+  const auto spec = LoadJobText("job.yaml", yaml, {{"train.sed=3"}, {}});
+  EXPECT_EQ(std::string(spec.status().message()),
+            "job.yaml:2:1: `modle` is not a field; did you mean `model`?\n"
+            "job.yaml:5:10: `train.steps` expects a whole number such as 40, found `many`\n"
+            "job.yaml:9:3: `optimizer.lr` is given twice\n"
+            "job.yaml:12:3: `fault.restart_backof` is not a field; did you mean "
+            "`restart_backoff`?\n"
+            "--set train.sed=3: `train.sed` is not a field; did you mean `seed`?\n"
+            "job.yaml:6:15: train.seq_length: -5 is out of range; expected 1 to 1048576\n"
+            "job.yaml:10:11: optimizer.min_lr: 300 is out of range; expected more than 0 and less "
+            "than 100");
+}
+
+TEST(JobFileMistakesTest, AFileWithoutEndOfMistakesIsCut) {
+  std::string yaml;
+  for (int i = 0; i < 30; ++i) absl::StrAppend(&yaml, "field", i, ": 1\n");
+  const std::string text(ParseJobText("job.yaml", yaml).status().message());
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 20);
+  EXPECT_TRUE(absl::EndsWith(text, "\nthere may be more mistakes")) << text;
+}
+
 TEST(JobFileMistakesTest, TheSchemaHasOnlyKindsOfFieldsThatAreUnderTest) {
   EXPECT_GE(AllFields().size(), 50u);
   for (const Field& field : AllFields()) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -16,6 +17,12 @@ namespace megascale::job {
 // order of the fields. The message has the field, its value and the check that fails
 // ("train.global_batch_size: 24 is not a multiple of … = 2 × 8 = 16").
 absl::StatusOr<v1::JobSpec> ResolveJobSpec(const v1::JobSpec& spec);
+
+// Returns the rules that `spec` breaks, each as ResolveJobSpec would report it: first those of
+// single fields. A field that was left out may break a rule as a consequence of one that was given.
+std::vector<std::string> BrokenRules(const v1::JobSpec& spec);
+// As above, only of single fields.
+std::vector<std::string> BrokenFieldRules(const v1::JobSpec& spec);
 
 // Upgrades a specification that an older version resolved: fields that the older version did not
 // have get the values that match its behaviour. Does not change a specification that this version

@@ -32,6 +32,24 @@ v1::JobSpec SmallSpec() {
   return spec;
 }
 
+TEST(JobSpecTest, TellsAllBrokenRules) {
+  v1::JobSpec spec = SmallSpec();
+  EXPECT_TRUE(BrokenRules(spec).empty());
+  spec.mutable_train()->set_steps(-1);
+  spec.mutable_fault()->set_max_restarts_without_progress(-1);
+  spec.mutable_train()->set_global_batch_size(9);
+  const std::vector<std::string> fields = {
+      "train.steps: -1 is out of range; expected 1 to 1099511627776",
+      "fault.max_restarts_without_progress: -1 is out of range; expected 1 to 1048576"};
+  EXPECT_EQ(BrokenRules(spec), fields);
+  EXPECT_EQ(BrokenFieldRules(spec), fields);
+  EXPECT_EQ(std::string(ResolveJobSpec(spec).status().message()), fields[0]);
+  spec.mutable_train()->set_steps(10);
+  spec.mutable_fault()->clear_max_restarts_without_progress();
+  EXPECT_EQ(BrokenRules(spec).size(), 1u) << "the batch size";
+  EXPECT_TRUE(BrokenFieldRules(spec).empty());
+}
+
 TEST(JobSpecTest, FillsEveryDocumentedDefault) {
   const auto resolved = ResolveJobSpec(SmallSpec());
   ASSERT_TRUE(resolved.ok()) << resolved.status();

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string>
 
+#include "absl/strings/str_split.h"
 #include "cli/job_file/job_file.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "runtime/base/check.h"
@@ -11,12 +12,17 @@ namespace megascale::fuzz {
 namespace {
 
 constexpr size_t kLineBytesMax = 2000;
+constexpr int kLinesMax = 21;
 
-void CheckLine(const absl::Status& refusal) {
+void CheckLines(const absl::Status& refusal) {
   MEGASCALE_CHECK(refusal.code() == absl::StatusCode::kInvalidArgument);
-  MEGASCALE_CHECK(refusal.message().size() <= kLineBytesMax);
-  for (const char c : refusal.message()) {
-    MEGASCALE_CHECK_MSG(static_cast<unsigned char>(c) >= ' ', std::string(refusal.message()));
+  int num_lines = 0;
+  for (const absl::string_view line : absl::StrSplit(refusal.message(), '\n')) {
+    MEGASCALE_CHECK(!line.empty() && line.size() <= kLineBytesMax);
+    MEGASCALE_CHECK(++num_lines <= kLinesMax);
+    for (const char c : line) {
+      MEGASCALE_CHECK_MSG(static_cast<unsigned char>(c) >= ' ', std::string(line));
+    }
   }
 }
 
@@ -24,7 +30,7 @@ void CheckLine(const absl::Status& refusal) {
 
 void RunJobFile(absl::string_view input) {
   const auto spec = cli::LoadJobText("job.yaml", std::string(input), {});
-  if (!spec.ok()) return CheckLine(spec.status());
+  if (!spec.ok()) return CheckLines(spec.status());
   const auto again = cli::LoadJobText("again", cli::ToYaml(*spec), {});
   MEGASCALE_CHECK_MSG(again.ok(), again.status().ToString());
   MEGASCALE_CHECK_MSG(google::protobuf::util::MessageDifferencer::Equals(*spec, *again),

@@ -1,0 +1,23 @@
+// The rules of a job specification; job_spec.h fills in its defaults first. Private to this folder.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "proto/job.pb.h"
+
+namespace megascale::job {
+
+constexpr int64_t kHiddenSizeMax = 1 << 16;
+constexpr int64_t kBucketSizeMax = int64_t{1} << 40;  // more than any chunk has: a single bucket
+
+// Both check a specification that has its defaults. Errors: InvalidArgument - it breaks rules; the
+// message has a line for each.
+
+// Checks each field by itself.
+absl::Status CheckFields(const v1::JobSpec& spec);
+
+// Checks the rules about several fields. Requires: CheckFields returned OK.
+absl::Status CheckTogether(const v1::JobSpec& spec);
+
+}  // namespace megascale::job

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
-#include "controlplane/driver/core/failure_detector.h"
+#include "controlplane/driver/reports/agent_monitor.h"
 #include "proto/agent.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/job/job_spec.h"
@@ -58,7 +58,7 @@ class Driver {
       hello.set_num_slots(2);
       hello.set_machine_id("m");
       hello.set_instruction_set("avx2");
-      ApplyAll(detector_.OnHello(state_, hello, now_));
+      ApplyAll(monitor_.OnHello(state_, hello, now_));
     }
   }
 
@@ -73,17 +73,17 @@ class Driver {
       // The service refuses such a Hello.
       if (up.hello().node_id().empty() || up.hello().incarnation().empty()) return;
       if (up.hello().num_slots() < 0) return;
-      ApplyAll(detector_.OnHello(state_, up.hello(), now_));
+      ApplyAll(monitor_.OnHello(state_, up.hello(), now_));
     } else if (up.has_actual()) {
-      detector_.NoteStep(kJob, static_cast<int64_t>(control >> 5));
-      ApplyAll(detector_.OnReport(state_, node, up.actual(), now_));
+      monitor_.NoteStep(kJob, static_cast<int64_t>(control >> 5));
+      ApplyAll(monitor_.OnReport(state_, node, up.actual(), now_));
     }
     CheckState();
   }
 
   void Pass(absl::Duration duration) {
     now_ += duration;
-    ApplyAll(detector_.OnTick(state_, now_));
+    ApplyAll(monitor_.OnTick(state_, now_));
     for (driver::Timer& timer : driver::TimersFor(state_)) {
       if (duration > absl::Seconds(1)) Apply(std::move(timer.when_due));
     }
@@ -117,7 +117,7 @@ class Driver {
 
   DriverState state_;
   absl::Duration now_ = absl::Seconds(1000);
-  driver::FailureDetector detector_{absl::Seconds(1000)};
+  driver::AgentMonitor monitor_{absl::Seconds(1000)};
 };
 
 std::string MutateFrame(const std::string& frame, Random* random) {

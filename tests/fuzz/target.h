@@ -29,7 +29,8 @@ std::string MutateManifest(const std::string& input, Random* random);
 // A safetensors file, and as a shard of a checkpoint.
 void RunSafetensors(absl::string_view input);
 std::string MutateSafetensors(const std::string& input, Random* random);
-// Frames of AgentUp, from two agents, into the driver's failure detector and state machine.
+// Frames of AgentUp, from two agents, into the driver's agent monitor and state machine.
+// machine.
 void RunAgentMessages(absl::string_view input);
 std::string MutateAgentMessages(const std::string& input, Random* random);
 // Frames of FromWorker and FromHost, over a socket pair, into the agent's core.

@@ -54,7 +54,7 @@ std::string Summary(const Event& event) {
 }  // namespace
 
 DriverShell::DriverShell(Options options)
-    : options_(std::move(options)), detector_(options_.clock->Monotonic()) {}
+    : options_(std::move(options)), monitor_(options_.clock->Monotonic()) {}
 
 absl::StatusOr<std::unique_ptr<DriverShell>> DriverShell::Create(Options options) {
   std::unique_ptr<DriverShell> shell(new DriverShell(std::move(options)));
@@ -81,8 +81,8 @@ absl::Status DriverShell::Replay() {
 }
 
 void DriverShell::Begin() {
-  detector_ = FailureDetector(options_.clock->Monotonic(), options_.node_timeout);
-  for (const auto& [job_id, log] : loss_logs_) detector_.NoteStep(job_id, log->last_step());
+  monitor_ = AgentMonitor(options_.clock->Monotonic(), options_.node_timeout);
+  for (const auto& [job_id, log] : loss_logs_) monitor_.NoteStep(job_id, log->last_step());
 }
 
 // --- inputs -----------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ absl::Status DriverShell::Uncordon(const std::string& node_id) {
 }
 
 absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentLink& link) const {
-  Contact contact = detector_.ContactWith(hello.node_id());
+  Contact contact = monitor_.reports().ContactWith(hello.node_id());
   // An agent whose stream has ended is out of contact, however fresh its last report is.
   if (contact == Contact::kHeard && links_.count(hello.node_id()) == 0) contact = Contact::kGone;
   return CheckJoin(state_, hello, link.certificate(), contact);
@@ -165,13 +165,13 @@ bool DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> 
   }
   entry = Link{std::move(link), {}, {}, {}};
   state_changed_ = true;
-  FeedAll(detector_.OnHello(state_, hello, options_.clock->Monotonic(), certificate));
+  FeedAll(monitor_.OnHello(state_, hello, options_.clock->Monotonic(), certificate));
   return true;
 }
 
 void DriverShell::OnReport(const std::string& node_id, const agent::ActualState& report) {
   if (absl::Status status = TakeSteps(node_id, report); !status.ok()) loss_status_ = status;
-  FeedAll(detector_.OnReport(state_, node_id, report, options_.clock->Monotonic()));
+  FeedAll(monitor_.OnReport(state_, node_id, report, options_.clock->Monotonic()));
 }
 
 void DriverShell::OnGone(const std::string& node_id, const AgentLink* link) {
@@ -202,7 +202,7 @@ absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
 
 void DriverShell::Tick(absl::Duration now) {
   next_tick_ = now + kTickInterval;
-  FeedAll(detector_.OnTick(state_, now));
+  FeedAll(monitor_.OnTick(state_, now));
   std::vector<Event> due;
   for (auto it = timers_.begin(); it != timers_.end();) {
     if (it->second.first > now) {
@@ -271,7 +271,7 @@ absl::Status DriverShell::CutLossLogs() {
     if (cut_attempts_[cut.job_id] == cut.attempt) continue;
     ASSIGN_OR_RETURN(LossLog * log, LossLogOf(*FindJob(state_, cut.job_id)));
     RETURN_IF_ERROR(log->CutTo(cut.restore_step, cut.attempt));
-    detector_.NoteStep(cut.job_id, log->last_step());
+    monitor_.NoteStep(cut.job_id, log->last_step());
     cut_attempts_[cut.job_id] = cut.attempt;
   }
   return absl::OkStatus();
@@ -306,7 +306,7 @@ void DriverShell::TellAttempts() {
 void DriverShell::ReadReports(const std::string& node_id, std::map<std::string, int64_t>* known,
                               std::map<std::string, int64_t>* acked) const {
   for (const auto& [job_id, log] : loss_logs_) {
-    const agent::ActualJob* actual = detector_.LastReport(node_id, job_id);
+    const agent::ActualJob* actual = monitor_.reports().LastReport(node_id, job_id);
     if (actual == nullptr) continue;
     (*known)[job_id] = actual->attempt();
     (*acked)[job_id] = log->synced_step();
@@ -358,7 +358,7 @@ absl::Status DriverShell::TakeSteps(const std::string& node_id, const agent::Act
       if (record.attempt() != job->attempt()) continue;
       RETURN_IF_ERROR(log->Append(record));
     }
-    detector_.NoteStep(actual.job_id(), log->last_step());
+    monitor_.NoteStep(actual.job_id(), log->last_step());
   }
   return absl::OkStatus();
 }
@@ -375,7 +375,7 @@ absl::StatusOr<LossLog*> DriverShell::LossLogOf(const JobRecord& job) {
     log = *std::move(opened);
     if (IsTerminal(job)) log->Close();
     Describe(job);
-    detector_.NoteStep(JobId(job), log->last_step());
+    monitor_.NoteStep(JobId(job), log->last_step());
   }
   return log.get();
 }
@@ -393,7 +393,7 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
                                             ": there is no such job; `megascale "
                                             "list` shows all jobs"));
   }
-  const ViewSources sources = {&state_, &detector_, options_.clock->Wall()};
+  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall()};
   if (job->attempt() == 0) {  // no steps yet; a submit is not to wait for their log
     Describe(*job);
     return ViewJob(*job, nullptr, sources);
@@ -414,11 +414,11 @@ absl::StatusOr<std::vector<control::Job>> DriverShell::ViewJobs() {
 }
 
 control::GetClusterResponse DriverShell::ViewNodes() const {
-  return ViewCluster({&state_, &detector_, options_.clock->Wall()});
+  return ViewCluster({&state_, &monitor_, options_.clock->Wall()});
 }
 
 control::NodeView DriverShell::ViewOfNode(const std::string& node_id) const {
-  return ViewNode(*FindNode(state_, node_id), {&state_, &detector_, options_.clock->Wall()});
+  return ViewNode(*FindNode(state_, node_id), {&state_, &monitor_, options_.clock->Wall()});
 }
 
 absl::StatusOr<WatchUpdate> DriverShell::ViewUpdate(const std::string& job_id, int64_t position) {

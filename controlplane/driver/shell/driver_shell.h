@@ -22,8 +22,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "controlplane/driver/core/driver_state.h"
-#include "controlplane/driver/core/failure_detector.h"
 #include "controlplane/driver/core/job_retention.h"
+#include "controlplane/driver/reports/agent_monitor.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "controlplane/driver/storage/loss_log.h"
@@ -132,7 +132,7 @@ class DriverShell {
 
   Options options_;
   DriverState state_;
-  FailureDetector detector_;
+  AgentMonitor monitor_;
   std::vector<Event> pending_;  // applied, not yet durable
   int64_t num_snapshot_ = 0;    // state_.num_events() at the last snapshot
   std::map<std::string, std::unique_ptr<LossLog>> loss_logs_;

@@ -88,12 +88,12 @@ void AddCeiling(const JobRecord& job, const ViewSources& sources, control::Job* 
   view->set_flops_ceiling_age_seconds(std::max(1.0, absl::ToDoubleSeconds(age)));
 }
 
-void AddRanks(const JobRecord& job, const FailureDetector& detector, control::Job* view) {
+void AddRanks(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
   for (const auto& placement : job.placements()) {
     auto* rank = view->add_ranks();
     rank->set_node_id(placement.node_id());
     rank->mutable_status()->set_rank(placement.rank());
-    const auto* actual = detector.LastReport(placement.node_id(), JobId(job));
+    const auto* actual = monitor.reports().LastReport(placement.node_id(), JobId(job));
     if (actual == nullptr || actual->attempt() != job.attempt()) continue;
     for (const auto& reported : actual->ranks()) {
       if (reported.status().rank() == placement.rank()) {
@@ -104,9 +104,9 @@ void AddRanks(const JobRecord& job, const FailureDetector& detector, control::Jo
 }
 
 // Checkpoints that cannot be written do not stop a job, but people must see it.
-void AddStorageError(const JobRecord& job, const FailureDetector& detector, control::Job* view) {
+void AddStorageError(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
   for (const std::string& node_id : NodesOf(job)) {
-    const auto* actual = detector.LastReport(node_id, JobId(job));
+    const auto* actual = monitor.reports().LastReport(node_id, JobId(job));
     if (actual == nullptr || actual->storage_error().empty()) continue;
     const std::string before = view->message().empty() ? "" : absl::StrCat(view->message(), "; ");
     view->set_message(absl::StrCat(before, "cannot write checkpoints on ", node_id, ": ",
@@ -114,13 +114,13 @@ void AddStorageError(const JobRecord& job, const FailureDetector& detector, cont
     control::StorageFailure* failure = view->mutable_storage_failure();
     failure->set_node_id(node_id);
     failure->set_message(actual->storage_error());
-    failure->set_seconds(absl::ToDoubleSeconds(detector.StorageFailsFor(JobId(job))));
+    failure->set_seconds(absl::ToDoubleSeconds(monitor.StorageFailsFor(JobId(job))));
     return;
   }
 }
 
 // A warning of several nodes appears once.
-void AddWarnings(const JobRecord& job, const FailureDetector& detector, control::Job* view) {
+void AddWarnings(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
   std::map<std::string, std::vector<std::string>> nodes_of;
   for (const auto& passed : job.preflights()) {
     for (const std::string& warning : passed.preflight().warnings()) {
@@ -128,7 +128,7 @@ void AddWarnings(const JobRecord& job, const FailureDetector& detector, control:
     }
   }
   for (const std::string& node_id : NodesOf(job)) {
-    const auto* actual = detector.LastReport(node_id, JobId(job));
+    const auto* actual = monitor.reports().LastReport(node_id, JobId(job));
     if (actual == nullptr || actual->attempt() != job.attempt()) continue;
     for (const std::string& warning : actual->warnings()) nodes_of[warning].push_back(node_id);
   }
@@ -182,11 +182,11 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   }
   view.set_queue_position(QueuePosition(*sources.state, job));
   AddTimes(job, sources, &view);
-  AddWarnings(job, *sources.detector, &view);
+  AddWarnings(job, *sources.monitor, &view);
   AddCeiling(job, sources, &view);
   view.set_model_flops_per_second(view.tokens_per_second() * FlopsPerToken(job));
-  AddRanks(job, *sources.detector, &view);
-  if (HoldsSlots(job)) AddStorageError(job, *sources.detector, &view);
+  AddRanks(job, *sources.monitor, &view);
+  if (HoldsSlots(job)) AddStorageError(job, *sources.monitor, &view);
   return view;
 }
 
@@ -227,7 +227,8 @@ control::NodeView ViewNode(const NodeRecord& node, const SlotUse& use, const Vie
   view.set_alive(node.alive());
   view.set_machine_id(node.hello().machine_id());
   *view.mutable_resources() = node.hello().resources();
-  view.set_heartbeat_age_seconds(absl::ToDoubleSeconds(sources.detector->SilenceOf(node_id)));
+  view.set_heartbeat_age_seconds(
+      absl::ToDoubleSeconds(sources.monitor->reports().SilenceOf(node_id)));
   view.set_evicted(node.evicted());
   view.set_evicted_why(node.evicted_why());
   view.set_draining(node.draining());

@@ -3,7 +3,7 @@
 
 #include "absl/time/time.h"
 #include "controlplane/driver/core/driver_state.h"
-#include "controlplane/driver/core/failure_detector.h"
+#include "controlplane/driver/reports/agent_monitor.h"
 #include "controlplane/driver/storage/loss_log.h"
 #include "proto/control.pb.h"
 
@@ -11,7 +11,7 @@ namespace megascale::driver {
 
 struct ViewSources {
   const DriverState* state = nullptr;
-  const FailureDetector* detector = nullptr;
+  const AgentMonitor* monitor = nullptr;
   absl::Time now;  // wall time
 };
 

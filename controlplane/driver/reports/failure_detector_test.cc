@@ -1,12 +1,11 @@
-#include "controlplane/driver/core/failure_detector.h"
+#include "controlplane/driver/reports/failure_detector.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "controlplane/driver/core/desired_states.h"
-#include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/reports/testing/test_agents.h"
 
 namespace megascale::driver {
 namespace {
@@ -18,89 +17,7 @@ namespace telemetry = megascale::telemetry::v1;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-// A detector with a core that has job "j" of 4 ranks on n0 and n1. Verdicts are applied at once.
-class FailureDetectorTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    Apply(Submitted("j", SpecOf(2, 2, 30)), &state_);
-    Hello("n0", "a");
-    Hello("n1", "a");
-  }
-
-  std::vector<Event> Take(std::vector<Event> events) {
-    for (const Event& event : events) Apply(event, &state_);
-    return events;
-  }
-  std::vector<Event> Hello(const std::string& node_id, const std::string& incarnation) {
-    return Take(detector_.OnHello(state_, HelloOf(node_id, incarnation, 2), now_));
-  }
-  std::vector<Event> Tick() { return Take(detector_.OnTick(state_, now_)); }
-  std::vector<Event> Report(const std::string& node_id, const agent::ActualState& report) {
-    return Take(detector_.OnReport(state_, node_id, report, now_));
-  }
-
-  // Lets time pass in which the driver ticks and both agents repeat their reports.
-  std::vector<Event> Pass(absl::Duration duration) {
-    std::vector<Event> all;
-    const absl::Duration end = now_ + duration;
-    while (now_ < end) {
-      now_ += absl::Milliseconds(500);
-      for (const auto& [node_id, report] : reports_) {
-        const std::vector<Event> events = Report(node_id, report);
-        all.insert(all.end(), events.begin(), events.end());
-      }
-      const std::vector<Event> events = Tick();
-      all.insert(all.end(), events.begin(), events.end());
-    }
-    return all;
-  }
-
-  agent::ActualJob* JobOn(const std::string& node_id) {
-    agent::ActualState& report = reports_[node_id];
-    report.set_incarnation("a");
-    report.set_applied_version(VersionOfEvent(state_.num_events()));
-    if (report.jobs_size() == 0) report.add_jobs()->set_job_id("j");
-    report.mutable_jobs(0)->set_attempt(job().attempt());
-    return report.mutable_jobs(0);
-  }
-
-  agent::ActualRank* RankOf(int rank) {
-    agent::ActualJob* actual = JobOn(NodeOfRank(job(), rank));
-    for (auto& known : *actual->mutable_ranks()) {
-      if (known.status().rank() == rank) return &known;
-    }
-    agent::ActualRank* added = actual->add_ranks();
-    added->set_state(agent::ActualRank::STATE_RUNNING);
-    added->mutable_status()->set_rank(rank);
-    added->mutable_status()->set_phase(telemetry::PHASE_TRAINING);
-    actual->set_num_processes(actual->num_processes() + 1);
-    return added;
-  }
-
-  void Train() {
-    for (const char* node : {"n0", "n1"}) {
-      JobOn(node)->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
-    }
-    Pass(absl::Seconds(1));
-    ASSERT_EQ(job().stage(), pb::STAGE_RUN);
-    for (int rank = 0; rank < 4; ++rank) RankOf(rank);
-    Pass(absl::Seconds(1));
-    ASSERT_EQ(job().state(), control::JOB_STATE_RUNNING);
-  }
-
-  const JobRecord& job() const { return *FindJob(state_, "j"); }
-
-  DriverState state_;
-  absl::Duration now_ = absl::Seconds(1000);
-  FailureDetector detector_{now_};
-  std::map<std::string, agent::ActualState> reports_;
-};
-
-TEST_F(FailureDetectorTest, RepeatedReportsGiveEachVerdictOnce) {
-  Train();
-  EXPECT_THAT(Pass(absl::Seconds(3)), SizeIs(0));
-  EXPECT_THAT(Hello("n0", "a"), SizeIs(0));
-}
+using FailureDetectorTest = AgentMonitorTest;
 
 TEST_F(FailureDetectorTest, SilentNodeIsLostAfterItsTimeoutAndJoinsAgain) {
   Train();
@@ -130,7 +47,7 @@ TEST_F(FailureDetectorTest, AJobWithoutPatienceHarmsItselfOnly) {
   }
   Apply(Submitted("h", hostile), &state_);
   for (const char* node : {"n0", "n1"}) {
-    Take(detector_.OnHello(state_, HelloOf(node, "a", 3), now_));
+    Take(monitor_.OnHello(state_, HelloOf(node, "a", 3), now_));
   }
   Train();
   const std::string node_id = NodeOfRank(*FindJob(state_, "h"), 0);
@@ -164,7 +81,7 @@ TEST_F(FailureDetectorTest, AJobWithoutPatienceHarmsItselfOnly) {
 }
 
 TEST_F(FailureDetectorTest, TheDriversLimitJudgesNodes) {
-  detector_ = FailureDetector(now_, absl::Seconds(30));
+  monitor_ = AgentMonitor(now_, absl::Seconds(30));
   for (const char* node : {"n0", "n1"}) Hello(node, "a");
   Train();
   reports_.erase("n1");
@@ -213,21 +130,6 @@ TEST_F(FailureDetectorTest, AMonotonicClockThatSeemsToGoBackCausesNothing) {
   EXPECT_THAT(Pass(absl::Seconds(30)), SizeIs(0));
 }
 
-// Causes are ordered by when agents noticed them, however late they report them.
-TEST_F(FailureDetectorTest, AFailureIsDatedByTheAgeThatItsAgentGivesIt) {
-  Train();
-  const absl::Duration now = now_;
-  agent::ActualRank* rank = JobOn("n0")->mutable_ranks(0);
-  rank->set_state(agent::ActualRank::STATE_FAILED);
-  rank->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
-  rank->mutable_failure()->set_age_seconds(2.5);
-  const std::vector<Event> events = Report("n0", reports_["n0"]);
-  ASSERT_TRUE(!events.empty() && events.back().has_rank_failed());
-  const auto& noticed = events.back().rank_failed().noticed_at();
-  EXPECT_EQ(absl::Seconds(noticed.seconds()) + absl::Nanoseconds(noticed.nanos()),
-            now - absl::Milliseconds(2500));
-}
-
 TEST_F(FailureDetectorTest, StalledDriverLosesNobody) {
   Train();
   now_ += absl::Seconds(100);
@@ -237,21 +139,13 @@ TEST_F(FailureDetectorTest, StalledDriverLosesNobody) {
 
 TEST_F(FailureDetectorTest, RestartedDriverGivesEveryNodeOneTimeout) {
   Train();
-  detector_ = FailureDetector(now_);
+  monitor_ = AgentMonitor(now_);
   reports_.erase("n1");
   Hello("n0", "a");
   EXPECT_THAT(Pass(absl::Seconds(5)), SizeIs(0));
   const std::vector<Event> events = Pass(absl::Milliseconds(500));
   ASSERT_THAT(events, SizeIs(1));
   EXPECT_EQ(events[0].node_lost().node_id(), "n1");
-}
-
-TEST_F(FailureDetectorTest, ReportOfAnotherIncarnationIsIgnored) {
-  Train();
-  agent::ActualState old = reports_["n0"];
-  old.set_incarnation("before");
-  old.mutable_jobs(0)->mutable_ranks(0)->set_state(agent::ActualRank::STATE_FAILED);
-  EXPECT_THAT(Report("n0", old), SizeIs(0));
 }
 
 TEST_F(FailureDetectorTest, RankWhoseTimerStoppedIsHungAndBlamedBeforeItsPeers) {
@@ -346,113 +240,6 @@ TEST_F(FailureDetectorTest, PreflightThatDoesNotEndIsNoticed) {
   EXPECT_EQ(events[1].rank_failed().rank(), -1);
 }
 
-TEST_F(FailureDetectorTest, ProgressIsToldOnceAndAgainBeforeAFailure) {
-  Train();
-  detector_.NoteStep("j", 3);
-  std::vector<Event> events = Pass(absl::Seconds(1));
-  ASSERT_THAT(events, SizeIs(1));
-  EXPECT_EQ(events[0].attempt_progressed().step(), 3);
-  detector_.NoteStep("j", 8);
-  EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0));
-  RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
-  events = Pass(absl::Milliseconds(500));
-  ASSERT_THAT(events, SizeIs(2));
-  EXPECT_EQ(events[0].attempt_progressed().step(), 8);
-  EXPECT_EQ(events[1].rank_failed().rank(), 0);
-  EXPECT_EQ(job().best_step(), 8);
-}
-
-TEST_F(FailureDetectorTest, ShardsOfAllRanksAreFinalizedAndTheManifestIsTakenOver) {
-  Train();
-  for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_THAT(Pass(absl::Milliseconds(500)), SizeIs(0));
-    auto* shard = JobOn(NodeOfRank(job(), rank))->add_shards();
-    shard->set_rank(rank);
-    shard->set_attempt(1);
-    shard->set_step(10);
-  }
-  std::vector<Event> events = Pass(absl::Seconds(1));
-  ASSERT_THAT(events, SizeIs(1));
-  EXPECT_EQ(events[0].shards_stored().step(), 10);
-  auto* manifest = JobOn("n0")->add_manifests();
-  manifest->set_attempt(1);
-  manifest->set_step(10);
-  manifest->set_directory("/c/step-00000010-attempt-1");
-  events = Pass(absl::Seconds(1));
-  ASSERT_THAT(events, SizeIs(1));
-  EXPECT_TRUE(events[0].has_manifest_written());
-  ASSERT_EQ(job().committed_size(), 1);
-  EXPECT_EQ(job().finalize_size(), 0);
-}
-
-TEST_F(FailureDetectorTest, ManifestThatIsOlderThanACommitIsNotTakenOver) {
-  Train();
-  Take({Stored(1, 20), Stored(1, 10), Manifest(1, 20)});
-  ASSERT_EQ(job().committed_size(), 1);
-  auto* manifest = JobOn("n0")->add_manifests();
-  manifest->set_attempt(1);
-  manifest->set_step(10);
-  EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0)) << "the host may have deleted it";
-  EXPECT_THAT(DesiredFor(state_, "n0").jobs(0).finalize(), SizeIs(0));
-}
-
-TEST_F(FailureDetectorTest, RetentionIsToldOnceAllRanksEndedAndForTheLastCheckpointOnly) {
-  Train();
-  Take({Manifest(1, 30)});
-  JobOn("n1")->mutable_retained()->set_attempt(1);  // not the one that deletes
-  JobOn("n1")->mutable_retained()->set_step(30);
-  JobOn("n0")->mutable_retained()->set_attempt(1);
-  JobOn("n0")->mutable_retained()->set_step(20);
-  for (int rank = 0; rank < 4; ++rank) Take({Ended(1, rank, false, 30)});
-  EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0));
-  JobOn("n0")->mutable_retained()->set_step(30);
-  const std::vector<Event> events = Pass(absl::Seconds(1));
-  ASSERT_THAT(events, SizeIs(1));
-  EXPECT_EQ(events[0].retention_ended().step(), 30);
-  EXPECT_FALSE(events[0].retention_ended().timed_out());
-  EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
-}
-
-TEST_F(FailureDetectorTest, NodeIsFencedOnlyByAReportThatKnowsOfIt) {
-  Train();
-  RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
-  Pass(absl::Milliseconds(500));
-  ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
-  // No process is left, but the agent does not know yet that it must not start one.
-  reports_["n0"].mutable_jobs(0)->set_num_processes(0);
-  EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0));
-  JobOn("n0")->set_num_processes(1);
-  EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0));
-  JobOn("n0")->set_num_processes(0);
-  auto* snapshot = JobOn("n0")->add_snapshots();
-  snapshot->set_rank(0);
-  snapshot->set_step(12);
-  const std::vector<Event> events = Report("n0", reports_["n0"]);
-  ASSERT_THAT(events, SizeIs(1));
-  EXPECT_EQ(events[0].node_fenced().snapshots_size(), 1);
-  // A job that an agent does not know has no process there.
-  reports_["n1"].clear_jobs();
-  reports_["n1"].set_applied_version(VersionOfEvent(state_.num_events()));
-  EXPECT_THAT(Report("n1", reports_["n1"]), SizeIs(1));
-  EXPECT_NE(job().stage(), pb::STAGE_FENCE);
-}
-
-TEST_F(FailureDetectorTest, ADeathIsToldBeforeTheFenceThatCameWithIt) {
-  Train();
-  RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
-  RankOf(0)->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_ABORTED);
-  Pass(absl::Milliseconds(500));
-  ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
-  JobOn("n1")->set_num_processes(0);
-  RankOf(2)->set_state(agent::ActualRank::STATE_FAILED);
-  RankOf(2)->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
-  const std::vector<Event> events = Report("n1", reports_["n1"]);
-  ASSERT_THAT(events, SizeIs(2));
-  EXPECT_EQ(events[0].rank_failed().rank(), 2);
-  EXPECT_TRUE(events[1].has_node_fenced());
-  EXPECT_EQ(job().culprit().rank(), 2);
-}
-
 TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBeginsAnew) {
   state_.mutable_jobs(0)
       ->mutable_submitted()
@@ -463,13 +250,13 @@ TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBegin
   Train();
   JobOn("n1")->set_storage_error("write /c/x: disk full");
   EXPECT_THAT(Pass(absl::Seconds(20)), SizeIs(0)) << "training goes on";
-  EXPECT_EQ(detector_.StorageFailsFor("j"), absl::Seconds(19.5));
+  EXPECT_EQ(monitor_.StorageFailsFor("j"), absl::Seconds(19.5));
   // One stored shard clears the error, but when it comes back it is the same failure.
   JobOn("n1")->clear_storage_error();
   Pass(absl::Seconds(2));
   JobOn("n1")->set_storage_error("write /c/x: disk full");
   Pass(absl::Seconds(2));
-  EXPECT_EQ(detector_.StorageFailsFor("j"), absl::Seconds(23.5));
+  EXPECT_EQ(monitor_.StorageFailsFor("j"), absl::Seconds(23.5));
   auto* manifest = JobOn("n0")->add_manifests();
   manifest->set_attempt(1);
   manifest->set_step(10);
@@ -487,21 +274,6 @@ TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBegin
             "full; the last good one is of step 10: /c/step-10");
   EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
   EXPECT_EQ(job().reason(), "StorageFailed");
-}
-
-TEST_F(FailureDetectorTest, EndedRanksAndFailedHostAreTold) {
-  Train();
-  RankOf(0)->set_state(agent::ActualRank::STATE_FINISHED);
-  RankOf(0)->mutable_status()->set_step(30);
-  std::vector<Event> events = Pass(absl::Milliseconds(500));
-  ASSERT_THAT(events, SizeIs(1));
-  EXPECT_EQ(events[0].rank_ended().step(), 30);
-  JobOn("n1")->mutable_host()->mutable_failure()->set_failure_class(
-      telemetry::FAILURE_CLASS_EXITED);
-  events = Pass(absl::Milliseconds(500));
-  ASSERT_THAT(events, SizeIs(1));
-  EXPECT_EQ(events[0].rank_failed().rank(), -1);
-  EXPECT_EQ(job().reason(), "HostFailed");
 }
 
 }  // namespace

@@ -1,0 +1,55 @@
+// Turns what agents report, and time, into the events that the driver logs. Pure: time comes in as
+// an argument. It joins three parts: agent_reports.h keeps what the agents said last,
+// reported_events.h knows what a report tells, and failure_detector.h judges silence and hangs.
+// Threads: one at a time, const calls included.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/reports/agent_reports.h"
+#include "controlplane/driver/reports/failure_detector.h"
+#include "controlplane/driver/reports/reported_events.h"
+
+namespace megascale::driver {
+
+class AgentMonitor {
+ public:
+  // `now`: monotonic time at which the driver began to listen; nodes have until `now` +
+  // `node_timeout` to report.
+  explicit AgentMonitor(absl::Duration now,
+                        absl::Duration node_timeout = FailureDetector::kNodeTimeout)
+      : reports_(now, node_timeout) {}
+
+  // Takes over an agent that connected and may join (CheckJoin), with this certificate. Returns
+  // NodeJoined when this incarnation or its certificate is new, or when the node was lost.
+  std::vector<Event> OnHello(const DriverState& state, const megascale::agent::v1::Hello& hello,
+                             absl::Duration now, const std::string& certificate = "");
+
+  // Returns the events that follow from an agent's report, in the order in which they must be
+  // applied. A report is ignored unless its incarnation is the one in the state.
+  std::vector<Event> OnReport(const DriverState& state, const std::string& node_id,
+                              const megascale::agent::v1::ActualState& report, absl::Duration now);
+
+  // Returns the events that follow from the passing of time. Call several times per second.
+  std::vector<Event> OnTick(const DriverState& state, absl::Duration now);
+
+  // Notes the newest step in a job's loss log, for AttemptProgressed. Call before OnReport.
+  void NoteStep(const std::string& job_id, int64_t step) { events_.NoteStep(job_id, step); }
+
+  const AgentReports& reports() const { return reports_; }
+
+  // Returns for how long the job's checkpoints could not be written; zero: they can be written.
+  absl::Duration StorageFailsFor(const std::string& job_id) const {
+    return detector_.StorageFailsFor(job_id, reports_);
+  }
+
+ private:
+  AgentReports reports_;
+  ReportedEvents events_;
+  FailureDetector detector_;
+};
+
+}  // namespace megascale::driver

@@ -1,0 +1,87 @@
+#include "controlplane/driver/reports/agent_reports.h"
+
+#include <algorithm>
+
+namespace megascale::driver {
+
+namespace agent = megascale::agent::v1;
+
+void AgentReports::Advance(absl::Duration now) {
+  awake_ += std::clamp(now - now_, absl::ZeroDuration(), kStallMax);
+  now_ = std::max(now_, now);
+}
+
+void AgentReports::TakeHello(const agent::Hello& hello) {
+  Agent& taken = agents_[hello.node_id()];
+  if (taken.hello.incarnation() != hello.incarnation()) taken.report.Clear();
+  taken.hello = hello;
+  taken.heard = awake_;
+  taken.punctual = false;
+}
+
+bool AgentReports::TakeReport(const std::string& node_id, const agent::ActualState& report) {
+  const auto found = agents_.find(node_id);
+  if (found == agents_.end() || found->second.hello.incarnation() != report.incarnation()) {
+    return false;
+  }
+  Agent& taken = found->second;
+  taken.punctual = awake_ - taken.heard < node_timeout_;
+  taken.heard = awake_;
+  taken.report = report;
+  return true;
+}
+
+const agent::ActualJob* AgentReports::LastReport(const std::string& node_id,
+                                                 const std::string& job_id) const {
+  const auto found = agents_.find(node_id);
+  if (found == agents_.end()) return nullptr;
+  for (const auto& job : found->second.report.jobs()) {
+    if (job.job_id() == job_id) return &job;
+  }
+  return nullptr;
+}
+
+const agent::ActualJob* AgentReports::ReportOfAttempt(const std::string& node_id,
+                                                      const JobRecord& job) const {
+  const agent::ActualJob* last = LastReport(node_id, JobId(job));
+  return last != nullptr && last->attempt() == job.attempt() ? last : nullptr;
+}
+
+const std::vector<std::string>& AgentReports::Nodes(const JobRecord& job) const {
+  JobNodes& known = job_nodes_[JobId(job)];
+  // Only a new attempt places ranks again; within an attempt the placements may only be cleared.
+  if (known.attempt != job.attempt() || known.num_ranks != job.placements_size()) {
+    known = JobNodes{job.attempt(), job.placements_size(), NodesOf(job)};
+  }
+  return known.nodes;
+}
+
+bool AgentReports::IsOn(const JobRecord& job, const std::string& node_id) const {
+  const std::vector<std::string>& nodes = Nodes(job);
+  return std::binary_search(nodes.begin(), nodes.end(), node_id);
+}
+
+absl::Duration AgentReports::SilenceOf(const std::string& node_id) const {
+  const auto found = agents_.find(node_id);
+  return found == agents_.end() ? awake_ : awake_ - found->second.heard;
+}
+
+bool AgentReports::IsPunctual(const std::string& node_id) const {
+  const auto found = agents_.find(node_id);
+  return found != agents_.end() && found->second.punctual;
+}
+
+Contact AgentReports::ContactWith(const std::string& node_id) const {
+  if (agents_.count(node_id) == 0) return Contact::kUnknown;
+  return SilenceOf(node_id) < node_timeout_ ? Contact::kHeard : Contact::kGone;
+}
+
+google::protobuf::Duration AgentReports::NoticedAt(absl::Duration age) const {
+  absl::Duration time = now_ - age;
+  google::protobuf::Duration proto;
+  proto.set_seconds(absl::IDivDuration(time, absl::Seconds(1), &time));
+  proto.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(time)));
+  return proto;
+}
+
+}  // namespace megascale::driver

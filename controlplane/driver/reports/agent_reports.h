@@ -1,0 +1,85 @@
+// What the agents said last, and for how long they have been silent. Time comes in as an argument,
+// and a gap between two calls counts for at most `kStallMax`, so that a driver that stalled does
+// not take its nodes for lost. Threads: one at a time, const calls included. Open agent_monitor.h
+// first.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "controlplane/driver/core/driver_core.h"
+
+namespace megascale::driver {
+
+class AgentReports {
+ public:
+  // A longer gap between two calls means that the driver itself stalled.
+  static constexpr absl::Duration kStallMax = absl::Seconds(1);
+
+  // `now`: monotonic time at which the driver began to listen. `node_timeout`: the longest silence
+  // of a node that is well.
+  AgentReports(absl::Duration now, absl::Duration node_timeout)
+      : node_timeout_(node_timeout), now_(now) {}
+
+  // Lets time pass until `now`.
+  void Advance(absl::Duration now);
+
+  // Takes an agent that connected. The report of an earlier incarnation is forgotten.
+  void TakeHello(const megascale::agent::v1::Hello& hello);
+  // Takes a report. Returns false, and ignores it, unless it comes from the incarnation that said
+  // hello last.
+  bool TakeReport(const std::string& node_id, const megascale::agent::v1::ActualState& report);
+  // Requires: TakeHello was called for the node.
+  const megascale::agent::v1::Hello& HelloOf(const std::string& node_id) const {
+    return agents_.at(node_id).hello;
+  }
+
+  // Returns a node's newest report about a job; null: its present incarnation has not reported it.
+  const megascale::agent::v1::ActualJob* LastReport(const std::string& node_id,
+                                                    const std::string& job_id) const;
+  // Returns LastReport if it is about the job's present attempt, else null.
+  const megascale::agent::v1::ActualJob* ReportOfAttempt(const std::string& node_id,
+                                                         const JobRecord& job) const;
+
+  // Returns NodesOf(job), cached for an attempt because every report asks for it.
+  const std::vector<std::string>& Nodes(const JobRecord& job) const;
+  bool IsOn(const JobRecord& job, const std::string& node_id) const;
+  // Forgets what is cached for a job.
+  void Forget(const std::string& job_id) { job_nodes_.erase(job_id); }
+
+  // Returns the time since the node's last report, or since the start of the driver.
+  absl::Duration SilenceOf(const std::string& node_id) const;
+  // Returns whether the node's newest report came soon after the one before it.
+  bool IsPunctual(const std::string& node_id) const;
+  // Returns the contact with a node's agent, judged by its reports alone.
+  Contact ContactWith(const std::string& node_id) const;
+
+  absl::Duration node_timeout() const { return node_timeout_; }
+  // Returns the time `age` ago on the driver's monotonic clock, as events have it.
+  google::protobuf::Duration NoticedAt(absl::Duration age) const;
+  // The elapsed time without the driver's own stalls. Limits are counted in it.
+  absl::Duration awake() const { return awake_; }
+
+ private:
+  struct Agent {
+    megascale::agent::v1::Hello hello;
+    megascale::agent::v1::ActualState report;
+    absl::Duration heard = absl::ZeroDuration();  // in awake time
+    bool punctual = false;
+  };
+  struct JobNodes {  // the nodes of one attempt
+    int64_t attempt = -1;
+    int num_ranks = 0;
+    std::vector<std::string> nodes;  // sorted
+  };
+
+  absl::Duration node_timeout_;
+  absl::Duration now_;
+  absl::Duration awake_ = absl::ZeroDuration();
+  std::map<std::string, Agent> agents_;
+  mutable std::map<std::string, JobNodes> job_nodes_;
+};
+
+}  // namespace megascale::driver

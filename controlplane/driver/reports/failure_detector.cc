@@ -1,0 +1,236 @@
+#include "controlplane/driver/reports/failure_detector.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/reports/reported_events.h"
+#include "runtime/job/job_spec.h"
+#include "runtime/plan/instruction.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+
+absl::Duration HeartbeatTimeout(const JobRecord& job) {
+  return job::ToDuration(job.submitted().spec().fault().heartbeat_timeout());
+}
+
+bool IsStarting(telemetry::Phase phase) {
+  return phase == telemetry::PHASE_UNSPECIFIED || phase == telemetry::PHASE_STARTING ||
+         phase == telemetry::PHASE_LOADING || phase == telemetry::PHASE_FIRST_STEP;
+}
+
+Event HungEvent(const JobRecord& job, int rank, const std::string& node_id,
+                const std::string& evidence, const AgentReports& reports) {
+  agent::RankFailure failure;
+  failure.set_failure_class(telemetry::FAILURE_CLASS_HUNG);
+  failure.set_message(evidence);
+  return RankFailedEvent(job, rank, node_id, failure, reports);
+}
+
+// On its own line, because one-line views show only the first.
+std::string Recent(const telemetry::RankStatus& status) {
+  return status.recent().empty() ? std::string() : absl::StrCat("\n", status.recent());
+}
+
+// The last word of `doing` is the id of the running instruction.
+bool WaitsForPeers(absl::string_view doing) {
+  const auto id = plan::InstructionId::Parse(doing.substr(doing.rfind(' ') + 1));
+  return id.ok() && *id != plan::InstructionId() && plan::NeedsPeers(*id);
+}
+
+}  // namespace
+
+absl::Duration FailureDetector::Since(std::map<std::string, Watched>* watched,
+                                      const std::string& key, int64_t value,
+                                      const AgentReports& reports) {
+  auto [it, added] = watched->try_emplace(key, Watched{value, reports.awake()});
+  if (!added && it->second.value != value) it->second = Watched{value, reports.awake()};
+  return reports.awake() - it->second.since;
+}
+
+absl::Duration FailureDetector::InPhase(const JobRecord& job, const telemetry::RankStatus& status,
+                                        const AgentReports& reports) {
+  std::vector<Watched>& ranks = phases_[JobId(job)];
+  const int rank = status.rank();
+  if (rank < 0 || rank >= job.placements_size()) return absl::ZeroDuration();
+  ranks.resize(static_cast<size_t>(job.placements_size()));
+  Watched& watched = ranks[static_cast<size_t>(rank)];
+  const int64_t value = job.attempt() * 64 + status.phase();
+  if (watched.value != value) watched = Watched{value, reports.awake()};
+  return reports.awake() - watched.since;
+}
+
+void FailureDetector::Forget(const std::string& job_id) {
+  stages_.erase(job_id);
+  phases_.erase(job_id);
+  storage_.erase(job_id);
+}
+
+std::vector<Event> FailureDetector::LostNodes(const DriverState& state,
+                                              const AgentReports& reports) {
+  std::vector<Event> events;
+  for (const NodeRecord& node : state.nodes()) {
+    const std::string& node_id = node.hello().node_id();
+    const absl::Duration silence = reports.SilenceOf(node_id);
+    if (!node.alive() || silence <= reports.node_timeout()) continue;
+    Event event;
+    auto* lost = event.mutable_node_lost();
+    lost->set_node_id(node_id);
+    lost->set_incarnation(node.hello().incarnation());
+    lost->set_why(absl::StrCat("no heartbeat for ", absl::FormatDuration(reports.node_timeout())));
+    *lost->mutable_noticed_at() = reports.NoticedAt(silence);
+    events.push_back(std::move(event));
+  }
+  return events;
+}
+
+std::vector<Event> FailureDetector::FailuresOf(const JobRecord& job, const AgentReports& reports) {
+  std::vector<Event> events;
+  const auto add = [&](std::optional<Event> failed) {
+    if (failed.has_value()) events.push_back(*std::move(failed));
+  };
+  const bool runs = job.stage() == pb::STAGE_RUN;
+  if (runs) add(StorageFailed(job, reports));
+  // A job that leaves a node waits for all of its ranks, too.
+  if (runs || job.stage() == pb::STAGE_LEAVE) add(Hung(job, reports));
+  if (runs || job.stage() == pb::STAGE_PREFLIGHT) add(Overdue(job, reports));
+  return events;
+}
+
+std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
+    const JobRecord& job, const telemetry::RankStatus& status, absl::Duration silence,
+    const AgentReports& reports) {
+  const auto& fault = job.submitted().spec().fault();
+  const absl::Duration in_phase = InPhase(job, status, reports);
+  Suspect suspect;
+  suspect.rank = status.rank();
+  suspect.waiting = WaitsForPeers(status.doing());
+  const absl::Duration alive_age = absl::Seconds(status.alive_age_seconds());
+  if (alive_age > HeartbeatTimeout(job)) {
+    suspect.dead = true;
+    suspect.age = alive_age;
+    suspect.evidence = absl::StrCat(
+        "its timer thread has not run for ",
+        absl::FormatDuration(absl::Seconds(absl::ToInt64Seconds(alive_age))), " (process ",
+        status.pid(), ", in ", status.doing().empty() ? "no instruction" : status.doing(), ")",
+        Recent(status));
+    return suspect;
+  }
+  const absl::Duration limit = job::ToDuration(
+      IsStarting(status.phase()) ? fault.start_timeout() : fault.progress_timeout());
+  // The limit of a phase counts from the phase's begin.
+  // A rank without any report has been silent for as long as its attempt runs.
+  const bool silent = status.progress_age_seconds() < 0;
+  suspect.age = silent ? in_phase
+                       : std::min(absl::Seconds(status.progress_age_seconds()) + silence, in_phase);
+  if (suspect.age <= limit) return std::nullopt;
+  // While ranks read a checkpoint for others, a rank that waits makes no progress of its own for as
+  // long as that takes. Each rank that reads has its own limit.
+  if (suspect.waiting && status.phase() == telemetry::PHASE_LOADING) return std::nullopt;
+  suspect.evidence = absl::StrCat(
+      "no progress for ", absl::FormatDuration(limit), " at step ", status.step(), " in ",
+      status.doing().empty() ? "no instruction" : status.doing(), Recent(status));
+  return suspect;
+}
+
+std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecord& job,
+                                                                  const AgentReports& reports) {
+  std::vector<Suspect> suspects;
+  for (const std::string& node_id : reports.Nodes(job)) {
+    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
+    if (actual == nullptr) continue;
+    const absl::Duration silence = reports.SilenceOf(node_id);
+    for (const auto& rank : actual->ranks()) {
+      if (rank.state() != agent::ActualRank::STATE_RUNNING) continue;
+      std::optional<Suspect> suspect = SuspectOf(job, rank.status(), silence, reports);
+      // The report of an agent that stalled itself says nothing about its ranks.
+      if (!suspect.has_value() || !reports.IsPunctual(node_id)) continue;
+      suspect->node_id = node_id;
+      suspects.push_back(*std::move(suspect));
+    }
+  }
+  return suspects;
+}
+
+std::optional<Event> FailureDetector::Hung(const JobRecord& job, const AgentReports& reports) {
+  const std::vector<Suspect> suspects = SuspectsOf(job, reports);
+  if (suspects.empty()) return std::nullopt;
+  const Suspect& worst =
+      *std::max_element(suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {
+        return std::tuple(a.dead, !a.waiting, a.age, -a.rank) <
+               std::tuple(b.dead, !b.waiting, b.age, -b.rank);
+      });
+  return HungEvent(job, worst.rank, worst.node_id, worst.evidence, reports);
+}
+
+std::optional<Event> FailureDetector::Overdue(const JobRecord& job, const AgentReports& reports) {
+  const absl::Duration limit = job::ToDuration(job.submitted().spec().fault().start_timeout());
+  if (Since(&stages_, JobId(job), job.stage_event(), reports) <= limit) return std::nullopt;
+  if (job.stage() == pb::STAGE_PREFLIGHT) {
+    for (const std::string& node_id : reports.Nodes(job)) {
+      if (HasPreflight(job, node_id)) continue;
+      const std::string evidence =
+          absl::StrCat("its preflight did not end within ", absl::FormatDuration(limit));
+      return HungEvent(job, -1, node_id, evidence, reports);
+    }
+    return std::nullopt;
+  }
+  std::set<int> there;
+  for (const std::string& node_id : reports.Nodes(job)) {
+    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
+    if (actual == nullptr) continue;
+    for (const auto& rank : actual->ranks()) there.insert(rank.status().rank());
+  }
+  for (const auto& placement : job.placements()) {
+    if (there.count(placement.rank()) > 0) continue;
+    if (FindEnded(job, placement.rank()) != nullptr) continue;
+    const std::string evidence =
+        absl::StrCat("was not started within ", absl::FormatDuration(limit));
+    return HungEvent(job, placement.rank(), placement.node_id(), evidence, reports);
+  }
+  return std::nullopt;
+}
+
+// Training goes on meanwhile. Only a commit ends the failure; one rank's stored shard proves
+// little.
+std::optional<Event> FailureDetector::StorageFailed(const JobRecord& job,
+                                                    const AgentReports& reports) {
+  const int64_t newest = NewestCommittedStep(job);
+  const auto known = storage_.find(JobId(job));
+  if (known != storage_.end() && known->second.value != newest) storage_.erase(known);
+  for (const std::string& node_id : reports.Nodes(job)) {
+    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
+    if (actual == nullptr || actual->storage_error().empty()) continue;
+    const absl::Duration limit =
+        job::ToDuration(job.submitted().spec().fault().checkpoint_timeout());
+    // Unset in a log that was written before this limit existed.
+    const bool limited = limit > absl::ZeroDuration();
+    const bool exceeded = Since(&storage_, JobId(job), newest, reports) > limit;
+    if (!exceeded || !limited || job.host_failed()) return std::nullopt;
+    agent::RankFailure failure;
+    failure.set_failure_class(telemetry::FAILURE_CLASS_STORAGE);
+    failure.set_message(
+        absl::StrCat("no checkpoint could be written for ", absl::FormatDuration(limit),
+                     " (fault.checkpoint_timeout): ", actual->storage_error(), "; ",
+                     newest < 0 ? "there is no older one"
+                                : absl::StrCat("the last good one is of step ", newest, ": ",
+                                               job.committed().rbegin()->directory())));
+    return RankFailedEvent(job, -1, node_id, failure, reports);
+  }
+  return std::nullopt;
+}
+
+absl::Duration FailureDetector::StorageFailsFor(const std::string& job_id,
+                                                const AgentReports& reports) const {
+  const auto it = storage_.find(job_id);
+  return it == storage_.end() ? absl::ZeroDuration() : reports.awake() - it->second.since;
+}
+
+}  // namespace megascale::driver

@@ -1,0 +1,80 @@
+// Judges by time what no agent reports: nodes that are silent and ranks that hang. Pure; time comes
+// from AgentReports.
+//
+// A node is lost when it is silent for the driver's node timeout; a broken stream alone is no
+// reason. A job's limits decide about its own ranks and never about a node, because a node may have
+// ranks of other jobs, too. A driver that starts gives every node one node timeout to report.
+// Threads: one at a time. Open agent_monitor.h first. Source: DESIGN sections 1.3 and 9 (Liveness).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/reports/agent_reports.h"
+
+namespace megascale::driver {
+
+class FailureDetector {
+ public:
+  // Default, minimum and maximum of the node timeout. Agents report every second, or more often
+  // where a job asks for it.
+  static constexpr absl::Duration kNodeTimeout = absl::Seconds(5);
+  static constexpr absl::Duration kNodeTimeoutMin = absl::Seconds(2);
+  static constexpr absl::Duration kNodeTimeoutMax = absl::Hours(1);
+
+  // Returns NodeLost for every living node that has been silent for longer than the node timeout.
+  static std::vector<Event> LostNodes(const DriverState& state, const AgentReports& reports);
+
+  // Returns RankFailed for each limit of the job that is exceeded now: on failing checkpoint
+  // writes, on progress (only the rank that is blamed), and on the start. Call several times per
+  // second.
+  std::vector<Event> FailuresOf(const JobRecord& job, const AgentReports& reports);
+
+  // Forgets a job that has ended.
+  void Forget(const std::string& job_id);
+
+  // Returns the time from the first failed checkpoint write after the last success to the last
+  // tick; zero: checkpoints can be written. Starts from zero when the driver starts.
+  absl::Duration StorageFailsFor(const std::string& job_id, const AgentReports& reports) const;
+
+ private:
+  // A rank whose timer thread stopped or that makes no progress.
+  struct Suspect {
+    int rank = 0;
+    std::string node_id;
+    std::string evidence;
+    bool dead = false;     // its timer thread stopped
+    bool waiting = false;  // it waits for peers, so one of them may be the cause
+    absl::Duration age = absl::ZeroDuration();
+  };
+  struct Watched {  // a value, such as a job's stage or a rank's phase, and since when it holds
+    int64_t value = 0;
+    absl::Duration since = absl::ZeroDuration();
+  };
+
+  // Returns for how long `key` has had this value.
+  static absl::Duration Since(std::map<std::string, Watched>* watched, const std::string& key,
+                              int64_t value, const AgentReports& reports);
+  // Returns for how long a rank has reported its phase.
+  absl::Duration InPhase(const JobRecord& job, const megascale::telemetry::v1::RankStatus& status,
+                         const AgentReports& reports);
+  std::vector<Suspect> SuspectsOf(const JobRecord& job, const AgentReports& reports);
+  // `silence`: the time since the report that has `status`.
+  std::optional<Suspect> SuspectOf(const JobRecord& job,
+                                   const megascale::telemetry::v1::RankStatus& status,
+                                   absl::Duration silence, const AgentReports& reports);
+  // Return the job's failure of this kind.
+  std::optional<Event> StorageFailed(const JobRecord& job, const AgentReports& reports);
+  std::optional<Event> Hung(const JobRecord& job, const AgentReports& reports);
+  std::optional<Event> Overdue(const JobRecord& job, const AgentReports& reports);
+
+  std::map<std::string, Watched> stages_;               // by job
+  std::map<std::string, std::vector<Watched>> phases_;  // by job, then by rank
+  std::map<std::string, Watched> storage_;  // by job: newest commit, and since when writes fail
+};
+
+}  // namespace megascale::driver

@@ -1,0 +1,261 @@
+#include "controlplane/driver/reports/reported_events.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+
+// Returns NodeFenced if the node has reconciled a desired state without processes of the job, and
+// has none left.
+std::optional<Event> FencedEvent(const JobRecord& job, const NodeRecord& node,
+                                 const agent::ActualState& report, const agent::ActualJob& actual) {
+  const bool wants_none = StopsAtStep(job) || job.stage() == pb::STAGE_FENCE ||
+                          job.stage() == pb::STAGE_BACKOFF ||
+                          job.stage() == pb::STAGE_WAIT_FOR_SLOTS;
+  if (!wants_none || report.applied_version() < VersionOfEvent(job.stage_event()) ||
+      actual.num_processes() > 0 || IsFenced(job, node.hello().node_id())) {
+    return std::nullopt;
+  }
+  Event event;
+  auto* fenced = event.mutable_node_fenced();
+  fenced->set_job_id(JobId(job));
+  fenced->set_attempt(job.attempt());
+  fenced->set_node_id(node.hello().node_id());
+  *fenced->mutable_snapshots() = actual.snapshots();
+  return event;
+}
+
+bool IsCommitted(const JobRecord& job, int64_t attempt, int64_t step) {
+  return std::any_of(job.committed().begin(), job.committed().end(), [&](const auto& known) {
+    return known.attempt() == attempt && known.step() == step;
+  });
+}
+
+void AddManifests(const JobRecord& job, const agent::ActualJob& report,
+                  std::vector<Event>* events) {
+  for (const auto& manifest : report.manifests()) {
+    if (manifest.attempt() != job.attempt() || !job.has_restore()) continue;
+    if (IsCommitted(job, manifest.attempt(), manifest.step())) continue;
+    // A manifest older than a commit may be deleted by now: commits permit that.
+    if (manifest.step() < NewestCommittedStep(job)) continue;
+    Event event;
+    event.mutable_manifest_written()->set_job_id(JobId(job));
+    *event.mutable_manifest_written()->mutable_manifest() = manifest;
+    events->push_back(std::move(event));
+  }
+}
+
+void AddPreflight(const JobRecord& job, const std::string& node_id,
+                  const agent::Preflight& preflight, std::vector<Event>* events) {
+  Event event;
+  if (preflight.state() == agent::Preflight::STATE_PASSED && !HasPreflight(job, node_id)) {
+    auto* passed = event.mutable_preflight_passed();
+    passed->set_job_id(JobId(job));
+    passed->set_attempt(job.attempt());
+    passed->set_node_id(node_id);
+    *passed->mutable_preflight() = preflight;
+  } else if (preflight.state() == agent::Preflight::STATE_REFUSED) {
+    auto* refused = event.mutable_preflight_refused();
+    refused->set_job_id(JobId(job));
+    refused->set_attempt(job.attempt());
+    refused->set_node_id(node_id);
+    refused->set_message(preflight.message());
+  } else {
+    return;
+  }
+  events->push_back(std::move(event));
+}
+
+// Returns the ends and failures of ranks, and the failure of the host, in the order of the report.
+std::vector<Event> EndsOf(const JobRecord& job, const std::string& node_id,
+                          const agent::ActualJob& report, const AgentReports& reports) {
+  std::vector<Event> ends;
+  const bool runs = job.stage() == pb::STAGE_RUN || StopsAtStep(job);
+  const bool may_fail =
+      runs || job.stage() == pb::STAGE_FENCE || job.stage() == pb::STAGE_PREFLIGHT;
+  for (const auto& rank : report.ranks()) {
+    const int index = rank.status().rank();
+    if (NodeOfRank(job, index) != node_id || FindEnded(job, index) != nullptr) continue;
+    const bool stopped = rank.state() == agent::ActualRank::STATE_STOPPED;
+    if (rank.state() == agent::ActualRank::STATE_FAILED && may_fail) {
+      ends.push_back(RankFailedEvent(job, index, node_id, rank.failure(), reports));
+    } else if ((stopped || rank.state() == agent::ActualRank::STATE_FINISHED) && runs) {
+      Event event;
+      auto* ended = event.mutable_rank_ended();
+      ended->set_job_id(JobId(job));
+      ended->set_attempt(job.attempt());
+      ended->set_rank(index);
+      ended->set_stopped(stopped);
+      ended->set_step(rank.status().step());
+      ends.push_back(std::move(event));
+    }
+  }
+  if (report.host().has_failure() && !job.host_failed() && may_fail) {
+    ends.push_back(RankFailedEvent(job, -1, node_id, report.host().failure(), reports));
+  }
+  return ends;
+}
+
+// Every report may be the last missing one. The first node with a rank that still loads ends the
+// search.
+void AddTrainingStarted(const JobRecord& job, const AgentReports& reports,
+                        std::vector<Event>* events) {
+  if (job.state() != control::JOB_STATE_STARTING) return;
+  int started = 0;
+  for (const std::string& node_id : reports.Nodes(job)) {
+    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
+    if (actual == nullptr || actual->ranks().empty()) return;
+    for (const auto& rank : actual->ranks()) {
+      if (rank.status().phase() < telemetry::PHASE_FIRST_STEP) return;
+      ++started;
+    }
+  }
+  if (started < WorldSize(job)) return;
+  Event event;
+  event.mutable_training_started()->set_job_id(JobId(job));
+  event.mutable_training_started()->set_attempt(job.attempt());
+  events->push_back(std::move(event));
+}
+
+// Returns whether every rank of the attempt has reported that its shard of `step` is on storage.
+bool AllStored(const JobRecord& job, int64_t step, const AgentReports& reports) {
+  std::set<int> ranks;
+  for (const std::string& node_id : reports.Nodes(job)) {
+    const agent::ActualJob* actual = reports.LastReport(node_id, JobId(job));
+    if (actual == nullptr) return false;
+    const size_t before = ranks.size();
+    for (const auto& shard : actual->shards()) {
+      if (shard.attempt() == job.attempt() && shard.step() == step) ranks.insert(shard.rank());
+    }
+    if (ranks.size() == before) return false;
+  }
+  return static_cast<int>(ranks.size()) >= WorldSize(job);
+}
+
+// Appends ShardsStored for those steps in `report` of which every rank's shard is stored.
+void AddStoredShards(const JobRecord& job, const agent::ActualJob& report,
+                     const AgentReports& reports, std::vector<Event>* events) {
+  if (job.stage() != pb::STAGE_RUN && !StopsAtStep(job)) return;
+  std::set<int64_t> steps;
+  for (const auto& shard : report.shards()) {
+    if (shard.attempt() == job.attempt()) steps.insert(shard.step());
+  }
+  for (const int64_t step : steps) {
+    const auto& finalize = job.finalize();
+    if (std::find(finalize.begin(), finalize.end(), step) != finalize.end()) continue;
+    if (IsCommitted(job, job.attempt(), step)) continue;
+    if (step < NewestCommittedStep(job)) continue;
+    if (!AllStored(job, step, reports)) continue;
+    Event event;
+    auto* stored = event.mutable_shards_stored();
+    stored->set_job_id(JobId(job));
+    stored->set_attempt(job.attempt());
+    stored->set_step(step);
+    events->push_back(std::move(event));
+  }
+}
+
+}  // namespace
+
+Event RankFailedEvent(const JobRecord& job, int rank, const std::string& node_id,
+                      const agent::RankFailure& failure, const AgentReports& reports) {
+  Event event;
+  auto* failed = event.mutable_rank_failed();
+  failed->set_job_id(JobId(job));
+  failed->set_attempt(job.attempt());
+  failed->set_rank(rank);
+  failed->set_node_id(node_id);
+  *failed->mutable_failure() = failure;
+  failed->mutable_failure()->clear_age_seconds();
+  *failed->mutable_noticed_at() = reports.NoticedAt(absl::Seconds(failure.age_seconds()));
+  return event;
+}
+
+std::vector<Event> ReportedEvents::EventsOfJob(const JobRecord& job, const std::string& node_id,
+                                               const agent::ActualJob& report,
+                                               const AgentReports& reports) const {
+  std::vector<Event> events;
+  if (job.stage() == pb::STAGE_PREFLIGHT) {
+    AddPreflight(job, node_id, report.preflight(), &events);
+  } else if (job.stage() == pb::STAGE_RUN) {
+    AddTrainingStarted(job, reports, &events);
+    if (!job.progressed()) AddProgress(job, &events);
+  } else if (job.stage() == pb::STAGE_LEAVE) {
+    AddProgress(job, &events);  // no failure will tell the steps that it still makes
+  }
+  AddManifests(job, report, &events);
+  AddStoredShards(job, report, reports, &events);
+  std::vector<Event> ends = EndsOf(job, node_id, report, reports);
+  const auto failures = std::stable_partition(
+      ends.begin(), ends.end(), [](const Event& event) { return !event.has_rank_failed(); });
+  std::move(ends.begin(), failures, std::back_inserter(events));
+  if (failures != ends.end()) AddProgress(job, &events);
+  std::move(failures, ends.end(), std::back_inserter(events));
+  return events;
+}
+
+std::vector<Event> ReportedEvents::EventsOf(const DriverState& state, const NodeRecord& node,
+                                            const agent::ActualState& report,
+                                            const AgentReports& reports) const {
+  const std::string& node_id = node.hello().node_id();
+  std::vector<Event> events;
+  if (report.draining() && !node.draining()) {
+    Event event;
+    event.mutable_node_draining()->set_node_id(node_id);
+    event.mutable_node_draining()->set_incarnation(report.incarnation());
+    events.push_back(std::move(event));
+  }
+  for (const JobRecord& job : state.jobs()) {
+    if (!HoldsSlots(job) || !reports.IsOn(job, node_id)) continue;
+    const agent::ActualJob* found = reports.LastReport(node_id, JobId(job));
+    const agent::ActualJob nothing;
+    const agent::ActualJob& actual = found != nullptr ? *found : nothing;
+    if (actual.attempt() == job.attempt()) {
+      std::vector<Event> more = EventsOfJob(job, node_id, actual, reports);
+      std::move(more.begin(), more.end(), std::back_inserter(events));
+    }
+    if (auto fenced = FencedEvent(job, node, report, actual)) events.push_back(*std::move(fenced));
+  }
+  return events;
+}
+
+void ReportedEvents::AddProgress(const JobRecord& job, std::vector<Event>* events) const {
+  const auto step = newest_step_.find(JobId(job));
+  if (step != newest_step_.end() && step->second > job.best_step()) {
+    Event event;
+    auto* progressed = event.mutable_attempt_progressed();
+    progressed->set_job_id(JobId(job));
+    progressed->set_attempt(job.attempt());
+    progressed->set_step(step->second);
+    events->push_back(std::move(event));
+  }
+}
+
+void ReportedEvents::AddRetentionEnded(const DriverState& state, const JobRecord& job,
+                                       const AgentReports& reports,
+                                       std::vector<Event>* events) const {
+  if (!WaitsForRetention(state, job)) return;
+  const agent::ActualJob* actual = reports.ReportOfAttempt(NodeOfRank(job, 0), job);
+  const auto& newest = *job.committed().rbegin();
+  if (actual == nullptr || actual->retained().attempt() != newest.attempt() ||
+      actual->retained().step() != newest.step()) {
+    return;
+  }
+  Event event;
+  auto* ended = event.mutable_retention_ended();
+  ended->set_job_id(JobId(job));
+  ended->set_attempt(job.attempt());
+  ended->set_step(newest.step());
+  events->push_back(std::move(event));
+}
+
+}  // namespace megascale::driver

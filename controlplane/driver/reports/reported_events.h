@@ -1,0 +1,53 @@
+// Turns agents' reports into the events that they tell: preflights, progress, stored shards and
+// manifests, ends and failures of ranks, fences. Reports are level-triggered and repeat, so every
+// call compares them with the core's state and returns only events that are news to it. What no
+// agent reports, because it hangs or is silent, the failure detector finds.
+// Threads: one at a time. Open agent_monitor.h first.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/reports/agent_reports.h"
+
+namespace megascale::driver {
+
+// Returns RankFailed of the job's present attempt, noticed `failure.age_seconds` ago. `rank`: -1
+// for the node or its host process.
+Event RankFailedEvent(const JobRecord& job, int rank, const std::string& node_id,
+                      const megascale::agent::v1::RankFailure& failure,
+                      const AgentReports& reports);
+
+class ReportedEvents {
+ public:
+  // Notes the newest step in a job's loss log, for AttemptProgressed.
+  void NoteStep(const std::string& job_id, int64_t step) { newest_step_[job_id] = step; }
+  void Forget(const std::string& job_id) { newest_step_.erase(job_id); }
+
+  // Returns the events that follow from the newest report of a living node, in the order in which
+  // they must be applied: progress, checkpoints, ends, failures, fences.
+  // Requires: AgentReports::TakeReport took `report` before, and nothing since.
+  std::vector<Event> EventsOf(const DriverState& state, const NodeRecord& node,
+                              const megascale::agent::v1::ActualState& report,
+                              const AgentReports& reports) const;
+
+  // Appends AttemptProgressed with the newest step, if the job has not been credited with it yet.
+  // It must precede every event that ends an attempt.
+  void AddProgress(const JobRecord& job, std::vector<Event>* events) const;
+
+  // Appends RetentionEnded once all older checkpoints of a job that is otherwise over are deleted.
+  // Call on ticks, because ranks on other nodes may end after the report about retention.
+  void AddRetentionEnded(const DriverState& state, const JobRecord& job,
+                         const AgentReports& reports, std::vector<Event>* events) const;
+
+ private:
+  std::vector<Event> EventsOfJob(const JobRecord& job, const std::string& node_id,
+                                 const megascale::agent::v1::ActualJob& report,
+                                 const AgentReports& reports) const;
+
+  std::map<std::string, int64_t> newest_step_;  // by job
+};
+
+}  // namespace megascale::driver

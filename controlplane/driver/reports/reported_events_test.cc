@@ -1,0 +1,172 @@
+#include "controlplane/driver/reports/reported_events.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "controlplane/driver/core/desired_states.h"
+#include "controlplane/driver/reports/testing/test_agents.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+using ::testing::SizeIs;
+
+using ReportedEventsTest = AgentMonitorTest;
+
+TEST_F(ReportedEventsTest, RepeatedReportsGiveEachVerdictOnce) {
+  Train();
+  EXPECT_THAT(Pass(absl::Seconds(3)), SizeIs(0));
+  EXPECT_THAT(Hello("n0", "a"), SizeIs(0));
+}
+
+// Causes are ordered by when agents noticed them, however late they report them.
+TEST_F(ReportedEventsTest, AFailureIsDatedByTheAgeThatItsAgentGivesIt) {
+  Train();
+  const absl::Duration now = now_;
+  agent::ActualRank* rank = JobOn("n0")->mutable_ranks(0);
+  rank->set_state(agent::ActualRank::STATE_FAILED);
+  rank->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
+  rank->mutable_failure()->set_age_seconds(2.5);
+  const std::vector<Event> events = Report("n0", reports_["n0"]);
+  ASSERT_TRUE(!events.empty() && events.back().has_rank_failed());
+  const auto& noticed = events.back().rank_failed().noticed_at();
+  EXPECT_EQ(absl::Seconds(noticed.seconds()) + absl::Nanoseconds(noticed.nanos()),
+            now - absl::Milliseconds(2500));
+}
+
+TEST_F(ReportedEventsTest, ReportOfAnotherIncarnationIsIgnored) {
+  Train();
+  agent::ActualState old = reports_["n0"];
+  old.set_incarnation("before");
+  old.mutable_jobs(0)->mutable_ranks(0)->set_state(agent::ActualRank::STATE_FAILED);
+  EXPECT_THAT(Report("n0", old), SizeIs(0));
+}
+
+TEST_F(ReportedEventsTest, ProgressIsToldOnceAndAgainBeforeAFailure) {
+  Train();
+  monitor_.NoteStep("j", 3);
+  std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].attempt_progressed().step(), 3);
+  monitor_.NoteStep("j", 8);
+  EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0));
+  RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
+  events = Pass(absl::Milliseconds(500));
+  ASSERT_THAT(events, SizeIs(2));
+  EXPECT_EQ(events[0].attempt_progressed().step(), 8);
+  EXPECT_EQ(events[1].rank_failed().rank(), 0);
+  EXPECT_EQ(job().best_step(), 8);
+}
+
+TEST_F(ReportedEventsTest, ShardsOfAllRanksAreFinalizedAndTheManifestIsTakenOver) {
+  Train();
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_THAT(Pass(absl::Milliseconds(500)), SizeIs(0));
+    auto* shard = JobOn(NodeOfRank(job(), rank))->add_shards();
+    shard->set_rank(rank);
+    shard->set_attempt(1);
+    shard->set_step(10);
+  }
+  std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].shards_stored().step(), 10);
+  auto* manifest = JobOn("n0")->add_manifests();
+  manifest->set_attempt(1);
+  manifest->set_step(10);
+  manifest->set_directory("/c/step-00000010-attempt-1");
+  events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_TRUE(events[0].has_manifest_written());
+  ASSERT_EQ(job().committed_size(), 1);
+  EXPECT_EQ(job().finalize_size(), 0);
+}
+
+TEST_F(ReportedEventsTest, ManifestThatIsOlderThanACommitIsNotTakenOver) {
+  Train();
+  Take({Stored(1, 20), Stored(1, 10), Manifest(1, 20)});
+  ASSERT_EQ(job().committed_size(), 1);
+  auto* manifest = JobOn("n0")->add_manifests();
+  manifest->set_attempt(1);
+  manifest->set_step(10);
+  EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0)) << "the host may have deleted it";
+  EXPECT_THAT(DesiredFor(state_, "n0").jobs(0).finalize(), SizeIs(0));
+}
+
+TEST_F(ReportedEventsTest, RetentionIsToldOnceAllRanksEndedAndForTheLastCheckpointOnly) {
+  Train();
+  Take({Manifest(1, 30)});
+  JobOn("n1")->mutable_retained()->set_attempt(1);  // not the one that deletes
+  JobOn("n1")->mutable_retained()->set_step(30);
+  JobOn("n0")->mutable_retained()->set_attempt(1);
+  JobOn("n0")->mutable_retained()->set_step(20);
+  for (int rank = 0; rank < 4; ++rank) Take({Ended(1, rank, false, 30)});
+  EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0));
+  JobOn("n0")->mutable_retained()->set_step(30);
+  const std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].retention_ended().step(), 30);
+  EXPECT_FALSE(events[0].retention_ended().timed_out());
+  EXPECT_EQ(job().state(), control::JOB_STATE_SUCCEEDED);
+}
+
+TEST_F(ReportedEventsTest, NodeIsFencedOnlyByAReportThatKnowsOfIt) {
+  Train();
+  RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
+  Pass(absl::Milliseconds(500));
+  ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
+  // No process is left, but the agent does not know yet that it must not start one.
+  reports_["n0"].mutable_jobs(0)->set_num_processes(0);
+  EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0));
+  JobOn("n0")->set_num_processes(1);
+  EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0));
+  JobOn("n0")->set_num_processes(0);
+  auto* snapshot = JobOn("n0")->add_snapshots();
+  snapshot->set_rank(0);
+  snapshot->set_step(12);
+  const std::vector<Event> events = Report("n0", reports_["n0"]);
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].node_fenced().snapshots_size(), 1);
+  // A job that an agent does not know has no process there.
+  reports_["n1"].clear_jobs();
+  reports_["n1"].set_applied_version(VersionOfEvent(state_.num_events()));
+  EXPECT_THAT(Report("n1", reports_["n1"]), SizeIs(1));
+  EXPECT_NE(job().stage(), pb::STAGE_FENCE);
+}
+
+TEST_F(ReportedEventsTest, ADeathIsToldBeforeTheFenceThatCameWithIt) {
+  Train();
+  RankOf(0)->set_state(agent::ActualRank::STATE_FAILED);
+  RankOf(0)->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_ABORTED);
+  Pass(absl::Milliseconds(500));
+  ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
+  JobOn("n1")->set_num_processes(0);
+  RankOf(2)->set_state(agent::ActualRank::STATE_FAILED);
+  RankOf(2)->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
+  const std::vector<Event> events = Report("n1", reports_["n1"]);
+  ASSERT_THAT(events, SizeIs(2));
+  EXPECT_EQ(events[0].rank_failed().rank(), 2);
+  EXPECT_TRUE(events[1].has_node_fenced());
+  EXPECT_EQ(job().culprit().rank(), 2);
+}
+
+TEST_F(ReportedEventsTest, EndedRanksAndFailedHostAreTold) {
+  Train();
+  RankOf(0)->set_state(agent::ActualRank::STATE_FINISHED);
+  RankOf(0)->mutable_status()->set_step(30);
+  std::vector<Event> events = Pass(absl::Milliseconds(500));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_ended().step(), 30);
+  JobOn("n1")->mutable_host()->mutable_failure()->set_failure_class(
+      telemetry::FAILURE_CLASS_EXITED);
+  events = Pass(absl::Milliseconds(500));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().rank(), -1);
+  EXPECT_EQ(job().reason(), "HostFailed");
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -1,6 +1,5 @@
 #include "runtime/engine/instruction_reporter.h"
 
-#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "runtime/base/clock.h"
 
@@ -14,42 +13,6 @@ constexpr StreamKind kMostTellingFirst[] = {
     StreamKind::kLoadBatch,    StreamKind::kReceiveGradient, StreamKind::kReceiveActivation,
     StreamKind::kSendGradient, StreamKind::kSendActivation,
 };
-
-absl::string_view NameForPeople(plan::OpKind kind) {
-  switch (kind) {
-    case plan::OpKind::kLoadBatch:
-      return "loading the batch";
-    case plan::OpKind::kReceiveActivation:
-      return "receiving an activation";
-    case plan::OpKind::kForward:
-      return "forward";
-    case plan::OpKind::kSendActivation:
-      return "sending an activation";
-    case plan::OpKind::kReceiveGradient:
-      return "receiving a gradient";
-    case plan::OpKind::kBackward:
-      return "backward";
-    case plan::OpKind::kSendGradient:
-      return "sending a gradient";
-    case plan::OpKind::kSumReplicated:
-      return "all-reduce of replicated gradients";
-    case plan::OpKind::kReduceGradients:
-      return "reduce-scatter of gradients";
-    case plan::OpKind::kReduceNorm:
-      return "all-gather of norms";
-    case plan::OpKind::kOptimizerUpdate:
-      return "optimizer update";
-    case plan::OpKind::kGatherTrustSums:
-      return "all-gather of trust sums";
-    case plan::OpKind::kOptimizerStep:
-      return "optimizer step";
-    case plan::OpKind::kWeightGradient:
-      return "gradients of weights";
-    case plan::OpKind::kGatherParameters:
-      return "all-gather of parameters";
-  }
-  return "";
-}
 
 int64_t NowNanos() { return absl::ToInt64Nanoseconds(base::RealClock().Monotonic()); }
 
@@ -117,13 +80,10 @@ void InstructionReporter::Run(plan::StreamKind stream, plan::InstructionId id) {
   for (const StreamKind kind : kMostTellingFirst) {
     const plan::InstructionId running = running_[static_cast<size_t>(kind)];
     if (running == plan::InstructionId()) continue;
-    std::array<char, telemetry::kDoingBytesMax + 1> text;
-    absl::SNPrintF(text.data(), text.size(), "%s %s", NameForPeople(running.operation()),
-                   running.ToString());
-    heartbeat_->SetDoing(text.data());
+    heartbeat_->SetDoing({.activity = telemetry::v1::ACTIVITY_INSTRUCTION, .instruction = running});
     return;
   }
-  heartbeat_->SetDoing("between instructions");
+  heartbeat_->SetDoing({.activity = telemetry::v1::ACTIVITY_BETWEEN_INSTRUCTIONS});
 }
 
 }  // namespace megascale::engine

@@ -502,7 +502,7 @@ absl::StatusOr<absl::Span<std::byte>> Engine::AcquireBuffer() {
     }
     if (options_.heartbeat != nullptr) {
       options_.heartbeat->Progress(now);
-      options_.heartbeat->SetDoing("waiting for checkpoint storage");
+      options_.heartbeat->SetDoing({.activity = telemetry::v1::ACTIVITY_WAIT_FOR_STORAGE});
     }
   }
 }

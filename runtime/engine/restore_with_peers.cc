@@ -171,10 +171,10 @@ class Restore {
   bool has_everything() const {
     return std::find(missing_.begin(), missing_.end(), 1) == missing_.end();
   }
-  void Show(const std::string& text) const;
-  void Waits(const std::string& text) const;
-  void WaitsFor(int reader) const {
-    Waits(absl::StrCat("waiting for rank ", reader, ", which reads the checkpoint for this rank"));
+  void Show(const telemetry::Doing& doing) const;
+  // Shows an activity that waits for other ranks; `peer`: the one rank, if the activity names one.
+  void ShowWait(telemetry::v1::Activity activity, int peer = 0) const {
+    Show({.activity = activity, .instruction = exchange_, .peer = peer});
   }
   comm::CallInfo call() const {
     return {.instruction_id = exchange_.packed(), .timeout = options_.timeout};
@@ -198,19 +198,14 @@ class Restore {
   std::vector<std::byte> block_;                // what is read for others
 };
 
-void Restore::Show(const std::string& text) const {
+void Restore::Show(const telemetry::Doing& doing) const {
   if (options_.heartbeat == nullptr) return;
   options_.heartbeat->Progress(base::RealClock().Monotonic());
-  options_.heartbeat->SetDoing(text);
-}
-
-void Restore::Waits(const std::string& text) const {
-  // The id is last, by which the failure detector knows a rank that waits for others.
-  Show(absl::StrCat(text, " ", exchange_.ToString()));
+  options_.heartbeat->SetDoing(doing);
 }
 
 void Restore::ReadOwn() {
-  Show("reading the checkpoint");
+  Show({.activity = telemetry::v1::ACTIVITY_READ_CHECKPOINT});
   for (size_t i = 0; i < state_.size(); ++i) {
     const absl::Status status = stored_.Read(state_[i]);
     if (status.ok()) continue;
@@ -233,7 +228,7 @@ absl::Status Restore::GatherReports() {
     mine.error = ErrorOf(own_error_);
     mine.is_damage = IsDamage(own_error_) ? 1 : 0;
   }
-  Waits("waiting for all ranks to read the checkpoint");
+  ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_READS);
   // The bytes travel as 64-bit numbers; an all-gather only copies them.
   return options_.world->AllGather(
       {&mine, tensor::DType::kF64, kReportWords},
@@ -308,14 +303,14 @@ absl::Status Restore::Receive(int reader, const StateSlice& slice, bool* complet
       return absl::OkStatus();
     }
     RETURN_IF_ERROR(options_.world->Recv(reader, BytesOf(block->data), call()));
-    WaitsFor(reader);
+    ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_READER, reader);
   }
   *complete = true;
   return absl::OkStatus();
 }
 
 absl::Status Restore::Ask(int reader) {
-  WaitsFor(reader);
+  ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_READER, reader);
   RETURN_IF_ERROR(options_.world->Send(reader, BytesOf(&missing_), call()));
   for (size_t i = 0; i < state_.size(); ++i) {
     if (missing_[i] == 0) continue;
@@ -332,7 +327,7 @@ absl::Status Restore::Send(int asker, const StateSlice& slice) {
   block_.resize(kBlockBytes);
   Blocks blocks(slice, block_.data());
   while (const auto block = blocks.Next()) {
-    Show(absl::StrCat("reading the checkpoint for rank ", asker));
+    Show({.activity = telemetry::v1::ACTIVITY_READ_FOR_PEER, .peer = asker});
     const absl::Status status = stored_.Read(*block);
     uint8_t is_read = status.ok() ? 1 : 0;
     RETURN_IF_ERROR(options_.world->Send(asker, BytesOf(&is_read), call()));
@@ -352,7 +347,7 @@ absl::Status Restore::Send(int asker, const StateSlice& slice) {
 absl::Status Restore::Serve(int asker) {
   ASSIGN_OR_RETURN(const std::vector<StateSlice> theirs, options_.layout_of(asker));
   base::LogWarning(absl::StrCat("reads the checkpoint for ", NameOf(asker), ", which cannot"));
-  Waits(absl::StrCat("waiting for rank ", asker, ", to read the checkpoint for it"));
+  ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_ASKER, asker);
   std::vector<uint8_t> missing(theirs.size());
   RETURN_IF_ERROR(options_.world->Recv(asker, BytesOf(&missing), call()));
   for (size_t i = 0; i < theirs.size(); ++i) {
@@ -414,7 +409,7 @@ std::string Restore::Warning() const {
 absl::StatusOr<std::string> Restore::Run() {
   ReadOwn();
   const absl::Status exchange = Exchange();
-  Show("");  // no longer a rank that waits
+  Show({});  // no longer a rank that waits
   bool all_have_everything = exchange.ok();
   for (int rank = 0; rank < options_.world->size(); ++rank) {
     all_have_everything = all_have_everything && !Lacks(rank);

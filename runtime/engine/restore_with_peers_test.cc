@@ -10,11 +10,15 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/clock.h"
+#include "runtime/comm/testing/test_world.h"
 #include "runtime/engine/test_job.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::engine {
 namespace {
@@ -188,6 +192,47 @@ TEST_F(RestoreWithPeersTest, TheSameBytesMissingOnEveryMachineFailsAfterEachWasA
       EXPECT_THAT(ErrorOf(rank), HasSubstr(absl::StrCat("rank ", other, " on node n")));
     }
   }
+}
+
+// The failure detector does not blame a rank that is in an exchange. Rank 1 cannot read and asks
+// rank 0, which looks at rank 1's heartbeat slot before it answers.
+TEST(RestoreHeartbeatTest, ARankThatWaitsForItsReaderShowsTheExchangeAndTheReader) {
+  const auto memory = base::SharedMemory::Create("slots", telemetry::HeartbeatBytes(2)).value();
+  telemetry::FormatHeartbeats(*memory);
+  const auto shown_by = [&memory](int rank) {
+    return telemetry::ReadHeartbeat(*memory, rank, base::RealClock().Monotonic());
+  };
+  comm::ThreadWorld world(comm::OneGroup(2, 1, 4096));
+  world.RunConnected([&](int rank, comm::Fabric& fabric) {
+    const auto communicator = fabric.Make("all").value();
+    telemetry::HeartbeatWriter heartbeat(memory.get(), rank);
+    float value = 0;
+    const optim::StateSlice slice = {.name = "x",
+                                     .shape = {1},
+                                     .box_offset = {0},
+                                     .box_shape = {1},
+                                     .data = {&value, tensor::DType::kF32, 1}};
+    RestoreOptions options;
+    options.restore.set_source(RestorePoint::SOURCE_STORAGE);
+    options.restore.set_directory("/nonexistent");
+    options.rank = rank;
+    options.nodes = {"n0", "n1"};
+    options.world = communicator.get();
+    options.heartbeat = &heartbeat;
+    options.layout_of = [&](int asker) {
+      telemetry::v1::RankStatus status = shown_by(asker);
+      while (status.activity() != telemetry::v1::ACTIVITY_WAIT_FOR_READER) {
+        std::this_thread::yield();
+        status = shown_by(asker);
+      }
+      EXPECT_EQ(status.instruction(), plan::InstructionId(plan::OpKind::kReduceNorm).packed());
+      EXPECT_EQ(status.peer(), 0);
+      return std::vector<optim::StateSlice>{slice};
+    };
+    const std::vector<optim::StateSlice> own(static_cast<size_t>(rank), slice);
+    EXPECT_FALSE(RestoreWithPeers(options, own).ok());
+    EXPECT_EQ(shown_by(rank).instruction(), 0u) << "it no longer waits";
+  });
 }
 
 }  // namespace

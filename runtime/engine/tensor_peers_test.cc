@@ -79,7 +79,8 @@ class TensorPeersTest : public ::testing::TestWithParam<bool> {
     return pass;
   }
   std::string Shown(int rank) const {
-    return telemetry::ReadHeartbeat(*heartbeats_, rank, base::RealClock().Monotonic()).doing();
+    return telemetry::DescribeDoing(
+        telemetry::ReadHeartbeat(*heartbeats_, rank, base::RealClock().Monotonic()));
   }
   InstructionReporter& reporter(int rank) { return *reporter_[static_cast<size_t>(rank)]; }
 
@@ -151,7 +152,8 @@ TEST(TensorPeersOverlapTest, APassComputesWhileItExchangesAndShowsThat) {
     std::vector<double> all(2);
     const int64_t last = Gather(peers, own, all);
     if (rank == 0) {
-      EXPECT_EQ(telemetry::ReadHeartbeat(*memory, 0, base::RealClock().Monotonic()).doing(),
+      EXPECT_EQ(telemetry::DescribeDoing(
+                    telemetry::ReadHeartbeat(*memory, 0, base::RealClock().Monotonic())),
                 "forward F.c0.m3");
       computes = true;
     }

@@ -3,24 +3,35 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <new>
-#include <string>
+#include <optional>
 
 #include "runtime/base/check.h"
 
 namespace megascale::telemetry {
 namespace {
 
-constexpr size_t kDoingWords = kDoingBytesMax / sizeof(uint64_t);
+constexpr size_t kSlotBytes = 128;
 constexpr int kReadAttempts = 8;
 
-using DoingWords = std::array<std::atomic<uint64_t>, kDoingWords>;
+// A Doing: the instruction, then the activity and the peer.
+using DoingWords = std::array<std::atomic<uint64_t>, 2>;
+
+uint64_t PackActivity(const Doing& doing) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(doing.peer)) << 32 |
+         static_cast<uint32_t>(doing.activity);
+}
+
+Doing Unpack(uint64_t instruction, uint64_t activity) {
+  return {.activity = static_cast<v1::Activity>(static_cast<int32_t>(activity & 0xffffffff)),
+          .instruction = plan::InstructionId::FromPacked(instruction),
+          .peer = static_cast<int32_t>(activity >> 32)};
+}
 
 }  // namespace
 
-// The current text is doing[doing_version % 2]. The writer fills the other buffer, then increases
-// the version. So a text is whole if its version is unchanged after it was copied, and a writer
-// that dies leaves the previous text whole.
+// The current Doing is doing[doing_version % 2]. The writer fills the other buffer, then increases
+// the version. So a Doing is whole if its version is unchanged after it was copied, and a writer
+// that dies leaves the previous one whole.
 struct alignas(64) HeartbeatWriter::Slot {
   std::atomic<int64_t> alive_nanos;  // 0: never
   std::atomic<int64_t> progress_nanos;
@@ -36,17 +47,14 @@ struct alignas(64) HeartbeatWriter::Slot {
     return reinterpret_cast<Slot*>(region.data()) + slot;
   }
 
-  bool CopyDoing(std::string* text) const {
+  std::optional<Doing> ReadDoing() const {
     const uint32_t version = doing_version.load(std::memory_order_acquire);
     const DoingWords& words = doing[version % 2];
-    std::array<uint64_t, kDoingWords> copy;
-    for (size_t i = 0; i < kDoingWords; ++i) copy[i] = words[i].load(std::memory_order_relaxed);
+    const uint64_t instruction = words[0].load(std::memory_order_relaxed);
+    const uint64_t activity = words[1].load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (doing_version.load(std::memory_order_relaxed) != version) return false;
-    std::array<char, kDoingBytesMax> bytes;
-    std::memcpy(bytes.data(), copy.data(), bytes.size());
-    text->assign(bytes.begin(), std::find(bytes.begin(), bytes.end(), '\0'));
-    return true;
+    if (doing_version.load(std::memory_order_relaxed) != version) return std::nullopt;
+    return Unpack(instruction, activity);
   }
 };
 
@@ -59,10 +67,7 @@ double AgeSeconds(absl::Duration now, int64_t then_nanos) {
 
 }  // namespace
 
-size_t HeartbeatBytes(int num_slots) {
-  constexpr size_t kSlotBytes = 256;
-  return static_cast<size_t>(num_slots) * kSlotBytes;
-}
+size_t HeartbeatBytes(int num_slots) { return static_cast<size_t>(num_slots) * kSlotBytes; }
 
 void FormatHeartbeats(base::SharedMemory& region) {
   std::memset(region.data(), 0, region.size_bytes());
@@ -70,7 +75,7 @@ void FormatHeartbeats(base::SharedMemory& region) {
 
 HeartbeatWriter::HeartbeatWriter(base::SharedMemory* region, int slot)
     : slot_(Slot::Find(*region, slot)) {
-  static_assert(sizeof(Slot) == 256);
+  static_assert(sizeof(Slot) == kSlotBytes);
   static_assert(std::atomic<int64_t>::is_always_lock_free);
 }
 
@@ -79,7 +84,7 @@ void HeartbeatWriter::Start(int pid) {
   slot_->progress_nanos.store(0, std::memory_order_relaxed);
   SetPhase(v1::PHASE_STARTING);
   SetStep(0);
-  SetDoing("");
+  SetDoing({});
   SetPid(pid);
 }
 
@@ -99,20 +104,13 @@ void HeartbeatWriter::SetPhase(v1::Phase phase) {
 
 void HeartbeatWriter::SetStep(int64_t step) { slot_->step.store(step, std::memory_order_relaxed); }
 
-void HeartbeatWriter::SetDoing(absl::string_view text) {
-  std::array<char, kDoingBytesMax> bytes{};
-  const size_t size = std::min(text.size(), bytes.size());
-  std::transform(text.begin(), text.begin() + size, bytes.begin(),
-                 [](char byte) { return byte >= ' ' && byte <= '~' ? byte : '?'; });
-  std::array<uint64_t, kDoingWords> words;
-  std::memcpy(words.data(), bytes.data(), bytes.size());
-
+void HeartbeatWriter::SetDoing(const Doing& doing) {
   const uint32_t next = slot_->doing_version.load(std::memory_order_relaxed) + 1;
   // A reader that sees a word written below also sees the version that made this buffer idle.
   std::atomic_thread_fence(std::memory_order_release);
-  for (size_t i = 0; i < kDoingWords; ++i) {
-    slot_->doing[next % 2][i].store(words[i], std::memory_order_relaxed);
-  }
+  DoingWords& words = slot_->doing[next % 2];
+  words[0].store(doing.instruction.packed(), std::memory_order_relaxed);
+  words[1].store(PackActivity(doing), std::memory_order_relaxed);
   slot_->doing_version.store(next, std::memory_order_release);
 }
 
@@ -128,7 +126,10 @@ v1::RankStatus ReadHeartbeat(const base::SharedMemory& region, int slot,
   status.set_progress_age_seconds(
       AgeSeconds(monotonic_now, found->progress_nanos.load(std::memory_order_relaxed)));
   for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
-    if (found->CopyDoing(status.mutable_doing())) break;
+    const std::optional<Doing> doing = found->ReadDoing();
+    if (!doing.has_value()) continue;
+    telemetry::SetDoing(*doing, &status);
+    break;
   }
   return status;
 }

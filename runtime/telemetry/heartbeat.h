@@ -1,8 +1,9 @@
 // Heartbeat slots: the state that each process of an attempt shows, in a SharedMemory that the
-// agent makes and reads. A slot has one writing process. Every field is an atomic and the text has
-// two buffers, so a writer may be killed at any instruction, and a reader still sees whole values
-// without waiting. Times: base::Clock::Monotonic, comparable between the processes of one machine.
-// Ownership: writers and readers borrow the region. Start with HeartbeatWriter.
+// agent makes and reads. A slot has one writing process. Every field is an atomic, and what spans
+// several words has two buffers, so a writer may be killed at any instruction, and a reader still
+// sees whole values without waiting. Times: base::Clock::Monotonic, comparable between the
+// processes of one machine. Ownership: writers and readers borrow the region. Start with
+// HeartbeatWriter.
 #pragma once
 
 #include <atomic>
@@ -11,17 +12,14 @@
 #include <memory>
 #include <thread>
 
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "proto/telemetry.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/base/stop_signal.h"
+#include "runtime/telemetry/doing.h"
 
 namespace megascale::telemetry {
-
-// Longest text of `SetDoing` in bytes; the rest is cut off.
-inline constexpr size_t kDoingBytesMax = 104;
 
 // The interval at which a HeartbeatTimer calls Alive.
 inline constexpr absl::Duration kAliveInterval = absl::Milliseconds(200);
@@ -41,7 +39,7 @@ class HeartbeatWriter {
   HeartbeatWriter(base::SharedMemory* region, int slot);
 
   // Prepares the slot for a new process: no heartbeat, no progress, phase STARTING, step 0, no
-  // text.
+  // activity.
   void Start(int pid);
 
   void Alive(absl::Duration monotonic_now);
@@ -49,8 +47,7 @@ class HeartbeatWriter {
   void SetPid(int pid);
   void SetPhase(telemetry::v1::Phase phase);
   void SetStep(int64_t step);
-  // Bytes that are not printable ASCII become '?'.
-  void SetDoing(absl::string_view text);
+  void SetDoing(const Doing& doing);
 
  private:
   struct Slot;
@@ -61,7 +58,7 @@ class HeartbeatWriter {
 
 // Returns the content of a slot at `monotonic_now`. `rank` is not in the slot; the caller knows it.
 // Ages are -1 until the process has written its first heartbeat (limits on starting apply then).
-// `doing` is empty if the writer changed it faster than it could be read.
+// What the process does is left out if the writer changed it faster than it could be read.
 telemetry::v1::RankStatus ReadHeartbeat(const base::SharedMemory& region, int slot,
                                         absl::Duration monotonic_now);
 

@@ -3,7 +3,8 @@
 //   bazel run //runtime/telemetry:telemetry_benchmark -- --step-seconds=0.1 --ranks=64
 // All times are CPU time of this thread, the best of several rounds. An instruction costs one span
 // (begin and end, each with a reading of the clock) and one update of the heartbeat slot (progress
-// and the text of the running instruction, at begin and end), as engine::Doing writes them.
+// and the id of the running instruction, at begin and end), as engine::InstructionReporter writes
+// them.
 #include <time.h>
 
 #include <algorithm>
@@ -117,7 +118,8 @@ double MeasureAgent(const Flags& flags, const plan::RankPlan& plan, int spans_pe
   for (int rank = 0; rank < flags.ranks; ++rank) {
     HeartbeatWriter heartbeat(heartbeats->get(), rank);
     heartbeat.Start(rank + 1);
-    heartbeat.SetDoing("all-gather of parameters G.c1");
+    heartbeat.SetDoing(
+        {.activity = v1::ACTIVITY_INSTRUCTION, .instruction = plan.instructions[0].id});
     writers.emplace_back(spans->get(), rank);
     readers.emplace_back(spans->get(), rank);
   }

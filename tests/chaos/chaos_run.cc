@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "controlplane/address/address.h"
 #include "runtime/base/clock.h"
+#include "runtime/telemetry/doing.h"
 
 namespace megascale::chaos {
 namespace {
@@ -160,7 +161,7 @@ void ChaosRun::Inject(const Fault& fault) {
     if (strike.blow.victim == Victim::kWorker) {
       const auto ranks = probes_[strike.rank / kSlots].Ranks();
       const size_t slot = static_cast<size_t>(strike.rank % kSlots);
-      if (slot < ranks.size()) report.seen = ranks[slot].doing();
+      if (slot < ranks.size()) report.seen = telemetry::DescribeDoing(ranks[slot]);
     }
     Hit(strike, &aftermath);
   }
@@ -218,7 +219,7 @@ std::string ChaosRun::WhatIsSeen() {
     for (const auto& rank : probes_[agent].Ranks()) {
       absl::StrAppend(&text, " [process ", rank.pid(), e2e::IsAlive(rank.pid()) ? "" : " (gone)",
                       " ", telemetry::v1::Phase_Name(rank.phase()), " step ", rank.step(), " '",
-                      rank.doing(), "']");
+                      telemetry::DescribeDoing(rank), "']");
     }
   }
   return text;

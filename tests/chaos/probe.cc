@@ -17,6 +17,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/checkpoint/directory.h"
+#include "runtime/plan/instruction.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::chaos {
@@ -94,7 +95,8 @@ pid_t AgentProbe::HostPid() {
 
 bool IsAt(Aim aim, const RankStatus& status) {
   if (status.pid() == 0) return false;
-  const auto doing = [&](absl::string_view word) { return absl::StartsWith(status.doing(), word); };
+  const auto id = plan::InstructionId::FromPacked(status.instruction());
+  const bool runs = status.activity() == telemetry::v1::ACTIVITY_INSTRUCTION;
   switch (aim) {
     case Aim::kStarting:
       return status.phase() == telemetry::v1::PHASE_STARTING;
@@ -105,12 +107,11 @@ bool IsAt(Aim aim, const RankStatus& status) {
     case Aim::kSnapshot:
       return status.phase() == telemetry::v1::PHASE_CHECKPOINT;
     case Aim::kForward:
-      return doing("forward");
+      return runs && id.operation() == plan::OpKind::kForward;
     case Aim::kBackward:
-      return doing("backward");
+      return runs && id.operation() == plan::OpKind::kBackward;
     case Aim::kCollective:
-      return doing("reduce-scatter") || doing("all-gather") || doing("sending") ||
-             doing("receiving");
+      return runs && plan::NeedsPeers(id) && !plan::IsPass(id.operation());
     case Aim::kAnyTime:
     case Aim::kSockets:
     case Aim::kShardWrite:

@@ -9,6 +9,7 @@
 #include "controlplane/driver/reports/reported_events.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/plan/instruction.h"
+#include "runtime/telemetry/doing.h"
 
 namespace megascale::driver {
 namespace {
@@ -39,10 +40,9 @@ std::string Recent(const telemetry::RankStatus& status) {
   return status.recent().empty() ? std::string() : absl::StrCat("\n", status.recent());
 }
 
-// The last word of `doing` is the id of the running instruction.
-bool WaitsForPeers(absl::string_view doing) {
-  const auto id = plan::InstructionId::Parse(doing.substr(doing.rfind(' ') + 1));
-  return id.ok() && *id != plan::InstructionId() && plan::NeedsPeers(*id);
+std::string Doing(const telemetry::RankStatus& status) {
+  const std::string words = megascale::telemetry::DescribeDoing(status);
+  return words.empty() ? "no instruction" : words;
 }
 
 }  // namespace
@@ -111,16 +111,15 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
   const absl::Duration in_phase = InPhase(job, status, reports);
   Suspect suspect;
   suspect.rank = status.rank();
-  suspect.waiting = WaitsForPeers(status.doing());
+  suspect.waiting = plan::NeedsPeers(plan::InstructionId::FromPacked(status.instruction()));
   const absl::Duration alive_age = absl::Seconds(status.alive_age_seconds());
   if (alive_age > HeartbeatTimeout(job)) {
     suspect.dead = true;
     suspect.age = alive_age;
-    suspect.evidence = absl::StrCat(
-        "its timer thread has not run for ",
-        absl::FormatDuration(absl::Seconds(absl::ToInt64Seconds(alive_age))), " (process ",
-        status.pid(), ", in ", status.doing().empty() ? "no instruction" : status.doing(), ")",
-        Recent(status));
+    suspect.evidence =
+        absl::StrCat("its timer thread has not run for ",
+                     absl::FormatDuration(absl::Seconds(absl::ToInt64Seconds(alive_age))),
+                     " (process ", status.pid(), ", in ", Doing(status), ")", Recent(status));
     return suspect;
   }
   const absl::Duration limit = job::ToDuration(
@@ -134,9 +133,8 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
   // While ranks read a checkpoint for others, a rank that waits makes no progress of its own for as
   // long as that takes. Each rank that reads has its own limit.
   if (suspect.waiting && status.phase() == telemetry::PHASE_LOADING) return std::nullopt;
-  suspect.evidence = absl::StrCat(
-      "no progress for ", absl::FormatDuration(limit), " at step ", status.step(), " in ",
-      status.doing().empty() ? "no instruction" : status.doing(), Recent(status));
+  suspect.evidence = absl::StrCat("no progress for ", absl::FormatDuration(limit), " at step ",
+                                  status.step(), " in ", Doing(status), Recent(status));
   return suspect;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "controlplane/driver/reports/testing/test_agents.h"
+#include "runtime/telemetry/doing.h"
 
 namespace megascale::driver {
 namespace {
@@ -14,10 +15,19 @@ namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
+using megascale::telemetry::SetDoing;
+using plan::InstructionId;
+using plan::OpKind;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-using FailureDetectorTest = AgentMonitorTest;
+class FailureDetectorTest : public AgentMonitorTest {
+ protected:
+  void SetRuns(int rank, InstructionId id) {
+    SetDoing({.activity = telemetry::ACTIVITY_INSTRUCTION, .instruction = id},
+             RankOf(rank)->mutable_status());
+  }
+};
 
 TEST_F(FailureDetectorTest, SilentNodeIsLostAfterItsTimeoutAndJoinsAgain) {
   Train();
@@ -152,7 +162,7 @@ TEST_F(FailureDetectorTest, RankWhoseTimerStoppedIsHungAndBlamedBeforeItsPeers) 
   Train();
   for (int rank = 0; rank < 4; ++rank) {
     RankOf(rank)->mutable_status()->set_progress_age_seconds(80 + rank);
-    RankOf(rank)->mutable_status()->set_doing("all-gather of parameters G.c1");
+    SetRuns(rank, InstructionId(OpKind::kGatherParameters, 1));
   }
   RankOf(1)->mutable_status()->set_alive_age_seconds(6);
   RankOf(1)->mutable_status()->set_progress_age_seconds(6);
@@ -182,10 +192,10 @@ TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedBeforePeersThatWaitForIt)
   Train();
   for (int rank = 0; rank < 4; ++rank) {
     RankOf(rank)->mutable_status()->set_progress_age_seconds(90);
-    RankOf(rank)->mutable_status()->set_doing("receiving an activation RA.c1.m3");
+    SetRuns(rank, InstructionId(OpKind::kReceiveActivation, 1, 3));
   }
   RankOf(2)->mutable_status()->set_progress_age_seconds(70);
-  RankOf(2)->mutable_status()->set_doing("backward B.c0.m1");
+  SetRuns(2, InstructionId(OpKind::kBackward, 0, 1));
   EXPECT_THAT(Pass(absl::Seconds(59)), SizeIs(0));  // the phase has its limit for itself
   const std::vector<Event> events = Pass(absl::Seconds(3));
   ASSERT_THAT(events, SizeIs(1));
@@ -194,15 +204,46 @@ TEST_F(FailureDetectorTest, RankWithoutProgressIsBlamedBeforePeersThatWaitForIt)
               HasSubstr("no progress for 1m at step 0 in backward B.c0.m1"));
 }
 
+// The exchange is piece 2 of a pass. Words say nothing to the detector, whoever sent them.
+TEST_F(FailureDetectorTest, BlameFollowsIdsAndNotWords) {
+  Train();
+  for (int rank = 0; rank < 4; ++rank) {
+    RankOf(rank)->mutable_status()->set_progress_age_seconds(90);
+    SetRuns(rank, InstructionId(OpKind::kForward, 0, 1).WithPiece(2));
+    RankOf(rank)->mutable_status()->set_doing("forward F.c0.m1");
+  }
+  SetRuns(3, InstructionId(OpKind::kForward, 0, 1));
+  RankOf(3)->mutable_status()->set_doing("all-gather of parameters G.c1");
+  RankOf(3)->mutable_status()->set_progress_age_seconds(70);
+  Pass(absl::Seconds(59));
+  const std::vector<Event> events = Pass(absl::Seconds(3));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().rank(), 3);
+  EXPECT_EQ(events[0].rank_failed().failure().message(),
+            "no progress for 1m at step 0 in forward F.c0.m1");
+}
+
+TEST_F(FailureDetectorTest, ARankThatSaidNothingIsInNoInstruction) {
+  Train();
+  RankOf(1)->mutable_status()->set_pid(17);
+  RankOf(1)->mutable_status()->set_alive_age_seconds(6);
+  const std::vector<Event> events = Pass(absl::Seconds(1));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].rank_failed().failure().message(),
+            "its timer thread has not run for 6s (process 17, in no instruction)");
+}
+
 TEST_F(FailureDetectorTest, ARankThatWaitsWhileOthersReadACheckpointIsNotBlamed) {
   Train();
   for (int rank = 0; rank < 4; ++rank) {
     RankOf(rank)->mutable_status()->set_phase(telemetry::PHASE_LOADING);
     RankOf(rank)->mutable_status()->set_progress_age_seconds(1000);
-    RankOf(rank)->mutable_status()->set_doing("waiting for all ranks to read the checkpoint N");
+    SetDoing({.activity = telemetry::ACTIVITY_WAIT_FOR_READS,
+              .instruction = InstructionId(OpKind::kReduceNorm)},
+             RankOf(rank)->mutable_status());
   }
   RankOf(2)->mutable_status()->set_progress_age_seconds(1);
-  RankOf(2)->mutable_status()->set_doing("reading the checkpoint for rank 0");
+  SetDoing({.activity = telemetry::ACTIVITY_READ_FOR_PEER, .peer = 0}, RankOf(2)->mutable_status());
   EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0));
   EXPECT_THAT(Pass(absl::Seconds(121)), SizeIs(0)) << "the reader makes progress";
   RankOf(2)->mutable_status()->set_progress_age_seconds(121);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/storage/simulated_disk.h"
+#include "runtime/telemetry/doing.h"
 
 namespace megascale::driver {
 namespace {
@@ -118,6 +119,18 @@ TEST_F(DriverShellTest, AJobShowsHowOldTheMeasurementOfItsCeilingIs) {
   const control::Job shown = shell_->View("j").value();
   EXPECT_EQ(shown.flops_ceiling(), 2e11);
   EXPECT_NEAR(shown.flops_ceiling_age_seconds(), 5 * 3600, 10);
+}
+
+TEST_F(DriverShellTest, PeopleReadInWordsWhatAgentsReportAsIds) {
+  Run();
+  megascale::telemetry::SetDoing(
+      {.activity = telemetry::ACTIVITY_INSTRUCTION,
+       .instruction = plan::InstructionId(plan::OpKind::kReduceGradients, 1)},
+      report_.mutable_jobs(0)->mutable_ranks(0)->mutable_status());
+  Pass(absl::Seconds(1));
+  const absl::StatusOr<control::Job> view = shell_->View("j");
+  ASSERT_TRUE(view.ok()) << view.status();
+  EXPECT_EQ(view->ranks(0).status().doing(), "reduce-scatter of gradients R.c1");
 }
 
 TEST_F(DriverShellTest, AMachineThatWasSuspendedRecoversNothing) {

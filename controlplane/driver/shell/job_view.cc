@@ -12,6 +12,7 @@
 #include "runtime/base/text/shortlist.h"
 #include "runtime/base/version.h"
 #include "runtime/model/config.h"
+#include "runtime/telemetry/doing.h"
 
 namespace megascale::driver {
 namespace {
@@ -98,6 +99,7 @@ void AddRanks(const JobRecord& job, const AgentMonitor& monitor, control::Job* v
     for (const auto& reported : actual->ranks()) {
       if (reported.status().rank() == placement.rank()) {
         *rank->mutable_status() = reported.status();
+        rank->mutable_status()->set_doing(telemetry::DescribeDoing(reported.status()));
       }
     }
   }

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/agent.grpc.pb.h"
+#include "runtime/telemetry/doing.h"
 
 namespace megascale::bench {
 
@@ -126,7 +127,9 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
         status->set_step(step);
         status->set_alive_age_seconds(0.1);
         status->set_progress_age_seconds(0.05);
-        status->set_doing("forward F.c1.m3");
+        telemetry::SetDoing({.activity = telemetry::v1::ACTIVITY_INSTRUCTION,
+                             .instruction = plan::InstructionId(plan::OpKind::kForward, 1, 3)},
+                            status);
       }
       if (index_ == 0) AddSteps(job, step, entry);
     }

@@ -1,0 +1,86 @@
+#include "runtime/telemetry/doing.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace megascale::telemetry {
+namespace {
+
+absl::string_view NameForPeople(plan::OpKind kind) {
+  switch (kind) {
+    case plan::OpKind::kLoadBatch:
+      return "loading the batch";
+    case plan::OpKind::kReceiveActivation:
+      return "receiving an activation";
+    case plan::OpKind::kForward:
+      return "forward";
+    case plan::OpKind::kSendActivation:
+      return "sending an activation";
+    case plan::OpKind::kReceiveGradient:
+      return "receiving a gradient";
+    case plan::OpKind::kBackward:
+      return "backward";
+    case plan::OpKind::kSendGradient:
+      return "sending a gradient";
+    case plan::OpKind::kSumReplicated:
+      return "all-reduce of replicated gradients";
+    case plan::OpKind::kReduceGradients:
+      return "reduce-scatter of gradients";
+    case plan::OpKind::kReduceNorm:
+      return "all-gather of norms";
+    case plan::OpKind::kOptimizerUpdate:
+      return "optimizer update";
+    case plan::OpKind::kGatherTrustSums:
+      return "all-gather of trust sums";
+    case plan::OpKind::kOptimizerStep:
+      return "optimizer step";
+    case plan::OpKind::kWeightGradient:
+      return "gradients of weights";
+    case plan::OpKind::kGatherParameters:
+      return "all-gather of parameters";
+  }
+  return "unknown instruction";
+}
+
+std::string DescribeActivity(const v1::RankStatus& status, plan::InstructionId instruction) {
+  switch (status.activity()) {
+    case v1::ACTIVITY_UNSPECIFIED:
+      return "";
+    case v1::ACTIVITY_INSTRUCTION:
+      return std::string(NameForPeople(instruction.operation()));
+    case v1::ACTIVITY_BETWEEN_INSTRUCTIONS:
+      return "between instructions";
+    case v1::ACTIVITY_WAIT_FOR_STORAGE:
+      return "waiting for checkpoint storage";
+    case v1::ACTIVITY_READ_CHECKPOINT:
+      return "reading the checkpoint";
+    case v1::ACTIVITY_READ_FOR_PEER:
+      return absl::StrCat("reading the checkpoint for rank ", status.peer());
+    case v1::ACTIVITY_WAIT_FOR_READS:
+      return "waiting for all ranks to read the checkpoint";
+    case v1::ACTIVITY_WAIT_FOR_READER:
+      return absl::StrCat("waiting for rank ", status.peer(),
+                          ", which reads the checkpoint for this rank");
+    case v1::ACTIVITY_WAIT_FOR_ASKER:
+      return absl::StrCat("waiting for rank ", status.peer(), ", to read the checkpoint for it");
+    default:
+      return absl::StrCat("unknown activity ", static_cast<int>(status.activity()));
+  }
+}
+
+}  // namespace
+
+void SetDoing(const Doing& doing, v1::RankStatus* status) {
+  status->set_activity(doing.activity);
+  status->set_instruction(doing.instruction.packed());
+  status->set_peer(doing.peer);
+}
+
+std::string DescribeDoing(const v1::RankStatus& status) {
+  const auto instruction = plan::InstructionId::FromPacked(status.instruction());
+  const std::string words = DescribeActivity(status, instruction);
+  if (instruction == plan::InstructionId()) return words;
+  return absl::StrCat(words, " ", instruction.ToString());
+}
+
+}  // namespace megascale::telemetry

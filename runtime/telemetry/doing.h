@@ -1,0 +1,27 @@
+// What a process does now: as ids, by which code decides, and in words, for people.
+// Threads: plain functions.
+#pragma once
+
+#include <string>
+
+#include "proto/telemetry.pb.h"
+#include "runtime/plan/instruction.h"
+
+namespace megascale::telemetry {
+
+struct Doing {
+  v1::Activity activity = v1::ACTIVITY_UNSPECIFIED;
+  // The instruction that runs or waits for peers. In other activities it is set only if they wait
+  // for peers: from it the failure detector knows that this rank need not be the one that hangs.
+  plan::InstructionId instruction = {};
+  int peer = 0;  // rank; unused unless `activity` names a peer
+};
+
+void SetDoing(const Doing& doing, v1::RankStatus* status);
+
+// Returns in words what the status says that the rank does, with the id of the instruction last:
+// "all-gather of parameters G.c1". Empty if the process has not said anything yet. For people only:
+// code reads `activity` and `instruction`.
+std::string DescribeDoing(const v1::RankStatus& status);
+
+}  // namespace megascale::telemetry

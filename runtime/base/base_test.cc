@@ -168,7 +168,7 @@ TEST(StatusTest, TooManyOpenFilesNamesTheLimit) {
   absl::Status status;
   rlim_t lowest_free = 0;
   {
-    lowest_free = static_cast<rlim_t>(Duplicate(STDIN_FILENO).value().get());
+    lowest_free = static_cast<rlim_t>(UniqueFd(::dup(STDIN_FILENO)).get());
     const SoftLimit limit(RLIMIT_NOFILE, lowest_free);
     status = ReadFile(directory + "/file", 10).status();
   }

@@ -35,12 +35,6 @@ void RaiseOpenFilesLimit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-absl::StatusOr<UniqueFd> Duplicate(int fd) {
-  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) return ErrnoStatus(errno, absl::StrCat("duplicate descriptor ", fd));
-  return UniqueFd(copy);
-}
-
 absl::Status WriteAll(int fd, absl::string_view data) {
   const size_t all = data.size();
   while (!data.empty()) {

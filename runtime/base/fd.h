@@ -33,9 +33,6 @@ class UniqueFd {
 // inherit it. If that is refused the limit stays, and errors of later opens name it.
 void RaiseOpenFilesLimit();
 
-// Returns a new descriptor for the same open file.
-absl::StatusOr<UniqueFd> Duplicate(int fd);
-
 // Writes all of `data`; retries EINTR and short writes. For blocking descriptors. An error says how
 // many bytes were written.
 absl::Status WriteAll(int fd, absl::string_view data);

@@ -279,13 +279,6 @@ int64_t TransformerChunk::ActivationBytes(const ChunkOptions& options) {
   return static_cast<int64_t>(ChunkMemoryBytes(options));
 }
 
-int64_t TransformerChunk::ParameterBytes(const ChunkOptions& options) {
-  const int64_t element_bytes =
-      static_cast<int64_t>(SizeOf(options.compute) + SizeOf(AccumulationType(options.compute)));
-  const ChunkLayout layout(options.config, options.range, options.tensor);
-  return layout.num_elements() * element_bytes;
-}
-
 const SlotMemory& TransformerChunk::SlotAt(int slot) const {
   MEGASCALE_CHECK(slot >= 0 && slot < options_.num_slots);
   return memory_.slots[slot];

@@ -99,9 +99,6 @@ class TransformerChunk {
   // gradients a call adds before the call that completes them. These are a tied output matrix
   // (Forward), and with split_backward the parameters to which BackwardInput adds.
   static int64_t EarlyElements(const ChunkOptions& options);
-  // Returns the bytes of weights (compute) and gradients (F), without padding; the caller allocates
-  // them.
-  static int64_t ParameterBytes(const ChunkOptions& options);
 
   // The slot's buffers; N = micro_batch * seq.
   Vector tokens(int slot) const { return SlotAt(slot).tokens_N; }    // [N] I32; first chunk

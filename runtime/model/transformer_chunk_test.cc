@@ -165,10 +165,6 @@ TEST(TransformerChunk, PlansMemoryBySlots) {
   options.num_slots = 3;
   EXPECT_EQ(TransformerChunk::ActivationBytes(options) - two, two - one);
   EXPECT_GT(one, two - one);
-  const ChunkLayout layout(options.config, options.range);
-  EXPECT_EQ(TransformerChunk::ParameterBytes(options), layout.num_elements() * 8);
-  options.compute = tensor::DType::kBF16;
-  EXPECT_EQ(TransformerChunk::ParameterBytes(options), layout.num_elements() * 6);
 }
 
 TEST(TransformerChunk, RefusesSequencesBeyondTheLearnedPositions) {

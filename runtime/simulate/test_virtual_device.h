@@ -3,9 +3,10 @@
 // An instruction begins at the virtual time when the executor calls the device for it, whatever
 // waits the plan lists. A transfer or collective begins when its last member has come. The call
 // returns when the clock has reached the instruction's end. The clock advances to the next end only
-// while every stream of every rank is blocked: in the device, at an event, or without work. So an
-// executor that delays an instruction for a reason that the plan does not name takes longer, and
-// times are equal in every run, however threads are scheduled.
+// once every instruction that may run by the plan is in the device: the earlier ones of its stream
+// and those that it depends on have ended. So times are equal in every run, however threads are
+// scheduled, and with an executor that delays an instruction for a reason that the plan does not
+// name the clock stops, which is an error at the deadline.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,10 +18,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -41,8 +40,9 @@ class VirtualDevice {
   // `plans`: those of all ranks. Borrowed, like `duration`: both must outlive the device.
   VirtualDevice(const std::vector<plan::RankPlan>& plans, const DurationOf& duration)
       : plans_(plans), duration_(duration) {
-    standing_.resize(plans.size());
     for (const plan::RankPlan& plan : plans) {
+      in_device_.emplace_back(plan.instructions.size());
+      first_running_.push_back(0);
       time_.ranks.emplace_back(plan.instructions.size());
       streams_.push_back(std::make_unique<plan::Streams>());
       finishes_.push_back(std::make_unique<plan::Finish>());
@@ -61,8 +61,7 @@ class VirtualDevice {
     }
     while (AwaitStandstill() && MoveClock()) {
     }
-    // Ends instructions that have not ended; usually there are none.
-    GiveUp();
+    if (!AllHaveEnded()) GiveUp();
     for (const auto& finish : finishes_) {
       finish->Await(2);
       EXPECT_TRUE(finish->last_error().ok()) << finish->last_error();
@@ -119,10 +118,9 @@ class VirtualDevice {
       operation.end = now_ + operation.duration;
       operation.ended.notify_all();
     }
-    Operation*& standing = standing_[rank][static_cast<size_t>(instruction.stream)];
-    standing = &operation;
+    in_device_[rank][index] = &operation;
+    entered_.notify_one();
     operation.ended.wait(lock, [&] { return given_up_ || HasEnded(operation); });
-    standing = nullptr;
     if (!HasEnded(operation)) {
       return absl::DeadlineExceededError(absl::StrCat("did not end until ", now_));
     }
@@ -136,32 +134,49 @@ class VirtualDevice {
     return operation.end != kUnknown && operation.end <= now_;
   }
 
-  // Returns the number of tasks that each stream has run; nullopt if any stream can continue.
-  std::optional<std::vector<uint64_t>> NumRunIfBlocked() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<uint64_t> num_run;
-    for (size_t rank = 0; rank < plans_.size(); ++rank) {
-      for (const auto& [kind, stream] : streams_[rank]->by_kind()) {
-        const stream::Standing standing = stream->standing();
-        const Operation* in_device = standing_[rank][static_cast<size_t>(kind)];
-        if (in_device != nullptr ? HasEnded(*in_device) : !standing.blocked) return std::nullopt;
-        num_run.push_back(standing.num_run);
-      }
-    }
-    return num_run;
+  bool HasEnded(size_t rank, int index) const {
+    const Operation* operation = in_device_[rank][static_cast<size_t>(index)];
+    return operation != nullptr && HasEnded(*operation);
   }
 
-  // Waits until all streams are blocked; false at the deadline. It looks twice: if both looks find
-  // each stream blocked at the same task, then all were blocked at once when the first look ended,
-  // because only another stream or this thread can unblock a stream.
-  bool AwaitStandstill() {
-    const auto deadline = std::chrono::steady_clock::now() + plan::kDeadline;
-    while (std::chrono::steady_clock::now() < deadline) {
-      const auto first = NumRunIfBlocked();
-      if (first.has_value() && first == NumRunIfBlocked()) return true;
-      std::this_thread::yield();
+  bool AllHaveEnded() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      for (size_t i = 0; i < in_device_[rank].size(); ++i) {
+        if (!HasEnded(rank, static_cast<int>(i))) return false;
+      }
     }
-    return false;
+    return true;
+  }
+
+  // Returns whether every instruction that may run is in the device, so that only the clock can let
+  // others run.
+  bool StandsStill(size_t rank) {
+    std::array<bool, plan::kNumStreamKinds> is_behind = {};  // by stream: an earlier one runs
+    const std::vector<plan::Instruction>& instructions = plans_[rank].instructions;
+    size_t& first = first_running_[rank];
+    while (first < instructions.size() && HasEnded(rank, static_cast<int>(first))) ++first;
+    for (size_t i = first; i < instructions.size(); ++i) {
+      bool& behind = is_behind[static_cast<size_t>(instructions[i].stream)];
+      if (behind || HasEnded(rank, static_cast<int>(i))) continue;
+      behind = true;
+      const std::vector<int>& needs = instructions[i].depends_on;
+      const bool may_run = std::all_of(needs.begin(), needs.end(),
+                                       [&](int needed) { return HasEnded(rank, needed); });
+      if (may_run && in_device_[rank][i] == nullptr) return false;
+    }
+    return true;
+  }
+
+  // Waits until all ranks stand still; false at the deadline.
+  bool AwaitStandstill() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return entered_.wait_for(lock, plan::kDeadline, [this] {
+      for (size_t rank = 0; rank < plans_.size(); ++rank) {
+        if (!StandsStill(rank)) return false;
+      }
+      return true;
+    });
   }
 
   // Moves the clock to the next end; false if there is none.
@@ -199,8 +214,10 @@ class VirtualDevice {
   bool given_up_ = false;
   StepTime time_;
   std::map<MeetingName, Operation> operations_;
-  // By rank, then stream: the operation that the stream's thread waits for in the device.
-  std::vector<std::array<Operation*, plan::kNumStreamKinds>> standing_;
+  // By rank, then instruction: its operation; null: the executor has not called the device for it.
+  std::vector<std::vector<const Operation*>> in_device_;
+  std::vector<size_t> first_running_;  // by rank: all instructions before this one have ended
+  std::condition_variable entered_;
   std::vector<std::unique_ptr<plan::Streams>> streams_;
   std::vector<std::unique_ptr<plan::Finish>> finishes_;
   std::vector<std::unique_ptr<plan::Executor>> executors_;

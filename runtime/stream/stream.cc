@@ -12,8 +12,6 @@
 namespace megascale::stream {
 namespace {
 constexpr size_t kInitialTasks = 64;
-
-thread_local Stream* this_stream = nullptr;  // the stream whose thread this is
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Stream>> Stream::Create(std::string name) {
@@ -67,20 +65,6 @@ void Stream::Reserve(size_t num_tasks) {
   if (num_tasks > ring_.size()) ReserveLocked(num_tasks);
 }
 
-Standing Stream::standing() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const bool idle = num_run_ == num_enqueued_;
-  // While this lock is held, the thread cannot leave its wait, so the event still exists.
-  const bool waits = awaited_ != nullptr && !awaited_->Reached(awaited_generation_);
-  return {.blocked = idle || waits, .num_run = num_run_};
-}
-
-void Stream::SetAwaited(const Event* event, uint64_t generation) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  awaited_ = event;
-  awaited_generation_ = generation;
-}
-
 void Stream::ReserveLocked(size_t num_tasks) {
   std::vector<std::function<void()>> larger(num_tasks);
   for (uint64_t i = num_taken_; i < num_enqueued_; ++i) {
@@ -90,7 +74,6 @@ void Stream::ReserveLocked(size_t num_tasks) {
 }
 
 void Stream::Run() {
-  this_stream = this;
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     queued_.wait(lock, [&] { return num_taken_ < num_enqueued_ || closing_; });
@@ -131,18 +114,8 @@ void Event::Reach(uint64_t generation) {
 }
 
 void Event::Await(uint64_t generation) {
-  if (Reached(generation)) return;
-  this_stream->SetAwaited(this, generation);
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    reached_.wait(lock, [&] { return ReachedLocked(generation); });
-  }
-  this_stream->SetAwaited(nullptr, 0);
-}
-
-bool Event::Reached(uint64_t generation) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return ReachedLocked(generation);
+  std::unique_lock<std::mutex> lock(mutex_);
+  reached_.wait(lock, [&] { return generation_ >= generation || released_; });
 }
 
 }  // namespace megascale::stream

@@ -29,14 +29,6 @@
 
 namespace megascale::stream {
 
-class Event;
-
-// The state of a stream's thread.
-struct Standing {
-  bool blocked = false;  // its queue is empty, or it waits for an Event that was not recorded yet
-  uint64_t num_run = 0;  // tasks that have ended, including those of Record and Wait
-};
-
 // One thread and its queue. Threads: any, except where a method says otherwise.
 class Stream {
  public:
@@ -61,22 +53,15 @@ class Stream {
   // Makes room, so that up to `num_tasks` queued tasks allocate nothing.
   void Reserve(size_t num_tasks);
 
-  // Returns the state of the thread, for a virtual clock that advances only while all threads are
-  // blocked.
-  Standing standing() const;
-
   const std::string& name() const { return name_; }
 
  private:
-  friend class Event;
-
   explicit Stream(std::string name) : name_(std::move(name)) {}
   void Run();
-  void SetAwaited(const Event* event, uint64_t generation);
   void ReserveLocked(size_t num_tasks);
 
   const std::string name_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable queued_;  // a task was added, or `closing_` was set
   std::condition_variable ran_;     // `num_run_` grew while a thread synchronizes
   // Holds `num_enqueued_ - num_taken_` tasks; the first is at `num_taken_ % size`.
@@ -85,8 +70,6 @@ class Stream {
   uint64_t num_taken_ = 0;
   uint64_t num_run_ = 0;
   int num_synchronizing_ = 0;
-  const Event* awaited_ = nullptr;  // event for which the running task waits
-  uint64_t awaited_generation_ = 0;
   bool closing_ = false;
   std::thread thread_;
 };
@@ -110,12 +93,8 @@ class Event {
  private:
   void Reach(uint64_t generation);
   void Await(uint64_t generation);
-  bool Reached(uint64_t generation) const;
-  bool ReachedLocked(uint64_t generation) const { return generation_ >= generation || released_; }
 
-  friend class Stream;
-
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable reached_;
   uint64_t generation_ = 0;
   bool released_ = false;

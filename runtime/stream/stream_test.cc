@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 namespace megascale::stream {
@@ -73,52 +72,6 @@ TEST(Stream, DestructorRunsWhatIsQueuedAndWhatThatEnqueues) {
     });
   }
   EXPECT_EQ(count, 2);
-}
-
-TEST(Stream, IsBlockedWhereNothingIsQueuedAndWhereItWaitsForWhatHasNotCome) {
-  const auto opener = MakeStream("opener");
-  const auto stream = MakeStream("stream");
-  const auto blocks = [&](bool blocked, uint64_t num_run) {
-    const absl::Time deadline = absl::Now() + kDeadline;
-    Standing standing = stream->standing();
-    while ((standing.blocked != blocked || standing.num_run != num_run) && absl::Now() < deadline) {
-      std::this_thread::yield();
-      standing = stream->standing();
-    }
-    return standing.blocked == blocked && standing.num_run == num_run;
-  };
-  EXPECT_TRUE(blocks(true, 0));
-  absl::Notification runs;
-  absl::Notification ends;
-  stream->Enqueue([&] {
-    runs.Notify();
-    ends.WaitForNotification();
-  });
-  Event event;
-  event.Wait(*stream, 2);
-  runs.WaitForNotification();
-  EXPECT_TRUE(blocks(false, 0));
-  ends.Notify();
-  EXPECT_TRUE(blocks(true, 1));
-  event.Record(*opener, 1);
-  opener->Synchronize();
-  EXPECT_TRUE(blocks(true, 1)) << "of an earlier generation";
-  event.Record(*opener, 2);
-  EXPECT_TRUE(blocks(true, 2));
-}
-
-// A thread that can go on is not blocked, though it may not have woken yet.
-TEST(Stream, IsNotBlockedOnceItsEventHasCome) {
-  const auto stream = MakeStream("stream");
-  std::vector<std::unique_ptr<Event>> events;
-  for (uint64_t i = 0; i < 1000; ++i) {
-    events.push_back(std::make_unique<Event>());
-    events.back()->Wait(*stream, 1);
-    while (!stream->standing().blocked) std::this_thread::yield();
-    events.back()->Release();
-    const Standing standing = stream->standing();
-    ASSERT_EQ(standing.blocked, standing.num_run == i + 1) << i;
-  }
 }
 
 TEST(Stream, FreesATaskWhenItHasRun) {

@@ -101,9 +101,8 @@ class Driver {
   }
 
   void CheckState() const {
-    for (const driver::NodeRecord& node : state_.nodes()) {
-      driver::DesiredFor(state_, node.hello().node_id());
-    }
+    const driver::DesiredStates desired(state_);
+    for (const driver::NodeRecord& node : state_.nodes()) desired.For(node.hello().node_id());
     driver::LossLogCutsFor(state_);
     const driver::JobRecord* job = driver::FindJob(state_, kJob);
     MEGASCALE_CHECK(job != nullptr);

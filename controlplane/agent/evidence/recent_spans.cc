@@ -32,7 +32,6 @@ bool IsExchange(const Span& span) {
 void RecentSpans::Drain() {
   drained_.clear();
   num_lost_ += reader_.Drain(&drained_);
-  num_seen_ += static_cast<int64_t>(drained_.size());
   if (drained_.empty()) return;
   for (const Span& span : drained_) (IsExchange(span) ? exchanges_ : instructions_).push_back(span);
   for (std::deque<Span>* history : {&instructions_, &exchanges_}) {

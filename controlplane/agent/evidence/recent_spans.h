@@ -37,7 +37,6 @@ class RecentSpans {
   // lane in order, then those that run. Drain() first.
   std::vector<telemetry::Span> Since(int64_t first_step) const;
 
-  int64_t num_seen() const { return num_seen_; }
   int64_t num_lost() const { return num_lost_; }  // overwritten before they could be read
 
  private:
@@ -47,7 +46,6 @@ class RecentSpans {
   // As drained, at most kHistorySpans each.
   std::deque<telemetry::Span> instructions_;
   std::deque<telemetry::Span> exchanges_;
-  int64_t num_seen_ = 0;
   int64_t num_lost_ = 0;
 };
 

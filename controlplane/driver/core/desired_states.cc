@@ -161,8 +161,4 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
   return desired;
 }
 
-agent::DesiredState DesiredFor(const DriverState& state, const std::string& node_id) {
-  return DesiredStates(state).For(node_id);
-}
-
 }  // namespace megascale::driver

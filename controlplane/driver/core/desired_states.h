@@ -47,7 +47,4 @@ class DesiredStates {
   std::vector<Part> parts_;
 };
 
-// Returns DesiredStates(state).For(node_id).
-megascale::agent::v1::DesiredState DesiredFor(const DriverState& state, const std::string& node_id);
-
 }  // namespace megascale::driver

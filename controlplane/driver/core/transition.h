@@ -50,8 +50,12 @@ class Transition {
   // Moves every job, in the order of submission, as far as it gets without another event.
   void Settle();
   void SettleStage(JobRecord* job);
-  // The next four place jobs that wait for slots. Source: docs/running-on-a-cluster.md (The queue).
+  // Places jobs that wait for slots as drivers with rules 1 did. A log of schema 1 has only such
+  // events, and rocksdb_log.cc upgrades it by replaying them, so this stays for as long as that
+  // schema is accepted.
   void PlaceByRules1();
+  // The next three place jobs that wait for slots. Source: docs/running-on-a-cluster.md (The
+  // queue).
   // Returns the first recovering job that could not be placed; null: all of them run again.
   const JobRecord* PlaceRecovering();
   void PlaceQueued(const JobRecord* recovering);

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/reports/testing/test_agents.h"
 
 namespace megascale::driver {

@@ -5,9 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
 
 namespace megascale::driver {
+
+// Returns the desired state of one node.
+inline megascale::agent::v1::DesiredState DesiredFor(const DriverState& state,
+                                                     const std::string& node_id) {
+  return DesiredStates(state).For(node_id);
+}
 
 inline megascale::job::v1::JobSpec SpecOf(int data, int pipeline, int64_t steps) {
   megascale::job::v1::JobSpec spec;

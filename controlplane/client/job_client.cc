@@ -77,7 +77,7 @@ class StopWatcher {
     });
   }
   ~StopWatcher() {
-    done_.Give();
+    done_.Notify();
     if (thread_.joinable()) thread_.join();
   }
 

@@ -2,17 +2,18 @@
 
 namespace megascale::base {
 
-void StopSignal::Give() {
+void StopSignal::Notify() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    is_given_ = true;
+    is_notified_ = true;
   }
-  given_.notify_all();
+  notified_.notify_all();
 }
 
 bool StopSignal::WaitFor(absl::Duration timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
-  return given_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] { return is_given_; });
+  return notified_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
+                            [this] { return is_notified_; });
 }
 
 }  // namespace megascale::base

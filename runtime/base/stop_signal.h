@@ -12,14 +12,14 @@ namespace megascale::base {
 
 class StopSignal {
  public:
-  void Give();
-  // Waits until the signal was given, then returns true; false after `timeout`. Blocking.
+  void Notify();
+  // Waits until Notify was called, then returns true; false after `timeout`. Blocking.
   bool WaitFor(absl::Duration timeout);
 
  private:
   std::mutex mutex_;
-  std::condition_variable given_;
-  bool is_given_ = false;
+  std::condition_variable notified_;
+  bool is_notified_ = false;
 };
 
 }  // namespace megascale::base

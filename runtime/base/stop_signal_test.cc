@@ -13,7 +13,7 @@ TEST(StopSignalTest, AWaitEndsWithTheSignalOrItsTime) {
   EXPECT_FALSE(signal.WaitFor(absl::Milliseconds(1)));
   bool given = false;
   std::thread waits([&] { given = signal.WaitFor(absl::Seconds(60)); });
-  signal.Give();
+  signal.Notify();
   waits.join();
   EXPECT_TRUE(given);
   EXPECT_TRUE(signal.WaitFor(absl::Hours(1))) << "once given it stays so";

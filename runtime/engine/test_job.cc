@@ -80,7 +80,7 @@ class TestJob {
   std::unique_ptr<data::Corpus> corpus_;
   std::vector<std::thread> loaders_;
   std::atomic<bool> stop_ = false;
-  comm::InProcessStore store_;
+  comm::EmbeddedStore store_;
   std::unique_ptr<std::barrier<>> between_steps_;  // all ranks
 };
 

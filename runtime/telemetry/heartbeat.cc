@@ -142,7 +142,7 @@ HeartbeatTimer::HeartbeatTimer(HeartbeatWriter* writer, const base::Clock* clock
       }) {}
 
 HeartbeatTimer::~HeartbeatTimer() {
-  stop_.Give();
+  stop_.Notify();
   thread_.join();
 }
 

@@ -68,7 +68,7 @@ struct AgentStreams::Impl {
 
   DriverLoop* loop = nullptr;
   std::unique_ptr<grpc::Service> service;
-  comm::InProcessStore store;
+  comm::EmbeddedStore store;
   std::mutex mutex;
   std::map<std::string, int64_t> attempts;
   std::map<std::string, std::weak_ptr<Session>> sessions;    // by node

@@ -27,7 +27,7 @@ absl::Status Ended(const std::string& job_id, int64_t attempt) {
 
 }  // namespace
 
-void InProcessStore::Handle(const StoreRequest& request, Reply reply) {
+void EmbeddedStore::Handle(const StoreRequest& request, Reply reply) {
   Outgoing outgoing;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -36,7 +36,7 @@ void InProcessStore::Handle(const StoreRequest& request, Reply reply) {
   for (auto& [send, message] : outgoing) send(message);
 }
 
-void InProcessStore::HandleLocked(const StoreRequest& request, Reply reply, Outgoing& outgoing) {
+void EmbeddedStore::HandleLocked(const StoreRequest& request, Reply reply, Outgoing& outgoing) {
   StoreReply answer;
   absl::StatusOr<Attempt*> attempt = FindAttempt(request);
   absl::Status status = attempt.status();
@@ -68,7 +68,7 @@ void InProcessStore::HandleLocked(const StoreRequest& request, Reply reply, Outg
   outgoing.emplace_back(std::move(reply), std::move(answer));
 }
 
-absl::StatusOr<InProcessStore::Attempt*> InProcessStore::FindAttempt(const StoreRequest& request) {
+absl::StatusOr<EmbeddedStore::Attempt*> EmbeddedStore::FindAttempt(const StoreRequest& request) {
   if (request.key().size() > options_.key_bytes_max ||
       request.request_id().size() > options_.key_bytes_max ||
       request.value().size() > options_.value_bytes_max) {
@@ -91,8 +91,7 @@ absl::StatusOr<InProcessStore::Attempt*> InProcessStore::FindAttempt(const Store
   return &jobs_[request.job_id()].attempts[request.attempt()];
 }
 
-absl::Status InProcessStore::Reserve(Attempt& attempt, size_t more_bytes,
-                                     size_t fewer_bytes) const {
+absl::Status EmbeddedStore::Reserve(Attempt& attempt, size_t more_bytes, size_t fewer_bytes) const {
   const size_t size_bytes = attempt.size_bytes + more_bytes - fewer_bytes;
   if (more_bytes > fewer_bytes && size_bytes > options_.attempt_bytes_max) {
     return absl::ResourceExhaustedError(absl::StrCat("the store holds ", attempt.size_bytes,
@@ -103,7 +102,7 @@ absl::Status InProcessStore::Reserve(Attempt& attempt, size_t more_bytes,
   return absl::OkStatus();
 }
 
-absl::Status InProcessStore::Put(Attempt& attempt, const std::string& key, std::string value) {
+absl::Status EmbeddedStore::Put(Attempt& attempt, const std::string& key, std::string value) {
   const auto found = attempt.values.find(key);
   const bool is_new = found == attempt.values.end();
   const size_t before = is_new ? 0 : kEntryBytes + key.size() + found->second.size();
@@ -112,8 +111,8 @@ absl::Status InProcessStore::Put(Attempt& attempt, const std::string& key, std::
   return absl::OkStatus();
 }
 
-absl::Status InProcessStore::Get(const Attempt& attempt, const std::string& key,
-                                 StoreReply& answer) {
+absl::Status EmbeddedStore::Get(const Attempt& attempt, const std::string& key,
+                                StoreReply& answer) {
   const auto found = attempt.values.find(key);
   if (found == attempt.values.end()) {
     return absl::NotFoundError(absl::StrCat("the store has no key ", key));
@@ -122,8 +121,7 @@ absl::Status InProcessStore::Get(const Attempt& attempt, const std::string& key,
   return absl::OkStatus();
 }
 
-absl::Status InProcessStore::Add(Attempt& attempt, const StoreRequest& request,
-                                 StoreReply& answer) {
+absl::Status EmbeddedStore::Add(Attempt& attempt, const StoreRequest& request, StoreReply& answer) {
   const auto done = attempt.additions.find(request.request_id());
   if (done != attempt.additions.end()) {
     answer.set_sum(done->second);
@@ -146,8 +144,8 @@ absl::Status InProcessStore::Add(Attempt& attempt, const StoreRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status InProcessStore::AddWaiter(Attempt& attempt, const StoreRequest& request,
-                                       const Reply& reply) {
+absl::Status EmbeddedStore::AddWaiter(Attempt& attempt, const StoreRequest& request,
+                                      const Reply& reply) {
   const auto found = attempt.waiters.find(request.request_id());
   if (found == attempt.waiters.end()) {
     RETURN_IF_ERROR(Reserve(attempt, WaiterBytes(request.request_id(), request.key()), 0));
@@ -156,11 +154,11 @@ absl::Status InProcessStore::AddWaiter(Attempt& attempt, const StoreRequest& req
   return absl::OkStatus();
 }
 
-size_t InProcessStore::WaiterBytes(const std::string& request_id, const std::string& key) {
+size_t EmbeddedStore::WaiterBytes(const std::string& request_id, const std::string& key) {
   return kEntryBytes + request_id.size() + key.size();
 }
 
-void InProcessStore::AnswerWaiters(Attempt& attempt, const std::string& key, Outgoing& outgoing) {
+void EmbeddedStore::AnswerWaiters(Attempt& attempt, const std::string& key, Outgoing& outgoing) {
   for (auto it = attempt.waiters.begin(); it != attempt.waiters.end();) {
     if (it->second.key != key) {
       ++it;
@@ -174,13 +172,13 @@ void InProcessStore::AnswerWaiters(Attempt& attempt, const std::string& key, Out
   }
 }
 
-void InProcessStore::Cancel(Attempt& attempt, const absl::Status& reason, Outgoing& outgoing) {
+void EmbeddedStore::Cancel(Attempt& attempt, const absl::Status& reason, Outgoing& outgoing) {
   for (auto& [request_id, waiter] : attempt.waiters) {
     outgoing.emplace_back(std::move(waiter.reply), MakeReply(request_id, reason));
   }
 }
 
-void InProcessStore::DropAttemptsBefore(const std::string& job_id, int64_t attempt) {
+void EmbeddedStore::DropAttemptsBefore(const std::string& job_id, int64_t attempt) {
   Outgoing outgoing;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -195,7 +193,7 @@ void InProcessStore::DropAttemptsBefore(const std::string& job_id, int64_t attem
   for (auto& [send, message] : outgoing) send(message);
 }
 
-void InProcessStore::DropJob(const std::string& job_id) {
+void EmbeddedStore::DropJob(const std::string& job_id) {
   Outgoing outgoing;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -18,7 +18,7 @@
 
 namespace megascale::comm {
 
-struct InProcessStoreOptions {
+struct EmbeddedStoreOptions {
   size_t key_bytes_max = 1024;       // of a key, and of a request id
   size_t value_bytes_max = 1 << 20;  // of a value
   size_t attempt_bytes_max =
@@ -26,13 +26,13 @@ struct InProcessStoreOptions {
   size_t num_attempts_max = 1024;  // alive at once, over all jobs
 };
 
-class InProcessStore {
+class EmbeddedStore {
  public:
   using StoreRequest = megascale::agent::v1::StoreRequest;
   using StoreReply = megascale::agent::v1::StoreReply;
   using Reply = std::function<void(const StoreReply&)>;
 
-  explicit InProcessStore(InProcessStoreOptions options = {}) : options_(options) {}
+  explicit EmbeddedStore(EmbeddedStoreOptions options = {}) : options_(options) {}
 
   // Serves one request and calls `reply` once: before it returns or, for a WAIT, when the key is
   // set or the attempt is dropped. A request id may be repeated after a lost connection: a repeated
@@ -79,7 +79,7 @@ class InProcessStore {
   static void AnswerWaiters(Attempt& attempt, const std::string& key, Outgoing& outgoing);
   static void Cancel(Attempt& attempt, const absl::Status& reason, Outgoing& outgoing);
 
-  const InProcessStoreOptions options_;
+  const EmbeddedStoreOptions options_;
   std::mutex mutex_;
   std::map<std::string, Job> jobs_;
 };

@@ -19,7 +19,7 @@ using megascale::agent::v1::StoreRequest;
 // The replies that have come so far, in order.
 class Replies {
  public:
-  InProcessStore::Reply Collect() {
+  EmbeddedStore::Reply Collect() {
     return [this](const StoreReply& reply) { all_.push_back(reply); };
   }
   size_t size() const { return all_.size(); }
@@ -30,7 +30,7 @@ class Replies {
   std::vector<StoreReply> all_;
 };
 
-StoreReply Ask(InProcessStore& store, const StoreRequest& request) {
+StoreReply Ask(EmbeddedStore& store, const StoreRequest& request) {
   Replies replies;
   store.Handle(request, replies.Collect());
   EXPECT_EQ(replies.size(), 1u);
@@ -42,8 +42,8 @@ absl::StatusCode CodeOf(const StoreReply& reply) {
   return static_cast<absl::StatusCode>(reply.code());
 }
 
-TEST(InProcessStoreTest, ADroppedAttemptAnswersItsWaitsAndIsRefusedLater) {
-  InProcessStore store;
+TEST(EmbeddedStoreTest, ADroppedAttemptAnswersItsWaitsAndIsRefusedLater) {
+  EmbeddedStore store;
   Replies waiting;
   store.Handle(Make(StoreRequest::OPERATION_WAIT, "w", "k"), waiting.Collect());
   StoreRequest next = SetOf("k", "of attempt 2");
@@ -60,11 +60,11 @@ TEST(InProcessStoreTest, ADroppedAttemptAnswersItsWaitsAndIsRefusedLater) {
   EXPECT_EQ(CodeOf(Ask(store, next)), absl::StatusCode::kNotFound);
 }
 
-TEST(InProcessStoreTest, MemoryIsBounded) {
-  InProcessStore store({.key_bytes_max = 10,
-                        .value_bytes_max = 100,
-                        .attempt_bytes_max = 1000,
-                        .num_attempts_max = 2});
+TEST(EmbeddedStoreTest, MemoryIsBounded) {
+  EmbeddedStore store({.key_bytes_max = 10,
+                       .value_bytes_max = 100,
+                       .attempt_bytes_max = 1000,
+                       .num_attempts_max = 2});
   const auto exhausted = absl::StatusCode::kResourceExhausted;
   EXPECT_EQ(CodeOf(Ask(store, SetOf("a key that is long", "v"))), exhausted);
   EXPECT_EQ(CodeOf(Ask(store, SetOf("k", std::string(101, 'x')))), exhausted);
@@ -90,7 +90,7 @@ class LinkStoreTest : public ::testing::Test {
  protected:
   LinkStore& client(int i) { return i == 0 ? first_ : second_; }
 
-  InProcessStore core_;
+  EmbeddedStore core_;
   LinkStore first_{{"job", 1, "rank-0", absl::Seconds(10)}, SenderFor(0)};
   LinkStore second_{{"job", 1, "rank-1", absl::Seconds(10)}, SenderFor(1)};
 

@@ -62,7 +62,7 @@ class ThreadWorld {
 
  private:
   WorldMemory memory_;
-  InProcessStore core_;
+  EmbeddedStore core_;
   std::vector<std::unique_ptr<LinkStore>> stores_;
 };
 
@@ -112,7 +112,7 @@ class ProcessWorld {
   std::vector<std::unique_ptr<base::SharedMemory>> readable_;
   std::unique_ptr<base::SharedMemory> board_memory_;
   RankBoard* boards_ = nullptr;
-  InProcessStore core_;
+  EmbeddedStore core_;
   std::vector<std::pair<base::UniqueFd, base::UniqueFd>>
       links_;  // of each rank: parent's end, child's end
   std::vector<pid_t> processes_;

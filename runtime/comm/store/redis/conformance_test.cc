@@ -47,7 +47,7 @@ class EmbeddedSubject : public Subject {
   void RunUntil(const std::function<bool()>& condition) override {}
 
  private:
-  InProcessStore store_;
+  EmbeddedStore store_;
 };
 
 // Requests go over two connections in turn, as from two machines.

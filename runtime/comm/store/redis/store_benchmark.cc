@@ -58,7 +58,7 @@ void AskAll(int num_ranks, const Ask& ask) {
 }
 
 double EmbeddedSeconds(int num_ranks) {
-  InProcessStore store;
+  EmbeddedStore store;
   int num_answers = 0;
   const absl::Duration begin = Now();
   AskAll(num_ranks, [&](int, const StoreRequest& request) {

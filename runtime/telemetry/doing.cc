@@ -78,7 +78,7 @@ void SetDoing(const Doing& doing, v1::RankStatus* status) {
 
 std::string DescribeDoing(const v1::RankStatus& status) {
   const auto instruction = plan::InstructionId::FromPacked(status.instruction());
-  const std::string words = DescribeActivity(status, instruction);
+  std::string words = DescribeActivity(status, instruction);
   if (instruction == plan::InstructionId()) return words;
   return absl::StrCat(words, " ", instruction.ToString());
 }

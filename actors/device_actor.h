@@ -1,6 +1,7 @@
-// The device actor: owns the device's streams, memory, kernels and communicators (an
-// engine::RankEngine) and makes the calls that block on the device, so it runs detached, on its own
-// thread.
+// The device actor: connects this rank's groups. Joining blocks for as long as peers need to start,
+// so it runs detached, on its own thread, and the worker can be told to stop meanwhile. Streams,
+// memory, kernels and communicators lie in the engine::RankEngine that all actors of the worker
+// share.
 //   Parent: worker. Children: none.
 //   Receives: JoinGroups. Sends: GroupsJoined to the worker.
 //   Restart: never alone; its failure ends the attempt.
@@ -20,8 +21,7 @@ using DeviceActor = caf::typed_actor<
 
 // The part of the worker's interface to which its children report.
 using WorkerEvents = caf::typed_actor<caf::reacts_to<GroupsJoined>, caf::reacts_to<StateLoaded>,
-                                      caf::reacts_to<StageFinished>, caf::reacts_to<ShardFinished>,
-                                      caf::reacts_to<SnapshotTaken>>;
+                                      caf::reacts_to<StepFinished>, caf::reacts_to<SnapshotTaken>>;
 
 struct DeviceState {
   std::shared_ptr<engine::RankEngine> engine;

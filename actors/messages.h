@@ -1,15 +1,17 @@
 // The messages between the actors of a worker, and of a host. Small structs: commands in the
 // imperative, events in the past. Each carries its attempt. Tensors never travel in messages; they
-// stay in the engine's memory.
+// stay in the engine's memory. No message leaves its process.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
+#include "caf/allowed_unsafe_message_type.hpp"
 #include "caf/error.hpp"
 #include "caf/meta/type_name.hpp"
 #include "runtime/base/status.h"
+#include "runtime/engine/rank_engine.h"
 
 namespace megascale::actors {
 
@@ -56,15 +58,12 @@ struct StateLoaded {
   Outcome outcome;
   std::string warning;  // as RankEngine::Load returned it
 };
-struct StageFinished {
+// The one event of a step's end, of stage and shard together.
+struct StepFinished {
   int64_t attempt = 0;
   int64_t step = 0;
   Outcome outcome;
-};
-struct ShardFinished {
-  int64_t attempt = 0;
-  int64_t step = 0;
-  Outcome outcome;
+  engine::StepResult result;  // if the outcome is OK
 };
 struct SnapshotTaken {
   int64_t attempt = 0;
@@ -127,8 +126,6 @@ MEGASCALE_ACTOR_MESSAGE(StartStep, m.attempt, m.step)
 MEGASCALE_ACTOR_MESSAGE(TakeSnapshot, m.attempt, m.step)
 MEGASCALE_ACTOR_MESSAGE(GroupsJoined, m.attempt, m.outcome)
 MEGASCALE_ACTOR_MESSAGE(StateLoaded, m.attempt, m.outcome, m.warning)
-MEGASCALE_ACTOR_MESSAGE(StageFinished, m.attempt, m.step, m.outcome)
-MEGASCALE_ACTOR_MESSAGE(ShardFinished, m.attempt, m.step, m.outcome)
 MEGASCALE_ACTOR_MESSAGE(SnapshotTaken, m.attempt, m.step, m.buffer, m.outcome)
 MEGASCALE_ACTOR_MESSAGE(StopRequested, m.attempt, m.checkpoint)
 MEGASCALE_ACTOR_MESSAGE(LinkLost, m.why)
@@ -141,3 +138,6 @@ MEGASCALE_ACTOR_MESSAGE(RetryStorage, m.attempt)
 #undef MEGASCALE_ACTOR_MESSAGE
 
 }  // namespace megascale::actors
+
+// Not serializable, because a StepResult is not.
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(megascale::actors::StepFinished)

@@ -15,10 +15,9 @@ void ShardState::OnLoadState(const LoadState& message) {
 }
 
 void ShardState::OnStartStep(const StartStep& message) {
-  engine->Launch(
-      plan::Owner::kShard, message.step, [message, worker = worker](const absl::Status& status) {
-        caf::anon_send(worker, ShardFinished{message.attempt, message.step, Outcome::Of(status)});
-      });
+  const absl::Status launched = engine->Launch(plan::Owner::kShard, message.step);
+  if (launched.ok()) return;
+  caf::anon_send(worker, StepFinished{message.attempt, message.step, Outcome::Of(launched), {}});
 }
 
 ShardActor::behavior_type Shard(ShardActor::stateful_pointer<ShardState> self,

@@ -1,7 +1,9 @@
-// The shard actor: owns this rank's slice of the optimizer's state. It gathers the parameters,
-// reduces the gradients and takes the optimizer's step.
+// The shard actor: loads this rank's slice of the optimizer's state, and launches the shard's part
+// of the plan: gathering the parameters, reducing the gradients, the optimizer's step. The slice
+// itself lies in the engine.
 //   Parent: worker. Children: none.
-//   Receives: LoadState, StartStep. Sends: StateLoaded, ShardFinished to the worker.
+//   Receives: LoadState, StartStep. Sends: StateLoaded to the worker; StepFinished only if a launch
+//   was refused.
 //   Loading reads storage, so it runs detached.
 //   Restart: never alone; its failure ends the attempt.
 #pragma once
@@ -16,7 +18,7 @@ namespace megascale::actors {
 using ShardActor = caf::typed_actor<
     // Makes initial weights or reads the restore point; answered by StateLoaded.
     caf::reacts_to<LoadState>,
-    // Launches the shard's instructions of one step; answered by ShardFinished.
+    // Launches the shard's instructions of one step, as the stage actor does the stage's.
     caf::reacts_to<StartStep>>;
 
 struct ShardOptions {

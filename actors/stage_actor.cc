@@ -5,10 +5,9 @@
 namespace megascale::actors {
 
 void StageState::OnStartStep(const StartStep& message) {
-  engine->Launch(
-      plan::Owner::kStage, message.step, [message, worker = worker](const absl::Status& status) {
-        caf::anon_send(worker, StageFinished{message.attempt, message.step, Outcome::Of(status)});
-      });
+  const absl::Status launched = engine->Launch(plan::Owner::kStage, message.step);
+  if (launched.ok()) return;
+  caf::anon_send(worker, StepFinished{message.attempt, message.step, Outcome::Of(launched), {}});
 }
 
 StageActor::behavior_type Stage(StageActor::stateful_pointer<StageState> self,

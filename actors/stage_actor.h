@@ -1,8 +1,8 @@
-// The stage actor: runs this rank's plan for its pipeline chunk: forward, backward, and the
-// transfers of activations and their gradients. It does not know the schedule: it launches the
-// plan's instructions and is told when the last of them is done.
+// The stage actor: launches the stage's part of this rank's plan: forward, backward, and the
+// transfers of activations and their gradients. It does not know the schedule, and it is not told
+// when the part is done: the engine counts a step's end and tells the worker.
 //   Parent: worker. Children: none.
-//   Receives: StartStep. Sends: StageFinished to the worker, from the stream that ended last.
+//   Receives: StartStep. Sends: StepFinished to the worker, only if the launch was refused.
 //   Restart: never alone; its failure ends the attempt.
 #pragma once
 
@@ -13,8 +13,8 @@
 namespace megascale::actors {
 
 using StageActor = caf::typed_actor<
-    // Launches the stage's instructions of one step; answered by StageFinished. Every instruction
-    // has a deadline of its own, so the answer always comes.
+    // Launches the stage's instructions of one step. Every instruction has a deadline of its own,
+    // so the engine's StepFinished always comes once the shard has launched its own, too.
     caf::reacts_to<StartStep>>;
 
 struct StageState {

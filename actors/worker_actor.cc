@@ -80,14 +80,10 @@ void WorkerState::PerformOne(const WorkerAction& action) {
   }
 }
 
-void WorkerState::OnStageFinished(const StageFinished& message) {
-  Perform(
-      core->OnOwnerFinished(message.step, message.outcome.ToStatus(), options.engine->result()));
-}
-
-void WorkerState::OnShardFinished(const ShardFinished& message) {
-  Perform(
-      core->OnOwnerFinished(message.step, message.outcome.ToStatus(), options.engine->result()));
+void WorkerState::OnStepFinished(const StepFinished& message) {
+  const absl::Status status = message.outcome.ToStatus();
+  Perform(status.ok() ? core->OnStepFinished(message.step, message.result)
+                      : core->OnStepFinished(message.step, status));
 }
 
 void WorkerState::OnStopRequested(const StopRequested& message) {
@@ -102,6 +98,12 @@ WorkerActor::behavior_type Worker(WorkerActor::stateful_pointer<WorkerState> sel
   state.options = std::move(options);
   const auto me = caf::actor_cast<WorkerEvents>(self);
   const auto& engine = state.options.engine;
+  // On a stream's thread.
+  engine->TellStepEnds([me, attempt = state.options.core.attempt](
+                           int64_t step, const absl::StatusOr<engine::StepResult>& ended) {
+    caf::anon_send(me, StepFinished{attempt, step, Outcome::Of(ended.status()),
+                                    ended.ok() ? *ended : engine::StepResult()});
+  });
   state.device = self->spawn<caf::detached>(Device, engine, me);
   state.stage = self->spawn(Stage, engine, me);
   state.shard = self->spawn<caf::detached>(Shard, ShardOptions{engine, me, state.options.restore});
@@ -110,8 +112,7 @@ WorkerActor::behavior_type Worker(WorkerActor::stateful_pointer<WorkerState> sel
   return {
       [=](const GroupsJoined& m) { self->state.OnGroupsJoined(m); },
       [=](const StateLoaded& m) { self->state.OnStateLoaded(m); },
-      [=](const StageFinished& m) { self->state.OnStageFinished(m); },
-      [=](const ShardFinished& m) { self->state.OnShardFinished(m); },
+      [=](const StepFinished& m) { self->state.OnStepFinished(m); },
       [=](const SnapshotTaken& m) { self->state.OnSnapshotTaken(m); },
       [=](const StopRequested& m) { self->state.OnStopRequested(m); },
       [=](const LinkLost& m) { self->state.OnLinkLost(m); },

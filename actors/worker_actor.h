@@ -49,8 +49,7 @@ struct WorkerState {
   void OnStateLoaded(const StateLoaded& message);
   void OnSnapshotTaken(const SnapshotTaken& message);
   void OnLinkLost(const LinkLost& message);
-  void OnStageFinished(const StageFinished& message);
-  void OnShardFinished(const ShardFinished& message);
+  void OnStepFinished(const StepFinished& message);
   void OnStopRequested(const StopRequested& message);
 
  private:

@@ -88,19 +88,17 @@ std::vector<WorkerAction> WorkerCore::OnLoaded(const absl::Status& status,
   return actions;
 }
 
-std::vector<WorkerAction> WorkerCore::OnOwnerFinished(int64_t step, const absl::Status& status,
-                                                      const engine::StepResult& result) {
+std::vector<WorkerAction> WorkerCore::OnStepFinished(
+    int64_t step, const absl::StatusOr<engine::StepResult>& ended) {
   if (ended_) return {};
-  MEGASCALE_CHECK(step == step_ + 1 && owners_finished_ < 2);
-  step_status_.Update(status);
-  if (++owners_finished_ < 2) return {};
-  owners_finished_ = 0;
-  if (!step_status_.ok()) return Fail(FailureOfStep(step_status_));
+  MEGASCALE_CHECK(step == step_ + 1);
+  if (!ended.ok()) return Fail(FailureOfStep(ended.status()));
+  MEGASCALE_CHECK(ended->record.step() == step);
   step_ = step;
-  WorkerAction report{.kind = Kind::kReportStep, .step = step, .record = result.record};
+  WorkerAction report{.kind = Kind::kReportStep, .step = step, .record = ended->record};
   report.record.set_attempt(options_.attempt);
-  stopping_ = result.stop != engine::StopFlag::kNone;
-  stop_checkpoint_ = result.stop == engine::StopFlag::kStopWithCheckpoint;
+  stopping_ = ended->stop != engine::StopFlag::kNone;
+  stop_checkpoint_ = ended->stop == engine::StopFlag::kStopWithCheckpoint;
   return AfterStep({std::move(report)});
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/agent.pb.h"
 #include "proto/telemetry.pb.h"
 #include "runtime/engine/rank_engine.h"
@@ -54,10 +55,9 @@ class WorkerCore {
   std::vector<WorkerAction> OnJoined(const absl::Status& status);
   // `warning`: from a load that succeeded; empty: nothing was wrong.
   std::vector<WorkerAction> OnLoaded(const absl::Status& status, const std::string& warning);
-  // One of the two owners of a step (stage and shard) has finished. `result` is used when both have
-  // finished without error.
-  std::vector<WorkerAction> OnOwnerFinished(int64_t step, const absl::Status& status,
-                                            const engine::StepResult& result);
+  // A step has ended: with its result, or with the error of this rank.
+  std::vector<WorkerAction> OnStepFinished(int64_t step,
+                                           const absl::StatusOr<engine::StepResult>& ended);
   std::vector<WorkerAction> OnSnapshot(int64_t step, int buffer, const absl::Status& status);
   std::vector<WorkerAction> OnStopRequested(bool checkpoint);
 
@@ -71,8 +71,6 @@ class WorkerCore {
 
   WorkerCoreOptions options_;
   int64_t step_;
-  int owners_finished_ = 0;
-  absl::Status step_status_;
   bool stopping_ = false;  // all ranks agreed to stop here
   bool stop_checkpoint_ = false;
   bool ended_ = false;

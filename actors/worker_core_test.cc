@@ -52,9 +52,7 @@ class Runner {
         return Take(core_.OnLoaded(absl::OkStatus(), ""));
       case Kind::kStartStep:
         absl::StrAppend(&trace_, "s", action.step, " ");
-        Take(core_.OnOwnerFinished(action.step, absl::OkStatus(), Result(action.step)));
-        return Take(
-            core_.OnOwnerFinished(action.step, absl::OkStatus(), Result(action.step, stop)));
+        return Take(core_.OnStepFinished(action.step, Result(action.step, stop)));
       case Kind::kTakeSnapshot:
         absl::StrAppend(&trace_, "c", action.step, " ");
         return Take(core_.OnSnapshot(action.step, 0, absl::OkStatus()));
@@ -112,16 +110,23 @@ TEST(WorkerCoreTest, AStopAtTheLastStepIsAFinish) {
   EXPECT_EQ(runner.Run(), "s1 s2 c2 finished2");
 }
 
-TEST(WorkerCoreTest, AFailureOfEitherOwnerIsReportedOnce) {
+TEST(WorkerCoreTest, AFailedStepIsReportedOnce) {
   WorkerCore core({.first_step = 0, .last_step = 2});
   core.OnLoaded(absl::OkStatus(), "");
-  EXPECT_TRUE(core.OnOwnerFinished(1, absl::AbortedError("rank 2 is gone"), {}).empty());
-  const auto actions = core.OnOwnerFinished(1, absl::OkStatus(), Result(1));
+  const auto actions = core.OnStepFinished(1, absl::AbortedError("rank 2 is gone"));
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].kind, Kind::kReportFailure);
   EXPECT_EQ(actions[0].failure.failure_class(), telemetry::v1::FAILURE_CLASS_ABORTED);
-  EXPECT_TRUE(core.OnOwnerFinished(1, absl::OkStatus(), Result(1)).empty());
+  EXPECT_TRUE(core.OnStepFinished(1, Result(1)).empty());
   EXPECT_TRUE(core.OnStopRequested(true).empty());
+}
+
+// A result that was read too early is that of the step before.
+TEST(WorkerCoreDeathTest, TheResultOfAnotherStepIsNotReported) {
+  WorkerCore core({.first_step = 0, .last_step = 3});
+  core.OnLoaded(absl::OkStatus(), "");
+  EXPECT_EQ(core.OnStepFinished(1, Result(1))[0].record.step(), 1);
+  EXPECT_DEATH(core.OnStepFinished(2, Result(1)), "record.step\\(\\) == step");
 }
 
 TEST(WorkerCoreTest, AWarningOfALoadIsReportedBeforeTheFirstStep) {
@@ -142,8 +147,7 @@ TEST(WorkerCoreTest, ACheckpointThatCannotBeReadIsToldFromDamageDuringTraining) 
   EXPECT_FALSE(crowded.OnLoaded(absl::ResourceExhaustedError("x"), "")[0].failure.at_restore());
   WorkerCore training({.first_step = 10, .last_step = 20});
   training.OnLoaded(absl::OkStatus(), "");
-  training.OnOwnerFinished(11, absl::DataLossError("batch"), {});
-  const auto damaged = training.OnOwnerFinished(11, absl::OkStatus(), {});
+  const auto damaged = training.OnStepFinished(11, absl::DataLossError("batch"));
   ASSERT_EQ(damaged.size(), 1u);
   EXPECT_FALSE(damaged[0].failure.at_restore());
 }
@@ -175,16 +179,14 @@ TEST(WorkerCoreTest, NothingThatGoesWrongBetweenRanksOrWithStorageIsFinal) {
     WorkerCore saves(options);
     EXPECT_FALSE(IsFinal(saves.OnSnapshot(0, -1, status)[0].failure.failure_class())) << status;
     WorkerCore steps(options);
-    steps.OnOwnerFinished(1, absl::OkStatus(), {});
-    const auto failure_class = steps.OnOwnerFinished(1, status, {})[0].failure.failure_class();
+    const auto failure_class = steps.OnStepFinished(1, status)[0].failure.failure_class();
     EXPECT_EQ(IsFinal(failure_class), code == absl::StatusCode::kOutOfRange) << status;
   }
 }
 
 TEST(WorkerCoreTest, AStepWhoseNumbersAreNotFiniteDiverged) {
   WorkerCore core({.first_step = 0, .last_step = 2});
-  core.OnOwnerFinished(1, absl::OkStatus(), {});
-  EXPECT_EQ(core.OnOwnerFinished(1, absl::OutOfRangeError("nan"), {})[0].failure.failure_class(),
+  EXPECT_EQ(core.OnStepFinished(1, absl::OutOfRangeError("nan"))[0].failure.failure_class(),
             telemetry::v1::FAILURE_CLASS_DIVERGED);
 }
 

@@ -1,7 +1,6 @@
 #include "runtime/engine/rank_engine.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -62,8 +61,10 @@ class Engine : public RankEngine {
   absl::Status Prepare();
   absl::Status Join() override;
   absl::StatusOr<std::string> Load(const RestorePoint& restore) override;
-  void Launch(plan::Owner owner, int64_t step, std::function<void(absl::Status)> done) override;
-  StepResult result() const override { return shard_->result(); }
+  void TellStepEnds(StepEnded step_ended) override { step_ended_ = std::move(step_ended); }
+  absl::Status Launch(plan::Owner owner, int64_t step) override {
+    return executor_->Launch(owner, {.attempt = options_.attempt, .step = step});
+  }
   absl::StatusOr<int> TakeSnapshot(int64_t step) override;
   void Leave() override {
     if (fabric_ != nullptr) fabric_->Close();
@@ -83,7 +84,7 @@ class Engine : public RankEngine {
   comm::Communicator* WorldCommunicator() const;
   absl::StatusOr<absl::Span<std::byte>> AcquireBuffer();
   absl::Status AbortReason() const;
-  absl::Status AfterOwner(const plan::StepContext& context, absl::Status status);
+  void EndStep(const plan::StepContext& context, const absl::Status& status);
   absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
   std::map<plan::OpKind, plan::Handler> Handlers();
   // Returns null if the instruction does not communicate.
@@ -118,14 +119,7 @@ class Engine : public RankEngine {
 
   std::optional<checkpoint::ShardLayout> shard_layout_;
   std::optional<checkpoint::SnapshotWriter> snapshot_writer_;
-  std::mutex launch_mutex_;
-  struct Launched {
-    plan::StepContext context;
-    std::function<void(absl::Status)> done;
-  };
-  std::array<Launched, plan::kNumOwners> launched_;
-  int owners_ended_ = 0;      // in the running step
-  absl::Status step_status_;  // the first error of these owners
+  StepEnded step_ended_;
 
   mutable std::mutex abort_mutex_;
   absl::Status abort_reason_;  // the first reason; OK: not aborted
@@ -293,6 +287,7 @@ absl::Status Engine::PrepareFabric() {
 }
 
 absl::Status Engine::Join() {
+  MEGASCALE_CHECK(step_ended_ != nullptr);
   RETURN_IF_ERROR(fabric_->Connect());
   const plan::Mesh& mesh = part_.mesh;
   for (const plan::Channel& channel : layout::ChannelsOf(options_.spec, mesh)) {
@@ -376,6 +371,9 @@ absl::Status Engine::MakeExecutor() {
     ASSIGN_OR_RETURN(streams_[kind], stream::Stream::Create(std::string(name.data(), name.size())));
     executor.streams[kind] = streams_[kind].get();
   }
+  executor.step_ended = [this](const plan::StepContext& context, const absl::Status& status) {
+    EndStep(context, status);
+  };
   executor.observer.begin = [this](const plan::Instruction& i, const plan::StepContext& context) {
     reporter_.Begin(i, context);
   };
@@ -434,39 +432,11 @@ absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
   return warning;
 }
 
-void Engine::Launch(plan::Owner owner, int64_t step, std::function<void(absl::Status)> done) {
-  const plan::StepContext context = {.attempt = options_.attempt, .step = step};
-  Launched& launched = launched_[static_cast<size_t>(owner)];
-  {
-    const std::lock_guard<std::mutex> lock(launch_mutex_);
-    launched = {context, std::move(done)};
-  }
-  // Captures two pointers, which std::function stores without heap memory.
-  const auto ended = [this, &launched](absl::Status status) {
-    std::function<void(absl::Status)> tell;
-    {
-      const std::lock_guard<std::mutex> lock(launch_mutex_);
-      tell = std::exchange(launched.done, nullptr);
-    }
-    tell(AfterOwner(launched.context, std::move(status)));
-  };
-  const absl::Status refused = executor_->Launch(owner, context, ended);
-  if (!refused.ok()) ended(refused);
-}
-
-// A loss that is not finite is explained once no instruction of the step is running: so the owner
-// that ends first does not report it.
-absl::Status Engine::AfterOwner(const plan::StepContext& context, absl::Status status) {
-  {
-    const std::lock_guard<std::mutex> lock(launch_mutex_);
-    step_status_.Update(status);
-    if (++owners_ended_ < plan::kNumOwners) {
-      return absl::IsOutOfRange(status) ? absl::OkStatus() : status;
-    }
-    owners_ended_ = 0;
-    status = std::exchange(step_status_, absl::OkStatus());
-  }
-  return absl::IsOutOfRange(status) ? Explain(context, status) : status;
+// No instruction of the step is running, so this may read its result, and compute again what was
+// not finite.
+void Engine::EndStep(const plan::StepContext& context, const absl::Status& status) {
+  if (status.ok()) return step_ended_(context.step, shard_->result());
+  step_ended_(context.step, absl::IsOutOfRange(status) ? Explain(context, status) : status);
 }
 
 absl::Status Engine::Explain(const plan::StepContext& context, const absl::Status& diverged) {

@@ -1,7 +1,7 @@
 // One rank's computing and communication in one attempt: the step plan with its executor, the
 // pipeline chunks, the optimizer shards, streams and communicators. It uses no actors, RPCs or
-// processes, so tests run several engines in one process. Start at Create, then Join, Load, and
-// Launch once per owner and step.
+// processes, so tests run several engines in one process. Start at Create, then TellStepEnds, Join,
+// Load, and Launch once per owner and step.
 #pragma once
 
 #include <cstdint>
@@ -70,12 +70,17 @@ class RankEngine {
   // RestoreWithPeers.
   virtual absl::StatusOr<std::string> Load(const megascale::agent::v1::RestorePoint& restore) = 0;
 
-  // Launches the instructions of `owner` for `step` (from 1). Both owners must be launched for each
-  // step; `done` is called once, from a stream's thread.
-  virtual void Launch(plan::Owner owner, int64_t step, std::function<void(absl::Status)> done) = 0;
+  // The end of a step: its result, or the error that ended the attempt for this rank.
+  using StepEnded = std::function<void(int64_t step, absl::StatusOr<StepResult>)>;
+  // Sets what is called once for each step, from a stream's thread, when no instruction of the step
+  // is running any more, whichever owner it belongs to. Nothing else gives a step's result.
+  // Requires: called once, before Join.
+  virtual void TellStepEnds(StepEnded step_ended) = 0;
 
-  // Returns the result of the last step. Requires: both owners' `done` were called.
-  virtual StepResult result() const = 0;
+  // Launches the instructions of `owner` for `step` (from 1). Both owners must be launched for each
+  // step, and the step before must have ended. Errors: FailedPrecondition - as plan::Executor's;
+  // the step will not end.
+  virtual absl::Status Launch(plan::Owner owner, int64_t step) = 0;
 
   // Copies the shard's state after `step` into a free snapshot buffer and seals it; returns the
   // buffer. Blocking. Requires: no step is running. Errors: Unknown - storage is too far behind;

@@ -62,6 +62,7 @@ class ShardCompute {
   void PublishParameters();
 
   void RaiseStop(StopFlag flag);
+  // Returns the result of the last step. Requires: no instruction of a step is running.
   const StepResult& result() const { return result_; }
 
  private:

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -45,6 +46,40 @@ using megascale::job::v1::JobSpec;
 // Precedes a parameter's name in a checkpoint.
 constexpr absl::string_view kFirstMoment = "optimizer.exp_avg.";
 
+// Waits for the ends of an engine's steps, one after the other.
+class StepEnds {
+ public:
+  // Captures one pointer, which std::function stores without heap memory.
+  RankEngine::StepEnded Tell() {
+    return [this](int64_t step, absl::StatusOr<StepResult> result) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      EXPECT_FALSE(ended_.has_value()) << "step " << step << " ended twice";
+      ended_.emplace(step, std::move(result));
+      changed_.notify_one();
+    };
+  }
+  absl::StatusOr<StepResult> Await(int64_t step) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return ended_.has_value(); });
+    EXPECT_EQ(ended_->first, step);
+    absl::StatusOr<StepResult> result = std::move(ended_->second);
+    ended_.reset();
+    return result;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<std::pair<int64_t, absl::StatusOr<StepResult>>> ended_;  // not yet awaited
+};
+
+absl::StatusOr<StepResult> RunStep(RankEngine* engine, StepEnds* ends, int64_t step) {
+  for (const plan::Owner owner : {plan::Owner::kStage, plan::Owner::kShard}) {
+    EXPECT_EQ(engine->Launch(owner, step), absl::OkStatus());
+  }
+  return ends->Await(step);
+}
+
 // The memory, loader and placement of one job in this process.
 class TestJob {
  public:
@@ -69,7 +104,7 @@ class TestJob {
   void Prepare();
   void StartLoader(base::SharedMemory* ring);
   void RunRank(int rank, RunResult* result);
-  void RunSteps(RankEngine* engine, int rank, RunResult* result);
+  void RunSteps(RankEngine* engine, StepEnds* ends, int rank, RunResult* result);
   void Store(RunResult* result);
 
   RunOptions options_;
@@ -118,28 +153,6 @@ void TestJob::StartLoader(base::SharedMemory* ring) {
   });
 }
 
-// Launches both owners of a step and waits until both are done.
-absl::Status RunStep(RankEngine* engine, int64_t step) {
-  struct Waiter {
-    std::mutex mutex;
-    std::condition_variable changed;
-    int num_done = 0;
-    absl::Status first;
-  } waiter;
-  // Captures one pointer, which std::function stores without heap memory.
-  const auto done = [&waiter](const absl::Status& status) {
-    const std::lock_guard<std::mutex> lock(waiter.mutex);
-    waiter.first.Update(status);
-    ++waiter.num_done;
-    waiter.changed.notify_one();
-  };
-  engine->Launch(plan::Owner::kStage, step, done);
-  engine->Launch(plan::Owner::kShard, step, done);
-  std::unique_lock<std::mutex> lock(waiter.mutex);
-  waiter.changed.wait(lock, [&] { return waiter.num_done == 2; });
-  return waiter.first;
-}
-
 void TestJob::RunRank(int rank, RunResult* result) {
   const std::string& node = placements_[static_cast<size_t>(rank)].node_id();
   const layout::AttemptMemory& memory = memory_[node];
@@ -175,15 +188,17 @@ void TestJob::RunRank(int rank, RunResult* result) {
   telemetry::SpanWriter spans(memory.spans.get(), local->heartbeat_slot);
   engine_options.heartbeat = &heartbeat;
   engine_options.spans = &spans;
+  StepEnds ends;
   auto engine = RankEngine::Create(std::move(engine_options));
   ASSERT_TRUE(engine.ok()) << engine.status();
+  (*engine)->TellStepEnds(ends.Tell());
   ASSERT_EQ((*engine)->Join(), absl::OkStatus());
   const auto restore = options_.restore_of.find(rank);
   const absl::StatusOr<std::string> loaded =
       (*engine)->Load(restore == options_.restore_of.end() ? options_.restore : restore->second);
   if (options_.on_load != nullptr) options_.on_load(rank, loaded);
   if (loaded.ok()) {
-    RunSteps(engine->get(), rank, result);
+    RunSteps(engine->get(), &ends, rank, result);
   } else {
     EXPECT_NE(options_.on_load, nullptr) << loaded.status();
   }
@@ -191,7 +206,7 @@ void TestJob::RunRank(int rank, RunResult* result) {
   between_steps_->arrive_and_drop();
 }
 
-void TestJob::RunSteps(RankEngine* engine, int rank, RunResult* result) {
+void TestJob::RunSteps(RankEngine* engine, StepEnds* ends, int rank, RunResult* result) {
   auto& records = result->records[static_cast<size_t>(rank)];
   const int64_t last_step = options_.spec.train().steps();
   records.reserve(static_cast<size_t>(last_step));
@@ -199,11 +214,13 @@ void TestJob::RunSteps(RankEngine* engine, int rank, RunResult* result) {
   while (step < last_step) {
     ++step;
     if (rank == 0 && step == options_.stop_after) engine->RequestStop(StopFlag::kStop);
-    const absl::Status status = RunStep(engine, step);
-    if (!status.ok() && options_.on_failure != nullptr) return options_.on_failure(rank, status);
-    ASSERT_EQ(status, absl::OkStatus());
-    records.push_back(engine->result().record);
-    if (engine->result().stop != StopFlag::kNone) break;
+    const absl::StatusOr<StepResult> ended = RunStep(engine, ends, step);
+    if (!ended.ok() && options_.on_failure != nullptr) {
+      return options_.on_failure(rank, ended.status());
+    }
+    ASSERT_TRUE(ended.ok()) << ended.status();
+    records.push_back(ended->record);
+    if (ended->stop != StopFlag::kNone) break;
     if (options_.after_step == nullptr) continue;
     between_steps_->arrive_and_wait();
     if (rank == 0) options_.after_step();

@@ -89,15 +89,15 @@ class PacedRank {
     ASSIGN_OR_RETURN(const std::unique_ptr<plan::Executor> executor,
                      plan::Executor::Create({.plan = plan_,
                                              .streams = streams.by_kind(),
-                                             .handlers = plan::ForAll([this](const auto& i, auto&) {
-                                               return Pace(i);
-                                             })}));
+                                             .handlers = plan::ForAll(
+                                                 [this](const auto& i, auto&) { return Pace(i); }),
+                                             .step_ended = finish.StepEnded()}));
     for (int step = 0; step <= options_.num_steps; ++step) {
       steps[step].begin = NowNanos();
       for (const plan::Owner owner : {plan::Owner::kStage, plan::Owner::kShard}) {
-        RETURN_IF_ERROR(executor->Launch(owner, {.attempt = 1, .step = step + 1}, finish.Done()));
+        RETURN_IF_ERROR(executor->Launch(owner, {.attempt = 1, .step = step + 1}));
       }
-      finish.Await(plan::kNumOwners * (step + 1));
+      finish.Await(step + 1);
       RETURN_IF_ERROR(finish.last_error());
       steps[step].end = NowNanos();
     }

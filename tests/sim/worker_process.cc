@@ -183,9 +183,9 @@ void WorkerProcess::OnStepped(int64_t step, engine::StopFlag stop, const absl::S
   result.record.set_loss(1.0 / static_cast<double>(step));
   result.record.set_tokens(100);
   result.record.set_seconds(0.2);
-  if (status.ok()) world_.Tell(&Observer::OnStepCompleted, options_.name, step);
-  Perform(core_.OnOwnerFinished(step, status, result));
-  Perform(core_.OnOwnerFinished(step, status, result));
+  if (!status.ok()) return Perform(core_.OnStepFinished(step, status));
+  world_.Tell(&Observer::OnStepCompleted, options_.name, step);
+  Perform(core_.OnStepFinished(step, result));
 }
 
 void WorkerProcess::Perform(const std::vector<actors::WorkerAction>& actions) {

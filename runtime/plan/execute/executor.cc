@@ -18,12 +18,14 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(ExecutorOptions optio
 Executor::~Executor() {
   Abort(absl::AbortedError("the executor was destroyed"));
   for (const auto& [kind, stream] : options_.streams) stream->Synchronize();
+  if (running_) EndStep();
 }
 
 absl::Status Executor::Resolve() {
   const RankPlan& plan = options_.plan;
   // Set only at the end, so that the destructor of a refused executor synchronizes no stream.
   std::map<StreamKind, stream::Stream*> streams = std::exchange(options_.streams, {});
+  MEGASCALE_CHECK(options_.step_ended != nullptr);
   RETURN_IF_ERROR(ValidateRankPlan(plan));
   tasks_.resize(plan.instructions.size());
   std::map<stream::Stream*, size_t> num_queued;
@@ -61,7 +63,6 @@ absl::Status Executor::Resolve() {
 
 absl::Status Executor::CheckLaunch(Owner owner, const StepContext& context) const {
   const OwnerState& mine = owners_[static_cast<size_t>(owner)];
-  const OwnerState& other = owners_[1 - static_cast<size_t>(owner)];
   const auto refused = [&](const auto&... why) {
     return absl::FailedPreconditionError(absl::StrCat("rank ", options_.plan.rank,
                                                       ": launch of step ", context.step, " by ",
@@ -70,32 +71,29 @@ absl::Status Executor::CheckLaunch(Owner owner, const StepContext& context) cons
   if (mine.tasks.empty()) {
     return refused("it has no instructions");
   }
-  if (mine.done != nullptr) {
-    return refused("its step ", mine.context.step, " is not over");
+  if (!running_) return absl::OkStatus();
+  if (mine.generation == generation_) {
+    return refused("its step ", context_.step, " is not over");
   }
-  if (other.tasks.empty()) return absl::OkStatus();
-  if (other.generation > mine.generation) {
-    if (other.context == context) return absl::OkStatus();
-    return refused("the other owner launched step ", other.context.step, " of attempt ",
-                   other.context.attempt, ", this is of attempt ", context.attempt);
-  }
-  if (other.generation < mine.generation || other.done != nullptr) {
-    return refused("step ", mine.context.step, " is not over: wait for done of both owners");
-  }
-  return absl::OkStatus();
+  if (context_ == context) return absl::OkStatus();
+  return refused("the other owner launched step ", context_.step, " of attempt ", context_.attempt,
+                 ", this is of attempt ", context.attempt);
 }
 
-absl::Status Executor::Launch(Owner owner, const StepContext& context, Done done) {
-  MEGASCALE_CHECK(done != nullptr);
+absl::Status Executor::Launch(Owner owner, const StepContext& context) {
   OwnerState& mine = StateOf(owner);
   uint64_t generation = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     RETURN_IF_ERROR(CheckLaunch(owner, context));
-    generation = ++mine.generation;
-    mine.context = context;
-    mine.done = std::move(done);
-    mine.remaining.store(static_cast<int>(mine.tasks.size()));
+    if (!running_) {
+      running_ = true;
+      ++generation_;
+      context_ = context;
+      MEGASCALE_CHECK(remaining_.load() == 0);
+      remaining_.store(static_cast<int>(tasks_.size()));
+    }
+    generation = mine.generation = generation_;
   }
   // Only this owner uses these streams, so their order is the plan's, whatever the other owner does
   // at the same time.
@@ -110,9 +108,8 @@ absl::Status Executor::Launch(Owner owner, const StepContext& context, Done done
 
 void Executor::Run(int index) {
   const Instruction& instruction = options_.plan.instructions[index];
-  OwnerState& owner = StateOf(instruction.owner);
   if (!failed_.load()) {
-    const StepContext& context = owner.context;
+    const StepContext& context = context_;
     if (options_.observer.begin) options_.observer.begin(instruction, context);
     const absl::Status status = (*tasks_[index].handler)(instruction, context);
     if (options_.observer.end) options_.observer.end(instruction, context, status);
@@ -121,7 +118,7 @@ void Executor::Run(int index) {
                                                ": ", instruction.id.ToString())));
     }
   }
-  if (owner.remaining.fetch_sub(1) == 1) Finish(owner);
+  if (remaining_.fetch_sub(1) == 1) EndStep();
 }
 
 void Executor::Abort(absl::Status reason) {
@@ -141,16 +138,18 @@ void Executor::Fail(absl::Status error) {
   for (stream::Event& event : events_) event.Release();
 }
 
-void Executor::Finish(OwnerState& owner) {
-  Done done;
+void Executor::EndStep() {
+  StepContext context;
   absl::Status status;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    done = std::exchange(owner.done, nullptr);
+    MEGASCALE_CHECK(running_);
+    running_ = false;
+    remaining_.store(0);
+    context = context_;
     status = first_error_;
   }
-  MEGASCALE_CHECK(done != nullptr);
-  done(std::move(status));
+  options_.step_ended(context, std::move(status));
 }
 
 }  // namespace megascale::plan

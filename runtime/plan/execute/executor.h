@@ -1,21 +1,23 @@
 // Runs a rank's plan, step after step. Puts each instruction on its stream, behind waits for what
 // it depends on. Handlers implement the operations.
 //
-//   ASSIGN_OR_RETURN(auto executor, Executor::Create({.plan = plan, .streams = …, .handlers = …}));
-//   RETURN_IF_ERROR(executor->Launch(Owner::kShard, {.attempt = 1, .step = 7}, tell_shard_actor));
-//   RETURN_IF_ERROR(executor->Launch(Owner::kStage, {.attempt = 1, .step = 7}, tell_stage_actor));
+//   ASSIGN_OR_RETURN(auto executor, Executor::Create({.plan = plan, .streams = …, .handlers = …,
+//                                                     .step_ended = tell_worker}));
+//   RETURN_IF_ERROR(executor->Launch(Owner::kShard, {.attempt = 1, .step = 7}));
+//   RETURN_IF_ERROR(executor->Launch(Owner::kStage, {.attempt = 1, .step = 7}));
 //
-// A step runs when both owners have launched it, in either order. An instruction that does not
-// depend on the other owner runs at once. A step is over when `done` was called for every owner
-// that has instructions; only then may the next step be launched.
+// A step runs when every owner that has instructions has launched it, in any order. An instruction
+// that does not depend on the other owner runs at once. The executor alone counts a step's end: it
+// calls `step_ended` once, when the last instruction of the last owner has run or was skipped. Only
+// then may the next step be launched.
 //
 // Failure: the first error ends the executor's life. Instructions that have not begun are skipped,
-// in this step and in every later one. Each owner's `done` gets that error; its message is prefixed
-// with rank, step and instruction, and its payloads are kept. To continue an attempt, create a new
-// executor.
+// in this step and in every later one, which still need every owner's launch to end. `step_ended`
+// gets that error; its message is prefixed with rank, step and instruction, and its payloads are
+// kept. To continue an attempt, create a new executor.
 //
-// Threads: all methods, from any thread. Handlers, observers and done run on the streams' threads.
-// Cost: a launch allocates nothing but what `done` needs.
+// Threads: all methods, from any thread. Handlers, observers and step_ended run on the streams'
+// threads. Cost: a launch allocates nothing.
 #pragma once
 
 #include <array>
@@ -58,6 +60,10 @@ struct ExecutorOptions {
   std::map<StreamKind, stream::Stream*> streams = {};
   std::map<OpKind, Handler> handlers = {};  // for all operations in the plan
   Observer observer = {};
+  // Called once for each step, after the last instruction of the step, with OK or the executor's
+  // first error. No instruction is running then, so it may read what they wrote, and it may launch
+  // the next step. Not empty.
+  std::function<void(const StepContext&, absl::Status)> step_ended = nullptr;
 };
 
 class Executor {
@@ -66,18 +72,15 @@ class Executor {
   // the message names the instruction.
   static absl::StatusOr<std::unique_ptr<Executor>> Create(ExecutorOptions options);
 
-  // Skips instructions that have not begun, as Abort does, and waits for those that have. Requires:
-  // not called from a stream's thread.
+  // Skips instructions that have not begun, as Abort does, waits for those that have, and ends a
+  // step that an owner never launched. Requires: not called from a stream's thread.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  using Done = std::function<void(absl::Status)>;
-  // Launches `owner`'s part of a step. `done` is called exactly once, when this owner's
-  // instructions have run or were skipped, with OK or the executor's first error. It may launch the
-  // next step. Errors: FailedPrecondition - the previous step is not over, the other owner launched
-  // another step, or this owner has no instructions; `done` is then not called.
-  absl::Status Launch(Owner owner, const StepContext& context, Done done);
+  // Launches `owner`'s part of a step. Errors: FailedPrecondition - the previous step is not over,
+  // the other owner launched another step, or this owner has no instructions; nothing was launched.
+  absl::Status Launch(Owner owner, const StepContext& context);
 
   // Makes `reason` (not OK) the first error, unless there was an error before. Handlers that are
   // running are not interrupted: abort their communicators too.
@@ -96,9 +99,6 @@ class Executor {
   struct OwnerState {
     std::vector<int> tasks;   // in the plan's order
     uint64_t generation = 0;  // launches so far
-    StepContext context;
-    Done done;  // set while a launch runs
-    std::atomic<int> remaining = 0;
   };
 
   explicit Executor(ExecutorOptions options) : options_(std::move(options)) {}
@@ -106,14 +106,19 @@ class Executor {
   absl::Status CheckLaunch(Owner owner, const StepContext& context) const;
   void Run(int index);
   void Fail(absl::Status error);
-  void Finish(OwnerState& owner);
+  void EndStep();
   OwnerState& StateOf(Owner owner) { return owners_[static_cast<size_t>(owner)]; }
 
   ExecutorOptions options_;
   std::vector<Task> tasks_;  // indexed like the plan's instructions
   std::deque<stream::Event> events_;
   std::array<OwnerState, kNumOwners> owners_;
-  mutable std::mutex mutex_;  // guards generation, context and done of owners_; first_error_
+  // Instructions of the running step, of all owners, that have not ended: the one count of its end.
+  std::atomic<int> remaining_ = 0;
+  mutable std::mutex mutex_;  // guards all below but failed_, and generation of owners_
+  bool running_ = false;      // from an owner's first launch to the step's end
+  uint64_t generation_ = 0;   // steps begun so far
+  StepContext context_;       // of the running step; constant while it runs
   absl::Status first_error_;
   std::atomic<bool> failed_ = false;
 };

@@ -95,12 +95,16 @@ TEST(Executor, RunsATrainPlanInAnOrderThatItsDependenciesAllow) {
     spans[instruction.id.packed()].second = ++now;
   };
   Finish finish;
-  const auto executor =
-      Executor::Create({plan, streams.by_kind(), ForAll(handler), observer}).value();
+  const auto executor = Executor::Create({.plan = plan,
+                                          .streams = streams.by_kind(),
+                                          .handlers = ForAll(handler),
+                                          .observer = observer,
+                                          .step_ended = finish.StepEnded()})
+                            .value();
   const StepContext context = {.attempt = 2, .step = 9};
-  ASSERT_TRUE(executor->Launch(Owner::kShard, context, finish.Done()).ok());
-  ASSERT_TRUE(executor->Launch(Owner::kStage, context, finish.Done()).ok());
-  finish.Await(2);
+  ASSERT_TRUE(executor->Launch(Owner::kShard, context).ok());
+  ASSERT_TRUE(executor->Launch(Owner::kStage, context).ok());
+  finish.Await(1);
   EXPECT_TRUE(finish.last_error().ok());
   ASSERT_EQ(spans.size(), plan.instructions.size());
   const HappensBefore order = HappensBefore::Create(plan).value();
@@ -126,13 +130,15 @@ std::map<uint64_t, uint64_t> Compute(const RankPlan& plan, Streams& streams, Own
     return absl::OkStatus();
   };
   Finish finish;
-  const auto executor =
-      Executor::Create({.plan = plan, .streams = streams.by_kind(), .handlers = ForAll(handler)})
-          .value();
+  const auto executor = Executor::Create({.plan = plan,
+                                          .streams = streams.by_kind(),
+                                          .handlers = ForAll(handler),
+                                          .step_ended = finish.StepEnded()})
+                            .value();
   const Owner second = first == Owner::kStage ? Owner::kShard : Owner::kStage;
-  EXPECT_TRUE(executor->Launch(first, {}, finish.Done()).ok());
-  EXPECT_TRUE(executor->Launch(second, {}, finish.Done()).ok());
-  finish.Await(2);
+  EXPECT_TRUE(executor->Launch(first, {}).ok());
+  EXPECT_TRUE(executor->Launch(second, {}).ok());
+  finish.Await(1);
   return values;
 }
 
@@ -190,25 +196,26 @@ TEST(Executor, AThousandStepsAllocateNothing) {
   };
   Finish finish;
   const RankPlan plan = TrainPlan(4, 8, 1);
-  const auto executor =
-      Executor::Create({.plan = plan, .streams = streams.by_kind(), .handlers = ForAll(handler)})
-          .value();
+  const auto executor = Executor::Create({.plan = plan,
+                                          .streams = streams.by_kind(),
+                                          .handlers = ForAll(handler),
+                                          .step_ended = finish.StepEnded()})
+                            .value();
   const int64_t before = num_allocations;
   for (int step = 1; step <= 1000; ++step) {
     const Owner first = step % 2 == 0 ? Owner::kStage : Owner::kShard;
     const Owner second = step % 2 == 0 ? Owner::kShard : Owner::kStage;
-    const bool launched =
-        executor->Launch(first, {.attempt = 1, .step = step}, finish.Done()).ok() &&
-        executor->Launch(second, {.attempt = 1, .step = step}, finish.Done()).ok();
+    const bool launched = executor->Launch(first, {.attempt = 1, .step = step}).ok() &&
+                          executor->Launch(second, {.attempt = 1, .step = step}).ok();
     if (!launched) FAIL() << "step " << step;
-    finish.Await(2 * step);
+    finish.Await(step);
   }
   EXPECT_EQ(num_allocations - before, 0);
   EXPECT_EQ(num_run, static_cast<int64_t>(1000 * plan.instructions.size()));
   EXPECT_TRUE(finish.last_error().ok());
 }
 
-TEST(Executor, DoneMayLaunchTheNextStep) {
+TEST(Executor, TheEndOfAStepMayLaunchTheNextOne) {
   Streams streams;
   std::vector<int64_t> steps;
   const auto handler = [&](const Instruction&, const StepContext& context) {
@@ -216,23 +223,55 @@ TEST(Executor, DoneMayLaunchTheNextStep) {
     return absl::OkStatus();
   };
   Gate finished;
+  Executor* launcher = nullptr;
+  const auto step_ended = [&](const StepContext& context, const absl::Status&) {
+    if (context.step == 100) return finished.Open();
+    const absl::Status launched =
+        launcher->Launch(Owner::kStage, {.attempt = 1, .step = context.step + 1});
+    EXPECT_TRUE(launched.ok()) << launched;
+  };
   const auto executor =
       Executor::Create({.plan = HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {})}),
                         .streams = streams.by_kind(),
-                        .handlers = ForAll(handler)})
+                        .handlers = ForAll(handler),
+                        .step_ended = step_ended})
           .value();
-  std::function<void(int64_t)> launch = [&](int64_t step) {
-    const absl::Status launched =
-        executor->Launch(Owner::kStage, {.attempt = 1, .step = step}, [&, step](absl::Status) {
-          if (step == 100) return finished.Open();
-          launch(step + 1);
-        });
-    EXPECT_TRUE(launched.ok()) << launched;
-  };
-  launch(1);
+  launcher = executor.get();
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = 1}).ok());
   ASSERT_TRUE(finished.Await());
   ASSERT_EQ(steps.size(), 100u);
   EXPECT_TRUE(std::is_sorted(steps.begin(), steps.end()));
+}
+
+// The shard's last instruction waits for the stage's, and the stage's for nothing of the shard: as
+// in a train plan, where the exchange of norms goes on after the last backward.
+TEST(Executor, AnOwnerThatFinishesFirstEndsNoStep) {
+  Streams streams;
+  Finish finish;
+  std::atomic<int> ends_seen = 0;
+  const auto handler = [&](const Instruction& instruction, const StepContext& context) {
+    // The stage has finished its part when the shard's instruction begins: the stage's stream
+    // records that only after the instruction's end was counted.
+    if (instruction.owner == Owner::kShard) {
+      ends_seen += finish.num_calls() - static_cast<int>(context.step - 1);
+    }
+    return absl::OkStatus();
+  };
+  const auto executor =
+      Executor::Create(
+          {.plan = HandPlan({Hand(OpKind::kBackward, 0, StreamKind::kCompute, {}),
+                             Hand(OpKind::kReduceNorm, 0, StreamKind::kDataParallel, {0})}),
+           .streams = streams.by_kind(),
+           .handlers = ForAll(handler),
+           .step_ended = finish.StepEnded()})
+          .value();
+  for (int step = 1; step <= 10; ++step) {
+    ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = step}).ok());
+    ASSERT_TRUE(executor->Launch(Owner::kShard, {.attempt = 1, .step = step}).ok());
+    finish.Await(step);
+    EXPECT_EQ(finish.num_calls(), step) << "a step ends once, not once for each owner";
+  }
+  EXPECT_EQ(ends_seen, 0) << "a step ended while an instruction of it was still to run";
 }
 
 TEST(Executor, FirstErrorSkipsTheRestOfItsStepAndEveryLaterOne) {
@@ -250,58 +289,66 @@ TEST(Executor, FirstErrorSkipsTheRestOfItsStepAndEveryLaterOne) {
     }
     return absl::OkStatus();
   };
-  Finish stage;
-  Finish shard;
-  const auto executor =
-      Executor::Create(
-          {.plan = TrainPlan(1, 2, 0), .streams = streams.by_kind(), .handlers = ForAll(handler)})
-          .value();
+  Finish finish;
+  const auto executor = Executor::Create({.plan = TrainPlan(1, 2, 0),
+                                          .streams = streams.by_kind(),
+                                          .handlers = ForAll(handler),
+                                          .step_ended = finish.StepEnded()})
+                            .value();
   for (int step = 1; step <= 3; ++step) {
     if (step == 2) run.clear();
-    ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = step}, stage.Done()).ok());
-    ASSERT_TRUE(executor->Launch(Owner::kShard, {.attempt = 1, .step = step}, shard.Done()).ok());
-    stage.Await(step);
-    shard.Await(step);
-    EXPECT_EQ(stage.num_calls(), step);
-    EXPECT_EQ(shard.num_calls(), step);
-    EXPECT_EQ(stage.last_error().ok(), step == 1);
+    ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = step}).ok());
+    ASSERT_TRUE(executor->Launch(Owner::kShard, {.attempt = 1, .step = step}).ok());
+    finish.Await(step);
+    EXPECT_EQ(finish.num_calls(), step);
+    EXPECT_EQ(finish.last_error().ok(), step == 1);
   }
   EXPECT_THAT(run, ElementsAre("L.c0", "F.c0.m0", "B.c0.m0"));
-  for (const absl::Status& error : {stage.last_error(), shard.last_error()}) {
-    EXPECT_EQ(error.code(), absl::StatusCode::kDataLoss);
-    EXPECT_EQ(error.GetPayload("type"), absl::Cord("payload"));
-    EXPECT_EQ(error.message(), "rank 0: step 2: B.c0.m0: checksum differs");
-  }
+  const absl::Status error = finish.last_error();
+  EXPECT_EQ(error.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(error.GetPayload("type"), absl::Cord("payload"));
+  EXPECT_EQ(error.message(), "rank 0: step 2: B.c0.m0: checksum differs");
 }
 
-TEST(Executor, AbortEndsAnOwnerThatWaitsForOneThatNeverLaunches) {
+TEST(Executor, AnAbortedStepEndsOnceBothOwnersLaunchedIt) {
   Streams streams;
-  Finish shard;
+  Finish finish;
   const auto never = [](const Instruction& instruction, const StepContext&) {
     if (instruction.kind() != OpKind::kGatherParameters) {  // the gather waits for nothing
       ADD_FAILURE() << instruction.id.ToString() << " ran";
     }
     return absl::OkStatus();
   };
-  {
-    const auto executor =
-        Executor::Create(
-            {.plan = TrainPlan(1, 2, 0), .streams = streams.by_kind(), .handlers = ForAll(never)})
-            .value();
-    ASSERT_TRUE(executor->Launch(Owner::kShard, {}, shard.Done()).ok());
-    EXPECT_EQ(shard.num_calls(), 0);
-    executor->Abort(absl::AbortedError("the attempt ended"));
-    executor->Abort(absl::InternalError("later"));
-    shard.Await(1);
-    EXPECT_EQ(shard.last_error(), absl::AbortedError("the attempt ended"));
-  }
-  const auto executor = Executor::Create(
-      {.plan = TrainPlan(1, 2, 0), .streams = streams.by_kind(), .handlers = ForAll(never)});
-  ASSERT_TRUE((*executor)->Launch(Owner::kShard, {}, shard.Done()).ok());
-  // The destructor calls each `done` that was not called yet.
+  const auto executor = Executor::Create({.plan = TrainPlan(1, 2, 0),
+                                          .streams = streams.by_kind(),
+                                          .handlers = ForAll(never),
+                                          .step_ended = finish.StepEnded()})
+                            .value();
+  ASSERT_TRUE(executor->Launch(Owner::kShard, {}).ok());
+  executor->Abort(absl::AbortedError("the attempt ended"));
+  executor->Abort(absl::InternalError("later"));
+  EXPECT_EQ(finish.num_calls(), 0);
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {}).ok());
+  finish.Await(1);
+  EXPECT_EQ(finish.last_error(), absl::AbortedError("the attempt ended"));
 }
 
-TEST(Executor, DestructorWaitsForWhatHasBegunAndCallsDone) {
+TEST(Executor, DestructorEndsAStepThatAnOwnerNeverLaunched) {
+  Streams streams;
+  Finish finish;
+  const auto handler = [](const Instruction&, const StepContext&) { return absl::OkStatus(); };
+  auto executor = Executor::Create({.plan = TrainPlan(1, 2, 0),
+                                    .streams = streams.by_kind(),
+                                    .handlers = ForAll(handler),
+                                    .step_ended = finish.StepEnded()})
+                      .value();
+  ASSERT_TRUE(executor->Launch(Owner::kShard, {}).ok());
+  executor.reset();
+  EXPECT_EQ(finish.num_calls(), 1);
+  EXPECT_EQ(finish.last_error(), absl::AbortedError("the executor was destroyed"));
+}
+
+TEST(Executor, DestructorWaitsForWhatHasBegunAndEndsTheStep) {
   Streams streams;
   Finish finish;
   Gate begun;
@@ -316,9 +363,10 @@ TEST(Executor, DestructorWaitsForWhatHasBegunAndCallsDone) {
       Executor::Create({.plan = HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {}),
                                           Hand(OpKind::kForward, 1, StreamKind::kCompute, {})}),
                         .streams = streams.by_kind(),
-                        .handlers = ForAll(handler)})
+                        .handlers = ForAll(handler),
+                        .step_ended = finish.StepEnded()})
           .value();
-  ASSERT_TRUE(executor->Launch(Owner::kStage, {}, finish.Done()).ok());
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {}).ok());
   ASSERT_TRUE(begun.Await());
   executor->Abort(absl::AbortedError("stop"));
   go.Open();
@@ -338,31 +386,31 @@ TEST(Executor, RefusesLaunchesThatDoNotFit) {
       Executor::Create(
           {.plan = HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {}), step}),
            .streams = streams.by_kind(),
-           .handlers = ForAll(handler)})
+           .handlers = ForAll(handler),
+           .step_ended = finish.StepEnded()})
           .value();
   const auto refused = [&](Owner owner, StepContext context) {
-    const absl::Status status = executor->Launch(owner, context, finish.Done());
+    const absl::Status status = executor->Launch(owner, context);
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     return std::string(status.message());
   };
-  ASSERT_TRUE(executor->Launch(Owner::kShard, {.attempt = 1, .step = 5}, finish.Done()).ok());
+  ASSERT_TRUE(executor->Launch(Owner::kShard, {.attempt = 1, .step = 5}).ok());
   EXPECT_THAT(refused(Owner::kShard, {.attempt = 1, .step = 6}), HasSubstr("step 5 is not over"));
   EXPECT_THAT(refused(Owner::kStage, {.attempt = 1, .step = 6}), HasSubstr("launched step 5"));
   EXPECT_THAT(refused(Owner::kStage, {.attempt = 2, .step = 5}), HasSubstr("of attempt 2"));
-  ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = 5}, finish.Done()).ok());
-  finish.Await(2);
-  ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = 6}, finish.Done()).ok());
-  finish.Await(3);
-  EXPECT_THAT(refused(Owner::kStage, {.attempt = 1, .step = 7}), HasSubstr("done of both owners"));
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = 5}).ok());
+  finish.Await(1);
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = 6}).ok());
+  EXPECT_THAT(refused(Owner::kStage, {.attempt = 1, .step = 7}), HasSubstr("step 6 is not over"));
 
   const auto stage_only =
       Executor::Create({.plan = HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {})}),
                         .streams = streams.by_kind(),
-                        .handlers = ForAll(handler)})
+                        .handlers = ForAll(handler),
+                        .step_ended = finish.StepEnded()})
           .value();
-  EXPECT_EQ(stage_only->Launch(Owner::kShard, {}, finish.Done()).code(),
-            absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(finish.num_calls(), 3);
+  EXPECT_EQ(stage_only->Launch(Owner::kShard, {}).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(finish.num_calls(), 1) << "a refused launch ends no step";
 }
 
 TEST(Executor, RefusesPlansThatCannotRunAndNamesTheInstruction) {
@@ -374,7 +422,9 @@ TEST(Executor, RefusesPlansThatCannotRunAndNamesTheInstruction) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
-  const ExecutorOptions all = {.streams = streams.by_kind(), .handlers = ForAll(handler)};
+  const ExecutorOptions all = {.streams = streams.by_kind(),
+                               .handlers = ForAll(handler),
+                               .step_ended = [](const StepContext&, const absl::Status&) {}};
   const Instruction forward = Hand(OpKind::kForward, 0, StreamKind::kCompute, {1});
   const Instruction backward = Hand(OpKind::kBackward, 0, StreamKind::kSendGradient, {0});
   EXPECT_THAT(refusal({forward, backward}, all),
@@ -435,12 +485,13 @@ class ToyRank {
              .streams = streams_.by_kind(),
              .handlers = ForAll([this](const Instruction& instruction, const StepContext& context) {
                return Do(instruction, context);
-             })})
+             }),
+             .step_ended = finish_.StepEnded()})
             .value();
   }
   void Launch(const StepContext& context) {
     for (const Owner owner : {Owner::kStage, Owner::kShard}) {
-      EXPECT_TRUE(executor_->Launch(owner, context, finish_.Done()).ok());
+      EXPECT_TRUE(executor_->Launch(owner, context).ok());
     }
   }
   Finish& finish() { return finish_; }
@@ -500,7 +551,7 @@ TEST(Executor, StagesPassEveryMicrobatchAlongARealPipeline) {
   std::vector<int64_t> expected(kStages, 0);
   for (int step = 1; step <= kSteps; ++step) {
     for (const auto& rank : ranks) rank->Launch({.attempt = 1, .step = step});
-    for (const auto& rank : ranks) rank->finish().Await(2 * step);
+    for (const auto& rank : ranks) rank->finish().Await(step);
     for (int microbatch = 0; microbatch < kMicrobatches; ++microbatch) {
       int64_t value = 100 * step + microbatch;
       for (int chunk = 0; chunk < kStages; ++chunk) value = 3 * value + chunk;

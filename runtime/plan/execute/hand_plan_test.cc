@@ -130,10 +130,12 @@ class Graph {
       return absl::OkStatus();
     };
     Finish finish;
-    auto executor = Executor::Create(
-        {.plan = plan, .streams = streams_.by_kind(), .handlers = ForAll(handler)});
+    auto executor = Executor::Create({.plan = plan,
+                                      .streams = streams_.by_kind(),
+                                      .handlers = ForAll(handler),
+                                      .step_ended = finish.StepEnded()});
     if (!executor.ok()) return executor.status();
-    EXPECT_TRUE((*executor)->Launch(Owner::kStage, {.attempt = 1, .step = 1}, finish.Done()).ok());
+    EXPECT_TRUE((*executor)->Launch(Owner::kStage, {.attempt = 1, .step = 1}).ok());
     finish.Await(1);
     EXPECT_TRUE(finish.last_error().ok()) << finish.last_error();
     Results results;

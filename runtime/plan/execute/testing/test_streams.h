@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -41,22 +42,23 @@ inline std::map<OpKind, Handler> ForAll(const Handler& handler) {
   return handlers;
 }
 
-// Collects the calls of `done`; one object serves any number of steps.
+// Collects the ends of steps; one object serves any number of them.
 class Finish {
  public:
-  Executor::Done Done() {
-    return [this](absl::Status status) {
+  // For ExecutorOptions::step_ended; this object must outlive the executor.
+  std::function<void(const StepContext&, absl::Status)> StepEnded() {
+    return [this](const StepContext&, absl::Status status) {
       std::lock_guard<std::mutex> lock(mutex_);
       ++num_calls_;
       if (!status.ok()) last_error_ = std::move(status);
       called_.notify_all();
     };
   }
-  // Waits until `done` was called `count` times since the start.
+  // Waits until `count` steps have ended since the start.
   void Await(int count) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (called_.wait_for(lock, kDeadline, [&] { return num_calls_ >= count; })) return;
-    std::fprintf(stderr, "done was called %d times, expected %d\n", num_calls_, count);
+    std::fprintf(stderr, "%d steps ended, expected %d\n", num_calls_, count);
     std::abort();  // The test's streams would block for ever.
   }
   int num_calls() {

@@ -1,0 +1,137 @@
+#include "actors/worker_actor.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "runtime/base/process/shared_memory.h"
+#include "runtime/telemetry/heartbeat.h"
+
+namespace megascale::actors {
+namespace {
+
+using engine::StepResult;
+using engine::StopFlag;
+
+// A RankEngine that computes nothing. A step ends when both owners have launched it.
+class FakeEngine final : public engine::RankEngine {
+ public:
+  void TellStepEnds(StepEnded step_ended) override { step_ended_ = std::move(step_ended); }
+  absl::Status Join() override { return absl::OkStatus(); }
+  absl::StatusOr<std::string> Load(const agent::v1::RestorePoint&) override { return ""; }
+
+  absl::Status Launch(plan::Owner owner, int64_t step) override {
+    if (step == refused_step) return absl::FailedPreconditionError("refused");
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (++num_launched_ % plan::kNumOwners != 0) return absl::OkStatus();
+    }
+    if (step == failing_step) {
+      step_ended_(step, absl::AbortedError("rank 2 is gone"));
+    } else {
+      StepResult result;
+      result.record.set_step(step);
+      result.record.set_loss(1.0 / static_cast<double>(step));
+      result.stop = step == stopping_step ? StopFlag::kStop : StopFlag::kNone;
+      step_ended_(step, result);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<int> TakeSnapshot(int64_t) override { return 0; }
+  void RequestStop(StopFlag) override {}
+  void Leave() override {}
+  void Abort(const absl::Status&) override {}
+
+  int64_t failing_step = -1, refused_step = -1, stopping_step = -1;
+
+ private:
+  std::mutex mutex_;
+  int num_launched_ = 0;
+  StepEnded step_ended_;
+};
+
+struct Ended {
+  int exit_code = -1;
+  std::vector<link::v1::FromWorker> reports;
+};
+
+// Runs a worker's actors until the worker ends its process.
+Ended RunWorkerActor(const std::shared_ptr<FakeEngine>& engine, int64_t last_step) {
+  const auto memory =
+      base::SharedMemory::Create("heartbeats", telemetry::HeartbeatBytes(1)).value();
+  telemetry::HeartbeatWriter heartbeat(memory.get(), 0);
+  Ended ended;
+  std::mutex mutex;
+  std::promise<int> exit_code;
+  bool exited = false;
+  WorkerOptions options;
+  options.engine = engine;
+  options.core = {.attempt = 3, .last_step = last_step};
+  options.heartbeat = &heartbeat;
+  options.report = [&](const link::v1::FromWorker& report) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ended.reports.push_back(report);
+  };
+  options.exit = [&](int code) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!std::exchange(exited, true)) exit_code.set_value(code);
+  };
+  {
+    caf::actor_system_config config;
+    config.set("scheduler.max-threads", 2);
+    caf::actor_system system(config);
+    const WorkerActor worker = system.spawn(Worker, std::move(options));
+    ended.exit_code = exit_code.get_future().get();
+    caf::anon_send_exit(worker, caf::exit_reason::user_shutdown);
+    engine->TellStepEnds(nullptr);  // it holds a handle of the worker
+  }
+  return ended;
+}
+
+TEST(WorkerActorTest, ReportsEveryStepOnceWithTheResultThatItEndedWith) {
+  const Ended ended = RunWorkerActor(std::make_shared<FakeEngine>(), 20);
+  EXPECT_EQ(ended.exit_code, 0);
+  std::vector<int64_t> steps;
+  for (const link::v1::FromWorker& report : ended.reports) {
+    if (!report.has_step()) continue;
+    steps.push_back(report.step().step());
+    EXPECT_EQ(report.step().loss(), 1.0 / static_cast<double>(report.step().step()));
+    EXPECT_EQ(report.step().attempt(), 3);
+  }
+  ASSERT_EQ(steps.size(), 20u);
+  for (size_t i = 0; i < steps.size(); ++i) EXPECT_EQ(steps[i], static_cast<int64_t>(i) + 1);
+}
+
+TEST(WorkerActorTest, StopsWhereTheResultSaysSo) {
+  const auto engine = std::make_shared<FakeEngine>();
+  engine->stopping_step = 2;
+  const Ended ended = RunWorkerActor(engine, 20);
+  EXPECT_EQ(ended.exit_code, 0);
+  ASSERT_TRUE(ended.reports.back().has_finished());
+  EXPECT_EQ(ended.reports.back().finished().step(), 2);
+  EXPECT_TRUE(ended.reports.back().finished().stopped());
+}
+
+TEST(WorkerActorTest, AFailedStepAndARefusedLaunchAreReportedOnce) {
+  const auto failing = std::make_shared<FakeEngine>();
+  failing->failing_step = 2;
+  const auto refusing = std::make_shared<FakeEngine>();
+  refusing->refused_step = 2;
+  for (const auto& [engine, failure] : {std::pair(failing, telemetry::v1::FAILURE_CLASS_ABORTED),
+                                        std::pair(refusing, telemetry::v1::FAILURE_CLASS_EXITED)}) {
+    const Ended ended = RunWorkerActor(engine, 20);
+    EXPECT_EQ(ended.exit_code, 1);
+    ASSERT_EQ(ended.reports.size(), 2u) << "step 1, then the failure";
+    EXPECT_EQ(ended.reports[0].step().step(), 1);
+    EXPECT_EQ(ended.reports[1].failure().failure_class(), failure);
+  }
+}
+
+}  // namespace
+}  // namespace megascale::actors

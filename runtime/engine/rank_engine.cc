@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/duration.pb.h"
 #include "runtime/base/check.h"
@@ -86,6 +87,7 @@ class Engine : public RankEngine {
   absl::Status AbortReason() const;
   void EndStep(const plan::StepContext& context, const absl::Status& status);
   absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
+  void RunOnComputeThreads(absl::FunctionRef<void()> work);
   std::map<plan::OpKind, plan::Handler> Handlers();
   // Returns null if the instruction does not communicate.
   comm::Communicator* CommunicatorOf(const plan::Instruction& instruction) const;
@@ -100,8 +102,8 @@ class Engine : public RankEngine {
 
   tensor::Arena arena_;  // used if the job has a single rank; otherwise parameters_ is
   std::unique_ptr<base::SharedMemory> parameters_;  // memory that peers on this machine may read
-  std::unique_ptr<ops::Ops> compute_ops_;
-  std::unique_ptr<ops::Ops> shard_ops_;
+  std::unique_ptr<ops::Ops> compute_ops_;  // all threads; used on the compute stream's thread
+  std::unique_ptr<ops::Ops> shard_ops_;    // one thread: works beside passes
   ChunkStates chunks_;
   GradientBuffers gradient_buffers_;
   tensor::Vector carried_;                     // see StageOptions
@@ -136,8 +138,9 @@ absl::Status Engine::Prepare() {
 
 absl::Status Engine::PrepareMemory() {
   RETURN_IF_ERROR(AllocateParameters());
-  compute_ops_ = MakeOps(part_.compute, options_.spec.parallel().threads_per_rank());
-  shard_ops_ = MakeOps(part_.compute, 1);
+  const auto make_ops = options_.make_ops != nullptr ? options_.make_ops : MakeOps;
+  compute_ops_ = make_ops(part_.compute, options_.spec.parallel().threads_per_rank());
+  shard_ops_ = make_ops(part_.compute, 1);
   if (part_.tensor.size > 1) {
     RETURN_IF_ERROR(PreparePeers());
   }
@@ -151,9 +154,10 @@ absl::Status Engine::PrepareMemory() {
                           .early_gradients = chunk.early_gradients},
                          peers_.get()));
     const optim::OptimizerShard& shard = part_.shards[i];
-    ASSIGN_OR_RETURN(chunk.optimizer, optim::ShardedOptimizer::Create(
-                                          options_.spec.optimizer(), shard,
-                                          Slices(chunk.weights, shard.ranges()), shard_ops_.get()));
+    ASSIGN_OR_RETURN(
+        chunk.optimizer,
+        optim::ShardedOptimizer::Create(options_.spec.optimizer(), shard,
+                                        Slices(chunk.weights, shard.ranges()), compute_ops_.get()));
     if (chunk.gradient_shard.empty()) {
       chunk.gradient_shard = Slices(chunk.gradients, chunk.optimizer->ranges());
     }
@@ -169,14 +173,17 @@ absl::Status Engine::PrepareMemory() {
                                                  .batch_ring = options_.batch_ring,
                                                  .batch_reader = options_.batch_reader,
                                                  .timeout = timeout()}));
-  shard_ = std::make_unique<ShardCompute>(ShardOptions{.spec = &options_.spec,
-                                                       .plan = &plan_,
-                                                       .chunks = &chunks_,
-                                                       .gradient_buffers = &gradient_buffers_,
-                                                       .ops = shard_ops_.get(),
-                                                       .stage = stage_.get(),
-                                                       .replicated = replicated_,
-                                                       .timeout = timeout()});
+  shard_ = std::make_unique<ShardCompute>(
+      ShardOptions{.spec = &options_.spec,
+                   .plan = &plan_,
+                   .chunks = &chunks_,
+                   .gradient_buffers = &gradient_buffers_,
+                   .ops = shard_ops_.get(),
+                   .run_on_compute_threads =
+                       [this](absl::FunctionRef<void()> work) { RunOnComputeThreads(work); },
+                   .stage = stage_.get(),
+                   .replicated = replicated_,
+                   .timeout = timeout()});
   return absl::OkStatus();
 }
 
@@ -307,6 +314,12 @@ absl::Status Engine::Join() {
   return MakeExecutor();
 }
 
+// The threads of operators belong to the thread that calls them: called from another stream, they
+// would be more threads than the rank has cores for.
+void Engine::RunOnComputeThreads(absl::FunctionRef<void()> work) {
+  streams_.at(plan::StreamKind::kCompute)->RunAndWait(work);
+}
+
 comm::Communicator* Engine::CommunicatorOf(const plan::Instruction& instruction) const {
   if (instruction.group == plan::GroupKind::kNone) return nullptr;
   const auto found = communicator_of_.find(instruction.id);
@@ -422,7 +435,9 @@ absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
           if (options_.heartbeat == nullptr) return;
           options_.heartbeat->Progress(base::RealClock().Monotonic());
         }};
-    for (ChunkState& chunk : chunks_) chunk.optimizer->Initialize(initialize);
+    RunOnComputeThreads([&] {
+      for (ChunkState& chunk : chunks_) chunk.optimizer->Initialize(initialize);
+    });
   } else {
     ASSIGN_OR_RETURN(warning, Restore(restore));
   }

@@ -17,9 +17,11 @@
 #include "proto/telemetry.pb.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/comm/store/store.h"
+#include "runtime/ops/ops.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
+#include "runtime/tensor/tensor.h"
 
 namespace megascale::engine {
 
@@ -41,6 +43,10 @@ struct EngineOptions {
   comm::Store* store = nullptr;
   telemetry::HeartbeatWriter* heartbeat = nullptr;  // null: not written
   telemetry::SpanWriter* spans = nullptr;           // null: not written
+  // Makes the operators of a compute type for a number of threads. Empty: those of this machine's
+  // processor. Benchmarks measure operators through it.
+  using MakeOps = std::function<std::unique_ptr<ops::Ops>(tensor::DType compute, int num_threads)>;
+  MakeOps make_ops = nullptr;
 };
 
 // Whether a rank was asked to stop at the end of a step. When ranks differ, the highest value wins.

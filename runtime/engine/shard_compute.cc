@@ -90,9 +90,11 @@ absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
                                       comm::Communicator* communicator) {
   norms_.assign(static_cast<size_t>(communicator->size()) * kNumNormFields, 0.0);
   double* mine = norms_.data() + communicator->rank() * kNumNormFields;
-  for (const ChunkState& chunk : *options_.chunks) {
-    mine[kSumOfSquares] += chunk.optimizer->SumOfSquares(chunk.gradient_shard);
-  }
+  options_.run_on_compute_threads([&] {
+    for (const ChunkState& chunk : *options_.chunks) {
+      mine[kSumOfSquares] += chunk.optimizer->SumOfSquares(chunk.gradient_shard);
+    }
+  });
   const bool counts = options_.plan->mesh.CoordinateOf(options_.plan->rank).tensor == 0;
   mine[kLossSum] = counts ? options_.stage->loss_sum() : 0;
   mine[kStop] = stop_.load();
@@ -139,9 +141,10 @@ absl::Status ShardCompute::OptimizerUpdate(const plan::Instruction& instruction,
   optim::ShardedOptimizer& optimizer = *ChunkOf(instruction).optimizer;
   const auto num_sums = static_cast<size_t>(optimizer.num_trust_sums());
   const auto part = static_cast<size_t>(optimizer.shard().part_index());
-  optimizer.MakeUpdate(
-      StepArgsOf(instruction, context),
-      absl::MakeSpan(trust_sums_[IndexOf(instruction)]).subspan(part * num_sums, num_sums));
+  const absl::Span<double> sums =
+      absl::MakeSpan(trust_sums_[IndexOf(instruction)]).subspan(part * num_sums, num_sums);
+  options_.run_on_compute_threads(
+      [&] { optimizer.MakeUpdate(StepArgsOf(instruction, context), sums); });
   return absl::OkStatus();
 }
 
@@ -152,7 +155,8 @@ absl::Status ShardCompute::GatherTrustSums(const plan::Instruction& instruction,
 
 absl::Status ShardCompute::OptimizerStep(const plan::Instruction& instruction,
                                          const plan::StepContext& context) {
-  ChunkOf(instruction).optimizer->Step(StepArgsOf(instruction, context));
+  options_.run_on_compute_threads(
+      [&] { ChunkOf(instruction).optimizer->Step(StepArgsOf(instruction, context)); });
   return absl::OkStatus();
 }
 
@@ -166,7 +170,9 @@ absl::Status ShardCompute::GatherParameters(const plan::Instruction& instruction
 }
 
 void ShardCompute::PublishParameters() {
-  for (const ChunkState& chunk : *options_.chunks) chunk.optimizer->PublishWeights();
+  options_.run_on_compute_threads([this] {
+    for (const ChunkState& chunk : *options_.chunks) chunk.optimizer->PublishWeights();
+  });
 }
 
 void ShardCompute::RaiseStop(StopFlag flag) {

@@ -7,9 +7,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -27,7 +29,11 @@ struct ShardOptions {
   const plan::RankPlan* plan = nullptr;
   const ChunkStates* chunks = nullptr;
   const GradientBuffers* gradient_buffers = nullptr;
-  ops::Ops* ops = nullptr;              // for the shard's streams, which take turns to compute
+  // For sums of gradients, on the shard's own stream while passes use the compute threads.
+  ops::Ops* ops = nullptr;
+  // Runs work on the rank's compute threads, and waits for it. The optimizer's calls run there:
+  // norm, update and step depend on every pass of the step, so these threads are idle.
+  std::function<void(absl::FunctionRef<void()>)> run_on_compute_threads;
   const StageCompute* stage = nullptr;  // its loss is reported
   // Memory in which tensor ranks sum a bucket's replicated gradients, packed, F; sized for the
   // bucket with the most.

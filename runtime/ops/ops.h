@@ -216,7 +216,8 @@ class Ops {
   virtual void Add(const Matrix& a, const Matrix& b, const Matrix& out) = 0;
   // out F += factor * x F, elementwise.
   virtual void AddScaled(double factor, const Vector& x, const Vector& out) = 0;
-  // Returns the sum of squares in fp64, added in a fixed order.
+  // Returns the sum of squares in fp64, added in an order that follows from the size alone,
+  // whatever the number of threads.
   virtual double SumOfSquares(const Vector& x) = 0;
   // Converts between dtypes, rounding to nearest even.
   virtual void Cast(const Vector& from, const Vector& to) = 0;

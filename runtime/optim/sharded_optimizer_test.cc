@@ -7,6 +7,8 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "proto/job.pb.h"
 #include "runtime/optim/test_shard_memory.h"
@@ -157,6 +159,52 @@ TEST(ShardedOptimizer, ShardsTogetherEqualTheWholeBitForBitOnTheFastCpuOperators
   ExpectShardsAndBucketsMakeNoDifference(ops::MakeCpuOps(DType::kF32, 1).get());
   ExpectShardsAndBucketsMakeNoDifference(ops::MakeCpuOps(DType::kF32, 2).get());
   ExpectShardsAndBucketsMakeNoDifference(ops::MakeCpuOps(DType::kBF16, 1).get());
+}
+
+// Takes steps of a model whose tensors are large enough for several threads; returns the sums of
+// squares and the bits of the weights.
+std::pair<std::vector<double>, std::vector<char>> TrainWide(const job::v1::OptimizerSpec& spec,
+                                                            DType compute, int num_threads) {
+  const auto ops = ops::MakeCpuOps(compute, num_threads);
+  OptimizerShard shard = OptionsOf(1, 0);
+  shard.config.vocab_size = 1031;
+  shard.config.hidden_size = 130;
+  shard.config.intermediate_size = 517;
+  shard.config.head_dim = 65;
+  const ShardMemory grad(shard.ranges(), DType::kF32);
+  const ShardMemory weights(shard.ranges(), compute);
+  auto optimizer = *ShardedOptimizer::Create(spec, shard, weights.parts, ops.get());
+  optimizer->Initialize(kSeed);
+  std::vector<double> squares;
+  std::vector<double> sums(optimizer->num_trust_sums());
+  for (int step = 1; step <= kSteps; ++step) {
+    FillGradients(grad.parts[0], optimizer->ranges()[0], step);
+    squares.push_back(optimizer->SumOfSquares(grad.parts));
+    const StepArgs args = {.grad = grad.parts,
+                           .clip_factor = ClipFactor(squares.back(), 1.0),
+                           .lr = Rate(step),
+                           .step = step,
+                           .trust_sums = sums};
+    if (!sums.empty()) optimizer->MakeUpdate(args, absl::MakeSpan(sums));
+    squares.insert(squares.end(), sums.begin(), sums.end());
+    optimizer->Step(args);
+  }
+  const Vector& part = weights.parts[0];
+  const char* bytes = part.as<char>();
+  return {squares, {bytes, bytes + part.size * SizeOf(part.dtype)}};
+}
+
+TEST(ShardedOptimizer, TheNumberOfThreadsLeavesTheBits) {
+  job::v1::OptimizerSpec spec = Spec();
+  for (const auto type : {job::v1::OPTIMIZER_TYPE_ADAMW, job::v1::OPTIMIZER_TYPE_LAMB}) {
+    spec.set_type(type);
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      const auto one = TrainWide(spec, compute, 1);
+      for (const int num_threads : {2, 3}) {
+        EXPECT_TRUE(TrainWide(spec, compute, num_threads) == one) << type << ", " << num_threads;
+      }
+    }
+  }
 }
 
 TEST(ShardedOptimizer, SumOfSquaresLeavesPaddingOut) {

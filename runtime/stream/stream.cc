@@ -60,6 +60,24 @@ void Stream::Synchronize() {
   --num_synchronizing_;
 }
 
+void Stream::RunAndWait(absl::FunctionRef<void()> task) {
+  struct Call {
+    absl::FunctionRef<void()> task;
+    std::mutex mutex = {};
+    std::condition_variable ended = {};
+    bool has_ended = false;
+  } call{.task = task};
+  Enqueue([&call] {
+    call.task();
+    // Notify under the lock: the caller frees this.
+    const std::lock_guard<std::mutex> lock(call.mutex);
+    call.has_ended = true;
+    call.ended.notify_one();
+  });
+  std::unique_lock<std::mutex> lock(call.mutex);
+  call.ended.wait(lock, [&call] { return call.has_ended; });
+}
+
 void Stream::Reserve(size_t num_tasks) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (num_tasks > ring_.size()) ReserveLocked(num_tasks);

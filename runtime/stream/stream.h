@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -49,6 +50,11 @@ class Stream {
   // Waits until every task that was enqueued before this call has run. Requires: not called from
   // its own thread.
   void Synchronize();
+
+  // Runs `task` on this stream's thread, after what is queued, and returns when it has ended. Takes
+  // no heap memory. Requires: not called from its own thread, nor while the stream waits for
+  // something that only the caller does.
+  void RunAndWait(absl::FunctionRef<void()> task);
 
   // Makes room, so that up to `num_tasks` queued tasks allocate nothing.
   void Reserve(size_t num_tasks);

@@ -82,6 +82,23 @@ TEST(Stream, FreesATaskWhenItHasRun) {
   EXPECT_EQ(value.use_count(), 1);
 }
 
+TEST(Stream, RunAndWaitReturnsAfterItsTaskHasRunBehindTheQueue) {
+  const auto stream = MakeStream("compute");
+  std::thread::id own;
+  stream->Enqueue([&] { own = std::this_thread::get_id(); });
+  for (int i = 1; i <= 1000; ++i) {
+    int value = 0;  // Ordered by the call alone.
+    std::thread::id thread;
+    stream->Enqueue([&] { value = 1; });
+    stream->RunAndWait([&] {
+      value += value;
+      thread = std::this_thread::get_id();
+    });
+    ASSERT_EQ(value, 2);
+    ASSERT_EQ(thread, own);
+  }
+}
+
 TEST(Event, HoldsOneStreamUntilTheOtherHasArrived) {
   const auto producer = MakeStream("producer");
   const auto consumer = MakeStream("consumer");

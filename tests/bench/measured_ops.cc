@@ -97,7 +97,7 @@ void MeasuredOps::CrossEntropy(const ops::CrossEntropyArgs& args) {
 }
 
 void MeasuredOps::AdamW(const ops::AdamWArgs& args) {
-  MeasureOther(WorkOf(args), [&] { inner_.AdamW(args); });
+  MeasureOther(WorkOf(args), [&] { optimizer_.AdamW(args); });
 }
 
 void MeasuredOps::AddColumnSums(const Matrix& x, const Vector& out) {

@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "runtime/ops/ops.h"
 #include "runtime/ops/work.h"
@@ -33,6 +35,14 @@ struct Cost {
   int64_t num_calls = 0;
   double flops = 0;  // of products, and of attention over the pairs that the mask leaves
   double bytes = 0;  // minimum: each operand read once, each result written once
+
+  Cost& operator+=(const Cost& other) {
+    seconds += other.seconds;
+    num_calls += other.num_calls;
+    flops += other.flops;
+    bytes += other.bytes;
+    return *this;
+  }
 };
 
 struct AttentionShape {
@@ -42,8 +52,14 @@ struct AttentionShape {
 
 class MeasuredOps final : public ops::Ops {
  public:
-  // `inner` must outlive the object.
-  explicit MeasuredOps(ops::Ops* inner) : inner_(*inner) {}
+  // `optimizer`: makes AdamW's steps in place of `inner`, to compare numbers of threads; null:
+  // `inner` does. Requires: the same compute type.
+  explicit MeasuredOps(std::unique_ptr<ops::Ops> inner,
+                       std::unique_ptr<ops::Ops> optimizer = nullptr)
+      : owned_(std::move(inner)),
+        owned_optimizer_(std::move(optimizer)),
+        inner_(*owned_),
+        optimizer_(owned_optimizer_ != nullptr ? *owned_optimizer_ : inner_) {}
 
   const std::map<ProductShape, Cost>& products() const { return products_; }
   const std::map<std::string, Cost>& others() const { return others_; }
@@ -77,7 +93,10 @@ class MeasuredOps final : public ops::Ops {
   template <typename Call>
   void MeasureOther(const ops::Work& work, const Call& call);
 
+  const std::unique_ptr<ops::Ops> owned_;
+  const std::unique_ptr<ops::Ops> owned_optimizer_;
   ops::Ops& inner_;
+  ops::Ops& optimizer_;
   std::map<ProductShape, Cost> products_;
   std::map<std::string, Cost> others_;
   AttentionShape attention_;

@@ -1,8 +1,10 @@
-// A training step of one process, by operator, each beside what this machine could do at best. By
-// default GPT-2 124M at batch 4, sequence 256, on two threads. tests/bench/peers/gpt2_pytorch.py
-// times the same step in PyTorch, by turns with `--on-request`.
+// A training step of a job of one rank on the production engine, by operator, each beside what this
+// machine could do at best. By default GPT-2 124M at batch 4, sequence 256, on two threads.
+// tests/bench/peers/gpt2_pytorch.py times the same step in PyTorch, by turns with `--on-request`.
 //
 //   step_benchmark --precision bf16 fp32
+//   step_benchmark --optimizer-threads 1 2   # the same step by turns, AdamW on one thread and on
+//   two
 //
 // The roofline is the sum of every matrix product at the best rate that oneDNN alone reaches for
 // its shape and types, attention's products over the pairs that the mask leaves among them, and of
@@ -10,9 +12,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <map>
 #include <memory>
-#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -20,12 +23,12 @@
 #include "nlohmann/json.hpp"
 #include "proto/job.pb.h"
 #include "runtime/base/check.h"
-#include "runtime/base/clock.h"
 #include "runtime/base/process/program.h"
 #include "runtime/base/process/thread_environment.h"
-#include "runtime/model/transformer_chunk.h"
-#include "runtime/optim/sharded_optimizer.h"
+#include "runtime/model/config.h"
+#include "runtime/ops/ops.h"
 #include "tests/bench/measured_ops.h"
+#include "tests/bench/one_rank_job.h"
 #include "tests/bench/roofline.h"
 
 namespace megascale::bench {
@@ -44,6 +47,7 @@ struct Options {
   int threads = 2, steps = 7;
   bool roofline = true;
   bool on_request = false;
+  std::vector<int> optimizer_threads = {};  // empty: `threads`, as a worker has it
   std::vector<std::string> precisions = {"bf16", "fp32"};
 };
 
@@ -60,72 +64,78 @@ model::ModelConfig ConfigOf(const Options& options) {
   return config;
 }
 
-// A whole model with its optimizer, as a rank of a job with one rank has them.
+job::v1::JobSpec SpecOf(const Options& options, DType compute) {
+  job::v1::JobSpec spec;
+  spec.set_name("step-benchmark");
+  job::v1::ModelSpec& model = *spec.mutable_model();
+  model.set_vocab_size(options.vocab_size);
+  model.set_hidden_size(options.hidden_size);
+  model.set_num_hidden_layers(options.layers);
+  model.set_num_attention_heads(options.heads);
+  model.set_tie_word_embeddings(true);
+  job::v1::TrainSpec& train = *spec.mutable_train();
+  train.set_steps(1'000'000);  // more than anybody times
+  train.set_seq_length(options.seq_length);
+  train.set_global_batch_size(options.batch);
+  train.set_micro_batch_size(options.batch);
+  train.set_precision(compute == DType::kBF16 ? job::v1::PRECISION_BF16 : job::v1::PRECISION_FP32);
+  train.set_seed(1);
+  job::v1::OptimizerSpec& optimizer = *spec.mutable_optimizer();
+  optimizer.set_lr(3e-4);
+  optimizer.set_beta1(0.9);
+  optimizer.set_beta2(0.95);
+  optimizer.set_weight_decay(0.1);
+  optimizer.set_clip_grad(1.0);
+  spec.mutable_parallel()->set_threads_per_rank(options.threads);
+  return spec;
+}
+
+// The job, and the operators that its engine made.
 class Trainer {
  public:
-  Trainer(const Options& options, DType compute)
-      : tokens_(options.batch * options.seq_length),
-        inner_(ops::MakeCpuOps(compute, options.threads)),
-        ops_(inner_.get()) {
-    const model::ModelConfig config = ConfigOf(options);
-    const model::ChunkRange range = *model::MakeChunkRange(config, 1, 0);
-    const int64_t size = model::ChunkLayout(config, range).padded_elements(1);
-    const DType accumulation = AccumulationType(compute);
-    arena_ = *tensor::Arena::Create(tensor::Arena::BytesFor(compute, size) +
-                                    tensor::Arena::BytesFor(accumulation, size));
-    weights_ = arena_.Allocate(compute, size);
-    gradients_ = arena_.Allocate(accumulation, size);
-    auto chunk = model::TransformerChunk::Create({.config = config,
-                                                  .range = range,
-                                                  .micro_batch = options.batch,
-                                                  .seq = options.seq_length,
-                                                  .num_slots = 1,
-                                                  .compute = compute},
-                                                 &ops_, {weights_, gradients_});
-    MEGASCALE_CHECK_MSG(chunk.ok(), chunk.status().ToString());
-    chunk_ = *std::move(chunk);
-    job::v1::OptimizerSpec spec;
-    spec.set_type(job::v1::OPTIMIZER_TYPE_ADAMW);
-    spec.set_beta1(0.9);
-    spec.set_beta2(0.95);
-    spec.set_eps(1e-8);
-    spec.set_weight_decay(0.1);
-    optimizer_ = *optim::ShardedOptimizer::Create(spec, {.config = config, .range = range},
-                                                  {weights_}, &ops_);
-    optimizer_->Initialize({.seed = 1});
-    optimizer_->PublishWeights();
-    std::mt19937 random(1);
-    for (int64_t i = 0; i < tokens_; ++i) {
-      chunk_->tokens(0).as<int32_t>()[i] = static_cast<int32_t>(random() % options.vocab_size);
-      chunk_->targets(0).as<int32_t>()[i] = static_cast<int32_t>(random() % options.vocab_size);
+  Trainer(const Options& options, DType compute, int optimizer_threads) {
+    auto job = OneRankJob::Create(SpecOf(options, compute), [this, optimizer_threads](
+                                                                DType dtype, int num_threads) {
+      auto optimizer =
+          optimizer_threads == num_threads ? nullptr : ops::MakeCpuOps(dtype, optimizer_threads);
+      auto made =
+          std::make_unique<MeasuredOps>(ops::MakeCpuOps(dtype, num_threads), std::move(optimizer));
+      ops_.push_back(made.get());
+      return made;
+    });
+    MEGASCALE_CHECK_MSG(job.ok(), job.status().ToString());
+    job_ = *std::move(job);
+  }
+
+  OneRankJob::Step TakeStep() {
+    const auto step = job_->TakeStep();
+    MEGASCALE_CHECK_MSG(step.ok(), step.status().ToString());
+    return *step;
+  }
+
+  void ResetCosts() {
+    for (MeasuredOps* ops : ops_) ops->Reset();
+  }
+  // Returns the costs since ResetCosts. Requires: no step is running.
+  std::map<ProductShape, Cost> products() const {
+    std::map<ProductShape, Cost> sum;
+    for (const MeasuredOps* ops : ops_) {
+      for (const auto& [shape, cost] : ops->products()) sum[shape] += cost;
     }
+    return sum;
   }
-
-  // Returns the mean loss.
-  double Step() {
-    double loss = 0;
-    ops_.FillZero(gradients_);
-    chunk_->Forward(0, {.gradient_scale = 1.0 / static_cast<double>(tokens_), .sum = &loss});
-    chunk_->Backward(0);
-    const double squares = optimizer_->SumOfSquares({&gradients_, 1});
-    optimizer_->Step({.grad = {&gradients_, 1},
-                      .clip_factor = optim::ClipFactor(squares, 1.0),
-                      .lr = 3e-4,
-                      .step = ++step_});
-    return loss / static_cast<double>(tokens_);
+  std::map<std::string, Cost> others() const {
+    std::map<std::string, Cost> sum;
+    for (const MeasuredOps* ops : ops_) {
+      for (const auto& [name, cost] : ops->others()) sum[name] += cost;
+    }
+    return sum;
   }
-
-  MeasuredOps& ops() { return ops_; }
+  const AttentionShape& attention() const { return ops_.front()->attention(); }
 
  private:
-  const int64_t tokens_;
-  std::unique_ptr<ops::Ops> inner_;
-  MeasuredOps ops_;
-  tensor::Arena arena_;
-  ops::Vector weights_, gradients_;
-  std::unique_ptr<model::TransformerChunk> chunk_;
-  std::unique_ptr<optim::ShardedOptimizer> optimizer_;
-  int64_t step_ = 0;
+  std::vector<MeasuredOps*> ops_;  // of job_; the first are those of the passes
+  std::unique_ptr<OneRankJob> job_;
 };
 
 double Median(std::vector<double> values) {
@@ -153,26 +163,26 @@ double PrintLine(const std::string& name, const Cost& cost, double rate, int ste
   return ceiling;
 }
 
-// The seconds of `steps` steps, one after the other. `loss`: receives the last one's, or null.
+// Returns the seconds of `steps` steps, one after the other. `loss`: receives the last one's, or
+// null.
 std::vector<double> TimeSteps(Trainer& trainer, int steps, double* loss) {
   std::vector<double> seconds;
   for (int i = 0; i < steps; ++i) {
-    const absl::Duration begin = base::RealClock().Monotonic();
-    const double loss_of_step = trainer.Step();
-    seconds.push_back(absl::ToDoubleSeconds(base::RealClock().Monotonic() - begin));
-    if (loss != nullptr) *loss = loss_of_step;
+    const OneRankJob::Step step = trainer.TakeStep();
+    seconds.push_back(step.seconds);
+    if (loss != nullptr) *loss = step.record.loss();
   }
   return seconds;
 }
 
 void WarmUp(Trainer& trainer) {
-  for (int i = 0; i < kWarmUpSteps; ++i) trainer.Step();
-  trainer.ops().Reset();
+  for (int i = 0; i < kWarmUpSteps; ++i) trainer.TakeStep();
+  trainer.ResetCosts();
 }
 
 void PrintTable(const Options& options, const std::string& precision, double bandwidth) {
   std::printf("\n%s, %d threads\n", precision.c_str(), options.threads);
-  Trainer trainer(options, TypeOf(precision));
+  Trainer trainer(options, TypeOf(precision), options.optimizer_threads.front());
   WarmUp(trainer);
   double loss = 0;
   const std::vector<double> seconds = TimeSteps(trainer, options.steps, &loss);
@@ -181,14 +191,14 @@ void PrintTable(const Options& options, const std::string& precision, double ban
   std::printf("  %-38s %5s %12s %16s %12s\n", "operator", "calls", "a step", "rate",
               options.roofline ? "roofline" : "");
   double roofline = 0, measured = 0;
-  for (const auto& [shape, cost] : trainer.ops().products()) {
+  for (const auto& [shape, cost] : trainer.products()) {
     const double rate = options.roofline ? BestProductRate(shape, options.threads) : 0;
     roofline += PrintLine(NameOf(shape), cost, rate, options.steps);
     measured += cost.seconds / options.steps;
   }
   const double attention_rate =
-      options.roofline ? BestAttentionRate(trainer.ops().attention(), options.threads) : 0;
-  for (const auto& [name, cost] : trainer.ops().others()) {
+      options.roofline ? BestAttentionRate(trainer.attention(), options.threads) : 0;
+  for (const auto& [name, cost] : trainer.others()) {
     const double rate = cost.flops > 0 ? attention_rate : bandwidth;
     roofline += PrintLine(name, cost, options.roofline ? rate : 0, options.steps);
     measured += cost.seconds / options.steps;
@@ -205,9 +215,41 @@ void PrintTable(const Options& options, const std::string& precision, double ban
   std::printf("\n  %.0f tokens/s, %.0f model GFLOP/s\n", tokens / median, flops / median / 1e9);
 }
 
+// Times the same step with each number of threads for AdamW, by turns.
+void CompareOptimizerThreads(const Options& options, const std::string& precision) {
+  constexpr int kStepsOfTurn = 3;
+  std::printf("\n%s, %d threads: a step by turns of %d\n", precision.c_str(), options.threads,
+              kStepsOfTurn);
+  std::vector<std::unique_ptr<Trainer>> trainers;
+  for (const int threads : options.optimizer_threads) {
+    trainers.push_back(std::make_unique<Trainer>(options, TypeOf(precision), threads));
+    WarmUp(*trainers.back());
+  }
+  std::vector<std::vector<double>> seconds(trainers.size());
+  std::vector<double> losses(trainers.size());
+  for (int done = 0; done < options.steps; done += kStepsOfTurn) {
+    for (size_t i = 0; i < trainers.size(); ++i) {
+      for (const double step : TimeSteps(*trainers[i], kStepsOfTurn, &losses[i])) {
+        seconds[i].push_back(step);
+      }
+    }
+  }
+  for (size_t i = 0; i < trainers.size(); ++i) {
+    MEGASCALE_CHECK_MSG(losses[i] == losses[0], "the number of threads changed the loss");
+    const Cost optimizer = trainers[i]->others()["adamw"];
+    std::printf(
+        "  AdamW on %d: step %.1f ms (median of %d; least %.1f), %.3f times the first; AdamW "
+        "%.1f ms a step\n",
+        options.optimizer_threads[i], Median(seconds[i]) * 1e3, static_cast<int>(seconds[i].size()),
+        *std::min_element(seconds[i].begin(), seconds[i].end()) * 1e3,
+        Median(seconds[0]) / Median(seconds[i]),
+        optimizer.seconds / static_cast<double>(seconds[i].size()) * 1e3);
+  }
+}
+
 // For each line on stdin, a number of steps: times them and prints their seconds as a JSON array.
 int AnswerRequests(const Options& options) {
-  Trainer trainer(options, TypeOf(options.precisions.front()));
+  Trainer trainer(options, TypeOf(options.precisions.front()), options.optimizer_threads.front());
   WarmUp(trainer);
   int steps = 0;
   while (std::cin >> steps) {
@@ -218,7 +260,8 @@ int AnswerRequests(const Options& options) {
   return 2;
 }
 
-int Run(const Options& options) {
+int Run(Options options) {
+  if (options.optimizer_threads.empty()) options.optimizer_threads = {options.threads};
   if (options.on_request) return AnswerRequests(options);
   const double bandwidth = MeasureBandwidth(options.threads);
   std::printf(
@@ -229,7 +272,14 @@ int Run(const Options& options) {
       options.seq_length, static_cast<double>(model::NumParameters(ConfigOf(options))) / 1e6,
       ops::InstructionSet(), options.threads, bandwidth / 1e9,
       MeasureMultiplyAddRate(options.threads) / 1e9);
-  for (const std::string& precision : options.precisions) PrintTable(options, precision, bandwidth);
+  std::printf("a job of one rank on the engine of a worker; %s\n", kLeftOut);
+  for (const std::string& precision : options.precisions) {
+    if (options.optimizer_threads.size() > 1) {
+      CompareOptimizerThreads(options, precision);
+    } else {
+      PrintTable(options, precision, bandwidth);
+    }
+  }
   return 0;
 }
 
@@ -249,6 +299,10 @@ int main(int argc, char** argv) {
   app.add_option("--seq-length", options.seq_length)->capture_default_str();
   app.add_option("--threads", options.threads)->capture_default_str();
   app.add_option("--steps", options.steps, "timed steps")->capture_default_str();
+  app.add_option("--optimizer-threads", options.optimizer_threads,
+                 "threads of AdamW, to compare: several are timed by turns; default: as a worker, "
+                 "those of --threads")
+      ->check(CLI::PositiveNumber);
   app.add_flag("!--no-roofline", options.roofline, "measure our own step only");
   app.add_option("--precision", options.precisions)
       ->check(CLI::IsMember({"bf16", "fp32"}))

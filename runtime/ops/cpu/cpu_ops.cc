@@ -159,16 +159,12 @@ class CpuOps final : public Ops {
         out.size, [&](int part, cpu::Range elements) { cpu::AddScaled(factor, x, out, elements); });
   }
 
+  // On one thread: numerics version 3 adds a vector in one chain, so parts of several threads would
+  // give other bits. (Threads that share the chain's running sums read all of it each: half as
+  // fast.)
   double SumOfSquares(const Vector& x) override {
     MEGASCALE_CHECK(x.dtype == DType::kF32);
-    std::vector<double>& parts = part_sums_;
-    parts.assign(num_threads_, 0.0);
-    ForEachElement(x.size, [&](int part, cpu::Range elements) {
-      parts[part] = cpu::SumOfSquares(x, elements);
-    });
-    double sum = 0;
-    for (const double part : parts) sum += part;
-    return sum;
+    return x.size == 0 ? 0.0 : cpu::SumOfSquares(x, {0, x.size});
   }
 
   void Cast(const Vector& from, const Vector& to) override {
@@ -215,7 +211,6 @@ class CpuOps final : public Ops {
   cpu::MatMulEngine products_;
   std::vector<float> floats_;  // scratch for attention and norms
   std::vector<double> row_losses_;
-  std::vector<double> part_sums_;
   RotaryArgs rotary_;  // arguments for which the tables below were computed
   std::vector<float> cosines_, sines_;
 };

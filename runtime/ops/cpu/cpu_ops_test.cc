@@ -203,6 +203,19 @@ TEST(CpuOpsTest, LargeProductsGiveTheSameBitsAgain) {
   }
 }
 
+TEST(CpuOps, ASumOfSquaresHasTheSameBitsWithAnyNumberOfThreads) {
+  constexpr int64_t kSize = 1'000'003;
+  tensor::Arena arena = *tensor::Arena::Create(size_t{8} << 20);
+  const Vector x = arena.Allocate(DType::kF32, kSize);
+  for (int64_t i = 0; i < kSize; ++i) {
+    x.as<float>()[i] = static_cast<float>((i * 7919) % 1009) / 1009 - 0.5f;
+  }
+  const double expected = MakeCpuOps(DType::kF32, 1)->SumOfSquares(x);
+  for (const int num_threads : {2, 3, 8}) {
+    EXPECT_EQ(MakeCpuOps(DType::kF32, num_threads)->SumOfSquares(x), expected) << num_threads;
+  }
+}
+
 struct ProductShape {
   int64_t rows, cols, depth;
   Transpose transpose_a = Transpose::kNo, transpose_b = Transpose::kNo;

@@ -367,10 +367,12 @@ TEST_F(ProgramTest, PlanPricesWhatTensorRanksExchangeBesideProducts) {
     EXPECT_EQ(json.code, 0) << json.error;
     return NumberIn(json.out, "step_seconds");
   };
-  const double free = seconds("--bytes-per-second 1e30");
-  const double overlapped = seconds("");
+  const std::string overlap = "--set parallel.tp_comm_overlap=true ";
+  const double free = seconds(overlap + "--bytes-per-second 1e30");
+  const double overlapped = seconds(overlap);
   EXPECT_LT(free, overlapped);
   EXPECT_LT(overlapped, seconds("--set parallel.tp_comm_overlap=false"));
+  EXPECT_LT(overlapped, seconds("")) << "the default is off";
 }
 
 TEST_F(ProgramTest, PlanProvesAllRanksOfTheLargestJobThatMegaScaleReports) {

@@ -59,6 +59,9 @@ void FillModelDefaults(JobSpec& spec) {
 void FillTrainingDefaults(JobSpec& spec) {
   v1::ParallelSpec& parallel = *spec.mutable_parallel();
   parallel.set_ddp_bucket_size(OrDefault(parallel.ddp_bucket_size(), kBucketSize));
+  // On a processor an exchange beside products takes the core that computes them: measured slower
+  // (docs/results/2026-11-23-one-engine.md). Older versions took true, as UpgradeJobSpec knows.
+  if (!parallel.has_tp_comm_overlap()) parallel.set_tp_comm_overlap(false);
   UpgradeJobSpec(&spec);
   v1::DataSpec& data = *spec.mutable_data();
   data.set_held_out_fraction(OrDefault(data.held_out_fraction(), 0.1));

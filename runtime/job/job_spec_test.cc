@@ -289,7 +289,8 @@ TEST(JobSpecTest, TensorRanksCountInTheWorldAndNotInMicroBatches) {
 }
 
 TEST(JobSpecTest, AnOlderVersionsSpecificationIsUpgradedToWhatThatVersionDid) {
-  const v1::JobSpec now = ResolveJobSpec(SmallSpec()).value();
+  v1::JobSpec now = ResolveJobSpec(SmallSpec()).value();
+  now.mutable_parallel()->set_tp_comm_overlap(true);  // was the default
   v1::JobSpec older = now;
   older.mutable_train()->clear_recompute_granularity();
   older.mutable_optimizer()->clear_type();
@@ -307,20 +308,20 @@ TEST(JobSpecTest, AnOlderVersionsSpecificationIsUpgradedToWhatThatVersionDid) {
   EXPECT_EQ(older.SerializeAsString(), now.SerializeAsString());
 }
 
-TEST(JobSpecTest, CommunicationOverlapsUnlessTheJobSaysNo) {
+TEST(JobSpecTest, CommunicationOverlapsByDefaultWhereThatIsFasterOnProcessors) {
   v1::JobSpec spec = SmallSpec();
   const v1::ParallelSpec by_default = ResolveJobSpec(spec)->parallel();
   EXPECT_TRUE(by_default.overlap_grad_reduce());
   EXPECT_TRUE(by_default.overlap_param_gather());
   EXPECT_TRUE(by_default.overlap_p2p_communication());
-  EXPECT_TRUE(by_default.tp_comm_overlap());
+  EXPECT_FALSE(by_default.tp_comm_overlap());
   spec.mutable_parallel()->set_overlap_param_gather(false);
-  spec.mutable_parallel()->set_tp_comm_overlap(false);
-  const v1::ParallelSpec without = ResolveJobSpec(spec)->parallel();
-  EXPECT_TRUE(without.overlap_grad_reduce());
-  EXPECT_FALSE(without.overlap_param_gather());
-  EXPECT_FALSE(without.tp_comm_overlap());
-  EXPECT_TRUE(without.overlap_p2p_communication());
+  spec.mutable_parallel()->set_tp_comm_overlap(true);
+  const v1::ParallelSpec chosen = ResolveJobSpec(spec)->parallel();
+  EXPECT_TRUE(chosen.overlap_grad_reduce());
+  EXPECT_FALSE(chosen.overlap_param_gather());
+  EXPECT_TRUE(chosen.tp_comm_overlap());
+  EXPECT_TRUE(chosen.overlap_p2p_communication());
 }
 
 TEST(JobSpecTest, GradientsAreShardedWhereThereAreDataParallelRanks) {

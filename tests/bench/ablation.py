@@ -25,6 +25,7 @@ import tempfile
 
 JOB = pathlib.Path(__file__).with_name("ablation.yaml")
 SWITCHES = ("overlap_p2p_communication", "overlap_grad_reduce", "overlap_param_gather")
+TENSOR_SWITCHES = ("tp_comm_overlap",)
 # Name in paced_benchmark, label for people, the switches that are off. The other rows are compared with the first.
 ROWS = (
     ("none", "no overlap", SWITCHES),
@@ -35,7 +36,7 @@ ROWS = (
     ("all-p2p", "all but pipeline", ("overlap_p2p_communication",)),
 )
 TENSOR_ROWS = (
-    ("none", "no overlap", ("tp_comm_overlap",)),
+    ("none", "no overlap", TENSOR_SWITCHES),
     ("all", "+ tensor ranks", ()),
 )
 TENSOR_LAYOUT = (
@@ -46,14 +47,21 @@ TENSOR_LAYOUT = (
 )
 
 
+def settings(off):
+    """Arguments that set every switch, so that no default counts."""
+    arguments = []
+    for switch in (*SWITCHES, *TENSOR_SWITCHES):
+        arguments += ["--set", f"parallel.{switch}={'false' if switch in off else 'true'}"]
+    return arguments
+
+
 def train(program, layout, off, steps, directory):
     """The records of one run."""
     command = [program, "local", str(JOB), "--slots", "4", "--state-dir", str(directory), "-o", "json"]
     for field in layout:
         command += ["--set", field]
     command += ["--set", f"train.steps={steps}"]
-    for switch in off:
-        command += ["--set", f"parallel.{switch}=false"]
+    command += settings(off)
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"ablation: {' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")

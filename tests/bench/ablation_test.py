@@ -27,6 +27,13 @@ class AblationTest(unittest.TestCase):
         self.assertEqual(sorted(alone), sorted((switch,) for switch in ablation.SWITCHES))
         self.assertEqual(ablation.ROWS[0][2], ablation.SWITCHES)
 
+    def test_every_switch_is_set_whatever_its_default(self):
+        for _, _, off in ablation.TENSOR_ROWS:
+            settings = ablation.settings(off)
+            self.assertEqual(len(settings), 2 * (len(ablation.SWITCHES) + 1))
+            self.assertEqual("parallel.tp_comm_overlap=false" in settings, off != ())
+            self.assertEqual("parallel.tp_comm_overlap=true" in settings, off == ())
+
     def test_tensor_ranks_have_a_table_of_their_own(self):
         rows = ablation.summarize({"none": [3.0], "all": [2.0]}, tokens=6, of=ablation.TENSOR_ROWS)
         self.assertEqual([row["gain"] for row in rows], [0.0, 0.5])

@@ -48,6 +48,7 @@ TEST_P(OverlapTest, EachSwitchLeavesTheBits) {
             expected);
   EXPECT_EQ(digest([](ParallelSpec& parallel) { parallel.set_overlap_p2p_communication(false); }),
             expected);
+  EXPECT_EQ(digest([](ParallelSpec& parallel) { parallel.set_tp_comm_overlap(true); }), expected);
   EXPECT_EQ(digest([](ParallelSpec& parallel) { parallel.set_tp_comm_overlap(false); }), expected);
   EXPECT_EQ(digest([](ParallelSpec& parallel) {
               parallel.set_overlap_grad_reduce(false);

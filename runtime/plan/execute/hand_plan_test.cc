@@ -452,13 +452,15 @@ class ToyRank {
     const auto handler = [this](const Instruction& instruction, const StepContext& context) {
       return Do(instruction, context);
     };
-    executor_ = Executor::Create(
-                    {.plan = plan_, .streams = streams_.by_kind(), .handlers = ForAll(handler)})
+    executor_ = Executor::Create({.plan = plan_,
+                                  .streams = streams_.by_kind(),
+                                  .handlers = ForAll(handler),
+                                  .step_ended = finish_.StepEnded()})
                     .value();
   }
   void Launch(const StepContext& context) {
     for (const Owner owner : {Owner::kShard, Owner::kStage}) {
-      EXPECT_TRUE(executor_->Launch(owner, context, finish_.Done()).ok());
+      EXPECT_TRUE(executor_->Launch(owner, context).ok());
     }
   }
   Finish& finish() { return finish_; }
@@ -513,7 +515,7 @@ std::vector<std::vector<uint32_t>> TrainWith(const std::vector<RankPlan>& plans)
   ToyRank second(plans[1], wire);
   for (int step = 1; step <= kSteps; ++step) {
     for (ToyRank* rank : {&first, &second}) rank->Launch({.attempt = 1, .step = step});
-    for (ToyRank* rank : {&first, &second}) rank->finish().Await(2 * step);
+    for (ToyRank* rank : {&first, &second}) rank->finish().Await(step);
   }
   EXPECT_TRUE(first.finish().last_error().ok()) << first.finish().last_error();
   EXPECT_TRUE(second.finish().last_error().ok()) << second.finish().last_error();

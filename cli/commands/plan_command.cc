@@ -220,18 +220,6 @@ double BubblePercent(const JobPlan& plan) {
   return Percent(plan.time.end - longest, longest);
 }
 
-// "gather: norm"
-std::string DescribeOperation(const model::PassOperation& operation) {
-  switch (operation.kind) {
-    case model::OperationKind::kGather:
-      return absl::StrCat("gather: ", operation.name);
-    case model::OperationKind::kScatter:
-      return absl::StrCat("sum: ", operation.name);
-    default:
-      return operation.name;
-  }
-}
-
 // Returns how often the next `length` operations repeat in a row.
 size_t Repeats(absl::Span<const model::PassOperation> operations, size_t length) {
   const auto are_alike = [](const model::PassOperation& a, const model::PassOperation& b) {
@@ -255,7 +243,7 @@ absl::Status PrintLayer(const JobPlan& plan) {
       const size_t length = Repeats(left, 1) == 1 && Repeats(left, 2) > 1 ? 2 : 1;
       const size_t times = Repeats(left, length);
       for (const model::PassOperation& one : left.first(length)) {
-        rows.push_back({name, absl::StrCat(times), DescribeOperation(one),
+        rows.push_back({name, absl::StrCat(times), model::Describe(one),
                         one.flops > 0 ? absl::StrFormat("%.3g FLOP", one.flops)
                                       : base::FormatBytes(one.bytes)});
       }

@@ -68,14 +68,8 @@ CheckedOps::ParameterAt ParametersOf(const DivergedStep& step,
   };
 }
 
-bool IsBackward(plan::OpKind kind) {
-  return kind == plan::OpKind::kReceiveGradient || kind == plan::OpKind::kBackward ||
-         kind == plan::OpKind::kSendGradient || kind == plan::OpKind::kWeightGradient;
-}
-
 bool IsOfAMicrobatch(plan::OpKind kind) {
-  return IsBackward(kind) || kind == plan::OpKind::kReceiveActivation ||
-         kind == plan::OpKind::kForward || kind == plan::OpKind::kSendActivation;
+  return plan::OperationOf(kind).per_microbatch == plan::PerMicrobatch::kAlways;
 }
 
 // Returns the position of an instruction in a step without overlap: micro-batches one after the
@@ -83,7 +77,8 @@ bool IsOfAMicrobatch(plan::OpKind kind) {
 double OrderOf(const DivergedStep& step, const plan::Instruction& instruction) {
   const int num_chunks = step.plan->num_chunks;
   const int chunk = instruction.id.chunk();
-  const int at = IsBackward(instruction.kind()) ? 2 * num_chunks - 1 - chunk : chunk;
+  const int at =
+      plan::OperationOf(instruction.kind()).goes_back ? 2 * num_chunks - 1 - chunk : chunk;
   return (static_cast<double>(instruction.id.microbatch()) * 2 * num_chunks + at) *
              step.part->mesh.data_size() +
          step.part->coordinate.data;

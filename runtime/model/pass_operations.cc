@@ -315,6 +315,20 @@ bool IsExchange(OperationKind kind) {
   return kind == OperationKind::kGather || kind == OperationKind::kScatter;
 }
 
+std::string Describe(const PassOperation& operation) {
+  switch (operation.kind) {
+    case OperationKind::kGather:
+      return absl::StrCat("gather: ", operation.name);
+    case OperationKind::kScatter:
+      return absl::StrCat("sum: ", operation.name);
+    case OperationKind::kProduct:
+    case OperationKind::kAttention:
+    case OperationKind::kElementwise:
+      break;
+  }
+  return operation.name;
+}
+
 int64_t FlopsOf(const PassOperations& pass) {
   int64_t flops = 0;
   for (const PassOperation& one : pass) flops += one.flops;

@@ -45,6 +45,9 @@ struct PassOperation {
   bool operator==(const PassOperation&) const = default;
 };
 
+// Returns the operation's name for people: "gather: norm", "attn.qkv".
+std::string Describe(const PassOperation& operation);
+
 // One tensor rank's part of a pass. With recomputation a backward begins with the part of the
 // forward that it repeats. All exchanges have ended when the pass ends.
 using PassOperations = std::vector<PassOperation>;

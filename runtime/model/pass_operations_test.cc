@@ -36,10 +36,7 @@ ChunkOptions WholeModel(const ModelConfig& config) {
 std::vector<std::string> Lines(const PassOperations& pass) {
   std::vector<std::string> lines;
   for (const PassOperation& one : pass) {
-    const char* exchange = one.kind == OperationKind::kGather    ? "gather: "
-                           : one.kind == OperationKind::kScatter ? "sum: "
-                                                                 : "";
-    lines.push_back(absl::StrCat(exchange, one.name, " after ", one.after));
+    lines.push_back(absl::StrCat(Describe(one), " after ", one.after));
   }
   return lines;
 }

@@ -10,74 +10,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "runtime/plan/mesh.h"
+#include "runtime/plan/operation.h"
 
 namespace megascale::plan {
-
-// The values are part of packed ids: new ones may be added, existing ones never change. The letters
-// are those that ids show.
-enum class OpKind : uint8_t {
-  kLoadBatch = 1,  // L: loads the step's tokens (for the first chunk) and targets (for the last)
-  kReceiveActivation = 2,  // RA: receives a chunk's input from the previous chunk
-  kForward = 3,  // F: forward of a micro-batch through a chunk; in the last chunk also the loss
-  kSendActivation = 4,   // SA: sends a chunk's output to the next chunk
-  kReceiveGradient = 5,  // RG: receives the gradient of a chunk's output from the next chunk
-  kBackward = 6,         // B: backward of a micro-batch through a chunk; accumulates its gradients
-  kSendGradient = 7,     // SG: sends the gradient of a chunk's input to the previous chunk
-  // R: reduce-scatter of a bucket's gradients over the data group. With ZeRO stage 2 it reduces the
-  // gradients of one micro-batch and adds them to this rank's shard.
-  kReduceGradients = 8,
-  kReduceNorm = 9,         // N: all-gather over the world of sum of squares, loss and stop flag
-  kOptimizerStep = 10,     // O: steps this rank's slice of a chunk's parameters
-  kGatherParameters = 11,  // G: all-gather of a bucket's parameters over the data group
-  // W: the weight gradients of a backward, in schedules that split the backward. B then computes
-  // only the gradient of the chunk's input.
-  kWeightGradient = 12,
-  // U: with trust ratios (LAMB): computes the update of this rank's slice of a chunk's parameters,
-  // which O then scales.
-  kOptimizerUpdate = 13,
-  // T: all-gather of the sums behind the trust ratios, over the data group, or with tensor
-  // parallelism over the stage's group.
-  kGatherTrustSums = 14,
-  // S: all-reduce over the tensor group of the gradients of replicated parameters; before each R.
-  kSumReplicated = 15,
-};
-inline constexpr int kMaxOpKind = 15;
-
-// Returns the letters listed above: "F" for kForward.
-absl::string_view Letters(OpKind kind);
-
-// True for a send or a receive between two ranks.
-bool IsTransfer(OpKind kind);
-
-// True for a pass of a micro-batch through a chunk, or a part of one: F, B and W. Tensor-parallel
-// ranks do these together.
-bool IsPass(OpKind kind);
-
-// Streams run independently of each other; each runs its instructions one after another, in the
-// plan's order. Each belongs to one owner. Sends and receives have separate streams, in both
-// directions: a send that waits for its receiver never blocks a receive, so a plan can only have
-// cycles that its data dependencies have.
-enum class StreamKind : uint8_t {
-  kCompute,
-  kLoadBatch,
-  kSendActivation,
-  kReceiveActivation,
-  kSendGradient,
-  kReceiveGradient,
-  kDataParallel,  // the shard's collectives: gradients, norm, parameters
-  kOptimizer,     // the shard's computing
-  // Exchanges of tensor-parallel ranks within a pass: the pieces of a pass, which no plan lists.
-  kTensorParallel,
-};
-inline constexpr int kNumStreamKinds = 9;
-
-// Returns "compute", "send-activation" …
-absl::string_view Name(StreamKind kind);
-
-// The actor that launches an instruction.
-enum class Owner : uint8_t { kStage, kShard };
-inline constexpr int kNumOwners = 2;
-absl::string_view Name(Owner owner);
 
 // The name of an instruction within a step: (operation, chunk, micro-batch, bucket, piece). It is
 // structural, not an ordinal, so it means the same in every schedule, on every rank and for every

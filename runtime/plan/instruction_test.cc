@@ -19,15 +19,14 @@ TEST(InstructionId, IsShownByOperationAndPlace) {
 
 TEST(InstructionId, ComesBackFromTextAndBits) {
   std::set<uint64_t> seen;
-  for (int operation = 1; operation <= kMaxOpKind; ++operation) {
+  for (const Operation& operation : AllOperations()) {
     for (const int chunk : {0, 1, 65534, InstructionId::kNoChunk}) {
       for (const int microbatch : {0, 7, 65534, InstructionId::kNoMicrobatch}) {
         for (const int bucket : {0, 1, InstructionId::kMaxBucket}) {
           for (const int piece : {0, 1, InstructionId::kMaxPiece}) {
             const InstructionId id =
-                InstructionId(static_cast<OpKind>(operation), chunk, microbatch, bucket)
-                    .WithPiece(piece);
-            EXPECT_EQ(id.operation(), static_cast<OpKind>(operation));
+                InstructionId(operation.kind, chunk, microbatch, bucket).WithPiece(piece);
+            EXPECT_EQ(id.operation(), operation.kind);
             EXPECT_EQ(id.chunk(), chunk);
             EXPECT_EQ(id.microbatch(), microbatch);
             EXPECT_EQ(id.bucket(), bucket);

@@ -1,5 +1,7 @@
 #include "runtime/plan/mesh.h"
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
@@ -62,6 +64,11 @@ std::vector<GroupKind> Mesh::Kinds() const {
   if (sizes_.tensor == 1) return {GroupKind::kWorld, GroupKind::kData, GroupKind::kPipeline};
   return {GroupKind::kWorld, GroupKind::kData, GroupKind::kPipeline, GroupKind::kTensor,
           GroupKind::kStage};
+}
+
+bool Mesh::Has(GroupKind kind) const {
+  const std::vector<GroupKind> kinds = Kinds();
+  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
 }
 
 std::vector<Group> Mesh::Groups() const {

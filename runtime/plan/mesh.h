@@ -70,6 +70,7 @@ class Mesh {
 
   // Returns the kinds of groups that this mesh has, ascending.
   std::vector<GroupKind> Kinds() const;
+  bool Has(GroupKind kind) const;
 
   // Returns every group, in the same order on every rank: the world, then the data groups by their
   // first rank, then the groups of each other kind by theirs.

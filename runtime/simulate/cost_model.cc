@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "runtime/base/check.h"
 #include "runtime/ops/work.h"
+#include "runtime/plan/operation.h"
 
 namespace megascale::simulate {
 namespace {
@@ -41,7 +43,44 @@ int64_t ScaledUpdateBytes(tensor::DType compute, int64_t elements) {
                                 : bytes + ops::WorkOfCast(state, Sized(compute, elements)).bytes;
 }
 
+// The memory traffic, in bytes, of operations that a rank does alone. Passes are priced by what the
+// model records, transfers and collectives by their links.
+struct MemoryPrice {
+  OpKind operation;
+  int64_t (*bytes)(const CostOptions& options, const Instruction& instruction);
+};
+
+int64_t ShardElements(const CostOptions& options, const Instruction& instruction) {
+  return options.chunks[static_cast<size_t>(instruction.id.chunk())].shard_elements;
+}
+
+constexpr MemoryPrice kMemoryPrices[] = {
+    // Read from the batch ring, written to the chunk.
+    {OpKind::kLoadBatch,
+     [](const CostOptions&, const Instruction& instruction) { return 2 * instruction.bytes; }},
+    {OpKind::kOptimizerUpdate,
+     [](const CostOptions& options, const Instruction& instruction) {
+       return OptimizerBytes(options.compute, ShardElements(options, instruction),
+                             /*has_update=*/true);
+     }},
+    {OpKind::kOptimizerStep,
+     [](const CostOptions& options, const Instruction& instruction) {
+       const int64_t elements = ShardElements(options, instruction);
+       return options.plan.has_trust_ratios
+                  ? ScaledUpdateBytes(options.compute, elements)
+                  : OptimizerBytes(options.compute, elements, /*has_update=*/false);
+     }},
+};
+
 }  // namespace
+
+bool HasPrice(OpKind kind) {
+  if (plan::IsPass(kind) || plan::OperationOf(kind).meeting.group != plan::GroupKind::kNone) {
+    return true;
+  }
+  return std::any_of(std::begin(kMemoryPrices), std::end(kMemoryPrices),
+                     [&](const MemoryPrice& price) { return price.operation == kind; });
+}
 
 CostModel::CostModel(const CostOptions& options) : options_(options) {
   MEGASCALE_CHECK(static_cast<int>(options.chunks.size()) == options.plan.num_chunks());
@@ -87,26 +126,12 @@ int64_t CostModel::NanosOf(const Instruction& instruction) const {
 }
 
 double CostModel::SecondsInMemory(const Instruction& instruction) const {
-  int64_t bytes = 0;
-  const auto shard = [&] {
-    return options_.chunks[static_cast<size_t>(instruction.id.chunk())].shard_elements;
-  };
-  switch (instruction.kind()) {
-    case OpKind::kLoadBatch:
-      bytes = 2 * instruction.bytes;  // read from the batch ring, written to the chunk
-      break;
-    case OpKind::kOptimizerUpdate:
-      bytes = OptimizerBytes(options_.compute, shard(), /*has_update=*/true);
-      break;
-    case OpKind::kOptimizerStep:
-      bytes = options_.plan.has_trust_ratios
-                  ? ScaledUpdateBytes(options_.compute, shard())
-                  : OptimizerBytes(options_.compute, shard(), /*has_update=*/false);
-      break;
-    default:
-      break;
+  for (const MemoryPrice& price : kMemoryPrices) {
+    if (price.operation != instruction.kind()) continue;
+    return static_cast<double>(price.bytes(options_, instruction)) /
+           options_.rates.memory_bytes_per_second;
   }
-  return static_cast<double>(bytes) / options_.rates.memory_bytes_per_second;
+  return 0;
 }
 
 double CostModel::SecondsOnLinks(const Instruction& instruction) const {
@@ -115,7 +140,7 @@ double CostModel::SecondsOnLinks(const Instruction& instruction) const {
   if (!plan::IsTransfer(instruction.kind())) {
     part = PartOnLink(options_.plan.mesh.GroupSize(instruction.group));
   }
-  if (instruction.kind() == OpKind::kSumReplicated) part *= 2;
+  part *= plan::OperationOf(instruction.kind()).rounds;
   return part * static_cast<double>(instruction.bytes) / options_.rates.link_bytes_per_second;
 }
 

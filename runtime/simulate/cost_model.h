@@ -39,6 +39,9 @@ struct CostOptions {
   std::vector<ChunkWork> chunks = {};  // of the whole model
 };
 
+// True if CostModel knows what takes this operation its time: operators, memory or links.
+bool HasPrice(plan::OpKind kind);
+
 class CostModel {
  public:
   explicit CostModel(const CostOptions& options);

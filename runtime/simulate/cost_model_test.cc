@@ -81,5 +81,12 @@ TEST(CostModelTest, WithTrustRatiosTheUpdateAndItsScalingAreApart) {
                    3 * 100 * 4 / 100.0);
 }
 
+TEST(CostModelTest, EveryOperationHasAPrice) {
+  for (const plan::Operation& operation : plan::AllOperations()) {
+    EXPECT_TRUE(HasPrice(operation.kind)) << operation.letters;
+  }
+  EXPECT_FALSE(HasPrice(static_cast<OpKind>(plan::AllOperations().size() + 1)));
+}
+
 }  // namespace
 }  // namespace megascale::simulate

@@ -2,44 +2,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "runtime/plan/operation.h"
 
 namespace megascale::telemetry {
 namespace {
 
-absl::string_view NameForPeople(plan::OpKind kind) {
-  switch (kind) {
-    case plan::OpKind::kLoadBatch:
-      return "loading the batch";
-    case plan::OpKind::kReceiveActivation:
-      return "receiving an activation";
-    case plan::OpKind::kForward:
-      return "forward";
-    case plan::OpKind::kSendActivation:
-      return "sending an activation";
-    case plan::OpKind::kReceiveGradient:
-      return "receiving a gradient";
-    case plan::OpKind::kBackward:
-      return "backward";
-    case plan::OpKind::kSendGradient:
-      return "sending a gradient";
-    case plan::OpKind::kSumReplicated:
-      return "all-reduce of replicated gradients";
-    case plan::OpKind::kReduceGradients:
-      return "reduce-scatter of gradients";
-    case plan::OpKind::kReduceNorm:
-      return "all-gather of norms";
-    case plan::OpKind::kOptimizerUpdate:
-      return "optimizer update";
-    case plan::OpKind::kGatherTrustSums:
-      return "all-gather of trust sums";
-    case plan::OpKind::kOptimizerStep:
-      return "optimizer step";
-    case plan::OpKind::kWeightGradient:
-      return "gradients of weights";
-    case plan::OpKind::kGatherParameters:
-      return "all-gather of parameters";
-  }
-  return "unknown instruction";
+std::string NameForPeople(plan::OpKind kind) {
+  const absl::string_view name = plan::OperationOf(kind).name;
+  return name.empty() ? "unknown instruction" : std::string(name);
 }
 
 std::string DescribeActivity(const v1::RankStatus& status, plan::InstructionId instruction) {
@@ -47,7 +17,7 @@ std::string DescribeActivity(const v1::RankStatus& status, plan::InstructionId i
     case v1::ACTIVITY_UNSPECIFIED:
       return "";
     case v1::ACTIVITY_INSTRUCTION:
-      return std::string(NameForPeople(instruction.operation()));
+      return NameForPeople(instruction.operation());
     case v1::ACTIVITY_BETWEEN_INSTRUCTIONS:
       return "between instructions";
     case v1::ACTIVITY_WAIT_FOR_STORAGE:

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/plan/operation.h"
 
 namespace megascale::timeline {
 namespace {
@@ -154,8 +155,7 @@ class Measurement {
         ++meeting.size;
         SpanTime& member = time->ranks[rank][i];
         if (member.state == SpanState::kNotBegun) continue;
-        const bool sends =
-            IsTransfer(instruction.kind()) && instruction.id == instruction.id.MessageId();
+        const bool sends = plan::OperationOf(instruction.kind()).op_class == plan::OpClass::kSend;
         meeting.members.push_back({&member, sends});
         meeting.last_ready = std::max(meeting.last_ready, member.ready);
       }

@@ -2,28 +2,45 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/check.h"
+#include "runtime/plan/operation.h"
 
 namespace megascale::timeline {
 namespace {
 
 using plan::Instruction;
-using plan::OpKind;
-using plan::StreamKind;
+using plan::OpClass;
 
 // In order of precedence.
 enum Activity { kCompute, kOptimizer, kReceive, kCollective, kSend, kLoad, kIdle };
 constexpr int kNumActivities = kIdle + 1;
 
-Activity ActivityOf(const Instruction& instruction) {
-  if (plan::IsTransfer(instruction.kind())) {
-    return instruction.id == instruction.id.MessageId() ? kSend : kReceive;
+// By class of operations: the activity that an instruction counts as.
+constexpr std::array<std::pair<OpClass, Activity>, plan::kNumOpClasses> kActivities = {{
+    {OpClass::kUnknown, kIdle},
+    {OpClass::kLoad, kLoad},
+    {OpClass::kForward, kCompute},
+    {OpClass::kBackward, kCompute},
+    {OpClass::kWeights, kCompute},
+    {OpClass::kSend, kSend},
+    {OpClass::kReceive, kReceive},
+    {OpClass::kCollective, kCollective},
+    {OpClass::kOptimizer, kOptimizer},
+}};
+
+constexpr bool AreInOrder() {
+  for (size_t i = 0; i < kActivities.size(); ++i) {
+    if (static_cast<size_t>(kActivities[i].first) != i) return false;
   }
-  if (instruction.stream == StreamKind::kCompute) return kCompute;
-  if (instruction.group != plan::GroupKind::kNone) return kCollective;
-  return instruction.kind() == OpKind::kLoadBatch ? kLoad : kOptimizer;
+  return true;
+}
+static_assert(AreInOrder(), "every class has its row, in the order of OpClass");
+
+Activity ActivityOf(const Instruction& instruction) {
+  return kActivities[static_cast<size_t>(OperationOf(instruction.kind()).op_class)].second;
 }
 
 // At `nanos`, one more or one fewer instruction of this activity runs.

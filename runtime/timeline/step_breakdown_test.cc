@@ -15,7 +15,6 @@ using plan::Instruction;
 using plan::InstructionId;
 using plan::OpKind;
 using plan::RankPlan;
-using plan::StreamKind;
 
 constexpr SpanTime kNever = {.state = SpanState::kNotBegun};
 
@@ -25,33 +24,10 @@ struct Step {
   std::vector<SpanTime> spans;
 
   Step& Add(OpKind kind, SpanTime span, int microbatch = 0) {
+    const plan::Operation& operation = plan::OperationOf(kind);
     Instruction instruction;
-    switch (kind) {
-      case OpKind::kLoadBatch:
-        instruction.stream = StreamKind::kLoadBatch;
-        break;
-      case OpKind::kReceiveActivation:
-        instruction.stream = StreamKind::kReceiveActivation;
-        instruction.group = GroupKind::kPipeline;
-        break;
-      case OpKind::kSendActivation:
-        instruction.stream = StreamKind::kSendActivation;
-        instruction.group = GroupKind::kPipeline;
-        break;
-      case OpKind::kReduceGradients:
-        instruction.stream = StreamKind::kDataParallel;
-        instruction.group = GroupKind::kData;
-        break;
-      case OpKind::kReduceNorm:
-        instruction.stream = StreamKind::kDataParallel;
-        instruction.group = GroupKind::kWorld;
-        break;
-      case OpKind::kOptimizerStep:
-        instruction.stream = StreamKind::kOptimizer;
-        break;
-      default:
-        instruction.stream = StreamKind::kCompute;
-    }
+    instruction.stream = operation.stream;
+    instruction.group = operation.meeting.group;
     instruction.id = InstructionId(kind, 1, microbatch);
     plan.instructions.push_back(instruction);
     spans.push_back(span);
@@ -164,6 +140,17 @@ TEST(StepBreakdownTest, PartsOfEveryPlannedRankAddUpToItsStep) {
     EXPECT_GT(parts.pipeline, 0) << rank;
     EXPECT_GT(parts.data_parallel, 0) << rank;
     EXPECT_GT(parts.bubble, 0) << rank;
+  }
+}
+
+TEST(StepBreakdownTest, EveryOperationCountsForOnePartThatIsNotTheBubble) {
+  for (const plan::Operation& operation : plan::AllOperations()) {
+    Step step;
+    step.Add(operation.kind, {0, 0, 10});
+    EXPECT_EQ(step.Of().total(), 10) << operation.letters;
+    EXPECT_EQ(step.Of().bubble, 0) << operation.letters;
+    const bool shard_computes = operation.op_class == plan::OpClass::kOptimizer;
+    EXPECT_EQ(step.Of().optimizer, shard_computes ? 10 : 0) << operation.letters;
   }
 }
 

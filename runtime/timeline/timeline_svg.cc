@@ -7,12 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "runtime/plan/operation.h"
 
 namespace megascale::timeline {
 namespace {
 
 using plan::Instruction;
-using plan::OpKind;
+using plan::OpClass;
 using plan::RankPlan;
 using plan::StreamKind;
 
@@ -25,38 +27,59 @@ constexpr double kGap = 8;        // between ranks
 constexpr double kLabelMin = 11;  // least width for a number
 constexpr int kTicks = 8;
 
+constexpr int kGrey = -1;
+constexpr char kGreyColor[] = "#8a8f98";
+constexpr char kWaitColor[] = "#e3e5e9";
+
+// How a class of operations is drawn: its hue in degrees, or kGrey; its words in the legend, ""
+// where a class above it has them.
+struct Look {
+  OpClass op_class;
+  int hue;
+  const char* words;
+};
+// In the order of the legend.
+constexpr Look kLooks[] = {
+    {OpClass::kForward, 212, "forward"},
+    {OpClass::kBackward, 140, "backward"},
+    {OpClass::kWeights, 42, "gradients of weights"},
+    {OpClass::kLoad, kGrey, "batch, activations, gradients of activations"},
+    {OpClass::kSend, kGrey, ""},
+    {OpClass::kReceive, kGrey, ""},
+    {OpClass::kCollective, 280, "gradients, norm, parameters"},
+    {OpClass::kOptimizer, 0, "optimizer"},
+};
+
+constexpr const Look* LookOf(OpClass op_class) {
+  for (const Look& look : kLooks) {
+    if (look.op_class == op_class) return &look;
+  }
+  return nullptr;
+}
+
+constexpr bool EveryClassHasALook() {
+  for (int i = static_cast<int>(OpClass::kUnknown) + 1; i < plan::kNumOpClasses; ++i) {
+    if (LookOf(static_cast<OpClass>(i)) == nullptr) return false;
+  }
+  return true;
+}
+static_assert(EveryClassHasALook());
+
+constexpr int kDarkest = 58;  // per cent
+constexpr int kShades = 24;
+
+std::string ColorOf(const Look* look, int light) {
+  if (look == nullptr || look->hue == kGrey) return kGreyColor;
+  return absl::StrFormat("hsl(%d,62%%,%d%%)", look->hue, light);
+}
+
 // Returns a shade of one hue, by chunk from a stage's first to its last.
 std::string Color(const Instruction& instruction, const RankPlan& plan) {
   const int stages = plan.mesh.pipeline_size();
   const int chunks = std::max(1, plan.num_chunks / stages);
   const int chunk = instruction.id.chunk() < plan.num_chunks ? instruction.id.chunk() / stages : 0;
-  const int light = 58 + (chunks > 1 ? 24 * chunk / (chunks - 1) : 0);
-  int hue = 0;
-  switch (instruction.kind()) {
-    case OpKind::kForward:
-      hue = 212;
-      break;
-    case OpKind::kBackward:
-      hue = 140;
-      break;
-    case OpKind::kWeightGradient:
-      hue = 42;
-      break;
-    case OpKind::kSumReplicated:
-    case OpKind::kReduceGradients:
-    case OpKind::kGatherParameters:
-    case OpKind::kReduceNorm:
-    case OpKind::kGatherTrustSums:
-      hue = 280;
-      break;
-    case OpKind::kOptimizerUpdate:
-    case OpKind::kOptimizerStep:
-      hue = 0;
-      break;
-    default:
-      return "#8a8f98";
-  }
-  return absl::StrFormat("hsl(%d,62%%,%d%%)", hue, light);
+  const int light = kDarkest + (chunks > 1 ? kShades * chunk / (chunks - 1) : 0);
+  return ColorOf(LookOf(OperationOf(instruction.kind()).op_class), light);
 }
 
 // Returns "12.3 ms".
@@ -143,7 +166,7 @@ class Drawing {
                      " to ", TimeText(static_cast<double>(span.end)));
     const double height = computes ? kBand : kLine;
     if (span.begin > span.ready) {
-      Bar(X(span.ready), y, X(span.begin) - X(span.ready), height, "#e3e5e9",
+      Bar(X(span.ready), y, X(span.begin) - X(span.ready), height, kWaitColor,
           absl::StrCat(instruction.id.ToString(), " waits"));
     }
     if (span.end == span.begin) return;
@@ -171,18 +194,17 @@ class Drawing {
   static std::string Legend(double y) {
     std::string text;
     double x = kLeft;
-    for (const auto& [color, word] :
-         {std::pair("hsl(212,62%,58%)", "forward"), std::pair("hsl(140,62%,58%)", "backward"),
-          std::pair("hsl(42,62%,58%)", "gradients of weights"),
-          std::pair("#8a8f98", "batch, activations, gradients of activations"),
-          std::pair("hsl(280,62%,58%)", "gradients, norm, parameters"),
-          std::pair("hsl(0,62%,58%)", "optimizer"), std::pair("#e3e5e9", "waiting for peers")}) {
+    const auto add = [&](const std::string& color, absl::string_view words) {
       absl::StrAppendFormat(&text,
                             "<rect x=\"%.0f\" y=\"%.1f\" width=\"12\" height=\"12\" fill=\"%s\"/>"
                             "<text x=\"%.0f\" y=\"%.1f\">%s</text>\n",
-                            x, y - 10, color, x + 17, y, word);
-      x += 40 + 6.2 * static_cast<double>(std::string(word).size());
+                            x, y - 10, color, x + 17, y, words);
+      x += 40 + 6.2 * static_cast<double>(words.size());
+    };
+    for (const Look& look : kLooks) {
+      if (*look.words != '\0') add(ColorOf(&look, kDarkest), look.words);
     }
+    add(kWaitColor, "waiting for peers");
     return text;
   }
 

@@ -5,57 +5,40 @@
 #include "absl/strings/str_cat.h"
 
 namespace megascale::plan {
-namespace {
 
-constexpr char kActivationChannel[] = "activation";
-constexpr char kGradientChannel[] = "gradient";
-constexpr char kShardChannel[] = "shard";
-constexpr char kNormChannel[] = "norm";
-constexpr char kPassChannel[] = "pass";
-constexpr char kReplicatedChannel[] = "replicated";
-constexpr char kTrustChannel[] = "trust";
-
-}  // namespace
-
-std::string BoundaryChannel(Direction direction, int lower, int num_stages) {
+std::string BoundaryChannel(OpKind transfer, int lower, int num_stages) {
   const bool wraps = lower == num_stages - 1;
-  return absl::StrCat(direction == Direction::kActivation ? kActivationChannel : kGradientChannel,
-                      ".", wraps && num_stages % 2 == 1 ? 2 : lower % 2);
+  return absl::StrCat(OperationOf(transfer).meeting.channel, ".",
+                      wraps && num_stages % 2 == 1 ? 2 : lower % 2);
 }
 
-Channel PassChannel() { return {GroupKind::kTensor, kPassChannel}; }
-
-Channel CollectiveChannel(OpKind collective, bool tensor_parallel) {
-  switch (collective) {
-    case OpKind::kReduceNorm:
-      return {GroupKind::kWorld, kNormChannel};
-    case OpKind::kSumReplicated:
-      return {GroupKind::kTensor, kReplicatedChannel};
-    case OpKind::kGatherTrustSums:
-      if (tensor_parallel) return {GroupKind::kStage, kTrustChannel};
-      [[fallthrough]];
-    default:
-      return {GroupKind::kData, kShardChannel};
-  }
+Channel ChannelOf(const Mesh& mesh, OpKind operation) {
+  const Meeting meeting = MeetingIn(mesh, operation);
+  return {.group = meeting.group, .name = std::string(meeting.channel)};
 }
 
 std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage, bool has_trust_ratios) {
-  std::vector<Channel> channels = {{GroupKind::kWorld, kNormChannel},
-                                   {GroupKind::kData, kShardChannel}};
   const int num_stages = mesh.pipeline_size();
   const int num_boundaries = num_stages - (chunks_per_stage > 1 ? 0 : 1);
-  for (const Direction direction : {Direction::kActivation, Direction::kGradient}) {
-    for (int lower = 0; lower < num_boundaries; ++lower) {
-      const Channel channel = {GroupKind::kPipeline, BoundaryChannel(direction, lower, num_stages)};
-      if (std::find(channels.begin(), channels.end(), channel) == channels.end()) {
-        channels.push_back(channel);
+  std::vector<Channel> channels;
+  const auto add = [&](Channel channel) {
+    if (std::find(channels.begin(), channels.end(), channel) != channels.end()) return;
+    channels.push_back(std::move(channel));
+  };
+  for (const GroupKind group : mesh.Kinds()) {
+    for (const Operation& operation : AllOperations()) {
+      if (operation.for_trust_ratios && !has_trust_ratios) continue;
+      const Channel channel = ChannelOf(mesh, operation.kind);
+      if (channel.group != group) continue;
+      if (!IsTransfer(operation.kind)) {
+        add(channel);
+        continue;
+      }
+      for (int lower = 0; lower < num_boundaries; ++lower) {
+        add({.group = group, .name = BoundaryChannel(operation.kind, lower, num_stages)});
       }
     }
   }
-  if (mesh.tensor_size() == 1) return channels;
-  channels.push_back({GroupKind::kTensor, kPassChannel});
-  channels.push_back({GroupKind::kTensor, kReplicatedChannel});
-  if (has_trust_ratios) channels.push_back({GroupKind::kStage, kTrustChannel});
   return channels;
 }
 

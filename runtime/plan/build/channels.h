@@ -30,16 +30,12 @@ struct Channel {
 std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage = 1,
                                 bool has_trust_ratios = false);
 
-// Returns the channel that a collective uses.
-Channel CollectiveChannel(OpKind collective, bool tensor_parallel);
+// Returns the channel that a collective, or a pass of tensor-parallel ranks, uses in this mesh.
+// GroupKind::kNone: the operation communicates with no one there.
+Channel ChannelOf(const Mesh& mesh, OpKind operation);
 
-// Returns the channel on which tensor-parallel ranks exchange within a pass.
-Channel PassChannel();
-
-enum class Direction : uint8_t { kActivation, kGradient };
-
-// Returns the channel of transfers across the boundary between stage `lower` and the next one; the
+// Returns the channel of a transfer across the boundary between stage `lower` and the next one; the
 // stage after the last is the first.
-std::string BoundaryChannel(Direction direction, int lower, int num_stages);
+std::string BoundaryChannel(OpKind transfer, int lower, int num_stages);
 
 }  // namespace megascale::plan

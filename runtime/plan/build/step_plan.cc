@@ -1,5 +1,6 @@
 #include "runtime/plan/build/step_plan.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -113,23 +114,19 @@ class Builder {
     return index;
   }
 
-  // Returns an instruction that moves one micro-batch across the boundary between chunk `lower` and
-  // the next one.
-  Instruction Transfer(InstructionId id, int lower) {
-    const bool activation =
-        id.operation() == OpKind::kSendActivation || id.operation() == OpKind::kReceiveActivation;
-    const bool at_lower = id.chunk() == lower;
-    const StreamKind lower_stream =
-        activation ? StreamKind::kSendActivation : StreamKind::kReceiveGradient;
-    const StreamKind upper_stream =
-        activation ? StreamKind::kReceiveActivation : StreamKind::kSendGradient;
+  // Returns the instruction at one end of a micro-batch's way to a neighbouring chunk.
+  Instruction Transfer(OpKind kind, InstructionId pass) {
+    const Operation& operation = OperationOf(kind);
+    const InstructionId id(kind, pass.chunk(), pass.microbatch());
+    const int other = id.chunk() + operation.other_chunk;
+    const int lower = std::min(id.chunk(), other);
     const int num_stages = options_.mesh.pipeline_size();
     return {.id = id,
-            .stream = at_lower ? lower_stream : upper_stream,
-            .group = GroupKind::kPipeline,
-            .channel = BoundaryChannel(activation ? Direction::kActivation : Direction::kGradient,
-                                       lower % num_stages, num_stages),
-            .peer = (at_lower ? lower + 1 : lower) % num_stages,
+            .stream = operation.stream,
+            .owner = operation.owner,
+            .group = operation.meeting.group,
+            .channel = BoundaryChannel(kind, lower % num_stages, num_stages),
+            .peer = other % num_stages,
             .activation_slot = PassOf(id).slot,
             .bytes = Cost(lower).output_bytes};
   }
@@ -183,8 +180,8 @@ class Builder {
     if (forward ? IsFirst(item.chunk) : item.kind != OpKind::kBackward || IsLast(item.chunk)) {
       return;
     }
-    Instruction receive = forward ? Transfer(Other(OpKind::kReceiveActivation, id), item.chunk - 1)
-                                  : Transfer(Other(OpKind::kReceiveGradient, id), item.chunk);
+    Instruction receive =
+        Transfer(forward ? OpKind::kReceiveActivation : OpKind::kReceiveGradient, id);
     // A gradient is received after the send: it cannot come earlier anyway, and the slot is then
     // free after B and SG.
     receive.depends_on = forward ? std::move(pass.inputs) : std::vector<int>{pass.send};
@@ -220,11 +217,6 @@ class Builder {
     if (item.kind == LastPart()) EndPass(id);
   }
 
-  // Returns the id of another operation on the same micro-batch and chunk.
-  static InstructionId Other(OpKind kind, InstructionId id) {
-    return InstructionId(kind, id.chunk(), id.microbatch());
-  }
-
   void AddForward(InstructionId id) {
     const int chunk = id.chunk();
     Pass& pass = PassOf(id);
@@ -237,7 +229,7 @@ class Builder {
     if (IsLast(chunk)) UseGradientBuffer(&forward);
     pass.forward = Add(std::move(forward));
     if (IsLast(chunk)) return;
-    pass.send = AddSend(Transfer(Other(OpKind::kSendActivation, id), chunk));
+    pass.send = AddSend(Transfer(OpKind::kSendActivation, id));
   }
 
   void AddBackward(InstructionId id) {
@@ -255,7 +247,7 @@ class Builder {
     }
     pass.last_users = {pass.backward};
     if (IsFirst(chunk)) return;
-    pass.last_users = {AddSend(Transfer(Other(OpKind::kSendGradient, id), chunk - 1))};
+    pass.last_users = {AddSend(Transfer(OpKind::kSendGradient, id))};
   }
 
   void AddWeightGradient(InstructionId id) {
@@ -301,8 +293,8 @@ class Builder {
                                .activation_slot = PassOf(id).slot,
                                .depends_on = std::move(inputs),
                                .flops = flops};
-    if (tensor_parallel_) {
-      Channel channel = PassChannel();
+    Channel channel = ChannelOf(options_.mesh, id.operation());
+    if (channel.group != GroupKind::kNone) {
       instruction.group = channel.group;
       instruction.channel = std::move(channel.name);
       instruction.bytes = bytes;
@@ -370,10 +362,10 @@ class Builder {
   }
 
   Instruction Collective(InstructionId id, int64_t bytes) const {
-    Channel channel = CollectiveChannel(id.operation(), tensor_parallel_);
+    Channel channel = ChannelOf(options_.mesh, id.operation());
     return {.id = id,
-            .stream = StreamKind::kDataParallel,
-            .owner = Owner::kShard,
+            .stream = OperationOf(id.operation()).stream,
+            .owner = OperationOf(id.operation()).owner,
             .group = channel.group,
             .channel = std::move(channel.name),
             .bytes = bytes};

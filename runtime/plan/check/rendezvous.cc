@@ -17,12 +17,7 @@ namespace {
 
 constexpr int kNoMeeting = -1;
 
-bool IsSend(OpKind kind) {
-  return kind == OpKind::kSendActivation || kind == OpKind::kSendGradient;
-}
-bool IsReceive(OpKind kind) {
-  return kind == OpKind::kReceiveActivation || kind == OpKind::kReceiveGradient;
-}
+bool IsSend(OpKind kind) { return OperationOf(kind).op_class == OpClass::kSend; }
 
 // An instruction of one of the given plans.
 struct Place {
@@ -94,7 +89,7 @@ absl::Status Step::Match() {
     const RankPlan& plan = PlanOf(node);
     const std::string group = plan.mesh.GroupName(instruction.group, plan.rank);
     const OpKind kind = instruction.kind();
-    if (IsSend(kind) || IsReceive(kind)) {
+    if (IsTransfer(kind)) {
       const int peer = plan.mesh.RankInGroup(instruction.group, plan.rank, instruction.peer);
       const auto [from, to] =
           IsSend(kind) ? std::pair(plan.rank, peer) : std::pair(peer, plan.rank);

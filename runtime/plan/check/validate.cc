@@ -28,23 +28,6 @@ absl::Status Refuse(const RankPlan& plan, const Instruction& instruction, const 
       absl::StrCat("rank ", plan.rank, ": ", instruction.id.ToString(), " ", parts...));
 }
 
-bool IsCollective(OpKind kind) {
-  return kind == OpKind::kSumReplicated || kind == OpKind::kReduceGradients ||
-         kind == OpKind::kReduceNorm || kind == OpKind::kGatherTrustSums ||
-         kind == OpKind::kGatherParameters;
-}
-
-// Returns the group in which an operation communicates.
-GroupKind GroupOf(OpKind kind, const Mesh& mesh) {
-  const bool tensor_parallel = mesh.tensor_size() > 1;
-  if (IsTransfer(kind)) return GroupKind::kPipeline;
-  if (IsPass(kind)) return tensor_parallel ? GroupKind::kTensor : GroupKind::kNone;
-  if (kind == OpKind::kReduceNorm) return GroupKind::kWorld;
-  if (kind == OpKind::kSumReplicated) return GroupKind::kTensor;
-  if (kind == OpKind::kGatherTrustSums && tensor_parallel) return GroupKind::kStage;
-  return IsCollective(kind) ? GroupKind::kData : GroupKind::kNone;
-}
-
 absl::Status CheckDependencies(const RankPlan& plan) {
   const int num_instructions = static_cast<int>(plan.instructions.size());
   absl::flat_hash_map<uint64_t, int> seen;
@@ -52,6 +35,9 @@ absl::Status CheckDependencies(const RankPlan& plan) {
     const Instruction& instruction = plan.instructions[i];
     if (!seen.emplace(instruction.id.packed(), i).second) {
       return Refuse(plan, instruction, "occurs twice");
+    }
+    if (OperationOf(instruction.kind()).op_class == OpClass::kUnknown) {
+      return Refuse(plan, instruction, "is no known operation");
     }
     if (static_cast<int>(instruction.stream) >= kNumStreamKinds ||
         static_cast<int>(instruction.owner) >= kNumOwners) {
@@ -125,8 +111,7 @@ class RankCheck {
         last_computed = id;
       }
       splits_backward_ |= plan.instructions[i].kind() == OpKind::kWeightGradient;
-      has_trust_ratios_ |= plan.instructions[i].kind() == OpKind::kOptimizerUpdate ||
-                           plan.instructions[i].kind() == OpKind::kGatherTrustSums;
+      has_trust_ratios_ |= OperationOf(plan.instructions[i].kind()).for_trust_ratios;
     }
   }
 
@@ -160,9 +145,8 @@ class RankCheck {
   bool AddsToOneBucket(InstructionId id) const {
     return plan_.shards_gradients && AddsToGradients(id);
   }
-  static bool GoesBack(OpKind kind) {
-    return kind == OpKind::kBackward || kind == OpKind::kWeightGradient;
-  }
+  // B and W.
+  static bool GoesBack(OpKind kind) { return IsPass(kind) && OperationOf(kind).goes_back; }
   // Returns the number of buckets of a chunk: as many as are gathered, and at least one.
   int NumBuckets(int chunk) const {
     const auto found = num_buckets_.find(chunk);
@@ -210,11 +194,11 @@ class RankCheck {
     for (const Instruction& instruction : plan_.instructions) {
       const InstructionId id = instruction.id;
       const OpKind kind = instruction.kind();
-      if (id.chunk() == InstructionId::kNoChunk ? kind != OpKind::kReduceNorm
-                                                : !IsMine(id.chunk())) {
+      const Operation& operation = OperationOf(kind);
+      if (id.chunk() == InstructionId::kNoChunk ? operation.per_chunk : !IsMine(id.chunk())) {
         return Refuse(plan_, instruction, "is not of a chunk of stage ", plan_.stage());
       }
-      const bool to_previous = kind == OpKind::kReceiveActivation || kind == OpKind::kSendGradient;
+      const bool to_previous = operation.other_chunk < 0;
       if (IsTransfer(kind) && (to_previous ? IsFirst(id.chunk()) : IsLast(id.chunk()))) {
         return Refuse(plan_, instruction, "has no chunk at its other end");
       }
@@ -228,12 +212,14 @@ class RankCheck {
         return Refuse(plan_, instruction, "sums over one tensor-parallel rank");
       }
       const bool per_microbatch =
-          IsTransfer(kind) || IsPass(kind) || (plan_.shards_gradients && Reduces(kind));
+          operation.per_microbatch == PerMicrobatch::kAlways ||
+          (operation.per_microbatch == PerMicrobatch::kIfGradientsAreSharded &&
+           plan_.shards_gradients);
       const bool has_microbatch = id.microbatch() < plan_.num_microbatches;
       if (per_microbatch != has_microbatch) {
         return Refuse(plan_, instruction, "names no micro-batch of ", plan_.num_microbatches);
       }
-      const GroupKind expected = GroupOf(kind, plan_.mesh);
+      const GroupKind expected = MeetingIn(plan_.mesh, kind).group;
       if (instruction.group != expected) {
         return Refuse(plan_, instruction, "communicates in group \"", Name(instruction.group),
                       "\"; expected \"", Name(expected), "\"");
@@ -249,8 +235,7 @@ class RankCheck {
 
   absl::Status CheckBuckets(const Instruction& instruction) const {
     const InstructionId id = instruction.id;
-    const bool of_bucket = Reduces(instruction.kind()) || GoesBack(instruction.kind()) ||
-                           instruction.kind() == OpKind::kGatherParameters;
+    const bool of_bucket = OperationOf(instruction.kind()).per_bucket;
     const int last = id.bucket() + std::max(1, instruction.num_buckets) - 1;
     if (id.piece() != 0 || last >= (of_bucket ? NumBuckets(id.chunk()) : 1)) {
       return Refuse(plan_, instruction, "is not of a bucket of its chunk");
@@ -476,7 +461,8 @@ class RankCheck {
       const Instruction& instruction = plan_.instructions[i];
       const InstructionId id = instruction.id;
       const int slot = instruction.activation_slot;
-      const bool is_in_slot = IsTransfer(instruction.kind()) || IsPass(instruction.kind());
+      const bool is_in_slot =
+          OperationOf(instruction.kind()).per_microbatch == PerMicrobatch::kAlways;
       if (is_in_slot != (slot != kNoSlot)) {
         return Refuse(plan_, instruction, "has activation slot ", slot,
                       "; exactly what belongs to a micro-batch's way through a chunk has one");

@@ -38,7 +38,7 @@ class Streams {
 
 inline std::map<OpKind, Handler> ForAll(const Handler& handler) {
   std::map<OpKind, Handler> handlers;
-  for (int i = 1; i <= kMaxOpKind; ++i) handlers[static_cast<OpKind>(i)] = handler;
+  for (const Operation& operation : AllOperations()) handlers[operation.kind] = handler;
   return handlers;
 }
 

@@ -1,0 +1,146 @@
+// The operations of a step, one row of a table for each. Whoever reads a plan (text, checks,
+// prices, pictures, breakdowns, progress of a rank) asks the row and never lists operations itself.
+// So a new operation is a new value of OpKind, its row in operation.cc, and what builds and runs
+// it; operation_test finds a value without a row. docs/adding.md lists the steps.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "runtime/plan/mesh.h"
+
+namespace megascale::plan {
+
+// The values are part of packed ids: new ones may be added, existing ones never change. The letters
+// are those that ids show.
+enum class OpKind : uint8_t {
+  kLoadBatch = 1,  // L: loads the step's tokens (for the first chunk) and targets (for the last)
+  kReceiveActivation = 2,  // RA: receives a chunk's input from the previous chunk
+  kForward = 3,  // F: forward of a micro-batch through a chunk; in the last chunk also the loss
+  kSendActivation = 4,   // SA: sends a chunk's output to the next chunk
+  kReceiveGradient = 5,  // RG: receives the gradient of a chunk's output from the next chunk
+  kBackward = 6,         // B: backward of a micro-batch through a chunk; accumulates its gradients
+  kSendGradient = 7,     // SG: sends the gradient of a chunk's input to the previous chunk
+  // R: reduce-scatter of a bucket's gradients over the data group. With ZeRO stage 2 it reduces the
+  // gradients of one micro-batch and adds them to this rank's shard.
+  kReduceGradients = 8,
+  kReduceNorm = 9,         // N: all-gather over the world of sum of squares, loss and stop flag
+  kOptimizerStep = 10,     // O: steps this rank's slice of a chunk's parameters
+  kGatherParameters = 11,  // G: all-gather of a bucket's parameters over the data group
+  // W: the weight gradients of a backward, in schedules that split the backward. B then computes
+  // only the gradient of the chunk's input.
+  kWeightGradient = 12,
+  // U: with trust ratios (LAMB): computes the update of this rank's slice of a chunk's parameters,
+  // which O then scales.
+  kOptimizerUpdate = 13,
+  // T: all-gather of the sums behind the trust ratios, over the data group, or with tensor
+  // parallelism over the stage's group.
+  kGatherTrustSums = 14,
+  // S: all-reduce over the tensor group of the gradients of replicated parameters; before each R.
+  kSumReplicated = 15,
+};
+
+// Streams run independently of each other; each runs its instructions one after another, in the
+// plan's order. Each belongs to one owner. Sends and receives have separate streams, in both
+// directions: a send that waits for its receiver never blocks a receive, so a plan can only have
+// cycles that its data dependencies have.
+enum class StreamKind : uint8_t {
+  kCompute,
+  kLoadBatch,
+  kSendActivation,
+  kReceiveActivation,
+  kSendGradient,
+  kReceiveGradient,
+  kDataParallel,  // the shard's collectives: gradients, norm, parameters
+  kOptimizer,     // the shard's computing
+  // Exchanges of tensor-parallel ranks within a pass: the pieces of a pass, which no plan lists.
+  kTensorParallel,
+};
+inline constexpr int kNumStreamKinds = 9;
+
+// Returns "compute", "send-activation" …
+absl::string_view Name(StreamKind kind);
+
+// The actor that launches an instruction.
+enum class Owner : uint8_t { kStage, kShard };
+inline constexpr int kNumOwners = 2;
+absl::string_view Name(Owner owner);
+
+// What an operation does, as breakdowns, pictures and prices tell operations apart.
+enum class OpClass : uint8_t {
+  kUnknown,     // no row
+  kLoad,        // reads the batch
+  kForward,     // the passes of a micro-batch through a chunk, or parts of one:
+  kBackward,    //   tensor-parallel ranks do them together
+  kWeights,     //
+  kSend,        // the two ends of a transfer between stages
+  kReceive,     //
+  kCollective,  // an exchange with all members of a group
+  kOptimizer,   // the shard computes
+};
+inline constexpr int kNumOpClasses = 9;
+
+// A group and the channel of its communicator. For a transfer the channel is the first part of the
+// name; see build/channels.h.
+struct Meeting {
+  GroupKind group = GroupKind::kNone;
+  absl::string_view channel = "";
+};
+
+// Whether the id of an operation names a micro-batch.
+enum class PerMicrobatch : uint8_t { kNever, kAlways, kIfGradientsAreSharded };
+
+// A row of the table.
+struct Operation {
+  OpKind kind = {};
+  absl::string_view letters = "?";  // in ids: "RA"
+  absl::string_view name = "";      // for people: "receiving an activation"
+  OpClass op_class = OpClass::kUnknown;
+  StreamKind stream = StreamKind::kCompute;
+  Owner owner = Owner::kStage;
+  PerMicrobatch per_microbatch = PerMicrobatch::kNever;
+  bool per_chunk = true;    // the id names a chunk
+  bool per_bucket = false;  // the id names a bucket
+  bool goes_back = false;   // part of a micro-batch's way back through the chunks
+  // Where the ranks of this operation meet, and where they meet in a mesh without such groups.
+  Meeting meeting = {};
+  Meeting otherwise = {};
+  // Of a transfer: the operation at its other end, and the chunk there relative to this one.
+  OpKind other_end = {};
+  int other_chunk = 0;
+  // Of a collective: how often its buffer goes round the ring of its members. An all-reduce is a
+  // reduce-scatter and an all-gather.
+  int rounds = 1;
+  bool for_trust_ratios = false;  // only in plans with trust ratios
+};
+
+// Returns the row of an operation. A value without one, as memory of another program may hold, has
+// a row of class kUnknown.
+const Operation& OperationOf(OpKind kind);
+
+// Returns all rows, ascending by kind.
+absl::Span<const Operation> AllOperations();
+
+// Returns where the ranks of an operation meet in this mesh; GroupKind::kNone: nowhere.
+Meeting MeetingIn(const Mesh& mesh, OpKind kind);
+
+// Returns the letters listed above: "F" for kForward.
+inline absl::string_view Letters(OpKind kind) { return OperationOf(kind).letters; }
+
+// True for a send or a receive between two ranks.
+inline bool IsTransfer(OpKind kind) {
+  const OpClass op_class = OperationOf(kind).op_class;
+  return op_class == OpClass::kSend || op_class == OpClass::kReceive;
+}
+
+// True for a pass of a micro-batch through a chunk, or a part of one: F, B and W. Tensor-parallel
+// ranks do these together.
+inline bool IsPass(OpKind kind) {
+  const OpClass op_class = OperationOf(kind).op_class;
+  return op_class == OpClass::kForward || op_class == OpClass::kBackward ||
+         op_class == OpClass::kWeights;
+}
+
+}  // namespace megascale::plan

@@ -29,7 +29,7 @@
 #include "runtime/layout/rank_layout.h"
 #include "runtime/ops/ops.h"
 #include "runtime/plan/build/roles.h"
-#include "runtime/plan/check/validate.h"
+#include "runtime/plan/check/validate_roles.h"
 
 namespace megascale::actors {
 namespace {

@@ -27,7 +27,7 @@
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/pass_operations.h"
 #include "runtime/plan/build/roles.h"
-#include "runtime/plan/check/validate.h"
+#include "runtime/plan/check/validate_roles.h"
 #include "runtime/plan/plan_options.h"
 #include "runtime/plan/rank_plan.h"
 #include "runtime/simulate/cost_model.h"

@@ -16,7 +16,7 @@
 #include "runtime/base/check.h"
 #include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
-#include "runtime/plan/check/validate.h"
+#include "runtime/plan/check/validate_roles.h"
 #include "runtime/plan/plan_options.h"
 
 namespace megascale::bench {

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "runtime/plan/build/channels.h"
-#include "runtime/plan/check/validate.h"
+#include "runtime/plan/check/validate_step.h"
 
 namespace megascale::plan {
 namespace {

@@ -1,5 +1,4 @@
-#include "runtime/plan/check/validate.h"
-
+// What each check of a plan refuses: of a rank's list, of a step across ranks, of roles.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +8,9 @@
 
 #include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/check/validate_rank.h"
+#include "runtime/plan/check/validate_roles.h"
+#include "runtime/plan/check/validate_step.h"
 #include "runtime/plan/plan_options.h"
 
 namespace megascale::plan {

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
-#include "runtime/plan/check/validate.h"
+#include "runtime/plan/check/validate_rank.h"
 
 namespace megascale::plan {
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(ExecutorOptions options) {

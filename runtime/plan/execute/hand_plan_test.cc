@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "runtime/ops/ops.h"
-#include "runtime/plan/check/validate.h"
+#include "runtime/plan/check/validate_step.h"
 #include "runtime/plan/execute/executor.h"
 #include "runtime/plan/execute/testing/test_streams.h"
 

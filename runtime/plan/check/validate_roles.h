@@ -1,39 +1,16 @@
-// Proves that plans are correct before they run. Errors are InvalidArgument and name the rank and
-// the instruction's id.
+// Proves that the plans of roles serve every rank of a mesh. See build/roles.h.
 #pragma once
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "runtime/plan/mesh.h"
 #include "runtime/plan/rank_plan.h"
 
 namespace megascale::plan {
 
-// Checks what the executor needs of one rank's plan, whatever its operations mean: at least one
-// instruction; ids are unique; dependencies exist and, together with the order on each stream, have
-// no cycle; each stream belongs to one owner; each channel is used from one stream, with a peer in
-// its group; activation slots are in range.
-absl::Status ValidateRankPlan(const RankPlan& plan);
-
-// Checks the plans of all ranks of one mesh, in rank order, as one training step:
-// - each plan passes ValidateRankPlan;
-// - every micro-batch passes every chunk once forward and once backward, on the chunk's stage;
-// - data is produced before it is used: each instruction waits, through its rank's dependencies and
-//   streams alone, for the instructions that produce its input;
-// - a slot holds one micro-batch at a time, and all declared slots are used;
-// - a gradient buffer holds the gradients of one chunk at a time, or with ZeRO stage 2 of one
-//   bucket: a pass that begins a sum waits for the reduction of the previous sum, each pass adds to
-//   the sum of its own chunk or bucket, and each sum is reduced once;
-// - sends and receives pair up, and collectives meet, in one order per channel, with equal bytes;
-// - no deadlock when all ranks run with rendezvous: a send and its receive, or all members of a
-//   collective, end only once all of them have begun. This is the strictest reading: a plan that
-//   passes also ends with buffered sends.
-//
-// Cost: O(instructions); about a second for a million.
-absl::Status ValidatePlans(absl::Span<const RankPlan> plans);
-
 // Checks every rank of a mesh from the plans of its roles alone (roles.h). The verdict equals that
-// of ValidatePlans over all ranks; roles_test compares the two. A message names the first rank of a
-// role. Cost: that of validating the roles, and of CheckGroups.
+// of ValidatePlans over all ranks; validate_roles_test compares the two. A message names the first
+// rank of a role. Cost: that of validating the roles, and of CheckGroups.
 //
 // Proof that this holds for all ranks. The checks that ValidatePlans makes on a plan alone depend
 // on the rank only through its stage, so a role's plan is correct for all ranks of the stage or for
@@ -59,5 +36,17 @@ absl::Status ValidatePlans(absl::Span<const RankPlan> plans);
 // CheckGroups checks the premises for each rank. Errors: InvalidArgument - as ValidatePlans, or not
 // exactly one plan for each stage; Internal - groups that break the premises.
 absl::Status ValidateRolePlans(absl::Span<const RankPlan> roles);
+
+// Checks `groups` rank by rank for the properties that let one plan serve every rank of a stage:
+// - every rank is in exactly one group of each kind, with the index and the name that Mesh gives,
+//   and no two groups share a name;
+// - a data, tensor or stage group is as large as Mesh says, and all of its members are of one
+//   stage;
+// - a pipeline group has one member of each stage, that of stage s at index s, and every member
+//   finds the others at these indices;
+// - the world group has all ranks.
+// Cost: O(ranks x stages) additions; some milliseconds for 12,288 ranks.
+// Errors: Internal - names the group and the rank.
+absl::Status CheckGroups(const Mesh& mesh, absl::Span<const Group> groups);
 
 }  // namespace megascale::plan

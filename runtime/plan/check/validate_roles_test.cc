@@ -1,5 +1,5 @@
 // Whatever is proved for the roles holds for every rank, and nothing else is refused.
-#include "runtime/plan/build/roles.h"
+#include "runtime/plan/check/validate_roles.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "runtime/plan/check/validate.h"
+#include "runtime/plan/build/roles.h"
+#include "runtime/plan/check/validate_step.h"
 
 namespace megascale::plan {
 namespace {

@@ -1,0 +1,188 @@
+#include "runtime/plan/check/rank_step.h"
+
+#include <algorithm>
+
+#include "runtime/base/status.h"
+
+namespace megascale::plan {
+namespace {
+
+class StepCheck {
+ public:
+  explicit StepCheck(const RankIndex& index) : index_(index), plan_(index.plan()) {}
+
+  absl::Status Check() const {
+    RETURN_IF_ERROR(CheckKinds());
+    RETURN_IF_ERROR(CheckPasses());
+    return CheckShard();
+  }
+
+ private:
+  // Checks that operations use chunks of this rank, and communicate in the right group.
+  absl::Status CheckKinds() const {
+    for (const Instruction& instruction : plan_.instructions) {
+      const InstructionId id = instruction.id;
+      const OpKind kind = instruction.kind();
+      const Operation& operation = OperationOf(kind);
+      if (id.chunk() == InstructionId::kNoChunk ? operation.per_chunk
+                                                : !index_.IsMine(id.chunk())) {
+        return Refuse(plan_, instruction, "is not of a chunk of stage ", plan_.stage());
+      }
+      const bool to_previous = operation.other_chunk < 0;
+      if (IsTransfer(kind) &&
+          (to_previous ? index_.IsFirst(id.chunk()) : index_.IsLast(id.chunk()))) {
+        return Refuse(plan_, instruction, "has no chunk at its other end");
+      }
+      RETURN_IF_ERROR(CheckBuckets(instruction));
+      if (instruction.input_only != (index_.splits_backward() && kind == OpKind::kBackward)) {
+        return Refuse(plan_, instruction, "gives the gradient of ",
+                      instruction.input_only ? "its input alone" : "its weights too",
+                      "; exactly a B that has its W apart gives that of its input alone");
+      }
+      if (kind == OpKind::kSumReplicated && plan_.mesh.tensor_size() == 1) {
+        return Refuse(plan_, instruction, "sums over one tensor-parallel rank");
+      }
+      const bool per_microbatch =
+          operation.per_microbatch == PerMicrobatch::kAlways ||
+          (operation.per_microbatch == PerMicrobatch::kIfGradientsAreSharded &&
+           plan_.shards_gradients);
+      const bool has_microbatch = id.microbatch() < plan_.num_microbatches;
+      if (per_microbatch != has_microbatch) {
+        return Refuse(plan_, instruction, "names no micro-batch of ", plan_.num_microbatches);
+      }
+      const GroupKind expected = MeetingIn(plan_.mesh, kind).group;
+      if (instruction.group != expected) {
+        return Refuse(plan_, instruction, "communicates in group \"", Name(instruction.group),
+                      "\"; expected \"", Name(expected), "\"");
+      }
+      const bool has_buffer = instruction.gradient_buffer != kNoBuffer;
+      if ((index_.AddsToGradients(id) || RankIndex::Reduces(kind)) != has_buffer) {
+        return Refuse(plan_, instruction, "has gradient buffer ", instruction.gradient_buffer,
+                      "; exactly what adds to gradients or reduces them has one");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckBuckets(const Instruction& instruction) const {
+    const InstructionId id = instruction.id;
+    const bool of_bucket = OperationOf(instruction.kind()).per_bucket;
+    const int last = id.bucket() + std::max(1, instruction.num_buckets) - 1;
+    if (id.piece() != 0 || last >= (of_bucket ? index_.NumBuckets(id.chunk()) : 1)) {
+      return Refuse(plan_, instruction, "is not of a bucket of its chunk");
+    }
+    if (RankIndex::GoesBack(instruction.kind()) != (instruction.num_buckets > 0)) {
+      return Refuse(plan_, instruction, "goes through ", instruction.num_buckets,
+                    " buckets; exactly what goes backward goes through some");
+    }
+    if (!index_.AddsToOneBucket(id) || instruction.num_buckets <= 1) return absl::OkStatus();
+    return Refuse(plan_, instruction, "goes through ", instruction.num_buckets,
+                  " buckets; where gradients are sharded, a gradient buffer holds those of one");
+  }
+
+  // Checks that the pieces of B or W follow each other and go through each bucket once.
+  absl::Status CheckPieces(OpKind kind, int chunk, int microbatch) const {
+    InstructionId before;
+    int next = 0;
+    for (int bucket = 0; bucket < index_.NumBuckets(chunk); ++bucket) {
+      const InstructionId id(kind, chunk, microbatch, bucket);
+      const Instruction* piece = index_.Find(id);
+      if (piece == nullptr && bucket < next) continue;
+      if (piece == nullptr) return index_.Missing(id);
+      if (bucket < next) {
+        return Refuse(plan_, *piece, "goes through layers that ", before.ToString(), " does");
+      }
+      if (bucket > 0) RETURN_IF_ERROR(index_.Needs(id, before));
+      if (bucket > 0 && index_.AddsToOneBucket(id) && index_.ComputedBefore(id) != before) {
+        return Refuse(plan_, *piece, "does not follow ", before.ToString(),
+                      " at once; it takes over what that made of its bucket");
+      }
+      before = id;
+      next = bucket + piece->num_buckets;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckPasses() const {
+    for (int chunk = plan_.stage(); chunk < plan_.num_chunks; chunk += plan_.mesh.pipeline_size()) {
+      const InstructionId load(OpKind::kLoadBatch, chunk);
+      for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
+        const auto id = [&](OpKind kind) { return InstructionId(kind, chunk, microbatch); };
+        const InstructionId forward = id(OpKind::kForward);
+        const InstructionId backward = id(OpKind::kBackward);
+        RETURN_IF_ERROR(CheckPieces(OpKind::kBackward, chunk, microbatch));
+        const InstructionId last =
+            index_.PieceOf(OpKind::kBackward, chunk, microbatch, index_.NumBuckets(chunk) - 1);
+        RETURN_IF_ERROR(index_.Needs(backward, forward));
+        if (index_.IsFirst(chunk) || index_.IsLast(chunk))
+          RETURN_IF_ERROR(index_.Needs(forward, load));
+        if (!index_.IsFirst(chunk)) {
+          RETURN_IF_ERROR(index_.Needs(forward, id(OpKind::kReceiveActivation)));
+          RETURN_IF_ERROR(index_.Needs(id(OpKind::kSendGradient), last));
+        }
+        if (!index_.IsLast(chunk)) {
+          RETURN_IF_ERROR(index_.Needs(id(OpKind::kSendActivation), forward));
+          RETURN_IF_ERROR(index_.Needs(id(OpKind::kReceiveGradient), forward));
+          RETURN_IF_ERROR(index_.Needs(backward, id(OpKind::kReceiveGradient)));
+        }
+        if (!index_.splits_backward()) continue;
+        RETURN_IF_ERROR(CheckPieces(OpKind::kWeightGradient, chunk, microbatch));
+        RETURN_IF_ERROR(index_.Needs(id(OpKind::kWeightGradient), last));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Checks each bucket of a chunk. Its parameters are gathered before any forward. Its gradients
+  // are reduced before the norm: after every backward, or with sharded gradients those of a
+  // micro-batch after its own backward; tensor-parallel ranks first sum the replicated ones. The
+  // chunk is stepped after the norm, and after the exchange of trust sums if there is one.
+  absl::Status CheckShard() const {
+    const InstructionId norm(OpKind::kReduceNorm);
+    for (int chunk = plan_.stage(); chunk < plan_.num_chunks; chunk += plan_.mesh.pipeline_size()) {
+      const InstructionId step(OpKind::kOptimizerStep, chunk);
+      RETURN_IF_ERROR(index_.Needs(step, norm));
+      if (index_.has_trust_ratios()) {
+        const InstructionId gather(OpKind::kGatherTrustSums, chunk);
+        const InstructionId update(OpKind::kOptimizerUpdate, chunk);
+        RETURN_IF_ERROR(index_.Needs(step, gather));
+        RETURN_IF_ERROR(index_.Needs(gather, update));
+        RETURN_IF_ERROR(index_.Needs(update, norm));
+      }
+      for (int bucket = 0; bucket < index_.NumBuckets(chunk); ++bucket) {
+        const InstructionId gather(OpKind::kGatherParameters, chunk, InstructionId::kNoMicrobatch,
+                                   bucket);
+        for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
+          RETURN_IF_ERROR(index_.Needs(InstructionId(OpKind::kForward, chunk, microbatch), gather));
+          const InstructionId added = index_.PieceOf(index_.last_part(), chunk, microbatch, bucket);
+          RETURN_IF_ERROR(CheckReduced(added, bucket));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Checks that a piece's gradients of a bucket go through S, if tensor-parallel ranks have copies
+  // of some, then through R, and only then into the norm.
+  absl::Status CheckReduced(InstructionId piece, int bucket) const {
+    const int microbatch =
+        plan_.shards_gradients ? piece.microbatch() : InstructionId::kNoMicrobatch;
+    const InstructionId reduced(OpKind::kReduceGradients, piece.chunk(), microbatch, bucket);
+    InstructionId first = reduced;
+    if (plan_.mesh.tensor_size() > 1) {
+      first = InstructionId(OpKind::kSumReplicated, piece.chunk(), microbatch, bucket);
+      RETURN_IF_ERROR(index_.Needs(reduced, first));
+    }
+    RETURN_IF_ERROR(index_.Needs(first, piece));
+    return index_.Needs(InstructionId(OpKind::kReduceNorm), reduced);
+  }
+
+  const RankIndex& index_;
+  const RankPlan& plan_;
+};
+
+}  // namespace
+
+absl::Status CheckRankStep(const RankIndex& index) { return StepCheck(index).Check(); }
+
+}  // namespace megascale::plan

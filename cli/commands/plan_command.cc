@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -144,8 +145,7 @@ std::string Title(const JobPlan& plan) {
   const plan::Mesh& mesh = plan.options.mesh;
   const int chunks = plan.options.chunks_per_stage;
   return absl::StrFormat(
-      "%s: data %d x pipeline %d x tensor %d = %d ranks, %d micro-batches, %s%s%s",
-      plan.spec.name(), mesh.data_size(), mesh.pipeline_size(), mesh.tensor_size(),
+      "%s: %s = %d ranks, %d micro-batches, %s%s%s", plan.spec.name(), mesh.SizesText(),
       mesh.world_size(), plan.options.num_microbatches, Name(plan.options.schedule),
       chunks > 1 ? absl::StrCat(" with ", chunks, " virtual stages") : "",
       plan.options.zero_stage > 1 ? absl::StrCat(", ZeRO stage ", plan.options.zero_stage) : "");
@@ -159,17 +159,22 @@ std::string Ranks(const plan::Mesh& mesh, plan::GroupKind kind, int rank) {
 }
 
 void PrintMesh(const plan::Mesh& mesh) {
-  std::vector<std::vector<std::string>> rows = {
-      {"RANK", "DATA", "PIPELINE", "TENSOR", "DATA GROUP", "PIPELINE GROUP"}};
-  const bool tensor_parallel = mesh.tensor_size() > 1;
-  if (tensor_parallel) rows[0].push_back("TENSOR GROUP");
+  const std::vector<plan::AxisRow> axes = mesh.AxesForPeople();
+  std::vector<plan::GroupKind> groups;  // of one axis each
+  for (const plan::GroupKind kind : mesh.Kinds()) {
+    if (mesh.OnlyAxisOf(kind).has_value()) groups.push_back(kind);
+  }
+  std::vector<std::vector<std::string>> rows = {{"RANK"}};
+  for (const plan::AxisRow& axis : axes) rows[0].push_back(absl::AsciiStrToUpper(axis.name));
+  for (const plan::GroupKind kind : groups) {
+    rows[0].push_back(absl::StrCat(absl::AsciiStrToUpper(mesh.Name(kind)), " GROUP"));
+  }
   const int shown = std::min(kRanksShown, mesh.world_size());
   for (int rank = 0; rank < shown; ++rank) {
     const plan::Coordinate at = mesh.CoordinateOf(rank);
-    rows.push_back({absl::StrCat(rank), absl::StrCat(at.data), absl::StrCat(at.pipeline),
-                    absl::StrCat(at.tensor), Ranks(mesh, plan::GroupKind::kData, rank),
-                    Ranks(mesh, plan::GroupKind::kPipeline, rank)});
-    if (tensor_parallel) rows.back().push_back(Ranks(mesh, plan::GroupKind::kTensor, rank));
+    rows.push_back({absl::StrCat(rank)});
+    for (const plan::AxisRow& axis : axes) rows.back().push_back(absl::StrCat(At(at, axis.axis)));
+    for (const plan::GroupKind kind : groups) rows.back().push_back(Ranks(mesh, kind, rank));
   }
   std::printf("%s", FormatTable(rows).c_str());
   if (shown < mesh.world_size()) std::printf("and %d more ranks\n", mesh.world_size() - shown);

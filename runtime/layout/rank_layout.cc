@@ -203,8 +203,13 @@ absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(
 }
 
 absl::StatusOr<RankLayout> RankLayoutOf(const JobSpec& spec, int rank) {
+  ASSIGN_OR_RETURN(const plan::Mesh mesh, MeshOf(spec));
+  return RankLayoutOf(spec, mesh, rank);
+}
+
+absl::StatusOr<RankLayout> RankLayoutOf(const JobSpec& spec, const plan::Mesh& mesh, int rank) {
   RankLayout mine;
-  ASSIGN_OR_RETURN(mine.mesh, MeshOf(spec));
+  mine.mesh = mesh;
   if (!mine.mesh.Contains(rank)) {
     return absl::InvalidArgumentError("engine: the rank is not in the mesh");
   }

@@ -59,6 +59,9 @@ int64_t NumReplicated(const model::ChunkLayout& layout, const model::FlatRange& 
 
 // Derives `rank`'s part of the job. Errors: InvalidArgument - the specification cannot be run.
 absl::StatusOr<RankLayout> RankLayoutOf(const megascale::job::v1::JobSpec& spec, int rank);
+// The same in a given mesh. RankLayoutOf(spec, rank) uses MeshOf(spec).
+absl::StatusOr<RankLayout> RankLayoutOf(const megascale::job::v1::JobSpec& spec,
+                                        const plan::Mesh& mesh, int rank);
 
 // Sizes of a rank's gradient memory, in elements.
 struct GradientSizes {

@@ -4,71 +4,159 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "runtime/base/check.h"
 
 namespace megascale::plan {
 namespace {
-constexpr int64_t kMaxWorldSize = int64_t{1} << 20;
-}  // namespace
 
-absl::string_view Name(GroupKind kind) {
-  switch (kind) {
-    case GroupKind::kNone:
-      return "";
-    case GroupKind::kWorld:
-      return "world";
-    case GroupKind::kData:
-      return "data";
-    case GroupKind::kPipeline:
-      return "pipeline";
-    case GroupKind::kTensor:
-      return "tensor";
-    case GroupKind::kStage:
-      return "stage";
+constexpr int64_t kMaxWorldSize = int64_t{1} << 20;
+
+// Returns the field of an axis, of MeshSizes or Coordinate.
+template <typename Fields>
+auto& FieldOf(Fields& fields, Axis axis) {
+  switch (axis) {
+    case Axis::kTensor:
+      return fields.tensor;
+    case Axis::kData:
+      return fields.data;
+    case Axis::kPipeline:
+      return fields.pipeline;
+    case Axis::kFurther:
+      break;
   }
-  return "?";
+  const size_t number = static_cast<size_t>(axis) - static_cast<size_t>(Axis::kFurther);
+  MEGASCALE_CHECK(number < fields.further.size());
+  return fields.further[number];
 }
 
-absl::StatusOr<Mesh> Mesh::Create(MeshSizes sizes) {
-  const std::string text = absl::StrCat("mesh of data ", sizes.data, " x pipeline ", sizes.pipeline,
-                                        " x tensor ", sizes.tensor);
-  if (sizes.data < 1 || sizes.pipeline < 1 || sizes.tensor < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(text, ": each size must be at least 1"));
-  }
+}  // namespace
+
+const MeshTable& JobMeshTable() {
+  static const auto* const kTable = new MeshTable{
+      .axes = {{Axis::kTensor, "tensor", "t", /*is_always_named=*/true},
+               {Axis::kData, "data", "d", /*is_always_named=*/true},
+               {Axis::kPipeline, "pipeline", "p", /*is_always_named=*/true}},
+      .groups = {
+          {.kind = GroupKind::kWorld, .name = "world", .prefix = "world", .along = AxisSet::All()},
+          {.kind = GroupKind::kData, .name = "data", .prefix = "dp", .along = {Axis::kData}},
+          {.kind = GroupKind::kPipeline,
+           .name = "pipeline",
+           .prefix = "pp",
+           .along = {Axis::kPipeline}},
+          {.kind = GroupKind::kTensor,
+           .name = "tensor",
+           .prefix = "tp",
+           .along = {Axis::kTensor},
+           .only_with = {Axis::kTensor}},
+          {.kind = GroupKind::kStage,
+           .name = "stage",
+           .prefix = "stage",
+           .along = AxisSet{Axis::kPipeline}.AllBut(),
+           .only_with = {Axis::kTensor}}}};
+  return *kTable;
+}
+
+int At(const MeshSizes& sizes, Axis axis) { return FieldOf(sizes, axis); }
+int At(const Coordinate& coordinate, Axis axis) { return FieldOf(coordinate, axis); }
+int& At(Coordinate& coordinate, Axis axis) { return FieldOf(coordinate, axis); }
+
+absl::StatusOr<Mesh> Mesh::Create(const MeshSizes& sizes, const MeshTable& table) {
+  const auto refuse = [&](const auto&... why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("mesh of ", Mesh(sizes, &table, 1).SizesText(), ": ", why...));
+  };
   int64_t world_size = 1;
-  for (const int size : {sizes.data, sizes.pipeline, sizes.tensor}) {
-    world_size *= size;
+  for (const AxisRow& row : table.axes) {
+    if (At(sizes, row.axis) < 1) return refuse("each size must be at least 1");
+  }
+  for (const AxisRow& row : table.axes) {
+    world_size *= At(sizes, row.axis);
     if (world_size > kMaxWorldSize) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(text, ": more than the limit of ", kMaxWorldSize, " ranks"));
+      return refuse("more than the limit of ", kMaxWorldSize, " ranks");
     }
   }
-  return Mesh(sizes);
+  return Mesh(sizes, &table, static_cast<int>(world_size));
+}
+
+std::vector<AxisRow> Mesh::AxesForPeople() const {
+  std::vector<AxisRow> rows = table_->axes;
+  std::sort(rows.begin(), rows.end(),
+            [](const AxisRow& a, const AxisRow& b) { return a.axis < b.axis; });
+  return rows;
+}
+
+std::string Mesh::SizesText() const {
+  return absl::StrJoin(AxesForPeople(), " x ", [this](std::string* text, const AxisRow& row) {
+    absl::StrAppend(text, row.name, " ", At(sizes_, row.axis));
+  });
 }
 
 Coordinate Mesh::CoordinateOf(int rank) const {
   MEGASCALE_CHECK(Contains(rank));
-  return {.data = rank / sizes_.tensor % sizes_.data,
-          .pipeline = rank / (sizes_.tensor * sizes_.data),
-          .tensor = rank % sizes_.tensor};
+  Coordinate coordinate;
+  for (const AxisRow& row : table_->axes) {
+    const int size = At(sizes_, row.axis);
+    At(coordinate, row.axis) = rank % size;
+    rank /= size;
+  }
+  return coordinate;
 }
 
-int Mesh::RankOf(Coordinate coordinate) const {
-  MEGASCALE_CHECK(coordinate.data >= 0 && coordinate.data < sizes_.data);
-  MEGASCALE_CHECK(coordinate.pipeline >= 0 && coordinate.pipeline < sizes_.pipeline);
-  MEGASCALE_CHECK(coordinate.tensor >= 0 && coordinate.tensor < sizes_.tensor);
-  return (coordinate.pipeline * sizes_.data + coordinate.data) * sizes_.tensor + coordinate.tensor;
+int Mesh::RankOf(const Coordinate& coordinate) const {
+  int rank = 0;
+  int stride = 1;
+  for (const AxisRow& row : table_->axes) {
+    const int size = At(sizes_, row.axis);
+    const int at = At(coordinate, row.axis);
+    MEGASCALE_CHECK(at >= 0 && at < size);
+    rank += at * stride;
+    stride *= size;
+  }
+  return rank;
 }
 
-std::vector<GroupKind> Mesh::Kinds() const {
-  if (sizes_.tensor == 1) return {GroupKind::kWorld, GroupKind::kData, GroupKind::kPipeline};
-  return {GroupKind::kWorld, GroupKind::kData, GroupKind::kPipeline, GroupKind::kTensor,
-          GroupKind::kStage};
+const GroupRow* Mesh::FindRow(GroupKind kind) const {
+  const auto row = std::find_if(table_->groups.begin(), table_->groups.end(),
+                                [&](const GroupRow& one) { return one.kind == kind; });
+  return row == table_->groups.end() ? nullptr : &*row;
+}
+
+const GroupRow& Mesh::RowOf(GroupKind kind) const {
+  const GroupRow* const row = FindRow(kind);
+  MEGASCALE_CHECK_MSG(row != nullptr, "no group of this mesh's table");
+  return *row;
 }
 
 bool Mesh::Has(GroupKind kind) const {
-  const std::vector<GroupKind> kinds = Kinds();
-  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+  const GroupRow* const row = FindRow(kind);
+  if (row == nullptr || row->only_with.IsEmpty()) return row != nullptr;
+  return std::any_of(table_->axes.begin(), table_->axes.end(), [&](const AxisRow& axis) {
+    return row->only_with.Has(axis.axis) && At(sizes_, axis.axis) > 1;
+  });
+}
+
+std::vector<GroupKind> Mesh::Kinds() const {
+  std::vector<GroupKind> kinds;
+  for (const GroupRow& row : table_->groups) {
+    if (Has(row.kind)) kinds.push_back(row.kind);
+  }
+  return kinds;
+}
+
+absl::string_view Mesh::Name(GroupKind kind) const {
+  const GroupRow* const row = FindRow(kind);
+  return row == nullptr ? "" : row->name;
+}
+
+std::optional<Axis> Mesh::OnlyAxisOf(GroupKind kind) const {
+  std::optional<Axis> only;
+  for (const AxisRow& row : table_->axes) {
+    if (!IsAlong(kind, row.axis)) continue;
+    if (only.has_value()) return std::nullopt;
+    only = row.axis;
+  }
+  return only;
 }
 
 std::vector<Group> Mesh::Groups() const {
@@ -88,81 +176,53 @@ Group Mesh::GroupOf(GroupKind kind, int rank) const {
 }
 
 std::string Mesh::GroupName(GroupKind kind, int rank) const {
+  const GroupRow& group = RowOf(kind);
   const Coordinate at = CoordinateOf(rank);
-  switch (kind) {
-    case GroupKind::kNone:
-      break;
-    case GroupKind::kWorld:
-      return "world";
-    case GroupKind::kData:
-      return absl::StrCat("dp", at.pipeline, ".t", at.tensor);
-    case GroupKind::kPipeline:
-      return absl::StrCat("pp", at.data, ".t", at.tensor);
-    case GroupKind::kTensor:
-      return absl::StrCat("tp", at.pipeline, ".d", at.data);
-    case GroupKind::kStage:
-      return absl::StrCat("stage", at.pipeline);
+  std::string name(group.prefix);
+  bool is_first = true;
+  for (auto row = table_->axes.rbegin(); row != table_->axes.rend(); ++row) {
+    if (group.along.Has(row->axis)) continue;
+    if (!row->is_always_named && At(sizes_, row->axis) == 1) continue;
+    if (!is_first) absl::StrAppend(&name, ".", row->letter);
+    absl::StrAppend(&name, At(at, row->axis));
+    is_first = false;
   }
-  MEGASCALE_CHECK_MSG(false, "kNone is no group");
+  return name;
 }
 
 int Mesh::GroupSize(GroupKind kind) const {
-  switch (kind) {
-    case GroupKind::kNone:
-      break;
-    case GroupKind::kWorld:
-      return world_size();
-    case GroupKind::kData:
-      return sizes_.data;
-    case GroupKind::kPipeline:
-      return sizes_.pipeline;
-    case GroupKind::kTensor:
-      return sizes_.tensor;
-    case GroupKind::kStage:
-      return sizes_.data * sizes_.tensor;
+  const GroupRow& group = RowOf(kind);
+  int size = 1;
+  for (const AxisRow& row : table_->axes) {
+    if (group.along.Has(row.axis)) size *= At(sizes_, row.axis);
   }
-  MEGASCALE_CHECK_MSG(false, "kNone is no group");
+  return size;
 }
 
 int Mesh::IndexInGroup(GroupKind kind, int rank) const {
-  switch (kind) {
-    case GroupKind::kNone:
-      break;
-    case GroupKind::kWorld:
-      return rank;
-    case GroupKind::kData:
-      return CoordinateOf(rank).data;
-    case GroupKind::kPipeline:
-      return CoordinateOf(rank).pipeline;
-    case GroupKind::kTensor:
-      return CoordinateOf(rank).tensor;
-    case GroupKind::kStage:
-      return rank % (sizes_.data * sizes_.tensor);
+  const GroupRow& group = RowOf(kind);
+  const Coordinate at = CoordinateOf(rank);
+  int index = 0;
+  int stride = 1;
+  for (const AxisRow& row : table_->axes) {
+    if (!group.along.Has(row.axis)) continue;
+    index += At(at, row.axis) * stride;
+    stride *= At(sizes_, row.axis);
   }
-  MEGASCALE_CHECK_MSG(false, "kNone is no group");
+  return index;
 }
 
 int Mesh::RankInGroup(GroupKind kind, int rank, int index) const {
   MEGASCALE_CHECK(index >= 0 && index < GroupSize(kind));
+  const GroupRow& group = RowOf(kind);
   Coordinate at = CoordinateOf(rank);
-  switch (kind) {
-    case GroupKind::kNone:
-      break;
-    case GroupKind::kWorld:
-      return index;
-    case GroupKind::kData:
-      at.data = index;
-      return RankOf(at);
-    case GroupKind::kPipeline:
-      at.pipeline = index;
-      return RankOf(at);
-    case GroupKind::kTensor:
-      at.tensor = index;
-      return RankOf(at);
-    case GroupKind::kStage:
-      return at.pipeline * sizes_.data * sizes_.tensor + index;
+  for (const AxisRow& row : table_->axes) {
+    if (!group.along.Has(row.axis)) continue;
+    const int size = At(sizes_, row.axis);
+    At(at, row.axis) = index % size;
+    index /= size;
   }
-  MEGASCALE_CHECK_MSG(false, "kNone is no group");
+  return RankOf(at);
 }
 
 }  // namespace megascale::plan

@@ -4,10 +4,17 @@
 // Ranks are numbered with tensor fastest, then data, then pipeline, so that tensor-parallel peers
 // are neighbours and data-parallel peers are nearer than pipeline peers. Source: DESIGN section 5;
 // MegaScale (Jiang et al., 2024). Plans refer to groups by kind, not by name: the same plan then
-// serves every rank of a stage, and `Mesh` resolves the rest.
+// serves every rank of a role, and `Mesh` resolves the rest.
+//
+// Axes and kinds of groups are rows of a MeshTable. All that Mesh answers follows from these rows,
+// so a further axis, such as experts, is a row for it and for its groups (mesh.cc). The tests have
+// a table with one.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,10 +23,18 @@
 
 namespace megascale::plan {
 
+// In the order in which people list axes; ranks are counted in the order of MeshTable::axes. The
+// values from kFurther on have no field of their own in MeshSizes and Coordinate, but an element of
+// `further`.
+enum class Axis : uint8_t { kData, kPipeline, kTensor, kFurther };
+inline constexpr int kFurtherAxesMax = 4;
+inline constexpr int kAxesMax = static_cast<int>(Axis::kFurther) + kFurtherAxesMax;
+
 struct MeshSizes {
   int data = 1;
   int pipeline = 1;
   int tensor = 1;
+  std::array<int, kFurtherAxesMax> further = {1, 1, 1, 1};
   bool operator==(const MeshSizes&) const = default;
 };
 
@@ -27,8 +42,14 @@ struct Coordinate {
   int data = 0;
   int pipeline = 0;
   int tensor = 0;
+  std::array<int, kFurtherAxesMax> further = {};
   bool operator==(const Coordinate&) const = default;
 };
+
+// Returns the size of, or the position on, one axis.
+int At(const MeshSizes& sizes, Axis axis);
+int At(const Coordinate& coordinate, Axis axis);
+int& At(Coordinate& coordinate, Axis axis);
 
 // Ranks that communicate with each other; a rank's index in `ranks` is its group-relative rank.
 struct Group {
@@ -47,37 +68,95 @@ enum class GroupKind : uint8_t {
   kStage,   // "stage<pipeline>": all ranks of a stage, tensor fastest, then data
 };
 
-// "world", "data", "pipeline", "tensor", "stage", or "" for kNone.
-absl::string_view Name(GroupKind kind);
+// A set of axes.
+class AxisSet {
+ public:
+  constexpr AxisSet() = default;
+  constexpr AxisSet(std::initializer_list<Axis> axes) {
+    for (const Axis axis : axes) bits_ |= Bit(axis);
+  }
+  static constexpr AxisSet All() { return AxisSet(~0u); }
+  constexpr AxisSet AllBut() const { return AxisSet(~bits_); }
+  constexpr bool Has(Axis axis) const { return (bits_ & Bit(axis)) != 0; }
+  constexpr bool IsEmpty() const { return bits_ == 0; }
+
+ private:
+  constexpr explicit AxisSet(uint32_t bits) : bits_(bits) {}
+  static constexpr uint32_t Bit(Axis axis) { return 1u << static_cast<int>(axis); }
+  uint32_t bits_ = 0;
+};
+
+// A row of the table of axes.
+struct AxisRow {
+  Axis axis = {};
+  absl::string_view name = "";    // for people: "data"
+  absl::string_view letter = "";  // in the names of groups: "d"
+  // Names of groups have the axis even where its size is 1.
+  bool is_always_named = false;
+};
+
+// A row of the table of groups. Members of a group differ in the axes of `along` alone, and are
+// indexed with the nearest axis fastest. A group is named by `prefix` and the positions on all
+// other axes, the farthest first; the first one has no letter.
+struct GroupRow {
+  GroupKind kind = GroupKind::kNone;
+  absl::string_view name = "";    // for people: "pipeline"
+  absl::string_view prefix = "";  // "pp"
+  AxisSet along = {};
+  // The kind exists only in meshes in which one of these axes has more than one position; empty: in
+  // every mesh.
+  AxisSet only_with = {};
+};
+
+struct MeshTable {
+  std::vector<AxisRow> axes;     // the nearest first: neighbours on it have neighbouring ranks
+  std::vector<GroupRow> groups;  // ascending by kind
+};
+
+// Returns the table of the meshes that jobs have.
+const MeshTable& JobMeshTable();
 
 class Mesh {
  public:
   // A mesh of one rank.
   Mesh() = default;
+  // Requires: `table` outlives the mesh and all its copies; sizes of axes that it lacks are 1.
   // Errors: InvalidArgument - a size below 1, or more than 2^20 ranks.
-  static absl::StatusOr<Mesh> Create(MeshSizes sizes);
+  static absl::StatusOr<Mesh> Create(const MeshSizes& sizes,
+                                     const MeshTable& table = JobMeshTable());
 
   int data_size() const { return sizes_.data; }
   int pipeline_size() const { return sizes_.pipeline; }
   int tensor_size() const { return sizes_.tensor; }
-  int world_size() const { return sizes_.data * sizes_.pipeline * sizes_.tensor; }
+  int size(Axis axis) const { return At(sizes_, axis); }
+  int world_size() const { return world_size_; }
   bool operator==(const Mesh&) const = default;
   bool Contains(int rank) const { return rank >= 0 && rank < world_size(); }
+  // Returns the rows of the axes in the order in which people list them.
+  std::vector<AxisRow> AxesForPeople() const;
+  // Returns "data 2 x pipeline 4 x tensor 1".
+  std::string SizesText() const;
 
   // Requires: the rank, or the coordinate, is in the mesh.
   Coordinate CoordinateOf(int rank) const;
-  int RankOf(Coordinate coordinate) const;
+  int RankOf(const Coordinate& coordinate) const;
 
   // Returns the kinds of groups that this mesh has, ascending.
   std::vector<GroupKind> Kinds() const;
   bool Has(GroupKind kind) const;
+  // Returns "world", "data", "pipeline", "tensor", "stage", or "" for kNone.
+  absl::string_view Name(GroupKind kind) const;
+  // Returns the axis along which members of a group differ; nullopt: along several.
+  std::optional<Axis> OnlyAxisOf(GroupKind kind) const;
+  // True if members of a group differ along this axis. Requires: the table has the kind.
+  bool IsAlong(GroupKind kind, Axis axis) const { return RowOf(kind).along.Has(axis); }
 
   // Returns every group, in the same order on every rank: the world, then the data groups by their
   // first rank, then the groups of each other kind by theirs.
   std::vector<Group> Groups() const;
 
-  // Returns the group of this kind that `rank` is in. Requires: kind is not kNone. Cost: GroupOf
-  // lists the group's ranks.
+  // Returns the group of this kind that `rank` is in. Requires: the table has the kind. Cost:
+  // GroupOf lists the group's ranks.
   Group GroupOf(GroupKind kind, int rank) const;
   std::string GroupName(GroupKind kind, int rank) const;
   int GroupSize(GroupKind kind) const;
@@ -87,9 +166,14 @@ class Mesh {
   int RankInGroup(GroupKind kind, int rank, int index) const;
 
  private:
-  explicit Mesh(MeshSizes sizes) : sizes_(sizes) {}
+  Mesh(const MeshSizes& sizes, const MeshTable* table, int world_size)
+      : sizes_(sizes), table_(table), world_size_(world_size) {}
+  const GroupRow* FindRow(GroupKind kind) const;
+  const GroupRow& RowOf(GroupKind kind) const;
 
   MeshSizes sizes_;
+  const MeshTable* table_ = &JobMeshTable();
+  int world_size_ = 1;
 };
 
 }  // namespace megascale::plan

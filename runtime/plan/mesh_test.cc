@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
+#include "runtime/plan/testing/expert_mesh.h"
+
 namespace megascale::plan {
 namespace {
 
@@ -54,6 +58,55 @@ TEST(Mesh, GroupsOfOneKindPartitionTheWorld) {
       EXPECT_EQ(group.ranks[mesh.IndexInGroup(kind, rank)], rank);
       for (const int member : group.ranks) EXPECT_EQ(mesh.GroupName(kind, member), group.name);
     }
+  }
+}
+
+TEST(Mesh, AFurtherAxisIsARowInItsPlaceAmongTheOthers) {
+  const Mesh mesh = ExpertMesh({.data = 2, .pipeline = 3, .tensor = 2}, 2);
+  EXPECT_EQ(mesh.world_size(), 24);
+  EXPECT_EQ(mesh.SizesText(), "data 2 x pipeline 3 x tensor 2 x expert 2");
+  for (int rank = 0; rank < mesh.world_size(); ++rank) {
+    const Coordinate at = mesh.CoordinateOf(rank);
+    EXPECT_EQ(at.tensor, rank % 2);
+    EXPECT_EQ(At(at, kExpertAxis), rank / 2 % 2);
+    EXPECT_EQ(at.data, rank / 4 % 2);
+    EXPECT_EQ(at.pipeline, rank / 8);
+    EXPECT_EQ(mesh.RankOf(at), rank);
+  }
+}
+
+TEST(Mesh, AFurtherAxisHasItsGroupsAndANameInThoseOfOthers) {
+  const Mesh mesh = ExpertMesh({.data = 2, .pipeline = 2, .tensor = 2}, 2);
+  EXPECT_TRUE(mesh.Has(kExpertGroup));
+  EXPECT_EQ(mesh.Kinds().back(), kExpertGroup);
+  EXPECT_EQ(mesh.Name(kExpertGroup), "expert");
+  EXPECT_EQ(mesh.OnlyAxisOf(kExpertGroup), kExpertAxis);
+  EXPECT_EQ(mesh.OnlyAxisOf(GroupKind::kStage), std::nullopt);
+  EXPECT_EQ(mesh.GroupName(kExpertGroup, 9), "ep1.d0.t1");
+  EXPECT_THAT(mesh.GroupOf(kExpertGroup, 9).ranks, ElementsAre(9, 11));
+  EXPECT_EQ(mesh.GroupName(GroupKind::kData, 3), "dp0.e1.t1");
+  EXPECT_THAT(mesh.GroupOf(GroupKind::kData, 3).ranks, ElementsAre(3, 7));
+  EXPECT_THAT(mesh.GroupOf(GroupKind::kStage, 9).ranks, ElementsAre(8, 9, 10, 11, 12, 13, 14, 15));
+  for (const GroupKind kind : mesh.Kinds()) {
+    for (int rank = 0; rank < mesh.world_size(); ++rank) {
+      const Group group = mesh.GroupOf(kind, rank);
+      EXPECT_EQ(group.ranks[mesh.IndexInGroup(kind, rank)], rank);
+      for (const int member : group.ranks) EXPECT_EQ(mesh.GroupName(kind, member), group.name);
+    }
+  }
+}
+
+TEST(Mesh, AFurtherAxisOfOnePositionChangesNothing) {
+  const Mesh mesh = MakeMesh({.data = 2, .pipeline = 2, .tensor = 2});
+  const Mesh same = ExpertMesh({.data = 2, .pipeline = 2, .tensor = 2}, 1);
+  EXPECT_FALSE(same.Has(kExpertGroup));
+  EXPECT_EQ(same.Kinds(), mesh.Kinds());
+  const std::vector<Group> groups = mesh.Groups();
+  const std::vector<Group> same_groups = same.Groups();
+  ASSERT_EQ(same_groups.size(), groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    EXPECT_EQ(same_groups[i].name, groups[i].name);
+    EXPECT_EQ(same_groups[i].ranks, groups[i].ranks);
   }
 }
 

@@ -21,10 +21,13 @@ std::vector<StreamKind> StreamsOf(const RankPlan& plan) {
 
 std::string ToString(const RankPlan& plan) {
   const Coordinate at = plan.mesh.CoordinateOf(plan.rank);
+  const std::string place =
+      absl::StrJoin(plan.mesh.AxesForPeople(), ", ", [&](std::string* out, const AxisRow& row) {
+        absl::StrAppend(out, row.name, " ", At(at, row.axis));
+      });
   std::string text =
-      absl::StrCat("rank ", plan.rank, " (data ", at.data, ", pipeline ", at.pipeline, ", tensor ",
-                   at.tensor, "): ", plan.instructions.size(), " instructions, ",
-                   absl::StrJoin(plan.slots, "+"), " activation slots\n");
+      absl::StrCat("rank ", plan.rank, " (", place, "): ", plan.instructions.size(),
+                   " instructions, ", absl::StrJoin(plan.slots, "+"), " activation slots\n");
   for (const StreamKind kind : StreamsOf(plan)) {
     absl::StrAppend(&text, "  ", Name(kind), std::string(19 - Name(kind).size(), ' '));
     for (const Instruction& instruction : plan.instructions) {

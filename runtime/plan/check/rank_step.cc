@@ -52,8 +52,9 @@ class StepCheck {
       }
       const GroupKind expected = MeetingIn(plan_.mesh, kind).group;
       if (instruction.group != expected) {
-        return Refuse(plan_, instruction, "communicates in group \"", Name(instruction.group),
-                      "\"; expected \"", Name(expected), "\"");
+        return Refuse(plan_, instruction, "communicates in group \"",
+                      plan_.mesh.Name(instruction.group), "\"; expected \"",
+                      plan_.mesh.Name(expected), "\"");
       }
       const bool has_buffer = instruction.gradient_buffer != kNoBuffer;
       if ((index_.AddsToGradients(id) || RankIndex::Reduces(kind)) != has_buffer) {

@@ -39,7 +39,7 @@ class Membership {
       for (int rank = 0; rank < mesh_.world_size(); ++rank) {
         if (found_[i][static_cast<size_t>(rank)]) continue;
         return absl::InternalError(
-            absl::StrCat("rank ", rank, " is in no group of kind ", Name(kinds_[i])));
+            absl::StrCat("rank ", rank, " is in no group of kind ", mesh_.Name(kinds_[i])));
       }
     }
     return absl::OkStatus();

@@ -52,7 +52,7 @@ const MeshTable& JobMeshTable() {
           {.kind = GroupKind::kStage,
            .name = "stage",
            .prefix = "stage",
-           .along = AxisSet{Axis::kPipeline}.AllBut(),
+           .along = AxisSet::AllBut({Axis::kPipeline}),
            .only_with = {Axis::kTensor}}}};
   return *kTable;
 }

@@ -20,6 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace megascale::plan {
 
@@ -76,7 +77,7 @@ class AxisSet {
     for (const Axis axis : axes) bits_ |= Bit(axis);
   }
   static constexpr AxisSet All() { return AxisSet(~0u); }
-  constexpr AxisSet AllBut() const { return AxisSet(~bits_); }
+  static constexpr AxisSet AllBut(AxisSet others) { return AxisSet(~others.bits_); }
   constexpr bool Has(Axis axis) const { return (bits_ & Bit(axis)) != 0; }
   constexpr bool IsEmpty() const { return bits_ == 0; }
 
@@ -132,7 +133,9 @@ class Mesh {
   int world_size() const { return world_size_; }
   bool operator==(const Mesh&) const = default;
   bool Contains(int rank) const { return rank >= 0 && rank < world_size(); }
-  // Returns the rows of the axes in the order in which people list them.
+  // Returns the rows of the axes, the nearest first.
+  absl::Span<const AxisRow> axes() const { return table_->axes; }
+  // Returns them in the order in which people list them.
   std::vector<AxisRow> AxesForPeople() const;
   // Returns "data 2 x pipeline 4 x tensor 1".
   std::string SizesText() const;

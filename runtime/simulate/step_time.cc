@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 
 namespace megascale::simulate {
@@ -24,22 +25,11 @@ struct Place {      // an instruction
   size_t index = 0;
 };
 
-// Whether there is one plan for each stage. If each stage is a single rank, both readings agree.
-bool AreRoles(absl::Span<const RankPlan> plans) {
-  for (size_t i = 0; i < plans.size(); ++i) {
-    const plan::Mesh& mesh = plans[i].mesh;
-    if (mesh.pipeline_size() != static_cast<int>(plans.size()) ||
-        plans[i].rank != mesh.RankOf({.pipeline = static_cast<int>(i)})) {
-      return false;
-    }
-  }
-  return true;
-}
-
 class Timer {
  public:
   Timer(absl::Span<const RankPlan> plans, const DurationOf& duration)
-      : plans_(plans), duration_(duration), roles_(AreRoles(plans)) {
+      : plans_(plans), duration_(duration) {
+    for (const RankPlan& plan : plans) given_.insert(plan.rank);
     time_.ranks.resize(plans.size());
     nodes_.resize(plans.size());
     for (size_t rank = 0; rank < plans.size(); ++rank) Link(rank);
@@ -106,17 +96,24 @@ class Timer {
     }
   }
 
-  // Returns how many of the given ranks meet in `instruction`.
-  int NumMembers(const Instruction& instruction, const plan::Mesh& mesh) const {
+  // Returns how many of the given ranks meet in an instruction.
+  int NumMembers(Place place) {
+    const Instruction& instruction = At(place);
     if (IsTransfer(instruction.kind())) return 2;
-    if (!roles_) return mesh.GroupSize(instruction.group);
-    return instruction.group == plan::GroupKind::kWorld ? mesh.pipeline_size() : 1;
+    const auto [size, is_new] = sizes_.try_emplace({place.rank, instruction.group}, 0);
+    if (is_new) {
+      const RankPlan& plan = plans_[place.rank];
+      for (const int rank : plan.mesh.GroupOf(instruction.group, plan.rank).ranks) {
+        size->second += given_.contains(rank) ? 1 : 0;
+      }
+    }
+    return size->second;
   }
 
   void Meet(Place place) {
     const Instruction& instruction = At(place);
     const RankPlan& plan = plans_[place.rank];
-    const int size = NumMembers(instruction, plan.mesh);
+    const int size = NumMembers(place);
     const MeetingName name = MeetingOf(plan, instruction);
     Meeting& meeting = meetings_[name];
     meeting.members.push_back(place);
@@ -146,7 +143,8 @@ class Timer {
 
   const absl::Span<const RankPlan> plans_;
   const DurationOf& duration_;
-  const bool roles_;
+  absl::flat_hash_set<int> given_;                           // ranks
+  std::map<std::pair<size_t, plan::GroupKind>, int> sizes_;  // by plan: given ranks in its group
   StepTime time_;
   std::vector<std::vector<Node>> nodes_;
   std::deque<Place> ready_;
@@ -156,7 +154,9 @@ class Timer {
 }  // namespace
 
 absl::StatusOr<StepTime> TimeStep(absl::Span<const RankPlan> plans, const DurationOf& duration) {
-  for (size_t i = 0; i < plans.size() && !AreRoles(plans); ++i) {
+  const bool are_templates =
+      !plans.empty() && plan::RoleMap::ByStage(plans[0].mesh).AreTemplates(plans);
+  for (size_t i = 0; i < plans.size() && !are_templates; ++i) {
     if (plans[i].rank == static_cast<int>(i) &&
         plans[i].mesh.world_size() == static_cast<int>(plans.size())) {
       continue;
@@ -166,6 +166,16 @@ absl::StatusOr<StepTime> TimeStep(absl::Span<const RankPlan> plans, const Durati
                                                    plans[i].mesh.world_size()));
   }
   return Timer(plans, duration).Run();
+}
+
+absl::StatusOr<StepTime> TimeStep(absl::Span<const RankPlan> templates, const plan::RoleMap& roles,
+                                  const DurationOf& duration) {
+  if (!roles.AreTemplates(templates)) {
+    return absl::InvalidArgumentError(absl::StrCat(templates.size(),
+                                                   " plans; expected those of the first ranks of ",
+                                                   roles.num_roles(), " roles, in order"));
+  }
+  return Timer(templates, duration).Run();
 }
 
 }  // namespace megascale::simulate

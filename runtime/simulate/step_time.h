@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "runtime/plan/rank_plan.h"
+#include "runtime/plan/role_map.h"
 #include "runtime/timeline/timed_step.h"
 
 namespace megascale::simulate {
@@ -24,12 +25,15 @@ namespace megascale::simulate {
 // the members counts.
 using DurationOf = std::function<int64_t(const plan::RankPlan&, const plan::Instruction&)>;
 
-// Computes the times of a step. `plans`: those of all ranks, in order; or those of the roles of a
+// Computes the times of a step. `plans`: those of all ranks, in order; or those of the stages of a
 // mesh (plan::BuildRolePlans), whose times hold for every replica, since replicas are alike and
 // meet as soon as one is ready. Requires: each plan passes ValidateRankPlan; durations are not
 // negative. Cost: O(instructions). Errors: InvalidArgument - other plans; ranks that wait for each
 // other, or for communication that no rank does: names an instruction.
 absl::StatusOr<timeline::StepTime> TimeStep(absl::Span<const plan::RankPlan> plans,
                                             const DurationOf& duration);
+// The same for the plans of other roles than stages, in their order.
+absl::StatusOr<timeline::StepTime> TimeStep(absl::Span<const plan::RankPlan> templates,
+                                            const plan::RoleMap& roles, const DurationOf& duration);
 
 }  // namespace megascale::simulate

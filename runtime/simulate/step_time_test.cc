@@ -441,6 +441,14 @@ TEST(TimeStepTest, RolesTakeTheTimesOfEveryReplica) {
         const auto stage = static_cast<size_t>(plans[rank].stage());
         EXPECT_EQ(of_ranks.ranks[rank], of_roles.ranks[stage]) << "rank " << rank;
       }
+      const auto roles =
+          plan::RoleMap::ByAxes(options.mesh, {plan::Axis::kPipeline, plan::Axis::kTensor});
+      const std::vector<RankPlan> templates = plan::BuildRolePlans(options, roles).value();
+      const StepTime of_others = TimeStep(templates, roles, Uneven(seed)).value();
+      for (size_t rank = 0; rank < plans.size(); ++rank) {
+        const auto role = static_cast<size_t>(roles.RoleOf(static_cast<int>(rank)));
+        EXPECT_EQ(of_ranks.ranks[rank], of_others.ranks[role]) << "rank " << rank;
+      }
     }
   }
 }
@@ -486,6 +494,8 @@ TEST(TimeStepTest, APartThatNobodyDoesIsNamed) {
   const absl::Status status = TimeStep(plans, Takes({})).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0: SA.c0.m0 never ends"));
+  EXPECT_EQ(TimeStep({}, plan::RoleMap::ByStage(plans[0].mesh), Takes({})).status().code(),
+            absl::StatusCode::kInvalidArgument);
   plans.pop_back();
   EXPECT_THAT(std::string(TimeStep(plans, Takes({})).status().message()),
               HasSubstr("plan 0 of 1 is of rank 0 of 2"));

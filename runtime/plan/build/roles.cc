@@ -2,25 +2,54 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 
 namespace megascale::plan {
-absl::StatusOr<std::vector<RankPlan>> BuildRolePlans(const PlanOptions& options) {
-  std::vector<RankPlan> roles;
-  for (int stage = 0; stage < options.mesh.pipeline_size(); ++stage) {
-    ASSIGN_OR_RETURN(RankPlan role,
-                     BuildTrainPlan(options, options.mesh.RankOf({.pipeline = stage})));
-    roles.push_back(std::move(role));
-  }
-  return roles;
-}
+namespace {
 
-RankPlan PlanOfRank(absl::Span<const RankPlan> roles, int rank) {
-  MEGASCALE_CHECK(!roles.empty() && roles[0].mesh.Contains(rank));
-  RankPlan plan = roles[static_cast<size_t>(roles[0].mesh.CoordinateOf(rank).pipeline)];
+RankPlan InPlaceOf(RankPlan plan, int rank) {
   plan.rank = rank;
   return plan;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<RankPlan>> BuildRolePlans(const PlanOptions& options,
+                                                     const RoleMap& roles) {
+  MEGASCALE_CHECK(roles.num_ranks() == options.mesh.world_size());
+  const auto stage_of = [&](int rank) { return options.mesh.CoordinateOf(rank).pipeline; };
+  for (int rank = 0; rank < roles.num_ranks(); ++rank) {
+    const int first = roles.FirstRankOf(roles.RoleOf(rank));
+    if (stage_of(rank) == stage_of(first)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "role ", roles.RoleOf(rank), " has rank ", first, " of stage ", stage_of(first),
+        " and rank ", rank, " of stage ", stage_of(rank), "; expected ranks of one stage"));
+  }
+  std::vector<RankPlan> templates;
+  for (int role = 0; role < roles.num_roles(); ++role) {
+    ASSIGN_OR_RETURN(RankPlan plan, BuildTrainPlan(options, roles.FirstRankOf(role)));
+    templates.push_back(std::move(plan));
+  }
+  return templates;
+}
+
+absl::StatusOr<std::vector<RankPlan>> BuildRolePlans(const PlanOptions& options) {
+  return BuildRolePlans(options, RoleMap::ByStage(options.mesh));
+}
+
+RankPlan PlanOfRank(absl::Span<const RankPlan> templates, const RoleMap& roles, int rank) {
+  MEGASCALE_CHECK(static_cast<int>(templates.size()) == roles.num_roles());
+  MEGASCALE_CHECK(rank >= 0 && rank < roles.num_ranks());
+  return InPlaceOf(templates[static_cast<size_t>(roles.RoleOf(rank))], rank);
+}
+
+RankPlan PlanOfRank(absl::Span<const RankPlan> templates, int rank) {
+  MEGASCALE_CHECK(!templates.empty() && templates[0].mesh.Contains(rank));
+  // The number of the role is that of the stage; the map of all ranks is not needed.
+  return InPlaceOf(templates[static_cast<size_t>(templates[0].mesh.CoordinateOf(rank).pipeline)],
+                   rank);
 }
 
 }  // namespace megascale::plan

@@ -1,7 +1,6 @@
-// The plans of a whole mesh, one for each role. A rank's role is its pipeline stage, which
-// determines all of its instructions, because they name groups and peers relative to the rank. So
-// the plans of 12,288 ranks cost what those of 64 cost, and ValidateRolePlans
-// (check/validate_roles.h) proves them for every rank.
+// The plans of a whole mesh, one template for each role (role_map.h). So the plans of 12,288 ranks
+// cost what those of 64 cost, and ValidateRolePlans (check/validate_roles.h) proves them for every
+// rank.
 //
 //   ASSIGN_OR_RETURN(std::vector<RankPlan> roles, BuildRolePlans({.mesh = mesh}));
 //   RETURN_IF_ERROR(ValidateRolePlans(roles));
@@ -14,15 +13,22 @@
 #include "absl/types/span.h"
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/mesh.h"
+#include "runtime/plan/role_map.h"
 
 namespace megascale::plan {
 
-// Builds the plan of each stage, in order, for the stage's first rank (data 0, tensor 0). Errors:
-// those of BuildTrainPlan.
+// Builds the plan of each role, in order, for its first rank. Errors: those of BuildTrainPlan;
+// InvalidArgument - a role has ranks of several stages, whose instructions differ.
+absl::StatusOr<std::vector<RankPlan>> BuildRolePlans(const PlanOptions& options,
+                                                     const RoleMap& roles);
+// The same with RoleMap::ByStage.
 absl::StatusOr<std::vector<RankPlan>> BuildRolePlans(const PlanOptions& options);
 
 // Returns the plan of `rank`, equal to what BuildTrainPlan gives: its role's plan with its own
-// place in the mesh. Requires: `roles` came from BuildRolePlans, and `rank` is in their mesh.
-RankPlan PlanOfRank(absl::Span<const RankPlan> roles, int rank);
+// place in the mesh. Requires: `templates` came from BuildRolePlans with the same roles, and `rank`
+// is in their mesh.
+RankPlan PlanOfRank(absl::Span<const RankPlan> templates, const RoleMap& roles, int rank);
+// The same for templates by stage.
+RankPlan PlanOfRank(absl::Span<const RankPlan> templates, int rank);
 
 }  // namespace megascale::plan

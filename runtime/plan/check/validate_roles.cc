@@ -1,10 +1,14 @@
 #include "runtime/plan/check/validate_roles.h"
 
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/plan/check/rendezvous.h"
 #include "runtime/plan/check/validate_rank.h"
@@ -16,8 +20,9 @@ namespace {
 // Records which ranks were found in a group, by kind.
 class Membership {
  public:
-  explicit Membership(const Mesh& mesh)
+  Membership(const Mesh& mesh, const RoleMap& roles)
       : mesh_(mesh),
+        roles_(roles),
         kinds_(mesh.Kinds()),
         found_(kinds_.size(), std::vector<bool>(static_cast<size_t>(mesh.world_size()))) {}
 
@@ -56,7 +61,6 @@ class Membership {
       return Refuse(group, "has ", group.ranks.size(), " members; expected ",
                     mesh_.GroupSize(kind));
     }
-    const int stage = mesh_.CoordinateOf(group.ranks[0]).pipeline;
     for (size_t i = 0; i < group.ranks.size(); ++i) {
       const int rank = group.ranks[i];
       const int index = static_cast<int>(i);
@@ -68,14 +72,47 @@ class Membership {
         return Refuse(group, "has rank ", rank, " at ", index, "; expected it in ",
                       mesh_.GroupName(kind, rank), " at ", mesh_.IndexInGroup(kind, rank));
       }
-      const int expected = kind == GroupKind::kPipeline ? index : stage;
-      if (kind != GroupKind::kWorld && mesh_.CoordinateOf(rank).pipeline != expected) {
-        return Refuse(group, "has rank ", rank, " of stage ", mesh_.CoordinateOf(rank).pipeline,
-                      "; expected one of stage ", expected);
-      }
       if (kind == GroupKind::kPipeline) RETURN_IF_ERROR(CheckPeers(group, rank));
     }
+    return CheckRoles(group, kind);
+  }
+
+  // Checks that the group is the image of the group of the first rank of each of its roles.
+  absl::Status CheckRoles(const Group& group, GroupKind kind) {
+    absl::flat_hash_set<int> seen;
+    for (const int rank : group.ranks) {
+      const int role = roles_.RoleOf(rank);
+      if (!seen.insert(role).second) {
+        if (kind != GroupKind::kPipeline) continue;
+        return Refuse(group, "has role ", role, " twice; peers are named by role");
+      }
+      ASSIGN_OR_RETURN(const std::vector<int>* const expected, RolesInGroupOf(role, kind));
+      for (size_t i = 0; i < group.ranks.size(); ++i) {
+        if (roles_.RoleOf(group.ranks[i]) == (*expected)[i]) continue;
+        return Refuse(group, "has rank ", group.ranks[i], " of role ",
+                      roles_.RoleOf(group.ranks[i]), " at ", i, "; expected one of role ",
+                      (*expected)[i]);
+      }
+    }
     return absl::OkStatus();
+  }
+
+  // Returns, by index, the roles in the group of a role's first rank. Errors: Internal - the group
+  // lacks the first rank of one of them.
+  absl::StatusOr<const std::vector<int>*> RolesInGroupOf(int role, GroupKind kind) {
+    const auto [known, is_new] = roles_in_group_.try_emplace({role, kind});
+    if (!is_new) return &known->second;
+    const Group group = mesh_.GroupOf(kind, roles_.FirstRankOf(role));
+    const absl::flat_hash_set<int> ranks(group.ranks.begin(), group.ranks.end());
+    for (const int rank : group.ranks) {
+      const int first = roles_.FirstRankOf(roles_.RoleOf(rank));
+      if (!ranks.contains(first)) {
+        return Refuse(group, "of a first rank has rank ", rank, ", but not rank ", first,
+                      ", the first one of role ", roles_.RoleOf(rank));
+      }
+      known->second.push_back(roles_.RoleOf(rank));
+    }
+    return &known->second;
   }
 
   // Checks how `rank` resolves a peer.
@@ -90,37 +127,55 @@ class Membership {
   }
 
   const Mesh& mesh_;
+  const RoleMap& roles_;
   const std::vector<GroupKind> kinds_;
-  std::vector<std::vector<bool>> found_;  // by kind, by rank
+  std::map<std::pair<int, GroupKind>, std::vector<int>> roles_in_group_;  // by role, by index
+  std::vector<std::vector<bool>> found_;                                  // by kind, by rank
   absl::flat_hash_set<std::string> names_;
 };
 
 }  // namespace
 
-absl::Status CheckGroups(const Mesh& mesh, absl::Span<const Group> groups) {
-  Membership membership(mesh);
+absl::Status CheckGroups(const Mesh& mesh, absl::Span<const Group> groups, const RoleMap& roles) {
+  MEGASCALE_CHECK(roles.num_ranks() == mesh.world_size());
+  for (int rank = 0; rank < mesh.world_size(); ++rank) {
+    const int first = roles.FirstRankOf(roles.RoleOf(rank));
+    if (mesh.CoordinateOf(rank).pipeline == mesh.CoordinateOf(first).pipeline) continue;
+    return absl::InternalError(absl::StrCat("role ", roles.RoleOf(rank), " has ranks ", first,
+                                            " and ", rank, ", which are of two stages"));
+  }
+  Membership membership(mesh, roles);
   for (const Group& group : groups) RETURN_IF_ERROR(membership.Add(group));
   return membership.CheckComplete();
 }
 
-absl::Status ValidateRolePlans(absl::Span<const RankPlan> roles) {
-  if (roles.empty()) return absl::InvalidArgumentError("no plans; expected one for each stage");
-  for (size_t i = 0; i < roles.size(); ++i) {
-    const RankPlan& role = roles[i];
-    const Mesh& mesh = role.mesh;
-    const int stage = static_cast<int>(i);
-    if (mesh.pipeline_size() != static_cast<int>(roles.size()) ||
-        role.rank != mesh.RankOf({.pipeline = stage})) {
+absl::Status CheckGroups(const Mesh& mesh, absl::Span<const Group> groups) {
+  return CheckGroups(mesh, groups, RoleMap::ByStage(mesh));
+}
+
+absl::Status ValidateRolePlans(absl::Span<const RankPlan> templates, const RoleMap& roles) {
+  if (templates.empty()) return absl::InvalidArgumentError("no plans; expected one for each role");
+  for (size_t role = 0; role < templates.size(); ++role) {
+    const RankPlan& plan = templates[role];
+    const bool is_of_role = templates.size() == static_cast<size_t>(roles.num_roles()) &&
+                            plan.mesh.world_size() == roles.num_ranks() &&
+                            plan.rank == roles.FirstRankOf(static_cast<int>(role));
+    if (!is_of_role) {
       return absl::InvalidArgumentError(
-          absl::StrCat("plan ", i, " of ", roles.size(), " is of rank ", role.rank,
-                       " of a mesh of ", mesh.pipeline_size(),
-                       " stages; expected the plans of each stage's first rank, in order"));
+          absl::StrCat("plan ", role, " of ", templates.size(), " is of rank ", plan.rank,
+                       " of a mesh of ", plan.mesh.world_size(), " ranks with ", roles.num_roles(),
+                       " roles; expected the plans of each role's first rank, in order"));
     }
-    RETURN_IF_ERROR(CheckSameStep(role, roles[0]));
-    RETURN_IF_ERROR(ValidateRankStep(role));
+    RETURN_IF_ERROR(CheckSameStep(plan, templates[0]));
+    RETURN_IF_ERROR(ValidateRankStep(plan));
   }
-  RETURN_IF_ERROR(CheckGroups(roles[0].mesh, roles[0].mesh.Groups()));
-  return CheckRendezvous(roles);
+  RETURN_IF_ERROR(CheckGroups(templates[0].mesh, templates[0].mesh.Groups(), roles));
+  return CheckRendezvous(templates);
+}
+
+absl::Status ValidateRolePlans(absl::Span<const RankPlan> templates) {
+  if (templates.empty()) return absl::InvalidArgumentError("no plans; expected one for each role");
+  return ValidateRolePlans(templates, RoleMap::ByStage(templates[0].mesh));
 }
 
 }  // namespace megascale::plan

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/plan/build/roles.h"
 #include "runtime/plan/check/validate_step.h"
+#include "runtime/plan/testing/expert_mesh.h"
 
 namespace megascale::plan {
 namespace {
@@ -265,6 +266,65 @@ TEST(ValidateRolePlans, JudgesThousandsOfBrokenPlansAsValidatePlansDoesOverAllRa
   EXPECT_GT(num_allowed, 100);
   EXPECT_GT(num_deadlocks, 10);
   EXPECT_GT(num_unmet, 100);
+}
+
+// Roles that are not stages: by a further axis, by several axes, or every rank its own.
+TEST(ValidateRolePlans, AgreesWithAllRanksHoweverRolesAreAssigned) {
+  Random random(20240304);
+  int num_allowed = 0;
+  int num_refused = 0;
+  for (int i = 0; i < 1000; ++i) {
+    PlanOptions options = RandomShape(&random);
+    if (options.mesh.world_size() <= kRanksMax / 2) {
+      options.mesh = ExpertMesh({.data = options.mesh.data_size(),
+                                 .pipeline = options.mesh.pipeline_size(),
+                                 .tensor = options.mesh.tensor_size()},
+                                2);
+    }
+    const AxisSet axes =
+        std::array<AxisSet, 4>{{{Axis::kPipeline, Axis::kTensor},
+                                {Axis::kPipeline, Axis::kData},
+                                {Axis::kPipeline, kExpertAxis},
+                                AxisSet::All()}}[static_cast<size_t>(random.Draw(0, 3))];
+    const RoleMap roles = RoleMap::ByAxes(options.mesh, axes);
+    std::vector<RankPlan> templates = BuildRolePlans(options, roles).value();
+    EXPECT_EQ(ValidateRolePlans(templates, roles), absl::OkStatus()) << Describe(options);
+    const auto& [name, mutate] = Mutations()[static_cast<size_t>(i) % Mutations().size()];
+    if (!mutate(&random, &random.Of(templates))) continue;
+    std::vector<RankPlan> plans;
+    for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+      plans.push_back(PlanOfRank(templates, roles, rank));
+    }
+    const absl::Status of_roles = ValidateRolePlans(templates, roles);
+    const absl::Status of_ranks = ValidatePlans(plans);
+    ASSERT_EQ(of_roles.code(), of_ranks.code())
+        << i << ": " << name << ", " << Describe(options) << "\nroles: " << of_roles
+        << "\nranks: " << of_ranks;
+    (of_roles.ok() ? num_allowed : num_refused) += 1;
+  }
+  EXPECT_GT(num_allowed, 15);
+  EXPECT_GT(num_refused, 150);
+}
+
+TEST(ValidateRolePlans, RefusesRolesThatOnePlanCannotServe) {
+  PlanOptions options;
+  options.mesh = Mesh::Create({.data = 2, .pipeline = 2}).value();
+  const auto refusal = [&](const RoleMap& roles) {
+    std::vector<RankPlan> templates;
+    for (int role = 0; role < roles.num_roles(); ++role) {
+      templates.push_back(BuildTrainPlan(options, roles.FirstRankOf(role)).value());
+    }
+    const absl::Status status = ValidateRolePlans(templates, roles);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    return std::string(status.message());
+  };
+  // Ranks 0 and 1 are the replicas of stage 0, ranks 2 and 3 those of stage 1.
+  EXPECT_EQ(refusal(RoleMap::Of({0, 0, 0, 0})),
+            "role 0 has ranks 0 and 2, which are of two stages");
+  EXPECT_THAT(refusal(RoleMap::Of({0, 0, 1, 2})),
+              HasSubstr("has rank 3 of role 2 at 1; expected one of role 1"));
+  EXPECT_EQ(BuildRolePlans(options, RoleMap::Of({0, 0, 0, 0})).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ValidateRolePlans, ProvesTheWholeOfTheLargestJobThatMegaScaleReports) {

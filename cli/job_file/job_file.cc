@@ -285,7 +285,7 @@ absl::Status SetPair(const Place& place, const std::pair<YAML::Node, YAML::Node>
   if (pair.second.IsNull() && !IsSection(*field)) {
     return place.Refuse(pair.first, absl::StrCat(Quote(path), " has no value"));
   }
-  const absl::Status set = SetField(place, pair.second, {section.message, field, path});
+  absl::Status set = SetField(place, pair.second, {section.message, field, path});
   if (!set.ok()) place.findings->given.erase(path);
   return set;
 }

@@ -17,6 +17,7 @@
 #include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/check/validate_roles.h"
+#include "runtime/plan/check/validate_step.h"
 #include "runtime/plan/plan_options.h"
 
 namespace megascale::bench {

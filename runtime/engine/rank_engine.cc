@@ -102,7 +102,8 @@ class Engine : public RankEngine {
 
   tensor::Arena arena_;  // used if the job has a single rank; otherwise parameters_ is
   std::unique_ptr<base::SharedMemory> parameters_;  // memory that peers on this machine may read
-  std::unique_ptr<ops::Ops> compute_ops_;  // all threads; used on the compute stream's thread
+  std::unique_ptr<ops::Ops> compute_ops_;  // all threads; used on the compute stream's thread, and
+                                           // to explain a divergence, when nothing else runs
   std::unique_ptr<ops::Ops> shard_ops_;    // one thread: works beside passes
   ChunkStates chunks_;
   GradientBuffers gradient_buffers_;
@@ -117,14 +118,13 @@ class Engine : public RankEngine {
   std::map<std::string, std::unique_ptr<comm::Communicator>> communicators_;  // by name
   std::map<plan::InstructionId, comm::Communicator*> communicator_of_;
   std::map<plan::StreamKind, std::unique_ptr<stream::Stream>> streams_;
-  std::unique_ptr<plan::Executor> executor_;
+  mutable std::mutex abort_mutex_;
+  absl::Status abort_reason_;  // the first reason; OK: not aborted
+  StepEnded step_ended_;
+  std::unique_ptr<plan::Executor> executor_;  // its end may still end a step
 
   std::optional<checkpoint::ShardLayout> shard_layout_;
   std::optional<checkpoint::SnapshotWriter> snapshot_writer_;
-  StepEnded step_ended_;
-
-  mutable std::mutex abort_mutex_;
-  absl::Status abort_reason_;  // the first reason; OK: not aborted
 };
 
 absl::Status Engine::Prepare() {
@@ -314,8 +314,8 @@ absl::Status Engine::Join() {
   return MakeExecutor();
 }
 
-// The threads of operators belong to the thread that calls them: called from another stream, they
-// would be more threads than the rank has cores for.
+// OpenMP keeps a pool of threads for each thread that calls operators. A second caller would get a
+// second pool, and the rank more threads than cores.
 void Engine::RunOnComputeThreads(absl::FunctionRef<void()> work) {
   streams_.at(plan::StreamKind::kCompute)->RunAndWait(work);
 }

@@ -124,11 +124,11 @@ void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout,
       if (options.on_progress) options.on_progress();
     }
   };
+  const int64_t num_threads = std::clamp<int64_t>(options.num_threads, 1, num_blocks + 1);
   std::vector<std::thread> helpers;
+  helpers.reserve(static_cast<size_t>(num_threads));
   try {
-    for (int64_t i = 1; i < std::min<int64_t>(options.num_threads, num_blocks); ++i) {
-      helpers.emplace_back(take_blocks);
-    }
+    for (int64_t i = 1; i < num_threads; ++i) helpers.emplace_back(take_blocks);
   } catch (const std::system_error& /*error*/) {
     // The system refused a thread: those that there are do the work.
   }

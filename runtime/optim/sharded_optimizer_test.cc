@@ -174,7 +174,7 @@ std::pair<std::vector<double>, std::vector<char>> TrainWide(const job::v1::Optim
   const ShardMemory grad(shard.ranges(), DType::kF32);
   const ShardMemory weights(shard.ranges(), compute);
   auto optimizer = *ShardedOptimizer::Create(spec, shard, weights.parts, ops.get());
-  optimizer->Initialize(kSeed);
+  optimizer->Initialize({.seed = kSeed});
   std::vector<double> squares;
   std::vector<double> sums(optimizer->num_trust_sums());
   for (int step = 1; step <= kSteps; ++step) {

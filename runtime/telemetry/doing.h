@@ -11,8 +11,8 @@ namespace megascale::telemetry {
 
 struct Doing {
   v1::Activity activity = v1::ACTIVITY_UNSPECIFIED;
-  // The instruction that runs or waits for peers. In other activities it is set only if they wait
-  // for peers: from it the failure detector knows that this rank need not be the one that hangs.
+  // The instruction that runs. An activity that is no instruction sets it only if it waits for
+  // peers: the failure detector then looks for the cause at other ranks first.
   plan::InstructionId instruction = {};
   int peer = 0;  // rank; unused unless `activity` names a peer
 };

@@ -160,8 +160,8 @@ class CpuOps final : public Ops {
   }
 
   // On one thread: numerics version 3 adds a vector in one chain, so parts of several threads would
-  // give other bits. (Threads that share the chain's running sums read all of it each: half as
-  // fast.)
+  // give other bits. (Threads could share the chain's running sums only if each read the
+  // whole vector, which is half as fast.)
   double SumOfSquares(const Vector& x) override {
     MEGASCALE_CHECK(x.dtype == DType::kF32);
     return x.size == 0 ? 0.0 : cpu::SumOfSquares(x, {0, x.size});

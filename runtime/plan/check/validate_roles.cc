@@ -2,7 +2,6 @@
 
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -80,6 +79,7 @@ class Membership {
   // Checks that the group is the image of the group of the first rank of each of its roles.
   absl::Status CheckRoles(const Group& group, GroupKind kind) {
     absl::flat_hash_set<int> seen;
+    absl::flat_hash_set<const std::vector<int>*> compared;
     for (const int rank : group.ranks) {
       const int role = roles_.RoleOf(rank);
       if (!seen.insert(role).second) {
@@ -87,6 +87,7 @@ class Membership {
         return Refuse(group, "has role ", role, " twice; peers are named by role");
       }
       ASSIGN_OR_RETURN(const std::vector<int>* const expected, RolesInGroupOf(role, kind));
+      if (!compared.insert(expected).second) continue;
       for (size_t i = 0; i < group.ranks.size(); ++i) {
         if (roles_.RoleOf(group.ranks[i]) == (*expected)[i]) continue;
         return Refuse(group, "has rank ", group.ranks[i], " of role ",
@@ -100,9 +101,10 @@ class Membership {
   // Returns, by index, the roles in the group of a role's first rank. Errors: Internal - the group
   // lacks the first rank of one of them.
   absl::StatusOr<const std::vector<int>*> RolesInGroupOf(int role, GroupKind kind) {
-    const auto [known, is_new] = roles_in_group_.try_emplace({role, kind});
+    const int first_rank = roles_.FirstRankOf(role);
+    const auto [known, is_new] = roles_in_group_.try_emplace(mesh_.GroupName(kind, first_rank));
     if (!is_new) return &known->second;
-    const Group group = mesh_.GroupOf(kind, roles_.FirstRankOf(role));
+    const Group group = mesh_.GroupOf(kind, first_rank);
     const absl::flat_hash_set<int> ranks(group.ranks.begin(), group.ranks.end());
     for (const int rank : group.ranks) {
       const int first = roles_.FirstRankOf(roles_.RoleOf(rank));
@@ -129,8 +131,8 @@ class Membership {
   const Mesh& mesh_;
   const RoleMap& roles_;
   const std::vector<GroupKind> kinds_;
-  std::map<std::pair<int, GroupKind>, std::vector<int>> roles_in_group_;  // by role, by index
-  std::vector<std::vector<bool>> found_;                                  // by kind, by rank
+  std::map<std::string, std::vector<int>> roles_in_group_;  // by name, by index
+  std::vector<std::vector<bool>> found_;                    // by kind, by rank
   absl::flat_hash_set<std::string> names_;
 };
 

@@ -12,12 +12,13 @@
 // then may the next step be launched.
 //
 // Failure: the first error ends the executor's life. Instructions that have not begun are skipped,
-// in this step and in every later one, which still need every owner's launch to end. `step_ended`
-// gets that error; its message is prefixed with rank, step and instruction, and its payloads are
-// kept. To continue an attempt, create a new executor.
+// in this step and in later ones; a step still ends only after every owner has launched it.
+// `step_ended` gets that error; its message is prefixed with rank, step and instruction, and its
+// payloads are kept. To continue an attempt, create a new executor.
 //
 // Threads: all methods, from any thread. Handlers, observers and step_ended run on the streams'
-// threads. Cost: a launch allocates nothing.
+// threads; if the executor is destroyed during a step, step_ended may run on the destroying thread.
+// Cost: a launch allocates nothing.
 #pragma once
 
 #include <array>
@@ -98,7 +99,7 @@ class Executor {
   };
   struct OwnerState {
     std::vector<int> tasks;   // in the plan's order
-    uint64_t generation = 0;  // launches so far
+    uint64_t generation = 0;  // the step that it launched last, as generation_ counts
   };
 
   explicit Executor(ExecutorOptions options) : options_(std::move(options)) {}

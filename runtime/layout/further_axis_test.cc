@@ -24,7 +24,7 @@ namespace {
 constexpr int kExperts = 2;
 
 job::v1::JobSpec Job() {
-  job::v1::JobSpec spec = engine::ToyJob("unread.txt", /*data=*/2, /*pipeline=*/2);
+  job::v1::JobSpec spec = engine::ToyJob("/unread.txt", /*data=*/2, /*pipeline=*/2);
   spec.mutable_parallel()->set_tensor_model_parallel_size(2);
   return job::ResolveJobSpec(spec).value();
 }

@@ -1,5 +1,6 @@
 #include "runtime/plan/check/validate_roles.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -15,6 +16,14 @@
 
 namespace megascale::plan {
 namespace {
+
+// True if sends and receives name peers in groups of this kind.
+bool HasPeers(GroupKind kind) {
+  const absl::Span<const Operation> operations = AllOperations();
+  return std::any_of(operations.begin(), operations.end(), [&](const Operation& operation) {
+    return IsTransfer(operation.kind) && operation.meeting.group == kind;
+  });
+}
 
 // Records which ranks were found in a group, by kind.
 class Membership {
@@ -71,7 +80,7 @@ class Membership {
         return Refuse(group, "has rank ", rank, " at ", index, "; expected it in ",
                       mesh_.GroupName(kind, rank), " at ", mesh_.IndexInGroup(kind, rank));
       }
-      if (kind == GroupKind::kPipeline) RETURN_IF_ERROR(CheckPeers(group, rank));
+      if (HasPeers(kind)) RETURN_IF_ERROR(CheckPeers(group, kind, rank));
     }
     return CheckRoles(group, kind);
   }
@@ -83,7 +92,7 @@ class Membership {
     for (const int rank : group.ranks) {
       const int role = roles_.RoleOf(rank);
       if (!seen.insert(role).second) {
-        if (kind != GroupKind::kPipeline) continue;
+        if (!HasPeers(kind)) continue;
         return Refuse(group, "has role ", role, " twice; peers are named by role");
       }
       ASSIGN_OR_RETURN(const std::vector<int>* const expected, RolesInGroupOf(role, kind));
@@ -118,9 +127,9 @@ class Membership {
   }
 
   // Checks how `rank` resolves a peer.
-  absl::Status CheckPeers(const Group& group, int rank) const {
+  absl::Status CheckPeers(const Group& group, GroupKind kind, int rank) const {
     for (size_t peer = 0; peer < group.ranks.size(); ++peer) {
-      const int found = mesh_.RankInGroup(GroupKind::kPipeline, rank, static_cast<int>(peer));
+      const int found = mesh_.RankInGroup(kind, rank, static_cast<int>(peer));
       if (found == group.ranks[peer]) continue;
       return Refuse(group, "has rank ", group.ranks[peer], " at ", peer, "; rank ", rank,
                     " takes rank ", found, " for it");

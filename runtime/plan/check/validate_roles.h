@@ -20,7 +20,8 @@ namespace megascale::plan {
 // instruction i at rank r, and let its image be instruction i of the role of r, at the role's first
 // rank. By CheckGroups a group has at each index the role that the group of the first rank of any
 // of its roles has there, and that group has the first rank of each of its roles. So:
-// - in a pipeline group, which has each role at most once, a peer's index means a role: sends and
+// - in a group of transfers, which has each role at most once, a peer's index means a role: sends
+// and
 //   receives pair up as those of the first ranks do, whatever the group;
 // - in any other group the n-th collective on a channel is the n-th of each of its roles, at each
 // of

@@ -48,10 +48,10 @@ absl::Status ValidateRolePlans(absl::Span<const RankPlan> templates);
 //   and no two groups share a name;
 // - a group is as large as Mesh says, and has at each index the role that the group of the first
 //   rank of any of its roles has there; that group has the first rank of each of its roles;
-// - a pipeline group has each role at most once, and every member finds the others at their
-// indices;
+// - a group in which sends and receives name peers has each role at most once, and every member
+//   finds the others at their indices;
 // - all ranks of a role are of one stage.
-// Cost: O(ranks x roles in a group) additions; some milliseconds for 12,288 ranks by stage.
+// Cost: O(ranks x roles in a group) additions; tens of milliseconds for 12,288 ranks by stage.
 // Errors: Internal - names the group and the rank.
 absl::Status CheckGroups(const Mesh& mesh, absl::Span<const Group> groups, const RoleMap& roles);
 // The same with RoleMap::ByStage.

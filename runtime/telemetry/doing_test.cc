@@ -28,14 +28,14 @@ TEST(DoingTest, WordsOfAnInstructionEndInItsId) {
 
 TEST(DoingTest, EveryOperationHasWordsOfItsOwn) {
   std::set<std::string> words;
-  for (int kind = 1; kind <= plan::kMaxOpKind; ++kind) {
-    const InstructionId id(static_cast<OpKind>(kind), 1, 2);
+  for (const plan::Operation& operation : plan::AllOperations()) {
+    const InstructionId id(operation.kind, 1, 2);
     const std::string text = Words({.activity = v1::ACTIVITY_INSTRUCTION, .instruction = id});
     EXPECT_EQ(text.find("unknown"), std::string::npos) << text;
     ASSERT_GT(text.size(), id.ToString().size() + 1);
     words.insert(text.substr(0, text.size() - id.ToString().size() - 1));
   }
-  EXPECT_EQ(words.size(), static_cast<size_t>(plan::kMaxOpKind));
+  EXPECT_EQ(words.size(), plan::AllOperations().size());
 }
 
 TEST(DoingTest, OtherActivitiesNameThePeerAndTheExchangeInWhichTheyWait) {

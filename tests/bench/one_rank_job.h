@@ -56,7 +56,7 @@ class OneRankJob {
   std::unique_ptr<data::Corpus> corpus_;
   layout::AttemptMemory memory_;
   std::unique_ptr<base::SharedMemory> snapshots_;
-  comm::InProcessStore store_;
+  comm::EmbeddedStore store_;
   std::unique_ptr<comm::LinkStore> link_;
   std::optional<telemetry::HeartbeatWriter> heartbeat_;
   std::optional<telemetry::SpanWriter> spans_;

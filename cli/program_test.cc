@@ -1,6 +1,8 @@
 // The program from the outside: exit codes and output of commands that need no driver.
 #include <pty.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -476,6 +478,23 @@ TEST_F(ProgramTest, AnAbsentDriverIsThree) {
             "megascale: --rank: expected a whole number, found 'x'\n"
             "  see: megascale logs --help\n");
   EXPECT_EQ(Run("list --address node:1").code, 2);
+}
+
+TEST_F(ProgramTest, WaitingForADriverThatIsSilentEndsAtTheTimeout) {
+  char folder[] = "/tmp/ms-XXXXXX";  // short: a socket is made in it
+  ASSERT_NE(::mkdtemp(folder), nullptr);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::snprintf(address.sun_path, sizeof(address.sun_path), "%s/d.sock", folder);
+  const int listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(::listen(listener, 8), 0);
+  const Outcome waited =
+      Run(absl::StrCat("wait j --timeout 500ms --address unix:", address.sun_path));
+  EXPECT_EQ(waited.code, 1);
+  EXPECT_TRUE(absl::StrContains(waited.error, "j has not ended within 500ms")) << waited.error;
+  ::close(listener);
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(ProgramTest, AnAttemptIsCountedFromOne) {

@@ -28,7 +28,8 @@ int Cancel(const CancelFlags& flags) {
   if (flags.format == "json") {
     PrintJson(*job, JsonLayout::kPretty);
   } else {
-    std::printf("%s  %s\n", flags.job_id.c_str(), StateLine(*job).c_str());
+    std::printf("%s  %s\n", flags.job_id.c_str(),
+                StateLine(CompleteCommands(*job, flags.connection)).c_str());
   }
   return kExitGood;
 }

@@ -23,6 +23,7 @@ class Follower {
       : client_(*client),
         job_id_(std::move(job_id)),
         options_(options),
+        first_answer_(RetryOf(options.connection, nullptr)),
         view_([] { return DetectTerminal(STDOUT_FILENO); }, stdout),
         started_at_(Now()),
         first_interrupt_(options.interrupt == nullptr ? 0 : options.interrupt->Count()) {}
@@ -34,6 +35,12 @@ class Follower {
                     [this] { return Poll(); }});
       if (IsTerminal(result_.job.state())) return std::move(result_);
       if (ShouldStop()) return End(status);
+      if (!answered_ && absl::IsUnavailable(status) &&
+          Now() - started_at_ + kReconnectDelay < first_answer_.time) {
+        first_answer_.on_retry();
+        absl::SleepFor(kReconnectDelay);
+        continue;
+      }
       if (!answered_ || absl::IsNotFound(status)) return status;
       SayNotes();
       NoteAbsent();
@@ -135,6 +142,7 @@ class Follower {
   client::JobClient& client_;
   const std::string job_id_;
   const FollowOptions& options_;
+  const client::RetryOptions first_answer_;
   std::mutex view_mutex_;
   LiveView view_;
   const absl::Duration started_at_;

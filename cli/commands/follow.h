@@ -24,7 +24,8 @@ struct FollowOptions {
   // Returns new lines to show with the job; called before each display; may be empty.
   std::function<std::vector<std::string>()> take_notes;
   absl::Duration timeout = absl::InfiniteDuration();
-  ConnectionFlags connection;  // how the driver is reached, for commands in messages
+  // How the driver is reached, for commands in messages, and how long to wait for its first answer.
+  ConnectionFlags connection;
   // How long the driver may stay away after it has answered once; then it is an error.
   absl::Duration absence_max = absl::Seconds(60);
 };

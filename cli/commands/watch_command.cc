@@ -1,5 +1,4 @@
 // watch and wait: follow a job, with and without a view.
-#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -24,10 +23,7 @@ struct WatchFlags {
 
 absl::StatusOr<FollowResult> Follow(const WatchFlags& flags, const FollowOptions& options) {
   const auto stop = [&] { return options.interrupt != nullptr && options.interrupt->Count() > 0; };
-  ConnectionFlags connection = flags.connection;
-  connection.retry_for = std::min(connection.retry_for, options.timeout);
-  ASSIGN_OR_RETURN(const auto client, Connect(connection, stop));
-  RETURN_IF_ERROR(client->Get(flags.job_id).status());  // waits for the driver
+  ASSIGN_OR_RETURN(const auto client, Connect(flags.connection, stop));
   return FollowJob(client.get(), flags.job_id, options);
 }
 
@@ -52,6 +48,7 @@ int Wait(const WatchFlags& flags) {
   FollowOptions options;
   options.style = FollowStyle::kQuiet;
   options.timeout = flags.timeout;
+  options.connection = flags.connection;
   const absl::StatusOr<FollowResult> result = Follow(flags, options);
   if (!result.ok()) return ReportCallError(result.status(), flags.connection);
   const std::string state = StateLine(CompleteCommands(result->job, flags.connection));

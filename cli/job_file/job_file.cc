@@ -441,7 +441,9 @@ absl::Status Override(const std::string& assignment, JobSpec* spec, Findings* fi
         return place.Refuse(value,
                             absl::StrCat(Quote(path), " has no value; expected ", path, "=VALUE"));
       }
-      return SetField(place, value, {message, field, path});
+      absl::Status set = SetField(place, value, {message, field, path});
+      if (!set.ok()) findings->given.erase(path);  // what it set is not the field's value
+      return set;
     }
     if (!IsSection(*field)) {
       return place.Refuse(value,

@@ -160,6 +160,14 @@ TEST(JobFileMistakesTest, AllMistakesOfAFileAreToldAtOnce) {
             "than 100");
 }
 
+TEST(JobFileMistakesTest, AMistakenOverrideIsOneMistake) {
+  const auto spec = LoadJobText("job.yaml", "name: x\ndata: {files: [/etc/hostname]}\n",
+                                {{"train.steps=1e3", "data.files={a: b}"}, {}});
+  const std::string text(spec.status().message());
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+  EXPECT_FALSE(absl::StrContains(text, "is missing")) << text;
+}
+
 TEST(JobFileMistakesTest, AFileWithoutEndOfMistakesIsCut) {
   std::string yaml;
   for (int i = 0; i < 30; ++i) absl::StrAppend(&yaml, "field", i, ": 1\n");

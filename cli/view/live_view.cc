@@ -24,6 +24,7 @@ constexpr int kWorkersMax = 16;
 constexpr int kBarWidthMax = 40;
 constexpr int kWrappedLinesMax = 4;  // of one text
 constexpr int kUnlimitedWidth = 500;
+constexpr int kPlainWidthMax = 2000;
 constexpr char kClearRow[] = "\033[K";
 constexpr char kNoWrap[] = "\033[?7l";  // the terminal cuts lines that are too wide
 constexpr char kWrap[] = "\033[?7h";
@@ -296,7 +297,7 @@ std::vector<std::string> RenderFailure(const Job& job) {
   std::vector<std::string> lines;
   if (!job.has_culprit()) return lines;
   for (const absl::string_view line : absl::StrSplit(job.culprit().evidence(), '\n')) {
-    lines.push_back(absl::StrCat("  ", CutToWidth(line, 500)));
+    lines.push_back(absl::StrCat("  ", CutToWidth(line, kPlainWidthMax)));
   }
   lines.erase(lines.begin());  // `last failure` has the first one
   for (const control::v1::Culprit& consequence : job.consequences()) {

@@ -65,6 +65,12 @@ void NotePosition(const control::v1::StreamLogsResponse& piece,
   position->set_offset(piece.end_offset());
 }
 
+// True if the driver is absent, stands still, or just ends.
+bool IsAway(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsCancelled(status);
+}
+
 // Cancels a streaming call when its caller wants to stop.
 class StopWatcher {
  public:
@@ -133,7 +139,12 @@ struct JobClient::Impl {
     // gRPC converts it to the monotonic clock at once.
     context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
     Response response;
-    RETURN_IF_ERROR(ToStatus((stub.get()->*method)(&context, request, &response)));
+    const absl::Status status = ToStatus((stub.get()->*method)(&context, request, &response));
+    if (absl::IsCancelled(status)) {  // nobody here cancels this call
+      return absl::UnavailableError(
+          absl::StrCat("the driver at ", options.address.text, " is ending"));
+    }
+    RETURN_IF_ERROR(status);
     return response;
   }
 
@@ -147,7 +158,7 @@ struct JobClient::Impl {
     while (true) {
       absl::StatusOr<Response> response = Call<Response>(method, request, timeout);
       const bool is_late = base::RealClock().Monotonic() + delay > give_up;
-      if (!absl::IsUnavailable(response.status()) || is_late || should_stop()) return response;
+      if (!IsAway(response.status()) || is_late || should_stop()) return response;
       if (retry.on_retry) retry.on_retry();
       absl::SleepFor(delay);
       if (should_stop()) return response;
@@ -297,9 +308,7 @@ absl::Status JobClient::AwaitDriver(const std::string& job_id,
     absl::SleepFor(kReconnectDelay);
     if (should_stop && should_stop()) return absl::CancelledError("asked to stop");
     absl::Status status = impl_->Get(request, /*retry=*/{}).status();
-    const bool is_away = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-                         absl::IsCancelled(status);
-    if (!is_away) return status;
+    if (!IsAway(status)) return status;
   }
   return absl::UnavailableError(
       absl::StrCat("the driver at ", impl_->options.address.text, " has not answered for ",

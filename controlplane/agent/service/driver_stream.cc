@@ -35,7 +35,7 @@ constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
 // How long a driver may be silent before that is worth a log line, and between these lines.
 constexpr absl::Duration kAbsenceMin = absl::Seconds(5);
 constexpr absl::Duration kAbsenceLogInterval = absl::Minutes(1);
-constexpr char kGoesOn[] = "; goes on trying";
+constexpr char kGoesOn[] = "; this agent keeps trying";
 constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
 constexpr absl::Duration kWriteTimeout = absl::Seconds(10);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
@@ -199,11 +199,15 @@ class DriverStream::Reactor : public grpc::ClientBidiReactor<v1::AgentUp, v1::Ag
 // thread of its own, because the agent must not wait.
 class DriverStream::Probe {
  public:
-  explicit Probe(const DriverStreamOptions& options)
-      : thread_([this, address = options.address, tls = options.tls] {
+  Probe(const DriverStreamOptions& options, std::shared_ptr<Shared> shared)
+      : thread_([this, address = options.address, tls = options.tls, shared = std::move(shared)] {
           const absl::Status why =
               security::ProbeDriver(address, tls, security::Role::kAgent, kProbeTimeout);
-          if (!why.ok()) base::LogWarning(absl::StrCat(why.message(), kGoesOn));
+          const bool is_back = [&] {
+            absl::MutexLock lock(&shared->mutex);
+            return shared->opened;
+          }();
+          if (!why.ok() && !is_back) base::LogWarning(absl::StrCat(why.message(), kGoesOn));
           done_ = true;
         }) {}
   ~Probe() { thread_.join(); }
@@ -322,11 +326,14 @@ void DriverStream::LogAbsence(absl::Duration now) {
   if (now < next_absence_log_) return;
   next_absence_log_ = now + kAbsenceLogInterval;
   if (options_.address.is_unix()) {
-    if (!absl::IsUnavailable(connect_error_)) return;
+    if (!connect_error_.ok() && !absl::IsUnavailable(connect_error_)) return;
     base::LogWarning(absl::StrCat("no driver can be reached at ", options_.address.text, ": ",
-                                  connect_error_.message(), kGoesOn));
+                                  connect_error_.ok()
+                                      ? absl::string_view("it takes connections but is silent")
+                                      : connect_error_.message(),
+                                  kGoesOn));
   } else if (probe_ == nullptr || probe_->is_done()) {
-    probe_ = std::make_unique<Probe>(options_);
+    probe_ = std::make_unique<Probe>(options_, shared_);
   }
 }
 

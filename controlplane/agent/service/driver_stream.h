@@ -32,7 +32,8 @@ class DriverStream {
   // Makes a stream that is not connected yet. Errors: InvalidArgument - TCP without TLS, or TLS
   // files that cannot be used; Unauthenticated - the certificate has expired.
   static absl::StatusOr<std::unique_ptr<DriverStream>> Create(const DriverStreamOptions& options);
-  // Cancels the stream. Blocking: at most 5 s.
+  // Cancels the stream. Blocking: at most 5 s; while it is found out why no driver answers over
+  // TCP, as long as the system looks up and tries the driver's addresses.
   ~DriverStream();
 
   // Readable when Take has something.

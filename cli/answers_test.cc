@@ -23,10 +23,16 @@ class FixedDriver final : public control::JobService::Service {
  public:
   grpc::Status GetJob(grpc::ServerContext*, const control::GetJobRequest* request,
                       control::GetJobResponse* response) override {
-    if (request->job_id() != job.job_id()) {
-      return {grpc::StatusCode::NOT_FOUND, "there is no such job; `megascale list` shows all jobs"};
-    }
+    if (request->job_id() != job.job_id()) return NoSuchJob();
     *response->mutable_job() = job;
+    return grpc::Status::OK;
+  }
+  grpc::Status WatchJob(grpc::ServerContext*, const control::WatchJobRequest* request,
+                        grpc::ServerWriter<control::WatchJobResponse>* writer) override {
+    if (request->job_id() != job.job_id()) return NoSuchJob();
+    control::WatchJobResponse response;
+    *response.mutable_job() = job;
+    writer->Write(response);
     return grpc::Status::OK;
   }
   grpc::Status ListJobs(grpc::ServerContext*, const control::ListJobsRequest*,
@@ -42,6 +48,11 @@ class FixedDriver final : public control::JobService::Service {
   }
 
   control::Job job;
+
+ private:
+  static grpc::Status NoSuchJob() {
+    return {grpc::StatusCode::NOT_FOUND, "there is no such job; `megascale list` shows all jobs"};
+  }
 };
 
 struct Outcome {

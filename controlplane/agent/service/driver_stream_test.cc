@@ -41,17 +41,24 @@ constexpr absl::Duration kDeadline = absl::Seconds(20);
 
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
+// Runs a service at an address. Declared after the service, so that it ends first.
+class Serving {
+ public:
+  Serving(v1::AgentService::Service* service, const std::string& address) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(address, grpc::InsecureServerCredentials());
+    builder.RegisterService(service);
+    server_ = builder.BuildAndStart();
+  }
+  ~Serving() { server_->Shutdown(std::chrono::system_clock::now()); }
+
+ private:
+  std::unique_ptr<grpc::Server> server_;
+};
+
 // Answers a hello, and notes the store requests of the present stream.
 class TestDriver : public v1::AgentService::Service {
  public:
-  explicit TestDriver(const std::string& address) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials());
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  ~TestDriver() override { server_->Shutdown(std::chrono::system_clock::now()); }
-
   grpc::Status Connect(grpc::ServerContext* context,
                        grpc::ServerReaderWriter<v1::AgentDown, v1::AgentUp>* stream) override {
     v1::AgentUp up;
@@ -74,7 +81,6 @@ class TestDriver : public v1::AgentService::Service {
   }
 
  private:
-  std::unique_ptr<grpc::Server> server_;
   absl::Mutex mutex_;
   std::vector<std::string> received_;
 };
@@ -190,7 +196,8 @@ class DriverStreamTest : public testing::Test {
 // that is sent on it must arrive, without later messages that push it. The bug behind this test was
 // a race that needed a busy machine.
 TEST_F(DriverStreamTest, EverythingIsSentAfterTheDriverWasKilled) {
-  TestDriver driver(absl::StrCat("unix:", directory_, "/d.sock"));
+  TestDriver driver;
+  const Serving serving(&driver, absl::StrCat("unix:", directory_, "/d.sock"));
   Relay relay(directory_ + "/r.sock", directory_ + "/d.sock");
   DriverStreamOptions options;
   options.address = *client::ParseAddress(absl::StrCat("unix:", directory_, "/r.sock"));
@@ -218,14 +225,6 @@ TEST_F(DriverStreamTest, EverythingIsSentAfterTheDriverWasKilled) {
 // Ends each stream as soon as it has said hello.
 class EndingDriver : public v1::AgentService::Service {
  public:
-  explicit EndingDriver(const std::string& address) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials());
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  ~EndingDriver() override { server_->Shutdown(std::chrono::system_clock::now()); }
-
   grpc::Status Connect(grpc::ServerContext* context,
                        grpc::ServerReaderWriter<v1::AgentDown, v1::AgentUp>* stream) override {
     v1::AgentUp up;
@@ -236,7 +235,6 @@ class EndingDriver : public v1::AgentService::Service {
   int num_streams() const { return num_streams_; }
 
  private:
-  std::unique_ptr<grpc::Server> server_;
   std::atomic<int> num_streams_ = 0;
 };
 
@@ -246,9 +244,11 @@ class EndingDriver : public v1::AgentService::Service {
 // thawed.
 TEST_F(DriverStreamTest, AStreamOpensAtTheMomentAtWhichTheOneBeforeEnds) {
   constexpr int kStreams = 300;
-  const EndingDriver driver(absl::StrCat("unix:", directory_, "/d.sock"));
+  const std::string address = absl::StrCat("unix:", directory_, "/d.sock");
+  EndingDriver driver;
+  const Serving serving(&driver, address);
   DriverStreamOptions options;
-  options.address = *client::ParseAddress(absl::StrCat("unix:", directory_, "/d.sock"));
+  options.address = *client::ParseAddress(address);
   options.hello.set_node_id("n0");
   auto stream = DriverStream::Create(options);
   ASSERT_TRUE(stream.ok()) << stream.status();

@@ -107,11 +107,11 @@ struct Operation {
   // Where the ranks of this operation meet, and where they meet in a mesh without such groups.
   Meeting meeting = {};
   Meeting otherwise = {};
-  // Of a transfer: the operation at its other end, and the chunk there relative to this one.
+  // For a transfer: the operation at its other end, and the chunk there relative to this one.
   OpKind other_end = {};
   int other_chunk = 0;
-  // Of a collective: how often its buffer goes round the ring of its members. An all-reduce is a
-  // reduce-scatter and an all-gather.
+  // For a collective: how often its buffer goes round the ring of its members; an all-reduce is a
+  // reduce-scatter and an all-gather, so it goes twice.
   int rounds = 1;
   bool for_trust_ratios = false;  // only in plans with trust ratios
 };

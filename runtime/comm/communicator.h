@@ -1,6 +1,5 @@
-// Collectives and messages among the members of one group. A Communicator belongs to one stream
-// (one thread): calls are blocking, and their order on that thread is the order on the wire.
-// Members must make the same collective calls in the same order, with the same instruction id.
+// Collectives and messages among the members of one group. Members must make the same collective
+// calls in the same order, with the same instruction id.
 //
 // Every call has a group, a sequence number and an instruction id, and every message carries them.
 // All collectives of a group share one sequence; messages have one for each ordered pair of ranks.
@@ -12,17 +11,13 @@
 //   Aborted - a rank's process ended or closed its end, or a peer reported that it gave up (the
 //   message names it), or Abort was called here; the attempt is over, rejoin in the next one.
 //   InvalidArgument - wrong sizes or types; nothing was sent.
-// After any error but InvalidArgument the communicator is dead: the other members are told, every
-// later call fails with the same status, and buffers hold garbage. BlamedRanks() returns the world
-// ranks that are to blame.
+// After any error but InvalidArgument the communicator is dead: the other members are told, and
+// every later call fails with the same status. BlamedRanks() returns the world ranks that are to
+// blame.
 //
-// Threads: calls on the owner's thread; Abort() and the accessors on any.
-// Shared memory: a message larger than its ring (GroupSpec::ring_bytes) is not copied into the
-// ring; peers read it from the sender's memory, and the call returns once they have. The costs
-// below that say "copied into shared memory" are those of smaller messages, and of all messages
-// where the kernel forbids such reading. Determinism: a sum is a left fold in the order of the
-// group's ranks, with fp32 accumulation (F64 for F64) and one rounding at the end, so its bits do
-// not depend on transport or timing.
+// Threads: calls on the thread of the owning stream; Abort() and the accessors on any. Determinism:
+// a sum is a left fold in the order of the group's ranks, with fp32 accumulation (F64 for F64) and
+// one rounding at the end, so its bits do not depend on transport or timing.
 #pragma once
 
 #include <cstddef>
@@ -78,6 +73,13 @@ struct CallEvent {
 // Called on the communicator's thread, at the start and the end of every call. Must not block.
 using CallObserver = std::function<void(const CallEvent&)>;
 
+// Exchanges tensors of a device; belongs to one stream. A call is made on the stream's own thread
+// and is ordered there: it reads what the stream's earlier work wrote, and the stream's later work
+// reads its result. So the call may return before the exchange is over; then an error may come with
+// a later call, or with the stream's work (stream::Stream::Notify). Shapes, sums and costs are
+// those of HostCommunicator (host/host_communicator.h), which the CPU's communicators are made of.
+//
+// After a call's error its buffers hold garbage.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -86,63 +88,21 @@ class Communicator {
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;
 
-  // Replaces `buffer` on every member by the sum of all. Shapes: [N], any N, F32, F64 or BF16. Cost
-  // per member of n: adds its block of all n buffers in place, and copies the other n-1 sums. For
-  // small buffers: copies (n-1)/n of the buffer into shared memory, adds as much from there, copies
-  // 1/n in and (n-1)/n out. With members on other machines: sends 2(n-1)/n.
-  virtual absl::Status AllReduce(tensor::Vector buffer, const CallInfo& info) = 0;
-
-  // Overwrites `output` with this member's block of the sum of all `input`s. Shapes: input [n N],
-  // output [N]; all members' blocks are equally long, the caller pads. F32, F64 or BF16. `output`
-  // may be this member's block of `input`; the rest of `input` does not change. Cost per member:
-  // adds its block of all n inputs in place. For small inputs: copies (n-1)/n of the input into
-  // shared memory (or sends it), and adds as much from there.
-  virtual absl::Status ReduceScatter(tensor::Vector input, tensor::Vector output,
+  virtual absl::Status AllReduce(const tensor::Vector& buffer, const CallInfo& info) = 0;
+  virtual absl::Status ReduceScatter(const tensor::Vector& input, const tensor::Vector& output,
                                      const CallInfo& info) = 0;
-
-  // Overwrites `output` with the members' `input`s, in order. Shapes: input [N], output [n N];
-  // equally long on all members, the caller pads. Any type. `input` may be this member's block of
-  // `output`. Cost per member: copies the input into shared memory once, and the n-1 others out;
-  // with members on other machines, sends the input n-1 times.
-  virtual absl::Status AllGather(tensor::Vector input, tensor::Vector output,
+  virtual absl::Status AllGather(const tensor::Vector& input, const tensor::Vector& output,
                                  const CallInfo& info) = 0;
-
-  // Overwrites `buffer` on all members with that of member `root`. Any type. The root may return
-  // before others have received it. Cost: the root copies the buffer into shared memory once, every
-  // other member copies it out; with members on other machines, the root sends it n-1 times.
-  virtual absl::Status Broadcast(tensor::Vector buffer, int root, const CallInfo& info) = 0;
-
-  // Overwrites `output` on member `root` with the sum of all `input`s. Shapes: input and output
-  // [N], equally long on all members. F32, F64 or BF16. `output` may be `input`. Other members'
-  // `output` is not used, and their `input` does not change. They may return before the root has
-  // read their input; if they have to wait for the root, their timeout is twice as long, since the
-  // root knows better which rank is missing. Cost: each member but the root copies its input into
-  // shared memory (or sends it), and the root adds all n in place.
-  virtual absl::Status Reduce(tensor::Vector input, tensor::Vector output, int root,
+  virtual absl::Status Broadcast(const tensor::Vector& buffer, int root, const CallInfo& info) = 0;
+  virtual absl::Status Reduce(const tensor::Vector& input, const tensor::Vector& output, int root,
                               const CallInfo& info) = 0;
-
-  // On member i, overwrites block j of `output` with block i of member j's `input`. Shapes: input
-  // [n N], output [n N]; equally long on all members, the caller pads. Any type. The two must not
-  // overlap. Cost per member: copies (n-1)/n of the input into shared memory (or sends it), and as
-  // much out.
-  virtual absl::Status AllToAll(tensor::Vector input, tensor::Vector output,
+  virtual absl::Status AllToAll(const tensor::Vector& input, const tensor::Vector& output,
                                 const CallInfo& info) = 0;
-
-  // Returns once all members have called it.
   virtual absl::Status Barrier(const CallInfo& info) = 0;
+  virtual absl::Status Send(int peer, const tensor::Vector& tensor, const CallInfo& info) = 0;
+  virtual absl::Status Recv(int peer, const tensor::Vector& tensor, const CallInfo& info) = 0;
 
-  // Sends `bytes` to member `peer`. Returns when `bytes` may be reused, which can be before the
-  // peer receives. Blocks while the peer lags behind by more than the transport holds: two ranks
-  // that send to each other at the same time need a communicator for each direction.
-  virtual absl::Status Send(int peer, absl::Span<const std::byte> bytes, const CallInfo& info) = 0;
-
-  // Overwrites `bytes` with the next message from member `peer`, which must have exactly this
-  // length.
-  virtual absl::Status Recv(int peer, absl::Span<std::byte> bytes, const CallInfo& info) = 0;
-
-  // Fails the running call and all later ones with Aborted and `reason`'s message, and tells the
-  // other members. Only the first reason counts. `reason` is not OK; the ranks that it blames are
-  // passed on.
+  // As HostCommunicator::Abort. Threads: any.
   virtual void Abort(const absl::Status& reason) = 0;
 };
 

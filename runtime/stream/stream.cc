@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <system_error>
 #include <utility>
 
@@ -12,23 +11,52 @@
 namespace megascale::stream {
 namespace {
 constexpr size_t kInitialTasks = 64;
+
+// A call that another thread waits for.
+struct Call {
+  absl::FunctionRef<void(Stream&)> task;
+  std::mutex mutex = {};
+  std::condition_variable ended = {};
+  bool has_ended = false;
+
+  // Takes no heap memory.
+  void RunOn(Stream& stream) {
+    stream.Enqueue([this](Stream& on) {
+      task(on);
+      // Notify under the lock: the caller frees this.
+      const std::lock_guard<std::mutex> lock(mutex);
+      has_ended = true;
+      ended.notify_one();
+    });
+    std::unique_lock<std::mutex> lock(mutex);
+    ended.wait(lock, [this] { return has_ended; });
+  }
+};
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Stream>> Stream::Create(std::string name) {
-  std::unique_ptr<Stream> stream(new Stream(std::move(name)));
-  stream->Reserve(kInitialTasks);
-  try {
-    stream->thread_ = std::thread(&Stream::Run, stream.get());
-  } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no thread for stream ", stream->name(), ": ", error.what(),
-                     "; raise the limit of processes (ulimit -u) or run fewer ranks here"));
-  }
-  pthread_setname_np(stream->thread_.native_handle(), stream->name_.substr(0, 15).c_str());
-  return stream;
+void Event::Record(Stream& stream, uint64_t generation) {
+  stream.Enqueue([this, generation](Stream& on) { RecordNow(on, generation); });
 }
 
-Stream::~Stream() {
+void Event::Wait(Stream& stream, uint64_t generation) {
+  stream.Enqueue([this, generation](Stream& on) { WaitNow(on, generation); });
+}
+
+absl::Status Stream::Start() {
+  Reserve(kInitialTasks);
+  try {
+    thread_ = std::thread(&Stream::Run, this);
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no thread for stream ", name_, ": ", error.what(),
+                     "; raise the limit of processes (ulimit -u) or run fewer ranks here"));
+  }
+  pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
+  return absl::OkStatus();
+}
+
+void Stream::End() {
   if (!thread_.joinable()) return;
   MEGASCALE_CHECK(std::this_thread::get_id() != thread_.get_id());
   {
@@ -37,10 +65,12 @@ Stream::~Stream() {
   }
   queued_.notify_one();
   thread_.join();
-  MEGASCALE_CHECK(num_run_ == num_enqueued_);
+  MEGASCALE_CHECK(num_taken_ == num_enqueued_);
 }
 
-void Stream::Enqueue(std::function<void()> task) {
+Stream::~Stream() { MEGASCALE_CHECK(!thread_.joinable()); }
+
+void Stream::Enqueue(Task task) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const size_t num_queued = num_enqueued_ - num_taken_;
@@ -51,31 +81,17 @@ void Stream::Enqueue(std::function<void()> task) {
   queued_.notify_one();
 }
 
-void Stream::Synchronize() {
+absl::Status Stream::Synchronize() {
   MEGASCALE_CHECK(std::this_thread::get_id() != thread_.get_id());
-  std::unique_lock<std::mutex> lock(mutex_);
-  const uint64_t last = num_enqueued_;
-  ++num_synchronizing_;
-  ran_.wait(lock, [&] { return num_run_ >= last; });
-  --num_synchronizing_;
+  absl::Status status;
+  const auto finish = [&status](Stream& stream) { status = stream.Finish(); };
+  Call{.task = finish}.RunOn(*this);
+  return status;
 }
 
 void Stream::RunAndWait(absl::FunctionRef<void()> task) {
-  struct Call {
-    absl::FunctionRef<void()> task;
-    std::mutex mutex = {};
-    std::condition_variable ended = {};
-    bool has_ended = false;
-  } call{.task = task};
-  Enqueue([&call] {
-    call.task();
-    // Notify under the lock: the caller frees this.
-    const std::lock_guard<std::mutex> lock(call.mutex);
-    call.has_ended = true;
-    call.ended.notify_one();
-  });
-  std::unique_lock<std::mutex> lock(call.mutex);
-  call.ended.wait(lock, [&call] { return call.has_ended; });
+  const auto run = [task](Stream&) { task(); };
+  Call{.task = run}.RunOn(*this);
 }
 
 void Stream::Reserve(size_t num_tasks) {
@@ -84,7 +100,7 @@ void Stream::Reserve(size_t num_tasks) {
 }
 
 void Stream::ReserveLocked(size_t num_tasks) {
-  std::vector<std::function<void()>> larger(num_tasks);
+  std::vector<Task> larger(num_tasks);
   for (uint64_t i = num_taken_; i < num_enqueued_; ++i) {
     larger[i % larger.size()] = std::move(ring_[i % ring_.size()]);
   }
@@ -97,43 +113,13 @@ void Stream::Run() {
     queued_.wait(lock, [&] { return num_taken_ < num_enqueued_ || closing_; });
     if (num_taken_ == num_enqueued_) return;
     {
-      const std::function<void()> task = std::exchange(ring_[num_taken_ % ring_.size()], nullptr);
+      const Task task = std::exchange(ring_[num_taken_ % ring_.size()], nullptr);
       ++num_taken_;
       lock.unlock();
-      task();
+      task(*this);
     }  // Frees the task's captures before taking the lock again.
     lock.lock();
-    ++num_run_;
-    if (num_synchronizing_ > 0) ran_.notify_all();
   }
-}
-
-void Event::Record(Stream& stream, uint64_t generation) {
-  stream.Enqueue([this, generation] { Reach(generation); });
-}
-
-void Event::Wait(Stream& stream, uint64_t generation) {
-  stream.Enqueue([this, generation] { Await(generation); });
-}
-
-void Event::Release() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    released_ = true;
-  }
-  reached_.notify_all();
-}
-
-void Event::Reach(uint64_t generation) {
-  // Notify under the lock: a waiter that continues may free this event.
-  std::lock_guard<std::mutex> lock(mutex_);
-  generation_ = std::max(generation_, generation);
-  reached_.notify_all();
-}
-
-void Event::Await(uint64_t generation) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  reached_.wait(lock, [&] { return generation_ >= generation || released_; });
 }
 
 }  // namespace megascale::stream

@@ -1,18 +1,21 @@
-// Ordered work on threads of its own, the host's counterpart of CUDA streams and events: a `Stream`
-// runs tasks one after another, an `Event` lets one stream wait for another. The executor of a plan
-// puts instructions on streams; code of actors never waits here.
+// Ordered work on a device, after the model of CUDA's streams and events. Each `Stream` has a thread
+// of the host that runs tasks one after another; a task issues the device's work (operators, copies,
+// exchanges), which runs in the order in which it was issued, maybe later than the task. An `Event`
+// makes one stream wait for another. The executor of a plan puts instructions on streams; code of
+// actors never waits here.
 //
-//   ASSIGN_OR_RETURN(auto compute, Stream::Create("compute"));
-//   ASSIGN_OR_RETURN(auto send, Stream::Create("send"));
-//   Event produced;
-//   compute->Enqueue([&] { Produce(); });
-//   produced.Record(*compute, step);
-//   produced.Wait(*send, step);                 // `send` sleeps until then; this thread continues
-//   send->Enqueue([&] { Send(); });
+//   std::unique_ptr<Event> produced = compute->MakeEvent();
+//   compute->Enqueue([&](Stream& stream) { ops->Add(a, b, c); });
+//   produced->Record(*compute, step);
+//   produced->Wait(*send, step);                // `send` waits for it; this thread continues
+//   send->Enqueue([&](Stream& stream) { Send(c); });
 //
-// Memory: the effects of tasks before a Record are visible to tasks after the Wait for it. Cost: a
-// task that fits std::function's own storage (two pointers, trivially copyable) never takes heap
-// memory, and the queue keeps its storage, so steady work allocates nothing.
+// On a CPU (host_stream.h) the work is done when the call that issues it returns.
+//
+// Memory: the effects of tasks, and of the work they issued, before a Record are visible to tasks and
+// work after the Wait for it. Cost: a task that fits std::function's own storage (two pointers,
+// trivially copyable) never takes heap memory, and queues keep their storage, so steady work
+// allocates nothing.
 #pragma once
 
 #include <condition_variable>
@@ -26,34 +29,61 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 
 namespace megascale::stream {
 
-// One thread and its queue. Threads: any, except where a method says otherwise.
+class Stream;
+
+// A point in a stream's order that other streams of the same device can wait for, any number of
+// times. Each use has a generation, a number that only grows (a step, say), so a Wait may be enqueued
+// before its Record. Ownership: must outlive the tasks that Record and Wait enqueue, and the work
+// that they issue.
+class Event {
+ public:
+  virtual ~Event() = default;
+
+  // Enqueues a task that calls RecordNow, or WaitNow.
+  void Record(Stream& stream, uint64_t generation);
+  void Wait(Stream& stream, uint64_t generation);
+
+  // Sets this event to `generation` once all work has ended that was issued to `stream` before.
+  // Requires: called on the stream's thread.
+  virtual void RecordNow(Stream& stream, uint64_t generation) = 0;
+
+  // Makes the work that is issued to `stream` from now on wait until this event has reached
+  // `generation` or more, or was released. Blocking: until RecordNow was called for that generation
+  // (not until that work has ended, where the device runs late). The wait has no deadline: the
+  // recording stream's task has one (a collective's), and the progress counter shows a stalled
+  // process. Requires: called on the stream's thread.
+  virtual void WaitNow(Stream& stream, uint64_t generation) = 0;
+
+  // Ends every wait, present and future, to give up. Threads: any.
+  virtual void Release() = 0;
+};
+
+// Threads: any, except where a method says otherwise.
 class Stream {
  public:
-  // Starts the thread; debuggers and /proc show its name, cut to 15 bytes. Errors:
-  // ResourceExhausted - the system refused a thread.
-  static absl::StatusOr<std::unique_ptr<Stream>> Create(std::string name);
+  using Task = std::function<void(Stream& stream)>;
+  using Notification = std::function<void(const absl::Status& status)>;
 
-  // Runs the queued tasks, then ends the thread. Requires: not called from its own thread; no task
-  // is enqueued any more; tasks end by themselves (an Event that will never be recorded must be
-  // released first).
-  ~Stream();
+  // Runs the queued tasks and the work they issued, then ends the thread. Requires: not called from
+  // its own thread; no task is enqueued any more; tasks end by themselves (an Event that will never
+  // be recorded must be released first).
+  virtual ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
   // Adds `task` at the end of the queue. Never waits. The stream's own tasks may call this.
-  void Enqueue(std::function<void()> task);
+  void Enqueue(Task task);
 
-  // Waits until every task that was enqueued before this call has run. Requires: not called from
-  // its own thread.
-  void Synchronize();
+  // Waits until every task that was enqueued before this call has run, and the work that they issued
+  // has ended. Errors: as Finish. Requires: not called from its own thread.
+  absl::Status Synchronize();
 
-  // Runs `task` on this stream's thread, after what is queued, and returns when it has ended. Takes
-  // no heap memory. Requires: not called from its own thread, nor while the stream waits for
-  // something that only the caller does.
+  // Runs `task` on this stream's thread, after what is queued, and returns when it has ended; work
+  // that it issued may still run. Takes no heap memory. Requires: not called from its own thread, nor
+  // while the stream waits for something that only the caller does.
   void RunAndWait(absl::FunctionRef<void()> task);
 
   // Makes room, so that up to `num_tasks` queued tasks allocate nothing.
@@ -61,49 +91,47 @@ class Stream {
 
   const std::string& name() const { return name_; }
 
- private:
+  // The following are for tasks: they are called on this stream's thread, and are ordered behind the
+  // work that was issued before.
+
+  // Copies `bytes` bytes, between two places in the device's memory or between it and host memory
+  // (device::Device::AllocateHost, or other memory, then slower). Both places must stay as they are
+  // until the copy has ended.
+  virtual void Copy(void* to, const void* from, size_t bytes) = 0;
+
+  // Calls `notification` once the work issued before has ended, with OK, or with the error of that
+  // work if no earlier notification had it. Runs on any thread; it must neither block nor issue work.
+  virtual void Notify(Notification notification) = 0;
+
+  // Waits until the work issued before has ended. Errors: Internal - the device failed, now or
+  // before; the message names the work if it is known.
+  virtual absl::Status Finish() = 0;
+
+  // Makes an event that streams of this device may record and wait for.
+  virtual std::unique_ptr<Event> MakeEvent() = 0;
+
+ protected:
   explicit Stream(std::string name) : name_(std::move(name)) {}
+  // Starts the thread; debuggers and /proc show its name, cut to 15 bytes. Called once, at the end of
+  // creation. Errors: ResourceExhausted - the system refused a thread.
+  absl::Status Start();
+  // Runs the queued tasks, then ends the thread. Every destructor of a subclass calls it first, while
+  // its members still live.
+  void End();
+
+ private:
   void Run();
   void ReserveLocked(size_t num_tasks);
 
   const std::string name_;
   std::mutex mutex_;
   std::condition_variable queued_;  // a task was added, or `closing_` was set
-  std::condition_variable ran_;     // `num_run_` grew while a thread synchronizes
   // Holds `num_enqueued_ - num_taken_` tasks; the first is at `num_taken_ % size`.
-  std::vector<std::function<void()>> ring_;
+  std::vector<Task> ring_;
   uint64_t num_enqueued_ = 0;
   uint64_t num_taken_ = 0;
-  uint64_t num_run_ = 0;
-  int num_synchronizing_ = 0;
   bool closing_ = false;
   std::thread thread_;
-};
-
-// A point in a stream's order that other streams can wait for, any number of times. Each use has a
-// generation, a number that only grows (a step, say), so a Wait may be enqueued before its Record.
-// Ownership: must outlive the tasks that Record and Wait enqueue.
-class Event {
- public:
-  // Enqueues a task that sets this event to `generation`.
-  void Record(Stream& stream, uint64_t generation);
-
-  // Enqueues a task that waits until this event has reached `generation` or more, or was released.
-  // The wait has no deadline: the recording stream's task has one (a collective's), and the
-  // progress counter shows a stalled process.
-  void Wait(Stream& stream, uint64_t generation);
-
-  // Ends every wait, present and future, to give up.
-  void Release();
-
- private:
-  void Reach(uint64_t generation);
-  void Await(uint64_t generation);
-
-  std::mutex mutex_;
-  std::condition_variable reached_;
-  uint64_t generation_ = 0;
-  bool released_ = false;
 };
 
 }  // namespace megascale::stream

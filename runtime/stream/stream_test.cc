@@ -11,6 +11,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "runtime/stream/host_stream.h"
 
 namespace megascale::stream {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 constexpr absl::Duration kDeadline = absl::Seconds(30);
 
 std::unique_ptr<Stream> MakeStream(std::string name) {
-  return Stream::Create(std::move(name)).value();
+  return HostStream::Create(std::move(name)).value();
 }
 
 TEST(Stream, RunsTasksInOrderOnItsOwnNamedThread) {
@@ -27,14 +28,14 @@ TEST(Stream, RunsTasksInOrderOnItsOwnNamedThread) {
   std::thread::id thread;
   {
     const auto stream = MakeStream("receive-activation");
-    stream->Enqueue([&] {
+    stream->Enqueue([&](Stream&) {
       char buffer[16] = {};
       pthread_getname_np(pthread_self(), buffer, sizeof(buffer));
       name = buffer;
       thread = std::this_thread::get_id();
     });
     for (int i = 0; i < 1000; ++i) {
-      stream->Enqueue([&order, &thread, i] {
+      stream->Enqueue([&order, &thread, i](Stream&) {
         if (std::this_thread::get_id() == thread) order.push_back(i);
       });
     }
@@ -47,16 +48,16 @@ TEST(Stream, RunsTasksInOrderOnItsOwnNamedThread) {
 
 TEST(Stream, KeepsOrderWhenItsQueueGrowsWhileInUse) {
   std::vector<int> order;
-  Event gate;
+  HostEvent gate;
   const auto opener = MakeStream("opener");
   const auto stream = MakeStream("stream");
-  for (int i = 0; i < 50; ++i) stream->Enqueue([&order, i] { order.push_back(i); });
-  stream->Synchronize();  // The queue now begins in the middle of its storage.
+  for (int i = 0; i < 50; ++i) stream->Enqueue([&order, i](Stream&) { order.push_back(i); });
+  EXPECT_TRUE(stream->Synchronize().ok());  // The queue now begins in the middle of its storage.
   gate.Wait(*stream, 1);
-  for (int i = 50; i < 500; ++i) stream->Enqueue([&order, i] { order.push_back(i); });
+  for (int i = 50; i < 500; ++i) stream->Enqueue([&order, i](Stream&) { order.push_back(i); });
   stream->Reserve(2000);
   gate.Record(*opener, 1);
-  stream->Synchronize();
+  EXPECT_TRUE(stream->Synchronize().ok());
   ASSERT_EQ(order.size(), 500u);
   for (int i = 0; i < 500; ++i) EXPECT_EQ(order[i], i);
 }
@@ -66,8 +67,8 @@ TEST(Stream, DestructorRunsWhatIsQueuedAndWhatThatEnqueues) {
   {
     const auto stream = MakeStream("stream");
     Stream* self = stream.get();
-    stream->Enqueue([&count, self] {
-      self->Enqueue([&count] { ++count; });
+    stream->Enqueue([&count, self](Stream&) {
+      self->Enqueue([&count](Stream&) { ++count; });
       ++count;
     });
   }
@@ -77,19 +78,19 @@ TEST(Stream, DestructorRunsWhatIsQueuedAndWhatThatEnqueues) {
 TEST(Stream, FreesATaskWhenItHasRun) {
   const auto stream = MakeStream("stream");
   auto value = std::make_shared<int>(1);
-  stream->Enqueue([value] {});
-  stream->Synchronize();
+  stream->Enqueue([value](Stream&) {});
+  EXPECT_TRUE(stream->Synchronize().ok());
   EXPECT_EQ(value.use_count(), 1);
 }
 
 TEST(Stream, RunAndWaitReturnsAfterItsTaskHasRunBehindTheQueue) {
   const auto stream = MakeStream("compute");
   std::thread::id own;
-  stream->Enqueue([&] { own = std::this_thread::get_id(); });
+  stream->Enqueue([&](Stream&) { own = std::this_thread::get_id(); });
   for (int i = 1; i <= 1000; ++i) {
     int value = 0;  // Ordered by the call alone.
     std::thread::id thread;
-    stream->Enqueue([&] { value = 1; });
+    stream->Enqueue([&](Stream&) { value = 1; });
     stream->RunAndWait([&] {
       value += value;
       thread = std::this_thread::get_id();
@@ -102,19 +103,19 @@ TEST(Stream, RunAndWaitReturnsAfterItsTaskHasRunBehindTheQueue) {
 TEST(Event, HoldsOneStreamUntilTheOtherHasArrived) {
   const auto producer = MakeStream("producer");
   const auto consumer = MakeStream("consumer");
-  Event produced;
+  HostEvent produced;
   int value = 0;  // Ordered by the event alone.
   for (int generation = 1; generation <= 1000; ++generation) {
-    Event consumed;
+    HostEvent consumed;
     int seen = 0;
     produced.Wait(*consumer, generation);
-    consumer->Enqueue([&] { seen = value; });
+    consumer->Enqueue([&](Stream&) { seen = value; });
     consumed.Record(*consumer, 1);
-    producer->Enqueue([&] { value = generation; });
+    producer->Enqueue([&](Stream&) { value = generation; });
     produced.Record(*producer, generation);
     consumed.Wait(*producer, 1);
-    producer->Synchronize();
-    consumer->Synchronize();
+    EXPECT_TRUE(producer->Synchronize().ok());
+    EXPECT_TRUE(consumer->Synchronize().ok());
     ASSERT_EQ(seen, generation);
   }
 }
@@ -122,31 +123,31 @@ TEST(Event, HoldsOneStreamUntilTheOtherHasArrived) {
 TEST(Event, AWaitForALaterGenerationIsNotEndedByAnEarlierOne) {
   const auto producer = MakeStream("producer");
   const auto consumer = MakeStream("consumer");
-  Event produced;
+  HostEvent produced;
   std::atomic<bool> passed = false;
   produced.Record(*producer, 1);
-  producer->Synchronize();
+  EXPECT_TRUE(producer->Synchronize().ok());
   produced.Wait(*consumer, 2);
-  consumer->Enqueue([&] { passed = true; });
-  producer->Enqueue([&] { EXPECT_FALSE(passed); });
+  consumer->Enqueue([&](Stream&) { passed = true; });
+  producer->Enqueue([&](Stream&) { EXPECT_FALSE(passed); });
   produced.Record(*producer, 2);
-  consumer->Synchronize();
+  EXPECT_TRUE(consumer->Synchronize().ok());
   EXPECT_TRUE(passed);
   produced.Wait(*consumer, 1);  // An earlier one is over.
-  consumer->Synchronize();
-  producer->Synchronize();
+  EXPECT_TRUE(consumer->Synchronize().ok());
+  EXPECT_TRUE(producer->Synchronize().ok());
 }
 
 TEST(Event, ReleaseEndsWaitsPresentAndFuture) {
   const auto stream = MakeStream("stream");
-  Event never;
+  HostEvent never;
   absl::Notification begun;
-  stream->Enqueue([&] { begun.Notify(); });
+  stream->Enqueue([&](Stream&) { begun.Notify(); });
   never.Wait(*stream, 1);
   ASSERT_TRUE(begun.WaitForNotificationWithTimeout(kDeadline));
   never.Release();
   never.Wait(*stream, 2);
-  stream->Synchronize();
+  EXPECT_TRUE(stream->Synchronize().ok());
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,6 +34,15 @@ absl::StatusOr<Arena> Arena::Map(size_t capacity_bytes, int protection, int flag
                             " bytes for tensors (use a smaller model or batch, or more memory)"));
   }
   arena.begin_ = static_cast<char*>(begin);
+  arena.owns_ = true;
+  arena.capacity_bytes_ = capacity_bytes;
+  return arena;
+}
+
+Arena Arena::Over(void* begin, size_t capacity_bytes) {
+  MEGASCALE_CHECK(reinterpret_cast<uintptr_t>(begin) % kAlignment == 0);
+  Arena arena;
+  arena.begin_ = static_cast<char*>(begin);
   arena.capacity_bytes_ = capacity_bytes;
   return arena;
 }
@@ -44,18 +54,20 @@ size_t Arena::BytesFor(DType dtype, int64_t count) {
 
 Arena::Arena(Arena&& other) noexcept
     : begin_(std::exchange(other.begin_, nullptr)),
+      owns_(std::exchange(other.owns_, false)),
       capacity_bytes_(std::exchange(other.capacity_bytes_, 0)),
       used_bytes_(std::exchange(other.used_bytes_, 0)) {}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(begin_, other.begin_);
+  std::swap(owns_, other.owns_);
   std::swap(capacity_bytes_, other.capacity_bytes_);
   std::swap(used_bytes_, other.used_bytes_);
   return *this;
 }
 
 Arena::~Arena() {
-  if (begin_ != nullptr) munmap(begin_, capacity_bytes_);
+  if (owns_) munmap(begin_, capacity_bytes_);
 }
 
 Vector Arena::Allocate(DType dtype, int64_t count) {

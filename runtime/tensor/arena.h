@@ -29,6 +29,10 @@ class Arena {
   // Errors: ResourceExhausted - the process may not have that many addresses.
   static absl::StatusOr<Arena> Reserve(size_t capacity_bytes);
 
+  // Hands out memory that belongs to somebody else, a device's for example, and outlives the arena.
+  // Requires: `begin` is aligned to kAlignment, and the memory is zeroed.
+  static Arena Over(void* begin, size_t capacity_bytes);
+
   // Returns the bytes that Allocate(dtype, count) takes from the capacity.
   static size_t BytesFor(DType dtype, int64_t count);
 
@@ -43,6 +47,7 @@ class Arena {
   // Returns rows x cols zeroed elements with stride == cols.
   Matrix AllocateMatrix(DType dtype, int64_t rows, int64_t cols);
 
+  void* data() const { return begin_; }
   size_t used_bytes() const { return used_bytes_; }
   size_t capacity_bytes() const { return capacity_bytes_; }
 
@@ -51,6 +56,7 @@ class Arena {
   static absl::StatusOr<Arena> Map(size_t capacity_bytes, int protection, int flags);
 
   char* begin_ = nullptr;
+  bool owns_ = false;
   size_t capacity_bytes_ = 0;
   size_t used_bytes_ = 0;
 };

@@ -1,5 +1,5 @@
 // Element types, and views of memory as vectors and matrices. A view owns nothing; the memory comes
-// from an Arena.
+// from an Arena. `Vector` and `Matrix` view a device's memory, `HostVector` the host's.
 #pragma once
 
 #include <cstddef>
@@ -51,6 +51,23 @@ struct Vector {
     return static_cast<T*>(data);
   }
   explicit operator bool() const { return data != nullptr; }
+  int64_t bytes() const { return size * static_cast<int64_t>(SizeOf(dtype)); }
+};
+
+// `size` contiguous elements in host memory: what code of this process may read and write. A Vector
+// may lie in a device's memory, so no conversion leads from one to the other; only a device whose
+// memory is the host's makes a HostVector of a Vector (runtime/device).
+struct HostVector {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t size = 0;
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+  explicit operator bool() const { return data != nullptr; }
+  int64_t bytes() const { return size * static_cast<int64_t>(SizeOf(dtype)); }
 };
 
 // rows x cols elements, row-major, rows `stride` elements apart.

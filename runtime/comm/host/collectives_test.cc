@@ -11,13 +11,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/comm/testing/test_world.h"
-#include "runtime/stream/stream.h"
+#include "runtime/stream/host_stream.h"
 
 namespace megascale::comm {
 namespace {
 
 using tensor::DType;
-using tensor::Vector;
+using tensor::HostVector;
 using Bytes = std::vector<std::byte>;
 
 constexpr size_t kRingBytes = 4096;
@@ -81,7 +81,7 @@ Bytes Sum(int num_ranks, DType dtype, int64_t size, int salt) {
   return result;
 }
 
-Vector View(Bytes& bytes, DType dtype) {
+HostVector View(Bytes& bytes, DType dtype) {
   return {bytes.data(), dtype, static_cast<int64_t>(bytes.size() / tensor::SizeOf(dtype))};
 }
 
@@ -91,7 +91,7 @@ Bytes Slice(const Bytes& bytes, int index, int count) {
 }
 
 // The calls that sum, on one size and type, on one rank.
-void CheckSums(Communicator& comm, DType dtype, int64_t size, int salt) {
+void CheckSums(HostCommunicator& comm, DType dtype, int64_t size, int salt) {
   const int n = comm.size();
   const int rank = comm.rank();
   const CallInfo info{static_cast<uint64_t>(salt)};
@@ -123,7 +123,7 @@ void CheckSums(Communicator& comm, DType dtype, int64_t size, int salt) {
 }
 
 // The calls that copy.
-void CheckCopies(Communicator& comm, DType dtype, int64_t size, int salt) {
+void CheckCopies(HostCommunicator& comm, DType dtype, int64_t size, int salt) {
   const int n = comm.size();
   const int rank = comm.rank();
   const CallInfo info{static_cast<uint64_t>(salt)};
@@ -228,8 +228,8 @@ TEST(CollectivesInPlaceTest, ReduceScatterAndAllGatherWorkWithinOneBuffer) {
     auto comm = fabric.Make("all").value();
     const int64_t size = 5001;
     Bytes buffer = Input(rank, DType::kF32, 3 * size, 1);
-    Vector whole = View(buffer, DType::kF32);
-    Vector own = {buffer.data() + rank * size * 4, DType::kF32, size};
+    HostVector whole = View(buffer, DType::kF32);
+    HostVector own = {buffer.data() + rank * size * 4, DType::kF32, size};
     ASSERT_EQ(comm->ReduceScatter(whole, own, {}), absl::OkStatus());
     ASSERT_EQ(comm->AllGather(own, whole, {}), absl::OkStatus());
     EXPECT_TRUE(buffer == Sum(3, DType::kF32, 3 * size, 1));
@@ -252,8 +252,8 @@ TEST(CollectivesInPlaceTest, TensorsMayLieInSharedMemory) {
     const Bytes input = Input(rank, DType::kF32, 3 * size, 1);
     const Bytes sum = Sum(3, DType::kF32, 3 * size, 1);
     std::byte* data = memory->data() + 64;
-    const Vector whole = {data, DType::kF32, 3 * size};
-    const Vector own = {data + rank * size * 4, DType::kF32, size};
+    const HostVector whole = {data, DType::kF32, 3 * size};
+    const HostVector own = {data + rank * size * 4, DType::kF32, size};
     std::memcpy(data, input.data(), input.size());
     ASSERT_EQ(comm->ReduceScatter(whole, own, {}), absl::OkStatus());
     ASSERT_EQ(comm->AllGather(own, whole, {}), absl::OkStatus());
@@ -336,7 +336,7 @@ TEST(StreamsTest, ACollectiveOnItsOwnStreamOverlapsWithComputeOnAnother) {
     order.push_back(what);
   };
   std::atomic<uint32_t> has_entered{0};
-  stream::Event computed;
+  stream::HostEvent computed;
   world.Run([&](int rank) {
     FabricOptions options = world.OptionsOf(rank);
     options.observer = [&, rank](const CallEvent& event) {
@@ -347,21 +347,21 @@ TEST(StreamsTest, ACollectiveOnItsOwnStreamOverlapsWithComputeOnAnother) {
     auto fabric = Fabric::Create(options, OneGroup(2, 1, kRingBytes).groups).value();
     ASSERT_EQ(fabric->Connect(), absl::OkStatus());
     auto comm = fabric->Make("all").value();
-    auto collectives = stream::Stream::Create("collectives").value();
-    auto compute = stream::Stream::Create("compute").value();
+    auto collectives = stream::HostStream::Create("collectives").value();
+    auto compute = stream::HostStream::Create("compute").value();
     float value = static_cast<float>(rank + 1);
     if (rank == 1) computed.Wait(*collectives, 1);
-    collectives->Enqueue([&] {
+    collectives->Enqueue([&](stream::Stream&) {
       EXPECT_EQ(comm->AllReduce({&value, DType::kF32, 1}, {}), absl::OkStatus());
     });
     if (rank == 0) {
-      compute->Enqueue([&] {
+      compute->Enqueue([&](stream::Stream&) {
         EXPECT_TRUE(RankBoard::Await(has_entered, 1));
         note("computed");
       });
       computed.Record(*compute, 1);
     }
-    collectives->Synchronize();
+    EXPECT_TRUE(collectives->Synchronize().ok());
     EXPECT_EQ(value, 3);
   });
   EXPECT_EQ(order, (std::vector<std::string>{"entered", "computed", "left"}));

@@ -21,7 +21,7 @@ namespace megascale::comm {
 namespace {
 
 using tensor::DType;
-using tensor::Vector;
+using tensor::HostVector;
 
 // Twice the largest size: input and output of one rank.
 constexpr size_t kMemoryBytes = 2 * kTableBytesMax;
@@ -30,7 +30,7 @@ constexpr size_t kMemoryBytes = 2 * kTableBytesMax;
 // the number of ranks does not divide.
 class Bench {
  public:
-  Bench(Communicator& comm, size_t num_bytes, std::byte* memory)
+  Bench(HostCommunicator& comm, size_t num_bytes, std::byte* memory)
       : comm_(comm),
         data_(reinterpret_cast<float*>(memory), num_bytes / sizeof(float)),
         output_(reinterpret_cast<float*>(memory + kTableBytesMax), data_.size()),
@@ -42,8 +42,8 @@ class Bench {
 
   absl::Status Perform(Call call) {
     const int64_t even = block_ * comm_.size();
-    const Vector whole = View(data_, 0, static_cast<int64_t>(data_.size()));
-    const Vector own = View(data_, comm_.rank() * block_, block_);
+    const HostVector whole = View(data_, 0, static_cast<int64_t>(data_.size()));
+    const HostVector own = View(data_, comm_.rank() * block_, block_);
     const auto bytes =
         absl::MakeSpan(reinterpret_cast<std::byte*>(data_.data()), data_.size() * sizeof(float));
     switch (call) {
@@ -93,7 +93,7 @@ class Bench {
       data_[k] = KnownValue(comm_.rank(), static_cast<int64_t>(k));
     }
   }
-  static Vector View(absl::Span<float> data, int64_t begin, int64_t size) {
+  static HostVector View(absl::Span<float> data, int64_t begin, int64_t size) {
     return {data.data() + begin, DType::kF32, size};
   }
   bool IsWrong(Call call, int64_t k) const {
@@ -118,13 +118,13 @@ class Bench {
     return true;
   }
 
-  Communicator& comm_;
+  HostCommunicator& comm_;
   const absl::Span<float> data_;
   const absl::Span<float> output_;
   const int64_t block_;  // elements
 };
 
-absl::Status PrintTables(Communicator& comm, const std::string& way, std::byte* memory) {
+absl::Status PrintTables(HostCommunicator& comm, const std::string& way, std::byte* memory) {
   const auto last = static_cast<int>(Call::kSend);
   for (int c = 0; c <= last; ++c) {
     const auto call = static_cast<Call>(c);
@@ -141,10 +141,10 @@ absl::Status PrintTables(Communicator& comm, const std::string& way, std::byte* 
 
 // Returns the seconds in which every rank, all at once, copies `num_bytes` between two of its
 // buffers.
-absl::StatusOr<double> CopySeconds(Communicator& comm, size_t num_bytes) {
+absl::StatusOr<double> CopySeconds(HostCommunicator& comm, size_t num_bytes) {
   ASSIGN_OR_RETURN(tensor::Arena arena, tensor::Arena::Create(2 * kTableBytesMax));
-  const Vector from = arena.Allocate(DType::kF32, kTableBytesMax / sizeof(float));
-  const Vector to = arena.Allocate(DType::kF32, kTableBytesMax / sizeof(float));
+  const tensor::Vector from = arena.Allocate(DType::kF32, kTableBytesMax / sizeof(float));
+  const tensor::Vector to = arena.Allocate(DType::kF32, kTableBytesMax / sizeof(float));
   std::memset(from.data, 1, kTableBytesMax);
   std::memset(to.data, 1, kTableBytesMax);
   const auto copy = [&] {
@@ -177,7 +177,7 @@ constexpr DirectCost kDirectCosts[] = {
 };
 static_assert(kTableRanks == 4);
 
-absl::Status PrintBesideCopies(Communicator& comm, const std::string& way, std::byte* memory) {
+absl::Status PrintBesideCopies(HostCommunicator& comm, const std::string& way, std::byte* memory) {
   constexpr size_t kQuarter = kTableBytesMax / 4;
   if (comm.rank() == 0) {
     std::printf("\n# %d ranks, %s, S = %zu bytes: beside %d processes copying at once\n",

@@ -31,7 +31,8 @@ class Endpoint {
   bool has_windows() const { return static_cast<bool>(peers_[index_].window); }
   int WorldRank(int index) const { return peers_[index].world_rank; }
 
-  // Carries out `exchange` by `deadline` (monotonic time). Any error is final: see Communicator.
+  // Carries out `exchange` by `deadline` (monotonic time). Any error is final: see
+  // HostCommunicator.
   absl::Status Run(Exchange& exchange, absl::Duration deadline);
 
   // Ends the endpoint with Aborted and tells the peers. Only the first reason counts.

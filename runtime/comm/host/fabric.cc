@@ -209,7 +209,7 @@ void Fabric::Close() { impl_->Close(); }
 
 absl::Status Fabric::Connect() { return impl_->Connect(); }
 
-absl::StatusOr<std::unique_ptr<Communicator>> Fabric::Make(absl::string_view group) {
+absl::StatusOr<std::unique_ptr<HostCommunicator>> Fabric::Make(absl::string_view group) {
   std::lock_guard<std::mutex> lock(impl_->mutex);
   for (Membership& member : impl_->members) {
     if (impl_->groups[member.group_index].name != group) continue;

@@ -25,7 +25,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "runtime/base/process/shared_memory.h"
-#include "runtime/comm/communicator.h"
+#include "runtime/comm/host/host_communicator.h"
 #include "runtime/comm/host/region.h"
 #include "runtime/comm/store/store.h"
 
@@ -83,7 +83,7 @@ class Fabric {
   // Makes the communicator of a group that this rank belongs to. Requires: Connect returned OK.
   // Once per group. Errors: NotFound - no such group, or this rank is not in it; FailedPrecondition
   // - made before, or not connected.
-  absl::StatusOr<std::unique_ptr<Communicator>> Make(absl::string_view group);
+  absl::StatusOr<std::unique_ptr<HostCommunicator>> Make(absl::string_view group);
 
   // Aborts Connect and every communicator, also those that are made later.
   void Abort(const absl::Status& reason);

@@ -21,7 +21,7 @@ namespace megascale::comm {
 namespace {
 
 using tensor::DType;
-using tensor::Vector;
+using tensor::HostVector;
 using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -49,10 +49,10 @@ enum class Way {
 };
 
 // One call in which the victim has a part.
-absl::Status PerformOnce(Way way, Communicator& comm, const CallInfo& info) {
+absl::Status PerformOnce(Way way, HostCommunicator& comm, const CallInfo& info) {
   std::vector<float> data(kSize);
-  Vector whole{data.data(), DType::kF32, kSize};
-  Vector part{data.data() + comm.rank() * kSize / kNumRanks, DType::kF32, kSize / kNumRanks};
+  HostVector whole{data.data(), DType::kF32, kSize};
+  HostVector part{data.data() + comm.rank() * kSize / kNumRanks, DType::kF32, kSize / kNumRanks};
   const auto bytes = absl::MakeSpan(reinterpret_cast<std::byte*>(data.data()), kSize * 4);
   switch (way) {
     case Way::kAllReduce:
@@ -85,7 +85,7 @@ absl::Status PerformOnce(Way way, Communicator& comm, const CallInfo& info) {
 
 // A member that needs nothing more from the victim may finish: others can read data that the victim
 // sent before it was stopped. But the victim does not come to the next call.
-absl::Status Perform(Way way, Communicator& comm, const CallInfo& info) {
+absl::Status Perform(Way way, HostCommunicator& comm, const CallInfo& info) {
   const absl::Status status = PerformOnce(way, comm, info);
   return status.ok() && comm.rank() != kVictim ? comm.Barrier(info) : status;
 }
@@ -101,7 +101,7 @@ absl::Status UseNextAttempt(ProcessWorld& world, int rank) {
   ASSIGN_OR_RETURN(auto fabric, world.JoinNext(rank));
   ASSIGN_OR_RETURN(auto comm, fabric->Make("all"));
   std::vector<float> data(kSize, static_cast<float>(rank + 1));
-  const Vector whole{data.data(), DType::kF32, kSize};
+  const HostVector whole{data.data(), DType::kF32, kSize};
   RETURN_IF_ERROR(comm->AllReduce(whole, {78}));
   RETURN_IF_ERROR(comm->Broadcast(whole, 1, {79}));
   const auto bytes = absl::MakeSpan(reinterpret_cast<std::byte*>(data.data()), kSize * 4);
@@ -270,14 +270,14 @@ TEST(CloseTest, WhatWasSentArrivesAndWhatWasNotIsAborted) {
 
 // Calls of rank 0 and rank 1 that do not match, and the expected error.
 struct Mismatch {
-  std::function<absl::Status(Communicator&, Vector)> first;
-  std::function<absl::Status(Communicator&, Vector)> second;
+  std::function<absl::Status(HostCommunicator&, HostVector)> first;
+  std::function<absl::Status(HostCommunicator&, HostVector)> second;
   std::vector<std::string> words;
 };
 
 TEST(MismatchTest, IsAnInternalErrorThatNamesBothCalls) {
   const auto reduce = [](int64_t size, uint64_t instruction) {
-    return [=](Communicator& comm, Vector v) {
+    return [=](HostCommunicator& comm, HostVector v) {
       return comm.AllReduce({v.data, DType::kF32, size}, {instruction});
     };
   };
@@ -285,21 +285,21 @@ TEST(MismatchTest, IsAnInternalErrorThatNamesBothCalls) {
       {reduce(64, 1), reduce(32, 1), {"256 bytes", "128 bytes"}},
       {reduce(64, 1), reduce(64, 2), {"instruction 1", "instruction 2"}},
       {reduce(64, 1),
-       [](Communicator& comm, Vector v) {
+       [](HostCommunicator& comm, HostVector v) {
          return comm.AllReduce({v.data, DType::kBF16, 64}, {1});
        },
        {"F32", "BF16"}},
       {reduce(64, 1),
-       [](Communicator& comm, Vector) { return comm.Barrier({1}); },
+       [](HostCommunicator& comm, HostVector) { return comm.Barrier({1}); },
        {"all-reduce 0", "barrier 0"}},
-      {[](Communicator& comm, Vector v) { return comm.Broadcast(v, 0, {1}); },
-       [](Communicator& comm, Vector v) { return comm.Broadcast(v, 1, {1}); },
+      {[](HostCommunicator& comm, HostVector v) { return comm.Broadcast(v, 0, {1}); },
+       [](HostCommunicator& comm, HostVector v) { return comm.Broadcast(v, 1, {1}); },
        {}},
-      {[](Communicator& comm, Vector v) {
+      {[](HostCommunicator& comm, HostVector v) {
          const absl::Status status = comm.Broadcast(v, 0, {1});
          return status.ok() ? comm.Barrier({2}) : status;
        },
-       [](Communicator& comm, Vector) { return comm.Barrier({2}); },
+       [](HostCommunicator& comm, HostVector) { return comm.Barrier({2}); },
        {"barrier 0"}},
   };
   for (const Mismatch& mismatch : cases) {
@@ -327,7 +327,7 @@ TEST(ArgumentsTest, BadOnesAreRefusedBeforeAnythingIsSent) {
   world.RunConnected([&](int rank, Fabric& fabric) {
     auto comm = fabric.Make("all").value();
     std::vector<float> data(8);
-    const auto floats = [&](int64_t size) { return Vector{data.data(), DType::kF32, size}; };
+    const auto floats = [&](int64_t size) { return HostVector{data.data(), DType::kF32, size}; };
     const auto invalid = absl::StatusCode::kInvalidArgument;
     EXPECT_EQ(comm->AllReduce({data.data(), DType::kI32, 8}, {}).code(), invalid);
     EXPECT_EQ(comm->ReduceScatter(floats(8), floats(3), {}).code(), invalid);
@@ -336,9 +336,9 @@ TEST(ArgumentsTest, BadOnesAreRefusedBeforeAnythingIsSent) {
     EXPECT_EQ(comm->Broadcast(floats(8), 2, {}).code(), invalid);
     EXPECT_EQ(comm->Reduce(floats(8), floats(8), -1, {}).code(), invalid);
     EXPECT_EQ(comm->Reduce(floats(8), floats(7), rank, {}).code(), invalid);
-    const Vector whole_numbers{data.data(), DType::kI32, 8};
+    const HostVector whole_numbers{data.data(), DType::kI32, 8};
     EXPECT_EQ(comm->Reduce(whole_numbers, whole_numbers, 0, {}).code(), invalid);
-    const Vector other_half{data.data() + 4, DType::kF32, 4};
+    const HostVector other_half{data.data() + 4, DType::kF32, 4};
     EXPECT_EQ(comm->AllToAll(floats(3), other_half, {}).code(), invalid);
     EXPECT_EQ(comm->AllToAll(floats(3), {data.data() + 4, DType::kF32, 3}, {}).code(), invalid);
     EXPECT_EQ(comm->AllToAll(floats(4), {data.data() + 4, DType::kI32, 4}, {}).code(), invalid);

@@ -12,22 +12,22 @@ namespace megascale::comm {
 namespace {
 
 using tensor::DType;
-using tensor::Vector;
+using tensor::HostVector;
 
 bool IsSummable(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16;
 }
 
-size_t Bytes(Vector vector) { return vector.size * tensor::SizeOf(vector.dtype); }
+size_t Bytes(HostVector vector) { return vector.size * tensor::SizeOf(vector.dtype); }
 
 // Returns elements [index * block, (index + 1) * block), as far as they exist.
-Vector Block(Vector vector, int index, int64_t block) {
+HostVector Block(HostVector vector, int index, int64_t block) {
   const int64_t begin = std::min(index * block, vector.size);
   const int64_t end = std::min(begin + block, vector.size);
   return {vector.as<std::byte>() + begin * tensor::SizeOf(vector.dtype), vector.dtype, end - begin};
 }
 
-void Copy(Vector from, Vector to) {
+void Copy(HostVector from, HostVector to) {
   if (from.data != to.data && Bytes(from) > 0) std::memcpy(to.data, from.data, Bytes(from));
 }
 
@@ -39,17 +39,17 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Endpoint> endpoint, Options o
       num_sent_(endpoint_->size()),
       num_received_(endpoint_->size()) {}
 
-absl::Status HostCommunicator::AllReduce(Vector buffer, const CallInfo& info) {
+absl::Status HostCommunicator::AllReduce(HostVector buffer, const CallInfo& info) {
   if (!IsSummable(buffer.dtype)) return Invalid(Operation::kAllReduce, "no sums of this type");
   Call call = Begin(Collective(Operation::kAllReduce, buffer), info, -1);
   // Blocks are multiples of a cache line; the last ones are shorter or empty.
   constexpr int64_t kGrain = 16;
   const int64_t share = (buffer.size + size() - 1) / size();
   const int64_t block = (share + kGrain - 1) / kGrain * kGrain;
-  const Vector own = Block(buffer, rank(), block);
+  const HostVector own = Block(buffer, rank(), block);
   Exchange scatter(call.header);
   for (int i = 0; i < size(); ++i) {
-    const Vector other = Block(buffer, i, block);
+    const HostVector other = Block(buffer, i, block);
     if (i != rank()) scatter.Send(i, other.data, Bytes(other));
   }
   scatter.ReceiveSum(
@@ -62,7 +62,8 @@ absl::Status HostCommunicator::AllReduce(Vector buffer, const CallInfo& info) {
   return End(call, status);
 }
 
-absl::Status HostCommunicator::ReduceScatter(Vector input, Vector output, const CallInfo& info) {
+absl::Status HostCommunicator::ReduceScatter(HostVector input, HostVector output,
+                                             const CallInfo& info) {
   if (!IsSummable(input.dtype)) return Invalid(Operation::kReduceScatter, "no sums of this type");
   if (input.dtype != output.dtype || input.size != output.size * size()) {
     return Invalid(Operation::kReduceScatter,
@@ -74,13 +75,14 @@ absl::Status HostCommunicator::ReduceScatter(Vector input, Vector output, const 
   for (int i = 0; i < size(); ++i) {
     if (i != rank()) exchange.Send(i, Block(input, i, output.size).data, Bytes(output));
   }
-  const Vector own = Block(input, rank(), output.size);
+  const HostVector own = Block(input, rank(), output.size);
   exchange.ReceiveSum({rank(), size(), own.as<std::byte>(), output.as<std::byte>(), Bytes(output)});
   if (size() == 1) Copy(own, output);
   return End(call, endpoint_->Run(exchange, call.deadline));
 }
 
-absl::Status HostCommunicator::AllGather(Vector input, Vector output, const CallInfo& info) {
+absl::Status HostCommunicator::AllGather(HostVector input, HostVector output,
+                                         const CallInfo& info) {
   if (input.dtype != output.dtype || input.size * size() != output.size) {
     return Invalid(Operation::kAllGather,
                    absl::StrCat("input of ", input.size, " elements and output of ", output.size,
@@ -91,7 +93,7 @@ absl::Status HostCommunicator::AllGather(Vector input, Vector output, const Call
   return End(call, GatherBlocks(call, output, input.size));
 }
 
-absl::Status HostCommunicator::GatherBlocks(const Call& call, Vector output, int64_t block) {
+absl::Status HostCommunicator::GatherBlocks(const Call& call, HostVector output, int64_t block) {
   Exchange exchange(call.header);
   SendToOthers(exchange, Block(output, rank(), block));
   for (int step = 1; step < size(); ++step) {
@@ -102,14 +104,14 @@ absl::Status HostCommunicator::GatherBlocks(const Call& call, Vector output, int
   return endpoint_->Run(exchange, call.deadline);
 }
 
-void HostCommunicator::SendToOthers(Exchange& exchange, Vector data) const {
+void HostCommunicator::SendToOthers(Exchange& exchange, HostVector data) const {
   if (endpoint_->has_windows()) return exchange.SendToAll(rank(), data.data, Bytes(data));
   for (int i = 0; i < size(); ++i) {
     if (i != rank()) exchange.Send(i, data.data, Bytes(data));
   }
 }
 
-void HostCommunicator::ReceiveFrom(Exchange& exchange, int peer, Vector data) const {
+void HostCommunicator::ReceiveFrom(Exchange& exchange, int peer, HostVector data) const {
   if (endpoint_->has_windows()) {
     exchange.ReceiveFromWindow(peer, data.data, Bytes(data));
   } else {
@@ -117,7 +119,7 @@ void HostCommunicator::ReceiveFrom(Exchange& exchange, int peer, Vector data) co
   }
 }
 
-absl::Status HostCommunicator::Broadcast(Vector buffer, int root, const CallInfo& info) {
+absl::Status HostCommunicator::Broadcast(HostVector buffer, int root, const CallInfo& info) {
   if (root < 0 || root >= size()) {
     return Invalid(Operation::kBroadcast, absl::StrCat("no member ", root, " to be the root"));
   }
@@ -133,7 +135,8 @@ absl::Status HostCommunicator::Broadcast(Vector buffer, int root, const CallInfo
   return End(call, endpoint_->Run(exchange, call.deadline));
 }
 
-absl::Status HostCommunicator::Reduce(Vector input, Vector output, int root, const CallInfo& info) {
+absl::Status HostCommunicator::Reduce(HostVector input, HostVector output, int root,
+                                      const CallInfo& info) {
   if (!IsSummable(input.dtype)) return Invalid(Operation::kReduce, "no sums of this type");
   if (root < 0 || root >= size()) {
     return Invalid(Operation::kReduce, absl::StrCat("no member ", root, " to be the root"));
@@ -161,7 +164,7 @@ absl::Status HostCommunicator::Reduce(Vector input, Vector output, int root, con
   return End(call, endpoint_->Run(exchange, call.deadline));
 }
 
-absl::Status HostCommunicator::AllToAll(Vector input, Vector output, const CallInfo& info) {
+absl::Status HostCommunicator::AllToAll(HostVector input, HostVector output, const CallInfo& info) {
   if (input.dtype != output.dtype || input.size != output.size || input.size % size() != 0) {
     return Invalid(
         Operation::kAllToAll,
@@ -180,7 +183,7 @@ absl::Status HostCommunicator::AllToAll(Vector input, Vector output, const CallI
   for (int step = 1; step < size(); ++step) {
     // so that members do not all read from the same one at once
     const int i = (rank() + step) % size();
-    const Vector theirs = Block(input, i, block);
+    const HostVector theirs = Block(input, i, block);
     exchange.Send(i, theirs.data, Bytes(theirs));
     exchange.Receive(i, Block(output, i, block).data, Bytes(theirs));
   }
@@ -228,7 +231,7 @@ absl::Status HostCommunicator::CheckPeer(Operation operation, int peer) const {
                  absl::StrCat("member ", peer, " is no peer of member ", rank(), " of ", size()));
 }
 
-MessageHeader HostCommunicator::Collective(Operation operation, Vector buffer) {
+MessageHeader HostCommunicator::Collective(Operation operation, HostVector buffer) {
   MessageHeader header;
   header.operation = operation;
   header.dtype = buffer.dtype;

@@ -17,7 +17,7 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(ExecutorOptions optio
 
 Executor::~Executor() {
   Abort(absl::AbortedError("the executor was destroyed"));
-  for (const auto& [kind, stream] : options_.streams) stream->Synchronize();
+  for (const auto& [kind, stream] : options_.streams) stream->Synchronize().IgnoreError();
   if (running_) EndStep();
 }
 
@@ -51,7 +51,7 @@ absl::Status Executor::Resolve() {
     for (const int producer : plan.instructions[i].depends_on) {
       Task& from = tasks_[producer];
       if (plan.instructions[producer].stream == plan.instructions[i].stream) continue;
-      if (from.ended == nullptr) from.ended = &events_.emplace_back();
+      if (from.ended == nullptr) from.ended = events_.emplace_back(from.stream->MakeEvent()).get();
       tasks_[i].waits.push_back(from.ended);
     }
   }
@@ -100,23 +100,38 @@ absl::Status Executor::Launch(Owner owner, const StepContext& context) {
   for (const int index : mine.tasks) {
     const Task& task = tasks_[index];
     for (stream::Event* event : task.waits) event->Wait(*task.stream, generation);
-    task.stream->Enqueue([this, index] { Run(index); });
+    task.stream->Enqueue([this, index](stream::Stream&) { Run(index); });
     if (task.ended != nullptr) task.ended->Record(*task.stream, generation);
   }
   return absl::OkStatus();
 }
 
 void Executor::Run(int index) {
-  const Instruction& instruction = options_.plan.instructions[index];
-  if (!failed_.load()) {
-    const StepContext& context = context_;
-    if (options_.observer.begin) options_.observer.begin(instruction, context);
-    const absl::Status status = (*tasks_[index].handler)(instruction, context);
-    if (options_.observer.end) options_.observer.end(instruction, context, status);
-    if (!status.ok()) {
-      Fail(base::Annotate(status, absl::StrCat("rank ", options_.plan.rank, ": step ", context.step,
-                                               ": ", instruction.id.ToString())));
+  Task& task = tasks_[index];
+  if (failed_.load()) {
+    // Behind the work of earlier instructions: a step ends after all of it.
+    task.stream->Notify([this](const absl::Status& /*late*/) {
+      if (remaining_.fetch_sub(1) == 1) EndStep();
+    });
+    return;
+  }
+  task.stream->Notify([this, index](const absl::Status& /*none: no work since the last*/) {
+    if (options_.observer.begin) {
+      options_.observer.begin(options_.plan.instructions[index], context_);
     }
+  });
+  task.handled = (*task.handler)(options_.plan.instructions[index], context_);
+  task.stream->Notify([this, index](const absl::Status& work) { End(index, work); });
+}
+
+void Executor::End(int index, const absl::Status& work) {
+  const Instruction& instruction = options_.plan.instructions[index];
+  const absl::Status handled = std::exchange(tasks_[index].handled, absl::OkStatus());
+  const absl::Status& status = handled.ok() ? work : handled;
+  if (options_.observer.end) options_.observer.end(instruction, context_, status);
+  if (!status.ok()) {
+    Fail(base::Annotate(status, absl::StrCat("rank ", options_.plan.rank, ": step ", context_.step,
+                                             ": ", instruction.id.ToString())));
   }
   if (remaining_.fetch_sub(1) == 1) EndStep();
 }
@@ -135,7 +150,7 @@ void Executor::Fail(absl::Status error) {
   }
   // Nothing more will run, so no task has to wait: an owner must not hang on one that never
   // launches.
-  for (stream::Event& event : events_) event.Release();
+  for (const auto& event : events_) event->Release();
 }
 
 void Executor::EndStep() {

@@ -8,23 +8,25 @@
 //
 // A step runs when every owner that has instructions has launched it, in any order. An instruction
 // that does not depend on the other owner runs at once. The executor alone counts a step's end: it
-// calls `step_ended` once, when the last instruction of the last owner has run or was skipped. Only
-// then may the next step be launched.
+// calls `step_ended` once, when the last instruction of the last owner has ended or was skipped. Only
+// then may the next step be launched. An instruction ends when the device's work that its handler
+// issued has ended (stream::Stream::Notify), which may be long after the handler.
 //
 // Failure: the first error ends the executor's life. Instructions that have not begun are skipped,
 // in this step and in later ones; a step still ends only after every owner has launched it.
 // `step_ended` gets that error; its message is prefixed with rank, step and instruction, and its
-// payloads are kept. To continue an attempt, create a new executor.
+// payloads are kept. An error of the device's work fails the instruction that issued it. To continue
+// an attempt, create a new executor.
 //
-// Threads: all methods, from any thread. Handlers, observers and step_ended run on the streams'
-// threads; if the executor is destroyed during a step, step_ended may run on the destroying thread.
+// Threads: all methods, from any thread. Handlers run on the streams' threads; observers and
+// step_ended on these or on a thread of the device. If the executor is destroyed during a step,
+// step_ended may run on the destroying thread.
 // Cost: a launch allocates nothing.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -45,11 +47,14 @@ struct StepContext {
   bool operator==(const StepContext&) const = default;
 };
 
-// Does one instruction. Returns when its effect is ordered on the stream. Must end by itself: with
-// a deadline, or because its communicator is aborted.
+// Issues the work of one instruction to its stream, or does it. Runs on the stream's thread. Must end
+// by itself: with a deadline, or because its communicator is aborted.
 using Handler = std::function<absl::Status(const Instruction&, const StepContext&)>;
 
-// Called before and after the handler of each instruction that runs. Either may be empty.
+// Called for each instruction that runs: when its stream begins its work, and when that work has
+// ended, or its handler has failed. Both may run on any thread, but for the instructions of one
+// stream in order, and never two at once; they must neither block nor issue work. Either may be
+// empty.
 struct Observer {
   std::function<void(const Instruction&, const StepContext&)> begin = nullptr;
   std::function<void(const Instruction&, const StepContext&, const absl::Status&)> end = nullptr;
@@ -63,7 +68,7 @@ struct ExecutorOptions {
   Observer observer = {};
   // Called once for each step, after the last instruction of the step, with OK or the executor's
   // first error. No instruction is running then, so it may read what they wrote, and it may launch
-  // the next step. Not empty.
+  // the next step. It must neither block nor issue work. Not empty.
   std::function<void(const StepContext&, absl::Status)> step_ended = nullptr;
 };
 
@@ -96,6 +101,7 @@ class Executor {
     stream::Stream* stream = nullptr;
     std::vector<stream::Event*> waits;  // for instructions on other streams
     stream::Event* ended = nullptr;     // null: no other stream waits for it
+    absl::Status handled = {};          // the handler's, until the instruction ends
   };
   struct OwnerState {
     std::vector<int> tasks;   // in the plan's order
@@ -106,13 +112,14 @@ class Executor {
   absl::Status Resolve();
   absl::Status CheckLaunch(Owner owner, const StepContext& context) const;
   void Run(int index);
+  void End(int index, const absl::Status& work);
   void Fail(absl::Status error);
   void EndStep();
   OwnerState& StateOf(Owner owner) { return owners_[static_cast<size_t>(owner)]; }
 
   ExecutorOptions options_;
   std::vector<Task> tasks_;  // indexed like the plan's instructions
-  std::deque<stream::Event> events_;
+  std::vector<std::unique_ptr<stream::Event>> events_;
   std::array<OwnerState, kNumOwners> owners_;
   // Instructions of the running step, of all owners, that have not ended: the one count of its end.
   std::atomic<int> remaining_ = 0;

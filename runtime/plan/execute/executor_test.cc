@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <cstdlib>
 #include <new>
 #include <numeric>

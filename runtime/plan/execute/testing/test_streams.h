@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/plan/execute/executor.h"
+#include "runtime/stream/host_stream.h"
 #include "runtime/stream/stream.h"
 
 namespace megascale::plan {
@@ -25,7 +26,7 @@ class Streams {
   Streams() {
     for (int i = 0; i < kNumStreamKinds; ++i) {
       const auto kind = static_cast<StreamKind>(i);
-      owned_.push_back(stream::Stream::Create(std::string(Name(kind))).value());
+      owned_.push_back(stream::HostStream::Create(std::string(Name(kind))).value());
       by_kind_[kind] = owned_.back().get();
     }
   }

@@ -1,0 +1,98 @@
+// Where a rank computes: a CPU or, later, a GPU. The engine is given one and never asks which. It
+// makes memory, streams, operators and communicators that belong together, so that code above it
+// never assumes that the host can touch a tensor, or that a call's result is there when the call
+// returns.
+//
+//   ASSIGN_OR_RETURN(auto memory, device.Allocate("weights", bytes));
+//   ASSIGN_OR_RETURN(auto stream, device.MakeStream("compute"));
+//   auto ops = device.MakeOps(stream.get(), DType::kF32, /*num_threads=*/2);
+//   stream->RunAndWait([&] { ops->Add(a, b, sum); stream->Copy(host.data, sum.data, bytes); });
+//   RETURN_IF_ERROR(stream->Synchronize());     // now `host` holds the sum
+//
+// Rules for users: addresses of device memory may be computed with, never followed; host memory
+// meets device memory only in Stream::Copy or a HostWindow (host_window.h).
+//
+// Threads: any. Ownership: a device outlives all that it made.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "runtime/base/process/shared_memory.h"
+#include "runtime/comm/communicator.h"
+#include "runtime/comm/host/host_communicator.h"
+#include "runtime/ops/ops.h"
+#include "runtime/stream/stream.h"
+#include "runtime/tensor/tensor.h"
+
+namespace megascale::device {
+
+// A block of memory; freed with the object, when no work that uses it is left.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  void* data() const { return data_; }
+  size_t size_bytes() const { return size_bytes_; }
+  // The same memory in the form in which the ranks of this machine may read it directly
+  // (comm::FabricOptions::readable); null: they cannot.
+  virtual const base::SharedMemory* shared() const { return nullptr; }
+
+ protected:
+  Memory(void* data, size_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
+
+ private:
+  void* const data_;
+  const size_t size_bytes_;
+};
+
+struct Description {
+  std::string name;       // for people: "Intel(R) Xeon(R) Platinum 8481C"
+  std::string numerics;   // the part of the numerics fingerprint: equal devices give equal bits
+  int64_t memory_bytes = 0;  // of the device; 0: unknown
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual Description Describe() const = 0;
+
+  // Returns zeroed memory for tensors. `name` says in errors what it is for ("weights"). Errors:
+  // ResourceExhausted - the device has not enough memory; the message has the name and the bytes.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> Allocate(absl::string_view name,
+                                                           size_t size_bytes) = 0;
+  // The same, where possible in memory that ranks on this machine may read directly.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> AllocateForPeers(absl::string_view name,
+                                                                   size_t size_bytes) = 0;
+  // Returns zeroed host memory that Stream::Copy reaches at full speed (pinned).
+  virtual absl::StatusOr<std::unique_ptr<Memory>> AllocateHost(absl::string_view name,
+                                                               size_t size_bytes) = 0;
+
+  // Returns the same elements as host memory if the host may touch them; else an empty view. Only
+  // HostWindow and the CPU's communicators need it.
+  virtual tensor::HostVector OnHost(const tensor::Vector& vector) const = 0;
+
+  // Errors: ResourceExhausted - no thread, or the device has no stream left.
+  virtual absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) = 0;
+
+  // Makes operators whose work is ordered on `stream`, and which are called on its thread only; the
+  // CPU's, which do their work inside the call, may be called on any thread, one at a time.
+  // `num_threads`: of the host, for the CPU's. `stream` must outlive them.
+  virtual std::unique_ptr<ops::Ops> MakeOps(stream::Stream* stream, tensor::DType compute,
+                                            int num_threads) = 0;
+
+  // Makes a communicator of the group of `host` whose calls are ordered on `stream`. Both must
+  // outlive it, and nothing else may use `host` while a call runs. Errors: ResourceExhausted - no
+  // memory for staging.
+  virtual absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
+      comm::HostCommunicator* host, stream::Stream* stream) = 0;
+};
+
+}  // namespace megascale::device

@@ -1,0 +1,59 @@
+// Lets host code fill or read tensors of any device, piece by piece: weights that are made on the
+// host, a checkpoint's bytes, logits. Where the host may touch the device's memory it works in place;
+// else it goes through a buffer of pinned memory. Not for steps: it waits for the device.
+//
+//   ASSIGN_OR_RETURN(HostWindow window, HostWindow::Create(&device, stream));
+//   RETURN_IF_ERROR(window.Write(weights, [&](int64_t first, HostVector piece) {
+//     return Fill(first, piece);                // piece = weights[first, first + piece.size)
+//   }));
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/device/device.h"
+#include "runtime/stream/stream.h"
+#include "runtime/tensor/tensor.h"
+
+namespace megascale::device {
+
+// Threads: one at a time, and not the stream's; no task may run on the stream that waits for this
+// thread.
+class HostWindow {
+ public:
+  // The largest piece where the host cannot touch the memory; in place a piece is the whole vector.
+  static constexpr size_t kPieceBytes = size_t{4} << 20;
+
+  // `device` and `stream` must outlive the window; takes pinned memory at the first use that needs
+  // it.
+  HostWindow(Device* device, stream::Stream* stream) : device_(*device), stream_(*stream) {}
+
+  using Work = absl::FunctionRef<absl::Status(int64_t first, const tensor::HostVector& piece)>;
+
+  // Calls `fill` for consecutive pieces of `vector`, each of which it overwrites. On return the
+  // device has all of them. Errors: those of `fill`, after which the vector is undefined;
+  // ResourceExhausted - no pinned memory; Internal - the device failed.
+  absl::Status Write(const tensor::Vector& vector, Work fill);
+
+  // Calls `look` for consecutive pieces of `vector`, whose values are those that the work issued to
+  // the stream before left there. Errors: as Write.
+  absl::Status Read(const tensor::Vector& vector, Work look);
+
+ private:
+  absl::Status ForPieces(const tensor::Vector& vector, Work work, bool writes);
+
+  Device& device_;
+  stream::Stream& stream_;
+  std::unique_ptr<Memory> buffer_;
+};
+
+// Overwrites `to` with the values of `from`; a HostWindow for one read. Shapes: equal sizes and
+// types.
+absl::Status CopyToHost(Device* device, stream::Stream* stream, const tensor::Vector& from,
+                        const tensor::HostVector& to);
+
+}  // namespace megascale::device

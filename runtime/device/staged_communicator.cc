@@ -1,0 +1,205 @@
+#include "runtime/device/staged_communicator.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/types/span.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status.h"
+
+namespace megascale::device {
+namespace {
+
+using comm::CallInfo;
+using tensor::HostVector;
+using tensor::Vector;
+
+// Elements [first, first + count) of a tensor.
+struct Piece {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+class StagedCommunicator final : public comm::Communicator {
+ public:
+  StagedCommunicator(comm::HostCommunicator* host, stream::Stream* stream,
+                     std::unique_ptr<Memory> send, std::unique_ptr<Memory> receive)
+      : host_(*host), stream_(*stream), send_(std::move(send)), receive_(std::move(receive)) {}
+
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  const std::string& name() const override { return host_.name(); }
+
+  absl::Status AllReduce(const Vector& buffer, const CallInfo& info) override {
+    return ForPieces(buffer, 1, [&](const Piece& piece) -> absl::Status {
+      const HostVector here = ToHost({buffer, piece}, 1);
+      RETURN_IF_ERROR(stream_.Finish());
+      RETURN_IF_ERROR(host_.AllReduce(here, info));
+      return ToDevice(here, {buffer, piece}, 1);
+    });
+  }
+
+  absl::Status ReduceScatter(const Vector& input, const Vector& output,
+                             const CallInfo& info) override {
+    RETURN_IF_ERROR(CheckBlocks(input, output));
+    return ForPieces(output, size(), [&](const Piece& piece) -> absl::Status {
+      const HostVector all = ToHost({input, piece, output.size}, size());
+      const HostVector sum = View(*receive_, output.dtype, piece.count);
+      RETURN_IF_ERROR(stream_.Finish());
+      RETURN_IF_ERROR(host_.ReduceScatter(all, sum, info));
+      return ToDevice(sum, {output, piece}, 1);
+    });
+  }
+
+  absl::Status AllGather(const Vector& input, const Vector& output, const CallInfo& info) override {
+    RETURN_IF_ERROR(CheckBlocks(output, input));
+    return ForPieces(input, size(), [&](const Piece& piece) -> absl::Status {
+      const HostVector mine = ToHost({input, piece}, 1);
+      const HostVector all = View(*receive_, input.dtype, size() * piece.count);
+      RETURN_IF_ERROR(stream_.Finish());
+      RETURN_IF_ERROR(host_.AllGather(mine, all, info));
+      return ToDevice(all, {output, piece, input.size}, size());
+    });
+  }
+
+  absl::Status Broadcast(const Vector& buffer, int root, const CallInfo& info) override {
+    return ForPieces(buffer, 1, [&](const Piece& piece) -> absl::Status {
+      if (root != rank()) {
+        const HostVector here = View(*receive_, buffer.dtype, piece.count);
+        RETURN_IF_ERROR(host_.Broadcast(here, root, info));
+        return ToDevice(here, {buffer, piece}, 1);
+      }
+      const HostVector here = ToHost({buffer, piece}, 1);
+      RETURN_IF_ERROR(stream_.Finish());
+      return host_.Broadcast(here, root, info);
+    });
+  }
+
+  absl::Status Reduce(const Vector& input, const Vector& output, int root,
+                      const CallInfo& info) override {
+    return ForPieces(input, 1, [&](const Piece& piece) -> absl::Status {
+      const HostVector here = ToHost({input, piece}, 1);
+      const HostVector sum = View(*receive_, input.dtype, piece.count);
+      RETURN_IF_ERROR(stream_.Finish());
+      RETURN_IF_ERROR(host_.Reduce(here, sum, root, info));
+      if (root != rank()) return absl::OkStatus();
+      return ToDevice(sum, {output, piece}, 1);
+    });
+  }
+
+  absl::Status AllToAll(const Vector& input, const Vector& output, const CallInfo& info) override {
+    const int64_t block = input.size / size();
+    return ForPieces({input.data, input.dtype, block}, size(),
+                     [&](const Piece& piece) -> absl::Status {
+                       const HostVector here = ToHost({input, piece, block}, size());
+                       const HostVector there = View(*receive_, input.dtype, here.size);
+                       RETURN_IF_ERROR(stream_.Finish());
+                       RETURN_IF_ERROR(host_.AllToAll(here, there, info));
+                       return ToDevice(there, {output, piece, block}, size());
+                     });
+  }
+
+  absl::Status Barrier(const CallInfo& info) override {
+    RETURN_IF_ERROR(stream_.Finish());
+    return host_.Barrier(info);
+  }
+
+  absl::Status Send(int peer, const Vector& tensor, const CallInfo& info) override {
+    return ForPieces(tensor, 1, [&](const Piece& piece) -> absl::Status {
+      const HostVector here = ToHost({tensor, piece}, 1);
+      RETURN_IF_ERROR(stream_.Finish());
+      return host_.Send(peer, BytesOf(here), info);
+    });
+  }
+
+  absl::Status Recv(int peer, const Vector& tensor, const CallInfo& info) override {
+    return ForPieces(tensor, 1, [&](const Piece& piece) -> absl::Status {
+      const HostVector here = View(*receive_, tensor.dtype, piece.count);
+      RETURN_IF_ERROR(host_.Recv(peer, BytesOf(here), info));
+      return ToDevice(here, {tensor, piece}, 1);
+    });
+  }
+
+  void Abort(const absl::Status& reason) override { host_.Abort(reason); }
+
+ private:
+  // A piece of each of the equal blocks of a tensor; blocks are `stride` elements apart.
+  struct Blocks {
+    const Vector& tensor;
+    Piece piece;
+    int64_t stride = 0;
+
+    std::byte* At(int block) const {
+      return tensor.as<std::byte>() +
+             (block * stride + piece.first) * static_cast<int64_t>(tensor::SizeOf(tensor.dtype));
+    }
+    size_t bytes() const {
+      return static_cast<size_t>(piece.count) * tensor::SizeOf(tensor.dtype);
+    }
+  };
+
+  // Calls `exchange` for pieces of `part` such that `num_blocks` of a piece fit the buffer; once
+  // for an empty tensor, which the members agree on as well.
+  template <typename ExchangePiece>
+  absl::Status ForPieces(const Vector& part, int num_blocks, const ExchangePiece& exchange) {
+    const auto element_bytes = static_cast<int64_t>(tensor::SizeOf(part.dtype));
+    const int64_t most =
+        static_cast<int64_t>(kStagingBytes) / (element_bytes * num_blocks);
+    MEGASCALE_CHECK(most > 0);
+    int64_t first = 0;
+    do {
+      const Piece piece = {first, std::min(most, part.size - first)};
+      RETURN_IF_ERROR(exchange(piece));
+      first += piece.count;
+    } while (first < part.size);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckBlocks(const Vector& whole, const Vector& block) const {
+    if (whole.size == block.size * size() && whole.dtype == block.dtype) return absl::OkStatus();
+    // The host communicator refuses other sizes with its own message; it needs no elements for it.
+    return absl::InvalidArgumentError("staged communicator: blocks must be equal parts");
+  }
+
+  static HostVector View(const Memory& memory, tensor::DType dtype, int64_t count) {
+    return {memory.data(), dtype, count};
+  }
+  static absl::Span<std::byte> BytesOf(const HostVector& vector) {
+    return {vector.as<std::byte>(), static_cast<size_t>(vector.bytes())};
+  }
+
+  // Issues the copies of a piece into the buffer for sending, block after block.
+  HostVector ToHost(const Blocks& from, int num_blocks) {
+    auto* to = static_cast<std::byte*>(send_->data());
+    for (int block = 0; block < num_blocks; ++block) {
+      stream_.Copy(to + static_cast<size_t>(block) * from.bytes(), from.At(block), from.bytes());
+    }
+    return View(*send_, from.tensor.dtype, num_blocks * from.piece.count);
+  }
+
+  // Issues the copies back. Waits for them: the next piece uses the same buffer.
+  absl::Status ToDevice(const HostVector& from, const Blocks& to, int num_blocks) {
+    const auto* data = from.as<const std::byte>();
+    for (int block = 0; block < num_blocks; ++block) {
+      stream_.Copy(to.At(block), data + static_cast<size_t>(block) * to.bytes(), to.bytes());
+    }
+    return stream_.Finish();
+  }
+
+  comm::HostCommunicator& host_;
+  stream::Stream& stream_;
+  const std::unique_ptr<Memory> send_;
+  const std::unique_ptr<Memory> receive_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeStagedCommunicator(
+    Device* device, comm::HostCommunicator* host, stream::Stream* stream) {
+  ASSIGN_OR_RETURN(auto send, device->AllocateHost("a staged communicator", kStagingBytes));
+  ASSIGN_OR_RETURN(auto receive, device->AllocateHost("a staged communicator", kStagingBytes));
+  return std::make_unique<StagedCommunicator>(host, stream, std::move(send), std::move(receive));
+}
+
+}  // namespace megascale::device

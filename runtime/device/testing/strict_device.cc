@@ -1,0 +1,257 @@
+#include "runtime/device/testing/strict_device.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status.h"
+#include "runtime/device/staged_communicator.h"
+#include "runtime/device/testing/strict_ops.h"
+#include "runtime/device/testing/strict_stream.h"
+#include "runtime/tensor/arena.h"
+
+namespace megascale::device {
+namespace {
+
+// How long the device lets the host get ahead, and one time in how many.
+constexpr auto kLateness = std::chrono::microseconds(50);
+constexpr uint64_t kLateOneIn = 16;
+
+constexpr size_t kPageBytes = 4096;
+
+size_t PagesFor(size_t bytes) {
+  return std::max<size_t>((bytes + kPageBytes - 1) / kPageBytes, 1) * kPageBytes;
+}
+
+// The blocks that the fault handler can name. A handler has no other way to them.
+struct NamedRange {
+  std::atomic<const std::byte*> begin = nullptr;
+  std::atomic<size_t> bytes = 0;
+  std::atomic<const char*> name = nullptr;
+};
+constexpr size_t kNamedRanges = 4096;
+NamedRange named_ranges[kNamedRanges];
+
+void Name(const std::byte* begin, size_t bytes, const char* name) {
+  for (NamedRange& range : named_ranges) {
+    const std::byte* expected = nullptr;
+    if (!range.begin.compare_exchange_strong(expected, begin)) continue;
+    range.bytes = bytes;
+    range.name = name;
+    return;
+  }
+}
+
+void Unname(const std::byte* begin) {
+  for (NamedRange& range : named_ranges) {
+    if (range.begin != begin) continue;
+    range.bytes = 0;
+    range.name = nullptr;
+    range.begin = nullptr;
+    return;
+  }
+}
+
+void NameFault(int signal, siginfo_t* info, void* /*context*/) {
+  const auto* address = static_cast<const std::byte*>(info->si_addr);
+  for (const NamedRange& range : named_ranges) {
+    const std::byte* begin = range.begin;
+    if (begin == nullptr || address < begin || address >= begin + range.bytes) continue;
+    char line[200];
+    const int length =
+        std::snprintf(line, sizeof(line), "host code touched device memory: byte %zd of '%s'\n",
+                      static_cast<ssize_t>(address - begin), range.name.load());
+    (void)!::write(STDERR_FILENO, line, static_cast<size_t>(length));
+  }
+  ::signal(signal, SIG_DFL);  // The instruction faults again, and ends the process.
+}
+
+void NameFaults() {
+  static const bool installed = [] {
+    struct sigaction action = {};
+    action.sa_sigaction = &NameFault;
+    action.sa_flags = SA_SIGINFO;
+    return ::sigaction(SIGSEGV, &action, nullptr) == 0;
+  }();
+  MEGASCALE_CHECK(installed);
+}
+
+class HostMemory final : public Memory {
+ public:
+  explicit HostMemory(tensor::Arena arena)
+      : Memory(arena.data(), arena.capacity_bytes()), arena_(std::move(arena)) {}
+
+ private:
+  const tensor::Arena arena_;
+};
+
+}  // namespace
+
+class StrictDevice::Block final : public Memory {
+ public:
+  Block(StrictDevice* device, std::string name, void* address, std::byte* work, size_t size_bytes)
+      : Memory(address, size_bytes), device_(*device), name_(std::move(name)), work_(work) {
+    Name(begin(), size_bytes, name_.c_str());
+    const std::lock_guard<std::mutex> lock(device_.memory_mutex_);
+    device_.blocks_[begin()] = this;
+  }
+  ~Block() override {
+    Unname(begin());
+    {
+      const std::lock_guard<std::mutex> lock(device_.memory_mutex_);
+      device_.blocks_.erase(begin());
+      device_.used_bytes_ -= size_bytes();
+    }
+    ::munmap(data(), PagesFor(size_bytes()));
+    ::munmap(work_, PagesFor(size_bytes()));
+  }
+
+  const std::byte* begin() const { return static_cast<const std::byte*>(data()); }
+  std::byte* work() const { return work_; }
+
+ private:
+  StrictDevice& device_;
+  const std::string name_;
+  std::byte* const work_;  // the same bytes, as the device sees them
+};
+
+std::unique_ptr<StrictDevice> StrictDevice::Create(const StrictOptions& options) {
+  NameFaults();
+  std::unique_ptr<StrictDevice> device(new StrictDevice(options));
+  device->thread_ = std::thread(&StrictDevice::Run, device.get());
+  return device;
+}
+
+StrictDevice::StrictDevice(const StrictOptions& options)
+    : options_(options), random_(options.seed) {}
+
+StrictDevice::~StrictDevice() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    MEGASCALE_CHECK(streams_.empty());
+    closing_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+  MEGASCALE_CHECK(blocks_.empty());
+}
+
+Description StrictDevice::Describe() const {
+  return {.name = "strict device",
+          .numerics = ops::InstructionSet(),
+          .memory_bytes = static_cast<int64_t>(options_.memory_bytes)};
+}
+
+absl::StatusOr<std::unique_ptr<Memory>> StrictDevice::Allocate(absl::string_view name,
+                                                               size_t size_bytes) {
+  {
+    const std::lock_guard<std::mutex> lock(memory_mutex_);
+    if (options_.memory_bytes > 0 && used_bytes_ + size_bytes > options_.memory_bytes) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(name, ": ", size_bytes, " bytes of device memory; ", used_bytes_, " of ",
+                       options_.memory_bytes, " are in use"));
+    }
+    used_bytes_ += size_bytes;
+  }
+  // The host's addresses are never backed by memory; the device's bytes lie elsewhere.
+  const size_t pages = PagesFor(size_bytes);
+  void* const address =
+      ::mmap(nullptr, pages, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const work =
+      ::mmap(nullptr, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (address == MAP_FAILED || work == MAP_FAILED) return base::ErrnoStatus(errno, name);
+  return std::make_unique<Block>(this, std::string(name), address, static_cast<std::byte*>(work),
+                                 size_bytes);
+}
+
+absl::StatusOr<std::unique_ptr<Memory>> StrictDevice::AllocateHost(absl::string_view /*name*/,
+                                                                   size_t size_bytes) {
+  ASSIGN_OR_RETURN(tensor::Arena arena, tensor::Arena::Create(size_bytes));
+  return std::make_unique<HostMemory>(std::move(arena));
+}
+
+void* StrictDevice::TranslateIfOwn(const void* address, size_t bytes) const {
+  const auto* at = static_cast<const std::byte*>(address);
+  const std::lock_guard<std::mutex> lock(memory_mutex_);
+  auto after = blocks_.upper_bound(at);
+  if (after == blocks_.begin()) return const_cast<std::byte*>(at);
+  const Block& block = *std::prev(after)->second;
+  if (at >= block.begin() + block.size_bytes()) return const_cast<std::byte*>(at);
+  MEGASCALE_CHECK(at + bytes <= block.begin() + block.size_bytes());
+  return block.work() + (at - block.begin());
+}
+
+void* StrictDevice::Translate(const void* address, size_t bytes, const char* what) const {
+  if (address == nullptr || bytes == 0) return nullptr;
+  void* const translated = TranslateIfOwn(address, bytes);
+  MEGASCALE_CHECK_MSG(translated != address, absl::StrCat(what, " was given host memory"));
+  return translated;
+}
+
+absl::StatusOr<std::unique_ptr<stream::Stream>> StrictDevice::MakeStream(std::string name) {
+  return StrictStream::Create(this, std::move(name));
+}
+
+std::unique_ptr<ops::Ops> StrictDevice::MakeOps(stream::Stream* stream, tensor::DType compute,
+                                                int num_threads) {
+  auto* own = dynamic_cast<StrictStream*>(stream);
+  MEGASCALE_CHECK(own != nullptr);
+  return MakeStrictOps(this, own, compute, num_threads);
+}
+
+absl::StatusOr<std::unique_ptr<comm::Communicator>> StrictDevice::MakeCommunicator(
+    comm::HostCommunicator* host, stream::Stream* stream) {
+  return MakeStagedCommunicator(this, host, stream);
+}
+
+int64_t StrictDevice::num_work() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_work_;
+}
+
+int64_t StrictDevice::num_waits_for(const std::string& stream_name) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = num_waits_.find(stream_name);
+  return found == num_waits_.end() ? 0 : found->second;
+}
+
+StrictStream* StrictDevice::Pick() {
+  // A stream whose work failed reports it before anything else runs.
+  for (StrictStream* stream : streams_) {
+    if (!stream->error_.ok() && stream->CanRun()) return stream;
+  }
+  const auto num_ready = static_cast<uint64_t>(
+      std::count_if(streams_.begin(), streams_.end(), [](auto* s) { return s->CanRun(); }));
+  if (num_ready == 0) return nullptr;
+  uint64_t choice = random_() % num_ready;
+  for (StrictStream* stream : streams_) {
+    if (stream->CanRun() && choice-- == 0) return stream;
+  }
+  return nullptr;
+}
+
+void StrictDevice::Run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    if (random_() % kLateOneIn == 0) changed_.wait_for(lock, kLateness);
+    StrictStream* const next = Pick();
+    if (next != nullptr) {
+      next->RunFirst(lock);
+      changed_.notify_all();
+      continue;
+    }
+    if (closing_) return;
+    changed_.wait(lock);
+  }
+}
+
+}  // namespace megascale::device

@@ -109,7 +109,15 @@ int FailEarly(Link* link, const agent::v1::RankFailure& failure) {
   return 1;
 }
 
-int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* regions) {
+// The user must fix a specification that cannot be built. Memory that belongs to another attempt
+// (FailedPrecondition) is not the user's fault.
+int FailToMake(Link* link, const absl::Status& status) {
+  return FailEarly(link, absl::IsInvalidArgument(status) ? FailureOfInput(status)
+                                                         : FailureOf(status));
+}
+
+int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* regions,
+                const MakeDevice& make_device) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   telemetry::SpanWriter spans(regions->spans.get(), assignment.heartbeat_slot());
@@ -128,13 +136,11 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   engine_options.store = &store;
   engine_options.heartbeat = &heartbeat;
   engine_options.spans = &spans;
+  const auto device = make_device(assignment.spec());
+  if (!device.ok()) return FailToMake(link, device.status());
+  engine_options.device = device->get();
   auto engine = engine::RankEngine::Create(std::move(engine_options));
-  if (!engine.ok()) {
-    // The user must fix a specification that cannot be built. Memory that belongs to another
-    // attempt (FailedPrecondition) is not the user's fault.
-    const bool is_input = absl::IsInvalidArgument(engine.status());
-    return FailEarly(link, is_input ? FailureOfInput(engine.status()) : FailureOf(engine.status()));
-  }
+  if (!engine.ok()) return FailToMake(link, engine.status());
 
   std::promise<int> exit_code;
   caf::actor_system_config config;
@@ -171,7 +177,7 @@ void NameProcess(int rank) {
 
 }  // namespace
 
-int RunWorker(int link_fd) {
+int RunWorker(int link_fd, const MakeDevice& make_device) {
   ::prctl(PR_SET_NAME, "megascale-w");
   Link link{base::UniqueFd(link_fd)};
   link::v1::ToWorker first;
@@ -188,7 +194,7 @@ int RunWorker(int link_fd) {
                              " from step ", assignment.restore().step()));
   auto regions = MapRegions(*std::move(fds), assignment.has_batch_ring());
   if (!regions.ok()) return FailEarly(&link, FailureOf(regions.status()));
-  return RunAssigned(&link, assignment, &*regions);
+  return RunAssigned(&link, assignment, &*regions, make_device);
 }
 
 }  // namespace megascale::actors

@@ -1,28 +1,9 @@
 // The program. Starts no thread before a command runs: driver, agent and local fork first.
-#include "absl/strings/string_view.h"
-#include "cli/command_line/command_line.h"
-#include "cli/commands/commands.h"
-#include "runtime/base/fd.h"
-#include "runtime/base/process/program.h"
-#include "runtime/base/process/thread_environment.h"
-
-namespace {
-
-// True for commands that compute in this process, while other programs use the machine.
-bool Computes(absl::string_view command) {
-  return command == "local" || command == "evaluate" || command == "generate";
-}
-
-}  // namespace
+#include "cli/program.h"
+#include "runtime/device/cpu_device.h"
 
 int main(int argc, char** argv) {
-  using namespace megascale::cli;
-  namespace base = megascale::base;
-  if (argc > 1 && Computes(argv[1])) base::EnterEnvironment(base::ThreadEnvironment(false), argv);
-  base::RaiseOpenFilesLimit();
-  CommandLine line("megascale",
-                   "Trains language models on many machines, and on this one.\n"
-                   "Start here: megascale local examples/fortunes.yaml --agents 2 --slots 2");
-  AddCommands(&line);
-  return line.Run(argc, argv);
+  return megascale::cli::RunProgram(argc, argv, [](const auto& /*spec*/) {
+    return megascale::device::MakeCpuDevice();
+  });
 }

@@ -2,7 +2,7 @@
 
 namespace megascale::cli {
 
-void AddCommands(CommandLine* line) {
+void AddCommands(CommandLine* line, const actors::MakeDevice& make_device) {
   AddLocalCommand(line);
   AddSubmitCommand(line);
   AddStatusCommand(line);
@@ -23,7 +23,7 @@ void AddCommands(CommandLine* line) {
   AddCertsCommand(line);
   AddCompletionCommand(line);
   AddVersionCommand(line);
-  AddProcessCommands(line);
+  AddProcessCommands(line, make_device);
 }
 
 }  // namespace megascale::cli

@@ -1,12 +1,14 @@
 // The subcommands. Each is in its own file and adds itself to the program's grammar.
 #pragma once
 
+#include "actors/worker_main.h"
 #include "cli/command_line/command_line.h"
 
 namespace megascale::cli {
 
-// Adds all commands, in the order in which --help shows them.
-void AddCommands(CommandLine* line);
+// Adds all commands, in the order in which --help shows them. `make_device` makes the devices of
+// workers.
+void AddCommands(CommandLine* line, const actors::MakeDevice& make_device);
 
 void AddDriverCommand(CommandLine* line);
 void AddAgentCommand(CommandLine* line);
@@ -29,6 +31,6 @@ void AddCertsCommand(CommandLine* line);
 void AddCompletionCommand(CommandLine* line);
 void AddVersionCommand(CommandLine* line);
 // Adds the hidden commands `worker` and `host`, which an agent runs.
-void AddProcessCommands(CommandLine* line);
+void AddProcessCommands(CommandLine* line, const actors::MakeDevice& make_device);
 
 }  // namespace megascale::cli

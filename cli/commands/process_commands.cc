@@ -8,14 +8,16 @@
 
 namespace megascale::cli {
 
-void AddProcessCommands(CommandLine* line) {
+void AddProcessCommands(CommandLine* line, const actors::MakeDevice& make_device) {
   auto link_fd = std::make_shared<int64_t>(-1);
   auto of = std::make_shared<std::string>();  // for the list of processes
   Command* worker = line->Add("worker", "one rank of one attempt; started by an agent");
   worker->Integer("--link-fd", link_fd.get(), "inherited socket to the agent");
   worker->Text("--of", of.get(), "job, attempt and rank: what the list of processes shows");
   worker->Hide();
-  worker->Runs([link_fd, of] { return actors::RunWorker(static_cast<int>(*link_fd)); });
+  worker->Runs([link_fd, of, make_device] {
+    return actors::RunWorker(static_cast<int>(*link_fd), make_device);
+  });
   Command* host = line->Add("host", "data and storage of one machine; started by an agent");
   host->Integer("--link-fd", link_fd.get(), "inherited socket to the agent");
   host->Text("--of", of.get(), "job and attempt: what the list of processes shows");

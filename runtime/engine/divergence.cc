@@ -97,6 +97,8 @@ absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instructi
   } else {
     status = step.stage->Transfer(instruction, communicator);
   }
+  // Instructions run one after the other here, whatever their streams.
+  if (status.ok()) status = step.stream->Finish();
   step.reporter->End(instruction, status);
   return status;
 }
@@ -106,6 +108,11 @@ absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instructi
 absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
   const plan::Instruction* current = nullptr;  // the instruction that computes
   CheckedOps checked(step.ops, ParametersOf(step, &current));
+  std::vector<std::unique_ptr<device::Memory>> memory;
+  const auto allocate = [&](size_t bytes) -> absl::StatusOr<tensor::Arena> {
+    ASSIGN_OR_RETURN(memory.emplace_back(), step.device->Allocate("the repeated step", bytes));
+    return tensor::Arena::Over(memory.back()->data(), bytes);
+  };
   std::vector<std::unique_ptr<model::TransformerChunk>> chunks;
   StageCompute::Computing computing = {{}, &checked};
   for (size_t i = 0; i < step.chunks->size(); ++i) {
@@ -116,7 +123,7 @@ absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
                          {.weights = chunk.weights,
                           .gradients = chunk.gradients,
                           .early_gradients = chunk.early_gradients},
-                         step.peers));
+                         step.peers, allocate));
     computing.chunks.push_back(chunks.back().get());
   }
   const StageCompute::Computing before = step.stage->SwapCompute(computing);
@@ -152,12 +159,12 @@ absl::StatusOr<Finding> FindEverywhere(const DivergedStep& step) {
     return i.kind() == plan::OpKind::kReduceNorm;
   });
   MEGASCALE_CHECK(norm != instructions.end());
-  comm::Communicator* const all = step.communicator_of(*norm);
+  comm::HostCommunicator* const all = step.world;
   std::vector<Finding> findings(static_cast<size_t>(all->size()));
   Finding* const here = findings.data() + all->rank();
   *here = mine;
-  const tensor::Vector input = {here, tensor::DType::kF64, kFindingNumbers};
-  const tensor::Vector output = {findings.data(), tensor::DType::kF64,
+  const tensor::HostVector input = {here, tensor::DType::kF64, kFindingNumbers};
+  const tensor::HostVector output = {findings.data(), tensor::DType::kF64,
                                  kFindingNumbers * all->size()};
   RETURN_IF_ERROR(all->AllGather(input, output, {norm->id.packed(), step.timeout}));
   return *std::min_element(

@@ -12,11 +12,14 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "runtime/comm/host/host_communicator.h"
+#include "runtime/device/device.h"
 #include "runtime/engine/instruction_reporter.h"
 #include "runtime/engine/stage_compute.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/plan/execute/executor.h"
 #include "runtime/plan/rank_plan.h"
+#include "runtime/stream/stream.h"
 
 namespace megascale::engine {
 
@@ -28,15 +31,18 @@ struct DivergedStep {
   const GradientBuffers* gradient_buffers = nullptr;
   StageCompute* stage = nullptr;
   TensorPeers* peers = nullptr;  // null where there is one tensor rank
-  ops::Ops* ops = nullptr;
+  ops::Ops* ops = nullptr;  // of `stream`
+  device::Device* device = nullptr;
+  stream::Stream* stream = nullptr;        // the compute stream
+  comm::HostCommunicator* world = nullptr;  // has all ranks
   std::function<comm::Communicator*(const plan::Instruction&)> communicator_of;
   InstructionReporter* reporter = nullptr;
   plan::StepContext context;
   absl::Duration timeout;  // for each wait
 };
 
-// Returns `diverged` with the finding added to its message. Blocking. Requires: no instruction of
-// the step is still running; every rank calls it. Cost: about a step without overlap, and memory
+// Returns `diverged` with the finding added to its message. Blocking. Requires: called on the compute
+// stream's thread; no instruction of the step is still running; every rank calls it. Cost: about a step without overlap, and memory
 // for its activations. If the repetition fails (a peer is gone, no memory), the message says so and
 // the code stays.
 absl::Status ExplainDivergence(const DivergedStep& step, const absl::Status& diverged);

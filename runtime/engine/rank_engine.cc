@@ -32,6 +32,8 @@
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/execute/executor.h"
 #include "runtime/plan/plan_options.h"
+#include "runtime/device/device.h"
+#include "runtime/device/host_window.h"
 #include "runtime/stream/stream.h"
 #include "runtime/tensor/arena.h"
 
@@ -48,11 +50,6 @@ constexpr double kPeerPatience = 1.5;
 constexpr double kRestorePatience = 10;
 // How many progress timeouts storage may take before a worker gives up.
 constexpr double kStoragePatience = 10;
-
-std::unique_ptr<ops::Ops> MakeOps(tensor::DType compute, int num_threads) {
-  return compute == tensor::DType::kF64 ? ops::MakeReferenceOps()
-                                        : ops::MakeCpuOps(compute, num_threads);
-}
 
 class Engine : public RankEngine {
  public:
@@ -74,23 +71,32 @@ class Engine : public RankEngine {
   void Abort(const absl::Status& why) override;
 
  private:
+  absl::Status MakeStreams();
   absl::Status PrepareMemory();
   absl::Status PreparePeers();
   absl::Status AllocateParameters();
   absl::Status Allocate(const std::vector<tensor::Vector*>& spaces);
+  // Returns device memory that lives as long as the engine.
+  absl::StatusOr<tensor::Arena> AllocateArena(absl::string_view name, size_t bytes);
+  std::unique_ptr<ops::Ops> MakeOps(plan::StreamKind kind, int num_threads) const;
   absl::Status PrepareFabric();
   absl::Status MakeExecutor();
   // As Load, from the snapshot region or from storage.
   absl::StatusOr<std::string> Restore(const RestorePoint& restore);
-  comm::Communicator* WorldCommunicator() const;
+  comm::HostCommunicator* WorldCommunicator() const;
   absl::StatusOr<absl::Span<std::byte>> AcquireBuffer();
   absl::Status AbortReason() const;
   void EndStep(const plan::StepContext& context, const absl::Status& status);
   absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
-  void RunOnComputeThreads(absl::FunctionRef<void()> work);
+  // Runs `work` on the compute stream's thread, and so on all of the rank's threads: between what
+  // the stream `from` has issued and what it will issue. Requires: called on `from`'s thread.
+  void RunOnComputeThreads(plan::StreamKind from, absl::FunctionRef<void()> work);
   std::map<plan::OpKind, plan::Handler> Handlers();
   // Returns null if the instruction does not communicate.
   comm::Communicator* CommunicatorOf(const plan::Instruction& instruction) const;
+  // Returns the stream on which the communicator of an instruction is ordered.
+  stream::Stream* ExchangeStreamOf(const plan::Instruction& instruction) const;
+  stream::Stream& compute() const { return *streams_.at(plan::StreamKind::kCompute); }
   absl::Duration timeout() const {
     return job::ToDuration(options_.spec.fault().progress_timeout()) * kPeerPatience;
   }
@@ -100,8 +106,14 @@ class Engine : public RankEngine {
   layout::RankLayout part_;
   plan::RankPlan plan_;
 
-  tensor::Arena arena_;  // used if the job has a single rank; otherwise parameters_ is
-  std::unique_ptr<base::SharedMemory> parameters_;  // memory that peers on this machine may read
+  std::vector<std::unique_ptr<device::Memory>> memory_;
+  const base::SharedMemory* readable_ = nullptr;  // memory that peers on this machine may read
+  // From one stream to the compute stream and back; see RunOnComputeThreads.
+  struct Handover {
+    std::unique_ptr<stream::Event> there, back;
+    uint64_t generation = 0;
+  };
+  std::map<plan::StreamKind, Handover> handovers_;
   std::unique_ptr<ops::Ops> compute_ops_;  // all threads; used on the compute stream's thread, and
                                            // to explain a divergence, when nothing else runs
   std::unique_ptr<ops::Ops> shard_ops_;    // one thread: works beside passes
@@ -109,22 +121,26 @@ class Engine : public RankEngine {
   GradientBuffers gradient_buffers_;
   tensor::Vector carried_;                     // see StageOptions
   tensor::Vector replicated_;                  // tensor parallelism only: see ShardOptions
-  std::unique_ptr<stream::Stream> exchanges_;  // for peers_, if exchanges overlap
   std::unique_ptr<TensorPeers> peers_;         // tensor parallelism only
   std::unique_ptr<StageCompute> stage_;
   std::unique_ptr<ShardCompute> shard_;
 
+  std::optional<checkpoint::ShardLayout> shard_layout_;
+  std::optional<checkpoint::SnapshotWriter> snapshot_writer_;
+
   std::unique_ptr<comm::Fabric> fabric_;
-  std::map<std::string, std::unique_ptr<comm::Communicator>> communicators_;  // by name
+  // By name.
+  std::map<std::string, std::unique_ptr<comm::HostCommunicator>> host_communicators_;
+  std::map<std::string, std::unique_ptr<comm::Communicator>> communicators_;
   std::map<plan::InstructionId, comm::Communicator*> communicator_of_;
-  std::map<plan::StreamKind, std::unique_ptr<stream::Stream>> streams_;
   mutable std::mutex abort_mutex_;
   absl::Status abort_reason_;  // the first reason; OK: not aborted
   StepEnded step_ended_;
-  std::unique_ptr<plan::Executor> executor_;  // its end may still end a step
-
-  std::optional<checkpoint::ShardLayout> shard_layout_;
-  std::optional<checkpoint::SnapshotWriter> snapshot_writer_;
+  // The end of the executor may still end a step, and that of the streams may explain its error:
+  // both before the members that they use.
+  std::unique_ptr<stream::Stream> exchanges_;  // for peers_, if exchanges overlap
+  std::map<plan::StreamKind, std::unique_ptr<stream::Stream>> streams_;
+  std::unique_ptr<plan::Executor> executor_;
 };
 
 absl::Status Engine::Prepare() {
@@ -132,15 +148,36 @@ absl::Status Engine::Prepare() {
   plan::PlanOptions plan_options = part_.plan_options;
   ASSIGN_OR_RETURN(plan_options.chunks, layout::ChunkCostsOf(options_.spec));
   ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(plan_options, options_.rank));
+  RETURN_IF_ERROR(MakeStreams());
   RETURN_IF_ERROR(PrepareMemory());
   return PrepareFabric();
 }
 
+absl::Status Engine::MakeStreams() {
+  MEGASCALE_CHECK(options_.device != nullptr);
+  for (const plan::StreamKind kind : plan::StreamsOf(plan_)) {
+    const absl::string_view name = plan::Name(kind);
+    ASSIGN_OR_RETURN(streams_[kind], options_.device->MakeStream(std::string(name)));
+    handovers_[kind] = {.there = streams_[kind]->MakeEvent(), .back = streams_[kind]->MakeEvent()};
+  }
+  return absl::OkStatus();
+}
+
+std::unique_ptr<ops::Ops> Engine::MakeOps(plan::StreamKind kind, int num_threads) const {
+  if (options_.make_ops != nullptr) return options_.make_ops(part_.compute, num_threads);
+  return options_.device->MakeOps(streams_.at(kind).get(), part_.compute, num_threads);
+}
+
+absl::StatusOr<tensor::Arena> Engine::AllocateArena(absl::string_view name, size_t bytes) {
+  ASSIGN_OR_RETURN(memory_.emplace_back(), options_.device->Allocate(name, bytes));
+  return tensor::Arena::Over(memory_.back()->data(), bytes);
+}
+
 absl::Status Engine::PrepareMemory() {
   RETURN_IF_ERROR(AllocateParameters());
-  const auto make_ops = options_.make_ops != nullptr ? options_.make_ops : MakeOps;
-  compute_ops_ = make_ops(part_.compute, options_.spec.parallel().threads_per_rank());
-  shard_ops_ = make_ops(part_.compute, 1);
+  compute_ops_ =
+      MakeOps(plan::StreamKind::kCompute, options_.spec.parallel().threads_per_rank());
+  shard_ops_ = MakeOps(plan::StreamKind::kDataParallel, 1);
   if (part_.tensor.size > 1) {
     RETURN_IF_ERROR(PreparePeers());
   }
@@ -152,12 +189,15 @@ absl::Status Engine::PrepareMemory() {
                          {.weights = chunk.weights,
                           .gradients = chunk.gradients,
                           .early_gradients = chunk.early_gradients},
-                         peers_.get()));
+                         peers_.get(),
+                         [this](size_t bytes) { return AllocateArena("activations", bytes); }));
     const optim::OptimizerShard& shard = part_.shards[i];
     ASSIGN_OR_RETURN(
         chunk.optimizer,
-        optim::ShardedOptimizer::Create(options_.spec.optimizer(), shard,
-                                        Slices(chunk.weights, shard.ranges()), compute_ops_.get()));
+        optim::ShardedOptimizer::Create(
+            options_.spec.optimizer(), shard, Slices(chunk.weights, shard.ranges()),
+            compute_ops_.get(),
+            [this](size_t bytes) { return AllocateArena("optimizer state", bytes); }));
     if (chunk.gradient_shard.empty()) {
       chunk.gradient_shard = Slices(chunk.gradients, chunk.optimizer->ranges());
     }
@@ -169,6 +209,8 @@ absl::Status Engine::PrepareMemory() {
                                                  .gradient_buffers = &gradient_buffers_,
                                                  .carried = carried_,
                                                  .ops = compute_ops_.get(),
+                                                 .device = options_.device,
+                                                 .stream = &compute(),
                                                  .peers = peers_.get(),
                                                  .batch_ring = options_.batch_ring,
                                                  .batch_reader = options_.batch_reader,
@@ -180,7 +222,10 @@ absl::Status Engine::PrepareMemory() {
                    .gradient_buffers = &gradient_buffers_,
                    .ops = shard_ops_.get(),
                    .run_on_compute_threads =
-                       [this](absl::FunctionRef<void()> work) { RunOnComputeThreads(work); },
+                       [this](plan::StreamKind from, absl::FunctionRef<void()> work) {
+                         RunOnComputeThreads(from, work);
+                       },
+                   .stream_of = [this](plan::StreamKind kind) { return streams_.at(kind).get(); },
                    .stage = stage_.get(),
                    .replicated = replicated_,
                    .timeout = timeout()});
@@ -188,10 +233,13 @@ absl::Status Engine::PrepareMemory() {
 }
 
 absl::Status Engine::PreparePeers() {
-  TensorPeersOptions peers = {.place = part_.tensor, .reporter = &reporter_, .timeout = timeout()};
+  TensorPeersOptions peers = {.place = part_.tensor,
+                              .reporter = &reporter_,
+                              .timeout = timeout(),
+                              .compute = &compute()};
   if (options_.spec.parallel().tp_comm_overlap()) {
     const absl::string_view name = plan::Name(plan::StreamKind::kTensorParallel);
-    ASSIGN_OR_RETURN(exchanges_, stream::Stream::Create(std::string(name.data(), name.size())));
+    ASSIGN_OR_RETURN(exchanges_, options_.device->MakeStream(std::string(name)));
     peers.exchanges = exchanges_.get();
   }
   peers_ = std::make_unique<TensorPeers>(peers);
@@ -249,21 +297,14 @@ absl::Status Engine::Allocate(const std::vector<tensor::Vector*>& spaces) {
   for (const tensor::Vector* space : spaces) {
     bytes += tensor::Arena::BytesFor(space->dtype, space->size);
   }
-  std::byte* next = nullptr;
-  if (options_.placements.size() == 1) {
-    ASSIGN_OR_RETURN(arena_, tensor::Arena::Create(bytes));
-  } else {
-    ASSIGN_OR_RETURN(parameters_, base::SharedMemory::Create("megascale-parameters", bytes));
-    next = parameters_->data();
-  }
+  ASSIGN_OR_RETURN(memory_.emplace_back(),
+                   options_.placements.size() == 1
+                       ? options_.device->Allocate("parameters", bytes)
+                       : options_.device->AllocateForPeers("parameters", bytes));
+  readable_ = memory_.back()->shared();
+  tensor::Arena arena = tensor::Arena::Over(memory_.back()->data(), bytes);
   for (tensor::Vector* space : spaces) {
-    if (space->size == 0) continue;
-    if (parameters_ == nullptr) {
-      *space = arena_.Allocate(space->dtype, space->size);
-      continue;
-    }
-    space->data = next;
-    next += tensor::Arena::BytesFor(space->dtype, space->size);
+    if (space->size > 0) *space = arena.Allocate(space->dtype, space->size);
   }
   return absl::OkStatus();
 }
@@ -276,7 +317,7 @@ absl::Status Engine::PrepareFabric() {
   fabric.attempt = options_.attempt;
   fabric.secret = options_.secret;
   fabric.region = options_.comm_region;
-  if (parameters_ != nullptr) fabric.readable = {parameters_.get()};
+  if (readable_ != nullptr) fabric.readable = {readable_};
   fabric.store = options_.store;
   if (options_.interface.empty()) {
     fabric.socket_directory = options_.socket_directory;
@@ -300,24 +341,48 @@ absl::Status Engine::Join() {
   for (const plan::Channel& channel : layout::ChannelsOf(options_.spec, mesh)) {
     const std::string name =
         layout::CommunicatorName(mesh.GroupName(channel.group, options_.rank), channel.name);
-    ASSIGN_OR_RETURN(communicators_[name], fabric_->Make(name));
+    ASSIGN_OR_RETURN(host_communicators_[name], fabric_->Make(name));
   }
   // Look up the communicators once: building a name takes heap memory, which steps must not do.
+  std::map<std::string, stream::Stream*> stream_of;
   for (const plan::Instruction& instruction : plan_.instructions) {
     if (instruction.group == plan::GroupKind::kNone) continue;
     const std::string name = layout::CommunicatorName(
         mesh.GroupName(instruction.group, options_.rank), instruction.channel);
-    const auto found = communicators_.find(name);
-    MEGASCALE_CHECK_MSG(found != communicators_.end(), name);
-    communicator_of_[instruction.id] = found->second.get();
+    const auto host = host_communicators_.find(name);
+    MEGASCALE_CHECK_MSG(host != host_communicators_.end(), name);
+    stream::Stream* const stream = ExchangeStreamOf(instruction);
+    if (communicators_[name] == nullptr) {
+      stream_of[name] = stream;
+      ASSIGN_OR_RETURN(communicators_[name],
+                       options_.device->MakeCommunicator(host->second.get(), stream));
+    }
+    MEGASCALE_CHECK_MSG(stream_of[name] == stream, name);
+    communicator_of_[instruction.id] = communicators_[name].get();
   }
   return MakeExecutor();
 }
 
 // OpenMP keeps a pool of threads for each thread that calls operators. A second caller would get a
 // second pool, and the rank more threads than cores.
-void Engine::RunOnComputeThreads(absl::FunctionRef<void()> work) {
-  streams_.at(plan::StreamKind::kCompute)->RunAndWait(work);
+void Engine::RunOnComputeThreads(plan::StreamKind from, absl::FunctionRef<void()> work) {
+  Handover& handover = handovers_.at(from);
+  const uint64_t generation = ++handover.generation;
+  handover.there->RecordNow(*streams_.at(from), generation);
+  compute().RunAndWait([&] {
+    handover.there->WaitNow(compute(), generation);
+    work();
+    handover.back->RecordNow(compute(), generation);
+  });
+  handover.back->WaitNow(*streams_.at(from), generation);
+}
+
+stream::Stream* Engine::ExchangeStreamOf(const plan::Instruction& instruction) const {
+  // A pass begins its exchanges itself, on a stream beside its own if they overlap.
+  if (instruction.stream == plan::StreamKind::kCompute && exchanges_ != nullptr) {
+    return exchanges_.get();
+  }
+  return streams_.at(instruction.stream).get();
 }
 
 comm::Communicator* Engine::CommunicatorOf(const plan::Instruction& instruction) const {
@@ -380,9 +445,7 @@ absl::Status Engine::MakeExecutor() {
   executor.plan = plan_;
   executor.handlers = Handlers();
   for (const plan::StreamKind kind : plan::StreamsOf(plan_)) {
-    const absl::string_view name = plan::Name(kind);
-    ASSIGN_OR_RETURN(streams_[kind], stream::Stream::Create(std::string(name.data(), name.size())));
-    executor.streams[kind] = streams_[kind].get();
+    executor.streams[kind] = streams_.at(kind).get();
   }
   executor.step_ended = [this](const plan::StepContext& context, const absl::Status& status) {
     EndStep(context, status);
@@ -396,22 +459,23 @@ absl::Status Engine::MakeExecutor() {
   return absl::OkStatus();
 }
 
-comm::Communicator* Engine::WorldCommunicator() const {
+comm::HostCommunicator* Engine::WorldCommunicator() const {
   for (const plan::Channel& channel : layout::ChannelsOf(options_.spec, part_.mesh)) {
     if (channel.group != plan::GroupKind::kWorld) continue;
     const std::string name =
         layout::CommunicatorName(part_.mesh.GroupName(channel.group, options_.rank), channel.name);
-    return communicators_.at(name).get();
+    return host_communicators_.at(name).get();
   }
   MEGASCALE_CHECK_MSG(false, "no communicator of all ranks");
   return nullptr;
 }
 
 absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
+  device::HostWindow window(options_.device, &compute());
   const std::vector<std::string> nodes = layout::NodesByRank(options_.placements);
   const bool one_machine = std::equal(nodes.begin() + 1, nodes.end(), nodes.begin());
   if (restore.source() == RestorePoint::SOURCE_MEMORY || one_machine) {
-    RETURN_IF_ERROR(RestoreState(restore, options_.snapshots, StateOf(chunks_)));
+    RETURN_IF_ERROR(RestoreState(restore, options_.snapshots, StateOf(chunks_), &window));
     return "";
   }
   return RestoreWithPeers(
@@ -419,6 +483,7 @@ absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
        .rank = options_.rank,
        .nodes = nodes,
        .world = WorldCommunicator(),
+       .window = &window,
        .layout_of = [this](int rank) { return layout::StateLayoutOf(options_.spec, rank); },
        .timeout = job::ToDuration(options_.spec.fault().start_timeout()) * kRestorePatience,
        .heartbeat = options_.heartbeat},
@@ -435,23 +500,28 @@ absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
           if (options_.heartbeat == nullptr) return;
           options_.heartbeat->Progress(base::RealClock().Monotonic());
         }};
-    RunOnComputeThreads([&] {
-      for (ChunkState& chunk : chunks_) chunk.optimizer->Initialize(initialize);
-    });
+    device::HostWindow window(options_.device, &compute());
+    for (ChunkState& chunk : chunks_) {
+      RETURN_IF_ERROR(chunk.optimizer->Initialize(initialize, &window));
+    }
   } else {
     ASSIGN_OR_RETURN(warning, Restore(restore));
   }
   ASSIGN_OR_RETURN(snapshot_writer_, checkpoint::SnapshotWriter::Open(
                                          options_.snapshots, options_.attempt, restore.step()));
-  shard_->PublishParameters();
+  compute().RunAndWait([this] { shard_->PublishParameters(); });
+  RETURN_IF_ERROR(compute().Synchronize());
   return warning;
 }
 
 // No instruction of the step is running, so this may read its result, and compute again what was
-// not finite.
+// not finite: on the compute stream's thread, since this one may be the device's.
 void Engine::EndStep(const plan::StepContext& context, const absl::Status& status) {
   if (status.ok()) return step_ended_(context.step, shard_->result());
-  step_ended_(context.step, absl::IsOutOfRange(status) ? Explain(context, status) : status);
+  if (!absl::IsOutOfRange(status)) return step_ended_(context.step, status);
+  compute().Enqueue([this, context, status](stream::Stream&) {
+    step_ended_(context.step, Explain(context, status));
+  });
 }
 
 absl::Status Engine::Explain(const plan::StepContext& context, const absl::Status& diverged) {
@@ -462,6 +532,9 @@ absl::Status Engine::Explain(const plan::StepContext& context, const absl::Statu
                             .stage = stage_.get(),
                             .peers = peers_.get(),
                             .ops = compute_ops_.get(),
+                            .device = options_.device,
+                            .stream = &compute(),
+                            .world = WorldCommunicator(),
                             .communicator_of = [this](const auto& i) { return CommunicatorOf(i); },
                             .reporter = &reporter_,
                             .context = context,
@@ -500,7 +573,8 @@ absl::StatusOr<int> Engine::TakeSnapshot(int64_t step) {
       .step = step,
       .next_sample = step * options_.spec.train().global_batch_size()};
   const auto size = static_cast<size_t>(shard_layout_->size_bytes());
-  CopyStateOut(*shard_layout_, StateOf(chunks_), moment, payload.subspan(0, size));
+  RETURN_IF_ERROR(CopyStateOut(*shard_layout_, StateOf(chunks_), moment, &compute(),
+                               payload.subspan(0, size)));
   return snapshot_writer_->Seal(step, shard_layout_->size_bytes());
 }
 

@@ -17,6 +17,7 @@
 #include "proto/telemetry.pb.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/comm/store/store.h"
+#include "runtime/device/device.h"
 #include "runtime/ops/ops.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/telemetry/heartbeat.h"
@@ -43,8 +44,9 @@ struct EngineOptions {
   comm::Store* store = nullptr;
   telemetry::HeartbeatWriter* heartbeat = nullptr;  // null: not written
   telemetry::SpanWriter* spans = nullptr;           // null: not written
-  // Makes the operators of a compute type for a number of threads. Empty: those of this machine's
-  // processor. Benchmarks measure operators through it.
+  device::Device* device = nullptr;                 // where this rank computes
+  // Makes the operators of a compute type for a number of threads. Empty: the device does. Benchmarks
+  // measure a CPU's operators through it.
   using MakeOps = std::function<std::unique_ptr<ops::Ops>(tensor::DType compute, int num_threads)>;
   MakeOps make_ops = nullptr;
 };

@@ -96,38 +96,27 @@ absl::Span<std::byte> BytesOf(T* value) {
 absl::Span<std::byte> BytesOf(std::vector<uint8_t>* values) {
   return {reinterpret_cast<std::byte*>(values->data()), values->size()};
 }
-absl::Span<std::byte> BytesOf(const tensor::Vector& vector) {
-  return {vector.as<std::byte>(), static_cast<size_t>(vector.size) * tensor::SizeOf(vector.dtype)};
+absl::Span<std::byte> BytesOf(const tensor::HostVector& vector) {
+  return {vector.as<std::byte>(), static_cast<size_t>(vector.bytes())};
 }
 
-// Cuts a slice into the blocks that are sent at once. `memory` is where each block lies and has
-// room for one block; null: each block lies in the slice's own memory.
-class Blocks {
- public:
-  Blocks(const StateSlice& slice, std::byte* memory)
-      : slice_(slice),
-        memory_(memory),
-        element_bytes_(static_cast<int64_t>(tensor::SizeOf(slice.data.dtype))) {}
-
-  // Returns the next block; nullopt after the last one.
-  std::optional<StateSlice> Next() {
-    const int64_t count = std::min(slice_.data.size - at_, kBlockBytes / element_bytes_);
-    if (count <= 0) return std::nullopt;
-    StateSlice block = slice_;
-    block.begin += at_;
-    block.data.size = count;
-    block.data.data =
-        memory_ != nullptr ? memory_ : slice_.data.as<std::byte>() + at_ * element_bytes_;
-    at_ += count;
-    return block;
-  }
-
- private:
-  const StateSlice& slice_;
-  std::byte* const memory_;
-  const int64_t element_bytes_;
-  int64_t at_ = 0;
+// Elements [first, first + count) of a slice, which are sent at once.
+struct Block {
+  int64_t first = 0;
+  int64_t count = 0;
 };
+
+// Cuts elements [first, first + count) of a slice into blocks. Both sides cut whole slices, or
+// pieces that begin with a block.
+std::vector<Block> BlocksOf(int64_t first, int64_t count, tensor::DType dtype) {
+  static_assert(device::HostWindow::kPieceBytes % kBlockBytes == 0);
+  const int64_t most = kBlockBytes / static_cast<int64_t>(tensor::SizeOf(dtype));
+  std::vector<Block> blocks;
+  for (int64_t done = 0; done < count; done += most) {
+    blocks.push_back({first + done, std::min(most, count - done)});
+  }
+  return blocks;
+}
 
 class Restore {
  public:
@@ -154,6 +143,8 @@ class Restore {
     if (damages_.emplace(error, node).first->second != node) gives_up_ = true;
   }
   absl::Status Ask(int reader);
+  absl::Status ReceivePiece(int reader, int64_t first, const tensor::HostVector& piece,
+                            bool* complete);
   absl::Status Receive(int reader, const StateSlice& slice, bool* complete);
   absl::Status Serve(int asker);
   absl::Status Send(int asker, const StateSlice& slice);
@@ -207,7 +198,10 @@ void Restore::Show(const telemetry::Doing& doing) const {
 void Restore::ReadOwn() {
   Show({.activity = telemetry::v1::ACTIVITY_READ_CHECKPOINT});
   for (size_t i = 0; i < state_.size(); ++i) {
-    const absl::Status status = stored_.Read(state_[i]);
+    const absl::Status status =
+        options_.window->Write(state_[i].data, [&](int64_t first, const auto& piece) {
+          return stored_.Read(state_[i], first, piece);
+        });
     if (status.ok()) continue;
     missing_[i] = 1;
     // A process without memory or descriptors gives up, and has to say so, whatever came before.
@@ -285,10 +279,11 @@ std::vector<Pair> Restore::NextPairs() {
   return pairs;
 }
 
-absl::Status Restore::Receive(int reader, const StateSlice& slice, bool* complete) {
-  *complete = false;
-  Blocks blocks(slice, nullptr);
-  while (const auto block = blocks.Next()) {
+// Receives elements [first, first + piece.size) of a slice.
+absl::Status Restore::ReceivePiece(int reader, int64_t first, const tensor::HostVector& piece,
+                                   bool* complete) {
+  const auto element_bytes = static_cast<int64_t>(tensor::SizeOf(piece.dtype));
+  for (const Block& block : BlocksOf(first, piece.size, piece.dtype)) {
     uint8_t is_read = 0;
     RETURN_IF_ERROR(options_.world->Recv(reader, BytesOf(&is_read), call()));
     if (is_read == 0) {
@@ -300,13 +295,23 @@ absl::Status Restore::Receive(int reader, const StateSlice& slice, bool* complet
           std::find(problems_.begin(), problems_.end(), text) == problems_.end()) {
         problems_.push_back(text);
       }
+      *complete = false;
       return absl::OkStatus();
     }
-    RETURN_IF_ERROR(options_.world->Recv(reader, BytesOf(block->data), call()));
+    const tensor::HostVector here = {
+        piece.as<std::byte>() + (block.first - first) * element_bytes, piece.dtype, block.count};
+    RETURN_IF_ERROR(options_.world->Recv(reader, BytesOf(here), call()));
     ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_READER, reader);
   }
-  *complete = true;
   return absl::OkStatus();
+}
+
+absl::Status Restore::Receive(int reader, const StateSlice& slice, bool* complete) {
+  *complete = true;
+  return options_.window->Write(slice.data, [&](int64_t first, const auto& piece) {
+    // The reader sends nothing more of a slice that it could not read.
+    return *complete ? ReceivePiece(reader, first, piece, complete) : absl::OkStatus();
+  });
 }
 
 absl::Status Restore::Ask(int reader) {
@@ -325,10 +330,10 @@ absl::Status Restore::Ask(int reader) {
 
 absl::Status Restore::Send(int asker, const StateSlice& slice) {
   block_.resize(kBlockBytes);
-  Blocks blocks(slice, block_.data());
-  while (const auto block = blocks.Next()) {
+  for (const Block& block : BlocksOf(0, slice.data.size, slice.data.dtype)) {
+    const tensor::HostVector here = {block_.data(), slice.data.dtype, block.count};
     Show({.activity = telemetry::v1::ACTIVITY_READ_FOR_PEER, .peer = asker});
-    const absl::Status status = stored_.Read(*block);
+    const absl::Status status = stored_.Read(slice, block.first, here);
     uint8_t is_read = status.ok() ? 1 : 0;
     RETURN_IF_ERROR(options_.world->Send(asker, BytesOf(&is_read), call()));
     if (!status.ok()) {
@@ -339,7 +344,7 @@ absl::Status Restore::Send(int asker, const StateSlice& slice) {
       Problem problem = ProblemOf(status);
       return options_.world->Send(asker, BytesOf(&problem), call());
     }
-    RETURN_IF_ERROR(options_.world->Send(asker, BytesOf(block->data), call()));
+    RETURN_IF_ERROR(options_.world->Send(asker, BytesOf(here), call()));
   }
   return absl::OkStatus();
 }
@@ -424,6 +429,7 @@ absl::StatusOr<std::string> Restore::Run() {
 
 absl::StatusOr<std::string> RestoreWithPeers(const RestoreOptions& options,
                                              const std::vector<StateSlice>& state) {
+  MEGASCALE_CHECK(options.window != nullptr);
   MEGASCALE_CHECK(options.world != nullptr && options.world->rank() == options.rank &&
                   options.nodes.size() == static_cast<size_t>(options.world->size()));
   return Restore(options, state).Run();

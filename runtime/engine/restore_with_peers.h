@@ -23,7 +23,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/agent.pb.h"
-#include "runtime/comm/communicator.h"
+#include "runtime/comm/host/host_communicator.h"
+#include "runtime/device/host_window.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/telemetry/heartbeat.h"
 
@@ -33,7 +34,8 @@ struct RestoreOptions {
   megascale::agent::v1::RestorePoint restore;  // on storage; the same on all ranks
   int rank = 0;
   std::vector<std::string> nodes;       // node id of each rank
-  comm::Communicator* world = nullptr;  // has all ranks in order; no step may be running
+  comm::HostCommunicator* world = nullptr;  // has all ranks in order; no step may be running
+  device::HostWindow* window = nullptr;     // into the memory of `state`
   // Returns the slices of another rank, in the order of its own `state`, without memory.
   std::function<absl::StatusOr<std::vector<optim::StateSlice>>(int rank)> layout_of;
   // Limit of each wait for a peer. Must be longer than the failure detector's limit for a rank that

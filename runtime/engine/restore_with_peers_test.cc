@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/clock.h"
 #include "runtime/comm/testing/test_world.h"
+#include "runtime/device/testing/test_window.h"
 #include "runtime/engine/test_job.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/telemetry/heartbeat.h"
@@ -218,6 +219,8 @@ TEST(RestoreHeartbeatTest, ARankThatWaitsForItsReaderShowsTheExchangeAndTheReade
     options.rank = rank;
     options.nodes = {"n0", "n1"};
     options.world = communicator.get();
+    device::TestWindow cpu;
+    options.window = &cpu.window;
     options.heartbeat = &heartbeat;
     options.layout_of = [&](int asker) {
       telemetry::v1::RankStatus status = shown_by(asker);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
@@ -43,26 +42,26 @@ absl::Status ShardCompute::SumReplicated(const plan::Instruction& instruction,
   const GradientsInBuffer gradients = GradientsOf(chunk, instruction, *options_.gradient_buffers);
   const tensor::DType dtype = gradients.elements.dtype;
   MEGASCALE_CHECK(options_.replicated.dtype == dtype);
-  const auto bytes = static_cast<int64_t>(tensor::SizeOf(dtype));
-  // Calls `move` with the address of each replicated tensor's gradient, its packed address, and its
-  // bytes.
+  stream::Stream& stream = *options_.stream_of(instruction.stream);
+  // Calls `move` with each replicated tensor's gradient and its place among the packed ones.
   const auto for_each = [&](const auto& move) {
     int64_t packed = 0;
     for (const model::FlatRange& range : chunk.replicated[BucketOf(instruction)]) {
-      move(gradients.Part(range).as<std::byte>(),
-           options_.replicated.as<std::byte>() + packed * bytes,
-           static_cast<size_t>(range.count * bytes));
+      move(gradients.Part(range), Slice(options_.replicated, {packed, range.count}));
       packed += range.count;
     }
     return packed;
   };
-  const int64_t size = for_each(
-      [](std::byte* gradient, std::byte* packed, size_t n) { std::memcpy(packed, gradient, n); });
+  const auto copy = [&stream](const tensor::Vector& from, const tensor::Vector& to) {
+    stream.Copy(to.data, from.data, static_cast<size_t>(from.bytes()));
+  };
+  const int64_t size = for_each(copy);
   MEGASCALE_CHECK(size <= options_.replicated.size);
   RETURN_IF_ERROR(communicator->AllReduce({options_.replicated.data, dtype, size},
                                           {instruction.id.packed(), options_.timeout}));
-  for_each(
-      [](std::byte* gradient, std::byte* packed, size_t n) { std::memcpy(gradient, packed, n); });
+  for_each([&copy](const tensor::Vector& gradient, const tensor::Vector& packed) {
+    copy(packed, gradient);
+  });
   return absl::OkStatus();
 }
 
@@ -90,7 +89,7 @@ absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
                                       comm::Communicator* communicator) {
   norms_.assign(static_cast<size_t>(communicator->size()) * kNumNormFields, 0.0);
   double* mine = norms_.data() + communicator->rank() * kNumNormFields;
-  options_.run_on_compute_threads([&] {
+  options_.run_on_compute_threads(instruction.stream, [&] {
     for (const ChunkState& chunk : *options_.chunks) {
       mine[kSumOfSquares] += chunk.optimizer->SumOfSquares(chunk.gradient_shard);
     }
@@ -144,7 +143,7 @@ absl::Status ShardCompute::OptimizerUpdate(const plan::Instruction& instruction,
   const absl::Span<double> sums =
       absl::MakeSpan(trust_sums_[IndexOf(instruction)]).subspan(part * num_sums, num_sums);
   options_.run_on_compute_threads(
-      [&] { optimizer.MakeUpdate(StepArgsOf(instruction, context), sums); });
+      instruction.stream, [&] { optimizer.MakeUpdate(StepArgsOf(instruction, context), sums); });
   return absl::OkStatus();
 }
 
@@ -156,7 +155,7 @@ absl::Status ShardCompute::GatherTrustSums(const plan::Instruction& instruction,
 absl::Status ShardCompute::OptimizerStep(const plan::Instruction& instruction,
                                          const plan::StepContext& context) {
   options_.run_on_compute_threads(
-      [&] { ChunkOf(instruction).optimizer->Step(StepArgsOf(instruction, context)); });
+      instruction.stream, [&] { ChunkOf(instruction).optimizer->Step(StepArgsOf(instruction, context)); });
   return absl::OkStatus();
 }
 
@@ -170,9 +169,7 @@ absl::Status ShardCompute::GatherParameters(const plan::Instruction& instruction
 }
 
 void ShardCompute::PublishParameters() {
-  options_.run_on_compute_threads([this] {
-    for (const ChunkState& chunk : *options_.chunks) chunk.optimizer->PublishWeights();
-  });
+  for (const ChunkState& chunk : *options_.chunks) chunk.optimizer->PublishWeights();
 }
 
 void ShardCompute::RaiseStop(StopFlag flag) {

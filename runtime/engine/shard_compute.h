@@ -33,7 +33,9 @@ struct ShardOptions {
   ops::Ops* ops = nullptr;
   // Runs work on the rank's compute threads, and waits for it. The optimizer's calls run there:
   // norm, update and step depend on every pass of the step, so these threads are idle.
-  std::function<void(absl::FunctionRef<void()>)> run_on_compute_threads;
+  // `from`: the stream whose handler calls it.
+  std::function<void(plan::StreamKind from, absl::FunctionRef<void()>)> run_on_compute_threads;
+  std::function<stream::Stream*(plan::StreamKind)> stream_of;
   const StageCompute* stage = nullptr;  // its loss is reported
   // Memory in which tensor ranks sum a bucket's replicated gradients, packed, F; sized for the
   // bucket with the most.
@@ -64,7 +66,7 @@ class ShardCompute {
   absl::Status GatherParameters(const plan::Instruction& instruction,
                                 comm::Communicator* communicator);
   // Writes this rank's shards of the weights from the master weights, after a start or a restore.
-  // The next step gathers the other shards.
+  // The next step gathers the other shards. Requires: called on the compute stream's thread.
   void PublishParameters();
 
   void RaiseStop(StopFlag flag);

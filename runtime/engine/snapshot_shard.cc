@@ -1,7 +1,6 @@
 #include "runtime/engine/snapshot_shard.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -40,29 +39,34 @@ absl::Status CheckShape(const checkpoint::CheckpointReader& reader,
       absl::StrJoin(state.shape, ", "), "]: it is the checkpoint of another model"));
 }
 
-absl::Status ReadSlice(checkpoint::CheckpointReader* reader, const optim::StateSlice& slice) {
+absl::Status ReadSlice(checkpoint::CheckpointReader* reader, const optim::StateSlice& slice,
+                       int64_t first, const tensor::HostVector& piece) {
   RETURN_IF_ERROR(CheckShape(*reader, slice));
-  const auto count = static_cast<size_t>(slice.data.size);
-  if (slice.data.dtype == tensor::DType::kF64) {
-    return reader->ReadBox(slice.name, BoxOf(slice), slice.begin,
-                           absl::MakeSpan(slice.data.as<double>(), count));
+  const auto count = static_cast<size_t>(piece.size);
+  if (piece.dtype == tensor::DType::kF64) {
+    return reader->ReadBox(slice.name, BoxOf(slice), slice.begin + first,
+                           absl::MakeSpan(piece.as<double>(), count));
   }
-  return reader->ReadBox(slice.name, BoxOf(slice), slice.begin,
-                         absl::MakeSpan(slice.data.as<float>(), count));
+  return reader->ReadBox(slice.name, BoxOf(slice), slice.begin + first,
+                         absl::MakeSpan(piece.as<float>(), count));
 }
 
 }  // namespace
 
-void CopyStateOut(const checkpoint::ShardLayout& layout,
-                  const std::vector<optim::StateSlice>& state,
-                  const checkpoint::ShardMoment& moment, absl::Span<std::byte> payload) {
+absl::Status CopyStateOut(const checkpoint::ShardLayout& layout,
+                          const std::vector<optim::StateSlice>& state,
+                          const checkpoint::ShardMoment& moment, stream::Stream* stream,
+                          absl::Span<std::byte> payload) {
   layout.WriteHeader(moment, payload);
   MEGASCALE_CHECK(state.size() == layout.slices().size());
-  for (size_t i = 0; i < state.size(); ++i) {
-    const tensor::Vector& data = state[i].data;
-    std::memcpy(payload.data() + layout.data_offset(i), data.data,
-                static_cast<size_t>(data.size) * tensor::SizeOf(data.dtype));
-  }
+  stream->RunAndWait([&] {
+    for (size_t i = 0; i < state.size(); ++i) {
+      const tensor::Vector& data = state[i].data;
+      stream->Copy(payload.data() + layout.data_offset(i), data.data,
+                   static_cast<size_t>(data.bytes()));
+    }
+  });
+  return stream->Synchronize();
 }
 
 absl::Status StoredState::Open() {
@@ -73,10 +77,11 @@ absl::Status StoredState::Open() {
                                           restore_.step()));
 }
 
-absl::Status StoredState::Read(const optim::StateSlice& slice) {
+absl::Status StoredState::Read(const optim::StateSlice& slice, int64_t first,
+                               const tensor::HostVector& piece) {
   if (reader_ == nullptr && open_status_.ok()) open_status_ = Open();
   RETURN_IF_ERROR(open_status_);
-  const absl::Status status = ReadSlice(reader_.get(), slice);
+  const absl::Status status = ReadSlice(reader_.get(), slice, first, piece);
   const absl::Status annotated = base::Annotate(status, restore_.directory());
   // An open checkpoint that lacks a tensor or has another type is one that no machine can read
   // otherwise; what a system call says may differ between machines.
@@ -89,19 +94,24 @@ absl::Status AsDamage(const absl::Status& status) {
 }
 
 absl::Status RestoreState(const RestorePoint& restore, const base::SharedMemory* snapshots,
-                          const std::vector<optim::StateSlice>& state) {
+                          const std::vector<optim::StateSlice>& state,
+                          device::HostWindow* window) {
   if (restore.source() == RestorePoint::SOURCE_MEMORY) {
     ASSIGN_OR_RETURN(const auto snapshot, checkpoint::SnapshotReader::Open(snapshots));
     ASSIGN_OR_RETURN(const absl::string_view payload, snapshot.Read(restore.step()));
     ASSIGN_OR_RETURN(const auto reader, checkpoint::CheckpointReader::OpenSnapshot(payload));
     for (const optim::StateSlice& slice : state) {
-      RETURN_IF_ERROR(ReadSlice(reader.get(), slice));
+      RETURN_IF_ERROR(window->Write(slice.data, [&](int64_t first, const auto& piece) {
+        return ReadSlice(reader.get(), slice, first, piece);
+      }));
     }
     return absl::OkStatus();
   }
   StoredState stored(restore);
   for (const optim::StateSlice& slice : state) {
-    RETURN_IF_ERROR(AsDamage(stored.Read(slice)));
+    RETURN_IF_ERROR(window->Write(slice.data, [&](int64_t first, const auto& piece) {
+      return AsDamage(stored.Read(slice, first, piece));
+    }));
   }
   return absl::OkStatus();
 }

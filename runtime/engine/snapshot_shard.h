@@ -15,15 +15,20 @@
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/reader.h"
+#include "runtime/device/host_window.h"
 #include "runtime/optim/sharded_optimizer.h"
+#include "runtime/stream/stream.h"
+#include "runtime/tensor/tensor.h"
 
 namespace megascale::engine {
 
-// Writes the whole shard into `payload`. Requires: `payload` has layout.size_bytes() bytes, and the
-// layout was made for slices like `state`.
-void CopyStateOut(const checkpoint::ShardLayout& layout,
-                  const std::vector<optim::StateSlice>& state,
-                  const checkpoint::ShardMoment& moment, absl::Span<std::byte> payload);
+// Writes the whole shard, as the work issued to `stream` before leaves it, into `payload`. Blocking.
+// Requires: `payload` has layout.size_bytes() bytes, and the layout was made for slices like `state`.
+// Errors: Internal - the device failed.
+absl::Status CopyStateOut(const checkpoint::ShardLayout& layout,
+                          const std::vector<optim::StateSlice>& state,
+                          const checkpoint::ShardMoment& moment, stream::Stream* stream,
+                          absl::Span<std::byte> payload);
 
 // A checkpoint on storage, read slice by slice: opened at the first one, and a failure to open it
 // is remembered. Threads: one. Blocking: storage.
@@ -32,9 +37,11 @@ class StoredState {
   // Requires: `restore` names a checkpoint on storage.
   explicit StoredState(megascale::agent::v1::RestorePoint restore) : restore_(std::move(restore)) {}
 
-  // Overwrites slice.data, which is undefined after a failure; other slices may still be read.
-  // Errors: as CheckpointReader; the message begins with the directory or the file.
-  absl::Status Read(const optim::StateSlice& slice);
+  // Overwrites `piece` with the elements of the slice from `first` on; after a failure it is
+  // undefined, and other slices may still be read. Errors: as CheckpointReader; the message begins
+  // with the directory or the file.
+  absl::Status Read(const optim::StateSlice& slice, int64_t first,
+                    const tensor::HostVector& piece);
 
  private:
   absl::Status Open();
@@ -55,6 +62,7 @@ absl::Status AsDamage(const absl::Status& status);
 // or unreadable on this machine; ResourceExhausted - no memory or descriptor is left.
 absl::Status RestoreState(const megascale::agent::v1::RestorePoint& restore,
                           const base::SharedMemory* snapshots,
-                          const std::vector<optim::StateSlice>& state);
+                          const std::vector<optim::StateSlice>& state,
+                          device::HostWindow* window);
 
 }  // namespace megascale::engine

@@ -18,6 +18,7 @@
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
+#include "runtime/device/testing/test_window.h"
 #include "runtime/optim/test_shard_memory.h"
 
 namespace megascale::engine {
@@ -112,6 +113,7 @@ class Ranks {
   }
 
   int world_size() const { return layout_.world_size(); }
+  device::HostWindow* window() { return &cpu_.window; }
   std::vector<StateSlice> StateOf(int rank) const {
     return optimizers_[static_cast<size_t>(rank)]->State();
   }
@@ -126,7 +128,7 @@ class Ranks {
   // Sets initial weights, and moments whose values tell their position.
   void Fill() {
     for (int rank = 0; rank < world_size(); ++rank) {
-      optimizers_[static_cast<size_t>(rank)]->Initialize({.seed = kSeed});
+      optim::Initialize(*optimizers_[static_cast<size_t>(rank)], {.seed = kSeed});
       for (const StateSlice& slice : StateOf(rank)) {
         if (!IsMoment(slice)) continue;
         for (int64_t i = 0; i < slice.data.size; ++i) Set(slice.data, i, Moment(slice, i));
@@ -145,8 +147,10 @@ class Ranks {
       checkpoint::FormatSnapshots(region, rank);
       auto writer = checkpoint::SnapshotWriter::Open(&region, kMoment.attempt, 0).value();
       const auto buffer = writer.Acquire(absl::ZeroDuration()).value();
-      CopyStateOut(layout, StateOf(rank), kMoment,
-                   buffer.subspan(0, static_cast<size_t>(layout.size_bytes())));
+      const absl::Status copied =
+          CopyStateOut(layout, StateOf(rank), kMoment, cpu_.stream.get(),
+                       buffer.subspan(0, static_cast<size_t>(layout.size_bytes())));
+      EXPECT_TRUE(copied.ok()) << copied;
       EXPECT_TRUE(writer.Seal(kMoment.step, layout.size_bytes()).ok());
       const absl::Status persisted =
           checkpoint::PersistShard(checkpoint::SnapshotReader::Open(&region).value(),
@@ -171,6 +175,7 @@ class Ranks {
   }
 
  private:
+  device::TestWindow cpu_;
   Layout layout_;
   std::vector<optim::ShardMemory> weights_;
   std::vector<std::unique_ptr<optim::ShardedOptimizer>> optimizers_;
@@ -215,7 +220,7 @@ void ExpectRestoredUnderEveryLayout(ops::Ops* ops) {
       Ranks restored(to, ops), expected(to, ops);
       expected.Fill();
       for (int rank = 0; rank < restored.world_size(); ++rank) {
-        const absl::Status status = RestoreState(restore, nullptr, restored.StateOf(rank));
+        const absl::Status status = RestoreState(restore, nullptr, restored.StateOf(rank), restored.window());
         ASSERT_TRUE(status.ok()) << status;
       }
       ExpectEqual(restored, expected);
@@ -248,7 +253,7 @@ TEST(SnapshotShardTest, EachRankRestoresItselfFromItsOwnSnapshotInMemory) {
     restore.set_step(kMoment.step);
     for (int rank = 0; rank < restored.world_size(); ++rank) {
       const absl::Status status =
-          RestoreState(restore, saved.SnapshotsOf(rank), restored.StateOf(rank));
+          RestoreState(restore, saved.SnapshotsOf(rank), restored.StateOf(rank), restored.window());
       ASSERT_TRUE(status.ok()) << status;
     }
     ExpectEqual(restored, saved);
@@ -263,7 +268,7 @@ TEST(SnapshotShardTest, ASnapshotOfAnotherTensorRankLacksWhatThisOneHas) {
   RestorePoint restore;
   restore.set_source(RestorePoint::SOURCE_MEMORY);
   restore.set_step(kMoment.step);
-  const absl::Status status = RestoreState(restore, saved.SnapshotsOf(0), saved.StateOf(1));
+  const absl::Status status = RestoreState(restore, saved.SnapshotsOf(0), saved.StateOf(1), saved.window());
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
   EXPECT_TRUE(absl::StrContains(status.message(),
                                 "does not hold element 48 of tensor "

@@ -12,10 +12,9 @@
 namespace megascale::engine {
 namespace {
 
-absl::Span<std::byte> BytesOf(const tensor::Matrix& matrix) {
+tensor::Vector Flat(const tensor::Matrix& matrix) {
   MEGASCALE_CHECK(matrix.stride == matrix.cols);
-  return {static_cast<std::byte*>(matrix.data),
-          static_cast<size_t>(matrix.rows * matrix.cols) * tensor::SizeOf(matrix.dtype)};
+  return {matrix.data, matrix.dtype, matrix.rows * matrix.cols};
 }
 
 bool ReadsBatches(const model::ChunkRange& range) { return range.has_embedding || range.has_head; }
@@ -32,6 +31,12 @@ absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOp
                          [](const ChunkState& chunk) { return ReadsBatches(chunk.range); })) {
     return absl::InvalidArgumentError("engine: this rank reads batches but was given no ring");
   }
+  const auto& train = options.spec->train();
+  const auto tokens = static_cast<size_t>(job::NumMicrobatches(*options.spec)) *
+                      static_cast<size_t>(train.micro_batch_size() * (train.seq_length() + 1));
+  ASSIGN_OR_RETURN(stage->batch_memory_,
+                   options.device->AllocateHost("the batch", tokens * sizeof(int32_t)));
+  stage->batch_ = {static_cast<int32_t*>(stage->batch_memory_->data()), tokens};
   return stage;
 }
 
@@ -40,9 +45,6 @@ StageCompute::StageCompute(const StageOptions& options)
   for (const ChunkState& chunk : *options.chunks) {
     computing_.chunks.push_back(chunk.transformer.get());
   }
-  const auto& train = options.spec->train();
-  batch_.resize(static_cast<size_t>(job::NumMicrobatches(*options.spec)) *
-                static_cast<size_t>(train.micro_batch_size() * (train.seq_length() + 1)));
 }
 
 absl::Status StageCompute::LoadBatch(const plan::StepContext& context) {
@@ -71,13 +73,12 @@ void StageCompute::FillSlot(const plan::Instruction& instruction) {
   const int slot = instruction.activation_slot;
   const model::ChunkRange& range = (*options_.chunks)[IndexOf(instruction)].range;
   const model::TransformerChunk& chunk = ChunkOf(instruction);
+  const auto copy = [&](const int32_t* from, const tensor::Vector& to, int i) {
+    options_.stream->Copy(to.as<int32_t>() + i * seq, from, sizeof(int32_t) * seq);
+  };
   for (int i = 0; i < samples; ++i, sample += seq + 1) {
-    if (range.has_embedding) {
-      std::copy_n(sample, seq, chunk.tokens(slot).as<int32_t>() + i * seq);
-    }
-    if (range.has_head) {
-      std::copy_n(sample + 1, seq, chunk.targets(slot).as<int32_t>() + i * seq);
-    }
+    if (range.has_embedding) copy(sample, chunk.tokens(slot), i);
+    if (range.has_head) copy(sample + 1, chunk.targets(slot), i);
   }
 }
 
@@ -167,13 +168,13 @@ absl::Status StageCompute::Transfer(const plan::Instruction& instruction,
   const comm::CallInfo info = {instruction.id.MessageId().packed(), options_.timeout};
   switch (instruction.kind()) {
     case plan::OpKind::kSendActivation:
-      return communicator->Send(instruction.peer, BytesOf(chunk.output(slot)), info);
+      return communicator->Send(instruction.peer, Flat(chunk.output(slot)), info);
     case plan::OpKind::kReceiveActivation:
-      return communicator->Recv(instruction.peer, BytesOf(chunk.input(slot)), info);
+      return communicator->Recv(instruction.peer, Flat(chunk.input(slot)), info);
     case plan::OpKind::kSendGradient:
-      return communicator->Send(instruction.peer, BytesOf(chunk.gradient(slot)), info);
+      return communicator->Send(instruction.peer, Flat(chunk.gradient(slot)), info);
     case plan::OpKind::kReceiveGradient:
-      return communicator->Recv(instruction.peer, BytesOf(chunk.gradient(slot)), info);
+      return communicator->Recv(instruction.peer, Flat(chunk.gradient(slot)), info);
     default:
       return absl::InternalError(
           absl::StrCat("engine: ", instruction.id.ToString(), " is no transfer"));

@@ -10,15 +10,18 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "proto/job.pb.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/data/batch_ring.h"
+#include "runtime/device/device.h"
 #include "runtime/engine/chunk_state.h"
 #include "runtime/engine/tensor_peers.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/plan/execute/executor.h"
 #include "runtime/plan/rank_plan.h"
+#include "runtime/stream/stream.h"
 
 namespace megascale::engine {
 
@@ -30,6 +33,8 @@ struct StageOptions {
   // With ZeRO stage 2: gradients that one piece of a backward made for the next piece's bucket, F.
   tensor::Vector carried;
   ops::Ops* ops = nullptr;                   // for the compute stream
+  device::Device* device = nullptr;
+  stream::Stream* stream = nullptr;          // the compute stream
   TensorPeers* peers = nullptr;              // for its passes; null: there is one tensor rank
   base::SharedMemory* batch_ring = nullptr;  // null: the rank reads no batches
   int batch_reader = 0;
@@ -92,7 +97,8 @@ class StageCompute {
   const StageOptions options_;
   Computing computing_;
   std::unique_ptr<data::BatchRingReader> reader_;
-  std::vector<int32_t> batch_;  // this rank's samples of the step, [microbatch][sample][seq + 1]
+  std::unique_ptr<device::Memory> batch_memory_;
+  absl::Span<int32_t> batch_;  // this rank's samples of the step, [microbatch][sample][seq + 1]
   int64_t started_step_ = -1;   // the step whose loss was zeroed last
   double loss_sum_ = 0;
 };

@@ -1,17 +1,10 @@
 #include "runtime/engine/tensor_peers.h"
 
-#include <cstring>
-
 #include "runtime/base/check.h"
 
 namespace megascale::engine {
-namespace {
-
-int64_t BytesOf(const tensor::Vector& vector) {
-  return vector.size * static_cast<int64_t>(tensor::SizeOf(vector.dtype));
-}
-
-}  // namespace
+TensorPeers::TensorPeers(const TensorPeersOptions& options)
+    : options_(options), begun_(stream().MakeEvent()), ended_(stream().MakeEvent()) {}
 
 void TensorPeers::Begin(plan::InstructionId pass, comm::Communicator* communicator) {
   const model::TensorPlace& place = options_.place;
@@ -20,6 +13,7 @@ void TensorPeers::Begin(plan::InstructionId pass, comm::Communicator* communicat
   MEGASCALE_CHECK(num_done_ == num_begun_);
   communicator_ = communicator;
   pass_ = pass;
+  num_before_ += static_cast<uint64_t>(num_begun_);
   num_begun_ = 0;
   num_done_ = 0;
 }
@@ -40,7 +34,8 @@ TensorPeers::Exchange TensorPeers::Add(const Call& call) {
   const Exchange number = ++num_begun_;
   calls_[static_cast<size_t>(number % kBegunMax)] = call;
   if (options_.exchanges != nullptr) {
-    options_.exchanges->Enqueue([this] { DoNext(); });
+    begun_->RecordNow(*options_.compute, GenerationOf(number));
+    options_.exchanges->Enqueue([this](stream::Stream&) { DoNext(); });
     return number;
   }
   options_.reporter->BeginWait(pass_.WithPiece(static_cast<int>(number)));
@@ -54,10 +49,12 @@ void TensorPeers::DoNext() {
   const Exchange number = num_done_ + 1;
   absl::Status status = status_;
   lock.unlock();
+  if (options_.exchanges != nullptr) begun_->WaitNow(stream(), GenerationOf(number));
   if (status.ok()) {
     status = Do(calls_[static_cast<size_t>(number % kBegunMax)],
                 pass_.WithPiece(static_cast<int>(number)));
   }
+  if (options_.exchanges != nullptr) ended_->RecordNow(stream(), GenerationOf(number));
   lock.lock();
   num_done_ = number;
   status_.Update(status);
@@ -66,13 +63,13 @@ void TensorPeers::DoNext() {
 
 absl::Status TensorPeers::Do(const Call& call, plan::InstructionId id) {
   const comm::CallInfo info = {id.packed(), options_.timeout};
-  options_.reporter->BeginExchange(id, BytesOf(call.in));
+  options_.reporter->BeginExchange(id, call.in.bytes());
   absl::Status status;
   if (call.reduces) {
     status = communicator_->Reduce(call.in, call.out, call.root, info);
   } else {
     if (call.root == options_.place.index) {
-      std::memcpy(call.out.data, call.in.data, static_cast<size_t>(BytesOf(call.in)));
+      stream().Copy(call.out.data, call.in.data, static_cast<size_t>(call.in.bytes()));
     }
     status = communicator_->Broadcast(call.out, call.root, info);
   }
@@ -82,11 +79,17 @@ absl::Status TensorPeers::Do(const Call& call, plan::InstructionId id) {
 
 void TensorPeers::Wait(Exchange last) {
   MEGASCALE_CHECK(last <= num_begun_);
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (num_done_ >= last) return;
-  options_.reporter->BeginWait(pass_.WithPiece(static_cast<int>(last)));
-  done_.wait(lock, [&] { return num_done_ >= last; });
-  options_.reporter->EndWait(pass_);
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (num_done_ < last) {
+      options_.reporter->BeginWait(pass_.WithPiece(static_cast<int>(last)));
+      done_.wait(lock, [&] { return num_done_ >= last; });
+      options_.reporter->EndWait(pass_);
+    }
+  }
+  if (options_.exchanges != nullptr && last > 0) {
+    ended_->WaitNow(*options_.compute, GenerationOf(last));
+  }
 }
 
 absl::Status TensorPeers::status() const {

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 
 #include "absl/status/status.h"
@@ -24,13 +25,16 @@ struct TensorPeersOptions {
   model::TensorPlace place;
   InstructionReporter* reporter = nullptr;  // told of exchanges and waits
   absl::Duration timeout;                   // for each exchange
-  stream::Stream* exchanges = nullptr;      // runs them beside the pass; null: no overlap
+  stream::Stream* compute = nullptr;        // runs the passes
+  // Runs exchanges beside the pass; null: `compute` does, without overlap. The communicators of
+  // passes are ordered on the stream that runs them.
+  stream::Stream* exchanges = nullptr;
 };
 
 // Ownership: borrows what its options point to, which outlives it. Threads: one at a time.
 class TensorPeers : public model::TensorGroup {
  public:
-  explicit TensorPeers(const TensorPeersOptions& options) : options_(options) {}
+  explicit TensorPeers(const TensorPeersOptions& options);
 
   // From now on exchanges belong to `pass` and use `communicator`, whose members are the group.
   // Requires: the previous pass has waited for all of its exchanges.
@@ -56,7 +60,18 @@ class TensorPeers : public model::TensorGroup {
   void DoNext();
   absl::Status Do(const Call& call, plan::InstructionId id);
 
+  stream::Stream& stream() const {
+    return options_.exchanges != nullptr ? *options_.exchanges : *options_.compute;
+  }
+  // The generation of the events of an exchange of this pass.
+  uint64_t GenerationOf(Exchange number) const {
+    return num_before_ + static_cast<uint64_t>(number);
+  }
+
   const TensorPeersOptions options_;
+  // With overlap: the pass has issued what an exchange reads; an exchange is over.
+  std::unique_ptr<stream::Event> begun_, ended_;
+  uint64_t num_before_ = 0;  // exchanges of earlier passes
   comm::Communicator* communicator_ = nullptr;
   plan::InstructionId pass_;
   std::array<Call, kBegunMax> calls_;  // exchange n is at n % kBegunMax

@@ -13,6 +13,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/comm/testing/test_world.h"
+#include "runtime/device/cpu_device.h"
 #include "runtime/stream/stream.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
@@ -57,19 +58,23 @@ class TensorPeersTest : public ::testing::TestWithParam<bool> {
   void Run(absl::Duration timeout, const Body& body) {
     comm::ThreadWorld world(comm::OneGroup(2, 1, kRingBytes));
     world.RunConnected([&](int rank, comm::Fabric& fabric) {
-      const auto communicator = fabric.Make("all").value();
+      const auto host = fabric.Make("all").value();
       telemetry::HeartbeatWriter heartbeat(heartbeats_.get(), rank);
       heartbeat.Start(::getpid());
       telemetry::SpanWriter spans(spans_.get(), rank);
       InstructionReporter reporter(&heartbeat, &spans);
       reporter_[static_cast<size_t>(rank)] = &reporter;
-      const auto exchanges = stream::Stream::Create("exchanges").value();
+      const auto device = device::MakeCpuDevice();
+      const auto compute = device->MakeStream("compute").value();
+      const auto exchanges = device->MakeStream("exchanges").value();
+      const auto communicator = device->MakeCommunicator(host.get(), exchanges.get()).value();
       TensorPeers peers({.place = {.size = 2, .index = rank},
                          .reporter = &reporter,
                          .timeout = timeout,
+                         .compute = compute.get(),
                          .exchanges = GetParam() ? exchanges.get() : nullptr});
       body(rank, peers, communicator.get());
-      exchanges->Synchronize();
+      EXPECT_TRUE(exchanges->Synchronize().ok());
     });
   }
   void BeginPass(int rank) { reporter(rank).Begin(Pass(), {.attempt = 2, .step = 5}); }
@@ -134,14 +139,18 @@ TEST(TensorPeersOverlapTest, APassComputesWhileItExchangesAndShowsThat) {
       base::SharedMemory::Create("heartbeats", telemetry::HeartbeatBytes(2)).value();
   telemetry::FormatHeartbeats(*memory);
   world.RunConnected([&](int rank, comm::Fabric& fabric) {
-    const auto communicator = fabric.Make("all").value();
+    const auto host = fabric.Make("all").value();
     telemetry::HeartbeatWriter heartbeat(memory.get(), rank);
     heartbeat.Start(::getpid());
     InstructionReporter reporter(&heartbeat, nullptr);
-    const auto exchanges = stream::Stream::Create("exchanges").value();
+    const auto device = device::MakeCpuDevice();
+    const auto compute = device->MakeStream("compute").value();
+    const auto exchanges = device->MakeStream("exchanges").value();
+    const auto communicator = device->MakeCommunicator(host.get(), exchanges.get()).value();
     TensorPeers peers({.place = {.size = 2, .index = rank},
                        .reporter = &reporter,
                        .timeout = absl::Seconds(60),
+                       .compute = compute.get(),
                        .exchanges = exchanges.get()});
     plan::Instruction pass;
     pass.id = kForward;

@@ -30,6 +30,7 @@
 #include "runtime/comm/store/link_store.h"
 #include "runtime/data/corpus.h"
 #include "runtime/data/loader.h"
+#include "runtime/device/cpu_device.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/groups.h"
 #include "runtime/layout/node_memory.h"
@@ -188,6 +189,9 @@ void TestJob::RunRank(int rank, RunResult* result) {
   telemetry::SpanWriter spans(memory.spans.get(), local->heartbeat_slot);
   engine_options.heartbeat = &heartbeat;
   engine_options.spans = &spans;
+  const std::unique_ptr<device::Device> device =
+      options_.make_device != nullptr ? options_.make_device(rank) : device::MakeCpuDevice();
+  engine_options.device = device.get();
   StepEnds ends;
   auto engine = RankEngine::Create(std::move(engine_options));
   ASSERT_TRUE(engine.ok()) << engine.status();

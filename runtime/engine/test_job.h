@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "proto/agent.pb.h"
 #include "proto/job.pb.h"
+#include "runtime/device/device.h"
 #include "runtime/engine/rank_engine.h"
 
 namespace megascale::engine {
@@ -38,6 +40,8 @@ struct RunOptions {
   megascale::agent::v1::RestorePoint restore;  // default: initial
   // Restore points of ranks that see another storage than `restore` names, by rank.
   std::map<int, megascale::agent::v1::RestorePoint> restore_of;
+  // Makes the device of a rank; empty: a CPU for each.
+  std::function<std::unique_ptr<device::Device>(int rank)> make_device;
   // Called, if set, on every rank's thread with what Load returned; a rank that failed, which fails
   // the test otherwise, ends then.
   std::function<void(int rank, const absl::StatusOr<std::string>& loaded)> on_load;

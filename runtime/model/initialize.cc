@@ -15,7 +15,7 @@ namespace megascale::model {
 namespace {
 
 using tensor::DType;
-using tensor::Vector;
+using tensor::HostVector;
 
 constexpr int64_t kBlockElements = 1 << 20;
 constexpr double kTwoPi = 6.283185307179586476925286766559;
@@ -52,7 +52,7 @@ NormalPair Normals(uint64_t key, uint64_t even_index) {
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-void Store(const Vector& master, int64_t index, double value) {
+void Store(const HostVector& master, int64_t index, double value) {
   const float rounded = static_cast<float>(value);
   if (master.dtype == DType::kF64) {
     master.as<double>()[index] = rounded;
@@ -71,7 +71,7 @@ double RangeOf(const ModelConfig& config, const Parameter& parameter) {
 }
 
 // Elements [first, first + count) of `master` get the normal numbers from `index` on.
-void StoreNormals(uint64_t key, int64_t index, double range, const Vector& master, int64_t first,
+void StoreNormals(uint64_t key, int64_t index, double range, const HostVector& master, int64_t first,
                   int64_t count) {
   for (int64_t i = 0; i < count;) {
     const int64_t even = (index + i) / 2 * 2;
@@ -82,7 +82,7 @@ void StoreNormals(uint64_t key, int64_t index, double range, const Vector& maste
 }
 
 void InitializeBlock(const ModelConfig& config, const ChunkLayout& layout, uint64_t seed,
-                     int64_t begin, const Vector& master) {
+                     int64_t begin, const HostVector& master) {
   for (int64_t i = 0; i < master.size; ++i) Store(master, i, 0.0);
   for (const ParameterSlice& slice : layout.SlicesOf({begin, master.size})) {
     const Parameter& parameter = layout.parameters()[slice.parameter_index];
@@ -110,7 +110,7 @@ void InitializeBlock(const ModelConfig& config, const ChunkLayout& layout, uint6
 }  // namespace
 
 void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout,
-                          const InitializeOptions& options, int64_t begin, const Vector& master) {
+                          const InitializeOptions& options, int64_t begin, const HostVector& master) {
   MEGASCALE_CHECK(master.dtype == DType::kF32 || master.dtype == DType::kF64);
   const int64_t num_blocks = (master.size + kBlockElements - 1) / kBlockElements;
   std::atomic<int64_t> next_block = 0;

@@ -24,11 +24,11 @@ struct InitializeOptions {
 // Overwrites `master` with the initial values of `layout`'s flat elements [begin, begin +
 // master.size). Matrices: normal(0, init_range); those that write to the residual stream (attn.out,
 // mlp.down) are scaled by 1/sqrt(2 * num_layers). Norm weights: 1. Biases and padding: 0. Shapes:
-// master F32 or F64, in host memory. F64 gets the values rounded to F32, so that both types start
+// master F32 or F64. F64 gets the values rounded to F32, so that both types start
 // equal. Threads: runs `num_threads` of its own, and this one waits for them. Source: GPT-2
 // (Radford et al., 2019), 2.3.
 void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout,
                           const InitializeOptions& options, int64_t begin,
-                          const tensor::Vector& master);
+                          const tensor::HostVector& master);
 
 }  // namespace megascale::model

@@ -134,9 +134,9 @@ absl::Status CheckOptions(const ChunkOptions& options) {
 
 absl::StatusOr<std::unique_ptr<TransformerChunk>> TransformerChunk::Create(
     const ChunkOptions& options, ops::Ops* ops, const ChunkParameters& parameters,
-    TensorGroup* group) {
+    TensorGroup* group, tensor::AllocateArena allocate) {
   RETURN_IF_ERROR(CheckOptions(options));
-  ASSIGN_OR_RETURN(tensor::Arena memory, tensor::Arena::Create(ChunkMemoryBytes(options)));
+  ASSIGN_OR_RETURN(tensor::Arena memory, allocate(ChunkMemoryBytes(options)));
   return CreateIn(std::move(memory), options, ops, parameters, group);
 }
 

@@ -80,11 +80,10 @@ class TransformerChunk {
   // options.tensor; it is null if that is a single rank. After it fails, buffers and gradients are
   // undefined: check its status() after each call. Errors: InvalidArgument - seq exceeds
   // max_positions of learned positions, or a split backward with recomputation, or the tensor ranks
-  // cannot have equal parts; ResourceExhausted - no memory for ActivationBytes(options).
-  static absl::StatusOr<std::unique_ptr<TransformerChunk>> Create(const ChunkOptions& options,
-                                                                  ops::Ops* ops,
-                                                                  const ChunkParameters& parameters,
-                                                                  TensorGroup* group = nullptr);
+  // cannot have equal parts; those of `allocate`, which gives the ActivationBytes(options) bytes.
+  static absl::StatusOr<std::unique_ptr<TransformerChunk>> Create(
+      const ChunkOptions& options, ops::Ops* ops, const ChunkParameters& parameters,
+      TensorGroup* group = nullptr, tensor::AllocateArena allocate = tensor::Arena::Create);
   // The same with buffers in `memory`. Requires: ActivationBytes(options) bytes are free in it.
   static absl::StatusOr<std::unique_ptr<TransformerChunk>> CreateIn(
       tensor::Arena memory, const ChunkOptions& options, ops::Ops* ops,

@@ -143,7 +143,7 @@ class Shards {
       gradients_.emplace_back(ranges, AccumulationType(ops->compute()));
       weights_.emplace_back(ranges, ops->compute());
       optimizers_.push_back(*ShardedOptimizer::Create(spec, shard, weights_.back().parts, ops));
-      optimizers_.back()->Initialize({.seed = 23});
+      Initialize(*optimizers_.back(), {.seed = 23});
       for (const StateSlice& slice : optimizers_.back()->State()) {
         if (slice.name == kZeroWeights) ops_.FillZero(slice.data);
       }

@@ -52,7 +52,7 @@ int NumTrustSums(const job::v1::OptimizerSpec& spec, const ChunkLayout& layout) 
 
 absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
     const job::v1::OptimizerSpec& spec, const OptimizerShard& shard, std::vector<Vector> weights,
-    ops::Ops* ops) {
+    ops::Ops* ops, tensor::AllocateArena allocate_arena) {
   MEGASCALE_CHECK(spec.type() != job::v1::OPTIMIZER_TYPE_UNSPECIFIED);
   MEGASCALE_CHECK(spec.beta1() > 0 && spec.beta2() > 0 && spec.eps() > 0);
   auto optimizer = absl::WrapUnique(new ShardedOptimizer(shard, std::move(weights), ops));
@@ -61,7 +61,8 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
   optimizer->eps_ = spec.eps();
   optimizer->weight_decay_ = spec.weight_decay();
   optimizer->num_trust_sums_ = NumTrustSums(spec, optimizer->layout_);
-  ASSIGN_OR_RETURN(optimizer->arena_, Arena::Create(StateBytes(shard, ops->compute())));
+  ASSIGN_OR_RETURN(optimizer->arena_,
+                   allocate_arena(static_cast<size_t>(StateBytes(shard, ops->compute()))));
   const auto allocate = [&](std::vector<Vector>& state) {
     for (const FlatRange& range : optimizer->ranges_) {
       state.push_back(optimizer->arena_.Allocate(AccumulationType(ops->compute()), range.count));
@@ -96,13 +97,16 @@ int64_t ShardedOptimizer::StateBytes(const OptimizerShard& shard, DType compute)
   return (WeightsAreMaster(compute) ? 2 : 3) * bytes;
 }
 
-void ShardedOptimizer::Initialize(const model::InitializeOptions& options) {
+absl::Status ShardedOptimizer::Initialize(const model::InitializeOptions& options,
+                                          device::HostWindow* window) {
   for (size_t bucket = 0; bucket < ranges_.size(); ++bucket) {
-    model::InitializeParameters(shard_.config, layout_, options, ranges_[bucket].begin,
-                                master_[bucket]);
-    ops_.FillZero(exp_avg_[bucket]);
-    ops_.FillZero(exp_avg_sq_[bucket]);
+    RETURN_IF_ERROR(window->Write(master_[bucket], [&](int64_t first, const auto& piece) {
+      model::InitializeParameters(shard_.config, layout_, options, ranges_[bucket].begin + first,
+                                  piece);
+      return absl::OkStatus();
+    }));
   }
+  return absl::OkStatus();
 }
 
 double ShardedOptimizer::SumOfSquares(absl::Span<const Vector> grad) {

@@ -40,6 +40,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "runtime/device/host_window.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
 #include "runtime/model/initialize.h"
@@ -113,14 +114,16 @@ class ShardedOptimizer {
   // StateBytes().
   static absl::StatusOr<std::unique_ptr<ShardedOptimizer>> Create(
       const job::v1::OptimizerSpec& spec, const OptimizerShard& shard,
-      std::vector<tensor::Vector> weights, ops::Ops* ops);
+      std::vector<tensor::Vector> weights, ops::Ops* ops,
+      tensor::AllocateArena allocate = tensor::Arena::Create);
   // Returns the bytes of the state that Create allocates, with the compute type `compute`. Both
   // algorithms need the same, since LAMB's update overwrites the gradient.
   static int64_t StateBytes(const OptimizerShard& shard, tensor::DType compute);
 
-  // Sets the master weights as model::InitializeParameters does, and the moments to zero. Requires:
-  // PublishWeights is called next.
-  void Initialize(const model::InitializeOptions& options);
+  // Sets the master weights as model::InitializeParameters does, through `window` into the memory of
+  // this object. The moments stay zero, as they were made. Blocking. Requires: PublishWeights is
+  // called next. Errors: as HostWindow::Write.
+  absl::Status Initialize(const model::InitializeOptions& options, device::HostWindow* window);
 
   const OptimizerShard& shard() const { return shard_; }
   // Returns shard().ranges(); the first may end in padding.

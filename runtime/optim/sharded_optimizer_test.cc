@@ -114,7 +114,7 @@ Trained Train(ops::Ops* ops, int num_shards, int64_t bucket_size) {
     const ShardMemory grad(options.ranges(), AccumulationType(ops->compute()));
     const ShardMemory weights(options.ranges(), ops->compute());
     auto optimizer = *ShardedOptimizer::Create(Spec(), options, weights.parts, ops);
-    optimizer->Initialize({.seed = kSeed});
+    Initialize(*optimizer, {.seed = kSeed});
     for (int step = 1; step <= kSteps; ++step) {
       for (size_t bucket = 0; bucket < grad.parts.size(); ++bucket) {
         FillGradients(grad.parts[bucket], optimizer->ranges()[bucket], step);
@@ -174,7 +174,7 @@ std::pair<std::vector<double>, std::vector<char>> TrainWide(const job::v1::Optim
   const ShardMemory grad(shard.ranges(), DType::kF32);
   const ShardMemory weights(shard.ranges(), compute);
   auto optimizer = *ShardedOptimizer::Create(spec, shard, weights.parts, ops.get());
-  optimizer->Initialize({.seed = kSeed});
+  Initialize(*optimizer, {.seed = kSeed});
   std::vector<double> squares;
   std::vector<double> sums(optimizer->num_trust_sums());
   for (int step = 1; step <= kSteps; ++step) {
@@ -235,7 +235,7 @@ void ExpectRestoredStateGoesOn(ops::Ops* ops, const job::v1::OptimizerSpec& spec
   const ShardMemory restored_weights(shard.ranges(), ops->compute());
   auto original = *ShardedOptimizer::Create(spec, shard, weights.parts, ops);
   auto restored = *ShardedOptimizer::Create(spec, shard, restored_weights.parts, ops);
-  original->Initialize({.seed = kSeed});
+  Initialize(*original, {.seed = kSeed});
   std::vector<double> sums(original->num_trust_sums());
   const auto step = [&](ShardedOptimizer& optimizer, int number) {
     for (size_t bucket = 0; bucket < grad.parts.size(); ++bucket) {
@@ -296,7 +296,7 @@ TEST(ShardedOptimizer, WeightsThatAreNotRoundedAreTheMasterWeights) {
   const auto ops = ops::MakeCpuOps(DType::kF32, 1);
   const ShardMemory weights(shard.ranges(), DType::kF32);
   const auto optimizer = *ShardedOptimizer::Create(Spec(), shard, weights.parts, ops.get());
-  optimizer->Initialize({.seed = kSeed});
+  Initialize(*optimizer, {.seed = kSeed});
   const std::vector<StateSlice> state = optimizer->State();
   for (size_t i = 0; i < state.size() / 3; ++i) {
     const auto is_around = [&](const Vector& part) {

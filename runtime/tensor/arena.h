@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "runtime/tensor/tensor.h"
 
@@ -60,5 +61,8 @@ class Arena {
   size_t capacity_bytes_ = 0;
   size_t used_bytes_ = 0;
 };
+
+// Gives memory for an arena's capacity in bytes: the host's (Arena::Create) or a device's.
+using AllocateArena = absl::FunctionRef<absl::StatusOr<Arena>(size_t capacity_bytes)>;
 
 }  // namespace megascale::tensor

@@ -104,6 +104,7 @@ absl::Status OneRankJob::Prepare(const job::v1::JobSpec& spec,
   options.store = link_.get();
   options.heartbeat = &*heartbeat_;
   options.spans = &*spans_;
+  options.device = device_.get();
   options.make_ops = std::move(make_ops);
   ASSIGN_OR_RETURN(engine_, engine::RankEngine::Create(std::move(options)));
   engine_->TellStepEnds([this](int64_t step, absl::StatusOr<engine::StepResult> result) {

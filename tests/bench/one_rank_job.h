@@ -18,6 +18,7 @@
 #include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/link_store.h"
 #include "runtime/data/corpus.h"
+#include "runtime/device/cpu_device.h"
 #include "runtime/engine/rank_engine.h"
 #include "runtime/layout/node_memory.h"
 #include "runtime/telemetry/heartbeat.h"
@@ -62,6 +63,7 @@ class OneRankJob {
   std::optional<telemetry::SpanWriter> spans_;
   std::atomic<bool> stop_ = false;
   std::thread loader_;
+  std::unique_ptr<device::Device> device_ = device::MakeCpuDevice();
   std::shared_ptr<engine::RankEngine> engine_;
   int64_t step_ = 0;
 

@@ -48,7 +48,8 @@ void FillParameters(const ModelConfig& config, const ChunkLayout& layout, ops::O
   const DType accumulation = AccumulationType(ops->compute());
   Arena arena = *Arena::Create(Arena::BytesFor(accumulation, layout.num_elements()));
   const Vector master = arena.Allocate(accumulation, layout.num_elements());
-  InitializeParameters(config, layout, {.seed = kSeed}, 0, master);
+  InitializeParameters(config, layout, {.seed = kSeed}, 0,
+                       {master.data, master.dtype, master.size});
   for (const Parameter& parameter : layout.parameters()) {
     if (parameter.shape.size() > 1) continue;
     for (const ParameterBox& box : parameter.boxes) {

@@ -112,8 +112,8 @@ int FailEarly(Link* link, const agent::v1::RankFailure& failure) {
 // The user must fix a specification that cannot be built. Memory that belongs to another attempt
 // (FailedPrecondition) is not the user's fault.
 int FailToMake(Link* link, const absl::Status& status) {
-  return FailEarly(link, absl::IsInvalidArgument(status) ? FailureOfInput(status)
-                                                         : FailureOf(status));
+  return FailEarly(link,
+                   absl::IsInvalidArgument(status) ? FailureOfInput(status) : FailureOf(status));
 }
 
 int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* regions,

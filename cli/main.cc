@@ -3,7 +3,6 @@
 #include "runtime/device/cpu_device.h"
 
 int main(int argc, char** argv) {
-  return megascale::cli::RunProgram(argc, argv, [](const auto& /*spec*/) {
-    return megascale::device::MakeCpuDevice();
-  });
+  return megascale::cli::RunProgram(
+      argc, argv, [](const auto& /*spec*/) { return megascale::device::MakeCpuDevice(); });
 }

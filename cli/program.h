@@ -1,5 +1,5 @@
-// The program from its first line on, for every binary that is it: the one that users run, and those
-// of tests whose workers compute on other devices.
+// The program from its first line on, for every binary that is it: the one that users run, and
+// those of tests whose workers compute on other devices.
 #pragma once
 
 #include "actors/worker_main.h"

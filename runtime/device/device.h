@@ -53,8 +53,8 @@ class Memory {
 };
 
 struct Description {
-  std::string name;       // for people: "Intel(R) Xeon(R) Platinum 8481C"
-  std::string numerics;   // the part of the numerics fingerprint: equal devices give equal bits
+  std::string name;          // for people: "Intel(R) Xeon(R) Platinum 8481C"
+  std::string numerics;      // the part of the numerics fingerprint: equal devices give equal bits
   int64_t memory_bytes = 0;  // of the device; 0: unknown
 };
 

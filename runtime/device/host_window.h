@@ -1,6 +1,6 @@
 // Lets host code fill or read tensors of any device, piece by piece: weights that are made on the
-// host, a checkpoint's bytes, logits. Where the host may touch the device's memory it works in place;
-// else it goes through a buffer of pinned memory. Not for steps: it waits for the device.
+// host, a checkpoint's bytes, logits. Where the host may touch the device's memory it works in
+// place; else it goes through a buffer of pinned memory. Not for steps: it waits for the device.
 //
 //   ASSIGN_OR_RETURN(HostWindow window, HostWindow::Create(&device, stream));
 //   RETURN_IF_ERROR(window.Write(weights, [&](int64_t first, HostVector piece) {

@@ -134,9 +134,7 @@ class StagedCommunicator final : public comm::Communicator {
       return tensor.as<std::byte>() +
              (block * stride + piece.first) * static_cast<int64_t>(tensor::SizeOf(tensor.dtype));
     }
-    size_t bytes() const {
-      return static_cast<size_t>(piece.count) * tensor::SizeOf(tensor.dtype);
-    }
+    size_t bytes() const { return static_cast<size_t>(piece.count) * tensor::SizeOf(tensor.dtype); }
   };
 
   // Calls `exchange` for pieces of `part` such that `num_blocks` of a piece fit the buffer; once
@@ -144,8 +142,7 @@ class StagedCommunicator final : public comm::Communicator {
   template <typename ExchangePiece>
   absl::Status ForPieces(const Vector& part, int num_blocks, const ExchangePiece& exchange) {
     const auto element_bytes = static_cast<int64_t>(tensor::SizeOf(part.dtype));
-    const int64_t most =
-        static_cast<int64_t>(kStagingBytes) / (element_bytes * num_blocks);
+    const int64_t most = static_cast<int64_t>(kStagingBytes) / (element_bytes * num_blocks);
     MEGASCALE_CHECK(most > 0);
     int64_t first = 0;
     do {

@@ -1,7 +1,7 @@
 // A communicator for memory that neither the host nor other ranks can touch: tensors go through
-// pinned host memory, piece by piece, and from there through the host communicator. Results have the
-// same bits as there. A call waits for the stream's earlier work, and returns when its result was
-// issued; it so keeps the thread of its stream busy, but none of the device's other streams.
+// pinned host memory, piece by piece, and from there through the host communicator. Results have
+// the same bits as there. A call waits for the stream's earlier work, and returns when its result
+// was issued; it so keeps the thread of its stream busy, but none of the device's other streams.
 //
 // Cost: two copies of each tensor between device and host, 2 kStagingBytes of pinned memory.
 #pragma once

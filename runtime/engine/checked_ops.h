@@ -18,9 +18,15 @@ class CheckedOps final : public ops::Ops {
   // "model.layers.3.mlp.up.weight"; "" for any other address.
   using ParameterAt = std::function<std::string(const void*)>;
 
+  // Returns the first element of a matrix that is not finite, or 0: what Ops::FirstNotFinite gives,
+  // brought to the host.
+  using FirstNotFiniteOf = std::function<double(const ops::Matrix&)>;
+
   // `ops` is borrowed.
-  CheckedOps(ops::Ops* ops, ParameterAt parameter_at)
-      : ops_(*ops), parameter_at_(std::move(parameter_at)) {}
+  CheckedOps(ops::Ops* ops, ParameterAt parameter_at, FirstNotFiniteOf first_not_finite)
+      : ops_(*ops),
+        parameter_at_(std::move(parameter_at)),
+        first_not_finite_(std::move(first_not_finite)) {}
 
   // Returns the operator that gave the first value that is not finite, and its layer: "layer 3:
   // matrix product with mlp.up.weight gave inf". An operator without parameters is named after the
@@ -43,13 +49,21 @@ class CheckedOps final : public ops::Ops {
   void EmbeddingBackward(const ops::EmbeddingBackwardArgs& args) override;
   void LogitStatistics(const ops::LogitStatisticsArgs& args) override;
   void CrossEntropy(const ops::CrossEntropyArgs& args) override;
-  void AdamW(const ops::AdamWArgs& args) override { ops_.AdamW(args); }
+  void AdamW(absl::Span<const ops::AdamWArgs> list) override { ops_.AdamW(list); }
+  void TrustStep(absl::Span<const ops::TrustStepArgs> list) override { ops_.TrustStep(list); }
+  void CombineNorms(const ops::CombineNormsArgs& args) override { ops_.CombineNorms(args); }
   void AddColumnSums(const ops::Matrix& x, const ops::Vector& out) override;
   void Add(const ops::Matrix& a, const ops::Matrix& b, const ops::Matrix& out) override;
   void AddScaled(double factor, const ops::Vector& x, const ops::Vector& out) override {
     ops_.AddScaled(factor, x, out);
   }
-  double SumOfSquares(const ops::Vector& x) override { return ops_.SumOfSquares(x); }
+  void AddSumOfSquares(const ops::Vector& x, const ops::Vector& out) override {
+    ops_.AddSumOfSquares(x, out);
+  }
+  void AddTotal(const ops::Vector& x, const ops::Vector& out) override { ops_.AddTotal(x, out); }
+  void FirstNotFinite(const ops::Matrix& x, const ops::Vector& out) override {
+    ops_.FirstNotFinite(x, out);
+  }
   void Cast(const ops::Vector& from, const ops::Vector& to) override { ops_.Cast(from, to); }
   void FillZero(const ops::Vector& x) override { ops_.FillZero(x); }
 
@@ -63,6 +77,7 @@ class CheckedOps final : public ops::Ops {
 
   ops::Ops& ops_;
   const ParameterAt parameter_at_;
+  const FirstNotFiniteOf first_not_finite_;
   std::string place_;
   std::string finding_;
   int64_t num_looked_at_ = 0;

@@ -15,6 +15,14 @@ namespace {
 using ops::Matrix;
 using ops::Vector;
 
+CheckedOps::FirstNotFiniteOf FirstNotFinite(ops::Ops* ops) {
+  return [ops](const Matrix& x) {
+    double found = 0;
+    ops->FirstNotFinite(x, {&found, ops::DType::kF64, 1});
+    return found;
+  };
+}
+
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 // Operators of 2 x 2 on memory whose parameters have names.
@@ -41,11 +49,13 @@ class CheckedOpsTest : public ::testing::Test {
   std::vector<double> gradient_ = std::vector<double>(4, 1.0);
   std::vector<double> out_;
   std::unique_ptr<ops::Ops> ops_ = ops::MakeReferenceOps();
-  CheckedOps checked_{ops_.get(), [this](const void* at) -> std::string {
+  CheckedOps checked_{ops_.get(),
+                      [this](const void* at) -> std::string {
                         if (at == weight_.data()) return "model.layers.12.attn.qkv.weight";
                         if (at == gradient_.data()) return "lm_head.weight";
                         return "";
-                      }};
+                      },
+                      FirstNotFinite(ops_.get())};
 };
 
 TEST_F(CheckedOpsTest, ResultsAreThoseOfTheOperatorsBehindIt) {
@@ -91,7 +101,8 @@ TEST_F(CheckedOpsTest, WhatCameInFromOutsideHasNoPlace) {
 TEST_F(CheckedOpsTest, NumbersOfEveryTypeAreLookedAt) {
   const auto found = [](ops::DType dtype, void* data) {
     const auto ops = ops::MakeCpuOps(ops::DType::kF32, 1);
-    CheckedOps checked(ops.get(), [](const void*) { return std::string("w"); });
+    CheckedOps checked(
+        ops.get(), [](const void*) { return std::string("w"); }, FirstNotFinite(ops.get()));
     std::vector<float> x(4, 0);
     checked.AddColumnSums({x.data(), ops::DType::kF32, 2, 2, 2}, {data, dtype, 2});
     return checked.finding();

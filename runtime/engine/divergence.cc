@@ -107,8 +107,19 @@ absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instructi
 // so no two ranks wait for each other.
 absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
   const plan::Instruction* current = nullptr;  // the instruction that computes
-  CheckedOps checked(step.ops, ParametersOf(step, &current));
   std::vector<std::unique_ptr<device::Memory>> memory;
+  ASSIGN_OR_RETURN(memory.emplace_back(), step.device->Allocate("a value", sizeof(double)));
+  ASSIGN_OR_RETURN(memory.emplace_back(), step.device->AllocateHost("a value", sizeof(double)));
+  const tensor::Vector value = {memory[0]->data(), tensor::DType::kF64, 1};
+  double* const on_host = static_cast<double*>(memory[1]->data());
+  absl::Status looked;  // the device's first failure
+  const auto first_not_finite = [&](const ops::Matrix& x) {
+    step.ops->FirstNotFinite(x, value);
+    step.stream->Copy(on_host, value.data, sizeof(double));
+    looked.Update(step.stream->Finish());
+    return looked.ok() ? *on_host : 0.0;
+  };
+  CheckedOps checked(step.ops, ParametersOf(step, &current), first_not_finite);
   const auto allocate = [&](size_t bytes) -> absl::StatusOr<tensor::Arena> {
     ASSIGN_OR_RETURN(memory.emplace_back(), step.device->Allocate("the repeated step", bytes));
     return tensor::Arena::Over(memory.back()->data(), bytes);
@@ -140,6 +151,7 @@ absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
       if (instruction.id.microbatch() != microbatch) continue;
       current = &instruction;
       RETURN_IF_ERROR(RunOne(step, instruction));
+      RETURN_IF_ERROR(looked);
       if (checked.finding().empty() || finding.order < kNothing) continue;
       finding.order = OrderOf(step, instruction);
       finding.operation = static_cast<double>(checked.num_looked_at());
@@ -165,7 +177,7 @@ absl::StatusOr<Finding> FindEverywhere(const DivergedStep& step) {
   *here = mine;
   const tensor::HostVector input = {here, tensor::DType::kF64, kFindingNumbers};
   const tensor::HostVector output = {findings.data(), tensor::DType::kF64,
-                                 kFindingNumbers * all->size()};
+                                     kFindingNumbers * all->size()};
   RETURN_IF_ERROR(all->AllGather(input, output, {norm->id.packed(), step.timeout}));
   return *std::min_element(
       findings.begin(), findings.end(), [](const Finding& a, const Finding& b) {

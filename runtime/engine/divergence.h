@@ -31,9 +31,9 @@ struct DivergedStep {
   const GradientBuffers* gradient_buffers = nullptr;
   StageCompute* stage = nullptr;
   TensorPeers* peers = nullptr;  // null where there is one tensor rank
-  ops::Ops* ops = nullptr;  // of `stream`
+  ops::Ops* ops = nullptr;       // of `stream`
   device::Device* device = nullptr;
-  stream::Stream* stream = nullptr;        // the compute stream
+  stream::Stream* stream = nullptr;         // the compute stream
   comm::HostCommunicator* world = nullptr;  // has all ranks
   std::function<comm::Communicator*(const plan::Instruction&)> communicator_of;
   InstructionReporter* reporter = nullptr;
@@ -41,10 +41,10 @@ struct DivergedStep {
   absl::Duration timeout;  // for each wait
 };
 
-// Returns `diverged` with the finding added to its message. Blocking. Requires: called on the compute
-// stream's thread; no instruction of the step is still running; every rank calls it. Cost: about a step without overlap, and memory
-// for its activations. If the repetition fails (a peer is gone, no memory), the message says so and
-// the code stays.
+// Returns `diverged` with the finding added to its message. Blocking. Requires: called on the
+// compute stream's thread; no instruction of the step is still running; every rank calls it. Cost:
+// about a step without overlap, and memory for its activations. If the repetition fails (a peer is
+// gone, no memory), the message says so and the code stays.
 absl::Status ExplainDivergence(const DivergedStep& step, const absl::Status& diverged);
 
 }  // namespace megascale::engine

@@ -15,6 +15,8 @@
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/comm/host/fabric.h"
+#include "runtime/device/device.h"
+#include "runtime/device/host_window.h"
 #include "runtime/engine/chunk_state.h"
 #include "runtime/engine/divergence.h"
 #include "runtime/engine/instruction_reporter.h"
@@ -32,8 +34,6 @@
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/execute/executor.h"
 #include "runtime/plan/plan_options.h"
-#include "runtime/device/device.h"
-#include "runtime/device/host_window.h"
 #include "runtime/stream/stream.h"
 #include "runtime/tensor/arena.h"
 
@@ -75,7 +75,9 @@ class Engine : public RankEngine {
   absl::Status PrepareMemory();
   absl::Status PreparePeers();
   absl::Status AllocateParameters();
-  absl::Status Allocate(const std::vector<tensor::Vector*>& spaces);
+  // Allocates memory for the spaces that are not empty, one after the other.
+  absl::Status Allocate(absl::string_view name, bool for_peers,
+                        const std::vector<tensor::Vector*>& spaces);
   // Returns device memory that lives as long as the engine.
   absl::StatusOr<tensor::Arena> AllocateArena(absl::string_view name, size_t bytes);
   std::unique_ptr<ops::Ops> MakeOps(plan::StreamKind kind, int num_threads) const;
@@ -119,9 +121,9 @@ class Engine : public RankEngine {
   std::unique_ptr<ops::Ops> shard_ops_;    // one thread: works beside passes
   ChunkStates chunks_;
   GradientBuffers gradient_buffers_;
-  tensor::Vector carried_;                     // see StageOptions
-  tensor::Vector replicated_;                  // tensor parallelism only: see ShardOptions
-  std::unique_ptr<TensorPeers> peers_;         // tensor parallelism only
+  tensor::Vector carried_;              // see StageOptions
+  tensor::Vector replicated_;           // tensor parallelism only: see ShardOptions
+  std::unique_ptr<TensorPeers> peers_;  // tensor parallelism only
   std::unique_ptr<StageCompute> stage_;
   std::unique_ptr<ShardCompute> shard_;
 
@@ -175,39 +177,43 @@ absl::StatusOr<tensor::Arena> Engine::AllocateArena(absl::string_view name, size
 
 absl::Status Engine::PrepareMemory() {
   RETURN_IF_ERROR(AllocateParameters());
-  compute_ops_ =
-      MakeOps(plan::StreamKind::kCompute, options_.spec.parallel().threads_per_rank());
+  compute_ops_ = MakeOps(plan::StreamKind::kCompute, options_.spec.parallel().threads_per_rank());
   shard_ops_ = MakeOps(plan::StreamKind::kDataParallel, 1);
   if (part_.tensor.size > 1) {
     RETURN_IF_ERROR(PreparePeers());
   }
   for (size_t i = 0; i < chunks_.size(); ++i) {
     ChunkState& chunk = chunks_[i];
-    ASSIGN_OR_RETURN(chunk.transformer,
-                     model::TransformerChunk::Create(
-                         part_.ModelOptions(chunk.range, plan_.slots[i]), compute_ops_.get(),
-                         {.weights = chunk.weights,
-                          .gradients = chunk.gradients,
-                          .early_gradients = chunk.early_gradients},
-                         peers_.get(),
-                         [this](size_t bytes) { return AllocateArena("activations", bytes); }));
-    const optim::OptimizerShard& shard = part_.shards[i];
     ASSIGN_OR_RETURN(
-        chunk.optimizer,
-        optim::ShardedOptimizer::Create(
-            options_.spec.optimizer(), shard, Slices(chunk.weights, shard.ranges()),
-            compute_ops_.get(),
-            [this](size_t bytes) { return AllocateArena("optimizer state", bytes); }));
+        chunk.transformer,
+        model::TransformerChunk::Create(
+            part_.ModelOptions(chunk.range, plan_.slots[i]), compute_ops_.get(),
+            {.weights = chunk.weights,
+             .gradients = chunk.gradients,
+             .early_gradients = chunk.early_gradients},
+            peers_.get(), [this](size_t bytes) { return AllocateArena("activations", bytes); }));
+    const optim::OptimizerShard& shard = part_.shards[i];
+    ASSIGN_OR_RETURN(chunk.optimizer,
+                     optim::ShardedOptimizer::Create(
+                         options_.spec.optimizer(), shard, Slices(chunk.weights, shard.ranges()),
+                         compute_ops_.get(),
+                         [this](size_t bytes) { return AllocateArena("optimizer state", bytes); }));
     if (chunk.gradient_shard.empty()) {
       chunk.gradient_shard = Slices(chunk.gradients, chunk.optimizer->ranges());
     }
   }
   ASSIGN_OR_RETURN(shard_layout_, layout::SnapshotLayoutOf(options_.rank, StateOf(chunks_)));
+  ShardNumbers numbers(static_cast<int>(options_.placements.size()), chunks_);
+  tensor::Vector loss_sum = {nullptr, tensor::DType::kF64, 1};
+  std::vector<tensor::Vector*> spaces = numbers.spaces();
+  spaces.push_back(&loss_sum);
+  RETURN_IF_ERROR(Allocate("the numbers of a step", /*for_peers=*/false, spaces));
   ASSIGN_OR_RETURN(stage_, StageCompute::Create({.spec = &options_.spec,
                                                  .plan = &plan_,
                                                  .chunks = &chunks_,
                                                  .gradient_buffers = &gradient_buffers_,
                                                  .carried = carried_,
+                                                 .loss_sum = loss_sum,
                                                  .ops = compute_ops_.get(),
                                                  .device = options_.device,
                                                  .stream = &compute(),
@@ -215,12 +221,14 @@ absl::Status Engine::PrepareMemory() {
                                                  .batch_ring = options_.batch_ring,
                                                  .batch_reader = options_.batch_reader,
                                                  .timeout = timeout()}));
-  shard_ = std::make_unique<ShardCompute>(
-      ShardOptions{.spec = &options_.spec,
+  ASSIGN_OR_RETURN(
+      shard_, ShardCompute::Create(
+                  {.spec = &options_.spec,
                    .plan = &plan_,
                    .chunks = &chunks_,
                    .gradient_buffers = &gradient_buffers_,
                    .ops = shard_ops_.get(),
+                   .compute_ops = compute_ops_.get(),
                    .run_on_compute_threads =
                        [this](plan::StreamKind from, absl::FunctionRef<void()> work) {
                          RunOnComputeThreads(from, work);
@@ -228,15 +236,15 @@ absl::Status Engine::PrepareMemory() {
                    .stream_of = [this](plan::StreamKind kind) { return streams_.at(kind).get(); },
                    .stage = stage_.get(),
                    .replicated = replicated_,
-                   .timeout = timeout()});
+                   .numbers = std::move(numbers),
+                   .device = options_.device,
+                   .timeout = timeout()}));
   return absl::OkStatus();
 }
 
 absl::Status Engine::PreparePeers() {
-  TensorPeersOptions peers = {.place = part_.tensor,
-                              .reporter = &reporter_,
-                              .timeout = timeout(),
-                              .compute = &compute()};
+  TensorPeersOptions peers = {
+      .place = part_.tensor, .reporter = &reporter_, .timeout = timeout(), .compute = &compute()};
   if (options_.spec.parallel().tp_comm_overlap()) {
     const absl::string_view name = plan::Name(plan::StreamKind::kTensorParallel);
     ASSIGN_OR_RETURN(exchanges_, options_.device->MakeStream(std::string(name)));
@@ -281,7 +289,7 @@ absl::Status Engine::AllocateParameters() {
   }
   spaces.push_back(&carried_);
   spaces.push_back(&replicated_);
-  RETURN_IF_ERROR(Allocate(spaces));
+  RETURN_IF_ERROR(Allocate("parameters", options_.placements.size() > 1, spaces));
   for (const plan::Instruction& instruction : plan_.instructions) {
     if (instruction.gradient_buffer == plan::kNoBuffer) continue;
     ChunkState& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(instruction.id.chunk()))];
@@ -291,17 +299,16 @@ absl::Status Engine::AllocateParameters() {
   return absl::OkStatus();
 }
 
-// Allocates memory for the spaces that are not empty, one after the other.
-absl::Status Engine::Allocate(const std::vector<tensor::Vector*>& spaces) {
+absl::Status Engine::Allocate(absl::string_view name, bool for_peers,
+                              const std::vector<tensor::Vector*>& spaces) {
   size_t bytes = 0;
   for (const tensor::Vector* space : spaces) {
     bytes += tensor::Arena::BytesFor(space->dtype, space->size);
   }
-  ASSIGN_OR_RETURN(memory_.emplace_back(),
-                   options_.placements.size() == 1
-                       ? options_.device->Allocate("parameters", bytes)
-                       : options_.device->AllocateForPeers("parameters", bytes));
-  readable_ = memory_.back()->shared();
+  ASSIGN_OR_RETURN(memory_.emplace_back(), for_peers
+                                               ? options_.device->AllocateForPeers(name, bytes)
+                                               : options_.device->Allocate(name, bytes));
+  if (for_peers) readable_ = memory_.back()->shared();
   tensor::Arena arena = tensor::Arena::Over(memory_.back()->data(), bytes);
   for (tensor::Vector* space : spaces) {
     if (space->size > 0) *space = arena.Allocate(space->dtype, space->size);
@@ -425,14 +432,14 @@ std::map<plan::OpKind, plan::Handler> Engine::Handlers() {
   handlers[OpKind::kReduceNorm] = [this](const Instruction& i, const StepContext& context) {
     return shard_->ReduceNorm(i, context, CommunicatorOf(i));
   };
-  handlers[OpKind::kOptimizerUpdate] = [this](const Instruction& i, const StepContext& context) {
-    return shard_->OptimizerUpdate(i, context);
+  handlers[OpKind::kOptimizerUpdate] = [this](const Instruction& i, const StepContext&) {
+    return shard_->OptimizerUpdate(i);
   };
   handlers[OpKind::kGatherTrustSums] = [this](const Instruction& i, const StepContext&) {
     return shard_->GatherTrustSums(i, CommunicatorOf(i));
   };
-  handlers[OpKind::kOptimizerStep] = [this](const Instruction& i, const StepContext& context) {
-    return shard_->OptimizerStep(i, context);
+  handlers[OpKind::kOptimizerStep] = [this](const Instruction& i, const StepContext&) {
+    return shard_->OptimizerStep(i);
   };
   handlers[OpKind::kGatherParameters] = [this](const Instruction& i, const StepContext&) {
     return shard_->GatherParameters(i, CommunicatorOf(i));
@@ -517,10 +524,11 @@ absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
 // No instruction of the step is running, so this may read its result, and compute again what was
 // not finite: on the compute stream's thread, since this one may be the device's.
 void Engine::EndStep(const plan::StepContext& context, const absl::Status& status) {
-  if (status.ok()) return step_ended_(context.step, shard_->result());
-  if (!absl::IsOutOfRange(status)) return step_ended_(context.step, status);
-  compute().Enqueue([this, context, status](stream::Stream&) {
-    step_ended_(context.step, Explain(context, status));
+  if (!status.ok()) return step_ended_(context.step, status);
+  absl::StatusOr<StepResult> result = shard_->ResultOf(context);
+  if (!absl::IsOutOfRange(result.status())) return step_ended_(context.step, std::move(result));
+  compute().Enqueue([this, context, diverged = result.status()](stream::Stream&) {
+    step_ended_(context.step, Explain(context, diverged));
   });
 }
 
@@ -573,8 +581,8 @@ absl::StatusOr<int> Engine::TakeSnapshot(int64_t step) {
       .step = step,
       .next_sample = step * options_.spec.train().global_batch_size()};
   const auto size = static_cast<size_t>(shard_layout_->size_bytes());
-  RETURN_IF_ERROR(CopyStateOut(*shard_layout_, StateOf(chunks_), moment, &compute(),
-                               payload.subspan(0, size)));
+  RETURN_IF_ERROR(
+      CopyStateOut(*shard_layout_, StateOf(chunks_), moment, &compute(), payload.subspan(0, size)));
   return snapshot_writer_->Seal(step, shard_layout_->size_bytes());
 }
 

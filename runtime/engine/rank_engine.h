@@ -45,8 +45,8 @@ struct EngineOptions {
   telemetry::HeartbeatWriter* heartbeat = nullptr;  // null: not written
   telemetry::SpanWriter* spans = nullptr;           // null: not written
   device::Device* device = nullptr;                 // where this rank computes
-  // Makes the operators of a compute type for a number of threads. Empty: the device does. Benchmarks
-  // measure a CPU's operators through it.
+  // Makes the operators of a compute type for a number of threads. Empty: the device does.
+  // Benchmarks measure a CPU's operators through it.
   using MakeOps = std::function<std::unique_ptr<ops::Ops>(tensor::DType compute, int num_threads)>;
   MakeOps make_ops = nullptr;
 };

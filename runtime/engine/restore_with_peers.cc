@@ -198,10 +198,9 @@ void Restore::Show(const telemetry::Doing& doing) const {
 void Restore::ReadOwn() {
   Show({.activity = telemetry::v1::ACTIVITY_READ_CHECKPOINT});
   for (size_t i = 0; i < state_.size(); ++i) {
-    const absl::Status status =
-        options_.window->Write(state_[i].data, [&](int64_t first, const auto& piece) {
-          return stored_.Read(state_[i], first, piece);
-        });
+    const absl::Status status = options_.window->Write(
+        state_[i].data,
+        [&](int64_t first, const auto& piece) { return stored_.Read(state_[i], first, piece); });
     if (status.ok()) continue;
     missing_[i] = 1;
     // A process without memory or descriptors gives up, and has to say so, whatever came before.
@@ -298,8 +297,8 @@ absl::Status Restore::ReceivePiece(int reader, int64_t first, const tensor::Host
       *complete = false;
       return absl::OkStatus();
     }
-    const tensor::HostVector here = {
-        piece.as<std::byte>() + (block.first - first) * element_bytes, piece.dtype, block.count};
+    const tensor::HostVector here = {piece.as<std::byte>() + (block.first - first) * element_bytes,
+                                     piece.dtype, block.count};
     RETURN_IF_ERROR(options_.world->Recv(reader, BytesOf(here), call()));
     ShowWait(telemetry::v1::ACTIVITY_WAIT_FOR_READER, reader);
   }

@@ -33,7 +33,7 @@ namespace megascale::engine {
 struct RestoreOptions {
   megascale::agent::v1::RestorePoint restore;  // on storage; the same on all ranks
   int rank = 0;
-  std::vector<std::string> nodes;       // node id of each rank
+  std::vector<std::string> nodes;           // node id of each rank
   comm::HostCommunicator* world = nullptr;  // has all ranks in order; no step may be running
   device::HostWindow* window = nullptr;     // into the memory of `state`
   // Returns the slices of another rank, in the order of its own `state`, without memory.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
@@ -11,29 +12,45 @@
 namespace megascale::engine {
 namespace {
 
-// The numbers that a rank contributes to the exchange of norms.
-enum NormField { kSumOfSquares, kLossSum, kStop, kNumNormFields };
+// Element `index` of a vector of numbers.
+tensor::Vector NumberAt(const tensor::Vector& numbers, int64_t index) {
+  return Slice(numbers, {index, 1});
+}
 
 }  // namespace
 
-ShardCompute::ShardCompute(const ShardOptions& options) : options_(options) {
-  for (const ChunkState& chunk : *options.chunks) {
-    const auto num_parts = static_cast<size_t>(chunk.optimizer->shard().num_parts());
-    trust_sums_.emplace_back(num_parts * chunk.optimizer->num_trust_sums());
+ShardNumbers::ShardNumbers(int world_size, const ChunkStates& chunks) {
+  const auto of_size = [](int64_t size) {
+    return tensor::Vector{nullptr, tensor::DType::kF64, size};
+  };
+  ranks = of_size(int64_t{world_size} * ops::kNumRankNumbers);
+  step = of_size(ops::kNumStepNumbers);
+  squares = of_size(static_cast<int64_t>(chunks.size()));
+  for (const ChunkState& chunk : chunks) {
+    trust_sums.push_back(
+        of_size(int64_t{chunk.optimizer->shard().num_parts()} * chunk.optimizer->num_trust_sums()));
   }
+}
+
+std::vector<tensor::Vector*> ShardNumbers::spaces() {
+  std::vector<tensor::Vector*> all = {&ranks, &step, &squares};
+  for (tensor::Vector& sums : trust_sums) all.push_back(&sums);
+  return all;
+}
+
+absl::StatusOr<std::unique_ptr<ShardCompute>> ShardCompute::Create(const ShardOptions& options) {
+  auto shard = absl::WrapUnique(new ShardCompute(options));
+  ASSIGN_OR_RETURN(shard->pinned_,
+                   options.device->AllocateHost("the numbers of a step", sizeof(Pinned)));
+  return shard;
 }
 
 absl::Status ShardCompute::AllGather(const plan::Instruction& instruction,
                                      comm::Communicator* communicator,
-                                     absl::Span<double> numbers) const {
-  const auto size = static_cast<int64_t>(numbers.size());
-  const int64_t part = size / communicator->size();
-  return communicator->AllGather(
-      {.data = numbers.data() + part * communicator->rank(),
-       .dtype = tensor::DType::kF64,
-       .size = part},
-      {.data = numbers.data(), .dtype = tensor::DType::kF64, .size = size},
-      {instruction.id.packed(), options_.timeout});
+                                     const tensor::Vector& numbers) const {
+  const int64_t part = numbers.size / communicator->size();
+  return communicator->AllGather(Slice(numbers, {part * communicator->rank(), part}), numbers,
+                                 {instruction.id.packed(), options_.timeout});
 }
 
 absl::Status ShardCompute::SumReplicated(const plan::Instruction& instruction,
@@ -87,75 +104,86 @@ absl::Status ShardCompute::ReduceGradients(const plan::Instruction& instruction,
 absl::Status ShardCompute::ReduceNorm(const plan::Instruction& instruction,
                                       const plan::StepContext& context,
                                       comm::Communicator* communicator) {
-  norms_.assign(static_cast<size_t>(communicator->size()) * kNumNormFields, 0.0);
-  double* mine = norms_.data() + communicator->rank() * kNumNormFields;
-  options_.run_on_compute_threads(instruction.stream, [&] {
-    for (const ChunkState& chunk : *options_.chunks) {
-      mine[kSumOfSquares] += chunk.optimizer->SumOfSquares(chunk.gradient_shard);
-    }
-  });
+  const ShardNumbers& numbers = options_.numbers;
+  const tensor::Vector mine = Slice(
+      numbers.ranks, {int64_t{communicator->rank()} * ops::kNumRankNumbers, ops::kNumRankNumbers});
   const bool counts = options_.plan->mesh.CoordinateOf(options_.plan->rank).tensor == 0;
-  mine[kLossSum] = counts ? options_.stage->loss_sum() : 0;
-  mine[kStop] = stop_.load();
-  RETURN_IF_ERROR(AllGather(instruction, communicator, absl::MakeSpan(norms_)));
-
-  sum_of_squares_ = 0;
-  double loss_sum = 0;
-  double stop = 0;
-  for (size_t i = 0; i < norms_.size(); i += kNumNormFields) {
-    sum_of_squares_ += norms_[i + kSumOfSquares];
-    loss_sum += norms_[i + kLossSum];
-    stop = std::max(stop, norms_[i + kStop]);
-  }
+  options_.run_on_compute_threads(instruction.stream, [&] {
+    ops::Ops& ops = *options_.compute_ops;
+    ops.FillZero(numbers.squares);
+    ops.FillZero(mine);
+    for (size_t i = 0; i < options_.chunks->size(); ++i) {
+      const ChunkState& chunk = (*options_.chunks)[i];
+      chunk.optimizer->AddSumOfSquares(chunk.gradient_shard,
+                                       NumberAt(numbers.squares, static_cast<int64_t>(i)));
+    }
+    ops.AddTotal(numbers.squares, NumberAt(mine, ops::kRankSumOfSquares));
+    if (counts) ops.Cast(options_.stage->loss_sum(), NumberAt(mine, ops::kRankLossSum));
+  });
   const auto& train = options_.spec->train();
-  const int64_t tokens = static_cast<int64_t>(train.global_batch_size()) * train.seq_length();
-  auto& record = result_.record;
-  record.set_step(context.step);
-  record.set_attempt(context.attempt);
-  record.set_tokens(tokens);
-  record.set_loss(loss_sum / static_cast<double>(tokens));
-  record.set_grad_norm(std::sqrt(sum_of_squares_));
-  record.set_lr(optim::LearningRate(options_.spec->optimizer(), train.steps(), context.step));
-  result_.stop = static_cast<StopFlag>(stop);
-  if (!std::isfinite(record.loss()) || !std::isfinite(record.grad_norm())) {
-    return absl::OutOfRangeError(absl::StrCat("training diverged at step ", context.step, ": loss ",
-                                              record.loss(), ", gradient norm ", record.grad_norm(),
-                                              "; lower optimizer.lr, or look at the data"));
-  }
+  pinned().rate_and_step = {
+      optim::LearningRate(options_.spec->optimizer(), train.steps(), context.step),
+      static_cast<double>(context.step)};
+  static_assert(ops::kLearningRate == 0 && ops::kStep == 1);
+  pinned().stop = stop_.load();
+  stream::Stream& stream = *options_.stream_of(instruction.stream);
+  stream.Copy(numbers.step.data, &pinned().rate_and_step, sizeof(pinned().rate_and_step));
+  stream.Copy(NumberAt(mine, ops::kRankStop).data, &pinned().stop, sizeof(double));
+  RETURN_IF_ERROR(AllGather(instruction, communicator, numbers.ranks));
+  options_.ops->CombineNorms({.ranks = numbers.ranks,
+                              .clip_grad = options_.spec->optimizer().clip_grad(),
+                              .step_numbers = numbers.step});
+  stream.Copy(&pinned().step, numbers.step.data, sizeof(pinned().step));
   return absl::OkStatus();
 }
 
-optim::StepArgs ShardCompute::StepArgsOf(const plan::Instruction& instruction,
-                                         const plan::StepContext& context) const {
-  const ChunkState& chunk = ChunkOf(instruction);
-  return {.grad = chunk.gradient_shard,
-          .clip_factor = optim::ClipFactor(sum_of_squares_, options_.spec->optimizer().clip_grad()),
-          .lr = result_.record.lr(),
-          .step = context.step,
-          .trust_sums = trust_sums_[IndexOf(instruction)]};
+absl::StatusOr<StepResult> ShardCompute::ResultOf(const plan::StepContext& context) {
+  const auto& numbers = pinned().step;
+  const auto& train = options_.spec->train();
+  const int64_t tokens = static_cast<int64_t>(train.global_batch_size()) * train.seq_length();
+  StepResult result;
+  auto& record = result.record;
+  record.set_step(context.step);
+  record.set_attempt(context.attempt);
+  record.set_tokens(tokens);
+  record.set_loss(numbers[ops::kLossSum] / static_cast<double>(tokens));
+  record.set_grad_norm(std::sqrt(numbers[ops::kSumOfSquares]));
+  record.set_lr(numbers[ops::kLearningRate]);
+  result.stop = static_cast<StopFlag>(numbers[ops::kStop]);
+  if (numbers[ops::kIsFinite] == 0) {
+    return absl::OutOfRangeError(absl::StrCat(
+        "rank ", options_.plan->rank, ": step ", context.step, ": ",
+        plan::InstructionId(plan::OpKind::kReduceNorm).ToString(), ": training diverged at step ",
+        context.step, ": loss ", record.loss(), ", gradient norm ", record.grad_norm(),
+        "; lower optimizer.lr, or look at the data"));
+  }
+  return result;
 }
 
-absl::Status ShardCompute::OptimizerUpdate(const plan::Instruction& instruction,
-                                           const plan::StepContext& context) {
+optim::StepArgs ShardCompute::StepArgsOf(const plan::Instruction& instruction) const {
+  return {.grad = ChunkOf(instruction).gradient_shard,
+          .step_numbers = options_.numbers.step,
+          .trust_sums = options_.numbers.trust_sums[IndexOf(instruction)]};
+}
+
+absl::Status ShardCompute::OptimizerUpdate(const plan::Instruction& instruction) {
   optim::ShardedOptimizer& optimizer = *ChunkOf(instruction).optimizer;
-  const auto num_sums = static_cast<size_t>(optimizer.num_trust_sums());
-  const auto part = static_cast<size_t>(optimizer.shard().part_index());
-  const absl::Span<double> sums =
-      absl::MakeSpan(trust_sums_[IndexOf(instruction)]).subspan(part * num_sums, num_sums);
-  options_.run_on_compute_threads(
-      instruction.stream, [&] { optimizer.MakeUpdate(StepArgsOf(instruction, context), sums); });
+  const int64_t num_sums = optimizer.num_trust_sums();
+  const tensor::Vector sums = Slice(options_.numbers.trust_sums[IndexOf(instruction)],
+                                    {optimizer.shard().part_index() * num_sums, num_sums});
+  options_.run_on_compute_threads(instruction.stream,
+                                  [&] { optimizer.MakeUpdate(StepArgsOf(instruction), sums); });
   return absl::OkStatus();
 }
 
 absl::Status ShardCompute::GatherTrustSums(const plan::Instruction& instruction,
                                            comm::Communicator* communicator) {
-  return AllGather(instruction, communicator, absl::MakeSpan(trust_sums_[IndexOf(instruction)]));
+  return AllGather(instruction, communicator, options_.numbers.trust_sums[IndexOf(instruction)]);
 }
 
-absl::Status ShardCompute::OptimizerStep(const plan::Instruction& instruction,
-                                         const plan::StepContext& context) {
+absl::Status ShardCompute::OptimizerStep(const plan::Instruction& instruction) {
   options_.run_on_compute_threads(
-      instruction.stream, [&] { ChunkOf(instruction).optimizer->Step(StepArgsOf(instruction, context)); });
+      instruction.stream, [&] { ChunkOf(instruction).optimizer->Step(StepArgsOf(instruction)); });
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 // Ownership: borrows everything in its options, which must outlive it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -14,7 +15,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "proto/job.pb.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/engine/chunk_state.h"
@@ -24,6 +24,18 @@
 
 namespace megascale::engine {
 
+// Single numbers of a step in the device's memory, F64.
+struct ShardNumbers {
+  // Their sizes for ranks of a world of `world_size`.
+  ShardNumbers(int world_size, const ChunkStates& chunks);
+  std::vector<tensor::Vector*> spaces();
+
+  tensor::Vector ranks;                    // [world, ops::kNumRankNumbers], as gathered
+  tensor::Vector step;                     // [ops::kNumStepNumbers]
+  tensor::Vector squares;                  // [chunks]: sums of squares of their gradients
+  std::vector<tensor::Vector> trust_sums;  // by chunk: the sums of every part, in part order
+};
+
 struct ShardOptions {
   const megascale::job::v1::JobSpec* spec = nullptr;  // resolved
   const plan::RankPlan* plan = nullptr;
@@ -31,6 +43,7 @@ struct ShardOptions {
   const GradientBuffers* gradient_buffers = nullptr;
   // For sums of gradients, on the shard's own stream while passes use the compute threads.
   ops::Ops* ops = nullptr;
+  ops::Ops* compute_ops = nullptr;  // for what runs on the compute threads
   // Runs work on the rank's compute threads, and waits for it. The optimizer's calls run there:
   // norm, update and step depend on every pass of the step, so these threads are idle.
   // `from`: the stream whose handler calls it.
@@ -40,29 +53,30 @@ struct ShardOptions {
   // Memory in which tensor ranks sum a bucket's replicated gradients, packed, F; sized for the
   // bucket with the most.
   tensor::Vector replicated;
+  ShardNumbers numbers;
+  device::Device* device = nullptr;
   absl::Duration timeout;  // for each collective
 };
 
 class ShardCompute {
  public:
-  explicit ShardCompute(const ShardOptions& options);
+  // Errors: ResourceExhausted - no pinned memory.
+  static absl::StatusOr<std::unique_ptr<ShardCompute>> Create(const ShardOptions& options);
 
   absl::Status SumReplicated(const plan::Instruction& instruction,
                              comm::Communicator* communicator);
   // Reduce-scatters a bucket's gradients. With ZeRO stage 2 adds the result to this rank's shard.
   absl::Status ReduceGradients(const plan::Instruction& instruction,
                                comm::Communicator* communicator);
-  // Exchanges sum of squares, loss and stop flag over the world. Errors: OutOfRange - loss or
-  // gradient norm is not finite; every rank gets the same error.
+  // Exchanges sum of squares, loss and stop flag over the world, and makes the numbers of the step
+  // from them. If loss or norm is not finite, the rest of the step changes no weights.
   absl::Status ReduceNorm(const plan::Instruction& instruction, const plan::StepContext& context,
                           comm::Communicator* communicator);
   // With trust ratios (LAMB): computes the update that OptimizerStep then scales.
-  absl::Status OptimizerUpdate(const plan::Instruction& instruction,
-                               const plan::StepContext& context);
+  absl::Status OptimizerUpdate(const plan::Instruction& instruction);
   absl::Status GatherTrustSums(const plan::Instruction& instruction,
                                comm::Communicator* communicator);
-  absl::Status OptimizerStep(const plan::Instruction& instruction,
-                             const plan::StepContext& context);
+  absl::Status OptimizerStep(const plan::Instruction& instruction);
   absl::Status GatherParameters(const plan::Instruction& instruction,
                                 comm::Communicator* communicator);
   // Writes this rank's shards of the weights from the master weights, after a start or a restore.
@@ -70,8 +84,9 @@ class ShardCompute {
   void PublishParameters();
 
   void RaiseStop(StopFlag flag);
-  // Returns the result of the last step. Requires: no instruction of a step is running.
-  const StepResult& result() const { return result_; }
+  // Returns the result of the step that has just ended. Requires: no instruction of it is running.
+  // Errors: OutOfRange - loss or gradient norm is not finite; every rank gets the same error.
+  absl::StatusOr<StepResult> ResultOf(const plan::StepContext& context);
 
  private:
   size_t IndexOf(const plan::Instruction& instruction) const {
@@ -83,19 +98,23 @@ class ShardCompute {
   static size_t BucketOf(const plan::Instruction& instruction) {
     return static_cast<size_t>(instruction.id.bucket());
   }
-  optim::StepArgs StepArgsOf(const plan::Instruction& instruction,
-                             const plan::StepContext& context) const;
+  optim::StepArgs StepArgsOf(const plan::Instruction& instruction) const;
+  explicit ShardCompute(const ShardOptions& options) : options_(options) {}
   // Gathers `numbers` from all ranks of the communicator; each contributes an equal part in rank
   // order.
   absl::Status AllGather(const plan::Instruction& instruction, comm::Communicator* communicator,
-                         absl::Span<double> numbers) const;
+                         const tensor::Vector& numbers) const;
 
   const ShardOptions options_;
   std::atomic<uint8_t> stop_ = 0;
-  std::vector<double> norms_;                    // every rank's, as gathered
-  double sum_of_squares_ = 0;                    // of the whole model
-  std::vector<std::vector<double>> trust_sums_;  // by chunk: the sums of every part, in part order
-  StepResult result_;
+  // What goes to the device at the beginning of a step's end, and what comes back; pinned.
+  std::unique_ptr<device::Memory> pinned_;
+  struct Pinned {
+    std::array<double, 2> rate_and_step;  // in the order of ops::StepNumber
+    double stop;
+    std::array<double, ops::kNumStepNumbers> step;
+  };
+  Pinned& pinned() const { return *static_cast<Pinned*>(pinned_->data()); }
 };
 
 }  // namespace megascale::engine

@@ -94,8 +94,7 @@ absl::Status AsDamage(const absl::Status& status) {
 }
 
 absl::Status RestoreState(const RestorePoint& restore, const base::SharedMemory* snapshots,
-                          const std::vector<optim::StateSlice>& state,
-                          device::HostWindow* window) {
+                          const std::vector<optim::StateSlice>& state, device::HostWindow* window) {
   if (restore.source() == RestorePoint::SOURCE_MEMORY) {
     ASSIGN_OR_RETURN(const auto snapshot, checkpoint::SnapshotReader::Open(snapshots));
     ASSIGN_OR_RETURN(const absl::string_view payload, snapshot.Read(restore.step()));

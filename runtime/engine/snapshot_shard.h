@@ -22,9 +22,9 @@
 
 namespace megascale::engine {
 
-// Writes the whole shard, as the work issued to `stream` before leaves it, into `payload`. Blocking.
-// Requires: `payload` has layout.size_bytes() bytes, and the layout was made for slices like `state`.
-// Errors: Internal - the device failed.
+// Writes the whole shard, as the work issued to `stream` before leaves it, into `payload`.
+// Blocking. Requires: `payload` has layout.size_bytes() bytes, and the layout was made for slices
+// like `state`. Errors: Internal - the device failed.
 absl::Status CopyStateOut(const checkpoint::ShardLayout& layout,
                           const std::vector<optim::StateSlice>& state,
                           const checkpoint::ShardMoment& moment, stream::Stream* stream,
@@ -40,8 +40,7 @@ class StoredState {
   // Overwrites `piece` with the elements of the slice from `first` on; after a failure it is
   // undefined, and other slices may still be read. Errors: as CheckpointReader; the message begins
   // with the directory or the file.
-  absl::Status Read(const optim::StateSlice& slice, int64_t first,
-                    const tensor::HostVector& piece);
+  absl::Status Read(const optim::StateSlice& slice, int64_t first, const tensor::HostVector& piece);
 
  private:
   absl::Status Open();
@@ -62,7 +61,6 @@ absl::Status AsDamage(const absl::Status& status);
 // or unreadable on this machine; ResourceExhausted - no memory or descriptor is left.
 absl::Status RestoreState(const megascale::agent::v1::RestorePoint& restore,
                           const base::SharedMemory* snapshots,
-                          const std::vector<optim::StateSlice>& state,
-                          device::HostWindow* window);
+                          const std::vector<optim::StateSlice>& state, device::HostWindow* window);
 
 }  // namespace megascale::engine

@@ -220,7 +220,8 @@ void ExpectRestoredUnderEveryLayout(ops::Ops* ops) {
       Ranks restored(to, ops), expected(to, ops);
       expected.Fill();
       for (int rank = 0; rank < restored.world_size(); ++rank) {
-        const absl::Status status = RestoreState(restore, nullptr, restored.StateOf(rank), restored.window());
+        const absl::Status status =
+            RestoreState(restore, nullptr, restored.StateOf(rank), restored.window());
         ASSERT_TRUE(status.ok()) << status;
       }
       ExpectEqual(restored, expected);
@@ -268,7 +269,8 @@ TEST(SnapshotShardTest, ASnapshotOfAnotherTensorRankLacksWhatThisOneHas) {
   RestorePoint restore;
   restore.set_source(RestorePoint::SOURCE_MEMORY);
   restore.set_step(kMoment.step);
-  const absl::Status status = RestoreState(restore, saved.SnapshotsOf(0), saved.StateOf(1), saved.window());
+  const absl::Status status =
+      RestoreState(restore, saved.SnapshotsOf(0), saved.StateOf(1), saved.window());
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
   EXPECT_TRUE(absl::StrContains(status.message(),
                                 "does not hold element 48 of tensor "

@@ -124,13 +124,13 @@ absl::Status StageCompute::Forward(const plan::Instruction& instruction,
                                    comm::Communicator* communicator) {
   if (started_step_ != context.step) {
     started_step_ = context.step;
-    loss_sum_ = 0;
+    computing_.ops->FillZero(options_.loss_sum);
   }
   if (reader_ != nullptr) FillSlot(instruction);
   const auto& train = options_.spec->train();
   const double tokens = static_cast<double>(train.global_batch_size()) * train.seq_length();
   return Together(instruction, communicator, [&](model::TransformerChunk& chunk, int slot) {
-    chunk.Forward(slot, {.gradient_scale = 1.0 / tokens, .sum = &loss_sum_});
+    chunk.Forward(slot, {.gradient_scale = 1.0 / tokens, .sum = options_.loss_sum});
   });
 }
 

@@ -32,7 +32,8 @@ struct StageOptions {
   const GradientBuffers* gradient_buffers = nullptr;
   // With ZeRO stage 2: gradients that one piece of a backward made for the next piece's bucket, F.
   tensor::Vector carried;
-  ops::Ops* ops = nullptr;                   // for the compute stream
+  tensor::Vector loss_sum;  // [1] F64
+  ops::Ops* ops = nullptr;  // for the compute stream
   device::Device* device = nullptr;
   stream::Stream* stream = nullptr;          // the compute stream
   TensorPeers* peers = nullptr;              // for its passes; null: there is one tensor rank
@@ -68,9 +69,10 @@ class StageCompute {
   // Forward restarts the step of the last LoadBatch, with zeroed gradients.
   Computing SwapCompute(Computing computing);
 
-  // Returns the summed loss of this rank's tokens in the step, in nats; 0 on a rank without the
-  // last chunk. Tensor ranks have the same tokens.
-  double loss_sum() const { return loss_sum_; }
+  // Returns the summed loss of this rank's tokens in the step, in nats, [1] F64; 0 on a rank
+  // without the last chunk. Tensor ranks have the same tokens. Requires: read on the compute
+  // stream.
+  const tensor::Vector& loss_sum() const { return options_.loss_sum; }
 
  private:
   explicit StageCompute(const StageOptions& options);
@@ -99,8 +101,7 @@ class StageCompute {
   std::unique_ptr<data::BatchRingReader> reader_;
   std::unique_ptr<device::Memory> batch_memory_;
   absl::Span<int32_t> batch_;  // this rank's samples of the step, [microbatch][sample][seq + 1]
-  int64_t started_step_ = -1;   // the step whose loss was zeroed last
-  double loss_sum_ = 0;
+  int64_t started_step_ = -1;  // the step whose loss was zeroed last
 };
 
 }  // namespace megascale::engine

@@ -23,6 +23,8 @@
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/data/corpus.h"
+#include "runtime/device/cpu_device.h"
+#include "runtime/device/host_window.h"
 #include "runtime/inference/sampling.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
@@ -36,6 +38,7 @@ namespace megascale::cli {
 namespace {
 
 using tensor::DType;
+using tensor::HostVector;
 using tensor::Vector;
 
 constexpr int64_t kEvaluationBatch = 8;
@@ -49,13 +52,12 @@ DType ComputeType(job::v1::Precision precision) {
   return precision == job::v1::PRECISION_BF16 ? DType::kBF16 : DType::kF32;
 }
 
-std::unique_ptr<ops::Ops> MakeOps(DType compute, int num_threads) {
-  if (compute == DType::kF64) return ops::MakeReferenceOps();
+int ThreadsOrAll(int num_threads) {
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  return ops::MakeCpuOps(compute, num_threads > 0 ? num_threads : cores);
+  return num_threads > 0 ? num_threads : cores;
 }
 
-double ElementAt(const Vector& vector, int64_t index) {
+double ElementAt(const HostVector& vector, int64_t index) {
   switch (vector.dtype) {
     case DType::kF64:
       return vector.as<double>()[index];
@@ -75,37 +77,59 @@ Vector Part(const Vector& whole, int64_t begin, int64_t count) {
 
 struct Inference::Impl {
   checkpoint::v1::Manifest manifest;
+  std::unique_ptr<device::Device> device;
+  std::vector<std::unique_ptr<device::Memory>> memory;
+  std::unique_ptr<stream::Stream> stream;
   std::unique_ptr<ops::Ops> ops;
-  tensor::Arena arena;  // weights
   std::unique_ptr<model::TransformerChunk> chunk;
+  Vector loss_sum;  // [1] F64
   model::ModelConfig config;
   int64_t seq = 0;
 
+  absl::StatusOr<tensor::Arena> Allocate(size_t bytes) {
+    ASSIGN_OR_RETURN(memory.emplace_back(), device->Allocate("the model", bytes));
+    return tensor::Arena::Over(memory.back()->data(), bytes);
+  }
+  // Overwrites `to` with one token for each of `bytes`.
+  absl::Status WriteTokens(absl::string_view bytes, Vector to);
   int64_t WindowsWithin(const WindowLimit& limit, int64_t num_windows) const;
   absl::Status ReadWeights(checkpoint::CheckpointReader* reader, const model::ChunkLayout& layout,
                            const Vector& weights);
-  void EvaluateBatch(absl::string_view text, int64_t first_window, int64_t batch, double* nats);
+  absl::Status EvaluateBatch(absl::string_view text, int64_t first_window, int64_t batch);
 };
 
 absl::Status Inference::Impl::ReadWeights(checkpoint::CheckpointReader* reader,
                                           const model::ChunkLayout& layout, const Vector& weights) {
+  device::HostWindow window(device.get(), stream.get());
   std::vector<float> buffer;
   for (const model::Parameter& parameter : layout.parameters()) {
     const Vector target = Part(weights, parameter.offset, parameter.size);
-    if (target.dtype == DType::kF64) {
-      RETURN_IF_ERROR(reader->ReadSlice(parameter.name, 0,
-                                        absl::MakeSpan(target.as<double>(), parameter.size)));
-      continue;
-    }
-    buffer.resize(parameter.size);
-    RETURN_IF_ERROR(reader->ReadSlice(parameter.name, 0, absl::MakeSpan(buffer)));
-    if (target.dtype == DType::kF32) {
-      std::copy(buffer.begin(), buffer.end(), target.as<float>());
-    } else {
-      ops->Cast({buffer.data(), DType::kF32, parameter.size}, target);
-    }
+    RETURN_IF_ERROR(window.Write(target, [&](int64_t first, const HostVector& piece) {
+      const auto count = static_cast<size_t>(piece.size);
+      if (piece.dtype == DType::kF64) {
+        return reader->ReadSlice(parameter.name, first, absl::MakeSpan(piece.as<double>(), count));
+      }
+      if (piece.dtype == DType::kF32) {
+        return reader->ReadSlice(parameter.name, first, absl::MakeSpan(piece.as<float>(), count));
+      }
+      buffer.resize(count);
+      const absl::Status read = reader->ReadSlice(parameter.name, first, absl::MakeSpan(buffer));
+      std::transform(buffer.begin(), buffer.end(), piece.as<tensor::BFloat16>(),
+                     tensor::ToBFloat16);
+      return read;
+    }));
   }
   return absl::OkStatus();
+}
+
+absl::Status Inference::Impl::WriteTokens(absl::string_view bytes, Vector to) {
+  to.size = static_cast<int64_t>(bytes.size());
+  return device::HostWindow(device.get(), stream.get())
+      .Write(to, [bytes](int64_t first, const HostVector& piece) {
+        std::transform(bytes.begin() + first, bytes.begin() + first + piece.size,
+                       piece.as<int32_t>(), [](char c) { return static_cast<unsigned char>(c); });
+        return absl::OkStatus();
+      });
 }
 
 Inference::Inference(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -125,7 +149,9 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
         absl::StrCat(step_directory, ": its manifest has no train.seq_length"));
   }
   const DType compute = ComputeType(spec.train().precision());
-  impl->ops = MakeOps(compute, num_threads);
+  impl->device = device::MakeCpuDevice();
+  ASSIGN_OR_RETURN(impl->stream, impl->device->MakeStream("inference"));
+  impl->ops = impl->device->MakeOps(impl->stream.get(), compute, ThreadsOrAll(num_threads));
 
   model::ChunkOptions options;
   ASSIGN_OR_RETURN(options.config, model::MakeModelConfig(spec.model()));
@@ -135,12 +161,15 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
   options.seq = impl->seq;
   options.compute = compute;
   const model::ChunkLayout layout(options.config, options.range);
-  ASSIGN_OR_RETURN(impl->arena,
-                   tensor::Arena::Create(tensor::Arena::BytesFor(compute, layout.num_elements())));
-  const Vector weights = impl->arena.Allocate(compute, layout.num_elements());
+  ASSIGN_OR_RETURN(tensor::Arena arena,
+                   impl->Allocate(tensor::Arena::BytesFor(compute, layout.num_elements()) +
+                                  tensor::Arena::BytesFor(DType::kF64, 1)));
+  const Vector weights = arena.Allocate(compute, layout.num_elements());
+  impl->loss_sum = arena.Allocate(DType::kF64, 1);
   RETURN_IF_ERROR(impl->ReadWeights(reader.get(), layout, weights));
-  ASSIGN_OR_RETURN(impl->chunk,
-                   model::TransformerChunk::Create(options, impl->ops.get(), {weights, Vector()}));
+  ASSIGN_OR_RETURN(impl->chunk, model::TransformerChunk::Create(
+                                    options, impl->ops.get(), {weights, Vector()}, nullptr,
+                                    [&](size_t bytes) { return impl->Allocate(bytes); }));
   return std::unique_ptr<Inference>(new Inference(std::move(impl)));
 }
 
@@ -166,34 +195,41 @@ absl::Status CheckSampleOptions(const SampleOptions& options) {
 absl::Status Inference::Sample(const SampleOptions& options,
                                const std::function<void(absl::string_view)>& on_text) {
   RETURN_IF_ERROR(CheckSampleOptions(options));
-  std::vector<int32_t> tokens;
-  for (const char c : options.prompt) tokens.push_back(static_cast<unsigned char>(c));
+  std::string text = options.prompt;
   UniformNumbers uniform(options.seed);
   std::vector<double> logits(kByteTokens);
+  Impl& impl = *impl_;
+  const Vector tokens = impl.chunk->tokens(0);
   for (int64_t i = 0; i < options.num_tokens; ++i) {
-    const int64_t context = std::min<int64_t>(impl_->seq, static_cast<int64_t>(tokens.size()));
-    const Vector logits_V =
-        impl_->chunk->Logits({tokens.data() + tokens.size() - context, DType::kI32, context});
+    const auto context = std::min(static_cast<size_t>(impl.seq), text.size());
+    RETURN_IF_ERROR(
+        impl.WriteTokens(absl::string_view(text).substr(text.size() - context), tokens));
+    Vector logits_V;
+    impl.stream->RunAndWait([&] {
+      logits_V = impl.chunk->Logits({tokens.data, tokens.dtype, static_cast<int64_t>(context)});
+    });
     // A model may have a larger vocabulary, but only bytes can be shown.
-    for (int token = 0; token < kByteTokens; ++token) logits[token] = ElementAt(logits_V, token);
+    const auto read = [&](int64_t first, const HostVector& piece) {
+      for (int64_t k = 0; k < piece.size; ++k) logits[first + k] = ElementAt(piece, k);
+      return absl::OkStatus();
+    };
+    RETURN_IF_ERROR(device::HostWindow(impl.device.get(), impl.stream.get())
+                        .Read({logits_V.data, logits_V.dtype, kByteTokens}, read));
     const int token = ChooseToken(logits, {options.temperature, options.top_k}, uniform.Next());
-    tokens.push_back(token);
-    const char text = static_cast<char>(token);
-    on_text(absl::string_view(&text, 1));
+    text.push_back(static_cast<char>(token));
+    on_text(absl::string_view(text).substr(text.size() - 1));
   }
   return absl::OkStatus();
 }
 
-void Inference::Impl::EvaluateBatch(absl::string_view text, int64_t first_window, int64_t batch,
-                                    double* nats) {
-  const Vector tokens = chunk->tokens(0);
-  const Vector targets = chunk->targets(0);
-  for (int64_t i = 0; i < batch * seq; ++i) {
-    const int64_t at = first_window * seq + i;
-    tokens.as<int32_t>()[i] = static_cast<unsigned char>(text[at]);
-    targets.as<int32_t>()[i] = static_cast<unsigned char>(text[at + 1]);
-  }
-  chunk->Evaluate(0, batch, nats);
+absl::Status Inference::Impl::EvaluateBatch(absl::string_view text, int64_t first_window,
+                                            int64_t batch) {
+  const auto first = static_cast<size_t>(first_window * seq);
+  const auto size = static_cast<size_t>(batch * seq);
+  RETURN_IF_ERROR(WriteTokens(text.substr(first, size), chunk->tokens(0)));
+  RETURN_IF_ERROR(WriteTokens(text.substr(first + 1, size), chunk->targets(0)));
+  stream->RunAndWait([&] { chunk->Evaluate(0, batch, loss_sum); });
+  return stream->Synchronize();
 }
 
 int64_t Inference::Impl::WindowsWithin(const WindowLimit& limit, int64_t num_windows) const {
@@ -226,12 +262,16 @@ absl::StatusOr<HeldOutLoss> Inference::Evaluate(absl::string_view text,
         absl::StrCat("the text has ", text.size(), " bytes; one window needs ", impl_->seq + 1));
   }
   const int64_t num_windows = impl_->WindowsWithin(options.limit, whole_windows);
-  double nats = 0;
+  Impl& impl = *impl_;
+  impl.stream->RunAndWait([&] { impl.ops->FillZero(impl.loss_sum); });
   for (int64_t window = 0; window < num_windows; window += kEvaluationBatch) {
     const int64_t batch = std::min(kEvaluationBatch, num_windows - window);
-    impl_->EvaluateBatch(text, window, batch, &nats);
+    RETURN_IF_ERROR(impl.EvaluateBatch(text, window, batch));
     if (options.on_progress) options.on_progress(window + batch, num_windows);
   }
+  double nats = 0;
+  RETURN_IF_ERROR(device::CopyToHost(impl.device.get(), impl.stream.get(), impl.loss_sum,
+                                     {&nats, DType::kF64, 1}));
   HeldOutLoss loss;
   loss.text_bytes = static_cast<int64_t>(text.size());
   loss.num_bytes = num_windows * impl_->seq;

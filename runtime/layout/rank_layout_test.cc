@@ -97,7 +97,7 @@ TEST(ChunkCosts, SayWhatTensorRanksReallyExchange) {
                                           &group)
               .value();
       double loss = 0;
-      chunk->Forward(0, {.gradient_scale = 1, .sum = &loss});
+      chunk->Forward(0, {.gradient_scale = 1, .sum = {&loss, tensor::DType::kF64, 1}});
       const auto index = static_cast<size_t>(stage);
       EXPECT_EQ(group.Take(), costs[index].forward_bytes);
       if (given.schedule == kZeroBubble) {

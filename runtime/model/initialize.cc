@@ -71,8 +71,8 @@ double RangeOf(const ModelConfig& config, const Parameter& parameter) {
 }
 
 // Elements [first, first + count) of `master` get the normal numbers from `index` on.
-void StoreNormals(uint64_t key, int64_t index, double range, const HostVector& master, int64_t first,
-                  int64_t count) {
+void StoreNormals(uint64_t key, int64_t index, double range, const HostVector& master,
+                  int64_t first, int64_t count) {
   for (int64_t i = 0; i < count;) {
     const int64_t even = (index + i) / 2 * 2;
     const NormalPair pair = Normals(key, static_cast<uint64_t>(even));
@@ -110,7 +110,8 @@ void InitializeBlock(const ModelConfig& config, const ChunkLayout& layout, uint6
 }  // namespace
 
 void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout,
-                          const InitializeOptions& options, int64_t begin, const HostVector& master) {
+                          const InitializeOptions& options, int64_t begin,
+                          const HostVector& master) {
   MEGASCALE_CHECK(master.dtype == DType::kF32 || master.dtype == DType::kF64);
   const int64_t num_blocks = (master.size + kBlockElements - 1) / kBlockElements;
   std::atomic<int64_t> next_block = 0;

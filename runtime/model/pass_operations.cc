@@ -167,7 +167,12 @@ class RecordingOps final : public ops::Ops {
     AddElementwise(WorkOf(args));
     recording_.kernels.logits_cols = args.logits.cols;
   }
-  void AdamW(const ops::AdamWArgs& args) override { AddElementwise(WorkOf(args)); }
+  // The optimizer is no part of a pass.
+  void AdamW(absl::Span<const ops::AdamWArgs> list) override { AddElementwise(WorkOf(list)); }
+  void TrustStep(absl::Span<const ops::TrustStepArgs> list) override {
+    AddElementwise(WorkOf(list));
+  }
+  void CombineNorms(const ops::CombineNormsArgs& args) override { AddElementwise(WorkOf(args)); }
   void AddColumnSums(const Matrix& x, const Vector&) override {
     AddElementwise(ops::WorkOfAddColumnSums(x));
   }
@@ -181,9 +186,14 @@ class RecordingOps final : public ops::Ops {
   void AddScaled(double, const Vector& x, const Vector&) override {
     AddElementwise(ops::WorkOfAddScaled(x));
   }
-  double SumOfSquares(const Vector& x) override {
+  void AddSumOfSquares(const Vector& x, const Vector&) override {
     AddElementwise(ops::WorkOfSumOfSquares(x));
-    return 0;
+  }
+  void AddTotal(const Vector& x, const Vector&) override {
+    AddElementwise(ops::WorkOfSumOfSquares(x));
+  }
+  void FirstNotFinite(const Matrix& x, const Vector&) override {
+    AddElementwise(ops::WorkOfAddColumnSums(x));
   }
   void Cast(const Vector& from, const Vector& to) override {
     AddElementwise(ops::WorkOfCast(from, to));
@@ -258,7 +268,7 @@ class RecordedChunk {
 
   PassOperations Forward(int slot) {
     double loss = 0;
-    chunk_->Forward(slot, {.gradient_scale = 1, .sum = &loss});
+    chunk_->Forward(slot, {.gradient_scale = 1, .sum = {&loss, ops::DType::kF64, 1}});
     return recording_.log.Take();
   }
   PassOperations BackwardInput(int slot) {

@@ -296,7 +296,7 @@ TEST(TensorParallel, TakesNothingFromTheHeapAfterTheFirstStep) {
       steps.Meet();
       pipeline.chunk(0).Backward(0);
       double loss = 0;
-      pipeline.chunk(0).Evaluate(0, 1, &loss);
+      pipeline.chunk(0).Evaluate(0, 1, {&loss, DType::kF64, 1});
       steps.Meet();
       if (index == 0) taken = base::CountHeapCalls() - before;
       steps.Meet();

@@ -296,7 +296,7 @@ void TransformerChunk::Forward(int slot, const ChunkLoss& loss) {
     ops_.Add(residual.base_RC, residual.delta_RC, memory.output_RC);
     return;
   }
-  MEGASCALE_CHECK(loss.sum != nullptr);
+  MEGASCALE_CHECK(static_cast<bool>(loss.sum));
   CheckGradients(layout_.FirstElement(options_.range.num_layers), layout_.num_elements());
   const Matrix logits_NV = ForwardHead(residual);
   CrossEntropy({.logits = logits_NV,
@@ -307,7 +307,7 @@ void TransformerChunk::Forward(int slot, const ChunkLoss& loss) {
   LossBackward(memory, logits_NV);
 }
 
-void TransformerChunk::Evaluate(int slot, int64_t batch, double* loss_sum) {
+void TransformerChunk::Evaluate(int slot, int64_t batch, const Vector& loss_sum) {
   const SlotMemory& memory = SlotAt(slot);
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kFree);
   MEGASCALE_CHECK(batch >= 1 && batch <= options_.micro_batch);

@@ -70,8 +70,9 @@ struct ChunkParameters {
 // How the last chunk computes the loss from its logits.
 struct ChunkLoss {
   double gradient_scale = 1.0;  // factor on each token's loss: 1 / (tokens of the global batch)
-  // Increased by the micro-batch's nats, unscaled. Every tensor rank adds those of all N tokens.
-  double* sum = nullptr;
+  // [1] F64: increased by the micro-batch's nats, unscaled. Every tensor rank adds those of all N
+  // tokens.
+  Vector sum = {};
 };
 
 class TransformerChunk {
@@ -138,8 +139,8 @@ class TransformerChunk {
   void BackwardWeights(int slot, int down_to = 0);
 
   // Runs only the forward of the first `batch` samples of the slot: fills output, or adds the nats
-  // of batch * seq tokens to `*loss_sum`. Requires: the slot is free.
-  void Evaluate(int slot, int64_t batch, double* loss_sum);
+  // of batch * seq tokens to `loss_sum` [1] F64. Requires: the slot is free.
+  void Evaluate(int slot, int64_t batch, const Vector& loss_sum);
 
   // Returns the logits [V] (compute) after the last of `tokens` (1 to seq, I32). They are in
   // scratch memory and valid until the next call. Uses slot 0, like Evaluate. Requires: the chunk

@@ -166,7 +166,7 @@ void CheckArguments(const CrossEntropyArgs& args, DType compute) {
     MEGASCALE_CHECK(args.vocabulary.vocab_size == 0 ||
                     args.vocabulary.vocab_size == args.logits.cols);
   }
-  MEGASCALE_CHECK(args.loss_sum != nullptr);
+  CheckNumbers("loss_sum", args.loss_sum, 1);
 }
 
 void CheckArguments(const AdamWArgs& args, DType compute) {
@@ -179,7 +179,35 @@ void CheckArguments(const AdamWArgs& args, DType compute) {
   if (args.compute_copy) CheckVector("compute_copy", args.compute_copy, compute, size);
   if (args.update) CheckVector("update", args.update, accumulation, size);
   MEGASCALE_CHECK(!args.compute_copy || !args.update);
-  MEGASCALE_CHECK(args.step >= 1);
+  CheckNumbers("step_numbers", args.step_numbers, kNumStepNumbers);
+}
+
+void CheckArguments(const TrustStepArgs& args, DType compute) {
+  const DType accumulation = tensor::AccumulationType(compute);
+  CheckVector("master", args.master, accumulation, args.master.size);
+  CheckVector("update", args.update, accumulation, args.master.size);
+  CheckNumbers("trust_sums", args.trust_sums, args.trust_sums.size);
+  MEGASCALE_CHECK(args.num_parts >= 1 && args.trust_sums.size % args.num_parts == 0);
+  MEGASCALE_CHECK(args.first_sum >= 0 &&
+                  args.first_sum + 1 < args.trust_sums.size / args.num_parts);
+  CheckNumbers("step_numbers", args.step_numbers, kNumStepNumbers);
+}
+
+void CheckArguments(const CombineNormsArgs& args) {
+  CheckNumbers("ranks", args.ranks, args.ranks.size);
+  MEGASCALE_CHECK(args.ranks.size > 0 && args.ranks.size % kNumRankNumbers == 0);
+  CheckNumbers("step_numbers", args.step_numbers, kNumStepNumbers);
+}
+
+void CheckNumbers(const char* name, const Vector& numbers, int64_t size) {
+  CheckVector(name, numbers, DType::kF64, size);
+}
+
+void CheckFirstNotFinite(const Matrix& x, const Vector& out, DType compute) {
+  MEGASCALE_CHECK(x.dtype == compute || x.dtype == tensor::AccumulationType(compute) ||
+                  x.dtype == DType::kF64);
+  CheckMatrix("x", x, x.dtype, x.rows, x.cols);
+  CheckNumbers("out", out, 1);
 }
 
 void CheckColumnSums(const Matrix& x, const Vector& out, DType compute) {

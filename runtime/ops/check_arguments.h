@@ -19,6 +19,11 @@ void CheckArguments(const EmbeddingBackwardArgs& args, DType compute);
 void CheckArguments(const LogitStatisticsArgs& args, DType compute);
 void CheckArguments(const CrossEntropyArgs& args, DType compute);
 void CheckArguments(const AdamWArgs& args, DType compute);
+void CheckArguments(const TrustStepArgs& args, DType compute);
+void CheckArguments(const CombineNormsArgs& args);
+void CheckFirstNotFinite(const Matrix& x, const Vector& out, DType compute);
+// Checks that `numbers` is F64 [size].
+void CheckNumbers(const char* name, const Vector& numbers, int64_t size);
 void CheckColumnSums(const Matrix& x, const Vector& out, DType compute);
 void CheckAddScaled(const Vector& x, const Vector& out, DType compute);
 void CheckAdd(const Matrix& a, const Matrix& b, const Matrix& out, DType compute);

@@ -9,6 +9,10 @@
 //
 // Errors: shapes and dtypes that do not fit are bugs (CHECK).
 //
+// Memory: tensors lie in the device's memory, results included; numbers that the host needs are
+// copied to it once a step. A list of arguments lies in host memory and must stay as it is until
+// the work that reads it has ended.
+//
 // Determinism: the same inputs, thread count and instruction set give the same bits, whatever else
 // the machine does.
 //
@@ -23,6 +27,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "runtime/tensor/tensor.h"
 
 namespace megascale::ops {
@@ -146,14 +151,14 @@ struct EmbeddingBackwardArgs {
   VocabularyPart vocabulary = {};
 };
 
-// In one pass: loss_sum += -sum_n log softmax(logits[n])[targets[n]]. With `backward`, overwrites
-// the logits with (softmax - one_hot) * gradient_scale; else leaves them unchanged.
+// In one pass: loss_sum[0] += -sum_n log softmax(logits[n])[targets[n]]. With `backward`,
+// overwrites the logits with (softmax - one_hot) * gradient_scale; else leaves them unchanged.
 struct CrossEntropyArgs {
   Matrix logits;   // [N, V] compute
   Vector targets;  // [N] I32
   double gradient_scale = 1.0;
   bool backward = true;
-  double* loss_sum = nullptr;  // host memory, fp64; summed in row order
+  Vector loss_sum = {};  // [1] F64: added to, in row order
 
   // For a vocabulary cut into P parts, each on one rank: which part `logits` is, and the results of
   // LogitStatistics of all parts, one after the other. Targets are tokens of the whole vocabulary,
@@ -173,20 +178,60 @@ struct LogitStatisticsArgs {
   Vector statistics;
 };
 
+// The numbers of an optimizer step, which stay on the device: operators read them there, so that a
+// step waits for no host.
+enum StepNumber : uint8_t {
+  kLearningRate,
+  kStep,        // from 1
+  kClipFactor,  // of the gradients
+  kIsFinite,    // 0: loss or gradient norm is not finite, and the step changes no weight or state
+  kSumOfSquares,
+  kLossSum,
+  kStop,  // the highest of the ranks' stop flags
+  kNumStepNumbers,
+};
+// What a rank contributes to them.
+enum RankNumber : uint8_t { kRankSumOfSquares, kRankLossSum, kRankStop, kNumRankNumbers };
+
+// Returns the factor for the gradients that makes their norm, the root of `sum_of_squares` over all
+// parameters of the model, at most `clip_grad`. 1 if it already is, or if clip_grad is 0.
+double ClipFactor(double sum_of_squares, double clip_grad);
+
 // AdamW for a contiguous range, bias-corrected, with decoupled decay: with the corrected moments m
 // and v, master -= lr * u, where u = m / (sqrt(v) + eps) + weight_decay * master. If `update` is
-// set, it receives u and master does not change: LAMB has to scale u first. Sources: Loshchilov and
-// Hutter, 2019, algorithm 2; You et al., 2020, algorithm 2.
+// set, it receives u and master does not change: LAMB has to scale u first. Learning rate, step and
+// clipping factor are those of `step_numbers`; if the step is not finite, nothing changes. Sources:
+// Loshchilov and Hutter, 2019, algorithm 2; You et al., 2020, algorithm 2.
 struct AdamWArgs {
-  Vector master;            // F: updated
-  Vector exp_avg;           // F: updated
-  Vector exp_avg_sq;        // F: updated
-  Vector grad;              // F
-  Vector compute_copy;      // compute: the new master, rounded; or empty; not with `update`
-  Vector update = {};       // F, may be `grad`; or empty. With it lr is unused
-  double grad_scale = 1.0;  // clipping factor
-  double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
-  int64_t step = 1;  // from 1
+  Vector master;             // F: updated
+  Vector exp_avg;            // F: updated
+  Vector exp_avg_sq;         // F: updated
+  Vector grad;               // F
+  Vector compute_copy;       // compute: the new master, rounded; or empty; not with `update`
+  Vector update = {};        // F, may be `grad`; or empty. With it lr is unused
+  Vector step_numbers = {};  // [kNumStepNumbers] F64
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
+};
+
+// The second part of LAMB's step for a contiguous range of one tensor, after AdamW with `update`:
+// master -= lr * ratio * update. The ratio is the norm of the whole tensor's weights by that of its
+// update, or 1 if either is 0. Source: You et al., 2020, algorithm 2.
+struct TrustStepArgs {
+  Vector master;  // F: updated
+  Vector update;  // F
+  // [parts, S] F64: by part of the state, sums of squares. The tensor's weights are at
+  // `first_sum`, its update at first_sum + 1; the parts' sums are added in their order.
+  Vector trust_sums;
+  int64_t num_parts = 1;
+  int64_t first_sum = 0;
+  Vector step_numbers = {};  // [kNumStepNumbers] F64
+};
+
+// Makes the numbers of a step from those of all ranks, added in rank order.
+struct CombineNormsArgs {
+  Vector ranks;          // [P, kNumRankNumbers] F64
+  double clip_grad = 0;  // the largest norm of the gradient; 0: it is not clipped
+  Vector step_numbers;  // [kNumStepNumbers] F64: all but the learning rate and the step are written
 };
 
 class Ops {
@@ -207,7 +252,10 @@ class Ops {
   virtual void EmbeddingBackward(const EmbeddingBackwardArgs& args) = 0;
   virtual void LogitStatistics(const LogitStatisticsArgs& args) = 0;
   virtual void CrossEntropy(const CrossEntropyArgs& args) = 0;
-  virtual void AdamW(const AdamWArgs& args) = 0;
+  // Does all of a list, in any order; ranges do not overlap.
+  virtual void AdamW(absl::Span<const AdamWArgs> list) = 0;
+  virtual void TrustStep(absl::Span<const TrustStepArgs> list) = 0;
+  virtual void CombineNorms(const CombineNormsArgs& args) = 0;
 
   // out [C] F += column sums of x [N, C]: the gradient of a bias. The order of additions follows
   // from the shape alone.
@@ -216,9 +264,14 @@ class Ops {
   virtual void Add(const Matrix& a, const Matrix& b, const Matrix& out) = 0;
   // out F += factor * x F, elementwise.
   virtual void AddScaled(double factor, const Vector& x, const Vector& out) = 0;
-  // Returns the sum of squares in fp64, added in an order that follows from the size alone,
-  // whatever the number of threads.
-  virtual double SumOfSquares(const Vector& x) = 0;
+  // out [1] F64 += the sum of squares of x F in fp64, added in an order that follows from the size
+  // alone, whatever the number of threads.
+  virtual void AddSumOfSquares(const Vector& x, const Vector& out) = 0;
+  // out [1] F64 += each element of x F64, one after the other.
+  virtual void AddTotal(const Vector& x, const Vector& out) = 0;
+  // out [1] F64 = the first element of x, in row-major order, that is not finite; 0 if all are. x
+  // is compute, F or F64.
+  virtual void FirstNotFinite(const Matrix& x, const Vector& out) = 0;
   // Converts between dtypes, rounding to nearest even.
   virtual void Cast(const Vector& from, const Vector& to) = 0;
   virtual void FillZero(const Vector& x) = 0;

@@ -152,7 +152,8 @@ class Benchmark {
          [&] { ops_->NormBackward(backward); });
     const Vector tokens = MakeTokens();
     double loss = 0;
-    const CrossEntropyArgs entropy{Make(kTokens, kVocabulary), tokens, 1.0, true, &loss};
+    const CrossEntropyArgs entropy{
+        Make(kTokens, kVocabulary), tokens, 1.0, true, {&loss, DType::kF64, 1}};
     Time("cross-entropy", "GB/s", Bytes(kTokens * kVocabulary, 2),
          [&] { ops_->CrossEntropy(entropy); });
     const LogitStatisticsArgs statistics{
@@ -198,12 +199,17 @@ class Benchmark {
     args.exp_avg_sq = arena_.Allocate(DType::kF32, kParameters);
     // For fp32 the weights are the master weights.
     if (dtype_ == DType::kBF16) args.compute_copy = MakeVector(kParameters, dtype_);
-    args.lr = 1e-4, args.weight_decay = 0.1;
+    args.weight_decay = 0.1;
+    double numbers[kNumStepNumbers] = {};
+    numbers[kLearningRate] = 1e-4, numbers[kStep] = 1;
+    numbers[kClipFactor] = 1, numbers[kIsFinite] = 1;
+    args.step_numbers = {numbers, DType::kF64, kNumStepNumbers};
     const double floats = 4.0 * kParameters;
     const double copied = args.compute_copy ? Bytes(kParameters, 1) : 0;
-    Time("adamw", "GB/s", 7 * floats + copied, [&] { ops_->AdamW(args); });
-    volatile double sum = 0;
-    Time("sum of squares", "GB/s", floats, [&] { sum = ops_->SumOfSquares(args.grad); });
+    Time("adamw", "GB/s", 7 * floats + copied, [&] { ops_->AdamW({&args, 1}); });
+    double sum = 0;
+    const Vector total = {&sum, DType::kF64, 1};
+    Time("sum of squares", "GB/s", floats, [&] { ops_->AddSumOfSquares(args.grad, total); });
   }
 
   double Bytes(int64_t elements, int times) const {

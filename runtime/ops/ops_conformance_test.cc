@@ -1,9 +1,11 @@
 // Every operator of MakeCpuOps against the float64 reference, in fp32 and bf16, with one thread and
 // with two. Outputs start as NaN and rows have guards between them.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -14,6 +16,7 @@
 #include "hwy/targets.h"
 #include "runtime/ops/conformance.h"
 #include "runtime/ops/ops.h"
+#include "runtime/ops/testing/test_numbers.h"
 
 namespace megascale::ops {
 namespace {
@@ -355,9 +358,9 @@ TEST_P(Conformance, CrossEntropyMatches) {
       const TwinMatrix logits = twins.Input(rows, cols, 3, 10);
       const Vector targets = twins.Tokens(rows, static_cast<int32_t>(cols));
       double exact_loss = 1, tested_loss = 1;  // added to, not overwritten
-      CrossEntropyArgs args{logits.exact, targets, 0.125, backward, &exact_loss};
+      CrossEntropyArgs args{logits.exact, targets, 0.125, backward, Number(&exact_loss)};
       exact_->CrossEntropy(args);
-      args.logits = logits.tested, args.loss_sum = &tested_loss;
+      args.logits = logits.tested, args.loss_sum = Number(&tested_loss);
       tested_->CrossEntropy(args);
       EXPECT_NEAR(tested_loss, exact_loss, 1e-6 * exact_loss);
       twins.ExpectClose("CrossEntropy", logits);
@@ -391,13 +394,14 @@ TEST_P(Conformance, CrossEntropyOfPartsMatchesThatOfTheWhole) {
       for (int part = 0; part < num_parts; ++part) {
         double tested_loss = 1, no_loss = 1;
         const Matrix mine = logits.Cols(part * part_cols, part_cols).tested;
-        CrossEntropyArgs args{mine,      targets, 0.125, false, &no_loss, {part * part_cols, cols},
-                              all.tested};
+        CrossEntropyArgs args{
+            mine, targets, 0.125, false, Number(&no_loss), {part * part_cols, cols}, all.tested};
         tested_->CrossEntropy(args);
-        args.backward = true, args.loss_sum = &tested_loss;
+        args.backward = true, args.loss_sum = Number(&tested_loss);
         tested_->CrossEntropy(args);
         EXPECT_EQ(tested_loss, no_loss);
-        if (part == 0) exact_->CrossEntropy({logits.exact, targets, 0.125, true, &exact_loss});
+        if (part == 0)
+          exact_->CrossEntropy({logits.exact, targets, 0.125, true, Number(&exact_loss)});
         EXPECT_NEAR(tested_loss, exact_loss, 1e-6 * exact_loss);
       }
       twins.ExpectClose("CrossEntropy", logits);
@@ -468,7 +472,7 @@ TEST_P(Conformance, NanStaysNan) {
     const Vector targets = twins.Tokens(1, 1);
     double loss = 0;
     poison(logits.tested, 7);
-    tested_->CrossEntropy({logits.tested, targets, 1.0, true, &loss});
+    tested_->CrossEntropy({logits.tested, targets, 1.0, true, Number(&loss)});
     EXPECT_TRUE(std::isnan(loss));
     poison(in.tested, 7);
     for (ActivationKind kind : {ActivationKind::kGelu, ActivationKind::kGeluTanh}) {
@@ -495,8 +499,9 @@ TEST_P(Conformance, AdamWMatchesOverThreeSteps) {
       const TwinVector grad = twins.FloatVector(size);
       const auto run = [&](Ops& ops, auto side) {
         AdamWArgs args{side(master), side(exp_avg), side(exp_avg_sq), side(grad), side(copy)};
-        args.grad_scale = 0.5, args.lr = 0.01, args.weight_decay = 0.1, args.step = step;
-        ops.AdamW(args);
+        TestStepNumbers numbers(0.01, step, 0.5);
+        args.weight_decay = 0.1, args.step_numbers = numbers.vector();
+        ops.AdamW({&args, 1});
       };
       run(*exact_, [](const auto& twin) { return twin.exact; });
       run(*tested_, [](const auto& twin) { return twin.tested; });
@@ -520,9 +525,9 @@ TEST_P(Conformance, AdamWUpdatesMatchOverThreeStepsAndLeaveTheMaster) {
       const TwinVector grad = twins.FloatVector(size);
       const auto run = [&](Ops& ops, auto side) {
         AdamWArgs args{side(master), side(exp_avg), side(exp_avg_sq), side(grad), {}};
-        args.update = args.grad, args.grad_scale = 0.5, args.weight_decay = 0.1, args.step = step;
-        args.lr = 1;  // has no effect
-        ops.AdamW(args);
+        TestStepNumbers numbers(/*lr=*/1, step, 0.5);  // the rate has no effect
+        args.update = args.grad, args.weight_decay = 0.1, args.step_numbers = numbers.vector();
+        ops.AdamW({&args, 1});
       };
       run(*exact_, [](const auto& twin) { return twin.exact; });
       run(*tested_, [](const auto& twin) { return twin.tested; });
@@ -567,9 +572,146 @@ TEST_P(Conformance, SumOfSquaresMatches) {
   for (const int64_t size : {0, 1, 31, 64, 100000}) {
     Twins twins(dtype());
     const TwinVector x = twins.FloatVector(size);
-    const double exact = exact_->SumOfSquares(x.exact);
-    EXPECT_NEAR(tested_->SumOfSquares(x.tested), exact, 1e-12 * exact);
+    double exact = 0.5, tested = 0.5;  // added to, not overwritten
+    exact_->AddSumOfSquares(x.exact, Number(&exact));
+    tested_->AddSumOfSquares(x.tested, Number(&tested));
+    EXPECT_NEAR(tested, exact, 1e-12 * exact);
   }
+}
+
+// One call for a list of any sizes gives what a call for each gives.
+TEST_P(Conformance, AListOfSlicesIsWorkedOnAsEachByItself) {
+  Twins twins(dtype());
+  TestStepNumbers numbers(0.01, 3, 0.5);
+  std::vector<AdamWArgs> list, apart;
+  std::vector<TwinVector> masters, copies;
+  for (const int64_t size : {0, 1, 63, 40001, 64, 0, 5, 20000}) {
+    const TwinVector grad = twins.FloatVector(size), exp_avg = twins.FloatVector(size, 0);
+    const TwinVector exp_avg_sq = twins.FloatVector(size, 0);
+    masters.push_back(twins.FloatVector(size));
+    copies.push_back(twins.OutputVector(size));
+    for (const bool is_exact : {true, false}) {
+      const auto side = [&](const TwinVector& twin) { return is_exact ? twin.exact : twin.tested; };
+      (is_exact ? apart : list)
+          .push_back({.master = side(masters.back()),
+                      .exp_avg = side(exp_avg),
+                      .exp_avg_sq = side(exp_avg_sq),
+                      .grad = side(grad),
+                      .compute_copy = side(copies.back()),
+                      .step_numbers = numbers.vector(),
+                      .weight_decay = size % 2 == 0 ? 0.1 : 0.0});
+    }
+  }
+  for (const AdamWArgs& args : apart) exact_->AdamW({&args, 1});
+  tested_->AdamW(list);
+  for (const TwinVector& master : masters) twins.ExpectClose("AdamW", master);
+  for (const TwinVector& copy : copies) twins.ExpectClose("AdamW", copy);
+}
+
+TEST_P(Conformance, TrustStepsMatch) {
+  constexpr int kParts = 3;
+  // Sums of two tensors by part; the second tensor's update has the norm 0, so its ratio is 1.
+  std::array<double, kParts* 4> sums = {1, 4, 2, 0, 3, 0.5, 1, 0, 0, 2, 5, 0};
+  for (const int64_t size : {0, 1, 31, 40001}) {
+    SCOPED_TRACE(size);
+    Twins twins(dtype());
+    const TwinVector one = twins.FloatVector(size), two = twins.FloatVector(size);
+    const TwinVector update = twins.FloatVector(size);
+    TestStepNumbers numbers(0.3, 1);
+    const auto run = [&](Ops& ops, auto side) {
+      TrustStepArgs first = {.master = side(one),
+                             .update = side(update),
+                             .trust_sums = {sums.data(), DType::kF64, kParts * 4},
+                             .num_parts = kParts,
+                             .step_numbers = numbers.vector()};
+      TrustStepArgs second = first;
+      second.master = side(two), second.first_sum = 2;
+      const std::vector<TrustStepArgs> list = {first, second};
+      ops.TrustStep(list);
+    };
+    const TwinVector by_hand = twins.FloatVector(size);
+    const auto copy = [&](Ops& ops, const Vector& from, const Vector& to) { ops.Cast(from, to); };
+    copy(*exact_, one.exact, by_hand.exact);
+    copy(*tested_, one.tested, by_hand.tested);
+    run(*exact_, [](const auto& twin) { return twin.exact; });
+    run(*tested_, [](const auto& twin) { return twin.tested; });
+    twins.ExpectClose("AddScaled", one);
+    twins.ExpectClose("AddScaled", two);
+    tested_->AddScaled(-0.3 * (std::sqrt(4.0) / std::sqrt(6.5)), update.tested, by_hand.tested);
+    EXPECT_TRUE(std::equal(one.tested.as<float>(), one.tested.as<float>() + size,
+                           by_hand.tested.as<float>()));
+  }
+}
+
+TEST_P(Conformance, AStepThatIsNotFiniteChangesNothing) {
+  constexpr int64_t kSize = 1000;
+  Twins twins(dtype());
+  const TwinVector master = twins.FloatVector(kSize), exp_avg = twins.FloatVector(kSize, 0);
+  const TwinVector exp_avg_sq = twins.FloatVector(kSize, 0), grad = twins.FloatVector(kSize);
+  const TwinVector update = twins.FloatVector(kSize);
+  const auto values = [&](const TwinVector& twin) {
+    const float* begin = twin.tested.as<float>();
+    return std::vector<float>(begin, begin + kSize);
+  };
+  const auto before = std::array{values(master), values(exp_avg), values(exp_avg_sq)};
+  TestStepNumbers numbers(0.01, 1);
+  numbers.numbers[kIsFinite] = 0;
+  AdamWArgs adam = {master.tested, exp_avg.tested, exp_avg_sq.tested, grad.tested, {}};
+  adam.step_numbers = numbers.vector();
+  tested_->AdamW({&adam, 1});
+  std::array<double, 2> sums = {1, 1};
+  const TrustStepArgs trust = {.master = master.tested,
+                               .update = update.tested,
+                               .trust_sums = {sums.data(), DType::kF64, 2},
+                               .step_numbers = numbers.vector()};
+  tested_->TrustStep({&trust, 1});
+  EXPECT_EQ(before, (std::array{values(master), values(exp_avg), values(exp_avg_sq)}));
+}
+
+TEST_P(Conformance, NormsOfRanksAreCombinedInTheirOrder) {
+  const double inf = std::numeric_limits<double>::infinity();
+  struct Case {
+    std::vector<double> ranks;
+    double clip_grad, clip_factor, is_finite, stop;
+  };
+  for (const Case& given :
+       {Case{{16, 2, 0}, 1, 0.25, 1, 0}, Case{{9, 2, 1, 7, 3, 2}, 8, 1, 1, 2},
+        Case{{16, 2, 0, 0, 1, 0}, 0, 1, 1, 0}, Case{{inf, 2, 0, 1, 1, 0}, 1, 0, 0, 0},
+        Case{{1, std::nan(""), 1, 1, 1, 0}, 2, 1, 0, 1}}) {
+    for (Ops* ops : {exact_.get(), tested_.get()}) {
+      std::vector<double> ranks = given.ranks;
+      TestStepNumbers numbers(0.5, 7, 99);
+      ops->CombineNorms({.ranks = {ranks.data(), DType::kF64, static_cast<int64_t>(ranks.size())},
+                         .clip_grad = given.clip_grad,
+                         .step_numbers = numbers.vector()});
+      EXPECT_EQ(numbers.numbers[kLearningRate], 0.5);
+      EXPECT_EQ(numbers.numbers[kStep], 7);
+      EXPECT_EQ(numbers.numbers[kIsFinite], given.is_finite);
+      EXPECT_EQ(numbers.numbers[kStop], given.stop);
+      EXPECT_EQ(numbers.numbers[kClipFactor], given.clip_factor);
+      double squares = 0;
+      for (size_t i = 0; i < ranks.size(); i += kNumRankNumbers) squares += ranks[i];
+      EXPECT_EQ(numbers.numbers[kSumOfSquares], squares);
+    }
+  }
+}
+
+TEST_P(Conformance, TheFirstValueThatIsNotFiniteIsFound) {
+  Twins twins(dtype());
+  const Matrix x = twins.Input(7, 33).tested;
+  double found = 5;
+  tested_->FirstNotFinite(x, Number(&found));
+  EXPECT_EQ(found, 0);
+  std::vector<double> numbers = {1, 2, -std::numeric_limits<double>::infinity(), std::nan("")};
+  tested_->FirstNotFinite({numbers.data(), DType::kF64, 2, 2, 2}, Number(&found));
+  EXPECT_EQ(found, -std::numeric_limits<double>::infinity());
+  tested_->FirstNotFinite({numbers.data() + 1, DType::kF64, 2, 1, 2}, Number(&found));
+  EXPECT_TRUE(std::isnan(found)) << "the column between lies outside of the matrix";
+  tested_->FirstNotFinite({numbers.data(), DType::kF64, 0, 4, 4}, Number(&found));
+  EXPECT_EQ(found, 0);
+  double total = 1;
+  tested_->AddTotal({numbers.data(), DType::kF64, 2}, Number(&total));
+  EXPECT_EQ(total, 4);
 }
 
 TEST_P(Conformance, CastRoundsToNearestEvenAndBack) {
@@ -604,6 +746,13 @@ TEST_P(Conformance, CastKeepsNanAndInfinity) {
   EXPECT_EQ(tensor::ToFloat(narrow[1]), INFINITY);
   EXPECT_EQ(tensor::ToFloat(narrow[2]), -INFINITY);
   for (int i = 3; i < 40; ++i) EXPECT_TRUE(std::isnan(tensor::ToFloat(narrow[i]))) << i;
+}
+
+TEST(ClipFactor, ScalesOnlyNormsAboveTheLimit) {
+  EXPECT_EQ(ClipFactor(4.0, 2.0), 1.0);
+  EXPECT_EQ(ClipFactor(16.0, 2.0), 0.5);
+  EXPECT_EQ(ClipFactor(16.0, 0.0), 1.0);
+  EXPECT_EQ(ClipFactor(0.0, 1.0), 1.0);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/ops/check_arguments.h"
+#include "runtime/ops/host_numbers.h"
 #include "runtime/ops/ops.h"
 
 namespace megascale::ops {
@@ -344,7 +345,7 @@ class ReferenceOps final : public Ops {
         row = RowOf(args.logits, n);
         row.target_logit = At(args.logits, n, target);
       }
-      *args.loss_sum += row.max + std::log(row.sum) - row.target_logit;
+      At(args.loss_sum, 0) += row.max + std::log(row.sum) - row.target_logit;
       if (!args.backward) continue;
       for (int64_t v = 0; v < args.logits.cols; ++v) {
         double& logit = At(args.logits, n, v);
@@ -353,12 +354,31 @@ class ReferenceOps final : public Ops {
     }
   }
 
-  void AdamW(const AdamWArgs& args) override {
+  void AdamW(absl::Span<const AdamWArgs> list) override {
+    for (const AdamWArgs& args : list) AdamWOf(args);
+  }
+
+  void TrustStep(absl::Span<const TrustStepArgs> list) override {
+    for (const TrustStepArgs& args : list) {
+      CheckArguments(args, compute());
+      if (IsFinite(args.step_numbers)) AddScaled(TrustFactor(args), args.update, args.master);
+    }
+  }
+
+  void CombineNorms(const CombineNormsArgs& args) override {
+    CheckArguments(args);
+    CombineNormsOnHost(args);
+  }
+
+  void AdamWOf(const AdamWArgs& args) {
     CheckArguments(args, compute());
-    const double correction1 = 1 - std::pow(args.beta1, args.step);
-    const double correction2 = 1 - std::pow(args.beta2, args.step);
+    if (!IsFinite(args.step_numbers)) return;
+    const double step = NumberOf(args.step_numbers, kStep);
+    const double lr = NumberOf(args.step_numbers, kLearningRate);
+    const double correction1 = 1 - std::pow(args.beta1, step);
+    const double correction2 = 1 - std::pow(args.beta2, step);
     for (int64_t i = 0; i < args.master.size; ++i) {
-      const double grad = At(args.grad, i) * args.grad_scale;
+      const double grad = At(args.grad, i) * NumberOf(args.step_numbers, kClipFactor);
       double& exp_avg = At(args.exp_avg, i);
       double& exp_avg_sq = At(args.exp_avg_sq, i);
       double& master = At(args.master, i);
@@ -371,7 +391,7 @@ class ReferenceOps final : public Ops {
         At(args.update, i) = update;
         continue;
       }
-      master -= args.lr * update;
+      master -= lr * update;
       if (args.compute_copy) At(args.compute_copy, i) = master;
     }
   }
@@ -395,11 +415,23 @@ class ReferenceOps final : public Ops {
     for (int64_t i = 0; i < out.size; ++i) At(out, i) += factor * At(x, i);
   }
 
-  double SumOfSquares(const Vector& x) override {
+  void AddSumOfSquares(const Vector& x, const Vector& out) override {
     MEGASCALE_CHECK(x.dtype == DType::kF64);
+    CheckNumbers("out", out, 1);
     double sum = 0;
     for (int64_t i = 0; i < x.size; ++i) sum += At(x, i) * At(x, i);
-    return sum;
+    At(out, 0) += sum;
+  }
+
+  void AddTotal(const Vector& x, const Vector& out) override {
+    CheckNumbers("x", x, x.size);
+    CheckNumbers("out", out, 1);
+    for (int64_t i = 0; i < x.size; ++i) At(out, 0) += At(x, i);
+  }
+
+  void FirstNotFinite(const Matrix& x, const Vector& out) override {
+    CheckFirstNotFinite(x, out, compute());
+    FirstNotFiniteOnHost(x, out);
   }
 
   void Cast(const Vector& from, const Vector& to) override {

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "runtime/ops/conformance.h"
 #include "runtime/ops/ops.h"
+#include "runtime/ops/testing/test_numbers.h"
 
 namespace megascale::ops {
 namespace {
@@ -196,19 +197,19 @@ TEST_F(Reference, CrossEntropyOverwritesLogitsWithItsGradient) {
   const Vector targets = twins_.Tokens(4, 6);
   const auto loss = [&] {
     double sum = 0;
-    ops_->CrossEntropy({logits, targets, 1.0, false, &sum});
+    ops_->CrossEntropy({logits, targets, 1.0, false, Number(&sum)});
     return sum / 4;
   };
   ops_->Add(logits, gradient, gradient);
   double sum = 0;
-  ops_->CrossEntropy({gradient, targets, 0.25, true, &sum});
+  ops_->CrossEntropy({gradient, targets, 0.25, true, Number(&sum)});
   EXPECT_DOUBLE_EQ(sum / 4, loss());
   ExpectGradient(logits, gradient, loss);
 }
 
 TEST_F(Reference, CrossEntropyOfEqualLogitsIsTheLogarithmOfTheirNumber) {
   double loss = 0;
-  ops_->CrossEntropy({MakeZero(1, 8), twins_.Tokens(1, 8), 1.0, false, &loss});
+  ops_->CrossEntropy({MakeZero(1, 8), twins_.Tokens(1, 8), 1.0, false, Number(&loss)});
   EXPECT_NEAR(loss, std::log(8), 1e-15);
 }
 
@@ -217,7 +218,7 @@ TEST_F(Reference, CrossEntropyOfTwoPartsIsThatOfTheWhole) {
   const Vector targets = twins_.Tokens(4, 6);
   ops_->Add(logits, whole, whole);
   double whole_loss = 0;
-  ops_->CrossEntropy({whole, targets, 0.25, true, &whole_loss});
+  ops_->CrossEntropy({whole, targets, 0.25, true, Number(&whole_loss)});
   std::vector<double> statistics(2 * 3 * 4);
   const auto part_of = [&](int64_t part) {
     Matrix columns = logits;
@@ -235,7 +236,7 @@ TEST_F(Reference, CrossEntropyOfTwoPartsIsThatOfTheWhole) {
                         targets,
                         0.25,
                         true,
-                        &loss,
+                        Number(&loss),
                         {part * 3, 6},
                         {statistics.data(), DType::kF64, 24}});
     EXPECT_NEAR(loss, whole_loss, 1e-13);
@@ -252,8 +253,9 @@ TEST_F(Reference, AdamWFirstStepMovesByTheLearningRate) {
   double master[] = {1, -2}, exp_avg[] = {0, 0}, exp_avg_sq[] = {0, 0}, grad[] = {0.5, -3};
   const auto vector = [](double* data) { return Vector{data, DType::kF64, 2}; };
   AdamWArgs args{vector(master), vector(exp_avg), vector(exp_avg_sq), vector(grad), {}};
-  args.lr = 0.1, args.eps = 0, args.weight_decay = 0.01;
-  ops_->AdamW(args);
+  TestStepNumbers numbers(0.1, 1);
+  args.step_numbers = numbers.vector(), args.eps = 0, args.weight_decay = 0.01;
+  ops_->AdamW({&args, 1});
   EXPECT_NEAR(master[0], 1 - 0.1 * (1 + 0.01), 1e-12);
   EXPECT_NEAR(master[1], -2 - 0.1 * (-1 + 0.01 * -2), 1e-12);
 }
@@ -262,8 +264,10 @@ TEST_F(Reference, AdamWGivesTheUpdateThatItWouldHaveSubtracted) {
   double master[] = {1, -2}, exp_avg[] = {0, 0}, exp_avg_sq[] = {0, 0}, grad[] = {0.5, -3};
   const auto vector = [](double* data) { return Vector{data, DType::kF64, 2}; };
   AdamWArgs args{vector(master), vector(exp_avg), vector(exp_avg_sq), vector(grad), {}};
-  args.update = args.grad, args.lr = 0.1, args.eps = 0, args.weight_decay = 0.01;
-  ops_->AdamW(args);
+  TestStepNumbers numbers(0.1, 1);
+  args.update = args.grad, args.step_numbers = numbers.vector();
+  args.eps = 0, args.weight_decay = 0.01;
+  ops_->AdamW({&args, 1});
   EXPECT_NEAR(grad[0], 1 + 0.01, 1e-12);
   EXPECT_NEAR(grad[1], -1 + 0.01 * -2, 1e-12);
   EXPECT_EQ(master[0], 1);

@@ -82,6 +82,20 @@ Work WorkOf(const AdamWArgs& args) {
               Bytes(args.update.size > 0 ? args.update : args.master)};
 }
 
+Work WorkOf(absl::Span<const AdamWArgs> list) {
+  Work work = {"adamw", 0, 0};
+  for (const AdamWArgs& args : list) work.bytes += WorkOf(args).bytes;
+  return work;
+}
+
+Work WorkOf(absl::Span<const TrustStepArgs> list) {
+  Work work = {"trust step", 0, 0};
+  for (const TrustStepArgs& args : list) work.bytes += 3 * Bytes(args.master);
+  return work;
+}
+
+Work WorkOf(const CombineNormsArgs& args) { return {"combine norms", 0, Bytes(args.ranks)}; }
+
 Work WorkOfAddColumnSums(const Matrix& x) { return {"column sums", 0, Bytes(x)}; }
 Work WorkOfAdd(const Matrix& out) { return {"add", 0, Bytes(out) * 3}; }
 Work WorkOfAddScaled(const Vector& x) { return {"add scaled", 0, Bytes(x) * 3}; }

@@ -34,6 +34,9 @@ Work WorkOf(const EmbeddingBackwardArgs& args);
 Work WorkOf(const LogitStatisticsArgs& args);
 Work WorkOf(const CrossEntropyArgs& args);
 Work WorkOf(const AdamWArgs& args);
+Work WorkOf(absl::Span<const AdamWArgs> list);
+Work WorkOf(absl::Span<const TrustStepArgs> list);
+Work WorkOf(const CombineNormsArgs& args);
 
 Work WorkOfAddColumnSums(const Matrix& x);
 Work WorkOfAdd(const Matrix& out);

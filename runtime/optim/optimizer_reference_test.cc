@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "proto/job.pb.h"
+#include "runtime/ops/testing/test_numbers.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/optim/test_shard_memory.h"
 
@@ -155,17 +156,20 @@ class Shards {
     double sum = 0;
     for (size_t i = 0; i < optimizers_.size(); ++i) {
       Scatter(gradients, i);
-      sum += optimizers_[i]->SumOfSquares(gradients_[i].parts);
+      double squares = 0;
+      optimizers_[i]->AddSumOfSquares(gradients_[i].parts, ops::Number(&squares));
+      sum += squares;
     }
     const int num_sums = optimizers_[0]->num_trust_sums();
     Values sums(num_sums * optimizers_.size(), std::nan(""));
+    ops::TestStepNumbers numbers(lr, step, ops::ClipFactor(sum, kClip));
     StepArgs args;
-    args.clip_factor = ClipFactor(sum, kClip), args.lr = lr, args.step = step;
+    args.step_numbers = numbers.vector(), args.trust_sums = ops::Numbers(&sums);
     for (size_t i = 0; num_sums > 0 && i < optimizers_.size(); ++i) {
       args.grad = gradients_[i].parts;
-      optimizers_[i]->MakeUpdate(args, absl::MakeSpan(sums).subspan(i * num_sums, num_sums));
+      optimizers_[i]->MakeUpdate(
+          args, {&sums[i * num_sums], tensor::DType::kF64, static_cast<int64_t>(num_sums)});
     }
-    args.trust_sums = sums;
     for (size_t i = 0; i < optimizers_.size(); ++i) {
       args.grad = gradients_[i].parts;
       num_sums > 0 ? optimizers_[i]->Step(args) : StepAdamW(args, i);
@@ -247,11 +251,12 @@ class Shards {
           args.exp_avg_sq = copy_of(state[2 * num_slices + i].data);
           args.grad = {part.as<char>() + begin * SizeOf(part.dtype), part.dtype, slice.count};
           args.update = copy_of(args.grad);
-          args.grad_scale = step.clip_factor, args.step = step.step;
+          args.step_numbers = step.step_numbers;
           args.beta1 = spec_.beta1(), args.beta2 = spec_.beta2(), args.eps = spec_.eps();
           args.weight_decay = decays ? spec_.weight_decay() : 0;
-          ops_.AdamW(args);
-          ops_.AddScaled(-step.lr, args.update, args.master);
+          ops_.AdamW({&args, 1});
+          const double lr = step.step_numbers.as<double>()[ops::kLearningRate];
+          ops_.AddScaled(-lr, args.update, args.master);
           apart.push_back(args);
         });
     EXPECT_EQ(apart.size(), num_slices);

@@ -1,7 +1,7 @@
 #include "runtime/optim/sharded_optimizer.h"
 
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
@@ -34,11 +34,6 @@ std::vector<FlatRange> OptimizerShard::ranges() const {
     ranges.push_back(model::SplitEvenly(bucket.range, num_shards, shard_index));
   }
   return ranges;
-}
-
-double ClipFactor(double sum_of_squares, double clip_grad) {
-  const double norm = std::sqrt(sum_of_squares);
-  return clip_grad > 0 && norm > clip_grad ? clip_grad / norm : 1.0;
 }
 
 bool HasTrustRatios(const job::v1::OptimizerSpec& spec) {
@@ -109,22 +104,20 @@ absl::Status ShardedOptimizer::Initialize(const model::InitializeOptions& option
   return absl::OkStatus();
 }
 
-double ShardedOptimizer::SumOfSquares(absl::Span<const Vector> grad) {
+void ShardedOptimizer::AddSumOfSquares(absl::Span<const Vector> grad, const Vector& sum) {
   MEGASCALE_CHECK(IsOfShard(grad, AccumulationType(ops_.compute())));
-  double sum = 0;
   if (shard_.tensor.size == 1) {
     const FlatRange all = {0, layout_.num_elements()};
     for (size_t bucket = 0; bucket < ranges_.size(); ++bucket) {
       const int64_t valid = model::Overlap(ranges_[bucket], all).count;
-      if (valid > 0) sum += ops_.SumOfSquares({grad[bucket].data, grad[bucket].dtype, valid});
+      if (valid > 0) ops_.AddSumOfSquares({grad[bucket].data, grad[bucket].dtype, valid}, sum);
     }
-    return sum;
+    return;
   }
   for (const Slice& slice : slices_) {
     if (CountsElsewhere(ParameterOf(slice))) continue;
-    sum += ops_.SumOfSquares(Part(grad, slice));
+    ops_.AddSumOfSquares(Part(grad, slice), sum);
   }
-  return sum;
 }
 
 const Parameter& ShardedOptimizer::ParameterOf(const ParameterSlice& slice) const {
@@ -177,73 +170,63 @@ Vector ShardedOptimizer::Part(absl::Span<const Vector> shard, const Slice& slice
           slice.count};
 }
 
-ops::AdamWArgs ShardedOptimizer::ArgsOf(const StepArgs& args, const Slice& slice) const {
-  return {.master = Part(master_, slice),
-          .exp_avg = Part(exp_avg_, slice),
-          .exp_avg_sq = Part(exp_avg_sq_, slice),
-          .grad = Part(args.grad, slice),
-          .compute_copy = {},
-          .grad_scale = args.clip_factor,
-          .lr = args.lr,
-          .beta1 = beta1_,
-          .beta2 = beta2_,
-          .eps = eps_,
-          .weight_decay = ParameterOf(slice).weight_decay ? weight_decay_ : 0.0,
-          .step = args.step};
-}
-
-void ShardedOptimizer::CheckArgs(const StepArgs& args) const {
+void ShardedOptimizer::MakeLists(const StepArgs& args) {
   MEGASCALE_CHECK(IsOfShard(args.grad, AccumulationType(ops_.compute())));
-  MEGASCALE_CHECK(args.step >= 1);
+  const bool has_trust_ratios = num_trust_sums_ > 0;
+  const bool is_same =
+      !adam_list_.empty() && adam_list_.front().step_numbers.data == args.step_numbers.data &&
+      adam_list_.front().grad.data == Part(args.grad, slices_.front()).data &&
+      (!has_trust_ratios || trust_list_.front().trust_sums.data == args.trust_sums.data);
+  if (is_same) return;
+  adam_list_.clear();
+  trust_list_.clear();
+  for (const Slice& slice : slices_) {
+    const Vector grad = Part(args.grad, slice);
+    const bool has_copy = !has_trust_ratios && !WeightsAreMaster(ops_.compute());
+    adam_list_.push_back({.master = Part(master_, slice),
+                          .exp_avg = Part(exp_avg_, slice),
+                          .exp_avg_sq = Part(exp_avg_sq_, slice),
+                          .grad = grad,
+                          .compute_copy = has_copy ? Part(weights_, slice) : Vector(),
+                          .update = has_trust_ratios ? grad : Vector(),
+                          .step_numbers = args.step_numbers,
+                          .beta1 = beta1_,
+                          .beta2 = beta2_,
+                          .eps = eps_,
+                          .weight_decay = ParameterOf(slice).weight_decay ? weight_decay_ : 0.0});
+    if (!has_trust_ratios) continue;
+    trust_list_.push_back({.master = Part(master_, slice),
+                           .update = grad,
+                           .trust_sums = args.trust_sums,
+                           .num_parts = shard_.num_parts(),
+                           .first_sum = kSumsPerTensor * slice.parameter_index,
+                           .step_numbers = args.step_numbers});
+  }
 }
 
-void ShardedOptimizer::MakeUpdate(const StepArgs& args, absl::Span<double> sums) {
-  CheckArgs(args);
+void ShardedOptimizer::MakeUpdate(const StepArgs& args, const Vector& sums) {
   MEGASCALE_CHECK(num_trust_sums_ > 0);
-  MEGASCALE_CHECK(sums.size() == static_cast<size_t>(num_trust_sums_));
-  std::fill(sums.begin(), sums.end(), 0.0);
-  for (const Slice& slice : slices_) {
-    ops::AdamWArgs update = ArgsOf(args, slice);
-    update.update = update.grad;
-    ops_.AdamW(update);
+  MEGASCALE_CHECK(sums.size == num_trust_sums_ && sums.dtype == DType::kF64);
+  MEGASCALE_CHECK(args.trust_sums.size == int64_t{shard_.num_parts()} * num_trust_sums_);
+  MakeLists(args);
+  ops_.FillZero(sums);
+  ops_.AdamW(adam_list_);
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    const Slice& slice = slices_[i];
     // Parameters without weight decay have no trust ratio either.
     if (!ParameterOf(slice).weight_decay || CountsElsewhere(ParameterOf(slice))) continue;
-    double* squares = &sums[kSumsPerTensor * slice.parameter_index];
-    squares[0] += ops_.SumOfSquares(update.master);
-    squares[1] += ops_.SumOfSquares(update.update);
+    double* const squares = sums.as<double>() + kSumsPerTensor * slice.parameter_index;
+    ops_.AddSumOfSquares(adam_list_[i].master, {squares, DType::kF64, 1});
+    ops_.AddSumOfSquares(adam_list_[i].update, {squares + 1, DType::kF64, 1});
   }
-  updated_step_ = args.step;
-}
-
-double ShardedOptimizer::TrustRatio(absl::Span<const double> trust_sums,
-                                    int parameter_index) const {
-  double weights = 0, update = 0;
-  for (int part = 0; part < shard_.num_parts(); ++part) {
-    const double* squares = &trust_sums[part * num_trust_sums_ + kSumsPerTensor * parameter_index];
-    weights += squares[0];
-    update += squares[1];
-  }
-  return weights > 0 && update > 0 ? std::sqrt(weights) / std::sqrt(update) : 1.0;
+  has_update_ = true;
 }
 
 void ShardedOptimizer::Step(const StepArgs& args) {
-  CheckArgs(args);
-  MEGASCALE_CHECK(args.trust_sums.size() ==
-                  static_cast<size_t>(shard_.num_parts()) * num_trust_sums_);
-  if (num_trust_sums_ == 0) {
-    for (const Slice& slice : slices_) {
-      ops::AdamWArgs step = ArgsOf(args, slice);
-      if (!WeightsAreMaster(ops_.compute())) step.compute_copy = Part(weights_, slice);
-      ops_.AdamW(step);
-    }
-    return;
-  }
-  MEGASCALE_CHECK(updated_step_ == args.step);
-  updated_step_ = 0;
-  for (const Slice& slice : slices_) {
-    const double ratio = TrustRatio(args.trust_sums, slice.parameter_index);
-    ops_.AddScaled(-args.lr * ratio, Part(args.grad, slice), Part(master_, slice));
-  }
+  MakeLists(args);
+  if (num_trust_sums_ == 0) return ops_.AdamW(adam_list_);
+  MEGASCALE_CHECK(std::exchange(has_update_, false));
+  ops_.TrustStep(trust_list_);
   PublishWeights();
 }
 

@@ -6,8 +6,8 @@
 // tensor rank.
 //
 //   reduce-scatter gradients, bucket by bucket -> grad (the shard's ranges)
-//   all-reduce optimizer->SumOfSquares(grad) -> sum
-//   StepArgs step = {.grad = grad, .clip_factor = ClipFactor(sum, clip)};
+//   optimizer->AddSumOfSquares(grad, sum), over all ranks -> step_numbers (ops::CombineNorms)
+//   StepArgs step = {.grad = grad, .step_numbers = step_numbers};
 //   if (optimizer->num_trust_sums() > 0) {  // LAMB
 //     optimizer->MakeUpdate(step, mine);
 //     all-gather mine over the shards, those of tensor ranks among them -> all
@@ -54,10 +54,6 @@ class OptimizerSpec;
 
 namespace megascale::optim {
 
-// Returns the factor for the gradients that makes their norm, the root of `sum_of_squares` over all
-// parameters of the model, at most `clip_grad`. 1 if it already is, or if clip_grad is 0.
-double ClipFactor(double sum_of_squares, double clip_grad);
-
 // Whether a step exchanges trust sums, as LAMB's does.
 bool HasTrustRatios(const job::v1::OptimizerSpec& spec);
 // Returns how many numbers each shard of a chunk contributes to that exchange; 0: no exchange.
@@ -84,11 +80,9 @@ struct OptimizerShard {
 struct StepArgs {
   // By bucket, [part] F: the mean gradient over the global batch, before clipping.
   absl::Span<const tensor::Vector> grad;
-  double clip_factor = 1.0;
-  double lr = 0;
-  int64_t step = 1;  // from 1
-  // The sums from MakeUpdate of all parts, in part order: [num_parts * num_trust_sums].
-  absl::Span<const double> trust_sums = {};
+  tensor::Vector step_numbers;  // [ops::kNumStepNumbers] F64
+  // The sums from MakeUpdate of all parts, in part order: [num_parts * num_trust_sums] F64.
+  tensor::Vector trust_sums = {};
 };
 
 // A part of the optimizer's state that lies in one logical tensor: a flat range of one box of it.
@@ -120,8 +114,8 @@ class ShardedOptimizer {
   // algorithms need the same, since LAMB's update overwrites the gradient.
   static int64_t StateBytes(const OptimizerShard& shard, tensor::DType compute);
 
-  // Sets the master weights as model::InitializeParameters does, through `window` into the memory of
-  // this object. The moments stay zero, as they were made. Blocking. Requires: PublishWeights is
+  // Sets the master weights as model::InitializeParameters does, through `window` into the memory
+  // of this object. The moments stay zero, as they were made. Blocking. Requires: PublishWeights is
   // called next. Errors: as HostWindow::Write.
   absl::Status Initialize(const model::InitializeOptions& options, device::HostWindow* window);
 
@@ -129,22 +123,23 @@ class ShardedOptimizer {
   // Returns shard().ranges(); the first may end in padding.
   const std::vector<model::FlatRange>& ranges() const { return ranges_; }
 
-  // Returns the sum of squares of the shard's gradients, in fp64, without padding and without those
-  // that another tensor rank counts. grad: by bucket, [part] F.
-  double SumOfSquares(absl::Span<const tensor::Vector> grad);
+  // Adds the sum of squares of the shard's gradients to `sum` [1] F64, without padding and without
+  // those that another tensor rank counts. grad: by bucket, [part] F.
+  void AddSumOfSquares(absl::Span<const tensor::Vector> grad, const tensor::Vector& sum);
 
   // See NumTrustSums.
   int num_trust_sums() const { return num_trust_sums_; }
 
   // Runs the first part of LAMB's step: updates the moments and overwrites args.grad with the
-  // update u. For each tensor of the chunk, in the layout's order, `sums` [num_trust_sums] receives
-  // the sum of squares of its weights, then that of its update, in fp64, over the elements of this
+  // update u. For each tensor of the chunk, in the layout's order, `sums` [num_trust_sums] F64
+  // receives the sum of squares of its weights, then that of its update, over the elements of this
   // shard. Both are 0 for tensors without elements here, for those that another tensor rank counts,
   // and for those without a trust ratio.
-  void MakeUpdate(const StepArgs& args, absl::Span<double> sums);
+  void MakeUpdate(const StepArgs& args, const tensor::Vector& sums);
 
-  // Runs AdamW's step, or the second part of LAMB's: after MakeUpdate, with the same grad and step
-  // (CHECK). Updates state and weights, but not the padding of the state.
+  // Runs AdamW's step, or the second part of LAMB's: after MakeUpdate (CHECK), with the same grad
+  // and numbers. Updates state and weights, but not the padding of the state. Allocates nothing if
+  // the arguments' memory is that of the call before.
   void Step(const StepArgs& args);
 
   // Overwrites the weights with the rounded master weights, after Initialize or a restore.
@@ -176,15 +171,14 @@ class ShardedOptimizer {
   // Returns the elements of `slice` in `shard`, data of a shard by bucket.
   tensor::Vector Part(absl::Span<const tensor::Vector> shard, const Slice& slice) const;
   const model::Parameter& ParameterOf(const model::ParameterSlice& slice) const;
-  // Returns the arguments that AdamW and MakeUpdate have in common.
-  ops::AdamWArgs ArgsOf(const StepArgs& args, const Slice& slice) const;
+  // Makes the lists of what the step's operators work on, if they are not those of the call before.
+  void MakeLists(const StepArgs& args);
   bool IsOfShard(absl::Span<const tensor::Vector> vectors, tensor::DType dtype) const;
   void CheckArgs(const StepArgs& args) const;
   // Whether another tensor rank counts this tensor in sums.
   bool CountsElsewhere(const model::Parameter& parameter) const {
     return parameter.replicated && shard_.tensor.index > 0;
   }
-  double TrustRatio(absl::Span<const double> trust_sums, int parameter_index) const;
 
   const OptimizerShard shard_;
   const model::ChunkLayout layout_;
@@ -193,8 +187,10 @@ class ShardedOptimizer {
   ops::Ops& ops_;
   double beta1_ = 0, beta2_ = 0, eps_ = 0, weight_decay_ = 0;
   int num_trust_sums_ = 0;
-  int64_t updated_step_ = 0;  // step whose update is in the gradient (MakeUpdate); 0: no step
-  const std::vector<tensor::Vector> weights_;  // by bucket: [part] compute; borrowed
+  bool has_update_ = false;                     // the gradient holds an update (MakeUpdate)
+  std::vector<ops::AdamWArgs> adam_list_;       // by slice
+  std::vector<ops::TrustStepArgs> trust_list_;  // by slice, with trust ratios
+  const std::vector<tensor::Vector> weights_;   // by bucket: [part] compute; borrowed
   tensor::Arena arena_;
   std::vector<tensor::Vector> master_, exp_avg_, exp_avg_sq_;  // by bucket: [part] F
 };

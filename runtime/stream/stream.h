@@ -1,8 +1,8 @@
-// Ordered work on a device, after the model of CUDA's streams and events. Each `Stream` has a thread
-// of the host that runs tasks one after another; a task issues the device's work (operators, copies,
-// exchanges), which runs in the order in which it was issued, maybe later than the task. An `Event`
-// makes one stream wait for another. The executor of a plan puts instructions on streams; code of
-// actors never waits here.
+// Ordered work on a device, after the model of CUDA's streams and events. Each `Stream` has a
+// thread of the host that runs tasks one after another; a task issues the device's work (operators,
+// copies, exchanges), which runs in the order in which it was issued, maybe later than the task. An
+// `Event` makes one stream wait for another. The executor of a plan puts instructions on streams;
+// code of actors never waits here.
 //
 //   std::unique_ptr<Event> produced = compute->MakeEvent();
 //   compute->Enqueue([&](Stream& stream) { ops->Add(a, b, c); });
@@ -12,8 +12,8 @@
 //
 // On a CPU (host_stream.h) the work is done when the call that issues it returns.
 //
-// Memory: the effects of tasks, and of the work they issued, before a Record are visible to tasks and
-// work after the Wait for it. Cost: a task that fits std::function's own storage (two pointers,
+// Memory: the effects of tasks, and of the work they issued, before a Record are visible to tasks
+// and work after the Wait for it. Cost: a task that fits std::function's own storage (two pointers,
 // trivially copyable) never takes heap memory, and queues keep their storage, so steady work
 // allocates nothing.
 #pragma once
@@ -35,9 +35,9 @@ namespace megascale::stream {
 class Stream;
 
 // A point in a stream's order that other streams of the same device can wait for, any number of
-// times. Each use has a generation, a number that only grows (a step, say), so a Wait may be enqueued
-// before its Record. Ownership: must outlive the tasks that Record and Wait enqueue, and the work
-// that they issue.
+// times. Each use has a generation, a number that only grows (a step, say), so a Wait may be
+// enqueued before its Record. Ownership: must outlive the tasks that Record and Wait enqueue, and
+// the work that they issue.
 class Event {
  public:
   virtual ~Event() = default;
@@ -77,13 +77,13 @@ class Stream {
   // Adds `task` at the end of the queue. Never waits. The stream's own tasks may call this.
   void Enqueue(Task task);
 
-  // Waits until every task that was enqueued before this call has run, and the work that they issued
-  // has ended. Errors: as Finish. Requires: not called from its own thread.
+  // Waits until every task that was enqueued before this call has run, and the work that they
+  // issued has ended. Errors: as Finish. Requires: not called from its own thread.
   absl::Status Synchronize();
 
   // Runs `task` on this stream's thread, after what is queued, and returns when it has ended; work
-  // that it issued may still run. Takes no heap memory. Requires: not called from its own thread, nor
-  // while the stream waits for something that only the caller does.
+  // that it issued may still run. Takes no heap memory. Requires: not called from its own thread,
+  // nor while the stream waits for something that only the caller does.
   void RunAndWait(absl::FunctionRef<void()> task);
 
   // Makes room, so that up to `num_tasks` queued tasks allocate nothing.
@@ -91,8 +91,8 @@ class Stream {
 
   const std::string& name() const { return name_; }
 
-  // The following are for tasks: they are called on this stream's thread, and are ordered behind the
-  // work that was issued before.
+  // The following are for tasks: they are called on this stream's thread, and are ordered behind
+  // the work that was issued before.
 
   // Copies `bytes` bytes, between two places in the device's memory or between it and host memory
   // (device::Device::AllocateHost, or other memory, then slower). Both places must stay as they are
@@ -100,7 +100,8 @@ class Stream {
   virtual void Copy(void* to, const void* from, size_t bytes) = 0;
 
   // Calls `notification` once the work issued before has ended, with OK, or with the error of that
-  // work if no earlier notification had it. Runs on any thread; it must neither block nor issue work.
+  // work if no earlier notification had it. Runs on any thread; it must neither block nor issue
+  // work.
   virtual void Notify(Notification notification) = 0;
 
   // Waits until the work issued before has ended. Errors: Internal - the device failed, now or
@@ -112,11 +113,11 @@ class Stream {
 
  protected:
   explicit Stream(std::string name) : name_(std::move(name)) {}
-  // Starts the thread; debuggers and /proc show its name, cut to 15 bytes. Called once, at the end of
-  // creation. Errors: ResourceExhausted - the system refused a thread.
+  // Starts the thread; debuggers and /proc show its name, cut to 15 bytes. Called once, at the end
+  // of creation. Errors: ResourceExhausted - the system refused a thread.
   absl::Status Start();
-  // Runs the queued tasks, then ends the thread. Every destructor of a subclass calls it first, while
-  // its members still live.
+  // Runs the queued tasks, then ends the thread. Every destructor of a subclass calls it first,
+  // while its members still live.
   void End();
 
  private:

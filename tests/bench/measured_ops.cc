@@ -96,8 +96,16 @@ void MeasuredOps::CrossEntropy(const ops::CrossEntropyArgs& args) {
   MeasureOther(WorkOf(args), [&] { inner_.CrossEntropy(args); });
 }
 
-void MeasuredOps::AdamW(const ops::AdamWArgs& args) {
-  MeasureOther(WorkOf(args), [&] { optimizer_.AdamW(args); });
+void MeasuredOps::AdamW(absl::Span<const ops::AdamWArgs> list) {
+  MeasureOther(WorkOf(list), [&] { optimizer_.AdamW(list); });
+}
+
+void MeasuredOps::TrustStep(absl::Span<const ops::TrustStepArgs> list) {
+  MeasureOther(WorkOf(list), [&] { optimizer_.TrustStep(list); });
+}
+
+void MeasuredOps::CombineNorms(const ops::CombineNormsArgs& args) {
+  MeasureOther(WorkOf(args), [&] { inner_.CombineNorms(args); });
 }
 
 void MeasuredOps::AddColumnSums(const Matrix& x, const Vector& out) {
@@ -112,10 +120,16 @@ void MeasuredOps::AddScaled(double factor, const Vector& x, const Vector& out) {
   MeasureOther(ops::WorkOfAddScaled(x), [&] { inner_.AddScaled(factor, x, out); });
 }
 
-double MeasuredOps::SumOfSquares(const Vector& x) {
-  double sum = 0;
-  MeasureOther(ops::WorkOfSumOfSquares(x), [&] { sum = inner_.SumOfSquares(x); });
-  return sum;
+void MeasuredOps::AddSumOfSquares(const Vector& x, const Vector& out) {
+  MeasureOther(ops::WorkOfSumOfSquares(x), [&] { inner_.AddSumOfSquares(x, out); });
+}
+
+void MeasuredOps::AddTotal(const Vector& x, const Vector& out) {
+  MeasureOther(ops::WorkOfSumOfSquares(x), [&] { inner_.AddTotal(x, out); });
+}
+
+void MeasuredOps::FirstNotFinite(const Matrix& x, const Vector& out) {
+  MeasureOther(ops::WorkOfAddColumnSums(x), [&] { inner_.FirstNotFinite(x, out); });
 }
 
 void MeasuredOps::Cast(const Vector& from, const Vector& to) {

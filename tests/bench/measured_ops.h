@@ -79,11 +79,15 @@ class MeasuredOps final : public ops::Ops {
   void EmbeddingBackward(const ops::EmbeddingBackwardArgs& args) override;
   void LogitStatistics(const ops::LogitStatisticsArgs& args) override;
   void CrossEntropy(const ops::CrossEntropyArgs& args) override;
-  void AdamW(const ops::AdamWArgs& args) override;
+  void AdamW(absl::Span<const ops::AdamWArgs> list) override;
+  void TrustStep(absl::Span<const ops::TrustStepArgs> list) override;
+  void CombineNorms(const ops::CombineNormsArgs& args) override;
   void AddColumnSums(const ops::Matrix& x, const ops::Vector& out) override;
   void Add(const ops::Matrix& a, const ops::Matrix& b, const ops::Matrix& out) override;
   void AddScaled(double factor, const ops::Vector& x, const ops::Vector& out) override;
-  double SumOfSquares(const ops::Vector& x) override;
+  void AddSumOfSquares(const ops::Vector& x, const ops::Vector& out) override;
+  void AddTotal(const ops::Vector& x, const ops::Vector& out) override;
+  void FirstNotFinite(const ops::Matrix& x, const ops::Vector& out) override;
   void Cast(const ops::Vector& from, const ops::Vector& to) override;
   void FillZero(const ops::Vector& x) override;
 

@@ -123,7 +123,8 @@ class PacedRank {
 
   // Returns when the last member was ready, and the longest stated time.
   absl::StatusOr<Part> Meet(const Instruction& instruction, Part mine) {
-    comm::HostCommunicator& communicator = *communicators_.at({instruction.group, instruction.channel});
+    comm::HostCommunicator& communicator =
+        *communicators_.at({instruction.group, instruction.channel});
     const comm::CallInfo info = {.instruction_id = instruction.id.MessageId().packed()};
     std::vector<Part> parts(static_cast<size_t>(communicator.size()));
     if (plan::IsTransfer(instruction.kind())) {

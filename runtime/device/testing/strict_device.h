@@ -62,9 +62,9 @@ class StrictDevice final : public Device {
 
   // For the streams and operators of this device.
 
-  // Returns the address at which the device works on the bytes at `address`; null for null. Requires
-  // (CHECK, with the name of the call): `bytes` bytes there are memory of this device. `bytes` may be
-  // 0 for an address that is not used.
+  // Returns the address at which the device works on the bytes at `address`; null for null.
+  // Requires (CHECK, with the name of the call): `bytes` bytes there are memory of this device.
+  // `bytes` may be 0 for an address that is not used.
   void* Translate(const void* address, size_t bytes, const char* what) const;
   // As Translate for device memory; host addresses stay.
   void* TranslateIfOwn(const void* address, size_t bytes) const;
@@ -84,8 +84,8 @@ class StrictDevice final : public Device {
   std::map<const std::byte*, Block*> blocks_;  // by the address that the host knows
   size_t used_bytes_ = 0;
 
-  mutable std::mutex mutex_;          // guards all below, queues and events
-  std::condition_variable changed_;   // anything below
+  mutable std::mutex mutex_;         // guards all below, queues and events
+  std::condition_variable changed_;  // anything below
   std::vector<StrictStream*> streams_;
   std::map<std::string, int64_t> num_waits_;
   std::mt19937_64 random_;

@@ -1,6 +1,7 @@
 #include "runtime/device/testing/strict_ops.h"
 
 #include <utility>
+#include <vector>
 
 #include "runtime/base/check.h"
 
@@ -62,20 +63,61 @@ class StrictOps final : public ops::Ops {
           [](auto& on, auto& a) { on(a.tokens, a.token_weight, a.position_weight, a.out); });
   }
   void EmbeddingBackward(const ops::EmbeddingBackwardArgs& args) override {
-    Issue(&Ops::EmbeddingBackward, "EmbeddingBackward", args, [](auto& on, auto& a) {
-      on(a.tokens, a.d_out, a.d_token_weight, a.d_position_weight);
-    });
+    Issue(&Ops::EmbeddingBackward, "EmbeddingBackward", args,
+          [](auto& on, auto& a) { on(a.tokens, a.d_out, a.d_token_weight, a.d_position_weight); });
   }
   void LogitStatistics(const ops::LogitStatisticsArgs& args) override {
     Issue(&Ops::LogitStatistics, "LogitStatistics", args,
           [](auto& on, auto& a) { on(a.logits, a.targets, a.statistics); });
   }
+  void CrossEntropy(const ops::CrossEntropyArgs& args) override {
+    Issue(&Ops::CrossEntropy, "CrossEntropy", args,
+          [](auto& on, auto& a) { on(a.logits, a.targets, a.loss_sum, a.statistics); });
+  }
+  void AdamW(absl::Span<const ops::AdamWArgs> list) override {
+    IssueList(&Ops::AdamW, "AdamW", list, &adam_list_, [](auto& on, auto& a) {
+      on(a.master, a.exp_avg, a.exp_avg_sq, a.grad, a.compute_copy, a.update, a.step_numbers);
+    });
+  }
+  void TrustStep(absl::Span<const ops::TrustStepArgs> list) override {
+    IssueList(&Ops::TrustStep, "TrustStep", list, &trust_list_,
+              [](auto& on, auto& a) { on(a.master, a.update, a.trust_sums, a.step_numbers); });
+  }
+  void CombineNorms(const ops::CombineNormsArgs& args) override {
+    Issue(&Ops::CombineNorms, "CombineNorms", args,
+          [](auto& on, auto& a) { on(a.ranks, a.step_numbers); });
+  }
+  void AddColumnSums(const Matrix& x, const Vector& out) override {
+    IssueOn(&Ops::AddColumnSums, "AddColumnSums", x, out);
+  }
+  void Add(const Matrix& a, const Matrix& b, const Matrix& out) override {
+    IssueOn(&Ops::Add, "Add", a, b, out);
+  }
+  void AddScaled(double factor, const Vector& x, const Vector& out) override {
+    Vector from = x, to = out;
+    Translator{device_, "AddScaled"}(from, to);
+    Ops* const cpu = cpu_.get();
+    stream_.Issue(StrictWork([cpu, factor, from, to] { cpu->AddScaled(factor, from, to); }));
+  }
+  void AddSumOfSquares(const Vector& x, const Vector& out) override {
+    IssueOn(&Ops::AddSumOfSquares, "AddSumOfSquares", x, out);
+  }
+  void AddTotal(const Vector& x, const Vector& out) override {
+    IssueOn(&Ops::AddTotal, "AddTotal", x, out);
+  }
+  void FirstNotFinite(const Matrix& x, const Vector& out) override {
+    IssueOn(&Ops::FirstNotFinite, "FirstNotFinite", x, out);
+  }
+  void Cast(const Vector& from, const Vector& to) override {
+    IssueOn(&Ops::Cast, "Cast", from, to);
+  }
+  void FillZero(const Vector& x) override { IssueOn(&Ops::FillZero, "FillZero", x); }
 
  private:
   // Replaces the addresses of tensors by those that the device works at.
   struct Translator {
     const StrictDevice& device;
-    const char* what;
+    const char* what;  // names the operator in errors
 
     template <typename... Views>
     void operator()(Views&... views) const {
@@ -83,14 +125,26 @@ class StrictOps final : public ops::Ops {
     }
   };
 
-  // Queues a call of `method` with translated arguments. `visit` passes each tensor of the arguments
-  // to the translator.
+  // Queues a call of `method` with translated arguments. `visit` passes each tensor of the
+  // arguments to the translator.
   template <typename Args, typename Visit>
   void Issue(void (Ops::*method)(const Args&), const char* what, Args args, const Visit& visit) {
     const Translator translator = {device_, what};
     visit(translator, args);
     Ops* const cpu = cpu_.get();
     stream_.Issue(StrictWork([cpu, method, args] { (cpu->*method)(args); }));
+  }
+  // The same for a list, which is read when the work runs; `translated` is the device's copy of it.
+  template <typename Args, typename Visit>
+  void IssueList(void (Ops::*method)(absl::Span<const Args>), const char* what,
+                 absl::Span<const Args> list, std::vector<Args>* translated, const Visit& visit) {
+    Ops* const cpu = cpu_.get();
+    const Translator translator = {device_, what};
+    stream_.Issue(StrictWork([cpu, method, translator, list, translated, visit] {
+      translated->assign(list.begin(), list.end());
+      for (Args& args : *translated) visit(translator, args);
+      (cpu->*method)(*translated);
+    }));
   }
   // The same for the operators that take tensors only.
   template <typename... Views>
@@ -103,6 +157,9 @@ class StrictOps final : public ops::Ops {
   StrictDevice& device_;
   StrictStream& stream_;
   const std::unique_ptr<ops::Ops> cpu_;
+  // Used by the device's thread.
+  std::vector<ops::AdamWArgs> adam_list_;
+  std::vector<ops::TrustStepArgs> trust_list_;
 };
 
 }  // namespace

@@ -280,7 +280,7 @@ void TestPipeline::Forward(int slot, const std::vector<int32_t>& tokens, double 
   Fill(slot, tokens);
   for (size_t i = 0; i < chunks_.size(); ++i) {
     if (i > 0) Copy(chunks_[i - 1]->output(slot), chunks_[i]->input(slot));
-    chunks_[i]->Forward(slot, {gradient_scale, &loss_});
+    chunks_[i]->Forward(slot, {gradient_scale, {&loss_, DType::kF64, 1}});
   }
 }
 
@@ -300,7 +300,7 @@ double TestPipeline::Evaluate(const std::vector<int32_t>& tokens, int64_t batch)
   Fill(0, tokens);
   for (size_t i = 0; i < chunks_.size(); ++i) {
     if (i > 0) Copy(chunks_[i - 1]->output(0), chunks_[i]->input(0));
-    chunks_[i]->Evaluate(0, batch, &loss);
+    chunks_[i]->Evaluate(0, batch, {&loss, DType::kF64, 1});
   }
   return loss;
 }

@@ -13,6 +13,7 @@
 #include "runtime/ops/cpu/kernels.h"
 #include "runtime/ops/cpu/matmul.h"
 #include "runtime/ops/cpu/threads.h"
+#include "runtime/ops/host_numbers.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/arena.h"
 
@@ -134,13 +135,27 @@ class CpuOps final : public Ops {
         cpu::CrossEntropy(args, {.row_losses = losses, .powers = powers + part * size}, rows);
       }
     });
-    for (int64_t n = 0; n < args.logits.rows; ++n) *args.loss_sum += losses[n];
+    for (int64_t n = 0; n < args.logits.rows; ++n) *args.loss_sum.as<double>() += losses[n];
   }
 
-  void AdamW(const AdamWArgs& args) override {
-    CheckArguments(args, compute_);
-    ForEachElement(args.master.size,
-                   [&](int part, cpu::Range elements) { cpu::AdamW(args, elements); });
+  void AdamW(absl::Span<const AdamWArgs> list) override {
+    for (const AdamWArgs& args : list) CheckArguments(args, compute_);
+    ForEachElementOf(list, [](const AdamWArgs& args, cpu::Range elements) {
+      if (IsFinite(args.step_numbers)) cpu::AdamW(args, elements);
+    });
+  }
+
+  void TrustStep(absl::Span<const TrustStepArgs> list) override {
+    for (const TrustStepArgs& args : list) CheckArguments(args, compute_);
+    ForEachElementOf(list, [](const TrustStepArgs& args, cpu::Range elements) {
+      if (!IsFinite(args.step_numbers)) return;
+      cpu::AddScaled(TrustFactor(args), args.update, args.master, elements);
+    });
+  }
+
+  void CombineNorms(const CombineNormsArgs& args) override {
+    CheckArguments(args);
+    CombineNormsOnHost(args);
   }
 
   void AddColumnSums(const Matrix& x, const Vector& out) override {
@@ -162,9 +177,21 @@ class CpuOps final : public Ops {
   // On one thread: numerics version 3 adds a vector in one chain, so parts of several threads would
   // give other bits. (Threads could share the chain's running sums only if each read the
   // whole vector, which is half as fast.)
-  double SumOfSquares(const Vector& x) override {
+  void AddSumOfSquares(const Vector& x, const Vector& out) override {
     MEGASCALE_CHECK(x.dtype == DType::kF32);
-    return x.size == 0 ? 0.0 : cpu::SumOfSquares(x, {0, x.size});
+    CheckNumbers("out", out, 1);
+    if (x.size > 0) *out.as<double>() += cpu::SumOfSquares(x, {0, x.size});
+  }
+
+  void AddTotal(const Vector& x, const Vector& out) override {
+    CheckNumbers("x", x, x.size);
+    CheckNumbers("out", out, 1);
+    for (int64_t i = 0; i < x.size; ++i) *out.as<double>() += x.as<double>()[i];
+  }
+
+  void FirstNotFinite(const Matrix& x, const Vector& out) override {
+    CheckFirstNotFinite(x, out, compute_);
+    FirstNotFiniteOnHost(x, out);
   }
 
   void Cast(const Vector& from, const Vector& to) override {
@@ -201,6 +228,23 @@ class CpuOps final : public Ops {
   template <typename Body>
   void ForEachElement(int64_t size, const Body& body) {
     cpu::ForEachPart(ThreadsFor(size), size, kElementGrain, body);
+  }
+
+  // Divides all elements of a list among the threads at once: calls body(item, elements of the
+  // item). Most items of a list are small (norms, biases).
+  template <typename Args, typename Body>
+  void ForEachElementOf(absl::Span<const Args> list, const Body& body) {
+    int64_t size = 0;
+    for (const Args& item : list) size += item.master.size;
+    ForEachElement(size, [&](int /*part*/, cpu::Range all) {
+      int64_t first = 0;  // of the item, among all
+      for (const Args& item : list) {
+        const cpu::Range mine = {std::max(all.begin - first, int64_t{0}),
+                                 std::min(all.end - first, item.master.size)};
+        if (mine.begin < mine.end) body(item, mine);
+        first += item.master.size;
+      }
+    });
   }
 
   void FillWithBias(const MatMulArgs& args);

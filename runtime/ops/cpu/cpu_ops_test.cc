@@ -10,6 +10,7 @@
 #include "runtime/base/testing/test_heap.h"
 #include "runtime/ops/conformance.h"
 #include "runtime/ops/ops.h"
+#include "runtime/ops/testing/test_numbers.h"
 #include "runtime/tensor/arena.h"
 
 namespace megascale::ops {
@@ -72,12 +73,13 @@ class Layer {
     backward.d_out = out_, backward.d_x = Cols(d_qkv_, 0);
     backward.d_weight = {sums_.data, DType::kF32, kHidden};
     ops.NormBackward(backward);
-    ops.CrossEntropy({logits_, tokens_, 0.5, true, &loss_});
+    ops.CrossEntropy({logits_, tokens_, 0.5, true, Number(&loss_)});
     AdamWArgs step{sums_, more_, grad_, sums_, {}};
-    step.exp_avg_sq = grad_, step.lr = 0.1;
-    ops.AdamW(step);
+    TestStepNumbers numbers(0.1, 1);
+    step.exp_avg_sq = grad_, step.step_numbers = numbers.vector();
+    ops.AdamW({&step, 1});
     ops.AddScaled(0.1, more_, sums_);
-    loss_ += ops.SumOfSquares(sums_);
+    ops.AddSumOfSquares(sums_, Number(&loss_));
   }
 
   std::vector<double> Results() const {
@@ -210,9 +212,12 @@ TEST(CpuOps, ASumOfSquaresHasTheSameBitsWithAnyNumberOfThreads) {
   for (int64_t i = 0; i < kSize; ++i) {
     x.as<float>()[i] = static_cast<float>((i * 7919) % 1009) / 1009 - 0.5f;
   }
-  const double expected = MakeCpuOps(DType::kF32, 1)->SumOfSquares(x);
+  double expected = 0;
+  MakeCpuOps(DType::kF32, 1)->AddSumOfSquares(x, Number(&expected));
   for (const int num_threads : {2, 3, 8}) {
-    EXPECT_EQ(MakeCpuOps(DType::kF32, num_threads)->SumOfSquares(x), expected) << num_threads;
+    double found = 0;
+    MakeCpuOps(DType::kF32, num_threads)->AddSumOfSquares(x, Number(&found));
+    EXPECT_EQ(found, expected) << num_threads;
   }
 }
 
@@ -290,9 +295,10 @@ TEST(CpuOpsDeathTest, RefusesATokenOutsideTheVocabulary) {
   float logits[4] = {};
   int32_t target = 4;
   double loss = 0;
-  EXPECT_DEATH(ops->CrossEntropy(
-                   {{logits, DType::kF32, 1, 4, 4}, {&target, DType::kI32, 1}, 1, true, &loss}),
-               "outside the vocabulary");
+  EXPECT_DEATH(
+      ops->CrossEntropy(
+          {{logits, DType::kF32, 1, 4, 4}, {&target, DType::kI32, 1}, 1, true, Number(&loss)}),
+      "outside the vocabulary");
 }
 
 TEST(MeasureMatMulCeiling, IsPositive) { EXPECT_GT(MeasureMatMulCeiling(DType::kF32, 1, 0), 1e9); }

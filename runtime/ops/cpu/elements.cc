@@ -174,11 +174,12 @@ void CastOf(const Vector& from, const Vector& to, Range elements) {
 // multiply-add.
 template <typename Use>
 HWY_INLINE void ForEachUpdate(const AdamWArgs& args, Range elements, const Use& use) {
-  const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(args.step));
-  const double correction2 = 1 - std::pow(args.beta2, static_cast<double>(args.step));
+  const double* numbers = args.step_numbers.as<const double>();
+  const double correction1 = 1 - std::pow(args.beta1, numbers[kStep]);
+  const double correction2 = 1 - std::pow(args.beta2, numbers[kStep]);
   const Floats beta1 = Splat(args.beta1), one_less_beta1 = Splat(1 - args.beta1);
   const Floats beta2 = Splat(args.beta2), one_less_beta2 = Splat(1 - args.beta2);
-  const Floats grad_scale = Splat(args.grad_scale), eps = Splat(args.eps);
+  const Floats grad_scale = Splat(numbers[kClipFactor]), eps = Splat(args.eps);
   const Floats correction = Splat(1 / correction1), decay = Splat(args.weight_decay);
   const Floats root_correction = Splat(1 / std::sqrt(correction2));
   const float* master = args.master.as<float>();
@@ -200,7 +201,7 @@ HWY_INLINE void ForEachUpdate(const AdamWArgs& args, Range elements, const Use& 
 
 template <typename T>
 void AdamWOf(const AdamWArgs& args, Range elements) {
-  const Floats rate = Splat(args.lr);
+  const Floats rate = Splat(args.step_numbers.as<const double>()[kLearningRate]);
   float* master = args.master.as<float>();
   T* copy = args.compute_copy.as<T>();
   ForEachUpdate(args, elements, [&](int64_t i, auto lanes, Floats weight, Floats update) HWY_ATTR {

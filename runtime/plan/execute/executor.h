@@ -8,15 +8,15 @@
 //
 // A step runs when every owner that has instructions has launched it, in any order. An instruction
 // that does not depend on the other owner runs at once. The executor alone counts a step's end: it
-// calls `step_ended` once, when the last instruction of the last owner has ended or was skipped. Only
-// then may the next step be launched. An instruction ends when the device's work that its handler
-// issued has ended (stream::Stream::Notify), which may be long after the handler.
+// calls `step_ended` once, when the last instruction of the last owner has ended or was skipped.
+// Only then may the next step be launched. An instruction ends when the device's work that its
+// handler issued has ended (stream::Stream::Notify), which may be long after the handler.
 //
 // Failure: the first error ends the executor's life. Instructions that have not begun are skipped,
 // in this step and in later ones; a step still ends only after every owner has launched it.
 // `step_ended` gets that error; its message is prefixed with rank, step and instruction, and its
-// payloads are kept. An error of the device's work fails the instruction that issued it. To continue
-// an attempt, create a new executor.
+// payloads are kept. An error of the device's work fails the instruction that issued it. To
+// continue an attempt, create a new executor.
 //
 // Threads: all methods, from any thread. Handlers run on the streams' threads; observers and
 // step_ended on these or on a thread of the device. If the executor is destroyed during a step,
@@ -47,8 +47,8 @@ struct StepContext {
   bool operator==(const StepContext&) const = default;
 };
 
-// Issues the work of one instruction to its stream, or does it. Runs on the stream's thread. Must end
-// by itself: with a deadline, or because its communicator is aborted.
+// Issues the work of one instruction to its stream, or does it. Runs on the stream's thread. Must
+// end by itself: with a deadline, or because its communicator is aborted.
 using Handler = std::function<absl::Status(const Instruction&, const StepContext&)>;
 
 // Called for each instruction that runs: when its stream begins its work, and when that work has

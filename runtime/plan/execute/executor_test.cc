@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
 #include <cstdlib>
+#include <deque>
 #include <new>
 #include <numeric>
 #include <random>

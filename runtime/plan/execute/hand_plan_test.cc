@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "runtime/ops/ops.h"
+#include "runtime/ops/testing/test_numbers.h"
 #include "runtime/plan/check/validate_step.h"
 #include "runtime/plan/execute/executor.h"
 #include "runtime/plan/execute/testing/test_streams.h"
@@ -376,13 +377,14 @@ struct ToyChunk {
                 .bias = {}});
   }
   void Step(ops::Ops& ops, int64_t step) {
-    ops.AdamW({.master = FlatView(weight),
-               .exp_avg = FlatView(exp_avg),
-               .exp_avg_sq = FlatView(exp_avg_sq),
-               .grad = FlatView(gradient),
-               .compute_copy = {},
-               .lr = 1e-2,
-               .step = step});
+    ops::TestStepNumbers numbers(1e-2, step);
+    const ops::AdamWArgs args = {.master = FlatView(weight),
+                                 .exp_avg = FlatView(exp_avg),
+                                 .exp_avg_sq = FlatView(exp_avg_sq),
+                                 .grad = FlatView(gradient),
+                                 .compute_copy = {},
+                                 .step_numbers = numbers.vector()};
+    ops.AdamW({&args, 1});
   }
 };
 

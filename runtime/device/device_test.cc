@@ -1,0 +1,162 @@
+// What every device must do: memory, copies, the order of streams and events, operators.
+#include "runtime/device/device.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/device/host_window.h"
+#include "runtime/device/testing/test_devices.h"
+
+namespace megascale::device {
+namespace {
+
+using tensor::DType;
+using tensor::HostVector;
+using tensor::Vector;
+
+constexpr int64_t kSize = 1000;
+
+class DeviceTest : public ::testing::TestWithParam<TestDevice> {
+ protected:
+  Vector Make(int64_t size, DType dtype = DType::kF32) {
+    memory_.push_back(device_->Allocate("test", static_cast<size_t>(size) * SizeOf(dtype)).value());
+    return {memory_.back()->data(), dtype, size};
+  }
+  void Upload(const std::vector<float>& from, const Vector& to) {
+    HostWindow window(device_.get(), stream_.get());
+    EXPECT_EQ(window.Write(to,
+                           [&](int64_t first, const HostVector& piece) {
+                             std::memcpy(piece.data, from.data() + first,
+                                         static_cast<size_t>(piece.bytes()));
+                             return absl::OkStatus();
+                           }),
+              absl::OkStatus());
+  }
+  std::vector<float> Download(const Vector& from) {
+    std::vector<float> to(static_cast<size_t>(from.size));
+    EXPECT_EQ(CopyToHost(device_.get(), stream_.get(), from, {to.data(), DType::kF32, from.size}),
+              absl::OkStatus());
+    return to;
+  }
+  static std::vector<float> Count(int64_t size) {
+    std::vector<float> values(static_cast<size_t>(size));
+    std::iota(values.begin(), values.end(), 1.0f);
+    return values;
+  }
+
+  std::unique_ptr<Device> device_ = GetParam().make(7);
+  std::vector<std::unique_ptr<Memory>> memory_;
+  std::unique_ptr<stream::Stream> stream_ = device_->MakeStream("test").value();
+};
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceTest, ::testing::ValuesIn(AllDevices()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(DeviceTest, MemoryIsZeroAndHoldsWhatIsCopiedIntoIt) {
+  const Vector vector = Make(kSize);
+  EXPECT_THAT(Download(vector), ::testing::Each(0.0f));
+  Upload(Count(kSize), vector);
+  EXPECT_EQ(Download(vector), Count(kSize));
+  const Vector other = Make(kSize);
+  stream_->RunAndWait([&] { stream_->Copy(other.data, vector.data, kSize * sizeof(float)); });
+  EXPECT_EQ(Download(other), Count(kSize));
+}
+
+TEST_P(DeviceTest, AWindowReachesVectorsOfSeveralPieces) {
+  const int64_t size = 2 * static_cast<int64_t>(HostWindow::kPieceBytes / sizeof(float)) + 17;
+  const Vector vector = Make(size);
+  Upload(Count(size), vector);
+  EXPECT_EQ(Download(vector), Count(size));
+}
+
+TEST_P(DeviceTest, AWindowStopsAtTheFirstError) {
+  const Vector vector = Make(3 * static_cast<int64_t>(HostWindow::kPieceBytes / sizeof(float)));
+  HostWindow window(device_.get(), stream_.get());
+  int calls = 0;
+  const absl::Status status = window.Write(vector, [&](int64_t, const HostVector&) {
+    ++calls;
+    return absl::DataLossError("damaged");
+  });
+  EXPECT_EQ(status, absl::DataLossError("damaged"));
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_P(DeviceTest, OperatorsRunInTheOrderInWhichTheyAreIssued) {
+  const auto ops = device_->MakeOps(stream_.get(), DType::kF32, 1);
+  const Vector x = Make(kSize), sum = Make(kSize);
+  Upload(Count(kSize), x);
+  stream_->RunAndWait([&] {
+    for (int i = 0; i < 100; ++i) ops->AddScaled(1.0, x, sum);
+    ops->FillZero(x);
+  });
+  const std::vector<float> found = Download(sum);
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_EQ(found[i], 100.0f * static_cast<float>(i + 1));
+  EXPECT_THAT(Download(x), ::testing::Each(0.0f));
+}
+
+// Each stream adds one in turn; the value of an early or a lost turn would differ.
+TEST_P(DeviceTest, EventsOrderTheWorkOfTwoStreams) {
+  constexpr int kTurns = 200;
+  const auto other = device_->MakeStream("other").value();
+  const std::vector<stream::Stream*> streams = {stream_.get(), other.get()};
+  std::vector<std::unique_ptr<ops::Ops>> ops;
+  std::vector<std::unique_ptr<stream::Event>> turns;
+  for (stream::Stream* stream : streams) {
+    ops.push_back(device_->MakeOps(stream, DType::kF32, 1));
+    turns.push_back(stream->MakeEvent());
+  }
+  const Vector one = Make(1), sum = Make(1), seen = Make(2 * kTurns);
+  Upload({1.0f}, one);
+  for (uint64_t turn = 1; turn <= kTurns; ++turn) {
+    for (size_t i = 0; i < streams.size(); ++i) {
+      if (i == 1 || turn > 1) turns[1 - i]->Wait(*streams[i], i == 1 ? turn : turn - 1);
+      const int64_t at = 2 * (static_cast<int64_t>(turn) - 1) + static_cast<int64_t>(i);
+      streams[i]->Enqueue([&, i, at](stream::Stream& on) {
+        ops[i]->AddScaled(1.0, one, sum);
+        on.Copy(seen.as<float>() + at, sum.data, sizeof(float));
+      });
+      turns[i]->Record(*streams[i], turn);
+    }
+  }
+  for (stream::Stream* stream : streams) EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
+  EXPECT_EQ(Download(seen), Count(2 * kTurns));
+}
+
+TEST_P(DeviceTest, NotificationsComeInOrderAfterTheWorkBeforeThem) {
+  const auto memory = device_->AllocateHost("result", kSize * sizeof(float)).value();
+  const auto* found = static_cast<const float*>(memory->data());
+  const auto ops = device_->MakeOps(stream_.get(), DType::kF32, 1);
+  const Vector x = Make(kSize), sum = Make(kSize);
+  Upload(std::vector<float>(kSize, 1.0f), x);
+  std::vector<float> seen;
+  stream_->RunAndWait([&] {
+    for (int i = 0; i < 50; ++i) {
+      ops->AddScaled(1.0, x, sum);
+      stream_->Copy(memory->data(), sum.data, kSize * sizeof(float));
+      stream_->Notify([&](const absl::Status& status) {
+        EXPECT_EQ(status, absl::OkStatus());
+        seen.push_back(found[kSize - 1]);
+      });
+    }
+  });
+  EXPECT_EQ(stream_->Synchronize(), absl::OkStatus());
+  EXPECT_EQ(seen, Count(50));
+}
+
+TEST_P(DeviceTest, AnEventThatIsReleasedEndsTheWaitsForIt) {
+  const auto other = device_->MakeStream("other").value();
+  const auto never = other->MakeEvent();
+  never->Wait(*stream_, 1);
+  never->Release();
+  EXPECT_EQ(stream_->Synchronize(), absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace megascale::device

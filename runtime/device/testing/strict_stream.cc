@@ -85,7 +85,9 @@ absl::Status StrictStream::Finish() {
   const uint64_t last = num_issued_;
   ++device_.num_waits_[name()];
   device_.changed_.wait(lock, [&] { return num_done_ >= last; });
-  return device_.has_failed_ ? absl::InternalError("the device failed") : absl::OkStatus();
+  if (!device_.has_failed_) return absl::OkStatus();
+  owes_error_ = true;
+  return TakeError();
 }
 
 std::unique_ptr<stream::Event> StrictStream::MakeEvent() {

@@ -1,0 +1,246 @@
+// Whole jobs on the strict device: its memory cannot be touched by the host, its work runs late and
+// in any allowed order. Every result must have the bits of the CPU's.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/testing/test_heap.h"
+#include "runtime/device/testing/strict_device.h"
+#include "runtime/engine/test_job.h"
+
+namespace megascale::engine {
+namespace {
+
+using agent::v1::RestorePoint;
+using device::StrictDevice;
+using job::v1::JobSpec;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr auto kInterleaved = job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B;
+constexpr auto kZeroBubble = job::v1::PIPELINE_SCHEDULE_ZB_H1;
+
+struct Layout {
+  std::string name = "";
+  int data = 1;
+  int pipeline = 1;
+  int tensor = 1;
+  bool overlap = false;
+  int virtual_stages = 1;
+  job::v1::PipelineSchedule schedule = job::v1::PIPELINE_SCHEDULE_1F1B;
+  int zero_stage = 1;
+  job::v1::OptimizerType optimizer = job::v1::OPTIMIZER_TYPE_ADAMW;
+  job::v1::Precision precision = job::v1::PRECISION_FP32;
+  std::vector<std::string> nodes = {};
+};
+
+JobSpec Toy(const Layout& layout) {
+  JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
+  spec.mutable_train()->set_steps(3);
+  spec.mutable_train()->set_precision(layout.precision);
+  spec.mutable_optimizer()->set_type(layout.optimizer);
+  auto& parallel = *spec.mutable_parallel();
+  parallel.set_tensor_model_parallel_size(layout.tensor);
+  parallel.set_tp_comm_overlap(layout.overlap);
+  parallel.set_virtual_pipeline_model_parallel_size(layout.virtual_stages);
+  parallel.set_pipeline_schedule(layout.schedule);
+  parallel.set_zero_stage(layout.zero_stage);
+  if (layout.zero_stage == 2) parallel.set_ddp_bucket_size(2000);
+  return spec;
+}
+
+RunOptions Options(const JobSpec& spec, const Layout& layout = {}) {
+  RunOptions options(spec);
+  options.nodes = layout.nodes;
+  return options;
+}
+
+RunOptions OnStrict(RunOptions options, device::StrictOptions strict = {}) {
+  options.make_device = [strict](int rank) {
+    device::StrictOptions mine = strict;
+    mine.seed += static_cast<uint64_t>(rank);
+    return StrictDevice::Create(mine);
+  };
+  return options;
+}
+
+class StrictLayoutTest : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(StrictLayoutTest, TrainsToTheBitsOfTheCpu) {
+  const JobSpec spec = Toy(GetParam());
+  const RunResult cpu = RunJob(Options(spec, GetParam()));
+  ASSERT_NE(cpu.digest, "");
+  for (const uint64_t seed : {11, 12}) {
+    const RunResult strict = RunJob(OnStrict(Options(spec, GetParam()), {.seed = seed}));
+    EXPECT_EQ(strict.digest, cpu.digest) << "seed " << seed;
+    ASSERT_EQ(strict.records[0].size(), cpu.records[0].size());
+    for (size_t i = 0; i < cpu.records[0].size(); ++i) {
+      EXPECT_EQ(strict.records[0][i].SerializeAsString(), cpu.records[0][i].SerializeAsString());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, StrictLayoutTest,
+    ::testing::Values(
+        Layout{.name = "Alone"}, Layout{.name = "Data", .data = 2},
+        Layout{.name = "Pipeline", .pipeline = 2, .nodes = {"a", "b"}},
+        Layout{.name = "Interleaved",
+               .pipeline = 2,
+               .virtual_stages = 2,
+               .schedule = kInterleaved,
+               .precision = job::v1::PRECISION_BF16},
+        Layout{.name = "ZeroBubble", .pipeline = 2, .schedule = kZeroBubble, .zero_stage = 2},
+        Layout{.name = "Tensor", .tensor = 2},
+        Layout{.name = "TensorOverlap",
+               .data = 2,
+               .tensor = 2,
+               .overlap = true,
+               .precision = job::v1::PRECISION_BF16},
+        Layout{.name = "Lamb",
+               .data = 2,
+               .tensor = 2,
+               .optimizer = job::v1::OPTIMIZER_TYPE_LAMB,
+               .nodes = {"a", "a", "b", "b"}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(StrictDeviceTest, GoesOnFromACheckpointAndFromASnapshotOfTheCpu) {
+  const Layout layout = {.data = 2, .nodes = {"a", "b"}};
+  const JobSpec spec = Toy(layout);
+  const std::string calm = RunJob(Options(spec, layout)).digest;
+  RunOptions first = Options(spec, layout);
+  first.StopAfter(2);
+  const RunResult stopped = RunJob(first);
+  RunOptions second = OnStrict(Options(spec, layout));
+  second.attempt = 2;
+  second.restore.set_source(RestorePoint::SOURCE_STORAGE);
+  second.restore.set_step(2);
+  second.restore.set_directory(stopped.checkpoint);
+  EXPECT_EQ(RunJob(second).digest, calm);
+}
+
+// Returns the errors of all ranks.
+std::map<int, absl::Status> FailuresOf(RunOptions options) {
+  std::mutex mutex;
+  std::map<int, absl::Status> failures;
+  options.on_failure = [&](int rank, const absl::Status& status) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    failures[rank] = status;
+  };
+  RunJob(options);
+  return failures;
+}
+
+TEST(StrictDeviceTest, ADivergenceIsExplainedAsOnTheCpu) {
+  for (const Layout& layout : {Layout{}, Layout{.pipeline = 2}, Layout{.tensor = 2}}) {
+    JobSpec spec = Toy(layout);
+    spec.mutable_optimizer()->set_lr(1e30);
+    spec.mutable_optimizer()->set_clip_grad(0);
+    const auto cpu = FailuresOf(Options(spec, layout));
+    const auto strict = FailuresOf(OnStrict(Options(spec, layout)));
+    ASSERT_FALSE(cpu.empty());
+    ASSERT_EQ(strict.size(), cpu.size());
+    for (const auto& [rank, failure] : cpu) {
+      EXPECT_EQ(failure.code(), absl::StatusCode::kOutOfRange);
+      EXPECT_THAT(std::string(failure.message()), HasSubstr("it began in"));
+      EXPECT_EQ(strict.at(rank), failure);
+    }
+  }
+}
+
+// Returns the message with which a job whose device fails at its `work`-th operator or copy ends.
+std::string MessageOfLateFailure(int64_t work) {
+  const auto failures = FailuresOf(OnStrict(Options(Toy({})), {.fail_at_work = work}));
+  EXPECT_EQ(failures.size(), 1u) << work;
+  if (failures.empty()) return "";
+  EXPECT_EQ(failures.begin()->second.code(), absl::StatusCode::kInternal);
+  return std::string(failures.begin()->second.message());
+}
+
+TEST(StrictDeviceTest, ALateErrorNamesTheInstructionThatItCameFrom) {
+  int64_t before_steps = 0;
+  {
+    RunOptions options = Options(Toy({}));
+    StrictDevice* device = nullptr;
+    options.make_device = [&](int) {
+      auto made = StrictDevice::Create();
+      device = made.get();
+      return made;
+    };
+    options.on_load = [&](int, const absl::StatusOr<std::string>& loaded) {
+      EXPECT_TRUE(loaded.ok()) << loaded.status();
+      before_steps = device->num_work();
+    };
+    RunJob(options);
+  }
+  // A step begins with the gathering of parameters, which waits for its copies; then comes the
+  // first forward, which waits for nothing.
+  EXPECT_THAT(MessageOfLateFailure(before_steps + 1),
+              StartsWith("rank 0: step 1: G.c0: the device failed in work"));
+  EXPECT_THAT(MessageOfLateFailure(before_steps + 40),
+              StartsWith("rank 0: step 1: F.c0.m0: the device failed in work"));
+}
+
+TEST(StrictDeviceTest, TooLittleMemoryIsOneClearError) {
+  const JobSpec spec = Toy({});
+  auto device = StrictDevice::Create({.memory_bytes = 20000});
+  EngineOptions options;
+  options.spec = spec;
+  options.placements.emplace_back();
+  options.device = device.get();
+  const auto engine = RankEngine::Create(options);
+  EXPECT_EQ(engine.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(engine.status().message()), HasSubstr("bytes of device memory"));
+}
+
+// The compute stream, which runs the passes and the optimizer, never waits for the host, and no
+// stream of a rank alone does.
+TEST(StrictDeviceTest, AStepWaitsForNoHostAndAllocatesNothing) {
+  JobSpec spec = Toy({});
+  spec.mutable_train()->set_steps(6);
+  RunOptions options = Options(spec);
+  StrictDevice* device = nullptr;
+  options.make_device = [&](int) {
+    auto made = StrictDevice::Create();
+    device = made.get();
+    return made;
+  };
+  options.on_loader_thread = &base::IgnoreHeapCallsOfThisThread;
+  std::vector<int64_t> waits;
+  std::vector<base::HeapCalls> heap;
+  waits.reserve(6);
+  heap.reserve(6);
+  options.after_step = [&] {
+    waits.push_back(device->num_waits_for("compute"));
+    heap.push_back(base::CountHeapCalls());
+  };
+  RunJob(options);
+  ASSERT_EQ(waits.size(), 6u);
+  EXPECT_EQ(waits.back(), waits.front());
+  if (!base::kHeapIsCounted) GTEST_SKIP() << "a sanitizer has a heap of its own";
+  // After the first steps, which make scratch memory.
+  for (size_t i = 4; i < heap.size(); ++i) {
+    EXPECT_EQ((heap[i] - heap[i - 1]).ours, 0) << "step " << i + 1;
+    EXPECT_EQ((heap[i] - heap[i - 1]).mappings, 0) << "step " << i + 1;
+  }
+}
+
+TEST(StrictDeviceDeathTest, AStrayAccessOfTheHostIsACrashWithTheNameOfTheMemory) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_DEATH(
+      {
+        const auto device = StrictDevice::Create();
+        const auto memory = device->Allocate("weights", 4096).value();
+        static_cast<volatile char*>(memory->data())[17] = 1;
+      },
+      "host code touched device memory: byte 17 of 'weights'");
+}
+
+}  // namespace
+}  // namespace megascale::engine

@@ -5,6 +5,8 @@
 #include <fstream>
 #include <string>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "runtime/job/job_spec.h"
@@ -47,6 +49,7 @@ std::string OverrideErrorOf(const std::string& assignment) {
 TEST(JobFileTest, ReadsEveryKindOfField) {
   const auto spec = ParseJobText("job.yaml", R"(
 name: "all kinds"
+device: cpu
 model:
   hidden_size: 64
   position_embedding: rotary
@@ -70,6 +73,7 @@ checkpoint:
 )");
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->name(), "all kinds");
+  EXPECT_EQ(spec->device(), job::v1::DEVICE_CPU);
   EXPECT_EQ(spec->model().hidden_size(), 64);
   EXPECT_EQ(spec->model().position_embedding(), job::v1::POSITION_EMBEDDING_ROTARY);
   EXPECT_EQ(spec->model().hidden_act(), job::v1::ACTIVATION_GELU_TANH);
@@ -98,8 +102,8 @@ TEST(JobFileTest, NamesUnknownFieldsWithTheNearest) {
   EXPECT_EQ(ErrorOf("model:\n  steps: 64\n"),
             "job.yaml:2:3: `model.steps` is not a field; did you mean `train.steps`?");
   EXPECT_EQ(ErrorOf("zzzzzzzz: 1\n"),
-            "job.yaml:1:1: `zzzzzzzz` is not a field; expected one of name, model, data, train, "
-            "optimizer, parallel, checkpoint, fault, store");
+            "job.yaml:1:1: `zzzzzzzz` is not a field; expected one of name, device, model, data, "
+            "train, optimizer, parallel, checkpoint, fault, store");
 }
 
 TEST(JobFileTest, SaysWhatWasFoundAndExpected) {
@@ -145,6 +149,8 @@ TEST(JobFileTest, ExplainsEnumsAndDurations) {
       ErrorOf("train:\n  precision: BF16\n"),
       "job.yaml:2:14: `train.precision` expects fp32 or bf16 or fp64, found `BF16`; did you mean "
       "`bf16`?");
+  EXPECT_EQ(ErrorOf("name: x\ndevice: tpu\n"),
+            "job.yaml:2:9: `device` expects cpu or cuda, found `tpu`; did you mean `cpu`?");
   EXPECT_EQ(
       ErrorOf("fault:\n  heartbeat_timeout: 5\n"),
       "job.yaml:2:22: `fault.heartbeat_timeout` expects a duration such as 5s, 1m30s or 500ms, "
@@ -260,6 +266,21 @@ TEST_F(LoadJobFileTest, MissingFilesAndDirectoriesAreNamed) {
             "job file /nonexistent/job.yaml does not exist; examples/ has some to start from");
   EXPECT_EQ(std::string(LoadJobFile("/tmp", {}).status().message()),
             "/tmp: is not a regular file; expected a YAML job file");
+}
+
+TEST(LoadJobTextTest, ADeviceThatThisBuildDoesNotSupportIsRefusedAtItsPlace) {
+  const std::string refusal = "device: cuda is not supported by this build; expected cpu";
+  EXPECT_EQ(LoadJobText("job.yaml", absl::StrCat("device: cuda\n", kSmall), {}).status(),
+            absl::InvalidArgumentError(absl::StrCat("job.yaml:1:9: ", refusal)));
+  JobFileOptions options;
+  options.overrides = {"device=cuda"};
+  EXPECT_EQ(LoadJobText("job.yaml", kSmall, options).status(),
+            absl::InvalidArgumentError(absl::StrCat("--set device=cuda: ", refusal)));
+  options.overrides = {"device=cpu"};
+  const auto on_cpu = LoadJobText("job.yaml", kSmall, options);
+  ASSERT_TRUE(on_cpu.ok()) << on_cpu.status();
+  EXPECT_TRUE(absl::StrContains(ToYaml(*on_cpu), "\ndevice: cpu\n")) << ToYaml(*on_cpu);
+  EXPECT_TRUE(MessageDifferencer::Equals(*on_cpu, LoadJobText("job.yaml", kSmall, {}).value()));
 }
 
 TEST(JobFileTest, YamlReadsBackAsTheSameSpecification) {

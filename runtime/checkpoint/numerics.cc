@@ -25,6 +25,7 @@ constexpr size_t kChangesShownMax = 4;
 
 constexpr absl::string_view kReplicas = "layout.data_parallel_size";
 constexpr absl::string_view kBucketSize = "layout.ddp_bucket_size";
+constexpr absl::string_view kDevice = "device";
 
 // Fields that older versions did not write, and the values that match their behaviour.
 constexpr std::pair<absl::string_view, absl::string_view> kWasImplied[] = {
@@ -32,6 +33,7 @@ constexpr std::pair<absl::string_view, absl::string_view> kWasImplied[] = {
     {"layout.zero_stage", "1"},
     {kBucketSize, "1099511627776"},  // larger than any chunk: one bucket for everything
     {"optimizer.type", "OPTIMIZER_TYPE_ADAMW"},
+    {kDevice, "DEVICE_CPU"},  // this version leaves it out, too: see MakeNumericsFingerprint
 };
 // A field that only older versions wrote.
 constexpr absl::string_view kWasWritten = "layout.pipeline_schedule";
@@ -134,6 +136,10 @@ v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
                                                 absl::string_view instruction_set) {
   v1::NumericsFingerprint fingerprint;
   Fields* fields = fingerprint.mutable_fields();
+  // A job on processors has the fingerprint that it had before jobs chose their device.
+  if (spec.device() != job::v1::DEVICE_UNSPECIFIED && spec.device() != job::v1::DEVICE_CPU) {
+    (*fields)[std::string(kDevice)] = job::v1::Device_Name(spec.device());
+  }
   AddFields(spec.model(), "model", fields);
   AddFields(spec.optimizer(), "optimizer", fields);
   AddFields(spec.train(), "batch", fields);

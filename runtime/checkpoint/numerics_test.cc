@@ -48,6 +48,23 @@ TEST(NumericsTest, TheFingerprintNamesWhatTheBitsDependOn) {
   EXPECT_EQ(fields.size(), 14u);
 }
 
+TEST(NumericsTest, TheDeviceCountsUnlessItIsTheProcessor) {
+  const auto older = MakeNumericsFingerprint(Spec(), "avx2");  // no device
+  job::v1::JobSpec spec = Spec();
+  spec.set_device(job::v1::DEVICE_CPU);
+  const auto on_cpu = MakeNumericsFingerprint(spec, "avx2");
+  EXPECT_EQ(on_cpu.fields().count("device"), 0u);
+  EXPECT_EQ(on_cpu.fields().size(), older.fields().size());
+  EXPECT_EQ(CompareFingerprints(older, on_cpu, {}), absl::OkStatus());
+  spec.set_device(job::v1::DEVICE_CUDA);
+  const auto on_cuda = MakeNumericsFingerprint(spec, "avx2");
+  EXPECT_EQ(CompareFingerprints(on_cpu, on_cuda, {}),
+            absl::FailedPreconditionError(
+                "the checkpoint was made under other conditions: device was DEVICE_CPU, is "
+                "DEVICE_CUDA; restore them, or go on with other bits by --allow-changed device"));
+  EXPECT_EQ(CompareFingerprints(on_cpu, on_cuda, {"device"}), absl::OkStatus());
+}
+
 TEST(NumericsTest, AJobMayBeProlongedMovedAndRenamed) {
   job::v1::JobSpec moved = Spec();
   moved.set_name("other");

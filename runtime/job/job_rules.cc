@@ -117,6 +117,18 @@ absl::Status CheckName(const std::string& name) {
   }
   return absl::OkStatus();
 }
+
+// The one place that refuses devices: whatever reads a job, `plan` included, comes through here, so
+// that a job which can be planned can be submitted.
+absl::Status CheckDevice(v1::Device device) {
+  if (device == v1::DEVICE_CPU) return absl::OkStatus();
+  if (device == v1::DEVICE_CUDA) {
+    return Refuse("device", "cuda is not supported by this build; expected cpu");
+  }
+  return Refuse("device",
+                absl::StrCat("unknown value ", static_cast<int>(device), "; expected cpu"));
+}
+
 absl::Status CheckPartialRotaryFactor(double factor) {
   if (factor > 0 && factor <= 1) return absl::OkStatus();
   return Refuse("model.partial_rotary_factor",
@@ -440,8 +452,8 @@ absl::Status CheckStore(const std::string& store) {
 }  // namespace
 
 absl::Status CheckFields(const JobSpec& spec) {
-  return All({CheckName(spec.name()), CheckEnums(spec), CheckModelFields(spec.model()),
-              CheckData(spec.data()), CheckTrainFields(spec),
+  return All({CheckName(spec.name()), CheckDevice(spec.device()), CheckEnums(spec),
+              CheckModelFields(spec.model()), CheckData(spec.data()), CheckTrainFields(spec),
               CheckOptimizerFields(spec.optimizer()), CheckParallel(spec.parallel()),
               CheckCheckpoint(spec.checkpoint()), CheckFaultFields(spec.fault()),
               CheckStore(spec.store())});

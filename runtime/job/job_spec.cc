@@ -111,6 +111,7 @@ absl::Duration ToDuration(const google::protobuf::Duration& duration) {
 }
 
 void UpgradeJobSpec(JobSpec* spec) {
+  spec->set_device(OrDefault(spec->device(), v1::DEVICE_CPU));
   v1::TrainSpec& train = *spec->mutable_train();
   train.set_recompute_granularity(
       OrDefault(train.recompute_granularity(), v1::RECOMPUTE_GRANULARITY_NONE));

@@ -53,6 +53,7 @@ TEST(JobSpecTest, TellsAllBrokenRules) {
 TEST(JobSpecTest, FillsEveryDocumentedDefault) {
   const auto resolved = ResolveJobSpec(SmallSpec());
   ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->device(), v1::DEVICE_CPU);
   const v1::ModelSpec& model = resolved->model();
   EXPECT_EQ(model.vocab_size(), 256);
   EXPECT_EQ(model.num_key_value_heads(), 4);
@@ -200,6 +201,19 @@ TEST(JobSpecTest, RefusesBadNames) {
   });
 }
 
+TEST(JobSpecTest, RefusesDevicesThatThisBuildDoesNotSupport) {
+  v1::JobSpec spec = SmallSpec();
+  spec.set_device(v1::DEVICE_CPU);
+  EXPECT_TRUE(ResolveJobSpec(spec).ok());
+  spec.set_device(v1::DEVICE_CUDA);
+  EXPECT_EQ(ResolveJobSpec(spec).status(),
+            absl::InvalidArgumentError("device: cuda is not supported by this build; "
+                                       "expected cpu"));
+  spec.set_device(static_cast<v1::Device>(7));
+  EXPECT_EQ(ResolveJobSpec(spec).status(),
+            absl::InvalidArgumentError("device: unknown value 7; expected cpu"));
+}
+
 TEST(JobSpecTest, RefusesBadModels) {
   ExpectRefused({
       {[](auto& spec) { spec.clear_model(); },
@@ -292,6 +306,7 @@ TEST(JobSpecTest, AnOlderVersionsSpecificationIsUpgradedToWhatThatVersionDid) {
   v1::JobSpec now = ResolveJobSpec(SmallSpec()).value();
   now.mutable_parallel()->set_tp_comm_overlap(true);  // was the default
   v1::JobSpec older = now;
+  older.clear_device();
   older.mutable_train()->clear_recompute_granularity();
   older.mutable_optimizer()->clear_type();
   older.mutable_parallel()->clear_virtual_pipeline_model_parallel_size();

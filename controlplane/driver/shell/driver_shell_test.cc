@@ -275,6 +275,7 @@ TEST_F(DriverShellTest, AJobThatAnOlderVersionTookHasWhatThatVersionDid) {
   EXPECT_EQ(spec.optimizer().type(), job::v1::OPTIMIZER_TYPE_ADAMW);
   EXPECT_EQ(spec.parallel().virtual_pipeline_model_parallel_size(), 1);
   EXPECT_EQ(spec.parallel().pipeline_schedule(), job::v1::PIPELINE_SCHEDULE_1F1B);
+  EXPECT_EQ(spec.device(), job::v1::DEVICE_CPU);
   // The same job submitted again, as this version resolves it.
   const int64_t num_events = shell_->state().num_events();
   EXPECT_EQ(Submit("j"), absl::OkStatus());

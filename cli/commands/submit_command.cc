@@ -46,39 +46,65 @@ void AddRow(std::vector<std::string> row, std::vector<std::vector<std::string>>*
   }
 }
 
-absl::StatusOr<std::string> RankTable(const job::v1::JobSpec& spec) {
-  ASSIGN_OR_RETURN(const layout::NodeMemory memory, layout::MemoryOfJob(spec));
+// Returns the memory of machines with `slots` slots each, as the driver fills them; 0: one machine
+// runs all ranks.
+absl::StatusOr<std::vector<layout::NodeMemory>> MachinesOf(const job::v1::JobSpec& spec,
+                                                           int64_t slots) {
+  const int world = job::WorldSize(spec);
+  const int step = static_cast<int>(slots == 0 ? world : std::min<int64_t>(slots, world));
+  std::vector<layout::NodeMemory> machines;
+  for (int first = 0; first < world; first += step) {
+    std::vector<int> here(static_cast<size_t>(std::min(step, world - first)));
+    std::iota(here.begin(), here.end(), first);
+    ASSIGN_OR_RETURN(layout::NodeMemory memory, layout::MemoryOfNode(spec, here));
+    machines.push_back(std::move(memory));
+  }
+  return machines;
+}
+
+// Memory that only some jobs need has a column only if a rank needs any.
+std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
   using base::FormatBytes;
+  layout::RankMemory all;
+  for (const layout::NodeMemory& machine : machines) {
+    for (const layout::NodeMemory::Rank& rank : machine.ranks) all += rank.memory;
+  }
   std::vector<std::vector<std::string>> rows = {{"RANK", "WEIGHTS", "GRADIENTS", "OPTIMIZER",
-                                                 "ACTIVATIONS", "LOGITS", "SCRATCH", "KERNELS",
-                                                 "PROCESS", "SUM"}};
-  for (const auto& [rank, need] : memory.ranks) {
-    const std::string slots =
-        absl::StrCat(need.num_slots, " x ", FormatBytes(need.activations / need.num_slots));
-    AddRow({absl::StrCat(rank), FormatBytes(need.weights), FormatBytes(need.gradients),
-            FormatBytes(need.optimizer), slots, FormatBytes(need.logits), FormatBytes(need.scratch),
-            FormatBytes(need.kernels), FormatBytes(need.process), FormatBytes(need.sum())},
-           &rows);
+                                                 "ACTIVATIONS", "LOGITS", "SCRATCH", "WORKSPACES"}};
+  if (all.communicators != 0) rows[0].emplace_back("COMMUNICATORS");
+  if (all.pinned != 0) rows[0].emplace_back("PINNED");
+  rows[0].insert(rows[0].end(), {"PROCESS", "SUM"});
+  for (const layout::NodeMemory& machine : machines) {
+    for (const auto& [rank, need] : machine.ranks) {
+      const std::string slots =
+          absl::StrCat(need.num_slots, " x ", FormatBytes(need.activations / need.num_slots));
+      std::vector<std::string> row = {absl::StrCat(rank),
+                                      FormatBytes(need.weights),
+                                      FormatBytes(need.gradients),
+                                      FormatBytes(need.optimizer),
+                                      slots,
+                                      FormatBytes(need.logits),
+                                      FormatBytes(need.scratch),
+                                      FormatBytes(need.workspaces)};
+      if (all.communicators != 0) row.push_back(FormatBytes(need.communicators));
+      if (all.pinned != 0) row.push_back(FormatBytes(need.pinned));
+      row.insert(row.end(), {FormatBytes(need.process), FormatBytes(need.sum())});
+      AddRow(std::move(row), &rows);
+    }
   }
   return FormatTable(rows);
 }
 
-// Returns a table of machines with `slots` slots each, as the driver fills them; 0: one machine
-// runs all ranks.
-absl::StatusOr<std::string> MachineTable(const job::v1::JobSpec& spec, int64_t slots) {
+std::string MachineTable(const std::vector<layout::NodeMemory>& machines) {
   using base::FormatBytes;
-  const int world = job::WorldSize(spec);
-  const int step = static_cast<int>(slots == 0 ? world : std::min<int64_t>(slots, world));
   std::vector<std::vector<std::string>> rows = {{"MACHINE", "RANKS", "RANKS' SUM", "SNAPSHOTS",
                                                  "COLLECTIVES", "BATCH RING", "TELEMETRY", "HOST",
                                                  "SUM"}};
-  for (int first = 0; first < world; first += step) {
-    std::vector<int> here(static_cast<size_t>(std::min(step, world - first)));
-    std::iota(here.begin(), here.end(), first);
-    ASSIGN_OR_RETURN(const layout::NodeMemory memory, layout::MemoryOfNode(spec, here));
+  for (size_t i = 0; i < machines.size(); ++i) {
+    const layout::NodeMemory& memory = machines[i];
     int64_t ranks = 0;
     for (const auto& [rank, need] : memory.ranks) ranks += need.sum();
-    AddRow({absl::StrCat(first / step), absl::StrCat(here.size()), FormatBytes(ranks),
+    AddRow({absl::StrCat(i), absl::StrCat(memory.ranks.size()), FormatBytes(ranks),
             FormatBytes(memory.snapshots), FormatBytes(memory.collectives),
             FormatBytes(memory.batch_ring), FormatBytes(memory.telemetry), FormatBytes(memory.host),
             FormatBytes(memory.sum())},
@@ -88,11 +114,10 @@ absl::StatusOr<std::string> MachineTable(const job::v1::JobSpec& spec, int64_t s
 }
 
 absl::StatusOr<std::string> MemoryTables(const job::v1::JobSpec& spec, int64_t slots) {
-  ASSIGN_OR_RETURN(const std::string ranks, RankTable(spec));
-  ASSIGN_OR_RETURN(const std::string machines, MachineTable(spec, slots));
+  ASSIGN_OR_RETURN(const std::vector<layout::NodeMemory> machines, MachinesOf(spec, slots));
   ASSIGN_OR_RETURN(const layout::NodeMemory all, layout::MemoryOfJob(spec));
-  std::string text =
-      absl::StrCat("memory of each rank:\n", ranks, "memory of each machine:\n", machines);
+  std::string text = absl::StrCat("memory of each rank:\n", RankTable(machines),
+                                  "memory of each machine:\n", MachineTable(machines));
   const std::optional<base::MemoryLimit> limit = base::LeastMemoryLimit();
   if (limit.has_value()) {
     absl::StrAppend(&text, "here ", base::FormatBytes(limit->available_bytes), " of ",

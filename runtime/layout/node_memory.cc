@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/comm/host/region.h"
@@ -70,7 +71,9 @@ std::vector<LocalRank> LocalRanks(const NodeRequest& request) {
 
 int64_t NodeMemory::sum() const {
   int64_t sum = collectives + snapshots + batch_ring + telemetry + host;
-  for (const Rank& rank : ranks) sum += rank.memory.sum();
+  for (const Rank& rank : ranks) {
+    sum += device_is_host ? rank.memory.sum() : rank.memory.on_host();
+  }
   return sum;
 }
 
@@ -87,19 +90,22 @@ absl::StatusOr<NodeMemory> MemoryOfNode(const job::v1::JobSpec& spec,
   }
   ASSIGN_OR_RETURN(const plan::Mesh mesh, MeshOf(spec));
   std::vector<LocalRank> ranks = LocalRanks(request);
+  const comm::RegionSpec region = RegionOf(request, mesh);
+  RETURN_IF_ERROR(comm::ValidateGroups(region.groups, region.placements));
   NodeMemory memory;
-  std::map<int, RankMemory> of_stage;  // all ranks of a stage need the same
+  memory.device_is_host = spec.device() != job::v1::DEVICE_CUDA;
+  std::map<int, RankMemory> of_stage;  // but for communicators, all ranks of a stage need the same
   for (const LocalRank& local : ranks) {
     const auto [of_rank, is_new] = of_stage.try_emplace(mesh.CoordinateOf(local.rank).pipeline);
     if (is_new) {
       ASSIGN_OR_RETURN(of_rank->second, MemoryOf(spec, local.rank));
     }
     memory.ranks.push_back({local.rank, of_rank->second});
+    memory.ranks.back().memory.communicators =
+        static_cast<int64_t>(comm::StreamBytes(region.groups, region.placements, local.rank));
     ASSIGN_OR_RETURN(const int64_t payload, SnapshotPayloadBytes(spec, local.rank));
     memory.snapshots += static_cast<int64_t>(checkpoint::SnapshotBytes(payload));
   }
-  const comm::RegionSpec region = RegionOf(request, mesh);
-  RETURN_IF_ERROR(comm::ValidateGroups(region.groups, region.placements));
   memory.collectives =
       static_cast<int64_t>(comm::RegionBytes(region.groups, region.placements, request.node_id));
   const data::BatchRingShape ring = RingOf(spec, mesh, &ranks);
@@ -117,32 +123,69 @@ absl::StatusOr<NodeMemory> MemoryOfJob(const job::v1::JobSpec& spec) {
   return MemoryOfNode(spec, all);
 }
 
-absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::MemoryLimit>& limit) {
-  const int64_t sum = needed.sum();
-  if (!limit.has_value() || sum <= limit->available_bytes) return absl::OkStatus();
-  RankMemory all;
-  for (const NodeMemory::Rank& rank : needed.ranks) {
-    all.weights += rank.memory.weights;
-    all.gradients += rank.memory.gradients;
-    all.optimizer += rank.memory.optimizer;
-    all.activations += rank.memory.activations;
-    all.logits += rank.memory.logits;
-    all.scratch += rank.memory.scratch;
-    all.kernels += rank.memory.kernels;
-    all.process += rank.memory.process;
+namespace {
+
+struct Part {
+  const char* name;
+  int64_t bytes;
+  bool is_rare = false;  // left out if there is nothing of it
+};
+
+std::vector<Part> DeviceParts(const RankMemory& memory) {
+  return {{"weights", memory.weights},      {"gradients", memory.gradients},
+          {"optimizer", memory.optimizer},  {"activations", memory.activations},
+          {"logits", memory.logits},        {"scratch", memory.scratch},
+          {"workspaces", memory.workspaces}};
+}
+
+// Returns "3.0 MiB (weights) + 6.0 MiB (optimizer) = 9.0 MiB".
+std::string SumText(const std::vector<Part>& parts) {
+  std::vector<std::string> texts;
+  int64_t sum = 0;
+  for (const Part& part : parts) {
+    sum += part.bytes;
+    if (part.is_rare && part.bytes == 0) continue;
+    texts.push_back(absl::StrCat(base::FormatBytes(part.bytes), " (", part.name, ")"));
   }
+  return absl::StrCat(absl::StrJoin(texts, " + "), " = ", base::FormatBytes(sum));
+}
+
+std::string LeftText(const base::MemoryLimit& limit) {
+  return absl::StrCat(base::FormatBytes(limit.available_bytes), " of ",
+                      base::FormatBytes(limit.limit_bytes), " are left by ", limit.source);
+}
+
+}  // namespace
+
+absl::Status CheckMemory(const NodeMemory& needed, const std::optional<base::MemoryLimit>& limit) {
+  if (!limit.has_value() || needed.sum() <= limit->available_bytes) return absl::OkStatus();
+  RankMemory all;
+  for (const NodeMemory::Rank& rank : needed.ranks) all += rank.memory;
+  std::vector<Part> parts;
+  if (needed.device_is_host) parts = DeviceParts(all);
   const int64_t shared = needed.collectives + needed.batch_ring + needed.telemetry;
-  using base::FormatBytes;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "memory: the ", needed.ranks.size(), " ranks of this machine need ", FormatBytes(all.weights),
-      " (weights) + ", FormatBytes(all.gradients), " (gradients) + ", FormatBytes(all.optimizer),
-      " (optimizer) + ", FormatBytes(all.activations), " (activations) + ", FormatBytes(all.logits),
-      " (logits) + ", FormatBytes(all.scratch), " (scratch) + ", FormatBytes(all.kernels),
-      " (kernels) + ", FormatBytes(needed.snapshots), " (snapshots) + ", FormatBytes(shared),
-      " (shared between ranks) + ", FormatBytes(all.process + needed.host),
-      " (processes) = ", FormatBytes(sum), "; ", FormatBytes(limit->available_bytes), " of ",
-      FormatBytes(limit->limit_bytes), " are left by ", limit->source,
-      "; make the model or train.micro_batch_size smaller, or use more machines"));
+  for (const Part& part :
+       {Part{"communicators", all.communicators, true}, Part{"pinned", all.pinned, true},
+        Part{"snapshots", needed.snapshots}, Part{"shared between ranks", shared},
+        Part{"processes", all.process + needed.host}}) {
+    parts.push_back(part);
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("memory: the ", needed.ranks.size(), " ranks of this machine need ",
+                   SumText(parts), "; ", LeftText(*limit),
+                   "; make the model or train.micro_batch_size smaller, or use more machines"));
+}
+
+absl::Status CheckDeviceMemory(const NodeMemory& needed, const base::MemoryLimit& device) {
+  if (needed.device_is_host) return absl::OkStatus();
+  for (const NodeMemory::Rank& rank : needed.ranks) {
+    if (rank.memory.on_device() <= device.available_bytes) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("memory: rank ", rank.rank, " needs ", SumText(DeviceParts(rank.memory)),
+                     " on its device; ", LeftText(device),
+                     "; make the model or train.micro_batch_size smaller, or use more devices"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Large enough that tensors outweigh the program.
 job::v1::JobSpec LargerJob(int data, int pipeline, job::v1::Precision precision) {
@@ -52,20 +54,31 @@ int64_t BytesCountedOnce() {
   return static_cast<int64_t>(kibibytes) << 10;
 }
 
+// Returns the bytes that the heap has handed out, touched or not.
+int64_t HeapBytes() {
+  const struct mallinfo2 heap = ::mallinfo2();
+  return static_cast<int64_t>(heap.uordblks + heap.hblkhd);
+}
+
 struct Measured {
   int64_t peak = 0;
+  int64_t heap = 0;          // after the last step
   int64_t counted_once = 0;  // after the last step
 };
 
 // Trains the job in a process of its own, all ranks as threads.
-Measured MeasuredRun(const job::v1::JobSpec& spec) {
+Measured MeasuredRun(const job::v1::JobSpec& spec, const std::vector<std::string>& nodes = {}) {
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);
   const pid_t pid = ::fork();
   if (pid == 0) {
     Measured measured;
     engine::RunOptions options(spec);
-    options.after_step = [&measured] { measured.counted_once = BytesCountedOnce(); };
+    options.nodes = nodes;
+    options.after_step = [&measured] {
+      measured.counted_once = BytesCountedOnce();
+      measured.heap = HeapBytes();
+    };
     engine::RunJob(options);
     measured.peak = PeakBytes();
     const bool told = ::write(ends[1], &measured, sizeof(measured)) == sizeof(measured);
@@ -123,7 +136,7 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
   const NodeMemory computed = MemoryOfJob(spec).value();
   int64_t tensors = 0;
   for (const auto& [rank, memory] : computed.ranks)
-    tensors += memory.sum() - memory.process - memory.kernels;
+    tensors += memory.on_device() - memory.workspaces;
   // With more than two replicas, too much of the peak counts repeatedly. Snapshots come after the
   // step.
   const Measured measured = MeasuredRun(spec);
@@ -272,6 +285,35 @@ TEST(RankMemory, ARealRunOfStage2TakesLessThanOneOfStage1) {
   }
 }
 
+// The rings of streams between machines, as the ranks' own processes would allocate them.
+TEST(NodeMemory, RanksOnTwoMachinesNeedTheRingsThatTheyReallyAllocate) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer has a heap of its own";
+#endif
+  const job::v1::JobSpec spec = LargerJob(2, 2, job::v1::PRECISION_FP32);
+  const NodeMemory together = MemoryOfJob(spec).value();
+  for (const auto& [rank, memory] : together.ranks) EXPECT_EQ(memory.communicators, 0);
+  int64_t computed = 0;
+  for (const std::vector<int>& here : {std::vector<int>{0, 1}, std::vector<int>{2, 3}}) {
+    const NodeMemory apart = MemoryOfNode(spec, here).value();
+    for (const auto& [rank, memory] : apart.ranks) {
+      const RankMemory& alone = together.ranks[static_cast<size_t>(rank)].memory;
+      EXPECT_GE(memory.communicators, 2 * (512 << 10));
+      EXPECT_EQ(memory.sum() - alone.sum(), memory.communicators);
+      EXPECT_EQ(memory.on_device(), alone.on_device());
+      computed += memory.communicators;
+    }
+  }
+  const int64_t measured =
+      MeasuredRun(spec, {"n0", "n0", "n1", "n1"}).heap - MeasuredRun(spec).heap;
+  std::printf("rings: computed %s, the heap grew by %s\n", base::FormatBytes(computed).c_str(),
+              base::FormatBytes(measured).c_str());
+  // The second machine's loader and the streams' own records are the rest.
+  constexpr int64_t kRest = 1 << 20;
+  EXPECT_GE(measured, computed);
+  EXPECT_LE(measured, computed + kRest);
+}
+
 TEST(NodeMemory, SharedPartsAreTheBytesOfTheRegionsThatAreMade) {
   const job::v1::JobSpec spec = LargerJob(2, 2, job::v1::PRECISION_FP32);
   NodeRequest request;
@@ -315,6 +357,49 @@ TEST(NodeMemory, MoreThanIsLeftIsRefusedWithSumAndLimitAndItsSource) {
               AllOf(HasSubstr("3.0 MiB (weights)"), HasSubstr("6.0 MiB (optimizer)"),
                     HasSubstr("= 10.0 MiB"), HasSubstr("of 2.0 GiB are left"),
                     HasSubstr("memory.max of /sys/fs/cgroup/job")));
+}
+
+TEST(NodeMemory, RefusalsNameCommunicatorsAndPinnedMemoryWhereThereAreAny) {
+  NodeMemory needed;
+  needed.ranks.push_back({.rank = 0, .memory = {.weights = 3 << 20}});
+  needed.ranks.push_back({.rank = 1, .memory = {.weights = 3 << 20}});
+  base::MemoryLimit limit;
+  EXPECT_THAT(std::string(CheckMemory(needed, limit).message()),
+              AllOf(HasSubstr("6.0 MiB (weights) + "), Not(HasSubstr("communicators")),
+                    Not(HasSubstr("pinned"))));
+  for (NodeMemory::Rank& rank : needed.ranks) {
+    rank.memory.communicators = 1 << 20;
+    rank.memory.pinned = 2 << 20;
+  }
+  EXPECT_THAT(std::string(CheckMemory(needed, limit).message()),
+              AllOf(HasSubstr(" + 2.0 MiB (communicators) + 4.0 MiB (pinned) + "),
+                    HasSubstr(" = 12.0 MiB; ")));
+}
+
+TEST(NodeMemory, DevicesWithMemoryOfTheirOwnAreCheckedApartFromTheMachine) {
+  NodeMemory needed;
+  needed.ranks.push_back({.rank = 0, .memory = {.weights = 3 << 20, .process = 1 << 20}});
+  needed.ranks.push_back(
+      {.rank = 1, .memory = {.weights = 4 << 20, .workspaces = 1 << 20, .pinned = 2 << 20}});
+  base::MemoryLimit device = {.available_bytes = 0, .limit_bytes = 8 << 20, .source = "a device"};
+  EXPECT_EQ(needed.sum(), 11 << 20);
+  EXPECT_EQ(CheckDeviceMemory(needed, device), absl::OkStatus()) << "the machine's memory counts";
+
+  needed.device_is_host = false;
+  EXPECT_EQ(needed.sum(), 3 << 20);
+  device.available_bytes = 5 << 20;
+  EXPECT_EQ(CheckDeviceMemory(needed, device), absl::OkStatus());
+  --device.available_bytes;
+  const absl::Status refused = CheckDeviceMemory(needed, device);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("memory: rank 1 needs 4.0 MiB (weights) + "),
+                    HasSubstr(" + 1.0 MiB (workspaces) = 5.0 MiB on its device; 5.0 MiB of 8.0 MiB "
+                              "are left by a device; ")));
+  base::MemoryLimit machine;
+  EXPECT_THAT(
+      std::string(CheckMemory(needed, machine).message()),
+      AllOf(Not(HasSubstr("weights")), HasSubstr("2.0 MiB (pinned)"), HasSubstr(" = 3.0 MiB; ")));
 }
 
 }  // namespace

@@ -41,6 +41,21 @@ absl::StatusOr<int64_t> KernelBytes(const RankLayout& mine, int num_threads) {
 
 }  // namespace
 
+RankMemory& RankMemory::operator+=(const RankMemory& other) {
+  weights += other.weights;
+  gradients += other.gradients;
+  optimizer += other.optimizer;
+  activations += other.activations;
+  logits += other.logits;
+  scratch += other.scratch;
+  workspaces += other.workspaces;
+  communicators += other.communicators;
+  pinned += other.pinned;
+  process += other.process;
+  num_slots += other.num_slots;
+  return *this;
+}
+
 absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int rank) {
   ASSIGN_OR_RETURN(const RankLayout mine, RankLayoutOf(spec, rank));
   ASSIGN_OR_RETURN(const plan::RankPlan plan, plan::BuildTrainPlan(mine.plan_options, rank));
@@ -69,7 +84,7 @@ absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int
   }
   memory.gradients = GradientBytes(GradientSizesOf(mine, plan), AccumulationType(mine.compute));
   memory.scratch += tokens * static_cast<int64_t>(sizeof(int32_t)) - memory.logits;
-  ASSIGN_OR_RETURN(memory.kernels, KernelBytes(mine, spec.parallel().threads_per_rank()));
+  ASSIGN_OR_RETURN(memory.workspaces, KernelBytes(mine, spec.parallel().threads_per_rank()));
   memory.process = kProcessBytes + kBytesPerThread * spec.parallel().threads_per_rank();
   return memory;
 }

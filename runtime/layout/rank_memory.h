@@ -9,8 +9,10 @@
 
 namespace megascale::layout {
 
-// Bytes of the worker process by purpose, without memory that it shares with other processes.
+// Bytes of one rank by purpose, without memory that it shares with other processes.
 struct RankMemory {
+  // In the memory of the rank's device. Processors compute in the machine's own memory.
+
   int64_t weights = 0;  // of its chunks, in the compute type
   // In the accumulation type: buffers for whole chunks, or with ZeRO stage 2 for buckets, shards
   // and early gradients; and the packed copies of tensor ranks. See GradientSizes.
@@ -20,18 +22,30 @@ struct RankMemory {
   int64_t activations = 0;  // of all micro-batches in flight
   int64_t logits = 0;       // logits and their gradient, of one micro-batch; last chunk only
   int64_t scratch = 0;      // other memory that micro-batches use in turn: gradients of activations
-  int64_t kernels = 0;      // operands rearranged for matrix products and attention: an upper bound
-  int64_t process = 0;      // the program itself, stacks and libraries' buffers: an upper bound
+  // Of kernels. On processors: operands rearranged for matrix products and attention. An upper
+  // bound.
+  int64_t workspaces = 0;
+
+  // In the machine's memory, in the worker process.
+
+  int64_t communicators = 0;  // the rings of streams to peers on other machines
+  int64_t pinned = 0;         // buffers for copies from and to a device; processors copy nothing: 0
+  int64_t process = 0;        // the program itself, stacks and libraries' buffers: an upper bound
 
   int num_slots = 0;  // micro-batches in flight, summed over chunks
 
-  int64_t sum() const {
-    return weights + gradients + optimizer + activations + logits + scratch + kernels + process;
+  int64_t on_device() const {
+    return weights + gradients + optimizer + activations + logits + scratch + workspaces;
   }
+  int64_t on_host() const { return communicators + pinned + process; }
+  int64_t sum() const { return on_device() + on_host(); }
+
+  RankMemory& operator+=(const RankMemory& other);
 };
 
 // Computes the memory of `rank` on a machine with this machine's instruction set, which decides the
-// layouts that kernels need. Errors: InvalidArgument - the specification cannot be run.
+// layouts that kernels need. Leaves `communicators` 0, because they depend on where the other ranks
+// are: MemoryOfNode fills them in. Errors: InvalidArgument - the specification cannot be run.
 absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int rank);
 
 }  // namespace megascale::layout

@@ -146,6 +146,19 @@ TEST(RegionTest, OnlyGroupsOfOneNodeHaveWindowsAndTheyCostNoMoreThanPagesOfContr
   EXPECT_EQ(layout.RingBetween(0, 0, 2).capacity(), kRingBytes);
 }
 
+TEST(RegionTest, EveryPeerOnAnotherNodeCostsARingEachWayInEveryGroup) {
+  WorldSpec world = OneGroup(4, 2, kRingBytes);  // ranks 0 and 2 on one node, 1 and 3 on the other
+  const size_t ring = PrivateRing::BytesFor(kRingBytes);
+  EXPECT_GT(ring, kRingBytes);
+  const auto bytes = [&](int rank) { return StreamBytes(world.groups, world.placements, rank); };
+  for (const int rank : {0, 1, 2, 3}) EXPECT_EQ(bytes(rank), 2 * 2 * ring);
+  world.groups.push_back({"local", {0, 2}, kRingBytes});
+  EXPECT_EQ(bytes(0), 2 * 2 * ring);
+  world.groups.push_back({"pair", {0, 3}, kRingBytes});
+  EXPECT_EQ(bytes(0), 3 * 2 * ring);
+  EXPECT_EQ(bytes(1), 2 * 2 * ring);
+}
+
 TEST(RegionTest, GroupsThatMakeNoSenseAreRefused) {
   const std::vector<std::string> placements = {"a", "b"};
   const auto code = [&](const std::vector<GroupSpec>& groups) {

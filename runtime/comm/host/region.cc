@@ -129,6 +129,20 @@ size_t RegionBytes(const std::vector<GroupSpec>& groups, const std::vector<std::
   return RegionLayout::Compute(groups, placements, node_id).size_bytes_;
 }
 
+size_t StreamBytes(const std::vector<GroupSpec>& groups, const std::vector<std::string>& placements,
+                   int rank) {
+  const std::string& node = placements.at(static_cast<size_t>(rank));
+  size_t bytes = 0;
+  for (const GroupSpec& group : groups) {
+    if (std::find(group.ranks.begin(), group.ranks.end(), rank) == group.ranks.end()) continue;
+    const auto num_remote = std::count_if(group.ranks.begin(), group.ranks.end(), [&](int member) {
+      return placements.at(static_cast<size_t>(member)) != node;
+    });
+    bytes += static_cast<size_t>(num_remote) * 2 * PrivateRing::BytesFor(group.ring_bytes);
+  }
+  return bytes;
+}
+
 absl::Status FormatRegion(const RegionSpec& spec, const base::SharedMemory& memory) {
   if (absl::Status status = ValidateGroups(spec.groups, spec.placements); !status.ok())
     return status;

@@ -47,6 +47,12 @@ absl::Status ValidateGroups(const std::vector<GroupSpec>& groups,
 size_t RegionBytes(const std::vector<GroupSpec>& groups, const std::vector<std::string>& placements,
                    const std::string& node_id);
 
+// Returns the bytes that the process of `rank` itself allocates for the members of its groups on
+// other nodes: a ring each way for every such member of every group. Kernel buffers of sockets are
+// not among them. Requires: ValidateGroups returned OK.
+size_t StreamBytes(const std::vector<GroupSpec>& groups, const std::vector<std::string>& placements,
+                   int rank);
+
 // Identifies a region. Ranks refuse one that was formatted for another spec.
 struct RegionSpec {
   std::vector<GroupSpec> groups;

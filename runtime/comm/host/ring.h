@@ -135,6 +135,12 @@ class PrivateRing {
   }
   const Ring& view() const { return view_; }
 
+  // Returns the bytes that a ring takes of the heap, which hands out large blocks in whole pages.
+  static constexpr size_t BytesFor(size_t capacity) {
+    constexpr size_t kPage = 4096;
+    return (capacity + 2 * sizeof(RingCounter) + kPage - 1) / kPage * kPage;
+  }
+
  private:
   std::unique_ptr<RingCounter[]> counters_;  // written, read
   std::unique_ptr<std::byte[]> data_;

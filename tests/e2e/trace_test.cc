@@ -327,7 +327,8 @@ TEST_F(TraceTest, WhatTensorRanksExchangeIsATrackOfItsOwnAndNoComputing) {
     }
   }
   const CommandResult result = cluster_.Megascale({"status", "job", "--times", "-o", "json"});
-  for (const json& stage : json::parse(result.out)["stage_times"]) {
+  const json status = json::parse(result.out);
+  for (const json& stage : status["stage_times"]) {
     EXPECT_GT(stage["tensor_parallel_seconds"].get<double>(), 0) << result.out;
     EXPECT_GT(stage["compute_seconds"].get<double>(), 0) << result.out;
   }

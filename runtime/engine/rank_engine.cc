@@ -11,11 +11,11 @@
 #include "google/protobuf/duration.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
-#include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/comm/host/fabric.h"
 #include "runtime/device/device.h"
+#include "runtime/device/device_arenas.h"
 #include "runtime/device/host_window.h"
 #include "runtime/engine/chunk_state.h"
 #include "runtime/engine/divergence.h"
@@ -54,7 +54,9 @@ constexpr double kStoragePatience = 10;
 class Engine : public RankEngine {
  public:
   explicit Engine(EngineOptions options)
-      : options_(std::move(options)), reporter_(options_.heartbeat, options_.spans) {}
+      : options_(std::move(options)),
+        reporter_(options_.heartbeat, options_.spans),
+        memory_(options_.device) {}
 
   absl::Status Prepare();
   absl::Status Join() override;
@@ -75,11 +77,6 @@ class Engine : public RankEngine {
   absl::Status PrepareMemory();
   absl::Status PreparePeers();
   absl::Status AllocateParameters();
-  // Allocates memory for the spaces that are not empty, one after the other.
-  absl::Status Allocate(absl::string_view name, bool for_peers,
-                        const std::vector<tensor::Vector*>& spaces);
-  // Returns device memory that lives as long as the engine.
-  absl::StatusOr<tensor::Arena> AllocateArena(absl::string_view name, size_t bytes);
   std::unique_ptr<ops::Ops> MakeOps(plan::StreamKind kind, int num_threads) const;
   absl::Status PrepareFabric();
   absl::Status MakeExecutor();
@@ -108,8 +105,7 @@ class Engine : public RankEngine {
   layout::RankLayout part_;
   plan::RankPlan plan_;
 
-  std::vector<std::unique_ptr<device::Memory>> memory_;
-  const base::SharedMemory* readable_ = nullptr;  // memory that peers on this machine may read
+  device::DeviceArenas memory_;
   // From one stream to the compute stream and back; see RunOnComputeThreads.
   struct Handover {
     std::unique_ptr<stream::Event> there, back;
@@ -170,11 +166,6 @@ std::unique_ptr<ops::Ops> Engine::MakeOps(plan::StreamKind kind, int num_threads
   return options_.device->MakeOps(streams_.at(kind).get(), part_.compute, num_threads);
 }
 
-absl::StatusOr<tensor::Arena> Engine::AllocateArena(absl::string_view name, size_t bytes) {
-  ASSIGN_OR_RETURN(memory_.emplace_back(), options_.device->Allocate(name, bytes));
-  return tensor::Arena::Over(memory_.back()->data(), bytes);
-}
-
 absl::Status Engine::PrepareMemory() {
   RETURN_IF_ERROR(AllocateParameters());
   compute_ops_ = MakeOps(plan::StreamKind::kCompute, options_.spec.parallel().threads_per_rank());
@@ -191,13 +182,14 @@ absl::Status Engine::PrepareMemory() {
             {.weights = chunk.weights,
              .gradients = chunk.gradients,
              .early_gradients = chunk.early_gradients},
-            peers_.get(), [this](size_t bytes) { return AllocateArena("activations", bytes); }));
+            peers_.get(), [this](size_t bytes) { return memory_.Allocate("activations", bytes); }));
     const optim::OptimizerShard& shard = part_.shards[i];
     ASSIGN_OR_RETURN(chunk.optimizer,
                      optim::ShardedOptimizer::Create(
                          options_.spec.optimizer(), shard, Slices(chunk.weights, shard.ranges()),
-                         compute_ops_.get(),
-                         [this](size_t bytes) { return AllocateArena("optimizer state", bytes); }));
+                         compute_ops_.get(), [this](size_t bytes) {
+                           return memory_.Allocate("optimizer state", bytes);
+                         }));
     if (chunk.gradient_shard.empty()) {
       chunk.gradient_shard = Slices(chunk.gradients, chunk.optimizer->ranges());
     }
@@ -207,7 +199,7 @@ absl::Status Engine::PrepareMemory() {
   tensor::Vector loss_sum = {nullptr, tensor::DType::kF64, 1};
   std::vector<tensor::Vector*> spaces = numbers.spaces();
   spaces.push_back(&loss_sum);
-  RETURN_IF_ERROR(Allocate("the numbers of a step", /*for_peers=*/false, spaces));
+  RETURN_IF_ERROR(memory_.Fill("the numbers of a step", spaces));
   ASSIGN_OR_RETURN(stage_, StageCompute::Create({.spec = &options_.spec,
                                                  .plan = &plan_,
                                                  .chunks = &chunks_,
@@ -289,29 +281,13 @@ absl::Status Engine::AllocateParameters() {
   }
   spaces.push_back(&carried_);
   spaces.push_back(&replicated_);
-  RETURN_IF_ERROR(Allocate("parameters", options_.placements.size() > 1, spaces));
+  RETURN_IF_ERROR(options_.placements.size() > 1 ? memory_.FillForPeers("parameters", spaces)
+                                                 : memory_.Fill("parameters", spaces));
   for (const plan::Instruction& instruction : plan_.instructions) {
     if (instruction.gradient_buffer == plan::kNoBuffer) continue;
     ChunkState& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(instruction.id.chunk()))];
     if (chunk.gradients) continue;
     chunk.gradients = GradientsOf(chunk, instruction, gradient_buffers_).elements;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Engine::Allocate(absl::string_view name, bool for_peers,
-                              const std::vector<tensor::Vector*>& spaces) {
-  size_t bytes = 0;
-  for (const tensor::Vector* space : spaces) {
-    bytes += tensor::Arena::BytesFor(space->dtype, space->size);
-  }
-  ASSIGN_OR_RETURN(memory_.emplace_back(), for_peers
-                                               ? options_.device->AllocateForPeers(name, bytes)
-                                               : options_.device->Allocate(name, bytes));
-  if (for_peers) readable_ = memory_.back()->shared();
-  tensor::Arena arena = tensor::Arena::Over(memory_.back()->data(), bytes);
-  for (tensor::Vector* space : spaces) {
-    if (space->size > 0) *space = arena.Allocate(space->dtype, space->size);
   }
   return absl::OkStatus();
 }
@@ -324,7 +300,7 @@ absl::Status Engine::PrepareFabric() {
   fabric.attempt = options_.attempt;
   fabric.secret = options_.secret;
   fabric.region = options_.comm_region;
-  if (readable_ != nullptr) fabric.readable = {readable_};
+  fabric.readable = memory_.readable();
   fabric.store = options_.store;
   if (options_.interface.empty()) {
     fabric.socket_directory = options_.socket_directory;

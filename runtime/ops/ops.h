@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "runtime/ops/step_numbers.h"
 #include "runtime/tensor/tensor.h"
 
 namespace megascale::ops {
@@ -177,25 +178,6 @@ struct LogitStatisticsArgs {
   // the target is not in this part.
   Vector statistics;
 };
-
-// The numbers of an optimizer step, which stay on the device: operators read them there, so that a
-// step waits for no host.
-enum StepNumber : uint8_t {
-  kLearningRate,
-  kStep,        // from 1
-  kClipFactor,  // of the gradients
-  kIsFinite,    // 0: loss or gradient norm is not finite, and the step changes no weight or state
-  kSumOfSquares,
-  kLossSum,
-  kStop,  // the highest of the ranks' stop flags
-  kNumStepNumbers,
-};
-// What a rank contributes to them.
-enum RankNumber : uint8_t { kRankSumOfSquares, kRankLossSum, kRankStop, kNumRankNumbers };
-
-// Returns the factor for the gradients that makes their norm, the root of `sum_of_squares` over all
-// parameters of the model, at most `clip_grad`. 1 if it already is, or if clip_grad is 0.
-double ClipFactor(double sum_of_squares, double clip_grad);
 
 // AdamW for a contiguous range, bias-corrected, with decoupled decay: with the corrected moments m
 // and v, master -= lr * u, where u = m / (sqrt(v) + eps) + weight_decay * master. If `update` is

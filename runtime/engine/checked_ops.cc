@@ -11,7 +11,6 @@
 namespace megascale::engine {
 namespace {
 
-using ops::DType;
 using ops::Matrix;
 using ops::Vector;
 

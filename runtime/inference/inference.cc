@@ -113,7 +113,7 @@ absl::Status Inference::Impl::ReadWeights(checkpoint::CheckpointReader* reader,
         return reader->ReadSlice(parameter.name, first, absl::MakeSpan(piece.as<float>(), count));
       }
       buffer.resize(count);
-      const absl::Status read = reader->ReadSlice(parameter.name, first, absl::MakeSpan(buffer));
+      absl::Status read = reader->ReadSlice(parameter.name, first, absl::MakeSpan(buffer));
       std::transform(buffer.begin(), buffer.end(), piece.as<tensor::BFloat16>(),
                      tensor::ToBFloat16);
       return read;

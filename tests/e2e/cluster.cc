@@ -192,7 +192,7 @@ void Cluster::UseControlGroup(const std::string& directory) {
 void Cluster::UseTls() {
   UseTcp();
   tls_ = true;
-  const CommandResult made = Run({Program(), "certs", "init", certificates()});
+  const CommandResult made = Run({program_, "certs", "init", certificates()});
   EXPECT_EQ(made.exit_code, 0) << made.err;
 }
 
@@ -227,7 +227,7 @@ Cluster::~Cluster() {
 }
 
 void Cluster::StartDriver() {
-  std::vector<std::string> command = {Program(), "driver",      "--listen",
+  std::vector<std::string> command = {program_,  "driver",      "--listen",
                                       address(), "--state-dir", state_directory()};
   for (const std::string& flag : TransportFlags("driver")) command.push_back(flag);
   command.insert(command.end(), driver_flags_.begin(), driver_flags_.end());
@@ -242,7 +242,7 @@ void Cluster::StartDriver() {
 
 void Cluster::StartAgent(int index, int slots) {
   const std::string name = absl::StrCat("n", index);
-  std::vector<std::string> command = {Program(),   "agent",
+  std::vector<std::string> command = {program_,    "agent",
                                       "--driver",  address(),
                                       "--slots",   absl::StrCat(slots),
                                       "--node-id", name,
@@ -279,7 +279,7 @@ int Cluster::AwaitAgentExit(int index) {
 }
 
 CommandResult Cluster::Megascale(const std::vector<std::string>& arguments) const {
-  std::vector<std::string> command = {Program()};
+  std::vector<std::string> command = {program_};
   command.insert(command.end(), arguments.begin(), arguments.end());
   const bool local = arguments[0] == "checkpoint" || arguments[0] == "generate";
   for (const std::string& flag : TransportFlags("user")) {

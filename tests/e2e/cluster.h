@@ -61,6 +61,8 @@ class Cluster {
   void SetAgentFlags(std::vector<std::string> flags) { agent_flags_ = std::move(flags); }
   // Adds these flags to a driver that is started from now on.
   void SetDriverFlags(std::vector<std::string> flags) { driver_flags_ = std::move(flags); }
+  // Starts driver, agents and commands from now on as this build of the program.
+  void UseProgram(std::string path) { program_ = std::move(path); }
   // Keeps the folder with the logs after the test.
   void KeepLogs() { keep_logs_ = true; }
   // Kills all processes and removes the folder; fails the test if a process outlived its parent.
@@ -107,6 +109,7 @@ class Cluster {
   // Returns the TLS flags of a driver, agent or user.
   std::vector<std::string> TransportFlags(const std::string& role) const;
 
+  std::string program_ = Program();
   std::string directory_;
   std::string address_;
   bool tcp_ = false;

@@ -7,10 +7,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "runtime/comm/testing/test_world.h"
 #include "runtime/device/device.h"
 #include "runtime/device/host_window.h"
@@ -175,6 +178,50 @@ INSTANTIATE_TEST_SUITE_P(All, CommunicatorsTest,
                            return absl::StrCat(given.device.name, given.staged ? "Staged" : "",
                                                "On", std::get<1>(info.param), "Ranks");
                          });
+
+// The host communicator takes no Vector, which may lie in a device's memory.
+static_assert(!std::is_convertible_v<Vector, HostVector>);
+static_assert(!std::is_invocable_v<decltype(&comm::HostCommunicator::AllReduce),
+                                   comm::HostCommunicator&, Vector, CallInfo>);
+static_assert(!std::is_invocable_v<decltype(&comm::HostCommunicator::Send), comm::HostCommunicator&,
+                                   int, Vector, CallInfo>);
+static_assert(!std::is_invocable_v<decltype(&comm::HostCommunicator::Recv), comm::HostCommunicator&,
+                                   int, Vector, CallInfo>);
+
+// Returns the error with which rank 0's sum ends; rank 1 does not take part until it has ended.
+absl::Status ErrorOfLonelySum(const Case& given, absl::Duration timeout, bool abort) {
+  comm::ThreadWorld world(comm::OneGroup(2, 1, kRingBytes));
+  absl::Status error;
+  absl::Notification ended;
+  world.RunConnected([&](int rank, comm::Fabric& fabric) {
+    const auto host = fabric.Make("all").value();
+    if (rank == 1) return ended.WaitForNotification();
+    const auto device = given.device.make(1);
+    const auto stream = device->MakeStream("exchange").value();
+    const auto comm = given.staged
+                          ? MakeStagedCommunicator(device.get(), host.get(), stream.get()).value()
+                          : device->MakeCommunicator(host.get(), stream.get()).value();
+    const auto memory = device->Allocate("test", 64).value();
+    const Vector sum = {memory->data(), DType::kF32, 16};
+    std::thread aborter([&] {
+      if (abort) comm->Abort(absl::AbortedError("the attempt is over"));
+    });
+    stream->RunAndWait([&] { error = comm->AllReduce(sum, {.timeout = timeout}); });
+    aborter.join();
+    ended.Notify();
+  });
+  return error;
+}
+
+TEST(LonelyCommunicatorTest, ACallWithoutItsPeerEndsByItsDeadlineOrAnAbort) {
+  for (const Case& given : Cases()) {
+    SCOPED_TRACE(absl::StrCat(given.device.name, given.staged ? ", staged" : ""));
+    EXPECT_EQ(ErrorOfLonelySum(given, absl::Milliseconds(50), /*abort=*/false).code(),
+              absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(ErrorOfLonelySum(given, absl::Minutes(5), /*abort=*/true).code(),
+              absl::StatusCode::kAborted);
+  }
+}
 
 TEST(StagedCommunicatorTest, RefusesBlocksThatAreNoEqualParts) {
   comm::ThreadWorld world(comm::OneGroup(2, 1, kRingBytes));

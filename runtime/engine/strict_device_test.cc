@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -229,6 +230,50 @@ TEST(StrictDeviceTest, AStepWaitsForNoHostAndAllocatesNothing) {
     EXPECT_EQ((heap[i] - heap[i - 1]).ours, 0) << "step " << i + 1;
     EXPECT_EQ((heap[i] - heap[i - 1]).mappings, 0) << "step " << i + 1;
   }
+}
+
+// A strict device that claims that the host may touch its memory, so that code with a host's path
+// takes it: the mistake that the strict device is there to find.
+class ClaimsHostMemory final : public device::Device {
+ public:
+  device::Description Describe() const override { return strict_->Describe(); }
+  absl::StatusOr<std::unique_ptr<device::Memory>> Allocate(absl::string_view name,
+                                                           size_t size_bytes) override {
+    return strict_->Allocate(name, size_bytes);
+  }
+  absl::StatusOr<std::unique_ptr<device::Memory>> AllocateForPeers(absl::string_view name,
+                                                                   size_t size_bytes) override {
+    return strict_->AllocateForPeers(name, size_bytes);
+  }
+  absl::StatusOr<std::unique_ptr<device::Memory>> AllocateHost(absl::string_view name,
+                                                               size_t size_bytes) override {
+    return strict_->AllocateHost(name, size_bytes);
+  }
+  tensor::HostVector OnHost(const tensor::Vector& vector) const override {
+    return {vector.data, vector.dtype, vector.size};
+  }
+  absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) override {
+    return strict_->MakeStream(std::move(name));
+  }
+  std::unique_ptr<ops::Ops> MakeOps(stream::Stream* stream, tensor::DType compute,
+                                    int num_threads) override {
+    return strict_->MakeOps(stream, compute, num_threads);
+  }
+  absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
+      comm::HostCommunicator* host, stream::Stream* stream) override {
+    return strict_->MakeCommunicator(host, stream);
+  }
+
+ private:
+  const std::unique_ptr<StrictDevice> strict_ = StrictDevice::Create();
+};
+
+TEST(StrictDeviceDeathTest, AHostAccessPutBackIntoTheEngineIsACrashWithTheNameOfTheMemory) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  RunOptions options = Options(Toy({}));
+  options.make_device = [](int) { return std::make_unique<ClaimsHostMemory>(); };
+  EXPECT_DEATH(RunJob(options),
+               "host code touched device memory: byte [0-9]+ of '(parameters|optimizer state)'");
 }
 
 TEST(StrictDeviceDeathTest, AStrayAccessOfTheHostIsACrashWithTheNameOfTheMemory) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "runtime/base/process/resource_limit.h"
 
 namespace megascale::cli {
 namespace {
@@ -138,13 +139,41 @@ std::string AttemptText(const Job& job) {
   return absl::StrCat("  attempt ", job.attempt(), why.empty() ? "" : absl::StrCat(" (", why, ")"));
 }
 
+// Returns "4 ranks on NVIDIA H100 80GB HBM3 (79.6 GiB)" for each kind of device; empty: no rank has
+// shown its own yet.
+std::string DevicesLine(const Job& job) {
+  std::vector<std::pair<std::string, int>> kinds;  // with the number of ranks
+  for (const control::v1::RankView& view : job.ranks()) {
+    if (!view.status().has_device()) continue;
+    const telemetry::v1::DeviceUse& device = view.status().device();
+    std::string kind = device.name();
+    if (device.memory_bytes() > 0) {
+      absl::StrAppend(&kind, " (", base::FormatBytes(device.memory_bytes()), ")");
+    }
+    const auto found = std::find_if(kinds.begin(), kinds.end(),
+                                    [&](const auto& known) { return known.first == kind; });
+    if (found == kinds.end()) {
+      kinds.emplace_back(std::move(kind), 1);
+    } else {
+      ++found->second;
+    }
+  }
+  return absl::StrJoin(kinds, ", ", [](std::string* out, const auto& kind) {
+    absl::StrAppend(out, kind.second, kind.second == 1 ? " rank on " : " ranks on ", kind.first);
+  });
+}
+
+std::string MemoryText(const RankStatus& status) {
+  return status.has_device() ? base::FormatBytes(status.device().used_bytes()) : "-";
+}
+
 std::string WorkerLine(const control::v1::RankView& view) {
   const RankStatus& status = view.status();
   const bool started = status.phase() != telemetry::v1::PHASE_UNSPECIFIED;
   const std::string phase =
       started ? Lower(telemetry::v1::Phase_Name(status.phase()), "PHASE_") : "-";
-  std::string line = absl::StrFormat("%5d  %-12s %-11s %8d  ", status.rank(), view.node_id(), phase,
-                                     status.step());
+  std::string line = absl::StrFormat("%5d  %-12s %-11s %8d  %10s  ", status.rank(), view.node_id(),
+                                     phase, status.step(), MemoryText(status));
   if (status.progress_age_seconds() > kQuietSeconds) {
     absl::StrAppend(&line, "for ", ShortDuration(absl::Seconds(status.progress_age_seconds())),
                     ": ");
@@ -169,8 +198,8 @@ std::vector<int> ShownWorkers(const Job& job, int workers_max) {
 // Appends the table of workers, except for a job that has ended.
 void AppendWorkers(const Job& job, int workers_max, std::vector<std::string>* lines) {
   if (job.ranks().empty() || IsTerminal(job.state()) || workers_max <= 0) return;
-  lines->push_back(
-      absl::StrFormat("%5s  %-12s %-11s %8s  %s", "rank", "node", "phase", "step", "doing"));
+  lines->push_back(absl::StrFormat("%5s  %-12s %-11s %8s  %10s  %s", "rank", "node", "phase",
+                                   "step", "memory", "doing"));
   const std::vector<int> shown = ShownWorkers(job, workers_max);
   for (const int i : shown) lines->push_back(WorkerLine(job.ranks(i)));
   const int left_out = job.ranks_size() - static_cast<int>(shown.size());
@@ -273,6 +302,11 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
   }
   if (job.has_culprit())
     texts.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));
+  if (!IsTerminal(job.state())) {
+    if (std::string devices = DevicesLine(job); !devices.empty()) {
+      texts.push_back(std::move(devices));
+    }
+  }
   std::vector<std::string> lines;
   for (const std::string& text : texts) {
     for (std::string& line : WrapToWidth(text, terminal.width, kWrappedLinesMax)) {

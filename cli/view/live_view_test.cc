@@ -54,10 +54,33 @@ TEST(LiveViewTest, RendersARunningJob) {
           "step 200/800  [##########..............................]   25.0 %   39s left",
           "loss 1.9123   gradient norm 0.420   lr 1.80e-03   31,204 tokens/s, MFU 41.2 % of 430 "
           "GFLOP/s",
-          " rank  node         phase           step  doing",
-          "    0  n0           training         200  forward 0.3",
-          "    1  n0           training         200  for 7s: all-gather dp0 #12",
+          " rank  node         phase           step      memory  doing",
+          "    0  n0           training         200           -  forward 0.3",
+          "    1  n0           training         200           -  for 7s: all-gather dp0 #12",
       }));
+}
+
+TEST(LiveViewTest, ShowsTheDevicesAndTheMemoryThatEachRankHasTaken) {
+  Job job = RunningJob();
+  const auto add = [&](int rank, const char* name, int64_t used, int64_t memory) {
+    while (job.ranks_size() <= rank) *job.add_ranks() = job.ranks(0);
+    telemetry::v1::DeviceUse& device = *job.mutable_ranks(rank)->mutable_status()->mutable_device();
+    device.set_name(name);
+    device.set_used_bytes(used);
+    device.set_memory_bytes(memory);
+  };
+  add(0, "NVIDIA H100 80GB HBM3", int64_t{61} << 30, int64_t{80} << 30);
+  add(1, "NVIDIA H100 80GB HBM3", int64_t{3} << 20, int64_t{80} << 30);
+  add(2, "cpu", 0, 0);
+  const Lines lines = RenderJob(job, Plain(120), 16);
+  EXPECT_EQ(Lines(lines.begin() + 3, lines.begin() + 6),
+            (Lines{
+                "2 ranks on NVIDIA H100 80GB HBM3 (80.0 GiB), 1 rank on cpu",
+                " rank  node         phase           step      memory  doing",
+                "    0  n0           training         200    61.0 GiB  forward 0.3",
+            }));
+  job.set_state(control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(RenderJob(job, Plain(120), 16).size(), 3u) << "an ended job holds no device";
 }
 
 TEST(LiveViewTest, ShowsTheAgeOfTheMeasurementThatMfuIsGivenAgainst) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/device/direct_communicator.h"
 #include "runtime/stream/host_stream.h"
@@ -15,8 +16,8 @@ namespace {
 // Memory of this process alone.
 class PrivateMemory final : public Memory {
  public:
-  explicit PrivateMemory(tensor::Arena arena)
-      : Memory(arena.data(), arena.capacity_bytes()), arena_(std::move(arena)) {}
+  PrivateMemory(tensor::Arena arena, std::atomic<int64_t>* used_bytes)
+      : Memory(arena.data(), arena.capacity_bytes(), used_bytes), arena_(std::move(arena)) {}
 
  private:
   const tensor::Arena arena_;
@@ -24,8 +25,8 @@ class PrivateMemory final : public Memory {
 
 class PeersMemory final : public Memory {
  public:
-  explicit PeersMemory(std::unique_ptr<base::SharedMemory> memory)
-      : Memory(memory->data(), memory->size_bytes()), memory_(std::move(memory)) {}
+  PeersMemory(std::unique_ptr<base::SharedMemory> memory, std::atomic<int64_t>* used_bytes)
+      : Memory(memory->data(), memory->size_bytes(), used_bytes), memory_(std::move(memory)) {}
   const base::SharedMemory* shared() const override { return memory_.get(); }
 
  private:
@@ -35,21 +36,24 @@ class PeersMemory final : public Memory {
 class CpuDevice final : public Device {
  public:
   Description Describe() const override {
-    return {.name = "cpu", .numerics = ops::InstructionSet()};
+    const auto limit = base::SmallestMemoryLimit();
+    return {.name = "cpu",
+            .numerics = ops::InstructionSet(),
+            .memory_bytes = limit.has_value() ? limit->limit_bytes : 0};
   }
 
   absl::StatusOr<std::unique_ptr<Memory>> Allocate(absl::string_view name,
                                                    size_t size_bytes) override {
     absl::StatusOr<tensor::Arena> arena = tensor::Arena::Create(size_bytes);
     if (!arena.ok()) return base::Annotate(arena.status(), name);
-    return std::make_unique<PrivateMemory>(*std::move(arena));
+    return std::make_unique<PrivateMemory>(*std::move(arena), &used_bytes_);
   }
   absl::StatusOr<std::unique_ptr<Memory>> AllocateForPeers(absl::string_view name,
                                                            size_t size_bytes) override {
     if (size_bytes == 0) return Allocate(name, 0);
     ASSIGN_OR_RETURN(auto memory,
                      base::SharedMemory::Create(absl::StrCat("megascale-", name), size_bytes));
-    return std::make_unique<PeersMemory>(std::move(memory));
+    return std::make_unique<PeersMemory>(std::move(memory), &used_bytes_);
   }
   absl::StatusOr<std::unique_ptr<Memory>> AllocateHost(absl::string_view name,
                                                        size_t size_bytes) override {

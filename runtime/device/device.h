@@ -15,6 +15,7 @@
 // Threads: any. Ownership: a device outlives all that it made.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -34,7 +35,9 @@ namespace megascale::device {
 // A block of memory; freed with the object, when no work that uses it is left.
 class Memory {
  public:
-  virtual ~Memory() = default;
+  virtual ~Memory() {
+    if (used_bytes_ != nullptr) *used_bytes_ -= static_cast<int64_t>(size_bytes_);
+  }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
@@ -45,17 +48,23 @@ class Memory {
   virtual const base::SharedMemory* shared() const { return nullptr; }
 
  protected:
-  Memory(void* data, size_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
+  // `used_bytes`: the count of the device whose memory it is (Device::used_bytes); null: it is host
+  // memory, and the device has its own.
+  Memory(void* data, size_t size_bytes, std::atomic<int64_t>* used_bytes)
+      : data_(data), size_bytes_(size_bytes), used_bytes_(used_bytes) {
+    if (used_bytes_ != nullptr) *used_bytes_ += static_cast<int64_t>(size_bytes_);
+  }
 
  private:
   void* const data_;
   const size_t size_bytes_;
+  std::atomic<int64_t>* const used_bytes_;
 };
 
 struct Description {
   std::string name;          // for people: "Intel(R) Xeon(R) Platinum 8481C"
   std::string numerics;      // the part of the numerics fingerprint: equal devices give equal bits
-  int64_t memory_bytes = 0;  // of the device; 0: unknown
+  int64_t memory_bytes = 0;  // of the whole device, whoever else uses it; 0: unknown
 };
 
 class Device {
@@ -63,6 +72,9 @@ class Device {
   virtual ~Device() = default;
 
   virtual Description Describe() const = 0;
+
+  // Returns the bytes of the device's memory that objects made by this one hold.
+  int64_t used_bytes() const { return used_bytes_; }
 
   // Returns zeroed memory for tensors. `name` says in errors what it is for ("weights"). Errors:
   // ResourceExhausted - the device has not enough memory; the message has the name and the bytes.
@@ -93,6 +105,9 @@ class Device {
   // memory for staging.
   virtual absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
       comm::HostCommunicator* host, stream::Stream* stream) = 0;
+
+ protected:
+  std::atomic<int64_t> used_bytes_ = 0;
 };
 
 }  // namespace megascale::device

@@ -69,6 +69,15 @@ TEST_P(DeviceTest, MemoryIsZeroAndHoldsWhatIsCopiedIntoIt) {
   EXPECT_EQ(Download(other), Count(kSize));
 }
 
+TEST_P(DeviceTest, MemoryIsCountedWhileItIsHeld) {
+  EXPECT_EQ(device_->used_bytes(), 0);
+  auto first = device_->Allocate("first", 1 << 20).value();
+  const auto second = device_->AllocateForPeers("second", 3 << 20).value();
+  EXPECT_EQ(device_->used_bytes(), 4 << 20);
+  first.reset();
+  EXPECT_EQ(device_->used_bytes(), 3 << 20);
+}
+
 TEST_P(DeviceTest, AWindowReachesVectorsOfSeveralPieces) {
   const int64_t size = 2 * static_cast<int64_t>(HostWindow::kPieceBytes / sizeof(float)) + 17;
   const Vector vector = Make(size);

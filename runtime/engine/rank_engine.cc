@@ -59,6 +59,8 @@ class Engine : public RankEngine {
         memory_(options_.device) {}
 
   absl::Status Prepare();
+  // Shows the device and the memory that this rank has taken there, for people. Steps take none.
+  void ShowDevice() const;
   absl::Status Join() override;
   absl::StatusOr<std::string> Load(const RestorePoint& restore) override;
   void TellStepEnds(StepEnded step_ended) override { step_ended_ = std::move(step_ended); }
@@ -148,7 +150,18 @@ absl::Status Engine::Prepare() {
   ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(plan_options, options_.rank));
   RETURN_IF_ERROR(MakeStreams());
   RETURN_IF_ERROR(PrepareMemory());
+  ShowDevice();
   return PrepareFabric();
+}
+
+void Engine::ShowDevice() const {
+  if (options_.heartbeat == nullptr) return;
+  const device::Description description = options_.device->Describe();
+  telemetry::v1::DeviceUse use;
+  use.set_name(description.name);
+  use.set_used_bytes(options_.device->used_bytes());
+  use.set_memory_bytes(description.memory_bytes);
+  options_.heartbeat->SetDevice(use);
 }
 
 absl::Status Engine::MakeStreams() {
@@ -343,6 +356,7 @@ absl::Status Engine::Join() {
     MEGASCALE_CHECK_MSG(stream_of[name] == stream, name);
     communicator_of_[instruction.id] = communicators_[name].get();
   }
+  ShowDevice();
   return MakeExecutor();
 }
 

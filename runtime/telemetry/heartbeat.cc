@@ -10,7 +10,7 @@
 namespace megascale::telemetry {
 namespace {
 
-constexpr size_t kSlotBytes = 128;
+constexpr size_t kSlotBytes = 192;
 constexpr int kReadAttempts = 8;
 
 // A Doing: the instruction, then the activity and the peer.
@@ -40,11 +40,30 @@ struct alignas(64) HeartbeatWriter::Slot {
   std::atomic<int32_t> phase;
   std::atomic<uint32_t> doing_version;
   std::array<DoingWords, 2> doing;
+  std::atomic<int64_t> device_used_bytes;
+  std::atomic<int64_t> device_memory_bytes;
+  // Set after the name was written; 0: no device yet.
+  std::atomic<uint64_t> device_name_size;
+  std::array<std::atomic<uint64_t>, kDeviceNameMax / sizeof(uint64_t)> device_name;
 
   static Slot* Find(const base::SharedMemory& region, int slot) {
     MEGASCALE_CHECK(slot >= 0);
     MEGASCALE_CHECK(HeartbeatBytes(slot + 1) <= region.size_bytes());
     return reinterpret_cast<Slot*>(region.data()) + slot;
+  }
+
+  void ReadDevice(v1::RankStatus* status) const {
+    const uint64_t size = device_name_size.load(std::memory_order_acquire);
+    if (size == 0) return;
+    std::array<char, kDeviceNameMax> name;
+    for (size_t i = 0; i < device_name.size(); ++i) {
+      const uint64_t word = device_name[i].load(std::memory_order_relaxed);
+      std::memcpy(name.data() + i * sizeof(word), &word, sizeof(word));
+    }
+    v1::DeviceUse* const device = status->mutable_device();
+    device->set_name(name.data(), std::min<size_t>(size, name.size()));
+    device->set_used_bytes(device_used_bytes.load(std::memory_order_relaxed));
+    device->set_memory_bytes(device_memory_bytes.load(std::memory_order_relaxed));
   }
 
   std::optional<Doing> ReadDoing() const {
@@ -85,6 +104,7 @@ void HeartbeatWriter::Start(int pid) {
   SetPhase(v1::PHASE_STARTING);
   SetStep(0);
   SetDoing({});
+  slot_->device_name_size.store(0, std::memory_order_relaxed);
   SetPid(pid);
 }
 
@@ -114,6 +134,20 @@ void HeartbeatWriter::SetDoing(const Doing& doing) {
   slot_->doing_version.store(next, std::memory_order_release);
 }
 
+void HeartbeatWriter::SetDevice(const v1::DeviceUse& device) {
+  slot_->device_used_bytes.store(device.used_bytes(), std::memory_order_relaxed);
+  slot_->device_memory_bytes.store(device.memory_bytes(), std::memory_order_relaxed);
+  std::array<char, kDeviceNameMax> name = {};
+  const size_t size = std::min(device.name().size(), name.size());
+  std::memcpy(name.data(), device.name().data(), size);
+  for (size_t i = 0; i < slot_->device_name.size(); ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, name.data() + i * sizeof(word), sizeof(word));
+    slot_->device_name[i].store(word, std::memory_order_relaxed);
+  }
+  slot_->device_name_size.store(size, std::memory_order_release);
+}
+
 v1::RankStatus ReadHeartbeat(const base::SharedMemory& region, int slot,
                              absl::Duration monotonic_now) {
   const auto* found = HeartbeatWriter::Slot::Find(region, slot);
@@ -131,6 +165,7 @@ v1::RankStatus ReadHeartbeat(const base::SharedMemory& region, int slot,
     telemetry::SetDoing(*doing, &status);
     break;
   }
+  found->ReadDevice(&status);
   return status;
 }
 

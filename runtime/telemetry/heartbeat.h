@@ -31,15 +31,18 @@ size_t HeartbeatBytes(int num_slots);
 void FormatHeartbeats(base::SharedMemory& region);
 
 // Writes one slot.
-// Threads: Alive, SetPid, SetPhase, SetStep and Progress from any thread; SetDoing from one thread
-// at a time. Cost: a few stores; no system call.
+// Threads: Alive, SetPid, SetPhase, SetStep and Progress from any thread; SetDoing and
+// SetDevice from one thread at a time each. Cost: a few stores; no system call.
 class HeartbeatWriter {
  public:
+  // Bytes of a device's name that readers get; the rest is cut off.
+  static constexpr size_t kDeviceNameMax = 56;
+
   // Requires: `region` holds at least `slot` + 1 slots and outlives the writer.
   HeartbeatWriter(base::SharedMemory* region, int slot);
 
   // Prepares the slot for a new process: no heartbeat, no progress, phase STARTING, step 0, no
-  // activity.
+  // activity, no device.
   void Start(int pid);
 
   void Alive(absl::Duration monotonic_now);
@@ -48,6 +51,9 @@ class HeartbeatWriter {
   void SetPhase(telemetry::v1::Phase phase);
   void SetStep(int64_t step);
   void SetDoing(const Doing& doing);
+  // Shows the device of this rank, again whenever its memory has changed. The name must stay the
+  // same.
+  void SetDevice(const telemetry::v1::DeviceUse& device);
 
  private:
   struct Slot;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <string>
 #include <thread>
 
 #include "runtime/base/testing/test_kill.h"
@@ -72,6 +73,39 @@ TEST(HeartbeatTest, StartForgetsTheProcessBefore) {
   EXPECT_EQ(status.phase(), v1::PHASE_STARTING);
   EXPECT_EQ(status.activity(), v1::ACTIVITY_UNSPECIFIED);
   EXPECT_EQ(status.instruction(), 0u);
+}
+
+v1::DeviceUse Use(const std::string& name, int64_t used_bytes) {
+  v1::DeviceUse use;
+  use.set_name(name);
+  use.set_used_bytes(used_bytes);
+  use.set_memory_bytes(int64_t{80} << 30);
+  return use;
+}
+
+TEST(HeartbeatTest, ADeviceIsShownWithItsMemoryUntilTheNextProcessStarts) {
+  auto region = MakeRegion(2);
+  HeartbeatWriter writer(region.get(), 1);
+  writer.Start(98);
+  EXPECT_FALSE(ReadHeartbeat(*region, 1, {}).has_device());
+  writer.SetDevice(Use("NVIDIA H100 80GB HBM3", 5));
+  writer.SetDevice(Use("NVIDIA H100 80GB HBM3", int64_t{3} << 30));
+  const v1::DeviceUse shown = ReadHeartbeat(*region, 1, {}).device();
+  EXPECT_EQ(shown.name(), "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(shown.used_bytes(), int64_t{3} << 30);
+  EXPECT_EQ(shown.memory_bytes(), int64_t{80} << 30);
+  EXPECT_FALSE(ReadHeartbeat(*region, 0, {}).has_device());
+  HeartbeatWriter(region.get(), 1).Start(99);
+  EXPECT_FALSE(ReadHeartbeat(*region, 1, {}).has_device());
+}
+
+TEST(HeartbeatTest, ALongNameOfADeviceIsCut) {
+  auto region = MakeRegion(2);
+  HeartbeatWriter writer(region.get(), 0);
+  writer.SetDevice(Use(std::string(200, 'x'), 1));
+  EXPECT_EQ(ReadHeartbeat(*region, 0, {}).device().name(),
+            std::string(HeartbeatWriter::kDeviceNameMax, 'x'));
+  EXPECT_EQ(ReadHeartbeat(*region, 1, {}).pid(), 0) << "the next slot was written";
 }
 
 // Three values that belong together, so that a torn Doing is noticed.

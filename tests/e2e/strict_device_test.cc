@@ -89,6 +89,10 @@ TEST_P(StrictProcessesTest, AKilledWorkerIsReplacedAndTheJobEndsWithTheBitsOfThe
   const Job before = cluster.Status("job");
   ASSERT_EQ(before.ranks_size(), 2);
   ASSERT_LT(before.last_step(), kSteps) << "the job ended before it could be disturbed";
+  for (const auto& rank : before.ranks()) {
+    EXPECT_EQ(rank.status().device().name(), "strict device");
+    EXPECT_GT(rank.status().device().used_bytes(), 0);
+  }
   ASSERT_EQ(::kill(before.ranks(1).status().pid(), SIGKILL), 0);
   const Ended ended = EndOf(cluster);
   EXPECT_EQ(ended.digest, calm.digest);

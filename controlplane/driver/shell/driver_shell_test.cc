@@ -133,6 +133,18 @@ TEST_F(DriverShellTest, PeopleReadInWordsWhatAgentsReportAsIds) {
   EXPECT_EQ(view->ranks(0).status().doing(), "reduce-scatter of gradients R.c1");
 }
 
+TEST_F(DriverShellTest, AJobShowsTheDeviceOfARankAndItsMemory) {
+  Run();
+  telemetry::DeviceUse use;
+  use.set_name("NVIDIA H100 80GB HBM3");
+  use.set_used_bytes(61);
+  use.set_memory_bytes(80);
+  *report_.mutable_jobs(0)->mutable_ranks(0)->mutable_status()->mutable_device() = use;
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(shell_->View("j")->ranks(0).status().device().SerializeAsString(),
+            use.SerializeAsString());
+}
+
 TEST_F(DriverShellTest, AMachineThatWasSuspendedRecoversNothing) {
   Run();
   const int64_t num_events = shell_->state().num_events();

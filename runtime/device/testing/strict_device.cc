@@ -88,7 +88,8 @@ void NameFaults() {
 class HostMemory final : public Memory {
  public:
   explicit HostMemory(tensor::Arena arena)
-      : Memory(arena.data(), arena.capacity_bytes()), arena_(std::move(arena)) {}
+      : Memory(arena.data(), arena.capacity_bytes(), /*used_bytes=*/nullptr),
+        arena_(std::move(arena)) {}
 
  private:
   const tensor::Arena arena_;
@@ -99,7 +100,10 @@ class HostMemory final : public Memory {
 class StrictDevice::Block final : public Memory {
  public:
   Block(StrictDevice* device, std::string name, void* address, std::byte* work, size_t size_bytes)
-      : Memory(address, size_bytes), device_(*device), name_(std::move(name)), work_(work) {
+      : Memory(address, size_bytes, &device->used_bytes_),
+        device_(*device),
+        name_(std::move(name)),
+        work_(work) {
     Name(begin(), size_bytes, name_.c_str());
     const std::lock_guard<std::mutex> lock(device_.memory_mutex_);
     device_.blocks_[begin()] = this;
@@ -109,7 +113,6 @@ class StrictDevice::Block final : public Memory {
     {
       const std::lock_guard<std::mutex> lock(device_.memory_mutex_);
       device_.blocks_.erase(begin());
-      device_.used_bytes_ -= size_bytes();
     }
     ::munmap(data(), PagesFor(size_bytes()));
     ::munmap(work_, PagesFor(size_bytes()));
@@ -153,14 +156,11 @@ Description StrictDevice::Describe() const {
 
 absl::StatusOr<std::unique_ptr<Memory>> StrictDevice::Allocate(absl::string_view name,
                                                                size_t size_bytes) {
-  {
-    const std::lock_guard<std::mutex> lock(memory_mutex_);
-    if (options_.memory_bytes > 0 && used_bytes_ + size_bytes > options_.memory_bytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(name, ": ", size_bytes, " bytes of device memory; ", used_bytes_, " of ",
-                       options_.memory_bytes, " are in use"));
-    }
-    used_bytes_ += size_bytes;
+  const auto used = static_cast<size_t>(used_bytes());
+  if (options_.memory_bytes > 0 && used + size_bytes > options_.memory_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(name, ": ", size_bytes,
+                                                     " bytes of device memory; ", used, " of ",
+                                                     options_.memory_bytes, " are in use"));
   }
   // The host's addresses are never backed by memory; the device's bytes lie elsewhere.
   const size_t pages = PagesFor(size_bytes);

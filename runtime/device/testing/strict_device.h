@@ -30,7 +30,7 @@ class StrictStream;
 
 struct StrictOptions {
   uint64_t seed = 1;
-  size_t memory_bytes = 0;   // what it has for Allocate; 0: no limit
+  size_t memory_bytes = 0;   // what it has for Allocate by one thread; 0: no limit
   int64_t fail_at_work = 0;  // the number of the operator or copy that fails, from 1; 0: none fails
 };
 
@@ -82,7 +82,6 @@ class StrictDevice final : public Device {
   const StrictOptions options_;
   mutable std::mutex memory_mutex_;
   std::map<const std::byte*, Block*> blocks_;  // by the address that the host knows
-  size_t used_bytes_ = 0;
 
   mutable std::mutex mutex_;         // guards all below, queues and events
   std::condition_variable changed_;  // anything below

@@ -16,7 +16,6 @@
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
-#include "runtime/ops/ops.h"
 
 namespace megascale::actors {
 namespace {
@@ -30,8 +29,9 @@ std::string StepDirectory(const HostAssignment& assignment, int64_t step, int64_
                       checkpoint::StepDirectoryName(step, attempt));
 }
 
-checkpoint::v1::Manifest ManifestOf(const HostAssignment& assignment, int64_t step,
+checkpoint::v1::Manifest ManifestOf(const PersisterOptions& options, int64_t step,
                                     int64_t attempt) {
+  const HostAssignment& assignment = options.assignment;
   checkpoint::v1::Manifest manifest;
   manifest.set_megascale_version(base::kVersion);
   manifest.set_job_id(assignment.job_id());
@@ -41,7 +41,7 @@ checkpoint::v1::Manifest ManifestOf(const HostAssignment& assignment, int64_t st
   *manifest.mutable_spec() = assignment.spec();
   *manifest.mutable_data() = assignment.data();
   *manifest.mutable_numerics() =
-      checkpoint::MakeNumericsFingerprint(assignment.spec(), ops::InstructionSet());
+      checkpoint::MakeNumericsFingerprint(assignment.spec(), options.numerics);
   return manifest;
 }
 
@@ -143,8 +143,8 @@ absl::Status PersisterState::Do(const PersistSnapshot& message) {
 
 absl::Status PersisterState::Do(const WriteCheckpointManifest& message) {
   const std::string directory = StepDirectory(options.assignment, message.step, message.attempt);
-  RETURN_IF_ERROR(checkpoint::WriteManifest(
-      directory, ManifestOf(options.assignment, message.step, message.attempt)));
+  RETURN_IF_ERROR(
+      checkpoint::WriteManifest(directory, ManifestOf(options, message.step, message.attempt)));
   base::LogInfo(absl::StrCat("checkpoint ", directory));
   link::v1::FromHost report;
   report.mutable_manifest()->set_attempt(message.attempt);

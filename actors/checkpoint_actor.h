@@ -57,6 +57,7 @@ struct PersisterOptions {
   megascale::link::v1::HostAssignment assignment;
   std::map<int, std::shared_ptr<base::SharedMemory>> snapshots;  // by rank
   std::function<void(const megascale::link::v1::FromHost&)> report;
+  std::string numerics;  // of the ranks' device (device::Description)
 };
 
 struct PersisterState {

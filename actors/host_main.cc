@@ -71,9 +71,15 @@ int Fail(Link* link, const agent::v1::RankFailure& failure) {
   return 1;
 }
 
-int Preflight(Link* link, const HostAssignment& assignment) {
+absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
+                                             const job::v1::JobSpec& spec) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, make_device(spec));
+  return device->Describe();
+}
+
+int Preflight(Link* link, const HostAssignment& assignment, const device::Description& device) {
   FromHost message;
-  auto preflight = RunPreflight(assignment);
+  auto preflight = RunPreflight(assignment, device);
   if (!preflight.ok()) return Fail(link, FailureOf(preflight.status()));
   *message.mutable_preflight() = *std::move(preflight);
   for (const std::string& warning : message.preflight().warnings()) base::LogWarning(warning);
@@ -112,7 +118,8 @@ void ServeLink(Link* link, int64_t attempt, const PersisterActor& persister) {
   }
 }
 
-int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
+int Serve(Link* link, const HostAssignment& assignment, const device::Description& device,
+          Regions* regions) {
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
@@ -129,7 +136,8 @@ int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
   caf::actor_system system(config);
   const PersisterActor persister = system.spawn<caf::detached>(
       Persister, PersisterOptions{assignment, regions->snapshots,
-                                  [link](const FromHost& message) { (void)link->Send(message); }});
+                                  [link](const FromHost& message) { (void)link->Send(message); },
+                                  device.numerics});
   if (regions->ring != nullptr) {
     DataLoaderOptions loader;
     loader.spec = assignment.spec();
@@ -153,7 +161,7 @@ int Serve(Link* link, const HostAssignment& assignment, Regions* regions) {
 
 }  // namespace
 
-int RunHost(int link_fd) {
+int RunHost(int link_fd, const MakeDevice& make_device) {
   ::prctl(PR_SET_NAME, "megascale-host");  // what ps and ss show, instead of "exe"
   base::InitLog("host", base::LogLevel::kInfo);
   Link link{base::UniqueFd(link_fd)};
@@ -164,10 +172,12 @@ int RunHost(int link_fd) {
     return 1;
   }
   const HostAssignment& assignment = first.assignment();
-  if (assignment.preflight_only()) return Preflight(&link, assignment);
+  const auto device = Describe(make_device, assignment.spec());
+  if (!device.ok()) return Fail(&link, FailureOfInput(device.status()));
+  if (assignment.preflight_only()) return Preflight(&link, assignment, *device);
   auto regions = MapRegions(assignment, *std::move(fds));
   if (!regions.ok()) return Fail(&link, FailureOf(regions.status()));
-  return Serve(&link, assignment, &*regions);
+  return Serve(&link, assignment, *device, &*regions);
 }
 
 }  // namespace megascale::actors

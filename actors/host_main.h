@@ -2,11 +2,13 @@
 // loader and the persister of checkpoints. It can be restarted without losing a snapshot.
 #pragma once
 
+#include "actors/make_device.h"
+
 namespace megascale::actors {
 
 // Runs until the link to the agent closes, or, for a preflight, until it is reported. Returns the
 // process's exit status. `link_fd` is the inherited socket to the agent, whose first message is the
 // HostAssignment.
-int RunHost(int link_fd);
+int RunHost(int link_fd, const MakeDevice& make_device);
 
 }  // namespace megascale::actors

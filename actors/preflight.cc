@@ -67,6 +67,15 @@ const char* ComputeName(tensor::DType compute) {
   return compute == tensor::DType::kBF16 ? "bf16" : "fp32";
 }
 
+// Fills in the peak of the devices of this machine's ranks; returns false if it is unknown.
+bool SetPeak(const HostAssignment& assignment, const device::Description& device,
+             Preflight* result) {
+  const auto compute = layout::ComputeType(assignment.spec().train().precision());
+  const double peak = device.peak.OfProducts(compute);
+  result->set_flops_ceiling(peak * assignment.local_ranks_size());
+  return peak > 0;
+}
+
 // Fills in the machine's rate of matrix products, and a warning if the machine was busy meanwhile.
 void FindOrMeasureCeiling(const HostAssignment& assignment, CeilingSources sources,
                           Preflight* result) {
@@ -149,6 +158,7 @@ absl::Status CheckShared(const HostAssignment& assignment) {
 }
 
 absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
+                                   const device::Description& device,
                                    const checkpoint::v1::DataFingerprint& data) {
   ASSIGN_OR_RETURN(const auto reader,
                    checkpoint::CheckpointReader::Open(assignment.from_checkpoint()));
@@ -156,7 +166,7 @@ absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
   const std::vector<std::string> allowed = {assignment.allow_changed().begin(),
                                             assignment.allow_changed().end()};
   RETURN_IF_ERROR(checkpoint::CompareFingerprints(manifest.data(), data, allowed));
-  const auto now = checkpoint::MakeNumericsFingerprint(assignment.spec(), ops::InstructionSet());
+  const auto now = checkpoint::MakeNumericsFingerprint(assignment.spec(), device.numerics);
   RETURN_IF_ERROR(checkpoint::CompareFingerprints(manifest.numerics(), now, allowed));
   if (manifest.step() > assignment.spec().train().steps()) {
     return absl::FailedPreconditionError(
@@ -167,7 +177,8 @@ absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
   return manifest.step();
 }
 
-absl::Status Check(const HostAssignment& assignment, Preflight* result) {
+absl::Status Check(const HostAssignment& assignment, const device::Description& device,
+                   Preflight* result) {
   const auto& spec = assignment.spec();
   RETURN_IF_ERROR(CheckDirectory(assignment));
   RETURN_IF_ERROR(CheckPlans(assignment));
@@ -177,7 +188,7 @@ absl::Status Check(const HostAssignment& assignment, Preflight* result) {
   ASSIGN_OR_RETURN(const std::vector<std::string> binary, corpus->WarningsOfBinary());
   *result->mutable_warnings() = {binary.begin(), binary.end()};
   if (!assignment.from_checkpoint().empty()) {
-    ASSIGN_OR_RETURN(const int64_t step, CheckStart(assignment, result->data()));
+    ASSIGN_OR_RETURN(const int64_t step, CheckStart(assignment, device, result->data()));
     result->set_first_step(step);
   }
   return CheckShared(assignment);
@@ -206,15 +217,17 @@ bool IsAway(const absl::Status& status) {
   }
 }
 
-absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment) {
+absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment,
+                                       const device::Description& device) {
   CeilingSources sources;
   sources.directory = base::UserStateDirectory();
-  return RunPreflight(assignment, std::move(sources));
+  return RunPreflight(assignment, device, std::move(sources));
 }
 
-absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment, CeilingSources sources) {
+absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment,
+                                       const device::Description& device, CeilingSources sources) {
   Preflight result;
-  const absl::Status status = Check(assignment, &result);
+  const absl::Status status = Check(assignment, device, &result);
   if (IsAway(status)) return status;
   if (!status.ok()) {
     result.set_state(Preflight::STATE_REFUSED);
@@ -222,7 +235,9 @@ absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment, Ceiling
     return result;
   }
   WarnOfCores(assignment, &result);
-  FindOrMeasureCeiling(assignment, std::move(sources), &result);
+  if (!SetPeak(assignment, device, &result)) {
+    FindOrMeasureCeiling(assignment, std::move(sources), &result);
+  }
   result.set_state(Preflight::STATE_PASSED);
   return result;
 }

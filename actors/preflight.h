@@ -9,18 +9,21 @@
 #include "actors/ceiling.h"
 #include "proto/agent.pb.h"
 #include "proto/link.pb.h"
+#include "runtime/device/device.h"
 
 namespace megascale::actors {
 
 // Runs the checks. A failed check is a refusal in the result, which ends the job: a person has to
 // fix the cause. Errors: network storage is unreachable (IsAway); try again. Blocking: reads the
-// data once; measures for half a second if the machine's rate is not known yet.
+// data once; measures for half a second if the rate is neither the device's peak nor known yet.
+// `device` is the one of each of the machine's ranks.
 absl::StatusOr<megascale::agent::v1::Preflight> RunPreflight(
-    const megascale::link::v1::HostAssignment& assignment);
+    const megascale::link::v1::HostAssignment& assignment, const device::Description& device);
 // As above, with another folder for ceilings and another way to measure, for tests. Empty functions
 // stand for the real ones.
 absl::StatusOr<megascale::agent::v1::Preflight> RunPreflight(
-    const megascale::link::v1::HostAssignment& assignment, CeilingSources sources);
+    const megascale::link::v1::HostAssignment& assignment, const device::Description& device,
+    CeilingSources sources);
 
 // True if the error of a system call means that storage is unreachable, and not that a path is
 // wrong.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/device/device.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::actors {
@@ -17,6 +18,8 @@ namespace {
 
 using megascale::agent::v1::Preflight;
 using megascale::link::v1::HostAssignment;
+
+const device::Description kCpu = {.name = "cpu", .numerics = "avx2"};
 
 class PreflightTest : public ::testing::Test {
  protected:
@@ -59,7 +62,7 @@ class PreflightTest : public ::testing::Test {
     CeilingSources sources;
     sources.measure = [] { return 1e11; };
     sources.is_idle = [] { return true; };
-    return RunPreflight(assignment, sources).value();
+    return RunPreflight(assignment, kCpu, sources).value();
   }
 
   std::string directory_;
@@ -179,12 +182,27 @@ TEST_F(CeilingTest, AFileThatIsDamagedIsMeasuredAnew) {
   EXPECT_EQ(Find(true, 1e11).flops_per_second, 1e11);
 }
 
+TEST_F(CeilingTest, ThePeakOfTheDevicesTakesThePlaceOfAMeasurement) {
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.add_local_ranks(1);
+  const device::Description device = {.name = "fast", .peak = {.fp32 = 6e13, .bf16 = 9.9e14}};
+  CeilingSources sources;
+  sources.measure = [&] { return ++num_measured_; };
+  const Preflight fp32 = RunPreflight(assignment, device, sources).value();
+  EXPECT_EQ(fp32.state(), Preflight::STATE_PASSED) << fp32.message();
+  EXPECT_EQ(fp32.flops_ceiling(), 1.2e14) << "of both ranks' devices";
+  EXPECT_FALSE(fp32.has_ceiling_measured_at());
+  assignment.mutable_spec()->mutable_train()->set_precision(job::v1::PRECISION_BF16);
+  EXPECT_EQ(RunPreflight(assignment, device, sources)->flops_ceiling(), 1.98e15);
+  EXPECT_EQ(num_measured_, 0);
+}
+
 TEST_F(CeilingTest, ABusyMachineIsWarnedOf) {
   CeilingSources sources;
   sources.measure = [] { return 6.6e10; };
   sources.is_idle = [] { return false; };
   sources.now = [] { return absl::FromUnixSeconds(1'000'000); };
-  const Preflight passed = RunPreflight(AssignmentOf("n0"), sources).value();
+  const Preflight passed = RunPreflight(AssignmentOf("n0"), kCpu, sources).value();
   EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
   EXPECT_EQ(passed.flops_ceiling(), 6.6e10);
   EXPECT_EQ(passed.ceiling_measured_at().seconds(), 1'000'000);

@@ -2,12 +2,12 @@
 // those of tests whose workers compute on other devices.
 #pragma once
 
-#include "actors/worker_main.h"
+#include "actors/make_device.h"
 
 namespace megascale::cli {
 
 // Runs the command that the arguments name, and returns the process's exit status. `make_device`
-// makes the devices of workers.
+// makes the devices of workers and hosts.
 int RunProgram(int argc, char** argv, const actors::MakeDevice& make_device);
 
 }  // namespace megascale::cli

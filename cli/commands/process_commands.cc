@@ -22,7 +22,9 @@ void AddProcessCommands(CommandLine* line, const actors::MakeDevice& make_device
   host->Integer("--link-fd", link_fd.get(), "inherited socket to the agent");
   host->Text("--of", of.get(), "job and attempt: what the list of processes shows");
   host->Hide();
-  host->Runs([link_fd, of] { return actors::RunHost(static_cast<int>(*link_fd)); });
+  host->Runs([link_fd, of, make_device] {
+    return actors::RunHost(static_cast<int>(*link_fd), make_device);
+  });
 }
 
 }  // namespace megascale::cli

@@ -61,16 +61,31 @@ class Memory {
   std::atomic<int64_t>* const used_bytes_;
 };
 
+// The best rates that a device can reach, as its maker states them; 0: unknown, and a rate of
+// products is then measured.
+struct PeakRates {
+  // Products of matrices, FLOP/s, by the type that they are computed in.
+  double fp64 = 0, fp32 = 0, bf16 = 0;
+  double memory = 0;  // bytes/s
+
+  double OfProducts(tensor::DType compute) const {
+    if (compute == tensor::DType::kF64) return fp64;
+    return compute == tensor::DType::kBF16 ? bf16 : fp32;
+  }
+};
+
 struct Description {
   std::string name;          // for people: "Intel(R) Xeon(R) Platinum 8481C"
   std::string numerics;      // the part of the numerics fingerprint: equal devices give equal bits
   int64_t memory_bytes = 0;  // of the whole device, whoever else uses it; 0: unknown
+  PeakRates peak = {};
 };
 
 class Device {
  public:
   virtual ~Device() = default;
 
+  // Takes no memory of the device: processes that compute nothing ask, too.
   virtual Description Describe() const = 0;
 
   // Returns the bytes of the device's memory that objects made by this one hold.

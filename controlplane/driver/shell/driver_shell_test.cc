@@ -57,7 +57,8 @@ class DriverShellTest : public ::testing::Test {
     cancel.mutable_cancel_requested()->set_job_id(job_id);
     Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
   }
-  void Run() {
+  // `measured`: the ceiling is a measurement of the machine, not the peak of devices.
+  void Run(bool measured = true) {
     ASSERT_TRUE(Submit("j").ok());
     Round([&] { shell_->OnHello(HelloOf("n0", "a", 1), link_); });
     report_.set_incarnation("a");
@@ -67,8 +68,10 @@ class DriverShellTest : public ::testing::Test {
     agent::Preflight* preflight = actual->mutable_preflight();
     preflight->set_state(agent::Preflight::STATE_PASSED);
     preflight->set_flops_ceiling(2e11);
-    preflight->mutable_ceiling_measured_at()->set_seconds(
-        absl::ToUnixSeconds(clock_.Wall() - absl::Hours(5)));
+    if (measured) {
+      preflight->mutable_ceiling_measured_at()->set_seconds(
+          absl::ToUnixSeconds(clock_.Wall() - absl::Hours(5)));
+    }
     Pass(absl::Seconds(1));
     actual->set_num_processes(2);
     agent::ActualRank* rank = actual->add_ranks();
@@ -119,6 +122,13 @@ TEST_F(DriverShellTest, AJobShowsHowOldTheMeasurementOfItsCeilingIs) {
   const control::Job shown = shell_->View("j").value();
   EXPECT_EQ(shown.flops_ceiling(), 2e11);
   EXPECT_NEAR(shown.flops_ceiling_age_seconds(), 5 * 3600, 10);
+}
+
+TEST_F(DriverShellTest, ThePeakOfDevicesIsACeilingWithoutAge) {
+  Run(/*measured=*/false);
+  const control::Job shown = shell_->View("j").value();
+  EXPECT_EQ(shown.flops_ceiling(), 2e11);
+  EXPECT_EQ(shown.flops_ceiling_age_seconds(), 0);
 }
 
 TEST_F(DriverShellTest, PeopleReadInWordsWhatAgentsReportAsIds) {

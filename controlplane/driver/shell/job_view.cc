@@ -47,26 +47,32 @@ double FlopsPerToken(const JobRecord& job) {
 
 struct FlopsCeiling {
   double flops_per_second = 0;
-  int64_t measured_unix_seconds = 0;  // 0: an older agent, which does not tell
+  int64_t measured_unix_seconds = 0;  // 0: it is the peak of devices
 };
 
-// Returns the sum over the job's machines, each counted once even if it has several agents, and the
-// time of the oldest measurement; 0: one of them is not measured.
+// Returns the sum over the job's machines, and the time of the oldest measurement; 0: one of them
+// is not measured. A machine's measured rate counts once even if it has several agents; the peak of
+// devices is that of each agent's own.
 FlopsCeiling CeilingOf(const JobRecord& job, const DriverState& state) {
-  std::map<std::string, FlopsCeiling> by_machine;
-  for (const auto& preflight : job.preflights()) {
-    const NodeRecord* node = FindNode(state, preflight.node_id());
-    if (node == nullptr) continue;
-    const auto& measured = preflight.preflight();
-    FlopsCeiling& ceiling = by_machine[node->hello().machine_id()];
-    if (measured.flops_ceiling() <= ceiling.flops_per_second) continue;
-    ceiling = {measured.flops_ceiling(), measured.ceiling_measured_at().seconds()};
-  }
   std::set<std::string> machines;
+  std::set<std::string> nodes;
   for (const std::string& node_id : NodesOf(job)) {
     const NodeRecord* node = FindNode(state, node_id);
     if (node == nullptr) return {};
     machines.insert(node->hello().machine_id());
+    nodes.insert(node_id);
+  }
+  std::map<std::string, FlopsCeiling> by_machine;
+  for (const auto& preflight : job.preflights()) {
+    const NodeRecord* node = FindNode(state, preflight.node_id());
+    if (node == nullptr) continue;
+    const auto& passed = preflight.preflight();
+    FlopsCeiling& ceiling = by_machine[node->hello().machine_id()];
+    if (!passed.has_ceiling_measured_at()) {
+      if (nodes.count(preflight.node_id()) > 0) ceiling.flops_per_second += passed.flops_ceiling();
+    } else if (passed.flops_ceiling() > ceiling.flops_per_second) {
+      ceiling = {passed.flops_ceiling(), passed.ceiling_measured_at().seconds()};
+    }
   }
   FlopsCeiling sum;
   for (const std::string& machine : machines) {

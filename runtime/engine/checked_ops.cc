@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "runtime/ops/epilogues.h"
 
 namespace megascale::engine {
 namespace {
@@ -65,13 +66,14 @@ void CheckedOps::Look(const Vector& out, absl::string_view operation, bool own) 
 }
 
 void CheckedOps::MatMul(const ops::MatMulArgs& args) {
-  ops_.MatMul(args);
+  ops_.MatMul(ops::WithoutEpilogues(args));
   const bool forward = args.transpose_b == ops::Transpose::kYes;
   if (At(args.b.data)) {
     Look(args.c, forward ? "matrix product with" : "backward matrix product with", true);
   } else {
     Look(args.c, "gradient of", At(args.c.data));
   }
+  ops::RunEpilogues(args, this);
 }
 
 void CheckedOps::Norm(const ops::NormArgs& args) {

@@ -1,6 +1,8 @@
 // Operators that check every result for values that are not finite. The engine uses them when it
 // repeats a step whose loss or gradient was not finite. They delegate to another Ops, so they give
-// the same bits. Private to the engine. Threads: one. Cost: one pass over every result.
+// the same bits; epilogues of products apart, so a device that computes them together with the
+// product rounds them differently here. Private to the engine. Threads: one. Cost: one pass over
+// every result.
 #pragma once
 
 #include <cstdint>

@@ -12,6 +12,7 @@
 #include "runtime/base/status.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/transformer_chunk.h"
+#include "runtime/ops/epilogues.h"
 #include "runtime/ops/work.h"
 #include "runtime/tensor/arena.h"
 
@@ -128,7 +129,8 @@ class RecordingOps final : public ops::Ops {
     const std::string name = NameOf(args);
     Add(OperationKind::kProduct, WorkOf(args), name);
     recording_.producers.Set(args.c, name);
-    recording_.kernels.products.push_back(args);
+    recording_.kernels.products.push_back(ops::WithoutEpilogues(args));
+    ops::RunEpilogues(args, this);
   }
   void Norm(const ops::NormArgs& args) override {
     const std::string name = NormName(args.weight);

@@ -85,8 +85,15 @@ Matrix TransformerBlock::ExpandAndActivate(const BlockParameters& parameters,
                                            const GatheredRows& norm) {
   const Matrix up_NU = Rows(saved.up_NU, norm.all_NC.rows);
   const Matrix inner_NI = Rows(saved.inner_NI, norm.all_NC.rows);
-  Linear(parameters.up, norm, up_NU);
-  ops_.Activation({.kind = config_.activation, .in = up_NU, .out = inner_NI});
+  rows_.ForEach(norm, [&](int64_t first, const Matrix& piece_NC) {
+    ops_.MatMul({.a = piece_NC,
+                 .b = parameters.up.weight,
+                 .c = RowsFrom(up_NU, first, piece_NC.rows),
+                 .transpose_b = Transpose::kYes,
+                 .bias = parameters.up.bias,
+                 .activation = config_.activation,
+                 .activated = RowsFrom(inner_NI, first, piece_NC.rows)});
+  });
   return inner_NI;
 }
 
@@ -111,8 +118,11 @@ void TransformerBlock::ForwardAgain(Recompute what, const BlockParameters& param
     Norm(parameters.post_attention_norm, saved.post_attention_norm, middle);
     if (products) norm = rows_.Gather(saved.post_attention_norm.out_RC, scratch.gathered_NC);
   }
-  if (products) Linear(parameters.up, norm, saved.up_NU);
-  ops_.Activation({.kind = config_.activation, .in = saved.up_NU, .out = saved.inner_NI});
+  if (products) {
+    ExpandAndActivate(parameters, saved, norm);
+  } else {
+    ops_.Activation({.kind = config_.activation, .in = saved.up_NU, .out = saved.inner_NI});
+  }
 }
 
 void TransformerBlock::Backward(const BlockParameters& parameters, const BlockActivations& saved,
@@ -164,17 +174,12 @@ void TransformerBlock::BackwardMlp(const BlockParameters& parameters, const Bloc
   const GatheredRows d_out = rows_.Gather(d_stream_RC, scratch.d_gathered_NC);
   const GatheredRows norm = GatherForWeights(parameters.up, MlpNorm(saved), scratch);
   AddBiasGradient(parameters.down, d_stream_RC);
-  InputGradient(parameters.down, d_out, scratch.d_inner_NI);
+  ActivationInputGradient(parameters.down, d_out, saved, scratch);
   AddWeightGradient(parameters.down, saved.inner_NI, d_out.all_NC);
-  ops_.ActivationBackward({.kind = config_.activation,
-                           .in = saved.up_NU,
-                           .d_out = scratch.d_inner_NI,
-                           .d_in = scratch.d_up_NU});
-  AddBiasGradient(parameters.up, scratch.d_up_NU);
   const Matrix d_norm_NC = rows_.All(scratch.d_norm_RC, scratch.partial_NC);
   if (!config_.has_mlp_norm()) {
     InputGradient(parameters.up, scratch.d_up_NU, d_norm_NC);
-    AddWeightGradient(parameters.up, norm, scratch.d_up_NU);
+    AddGradients(parameters.up, norm, scratch.d_up_NU);
     return;
   }
   const auto make = [&](int64_t first, int64_t count) {
@@ -182,7 +187,7 @@ void TransformerBlock::BackwardMlp(const BlockParameters& parameters, const Bloc
                   RowsFrom(d_norm_NC, first, count));
   };
   const SumOfRows sum = rows_.AddUp(d_norm_NC, scratch.d_norm_RC, make);
-  AddWeightGradient(parameters.up, norm, scratch.d_up_NU);
+  AddGradients(parameters.up, norm, scratch.d_up_NU);
   rows_.Wait(sum);
   if (config_.parallel_block) return;
   NormBackward(parameters.post_attention_norm, saved.post_attention_norm, scratch.d_norm_RC,
@@ -214,7 +219,6 @@ void TransformerBlock::BackwardAttention(const BlockParameters& parameters,
                           .d_k = d_qkv.k,
                           .d_v = d_qkv.v});
   Rotate(d_qkv.qk, shape, /*inverse=*/true);
-  AddBiasGradient(parameters.qkv, scratch.d_qkv_NQ);
   // If the norm is shared, this already holds the MLP's part.
   const Matrix d_norm_NC = rows_.All(scratch.d_norm_RC, scratch.partial_NC);
   const auto make = [&](int64_t first, int64_t count) {
@@ -222,7 +226,7 @@ void TransformerBlock::BackwardAttention(const BlockParameters& parameters,
                   RowsFrom(d_norm_NC, first, count), /*accumulate=*/shared);
   };
   const SumOfRows sum = rows_.AddUp(d_norm_NC, scratch.d_norm_RC, make);
-  AddWeightGradient(parameters.qkv, norm, scratch.d_qkv_NQ);
+  AddGradients(parameters.qkv, norm, scratch.d_qkv_NQ);
   rows_.Wait(sum);
   NormBackward(parameters.input_norm, saved.input_norm, scratch.d_norm_RC, d_stream_RC);
 }
@@ -302,6 +306,22 @@ void TransformerBlock::InputGradient(const LinearParameters& parameters, const G
   });
 }
 
+void TransformerBlock::ActivationInputGradient(const LinearParameters& parameters,
+                                               const GatheredRows& d_out,
+                                               const BlockActivations& saved,
+                                               const BlockScratch& scratch) {
+  rows_.ForEach(d_out, [&](int64_t first, const Matrix& piece_NC) {
+    const int64_t rows = piece_NC.rows;
+    ops_.MatMul({.a = piece_NC,
+                 .b = parameters.weight,
+                 .c = RowsFrom(scratch.d_inner_NI, first, rows),
+                 .bias = {},
+                 .activation = config_.activation,
+                 .activation_in = RowsFrom(saved.up_NU, first, rows),
+                 .d_activation_in = RowsFrom(scratch.d_up_NU, first, rows)});
+  });
+}
+
 void TransformerBlock::AddBiasGradient(const LinearParameters& parameters, const Matrix& d_out) {
   if (parameters.d_bias) ops_.AddColumnSums(d_out, parameters.d_bias);
 }
@@ -317,9 +337,16 @@ void TransformerBlock::AddWeightGradient(const LinearParameters& parameters, con
                .bias = {}});
 }
 
-void TransformerBlock::AddWeightGradient(const LinearParameters& parameters, const GatheredRows& in,
-                                         const Matrix& d_out) {
-  if (parameters.d_weight) AddWeightGradient(parameters, rows_.Wait(in), d_out);
+void TransformerBlock::AddGradients(const LinearParameters& parameters, const GatheredRows& in,
+                                    const Matrix& d_out) {
+  if (!parameters.d_weight) return AddBiasGradient(parameters, d_out);
+  ops_.MatMul({.a = d_out,
+               .b = rows_.Wait(in),
+               .c = parameters.d_weight,
+               .transpose_a = Transpose::kYes,
+               .accumulate = true,
+               .bias = {},
+               .d_bias = parameters.d_bias});
 }
 
 TransformerBlock::Qkv TransformerBlock::Split(const Matrix& qkv_NQ) const {

@@ -209,9 +209,13 @@ class TransformerBlock {
                          const BlockScratch& scratch, BatchShape shape, const Matrix& d_stream_RC);
   void InputGradient(const LinearParameters& parameters, const GatheredRows& d_out,
                      const Matrix& d_in);
+  // Turns the gradient of the MLP's output into that of the activation's input, d_up_NU.
+  void ActivationInputGradient(const LinearParameters& parameters, const GatheredRows& d_out,
+                               const BlockActivations& saved, const BlockScratch& scratch);
   void AddBiasGradient(const LinearParameters& parameters, const Matrix& d_out);
-  void AddWeightGradient(const LinearParameters& parameters, const GatheredRows& in,
-                         const Matrix& d_out);
+  // Accumulates the gradients of the bias and, if it is wanted, of the weight.
+  void AddGradients(const LinearParameters& parameters, const GatheredRows& in,
+                    const Matrix& d_out);
 
   const ModelConfig& config_;
   ops::Ops& ops_;

@@ -35,6 +35,26 @@ void CheckVocabulary(const VocabularyPart& part, int64_t count) {
   }
 }
 
+void CheckEpilogues(const MatMulArgs& args, DType compute) {
+  const int count =
+      (args.activated ? 1 : 0) + (args.d_activation_in ? 1 : 0) + (args.d_bias ? 1 : 0);
+  MEGASCALE_CHECK_MSG(count <= 1, "a product has one epilogue at most");
+  if (args.activated) {
+    MEGASCALE_CHECK(!args.accumulate);
+    CheckArguments(ActivationArgs{args.activation, args.c, args.activated}, compute);
+  }
+  if (args.d_activation_in) {
+    MEGASCALE_CHECK(!args.accumulate);
+    CheckArguments(
+        ActivationBackwardArgs{args.activation, args.activation_in, args.c, args.d_activation_in},
+        compute);
+  }
+  if (args.d_bias) {
+    MEGASCALE_CHECK(args.transpose_a == Transpose::kYes);
+    CheckColumnSums(args.a, args.d_bias, compute);
+  }
+}
+
 }  // namespace
 
 void CheckArguments(const MatMulArgs& args, DType compute) {
@@ -50,6 +70,7 @@ void CheckArguments(const MatMulArgs& args, DType compute) {
     CheckVector("bias", args.bias, compute, n);
     MEGASCALE_CHECK_MSG(!args.accumulate, "bias and accumulate exclude each other");
   }
+  CheckEpilogues(args, compute);
 }
 
 void CheckArguments(const NormArgs& args, DType compute) {

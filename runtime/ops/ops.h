@@ -1,5 +1,5 @@
 // The operators of a transformer, forward and backward, with one implementation per device family.
-// All implementations pass ops_conformance_test.cc.
+// All implementations pass ops_conformance_test.cc and product_conformance_test.cc.
 //
 // Stream order: calls on one Ops object take effect in the order in which they are made; results
 // are visible to other streams after an event recorded behind them. The CPU implementations run
@@ -42,6 +42,10 @@ enum class NormKind : uint8_t { kLayerNorm, kRmsNorm };
 enum class ActivationKind : uint8_t { kGelu, kGeluTanh, kSwiGlu };
 
 // c (+)= op(a) op(b) [+ bias]. a, b in compute; c in compute or F.
+//
+// An epilogue is an operator that needs the product, or reads its operand anyway: a device may
+// compute it together with the product, and then round once where two operators round twice. At
+// most one of them is set.
 struct MatMulArgs {
   Matrix a;  // [m, k], or [k, m] when transposed
   Matrix b;  // [k, n], or [n, k] when transposed
@@ -50,6 +54,19 @@ struct MatMulArgs {
   Transpose transpose_b = Transpose::kNo;
   bool accumulate = false;  // add to c instead of overwriting it; not with bias
   Vector bias;              // [n] in compute, added to each row; or empty
+
+  // Epilogue: `activated` receives Activation of c, which keeps the activation's input for the
+  // backward pass. Like ActivationArgs::out; or empty. c in compute; not with `accumulate`.
+  ActivationKind activation = ActivationKind::kGeluTanh;
+  Matrix activated = {};
+  // Epilogue: the product is the gradient of an activation's output, and `d_activation_in` receives
+  // that of its input, by ActivationBackward at `activation_in`. c is scratch: its content
+  // afterwards is not specified. c in compute; not with `accumulate`.
+  Matrix activation_in = {};
+  Matrix d_activation_in = {};  // or empty
+  // Epilogue of a weight gradient, whose `a` is transposed: AddColumnSums(a, d_bias), the gradient
+  // of the bias.
+  Vector d_bias = {};  // [m] F: accumulated into; or empty
 };
 
 // Computes out = norm(in) * weight + bias, where in = x, or x + delta if there is a delta; `sum`

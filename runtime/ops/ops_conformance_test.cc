@@ -12,40 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "gtest/gtest.h"
-#include "hwy/targets.h"
-#include "runtime/ops/conformance.h"
-#include "runtime/ops/ops.h"
+#include "runtime/ops/conformance_fixture.h"
 #include "runtime/ops/testing/test_numbers.h"
 
 namespace megascale::ops {
 namespace {
-
-class Conformance : public ::testing::TestWithParam<std::tuple<DType, int>> {
- protected:
-  // Whether the test target limits oneDNN to these instructions.
-  static bool IsLimitedTo(const std::string& instructions) {
-    const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
-    return limit != nullptr && limit == instructions;
-  }
-  // A limit of AVX2 applies to our own kernels as well.
-  static void SetUpTestSuite() {
-    if (!IsLimitedTo("AVX2")) return;
-    hwy::DisableTargets(HWY_AVX3 | HWY_AVX3_DL);
-    ASSERT_STREQ(InstructionSet(), "avx2");
-  }
-  // Skips visibly where the processor lacks AVX512-BF16, so that the target does not pass untested.
-  void SetUp() override {
-    if (IsLimitedTo("AVX512_CORE_BF16") && std::string(InstructionSet()) != "avx512_bf16") {
-      GTEST_SKIP() << "this processor has " << InstructionSet() << ", not AVX512-BF16";
-    }
-  }
-
-  DType dtype() const { return std::get<0>(GetParam()); }
-
-  std::unique_ptr<Ops> exact_ = MakeReferenceOps();
-  std::unique_ptr<Ops> tested_ = MakeCpuOps(std::get<0>(GetParam()), std::get<1>(GetParam()));
-};
 
 INSTANTIATE_TEST_SUITE_P(Cpu, Conformance,
                          ::testing::Combine(::testing::Values(DType::kF32, DType::kBF16),
@@ -55,84 +26,6 @@ INSTANTIATE_TEST_SUITE_P(Cpu, Conformance,
                                                                           : "BF16Threads") +
                                   std::to_string(std::get<1>(info.param));
                          });
-
-struct ProductShape {
-  int64_t m, n, k;
-};
-constexpr ProductShape kProductShapes[] = {
-    {0, 5, 3},    {5, 0, 3},    {4, 5, 0},     {1, 1, 1},      {3, 1, 17},     {1, 33, 64},
-    {17, 31, 65}, {64, 64, 64}, {96, 48, 300}, {128, 256, 32}, {261, 277, 259}};
-
-class ProductConformance : public Conformance {
- protected:
-  // `which`: 0 overwrites c, 1 adds to it, 2 adds a bias. Rows lie further apart than they are
-  // long, unless `padding_` is 0.
-  void Check(const ProductShape& s, Transpose a_transposed, Transpose b_transposed, int which,
-             bool float_result) {
-    SCOPED_TRACE(::testing::Message() << "m " << s.m << " n " << s.n << " k " << s.k << " which "
-                                      << which << " float result " << float_result);
-    Twins twins(dtype(), s.m * 1000 + s.n);
-    const bool ta = a_transposed == Transpose::kYes, tb = b_transposed == Transpose::kYes;
-    const TwinMatrix a = twins.Input(ta ? s.k : s.m, ta ? s.m : s.k, padding_);
-    const TwinMatrix b = twins.Input(tb ? s.n : s.k, tb ? s.k : s.n, padding_);
-    const TwinVector bias = twins.InputVector(s.n);
-    const TwinMatrix c =
-        which == 1 ? (float_result ? twins.Float(s.m, s.n, 7) : twins.Input(s.m, s.n, 7))
-                   : (float_result ? twins.FloatOutput(s.m, s.n, 7) : twins.Output(s.m, s.n, 7));
-    MatMulArgs args;
-    args.transpose_a = a_transposed;
-    args.transpose_b = b_transposed;
-    args.accumulate = which == 1;
-    args.a = a.exact, args.b = b.exact, args.c = c.exact;
-    if (which == 2) args.bias = bias.exact;
-    exact_->MatMul(args);
-    args.a = a.tested, args.b = b.tested, args.c = c.tested;
-    if (which == 2) args.bias = bias.tested;
-    tested_->MatMul(args);
-    twins.ExpectClose("MatMul", c);
-  }
-
-  int64_t padding_ = 3;
-};
-
-INSTANTIATE_TEST_SUITE_P(Cpu, ProductConformance,
-                         ::testing::Combine(::testing::Values(DType::kF32, DType::kBF16),
-                                            ::testing::Values(1, 2)));
-
-TEST_P(ProductConformance, ProductsOfAllLayoutsMatch) {
-  for (const ProductShape& shape : kProductShapes) {
-    for (Transpose a : {Transpose::kNo, Transpose::kYes}) {
-      for (Transpose b : {Transpose::kNo, Transpose::kYes}) {
-        for (int which : {0, 1, 2}) {
-          Check(shape, a, b, which, false);
-          Check(shape, a, b, which, true);
-        }
-      }
-    }
-  }
-}
-
-// Sizes at which operands are packed, or rearranged and multiplied in parts.
-TEST_P(ProductConformance, ProductsOfRearrangedOperandsMatch) {
-  padding_ = 0;
-  Check({800, 258, 257}, Transpose::kYes, Transpose::kNo, /*which=*/1, /*float_result=*/true);
-  Check({300, 321, 290}, Transpose::kNo, Transpose::kNo, /*which=*/0, /*float_result=*/false);
-  if (dtype() == DType::kF32) return;
-  Check({256, 256, 8300}, Transpose::kNo, Transpose::kNo, /*which=*/0, /*float_result=*/false);
-}
-
-// Sizes at which oneDNN's sgemm packs both operands, and sums in several blocks; shared by columns
-// and by rows.
-TEST_P(ProductConformance, LargeProductsMatch) {
-  if (dtype() != DType::kF32) return;  // sgemm multiplies fp32 only
-  for (const int which : {0, 2}) {
-    Check({1100, 1200, 800}, Transpose::kNo, Transpose::kYes, which, /*float_result=*/false);
-  }
-  for (const int which : {0, 1, 2}) {
-    Check({1100, 600, 800}, Transpose::kNo, Transpose::kNo, which, /*float_result=*/false);
-  }
-  Check({600, 1100, 800}, Transpose::kYes, Transpose::kNo, /*which=*/1, /*float_result=*/true);
-}
 
 struct RowShape {
   int64_t rows, cols;
@@ -301,9 +194,6 @@ TEST_P(Conformance, RotaryMatches) {
     }
   }
 }
-
-constexpr ActivationKind kActivationKinds[] = {ActivationKind::kGelu, ActivationKind::kGeluTanh,
-                                               ActivationKind::kSwiGlu};
 
 TEST_P(Conformance, ActivationMatchesForwardAndBackward) {
   for (const auto& [rows, cols] : kRowShapes) {

@@ -7,6 +7,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/ops/check_arguments.h"
+#include "runtime/ops/epilogues.h"
 #include "runtime/ops/host_numbers.h"
 #include "runtime/ops/ops.h"
 
@@ -143,6 +144,7 @@ class ReferenceOps final : public Ops {
         }
       }
     }
+    RunEpilogues(args, this);
   }
 
   void Norm(const NormArgs& args) override {

@@ -21,6 +21,7 @@ struct Work {
   int64_t bytes = 0;
 };
 
+// Without epilogues: those cost what the operators cost that they stand for, or less.
 Work WorkOf(const MatMulArgs& args);
 Work WorkOf(const NormArgs& args);
 Work WorkOf(const NormBackwardArgs& args);

@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "runtime/ops/epilogues.h"
+
 namespace megascale::bench {
 namespace {
 
@@ -42,7 +44,9 @@ void MeasuredOps::MatMul(const ops::MatMulArgs& args) {
                               .transpose_a = transpose_a,
                               .transpose_b = args.transpose_b == ops::Transpose::kYes,
                               .accumulate = args.accumulate};
-  Measure(products_[shape], WorkOf(args), [&] { inner_.MatMul(args); });
+  const ops::MatMulArgs product = ops::WithoutEpilogues(args);
+  Measure(products_[shape], WorkOf(product), [&] { inner_.MatMul(product); });
+  ops::RunEpilogues(args, this);
 }
 
 void MeasuredOps::Norm(const ops::NormArgs& args) {

@@ -1,5 +1,6 @@
 // An Ops that passes every call on to another Ops and records its cost: time, and the minimum of
-// work that it needs. The source of step_benchmark's table.
+// work that it needs. Epilogues of products are measured as the operators that they stand for. The
+// source of step_benchmark's table.
 //
 // Threads: as the inner Ops.
 #pragma once

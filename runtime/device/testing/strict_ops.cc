@@ -26,7 +26,9 @@ class StrictOps final : public ops::Ops {
   tensor::DType compute() const override { return cpu_->compute(); }
 
   void MatMul(const ops::MatMulArgs& args) override {
-    Issue(&Ops::MatMul, "MatMul", args, [](auto& on, auto& a) { on(a.a, a.b, a.c, a.bias); });
+    Issue(&Ops::MatMul, "MatMul", args, [](auto& on, auto& a) {
+      on(a.a, a.b, a.c, a.bias, a.activated, a.activation_in, a.d_activation_in, a.d_bias);
+    });
   }
   void Norm(const ops::NormArgs& args) override {
     Issue(&Ops::Norm, "Norm", args, [](auto& on, auto& a) {

@@ -13,6 +13,7 @@
 #include "runtime/ops/cpu/kernels.h"
 #include "runtime/ops/cpu/matmul.h"
 #include "runtime/ops/cpu/threads.h"
+#include "runtime/ops/epilogues.h"
 #include "runtime/ops/host_numbers.h"
 #include "runtime/ops/ops.h"
 #include "runtime/tensor/arena.h"
@@ -57,6 +58,7 @@ class CpuOps final : public Ops {
     } else {
       products_.Run(args);
     }
+    RunEpilogues(args, this);
   }
 
   void Norm(const NormArgs& args) override {

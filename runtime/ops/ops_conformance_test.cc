@@ -1,5 +1,5 @@
-// Every operator of MakeCpuOps against the float64 reference, in fp32 and bf16, with one thread and
-// with two. Outputs start as NaN and rows have guards between them.
+// Every operator of every implementation against the float64 reference, in fp32 and bf16. Outputs
+// start as NaN and rows have guards between them. Products: product_conformance_test.cc.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,20 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/ops/conformance_fixture.h"
+#include "runtime/ops/testing/conformance_fixture.h"
 #include "runtime/ops/testing/test_numbers.h"
 
 namespace megascale::ops {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Cpu, Conformance,
-                         ::testing::Combine(::testing::Values(DType::kF32, DType::kBF16),
-                                            ::testing::Values(1, 2)),
-                         [](const auto& info) {
-                           return (std::get<0>(info.param) == DType::kF32 ? "F32Threads"
-                                                                          : "BF16Threads") +
-                                  std::to_string(std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(All, Conformance, ::testing::ValuesIn(AllTested()),
+                         [](const auto& info) { return info.param.name; });
 
 struct RowShape {
   int64_t rows, cols;

@@ -1,6 +1,5 @@
-// Products of MakeCpuOps, and their epilogues, against the float64 reference; see
-// ops_conformance_test.cc.
-#include "runtime/ops/conformance_fixture.h"
+// Products, and their epilogues, against the float64 reference; see ops_conformance_test.cc.
+#include "runtime/ops/testing/conformance_fixture.h"
 
 namespace megascale::ops {
 namespace {
@@ -44,9 +43,8 @@ class ProductConformance : public Conformance {
   int64_t padding_ = 3;
 };
 
-INSTANTIATE_TEST_SUITE_P(Cpu, ProductConformance,
-                         ::testing::Combine(::testing::Values(DType::kF32, DType::kBF16),
-                                            ::testing::Values(1, 2)));
+INSTANTIATE_TEST_SUITE_P(All, ProductConformance, ::testing::ValuesIn(AllTested()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(ProductConformance, ProductsOfAllLayoutsMatch) {
   for (const ProductShape& shape : kProductShapes) {

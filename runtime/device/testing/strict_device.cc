@@ -191,7 +191,7 @@ void* StrictDevice::TranslateIfOwn(const void* address, size_t bytes) const {
 }
 
 void* StrictDevice::Translate(const void* address, size_t bytes, const char* what) const {
-  if (address == nullptr || bytes == 0) return nullptr;
+  if (address == nullptr || bytes == 0) return const_cast<void*>(address);
   void* const translated = TranslateIfOwn(address, bytes);
   MEGASCALE_CHECK_MSG(translated != address, absl::StrCat(what, " was given host memory"));
   return translated;

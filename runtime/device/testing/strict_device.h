@@ -64,7 +64,7 @@ class StrictDevice final : public Device {
 
   // Returns the address at which the device works on the bytes at `address`; null for null.
   // Requires (CHECK, with the name of the call): `bytes` bytes there are memory of this device.
-  // `bytes` may be 0 for an address that is not used.
+  // With 0 bytes the address is not used and stays: an empty tensor may still count as given.
   void* Translate(const void* address, size_t bytes, const char* what) const;
   // As Translate for device memory; host addresses stay.
   void* TranslateIfOwn(const void* address, size_t bytes) const;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "runtime/base/check.h"
+#include "runtime/ops/testing/visit_tensors.h"
 
 namespace megascale::device {
 namespace {
@@ -25,69 +26,44 @@ class StrictOps final : public ops::Ops {
 
   tensor::DType compute() const override { return cpu_->compute(); }
 
-  void MatMul(const ops::MatMulArgs& args) override {
-    Issue(&Ops::MatMul, "MatMul", args, [](auto& on, auto& a) {
-      on(a.a, a.b, a.c, a.bias, a.activated, a.activation_in, a.d_activation_in, a.d_bias);
-    });
-  }
-  void Norm(const ops::NormArgs& args) override {
-    Issue(&Ops::Norm, "Norm", args, [](auto& on, auto& a) {
-      on(a.x, a.delta, a.sum, a.weight, a.bias, a.out, a.mean, a.rstd);
-    });
-  }
+  void MatMul(const ops::MatMulArgs& args) override { Issue(&Ops::MatMul, "MatMul", args); }
+  void Norm(const ops::NormArgs& args) override { Issue(&Ops::Norm, "Norm", args); }
   void NormBackward(const ops::NormBackwardArgs& args) override {
-    Issue(&Ops::NormBackward, "NormBackward", args, [](auto& on, auto& a) {
-      on(a.x, a.weight, a.mean, a.rstd, a.d_out, a.d_x, a.d_weight, a.d_bias);
-    });
+    Issue(&Ops::NormBackward, "NormBackward", args);
   }
   void Attention(const ops::AttentionArgs& args) override {
-    Issue(&Ops::Attention, "Attention", args,
-          [](auto& on, auto& a) { on(a.q, a.k, a.v, a.out, a.log_sum_exp); });
+    Issue(&Ops::Attention, "Attention", args);
   }
   void AttentionBackward(const ops::AttentionBackwardArgs& args) override {
-    Issue(&Ops::AttentionBackward, "AttentionBackward", args, [](auto& on, auto& a) {
-      on(a.forward.q, a.forward.k, a.forward.v, a.forward.out, a.forward.log_sum_exp, a.d_out,
-         a.d_q, a.d_k, a.d_v);
-    });
+    Issue(&Ops::AttentionBackward, "AttentionBackward", args);
   }
-  void Rotary(const ops::RotaryArgs& args) override {
-    Issue(&Ops::Rotary, "Rotary", args, [](auto& on, auto& a) { on(a.x); });
-  }
+  void Rotary(const ops::RotaryArgs& args) override { Issue(&Ops::Rotary, "Rotary", args); }
   void Activation(const ops::ActivationArgs& args) override {
-    Issue(&Ops::Activation, "Activation", args, [](auto& on, auto& a) { on(a.in, a.out); });
+    Issue(&Ops::Activation, "Activation", args);
   }
   void ActivationBackward(const ops::ActivationBackwardArgs& args) override {
-    Issue(&Ops::ActivationBackward, "ActivationBackward", args,
-          [](auto& on, auto& a) { on(a.in, a.d_out, a.d_in); });
+    Issue(&Ops::ActivationBackward, "ActivationBackward", args);
   }
   void Embedding(const ops::EmbeddingArgs& args) override {
-    Issue(&Ops::Embedding, "Embedding", args,
-          [](auto& on, auto& a) { on(a.tokens, a.token_weight, a.position_weight, a.out); });
+    Issue(&Ops::Embedding, "Embedding", args);
   }
   void EmbeddingBackward(const ops::EmbeddingBackwardArgs& args) override {
-    Issue(&Ops::EmbeddingBackward, "EmbeddingBackward", args,
-          [](auto& on, auto& a) { on(a.tokens, a.d_out, a.d_token_weight, a.d_position_weight); });
+    Issue(&Ops::EmbeddingBackward, "EmbeddingBackward", args);
   }
   void LogitStatistics(const ops::LogitStatisticsArgs& args) override {
-    Issue(&Ops::LogitStatistics, "LogitStatistics", args,
-          [](auto& on, auto& a) { on(a.logits, a.targets, a.statistics); });
+    Issue(&Ops::LogitStatistics, "LogitStatistics", args);
   }
   void CrossEntropy(const ops::CrossEntropyArgs& args) override {
-    Issue(&Ops::CrossEntropy, "CrossEntropy", args,
-          [](auto& on, auto& a) { on(a.logits, a.targets, a.loss_sum, a.statistics); });
+    Issue(&Ops::CrossEntropy, "CrossEntropy", args);
   }
   void AdamW(absl::Span<const ops::AdamWArgs> list) override {
-    IssueList(&Ops::AdamW, "AdamW", list, &adam_list_, [](auto& on, auto& a) {
-      on(a.master, a.exp_avg, a.exp_avg_sq, a.grad, a.compute_copy, a.update, a.step_numbers);
-    });
+    IssueList(&Ops::AdamW, "AdamW", list, &adam_list_);
   }
   void TrustStep(absl::Span<const ops::TrustStepArgs> list) override {
-    IssueList(&Ops::TrustStep, "TrustStep", list, &trust_list_,
-              [](auto& on, auto& a) { on(a.master, a.update, a.trust_sums, a.step_numbers); });
+    IssueList(&Ops::TrustStep, "TrustStep", list, &trust_list_);
   }
   void CombineNorms(const ops::CombineNormsArgs& args) override {
-    Issue(&Ops::CombineNorms, "CombineNorms", args,
-          [](auto& on, auto& a) { on(a.ranks, a.step_numbers); });
+    Issue(&Ops::CombineNorms, "CombineNorms", args);
   }
   void AddColumnSums(const Matrix& x, const Vector& out) override {
     IssueOn(&Ops::AddColumnSums, "AddColumnSums", x, out);
@@ -127,24 +103,22 @@ class StrictOps final : public ops::Ops {
     }
   };
 
-  // Queues a call of `method` with translated arguments. `visit` passes each tensor of the
-  // arguments to the translator.
-  template <typename Args, typename Visit>
-  void Issue(void (Ops::*method)(const Args&), const char* what, Args args, const Visit& visit) {
-    const Translator translator = {device_, what};
-    visit(translator, args);
+  // Queues a call of `method` with translated arguments.
+  template <typename Args>
+  void Issue(void (Ops::*method)(const Args&), const char* what, Args args) {
+    ops::VisitTensors(args, Translator{device_, what});
     Ops* const cpu = cpu_.get();
     stream_.Issue(StrictWork([cpu, method, args] { (cpu->*method)(args); }));
   }
   // The same for a list, which is read when the work runs; `translated` is the device's copy of it.
-  template <typename Args, typename Visit>
+  template <typename Args>
   void IssueList(void (Ops::*method)(absl::Span<const Args>), const char* what,
-                 absl::Span<const Args> list, std::vector<Args>* translated, const Visit& visit) {
+                 absl::Span<const Args> list, std::vector<Args>* translated) {
     Ops* const cpu = cpu_.get();
     const Translator translator = {device_, what};
-    stream_.Issue(StrictWork([cpu, method, translator, list, translated, visit] {
+    stream_.Issue(StrictWork([cpu, method, translator, list, translated] {
       translated->assign(list.begin(), list.end());
-      for (Args& args : *translated) visit(translator, args);
+      for (Args& args : *translated) ops::VisitTensors(args, translator);
       (cpu->*method)(*translated);
     }));
   }

@@ -1,6 +1,4 @@
-"""Build rules of this project: protocol buffers, gRPC services, unit tests and CUDA."""
-
-load("@cuda//:home.bzl", "CUDA_HOME", "HAVE_CUDA")
+"""Build rules of this project: protocol buffers, gRPC services and unit tests. Those of CUDA are in gpu/rules.bzl."""
 
 def cc_message_library(name, srcs, imports = [], deps = [], visibility = ["//visibility:public"]):
     """The C++ messages of .proto files, made by the system's protoc. `imports`: .proto files they import."""
@@ -49,27 +47,4 @@ def megascale_test(name, srcs = None, deps = [], **kwargs):
         size = kwargs.pop("size", "small"),
         deps = deps + ["@system//:gtest_main"],
         **kwargs
-    )
-
-def cuda_library(name, srcs, hdrs = [], deps = [], visibility = ["//visibility:public"]):
-    """A C++ library of .cu files. Empty where the machine has no CUDA toolkit."""
-    objects = []
-    if HAVE_CUDA:
-        for src in srcs:
-            out = src.replace(".cu", ".cu.pic.o")
-            native.genrule(
-                name = name + "_" + src.replace(".", "_"),
-                srcs = [src] + hdrs,
-                outs = [out],
-                cmd = CUDA_HOME + "/bin/nvcc -std=c++20 -O3 -lineinfo -gencode=arch=compute_90a,code=sm_90a " +
-                      "-Xcompiler -fPIC -I. -I$(GENDIR) -c $(location %s) -o $@" % src,
-            )
-            objects.append(out)
-    native.cc_library(
-        name = name,
-        srcs = objects,
-        hdrs = hdrs,
-        deps = deps,
-        linkopts = ["-L%s/lib64" % CUDA_HOME, "-Wl,-rpath,%s/lib64" % CUDA_HOME, "-lcudart", "-lcublasLt", "-lnccl"] if HAVE_CUDA else [],
-        visibility = visibility,
     )

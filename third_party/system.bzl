@@ -36,9 +36,21 @@ def _system_libraries_impl(ctx):
 
 system_libraries = repository_rule(implementation = _system_libraries_impl, local = True)
 
+# The headers that gpu/ compiles against. The libraries are opened while the program runs: it links none of them.
+_CUDA_BUILD = '''package(default_visibility = ["//visibility:public"])
+cc_library(
+    name = "headers",
+    hdrs = glob(["include/*.h", "include/*.hpp", "include/crt/*"], allow_empty = True),
+    includes = ["include"],
+)
+'''
+
 def _cuda_toolkit_impl(ctx):
     home = ctx.os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    ctx.file("BUILD.bazel", "")
-    ctx.file("home.bzl", 'CUDA_HOME = "%s"\nHAVE_CUDA = %s\n' % (home, ctx.path(home + "/bin/nvcc").exists))
+    found = ctx.path(home + "/bin/nvcc").exists
+    if found:
+        ctx.symlink(home + "/include", "include")
+    ctx.file("BUILD.bazel", _CUDA_BUILD)
+    ctx.file("home.bzl", 'CUDA_HOME = "%s"\nHAVE_CUDA = %s\n' % (home, found))
 
 cuda_toolkit = repository_rule(implementation = _cuda_toolkit_impl, local = True, environ = ["CUDA_HOME"])

@@ -44,11 +44,11 @@ const Kernel* FindKernel(absl::string_view name);
 using BarrierSite = std::string;
 
 struct GridOptions {
-  std::array<int, 3> grid = {1, 1, 1};  // blocks
-  int threads = 32;                     // of a block; a multiple of 32
-  size_t shared_bytes = 0;              // of a block
-  uint64_t seed = 1;                    // of the order of threads and blocks
-  BarrierSite left_out = "";            // a barrier that is passed without waiting
+  std::array<int, 3> grid = {1, 1, 1};    // blocks
+  int threads = 32;                       // of a block; a multiple of 32
+  size_t shared_bytes = 0;                // of a block
+  uint64_t seed = 1;                      // of the order of threads and blocks
+  BarrierSite left_out = "";              // a barrier that is passed without waiting
   std::set<BarrierSite>* seen = nullptr;  // receives the barriers that the kernel reached
 };
 

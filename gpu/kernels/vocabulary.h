@@ -1,0 +1,86 @@
+// The words that kernels are written in. nvcc gives them the device's meaning
+// (device_vocabulary.h); the host's compiler, for tests, that of an emulator which checks every
+// access to shared memory and every barrier (gpu/emulator/host_vocabulary.h). A kernel that keeps
+// to these words runs in both without a change.
+//
+//   MEGASCALE_KERNEL(ScaleF32, ScaleParams, 256) {        // `params` is its argument
+//     Global<const float> x(params.x);
+//     Global<float> out(params.out);
+//     Shared<float> partial = DynamicShared<float>(0);
+//     partial[ThreadIndex()] = x[BlockIndex() * NumThreads() + ThreadIndex()];
+//     SyncThreads();
+//     ...
+//   }
+//
+// Words, in both headers:
+//   Global<T>(pointer)            device memory: [i], + n, Load<N>(i), Store(i, Pack)
+//   Shared<T>, DynamicShared<T>(byte offset)   the block's shared memory; the same operations
+//   ThreadIndex, NumThreads, Lane, Warp, NumWarps, BlockIndex, BlockIndexY, BlockIndexZ, NumBlocks,
+//   NumBlocksY
+//   SyncThreads()                 all threads of the block
+//   SyncWarp()                    the 32 lanes of a warp
+//   Shuffle(value, lane), ShuffleXor(value, mask)         32 lanes, all of them
+//   CopyAsync<bytes>(shared, global, is_valid), CommitCopies(), WaitCopies<groups left>()
+//   LoadMatrices(registers[4], row), LoadMatricesTransposed(registers[4], row)
+//   MultiplyAdd(d[4], a[4], b[2])  d [16, 8] += a [16, 16] b [16, 8], bf16 with fp32 sums
+//   Exp, Exp2, Log, Tanh, Erf, Sqrt, ReciprocalSqrt, ToFloat, ToBFloat16, PackBFloat16
+//
+// Rules: blocks have whole warps; words with all lanes are met by all 32. A function that waits
+// takes `Where where = Where::current()` and passes it on, so that the emulator can tell its
+// callers apart: SyncThreads(where). Never `auto` for an element of Shared: on the host it is a
+// reference that looks at each access.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define MEGASCALE_DEVICE __device__ __forceinline__
+#else
+#define MEGASCALE_DEVICE inline
+#endif
+
+namespace megascale::kernels {
+
+// bfloat16 as bits.
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// N elements that are moved at once; N * sizeof(T) is 2, 4, 8 or 16.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+constexpr int kLanes = 32;
+
+}  // namespace megascale::kernels
+
+#ifdef __CUDACC__
+#include "gpu/kernels/device_vocabulary.h"
+#else
+#include "gpu/emulator/host_vocabulary.h"
+#endif
+
+namespace megascale::kernels {
+
+// The same number in fp32, and its rounding to the element type of a tensor.
+MEGASCALE_DEVICE float ToFloat(float x) { return x; }
+template <typename T>
+MEGASCALE_DEVICE T FromFloat(float x);
+template <>
+MEGASCALE_DEVICE float FromFloat<float>(float x) {
+  return x;
+}
+template <>
+MEGASCALE_DEVICE BFloat16 FromFloat<BFloat16>(float x) {
+  return ToBFloat16(x);
+}
+
+// Two bfloat16 in one register, the first in the low half: what MultiplyAdd takes.
+MEGASCALE_DEVICE uint32_t PackBFloat16(float first, float second) {
+  return static_cast<uint32_t>(ToBFloat16(first).bits) |
+         (static_cast<uint32_t>(ToBFloat16(second).bits) << 16);
+}
+
+}  // namespace megascale::kernels

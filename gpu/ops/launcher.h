@@ -1,0 +1,45 @@
+// Launches kernels in the order of one stream. The operators of this folder are written against it,
+// so that tests run them on an emulated block of threads alone, on a whole emulated device, or on a
+// real one.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+namespace megascale::gpu {
+
+struct LaunchShape {
+  std::array<int, 3> grid = {1, 1, 1};  // blocks
+  int threads = 256;                    // of a block
+  size_t shared_bytes = 0;              // dynamic shared memory of a block
+};
+
+// Threads: one, the stream's.
+class Launcher {
+ public:
+  virtual ~Launcher() = default;
+
+  // Launches `kernel`, a name of gpu/kernels, with its argument. Does nothing for a grid without
+  // blocks. Errors: late, as of all work of the stream. Requires (CHECK): the kernel exists and
+  // takes a Params.
+  template <typename Params>
+  void Launch(const char* kernel, const LaunchShape& shape, const Params& params) {
+    if (shape.grid[0] == 0 || shape.grid[1] == 0 || shape.grid[2] == 0) return;
+    LaunchKernel(kernel, shape, &params, sizeof(Params));
+  }
+
+  // Sets `bytes` bytes of device memory to 0.
+  virtual void FillZero(void* data, size_t bytes) = 0;
+
+  // Returns device memory of at least `bytes` bytes for the operator that is being issued: its
+  // kernels may pass results to each other there. The next operator gets the same memory. Takes
+  // memory of the device only where an operator needs more than all before; then it waits for the
+  // stream.
+  virtual void* Workspace(size_t bytes) = 0;
+
+ protected:
+  virtual void LaunchKernel(const char* kernel, const LaunchShape& shape, const void* params,
+                            size_t params_bytes) = 0;
+};
+
+}  // namespace megascale::gpu

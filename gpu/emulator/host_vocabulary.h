@@ -2,6 +2,7 @@
 // block_executor.h for what is looked for. Seen by tests only.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -64,6 +65,8 @@ const void* Translate(const void* address, size_t bytes, size_t alignment);
 namespace megascale::kernels {
 
 using emulator::Where;
+using std::max;
+using std::min;
 
 template <typename T>
 class Global {

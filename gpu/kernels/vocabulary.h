@@ -23,7 +23,9 @@
 //   CopyAsync<bytes>(shared, global, is_valid), CommitCopies(), WaitCopies<groups left>()
 //   LoadMatrices(registers[4], row), LoadMatricesTransposed(registers[4], row)
 //   MultiplyAdd(d[4], a[4], b[2])  d [16, 8] += a [16, 16] b [16, 8], bf16 with fp32 sums
-//   Exp, Exp2, Log, Tanh, Erf, Sqrt, ReciprocalSqrt, ToFloat, ToBFloat16, PackBFloat16
+//   min, max, Exp, Exp2, Log, Tanh, Erf, Sqrt, ReciprocalSqrt, ToFloat, ToBFloat16, PackBFloat16
+//
+//   MEGASCALE_UNROLL before a loop whose indices are places of registers
 //
 // Rules: blocks have whole warps; words with all lanes are met by all 32. A function that waits
 // takes `Where where = Where::current()` and passes it on, so that the emulator can tell its
@@ -35,8 +37,10 @@
 
 #ifdef __CUDACC__
 #define MEGASCALE_DEVICE __device__ __forceinline__
+#define MEGASCALE_UNROLL _Pragma("unroll")
 #else
 #define MEGASCALE_DEVICE inline
+#define MEGASCALE_UNROLL
 #endif
 
 namespace megascale::kernels {

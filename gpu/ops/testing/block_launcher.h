@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "gpu/emulator/block_executor.h"
@@ -16,6 +17,15 @@ namespace megascale::gpu {
 
 class BlockLauncher final : public Launcher {
  public:
+  // `seed`: of the order in which threads run.
+  explicit BlockLauncher(uint64_t seed = 1) : seed_(seed) {}
+
+  // Leaves out one barrier from now on; what kernels do wrong is then counted, and fails no test.
+  void LeaveOut(const emulator::BarrierSite& site) { left_out_ = site; }
+  int num_found() const { return num_found_; }
+  // Barriers that kernels have reached.
+  const std::set<emulator::BarrierSite>& seen() const { return seen_; }
+
   void FillZero(void* data, size_t bytes) override {
     if (bytes > 0) std::memset(data, 0, bytes);
   }
@@ -31,20 +41,42 @@ class BlockLauncher final : public Launcher {
     const emulator::Kernel* found = emulator::FindKernel(kernel);
     MEGASCALE_CHECK_MSG(found != nullptr, kernel);
     MEGASCALE_CHECK_MSG(found->params_bytes == params_bytes, kernel);
-    EXPECT_EQ(emulator::RunGrid(*found,
-                                {.grid = shape.grid,
-                                 .threads = shape.threads,
-                                 .shared_bytes = shape.shared_bytes,
-                                 .seed = ++seed_},
-                                params),
-              absl::OkStatus());
+    const absl::Status status = emulator::RunGrid(*found,
+                                                  {.grid = shape.grid,
+                                                   .threads = shape.threads,
+                                                   .shared_bytes = shape.shared_bytes,
+                                                   .seed = ++seed_,
+                                                   .left_out = left_out_,
+                                                   .seen = &seen_},
+                                                  params);
+    if (left_out_.empty()) {
+      EXPECT_EQ(status, absl::OkStatus());
+    }
+    if (!status.ok()) ++num_found_;
   }
 
  private:
   // A NaN: kernels have to write the workspace before they read it.
   static constexpr double poison_ = __builtin_nan("");
-  uint64_t seed_ = 0;
+  uint64_t seed_;
+  emulator::BarrierSite left_out_;
+  std::set<emulator::BarrierSite> seen_;
+  int num_found_ = 0;
   std::vector<double> workspace_;
 };
+
+// Expects that the kernels which `run` launches break a rule without any one of their barriers.
+template <typename Run>
+void ExpectEachBarrierIsNeeded(const Run& run) {
+  BlockLauncher calm;
+  run(calm);
+  EXPECT_FALSE(calm.seen().empty());
+  for (const emulator::BarrierSite& site : calm.seen()) {
+    BlockLauncher launcher;
+    launcher.LeaveOut(site);
+    run(launcher);
+    EXPECT_GT(launcher.num_found(), 0) << site;
+  }
+}
 
 }  // namespace megascale::gpu

@@ -72,8 +72,9 @@ int Fail(Link* link, const agent::v1::RankFailure& failure) {
 }
 
 absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
-                                             const job::v1::JobSpec& spec) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device, make_device(spec));
+                                             const HostAssignment& assignment) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device,
+                   make_device(assignment.spec(), assignment.local_ranks_size() - 1));
   return device->Describe();
 }
 
@@ -172,7 +173,7 @@ int RunHost(int link_fd, const MakeDevice& make_device) {
     return 1;
   }
   const HostAssignment& assignment = first.assignment();
-  const auto device = Describe(make_device, assignment.spec());
+  const auto device = Describe(make_device, assignment);
   if (!device.ok()) return Fail(&link, FailureOfInput(device.status()));
   if (assignment.preflight_only()) return Preflight(&link, assignment, *device);
   auto regions = MapRegions(assignment, *std::move(fds));

@@ -72,7 +72,7 @@ bool SetPeak(const HostAssignment& assignment, const device::Description& device
              Preflight* result) {
   const auto compute = layout::ComputeType(assignment.spec().train().precision());
   const double peak = device.peak.OfProducts(compute);
-  result->set_flops_ceiling(peak * assignment.local_ranks_size());
+  result->set_flops_ceiling(peak * assignment.local_ranks_size() / device.num_ranks);
   return peak > 0;
 }
 
@@ -112,11 +112,15 @@ void WarnOfCores(const HostAssignment& assignment, Preflight* result) {
 }
 
 // Refuses a job that the kernel would later kill for lack of memory.
-absl::Status CheckMemory(const HostAssignment& assignment) {
+absl::Status CheckMemory(const HostAssignment& assignment, const device::Description& device) {
   const auto& ranks = assignment.local_ranks();
   ASSIGN_OR_RETURN(const layout::NodeMemory needed,
                    layout::MemoryOfNode(assignment.spec(), {ranks.begin(), ranks.end()}));
-  return layout::CheckMemory(needed, base::LeastMemoryLimit());
+  RETURN_IF_ERROR(layout::CheckMemory(needed, base::LeastMemoryLimit()));
+  if (device.memory_bytes == 0) return absl::OkStatus();
+  const int64_t bytes = device.memory_bytes / device.num_ranks;
+  return layout::CheckDeviceMemory(
+      needed, {.available_bytes = bytes, .limit_bytes = bytes, .source = device.name});
 }
 
 // Refuses a step that could not run, by checking the instructions of all ranks against each other.
@@ -182,7 +186,7 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
   const auto& spec = assignment.spec();
   RETURN_IF_ERROR(CheckDirectory(assignment));
   RETURN_IF_ERROR(CheckPlans(assignment));
-  RETURN_IF_ERROR(CheckMemory(assignment));
+  RETURN_IF_ERROR(CheckMemory(assignment, device));
   ASSIGN_OR_RETURN(const auto corpus, data::Corpus::Open(spec.data(), spec.train().seq_length()));
   ASSIGN_OR_RETURN(*result->mutable_data(), corpus->Fingerprint());
   ASSIGN_OR_RETURN(const std::vector<std::string> binary, corpus->WarningsOfBinary());

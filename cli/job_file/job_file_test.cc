@@ -268,14 +268,14 @@ TEST_F(LoadJobFileTest, MissingFilesAndDirectoriesAreNamed) {
             "/tmp: is not a regular file; expected a YAML job file");
 }
 
-TEST(LoadJobTextTest, ADeviceThatThisBuildDoesNotSupportIsRefusedAtItsPlace) {
-  const std::string refusal = "device: cuda is not supported by this build; expected cpu";
-  EXPECT_EQ(LoadJobText("job.yaml", absl::StrCat("device: cuda\n", kSmall), {}).status(),
-            absl::InvalidArgumentError(absl::StrCat("job.yaml:1:9: ", refusal)));
+TEST(LoadJobTextTest, AJobForGpusIsReadAnywhere) {
+  const auto on_cuda = LoadJobText("job.yaml", absl::StrCat("device: cuda\n", kSmall), {});
+  ASSERT_TRUE(on_cuda.ok()) << on_cuda.status();
+  EXPECT_EQ(on_cuda->device(), job::v1::DEVICE_CUDA);
+  EXPECT_EQ(LoadJobText("job.yaml", absl::StrCat("device_sharing: true\n", kSmall), {}).status(),
+            absl::InvalidArgumentError("job.yaml:1:17: device_sharing: is for GPUs; expected "
+                                       "device = cuda, or false"));
   JobFileOptions options;
-  options.overrides = {"device=cuda"};
-  EXPECT_EQ(LoadJobText("job.yaml", kSmall, options).status(),
-            absl::InvalidArgumentError(absl::StrCat("--set device=cuda: ", refusal)));
   options.overrides = {"device=cpu"};
   const auto on_cpu = LoadJobText("job.yaml", kSmall, options);
   ASSERT_TRUE(on_cpu.ok()) << on_cpu.status();

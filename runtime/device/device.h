@@ -79,6 +79,7 @@ struct Description {
   std::string numerics;      // the part of the numerics fingerprint: equal devices give equal bits
   int64_t memory_bytes = 0;  // of the whole device, whoever else uses it; 0: unknown
   PeakRates peak = {};
+  int num_ranks = 1;  // ranks that share the device's memory and rates
 };
 
 class Device {

@@ -118,15 +118,27 @@ absl::Status CheckName(const std::string& name) {
   return absl::OkStatus();
 }
 
-// The one place that refuses devices: whatever reads a job, `plan` included, comes through here, so
-// that a job which can be planned can be submitted.
-absl::Status CheckDevice(v1::Device device) {
-  if (device == v1::DEVICE_CPU) return absl::OkStatus();
-  if (device == v1::DEVICE_CUDA) {
-    return Refuse("device", "cuda is not supported by this build; expected cpu");
+// What no program could run. Whether this program, or a machine, has a device is found where the
+// device is made: a job can be planned anywhere.
+absl::Status CheckDevice(const v1::JobSpec& spec) {
+  const v1::Device device = spec.device();
+  if (device == v1::DEVICE_CPU) {
+    if (spec.device_sharing()) {
+      return Refuse("device_sharing", "is for GPUs; expected device = cuda, or false");
+    }
+    if (spec.train().allow_tf32()) {
+      return Refuse("train.allow_tf32", "is for GPUs; expected device = cuda, or false");
+    }
+    return absl::OkStatus();
   }
-  return Refuse("device",
-                absl::StrCat("unknown value ", static_cast<int>(device), "; expected cpu"));
+  if (device != v1::DEVICE_CUDA) {
+    return Refuse("device",
+                  absl::StrCat("unknown value ", static_cast<int>(device), "; expected cpu or cuda"));
+  }
+  if (spec.train().precision() == v1::PRECISION_FP64) {
+    return Refuse("train.precision", "fp64 does not go with device = cuda; expected fp32 or bf16");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckPartialRotaryFactor(double factor) {
@@ -452,7 +464,7 @@ absl::Status CheckStore(const std::string& store) {
 }  // namespace
 
 absl::Status CheckFields(const JobSpec& spec) {
-  return All({CheckName(spec.name()), CheckDevice(spec.device()), CheckEnums(spec),
+  return All({CheckName(spec.name()), CheckDevice(spec), CheckEnums(spec),
               CheckModelFields(spec.model()), CheckData(spec.data()), CheckTrainFields(spec),
               CheckOptimizerFields(spec.optimizer()), CheckParallel(spec.parallel()),
               CheckCheckpoint(spec.checkpoint()), CheckFaultFields(spec.fault()),

@@ -201,17 +201,29 @@ TEST(JobSpecTest, RefusesBadNames) {
   });
 }
 
-TEST(JobSpecTest, RefusesDevicesThatThisBuildDoesNotSupport) {
+TEST(JobSpecTest, RefusesWhatADeviceCannotCompute) {
   v1::JobSpec spec = SmallSpec();
   spec.set_device(v1::DEVICE_CPU);
   EXPECT_TRUE(ResolveJobSpec(spec).ok());
   spec.set_device(v1::DEVICE_CUDA);
+  EXPECT_TRUE(ResolveJobSpec(spec).ok());
+  spec.mutable_train()->set_precision(v1::PRECISION_FP64);
   EXPECT_EQ(ResolveJobSpec(spec).status(),
-            absl::InvalidArgumentError("device: cuda is not supported by this build; "
-                                       "expected cpu"));
+            absl::InvalidArgumentError("train.precision: fp64 does not go with device = cuda; "
+                                       "expected fp32 or bf16"));
+  spec = SmallSpec();
+  spec.set_device_sharing(true);
+  EXPECT_EQ(ResolveJobSpec(spec).status(),
+            absl::InvalidArgumentError("device_sharing: is for GPUs; expected device = cuda, or "
+                                       "false"));
+  spec = SmallSpec();
+  spec.mutable_train()->set_allow_tf32(true);
+  EXPECT_EQ(ResolveJobSpec(spec).status(),
+            absl::InvalidArgumentError("train.allow_tf32: is for GPUs; expected device = cuda, or "
+                                       "false"));
   spec.set_device(static_cast<v1::Device>(7));
   EXPECT_EQ(ResolveJobSpec(spec).status(),
-            absl::InvalidArgumentError("device: unknown value 7; expected cpu"));
+            absl::InvalidArgumentError("device: unknown value 7; expected cpu or cuda"));
 }
 
 TEST(JobSpecTest, RefusesBadModels) {

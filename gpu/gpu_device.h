@@ -1,0 +1,23 @@
+// The devices of jobs with `device: cuda`. The program runs, and plans such jobs, where no CUDA
+// library is: libraries are opened when a device is made.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "runtime/device/device.h"
+
+namespace megascale::gpu {
+
+struct GpuRequest {
+  int local_rank = 0;       // index of the rank among those of this machine
+  bool may_share = false;   // several ranks may use one GPU; else each needs its own
+  bool allow_tf32 = false;  // see TrainSpec::allow_tf32
+};
+
+// Makes the GPU of a rank. Errors: FailedPrecondition - this program was built without CUDA, or the
+// machine lacks a library, a driver or a GPU; the message says which, what was wanted and what was
+// found.
+absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& request);
+
+}  // namespace megascale::gpu

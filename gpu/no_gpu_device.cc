@@ -1,0 +1,12 @@
+// What a program has in place of gpu_device.cc that was built where the CUDA toolkit is not.
+#include "gpu/gpu_device.h"
+
+namespace megascale::gpu {
+
+absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& /*request*/) {
+  return absl::FailedPreconditionError(
+      "device: cuda: this program was built without CUDA; build it where the CUDA 13 toolkit is "
+      "installed (CUDA_HOME, default /usr/local/cuda), or use device = cpu");
+}
+
+}  // namespace megascale::gpu

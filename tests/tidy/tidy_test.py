@@ -25,6 +25,7 @@ LIBRARIES = {
     "grpc/": {"controlplane", "cli"},
     "rocksdb/": {"controlplane"},
     "cuda": {"gpu"},
+    "cublas": {"gpu"},
     "nccl": {"gpu"},
     "CLI/": {"cli"},
     "yaml-cpp/": {"cli"},

@@ -1,0 +1,108 @@
+#include "gpu/cuda/cuda_api.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gpu/cuda/cublas_lt_api.h"
+#include "gpu/cuda/cuda_status.h"
+#include "gpu/cuda/nccl_api.h"
+
+namespace megascale::cuda {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::vector<std::string> kOld = {"gpu/cuda/testing/fake_old_libraries.so"};
+const std::vector<std::string> kIncomplete = {"gpu/cuda/testing/fake_incomplete_library.so"};
+const std::vector<std::string> kMissing = {"libcudart.so.4711", "/nowhere/libcudart.so"};
+
+void ExpectOneLine(const absl::Status& status, const std::vector<std::string>& parts) {
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("\n")));
+  for (const std::string& part : parts) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  }
+}
+
+// All members of a table are pointers.
+template <typename Table>
+size_t NumMissing(const Table& table) {
+  std::vector<void*> members(sizeof(Table) / sizeof(void*));
+  std::memcpy(members.data(), &table, sizeof(Table));
+  size_t num_missing = 0;
+  for (const void* member : members) num_missing += member == nullptr ? 1 : 0;
+  return num_missing;
+}
+
+TEST(CudaApiTest, RefusesAnOldLibraryInOneLine) {
+  ExpectOneLine(LoadCudaFrom(kOld).status(),
+                {"the CUDA runtime", "13.0 or newer", "found 12.4", kOld[0]});
+  ExpectOneLine(LoadCublasLtFrom(kOld).status(), {"cuBLASLt", "13.0 or newer", "found 12.4"});
+  ExpectOneLine(LoadNcclFrom(kOld).status(), {"NCCL", "2.27 or newer", "found 2.19.3"});
+}
+
+TEST(CudaApiTest, RefusesAMissingLibraryInOneLine) {
+  ExpectOneLine(LoadCudaFrom(kMissing).status(),
+                {"the CUDA runtime", "13.0 or newer", "found none", kMissing[0]});
+  ExpectOneLine(LoadCublasLtFrom(kMissing).status(), {"cuBLASLt", "found none"});
+  ExpectOneLine(LoadNcclFrom(kMissing).status(), {"NCCL", "found none"});
+}
+
+TEST(CudaApiTest, NamesTheFunctionThatALibraryLacks) {
+  ExpectOneLine(LoadCudaFrom(kIncomplete).status(),
+                {kIncomplete[0] + " without cudaGetDeviceCount", "install a newer one"});
+}
+
+TEST(CudaApiTest, RefusesAMachineWithoutADriverOrWithAnOldOne) {
+  CudaApi cuda;
+  cuda.cudaDriverGetVersion = [](int* version) {
+    *version = 0;
+    return cudaSuccess;
+  };
+  ExpectOneLine(CheckCudaDriver(cuda), {"NVIDIA driver", "CUDA 13.0 or newer", "found none"});
+  cuda.cudaDriverGetVersion = [](int* version) {
+    *version = 12080;
+    return cudaSuccess;
+  };
+  ExpectOneLine(CheckCudaDriver(cuda), {"CUDA 13.0 or newer", "found one for CUDA 12.8"});
+  cuda.cudaDriverGetVersion = [](int* version) {
+    *version = 13010;
+    return cudaSuccess;
+  };
+  EXPECT_EQ(CheckCudaDriver(cuda), absl::OkStatus());
+}
+
+// The toolkit that compiled this brings the libraries; they open without a driver.
+TEST(CudaApiTest, EveryTableIsFilledFromTheToolkit) {
+  const auto cuda = LoadCudaFrom(ToolkitFiles("libcudart.so.13"));
+  ASSERT_EQ(cuda.status(), absl::OkStatus());
+  EXPECT_EQ(NumMissing(*cuda), 0u);
+  const auto cublas_lt = LoadCublasLt();
+  ASSERT_EQ(cublas_lt.status(), absl::OkStatus());
+  EXPECT_EQ(NumMissing(**cublas_lt), 0u);
+  const auto nccl = LoadNccl();
+  ASSERT_EQ(nccl.status(), absl::OkStatus());
+  EXPECT_EQ(NumMissing(**nccl), 0u);
+}
+
+TEST(CudaStatusTest, NamesTheCallAndTheError) {
+  const auto cuda = LoadCudaFrom(ToolkitFiles("libcudart.so.13"));
+  ASSERT_EQ(cuda.status(), absl::OkStatus());
+  EXPECT_EQ(ToStatus(*cuda, cudaSuccess, "cudaMalloc"), absl::OkStatus());
+  const absl::Status memory = ToStatus(*cuda, cudaErrorMemoryAllocation, "cudaMalloc");
+  EXPECT_EQ(memory,
+            absl::ResourceExhaustedError("cudaMalloc: cudaErrorMemoryAllocation: out of memory"));
+  const absl::Status other = ToStatus(*cuda, cudaErrorLaunchFailure, "cudaStreamSynchronize");
+  EXPECT_EQ(other.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(other.message()),
+              AllOf(HasSubstr("cudaStreamSynchronize: cudaErrorLaunchFailure: ")));
+}
+
+}  // namespace
+}  // namespace megascale::cuda

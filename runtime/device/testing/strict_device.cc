@@ -1,20 +1,17 @@
 #include "runtime/device/testing/strict_device.h"
 
-#include <signal.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/device/staged_communicator.h"
+#include "runtime/device/testing/named_memory.h"
 #include "runtime/device/testing/strict_ops.h"
 #include "runtime/device/testing/strict_stream.h"
 #include "runtime/tensor/arena.h"
@@ -30,59 +27,6 @@ constexpr size_t kPageBytes = 4096;
 
 size_t PagesFor(size_t bytes) {
   return std::max<size_t>((bytes + kPageBytes - 1) / kPageBytes, 1) * kPageBytes;
-}
-
-// The blocks that the fault handler can name. A handler has no other way to them.
-struct NamedRange {
-  std::atomic<const std::byte*> begin = nullptr;
-  std::atomic<size_t> bytes = 0;
-  std::atomic<const char*> name = nullptr;
-};
-constexpr size_t kNamedRanges = 4096;
-NamedRange named_ranges[kNamedRanges];
-
-void Name(const std::byte* begin, size_t bytes, const char* name) {
-  for (NamedRange& range : named_ranges) {
-    const std::byte* expected = nullptr;
-    if (!range.begin.compare_exchange_strong(expected, begin)) continue;
-    range.bytes = bytes;
-    range.name = name;
-    return;
-  }
-}
-
-void Unname(const std::byte* begin) {
-  for (NamedRange& range : named_ranges) {
-    if (range.begin != begin) continue;
-    range.bytes = 0;
-    range.name = nullptr;
-    range.begin = nullptr;
-    return;
-  }
-}
-
-void NameFault(int signal, siginfo_t* info, void* /*context*/) {
-  const auto* address = static_cast<const std::byte*>(info->si_addr);
-  for (const NamedRange& range : named_ranges) {
-    const std::byte* begin = range.begin;
-    if (begin == nullptr || address < begin || address >= begin + range.bytes) continue;
-    char line[200];
-    const int length =
-        std::snprintf(line, sizeof(line), "host code touched device memory: byte %zd of '%s'\n",
-                      static_cast<ssize_t>(address - begin), range.name.load());
-    (void)!::write(STDERR_FILENO, line, static_cast<size_t>(length));
-  }
-  ::signal(signal, SIG_DFL);  // The instruction faults again, and ends the process.
-}
-
-void NameFaults() {
-  static const bool installed = [] {
-    struct sigaction action = {};
-    action.sa_sigaction = &NameFault;
-    action.sa_flags = SA_SIGINFO;
-    return ::sigaction(SIGSEGV, &action, nullptr) == 0;
-  }();
-  MEGASCALE_CHECK(installed);
 }
 
 class HostMemory final : public Memory {
@@ -104,12 +48,12 @@ class StrictDevice::Block final : public Memory {
         device_(*device),
         name_(std::move(name)),
         work_(work) {
-    Name(begin(), size_bytes, name_.c_str());
+    NameMemory(begin(), size_bytes, name_.c_str());
     const std::lock_guard<std::mutex> lock(device_.memory_mutex_);
     device_.blocks_[begin()] = this;
   }
   ~Block() override {
-    Unname(begin());
+    UnnameMemory(begin());
     {
       const std::lock_guard<std::mutex> lock(device_.memory_mutex_);
       device_.blocks_.erase(begin());
@@ -128,7 +72,6 @@ class StrictDevice::Block final : public Memory {
 };
 
 std::unique_ptr<StrictDevice> StrictDevice::Create(const StrictOptions& options) {
-  NameFaults();
   std::unique_ptr<StrictDevice> device(new StrictDevice(options));
   device->thread_ = std::thread(&StrictDevice::Run, device.get());
   return device;

@@ -52,7 +52,8 @@ Json ToJson(const Algorithm& a) {
   // As text: readers of JSON may take large numbers for floating point.
   std::string words;
   for (const uint64_t word : a.words) absl::StrAppend(&words, absl::StrFormat("%016x", word));
-  return {{"id", a.id},
+  return {{"library_version", a.library_version},
+          {"id", a.id},
           {"tile", a.tile},
           {"stages", a.stages},
           {"split_k", a.split_k},
@@ -175,6 +176,7 @@ absl::StatusOr<Product> ParseProduct(const Json& json) {
 absl::StatusOr<Algorithm> ParseAlgorithm(const Json& json) {
   Reader reader(json);
   Algorithm a;
+  a.library_version = reader.Number<uint64_t>("library_version");
   a.id = reader.Number<int32_t>("id");
   a.tile = reader.Number<uint32_t>("tile");
   a.stages = reader.Number<uint32_t>("stages");
@@ -207,7 +209,7 @@ absl::Status ParseEntry(const Json& json, AlgorithmTable* table) {
 absl::StatusOr<AlgorithmTable> ParseTable(const Json& json) {
   Reader reader(json);
   const int format = reader.Number<int>("format");
-  AlgorithmTable table(reader.Number<uint64_t>("cublas_lt_version"));
+  AlgorithmTable table;
   const Json* products = reader.Find("products");
   RETURN_IF_ERROR(reader.status());
   if (format != kFormat) {
@@ -249,8 +251,7 @@ void AlgorithmTable::Set(const Product& product, const Algorithm& algorithm) {
 }
 
 std::string AlgorithmTable::ToJson() const {
-  std::string text = absl::StrCat(
-      "{\"format\": ", kFormat, ", \"cublas_lt_version\": ", library_version_, ", \"products\": [");
+  std::string text = absl::StrCat("{\"format\": ", kFormat, ", \"products\": [");
   const char* separator = "\n";
   for (const auto& [product, algorithm] : products_) {
     const Json entry = {{"product", gpu::ToJson(product)}, {"algorithm", gpu::ToJson(algorithm)}};

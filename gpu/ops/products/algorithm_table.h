@@ -61,8 +61,9 @@ std::string Describe(const Product& product);
 
 // An algorithm with its configuration: the attributes that cublasLt.h names (CUBLASLT_ALGO_CONFIG),
 // and the library's own words (cublasLtMatmulAlgo_t), which hold more than those but are valid for
-// one version of the library only.
+// the version of the library that wrote them only.
 struct Algorithm {
+  uint64_t library_version = 0;  // what its cublasLtGetVersion returned, such as 130100
   int32_t id = 0;
   uint32_t tile = 0;
   int32_t split_k = 1;
@@ -72,24 +73,19 @@ struct Algorithm {
   uint32_t stages = 0;
   uint16_t inner_shape = 0;
   uint16_t cluster_shape = 0;
-  std::array<uint64_t, 8> words = {};
+  std::array<uint64_t, 8> words = {};  // all 0: not known
 
   auto operator<=>(const Algorithm&) const = default;
 };
 
 class AlgorithmTable {
  public:
-  // `library_version`: what cublasLtGetVersion of the library that chose returned, such as 130100.
-  // A job whose bits must continue should run with the library of its table.
-  explicit AlgorithmTable(uint64_t library_version = 0) : library_version_(library_version) {}
-
   // Returns null for a product that is not in the table. The pointer is valid until the next Set of
   // the product.
   const Algorithm* Find(const Product& product) const;
   // Adds or replaces. Requires (CHECK): m, n, k > 0.
   void Set(const Product& product, const Algorithm& algorithm);
 
-  uint64_t library_version() const { return library_version_; }
   const std::map<Product, Algorithm>& products() const { return products_; }
 
   // Returns JSON with one product a line, in the order of Product. Equal tables give equal text.
@@ -100,7 +96,6 @@ class AlgorithmTable {
   bool operator==(const AlgorithmTable&) const = default;
 
  private:
-  uint64_t library_version_;
   std::map<Product, Algorithm> products_;
 };
 

@@ -1,0 +1,69 @@
+// The algorithms that the emulated cuBLASLt pretends to have, and which products each can make.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "gpu/emulator/cublas_lt_object.h"
+#include "gpu/emulator/cublas_lt_problem.h"
+
+namespace megascale::emulator {
+
+// What the emulated library keeps in cublasLtMatmulAlgo_t.
+struct AlgorithmWords {
+  int32_t id = 0;
+  uint32_t tile = 0;
+  int32_t split_k = 1;
+  uint32_t reduction_scheme = 0;
+  uint32_t swizzle = 0;
+  uint32_t custom_option = 0;
+  uint32_t stages = 0;
+  uint16_t inner_shape = 0;
+  uint16_t cluster_shape = 0;
+  // The library keeps more than its header has attributes for; so does this one.
+  uint32_t hidden = 0;
+  int32_t compute_type = 0;
+  int32_t operand_type = 0;
+  int32_t result_type = 0;
+  uint32_t magic = 0;
+  uint32_t unused[3] = {};
+};
+static_assert(sizeof(AlgorithmWords) == sizeof(cublasLtMatmulAlgo_t));
+
+cublasLtMatmulAlgo_t Pack(const AlgorithmWords& words);
+// Returns nothing for null, and for words that Pack did not make.
+std::optional<AlgorithmWords> Unpack(const cublasLtMatmulAlgo_t* algorithm);
+
+// Types of one product, as cublasLtMatmulAlgoInit is told.
+struct ProductTypes {
+  int32_t compute = 0, operand = 0, result = 0;
+};
+// As cublasLtMatmulAlgoGetIds and cublasLtMatmulAlgoInit.
+std::vector<int32_t> AlgorithmIds(const ProductTypes& types);
+cublasStatus_t InitAlgorithm(int32_t id, const ProductTypes& types, cublasLtMatmulAlgo_t* to);
+
+// As cublasLtMatmulAlgoConfigSetAttribute and GetAttribute.
+cublasStatus_t SetConfiguration(int attribute, const void* from, size_t bytes,
+                                cublasLtMatmulAlgo_t* to);
+cublasStatus_t GetConfiguration(const cublasLtMatmulAlgo_t* from, int attribute, void* to,
+                                size_t bytes, size_t* written);
+
+// Returns what could make the product, the fastest first as a library would guess: where k is long
+// and there are few tiles, algorithms that split it.
+std::vector<AlgorithmWords> ConfigurationsFor(const CublasLtProblem& problem);
+
+// Whether the algorithm, as it is configured, makes the product; of the addresses nothing is known.
+cublasStatus_t CheckConfiguration(const AlgorithmWords& words, const CublasLtProblem& problem);
+// The same with the preferences of a question to the heuristic.
+bool Suits(const AlgorithmWords& words, const CublasLtProblem& problem,
+           const CublasLtObject& preference);
+// Whether the addresses of the problem suit the algorithm.
+bool IsAligned(const AlgorithmWords& words, const CublasLtProblem& problem);
+
+size_t WorkspaceOf(const AlgorithmWords& words, const CublasLtProblem& problem);
+
+}  // namespace megascale::emulator

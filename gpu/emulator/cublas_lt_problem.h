@@ -1,0 +1,40 @@
+// A product as the emulated cuBLASLt reads it from its descriptors, and its computation.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace megascale::emulator {
+
+struct CublasLtOperand {
+  int32_t type = 0;
+  bool is_transposed = false;                // op() transposes
+  int64_t rows = 0, cols = 0, distance = 0;  // as stored, column-major
+
+  size_t element_bytes() const { return type == CUDA_R_32F ? 4 : 2; }
+  uint64_t distance_bytes() const { return static_cast<uint64_t>(distance) * element_bytes(); }
+};
+
+// D [m, n] = alpha op(A) [m, k] op(B) [k, n] + beta C [+ bias].
+struct CublasLtProblem {
+  int64_t m = 0, n = 0, k = 0;
+  int32_t compute_type = 0;
+  CublasLtOperand a, b, c, d;
+  bool has_bias = false;
+  const void* bias = nullptr;  // [m], of the type of D
+
+  // Of a call.
+  float alpha = 1, beta = 0;
+  const void* a_data = nullptr;
+  const void* b_data = nullptr;
+  const void* c_data = nullptr;  // read if beta is not 0
+  void* d_data = nullptr;
+};
+
+// Computes in float64 and rounds once to the type of D. With TF32 the operands are rounded to it
+// first. Addresses are the device's (Translate).
+void ComputeProduct(const CublasLtProblem& problem);
+
+}  // namespace megascale::emulator

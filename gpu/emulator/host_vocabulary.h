@@ -222,6 +222,11 @@ inline float Tanh(float x) { return std::tanh(x); }
 inline float Erf(float x) { return std::erf(x); }
 inline float Sqrt(float x) { return std::sqrt(x); }
 inline float ReciprocalSqrt(float x) { return 1.0f / std::sqrt(x); }
+inline double Exp(double x) { return std::exp(x); }
+inline double Log(double x) { return std::log(x); }
+inline double Sqrt(double x) { return std::sqrt(x); }
+inline double Pow(double x, double y) { return std::pow(x, y); }
+inline float FusedMultiplyAdd(float a, float b, float c) { return std::fma(a, b, c); }
 
 inline float ToFloat(BFloat16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;

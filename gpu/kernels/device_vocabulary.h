@@ -139,6 +139,11 @@ MEGASCALE_DEVICE float Tanh(float x) { return tanhf(x); }
 MEGASCALE_DEVICE float Erf(float x) { return erff(x); }
 MEGASCALE_DEVICE float Sqrt(float x) { return sqrtf(x); }
 MEGASCALE_DEVICE float ReciprocalSqrt(float x) { return rsqrtf(x); }
+MEGASCALE_DEVICE double Exp(double x) { return exp(x); }
+MEGASCALE_DEVICE double Log(double x) { return log(x); }
+MEGASCALE_DEVICE double Sqrt(double x) { return sqrt(x); }
+MEGASCALE_DEVICE double Pow(double x, double y) { return pow(x, y); }
+MEGASCALE_DEVICE float FusedMultiplyAdd(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
 MEGASCALE_DEVICE float ToFloat(BFloat16 x) {
   return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);

@@ -26,18 +26,25 @@ MEGASCALE_DEVICE T ReduceWarp(T value, Combine combine, Where where = Where::cur
 }
 
 // Returns, on every thread, the combination of the values of all threads of the block. `scratch`
-// has room for kLanes elements; on return it may be used again at once.
+// has room for kLanes elements, which the block has not used before.
 template <typename T, typename Combine>
-MEGASCALE_DEVICE T ReduceBlock(T value, Combine combine, Shared<T> scratch,
-                               Where where = Where::current()) {
+MEGASCALE_DEVICE T ReduceBlockOnce(T value, Combine combine, Shared<T> scratch,
+                                   Where where = Where::current()) {
   value = ReduceWarp(value, combine, where);
-  SyncThreads(where);  // the last use of `scratch` is over
   if (Lane() == 0) scratch[Warp()] = value;
   SyncThreads(where);
   // Every thread adds the warps' values in their order.
   T total = scratch[0];
   for (int i = 1; i < NumWarps(); ++i) total = combine(total, static_cast<T>(scratch[i]));
   return total;
+}
+
+// The same with a `scratch` that may have been used before, and may be used again at once.
+template <typename T, typename Combine>
+MEGASCALE_DEVICE T ReduceBlock(T value, Combine combine, Shared<T> scratch,
+                               Where where = Where::current()) {
+  SyncThreads(where);  // the last use of `scratch` is over
+  return ReduceBlockOnce(value, combine, scratch, where);
 }
 
 }  // namespace megascale::kernels

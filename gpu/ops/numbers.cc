@@ -80,7 +80,8 @@ void FirstNotFinite(Launcher& launcher, const ops::Matrix& x, const ops::Vector&
   const int64_t rows = is_one_row ? 1 : x.rows;
   const int64_t cols = is_one_row ? x.rows * x.cols : x.cols;
   const int64_t blocks_of_row = BlocksFor(cols * element);
-  const auto blocks_of_col = static_cast<int>(std::min(rows, kBlocksMax / blocks_of_row));
+  const int64_t blocks = BlocksFor(rows * cols * element);
+  const auto blocks_of_col = static_cast<int>(std::min(rows, blocks / blocks_of_row));
   const auto num_blocks = static_cast<int>(blocks_of_row * blocks_of_col);
   auto* const found = static_cast<NotFinite*>(
       launcher.Workspace(sizeof(NotFinite) * static_cast<size_t>(num_blocks)));

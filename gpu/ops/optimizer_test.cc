@@ -244,11 +244,15 @@ TEST_P(OptimizerTest, AListOfTrustStepsFillsSeveralLaunches) {
     const int64_t size = int64_t{i} * 131 % 500;
     masters.push_back(twins.FloatVector(size));
     const TwinVector update = twins.FloatVector(size);
-    const TrustStepArgs args = {
-        .trust_sums = ops::Numbers(&sums), .first_sum = 2 * i, .step_numbers = numbers.vector()};
-    exact.push_back(args), tested.push_back(args);
-    exact.back().master = masters.back().exact, exact.back().update = update.exact;
-    tested.back().master = masters.back().tested, tested.back().update = update.tested;
+    const auto args = [&](auto side) {
+      return TrustStepArgs{.master = side(masters.back()),
+                           .update = side(update),
+                           .trust_sums = ops::Numbers(&sums),
+                           .first_sum = int64_t{2} * i,
+                           .step_numbers = numbers.vector()};
+    };
+    exact.push_back(args(kExact));
+    tested.push_back(args(kTested));
   }
   exact_->TrustStep(exact);
   BlockLauncher launcher;

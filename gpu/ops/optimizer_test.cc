@@ -181,6 +181,7 @@ TEST_P(OptimizerTest, AListOfSlicesIsWorkedOnAsEachByItself) {
       const double decay = i % 2 == 0 ? 0.1 : 0.0;
       exact.push_back(slices.back().Step(kExact, numbers, decay));
       tested.push_back(slices.back().Step(kTested, numbers, decay));
+      if (i % 5 == 4) exact.back().compute_copy = tested.back().compute_copy = {};
       if (i % 7 == 6) exact.back() = slices.back().Update(kExact, numbers);
       if (i % 7 == 6) tested.back() = slices.back().Update(kTested, numbers);
     }
@@ -193,7 +194,7 @@ TEST_P(OptimizerTest, AListOfSlicesIsWorkedOnAsEachByItself) {
       twins.ExpectClose("AdamW", slices[i].exp_avg_sq);
       if (tested[i].update) {
         twins.ExpectClose("AdamWUpdate", slices[i].grad);
-      } else {
+      } else if (tested[i].compute_copy) {
         twins.ExpectClose("AdamW", slices[i].copy);
       }
     }

@@ -1,0 +1,104 @@
+#include "gpu/assembly.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "gpu/cuda/cuda_status.h"
+#include "gpu/device/cuda_device.h"
+#include "gpu/ops/kernel_ops.h"
+#include "gpu/ops/operators.h"
+#include "gpu/ops/products/products.h"
+#include "gpu/ops/stream_launcher.h"
+#include "runtime/base/status.h"
+
+namespace megascale::gpu {
+namespace {
+
+// The products of one stream. The library and its workspace are taken by the first product:
+// streams that only reduce and update need neither.
+class StreamProducts {
+ public:
+  StreamProducts(const GpuTables& tables, const CudaOpsRequest& request, bool allow_tf32,
+                 Launcher* launcher)
+      : tables_(tables), request_(request), allow_tf32_(allow_tf32), launcher_(*launcher) {}
+  ~StreamProducts() {
+    products_.reset();
+    if (workspace_ == nullptr) return;
+    // Products that use it may still run.
+    (void)tables_.cuda->cudaStreamSynchronize(request_.stream->handle());
+    (void)tables_.cuda->cudaFree(workspace_);
+  }
+  StreamProducts(const StreamProducts&) = delete;
+  StreamProducts& operator=(const StreamProducts&) = delete;
+
+  void MatMul(const ops::MatMulArgs& args) { request_.stream->Issued(TryMatMul(args)); }
+
+ private:
+  absl::Status TryMatMul(const ops::MatMulArgs& args) {
+    if (products_ == nullptr) RETURN_IF_ERROR(Open());
+    return products_->MatMul(args);
+  }
+
+  absl::Status Open() {
+    RETURN_IF_ERROR(base::Annotate(
+        MEGASCALE_CUDA_CALL(*tables_.cuda, cudaMalloc(&workspace_, kProductWorkspaceBytesHopper)),
+        "workspace of matrix products"));
+    Products::Options options = {
+        .api = tables_.cublas_lt,
+        .stream = request_.stream->handle(),
+        .compute = request_.compute,
+        .allow_tf32 = allow_tf32_,
+        .workspace = workspace_,
+        .workspace_bytes = kProductWorkspaceBytesHopper,
+        .table = {},
+        .fill_zero = [this](void* data, size_t bytes) { launcher_.FillZero(data, bytes); },
+        .cast = [this](const tensor::Vector& from,
+                       const tensor::Vector& to) { Cast(launcher_, from, to); }};
+    ASSIGN_OR_RETURN(products_, Products::Create(std::move(options)));
+    return absl::OkStatus();
+  }
+
+  const GpuTables tables_;
+  const CudaOpsRequest request_;
+  const bool allow_tf32_;
+  Launcher& launcher_;
+  void* workspace_ = nullptr;
+  std::unique_ptr<Products> products_;
+};
+
+std::unique_ptr<ops::Ops> MakeOps(const GpuTables& tables, bool allow_tf32,
+                                  const CudaOpsRequest& request) {
+  CudaStream* const stream = request.stream;
+  auto launcher =
+      MakeStreamLauncher(request.cuda, request.kernels, stream->handle(),
+                         [stream](const absl::Status& status) { stream->Issued(status); });
+  const auto products =
+      std::make_shared<StreamProducts>(tables, request, allow_tf32, launcher.get());
+  return MakeKernelOps(request.compute, std::move(launcher),
+                       [products](const ops::MatMulArgs& args) { products->MatMul(args); });
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTables& tables,
+                                                                  const GpuRequest& request) {
+  int count = 0;
+  RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(*tables.cuda, cudaGetDeviceCount(&count)));
+  if (request.local_rank >= count && !(request.may_share && count > 0)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("device: cuda: rank ", request.local_rank,
+                     " of this machine needs a GPU of its own; found ", count,
+                     "; place fewer ranks here, or let them share with device_sharing: true"));
+  }
+  CudaDeviceOptions options = {
+      .cuda = tables.cuda,
+      .images = tables.images,
+      .index = request.local_rank % count,
+      .num_ranks = request.may_share ? request.local_rank / count + 1 : 1,
+      .make_ops = [tables, allow_tf32 = request.allow_tf32](const CudaOpsRequest& ops) {
+        return MakeOps(tables, allow_tf32, ops);
+      }};
+  return MakeCudaDevice(options);
+}
+
+}  // namespace megascale::gpu

@@ -1,0 +1,29 @@
+// Puts a GPU together from its parts: tables of functions, kernels, operators, communicators. For
+// gpu_device.cc, which takes the libraries of this machine, and for tests, which take emulated
+// ones.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "gpu/cuda/cublas_lt_api.h"
+#include "gpu/cuda/cuda_api.h"
+#include "gpu/cuda/kernel_images.h"
+#include "gpu/gpu_device.h"
+#include "runtime/device/device.h"
+
+namespace megascale::gpu {
+
+// All outlive the devices.
+struct GpuTables {
+  const cuda::CudaApi* cuda = nullptr;
+  const cuda::CublasLtApi* cublas_lt = nullptr;
+  absl::Span<const cuda::KernelImage> images = {};
+};
+
+// Errors: as MakeGpuDevice.
+absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTables& tables,
+                                                                  const GpuRequest& request);
+
+}  // namespace megascale::gpu

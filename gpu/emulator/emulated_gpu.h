@@ -1,0 +1,20 @@
+// A whole GPU on the emulator, put together as the program puts together a real one: for tests of
+// engines and of programs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "gpu/gpu_device.h"
+#include "runtime/device/device.h"
+
+namespace megascale::emulator {
+
+// Makes a device of the emulated machine of this process, which begins with the first one and lives
+// on. `seed`: of the machine's order of work; only the first call's counts. Errors: as
+// gpu::MakeGpuDevice.
+absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedGpu(const gpu::GpuRequest& request,
+                                                                uint64_t seed);
+
+}  // namespace megascale::emulator

@@ -227,7 +227,7 @@ TEST(StagedCommunicatorTest, RefusesBlocksThatAreNoEqualParts) {
   comm::ThreadWorld world(comm::OneGroup(2, 1, kRingBytes));
   world.RunConnected([&](int /*rank*/, comm::Fabric& fabric) {
     const auto host = fabric.Make("all").value();
-    const auto device = StrictDevice::Create();
+    const auto device = AllDevices().back().make(1);
     const auto stream = device->MakeStream("exchange").value();
     const auto comm = device->MakeCommunicator(host.get(), stream.get()).value();
     const auto memory = device->Allocate("test", 64).value();

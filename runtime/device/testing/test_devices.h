@@ -1,13 +1,15 @@
-// The devices of the conformance tests, by name.
+// The devices of the conformance tests (device_test, communicators_test, those of operators), by
+// name. Which they are is the choice of the library that a test links: `test_devices` of this
+// folder has the CPU and the strict device, others have one of their own.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "runtime/device/cpu_device.h"
-#include "runtime/device/testing/strict_device.h"
+#include "runtime/device/device.h"
 
 namespace megascale::device {
 
@@ -16,9 +18,7 @@ struct TestDevice {
   std::function<std::unique_ptr<Device>(uint64_t seed)> make;
 };
 
-inline std::vector<TestDevice> AllDevices() {
-  return {{"Cpu", [](uint64_t /*seed*/) { return MakeCpuDevice(); }},
-          {"Strict", [](uint64_t seed) { return StrictDevice::Create({.seed = seed}); }}};
-}
+// Returns at least one device.
+std::vector<TestDevice> AllDevices();
 
 }  // namespace megascale::device

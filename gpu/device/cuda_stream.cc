@@ -1,0 +1,200 @@
+#include "gpu/device/cuda_stream.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "gpu/cuda/cuda_status.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status.h"
+
+namespace megascale::gpu {
+namespace {
+
+constexpr size_t kInitialPending = 16;  // notifications
+// Threads that wait for one sleep meanwhile.
+constexpr unsigned kEventFlags = cudaEventDisableTiming | cudaEventBlockingSync;
+
+CudaStream& Own(stream::Stream& stream) {
+  auto* const own = dynamic_cast<CudaStream*>(&stream);
+  MEGASCALE_CHECK(own != nullptr);
+  return *own;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(const cuda::CudaApi* cuda,
+                                                               int device, std::string name) {
+  std::unique_ptr<CudaStream> stream(new CudaStream(cuda, device, std::move(name)));
+  RETURN_IF_ERROR(stream->Start());
+  return stream;
+}
+
+CudaStream::CudaStream(const cuda::CudaApi* cuda, int device, std::string name)
+    : Stream(std::move(name)), cuda_(*cuda), device_(device) {}
+
+absl::Status CudaStream::Start() {
+  RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(cuda_, cudaSetDevice(device_)));
+  // Not ordered with CUDA's default stream, which nothing here uses.
+  RETURN_IF_ERROR(base::Annotate(
+      MEGASCALE_CUDA_CALL(cuda_, cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)),
+      name()));
+  RETURN_IF_ERROR(Stream::Start());
+  Enqueue([this](Stream&) { Issued(MEGASCALE_CUDA_CALL(cuda_, cudaSetDevice(device_))); });
+  try {
+    notifier_ = std::thread(&CudaStream::RunNotifications, this);
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no thread for notifications of stream ", name(), ": ", error.what(),
+                     "; raise the limit of processes (ulimit -u) or run fewer ranks here"));
+  }
+  pthread_setname_np(notifier_.native_handle(),
+                     absl::StrCat("notify ", name()).substr(0, 15).c_str());
+  return absl::OkStatus();
+}
+
+// CUDA's errors are of no interest any more: where there are any, Finish has reported them.
+CudaStream::~CudaStream() {
+  End();
+  if (stream_ == nullptr) return;
+  (void)cuda_.cudaSetDevice(device_);
+  (void)cuda_.cudaStreamSynchronize(stream_);
+  if (notifier_.joinable()) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    notifier_.join();
+  }
+  MEGASCALE_CHECK(num_notified_ == num_asked_);
+  for (const cudaEvent_t event : free_events_) (void)cuda_.cudaEventDestroy(event);
+  (void)cuda_.cudaStreamDestroy(stream_);
+}
+
+void CudaStream::Issued(const absl::Status& status) {
+  if (status.ok()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (error_.ok()) error_ = status;
+}
+
+absl::Status CudaStream::error() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return error_;
+}
+
+void CudaStream::Copy(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  Issued(MEGASCALE_CUDA_CALL(cuda_, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_)));
+}
+
+absl::StatusOr<cudaEvent_t> CudaStream::TakeEvent() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!free_events_.empty()) {
+      const cudaEvent_t event = free_events_.back();
+      free_events_.pop_back();
+      return event;
+    }
+  }
+  cudaEvent_t event = nullptr;
+  RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(cuda_, cudaEventCreateWithFlags(&event, kEventFlags)));
+  return event;
+}
+
+void CudaStream::Notify(Notification notification) {
+  Pending pending = {.notification = std::move(notification)};
+  const absl::StatusOr<cudaEvent_t> event = TakeEvent();
+  Issued(event.status());
+  if (event.ok()) {
+    pending.event = *event;
+    Issued(MEGASCALE_CUDA_CALL(cuda_, cudaEventRecord(pending.event, stream_)));
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    AddPendingLocked(std::move(pending));
+  }
+  changed_.notify_all();
+}
+
+void CudaStream::AddPendingLocked(Pending pending) {
+  if (num_asked_ - num_taken_ == ring_.size()) {
+    std::vector<Pending> larger(std::max(kInitialPending, 2 * ring_.size()));
+    for (uint64_t i = num_taken_; i < num_asked_; ++i) {
+      larger[i % larger.size()] = std::move(ring_[i % ring_.size()]);
+    }
+    ring_ = std::move(larger);
+  }
+  ring_[num_asked_++ % ring_.size()] = std::move(pending);
+}
+
+void CudaStream::RunNotifications() {
+  Issued(MEGASCALE_CUDA_CALL(cuda_, cudaSetDevice(device_)));
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return num_taken_ < num_asked_ || closing_; });
+    if (num_taken_ == num_asked_) return;
+    const Pending first = std::exchange(ring_[num_taken_++ % ring_.size()], {});
+    lock.unlock();
+    if (first.event != nullptr) {
+      Issued(MEGASCALE_CUDA_CALL(cuda_, cudaEventSynchronize(first.event)));
+    }
+    first.notification(error());
+    lock.lock();
+    if (first.event != nullptr) free_events_.push_back(first.event);
+    // Counted after the call: who has waited for the stream knows that it is over.
+    ++num_notified_;
+    changed_.notify_all();
+  }
+}
+
+absl::Status CudaStream::Finish() {
+  Issued(MEGASCALE_CUDA_CALL(cuda_, cudaStreamSynchronize(stream_)));
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return num_notified_ == num_asked_; });
+  return error_;
+}
+
+std::unique_ptr<stream::Event> CudaStream::MakeEvent() {
+  return std::make_unique<CudaEvent>(&cuda_);
+}
+
+CudaEvent::~CudaEvent() {
+  if (event_ != nullptr) (void)cuda_.cudaEventDestroy(event_);
+}
+
+void CudaEvent::RecordNow(stream::Stream& stream, uint64_t generation) {
+  CudaStream& own = Own(stream);
+  // Notify under the lock: a waiter that continues may free this event.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // An earlier generation is reached with the later one that was recorded.
+  if (generation < generation_) return;
+  if (event_ == nullptr) {
+    own.Issued(MEGASCALE_CUDA_CALL(cuda_, cudaEventCreateWithFlags(&event_, kEventFlags)));
+  }
+  if (event_ != nullptr) {
+    own.Issued(MEGASCALE_CUDA_CALL(cuda_, cudaEventRecord(event_, own.handle())));
+  }
+  // Published after a failure as well: hosts would wait forever, and the error is on its way.
+  generation_ = generation;
+  changed_.notify_all();
+}
+
+void CudaEvent::WaitNow(stream::Stream& stream, uint64_t generation) {
+  CudaStream& own = Own(stream);
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return generation_ >= generation || released_; });
+  if (generation_ < generation || event_ == nullptr) return;
+  own.Issued(MEGASCALE_CUDA_CALL(cuda_, cudaStreamWaitEvent(own.handle(), event_, 0)));
+}
+
+void CudaEvent::Release() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  released_ = true;
+  changed_.notify_all();
+}
+
+}  // namespace megascale::gpu

@@ -1,0 +1,102 @@
+// Streams and events of a CUDA device. A stream has three parts: the thread of stream::Stream,
+// whose tasks issue work; CUDA's stream, in which the work is ordered; and a second thread, which
+// waits for CUDA's events in order and brings notifications. (CUDA's own host functions are not
+// called any more after an error, and so could not bring it.)
+//
+// Errors: a device that has failed stays so. The first error that a call on this stream returned,
+// or that the device reports when it is waited for, is what Notify and Finish bring from then on:
+// of a failed device it is not known which work had ended before. Internal - the device failed;
+// ResourceExhausted - an operator found no memory for its workspace.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gpu/cuda/cuda_api.h"
+#include "runtime/stream/stream.h"
+
+namespace megascale::gpu {
+
+class CudaStream final : public stream::Stream {
+ public:
+  // `cuda` must outlive the stream; `device` is the index of its device. Errors: ResourceExhausted
+  // - the system refused a thread; Internal - CUDA refused a stream.
+  static absl::StatusOr<std::unique_ptr<CudaStream>> Create(const cuda::CudaApi* cuda, int device,
+                                                            std::string name);
+  ~CudaStream() override;
+
+  void Copy(void* to, const void* from, size_t bytes) override;
+  void Notify(Notification notification) override;
+  // Waits for notifications that were asked for before, as well.
+  absl::Status Finish() override;
+  std::unique_ptr<stream::Event> MakeEvent() override;
+
+  // For operators and communicators, which issue work of their own on this stream's thread.
+
+  // CUDA's stream.
+  cudaStream_t handle() const { return stream_; }
+  int device() const { return device_; }
+  // Takes note of the result of a call that issued work to this stream; the first error stays.
+  void Issued(const absl::Status& status);
+
+ private:
+  // A notification that waits for its event.
+  struct Pending {
+    cudaEvent_t event = nullptr;  // null: CUDA refused one
+    Notification notification = nullptr;
+  };
+
+  CudaStream(const cuda::CudaApi* cuda, int device, std::string name);
+  absl::Status Start();
+  // Returns an event from those that are not in use, or a new one.
+  absl::StatusOr<cudaEvent_t> TakeEvent();
+  void AddPendingLocked(Pending pending);
+  void RunNotifications();
+  absl::Status error() const;
+
+  const cuda::CudaApi& cuda_;
+  const int device_;
+  cudaStream_t stream_ = nullptr;
+
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  absl::Status error_;
+  // Holds `num_asked_ - num_taken_` notifications; the first is at `num_taken_ % size`.
+  std::vector<Pending> ring_;
+  uint64_t num_asked_ = 0;
+  uint64_t num_taken_ = 0;
+  uint64_t num_notified_ = 0;  // whose call has returned
+  std::vector<cudaEvent_t> free_events_;
+  bool closing_ = false;
+  std::thread notifier_;
+};
+
+// An event of CudaStreams of one device. It has one event of CUDA's, which each generation records
+// anew: a wait for a generation may so wait for a later one that was recorded meanwhile. That later
+// work was issued before the wait and cannot depend on it, and waiting longer is allowed.
+class CudaEvent final : public stream::Event {
+ public:
+  explicit CudaEvent(const cuda::CudaApi* cuda) : cuda_(*cuda) {}
+  ~CudaEvent() override;
+
+  void RecordNow(stream::Stream& stream, uint64_t generation) override;
+  void WaitNow(stream::Stream& stream, uint64_t generation) override;
+  void Release() override;
+
+ private:
+  const cuda::CudaApi& cuda_;
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  cudaEvent_t event_ = nullptr;  // made by the first record
+  uint64_t generation_ = 0;      // the greatest that was recorded
+  bool released_ = false;
+};
+
+}  // namespace megascale::gpu

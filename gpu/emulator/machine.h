@@ -1,0 +1,187 @@
+// The emulated machine behind EmulatedCuda(): queues of streams, events, graphs, and the thread
+// that does the devices' work. Private to this folder; emulated_cuda.h is what others use.
+//
+// Errors are returned as CUDA returns them. What CUDA leaves open, and what a program of ours never
+// needs, is refused with a line on stderr.
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gpu/emulator/block_executor.h"
+#include "gpu/emulator/emulated_cuda.h"
+#include "gpu/emulator/emulated_memory.h"
+
+namespace megascale::emulator {
+
+// One record of an event in a stream.
+struct Mark {
+  bool is_reached = false;
+  int64_t nanoseconds = 0;
+};
+
+struct Event;
+
+// Work as it is issued, or kept in a graph. Exactly one member is set.
+struct Node {
+  Work work = nullptr;
+  std::function<void(Done)> start = nullptr;
+  Event* record = nullptr;  // of a graph: records the event each time
+};
+
+struct Graph {
+  std::vector<Node> nodes = {};  // in the order in which they were captured, which the launch keeps
+};
+
+struct Stream;
+
+struct Capture {
+  Stream* origin = nullptr;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  std::thread::id thread = {};
+  bool is_valid = true;
+  std::vector<Node> nodes = {};
+  // Streams that joined by waiting for an event; true: the last work of it was waited for since.
+  std::map<Stream*, bool> joined = {};
+};
+
+struct Event {
+  int device = 0;
+  bool has_timing = true;
+  std::shared_ptr<Mark> last = nullptr;  // null: never recorded
+  // Of a record in a stream that is captured.
+  Capture* capture = nullptr;
+  Stream* captured_on = nullptr;
+};
+
+struct Stream {
+  enum class Kind : uint8_t { kWork, kStart, kRecord, kWait };
+  struct Entry {
+    Kind kind = Kind::kWork;
+    Node node = {};
+    std::shared_ptr<Mark> mark = nullptr;
+  };
+
+  int device = 0;
+  std::deque<Entry> queue = {};
+  bool is_busy = false;  // the first entry runs
+  uint64_t num_issued = 0;
+  uint64_t num_done = 0;
+  Capture* capture = nullptr;
+
+  bool CanRun() const {
+    if (queue.empty() || is_busy) return false;
+    return queue.front().kind != Kind::kWait || queue.front().mark->is_reached;
+  }
+};
+
+class Machine {
+ public:
+  explicit Machine(const EmulatedOptions& options);
+  ~Machine();
+
+  const EmulatedOptions& options() const { return options_; }
+  EmulatedMemory& memory() { return memory_; }
+  int64_t num_work() const;
+  // The error that a device has failed with, if it has.
+  cudaError_t ErrorOf(int device) const;
+
+  // Memory. `device`: the current one of the calling thread. Freeing waits for the device's work.
+  cudaError_t Allocate(int device, void** address, size_t bytes);
+  cudaError_t Free(void* address);
+  cudaError_t FreeHost(void* address);
+  cudaError_t Copy(void* to, const void* from, size_t bytes, Stream* stream);
+  cudaError_t Fill(void* to, int value, size_t bytes, Stream* stream);
+
+  Stream* MakeStream(int device);
+  cudaError_t DestroyStream(Stream* stream);
+  cudaError_t Synchronize(Stream* stream);
+  cudaError_t Query(Stream* stream);
+  cudaError_t SynchronizeDevice(int device);
+  // Queues a node, or adds it to the graph that is being captured.
+  cudaError_t Issue(Stream* stream, Node node);
+  // A kernel's launch. `device`: as for Allocate.
+  cudaError_t Launch(int device, const cudaLaunchConfig_t& config, const Kernel* kernel,
+                     const void* params);
+  cudaError_t AllowSharedMemory(int device, const Kernel* kernel, int bytes);
+  cudaError_t FindHandle(const char* name, const Kernel** kernel);
+  bool IsKernel(const void* handle) const;
+
+  Event* MakeEvent(int device, bool has_timing);
+  cudaError_t DestroyEvent(Event* event);
+  cudaError_t Record(Event* event, Stream* stream, bool is_external);
+  cudaError_t Wait(Stream* stream, Event* event, bool is_external);
+  cudaError_t Synchronize(Event* event);
+  cudaError_t Query(Event* event);
+  cudaError_t Elapsed(float* milliseconds, Event* start, Event* end);
+
+  cudaError_t BeginCapture(Stream* stream, cudaStreamCaptureMode mode);
+  cudaError_t EndCapture(Stream* stream, Graph** graph);
+  cudaError_t CaptureStatus(Stream* stream, cudaStreamCaptureStatus* status);
+  cudaError_t Instantiate(Graph* graph, Graph** executable);
+  cudaError_t LaunchGraph(Graph* executable, Stream* stream);
+  cudaError_t DestroyGraph(Graph* graph);
+  // Returns the mode of the calling thread, and sets it.
+  static cudaStreamCaptureMode ExchangeCaptureMode(cudaStreamCaptureMode mode);
+
+  // Refuses a call that may not be made while a stream is captured; that ends the capture.
+  cudaError_t CheckMayBlock();
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  bool Knows(const Stream* stream) const {
+    return std::find(streams_.begin(), streams_.end(), stream) != streams_.end();
+  }
+  bool Knows(const Event* event) const { return events_.count(const_cast<Event*>(event)) > 0; }
+  bool Knows(const Graph* graph) const { return graphs_.count(const_cast<Graph*>(graph)) > 0; }
+  cudaError_t CheckMayBlockLocked();
+  cudaError_t PushLocked(Lock& lock, Stream* stream, Stream::Entry entry);
+  cudaError_t IssueLocked(Lock& lock, Stream* stream, Node node);
+  cudaError_t IssueChecked(Stream* stream, const char* what, Work work);
+  void WaitUntilIdle(Lock& lock, int device);
+  void WaitUntilAllIdle();
+
+  // The machine's thread.
+  void Run();
+  Stream* Pick();
+  void RunFirst(Lock& lock, Stream* stream);
+  void RunWork(Lock& lock, Stream* stream, const Node& node);
+  void EndFirst(Stream* stream);
+  void Fail(int device, const absl::Status& status);
+  int64_t Now();
+
+  const EmulatedOptions options_;
+  EmulatedMemory memory_;
+  mutable std::mutex mutex_;         // guards all below
+  std::condition_variable changed_;  // anything below
+  std::vector<Stream*> streams_;
+  std::set<Event*> events_;
+  std::set<Graph*> graphs_;
+  std::set<Capture*> captures_;
+  std::set<const Kernel*> kernels_;                            // that a handle was given out for
+  std::map<std::pair<int, const Kernel*>, int> shared_bytes_;  // that a launch may ask for
+  std::vector<cudaError_t> errors_;                            // of devices that have failed
+  std::mt19937_64 random_;
+  int64_t num_work_ = 0;
+  int64_t last_time_ = 0;
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+// Says on stderr why a call was refused, or why a device failed.
+void LogRefusal(absl::string_view what);
+
+}  // namespace megascale::emulator

@@ -215,6 +215,10 @@ inline void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&
   emulator::MultiplyAdd(d, a, b, {here, caller});
 }
 
+inline float Reciprocal(float x) { return 1.0f / x; }
+inline double SinPi(double x) { return std::sin(M_PI * std::remainder(x, 2.0)); }
+inline double CosPi(double x) { return std::cos(M_PI * std::remainder(x, 2.0)); }
+inline double Exp2(double x) { return std::exp2(x); }
 inline float Exp(float x) { return std::exp(x); }
 inline float Exp2(float x) { return std::exp2(x); }
 inline float Log(float x) { return std::log(x); }

@@ -23,6 +23,7 @@
 //   CopyAsync<bytes>(shared, global, is_valid), CommitCopies(), WaitCopies<groups left>()
 //   LoadMatrices(registers[4], row), LoadMatricesTransposed(registers[4], row)
 //   MultiplyAdd(d[4], a[4], b[2])  d [16, 8] += a [16, 16] b [16, 8], bf16 with fp32 sums
+//   Reciprocal (fp32, fast); SinPi(x) and CosPi(x), of x half turns, and Exp2 in fp64
 //   min, max, Exp, Exp2, Log, Tanh, Erf, Sqrt, ReciprocalSqrt, ToFloat, ToBFloat16, PackBFloat16
 //   Exp, Log, Sqrt, Pow in fp64; FusedMultiplyAdd(a, b, c)  a * b + c in fp32, rounded once
 //

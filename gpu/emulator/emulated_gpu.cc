@@ -1,7 +1,7 @@
 #include "gpu/emulator/emulated_gpu.h"
 
 #include "gpu/assembly.h"
-#include "gpu/emulator/emulated_cublas_lt.h"
+#include "gpu/emulator/cublas_lt/emulated_cublas_lt.h"
 #include "gpu/emulator/emulated_cuda.h"
 
 namespace megascale::emulator {

@@ -10,7 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gpu/cuda/cublas_lt_api.h"
-#include "gpu/emulator/emulated_cublas_lt.h"
+#include "gpu/emulator/cublas_lt/emulated_cublas_lt.h"
 #include "gpu/ops/products/products.h"
 #include "gtest/gtest.h"
 

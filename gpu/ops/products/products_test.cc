@@ -12,8 +12,8 @@
 
 #include "gmock/gmock.h"
 #include "gpu/emulator/block_executor.h"
-#include "gpu/emulator/cublas_lt_algorithms.h"
-#include "gpu/emulator/emulated_cublas_lt.h"
+#include "gpu/emulator/cublas_lt/algorithms.h"
+#include "gpu/emulator/cublas_lt/emulated_cublas_lt.h"
 #include "gtest/gtest.h"
 #include "runtime/ops/conformance.h"
 #include "runtime/tensor/tensor.h"

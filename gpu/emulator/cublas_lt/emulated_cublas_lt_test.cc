@@ -1,4 +1,4 @@
-#include "gpu/emulator/emulated_cublas_lt.h"
+#include "gpu/emulator/cublas_lt/emulated_cublas_lt.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/emulator/cublas_lt_algorithms.h"
+#include "gpu/emulator/cublas_lt/algorithms.h"
 #include "gtest/gtest.h"
 
 namespace megascale::emulator {

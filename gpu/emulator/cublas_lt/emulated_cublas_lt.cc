@@ -1,4 +1,4 @@
-#include "gpu/emulator/emulated_cublas_lt.h"
+#include "gpu/emulator/cublas_lt/emulated_cublas_lt.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/emulator/cublas_lt_algorithms.h"
-#include "gpu/emulator/cublas_lt_object.h"
-#include "gpu/emulator/cublas_lt_problem.h"
+#include "gpu/emulator/cublas_lt/algorithms.h"
+#include "gpu/emulator/cublas_lt/object.h"
+#include "gpu/emulator/cublas_lt/problem.h"
 #include "gpu/kernels/vocabulary.h"
 
 namespace megascale::emulator {

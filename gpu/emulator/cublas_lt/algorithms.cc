@@ -1,4 +1,4 @@
-#include "gpu/emulator/cublas_lt_algorithms.h"
+#include "gpu/emulator/cublas_lt/algorithms.h"
 
 #include <algorithm>
 #include <array>

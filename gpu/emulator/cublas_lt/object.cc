@@ -1,4 +1,4 @@
-#include "gpu/emulator/cublas_lt_object.h"
+#include "gpu/emulator/cublas_lt/object.h"
 
 #include <algorithm>
 #include <cstring>

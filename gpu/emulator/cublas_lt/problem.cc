@@ -1,4 +1,4 @@
-#include "gpu/emulator/cublas_lt_problem.h"
+#include "gpu/emulator/cublas_lt/problem.h"
 
 #include <bit>
 #include <cmath>

@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "gpu/emulator/cublas_lt_object.h"
-#include "gpu/emulator/cublas_lt_problem.h"
+#include "gpu/emulator/cublas_lt/object.h"
+#include "gpu/emulator/cublas_lt/problem.h"
 
 namespace megascale::emulator {
 

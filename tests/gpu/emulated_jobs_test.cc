@@ -1,0 +1,128 @@
+// Whole jobs on the emulated GPU: their losses beside the CPU's, and their bits under every order
+// in which work, blocks and threads may run.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gpu/emulator/emulated_gpu.h"
+#include "runtime/engine/test_job.h"
+
+namespace megascale::engine {
+namespace {
+
+using job::v1::JobSpec;
+using ::testing::HasSubstr;
+
+struct Layout {
+  std::string name = "";
+  int data = 1;
+  int pipeline = 1;
+  int tensor = 1;
+  job::v1::Precision precision = job::v1::PRECISION_FP32;
+  job::v1::OptimizerType optimizer = job::v1::OPTIMIZER_TYPE_ADAMW;
+  bool llama = false;  // RMSNorm, rotary positions, SwiGLU, grouped queries
+};
+
+JobSpec Toy(const Layout& layout, int steps) {
+  JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
+  spec.mutable_train()->set_steps(steps);
+  spec.mutable_train()->set_precision(layout.precision);
+  spec.mutable_optimizer()->set_type(layout.optimizer);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
+  if (layout.llama) {
+    auto& model = *spec.mutable_model();
+    model.set_num_key_value_heads(1);
+    model.set_norm(job::v1::NORM_RMSNORM);
+    model.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
+    model.set_hidden_act(job::v1::ACTIVATION_SWIGLU);
+    model.set_attention_bias(false);
+    model.set_mlp_bias(false);
+  }
+  return spec;
+}
+
+RunOptions OnGpu(const JobSpec& spec) {
+  RunOptions options(spec);
+  options.make_device = [](int rank) {
+    return emulator::MakeEmulatedGpu({.local_rank = rank, .may_share = true}, /*seed=*/1).value();
+  };
+  return options;
+}
+
+class EmulatedJobsTest : public ::testing::TestWithParam<Layout> {};
+
+// In fp32 both round each sum to 24 bits, in different orders. In bf16 both round activations to 8
+// bits: where the sums differ in the last bit of fp32, some activations round the other way, each by
+// 2^-8 of itself; the loss is a mean over many of them.
+TEST_P(EmulatedJobsTest, LossesAreTheCpus) {
+  const bool is_fp32 = GetParam().precision == job::v1::PRECISION_FP32;
+  const JobSpec spec = Toy(GetParam(), /*steps=*/20);
+  const RunResult cpu = RunJob(RunOptions(spec));
+  const RunResult gpu = RunJob(OnGpu(spec));
+  ASSERT_EQ(gpu.records[0].size(), 20u);
+  for (size_t i = 0; i < 20; ++i) {
+    const double wanted = cpu.records[0][i].loss(), found = gpu.records[0][i].loss();
+    EXPECT_NEAR(found, wanted, (is_fp32 ? 1e-5 : 4e-3) * wanted) << "step " << i + 1;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, EmulatedJobsTest,
+    ::testing::Values(Layout{.name = "Alone"}, Layout{.name = "Llama", .llama = true},
+                      Layout{.name = "LlamaBF16",
+                             .precision = job::v1::PRECISION_BF16,
+                             .llama = true},
+                      Layout{.name = "DataTensor", .data = 2, .tensor = 2},
+                      Layout{.name = "PipelineLamb",
+                             .pipeline = 2,
+                             .precision = job::v1::PRECISION_BF16,
+                             .optimizer = job::v1::OPTIMIZER_TYPE_LAMB}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(EmulatedJobTest, BitsAreTheSameEachTime) {
+  const JobSpec spec = Toy({.pipeline = 2, .precision = job::v1::PRECISION_BF16}, /*steps=*/4);
+  const std::string first = RunJob(OnGpu(spec)).digest;
+  ASSERT_NE(first, "");
+  // The emulator goes on with its draws, so all orders are others now.
+  EXPECT_EQ(RunJob(OnGpu(spec)).digest, first);
+}
+
+TEST(EmulatedJobTest, GoesOnFromItsCheckpointToTheBitsOfACalmRun) {
+  const JobSpec spec = Toy({.data = 2}, /*steps=*/5);
+  const std::string calm = RunJob(OnGpu(spec)).digest;
+  RunOptions first = OnGpu(spec);
+  first.StopAfter(3);
+  const RunResult stopped = RunJob(first);
+  RunOptions second = OnGpu(spec);
+  second.attempt = 2;
+  second.restore.set_source(agent::v1::RestorePoint::SOURCE_STORAGE);
+  second.restore.set_step(3);
+  second.restore.set_directory(stopped.checkpoint);
+  EXPECT_EQ(RunJob(second).digest, calm);
+}
+
+TEST(EmulatedJobTest, ADivergenceIsExplainedByTheOperatorThatBeganIt) {
+  JobSpec spec = Toy({}, /*steps=*/3);
+  spec.mutable_optimizer()->set_lr(1e30);
+  spec.mutable_optimizer()->set_clip_grad(0);
+  RunOptions options = OnGpu(spec);
+  std::mutex mutex;
+  std::vector<absl::Status> failures;
+  options.on_failure = [&](int /*rank*/, const absl::Status& status) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    failures.push_back(status);
+  };
+  RunJob(options);
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_EQ(failures[0].code(), absl::StatusCode::kOutOfRange);
+  EXPECT_THAT(std::string(failures[0].message()), HasSubstr("it began in"));
+}
+
+}  // namespace
+}  // namespace megascale::engine

@@ -12,6 +12,11 @@ namespace megascale::kernels {
 template <typename T>
 constexpr int kPackOf = 16 / sizeof(T);
 
+template <typename T>
+MEGASCALE_DEVICE Global<T> RowOf(const Rows& matrix, int64_t row) {
+  return Global<T>(matrix.data) + row * matrix.stride;
+}
+
 // Up to N elements of a row, from `first` on.
 struct Piece {
   int64_t first;

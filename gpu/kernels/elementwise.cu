@@ -25,11 +25,6 @@ namespace megascale::kernels {
 namespace {
 
 template <typename T>
-MEGASCALE_DEVICE Global<T> RowOf(const Rows& matrix, int64_t row) {
-  return Global<T>(matrix.data) + row * matrix.stride;
-}
-
-template <typename T>
 MEGASCALE_DEVICE void AddRows(const AddParams& params) {
   constexpr int kPack = kPackOf<T>;
   const Piece piece = MyPiece<kPack>(params.split);

@@ -17,17 +17,17 @@
 // by asynchronous copies, and as soon as it has read a pack for the second time it starts the copy
 // of the next row's. Its columns of d_weight and d_bias it adds up in registers. In the end the
 // sums of rows that the block worked on side by side are added in their order, through the same
-// memory, and the block writes its sums as one row of the workspace; Fold adds the blocks' rows.
-// Bytes: 4 E for an element, and 16 C for each block; shared memory: 64 E for each thread. The
-// number of blocks follows from the shape, and with it the order of all sums: lanes by butterflies,
-// then warps of a row, rows of a block, blocks, each in ascending order.
+// memory, and the block writes its sums as one row of the workspace; FoldColumns adds the blocks'
+// rows. Bytes: 4 E for an element, and 16 C for each block; shared memory: 64 E for each thread.
+// The number of blocks follows from the shape, and with it the order of all sums: lanes by
+// butterflies, then warps of a row, rows of a block, blocks, each in ascending order.
 //
 // Sums of columns: a block owns 32 packs of columns and a range of rows, of which each of its eight
-// warps takes every eighth; the warps' sums are added in their order; then Fold. Bytes: E for an
-// element.
+// warps takes every eighth; the warps' sums are added in their order; then FoldColumns. Bytes: E
+// for an element.
 //
-// Fold: a block owns 32 columns, each of its 16 warps adds a sixteenth of the parts in order, and
-// the sixteen sums are added in order.
+// FoldColumns: a block owns 32 columns, each of its 16 warps adds a sixteenth of the parts in
+// order, and the sixteen sums are added in order.
 //
 // Two reductions that follow each other use different scratch, so one barrier is enough for each:
 // whoever writes to scratch again has passed the barrier of the reduction between, and so has
@@ -40,11 +40,6 @@
 
 namespace megascale::kernels {
 namespace {
-
-template <typename T>
-MEGASCALE_DEVICE Global<T> RowOf(const Rows& matrix, int64_t row) {
-  return Global<T>(matrix.data) + row * matrix.stride;
-}
 
 // This thread among those that share a row.
 struct Member {
@@ -396,7 +391,7 @@ MEGASCALE_KERNEL(ColumnSumsBF16, ColumnSumsParams, kColumnSumsThreads) {
 }
 
 // Grid: [tiles of 32 columns, outputs].
-MEGASCALE_KERNEL(Fold, FoldParams, kFoldThreads) {
+MEGASCALE_KERNEL(FoldColumns, FoldParams, kFoldThreads) {
   const int col = BlockIndex() * kLanes + Lane();
   const int parts_of_warp = (params.parts + NumWarps() - 1) / NumWarps();
   const int first = Warp() * parts_of_warp, end = min(first + parts_of_warp, params.parts);

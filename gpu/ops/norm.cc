@@ -54,7 +54,7 @@ bool AreWholePacks(int64_t cols, DType dtype) { return cols % PackOf(dtype) == 0
 // Adds the partial sums to the outputs; the second may be absent.
 void FoldPartials(Launcher& launcher, const float* partials, int64_t parts, const Vector& first,
                   const Vector& second) {
-  launcher.Launch("Fold",
+  launcher.Launch("FoldColumns",
                   {.grid = {ToGridSize(DivideUp(first.size, kWarp)), second ? 2 : 1, 1},
                    .threads = kernels::kFoldThreads,
                    .shared_bytes = kernels::kFoldThreads * sizeof(float)},

@@ -27,6 +27,8 @@ cublasComputeType_t ComputeTypeOf(const Product& product) {
   return product.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
+// cuBLASLt has GELU by tanh and its gradient too (GELU_AUX_BIAS, DGELU); its gradients of biases
+// overwrite, where those of ops.h are added.
 cublasLtEpilogue_t EpilogueOf(Epilogue epilogue) {
   switch (epilogue) {
     case Epilogue::kNone:
@@ -176,6 +178,7 @@ absl::Status Products::Tune(const MatMulArgs& args, const Timer& timer, int num_
 // Returns a call whose k is 0 where there is nothing to do.
 absl::StatusOr<Products::Call> Products::MakeCall(const MatMulArgs& args) const {
   ops::CheckArguments(args, options_.compute);
+  MEGASCALE_CHECK(!args.activated && !args.d_activation_in && !args.d_bias);
   Call call;
   Product& p = call.product;
   p.compute = options_.compute;

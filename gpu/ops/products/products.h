@@ -10,8 +10,8 @@
 // unless `allow_tf32`. The library and its version, the kind of device, the table and the size of
 // the workspace decide the bits.
 //
-// Cost: the first call of each product makes descriptors and asks the library: some 100
-// microseconds. Later calls make nothing.
+// Cost: the first call of each product makes descriptors and asks the library. Later calls make
+// nothing.
 //
 // Threads: one, the stream's.
 #pragma once
@@ -45,8 +45,7 @@ class Products {
     const cuda::CublasLtApi* api = nullptr;  // outlives the object
     cudaStream_t stream = nullptr;
     tensor::DType compute = tensor::DType::kBF16;  // kF32 or kBF16
-    // fp32 products may round their operands to TF32 (10 bits of mantissa): some eight times
-    // faster.
+    // fp32 products may round their operands to TF32 (10 bits of mantissa) and use tensor cores.
     bool allow_tf32 = false;
     // Device memory at a multiple of 256, for this object alone. All ranks and attempts of a job
     // give the same size: it limits which algorithms there are.
@@ -67,7 +66,8 @@ class Products {
   Products& operator=(const Products&) = delete;
 
   // Starts c (+)= op(a) op(b) [+ bias]; see ops.h. Where m or n is 0 it does nothing.
-  // Requires (CHECK): the arguments fit (ops::CheckArguments).
+  // Requires (CHECK): the arguments fit (ops::CheckArguments) and have no epilogue but a bias
+  // (ops::WithoutEpilogues).
   // Errors: FailedPrecondition - no algorithm, or the table's is refused by this library or device:
   // the message names product and library version, and nothing was started. Internal - a call of
   // the library failed. What goes wrong on the device shows later, as for all work of the stream.

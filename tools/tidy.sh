@@ -20,18 +20,26 @@ else
 fi
 # Tests are held to the compiler's warnings and to //tests/tidy.
 files=$(grep -vE '_test\.cc$|^tests/|/test_[a-z_]*\.cc$' <<<"$files" || true)
+cuda_home=${CUDA_HOME:-/usr/local/cuda}
+includes="-isystem $generated"
+if [[ -x $cuda_home/bin/nvcc ]]; then
+  includes+=" -isystem $cuda_home/include"
+else
+  echo "tidy: leaves gpu/ out: no CUDA toolkit in $cuda_home" >&2
+  files=$(grep -v '^gpu/' <<<"$files" || true)
+fi
 [[ -z "$files" ]] && exit 0
 
 passed_dir=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/megascale-tidy
 mkdir -p "$passed_dir"
 headers=$(cat .clang-tidy $(git ls-files -co --exclude-standard -- '*.h' '*.proto') | sha256sum | cut -c1-16)
-export passed_dir headers generated
+export passed_dir headers includes
 
 tidy_one() {
   local key output
   key=$passed_dir/$( (echo "$headers $1"; cat "$1") | sha256sum | cut -c1-32)
   [[ -e $key ]] && return 0
-  if output=$(clang-tidy --quiet "$1" -- -std=c++20 -I. -isystem "$generated" -DNDEBUG -fopenmp 2>/dev/null); then
+  if output=$(clang-tidy --quiet "$1" -- -std=c++20 -I. $includes -DNDEBUG -fopenmp 2>/dev/null); then
     : >"$key"
   else
     echo "$output"

@@ -1,6 +1,7 @@
 #include "runtime/comm/host/endpoint.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -44,7 +45,7 @@ absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
     const absl::Duration now = base::RealClock().Monotonic();
     const bool asks_kernel = now >= next_check;
     if (asks_kernel) next_check = now + kPeerCheckInterval;
-    if (absl::Status gone = FindGonePeer(exchange, asks_kernel); !gone.ok()) {
+    if (absl::Status gone = FindGonePeer(&exchange, asks_kernel); !gone.ok()) {
       // Messages that the peer sent before it ended still count.
       moved = exchange.Progress(peers_);
       if (!moved.ok()) return Fail(base::Annotate(moved.status(), Context(exchange)));
@@ -96,7 +97,7 @@ void Endpoint::MeetPeers() {
   }
 }
 
-absl::Status Endpoint::FindGonePeer(const Exchange& exchange, bool asks_kernel) const {
+absl::Status Endpoint::FindGonePeer(const Exchange* exchange, bool asks_kernel) const {
   for (int i = 0; i < size(); ++i) {
     if (i == index_) continue;
     const Peer& peer = peers_[i];
@@ -104,7 +105,7 @@ absl::Status Endpoint::FindGonePeer(const Exchange& exchange, bool asks_kernel) 
     if (state == PeerState::kAborted) return NoticeStatus(peer.notice(), peer.world_rank);
     const bool is_closed = state == PeerState::kClosed;
     const bool has_ended = asks_kernel && peer.process.HasEnded();
-    if ((is_closed || has_ended) && exchange.Needs(i, peers_)) {
+    if ((is_closed || has_ended) && (exchange == nullptr || exchange->Needs(i, peers_))) {
       const char* how =
           is_closed ? " closed its end: its process ended, or left early" : ": its process ended";
       return Blame(absl::AbortedError(absl::StrCat("rank ", peer.world_rank, how)),
@@ -112,6 +113,26 @@ absl::Status Endpoint::FindGonePeer(const Exchange& exchange, bool asks_kernel) 
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status Endpoint::FindFailure(bool asks_kernel) const {
+  if (failed_.load(std::memory_order_acquire)) return failure();
+  return FindGonePeer(nullptr, asks_kernel);
+}
+
+bool Endpoint::HasCall(uint64_t instruction_id) const {
+  for (int i = 0; i < size(); ++i) {
+    if (i == index_) continue;
+    for (const Ring* ring : {&peers_[i].inbox, &peers_[i].window}) {
+      if (!*ring) continue;
+      const absl::Span<const std::byte> bytes = ring->ReadableSpan();
+      if (bytes.size() < sizeof(MessageHeader)) continue;
+      MessageHeader header;
+      std::memcpy(&header, bytes.data(), sizeof(header));
+      if (header.instruction_id == instruction_id) return true;
+    }
+  }
+  return false;
 }
 
 absl::Status Endpoint::DeadlineError(const Exchange& exchange) const {

@@ -41,11 +41,19 @@ class Endpoint {
   // Returns OK, or why the endpoint failed or was aborted.
   absl::Status failure() const;
 
+  // Returns OK, or the error with which a call that needs all peers would end at once: `failure()`,
+  // or that a peer gave up, closed its end, or has ended (the kernel is asked if `asks_kernel`).
+  // Changes nothing. Threads: any, once a call that needs all peers has ended.
+  absl::Status FindFailure(bool asks_kernel) const;
+  // Whether the next message of a peer has this instruction id. Threads: any, while Run does not.
+  bool HasCall(uint64_t instruction_id) const;
+
  private:
   absl::Status Fail(absl::Status status);
   void MeetPeers();
   // `asks_kernel`: also check whether peers' processes have ended.
-  absl::Status FindGonePeer(const Exchange& exchange, bool asks_kernel) const;
+  // `exchange`: a peer that closed its end or ended counts if it is needed; null: always.
+  absl::Status FindGonePeer(const Exchange* exchange, bool asks_kernel) const;
   absl::Status DeadlineError(const Exchange& exchange) const;
   std::string Context(const Exchange& exchange) const;
   std::vector<int> WorldRanks(const std::vector<int>& indices) const;

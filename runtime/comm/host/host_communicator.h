@@ -31,6 +31,7 @@ class HostCommunicator {
   int rank() const { return endpoint_->index(); }  // this member's index in the group, from 0
   int size() const { return endpoint_->size(); }
   const std::string& name() const { return endpoint_->name(); }
+  int WorldRank(int member) const { return endpoint_->WorldRank(member); }
 
   // Replaces `buffer` on every member by the sum of all. Shapes: [N], any N, F32, F64 or BF16. Cost
   // per member of n: adds its block of all n buffers in place, and copies the other n-1 sums. For
@@ -88,6 +89,17 @@ class HostCommunicator {
   // other members. Only the first reason counts. `reason` is not OK; the ranks that it blames are
   // passed on.
   void Abort(const absl::Status& reason) { endpoint_->Abort(reason); }
+
+  // For a communicator that moves its data another way and asks this one about its peers. Neither
+  // waits nor changes anything.
+
+  // Returns OK, or the error with which a call that needs all peers would end at once.
+  // `asks_kernel`: also ask the kernel whether peers on this machine live, a system call for each.
+  // Threads: any, once a Barrier has ended.
+  absl::Status FindFailure(bool asks_kernel) const { return endpoint_->FindFailure(asks_kernel); }
+  // Whether a peer waits for this member in a call with this instruction id. Threads: any, while no
+  // call runs.
+  bool HasCall(uint64_t instruction_id) const { return endpoint_->HasCall(instruction_id); }
 
  private:
   // A call that has begun and not ended.

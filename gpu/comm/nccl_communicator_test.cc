@@ -19,7 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "gpu/emulator/emulated_cuda.h"
-#include "gpu/emulator/emulated_nccl.h"
+#include "gpu/emulator/nccl/emulated_nccl.h"
 #include "runtime/base/clock.h"
 #include "runtime/comm/testing/test_world.h"
 #include "runtime/tensor/tensor.h"

@@ -129,6 +129,13 @@ absl::Status CheckDevice(const v1::JobSpec& spec) {
     if (spec.train().allow_tf32()) {
       return Refuse("train.allow_tf32", "is for GPUs; expected device = cuda, or false");
     }
+    if (spec.fault().has_nccl_ib_timeout()) {
+      return Refuse("fault.nccl_ib_timeout", "is for GPUs; expected device = cuda, or no value");
+    }
+    if (spec.fault().has_nccl_ib_retry_count()) {
+      return Refuse("fault.nccl_ib_retry_count",
+                    "is for GPUs; expected device = cuda, or no value");
+    }
     return absl::OkStatus();
   }
   if (device != v1::DEVICE_CUDA) {
@@ -438,6 +445,26 @@ NamedDuration StartTimeout(const v1::FaultSpec& fault) {
   return {"fault.start_timeout", ToDuration(fault.start_timeout())};
 }
 
+// What the adapters can do: five and three bits. A time of 0 would be one without end.
+constexpr IntegerRange kNcclIbTimeoutRange = {1, 31};
+constexpr IntegerRange kNcclIbRetryCountRange = {0, 7};
+
+absl::Status CheckNccl(const v1::FaultSpec& fault) {
+  // Zero is a value here, not a missing one.
+  const auto check = [](absl::string_view field, int value, IntegerRange range) {
+    if (value >= range.least && value <= range.most) return absl::OkStatus();
+    return Refuse(field, absl::StrCat(value, " is out of range; expected ", range.least, " to ",
+                                      range.most));
+  };
+  return All({fault.has_nccl_ib_timeout()
+                  ? check("fault.nccl_ib_timeout", fault.nccl_ib_timeout(), kNcclIbTimeoutRange)
+                  : absl::OkStatus(),
+              fault.has_nccl_ib_retry_count()
+                  ? check("fault.nccl_ib_retry_count", fault.nccl_ib_retry_count(),
+                          kNcclIbRetryCountRange)
+                  : absl::OkStatus()});
+}
+
 absl::Status CheckFaultFields(const v1::FaultSpec& fault) {
   return All(
       {CheckDuration(HeartbeatInterval(fault)), CheckDuration(HeartbeatTimeout(fault)),
@@ -445,7 +472,8 @@ absl::Status CheckFaultFields(const v1::FaultSpec& fault) {
        CheckDuration({"fault.restart_backoff", ToDuration(fault.restart_backoff()), kBackoffMin}),
        CheckDuration({"fault.checkpoint_timeout", ToDuration(fault.checkpoint_timeout())}),
        CheckInteger("fault.max_restarts_without_progress", fault.max_restarts_without_progress(),
-                    {1, kSizeMax})});
+                    {1, kSizeMax}),
+       CheckNccl(fault)});
 }
 
 absl::Status CheckFault(const v1::FaultSpec& fault) {

@@ -226,6 +226,31 @@ TEST(JobSpecTest, RefusesWhatADeviceCannotCompute) {
             absl::InvalidArgumentError("device: unknown value 7; expected cpu or cuda"));
 }
 
+TEST(JobSpecTest, NcclsTimeoutAndRetriesAreInTheRangesOfTheAdaptersAndForGpusOnly) {
+  const auto check = [](v1::Device device, int timeout, int retries) {
+    v1::JobSpec spec = SmallSpec();
+    spec.set_device(device);
+    spec.mutable_fault()->set_nccl_ib_timeout(timeout);
+    spec.mutable_fault()->set_nccl_ib_retry_count(retries);
+    return std::string(ResolveJobSpec(spec).status().message());
+  };
+  EXPECT_EQ(check(v1::DEVICE_CUDA, 1, 0), "");
+  EXPECT_EQ(check(v1::DEVICE_CUDA, 31, 7), "");
+  EXPECT_EQ(check(v1::DEVICE_CUDA, 0, 7),
+            "fault.nccl_ib_timeout: 0 is out of range; expected 1 to 31");
+  EXPECT_EQ(check(v1::DEVICE_CUDA, 32, 7),
+            "fault.nccl_ib_timeout: 32 is out of range; expected 1 to 31");
+  EXPECT_EQ(check(v1::DEVICE_CUDA, 20, 8),
+            "fault.nccl_ib_retry_count: 8 is out of range; expected 0 to 7");
+  EXPECT_EQ(check(v1::DEVICE_CUDA, 20, -1),
+            "fault.nccl_ib_retry_count: -1 is out of range; expected 0 to 7");
+  EXPECT_EQ(check(v1::DEVICE_CPU, 20, 7),
+            "fault.nccl_ib_timeout: is for GPUs; expected device = cuda, or no value");
+  v1::JobSpec spec = SmallSpec();
+  spec.set_device(v1::DEVICE_CUDA);
+  EXPECT_FALSE(ResolveJobSpec(spec)->fault().has_nccl_ib_timeout()) << "the default is NCCL's";
+}
+
 TEST(JobSpecTest, RefusesBadModels) {
   ExpectRefused({
       {[](auto& spec) { spec.clear_model(); },

@@ -1,4 +1,4 @@
-#include "gpu/emulator/nccl_calls.h"
+#include "gpu/emulator/nccl/nccl_calls.h"
 
 #include <cstring>
 #include <memory>

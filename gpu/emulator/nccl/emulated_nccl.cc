@@ -1,4 +1,4 @@
-#include "gpu/emulator/emulated_nccl.h"
+#include "gpu/emulator/nccl/emulated_nccl.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -19,8 +19,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gpu/emulator/emulated_cuda.h"
-#include "gpu/emulator/nccl_calls.h"
-#include "gpu/emulator/nccl_mesh.h"
+#include "gpu/emulator/nccl/nccl_calls.h"
+#include "gpu/emulator/nccl/nccl_mesh.h"
 #include "runtime/base/check.h"
 
 namespace megascale::emulator {

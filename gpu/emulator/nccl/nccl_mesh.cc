@@ -1,4 +1,4 @@
-#include "gpu/emulator/nccl_mesh.h"
+#include "gpu/emulator/nccl/nccl_mesh.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

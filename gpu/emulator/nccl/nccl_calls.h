@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "gpu/cuda/nccl_api.h"
-#include "gpu/emulator/nccl_mesh.h"
+#include "gpu/emulator/nccl/nccl_mesh.h"
 
 namespace megascale::emulator {
 

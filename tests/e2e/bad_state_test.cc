@@ -217,7 +217,7 @@ TEST_F(BadStateTest, ADamagedLogIsNeverSilentlyEmpty) {
       const bool decided = WaitUntil(
           [&] {
             if (!IsAlive(pid)) return true;
-            list = cluster_.Megascale({"list"});
+            list = cluster_.Megascale({"list", "--retry-for", "0s"});
             return list.exit_code == 0;
           },
           30);

@@ -24,6 +24,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "controlplane/address/address.h"
 #include "google/protobuf/util/json_util.h"
 #include "runtime/base/check.h"
 #include "runtime/base/fd.h"
@@ -66,6 +67,25 @@ std::string Slurp(const std::string& path) {
   std::stringstream text;
   text << file.rdbuf();
   return text.str();
+}
+
+// Waits until `condition` of the job holds and returns true. Returns false after `seconds` in which
+// the job neither made a step nor began an attempt: that a machine is busy is no failure.
+bool WaitForJob(const std::function<Job()>& ask, const std::function<bool(const Job&)>& condition,
+                int seconds) {
+  auto deadline = steady_clock::now() + std::chrono::seconds(seconds);
+  std::pair<int64_t, int64_t> reached;  // attempt, step
+  while (true) {
+    const Job job = ask();
+    if (condition(job)) return true;
+    const std::pair<int64_t, int64_t> now(job.attempt(), job.last_step());
+    if (now > reached) {
+      reached = now;
+      deadline = steady_clock::now() + std::chrono::seconds(seconds);
+    }
+    if (steady_clock::now() > deadline) return false;
+    ::poll(nullptr, 0, static_cast<int>(kPoll.count()));
+  }
 }
 
 }  // namespace
@@ -182,6 +202,7 @@ void Cluster::UseTcp() {
   ASSERT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &size), 0);
   address_ = absl::StrCat("127.0.0.1:", ntohs(local.sin_port));
   tcp_ = true;
+  client_.reset();
 }
 
 void Cluster::UseControlGroup(const std::string& directory) {
@@ -232,12 +253,11 @@ void Cluster::StartDriver() {
   for (const std::string& flag : TransportFlags("driver")) command.push_back(flag);
   command.insert(command.end(), driver_flags_.begin(), driver_flags_.end());
   driver_ = Spawn(command, directory_ + "/driver.log");
-  EXPECT_TRUE(WaitUntil(
-      [this] {
-        return Megascale({"list", "--retry-for", "0s"}).exit_code == 0;
-      },
-      30))
-      << Slurp(directory_ + "/driver.log");
+  const auto answers = [this] {
+    client_.reset();
+    return Client().List().ok();
+  };
+  EXPECT_TRUE(WaitUntil(answers, 30)) << Slurp(directory_ + "/driver.log");
 }
 
 void Cluster::StartAgent(int index, int slots) {
@@ -278,6 +298,20 @@ int Cluster::AwaitAgentExit(int index) {
   return AwaitExit(pid);
 }
 
+client::JobClient& Cluster::Client() const {
+  if (client_ == nullptr) {
+    client::ClientOptions options;
+    options.address = client::ParseAddress(address()).value();
+    options.insecure = tcp_ && !tls_;
+    if (tls_) {
+      const std::string user = certificates() + "/user";
+      options.tls = {certificates() + "/ca.pem", user + ".pem", user + ".key"};
+    }
+    client_ = client::JobClient::Create(options).value();
+  }
+  return *client_;
+}
+
 CommandResult Cluster::Megascale(const std::vector<std::string>& arguments) const {
   std::vector<std::string> command = {program_};
   command.insert(command.end(), arguments.begin(), arguments.end());
@@ -296,28 +330,25 @@ void Cluster::Submit(const std::string& job_id, const std::vector<std::string>& 
 }
 
 Job Cluster::Status(const std::string& job_id) const {
-  Job job;
-  const CommandResult result = Megascale({"status", job_id, "-o", "json", "--retry-for", "0s"});
-  if (result.exit_code == 0) {
-    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(result.out, &job).ok()) << result.out;
-  }
-  return job;
+  const auto job = Client().Get(job_id);
+  if (!job.ok()) client_.reset();  // over TCP, a channel that failed connects again late
+  return job.value_or(Job());
 }
 
 bool Cluster::WaitForStep(const std::string& job_id, int64_t step, int seconds) const {
-  return WaitUntil([&] { return Status(job_id).last_step() >= step; }, seconds);
+  return WaitForJob([&] { return Status(job_id); },
+                    [&](const Job& job) { return job.last_step() >= step; }, seconds);
 }
 
 control::v1::JobState Cluster::WaitForEnd(const std::string& job_id, int seconds) const {
   Job job;
-  WaitUntil(
-      [&] {
-        job = Status(job_id);
-        return job.state() == control::v1::JOB_STATE_SUCCEEDED ||
-               job.state() == control::v1::JOB_STATE_FAILED ||
-               job.state() == control::v1::JOB_STATE_CANCELLED;
-      },
-      seconds);
+  WaitForJob([&] { return job = Status(job_id); },
+             [](const Job& now) {
+               return now.state() == control::v1::JOB_STATE_SUCCEEDED ||
+                      now.state() == control::v1::JOB_STATE_FAILED ||
+                      now.state() == control::v1::JOB_STATE_CANCELLED;
+             },
+             seconds);
   if (job.state() != control::v1::JOB_STATE_SUCCEEDED) std::printf("%s\n", job.message().c_str());
   return job.state();
 }
@@ -365,7 +396,7 @@ data:
                                        directory, R"(/text]
 train:
   steps: 150
-  seq_length: 64
+  seq_length: 32
   global_batch_size: 16
   micro_batch_size: 2
   seed: 3

@@ -7,10 +7,12 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "controlplane/client/job_client.h"
 #include "proto/control.pb.h"
 
 namespace megascale::e2e {
@@ -95,7 +97,8 @@ class Cluster {
   CommandResult Megascale(const std::vector<std::string>& arguments) const;
   // Submits the test's job under `job_id`; fails the test if the driver refuses it.
   void Submit(const std::string& job_id, const std::vector<std::string>& sets = {}) const;
-  // Returns the job that `status -o json` prints; an empty job if there is no answer.
+  // Returns the job as the driver tells this process, without a command, since tests ask many times
+  // a second; an empty job if there is no answer.
   control::v1::Job Status(const std::string& job_id) const;
   bool WaitForStep(const std::string& job_id, int64_t step, int seconds = 60) const;
   // Waits for a terminal state and returns it.
@@ -108,6 +111,8 @@ class Cluster {
  private:
   // Returns the TLS flags of a driver, agent or user.
   std::vector<std::string> TransportFlags(const std::string& role) const;
+  // Returns this process's own connection to the driver, as a user.
+  client::JobClient& Client() const;
 
   std::string program_ = Program();
   std::string directory_;
@@ -118,6 +123,7 @@ class Cluster {
   std::vector<std::string> agent_flags_;
   std::vector<std::string> driver_flags_;
   bool tls_ = false;
+  mutable std::unique_ptr<client::JobClient> client_;  // null until it is used
   pid_t driver_ = -1;
   std::map<int, pid_t> agents_;
 };

@@ -48,7 +48,7 @@ void CalmRun::TrainTo(int64_t step) {
   std::vector<std::string> fields = JobFields(job_);
   fields.push_back("checkpoint.keep=1000000");
   cluster.Submit(kJobId, fields);
-  const int64_t last = step + kStepsBeyond;
+  const int64_t last = is_shared_ ? step + kStepsBeyond : step;
   e2e::WaitUntil([&] { return cluster.Status(kJobId).last_checkpoint().step() >= last; },
                  kEndSeconds);
   cluster.Megascale({"cancel", kJobId});
@@ -57,6 +57,7 @@ void CalmRun::TrainTo(int64_t step) {
   const auto complete = checkpoint::ListCheckpoints(cluster.checkpoints(kJobId));
   if (!complete.ok()) return;
   for (const auto& found : *complete) {
+    if (!is_shared_ && found.step() != step) continue;
     const auto digest = cluster.Megascale({"checkpoint", "digest", found.directory()});
     endings_[found.step()] = {found.step(), std::string(absl::StripAsciiWhitespace(digest.out)),
                               LossesUpTo(losses, found.step())};

@@ -36,16 +36,18 @@ std::vector<std::string> LossesUpTo(const std::vector<std::string>& losses, int6
 
 class CalmRun {
  public:
-  explicit CalmRun(ChaosJob job) : job_(std::move(job)) {}
+  // With `is_shared`, several runs with faults are compared with it.
+  CalmRun(ChaosJob job, bool is_shared) : job_(std::move(job)), is_shared_(is_shared) {}
 
-  // Returns the results at the checkpoint of `step`. Trains unless an earlier call has trained that
-  // far; an empty result if the job did not get there.
+  // Returns the results at the checkpoint of `step`; an empty result if the job did not get there.
+  // Trains, unless it is shared and an earlier call has trained that far.
   Ending At(int64_t step);
 
  private:
   void TrainTo(int64_t step);
 
   const ChaosJob job_;
+  const bool is_shared_;
   std::map<int64_t, Ending> endings_;  // by step
 };
 

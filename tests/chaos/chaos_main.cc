@@ -38,7 +38,7 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   const auto say = [](const std::string& line) { std::cout << "  " << line << std::endl; };
-  CalmRun calm(job);
+  CalmRun calm(job, /*is_shared=*/seeds > 1);
   int problems = 0;
   for (int i = 0; i < seeds; ++i) {
     std::cout << "seed " << seed + i << ", " << num_faults << " faults" << std::endl;

@@ -33,7 +33,7 @@ class ChaosTest : public ::testing::TestWithParam<uint64_t> {
   // Shared by all seeds with one layout, which one shard of the test runs.
   static CalmRun* CalmRunOf(const ChaosJob& job) {
     static auto* const runs = new std::map<std::vector<std::string>, CalmRun>();
-    return &runs->try_emplace(job.fields, job).first->second;
+    return &runs->try_emplace(job.fields, job, IsSoak()).first->second;
   }
 };
 

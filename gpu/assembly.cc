@@ -95,9 +95,9 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
       .images = tables.images,
       .index = request.local_rank % count,
       .num_ranks = request.may_share ? request.local_rank / count + 1 : 1,
-      .make_ops = [tables, allow_tf32 = request.allow_tf32](const CudaOpsRequest& ops) {
-        return MakeOps(tables, allow_tf32, ops);
-      }};
+      .make_ops = [tables, allow_tf32 = request.allow_tf32](
+                      const CudaOpsRequest& ops) { return MakeOps(tables, allow_tf32, ops); },
+      .on_allocate = tables.on_allocate};
   return MakeCudaDevice(options);
 }
 

@@ -3,9 +3,11 @@
 // ones.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "gpu/cuda/cublas_lt_api.h"
 #include "gpu/cuda/cuda_api.h"
@@ -20,6 +22,8 @@ struct GpuTables {
   const cuda::CudaApi* cuda = nullptr;
   const cuda::CublasLtApi* cublas_lt = nullptr;
   absl::Span<const cuda::KernelImage> images = {};
+  // For tests: see CudaDeviceOptions::on_allocate.
+  std::function<void(const void* block, absl::string_view name)> on_allocate = nullptr;
 };
 
 // Errors: as MakeGpuDevice.

@@ -375,7 +375,10 @@ void MeetLanes(void* lane, Meet meet, const char* what, const Site& site) {
 const void* Translate(const void* address, size_t /*bytes*/, size_t alignment) {
   TheExecutor().LookAt(address, alignment);
   const auto at = reinterpret_cast<uintptr_t>(address);
-  if (at < memory_window.begin || at >= memory_window.end) return address;
+  if (at < memory_window.begin || at >= memory_window.end) {
+    if (memory_window.end != 0) TheExecutor().Fail("touches host memory");
+    return address;
+  }
   return reinterpret_cast<const void*>(at + static_cast<uintptr_t>(memory_window.offset));
 }
 

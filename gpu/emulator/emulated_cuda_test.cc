@@ -226,6 +226,11 @@ TEST_F(EmulatedCudaTest, AKernelThatRacesFailsTheDevice) {
   EXPECT_EQ(Finish(), cudaErrorLaunchFailure);
 }
 
+TEST_F(EmulatedCudaTest, AKernelThatTouchesHostMemoryFailsTheDevice) {
+  ASSERT_EQ(Add(Pinned(1), Device(), stream_), absl::OkStatus());
+  EXPECT_EQ(Finish(), cudaErrorLaunchFailure);
+}
+
 TEST_F(EmulatedCudaTest, LaunchesOfImpossibleShapesAreRefused) {
   float* const x = Device();
   const AddParams params = {x, x, kSize};

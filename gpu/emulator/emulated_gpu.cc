@@ -17,7 +17,10 @@ gpu::GpuTables MakeTables(uint64_t seed) {
           return absl::OkStatus();
         });
       }));
-  return {.cuda = EmulatedCuda(), .cublas_lt = cublas_lt, .images = EmulatedImages()};
+  return {.cuda = EmulatedCuda(),
+          .cublas_lt = cublas_lt,
+          .images = EmulatedImages(),
+          .on_allocate = &NameDeviceMemory};
 }
 
 }  // namespace

@@ -205,6 +205,8 @@ cudaError_t Machine::IssueLocked(Lock& lock, Stream* stream, Node node) {
   }
   Stream::Entry entry;
   if (node.record != nullptr) {
+    // A graph may outlive its events.
+    if (!Knows(node.record)) return cudaErrorInvalidResourceHandle;
     entry.kind = Stream::Kind::kRecord;
     entry.mark = std::make_shared<Mark>();
     node.record->last = entry.mark;

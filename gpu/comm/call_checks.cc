@@ -27,10 +27,9 @@ absl::Status CallChecks::CheckRoot(Operation operation, int root) const {
 absl::Status CallChecks::CheckParts(Operation operation, const Vector& whole, const Vector& part,
                                     int parts) const {
   if (whole.dtype == part.dtype && whole.size == part.size * parts) return absl::OkStatus();
-  return Refuse(operation,
-                absl::StrCat(whole.size, " elements of ", tensor::Name(whole.dtype), " and ",
-                             part.size, " of ", tensor::Name(part.dtype), "; expected ", parts,
-                             " times as many, of one type"));
+  return Refuse(operation, absl::StrCat(whole.size, " elements of ", tensor::Name(whole.dtype),
+                                        " and ", part.size, " of ", tensor::Name(part.dtype),
+                                        "; expected ", parts, " times as many, of one type"));
 }
 
 absl::Status CallChecks::AllReduce(const Vector& buffer) const {

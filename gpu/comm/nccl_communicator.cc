@@ -155,11 +155,11 @@ class NcclCommunicator final : public comm::Communicator {
     if (result != ncclSuccess) return result;
     for (int i = 0; i < size() && IsFine(result); ++i) {
       const size_t offset = static_cast<size_t>(i) * block_bytes;
-      result = nccl_.ncclSend(input.as<std::byte>() + offset, count, TypeOf(input), i, group,
-                              stream());
+      result =
+          nccl_.ncclSend(input.as<std::byte>() + offset, count, TypeOf(input), i, group, stream());
       if (!IsFine(result)) break;
-      result = nccl_.ncclRecv(output.as<std::byte>() + offset, count, TypeOf(input), i, group,
-                              stream());
+      result =
+          nccl_.ncclRecv(output.as<std::byte>() + offset, count, TypeOf(input), i, group, stream());
     }
     const ncclResult_t ended = nccl_.ncclGroupEnd();
     return IsFine(result) ? ended : result;

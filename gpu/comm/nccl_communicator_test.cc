@@ -5,15 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -38,7 +38,6 @@ using tensor::Vector;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using Values = std::vector<double>;
 
 constexpr int kRingBytes = 4096;
@@ -232,8 +231,12 @@ void CheckCopies(comm::Communicator& it, Gpu& gpu, DType dtype, int64_t size) {
   EXPECT_EQ(gpu.Read(told), Input(n - 1, size)) << "broadcast";
 
   const Vector message = gpu.Make(dtype, Values(static_cast<size_t>(size)));
-  if (rank > 0) EXPECT_EQ(it.Recv(rank - 1, message, info), absl::OkStatus());
-  if (rank + 1 < n) EXPECT_EQ(it.Send(rank + 1, input, info), absl::OkStatus());
+  if (rank > 0) {
+    EXPECT_EQ(it.Recv(rank - 1, message, info), absl::OkStatus());
+  }
+  if (rank + 1 < n) {
+    EXPECT_EQ(it.Send(rank + 1, input, info), absl::OkStatus());
+  }
   EXPECT_EQ(gpu.Read(message),
             rank > 0 ? Input(rank - 1, size) : Values(static_cast<size_t>(size)));
   EXPECT_EQ(it.Barrier(info), absl::OkStatus());
@@ -281,7 +284,8 @@ TEST(NcclCommunicatorTest, SumsOfFractionsAreWithinTheRoundingOfAnyOrder) {
   constexpr int kRanks = 3;
   constexpr int64_t kSize = 333;
   const auto value = [](int rank, int64_t i) {
-    return static_cast<double>(static_cast<float>(std::sin(static_cast<double>(i + 1) * 1.7 + rank)));
+    return static_cast<double>(
+        static_cast<float>(std::sin(static_cast<double>(i + 1) * 1.7 + rank)));
   };
   World world(kRanks);
   world.Run([&](comm::Communicator& it, Gpu& gpu) {
@@ -465,12 +469,14 @@ TEST(NcclFaultTest, AnAsynchronousErrorNamesRankGroupAndOperation) {
     const Vector buffer = gpu.Make(DType::kF32, {1});
     EXPECT_EQ(it.AllReduce(buffer, {.instruction_id = 7}), absl::OkStatus());
     const absl::Status status = ErrorOfLaterCalls(it, gpu, buffer);
-    EXPECT_EQ(status.code(), it.rank() == 1 ? absl::StatusCode::kInternal
-                                            : absl::StatusCode::kAborted);
+    EXPECT_EQ(status.code(),
+              it.rank() == 1 ? absl::StatusCode::kInternal : absl::StatusCode::kAborted);
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("group all, rank 1, all-reduce 0 (instruction 7, 4 bytes): NCCL: "
                           "unhandled cuda error: fault of call 1"));
-    if (it.rank() == 0) EXPECT_THAT(BlamedRanks(status), ElementsAre(1));
+    if (it.rank() == 0) {
+      EXPECT_THAT(BlamedRanks(status), ElementsAre(1));
+    }
   });
 }
 
@@ -540,9 +546,8 @@ absl::Status StartInProcess(comm::Fabric& fabric, int rank,
   if (!it.ok()) return it.status();
   const Vector buffer = gpu.Make(DType::kF32, Input(rank, 1001));
   absl::Status status = (*it)->AllReduce(buffer, {.instruction_id = 7});
-  if (options.faults.empty()) return gpu.Read(buffer) == Sum(host->size(), 1001)
-                                         ? status
-                                         : absl::InternalError("wrong sums");
+  if (options.faults.empty())
+    return gpu.Read(buffer) == Sum(host->size(), 1001) ? status : absl::InternalError("wrong sums");
   return status.ok() ? ErrorOfLaterCalls(**it, gpu, buffer) : status;
 }
 
@@ -560,9 +565,8 @@ TEST_P(DeathTest, OfAProcessEndsTheOthersInTimeAndIsBlamed) {
   const int call = GetParam();
   comm::ProcessWorld world(comm::OneGroup(3, 2, kRingBytes));
   world.Start([call](comm::Fabric& fabric, comm::RankBoard& /*board*/, int rank) {
-    return StartInProcess(
-        fabric, rank,
-        {.faults = {{.kind = NcclFault::Kind::kDie, .rank = 1, .call = call}}});
+    return StartInProcess(fabric, rank,
+                          {.faults = {{.kind = NcclFault::Kind::kDie, .rank = 1, .call = call}}});
   });
   for (const int rank : {0, 2}) {
     const absl::Status status = world.Result(rank);

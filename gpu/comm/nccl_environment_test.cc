@@ -19,9 +19,8 @@ TEST(NcclEnvironmentTest, SetsWhatTheJobGivesAndLeavesTheRest) {
   EXPECT_EQ(Variable("NCCL_IB_TIMEOUT"), "19");
   EXPECT_EQ(Variable("NCCL_IB_RETRY_CNT"), "unset");
   EXPECT_EQ(Variable("NCCL_SOCKET_IFNAME"), "unset");
-  ASSERT_EQ(
-      SetNcclEnvironment({.ib_timeout = 22, .ib_retry_count = 0, .address = "127.0.0.1"}),
-      absl::OkStatus());
+  ASSERT_EQ(SetNcclEnvironment({.ib_timeout = 22, .ib_retry_count = 0, .address = "127.0.0.1"}),
+            absl::OkStatus());
   EXPECT_EQ(Variable("NCCL_IB_TIMEOUT"), "22");
   EXPECT_EQ(Variable("NCCL_IB_RETRY_CNT"), "0");
   EXPECT_EQ(Variable("NCCL_SOCKET_IFNAME"), "=lo");

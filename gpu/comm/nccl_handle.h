@@ -1,6 +1,6 @@
 // A ncclComm_t that one thread uses, and that others may look at and abort. NCCL lets one thread at
-// a time call it, and frees a communicator when it is aborted; here calls exclude each other, except
-// for an abort while a call does not come back in time.
+// a time call it, and frees a communicator when it is aborted; here calls exclude each other,
+// except for an abort while a call does not come back in time.
 //
 // The communicator is non-blocking: every call may answer "in progress". Wait() polls until it is
 // done, so no call of NCCL holds a thread for long.

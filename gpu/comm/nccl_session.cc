@@ -243,9 +243,9 @@ absl::Status NcclSession::Look() {
 absl::Status NcclSession::EndLate(const CallWatch::Running& late, absl::string_view how) {
   const std::string text = absl::StrCat(Context(), ", ", Describe(late.call), ": ", how);
   if (late.call.peer_rank >= 0) {
-    return comm::Blame(
-        absl::DeadlineExceededError(absl::StrCat(text, "; not arrived: rank ", late.call.peer_rank)),
-        {late.call.peer_rank});
+    return comm::Blame(absl::DeadlineExceededError(
+                           absl::StrCat(text, "; not arrived: rank ", late.call.peer_rank)),
+                       {late.call.peer_rank});
   }
   const Report mine = Report::Of(late.call);
   const auto reports = ExchangeReports(mine, options_.blame_timeout);

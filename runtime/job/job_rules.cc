@@ -139,8 +139,8 @@ absl::Status CheckDevice(const v1::JobSpec& spec) {
     return absl::OkStatus();
   }
   if (device != v1::DEVICE_CUDA) {
-    return Refuse("device",
-                  absl::StrCat("unknown value ", static_cast<int>(device), "; expected cpu or cuda"));
+    return Refuse("device", absl::StrCat("unknown value ", static_cast<int>(device),
+                                         "; expected cpu or cuda"));
   }
   if (spec.train().precision() == v1::PRECISION_FP64) {
     return Refuse("train.precision", "fp64 does not go with device = cuda; expected fp32 or bf16");
@@ -453,16 +453,16 @@ absl::Status CheckNccl(const v1::FaultSpec& fault) {
   // Zero is a value here, not a missing one.
   const auto check = [](absl::string_view field, int value, IntegerRange range) {
     if (value >= range.least && value <= range.most) return absl::OkStatus();
-    return Refuse(field, absl::StrCat(value, " is out of range; expected ", range.least, " to ",
-                                      range.most));
+    return Refuse(
+        field, absl::StrCat(value, " is out of range; expected ", range.least, " to ", range.most));
   };
-  return All({fault.has_nccl_ib_timeout()
-                  ? check("fault.nccl_ib_timeout", fault.nccl_ib_timeout(), kNcclIbTimeoutRange)
-                  : absl::OkStatus(),
-              fault.has_nccl_ib_retry_count()
-                  ? check("fault.nccl_ib_retry_count", fault.nccl_ib_retry_count(),
-                          kNcclIbRetryCountRange)
-                  : absl::OkStatus()});
+  return All(
+      {fault.has_nccl_ib_timeout()
+           ? check("fault.nccl_ib_timeout", fault.nccl_ib_timeout(), kNcclIbTimeoutRange)
+           : absl::OkStatus(),
+       fault.has_nccl_ib_retry_count()
+           ? check("fault.nccl_ib_retry_count", fault.nccl_ib_retry_count(), kNcclIbRetryCountRange)
+           : absl::OkStatus()});
 }
 
 absl::Status CheckFaultFields(const v1::FaultSpec& fault) {

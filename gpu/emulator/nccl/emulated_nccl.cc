@@ -226,7 +226,7 @@ class Member : public std::enable_shared_from_this<Member> {
 struct World {
   EmulatedNcclOptions options;
   std::mutex mutex;
-  std::map<std::string, NcclListener> listeners;             // guarded by mutex; of ids made here
+  std::map<std::string, NcclListener> listeners;           // guarded by mutex; of ids made here
   std::map<const void*, std::shared_ptr<Member>> members;  // guarded by mutex; by handle
 };
 std::unique_ptr<World> world;
@@ -339,10 +339,14 @@ cuda::NcclApi MakeTable() {
     return ncclSuccess;
   };
   api.ncclGetErrorString = [](ncclResult_t result) -> const char* {
-    constexpr const char* kTexts[] = {
-        "no error",      "unhandled cuda error", "unhandled system error", "internal error",
-        "invalid argument", "invalid usage",     "remote process exited or there was a network error",
-        "NCCL operation in progress"};
+    constexpr const char* kTexts[] = {"no error",
+                                      "unhandled cuda error",
+                                      "unhandled system error",
+                                      "internal error",
+                                      "invalid argument",
+                                      "invalid usage",
+                                      "remote process exited or there was a network error",
+                                      "NCCL operation in progress"};
     return kTexts[result];
   };
   api.ncclGetLastError = [](ncclComm_t handle) -> const char* {

@@ -12,7 +12,15 @@
 
 namespace megascale::emulator {
 
-enum class NcclOperation { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kSend, kRecv };
+enum class NcclOperation {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kReduce,
+  kSend,
+  kRecv
+};
 
 struct NcclCall {
   NcclOperation operation = NcclOperation::kSend;

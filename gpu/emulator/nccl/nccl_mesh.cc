@@ -60,12 +60,12 @@ NcclListener ListenForNccl() {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   // Without a name the kernel makes one.
-  MEGASCALE_CHECK(::bind(listener.fd.get(), reinterpret_cast<sockaddr*>(&address),
-                         sizeof(sa_family_t)) == 0);
+  MEGASCALE_CHECK(
+      ::bind(listener.fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(sa_family_t)) == 0);
   MEGASCALE_CHECK(::listen(listener.fd.get(), kBacklog) == 0);
   socklen_t size = sizeof(address);
-  MEGASCALE_CHECK(
-      ::getsockname(listener.fd.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
+  MEGASCALE_CHECK(::getsockname(listener.fd.get(), reinterpret_cast<sockaddr*>(&address), &size) ==
+                  0);
   listener.name.assign(address.sun_path, size - offsetof(sockaddr_un, sun_path));
   MEGASCALE_CHECK(listener.name.size() <= kNameBytes);
   return listener;
@@ -126,8 +126,8 @@ NcclOutcome NcclMesh::Accept(int listener, base::UniqueFd* accepted) const {
   return accepted->valid() ? NcclOutcome::kDone : NcclOutcome::kPeerGone;
 }
 
-#define RETURN_UNLESS_DONE(expression)                                                       \
-  do {                                                                                       \
+#define RETURN_UNLESS_DONE(expression)                                                           \
+  do {                                                                                           \
     if (const NcclOutcome outcome = (expression); outcome != NcclOutcome::kDone) return outcome; \
   } while (false)
 

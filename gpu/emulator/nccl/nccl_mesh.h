@@ -1,5 +1,5 @@
-// The sockets between the members of an emulated NCCL communicator, and what goes over them. Members
-// may be threads of one process or processes of one machine.
+// The sockets between the members of an emulated NCCL communicator, and what goes over them.
+// Members may be threads of one process or processes of one machine.
 //
 // Threads: Connect and Exchange on one thread at a time; Abort on any.
 #pragma once
@@ -77,7 +77,7 @@ class NcclMesh {
 
   const int rank_;
   const int size_;
-  base::UniqueFd abort_;                // an event: readable once Abort was called
+  base::UniqueFd abort_;               // an event: readable once Abort was called
   std::vector<base::UniqueFd> links_;  // by peer
   std::string mismatch_;
 };

@@ -165,7 +165,7 @@ absl::Status NcclSession::AgreeOnStart(bool has_started) {
   for (int i = 0; i < host_.size(); ++i) {
     if (reports[static_cast<size_t>(i)].sequence == 0) late.push_back(host_.WorldRank(i));
   }
-  if (late.empty()) return absl::OkStatus();
+  if (late.empty()) return host_.FindFailure(/*asks_kernel=*/false);
   const absl::Status status = absl::DeadlineExceededError(absl::StrCat(
       Context(), ": NCCL's start timed out after ", absl::FormatDuration(options_.start_timeout),
       " on ", RankList(late), "; check the network of the job's interface"));
@@ -180,6 +180,9 @@ absl::StatusOr<std::vector<NcclSession::Report>> NcclSession::ExchangeReports(
   RETURN_IF_ERROR(host_.AllGather({&mine, DType::kI32, kWords},
                                   {reports.data(), DType::kI32, host_.size() * kWords},
                                   {.instruction_id = kReportInstruction, .timeout = timeout}));
+  // Nobody fails, and ends the host communicator, before all have the reports. It no longer matters
+  // if that ends while a rank waits here.
+  host_.Barrier({.instruction_id = kReportInstruction, .timeout = timeout}).IgnoreError();
   return reports;
 }
 

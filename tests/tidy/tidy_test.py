@@ -54,6 +54,17 @@ SCHEDULE = re.compile(r"\bPIPELINE_SCHEDULE_[A-Z0-9]|\bSchedule::k[A-Z0-9]")
 SCHEDULE_ALLOWED = {
     "runtime/job/pipeline_schedule.cc": "what a job calls a schedule and what plans call it: the names, nothing else",
 }
+# An example in a comment whose lines a formatter joined, or a rule that it broke. .clang-format keeps both from it.
+REFLOWED = re.compile(
+    r"^\s*//.*[a-z0-9,.)] +(RETURN_IF_ERROR\(|ASSIGN_OR_RETURN\(|(const )?auto \w+ = )"  # prose, then a statement
+    r"|^\s*//.*;\s+//.*\w\([^()]*\);(\s|$)"  # a statement, its comment, and the next statement
+    r"|^\s*// -{20,}$")  # the second half of "// --- title -----"
+REFLOWED_SAMPLES = [
+    "//   region RETURN_IF_ERROR(fabric->Connect());                     // meets members on other machines",
+    "//   members of its own groups on other machines auto data = fabric->Make(name).value(); // once",
+    "  //   auto cluster = Start(options);  // forks, so it is the first thing in main. cluster->Stop();",
+    "// -----------------------------------------------------------------------------",
+]
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|not (yet )?implemented|unimplemented|placeholder)\b", re.IGNORECASE)
 
 
@@ -70,9 +81,12 @@ def findings_in(path, text):
     limit = LIMITS[kind_of(relative)]
     if len(lines) > limit:
         yield f"{relative}:{len(lines)}: {len(lines)} lines; a {kind_of(relative)} has at most {limit}"
+    yield from reflowed_lists(relative, lines)
     for number, line in enumerate(lines, 1):
         if UNFINISHED.search(line):
             yield f"{relative}:{number}: says that it is not finished: {line.strip()}"
+        if REFLOWED.search(line):
+            yield f"{relative}:{number}: an example or a rule that formatting reflowed; give each statement its line: {line.strip()}"
         if len(line) > 100 and "http" not in line and not line.startswith("#include"):
             yield f"{relative}:{number}: {len(line)} columns; at most 100"
         if kind_of(relative) != "test" and WALL_CLOCK.search(line) and str(relative) not in WALL_CLOCK_ALLOWED:
@@ -92,6 +106,16 @@ def findings_in(path, text):
         for prefix, folders in LIBRARIES.items():
             if target.startswith(prefix) and folder not in folders:
                 yield f"{relative}:{number}: {folder} may not include <{target}>"
+
+
+def reflowed_lists(relative, lines):
+    """The rest of a broken line of an example or a list in a comment: some words, before a deeper line."""
+    indented = [re.match(r"^\s*//( {3,})(\S.*)$", line) for line in lines]
+    for i in range(1, len(lines) - 1):
+        before, rest, after = indented[i - 1:i + 2]
+        if (before and rest and after and len(lines[i - 1]) > 85 and len(rest[2]) < 25
+                and len(before[1]) == len(rest[1]) < len(after[1])):
+            yield f"{relative}:{i + 1}: the rest of a line that formatting broke: {lines[i].strip()}"
 
 
 def own_includes(path):
@@ -147,6 +171,9 @@ def sources():
 
 
 def main():
+    for sample in REFLOWED_SAMPLES:
+        if not REFLOWED.search(sample):
+            sys.exit(f"tidy: does not find the reflowed example {sample}")
     files = list(sources())
     if len(files) < 50:
         sys.exit(f"tidy: only {len(files)} sources under {ROOT}: not run over the source tree")

@@ -60,8 +60,7 @@ void TakeFromBefore(v1::DesiredJob* before, v1::DesiredJob* job) {
 
 }  // namespace
 
-// --- desired state
-// ------------------------------------------------------------------------------------
+// --- desired state --------------------------------------------------------------------------
 
 void JobCore::SetDesired(const v1::DesiredJob& desired, absl::Duration now) {
   wanted_ = true;
@@ -111,8 +110,7 @@ absl::Duration JobCore::heartbeat_interval() const {
   return job::ToDuration(desired_.spec().fault().heartbeat_interval());
 }
 
-// --- observations
-// -------------------------------------------------------------------------------------
+// --- observations ---------------------------------------------------------------------------
 
 void JobCore::OnPrepareFailed(const absl::Status& why) {
   const v1::RankFailure failure = StartFailure(why, "shared memory of the attempt");
@@ -282,8 +280,7 @@ void JobCore::OnHostProgress(int64_t process_id) {
   host_failures_ = 0;
 }
 
-// --- reconciliation
-// -----------------------------------------------------------------------------------
+// --- reconciliation -------------------------------------------------------------------------
 
 void JobCore::Reconcile(absl::Duration now, int64_t* last_process_id,
                         std::vector<Action>* actions) {
@@ -503,8 +500,7 @@ const JobCore::Process* JobCore::FindRank(int rank) const {
   return nullptr;
 }
 
-// --- actual state
-// -------------------------------------------------------------------------------------
+// --- actual state ---------------------------------------------------------------------------
 
 bool JobCore::applied() const {
   if (!wanted_ || InPhase(v1::DesiredJob::PHASE_HOLD)) return processes_.empty();

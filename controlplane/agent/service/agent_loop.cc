@@ -83,8 +83,7 @@ absl::Status AgentLoop::Run() {
   return absl::OkStatus();
 }
 
-// --- waiting
-// ------------------------------------------------------------------------------------------
+// --- waiting --------------------------------------------------------------------------------
 
 // While the driver is away, reports would only replace each other, so they wait.
 absl::Duration AgentLoop::NextReport() const {
@@ -227,8 +226,7 @@ void AgentLoop::OnMessage(const Child& child, const std::string& message) {
   if (from_worker.has_sealed()) RefreshSnapshots(child.name().job_id);
 }
 
-// --- acting
-// -------------------------------------------------------------------------------------------
+// --- acting ---------------------------------------------------------------------------------
 
 void AgentLoop::Act() {
   for (;;) {
@@ -349,8 +347,7 @@ void AgentLoop::RefreshSnapshots(const std::string& job_id) {
   if (memory != memory_.end()) core_.OnSnapshots(job_id, memory->second->ListSnapshots());
 }
 
-// --- the store, logs and spans
-// -------------------------------------------------------------------------------
+// --- the store, logs and spans --------------------------------------------------------------
 
 void AgentLoop::DriveStores() {
   stores_.Drive(Now());
@@ -395,8 +392,7 @@ void AgentLoop::AnswerFetchSpans(const v1::FetchSpans& fetch) {
   stream_->Send(std::move(message));
 }
 
-// --- reports
-// ------------------------------------------------------------------------------------------
+// --- reports --------------------------------------------------------------------------------
 
 void AgentLoop::NoteHostProgress() {
   for (const auto& [id, child] : children_) {

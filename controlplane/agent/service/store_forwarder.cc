@@ -90,8 +90,7 @@ std::string StoreForwarder::OnEnded(int64_t process_id) {
   return ended.mapped().failure;
 }
 
-// --- the driver's store
-// -------------------------------------------------------------------------------
+// --- the driver's store ---------------------------------------------------------------------
 
 void StoreForwarder::OnStreamOpened() {
   batch_.Clear();
@@ -128,8 +127,7 @@ void StoreForwarder::Answer(int64_t process_id, const v1::StoreReply& reply) {
   send_to_process_(process_id, answer);
 }
 
-// --- Redis
-// --------------------------------------------------------------------------------------------
+// --- Redis ----------------------------------------------------------------------------------
 
 comm::RedisStore& StoreForwarder::StoreAt(const std::string& address) {
   std::unique_ptr<comm::RedisStore>& store = stores_[address];

@@ -1,6 +1,6 @@
-// The driver's state machine: (state, event) -> state. Everything that is to be done follows from
-// the state (driver_state.h). No clock, no I/O, no thread, no randomness: time and random bytes
-// come in events. Source: DESIGN sections 1.3, 2 and 9.
+// The driver's state machine: (state, event) -> state. The work that is left to do follows from the
+// state (driver_state.h). No clock, no I/O, no thread, no randomness: time and random bytes come in
+// events. Source: DESIGN sections 1.3, 2 and 9.
 //
 // Life of a job: QUEUED -> PREFLIGHT -> RUN -> ENDED. A failure leads to FENCE, which lasts until
 // no process of the attempt is left on any living node. Then the job enters BACKOFF and
@@ -13,14 +13,13 @@
 
 namespace megascale::driver {
 
-// The version of the rules by which events are applied. Whoever changes what an existing kind of
-// event does raises it: events of an older driver's log are replayed by that driver's rules, up to
-// the DriverStarted of the first newer driver.
+// The version of the rules by which events are applied. Raise it when the effect of an existing
+// kind of event changes. Events are replayed by the rules of the driver that logged them: a
+// DriverStarted in the log says from where on newer rules apply.
 //   1: jobs are placed in the order of their submission.
 //   2: recovering jobs are placed before queued ones, and a recovering job may take slots that
-//   later
-//      recovering jobs hold.
-//   3: a checkpoint that could not be read is treated as restore_order.h says.
+//      later recovering jobs hold.
+//   3: restore_order.h handles checkpoints that could not be read.
 inline constexpr int kRules = 3;
 
 // Applies one event. Returns false when the event is refused, because it belongs to an older
@@ -57,12 +56,12 @@ enum class Contact {
 
 // Returns OK if an agent may take the node id that it asks for. An agent with the holder's key on
 // the holder's machine is the same agent, started again: it takes over at once, unless the holder
-// still reports. The same key on another machine, or after a reboot, may be a copy: it must wait
-// until the holder is lost, as an agent with another key must. `certificate`: name in the agent's
-// certificate; empty: it connected over a Unix socket. A node id is bound to the certificate that
-// it first joined with. An agent with the holder's key may move the binding to a renewed
-// certificate, and an eviction frees the node id for another machine. Errors: AlreadyExists -
-// another agent holds the node id, asking again later may help; PermissionDenied - the node id is
+// still reports. The same key on another machine, or after a reboot, may be a copy: such an
+// agent must wait until the holder is lost, as must one with another key. `certificate`: name in
+// the agent's certificate; empty: it connected over a Unix socket. A node id is bound to the
+// certificate that it first joined with. An agent with the holder's key may move the binding to a
+// renewed certificate, and an eviction frees the node id for another machine. Errors: AlreadyExists
+// - another agent holds the node id, asking again later may help; PermissionDenied - the node id is
 // bound to another certificate. The message says what to do.
 absl::Status CheckJoin(const DriverState& state, const megascale::agent::v1::Hello& hello,
                        absl::string_view certificate, Contact contact);

@@ -163,6 +163,30 @@ def circles():
         yield f"{', '.join(members)}: folders include each other in a circle"
 
 
+def drawn_folder(path):
+    """The name under which docs/tree.svg draws the folder of `path`; below runtime/ and controlplane/ each folder."""
+    parts = path.split("/")
+    return parts[1] if parts[0] in {"runtime", "controlplane"} else parts[0]
+
+
+def picture_findings():
+    """docs/tree.svg draws every folder, each in a row above those of all folders that it includes."""
+    picture = (ROOT / "docs" / "tree.svg").read_text()
+    rows = {name: int(row) for row, name in re.findall(r'data-row="(\d+)">([a-z]+)<', picture)}
+    for path in sources():
+        relative = str(path.relative_to(ROOT))
+        if relative.split("/")[0] not in ALLOWED or is_test_only(path):
+            continue
+        folder = drawn_folder(relative)
+        if folder not in rows:
+            yield f"{relative}: docs/tree.svg does not draw {folder}"
+            continue
+        for include in own_includes(path):
+            other = drawn_folder(include)
+            if include.split("/")[0] in ALLOWED and other != folder and rows.get(other, -1) >= rows[folder]:
+                yield f"{relative}: includes {include}, which docs/tree.svg draws beside or above it"
+
+
 def sources():
     for folder in [*ALLOWED, "tests"]:
         for path in sorted((ROOT / folder).rglob("*")):
@@ -180,6 +204,7 @@ def main():
     findings = [finding for path in files for finding in findings_in(path, path.read_text())]
     findings += folder_findings()
     findings += circles()
+    findings += picture_findings()
     for finding in findings:
         print(finding)
     if findings:

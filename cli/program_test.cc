@@ -328,6 +328,54 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
   }
 }
 
+TEST_F(ProgramTest, PlanPricesExchangesByTheLinkOnWhichTheyRun) {
+  // Tensor and data ranks share a machine of four, the two stages do not.
+  const std::string job =
+      "plan examples/fortunes.yaml --set parallel.tensor_model_parallel_size=2 "
+      "--set train.global_batch_size=32 --bytes-per-second 1e9 ";
+  const Outcome text = Run(job + "--slots 5");
+  EXPECT_EQ(text.code, 0) << text.error;
+  for (const char* part :
+       {"\n\nGROUP     EXCHANGES\n", "\ndata      inside a machine\n",
+        "\npipeline  between machines\n", "\ntensor    inside a machine\n",
+        "1e+09 bytes/s a link inside a machine of 4 ranks, 1e+08 bytes/s between machines, a step "
+        "takes "}) {
+    EXPECT_TRUE(absl::StrContains(text.out, part)) << part << " is not in " << text.out;
+  }
+  const auto json = [&](const std::string& more) {
+    const Outcome outcome = Run(job + "-o json " + more);
+    EXPECT_EQ(outcome.code, 0) << outcome.error;
+    return outcome.out;
+  };
+  const auto seconds = [&](const std::string& more) {
+    return NumberIn(json(more), "step_seconds");
+  };
+  const double alone = seconds("");
+  EXPECT_EQ(seconds("--slots 8"), alone) << "all eight ranks are on one machine";
+  EXPECT_EQ(seconds("--slots 4 --network-bytes-per-second 1e9"), alone);
+  const double two = seconds("--slots 4 --network-bytes-per-second 1e8");
+  EXPECT_LT(alone, two);
+  EXPECT_EQ(seconds("--slots 4"), two) << "the default";
+  EXPECT_LT(two, seconds("--slots 2")) << "replicas reduce gradients between machines, too";
+  EXPECT_EQ(NumberIn(json("--slots 5"), "ranks_per_machine"), 4);
+  EXPECT_TRUE(absl::StrContains(json("--slots 4"), "\"pipeline_link\": \"network\""));
+  EXPECT_FALSE(absl::StrContains(json(""), "network")) << "only where it was asked for";
+  for (const auto& [flags, mistake] :
+       {std::pair("--slots -1", "--slots: -1 is out of range; expected 0 or more"),
+        std::pair("--slots 1",
+                  "--slots: 1 is less than parallel.tensor_model_parallel_size = 2, whose ranks "
+                  "share a machine"),
+        std::pair("--slots 2 --network-bytes-per-second -5",
+                  "--network-bytes-per-second: -5 is out of range; expected more than 0"),
+        std::pair("--network-bytes-per-second 1e9",
+                  "--network-bytes-per-second: one machine runs all ranks; add --slots N, the "
+                  "ranks on each machine")}) {
+    const Outcome refused = Run(job + flags);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_EQ(refused.error, absl::StrCat("megascale: ", mistake, "\n"));
+  }
+}
+
 TEST_F(ProgramTest, APlansFileOnStandardOutputIsAloneThere) {
   for (const char* path : {"-", "/dev/stdout"}) {
     const Outcome svg = Run(absl::StrCat("plan examples/fortunes.yaml --svg ", path));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,7 +32,9 @@
 #include "runtime/plan/check/validate_roles.h"
 #include "runtime/plan/plan_options.h"
 #include "runtime/plan/rank_plan.h"
+#include "runtime/plan/role_map.h"
 #include "runtime/simulate/cost_model.h"
+#include "runtime/simulate/links.h"
 #include "runtime/simulate/step_time.h"
 #include "runtime/timeline/perfetto_trace.h"
 #include "runtime/timeline/timed_step.h"
@@ -46,15 +49,18 @@ constexpr int kRanksShown = 64;
 constexpr int64_t kDrawnMax = 20'000;
 constexpr int64_t kTracedMax = 50'000;
 
-// Means that --memory-bytes-per-second follows from --flops-per-second.
-constexpr double kFromFlops = 0;
+// Means that --memory-bytes-per-second follows from --flops-per-second, or
+// --network-bytes-per-second from --bytes-per-second.
+constexpr double kDerived = 0;
 
 struct PlanFlags {
   std::string file;
   std::vector<std::string> overrides;
   double flops_per_second = 1e12;
   double bytes_per_second = 1e10;
-  double memory_bytes_per_second = kFromFlops;
+  double network_bytes_per_second = kDerived;
+  double memory_bytes_per_second = kDerived;
+  int64_t slots = 0;  // 0: one machine runs all ranks
   std::string svg;
   std::string trace;
   bool instructions = false;
@@ -73,7 +79,9 @@ struct JobPlan {
   job::v1::JobSpec spec;
   layout::RankLayout part;  // rank 0's
   plan::PlanOptions options;
-  std::vector<plan::RankPlan> stages;  // roles: every replica does the same
+  std::vector<plan::RankPlan> stages;               // roles: every replica does the same
+  int ranks_per_machine = 0;                        // 0: one machine runs all ranks
+  std::map<plan::GroupKind, simulate::Link> links;  // the slowest of each kind of group
   timeline::StepTime time;
   Effort effort;
 };
@@ -88,12 +96,50 @@ absl::Status CheckRate(const char* flag, double rate) {
 // server processor about 1/30.
 constexpr double kMemoryBytesPerFlop = 0.01;
 
+// Default rate of a link between machines, for each byte per second of a link inside one: an A100
+// has 1/12 (300 GB/s of NVLink, 25 GB/s of network).
+constexpr double kNetworkBytesPerLinkByte = 0.1;
+
 simulate::MachineRates RatesOf(const PlanFlags& flags) {
+  const auto rate = [](double given, double derived) {
+    return given == kDerived ? derived : given;
+  };
   return {.flops_per_second = flags.flops_per_second,
-          .memory_bytes_per_second = flags.memory_bytes_per_second != kFromFlops
-                                         ? flags.memory_bytes_per_second
-                                         : kMemoryBytesPerFlop * flags.flops_per_second,
-          .link_bytes_per_second = flags.bytes_per_second};
+          .memory_bytes_per_second =
+              rate(flags.memory_bytes_per_second, kMemoryBytesPerFlop * flags.flops_per_second),
+          .link_bytes_per_second = flags.bytes_per_second,
+          .network_bytes_per_second = rate(flags.network_bytes_per_second,
+                                           kNetworkBytesPerLinkByte * flags.bytes_per_second)};
+}
+
+absl::Status CheckRates(const PlanFlags& flags) {
+  RETURN_IF_ERROR(CheckRate("--flops-per-second", flags.flops_per_second));
+  RETURN_IF_ERROR(CheckRate("--bytes-per-second", flags.bytes_per_second));
+  RETURN_IF_ERROR(CheckRate("--memory-bytes-per-second", RatesOf(flags).memory_bytes_per_second));
+  RETURN_IF_ERROR(CheckRate("--network-bytes-per-second", RatesOf(flags).network_bytes_per_second));
+  if (flags.slots < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--slots: ", flags.slots, " is out of range; expected 0 or more"));
+  }
+  if (flags.network_bytes_per_second != kDerived && flags.slots == 0) {
+    return absl::InvalidArgumentError(
+        "--network-bytes-per-second: one machine runs all ranks; add --slots N, the ranks on each "
+        "machine");
+  }
+  return absl::OkStatus();
+}
+
+// Returns how many consecutive ranks the driver places on a machine of `slots` slots: it never
+// parts tensor-parallel ranks. 0: one machine runs all ranks.
+absl::StatusOr<int> RanksPerMachine(const plan::Mesh& mesh, int64_t slots) {
+  if (slots == 0) return 0;
+  const int tensor_size = mesh.tensor_size();
+  if (slots < tensor_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--slots: ", slots, " is less than parallel.tensor_model_parallel_size = ", tensor_size,
+        ", whose ranks share a machine"));
+  }
+  return static_cast<int>(std::min<int64_t>(slots, mesh.world_size())) / tensor_size * tensor_size;
 }
 
 absl::StatusOr<simulate::CostModel> MakeCostModel(const JobPlan& plan,
@@ -115,14 +161,13 @@ absl::StatusOr<simulate::CostModel> MakeCostModel(const JobPlan& plan,
 }
 
 absl::StatusOr<JobPlan> MakePlan(const PlanFlags& flags) {
-  RETURN_IF_ERROR(CheckRate("--flops-per-second", flags.flops_per_second));
-  RETURN_IF_ERROR(CheckRate("--bytes-per-second", flags.bytes_per_second));
-  RETURN_IF_ERROR(CheckRate("--memory-bytes-per-second", RatesOf(flags).memory_bytes_per_second));
+  RETURN_IF_ERROR(CheckRates(flags));
   JobPlan result;
   ASSIGN_OR_RETURN(result.spec, LoadJobFile(flags.file, {.overrides = flags.overrides}));
   ASSIGN_OR_RETURN(result.part, layout::RankLayoutOf(result.spec, 0));
   plan::PlanOptions& options = result.options;
   options = result.part.plan_options;
+  ASSIGN_OR_RETURN(result.ranks_per_machine, RanksPerMachine(options.mesh, flags.slots));
   ASSIGN_OR_RETURN(std::vector<model::ChunkPasses> passes, layout::PassesOf(result.part));
   ASSIGN_OR_RETURN(options.chunks, layout::ChunkCostsOf(result.spec, result.part, passes));
   const base::Clock& clock = base::RealClock();
@@ -133,11 +178,13 @@ absl::StatusOr<JobPlan> MakePlan(const PlanFlags& flags) {
   result.effort = {.build = built - start, .validate = clock.Monotonic() - built};
   ASSIGN_OR_RETURN(const simulate::CostModel costs,
                    MakeCostModel(result, std::move(passes), flags));
-  ASSIGN_OR_RETURN(result.time,
-                   simulate::TimeStep(result.stages, [&](const plan::RankPlan&,
-                                                         const plan::Instruction& instruction) {
-                     return costs.NanosOf(instruction);
-                   }));
+  const simulate::Links links(result.stages, plan::RoleMap::ByStage(options.mesh),
+                              result.ranks_per_machine);
+  result.links = links.by_group();
+  const auto duration = [&](const plan::RankPlan& stage, const plan::Instruction& instruction) {
+    return costs.NanosOf(instruction, links.Of(stage, instruction));
+  };
+  ASSIGN_OR_RETURN(result.time, simulate::TimeStep(result.stages, duration));
   return result;
 }
 
@@ -178,6 +225,28 @@ void PrintMesh(const plan::Mesh& mesh) {
   }
   std::printf("%s", FormatTable(rows).c_str());
   if (shown < mesh.world_size()) std::printf("and %d more ranks\n", mesh.world_size() - shown);
+}
+
+// Prints on which link each kind of group exchanges; nothing where one machine runs all ranks.
+void PrintLinks(const JobPlan& plan) {
+  if (plan.ranks_per_machine == 0) return;
+  std::vector<std::vector<std::string>> rows = {{"GROUP", "EXCHANGES"}};
+  for (const auto& [group, link] : plan.links) {
+    rows.push_back({std::string(plan.options.mesh.Name(group)),
+                    link == simulate::Link::kInMachine ? "inside a machine" : "between machines"});
+  }
+  std::printf("\n%s", FormatTable(rows).c_str());
+}
+
+// "1e+10 bytes/s a link"
+std::string LinkRatesText(const JobPlan& plan, const PlanFlags& flags) {
+  const simulate::MachineRates rates = RatesOf(flags);
+  std::string text = absl::StrFormat("%.3g bytes/s a link", rates.link_bytes_per_second);
+  if (plan.ranks_per_machine > 0) {
+    absl::StrAppendFormat(&text, " inside a machine of %d ranks, %.3g bytes/s between machines",
+                          plan.ranks_per_machine, rates.network_bytes_per_second);
+  }
+  return text;
 }
 
 // "0-3, 8-11"
@@ -265,6 +334,7 @@ absl::Status PrintLayer(const JobPlan& plan) {
 absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
   std::printf("%s\n\n", Title(plan).c_str());
   PrintMesh(plan.options.mesh);
+  PrintLinks(plan);
   const std::vector<timeline::RankTime> times = timeline::Summarize(plan.stages, plan.time);
   ASSIGN_OR_RETURN(const std::vector<int64_t> gradients, GradientBytesByStage(plan));
   std::vector<std::vector<std::string>> rows = {
@@ -281,10 +351,10 @@ absl::Status PrintText(const JobPlan& plan, const PlanFlags& flags) {
   std::printf("\n%s", FormatTable(rows).c_str());
   std::printf(
       "\nvalid for all %d ranks: no deadlock, every message is received, every micro-batch passes "
-      "every layer once each way\nat %.3g FLOP/s and %.3g bytes/s of memory a rank, and %.3g "
-      "bytes/s a link, a step takes %.4g s, %.1f %% more than its busiest stage computes\n",
+      "every layer once each way\nat %.3g FLOP/s and %.3g bytes/s of memory a rank, and %s, a step "
+      "takes %.4g s, %.1f %% more than its busiest stage computes\n",
       plan.options.mesh.world_size(), flags.flops_per_second,
-      RatesOf(flags).memory_bytes_per_second, flags.bytes_per_second,
+      RatesOf(flags).memory_bytes_per_second, LinkRatesText(plan, flags).c_str(),
       static_cast<double>(plan.time.end) / 1e9, BubblePercent(plan));
   if (flags.measure) {
     std::printf("built in %s, validated in %s, at most %s of memory\n",
@@ -317,6 +387,14 @@ absl::Status PrintJson(const JobPlan& plan, const PlanFlags& flags) {
   object.Add("gradient_bytes", *std::max_element(gradients.begin(), gradients.end()));
   object.Add("step_seconds", static_cast<double>(plan.time.end) / 1e9);
   object.Add("bubble_percent", BubblePercent(plan));
+  if (plan.ranks_per_machine > 0) {
+    object.Add("ranks_per_machine", int64_t{plan.ranks_per_machine});
+    object.Add("network_bytes_per_second", RatesOf(flags).network_bytes_per_second);
+    for (const auto& [group, link] : plan.links) {
+      object.Add(absl::StrCat(mesh.Name(group), "_link"),
+                 link == simulate::Link::kInMachine ? "machine" : "network");
+    }
+  }
   if (flags.measure) {
     object.Add("build_seconds", absl::ToDoubleSeconds(plan.effort.build));
     object.Add("validate_seconds", absl::ToDoubleSeconds(plan.effort.validate));
@@ -403,6 +481,13 @@ void AddPlanCommand(CommandLine* line) {
                     "FIELD=VALUE instead of the file's, such as train.global_batch_size=64");
   command->Number("--flops-per-second", &flags->flops_per_second, "of each rank");
   command->Number("--bytes-per-second", &flags->bytes_per_second, "of each link between ranks");
+  command->Integer(
+      "--slots", &flags->slots,
+      "ranks on each machine; links between machines then have a rate of their own; 0: "
+      "one machine runs all");
+  command->Number("--network-bytes-per-second", &flags->network_bytes_per_second,
+                  "with --slots: of each link between ranks on different machines; 0: a tenth of "
+                  "--bytes-per-second");
   command->Number("--memory-bytes-per-second", &flags->memory_bytes_per_second,
                   "of each rank's memory; 0: a hundredth of --flops-per-second");
   command->Path("--svg", &flags->svg,
@@ -419,6 +504,9 @@ void AddPlanCommand(CommandLine* line) {
       "Places the ranks in the mesh, builds the plan of every stage, proves for every rank that it "
       "ends and that nothing is used before it is made, and computes when each instruction begins "
       "and ends. Ranks that do the same are planned once, so thousands cost what a few cost. "
+      "With --slots, consecutive ranks fill the machines, as the driver places them: a transfer "
+      "takes the rate of the link between its two ranks, a collective that of the slowest link in "
+      "its group; if replicas of a stage lie differently on the machines, the slowest one counts. "
       "Drawings and traces of a very long step show its beginning only, and say so.");
   command->Examples(
       "megascale plan examples/fortunes.yaml\n"
@@ -427,7 +515,10 @@ void AddPlanCommand(CommandLine* line) {
       "    --set train.global_batch_size=64 --trace step.json\n"
       "megascale plan examples/fortunes.yaml --set train.global_batch_size=64 \\\n"
       "    --set parallel.virtual_pipeline_model_parallel_size=2\n"
-      "megascale plan examples/megascale-175b-12288.yaml --flops-per-second 312e12 --measure");
+      "megascale plan examples/megascale-175b-12288.yaml --flops-per-second 312e12 --measure\n"
+      "# links of 300 GB/s inside machines of 8 ranks, 25 GB/s between them\n"
+      "megascale plan examples/megascale-175b-12288.yaml --flops-per-second 312e12 \\\n"
+      "    --slots 8 --bytes-per-second 300e9 --network-bytes-per-second 25e9");
   command->Runs([flags] { return RunPlan(*flags); });
 }
 

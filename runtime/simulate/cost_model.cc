@@ -86,23 +86,29 @@ CostModel::CostModel(const CostOptions& options) : options_(options) {
   MEGASCALE_CHECK(static_cast<int>(options.chunks.size()) == options.plan.num_chunks());
   const MachineRates& rates = options.rates;
   MEGASCALE_CHECK(rates.flops_per_second > 0 && rates.memory_bytes_per_second > 0);
-  MEGASCALE_CHECK(rates.link_bytes_per_second > 0);
-  const int tensor_size = options.plan.mesh.tensor_size();
-  // A single rank exchanges nothing.
-  const double part = tensor_size > 1 ? PartOnLink(tensor_size) : 1;
+  MEGASCALE_CHECK(rates.link_bytes_per_second > 0 && rates.network_bytes_per_second > 0);
   for (int chunk = 0; chunk < options.plan.num_chunks(); ++chunk) {
-    AddPasses(chunk, options.chunks[static_cast<size_t>(chunk)].passes,
-              {.flops_per_second = rates.flops_per_second,
-               .memory_bytes_per_second = rates.memory_bytes_per_second,
-               .exchanged_bytes_per_second = rates.link_bytes_per_second / part});
+    for (const Link link : {Link::kInMachine, Link::kBetweenMachines}) {
+      AddPasses(chunk, options.chunks[static_cast<size_t>(chunk)].passes, link);
+    }
   }
 }
 
-void CostModel::AddPasses(int chunk, const model::ChunkPasses& passes,
-                          const model::PassRates& rates) {
+double CostModel::BytesPerSecond(Link link) const {
+  return link == Link::kInMachine ? options_.rates.link_bytes_per_second
+                                  : options_.rates.network_bytes_per_second;
+}
+
+void CostModel::AddPasses(int chunk, const model::ChunkPasses& passes, Link link) {
+  const int tensor_size = options_.plan.mesh.tensor_size();
+  // A single rank exchanges nothing.
+  const double part = tensor_size > 1 ? PartOnLink(tensor_size) : 1;
+  const model::PassRates rates = {.flops_per_second = options_.rates.flops_per_second,
+                                  .memory_bytes_per_second = options_.rates.memory_bytes_per_second,
+                                  .exchanged_bytes_per_second = BytesPerSecond(link) / part};
   const auto add = [&](OpKind kind, int bucket, const model::PassOperations& pass) {
     const double seconds = SecondsOf(pass, rates, options_.tp_comm_overlap);
-    pass_nanos_[{kind, chunk, bucket}] = std::llround(1e9 * seconds);
+    pass_nanos_[{kind, chunk, bucket, link}] = std::llround(1e9 * seconds);
   };
   const bool splits = options_.plan.splits_backward();
   add(OpKind::kForward, kWholePass, passes.forward);
@@ -114,15 +120,16 @@ void CostModel::AddPasses(int chunk, const model::ChunkPasses& passes,
   }
 }
 
-int64_t CostModel::NanosOf(const Instruction& instruction) const {
+int64_t CostModel::NanosOf(const Instruction& instruction, Link link) const {
+  MEGASCALE_CHECK(HasPrice(instruction.kind()));
   const int chunk = instruction.id.chunk();
   if (plan::IsPass(instruction.kind())) {
     const bool is_piece =
         instruction.num_buckets > 0 && instruction.num_buckets < options_.plan.NumBuckets(chunk);
     const int bucket = is_piece ? instruction.id.bucket() : kWholePass;
-    return pass_nanos_.at({instruction.kind(), chunk, bucket});
+    return pass_nanos_.at({instruction.kind(), chunk, bucket, link});
   }
-  return std::llround(1e9 * (SecondsInMemory(instruction) + SecondsOnLinks(instruction)));
+  return std::llround(1e9 * (SecondsInMemory(instruction) + SecondsOnLink(instruction, link)));
 }
 
 double CostModel::SecondsInMemory(const Instruction& instruction) const {
@@ -134,14 +141,14 @@ double CostModel::SecondsInMemory(const Instruction& instruction) const {
   return 0;
 }
 
-double CostModel::SecondsOnLinks(const Instruction& instruction) const {
+double CostModel::SecondsOnLink(const Instruction& instruction, Link link) const {
   if (instruction.group == plan::GroupKind::kNone) return 0;
   double part = 1;
   if (!plan::IsTransfer(instruction.kind())) {
     part = PartOnLink(options_.plan.mesh.GroupSize(instruction.group));
   }
   part *= plan::OperationOf(instruction.kind()).rounds;
-  return part * static_cast<double>(instruction.bytes) / options_.rates.link_bytes_per_second;
+  return part * static_cast<double>(instruction.bytes) / BytesPerSecond(link);
 }
 
 }  // namespace megascale::simulate

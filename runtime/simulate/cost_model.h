@@ -4,8 +4,9 @@
 // The time of a pass is that of its recorded operations one after another; exchanges of tensor
 // ranks run beside them. The time of an optimizer step or a batch load follows from the bytes it
 // moves through memory. A collective of n members moves (n - 1) / n of its bytes through each link,
-// as a ring does; an all-reduce moves them twice. Latency, launches and contention cost nothing in
-// this model.
+// as a ring does; an all-reduce moves them twice. Links inside a machine and between machines have
+// rates of their own; links.h says on which one an exchange runs. Latency, launches and contention
+// cost nothing in this model: ranks that share a network adapter do not slow each other down.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +16,16 @@
 
 #include "runtime/model/pass_operations.h"
 #include "runtime/plan/plan_options.h"
+#include "runtime/simulate/links.h"
 #include "runtime/tensor/tensor.h"
 
 namespace megascale::simulate {
 
 struct MachineRates {
-  double flops_per_second = 0;         // of a rank's matrix products
-  double memory_bytes_per_second = 0;  // of a rank's memory
-  double link_bytes_per_second = 0;    // of each link between ranks
+  double flops_per_second = 0;          // of a rank's matrix products
+  double memory_bytes_per_second = 0;   // of a rank's memory
+  double link_bytes_per_second = 0;     // of each link between ranks of one machine
+  double network_bytes_per_second = 0;  // of each link between ranks on different machines
 };
 
 // One chunk of the model on one rank.
@@ -46,17 +49,20 @@ class CostModel {
  public:
   explicit CostModel(const CostOptions& options);
 
-  // Returns the duration of an instruction. Requires: it belongs to a plan built from options.plan.
-  int64_t NanosOf(const plan::Instruction& instruction) const;
+  // Returns the duration of an instruction whose rank exchanges on `link`. Requires: it belongs to
+  // a plan built from options.plan.
+  int64_t NanosOf(const plan::Instruction& instruction, Link link) const;
 
  private:
-  // Operation, chunk and bucket of a pass. kWholePass stands for all buckets.
+  // Operation, chunk and bucket of a pass, and the link of its exchanges. kWholePass stands for all
+  // buckets.
   static constexpr int kWholePass = -1;
-  using PassKey = std::tuple<plan::OpKind, int, int>;
+  using PassKey = std::tuple<plan::OpKind, int, int, Link>;
 
-  void AddPasses(int chunk, const model::ChunkPasses& passes, const model::PassRates& rates);
+  double BytesPerSecond(Link link) const;
+  void AddPasses(int chunk, const model::ChunkPasses& passes, Link link);
   double SecondsInMemory(const plan::Instruction& instruction) const;
-  double SecondsOnLinks(const plan::Instruction& instruction) const;
+  double SecondsOnLink(const plan::Instruction& instruction, Link link) const;
 
   const CostOptions options_;
   std::map<PassKey, int64_t> pass_nanos_;

@@ -10,13 +10,16 @@ using plan::Instruction;
 using plan::InstructionId;
 using plan::OpKind;
 
-// Each second does 1,000 FLOPs, moves 100 bytes of memory, and 10 over a link.
+// Each second does 1,000 FLOPs, moves 100 bytes of memory, 10 over a link inside a machine and 2
+// over one between machines.
 CostOptions TwoChunks() {
   CostOptions options;
   options.plan.mesh = *plan::Mesh::Create({.data = 2, .pipeline = 2});
   options.plan.num_buckets = {2, 1};
-  options.rates = {
-      .flops_per_second = 1000, .memory_bytes_per_second = 100, .link_bytes_per_second = 10};
+  options.rates = {.flops_per_second = 1000,
+                   .memory_bytes_per_second = 100,
+                   .link_bytes_per_second = 10,
+                   .network_bytes_per_second = 2};
   model::ChunkPasses passes;
   passes.forward = {{OperationKind::kProduct, "", 2000, 0},
                     {OperationKind::kElementwise, "", 0, 100}};
@@ -27,8 +30,9 @@ CostOptions TwoChunks() {
   return options;
 }
 
-double SecondsOf(const CostModel& costs, const Instruction& instruction) {
-  return static_cast<double>(costs.NanosOf(instruction)) / 1e9;
+double SecondsOf(const CostModel& costs, const Instruction& instruction,
+                 Link link = Link::kInMachine) {
+  return static_cast<double>(costs.NanosOf(instruction, link)) / 1e9;
 }
 
 TEST(CostModelTest, APassTakesItsProductsAndWhatMovesThroughMemory) {
@@ -58,6 +62,36 @@ TEST(CostModelTest, CollectivesMoveTheirPartOverARingAndSumsTwice) {
   instruction.id = InstructionId(OpKind::kSendActivation, 0, 0);
   instruction.group = plan::GroupKind::kPipeline;
   EXPECT_DOUBLE_EQ(SecondsOf(costs, instruction), 6) << "a message moves whole";
+}
+
+TEST(CostModelTest, AnExchangeBetweenMachinesTakesTheRateOfTheNetwork) {
+  const CostModel costs(TwoChunks());
+  const Instruction reduce = {.id = InstructionId(OpKind::kReduceGradients, 0),
+                              .group = plan::GroupKind::kData,
+                              .bytes = 60};
+  EXPECT_DOUBLE_EQ(SecondsOf(costs, reduce, Link::kInMachine), 60 / 2 / 10.0);
+  EXPECT_DOUBLE_EQ(SecondsOf(costs, reduce, Link::kBetweenMachines), 60 / 2 / 2.0);
+  const Instruction send = {.id = InstructionId(OpKind::kSendActivation, 0, 0),
+                            .group = plan::GroupKind::kPipeline,
+                            .peer = 1,
+                            .bytes = 60};
+  EXPECT_DOUBLE_EQ(SecondsOf(costs, send, Link::kInMachine), 60 / 10.0);
+  EXPECT_DOUBLE_EQ(SecondsOf(costs, send, Link::kBetweenMachines), 60 / 2.0);
+  const Instruction load = {.id = InstructionId(OpKind::kLoadBatch), .bytes = 50};
+  EXPECT_DOUBLE_EQ(SecondsOf(costs, load, Link::kBetweenMachines), 1) << "no exchange";
+}
+
+TEST(CostModelTest, ExchangesOfAPassTakeTheRateOfTheirLink) {
+  CostOptions options = TwoChunks();
+  options.plan.mesh = *plan::Mesh::Create({.pipeline = 2, .tensor = 2});
+  options.tp_comm_overlap = false;
+  options.chunks[0].passes.forward = {{OperationKind::kProduct, "", 2000, 0},
+                                      {OperationKind::kGather, "", 0, 20}};
+  const CostModel costs(options);
+  const Instruction forward = {.id = InstructionId(OpKind::kForward, 0, 0),
+                               .group = plan::GroupKind::kTensor};
+  EXPECT_DOUBLE_EQ(SecondsOf(costs, forward, Link::kInMachine), 2 + 10 / 10.0);
+  EXPECT_DOUBLE_EQ(SecondsOf(costs, forward, Link::kBetweenMachines), 2 + 10 / 2.0);
 }
 
 // fp32: gradient, weights, and both moments are read; weights and moments are written.

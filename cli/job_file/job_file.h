@@ -13,16 +13,6 @@
 
 namespace megascale::cli {
 
-// Parses the text of a job file into a specification without its defaults. `file_name` is the name
-// in messages. Limits: 1 MiB, one document, the YAML library's nesting of 500. Aliases cannot blow
-// up, because only known fields are followed. Errors: InvalidArgument - all mistakes.
-absl::StatusOr<job::v1::JobSpec> ParseJobText(const std::string& file_name,
-                                              const std::string& text);
-
-// Sets one field from "model.hidden_size=128"; the value is YAML ("data.files=[/a, /b]"), checked
-// as in a file. Errors: InvalidArgument, beginning with "--set <assignment>: ".
-absl::Status ApplyOverride(const std::string& assignment, job::v1::JobSpec* spec);
-
 struct JobFileOptions {
   std::vector<std::string> overrides = {};   // values of --set, applied in order
   std::vector<std::string> data_files = {};  // replace data.files unless empty
@@ -40,7 +30,7 @@ absl::StatusOr<job::v1::JobSpec> LoadJobText(const std::string& file_name, const
 absl::StatusOr<job::v1::JobSpec> LoadJobFile(const std::string& path,
                                              const JobFileOptions& options);
 
-// Returns YAML that ParseJobText reads back as `spec`. It has the fields in the order of the
+// Returns YAML that LoadJobText reads back as `spec`. It has the fields in the order of the
 // schema, with all numbers, and without empty texts, lists and sections.
 std::string ToYaml(const job::v1::JobSpec& spec);
 

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cli/job_file/job_file.h"
+#include "cli/job_file/testing/test_job_text.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
 #include "gtest/gtest.h"
@@ -171,7 +172,7 @@ TEST(JobFileMistakesTest, AMistakenOverrideIsOneMistake) {
 TEST(JobFileMistakesTest, AFileWithoutEndOfMistakesIsCut) {
   std::string yaml;
   for (int i = 0; i < 30; ++i) absl::StrAppend(&yaml, "field", i, ": 1\n");
-  const std::string text(ParseJobText("job.yaml", yaml).status().message());
+  const std::string text(ReadText(yaml).status().message());
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 20);
   EXPECT_TRUE(absl::EndsWith(text, "\nthere may be more mistakes")) << text;
 }
@@ -347,7 +348,7 @@ TEST(JobFileMistakesTest, OptionsAreCheckedLikeTheFile) {
                                      std::string("{a: 1}"), std::string("")}) {
       const std::string option = absl::StrCat(field.path(), "=", value);
       JobSpec spec;
-      const absl::Status status = ApplyOverride(option, &spec);
+      const absl::Status status = Apply(option, &spec);
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << option;
       ExpectStarts(std::string(status.message()),
                    absl::StrCat("--set ", option, ": `", field.path(), "` "));

@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "cli/job_file/testing/test_job_text.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "runtime/job/job_spec.h"
@@ -32,7 +33,7 @@ train:
 )";
 
 std::string ErrorOf(const std::string& text) {
-  const auto spec = ParseJobText("job.yaml", text);
+  const auto spec = ReadText(text);
   if (spec.ok()) return "no error";
   EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
   return std::string(spec.status().message());
@@ -40,14 +41,14 @@ std::string ErrorOf(const std::string& text) {
 
 std::string OverrideErrorOf(const std::string& assignment) {
   JobSpec spec;
-  const absl::Status status = ApplyOverride(assignment, &spec);
+  const absl::Status status = Apply(assignment, &spec);
   if (status.ok()) return "no error";
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   return std::string(status.message());
 }
 
 TEST(JobFileTest, ReadsEveryKindOfField) {
-  const auto spec = ParseJobText("job.yaml", R"(
+  const auto spec = ReadText(R"(
 name: "all kinds"
 device: cpu
 model:
@@ -193,23 +194,23 @@ TEST(JobFileTest, MistakesInYamlSayWhatToWriteInstead) {
       "and put a text that has `: ` in it into quotes");
   EXPECT_EQ(ErrorOf("name: @x\n"),
             "job.yaml:1:7: found a character that no value begins with; put the text into quotes");
-  EXPECT_TRUE(ParseJobText("job.yaml", "train:\n  steps:\t40\n").ok()) << "a tab elsewhere";
+  EXPECT_TRUE(ReadText("train:\n  steps:\t40\n").ok()) << "a tab elsewhere";
 }
 
 TEST(JobFileTest, OverridesAreCheckedLikeTheFile) {
-  JobSpec spec = *ParseJobText("job.yaml", kSmall);
-  EXPECT_TRUE(ApplyOverride("model.hidden_size=128", &spec).ok());
-  EXPECT_TRUE(ApplyOverride("name=other", &spec).ok());
-  EXPECT_TRUE(ApplyOverride("data.files=[/x, /y]", &spec).ok());
-  EXPECT_TRUE(ApplyOverride("train.precision=bf16", &spec).ok());
-  EXPECT_TRUE(ApplyOverride("optimizer={lr: 0.5}", &spec).ok());
+  JobSpec spec = *ReadText(kSmall);
+  EXPECT_TRUE(Apply("model.hidden_size=128", &spec).ok());
+  EXPECT_TRUE(Apply("name=other", &spec).ok());
+  EXPECT_TRUE(Apply("data.files=[/x, /y]", &spec).ok());
+  EXPECT_TRUE(Apply("train.precision=bf16", &spec).ok());
+  EXPECT_TRUE(Apply("optimizer={lr: 0.5}", &spec).ok());
   EXPECT_EQ(spec.model().hidden_size(), 128);
   EXPECT_EQ(spec.model().num_hidden_layers(), 2);
   EXPECT_EQ(spec.name(), "other");
   ASSERT_EQ(spec.data().files_size(), 2);
   EXPECT_EQ(spec.data().files(0), "/x");
   EXPECT_EQ(spec.optimizer().lr(), 0.5);
-  EXPECT_TRUE(ApplyOverride("data.files=/z", &spec).ok());
+  EXPECT_TRUE(Apply("data.files=/z", &spec).ok());
   ASSERT_EQ(spec.data().files_size(), 1);
 }
 
@@ -284,7 +285,7 @@ TEST(LoadJobTextTest, AJobForGpusIsReadAnywhere) {
 }
 
 TEST(JobFileTest, YamlReadsBackAsTheSameSpecification) {
-  JobSpec spec = *ParseJobText("job.yaml", kSmall);
+  JobSpec spec = *ReadText(kSmall);
   spec.mutable_data()->add_files("/with \"quotes\", spaces : and #");
   spec.mutable_data()->add_files("/über");
   spec.mutable_optimizer()->set_lr(1.0 / 3);
@@ -292,7 +293,7 @@ TEST(JobFileTest, YamlReadsBackAsTheSameSpecification) {
   spec.mutable_train()->set_precision(job::v1::PRECISION_BF16);
   const auto resolved = job::ResolveJobSpec(spec);
   ASSERT_TRUE(resolved.ok()) << resolved.status();
-  const auto again = ParseJobText("again", ToYaml(*resolved));
+  const auto again = ReadText(ToYaml(*resolved));
   ASSERT_TRUE(again.ok()) << again.status() << ToYaml(*resolved);
   EXPECT_TRUE(MessageDifferencer::Equals(*resolved, *again)) << ToYaml(*resolved);
 }

@@ -6,7 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "cli/job_file/job_file.h"
+#include "cli/job_file/testing/test_job_text.h"
 #include "gtest/gtest.h"
 
 namespace megascale::cli {
@@ -14,7 +14,7 @@ namespace {
 
 // Returns the first mistake.
 std::string ErrorOf(const std::string& text) {
-  const auto spec = ParseJobText("job.yaml", text);
+  const auto spec = ReadText(text);
   if (spec.ok()) return "no error";
   EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
   const std::vector<std::string> lines = absl::StrSplit(spec.status().message(), '\n');
@@ -51,7 +51,7 @@ TEST(JobFileYamlTest, AnAliasOfItselfIsRefused) {
 }
 
 TEST(JobFileYamlTest, AnchorsThatKnownFieldsShareAreRead) {
-  const auto spec = ParseJobText("job.yaml", "name: &n small\ncheckpoint: {directory: *n}\n");
+  const auto spec = ReadText("name: &n small\ncheckpoint: {directory: *n}\n");
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->checkpoint().directory(), "small");
 }
@@ -107,7 +107,7 @@ TEST(JobFileYamlTest, ByteOrderMarksAndLinesOfOtherSystemsAreRead) {
   for (const char* text : {"\xef\xbb\xbfname: small\n", "name: small\r\n",
                            "name: small\r\nmodel:\r\n  "
                            "hidden_size: 64\r\n"}) {
-    const auto spec = ParseJobText("job.yaml", text);
+    const auto spec = ReadText(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
     EXPECT_EQ(spec->name(), "small");
   }
@@ -172,7 +172,7 @@ TEST(JobFileYamlTest, OptionsAreNoBetterPlaceForAllThat) {
                                             "train.steps=--- 1\n--- 2"};
   for (const std::string& option : options) {
     job::v1::JobSpec spec;
-    const absl::Status status = ApplyOverride(option, &spec);
+    const absl::Status status = Apply(option, &spec);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << option.substr(0, 50);
     const std::string line(status.message());
     EXPECT_TRUE(absl::StartsWith(line, "--set ")) << line;

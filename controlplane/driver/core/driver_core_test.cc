@@ -598,6 +598,19 @@ TEST_F(DriverCoreTest, SubmitIsIdempotentByIdAndSpecification) {
   EXPECT_TRUE(*IsNewSubmit(state_, Submitted("k", SpecOf(2, 2, 30)).job_submitted()));
 }
 
+// The submit was taken by a version whose default differed.
+TEST_F(DriverCoreTest, SubmitCanBeRepeatedAfterAnUpgradeThatChangedADefault) {
+  auto older = SpecOf(2, 2, 30);
+  older.mutable_parallel()->set_tp_comm_overlap(true);
+  auto now = older;
+  now.mutable_parallel()->set_tp_comm_overlap(false);
+  Do(Submitted("j", older));
+  EXPECT_FALSE(*IsNewSubmit(state_, Submitted("j", now).job_submitted()));
+  now.mutable_train()->set_steps(31);
+  EXPECT_EQ(IsNewSubmit(state_, Submitted("j", now).job_submitted()).status().code(),
+            absl::StatusCode::kAlreadyExists);
+}
+
 TEST_F(DriverCoreTest, CancelOfWhatEndedOtherwiseOrIsNotThereIsRefused) {
   EXPECT_EQ(IsNewCancel(state_, "j").status().code(), absl::StatusCode::kNotFound);
   Run();

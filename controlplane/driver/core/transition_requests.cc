@@ -1,6 +1,4 @@
 // The part of driver_core.h that checks requests before they become events.
-#include <google/protobuf/util/message_differencer.h>
-
 #include <algorithm>
 #include <set>
 #include <string>
@@ -10,13 +8,12 @@
 #include "controlplane/driver/core/driver_core.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/nearest_name.h"
+#include "runtime/job/same_job.h"
 
 namespace megascale::driver {
 
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
-using google::protobuf::util::MessageDifferencer;
-
 namespace {
 
 absl::StatusOr<const NodeRecord*> RequireNode(const DriverState& state, absl::string_view node_id) {
@@ -52,7 +49,7 @@ absl::StatusOr<bool> IsNewSubmit(const DriverState& state, const pb::JobSubmitte
   const auto as_set = [](const auto& names) {
     return std::set<std::string>(names.begin(), names.end());
   };
-  if (MessageDifferencer::Equals(known.spec(), submit.spec()) &&
+  if (job::IsSameJob(known.spec(), submit.spec()) &&
       known.from_checkpoint() == submit.from_checkpoint() &&
       as_set(known.allow_changed()) == as_set(submit.allow_changed())) {
     return false;

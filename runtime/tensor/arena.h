@@ -49,7 +49,6 @@ class Arena {
   Matrix AllocateMatrix(DType dtype, int64_t rows, int64_t cols);
 
   void* data() const { return begin_; }
-  size_t used_bytes() const { return used_bytes_; }
   size_t capacity_bytes() const { return capacity_bytes_; }
 
  private:

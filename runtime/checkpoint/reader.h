@@ -1,7 +1,7 @@
 // Reads a checkpoint as logical tensors, however it was cut into shards: any layout can load any
 // other's. A sealed snapshot in memory is read in the same way, as a partial checkpoint. Every
-// shard's SHA-256 is checked once, before its first byte is used; a failure stands for all that the
-// shard holds. Threads: one thread at a time. Blocking: storage.
+// shard's SHA-256 is checked once, before its first byte is used; if it differs, every read from
+// this shard fails. Threads: one thread at a time. Blocking: storage.
 #pragma once
 
 #include <cstdint>

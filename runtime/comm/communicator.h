@@ -62,8 +62,8 @@ struct CallEvent {
   Kind kind = Kind::kEntered;
   Operation operation = Operation::kBarrier;
   absl::string_view group;  // lives as long as the communicator
-  uint64_t sequence =
-      0;  // from 0; of the group's collectives, or of the messages of the ordered pair
+  // From 0: counts the group's collectives, or the messages of the ordered pair of ranks.
+  uint64_t sequence = 0;
   uint64_t instruction_id = 0;
   int peer = -1;             // world rank of the other end of a message; -1 for collectives
   size_t payload_bytes = 0;  // size of this rank's buffer (of the larger one if there are two)

@@ -80,8 +80,8 @@ class RankEngine {
 
   // The end of a step: its result, or the error that ended the attempt for this rank.
   using StepEnded = std::function<void(int64_t step, absl::StatusOr<StepResult>)>;
-  // Sets what is called once for each step, from a stream's thread, when no instruction of the step
-  // is running any more, whichever owner it belongs to. Nothing else gives a step's result.
+  // Sets a function that is called once for each step, from a stream's thread, after the last
+  // instruction of both owners has ended. Only this function gets a step's result.
   // Requires: called once, before Join.
   virtual void TellStepEnds(StepEnded step_ended) = 0;
 

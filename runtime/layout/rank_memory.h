@@ -22,8 +22,8 @@ struct RankMemory {
   int64_t activations = 0;  // of all micro-batches in flight
   int64_t logits = 0;       // logits and their gradient, of one micro-batch; last chunk only
   int64_t scratch = 0;      // other memory that micro-batches use in turn: gradients of activations
-  // Of kernels. On processors: operands rearranged for matrix products and attention. An upper
-  // bound.
+  // Memory of kernels: on processors, operands rearranged for matrix products and attention. An
+  // upper bound.
   int64_t workspaces = 0;
 
   // In the machine's memory, in the worker process.

@@ -6,9 +6,9 @@
 // MegaScale (Jiang et al., 2024). Plans refer to groups by kind, not by name: the same plan then
 // serves every rank of a role, and `Mesh` resolves the rest.
 //
-// Axes and kinds of groups are rows of a MeshTable. All that Mesh answers follows from these rows,
-// so a further axis, such as experts, is a row for it and for its groups (mesh.cc). The tests have
-// a table with one.
+// Axes and kinds of groups are rows of a MeshTable, from which Mesh derives all its answers. So a
+// further axis, such as experts, takes a row for the axis and one for each of its groups (mesh.cc).
+// The tests have a table with such an axis.
 #pragma once
 
 #include <array>
@@ -92,13 +92,13 @@ struct AxisRow {
   Axis axis = {};
   absl::string_view name = "";    // for people: "data"
   absl::string_view letter = "";  // in the names of groups: "d"
-  // Names of groups have the axis even where its size is 1.
+  // The axis occurs in names of groups even if its size is 1.
   bool is_always_named = false;
 };
 
 // A row of the table of groups. Members of a group differ in the axes of `along` alone, and are
-// indexed with the nearest axis fastest. A group is named by `prefix` and the positions on all
-// other axes, the farthest first; the first one has no letter.
+// indexed with the nearest axis fastest. A group's name is `prefix` and the group's positions on
+// all other axes, the farthest axis first; the first position has no letter.
 struct GroupRow {
   GroupKind kind = GroupKind::kNone;
   absl::string_view name = "";    // for people: "pipeline"

@@ -1,7 +1,8 @@
-// The operations of a step, one row of a table for each. Whoever reads a plan (text, checks,
-// prices, pictures, breakdowns, progress of a rank) asks the row and never lists operations itself.
-// So a new operation is a new value of OpKind, its row in operation.cc, and what builds and runs
-// it; operation_test finds a value without a row. docs/adding.md lists the steps.
+// The operations of a step, one row of a table for each. Code that reads a plan (text, checks,
+// prices, pictures, breakdowns, progress of a rank) looks up the row and never lists operations
+// itself. So a new operation takes a value of OpKind, a row in operation.cc, and the code that
+// builds and runs it; operation_test fails on a value without a row. docs/adding.md lists the
+// steps.
 #pragma once
 
 #include <array>
@@ -68,7 +69,7 @@ enum class Owner : uint8_t { kStage, kShard };
 inline constexpr int kNumOwners = 2;
 absl::string_view Name(Owner owner);
 
-// What an operation does, as breakdowns, pictures and prices tell operations apart.
+// The classes of operations that breakdowns, pictures and prices distinguish.
 enum class OpClass : uint8_t {
   kUnknown,     // no row
   kLoad,        // reads the batch

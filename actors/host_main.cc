@@ -74,7 +74,8 @@ int Fail(Link* link, const agent::v1::RankFailure& failure) {
 absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
                                              const HostAssignment& assignment) {
   ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device,
-                   make_device(assignment.spec(), assignment.local_ranks_size() - 1));
+                   make_device(assignment.spec(),
+                               {.local_rank = assignment.local_ranks_size() - 1, .interface = ""}));
   return device->Describe();
 }
 

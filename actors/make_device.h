@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "proto/job.pb.h"
@@ -10,11 +11,15 @@
 
 namespace megascale::actors {
 
-// Makes the device that a job asks for. `local_rank`: the index of the rank among those of its
-// machine. Host processes make that of the last one, and only ask what it is. Errors:
-// InvalidArgument, FailedPrecondition - this program or this machine cannot; the user has to change
-// the job or the machine.
+struct DevicePlace {
+  int local_rank = 0;     // the index of the rank among those of its machine
+  std::string interface;  // the address that the job's tensors use; empty: one machine
+};
+
+// Makes the device that a job asks for. Host processes make that of the machine's last rank, and
+// only ask what it is. Errors: InvalidArgument, FailedPrecondition - this program or this machine
+// cannot; the user has to change the job or the machine.
 using MakeDevice = std::function<absl::StatusOr<std::unique_ptr<device::Device>>(
-    const megascale::job::v1::JobSpec& spec, int local_rank)>;
+    const megascale::job::v1::JobSpec& spec, const DevicePlace& place)>;
 
 }  // namespace megascale::actors

@@ -136,7 +136,8 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   engine_options.store = &store;
   engine_options.heartbeat = &heartbeat;
   engine_options.spans = &spans;
-  const auto device = make_device(assignment.spec(), assignment.heartbeat_slot());
+  const auto device = make_device(assignment.spec(), {.local_rank = assignment.heartbeat_slot(),
+                                                      .interface = assignment.interface()});
   if (!device.ok()) return FailEarly(link, FailureOfInput(device.status()));
   engine_options.device = device->get();
   auto engine = engine::RankEngine::Create(std::move(engine_options));

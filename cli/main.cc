@@ -6,11 +6,16 @@
 namespace {
 
 absl::StatusOr<std::unique_ptr<megascale::device::Device>> MakeDevice(
-    const megascale::job::v1::JobSpec& spec, int local_rank) {
+    const megascale::job::v1::JobSpec& spec, const megascale::actors::DevicePlace& place) {
   if (spec.device() != megascale::job::v1::DEVICE_CUDA) return megascale::device::MakeCpuDevice();
-  return megascale::gpu::MakeGpuDevice({.local_rank = local_rank,
+  megascale::gpu::GpuRequest request = {.local_rank = place.local_rank,
                                         .may_share = spec.device_sharing(),
-                                        .allow_tf32 = spec.train().allow_tf32()});
+                                        .allow_tf32 = spec.train().allow_tf32(),
+                                        .interface = place.interface};
+  const auto& fault = spec.fault();
+  if (fault.has_nccl_ib_timeout()) request.nccl_ib_timeout = fault.nccl_ib_timeout();
+  if (fault.has_nccl_ib_retry_count()) request.nccl_ib_retry_count = fault.nccl_ib_retry_count();
+  return megascale::gpu::MakeGpuDevice(request);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "gpu/comm/nccl_communicator.h"
 #include "gpu/cuda/cuda_status.h"
 #include "gpu/device/cuda_device.h"
 #include "gpu/ops/kernel_ops.h"
@@ -98,6 +99,17 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
       .make_ops = [tables, allow_tf32 = request.allow_tf32](
                       const CudaOpsRequest& ops) { return MakeOps(tables, allow_tf32, ops); },
       .on_allocate = tables.on_allocate};
+  if (tables.nccl != nullptr && !request.may_share) {
+    options.make_communicator = [tables](device::Device* /*device*/, comm::HostCommunicator* host,
+                                         CudaStream* stream) {
+      return cuda::MakeNcclCommunicator(
+          {.nccl = tables.nccl,
+           .cuda = tables.cuda,
+           .host = host,
+           .stream = stream->handle(),
+           .on_failure = [stream](const absl::Status& status) { stream->Issued(status); }});
+    };
+  }
   return MakeCudaDevice(options);
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "runtime/device/device.h"
@@ -13,6 +15,10 @@ struct GpuRequest {
   int local_rank = 0;       // index of the rank among those of this machine
   bool may_share = false;   // several ranks may use one GPU; else each needs its own
   bool allow_tf32 = false;  // see TrainSpec::allow_tf32
+  // For NCCL: the address that its sockets bind, empty on one machine; and FaultSpec's fields.
+  std::string interface;
+  std::optional<int> nccl_ib_timeout;
+  std::optional<int> nccl_ib_retry_count;
 };
 
 // Makes the GPU of a rank. Errors: FailedPrecondition - this program was built without CUDA, or the

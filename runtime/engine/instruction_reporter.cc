@@ -20,6 +20,16 @@ constexpr auto kTensorLane = static_cast<uint8_t>(StreamKind::kTensorParallel);
 
 }  // namespace
 
+void InstructionReporter::ShowDevice(const device::Device& device) const {
+  if (heartbeat_ == nullptr) return;
+  const device::Description description = device.Describe();
+  telemetry::v1::DeviceUse use;
+  use.set_name(description.name);
+  use.set_used_bytes(device.used_bytes());
+  use.set_memory_bytes(description.memory_bytes);
+  heartbeat_->SetDevice(use);
+}
+
 void InstructionReporter::Begin(const plan::Instruction& instruction,
                                 const plan::StepContext& context) {
   static_assert(plan::kNumStreamKinds <= telemetry::kSpanLanes);

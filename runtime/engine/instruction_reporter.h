@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "absl/status/status.h"
+#include "runtime/device/device.h"
 #include "runtime/plan/execute/executor.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/telemetry/heartbeat.h"
@@ -22,6 +23,9 @@ class InstructionReporter {
   // Either may be null and is then not written. Borrowed: both must outlive this object.
   InstructionReporter(telemetry::HeartbeatWriter* heartbeat, telemetry::SpanWriter* spans)
       : heartbeat_(heartbeat), spans_(spans) {}
+
+  // Shows the device and the memory that this rank has taken there. Steps take none.
+  void ShowDevice(const device::Device& device) const;
 
   void Begin(const plan::Instruction& instruction, const plan::StepContext& context);
   void End(const plan::Instruction& instruction, const absl::Status& status);

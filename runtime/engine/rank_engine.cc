@@ -59,8 +59,6 @@ class Engine : public RankEngine {
         memory_(options_.device) {}
 
   absl::Status Prepare();
-  // Shows the device and the memory that this rank has taken there, for people. Steps take none.
-  void ShowDevice() const;
   absl::Status Join() override;
   absl::StatusOr<std::string> Load(const RestorePoint& restore) override;
   void TellStepEnds(StepEnded step_ended) override { step_ended_ = std::move(step_ended); }
@@ -150,18 +148,8 @@ absl::Status Engine::Prepare() {
   ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(plan_options, options_.rank));
   RETURN_IF_ERROR(MakeStreams());
   RETURN_IF_ERROR(PrepareMemory());
-  ShowDevice();
+  reporter_.ShowDevice(*options_.device);
   return PrepareFabric();
-}
-
-void Engine::ShowDevice() const {
-  if (options_.heartbeat == nullptr) return;
-  const device::Description description = options_.device->Describe();
-  telemetry::v1::DeviceUse use;
-  use.set_name(description.name);
-  use.set_used_bytes(options_.device->used_bytes());
-  use.set_memory_bytes(description.memory_bytes);
-  options_.heartbeat->SetDevice(use);
 }
 
 absl::Status Engine::MakeStreams() {
@@ -339,24 +327,28 @@ absl::Status Engine::Join() {
         layout::CommunicatorName(mesh.GroupName(channel.group, options_.rank), channel.name);
     ASSIGN_OR_RETURN(host_communicators_[name], fabric_->Make(name));
   }
-  // Look up the communicators once: building a name takes heap memory, which steps must not do.
+  const auto name_of = [&](const plan::Instruction& instruction) {
+    return layout::CommunicatorName(mesh.GroupName(instruction.group, options_.rank),
+                                    instruction.channel);
+  };
   std::map<std::string, stream::Stream*> stream_of;
   for (const plan::Instruction& instruction : plan_.instructions) {
     if (instruction.group == plan::GroupKind::kNone) continue;
-    const std::string name = layout::CommunicatorName(
-        mesh.GroupName(instruction.group, options_.rank), instruction.channel);
-    const auto host = host_communicators_.find(name);
-    MEGASCALE_CHECK_MSG(host != host_communicators_.end(), name);
     stream::Stream* const stream = ExchangeStreamOf(instruction);
-    if (communicators_[name] == nullptr) {
-      stream_of[name] = stream;
-      ASSIGN_OR_RETURN(communicators_[name],
-                       options_.device->MakeCommunicator(host->second.get(), stream));
-    }
-    MEGASCALE_CHECK_MSG(stream_of[name] == stream, name);
-    communicator_of_[instruction.id] = communicators_[name].get();
+    const auto [known, is_new] = stream_of.emplace(name_of(instruction), stream);
+    MEGASCALE_CHECK_MSG(known->second == stream, known->first);
   }
-  ShowDevice();
+  // In the order of names, which all ranks share: a device may wait for the members of a group.
+  for (const auto& [name, stream] : stream_of) {
+    ASSIGN_OR_RETURN(communicators_[name],
+                     options_.device->MakeCommunicator(host_communicators_.at(name).get(), stream));
+  }
+  // Look up the communicators once: building a name takes heap memory, which steps must not do.
+  for (const plan::Instruction& instruction : plan_.instructions) {
+    if (instruction.group == plan::GroupKind::kNone) continue;
+    communicator_of_[instruction.id] = communicators_.at(name_of(instruction)).get();
+  }
+  reporter_.ShowDevice(*options_.device);
   return MakeExecutor();
 }
 

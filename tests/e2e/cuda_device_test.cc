@@ -1,5 +1,5 @@
-// Real processes with `device: cuda` on an emulated GPU (cuda_program.cc): a worker is killed in the
-// middle, and the job ends with the bits of a calm run under another seed of the emulator.
+// Real processes with `device: cuda` on an emulated GPU (cuda_program.cc): a worker is killed in
+// the middle, and the job ends with the bits of a calm run under another seed of the emulator.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -44,12 +44,11 @@ class CudaProcessesTest : public ::testing::TestWithParam<Layout> {
     const int num_agents = GetParam().num_agents;
     for (int i = 0; i < num_agents; ++i) cluster->StartAgent(i, 2 / num_agents);
     std::vector<std::string> fields = GetParam().fields;
-    fields.insert(fields.end(),
-                  {"device=cuda", "device_sharing=true", "model.hidden_size=16",
-                   "model.num_hidden_layers=2", "model.num_attention_heads=2",
-                   absl::StrCat("train.steps=", kSteps), "train.seq_length=16",
-                   "train.global_batch_size=4", "train.micro_batch_size=2",
-                   "checkpoint.interval=4"});
+    fields.insert(
+        fields.end(),
+        {"device=cuda", "device_sharing=true", "model.hidden_size=16", "model.num_hidden_layers=2",
+         "model.num_attention_heads=2", absl::StrCat("train.steps=", kSteps), "train.seq_length=16",
+         "train.global_batch_size=4", "train.micro_batch_size=2", "checkpoint.interval=4"});
     cluster->Submit("job", fields);
   }
 };

@@ -12,12 +12,12 @@
 namespace {
 
 absl::StatusOr<std::unique_ptr<megascale::device::Device>> MakeDevice(
-    const megascale::job::v1::JobSpec& spec, int local_rank) {
+    const megascale::job::v1::JobSpec& spec, const megascale::actors::DevicePlace& place) {
   if (spec.device() != megascale::job::v1::DEVICE_CUDA) return megascale::device::MakeCpuDevice();
   uint64_t seed = 1;
   const char* const text = std::getenv("MEGASCALE_EMULATOR_SEED");
   if (text != nullptr) (void)absl::SimpleAtoi(text, &seed);
-  return megascale::emulator::MakeEmulatedGpu({.local_rank = local_rank,
+  return megascale::emulator::MakeEmulatedGpu({.local_rank = place.local_rank,
                                                .may_share = spec.device_sharing(),
                                                .allow_tf32 = spec.train().allow_tf32()},
                                               seed);

@@ -8,7 +8,7 @@
 #include "runtime/device/testing/strict_device.h"
 
 int main(int argc, char** argv) {
-  return megascale::cli::RunProgram(argc, argv, [](const auto& /*spec*/, int /*local_rank*/) {
+  return megascale::cli::RunProgram(argc, argv, [](const auto& /*spec*/, const auto& /*place*/) {
     uint64_t seed = 1;
     const char* const text = std::getenv("MEGASCALE_STRICT_SEED");
     if (text != nullptr) (void)absl::SimpleAtoi(text, &seed);

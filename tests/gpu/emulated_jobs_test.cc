@@ -58,8 +58,8 @@ RunOptions OnGpu(const JobSpec& spec) {
 class EmulatedJobsTest : public ::testing::TestWithParam<Layout> {};
 
 // In fp32 both round each sum to 24 bits, in different orders. In bf16 both round activations to 8
-// bits: where the sums differ in the last bit of fp32, some activations round the other way, each by
-// 2^-8 of itself; the loss is a mean over many of them.
+// bits: where the sums differ in the last bit of fp32, some activations round the other way, each
+// by 2^-8 of itself; the loss is a mean over many of them.
 TEST_P(EmulatedJobsTest, LossesAreTheCpus) {
   const bool is_fp32 = GetParam().precision == job::v1::PRECISION_FP32;
   const JobSpec spec = Toy(GetParam(), /*steps=*/20);
@@ -72,18 +72,18 @@ TEST_P(EmulatedJobsTest, LossesAreTheCpus) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Layouts, EmulatedJobsTest,
-    ::testing::Values(Layout{.name = "Alone"}, Layout{.name = "Llama", .llama = true},
-                      Layout{.name = "LlamaBF16",
-                             .precision = job::v1::PRECISION_BF16,
-                             .llama = true},
-                      Layout{.name = "DataTensor", .data = 2, .tensor = 2},
-                      Layout{.name = "PipelineLamb",
-                             .pipeline = 2,
-                             .precision = job::v1::PRECISION_BF16,
-                             .optimizer = job::v1::OPTIMIZER_TYPE_LAMB}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Layouts, EmulatedJobsTest,
+                         ::testing::Values(Layout{.name = "Alone"},
+                                           Layout{.name = "Llama", .llama = true},
+                                           Layout{.name = "LlamaBF16",
+                                                  .precision = job::v1::PRECISION_BF16,
+                                                  .llama = true},
+                                           Layout{.name = "DataTensor", .data = 2, .tensor = 2},
+                                           Layout{.name = "PipelineLamb",
+                                                  .pipeline = 2,
+                                                  .precision = job::v1::PRECISION_BF16,
+                                                  .optimizer = job::v1::OPTIMIZER_TYPE_LAMB}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(EmulatedJobTest, BitsAreTheSameEachTime) {
   const JobSpec spec = Toy({.pipeline = 2, .precision = job::v1::PRECISION_BF16}, /*steps=*/4);

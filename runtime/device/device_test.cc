@@ -139,24 +139,27 @@ TEST_P(DeviceTest, EventsOrderTheWorkOfTwoStreams) {
 }
 
 TEST_P(DeviceTest, NotificationsComeInOrderAfterTheWorkBeforeThem) {
-  const auto memory = device_->AllocateHost("result", kSize * sizeof(float)).value();
-  const auto* found = static_cast<const float*>(memory->data());
+  constexpr int kRounds = 50;
+  // A place for each round: work behind a notification does not wait for its call.
+  const auto memory = device_->AllocateHost("results", kRounds * kSize * sizeof(float)).value();
+  auto* const results = static_cast<float*>(memory->data());
   const auto ops = device_->MakeOps(stream_.get(), DType::kF32, 1);
   const Vector x = Make(kSize), sum = Make(kSize);
   Upload(std::vector<float>(kSize, 1.0f), x);
   std::vector<float> seen;
   stream_->RunAndWait([&] {
-    for (int i = 0; i < 50; ++i) {
+    for (int i = 0; i < kRounds; ++i) {
+      float* const result = results + i * kSize;
       ops->AddScaled(1.0, x, sum);
-      stream_->Copy(memory->data(), sum.data, kSize * sizeof(float));
-      stream_->Notify([&](const absl::Status& status) {
+      stream_->Copy(result, sum.data, kSize * sizeof(float));
+      stream_->Notify([&seen, result](const absl::Status& status) {
         EXPECT_EQ(status, absl::OkStatus());
-        seen.push_back(found[kSize - 1]);
+        seen.push_back(result[kSize - 1]);
       });
     }
   });
   EXPECT_EQ(stream_->Synchronize(), absl::OkStatus());
-  EXPECT_EQ(seen, Count(50));
+  EXPECT_EQ(seen, Count(kRounds));
 }
 
 TEST_P(DeviceTest, AnEventThatIsReleasedEndsTheWaitsForIt) {

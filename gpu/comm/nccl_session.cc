@@ -289,7 +289,7 @@ absl::Status NcclSession::Explain(const absl::Status& error, const Call* call) {
     if (const absl::Status gone = FindGonePeer(); !gone.ok()) return base::Annotate(gone, context);
     std::this_thread::sleep_for(kLookInterval);
   }
-  const absl::Status status = base::Annotate(error, context);
+  absl::Status status = base::Annotate(error, context);
   if (!absl::IsAborted(error) || call == nullptr || call->peer_rank < 0) return status;
   return comm::Blame(status, {call->peer_rank});
 }

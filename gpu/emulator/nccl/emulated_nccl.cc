@@ -301,9 +301,10 @@ ncclResult_t GroupEnd() {
   MEGASCALE_CHECK(group_depth > 0);
   if (--group_depth > 0) return ncclSuccess;
   ncclResult_t result = ncclSuccess;
-  for (auto& [handle, group] : std::exchange(grouped, {})) {
-    const ncclResult_t launched =
-        In(handle, [&](Member& it) { return it.Launch(group.stream, std::move(group.calls)); });
+  for (auto& entry : std::exchange(grouped, {})) {
+    Group& group = entry.second;
+    const ncclResult_t launched = In(
+        entry.first, [&](Member& it) { return it.Launch(group.stream, std::move(group.calls)); });
     if (launched != ncclSuccess) result = launched;
   }
   return result;
@@ -332,8 +333,7 @@ bool HasSum(ncclRedOp_t operation, ncclDataType_t dtype) {
   return operation == ncclSum && dtype != ncclInt32;
 }
 
-cuda::NcclApi MakeTable() {
-  cuda::NcclApi api;
+void AddCommunicators(cuda::NcclApi& api) {
   api.ncclGetVersion = [](int* version) {
     *version = NCCL_VERSION_CODE;
     return ncclSuccess;
@@ -374,6 +374,9 @@ cuda::NcclApi MakeTable() {
     *rank = Find(handle)->rank();
     return ncclSuccess;
   };
+}
+
+void AddExchanges(cuda::NcclApi& api) {
   api.ncclAllReduce = [](const void* input, void* output, size_t count, ncclDataType_t dtype,
                          ncclRedOp_t sum, ncclComm_t handle, cudaStream_t stream) {
     if (!HasSum(sum, dtype)) return ncclInvalidArgument;
@@ -405,6 +408,12 @@ cuda::NcclApi MakeTable() {
                     cudaStream_t stream) {
     return Add({NcclOperation::kRecv, nullptr, output, count, dtype, peer}, handle, stream);
   };
+}
+
+cuda::NcclApi MakeTable() {
+  cuda::NcclApi api;
+  AddCommunicators(api);
+  AddExchanges(api);
   api.ncclGroupStart = &GroupStart;
   api.ncclGroupEnd = &GroupEnd;
   return api;

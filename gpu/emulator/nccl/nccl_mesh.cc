@@ -218,13 +218,13 @@ NcclOutcome NcclMesh::Move(Progress& progress) {
 
 NcclOutcome NcclMesh::Exchange(absl::Span<const NcclTransfer> transfers) {
   // By peer, sends and receives apart: the first of each moves.
-  std::vector<std::deque<Progress>> lanes(static_cast<size_t>(2 * size_));
+  std::vector<std::deque<Progress>> lanes(2 * static_cast<size_t>(size_));
   for (const NcclTransfer& transfer : transfers) {
-    lanes[static_cast<size_t>(2 * transfer.peer + (transfer.is_send ? 1 : 0))].push_back(
+    lanes[2 * static_cast<size_t>(transfer.peer) + (transfer.is_send ? 1 : 0)].push_back(
         {&transfer, {Header::kMagic, transfer.is_send ? transfer.label : NcclLabel()}, 0});
   }
-  auto& own_receives = lanes[static_cast<size_t>(2 * rank_)];
-  auto& own_sends = lanes[static_cast<size_t>(2 * rank_ + 1)];
+  auto& own_receives = lanes[2 * static_cast<size_t>(rank_)];
+  auto& own_sends = lanes[2 * static_cast<size_t>(rank_) + 1];
   MEGASCALE_CHECK(own_receives.size() == own_sends.size());
   for (size_t i = 0; i < own_sends.size(); ++i) {
     const NcclTransfer& from = *own_sends[i].transfer;

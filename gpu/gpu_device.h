@@ -16,9 +16,9 @@ struct GpuRequest {
   bool may_share = false;   // several ranks may use one GPU; else each needs its own
   bool allow_tf32 = false;  // see TrainSpec::allow_tf32
   // For NCCL: the address that its sockets bind, empty on one machine; and FaultSpec's fields.
-  std::string interface;
-  std::optional<int> nccl_ib_timeout;
-  std::optional<int> nccl_ib_retry_count;
+  std::string interface = {};
+  std::optional<int> nccl_ib_timeout = {};
+  std::optional<int> nccl_ib_retry_count = {};
 };
 
 // Makes the GPU of a rank. Errors: FailedPrecondition - this program was built without CUDA, or the

@@ -72,7 +72,8 @@ bool SetPeak(const HostAssignment& assignment, const device::Description& device
              Preflight* result) {
   const auto compute = layout::ComputeType(assignment.spec().train().precision());
   const double peak = device.peak.OfProducts(compute);
-  result->set_flops_ceiling(peak * assignment.local_ranks_size() / device.num_ranks);
+  const int num_devices = (assignment.local_ranks_size() + device.num_ranks - 1) / device.num_ranks;
+  result->set_flops_ceiling(peak * num_devices);
   return peak > 0;
 }
 

@@ -2,6 +2,7 @@
 #include "cli/program.h"
 #include "gpu/gpu_device.h"
 #include "runtime/device/cpu_device.h"
+#include "runtime/job/job_spec.h"
 
 namespace {
 
@@ -13,6 +14,8 @@ absl::StatusOr<std::unique_ptr<megascale::device::Device>> MakeDevice(
                                         .allow_tf32 = spec.train().allow_tf32(),
                                         .interface = place.interface};
   const auto& fault = spec.fault();
+  request.start_timeout = megascale::job::ToDuration(fault.start_timeout());
+  request.call_timeout = megascale::job::ToDuration(fault.progress_timeout());
   if (fault.has_nccl_ib_timeout()) request.nccl_ib_timeout = fault.nccl_ib_timeout();
   if (fault.has_nccl_ib_retry_count()) request.nccl_ib_retry_count = fault.nccl_ib_retry_count();
   return megascale::gpu::MakeGpuDevice(request);

@@ -96,17 +96,28 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
       .images = tables.images,
       .index = request.local_rank % count,
       .num_ranks = request.may_share ? request.local_rank / count + 1 : 1,
+      .numerics = absl::StrCat(", cuBLASLt ", tables.cublas_lt->cublasLtGetVersion()),
       .make_ops = [tables, allow_tf32 = request.allow_tf32](
                       const CudaOpsRequest& ops) { return MakeOps(tables, allow_tf32, ops); },
       .on_allocate = tables.on_allocate};
-  if (tables.nccl != nullptr && !request.may_share) {
-    options.make_communicator = [tables](device::Device* /*device*/, comm::HostCommunicator* host,
-                                         CudaStream* stream) {
+  if (tables.nccl == nullptr || request.may_share) {
+    options.numerics += ", exchanges through the host";
+  } else {
+    int version = 0;
+    if (tables.nccl->ncclGetVersion(&version) != ncclSuccess) {
+      return absl::FailedPreconditionError("device: cuda: NCCL does not tell its version");
+    }
+    absl::StrAppend(&options.numerics, ", NCCL ", version);
+    options.make_communicator = [tables, request](device::Device* /*device*/,
+                                                  comm::HostCommunicator* host,
+                                                  CudaStream* stream) {
       return cuda::MakeNcclCommunicator(
           {.nccl = tables.nccl,
            .cuda = tables.cuda,
            .host = host,
            .stream = stream->handle(),
+           .start_timeout = request.start_timeout,
+           .default_timeout = request.call_timeout,
            .on_failure = [stream](const absl::Status& status) { stream->Issued(status); }});
     };
   }

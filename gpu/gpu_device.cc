@@ -1,12 +1,26 @@
 #include "gpu/gpu_device.h"
 
+#include <stdlib.h>
+
 #include "gpu/assembly.h"
 #include "gpu/comm/nccl_environment.h"
 #include "runtime/base/status.h"
 
 namespace megascale::gpu {
+namespace {
+
+// Sets what CUDA reads when it is opened, unless the user has. Kernels that are loaded at their
+// first launch would wait for the device, and so for exchanges whose peers may wait for this rank.
+// Streams that share one of eight queues would wait for each other.
+void SetCudaEnvironment() {
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& request) {
+  SetCudaEnvironment();
   RETURN_IF_ERROR(cuda::SetNcclEnvironment({.ib_timeout = request.nccl_ib_timeout,
                                             .ib_retry_count = request.nccl_ib_retry_count,
                                             .address = request.interface}));

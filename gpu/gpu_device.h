@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "runtime/device/device.h"
 
 namespace megascale::gpu {
@@ -19,6 +20,8 @@ struct GpuRequest {
   std::string interface = {};
   std::optional<int> nccl_ib_timeout = {};
   std::optional<int> nccl_ib_retry_count = {};
+  absl::Duration start_timeout = absl::Minutes(2);  // of a group of ranks
+  absl::Duration call_timeout = absl::Minutes(2);   // of exchanges that have none of their own
 };
 
 // Makes the GPU of a rank. Errors: FailedPrecondition - this program was built without CUDA, or the

@@ -115,6 +115,8 @@ class CudaDevice final : public device::Device {
   tensor::HostVector OnHost(const tensor::Vector& /*vector*/) const override { return {}; }
 
   absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) override {
+    // Operators need the kernels, and their maker cannot return an error.
+    if (options_.make_ops != nullptr) RETURN_IF_ERROR(Kernels().status());
     return CudaStream::Create(&cuda_, options_.index, std::move(name));
   }
 
@@ -123,7 +125,7 @@ class CudaDevice final : public device::Device {
     MEGASCALE_CHECK(options_.make_ops != nullptr);
     CudaStream* const own = Own(stream);
     const absl::StatusOr<cuda::KernelLibrary*> kernels = Kernels();
-    // The images were made for this program, and a device that has failed ends it anyway.
+    // MakeStream has loaded them.
     MEGASCALE_CHECK_MSG(kernels.ok(), kernels.status().ToString());
     return options_.make_ops(
         {.cuda = &cuda_, .kernels = *kernels, .stream = own, .compute = compute});
@@ -132,6 +134,8 @@ class CudaDevice final : public device::Device {
   absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
       comm::HostCommunicator* host, stream::Stream* stream) override {
     CudaStream* const own = Own(stream);
+    // The caller's thread may not have used the device before.
+    RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(cuda_, cudaSetDevice(options_.index)));
     if (options_.make_communicator == nullptr) {
       return device::MakeStagedCommunicator(this, host, stream);
     }
@@ -200,10 +204,10 @@ absl::StatusOr<device::Description> Describe(const CudaDeviceOptions& options) {
   RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(cuda, cudaRuntimeGetVersion(&runtime)));
   return device::Description{
       .name = properties.name,
-      .numerics =
-          absl::StrCat(properties.name, ", compute capability ", capability, ", ",
-                       properties.multiProcessorCount, " multiprocessors, driver ",
-                       cuda::CudaVersionText(driver), ", CUDA ", cuda::CudaVersionText(runtime)),
+      .numerics = absl::StrCat(properties.name, ", compute capability ", capability, ", ",
+                               properties.multiProcessorCount, " multiprocessors, driver ",
+                               cuda::CudaVersionText(driver), ", CUDA ",
+                               cuda::CudaVersionText(runtime), options.numerics),
       .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
       .peak = PeakOf(properties.name),
       .num_ranks = options.num_ranks};

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -37,6 +38,8 @@ struct CudaDeviceOptions {
   int index = 0;                                    // as CUDA counts devices, from 0
   // Ranks that use this GPU, each with a device of its own: for Description::num_ranks.
   int num_ranks = 1;
+  // What else decides the bits, such as ", NCCL 2.28.9": joins Description::numerics.
+  std::string numerics = "";
   // Makes the operators of a stream. Required where MakeOps is called.
   std::function<std::unique_ptr<ops::Ops>(const CudaOpsRequest& request)> make_ops = nullptr;
   // Makes communicators; null: through pinned memory and the host's communicator

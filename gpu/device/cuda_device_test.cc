@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
@@ -70,6 +71,26 @@ TEST(CudaDeviceDeathTest, AHostAccessNamesTheMemory) {
   const auto memory = device->Allocate("weights", kBytes).value();
   EXPECT_DEATH(static_cast<char*>(memory->data())[3] = 1,
                "host code touched device memory: byte 3 of 'weights'");
+}
+
+// Ranks join on a thread that has not used their device before.
+TEST(CudaDeviceTest, CommunicatorsAreMadeWithTheDeviceAsTheCurrentOne) {
+  const EmulatedMachine machine({.num_devices = 2});
+  int current = -1;
+  const auto device =
+      MakeCudaDevice({.cuda = emulator::EmulatedCuda(),
+                      .images = emulator::EmulatedImages(),
+                      .index = 1,
+                      .make_communicator =
+                          [&](device::Device*, comm::HostCommunicator*, CudaStream*) {
+                            EXPECT_EQ(emulator::EmulatedCuda()->cudaGetDevice(&current),
+                                      cudaSuccess);
+                            return absl::UnavailableError("no communicator");
+                          }})
+          .value();
+  const auto stream = device->MakeStream("exchanges").value();
+  std::thread([&] { (void)device->MakeCommunicator(nullptr, stream.get()); }).join();
+  EXPECT_EQ(current, 1);
 }
 
 TEST(CudaDeviceTest, DevicesOfOneMachineAreApart) {

@@ -33,8 +33,8 @@ class Launcher {
 
   // Returns device memory of at least `bytes` bytes for the operator that is being issued: its
   // kernels may pass results to each other there. The next operator gets the same memory. Takes
-  // memory of the device only where an operator needs more than all before; then it waits for the
-  // stream.
+  // memory of the device only where an operator needs more than all before. Null after an error,
+  // when launches do nothing.
   virtual void* Workspace(size_t bytes) = 0;
 
  protected:

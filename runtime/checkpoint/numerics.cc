@@ -139,6 +139,8 @@ v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
   // A job on processors has the fingerprint that it had before jobs chose their device.
   if (spec.device() != job::v1::DEVICE_UNSPECIFIED && spec.device() != job::v1::DEVICE_CPU) {
     (*fields)[std::string(kDevice)] = job::v1::Device_Name(spec.device());
+    // Ranks that share a GPU exchange through the host, which adds in another order.
+    (*fields)["device_sharing"] = spec.device_sharing() ? "true" : "false";
   }
   AddFields(spec.model(), "model", fields);
   AddFields(spec.optimizer(), "optimizer", fields);

@@ -95,7 +95,10 @@ absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instructi
   } else if (instruction.kind() == plan::OpKind::kWeightGradient) {
     status = step.stage->WeightGradient(instruction, communicator);
   } else {
-    status = step.stage->Transfer(instruction, communicator);
+    // On the communicator's own stream, on which the transfer may end later.
+    stream::Stream* const stream = step.stream_of(instruction);
+    stream->RunAndWait([&] { status = step.stage->Transfer(instruction, communicator); });
+    if (status.ok()) status = stream->Synchronize();
   }
   // Instructions run one after the other here, whatever their streams.
   if (status.ok()) status = step.stream->Finish();

@@ -33,8 +33,9 @@ struct DivergedStep {
   TensorPeers* peers = nullptr;  // null where there is one tensor rank
   ops::Ops* ops = nullptr;       // of `stream`
   device::Device* device = nullptr;
-  stream::Stream* stream = nullptr;         // the compute stream
-  comm::HostCommunicator* world = nullptr;  // has all ranks
+  stream::Stream* stream = nullptr;                                    // the compute stream
+  comm::HostCommunicator* world = nullptr;                             // has all ranks
+  std::function<stream::Stream*(const plan::Instruction&)> stream_of;  // of its communicator
   std::function<comm::Communicator*(const plan::Instruction&)> communicator_of;
   InstructionReporter* reporter = nullptr;
   plan::StepContext context;

@@ -58,6 +58,17 @@ class Engine : public RankEngine {
         reporter_(options_.heartbeat, options_.spans),
         memory_(options_.device) {}
 
+  // What streams still run uses operators and communicators, and these use their streams: first all
+  // work ends, then they, then the streams.
+  ~Engine() override {
+    executor_.reset();
+    for (const auto& [kind, stream] : streams_) (void)stream->Synchronize();
+    if (exchanges_ != nullptr) (void)exchanges_->Synchronize();
+    communicators_.clear();
+    compute_ops_.reset();
+    shard_ops_.reset();
+  }
+
   absl::Status Prepare();
   absl::Status Join() override;
   absl::StatusOr<std::string> Load(const RestorePoint& restore) override;
@@ -82,7 +93,6 @@ class Engine : public RankEngine {
   absl::Status MakeExecutor();
   // As Load, from the snapshot region or from storage.
   absl::StatusOr<std::string> Restore(const RestorePoint& restore);
-  comm::HostCommunicator* WorldCommunicator() const;
   absl::StatusOr<absl::Span<std::byte>> AcquireBuffer();
   absl::Status AbortReason() const;
   void EndStep(const plan::StepContext& context, const absl::Status& status);
@@ -129,6 +139,7 @@ class Engine : public RankEngine {
   std::unique_ptr<comm::Fabric> fabric_;
   // By name.
   std::map<std::string, std::unique_ptr<comm::HostCommunicator>> host_communicators_;
+  comm::HostCommunicator* world_ = nullptr;  // of all ranks
   std::map<std::string, std::unique_ptr<comm::Communicator>> communicators_;
   std::map<plan::InstructionId, comm::Communicator*> communicator_of_;
   mutable std::mutex abort_mutex_;
@@ -326,6 +337,7 @@ absl::Status Engine::Join() {
     const std::string name =
         layout::CommunicatorName(mesh.GroupName(channel.group, options_.rank), channel.name);
     ASSIGN_OR_RETURN(host_communicators_[name], fabric_->Make(name));
+    if (channel.group == plan::GroupKind::kWorld) world_ = host_communicators_[name].get();
   }
   const auto name_of = [&](const plan::Instruction& instruction) {
     return layout::CommunicatorName(mesh.GroupName(instruction.group, options_.rank),
@@ -448,17 +460,6 @@ absl::Status Engine::MakeExecutor() {
   return absl::OkStatus();
 }
 
-comm::HostCommunicator* Engine::WorldCommunicator() const {
-  for (const plan::Channel& channel : layout::ChannelsOf(options_.spec, part_.mesh)) {
-    if (channel.group != plan::GroupKind::kWorld) continue;
-    const std::string name =
-        layout::CommunicatorName(part_.mesh.GroupName(channel.group, options_.rank), channel.name);
-    return host_communicators_.at(name).get();
-  }
-  MEGASCALE_CHECK_MSG(false, "no communicator of all ranks");
-  return nullptr;
-}
-
 absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
   device::HostWindow window(options_.device, &compute());
   const std::vector<std::string> nodes = layout::NodesByRank(options_.placements);
@@ -471,7 +472,7 @@ absl::StatusOr<std::string> Engine::Restore(const RestorePoint& restore) {
       {.restore = restore,
        .rank = options_.rank,
        .nodes = nodes,
-       .world = WorldCommunicator(),
+       .world = world_,
        .window = &window,
        .layout_of = [this](int rank) { return layout::StateLayoutOf(options_.spec, rank); },
        .timeout = job::ToDuration(options_.spec.fault().start_timeout()) * kRestorePatience,
@@ -524,7 +525,8 @@ absl::Status Engine::Explain(const plan::StepContext& context, const absl::Statu
                             .ops = compute_ops_.get(),
                             .device = options_.device,
                             .stream = &compute(),
-                            .world = WorldCommunicator(),
+                            .world = world_,
+                            .stream_of = [this](const auto& i) { return ExchangeStreamOf(i); },
                             .communicator_of = [this](const auto& i) { return CommunicatorOf(i); },
                             .reporter = &reporter_,
                             .context = context,

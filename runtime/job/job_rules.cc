@@ -25,6 +25,8 @@ using v1::JobSpec;
 // Far above any machine, and so low that products of a few sizes fit 64 bits.
 constexpr int64_t kSizeMax = 1 << 20;
 constexpr int64_t kProjectionSizeMax = 4 * kHiddenSizeMax;
+constexpr int kGpuHiddenSizeMax = 16384;
+constexpr int kGpuHeadDimMax = 256;
 constexpr int64_t kLayersMax = 1 << 10;
 constexpr int64_t kRanksMax = 1 << 16;
 constexpr int64_t kThreadsMax = 1 << 10;
@@ -144,6 +146,20 @@ absl::Status CheckDevice(const v1::JobSpec& spec) {
   }
   if (spec.train().precision() == v1::PRECISION_FP64) {
     return Refuse("train.precision", "fp64 does not go with device = cuda; expected fp32 or bf16");
+  }
+  // Limits of the kernels (gpu/kernels).
+  const v1::ModelSpec& model = spec.model();
+  if (model.hidden_size() > kGpuHiddenSizeMax) {
+    return Refuse("model.hidden_size",
+                  absl::StrCat(model.hidden_size(), " with device = cuda; expected at most ",
+                               kGpuHiddenSizeMax));
+  }
+  const int head_dim = model.head_dim() > 0 || model.num_attention_heads() == 0
+                           ? model.head_dim()
+                           : model.hidden_size() / model.num_attention_heads();
+  if (head_dim > kGpuHeadDimMax) {
+    return Refuse("model.head_dim",
+                  absl::StrCat(head_dim, " with device = cuda; expected at most ", kGpuHeadDimMax));
   }
   return absl::OkStatus();
 }

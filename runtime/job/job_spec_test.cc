@@ -212,6 +212,16 @@ TEST(JobSpecTest, RefusesWhatADeviceCannotCompute) {
             absl::InvalidArgumentError("train.precision: fp64 does not go with device = cuda; "
                                        "expected fp32 or bf16"));
   spec = SmallSpec();
+  spec.set_device(v1::DEVICE_CUDA);
+  spec.mutable_model()->set_head_dim(320);
+  EXPECT_EQ(ResolveJobSpec(spec).status(),
+            absl::InvalidArgumentError("model.head_dim: 320 with device = cuda; expected at most "
+                                       "256"));
+  spec.mutable_model()->set_hidden_size(20480);
+  EXPECT_EQ(ResolveJobSpec(spec).status(),
+            absl::InvalidArgumentError("model.hidden_size: 20480 with device = cuda; expected at "
+                                       "most 16384"));
+  spec = SmallSpec();
   spec.set_device_sharing(true);
   EXPECT_EQ(ResolveJobSpec(spec).status(),
             absl::InvalidArgumentError("device_sharing: is for GPUs; expected device = cuda, or "

@@ -185,7 +185,8 @@ TEST_F(CeilingTest, AFileThatIsDamagedIsMeasuredAnew) {
 TEST_F(CeilingTest, ThePeakOfTheDevicesTakesThePlaceOfAMeasurement) {
   HostAssignment assignment = AssignmentOf("n0");
   assignment.add_local_ranks(1);
-  const device::Description device = {.name = "fast", .peak = {.fp32 = 6e13, .bf16 = 9.9e14}};
+  const device::Description device = {
+      .name = "fast", .numerics = "", .peak = {.fp32 = 6e13, .bf16 = 9.9e14}};
   CeilingSources sources;
   sources.measure = [&] { return ++num_measured_; };
   const Preflight fp32 = RunPreflight(assignment, device, sources).value();

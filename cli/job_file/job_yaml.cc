@@ -14,7 +14,6 @@
 
 namespace megascale::cli {
 
-using google::protobuf::EnumDescriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;

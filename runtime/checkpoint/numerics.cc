@@ -140,7 +140,7 @@ v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
   if (spec.device() != job::v1::DEVICE_UNSPECIFIED && spec.device() != job::v1::DEVICE_CPU) {
     (*fields)[std::string(kDevice)] = job::v1::Device_Name(spec.device());
     // Ranks that share a GPU exchange through the host, which adds in another order.
-    (*fields)["device_sharing"] = spec.device_sharing() ? "true" : "false";
+    if (spec.device_sharing()) (*fields)[absl::StrCat(kDevice, ".sharing")] = "true";
   }
   AddFields(spec.model(), "model", fields);
   AddFields(spec.optimizer(), "optimizer", fields);

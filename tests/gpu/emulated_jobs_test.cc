@@ -31,6 +31,8 @@ struct Layout {
 
 JobSpec Toy(const Layout& layout, int steps) {
   JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
+  spec.mutable_model()->set_num_hidden_layers(2);
+  spec.mutable_train()->set_global_batch_size(4);
   spec.mutable_train()->set_steps(steps);
   spec.mutable_train()->set_precision(layout.precision);
   spec.mutable_optimizer()->set_type(layout.optimizer);

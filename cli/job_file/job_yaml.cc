@@ -54,6 +54,7 @@ std::string DurationText(const google::protobuf::Duration& duration) {
 // Returns the value of a field that is neither a list nor a section; "": leave the field out.
 std::string ValueText(const Message& message, const FieldDescriptor& field) {
   const Reflection& reflection = *message.GetReflection();
+  if (field.has_presence() && !reflection.HasField(message, &field)) return "";
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT32:
       return absl::StrCat(reflection.GetInt32(message, &field));
@@ -74,7 +75,6 @@ std::string ValueText(const Message& message, const FieldDescriptor& field) {
       return text.empty() ? "" : YamlText(text);
     }
     default:
-      if (!reflection.HasField(message, &field)) return "";
       return DurationText(
           static_cast<const google::protobuf::Duration&>(reflection.GetMessage(message, &field)));
   }

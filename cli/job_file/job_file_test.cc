@@ -304,7 +304,8 @@ TEST(JobFileTest, YamlIsForPeople) {
   spec.mutable_data()->add_files("/a b");
   spec.mutable_fault()->mutable_progress_timeout()->set_seconds(90);
   EXPECT_EQ(ToYaml(spec),
-            "name: true\ndata:\n  files:\n    - \"/a b\"\n  held_out_fraction: 0\nfault:\n"
+            "name: true\ndevice_sharing: false\ndata:\n  files:\n    - \"/a b\"\n  "
+            "held_out_fraction: 0\nfault:\n"
             "  progress_timeout: 1m30s\n  max_restarts_without_progress: 0\n");
 }
 

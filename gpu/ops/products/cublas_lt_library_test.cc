@@ -199,7 +199,7 @@ TEST_F(CublasLtLibrary, ProductsTakeTheirTableBackOrSayThatThereIsNoDevice) {
     EXPECT_EQ(products.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(products.status().message()), HasSubstr("cublasLtCreate"));
     EXPECT_THAT(std::string(products.status().message()), HasSubstr("cuBLASLt 13."));
-    GTEST_SKIP() << "no device: " << products.status();
+    GTEST_SKIP() << "this machine has no GPU: " << products.status();
   }
   ops::MatMulArgs args;
   args.a = {somewhere(2), tensor::DType::kBF16, 512, 1024, 1024};

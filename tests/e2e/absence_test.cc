@@ -20,7 +20,7 @@ namespace {
 
 using control::v1::Job;
 
-constexpr int kSteps = 360;
+constexpr int kSteps = 700;
 
 // All processes of one machine.
 class Machine {

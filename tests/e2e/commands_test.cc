@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "google/protobuf/util/json_util.h"
 #include "runtime/base/fd.h"
 #include "tests/e2e/cluster.h"
 
@@ -109,21 +108,18 @@ TEST_F(CommandsTest, CancelWhileStartingLeavesNothing) {
 
 TEST_F(CommandsTest, CancelWithCheckpointKeepsTheLastStepAndAnotherJobGoesOnFromIt) {
   Start();
-  const std::string length = "train.steps=90";
-  cluster_.Submit("whole", {length});
+  cluster_.Submit("whole");
   ASSERT_EQ(cluster_.WaitForEnd("whole"), control::v1::JOB_STATE_SUCCEEDED);
 
-  cluster_.Submit("part", {length});
-  ASSERT_TRUE(cluster_.WaitForStep("part", 10));
+  cluster_.Submit("part");
+  ASSERT_TRUE(cluster_.WaitForStep("part", 30));
   EXPECT_EQ(cluster_.Megascale({"cancel", "part", "--checkpoint"}).exit_code, 0);
   ASSERT_EQ(cluster_.WaitForEnd("part"), control::v1::JOB_STATE_CANCELLED);
   const Job part = cluster_.Status("part");
   EXPECT_EQ(part.last_checkpoint().step(), part.last_step());
 
-  ASSERT_LT(part.last_step(), 90) << "nothing is left for another job";
-  const CommandResult rest =
-      cluster_.Megascale({"submit", job_file(), "--job-id", "rest", "--set", length, "--from",
-                          part.last_checkpoint().directory()});
+  const CommandResult rest = cluster_.Megascale(
+      {"submit", job_file(), "--job-id", "rest", "--from", part.last_checkpoint().directory()});
   EXPECT_EQ(rest.exit_code, 0) << rest.err;
   ASSERT_EQ(cluster_.WaitForEnd("rest"), control::v1::JOB_STATE_SUCCEEDED);
   EXPECT_EQ(cluster_.Digest("rest"), cluster_.Digest("whole"));
@@ -140,12 +136,12 @@ TEST_F(CommandsTest, AnEndedJobLeavesAsManyCheckpointsAsItWasToKeep) {
     }
     return count;
   };
-  cluster_.Submit("ended", {"checkpoint.keep=2", "checkpoint.interval=8", "train.steps=40"});
+  cluster_.Submit("ended", {"checkpoint.keep=2", "checkpoint.interval=20", "train.steps=100"});
   ASSERT_EQ(cluster_.WaitForEnd("ended"), control::v1::JOB_STATE_SUCCEEDED);
   EXPECT_EQ(num_checkpoints("ended"), 2);
 
-  cluster_.Submit("stopped", {"checkpoint.keep=2", "checkpoint.interval=8"});
-  ASSERT_TRUE(cluster_.WaitForStep("stopped", 20));
+  cluster_.Submit("stopped", {"checkpoint.keep=2", "checkpoint.interval=20"});
+  ASSERT_TRUE(cluster_.WaitForStep("stopped", 50));
   EXPECT_EQ(cluster_.Megascale({"cancel", "stopped", "--checkpoint"}).exit_code, 0);
   ASSERT_EQ(cluster_.WaitForEnd("stopped"), control::v1::JOB_STATE_CANCELLED);
   EXPECT_EQ(num_checkpoints("stopped"), 2);
@@ -190,23 +186,6 @@ TEST_F(CommandsTest, LogsListWaitAndVersionShowWhatIs) {
   EXPECT_NE(cluster_.Megascale({"list"}).out.find("job"), std::string::npos);
   EXPECT_EQ(cluster_.Megascale({"version"}).exit_code, 0);
   EXPECT_EQ(cluster_.LossLog("job").size(), 5u);
-}
-
-TEST_F(CommandsTest, StatusAsJsonIsTheWholeJob) {
-  Start();
-  cluster_.Submit("job", {"train.steps=5"});
-  ASSERT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
-  const CommandResult shown = cluster_.Megascale({"status", "job", "-o", "json"});
-  EXPECT_EQ(shown.exit_code, 0) << shown.err;
-  Job job;
-  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(shown.out, &job).ok()) << shown.out;
-  const Job known = cluster_.Status("job");  // its ages are others
-  EXPECT_EQ(job.job_id(), known.job_id());
-  EXPECT_EQ(job.state(), control::v1::JOB_STATE_SUCCEEDED);
-  EXPECT_EQ(job.last_step(), 5);
-  EXPECT_EQ(job.spec().DebugString(), known.spec().DebugString());
-  EXPECT_EQ(job.last_record().DebugString(), known.last_record().DebugString());
-  EXPECT_EQ(job.last_checkpoint().directory(), known.last_checkpoint().directory());
 }
 
 TEST_F(CommandsTest, CtrlCInWatchAndFollowDetachesAndSaysHowToCancel) {
@@ -279,7 +258,7 @@ TEST_F(CommandsTest, LogsShowEachAttemptAndFollowToTheEnd) {
 
 TEST_F(CommandsTest, GenerateIsDeterministicForASeed) {
   Start();
-  cluster_.Submit("job", {"train.steps=20", "train.seq_length=64"});
+  cluster_.Submit("job", {"train.steps=20"});
   ASSERT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
   const std::vector<std::string> generate = {
       "generate", "--checkpoint", cluster_.Status("job").last_checkpoint().directory(),

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "tests/e2e/cluster.h"
-#include "tests/soak.h"
 
 namespace megascale::e2e {
 namespace {
@@ -77,14 +76,12 @@ Ended Train(int num_agents, const std::string& precision) {
   return Train(num_agents, {"parallel.threads_per_rank=2", "train.precision=" + precision});
 }
 
-// Outside the soak, the disturbed run has one agent in one precision and two in the other.
 class DeterminismTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DeterminismTest, OneCoreUnderLoadAndAllCoresWithOneOrTwoAgentsGiveTheSameBits) {
   const Ended calm = Train(2, GetParam());
   EXPECT_EQ(Train(1, GetParam()), calm);
   for (const int num_agents : {1, 2}) {
-    if (!IsSoak() && (num_agents == 1) != (GetParam() == "fp32")) continue;
     const OnOneCore one_core;
     const ForeignLoad load;
     const Ended disturbed = Train(num_agents, GetParam());

@@ -4,11 +4,9 @@
 #include <signal.h>
 
 #include <filesystem>
-#include <functional>
 #include <iterator>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -23,15 +21,13 @@ namespace {
 using control::v1::Job;
 
 constexpr int kRanks = 4;
+constexpr int kSteps = 700;
 constexpr int kAbsences = 3;
 // The minimum number of checkpoints that finish during an absence.
 constexpr int kCheckpointsMissed = 3;
 
 // The minimum length of an absence; it lasts until kCheckpointsMissed checkpoints have finished.
 absl::Duration Absence() { return IsSoak() ? absl::Seconds(30) : absl::Seconds(3); }
-
-// More than all absences leave time for.
-int NumSteps() { return IsSoak() ? 700 : 360; }
 
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
@@ -59,18 +55,14 @@ std::set<int32_t> PidsOf(const Job& job) {
   return pids;
 }
 
-// Lets a worker run for moments only, so that its job has steps left, until `condition` holds.
-// Returns false if it does not within `seconds`.
-bool HoldBackUntil(pid_t worker, const std::function<bool()>& condition, int seconds) {
-  const absl::Duration end = Now() + absl::Seconds(seconds);
-  while (!condition()) {
-    if (Now() > end) return false;
+// Lets a worker run for moments only, so that its job has steps left at `end`.
+void HoldBackUntil(pid_t worker, absl::Duration end) {
+  while (Now() < end) {
     ::kill(worker, SIGSTOP);
     absl::SleepFor(absl::Milliseconds(490));
     ::kill(worker, SIGCONT);
     absl::SleepFor(absl::Milliseconds(10));
   }
-  return true;
 }
 
 TEST(DriverAbsenceTest, StepsAndCheckpointsGoOnAndCountWhenItIsBack) {
@@ -78,11 +70,10 @@ TEST(DriverAbsenceTest, StepsAndCheckpointsGoOnAndCountWhenItIsBack) {
   cluster.StartDriver();
   cluster.StartAgent(0, 2);
   cluster.StartAgent(1, 2);
-  const std::vector<std::string> fields = {absl::StrCat("train.steps=", NumSteps()),
-                                           "checkpoint.interval=10"};
-  cluster.Submit("calm", fields);
+  const std::string length = absl::StrCat("train.steps=", kSteps);
+  cluster.Submit("calm", {length});
   ASSERT_EQ(cluster.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
-  cluster.Submit("job", fields);
+  cluster.Submit("job", {length});
   ASSERT_TRUE(cluster.WaitForStep("job", 30));
   const std::set<int32_t> workers = PidsOf(cluster.Status("job"));
   ASSERT_EQ(workers.size(), static_cast<size_t>(kRanks));
@@ -100,17 +91,14 @@ TEST(DriverAbsenceTest, StepsAndCheckpointsGoOnAndCountWhenItIsBack) {
         },
         60))
         << stored.size() << " steps are stored; committed before: " << committed;
-    const pid_t held = *workers.begin();
-    ASSERT_TRUE(HoldBackUntil(
-        held, [&] { return Now() >= back; }, 60));
+    HoldBackUntil(*workers.begin(), back);
     const int64_t newest = *StoredSteps(checkpoints).rbegin();
-    ASSERT_LT(newest, NumSteps()) << "the job ended before its driver came back";
+    ASSERT_LT(newest, kSteps) << "the job ended before its driver came back";
     cluster.StartDriver();
-    const auto counts = [&] { return cluster.Status("job").last_checkpoint().step() >= newest; };
-    EXPECT_TRUE(HoldBackUntil(held, counts, 30))
+    EXPECT_TRUE(
+        WaitUntil([&] { return cluster.Status("job").last_checkpoint().step() >= newest; }, 30))
         << "the checkpoint of step " << newest << " never counted";
-    const auto are_back = [&] { return PidsOf(cluster.Status("job")) == workers; };
-    ASSERT_TRUE(HoldBackUntil(held, are_back, 30))
+    ASSERT_TRUE(WaitUntil([&] { return PidsOf(cluster.Status("job")) == workers; }, 30))
         << "workers were restarted, or are not taken back";
   }
   EXPECT_EQ(cluster.Status("job").attempt(), 1);

@@ -17,14 +17,8 @@ namespace {
 
 using control::v1::Job;
 
-constexpr int64_t kSteps = 110;
-constexpr int64_t kMiddle = 25;  // there are two checkpoints
-
-std::vector<std::string> Fields(std::vector<std::string> more = {}) {
-  more.push_back(absl::StrCat("train.steps=", kSteps));
-  more.push_back("checkpoint.interval=10");
-  return more;
-}
+constexpr int64_t kSteps = 150;
+constexpr int64_t kMiddle = 50;
 
 struct Ended {
   std::string digest;
@@ -44,7 +38,7 @@ class FaultsTest : public ::testing::Test {
     cluster.StartDriver();
     cluster.StartAgent(0, 2);
     cluster.StartAgent(1, 2);
-    cluster.Submit("calm", Fields());
+    cluster.Submit("calm");
     calm_ = new Ended(EndOf(cluster, "calm"));
     EXPECT_EQ(calm_->losses.size(), static_cast<size_t>(kSteps));
   }
@@ -56,7 +50,7 @@ class FaultsTest : public ::testing::Test {
     cluster_.StartAgent(1, 2);
   }
   void SubmitAndReachTheMiddle() {
-    cluster_.Submit("job", Fields());
+    cluster_.Submit("job");
     ASSERT_TRUE(cluster_.WaitForStep("job", kMiddle));
     before_ = cluster_.Status("job");
     ASSERT_LT(before_.last_step(), kSteps) << "the job ended before it could be disturbed";
@@ -76,14 +70,14 @@ Ended* FaultsTest::calm_ = nullptr;
 TEST_F(FaultsTest, TheSameFourRanksOnOneAgentGiveTheSameBits) {
   cluster_.StartDriver();
   cluster_.StartAgent(0, 4);
-  cluster_.Submit("job", Fields());
+  cluster_.Submit("job");
   ExpectTheSameBits();
 }
 
 TEST_F(FaultsTest, ControlAndTensorsOverTcpGiveTheSameBits) {
   cluster_.UseTcp();
   StartTwoAgents();
-  cluster_.Submit("job", Fields());
+  cluster_.Submit("job");
   ExpectTheSameBits();
 }
 
@@ -118,12 +112,11 @@ TEST_F(FaultsTest, SigtermToAWorkerIsAFailureThatNamesTheSignal) {
 
 TEST_F(FaultsTest, AJobThatCrashesWhereItCrashedBeforeFailsWithItsFirstRanksLastLines) {
   StartTwoAgents();
-  constexpr int64_t kFurthest = 50;
   // There is no checkpoint, so every attempt begins with initial weights.
   cluster_.Submit("job", {"checkpoint.interval=1000", "fault.max_restarts_without_progress=2",
                           "fault.restart_backoff=100ms"});
   for (int64_t attempt = 1; attempt <= 4; ++attempt) {
-    const int64_t step = attempt == 1 ? kFurthest : 3;
+    const int64_t step = attempt == 1 ? kMiddle : 3;
     Job job;
     ASSERT_TRUE(WaitUntil(
         [&] {
@@ -131,7 +124,7 @@ TEST_F(FaultsTest, AJobThatCrashesWhereItCrashedBeforeFailsWithItsFirstRanksLast
           return job.attempt() == attempt && job.last_step() >= step && job.ranks_size() == 4;
         },
         60));
-    ASSERT_TRUE(attempt == 1 || job.last_step() < kFurthest) << "it got further than before";
+    ASSERT_TRUE(attempt == 1 || job.last_step() < kMiddle) << "it got further than before";
     ::kill(job.ranks(1).status().pid(), SIGABRT);
   }
   ASSERT_EQ(cluster_.WaitForEnd("job"), control::v1::JOB_STATE_FAILED);
@@ -244,7 +237,7 @@ TEST_F(FaultsTest, AKilledAgentTakesItsProcessesWithItAndTheJobResumesFromStorag
 // As on a cloned machine, whose host name is the default id.
 TEST_F(FaultsTest, ASecondAgentWithTheIdOfAHealthyOneIsRefusedAndTheJobGoesOn) {
   StartTwoAgents();
-  cluster_.Submit("job", Fields());
+  cluster_.Submit("job");
   ASSERT_TRUE(cluster_.WaitForStep("job", 5));
   const std::string log = cluster_.directory() + "/clone.log";
   const pid_t clone = Spawn({Program(), "agent", "--driver", cluster_.address(), "--slots", "2",
@@ -299,7 +292,7 @@ TEST_F(FaultsTest, AnAgentThatIsPausedForLessThanItsTimeoutCausesNoRecovery) {
   cluster_.SetDriverFlags({"--node-timeout", "60s"});
   StartTwoAgents();
   // Only the driver decides whether a machine is lost, however short the job's own limits are.
-  cluster_.Submit("job", Fields({"fault.heartbeat_timeout=2s"}));
+  cluster_.Submit("job", {"fault.heartbeat_timeout=2s"});
   ASSERT_TRUE(cluster_.WaitForStep("job", kMiddle));
   ::kill(cluster_.agent_pid(1), SIGSTOP);
   const auto is_silent = [&] {

@@ -98,8 +98,7 @@ TEST(LimitsTest, AJobThatNeedsMoreMemoryThanItsGroupHasIsRefusedWithTheSum) {
   cluster.StartDriver();
   cluster.RunAgentsUnder(groups.Prefix());
   cluster.StartAgent(0, 4);
-  cluster.Submit("job",
-                 {"model.hidden_size=256", "train.micro_batch_size=8", "train.seq_length=64"});
+  cluster.Submit("job", {"model.hidden_size=256", "train.micro_batch_size=8"});
   EXPECT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_FAILED);
   const Job job = cluster.Status("job");
   EXPECT_EQ(job.attempt(), 1);

@@ -140,7 +140,7 @@ TEST_F(LocalTest, CtrlCAndSigtermCancelTheJobAndLeaveNothing) {
 
 TEST_F(LocalTest, AKilledDriverAndAKilledAgentAreStartedAgainAndTheBitsAreTheSame) {
   ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
-  const pid_t pid = Spawn(Command({"--set", "train.steps=200"}), directory_ + "/local.log");
+  const pid_t pid = Spawn(Command({"--set", "train.steps=300"}), directory_ + "/local.log");
   ASSERT_TRUE(WaitUntil([&] { return DescendantsOf(pid, "worker --link-fd").size() == 4; }, 60));
   ::kill(DescendantsOf(pid, "megascale driver").at(0), SIGKILL);
   ASSERT_TRUE(WaitUntil([&] { return DescendantsOf(pid, "megascale driver").size() == 1; }, 30));
@@ -153,7 +153,7 @@ TEST_F(LocalTest, AKilledDriverAndAKilledAgentAreStartedAgainAndTheBitsAreTheSam
   const std::string state = directory_ + "/state";
   const std::string disturbed = directory_ + "/disturbed";
   std::filesystem::rename(state, disturbed);
-  EXPECT_EQ(e2e::Run(Command({"--set", "train.steps=200"})).exit_code, 0);
+  EXPECT_EQ(e2e::Run(Command({"--set", "train.steps=300"})).exit_code, 0);
   EXPECT_EQ(Digest(disturbed), Digest(state));
 }
 

@@ -238,9 +238,9 @@ TEST_F(StorageTest, AMachineOfTheJobReadsForOneThatCannotAndStatusNamesBoth) {
   cluster_.RunAgentsUnder({"/usr/bin/unshare", "-m"});
   cluster_.StartAgent(1, 2);
   cluster_.RunAgentsUnder({});
-  cluster_.Submit("calm", {"train.steps=200"});
+  cluster_.Submit("calm", {"train.steps=300"});
   ASSERT_EQ(cluster_.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
-  cluster_.Submit("job", {"train.steps=200", "fault.restart_backoff=100ms"});
+  cluster_.Submit("job", {"train.steps=300", "fault.restart_backoff=100ms"});
   ASSERT_TRUE(cluster_.WaitForStep("job", 70));
   // The snapshots in memory end with the agent, so only storage is left.
   cluster_.KillAgent(0);

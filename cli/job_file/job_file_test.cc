@@ -102,9 +102,11 @@ TEST(JobFileTest, NamesUnknownFieldsWithTheNearest) {
             "job.yaml:1:1: `hidden_size` is not a field; did you mean `model.hidden_size`?");
   EXPECT_EQ(ErrorOf("model:\n  steps: 64\n"),
             "job.yaml:2:3: `model.steps` is not a field; did you mean `train.steps`?");
-  EXPECT_EQ(ErrorOf("zzzzzzzz: 1\n"),
-            "job.yaml:1:1: `zzzzzzzz` is not a field; expected one of name, device, model, data, "
-            "train, optimizer, parallel, checkpoint, fault, store");
+  EXPECT_EQ(
+      ErrorOf("zzzzzzzz: 1\n"),
+      "job.yaml:1:1: `zzzzzzzz` is not a field; expected one of name, device, device_sharing, "
+      "model, data, "
+      "train, optimizer, parallel, checkpoint, fault, store");
 }
 
 TEST(JobFileTest, SaysWhatWasFoundAndExpected) {

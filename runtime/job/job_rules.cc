@@ -131,13 +131,6 @@ absl::Status CheckDevice(const v1::JobSpec& spec) {
     if (spec.train().allow_tf32()) {
       return Refuse("train.allow_tf32", "is for GPUs; expected device = cuda, or false");
     }
-    if (spec.fault().has_nccl_ib_timeout()) {
-      return Refuse("fault.nccl_ib_timeout", "is for GPUs; expected device = cuda, or no value");
-    }
-    if (spec.fault().has_nccl_ib_retry_count()) {
-      return Refuse("fault.nccl_ib_retry_count",
-                    "is for GPUs; expected device = cuda, or no value");
-    }
     return absl::OkStatus();
   }
   if (device != v1::DEVICE_CUDA) {
@@ -465,12 +458,16 @@ NamedDuration StartTimeout(const v1::FaultSpec& fault) {
 constexpr IntegerRange kNcclIbTimeoutRange = {1, 31};
 constexpr IntegerRange kNcclIbRetryCountRange = {0, 7};
 
-absl::Status CheckNccl(const v1::FaultSpec& fault) {
-  // Zero is a value here, not a missing one.
-  const auto check = [](absl::string_view field, int value, IntegerRange range) {
-    if (value >= range.least && value <= range.most) return absl::OkStatus();
-    return Refuse(
-        field, absl::StrCat(value, " is out of range; expected ", range.least, " to ", range.most));
+// One mistake for each field: of the device, or of the value.
+absl::Status CheckNccl(const v1::FaultSpec& fault, v1::Device device) {
+  const auto check = [device](absl::string_view field, int value, IntegerRange range) {
+    // Zero is a value here, not a missing one.
+    if (value < range.least || value > range.most) {
+      return Refuse(field, absl::StrCat(value, " is out of range; expected ", range.least, " to ",
+                                        range.most));
+    }
+    if (device == v1::DEVICE_CUDA) return absl::OkStatus();
+    return Refuse(field, "is for GPUs; expected device = cuda, or no value");
   };
   return All(
       {fault.has_nccl_ib_timeout()
@@ -481,7 +478,7 @@ absl::Status CheckNccl(const v1::FaultSpec& fault) {
            : absl::OkStatus()});
 }
 
-absl::Status CheckFaultFields(const v1::FaultSpec& fault) {
+absl::Status CheckFaultFields(const v1::FaultSpec& fault, v1::Device device) {
   return All(
       {CheckDuration(HeartbeatInterval(fault)), CheckDuration(HeartbeatTimeout(fault)),
        CheckDuration(ProgressTimeout(fault)), CheckDuration(StartTimeout(fault)),
@@ -489,7 +486,7 @@ absl::Status CheckFaultFields(const v1::FaultSpec& fault) {
        CheckDuration({"fault.checkpoint_timeout", ToDuration(fault.checkpoint_timeout())}),
        CheckInteger("fault.max_restarts_without_progress", fault.max_restarts_without_progress(),
                     {1, kSizeMax}),
-       CheckNccl(fault)});
+       CheckNccl(fault, device)});
 }
 
 absl::Status CheckFault(const v1::FaultSpec& fault) {
@@ -511,7 +508,7 @@ absl::Status CheckFields(const JobSpec& spec) {
   return All({CheckName(spec.name()), CheckDevice(spec), CheckEnums(spec),
               CheckModelFields(spec.model()), CheckData(spec.data()), CheckTrainFields(spec),
               CheckOptimizerFields(spec.optimizer()), CheckParallel(spec.parallel()),
-              CheckCheckpoint(spec.checkpoint()), CheckFaultFields(spec.fault()),
+              CheckCheckpoint(spec.checkpoint()), CheckFaultFields(spec.fault(), spec.device()),
               CheckStore(spec.store())});
 }
 

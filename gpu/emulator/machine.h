@@ -61,7 +61,7 @@ struct Event {
   int device = 0;
   bool has_timing = true;
   std::shared_ptr<Mark> last = nullptr;  // null: never recorded
-  // Of a record in a stream that is captured.
+  // Set by a record in a stream that is captured.
   Capture* capture = nullptr;
   Stream* captured_on = nullptr;
 };

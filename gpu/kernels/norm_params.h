@@ -8,7 +8,7 @@
 
 namespace megascale::kernels {
 
-// Of a row, in the registers of a thread.
+// Elements of a row that a thread keeps in registers.
 constexpr int kNormElements = 32;
 constexpr int kNormThreadsMax = 512;
 constexpr int kNormColumnsMax = kNormThreadsMax * kNormElements;

@@ -4,6 +4,7 @@
 
 #include "gpu/kernels/attention_params.h"
 #include "gpu/ops/operators.h"
+#include "gpu/ops/row_launch.h"
 #include "runtime/base/check.h"
 #include "runtime/ops/check_arguments.h"
 
@@ -15,10 +16,6 @@ using kernels::AttentionParams;
 using tensor::DType;
 
 AttentionMatrix MatrixOf(const ops::Matrix& matrix) { return {matrix.data, matrix.stride}; }
-
-int BlocksFor(int64_t rows, int64_t rows_of_block) {
-  return static_cast<int>((rows + rows_of_block - 1) / rows_of_block);
-}
 
 AttentionParams ParamsOf(const ops::AttentionArgs& args) {
   MEGASCALE_CHECK(args.head_dim <= kernels::kPlainHeadDimMax);
@@ -43,16 +40,12 @@ AttentionParams ParamsOf(const ops::AttentionArgs& args) {
 }
 
 // The kernels on tensor cores move 16 bytes at a time.
-bool IsAligned(const ops::Matrix& matrix) {
-  return reinterpret_cast<uintptr_t>(matrix.data) % 16 == 0 && matrix.stride % 8 == 0;
-}
 bool UsesTensorCores(const ops::AttentionArgs& args) {
   return args.q.dtype == DType::kBF16 && (args.head_dim == 64 || args.head_dim == 128) &&
-         IsAligned(args.q) && IsAligned(args.k) && IsAligned(args.v) && IsAligned(args.out);
+         AreAligned({args.q, args.k, args.v, args.out});
 }
 bool UsesTensorCores(const ops::AttentionBackwardArgs& args) {
-  return UsesTensorCores(args.forward) && IsAligned(args.d_out) && IsAligned(args.d_q) &&
-         IsAligned(args.d_k) && IsAligned(args.d_v);
+  return UsesTensorCores(args.forward) && AreAligned({args.d_out, args.d_q, args.d_k, args.d_v});
 }
 
 // Launches a kernel in which a warp owns a row of one of `heads`.
@@ -60,7 +53,7 @@ void LaunchRows(Launcher& launcher, const char* kernel, const ops::AttentionArgs
                 int64_t heads, const AttentionParams& params) {
   constexpr int kRowsOfBlock = kernels::kPlainAttentionThreads / 32;
   launcher.Launch(kernel,
-                  {.grid = {BlocksFor(args.seq, kRowsOfBlock), static_cast<int>(heads),
+                  {.grid = {ToGridSize(DivideUp(args.seq, kRowsOfBlock)), static_cast<int>(heads),
                             static_cast<int>(args.batch)},
                    .threads = kernels::kPlainAttentionThreads},
                   params);
@@ -70,8 +63,8 @@ void LaunchRows(Launcher& launcher, const char* kernel, const ops::AttentionArgs
 void LaunchTiles(Launcher& launcher, const char* kernel, const ops::AttentionArgs& args,
                  int64_t heads, int shared_bytes, const AttentionParams& params) {
   launcher.Launch(kernel,
-                  {.grid = {BlocksFor(args.seq, kernels::kAttentionRows), static_cast<int>(heads),
-                            static_cast<int>(args.batch)},
+                  {.grid = {ToGridSize(DivideUp(args.seq, kernels::kAttentionRows)),
+                            static_cast<int>(heads), static_cast<int>(args.batch)},
                    .threads = kernels::kAttentionThreads,
                    .shared_bytes = static_cast<size_t>(shared_bytes)},
                   params);

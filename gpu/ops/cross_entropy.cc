@@ -3,6 +3,7 @@
 
 #include "gpu/kernels/cross_entropy_params.h"
 #include "gpu/ops/operators.h"
+#include "gpu/ops/row_launch.h"
 #include "runtime/base/check.h"
 #include "runtime/ops/check_arguments.h"
 
@@ -45,18 +46,18 @@ void CrossEntropyOfPart(Launcher& launcher, const ops::CrossEntropyArgs& args) {
   double* const sums = losses + rows;
   auto* const greatest = reinterpret_cast<float*>(sums + rows);
   const int64_t part_size = args.vocabulary.vocab_size;
-  launcher.Launch("CombineStatisticsF32",
-                  {.grid = {static_cast<int>((rows + kCombineThreads - 1) / kCombineThreads), 1, 1},
-                   .threads = kCombineThreads},
-                  kernels::CombineStatisticsParams{
-                      .statistics = args.statistics.as<const float>(),
-                      .targets = args.targets.as<const int32_t>(),
-                      .rows = rows,
-                      .num_parts = static_cast<int32_t>(args.statistics.size / (3 * rows)),
-                      .vocab_size = part_size == 0 ? args.logits.cols : part_size,
-                      .losses = losses,
-                      .sums = sums,
-                      .greatest = greatest});
+  launcher.Launch(
+      "CombineStatisticsF32",
+      {.grid = {ToGridSize(DivideUp(rows, kCombineThreads)), 1, 1}, .threads = kCombineThreads},
+      kernels::CombineStatisticsParams{
+          .statistics = args.statistics.as<const float>(),
+          .targets = args.targets.as<const int32_t>(),
+          .rows = rows,
+          .num_parts = static_cast<int32_t>(args.statistics.size / (3 * rows)),
+          .vocab_size = part_size == 0 ? args.logits.cols : part_size,
+          .losses = losses,
+          .sums = sums,
+          .greatest = greatest});
   if (args.backward) {
     launcher.Launch(
         args.logits.dtype == DType::kF32 ? "GradientOfPartF32" : "GradientOfPartBF16",

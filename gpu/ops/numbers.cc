@@ -3,6 +3,7 @@
 
 #include "gpu/kernels/numbers_params.h"
 #include "gpu/ops/operators.h"
+#include "gpu/ops/row_launch.h"
 #include "runtime/base/check.h"
 #include "runtime/ops/check_arguments.h"
 
@@ -22,7 +23,7 @@ constexpr uintptr_t kLoadBytes = 16;
 bool IsAligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kLoadBytes == 0; }
 
 int64_t BlocksFor(int64_t bytes) {
-  return std::clamp<int64_t>((bytes + kBytesPerBlock - 1) / kBytesPerBlock, 1, kBlocksMax);
+  return std::clamp<int64_t>(DivideUp(bytes, kBytesPerBlock), 1, kBlocksMax);
 }
 
 const char* FindKernelFor(DType dtype) {

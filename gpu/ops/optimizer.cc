@@ -6,6 +6,7 @@
 
 #include "gpu/kernels/optimizer_params.h"
 #include "gpu/ops/operators.h"
+#include "gpu/ops/row_launch.h"
 #include "runtime/base/check.h"
 #include "runtime/ops/check_arguments.h"
 
@@ -50,7 +51,7 @@ class SliceList {
   // Returns the blocks of the next slice.
   kernels::SliceBlocks Place(int64_t size, int32_t skew) {
     const int64_t elements = size + std::max(skew, 0);
-    const int64_t blocks = (elements + kernels::kElementsPerBlock - 1) / kernels::kElementsPerBlock;
+    const int64_t blocks = DivideUp(elements, kernels::kElementsPerBlock);
     MEGASCALE_CHECK(num_blocks_ + blocks <= std::numeric_limits<int32_t>::max());
     const auto first_block = static_cast<int32_t>(num_blocks_);
     num_blocks_ += blocks;

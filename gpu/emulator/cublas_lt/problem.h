@@ -25,7 +25,7 @@ struct CublasLtProblem {
   bool has_bias = false;
   const void* bias = nullptr;  // [m], of the type of D
 
-  // Of a call.
+  // What a call adds to its descriptors.
   float alpha = 1, beta = 0;
   const void* a_data = nullptr;
   const void* b_data = nullptr;

@@ -41,9 +41,12 @@ class StreamProducts {
   }
 
   absl::Status Open() {
-    RETURN_IF_ERROR(base::Annotate(
-        MEGASCALE_CUDA_CALL(*tables_.cuda, cudaMalloc(&workspace_, kProductWorkspaceBytesHopper)),
-        "workspace of matrix products"));
+    // Once, although each product tries again after an error.
+    if (workspace_ == nullptr) {
+      RETURN_IF_ERROR(base::Annotate(
+          MEGASCALE_CUDA_CALL(*tables_.cuda, cudaMalloc(&workspace_, kProductWorkspaceBytesHopper)),
+          "workspace of matrix products"));
+    }
     Products::Options options = {
         .api = tables_.cublas_lt,
         .stream = request_.stream->handle(),

@@ -102,7 +102,7 @@ TEST_F(LocalTest, TrainsAndTellsWhatItMade) {
 
 TEST_F(LocalTest, HeldOutTextShorterThanAWindowIsAWarning) {
   const CommandResult result =
-      e2e::Run(Command({"--set", "train.steps=5", "--set", "data.held_out_fraction=0.001"}));
+      e2e::Run(Command({"--set", "train.steps=5", "--set", "data.held_out_fraction=0.0005"}));
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_NE(result.err.find("warning: held-out text was not measured: the text has "),
             std::string::npos)

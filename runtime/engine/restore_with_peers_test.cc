@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "runtime/base/clock.h"
 #include "runtime/comm/testing/test_world.h"
+#include "runtime/device/testing/strict_device.h"
 #include "runtime/device/testing/test_window.h"
 #include "runtime/engine/test_job.h"
 #include "runtime/job/job_spec.h"
@@ -41,7 +43,10 @@ void FlipByteOfShard(const std::string& directory, int rank) {
   file.put(byte);
 }
 
-class RestoreWithPeersTest : public ::testing::Test {
+enum class DeviceKind { kCpu, kStrict };
+
+// The checkpoint is always trained on the CPU; the device is that of the ranks that restore it.
+class RestoreWithPeersTest : public ::testing::TestWithParam<DeviceKind> {
  protected:
   // Trains two steps; what the tests restore is its checkpoint.
   void Train(int data, int pipeline, std::vector<std::string> nodes, int hidden_size = 16) {
@@ -55,13 +60,20 @@ class RestoreWithPeersTest : public ::testing::Test {
     nodes_ = std::move(nodes);
     directory_ = RunJob(RunOptions(spec_).On(nodes_).StopAfter(kStep)).checkpoint;
     ASSERT_NE(directory_, "");
-    calm_ = Resume().digest;
+    calm_ = RunJob(ResumeOptions()).digest;
     ASSERT_NE(calm_, "");
-    loaded_.clear();
   }
 
   static std::string test_name() {
-    return ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    return absl::StrReplaceAll(name, {{"/", "-"}});
+  }
+
+  RunOptions ResumeOptions() const {
+    RunOptions options = RunOptions(spec_).On(nodes_);
+    options.attempt = 2;
+    options.restore = RestoreOf(directory_);
+    return options;
   }
 
   RestorePoint RestoreOf(const std::string& directory) const {
@@ -80,11 +92,14 @@ class RestoreWithPeersTest : public ::testing::Test {
 
   // Goes on from the checkpoint; `directories`: of ranks that have another.
   RunResult Resume(const std::map<int, std::string>& directories = {}) {
-    RunOptions options = RunOptions(spec_).On(nodes_);
-    options.attempt = 2;
-    options.restore = RestoreOf(directory_);
+    RunOptions options = ResumeOptions();
     for (const auto& [rank, directory] : directories) {
       options.restore_of[rank] = RestoreOf(directory);
+    }
+    if (GetParam() == DeviceKind::kStrict) {
+      options.make_device = [](int rank) {
+        return device::StrictDevice::Create({.seed = static_cast<uint64_t>(rank) + 1});
+      };
     }
     options.on_load = [this](int rank, const absl::StatusOr<std::string>& loaded) {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -104,7 +119,7 @@ class RestoreWithPeersTest : public ::testing::Test {
   std::map<int, absl::StatusOr<std::string>> loaded_;  // by rank
 };
 
-TEST_F(RestoreWithPeersTest, WhatAMachineCannotReadAnotherReadsAndTheBitsAreTheSame) {
+TEST_P(RestoreWithPeersTest, WhatAMachineCannotReadAnotherReadsAndTheBitsAreTheSame) {
   Train(2, 2, {"n0", "n0", "n1", "n1"});
   const std::string missing = directory_ + "-missing";
   EXPECT_EQ(Resume({{2, missing}, {3, missing}}).digest, calm_);
@@ -118,19 +133,19 @@ TEST_F(RestoreWithPeersTest, WhatAMachineCannotReadAnotherReadsAndTheBitsAreTheS
   }
 }
 
-TEST_F(RestoreWithPeersTest, WithoutAFaultNobodyIsWarned) {
+TEST_P(RestoreWithPeersTest, WithoutAFaultNobodyIsWarned) {
   Train(2, 1, {"n0", "n1"});
   EXPECT_EQ(Resume().digest, calm_);
   for (const int rank : {0, 1}) EXPECT_EQ(WarningOf(rank), "");
 }
 
-TEST_F(RestoreWithPeersTest, SlicesThatAreLargerThanABlockArriveWhole) {
+TEST_P(RestoreWithPeersTest, SlicesThatAreLargerThanABlockArriveWhole) {
   Train(2, 1, {"n0", "n1"}, /*hidden_size=*/400);
   EXPECT_EQ(Resume({{1, directory_ + "-missing"}}).digest, calm_);
   EXPECT_THAT(WarningOf(1), HasSubstr("node n0 read it"));
 }
 
-TEST_F(RestoreWithPeersTest, MachinesThatCannotReadDifferentFilesReadForEachOther) {
+TEST_P(RestoreWithPeersTest, MachinesThatCannotReadDifferentFilesReadForEachOther) {
   Train(2, 1, {"n0", "n1"});
   const std::string first = CopyOfCheckpoint("n0"), second = CopyOfCheckpoint("n1");
   FlipByteOfShard(first, 0);
@@ -142,7 +157,7 @@ TEST_F(RestoreWithPeersTest, MachinesThatCannotReadDifferentFilesReadForEachOthe
   EXPECT_THAT(WarningOf(1), HasSubstr("node n0 read it"));
 }
 
-TEST_F(RestoreWithPeersTest, AMachineThatCannotReadForAnotherGivesWayToTheNext) {
+TEST_P(RestoreWithPeersTest, AMachineThatCannotReadForAnotherGivesWayToTheNext) {
   Train(4, 1, {"n0", "n1", "n2", "n3"});
   // It has what its own rank needs.
   const std::string damaged = CopyOfCheckpoint("n1");
@@ -152,7 +167,7 @@ TEST_F(RestoreWithPeersTest, AMachineThatCannotReadForAnotherGivesWayToTheNext) 
   EXPECT_THAT(WarningOf(0), HasSubstr("node n2 read it"));
 }
 
-TEST_F(RestoreWithPeersTest, WhatNoMachineCanReadFailsOnEveryRank) {
+TEST_P(RestoreWithPeersTest, WhatNoMachineCanReadFailsOnEveryRank) {
   Train(2, 2, {"n0", "n0", "n1", "n1"});
   directory_ += "-missing";
   Resume();
@@ -163,7 +178,7 @@ TEST_F(RestoreWithPeersTest, WhatNoMachineCanReadFailsOnEveryRank) {
 }
 
 // By the two machines that found it; the others are told. No third machine reads it.
-TEST_F(RestoreWithPeersTest, AFileThatIsDamagedForAllFailsOnceASecondMachineHasFoundTheSame) {
+TEST_P(RestoreWithPeersTest, AFileThatIsDamagedForAllFailsOnceASecondMachineHasFoundTheSame) {
   Train(4, 1, {"n0", "n1", "n2", "n3"});
   FlipByteOfShard(directory_, 1);
   Resume();
@@ -179,7 +194,7 @@ TEST_F(RestoreWithPeersTest, AFileThatIsDamagedForAllFailsOnceASecondMachineHasF
   }
 }
 
-TEST_F(RestoreWithPeersTest, TheSameBytesMissingOnEveryMachineFailsAfterEachWasAsked) {
+TEST_P(RestoreWithPeersTest, TheSameBytesMissingOnEveryMachineFailsAfterEachWasAsked) {
   Train(4, 1, {"n0", "n1", "n2", "n3"});
   // Different errors of system calls: none tells anything of another machine.
   std::map<int, std::string> missing;
@@ -194,6 +209,12 @@ TEST_F(RestoreWithPeersTest, TheSameBytesMissingOnEveryMachineFailsAfterEachWasA
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Devices, RestoreWithPeersTest,
+                         ::testing::Values(DeviceKind::kCpu, DeviceKind::kStrict),
+                         [](const auto& info) {
+                           return info.param == DeviceKind::kCpu ? "Cpu" : "Strict";
+                         });
 
 // The failure detector does not blame a rank that is in an exchange. Rank 1 cannot read and asks
 // rank 0, which looks at rank 1's heartbeat slot before it answers.

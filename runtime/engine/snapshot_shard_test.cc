@@ -18,6 +18,7 @@
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
+#include "runtime/device/testing/strict_device.h"
 #include "runtime/device/testing/test_window.h"
 #include "runtime/optim/test_shard_memory.h"
 
@@ -259,6 +260,79 @@ TEST(SnapshotShardTest, EachRankRestoresItselfFromItsOwnSnapshotInMemory) {
     }
     ExpectEqual(restored, saved);
   }
+}
+
+// A rank's state in device memory: a slice of each type, the second larger than a window's buffer.
+struct DeviceState {
+  explicit DeviceState(device::Device* device)
+      : stream(device->MakeStream("test").value()), window(device, stream.get()) {
+    constexpr int64_t kSizes[] = {3, static_cast<int64_t>(device::HostWindow::kPieceBytes) / 4 + 5};
+    for (const int64_t size : kSizes) {
+      StateSlice& slice = slices.emplace_back();
+      slice.name = absl::StrCat("weight", slices.size());
+      slice.shape = slice.box_shape = {size};
+      slice.box_offset = {0};
+      const auto dtype = slices.size() == 1 ? tensor::DType::kF64 : tensor::DType::kF32;
+      memory.push_back(
+          device->Allocate("state", static_cast<size_t>(size) * tensor::SizeOf(dtype)).value());
+      slice.data = {memory.back()->data(), dtype, size};
+    }
+  }
+
+  void Fill() {
+    for (const StateSlice& slice : slices) {
+      const absl::Status written =
+          window.Write(slice.data, [&](int64_t first, const tensor::HostVector& piece) {
+            const tensor::Vector here = {piece.data, piece.dtype, piece.size};
+            for (int64_t i = 0; i < piece.size; ++i) Set(here, i, Moment(slice, first + i));
+            return absl::OkStatus();
+          });
+      ASSERT_TRUE(written.ok()) << written;
+    }
+  }
+
+  void ExpectFilled() {
+    for (const StateSlice& slice : slices) {
+      const absl::Status read =
+          window.Read(slice.data, [&](int64_t first, const tensor::HostVector& piece) {
+            const tensor::Vector here = {piece.data, piece.dtype, piece.size};
+            for (int64_t i = 0; i < piece.size; ++i) {
+              EXPECT_EQ(At(here, i), Moment(slice, first + i)) << slice.name << " " << first + i;
+            }
+            return absl::OkStatus();
+          });
+      ASSERT_TRUE(read.ok()) << read;
+    }
+  }
+
+  std::vector<std::unique_ptr<device::Memory>> memory;
+  std::vector<StateSlice> slices;
+  std::unique_ptr<stream::Stream> stream;
+  device::HostWindow window;
+};
+
+TEST(SnapshotShardTest, MemoryThatTheHostCannotTouchIsCopiedOutAndRestored) {
+  const auto device = device::StrictDevice::Create();
+  DeviceState saved(device.get()), restored(device.get());
+  saved.Fill();
+  const auto layout = layout::SnapshotLayoutOf(0, saved.slices).value();
+  const auto region =
+      base::SharedMemory::Create("test", checkpoint::SnapshotBytes(layout.size_bytes())).value();
+  checkpoint::FormatSnapshots(*region, 0);
+  auto writer = checkpoint::SnapshotWriter::Open(region.get(), kMoment.attempt, 0).value();
+  const auto buffer = writer.Acquire(absl::ZeroDuration()).value();
+  const absl::Status copied =
+      CopyStateOut(layout, saved.slices, kMoment, saved.stream.get(),
+                   buffer.subspan(0, static_cast<size_t>(layout.size_bytes())));
+  ASSERT_TRUE(copied.ok()) << copied;
+  ASSERT_TRUE(writer.Seal(kMoment.step, layout.size_bytes()).ok());
+  RestorePoint restore;
+  restore.set_source(RestorePoint::SOURCE_MEMORY);
+  restore.set_step(kMoment.step);
+  const absl::Status status =
+      RestoreState(restore, region.get(), restored.slices, &restored.window);
+  ASSERT_TRUE(status.ok()) << status;
+  restored.ExpectFilled();
 }
 
 TEST(SnapshotShardTest, ASnapshotOfAnotherTensorRankLacksWhatThisOneHas) {

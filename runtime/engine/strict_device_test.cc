@@ -111,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(
                .nodes = {"a", "a", "b", "b"}}),
     [](const auto& info) { return info.param.name; });
 
-TEST(StrictDeviceTest, GoesOnFromACheckpointAndFromASnapshotOfTheCpu) {
+TEST(StrictDeviceTest, GoesOnFromACheckpointOfTheCpu) {
   const Layout layout = {.data = 2, .nodes = {"a", "b"}};
   const JobSpec spec = Toy(layout);
   const std::string calm = RunJob(Options(spec, layout)).digest;

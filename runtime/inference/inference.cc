@@ -138,7 +138,8 @@ Inference::~Inference() = default;
 const checkpoint::v1::Manifest& Inference::manifest() const { return impl_->manifest; }
 
 absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& step_directory,
-                                                           int num_threads) {
+                                                           int num_threads,
+                                                           std::unique_ptr<device::Device> device) {
   ASSIGN_OR_RETURN(const auto reader, checkpoint::CheckpointReader::Open(step_directory));
   auto impl = std::make_unique<Impl>();
   impl->manifest = reader->manifest();
@@ -149,7 +150,7 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
         absl::StrCat(step_directory, ": its manifest has no train.seq_length"));
   }
   const DType compute = ComputeType(spec.train().precision());
-  impl->device = device::MakeCpuDevice();
+  impl->device = device != nullptr ? std::move(device) : device::MakeCpuDevice();
   ASSIGN_OR_RETURN(impl->stream, impl->device->MakeStream("inference"));
   impl->ops = impl->device->MakeOps(impl->stream.get(), compute, ThreadsOrAll(num_threads));
 

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/checkpoint.pb.h"
+#include "runtime/device/device.h"
 
 namespace megascale::cli {
 
@@ -56,10 +57,11 @@ struct HeldOutLoss {
 class Inference {
  public:
   // Reads and verifies the weights of a checkpoint (a step directory), and computes in the
-  // precision in which it was trained. `num_threads` 0: all cores. Errors: NotFound, DataLoss - the
-  // checkpoint; ResourceExhausted - no memory.
-  static absl::StatusOr<std::unique_ptr<Inference>> Load(const std::string& step_directory,
-                                                         int num_threads);
+  // precision in which it was trained. `num_threads` 0: all cores. `device`: null is the CPU.
+  // Errors: NotFound, DataLoss - the checkpoint; ResourceExhausted - no memory.
+  static absl::StatusOr<std::unique_ptr<Inference>> Load(
+      const std::string& step_directory, int num_threads,
+      std::unique_ptr<device::Device> device = nullptr);
   ~Inference();
 
   const checkpoint::v1::Manifest& manifest() const;

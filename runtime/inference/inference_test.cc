@@ -13,6 +13,7 @@
 #include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
+#include "runtime/device/testing/strict_device.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/initialize.h"
@@ -198,6 +199,21 @@ TEST_F(InferenceTest, TheSameSeedGivesTheSameText) {
   EXPECT_EQ(Sample(inference.get(), options), text);
   options.seed = 2;
   EXPECT_NE(Sample(inference.get(), options), text);
+}
+
+TEST_F(InferenceTest, MemoryThatTheHostCannotTouchGivesTheSameTextAndLoss) {
+  for (const auto precision :
+       {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16, job::v1::PRECISION_FP64}) {
+    const auto cpu = Load(precision);
+    const auto strict =
+        Inference::Load(FindCheckpoint(root_).value(), 2, device::StrictDevice::Create());
+    ASSERT_TRUE(strict.ok()) << strict.status();
+    SampleOptions options;
+    options.num_tokens = 20;
+    EXPECT_EQ(Sample(strict->get(), options), Sample(cpu.get(), options));
+    EXPECT_EQ(strict.value()->Evaluate(SomeText(500))->bits_per_byte,
+              cpu->Evaluate(SomeText(500))->bits_per_byte);
+  }
 }
 
 TEST_F(InferenceTest, BadSampleOptionsAreNamed) {

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/socket/own_socket.h"
-#include "runtime/base/socket/test_user.h"
+#include "runtime/base/socket/testing/test_user.h"
 
 namespace megascale::client {
 namespace {

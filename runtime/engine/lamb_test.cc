@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/job.pb.h"
-#include "runtime/engine/test_job.h"
+#include "runtime/engine/testing/test_job.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::engine {

@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/job.pb.h"
 #include "runtime/checkpoint/testing/test_forge.h"
-#include "runtime/engine/test_job.h"
+#include "runtime/engine/testing/test_job.h"
 
 namespace megascale::engine {
 namespace {

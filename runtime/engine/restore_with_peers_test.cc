@@ -19,7 +19,7 @@
 #include "runtime/comm/testing/test_world.h"
 #include "runtime/device/testing/strict_device.h"
 #include "runtime/device/testing/test_window.h"
-#include "runtime/engine/test_job.h"
+#include "runtime/engine/testing/test_job.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/telemetry/heartbeat.h"
 

@@ -20,7 +20,7 @@
 #include "runtime/checkpoint/writer.h"
 #include "runtime/device/testing/strict_device.h"
 #include "runtime/device/testing/test_window.h"
-#include "runtime/optim/test_shard_memory.h"
+#include "runtime/optim/testing/test_shard_memory.h"
 
 namespace megascale::engine {
 namespace {

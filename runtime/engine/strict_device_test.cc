@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/testing/test_heap.h"
 #include "runtime/device/testing/strict_device.h"
-#include "runtime/engine/test_job.h"
+#include "runtime/engine/testing/test_job.h"
 
 namespace megascale::engine {
 namespace {

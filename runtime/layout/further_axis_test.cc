@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/test_job.h"
+#include "runtime/engine/testing/test_job.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/groups.h"
 #include "runtime/layout/rank_layout.h"

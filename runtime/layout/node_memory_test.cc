@@ -13,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
-#include "runtime/engine/test_job.h"
+#include "runtime/engine/testing/test_job.h"
 #include "runtime/layout/rank_memory.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"

@@ -12,7 +12,7 @@
 
 #include "proto/job.pb.h"
 #include "runtime/ops/testing/test_numbers.h"
-#include "runtime/optim/test_shard_memory.h"
+#include "runtime/optim/testing/test_shard_memory.h"
 
 namespace megascale::optim {
 namespace {

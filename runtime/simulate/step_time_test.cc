@@ -13,7 +13,7 @@
 #include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/plan_options.h"
-#include "runtime/simulate/test_virtual_device.h"
+#include "runtime/simulate/testing/test_virtual_device.h"
 #include "runtime/timeline/timed_step.h"
 
 namespace megascale::simulate {

@@ -11,7 +11,7 @@
 
 #include "absl/time/time.h"
 #include "controlplane/client/job_client.h"
-#include "runtime/comm/store/redis/test_redis_server.h"
+#include "runtime/comm/store/redis/testing/test_redis_server.h"
 #include "tests/chaos/calm_run.h"
 #include "tests/chaos/fault.h"
 #include "tests/chaos/probe.h"

@@ -16,8 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/tls/test_certificates.h"
-#include "runtime/comm/store/redis/test_redis_server.h"
+#include "runtime/base/tls/testing/test_certificates.h"
+#include "runtime/comm/store/redis/testing/test_redis_server.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {

@@ -17,7 +17,7 @@
 #include "absl/time/clock.h"
 #include "controlplane/security/authority.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/socket/test_user.h"
+#include "runtime/base/socket/testing/test_user.h"
 #include "tests/e2e/cluster.h"
 
 namespace megascale::e2e {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "gpu/emulator/emulated_gpu.h"
-#include "runtime/engine/test_job.h"
+#include "runtime/engine/testing/test_job.h"
 
 namespace megascale::engine {
 namespace {

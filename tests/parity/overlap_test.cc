@@ -5,7 +5,7 @@
 #include <string>
 
 #include "proto/job.pb.h"
-#include "runtime/engine/test_job.h"
+#include "runtime/engine/testing/test_job.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::engine {

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/job.pb.h"
 #include "runtime/device/testing/strict_device.h"
-#include "runtime/engine/test_job.h"
+#include "runtime/engine/testing/test_job.h"
 #include "runtime/job/job_spec.h"
 #include "tests/soak.h"
 

@@ -32,7 +32,7 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
 #include "runtime/base/socket/own_socket.h"
-#include "runtime/base/socket/test_user.h"
+#include "runtime/base/socket/testing/test_user.h"
 
 namespace megascale::agent {
 namespace {

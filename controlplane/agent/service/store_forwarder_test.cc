@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/clock.h"
-#include "runtime/comm/store/redis/test_redis_server.h"
+#include "runtime/comm/store/redis/testing/test_redis_server.h"
 
 namespace megascale::agent {
 namespace {

@@ -22,7 +22,7 @@
 #include "controlplane/driver/core/testing/test_events.h"
 #include "proto/agent.grpc.pb.h"
 #include "proto/control.grpc.pb.h"
-#include "runtime/base/socket/test_user.h"
+#include "runtime/base/socket/testing/test_user.h"
 
 namespace megascale::driver {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "runtime/base/socket/test_user.h"
+#include "runtime/base/socket/testing/test_user.h"
 
 namespace megascale::base {
 namespace {

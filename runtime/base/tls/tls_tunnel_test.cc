@@ -14,7 +14,7 @@
 #include <functional>
 
 #include "absl/strings/match.h"
-#include "runtime/base/tls/test_certificates.h"
+#include "runtime/base/tls/testing/test_certificates.h"
 
 namespace megascale::base {
 namespace {

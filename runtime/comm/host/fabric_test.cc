@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/socket/test_user.h"
+#include "runtime/base/socket/testing/test_user.h"
 #include "runtime/comm/host/connect.h"
 #include "runtime/comm/host/handshake.h"
 #include "runtime/comm/host/socket_address.h"

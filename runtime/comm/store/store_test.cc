@@ -8,7 +8,7 @@
 
 #include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/link_store.h"
-#include "runtime/comm/store/test_store_requests.h"
+#include "runtime/comm/store/testing/test_store_requests.h"
 
 namespace megascale::comm {
 namespace {

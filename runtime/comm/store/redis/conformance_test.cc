@@ -16,11 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
-#include "runtime/base/tls/test_certificates.h"
+#include "runtime/base/tls/testing/test_certificates.h"
 #include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/redis/redis_store.h"
-#include "runtime/comm/store/redis/test_redis_server.h"
-#include "runtime/comm/store/test_store_requests.h"
+#include "runtime/comm/store/redis/testing/test_redis_server.h"
+#include "runtime/comm/store/testing/test_store_requests.h"
 
 namespace megascale::comm {
 namespace {

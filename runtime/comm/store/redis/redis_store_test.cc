@@ -21,8 +21,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/clock.h"
-#include "runtime/base/tls/test_certificates.h"
-#include "runtime/comm/store/redis/test_redis_server.h"
+#include "runtime/base/tls/testing/test_certificates.h"
+#include "runtime/comm/store/redis/testing/test_redis_server.h"
 
 namespace megascale::comm {
 namespace {

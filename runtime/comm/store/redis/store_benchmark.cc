@@ -18,7 +18,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/redis/redis_store.h"
-#include "runtime/comm/store/redis/test_redis_server.h"
+#include "runtime/comm/store/redis/testing/test_redis_server.h"
 
 namespace megascale::comm {
 namespace {

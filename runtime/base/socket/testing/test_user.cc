@@ -1,4 +1,4 @@
-#include "runtime/base/socket/test_user.h"
+#include "runtime/base/socket/testing/test_user.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "runtime/engine/test_job.h"
+#include "runtime/engine/testing/test_job.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

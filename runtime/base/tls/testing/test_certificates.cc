@@ -1,4 +1,4 @@
-#include "runtime/base/tls/test_certificates.h"
+#include "runtime/base/tls/testing/test_certificates.h"
 
 #include <gtest/gtest.h>
 #include <openssl/pem.h>

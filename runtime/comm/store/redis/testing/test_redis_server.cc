@@ -1,4 +1,4 @@
-#include "runtime/comm/store/redis/test_redis_server.h"
+#include "runtime/comm/store/redis/testing/test_redis_server.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Whole jobs on the emulated GPU: their losses beside the CPU's, and their bits under every order
-// in which work, blocks and threads may run.
+// Whole jobs whose ranks share one GPU: their losses beside the CPU's, and their bits each time. On
+// the emulator work, blocks and threads run in another order each time.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/emulator/emulated_gpu.h"
+#include "runtime/device/testing/test_devices.h"
 #include "runtime/engine/testing/test_job.h"
 
 namespace megascale::engine {
@@ -52,17 +52,17 @@ JobSpec Toy(const Layout& layout, int steps) {
 RunOptions OnGpu(const JobSpec& spec) {
   RunOptions options(spec);
   options.make_device = [](int rank) {
-    return emulator::MakeEmulatedGpu({.local_rank = rank, .may_share = true}, /*seed=*/1).value();
+    return device::AllDevices().front().make(/*seed=*/static_cast<uint64_t>(rank));
   };
   return options;
 }
 
-class EmulatedJobsTest : public ::testing::TestWithParam<Layout> {};
+class GpuJobsTest : public ::testing::TestWithParam<Layout> {};
 
 // In fp32 both round each sum to 24 bits, in different orders. In bf16 both round activations to 8
 // bits: where the sums differ in the last bit of fp32, some activations round the other way, each
 // by 2^-8 of itself; the loss is a mean over many of them.
-TEST_P(EmulatedJobsTest, LossesAreTheCpus) {
+TEST_P(GpuJobsTest, LossesAreTheCpus) {
   const bool is_fp32 = GetParam().precision == job::v1::PRECISION_FP32;
   const JobSpec spec = Toy(GetParam(), /*steps=*/20);
   const RunResult cpu = RunJob(RunOptions(spec));
@@ -74,7 +74,7 @@ TEST_P(EmulatedJobsTest, LossesAreTheCpus) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, EmulatedJobsTest,
+INSTANTIATE_TEST_SUITE_P(Layouts, GpuJobsTest,
                          ::testing::Values(Layout{.name = "Alone"},
                                            Layout{.name = "Llama", .llama = true},
                                            Layout{.name = "LlamaBF16",
@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, EmulatedJobsTest,
                                                   .optimizer = job::v1::OPTIMIZER_TYPE_LAMB}),
                          [](const auto& info) { return info.param.name; });
 
-TEST(EmulatedJobTest, BitsAreTheSameEachTime) {
+TEST(GpuJobTest, BitsAreTheSameEachTime) {
   const JobSpec spec = Toy({.pipeline = 2, .precision = job::v1::PRECISION_BF16}, /*steps=*/4);
   const std::string first = RunJob(OnGpu(spec)).digest;
   ASSERT_NE(first, "");
@@ -95,7 +95,7 @@ TEST(EmulatedJobTest, BitsAreTheSameEachTime) {
   EXPECT_EQ(RunJob(OnGpu(spec)).digest, first);
 }
 
-TEST(EmulatedJobTest, GoesOnFromItsCheckpointToTheBitsOfACalmRun) {
+TEST(GpuJobTest, GoesOnFromItsCheckpointToTheBitsOfACalmRun) {
   const JobSpec spec = Toy({.data = 2}, /*steps=*/5);
   const std::string calm = RunJob(OnGpu(spec)).digest;
   RunOptions first = OnGpu(spec);
@@ -109,7 +109,7 @@ TEST(EmulatedJobTest, GoesOnFromItsCheckpointToTheBitsOfACalmRun) {
   EXPECT_EQ(RunJob(second).digest, calm);
 }
 
-TEST(EmulatedJobTest, ADivergenceIsExplainedByTheOperatorThatBeganIt) {
+TEST(GpuJobTest, ADivergenceIsExplainedByTheOperatorThatBeganIt) {
   JobSpec spec = Toy({}, /*steps=*/3);
   spec.mutable_optimizer()->set_lr(1e30);
   spec.mutable_optimizer()->set_clip_grad(0);

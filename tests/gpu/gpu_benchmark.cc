@@ -1,0 +1,105 @@
+// Times every operator of the GPU at the sizes of a model of 7 billion parameters, beside what the
+// device can reach: the bandwidth of its own copies, measured in the same run, and the peak rate of
+// its products.
+//
+//   gpu_benchmark [--precision bf16|fp32] [--small] [-o text|json]
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "nlohmann/json.hpp"
+#include "runtime/device/testing/test_devices.h"
+#include "tests/bench/operator_rates.h"
+
+namespace megascale::bench {
+namespace {
+
+constexpr OperatorSizes kSizes = {.tokens = 8192,
+                                  .seq = 4096,
+                                  .hidden = 4096,
+                                  .heads = 32,
+                                  .head_dim = 128,
+                                  .intermediate = 16384,
+                                  .vocabulary = 50304,
+                                  .parameters = 200'000'000};
+// For the emulator, which computes some million times slower.
+constexpr OperatorSizes kSmallSizes = {.tokens = 32,
+                                       .seq = 16,
+                                       .hidden = 64,
+                                       .heads = 1,
+                                       .head_dim = 64,
+                                       .intermediate = 64,
+                                       .vocabulary = 64,
+                                       .parameters = 4096};
+
+struct Options {
+  std::string precision = "bf16";
+  std::string format = "text";
+  bool small = false;
+};
+
+// The part of what the device can reach; 0: unknown.
+double ShareOf(const OperatorRate& rate, const device::PeakRates& peak, tensor::DType dtype,
+               double copy_rate) {
+  const double most = rate.unit == OperatorRate::Unit::kFlops ? peak.OfProducts(dtype) : copy_rate;
+  return most > 0 ? rate.per_second() / most : 0;
+}
+
+int Run(const Options& options) {
+  const auto device = device::AllDevices().front().make(/*seed=*/1);
+  const device::Description description = device->Describe();
+  const auto dtype = options.precision == "bf16" ? tensor::DType::kBF16 : tensor::DType::kF32;
+  const bool json = options.format == "json";
+  if (!json) std::printf("%s, %s\n", description.name.c_str(), options.precision.c_str());
+  double copy_rate = 0;
+  nlohmann::json rows = nlohmann::json::array();
+  const absl::Status measured = MeasureOperators(
+      {.device = device.get(),
+       .dtype = dtype,
+       .seconds = options.small ? 0.0 : 0.1,
+       .sizes = options.small ? kSmallSizes : kSizes},
+      [&](const OperatorRate& rate) {
+        if (rate.name == "copy") copy_rate = rate.per_second();
+        const double share = ShareOf(rate, description.peak, dtype, copy_rate);
+        const bool is_flops = rate.unit == OperatorRate::Unit::kFlops;
+        if (json) {
+          rows.push_back({{"name", rate.name},
+                          {"seconds", rate.seconds},
+                          {"per_second", rate.per_second()},
+                          {"unit", is_flops ? "FLOP" : "byte"},
+                          {"share", share}});
+          return;
+        }
+        std::printf("  %-34s %10.1f us %9.1f %s %6.1f %% of %s\n", rate.name.c_str(),
+                    rate.seconds * 1e6, rate.per_second() / (is_flops ? 1e12 : 1e9),
+                    is_flops ? "TFLOP/s" : "GB/s   ", 100 * share,
+                    is_flops ? "the device's peak" : "the copy's rate");
+      });
+  if (!measured.ok()) {
+    std::fprintf(stderr, "gpu_benchmark: %s\n", std::string(measured.message()).c_str());
+    return 1;
+  }
+  if (json) {
+    std::printf("%s\n", nlohmann::json({{"device", description.name},
+                                        {"precision", options.precision},
+                                        {"operators", rows}})
+                            .dump(1)
+                            .c_str());
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace megascale::bench
+
+int main(int argc, char** argv) {
+  megascale::bench::Options options;
+  CLI::App app("Every operator of the GPU, beside what the device can reach.");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--precision", options.precision)->check(CLI::IsMember({"bf16", "fp32"}));
+  app.add_option("-o,--output", options.format)->check(CLI::IsMember({"text", "json"}));
+  app.add_flag("--small", options.small, "sizes that an emulator can compute");
+  CLI11_PARSE(app, argc, argv);
+  return megascale::bench::Run(options);
+}

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# gpu-check.sh with programs that compute on the emulator.
+set -euo pipefail
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+fail() {
+  echo "gpu_check_test: $*" >&2
+  cat "$folder"/*.txt "$folder"/out*/*.log >&2 || true
+  exit 1
+}
+
+mkdir "$folder/bin"
+ln -s "$PWD/tests/e2e/cuda_program" "$folder/bin/megascale"
+ln -s "$PWD/tests/gpu/fragments_test" "$folder/bin/gpu_tests"
+ln -s "$PWD/tests/gpu/emulated_gpu_benchmark" "$folder/bin/gpu_benchmark"
+check=tests/gpu/gpu-check.sh
+
+"$check" --small --bin "$folder/bin" --out "$folder/out" --parts fragments,bench >"$folder/table.txt" ||
+  fail "a part failed"
+grep -Eq '^fragments +passed +[0-9]+  3 tests$' "$folder/table.txt" || fail "no line of fragments"
+grep -Eq '^bench +passed' "$folder/table.txt" || fail "no line of bench"
+grep -q '"part": "fragments", "result": "passed"' "$folder/out/results.json" || fail "results.json"
+grep -q '"name": "attention, backward"' "$folder/out/bench.json" || fail "bench.json"
+
+# A program that fails is a part that failed.
+ln -sf /bin/false "$folder/bin/gpu_tests"
+if "$check" --small --bin "$folder/bin" --out "$folder/out2" --parts fragments >"$folder/failed.txt"; then
+  fail "a failed part was not told"
+fi
+grep -Eq '^fragments +FAILED +[0-9]+  gpu_tests ended with 1; see ' "$folder/failed.txt" || fail "no line of the failure"
+
+# Mistakes are named before anything runs.
+status=0
+"$check" --parts nonsense 2>"$folder/mistake.txt" || status=$?
+[[ $status -eq 2 ]] || fail "a wrong part ended with $status"
+grep -q "unknown part 'nonsense'; expected some of: machine fragments" "$folder/mistake.txt" || fail "the mistake"

@@ -2,7 +2,8 @@
 # Packs programs with the shared libraries they need, for any x86-64 Linux with glibc 2.36 or newer.
 # Usage: tools/bundle.sh OUT.tar.gz NAME PROGRAM [FILE…]
 #   OUT.tar.gz  holds the folder NAME: NAME/bin with the programs, NAME/lib with the libraries, NAME with the files
-#   PROGRAM     several are separated by commas; each was linked with the run path $ORIGIN/../lib
+#   PROGRAM     several are separated by commas; each was linked with the run path $ORIGIN/../lib as DT_RPATH, which is
+#               searched for the libraries' own libraries, too (DT_RUNPATH is not)
 # glibc stays that of the machine, and so do CUDA's libraries, which the program opens by itself.
 set -euo pipefail
 

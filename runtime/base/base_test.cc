@@ -9,12 +9,14 @@
 #include <filesystem>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/frame.h"
+#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/base/process/thread_environment.h"
 #include "runtime/base/status.h"
@@ -86,6 +88,32 @@ TEST(ClockTest, PollNeverSpinsAndNeverWaitsForEver) {
   EXPECT_EQ(PollMilliseconds(absl::Milliseconds(20)), 20);
   EXPECT_EQ(PollMilliseconds(absl::ZeroDuration()), 0);
   EXPECT_EQ(PollMilliseconds(-absl::InfiniteDuration()), 0);
+}
+
+TEST(FrameTest, AHostOf256RanksGetsAllDescriptorsInOrder) {
+  auto pair = MakeSocketPair().value();
+  RaiseDescriptorLimit();
+  const auto first = SharedMemory::Create("test", 4096).value();
+  const auto other = SharedMemory::Create("test", 8192).value();
+  for (const size_t count : {size_t{250}, size_t{251}, size_t{258}, kFrameFdsMax}) {
+    std::vector<int> fds(count, other->fd());
+    fds.front() = first->fd();
+    std::thread sender(
+        [&] { EXPECT_TRUE(SendFrame(pair.first.get(), "hello", fds, absl::Seconds(5)).ok()); });
+    auto frame = ReceiveFrame(pair.second.get(), absl::Seconds(5));
+    sender.join();
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    EXPECT_EQ(frame->payload, "hello");
+    ASSERT_EQ(frame->fds.size(), count);
+    struct stat info = {};
+    ASSERT_EQ(::fstat(frame->fds.front().get(), &info), 0);
+    EXPECT_EQ(info.st_size, static_cast<off_t>(first->size_bytes()));
+    ASSERT_EQ(::fstat(frame->fds.back().get(), &info), 0);
+    EXPECT_EQ(info.st_size, static_cast<off_t>(other->size_bytes()));
+  }
+  const std::vector<int> many(kFrameFdsMax + 1, first->fd());
+  EXPECT_EQ(SendFrame(pair.first.get(), "hello", many, absl::Seconds(5)).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(FrameTest, FramesLargerThanTheSocketsBufferArriveWhole) {

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 
@@ -17,6 +18,7 @@ namespace megascale::base {
 namespace {
 
 constexpr size_t kPieceBytes = 1 << 20;
+constexpr size_t kFdsPerMessageMax = kFrameFdsMax / sizeof(uint32_t);  // the kernel takes 253
 
 class Deadline {
  public:
@@ -45,23 +47,26 @@ absl::Status GoneOr(int error, const char* what) {
   return ErrnoStatus(error, what);
 }
 
-absl::Status SendSome(int socket, absl::string_view data, const std::vector<int>& fds,
+// Sends descriptors with the first bytes: all but the last message are one byte each. Requires:
+// `data` has a byte for each message.
+absl::Status SendSome(int socket, absl::string_view data, absl::Span<const int> fds,
                       const Deadline& deadline) {
-  bool attach = !fds.empty();
   while (!data.empty()) {
-    iovec part = {const_cast<char*>(data.data()), data.size()};
+    const absl::Span<const int> now = fds.subspan(0, kFdsPerMessageMax);
+    const size_t size = now.size() < fds.size() ? 1 : data.size();
+    iovec part = {const_cast<char*>(data.data()), size};
     msghdr message = {};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kFrameFdsMax)] = {};
-    if (attach) {
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kFdsPerMessageMax)] = {};
+    if (!now.empty()) {
       message.msg_control = control;
-      message.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
+      message.msg_controllen = CMSG_SPACE(sizeof(int) * now.size());
       cmsghdr* header = CMSG_FIRSTHDR(&message);
       header->cmsg_level = SOL_SOCKET;
       header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
-      std::memcpy(CMSG_DATA(header), fds.data(), sizeof(int) * fds.size());
+      header->cmsg_len = CMSG_LEN(sizeof(int) * now.size());
+      std::memcpy(CMSG_DATA(header), now.data(), sizeof(int) * now.size());
     }
     const ssize_t sent = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
@@ -70,7 +75,7 @@ absl::Status SendSome(int socket, absl::string_view data, const std::vector<int>
       continue;
     }
     if (sent < 0) return GoneOr(errno, "send");
-    attach = false;
+    fds.remove_prefix(now.size());
     data.remove_prefix(static_cast<size_t>(sent));
   }
   return absl::OkStatus();
@@ -96,7 +101,7 @@ absl::Status ReceiveSome(int socket, char* data, size_t size, std::vector<Unique
     msghdr message = {};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kFrameFdsMax)];
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kFdsPerMessageMax)];
     message.msg_control = control;
     message.msg_controllen = sizeof(control);
     const ssize_t got = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -107,6 +112,10 @@ absl::Status ReceiveSome(int socket, char* data, size_t size, std::vector<Unique
     }
     if (got < 0) return GoneOr(errno, "receive");
     TakeFds(&message, fds);
+    if ((message.msg_flags & MSG_CTRUNC) != 0) {
+      return absl::ResourceExhaustedError(
+          "receive: this process may not open that many descriptors; raise its limit (ulimit -n)");
+    }
     if (got == 0) return absl::UnavailableError("receive: the other end is gone");
     data += got;
     size -= static_cast<size_t>(got);
@@ -128,7 +137,8 @@ absl::Status SendFrame(int socket, const std::string& payload, const std::vector
                        absl::Duration timeout) {
   if (payload.size() > kFrameBytesMax || fds.size() > kFrameFdsMax) {
     return absl::InvalidArgumentError(absl::StrCat("frame of ", payload.size(), " bytes and ",
-                                                   fds.size(), " descriptors exceeds the limit"));
+                                                   fds.size(), " descriptors; expected at most ",
+                                                   kFrameBytesMax, " and ", kFrameFdsMax));
   }
   const auto length = static_cast<uint32_t>(payload.size());
   std::string bytes(sizeof(length), '\0');

@@ -1,6 +1,6 @@
 // Length-prefixed messages with file descriptors over a socket pair: the link between an agent and
 // its processes. A frame is 4 bytes of length (little endian), then that many bytes; descriptors
-// are sent with its first byte.
+// are sent with its first bytes, because the kernel passes at most 253 of them at once.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,8 @@
 namespace megascale::base {
 
 inline constexpr size_t kFrameBytesMax = 64 << 20;
-inline constexpr size_t kFrameFdsMax = 64;
+// The 4 bytes of the length carry 250 descriptors each.
+inline constexpr size_t kFrameFdsMax = 1000;
 
 struct Frame {
   std::string payload;
@@ -32,7 +33,8 @@ absl::Status SendFrame(int socket, const std::string& payload, const std::vector
                        absl::Duration timeout);
 
 // Receives one frame. Blocking: at most `timeout` (infinite: absl::InfiniteDuration()).
-// Errors: Unavailable - the other end is gone; DeadlineExceeded; DataLoss - the length is absurd.
+// Errors: Unavailable - the other end is gone; DeadlineExceeded; DataLoss - the length is absurd;
+// ResourceExhausted - this process may not open as many descriptors as the frame carries.
 absl::StatusOr<Frame> ReceiveFrame(int socket, absl::Duration timeout);
 
 }  // namespace megascale::base

@@ -29,6 +29,7 @@
 #include "controlplane/security/probe.h"
 #include "controlplane/security/tls_check.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/frame.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/socket/own_socket.h"
@@ -42,6 +43,11 @@ constexpr size_t kJobLogsKept = 64;
 constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
 // Socket paths have 107 bytes; "/t12345-12345/" and a socket's name follow.
 constexpr size_t kRunDirectoryBytesMax = 75;
+// A host process gets the snapshot memory of each local rank as a descriptor in one frame.
+constexpr int kSlotsMax = static_cast<int>(base::kFrameFdsMax) - 8;
+// What the agent opens for itself, and for each slot: a link, output, a log, snapshot memory.
+constexpr int64_t kDescriptorsOfAgent = 128;
+constexpr int64_t kDescriptorsPerSlot = 4;
 
 std::string Hostname() {
   char name[HOST_NAME_MAX + 1] = {};
@@ -56,11 +62,22 @@ std::string RandomWord() {
   return absl::StrCat(absl::Hex(word, absl::kZeroPad16));
 }
 
-absl::StatusOr<AgentOptions> Resolve(AgentOptions options) {
-  if (options.num_slots < 1) {
+// Says before the start what would fail only when a job fills the machine.
+absl::Status CheckSlots(int num_slots) {
+  if (num_slots < 1 || num_slots > kSlotsMax) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--slots ", options.num_slots, ": expected at least 1"));
+        absl::StrCat("--slots ", num_slots, ": expected 1 to ", kSlotsMax));
   }
+  const int64_t needed = kDescriptorsOfAgent + kDescriptorsPerSlot * num_slots;
+  const int64_t limit = base::RaiseDescriptorLimit();
+  if (limit >= needed) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--slots ", num_slots, ": needs ", needed, " open descriptors, and the limit is ", limit,
+      "; raise it (ulimit -Hn, or LimitNOFILE of the unit), or give fewer"));
+}
+
+absl::StatusOr<AgentOptions> Resolve(AgentOptions options) {
+  RETURN_IF_ERROR(CheckSlots(options.num_slots));
   if (options.drain_timeout < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--drain-timeout ", absl::FormatDuration(options.drain_timeout), ": expected at least 0s"));

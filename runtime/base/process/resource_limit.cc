@@ -1,10 +1,12 @@
 #include "runtime/base/process/resource_limit.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -195,6 +197,15 @@ std::optional<OutOfMemoryKills> CountOutOfMemoryKills(const std::string& root) {
     if (count.has_value()) return OutOfMemoryKills{*count, file};
   }
   return std::nullopt;
+}
+
+int64_t RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  const rlimit raised = {limit.rlim_max, limit.rlim_max};
+  if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  return static_cast<int64_t>(
+      std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<int64_t>::max()));
 }
 
 std::string FormatBytes(int64_t bytes) {

@@ -54,6 +54,10 @@ struct OutOfMemoryKills {
 // or on the machine if it has no group. nullopt if nothing counts them.
 std::optional<OutOfMemoryKills> CountOutOfMemoryKills(const std::string& root = "");
 
+// Raises the soft limit of open descriptors to the hard limit, for this process and those that it
+// starts. Does nothing if that is not allowed. Returns the limit that holds then.
+int64_t RaiseDescriptorLimit();
+
 // Returns "512 B", "3.2 KiB", "1.9 GiB".
 std::string FormatBytes(int64_t bytes);
 

@@ -8,8 +8,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "controlplane/security/grpc_log.h"
 #include "controlplane/security/tls_check.h"
-#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
 namespace megascale::security {
@@ -59,7 +59,7 @@ class RoleCheck final : public grpc::AuthMetadataProcessor {
     const std::string why =
         absl::StrCat("the certificate of '", certificate->name, "' has the role ",
                      RoleName(certificate->role), "; ", method, " is for role ", RoleName(needed));
-    base::LogWarning(absl::StrCat("refused a call: ", why));
+    LogRefusal(absl::StrCat("refused a call: ", why));
     return {grpc::StatusCode::PERMISSION_DENIED, why};
   }
 };

@@ -37,13 +37,19 @@ bool IsLeftToGrpc() { return std::getenv("GRPC_VERBOSITY") != nullptr; }
 void Drop(gpr_log_func_args*) {}
 
 void LogLine(gpr_log_func_args* line) {
-  // Made once and never destroyed: gRPC's threads may log until the process is gone.
-  static std::mutex* mutex = new std::mutex;
-  static LineLimiter* limiter = new LineLimiter;
   const std::string reason = RefusalReason(line->message);
   if (reason.empty() && line->severity < GPR_LOG_SEVERITY_ERROR) return;
   const std::string text = reason.empty() ? absl::StrCat("gRPC: ", line->message)
                                           : absl::StrCat("refused a connection: ", reason);
+  LogRefusal(text);
+}
+
+}  // namespace
+
+void LogRefusal(const std::string& text) {
+  // Made once and never destroyed: gRPC's threads may log until the process is gone.
+  static std::mutex* mutex = new std::mutex;
+  static LineLimiter* limiter = new LineLimiter;
   std::string admitted;
   {
     std::lock_guard<std::mutex> lock(*mutex);
@@ -51,8 +57,6 @@ void LogLine(gpr_log_func_args* line) {
   }
   if (!admitted.empty()) base::LogWarning(admitted);
 }
-
-}  // namespace
 
 void SilenceGrpc() {
   if (!IsLeftToGrpc()) gpr_set_log_function(Drop);

@@ -39,4 +39,7 @@ class LineLimiter {
   std::map<std::string, Seen> seen_;
 };
 
+// Logs a refusal as a warning, at most once a minute for each text. Threads: any.
+void LogRefusal(const std::string& text);
+
 }  // namespace megascale::security

@@ -164,8 +164,8 @@ void PersisterState::OnRetain(const std::string& serialized) {
   std::erase_if(waiting, [&](const Task& task) {
     return std::visit([&](const auto& one) { return one.step <= newest; }, task);
   });
-  const absl::Status status =
-      checkpoint::ApplyRetention(options.assignment.checkpoint_directory(), committed);
+  const absl::Status status = checkpoint::ApplyRetention(options.assignment.checkpoint_directory(),
+                                                         {committed, retain.attempt()});
   if (!status.ok()) ReportStorageError(status);
   // Reported after a failure, too: a job's end does not wait for files that cannot be deleted.
   link::v1::FromHost report;

@@ -1,6 +1,7 @@
 #include "actors/preflight.h"
 
 #include <fcntl.h>
+#include <google/protobuf/util/message_differencer.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -182,17 +183,31 @@ absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
   return manifest.step();
 }
 
+// A job that has trained goes on from a checkpoint of its own, so only the data must be the same.
+absl::Status CheckSameData(const HostAssignment& assignment,
+                           const checkpoint::v1::DataFingerprint& data) {
+  if (google::protobuf::util::MessageDifferencer::Equals(assignment.data(), data)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("data.files: the text on node ", assignment.node_id(),
+                   " differs from that on which the job has trained; every machine needs the same "
+                   "files"));
+}
+
 absl::Status Check(const HostAssignment& assignment, const device::Description& device,
                    Preflight* result) {
   const auto& spec = assignment.spec();
   RETURN_IF_ERROR(CheckDirectory(assignment));
   RETURN_IF_ERROR(CheckPlans(assignment));
-  RETURN_IF_ERROR(CheckMemory(assignment, device));
+  if (!assignment.has_memory()) RETURN_IF_ERROR(CheckMemory(assignment, device));
   ASSIGN_OR_RETURN(const auto corpus, data::Corpus::Open(spec.data(), spec.train().seq_length()));
   ASSIGN_OR_RETURN(*result->mutable_data(), corpus->Fingerprint());
   ASSIGN_OR_RETURN(const std::vector<std::string> binary, corpus->WarningsOfBinary());
   *result->mutable_warnings() = {binary.begin(), binary.end()};
-  if (!assignment.from_checkpoint().empty()) {
+  if (assignment.has_data()) {
+    RETURN_IF_ERROR(CheckSameData(assignment, result->data()));
+  } else if (!assignment.from_checkpoint().empty()) {
     ASSIGN_OR_RETURN(const int64_t step, CheckStart(assignment, device, result->data()));
     result->set_first_step(step);
   }

@@ -183,17 +183,23 @@ absl::Status WriteManifest(const std::string& directory, v1::Manifest manifest) 
                                 ToJson(manifest, JsonStyle::kPretty));
 }
 
-absl::Status ApplyRetention(const std::string& checkpoint_directory,
-                            const std::vector<CheckpointId>& committed) {
-  if (committed.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(RemoveLeftovers(checkpoint_directory, committed));
-  std::vector<std::pair<int64_t, int64_t>> kept;
-  for (const CheckpointId& id : committed) kept.push_back(Age(id));
-  const auto newest = *std::max_element(kept.begin(), kept.end());
+bool IsSuperseded(const CheckpointId& id, const Retention& retention) {
+  if (id.attempt() > retention.attempt) return false;
+  bool is_older = false;
+  for (const CheckpointId& kept : retention.committed) {
+    if (Age(kept) == Age(id)) return false;
+    is_older = is_older || Age(id) < Age(kept);
+  }
+  return is_older;
+}
+
+absl::Status ApplyRetention(const std::string& checkpoint_directory, const Retention& retention) {
+  if (retention.committed.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(RemoveLeftovers(checkpoint_directory, retention.committed));
   ASSIGN_OR_RETURN(const std::vector<CheckpointId> found,
                    ListStepDirectories(checkpoint_directory));
   for (const CheckpointId& id : found) {
-    if (Age(id) >= newest || std::find(kept.begin(), kept.end(), Age(id)) != kept.end()) continue;
+    if (!IsSuperseded(id, retention)) continue;
     const std::string away = PathOfDeleted(checkpoint_directory, id);
     RETURN_IF_ERROR(Rename(PathOf(checkpoint_directory, id), away));
     RETURN_IF_ERROR(base::SyncDirectory(checkpoint_directory));

@@ -33,11 +33,22 @@ absl::Status PersistShard(const SnapshotReader& reader, const SealedSnapshot& sn
 absl::Status WriteManifest(const std::string& directory,
                            megascale::checkpoint::v1::Manifest manifest);
 
-// Deletes step directories, complete or not, that are older (by step, then attempt) than the newest
-// of `committed` and not in `committed`. Deletes nothing if `committed` is empty. Finishes what an
-// interrupted call began.
-absl::Status ApplyRetention(const std::string& checkpoint_directory,
-                            const std::vector<megascale::agent::v1::CheckpointId>& committed);
+// The checkpoints that a host was told to keep, and the attempt in which it was told.
+struct Retention {
+  std::vector<megascale::agent::v1::CheckpointId> committed;
+  int64_t attempt = 0;
+};
+
+// Returns true if a checkpoint, complete or not, may be deleted: it is older (by step, then
+// attempt) than the newest of `committed`, not in `committed`, and not of a later attempt than
+// `attempt`. A host that was given up may carry out its newest order at any time. By then a job
+// that went back to an older step may have committed checkpoints of later attempts, which that host
+// does not know.
+bool IsSuperseded(const megascale::agent::v1::CheckpointId& id, const Retention& retention);
+
+// Deletes the superseded step directories. Deletes nothing if `committed` is empty. Finishes what
+// an interrupted call began.
+absl::Status ApplyRetention(const std::string& checkpoint_directory, const Retention& retention);
 
 // Makes room on storage that is full: deletes the step directories without a manifest whose attempt
 // is earlier than that of `newest`, or whose attempt is the same and whose step is earlier. Returns

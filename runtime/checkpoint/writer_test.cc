@@ -207,7 +207,7 @@ TEST(WriterTest, RetentionPutsBackACommittedCheckpointThatWasAboutToBeGivenUp) {
     std::filesystem::rename(directory,
                             absl::StrCat(root, "/.deleted-", StepDirectoryName(step, 1)));
   }
-  ASSERT_TRUE(ApplyRetention(root, Ids({{100, 1}})).ok());
+  ASSERT_TRUE(ApplyRetention(root, {Ids({{100, 1}}), 9}).ok());
   EXPECT_EQ(Names(root), (std::set<std::string>{"step-00000100-attempt-1"}));
   EXPECT_TRUE(ReadManifest(root + "/step-00000100-attempt-1").ok());
 }
@@ -228,13 +228,27 @@ TEST(WriterTest, RetentionDeletesOnlyWhatIsOlderThanTheNewestCommitted) {
   WriteText(partial + "/rank-00000.safetensors.tmp", "half");
   WriteText(root + "/notes.txt", "the user's own");
 
-  ASSERT_TRUE(ApplyRetention(root, {}).ok());
+  ASSERT_TRUE(ApplyRetention(root, {{}, 9}).ok());
   EXPECT_EQ(Names(root).size(), 9u);
 
-  ASSERT_TRUE(ApplyRetention(root, Ids({{300, 2}, {200, 1}})).ok());
+  ASSERT_TRUE(ApplyRetention(root, {Ids({{300, 2}, {200, 1}}), 9}).ok());
   EXPECT_EQ(Names(root), (std::set<std::string>{
                              "notes.txt", "step-00000200-attempt-1", "step-00000300-attempt-2",
                              "step-00000300-attempt-3", "step-00000400-attempt-1"}));
+}
+
+TEST(WriterTest, ALateRetentionOfAnEarlierAttemptKeepsWhatLaterOnesCommitted) {
+  const std::string root = TestDirectory();
+  // Attempt 1 committed step 300, which could not be read. Attempt 2 went on from step 100 and
+  // committed step 200. Then the host of attempt 1 carries out its newest order.
+  for (const ShardMoment& moment :
+       std::vector<ShardMoment>{{1, 50, 0}, {1, 100, 0}, {1, 300, 0}, {2, 200, 0}}) {
+    WriteTestCheckpoint(root, moment, 1);
+  }
+  ASSERT_TRUE(ApplyRetention(root, {Ids({{100, 1}, {300, 1}}), 1}).ok());
+  EXPECT_EQ(Names(root),
+            (std::set<std::string>{"step-00000100-attempt-1", "step-00000200-attempt-2",
+                                   "step-00000300-attempt-1"}));
 }
 
 TEST(WriterTest, RetentionFinishesWhatACrashInterrupted) {
@@ -242,9 +256,10 @@ TEST(WriterTest, RetentionFinishesWhatACrashInterrupted) {
   WriteTestCheckpoint(root, {1, 200, 0}, 1);
   std::filesystem::create_directory(root + "/.deleted-step-00000100-attempt-1");
   WriteText(root + "/.deleted-step-00000100-attempt-1/rank-00000.json", "left");
-  ASSERT_TRUE(ApplyRetention(root, Ids({{200, 1}})).ok());
+  ASSERT_TRUE(ApplyRetention(root, {Ids({{200, 1}}), 9}).ok());
   EXPECT_EQ(Names(root), (std::set<std::string>{"step-00000200-attempt-1"}));
-  EXPECT_EQ(ApplyRetention(root + "/none", Ids({{200, 1}})).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ApplyRetention(root + "/none", {Ids({{200, 1}}), 9}).code(),
+            absl::StatusCode::kNotFound);
 }
 
 }  // namespace

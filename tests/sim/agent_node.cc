@@ -256,7 +256,7 @@ void AgentNode::Do(const core::PrepareMemory& action) {
   std::erase_if(memory.snapshots, [&](const auto& item) { return ranks.count(item.first) == 0; });
   if (std::exchange(fail_next_prepare_, false)) {
     world_.Fault(node_id_, "has no memory for the attempt");
-    core_->OnPrepareFailed(action.job->job_id(), absl::ResourceExhaustedError("no memory"));
+    core_->OnPrepareFailed(action.job->job_id(), absl::ResourceExhaustedError("no memory"), Now());
   } else {
     for (const int rank : ranks) {
       if (memory.snapshots.count(rank) > 0) continue;
@@ -338,7 +338,7 @@ void AgentNode::StartHost(const core::StartProcess& action, Child* child) {
 }
 
 void AgentNode::Do(const core::CheckStore& action) {
-  core_->OnStoreChecked(action.job->job_id(), action.job->attempt(), absl::OkStatus());
+  core_->OnStoreChecked(action.job->job_id(), action.job->attempt(), absl::OkStatus(), Now());
 }
 
 void AgentNode::Do(const core::KillProcess& action) {
@@ -346,7 +346,10 @@ void AgentNode::Do(const core::KillProcess& action) {
   if (child == children_.end()) return;
   child->second.killed |=
       child->second.worker != nullptr ? child->second.worker->alive() : child->second.host->alive();
-  EndSoon(action.process_id, SIGKILL, kReapMax + kill_delay_);
+  const absl::Duration hung = std::exchange(hung_kill_, absl::ZeroDuration());
+  world_.timeline.After(hung, [this, id = action.process_id, incarnation = num_incarnations_] {
+    if (incarnation == num_incarnations_) EndSoon(id, SIGKILL, kReapMax + kill_delay_);
+  });
 }
 
 void AgentNode::Do(const core::SendToWorker& action) {

@@ -51,6 +51,8 @@ class AgentNode {
   void FailNextPrepare() { fail_next_prepare_ = true; }
   // Makes killed processes end only after this time, as if they hung in a device.
   void DelayKills(absl::Duration by) { kill_delay_ = by; }
+  // Makes the next process that is killed end only after this time.
+  void HangKills(absl::Duration by) { hung_kill_ = by; }
   // Stops the agent for this long; its processes go on.
   void Stall(absl::Duration how_long);
 
@@ -118,6 +120,7 @@ class AgentNode {
   absl::Duration stalled_until_ = absl::ZeroDuration();
   std::vector<std::function<void()>> deferred_;  // to run after the stall, in order
   absl::Duration kill_delay_ = absl::ZeroDuration();
+  absl::Duration hung_kill_ = absl::ZeroDuration();
   std::optional<int64_t> actions_left_;
   bool fail_next_start_ = false;
   bool fail_next_prepare_ = false;

@@ -110,6 +110,19 @@ TEST_F(BrokenTest, AgentThatConfirmsAFenceBeforeItsProcessesAreGoneIsFound) {
   }));
 }
 
+TEST_F(BrokenTest, ARankThatStartsWithoutAPreflightIsFound) {
+  EXPECT_TRUE(Finds("PreflightComesFirst", [] {
+    Tampering tampering;
+    tampering.desired = [](agent::DesiredState* desired) {
+      for (auto& job : *desired->mutable_jobs()) {
+        if (job.phase() != agent::DesiredJob::PHASE_PREFLIGHT) continue;
+        job.set_phase(agent::DesiredJob::PHASE_RUN);
+      }
+    };
+    return tampering;
+  }));
+}
+
 TEST_F(BrokenTest, SnapshotThatIsReportedButNotThereIsFound) {
   EXPECT_TRUE(Finds("RestorePointIsThere", [](agent::ActualState* report) {
     for (auto& job : *report->mutable_jobs()) {

@@ -53,20 +53,17 @@ absl::StatusOr<std::string> CheckpointStorage::WriteManifest(const std::string& 
 }
 
 absl::Status CheckpointStorage::ApplyRetention(const std::string& job_id,
-                                               const std::vector<agent::CheckpointId>& committed) {
+                                               const checkpoint::Retention& retention) {
   RETURN_IF_ERROR(Writable());
-  std::vector<Age> kept;
-  for (const auto& id : committed) kept.emplace_back(id.step(), id.attempt());
-  const Age newest = *std::max_element(kept.begin(), kept.end());
   auto& directories = jobs_[job_id];
   for (auto it = directories.begin(); it != directories.end();) {
-    if (it->first >= newest || std::find(kept.begin(), kept.end(), it->first) != kept.end()) {
-      ++it;
-      continue;
-    }
     agent::CheckpointId id;
     id.set_step(it->first.first);
     id.set_attempt(it->first.second);
+    if (!checkpoint::IsSuperseded(id, retention)) {
+      ++it;
+      continue;
+    }
     it = directories.erase(it);
     world_.Say("storage", absl::StrCat("deleted ", PathOf(job_id, id)));
     world_.Tell(&Observer::OnCheckpointDeleted, job_id, id);

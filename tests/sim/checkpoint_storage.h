@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/checkpoint/writer.h"
 #include "tests/sim/world.h"
 
 namespace megascale::sim {
@@ -30,9 +31,8 @@ class CheckpointStorage {
   // checkpoint was given up.
   absl::StatusOr<std::string> WriteManifest(const std::string& job_id,
                                             const agent::CheckpointId& id, int world_size);
-  // Deletes checkpoints older than the newest of `committed`, as runtime/checkpoint/writer.h does.
-  absl::Status ApplyRetention(const std::string& job_id,
-                              const std::vector<agent::CheckpointId>& committed);
+  // Deletes superseded checkpoints, as runtime/checkpoint/writer.h does.
+  absl::Status ApplyRetention(const std::string& job_id, const checkpoint::Retention& retention);
   // Deletes incomplete checkpoints, as runtime/checkpoint/writer.h does.
   void GiveUpIncomplete(const std::string& job_id, const agent::CheckpointId& newest);
   // Returns the step of the rank's shard. Errors: DataLoss - the checkpoint is not complete.

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/epoch.h"
 #include "runtime/base/check.h"
 
 namespace megascale::sim {
@@ -39,6 +40,9 @@ driver::SimulatedDisk::Fate DriverNode::FateOf(absl::string_view effect) {
     fail_next_write_ = false;
     return driver::SimulatedDisk::Fate::kFails;
   }
+  if (absl::StrContains(effect, "metrics") && world_.timeline.now() < job_files_fail_until_) {
+    return driver::SimulatedDisk::Fate::kFails;
+  }
   return driver::SimulatedDisk::Fate::kDone;
 }
 
@@ -53,6 +57,7 @@ void DriverNode::Start() {
   options.files = &disk_;
   options.clock = &clock_;
   options.snapshot_interval_events = kSnapshotIntervalEvents;
+  options.secret = "secret";
   auto shell = driver::DriverShell::Create(std::move(options));
   if (!shell.ok()) {
     if (absl::IsDataLoss(shell.status())) {
@@ -77,8 +82,8 @@ void DriverNode::CheckReplay() {
     expected = log.state;
     for (const driver::Event& event : log.events) driver::Apply(event, &expected);
   }
-  driver::Event started;
-  started.mutable_driver_started()->set_rules(driver::kRules);
+  driver::Event started = driver::StartedEvent(expected, {clock_.Wall(), "secret", false});
+  started.set_time_unix_nanos(absl::ToUnixNanos(clock_.Wall()));
   driver::Apply(started, &expected);
   if (shell_->state().SerializeAsString() == expected.SerializeAsString()) return;
   world_.Violate("ReplayGivesTheSameState", "a driver that was started again knows something else");
@@ -106,8 +111,46 @@ void DriverNode::Stall(absl::Duration how_long) {
   stalled_until_ = std::max(stalled_until_, world_.timeline.now() + how_long);
 }
 
+namespace {
+
+std::string LossLogPath(const std::string& job_id) {
+  return absl::StrCat(kStateDirectory, "/jobs/", job_id, "/metrics.jsonl");
+}
+
+}  // namespace
+
 std::string DriverNode::LossLogOf(const std::string& job_id) {
-  return disk_.Read(absl::StrCat(kStateDirectory, "/jobs/", job_id, "/metrics.jsonl")).value_or("");
+  const std::string path = LossLogPath(job_id);
+  return disk_.ReadAt(path, 0, disk_.Size(path).value_or(0)).value_or("");
+}
+
+void DriverNode::FailJobFiles(absl::Duration how_long) {
+  world_.Say("fault", absl::StrCat("the files of jobs fail for ", absl::FormatDuration(how_long)));
+  job_files_fail_until_ = world_.timeline.now() + how_long;
+}
+
+void DriverNode::CorruptLossLog() {
+  if (durable_.jobs().empty()) return;
+  const auto& job = durable_.jobs(static_cast<int>(world_.rng.Index(durable_.jobs_size())));
+  const size_t size = disk_.Size(LossLogPath(driver::JobId(job))).value_or(0);
+  if (size == 0) return;
+  world_.Say("fault", absl::StrCat("the loss log of ", driver::JobId(job), " is damaged"));
+  corrupt_.insert(driver::JobId(job));
+  const std::string bytes(static_cast<size_t>(world_.rng.Between(1, 400)),
+                          world_.rng.Chance(0.5) ? '\0' : '\n');
+  disk_.Corrupt(LossLogPath(driver::JobId(job)), world_.rng.Index(size), bytes);
+}
+
+void DriverNode::Restore(absl::Duration away) {
+  MEGASCALE_CHECK(backup_.has_value());
+  Crash("its state is lost", away);
+  DriverState state = backup_->state;
+  for (const driver::Event& event : backup_->events) driver::Apply(event, &state);
+  driver::Event started = driver::StartedEvent(state, {clock_.Wall(), "another", true});
+  started.set_time_unix_nanos(absl::ToUnixNanos(clock_.Wall()));
+  driver::Apply(started, &state);
+  durable_ = state;
+  disk_.ReplaceLog({state, {}});
 }
 
 // --- inputs -----------------------------------------------------------------------------------

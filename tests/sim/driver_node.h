@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,13 @@ class DriverNode {
   void CrashAtEffect(int64_t number) { effects_left_ = number; }
   // Makes the next write to the log or a file fail, which ends the process.
   void FailNextWrite() { fail_next_write_ = true; }
+  // Makes the files of all jobs fail for this long.
+  void FailJobFiles(absl::Duration how_long);
+  // Changes bytes of a job's loss log on the disk.
+  void CorruptLossLog();
+  // Keeps a copy of the log; ends the process and starts it on the copy, as a restored one.
+  void BackUp() { backup_ = disk_.durable_log(); }
+  void Restore(absl::Duration away);
   // Stops the process for this long.
   void Stall(absl::Duration how_long);
   void StepWallClock(absl::Duration by) { clock_.wall_offset += by; }
@@ -54,6 +62,7 @@ class DriverNode {
 
   // The state that is durable in the log.
   const DriverState& durable() const { return durable_; }
+  bool IsLossLogCorrupt(const std::string& job_id) const { return corrupt_.count(job_id) > 0; }
   // Returns the loss log of a job as it is on the disk; empty: there is no loss log.
   std::string LossLogOf(const std::string& job_id);
 
@@ -83,6 +92,9 @@ class DriverNode {
   DriverState durable_;
   bool dying_ = false;
   bool fail_next_write_ = false;
+  absl::Duration job_files_fail_until_ = absl::ZeroDuration();
+  std::set<std::string> corrupt_;  // jobs whose loss logs were changed
+  std::optional<driver::LogContents> backup_;
   std::optional<int64_t> effects_left_;
   absl::Duration round_at_ = absl::InfiniteDuration();  // when the next round is due
   absl::Duration stalled_until_ = absl::ZeroDuration();

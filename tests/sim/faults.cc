@@ -30,7 +30,8 @@ Faults::Faults(World* world, DriverNode* driver, Network* network,
       &Faults::KillProcess, &Faults::HangProcess,         &Faults::FailStart,
       &Faults::FailPrepare, &Faults::DelayKills,          &Faults::CutOff,
       &Faults::FailStorage, &Faults::BreakConnection,     &Faults::FillStorage,
-      &Faults::FailReads,   &Faults::FailReads,
+      &Faults::FailReads,   &Faults::FailReads,           &Faults::LoseData,
+      &Faults::HangKills,   &Faults::FailJobFiles,        &Faults::CorruptLossLog,
   };
   if (world_.rng.Chance(kCalmSeeds) || calm) {
     world_.storm = false;
@@ -66,9 +67,11 @@ void Faults::Heal() {
   world_.storage_fails_until = world_.timeline.now();
   world_.storage_full_until = world_.timeline.now();
   world_.reads_fail_until.clear();
+  world_.data_gone_until.clear();
   for (const auto& agent : agents_) {
     network_.SetPartitioned(agent->node_id(), false);
     agent->DelayKills(absl::ZeroDuration());
+    agent->HangKills(absl::ZeroDuration());
   }
   world_.Tell(&Observer::OnHealed);
 }
@@ -113,6 +116,14 @@ void Faults::DelayKills() {
   agent.DelayKills(world_.rng.Between(absl::Milliseconds(100), absl::Seconds(20)));
 }
 
+// Long enough that the driver gives these processes up.
+void Faults::HangKills() {
+  if (!world_.rng.Chance(0.2)) return;
+  AgentNode& agent = AnyAgent();
+  world_.Fault(agent.node_id(), "its processes hang when they are killed");
+  agent.HangKills(world_.rng.Between(absl::Minutes(3), absl::Minutes(6)));
+}
+
 // --- processes --------------------------------------------------------------------------------
 
 void Faults::KillProcess() { AnyAgent().KillSomething(); }
@@ -146,6 +157,20 @@ void Faults::FailReads() {
   world_.Fault(node_id, absl::StrCat("cannot read storage for ", absl::FormatDuration(how_long)));
   world_.reads_fail_until[node_id] = world_.timeline.now() + how_long;
 }
+
+// The mount of the training data is missing on a machine.
+void Faults::LoseData() {
+  const std::string node_id = AnyAgent().node_id();
+  const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(60));
+  world_.Fault(node_id, absl::StrCat("has no data for ", absl::FormatDuration(how_long)));
+  world_.data_gone_until[node_id] = world_.timeline.now() + how_long;
+}
+
+void Faults::FailJobFiles() {
+  driver_.FailJobFiles(world_.rng.Between(absl::Milliseconds(100), absl::Seconds(10)));
+}
+
+void Faults::CorruptLossLog() { driver_.CorruptLossLog(); }
 
 void Faults::FailStorage() {
   const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(20));

@@ -47,6 +47,10 @@ class Faults {
   void FailStorage();
   void FillStorage();
   void FailReads();
+  void LoseData();
+  void HangKills();
+  void FailJobFiles();
+  void CorruptLossLog();
 
   World& world_;
   DriverNode& driver_;

@@ -37,6 +37,13 @@ void HostProcess::Start() {
       message.mutable_preflight()->set_state(agent::Preflight::STATE_REFUSED);
       message.mutable_preflight()->set_message("data.files: cannot be read");
     }
+    if (world_.timeline.now() < world_.data_gone_until[options_.name.node_id]) {
+      message.mutable_preflight()->set_state(agent::Preflight::STATE_REFUSED);
+      message.mutable_preflight()->set_message("data.files: the folder is empty");
+    }
+    if (message.preflight().state() == agent::Preflight::STATE_PASSED) {
+      world_.Tell(&Observer::OnPreflightPassed, options_.name);
+    }
     options_.report(message);
     options_.exit(0);
   });
@@ -161,11 +168,12 @@ bool HostProcess::OnFinalize(const agent::CheckpointId& id) {
 
 void HostProcess::OnRetain(const link::v1::Retain& retain) {
   if (retain.committed().empty()) return;
-  std::vector<agent::CheckpointId> committed = {retain.committed().begin(),
-                                                retain.committed().end()};
-  newest_committed_ = committed.back().step();
-  if (world_.tampering.retain) world_.tampering.retain(&committed);
-  const absl::Status status = storage_.ApplyRetention(options_.name.job_id, committed);
+  checkpoint::Retention retention;
+  retention.committed = {retain.committed().begin(), retain.committed().end()};
+  retention.attempt = retain.attempt();
+  newest_committed_ = retention.committed.back().step();
+  if (world_.tampering.retain) world_.tampering.retain(&retention.committed);
+  const absl::Status status = storage_.ApplyRetention(options_.name.job_id, retention);
   if (!status.ok()) SayStorageError(status);
   link::v1::FromHost message;
   *message.mutable_retained()->mutable_newest() = *retain.committed().rbegin();

@@ -48,6 +48,7 @@ megascale::job::v1::JobSpec Operators::DrawSpec(int num_slots, int tensor_max) {
   spec.mutable_parallel()->set_data_parallel_size(pipelined ? data / 2 : data);
   spec.mutable_parallel()->set_pipeline_model_parallel_size(pipelined ? 2 : 1);
   spec.mutable_train()->set_steps(rng.Between(5, 100));
+  spec.mutable_checkpoint()->set_directory("/checkpoints");
   spec.mutable_checkpoint()->set_interval(rng.Between(2, 12));
   spec.mutable_checkpoint()->set_keep(static_cast<int>(rng.Between(1, 3)));
   auto* fault = spec.mutable_fault();
@@ -142,8 +143,23 @@ void Operators::Cancel(size_t index) {
   world_.timeline.After(kPatience, [this, index] { Cancel(index); });
 }
 
+// After the storm, operators examine the machines that are at fault and use them again.
+void Operators::Uncordon() {
+  for (const auto& node : driver_.durable().nodes()) {
+    const std::string& node_id = node.hello().node_id();
+    const auto& jobs = driver_.durable().jobs();
+    const bool refuses = std::any_of(jobs.begin(), jobs.end(), [&](const JobRecord& job) {
+      return driver::RefusingNodesOf(driver_.durable(), job).count(node_id) > 0;
+    });
+    if (!node.has_quarantine() && !refuses) continue;
+    world_.Fault(node_id, "is to be uncordoned");
+    driver_.SetEvicted(node_id, false, [](const auto& status) {});
+  }
+}
+
 void Operators::Ask() {
   world_.timeline.After(world_.rng.Between(absl::Milliseconds(300), absl::Seconds(3)), [this] {
+    if (!world_.storm && driver_.up()) Uncordon();
     const Job& job = jobs_[world_.rng.Index(jobs_.size())];
     if (job.submitted) {
       driver_.GetJob(job.submit.job_id(), [this, job_id = job.submit.job_id()](const auto& answer) {

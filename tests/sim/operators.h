@@ -35,6 +35,7 @@ class Operators {
   void Submit(size_t index);
   void Cancel(size_t index);
   void SetEvicted(const std::string& node_id, bool evicted, std::shared_ptr<bool> answered);
+  void Uncordon();
   void Ask();
 
   World& world_;

@@ -60,6 +60,7 @@ class Simulation {
       : keep_going_(options.keep_going),
         calm_(options.calm),
         driver_away_(options.driver_away),
+        restore_after_(options.restore_after),
         world_(options.seed, options.trace, options.tampering),
         storage_(&world_),
         collective_(&world_),
@@ -98,7 +99,7 @@ class Simulation {
       world_.timeline.At(world_.rng.Between(absl::Seconds(3), storm),
                          [this, i] { agents_[i]->Remove(); });
     }
-    const bool evicts = !calm_ && world_.rng.Chance(0.25);
+    const bool evicts = !calm_ && world_.rng.Chance(0.25) && restore_after_ == absl::ZeroDuration();
     operators_->Start(storm, evicts ? agents_[world_.rng.Index(agents_.size())]->node_id() : "");
     faults_->Start(storm);
     if (driver_away_ > absl::ZeroDuration()) {
@@ -122,9 +123,11 @@ class Simulation {
 
  private:
   void AddObservers() {
+    if (restore_after_ > absl::ZeroDuration()) return AddObserversOfRestore();
     checkers_.push_back(std::make_unique<CommitChecker>(&world_, &storage_));
     checkers_.push_back(std::make_unique<KeptChecker>(&world_));
     checkers_.push_back(std::make_unique<FenceChecker>(&world_));
+    checkers_.push_back(std::make_unique<PreflightChecker>(&world_));
     checkers_.push_back(std::make_unique<RestoreChecker>(&world_));
     checkers_.push_back(std::make_unique<TerminalChecker>(&world_));
     checkers_.push_back(std::make_unique<AcknowledgedChecker>(&world_));
@@ -136,6 +139,17 @@ class Simulation {
     checkers_.push_back(std::make_unique<LossLogChecker>(&world_, &driver_));
     checkers_.push_back(std::make_unique<Census>(&outcome_));
     for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
+  }
+
+  // A restored log may lack what was acknowledged after the copy was made.
+  void AddObserversOfRestore() {
+    checkers_.push_back(std::make_unique<EpochChecker>(&world_));
+    checkers_.push_back(std::make_unique<PreflightChecker>(&world_));
+    checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
+    checkers_.push_back(std::make_unique<Census>(&outcome_));
+    for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
+    world_.timeline.At(kDriverEnds, [this] { driver_.BackUp(); });
+    world_.timeline.At(kDriverEnds + restore_after_, [this] { driver_.Restore(absl::Seconds(1)); });
   }
 
   bool IsOver(absl::Duration storm) const {
@@ -159,6 +173,7 @@ class Simulation {
   const bool keep_going_;
   const bool calm_;
   const absl::Duration driver_away_;
+  const absl::Duration restore_after_;
   World world_;
   CheckpointStorage storage_;
   Collective collective_;

@@ -17,6 +17,9 @@ struct SimulationOptions {
   // In a calm run: the driver is killed once, early, and is started again after this time. Zero: it
   // is not killed.
   absl::Duration driver_away = absl::ZeroDuration();
+  // The driver's log is copied early, and after this time the driver is killed and goes on with the
+  // copy. Zero: it is not. Checks only what may be expected of a restored log.
+  absl::Duration restore_after = absl::ZeroDuration();
   Tampering tampering = {};  // breaks the product on purpose
   bool keep_going = false;   // go on after a violation, to see its consequences
 };

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "runtime/base/log.h"
@@ -94,6 +95,24 @@ TEST(SimulationTest, ADriverThatIsAwayForMinutesCostsNoAttempt) {
     }
     EXPECT_GT(outcome.virtual_time, absl::Minutes(5)) << "seed " << seed;
     EXPECT_LE(outcome.num_attempts, outcome.num_jobs) << "seed " << seed;
+  }
+}
+
+// The agents know more than the restored driver: newer versions, later attempts, other jobs.
+TEST(SimulationTest, AgentsObeyADriverThatWasRestoredFromACopy) {
+  for (const bool calm : {true, false}) {
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      const Outcome outcome = Simulate(
+          {.seed = seed, .calm = calm, .restore_after = absl::Seconds(15), .keep_going = true});
+      for (const Violation& violation : outcome.violations) {
+        // Jobs that were submitted after the copy was made are not in it, and cannot be cancelled.
+        if (violation.invariant == "AcknowledgedIsKept") continue;
+        if (absl::StrContains(violation.what, "an operator was not answered")) continue;
+        ADD_FAILURE() << "seed " << seed << (calm ? " calm" : "") << " breaks "
+                      << violation.invariant << " at " << absl::FormatDuration(violation.when)
+                      << ": " << violation.what;
+      }
+    }
   }
 }
 

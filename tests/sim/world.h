@@ -56,6 +56,8 @@ class Observer {
   // A rank could not read its restore point, and no fault explains it.
   virtual void OnRestoreFailed(const ProcessName& process, const absl::Status& why) {}
   virtual void OnStepCompleted(const ProcessName& process, int64_t step) {}
+  // The preflight of a job passed on this machine.
+  virtual void OnPreflightPassed(const ProcessName& process) {}
   // A host process deleted a checkpoint directory.
   virtual void OnCheckpointDeleted(const std::string& job_id, const agent::CheckpointId& id) {}
   // Something was broken on purpose, or repaired; an empty `node_id` means all nodes.
@@ -96,6 +98,7 @@ class World {
   absl::Duration storage_fails_until;                      // shared storage refuses all writes
   absl::Duration storage_full_until;                       // shared storage refuses some writes
   std::map<std::string, absl::Duration> reads_fail_until;  // reads of shared storage, by node
+  std::map<std::string, absl::Duration> data_gone_until;   // the training data, by node
   std::vector<Violation> violations;                       // the first of each invariant
 
   template <typename... Parameters, typename... Arguments>

@@ -1,6 +1,7 @@
 #include "controlplane/agent/core/agent_core.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "controlplane/agent/core/job_core.h"
@@ -13,8 +14,16 @@ AgentCore::AgentCore(std::string node_id, std::string incarnation)
 AgentCore::~AgentCore() = default;
 
 void AgentCore::OnDesired(const v1::DesiredState& desired, absl::Duration now) {
-  if (desired.incarnation() != incarnation_ || desired.version() < version_) return;
+  if (desired.incarnation() != incarnation_ || desired.epoch() < epoch_) return;
+  if (desired.epoch() == epoch_ && desired.version() < version_) return;
+  const bool is_new_epoch = desired.epoch() > epoch_ && epoch_ != 0;
+  if (is_new_epoch) {
+    applied_version_ = 0;
+    for (const auto& [job_id, job] : jobs_) job->Abandon();
+  }
+  epoch_ = desired.epoch();
   version_ = desired.version();
+  proof_ = desired.proof();
   drain_known_ = desired.draining();
   for (const auto& [job_id, job] : jobs_) job->SetUnwanted();
   for (const v1::DesiredJob& wanted : desired.jobs()) {
@@ -38,14 +47,16 @@ JobCore* AgentCore::JobOf(int64_t process_id) {
   return nullptr;
 }
 
-void AgentCore::OnPrepareFailed(const std::string& job_id, const absl::Status& why) {
-  if (const auto job = jobs_.find(job_id); job != jobs_.end()) job->second->OnPrepareFailed(why);
+void AgentCore::OnPrepareFailed(const std::string& job_id, const absl::Status& why,
+                                absl::Duration now) {
+  const auto job = jobs_.find(job_id);
+  if (job != jobs_.end()) job->second->OnPrepareFailed(why, now);
 }
 
 void AgentCore::OnStoreChecked(const std::string& job_id, int64_t attempt,
-                               const absl::Status& outcome) {
+                               const absl::Status& outcome, absl::Duration now) {
   const auto job = jobs_.find(job_id);
-  if (job != jobs_.end()) job->second->OnStoreChecked(attempt, outcome);
+  if (job != jobs_.end()) job->second->OnStoreChecked(attempt, outcome, now);
 }
 
 void AgentCore::OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now) {
@@ -81,6 +92,12 @@ std::vector<Action> AgentCore::Reconcile(absl::Duration now) {
     job->second->Reconcile(now, &last_process_id_, &actions);
     if (job->second->finished()) {
       actions.push_back(DropMemory{job->first});
+      std::optional<v1::DesiredJob> next = job->second->TakeNext();
+      if (next.has_value()) {  // it was wanted again while its processes of an older epoch ended
+        job->second = std::make_unique<JobCore>(node_id_);
+        job->second->SetDesired(*next, now);
+        continue;  // its first actions come after DropMemory
+      }
       job = jobs_.erase(job);
     } else {
       ++job;
@@ -124,6 +141,9 @@ v1::ActualState AgentCore::Report(
   state.set_incarnation(incarnation_);
   state.set_applied_version(applied_version_);
   state.set_draining(draining_);
+  state.set_epoch(epoch_);
+  state.set_known_version(version_);
+  state.set_known_proof(proof_);
   for (const auto& [job_id, job] : jobs_) *state.add_jobs() = job->Report(heartbeats);
   return state;
 }

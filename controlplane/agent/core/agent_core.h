@@ -97,6 +97,8 @@ class AgentCore {
   ~AgentCore();
 
   // Takes over `desired`, unless it is older than the known one or meant for another incarnation.
+  // In a newer epoch nothing of the older ones counts: their processes end and their memory goes
+  // before a job begins again.
   void OnDesired(const v1::DesiredState& desired, absl::Duration now);
 
   // From now on the reports ask the driver to take the jobs away and to place no more here.
@@ -105,9 +107,10 @@ class AgentCore {
   bool drained() const { return draining_ && drain_known_ && jobs_.empty(); }
   bool has_processes() const;
 
-  void OnPrepareFailed(const std::string& job_id, const absl::Status& why);
+  void OnPrepareFailed(const std::string& job_id, const absl::Status& why, absl::Duration now);
   // Passes the result of CheckStore in this attempt.
-  void OnStoreChecked(const std::string& job_id, int64_t attempt, const absl::Status& outcome);
+  void OnStoreChecked(const std::string& job_id, int64_t attempt, const absl::Status& outcome,
+                      absl::Duration now);
   // Passes the result of StartProcess: the pid, or why the process could not be started.
   void OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now);
   // The process is reaped. Call after all its messages were passed.
@@ -144,7 +147,9 @@ class AgentCore {
 
   std::string node_id_;
   std::string incarnation_;
+  int64_t epoch_ = 0;
   int64_t version_ = 0;
+  std::string proof_;  // of epoch_ and version_
   int64_t applied_version_ = 0;
   int64_t last_process_id_ = 0;
   bool draining_ = false;

@@ -117,27 +117,31 @@ class StoreCheckTest : public AgentCoreTest {
 
 TEST_F(StoreCheckTest, ThePreflightPassesWhenTheStoreServes) {
   Preflight(1);
-  core_.OnStoreChecked("j", 1, absl::OkStatus());
+  core_.OnStoreChecked("j", 1, absl::OkStatus(), now_);
   EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_PASSED);
   EXPECT_THAT(Settle(), IsEmpty());
 }
 
 TEST_F(StoreCheckTest, AStoreThatIsAwayEndsTheAttemptAndNotTheJob) {
   Preflight(1);
-  core_.OnStoreChecked("j", 1, absl::UnavailableError("store redis://host:6379: is away"));
+  now_ += absl::Seconds(7);
+  core_.OnStoreChecked("j", 1, absl::UnavailableError("store redis://host:6379: is away"), now_);
+  now_ += absl::Seconds(2);
+  Settle();
   EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_RUNNING);
   EXPECT_EQ(Job().host().failure().failure_class(), telemetry::v1::FAILURE_CLASS_RENDEZVOUS);
   EXPECT_EQ(Job().host().failure().message(), "store redis://host:6379: is away");
   Preflight(2);
-  core_.OnStoreChecked("j", 1, absl::OkStatus());
+  core_.OnStoreChecked("j", 1, absl::OkStatus(), now_);
   EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_RUNNING) << "of an older attempt";
-  core_.OnStoreChecked("j", 2, absl::OkStatus());
+  core_.OnStoreChecked("j", 2, absl::OkStatus(), now_);
   EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_PASSED);
 }
 
 TEST_F(StoreCheckTest, AStoreThatRefusesUsRefusesTheJob) {
   Preflight(1);
-  core_.OnStoreChecked("j", 1, absl::FailedPreconditionError("store redis://host:6379: NOAUTH"));
+  core_.OnStoreChecked("j", 1, absl::FailedPreconditionError("store redis://host:6379: NOAUTH"),
+                       now_);
   EXPECT_EQ(Job().preflight().state(), v1::Preflight::STATE_REFUSED);
   EXPECT_EQ(Job().preflight().message(), "store redis://host:6379: NOAUTH");
   EXPECT_FALSE(Job().host().has_failure());

@@ -123,7 +123,7 @@ TEST_F(AgentCoreTest, MemoryThatCannotBeMadeFailsTheRanksAndStartsNothing) {
   Want(DesiredJob::PHASE_RUN, 1);
   core_.OnDesired(desired_, now_);
   ASSERT_EQ(Describe(core_.Reconcile(now_).at(0)), "prepare j/1");
-  core_.OnPrepareFailed("j", absl::ResourceExhaustedError("needs 9 GiB"));
+  core_.OnPrepareFailed("j", absl::ResourceExhaustedError("needs 9 GiB"), now_);
   EXPECT_THAT(Settle(), IsEmpty());
   EXPECT_EQ(RankOf(1).failure().failure_class(), telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
   EXPECT_EQ(RankOf(1).failure().message(), "shared memory of the attempt: needs 9 GiB");
@@ -250,6 +250,55 @@ TEST_F(AgentCoreTest, ARefusalOfTheHostIsFinal) {
   End(1, Exited(1));
   EXPECT_EQ(Job().host().failure().message(), "data changed");
   EXPECT_EQ(core_.NextWake(), absl::InfiniteDuration());
+}
+
+// --- epochs -----------------------------------------------------------------------------------
+
+TEST_F(AgentCoreTest, ARestoredDriverIsObeyedAlthoughItsVersionsAreLower) {
+  version_ = 100;
+  Want(DesiredJob::PHASE_RUN, 3);
+  desired_.set_epoch(7);
+  Apply();
+  Step(2, 50);
+  Hold(0, 3, 50);
+  EXPECT_EQ(Report().epoch(), 7);
+
+  version_ = 4;  // the copy knows attempt 1
+  Want(DesiredJob::PHASE_RUN, 1);
+  desired_.set_epoch(8);
+  desired_.set_proof("proof");
+  EXPECT_THAT(Apply(), ElementsAre("kill 1", "kill 2", "kill 3"));
+  EXPECT_EQ(Report().epoch(), 8);
+  EXPECT_EQ(Report().known_version(), 5);
+  EXPECT_EQ(Report().known_proof(), "proof");
+  EXPECT_EQ(Report().applied_version(), 0) << "what an older epoch applied proves nothing";
+  for (const int64_t id : {1, 2, 3}) End(id, Ours());
+  const std::vector<std::string> actions = Settle();
+  EXPECT_THAT(actions, ElementsAre("drop j", "prepare j/1", "start host as 4", "start rank 0 as 5",
+                                   "start rank 1 as 6"));
+  EXPECT_EQ(Job().attempt(), 1);
+  EXPECT_EQ(Job().steps_size(), 0) << "steps of the older epoch";
+  EXPECT_EQ(Report().applied_version(), 5);
+
+  version_ = 200;  // the driver before it is late
+  Want(DesiredJob::PHASE_RUN, 3);
+  desired_.set_epoch(7);
+  EXPECT_THAT(Apply(), IsEmpty());
+}
+
+TEST_F(AgentCoreTest, AnEpochThatWantsNothingHereEndsEverything) {
+  Want(DesiredJob::PHASE_RUN, 1);
+  desired_.set_epoch(7);
+  Apply();
+  desired_.Clear();
+  desired_.set_incarnation("i1");
+  desired_.set_version(1);
+  desired_.set_epoch(8);
+  Apply();
+  for (const int64_t id : {1, 2, 3}) End(id, Ours());
+  EXPECT_THAT(Settle(), ElementsAre("drop j"));
+  EXPECT_TRUE(Report().jobs().empty());
+  EXPECT_EQ(Report().applied_version(), 1);
 }
 
 }  // namespace

@@ -63,6 +63,10 @@ void TakeFromBefore(v1::DesiredJob* before, v1::DesiredJob* job) {
 // --- desired state --------------------------------------------------------------------------
 
 void JobCore::SetDesired(const v1::DesiredJob& desired, absl::Duration now) {
+  if (abandoned_) {
+    next_ = desired;
+    return;
+  }
   wanted_ = true;
   if (desired.attempt() < std::max(attempt_, desired_.attempt())) return;
   const bool same_attempt = desired.attempt() == desired_.attempt();
@@ -112,14 +116,16 @@ absl::Duration JobCore::heartbeat_interval() const {
 
 // --- observations ---------------------------------------------------------------------------
 
-void JobCore::OnPrepareFailed(const absl::Status& why) {
+void JobCore::OnPrepareFailed(const absl::Status& why, absl::Duration now) {
+  now_ = now;
   const v1::RankFailure failure = StartFailure(why, "shared memory of the attempt");
   for (const int rank : LocalRanks()) FailRank(rank, failure);
   FailHost(failure);
 }
 
 // A store that is away may be back for the next attempt; after a refusal a person must act.
-void JobCore::OnStoreChecked(int64_t attempt, const absl::Status& outcome) {
+void JobCore::OnStoreChecked(int64_t attempt, const absl::Status& outcome, absl::Duration now) {
+  now_ = now;
   if (attempt != attempt_ || store_checked_ || host_failure_.has_value()) return;
   if (outcome.ok()) {
     store_checked_ = true;
@@ -128,8 +134,7 @@ void JobCore::OnStoreChecked(int64_t attempt, const absl::Status& outcome) {
     preflight_.emplace().set_state(v1::Preflight::STATE_REFUSED);
     preflight_->set_message(std::string(outcome.message()));
   } else {
-    host_failure_ =
-        Failure(telemetry::v1::FAILURE_CLASS_RENDEZVOUS, std::string(outcome.message()));
+    FailHost(Failure(telemetry::v1::FAILURE_CLASS_RENDEZVOUS, std::string(outcome.message())));
   }
 }
 
@@ -287,7 +292,7 @@ void JobCore::Reconcile(absl::Duration now, int64_t* last_process_id,
   now_ = now;
   for (Action& action : outbox_) actions->push_back(std::move(action));
   outbox_.clear();
-  if (!wanted_ || InPhase(v1::DesiredJob::PHASE_HOLD)) return KillAll(actions);
+  if (!wanted_ || abandoned_ || InPhase(v1::DesiredJob::PHASE_HOLD)) return KillAll(actions);
   if (desired_.attempt() != attempt_) {
     KillAll(actions);
     if (!processes_.empty()) return;  // the new attempt waits until they are reaped
@@ -429,6 +434,7 @@ void JobCore::TellHost(std::vector<Action>* actions) {
   if (!desired_.delete_checkpoints() || desired_.committed().empty()) return;
   SendToHost send{host->id, {}};
   *send.message.mutable_retain()->mutable_committed() = desired_.committed();
+  send.message.mutable_retain()->set_attempt(attempt_);
   std::string told;
   for (const v1::CheckpointId& id : desired_.committed()) {
     absl::StrAppend(&told, id.attempt(), "/", id.step(), " ");
@@ -457,7 +463,9 @@ absl::Duration JobCore::StopDeadline() const {
 
 // True in the cases in which Reconcile reaches StartHost.
 bool JobCore::WantsHost() const {
-  if (!wanted_ || desired_.attempt() != attempt_ || host_failure_.has_value()) return false;
+  if (!wanted_ || abandoned_ || desired_.attempt() != attempt_ || host_failure_.has_value()) {
+    return false;
+  }
   switch (desired_.phase()) {
     case v1::DesiredJob::PHASE_PREFLIGHT:
       return !preflight_.has_value() || preflight_->state() == v1::Preflight::STATE_RUNNING;
@@ -503,6 +511,7 @@ const JobCore::Process* JobCore::FindRank(int rank) const {
 // --- actual state ---------------------------------------------------------------------------
 
 bool JobCore::applied() const {
+  if (abandoned_) return false;  // until the new epoch's job has begun
   if (!wanted_ || InPhase(v1::DesiredJob::PHASE_HOLD)) return processes_.empty();
   if (desired_.attempt() != attempt_) return false;
   return std::none_of(processes_.begin(), processes_.end(),

@@ -29,12 +29,19 @@ class JobCore {
 
   // Takes over `desired`, unless its attempt is older than the known one.
   void SetDesired(const v1::DesiredJob& desired, absl::Duration now);
-  void SetUnwanted() { wanted_ = false; }
+  void SetUnwanted() {
+    wanted_ = false;
+    next_.reset();
+  }
+  // From now on the job only ends its processes; what is desired waits for a job core of its own.
+  void Abandon() { abandoned_ = true; }
+  // Returns what is desired after an abandoned job; nullopt: nothing.
+  std::optional<v1::DesiredJob> TakeNext() { return std::exchange(next_, std::nullopt); }
 
   bool has_processes() const { return !processes_.empty(); }
   bool Has(int64_t process_id) const { return processes_.count(process_id) > 0; }
-  void OnPrepareFailed(const absl::Status& why);
-  void OnStoreChecked(int64_t attempt, const absl::Status& outcome);
+  void OnPrepareFailed(const absl::Status& why, absl::Duration now);
+  void OnStoreChecked(int64_t attempt, const absl::Status& outcome, absl::Duration now);
   void OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now);
   void OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now);
   void OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
@@ -47,7 +54,7 @@ class JobCore {
   absl::Duration NextWake() const;
 
   // True when the job is not wanted any more and has no process.
-  bool finished() const { return !wanted_ && processes_.empty(); }
+  bool finished() const { return (!wanted_ || abandoned_) && processes_.empty(); }
   // True when no unwanted process is left.
   bool applied() const;
   absl::Duration heartbeat_interval() const;
@@ -110,6 +117,8 @@ class JobCore {
 
   std::string node_id_;
   bool wanted_ = true;
+  bool abandoned_ = false;                     // it is of an older epoch
+  std::optional<v1::DesiredJob> next_;         // what the new epoch wants
   absl::Duration now_ = absl::ZeroDuration();  // time of the newest call that passed it
   v1::DesiredJob desired_;
   std::optional<absl::Duration> stop_since_;

@@ -65,7 +65,8 @@ AgentLoop::AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, Dr
             link::v1::ToWorker message;
             *message.mutable_store() = reply;
             SendToChild(process_id, message.SerializeAsString());
-          }) {}
+          }),
+      heartbeat_([stream](v1::ActualState report) { stream->SendActual(std::move(report)); }) {}
 
 absl::Status AgentLoop::Run() {
   while (!stopping_) {
@@ -255,7 +256,7 @@ void AgentLoop::Do(const PrepareMemory& action) {
   if (!prepared.ok()) {
     base::LogError(
         absl::StrCat("job ", job_id, " attempt ", action.job->attempt(), ": ", prepared.message()));
-    core_.OnPrepareFailed(job_id, prepared);
+    core_.OnPrepareFailed(job_id, prepared, Now());
   }
   RefreshSnapshots(job_id);
   const ChildName any = {0, job_id, action.job->attempt(), kHostRank};
@@ -353,7 +354,7 @@ void AgentLoop::DriveStores() {
   stores_.Drive(Now());
   stores_.FlushToDriver();
   for (const StoreCheck& check : stores_.TakeChecks()) {
-    core_.OnStoreChecked(check.job_id, check.attempt, check.outcome);
+    core_.OnStoreChecked(check.job_id, check.attempt, check.outcome, Now());
     changed_ = true;
   }
 }
@@ -422,7 +423,7 @@ void AgentLoop::ReportWhenDue() {
                                   children_.at(id)->pid()));
     Do(KillProcess{id});
   }
-  stream_->SendActual(core_.Report(heartbeats));
+  heartbeat_.Report(core_.Report(heartbeats), core_.report_interval());
   reported_ = now;
   changed_ = false;
 }

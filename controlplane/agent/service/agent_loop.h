@@ -1,4 +1,4 @@
-// The agent's one thread: waits for children, the driver and signals, passes what happened to
+// The agent's main thread: waits for children, the driver and signals, passes what happened to
 // AgentCore, and carries out its actions. Private to this folder.
 #pragma once
 
@@ -17,6 +17,7 @@
 #include "controlplane/agent/evidence/out_of_memory_watch.h"
 #include "controlplane/agent/service/child_process.h"
 #include "controlplane/agent/service/driver_stream.h"
+#include "controlplane/agent/service/heartbeat.h"
 #include "controlplane/agent/service/job_memory.h"
 #include "controlplane/agent/service/store_forwarder.h"
 #include "controlplane/launch/process_keeper.h"
@@ -92,6 +93,7 @@ class AgentLoop {
   absl::Duration drain_deadline_ = absl::InfiniteDuration();  // finite: the agent drains
   bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();
+  Heartbeat heartbeat_;
 };
 
 // Deletes all but the newest `count` entries of a directory, by modification time.

@@ -61,17 +61,21 @@ grpc::ChannelArguments MakeArguments(const client::Address& address) {
 // True if the driver's side answered, and not the connection failed.
 bool IsRefusal(const absl::Status& end) {
   return absl::IsAlreadyExists(end) || absl::IsResourceExhausted(end) ||
-         absl::IsUnauthenticated(end) || absl::IsUnimplemented(end);
+         absl::IsFailedPrecondition(end) || absl::IsUnauthenticated(end) ||
+         absl::IsUnimplemented(end);
 }
 
 // Returns why the agent must end; OK: it goes on.
 absl::Status EndFor(const absl::Status& stream_end, bool taken) {
   switch (stream_end.code()) {
     case absl::StatusCode::kAborted:
-    case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kPermissionDenied:
       return stream_end;
+    case absl::StatusCode::kFailedPrecondition:
+      // Another version of the driver took over. Workers train without a driver, so they go on
+      // until the agent is drained or a driver comes that speaks its version.
+      return taken ? absl::OkStatus() : stream_end;
     case absl::StatusCode::kAlreadyExists:
       // The driver gave this agent up, with all of its jobs, before it took the other one.
       if (!taken) return absl::OkStatus();

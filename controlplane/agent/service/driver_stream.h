@@ -3,8 +3,8 @@
 //
 // Outgoing messages wait while there is no stream, in order; only the newest actual state waits,
 // because it is complete. Messages sent on a stream that broke may be lost: the caller sends them
-// again when `opened` says that there is a new stream. Threads: one at a time; gRPC's callback
-// threads do not reach the caller.
+// again when `opened` says that there is a new stream. Threads: SendActual from any; the others one
+// at a time. gRPC's callback threads do not reach the caller.
 #pragma once
 
 #include <memory>
@@ -42,9 +42,9 @@ class DriverStream {
   struct Events {
     bool opened = false;                  // there is a new stream: its first message arrived
     std::vector<v1::AgentDown> messages;  // from the newest stream
-    // Not OK: the driver refuses this agent for good, with Aborted, FailedPrecondition,
-    // InvalidArgument or PermissionDenied. After any other error the stream logs it and tries
-    // again.
+    // Not OK: the driver refuses this agent for good, with Aborted, InvalidArgument or
+    // PermissionDenied, or with FailedPrecondition an agent that no driver has taken yet: their
+    // versions do not work together. After any other error the stream logs it and tries again.
     absl::Status ended;
   };
   Events Take();

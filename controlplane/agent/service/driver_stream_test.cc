@@ -238,6 +238,74 @@ class EndingDriver : public v1::AgentService::Service {
   std::atomic<int> num_streams_ = 0;
 };
 
+// Takes the first stream and ends it, as a driver does that stops; then speaks another version for
+// some streams.
+class UpgradedDriver : public v1::AgentService::Service {
+ public:
+  grpc::Status Connect(grpc::ServerContext* context,
+                       grpc::ServerReaderWriter<v1::AgentDown, v1::AgentUp>* stream) override {
+    v1::AgentUp up;
+    stream->Read(&up);
+    const int index = num_streams_++;
+    if (index == 1 || index == 2) {
+      return {grpc::StatusCode::FAILED_PRECONDITION, "node n0: speaks version 5"};
+    }
+    v1::AgentDown down;
+    down.mutable_desired();
+    stream->Write(down);
+    while (index > 2 && stream->Read(&up)) {
+    }
+    return grpc::Status::OK;
+  }
+  int num_streams() const { return num_streams_; }
+
+ private:
+  std::atomic<int> num_streams_ = 0;
+};
+
+TEST_F(DriverStreamTest, ADriverOfAnotherVersionEndsNoAgentThatHasWork) {
+  UpgradedDriver driver;
+  const Serving serving(&driver, absl::StrCat("unix:", directory_, "/d.sock"));
+  DriverStreamOptions options;
+  options.address = *client::ParseAddress(absl::StrCat("unix:", directory_, "/d.sock"));
+  options.hello.set_node_id("n0");
+  const auto stream = DriverStream::Create(options);
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  ASSERT_TRUE(AwaitOpened(stream->get()));
+  const absl::Duration end = Now() + kDeadline;
+  while (driver.num_streams() < 4 || !(*stream)->is_open()) {
+    ASSERT_LT(Now(), end);
+    (*stream)->Maintain(Now());
+    const DriverStream::Events events = (*stream)->Take();
+    ASSERT_TRUE(events.ended.ok()) << events.ended;
+    pollfd entry = {(*stream)->events_fd(), POLLIN, 0};
+    ::poll(&entry, 1, base::PollMilliseconds(std::min((*stream)->NextWake(), end) - Now()));
+  }
+}
+
+TEST_F(DriverStreamTest, ADriverOfAnotherVersionEndsAnAgentThatNeverHadWork) {
+  class Refusing : public v1::AgentService::Service {
+    grpc::Status Connect(grpc::ServerContext* context,
+                         grpc::ServerReaderWriter<v1::AgentDown, v1::AgentUp>* stream) override {
+      return {grpc::StatusCode::FAILED_PRECONDITION, "node n0: speaks version 5"};
+    }
+  } driver;
+  const Serving serving(&driver, absl::StrCat("unix:", directory_, "/d.sock"));
+  DriverStreamOptions options;
+  options.address = *client::ParseAddress(absl::StrCat("unix:", directory_, "/d.sock"));
+  options.hello.set_node_id("n0");
+  const auto stream = DriverStream::Create(options);
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  absl::Status ended;
+  for (const absl::Duration end = Now() + kDeadline; ended.ok() && Now() < end;) {
+    (*stream)->Maintain(Now());
+    ended = (*stream)->Take().ended;
+    pollfd entry = {(*stream)->events_fd(), POLLIN, 0};
+    ::poll(&entry, 1, base::PollMilliseconds(std::min((*stream)->NextWake(), end) - Now()));
+  }
+  EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition);
+}
+
 // A new stream replaces the channel of the one before. The end of a channel waits for gRPC's
 // thread, which may still be at the end of that stream. The bug behind this test was that each
 // waited for the other: an agent that had been frozen while it wrote to the driver hung when it

@@ -123,6 +123,7 @@ Introduction<link::v1::ToHost> JobMemory::IntroduceHost(const v1::DesiredJob& jo
   *assignment->mutable_allow_changed() = job.allow_changed();
   if (job.has_data()) *assignment->mutable_data() = job.data();
   if (preflight_only) {
+    assignment->set_has_memory(!snapshots_.empty());
     for (const v1::Placement& placement : job.placements()) {
       if (placement.node_id() == node_id_) assignment->add_local_ranks(placement.rank());
     }

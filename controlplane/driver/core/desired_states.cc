@@ -77,7 +77,11 @@ agent::DesiredJob CommonOf(const JobRecord& job) {
     *desired.mutable_stop_grace() = job.submitted().spec().fault().progress_timeout();
     desired.set_stop_with_checkpoint(true);
   }
-  if (job.preflights_size() > 0) *desired.mutable_data() = job.preflights(0).preflight().data();
+  if (job.has_data()) {
+    *desired.mutable_data() = job.data();
+  } else if (job.has_restore() && job.preflights_size() > 0) {  // as an older driver left it
+    *desired.mutable_data() = job.preflights(0).preflight().data();
+  }
   for (const auto& manifest : job.committed()) {
     auto* id = desired.add_committed();
     id->set_attempt(manifest.attempt());
@@ -131,7 +135,8 @@ std::vector<const DesiredStates::Part*> DesiredStates::PartsOf(const NodeRecord&
 std::string DesiredStates::Fingerprint(const std::string& node_id) const {
   const NodeRecord* node = FindNode(state_, node_id);
   if (node == nullptr) return "";
-  std::string print = absl::StrCat(node->hello().incarnation(), node->draining() ? " drains" : "");
+  std::string print = absl::StrCat(state_.epoch(), " ", node->hello().incarnation(),
+                                   node->draining() ? " drains" : "");
   for (const Part* part : PartsOf(*node)) {
     absl::StrAppend(&print, " ", part->print);
     if (node_id == part->first_node) absl::StrAppend(&print, "+", part->first_print);
@@ -143,6 +148,7 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
                                        const std::map<std::string, int64_t>& known) const {
   agent::DesiredState desired;
   desired.set_version(VersionOfEvent(state_.num_events()));
+  desired.set_epoch(state_.epoch());
   const NodeRecord* node = FindNode(state_, node_id);
   if (node == nullptr) return desired;
   desired.set_incarnation(node->hello().incarnation());

@@ -37,6 +37,12 @@ bool Transition::Run() {
         return OnNodeUncordoned(event_.node_uncordoned());
       case Event::kNodeDraining:
         return OnNodeDraining(event_.node_draining());
+      case Event::kNodesForgotten:
+        return OnNodesForgotten(event_.nodes_forgotten());
+      case Event::kNodeQuarantined:
+        return OnNodeQuarantined(event_.node_quarantined());
+      case Event::kNodeSpareSet:
+        return OnNodeSpareSet(event_.node_spare_set());
       case Event::kPreflightPassed:
         return OnPreflightPassed(event_.preflight_passed());
       case Event::kPreflightRefused:
@@ -96,6 +102,7 @@ void Transition::End(JobRecord* job, control::JobState job_state, const std::str
                      const std::string& message) {
   Enter(job, pb::STAGE_ENDED);
   PutBackUnread(job);
+  job->clear_refusing();
   SetStatus(job, job_state, reason, message);
   job->set_ended_unix_nanos(event_.time_unix_nanos());
   job->clear_finalize();
@@ -108,6 +115,15 @@ void Transition::Complete(JobRecord* job) {
 
 bool Transition::OnDriverStarted(const pb::DriverStarted& started) {
   state_.set_rules(started.rules());
+  if (!started.secret().empty()) state_.set_secret(started.secret());
+  for (NodeRecord& node : *state_.mutable_nodes()) {  // an older driver did not note it
+    if (state_.rules() < 4 || node.alive() || node.lost_unix_nanos() != 0) continue;
+    node.set_lost_unix_nanos(event_.time_unix_nanos());
+  }
+  if (started.epoch() <= state_.epoch()) return true;
+  const bool is_first = state_.epoch() == 0;
+  state_.set_epoch(started.epoch());
+  if (!is_first) BeginEpoch();
   return true;
 }
 
@@ -154,20 +170,31 @@ bool Transition::OnJobsForgotten(const pb::JobsForgotten& forgotten) {
 
 bool Transition::OnPreflightPassed(const pb::PreflightPassed& passed) {
   JobRecord* job = Current(passed.job_id(), passed.attempt());
-  if (job == nullptr || job->stage() != pb::STAGE_PREFLIGHT ||
-      HasPreflight(*job, passed.node_id())) {
+  const NodeRecord* node = FindNode(state_, passed.node_id());
+  if (job == nullptr || job->stage() != pb::STAGE_PREFLIGHT || node == nullptr ||
+      HasPreflight(*job, node->hello())) {
     return false;
   }
-  auto* preflight = job->add_preflights();
-  preflight->set_node_id(passed.node_id());
-  *preflight->mutable_preflight() = passed.preflight();
+  auto* preflights = job->mutable_preflights();
+  const auto known =
+      std::find_if(preflights->begin(), preflights->end(),
+                   [&](const auto& preflight) { return preflight.node_id() == passed.node_id(); });
+  pb::NodePreflight& preflight = known != preflights->end() ? *known : *preflights->Add();
+  preflight.set_node_id(passed.node_id());
+  *preflight.mutable_preflight() = passed.preflight();
+  if (state_.rules() >= 4) preflight.set_incarnation(node->hello().incarnation());
   return true;
 }
 
 bool Transition::OnPreflightRefused(const pb::PreflightRefused& refused) {
   JobRecord* job = Current(refused.job_id(), refused.attempt());
   if (job == nullptr || job->stage() != pb::STAGE_PREFLIGHT) return false;
-  Refuse(job, {refused.node_id(), refused.message()});
+  const PreflightRefusal refusal = {refused.node_id(), refused.message()};
+  if (state_.rules() >= 4 && job->has_restore()) {
+    RefuseNode(job, refusal);
+  } else {
+    Refuse(job, refusal);
+  }
   return true;
 }
 
@@ -177,7 +204,12 @@ bool Transition::OnTrainingStarted(const pb::TrainingStarted& started) {
       job->state() != control::JOB_STATE_STARTING) {
     return false;
   }
-  NoteRead(job);
+  const std::string directory = job->restore().directory();
+  for (const std::string& node_id : NoteRead(job)) {
+    if (state_.rules() < 4) break;
+    Quarantine(node_id, absl::StrCat("job ", JobId(*job), ": could not read checkpoint ", directory,
+                                     ", which other machines could"));
+  }
   SetStatus(job, control::JOB_STATE_RUNNING, "Training", "");
   return true;
 }
@@ -187,6 +219,7 @@ bool Transition::OnProgress(const pb::AttemptProgressed& progressed) {
   if (job == nullptr || progressed.step() <= job->best_step()) return false;
   job->set_best_step(progressed.step());
   job->set_progressed(true);
+  BlameNodesLeft(job);
   if (job->started_unix_nanos() == 0) job->set_started_unix_nanos(event_.time_unix_nanos());
   return true;
 }
@@ -357,7 +390,11 @@ bool Transition::OnStageTimedOut(const pb::StageTimedOut& timed_out) {
     return true;
   }
   if (stage == pb::STAGE_RUN || AllFenced(state_, *job)) return false;
-  EndUnfenced(job);
+  if (state_.rules() >= 4) {
+    GiveUpUnfenced(job);
+  } else {
+    EndUnfenced(job);
+  }
   return true;
 }
 

@@ -20,7 +20,10 @@ namespace megascale::driver {
 //   2: recovering jobs are placed before queued ones, and a recovering job may take slots that
 //      later recovering jobs hold.
 //   3: restore_order.h handles checkpoints that could not be read.
-inline constexpr int kRules = 3;
+//   4: every attempt on a node whose agent has not passed the job's preflight begins with one; a
+//      refusal there excludes the node; failures of machines are counted apart; processes that
+//      cannot be ended, and checkpoints that only one machine cannot read, quarantine the machine.
+inline constexpr int kRules = 4;
 
 // Applies one event. Returns false when the event is refused, because it belongs to an older
 // attempt or incarnation or repeats what the state knows: then only the count of events changes.
@@ -46,6 +49,10 @@ absl::StatusOr<bool> IsNewCancel(const DriverState& state, absl::string_view job
 absl::StatusOr<bool> IsNewEviction(const DriverState& state,
                                    const megascale::driver::v1::NodeEvicted& evicted);
 absl::StatusOr<bool> IsNewUncordon(const DriverState& state, absl::string_view node_id);
+
+// As above, for a change of a node's pool.
+absl::StatusOr<bool> IsNewSpareSet(const DriverState& state,
+                                   const megascale::driver::v1::NodeSpareSet& spare_set);
 
 // The driver's contact with the agent that holds a node id.
 enum class Contact {

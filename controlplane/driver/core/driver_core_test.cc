@@ -245,7 +245,7 @@ TEST_F(DriverCoreTest, ACommitInTimeEndsTheWaitForTheLastCheckpoint) {
   EXPECT_EQ(job().reason(), "Retention");
 }
 
-TEST_F(DriverCoreTest, AnAgentThatCannotEndItsProcessesEndsTheJob) {
+TEST_F(DriverCoreTest, AJobOfAnAgentThatCannotEndItsProcessesWaitsForAnother) {
   Run();
   Do(Progressed(1, 15));
   Do(Failed(1, 1, "n0", telemetry::FAILURE_CLASS_EXITED));
@@ -254,13 +254,13 @@ TEST_F(DriverCoreTest, AnAgentThatCannotEndItsProcessesEndsTheJob) {
   ASSERT_THAT(timers, SizeIs(1));
   EXPECT_EQ(timers[0].delay, absl::Minutes(5));
   EXPECT_TRUE(Do(timers[0].when_due));
-  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
-  EXPECT_EQ(job().reason(), "RankExited");
-  EXPECT_THAT(job().message(), HasSubstr("evidence of rank 1; n1 could not end its processes"));
+  EXPECT_EQ(job().stage(), pb::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_THAT(job().message(), HasSubstr("n1 is quarantined"));
+  EXPECT_EQ(job().culprit().rank(), 1);
   EXPECT_EQ(DesiredFor(state_, "n1").jobs_size(), 0);
 }
 
-TEST_F(DriverCoreTest, AnAgentThatIsBackAndCannotEndItsProcessesEndsTheJobToo) {
+TEST_F(DriverCoreTest, AnAgentThatIsBackAndCannotEndItsProcessesIsQuarantinedToo) {
   Run();
   Do(Lost("n0", "a"));
   Do(Fenced(1, "n1", {}));
@@ -270,8 +270,8 @@ TEST_F(DriverCoreTest, AnAgentThatIsBackAndCannotEndItsProcessesEndsTheJobToo) {
   Do(Joined("n0", "a", 2));
   ASSERT_THAT(TimersFor(state_), SizeIs(1));
   Do(TimersFor(state_)[0].when_due);
-  EXPECT_EQ(job().state(), control::JOB_STATE_FAILED);
-  EXPECT_EQ(job().reason(), "NodeLost");
+  EXPECT_EQ(job().stage(), pb::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_TRUE(FindNode(state_, "n0")->has_quarantine());
 }
 
 TEST_F(DriverCoreTest, ACancelledJobOfAnAgentThatCannotEndItsProcessesIsCancelled) {

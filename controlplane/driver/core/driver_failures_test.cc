@@ -217,7 +217,9 @@ TEST_F(UnreadCheckpointTest, IsReadOnAnotherMachineWhereThereIsRoom) {
   EXPECT_EQ(job().restore().step(), 20);
   EXPECT_EQ(job().culprit().evidence(),
             "evidence of rank 2; it is read again on other nodes than n1");
+  Do(Passed("j", 4, "n2"));
   Do(Started(4));
+  EXPECT_TRUE(FindNode(state_, "n1")->has_quarantine()) << "not the checkpoint, the machine";
   EXPECT_EQ(job().culprit().evidence(),
             "evidence of rank 2; it is read again on other nodes than n1; other nodes could read "
             "it: not the checkpoint but n1 is at fault");

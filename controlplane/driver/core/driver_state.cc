@@ -72,7 +72,7 @@ NodeRecord* AddNode(DriverState* state, absl::string_view node_id) {
 }
 
 bool TakesRanks(const NodeRecord& node) {
-  return node.alive() && !node.evicted() && !node.draining();
+  return node.alive() && !node.evicted() && !node.draining() && !node.has_quarantine();
 }
 
 int WorldSize(const JobRecord& job) { return job::WorldSize(job.submitted().spec()); }
@@ -140,9 +140,29 @@ bool HasLeft(const JobRecord& job, const NodeRecord& node) {
   return !TakesRanks(node) && IsHold(job.stage()) && IsFenced(job, node.hello().node_id());
 }
 
-bool HasPreflight(const JobRecord& job, absl::string_view node_id) {
-  return std::any_of(job.preflights().begin(), job.preflights().end(),
-                     [&](const auto& preflight) { return preflight.node_id() == node_id; });
+bool HasPreflight(const JobRecord& job, const megascale::agent::v1::Hello& agent) {
+  return std::any_of(job.preflights().begin(), job.preflights().end(), [&](const auto& preflight) {
+    return preflight.node_id() == agent.node_id() &&
+           (preflight.incarnation().empty() || preflight.incarnation() == agent.incarnation());
+  });
+}
+
+bool HasAllPreflights(const DriverState& state, const JobRecord& job) {
+  const std::vector<std::string> nodes = NodesOf(job);
+  return std::all_of(nodes.begin(), nodes.end(), [&](const std::string& node_id) {
+    const NodeRecord* node = FindNode(state, node_id);
+    return node != nullptr && HasPreflight(job, node->hello());
+  });
+}
+
+std::set<std::string> RefusingNodesOf(const DriverState& state, const JobRecord& job) {
+  std::set<std::string> nodes;
+  for (const auto& refusing : job.refusing()) {
+    const NodeRecord* node = FindNode(state, refusing.node_id());
+    if (node == nullptr || node->hello().incarnation() != refusing.incarnation()) continue;
+    nodes.insert(refusing.node_id());
+  }
+  return nodes;
 }
 
 const pb::EndedRank* FindEnded(const JobRecord& job, int rank) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,8 @@ inline const std::string& JobId(const JobRecord& job) { return job.submitted().j
 // Adds a node at its place in the order of ids and returns it.
 NodeRecord* AddNode(DriverState* state, absl::string_view node_id);
 
-// True when ranks may be placed on the node: it lives, is not evicted and does not drain.
+// True when ranks may be placed on the node: it lives, is neither evicted nor quarantined, and does
+// not drain.
 bool TakesRanks(const NodeRecord& node);
 
 // Returns the number of ranks of the job: data * pipeline * tensor sizes.
@@ -67,7 +69,12 @@ bool IsFenced(const JobRecord& job, absl::string_view node_id);
 // True when the node takes no ranks and the job, which holds, is fenced there: the agent then keeps
 // none of the job's memory.
 bool HasLeft(const JobRecord& job, const NodeRecord& node);
-bool HasPreflight(const JobRecord& job, absl::string_view node_id);
+// True when this agent has passed the job's preflight.
+bool HasPreflight(const JobRecord& job, const megascale::agent::v1::Hello& agent);
+// True when every node of the job's placement has passed.
+bool HasAllPreflights(const DriverState& state, const JobRecord& job);
+// Returns the nodes whose agents of now have refused the job.
+std::set<std::string> RefusingNodesOf(const DriverState& state, const JobRecord& job);
 const megascale::driver::v1::EndedRank* FindEnded(const JobRecord& job, int rank);
 
 // Returns the living nodes of the job on which processes of the attempt may be left.

@@ -1,6 +1,7 @@
 #include "controlplane/driver/core/job_retention.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace megascale::driver {
@@ -18,6 +19,23 @@ std::vector<std::string> JobsToForget(const DriverState& state, const JobRetenti
     if (absl::FromUnixNanos(ended[i].first) + retention.age <= now) ids.push_back(ended[i].second);
   }
   return ids;
+}
+
+std::vector<std::string> NodesToForget(const DriverState& state, absl::Time now) {
+  std::set<std::string> old;
+  for (const NodeRecord& node : state.nodes()) {
+    if (node.alive() || node.evicted() || node.spare() || node.has_quarantine()) continue;
+    const int64_t lost = node.lost_unix_nanos();
+    if (lost != 0 && absl::FromUnixNanos(lost) + kLostNodeAge <= now) {
+      old.insert(node.hello().node_id());
+    }
+  }
+  for (const JobRecord& job : state.jobs()) {
+    if (old.empty()) break;
+    if (!HoldsSlots(job)) continue;
+    for (const auto& placement : job.placements()) old.erase(placement.node_id());
+  }
+  return {old.begin(), old.end()};
 }
 
 }  // namespace megascale::driver

@@ -1,5 +1,5 @@
-// Which ended jobs the driver may forget. Only the record goes: folders, loss logs and checkpoints
-// stay. Pure.
+// Which ended jobs and lost nodes the driver may forget. Only the record goes: a job's folder, loss
+// log and checkpoints stay. Pure.
 #pragma once
 
 #include <cstdint>
@@ -22,5 +22,13 @@ struct JobRetention {
 // Cost: linear in the number of jobs; constant for at most `newest` jobs.
 std::vector<std::string> JobsToForget(const DriverState& state, const JobRetention& retention,
                                       absl::Time now);
+
+// A node that was lost for longer than this is forgotten. Names that never come back, such as those
+// of pods, would otherwise fill the state for ever.
+inline constexpr absl::Duration kLostNodeAge = absl::Hours(24);
+
+// Returns the ids of the nodes that were lost longer than kLostNodeAge ago, have nothing of a job,
+// and keep no decision of an operator (evicted, spare) and no quarantine. `now`: as above.
+std::vector<std::string> NodesToForget(const DriverState& state, absl::Time now);
 
 }  // namespace megascale::driver

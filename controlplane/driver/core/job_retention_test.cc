@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/testing/test_events.h"
@@ -51,6 +53,26 @@ TEST(JobRetentionTest, ForgettingTakesTheRecordOfEndedJobsOnly) {
   EXPECT_NE(FindJob(state, "j5"), nullptr) << "it has not ended";
   EXPECT_EQ(state.jobs_size(), 4);
   EXPECT_FALSE(Apply(forgotten, &state));
+}
+
+TEST(NodeRetentionTest, ForgetsNodesThatWereLostLongAgoAndHoldNothing) {
+  DriverState state;
+  const auto at = [&](int hour, Event event) {
+    event.set_time_unix_nanos(absl::ToInt64Nanoseconds(absl::Hours(hour)));
+    return Apply(event, &state);
+  };
+  Event started;
+  started.mutable_driver_started()->set_rules(kRules);
+  at(0, started);
+  for (const std::string id : {"n0", "n1", "n2", "n3"}) at(1, Joined(id, "a", 1));
+  at(1, Submitted("j", SpecOf(1, 1, 30)));  // on n0
+  at(1, Evicted("n1", "disk"));
+  for (const std::string id : {"n0", "n1", "n2"}) at(2, Lost(id, "a"));
+  EXPECT_THAT(NodesToForget(state, AtHour(25)), IsEmpty());
+  EXPECT_THAT(NodesToForget(state, AtHour(26)), ElementsAre("n2"))
+      << "a job has ranks on n0 or waits for it, an operator evicted n1, and n3 lives";
+  at(30, Joined("n2", "b", 1));
+  EXPECT_THAT(NodesToForget(state, AtHour(60)), IsEmpty());
 }
 
 }  // namespace

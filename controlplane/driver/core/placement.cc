@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/recovery.h"
 #include "controlplane/driver/core/restore_order.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/job/job_spec.h"
@@ -14,26 +15,62 @@ namespace megascale::driver {
 namespace {
 
 // Free slots by node, in the order of node ids.
-using FreeSlots = std::map<std::string, int>;
+using Slots = std::map<std::string, int>;
+struct FreeSlots {
+  Slots active;
+  Slots spare;  // used when the active nodes have no room
+
+  bool empty() const { return active.empty() && spare.empty(); }
+  size_t size() const { return active.size() + spare.size(); }
+  void Erase(const std::string& node_id) {
+    active.erase(node_id);
+    spare.erase(node_id);
+  }
+  void Take(const std::string& node_id) {
+    for (Slots* slots : {&active, &spare}) {
+      if (const auto it = slots->find(node_id); it != slots->end()) --it->second;
+    }
+  }
+};
 
 int TensorSize(const JobRecord& job) { return job::TensorSize(job.submitted().spec()); }
 
 FreeSlots FreeSlotsFor(const DriverState& state, const JobRecord& job,
                        const std::string& instruction_set, const std::set<std::string>& givers) {
   FreeSlots free;
+  const std::set<std::string> refusing = RefusingNodesOf(state, job);
+  const std::vector<std::string> before = NodesOf(job);
   for (const NodeRecord& node : state.nodes()) {
     if (!TakesRanks(node) || node.hello().instruction_set() != instruction_set) continue;
-    free[node.hello().node_id()] = node.hello().num_slots();
+    const std::string& node_id = node.hello().node_id();
+    if (refusing.count(node_id) > 0) continue;
+    const bool is_spare =
+        node.spare() && !std::binary_search(before.begin(), before.end(), node_id);
+    // Spares are for jobs that lost a machine.
+    if (is_spare && job.attempt() == 0) continue;
+    (is_spare ? free.spare : free.active)[node_id] = node.hello().num_slots();
   }
   for (const JobRecord& other : state.jobs()) {
     if (JobId(other) == JobId(job) || !HoldsSlots(other) || givers.count(JobId(other)) > 0) {
       continue;
     }
     for (const auto& placement : other.placements()) {
-      if (auto it = free.find(placement.node_id()); it != free.end()) --it->second;
+      free.Take(placement.node_id());
     }
   }
   return free;
+}
+
+// Gives each group of tensor-parallel peers that has no node yet the next one with room.
+void FillGroups(int tensor_size, Slots free, std::vector<std::string>* nodes) {
+  auto next = free.begin();
+  for (std::string& node : *nodes) {
+    if (!node.empty()) continue;
+    while (next != free.end() && next->second < tensor_size) ++next;
+    if (next == free.end()) return;
+    next->second -= tensor_size;
+    node = next->first;
+  }
 }
 
 // Returns the node of each group of tensor-parallel peers; empty: not all groups have room.
@@ -42,36 +79,41 @@ std::vector<std::string> PlaceGroups(const JobRecord& job, FreeSlots free) {
   std::vector<std::string> nodes(static_cast<size_t>(WorldSize(job) / tensor_size));
   for (size_t group = 0; group < nodes.size(); ++group) {
     const std::string before = NodeOfRank(job, static_cast<int>(group) * tensor_size);
-    const auto it = free.find(before);
-    if (it == free.end() || it->second < tensor_size) continue;
+    const auto it = free.active.find(before);
+    if (it == free.active.end() || it->second < tensor_size) continue;
     it->second -= tensor_size;
     nodes[group] = before;
   }
-  auto next = free.begin();
-  for (std::string& node : nodes) {
-    if (!node.empty()) continue;
-    while (next != free.end() && next->second < tensor_size) ++next;
-    if (next == free.end()) return {};
-    next->second -= tensor_size;
-    node = next->first;
-  }
-  return nodes;
+  FillGroups(tensor_size, free.active, &nodes);
+  FillGroups(tensor_size, free.spare, &nodes);
+  const bool placed = std::none_of(nodes.begin(), nodes.end(),
+                                   [](const std::string& node) { return node.empty(); });
+  return placed ? nodes : std::vector<std::string>();
 }
 
 // As PlaceGroups, without some nodes.
 std::vector<std::string> PlaceGroupsWithout(const JobRecord& job, FreeSlots free,
                                             const std::set<std::string>& avoided) {
-  for (const std::string& node : avoided) free.erase(node);
+  for (const std::string& node : avoided) free.Erase(node);
   return PlaceGroups(job, std::move(free));
 }
 
-// Returns "; n1 is evicted, n2 drains": nodes whose slots may not be used.
-std::string Withheld(const DriverState& state) {
+// Returns "; n1 is evicted, n2 drains": nodes whose slots the job may not use.
+std::string Withheld(const DriverState& state, const JobRecord& job) {
+  const std::set<std::string> refusing = RefusingNodesOf(state, job);
   std::vector<std::string> nodes;
   for (const NodeRecord& node : state.nodes()) {
-    if (!node.alive() || TakesRanks(node)) continue;
-    nodes.push_back(
-        absl::StrCat(node.hello().node_id(), node.evicted() ? " is evicted" : " drains"));
+    const std::string& node_id = node.hello().node_id();
+    if (!node.alive()) continue;
+    if (!TakesRanks(node)) {
+      nodes.push_back(absl::StrCat(node_id, node.has_quarantine() ? " is quarantined"
+                                            : node.evicted()      ? " is evicted"
+                                                                  : " drains"));
+    } else if (refusing.count(node_id) > 0) {
+      nodes.push_back(absl::StrCat(node_id, " refuses the job"));
+    } else if (node.spare() && job.attempt() == 0) {
+      nodes.push_back(absl::StrCat(node_id, " is a spare"));
+    }
   }
   return nodes.empty() ? "" : absl::StrCat("; ", base::Shortlist(nodes));
 }
@@ -85,9 +127,11 @@ std::string Offer(const JobRecord& job, const FreeSlots& free) {
   }
   int sum = 0;
   std::vector<std::string> offers;
-  for (const auto& [node, slots] : free) {
-    sum += std::max(0, slots);
-    offers.push_back(absl::StrCat(node, " ", std::max(0, slots)));
+  for (const Slots* part : {&free.active, &free.spare}) {
+    for (const auto& [node, slots] : *part) {
+      sum += std::max(0, slots);
+      offers.push_back(absl::StrCat(node, " ", std::max(0, slots)));
+    }
   }
   return absl::StrCat(needs, "; ", free.size(), free.size() == 1 ? " node" : " nodes",
                       free.size() == 1 ? " offers " : " offer ", sum, " (", base::Shortlist(offers),
@@ -126,7 +170,8 @@ bool HasRoomWithout(const DriverState& state, const JobRecord& job,
 
 PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
                          const std::set<std::string>& givers) {
-  const std::set<std::string> avoided = NodesThatCannotRead(job);
+  std::set<std::string> avoided = NodesThatCannotRead(job);
+  avoided.merge(NodesThatFailedOften(job));
   PlacementResult result;
   FreeSlots best;
   for (const std::string& instruction_set : InstructionSets(state, job)) {
@@ -144,7 +189,7 @@ PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
     }
     return result;
   }
-  result.message = absl::StrCat(Offer(job, best), Withheld(state));
+  result.message = absl::StrCat(Offer(job, best), Withheld(state, job));
   return result;
 }
 

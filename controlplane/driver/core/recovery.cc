@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/restore_order.h"
 #include "runtime/job/job_spec.h"
@@ -45,7 +46,11 @@ agent::RestorePoint Beginning(const JobRecord& job) {
   }
   restore.set_source(agent::RestorePoint::SOURCE_STORAGE);
   restore.set_directory(job.submitted().from_checkpoint());
-  if (job.preflights_size() > 0) restore.set_step(job.preflights(0).preflight().first_step());
+  if (job.has_data()) {
+    restore.set_step(job.first_step());
+  } else if (job.preflights_size() > 0) {
+    restore.set_step(job.preflights(0).preflight().first_step());
+  }
   return restore;
 }
 
@@ -145,8 +150,42 @@ bool IsRetried(FailureClass failure_class) {
          failure_class != telemetry::FAILURE_CLASS_STORAGE;
 }
 
+bool IsFaultOfMachine(const JobRecord& job) {
+  if (job.culprit().failure_class() != telemetry::FAILURE_CLASS_UNREACHABLE) return false;
+  std::set<std::string> lost;
+  for (const Culprit& cause : job.causes()) {
+    if (cause.failure_class() == telemetry::FAILURE_CLASS_UNREACHABLE) lost.insert(cause.node_id());
+  }
+  return lost.size() < kFailuresOfOneNodeMax;
+}
+
+std::set<std::string> NodesThatFailedOften(const JobRecord& job) {
+  std::map<std::string, int> failures;
+  for (const Culprit& cause : job.causes()) ++failures[cause.node_id()];
+  std::set<std::string> nodes;
+  for (const auto& [node_id, count] : failures) {
+    if (count >= kFailuresOfOneNodeMax) nodes.insert(node_id);
+  }
+  return nodes;
+}
+
+void ForgetFailures(JobRecord* job) {
+  job->set_attempts_without_progress(0);
+  job->clear_machine_failures();
+  job->clear_causes();
+}
+
+bool WasRefusedByNode(const JobRecord& job) {
+  return job.culprit().failure_class() == telemetry::FAILURE_CLASS_REFUSED &&
+         std::any_of(job.refusing().begin(), job.refusing().end(), [&](const auto& refusing) {
+           return refusing.node_id() == job.culprit().node_id() &&
+                  absl::EndsWith(job.culprit().evidence(), refusing.message());
+         });
+}
+
 absl::Duration BackoffOf(const JobRecord& job) {
-  const int64_t attempts = job.attempts_without_progress() + NumFailedReads(job);
+  const int64_t attempts =
+      job.attempts_without_progress() + job.machine_failures() + NumFailedReads(job);
   if (attempts < 1) return absl::ZeroDuration();
   const auto& first = job.submitted().spec().fault().restart_backoff();
   absl::Duration backoff = absl::Seconds(first.seconds()) + absl::Nanoseconds(first.nanos());

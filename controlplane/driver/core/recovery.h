@@ -2,6 +2,7 @@
 // Pure.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,26 @@ void AddFailure(const megascale::driver::v1::Failure& failure, bool is_cause, Jo
 // which was already tried for as long as the job allows. Failures that a network or a dead process
 // can cause are tried again.
 bool IsRetried(FailureClass failure_class);
+
+// The maximum number of attempts in a row without progress that failures of machines end. High,
+// because each loses a machine; a job that ends sooner is one that takes its machines down.
+inline constexpr int kMachineFailuresMax = 20;
+// After this many attempts without progress that failed on one node, the job is placed elsewhere.
+// This many nodes that were lost in a row mean that the job takes its machines down.
+inline constexpr int kFailuresOfOneNodeMax = 3;
+
+// True when a machine, and not the job, is at fault for the end of the newest of job.causes().
+bool IsFaultOfMachine(const JobRecord& job);
+
+// Returns the nodes on which the job failed kFailuresOfOneNodeMax times since it last progressed.
+std::set<std::string> NodesThatFailedOften(const JobRecord& job);
+
+// Forgets failures before a progress.
+void ForgetFailures(JobRecord* job);
+
+// True when the newest attempt ended because the preflight of a node refused the job, which had
+// passed elsewhere.
+bool WasRefusedByNode(const JobRecord& job);
 
 // Returns the wait before the next attempt: zero after an attempt that progressed; restart_backoff
 // after an attempt without progress or that could not read its checkpoint, doubled for each further

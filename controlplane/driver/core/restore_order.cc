@@ -196,13 +196,13 @@ int64_t NumFailedReads(const JobRecord& job) {
   return num_reads;
 }
 
-void NoteRead(JobRecord* job) {
-  if (job->restore().source() != agent::RestorePoint::SOURCE_STORAGE) return;
+std::set<std::string> NoteRead(JobRecord* job) {
+  if (job->restore().source() != agent::RestorePoint::SOURCE_STORAGE) return {};
   pb::UnreadCheckpoint* unread = FindUnread(job, job->restore().directory());
-  if (unread == nullptr) return;
+  if (unread == nullptr) return {};
   // If it fails once more, the next attempt uses other machines at once.
   unread->set_num_attempts(std::min(unread->num_attempts(), kReadsOnSameNodes - 1));
-  if (!CouldNotRead(*job)) return;
+  if (!CouldNotRead(*job)) return {};
   const std::set<std::string> nodes = NodesOf(*unread);
   const auto& placements = job->placements();
   const bool elsewhere =
@@ -213,6 +213,7 @@ void NoteRead(JobRecord* job) {
                                    NodeList(nodes), nodes.size() == 1 ? " is" : " are", " at fault")
                     : "then it could be read",
                 job);
+  return elsewhere ? nodes : std::set<std::string>();
 }
 
 void ForgetUnread(int64_t committed_step, JobRecord* job) {

@@ -47,9 +47,10 @@ std::set<std::string> NodesThatCannotRead(const JobRecord& job);
 // counts once, any other one as often as it could not be read.
 int64_t NumFailedReads(const JobRecord& job);
 
-// Notes that the attempt has read its checkpoint: adds it to the evidence of the failure before it,
-// if that shows that a machine and not the checkpoint was at fault.
-void NoteRead(JobRecord* job);
+// Notes that the attempt has read its checkpoint. If that shows that machines and not the
+// checkpoint were at fault, adds it to the evidence of the failure before it, and returns these
+// nodes.
+std::set<std::string> NoteRead(JobRecord* job);
 
 // Drops the entries of job->unread() that a commit of `committed_step` makes superfluous.
 void ForgetUnread(int64_t committed_step, JobRecord* job);

@@ -1,6 +1,7 @@
 // Applies one event to the state: the implementation of Apply in driver_core.h, which is the
-// manual. driver_core.cc handles events about jobs, transition_nodes.cc events about nodes, and
-// transition_settle.cc what follows from them. Private to this folder.
+// manual. driver_core.cc handles events about jobs, transition_nodes.cc events about nodes,
+// transition_pools.cc decides which machine is at fault, and transition_settle.cc what follows from
+// the events. Private to this folder.
 #pragma once
 
 #include <string>
@@ -34,6 +35,9 @@ class Transition {
   bool OnNodeEvicted(const v1::NodeEvicted& evicted);
   bool OnNodeUncordoned(const v1::NodeUncordoned& uncordoned);
   bool OnNodeDraining(const v1::NodeDraining& draining);
+  bool OnNodesForgotten(const v1::NodesForgotten& forgotten);
+  bool OnNodeQuarantined(const v1::NodeQuarantined& quarantined);
+  bool OnNodeSpareSet(const v1::NodeSpareSet& spare_set);
   bool OnPreflightPassed(const v1::PreflightPassed& passed);
   bool OnPreflightRefused(const v1::PreflightRefused& refused);
   bool OnTrainingStarted(const v1::TrainingStarted& started);
@@ -79,9 +83,24 @@ class Transition {
            const std::string& message);
   void Complete(JobRecord* job);
   void EndUnfenced(JobRecord* job);
+  // Quarantines the nodes whose processes of the job cannot be ended. The job goes on without them.
+  void GiveUpUnfenced(JobRecord* job);
   // Requires: `found` names the culprit; Fail fills in the attempt.
   void Fail(JobRecord* job, v1::Failure found);
   void Refuse(JobRecord* job, const PreflightRefusal& refusal);
+  // Handles a refusal of an attempt after the job's first one: the node is at fault, not the job.
+  void RefuseNode(JobRecord* job, const PreflightRefusal& refusal);
+  void AfterRefusal(JobRecord* job);
+  // Counts an attempt that ended by a failure, for the machines or for the job.
+  void CountFailure(JobRecord* job);
+  // Returns true if the job ended, because its budget of failures is used up.
+  bool GaveUp(JobRecord* job);
+  // Quarantines the nodes that the job left after repeated failures, once it makes progress without
+  // them.
+  void BlameNodesLeft(JobRecord* job);
+  void Quarantine(const std::string& node_id, const std::string& evidence);
+  // Ends every attempt, because the agents may have served a later state than this log's.
+  void BeginEpoch();
   // Makes every job with ranks on the node begin to leave it.
   void Leave(const std::string& node_id, const std::string& reason);
   // Handles the loss of all processes on a node: `found` becomes a failure of every job with ranks

@@ -113,6 +113,7 @@ bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
   if (!joined.certificate().empty()) node->set_certificate(joined.certificate());
   *node->mutable_hello() = hello;
   node->set_alive(true);
+  node->clear_lost_unix_nanos();
   return true;
 }
 
@@ -122,6 +123,7 @@ bool Transition::OnNodeLost(const pb::NodeLost& lost) {
     return false;
   }
   node->set_alive(false);
+  node->set_lost_unix_nanos(event_.time_unix_nanos());
   pb::Failure found = Unreachable(lost.node_id(), lost.why());
   if (lost.has_noticed_at()) *found.mutable_noticed_at() = lost.noticed_at();
   LoseProcesses(lost.node_id(), found);
@@ -140,10 +142,20 @@ bool Transition::OnNodeEvicted(const pb::NodeEvicted& evicted) {
 
 bool Transition::OnNodeUncordoned(const pb::NodeUncordoned& uncordoned) {
   NodeRecord* node = FindNode(&state_, uncordoned.node_id());
-  if (node == nullptr || !node->evicted()) return false;
+  if (node == nullptr) return false;
+  bool changed = node->evicted() || node->has_quarantine();
   node->clear_evicted();
   node->clear_evicted_why();
-  return true;
+  node->clear_quarantine();
+  for (JobRecord& job : *state_.mutable_jobs()) {
+    auto* refusing = job.mutable_refusing();
+    const auto kept = std::remove_if(refusing->begin(), refusing->end(), [&](const auto& entry) {
+      return entry.node_id() == uncordoned.node_id();
+    });
+    changed = changed || kept != refusing->end();
+    refusing->erase(kept, refusing->end());
+  }
+  return changed;
 }
 
 bool Transition::OnNodeDraining(const pb::NodeDraining& draining) {

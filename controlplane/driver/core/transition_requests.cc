@@ -76,7 +76,17 @@ absl::StatusOr<bool> IsNewEviction(const DriverState& state, const pb::NodeEvict
 
 absl::StatusOr<bool> IsNewUncordon(const DriverState& state, absl::string_view node_id) {
   ASSIGN_OR_RETURN(const NodeRecord* node, RequireNode(state, node_id));
-  return node->evicted();
+  const auto& jobs = state.jobs();
+  return node->evicted() || node->has_quarantine() ||
+         std::any_of(jobs.begin(), jobs.end(), [&](const JobRecord& job) {
+           return std::any_of(job.refusing().begin(), job.refusing().end(),
+                              [&](const auto& entry) { return entry.node_id() == node_id; });
+         });
+}
+
+absl::StatusOr<bool> IsNewSpareSet(const DriverState& state, const pb::NodeSpareSet& spare_set) {
+  ASSIGN_OR_RETURN(const NodeRecord* node, RequireNode(state, spare_set.node_id()));
+  return node->spare() != spare_set.spare();
 }
 
 }  // namespace megascale::driver

@@ -133,6 +133,7 @@ void Transition::PlaceQueued(const JobRecord* recovering) {
 
 void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   const agent::RestorePoint restore = ChooseRestore(*job, placement.placements);
+  const std::vector<std::string> before = NodesOf(*job);
   if (job->attempt() > 0) {
     job->set_attempt_reason(job->has_leave() ? job->leave().reason() : ReasonOf(job->culprit()));
   }
@@ -145,11 +146,20 @@ void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   job->clear_finalize();
   job->set_host_failed(false);
   job->set_progressed(false);
-  if (job->has_restore()) {
-    StartRun(job, restore);
-    return;
+  for (const std::string& node_id : NodesOf(*job)) {  // a spare that takes over becomes active
+    if (std::binary_search(before.begin(), before.end(), node_id)) continue;
+    FindNode(&state_, node_id)->clear_spare();
   }
-  job->clear_preflights();
+  if (job->has_restore()) {
+    if (state_.rules() < 4 || HasAllPreflights(state_, *job)) {
+      StartRun(job, restore);
+      return;
+    }
+    // Agents keep what the attempt will start from while its preflight runs.
+    *job->mutable_restore() = restore;
+  } else {
+    job->clear_preflights();
+  }
   Enter(job, pb::STAGE_PREFLIGHT);
   SetStatus(job, control::JOB_STATE_STARTING, "Preflight",
             absl::StrCat("checks data and directories on ", base::Shortlist(NodesOf(*job))));
@@ -163,9 +173,15 @@ void Transition::StartRun(JobRecord* job, const agent::RestorePoint& restore) {
 }
 
 void Transition::SettlePreflight(JobRecord* job) {
-  if (job->preflights_size() < static_cast<int>(NodesOf(*job).size())) return;
+  if (!HasAllPreflights(state_, *job)) return;
+  const bool is_first = !job->has_restore();
   const PreflightRefusal refusal = JudgePreflights(*job);
-  if (!refusal.message.empty()) return Refuse(job, refusal);
+  if (!refusal.message.empty()) return is_first ? Refuse(job, refusal) : RefuseNode(job, refusal);
+  if (!is_first) return StartRun(job, job->restore());
+  if (state_.rules() >= 4) {
+    *job->mutable_data() = job->preflights(0).preflight().data();
+    job->set_first_step(job->preflights(0).preflight().first_step());
+  }
   StartRun(job, ChooseRestore(*job, {job->placements().begin(), job->placements().end()}));
 }
 
@@ -233,7 +249,7 @@ void Transition::SettleFence(JobRecord* job) {
 // Leaving is not a failure: it neither counts as one nor costs a backoff.
 void Transition::AfterLeave(JobRecord* job) {
   if (HasAllSteps(*job)) return Complete(job);
-  if (job->progressed()) job->set_attempts_without_progress(0);
+  if (job->progressed()) ForgetFailures(job);
   Enter(job, pb::STAGE_WAIT_FOR_SLOTS);
 }
 
@@ -253,6 +269,7 @@ bool Transition::AfterFailedRead(JobRecord* job) {
 void Transition::AfterFailure(JobRecord* job) {
   const Culprit& culprit = job->culprit();
   if (HasAllSteps(*job)) return Complete(job);
+  if (WasRefusedByNode(*job)) return AfterRefusal(job);
   const bool older_rules = state_.rules() < 3;
   if (!IsRetried(culprit.failure_class()) || (older_rules && CannotStartByRules2(*job))) {
     End(job, control::JOB_STATE_FAILED, ReasonOf(culprit), Describe(culprit));
@@ -263,16 +280,9 @@ void Transition::AfterFailure(JobRecord* job) {
     if (!AfterFailedRead(job)) return;
   } else {
     if (!older_rules && CouldNotReadMemory(*job)) StepOverMemory(job);
-    job->set_attempts_without_progress(job->progressed() ? 0
-                                                         : job->attempts_without_progress() + 1);
+    CountFailure(job);
   }
-  if (job->attempts_without_progress() >
-      job->submitted().spec().fault().max_restarts_without_progress()) {
-    End(job, control::JOB_STATE_FAILED, ReasonOf(culprit),
-        absl::StrCat("gave up after ", job->attempts_without_progress(),
-                     " attempts in a row without progress; the last: ", Describe(culprit)));
-    return;
-  }
+  if (GaveUp(job)) return;
   const absl::Duration backoff = BackoffOf(*job);
   if (backoff == absl::ZeroDuration()) {
     Enter(job, pb::STAGE_WAIT_FOR_SLOTS);

@@ -1,13 +1,16 @@
 #include "controlplane/driver/listen/server_limits.h"
 
 #include <grpc/grpc.h>
-#include <sys/resource.h>
+#include <grpcpp/resource_quota.h>
 
 namespace megascale::driver {
 namespace {
 
 constexpr int kMetadataBytesMax = 16 << 10;
 constexpr int kStreamsPerConnectionMax = 1024;
+// Threads that serve calls: kStreamsMax of open_streams.h, and calls that wait for the loop. A call
+// beyond them fails with RESOURCE_EXHAUSTED.
+constexpr int kThreadsMax = 1024;
 // A connection that sends nothing, or no HTTP/2, is closed after this time.
 constexpr int kHandshakeMilliseconds = 10'000;
 // After this time the driver notices that a client's machine is gone, and frees its streams.
@@ -16,7 +19,11 @@ constexpr int kKeepaliveTimeoutMilliseconds = 20'000;
 
 }  // namespace
 
-void SetLimits(grpc::ServerBuilder* builder) {
+void SetLimits(grpc::ServerBuilder* builder, size_t memory_bytes) {
+  grpc::ResourceQuota quota("driver");
+  quota.Resize(memory_bytes);
+  quota.SetMaxThreads(kThreadsMax);
+  builder->SetResourceQuota(quota);
   builder->SetMaxReceiveMessageSize(kMessageBytesMax);
   builder->SetMaxSendMessageSize(kMessageBytesMax);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytesMax);
@@ -25,13 +32,6 @@ void SetLimits(grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMilliseconds);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMilliseconds);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-}
-
-void RaiseDescriptorLimit() {
-  rlimit limit = {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 }  // namespace megascale::driver

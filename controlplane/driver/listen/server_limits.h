@@ -1,10 +1,12 @@
-// Limits on what a client can make the driver's port hold: bytes of a message, streams of a
-// connection, time until it must speak. Without them one broken or hostile client could take the
-// memory of the others. For the number of streams see open_streams.h, for the number of jobs
-// kOpenJobsMax in driver_core.h.
+// Limits on what clients can make the driver's port hold: bytes of a message and of all messages
+// together, threads, streams of a connection, time until it must speak. Without them one broken or
+// hostile client could take the memory of the others. For the number of streams see open_streams.h,
+// for the number of jobs kOpenJobsMax in driver_core.h.
 #pragma once
 
 #include <grpcpp/server_builder.h>
+
+#include <cstddef>
 
 namespace megascale::driver {
 
@@ -12,10 +14,11 @@ namespace megascale::driver {
 // A list of a thousand jobs has about 2 MiB, an agent's report at most 1 MiB of steps.
 inline constexpr int kMessageBytesMax = 64 << 20;
 
-void SetLimits(grpc::ServerBuilder* builder);
+// Memory for messages that are read or wait to be sent, of all connections together; enough for
+// several of the largest messages. Beyond it gRPC ends streams, with RESOURCE_EXHAUSTED.
+inline constexpr size_t kMemoryBytesMax = size_t{512} << 20;
 
-// Raises the process's soft limit of open descriptors to the hard limit: each connection and each
-// job that has not ended takes one descriptor. Does nothing if that is not allowed.
-void RaiseDescriptorLimit();
+// `memory_bytes`: less than the default in tests only.
+void SetLimits(grpc::ServerBuilder* builder, size_t memory_bytes = kMemoryBytesMax);
 
 }  // namespace megascale::driver

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "controlplane/driver/core/epoch.h"
+
 namespace megascale::driver {
 namespace {
 
@@ -30,8 +32,11 @@ std::vector<Event> AgentMonitor::OnReport(const DriverState& state, const std::s
                                           const agent::ActualState& report, absl::Duration now) {
   reports_.Advance(now);
   const NodeRecord* known = FindNode(state, node_id);
+  const bool counts = IsOfThisEpoch(state, report);
+  agent::ActualState alive;  // all that a report of another epoch tells
+  alive.set_incarnation(report.incarnation());
   if (known == nullptr || known->hello().incarnation() != report.incarnation() ||
-      !reports_.TakeReport(node_id, report)) {
+      !reports_.TakeReport(node_id, counts ? report : alive)) {
     return {};
   }
   if (!known->alive()) {
@@ -40,6 +45,7 @@ std::vector<Event> AgentMonitor::OnReport(const DriverState& state, const std::s
     *event.mutable_node_joined()->mutable_hello() = reports_.HelloOf(node_id);
     return {event};
   }
+  if (!counts) return {};
   return events_.EventsOf(state, *known, report, reports_);
 }
 

@@ -39,6 +39,9 @@ class AgentMonitor {
   // Notes the newest step in a job's loss log, for AttemptProgressed. Call before OnReport.
   void NoteStep(const std::string& job_id, int64_t step) { events_.NoteStep(job_id, step); }
 
+  // Forgets a node that is lost.
+  void ForgetNode(const std::string& node_id) { reports_.ForgetNode(node_id); }
+
   const AgentReports& reports() const { return reports_; }
 
   // Returns for how long the job's checkpoints could not be written; zero: they can be written.

@@ -31,6 +31,18 @@ bool AgentReports::TakeReport(const std::string& node_id, const agent::ActualSta
   return true;
 }
 
+const agent::Hello* AgentReports::FindHello(const std::string& node_id) const {
+  const auto found = agents_.find(node_id);
+  return found == agents_.end() ? nullptr : &found->second.hello;
+}
+
+const google::protobuf::RepeatedPtrField<agent::ActualJob>& AgentReports::JobsOn(
+    const std::string& node_id) const {
+  const auto found = agents_.find(node_id);
+  return found == agents_.end() ? agent::ActualState::default_instance().jobs()
+                                : found->second.report.jobs();
+}
+
 const agent::ActualJob* AgentReports::LastReport(const std::string& node_id,
                                                  const std::string& job_id) const {
   const auto found = agents_.find(node_id);

@@ -36,6 +36,13 @@ class AgentReports {
     return agents_.at(node_id).hello;
   }
 
+  // Returns who holds the node id; null: no agent has said hello to this driver.
+  const megascale::agent::v1::Hello* FindHello(const std::string& node_id) const;
+
+  // Returns the jobs in a node's newest report.
+  const google::protobuf::RepeatedPtrField<megascale::agent::v1::ActualJob>& JobsOn(
+      const std::string& node_id) const;
+
   // Returns a node's newest report about a job; null: its present incarnation has not reported it.
   const megascale::agent::v1::ActualJob* LastReport(const std::string& node_id,
                                                     const std::string& job_id) const;
@@ -46,6 +53,8 @@ class AgentReports {
   // Returns NodesOf(job), cached for an attempt because every report asks for it.
   const std::vector<std::string>& Nodes(const JobRecord& job) const;
   bool IsOn(const JobRecord& job, const std::string& node_id) const;
+  // Forgets a node that is lost.
+  void ForgetNode(const std::string& node_id) { agents_.erase(node_id); }
   // Forgets what is cached for a job.
   void Forget(const std::string& job_id) { job_nodes_.erase(job_id); }
 

@@ -147,6 +147,7 @@ std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecor
     const absl::Duration silence = reports.SilenceOf(node_id);
     for (const auto& rank : actual->ranks()) {
       if (rank.state() != agent::ActualRank::STATE_RUNNING) continue;
+      if (NodeOfRank(job, rank.status().rank()) != node_id) continue;
       std::optional<Suspect> suspect = SuspectOf(job, rank.status(), silence, reports);
       // The report of an agent that stalled itself says nothing about its ranks.
       if (!suspect.has_value() || !reports.IsPunctual(node_id)) continue;
@@ -173,7 +174,8 @@ std::optional<Event> FailureDetector::Overdue(const JobRecord& job, const AgentR
   if (Since(&stages_, JobId(job), job.stage_event(), reports) <= limit) return std::nullopt;
   if (job.stage() == pb::STAGE_PREFLIGHT) {
     for (const std::string& node_id : reports.Nodes(job)) {
-      if (HasPreflight(job, node_id)) continue;
+      const agent::Hello* agent = reports.FindHello(node_id);
+      if (agent != nullptr && HasPreflight(job, *agent)) continue;
       const std::string evidence =
           absl::StrCat("its preflight did not end within ", absl::FormatDuration(limit));
       return HungEvent(job, -1, node_id, evidence, reports);

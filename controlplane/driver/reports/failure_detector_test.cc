@@ -301,7 +301,7 @@ TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBegin
   auto* manifest = JobOn("n0")->add_manifests();
   manifest->set_attempt(1);
   manifest->set_step(10);
-  manifest->set_directory("/c/step-10");
+  manifest->set_directory(CheckpointDirectory(job()) + "/step-10");
   EXPECT_THAT(Pass(absl::Seconds(30)), SizeIs(1)) << "the commit";
   EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
   const std::vector<Event> events = Pass(absl::Seconds(1));
@@ -310,9 +310,12 @@ TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBegin
   EXPECT_EQ(failed.rank(), -1);
   EXPECT_EQ(failed.node_id(), "n1");
   EXPECT_EQ(failed.failure().failure_class(), telemetry::FAILURE_CLASS_STORAGE);
-  EXPECT_EQ(failed.failure().message(),
-            "no checkpoint could be written for 30s (fault.checkpoint_timeout): write /c/x: disk "
-            "full; the last good one is of step 10: /c/step-10");
+  EXPECT_EQ(
+      failed.failure().message(),
+      std::string(
+          "no checkpoint could be written for 30s (fault.checkpoint_timeout): write /c/x: disk "
+          "full; the last good one is of step 10: ") +
+          CheckpointDirectory(job()) + "/step-10");
   EXPECT_EQ(job().stage(), pb::STAGE_FENCE);
   EXPECT_EQ(job().reason(), "StorageFailed");
 }

@@ -6,6 +6,9 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
 namespace megascale::driver {
 namespace {
 
@@ -40,10 +43,15 @@ bool IsCommitted(const JobRecord& job, int64_t attempt, int64_t step) {
   });
 }
 
-void AddManifests(const JobRecord& job, const agent::ActualJob& report,
+// Only the host of rank 0 writes manifests, in the job's checkpoint directory.
+void AddManifests(const JobRecord& job, const std::string& node_id, const agent::ActualJob& report,
                   std::vector<Event>* events) {
+  if (NodeOfRank(job, 0) != node_id) return;
   for (const auto& manifest : report.manifests()) {
     if (manifest.attempt() != job.attempt() || !job.has_restore()) continue;
+    if (!absl::StartsWith(manifest.directory(), absl::StrCat(CheckpointDirectory(job), "/"))) {
+      continue;
+    }
     if (IsCommitted(job, manifest.attempt(), manifest.step())) continue;
     // A manifest older than a commit may be deleted by now: commits permit that.
     if (manifest.step() < NewestCommittedStep(job)) continue;
@@ -54,10 +62,11 @@ void AddManifests(const JobRecord& job, const agent::ActualJob& report,
   }
 }
 
-void AddPreflight(const JobRecord& job, const std::string& node_id,
-                  const agent::Preflight& preflight, std::vector<Event>* events) {
+void AddPreflight(const JobRecord& job, const NodeRecord& node, const agent::Preflight& preflight,
+                  std::vector<Event>* events) {
+  const std::string& node_id = node.hello().node_id();
   Event event;
-  if (preflight.state() == agent::Preflight::STATE_PASSED && !HasPreflight(job, node_id)) {
+  if (preflight.state() == agent::Preflight::STATE_PASSED && !HasPreflight(job, node.hello())) {
     auto* passed = event.mutable_preflight_passed();
     passed->set_job_id(JobId(job));
     passed->set_attempt(job.attempt());
@@ -115,6 +124,7 @@ void AddTrainingStarted(const JobRecord& job, const AgentReports& reports,
     const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
     if (actual == nullptr || actual->ranks().empty()) return;
     for (const auto& rank : actual->ranks()) {
+      if (NodeOfRank(job, rank.status().rank()) != node_id) continue;
       if (rank.status().phase() < telemetry::PHASE_FIRST_STEP) return;
       ++started;
     }
@@ -134,7 +144,8 @@ bool AllStored(const JobRecord& job, int64_t step, const AgentReports& reports) 
     if (actual == nullptr) return false;
     const size_t before = ranks.size();
     for (const auto& shard : actual->shards()) {
-      if (shard.attempt() == job.attempt() && shard.step() == step) ranks.insert(shard.rank());
+      if (shard.attempt() != job.attempt() || shard.step() != step) continue;
+      if (NodeOfRank(job, shard.rank()) == node_id) ranks.insert(shard.rank());
     }
     if (ranks.size() == before) return false;
   }
@@ -180,19 +191,20 @@ Event RankFailedEvent(const JobRecord& job, int rank, const std::string& node_id
   return event;
 }
 
-std::vector<Event> ReportedEvents::EventsOfJob(const JobRecord& job, const std::string& node_id,
+std::vector<Event> ReportedEvents::EventsOfJob(const JobRecord& job, const NodeRecord& node,
                                                const agent::ActualJob& report,
                                                const AgentReports& reports) const {
+  const std::string& node_id = node.hello().node_id();
   std::vector<Event> events;
   if (job.stage() == pb::STAGE_PREFLIGHT) {
-    AddPreflight(job, node_id, report.preflight(), &events);
+    AddPreflight(job, node, report.preflight(), &events);
   } else if (job.stage() == pb::STAGE_RUN) {
     AddTrainingStarted(job, reports, &events);
     if (!job.progressed()) AddProgress(job, &events);
   } else if (job.stage() == pb::STAGE_LEAVE) {
     AddProgress(job, &events);  // no failure will tell the steps that it still makes
   }
-  AddManifests(job, report, &events);
+  AddManifests(job, node_id, report, &events);
   AddStoredShards(job, report, reports, &events);
   std::vector<Event> ends = EndsOf(job, node_id, report, reports);
   const auto failures = std::stable_partition(
@@ -220,7 +232,7 @@ std::vector<Event> ReportedEvents::EventsOf(const DriverState& state, const Node
     const agent::ActualJob nothing;
     const agent::ActualJob& actual = found != nullptr ? *found : nothing;
     if (actual.attempt() == job.attempt()) {
-      std::vector<Event> more = EventsOfJob(job, node_id, actual, reports);
+      std::vector<Event> more = EventsOfJob(job, node, actual, reports);
       std::move(more.begin(), more.end(), std::back_inserter(events));
     }
     if (auto fenced = FencedEvent(job, node, report, actual)) events.push_back(*std::move(fenced));

@@ -43,7 +43,7 @@ class ReportedEvents {
                          const AgentReports& reports, std::vector<Event>* events) const;
 
  private:
-  std::vector<Event> EventsOfJob(const JobRecord& job, const std::string& node_id,
+  std::vector<Event> EventsOfJob(const JobRecord& job, const NodeRecord& node,
                                  const megascale::agent::v1::ActualJob& report,
                                  const AgentReports& reports) const;
 

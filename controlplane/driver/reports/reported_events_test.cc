@@ -76,7 +76,7 @@ TEST_F(ReportedEventsTest, ShardsOfAllRanksAreFinalizedAndTheManifestIsTakenOver
   auto* manifest = JobOn("n0")->add_manifests();
   manifest->set_attempt(1);
   manifest->set_step(10);
-  manifest->set_directory("/c/step-00000010-attempt-1");
+  manifest->set_directory(CheckpointDirectory(job()) + "/step-00000010-attempt-1");
   events = Pass(absl::Seconds(1));
   ASSERT_THAT(events, SizeIs(1));
   EXPECT_TRUE(events[0].has_manifest_written());

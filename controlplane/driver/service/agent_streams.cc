@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/security/credentials.h"
@@ -26,18 +27,29 @@ namespace pb = megascale::agent::v1;
 constexpr size_t kOutgoingMax = 100'000;
 // The maximum size of each text in Hello, because the driver keeps and shows these for good.
 constexpr size_t kHelloTextBytesMax = 255;
+// The oldest version of agents with which this driver works.
+constexpr int kOldestProtocolVersion = 5;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
-absl::Status CheckHello(const pb::Hello& hello) {
-  if (hello.protocol_version() != pb::PROTOCOL_VERSION_CURRENT) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("node ", hello.node_id(), ": speaks version ", hello.protocol_version(),
-                     " of the agents' protocol, this driver speaks ", pb::PROTOCOL_VERSION_CURRENT,
-                     "; use one version of megascale on all machines"));
+// An agent and a driver work together if one of them speaks the other's version.
+absl::Status CheckVersion(const pb::Hello& hello) {
+  const int version = hello.protocol_version();
+  const int oldest =
+      hello.oldest_protocol_version() > 0 ? hello.oldest_protocol_version() : version;
+  if (version >= kOldestProtocolVersion && oldest <= pb::PROTOCOL_VERSION_CURRENT) {
+    return absl::OkStatus();
   }
+  return absl::FailedPreconditionError(
+      absl::StrCat("node ", hello.node_id(), ": speaks version ", version,
+                   " of the agents' protocol, this driver speaks ", kOldestProtocolVersion, " to ",
+                   pb::PROTOCOL_VERSION_CURRENT, "; use one version of megascale on all machines"));
+}
+
+absl::Status CheckHello(const pb::Hello& hello) {
+  RETURN_IF_ERROR(CheckVersion(hello));
   if (hello.node_id().empty() || hello.incarnation().empty() || hello.num_slots() < 0) {
     return absl::InvalidArgumentError(
         "the first message of an agent needs node_id, incarnation and num_slots");
@@ -64,13 +76,14 @@ struct AgentStreams::Impl {
   // Asks an agent and waits for its answer. The request is made with a fresh request id.
   absl::StatusOr<pb::AgentUp> Ask(const std::string& node_id, absl::Duration timeout,
                                   const std::function<pb::AgentDown(const std::string&)>& question);
-  void HandleStore(const pb::StoreRequest& request, const std::shared_ptr<Session>& session);
+  void HandleStore(const pb::StoreRequest& request, const std::string& node_id,
+                   const std::shared_ptr<Session>& session);
 
   DriverLoop* loop = nullptr;
   std::unique_ptr<grpc::Service> service;
   comm::EmbeddedStore store;
   std::mutex mutex;
-  std::map<std::string, int64_t> attempts;
+  std::map<std::string, RunningAttempt> attempts;
   std::map<std::string, std::weak_ptr<Session>> sessions;    // by node
   std::map<std::string, std::promise<pb::AgentUp>> fetches;  // by request id
   int64_t num_fetches = 0;
@@ -129,7 +142,7 @@ class AgentStreams::Impl::Session : public AgentLink,
       if (up_.has_log()) impl_->Answer(up_.log().request_id(), up_);
       if (up_.has_spans()) impl_->Answer(up_.spans().request_id(), up_);
       for (const auto& request : up_.store().requests()) {
-        impl_->HandleStore(request, shared_from_this());
+        impl_->HandleStore(request, node_id_, shared_from_this());
       }
       ReadNext();
     }
@@ -282,7 +295,7 @@ absl::StatusOr<pb::AgentUp> AgentStreams::Impl::Ask(
   return future.get();
 }
 
-void AgentStreams::Impl::HandleStore(const pb::StoreRequest& request,
+void AgentStreams::Impl::HandleStore(const pb::StoreRequest& request, const std::string& node_id,
                                      const std::shared_ptr<Session>& session) {
   const auto reply = [weak = std::weak_ptr<Session>(session)](const pb::StoreReply& answer) {
     const std::shared_ptr<Session> open = weak.lock();
@@ -294,15 +307,17 @@ void AgentStreams::Impl::HandleStore(const pb::StoreRequest& request,
   // Held during the call, so that no request reaches the store after its job was dropped.
   std::lock_guard<std::mutex> lock(mutex);
   const auto it = attempts.find(request.job_id());
-  if (it != attempts.end() && it->second == request.attempt()) {
+  const bool is_present = it != attempts.end() && it->second.attempt == request.attempt();
+  if (is_present && absl::c_binary_search(it->second.nodes, node_id)) {
     store.Handle(request, reply);
     return;
   }
   pb::StoreReply refusal;
   refusal.set_request_id(request.request_id());
   refusal.set_code(static_cast<int>(absl::StatusCode::kAborted));
-  refusal.set_message(absl::StrCat("attempt ", request.attempt(), " of job ", request.job_id(),
-                                   " is not the present one"));
+  refusal.set_message(absl::StrCat(
+      "attempt ", request.attempt(), " of job ", request.job_id(),
+      is_present ? absl::StrCat(" has no rank on node ", node_id) : " is not the present one"));
   reply(refusal);
 }
 
@@ -315,13 +330,13 @@ grpc::Service* AgentStreams::Serve(DriverLoop* loop) {
   return impl_->service.get();
 }
 
-void AgentStreams::SetAttempts(const std::map<std::string, int64_t>& attempts) {
+void AgentStreams::SetAttempts(const std::map<std::string, RunningAttempt>& attempts) {
   std::lock_guard<std::mutex> lock(impl_->mutex);
-  const std::map<std::string, int64_t> before = std::exchange(impl_->attempts, attempts);
-  for (const auto& [job_id, attempt] : attempts) {
-    impl_->store.DropAttemptsBefore(job_id, attempt);
+  const std::map<std::string, RunningAttempt> before = std::exchange(impl_->attempts, attempts);
+  for (const auto& [job_id, running] : attempts) {
+    impl_->store.DropAttemptsBefore(job_id, running.attempt);
   }
-  for (const auto& [job_id, attempt] : before) {
+  for (const auto& [job_id, running] : before) {
     if (attempts.count(job_id) == 0) impl_->store.DropJob(job_id);
   }
 }

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "controlplane/driver/shell/driver_shell.h"
 #include "proto/agent.pb.h"
 
 namespace grpc {
@@ -28,9 +29,10 @@ class AgentStreams {
   // before `loop`.
   grpc::Service* Serve(DriverLoop* loop);
 
-  // Sets the current attempts by job id: the embedded store answers requests of these attempts only
-  // and forgets the keys of all others. Meant for DriverShell::Options::on_attempts.
-  void SetAttempts(const std::map<std::string, int64_t>& attempts);
+  // Sets the current attempts by job id: the embedded store answers requests of these attempts
+  // only, from agents that hold ranks of them, and forgets the keys of all others. Meant for
+  // DriverShell::Options::on_attempts.
+  void SetAttempts(const std::map<std::string, RunningAttempt>& attempts);
 
   // Fetches a piece of a log file from a node. Blocking: at most `timeout`.
   // Errors: Unavailable - the node is not connected; NotFound - it has no such log;

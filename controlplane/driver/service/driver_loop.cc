@@ -110,6 +110,12 @@ absl::StatusOr<control::NodeView> DriverLoop::Uncordon(const std::string& node_i
                                  [this, node_id] { return shell_->ViewOfNode(node_id); });
 }
 
+absl::StatusOr<control::NodeView> DriverLoop::SetSpare(const pb::NodeSpareSet& spare_set) {
+  return Call<control::NodeView>(
+      [this, spare_set] { return shell_->SetSpare(spare_set); },
+      [this, node_id = spare_set.node_id()] { return shell_->ViewOfNode(node_id); });
+}
+
 absl::StatusOr<control::Job> DriverLoop::GetJob(const std::string& job_id) {
   return Call<control::Job>([] { return absl::OkStatus(); },
                             [this, job_id] { return shell_->View(job_id); });
@@ -168,8 +174,7 @@ void DriverLoop::Run() {
     }
     const absl::Status status = shell_->Round(TakeInputs());
     if (status.ok()) continue;
-    base::LogError(
-        absl::StrCat("the driver stops, because it cannot write its log: ", status.ToString()));
+    base::LogError(absl::StrCat("the driver stops; agents and workers go on: ", status.ToString()));
     std::lock_guard<std::mutex> lock(mutex_);
     failure_ = status;
     stopping_ = true;

@@ -46,6 +46,8 @@ class DriverLoop {
   absl::StatusOr<megascale::control::v1::NodeView> Evict(
       const megascale::driver::v1::NodeEvicted& evicted);
   absl::StatusOr<megascale::control::v1::NodeView> Uncordon(const std::string& node_id);
+  absl::StatusOr<megascale::control::v1::NodeView> SetSpare(
+      const megascale::driver::v1::NodeSpareSet& spare_set);
   absl::StatusOr<megascale::control::v1::Job> GetJob(const std::string& job_id);
   absl::StatusOr<std::vector<megascale::control::v1::Job>> ListJobs();
   absl::StatusOr<megascale::control::v1::GetClusterResponse> GetCluster();

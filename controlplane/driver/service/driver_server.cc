@@ -27,6 +27,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
+#include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/base/version.h"
 
@@ -104,9 +105,11 @@ absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   options.node_timeout = given.node_timeout;
   options.files = &RealJobFiles();
   options.clock = &base::RealClock();
+  options.secret = RandomSecret();
   ASSIGN_OR_RETURN(options.log, OpenRocksDbLog(absl::StrCat(options.state_directory, "/log")));
   RETURN_IF_ERROR(CheckJobFolders(options.state_directory, options.log.get()));
-  options.on_attempts = [streams = agents.get()](const std::map<std::string, int64_t>& attempts) {
+  options.on_attempts = [streams =
+                             agents.get()](const std::map<std::string, RunningAttempt>& attempts) {
     streams->SetAttempts(attempts);
   };
   ASSIGN_OR_RETURN(loop, DriverLoop::Create(std::move(options)));
@@ -190,7 +193,7 @@ absl::Status RunDriver(const DriverOptions& options) {
   if (const int error = ::pthread_sigmask(SIG_BLOCK, &signals, nullptr); error != 0) {
     return base::ErrnoStatus(error, "block signals");
   }
-  RaiseDescriptorLimit();
+  base::RaiseDescriptorLimit();  // each connection takes one, and each job that has not ended
   ASSIGN_OR_RETURN(const auto server, DriverServer::Start(options));
   const timespec nothing = {};
   for (;;) {

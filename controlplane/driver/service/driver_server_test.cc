@@ -54,12 +54,13 @@ megascale::job::v1::JobSpec SmallSpec() {
 // The stream of one agent, controlled by the test.
 class FakeAgentStream {
  public:
-  FakeAgentStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& incarnation)
+  FakeAgentStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& incarnation,
+                  const std::string& node_id = "n0")
       : stub_(agent::AgentService::NewStub(channel)), incarnation_(incarnation) {
     context_.set_deadline(Deadline());
     stream_ = stub_->Connect(&context_);
     agent::AgentUp up;
-    *up.mutable_hello() = HelloOf("n0", incarnation, 1);
+    *up.mutable_hello() = HelloOf(node_id, incarnation, 1);
     EXPECT_TRUE(stream_->Write(up));
   }
 
@@ -423,7 +424,8 @@ TEST_F(DriverServerTest, JobRunsThroughAnAgentToItsEnd) {
   auto* manifest = actual.add_manifests();
   manifest->set_attempt(1);
   manifest->set_step(3);
-  manifest->set_directory("/c/step-00000003-attempt-1");
+  const std::string checkpoint = directory_ + "/state/jobs/j/checkpoints/step-00000003-attempt-1";
+  manifest->set_directory(checkpoint);
   stream.Report(actual);
   stream.Await([](const agent::DesiredState& desired) {
     return desired.jobs(0).committed_size() == 1 && desired.jobs(0).delete_checkpoints();
@@ -441,7 +443,7 @@ TEST_F(DriverServerTest, JobRunsThroughAnAgentToItsEnd) {
   EXPECT_TRUE(watcher->Finish().ok());
   EXPECT_EQ(num_steps, 3);
   EXPECT_EQ(seen.job().state(), control::JOB_STATE_SUCCEEDED);
-  EXPECT_EQ(seen.job().last_checkpoint().directory(), "/c/step-00000003-attempt-1");
+  EXPECT_EQ(seen.job().last_checkpoint().directory(), checkpoint);
   std::ifstream metrics(directory_ + "/state/jobs/j/metrics.jsonl");
   std::string line;
   ASSERT_TRUE(std::getline(metrics, line));
@@ -492,6 +494,27 @@ TEST_F(DriverServerTest, StoreAndLogsGoThroughTheAgentsStream) {
   EXPECT_EQ(response.data(), "three");
   EXPECT_FALSE(reader->Read(&response));
   EXPECT_TRUE(reader->Finish().ok());
+}
+
+// The keys of an attempt tell where its ranks listen.
+TEST_F(DriverServerTest, AnAgentWithoutRanksOfAnAttemptHasNoPartInItsStore) {
+  ASSERT_TRUE(Submit("j", SmallSpec()).ok());
+  FakeAgentStream stream(channel_, "a");
+  stream.AwaitPhase(agent::DesiredJob::PHASE_PREFLIGHT);
+  FakeAgentStream other(channel_, "b", "n1");
+  other.Read();  // its desired state
+  agent::AgentUp up;
+  auto* request = up.mutable_store()->add_requests();
+  request->set_request_id("r1");
+  request->set_operation(agent::StoreRequest::OPERATION_SET);
+  request->set_job_id("j");
+  request->set_attempt(1);
+  request->set_key("rank0");
+  other.Write(up);
+  const agent::AgentDown down = other.Read();
+  ASSERT_EQ(down.store().replies_size(), 1);
+  EXPECT_EQ(down.store().replies(0).code(), static_cast<int>(absl::StatusCode::kAborted));
+  EXPECT_THAT(down.store().replies(0).message(), HasSubstr("has no rank on node n1"));
 }
 
 TEST_F(DriverServerTest, SpansComeThroughTheAgentsStreamWithItsClock) {
@@ -613,6 +636,23 @@ TEST_F(DriverServerTest, AgentOfAnotherProtocolIsRefused) {
   agent::AgentDown down;
   EXPECT_FALSE(stream->Read(&down));
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+// An agent of the next version that still speaks this one.
+TEST_F(DriverServerTest, AgentOfANewerVersionThatSpeaksThisOneIsTaken) {
+  const auto stub = agent::AgentService::NewStub(channel_);
+  grpc::ClientContext context;
+  context.set_deadline(Deadline());
+  const auto stream = stub->Connect(&context);
+  agent::AgentUp up;
+  *up.mutable_hello() = HelloOf("n0", "a", 1);
+  up.mutable_hello()->set_protocol_version(agent::PROTOCOL_VERSION_CURRENT + 1);
+  up.mutable_hello()->set_oldest_protocol_version(agent::PROTOCOL_VERSION_CURRENT);
+  ASSERT_TRUE(stream->Write(up));
+  agent::AgentDown down;
+  ASSERT_TRUE(stream->Read(&down));
+  EXPECT_TRUE(down.has_desired());
+  context.TryCancel();
 }
 
 TEST_F(DriverServerTest, DesiredStatesOfARestartedDriverAreNewer) {

@@ -15,6 +15,7 @@
 #include "controlplane/driver/relay/stage_times.h"
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/driver/shell/job_view.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
@@ -41,6 +42,8 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
+}  // namespace
+
 std::string RandomSecret() {
   std::string secret(kSecretBytes, '\0');
   // The kernel never returns fewer bytes than requested up to 256.
@@ -48,6 +51,8 @@ std::string RandomSecret() {
   MEGASCALE_CHECK(got == static_cast<ssize_t>(kSecretBytes));
   return secret;
 }
+
+namespace {
 
 absl::Status CheckSubmit(const pb::SubmitJobRequest& request) {
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
@@ -113,12 +118,6 @@ absl::StatusOr<pb::NodeView> Evict(DriverLoop* loop, const pb::EvictNodeRequest&
   return loop->Evict(evicted);
 }
 
-// The part of a job whose change is worth a message: everything but ages.
-std::string Essence(pb::Job job) {
-  job.clear_submitted_age_seconds();
-  return job.SerializeAsString();
-}
-
 class JobServiceOnLoop final : public pb::JobService::Service {
  public:
   JobServiceOnLoop(DriverLoop* loop, AgentStreams* agents) : loop_(*loop), agents_(*agents) {}
@@ -169,6 +168,14 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     return Answer(loop_.Uncordon(request->node_id()), response->mutable_node());
   }
 
+  grpc::Status SetSpare(grpc::ServerContext* context, const pb::SetSpareRequest* request,
+                        pb::SetSpareResponse* response) override {
+    megascale::driver::v1::NodeSpareSet spare_set;
+    spare_set.set_node_id(request->node_id());
+    spare_set.set_spare(request->spare());
+    return Answer(loop_.SetSpare(spare_set), response->mutable_node());
+  }
+
   // Looks at the job ten times a second and sends it if it has changed: a slow watcher gets fewer
   // messages, never stale ones.
   grpc::Status WatchJob(grpc::ServerContext* context, const pb::WatchJobRequest* request,
@@ -183,7 +190,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
       absl::StatusOr<WatchUpdate> update = loop_.Watch(request->job_id(), position);
       if (!update.ok()) return ToGrpc(update.status());
       position = update->position;
-      std::string essence = Essence(update->job);
+      std::string essence = WithoutAges(update->job).SerializeAsString();
       if (essence != sent || !update->steps.empty()) {
         pb::WatchJobResponse response;
         for (auto& step : update->steps) *response.add_steps() = std::move(step);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 namespace grpc {
 class Service;
@@ -12,6 +13,9 @@ namespace megascale::driver {
 
 class AgentStreams;
 class DriverLoop;
+
+// Returns 32 random bytes of the kernel.
+std::string RandomSecret();
 
 // Makes the service to register with a gRPC server; `loop` and `agents` must outlive it.
 std::unique_ptr<grpc::Service> MakeJobService(DriverLoop* loop, AgentStreams* agents);

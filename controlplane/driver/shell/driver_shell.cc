@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/shell/job_view.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -54,7 +55,9 @@ std::string Summary(const Event& event) {
 }  // namespace
 
 DriverShell::DriverShell(Options options)
-    : options_(std::move(options)), monitor_(options_.clock->Monotonic()) {}
+    : options_(std::move(options)),
+      monitor_(options_.clock->Monotonic()),
+      loss_logs_(options_.files) {}
 
 absl::StatusOr<std::unique_ptr<DriverShell>> DriverShell::Create(Options options) {
   std::unique_ptr<DriverShell> shell(new DriverShell(std::move(options)));
@@ -71,18 +74,20 @@ absl::Status DriverShell::Replay() {
     job::UpgradeJobSpec(job.mutable_submitted()->mutable_spec());
   }
   for (const JobRecord& job : state_.jobs()) {
-    if (IsTerminal(job) || job.attempt() == 0) continue;
-    RETURN_IF_ERROR(LossLogOf(job).status());
+    if (!IsTerminal(job) && job.attempt() > 0) LossLogOf(job);
   }
-  Event started;
-  started.mutable_driver_started()->set_rules(kRules);
-  Feed(std::move(started));
+  Feed(StartedEvent(state_, {options_.clock->Wall(), options_.secret, false}));
+  // Newer than every version that a driver before this one sent.
+  version_ = VersionOfEvent(state_.num_events());
   return absl::OkStatus();
 }
 
 void DriverShell::Begin() {
   monitor_ = AgentMonitor(options_.clock->Monotonic(), options_.node_timeout);
-  for (const auto& [job_id, log] : loss_logs_) monitor_.NoteStep(job_id, log->last_step());
+  for (const JobRecord& job : state_.jobs()) {
+    const LossLog* log = loss_logs_.Find(JobId(job));
+    if (log != nullptr) monitor_.NoteStep(JobId(job), log->last_step());
+  }
 }
 
 // --- inputs -----------------------------------------------------------------------------------
@@ -124,8 +129,29 @@ absl::Status DriverShell::Evict(const pb::NodeEvicted& evicted) {
 absl::Status DriverShell::Uncordon(const std::string& node_id) {
   ASSIGN_OR_RETURN(const bool is_new, IsNewUncordon(state_, node_id));
   if (!is_new) return absl::OkStatus();
+  for (const agent::ActualJob& actual : monitor_.reports().JobsOn(node_id)) {
+    const JobRecord* job = FindJob(state_, actual.job_id());
+    const bool is_over = job == nullptr || !HoldsSlots(*job) || IsFenced(*job, node_id) ||
+                         !monitor_.reports().IsOn(*job, node_id);
+    if (!is_over || actual.num_processes() == 0 || !FindNode(state_, node_id)->has_quarantine()) {
+      continue;
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("node ", node_id, ": still has ", actual.num_processes(),
+                     " processes of attempt ", actual.attempt(), " of job ", actual.job_id(),
+                     ", which cannot be ended; restart the machine, or end its agent, first"));
+  }
   Event event;
   event.mutable_node_uncordoned()->set_node_id(node_id);
+  Feed(std::move(event));
+  return absl::OkStatus();
+}
+
+absl::Status DriverShell::SetSpare(const pb::NodeSpareSet& spare_set) {
+  ASSIGN_OR_RETURN(const bool is_new, IsNewSpareSet(state_, spare_set));
+  if (!is_new) return absl::OkStatus();
+  Event event;
+  *event.mutable_node_spare_set() = spare_set;
   Feed(std::move(event));
   return absl::OkStatus();
 }
@@ -170,8 +196,24 @@ bool DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> 
 }
 
 void DriverShell::OnReport(const std::string& node_id, const agent::ActualState& report) {
-  if (absl::Status status = TakeSteps(node_id, report); !status.ok()) loss_status_ = status;
-  FeedAll(monitor_.OnReport(state_, node_id, report, options_.clock->Monotonic()));
+  if (stop_.ok()) stop_ = CheckIsNewest(state_, report, version_);
+  if (!Counts(node_id, report)) {
+    FeedAll(monitor_.OnReport(state_, node_id, report, options_.clock->Monotonic()));
+    return;
+  }
+  TakeSteps(node_id, report);
+  agent::ActualState taken = report;
+  for (agent::ActualJob& job : *taken.mutable_jobs()) {
+    // A checkpoint must not outlive the steps before it. The agent reports it again.
+    if (loss_logs_.HoldsCommits(job.job_id())) job.clear_manifests();
+  }
+  FeedAll(monitor_.OnReport(state_, node_id, taken, options_.clock->Monotonic()));
+}
+
+bool DriverShell::Counts(const std::string& node_id, const agent::ActualState& report) const {
+  const NodeRecord* node = FindNode(state_, node_id);
+  return node != nullptr && node->hello().incarnation() == report.incarnation() &&
+         IsOfThisEpoch(state_, report);
 }
 
 void DriverShell::OnGone(const std::string& node_id, const AgentLink* link) {
@@ -184,13 +226,14 @@ void DriverShell::OnGone(const std::string& node_id, const AgentLink* link) {
 absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
   std::vector<Output> outputs;
   for (const Input& input : inputs) outputs.push_back(input());
+  RETURN_IF_ERROR(stop_);
   const absl::Duration now = options_.clock->Monotonic();
   const bool tick = now >= next_tick_;
   if (tick) Tick(now);
   const bool changed = state_changed_;
   RETURN_IF_ERROR(Commit());
+  if (changed || tick) CutLossLogs();
   if (changed) {
-    RETURN_IF_ERROR(CutLossLogs());
     KeepTimers(now);
     TellAttempts();
   }
@@ -213,12 +256,28 @@ void DriverShell::Tick(absl::Duration now) {
     it = timers_.erase(it);
   }
   FeedAll(std::move(due));
-  ForgetJobs(now);
+  Forget(now);
 }
 
-void DriverShell::ForgetJobs(absl::Duration now) {
+void DriverShell::Forget(absl::Duration now) {
   if (now < next_forgetting_) return;
   next_forgetting_ = now + kForgetInterval;
+  ForgetJobs();
+  ForgetNodes();
+}
+
+void DriverShell::ForgetNodes() {
+  Event event;
+  for (const std::string& node_id : NodesToForget(state_, options_.clock->Wall())) {
+    if (links_.count(node_id) > 0) continue;
+    event.mutable_nodes_forgotten()->add_node_ids(node_id);
+    monitor_.ForgetNode(node_id);
+    refusals_logged_.erase(node_id);
+  }
+  if (event.has_nodes_forgotten()) Feed(std::move(event));
+}
+
+void DriverShell::ForgetJobs() {
   const std::vector<std::string> ids =
       JobsToForget(state_, options_.retention, options_.clock->Wall());
   Event event;
@@ -229,7 +288,7 @@ void DriverShell::ForgetJobs(absl::Duration now) {
         absl::StrCat(FindJob(state_, id)->submitted().directory(), "/", kForgottenFile);
     if (!options_.files->OpenAppended(mark).ok()) continue;
     event.mutable_jobs_forgotten()->add_job_ids(id);
-    loss_logs_.erase(id);
+    loss_logs_.Forget(id);
     cut_attempts_.erase(id);
     described_.erase(id);
   }
@@ -253,8 +312,7 @@ void DriverShell::FeedAll(std::vector<Event> events) {
 absl::Status DriverShell::Commit() {
   // Steps are durable before events, so that a restarted driver never knows a checkpoint whose
   // steps it has lost.
-  RETURN_IF_ERROR(loss_status_);
-  for (const auto& [job_id, log] : loss_logs_) RETURN_IF_ERROR(log->Sync());
+  loss_logs_.Sync(options_.clock->Monotonic());
   if (pending_.empty()) return absl::OkStatus();
   const int64_t num_before = state_.num_events() - static_cast<int64_t>(pending_.size());
   RETURN_IF_ERROR(options_.log->Append(num_before, pending_));
@@ -266,15 +324,15 @@ absl::Status DriverShell::Commit() {
   return absl::OkStatus();
 }
 
-absl::Status DriverShell::CutLossLogs() {
+void DriverShell::CutLossLogs() {
   for (const LossLogCut& cut : LossLogCutsFor(state_)) {
     if (cut_attempts_[cut.job_id] == cut.attempt) continue;
-    ASSIGN_OR_RETURN(LossLog * log, LossLogOf(*FindJob(state_, cut.job_id)));
-    RETURN_IF_ERROR(log->CutTo(cut.restore_step, cut.attempt));
-    monitor_.NoteStep(cut.job_id, log->last_step());
+    const JobRecord& job = *FindJob(state_, cut.job_id);
+    if (!loss_logs_.Cut(job, cut, options_.clock->Monotonic())) continue;
+    const LossLog* log = loss_logs_.Find(cut.job_id);
+    monitor_.NoteStep(cut.job_id, log != nullptr ? log->last_step() : cut.restore_step);
     cut_attempts_[cut.job_id] = cut.attempt;
   }
-  return absl::OkStatus();
 }
 
 void DriverShell::KeepTimers(absl::Duration now) {
@@ -289,38 +347,38 @@ void DriverShell::KeepTimers(absl::Duration now) {
 }
 
 void DriverShell::TellAttempts() {
-  std::map<std::string, int64_t> attempts;
+  std::map<std::string, RunningAttempt> attempts;
   for (const JobRecord& job : state_.jobs()) {
-    if (HoldsSlots(job)) attempts[JobId(job)] = job.attempt();
+    if (HoldsSlots(job)) attempts[JobId(job)] = {job.attempt(), monitor_.reports().Nodes(job)};
   }
   if (attempts == told_attempts_) return;
   for (const auto& [job_id, attempt] : told_attempts_) {
-    if (attempts.count(job_id) == 0 && loss_logs_.count(job_id) > 0) loss_logs_[job_id]->Close();
+    if (attempts.count(job_id) == 0) loss_logs_.Close(job_id);
   }
   if (options_.on_attempts) options_.on_attempts(attempts);
   told_attempts_ = std::move(attempts);
 }
 
-// Fills in, for each job that the node reports, its attempt and the newest durable step. Entries of
-// `acked` for other jobs stay unchanged.
-void DriverShell::ReadReports(const std::string& node_id, std::map<std::string, int64_t>* known,
-                              std::map<std::string, int64_t>* acked) const {
-  for (const auto& [job_id, log] : loss_logs_) {
-    const agent::ActualJob* actual = monitor_.reports().LastReport(node_id, job_id);
-    if (actual == nullptr) continue;
-    (*known)[job_id] = actual->attempt();
-    (*acked)[job_id] = log->synced_step();
+// Returns the attempt of each job that the node reports.
+std::map<std::string, int64_t> DriverShell::KnownAttempts(const std::string& node_id) const {
+  std::map<std::string, int64_t> known;
+  for (const agent::ActualJob& actual : monitor_.reports().JobsOn(node_id)) {
+    known[actual.job_id()] = actual.attempt();
   }
+  return known;
 }
 
 void DriverShell::SendDesired(bool changed) {
   state_changed_ = false;
   std::optional<DesiredStates> states;
+  const std::map<std::string, int64_t> acknowledged = loss_logs_.Acknowledged();
   for (auto& [node_id, link] : links_) {
     if (FindNode(state_, node_id) == nullptr) continue;
-    std::map<std::string, int64_t> known;
+    std::map<std::string, int64_t> known = KnownAttempts(node_id);
     std::map<std::string, int64_t> acked = link.acked;
-    ReadReports(node_id, &known, &acked);
+    for (const auto& [job_id, step] : acknowledged) {
+      if (known.count(job_id) > 0) acked[job_id] = step;
+    }
     const bool same = !link.print.empty() && known == link.known && acked == link.acked;
     if (!changed && same) continue;
     if (!states.has_value()) states.emplace(state_);
@@ -328,11 +386,12 @@ void DriverShell::SendDesired(bool changed) {
     if (same && print == link.print) continue;
     agent::DesiredState desired = states->For(node_id, known);
     for (auto& job : *desired.mutable_jobs()) {
-      const auto log = loss_logs_.find(job.job_id());
-      if (log != loss_logs_.end()) job.set_acked_step(log->second->synced_step());
+      const auto step = acknowledged.find(job.job_id());
+      if (step != acknowledged.end()) job.set_acked_step(step->second);
     }
     version_ = std::max(version_ + 1, desired.version());
     desired.set_version(version_);
+    desired.set_proof(ProofOf(state_, state_.epoch(), version_));
     link.link->SendDesired(desired);
     link.print = std::move(print);
     link.known = std::move(known);
@@ -340,44 +399,29 @@ void DriverShell::SendDesired(bool changed) {
   }
 }
 
-absl::Status DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState& report) {
-  const NodeRecord* node = FindNode(state_, node_id);
-  if (node == nullptr || node->hello().incarnation() != report.incarnation()) {
-    return absl::OkStatus();
-  }
+// Steps count only from agents that hold ranks of the attempt.
+void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState& report) {
   for (const auto& actual : report.jobs()) {
     const JobRecord* job = FindJob(state_, actual.job_id());
-    if (job == nullptr || IsTerminal(*job)) continue;
-    ASSIGN_OR_RETURN(LossLog * log, LossLogOf(*job));
+    if (job == nullptr || IsTerminal(*job) || !monitor_.reports().IsOn(*job, node_id)) continue;
     // Appending before a rollback that is decided but not yet done would undo it.
     if (job->attempt() > 1 && cut_attempts_[actual.job_id()] != job->attempt() &&
         job->stage() == pb::STAGE_RUN) {
       continue;
     }
-    for (const auto& record : actual.steps()) {
-      if (record.attempt() != job->attempt()) continue;
-      RETURN_IF_ERROR(log->Append(record));
-    }
-    monitor_.NoteStep(actual.job_id(), log->last_step());
+    Describe(*job);
+    monitor_.NoteStep(actual.job_id(),
+                      loss_logs_.Append(*job, actual.steps(), options_.clock->Monotonic()));
   }
-  return absl::OkStatus();
 }
 
-absl::StatusOr<LossLog*> DriverShell::LossLogOf(const JobRecord& job) {
-  std::unique_ptr<LossLog>& log = loss_logs_[JobId(job)];
-  if (log == nullptr) {
-    absl::StatusOr<std::unique_ptr<LossLog>> opened =
-        LossLog::Open(job.submitted().directory(), options_.files);
-    if (!opened.ok()) {
-      loss_logs_.erase(JobId(job));
-      return opened.status();
-    }
-    log = *std::move(opened);
-    if (IsTerminal(job)) log->Close();
-    Describe(job);
-    monitor_.NoteStep(JobId(job), log->last_step());
-  }
-  return log.get();
+LossLog* DriverShell::LossLogOf(const JobRecord& job) {
+  const bool is_open = loss_logs_.Find(JobId(job)) != nullptr;
+  LossLog* log = loss_logs_.Open(job, options_.clock->Monotonic());
+  if (is_open || log == nullptr) return log;
+  Describe(job);
+  monitor_.NoteStep(JobId(job), log->last_step());
+  return log;
 }
 
 void DriverShell::Describe(const JobRecord& job) {
@@ -398,10 +442,7 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
     Describe(*job);
     return ViewJob(*job, nullptr, sources);
   }
-  const absl::StatusOr<LossLog*> log = LossLogOf(*job);
-  // A job that has ended is shown even if its folder was removed.
-  if (!log.ok() && !IsTerminal(*job)) return log.status();
-  return ViewJob(*job, log.ok() ? *log : nullptr, sources);
+  return ViewJob(*job, LossLogOf(*job), sources);
 }
 
 absl::StatusOr<std::vector<control::Job>> DriverShell::ViewJobs() {
@@ -425,8 +466,8 @@ absl::StatusOr<WatchUpdate> DriverShell::ViewUpdate(const std::string& job_id, i
   WatchUpdate update;
   ASSIGN_OR_RETURN(update.job, View(job_id));
   update.position = position;
-  const auto log = loss_logs_.find(job_id);
-  if (log != loss_logs_.end()) update.steps = log->second->Since(&update.position);
+  const LossLog* log = loss_logs_.Find(job_id);
+  if (log != nullptr) update.steps = log->Since(&update.position);
   return update;
 }
 

@@ -5,6 +5,8 @@
 // Everything outside is behind a seam (LogStore, JobFiles, AgentLink, Clock), so the simulator runs
 // this very code and ends it between any two effects.
 //
+// An error at the files of one job concerns this job alone (job_logs.h).
+//
 // After an error of Round the newest decisions are not durable: the shell must not be used any
 // more, and the program ends. Threads: one at a time. Blocking: Create and Round wait for the disk.
 #pragma once
@@ -24,6 +26,7 @@
 #include "controlplane/driver/core/driver_state.h"
 #include "controlplane/driver/core/job_retention.h"
 #include "controlplane/driver/reports/agent_monitor.h"
+#include "controlplane/driver/shell/job_logs.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "controlplane/driver/storage/loss_log.h"
@@ -41,6 +44,13 @@ class AgentLink {
   virtual void Close(const absl::Status& why) = 0;
   // The name in the agent's certificate; empty: the connection has no TLS.
   virtual std::string certificate() const { return ""; }
+};
+
+// The present attempt of a job that holds slots.
+struct RunningAttempt {
+  int64_t attempt = 0;
+  std::vector<std::string> nodes;  // that hold its ranks, sorted
+  bool operator==(const RunningAttempt&) const = default;
 };
 
 struct WatchUpdate {
@@ -62,7 +72,9 @@ class DriverShell {
     // How long an agent may be silent before its machine counts as lost.
     absl::Duration node_timeout = FailureDetector::kNodeTimeout;
     // Called with the attempts of all jobs that hold slots, by job id, after every change of them.
-    std::function<void(const std::map<std::string, int64_t>&)> on_attempts;
+    std::function<void(const std::map<std::string, RunningAttempt>&)> on_attempts;
+    // Random; the secret of a new log, from which the proofs of desired states derive.
+    std::string secret;
   };
   // An input runs before the commit of its round; the output that it returns runs after the commit.
   using Output = std::function<void()>;
@@ -84,6 +96,7 @@ class DriverShell {
   absl::Status Cancel(const megascale::driver::v1::CancelRequested& cancel);
   absl::Status Evict(const megascale::driver::v1::NodeEvicted& evicted);
   absl::Status Uncordon(const std::string& node_id);
+  absl::Status SetSpare(const megascale::driver::v1::NodeSpareSet& spare_set);
   // Takes over an agent that connected. Returns false when the agent may not join: then its link is
   // closed with the reason.
   bool OnHello(const megascale::agent::v1::Hello& hello, std::shared_ptr<AgentLink> link);
@@ -114,17 +127,19 @@ class DriverShell {
   void Tick(absl::Duration now);
   void Feed(Event event);
   void FeedAll(std::vector<Event> events);
-  void ForgetJobs(absl::Duration now);
+  void Forget(absl::Duration now);
+  void ForgetJobs();
+  void ForgetNodes();
   absl::Status Commit();
-  absl::Status CutLossLogs();
+  void CutLossLogs();
   void KeepTimers(absl::Duration now);
   void TellAttempts();
   void SendDesired(bool changed);
-  void ReadReports(const std::string& node_id, std::map<std::string, int64_t>* known,
-                   std::map<std::string, int64_t>* acked) const;
-  absl::Status TakeSteps(const std::string& node_id,
-                         const megascale::agent::v1::ActualState& report);
-  absl::StatusOr<LossLog*> LossLogOf(const JobRecord& job);
+  std::map<std::string, int64_t> KnownAttempts(const std::string& node_id) const;
+  // Returns true if the report is of the agent that holds the node id, and of this epoch.
+  bool Counts(const std::string& node_id, const megascale::agent::v1::ActualState& report) const;
+  void TakeSteps(const std::string& node_id, const megascale::agent::v1::ActualState& report);
+  LossLog* LossLogOf(const JobRecord& job);
   // Writes job.json if it is missing. A failure is ignored.
   void Describe(const JobRecord& job);
   absl::Status MayJoin(const megascale::agent::v1::Hello& hello, const AgentLink& link) const;
@@ -135,18 +150,18 @@ class DriverShell {
   AgentMonitor monitor_;
   std::vector<Event> pending_;  // applied, not yet durable
   int64_t num_snapshot_ = 0;    // state_.num_events() at the last snapshot
-  std::map<std::string, std::unique_ptr<LossLog>> loss_logs_;
+  JobLogs loss_logs_;
   std::set<std::string> described_;              // jobs that have their job.json
   std::map<std::string, int64_t> cut_attempts_;  // by job: attempt for which its loss log was cut
   std::map<std::string, std::pair<absl::Duration, Event>> timers_;  // by key: when due
   std::map<std::string, Link> links_;
   std::map<std::string, absl::Duration> refusals_logged_;  // by node: time of the last log line
-  std::map<std::string, int64_t> told_attempts_;
+  std::map<std::string, RunningAttempt> told_attempts_;
   int64_t version_ = 0;  // of the newest desired state
   bool state_changed_ = true;
   absl::Duration next_tick_ = absl::ZeroDuration();
   absl::Duration next_forgetting_ = absl::ZeroDuration();
-  absl::Status loss_status_;  // first error of a loss log
+  absl::Status stop_;  // not OK: another driver has taken over
 };
 
 }  // namespace megascale::driver

@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/shell/job_view.h"
 #include "controlplane/driver/storage/simulated_disk.h"
 #include "runtime/telemetry/doing.h"
 
@@ -38,7 +41,8 @@ class DriverShellTest : public ::testing::Test {
     options.state_directory = absl::StrCat(
         ::testing::TempDir(), "/", ::testing::UnitTest::GetInstance()->current_test_info()->name());
     options.log = disk->OpenLog();
-    options.files = &RealJobFiles();
+    options.files = files_;
+    options.secret = "secret";
     options.clock = &clock_;
     options.retention = {.newest = 1, .age = absl::Hours(1)};
     auto shell = DriverShell::Create(std::move(options));
@@ -97,9 +101,17 @@ class DriverShellTest : public ::testing::Test {
     }
   }
   const JobRecord& job() const { return *FindJob(shell_->state(), "j"); }
+  // Adds a step to the report about the first job.
+  void AddStep(int64_t step, int64_t attempt = 1) {
+    auto* record = report_.mutable_jobs(0)->add_steps();
+    record->set_step(step);
+    record->set_attempt(attempt);
+  }
+  int64_t Acknowledged() const { return link_->last.jobs(0).acked_step(); }
 
   base::FakeClock clock_;
   SimulatedDisk disk_;
+  JobFiles* files_ = &RealJobFiles();
   std::unique_ptr<DriverShell> shell_;
   const std::shared_ptr<KeepingLink> link_ = std::make_shared<KeepingLink>();
   agent::ActualState report_;
@@ -320,6 +332,208 @@ TEST_F(DriverShellTest, AForgottenJobIsNotFoundAndItsIdIsNotGivenAgain) {
   EXPECT_THAT(
       std::string(again.message()),
       HasSubstr("/jobs/old is of a job that the driver has forgotten; choose another job id"));
+}
+
+// --- a job's files are the job's ----------------------------------------------------------------
+
+class JobFilesTest : public DriverShellTest {
+ protected:
+  void SetUp() override {
+    files_ = &disk_;
+    DriverShellTest::SetUp();
+  }
+  // From now on effects whose name contains `part` fail; "" repairs everything.
+  void Break(const std::string& part) {
+    disk_.SetFaults(
+        [part](absl::string_view effect) {
+          return !part.empty() && absl::StrContains(effect, part) ? SimulatedDisk::Fate::kFails
+                                                                  : SimulatedDisk::Fate::kDone;
+        },
+        {});
+  }
+  void AddManifest(int64_t step) {
+    auto* manifest = report_.mutable_jobs(0)->add_manifests();
+    manifest->set_attempt(1);
+    manifest->set_step(step);
+    manifest->set_directory(absl::StrCat(CheckpointDirectory(job()), "/step-", step));
+  }
+};
+
+TEST_F(JobFilesTest, ALossLogThatFailsHoldsUpItsCommitsAndNothingElse) {
+  Run();
+  AddStep(1);
+  Pass(absl::Seconds(1));
+  ASSERT_EQ(Acknowledged(), 1);
+  Break("jobs/j/metrics");
+  AddStep(2);
+  AddManifest(2);
+  Pass(absl::Seconds(5));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  EXPECT_EQ(Acknowledged(), 1) << "the agent keeps it";
+  EXPECT_EQ(job().committed_size(), 0) << "no checkpoint outlives the steps before it";
+  EXPECT_TRUE(Submit("k").ok()) << "the driver serves others";
+  Break("");
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(Acknowledged(), 2);
+  EXPECT_EQ(job().committed_size(), 1);
+}
+
+TEST_F(JobFilesTest, ALossLogThatNeverWorksIsSetAsideAndTheJobGoesOn) {
+  Run();
+  Break("jobs/j/metrics");
+  AddStep(1);
+  AddManifest(1);
+  Pass(JobLogs::kPatience + absl::Seconds(3));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  EXPECT_EQ(Acknowledged(), 1);
+  EXPECT_EQ(job().committed_size(), 1);
+  EXPECT_EQ(job().best_step(), 1);
+  Break("");
+  Pass(absl::Minutes(2));
+  report_.mutable_jobs(0)->clear_steps();
+  AddStep(2);
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(Acknowledged(), 2);
+  EXPECT_EQ(shell_->View("j")->last_record().step(), 2) << "with a gap";
+}
+
+TEST_F(JobFilesTest, ADamagedLossLogEndsNoLaterStartOfTheDriver) {
+  Run();
+  for (int64_t step = 1; step <= 5; ++step) AddStep(step);
+  Pass(absl::Seconds(1));
+  const std::string path = absl::StrCat(job().submitted().directory(), "/metrics.jsonl");
+  disk_.Corrupt(path, *disk_.Size(path) / 2, std::string(150, '\0'));
+  shell_.reset();
+  Open(&disk_);
+  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
+  report_.mutable_jobs(0)->clear_steps();
+  AddStep(6);
+  Pass(JobLogs::kGapPatience + absl::Seconds(1));
+  EXPECT_EQ(Acknowledged(), 6);
+  EXPECT_EQ(job().attempt(), 1);
+}
+
+TEST_F(JobFilesTest, ALossLogThatCannotBeOpenedEndsNoStartOfTheDriver) {
+  Run();
+  shell_.reset();
+  Break("jobs/j/metrics");
+  Open(&disk_);
+  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
+  Pass(absl::Seconds(3));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  EXPECT_TRUE(shell_->View("j").ok());
+}
+
+// --- agents that must not be believed -----------------------------------------------------------
+
+TEST_F(DriverShellTest, StepsCountOnlyFromAgentsThatHoldRanksOfTheAttempt) {
+  Run();
+  const auto other = std::make_shared<KeepingLink>();
+  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n1", "b", 1), other)); });
+  agent::ActualState lie;
+  lie.set_incarnation("b");
+  agent::ActualJob* actual = lie.add_jobs();
+  actual->set_job_id("j");
+  actual->set_attempt(1);
+  auto* record = actual->add_steps();
+  record->set_step(30);
+  record->set_attempt(1);
+  auto* manifest = actual->add_manifests();
+  manifest->set_attempt(1);
+  manifest->set_step(30);
+  manifest->set_directory(absl::StrCat(CheckpointDirectory(job()), "/step-30"));
+  Round([&] { shell_->OnReport("n1", lie); });
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(shell_->View("j")->last_step(), 0);
+  EXPECT_EQ(job().best_step(), 0);
+  EXPECT_EQ(job().committed_size(), 0);
+  AddStep(1);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(shell_->View("j")->last_step(), 1);
+}
+
+TEST_F(DriverShellTest, ACheckpointOutsideOfTheJobsFolderIsNotCommitted) {
+  Run();
+  auto* manifest = report_.mutable_jobs(0)->add_manifests();
+  manifest->set_attempt(1);
+  manifest->set_step(3);
+  manifest->set_directory("/somewhere/else");
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(job().committed_size(), 0);
+}
+
+// --- epochs -------------------------------------------------------------------------------------
+
+TEST_F(DriverShellTest, ADriverOnAnOldCopyStopsWhenAnAgentKnowsMore) {
+  Run();
+  SimulatedDisk copy;
+  copy.ReplaceLog(disk_.durable_log());
+  AddStep(1);
+  Pass(absl::Seconds(1));
+  report_.set_epoch(link_->last.epoch());
+  report_.set_known_version(link_->last.version() + (int64_t{5} << 32));
+  report_.set_known_proof(ProofOf(shell_->state(), report_.epoch(), report_.known_version()));
+  Open(&copy);
+  const absl::Status status = shell_->Round({[&]() -> DriverShell::Output {
+    shell_->OnHello(HelloOf("n0", "a", 1), link_);
+    shell_->OnReport("n0", report_);
+    return [] {};
+  }});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("megascale driver restore"));
+}
+
+TEST_F(DriverShellTest, AReportOfAnOlderEpochOnlyShowsThatTheAgentLives) {
+  Run();
+  report_.set_epoch(shell_->state().epoch() - 1);
+  AddStep(1);
+  report_.mutable_jobs(0)->mutable_ranks(0)->set_state(agent::ActualRank::STATE_FAILED);
+  Pass(absl::Seconds(10));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  EXPECT_EQ(shell_->View("j")->last_step(), 0);
+  EXPECT_TRUE(FindNode(shell_->state(), "n0")->alive());
+  EXPECT_EQ(link_->last.epoch(), shell_->state().epoch());
+  EXPECT_FALSE(link_->last.jobs(0).as_before()) << "it knows nothing of this epoch's attempt";
+}
+
+// --- what people see ----------------------------------------------------------------------------
+
+TEST_F(DriverShellTest, OnlyAgesChangeWhileNothingHappens) {
+  Run();
+  AddStep(1);
+  auto* manifest = report_.mutable_jobs(0)->add_manifests();
+  manifest->set_attempt(1);
+  manifest->set_step(1);
+  manifest->set_directory(absl::StrCat(CheckpointDirectory(job()), "/step-1"));
+  report_.mutable_jobs(0)->set_storage_error("disk full");
+  Pass(absl::Seconds(2));
+  const control::Job before = *shell_->View("j");
+  report_.mutable_jobs(0)->mutable_ranks(0)->mutable_status()->set_alive_age_seconds(0.3);
+  report_.mutable_jobs(0)->mutable_ranks(0)->mutable_status()->set_progress_age_seconds(1.3);
+  Pass(absl::Seconds(3));
+  const control::Job after = *shell_->View("j");
+  EXPECT_NE(before.last_checkpoint().age_seconds(), after.last_checkpoint().age_seconds());
+  EXPECT_EQ(WithoutAges(before).DebugString(), WithoutAges(after).DebugString());
+  AddStep(2);
+  Pass(absl::Seconds(1));
+  EXPECT_NE(WithoutAges(after).DebugString(), WithoutAges(*shell_->View("j")).DebugString());
+}
+
+TEST_F(DriverShellTest, MachinesThatDoNotComeBackAreForgotten) {
+  Run();
+  for (int i = 1; i <= 5; ++i) {
+    const auto pod = std::make_shared<KeepingLink>();
+    const std::string id = absl::StrCat("pod-", i);
+    Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf(id, "x", 1), pod)); });
+    shell_->OnGone(id, pod.get());
+  }
+  Pass(absl::Seconds(10));
+  ASSERT_EQ(shell_->state().nodes_size(), 6);
+  clock_.StepWall(absl::Hours(25));
+  Pass(absl::Minutes(2));
+  EXPECT_EQ(shell_->state().nodes_size(), 1);
+  EXPECT_EQ(shell_->ViewNodes().nodes_size(), 1);
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
 }
 
 }  // namespace

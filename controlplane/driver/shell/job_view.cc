@@ -198,6 +198,18 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   return view;
 }
 
+control::Job WithoutAges(control::Job job) {
+  job.clear_submitted_age_seconds();
+  job.clear_flops_ceiling_age_seconds();
+  if (job.has_last_checkpoint()) job.mutable_last_checkpoint()->clear_age_seconds();
+  if (job.has_storage_failure()) job.mutable_storage_failure()->clear_seconds();
+  for (auto& rank : *job.mutable_ranks()) {
+    rank.mutable_status()->clear_alive_age_seconds();
+    rank.mutable_status()->clear_progress_age_seconds();
+  }
+  return job;
+}
+
 namespace {
 
 // Slots and jobs on a node.
@@ -240,6 +252,13 @@ control::NodeView ViewNode(const NodeRecord& node, const SlotUse& use, const Vie
   view.set_evicted(node.evicted());
   view.set_evicted_why(node.evicted_why());
   view.set_draining(node.draining());
+  view.set_pool(node.has_quarantine() ? control::POOL_QUARANTINED
+                : node.spare()        ? control::POOL_SPARE
+                                      : control::POOL_ACTIVE);
+  if (node.has_quarantine()) {
+    view.set_quarantine_evidence(node.quarantine().evidence());
+    SetTime(node.quarantine().since_unix_nanos(), view.mutable_quarantined_at());
+  }
   return view;
 }
 

@@ -19,6 +19,9 @@ struct ViewSources {
 megascale::control::v1::Job ViewJob(const JobRecord& job, const LossLog* loss_log,
                                     const ViewSources& sources);
 
+// Returns the job without the ages in it, which change although nothing else does.
+megascale::control::v1::Job WithoutAges(megascale::control::v1::Job job);
+
 megascale::control::v1::NodeView ViewNode(const NodeRecord& node, const ViewSources& sources);
 
 megascale::control::v1::GetClusterResponse ViewCluster(const ViewSources& sources);

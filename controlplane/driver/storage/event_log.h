@@ -51,4 +51,9 @@ absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(const std::string& dire
 absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(
     const std::string& directory, const std::shared_ptr<rocksdb::FileSystem>& files);
 
+// Reads the log in `directory` without opening it for writing, so that the driver that has it open
+// goes on. Errors: NotFound - there is no log; DataLoss; FailedPrecondition - a newer program wrote
+// it.
+absl::StatusOr<LogContents> ReadRocksDbLog(const std::string& directory);
+
 }  // namespace megascale::driver

@@ -11,7 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/storage/log_backup.h"
 
 namespace megascale::driver {
 namespace {
@@ -139,12 +141,12 @@ TEST_F(RocksDbLogTest, NewerSchemaIsRefused) {
     rocksdb::DB* opened = nullptr;
     ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), directory_, &opened).ok());
     std::unique_ptr<rocksdb::DB> db(opened);
-    ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), "schema", "3").ok());
+    ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), "schema", "4").ok());
   }
   const auto log = OpenRocksDbLog(directory_);
   EXPECT_EQ(log.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(log.status().message()),
-              HasSubstr("was written by a newer megascale (schema 3; "));
+              HasSubstr("was written by a newer megascale (schema 4; "));
 }
 
 // The directory is as a program of schema 1 leaves it: a snapshot after two events, and two more
@@ -163,7 +165,68 @@ TEST_F(RocksDbLogTest, ADirectoryOfSchema1IsUpgradedWithAllThatItHolds) {
     ASSERT_TRUE(log->Append(4, {Lost("n0", "a")}).ok());
   }
   EXPECT_THAT(Open()->ReadAll()->events, SizeIs(1));
-  EXPECT_EQ(Get("schema"), "2");
+  EXPECT_EQ(Get("schema"), "3");
+}
+
+// As the last version leaves it: rules 3, a node that is lost, no epoch.
+TEST_F(RocksDbLogTest, ADirectoryOfSchema2KeepsItsJobsAndBeginsAnEpochWithItsNextDriver) {
+  DriverState before;
+  {
+    Event started;
+    started.mutable_driver_started()->set_rules(3);
+    const std::vector<Event> events = {started,
+                                       Submitted("j", SpecOf(1, 1, 30)),
+                                       Joined("n0", "a", 1),
+                                       Joined("n1", "a", 1),
+                                       Passed("j", 1, "n0"),
+                                       Lost("n1", "a")};
+    Put("schema", "2");
+    for (size_t i = 0; i < events.size(); ++i) {
+      Apply(events[i], &before);
+      Put(absl::StrFormat("event/%016x", i + 1), events[i].SerializeAsString());
+    }
+  }
+  DriverState state = Open()->ReadAll()->state;
+  EXPECT_EQ(Get("schema"), "3");
+  EXPECT_EQ(state.SerializeAsString(), before.SerializeAsString());
+  EXPECT_EQ(FindJob(state, "j")->stage(), v1::STAGE_RUN);
+  EXPECT_EQ(state.epoch(), 0);
+  Event started = StartedEvent(state, {absl::FromUnixSeconds(100), "secret", false});
+  started.set_time_unix_nanos(1);
+  Apply(started, &state);
+  EXPECT_GT(state.epoch(), 0);
+  EXPECT_EQ(FindJob(state, "j")->stage(), v1::STAGE_RUN) << "its attempt goes on";
+  EXPECT_EQ(FindNode(state, "n1")->lost_unix_nanos(), 1);
+}
+
+TEST_F(RocksDbLogTest, ACopyIsMadeWhileTheDriverRunsAndBeginsANewEpochWhenItIsRestored) {
+  const std::string state_directory = directory_ + "/state";
+  std::filesystem::create_directories(state_directory + "/jobs/later");
+  DriverState state;
+  auto log = *OpenRocksDbLog(state_directory + "/log");
+  const std::vector<Event> events = {StartedEvent(state, {absl::FromUnixSeconds(100), "s", false}),
+                                     Submitted("j", SpecOf(1, 1, 30)), Joined("n0", "a", 1),
+                                     Passed("j", 1, "n0")};
+  for (const Event& event : events) Apply(event, &state);
+  ASSERT_TRUE(log->Append(0, events).ok());
+  ASSERT_TRUE(BackUpLog(state_directory, directory_ + "/copy").ok());
+  EXPECT_EQ(BackUpLog(state_directory, directory_ + "/copy").code(),
+            absl::StatusCode::kAlreadyExists);
+  ASSERT_TRUE(log->Append(4, {Lost("n0", "a")}).ok()) << "the driver goes on";
+
+  const absl::Time now = absl::FromUnixSeconds(200);
+  EXPECT_EQ(RestoreLog(directory_ + "/copy", state_directory, now).code(),
+            absl::StatusCode::kAlreadyExists);
+  log.reset();
+  std::filesystem::rename(state_directory + "/log", state_directory + "/log.lost");
+  ASSERT_TRUE(RestoreLog(directory_ + "/copy", state_directory, now).ok());
+  const DriverState restored = (*OpenRocksDbLog(state_directory + "/log"))->ReadAll()->state;
+  EXPECT_GT(restored.epoch(), state.epoch());
+  EXPECT_EQ(restored.secret(), "s");
+  EXPECT_EQ(FindJob(restored, "j")->stage(), v1::STAGE_FENCE);
+  EXPECT_TRUE(std::filesystem::exists(state_directory + "/jobs.before-restore/later"));
+  EXPECT_EQ(BackUpLog(directory_ + "/nothing", directory_ + "/copy2").code(),
+            absl::StatusCode::kNotFound);
 }
 
 TEST_F(RocksDbLogTest, ACrashInTheMiddleOfAnUpgradeLosesNothing) {
@@ -174,7 +237,7 @@ TEST_F(RocksDbLogTest, ACrashInTheMiddleOfAnUpgradeLosesNothing) {
   const auto contents = Open()->ReadAll();
   ASSERT_TRUE(contents.ok()) << contents.status();
   EXPECT_EQ(contents->state.SerializeAsString(), before.SerializeAsString());
-  EXPECT_EQ(Get("schema"), "2");
+  EXPECT_EQ(Get("schema"), "3");
 }
 
 TEST_F(RocksDbLogTest, ADirectoryThatIsDamagedIsNamed) {
@@ -188,7 +251,7 @@ TEST_F(RocksDbLogTest, ADirectoryThatIsDamagedIsNamed) {
             absl::DataLossError(directory_ +
                                 ": has no schema but event/0000000000000001; the log was "
                                 "damaged: restore it from a copy, or give another --state-dir"));
-  Put("schema", "2");
+  Put("schema", "3");
   Put("snapshot", "\xff\xff\xff");
   EXPECT_EQ(Open()->ReadAll().status(),
             absl::DataLossError(directory_ +

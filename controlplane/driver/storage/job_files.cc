@@ -15,8 +15,6 @@
 namespace megascale::driver {
 namespace {
 
-constexpr size_t kSizeBytesMax = size_t{4} << 30;
-
 class RealFile : public AppendedFile {
  public:
   RealFile(std::string path, base::UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
@@ -53,8 +51,28 @@ class RealFiles : public JobFiles {
     return std::make_unique<RealFile>(path, std::move(fd));
   }
 
-  absl::StatusOr<std::string> Read(const std::string& path) override {
-    return base::ReadFile(path, kSizeBytesMax);
+  absl::StatusOr<size_t> Size(const std::string& path) override {
+    struct stat info;
+    if (::stat(path.c_str(), &info) == 0) return static_cast<size_t>(info.st_size);
+    return base::ErrnoStatus(errno, path);
+  }
+
+  absl::StatusOr<std::string> ReadAt(const std::string& path, size_t offset,
+                                     size_t size_bytes) override {
+    const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("open ", path));
+    std::string data(size_bytes, '\0');
+    size_t done = 0;
+    while (done < size_bytes) {
+      const ssize_t got = ::pread(fd.get(), data.data() + done, size_bytes - done,
+                                  static_cast<off_t>(offset + done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return base::ErrnoStatus(errno, absl::StrCat("read ", path));
+      if (got == 0) break;
+      done += static_cast<size_t>(got);
+    }
+    data.resize(done);
+    return data;
   }
 
   absl::Status WriteDurably(const std::string& path, absl::string_view data) override {

@@ -33,7 +33,10 @@ class JobFiles {
   virtual ~JobFiles() = default;
   // Opens the file, or creates it and its folder. The directory entry is durable.
   virtual absl::StatusOr<std::unique_ptr<AppendedFile>> OpenAppended(const std::string& path) = 0;
-  virtual absl::StatusOr<std::string> Read(const std::string& path) = 0;
+  virtual absl::StatusOr<size_t> Size(const std::string& path) = 0;
+  // Returns at most `size_bytes` bytes from `offset` on; fewer only where the file ends.
+  virtual absl::StatusOr<std::string> ReadAt(const std::string& path, size_t offset,
+                                             size_t size_bytes) = 0;
   // Replaces the file atomically: a crash leaves the old or the new content.
   virtual absl::Status WriteDurably(const std::string& path, absl::string_view data) = 0;
   // Creates the file and its folder, or replaces the file, without waiting for the disk. If the

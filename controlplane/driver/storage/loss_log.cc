@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -50,44 +51,92 @@ absl::StatusOr<LossLog::StepRecord> FromLine(absl::string_view text) {
   return record;
 }
 
+// The end of a file, in whole lines.
+struct Tail {
+  size_t begin = 0;  // offset of `text`
+  std::string text;
+};
+
+constexpr size_t kBlockBytes = size_t{256} << 10;
+
+// Reads whole lines backwards from `end` until `is_enough` or the beginning of the file.
+absl::StatusOr<Tail> ReadTail(const std::string& path, JobFiles* files, size_t end,
+                              const std::function<bool(const std::string&)>& is_enough) {
+  std::string text;
+  size_t begin = end;
+  for (size_t block = kBlockBytes;; block *= 2) {
+    const size_t size = std::min(block, begin);
+    ASSIGN_OR_RETURN(std::string before, files->ReadAt(path, begin - size, size));
+    begin -= size;
+    text.insert(0, before);
+    // The first line may have begun earlier.
+    const size_t whole = begin == 0 ? 0 : text.find('\n') + 1;
+    if (begin == 0 || (whole != 0 && is_enough(text.substr(whole)))) {
+      return Tail{begin + whole, text.substr(whole)};
+    }
+  }
+}
+
+// Calls `take` with each record and the offset at which its line begins, until it returns false.
+// Returns the number of lines that are no records.
+int64_t ForEachRecord(absl::string_view text,
+                      const std::function<bool(const LossLog::StepRecord&, size_t)>& take) {
+  int64_t num_bad = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const auto record = FromLine(text.substr(begin, end - begin));
+    if (!record.ok()) {
+      ++num_bad;
+    } else if (!take(*record, begin)) {
+      break;
+    }
+    begin = end + 1;
+  }
+  return num_bad;
+}
+
 }  // namespace
 
-LossLog::LossLog(std::string directory, JobFiles* files, std::unique_ptr<AppendedFile> file)
-    : directory_(std::move(directory)), files_(*files), file_(std::move(file)) {}
+LossLog::LossLog(std::string path, JobFiles* files, std::unique_ptr<AppendedFile> file)
+    : path_(std::move(path)), files_(*files), file_(std::move(file)) {}
 
 absl::StatusOr<std::unique_ptr<LossLog>> LossLog::Open(const std::string& directory,
                                                        JobFiles* files) {
   const std::string path = absl::StrCat(directory, "/", kFile);
   ASSIGN_OR_RETURN(std::unique_ptr<AppendedFile> file, files->OpenAppended(path));
-  ASSIGN_OR_RETURN(std::string text, files->Read(path));
-  const size_t whole = text.rfind('\n') + 1;  // npos + 1 is 0
-  if (whole < text.size()) {
-    RETURN_IF_ERROR(file->CutTo(whole));
-    text.resize(whole);
-  }
-  std::unique_ptr<LossLog> log(new LossLog(directory, files, std::move(file)));
-  RETURN_IF_ERROR(base::Annotate(log->Load(text), path));
+  ASSIGN_OR_RETURN(const size_t size, files->Size(path));
+  const auto has_end = [](const std::string& text) { return !text.empty(); };
+  ASSIGN_OR_RETURN(const Tail tail, ReadTail(path, files, size, has_end));
+  const size_t whole = tail.begin + tail.text.rfind('\n') + 1;  // npos + 1 is 0
+  if (whole < size) RETURN_IF_ERROR(file->CutTo(whole));
+  std::unique_ptr<LossLog> log(new LossLog(path, files, std::move(file)));
+  RETURN_IF_ERROR(log->Load(whole));
   return log;
 }
 
-absl::Status LossLog::Load(const std::string& text) {
+absl::Status LossLog::Load(size_t size_bytes) {
   recent_.clear();
   next_step_ = 0;
-  int64_t line_number = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = text.find('\n', begin);
-    const std::string place = absl::StrCat("line ", ++line_number);
-    absl::StatusOr<StepRecord> record =
-        FromLine(absl::string_view(text).substr(begin, end - begin));
-    if (!record.ok()) return base::Annotate(record.status(), place);
-    if (next_step_ != 0 && record->step() < next_step_) {
-      return absl::DataLossError(absl::StrCat(place, ": step ", record->step(), " where step ",
-                                              next_step_, " was expected"));
+  const auto is_enough = [](const std::string& text) {
+    return std::count(text.begin(), text.end(), '\n') > static_cast<std::ptrdiff_t>(kRecentMax);
+  };
+  ASSIGN_OR_RETURN(const Tail tail, ReadTail(path_, &files_, size_bytes, is_enough));
+  int64_t num_unordered = 0;
+  int64_t num_bad = ForEachRecord(tail.text, [&](const StepRecord& record, size_t) {
+    if (next_step_ != 0 && record.step() < next_step_) {
+      ++num_unordered;
+      return true;
     }
-    next_step_ = record->step() + 1;
-    recent_.push_back(*std::move(record));
+    next_step_ = record.step() + 1;
+    recent_.push_back(record);
     if (recent_.size() > kRecentMax) recent_.pop_front();
-    begin = end + 1;
+    return true;
+  });
+  num_bad += num_unordered;
+  if (num_bad > 0) {
+    base::LogWarning(absl::StrCat(path_, ": ", num_bad, num_bad == 1 ? " line" : " lines",
+                                  " of its end cannot be read or are out of order; these steps "
+                                  "are missing"));
   }
   synced_step_ = last_step();
   return absl::OkStatus();
@@ -119,32 +168,54 @@ std::vector<LossLog::StepRecord> LossLog::Since(int64_t* position) const {
   return {recent_.end() - held, recent_.end()};
 }
 
+absl::StatusOr<LossLog::Rest> LossLog::FindRest(int64_t step, int64_t attempt) {
+  ASSIGN_OR_RETURN(const size_t size, files_.Size(path_));
+  const auto has_kept_line = [&](const std::string& text) {
+    bool kept = false;
+    ForEachRecord(text, [&](const StepRecord& record, size_t) {
+      kept = record.step() <= step || record.attempt() >= attempt;
+      return false;
+    });
+    return kept;
+  };
+  ASSIGN_OR_RETURN(Tail tail, ReadTail(path_, &files_, size, has_kept_line));
+  size_t cut = tail.text.size();
+  ForEachRecord(tail.text, [&](const StepRecord& record, size_t begin) {
+    if (record.step() <= step || record.attempt() >= attempt) return true;
+    cut = begin;
+    return false;
+  });
+  return Rest{tail.begin + cut, tail.text.substr(cut)};
+}
+
 absl::Status LossLog::CutTo(int64_t step, int64_t attempt) {
-  const std::string path = absl::StrCat(directory_, "/", kFile);
-  ASSIGN_OR_RETURN(std::string text, files_.Read(path));
-  size_t cut = 0;
-  while (cut < text.size()) {
-    const size_t end = text.find('\n', cut);
-    ASSIGN_OR_RETURN(StepRecord record, FromLine(absl::string_view(text).substr(cut, end - cut)));
-    if (record.step() > step && record.attempt() < attempt) break;
-    cut = end + 1;
-  }
-  if (cut < text.size()) {
+  ASSIGN_OR_RETURN(const Rest rest, FindRest(step, attempt));
+  if (!rest.text.empty()) {
     // The copy is durable before the original is cut. After a crash between them both are repeated.
+    const std::string stem = path_.substr(0, path_.size() - sizeof(kFile) + 1);
     RETURN_IF_ERROR(files_.WriteDurably(
-        absl::StrCat(directory_, "/metrics.attempt-", attempt - 1, ".jsonl"), text.substr(cut)));
-    RETURN_IF_ERROR(file_->CutTo(cut));
-    text.resize(cut);
+        absl::StrCat(stem, "metrics.attempt-", attempt - 1, ".jsonl"), rest.text));
+    RETURN_IF_ERROR(file_->CutTo(rest.begin));
+  } else {
+    RETURN_IF_ERROR(Sync());
   }
-  RETURN_IF_ERROR(base::Annotate(Load(text), path));
+  RETURN_IF_ERROR(Load(rest.begin));
   dirty_ = false;
   num_at_cut_ = num_appended_;
-  if (last_step() < step && last_step() > 0) {
-    base::LogWarning(absl::StrCat(path, ": steps ", last_step() + 1, " to ", step,
-                                  " were never reported; goes on with step ", step + 1));
-  }
-  if (last_step() <= step) next_step_ = step + 1;
   return absl::OkStatus();
+}
+
+void LossLog::GoOnAt(int64_t step) {
+  if (!HasGapBefore(step)) return;
+  base::LogWarning(absl::StrCat(path_, ": steps ", next_step_, " to ", step - 1,
+                                " were lost; goes on with step ", step));
+  next_step_ = step;
+}
+
+absl::Status LossLog::DropAfter(int64_t step) {
+  ASSIGN_OR_RETURN(const Rest rest, FindRest(step, std::numeric_limits<int64_t>::max()));
+  RETURN_IF_ERROR(file_->CutTo(rest.begin));
+  return Load(rest.begin);
 }
 
 }  // namespace megascale::driver

@@ -1,6 +1,7 @@
 // The file metrics.jsonl of a job: one JSON line per completed step, in order, each step exactly
 // once. A rollback cuts it back to the restore point and moves the cut lines to
-// metrics.attempt-N.jsonl.
+// metrics.attempt-N.jsonl. Only the end of the file is read, however long it is. Lines that are no
+// records (a bad sector, a crash of the machine) are skipped with a warning; they stay in the file.
 // Source: DESIGN section 9 (Loss log).
 // Threads: one owner. Ownership: the file is written by the driver alone.
 #pragma once
@@ -26,8 +27,7 @@ class LossLog {
   static constexpr size_t kRecentMax = 1024;
 
   // Opens or creates `directory`/metrics.jsonl. Removes a torn last line (a crash while it was
-  // written). `files` must outlive the log. Errors: DataLoss - a line before the last is not a
-  // record or is out of order.
+  // written). `files` must outlive the log. Errors: those of the file system.
   static absl::StatusOr<std::unique_ptr<LossLog>> Open(const std::string& directory,
                                                        JobFiles* files);
 
@@ -42,8 +42,18 @@ class LossLog {
   void Close() { file_.reset(); }
 
   // Cuts steps beyond `step` that attempts before `attempt` computed, and moves them to
-  // metrics.attempt-(attempt-1).jsonl. The next step is then `step` + 1. Idempotent, durable.
+  // metrics.attempt-(attempt-1).jsonl. Idempotent, durable.
   absl::Status CutTo(int64_t step, int64_t attempt);
+
+  // True if steps before `step` are missing.
+  bool HasGapBefore(int64_t step) const { return next_step_ != 0 && step > next_step_; }
+  // Goes on at `step` and leaves out the steps before it, which nobody has any more: they were
+  // acknowledged, and their lines were lost. Does nothing if the log is empty or has the step.
+  void GoOnAt(int64_t step);
+
+  // Cuts steps beyond `step`, which a failed Sync may have left half on the disk. The agents send
+  // them again.
+  absl::Status DropAfter(int64_t step);
 
   // The newest durable step; 0: the log is empty.
   int64_t synced_step() const { return synced_step_; }
@@ -55,10 +65,18 @@ class LossLog {
   std::vector<StepRecord> Since(int64_t* position) const;
 
  private:
-  LossLog(std::string directory, JobFiles* files, std::unique_ptr<AppendedFile> file);
-  absl::Status Load(const std::string& text);
+  LossLog(std::string path, JobFiles* files, std::unique_ptr<AppendedFile> file);
+  // Reads the newest records from the first `size_bytes` bytes of the file.
+  absl::Status Load(size_t size_bytes);
+  // Finds the end of the steps that are kept: everything after it is of steps beyond `step` and of
+  // attempts before `attempt`. Cost: reads what is to be cut.
+  struct Rest {
+    size_t begin = 0;
+    std::string text;
+  };
+  absl::StatusOr<Rest> FindRest(int64_t step, int64_t attempt);
 
-  std::string directory_;
+  std::string path_;
   JobFiles& files_;
   std::unique_ptr<AppendedFile> file_;
   std::deque<StepRecord> recent_;

@@ -91,12 +91,68 @@ TEST_F(LossLogTest, TornLastLineIsRepaired) {
   EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/1 4/1");
 }
 
-TEST_F(LossLogTest, LineThatIsNoRecordIsDataLoss) {
+TEST_F(LossLogTest, LinesThatAreNoRecordsAreSkippedWhereverTheyAre) {
   Add(Open().get(), 1, 3, 1);
-  std::ofstream(directory_ + "/metrics.jsonl", std::ios::app) << "what\n";
-  const auto log = LossLog::Open(directory_, &RealJobFiles());
-  EXPECT_EQ(log.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(log.status().message()), HasSubstr("metrics.jsonl: line 4"));
+  std::ofstream(directory_ + "/metrics.jsonl", std::ios::app)
+      << "what\n"
+      << R"({"step":2,"loss":1,"grad_norm":1,"lr":1,"tokens":1,"seconds":1,"attempt":1})"
+      << "\n"
+      << std::string(100, '\0') << "\n";
+  const auto log = Open();
+  EXPECT_EQ(Steps(*log), "1/1 2/1 3/1");
+  Add(log.get(), 4, 6, 1);
+  EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/1 4/1 5/1 6/1");
+  ASSERT_TRUE(log->CutTo(4, 2).ok());
+  EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/1 4/1");
+}
+
+// Counts what is read.
+class CountingFiles : public JobFiles {
+ public:
+  absl::StatusOr<std::unique_ptr<AppendedFile>> OpenAppended(const std::string& path) override {
+    return RealJobFiles().OpenAppended(path);
+  }
+  absl::StatusOr<size_t> Size(const std::string& path) override {
+    return RealJobFiles().Size(path);
+  }
+  absl::StatusOr<std::string> ReadAt(const std::string& path, size_t offset,
+                                     size_t size_bytes) override {
+    num_bytes += size_bytes;
+    return RealJobFiles().ReadAt(path, offset, size_bytes);
+  }
+  absl::Status WriteDurably(const std::string& path, absl::string_view data) override {
+    return RealJobFiles().WriteDurably(path, data);
+  }
+  absl::Status WriteSoon(const std::string& path, absl::string_view data) override {
+    return RealJobFiles().WriteSoon(path, data);
+  }
+  bool Exists(const std::string& path) override { return RealJobFiles().Exists(path); }
+
+  size_t num_bytes = 0;
+};
+
+TEST_F(LossLogTest, ReadsOnlyTheEndOfALongFile) {
+  constexpr int64_t kSteps = 100'000;  // 10 MiB
+  Add(Open().get(), 1, kSteps, 1);
+  CountingFiles files;
+  const auto log = *LossLog::Open(directory_, &files);
+  EXPECT_EQ(log->last_step(), kSteps);
+  EXPECT_THAT(log->recent(), SizeIs(LossLog::kRecentMax));
+  ASSERT_TRUE(log->CutTo(kSteps - 5000, 2).ok());
+  EXPECT_EQ(log->last_step(), kSteps - 5000);
+  EXPECT_THAT(log->recent(), SizeIs(LossLog::kRecentMax));
+  EXPECT_LT(files.num_bytes, size_t{4} << 20);
+  EXPECT_EQ(Open()->last_step(), kSteps - 5000);
+  EXPECT_THAT(Text("metrics.attempt-1.jsonl"), HasSubstr(R"({"step":95001,)"));
+}
+
+TEST_F(LossLogTest, WhatAFailedSyncLeftIsDroppedAndTakenAgain) {
+  const auto log = Open();
+  Add(log.get(), 1, 5, 1);
+  ASSERT_TRUE(log->DropAfter(3).ok());
+  EXPECT_EQ(log->synced_step(), 3);
+  Add(log.get(), 4, 4, 1);
+  EXPECT_EQ(Steps(*Open()), "1/1 2/1 3/1 4/1");
 }
 
 TEST_F(LossLogTest, RollbackCutsAndKeepsWhatItCut) {
@@ -127,6 +183,9 @@ TEST_F(LossLogTest, GoesOnBehindStepsThatWereNeverReported) {
   const auto log = Open();
   Add(log.get(), 1, 2, 1);
   ASSERT_TRUE(log->CutTo(10, 2).ok());
+  Add(log.get(), 11, 12, 2);
+  EXPECT_EQ(Steps(*log), "1/1 2/1") << "another agent may have them";
+  log->GoOnAt(11);
   Add(log.get(), 11, 12, 2);
   EXPECT_EQ(Steps(*log), "1/1 2/1 11/2 12/2");
 }

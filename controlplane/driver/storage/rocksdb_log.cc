@@ -2,7 +2,8 @@
 // event's number in 16 hexadecimal digits, so that they sort in order.
 //
 // Schemas: 1 - the first. 2 - adds events with numbers from 30 on, stages from 9 on, and rules. A
-// program of schema 1 would silently ignore them.
+// program of schema 1 would silently ignore them. 3 - adds events with numbers from 34 on, epochs,
+// pools, and rules 4.
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
 #include <rocksdb/file_system.h>
@@ -26,7 +27,7 @@
 namespace megascale::driver {
 namespace {
 
-constexpr int kSchema = 2;
+constexpr int kSchema = 3;
 constexpr char kSchemaKey[] = "schema";
 constexpr char kSnapshotKey[] = "snapshot";
 constexpr char kEventPrefix[] = "event/";
@@ -56,10 +57,11 @@ class RocksDbLog : public LogStore {
              std::unique_ptr<rocksdb::DB> db)
       : directory_(std::move(directory)), env_(std::move(env)), db_(std::move(db)) {}
 
-  absl::Status CheckSchema() {
+  // Returns the schema; 0: there is none.
+  absl::StatusOr<int> ReadSchema() {
     std::string text;
     const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), kSchemaKey, &text);
-    if (status.IsNotFound()) return Begin();
+    if (status.IsNotFound()) return 0;
     RETURN_IF_ERROR(FromRocks(status, directory_));
     int schema = 0;
     if (!absl::SimpleAtoi(text, &schema) || schema < 1) {
@@ -72,6 +74,12 @@ class RocksDbLog : public LogStore {
                        "; this one, ", base::kVersion, ", reads up to ", kSchema,
                        "); run that version, or give another state directory"));
     }
+    return schema;
+  }
+
+  absl::Status CheckSchema() {
+    ASSIGN_OR_RETURN(const int schema, ReadSchema());
+    if (schema == 0) return Begin();
     return schema < kSchema ? Upgrade(schema) : absl::OkStatus();
   }
 
@@ -199,6 +207,28 @@ absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(
                                             std::unique_ptr<rocksdb::DB>(opened));
     RETURN_IF_ERROR(log->CheckSchema());
     return std::unique_ptr<LogStore>(std::move(log));
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("open ", directory, ": ", error.what()));
+  }
+}
+
+absl::StatusOr<LogContents> ReadRocksDbLog(const std::string& directory) {
+  try {
+    std::unique_ptr<rocksdb::Env> env = rocksdb::NewCompositeEnv(rocksdb::FileSystem::Default());
+    rocksdb::Options options = SmallDatabase(env.get());
+    options.create_if_missing = false;
+    rocksdb::DB* opened = nullptr;
+    const rocksdb::Status status = rocksdb::DB::OpenForReadOnly(options, directory, &opened);
+    if (!status.ok()) {
+      return absl::NotFoundError(
+          absl::StrCat(directory, ": there is no driver's log to read: ", status.ToString()));
+    }
+    RocksDbLog log(directory, std::move(env), std::unique_ptr<rocksdb::DB>(opened));
+    ASSIGN_OR_RETURN(const int schema, log.ReadSchema());
+    if (schema == 0) {
+      return absl::NotFoundError(absl::StrCat(directory, ": has no driver's log"));
+    }
+    return log.ReadAll();
   } catch (const std::exception& error) {
     return absl::InternalError(absl::StrCat("open ", directory, ": ", error.what()));
   }

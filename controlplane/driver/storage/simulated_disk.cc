@@ -115,10 +115,27 @@ absl::StatusOr<std::unique_ptr<AppendedFile>> SimulatedDisk::OpenAppended(const 
   return std::make_unique<OpenFile>(this, path);
 }
 
-absl::StatusOr<std::string> SimulatedDisk::Read(const std::string& path) {
+absl::StatusOr<size_t> SimulatedDisk::Size(const std::string& path) {
   const auto file = files_.find(path);
   if (file == files_.end()) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
-  return file->second.content;
+  return file->second.content.size();
+}
+
+absl::StatusOr<std::string> SimulatedDisk::ReadAt(const std::string& path, size_t offset,
+                                                  size_t size_bytes) {
+  const auto file = files_.find(path);
+  if (file == files_.end()) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+  const std::string& content = file->second.content;
+  return offset < content.size() ? content.substr(offset, size_bytes) : "";
+}
+
+void SimulatedDisk::Corrupt(const std::string& path, size_t offset, absl::string_view bytes) {
+  const auto file = files_.find(path);
+  if (file == files_.end()) return;
+  std::string& content = file->second.content;
+  for (size_t i = 0; i < bytes.size() && offset + i < content.size(); ++i) {
+    content[offset + i] = bytes[i];
+  }
 }
 
 absl::Status SimulatedDisk::WriteDurably(const std::string& path, absl::string_view data) {

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -36,14 +37,22 @@ class SimulatedDisk : public JobFiles {
 
   // Opens the log. A log that was opened before must not be used any more.
   std::unique_ptr<LogStore> OpenLog();
+  // Replaces the log by a copy that was kept. Call between two drivers.
+  void ReplaceLog(LogContents contents) { log_ = std::move(contents); }
   // The contents that a log opened now would read.
   const LogContents& durable_log() const { return log_; }
+
+  // Replaces a part of what the file has on the disk, as a bad sector does. Bytes beyond its end
+  // are left out.
+  void Corrupt(const std::string& path, size_t offset, absl::string_view bytes);
 
   // Drops unsynced data, except for the part at its beginning that `remainder` keeps.
   void Crash();
 
   absl::StatusOr<std::unique_ptr<AppendedFile>> OpenAppended(const std::string& path) override;
-  absl::StatusOr<std::string> Read(const std::string& path) override;
+  absl::StatusOr<size_t> Size(const std::string& path) override;
+  absl::StatusOr<std::string> ReadAt(const std::string& path, size_t offset,
+                                     size_t size_bytes) override;
   absl::Status WriteDurably(const std::string& path, absl::string_view data) override;
   absl::Status WriteSoon(const std::string& path, absl::string_view data) override;
   bool Exists(const std::string& path) override { return files_.count(path) > 0; }

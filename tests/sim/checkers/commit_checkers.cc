@@ -63,13 +63,21 @@ void CommitChecker::CheckNew(const JobRecord& job, const agent::StoredManifest& 
 
 void KeptChecker::OnState(const DriverState& before, const DriverState& after) {
   for (const JobRecord& job : after.jobs()) {
+    auto& present = present_[driver::JobId(job)];
+    present.clear();
     for (const auto& manifest : job.committed()) {
       committed_[driver::JobId(job)].insert({manifest.step(), manifest.attempt()});
+      present.insert({manifest.step(), manifest.attempt()});
     }
   }
 }
 
 void KeptChecker::OnCheckpointDeleted(const std::string& job_id, const agent::CheckpointId& id) {
+  if (present_[job_id].count({id.step(), id.attempt()}) > 0) {
+    return world_.Violate("CommittedIsKept",
+                          absl::StrCat("job ", job_id, ": the checkpoint of step ", id.step(),
+                                       ", attempt ", id.attempt(), " was deleted, and counts"));
+  }
   const auto& committed = committed_[job_id];
   if (committed.count({id.step(), id.attempt()}) == 0) return;
   if (committed.upper_bound({id.step(), id.attempt()}) != committed.end()) return;
@@ -83,7 +91,8 @@ void KeptChecker::OnCheckpointDeleted(const std::string& job_id, const agent::Ch
 void FenceChecker::OnState(const DriverState& before, const DriverState& after) {
   alive_.clear();
   for (const auto& node : after.nodes()) {
-    if (node.alive()) alive_.insert(node.hello().incarnation());
+    // The driver has given up what cannot be ended on a quarantined machine.
+    if (node.alive() && !node.has_quarantine()) alive_.insert(node.hello().incarnation());
   }
   for (const auto& [key, process] : processes_) NoteGivenUp(process);
   bool begun = false;
@@ -138,6 +147,53 @@ void RestoreChecker::OnRestoreFailed(const ProcessName& process, const absl::Sta
   world_.Violate("RestorePointIsThere",
                  absl::StrCat("job ", process.job_id, " attempt ", process.attempt, " rank ",
                               process.rank, ": ", why.message()));
+}
+
+// --- OneEpochAtATime --------------------------------------------------------------------------
+
+void EpochChecker::OnState(const DriverState& before, const DriverState& after) {
+  if (after.epoch() == epoch_) return;
+  epoch_ = after.epoch();
+  num_of_older_ = static_cast<int64_t>(processes_.size());
+}
+
+void EpochChecker::OnProcessStarted(const ProcessName& process) {
+  processes_[{process.incarnation, process.process_id}] = {process, epoch_};
+  if (process.rank < 0 || num_of_older_ == 0) return;
+  for (const auto& [key, other] : processes_) {
+    if (other.name.job_id != process.job_id || other.epoch == epoch_) continue;
+    world_.Violate("OneEpochAtATime",
+                   absl::StrCat("job ", process.job_id, ": rank ", process.rank, " starts on ",
+                                process.node_id, " while rank ", other.name.rank,
+                                " of an older epoch runs on ", other.name.node_id));
+  }
+}
+
+void EpochChecker::OnProcessEnded(const ProcessName& process) {
+  processes_.erase({process.incarnation, process.process_id});
+}
+
+void EpochChecker::OnEnd(const DriverState& durable) {
+  for (const auto& [key, process] : processes_) {
+    if (process.epoch == epoch_) continue;
+    world_.Violate("OneEpochAtATime",
+                   absl::StrCat("job ", process.name.job_id, ": rank ", process.name.rank,
+                                " of an older epoch was never ended"));
+  }
+}
+
+// --- PreflightComesFirst ----------------------------------------------------------------------
+
+void PreflightChecker::OnPreflightPassed(const ProcessName& process) {
+  passed_.insert({process.incarnation, process.job_id});
+}
+
+void PreflightChecker::OnProcessStarted(const ProcessName& process) {
+  if (process.rank < 0 || passed_.count({process.incarnation, process.job_id}) > 0) return;
+  world_.Violate(
+      "PreflightComesFirst",
+      absl::StrCat("job ", process.job_id, ": rank ", process.rank, " of attempt ", process.attempt,
+                   " starts on ", process.node_id, ", whose agent has not passed its preflight"));
 }
 
 }  // namespace megascale::sim

@@ -28,7 +28,8 @@ class CommitChecker : public Observer {
   std::map<std::string, std::set<std::pair<int64_t, int64_t>>> seen_;  // attempt and step, by job
 };
 
-// CommittedIsKept: a committed checkpoint is deleted only after a newer one was committed.
+// CommittedIsKept: a committed checkpoint is deleted only after a newer one was committed, and when
+// it does not count any more.
 class KeptChecker : public Observer {
  public:
   explicit KeptChecker(World* world) : world_(*world) {}
@@ -39,6 +40,7 @@ class KeptChecker : public Observer {
   using Checkpoint = std::pair<int64_t, int64_t>;  // step, attempt
   World& world_;
   std::map<std::string, std::set<Checkpoint>> committed_;  // all that were ever committed, by job
+  std::map<std::string, std::set<Checkpoint>> present_;    // those that count now, by job
 };
 
 // OneAttemptAtATime: when the driver begins an attempt, no process of an older attempt is left on a
@@ -74,6 +76,39 @@ class RestoreChecker : public Observer {
  private:
   World& world_;
   DriverState durable_;
+};
+
+// OneEpochAtATime: in an epoch, no process that an older epoch wanted is left beside a process of
+// the same job that the new one wants.
+class EpochChecker : public Observer {
+ public:
+  explicit EpochChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+  void OnProcessStarted(const ProcessName& process) override;
+  void OnProcessEnded(const ProcessName& process) override;
+  void OnEnd(const DriverState& durable) override;
+
+ private:
+  struct Process {
+    ProcessName name;
+    int64_t epoch = 0;  // in which it was started
+  };
+  World& world_;
+  int64_t epoch_ = 0;
+  int64_t num_of_older_ = 0;  // processes that were running when an epoch began
+  std::map<std::pair<std::string, int64_t>, Process> processes_;  // by incarnation and id
+};
+
+// PreflightComesFirst: a rank starts only on a machine whose agent has passed the job's preflight.
+class PreflightChecker : public Observer {
+ public:
+  explicit PreflightChecker(World* world) : world_(*world) {}
+  void OnPreflightPassed(const ProcessName& process) override;
+  void OnProcessStarted(const ProcessName& process) override;
+
+ private:
+  World& world_;
+  std::set<std::pair<std::string, std::string>> passed_;  // incarnation and job
 };
 
 }  // namespace megascale::sim

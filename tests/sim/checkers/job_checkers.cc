@@ -45,6 +45,13 @@ void AcknowledgedChecker::OnState(const DriverState& before, const DriverState& 
 
 // --- RestartsEnd ------------------------------------------------------------------------------
 
+namespace {
+
+// The product gives up after 20, and each machine may refuse a job once.
+constexpr int64_t kMachinesMax = 40;
+
+}  // namespace
+
 void RestartChecker::OnStepCompleted(const ProcessName& process, int64_t step) {
   Job& job = jobs_[process.job_id];
   if (process.attempt == job.attempt) job.highest_step = std::max(job.highest_step, step);
@@ -66,21 +73,27 @@ void RestartChecker::OnState(const DriverState& before, const DriverState& after
     job.highest_step = 0;
     job.could_not_read = false;
     if (job.without_progress <= record.submitted().spec().fault().max_restarts_without_progress() &&
-        job.without_reading <= ReadsMax(record)) {
+        job.without_reading <= ReadsMax(record) && job.by_machines <= kMachinesMax) {
       continue;
     }
     world_.Violate("RestartsEnd",
                    absl::StrCat("job ", JobId(record), ": attempt ", job.attempt, " follows ",
                                 job.without_progress, " that completed no new step, and ",
-                                job.without_reading, " that could not read their checkpoint"));
+                                job.without_reading, " that could not read their checkpoint, and ",
+                                job.by_machines, " that machines ended"));
   }
 }
 
 void RestartChecker::CountEnded(const JobRecord& record, const JobRecord& old, Job* job) {
   const int64_t known = std::min(record.best_step(), job->completed);
   const bool progressed = std::max(job->highest_step, known) > job->known_step;
-  // Leaving a node is not a failure, and failed reads are counted separately.
-  const int counts = old.has_leave() || job->could_not_read ? 0 : 1;
+  // Leaving a node is not a failure; failed reads, lost machines and machines that refuse the job
+  // are counted separately.
+  const auto failure_class = record.culprit().failure_class();
+  const bool is_of_machine = failure_class == megascale::telemetry::v1::FAILURE_CLASS_UNREACHABLE ||
+                             failure_class == megascale::telemetry::v1::FAILURE_CLASS_REFUSED;
+  const int counts = old.has_leave() || job->could_not_read || is_of_machine ? 0 : 1;
+  job->by_machines = progressed ? 0 : job->by_machines + (is_of_machine ? 1 : 0);
   job->without_progress = progressed ? 0 : job->without_progress + counts;
   job->without_reading = job->could_not_read ? job->without_reading + 1 : 0;
 }

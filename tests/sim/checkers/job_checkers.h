@@ -54,6 +54,7 @@ class RestartChecker : public Observer {
     int64_t highest_step = 0;      // highest step that a rank of the attempt completed
     int64_t completed = 0;         // highest step that a rank of any attempt completed
     int64_t without_progress = 0;  // ended attempts in a row without progress
+    int64_t by_machines = 0;       // ended attempts in a row that the fault of a machine ended
     int64_t without_reading = 0;   // ended attempts in a row that could not read their checkpoint
     bool could_not_read = false;   // the present attempt could not read its checkpoint
   };

@@ -79,6 +79,7 @@ std::string StatusChecker::FindLieAboutProgress(const control::Job& job) {
 void LossLogChecker::OnEnd(const DriverState& durable) {
   for (const JobRecord& job : durable.jobs()) {
     if (job.state() != control::JOB_STATE_SUCCEEDED) continue;
+    if (driver_.IsLossLogCorrupt(driver::JobId(job))) continue;
     const std::string text = driver_.LossLogOf(driver::JobId(job));
     const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
     int64_t expected = 0;

@@ -1,0 +1,342 @@
+// Which machines a job may use, and whose fault a failure is.
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/testing/test_core.h"
+
+namespace megascale::driver {
+namespace {
+
+using megascale::agent::v1::DesiredJob;
+using megascale::telemetry::v1::FAILURE_CLASS_EXITED;
+
+Event SpareSet(const std::string& node_id, bool spare) {
+  Event event;
+  event.mutable_node_spare_set()->set_node_id(node_id);
+  event.mutable_node_spare_set()->set_spare(spare);
+  return event;
+}
+
+Event Refused(int64_t attempt, const std::string& node_id, const std::string& message) {
+  Event event;
+  auto* refused = event.mutable_preflight_refused();
+  refused->set_job_id("j");
+  refused->set_attempt(attempt);
+  refused->set_node_id(node_id);
+  refused->set_message(message);
+  return event;
+}
+
+class DriverPoolsTest : public DriverCoreTest {
+ protected:
+  const NodeRecord& Node(const std::string& node_id) const { return *FindNode(state_, node_id); }
+  // Job "j" runs on n0 and n1 and has a checkpoint; then n1 is lost.
+  void RunAndLose(const std::string& spare = "") {
+    Run();
+    Do(Manifest(1, 10));
+    Do(Progressed(1, 10));
+    if (!spare.empty()) Do(Joined(spare, "a", 2));
+    Do(Lost("n1", "a"));
+    Do(Fenced(1, "n0", {}));
+  }
+  void Time(v1::Stage stage) {
+    Event event;
+    event.mutable_stage_timed_out()->set_job_id("j");
+    event.mutable_stage_timed_out()->set_attempt(job().attempt());
+    event.mutable_stage_timed_out()->set_stage(stage);
+    Do(event);
+  }
+};
+
+// --- preflight of machines that take over -------------------------------------------------------
+
+TEST_F(DriverPoolsTest, AMachineThatTakesOverPassesThePreflightFirst) {
+  RunAndLose("n2");
+  EXPECT_EQ(PlacedNodes(), (std::vector<std::string>{"n0", "n0", "n2", "n2"}));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_EQ(Desired("n2").phase(), DesiredJob::PHASE_PREFLIGHT);
+  EXPECT_EQ(Desired("n0").phase(), DesiredJob::PHASE_PREFLIGHT) << "it writes the nonce";
+  EXPECT_EQ(Desired("n0").restore().step(), 10) << "it keeps the steps up to the restore point";
+  Do(Passed("j", 2, "n2"));
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(job().restore().step(), 10);
+}
+
+TEST_F(DriverPoolsTest, AnAttemptOnTheSameAgentsNeedsNoPreflight) {
+  Run();
+  KillRank(1);
+  BackoffElapsed(1);
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+}
+
+TEST_F(DriverPoolsTest, AnAgentThatWasStartedAgainPassesAgain) {
+  Run();
+  Do(Progressed(1, 1));
+  Do(Joined("n1", "b", 2));
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  Do(Passed("j", 2, "n1"));
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+}
+
+TEST_F(DriverPoolsTest, SnapshotsInMemoryOutliveThePreflight) {
+  Run();
+  Do(Progressed(1, 7));
+  Do(Joined("n1", "b", 2));
+  Do(Fenced(1, "n0", {{0, 7}, {1, 7}}));
+  Do(Fenced(1, "n1", {{2, 7}, {3, 7}}));
+  ASSERT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  Do(Passed("j", 2, "n1"));
+  EXPECT_EQ(job().restore().source(), megascale::agent::v1::RestorePoint::SOURCE_MEMORY);
+  EXPECT_EQ(job().restore().step(), 7);
+}
+
+TEST_F(DriverPoolsTest, AMachineThatRefusesIsLeftAndTheJobGoesOn) {
+  RunAndLose("n2");
+  Do(Refused(2, "n2", "data.files: /data is empty"));
+  EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
+  Do(Fenced(2, "n0", {}));
+  Do(Fenced(2, "n2", {}));
+  EXPECT_EQ(job().stage(), v1::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_TRUE(absl::StrContains(job().message(), "n2 refuses the job")) << job().message();
+  EXPECT_TRUE(absl::StrContains(job().culprit().evidence(), "/data is empty"));
+  EXPECT_EQ(job().attempts_without_progress(), 0);
+  Do(Joined("n3", "a", 2));
+  EXPECT_EQ(PlacedNodes(), (std::vector<std::string>{"n0", "n0", "n3", "n3"}));
+  Do(Passed("j", 3, "n3"));
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(job().restore().step(), 10);
+}
+
+TEST_F(DriverPoolsTest, ARefusalIsForgottenWhenThatAgentStartsAgainOrIsUncordoned) {
+  for (const bool uncordon : {true, false}) {
+    state_.Clear();
+    events_.clear();
+    states_.clear();
+    SetUp();
+    RunAndLose("n2");
+    Do(Refused(2, "n2", "data.files: /data is empty"));
+    Do(Fenced(2, "n0", {}));
+    Do(Fenced(2, "n2", {}));
+    EXPECT_TRUE(Do(uncordon ? Uncordoned("n2") : Joined("n2", "b", 2)));
+    if (!uncordon) Do(Fenced(2, "n2", {}));
+    EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT) << uncordon;
+    EXPECT_EQ(job().attempt(), 3);
+  }
+}
+
+TEST_F(DriverPoolsTest, AMachineThatHasOtherDataIsLeft) {
+  Run();
+  Do(Progressed(1, 1));
+  Do(Joined("n2", "a", 2));
+  Do(Lost("n1", "a"));
+  Do(Fenced(1, "n0", {}));
+  Event passed = Passed("j", 2, "n2");
+  passed.mutable_preflight_passed()->mutable_preflight()->mutable_data()->add_file_sha256("other");
+  Do(passed);
+  EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
+  EXPECT_EQ(job().culprit().node_id(), "n2");
+}
+
+TEST_F(DriverPoolsTest, WhatThreeMachinesRefuseIsTheJobsFault) {
+  RunAndLose("n2");
+  int64_t attempt = 2;
+  for (const std::string node : {"n2", "n3", "n4"}) {
+    if (node != "n2") Do(Joined(node, "a", 2));
+    Do(Refused(attempt, node, "data.files: /data is empty"));
+    Do(Fenced(attempt, "n0", {}));
+    Do(Fenced(attempt, node, {}));
+    ++attempt;
+  }
+  EXPECT_EQ(job().state(), megascale::control::v1::JOB_STATE_FAILED);
+  EXPECT_EQ(job().reason(), "Refused");
+}
+
+TEST_F(DriverPoolsTest, AMachineThatRefusesWhatItRanBeforeEndsAJobThatHasNoOther) {
+  Run();
+  Do(Progressed(1, 1));
+  Do(Joined("n1", "b", 2));
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  Do(Refused(2, "n1", "data.files: /data is empty"));
+  Do(Fenced(2, "n0", {}));
+  Do(Fenced(2, "n1", {}));
+  EXPECT_EQ(job().state(), megascale::control::v1::JOB_STATE_FAILED);
+  EXPECT_TRUE(absl::StrContains(job().message(), "/data is empty")) << job().message();
+}
+
+// --- spares -------------------------------------------------------------------------------------
+
+TEST_F(DriverPoolsTest, ASpareGetsNoRanksOfAJobThatStarts) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Do(Joined("n0", "a", 2));
+  Do(Joined("n1", "a", 2));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  Do(Submitted("k", SpecOf(2, 1, 30)));
+  Do(Joined("n2", "a", 2));
+  EXPECT_EQ(FindJob(state_, "k")->stage(), v1::STAGE_PREFLIGHT);
+  Do(Joined("n3", "a", 2));
+  EXPECT_TRUE(Do(SpareSet("n3", true)));
+  EXPECT_FALSE(Do(SpareSet("n3", true)));
+  Do(Submitted("l", SpecOf(2, 1, 30)));
+  EXPECT_EQ(FindJob(state_, "l")->stage(), v1::STAGE_QUEUED);
+  EXPECT_TRUE(absl::StrContains(FindJob(state_, "l")->message(), "n3 is a spare"));
+  EXPECT_TRUE(Do(SpareSet("n3", false)));
+  EXPECT_EQ(FindJob(state_, "l")->stage(), v1::STAGE_PREFLIGHT);
+}
+
+TEST_F(DriverPoolsTest, ASpareReplacesALostMachineAndBecomesActive) {
+  Run();
+  Do(Progressed(1, 1));
+  Do(Joined("n2", "a", 2));
+  Do(SpareSet("n2", true));
+  Do(Joined("n3", "a", 2));
+  Do(Lost("n1", "a"));
+  Do(Fenced(1, "n0", {}));
+  EXPECT_EQ(PlacedNodes().back(), "n3") << "active machines come first";
+  EXPECT_TRUE(Node("n2").spare());
+  Do(Passed("j", 2, "n3"));
+  Do(Progressed(2, 2));
+  Do(Lost("n3", "a"));
+  Do(Fenced(2, "n0", {}));
+  EXPECT_EQ(PlacedNodes().back(), "n2");
+  EXPECT_FALSE(Node("n2").spare());
+}
+
+// --- quarantine ---------------------------------------------------------------------------------
+
+TEST_F(DriverPoolsTest, ProcessesThatCannotBeEndedQuarantineTheirMachineAndTheJobGoesOn) {
+  Run();
+  Do(Progressed(1, 1));
+  Do(Joined("n2", "a", 2));
+  Do(Failed(1, 0, "n0", FAILURE_CLASS_EXITED));
+  Do(Fenced(1, "n0", {}));
+  Time(v1::STAGE_FENCE);
+  ASSERT_TRUE(Node("n1").has_quarantine());
+  EXPECT_TRUE(absl::StrContains(Node("n1").quarantine().evidence(), "could not end the processes"));
+  EXPECT_EQ(PlacedNodes(), (std::vector<std::string>{"n0", "n0", "n2", "n2"}));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_TRUE(DesiredFor(state_, "n1").jobs().empty()) << "its agent goes on ending them";
+  Do(Submitted("k", SpecOf(2, 1, 30)));
+  EXPECT_EQ(FindJob(state_, "k")->stage(), v1::STAGE_QUEUED) << "its slots are not handed out";
+  EXPECT_TRUE(Do(Uncordoned("n1")));
+  EXPECT_EQ(FindJob(state_, "k")->stage(), v1::STAGE_PREFLIGHT);
+}
+
+TEST_F(DriverPoolsTest, ACancelledJobEndsAndTheMachineThatCannotEndItIsQuarantined) {
+  Run();
+  Do(Cancelled(false));
+  Time(v1::STAGE_STOP);
+  Do(Fenced(1, "n0", {}));
+  Time(v1::STAGE_FENCE);
+  EXPECT_EQ(job().state(), megascale::control::v1::JOB_STATE_CANCELLED);
+  EXPECT_TRUE(Node("n1").has_quarantine());
+}
+
+TEST_F(DriverPoolsTest, AQuarantineIsSeenByAllJobsOfTheMachine) {
+  Do(Joined("n0", "a", 4));
+  Do(Submitted("j", SpecOf(2, 1, 30)));
+  Do(Submitted("k", SpecOf(2, 1, 30)));
+  Do(Passed("j", 1, "n0"));
+  Do(Passed("k", 1, "n0"));
+  Event event;
+  event.mutable_node_quarantined()->set_node_id("n0");
+  event.mutable_node_quarantined()->set_evidence("its memory has errors");
+  EXPECT_TRUE(Do(event));
+  EXPECT_FALSE(Do(event));
+  EXPECT_EQ(job().stage(), v1::STAGE_LEAVE);
+  EXPECT_EQ(FindJob(state_, "k")->reason(), "NodeQuarantined");
+}
+
+// --- budgets ------------------------------------------------------------------------------------
+
+TEST_F(DriverPoolsTest, LostMachinesDoNotUseUpWhatFailuresOfTheJobMay) {
+  Run();
+  int64_t attempt = 1;
+  for (int i = 0; i < 2; ++i) {
+    KillRank(attempt);
+    BackoffElapsed(attempt++);
+  }
+  EXPECT_EQ(job().attempts_without_progress(), 2);
+  for (const std::string incarnation : {"b", "c"}) {
+    Do(Joined("n1", incarnation, 2));
+    Do(Fenced(attempt, "n0", {}));
+    Do(Fenced(attempt, "n1", {}));
+    BackoffElapsed(attempt++);
+    Do(Passed("j", attempt, "n1"));
+  }
+  EXPECT_EQ(job().attempts_without_progress(), 2);
+  EXPECT_EQ(job().machine_failures(), 2);
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+}
+
+TEST_F(DriverPoolsTest, AJobThatTakesItsMachinesDownGivesUp) {
+  Run();
+  int64_t attempt = 1;
+  for (int i = 2; !IsTerminal(job()) && i < 12; ++i) {
+    Do(Joined(absl::StrCat("n", i), "a", 2));
+    Do(Lost(job().placements(3).node_id(), "a"));
+    Do(Fenced(attempt, job().placements(0).node_id(), {}));
+    BackoffElapsed(attempt);
+    attempt = job().attempt();
+    for (const std::string& node_id : NodesOf(job())) Do(Passed("j", attempt, node_id));
+  }
+  EXPECT_EQ(job().state(), megascale::control::v1::JOB_STATE_FAILED);
+  EXPECT_EQ(job().machine_failures(), 2) << "the third lost machine is the job's fault";
+}
+
+TEST_F(DriverPoolsTest, ThreeFailuresOnOneMachineAreTheMachinesIfTheJobThenGoesOnElsewhere) {
+  Run();
+  Do(Joined("n2", "a", 2));
+  for (int64_t attempt = 1; attempt <= 3; ++attempt) {
+    EXPECT_EQ(PlacedNodes().front(), "n0");
+    KillRank(attempt);
+    BackoffElapsed(attempt);
+  }
+  EXPECT_EQ(PlacedNodes(), (std::vector<std::string>{"n2", "n2", "n1", "n1"}));
+  EXPECT_FALSE(Node("n0").has_quarantine()) << "the job may be at fault";
+  Do(Passed("j", 4, "n2"));
+  Do(Progressed(4, 1));
+  ASSERT_TRUE(Node("n0").has_quarantine());
+  EXPECT_TRUE(absl::StrContains(Node("n0").quarantine().evidence(), "rank 0 on n0"));
+  EXPECT_EQ(job().attempts_without_progress(), 0);
+}
+
+TEST_F(DriverPoolsTest, AFailureThatFollowsTheJobBlamesNoMachine) {
+  Run();
+  Do(Joined("n2", "a", 2));
+  for (int64_t attempt = 1; attempt <= 3; ++attempt) {
+    KillRank(attempt);
+    BackoffElapsed(attempt);
+  }
+  Do(Passed("j", 4, "n2"));
+  Do(Failed(4, 0, "n2", FAILURE_CLASS_EXITED));
+  Do(Fenced(4, "n2", {}));
+  Do(Fenced(4, "n1", {}));
+  EXPECT_EQ(job().state(), megascale::control::v1::JOB_STATE_FAILED);
+  EXPECT_FALSE(Node("n0").has_quarantine());
+}
+
+// --- machines that do not come back -------------------------------------------------------------
+
+TEST_F(DriverPoolsTest, OnlyALostNodeCanBeForgotten) {
+  Do(Joined("n0", "a", 2));
+  Do(Joined("n1", "a", 2));
+  Do(Lost("n1", "a"));
+  EXPECT_GT(Node("n1").lost_unix_nanos(), 0);
+  Event event;
+  event.mutable_nodes_forgotten()->add_node_ids("n0");
+  EXPECT_FALSE(Do(event));
+  event.mutable_nodes_forgotten()->add_node_ids("n1");
+  EXPECT_TRUE(Do(event));
+  EXPECT_EQ(state_.nodes_size(), 1);
+  Do(Joined("n1", "b", 2));
+  EXPECT_EQ(state_.nodes_size(), 2);
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -1,0 +1,51 @@
+#include "controlplane/driver/core/epoch.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "runtime/base/checksum.h"
+
+namespace megascale::driver {
+
+namespace agent = megascale::agent::v1;
+
+Event StartedEvent(const DriverState& state, const DriverStart& start) {
+  Event event;
+  auto* started = event.mutable_driver_started();
+  started->set_rules(kRules);
+  if (state.epoch() == 0 || start.restored) {
+    started->set_epoch(std::max(state.epoch() + 1, absl::ToUnixNanos(start.now)));
+  }
+  if (state.secret().empty()) started->set_secret(start.secret);
+  return event;
+}
+
+std::string ProofOf(const DriverState& state, int64_t epoch, int64_t version) {
+  // The secret at both ends: a known hash of a longer text does not give that of another version.
+  return base::Sha256Hex(
+      absl::StrCat(state.secret(), "/", epoch, "/", version, "/", state.secret()));
+}
+
+bool IsOfThisEpoch(const DriverState& state, const agent::ActualState& report) {
+  return report.epoch() == 0 || report.epoch() == state.epoch();
+}
+
+absl::Status CheckIsNewest(const DriverState& state, const agent::ActualState& report,
+                           int64_t newest_version) {
+  const bool same_epoch = report.epoch() == state.epoch();
+  const bool knows_more =
+      report.epoch() > state.epoch() || (same_epoch && report.known_version() > newest_version);
+  if (report.epoch() == 0 || !knows_more ||
+      report.known_proof() != ProofOf(state, report.epoch(), report.known_version())) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the agents have served a later state than this log holds (epoch ", report.epoch(),
+      ", version ", report.known_version(), "; this driver: epoch ", state.epoch(), ", version ",
+      newest_version,
+      "): another driver runs on a copy of it, or it is an old copy; keep the newest one, or take "
+      "this one over with `megascale driver restore`"));
+}
+
+}  // namespace megascale::driver

@@ -1,0 +1,92 @@
+#include "controlplane/driver/core/epoch.h"
+
+#include "controlplane/driver/core/testing/test_core.h"
+
+namespace megascale::driver {
+namespace {
+
+constexpr absl::Time kNow = absl::FromUnixSeconds(1'000'000);
+
+class EpochTest : public DriverCoreTest {
+ protected:
+  void Restore() { Do(StartedEvent(state_, {kNow, "other secret", /*restored=*/true})); }
+  megascale::agent::v1::ActualState Knows(int64_t epoch, int64_t version) const {
+    megascale::agent::v1::ActualState report;
+    report.set_epoch(epoch);
+    report.set_known_version(version);
+    report.set_known_proof(ProofOf(state_, epoch, version));
+    return report;
+  }
+};
+
+TEST_F(EpochTest, ANewLogBeginsAnEpochAndALaterDriverStaysInIt) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  const int64_t epoch = state_.epoch();
+  EXPECT_EQ(epoch, absl::ToUnixNanos(kNow));
+  EXPECT_EQ(state_.secret(), "secret");
+  Do(StartedEvent(state_, {kNow + absl::Hours(1), "another", false}));
+  EXPECT_EQ(state_.epoch(), epoch);
+  EXPECT_EQ(state_.secret(), "secret");
+  Restore();  // the clock went back, and yet the epoch grows
+  EXPECT_EQ(state_.epoch(), epoch + 1);
+}
+
+TEST_F(EpochTest, ARestoredLogFencesEveryAttemptAndStartsTheNext) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  Run();
+  Do(Manifest(1, 10));
+  const int64_t stage_before = job().stage_event();
+  Restore();
+  EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
+  EXPECT_EQ(job().reason(), "DriverRestored");
+  EXPECT_GT(job().stage_event(), stage_before);
+  EXPECT_EQ(Desired("n0").phase(), megascale::agent::v1::DesiredJob::PHASE_HOLD);
+  EXPECT_EQ(DesiredFor(state_, "n0").epoch(), state_.epoch());
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(job().restore().step(), 10);
+  EXPECT_EQ(job().attempts_without_progress(), 0) << "restoring is no failure";
+}
+
+TEST_F(EpochTest, AJobThatWasBeingCancelledWhenTheCopyWasMadeIsCancelled) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  Run();
+  Do(Cancelled(false));
+  Restore();
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  EXPECT_EQ(job().state(), megascale::control::v1::JOB_STATE_CANCELLED);
+}
+
+TEST_F(EpochTest, ADriverStopsWhenAnAgentHasServedALaterState) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  const int64_t epoch = state_.epoch();
+  EXPECT_TRUE(CheckIsNewest(state_, {}, 100).ok()) << "an agent that was just started";
+  EXPECT_TRUE(CheckIsNewest(state_, Knows(epoch, 100), 100).ok());
+  EXPECT_TRUE(CheckIsNewest(state_, Knows(epoch - 1, 900), 100).ok()) << "it hears of this epoch";
+  EXPECT_EQ(CheckIsNewest(state_, Knows(epoch, 101), 100).code(),
+            absl::StatusCode::kFailedPrecondition)
+      << "another driver runs on a copy";
+  EXPECT_EQ(CheckIsNewest(state_, Knows(epoch + 1, 1), 100).code(),
+            absl::StatusCode::kFailedPrecondition)
+      << "this is the older of two copies";
+}
+
+TEST_F(EpochTest, AnAgentThatInventsALaterStateStopsNoDriver) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  auto invented = Knows(state_.epoch(), 100);
+  invented.set_known_version(200);
+  EXPECT_TRUE(CheckIsNewest(state_, invented, 100).ok());
+}
+
+TEST_F(EpochTest, AReportOfAnotherEpochDoesNotCount) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  EXPECT_TRUE(IsOfThisEpoch(state_, {})) << "an agent that knows no epoch reports nothing yet";
+  EXPECT_TRUE(IsOfThisEpoch(state_, Knows(state_.epoch(), 1)));
+  EXPECT_FALSE(IsOfThisEpoch(state_, Knows(state_.epoch() - 1, 1)));
+}
+
+}  // namespace
+}  // namespace megascale::driver

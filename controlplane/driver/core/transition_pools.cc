@@ -1,0 +1,181 @@
+// The part of driver_core.h that decides whether a machine or a job is at fault, and that keeps the
+// pools of machines.
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/transition.h"
+#include "runtime/base/text/shortlist.h"
+
+namespace megascale::driver {
+
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+
+namespace {
+
+// This many nodes that refuse the job mean that the job cannot work anywhere.
+constexpr size_t kRefusingNodesMax = 3;
+
+}  // namespace
+
+// --- pools ------------------------------------------------------------------------------------
+
+bool Transition::OnNodesForgotten(const pb::NodesForgotten& forgotten) {
+  const std::set<std::string> ids(forgotten.node_ids().begin(), forgotten.node_ids().end());
+  auto* nodes = state_.mutable_nodes();
+  const auto kept = std::remove_if(nodes->begin(), nodes->end(), [&](const NodeRecord& node) {
+    return !node.alive() && ids.count(node.hello().node_id()) > 0;
+  });
+  if (kept == nodes->end()) return false;
+  nodes->erase(kept, nodes->end());
+  return true;
+}
+
+bool Transition::OnNodeQuarantined(const pb::NodeQuarantined& quarantined) {
+  const NodeRecord* node = FindNode(state_, quarantined.node_id());
+  if (node == nullptr || node->has_quarantine()) return false;
+  Quarantine(quarantined.node_id(), quarantined.evidence());
+  return true;
+}
+
+bool Transition::OnNodeSpareSet(const pb::NodeSpareSet& spare_set) {
+  NodeRecord* node = FindNode(&state_, spare_set.node_id());
+  if (node == nullptr || node->spare() == spare_set.spare()) return false;
+  node->set_spare(spare_set.spare());
+  return true;
+}
+
+// The first evidence stays: what follows may be its consequence.
+void Transition::Quarantine(const std::string& node_id, const std::string& evidence) {
+  NodeRecord* node = FindNode(&state_, node_id);
+  if (node == nullptr || node->has_quarantine()) return;
+  node->mutable_quarantine()->set_evidence(evidence);
+  node->mutable_quarantine()->set_since_unix_nanos(event_.time_unix_nanos());
+  Leave(node_id, "NodeQuarantined");
+}
+
+// --- processes that cannot be ended -------------------------------------------------------------
+
+// These processes can commit nothing. Nothing else starts on their machine, so the job may go on
+// elsewhere.
+void Transition::GiveUpUnfenced(JobRecord* job) {
+  const std::vector<std::string> nodes = UnfencedNodesOf(state_, *job);
+  if (job->has_cancel() || HasAllSteps(*job)) EndUnfenced(job);
+  for (const std::string& node_id : nodes) {
+    Quarantine(node_id,
+               absl::StrCat("could not end the processes of attempt ", job->attempt(), " of job ",
+                            JobId(*job),
+                            " in time: look there for processes that hang in storage or in a "
+                            "device, and restart the machine if need be"));
+    if (!IsTerminal(*job)) job->add_fenced()->set_node_id(node_id);
+  }
+}
+
+// --- preflights after the first attempt ---------------------------------------------------------
+
+void Transition::RefuseNode(JobRecord* job, const PreflightRefusal& refusal) {
+  const NodeRecord* node = FindNode(state_, refusal.node_id);
+  if (node == nullptr) return Refuse(job, refusal);
+  auto* refusing = job->add_refusing();
+  refusing->set_node_id(refusal.node_id);
+  refusing->set_incarnation(node->hello().incarnation());
+  refusing->set_message(refusal.message);
+  pb::Failure found;
+  found.mutable_culprit()->set_node_id(refusal.node_id);
+  found.mutable_culprit()->set_rank(-1);
+  found.mutable_culprit()->set_failure_class(telemetry::FAILURE_CLASS_REFUSED);
+  found.mutable_culprit()->set_evidence(
+      absl::StrCat("its preflight refused the job: ", refusal.message));
+  Fail(job, std::move(found));
+}
+
+// Costs no attempt of the job's budget: the number of nodes that may refuse it bounds these. A node
+// that ran the job before, and refuses it now, is no reason to wait for another one.
+void Transition::AfterRefusal(JobRecord* job) {
+  const std::set<std::string> refusing = RefusingNodesOf(state_, *job);
+  const bool only_new =
+      std::none_of(job->preflights().begin(), job->preflights().end(),
+                   [&](const auto& preflight) { return refusing.count(preflight.node_id()) > 0; });
+  const bool may_work_elsewhere = only_new || HasRoomWithout(state_, *job, refusing);
+  if (refusing.size() < kRefusingNodesMax && may_work_elsewhere) {
+    return Enter(job, pb::STAGE_WAIT_FOR_SLOTS);
+  }
+  const std::vector<std::string> nodes(refusing.begin(), refusing.end());
+  End(job, control::JOB_STATE_FAILED, ReasonOf(job->culprit()),
+      absl::StrCat(base::Shortlist(nodes), nodes.size() == 1 ? " refuses" : " refuse",
+                   " the job; the last: ", Describe(job->culprit())));
+}
+
+// --- budgets of failures ------------------------------------------------------------------------
+
+void Transition::CountFailure(JobRecord* job) {
+  if (job->progressed()) return ForgetFailures(job);
+  if (state_.rules() < 4) {
+    job->set_attempts_without_progress(job->attempts_without_progress() + 1);
+    return;
+  }
+  if (job->causes_size() >= kFailuresMax) job->mutable_causes()->DeleteSubrange(0, 1);
+  Culprit* cause = job->add_causes();
+  *cause = job->culprit();
+  cause->mutable_evidence()->resize(
+      std::min(cause->evidence().size(), cause->evidence().find('\n')));
+  if (IsFaultOfMachine(*job)) {
+    job->set_machine_failures(job->machine_failures() + 1);
+  } else {
+    job->set_attempts_without_progress(job->attempts_without_progress() + 1);
+  }
+}
+
+bool Transition::GaveUp(JobRecord* job) {
+  const bool too_many = job->attempts_without_progress() >
+                        job->submitted().spec().fault().max_restarts_without_progress();
+  if (!too_many && job->machine_failures() <= kMachineFailuresMax) return false;
+  End(job, control::JOB_STATE_FAILED, ReasonOf(job->culprit()),
+      absl::StrCat(
+          "gave up after ", too_many ? job->attempts_without_progress() : job->machine_failures(),
+          " attempts in a row without progress", too_many ? "" : " that failures of machines ended",
+          "; the last: ", Describe(job->culprit())));
+  return true;
+}
+
+void Transition::BlameNodesLeft(JobRecord* job) {
+  if (state_.rules() < 4) return;
+  const std::vector<std::string> nodes = NodesOf(*job);
+  for (const std::string& node_id : NodesThatFailedOften(*job)) {
+    if (std::binary_search(nodes.begin(), nodes.end(), node_id)) continue;
+    for (auto cause = job->causes().rbegin(); cause != job->causes().rend(); ++cause) {
+      if (cause->node_id() != node_id) continue;
+      Quarantine(node_id, absl::StrCat(kFailuresOfOneNodeMax, " attempts of job ", JobId(*job),
+                                       " failed there, and it went on elsewhere; the last: ",
+                                       Describe(*cause)));
+      break;
+    }
+  }
+  ForgetFailures(job);
+}
+
+// --- epochs -------------------------------------------------------------------------------------
+
+// The agents may run attempts that this log does not know. They end all processes when they hear of
+// the new epoch, and each job goes on with another attempt. That is no failure.
+void Transition::BeginEpoch() {
+  for (JobRecord& job : *state_.mutable_jobs()) {
+    if (!HoldsSlots(job)) continue;
+    job.clear_fenced();
+    job.set_stage(pb::STAGE_FENCE);
+    job.set_stage_event(state_.num_events());
+    if (job.has_cancel()) continue;
+    job.mutable_leave()->clear_node_id();
+    job.mutable_leave()->set_reason("DriverRestored");
+    SetStatus(&job, control::JOB_STATE_RECOVERING, "DriverRestored",
+              "the driver's log was restored from a copy: all processes end, and another attempt "
+              "follows");
+  }
+}
+
+}  // namespace megascale::driver

@@ -1,0 +1,155 @@
+#include "controlplane/driver/shell/job_logs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace megascale::driver {
+namespace {
+
+constexpr absl::Duration kRetry = absl::Seconds(1);
+constexpr absl::Duration kRetryAside = absl::Minutes(1);
+constexpr absl::Duration kWarnInterval = absl::Minutes(1);
+
+}  // namespace
+
+// After a failed sync the file may have records that are not on the disk.
+absl::Status JobLogs::Reopen(const JobRecord& job, Entry* entry) {
+  ASSIGN_OR_RETURN(std::unique_ptr<LossLog> log,
+                   LossLog::Open(job.submitted().directory(), &files_));
+  if (entry->synced >= 0 && log->last_step() > entry->synced) {
+    RETURN_IF_ERROR(log->DropAfter(entry->synced));
+  }
+  // The agents do not have the steps any more that were acknowledged without a log.
+  if (entry->set_aside) log->GoOnAt(entry->reported + 1);
+  entry->log = std::move(log);
+  return absl::OkStatus();
+}
+
+LossLog* JobLogs::Open(const JobRecord& job, absl::Duration now) {
+  Entry& entry = logs_[JobId(job)];
+  if (entry.log != nullptr) return entry.log.get();
+  if (now < entry.retry_at) return nullptr;
+  if (const absl::Status opened = Reopen(job, &entry); !opened.ok()) {
+    Fail(JobId(job), &entry, opened, now);
+    return nullptr;
+  }
+  if (entry.failing_since < absl::InfiniteDuration()) {
+    base::LogInfo(absl::StrCat("job ", JobId(job), ": its loss log can be written again"));
+  }
+  entry.failing_since = absl::InfiniteDuration();
+  entry.set_aside = false;
+  if (IsTerminal(job)) entry.log->Close();
+  return entry.log.get();
+}
+
+void JobLogs::Fail(const std::string& job_id, Entry* entry, const absl::Status& why,
+                   absl::Duration now) {
+  if (entry->log != nullptr) entry->synced = entry->log->synced_step();
+  entry->log.reset();
+  entry->failing_since = std::min(entry->failing_since, now);
+  const bool set_aside = now - entry->failing_since >= kPatience;
+  const bool is_news = set_aside != std::exchange(entry->set_aside, set_aside);
+  entry->retry_at = now + (set_aside ? kRetryAside : kRetry);
+  if (!is_news && now < entry->warned_at + kWarnInterval) return;
+  entry->warned_at = now;
+  base::LogWarning(absl::StrCat(
+      "job ", job_id, ": its loss log cannot be used: ", why.message(),
+      set_aside ? "; the job goes on without it, and its steps are missing there until it works"
+                : "; tried again every second, and no checkpoint is committed meanwhile"));
+}
+
+const LossLog* JobLogs::Find(const std::string& job_id) const {
+  const auto found = logs_.find(job_id);
+  return found == logs_.end() ? nullptr : found->second.log.get();
+}
+
+// An agent reports every step that was not acknowledged, so `first` is the oldest that it has.
+void JobLogs::MindTheGap(const LossLog::StepRecord& first, Entry* entry, absl::Duration now) {
+  if (!entry->log->HasGapBefore(first.step())) {
+    entry->gap_since = absl::InfiniteDuration();
+    return;
+  }
+  entry->gap_since = std::min(entry->gap_since, now);
+  if (now - entry->gap_since < kGapPatience) return;
+  entry->log->GoOnAt(first.step());
+  entry->gap_since = absl::InfiniteDuration();
+}
+
+int64_t JobLogs::Append(const JobRecord& job,
+                        const google::protobuf::RepeatedPtrField<LossLog::StepRecord>& records,
+                        absl::Duration now) {
+  LossLog* log = Open(job, now);
+  Entry& entry = logs_[JobId(job)];
+  bool is_first = true;
+  for (const LossLog::StepRecord& record : records) {
+    const bool is_before = record.attempt() < job.attempt() && job.stage() == v1::STAGE_RUN &&
+                           record.step() <= job.restore().step();
+    if (record.attempt() != job.attempt() && !is_before) continue;
+    entry.reported = std::max(entry.reported, record.step());
+    if (log == nullptr) continue;
+    if (std::exchange(is_first, false)) MindTheGap(record, &entry, now);
+    if (const absl::Status appended = log->Append(record); !appended.ok()) {
+      Fail(JobId(job), &entry, appended, now);
+      log = nullptr;
+    }
+  }
+  return log == nullptr ? entry.reported : std::max(entry.reported, log->last_step());
+}
+
+void JobLogs::Sync(absl::Duration now) {
+  for (auto& [job_id, entry] : logs_) {
+    if (entry.log == nullptr) continue;
+    if (const absl::Status synced = entry.log->Sync(); !synced.ok()) {
+      Fail(job_id, &entry, synced, now);
+    }
+  }
+}
+
+bool JobLogs::Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration now) {
+  LossLog* log = Open(job, now);
+  Entry& entry = logs_[cut.job_id];
+  entry.reported = std::min(entry.reported, cut.restore_step);
+  const absl::Status done =
+      log == nullptr ? absl::OkStatus() : log->CutTo(cut.restore_step, cut.attempt);
+  if (!done.ok()) {
+    Fail(cut.job_id, &entry, done, now);
+    log = nullptr;
+  }
+  if (log == nullptr) {
+    // Steps beyond the cut are dropped when the log works again, and are not acknowledged.
+    entry.synced = entry.synced < 0 ? cut.restore_step : std::min(entry.synced, cut.restore_step);
+    return entry.set_aside;
+  }
+  return true;
+}
+
+bool JobLogs::HoldsCommits(const std::string& job_id) const {
+  const auto found = logs_.find(job_id);
+  return found != logs_.end() && found->second.log == nullptr && !found->second.set_aside;
+}
+
+std::map<std::string, int64_t> JobLogs::Acknowledged() const {
+  std::map<std::string, int64_t> steps;
+  for (const auto& [job_id, entry] : logs_) {
+    steps[job_id] = entry.log != nullptr ? entry.log->synced_step()
+                    : entry.set_aside    ? entry.reported
+                                         : std::max<int64_t>(0, entry.synced);
+  }
+  return steps;
+}
+
+void JobLogs::Close(const std::string& job_id) {
+  const auto found = logs_.find(job_id);
+  if (found == logs_.end()) return;
+  if (found->second.log != nullptr) {
+    found->second.log->Close();
+  } else {
+    logs_.erase(found);  // there is nothing left to try
+  }
+}
+
+}  // namespace megascale::driver

@@ -1,0 +1,78 @@
+// The loss logs of all jobs, and what happens when one of them cannot be written. A job's files are
+// the job's: an error there concerns no other job and ends neither the driver nor the job.
+//
+// While a log fails, its steps are not acknowledged, so agents keep them, and the job's checkpoints
+// are not committed, so that no checkpoint outlives the steps before it. The log is opened again
+// every second. After kPatience it is set aside with a warning: the job goes on without it, and the
+// log, when it works again, has a gap.
+// Threads: one owner. Blocking: the disk.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "controlplane/driver/core/driver_state.h"
+#include "controlplane/driver/storage/job_files.h"
+#include "controlplane/driver/storage/loss_log.h"
+
+namespace megascale::driver {
+
+class JobLogs {
+ public:
+  static constexpr absl::Duration kPatience = absl::Seconds(30);
+
+  static constexpr absl::Duration kGapPatience = absl::Seconds(5);
+
+  // `files` outlives the object.
+  explicit JobLogs(JobFiles* files) : files_(*files) {}
+
+  // Returns the job's loss log, opened if need be; null: it cannot be used now. `now`: monotonic.
+  LossLog* Open(const JobRecord& job, absl::Duration now);
+  // Returns the job's loss log if it is open; null: it is not.
+  const LossLog* Find(const std::string& job_id) const;
+
+  // Appends the records of the job's attempt, and of attempts before it up to its restore point, to
+  // its log. Steps that are missing may still come from another agent; after kGapPatience the log
+  // goes on without them. Returns the newest step that counts as
+  // completed.
+  int64_t Append(const JobRecord& job,
+                 const google::protobuf::RepeatedPtrField<LossLog::StepRecord>& records,
+                 absl::Duration now);
+  // Makes all appended records durable.
+  void Sync(absl::Duration now);
+  // Carries out a cut. Returns false if it must be tried again.
+  bool Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration now);
+
+  // Returns true while a failing log holds up the commits of its job.
+  bool HoldsCommits(const std::string& job_id) const;
+  // Returns the newest step that the agents need not send again; by job, of all jobs with a log.
+  std::map<std::string, int64_t> Acknowledged() const;
+
+  // Closes the file of a job that has ended; what is in memory stays.
+  void Close(const std::string& job_id);
+  void Forget(const std::string& job_id) { logs_.erase(job_id); }
+
+ private:
+  struct Entry {
+    std::unique_ptr<LossLog> log;  // null: it could not be opened or written
+    int64_t synced = -1;           // durable when it failed; -1: unknown
+    int64_t reported = 0;          // newest step that agents reported
+    absl::Duration failing_since = absl::InfiniteDuration();
+    absl::Duration retry_at = -absl::InfiniteDuration();
+    absl::Duration warned_at = -absl::InfiniteDuration();
+    bool set_aside = false;
+    absl::Duration gap_since = absl::InfiniteDuration();  // agents report later steps than its next
+  };
+  void MindTheGap(const LossLog::StepRecord& first, Entry* entry, absl::Duration now);
+  void Fail(const std::string& job_id, Entry* entry, const absl::Status& why, absl::Duration now);
+  absl::Status Reopen(const JobRecord& job, Entry* entry);
+
+  JobFiles& files_;
+  std::map<std::string, Entry> logs_;  // by job
+};
+
+}  // namespace megascale::driver

@@ -1,0 +1,22 @@
+// Copies of a driver's log. A copy may be made while the driver runs. A restored copy begins a new
+// epoch (controlplane/driver/core/epoch.h), so that agents obey it although they have served a
+// later state. Blocking: the disk.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace megascale::driver {
+
+// Copies the log of `state_directory` to `copy`, which must not exist.
+absl::Status BackUpLog(const std::string& state_directory, const std::string& copy);
+
+// Makes the log of `state_directory` from `copy`. Folders of jobs that the copy does not know are
+// moved to jobs.before-restore, since a driver refuses a log that lacks a job. `now`: wall time.
+// Errors: AlreadyExists - the directory has a log: move it away first.
+absl::Status RestoreLog(const std::string& copy, const std::string& state_directory,
+                        absl::Time now);
+
+}  // namespace megascale::driver

@@ -12,8 +12,10 @@ void AddCommands(CommandLine* line, const actors::MakeDevice& make_device) {
   AddLogsCommand(line);
   AddTraceCommand(line);
   AddCancelCommand(line);
+  AddNodesCommand(line);
   AddEvictCommand(line);
   AddUncordonCommand(line);
+  AddSparesCommand(line);
   AddPlanCommand(line);
   AddGenerateCommand(line);
   AddEvaluateCommand(line);

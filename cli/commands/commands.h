@@ -22,6 +22,8 @@ void AddTraceCommand(CommandLine* line);
 void AddCancelCommand(CommandLine* line);
 void AddEvictCommand(CommandLine* line);
 void AddUncordonCommand(CommandLine* line);
+void AddNodesCommand(CommandLine* line);
+void AddSparesCommand(CommandLine* line);
 void AddLocalCommand(CommandLine* line);
 void AddPlanCommand(CommandLine* line);
 void AddGenerateCommand(CommandLine* line);

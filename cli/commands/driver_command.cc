@@ -5,11 +5,13 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/connection.h"
 #include "controlplane/address/address.h"
 #include "controlplane/driver/service/driver_server.h"
+#include "controlplane/driver/storage/log_backup.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
 
@@ -32,6 +34,44 @@ int RunDriverCommand(const driver::DriverOptions& flags) {
   options.state_directory = AbsolutePath(flags.state_directory);
   const absl::Status status = driver::RunDriver(options);
   return status.ok() ? kExitGood : ReportError(status);
+}
+
+struct CopyFlags {
+  std::string state_directory;
+  std::string copy;
+};
+
+int BackUp(const CopyFlags& flags) {
+  const absl::Status done =
+      driver::BackUpLog(AbsolutePath(flags.state_directory), AbsolutePath(flags.copy));
+  return done.ok() ? kExitGood : ReportError(done);
+}
+
+int Restore(const CopyFlags& flags) {
+  const absl::Status done = driver::RestoreLog(AbsolutePath(flags.copy),
+                                               AbsolutePath(flags.state_directory), absl::Now());
+  return done.ok() ? kExitGood : ReportError(done);
+}
+
+void AddCopyCommands(Command* driver) {
+  auto flags = std::make_shared<CopyFlags>();
+  flags->state_directory = DefaultStateDirectory();
+  Command* backup = driver->Add("backup", "copies the log of jobs; the driver may run meanwhile");
+  backup->Positional("DIR", &flags->copy, "a new directory for the copy");
+  backup->Path("--state-dir", &flags->state_directory, "the driver's state directory");
+  backup->Details(
+      "Jobs' folders with loss logs, and checkpoints, are files of their own and are not copied.");
+  backup->Examples("megascale driver backup /backup/driver-monday");
+  backup->Runs([flags] { return BackUp(*flags); });
+  Command* restore = driver->Add("restore", "makes the log of a driver that lost it from a copy");
+  restore->Positional("DIR", &flags->copy, "the copy that `megascale driver backup` made");
+  restore->Path("--state-dir", &flags->state_directory, "the driver's state directory");
+  restore->Details(
+      "The copy begins a new epoch: agents end what an older one started, and every job goes on "
+      "with another attempt, from the newest checkpoint that the copy knows. A driver that still "
+      "runs on another copy stops when it hears of that.");
+  restore->Examples("megascale driver restore /backup/driver-monday --state-dir /srv/megascale");
+  restore->Runs([flags] { return Restore(*flags); });
 }
 
 }  // namespace
@@ -67,6 +107,7 @@ void AddDriverCommand(CommandLine* line) {
       "megascale driver --state-dir /srv/megascale --listen 10.0.0.1:7077 \\\n"
       "  --tls-ca ca.pem --tls-cert driver.pem --tls-key driver.key");
   command->Runs([flags] { return RunDriverCommand(*flags); });
+  AddCopyCommands(command);
 }
 
 }  // namespace megascale::cli

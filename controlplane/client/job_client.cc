@@ -265,6 +265,14 @@ absl::StatusOr<control::v1::NodeView> JobClient::Uncordon(const std::string& nod
   return std::move(*response.mutable_node());
 }
 
+absl::StatusOr<control::v1::NodeView> JobClient::SetSpare(
+    const control::v1::SetSpareRequest& request) {
+  ASSIGN_OR_RETURN(auto response,
+                   impl_->Call<control::v1::SetSpareResponse>(
+                       &control::v1::JobService::Stub::SetSpare, request, kWriteDeadline));
+  return std::move(*response.mutable_node());
+}
+
 absl::Status JobClient::Watch(const std::string& job_id,
                               const StreamCallbacks<control::v1::WatchJobResponse>& callbacks) {
   RETURN_IF_ERROR(job::CheckJobId(job_id));

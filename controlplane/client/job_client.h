@@ -74,6 +74,7 @@ class JobClient {
   absl::StatusOr<control::v1::GetClusterResponse> Cluster();
   absl::StatusOr<control::v1::NodeView> Evict(const control::v1::EvictNodeRequest& request);
   absl::StatusOr<control::v1::NodeView> Uncordon(const std::string& node_id);
+  absl::StatusOr<control::v1::NodeView> SetSpare(const control::v1::SetSpareRequest& request);
 
   // Passes the job now and after every change. Returns OK once the job has ended.
   // Blocking: until then, until should_stop, or until the driver goes away (Unavailable).

@@ -1,0 +1,131 @@
+// nodes and spares: the machines with their pools, and which of them wait to replace others.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
+
+namespace megascale::cli {
+namespace {
+
+constexpr int kEvidenceWidth = 100;
+
+struct NodesFlags {
+  ConnectionFlags connection;
+  std::vector<std::string> add;
+  std::vector<std::string> remove;
+  std::string format = "text";
+};
+
+std::string PoolName(control::v1::Pool pool) {
+  switch (pool) {
+    case control::v1::POOL_SPARE:
+      return "spare";
+    case control::v1::POOL_QUARANTINED:
+      return "quarantined";
+    default:
+      return "active";
+  }
+}
+
+// Says since when and why a node is quarantined.
+std::string Evidence(const control::v1::NodeView& node) {
+  if (!node.has_quarantined_at()) return "";
+  const absl::Time since = absl::FromUnixSeconds(node.quarantined_at().seconds());
+  return absl::StrCat("since ", absl::FormatTime("%Y-%m-%d %H:%M", since, absl::LocalTimeZone()),
+                      ": ", node.quarantine_evidence());
+}
+
+void PrintNodes(const control::v1::GetClusterResponse& cluster) {
+  std::vector<std::vector<std::string>> rows = {
+      {"NODE", "POOL", "STATE", "SLOTS", "USED", "EVIDENCE"}};
+  for (const control::v1::NodeView& node : cluster.nodes()) {
+    rows.push_back({node.node_id(), PoolName(node.pool()), NodeStateText(node),
+                    absl::StrCat(node.num_slots()), absl::StrCat(node.num_slots_used()),
+                    ShortenToWidth(Evidence(node), kEvidenceWidth)});
+  }
+  std::printf("%s", FormatTable(rows).c_str());
+}
+
+int ShowNodes(const NodesFlags& flags, bool only_spares) {
+  const auto client = Connect(flags.connection);
+  if (!client.ok()) return ReportError(client.status());
+  auto cluster = (*client)->Cluster();
+  if (!cluster.ok()) return ReportCallError(cluster.status(), flags.connection);
+  control::v1::GetClusterResponse shown;
+  shown.set_version(cluster->version());
+  for (control::v1::NodeView& node : *cluster->mutable_nodes()) {
+    if (!only_spares || node.pool() == control::v1::POOL_SPARE) {
+      *shown.add_nodes() = std::move(node);
+    }
+  }
+  if (flags.format == "json") {
+    PrintJson(shown, JsonLayout::kPretty);
+  } else {
+    PrintNodes(shown);
+  }
+  return kExitGood;
+}
+
+absl::Status SetSpares(client::JobClient* client, const NodesFlags& flags) {
+  for (const bool spare : {true, false}) {
+    for (const std::string& node_id : spare ? flags.add : flags.remove) {
+      control::v1::SetSpareRequest request;
+      request.set_node_id(node_id);
+      request.set_spare(spare);
+      if (const auto node = client->SetSpare(request); !node.ok()) return node.status();
+    }
+  }
+  return absl::OkStatus();
+}
+
+int ChangeSpares(const NodesFlags& flags) {
+  if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  const auto client = Connect(flags.connection);
+  if (!client.ok()) return ReportError(client.status());
+  if (const absl::Status changed = SetSpares(client->get(), flags); !changed.ok()) {
+    return ReportCallError(changed, flags.connection);
+  }
+  return ShowNodes(flags, /*only_spares=*/true);
+}
+
+}  // namespace
+
+void AddNodesCommand(CommandLine* line) {
+  auto flags = std::make_shared<NodesFlags>();
+  Command* command =
+      line->Add("nodes", "lists the machines: active, spare or quarantined, and why");
+  AddOutputOption(command, &flags->format);
+  AddRetryOption(command, &flags->connection);
+  AddConnectionOptions(command, &flags->connection);
+  command->Details(
+      "An active machine gets ranks of any job. A spare gets them only when a recovering job finds "
+      "no other slots, and is active from then on. A quarantined one is at fault and gets none, "
+      "until `megascale uncordon`.");
+  command->Examples("megascale nodes\nmegascale nodes -o json");
+  command->Runs([flags] {
+    if (!CheckOutputFormat(flags->format)) return static_cast<int>(kExitUsage);
+    return ShowNodes(*flags, /*only_spares=*/false);
+  });
+}
+
+void AddSparesCommand(CommandLine* line) {
+  auto flags = std::make_shared<NodesFlags>();
+  Command* command = line->Add("spares", "lists the spare machines, and adds or removes some");
+  command->Repeated("--add", &flags->add, "makes this node a spare; ranks that run there stay");
+  command->Repeated("--remove", &flags->remove, "makes this node active again");
+  AddOutputOption(command, &flags->format);
+  AddConnectionOptions(command, &flags->connection);
+  command->Examples(
+      "megascale spares\n"
+      "megascale spares --add n6 --add n7\n"
+      "megascale spares --remove n7");
+  command->Runs([flags] { return ChangeSpares(*flags); });
+}
+
+}  // namespace megascale::cli

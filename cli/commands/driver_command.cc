@@ -5,13 +5,13 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/connection.h"
 #include "controlplane/address/address.h"
 #include "controlplane/driver/service/driver_server.h"
 #include "controlplane/driver/storage/log_backup.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
 
@@ -48,8 +48,8 @@ int BackUp(const CopyFlags& flags) {
 }
 
 int Restore(const CopyFlags& flags) {
-  const absl::Status done = driver::RestoreLog(AbsolutePath(flags.copy),
-                                               AbsolutePath(flags.state_directory), absl::Now());
+  const absl::Status done = driver::RestoreLog(
+      AbsolutePath(flags.copy), AbsolutePath(flags.state_directory), base::RealClock().Wall());
   return done.ok() ? kExitGood : ReportError(done);
 }
 

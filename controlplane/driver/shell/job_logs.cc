@@ -1,6 +1,7 @@
 #include "controlplane/driver/shell/job_logs.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,9 +21,10 @@ constexpr absl::Duration kWarnInterval = absl::Minutes(1);
 absl::Status JobLogs::Reopen(const JobRecord& job, Entry* entry) {
   ASSIGN_OR_RETURN(std::unique_ptr<LossLog> log,
                    LossLog::Open(job.submitted().directory(), &files_));
-  if (entry->synced >= 0 && log->last_step() > entry->synced) {
-    RETURN_IF_ERROR(log->DropAfter(entry->synced));
-  }
+  const int64_t limit =
+      entry->synced < 0 ? entry->drop_after : std::min(entry->synced, entry->drop_after);
+  if (log->last_step() > limit) RETURN_IF_ERROR(log->DropAfter(limit));
+  entry->drop_after = std::numeric_limits<int64_t>::max();
   // The agents do not have the steps any more that were acknowledged without a log.
   if (entry->set_aside) log->GoOnAt(entry->reported + 1);
   entry->log = std::move(log);
@@ -67,7 +69,8 @@ const LossLog* JobLogs::Find(const std::string& job_id) const {
   return found == logs_.end() ? nullptr : found->second.log.get();
 }
 
-// An agent reports every step that was not acknowledged, so `first` is the oldest that it has.
+// An agent reports every step that was not acknowledged, so `first` is the oldest that it has of
+// those that the log lacks.
 void JobLogs::MindTheGap(const LossLog::StepRecord& first, Entry* entry, absl::Duration now) {
   if (!entry->log->HasGapBefore(first.step())) {
     entry->gap_since = absl::InfiniteDuration();
@@ -90,7 +93,8 @@ int64_t JobLogs::Append(const JobRecord& job,
                            record.step() <= job.restore().step();
     if (record.attempt() != job.attempt() && !is_before) continue;
     entry.reported = std::max(entry.reported, record.step());
-    if (log == nullptr) continue;
+    // A report may repeat steps that the log has.
+    if (log == nullptr || record.step() <= log->last_step()) continue;
     if (std::exchange(is_first, false)) MindTheGap(record, &entry, now);
     if (const absl::Status appended = log->Append(record); !appended.ok()) {
       Fail(JobId(job), &entry, appended, now);
@@ -120,8 +124,9 @@ bool JobLogs::Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration no
     log = nullptr;
   }
   if (log == nullptr) {
-    // Steps beyond the cut are dropped when the log works again, and are not acknowledged.
-    entry.synced = entry.synced < 0 ? cut.restore_step : std::min(entry.synced, cut.restore_step);
+    // Not acknowledged: the file may lack steps before the cut that agents still have.
+    entry.synced = std::min(entry.synced, cut.restore_step);
+    if (entry.set_aside) entry.drop_after = std::min(entry.drop_after, cut.restore_step);
     return entry.set_aside;
   }
   return true;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -61,6 +62,8 @@ class JobLogs {
     std::unique_ptr<LossLog> log;  // null: it could not be opened or written
     int64_t synced = -1;           // durable when it failed; -1: unknown
     int64_t reported = 0;          // newest step that agents reported
+    // Steps beyond it are dropped when a log that was set aside works again: they were rolled back.
+    int64_t drop_after = std::numeric_limits<int64_t>::max();
     absl::Duration failing_since = absl::InfiniteDuration();
     absl::Duration retry_at = -absl::InfiniteDuration();
     absl::Duration warned_at = -absl::InfiniteDuration();

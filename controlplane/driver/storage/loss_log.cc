@@ -201,6 +201,7 @@ absl::Status LossLog::CutTo(int64_t step, int64_t attempt) {
   }
   RETURN_IF_ERROR(Load(rest.begin));
   dirty_ = false;
+  if (step == 0) next_step_ = std::max<int64_t>(next_step_, 1);
   num_at_cut_ = num_appended_;
   return absl::OkStatus();
 }

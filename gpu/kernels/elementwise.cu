@@ -255,10 +255,17 @@ MEGASCALE_KERNEL(RotaryTable, RotaryTableParams, kRowThreads) {
   if (at >= int64_t{params.positions} * params.half) return;
   const int64_t position = at / params.half, pair = at % params.half;
   const double exponent = -params.log2_theta * static_cast<double>(pair) / params.half;
-  const double half_turns = static_cast<double>(position) * Exp2(exponent) * kInversePi;
+  double frequency = Exp2(exponent);
+  if (params.factor != 1) {
+    double kept = params.kept_at_0 + params.kept_per_pair * static_cast<double>(pair) +
+                  params.kept_per_frequency * frequency;
+    kept = kept < 0 ? 0 : kept > 1 ? 1 : kept;
+    frequency *= kept + (1 - kept) / params.factor;
+  }
+  const double half_turns = static_cast<double>(position) * frequency * kInversePi;
   const Global<float> table(params.table);
-  table[2 * at] = static_cast<float>(CosPi(half_turns));
-  table[2 * at + 1] = static_cast<float>(params.sign * SinPi(half_turns));
+  table[2 * at] = static_cast<float>(params.amplitude * CosPi(half_turns));
+  table[2 * at + 1] = static_cast<float>(params.amplitude * params.sign * SinPi(half_turns));
 }
 MEGASCALE_KERNEL(RotaryF32, RotaryParams, kRowThreads) { Rotate<float>(params); }
 MEGASCALE_KERNEL(RotaryBF16, RotaryParams, kRowThreads) { Rotate<BFloat16>(params); }

@@ -36,6 +36,7 @@ struct RotaryTableParams {
   int32_t positions, half;
   double log2_theta;
   double sign;  // -1 turns back
+  double factor, kept_at_0, kept_per_pair, kept_per_frequency, amplitude;  // ops::RotaryScaling
 };
 struct RotaryParams {
   Rows x;  // [N, heads * head_dim]

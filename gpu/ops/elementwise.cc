@@ -67,7 +67,12 @@ void Rotary(Launcher& launcher, const ops::RotaryArgs& args) {
                                              .positions = static_cast<int32_t>(positions),
                                              .half = static_cast<int32_t>(half),
                                              .log2_theta = std::log2(args.theta),
-                                             .sign = args.inverse ? -1.0 : 1.0});
+                                             .sign = args.inverse ? -1.0 : 1.0,
+                                             .factor = args.scaling.factor,
+                                             .kept_at_0 = args.scaling.kept_at_0,
+                                             .kept_per_pair = args.scaling.kept_per_pair,
+                                             .kept_per_frequency = args.scaling.kept_per_frequency,
+                                             .amplitude = args.scaling.amplitude});
   const int64_t pack = PackOf(dtype), packs = args.heads * DivideUp(half, pack);
   const RowLaunch rows =
       LaunchOfRows(args.x.rows, args.x.cols, packs,

@@ -64,6 +64,8 @@ std::string FieldText(const Message& message, const FieldDescriptor* field) {
       return absl::StrCat(reflection->GetUInt64(message, field));
     case FieldDescriptor::CPPTYPE_BOOL:
       return reflection->GetBool(message, field) ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_STRING:
+      return reflection->GetString(message, field);
     case FieldDescriptor::CPPTYPE_ENUM:
       return reflection->GetEnum(message, field)->name();
     default:
@@ -79,7 +81,12 @@ void AddFields(const Message& message, absl::string_view area, Fields* fields) {
   std::vector<const FieldDescriptor*> set;
   message.GetReflection()->ListFields(message, &set);
   for (const FieldDescriptor* field : set) {
-    (*fields)[absl::StrCat(area, ".", field->name())] = FieldText(message, field);
+    const std::string name = absl::StrCat(area, ".", field->name());
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+      AddFields(message.GetReflection()->GetMessage(message, field), name, fields);
+    } else {
+      (*fields)[name] = FieldText(message, field);
+    }
   }
 }
 
@@ -146,6 +153,7 @@ v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
   AddFields(spec.optimizer(), "optimizer", fields);
   AddFields(spec.train(), "batch", fields);
   AddFields(spec.parallel(), "layout", fields);
+  fields->erase("model.from");  // a path; the weights themselves are in the first checkpoint
   fields->erase("batch.steps");
   fields->erase("batch.recompute_granularity");
   // With stage 2 a reduction takes the gradients that passes have added since the previous one, and

@@ -176,7 +176,8 @@ absl::Status CheckModelFields(const v1::ModelSpec& model) {
        CheckInteger("model.num_ln_in_parallel_attn", model.num_ln_in_parallel_attn(), {1, 2}),
        CheckNumber("model.norm_eps", model.norm_eps(), {0, 1}),
        CheckNumber("model.initializer_range", model.initializer_range(), {0, 10}),
-       CheckNumber("model.rope_theta", model.rope_theta(), {1, 1e12})});
+       CheckNumber("model.rope_theta", model.rope_theta(), {1, 1e12}),
+       model.from().empty() ? absl::OkStatus() : CheckPath("model.from", model.from())});
 }
 
 absl::Status CheckRotary(const v1::ModelSpec& model) {
@@ -193,7 +194,35 @@ absl::Status CheckRotary(const v1::ModelSpec& model) {
                    model.head_dim(), " × ", factor, " = ", turned, "; expected an even number"));
 }
 
+absl::Status CheckRopeScaling(const v1::ModelSpec& model) {
+  if (!model.has_rope_scaling()) return absl::OkStatus();
+  const v1::RopeScaling& scaling = model.rope_scaling();
+  if (!v1::RopeType_IsValid(scaling.rope_type()) ||
+      scaling.rope_type() == v1::ROPE_TYPE_UNSPECIFIED) {
+    return Refuse("model.rope_scaling.rope_type", "is missing; expected linear, llama3 or yarn");
+  }
+  RETURN_IF_ERROR(All(
+      {CheckNumber("model.rope_scaling.factor", scaling.factor(), {1, 1e6, true}),
+       CheckNumber("model.rope_scaling.low_freq_factor", scaling.low_freq_factor(), {0, 1e6, true}),
+       CheckNumber("model.rope_scaling.high_freq_factor", scaling.high_freq_factor(),
+                   {0, 1e6, true}),
+       CheckNumber("model.rope_scaling.beta_fast", scaling.beta_fast(), {0, 1e6, true}),
+       CheckNumber("model.rope_scaling.beta_slow", scaling.beta_slow(), {0, 1e6, true}),
+       CheckNumber("model.rope_scaling.attention_factor", scaling.attention_factor(),
+                   {0, 100, true})}));
+  if (scaling.rope_type() == v1::ROPE_TYPE_LINEAR) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckInteger("model.rope_scaling.original_max_position_embeddings",
+                               scaling.original_max_position_embeddings(), {1, kSizeMax}));
+  if (scaling.rope_type() == v1::ROPE_TYPE_YARN) return absl::OkStatus();
+  if (scaling.high_freq_factor() > scaling.low_freq_factor()) return absl::OkStatus();
+  return Refuse("model.rope_scaling.high_freq_factor",
+                absl::StrCat(scaling.high_freq_factor(),
+                             " must be more than model.rope_scaling.low_freq_factor = ",
+                             scaling.low_freq_factor()));
+}
+
 absl::Status CheckModel(const v1::ModelSpec& model) {
+  RETURN_IF_ERROR(CheckRopeScaling(model));
   if (model.head_dim() == 0) {
     RETURN_IF_ERROR(CheckDivides({"model.hidden_size", model.hidden_size()},
                                  {"model.num_attention_heads", model.num_attention_heads()}));
@@ -316,19 +345,25 @@ absl::Status CheckWarmup(const JobSpec& spec) {
                 absl::StrCat(warmup, " is more than train.steps = ", spec.train().steps()));
 }
 
-// Checks the sizes that tensor parallelism cuts: heads, the MLP's inner width, vocabulary,
-// sequences.
+// Checks the sizes that tensor parallelism cuts: heads, the MLP's inner width, sequences. The
+// vocabulary is padded to a multiple.
 absl::Status CheckTensorDivides(const JobSpec& spec) {
   const v1::ModelSpec& model = spec.model();
   for (const Named& whole : {Named{"model.num_attention_heads", model.num_attention_heads()},
                              Named{"model.num_key_value_heads", model.num_key_value_heads()},
                              Named{"model.intermediate_size", model.intermediate_size()},
-                             Named{"model.vocab_size", model.vocab_size()},
                              Named{"train.seq_length", spec.train().seq_length()}}) {
     RETURN_IF_ERROR(CheckDivides(whole, {"parallel.tensor_model_parallel_size",
                                          spec.parallel().tensor_model_parallel_size()}));
   }
-  return absl::OkStatus();
+  const int64_t ranks = spec.parallel().tensor_model_parallel_size();
+  const int64_t rows = (int64_t{model.vocab_size()} + ranks - 1) / ranks;
+  if ((ranks - 1) * rows < model.vocab_size()) return absl::OkStatus();
+  return Refuse("model.vocab_size",
+                absl::StrCat(model.vocab_size(),
+                             " gives no row to the last of "
+                             "parallel.tensor_model_parallel_size = ",
+                             ranks, " ranks, of ", rows, " rows each; use fewer ranks"));
 }
 
 absl::Status CheckParallel(const v1::ParallelSpec& parallel) {

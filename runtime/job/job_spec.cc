@@ -1,6 +1,7 @@
 #include "runtime/job/job_spec.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -27,32 +28,16 @@ T OrDefault(T value, T fallback) {
   return value == T{} ? fallback : value;
 }
 
-void FillModelDefaults(JobSpec& spec) {
-  v1::ModelSpec& model = *spec.mutable_model();
-  model.set_vocab_size(OrDefault(model.vocab_size(), 256));
-  model.set_num_key_value_heads(
-      OrDefault(model.num_key_value_heads(), model.num_attention_heads()));
-  if (model.hidden_size() > 0 && model.hidden_size() <= kHiddenSizeMax) {
-    model.set_intermediate_size(OrDefault(model.intermediate_size(), 4 * model.hidden_size()));
+void FillRopeDefaults(v1::RopeScaling& scaling) {
+  if (scaling.rope_type() == v1::ROPE_TYPE_LLAMA3) {
+    scaling.set_low_freq_factor(OrDefault(scaling.low_freq_factor(), 1.0));
+    scaling.set_high_freq_factor(OrDefault(scaling.high_freq_factor(), 4.0));
   }
-  model.set_max_position_embeddings(
-      OrDefault(model.max_position_embeddings(), spec.train().seq_length()));
-  model.set_position_embedding(
-      OrDefault(model.position_embedding(), v1::POSITION_EMBEDDING_LEARNED));
-  model.set_norm(OrDefault(model.norm(), v1::NORM_LAYERNORM));
-  model.set_norm_eps(OrDefault(model.norm_eps(), 1e-5));
-  model.set_hidden_act(OrDefault(model.hidden_act(), v1::ACTIVATION_GELU_TANH));
-  model.set_initializer_range(OrDefault(model.initializer_range(), 0.02));
-  model.set_rope_theta(OrDefault(model.rope_theta(), 10000.0));
-  model.set_partial_rotary_factor(OrDefault(model.partial_rotary_factor(), 1.0));
-  model.set_num_ln_in_parallel_attn(OrDefault(model.num_ln_in_parallel_attn(), 1));
-  const bool has_bias = model.norm() == v1::NORM_LAYERNORM;
-  if (!model.has_attention_bias()) model.set_attention_bias(has_bias);
-  if (!model.has_mlp_bias()) model.set_mlp_bias(has_bias);
-  const int heads = model.num_attention_heads();
-  // If the heads do not divide the width, the checks report that.
-  if (model.head_dim() == 0 && heads > 0 && model.hidden_size() % heads == 0) {
-    model.set_head_dim(model.hidden_size() / heads);
+  if (scaling.rope_type() == v1::ROPE_TYPE_YARN && scaling.factor() >= 1) {
+    scaling.set_beta_fast(OrDefault(scaling.beta_fast(), 32.0));
+    scaling.set_beta_slow(OrDefault(scaling.beta_slow(), 1.0));
+    scaling.set_attention_factor(
+        OrDefault(scaling.attention_factor(), 0.1 * std::log(scaling.factor()) + 1));
   }
 }
 
@@ -110,6 +95,37 @@ absl::Duration ToDuration(const google::protobuf::Duration& duration) {
   return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
 }
 
+void FillModelDefaults(JobSpec* spec) {
+  v1::ModelSpec& model = *spec->mutable_model();
+  model.set_vocab_size(OrDefault(model.vocab_size(), 256));
+  model.set_num_key_value_heads(
+      OrDefault(model.num_key_value_heads(), model.num_attention_heads()));
+  if (model.hidden_size() > 0 && model.hidden_size() <= kHiddenSizeMax) {
+    model.set_intermediate_size(OrDefault(model.intermediate_size(), 4 * model.hidden_size()));
+  }
+  model.set_max_position_embeddings(
+      OrDefault(model.max_position_embeddings(), spec->train().seq_length()));
+  model.set_position_embedding(
+      OrDefault(model.position_embedding(), v1::POSITION_EMBEDDING_LEARNED));
+  model.set_norm(OrDefault(model.norm(), v1::NORM_LAYERNORM));
+  model.set_norm_eps(OrDefault(model.norm_eps(), 1e-5));
+  model.set_hidden_act(OrDefault(model.hidden_act(), v1::ACTIVATION_GELU_TANH));
+  model.set_initializer_range(OrDefault(model.initializer_range(), 0.02));
+  model.set_rope_theta(OrDefault(model.rope_theta(), 10000.0));
+  model.set_partial_rotary_factor(OrDefault(model.partial_rotary_factor(), 1.0));
+  model.set_num_ln_in_parallel_attn(OrDefault(model.num_ln_in_parallel_attn(), 1));
+  const bool has_bias = model.norm() == v1::NORM_LAYERNORM;
+  if (!model.has_attention_bias()) model.set_attention_bias(has_bias);
+  if (!model.has_mlp_bias()) model.set_mlp_bias(has_bias);
+  // qkv_bias stays as it is: a job that leaves it out has the fingerprint of older versions.
+  if (model.has_rope_scaling()) FillRopeDefaults(*model.mutable_rope_scaling());
+  const int heads = model.num_attention_heads();
+  // If the heads do not divide the width, the checks report that.
+  if (model.head_dim() == 0 && heads > 0 && model.hidden_size() % heads == 0) {
+    model.set_head_dim(model.hidden_size() / heads);
+  }
+}
+
 void UpgradeJobSpec(JobSpec* spec) {
   spec->set_device(OrDefault(spec->device(), v1::DEVICE_CPU));
   v1::TrainSpec& train = *spec->mutable_train();
@@ -135,7 +151,7 @@ namespace {
 
 JobSpec WithDefaults(const JobSpec& spec) {
   JobSpec filled = spec;
-  FillModelDefaults(filled);
+  FillModelDefaults(&filled);
   FillTrainingDefaults(filled);
   FillFaultDefaults(*filled.mutable_fault());
   return filled;

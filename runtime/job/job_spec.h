@@ -18,6 +18,10 @@ namespace megascale::job {
 // ("train.global_batch_size: 24 is not a multiple of … = 2 × 8 = 16").
 absl::StatusOr<v1::JobSpec> ResolveJobSpec(const v1::JobSpec& spec);
 
+// Fills in the defaults of the model section, whatever else `spec` has. Fields that break a rule
+// stay as they are.
+void FillModelDefaults(v1::JobSpec* spec);
+
 // Returns the rules that `spec` breaks, each as ResolveJobSpec would report it: first those of
 // single fields. A field that was left out may break a rule as a consequence of one that was given.
 std::vector<std::string> BrokenRules(const v1::JobSpec& spec);

@@ -80,7 +80,8 @@ absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int
     memory.num_slots += plan.slots[i];
     if (!shard.range.has_head) continue;
     memory.logits = static_cast<int64_t>(tensor::Arena::BytesFor(
-        mine.compute, mine.micro_batch * mine.seq * mine.config.vocab_size / mine.tensor.size));
+        mine.compute, mine.micro_batch * mine.seq *
+                          model::VocabularyRows(mine.config.vocab_size, mine.tensor.size)));
   }
   memory.gradients = GradientBytes(GradientSizesOf(mine, plan), AccumulationType(mine.compute));
   memory.scratch += tokens * static_cast<int64_t>(sizeof(int32_t)) - memory.logits;

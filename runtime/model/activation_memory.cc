@@ -79,6 +79,11 @@ class Planner {
   // Adds activations that take matrix products to compute.
   void AddProducts(BlockActivations* layer) {
     layer->qkv_NQ = AllRows(config_.qkv_size());
+    if (config_.qk_norm) {
+      layer->qk_NS = AllRows(config_.qk_size());
+      layer->qk_rstd_HKN =
+          NewVector(accumulation_, tokens_ * (config_.num_heads + config_.num_kv_heads));
+    }
     layer->attention_NA = AllRows(config_.num_heads * config_.head_dim);
     layer->log_sum_exp_BHT = NewVector(accumulation_, tokens_ * config_.num_heads);
     if (!config_.parallel_block) layer->post_attention_norm.x_RC = OwnRows();
@@ -115,6 +120,7 @@ class Planner {
     scratch.block.d_norm_RC = OwnRows();
     scratch.block.d_attention_NA = AllRows(config_.num_heads * config_.head_dim);
     scratch.block.d_qkv_NQ = AllRows(config_.qkv_size());
+    if (config_.qk_norm) scratch.block.d_qk_NS = AllRows(config_.qk_size());
     scratch.delta_RC = OwnRows();
     if (options_.range.has_head) {
       scratch.final_norm.x_RC = OwnRows();

@@ -125,8 +125,12 @@ void ChunkLayout::AppendLayer(const ModelConfig& config, int layer) {
   };
   std::vector<int64_t> up_parts(config.up_size() / inner, inner);
   append("input_norm", {hidden}, config.has_norm_bias(), {});
-  append("attn.qkv", {config.qkv_size(), hidden}, config.attention_bias,
+  append("attn.qkv", {config.qkv_size(), hidden}, config.qkv_bias,
          {.dim = 0, .parts = {queries, keys, keys}});
+  if (config.qk_norm) {
+    append("attn.q_norm", {config.head_dim}, /*has_bias=*/false, {});
+    append("attn.k_norm", {config.head_dim}, /*has_bias=*/false, {});
+  }
   append("attn.out", {hidden, queries}, config.attention_bias, {.dim = 1, .parts = {queries}});
   if (config.has_mlp_norm()) append("post_attention_norm", {hidden}, config.has_norm_bias(), {});
   append("mlp.up", {config.up_size(), hidden}, config.mlp_bias,
@@ -153,21 +157,23 @@ void ChunkLayout::Append(const std::string& name, std::vector<int64_t> global_sh
     // other.
     MEGASCALE_CHECK_MSG(cut.dim == 0 || cut.parts.size() == 1, name);
     int64_t part_begin = 0;
+    int64_t local_dim = 0;
     for (const int64_t part : cut.parts) {
-      const int64_t share = part / place_.size;
+      const int64_t share = VocabularyRows(part, place_.size);  // only a vocabulary is rounded up
       ParameterBox box;
       box.offset.assign(parameter.shape.size(), 0);
       box.offset[cut.dim] = part_begin + place_.index * share;
       box.shape = parameter.global_shape;
-      box.shape[cut.dim] = share;
-      box.begin = parameter.size;
+      box.shape[cut.dim] = std::min(share, part - place_.index * share);
+      box.begin = local_dim * (Elements(box.shape) / box.shape[cut.dim]);
       box.count = Elements(box.shape);
-      parameter.size += box.count;
+      local_dim += share;
       parameter.boxes.push_back(std::move(box));
       part_begin += part;
     }
     MEGASCALE_CHECK_MSG(part_begin == parameter.global_shape[cut.dim], name);
-    parameter.shape[cut.dim] /= place_.size;
+    parameter.shape[cut.dim] = local_dim;
+    parameter.size = Elements(parameter.shape);
   }
   MEGASCALE_CHECK_MSG(parameter.size > 0 && parameter.size == Elements(parameter.shape), name);
   num_elements_ += parameter.size;

@@ -9,18 +9,21 @@
 //   model.embed_positions.weight  [P, C]          first chunk, learned positions
 //   model.layers.I.input_norm.weight|bias         [C]
 //   model.layers.I.attn.qkv.weight|bias           [(H + 2K) D, C]: queries, keys, values
+//   model.layers.I.attn.q_norm.weight, k_norm.weight  [D]: with qk_norm
 //   model.layers.I.attn.out.weight|bias           [C, H D]
 //   model.layers.I.post_attention_norm.weight|bias  [C]: the MLP's norm; absent if shared
 //   model.layers.I.mlp.up.weight|bias             [I, C], or [2I, C] for SwiGLU: gate, then up
 //   model.layers.I.mlp.down.weight|bias           [C, I]
 //   model.norm.weight|bias        [C]             last chunk
 //   lm_head.weight                [V, C]          last chunk, unless tied
-// Biases exist if the config has them: has_norm_bias(), attention_bias, mlp_bias.
+// Biases exist if the config has them: has_norm_bias(), qkv_bias, attention_bias, mlp_bias.
 //
 // Tensor ranks cut queries, keys, values, gate and up each by rows (with their biases), attn.out
 // and mlp.down by columns, and the vocabulary's matrices by rows. The other parameters are
 // replicated: each rank has a copy. A rank's part of a tensor is a list of boxes of the global
-// tensor, which follow each other in the local tensor.
+// tensor, which follow each other in the local tensor. If the ranks' number does not divide the
+// vocabulary, the last rank's local tensor ends in rows of padding, which are in no box: always
+// zero, never read.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +67,7 @@ struct Parameter {
   // this rank's part, in order; a single box if the tensor is whole
   std::vector<ParameterBox> boxes;
   int64_t offset = 0;         // of its first element in the flat space
-  int64_t size = 0;           // elements of this rank's part
+  int64_t size = 0;           // elements of this rank's part, padding included
   bool weight_decay = false;  // true for matrices and embeddings, false for norms and biases
   // Each of several tensor ranks has all of it, and computes a partial gradient, from its own rows.
   bool replicated = false;

@@ -83,7 +83,7 @@ TEST(ChunkLayout, ChunksTogetherHoldEachParameterOfTheModelOnce) {
 TEST(ChunkLayout, HasTheShapesOfAGroupedQuerySwiGluModelWithoutBiases) {
   ModelConfig config = SmallConfig();
   config.norm = ops::NormKind::kRmsNorm;
-  config.attention_bias = config.mlp_bias = false;
+  config.attention_bias = config.qkv_bias = config.mlp_bias = false;
   config.activation = ops::ActivationKind::kSwiGlu;
   config.position = PositionKind::kRotary;
   const ChunkLayout layout(config, *MakeChunkRange(config, 1, 0));
@@ -133,7 +133,7 @@ TEST(ChunkLayout, BiasesStandWhereTheyAreAskedFor) {
   EXPECT_THAT(Named(attention, "model.layers.1.attn.out.bias").shape, ElementsAre(8));
   EXPECT_EQ(attention.Find("model.layers.1.mlp.up.bias"), -1);
   EXPECT_EQ(attention.Find("model.layers.1.input_norm.bias"), -1);
-  config.attention_bias = false;
+  config.attention_bias = config.qkv_bias = false;
   config.mlp_bias = true;
   const ChunkLayout mlp(config, *MakeChunkRange(config, 1, 0));
   EXPECT_EQ(mlp.Find("model.layers.1.attn.qkv.bias"), -1);

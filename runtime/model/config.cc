@@ -1,6 +1,7 @@
 #include "runtime/model/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,8 @@ namespace megascale::model {
 namespace {
 
 using job::v1::ModelSpec;
+
+constexpr double kTwoPi = 6.283185307179586476925286766559;
 
 template <typename T>
 T OrDefault(T value, T fallback) {
@@ -90,7 +93,53 @@ absl::Status CheckNumbers(const ModelConfig& config) {
   if (!(config.rope_theta > 0)) {
     return Invalid("rope_theta", config.rope_theta, "a positive number");
   }
+  const ops::RotaryScaling& scaling = config.rope_scaling;
+  if (!(scaling.factor >= 1)) {
+    return Invalid("rope_scaling.factor", scaling.factor, "at least 1");
+  }
+  if (!(scaling.amplitude > 0) || !std::isfinite(scaling.kept_at_0)) {
+    return Invalid("rope_scaling.original_max_position_embeddings", 0, "a positive number");
+  }
   return absl::OkStatus();
+}
+
+// Keeps frequencies that turn more than high_freq_factor times in the original context, divides
+// those that turn less than low_freq_factor times, and blends in between. Source: the rope scaling
+// of Llama 3.1.
+void SetLlama3(const job::v1::RopeScaling& spec, ops::RotaryScaling* scaling) {
+  const double low = OrDefault(spec.low_freq_factor(), 1.0);
+  const double width = OrDefault(spec.high_freq_factor(), 4.0) - low;
+  scaling->kept_at_0 = -low / width;
+  scaling->kept_per_frequency = spec.original_max_position_embeddings() / (kTwoPi * width);
+}
+
+// Keeps pairs that turn more than beta_fast times in the original context, divides those that turn
+// less than beta_slow times, and blends by the pair's index. Source: Peng et al., YaRN, 2023,
+// section 3.2; the limits are rounded as in transformers.
+void SetYarn(const job::v1::RopeScaling& spec, const ModelConfig& config,
+             ops::RotaryScaling* scaling) {
+  const auto pair_that_turns = [&](double times) {
+    return static_cast<double>(config.rotary_dim) *
+           std::log(spec.original_max_position_embeddings() / (times * kTwoPi)) /
+           (2 * std::log(config.rope_theta));
+  };
+  const double first =
+      std::max(0.0, std::floor(pair_that_turns(OrDefault(spec.beta_fast(), 32.0))));
+  double last = std::min(static_cast<double>(config.rotary_dim - 1),
+                         std::ceil(pair_that_turns(OrDefault(spec.beta_slow(), 1.0))));
+  if (first == last) last += 0.001;
+  scaling->kept_at_0 = last / (last - first);
+  scaling->kept_per_pair = -1 / (last - first);
+  scaling->amplitude = OrDefault(spec.attention_factor(), 0.1 * std::log(spec.factor()) + 1);
+}
+
+ops::RotaryScaling ScalingOf(const job::v1::RopeScaling& spec, const ModelConfig& config) {
+  ops::RotaryScaling scaling;
+  if (spec.rope_type() == job::v1::ROPE_TYPE_UNSPECIFIED) return scaling;
+  scaling.factor = spec.factor();
+  if (spec.rope_type() == job::v1::ROPE_TYPE_LLAMA3) SetLlama3(spec, &scaling);
+  if (spec.rope_type() == job::v1::ROPE_TYPE_YARN) SetYarn(spec, config, &scaling);
+  return scaling;
 }
 
 }  // namespace
@@ -114,6 +163,8 @@ absl::StatusOr<ModelConfig> MakeModelConfig(const ModelSpec& spec) {
   config.parallel_block = spec.parallel_block();
   config.shared_norm = spec.num_ln_in_parallel_attn() != 2;
   config.attention_bias = BiasOrDefault(spec.has_attention_bias(), spec.attention_bias(), spec);
+  config.qkv_bias = spec.has_qkv_bias() ? spec.qkv_bias() : config.attention_bias;
+  config.qk_norm = spec.qk_norm();
   config.mlp_bias = BiasOrDefault(spec.has_mlp_bias(), spec.mlp_bias(), spec);
   config.window = spec.sliding_window();
   config.tied = spec.tie_word_embeddings();
@@ -125,17 +176,21 @@ absl::StatusOr<ModelConfig> MakeModelConfig(const ModelSpec& spec) {
   // Truncated, as in Hugging Face.
   config.rotary_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) *
                                            OrDefault(spec.partial_rotary_factor(), 1.0));
+  config.rope_scaling = ScalingOf(spec.rope_scaling(), config);
   RETURN_IF_ERROR(CheckNumbers(config));
   return config;
 }
 
 bool CutsEvenly(const ModelConfig& config, int tensor_size) {
   if (tensor_size < 1) return false;
-  for (const int64_t cut :
-       {config.num_heads, config.num_kv_heads, config.intermediate_size, config.vocab_size}) {
+  for (const int64_t cut : {config.num_heads, config.num_kv_heads, config.intermediate_size}) {
     if (cut % tensor_size != 0) return false;
   }
-  return true;
+  return (tensor_size - 1) * VocabularyRows(config.vocab_size, tensor_size) < config.vocab_size;
+}
+
+int64_t VocabularyRows(int64_t vocab_size, int tensor_size) {
+  return (vocab_size + tensor_size - 1) / tensor_size;
 }
 
 ModelConfig PartOfTensorRank(ModelConfig config, int tensor_size) {
@@ -143,7 +198,7 @@ ModelConfig PartOfTensorRank(ModelConfig config, int tensor_size) {
   config.num_heads /= tensor_size;
   config.num_kv_heads /= tensor_size;
   config.intermediate_size /= tensor_size;
-  config.vocab_size /= tensor_size;
+  config.vocab_size = VocabularyRows(config.vocab_size, tensor_size);
   return config;
 }
 

@@ -32,13 +32,16 @@ struct ModelConfig {
   ops::ActivationKind activation = ops::ActivationKind::kGeluTanh;
   bool parallel_block = false;  // x + attn(norm(x)) + mlp(norm(x))
   bool shared_norm = true;  // for a parallel block: both branches share one norm, or have one each
-  bool attention_bias = true;  // for the qkv and output projections
+  bool attention_bias = true;  // for attention's output projection
+  bool qkv_bias = true;        // for the fused projection to queries, keys and values
+  bool qk_norm = false;        // each head's queries and keys pass an RMSNorm of their own
   bool mlp_bias = true;        // for the MLP's matrices
   int64_t window = 0;  // tokens that a query sees, itself included; 0: all tokens up to itself
   bool tied = false;   // the output matrix is the embedding matrix
   double init_range = 0.02;  // standard deviation of initial weights
   double rope_theta = 10000;
   int64_t rotary_dim = 0;  // first elements of a head that rotary positions rotate; 0: all
+  ops::RotaryScaling rope_scaling = {};
 
   // LayerNorms have a bias, RMSNorms do not. The output matrix never has one.
   bool has_norm_bias() const { return norm == ops::NormKind::kLayerNorm; }
@@ -46,6 +49,8 @@ struct ModelConfig {
   bool has_mlp_norm() const { return !parallel_block || !shared_norm; }
   // Returns the columns of the fused query, key and value projection: (H + 2K) * D.
   int64_t qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+  // Returns the columns of queries and keys together: (H + K) * D.
+  int64_t qk_size() const { return (num_heads + num_kv_heads) * head_dim; }
   // Returns the rows of the MLP's first matrix: I, or 2I for SwiGLU, whose first half is the gate.
   int64_t up_size() const {
     return intermediate_size * (activation == ops::ActivationKind::kSwiGlu ? 2 : 1);
@@ -53,8 +58,11 @@ struct ModelConfig {
 };
 
 // Whether each of `tensor_size` ranks can have an equal part of the query heads, the key/value
-// heads, the MLP's inner width and the vocabulary.
+// heads and the MLP's inner width, and rows of the vocabulary: each has the same number of rows, of
+// which the last rank's may end in padding, but none has only padding.
 bool CutsEvenly(const ModelConfig& config, int tensor_size);
+// Returns the rows of the vocabulary of each rank, padding included: V / t rounded up.
+int64_t VocabularyRows(int64_t vocab_size, int tensor_size);
 // Returns `config` as one of `tensor_size` ranks computes it, with that rank's part of each
 // dimension that is cut. Sizes of kernels and buffers follow from it; use the whole model's config
 // for initial weights and FLOPs. Requires: CutsEvenly(config, tensor_size).

@@ -24,6 +24,16 @@ Vector First(const Vector& vector, int64_t count) {
   return first;
 }
 
+Vector Part(const Vector& vector, int64_t begin, int64_t count) {
+  char* data = vector.as<char>() + begin * static_cast<int64_t>(SizeOf(vector.dtype));
+  return {data, vector.dtype, count};
+}
+
+const NormParameters& NormOfHead(const BlockParameters& parameters, const ModelConfig& config,
+                                 int64_t head) {
+  return head < config.num_heads ? parameters.q_norm : parameters.k_norm;
+}
+
 BlockParameters WithoutWeightGradients(BlockParameters parameters) {
   for (LinearParameters* linear :
        {&parameters.qkv, &parameters.attention_out, &parameters.up, &parameters.down}) {
@@ -74,7 +84,8 @@ Matrix TransformerBlock::Attend(const BlockParameters& parameters, const BlockAc
                                 const GatheredRows& norm, BatchShape shape) {
   const Matrix qkv_NQ = Rows(saved.qkv_NQ, shape.tokens());
   Linear(parameters.qkv, norm, qkv_NQ);
-  Rotate(Split(qkv_NQ).qk, shape, /*inverse=*/false);
+  NormHeads(parameters, saved, shape);
+  Rotate(QkvOf(saved, shape.tokens()).qk, shape, /*inverse=*/false);
   const ops::AttentionArgs attention = AttentionArgsOf(saved, shape);
   ops_.Attention(attention);
   return attention.out;
@@ -212,13 +223,15 @@ void TransformerBlock::BackwardAttention(const BlockParameters& parameters,
     NormBackward(parameters.post_attention_norm, saved.post_attention_norm, scratch.d_norm_RC,
                  d_stream_RC);
   }
-  const Qkv d_qkv = Split(scratch.d_qkv_NQ);
+  const Qkv d_qkv = OfAttention(scratch.d_qkv_NQ, scratch.d_qk_NS);
+  if (config_.qk_norm) ops_.FillZero(Flat(scratch.d_qkv_NQ));  // NormBackward adds to it
   ops_.AttentionBackward({.forward = AttentionArgsOf(saved, shape),
                           .d_out = scratch.d_attention_NA,
                           .d_q = d_qkv.q,
                           .d_k = d_qkv.k,
                           .d_v = d_qkv.v});
   Rotate(d_qkv.qk, shape, /*inverse=*/true);
+  NormHeadsBackward(parameters, saved, scratch);
   // If the norm is shared, this already holds the MLP's part.
   const Matrix d_norm_NC = rows_.All(scratch.d_norm_RC, scratch.partial_NC);
   const auto make = [&](int64_t first, int64_t count) {
@@ -358,10 +371,69 @@ TransformerBlock::Qkv TransformerBlock::Split(const Matrix& qkv_NQ) const {
           .qk = Columns(qkv_NQ, 0, q_size + kv_size)};
 }
 
+TransformerBlock::Qkv TransformerBlock::OfAttention(const Matrix& qkv_NQ,
+                                                    const Matrix& qk_NS) const {
+  Qkv qkv = Split(qkv_NQ);
+  if (!config_.qk_norm) return qkv;
+  const int64_t q_size = config_.num_heads * config_.head_dim;
+  qkv.q = Columns(qk_NS, 0, q_size);
+  qkv.k = Columns(qk_NS, q_size, config_.qk_size() - q_size);
+  qkv.qk = qk_NS;
+  return qkv;
+}
+
+TransformerBlock::Qkv TransformerBlock::QkvOf(const BlockActivations& saved, int64_t tokens) const {
+  return OfAttention(Rows(saved.qkv_NQ, tokens),
+                     config_.qk_norm ? Rows(saved.qk_NS, tokens) : Matrix());
+}
+
+// Rows of a matrix must have one distance, so each head has a call of its own.
+void TransformerBlock::NormHeads(const BlockParameters& parameters, const BlockActivations& saved,
+                                 BatchShape shape) {
+  if (!config_.qk_norm) return;
+  const int64_t tokens = shape.tokens();
+  const Matrix qk_NS = Split(Rows(saved.qkv_NQ, tokens)).qk;
+  for (int64_t head = 0; head < config_.num_heads + config_.num_kv_heads; ++head) {
+    const int64_t first = head * config_.head_dim;
+    ops_.Norm({.kind = ops::NormKind::kRmsNorm,
+               .eps = config_.norm_eps,
+               .x = Columns(qk_NS, first, config_.head_dim),
+               .delta = {},
+               .sum = {},
+               .weight = NormOfHead(parameters, config_, head).weight,
+               .bias = {},
+               .out = Columns(Rows(saved.qk_NS, tokens), first, config_.head_dim),
+               .mean = {},
+               .rstd = Part(saved.qk_rstd_HKN, head * tokens, tokens)});
+  }
+}
+
+void TransformerBlock::NormHeadsBackward(const BlockParameters& parameters,
+                                         const BlockActivations& saved,
+                                         const BlockScratch& scratch) {
+  if (!config_.qk_norm) return;
+  const int64_t tokens = scratch.d_qk_NS.rows;
+  const Matrix qk_NS = Split(saved.qkv_NQ).qk;
+  const Matrix d_qk_NS = Split(scratch.d_qkv_NQ).qk;
+  for (int64_t head = 0; head < config_.num_heads + config_.num_kv_heads; ++head) {
+    const NormParameters& norm = NormOfHead(parameters, config_, head);
+    const int64_t first = head * config_.head_dim;
+    ops_.NormBackward({.kind = ops::NormKind::kRmsNorm,
+                       .x = Columns(qk_NS, first, config_.head_dim),
+                       .weight = norm.weight,
+                       .mean = {},
+                       .rstd = Part(saved.qk_rstd_HKN, head * tokens, tokens),
+                       .d_out = Columns(scratch.d_qk_NS, first, config_.head_dim),
+                       .d_x = Columns(d_qk_NS, first, config_.head_dim),
+                       .d_weight = norm.d_weight,
+                       .d_bias = {}});
+  }
+}
+
 ops::AttentionArgs TransformerBlock::AttentionArgsOf(const BlockActivations& saved,
                                                      BatchShape shape) const {
   const int64_t tokens = shape.tokens();
-  const Qkv qkv = Split(Rows(saved.qkv_NQ, tokens));
+  const Qkv qkv = QkvOf(saved, tokens);
   return {.batch = shape.batch,
           .seq = shape.seq,
           .heads = config_.num_heads,
@@ -382,6 +454,7 @@ void TransformerBlock::Rotate(const Matrix& qk, BatchShape shape, bool inverse) 
                .head_dim = config_.head_dim,
                .rotary_dim = config_.rotary_dim,
                .theta = config_.rope_theta,
+               .scaling = config_.rope_scaling,
                .x = qk,
                .inverse = inverse});
 }

@@ -3,9 +3,9 @@
 //
 // Legend of shape suffixes in this folder: N tokens of a micro-batch (batch * seq), R this tensor
 // rank's own rows of them (N / t), C hidden size, H query heads, K key/value heads, D head size, A
-// = H * D, Q = (H + 2K) * D the fused projection, I the MLP's inner width, U = I or 2I the width of
-// its input, V vocabulary, P tensor ranks. F: the accumulation type. H, K, A, Q, I, U and V are a
-// tensor rank's parts.
+// = H * D, S = (H + K) * D, Q = (H + 2K) * D the fused projection, I the MLP's inner width, U = I
+// or 2I the width of its input, V vocabulary, P tensor ranks. F: the accumulation type. H, K, A, Q,
+// I, U and V are a tensor rank's parts.
 //
 // If t tensor ranks share a layer, each normalises its own rows of the residual stream, gathers all
 // ranks' rows of the result, and computes its heads and its part of the MLP's width for all N rows.
@@ -49,6 +49,7 @@ struct NormParameters {
 struct BlockParameters {
   NormParameters input_norm;
   LinearParameters qkv;
+  NormParameters q_norm, k_norm;  // weight [D]; empty without qk_norm
   LinearParameters attention_out;
   NormParameters post_attention_norm;  // the MLP's; empty if it shares input_norm
   LinearParameters up;
@@ -70,6 +71,7 @@ struct NormActivations {
 //
 //   kNone       4C + Q + A + U + I; 16C in GPT-3    nothing
 //   kSelective  2C + Q + A + U; 10C                 norms and activation function, no products
+//               (the norms of queries and keys are kept: + S, with qk_norm)
 //   kFull       C                                   the forward except for its last product
 //
 // Statistics, in F, are kept in addition: up to 4 + H numbers with kNone, H with kSelective, 0 with
@@ -92,7 +94,9 @@ enum class Recompute : uint8_t { kNone, kSelective, kFull };
 // the gradient of the layer's output; it can use input_norm.x_RC for it.
 struct BlockActivations {
   NormActivations input_norm;
-  Matrix qkv_NQ;  // queries and keys already rotated
+  Matrix qkv_NQ;       // without qk_norm: queries and keys already rotated
+  Matrix qk_NS;        // with qk_norm: queries and keys, normalised and rotated
+  Vector qk_rstd_HKN;  // F, by head; with qk_norm
   Matrix attention_NA;
   Vector log_sum_exp_BHT;               // F
   NormActivations post_attention_norm;  // in a parallel block its input is that of input_norm
@@ -113,6 +117,7 @@ struct BlockScratch {
   Matrix d_norm_RC;
   Matrix d_attention_NA;
   Matrix d_qkv_NQ;
+  Matrix d_qk_NS;  // with qk_norm
 };
 
 // The shape of a batch; N = batch * seq may be less than the memory was planned for.
@@ -182,6 +187,16 @@ class TransformerBlock {
     Matrix q, k, v, qk;  // columns of the fused matrix; qk: queries and keys together
   };
   Qkv Split(const Matrix& qkv_NQ) const;
+  // Returns queries and keys as attention reads them, and their gradients as it writes them: `qkv`,
+  // or with qk_norm that of qk_NS and the values of `qkv`.
+  Qkv OfAttention(const Matrix& qkv_NQ, const Matrix& qk_NS) const;
+  Qkv QkvOf(const BlockActivations& saved, int64_t tokens) const;
+  // Normalises each head of queries and keys from qkv_NQ into qk_NS. Only with qk_norm.
+  void NormHeads(const BlockParameters& parameters, const BlockActivations& saved,
+                 BatchShape shape);
+  // Adds the gradients of queries and keys from d_qk_NS to d_qkv_NQ. Only with qk_norm.
+  void NormHeadsBackward(const BlockParameters& parameters, const BlockActivations& saved,
+                         const BlockScratch& scratch);
   // Returns the norm that the MLP reads.
   const NormActivations& MlpNorm(const BlockActivations& saved) const;
   ops::AttentionArgs AttentionArgsOf(const BlockActivations& saved, BatchShape shape) const;

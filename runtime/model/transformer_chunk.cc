@@ -72,6 +72,8 @@ class ParameterBinder {
     const std::string prefix = absl::StrCat("model.layers.", layer, ".");
     return {.input_norm = Norm(prefix + "input_norm"),
             .qkv = Linear(prefix + "attn.qkv"),
+            .q_norm = Norm(prefix + "attn.q_norm"),
+            .k_norm = Norm(prefix + "attn.k_norm"),
             .attention_out = PartialLinear(prefix + "attn.out"),
             .post_attention_norm = Norm(prefix + "post_attention_norm"),
             .up = Linear(prefix + "mlp.up"),
@@ -95,6 +97,13 @@ bool IsMadeEarly(const ChunkOptions& options, const Parameter& parameter) {
   return options.range.has_head && options.config.tied && parameter.name == kTokenEmbedding;
 }
 
+// Returns the rows of a tensor rank's part of the vocabulary, without its padding.
+int64_t RowsOfVocabulary(const ChunkOptions& options) {
+  const int64_t vocab_size = options.config.vocab_size;
+  const int64_t rows = VocabularyRows(vocab_size, options.tensor.size);
+  return std::min(rows, vocab_size - options.tensor.index * rows);
+}
+
 Vector First(Vector vector, int64_t size) {
   MEGASCALE_CHECK(size <= vector.size);
   vector.size = size;
@@ -109,7 +118,8 @@ absl::Status CheckTensorSize(const ChunkOptions& options) {
       absl::StrCat(size, " tensor ranks share ", config.num_heads, " heads, ", config.num_kv_heads,
                    " key/value heads, an MLP ", config.intermediate_size, " wide, a vocabulary of ",
                    config.vocab_size, " and sequences of ", options.seq,
-                   ": expected multiples of their number, since they have equal parts"));
+                   ": expected multiples of their number, since they have equal parts, and a "
+                   "vocabulary that gives rows to each"));
 }
 
 absl::Status CheckOptions(const ChunkOptions& options) {
@@ -190,6 +200,11 @@ void TransformerChunk::BindParameters(const ChunkParameters& parameters) {
     final_norm_ = binder.Norm("model.norm");
     head_ = binder.Linear(options_.config.tied ? "model.embed_tokens" : "lm_head");
   }
+  // Padding is no row of these: no token has it, no logit comes from it, no gradient reaches it.
+  const int64_t rows = RowsOfVocabulary(options_);
+  for (Matrix* matrix : {&token_weight_VC_, &d_token_weight_VC_, &head_.weight, &head_.d_weight}) {
+    if (*matrix) matrix->rows = rows;
+  }
   BindEarlyGradients(parameters.early_gradients);
 }
 
@@ -227,7 +242,8 @@ void TransformerChunk::ForEachGradient(const Visit& visit) {
   visit_those(&d_token_weight_VC_, &d_position_weight_TC_, &final_norm_.d_weight,
               &final_norm_.d_bias, &head_.d_weight, &head_.d_bias);
   for (BlockParameters& layer : layers_) {
-    for (NormParameters* norm : {&layer.input_norm, &layer.post_attention_norm}) {
+    for (NormParameters* norm :
+         {&layer.input_norm, &layer.q_norm, &layer.k_norm, &layer.post_attention_norm}) {
       visit_those(&norm->d_weight, &norm->d_bias);
     }
     for (LinearParameters* linear : {&layer.qkv, &layer.attention_out, &layer.up, &layer.down}) {
@@ -365,7 +381,8 @@ Matrix TransformerChunk::ForwardHead(Residual residual) {
   block_.Norm(final_norm_, scratch.final_norm, residual);
   const Matrix norm_RC = Rows(scratch.final_norm.out_RC, residual.base_RC.rows);
   const GatheredRows norm = rows_.Gather(norm_RC, scratch.block.gathered_NC);
-  const Matrix logits_NV = Rows(scratch.logits_NV, norm.all_NC.rows);
+  Matrix logits_NV = Rows(scratch.logits_NV, norm.all_NC.rows);
+  logits_NV.cols = head_.weight.rows;
   block_.Linear(head_, norm, logits_NV);
   return logits_NV;
 }

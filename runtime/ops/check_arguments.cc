@@ -1,5 +1,8 @@
 #include "runtime/ops/check_arguments.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 
@@ -122,7 +125,18 @@ void CheckArguments(const AttentionBackwardArgs& args, DType compute) {
   CheckMatrix("d_v", args.d_v, compute, forward.v.rows, forward.v.cols);
 }
 
+double RotaryArgs::Frequency(int64_t pair) const {
+  const auto index = static_cast<double>(pair);
+  const double frequency = std::pow(theta, -2.0 * index / static_cast<double>(turned()));
+  if (scaling.factor == 1) return frequency;
+  const double kept = std::clamp(
+      scaling.kept_at_0 + scaling.kept_per_pair * index + scaling.kept_per_frequency * frequency,
+      0.0, 1.0);
+  return frequency * (kept + (1 - kept) / scaling.factor);
+}
+
 void CheckArguments(const RotaryArgs& args, DType compute) {
+  MEGASCALE_CHECK(args.scaling.factor >= 1 && args.scaling.amplitude > 0);
   MEGASCALE_CHECK(args.seq > 0 && args.turned() % 2 == 0 && args.turned() <= args.head_dim);
   CheckMatrix("x", args.x, compute, args.x.rows, args.heads * args.head_dim);
 }

@@ -83,17 +83,35 @@ struct AttentionBackwardArgs {
   Matrix d_q, d_k, d_v;   // like q, k, v: overwritten
 };
 
+// How rotary frequencies are scaled, for contexts longer than those of pre-training. Pair i has the
+// frequency f = theta^(-2i/R). It becomes f * (kept + (1 - kept) / factor), where
+//
+//   kept = clamp(kept_at_0 + kept_per_pair * i + kept_per_frequency * f, 0, 1).
+//
+// Linear scaling keeps nothing. Llama 3 keeps more of higher frequencies, YaRN more of earlier
+// pairs. YaRN also multiplies each turned pair by `amplitude`.
+struct RotaryScaling {
+  double factor = 1;  // 1: no scaling; the three numbers below do not matter
+  double kept_at_0 = 0, kept_per_pair = 0, kept_per_frequency = 0;
+  double amplitude = 1;
+
+  bool operator==(const RotaryScaling&) const = default;
+};
+
 // Rotary position embedding, in place, of the first R elements of each head. Uses the halves
-// convention of Hugging Face's Llama (pairs (i, i + R/2)); position = row mod T. `inverse` rotates
-// back: the backward pass.
+// convention of Hugging Face's Llama (pairs (i, i + R/2)); position = row mod T. `inverse` turns
+// back, with the same amplitude: the backward pass.
 struct RotaryArgs {
   int64_t seq = 0, heads = 0, head_dim = 0;
   int64_t rotary_dim = 0;  // R, even; 0: head_dim
   double theta = 10000;
+  RotaryScaling scaling = {};
   Matrix x;  // [N, heads*D]
   bool inverse = false;
 
   int64_t turned() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
+  // Returns the scaled frequency of pair `pair`, in radians per position.
+  double Frequency(int64_t pair) const;
 };
 
 // GELU: out [N, I] = gelu(in [N, I]). SwiGLU: in [N, 2I] holds gate then up; out [N, I] =

@@ -179,6 +179,7 @@ TEST_P(Conformance, RotaryMatches) {
       RotaryArgs args;
       args.seq = 65, args.heads = 5, args.head_dim = head_dim, args.inverse = inverse;
       args.rotary_dim = rotary_dim;
+      if (head_dim == 64) args.scaling = {8, 0.9, -0.01, -0.3, 1.3};
       const TwinMatrix x = twins.Input(2 * args.seq, args.heads * head_dim, 3);
       args.x = x.exact;
       exact_->Rotary(args);

@@ -259,12 +259,14 @@ class ReferenceOps final : public Ops {
     for (int64_t n = 0; n < args.x.rows; ++n) {
       for (int64_t h = 0; h < args.heads; ++h) {
         for (int64_t i = 0; i < half; ++i) {
-          const double angle = (n % args.seq) * std::pow(args.theta, -2.0 * i / args.turned());
-          const double sine = args.inverse ? -std::sin(angle) : std::sin(angle);
+          const double angle = (n % args.seq) * args.Frequency(i);
+          const double amplitude = args.scaling.amplitude;
+          const double cosine = amplitude * std::cos(angle);
+          const double sine = amplitude * (args.inverse ? -std::sin(angle) : std::sin(angle));
           double& first = At(args.x, n, h * args.head_dim + i);
           double& second = At(args.x, n, h * args.head_dim + half + i);
-          const double rotated = first * std::cos(angle) - second * sine;
-          second = second * std::cos(angle) + first * sine;
+          const double rotated = first * cosine - second * sine;
+          second = second * cosine + first * sine;
           first = rotated;
         }
       }

@@ -86,6 +86,17 @@ ModelConfig WithPositions(ModelConfig config, int64_t rotary_dim) {
   return config;
 }
 
+// Options that alternate among the combinations of the others, so as not to multiply their number:
+// each value meets each value of every other option.
+void AddNewerOptions(size_t index, ModelConfig* config) {
+  config->qkv_bias = config->attention_bias != (index % 5 == 1);
+  config->qk_norm = index / 3 % 2 == 1;
+  if (index % 7 == 2) {
+    config->rope_scaling = {
+        .factor = 4, .kept_at_0 = -0.1, .kept_per_frequency = 0.8, .amplitude = 1.2};
+  }
+}
+
 }  // namespace
 
 ModelConfig TinyConfig() {
@@ -122,6 +133,7 @@ ModelConfig NewStyle(ModelConfig config, int64_t window) {
   config.position = PositionKind::kRotary;
   config.parallel_block = true;
   config.attention_bias = false;
+  config.qkv_bias = false;
   config.mlp_bias = false;
   config.num_kv_heads = 1;
   config.window = window;
@@ -137,8 +149,17 @@ ModelConfig NeoXStyle(ModelConfig config) {
   return config;
 }
 
+ModelConfig QwenStyle(ModelConfig config) {
+  config = NewStyle(config, 0);
+  config.parallel_block = false;
+  config.qkv_bias = true;
+  config.qk_norm = true;
+  config.rope_scaling = {.factor = 8, .kept_at_0 = -0.3, .kept_per_frequency = 6};
+  return config;
+}
+
 std::vector<ModelConfig> Styles(const ModelConfig& base, int64_t window) {
-  return {base, NewStyle(base, window), NeoXStyle(base)};
+  return {base, NewStyle(base, window), NeoXStyle(base), QwenStyle(base)};
 }
 
 std::vector<ModelConfig> AllCombinations(const ModelConfig& base) {
@@ -158,6 +179,7 @@ std::vector<ModelConfig> AllCombinations(const ModelConfig& base) {
             config.tied = (bits & 4) != 0;
             config.attention_bias = (bits & 8) != 0;
             config.mlp_bias = (bits & 16) != 0;
+            AddNewerOptions(configs.size(), &config);
             configs.push_back(config);
           }
         }
@@ -168,12 +190,13 @@ std::vector<ModelConfig> AllCombinations(const ModelConfig& base) {
 }
 
 std::string Describe(const ModelConfig& config) {
-  return absl::StrCat("norm ", static_cast<int>(config.norm), ", activation ",
-                      static_cast<int>(config.activation), ", rotary ",
-                      config.position == PositionKind::kRotary ? config.rotary_dim : 0,
-                      ", parallel ", config.parallel_block, ", shared norm ", config.shared_norm,
-                      ", biases ", config.attention_bias, config.mlp_bias, ", key/value heads ",
-                      config.num_kv_heads, ", window ", config.window, ", tied ", config.tied);
+  return absl::StrCat(
+      "norm ", static_cast<int>(config.norm), ", activation ", static_cast<int>(config.activation),
+      ", rotary ", config.position == PositionKind::kRotary ? config.rotary_dim : 0, ", parallel ",
+      config.parallel_block, ", shared norm ", config.shared_norm, ", biases ", config.qkv_bias,
+      config.attention_bias, config.mlp_bias, ", norms of heads ", config.qk_norm, ", scaled ",
+      config.rope_scaling.factor, ", key/value heads ", config.num_kv_heads, ", window ",
+      config.window, ", tied ", config.tied);
 }
 
 std::vector<int32_t> RandomTokens(int64_t count, int64_t vocab_size, uint64_t seed) {

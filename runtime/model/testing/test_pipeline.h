@@ -31,10 +31,16 @@ ModelConfig NewStyle(ModelConfig config, int64_t window);
 // half of each head, exact GELU.
 ModelConfig NeoXStyle(ModelConfig config);
 
-// Returns one of each kind of block: `base`, NewStyle and NeoXStyle.
+// Returns `config` with the options of Qwen2 and Qwen3 together: those of NewStyle in a serial
+// block without a window, biases of queries, keys and values alone, norms of queries and keys; and
+// scaled rotary frequencies.
+ModelConfig QwenStyle(ModelConfig config);
+
+// Returns one of each kind of block: `base`, NewStyle, NeoXStyle and QwenStyle.
 std::vector<ModelConfig> Styles(const ModelConfig& base, int64_t window);
 
-// Returns `base` with every combination of the options that change the mathematics.
+// Returns `base` with every combination of the options that change the mathematics. The norms of
+// heads, the biases of queries, keys and values, and scaled frequencies alternate among them.
 std::vector<ModelConfig> AllCombinations(const ModelConfig& base);
 // Returns the options in which AllCombinations differ, for the messages of failing tests.
 std::string Describe(const ModelConfig& config);

@@ -303,15 +303,16 @@ void CpuOps::NormBackward(const NormBackwardArgs& args) {
 
 void CpuOps::PrepareRotary(const RotaryArgs& args) {
   const bool same = rotary_.seq == args.seq && rotary_.turned() == args.turned();
-  if (same && rotary_.theta == args.theta) return;
+  if (same && rotary_.theta == args.theta && rotary_.scaling == args.scaling) return;
   const int64_t half = args.turned() / 2;
   cosines_.resize(args.seq * half);
   sines_.resize(args.seq * half);
   for (int64_t i = 0; i < half; ++i) {
-    const double frequency = std::pow(args.theta, -2.0 * i / args.turned());
+    const double frequency = args.Frequency(i);
+    const double amplitude = args.scaling.amplitude;
     for (int64_t t = 0; t < args.seq; ++t) {
-      cosines_[t * half + i] = static_cast<float>(std::cos(t * frequency));
-      sines_[t * half + i] = static_cast<float>(std::sin(t * frequency));
+      cosines_[t * half + i] = static_cast<float>(amplitude * std::cos(t * frequency));
+      sines_[t * half + i] = static_cast<float>(amplitude * std::sin(t * frequency));
     }
   }
   rotary_ = args;

@@ -20,6 +20,7 @@
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/format/safetensors.h"
 #include "runtime/checkpoint/format/shard.h"
+#include "runtime/checkpoint/format/stored_numbers.h"
 
 namespace megascale::checkpoint {
 namespace {
@@ -29,38 +30,6 @@ constexpr int64_t kChunkElements = 1 << 18;
 
 template <typename Number>
 constexpr absl::string_view kDtype = std::is_same_v<Number, float> ? "F32" : "F64";
-
-template <typename Stored, typename Number>
-void ConvertAs(absl::Span<const char> bytes, absl::Span<Number> out) {
-  for (size_t i = 0; i < out.size(); ++i) {
-    Stored value;
-    std::memcpy(&value, bytes.data() + i * sizeof(Stored), sizeof(Stored));
-    if constexpr (std::is_same_v<Stored, uint16_t>) {  // bfloat16: the upper half of a float
-      const uint32_t bits = static_cast<uint32_t>(value) << 16;
-      float wide;
-      std::memcpy(&wide, &bits, sizeof(wide));
-      out[i] = wide;
-    } else {
-      out[i] = static_cast<Number>(value);
-    }
-  }
-}
-
-template <typename Number>
-absl::Status Convert(absl::string_view dtype, absl::Span<const char> bytes,
-                     absl::Span<Number> out) {
-  if (dtype == "F32") {
-    ConvertAs<float>(bytes, out);
-  } else if (dtype == "F64") {
-    ConvertAs<double>(bytes, out);
-  } else if (dtype == "BF16") {
-    ConvertAs<uint16_t>(bytes, out);
-  } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("stored as ", dtype, ", expected F32, F64 or BF16"));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status CheckShardFile(const std::string& path, int64_t size_bytes) {
   struct stat info;
@@ -307,7 +276,7 @@ absl::Status CheckpointReader::ReadNumbers(const LogicalTensor& tensor, const Bo
     chunk.resize(size * static_cast<size_t>(element_bytes));
     RETURN_IF_ERROR(Read({&tensor, box, flat_begin + at, absl::MakeSpan(chunk), element_bytes}));
     RETURN_IF_ERROR(base::Annotate(
-        Convert(tensor.dtype, chunk, out.subspan(static_cast<size_t>(at), size)), tensor.name));
+        ToNumbers(tensor.dtype, chunk, out.subspan(static_cast<size_t>(at), size)), tensor.name));
   }
   return absl::OkStatus();
 }

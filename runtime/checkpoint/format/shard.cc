@@ -159,8 +159,7 @@ std::string ShardLayout::Header(const ShardMoment& moment) const {
   return SerializeSafetensorsHeader(header);
 }
 
-void ShardLayout::WriteHeader(const ShardMoment& moment, absl::Span<std::byte> payload) const {
-  MEGASCALE_CHECK(static_cast<int64_t>(payload.size()) == size_bytes_);
+std::string ShardLayout::PaddedHeader(const ShardMoment& moment) const {
   std::string header = Header(moment);
   MEGASCALE_CHECK(static_cast<int64_t>(header.size()) <= data_begin_);
   // Pad the header to its greatest possible length, so that the data has the same offset at every
@@ -168,6 +167,12 @@ void ShardLayout::WriteHeader(const ShardMoment& moment, absl::Span<std::byte> p
   header.resize(static_cast<size_t>(data_begin_), ' ');
   const uint64_t length = header.size() - kHeaderLengthBytes;
   std::memcpy(header.data(), &length, sizeof(length));
+  return header;
+}
+
+void ShardLayout::WriteHeader(const ShardMoment& moment, absl::Span<std::byte> payload) const {
+  MEGASCALE_CHECK(static_cast<int64_t>(payload.size()) == size_bytes_);
+  const std::string header = PaddedHeader(moment);
   std::memcpy(payload.data(), header.data(), header.size());
 }
 

@@ -44,6 +44,8 @@ class ShardLayout {
   // the first slice is a multiple of 64.
   int64_t data_offset(size_t slice) const { return data_begin_ + offsets_[slice]; }
 
+  // Returns all bytes before the data: data_offset(0) of them.
+  std::string PaddedHeader(const ShardMoment& moment) const;
   // Writes all bytes before the data. Requires: `payload` has size_bytes() bytes.
   void WriteHeader(const ShardMoment& moment, absl::Span<std::byte> payload) const;
 

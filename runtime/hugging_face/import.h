@@ -1,0 +1,44 @@
+// Turns a Hugging Face folder into a checkpoint of weights alone, and a checkpoint of any kind into
+// a Hugging Face folder. Both stream: they hold a few MiB, however large the model is. Threads:
+// plain functions. Blocking: storage.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace megascale::hugging_face {
+
+// What was written.
+struct Converted {
+  int64_t num_tensors = 0;
+  int64_t num_files = 0;   // with weights
+  int64_t size_bytes = 0;  // of the weights
+  std::vector<std::string> warnings;
+};
+
+// Writes the checkpoint `directory` from `folder`. Weights keep their type, so that an export gives
+// the same bits. The folder's other small files (configuration, tokenizer) are copied beside the
+// weights, for exports. Errors: those of Weights::Open; AlreadyExists - `directory` is not empty;
+// those of the file system. After a failure the directory has no manifest, and is no checkpoint.
+absl::StatusOr<Converted> Import(const std::string& folder, const std::string& directory);
+
+struct ExportOptions {
+  std::string checkpoint;  // a step directory
+  std::string folder;
+  std::string dtype = {};  // "F32", "BF16" or "F16"; empty: as stored
+  // A file with weights ends before it has more bytes than this, if it has at least one tensor.
+  int64_t file_bytes_max = 5'000'000'000;
+};
+
+// Writes a Hugging Face folder that `transformers` loads. config.json is that of the folder from
+// which the weights came, if it still describes the model, else a new one; its tokenizer's files
+// are copied if they can be found. Errors: InvalidArgument - no architecture has this model;
+// AlreadyExists - the folder is not empty; those of CheckpointReader; those of the file system.
+// After a failure the folder has no config.json.
+absl::StatusOr<Converted> Export(const ExportOptions& options);
+
+}  // namespace megascale::hugging_face

@@ -1,0 +1,24 @@
+// The small files of a Hugging Face folder that travel with its weights: the configuration and the
+// tokenizer. A checkpoint of imported weights keeps them in a folder of its own. Threads: plain
+// functions. Blocking: storage.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace megascale::hugging_face {
+
+// Returns the folder in which a checkpoint keeps them.
+std::string KeptFolderOf(const std::string& checkpoint);
+
+// Makes a folder, or does nothing if it exists and is empty. Errors: AlreadyExists - it is not.
+absl::Status MakeEmptyFolder(const std::string& path);
+
+// Copies those that `from` has into `to`, which is made: the files of tokenizers and
+// generation_config.json, not config.json. Errors: those of the file system; a file of more than
+// 64 MiB.
+absl::Status CopyKeptFiles(const std::string& from, const std::string& to);
+
+}  // namespace megascale::hugging_face

@@ -1,0 +1,198 @@
+// Compares Hugging Face folders of each architecture, read by runtime/hugging_face, with what
+// `transformers` computes with them in float32: all logits, the loss, and the gradient of every
+// parameter. make_folders.py made the folders. Every import also comes back bit for bit.
+//
+//   Ops         logits, of the greatest   loss, relative   gradient of each tensor   reason
+//   float64     1e-5                      1e-6             1e-5          theirs are in float32
+//   CPU, F32    1e-5                      1e-6             1e-5          24 bits, other orders
+//   CPU, BF16   3e-2                      1e-2             1e-1          8 bits; weights rounded
+//
+// Gradients are measured by LargestTensorDistance.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
+#include "runtime/checkpoint/format/safetensors.h"
+#include "runtime/checkpoint/reader.h"
+#include "runtime/hugging_face/folder.h"
+#include "runtime/hugging_face/import.h"
+#include "runtime/hugging_face/weights.h"
+#include "runtime/model/config.h"
+#include "runtime/model/testing/test_pipeline.h"
+
+namespace megascale::hugging_face {
+namespace {
+
+using model::NamedValues;
+using tensor::DType;
+
+constexpr int64_t kBatch = 2;
+constexpr int64_t kSeq = 17;
+constexpr int64_t kTokens = kBatch * kSeq;
+
+constexpr const char* kFolders[] = {"gpt2",   "pythia",       "neox-serial", "llama2",
+                                    "llama3", "llama-linear", "mistral",     "mistral-nemo",
+                                    "qwen2",  "qwen2-window", "qwen3"};
+
+std::string PathOf(const std::string& name) { return absl::StrCat("tests/golden/folders/", name); }
+
+// Reads a file of tensors whose elements have four bytes.
+template <typename Number>
+std::vector<Number> ReadTensor(const std::string& path, const std::string& key) {
+  const std::string file = base::ReadFile(path, 1 << 20).value();
+  const auto header =
+      checkpoint::ParseSafetensorsHeader(file, static_cast<int64_t>(file.size()), path).value();
+  for (const checkpoint::SafetensorsEntry& entry : header.entries) {
+    if (entry.key != key) continue;
+    std::vector<Number> values(static_cast<size_t>(entry.size_bytes) / sizeof(Number));
+    std::memcpy(values.data(), file.data() + header.data_begin + entry.begin, entry.size_bytes);
+    return values;
+  }
+  ADD_FAILURE() << path << " has no " << key;
+  return {};
+}
+
+std::vector<double> ReadAll(const Weights& weights, const TensorMap& tensor) {
+  const checkpoint::Box whole = checkpoint::WholeBox(tensor.shape);
+  std::vector<double> values(checkpoint::NumElements(tensor.shape).value());
+  EXPECT_TRUE(weights.Read(tensor.name, whole, 0, absl::MakeSpan(values)).ok());
+  return values;
+}
+
+struct Tolerances {
+  double logits, loss, gradient;
+};
+
+void ExpectGolden(const std::string& name, ops::Ops* ops, Tolerances tolerances) {
+  SCOPED_TRACE(name);
+  const auto weights = Weights::Open(PathOf(name)).value();
+  const auto gradients = Weights::Open(PathOf(name) + "/gradients").value();
+  const std::string expected = PathOf(name) + "/expected.safetensors";
+  const auto tokens = ReadTensor<int32_t>(expected, "tokens");
+  const auto logits = ReadTensor<float>(expected, "logits");
+  const double loss = ReadTensor<float>(expected, "loss").at(0);
+  const model::ModelConfig config = model::MakeModelConfig(weights->config().model).value();
+  model::TestPipeline pipeline({.config = config, .micro_batch = kBatch, .seq = kSeq}, ops);
+  NamedValues expected_gradients;
+  for (const TensorMap& tensor : weights->tensors()) {
+    pipeline.SetWeights(tensor.name, ReadAll(*weights, tensor));
+    expected_gradients[tensor.name] = ReadAll(*gradients, tensor);
+  }
+  double largest = 0, distance = 0;
+  for (int64_t sample = 0; sample < kBatch; ++sample) {
+    for (int64_t t = 0; t < kSeq; ++t) {
+      const auto first = tokens.begin() + sample * (kSeq + 1);
+      const std::vector<double> ours = pipeline.Logits({first, first + t + 1});
+      for (size_t v = 0; v < ours.size(); ++v) {
+        const double theirs = logits.at((sample * kSeq + t) * ours.size() + v);
+        largest = std::max(largest, std::abs(theirs));
+        distance = std::max(distance, std::abs(ours[v] - theirs));
+      }
+    }
+  }
+  EXPECT_LE(distance, tolerances.logits * largest);
+  pipeline.Forward(0, tokens, 1.0 / kTokens);
+  pipeline.Backward(0);
+  EXPECT_NEAR(pipeline.loss() / kTokens, loss, tolerances.loss * loss);
+  EXPECT_LE(model::LargestTensorDistance(pipeline.Gradients(), expected_gradients),
+            tolerances.gradient);
+}
+
+TEST(GoldenFolders, Float64AgreesWithTransformers) {
+  for (const char* name : kFolders) {
+    ExpectGolden(name, ops::MakeReferenceOps().get(), {1e-5, 1e-6, 1e-5});
+  }
+}
+
+TEST(GoldenFolders, TheCpuAgreesWithTransformersInFloat32) {
+  for (const char* name : kFolders) {
+    ExpectGolden(name, ops::MakeCpuOps(DType::kF32, 2).get(), {1e-5, 1e-6, 1e-5});
+  }
+}
+
+TEST(GoldenFolders, TheCpuIsNearTransformersInBFloat16) {
+  for (const char* name : kFolders) {
+    ExpectGolden(name, ops::MakeCpuOps(DType::kBF16, 2).get(), {3e-2, 1e-2, 1e-1});
+  }
+}
+
+// A folder that is deleted at the end.
+class Scratch {
+ public:
+  Scratch() : path_(absl::StrCat(::getenv("TEST_TMPDIR"), "/folder-XXXXXX")) {
+    EXPECT_NE(::mkdtemp(path_.data()), nullptr);
+  }
+  ~Scratch() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return absl::StrCat(path_, "/", name); }
+
+ private:
+  std::string path_;
+};
+
+std::string BytesOf(const Folder& folder, const StoredTensor& tensor) {
+  int64_t size = checkpoint::DtypeBytes(tensor.dtype).value();
+  for (const int64_t dim : tensor.shape) size *= dim;
+  std::string bytes(static_cast<size_t>(size), '\0');
+  EXPECT_TRUE(folder.Read(tensor, 0, absl::MakeSpan(bytes)).ok());
+  return bytes;
+}
+
+void ExpectSameTensors(const std::string& a_path, const std::string& b_path) {
+  const auto a = Folder::Open(a_path).value();
+  const auto b = Folder::Open(b_path).value();
+  ASSERT_EQ(a->tensors().size(), b->tensors().size());
+  for (const auto& [name, tensor] : a->tensors()) {
+    const StoredTensor* other = b->Find(name);
+    ASSERT_NE(other, nullptr) << name;
+    EXPECT_EQ(tensor.dtype, other->dtype) << name;
+    EXPECT_EQ(tensor.shape, other->shape) << name;
+    EXPECT_EQ(BytesOf(*a, tensor), BytesOf(*b, *other)) << name;
+  }
+}
+
+TEST(GoldenFolders, AnExportOfAnImportHasTheSameBitsAndConfiguration) {
+  for (const char* name : kFolders) {
+    SCOPED_TRACE(name);
+    const Scratch scratch;
+    ASSERT_EQ(Import(PathOf(name), scratch / "weights").status(), absl::OkStatus());
+    ASSERT_EQ(Export({.checkpoint = scratch / "weights", .folder = scratch / "out"}).status(),
+              absl::OkStatus());
+    ExpectSameTensors(PathOf(name), scratch / "out");
+    EXPECT_EQ(base::ReadFile(scratch / "out/config.json", 1 << 20).value(),
+              base::ReadFile(PathOf(name) + "/config.json", 1 << 20).value());
+  }
+}
+
+// Without the copy of the original configuration the written one must say the same.
+TEST(GoldenFolders, AWrittenConfigurationReadsBackAsTheModel) {
+  for (const char* name : kFolders) {
+    SCOPED_TRACE(name);
+    const Config config = ReadConfig(PathOf(name)).value();
+    const std::string written = WriteConfig(config.model, "float32").value();
+    const Config again = ParseConfig(written, "written").value();
+    EXPECT_EQ(again.model.DebugString(), config.model.DebugString());
+  }
+}
+
+TEST(GoldenFolders, AnExportInSmallFilesHasTheSameTensors) {
+  const Scratch scratch;
+  ASSERT_TRUE(Import(PathOf("qwen3"), scratch / "weights").ok());
+  const auto written = Export(
+      {.checkpoint = scratch / "weights", .folder = scratch / "out", .file_bytes_max = 5000});
+  ASSERT_EQ(written.status(), absl::OkStatus());
+  EXPECT_GT(written->num_files, 2);
+  ExpectSameTensors(PathOf("qwen3"), scratch / "out");
+}
+
+}  // namespace
+}  // namespace megascale::hugging_face

@@ -65,6 +65,17 @@ TEST(NumericsTest, TheDeviceCountsUnlessItIsTheProcessor) {
   EXPECT_EQ(CompareFingerprints(on_cpu, on_cuda, {"device"}), absl::OkStatus());
 }
 
+TEST(NumericsTest, FieldsOfTheModelsSectionsCountAndThePathOfItsWeightsDoesNot) {
+  job::v1::JobSpec spec = Spec();
+  spec.mutable_model()->set_from("/models/llama");
+  spec.mutable_model()->mutable_rope_scaling()->set_rope_type(job::v1::ROPE_TYPE_LINEAR);
+  spec.mutable_model()->mutable_rope_scaling()->set_factor(2);
+  const auto fingerprint = MakeNumericsFingerprint(spec, "avx2");
+  EXPECT_EQ(fingerprint.fields().at("model.rope_scaling.rope_type"), "ROPE_TYPE_LINEAR");
+  EXPECT_EQ(fingerprint.fields().at("model.rope_scaling.factor"), "2");
+  EXPECT_EQ(fingerprint.fields().count("model.from"), 0u);
+}
+
 TEST(NumericsTest, AJobMayBeProlongedMovedAndRenamed) {
   job::v1::JobSpec moved = Spec();
   moved.set_name("other");

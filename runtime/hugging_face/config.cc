@@ -225,6 +225,25 @@ void ReadLlamaLike(Architecture architecture, JsonFields* fields, ModelSpec* mod
   ReadRotary(fields, "rope_theta", nullptr, model);
 }
 
+// Refuses sizes whose products no longer fit into 64 bits, or are no model's.
+absl::Status CheckSizes(const ModelSpec& model, absl::string_view file) {
+  constexpr int64_t kWidthMax = 1 << 24;
+  const std::pair<absl::string_view, int64_t> sizes[] = {
+      {"vocab_size", model.vocab_size()},
+      {"the hidden size", int64_t{model.hidden_size()} * 16},
+      {"the MLP's inner size", model.intermediate_size()},
+      {"heads × head size", int64_t{model.num_attention_heads()} * model.head_dim()},
+      {"key/value heads × head size", int64_t{model.num_key_value_heads()} * model.head_dim()},
+      {"the longest sequence", model.max_position_embeddings() / 64},
+  };
+  for (const auto& [name, size] : sizes) {
+    if (size <= kWidthMax) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": ", name, " is absurd; is this the configuration of a model?"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::string_view Name(Architecture architecture) {
@@ -260,6 +279,7 @@ absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view fil
   WarnOfDropout(&fields, &config.warnings);
   RETURN_IF_ERROR(fields.status());
   config.model = Resolved(config.model);
+  RETURN_IF_ERROR(CheckSizes(config.model, file));
   return config;
 }
 

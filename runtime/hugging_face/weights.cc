@@ -56,6 +56,12 @@ absl::StatusOr<std::unique_ptr<Weights>> Weights::Open(const std::string& folder
   const auto config = model::MakeModelConfig(weights->config_.model);
   if (!config.ok()) return base::Annotate(config.status(), folder);
   ASSIGN_OR_RETURN(weights->folder_, Folder::Open(folder));
+  const size_t num_tensors = weights->folder_->tensors().size();
+  if (static_cast<size_t>(config->num_layers) > num_tensors) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder, ": has ", num_tensors, " tensors for ", config->num_layers,
+                     " layers: expected several for each layer, as ", kConfigFile, " says"));
+  }
   weights->maps_ = MapTensors(weights->config_.architecture, *config);
   for (size_t i = 0; i < weights->maps_.size(); ++i) {
     weights->index_of_name_[weights->maps_[i].name] = i;

@@ -163,6 +163,39 @@ absl::Status CheckPartialRotaryFactor(double factor) {
                 absl::StrCat(factor, " is out of range; expected more than 0, at most 1"));
 }
 
+absl::Status CheckRopeScalingFields(const v1::RopeScaling& scaling) {
+  const auto check = [](absl::string_view field, double value, double below) {
+    return CheckNumber(field, value, {0, below, true});
+  };
+  return All({check("model.rope_scaling.factor", scaling.factor(), 1e6),
+              check("model.rope_scaling.low_freq_factor", scaling.low_freq_factor(), 1e6),
+              check("model.rope_scaling.high_freq_factor", scaling.high_freq_factor(), 1e6),
+              CheckInteger("model.rope_scaling.original_max_position_embeddings",
+                           scaling.original_max_position_embeddings(), {0, kSizeMax}),
+              check("model.rope_scaling.beta_fast", scaling.beta_fast(), 1e6),
+              check("model.rope_scaling.beta_slow", scaling.beta_slow(), 1e6),
+              check("model.rope_scaling.attention_factor", scaling.attention_factor(), 100)});
+}
+
+absl::Status CheckRopeScaling(const v1::ModelSpec& model) {
+  if (!model.has_rope_scaling()) return absl::OkStatus();
+  const v1::RopeScaling& scaling = model.rope_scaling();
+  if (!v1::RopeType_IsValid(scaling.rope_type()) ||
+      scaling.rope_type() == v1::ROPE_TYPE_UNSPECIFIED) {
+    return Refuse("model.rope_scaling.rope_type", "is missing; expected linear, llama3 or yarn");
+  }
+  RETURN_IF_ERROR(CheckNumber("model.rope_scaling.factor", scaling.factor(), {1, 1e6, true}));
+  if (scaling.rope_type() == v1::ROPE_TYPE_LINEAR) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckInteger("model.rope_scaling.original_max_position_embeddings",
+                               scaling.original_max_position_embeddings(), {1, kSizeMax}));
+  if (scaling.rope_type() == v1::ROPE_TYPE_YARN) return absl::OkStatus();
+  if (scaling.high_freq_factor() > scaling.low_freq_factor()) return absl::OkStatus();
+  return Refuse("model.rope_scaling.high_freq_factor",
+                absl::StrCat(scaling.high_freq_factor(),
+                             " must be more than model.rope_scaling.low_freq_factor = ",
+                             scaling.low_freq_factor()));
+}
+
 absl::Status CheckModelFields(const v1::ModelSpec& model) {
   return All(
       {CheckInteger("model.vocab_size", model.vocab_size(), {256, 1 << 24}),
@@ -177,6 +210,7 @@ absl::Status CheckModelFields(const v1::ModelSpec& model) {
        CheckNumber("model.norm_eps", model.norm_eps(), {0, 1}),
        CheckNumber("model.initializer_range", model.initializer_range(), {0, 10}),
        CheckNumber("model.rope_theta", model.rope_theta(), {1, 1e12}),
+       model.has_rope_scaling() ? CheckRopeScalingFields(model.rope_scaling()) : absl::OkStatus(),
        model.from().empty() ? absl::OkStatus() : CheckPath("model.from", model.from())});
 }
 
@@ -192,33 +226,6 @@ absl::Status CheckRotary(const v1::ModelSpec& model) {
       absl::StrCat("rotary turns pairs of elements; model.head_dim × "
                    "model.partial_rotary_factor = ",
                    model.head_dim(), " × ", factor, " = ", turned, "; expected an even number"));
-}
-
-absl::Status CheckRopeScaling(const v1::ModelSpec& model) {
-  if (!model.has_rope_scaling()) return absl::OkStatus();
-  const v1::RopeScaling& scaling = model.rope_scaling();
-  if (!v1::RopeType_IsValid(scaling.rope_type()) ||
-      scaling.rope_type() == v1::ROPE_TYPE_UNSPECIFIED) {
-    return Refuse("model.rope_scaling.rope_type", "is missing; expected linear, llama3 or yarn");
-  }
-  RETURN_IF_ERROR(All(
-      {CheckNumber("model.rope_scaling.factor", scaling.factor(), {1, 1e6, true}),
-       CheckNumber("model.rope_scaling.low_freq_factor", scaling.low_freq_factor(), {0, 1e6, true}),
-       CheckNumber("model.rope_scaling.high_freq_factor", scaling.high_freq_factor(),
-                   {0, 1e6, true}),
-       CheckNumber("model.rope_scaling.beta_fast", scaling.beta_fast(), {0, 1e6, true}),
-       CheckNumber("model.rope_scaling.beta_slow", scaling.beta_slow(), {0, 1e6, true}),
-       CheckNumber("model.rope_scaling.attention_factor", scaling.attention_factor(),
-                   {0, 100, true})}));
-  if (scaling.rope_type() == v1::ROPE_TYPE_LINEAR) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckInteger("model.rope_scaling.original_max_position_embeddings",
-                               scaling.original_max_position_embeddings(), {1, kSizeMax}));
-  if (scaling.rope_type() == v1::ROPE_TYPE_YARN) return absl::OkStatus();
-  if (scaling.high_freq_factor() > scaling.low_freq_factor()) return absl::OkStatus();
-  return Refuse("model.rope_scaling.high_freq_factor",
-                absl::StrCat(scaling.high_freq_factor(),
-                             " must be more than model.rope_scaling.low_freq_factor = ",
-                             scaling.low_freq_factor()));
 }
 
 absl::Status CheckModel(const v1::ModelSpec& model) {

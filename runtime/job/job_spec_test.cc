@@ -301,6 +301,50 @@ TEST(JobSpecTest, RefusesBadModels) {
   });
 }
 
+TEST(JobSpecTest, RopeScalingHasTheDefaultsOfItsType) {
+  v1::JobSpec spec = SmallSpec();
+  v1::RopeScaling* scaling = spec.mutable_model()->mutable_rope_scaling();
+  scaling->set_rope_type(v1::ROPE_TYPE_YARN);
+  scaling->set_factor(4);
+  scaling->set_original_max_position_embeddings(1024);
+  const auto yarn = ResolveJobSpec(spec);
+  ASSERT_TRUE(yarn.ok()) << yarn.status();
+  EXPECT_EQ(yarn->model().rope_scaling().beta_fast(), 32);
+  EXPECT_EQ(yarn->model().rope_scaling().beta_slow(), 1);
+  EXPECT_NEAR(yarn->model().rope_scaling().attention_factor(), 1.1386294, 1e-7);
+  scaling->set_rope_type(v1::ROPE_TYPE_LLAMA3);
+  EXPECT_EQ(ResolveJobSpec(spec)->model().rope_scaling().high_freq_factor(), 4);
+}
+
+TEST(JobSpecTest, RefusesBadRopeScaling) {
+  const auto set = [](auto& spec, v1::RopeType type) {
+    spec.mutable_model()->mutable_rope_scaling()->set_rope_type(type);
+    spec.mutable_model()->mutable_rope_scaling()->set_factor(2);
+    return spec.mutable_model()->mutable_rope_scaling();
+  };
+  ExpectRefused({
+      {[](auto& spec) { spec.mutable_model()->mutable_rope_scaling(); },
+       "model.rope_scaling.rope_type: is missing; expected linear, llama3 or yarn"},
+      {[&](auto& spec) { set(spec, v1::ROPE_TYPE_LINEAR)->set_factor(0.5); },
+       "model.rope_scaling.factor: 0.5 is out of range; expected at least 1 and less than 1e+06"},
+      {[&](auto& spec) { set(spec, v1::ROPE_TYPE_YARN); },
+       "model.rope_scaling.original_max_position_embeddings: is missing; expected 1 to 1048576"},
+      {[&](auto& spec) {
+         set(spec, v1::ROPE_TYPE_LLAMA3)->set_original_max_position_embeddings(8);
+         spec.mutable_model()->mutable_rope_scaling()->set_low_freq_factor(5);
+       },
+       "model.rope_scaling.high_freq_factor: 4 must be more than "
+       "model.rope_scaling.low_freq_factor = 5"},
+  });
+}
+
+TEST(JobSpecTest, TensorRanksNeedNotDivideTheVocabulary) {
+  v1::JobSpec spec = SmallSpec();
+  spec.mutable_model()->set_vocab_size(257);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(4);
+  EXPECT_EQ(ResolveJobSpec(spec).status(), absl::OkStatus());
+}
+
 TEST(JobSpecTest, RefusesBadDataAndTraining) {
   ExpectRefused({
       {[](auto& spec) { spec.clear_data(); },

@@ -1,0 +1,190 @@
+// Folders that are damaged, or that somebody made to do harm: each is one clear error.
+#include "runtime/hugging_face/folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/hugging_face/import.h"
+#include "runtime/hugging_face/initial_weights.h"
+#include "runtime/hugging_face/testing/test_folder.h"
+#include "runtime/hugging_face/weights.h"
+
+namespace megascale::hugging_face {
+namespace {
+
+using testing::HasSubstr;
+
+// Expects that neither the folder nor an import of it opens, with one line that says why.
+void ExpectRefused(const TestFolder& folder, absl::StatusCode code, const std::string& message) {
+  const auto weights = Weights::Open(folder.path());
+  EXPECT_EQ(weights.status().code(), code) << weights.status();
+  EXPECT_THAT(std::string(weights.status().message()), HasSubstr(message));
+  EXPECT_THAT(std::string(weights.status().message()), HasSubstr(folder.path()));
+  EXPECT_THAT(std::string(weights.status().message()), testing::Not(HasSubstr("\n")));
+  const std::string out = folder.path() + "/out";
+  EXPECT_EQ(Import(folder.path(), out).status(), weights.status());
+  EXPECT_FALSE(std::filesystem::exists(out));
+}
+
+constexpr char kIndex[] = R"({"weight_map": {"lm_head.weight": "b.safetensors",
+                                             "model.norm.weight": "a.safetensors"}})";
+
+TEST(HuggingFaceFolder, AWholeFolderOpens) {
+  const TestFolder folder;
+  const auto weights = Weights::Open(folder.path());
+  ASSERT_EQ(weights.status(), absl::OkStatus());
+  EXPECT_EQ((*weights)->tensors().size(), 9);
+}
+
+TEST(HuggingFaceFolder, MissingFilesAreNamed) {
+  TestFolder folder;
+  folder.Remove("model.safetensors");
+  ExpectRefused(folder, absl::StatusCode::kNotFound, "has no weights: expected model.safetensors");
+  folder.Write("model.safetensors.index.json", kIndex);
+  folder.WriteWeights("a.safetensors", {{"model.norm.weight", {8}}});
+  ExpectRefused(folder, absl::StatusCode::kNotFound, "/b.safetensors: is missing");
+  folder.Remove("config.json");
+  ExpectRefused(folder, absl::StatusCode::kNotFound, "config.json");
+}
+
+TEST(HuggingFaceFolder, AnIndexLeadsNowhereElse) {
+  TestFolder folder;
+  folder.Remove("model.safetensors");
+  for (const char* name : {"../a.safetensors", "/etc/passwd", "", ".safetensors", "a/b.safetensors",
+                           "a.bin", "a.safetensors\\u0000"}) {
+    folder.Write("model.safetensors.index.json",
+                 absl::StrCat(R"({"weight_map": {"lm_head.weight": ")", name, R"("}})"));
+    ExpectRefused(folder, absl::StatusCode::kInvalidArgument,
+                  "expected the name of a .safetensors file in this folder");
+  }
+  for (const char* index : {"", "[]", "{}", R"({"weight_map": []})", R"({"weight_map": {}})",
+                            R"({"weight_map": {"a": 1}})"}) {
+    folder.Write("model.safetensors.index.json", index);
+    ExpectRefused(folder, absl::StatusCode::kInvalidArgument, "model.safetensors.index.json");
+  }
+}
+
+TEST(HuggingFaceFolder, ATensorThatIsNotInItsFileIsNamed) {
+  TestFolder folder;
+  folder.Remove("model.safetensors");
+  folder.Write("model.safetensors.index.json", kIndex);
+  folder.WriteWeights("a.safetensors", {{"model.norm.weight", {8}}});
+  folder.WriteWeights("b.safetensors", {{"other", {8}}});
+  ExpectRefused(folder, absl::StatusCode::kDataLoss, "b.safetensors: has no tensor lm_head.weight");
+}
+
+TEST(HuggingFaceFolder, ATensorOfAnotherShapeIsRefusedWithBothShapes) {
+  TestFolder folder;
+  folder.shapes()["model.layers.0.mlp.up_proj.weight"] = {8, 12};
+  folder.WriteWeights("model.safetensors", folder.shapes());
+  ExpectRefused(folder, absl::StatusCode::kInvalidArgument,
+                "model.layers.0.mlp.up_proj.weight has the shape [8, 12]: expected [12, 8]");
+}
+
+TEST(HuggingFaceFolder, AMissingTensorIsNamedAndSoIsOneTooMany) {
+  TestFolder folder;
+  TestFolder::Shapes shapes = folder.shapes();
+  shapes.erase("model.norm.weight");
+  folder.WriteWeights("model.safetensors", shapes);
+  ExpectRefused(folder, absl::StatusCode::kInvalidArgument, "has no tensor model.norm.weight");
+  shapes = folder.shapes();
+  shapes["model.layers.0.self_attn.q_proj.bias"] = {8};
+  folder.WriteWeights("model.safetensors", shapes);
+  ExpectRefused(folder, absl::StatusCode::kInvalidArgument,
+                "has a tensor model.layers.0.self_attn.q_proj.bias, which is none of");
+}
+
+TEST(HuggingFaceFolder, TablesOfOlderVersionsAreIgnored) {
+  TestFolder folder;
+  TestFolder::Shapes shapes = folder.shapes();
+  shapes["model.layers.0.self_attn.rotary_emb.inv_freq"] = {2};
+  folder.WriteWeights("model.safetensors", shapes);
+  EXPECT_EQ(Weights::Open(folder.path()).status(), absl::OkStatus());
+}
+
+TEST(HuggingFaceFolder, NumbersThatAreNoWeightsAreRefused) {
+  TestFolder folder;
+  folder.WriteWeights("model.safetensors", folder.shapes(), "I8");
+  ExpectRefused(folder, absl::StatusCode::kInvalidArgument, "is stored as I8: expected F32, BF16");
+}
+
+TEST(HuggingFaceFolder, ADamagedHeaderIsRefused) {
+  TestFolder folder;
+  folder.Write("model.safetensors", "");
+  ExpectRefused(folder, absl::StatusCode::kDataLoss, "the file has only 0 bytes");
+  folder.Write("model.safetensors", std::string(8, '\xff') + "{}");
+  ExpectRefused(folder, absl::StatusCode::kDataLoss, "its length is 18446744073709551615");
+  folder.Write("model.safetensors", std::string("\x40\0\0\0\0\0\0\0{\"a\":", 13));
+  ExpectRefused(folder, absl::StatusCode::kDataLoss, "it ends at byte 72, the file at 13");
+}
+
+TEST(HuggingFaceFolder, AFileThatWasCutIsRefused) {
+  const TestFolder folder;
+  const std::string file = folder.path() + "/model.safetensors";
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1);
+  ExpectRefused(folder, absl::StatusCode::kDataLoss, "bytes, the file has");
+}
+
+TEST(HuggingFaceFolder, NothingIsWrittenOverOtherFiles) {
+  const TestFolder folder;
+  EXPECT_EQ(Import(folder.path(), folder.path()).status().code(), absl::StatusCode::kAlreadyExists);
+  const std::string out = folder.path() + "/out";
+  ASSERT_EQ(Import(folder.path(), out).status(), absl::OkStatus());
+  EXPECT_EQ(Export({.checkpoint = out, .folder = folder.path()}).status().code(),
+            absl::StatusCode::kAlreadyExists);
+}
+
+TEST(HuggingFaceFolder, TokenizersTravelWithTheWeights) {
+  const TestFolder folder;
+  folder.Write("tokenizer.json", "{}");
+  folder.Write("README.md", "about");
+  const std::string weights = folder.path() + "/weights", out = folder.path() + "/out";
+  ASSERT_EQ(Import(folder.path(), weights).status(), absl::OkStatus());
+  ASSERT_EQ(Export({.checkpoint = weights, .folder = out}).status(), absl::OkStatus());
+  EXPECT_TRUE(std::filesystem::exists(out + "/tokenizer.json"));
+  EXPECT_FALSE(std::filesystem::exists(out + "/README.md"));
+}
+
+TEST(MergeModels, ContradictionsAreRefusedWithBothValues) {
+  const TestFolder folder;
+  const auto source = FindSource(folder.path());
+  ASSERT_EQ(source.status(), absl::OkStatus());
+  job::v1::ModelSpec given;
+  given.set_hidden_size(16);
+  EXPECT_EQ(MergeModels(*source, given, {"hidden_size"}).status().message(),
+            absl::StrCat("model.hidden_size: the job has 16, ", folder.path(),
+                         " has 8; leave the field out, or start from other weights"));
+  given.set_tie_word_embeddings(true);
+  EXPECT_THAT(std::string(MergeModels(*source, given, {"tie_word_embeddings"}).status().message()),
+              HasSubstr("model.tie_word_embeddings: the job has true"));
+}
+
+TEST(MergeModels, FieldsThatKeepTheWeightsMeaningMayDiffer) {
+  const TestFolder folder;
+  const auto source = FindSource(folder.path());
+  job::v1::ModelSpec given;
+  given.set_hidden_size(8);
+  given.set_sliding_window(32);
+  given.set_max_position_embeddings(64);
+  given.set_rope_theta(7);
+  const auto merged = MergeModels(
+      *source, given, {"hidden_size", "sliding_window", "max_position_embeddings", "rope_theta"});
+  ASSERT_EQ(merged.status(), absl::OkStatus());
+  EXPECT_EQ(merged->sliding_window(), 32);
+  EXPECT_EQ(merged->max_position_embeddings(), 64);
+  EXPECT_EQ(merged->rope_theta(), 7);
+  EXPECT_EQ(merged->vocab_size(), 10);
+  EXPECT_EQ(merged->from(), folder.path());
+}
+
+TEST(FindSource, AFolderWithoutWeightsIsNamed) {
+  EXPECT_THAT(std::string(FindSource("/nowhere").status().message()),
+              HasSubstr("/nowhere: has no weights: expected a Hugging Face folder"));
+}
+
+}  // namespace
+}  // namespace megascale::hugging_face

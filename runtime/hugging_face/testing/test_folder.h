@@ -1,0 +1,75 @@
+// A Hugging Face folder for tests, in a scratch directory: a tiny Llama whose files a test may
+// damage.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/checkpoint/format/safetensors.h"
+
+namespace megascale::hugging_face {
+
+inline constexpr char kLlamaConfig[] = R"({
+  "architectures": ["LlamaForCausalLM"], "vocab_size": 10, "hidden_size": 8,
+  "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2
+})";
+
+class TestFolder {
+ public:
+  TestFolder() : path_(absl::StrCat(::getenv("TEST_TMPDIR"), "/folder-XXXXXX")) {
+    EXPECT_NE(::mkdtemp(path_.data()), nullptr);
+    Write("config.json", kLlamaConfig);
+    const std::string layer = "model.layers.0.";
+    shapes_ = {{"model.embed_tokens.weight", {10, 8}},
+               {"model.norm.weight", {8}},
+               {"lm_head.weight", {10, 8}},
+               {layer + "input_layernorm.weight", {8}},
+               {layer + "post_attention_layernorm.weight", {8}},
+               {layer + "mlp.gate_proj.weight", {12, 8}},
+               {layer + "mlp.up_proj.weight", {12, 8}},
+               {layer + "mlp.down_proj.weight", {8, 12}}};
+    for (const char* module : {"q", "k", "v", "o"}) {
+      shapes_[absl::StrCat(layer, "self_attn.", module, "_proj.weight")] = {8, 8};
+    }
+    WriteWeights("model.safetensors", shapes_);
+  }
+  ~TestFolder() { std::filesystem::remove_all(path_); }
+
+  using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+  const std::string& path() const { return path_; }
+  Shapes& shapes() { return shapes_; }
+
+  void Write(const std::string& name, const std::string& text) const {
+    std::ofstream(absl::StrCat(path_, "/", name), std::ios::binary) << text;
+  }
+  void Remove(const std::string& name) const { std::filesystem::remove(path_ + "/" + name); }
+
+  // Writes a file of tensors, all zero.
+  void WriteWeights(const std::string& name, const Shapes& shapes,
+                    const std::string& dtype = "F32") const {
+    checkpoint::SafetensorsHeader header;
+    int64_t begin = 0;
+    for (const auto& [key, shape] : shapes) {
+      int64_t size = checkpoint::DtypeBytes(dtype).value();
+      for (const int64_t dim : shape) size *= dim;
+      header.entries.push_back({key, dtype, shape, begin, size});
+      begin += size;
+    }
+    Write(name, checkpoint::SerializeSafetensorsHeader(header) +
+                    std::string(static_cast<size_t>(begin), '\0'));
+  }
+
+ private:
+  std::string path_;
+  Shapes shapes_;
+};
+
+}  // namespace megascale::hugging_face

@@ -25,6 +25,7 @@
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/shared_directory.h"
 #include "runtime/data/corpus.h"
+#include "runtime/hugging_face/initial_weights.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/node_memory.h"
 #include "runtime/layout/rank_layout.h"
@@ -169,6 +170,12 @@ absl::StatusOr<int64_t> CheckStart(const HostAssignment& assignment,
   ASSIGN_OR_RETURN(const auto reader,
                    checkpoint::CheckpointReader::Open(assignment.from_checkpoint()));
   const checkpoint::v1::Manifest& manifest = reader->manifest();
+  if (manifest.kind() == checkpoint::v1::CHECKPOINT_KIND_WEIGHTS) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(assignment.from_checkpoint(),
+                     ": holds weights alone, no optimizer state to go on from; "
+                     "begin with them by model.from instead of --from"));
+  }
   const std::vector<std::string> allowed = {assignment.allow_changed().begin(),
                                             assignment.allow_changed().end()};
   RETURN_IF_ERROR(checkpoint::CompareFingerprints(manifest.data(), data, allowed));
@@ -207,7 +214,13 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
   *result->mutable_warnings() = {binary.begin(), binary.end()};
   if (assignment.has_data()) {
     RETURN_IF_ERROR(CheckSameData(assignment, result->data()));
-  } else if (!assignment.from_checkpoint().empty()) {
+    return CheckShared(assignment);
+  }
+  if (!spec.model().from().empty()) {
+    RETURN_IF_ERROR(
+        base::Annotate(hugging_face::InitialWeights::Open(spec.model()).status(), "model.from"));
+  }
+  if (!assignment.from_checkpoint().empty()) {
     ASSIGN_OR_RETURN(const int64_t step, CheckStart(assignment, device, result->data()));
     result->set_first_step(step);
   }

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "runtime/base/fd.h"
+#include "runtime/hugging_face/testing/test_folder.h"
 
 namespace {
 
@@ -116,6 +117,8 @@ TEST_F(ProgramTest, EveryCommandHasHelpWithExamples) {
                               "checkpoint inspect",
                               "checkpoint digest",
                               "checkpoint verify",
+                              "checkpoint import",
+                              "checkpoint export",
                               "certs init",
                               "certs issue",
                               "certs show",
@@ -640,6 +643,30 @@ TEST_F(ProgramTest, CheckpointsThatAreNotThereAreFour) {
     EXPECT_EQ(Run(absl::StrCat(command, " /nonexistent")).code, 4) << command;
   }
   EXPECT_EQ(Run("generate").code, 2);
+}
+
+TEST_F(ProgramTest, AHuggingFaceFolderComesBackFromACheckpoint) {
+  const megascale::hugging_face::TestFolder folder;
+  const std::string weights = directory_ + "/weights", out = directory_ + "/out-folder";
+  const Outcome imported =
+      Run(absl::StrCat("checkpoint import ", folder.path(), " --out ", weights));
+  EXPECT_EQ(imported.code, 0) << imported.error;
+  EXPECT_TRUE(absl::StrContains(imported.out, "/weights: 9 tensors in 1 file, "));
+  const Outcome seen = Run(absl::StrCat("checkpoint inspect -o json ", weights));
+  EXPECT_TRUE(absl::StrContains(seen.out, "CHECKPOINT_KIND_WEIGHTS")) << seen.out;
+  EXPECT_EQ(Run(absl::StrCat("checkpoint verify ", weights)).code, 0);
+  const std::string exporting = absl::StrCat("checkpoint export ", weights, " --out ", out);
+  EXPECT_EQ(Run(exporting + " --format hf --dtype bf16").code, 0);
+  EXPECT_TRUE(std::filesystem::exists(out + "/model.safetensors"));
+  EXPECT_TRUE(absl::StrContains(Run(exporting).error, "is not empty: expected a new folder"));
+  EXPECT_EQ(Run(absl::StrCat("checkpoint export ", weights)).code, 2);
+  EXPECT_EQ(Run(absl::StrCat(exporting, " --dtype fp8")).error,
+            "megascale: --dtype fp8: expected fp32, bf16 or fp16\n");
+  folder.Remove("model.safetensors");
+  const Outcome refused =
+      Run(absl::StrCat("checkpoint import ", folder.path(), " --out ", directory_, "/other"));
+  EXPECT_EQ(refused.code, 4);
+  EXPECT_TRUE(absl::StrContains(refused.error, ": has no weights: expected model.safetensors"));
 }
 
 TEST_F(ProgramTest, AFolderThatIsNotOneOfCheckpointsIsNamed) {

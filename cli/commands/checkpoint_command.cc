@@ -1,4 +1,4 @@
-// checkpoint list | inspect | digest | verify.
+// checkpoint list | inspect | digest | verify | import | export.
 #include <limits.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -19,6 +20,7 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/reader.h"
+#include "runtime/hugging_face/import.h"
 #include "runtime/inference/inference.h"
 
 namespace megascale::cli {
@@ -149,6 +151,98 @@ struct Verb {
   absl::Status (*run)(const CheckpointFlags&);
 };
 
+struct ConvertFlags {
+  std::string from;
+  std::string to;
+  std::string file_format = "hf";
+  std::string dtype;
+  std::string output = "text";
+};
+
+absl::Status ShowConverted(const ConvertFlags& flags,
+                           const absl::StatusOr<hugging_face::Converted>& converted) {
+  RETURN_IF_ERROR(converted.status());
+  for (const std::string& warning : converted->warnings) {
+    std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  }
+  if (flags.output == "json") {
+    JsonObject object;
+    object.Add("directory", flags.to);
+    object.Add("tensors", converted->num_tensors);
+    object.Add("files", converted->num_files);
+    object.Add("size_bytes", converted->size_bytes);
+    std::printf("%s\n", object.Finish().c_str());
+    return absl::OkStatus();
+  }
+  std::printf("%s: %s tensors in %s %s, %s bytes\n", base::Printable(flags.to, PATH_MAX).c_str(),
+              WithCommas(converted->num_tensors).c_str(), WithCommas(converted->num_files).c_str(),
+              converted->num_files == 1 ? "file" : "files",
+              WithCommas(converted->size_bytes).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Import(const ConvertFlags& flags) {
+  return ShowConverted(flags, hugging_face::Import(flags.from, flags.to));
+}
+
+absl::Status Export(const ConvertFlags& flags) {
+  constexpr std::pair<absl::string_view, absl::string_view> kDtypes[] = {
+      {"", ""}, {"fp32", "F32"}, {"bf16", "BF16"}, {"fp16", "F16"}};
+  const auto* const dtype =
+      std::find_if(std::begin(kDtypes), std::end(kDtypes),
+                   [&](const auto& known) { return known.first == flags.dtype; });
+  if (dtype == std::end(kDtypes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dtype ", flags.dtype, ": expected fp32, bf16 or fp16"));
+  }
+  if (flags.file_format != "hf") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--format ", flags.file_format, ": expected hf"));
+  }
+  ASSIGN_OR_RETURN(const std::string step_directory, FindCheckpoint(flags.from));
+  return ShowConverted(flags, hugging_face::Export({.checkpoint = step_directory,
+                                                    .folder = flags.to,
+                                                    .dtype = std::string(dtype->second)}));
+}
+
+void RunConversion(Command* command, const std::shared_ptr<ConvertFlags>& flags,
+                   absl::Status (*run)(const ConvertFlags&)) {
+  AddOutputOption(command, &flags->output);
+  command->Runs([flags, run] {
+    if (!CheckOutputFormat(flags->output)) return static_cast<int>(kExitUsage);
+    if (flags->to.empty()) {
+      ReportError(absl::InvalidArgumentError("--out is missing; expected a new or empty folder"));
+      return static_cast<int>(kExitUsage);
+    }
+    const absl::Status status = run(*flags);
+    return status.ok() ? static_cast<int>(kExitGood) : ReportError(status);
+  });
+}
+
+void AddImport(Command* parent) {
+  auto flags = std::make_shared<ConvertFlags>();
+  Command* command =
+      parent->Add("import", "makes a checkpoint of weights alone from a Hugging Face folder");
+  command->Positional("FOLDER", &flags->from, "a folder with config.json and safetensors");
+  command->Path("--out", &flags->to, "the checkpoint: a new or empty folder");
+  command->Examples("megascale checkpoint import models/llama --out weights");
+  RunConversion(command, flags, Import);
+}
+
+void AddExport(Command* parent, const char* directory) {
+  auto flags = std::make_shared<ConvertFlags>();
+  Command* command =
+      parent->Add("export", "writes a checkpoint's weights as a Hugging Face folder");
+  command->Positional("DIR", &flags->from, directory);
+  command->Path("--out", &flags->to, "a new or empty folder");
+  command->Text("--format", &flags->file_format, "hf (default)");
+  command->Text("--dtype", &flags->dtype, "fp32, bf16 or fp16 (default: as stored)");
+  command->Examples(
+      "megascale checkpoint export out/checkpoints --format hf --out models/mine\n"
+      "megascale checkpoint export out/checkpoints --dtype bf16 --out models/mine");
+  RunConversion(command, flags, Export);
+}
+
 void AddVerb(Command* parent, const Verb& verb) {
   auto flags = std::make_shared<CheckpointFlags>();
   Command* command = parent->Add(verb.name, verb.description);
@@ -180,6 +274,8 @@ void AddCheckpointCommand(CommandLine* line) {
            "megascale checkpoint digest out/checkpoints", Digest});
   AddVerb(command, {"verify", "compares the checksum of every file; exits 1 if one differs", kOne,
                     "megascale checkpoint verify out/checkpoints", Verify});
+  AddImport(command);
+  AddExport(command, kOne);
 }
 
 }  // namespace megascale::cli

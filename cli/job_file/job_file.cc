@@ -5,6 +5,7 @@
 #include <climits>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -12,11 +13,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "cli/job_file/job_text.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/hugging_face/initial_weights.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/job/names.h"
 
 namespace megascale::cli {
 namespace {
@@ -58,6 +62,31 @@ void AddBrokenRules(const JobSpec& spec, const std::string& file_name, Findings*
         absl::StrCat(WhereOf(refusal, findings->given, file_name), ": ", refusal));
   }
 }
+// Completes the model section by that of the weights from which the job starts. What cannot be read
+// or contradicts them becomes a mistake.
+void TakeModelFrom(const std::string& file_name, JobSpec* spec, Findings* findings) {
+  MakeAbsolute(spec->mutable_model()->mutable_from());
+  // The rules report a path that is none, and a field that is given twice is a mistake already.
+  const bool can_open = findings->given.count("model.from") > 0 &&
+                        job::CheckPath("model.from", spec->model().from()).ok();
+  if (!can_open) return;
+  std::set<std::string> given;
+  for (const auto& [field, place] : findings->given) {
+    absl::string_view name = field;
+    if (absl::ConsumePrefix(&name, "model.")) given.insert(std::string(name));
+  }
+  const auto source = hugging_face::FindSource(spec->model().from());
+  const auto merged = source.ok() ? hugging_face::MergeModels(*source, spec->model(), given)
+                                  : absl::StatusOr<job::v1::ModelSpec>(absl::InvalidArgumentError(
+                                        absl::StrCat("model.from: ", source.status().message())));
+  if (merged.ok()) {
+    *spec->mutable_model() = *merged;
+    return;
+  }
+  const std::string message(merged.status().message());
+  findings->mistakes.push_back(
+      absl::StrCat(WhereOf(message, findings->given, file_name), ": ", message));
+}
 }  // namespace
 
 absl::StatusOr<JobSpec> LoadJobText(const std::string& file_name, const std::string& text,
@@ -75,6 +104,7 @@ absl::StatusOr<JobSpec> LoadJobText(const std::string& file_name, const std::str
   }
   for (std::string& file : *spec.mutable_data()->mutable_files()) MakeAbsolute(&file);
   if (spec.has_checkpoint()) MakeAbsolute(spec.mutable_checkpoint()->mutable_directory());
+  if (!spec.model().from().empty()) TakeModelFrom(file_name, &spec, &findings);
   AddBrokenRules(spec, file_name, &findings);
   RETURN_IF_ERROR(MistakesError(std::move(findings.mistakes)));
   return job::ResolveJobSpec(spec);

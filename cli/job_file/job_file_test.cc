@@ -10,6 +10,7 @@
 #include "cli/job_file/testing/test_job_text.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
+#include "runtime/hugging_face/testing/test_folder.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::cli {
@@ -284,6 +285,53 @@ TEST(LoadJobTextTest, AJobForGpusIsReadAnywhere) {
   ASSERT_TRUE(on_cpu.ok()) << on_cpu.status();
   EXPECT_TRUE(absl::StrContains(ToYaml(*on_cpu), "\ndevice: cpu\n")) << ToYaml(*on_cpu);
   EXPECT_TRUE(MessageDifferencer::Equals(*on_cpu, LoadJobText("job.yaml", kSmall, {}).value()));
+}
+
+class ModelFromTest : public ::testing::Test {
+ protected:
+  ModelFromTest() {
+    folder_.Write("config.json", R"({"architectures": ["Qwen2ForCausalLM"], "vocab_size": 300,
+      "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2})");
+  }
+  std::string Text(const std::string& model) const {
+    return absl::StrCat("name: small\nmodel:\n  from: ", folder_.path(), "\n", model,
+                        "data:\n  files: [/usr/share/games/fortunes]\ntrain:\n  steps: 10\n"
+                        "  seq_length: 32\n  global_batch_size: 8\n  micro_batch_size: 2\n");
+  }
+  hugging_face::TestFolder folder_;
+};
+
+TEST_F(ModelFromTest, TheFolderCompletesTheModelSection) {
+  const auto spec = LoadJobText("job.yaml", Text("  sliding_window: 16\n"), {});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->model().vocab_size(), 300);
+  EXPECT_EQ(spec->model().num_key_value_heads(), 2);
+  EXPECT_TRUE(spec->model().qkv_bias());
+  EXPECT_FALSE(spec->model().attention_bias());
+  EXPECT_EQ(spec->model().max_position_embeddings(), 32768);
+  EXPECT_EQ(spec->model().sliding_window(), 16);
+  EXPECT_EQ(spec->model().from(), folder_.path());
+  const auto again = LoadJobText("again.yaml", ToYaml(*spec), {});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(MessageDifferencer::Equals(*spec, *again));
+}
+
+TEST_F(ModelFromTest, AContradictionIsRefusedAtItsPlaceWithBothValues) {
+  EXPECT_EQ(LoadJobText("job.yaml", Text("  hidden_size: 128\n"), {}).status().message(),
+            absl::StrCat("job.yaml:4:16: model.hidden_size: the job has 128, ", folder_.path(),
+                         " has 64; leave the field out, or start from other weights"));
+  EXPECT_EQ(
+      LoadJobText("job.yaml", Text(""), {.overrides = {"model.qk_norm=true"}}).status().message(),
+      absl::StrCat("--set model.qk_norm=true: model.qk_norm: the job has true, ", folder_.path(),
+                   " has false; leave the field out, or start from other weights"));
+}
+
+TEST_F(ModelFromTest, AFolderWithoutWeightsIsNamedAtItsPlace) {
+  folder_.Remove("config.json");
+  EXPECT_TRUE(absl::StartsWith(
+      LoadJobText("job.yaml", Text(""), {}).status().message(),
+      absl::StrCat("job.yaml:3:9: model.from: ", folder_.path(), ": has no weights: expected")));
 }
 
 TEST(JobFileTest, YamlReadsBackAsTheSameSpecification) {

@@ -494,6 +494,9 @@ absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
     for (ChunkState& chunk : chunks_) {
       RETURN_IF_ERROR(chunk.optimizer->Initialize(initialize, &window));
     }
+    if (!options_.spec.model().from().empty()) {
+      RETURN_IF_ERROR(LoadInitialWeights(options_.spec.model(), StateOf(chunks_), &window));
+    }
   } else {
     ASSIGN_OR_RETURN(warning, Restore(restore));
   }

@@ -6,12 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/snapshot.h"
+#include "runtime/hugging_face/initial_weights.h"
 #include "runtime/tensor/tensor.h"
 
 namespace megascale::engine {
@@ -110,6 +112,26 @@ absl::Status RestoreState(const RestorePoint& restore, const base::SharedMemory*
   for (const optim::StateSlice& slice : state) {
     RETURN_IF_ERROR(window->Write(slice.data, [&](int64_t first, const auto& piece) {
       return AsDamage(stored.Read(slice, first, piece));
+    }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LoadInitialWeights(const job::v1::ModelSpec& model,
+                                const std::vector<optim::StateSlice>& state,
+                                device::HostWindow* window) {
+  ASSIGN_OR_RETURN(const auto weights, hugging_face::InitialWeights::Open(model));
+  for (const optim::StateSlice& slice : state) {
+    if (absl::StartsWith(slice.name, optim::kMomentPrefix)) continue;
+    RETURN_IF_ERROR(window->Write(slice.data, [&](int64_t first, const tensor::HostVector& piece) {
+      const auto count = static_cast<size_t>(piece.size);
+      const int64_t begin = slice.begin + first;
+      if (piece.dtype == tensor::DType::kF64) {
+        return weights->Read(slice.name, BoxOf(slice), begin,
+                             absl::MakeSpan(piece.as<double>(), count));
+      }
+      return weights->Read(slice.name, BoxOf(slice), begin,
+                           absl::MakeSpan(piece.as<float>(), count));
     }));
   }
   return absl::OkStatus();

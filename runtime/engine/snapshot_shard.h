@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/agent.pb.h"
+#include "proto/job.pb.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/reader.h"
@@ -62,5 +63,11 @@ absl::Status AsDamage(const absl::Status& status);
 absl::Status RestoreState(const megascale::agent::v1::RestorePoint& restore,
                           const base::SharedMemory* snapshots,
                           const std::vector<optim::StateSlice>& state, device::HostWindow* window);
+
+// Overwrites the weights of `state`, but no moments, with those of `model.from`. Errors: as
+// InitialWeights::Open and InitialWeights::Read, with the path.
+absl::Status LoadInitialWeights(const megascale::job::v1::ModelSpec& model,
+                                const std::vector<optim::StateSlice>& state,
+                                device::HostWindow* window);
 
 }  // namespace megascale::engine

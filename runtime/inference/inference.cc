@@ -145,6 +145,12 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
   impl->manifest = reader->manifest();
   const job::v1::JobSpec& spec = impl->manifest.spec();
   impl->seq = spec.train().seq_length();
+  if (impl->manifest.kind() == checkpoint::v1::CHECKPOINT_KIND_WEIGHTS) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(step_directory,
+                     ": holds imported weights, whose sequences and tokens are not known; use a "
+                     "checkpoint of a job that began with them by model.from"));
+  }
   if (impl->seq <= 0) {
     return absl::DataLossError(
         absl::StrCat(step_directory, ": its manifest has no train.seq_length"));

@@ -100,6 +100,9 @@ struct StateSlice {
   tensor::Vector data;  // the elements; writing to them restores the state
 };
 
+// With this begin the names of both moments, and of nothing else.
+inline constexpr char kMomentPrefix[] = "optimizer.";
+
 class ShardedOptimizer {
  public:
   // `spec` is that of a resolved job. `weights`: by bucket, [part] compute: the shard of the

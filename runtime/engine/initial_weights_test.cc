@@ -1,0 +1,127 @@
+// Jobs that begin with the weights of a Hugging Face folder, or of a checkpoint: under any layout
+// with the same weights, and with the loss with which the job that made them went on.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/engine/test_job.h"
+#include "runtime/hugging_face/import.h"
+#include "runtime/hugging_face/initial_weights.h"
+#include "runtime/job/job_spec.h"
+
+namespace megascale::engine {
+namespace {
+
+using job::v1::JobSpec;
+
+struct Layout {
+  int data, pipeline, tensor;
+};
+
+// Qwen3 with a vocabulary that no layout divides.
+JobSpec QwenJob(const Layout& layout) {
+  JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
+  job::v1::ModelSpec& model = *spec.mutable_model();
+  model.set_vocab_size(259);
+  model.set_num_attention_heads(4);
+  model.set_num_key_value_heads(4);
+  model.set_head_dim(6);
+  model.set_norm(job::v1::NORM_RMSNORM);
+  model.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
+  model.set_hidden_act(job::v1::ACTIVATION_SWIGLU);
+  model.set_attention_bias(false);
+  model.set_mlp_bias(false);
+  model.set_qk_norm(true);
+  spec.mutable_train()->set_steps(1);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
+  return job::ResolveJobSpec(spec).value();
+}
+
+// So small a learning rate leaves every weight as it is.
+JobSpec WithoutLearning(JobSpec spec) {
+  spec.mutable_optimizer()->set_lr(1e-40);
+  spec.mutable_optimizer()->set_min_lr(1e-40);
+  return spec;
+}
+
+Tensors WeightsOf(const RunResult& result) {
+  Tensors weights = ReadTensors(result);
+  for (auto it = weights.begin(); it != weights.end();) {
+    it = absl::StartsWith(it->first, "optimizer.") ? weights.erase(it) : std::next(it);
+  }
+  return weights;
+}
+
+class InitialWeightsTest : public ::testing::Test {
+ protected:
+  InitialWeightsTest() : path_(absl::StrCat(::getenv("TEST_TMPDIR"), "/weights-XXXXXX")) {
+    EXPECT_NE(::mkdtemp(path_.data()), nullptr);
+  }
+  ~InitialWeightsTest() override { std::filesystem::remove_all(path_); }
+
+  std::string folder() const { return path_ + "/folder"; }
+  std::string imported() const { return path_ + "/imported"; }
+
+  // Trains a step under some layout, and writes the weights as a folder and as an import of it.
+  Tensors TrainAndExport() {
+    const RunResult trained = RunJob(RunOptions(QwenJob({2, 2, 1})));
+    EXPECT_EQ(hugging_face::Export({.checkpoint = trained.checkpoint, .folder = folder()}).status(),
+              absl::OkStatus());
+    EXPECT_EQ(hugging_face::Import(folder(), imported()).status(), absl::OkStatus());
+    checkpoint_ = trained.checkpoint;
+    return WeightsOf(trained);
+  }
+
+  std::string path_;
+  std::string checkpoint_;
+};
+
+TEST_F(InitialWeightsTest, EveryLayoutBeginsWithTheSameWeightsWhereverTheyCameFrom) {
+  const Tensors expected = TrainAndExport();
+  for (const Layout& layout :
+       {Layout{1, 1, 1}, Layout{2, 1, 1}, Layout{1, 4, 1}, Layout{1, 1, 2}, Layout{2, 2, 2}}) {
+    for (const std::string& from : {folder(), imported(), checkpoint_}) {
+      SCOPED_TRACE(absl::StrCat("data ", layout.data, ", pipeline ", layout.pipeline, ", tensor ",
+                                layout.tensor, ", from ", from));
+      JobSpec spec = WithoutLearning(QwenJob(layout));
+      spec.mutable_model()->set_from(from);
+      EXPECT_EQ(WeightsOf(RunJob(RunOptions(spec))), expected);
+    }
+  }
+}
+
+TEST_F(InitialWeightsTest, TiedWeightsMayBeUntied) {
+  JobSpec tied = QwenJob({1, 1, 1});
+  tied.mutable_model()->set_tie_word_embeddings(true);
+  const RunResult trained = RunJob(RunOptions(tied));
+  const Tensors expected = WeightsOf(trained);
+  JobSpec untied = WithoutLearning(QwenJob({1, 2, 1}));
+  untied.mutable_model()->set_from(trained.checkpoint);
+  const Tensors weights = WeightsOf(RunJob(RunOptions(untied)));
+  EXPECT_EQ(weights.at("lm_head.weight"), expected.at("model.embed_tokens.weight"));
+  EXPECT_EQ(weights.at("model.embed_tokens.weight"), expected.at("model.embed_tokens.weight"));
+}
+
+TEST_F(InitialWeightsTest, WeightsOfAnotherModelAreRefusedOnEveryRank) {
+  TrainAndExport();
+  JobSpec spec = QwenJob({1, 1, 1});
+  spec.mutable_model()->set_from(folder());
+  spec.mutable_model()->set_intermediate_size(48);
+  RunOptions options(spec);
+  options.on_load = [&](int, const absl::StatusOr<std::string>& loaded) {
+    EXPECT_EQ(loaded.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::StrContains(
+        loaded.status().message(),
+        "model.layers.0.mlp.up.weight has the shape [128, 16], the job's model wants [96, 16]"))
+        << loaded.status();
+  };
+  RunJob(options);
+}
+
+}  // namespace
+}  // namespace megascale::engine

@@ -287,8 +287,37 @@ def store_replies():
         write("store_reply", name, bytes([index * 11 % 256]) + data)
 
 
+def hugging_face():
+    """The configurations of the golden folders, mistakes in one of them, and indices."""
+    golden = pathlib.Path("tests/golden/folders")
+    for folder in sorted(golden.iterdir()):
+        write("hugging_face_config", folder.name, (folder / "config.json").read_text())
+    small = {"architectures": ["LlamaForCausalLM"], "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40,
+             "num_hidden_layers": 2, "num_attention_heads": 4}
+    changes = {
+        "huge": {"hidden_size": 2**31 - 1, "num_attention_heads": 2**31 - 1, "head_dim": 2**31 - 1},
+        "many-layers": {"num_hidden_layers": 2**31 - 1}, "unknown": {"architectures": ["FalconForCausalLM"]},
+        "control": {"architectures": ["\x1b[2J\n"]}, "list": {"rope_scaling": []}, "text": {"vocab_size": "50"},
+        "yarn": {"rope_scaling": {"type": "yarn", "factor": 1e300, "original_max_position_embeddings": 1}},
+        "llama3": {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 1}},
+        "nested": {"rope_parameters": {"rope_theta": 1, "rope_type": "linear", "factor": 1}},
+    }
+    for name, change in changes.items():
+        write("hugging_face_config", name, json.dumps({**small, **change}))
+    write("hugging_face_config", "deep", "[" * 5000)
+    write("hugging_face_index", "llama2", (golden / "llama2" / "model.safetensors.index.json").read_text())
+    maps = {
+        "parent": {"a": "../b.safetensors"}, "absolute": {"a": "/b.safetensors"}, "number": {"a": 1}, "empty": {},
+        "zero": {"a": "b\0.safetensors"}, "one": {"a": "b.safetensors"}, "hidden": {"a": ".safetensors"},
+        "control": {"\x1b[2J": "\n"}, "list": [],
+    }
+    for name, weight_map in maps.items():
+        write("hugging_face_index", name, json.dumps({"weight_map": weight_map}))
+
+
 job_files()
 checkpoints()
+hugging_face()
 agent_messages()
 worker_link()
 keeper_wire()

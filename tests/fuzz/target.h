@@ -39,6 +39,11 @@ std::string MutateWorkerLink(const std::string& input, Random* random);
 // The payload of one frame to the process keeper.
 void RunKeeperWire(absl::string_view input);
 
+// config.json of a Hugging Face folder -> model -> config.json.
+void RunHuggingFaceConfig(absl::string_view input);
+// model.safetensors.index.json.
+void RunHuggingFaceIndex(absl::string_view input);
+
 // Replies of a Redis server, in pieces.
 void RunStoreReplies(absl::string_view input);
 

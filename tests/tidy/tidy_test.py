@@ -172,7 +172,7 @@ def drawn_folder(path):
 def picture_findings():
     """docs/tree.svg draws every folder, each in a row above those of all folders that it includes."""
     picture = (ROOT / "docs" / "tree.svg").read_text()
-    rows = {name: int(row) for row, name in re.findall(r'data-row="(\d+)">([a-z]+)<', picture)}
+    rows = {name: int(row) for row, name in re.findall(r'data-row="(\d+)">([a-z_]+)<', picture)}
     for path in sources():
         relative = str(path.relative_to(ROOT))
         if relative.split("/")[0] not in ALLOWED or is_test_only(path):

@@ -217,8 +217,9 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
     return CheckShared(assignment);
   }
   if (!spec.model().from().empty()) {
-    RETURN_IF_ERROR(
-        base::Annotate(hugging_face::InitialWeights::Open(spec.model()).status(), "model.from"));
+    const auto weights = hugging_face::InitialWeights::Open(spec.model());
+    if (!weights.ok()) return base::Annotate(weights.status(), "model.from");
+    for (const std::string& warning : (*weights)->warnings()) result->add_warnings(warning);
   }
   if (!assignment.from_checkpoint().empty()) {
     ASSIGN_OR_RETURN(const int64_t step, CheckStart(assignment, device, result->data()));

@@ -8,9 +8,13 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/hugging_face/import.h"
+#include "runtime/hugging_face/initial_weights.h"
+#include "runtime/hugging_face/testing/test_folder.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::actors {
@@ -117,6 +121,49 @@ TEST_F(PreflightTest, BytesThatAreNoTextAreTrainedOnAndWarnedOf) {
       absl::StrCat("data.files: ", directory_,
                    "/text: byte 0 is NUL, as in binary files; every byte is a token, so it is "
                    "trained on as it is"));
+}
+
+TEST_F(PreflightTest, WeightsToBeginWithAreReadBeforeAnythingStarts) {
+  const hugging_face::TestFolder folder;
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.mutable_spec()->mutable_model()->set_from(folder.path());
+  const Preflight refused = Run(assignment);
+  EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
+  EXPECT_EQ(refused.message(),
+            absl::StrCat("model.from: ", folder.path(),
+                         ": model.embed_tokens.weight has the shape [10, 8], the job's model wants "
+                         "[256, 16]; take the model section from these weights"));
+}
+
+TEST_F(PreflightTest, DropoutOfWeightsToBeginWithIsIgnoredWithAWarning) {
+  const hugging_face::TestFolder folder;
+  folder.Write(
+      "config.json",
+      absl::StrReplaceAll(hugging_face::kLlamaConfig,
+                          {{"\"vocab_size\"", "\"attention_dropout\": 0.5, \"vocab_size\""}}));
+  HostAssignment assignment = AssignmentOf("n0");
+  *assignment.mutable_spec()->mutable_model() =
+      hugging_face::MergeModels(hugging_face::FindSource(folder.path()).value(), {}, {}).value();
+  const Preflight passed = Run(assignment);
+  EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
+  ASSERT_EQ(passed.warnings_size(), 1);
+  EXPECT_EQ(passed.warnings(0), absl::StrCat(folder.path(),
+                                             "/config.json: attention_dropout is 0.5: ignored, "
+                                             "this program trains without dropout"));
+}
+
+TEST_F(PreflightTest, ACheckpointOfWeightsAloneIsNotGoneOnFrom) {
+  const hugging_face::TestFolder folder;
+  const std::string weights = directory_ + "/weights";
+  ASSERT_EQ(hugging_face::Import(folder.path(), weights).status(), absl::OkStatus());
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.set_from_checkpoint(weights);
+  const Preflight refused = Run(assignment);
+  EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
+  EXPECT_EQ(refused.message(),
+            absl::StrCat(weights,
+                         ": holds weights alone, no optimizer state to go on from; begin "
+                         "with them by model.from instead of --from"));
 }
 
 TEST(IsAwayTest, StorageThatIsAwayIsNoMistakeOfTheUser) {

@@ -4,12 +4,15 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "runtime/engine/test_job.h"
+#include "runtime/base/fd.h"
+#include "runtime/engine/testing/test_job.h"
 #include "runtime/hugging_face/import.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/job/job_spec.h"
@@ -105,6 +108,22 @@ TEST_F(InitialWeightsTest, TiedWeightsMayBeUntied) {
   const Tensors weights = WeightsOf(RunJob(RunOptions(untied)));
   EXPECT_EQ(weights.at("lm_head.weight"), expected.at("model.embed_tokens.weight"));
   EXPECT_EQ(weights.at("model.embed_tokens.weight"), expected.at("model.embed_tokens.weight"));
+}
+
+TEST_F(InitialWeightsTest, AnExportKeepsTheFoldersConfigurationAndTokenizer) {
+  TrainAndExport();
+  std::ofstream(folder() + "/tokenizer.json") << "{}";
+  JobSpec spec = QwenJob({2, 1, 1});
+  for (const std::string& from : {folder(), std::string()}) {  // then from that job's checkpoint
+    spec.mutable_model()->set_from(from.empty() ? checkpoint_ : from);
+    checkpoint_ = RunJob(RunOptions(spec)).checkpoint;
+  }
+  const std::string out = path_ + "/out";
+  ASSERT_EQ(hugging_face::Export({.checkpoint = checkpoint_, .folder = out}).status(),
+            absl::OkStatus());
+  EXPECT_TRUE(std::filesystem::exists(out + "/tokenizer.json"));
+  EXPECT_EQ(base::ReadFile(out + "/config.json", 1 << 20).value(),
+            base::ReadFile(folder() + "/config.json", 1 << 20).value());
 }
 
 TEST_F(InitialWeightsTest, WeightsOfAnotherModelAreRefusedOnEveryRank) {

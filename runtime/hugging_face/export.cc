@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/format/safetensors.h"
 #include "runtime/checkpoint/format/stored_numbers.h"
 #include "runtime/checkpoint/reader.h"
@@ -178,13 +179,21 @@ absl::Status WriteIndex(const std::vector<OutputFile>& files, const std::string&
   return base::WriteFileDurably(absl::StrCat(folder, "/", kIndexFile), index.dump(2) + "\n");
 }
 
+bool HasConfig(const std::string& folder) {
+  return ::access(absl::StrCat(folder, "/", kConfigFile).c_str(), R_OK) == 0;
+}
+
 // Returns the Hugging Face folder from which a checkpoint's weights came, or the copies of its
-// small files; empty if it is not known or gone.
-std::string OriginOf(const std::string& checkpoint, const ModelSpec& model) {
-  for (const std::string& folder :
-       {KeptFolderOf(checkpoint), model.from(), KeptFolderOf(model.from())}) {
-    const std::string config = absl::StrCat(folder, "/", kConfigFile);
-    if (!folder.empty() && ::access(config.c_str(), R_OK) == 0) return folder;
+// small files; empty if it is not known or gone. Jobs may have begun with each other's weights.
+std::string OriginOf(std::string checkpoint, std::string from) {
+  constexpr int kJobsMax = 16;
+  for (int i = 0; i < kJobsMax; ++i) {
+    if (HasConfig(KeptFolderOf(checkpoint))) return KeptFolderOf(checkpoint);
+    if (from.empty()) return "";
+    if (HasConfig(from)) return from;
+    const auto manifest = checkpoint::ReadManifest(from);
+    if (!manifest.ok()) return "";
+    checkpoint = std::exchange(from, manifest->spec().model().from());
   }
   return "";
 }
@@ -230,7 +239,7 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   RETURN_IF_ERROR(CheckOptions(options));
   ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(options.checkpoint));
   const ModelSpec model = Resolved(reader->manifest().spec().model());
-  const std::string origin = OriginOf(options.checkpoint, model);
+  const std::string origin = OriginOf(options.checkpoint, model.from());
   // A model may fit several architectures, such as Mistral without a window: the origin's is kept.
   ASSIGN_OR_RETURN(Architecture architecture, ArchitectureOf(model));
   const auto config = model::MakeModelConfig(model);

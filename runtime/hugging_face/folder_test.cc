@@ -158,6 +158,9 @@ TEST(MergeModels, ContradictionsAreRefusedWithBothValues) {
   EXPECT_EQ(MergeModels(*source, given, {"hidden_size"}).status().message(),
             absl::StrCat("model.hidden_size: the job has 16, ", folder.path(),
                          " has 8; leave the field out, or start from other weights"));
+  given.set_norm(job::v1::NORM_LAYERNORM);
+  EXPECT_THAT(std::string(MergeModels(*source, given, {"norm"}).status().message()),
+              HasSubstr("model.norm: the job has layernorm, "));
   given.set_tie_word_embeddings(true);
   EXPECT_THAT(std::string(MergeModels(*source, given, {"tie_word_embeddings"}).status().message()),
               HasSubstr("model.tie_word_embeddings: the job has true"));

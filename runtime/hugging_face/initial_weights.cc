@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "google/protobuf/descriptor.h"
@@ -23,6 +24,8 @@ using job::v1::ModelSpec;
 
 constexpr char kEmbedding[] = "model.embed_tokens.weight";
 constexpr char kHead[] = "lm_head.weight";
+
+constexpr absl::string_view kUnspecified = "UNSPECIFIED";
 
 // Fields that a job may set to something else than the source.
 constexpr absl::string_view kFree[] = {
@@ -50,8 +53,11 @@ std::string ValueText(const ModelSpec& model, const FieldDescriptor& field) {
       return absl::StrCat(reflection.GetDouble(model, &field));
     case FieldDescriptor::CPPTYPE_BOOL:
       return reflection.GetBool(model, &field) ? "true" : "false";
-    case FieldDescriptor::CPPTYPE_ENUM:
-      return reflection.GetEnum(model, &field)->name();
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      // As in a job file: "rmsnorm" for NORM_RMSNORM.
+      const size_t prefix = field.enum_type()->value(0)->name().size() - kUnspecified.size();
+      return absl::AsciiStrToLower(reflection.GetEnum(model, &field)->name().substr(prefix));
+    }
     default:
       return "other";
   }

@@ -48,6 +48,9 @@ class InitialWeights {
   // InvalidArgument - a tensor of `model` is missing or has another shape there.
   static absl::StatusOr<std::unique_ptr<InitialWeights>> Open(const job::v1::ModelSpec& model);
 
+  // What the source says that this program ignores, one line each.
+  const std::vector<std::string>& warnings() const { return source_.warnings; }
+
   // Overwrites `out` with elements of a box of one of our tensors, from element `begin` of the box
   // on. Errors: those of Weights::Read and CheckpointReader::ReadBox.
   absl::Status Read(absl::string_view name, const checkpoint::Box& box, int64_t begin,

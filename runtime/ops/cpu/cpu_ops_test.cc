@@ -60,7 +60,7 @@ class Layer {
     forward.head_dim = kHidden / kHeads, forward.window = 20;
     forward.q = Cols(qkv_, 0), forward.k = Cols(qkv_, 1), forward.v = Cols(qkv_, 2);
     forward.out = out_, forward.log_sum_exp = statistics_;
-    ops.Rotary({kSeq, kHeads, kHidden / kHeads, 0, 10000, forward.q, false});
+    ops.Rotary({.seq = kSeq, .heads = kHeads, .head_dim = kHidden / kHeads, .x = forward.q});
     ops.Attention(forward);
     attention.d_out = x_;
     attention.d_q = Cols(d_qkv_, 0), attention.d_k = Cols(d_qkv_, 1);

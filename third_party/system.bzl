@@ -18,8 +18,11 @@ _LIBRARIES = {
     "rocksdb": ("-lrocksdb", "librocksdb-dev"),
     "spdlog": ("spdlog fmt", "libspdlog-dev"),
     "ssl": ("libssl libcrypto", "libssl-dev"),
+    "utf8proc": ("libutf8proc", "libutf8proc-dev"),
     "xxhash": ("libxxhash", "libxxhash-dev"),
     "yaml": ("yaml-cpp", "libyaml-cpp-dev"),
+    "zlib": ("zlib", "zlib1g-dev"),
+    "zstd": ("libzstd", "libzstd-dev"),
 }
 
 def _system_libraries_impl(ctx):

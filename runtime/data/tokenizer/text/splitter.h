@@ -1,0 +1,32 @@
+// Splits text into the pieces that a tokenizer encodes one by one: words with the space before
+// them, numbers, punctuation, whitespace. Written by hand after three patterns that tokenizer.json
+// files carry as regular expressions; the pieces are those of the reference's engine.
+// Threads: pure functions.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "absl/strings/string_view.h"
+
+namespace megascale::tokenizer {
+
+enum class SplitPattern {
+  kGpt2,    // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+  kLlama3,  // contractions in any case; digits in groups of three; newlines close a piece
+  kQwen2,   // as kLlama3, but every digit alone
+};
+
+// Returns the pattern that a regular expression of a tokenizer.json is; nullopt: another one.
+std::optional<SplitPattern> FindSplitPattern(absl::string_view regular_expression);
+// Returns the regular expression, as tokenizer.json files have it.
+absl::string_view RegularExpressionOf(SplitPattern pattern);
+// Returns "gpt2", "llama3", "qwen2".
+absl::string_view NameOf(SplitPattern pattern);
+
+// Returns the length in bytes of the first piece of `text`. The pieces of the rest do not depend on
+// it. Requires: `text` is valid UTF-8 and not empty. Cost: O(length of the piece), but whitespace
+// at most twice.
+size_t FirstPiece(SplitPattern pattern, absl::string_view text);
+
+}  // namespace megascale::tokenizer

@@ -1,0 +1,159 @@
+// Unicode as the reference sees it, for every code point, and the splitters. The golden files are
+// made by tests/golden/tokenizer/make_unicode.py.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "runtime/base/checksum.h"
+#include "runtime/base/fd.h"
+#include "runtime/data/tokenizer/text/byte_alphabet.h"
+#include "runtime/data/tokenizer/text/nfc.h"
+#include "runtime/data/tokenizer/text/splitter.h"
+#include "runtime/data/tokenizer/text/unicode_class.h"
+#include "runtime/data/tokenizer/text/utf8.h"
+
+namespace megascale::tokenizer {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr uint32_t kCodePointsEnd = 0x110000;
+
+bool IsSurrogate(uint32_t code_point) { return code_point >= 0xD800 && code_point < 0xE000; }
+
+// Returns the lines of a golden file, split at spaces.
+std::vector<std::vector<std::string>> GoldenLines(const std::string& name) {
+  const auto text = base::ReadFile(
+      absl::StrCat(::getenv("TEST_SRCDIR"), "/megascale/tests/golden/tokenizer/", name), 1 << 20);
+  EXPECT_TRUE(text.ok()) << text.status();
+  std::vector<std::vector<std::string>> lines;
+  for (const absl::string_view line : absl::StrSplit(*text, '\n', absl::SkipEmpty())) {
+    lines.push_back(absl::StrSplit(line, ' '));
+  }
+  return lines;
+}
+
+uint32_t Hexadecimal(const std::string& digits) {
+  return static_cast<uint32_t>(std::stoul(digits, nullptr, 16));
+}
+
+std::string Utf8(uint32_t code_point) {
+  std::string text;
+  AppendCodePoint(code_point, &text);
+  return text;
+}
+
+TEST(UnicodeTest, TheClassOfEveryCodePointIsThatOfTheReference) {
+  const auto lines = GoldenLines("unicode_classes.txt");
+  const UnicodeTable& table = UnicodeTable::Get();
+  ASSERT_GT(lines.size(), 1000u);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const uint32_t end = i + 1 < lines.size() ? Hexadecimal(lines[i + 1][0]) : kCodePointsEnd;
+    for (uint32_t code_point = Hexadecimal(lines[i][0]); code_point < end; ++code_point) {
+      std::string found = "-";
+      if (table.IsLetter(code_point)) found = "L";
+      if (table.IsNumber(code_point)) found = "N";
+      if (table.IsSpace(code_point)) found = "S";
+      found += table.IsWord(code_point) ? "w" : "-";
+      ASSERT_EQ(found, lines[i][1]) << absl::StrCat(absl::Hex(code_point));
+    }
+  }
+}
+
+TEST(UnicodeTest, NfcOfEveryCodePointAndItsNeighboursIsThatOfTheReference) {
+  constexpr uint32_t kBlock = 4096;
+  for (const auto& line : GoldenLines("nfc.txt")) {
+    const uint32_t first = Hexadecimal(line[0]);
+    std::string all;
+    for (uint32_t code_point = first; code_point < first + kBlock; ++code_point) {
+      if (IsSurrogate(code_point)) continue;
+      const std::string c = Utf8(code_point);
+      for (const std::string& text : {c, "A" + c, "A\u0345" + c, c + "\u0334", c + "\u0301"}) {
+        absl::StrAppend(&all, ToNfc(text), "\n");
+      }
+    }
+    EXPECT_EQ(base::Sha256Hex(all).substr(0, 16), line[1]) << line[0];
+  }
+}
+
+TEST(Utf8Test, EveryCodePointIsReadAsWritten) {
+  for (uint32_t code_point = 0; code_point < kCodePointsEnd; ++code_point) {
+    if (IsSurrogate(code_point)) continue;
+    const std::string text = Utf8(code_point);
+    ASSERT_EQ(ValidPrefix(text), text.size());
+    ASSERT_EQ(ReadCodePoint(text.data()).value, code_point);
+    ASSERT_EQ(ReadLastCodePoint("a" + text).value, code_point);
+    ASSERT_EQ(CharacterLength(text[0]), text.size());
+  }
+}
+
+TEST(Utf8Test, EachMaximalInvalidSequenceBecomesOneReplacementCharacter) {
+  EXPECT_EQ(RepairUtf8("a\xFF\xC3(\xE2\x82z"), "a\uFFFD\uFFFD(\uFFFDz");
+  EXPECT_EQ(RepairUtf8("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");  // a surrogate
+  EXPECT_EQ(RepairUtf8("\xC0\xAF\xF5\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");
+  EXPECT_EQ(RepairUtf8("\xF0\x9F\x98"), "\uFFFD");
+}
+
+TEST(Utf8Test, TextInPiecesIsRepairedAsTheWhole) {
+  const std::string text = "é😀\xE2\x82\xFFx\xF0\x9F\x98\x80\xED\xA0";
+  for (size_t piece = 1; piece < 5; ++piece) {
+    Utf8Repair repair;
+    std::string out;
+    for (size_t at = 0; at < text.size(); at += piece) {
+      repair.Push(absl::string_view(text).substr(at, piece), &out);
+      ASSERT_EQ(ValidPrefix(out), out.size());
+    }
+    repair.Finish(&out);
+    EXPECT_EQ(out, RepairUtf8(text)) << piece;
+  }
+}
+
+TEST(ByteAlphabetTest, EveryByteHasALetterOfItsOwn) {
+  std::string bytes, back;
+  for (int byte = 0; byte < 256; ++byte) bytes.push_back(static_cast<char>(byte));
+  ASSERT_TRUE(BytesOfToken(TokenOfBytes(bytes), &back));
+  EXPECT_EQ(back, bytes);
+  EXPECT_EQ(TokenOfBytes(" a\n"), "ĠaĊ");
+  EXPECT_FALSE(BytesOfToken("a b", &back));
+  EXPECT_FALSE(BytesOfToken("▁", &back));
+}
+
+std::vector<std::string> Split(SplitPattern pattern, absl::string_view text) {
+  std::vector<std::string> pieces;
+  while (!text.empty()) {
+    const size_t length = FirstPiece(pattern, text);
+    pieces.emplace_back(text.substr(0, length));
+    text.remove_prefix(length);
+  }
+  return pieces;
+}
+
+TEST(SplitterTest, PatternsAreFoundByTheirRegularExpressions) {
+  for (const auto pattern : {SplitPattern::kGpt2, SplitPattern::kLlama3, SplitPattern::kQwen2}) {
+    EXPECT_EQ(FindSplitPattern(RegularExpressionOf(pattern)), pattern);
+  }
+  EXPECT_EQ(FindSplitPattern("\\w+"), std::nullopt);
+}
+
+TEST(SplitterTest, Gpt2SplitsContractionsWordsNumbersAndSpaces) {
+  EXPECT_THAT(Split(SplitPattern::kGpt2, "I'm 12345!  ok \n\n"),
+              ElementsAre("I", "'m", " 12345", "!", " ", " ok", " \n\n"));
+  EXPECT_THAT(Split(SplitPattern::kGpt2, "I'M\u3000x"), ElementsAre("I", "'", "M", "\u3000", "x"));
+}
+
+TEST(SplitterTest, Llama3GroupsDigitsByThreeAndQwen2TakesThemOneByOne) {
+  EXPECT_THAT(Split(SplitPattern::kLlama3, "I'M 12345!\n\n  (ok"),
+              ElementsAre("I", "'M", " ", "123", "45", "!\n\n", " ", " (", "ok"));
+  EXPECT_THAT(Split(SplitPattern::kQwen2, "x 12 \n \ny"),
+              ElementsAre("x", " ", "1", "2", " \n \n", "y"));
+  EXPECT_THAT(Split(SplitPattern::kLlama3, "'ſ'\u0301a"), ElementsAre("'ſ", "'\u0301", "a"));
+}
+
+}  // namespace
+}  // namespace megascale::tokenizer

@@ -1,0 +1,20 @@
+// The Unicode classes as the reference's engines know them, as runs of code points. The table is
+// generated; see the source. Use unicode_class.h, which makes it fast to look up.
+#pragma once
+
+#include <cstdint>
+
+namespace megascale::tokenizer {
+
+enum UnicodeBits : uint8_t { kLetterBit = 1, kNumberBit = 2, kSpaceBit = 4, kWordBit = 8 };
+
+// From `first` to the next entry's `first`, or to U+10FFFF, all code points have these bits.
+struct UnicodeRange {
+  uint32_t first;
+  uint8_t bits;
+};
+
+extern const UnicodeRange kUnicodeRanges[];
+extern const int kNumUnicodeRanges;
+
+}  // namespace megascale::tokenizer

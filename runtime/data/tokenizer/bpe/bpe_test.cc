@@ -1,0 +1,172 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
+#include "runtime/data/tokenizer/bpe/bpe_model.h"
+#include "runtime/data/tokenizer/bpe/bpe_trainer.h"
+#include "runtime/data/tokenizer/text/byte_alphabet.h"
+
+namespace megascale::tokenizer {
+namespace {
+
+using ::testing::ElementsAre;
+
+std::vector<int32_t> Encode(const BpeModel& model, absl::string_view text) {
+  std::vector<int32_t> ids;
+  model.Encode(text, &ids);
+  return ids;
+}
+
+// "a" 0, "b" 1, "ab" 2, "aba" 3, "abab" 4; merges a+b, ab+ab, ab+a.
+BpeSpec SmallSpec() {
+  BpeSpec spec;
+  spec.symbols = {{"a", 0}, {"b", 1}, {"ab", 2}, {"aba", 3}, {"abab", 4}};
+  spec.merges = {{0, 1, 2}, {2, 2, 4}, {2, 0, 3}};
+  return spec;
+}
+
+TEST(WordTableTest, FindsWordsOfEveryLength) {
+  WordTable table;
+  EXPECT_EQ(table.Find("a"), WordTable::kAbsent);
+  table.Reserve(200);
+  std::string word;
+  for (int32_t id = 0; id < 100; ++id) {
+    table.Insert(word, id);
+    table.Insert(word + "x", id + 100);
+    word += static_cast<char>(id);
+  }
+  word.clear();
+  for (int32_t id = 0; id < 100; ++id) {
+    EXPECT_EQ(table.Find(word), id);
+    EXPECT_EQ(table.Find(word + "x"), id + 100);
+    EXPECT_EQ(table.Find(word + "y"), WordTable::kAbsent);
+    word += static_cast<char>(id);
+  }
+}
+
+TEST(MergeTableTest, OfTwoMergesOfOnePairTheLaterOneCounts) {
+  const MergeTable table({{1, 2, 3}, {4, 5, 6}, {1, 2, 7}});
+  EXPECT_EQ(table.Find(1, 2).rank, 2u);
+  EXPECT_EQ(table.Find(1, 2).result, 7);
+  EXPECT_EQ(table.Find(4, 5).rank, 1u);
+  EXPECT_EQ(table.Find(2, 1).rank, MergeTable::kNoRank);
+}
+
+TEST(BpeModelTest, MergesTheLowestRankFirstAndTheLeftmostOfThem) {
+  const BpeModel model(SmallSpec());
+  EXPECT_THAT(Encode(model, "ababa"), ElementsAre(4, 0));
+  EXPECT_THAT(Encode(model, "aba"), ElementsAre(3));
+  EXPECT_THAT(Encode(model, "abababab"), ElementsAre(4, 4));
+  EXPECT_THAT(Encode(model, "bbaa"), ElementsAre(1, 1, 0, 0));
+  EXPECT_THAT(Encode(model, ""), ElementsAre());
+}
+
+// Long pieces take another way: the beginning of a long piece must be what it is in a short one.
+TEST(BpeModelTest, LongPiecesAreMergedAsShortOnes) {
+  const BpeModel model(SmallSpec());
+  for (const std::string& unit : {std::string("abab"), std::string("ab"), std::string("abbab")}) {
+    for (int repeats = 1; repeats < 40; ++repeats) {
+      std::string text;
+      std::vector<int32_t> expected;
+      for (int i = 0; i < repeats; ++i) text += unit + "b";
+      for (int i = 0; i < repeats; ++i) {
+        for (const int32_t id : Encode(model, unit + "b")) expected.push_back(id);
+      }
+      EXPECT_EQ(Encode(model, text), expected) << text;
+    }
+  }
+}
+
+TEST(BpeModelTest, ATokenThatNoMergeReachesNeedsIgnoreMerges) {
+  BpeSpec spec = SmallSpec();
+  spec.symbols.emplace_back("ba", 5);
+  EXPECT_THAT(Encode(BpeModel(spec), "ba"), ElementsAre(1, 0));
+  spec.ignore_merges = true;
+  EXPECT_THAT(Encode(BpeModel(spec), "ba"), ElementsAre(5));
+}
+
+TEST(BpeModelTest, WordsAreCutOnlyIfNoMergeReachesOverTheCut) {
+  BpeSpec spec;
+  spec.symbols = {{"▁", 0}, {"a", 1}, {"▁a", 2}, {"▁▁", 3}};
+  spec.merges = {{0, 1, 2}, {0, 0, 3}};
+  spec.start = BpeStart::kCharacters;
+  spec.word_begin = "▁";
+  EXPECT_TRUE(BpeModel(spec).cuts_words());
+  EXPECT_THAT(Encode(BpeModel(spec), "▁a▁a▁▁▁a"), ElementsAre(2, 2, 3, 2));
+  spec.symbols.emplace_back("a▁", 4);
+  EXPECT_TRUE(BpeModel(spec).cuts_words());
+  spec.merges.push_back({1, 0, 4});
+  EXPECT_FALSE(BpeModel(spec).cuts_words());
+}
+
+TEST(BpeModelTest, AnUnknownCharacterIsLeftOutOrReplacedOrFused) {
+  BpeSpec spec;
+  spec.symbols = {{"a", 0}, {"<unk>", 1}};
+  spec.start = BpeStart::kCharacters;
+  EXPECT_THAT(Encode(BpeModel(spec), "éaéé"), ElementsAre(0));
+  spec.unknown = 1;
+  EXPECT_THAT(Encode(BpeModel(spec), "éaéé"), ElementsAre(1, 0, 1, 1));
+  spec.fuse_unknown = true;
+  EXPECT_THAT(Encode(BpeModel(spec), "éaéé"), ElementsAre(1, 0, 1));
+}
+
+std::string Golden(const std::string& name) {
+  const auto text = base::ReadFile(
+      absl::StrCat(::getenv("TEST_SRCDIR"), "/megascale/tests/golden/tokenizer/", name), 1 << 20);
+  EXPECT_TRUE(text.ok()) << text.status();
+  return *text;
+}
+
+WordCounter::Words CountWords(SplitPattern pattern, absl::string_view text, size_t block) {
+  WordCounter counter(pattern);
+  for (; !text.empty(); text.remove_prefix(std::min(block, text.size()))) {
+    counter.Feed(text.substr(0, block));
+  }
+  counter.Finish();
+  return counter.words();
+}
+
+TEST(BpeTrainerTest, LearnsTheMergesOfTheReference) {
+  const std::string text = Golden("train.txt");
+  for (const auto& [name, split] : {std::make_pair("gpt2.json", SplitPattern::kGpt2),
+                                    std::make_pair("llama3-plain.json", SplitPattern::kLlama3)}) {
+    const auto expected = nlohmann::json::parse(Golden(name))["model"]["merges"];
+    BpeTrainOptions options;
+    options.num_tokens_max = static_cast<int64_t>(expected.size());
+    const auto merges = TrainBpe(CountWords(split, text, text.size()), options);
+    ASSERT_GT(merges.size(), 400u);
+    ASSERT_EQ(merges.size(), expected.size());
+    for (size_t i = 0; i < merges.size(); ++i) {
+      ASSERT_EQ(TokenOfBytes(merges[i].first), expected[i][0]) << name << " " << i;
+      ASSERT_EQ(TokenOfBytes(merges[i].second), expected[i][1]) << name << " " << i;
+    }
+  }
+}
+
+TEST(BpeTrainerTest, WordsDoNotDependOnTheBlocksOfTheText) {
+  const std::string text = Golden("train.txt") + "\xFF\xC3";
+  for (const auto split : {SplitPattern::kGpt2, SplitPattern::kLlama3, SplitPattern::kQwen2}) {
+    const auto whole = CountWords(split, text, text.size());
+    for (const size_t block : {1u, 7u, 4096u}) EXPECT_EQ(CountWords(split, text, block), whole);
+  }
+}
+
+TEST(BpeTrainerTest, PairsThatAreTooRareAreNotMerged) {
+  BpeTrainOptions options;
+  options.num_tokens_max = 100;
+  options.min_frequency = 3;
+  const WordCounter::Words words = {{"ab", 2}, {"abc", 1}, {"xy", 2}};
+  EXPECT_THAT(TrainBpe(words, options), ElementsAre(std::make_pair("a", "b")));
+  options.num_tokens_max = 0;
+  EXPECT_THAT(TrainBpe(words, options), ElementsAre());
+}
+
+}  // namespace
+}  // namespace megascale::tokenizer

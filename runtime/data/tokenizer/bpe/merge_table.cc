@@ -1,0 +1,19 @@
+#include "runtime/data/tokenizer/bpe/merge_table.h"
+
+namespace megascale::tokenizer {
+
+MergeTable::MergeTable(absl::Span<const BpeMerge> merges) {
+  size_t size = 16;
+  while (size < 2 * merges.size()) size *= 2;
+  slots_.resize(size);
+  mask_ = size - 1;
+  uint32_t rank = 0;
+  for (const BpeMerge& merge : merges) {
+    const uint64_t key = KeyOf(merge.left, merge.right);
+    size_t at = HashOf(key) & mask_;
+    while (slots_[at].key != key && slots_[at].key != kEmpty) at = (at + 1) & mask_;
+    slots_[at] = {key, {rank++, merge.result}};
+  }
+}
+
+}  // namespace megascale::tokenizer

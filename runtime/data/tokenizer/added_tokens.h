@@ -1,0 +1,71 @@
+// Tokens that are found in text as they are, before a tokenizer splits it: "<|endoftext|>", and
+// whatever else a tokenizer.json adds to its model's vocabulary.
+// Threads: immutable; any.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
+
+namespace megascale::tokenizer {
+
+struct AddedToken {
+  int32_t id = -1;
+  std::string content;
+  bool special = false;      // left out by a decoder that skips special tokens
+  bool single_word = false;  // not beside a word character
+  bool lstrip = false;       // takes the whitespace before it
+  bool rstrip = false;       // takes the whitespace after it
+  bool normalized = false;   // looked for in normalised text
+};
+
+// Finds some added tokens in text: at the leftmost place the longest one.
+class AddedTokenFinder {
+ public:
+  struct Pattern {
+    std::string text;  // not empty
+    AddedToken token;
+  };
+
+  // Of patterns with the same text the first counts.
+  explicit AddedTokenFinder(std::vector<Pattern> patterns);
+
+  bool empty() const { return patterns_.empty(); }
+
+  // A part of a text: a token, or what is between tokens (id -1, not empty).
+  struct Part {
+    absl::string_view text;
+    int32_t id = -1;
+  };
+  // Calls `on_part` for each part of `text` in order. With `skip_special`, special tokens stay part
+  // of the text around them. Requires: valid UTF-8.
+  // Cost: O(size of the text · length of the longest pattern), near O(size) in practice.
+  void Split(absl::string_view text, bool skip_special,
+             absl::FunctionRef<void(const Part&)> on_part) const;
+
+ private:
+  struct Match {
+    size_t begin = 0;
+    size_t end = 0;
+    const AddedToken* token = nullptr;
+  };
+
+  // Returns the first match from `from` on; nullptr as its token: none.
+  Match Next(absl::string_view text, size_t from) const;
+  // Returns the index of the longest pattern at the beginning of `text`; -1: none.
+  int32_t LongestAt(absl::string_view text) const;
+
+  std::vector<Pattern> patterns_;
+  bool begins_[256] = {};  // bytes with which patterns begin
+  // A tree of all patterns: (node, byte) -> node; the root is 0.
+  absl::flat_hash_map<uint64_t, uint32_t> children_;
+  std::vector<int32_t> pattern_at_;  // by node; -1: none ends there
+};
+
+}  // namespace megascale::tokenizer

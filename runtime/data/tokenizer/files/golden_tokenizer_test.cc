@@ -1,0 +1,138 @@
+// Token for token what PyPI's `tokenizers` makes of an adversarial corpus, under the exact pipeline
+// of each family. The golden files are made by tests/golden/tokenizer/make_golden.py.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "runtime/base/checksum.h"
+#include "runtime/base/fd.h"
+#include "runtime/data/tokenizer/files/tokenizer_file.h"
+#include "runtime/data/tokenizer/text/utf8.h"
+
+namespace megascale::tokenizer {
+namespace {
+
+std::string PathOf(const std::string& name) {
+  return absl::StrCat(::getenv("TEST_SRCDIR"), "/megascale/tests/golden/tokenizer/", name);
+}
+
+nlohmann::json ReadGolden(const std::string& name) {
+  const auto text = base::ReadFile(PathOf(name), 8 << 20);
+  EXPECT_TRUE(text.ok()) << text.status();
+  return nlohmann::json::parse(*text);
+}
+
+struct Case {
+  std::string name;
+  std::string text;
+};
+
+std::vector<Case> ReadCases() {
+  std::vector<Case> cases;
+  for (const auto& item : ReadGolden("cases.json")) {
+    Case& added = cases.emplace_back();
+    added.name = item[0];
+    for (const auto& part : item[1]) {
+      const std::string bytes = absl::HexStringToBytes(part[0].get<std::string>());
+      for (int i = part[1]; i > 0; --i) added.text += bytes;
+    }
+  }
+  return cases;
+}
+
+std::vector<int32_t> ReadIds(const std::string& run_lengths) {
+  std::vector<int32_t> ids;
+  for (const absl::string_view word : absl::StrSplit(run_lengths, ' ', absl::SkipEmpty())) {
+    const std::vector<std::string> parts = absl::StrSplit(word, '*');
+    ids.insert(ids.end(), parts.size() > 1 ? std::stoul(parts[1]) : 1, std::stoi(parts[0]));
+  }
+  return ids;
+}
+
+std::string Join(const std::vector<int32_t>& ids) { return absl::StrJoin(ids, " "); }
+
+class GoldenTokenizerTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  GoldenTokenizerTest() {
+    auto loaded = LoadTokenizer(PathOf(GetParam() + ".json"));
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    tokenizer_ = *std::move(loaded);
+  }
+
+  std::vector<int32_t> Encode(const std::string& text, const EncodeOptions& options) const {
+    std::vector<int32_t> ids;
+    tokenizer_->Encode(text, options, &ids);
+    return ids;
+  }
+
+  std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+TEST_P(GoldenTokenizerTest, EncodesEveryCaseAsTheReference) {
+  const std::vector<Case> cases = ReadCases();
+  const auto expected = ReadGolden(GetParam() + ".expected.json");
+  ASSERT_EQ(cases.size(), expected.size());
+  ASSERT_GT(cases.size(), 100u);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const std::vector<int32_t> ids = ReadIds(expected[i]["ids"]);
+    EXPECT_EQ(Join(Encode(cases[i].text, {})), Join(ids)) << cases[i].name;
+    const auto raw = expected[i].find("raw");
+    EXPECT_EQ(Join(Encode(cases[i].text, {.special_tokens_in_text = false})),
+              Join(raw == expected[i].end() ? ids : ReadIds(*raw)))
+        << cases[i].name;
+  }
+}
+
+TEST_P(GoldenTokenizerTest, DecodesEveryCaseAsTheReference) {
+  const std::vector<Case> cases = ReadCases();
+  const auto expected = ReadGolden(GetParam() + ".expected.json");
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const std::vector<int32_t> ids = Encode(cases[i].text, {.add_special_tokens = false});
+    const auto decoded = tokenizer_->Decode(ids, {});
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    const auto digest = expected[i].find("text");
+    if (digest == expected[i].end()) {
+      EXPECT_EQ(*decoded, RepairUtf8(cases[i].text)) << cases[i].name;
+    } else {
+      EXPECT_EQ(base::Sha256Hex(*decoded).substr(0, 16), *digest) << cases[i].name << *decoded;
+    }
+  }
+}
+
+TEST_P(GoldenTokenizerTest, AStreamGivesTheTextInWholeCharacters) {
+  for (const Case& item : ReadCases()) {
+    const std::vector<int32_t> ids = Encode(item.text, {.add_special_tokens = false});
+    DecodeStream stream(tokenizer_.get(), {});
+    std::string text;
+    for (const int32_t id : ids) {
+      std::string piece;
+      ASSERT_TRUE(stream.Push(id, &piece).ok());
+      EXPECT_EQ(ValidPrefix(piece), piece.size());
+      text += piece;
+    }
+    stream.Finish(&text);
+    EXPECT_EQ(text, *tokenizer_->Decode(ids, {})) << item.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GoldenTokenizerTest,
+                         ::testing::Values("gpt2", "gpt2-prefix", "neox", "llama3", "llama3-plain",
+                                           "qwen2", "llama2", "llama2-across", "mistral",
+                                           "metaspace", "metaspace-never", "unknown-fused",
+                                           "unknown-dropped"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name) c = c == '-' ? '_' : c;
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace megascale::tokenizer

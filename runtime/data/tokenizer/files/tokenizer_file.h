@@ -1,0 +1,17 @@
+// Loads a tokenizer from a file. Start here to use one.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "runtime/data/tokenizer/tokenizer.h"
+
+namespace megascale::tokenizer {
+
+// Loads a tokenizer.json, a SentencePiece model (*.model), or the one of them that a folder has;
+// tokenizer.json first. Errors, each with the path: NotFound; PermissionDenied;
+// ResourceExhausted - larger than 64 MiB; those of ParseTokenizerJson and ParseSentencePiece.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path);
+
+}  // namespace megascale::tokenizer

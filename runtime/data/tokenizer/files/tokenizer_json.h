@@ -1,0 +1,35 @@
+// Reads and writes Hugging Face's tokenizer.json. Read are BPE models with the components of the
+// supported families; anything else is refused by its name in one line, never skipped.
+// Threads: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "runtime/data/tokenizer/text/splitter.h"
+#include "runtime/data/tokenizer/tokenizer.h"
+
+namespace megascale::tokenizer {
+
+// Errors: InvalidArgument - not JSON, a malformed or contradictory part (named); Unimplemented - a
+// component that is not supported (named).
+// Cost: memory of at most about 25 times the text's size.
+absl::StatusOr<TokenizerParts> ParseTokenizerJson(absl::string_view text);
+
+// A byte-level BPE to write.
+struct ByteLevelBpe {
+  std::vector<std::string> special_tokens;  // ids 0, 1, …
+  // Then the 256 bytes in the order of the byte alphabet's letters, then the result of each merge
+  // that is no token yet. Left and right as bytes.
+  std::vector<std::pair<std::string, std::string>> merges;
+  SplitPattern split = SplitPattern::kLlama3;
+};
+
+// Returns the file, which PyPI's `tokenizers` reads, too.
+std::string WriteTokenizerJson(const ByteLevelBpe& bpe);
+
+}  // namespace megascale::tokenizer

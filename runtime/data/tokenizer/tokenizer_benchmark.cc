@@ -1,0 +1,179 @@
+// Measures how fast text becomes tokens on one core.
+//   bazel run //runtime/data/tokenizer:tokenizer_benchmark -- [FILE…]
+// The vocabulary of 32,000 is learnt from the files (default: the fortunes of the Debian package).
+// The text to encode is made from them by chance: each next byte follows the last five bytes, or
+// the last three, as it does somewhere in the files. So no text occurs twice, and with three bytes
+// half of the words are ones that the files do not have. Every text is encoded once, in documents
+// of 4 KiB; the tokenizer keeps nothing between documents.
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/data/source/byte_stream.h"
+#include "runtime/data/source/documents.h"
+#include "runtime/data/tokenizer/bpe/bpe_trainer.h"
+#include "runtime/data/tokenizer/files/tokenizer_json.h"
+
+namespace megascale::tokenizer {
+namespace {
+
+constexpr int64_t kVocabulary = 32000;
+constexpr size_t kTextBytes = size_t{8} << 20;
+constexpr size_t kDocumentBytes = 4096;
+constexpr int kRounds = 5;
+constexpr char kFortunes[] = "/usr/share/games/fortunes";
+
+double CpuSeconds() {
+  timespec time = {};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+// Random numbers that are the same on every machine (SplitMix64).
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  size_t Below(size_t count) {
+    uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return static_cast<size_t>((z ^ (z >> 31)) % count);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Text that looks like a sample, made from what follows each `order` bytes in it.
+class TextMaker {
+ public:
+  TextMaker(const std::string& sample, size_t order, uint64_t seed)
+      : sample_(sample), order_(order), random_(seed) {
+    for (size_t at = order; at < sample.size(); ++at) {
+      next_[absl::string_view(sample).substr(at - order, order)].push_back(
+          static_cast<uint32_t>(at));
+    }
+  }
+
+  std::string Make(size_t size) {
+    std::string text = sample_.substr(random_.Below(sample_.size() - order_), order_);
+    while (text.size() < size) {
+      const auto found = next_.find(absl::string_view(text).substr(text.size() - order_));
+      if (found == next_.end()) {  // the sample's own end
+        text += sample_.substr(0, order_);
+      } else {
+        text += sample_[found->second[random_.Below(found->second.size())]];
+      }
+    }
+    return text;
+  }
+
+ private:
+  const std::string& sample_;
+  const size_t order_;
+  Random random_;
+  absl::flat_hash_map<absl::string_view, std::vector<uint32_t>> next_;
+};
+
+absl::StatusOr<std::string> ReadAll(const std::vector<std::string>& paths) {
+  std::string all, document;
+  for (const std::string& path : paths) {
+    auto files = data::FilesOf(path);
+    if (!files.ok()) return files.status();
+    for (const std::string& file : *files) {
+      if (absl::EndsWith(file, ".dat") || absl::EndsWith(file, ".u8")) continue;
+      auto documents =
+          data::Documents::Open(file, data::DocumentOptions{.json_field = "", .skip_bad = true});
+      if (!documents.ok()) return documents.status();
+      const auto more = (*documents)->Next(&document);
+      if (!more.ok()) return more.status();
+      if (*more) all += document;
+    }
+  }
+  if (all.size() < kDocumentBytes) return absl::InvalidArgumentError("too little text");
+  return all;
+}
+
+std::unique_ptr<Tokenizer> TrainOn(const std::string& text, SplitPattern split) {
+  WordCounter counter(split);
+  counter.Feed(text);
+  counter.Finish();
+  ByteLevelBpe bpe;
+  bpe.split = split;
+  bpe.special_tokens = {"<|endoftext|>"};
+  BpeTrainOptions options;
+  options.num_tokens_max = kVocabulary - 257;
+  bpe.merges = TrainBpe(counter.words(), options);
+  auto parts = ParseTokenizerJson(WriteTokenizerJson(bpe));
+  return *Tokenizer::Create(*std::move(parts));
+}
+
+// Encodes the text in documents. Returns the CPU seconds.
+double EncodeOnce(const Tokenizer& tokenizer, absl::string_view text, int64_t* num_tokens) {
+  std::vector<int32_t> ids;
+  const double begin = CpuSeconds();
+  for (size_t at = 0; at < text.size(); at += kDocumentBytes) {
+    ids.clear();
+    tokenizer.Encode(text.substr(at, kDocumentBytes), {}, &ids);
+    *num_tokens += static_cast<int64_t>(ids.size());
+  }
+  return CpuSeconds() - begin;
+}
+
+void Measure(const char* what, const Tokenizer& tokenizer, const std::vector<std::string>& texts) {
+  std::vector<double> rates;
+  int64_t num_tokens = 0;
+  double num_bytes = 0;
+  for (const std::string& text : texts) {
+    const double seconds = EncodeOnce(tokenizer, text, &num_tokens);
+    rates.push_back(static_cast<double>(text.size()) / seconds / 1e6);
+    num_bytes += static_cast<double>(text.size());
+  }
+  std::sort(rates.begin(), rates.end());
+  std::printf("  %-44s %7.1f %7.1f %10.2f\n", what, rates[rates.size() / 2], rates.front(),
+              num_bytes / static_cast<double>(num_tokens));
+}
+
+int Main(const std::vector<std::string>& paths) {
+  const auto sample = ReadAll(paths);
+  if (!sample.ok()) {
+    std::fprintf(stderr, "tokenizer_benchmark: %s\n", sample.status().ToString().c_str());
+    return 1;
+  }
+  std::vector<std::string> near, far;
+  TextMaker near_maker(*sample, 5, 1), far_maker(*sample, 3, 2);
+  for (int i = 0; i < kRounds; ++i) {
+    near.push_back(near_maker.Make(kTextBytes));
+    far.push_back(far_maker.Make(kTextBytes));
+  }
+  std::printf("%.1f MB of text; MB/s of one thread's CPU time, %d texts of %zu MiB, each once\n",
+              static_cast<double>(sample->size()) / 1e6, kRounds, kTextBytes >> 20);
+  std::printf("  %-44s %7s %7s %10s\n", "", "median", "least", "bytes/token");
+  for (const auto split : {SplitPattern::kLlama3, SplitPattern::kGpt2}) {
+    const double begin = CpuSeconds();
+    const auto tokenizer = TrainOn(*sample, split);
+    std::printf("split as %s: %d tokens learnt in %.1f s\n", std::string(NameOf(split)).c_str(),
+                tokenizer->vocabulary_size(), CpuSeconds() - begin);
+    Measure("the text itself", *tokenizer, {*sample});
+    Measure("new text, five bytes decide the next", *tokenizer, near);
+    Measure("new text, three bytes decide the next", *tokenizer, far);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace megascale::tokenizer
+
+int main(int argc, char** argv) {
+  std::vector<std::string> paths(argv + 1, argv + argc);
+  if (paths.empty()) paths.emplace_back(megascale::tokenizer::kFortunes);
+  return megascale::tokenizer::Main(paths);
+}

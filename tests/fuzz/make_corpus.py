@@ -315,6 +315,47 @@ def hugging_face():
         write("hugging_face_index", name, json.dumps({"weight_map": weight_map}))
 
 
+def tokenizers():
+    fallback = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    llama = {"added_tokens": [{"id": 0, "content": "<0x00>", "special": True, "lstrip": True, "rstrip": True}],
+             "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}, {"type": "NFC"}, {
+                 "type": "Replace", "pattern": {"String": " "}, "content": "_"}]},
+             "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "_"}, "content": " "}, {
+                 "type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+             "model": {"type": "BPE", "vocab": {**fallback, "_": 256, "a": 257, "_a": 258}, "merges": ["_ a"], "byte_fallback": True}}
+    small = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}}
+
+    def model(**changes):
+        return {"model": {**small["model"], **changes}}
+
+    files = {
+        "small": small, "llama": llama, "byte-level": {**small, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
+        "metaspace": {**small, "pre_tokenizer": {"type": "Metaspace", "replacement": "b", "prepend_scheme": "first", "split": True},
+                      "decoder": {"type": "Metaspace", "replacement": "b"}},
+        "template": {**small, "post_processor": {"type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "s"}}, {"Sequence": {"id": "A"}}], "special_tokens": {"s": {"ids": [2]}}}},
+        "added": {**small, "added_tokens": [{"id": 3, "content": "aa", "single_word": True, "normalized": True},
+                                            {"id": 4, "content": " ", "lstrip": True, "rstrip": True}]},
+        "unknown": model(unk_token="a", fuse_unk=True), "ignore": model(ignore_merges=True), "twice": model(vocab={"a": 0, "b": 0}),
+        "hole": model(vocab={"a": 0, "b": 7}), "string-merge": model(merges=["a b"]), "bad-merge": model(merges=["a c", 7]),
+        "unigram": model(type="Unigram"), "control": model(type="\u001b[2J\u202e\n"), "no-model": {}, "list": [],
+    }
+    for name, content in files.items():
+        write("tokenizer_json", name, json.dumps(content))
+    write("tokenizer_json", "deep", "[" * 1000)
+    write("tokenizer_json", "empty", "")
+    texts = {"words": "Hello, world! It's 2024;  we'll see\n\n 123456", "empty": "", "spaces": "  \t\n \r\n   ", "special": "a<s> <|endoftext|>b</s>",
+             "scripts": "人生而自由 Все люди सभी ١٢٣", "marks": "e\u0301\u0327 \u0345\u0301", "emoji": "👩\u200d👧🇩🇪", "marker": "▁a▁▁b ▁",
+             "invalid": b"a\xff\xc3(\xe2\x82\xed\xa0\x80", "long": "ab" * 400, "control": "\0\x01\x7f", "contractions": "'S'LL'ſ'x"}
+    for index, (name, text) in enumerate(texts.items()):
+        write("tokenizer_text", name, bytes([index]) + (text if isinstance(text, bytes) else text.encode()))
+    lines = {"plain": '{"text": "a"}', "escapes": '{"text": "\\u00e9\\n\\ud83d\\ude00"}', "inner": '{"a": {"text": "b"}, "text": "c"}', "no-field": '{"a": 1}',
+             "number": '{"text": 1}', "object": '{"text": {"text": "a"}}', "twice": '{"text": "a", "text": "b"}', "list": "[1]", "empty": "", "cut": '{"text": "a',
+             "deep": '{"a": ' + "[" * 500, "surrogate": '{"text": "\\ud800"}', "after": '{"text": "a"} x'}
+    for name, text in lines.items():
+        write("json_line", name, text)
+
+
 job_files()
 checkpoints()
 hugging_face()
@@ -322,3 +363,4 @@ agent_messages()
 worker_link()
 keeper_wire()
 store_replies()
+tokenizers()

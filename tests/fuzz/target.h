@@ -47,6 +47,13 @@ void RunHuggingFaceIndex(absl::string_view input);
 // Replies of a Redis server, in pieces.
 void RunStoreReplies(absl::string_view input);
 
+// A tokenizer.json; if it is one, it encodes and decodes a text.
+void RunTokenizerJson(absl::string_view input);
+// Any bytes, encoded and decoded by the fixed tokenizer that the first byte chooses.
+void RunTokenizerText(absl::string_view input);
+// A line of JSON Lines with the field "text".
+void RunJsonLine(absl::string_view input);
+
 const std::vector<Target>& Targets();
 // Null: there is no target of that name.
 const Target* FindTarget(absl::string_view name);

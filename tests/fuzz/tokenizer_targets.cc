@@ -1,0 +1,114 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
+#include "runtime/base/text/printable.h"
+#include "runtime/data/source/documents.h"
+#include "runtime/data/tokenizer/files/tokenizer_json.h"
+#include "runtime/data/tokenizer/text/utf8.h"
+#include "tests/fuzz/target.h"
+
+namespace megascale::fuzz {
+namespace {
+
+using tokenizer::Tokenizer;
+
+constexpr size_t kLineBytesMax = 1000;
+
+void CheckLine(const absl::Status& refusal) {
+  const std::string message(refusal.message());
+  MEGASCALE_CHECK(!message.empty() && message.size() <= kLineBytesMax);
+  MEGASCALE_CHECK_MSG(base::Printable(message) == message, message);
+}
+
+// What holds for every tokenizer: known ids, valid text, and a stream that gives the same.
+void CheckText(const Tokenizer& tokenizer, absl::string_view text) {
+  std::vector<int32_t> ids;
+  tokenizer.Encode(text, {}, &ids);
+  const auto decoded = tokenizer.Decode(ids, {});
+  MEGASCALE_CHECK_MSG(decoded.ok(), decoded.status().ToString());
+  MEGASCALE_CHECK(base::IsUtf8(*decoded));
+  tokenizer::DecodeStream stream(&tokenizer, {});
+  std::string streamed;
+  for (const int32_t id : ids) MEGASCALE_CHECK(stream.Push(id, &streamed).ok());
+  stream.Finish(&streamed);
+  MEGASCALE_CHECK(base::IsUtf8(streamed));
+}
+
+std::unique_ptr<Tokenizer> Make(const std::string& json) {
+  auto parts = tokenizer::ParseTokenizerJson(json);
+  MEGASCALE_CHECK_MSG(parts.ok(), parts.status().ToString());
+  return *Tokenizer::Create(*std::move(parts));
+}
+
+// Byte-level, without a normaliser: decoding gives back every text.
+std::unique_ptr<Tokenizer> MakeByteLevel(tokenizer::SplitPattern split) {
+  tokenizer::ByteLevelBpe bpe;
+  bpe.special_tokens = {"<|endoftext|>", "<s>"};
+  bpe.merges = {{"a", "b"}, {" ", "a"}, {" ", " "}, {"ab", "ab"}, {"\xC3", "\xA9"}, {"1", "2"}};
+  bpe.split = split;
+  return Make(tokenizer::WriteTokenizerJson(bpe));
+}
+
+// As Llama 2: whole texts, and bytes for unknown characters.
+std::unique_ptr<Tokenizer> MakeFallback() {
+  std::string vocabulary;
+  constexpr char kDigits[] = "0123456789ABCDEF";
+  for (int byte = 0; byte < 256; ++byte) {
+    absl::StrAppend(&vocabulary, "\"<0x", std::string(1, kDigits[byte / 16]),
+                    std::string(1, kDigits[byte % 16]), ">\": ", byte, ", ");
+  }
+  return Make(absl::StrCat(R"({"added_tokens": [{"id": 260, "content": "<s>", "special": true}],
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+      {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+    "decoder": {"type": "Sequence", "decoders": [
+      {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+      {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+    "model": {"type": "BPE", "byte_fallback": true, "vocab": {)",
+                           vocabulary, R"("▁": 256, "a": 257, "▁a": 258, "▁▁": 259},
+    "merges": ["▁ a", "▁ ▁"]}})"));
+}
+
+}  // namespace
+
+void RunTokenizerJson(absl::string_view input) {
+  auto parts = tokenizer::ParseTokenizerJson(input);
+  if (!parts.ok()) return CheckLine(parts.status());
+  const auto tokenizer = Tokenizer::Create(*std::move(parts));
+  if (!tokenizer.ok()) return CheckLine(tokenizer.status());
+  CheckText(**tokenizer, "aab b ba  abab<0x00>\xC3\xA9\xFF 'S 1234");
+}
+
+void RunTokenizerText(absl::string_view input) {
+  static const auto* const tokenizers = new std::vector<std::unique_ptr<Tokenizer>>([] {
+    std::vector<std::unique_ptr<Tokenizer>> made;
+    made.push_back(MakeByteLevel(tokenizer::SplitPattern::kGpt2));
+    made.push_back(MakeByteLevel(tokenizer::SplitPattern::kLlama3));
+    made.push_back(MakeByteLevel(tokenizer::SplitPattern::kQwen2));
+    made.push_back(MakeFallback());
+    return made;
+  }());
+  if (input.empty()) return;
+  const size_t index = static_cast<unsigned char>(input[0]) % tokenizers->size();
+  const Tokenizer& tokenizer = *(*tokenizers)[index];
+  const absl::string_view text = input.substr(1);
+  CheckText(tokenizer, text);
+  std::vector<int32_t> ids;
+  tokenizer.Encode(text, {}, &ids);
+  std::string expected = tokenizer::RepairUtf8(text);
+  // The marker is a space once it is encoded, and special tokens take away where a text begins.
+  if (index == 3 && (absl::StrContains(expected, "▁") || absl::StrContains(expected, "<"))) return;
+  MEGASCALE_CHECK_MSG(*tokenizer.Decode(ids, {}) == expected, expected);
+}
+
+void RunJsonLine(absl::string_view input) {
+  std::string text;
+  const absl::Status status = data::ReadJsonLine(input, "text", &text);
+  if (!status.ok()) return CheckLine(status);
+  MEGASCALE_CHECK(base::IsUtf8(text));
+}
+
+}  // namespace megascale::fuzz

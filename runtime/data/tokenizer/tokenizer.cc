@@ -47,6 +47,7 @@ Tokenizer::Tokenizer(TokenizerParts parts)
   for (const AddedToken& token : added_tokens_) {
     if (token.special) is_special_[token.id] = true;
   }
+  for (const int32_t id : parts.special_ids) is_special_[id] = true;
 }
 
 std::vector<AddedTokenFinder::Pattern> Tokenizer::PatternsOf(bool normalized) const {

@@ -32,6 +32,7 @@ namespace megascale::tokenizer {
 struct TokenizerParts {
   std::vector<std::string> tokens;       // by id, as tokenizer.json writes them
   std::vector<AddedToken> added_tokens;  // each is among the tokens
+  std::vector<int32_t> special_ids;      // special, but never found in text; each is a token
   std::vector<NormalizerStep> normalizer;
   PreTokenizer pre_tokenizer;
   BpeSpec model;

@@ -103,7 +103,7 @@ class LongMerge {
 }  // namespace
 
 BpeModel::BpeModel(const BpeSpec& spec)
-    : merges_(spec.merges),
+    : merges_(spec.merges, spec.merge_ranks),
       start_(spec.start),
       unknown_(spec.unknown),
       fuse_unknown_(spec.fuse_unknown),

@@ -28,7 +28,8 @@ enum class BpeStart { kBytes, kCharacters };
 struct BpeSpec {
   // Every token as it stands in text, with its id (>= 0).
   std::vector<std::pair<std::string, int32_t>> symbols;
-  std::vector<BpeMerge> merges;  // by rank
+  std::vector<BpeMerge> merges;
+  std::vector<uint32_t> merge_ranks;  // of each merge; empty: its index
   BpeStart start = BpeStart::kBytes;
   // What stands for a byte or character that is no token. Without it such a character is left out,
   // as in the reference.

@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
+#include "runtime/data/tokenizer/files/sentencepiece.h"
 #include "runtime/data/tokenizer/files/tokenizer_file.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 
@@ -133,6 +134,46 @@ INSTANTIATE_TEST_SUITE_P(Families, GoldenTokenizerTest,
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });
+
+// tests/golden/tokenizer/make_sentencepiece.py makes these, with PyPI's `sentencepiece`.
+TEST(SentencePieceTest, EncodesEveryCaseAsTheLibrary) {
+  const std::vector<Case> cases = ReadCases();
+  for (const std::string name : {"sentencepiece-fallback", "sentencepiece-plain"}) {
+    const auto tokenizer = LoadTokenizer(PathOf(name + ".model"));
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    const auto expected = ReadGolden(name + ".expected.json");
+    ASSERT_EQ(cases.size(), expected.size());
+    for (size_t i = 0; i < cases.size(); ++i) {
+      std::vector<int32_t> ids;
+      (*tokenizer)->Encode(cases[i].text, {}, &ids);
+      EXPECT_EQ(Join(ids), Join(ReadIds(expected[i]["ids"]))) << cases[i].name;
+    }
+  }
+}
+
+TEST(SentencePieceTest, DecodesWhatItHasEncoded) {
+  const auto tokenizer = LoadTokenizer(PathOf("sentencepiece-fallback.model"));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::string text = "  Hello  world \n é 😀 人生";
+  std::vector<int32_t> ids = {1};
+  (*tokenizer)->Encode(text, {}, &ids);
+  EXPECT_EQ(*(*tokenizer)->Decode(ids, {.skip_special_tokens = true}), text);
+}
+
+TEST(SentencePieceTest, ACutOrOtherModelIsRefused) {
+  const std::string whole = *base::ReadFile(PathOf("sentencepiece-plain.model"), 1 << 20);
+  const auto error_of = [](const std::string& content) {
+    return std::string(ParseSentencePiece(content).status().message());
+  };
+  EXPECT_EQ(error_of(""), "is no SentencePiece model; expected its protocol buffer");
+  EXPECT_EQ(error_of(whole.substr(0, 1000)), error_of(""));
+  EXPECT_EQ(error_of("\x0A\x03\x0A\x01"
+                     "a"),
+            "SentencePiece model with a type other than BPE is not supported; use its "
+            "tokenizer.json");
+  EXPECT_EQ(error_of(std::string("\x0A\x02\x0A\x00", 4)),
+            "piece 0: expected UTF-8 of 1 to 512 bytes with a finite score");
+}
 
 }  // namespace
 }  // namespace megascale::tokenizer

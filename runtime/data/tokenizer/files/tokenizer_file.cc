@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
+#include "runtime/data/tokenizer/files/sentencepiece.h"
 #include "runtime/data/tokenizer/files/tokenizer_json.h"
 
 namespace megascale::tokenizer {
@@ -27,7 +28,8 @@ bool Exists(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadFile(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string content, base::ReadFile(path, kFileBytesMax));
-  absl::StatusOr<TokenizerParts> parts = ParseTokenizerJson(content);
+  absl::StatusOr<TokenizerParts> parts =
+      absl::EndsWith(path, ".model") ? ParseSentencePiece(content) : ParseTokenizerJson(content);
   if (!parts.ok()) return base::Annotate(parts.status(), path);
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Create(*std::move(parts));
   if (!tokenizer.ok()) return base::Annotate(tokenizer.status(), path);
@@ -40,8 +42,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path
   if (!IsFolder(path)) return LoadFile(path);
   const std::string file = absl::StrCat(path, "/tokenizer.json");
   if (Exists(file)) return LoadFile(file);
-  return absl::NotFoundError(
-      absl::StrCat("tokenizer folder ", path, ": has no tokenizer.json; expected one"));
+  const std::string model = absl::StrCat(path, "/tokenizer.model");
+  if (Exists(model)) return LoadFile(model);
+  return absl::NotFoundError(absl::StrCat(
+      "tokenizer folder ", path, ": has neither tokenizer.json nor tokenizer.model; expected one"));
 }
 
 }  // namespace megascale::tokenizer

@@ -59,7 +59,7 @@ absl::Status CheckDecoder(const Decoder& decoder) {
   int num_fallbacks = 0;
   for (const DecoderStep& step : decoder.steps) {
     const auto refuse = [&](absl::string_view why) {
-      return absl::UnimplementedError(
+      return absl::InvalidArgumentError(
           absl::StrCat("decoder ", NameOfKind(step.kind), ": is not supported ", why));
     };
     if (step.kind == Kind::kByteLevel && decoder.steps.size() > 1) return refuse("beside others");

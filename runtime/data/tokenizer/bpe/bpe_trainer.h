@@ -3,9 +3,9 @@
 // are equal. Determinism: they depend on the text and the options alone.
 //
 //   WordCounter counter(SplitPattern::kLlama3);
-//   while (…) counter.Feed(bytes);
+//   counter.Feed(bytes);  // as often as there are more
 //   counter.Finish();
-//   const auto merges = TrainBpe(counter.words(), {.num_merges_max = 7935});
+//   merges = TrainBpe(counter.words(), options);
 //
 // Threads: one.
 #pragma once

@@ -17,9 +17,9 @@ constexpr size_t kShownBytesMax = 120;
 
 absl::Status Unsupported(const JsonObject& component, absl::string_view type,
                          absl::string_view supported) {
-  return absl::UnimplementedError(absl::StrCat(component.path(), ": ",
-                                               base::Printable(type, kShownBytesMax),
-                                               " is not supported; expected ", supported));
+  return absl::InvalidArgumentError(absl::StrCat(component.path(), ": ",
+                                                 base::Printable(type, kShownBytesMax),
+                                                 " is not supported; expected ", supported));
 }
 
 // Calls `read` for a component, or for each one of its Sequence, whose elements are in `list`.

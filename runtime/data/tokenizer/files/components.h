@@ -1,6 +1,6 @@
 // Reads the components of a tokenizer.json around the model: normalizer, pre-tokenizer,
-// post-processor, decoder. Each returns Unimplemented, with the component's name, for one that no
-// supported model family uses, and InvalidArgument for a malformed one.
+// post-processor, decoder. Each returns InvalidArgument, with the component's name, for a malformed
+// one and for one that no supported model family uses.
 // Threads: pure functions.
 #pragma once
 

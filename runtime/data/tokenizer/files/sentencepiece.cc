@@ -155,8 +155,8 @@ absl::StatusOr<Model> ReadModel(absl::string_view content) {
 
 absl::Status CheckSupported(const Model& model) {
   const auto refuse = [](absl::string_view what) {
-    return absl::UnimplementedError(absl::StrCat("SentencePiece model with ", what,
-                                                 " is not supported; use its tokenizer.json"));
+    return absl::InvalidArgumentError(absl::StrCat("SentencePiece model with ", what,
+                                                   " is not supported; use its tokenizer.json"));
   };
   constexpr uint64_t kBpe = 2;
   if (model.type != kBpe) return refuse("a type other than BPE");

@@ -108,20 +108,20 @@ absl::Status CheckPlainModel(const JsonObject& model) {
   if (model.Find("type") != nullptr || model.Find("merges") == nullptr) {
     ASSIGN_OR_RETURN(const std::string type, model.Type());
     if (type != "BPE") {
-      return absl::UnimplementedError(
+      return absl::InvalidArgumentError(
           absl::StrCat("model: ", base::Printable(type, 60), " is not supported; expected BPE"));
     }
   }
   const Json* dropout = model.Find("dropout");
   if (dropout != nullptr && !(dropout->is_number() && dropout->get<double>() == 0)) {
-    return absl::UnimplementedError("model.dropout: is not supported; expected null or 0");
+    return absl::InvalidArgumentError("model.dropout: is not supported; expected null or 0");
   }
   for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json* value = model.Find(name);
     if (value == nullptr || (value->is_string() && value->get_ref<const std::string&>().empty())) {
       continue;
     }
-    return absl::UnimplementedError(
+    return absl::InvalidArgumentError(
         absl::StrCat(model.PathOf(name), ": is not supported; expected null"));
   }
   return absl::OkStatus();
@@ -151,7 +151,7 @@ absl::Status ReadModel(const JsonObject& model, TokenizerParts* parts) {
   ASSIGN_OR_RETURN(spec.ignore_merges, model.Bool("ignore_merges", false));
   ASSIGN_OR_RETURN(const bool byte_fallback, model.Bool("byte_fallback", false));
   if (byte_fallback && spec.start == BpeStart::kBytes) {
-    return absl::UnimplementedError(
+    return absl::InvalidArgumentError(
         "model.byte_fallback: is not supported with a ByteLevel pre_tokenizer; expected false");
   }
   if (byte_fallback) {
@@ -249,7 +249,7 @@ std::string WordBeginOf(const TokenizerParts& parts) {
 
 absl::Status CheckUnset(const JsonObject& file, const char* name) {
   if (file.Find(name) == nullptr) return absl::OkStatus();
-  return absl::UnimplementedError(
+  return absl::InvalidArgumentError(
       absl::StrCat(name, ": is set, which would change texts; expected null"));
 }
 

@@ -15,8 +15,8 @@
 
 namespace megascale::tokenizer {
 
-// Errors: InvalidArgument - not JSON, a malformed or contradictory part (named); Unimplemented - a
-// component that is not supported (named).
+// Errors: InvalidArgument - not JSON, a malformed or contradictory part, or a component that is not
+// supported, each named.
 // Cost: memory of at most about 25 times the text's size.
 absl::StatusOr<TokenizerParts> ParseTokenizerJson(absl::string_view text);
 

@@ -181,6 +181,11 @@ void Command::OptionalPositional(const std::string& name, std::string* value,
   app_->add_option(name, *value, help)->check(NotEmpty("a value"))->option_text(" ");
 }
 
+void Command::Positionals(const std::string& name, std::vector<std::string>* values,
+                          const std::string& help) {
+  app_->add_option(name, *values, help)->check(NotEmpty("a path"))->option_text(" ");
+}
+
 void Command::Examples(const std::string& text) {
   app_->footer(text);
   examples_ = text;

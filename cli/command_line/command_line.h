@@ -69,6 +69,10 @@ class Command {
   // A positional argument that may be left out, but not be empty.
   void OptionalPositional(const std::string& name, std::string* value, const std::string& help);
 
+  // Positional arguments, one or more, each a path.
+  void Positionals(const std::string& name, std::vector<std::string>* values,
+                   const std::string& help);
+
   // Adds paragraphs to the description in --help, one a line.
   void Details(const std::string& text);
   // Sets the example commands of --help, one a line, or on several lines that end with "\\"; a line

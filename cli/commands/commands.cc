@@ -20,6 +20,7 @@ void AddCommands(CommandLine* line, const actors::MakeDevice& make_device) {
   AddGenerateCommand(line);
   AddEvaluateCommand(line);
   AddCheckpointCommand(line);
+  AddTokenizerCommand(line);
   AddDriverCommand(line);
   AddAgentCommand(line);
   AddCertsCommand(line);

@@ -29,6 +29,7 @@ void AddPlanCommand(CommandLine* line);
 void AddGenerateCommand(CommandLine* line);
 void AddEvaluateCommand(CommandLine* line);
 void AddCheckpointCommand(CommandLine* line);
+void AddTokenizerCommand(CommandLine* line);
 void AddCertsCommand(CommandLine* line);
 void AddCompletionCommand(CommandLine* line);
 void AddVersionCommand(CommandLine* line);

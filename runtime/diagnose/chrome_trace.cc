@@ -1,0 +1,257 @@
+#include "runtime/diagnose/chrome_trace.h"
+
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+#include "runtime/base/text/printable.h"
+#include "runtime/diagnose/byte_stream.h"
+
+namespace megascale::diagnose {
+namespace {
+
+constexpr size_t kDepthMax = 16;
+constexpr size_t kNameBytesMax = 128;
+constexpr double kMicrosecondsMax = 1e15;         // 31 years
+constexpr int64_t kNumberMax = int64_t{1} << 40;  // of ids and steps
+
+// What an open bracket of the JSON holds.
+enum class Part : uint8_t { kFile, kEvents, kEvent, kArguments, kIgnored };
+
+absl::Status Invalid(absl::string_view what) { return absl::InvalidArgumentError(what); }
+
+// Fills a ChromeTrace from the parts of the JSON. A method returns false to stop.
+class Handler final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  Handler(const ChromeTraceLimits& limits, int64_t* last_part, const ByteStream& bytes)
+      : limits_(limits), last_part_(*last_part), bytes_(bytes) {}
+
+  bool null() override { return Advance() && Number(kNoNumber); }
+  bool boolean(bool /*value*/) override { return Advance(); }
+  bool number_integer(number_integer_t value) override {
+    return Advance() && Number(static_cast<double>(value));
+  }
+  bool number_unsigned(number_unsigned_t value) override {
+    return Advance() && Number(static_cast<double>(value));
+  }
+  bool number_float(number_float_t value, const string_t& /*text*/) override {
+    return Advance() && Number(value);
+  }
+  bool string(string_t& value) override {
+    if (!Advance()) return false;
+    if (InPart() == Part::kEvent && key_ == "ph") is_complete_ = value == "X";
+    if (InPart() == Part::kEvent && key_ == "name") name_ = value.substr(0, kNameBytesMax);
+    return true;
+  }
+  bool binary(binary_t& /*value*/) override { return true; }
+  bool key(string_t& value) override {
+    key_ = value.substr(0, kNameBytesMax);
+    return Advance();
+  }
+
+  bool start_object(size_t /*size*/) override {
+    if (depth_ == 0) return Open(Part::kFile);
+    if (InPart() == Part::kEvents) {
+      event_ = {};
+      is_complete_ = false;
+      name_.clear();
+      return Open(Part::kEvent);
+    }
+    const bool is_arguments = InPart() == Part::kEvent && key_ == "args";
+    return Open(is_arguments ? Part::kArguments : Part::kIgnored);
+  }
+  bool end_object() override {
+    if (!Advance()) return false;
+    const Part ended = InPart();
+    --depth_;
+    return ended != Part::kEvent || AddEvent();
+  }
+  bool start_array(size_t /*size*/) override {
+    const bool is_events = depth_ == 0 || (InPart() == Part::kFile && key_ == "traceEvents");
+    has_events_ = has_events_ || is_events;
+    return Open(is_events ? Part::kEvents : Part::kIgnored);
+  }
+  bool end_array() override {
+    --depth_;
+    return Advance();
+  }
+
+  bool parse_error(size_t position, const std::string& token,
+                   const nlohmann::json::exception& /*error*/) override {
+    return Fail(absl::StrCat("not JSON at byte ", position, ", at '",
+                             base::Printable(token.substr(0, 40)),
+                             "'; expected a trace as chrome://tracing and Perfetto read it"));
+  }
+
+  absl::Status status() const { return status_; }
+  bool has_events() const { return has_events_; }
+  ChromeTrace Take() && { return std::move(trace_); }
+
+ private:
+  Part InPart() const { return depth_ == 0 ? Part::kIgnored : parts_[depth_ - 1]; }
+
+  bool Advance() {
+    last_part_ = bytes_.num_taken();
+    return true;
+  }
+
+  bool Fail(const std::string& what) {
+    if (status_.ok()) status_ = Invalid(what);
+    return false;
+  }
+
+  bool Open(Part part) {
+    if (depth_ == kDepthMax) {
+      return Fail(absl::StrCat("byte ", bytes_.num_taken(), ": more than ", kDepthMax,
+                               " brackets inside each other; a trace has at most 4"));
+    }
+    parts_[depth_++] = part;
+    return Advance();
+  }
+
+  bool Number(double value) {
+    if (InPart() == Part::kEvent) {
+      if (key_ == "ts") return Time(value, -kMicrosecondsMax, &event_.begin_seconds);
+      if (key_ == "dur") return Time(value, 0, &event_.seconds);
+      if (key_ == "pid") return Integer(value, &event_.pid);
+      if (key_ == "tid") return Integer(value, &event_.tid);
+    } else if (InPart() == Part::kArguments) {
+      if (key_ == "step") return Integer(value, &event_.step);
+      if (key_ == "model_chunk") return Integer(value, &event_.model_chunk);
+      if (key_ == "mb_id") return Integer(value, &event_.microbatch);
+      if (key_ == "seq_id") return Integer(value, &event_.sequence);
+    }
+    return true;
+  }
+
+  std::string Where() const { return absl::StrCat("event ", num_events_, ": ", key_, " is "); }
+
+  bool Time(double microseconds, double min, double* seconds) {
+    if (!(microseconds >= min && microseconds <= kMicrosecondsMax)) {
+      return Fail(absl::StrCat(Where(), microseconds, "; expected ", min, " to ", kMicrosecondsMax,
+                               " microseconds"));
+    }
+    *seconds = microseconds / 1e6;
+    return true;
+  }
+
+  bool Integer(double value, int64_t* number) {
+    if (!(value >= kNoNumber && value <= static_cast<double>(kNumberMax)) ||
+        value != std::floor(value)) {
+      return Fail(absl::StrCat(Where(), value, "; expected an integer from -1 to ", kNumberMax));
+    }
+    *number = static_cast<int64_t>(value);
+    return true;
+  }
+
+  bool AddEvent() {
+    ++num_events_;
+    if (!is_complete_) return true;
+    if (event_.step < 0) {
+      ++trace_.num_without_step;
+      return true;
+    }
+    if (static_cast<int64_t>(trace_.events.size()) >= limits_.events_max) {
+      return Fail(absl::StrCat("the trace has more than ", limits_.events_max,
+                               " events of steps; record fewer steps"));
+    }
+    const auto [found, is_new] = numbers_.try_emplace(name_, static_cast<int>(numbers_.size()));
+    if (is_new) {
+      if (static_cast<int>(trace_.names.size()) >= limits_.names_max) {
+        return Fail(absl::StrCat("events have more than ", limits_.names_max,
+                                 " different names; expected names of operations"));
+      }
+      trace_.names.push_back(name_);
+    }
+    event_.name = found->second;
+    trace_.events.push_back(event_);
+    return true;
+  }
+
+  const ChromeTraceLimits& limits_;
+  int64_t& last_part_;
+  const ByteStream& bytes_;
+  absl::Status status_;
+  std::array<Part, kDepthMax> parts_ = {};
+  size_t depth_ = 0;
+  std::string key_;
+  bool has_events_ = false;
+  TraceEvent event_;
+  bool is_complete_ = false;
+  std::string name_;
+  int64_t num_events_ = 0;
+  ChromeTrace trace_;
+  absl::flat_hash_map<std::string, int> numbers_;  // of names
+};
+
+// What the JSON parser reads. Ends the text early where a part of the JSON, such as a string, is
+// longer than a trace needs: the parser keeps such a part in memory.
+struct Input {
+  ByteStream* bytes = nullptr;
+  const ChromeTraceLimits* limits = nullptr;
+  int64_t last_part = 0;  // where the last part ended
+  bool is_cut = false;
+
+  int Peek() {
+    if (bytes->num_taken() - last_part > limits->token_bytes_max) is_cut = true;
+    return is_cut ? ByteStream::kEnd : bytes->Peek();
+  }
+};
+
+// An input iterator over an Input; the default-made one is the end.
+class Iterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = char;
+
+  explicit Iterator(Input* input = nullptr) : input_(input) {}
+  char operator*() const { return static_cast<char>(input_->Peek()); }
+  Iterator& operator++() {
+    input_->bytes->Take();
+    return *this;
+  }
+  Iterator operator++(int) {
+    Iterator before = *this;
+    ++*this;
+    return before;
+  }
+  bool operator==(const Iterator& other) const { return AtEnd() == other.AtEnd(); }
+  bool operator!=(const Iterator& other) const { return !(*this == other); }
+
+ private:
+  bool AtEnd() const { return input_ == nullptr || input_->Peek() == ByteStream::kEnd; }
+
+  Input* input_;
+};
+
+}  // namespace
+
+absl::StatusOr<ChromeTrace> ReadChromeTrace(const ReadBytes& read,
+                                            const ChromeTraceLimits& limits) {
+  ByteStream bytes(read, limits.bytes_max);
+  Input input = {.bytes = &bytes, .limits = &limits};
+  Handler handler(limits, &input.last_part, bytes);
+  const bool parsed = nlohmann::json::sax_parse(Iterator(&input), Iterator(), &handler);
+  if (!bytes.status().ok()) return bytes.status();
+  if (input.is_cut) {
+    return Invalid(absl::StrCat("a string or a gap after byte ", input.last_part,
+                                " is longer than ", limits.token_bytes_max,
+                                " bytes; a trace has none of that length"));
+  }
+  if (!handler.status().ok()) return handler.status();
+  if (!parsed || !handler.has_events()) {
+    return Invalid(
+        "no list of events; expected a JSON array of events, or an object with 'traceEvents'");
+  }
+  return std::move(handler).Take();
+}
+
+}  // namespace megascale::diagnose

@@ -1,0 +1,43 @@
+// A running job's measured steps in the form that what_if.h analyses: the instructions of the plan
+// with their dependencies, and what each rank measured; and in the form that stall.h walks. Pure
+// functions.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "runtime/diagnose/operation_graph.h"
+#include "runtime/diagnose/stall.h"
+#include "runtime/diagnose/what_if.h"
+#include "runtime/plan/rank_plan.h"
+#include "runtime/timeline/timed_step.h"
+
+namespace megascale::diagnose {
+
+struct MeasuredJob {
+  OperationGraph graph;  // workers are the known ranks, in order
+  std::vector<MeasuredStep> steps;
+};
+
+// How a job's own steps are analysed: a rank that is stopped or throttled begins late, so delays
+// are its work; few ranks are replayed one by one.
+inline constexpr WhatIfOptions kMeasuredJobOptions = {.delays_are_work = true,
+                                                      .exact_workers_max = 64};
+
+// Makes the analysis' input of the whole ones among `steps`. A pass of tensor-parallel ranks
+// becomes two operations: what the rank computes, and the exchanges that end it. Operations are
+// comparable if they do the same to equal buffers; passes, in all chunks. `known`: by rank, whether
+// its spans are there. Requires: `steps` come from timeline::MeasureSteps with these plans. Errors:
+// InvalidArgument - no step is whole.
+absl::StatusOr<MeasuredJob> JobOfSteps(absl::Span<const plan::RankPlan> plans,
+                                       const std::vector<bool>& known,
+                                       absl::Span<const timeline::TimedStep> steps);
+
+// Returns where each rank stands: in the newest step that it has begun. A rank that has begun none
+// of the steps is not known. Requires: as above.
+std::vector<RankPosition> PositionsOf(absl::Span<const plan::RankPlan> plans,
+                                      const std::vector<bool>& known,
+                                      absl::Span<const timeline::TimedStep> steps);
+
+}  // namespace megascale::diagnose

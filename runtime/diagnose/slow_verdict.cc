@@ -1,0 +1,293 @@
+#include "runtime/diagnose/slow_verdict.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace megascale::diagnose {
+namespace {
+
+// A suspect must explain this share of the lost time to be the cause.
+constexpr double kShareMin = 0.5;
+// A worker is blamed rather than its stage if it explains nearly what the stage does.
+constexpr double kShareOfStageMin = 0.7;
+// A worker, stage or link is slow if it takes this many times what its like take.
+constexpr double kTimesSlowerMin = 1.1;
+// And so in this share of the steps.
+constexpr double kPersistentMin = 2.0 / 3;
+// Waiting for data is a cause from this share of the step on, though all workers wait alike.
+constexpr double kDataWaitMin = 0.1;
+
+double MedianOf(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+class Explanation {
+ public:
+  Explanation(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
+              const WhatIfOptions& options, const WhatIf& result)
+      : graph_(graph), steps_(steps), options_(options), result_(result) {
+    FindWork();
+  }
+
+  SlowVerdict Run() && {
+    SlowVerdict verdict;
+    verdict.slowdown = result_.slowdown;
+    verdict.lost_seconds = std::max(0.0, result_.mean_actual() - result_.mean_ideal());
+    verdict.step_seconds =
+        std::accumulate(result_.measured_seconds.begin(), result_.measured_seconds.end(), 0.0) /
+        static_cast<double>(steps_.size());
+    verdict.grows = Grows();
+    std::vector<Suspect> suspects = {OneWorker(),  OneStage(), Link(),
+                                     Collective(), DataWait(), Jitter()};
+    const auto is_cause = [&](const Suspect& suspect) { return IsCause(suspect, suspects); };
+    const auto found = std::find_if(suspects.begin(), suspects.end(), is_cause);
+    if (found != suspects.end()) {
+      verdict.cause = *found;
+      suspects.erase(found);
+    } else {
+      verdict.cause.cause =
+          result_.slowdown < kSlowdownMin ? SlowCause::kNone : SlowCause::kUnknown;
+    }
+    std::stable_sort(suspects.begin(), suspects.end(),
+                     [](const Suspect& a, const Suspect& b) { return a.share > b.share; });
+    verdict.excluded = std::move(suspects);
+    return verdict;
+  }
+
+ private:
+  bool IsCause(const Suspect& suspect, const std::vector<Suspect>& all) const {
+    if (suspect.cause == SlowCause::kDataWait) return suspect.share >= kDataWaitMin;
+    if (result_.slowdown < kSlowdownMin || suspect.share < kShareMin) return false;
+    if (suspect.cause == SlowCause::kOneWorker) {
+      const double of_stage = std::find_if(all.begin(), all.end(), [](const Suspect& other) {
+                                return other.cause == SlowCause::kUnequalStages;
+                              })->share;
+      return suspect.times_slower >= kTimesSlowerMin &&
+             suspect.share >= kShareOfStageMin * of_stage;
+    }
+    return suspect.times_slower >= kTimesSlowerMin;
+  }
+
+  const OperationKind& KindOf(size_t operation) const {
+    return graph_.kinds()[static_cast<size_t>(graph_.operations()[operation].kind)];
+  }
+  const Worker& WorkerOf(size_t operation) const {
+    return graph_.workers()[static_cast<size_t>(graph_.operations()[operation].worker)];
+  }
+  double TimeOf(size_t step, size_t operation) const {
+    const OperationTimes& times = steps_[step].times;
+    return times.duration[operation] + (options_.delays_are_work ? times.delay[operation] : 0);
+  }
+  double ShareOf(const Choice& chosen) const {
+    return FixOperations(graph_, steps_, options_, result_, chosen).share;
+  }
+
+  // How long each worker computes in each step.
+  void FindWork() {
+    work_.assign(steps_.size(), std::vector<double>(graph_.workers().size()));
+    for (size_t s = 0; s < steps_.size(); ++s) {
+      for (size_t i = 0; i < graph_.size(); ++i) {
+        if (KindOf(i).role != Role::kCompute) continue;
+        work_[s][static_cast<size_t>(graph_.operations()[i].worker)] += TimeOf(s, i);
+      }
+    }
+  }
+
+  // Returns the median over steps of how many times the work of `w` is that of the others of its
+  // stage, or of all workers if it is alone there. Too few steps in which it is slower: 1.
+  double TimesSlower(size_t w) const {
+    const std::vector<Worker>& workers = graph_.workers();
+    std::vector<size_t> others;
+    for (size_t o = 0; o < workers.size(); ++o) {
+      if (o != w && workers[o].stage == workers[w].stage) others.push_back(o);
+    }
+    for (size_t o = 0; o < workers.size() && others.size() < 1; ++o) {
+      if (o != w) others.push_back(o);
+    }
+    std::vector<double> ratios;
+    for (const std::vector<double>& work : work_) {
+      std::vector<double> of_others;
+      for (const size_t o : others) of_others.push_back(work[o]);
+      ratios.push_back(RatioOf(work[w], MedianOf(std::move(of_others))));
+    }
+    return Persistent(std::move(ratios));
+  }
+
+  static double RatioOf(double time, double typical) { return typical > 0 ? time / typical : 1; }
+
+  // Returns the median of the steps' ratios; 1 if too few steps are slower.
+  static double Persistent(std::vector<double> ratios) {
+    const auto num_slower = std::count_if(ratios.begin(), ratios.end(),
+                                          [](double ratio) { return ratio >= kTimesSlowerMin; });
+    const double share = static_cast<double>(num_slower) / static_cast<double>(ratios.size());
+    return share >= kPersistentMin ? MedianOf(std::move(ratios)) : 1;
+  }
+
+  Suspect OneWorker() const {
+    Suspect suspect = {.cause = SlowCause::kOneWorker};
+    if (result_.slowest_workers.empty()) return suspect;
+    suspect.worker = result_.slowest_workers.front();
+    suspect.stage = graph_.workers()[static_cast<size_t>(suspect.worker)].stage;
+    suspect.share =
+        ShareOf([&](size_t i) { return graph_.operations()[i].worker == suspect.worker; });
+    suspect.times_slower = TimesSlower(static_cast<size_t>(suspect.worker));
+    return suspect;
+  }
+
+  Suspect OneStage() const {
+    Suspect suspect = {.cause = SlowCause::kUnequalStages};
+    const std::vector<double>& slowdowns = result_.by_stage.all;
+    if (slowdowns.size() < 2) return suspect;
+    suspect.stage = static_cast<int>(
+        std::distance(slowdowns.begin(), std::max_element(slowdowns.begin(), slowdowns.end())));
+    suspect.share = ShareOf([&](size_t i) { return WorkerOf(i).stage == suspect.stage; });
+    std::vector<double> ratios;
+    for (const std::vector<double>& work : work_) {
+      std::vector<double> here;
+      std::vector<double> elsewhere;
+      for (size_t w = 0; w < work.size(); ++w) {
+        (graph_.workers()[w].stage == suspect.stage ? here : elsewhere).push_back(work[w]);
+      }
+      ratios.push_back(RatioOf(MedianOf(std::move(here)), MedianOf(std::move(elsewhere))));
+    }
+    suspect.times_slower = Persistent(std::move(ratios));
+    return suspect;
+  }
+
+  // By meeting: the two workers of a transfer.
+  using Pair = std::pair<int, int>;
+  std::vector<Pair> PairsOfOperations() const {
+    absl::flat_hash_map<int, Pair> pairs;
+    for (size_t i = 0; i < graph_.size(); ++i) {
+      const Operation& operation = graph_.operations()[i];
+      if (KindOf(i).role != Role::kTransfer || operation.meeting == kNoMeeting) continue;
+      const auto [found, is_new] =
+          pairs.try_emplace(operation.meeting, operation.worker, operation.worker);
+      found->second = {std::min(found->second.first, operation.worker),
+                       std::max(found->second.second, operation.worker)};
+    }
+    std::vector<Pair> result(graph_.size(), Pair{-1, -1});
+    for (size_t i = 0; i < graph_.size(); ++i) {
+      const auto found = pairs.find(graph_.operations()[i].meeting);
+      if (KindOf(i).role == Role::kTransfer && found != pairs.end()) result[i] = found->second;
+    }
+    return result;
+  }
+
+  Suspect Link() const {
+    Suspect suspect = {.cause = SlowCause::kSlowLink};
+    const std::vector<Pair> pair_of = PairsOfOperations();
+    std::map<Pair, std::vector<double>> times;  // by step
+    for (size_t i = 0; i < graph_.size(); ++i) {
+      if (pair_of[i].first < 0) continue;
+      std::vector<double>& of_steps = times[pair_of[i]];
+      of_steps.resize(steps_.size());
+      for (size_t s = 0; s < steps_.size(); ++s) of_steps[s] += TimeOf(s, i);
+    }
+    if (times.size() < 2) return suspect;
+    const auto sum = [](const auto& pair) {
+      return std::accumulate(pair.second.begin(), pair.second.end(), 0.0);
+    };
+    const auto slowest = std::max_element(
+        times.begin(), times.end(), [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
+    std::vector<double> ratios;
+    for (size_t s = 0; s < steps_.size(); ++s) {
+      std::vector<double> of_others;
+      for (const auto& [pair, of_steps] : times) {
+        if (pair != slowest->first) of_others.push_back(of_steps[s]);
+      }
+      ratios.push_back(RatioOf(slowest->second[s], MedianOf(std::move(of_others))));
+    }
+    suspect.worker = slowest->first.first;
+    suspect.peer = slowest->first.second;
+    suspect.times_slower = Persistent(std::move(ratios));
+    suspect.share = ShareOf([&](size_t i) { return pair_of[i] == slowest->first; });
+    return suspect;
+  }
+
+  Suspect Collective() const {
+    Suspect worst = {.cause = SlowCause::kSlowCollective};
+    std::set<std::string> labels;
+    for (const OperationKind& kind : graph_.kinds()) {
+      if (kind.role == Role::kCollective) labels.insert(kind.label);
+    }
+    for (const std::string& label : labels) {
+      const double share = ShareOf([&](size_t i) {
+        return KindOf(i).role == Role::kCollective && KindOf(i).label == label;
+      });
+      if (!worst.label.empty() && share <= worst.share) continue;
+      worst.label = label;
+      worst.share = share;
+    }
+    const auto found =
+        std::find(result_.by_kind.names.begin(), result_.by_kind.names.end(), worst.label);
+    if (found != result_.by_kind.names.end()) {
+      worst.times_slower =
+          result_.by_kind.all[static_cast<size_t>(found - result_.by_kind.names.begin())];
+    }
+    return worst;
+  }
+
+  Suspect DataWait() const {
+    Suspect suspect = {.cause = SlowCause::kDataWait};
+    const double without = MeanWithout(graph_, steps_, options_,
+                                       [&](size_t i) { return KindOf(i).role == Role::kLoad; });
+    const double actual = result_.mean_actual();
+    if (actual > 0) suspect.share = (actual - without) / actual;
+    suspect.times_slower = without > 0 ? actual / without : 1;
+    return suspect;
+  }
+
+  // All that computes explains the loss together, and the worker that costs most changes from step
+  // to step.
+  Suspect Jitter() const {
+    Suspect suspect = {.cause = SlowCause::kJitter};
+    suspect.share = ShareOf([&](size_t i) {
+      return KindOf(i).role == Role::kCompute || KindOf(i).role == Role::kOther;
+    });
+    std::map<size_t, int> times_slowest;
+    for (const std::vector<double>& work : work_) {
+      ++times_slowest[static_cast<size_t>(
+          std::distance(work.begin(), std::max_element(work.begin(), work.end())))];
+    }
+    int most = 0;
+    for (const auto& [worker, count] : times_slowest) most = std::max(most, count);
+    const double share = static_cast<double>(most) / static_cast<double>(work_.size());
+    suspect.times_slower = share < kPersistentMin ? result_.slowdown : 1;
+    return suspect;
+  }
+
+  bool Grows() const {
+    const std::vector<double>& seconds = result_.measured_seconds;
+    const size_t third = seconds.size() / 3;
+    if (third == 0) return false;
+    const auto mean = [&](size_t begin) {
+      return std::accumulate(seconds.begin() + static_cast<int64_t>(begin),
+                             seconds.begin() + static_cast<int64_t>(begin + third), 0.0);
+    };
+    return mean(seconds.size() - third) >= kTimesSlowerMin * mean(0);
+  }
+
+  const OperationGraph& graph_;
+  const absl::Span<const MeasuredStep> steps_;
+  const WhatIfOptions options_;
+  const WhatIf& result_;
+  std::vector<std::vector<double>> work_;  // by step and worker, in seconds
+};
+
+}  // namespace
+
+SlowVerdict ExplainSlowness(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
+                            const WhatIfOptions& options, const WhatIf& result) {
+  return Explanation(graph, steps, options, result).Run();
+}
+
+}  // namespace megascale::diagnose

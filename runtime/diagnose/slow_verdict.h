@@ -1,0 +1,54 @@
+// Why steps are slow: which worker, stage, link or wait explains the time that a what-if analysis
+// finds lost. Pure functions; the words are made by who shows the verdict.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "runtime/diagnose/operation_graph.h"
+#include "runtime/diagnose/what_if.h"
+
+namespace megascale::diagnose {
+
+enum class SlowCause {
+  kNone,            // the steps lose less than kSlowdownMin says
+  kOneWorker,       // one worker computes slower than those with the same work
+  kUnequalStages,   // one pipeline stage has more work than the others
+  kSlowLink,        // transfers between two workers take longer than between others
+  kSlowCollective,  // collectives take long in some steps, or on some workers
+  kDataWait,        // workers wait for the data to train on
+  kJitter,          // operations take different times from step to step, on changing workers
+  kUnknown,         // the steps lose time and no part explains it
+};
+
+// A slowdown below this is normal. Source: the OSDI '25 paper counts a job as straggling from 1.1.
+inline constexpr double kSlowdownMin = 1.1;
+
+// A cause that was considered. Fields that do not apply keep their defaults.
+struct Suspect {
+  SlowCause cause = SlowCause::kUnknown;
+  int worker = -1;  // index
+  int peer = -1;    // index: the other end of the link
+  int stage = -1;
+  std::string label = "";  // of the collective's kind
+  // Share of the lost time that comes back without it; for kDataWait the share of the step.
+  double share = 0;
+  double times_slower = 1;  // than the others
+};
+
+struct SlowVerdict {
+  Suspect cause;
+  std::vector<Suspect> excluded;  // the other suspects, the largest share first
+  double slowdown = 1;            // S
+  double lost_seconds = 0;        // of a step
+  double step_seconds = 0;        // mean, as measured
+  bool grows = false;             // the newest steps take longer than the oldest by 10 % or more
+};
+
+// Requires: `result` is that of AnalyzeSteps with the other arguments. Cost: a few replays of every
+// step.
+SlowVerdict ExplainSlowness(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
+                            const WhatIfOptions& options, const WhatIf& result);
+
+}  // namespace megascale::diagnose

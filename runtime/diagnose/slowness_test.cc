@@ -1,0 +1,355 @@
+// The what-if analysis and its verdicts on steps that are computed with a fault in them.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+#include "runtime/diagnose/heat_map.h"
+#include "runtime/diagnose/measured_job.h"
+#include "runtime/diagnose/operation_graph.h"
+#include "runtime/diagnose/slow_verdict.h"
+#include "runtime/diagnose/straggler_table.h"
+#include "runtime/diagnose/traced_job.h"
+#include "runtime/diagnose/what_if.h"
+#include "runtime/diagnose/what_if_json.h"
+#include "runtime/plan/build/step_plan.h"
+#include "runtime/simulate/step_time.h"
+
+namespace megascale::diagnose {
+namespace {
+
+using plan::Instruction;
+using plan::OpClass;
+using plan::RankPlan;
+using timeline::TimedStep;
+
+// --- replay -------------------------------------------------------------------------------------
+
+TEST(OperationGraphTest, AnOperationWaitsForItsDependenciesAndItsMeeting) {
+  // Worker 0: a, then sends; worker 1: receives, then b.
+  const auto graph = OperationGraph::Create(
+      {{"compute", "compute"}, {"transfer", "transfer", Ideal::kMedian, Role::kTransfer}},
+      {{0, 0, 0}, {1, 0, 1}},
+      {{.kind = 0, .worker = 0},
+       {.kind = 1, .worker = 0, .depends_on = {0}, .meeting = 4},
+       {.kind = 1, .worker = 1, .meeting = 4},
+       {.kind = 0, .worker = 1, .depends_on = {2}}});
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_DOUBLE_EQ(graph->Replay({{0, 0, 0, 0}, {5, 1, 2, 10}}), 5 + 2 + 10);
+  EXPECT_DOUBLE_EQ(graph->Replay({{0, 1, 9, 0}, {5, 1, 2, 10}}), 9 + 2 + 10);
+  EXPECT_EQ(graph->DelaysOf({0, 5, 0.5, 7.5}, {5, 7, 7, 17.5}),
+            (std::vector<double>{0, 0, 0.5, 0.5}));
+  EXPECT_EQ(graph->DurationsOf({0, 5, 0.5, 7.5}, {5, 6, 7, 17.5}),
+            (std::vector<double>{5, 1, 2, 10}));
+}
+
+TEST(OperationGraphTest, OperationsThatWaitForEachOtherAreRefused) {
+  const auto graph = OperationGraph::Create(
+      {{"compute", "compute"}}, {{0, 0, 0}},
+      {{.kind = 0, .worker = 0, .depends_on = {1}}, {.kind = 0, .worker = 0, .depends_on = {0}}});
+  EXPECT_EQ(graph.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// --- our own steps -------------------------------------------------------------------------------
+
+// Changes an instruction's time in a step, in nanoseconds.
+using Fault =
+    std::function<int64_t(const RankPlan&, const Instruction&, int64_t step, int64_t nanos)>;
+
+struct Job {
+  std::vector<RankPlan> plans;
+  std::vector<TimedStep> steps;
+};
+
+std::vector<RankPlan> PlansOf(const plan::MeshSizes& sizes) {
+  plan::PlanOptions options;
+  options.mesh = plan::Mesh::Create(sizes).value();
+  options.num_microbatches = 4;
+  std::vector<RankPlan> plans;
+  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+    plans.push_back(plan::BuildTrainPlan(options, rank).value());
+  }
+  return plans;
+}
+
+// Runs `num_steps` steps of data 2 x pipeline 2 in which a pass takes 1 ms and all else 0.1 ms, one
+// after another on one clock.
+Job RunSteps(const Fault& fault, plan::MeshSizes sizes = {.data = 2, .pipeline = 2},
+             int64_t num_steps = 6) {
+  Job job = {.plans = PlansOf(sizes), .steps = {}};
+  int64_t begin = 0;
+  for (int64_t step = 1; step <= num_steps; ++step) {
+    TimedStep timed;
+    timed.step = step;
+    timed.time = simulate::TimeStep(job.plans, [&](const RankPlan& plan, const Instruction& i) {
+                   const int64_t nanos = plan::IsPass(i.kind()) ? 1'000'000 : 100'000;
+                   return fault(plan, i, step, nanos);
+                 }).value();
+    for (std::vector<timeline::SpanTime>& rank : timed.time.ranks) {
+      for (timeline::SpanTime& span : rank) {
+        span.ready += begin;
+        span.begin += begin;
+        span.end += begin;
+      }
+    }
+    timed.exchanges.resize(job.plans.size());
+    timed.time.end += begin;
+    begin = timed.time.end;
+    job.steps.push_back(std::move(timed));
+  }
+  return job;
+}
+
+struct Result {
+  MeasuredJob measured;
+  WhatIf what_if;
+  SlowVerdict verdict;
+};
+
+Result Judge(const Job& job, std::vector<bool> known = {}) {
+  known.resize(job.plans.size(), true);
+  Result result;
+  result.measured = JobOfSteps(job.plans, known, job.steps).value();
+  result.what_if = AnalyzeSteps(result.measured.graph, result.measured.steps, kMeasuredJobOptions);
+  result.verdict = ExplainSlowness(result.measured.graph, result.measured.steps,
+                                   kMeasuredJobOptions, result.what_if);
+  return result;
+}
+
+int64_t Calm(const RankPlan&, const Instruction&, int64_t, int64_t nanos) { return nanos; }
+
+TEST(SlownessTest, CalmStepsAreHealthyAndTheReplayTakesAsLongAsTheStep) {
+  const Result result = Judge(RunSteps(Calm));
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kNone);
+  EXPECT_NEAR(result.what_if.slowdown, 1, 1e-9);
+  EXPECT_NEAR(result.what_if.launch_slowdown, 1, 1e-6);
+  EXPECT_FALSE(result.verdict.grows);
+}
+
+TEST(SlownessTest, NamesTheOneRankThatComputesSlowly) {
+  for (int slow = 0; slow < 4; ++slow) {
+    const Result result =
+        Judge(RunSteps([&](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+          return plan.rank == slow && plan::IsPass(i.kind()) ? 3 * nanos : nanos;
+        }));
+    ASSERT_EQ(result.verdict.cause.cause, SlowCause::kOneWorker) << slow;
+    EXPECT_EQ(result.verdict.cause.worker, slow);
+    EXPECT_NEAR(result.verdict.cause.times_slower, 3, 0.3);
+    EXPECT_GT(result.verdict.cause.share, 0.7);
+    EXPECT_GT(result.what_if.by_worker.all[static_cast<size_t>(slow)], 1.2);
+  }
+}
+
+TEST(SlownessTest, NamesTheSlowRankAmongTensorParallelOnes) {
+  for (int slow = 0; slow < 8; ++slow) {
+    Job job = RunSteps(Calm, {.data = 2, .pipeline = 2, .tensor = 2});
+    // All ranks of a pass take as long as the slow one; the others wait for it in their exchanges.
+    job = RunSteps(
+        [&](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+          return plan.rank / 2 == slow / 2 && plan::IsPass(i.kind()) ? 3 * nanos : nanos;
+        },
+        {.data = 2, .pipeline = 2, .tensor = 2});
+    for (TimedStep& step : job.steps) {
+      for (size_t rank = 0; rank < job.plans.size(); ++rank) {
+        const bool waits = static_cast<int>(rank) / 2 == slow / 2 && static_cast<int>(rank) != slow;
+        for (size_t i = 0; i < job.plans[rank].instructions.size() && waits; ++i) {
+          if (!plan::IsPass(job.plans[rank].instructions[i].kind())) continue;
+          step.time.ranks[rank][i].exchange = 2'000'000;
+        }
+      }
+    }
+    const Result result = Judge(job);
+    ASSERT_EQ(result.verdict.cause.cause, SlowCause::kOneWorker) << slow;
+    EXPECT_EQ(result.verdict.cause.worker, slow);
+  }
+}
+
+TEST(SlownessTest, TellsAStageWithMoreWorkFromASlowRank) {
+  const Result result =
+      Judge(RunSteps([](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+        return plan.stage() == 1 && plan::IsPass(i.kind()) ? 2 * nanos : nanos;
+      }));
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kUnequalStages);
+  EXPECT_EQ(result.verdict.cause.stage, 1);
+  EXPECT_NEAR(result.verdict.cause.times_slower, 2, 0.2);
+  EXPECT_GT(result.what_if.fix_last_stage.share, 0.9);
+}
+
+TEST(SlownessTest, NamesTheTwoEndsOfASlowLink) {
+  // Replica 1: ranks 1 and 3.
+  const Result result =
+      Judge(RunSteps([](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+        return plan::IsTransfer(i.kind()) && plan.rank % 2 == 1 ? 20 * nanos : nanos;
+      }));
+  ASSERT_EQ(result.verdict.cause.cause, SlowCause::kSlowLink);
+  EXPECT_EQ(result.verdict.cause.worker, 1);
+  EXPECT_EQ(result.verdict.cause.peer, 3);
+}
+
+TEST(SlownessTest, NamesWaitingForDataThoughAllRanksWaitAlike) {
+  const Result result =
+      Judge(RunSteps([](const RankPlan&, const Instruction& i, int64_t, int64_t nanos) {
+        return plan::OperationOf(i.kind()).op_class == OpClass::kLoad ? 100 * nanos : nanos;
+      }));
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kDataWait);
+  EXPECT_GT(result.verdict.cause.share, 0.4);
+}
+
+TEST(SlownessTest, NamesACollectiveThatIsSlowInSomeSteps) {
+  const Result result =
+      Judge(RunSteps([](const RankPlan&, const Instruction& i, int64_t step, int64_t nanos) {
+        return i.kind() == plan::OpKind::kReduceGradients && step % 3 == 0 ? 200 * nanos : nanos;
+      }));
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kSlowCollective);
+  EXPECT_EQ(result.verdict.cause.label, "reduce-scatter of gradients");
+}
+
+TEST(SlownessTest, BlamesNoRankIfTheSlowOneChanges) {
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    const Result result = Judge(RunSteps(
+        [&](const RankPlan&, const Instruction& i, int64_t, int64_t nanos) {
+          return plan::IsPass(i.kind()) && random() % 4 == 0 ? 4 * nanos : nanos;
+        },
+        {.data = 4, .pipeline = 2}, 9));
+    EXPECT_GT(result.verdict.slowdown, kSlowdownMin);
+    EXPECT_TRUE(result.verdict.cause.cause == SlowCause::kJitter ||
+                result.verdict.cause.cause == SlowCause::kUnknown)
+        << "seed " << seed;
+  }
+}
+
+TEST(SlownessTest, SeesStepsThatGrow) {
+  const Result result = Judge(RunSteps([](const RankPlan&, const Instruction&, int64_t step,
+                                          int64_t nanos) { return nanos * (10 + step) / 10; }));
+  EXPECT_TRUE(result.verdict.grows);
+}
+
+// A stopped process begins late, which is its own time and not that of those who wait.
+TEST(SlownessTest, CountsTheDelayOfARankAsItsWork) {
+  Job job = RunSteps(Calm);
+  for (TimedStep& step : job.steps) {
+    step.time = simulate::TimeStep(job.plans, [](const RankPlan& plan, const Instruction& i) {
+                  const int64_t nanos = plan::IsPass(i.kind()) ? 1'000'000 : 100'000;
+                  return plan.rank == 2 && plan::IsPass(i.kind()) ? 3 * nanos : nanos;
+                }).value();
+    for (size_t i = 0; i < job.plans[2].instructions.size(); ++i) {
+      timeline::SpanTime& span = step.time.ranks[2][i];
+      if (!plan::IsPass(job.plans[2].instructions[i].kind())) continue;
+      span.ready += 2'000'000;
+      span.begin += 2'000'000;
+    }
+  }
+  const Result result = Judge(job);
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kOneWorker);
+  EXPECT_EQ(result.verdict.cause.worker, 2);
+}
+
+TEST(SlownessTest, LeavesOutRanksThatAreNotKnownAndStepsThatAreNotWhole) {
+  Job job = RunSteps(Calm);
+  job.steps.back().whole = false;
+  const Result result = Judge(job, {true, false, true, true});
+  EXPECT_EQ(result.measured.graph.workers().size(), 3u);
+  EXPECT_EQ(result.measured.steps.size(), 5u);
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kNone);
+  for (TimedStep& step : job.steps) step.whole = false;
+  EXPECT_EQ(JobOfSteps(job.plans, {true, true, true, true}, job.steps).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(PositionsTest, ARankStandsInTheNewestStepThatItHasBegun) {
+  Job job = RunSteps(Calm, {.data = 2}, 3);
+  for (timeline::SpanTime& span : job.steps[2].time.ranks[0]) {
+    span.state = timeline::SpanState::kNotBegun;
+  }
+  job.steps[1].time.ranks[0].back().state = timeline::SpanState::kRuns;
+  job.steps[2].exchanges[1].push_back(
+      {.id = plan::InstructionId(plan::OpKind::kForward, 0, 0).WithPiece(3),
+       .state = timeline::SpanState::kRuns});
+  const std::vector<RankPosition> positions = PositionsOf(job.plans, {true, true}, job.steps);
+  EXPECT_EQ(positions[0].step, 2);
+  EXPECT_EQ(positions[0].states.back(), InstructionState::kRuns);
+  EXPECT_EQ(positions[0].states.front(), InstructionState::kEnded);
+  EXPECT_EQ(positions[1].step, 3);
+  EXPECT_EQ(positions[1].piece, 3);
+  EXPECT_FALSE(PositionsOf(job.plans, {true, false}, job.steps)[1].known);
+}
+
+// --- output --------------------------------------------------------------------------------------
+
+TEST(WhatIfJsonTest, HasTheNamesOfThePublishedResults) {
+  const Result result = Judge(RunSteps(Calm));
+  const nlohmann::json object = WhatIfJson(result.measured.graph, result.what_if);
+  EXPECT_EQ(object["step_t_base"].size(), 6u);
+  EXPECT_NEAR(object["blocking_slowdown"].get<double>(), 1, 1e-9);
+  EXPECT_EQ(object["blocking_decompose_by_stage"].size(), 2u);
+  EXPECT_EQ(object["blocking_decompose_by_optype_per_step"]["3"].size(),
+            object["blocking_decompose_by_optype"].size());
+  EXPECT_EQ(object["decompose_by_rank"].size(), 4u);
+  EXPECT_TRUE(object.contains("M_W") && object.contains("M_S"));
+}
+
+// The rows of our steps have what the published tool's dependencies need: our reader of its traces
+// has the same ones.
+TEST(StragglerTableTest, OurStepsAreATraceThatTheAnalysisOfTheToolAccepts) {
+  for (const plan::MeshSizes& sizes :
+       {plan::MeshSizes{.data = 2, .pipeline = 2}, plan::MeshSizes{.pipeline = 4},
+        plan::MeshSizes{.data = 4}, plan::MeshSizes{}}) {
+    const Job job = RunSteps(Calm, sizes, 3);
+    const std::vector<bool> known(job.plans.size(), true);
+    const std::vector<StragglerRow> rows = StragglerRows(job.plans, known, job.steps);
+    ChromeTrace trace;
+    for (const StragglerRow& row : rows) {
+      trace.events.push_back({.name = static_cast<int>(trace.names.size()),
+                              .pid = row.dp_rank,
+                              .tid = 5 * row.rank,
+                              .begin_seconds = row.start_ts,
+                              .seconds = row.duration,
+                              .step = row.step,
+                              .model_chunk = row.mc,
+                              .microbatch = row.mb_id,
+                              .sequence = row.seq_id});
+      trace.names.emplace_back(row.optype);
+    }
+    const auto traced = JobOfTrace(trace);
+    ASSERT_TRUE(traced.ok()) << traced.status();
+    EXPECT_EQ(traced->steps.size(), 3u);
+    EXPECT_EQ(traced->graph.workers().size(), job.plans.size());
+    EXPECT_EQ(traced->graph.size() * 3, rows.size());
+    EXPECT_TRUE(traced->ignored_names.empty());
+  }
+}
+
+TEST(StragglerTableTest, PiecesOfABackwardAreOneRowAndTheOptimizerIsAnother) {
+  Job job = RunSteps(Calm, {.data = 2}, 1);
+  const std::string csv = ToCsv(StragglerRows(job.plans, {true, false}, job.steps));
+  EXPECT_EQ(
+      csv.rfind("dp_rank,tp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mc,gmc,mb_id\n",
+                0),
+      0u);
+  const auto count = [&](const std::string& word) {
+    int found = 0;
+    for (size_t at = csv.find(word); at != std::string::npos; at = csv.find(word, at + 1)) ++found;
+    return found;
+  };
+  EXPECT_EQ(count(",backward-compute,"), 4);
+  EXPECT_EQ(count(",optimizer,"), 1);
+  EXPECT_EQ(count("\n1,"), 0);  // the rank that is not known
+}
+
+TEST(HeatMapTest, EscapesNamesAndColoursTheHot) {
+  const std::string svg = HeatMapSvg(
+      "a < b",
+      std::vector<HeatMapCell>{
+          {.row = 1, .label = "rank 0", .value = "2.00", .note = "node \"n\" & more", .heat = 1}});
+  EXPECT_NE(svg.find("a &lt; b"), std::string::npos);
+  EXPECT_NE(svg.find("node &quot;n&quot; &amp; more"), std::string::npos);
+  EXPECT_NE(svg.find("#ff6950"), std::string::npos);
+  EXPECT_NE(svg.find("stage 1"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace megascale::diagnose

@@ -1,0 +1,79 @@
+// Why a job makes no progress: walks from the instruction in which each rank stands, through the
+// plan's dependencies and meetings, to the ranks for which the others wait. A pure function of the
+// plans and of where each rank stands.
+//
+//   const StallVerdict verdict = ExplainStall(plans, positions);
+//   verdict.rank, verdict.instruction;  // the rank that others wait for, and where it stands
+//
+// Sources: Jiang et al., NSDI '24 (MegaScale), section 5.3: the rank without a trace is the cause;
+// Deng et al., SOSP '25 (Mycroft): dependencies of collectives.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "runtime/plan/instruction.h"
+#include "runtime/plan/rank_plan.h"
+
+namespace megascale::diagnose {
+
+enum class InstructionState : uint8_t { kNotBegun, kRuns, kEnded };
+
+// Where a rank stands. All instructions of earlier steps have ended; those of later ones have not
+// begun.
+struct RankPosition {
+  bool known = false;  // false: nothing came from this rank, and only `silent_seconds` may be set
+  int64_t step = 0;
+  std::vector<InstructionState> states = {};  // indexed like the plan's instructions
+  // In a running pass: the piece of the exchange with tensor-parallel ranks in which the rank
+  // waits. 0: it computes.
+  int piece = 0;
+  // How long its process has not shown that it lives. Unset: not known.
+  std::optional<double> silent_seconds = {};
+};
+
+enum class StallCause {
+  kRuns,      // the rank runs an instruction that needs no other rank, and does not end it
+  kNotBegun,  // the rank does not begin an instruction although nothing that it needs is missing
+  kNoTrace,   // others wait for the rank, and nothing is known about where it stands
+  kExchange,  // all members have begun the exchange, and it does not end
+  kUnknown,   // several ranks may be the cause, and nothing tells which
+};
+
+// A rank that waits for others.
+struct WaitingRank {
+  int rank = 0;
+  plan::InstructionId instruction;  // in which it waits
+  std::vector<int> waits_for;       // ranks that have not come
+};
+
+// A place where waiting ends.
+struct StallRoot {
+  StallCause cause = StallCause::kUnknown;
+  int rank = -1;  // kExchange: the member that is behind or silent; -1: nothing tells which
+  plan::InstructionId instruction = {};
+  int64_t step = 0;
+  std::vector<int> members = {};  // kExchange: its ranks
+  int num_waiting = 0;            // ranks that wait for it, directly or through others
+};
+
+struct StallVerdict {
+  StallRoot root;                         // kUnknown: with rank -1
+  std::vector<StallRoot> other_roots;     // the others, the one with the most waiting ranks first
+  std::vector<WaitingRank> waiting = {};  // by rank
+  bool is_silent = false;                 // the rank's process showed no life, which told it apart
+};
+
+// A process that has not shown that it lives for this long is silent: its timer thread runs every
+// fraction of a second.
+inline constexpr double kSilentSecondsMin = 1.5;
+
+// Requires: `plans` are those of all ranks in order and passed ValidatePlans; `positions` are by
+// rank, with a state for each instruction where the rank is known. The job stands still: what can
+// begin or end has done so, but for the cause. Cost: O(instructions of all ranks).
+StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
+                          absl::Span<const RankPosition> positions);
+
+}  // namespace megascale::diagnose

@@ -2,6 +2,7 @@
 """Writes tests/fuzz/corpus: small inputs to begin from, named by what they are. Run it from the repository's root
 after a change of a message; inputs that a fuzzer found (crash-*) are left where they are. Needs protoc."""
 
+import gzip
 import json
 import pathlib
 import struct
@@ -356,6 +357,40 @@ def tokenizers():
         write("json_line", name, text)
 
 
+def traces():
+    """A piece size, then a trace of training steps."""
+    def step(number, replicas=2, stages=2):
+        events = []
+        for replica in range(replicas):
+            for stage in range(stages):
+                kinds = ["params-all-gather", "forward-compute", "backward-compute", "gc", "layernorm-grads-all-reduce",
+                         "embedding-grads-all-reduce", "grads-reduce-scatter", "optimizer-clip-main-grad", "optimizer"]
+                kinds += (["forward-send", "backward-recv"] if stage + 1 < stages else []) + (
+                    ["forward-recv", "backward-send"] if stage > 0 else [])
+                for order, kind in enumerate(kinds):
+                    events.append({"name": kind, "ph": "X", "pid": replica, "tid": (stage * replicas + replica) * 5,
+                                   "ts": number * 1e6 + order * 1000 + stage, "dur": 900.5 + replica,
+                                   "args": {"step": number, "model_chunk": 0, "mb_id": None, "seq_id": 0}})
+        return events
+
+    two = json.dumps(step(3) + step(4))
+    cases = {
+        "two-steps": two, "object": '{"traceEvents":' + two + ',"displayTimeUnit":"ms"}', "one-rank": json.dumps(step(1, 1, 1)),
+        "metadata": '[{"name":"thread_name","ph":"M","pid":0,"tid":0,"args":{"name":"x"}}]', "empty-list": "[]", "empty": "",
+        "lost-operation": json.dumps((step(1) + step(2))[:-1]), "no-optimizer": two.replace('"optimizer"', '"coffee"'),
+        "negative": two.replace("900.5", "-1"), "huge": two.replace("900.5", "1e400"), "deep": "[" * 100,
+        "interleaved": two.replace('"model_chunk": 0', '"model_chunk": 1'),
+        "separate": two.replace("layernorm-grads-all-reduce", "separate-grads-all-reduce"),
+        "missing-receive": two.replace("forward-recv", "gc-2"),
+    }
+    for index, (name, text) in enumerate(cases.items()):
+        write("trace", name, bytes([index * 7 % 256]) + text.encode())
+    packed = gzip.compress(two.encode(), mtime=0)
+    write("trace", "gzip", b"\x05" + packed)
+    write("trace", "gzip-cut", b"\x05" + packed[:-20])
+    write("trace", "gzip-bomb", b"\xff" + gzip.compress(b"[" + b" \n" * 400000 + b"]", mtime=0))
+
+
 job_files()
 checkpoints()
 hugging_face()
@@ -364,3 +399,4 @@ worker_link()
 keeper_wire()
 store_replies()
 tokenizers()
+traces()

@@ -53,6 +53,8 @@ void RunTokenizerJson(absl::string_view input);
 void RunTokenizerText(absl::string_view input);
 // A line of JSON Lines with the field "text".
 void RunJsonLine(absl::string_view input);
+// A Chrome trace of training steps, in pieces, and its analysis.
+void RunTrace(absl::string_view input);
 
 const std::vector<Target>& Targets();
 // Null: there is no target of that name.

@@ -11,6 +11,7 @@ void AddCommands(CommandLine* line, const actors::MakeDevice& make_device) {
   AddWaitCommand(line);
   AddLogsCommand(line);
   AddTraceCommand(line);
+  AddDiagnoseCommand(line);
   AddCancelCommand(line);
   AddNodesCommand(line);
   AddEvictCommand(line);

@@ -19,6 +19,7 @@ void AddWaitCommand(CommandLine* line);
 void AddWatchCommand(CommandLine* line);
 void AddLogsCommand(CommandLine* line);
 void AddTraceCommand(CommandLine* line);
+void AddDiagnoseCommand(CommandLine* line);
 void AddCancelCommand(CommandLine* line);
 void AddEvictCommand(CommandLine* line);
 void AddUncordonCommand(CommandLine* line);

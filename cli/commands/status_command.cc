@@ -11,6 +11,7 @@
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/connection.h"
+#include "cli/diagnosis/diagnose_job.h"
 #include "cli/view/live_view.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
@@ -20,6 +21,8 @@ namespace {
 
 constexpr int kMessageWidth = 100;
 constexpr int kWorkersMax = 64;  // lines of a job; in JSON all
+constexpr int kDiagnosedRanksMax = 256;
+constexpr int64_t kDiagnosedSteps = 10;
 
 struct StatusFlags {
   ConnectionFlags connection;
@@ -45,6 +48,15 @@ void PrintJob(const control::v1::Job& job) {
     std::printf("queue position %lld\n", static_cast<long long>(job.queue_position()));
   }
   if (!job.directory().empty()) std::printf("directory %s\n", job.directory().c_str());
+}
+
+// Prints the first line of the diagnosis of a job that trains.
+void PrintDiagnosis(client::JobClient* client, const control::v1::Job& job) {
+  if (job.state() != control::v1::JOB_STATE_RUNNING || job.ranks_size() > kDiagnosedRanksMax)
+    return;
+  const absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(client, job.job_id(), kDiagnosedSteps);
+  if (!diagnosis.ok()) return;  // the state above is what was asked for
+  std::printf("diagnosis %s\n", diagnosis->findings.verdict.c_str());
 }
 
 void PrintJobs(const control::v1::ListJobsResponse& response) {
@@ -99,6 +111,7 @@ int ShowStatus(const StatusFlags& flags) {
     PrintJson(*job, JsonLayout::kPretty);
   } else {
     PrintJob(CompleteCommands(*job, flags.connection));
+    PrintDiagnosis(client->get(), *job);
   }
   return kExitGood;
 }
@@ -133,10 +146,10 @@ void AddStatusCommand(CommandLine* line) {
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "While a job of at most 256 workers trains, a table shows how each pipeline stage spent the "
-      "time of its newest steps; `megascale trace --help` explains its columns. If there are more "
-      "than 64 workers, 64 are shown, those without progress first; -o json shows all. The exit "
-      "code is 0 whatever state the job is in; that of megascale wait tells whether the job "
-      "succeeded.");
+      "time of its newest steps; `megascale trace --help` explains its columns. The line "
+      "\"diagnosis\" is the verdict of `megascale diagnose`. If there are more than 64 workers, 64 "
+      "are shown, those without progress first; -o json shows all. The exit code is 0 whatever "
+      "state the job is in; that of megascale wait tells whether the job succeeded.");
   command->Examples(
       "megascale status fortunes-1a2b3c4d\n"
       "megascale status  # the driver and its nodes\n"

@@ -12,9 +12,11 @@
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/connection.h"
+#include "cli/diagnosis/job_trace.h"
 #include "controlplane/trace/job_spans.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/diagnose/straggler_table.h"
 #include "runtime/timeline/perfetto_trace.h"
 #include "runtime/timeline/timed_step.h"
 
@@ -27,44 +29,14 @@ struct TraceFlags {
   ConnectionFlags connection;
   std::string job_id;
   std::string output;
+  std::string table;
   int64_t steps = 5;
 };
 
-absl::StatusOr<trace::JobSpans> Fetch(client::JobClient* client, const control::v1::Job& job,
-                                      int64_t first_step) {
-  ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(job.spec()));
-  control::v1::StreamSpansRequest request;
-  request.set_job_id(job.job_id());
-  request.set_first_step(first_step);
-  RETURN_IF_ERROR(client->Spans(
-      request,
-      {[&](const control::v1::StreamSpansResponse& response) { spans.Add(response); }, {}}));
-  return spans;
-}
-
-struct Traced {
-  trace::JobSpans spans;
-  std::vector<timeline::TimedStep> steps;
-};
-
-absl::StatusOr<Traced> Measure(const TraceFlags& flags) {
+absl::StatusOr<JobTrace> Measure(const TraceFlags& flags) {
   ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
   ASSIGN_OR_RETURN(const control::v1::Job job, client->Get(flags.job_id));
-  // First asks for the newest steps only, which is less data. If a new attempt has rolled the job
-  // back to before them, asks again for all.
-  for (const int64_t first_step : {job.last_step() - flags.steps + 1, int64_t{0}}) {
-    ASSIGN_OR_RETURN(trace::JobSpans spans, Fetch(client.get(), job, first_step));
-    std::vector<timeline::TimedStep> steps = spans.Measure(static_cast<int>(flags.steps));
-    if (!steps.empty()) return Traced{std::move(spans), std::move(steps)};
-    if (spans.errors().size() == spans.plans().size()) {
-      return absl::FailedPreconditionError(absl::StrCat("job ", flags.job_id,
-                                                        ": the spans of its ranks cannot be read; ",
-                                                        spans.errors().front()));
-    }
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "job ", flags.job_id, ": its ranks have not begun a step of attempt ", job.attempt(),
-      "; repeat this once it trains (`megascale status ", flags.job_id, "`)"));
+  return TraceJob(client.get(), job, flags.steps);
 }
 
 // "steps 12 to 16, and 17 so far"
@@ -82,7 +54,7 @@ std::string StepsText(const std::vector<timeline::TimedStep>& steps) {
                       " so far");
 }
 
-void PrintNotes(const Traced& traced) {
+void PrintNotes(const JobTrace& traced) {
   for (const std::string& error : traced.spans.errors()) {
     std::fprintf(stderr, "megascale: not in the trace: %s\n", base::Printable(error).c_str());
   }
@@ -94,6 +66,12 @@ void PrintNotes(const Traced& traced) {
         "the ranks run more than the agents read; steps without an instruction are not whole\n",
         static_cast<long long>(traced.spans.num_lost()));
   }
+}
+
+std::string TableOf(const JobTrace& traced) {
+  std::vector<bool> known;
+  for (const timeline::RankSpans& rank : traced.spans.ranks()) known.push_back(rank.known);
+  return diagnose::ToCsv(diagnose::StragglerRows(traced.spans.plans(), known, traced.steps));
 }
 
 absl::Status CheckFlags(const TraceFlags& flags) {
@@ -112,7 +90,7 @@ absl::Status CheckFlags(const TraceFlags& flags) {
 int RunTrace(const TraceFlags& flags) {
   if (const absl::Status valid = CheckFlags(flags); !valid.ok()) return ReportError(valid);
   const bool printed = IsStandardOutput(flags.output);
-  const absl::StatusOr<Traced> traced = Measure(flags);
+  const absl::StatusOr<JobTrace> traced = Measure(flags);
   if (!traced.ok()) return ReportCallError(traced.status(), flags.connection);
   PrintNotes(*traced);
   if (!flags.output.empty()) {
@@ -121,6 +99,11 @@ int RunTrace(const TraceFlags& flags) {
         timeline::PerfettoTrace(traced->spans.plans(), traced->steps, traced->spans.names()));
     if (!written.ok()) return ReportError(base::Annotate(written, "--output"));
     if (printed) return kExitGood;
+  }
+  if (!flags.table.empty()) {
+    const absl::Status written = WriteOutputFile(flags.table, TableOf(*traced));
+    if (!written.ok()) return ReportError(base::Annotate(written, "--table"));
+    if (IsStandardOutput(flags.table)) return kExitGood;
   }
   std::printf("%zu ranks, %s", traced->spans.plans().size() - traced->spans.errors().size(),
               StepsText(traced->steps).c_str());
@@ -145,6 +128,9 @@ void AddTraceCommand(CommandLine* line) {
   command->Path("-o,--output", &flags->output,
                 "writes a trace for ui.perfetto.dev into this file; -: standard output, instead of "
                 "the table (default: none)");
+  command->Path("--table", &flags->table,
+                "writes a CSV with the columns of ByteDance's StragglerAnalysis into this file; -: "
+                "standard output, instead of the table of stages (default: none)");
   command->Integer("--steps", &flags->steps, "how many of the newest steps");
   AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);

@@ -176,7 +176,7 @@ class Walk {
       }
     }
     if (waiting.waits_for.empty()) VisitExchange(place, {members, inside}, &node, &waiting);
-    if (!waiting.waits_for.empty()) AddWaiting(std::move(waiting));
+    if (!waiting.waits_for.empty()) AddWaiting(waiting);
   }
 
   struct Attendance {
@@ -220,11 +220,8 @@ class Walk {
     if (waiting->waits_for.empty()) waiting->waits_for.push_back(place.rank);
   }
 
-  // Keeps for each rank the front that is the most telling: the one that computing waits for.
-  void AddWaiting(WaitingRank waiting) {
-    const int rank = waiting.rank;
-    waiting_.try_emplace(rank, std::move(waiting));
-  }
+  // Keeps for each rank its first front in the plan.
+  void AddWaiting(const WaitingRank& waiting) { waiting_.try_emplace(waiting.rank, waiting); }
 
   // Returns the fronts that must end before the place can begin.
   std::vector<Place> FrontsBefore(Place place) const {

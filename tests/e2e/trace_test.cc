@@ -198,6 +198,9 @@ TEST_F(TraceTest, EveryRankAndStreamHasItsStepsAndEveryMessageItsArrow) {
 TEST_F(TraceTest, WhatAStepWentForAddsUpToIt) {
   Start();
   const Trace trace = Take(5);
+  const CommandResult table = cluster_.Megascale({"trace", "job", "--table", "-"});
+  EXPECT_EQ(table.out.rfind("dp_rank,tp_rank,stage,rank,step,optype,", 0), 0u) << table.out;
+  EXPECT_NE(table.out.find(",forward-compute,"), std::string::npos) << table.out;
   const std::vector<std::string> lines = absl::StrSplit(result_.out, '\n', absl::SkipEmpty());
   ASSERT_EQ(lines.size(), 5u) << result_.out;  // what, header, two stages, the file
   EXPECT_EQ(lines[0].rfind("4 ranks, steps ", 0), 0u) << lines[0];
@@ -243,6 +246,7 @@ TEST_F(TraceTest, StatusTellsWhatTheNewestStepsWentFor) {
   const CommandResult text = cluster_.Megascale({"status", "job"});
   EXPECT_NE(text.out.find("\nSTAGE  RANKS  STEP"), std::string::npos) << text.out;
   EXPECT_NE(text.out.find("\n3 steps up to "), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("\ndiagnosis "), std::string::npos) << text.out;
   const CommandResult result = cluster_.Megascale({"status", "job", "--times", "-o", "json"});
   const json stages = json::parse(result.out)["stage_times"];
   ASSERT_EQ(stages.size(), 2u) << result.out;
@@ -257,6 +261,11 @@ TEST_F(TraceTest, StatusTellsWhatTheNewestStepsWentFor) {
     EXPECT_NEAR(sum, stage["step_seconds"].get<double>(), 1e-9);
     EXPECT_GT(stage["compute_seconds"].get<double>(), 0);
   }
+  const CommandResult diagnosis =
+      cluster_.Megascale({"diagnose", "job", "-o", "json", "--svg", path()});
+  ASSERT_EQ(diagnosis.exit_code, 0) << diagnosis.err;
+  EXPECT_GE(json::parse(diagnosis.out)["blocking_slowdown"].get<double>(), 0.9) << diagnosis.out;
+  EXPECT_NE(base::ReadFile(path(), 1 << 20).value_or("").find("rank 3"), std::string::npos);
   const CommandResult plain = cluster_.Megascale({"status", "job", "-o", "json"});
   EXPECT_TRUE(json::parse(plain.out)["stage_times"].empty()) << plain.out;
 }
@@ -275,6 +284,18 @@ TEST_F(TraceTest, AJobThatStandsStillShowsWhereItsRanksAre) {
     return waiting.count(0) + waiting.count(1) + waiting.count(2) == 3;
   };
   EXPECT_TRUE(WaitUntil(wait_for_it, 60)) << result_.out;
+  // `diagnose` names the rank and its node, and shows the others as waiting.
+  json diagnosis;
+  const auto is_named = [&] {
+    const CommandResult result = cluster_.Megascale({"diagnose", "job", "-o", "json"});
+    diagnosis = json::parse(result.out, nullptr, false);
+    return diagnosis.is_object() && diagnosis["verdict"].value("rank", -1) == 3;
+  };
+  EXPECT_TRUE(WaitUntil(is_named, 60)) << diagnosis;
+  EXPECT_EQ(diagnosis["verdict"]["node"], "n1") << diagnosis;
+  std::set<int> waiting;
+  for (const json& rank : diagnosis["waiting"]) waiting.insert(rank["rank"].get<int>());
+  EXPECT_EQ(waiting, (std::set<int>{0, 1, 2})) << diagnosis;
   EXPECT_EQ(::kill(stopped, SIGCONT), 0);
 }
 

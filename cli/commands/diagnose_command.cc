@@ -1,0 +1,166 @@
+// diagnose: says which rank, machine or link is the cause when a job is slow or stuck.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/connection.h"
+#include "cli/diagnosis/diagnose_job.h"
+#include "cli/diagnosis/diagnosis_text.h"
+#include "nlohmann/json.hpp"
+#include "runtime/base/fd.h"
+#include "runtime/base/status.h"
+#include "runtime/diagnose/chrome_trace.h"
+#include "runtime/diagnose/traced_job.h"
+
+namespace megascale::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kStepsMax = 1000;
+
+struct DiagnoseFlags {
+  ConnectionFlags connection;
+  std::string job_id;
+  std::string trace;
+  std::string format = "text";
+  std::string svg;
+  int64_t steps = 20;
+};
+
+json VerdictJson(const Diagnosis& diagnosis) {
+  const Findings& findings = diagnosis.findings;
+  json verdict = {{"cause", findings.cause},       {"summary", findings.verdict},
+                  {"evidence", findings.evidence}, {"cost", findings.cost},
+                  {"done", findings.done},         {"advice", findings.advice},
+                  {"excluded", findings.excluded}};
+  if (diagnosis.rank >= 0) verdict["rank"] = diagnosis.rank;
+  if (!diagnosis.node.empty()) verdict["node"] = diagnosis.node;
+  return verdict;
+}
+
+absl::StatusOr<diagnose::ChromeTrace> ReadTraceFile(const std::string& path) {
+  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  if (!file.valid()) return base::ErrnoStatus(errno, "open");
+  const auto read = [&](char* buffer, size_t size) -> absl::StatusOr<size_t> {
+    for (;;) {
+      const ssize_t count = ::read(file.get(), buffer, size);
+      if (count >= 0) return static_cast<size_t>(count);
+      if (errno != EINTR) return base::ErrnoStatus(errno, "read");
+    }
+  };
+  return diagnose::ReadChromeTrace(read);
+}
+
+absl::StatusOr<Diagnosis> DiagnoseTrace(const std::string& path) {
+  ASSIGN_OR_RETURN(const diagnose::ChromeTrace trace, ReadTraceFile(path));
+  ASSIGN_OR_RETURN(const diagnose::TracedJob job, diagnose::JobOfTrace(trace));
+  std::vector<std::string> names;
+  for (const diagnose::Worker& worker : job.graph.workers()) {
+    names.push_back(
+        absl::StrCat("rank ", worker.rank, ": stage ", worker.stage, ", data ", worker.replica));
+  }
+  Diagnosis diagnosis = DiagnoseSteps(job.graph, job.steps, {}, names);
+  diagnosis.findings.done.clear();
+  if (job.num_steps_left_out > 0) {
+    diagnosis.notes.push_back(
+        absl::StrCat(job.num_steps_left_out, " steps have other operations than most; left out"));
+  }
+  for (const std::string& name : job.ignored_names) {
+    diagnosis.notes.push_back(absl::StrCat("unknown operation '", name, "'; left out"));
+  }
+  return diagnosis;
+}
+
+absl::StatusOr<Diagnosis> AskDriver(const DiagnoseFlags& flags) {
+  ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
+  return DiagnoseJob(client.get(), flags.job_id, flags.steps);
+}
+
+absl::Status CheckFlags(const DiagnoseFlags& flags) {
+  if (flags.job_id.empty() == flags.trace.empty()) {
+    return absl::InvalidArgumentError(flags.job_id.empty()
+                                          ? "expected a job's id, or --trace FILE"
+                                          : "a job and --trace were given; expected one of them");
+  }
+  if (flags.steps < 1 || flags.steps > kStepsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--steps: ", flags.steps, " is out of range; expected 1 to ", kStepsMax));
+  }
+  return absl::OkStatus();
+}
+
+int RunDiagnose(const DiagnoseFlags& flags) {
+  if (const absl::Status valid = CheckFlags(flags); !valid.ok()) return ReportError(valid);
+  if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  const bool is_trace = !flags.trace.empty();
+  const absl::StatusOr<Diagnosis> diagnosis =
+      is_trace ? DiagnoseTrace(flags.trace) : AskDriver(flags);
+  if (!diagnosis.ok()) {
+    return is_trace ? ReportError(base::Annotate(diagnosis.status(), flags.trace))
+                    : ReportCallError(diagnosis.status(), flags.connection);
+  }
+  for (const std::string& note : diagnosis->notes) {
+    std::fprintf(stderr, "megascale: %s\n", note.c_str());
+  }
+  if (!flags.svg.empty()) {
+    if (diagnosis->picture.empty()) {
+      std::fprintf(stderr, "megascale: no picture: there are no spans to draw\n");
+    } else if (const absl::Status written = WriteOutputFile(flags.svg, diagnosis->picture);
+               !written.ok()) {
+      return ReportError(base::Annotate(written, "--svg"));
+    }
+    if (IsStandardOutput(flags.svg)) return kExitGood;
+  }
+  if (flags.format == "json") {
+    json object = diagnosis->details;
+    object["verdict"] = VerdictJson(*diagnosis);
+    std::printf("%s\n", object.dump(2, ' ', false, json::error_handler_t::replace).c_str());
+  } else {
+    std::printf("%s", ToText(diagnosis->findings).c_str());
+  }
+  return kExitGood;
+}
+
+}  // namespace
+
+void AddDiagnoseCommand(CommandLine* line) {
+  auto flags = std::make_shared<DiagnoseFlags>();
+  Command* command =
+      line->Add("diagnose", "says which rank, machine or link makes a job slow or stuck, and why");
+  command->OptionalPositional("JOB", &flags->job_id, "the job's id");
+  command->Path("--trace", &flags->trace,
+                "analyses this file in place of a job: a Chrome trace of training steps, plain or "
+                "gzip, as ByteDance's StragglerAnalysis writes it (default: none)");
+  AddOutputOption(command, &flags->format);
+  command->Path("--svg", &flags->svg,
+                "draws the ranks into this file, in the colour of what they cost; -: standard "
+                "output, instead of the verdict (default: none)");
+  command->Integer("--steps", &flags->steps, "how many of the newest steps");
+  AddRetryOption(command, &flags->connection);
+  AddConnectionOptions(command, &flags->connection);
+  command->Details(
+      "If the job stands still: walks from the instruction of each rank through the plan's "
+      "dependencies to the rank that the others wait for. If it makes progress: replays its newest "
+      "steps with the time of an operation replaced by what such operations take on the mean, and "
+      "tells one slow worker, unequal stages, a slow link, slow collectives, waiting for data and "
+      "jitter apart. Where nothing explains the lost time, the verdict is \"I do not know\", with "
+      "what was excluded.\n"
+      "docs/diagnosis.md explains the numbers. The exit code is 0 whatever the verdict.");
+  command->Examples(
+      "megascale diagnose fortunes-1a2b3c4d\n"
+      "megascale diagnose fortunes-1a2b3c4d -o json --svg ranks.svg\n"
+      "megascale diagnose --trace timeline.json.gz");
+  command->Runs([flags] { return RunDiagnose(*flags); });
+}
+
+}  // namespace megascale::cli

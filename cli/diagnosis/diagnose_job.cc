@@ -1,0 +1,308 @@
+#include "cli/diagnosis/diagnose_job.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/diagnosis/job_trace.h"
+#include "cli/view/live_view.h"
+#include "controlplane/trace/job_spans.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
+#include "runtime/diagnose/heat_map.h"
+#include "runtime/diagnose/measured_job.h"
+#include "runtime/diagnose/slow_verdict.h"
+#include "runtime/diagnose/stall.h"
+#include "runtime/diagnose/what_if_json.h"
+
+namespace megascale::cli {
+namespace {
+
+using nlohmann::json;
+
+// Slowness is judged from this many steps on.
+constexpr size_t kStepsMin = 3;
+// Operations that are replayed for one diagnosis: about ten seconds.
+constexpr double kReplayedMax = 5e8;
+// A job stands still if nothing has begun or ended on any rank for this many of its steps, and for
+// this long; before its first whole step, for longer.
+constexpr double kStallSteps = 2;
+constexpr double kStallSecondsMin = 1;
+constexpr double kFirstStepSecondsMin = 10;
+
+// Numbers in a colour: a slowdown of 2 and more is red.
+std::string SlownessPicture(const diagnose::OperationGraph& graph, const diagnose::WhatIf& result,
+                            const std::string& title, absl::Span<const std::string> names) {
+  std::vector<diagnose::HeatMapCell> cells;
+  std::vector<std::vector<int>> columns;  // by stage: workers
+  for (size_t w = 0; w < graph.workers().size(); ++w) {
+    const diagnose::Worker& worker = graph.workers()[w];
+    columns.resize(std::max(columns.size(), static_cast<size_t>(worker.stage) + 1));
+    std::vector<int>& row = columns[static_cast<size_t>(worker.stage)];
+    const double slowdown = result.by_worker.all[w];
+    cells.push_back({.row = worker.stage,
+                     .column = static_cast<int>(row.size()),
+                     .label = absl::StrCat("rank ", worker.rank),
+                     .value = absl::StrFormat("%.2f", slowdown),
+                     .note = names[w],
+                     .heat = slowdown - 1});
+    row.push_back(static_cast<int>(w));
+  }
+  return diagnose::HeatMapSvg(title, cells);
+}
+
+std::vector<bool> KnownRanks(const trace::JobSpans& spans) {
+  std::vector<bool> known;
+  for (const timeline::RankSpans& rank : spans.ranks()) known.push_back(rank.known);
+  return known;
+}
+
+// Returns how long ago the last instruction of any rank began or ended. The newest spans of each
+// rank count by the clock that they were read by.
+double SecondsSinceProgress(const trace::JobSpans& spans) {
+  double seconds = std::numeric_limits<double>::max();
+  for (const timeline::RankSpans& rank : spans.ranks()) {
+    if (!rank.known) continue;
+    int64_t newest = 0;
+    for (const telemetry::Span& span : rank.spans) {
+      newest = std::max({newest, span.begin_nanos, span.end_nanos});
+    }
+    seconds = std::min(seconds, static_cast<double>(rank.seen_nanos - newest) / 1e9);
+  }
+  return std::max(0.0, seconds);
+}
+
+// Returns the mean time from the end of one whole step to the end of the next; 0: not known.
+double StepSeconds(const std::vector<timeline::TimedStep>& steps) {
+  int64_t first = 0;
+  int64_t last = 0;
+  int count = 0;
+  for (const timeline::TimedStep& step : steps) {
+    if (!step.whole) continue;
+    if (count == 0) first = step.time.end;
+    last = step.time.end;
+    ++count;
+  }
+  if (count == 0) return 0;
+  return count == 1 ? static_cast<double>(first) / 1e9
+                    : static_cast<double>(last - first) / 1e9 / (count - 1);
+}
+
+std::string NodeOf(const control::v1::Job& job, int rank) {
+  return rank >= 0 && rank < job.ranks_size() ? base::Printable(job.ranks(rank).node_id()) : "";
+}
+
+std::string LimitText(const google::protobuf::Duration& limit) {
+  return absl::StrCat(limit.seconds() + (limit.nanos() > 0 ? 1 : 0), " s");
+}
+
+void AddStallAdvice(const control::v1::Job& job, Diagnosis* diagnosis) {
+  const job::v1::FaultSpec& fault = job.spec().fault();
+  diagnosis->findings.done.push_back(absl::StrCat(
+      "the driver starts the next attempt once a process is silent for ",
+      LimitText(fault.heartbeat_timeout()), " or a rank makes no progress for ",
+      LimitText(fault.progress_timeout()), " (fault.heartbeat_timeout, fault.progress_timeout)"));
+  if (diagnosis->rank < 0) {
+    diagnosis->findings.advice.push_back(
+        absl::StrCat("look at what the ranks wrote: `megascale logs ", job.job_id(), "`"));
+    return;
+  }
+  diagnosis->findings.advice.push_back(absl::StrCat(
+      "look at what it wrote: `megascale logs ", job.job_id(), " --rank ", diagnosis->rank, "`"));
+  if (diagnosis->node.empty()) return;
+  diagnosis->findings.advice.push_back(
+      absl::StrCat("move the job off its machine: `megascale evict ", diagnosis->node, "`"));
+}
+
+// Adds what the cause says itself, and whether it waits for storage.
+void AddReport(const control::v1::Job& job, Diagnosis* diagnosis) {
+  if (diagnosis->rank < 0 || diagnosis->rank >= job.ranks_size()) return;
+  const telemetry::v1::RankStatus& status = job.ranks(diagnosis->rank).status();
+  Findings& findings = diagnosis->findings;
+  if (!status.doing().empty()) {
+    findings.evidence.push_back(absl::StrFormat("rank %d reports: %s; no progress for %.1f s",
+                                                diagnosis->rank, base::Printable(status.doing()),
+                                                status.progress_age_seconds()));
+  }
+  if (status.activity() != telemetry::v1::ACTIVITY_WAIT_FOR_STORAGE) return;
+  findings.cause = "storage";
+  findings.verdict = absl::StrCat("stuck: rank ", diagnosis->rank, " on node ", diagnosis->node,
+                                  " waits for checkpoint storage");
+  if (job.has_storage_failure()) {
+    findings.evidence.push_back(
+        absl::StrCat(base::Printable(job.storage_failure().node_id()), ": ",
+                     base::Printable(job.storage_failure().message(), 300)));
+  }
+}
+
+json WaitingJson(const diagnose::StallVerdict& verdict) {
+  json waiting = json::array();
+  for (const diagnose::WaitingRank& rank : verdict.waiting) {
+    waiting.push_back({{"rank", rank.rank},
+                       {"instruction", rank.instruction.ToString()},
+                       {"waits_for", rank.waits_for}});
+  }
+  return waiting;
+}
+
+std::string StallPicture(const diagnose::StallVerdict& verdict, const trace::JobSpans& spans,
+                         const std::string& title) {
+  std::vector<diagnose::HeatMapCell> cells;
+  for (const plan::RankPlan& plan : spans.plans()) {
+    const plan::Coordinate at = plan.mesh.CoordinateOf(plan.rank);
+    const bool is_cause = plan.rank == verdict.root.rank;
+    const auto waiting = std::find_if(verdict.waiting.begin(), verdict.waiting.end(),
+                                      [&](const auto& rank) { return rank.rank == plan.rank; });
+    cells.push_back({.row = at.pipeline,
+                     .column = at.data * plan.mesh.tensor_size() + at.tensor,
+                     .label = absl::StrCat("rank ", plan.rank),
+                     .value = is_cause ? verdict.root.instruction.ToString()
+                              : waiting != verdict.waiting.end() ? waiting->instruction.ToString()
+                                                                 : "",
+                     .note = spans.names()[static_cast<size_t>(plan.rank)],
+                     .heat = is_cause                           ? 1.0
+                             : waiting != verdict.waiting.end() ? 0.2
+                                                                : 0.0});
+  }
+  return diagnose::HeatMapSvg(title, cells);
+}
+
+Diagnosis DiagnoseStall(const control::v1::Job& job, const JobTrace& traced, double seconds) {
+  std::vector<diagnose::RankPosition> positions =
+      diagnose::PositionsOf(traced.spans.plans(), KnownRanks(traced.spans), traced.steps);
+  for (size_t rank = 0; rank < positions.size(); ++rank) {
+    if (static_cast<int>(rank) >= job.ranks_size()) break;
+    positions[rank].silent_seconds = job.ranks(static_cast<int>(rank)).status().alive_age_seconds();
+  }
+  const diagnose::StallVerdict verdict = diagnose::ExplainStall(traced.spans.plans(), positions);
+  Diagnosis diagnosis;
+  diagnosis.findings = DescribeStall(verdict, seconds, traced.spans.names());
+  diagnosis.rank = verdict.root.rank;
+  diagnosis.node = NodeOf(job, diagnosis.rank);
+  AddReport(job, &diagnosis);
+  AddStallAdvice(job, &diagnosis);
+  diagnosis.details["waiting"] = WaitingJson(verdict);
+  diagnosis.details["instruction"] = verdict.root.instruction.ToString();
+  diagnosis.details["step"] = verdict.root.step;
+  diagnosis.picture = StallPicture(verdict, traced.spans, diagnosis.findings.verdict);
+  return diagnosis;
+}
+
+// Returns a diagnosis for a job without spans to read: what the driver knows.
+Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans) {
+  Diagnosis diagnosis;
+  Findings& findings = diagnosis.findings;
+  const bool has_failed = job.has_culprit() && job.state() != control::v1::JOB_STATE_SUCCEEDED &&
+                          job.state() != control::v1::JOB_STATE_RUNNING;
+  if (has_failed) {
+    const control::v1::Culprit& culprit = job.culprit();
+    diagnosis.rank = culprit.rank();
+    diagnosis.node = base::Printable(culprit.node_id());
+    findings.cause = "failed_rank";
+    findings.verdict = absl::StrCat(
+        "failed: ", culprit.rank() >= 0 ? absl::StrCat("rank ", culprit.rank(), ", ") : "", "node ",
+        diagnosis.node, ", in attempt ", culprit.attempt());
+    findings.evidence.push_back(base::Printable(culprit.evidence(), 500));
+    findings.done.push_back(absl::StrCat(job.restarts(), " restarts; the job is ", StateLine(job)));
+    findings.advice.push_back(absl::StrCat("look at what it wrote: `megascale logs ", job.job_id(),
+                                           " --attempt ", culprit.attempt(), "`"));
+    return diagnosis;
+  }
+  const bool has_ended = IsTerminal(job.state());
+  findings.cause = has_ended ? "ended" : "unknown";
+  findings.verdict = has_ended ? absl::StrCat("ended: ", StateLine(job))
+                               : absl::StrCat("I do not know: ", StateLine(job));
+  if (!why_no_spans.empty()) findings.evidence.push_back(why_no_spans);
+  return diagnosis;
+}
+
+// Drops the oldest steps of a large job, so that the analysis takes seconds: each part of the job
+// costs a replay of every step.
+void KeepFewSteps(diagnose::MeasuredJob* job) {
+  const diagnose::OperationGraph& graph = job->graph;
+  int num_places = 0;
+  for (const diagnose::Worker& worker : graph.workers()) {
+    num_places = std::max({num_places, worker.replica + 1, worker.stage + 1});
+  }
+  const double replays = 2.0 * num_places + static_cast<double>(graph.kinds().size()) +
+                         diagnose::kMeasuredJobOptions.exact_workers_max;
+  const double steps_max = kReplayedMax / (replays * static_cast<double>(graph.size()) + 1);
+  const size_t kept = std::max(kStepsMin, static_cast<size_t>(steps_max));
+  if (job->steps.size() <= kept) return;
+  job->steps.erase(job->steps.begin(), job->steps.end() - static_cast<int64_t>(kept));
+}
+
+absl::StatusOr<Diagnosis> DiagnoseTraced(const control::v1::Job& job, const JobTrace& traced) {
+  const double seconds = SecondsSinceProgress(traced.spans);
+  const double step_seconds = StepSeconds(traced.steps);
+  const double limit = step_seconds > 0 ? std::max(kStallSecondsMin, kStallSteps * step_seconds)
+                                        : kFirstStepSecondsMin;
+  if (seconds > limit) return DiagnoseStall(job, traced, seconds);
+  const auto num_whole = static_cast<size_t>(std::count_if(
+      traced.steps.begin(), traced.steps.end(), [](const auto& step) { return step.whole; }));
+  if (num_whole < kStepsMin) {
+    Diagnosis diagnosis = DiagnoseState(
+        job, absl::StrCat("the ranks make progress; ", num_whole, " steps are recorded, and ",
+                          kStepsMin, " are needed to judge: repeat this later"));
+    return diagnosis;
+  }
+  ASSIGN_OR_RETURN(
+      diagnose::MeasuredJob measured,
+      diagnose::JobOfSteps(traced.spans.plans(), KnownRanks(traced.spans), traced.steps));
+  KeepFewSteps(&measured);
+  std::vector<std::string> names;
+  for (const diagnose::Worker& worker : measured.graph.workers()) {
+    names.push_back(traced.spans.names()[static_cast<size_t>(worker.rank)]);
+  }
+  Diagnosis diagnosis =
+      DiagnoseSteps(measured.graph, measured.steps, diagnose::kMeasuredJobOptions, names);
+  diagnosis.node = NodeOf(job, diagnosis.rank);
+  if (job.has_culprit()) {
+    const control::v1::Culprit& culprit = job.culprit();
+    diagnosis.findings.done.push_back(absl::StrCat(
+        "attempt ", culprit.attempt(),
+        " failed: ", culprit.rank() >= 0 ? absl::StrCat("rank ", culprit.rank(), " on ") : "",
+        "node ", base::Printable(culprit.node_id()), "; the driver started the job again"));
+  }
+  return diagnosis;
+}
+
+}  // namespace
+
+Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
+                        absl::Span<const diagnose::MeasuredStep> steps,
+                        const diagnose::WhatIfOptions& options,
+                        absl::Span<const std::string> names) {
+  const diagnose::WhatIf result = diagnose::AnalyzeSteps(graph, steps, options);
+  const diagnose::SlowVerdict verdict = diagnose::ExplainSlowness(graph, steps, options, result);
+  Diagnosis diagnosis;
+  diagnosis.findings = DescribeSlowness(graph, result, verdict, names);
+  if (verdict.cause.cause == diagnose::SlowCause::kOneWorker) {
+    diagnosis.rank = graph.workers()[static_cast<size_t>(verdict.cause.worker)].rank;
+  }
+  diagnosis.details = diagnose::WhatIfJson(graph, result);
+  diagnosis.picture = SlownessPicture(graph, result, diagnosis.findings.verdict, names);
+  return diagnosis;
+}
+
+absl::StatusOr<Diagnosis> DiagnoseJob(client::JobClient* client, const std::string& job_id,
+                                      int64_t num_steps) {
+  ASSIGN_OR_RETURN(control::v1::Job job, client->Get(job_id));
+  if (IsTerminal(job.state())) return DiagnoseState(job, "");
+  const absl::StatusOr<JobTrace> traced = TraceJob(client, job, num_steps);
+  // Ranks show their life to the driver about once a second: ask for it last.
+  ASSIGN_OR_RETURN(job, client->Get(job_id));
+  if (!traced.ok()) {
+    if (traced.status().code() != absl::StatusCode::kFailedPrecondition) return traced.status();
+    return DiagnoseState(job, std::string(traced.status().message()));
+  }
+  ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(job, *traced));
+  for (const std::string& error : traced->spans.errors()) {
+    diagnosis.notes.push_back(absl::StrCat("not known: ", base::Printable(error)));
+  }
+  return diagnosis;
+}
+
+}  // namespace megascale::cli

@@ -1,0 +1,39 @@
+// The diagnosis of a job or of steps: gathers the evidence, asks runtime/diagnose, and puts the
+// verdict into words. For `diagnose` and `status`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cli/diagnosis/diagnosis_text.h"
+#include "controlplane/client/job_client.h"
+#include "nlohmann/json.hpp"
+#include "runtime/diagnose/operation_graph.h"
+#include "runtime/diagnose/what_if.h"
+
+namespace megascale::cli {
+
+struct Diagnosis {
+  Findings findings;
+  int rank = -1;  // of the verdict; -1: it names no single rank
+  std::string node;
+  std::vector<std::string> notes;                     // about the evidence; for standard error
+  nlohmann::json details = nlohmann::json::object();  // further members of the JSON
+  std::string picture;                                // SVG; "": there is none
+};
+
+// Says why steps are slow. `names`: by worker.
+Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
+                        absl::Span<const diagnose::MeasuredStep> steps,
+                        const diagnose::WhatIfOptions& options,
+                        absl::Span<const std::string> names);
+
+// Says why a job is slow or stuck, from its newest `num_steps` steps; of a job without running
+// ranks, what the driver knows. Errors: those of calls to the driver.
+absl::StatusOr<Diagnosis> DiagnoseJob(client::JobClient* client, const std::string& job_id,
+                                      int64_t num_steps);
+
+}  // namespace megascale::cli

@@ -1,0 +1,108 @@
+#include "cli/diagnosis/diagnosis_text.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+
+namespace megascale::cli {
+namespace {
+
+using diagnose::SlowCause;
+using diagnose::StallCause;
+
+const std::vector<std::string>& Names() {
+  static const auto* const names = new std::vector<std::string>{"rank 0: node a, stage 0, data 0",
+                                                                "rank 1: node b, stage 1, data 0"};
+  return *names;
+}
+
+Findings Slow(const diagnose::Suspect& cause, double slowdown) {
+  const auto graph =
+      diagnose::OperationGraph::Create({{"compute", "compute"}}, {{0, 0, 0}, {1, 0, 1}},
+                                       {{.kind = 0, .worker = 0}, {.kind = 0, .worker = 1}});
+  std::vector<diagnose::MeasuredStep> steps;
+  for (int64_t step = 11; step <= 14; ++step) {
+    steps.push_back({.step = step, .seconds = 3, .times = {{0, 0}, {1, 3}}});
+  }
+  const diagnose::WhatIf result = diagnose::AnalyzeSteps(*graph, steps);
+  diagnose::SlowVerdict verdict = diagnose::ExplainSlowness(*graph, steps, {}, result);
+  verdict.cause = cause;
+  verdict.slowdown = slowdown;
+  return DescribeSlowness(*graph, result, verdict, Names());
+}
+
+TEST(DiagnosisTextTest, AVerdictOfSlownessNamesRankAndCauseFirst) {
+  const Findings findings =
+      Slow({.cause = SlowCause::kOneWorker, .worker = 1, .share = 0.9, .times_slower = 2.5}, 1.5);
+  EXPECT_EQ(findings.cause, "slow_worker");
+  EXPECT_EQ(findings.verdict,
+            "slow worker: rank 1 (node b, stage 1, data 0); it takes 2.50 times as long to compute "
+            "as ranks with like work");
+  const std::string text = ToText(findings);
+  EXPECT_TRUE(absl::StartsWith(text, "slow worker: rank 1"));
+  EXPECT_TRUE(absl::StrContains(text, "4 steps of 11 to 14, 2 ranks"));
+  EXPECT_TRUE(absl::StrContains(text, "33 % of the job's time"));
+  EXPECT_TRUE(absl::StrContains(text, "megascale evict"));
+  EXPECT_TRUE(absl::StrContains(text, "excluded  "));
+}
+
+TEST(DiagnosisTextTest, EveryCauseHasItsWordAndItsLine) {
+  for (const SlowCause cause :
+       {SlowCause::kNone, SlowCause::kOneWorker, SlowCause::kUnequalStages, SlowCause::kSlowLink,
+        SlowCause::kSlowCollective, SlowCause::kDataWait, SlowCause::kJitter}) {
+    const Findings findings = Slow({.cause = cause, .worker = 0, .peer = 1, .stage = 0}, 1.5);
+    EXPECT_NE(findings.cause, "unknown");
+    EXPECT_FALSE(absl::StrContains(findings.verdict, "I do not know"));
+  }
+  const Findings unknown = Slow({.cause = SlowCause::kUnknown}, 1.5);
+  EXPECT_EQ(unknown.cause, "unknown");
+  EXPECT_TRUE(absl::StartsWith(unknown.verdict, "I do not know"));
+  EXPECT_FALSE(unknown.excluded.empty());
+}
+
+diagnose::StallRoot Root(StallCause cause, int rank) {
+  return {.cause = cause,
+          .rank = rank,
+          .instruction = plan::InstructionId(plan::OpKind::kForward, 1, 3),
+          .step = 17,
+          .members = {0, 1},
+          .num_waiting = 1};
+}
+
+TEST(DiagnosisTextTest, AVerdictOfAStallNamesRankInstructionAndWhoWaits) {
+  diagnose::StallVerdict verdict;
+  verdict.root = Root(StallCause::kRuns, 1);
+  verdict.is_silent = true;
+  verdict.waiting = {{.rank = 0,
+                      .instruction = plan::InstructionId(plan::OpKind::kReceiveGradient, 0, 2),
+                      .waits_for = {1}}};
+  const std::string text = ToText(DescribeStall(verdict, 4.25, Names()));
+  EXPECT_TRUE(absl::StartsWith(text,
+                               "stuck: rank 1 (node b, stage 1, data 0); it runs forward F.c1.m3 "
+                               "of step 17 and does not end "
+                               "it\n"));
+  EXPECT_TRUE(absl::StrContains(text, "for 4.25 s"));
+  EXPECT_TRUE(absl::StrContains(text, "its process shows no life"));
+  EXPECT_TRUE(absl::StrContains(text, "1 rank waits for it"));
+  EXPECT_TRUE(absl::StrContains(text, "rank 0 waits in receiving a gradient RG.c0.m2 for rank 1"));
+}
+
+TEST(DiagnosisTextTest, SaysWhatItDoesNotKnow) {
+  diagnose::StallVerdict verdict;
+  verdict.root = Root(StallCause::kExchange, -1);
+  Findings findings = DescribeStall(verdict, 2, Names());
+  EXPECT_TRUE(absl::StrContains(findings.verdict, "between ranks 0, 1"));
+  EXPECT_TRUE(absl::StrContains(findings.verdict, "I do not know which"));
+  verdict.root = {};
+  verdict.other_roots = {Root(StallCause::kRuns, 0), Root(StallCause::kNotBegun, 1)};
+  findings = DescribeStall(verdict, 2, Names());
+  EXPECT_TRUE(absl::StartsWith(findings.verdict, "I do not know"));
+  ASSERT_EQ(findings.excluded.size(), 2u);
+  EXPECT_TRUE(absl::StartsWith(findings.excluded[0], "not excluded: rank 0"));
+}
+
+}  // namespace
+}  // namespace megascale::cli

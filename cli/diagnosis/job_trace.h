@@ -1,0 +1,25 @@
+// Reads the spans of a running job's newest steps, for `trace` and `diagnose`.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "controlplane/client/job_client.h"
+#include "controlplane/trace/job_spans.h"
+#include "proto/control.pb.h"
+#include "runtime/timeline/timed_step.h"
+
+namespace megascale::cli {
+
+struct JobTrace {
+  trace::JobSpans spans;
+  std::vector<timeline::TimedStep> steps;  // not empty
+};
+
+// Returns the newest `num_steps` whole steps and those that run. Errors: FailedPrecondition - no
+// rank runs, none has begun a step, or their spans cannot be read; those of calls to the driver.
+absl::StatusOr<JobTrace> TraceJob(client::JobClient* client, const control::v1::Job& job,
+                                  int64_t num_steps);
+
+}  // namespace megascale::cli

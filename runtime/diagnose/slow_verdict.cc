@@ -19,6 +19,8 @@ constexpr double kShareOfStageMin = 0.7;
 constexpr double kTimesSlowerMin = 1.1;
 // And so in this share of the steps.
 constexpr double kPersistentMin = 2.0 / 3;
+// Among more ranks than this, a rank is compared with the median of all of them, itself included.
+constexpr size_t kPeersMax = 16;
 // Waiting for data is a cause from this share of the step on, though all workers wait alike.
 constexpr double kDataWaitMin = 0.1;
 
@@ -90,35 +92,51 @@ class Explanation {
     return FixOperations(graph_, steps_, options_, result_, chosen).share;
   }
 
-  // How long each worker computes in each step.
+  // How long each worker computes in each step, and the median of each stage.
   void FindWork() {
+    for (size_t w = 0; w < graph_.workers().size(); ++w) {
+      workers_of_stage_.resize(std::max(workers_of_stage_.size(), StageOf(w) + 1));
+      workers_of_stage_[StageOf(w)].push_back(w);
+    }
     work_.assign(steps_.size(), std::vector<double>(graph_.workers().size()));
     for (size_t s = 0; s < steps_.size(); ++s) {
       for (size_t i = 0; i < graph_.size(); ++i) {
         if (KindOf(i).role != Role::kCompute) continue;
         work_[s][static_cast<size_t>(graph_.operations()[i].worker)] += TimeOf(s, i);
       }
+      std::vector<double>& medians = median_of_stage_.emplace_back();
+      for (const std::vector<size_t>& workers : workers_of_stage_) {
+        std::vector<double> of_stage;
+        for (const size_t w : workers) of_stage.push_back(work_[s][w]);
+        medians.push_back(MedianOf(std::move(of_stage)));
+      }
     }
   }
 
   // Returns the median over steps of how many times the work of `w` is that of the others of its
-  // stage, or of all workers if it is alone there. Too few steps in which it is slower: 1.
+  // stage. Too few steps in which it is slower, or no others: 1.
   double TimesSlower(size_t w) const {
-    const std::vector<Worker>& workers = graph_.workers();
-    std::vector<size_t> others;
-    for (size_t o = 0; o < workers.size(); ++o) {
-      if (o != w && workers[o].stage == workers[w].stage) others.push_back(o);
-    }
-    for (size_t o = 0; o < workers.size() && others.size() < 1; ++o) {
-      if (o != w) others.push_back(o);
-    }
+    const std::vector<size_t>& peers = workers_of_stage_[StageOf(w)];
+    if (peers.size() < 2) return 1;
     std::vector<double> ratios;
-    for (const std::vector<double>& work : work_) {
-      std::vector<double> of_others;
-      for (const size_t o : others) of_others.push_back(work[o]);
-      ratios.push_back(RatioOf(work[w], MedianOf(std::move(of_others))));
+    for (size_t s = 0; s < work_.size(); ++s) {
+      double typical = 0;
+      if (peers.size() > kPeersMax) {
+        typical = median_of_stage_[s][StageOf(w)];
+      } else {
+        std::vector<double> of_others;
+        for (const size_t o : peers) {
+          if (o != w) of_others.push_back(work_[s][o]);
+        }
+        typical = MedianOf(std::move(of_others));
+      }
+      ratios.push_back(RatioOf(work_[s][w], typical));
     }
     return Persistent(std::move(ratios));
+  }
+
+  size_t StageOf(size_t worker) const {
+    return static_cast<size_t>(graph_.workers()[worker].stage);
   }
 
   static double RatioOf(double time, double typical) { return typical > 0 ? time / typical : 1; }
@@ -131,14 +149,29 @@ class Explanation {
     return share >= kPersistentMin ? MedianOf(std::move(ratios)) : 1;
   }
 
+  // A rank that computes slowly is also late within exchanges, which then take long for all of
+  // their members: they count as its own.
   Suspect OneWorker() const {
     Suspect suspect = {.cause = SlowCause::kOneWorker};
     if (result_.slowest_workers.empty()) return suspect;
     suspect.worker = result_.slowest_workers.front();
-    suspect.stage = graph_.workers()[static_cast<size_t>(suspect.worker)].stage;
-    suspect.share =
-        ShareOf([&](size_t i) { return graph_.operations()[i].worker == suspect.worker; });
     suspect.times_slower = TimesSlower(static_cast<size_t>(suspect.worker));
+    for (size_t w = 0; w < graph_.workers().size(); ++w) {
+      const double times = TimesSlower(w);
+      if (times < kTimesSlowerMin || times <= suspect.times_slower) continue;
+      suspect.worker = static_cast<int>(w);
+      suspect.times_slower = times;
+    }
+    suspect.stage = graph_.workers()[static_cast<size_t>(suspect.worker)].stage;
+    std::set<int> meetings;
+    for (const Operation& operation : graph_.operations()) {
+      if (operation.worker == suspect.worker) meetings.insert(operation.meeting);
+    }
+    meetings.erase(kNoMeeting);
+    suspect.share = ShareOf([&](size_t i) {
+      const Operation& operation = graph_.operations()[i];
+      return operation.worker == suspect.worker || meetings.count(operation.meeting) > 0;
+    });
     return suspect;
   }
 
@@ -149,6 +182,8 @@ class Explanation {
     suspect.stage = static_cast<int>(
         std::distance(slowdowns.begin(), std::max_element(slowdowns.begin(), slowdowns.end())));
     suspect.share = ShareOf([&](size_t i) { return WorkerOf(i).stage == suspect.stage; });
+    const std::vector<size_t>& members = workers_of_stage_[static_cast<size_t>(suspect.stage)];
+    if (members.size() == 1) suspect.worker = static_cast<int>(members.front());
     std::vector<double> ratios;
     for (const std::vector<double>& work : work_) {
       std::vector<double> here;
@@ -280,7 +315,9 @@ class Explanation {
   const absl::Span<const MeasuredStep> steps_;
   const WhatIfOptions options_;
   const WhatIf& result_;
-  std::vector<std::vector<double>> work_;  // by step and worker, in seconds
+  std::vector<std::vector<size_t>> workers_of_stage_;
+  std::vector<std::vector<double>> work_;             // by step and worker, in seconds
+  std::vector<std::vector<double>> median_of_stage_;  // of work_, by step and stage
 };
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace megascale::diagnose {
 enum class SlowCause {
   kNone,            // the steps lose less than kSlowdownMin says
   kOneWorker,       // one worker computes slower than those with the same work
-  kUnequalStages,   // one pipeline stage has more work than the others
+  kUnequalStages,   // one pipeline stage takes longer to compute than the others
   kSlowLink,        // transfers between two workers take longer than between others
   kSlowCollective,  // collectives take long in some steps, or on some workers
   kDataWait,        // workers wait for the data to train on
@@ -28,7 +28,7 @@ inline constexpr double kSlowdownMin = 1.1;
 // A cause that was considered. Fields that do not apply keep their defaults.
 struct Suspect {
   SlowCause cause = SlowCause::kUnknown;
-  int worker = -1;  // index
+  int worker = -1;  // index; for kUnequalStages that of the stage's only worker
   int peer = -1;    // index: the other end of the link
   int stage = -1;
   std::string label = "";  // of the collective's kind

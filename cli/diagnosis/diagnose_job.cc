@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cli/diagnosis/job_trace.h"
 #include "cli/view/live_view.h"
 #include "controlplane/trace/job_spans.h"
@@ -26,6 +28,9 @@ using nlohmann::json;
 constexpr size_t kStepsMin = 3;
 // Operations that are replayed for one diagnosis: about ten seconds.
 constexpr double kReplayedMax = 5e8;
+// How often, and how much later, the driver is asked again which processes are silent.
+constexpr int kLivenessTries = 4;
+constexpr absl::Duration kLivenessDelay = absl::Milliseconds(700);
 // A job stands still if nothing has begun or ended on any rank for this many of its steps, and for
 // this long; before its first whole step, for longer.
 constexpr double kStallSteps = 2;
@@ -98,6 +103,11 @@ std::string LimitText(const google::protobuf::Duration& limit) {
   return absl::StrCat(limit.seconds() + (limit.nanos() > 0 ? 1 : 0), " s");
 }
 
+void AddEviction(const std::string& node, Findings* findings) {
+  findings->advice.push_back(
+      absl::StrCat("move the job off its machine: `megascale evict ", node, "`"));
+}
+
 void AddStallAdvice(const control::v1::Job& job, Diagnosis* diagnosis) {
   const job::v1::FaultSpec& fault = job.spec().fault();
   diagnosis->findings.done.push_back(absl::StrCat(
@@ -111,9 +121,7 @@ void AddStallAdvice(const control::v1::Job& job, Diagnosis* diagnosis) {
   }
   diagnosis->findings.advice.push_back(absl::StrCat(
       "look at what it wrote: `megascale logs ", job.job_id(), " --rank ", diagnosis->rank, "`"));
-  if (diagnosis->node.empty()) return;
-  diagnosis->findings.advice.push_back(
-      absl::StrCat("move the job off its machine: `megascale evict ", diagnosis->node, "`"));
+  if (!diagnosis->node.empty()) AddEviction(diagnosis->node, &diagnosis->findings);
 }
 
 // Adds what the cause says itself, and whether it waits for storage.
@@ -180,6 +188,7 @@ Diagnosis DiagnoseStall(const control::v1::Job& job, const JobTrace& traced, dou
   Diagnosis diagnosis;
   diagnosis.findings = DescribeStall(verdict, seconds, traced.spans.names());
   diagnosis.rank = verdict.root.rank;
+  diagnosis.is_undecided = diagnosis.rank < 0;
   diagnosis.node = NodeOf(job, diagnosis.rank);
   AddReport(job, &diagnosis);
   AddStallAdvice(job, &diagnosis);
@@ -259,6 +268,7 @@ absl::StatusOr<Diagnosis> DiagnoseTraced(const control::v1::Job& job, const JobT
   Diagnosis diagnosis =
       DiagnoseSteps(measured.graph, measured.steps, diagnose::kMeasuredJobOptions, names);
   diagnosis.node = NodeOf(job, diagnosis.rank);
+  if (!diagnosis.node.empty()) AddEviction(diagnosis.node, &diagnosis.findings);
   if (job.has_culprit()) {
     const control::v1::Culprit& culprit = job.culprit();
     diagnosis.findings.done.push_back(absl::StrCat(
@@ -299,6 +309,11 @@ absl::StatusOr<Diagnosis> DiagnoseJob(client::JobClient* client, const std::stri
     return DiagnoseState(job, std::string(traced.status().message()));
   }
   ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(job, *traced));
+  for (int i = 0; i < kLivenessTries && diagnosis.is_undecided; ++i) {
+    absl::SleepFor(kLivenessDelay);
+    ASSIGN_OR_RETURN(job, client->Get(job_id));
+    ASSIGN_OR_RETURN(diagnosis, DiagnoseTraced(job, *traced));
+  }
   for (const std::string& error : traced->spans.errors()) {
     diagnosis.notes.push_back(absl::StrCat("not known: ", base::Printable(error)));
   }

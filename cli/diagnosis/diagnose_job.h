@@ -20,6 +20,9 @@ struct Diagnosis {
   Findings findings;
   int rank = -1;  // of the verdict; -1: it names no single rank
   std::string node;
+  // The job stands still, and which rank is the cause may show once its process has been silent for
+  // longer.
+  bool is_undecided = false;
   std::vector<std::string> notes;                     // about the evidence; for standard error
   nlohmann::json details = nlohmann::json::object();  // further members of the JSON
   std::string picture;                                // SVG; "": there is none
@@ -32,7 +35,9 @@ Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
                         absl::Span<const std::string> names);
 
 // Says why a job is slow or stuck, from its newest `num_steps` steps; of a job without running
-// ranks, what the driver knows. Errors: those of calls to the driver.
+// ranks, what the driver knows. Blocking: up to three seconds more if it cannot tell which rank has
+// stopped, because the driver hears of a silent process about a second later. Errors: those of
+// calls to the driver.
 absl::StatusOr<Diagnosis> DiagnoseJob(client::JobClient* client, const std::string& job_id,
                                       int64_t num_steps);
 

@@ -73,7 +73,11 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
                           Times(cause.times_slower), " as long to compute as ranks with like work");
     case SlowCause::kUnequalStages:
       return absl::StrCat("unequal stages: stage ", cause.stage, " computes ",
-                          Times(cause.times_slower), " as long as the other stages");
+                          Times(cause.times_slower), " as long as the other stages",
+                          cause.worker < 0 ? ""
+                                           : absl::StrCat("; ", names.Of(cause.worker),
+                                                          " is its only rank, so that may as well "
+                                                          "be slow"));
     case SlowCause::kSlowLink:
       return absl::StrCat("slow link: between ", names.Of(cause.worker), " and ",
                           names.Of(cause.peer), "; its transfers take ", Times(cause.times_slower),
@@ -126,15 +130,13 @@ std::string SuspectText(const Suspect& suspect, const Names& names) {
 std::vector<std::string> AdviceFor(const Suspect& cause) {
   switch (cause.cause) {
     case SlowCause::kOneWorker:
-      return {"look for other load, throttling or heat on its machine",
-              "move the job off the machine: `megascale evict NODE`"};
+      return {"look for other load, throttling or heat on its machine"};
     case SlowCause::kUnequalStages:
       return {absl::StrCat("give stage ", cause.stage,
                            " fewer layers; the last stage also computes the loss"),
               "compare layouts without a run: `megascale plan FILE`"};
     case SlowCause::kSlowLink:
-      return {"test the link between the two machines, and look for other traffic on it",
-              "move the job off one of them: `megascale evict NODE`"};
+      return {"test the link between the two machines, and look for other traffic on it"};
     case SlowCause::kSlowCollective:
       return {"look for other traffic between the machines of the group"};
     case SlowCause::kDataWait:
@@ -267,8 +269,8 @@ Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose:
       absl::StrCat("by rank (S_w): ", LargestParts(result.by_worker, "rank ")));
   findings.evidence.push_back(absl::StrCat("by stage: ", LargestParts(result.by_stage, "stage ")));
   findings.evidence.push_back(absl::StrFormat(
-      "fixing the slowest 3 %% of the ranks would recover %s of the lost time (M_W), fixing the "
-      "last stage %s (M_S)",
+      "fixing the slowest 3 %% of ranks would recover %s of the lost time (M_W), the last stage %s "
+      "(M_S)",
       Percent(result.fix_slowest_workers.share), Percent(result.fix_last_stage.share)));
   if (verdict.grows) {
     findings.evidence.push_back("the newest steps take 10 % longer than the oldest, or more");

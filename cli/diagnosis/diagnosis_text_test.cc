@@ -45,7 +45,7 @@ TEST(DiagnosisTextTest, AVerdictOfSlownessNamesRankAndCauseFirst) {
   EXPECT_TRUE(absl::StartsWith(text, "slow worker: rank 1"));
   EXPECT_TRUE(absl::StrContains(text, "4 steps of 11 to 14, 2 ranks"));
   EXPECT_TRUE(absl::StrContains(text, "33 % of the job's time"));
-  EXPECT_TRUE(absl::StrContains(text, "megascale evict"));
+  EXPECT_TRUE(absl::StrContains(text, "other load"));
   EXPECT_TRUE(absl::StrContains(text, "excluded  "));
 }
 

@@ -167,6 +167,29 @@ TEST(SlownessTest, NamesTheSlowRankAmongTensorParallelOnes) {
   }
 }
 
+// A throttled process is late within exchanges, too: they take long for all of their members.
+TEST(SlownessTest, CountsTheExchangesOfASlowRankAsItsOwn) {
+  const Result result = Judge(
+      RunSteps([](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) -> int64_t {
+        if (plan.rank != 3) return nanos;
+        return plan::IsPass(i.kind()) ? nanos * 3 / 2 : 20 * nanos;
+      }));
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kOneWorker);
+  EXPECT_EQ(result.verdict.cause.worker, 3);
+}
+
+// With one rank in each stage, a slow rank and a stage with more work look alike.
+TEST(SlownessTest, OfAStageOfOneRankSaysWhichRankItIs) {
+  const Result result = Judge(RunSteps(
+      [](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+        return plan.rank == 2 && plan::IsPass(i.kind()) ? 2 * nanos : nanos;
+      },
+      {.pipeline = 4}));
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kUnequalStages);
+  EXPECT_EQ(result.verdict.cause.stage, 2);
+  EXPECT_EQ(result.verdict.cause.worker, 2);
+}
+
 TEST(SlownessTest, TellsAStageWithMoreWorkFromASlowRank) {
   const Result result =
       Judge(RunSteps([](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {

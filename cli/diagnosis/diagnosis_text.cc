@@ -69,8 +69,12 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
     case SlowCause::kNone:
       return absl::StrCat("healthy: no rank, stage or link holds the others up");
     case SlowCause::kOneWorker:
-      return absl::StrCat("slow worker: ", names.Of(cause.worker), "; it takes ",
-                          Times(cause.times_slower), " as long to compute as ranks with like work");
+      return absl::StrCat(
+          "slow worker: ", names.Of(cause.worker),
+          cause.times_slower > 1
+              ? absl::StrCat("; it takes ", Times(cause.times_slower),
+                             " as long to compute as ranks with like work")
+              : "; it stands out from all others in most steps, in computing and in exchanges");
     case SlowCause::kUnequalStages:
       return absl::StrCat("unequal stages: stage ", cause.stage, " computes ",
                           Times(cause.times_slower), " as long as the other stages",

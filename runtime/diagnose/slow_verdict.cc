@@ -19,6 +19,10 @@ constexpr double kShareOfStageMin = 0.7;
 constexpr double kTimesSlowerMin = 1.1;
 // And so in this share of the steps.
 constexpr double kPersistentMin = 2.0 / 3;
+// A worker stands out if it costs this many times what the second does, and at least this share of
+// the lost time by computing.
+constexpr double kTimesTheSecond = 2;
+constexpr double kComputeShareMin = 0.1;
 // Among more ranks than this, a rank is compared with the median of all of them, itself included.
 constexpr size_t kPeersMax = 16;
 // Waiting for data is a cause from this share of the step on, though all workers wait alike.
@@ -72,7 +76,7 @@ class Explanation {
       const double of_stage = std::find_if(all.begin(), all.end(), [](const Suspect& other) {
                                 return other.cause == SlowCause::kUnequalStages;
                               })->share;
-      return suspect.times_slower >= kTimesSlowerMin &&
+      return (suspect.times_slower >= kTimesSlowerMin || suspect.stands_out) &&
              suspect.share >= kShareOfStageMin * of_stage;
     }
     return suspect.times_slower >= kTimesSlowerMin;
@@ -149,6 +153,27 @@ class Explanation {
     return share >= kPersistentMin ? MedianOf(std::move(ratios)) : 1;
   }
 
+  // True if the worker's slowdown stands out, and some of it is computing.
+  bool StandsOut(size_t w) const {
+    if (workers_of_stage_[StageOf(w)].size() < 2) return false;
+    const std::vector<double>& slowdowns = result_.by_worker.all;
+    double second = 1;
+    for (size_t o = 0; o < slowdowns.size(); ++o) {
+      if (o != w) second = std::max(second, slowdowns[o]);
+    }
+    if (slowdowns[w] - 1 < kTimesTheSecond * (second - 1)) return false;
+    int times_slowest = 0;
+    for (const std::vector<double>& step : result_.by_worker.per_step) {
+      times_slowest += step[w] == *std::max_element(step.begin(), step.end()) ? 1 : 0;
+    }
+    const double share = static_cast<double>(times_slowest) / static_cast<double>(steps_.size());
+    return share >= kPersistentMin &&
+           ShareOf([&](size_t i) {
+             return graph_.operations()[i].worker == static_cast<int>(w) &&
+                    KindOf(i).role == Role::kCompute;
+           }) >= kComputeShareMin;
+  }
+
   // A rank that computes slowly is also late within exchanges, which then take long for all of
   // their members: they count as its own.
   Suspect OneWorker() const {
@@ -163,6 +188,7 @@ class Explanation {
       suspect.times_slower = times;
     }
     suspect.stage = graph_.workers()[static_cast<size_t>(suspect.worker)].stage;
+    suspect.stands_out = StandsOut(static_cast<size_t>(suspect.worker));
     std::set<int> meetings;
     for (const Operation& operation : graph_.operations()) {
       if (operation.worker == suspect.worker) meetings.insert(operation.meeting);

@@ -35,6 +35,9 @@ struct Suspect {
   // Share of the lost time that comes back without it; for kDataWait the share of the step.
   double share = 0;
   double times_slower = 1;  // than the others
+  // For kOneWorker: its slowdown stands out from those of all others, in two thirds of the steps,
+  // and some of it is computing. It may be late within exchanges only in part of the steps.
+  bool stands_out = false;
 };
 
 struct SlowVerdict {

@@ -178,6 +178,41 @@ TEST(SlownessTest, CountsTheExchangesOfASlowRankAsItsOwn) {
   EXPECT_EQ(result.verdict.cause.worker, 3);
 }
 
+// A process that is stopped now and then stands still in a pass in some steps, and in a transfer in
+// others.
+TEST(SlownessTest, NamesARankThatIsSlowByTurnsInComputingAndInExchanges) {
+  const Result result = Judge(RunSteps(
+      [](const RankPlan& plan, const Instruction& i, int64_t step, int64_t nanos) -> int64_t {
+        if (plan.rank != 3) return nanos;
+        const bool is_receive =
+            plan::OperationOf(i.kind()).op_class == OpClass::kReceive && i.id.microbatch() < 2;
+        if (step % 2 == 0) return is_receive ? 30 * nanos : nanos;
+        return plan::IsPass(i.kind()) ? 2 * nanos : nanos;
+      }));
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kOneWorker);
+  EXPECT_EQ(result.verdict.cause.worker, 3);
+  EXPECT_TRUE(result.verdict.cause.stands_out);
+}
+
+// A receive that is slow for its link alone is no sign of a slow rank.
+TEST(SlownessTest, ASlowWayInOneDirectionIsASlowLink) {
+  Job job = RunSteps([](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+    return plan.rank == 3 && i.kind() == plan::OpKind::kReceiveActivation ? 20 * nanos : nanos;
+  });
+  for (TimedStep& step : job.steps) {  // the send goes into a buffer and ends at once
+    for (size_t i = 0; i < job.plans[1].instructions.size(); ++i) {
+      timeline::SpanTime& span = step.time.ranks[1][i];
+      if (job.plans[1].instructions[i].kind() == plan::OpKind::kSendActivation) {
+        span.end = span.begin + 1000;
+      }
+    }
+  }
+  const Result result = Judge(job);
+  EXPECT_EQ(result.verdict.cause.cause, SlowCause::kSlowLink);
+  EXPECT_EQ(result.verdict.cause.worker, 1);
+  EXPECT_EQ(result.verdict.cause.peer, 3);
+}
+
 // With one rank in each stage, a slow rank and a stage with more work look alike.
 TEST(SlownessTest, OfAStageOfOneRankSaysWhichRankItIs) {
   const Result result = Judge(RunSteps(

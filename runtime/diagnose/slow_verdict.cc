@@ -19,8 +19,8 @@ constexpr double kShareOfStageMin = 0.7;
 constexpr double kTimesSlowerMin = 1.1;
 // And so in this share of the steps.
 constexpr double kPersistentMin = 2.0 / 3;
-// A worker stands out if it costs this many times what the second does, and at least this share of
-// the lost time by computing.
+// A worker stands out if it costs this many times what the second does, and its computing alone
+// costs at least this share of the lost time.
 constexpr double kTimesTheSecond = 2;
 constexpr double kComputeShareMin = 0.1;
 // Among more ranks than this, a rank is compared with the median of all of them, itself included.
@@ -167,11 +167,14 @@ class Explanation {
       times_slowest += step[w] == *std::max_element(step.begin(), step.end()) ? 1 : 0;
     }
     const double share = static_cast<double>(times_slowest) / static_cast<double>(steps_.size());
-    return share >= kPersistentMin &&
-           ShareOf([&](size_t i) {
-             return graph_.operations()[i].worker == static_cast<int>(w) &&
-                    KindOf(i).role == Role::kCompute;
-           }) >= kComputeShareMin;
+    if (share < kPersistentMin) return false;
+    const Recovery all_but_its_computing =
+        FixOperations(graph_, steps_, options_, result_, [&](size_t i) {
+          return graph_.operations()[i].worker != static_cast<int>(w) ||
+                 KindOf(i).role != Role::kCompute;
+        });
+    const double lost = result_.mean_actual() - result_.mean_ideal();
+    return all_but_its_computing.seconds_without - result_.mean_ideal() >= kComputeShareMin * lost;
   }
 
   // A rank that computes slowly is also late within exchanges, which then take long for all of
@@ -181,14 +184,14 @@ class Explanation {
     if (result_.slowest_workers.empty()) return suspect;
     suspect.worker = result_.slowest_workers.front();
     suspect.times_slower = TimesSlower(static_cast<size_t>(suspect.worker));
-    for (size_t w = 0; w < graph_.workers().size(); ++w) {
+    suspect.stands_out = StandsOut(static_cast<size_t>(suspect.worker));
+    for (size_t w = 0; w < graph_.workers().size() && !suspect.stands_out; ++w) {
       const double times = TimesSlower(w);
       if (times < kTimesSlowerMin || times <= suspect.times_slower) continue;
       suspect.worker = static_cast<int>(w);
       suspect.times_slower = times;
     }
     suspect.stage = graph_.workers()[static_cast<size_t>(suspect.worker)].stage;
-    suspect.stands_out = StandsOut(static_cast<size_t>(suspect.worker));
     std::set<int> meetings;
     for (const Operation& operation : graph_.operations()) {
       if (operation.worker == suspect.worker) meetings.insert(operation.meeting);

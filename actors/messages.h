@@ -1,6 +1,6 @@
 // The messages between the actors of a worker, and of a host. Small structs: commands in the
-// imperative, events in the past. Each carries its attempt. Tensors never travel in messages; they
-// stay in the engine's memory. No message leaves its process.
+// imperative, events in the past. Each but LinkLost carries its attempt. Tensors never travel in
+// messages; they stay in the engine's memory. No message leaves its process.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct StateLoaded {
   Outcome outcome;
   std::string warning;  // as RankEngine::Load returned it
 };
-// The one event of a step's end, of stage and shard together.
+// A step has ended, for the stage actor and the shard actor together: the worker gets one event.
 struct StepFinished {
   int64_t attempt = 0;
   int64_t step = 0;
@@ -74,7 +74,8 @@ struct SnapshotTaken {
 
 // --- from the agent, through the link -------------------------------------------------------
 
-// Asks to stop at the end of the next step on which all ranks agree.
+// Asks this rank to stop at the end of a step; the exchange of norms makes all ranks stop at the
+// same step.
 struct StopRequested {
   int64_t attempt = 0;
   bool checkpoint = false;

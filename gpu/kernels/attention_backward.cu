@@ -2,7 +2,7 @@
 // weights again from log_sum_exp, one for the gradient of the queries and one for those of keys and
 // values. Source: Dao, FlashAttention-2, 2023, algorithm 2; there one kernel adds the gradients of
 // queries with atomic operations, in an order that changes from run to run. Here each gradient has
-// one owner, which adds in a fixed order; it costs two products of seven more.
+// one owner, which adds in a fixed order; the price is seven products instead of five.
 //
 // With p = exp(score - log_sum_exp), dp = d_out v^T and delta = d_out . out of the row, the
 // gradient of a score is ds = p (dp - delta) scale.

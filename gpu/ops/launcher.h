@@ -1,6 +1,6 @@
 // Launches kernels in the order of one stream. The operators of this folder are written against it,
-// so that tests run them on an emulated block of threads alone, on a whole emulated device, or on a
-// real one.
+// so that tests can run them with the emulator of single blocks, on a whole emulated device, or on
+// a real GPU.
 #pragma once
 
 #include <array>
@@ -19,9 +19,9 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
 
-  // Launches `kernel`, a name of gpu/kernels, with its argument. Does nothing for a grid without
-  // blocks. Errors: late, as of all work of the stream. Requires (CHECK): the kernel exists and
-  // takes a Params.
+  // Launches the kernel of gpu/kernels that has the name `kernel`, with its argument. Does nothing
+  // for a grid without blocks. Errors: reported later, as for all work of the stream
+  // (Stream::Notify, Finish). Requires (CHECK): the kernel exists and takes a Params.
   template <typename Params>
   void Launch(const char* kernel, const LaunchShape& shape, const Params& params) {
     if (shape.grid[0] == 0 || shape.grid[1] == 0 || shape.grid[2] == 0) return;
@@ -32,9 +32,9 @@ class Launcher {
   virtual void FillZero(void* data, size_t bytes) = 0;
 
   // Returns device memory of at least `bytes` bytes for the operator that is being issued: its
-  // kernels may pass results to each other there. The next operator gets the same memory. Takes
-  // memory of the device only where an operator needs more than all before. Null after an error,
-  // when launches do nothing.
+  // kernels may pass results to each other there. The next operator gets the same memory. Allocates
+  // device memory only for an operator that needs more than all operators before it. Returns null
+  // after an error; launches then do nothing.
   virtual void* Workspace(size_t bytes) = 0;
 
  protected:

@@ -3,7 +3,7 @@
 // fp32 as the compute type. Grids that decide the order of a sum follow from shapes alone, never
 // from the device, so that the bits are those of any device.
 //
-// Private to gpu/ops; cuda_ops.h is what others use.
+// Private to gpu/ops and gpu/assembly.cc, which also uses Cast; others use kernel_ops.h.
 #pragma once
 
 #include "absl/types/span.h"

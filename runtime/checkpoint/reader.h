@@ -28,8 +28,8 @@ class CheckpointReader {
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const std::string& directory);
 
   // Opens one rank's snapshot (SnapshotReader::Read), which has only this rank's slices of each
-  // tensor. Borrows `payload`. Of the manifest only attempt, step and next_sample are set. Errors:
-  // DataLoss - it is damaged.
+  // tensor. Borrows `payload`. manifest() then has only attempt, step and next_sample. Errors:
+  // DataLoss - the snapshot is damaged.
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenSnapshot(absl::string_view payload);
 
   const megascale::checkpoint::v1::Manifest& manifest() const { return manifest_; }
@@ -41,9 +41,9 @@ class CheckpointReader {
   // Overwrites `out` with out.size() elements of tensor `name` from `flat_begin` on (row-major).
   // Converts them from the stored type: exactly, except that F64 is rounded when read as float.
   // Uses whichever slices have the elements, and a copy (replica > 0) only if no lower replica is
-  // there. Errors: NotFound - no such tensor, or a snapshot does not hold an element; OutOfRange -
-  // beyond the tensor's end; DataLoss - a shard's checksum differs: names the file. `out` is then
-  // undefined.
+  // there. Errors: NotFound - no such tensor, or a snapshot lacks an element; OutOfRange - the
+  // range ends beyond the tensor; DataLoss - a shard's checksum differs; the message names the
+  // file. After an error `out` is undefined.
   absl::Status ReadSlice(absl::string_view name, int64_t flat_begin, absl::Span<float> out);
   absl::Status ReadSlice(absl::string_view name, int64_t flat_begin, absl::Span<double> out);
 

@@ -1,12 +1,13 @@
 // Collectives and messages among the members of one group. Members must make the same collective
 // calls in the same order, with the same instruction id.
 //
-// Every call has a group, a sequence number and an instruction id, and every message carries them.
-// All collectives of a group share one sequence; messages have one for each ordered pair of ranks.
-// The receiver detects any difference in sequence, operation, size, type or instruction.
+// Every call has a group, a sequence number and an instruction id. All collectives of a group share
+// one sequence; messages have one for each ordered pair of ranks. Communicators that go through the
+// host send these three with every message, and the receiver detects any difference in sequence,
+// operation, size, type or instruction. NCCL cannot (gpu/comm/nccl_communicator.h).
 //
 // Errors, of every call:
-//   Internal - members do not make the same calls; the message names both. Our bug.
+//   Internal - two members made different calls; the message names both calls. Our bug.
 //   DeadlineExceeded - the timeout passed; the message names the ranks that had not arrived.
 //   Aborted - a rank's process ended or closed its end, or a peer reported that it gave up (the
 //   message names it), or Abort was called here; the attempt is over, rejoin in the next one.
@@ -16,8 +17,9 @@
 // blame.
 //
 // Threads: calls on the thread of the owning stream; Abort() and the accessors on any. Determinism:
-// a sum is a left fold in the order of the group's ranks, with fp32 accumulation (F64 for F64) and
-// one rounding at the end, so its bits do not depend on transport or timing.
+// through the host, a sum is a left fold in the order of the group's ranks, with fp32 accumulation
+// (F64 for F64) and one rounding at the end, so its bits do not depend on transport or timing. NCCL
+// sums in an order of its own, the same in every run on the same machines.
 #pragma once
 
 #include <cstddef>
@@ -76,8 +78,9 @@ using CallObserver = std::function<void(const CallEvent&)>;
 // Exchanges tensors of a device; belongs to one stream. A call is made on the stream's own thread
 // and is ordered there: it reads what the stream's earlier work wrote, and the stream's later work
 // reads its result. So the call may return before the exchange is over; then an error may come with
-// a later call, or with the stream's work (stream::Stream::Notify). Shapes, sums and costs are
-// those of HostCommunicator (host/host_communicator.h), which the CPU's communicators are made of.
+// a later call, or with the stream's work (stream::Stream::Notify). Shapes are those of
+// HostCommunicator (host/host_communicator.h). Communicators that go through the host have its sums
+// and costs, too.
 //
 // After a call's error its buffers hold garbage.
 class Communicator {

@@ -1,7 +1,7 @@
-// Where a rank computes: a CPU or, later, a GPU. The engine is given one and never asks which. It
-// makes memory, streams, operators and communicators that belong together, so that code above it
-// never assumes that the host can touch a tensor, or that a call's result is there when the call
-// returns.
+// Where a rank computes: a CPU or a GPU. The engine gets a `Device` and never asks which it is. A
+// device makes memory, streams, operators and communicators that belong together, so that code
+// above it never assumes that the host can touch a tensor, or that a call's result is there when
+// the call returns.
 //
 //   ASSIGN_OR_RETURN(auto memory, device.Allocate("weights", bytes));
 //   ASSIGN_OR_RETURN(auto stream, device.MakeStream("compute"));
@@ -9,7 +9,7 @@
 //   stream->RunAndWait([&] { ops->Add(a, b, sum); stream->Copy(host.data, sum.data, bytes); });
 //   RETURN_IF_ERROR(stream->Synchronize());     // now `host` holds the sum
 //
-// Rules for users: addresses of device memory may be computed with, never followed; host memory
+// Rules for users: device addresses may be computed with, but never dereferenced; host memory
 // meets device memory only in Stream::Copy or a HostWindow (host_window.h).
 //
 // Threads: any. Ownership: a device outlives all that it made.
@@ -48,8 +48,8 @@ class Memory {
   virtual const base::SharedMemory* shared() const { return nullptr; }
 
  protected:
-  // `used_bytes`: the count of the device whose memory it is (Device::used_bytes); null: it is host
-  // memory, and the device has its own.
+  // `used_bytes`: the counter of the device that made this memory (Device::used_bytes). Null for
+  // host memory made by a device that has memory of its own: it does not count.
   Memory(void* data, size_t size_bytes, std::atomic<int64_t>* used_bytes)
       : data_(data), size_bytes_(size_bytes), used_bytes_(used_bytes) {
     if (used_bytes_ != nullptr) *used_bytes_ += static_cast<int64_t>(size_bytes_);
@@ -86,10 +86,10 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // Takes no memory of the device: processes that compute nothing ask, too.
+  // Allocates no device memory, because processes that compute nothing call it, too.
   virtual Description Describe() const = 0;
 
-  // Returns the bytes of the device's memory that objects made by this one hold.
+  // Returns how many bytes of device memory the objects hold that this Device made.
   int64_t used_bytes() const { return used_bytes_; }
 
   // Returns zeroed memory for tensors. `name` says in errors what it is for ("weights"). Errors:
@@ -110,9 +110,10 @@ class Device {
   // Errors: ResourceExhausted - no thread, or the device has no stream left.
   virtual absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) = 0;
 
-  // Makes operators whose work is ordered on `stream`, and which are called on its thread only; the
-  // CPU's, which do their work inside the call, may be called on any thread, one at a time.
-  // `num_threads`: of the host, for the CPU's. `stream` must outlive them.
+  // Makes operators whose work is ordered on `stream`. Call them on its thread only. Exception: CPU
+  // operators do their work inside the call, and any thread may call them, one at a time.
+  // `num_threads`: host threads to compute with; only CPU operators use it. `stream` must outlive
+  // the operators.
   virtual std::unique_ptr<ops::Ops> MakeOps(stream::Stream* stream, tensor::DType compute,
                                             int num_threads) = 0;
 

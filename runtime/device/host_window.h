@@ -2,7 +2,7 @@
 // host, a checkpoint's bytes, logits. Where the host may touch the device's memory it works in
 // place; else it goes through a buffer of pinned memory. Not for steps: it waits for the device.
 //
-//   ASSIGN_OR_RETURN(HostWindow window, HostWindow::Create(&device, stream));
+//   HostWindow window(&device, stream);
 //   RETURN_IF_ERROR(window.Write(weights, [&](int64_t first, HostVector piece) {
 //     return Fill(first, piece);                // piece = weights[first, first + piece.size)
 //   }));

@@ -45,8 +45,8 @@ struct EngineOptions {
   telemetry::HeartbeatWriter* heartbeat = nullptr;  // null: not written
   telemetry::SpanWriter* spans = nullptr;           // null: not written
   device::Device* device = nullptr;                 // where this rank computes
-  // Makes the operators of a compute type for a number of threads. Empty: the device does.
-  // Benchmarks measure a CPU's operators through it.
+  // Replaces Device::MakeOps, so that benchmarks can measure a CPU's operators. Empty: `device`
+  // makes the operators.
   using MakeOps = std::function<std::unique_ptr<ops::Ops>(tensor::DType compute, int num_threads)>;
   MakeOps make_ops = nullptr;
 };
@@ -72,10 +72,10 @@ class RankEngine {
 
   // Creates initial weights, or reads the restore point from the snapshot region or from storage;
   // if this machine cannot read it, a rank on another machine does (restore_with_peers.h). Fills
-  // only this rank's shards; the next step gathers the other ranks' weights. Blocking: until every
-  // rank of a job on several machines has read its part of a checkpoint. Returns a warning for
-  // people; empty: nothing was wrong. Errors: as RestoreState of snapshot_shard.h, or as
-  // RestoreWithPeers.
+  // only this rank's shards; the next step gathers the other ranks' weights. Blocking: on storage;
+  // on several machines also until every rank has read its part of the checkpoint. Returns a
+  // warning for people; empty: nothing was wrong. Errors: as RestoreState of snapshot_shard.h, or
+  // as RestoreWithPeers.
   virtual absl::StatusOr<std::string> Load(const megascale::agent::v1::RestorePoint& restore) = 0;
 
   // The end of a step: its result, or the error that ended the attempt for this rank.
@@ -86,8 +86,8 @@ class RankEngine {
   virtual void TellStepEnds(StepEnded step_ended) = 0;
 
   // Launches the instructions of `owner` for `step` (from 1). Both owners must be launched for each
-  // step, and the step before must have ended. Errors: FailedPrecondition - as plan::Executor's;
-  // the step will not end.
+  // step, and the step before must have ended. Errors: FailedPrecondition - as
+  // plan::Executor::Launch; nothing was launched.
   virtual absl::Status Launch(plan::Owner owner, int64_t step) = 0;
 
   // Copies the shard's state after `step` into a free snapshot buffer and seals it; returns the

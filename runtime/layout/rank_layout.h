@@ -100,8 +100,8 @@ model::Recompute RecomputeOf(const megascale::job::v1::JobSpec& spec);
 
 tensor::DType ComputeType(megascale::job::v1::Precision precision);
 
-// Returns the optimizer's state of a rank, chunk after chunk, without memory. Errors: as
-// RankLayoutOf.
+// Returns the slices of a rank's optimizer state, chunk after chunk. Their `data` has a type and a
+// size but no address: nothing is allocated. Errors: as RankLayoutOf.
 absl::StatusOr<std::vector<optim::StateSlice>> StateLayoutOf(
     const megascale::job::v1::JobSpec& spec, int rank);
 

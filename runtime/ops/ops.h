@@ -200,20 +200,21 @@ struct AdamWArgs {
 };
 
 // The second part of LAMB's step for a contiguous range of one tensor, after AdamW with `update`:
-// master -= lr * ratio * update. The ratio is the norm of the whole tensor's weights by that of its
-// update, or 1 if either is 0. Source: You et al., 2020, algorithm 2.
+// master -= lr * ratio * update. The ratio is the norm of the whole tensor's weights divided by the
+// norm of its update, or 1 if either is 0. Source: You et al., 2020, algorithm 2.
 struct TrustStepArgs {
   Vector master;  // F: updated
   Vector update;  // F
-  // [parts, S] F64: by part of the state, sums of squares. The tensor's weights are at
-  // `first_sum`, its update at first_sum + 1; the parts' sums are added in their order.
+  // [num_parts, S] F64: row i has the sums of squares over part i of the optimizer state. Column
+  // `first_sum` is for the tensor's weights, the next one for its update. Rows are added in order.
   Vector trust_sums;
   int64_t num_parts = 1;
   int64_t first_sum = 0;
   Vector step_numbers = {};  // [kNumStepNumbers] F64
 };
 
-// Makes the numbers of a step from those of all ranks, added in rank order.
+// Computes the step's numbers (step_numbers.h) from those that each rank contributes, added in rank
+// order.
 struct CombineNormsArgs {
   Vector ranks;          // [P, kNumRankNumbers] F64
   double clip_grad = 0;  // the largest norm of the gradient; 0: it is not clipped
@@ -238,7 +239,8 @@ class Ops {
   virtual void EmbeddingBackward(const EmbeddingBackwardArgs& args) = 0;
   virtual void LogitStatistics(const LogitStatisticsArgs& args) = 0;
   virtual void CrossEntropy(const CrossEntropyArgs& args) = 0;
-  // Does all of a list, in any order; ranges do not overlap.
+  // AdamW and TrustStep process all entries of a list, in any order. Requires: the entries' ranges
+  // do not overlap.
   virtual void AdamW(absl::Span<const AdamWArgs> list) = 0;
   virtual void TrustStep(absl::Span<const TrustStepArgs> list) = 0;
   virtual void CombineNorms(const CombineNormsArgs& args) = 0;
@@ -277,8 +279,9 @@ struct KernelShapes {
   AttentionArgs attention;
   int64_t logits_cols = 0;  // of CrossEntropy; 0: no such call
 };
-// Returns the bytes that such an object has after these calls: rearranged operands, temporary rows,
-// and memory in which oneDNN packs. It leaves out other memory that oneDNN takes: some MiB.
+// Returns how many bytes of memory an object of MakeCpuOps holds after these calls: rearranged
+// operands, temporary rows, and memory in which oneDNN packs. Leaves out some MiB that oneDNN takes
+// for other purposes.
 int64_t CpuKernelBytes(const KernelShapes& shapes, int num_threads);
 
 // Makes the reference that all others are compared with: plain loops in float64 (compute is kF64).
@@ -288,9 +291,9 @@ std::unique_ptr<Ops> MakeReferenceOps();
 // for products. It is part of the numerics.
 const char* InstructionSet();
 
-// Measures the best rate of matrix products on `num_threads` threads, in FLOP/s: square ones of
-// 1,024, plain or with `b` transposed, for about `seconds`. Model FLOPs utilisation is relative to
-// this rate.
+// Measures the best rate of matrix products on `num_threads` threads, in FLOP/s. For about
+// `seconds` it multiplies square matrices of 1,024 rows (F64: 128), with and without transposing
+// `b`; the fastest call counts. Model FLOPs utilisation is relative to this rate.
 double MeasureMatMulCeiling(DType compute, int num_threads, double seconds);
 
 }  // namespace megascale::ops

@@ -22,8 +22,8 @@ namespace megascale::plan {
 //   R.c1         no micro-batch; bucket 0, which is not shown
 //   R.c1.b2      bucket 2 of the chunk
 //   B.c0.m3.b1   a backward from bucket 1 on; see PlanOptions::num_buckets
-//   F.c0.m3.p2   piece 2: the second exchange of the pass between tensor-parallel ranks; pieces
-//                are numbered from 1 and are in no plan
+//   F.c0.m3.p2   the second exchange between tensor-parallel ranks within the pass; numbered from 1
+//                and in no plan. (The pieces into which buckets cut a backward are B.c0.m3.b1 …)
 //   N            no chunk
 class InstructionId {
  public:
@@ -103,9 +103,9 @@ struct Instruction {
   // its gradient buffer, which is zeroed first. For R: it is the first of its bucket in a step, and
   // overwrites the rank's shard with its result.
   bool begins_sum = false;
-  // For B and W: how many buckets' layers it goes through, from id.bucket() on. This is all of the
-  // chunk's, or 1 in the backward that is reduced next, so that each bucket is reduced as soon as
-  // its gradients are complete.
+  // For B and W: the number of buckets through whose layers it goes, from id.bucket() on. 1 for a
+  // piece of a backward that is cut at its buckets, so that each bucket is reduced as soon as its
+  // gradients are complete; otherwise the number of all buckets of the chunk.
   int num_buckets = 0;
   // For B: computes only the gradient of the chunk's input; a separate W computes the weight
   // gradients.

@@ -74,7 +74,7 @@ struct PlanOptions {
   // LAMB: the optimizer needs norms of whole tensors, so shards exchange partial sums before they
   // step.
   bool has_trust_ratios = false;
-  int zero_stage = 1;  // 1 or 2: see the file comment
+  int zero_stage = 1;  // 1 or 2; see docs/layouts.md
   // By chunk of the model: its number of buckets, each of which is reduced and gathered separately.
   // Bucket 0 holds the last layers, whose gradients are complete first. Empty: one bucket per
   // chunk.

@@ -51,13 +51,15 @@ class Event {
   virtual void RecordNow(Stream& stream, uint64_t generation) = 0;
 
   // Makes the work that is issued to `stream` from now on wait until this event has reached
-  // `generation` or more, or was released. Blocking: until RecordNow was called for that generation
-  // (not until that work has ended, where the device runs late). The wait has no deadline: the
-  // recording stream's task has one (a collective's), and the progress counter shows a stalled
-  // process. Requires: called on the stream's thread.
+  // `generation` or more, or was released. Blocking: the stream's thread waits until RecordNow was
+  // called for that generation; where the device runs late, it does not wait for the recorded work
+  // to end. The wait has no deadline of its own. The task that records has one (a collective's),
+  // and a process that stalls is found by its progress counter. Requires: called on the stream's
+  // thread.
   virtual void WaitNow(Stream& stream, uint64_t generation) = 0;
 
-  // Ends every wait, present and future, to give up. Threads: any.
+  // Ends all present and future waits for this event, so that streams can end although it will
+  // never be recorded. Threads: any.
   virtual void Release() = 0;
 };
 
@@ -95,8 +97,8 @@ class Stream {
   // the work that was issued before.
 
   // Copies `bytes` bytes, between two places in the device's memory or between it and host memory
-  // (device::Device::AllocateHost, or other memory, then slower). Both places must stay as they are
-  // until the copy has ended.
+  // (device::Device::AllocateHost, or other memory, then slower). Until the copy has ended, `from`
+  // must not change, and nothing else may use `to`.
   virtual void Copy(void* to, const void* from, size_t bytes) = 0;
 
   // Calls `notification` once the work issued before has ended, with OK, or with the error of that

@@ -9,7 +9,7 @@
 #include "absl/strings/str_replace.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/commands/connection.h"
+#include "cli/connection/connection.h"
 #include "controlplane/address/address.h"
 #include "controlplane/agent/service/agent_server.h"
 #include "runtime/base/log.h"

@@ -4,7 +4,7 @@
 
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/commands/connection.h"
+#include "cli/connection/connection.h"
 #include "cli/view/live_view.h"
 
 namespace megascale::cli {

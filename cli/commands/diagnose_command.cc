@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/commands/connection.h"
+#include "cli/connection/connection.h"
 #include "cli/diagnosis/diagnose_job.h"
 #include "cli/diagnosis/diagnosis_text.h"
 #include "nlohmann/json.hpp"

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/commands/connection.h"
+#include "cli/connection/connection.h"
 #include "controlplane/address/address.h"
 #include "controlplane/driver/service/driver_server.h"
 #include "controlplane/driver/storage/log_backup.h"

@@ -7,7 +7,7 @@
 
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/commands/connection.h"
+#include "cli/connection/connection.h"
 
 namespace megascale::cli {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "cli/commands/connection.h"
+#include "cli/connection/connection.h"
 #include "cli/view/interrupt.h"
 #include "cli/view/loss_curve.h"
 #include "controlplane/client/job_client.h"

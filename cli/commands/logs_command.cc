@@ -7,7 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/commands/connection.h"
+#include "cli/connection/connection.h"
 #include "cli/view/interrupt.h"
 
 namespace megascale::cli {

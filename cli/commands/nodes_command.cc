@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/commands/connection.h"
+#include "cli/connection/connection.h"
 
 namespace megascale::cli {
 namespace {

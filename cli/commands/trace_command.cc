@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/commands/connection.h"
+#include "cli/connection/connection.h"
 #include "cli/diagnosis/job_trace.h"
 #include "controlplane/trace/job_spans.h"
 #include "runtime/base/status.h"

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/commands/connection.h"
 #include "cli/commands/follow.h"
+#include "cli/connection/connection.h"
 #include "cli/view/live_view.h"
 #include "runtime/base/status.h"
 

@@ -1,4 +1,4 @@
-#include "cli/commands/connection.h"
+#include "cli/connection/connection.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -272,6 +272,9 @@ TEST_F(AgentCoreTest, ARestoredDriverIsObeyedAlthoughItsVersionsAreLower) {
   EXPECT_EQ(Report().known_version(), 5);
   EXPECT_EQ(Report().known_proof(), "proof");
   EXPECT_EQ(Report().applied_version(), 0) << "what an older epoch applied proves nothing";
+  EXPECT_EQ(Job().num_processes(), 3);
+  EXPECT_EQ(Job().attempt(), 0) << "attempts of two epochs have no order";
+  EXPECT_EQ(Job().steps_size() + Job().snapshots_size() + Job().ranks_size(), 0);
   for (const int64_t id : {1, 2, 3}) End(id, Ours());
   const std::vector<std::string> actions = Settle();
   EXPECT_THAT(actions, ElementsAre("drop j", "prepare j/1", "start host as 4", "start rank 0 as 5",

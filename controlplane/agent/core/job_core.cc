@@ -533,6 +533,10 @@ std::vector<int64_t> JobCore::HungHosts(const Heartbeats& heartbeats) const {
 v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
   v1::ActualJob report;
   report.set_job_id(desired_.job_id());
+  if (abandoned_) {  // nothing else of an older epoch counts
+    report.set_num_processes(static_cast<int>(processes_.size()));
+    return report;
+  }
   report.set_attempt(attempt_ > 0 ? attempt_ : desired_.attempt());
   if (preflight_.has_value()) *report.mutable_preflight() = *preflight_;
   if (report.preflight().state() == v1::Preflight::STATE_PASSED && store_check_sent_ &&

@@ -123,7 +123,7 @@ bool Transition::OnDriverStarted(const pb::DriverStarted& started) {
   if (started.epoch() <= state_.epoch()) return true;
   const bool is_first = state_.epoch() == 0;
   state_.set_epoch(started.epoch());
-  if (!is_first) BeginEpoch();
+  if (!is_first || started.restored()) BeginEpoch();
   return true;
 }
 

@@ -17,6 +17,7 @@ Event StartedEvent(const DriverState& state, const DriverStart& start) {
   if (state.epoch() == 0 || start.restored) {
     started->set_epoch(std::max(state.epoch() + 1, absl::ToUnixNanos(start.now)));
   }
+  started->set_restored(start.restored);
   if (state.secret().empty()) started->set_secret(start.secret);
   return event;
 }

@@ -25,6 +25,10 @@ namespace megascale::driver {
 //      cannot be ended, and checkpoints that only one machine cannot read, quarantine the machine.
 inline constexpr int kRules = 4;
 
+// A new epoch adds this to the attempts of all jobs: each attempt after it is greater than every
+// attempt that the lost part of the log may have begun.
+inline constexpr int64_t kAttemptsOfAnEpoch = 1'000'000;
+
 // Applies one event. Returns false when the event is refused, because it belongs to an older
 // attempt or incarnation or repeats what the state knows: then only the count of events changes.
 // Determinism: the state depends on nothing but the events.

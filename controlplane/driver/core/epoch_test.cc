@@ -42,12 +42,40 @@ TEST_F(EpochTest, ARestoredLogFencesEveryAttemptAndStartsTheNext) {
   EXPECT_GT(job().stage_event(), stage_before);
   EXPECT_EQ(Desired("n0").phase(), megascale::agent::v1::DesiredJob::PHASE_HOLD);
   EXPECT_EQ(DesiredFor(state_, "n0").epoch(), state_.epoch());
-  Do(Fenced(1, "n0", {}));
-  Do(Fenced(1, "n1", {}));
+  const int64_t fenced = job().attempt();
+  EXPECT_GE(fenced, kAttemptsOfAnEpoch) << "the lost part of the log may have begun attempt 2";
+  Do(Fenced(fenced, "n0", {}));
+  Do(Fenced(fenced, "n1", {}));
   EXPECT_EQ(job().stage(), v1::STAGE_RUN);
-  EXPECT_EQ(job().attempt(), 2);
+  EXPECT_EQ(job().attempt(), fenced + 1);
   EXPECT_EQ(job().restore().step(), 10);
   EXPECT_EQ(job().attempts_without_progress(), 0) << "restoring is no failure";
+}
+
+TEST_F(EpochTest, AQueuedJobThatMayHaveRunBeginsAtANewAttemptAndGetsNoSpare) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  Do(Submitted("j", SpecOf(2, 1, 30)));
+  Restore();
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  Event spare;
+  spare.mutable_node_spare_set()->set_node_id("n1");
+  spare.mutable_node_spare_set()->set_spare(true);
+  Do(Joined("n1", "a", 1));
+  Do(spare);
+  Do(Joined("n0", "a", 1));
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  Do(Joined("n2", "a", 2));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_EQ(job().attempt(), kAttemptsOfAnEpoch + 1);
+  EXPECT_EQ(job().attempt_reason(), "");
+}
+
+TEST_F(EpochTest, ACopyOfALogWithoutEpochsFencesEveryAttemptTooWhenItIsRestored) {
+  Run();
+  ASSERT_EQ(state_.epoch(), 0);
+  Restore();
+  EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
+  EXPECT_EQ(job().reason(), "DriverRestored");
 }
 
 TEST_F(EpochTest, AJobThatWasBeingCancelledWhenTheCopyWasMadeIsCancelled) {
@@ -55,8 +83,8 @@ TEST_F(EpochTest, AJobThatWasBeingCancelledWhenTheCopyWasMadeIsCancelled) {
   Run();
   Do(Cancelled(false));
   Restore();
-  Do(Fenced(1, "n0", {}));
-  Do(Fenced(1, "n1", {}));
+  Do(Fenced(job().attempt(), "n0", {}));
+  Do(Fenced(job().attempt(), "n1", {}));
   EXPECT_EQ(job().state(), megascale::control::v1::JOB_STATE_CANCELLED);
 }
 

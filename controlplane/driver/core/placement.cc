@@ -47,7 +47,7 @@ FreeSlots FreeSlotsFor(const DriverState& state, const JobRecord& job,
     const bool is_spare =
         node.spare() && !std::binary_search(before.begin(), before.end(), node_id);
     // Spares are for jobs that lost a machine.
-    if (is_spare && job.attempt() == 0) continue;
+    if (is_spare && job.stage() == v1::STAGE_QUEUED) continue;
     (is_spare ? free.spare : free.active)[node_id] = node.hello().num_slots();
   }
   for (const JobRecord& other : state.jobs()) {
@@ -111,7 +111,7 @@ std::string Withheld(const DriverState& state, const JobRecord& job) {
                                                                   : " drains"));
     } else if (refusing.count(node_id) > 0) {
       nodes.push_back(absl::StrCat(node_id, " refuses the job"));
-    } else if (node.spare() && job.attempt() == 0) {
+    } else if (node.spare() && job.stage() == v1::STAGE_QUEUED) {
       nodes.push_back(absl::StrCat(node_id, " is a spare"));
     }
   }

@@ -165,6 +165,8 @@ void Transition::BlameNodesLeft(JobRecord* job) {
 // the new epoch, and each job goes on with another attempt. That is no failure.
 void Transition::BeginEpoch() {
   for (JobRecord& job : *state_.mutable_jobs()) {
+    if (IsTerminal(job)) continue;
+    job.set_attempt(job.attempt() + kAttemptsOfAnEpoch);
     if (!HoldsSlots(job)) continue;
     job.clear_fenced();
     job.set_stage(pb::STAGE_FENCE);

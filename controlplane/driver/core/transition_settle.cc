@@ -134,7 +134,7 @@ void Transition::PlaceQueued(const JobRecord* recovering) {
 void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   const agent::RestorePoint restore = ChooseRestore(*job, placement.placements);
   const std::vector<std::string> before = NodesOf(*job);
-  if (job->attempt() > 0) {
+  if (job->stage() != pb::STAGE_QUEUED) {
     job->set_attempt_reason(job->has_leave() ? job->leave().reason() : ReasonOf(job->culprit()));
   }
   job->clear_leave();

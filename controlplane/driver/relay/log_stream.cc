@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/driver_core.h"
 #include "runtime/base/status.h"
 
 namespace megascale::driver {
@@ -33,6 +34,12 @@ bool IsTerminal(const control::Job& job) {
          job.state() == control::JOB_STATE_CANCELLED;
 }
 
+// Of an earlier epoch only attempts up to the reader's may be known; those of the newest one's
+// follow at once.
+int64_t AttemptAfter(int64_t attempt, int64_t newest) {
+  return std::max(attempt, newest / kAttemptsOfAnEpoch * kAttemptsOfAnEpoch) + 1;
+}
+
 class LogStream {
  public:
   LogStream(const control::StreamLogsRequest& request, const LogStreamPorts& ports)
@@ -54,7 +61,7 @@ class LogStream {
       }
       Flush();
       if (!later_attempt) break;
-      RETURN_IF_ERROR(MakeSources(job, attempt_ + 1));
+      RETURN_IF_ERROR(MakeSources(job, AttemptAfter(attempt_, job.attempt())));
     }
     for (const Source& source : sources_) any_found_ |= source.found;
     if (any_found_) return absl::OkStatus();

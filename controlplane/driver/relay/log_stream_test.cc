@@ -106,6 +106,16 @@ TEST_F(LogStreamTest, AllOfAnAttemptIsReadBeforeTheNext) {
               ElementsAre("1 a0 one\n@4", "1 a0 last words@14", "2 b0 two\n@4", "3 b0 three\n@6"));
 }
 
+TEST_F(LogStreamTest, AfterARestoredLogItGoesOnWithTheAttemptsOfTheNewEpoch) {
+  logs_[{"a", 1, 0}] = "one\n";
+  logs_[{"a", 1'000'002, 0}] = "two\n";
+  ResumeAt("a", 0, 0);
+  job_.set_attempt(1'000'002);
+  End();
+  EXPECT_TRUE(Run({}).ok());
+  EXPECT_THAT(emitted_, ElementsAre("1 a0 one\n@4", "1000002 a0 two\n@4"));
+}
+
 TEST_F(LogStreamTest, AResumedStreamNeitherRepeatsNorLosesLines) {
   logs_[{"a", 1, 0}] = "one\ntwo\n";
   logs_[{"b", 1, 1}] = "uno\n";

@@ -226,6 +226,25 @@ TEST_F(UnreadCheckpointTest, IsReadOnAnotherMachineWhereThereIsRoom) {
   EXPECT_THAT(CommittedSteps(), ElementsAre(10, 20));
 }
 
+TEST_F(UnreadCheckpointTest, IsNotReadWhereItFailedAfterAnotherMachineRefusedTheJob) {
+  CommitAndKill({10, 20}, 2);
+  Do(Joined("n2", "a", 2));
+  FailToRead();
+  FailToRead();
+  ASSERT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n2", "n2"));
+  Do(Joined("n3", "a", 2));
+  Event refused;
+  refused.mutable_preflight_refused()->set_job_id("j");
+  refused.mutable_preflight_refused()->set_attempt(4);
+  refused.mutable_preflight_refused()->set_node_id("n2");
+  refused.mutable_preflight_refused()->set_message("data.files: /data is empty");
+  Do(refused);
+  for (const char* node : {"n0", "n2"}) Do(Fenced(4, node, {}));
+  BackoffElapsed(4);
+  EXPECT_EQ(job().attempt(), 5);
+  EXPECT_THAT(PlacedNodes(), ElementsAre("n0", "n0", "n3", "n3")) << "n1 could not read it";
+}
+
 TEST_F(UnreadCheckpointTest, ThatNoMachineCanReadGivesWayToTheOlderOne) {
   CommitAndKill({10, 20}, 2);
   Do(Joined("n2", "a", 2));

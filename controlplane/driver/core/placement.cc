@@ -170,7 +170,7 @@ bool HasRoomWithout(const DriverState& state, const JobRecord& job,
 
 PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
                          const std::set<std::string>& givers) {
-  std::set<std::string> avoided = NodesThatCannotRead(job);
+  std::set<std::string> avoided = NodesThatCannotRead(state, job);
   avoided.merge(NodesThatFailedOften(job));
   PlacementResult result;
   FreeSlots best;

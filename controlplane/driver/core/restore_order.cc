@@ -180,8 +180,9 @@ std::string NothingCanBeRead(const JobRecord& job) {
       absl::StrJoin(tried, "; "));
 }
 
-std::set<std::string> NodesThatCannotRead(const JobRecord& job) {
-  if (!CouldNotRead(job)) return {};
+std::set<std::string> NodesThatCannotRead(const DriverState& state, const JobRecord& job) {
+  // Another failure, such as a refusal, may have followed the one at the restore.
+  if (state.rules() < 4 && !CouldNotRead(job)) return {};
   const pb::UnreadCheckpoint* unread = FindUnread(job, NextDirectory(job));
   if (unread == nullptr || unread->num_attempts() < kReadsOnSameNodes) return {};
   return NodesOf(*unread);

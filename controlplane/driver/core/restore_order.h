@@ -41,7 +41,7 @@ std::string NextRead(const DriverState& state, JobRecord* job);
 std::string NothingCanBeRead(const JobRecord& job);
 
 // Returns the nodes that should get no rank, because they could not read the job's checkpoint.
-std::set<std::string> NodesThatCannotRead(const JobRecord& job);
+std::set<std::string> NodesThatCannotRead(const DriverState& state, const JobRecord& job);
 
 // Returns the number of failed reads by which the backoff grows: a checkpoint that was set aside
 // counts once, any other one as often as it could not be read.

@@ -306,6 +306,27 @@ TEST_F(DriverPoolsTest, ThreeFailuresOnOneMachineAreTheMachinesIfTheJobThenGoesO
   EXPECT_EQ(job().attempts_without_progress(), 0);
 }
 
+TEST_F(DriverPoolsTest, FailuresOfPeersAndOfTheStoreBlameNoMachine) {
+  Run();
+  Do(Joined("n2", "a", 2));
+  const std::vector<megascale::telemetry::v1::FailureClass> classes = {
+      megascale::telemetry::v1::FAILURE_CLASS_RENDEZVOUS,
+      megascale::telemetry::v1::FAILURE_CLASS_ABORTED, FAILURE_CLASS_EXITED};
+  for (int64_t attempt = 1; attempt <= 3; ++attempt) {
+    Do(Failed(attempt, 0, "n0", classes[attempt - 1]));
+    Do(Fenced(attempt, "n0", {}));
+    Do(Fenced(attempt, "n1", {}));
+    BackoffElapsed(attempt);
+  }
+  EXPECT_EQ(PlacedNodes().front(), "n0") << "one failure is its own";
+  Do(Lost("n0", "a"));
+  Do(Fenced(4, "n1", {}));
+  BackoffElapsed(4);
+  Do(Passed("j", 5, "n2"));
+  Do(Progressed(5, 1));
+  EXPECT_FALSE(Node("n0").has_quarantine());
+}
+
 TEST_F(DriverPoolsTest, AFailureThatFollowsTheJobBlamesNoMachine) {
   Run();
   Do(Joined("n2", "a", 2));

@@ -159,9 +159,16 @@ bool IsFaultOfMachine(const JobRecord& job) {
   return lost.size() < kFailuresOfOneNodeMax;
 }
 
+bool MayBlameNode(const Culprit& cause) {
+  return cause.failure_class() != telemetry::FAILURE_CLASS_ABORTED &&
+         cause.failure_class() != telemetry::FAILURE_CLASS_RENDEZVOUS;
+}
+
 std::set<std::string> NodesThatFailedOften(const JobRecord& job) {
   std::map<std::string, int> failures;
-  for (const Culprit& cause : job.causes()) ++failures[cause.node_id()];
+  for (const Culprit& cause : job.causes()) {
+    if (MayBlameNode(cause)) ++failures[cause.node_id()];
+  }
   std::set<std::string> nodes;
   for (const auto& [node_id, count] : failures) {
     if (count >= kFailuresOfOneNodeMax) nodes.insert(node_id);

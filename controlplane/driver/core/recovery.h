@@ -58,7 +58,11 @@ inline constexpr int kFailuresOfOneNodeMax = 3;
 // True when a machine, and not the job, is at fault for the end of the newest of job.causes().
 bool IsFaultOfMachine(const JobRecord& job);
 
-// Returns the nodes on which the job failed kFailuresOfOneNodeMax times since it last progressed.
+// False: the failure came from elsewhere, a peer or the rendezvous store.
+bool MayBlameNode(const Culprit& cause);
+
+// Returns the nodes on which the job failed kFailuresOfOneNodeMax times since it last progressed,
+// for causes that may blame a node.
 std::set<std::string> NodesThatFailedOften(const JobRecord& job);
 
 // Forgets failures before a progress.

@@ -149,7 +149,7 @@ void Transition::BlameNodesLeft(JobRecord* job) {
   for (const std::string& node_id : NodesThatFailedOften(*job)) {
     if (std::binary_search(nodes.begin(), nodes.end(), node_id)) continue;
     for (auto cause = job->causes().rbegin(); cause != job->causes().rend(); ++cause) {
-      if (cause->node_id() != node_id) continue;
+      if (cause->node_id() != node_id || !MayBlameNode(*cause)) continue;
       Quarantine(node_id, absl::StrCat(kFailuresOfOneNodeMax, " attempts of job ", JobId(*job),
                                        " failed there, and it went on elsewhere; the last: ",
                                        Describe(*cause)));

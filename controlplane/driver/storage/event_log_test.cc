@@ -219,6 +219,10 @@ TEST_F(RocksDbLogTest, ACopyIsMadeWhileTheDriverRunsAndBeginsANewEpochWhenItIsRe
             absl::StatusCode::kAlreadyExists);
   log.reset();
   std::filesystem::rename(state_directory + "/log", state_directory + "/log.lost");
+  std::ofstream(state_directory + "/jobs.before-restore") << "in the way";
+  EXPECT_FALSE(RestoreLog(directory_ + "/copy", state_directory, now).ok());
+  EXPECT_FALSE(std::filesystem::exists(state_directory + "/log")) << "it can be tried again";
+  std::filesystem::remove(state_directory + "/jobs.before-restore");
   ASSERT_TRUE(RestoreLog(directory_ + "/copy", state_directory, now).ok());
   const DriverState restored = (*OpenRocksDbLog(state_directory + "/log"))->ReadAll()->state;
   EXPECT_GT(restored.epoch(), state.epoch());

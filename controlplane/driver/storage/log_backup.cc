@@ -25,12 +25,17 @@ absl::StatusOr<DriverState> ReadState(const std::string& directory) {
   return state;
 }
 
-absl::Status WriteState(const DriverState& state, const std::string& directory) {
+absl::Status CheckHasNoLog(const std::string& directory) {
   std::error_code error;
   if (std::filesystem::exists(LogOf(directory), error)) {
     return absl::AlreadyExistsError(absl::StrCat(
         LogOf(directory), ": there is a log already; move it away, or give another directory"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status WriteState(const DriverState& state, const std::string& directory) {
+  RETURN_IF_ERROR(CheckHasNoLog(directory));
   ASSIGN_OR_RETURN(const std::unique_ptr<LogStore> log, OpenRocksDbLog(LogOf(directory)));
   return log->WriteSnapshot(state);
 }
@@ -70,8 +75,10 @@ absl::Status RestoreLog(const std::string& copy, const std::string& state_direct
   Event started = StartedEvent(state, {.now = now, .secret = "", .restored = true});
   started.set_time_unix_nanos(absl::ToUnixNanos(now));
   Apply(started, &state);
-  RETURN_IF_ERROR(WriteState(state, state_directory));
-  return MoveUnknownJobs(state, state_directory);
+  RETURN_IF_ERROR(CheckHasNoLog(state_directory));
+  // Before the log is written: with the log, unknown folders would end the driver's start.
+  RETURN_IF_ERROR(MoveUnknownJobs(state, state_directory));
+  return WriteState(state, state_directory);
 }
 
 }  // namespace megascale::driver

@@ -191,6 +191,15 @@ TEST(TracedJobTest, RefusesTracesThatAreNoTrainingSteps) {
               "as many stages");
 }
 
+// A replay for each of many stages would take hours.
+TEST(TracedJobTest, RefusesMoreStagesThanItCanReplay) {
+  std::vector<Event> events;
+  for (int rank = 0; rank < 50'000; ++rank) {
+    events.push_back({.name = "forward-compute", .rank = rank});
+  }
+  ExpectNoJob(events, "1 data-parallel ranks and 50000 stages take too long");
+}
+
 TEST(TracedJobTest, LeavesOutStepsThatLackAnOperationAndNamesUnknownOnes) {
   std::vector<Event> events;
   for (int64_t step = 1; step <= 3; ++step) {

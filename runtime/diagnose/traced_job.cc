@@ -19,7 +19,8 @@ namespace {
 // The number of streams by which the trace multiplies ranks.
 constexpr int64_t kStreamsPerRank = 5;
 constexpr int64_t kRanksMax = int64_t{1} << 20;
-// The analysis replays every event once for each data-parallel rank: about a minute.
+// The analysis replays every event once for each data-parallel rank, stage and kind of operation:
+// about a minute.
 constexpr double kReplaysMax = 2e9;
 
 // The operations that the analysis knows; also their numbers as OperationKind.
@@ -123,10 +124,12 @@ class Builder {
       }
       ++replica;
     }
-    if (static_cast<double>(replica) * static_cast<double>(trace_.events.size()) > kReplaysMax) {
+    const double replays =
+        static_cast<double>(replica) + static_cast<double>(num_stages) + kNumKnown;
+    if (replays * static_cast<double>(trace_.events.size()) > kReplaysMax) {
       return absl::InvalidArgumentError(
-          absl::StrCat(trace_.events.size(), " events of ", replica,
-                       " data-parallel ranks take too long to analyse; record fewer steps"));
+          absl::StrCat(trace_.events.size(), " events of ", replica, " data-parallel ranks and ",
+                       num_stages, " stages take too long to analyse; record fewer steps"));
     }
     job_.num_replicas = replica;
     job_.num_stages = static_cast<int>(num_stages);

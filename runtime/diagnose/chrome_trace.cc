@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kDepthMax = 16;
 constexpr size_t kNameBytesMax = 128;
-constexpr double kMicrosecondsMax = 1e15;         // 31 years
+constexpr double kMicrosecondsMax = 1e17;         // 3170 years; times may count from 1970
 constexpr int64_t kNumberMax = int64_t{1} << 40;  // of ids and steps
 
 // What an open bracket of the JSON holds.
@@ -31,7 +31,7 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   Handler(const ChromeTraceLimits& limits, int64_t* last_part, const ByteStream& bytes)
       : limits_(limits), last_part_(*last_part), bytes_(bytes) {}
 
-  bool null() override { return Advance() && Number(kNoNumber); }
+  bool null() override { return Advance(); }  // as if the field were absent
   bool boolean(bool /*value*/) override { return Advance(); }
   bool number_integer(number_integer_t value) override {
     return Advance() && Number(static_cast<double>(value));
@@ -58,6 +58,8 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
     if (depth_ == 0) return Open(Part::kFile);
     if (InPart() == Part::kEvents) {
       event_ = {};
+      names_step_ = false;
+      mistake_.clear();
       is_complete_ = false;
       name_.clear();
       return Open(Part::kEvent);
@@ -116,46 +118,55 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
 
   bool Number(double value) {
     if (InPart() == Part::kEvent) {
-      if (key_ == "ts") return Time(value, -kMicrosecondsMax, &event_.begin_seconds);
-      if (key_ == "dur") return Time(value, 0, &event_.seconds);
-      if (key_ == "pid") return Integer(value, &event_.pid);
-      if (key_ == "tid") return Integer(value, &event_.tid);
+      if (key_ == "ts") Time(value, -kMicrosecondsMax, &event_.begin_seconds);
+      if (key_ == "dur") Time(value, 0, &event_.seconds);
+      if (key_ == "pid") Integer(value, &event_.pid);
+      if (key_ == "tid") Integer(value, &event_.tid);
     } else if (InPart() == Part::kArguments) {
-      if (key_ == "step") return Integer(value, &event_.step);
-      if (key_ == "model_chunk") return Integer(value, &event_.model_chunk);
-      if (key_ == "mb_id") return Integer(value, &event_.microbatch);
-      if (key_ == "seq_id") return Integer(value, &event_.sequence);
+      if (key_ == "step") {
+        names_step_ = value != kNoNumber;
+        Integer(value, &event_.step);
+      }
+      if (key_ == "model_chunk") Integer(value, &event_.model_chunk);
+      if (key_ == "mb_id") Integer(value, &event_.microbatch);
+      if (key_ == "seq_id") Integer(value, &event_.sequence);
     }
     return true;
   }
 
-  std::string Where() const { return absl::StrCat("event ", num_events_, ": ", key_, " is "); }
+  // Keeps the first mistake of an event: it matters only if the event counts, which its other
+  // fields say.
+  void Mistake(double value, const std::string& expected) {
+    if (!mistake_.empty()) return;
+    mistake_ =
+        absl::StrCat("event ", num_events_, ": ", key_, " is ", value, "; expected ", expected);
+  }
 
-  bool Time(double microseconds, double min, double* seconds) {
+  void Time(double microseconds, double min, double* seconds) {
     if (!(microseconds >= min && microseconds <= kMicrosecondsMax)) {
-      return Fail(absl::StrCat(Where(), microseconds, "; expected ", min, " to ", kMicrosecondsMax,
-                               " microseconds"));
+      Mistake(microseconds, absl::StrCat(min, " to ", kMicrosecondsMax, " microseconds"));
+      return;
     }
     *seconds = microseconds / 1e6;
-    return true;
   }
 
-  bool Integer(double value, int64_t* number) {
+  void Integer(double value, int64_t* number) {
     if (!(value >= kNoNumber && value <= static_cast<double>(kNumberMax)) ||
         value != std::floor(value)) {
-      return Fail(absl::StrCat(Where(), value, "; expected an integer from -1 to ", kNumberMax));
+      Mistake(value, absl::StrCat("an integer from -1 to ", kNumberMax));
+      return;
     }
     *number = static_cast<int64_t>(value);
-    return true;
   }
 
   bool AddEvent() {
     ++num_events_;
     if (!is_complete_) return true;
-    if (event_.step < 0) {
+    if (!names_step_) {
       ++trace_.num_without_step;
       return true;
     }
+    if (!mistake_.empty()) return Fail(mistake_);
     if (static_cast<int64_t>(trace_.events.size()) >= limits_.events_max) {
       return Fail(absl::StrCat("the trace has more than ", limits_.events_max,
                                " events of steps; record fewer steps"));
@@ -182,7 +193,9 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   std::string key_;
   bool has_events_ = false;
   TraceEvent event_;
+  std::string mistake_;  // of the event; empty: there is none
   bool is_complete_ = false;
+  bool names_step_ = false;
   std::string name_;
   int64_t num_events_ = 0;
   ChromeTrace trace_;

@@ -98,6 +98,29 @@ TEST(ChromeTraceTest, RefusesValuesOutOfRange) {
   ExpectRefused(with("\"pid\":0.5,", ""), "pid is 0.5");
   ExpectRefused(with("\"tid\":-2,", ""), "tid is -2");
   ExpectRefused(with("", ",\"seq_id\":1e18"), "seq_id is");
+  ExpectRefused(R"([{"ph":"X","name":"gc","args":{"step":0.5}}])", "step is 0.5");
+}
+
+// Profilers write threads with large or negative ids, text for ids, and counters beside the steps.
+TEST(ChromeTraceTest, OddFieldsOfEventsThatDoNotCountAreIgnored) {
+  const auto trace = Read(absl::StrCat(
+      R"([{"ph":"C","name":"memory","pid":-7,"tid":1e300,"ts":-1e300,"args":{"step":0.5}},)",
+      R"({"ph":"X","name":"a kernel","tid":-2,"dur":-1,"args":{"seq_id":1e18}},)",
+      R"({"ph":"X","name":"no time","pid":0,"tid":0,"ts":null,"dur":null,"args":{"step":7}},)",
+      R"({"ts":0.5,"tid":-9,"args":{"step":-5},"ph":"M","name":"last"},)", kEvent, "]"));
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  ASSERT_EQ(trace->events.size(), 2u);
+  EXPECT_EQ(trace->num_without_step, 1);
+  EXPECT_EQ(trace->events[0].seconds, 0);
+  EXPECT_EQ(trace->names[1], "optimizer");
+}
+
+TEST(ChromeTraceTest, ReadsTimesSince1970) {
+  const auto trace =
+      Read(R"([{"ph":"X","name":"gc","ts":1764000000000000,"dur":5e5,"args":{"step":1}}])");
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  EXPECT_DOUBLE_EQ(trace->events[0].begin_seconds, 1764000000);
+  EXPECT_DOUBLE_EQ(trace->events[0].seconds, 0.5);
 }
 
 TEST(ChromeTraceTest, RefusesDamagedAndTruncatedGzip) {

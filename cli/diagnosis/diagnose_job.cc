@@ -289,7 +289,9 @@ Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
   const diagnose::SlowVerdict verdict = diagnose::ExplainSlowness(graph, steps, options, result);
   Diagnosis diagnosis;
   diagnosis.findings = DescribeSlowness(graph, result, verdict, names);
-  if (verdict.cause.cause == diagnose::SlowCause::kOneWorker) {
+  const diagnose::SlowCause cause = verdict.cause.cause;
+  if (verdict.cause.worker >= 0 &&
+      (cause == diagnose::SlowCause::kOneWorker || cause == diagnose::SlowCause::kDataWait)) {
     diagnosis.rank = graph.workers()[static_cast<size_t>(verdict.cause.worker)].rank;
   }
   diagnosis.details = diagnose::WhatIfJson(graph, result);

@@ -90,7 +90,10 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
       return absl::StrCat("slow collective: ", cause.label,
                           " takes longer in some steps or on some ranks than in others");
     case SlowCause::kDataWait:
-      return absl::StrCat("waiting for data: the ranks load their batches for ",
+      return absl::StrCat("waiting for data: ",
+                          cause.worker < 0
+                              ? "the ranks load their batches for "
+                              : absl::StrCat(names.Of(cause.worker), " loads its batches for "),
                           Percent(cause.share), " of a step");
     case SlowCause::kJitter:
       return absl::StrCat(verdict.grows ? "jitter that grows" : "jitter",

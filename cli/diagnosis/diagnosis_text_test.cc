@@ -34,6 +34,14 @@ Findings Slow(const diagnose::Suspect& cause, double slowdown) {
   return DescribeSlowness(*graph, result, verdict, Names());
 }
 
+TEST(DiagnosisTextTest, NamesTheOneRankThatWaitsForData) {
+  EXPECT_EQ(Slow({.cause = SlowCause::kDataWait, .share = 0.5}, 1.5).verdict,
+            "waiting for data: the ranks load their batches for 50 % of a step");
+  EXPECT_EQ(Slow({.cause = SlowCause::kDataWait, .worker = 1, .share = 0.5}, 1.5).verdict,
+            "waiting for data: rank 1 (node b, stage 1, data 0) loads its batches for 50 % of a "
+            "step");
+}
+
 TEST(DiagnosisTextTest, AVerdictOfSlownessNamesRankAndCauseFirst) {
   const Findings findings =
       Slow({.cause = SlowCause::kOneWorker, .worker = 1, .share = 0.9, .times_slower = 2.5}, 1.5);

@@ -27,6 +27,10 @@ constexpr double kComputeShareMin = 0.1;
 constexpr size_t kPeersMax = 16;
 // Waiting for data is a cause from this share of the step on, though all workers wait alike.
 constexpr double kDataWaitMin = 0.1;
+// It is one worker's if the worker's loads alone cost nearly what all loads do. Looked for among
+// this many workers, each of which costs a replay of every step.
+constexpr double kShareOfLoadsMin = 0.7;
+constexpr size_t kLoadersMax = 8;
 
 double MedianOf(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -307,7 +311,35 @@ class Explanation {
     const double actual = result_.mean_actual();
     if (actual > 0) suspect.share = (actual - without) / actual;
     suspect.times_slower = without > 0 ? actual / without : 1;
+    if (suspect.share < kDataWaitMin) return suspect;
+    for (const int worker : LongestLoaders()) {
+      const double without_its = MeanWithout(graph_, steps_, options_, [&](size_t i) {
+        return KindOf(i).role == Role::kLoad && graph_.operations()[i].worker == worker;
+      });
+      if (actual - without_its < kShareOfLoadsMin * (actual - without)) continue;
+      suspect.worker = worker;
+      suspect.stage = graph_.workers()[static_cast<size_t>(worker)].stage;
+      break;
+    }
     return suspect;
+  }
+
+  // Returns the few workers that load longest, the longest first.
+  std::vector<int> LongestLoaders() const {
+    std::vector<double> loading(graph_.workers().size());
+    for (size_t i = 0; i < graph_.size(); ++i) {
+      if (KindOf(i).role != Role::kLoad) continue;
+      for (size_t s = 0; s < steps_.size(); ++s) {
+        loading[static_cast<size_t>(graph_.operations()[i].worker)] += TimeOf(s, i);
+      }
+    }
+    std::vector<int> order(loading.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+      return loading[static_cast<size_t>(a)] > loading[static_cast<size_t>(b)];
+    });
+    order.resize(std::min(order.size(), kLoadersMax));
+    return order;
   }
 
   // All that computes explains the loss together, and the worker that costs most changes from step

@@ -28,7 +28,9 @@ inline constexpr double kSlowdownMin = 1.1;
 // A cause that was considered. Fields that do not apply keep their defaults.
 struct Suspect {
   SlowCause cause = SlowCause::kUnknown;
-  int worker = -1;  // index; for kUnequalStages that of the stage's only worker
+  // Index; for kUnequalStages that of the stage's only worker, for kDataWait that of the one worker
+  // whose loads cost nearly all of it.
+  int worker = -1;
   int peer = -1;    // index: the other end of the link
   int stage = -1;
   std::string label = "";  // of the collective's kind

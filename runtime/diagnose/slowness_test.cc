@@ -255,6 +255,19 @@ TEST(SlownessTest, NamesWaitingForDataThoughAllRanksWaitAlike) {
       }));
   EXPECT_EQ(result.verdict.cause.cause, SlowCause::kDataWait);
   EXPECT_GT(result.verdict.cause.share, 0.4);
+  EXPECT_EQ(result.verdict.cause.worker, -1);
+}
+
+TEST(SlownessTest, NamesTheOneRankThatWaitsForData) {
+  for (int slow = 0; slow < 2; ++slow) {  // ranks 0 and 1 are the first stage
+    const Result result =
+        Judge(RunSteps([&](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+          const bool is_load = plan::OperationOf(i.kind()).op_class == OpClass::kLoad;
+          return is_load && plan.rank == slow ? 100 * nanos : nanos;
+        }));
+    EXPECT_EQ(result.verdict.cause.cause, SlowCause::kDataWait);
+    EXPECT_EQ(result.verdict.cause.worker, slow);
+  }
 }
 
 TEST(SlownessTest, NamesACollectiveThatIsSlowInSomeSteps) {

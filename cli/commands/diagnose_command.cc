@@ -83,7 +83,7 @@ absl::StatusOr<Diagnosis> DiagnoseTrace(const std::string& path) {
 
 absl::StatusOr<Diagnosis> AskDriver(const DiagnoseFlags& flags) {
   ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
-  return DiagnoseJob(client.get(), flags.job_id, flags.steps);
+  return DiagnoseJob(client.get(), flags.job_id, {.num_steps = flags.steps});
 }
 
 absl::Status CheckFlags(const DiagnoseFlags& flags) {

@@ -22,7 +22,8 @@ namespace {
 constexpr int kMessageWidth = 100;
 constexpr int kWorkersMax = 64;  // lines of a job; in JSON all
 constexpr int kDiagnosedRanksMax = 256;
-constexpr int64_t kDiagnosedSteps = 10;
+// The line of a diagnosis costs at most about half a second.
+constexpr DiagnoseOptions kDiagnosed = {.num_steps = 10, .replayed_max = 2e7, .is_brief = true};
 
 struct StatusFlags {
   ConnectionFlags connection;
@@ -54,7 +55,7 @@ void PrintJob(const control::v1::Job& job) {
 void PrintDiagnosis(client::JobClient* client, const control::v1::Job& job) {
   if (job.state() != control::v1::JOB_STATE_RUNNING || job.ranks_size() > kDiagnosedRanksMax)
     return;
-  const absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(client, job.job_id(), kDiagnosedSteps);
+  const absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(client, job.job_id(), kDiagnosed);
   if (!diagnosis.ok()) return;  // the state above is what was asked for
   std::printf("diagnosis %s\n", diagnosis->findings.verdict.c_str());
 }
@@ -147,8 +148,8 @@ void AddStatusCommand(CommandLine* line) {
   command->Details(
       "While a job of at most 256 workers trains, a table shows how each pipeline stage spent the "
       "time of its newest steps; `megascale trace --help` explains its columns. The line "
-      "\"diagnosis\" is the verdict of `megascale diagnose`. If there are more than 64 workers, 64 "
-      "are shown, those without progress first; -o json shows all. The exit code is 0 whatever "
+      "\"diagnosis\" is the verdict of `megascale diagnose`, unless the job is so large that it "
+      "takes longer. If there are more than 64 workers, 64 are shown, those without progress first; -o json shows all. The exit code is 0 whatever "
       "state the job is in; that of megascale wait tells whether the job succeeded.");
   command->Examples(
       "megascale status fortunes-1a2b3c4d\n"

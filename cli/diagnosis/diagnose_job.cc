@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cli/diagnosis/job_report.h"
 #include "cli/diagnosis/job_trace.h"
 #include "cli/view/live_view.h"
 #include "controlplane/trace/job_spans.h"
@@ -26,16 +27,9 @@ using nlohmann::json;
 
 // Slowness is judged from this many steps on.
 constexpr size_t kStepsMin = 3;
-// Operations that are replayed for one diagnosis: about ten seconds.
-constexpr double kReplayedMax = 5e8;
 // How often, and how much later, the driver is asked again which processes are silent.
 constexpr int kLivenessTries = 4;
 constexpr absl::Duration kLivenessDelay = absl::Milliseconds(700);
-// A job stands still if nothing has begun or ended on any rank for this many of its steps, and for
-// this long; before its first whole step, for longer.
-constexpr double kStallSteps = 2;
-constexpr double kStallSecondsMin = 1;
-constexpr double kFirstStepSecondsMin = 10;
 
 // Numbers in a colour: a slowdown of 2 and more is red.
 std::string SlownessPicture(const diagnose::OperationGraph& graph, const diagnose::WhatIf& result,
@@ -121,27 +115,8 @@ void AddStallAdvice(const control::v1::Job& job, Diagnosis* diagnosis) {
   }
   diagnosis->findings.advice.push_back(absl::StrCat(
       "look at what it wrote: `megascale logs ", job.job_id(), " --rank ", diagnosis->rank, "`"));
-  if (!diagnosis->node.empty()) AddEviction(diagnosis->node, &diagnosis->findings);
-}
-
-// Adds what the cause says itself, and whether it waits for storage.
-void AddReport(const control::v1::Job& job, Diagnosis* diagnosis) {
-  if (diagnosis->rank < 0 || diagnosis->rank >= job.ranks_size()) return;
-  const telemetry::v1::RankStatus& status = job.ranks(diagnosis->rank).status();
-  Findings& findings = diagnosis->findings;
-  if (!status.doing().empty()) {
-    findings.evidence.push_back(absl::StrFormat("rank %d reports: %s; no progress for %.1f s",
-                                                diagnosis->rank, base::Printable(status.doing()),
-                                                status.progress_age_seconds()));
-  }
-  if (status.activity() != telemetry::v1::ACTIVITY_WAIT_FOR_STORAGE) return;
-  findings.cause = "storage";
-  findings.verdict = absl::StrCat("stuck: rank ", diagnosis->rank, " on node ", diagnosis->node,
-                                  " waits for checkpoint storage");
-  if (job.has_storage_failure()) {
-    findings.evidence.push_back(
-        absl::StrCat(base::Printable(job.storage_failure().node_id()), ": ",
-                     base::Printable(job.storage_failure().message(), 300)));
+  if (!diagnosis->node.empty() && diagnosis->findings.cause != "checkpoint") {
+    AddEviction(diagnosis->node, &diagnosis->findings);
   }
 }
 
@@ -190,7 +165,9 @@ Diagnosis DiagnoseStall(const control::v1::Job& job, const JobTrace& traced, dou
   diagnosis.rank = verdict.root.rank;
   diagnosis.is_undecided = diagnosis.rank < 0;
   diagnosis.node = NodeOf(job, diagnosis.rank);
-  AddReport(job, &diagnosis);
+  std::vector<int> waiting;
+  for (const diagnose::WaitingRank& rank : verdict.waiting) waiting.push_back(rank.rank);
+  AddReport(job, waiting, &diagnosis);
   AddStallAdvice(job, &diagnosis);
   diagnosis.details["waiting"] = WaitingJson(verdict);
   diagnosis.details["instruction"] = verdict.root.instruction.ToString();
@@ -199,37 +176,10 @@ Diagnosis DiagnoseStall(const control::v1::Job& job, const JobTrace& traced, dou
   return diagnosis;
 }
 
-// Returns a diagnosis for a job without spans to read: what the driver knows.
-Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans) {
-  Diagnosis diagnosis;
-  Findings& findings = diagnosis.findings;
-  const bool has_failed = job.has_culprit() && job.state() != control::v1::JOB_STATE_SUCCEEDED &&
-                          job.state() != control::v1::JOB_STATE_RUNNING;
-  if (has_failed) {
-    const control::v1::Culprit& culprit = job.culprit();
-    diagnosis.rank = culprit.rank();
-    diagnosis.node = base::Printable(culprit.node_id());
-    findings.cause = "failed_rank";
-    findings.verdict = absl::StrCat(
-        "failed: ", culprit.rank() >= 0 ? absl::StrCat("rank ", culprit.rank(), ", ") : "", "node ",
-        diagnosis.node, ", in attempt ", culprit.attempt());
-    findings.evidence.push_back(base::Printable(culprit.evidence(), 500));
-    findings.done.push_back(absl::StrCat(job.restarts(), " restarts; the job is ", StateLine(job)));
-    findings.advice.push_back(absl::StrCat("look at what it wrote: `megascale logs ", job.job_id(),
-                                           " --attempt ", culprit.attempt(), "`"));
-    return diagnosis;
-  }
-  const bool has_ended = IsTerminal(job.state());
-  findings.cause = has_ended ? "ended" : "unknown";
-  findings.verdict = has_ended ? absl::StrCat("ended: ", StateLine(job))
-                               : absl::StrCat("I do not know: ", StateLine(job));
-  if (!why_no_spans.empty()) findings.evidence.push_back(why_no_spans);
-  return diagnosis;
-}
-
-// Drops the oldest steps of a large job, so that the analysis takes seconds: each part of the job
-// costs a replay of every step.
-void KeepFewSteps(diagnose::MeasuredJob* job) {
+// Drops the oldest steps of a large job, so that the analysis replays about `replayed_max`
+// operations: each part of the job costs a replay of every step. False: too few steps would be
+// left, and kStepsMin remain.
+bool KeepFewSteps(double replayed_max, diagnose::MeasuredJob* job) {
   const diagnose::OperationGraph& graph = job->graph;
   int num_places = 0;
   for (const diagnose::Worker& worker : graph.workers()) {
@@ -237,18 +187,29 @@ void KeepFewSteps(diagnose::MeasuredJob* job) {
   }
   const double replays = 2.0 * num_places + static_cast<double>(graph.kinds().size()) +
                          diagnose::kMeasuredJobOptions.exact_workers_max;
-  const double steps_max = kReplayedMax / (replays * static_cast<double>(graph.size()) + 1);
+  const double steps_max = replayed_max / (replays * static_cast<double>(graph.size()) + 1);
   const size_t kept = std::max(kStepsMin, static_cast<size_t>(steps_max));
-  if (job->steps.size() <= kept) return;
-  job->steps.erase(job->steps.begin(), job->steps.end() - static_cast<int64_t>(kept));
+  if (job->steps.size() > kept) {
+    job->steps.erase(job->steps.begin(), job->steps.end() - static_cast<int64_t>(kept));
+  }
+  return steps_max >= static_cast<double>(kStepsMin);
 }
 
-absl::StatusOr<Diagnosis> DiagnoseTraced(const control::v1::Job& job, const JobTrace& traced) {
+// Says how to get a diagnosis that takes longer than the caller wants to wait.
+Diagnosis Postponed(const control::v1::Job& job) {
+  Diagnosis diagnosis;
+  diagnosis.findings.cause = "unknown";
+  diagnosis.findings.verdict =
+      absl::StrCat("not made, because the job is large: `megascale diagnose ", job.job_id(), "`");
+  return diagnosis;
+}
+
+absl::StatusOr<Diagnosis> DiagnoseTraced(const control::v1::Job& job, const JobTrace& traced,
+                                         const DiagnoseOptions& options) {
   const double seconds = SecondsSinceProgress(traced.spans);
-  const double step_seconds = StepSeconds(traced.steps);
-  const double limit = step_seconds > 0 ? std::max(kStallSecondsMin, kStallSteps * step_seconds)
-                                        : kFirstStepSecondsMin;
-  if (seconds > limit) return DiagnoseStall(job, traced, seconds);
+  if (seconds > StallLimitSeconds(job.spec().fault(), StepSeconds(traced.steps))) {
+    return DiagnoseStall(job, traced, seconds);
+  }
   const auto num_whole = static_cast<size_t>(std::count_if(
       traced.steps.begin(), traced.steps.end(), [](const auto& step) { return step.whole; }));
   if (num_whole < kStepsMin) {
@@ -260,7 +221,7 @@ absl::StatusOr<Diagnosis> DiagnoseTraced(const control::v1::Job& job, const JobT
   ASSIGN_OR_RETURN(
       diagnose::MeasuredJob measured,
       diagnose::JobOfSteps(traced.spans.plans(), KnownRanks(traced.spans), traced.steps));
-  KeepFewSteps(&measured);
+  if (!KeepFewSteps(options.replayed_max, &measured) && options.is_brief) return Postponed(job);
   std::vector<std::string> names;
   for (const diagnose::Worker& worker : measured.graph.workers()) {
     names.push_back(traced.spans.names()[static_cast<size_t>(worker.rank)]);
@@ -300,21 +261,22 @@ Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
 }
 
 absl::StatusOr<Diagnosis> DiagnoseJob(client::JobClient* client, const std::string& job_id,
-                                      int64_t num_steps) {
+                                      const DiagnoseOptions& options) {
   ASSIGN_OR_RETURN(control::v1::Job job, client->Get(job_id));
   if (IsTerminal(job.state())) return DiagnoseState(job, "");
-  const absl::StatusOr<JobTrace> traced = TraceJob(client, job, num_steps);
+  const absl::StatusOr<JobTrace> traced = TraceJob(client, job, options.num_steps);
   // Ranks show their life to the driver about once a second: ask for it last.
   ASSIGN_OR_RETURN(job, client->Get(job_id));
   if (!traced.ok()) {
     if (traced.status().code() != absl::StatusCode::kFailedPrecondition) return traced.status();
     return DiagnoseState(job, std::string(traced.status().message()));
   }
-  ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(job, *traced));
-  for (int i = 0; i < kLivenessTries && diagnosis.is_undecided; ++i) {
+  ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(job, *traced, options));
+  const int tries = options.is_brief ? 0 : kLivenessTries;
+  for (int i = 0; i < tries && diagnosis.is_undecided; ++i) {
     absl::SleepFor(kLivenessDelay);
     ASSIGN_OR_RETURN(job, client->Get(job_id));
-    ASSIGN_OR_RETURN(diagnosis, DiagnoseTraced(job, *traced));
+    ASSIGN_OR_RETURN(diagnosis, DiagnoseTraced(job, *traced, options));
   }
   for (const std::string& error : traced->spans.errors()) {
     diagnosis.notes.push_back(absl::StrCat("not known: ", base::Printable(error)));

@@ -34,11 +34,20 @@ Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
                         const diagnose::WhatIfOptions& options,
                         absl::Span<const std::string> names);
 
-// Says why a job is slow or stuck, from its newest `num_steps` steps; of a job without running
-// ranks, what the driver knows. Blocking: up to three seconds more if it cannot tell which rank has
-// stopped, because the driver hears of a silent process about a second later. Errors: those of
-// calls to the driver.
+struct DiagnoseOptions {
+  int64_t num_steps = 0;  // the newest ones of the job
+  // About how many operations are replayed: older steps are left out. The default takes about ten
+  // seconds.
+  double replayed_max = 5e8;
+  // Does not wait for anything, and instead of an analysis of more than `replayed_max` operations
+  // names the command that makes it.
+  bool is_brief = false;
+};
+
+// Says why a job is slow or stuck; of a job without running ranks, what the driver knows. Blocking:
+// unless brief, up to three seconds more if it cannot tell which rank has stopped, because the
+// driver hears of a silent process about a second later. Errors: those of calls to the driver.
 absl::StatusOr<Diagnosis> DiagnoseJob(client::JobClient* client, const std::string& job_id,
-                                      int64_t num_steps);
+                                      const DiagnoseOptions& options);
 
 }  // namespace megascale::cli

@@ -1,0 +1,147 @@
+#include "cli/diagnosis/job_report.h"
+
+#include <algorithm>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/view/live_view.h"
+#include "runtime/base/text/printable.h"
+#include "runtime/diagnose/stall.h"
+
+namespace megascale::cli {
+namespace {
+
+// A job stands still if nothing has begun or ended on any rank for this many of its steps, and for
+// this long.
+constexpr double kStallSteps = 2;
+constexpr double kStallSecondsMin = 1;
+// Before its first whole step: for this long, and for this share of fault.progress_timeout.
+constexpr double kFirstStepSecondsMin = 10;
+constexpr double kFirstStepShare = 0.5;
+
+bool WaitsForStorage(const telemetry::v1::RankStatus& status) {
+  return status.activity() == telemetry::v1::ACTIVITY_WAIT_FOR_STORAGE;
+}
+
+bool Saves(const telemetry::v1::RankStatus& status) {
+  return status.phase() == telemetry::v1::PHASE_CHECKPOINT || WaitsForStorage(status);
+}
+
+void SayStorage(const control::v1::Job& job, const std::string& who, Findings* findings) {
+  findings->cause = "storage";
+  findings->verdict = absl::StrCat("stuck: ", who, " for checkpoint storage");
+  if (!job.has_storage_failure()) return;
+  findings->evidence.push_back(absl::StrCat(base::Printable(job.storage_failure().node_id()), ": ",
+                                            base::Printable(job.storage_failure().message(), 300)));
+}
+
+void SaySaving(const std::string& who, Findings* findings) {
+  findings->cause = "checkpoint";
+  findings->verdict = absl::StrCat("saving a checkpoint: ", who, "; the next step begins after it");
+}
+
+// Returns "all 4 ranks", "2 of 4 ranks".
+std::string CountText(int count, int all) {
+  if (all == 1) return "the only rank";
+  return count == all ? absl::StrCat("all ", all, " ranks")
+                      : absl::StrCat(count, " of ", all, " ranks");
+}
+
+// No rank stands out: each one that waits for no other may be saving.
+void AddReportOfAll(const control::v1::Job& job, absl::Span<const int> waiting,
+                    Diagnosis* diagnosis) {
+  int num_candidates = 0;
+  int num_saving = 0;
+  int num_for_storage = 0;
+  for (int rank = 0; rank < job.ranks_size(); ++rank) {
+    if (absl::c_linear_search(waiting, rank)) continue;
+    ++num_candidates;
+    num_saving += Saves(job.ranks(rank).status()) ? 1 : 0;
+    num_for_storage += WaitsForStorage(job.ranks(rank).status()) ? 1 : 0;
+  }
+  if (num_candidates == 0 || num_saving < num_candidates) return;
+  const std::string who = CountText(num_candidates, job.ranks_size());
+  Findings& findings = diagnosis->findings;
+  if (num_for_storage == num_candidates) {
+    SayStorage(job, absl::StrCat(who, num_candidates == 1 ? " waits" : " wait"), &findings);
+  } else {
+    SaySaving(absl::StrCat(who, num_candidates == 1 ? " copies it" : " copy it"), &findings);
+  }
+  findings.excluded.clear();  // these were the ranks that may be the cause
+  diagnosis->is_undecided = false;
+}
+
+Diagnosis DiagnoseFailure(const control::v1::Job& job) {
+  Diagnosis diagnosis;
+  Findings& findings = diagnosis.findings;
+  const control::v1::Culprit& culprit = job.culprit();
+  diagnosis.rank = culprit.rank();
+  diagnosis.node = base::Printable(culprit.node_id());
+  findings.cause = "failed_rank";
+  findings.verdict = absl::StrCat(
+      "failed: ", culprit.rank() >= 0 ? absl::StrCat("rank ", culprit.rank(), ", ") : "", "node ",
+      diagnosis.node, ", in attempt ", culprit.attempt());
+  findings.evidence.push_back(base::Printable(culprit.evidence(), 500));
+  findings.done.push_back(absl::StrCat(job.restarts(), " restarts; the job is ", StateLine(job)));
+  findings.advice.push_back(absl::StrCat("look at what it wrote: `megascale logs ", job.job_id(),
+                                         " --attempt ", culprit.attempt(), "`"));
+  return diagnosis;
+}
+
+// A culprit stays recorded after the job has recovered, and when somebody cancels it.
+bool HasFailed(const control::v1::Job& job) {
+  switch (job.state()) {
+    case control::v1::JOB_STATE_RUNNING:
+    case control::v1::JOB_STATE_SUCCEEDED:
+    case control::v1::JOB_STATE_CANCELLING:
+    case control::v1::JOB_STATE_CANCELLED:
+      return false;
+    default:
+      return job.has_culprit();
+  }
+}
+
+}  // namespace
+
+double StallLimitSeconds(const job::v1::FaultSpec& fault, double step_seconds) {
+  if (step_seconds > 0) return std::max(kStallSecondsMin, kStallSteps * step_seconds);
+  const double timeout = static_cast<double>(fault.progress_timeout().seconds()) +
+                         fault.progress_timeout().nanos() / 1e9;
+  return std::max(kFirstStepSecondsMin, kFirstStepShare * timeout);
+}
+
+Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans) {
+  if (HasFailed(job)) return DiagnoseFailure(job);
+  Diagnosis diagnosis;
+  Findings& findings = diagnosis.findings;
+  const bool has_ended = IsTerminal(job.state());
+  findings.cause = has_ended ? "ended" : "unknown";
+  findings.verdict = has_ended ? absl::StrCat("ended: ", StateLine(job))
+                               : absl::StrCat("I do not know: ", StateLine(job));
+  if (!why_no_spans.empty()) findings.evidence.push_back(why_no_spans);
+  return diagnosis;
+}
+
+void AddReport(const control::v1::Job& job, absl::Span<const int> waiting, Diagnosis* diagnosis) {
+  if (diagnosis->rank < 0) return AddReportOfAll(job, waiting, diagnosis);
+  if (diagnosis->rank >= job.ranks_size()) return;
+  const telemetry::v1::RankStatus& status = job.ranks(diagnosis->rank).status();
+  Findings& findings = diagnosis->findings;
+  if (!status.doing().empty()) {
+    findings.evidence.push_back(absl::StrFormat("rank %d reports: %s; no progress for %.1f s",
+                                                diagnosis->rank, base::Printable(status.doing()),
+                                                status.progress_age_seconds()));
+  }
+  if (!Saves(status)) return;
+  if (!WaitsForStorage(status)) {
+    if (status.alive_age_seconds() < diagnose::kSilentSecondsMin) {
+      SaySaving(absl::StrCat("rank ", diagnosis->rank, " copies it"), &findings);
+    }
+    return;
+  }
+  SayStorage(job, absl::StrCat("rank ", diagnosis->rank, " on node ", diagnosis->node, " waits"),
+             &findings);
+}
+
+}  // namespace megascale::cli

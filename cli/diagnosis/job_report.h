@@ -1,0 +1,26 @@
+// What the driver itself reports of a job, as a diagnosis: a failure, a state, ranks that save a
+// checkpoint. Pure functions.
+#pragma once
+
+#include <string>
+
+#include "absl/types/span.h"
+#include "cli/diagnosis/diagnose_job.h"
+#include "proto/control.pb.h"
+
+namespace megascale::cli {
+
+// Returns after how long without progress a job stands still. `step_seconds`: of its whole steps;
+// 0: it has none yet, and a first step may take long.
+double StallLimitSeconds(const job::v1::FaultSpec& fault, double step_seconds);
+
+// Returns a diagnosis for a job without spans to read. A job that was cancelled has not failed,
+// whatever failed in it earlier.
+Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans);
+
+// Adds what the named rank says of itself, and whether it saves a checkpoint. If no rank is named:
+// whether all ranks do that wait for no other rank. Such a job waits for storage, or is not stuck
+// at all. `waiting`: ranks that wait for others.
+void AddReport(const control::v1::Job& job, absl::Span<const int> waiting, Diagnosis* diagnosis);
+
+}  // namespace megascale::cli

@@ -1,0 +1,112 @@
+#include "cli/diagnosis/job_report.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace megascale::cli {
+namespace {
+
+using control::v1::Job;
+
+Job RankThreeFailed(control::v1::JobState state) {
+  Job job;
+  job.set_job_id("demo");
+  job.set_state(state);
+  job.mutable_culprit()->set_rank(3);
+  job.mutable_culprit()->set_node_id("b");
+  job.mutable_culprit()->set_attempt(1);
+  return job;
+}
+
+TEST(JobReportTest, OnlyAJobThatFailedOrRecoversNamesItsCulprit) {
+  for (const auto state : {control::v1::JOB_STATE_FAILED, control::v1::JOB_STATE_RECOVERING}) {
+    const Diagnosis diagnosis = DiagnoseState(RankThreeFailed(state), "");
+    EXPECT_EQ(diagnosis.findings.verdict, "failed: rank 3, node b, in attempt 1");
+    EXPECT_EQ(diagnosis.rank, 3);
+  }
+  for (const auto state : {control::v1::JOB_STATE_CANCELLED, control::v1::JOB_STATE_CANCELLING,
+                           control::v1::JOB_STATE_SUCCEEDED}) {
+    const Diagnosis diagnosis = DiagnoseState(RankThreeFailed(state), "");
+    EXPECT_NE(diagnosis.findings.cause, "failed_rank") << state;
+    EXPECT_EQ(diagnosis.rank, -1) << state;
+  }
+}
+
+TEST(JobReportTest, AFirstStepMayTakeHalfOfTheProgressTimeout) {
+  job::v1::FaultSpec fault;
+  fault.mutable_progress_timeout()->set_seconds(60);
+  EXPECT_DOUBLE_EQ(StallLimitSeconds(fault, 0), 30);
+  EXPECT_DOUBLE_EQ(StallLimitSeconds(fault, 4), 8);
+  EXPECT_DOUBLE_EQ(StallLimitSeconds(fault, 0.01), 1);
+  fault.mutable_progress_timeout()->set_seconds(5);
+  EXPECT_DOUBLE_EQ(StallLimitSeconds(fault, 0), 10);
+}
+
+Job FourRanks() {
+  Job job;
+  for (int rank = 0; rank < 4; ++rank) {
+    job.add_ranks()->mutable_status()->set_phase(telemetry::v1::PHASE_TRAINING);
+  }
+  return job;
+}
+
+Diagnosis Undecided() {
+  Diagnosis diagnosis;
+  diagnosis.is_undecided = true;
+  diagnosis.findings.cause = "unknown";
+  diagnosis.findings.excluded = {"not excluded: rank 1"};
+  return diagnosis;
+}
+
+TEST(JobReportTest, RanksThatAllWaitForStorageAreOneCause) {
+  Job job = FourRanks();
+  for (auto& rank : *job.mutable_ranks()) {
+    rank.mutable_status()->set_activity(telemetry::v1::ACTIVITY_WAIT_FOR_STORAGE);
+  }
+  Diagnosis diagnosis = Undecided();
+  AddReport(job, {}, &diagnosis);
+  EXPECT_EQ(diagnosis.findings.cause, "storage");
+  EXPECT_EQ(diagnosis.findings.verdict, "stuck: all 4 ranks wait for checkpoint storage");
+  EXPECT_FALSE(diagnosis.is_undecided);
+  EXPECT_TRUE(diagnosis.findings.excluded.empty());
+}
+
+TEST(JobReportTest, RanksThatCopyACheckpointAreNotStuck) {
+  Job job = FourRanks();
+  for (const int rank : {1, 2}) {
+    job.mutable_ranks(rank)->mutable_status()->set_phase(telemetry::v1::PHASE_CHECKPOINT);
+  }
+  Diagnosis diagnosis = Undecided();
+  AddReport(job, {0, 3}, &diagnosis);
+  EXPECT_EQ(diagnosis.findings.cause, "checkpoint");
+  EXPECT_EQ(diagnosis.findings.verdict,
+            "saving a checkpoint: 2 of 4 ranks copy it; the next step begins after it");
+  diagnosis = Undecided();
+  AddReport(job, {0}, &diagnosis);  // rank 3 may be the cause, and saves nothing
+  EXPECT_EQ(diagnosis.findings.cause, "unknown");
+  EXPECT_TRUE(diagnosis.is_undecided);
+}
+
+TEST(JobReportTest, ARankThatIsNamedSaysWhatItDoes) {
+  Job job = FourRanks();
+  job.mutable_ranks(2)->mutable_status()->set_doing("waiting for checkpoint storage");
+  job.mutable_ranks(2)->mutable_status()->set_activity(telemetry::v1::ACTIVITY_WAIT_FOR_STORAGE);
+  Diagnosis diagnosis;
+  diagnosis.rank = 2;
+  diagnosis.node = "b";
+  AddReport(job, {}, &diagnosis);
+  EXPECT_EQ(diagnosis.findings.verdict, "stuck: rank 2 on node b waits for checkpoint storage");
+  EXPECT_EQ(diagnosis.findings.evidence.size(), 1u);
+  job.mutable_ranks(2)->mutable_status()->set_activity(telemetry::v1::ACTIVITY_UNSPECIFIED);
+  job.mutable_ranks(2)->mutable_status()->set_phase(telemetry::v1::PHASE_CHECKPOINT);
+  AddReport(job, {}, &diagnosis);
+  EXPECT_EQ(diagnosis.findings.cause, "checkpoint");
+  diagnosis.findings = {};
+  job.mutable_ranks(2)->mutable_status()->set_alive_age_seconds(3);  // its process is stopped
+  AddReport(job, {}, &diagnosis);
+  EXPECT_EQ(diagnosis.findings.cause, "");
+}
+
+}  // namespace
+}  // namespace megascale::cli

@@ -73,7 +73,9 @@ void TakeModelFrom(const std::string& file_name, JobSpec* spec, Findings* findin
   std::set<std::string> given;
   for (const auto& [field, place] : findings->given) {
     absl::string_view name = field;
-    if (absl::ConsumePrefix(&name, "model.")) given.insert(std::string(name));
+    if (!absl::ConsumePrefix(&name, "model.")) continue;
+    given.insert(std::string(name));
+    given.insert(std::string(name.substr(0, name.find('.'))));  // `--set` names no section itself
   }
   const auto source = hugging_face::FindSource(spec->model().from());
   const auto merged = source.ok() ? hugging_face::MergeModels(*source, spec->model(), given)

@@ -327,6 +327,30 @@ TEST_F(ModelFromTest, AContradictionIsRefusedAtItsPlaceWithBothValues) {
                    " has false; leave the field out, or start from other weights"));
 }
 
+TEST_F(ModelFromTest, AFieldOfRopeScalingChangesThatOfTheFolder) {
+  folder_.Write("config.json", R"({"architectures": ["LlamaForCausalLM"], "vocab_size": 300,
+      "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_fast": 20}})");
+  const auto folder = LoadJobText("job.yaml", Text(""), {});
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  const auto set =
+      LoadJobText("job.yaml", Text(""), {.overrides = {"model.rope_scaling.factor=8"}});
+  const auto in_file = LoadJobText("job.yaml", Text("  rope_scaling:\n    factor: 8\n"), {});
+  for (const auto& spec : {set, in_file}) {
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const job::v1::RopeScaling& scaling = spec->model().rope_scaling();
+    EXPECT_EQ(scaling.rope_type(), job::v1::ROPE_TYPE_YARN);
+    EXPECT_EQ(scaling.factor(), 8);
+    EXPECT_EQ(scaling.beta_fast(), 20);
+    EXPECT_GT(scaling.attention_factor(), folder->model().rope_scaling().attention_factor());
+  }
+  const auto other =
+      LoadJobText("job.yaml", Text("  rope_scaling:\n    rope_type: linear\n    factor: 2\n"), {});
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(other->model().rope_scaling().rope_type(), job::v1::ROPE_TYPE_LINEAR);
+  EXPECT_EQ(other->model().rope_scaling().beta_fast(), 0);
+}
+
 TEST_F(ModelFromTest, AFolderWithoutWeightsIsNamedAtItsPlace) {
   folder_.Remove("config.json");
   EXPECT_TRUE(absl::StartsWith(

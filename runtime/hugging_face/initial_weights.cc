@@ -83,6 +83,28 @@ void CopyField(const ModelSpec& from, const FieldDescriptor& field, ModelSpec* t
   to->MergeFrom(rest);
 }
 
+// Changes the fields of the source's section that the job sets, and keeps its others.
+void MergeScaling(const job::v1::RopeScaling& given, const std::set<std::string>& given_names,
+                  ModelSpec* merged) {
+  const auto is_given = [&](const std::string& name) {
+    return given_names.count("rope_scaling." + name) > 0;
+  };
+  job::v1::RopeScaling& scaling = *merged->mutable_rope_scaling();
+  // An attention factor that follows from the source's factor follows from the new one.
+  if (is_given("factor")) {
+    ModelSpec derived = *merged;
+    derived.mutable_rope_scaling()->clear_attention_factor();
+    const double attention = Resolved(derived).rope_scaling().attention_factor();
+    if (attention == scaling.attention_factor()) scaling.clear_attention_factor();
+  }
+  scaling.MergeFrom(given);
+  for (int i = 0; i < given.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor& field = *given.GetDescriptor()->field(i);
+    const bool is_zero = !given.GetReflection()->HasField(given, &field);
+    if (is_zero && is_given(field.name())) scaling.GetReflection()->ClearField(&scaling, &field);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Source> FindSource(const std::string& path) {
@@ -113,6 +135,11 @@ absl::StatusOr<ModelSpec> MergeModels(const Source& source, const ModelSpec& giv
   for (int i = 0; i < ModelSpec::descriptor()->field_count(); ++i) {
     const FieldDescriptor& field = *ModelSpec::descriptor()->field(i);
     if (field.name() == "from" || given_names.count(field.name()) == 0) continue;
+    if (field.name() == "rope_scaling" && merged.has_rope_scaling() && given.has_rope_scaling() &&
+        given.rope_scaling().rope_type() == job::v1::ROPE_TYPE_UNSPECIFIED) {
+      MergeScaling(given.rope_scaling(), given_names, &merged);
+      continue;
+    }
     if (IsFree(source, field)) {
       CopyField(given, field, &merged);
       continue;

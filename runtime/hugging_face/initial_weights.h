@@ -36,8 +36,10 @@ absl::StatusOr<Source> FindSource(const std::string& path);
 // Returns the model of a job that starts from `source`, where `given` has the fields that the job
 // sets, by name. Fields that change what the weights mean or their shapes must agree; others, such
 // as the window, theta or the longest sequence of rotary positions, are taken from `given`. Tied
-// embeddings may be untied: both matrices then start equal. Errors: InvalidArgument - a
-// contradiction: "model.FIELD: the job has X, PATH has Y".
+// embeddings may be untied: both matrices then start equal. A rope_scaling without rope_type
+// changes single fields of the source's, by names such as "rope_scaling.factor"; one with it
+// replaces the section. Errors: InvalidArgument - a contradiction: "model.FIELD: the job has X,
+// PATH has Y".
 absl::StatusOr<job::v1::ModelSpec> MergeModels(const Source& source,
                                                const job::v1::ModelSpec& given,
                                                const std::set<std::string>& given_names);

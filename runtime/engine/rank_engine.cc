@@ -495,7 +495,8 @@ absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
       RETURN_IF_ERROR(chunk.optimizer->Initialize(initialize, &window));
     }
     if (!options_.spec.model().from().empty()) {
-      RETURN_IF_ERROR(LoadInitialWeights(options_.spec.model(), StateOf(chunks_), &window));
+      RETURN_IF_ERROR(LoadInitialWeights(options_.spec.model(), StateOf(chunks_), &window,
+                                         initialize.on_progress));
     }
   } else {
     ASSIGN_OR_RETURN(warning, Restore(restore));

@@ -21,6 +21,8 @@ namespace {
 
 using megascale::agent::v1::RestorePoint;
 
+constexpr size_t kBlockElements = size_t{1} << 20;  // of initial weights, read at a time
+
 checkpoint::Box BoxOf(const optim::StateSlice& state) {
   return {.offset = state.box_offset, .shape = state.box_shape};
 }
@@ -119,19 +121,26 @@ absl::Status RestoreState(const RestorePoint& restore, const base::SharedMemory*
 
 absl::Status LoadInitialWeights(const job::v1::ModelSpec& model,
                                 const std::vector<optim::StateSlice>& state,
-                                device::HostWindow* window) {
+                                device::HostWindow* window, absl::FunctionRef<void()> on_progress) {
   ASSIGN_OR_RETURN(const auto weights, hugging_face::InitialWeights::Open(model));
   for (const optim::StateSlice& slice : state) {
     if (absl::StartsWith(slice.name, optim::kMomentPrefix)) continue;
+    const auto read = [&](int64_t begin, auto out) -> absl::Status {
+      for (; !out.empty(); out.remove_prefix(std::min(kBlockElements, out.size()))) {
+        const auto block = out.subspan(0, kBlockElements);
+        RETURN_IF_ERROR(weights->Read(slice.name, BoxOf(slice), begin, block));
+        begin += static_cast<int64_t>(block.size());
+        on_progress();
+      }
+      return absl::OkStatus();
+    };
     RETURN_IF_ERROR(window->Write(slice.data, [&](int64_t first, const tensor::HostVector& piece) {
       const auto count = static_cast<size_t>(piece.size);
       const int64_t begin = slice.begin + first;
       if (piece.dtype == tensor::DType::kF64) {
-        return weights->Read(slice.name, BoxOf(slice), begin,
-                             absl::MakeSpan(piece.as<double>(), count));
+        return read(begin, absl::MakeSpan(piece.as<double>(), count));
       }
-      return weights->Read(slice.name, BoxOf(slice), begin,
-                           absl::MakeSpan(piece.as<float>(), count));
+      return read(begin, absl::MakeSpan(piece.as<float>(), count));
     }));
   }
   return absl::OkStatus();

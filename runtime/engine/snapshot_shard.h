@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -64,10 +65,11 @@ absl::Status RestoreState(const megascale::agent::v1::RestorePoint& restore,
                           const base::SharedMemory* snapshots,
                           const std::vector<optim::StateSlice>& state, device::HostWindow* window);
 
-// Overwrites the weights of `state`, but no moments, with those of `model.from`. Errors: as
-// InitialWeights::Open and InitialWeights::Read, with the path.
+// Overwrites the weights of `state`, but no moments, with those of `model.from`. Calls
+// `on_progress` after each block of a few MiB: a large tensor on slow storage takes long. Errors:
+// as InitialWeights::Open and InitialWeights::Read, with the path.
 absl::Status LoadInitialWeights(const megascale::job::v1::ModelSpec& model,
                                 const std::vector<optim::StateSlice>& state,
-                                device::HostWindow* window);
+                                device::HostWindow* window, absl::FunctionRef<void()> on_progress);
 
 }  // namespace megascale::engine

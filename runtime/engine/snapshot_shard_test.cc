@@ -20,7 +20,10 @@
 #include "runtime/checkpoint/writer.h"
 #include "runtime/device/testing/strict_device.h"
 #include "runtime/device/testing/test_window.h"
+#include "runtime/hugging_face/initial_weights.h"
+#include "runtime/hugging_face/testing/test_folder.h"
 #include "runtime/optim/testing/test_shard_memory.h"
+#include "runtime/tensor/arena.h"
 
 namespace megascale::engine {
 namespace {
@@ -392,6 +395,38 @@ TEST(SnapshotShardTest, EveryTensorRankHasACopyOfWhatIsNotCut) {
           << slice.name();
     }
   }
+}
+
+TEST(LoadInitialWeightsTest, ALargeTensorIsReadInBlocksEachOfWhichIsProgress) {
+  constexpr int64_t kVocabulary = 300'000;
+  hugging_face::TestFolder folder;
+  folder.Write("config.json", R"({"architectures": ["LlamaForCausalLM"], "vocab_size": 300000,
+      "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+      "num_attention_heads": 2})");
+  folder.shapes()["model.embed_tokens.weight"] = {kVocabulary, 8};
+  folder.shapes()["lm_head.weight"] = {kVocabulary, 8};
+  folder.WriteWeights("model.safetensors", folder.shapes());
+  const auto source = hugging_face::FindSource(folder.path());
+  ASSERT_TRUE(source.ok()) << source.status();
+  job::v1::ModelSpec model = source->model;
+  model.set_from(folder.path());
+  constexpr int64_t kElements = kVocabulary * 8 - 8;  // 2.3 times 2^20
+  tensor::Arena arena =
+      *tensor::Arena::Create(tensor::Arena::BytesFor(tensor::DType::kF32, kElements));
+  const StateSlice slice = {.name = "model.embed_tokens.weight",
+                            .shape = {kVocabulary, 8},
+                            .box_offset = {0, 0},
+                            .box_shape = {kVocabulary, 8},
+                            .begin = 8,
+                            .data = arena.Allocate(tensor::DType::kF32, kElements)};
+  for (int64_t i = 0; i < kElements; ++i) Set(slice.data, i, 1);
+  device::TestWindow cpu;
+  int blocks = 0;
+  const absl::Status loaded =
+      LoadInitialWeights(model, {slice}, &cpu.window, [&blocks] { ++blocks; });
+  ASSERT_TRUE(loaded.ok()) << loaded;
+  EXPECT_EQ(blocks, 3);
+  for (int64_t i = 0; i < kElements; ++i) ASSERT_EQ(At(slice.data, i), 0) << i;
 }
 
 }  // namespace

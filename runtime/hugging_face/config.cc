@@ -254,6 +254,7 @@ absl::string_view Name(Architecture architecture) {
 }
 
 absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view file) {
+  RETURN_IF_ERROR(CheckNesting(text, file));
   const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": is no JSON object"));

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/hugging_face/folder.h"
 
 namespace megascale::hugging_face {
 namespace {
@@ -41,6 +42,20 @@ TEST(HuggingFaceConfig, AnUnknownArchitectureIsNamed) {
   EXPECT_THAT(ErrorOf("{}"), HasSubstr("the architecture is missing"));
   EXPECT_THAT(ErrorOf("[]"), HasSubstr("config.json: is no JSON object"));
   EXPECT_THAT(ErrorOf("{\"vocab"), HasSubstr("config.json: is no JSON object"));
+}
+
+TEST(HuggingFaceConfig, ADeeplyNestedFileIsRefused) {
+  const std::string deep(size_t{1} << 19, '[');
+  const std::string closed = deep + std::string(deep.size(), ']');
+  const std::string message = "config.json: is nested more than 32 levels deep; expected fewer";
+  for (const std::string& value : {deep, closed}) {
+    EXPECT_EQ(ErrorOf(value), message);
+    EXPECT_EQ(ErrorOf(Text("LlamaForCausalLM", absl::StrCat(R"("head_dim": )", value))), message);
+  }
+  EXPECT_EQ(ParseIndex(deep, "config.json").status().message(), message);
+  // Brackets within a text are no levels.
+  const std::string quoted = absl::StrCat(R"("_name": "\\\"", )", "\"_path\": \"", deep, "\"");
+  EXPECT_EQ(ModelOf("LlamaForCausalLM", quoted).vocab_size(), 100);
 }
 
 TEST(HuggingFaceConfig, AModelTypeAloneIsEnough) {
@@ -107,7 +122,8 @@ TEST(HuggingFaceConfig, WhatIsComputedDifferentlyIsRefusedByName) {
       {R"("num_key_value_heads": 99999999999)",
        "num_key_value_heads is 99999999999: expected a whole number from 1 to 2147483647"},
       {R"("tie_word_embeddings": 1)", "tie_word_embeddings is 1: expected true or false"},
-      {R"("quantization_config": {"bits": 4})", "quantization_config is"},
+      {R"("quantization_config": {"bits": 4})", "quantization_config is an object: expected none"},
+      {R"("head_dim": [4])", "head_dim is an array: expected a whole number"},
       {R"("pretraining_tp": 2)", "pretraining_tp is 2: expected 1"},
   };
   for (const auto& [more, message] : mistakes) {

@@ -18,6 +18,7 @@
 #include "runtime/checkpoint/format/stored_numbers.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/hugging_face/import.h"
+#include "runtime/hugging_face/json_fields.h"
 #include "runtime/hugging_face/kept_files.h"
 #include "runtime/hugging_face/weights.h"
 #include "runtime/model/config.h"
@@ -215,6 +216,7 @@ absl::StatusOr<std::string> ConfigText(const std::string& origin, ModelSpec mode
   if (!config.ok() || !google::protobuf::util::MessageDifferencer::Equals(config->model, model)) {
     return WriteConfig(model, dtype);
   }
+  RETURN_IF_ERROR(CheckNesting(*original, origin));
   Json json = Json::parse(*original, nullptr, /*allow_exceptions=*/false);
   bool differs = false;
   for (const char* key : {"torch_dtype", "dtype"}) {

@@ -17,6 +17,10 @@
 
 namespace megascale::hugging_face {
 
+// Refuses text that is nested so deeply that a parser or a writer, which call themselves for each
+// level, might run out of stack. To be called before each parse. Errors: InvalidArgument.
+absl::Status CheckNesting(absl::string_view text, absl::string_view file);
+
 class JsonFields {
  public:
   // `prefix` is put before names in messages. Borrows `object`. Requires: it is a JSON object.
@@ -25,7 +29,8 @@ class JsonFields {
 
   // OK until a field was wrong: InvalidArgument.
   const absl::Status& status() const { return status_; }
-  // Keeps "FILE: NAME is VALUE: expected EXPECTED", if it is the first mistake.
+  // Keeps "FILE: NAME is VALUE: expected EXPECTED", if it is the first mistake. An array or object
+  // is shown by its kind.
   void Refuse(absl::string_view name, absl::string_view expected);
 
   // Keeps a mistake that was found elsewhere, if it is the first one. Requires: it is no OK.

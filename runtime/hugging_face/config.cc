@@ -99,8 +99,10 @@ void ReadGpt2(JsonFields* fields, ModelSpec* model) {
   Require(fields, "add_cross_attention", false);
 }
 
-void ReadRopeScaling(JsonFields* fields, const Json& object, ModelSpec* model) {
-  JsonFields scaling(object, fields->file(), "rope_scaling.");
+// Reads the scaling in the field `section`, whose value is `object`.
+void ReadRopeScaling(JsonFields* fields, const char* section, const Json& object,
+                     ModelSpec* model) {
+  JsonFields scaling(object, fields->file(), absl::StrCat(section, "."));
   // "type" is the older name.
   const char* key = scaling.Has("rope_type") ? "rope_type" : "type";
   const std::string type = scaling.Text(key, "default");
@@ -135,23 +137,36 @@ void ReadRopeScaling(JsonFields* fields, const Json& object, ModelSpec* model) {
   if (!scaling.status().ok()) fields->Keep(scaling.status());
 }
 
-// Newer versions of `transformers` write "rope_parameters" with theta and factor in it.
+std::string ScalingText(const ModelSpec& model) {
+  return model.has_rope_scaling() ? absl::StrCat("{", model.rope_scaling().ShortDebugString(), "}")
+                                  : "no scaling";
+}
+
+// Newer versions of `transformers` write "rope_parameters" with theta and factor in it; what it
+// leaves out is in the older fields.
 void ReadRotary(JsonFields* fields, const char* theta, const char* part, ModelSpec* model) {
   model->set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
+  model->set_rope_theta(fields->Number(theta, 10000));
+  if (part != nullptr) model->set_partial_rotary_factor(fields->Number(part, 0.25));
+  const Json* scaling = fields->Object("rope_scaling");
+  if (scaling != nullptr) ReadRopeScaling(fields, "rope_scaling", *scaling, model);
   const Json* parameters = fields->Object("rope_parameters");
-  if (parameters == nullptr) {
-    model->set_rope_theta(fields->Number(theta, 10000));
-    if (part != nullptr) model->set_partial_rotary_factor(fields->Number(part, 0.25));
-    const Json* scaling = fields->Object("rope_scaling");
-    if (scaling != nullptr) ReadRopeScaling(fields, *scaling, model);
-  } else {
+  if (parameters != nullptr) {
+    const ModelSpec older = *model;
     JsonFields rope(*parameters, fields->file(), "rope_parameters.");
-    model->set_rope_theta(rope.Number("rope_theta", 10000));
+    model->set_rope_theta(rope.Number("rope_theta", older.rope_theta()));
     if (part != nullptr) {
-      model->set_partial_rotary_factor(rope.Number("partial_rotary_factor", 0.25));
+      model->set_partial_rotary_factor(
+          rope.Number("partial_rotary_factor", older.partial_rotary_factor()));
     }
     if (!rope.status().ok()) fields->Keep(rope.status());
-    ReadRopeScaling(fields, *parameters, model);
+    model->clear_rope_scaling();
+    ReadRopeScaling(fields, "rope_parameters", *parameters, model);
+    if (scaling != nullptr && ScalingText(older) != ScalingText(*model)) {
+      fields->Keep(absl::InvalidArgumentError(absl::StrCat(
+          fields->file(), ": rope_scaling has ", ScalingText(older), ", rope_parameters has ",
+          ScalingText(*model), ": expected one of them, or equal ones")));
+    }
   }
   if (!(model->rope_theta() >= 1)) fields->Refuse(theta, "a number of at least 1");
 }

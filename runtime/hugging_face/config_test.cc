@@ -102,6 +102,37 @@ TEST(HuggingFaceConfig, BothSpellingsOfRotaryOptionsAreRead) {
   EXPECT_EQ(older.DebugString(), newer.DebugString());
 }
 
+TEST(HuggingFaceConfig, WhatRopeParametersLeaveOutIsInTheOlderFields) {
+  const auto llama = ModelOf("LlamaForCausalLM", R"("rope_theta": 5e5,
+    "rope_parameters": {"rope_type": "linear", "factor": 2}, "rope_scaling": null)");
+  EXPECT_EQ(llama.rope_theta(), 5e5);
+  EXPECT_EQ(llama.rope_scaling().factor(), 2);
+  const auto neox = ModelOf("GPTNeoXForCausalLM", R"("rotary_pct": 0.5, "rotary_emb_base": 3e4,
+    "rope_parameters": {"rope_type": "default"})");
+  EXPECT_EQ(neox.partial_rotary_factor(), 0.5);
+  EXPECT_EQ(neox.rope_theta(), 3e4);
+  EXPECT_EQ(ModelOf("LlamaForCausalLM", R"("rope_theta": 5e5,
+                    "rope_parameters": {"rope_theta": 7})")
+                .rope_theta(),
+            7);
+}
+
+TEST(HuggingFaceConfig, BothSpellingsOfAScalingMustAgree) {
+  const std::string older = R"("rope_scaling": {"type": "linear", "factor": 2.0}, )";
+  EXPECT_EQ(ModelOf("LlamaForCausalLM", older + R"("rope_parameters":
+                    {"rope_theta": 5e5, "rope_type": "linear", "factor": 2})")
+                .rope_scaling()
+                .factor(),
+            2);
+  EXPECT_EQ(ErrorOf(Text("LlamaForCausalLM",
+                         older + R"("rope_parameters": {"rope_type": "linear", "factor": 4})")),
+            "config.json: rope_scaling has {rope_type: ROPE_TYPE_LINEAR factor: 2}, "
+            "rope_parameters has {rope_type: ROPE_TYPE_LINEAR factor: 4}: expected one of them, "
+            "or equal ones");
+  EXPECT_THAT(ErrorOf(Text("LlamaForCausalLM", older + R"("rope_parameters": {"rope_theta": 9})")),
+              HasSubstr("rope_parameters has no scaling"));
+}
+
 TEST(HuggingFaceConfig, DropoutIsIgnoredWithAWarning) {
   const auto config =
       ParseConfig(Text("LlamaForCausalLM", R"("attention_dropout": 0.1)"), "config.json");

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -77,6 +78,16 @@ std::vector<OutputFile> PlanFiles(const std::vector<TensorMap>& maps,
   return files;
 }
 
+// Returns how many finite numbers round to an infinite one.
+int64_t CountTooLarge(absl::string_view dtype, absl::Span<const float> numbers) {
+  if (dtype != "F16" && dtype != "BF16") return 0;
+  // Halfway between the largest number of the type and the next power of two.
+  const float limit = dtype == "F16" ? 65520.0F : 0x1.ffp127F;
+  return std::count_if(numbers.begin(), numbers.end(), [limit](float number) {
+    return std::isfinite(number) && std::abs(number) >= limit;
+  });
+}
+
 // Writes the tensors of one file after its header.
 class FileWriter {
  public:
@@ -116,6 +127,7 @@ class FileWriter {
   absl::Status AppendNumbers(const Output& output, absl::Span<const float> numbers) {
     bytes_.resize(numbers.size() * static_cast<size_t>(*checkpoint::DtypeBytes(output.dtype)));
     RETURN_IF_ERROR(checkpoint::FromNumbers(output.dtype, numbers, absl::MakeSpan(bytes_)));
+    num_too_large_ += CountTooLarge(output.dtype, numbers);
     return Append({bytes_.data(), bytes_.size()});
   }
 
@@ -150,7 +162,19 @@ class FileWriter {
     return absl::OkStatus();
   }
 
+  // Refuses numbers that became infinite.
   absl::Status WriteTensor(const Output& output) {
+    num_too_large_ = 0;
+    RETURN_IF_ERROR(WriteRows(output));
+    if (num_too_large_ == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(path_, ": ", output.part->name, " has ", num_too_large_, " ",
+                     num_too_large_ == 1 ? "number" : "numbers", " beyond the range of ",
+                     output.dtype, ", which would become infinite; export to another folder ",
+                     output.dtype == "F16" ? "as bf16 or fp32" : "as fp32"));
+  }
+
+  absl::Status WriteRows(const Output& output) {
     const Part& part = *output.part;
     if (part.form == Form::kTransposed) return WriteTransposed(output);
     const int64_t cols = output.map->cols();
@@ -167,6 +191,7 @@ class FileWriter {
   base::UniqueFd fd_;
   std::vector<float> numbers_;
   std::vector<char> bytes_;
+  int64_t num_too_large_ = 0;  // in the tensor that is being written
 };
 
 absl::Status WriteIndex(const std::vector<OutputFile>& files, const std::string& folder) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -147,6 +148,30 @@ TEST(HuggingFaceFolder, TokenizersTravelWithTheWeights) {
   ASSERT_EQ(Export({.checkpoint = weights, .folder = out}).status(), absl::OkStatus());
   EXPECT_TRUE(std::filesystem::exists(out + "/tokenizer.json"));
   EXPECT_FALSE(std::filesystem::exists(out + "/README.md"));
+}
+
+TEST(HuggingFaceFolder, NumbersThatWouldBecomeInfiniteAreNotExported) {
+  const TestFolder folder;
+  const std::string path = folder.path() + "/model.safetensors", weights = folder.path() + "/in";
+  // The norm's weights are the last ones of the file.
+  const float last[] = {65519, -65520, 1e30F};
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - sizeof(last));
+  std::ofstream(path, std::ios::binary | std::ios::app)
+      .write(reinterpret_cast<const char*>(last), sizeof(last));
+  ASSERT_EQ(Import(folder.path(), weights).status(), absl::OkStatus());
+  const std::string out = folder.path() + "/out";
+  const auto half = Export({.checkpoint = weights, .folder = out, .dtype = "F16"});
+  EXPECT_EQ(half.status(),
+            absl::InvalidArgumentError(absl::StrCat(
+                out,
+                "/model.safetensors: model.norm.weight has 2 numbers beyond the range of F16, "
+                "which would become infinite; export to another folder as bf16 or fp32")));
+  EXPECT_FALSE(std::filesystem::exists(out + "/config.json"));
+  for (const char* dtype : {"BF16", "F32", ""}) {
+    const std::string fits = absl::StrCat(out, "-", dtype);
+    EXPECT_EQ(Export({.checkpoint = weights, .folder = fits, .dtype = dtype}).status(),
+              absl::OkStatus());
+  }
 }
 
 TEST(MergeModels, ContradictionsAreRefusedWithBothValues) {

@@ -36,7 +36,8 @@ struct ExportOptions {
 
 // Writes a Hugging Face folder that `transformers` loads. config.json is that of the folder from
 // which the weights came, if it still describes the model, else a new one; its tokenizer's files
-// are copied if they can be found. Errors: InvalidArgument - no architecture has this model;
+// are copied if they can be found. Errors: InvalidArgument - no architecture has this model, or
+// `dtype` has no room for a number of a tensor, which is named;
 // AlreadyExists - the folder is not empty; those of CheckpointReader; those of the file system.
 // After a failure the folder has no config.json.
 absl::StatusOr<Converted> Export(const ExportOptions& options);

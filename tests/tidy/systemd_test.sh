@@ -5,7 +5,7 @@ root=$(dirname "$(readlink -f "$0")")/../..
 units=$root/docs/systemd
 for unit in driver agent; do
   for option in $(grep -o -- '--[a-z-]*' <(grep -v '^#' "$units/megascale-$unit.service") | sort -u); do
-    grep -q "\"$option\"" "$root/cli/commands/${unit}_command.cc" "$root/cli/commands/connection.cc" ||
+    grep -q "\"$option\"" "$root/cli/commands/${unit}_command.cc" "$root/cli/connection/connection.cc" ||
       { echo "$units/megascale-$unit.service: megascale $unit has no $option"; exit 1; }
   done
 done

@@ -109,7 +109,7 @@ void DecodeState::Feed(size_t step_index, std::string token, std::string* out) {
       fused_ = true;
       break;
     case Kind::kStrip:
-      token = Strip(step, std::move(token));
+      token = Strip(step, token);
       break;
     case Kind::kMetaspace:
       token = ReplaceEach(token, step.pattern, step.strips_first && is_metaspace_first_ ? "" : " ");
@@ -121,7 +121,7 @@ void DecodeState::Feed(size_t step_index, std::string token, std::string* out) {
   Feed(step_index + 1, std::move(token), out);
 }
 
-std::string DecodeState::Strip(const DecoderStep& step, std::string token) {
+std::string DecodeState::Strip(const DecoderStep& step, const std::string& token) {
   absl::string_view rest = token;
   if (fused_) {
     // Of the one token that all are, this is a further part: the beginning ends where another

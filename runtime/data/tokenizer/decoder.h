@@ -56,7 +56,7 @@ class DecodeState {
   void Feed(size_t step, std::string token, std::string* out);
   void FeedBytes(size_t step, std::string token, std::string* out);
   void EndBytes(size_t step, std::string* out);
-  std::string Strip(const DecoderStep& step, std::string token);
+  std::string Strip(const DecoderStep& step, const std::string& token);
 
   const Decoder& decoder_;
   bool whole_runs_ = true;

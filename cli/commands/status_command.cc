@@ -149,8 +149,9 @@ void AddStatusCommand(CommandLine* line) {
       "While a job of at most 256 workers trains, a table shows how each pipeline stage spent the "
       "time of its newest steps; `megascale trace --help` explains its columns. The line "
       "\"diagnosis\" is the verdict of `megascale diagnose`, unless the job is so large that it "
-      "takes longer. If there are more than 64 workers, 64 are shown, those without progress first; -o json shows all. The exit code is 0 whatever "
-      "state the job is in; that of megascale wait tells whether the job succeeded.");
+      "takes longer. If there are more than 64 workers, 64 are shown, those without progress "
+      "first; -o json shows all. The exit code is 0 whatever state the job is in; that of "
+      "megascale wait tells whether the job succeeded.");
   command->Examples(
       "megascale status fortunes-1a2b3c4d\n"
       "megascale status  # the driver and its nodes\n"

@@ -35,7 +35,7 @@ struct RotaryTableParams {
   float* table;  // [positions, half, 2]: cosine and sine; written
   int32_t positions, half;
   double log2_theta;
-  double sign;  // -1 turns back
+  double sign;                                                             // -1 turns back
   double factor, kept_at_0, kept_per_pair, kept_per_frequency, amplitude;  // ops::RotaryScaling
 };
 struct RotaryParams {

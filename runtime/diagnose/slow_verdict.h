@@ -31,7 +31,7 @@ struct Suspect {
   // Index; for kUnequalStages that of the stage's only worker, for kDataWait that of the one worker
   // whose loads cost nearly all of it.
   int worker = -1;
-  int peer = -1;    // index: the other end of the link
+  int peer = -1;  // index: the other end of the link
   int stage = -1;
   std::string label = "";  // of the collective's kind
   // Share of the lost time that comes back without it; for kDataWait the share of the step.

@@ -15,9 +15,7 @@ constexpr absl::Duration kHostBackoffFirst = absl::Milliseconds(200);
 constexpr absl::Duration kHostBackoffMax = absl::Seconds(5);
 
 absl::Duration HostBackoff(int failures) {
-  absl::Duration backoff = kHostBackoffFirst;
-  for (int i = 1; i < failures; ++i) backoff = std::min(2 * backoff, kHostBackoffMax);
-  return backoff;
+  return std::min(kHostBackoffFirst * (1 << std::clamp(failures - 1, 0, 10)), kHostBackoffMax);
 }
 
 v1::RankFailure Failure(telemetry::v1::FailureClass failure_class, std::string message) {
@@ -28,10 +26,9 @@ v1::RankFailure Failure(telemetry::v1::FailureClass failure_class, std::string m
 }
 
 v1::RankFailure StartFailure(const absl::Status& why, absl::string_view what) {
-  const bool memory = base::IsOutOfMemory(why);
-  return Failure(
-      memory ? telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY : telemetry::v1::FAILURE_CLASS_EXITED,
-      absl::StrCat(what, ": ", why.message()));
+  const auto of_memory = telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY;
+  return Failure(base::IsOutOfMemory(why) ? of_memory : telemetry::v1::FAILURE_CLASS_EXITED,
+                 absl::StrCat(what, ": ", why.message()));
 }
 
 // Expands the runs of ranks in a message to one placement for each rank.
@@ -557,9 +554,9 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
   }
   if (host_starts_ > 0) report.mutable_host()->set_num_restarts(host_starts_ - 1);
   if (host_failure_.has_value()) {
-    v1::RankFailure* failure = report.mutable_host()->mutable_failure();
-    *failure = *host_failure_;
-    failure->set_age_seconds(absl::ToDoubleSeconds(now_ - host_failed_at_));
+    *report.mutable_host()->mutable_failure() = *host_failure_;
+    report.mutable_host()->mutable_failure()->set_age_seconds(
+        absl::ToDoubleSeconds(now_ - host_failed_at_));
   }
   for (const auto& [id, process] : processes_) {
     const auto found = heartbeats.find(id);
@@ -592,8 +589,7 @@ v1::ActualJob JobCore::Report(const Heartbeats& heartbeats) const {
   }
   for (const auto& [key, manifest] : manifests_) *report.add_manifests() = manifest;
   for (const auto& [step, record] : steps_) {
-    if (report.steps_size() >= kStepsPerReportMax) break;
-    *report.add_steps() = record;
+    if (report.steps_size() < kStepsPerReportMax) *report.add_steps() = record;
   }
   *report.mutable_warnings() = {warnings_.begin(), warnings_.end()};
   report.set_storage_error(storage_error_);

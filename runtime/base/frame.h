@@ -33,8 +33,8 @@ absl::Status SendFrame(int socket, const std::string& payload, const std::vector
                        absl::Duration timeout);
 
 // Receives one frame. Blocking: at most `timeout` (infinite: absl::InfiniteDuration()).
-// Errors: Unavailable - the other end is gone; DeadlineExceeded; DataLoss - the length is absurd;
-// ResourceExhausted - this process may not open as many descriptors as the frame carries.
+// Errors: Unavailable - the other end is gone; DeadlineExceeded; DataLoss - the length is absurd.
+// Descriptors that this process may not open (ulimit -n) are missing: the receiver counts them.
 absl::StatusOr<Frame> ReceiveFrame(int socket, absl::Duration timeout);
 
 }  // namespace megascale::base

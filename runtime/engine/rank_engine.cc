@@ -491,12 +491,13 @@ absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
           options_.heartbeat->Progress(base::RealClock().Monotonic());
         }};
     device::HostWindow window(options_.device, &compute());
-    for (ChunkState& chunk : chunks_) {
-      RETURN_IF_ERROR(chunk.optimizer->Initialize(initialize, &window));
-    }
     if (!options_.spec.model().from().empty()) {
       RETURN_IF_ERROR(LoadInitialWeights(options_.spec.model(), StateOf(chunks_), &window,
                                          initialize.on_progress));
+    } else {
+      for (ChunkState& chunk : chunks_) {
+        RETURN_IF_ERROR(chunk.optimizer->Initialize(initialize, &window));
+      }
     }
   } else {
     ASSIGN_OR_RETURN(warning, Restore(restore));

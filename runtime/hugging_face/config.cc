@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/json_nesting.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/hugging_face/json_fields.h"
 
@@ -269,7 +270,7 @@ absl::string_view Name(Architecture architecture) {
 }
 
 absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view file) {
-  RETURN_IF_ERROR(CheckNesting(text, file));
+  RETURN_IF_ERROR(base::Annotate(base::CheckJsonNesting(text), file));
   const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": is no JSON object"));

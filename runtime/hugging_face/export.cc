@@ -241,7 +241,6 @@ absl::StatusOr<std::string> ConfigText(const std::string& origin, ModelSpec mode
   if (!config.ok() || !google::protobuf::util::MessageDifferencer::Equals(config->model, model)) {
     return WriteConfig(model, dtype);
   }
-  RETURN_IF_ERROR(CheckNesting(*original, origin));
   Json json = Json::parse(*original, nullptr, /*allow_exceptions=*/false);
   bool differs = false;
   for (const char* key : {"torch_dtype", "dtype"}) {

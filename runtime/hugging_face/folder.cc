@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/json_nesting.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/format/safetensors.h"
 #include "runtime/hugging_face/json_fields.h"
@@ -65,7 +66,7 @@ absl::StatusOr<checkpoint::SafetensorsHeader> ReadHeader(int fd, const std::stri
 
 absl::StatusOr<std::map<std::string, std::string>> ParseIndex(absl::string_view text,
                                                               absl::string_view file) {
-  RETURN_IF_ERROR(CheckNesting(text, file));
+  RETURN_IF_ERROR(base::Annotate(base::CheckJsonNesting(text), file));
   const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   const auto wrong = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": ", what));

@@ -13,8 +13,6 @@ using Json = nlohmann::json;
 
 constexpr size_t kShownBytesMax = 80;
 
-constexpr int kDepthMax = 32;
-
 std::string ValueText(const Json& value) {
   if (value.is_structured()) return absl::StrCat("an ", value.type_name());  // array or object
   return base::Printable(value.dump(-1, ' ', false, Json::error_handler_t::replace),
@@ -22,22 +20,6 @@ std::string ValueText(const Json& value) {
 }
 
 }  // namespace
-
-absl::Status CheckNesting(absl::string_view text, absl::string_view file) {
-  int depth = 0;
-  bool is_quoted = false;
-  for (size_t i = 0; i < text.size() && depth <= kDepthMax; ++i) {
-    const char c = text[i];
-    if (c == '"') is_quoted = !is_quoted;
-    if (is_quoted && c == '\\') ++i;  // what it escapes ends no text
-    if (is_quoted) continue;
-    if (c == '[' || c == '{') ++depth;
-    if (c == ']' || c == '}') --depth;
-  }
-  if (depth <= kDepthMax) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(file, ": is nested more than ", kDepthMax, " levels deep; expected fewer"));
-}
 
 const Json* JsonFields::Find(absl::string_view name) const {
   const auto found = object_.find(std::string(name));

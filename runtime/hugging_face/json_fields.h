@@ -17,10 +17,6 @@
 
 namespace megascale::hugging_face {
 
-// Refuses text that is nested so deeply that a parser or a writer, which call themselves for each
-// level, might run out of stack. To be called before each parse. Errors: InvalidArgument.
-absl::Status CheckNesting(absl::string_view text, absl::string_view file);
-
 class JsonFields {
  public:
   // `prefix` is put before names in messages. Borrows `object`. Requires: it is a JSON object.

@@ -4,37 +4,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/json_nesting.h"
 #include "runtime/base/text/printable.h"
 
 namespace megascale::tokenizer {
 namespace {
 
-constexpr int kDepthMax = 32;
 constexpr size_t kShownBytesMax = 100;
-
-// Looked at before parsing, because the parser takes memory for each level.
-bool IsTooDeep(absl::string_view text) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (c == '"') quoted = !quoted;
-    if (quoted && c == '\\') ++i;
-    if (quoted) continue;
-    if (c == '[' || c == '{') ++depth;
-    if (c == ']' || c == '}') --depth;
-    if (depth > kDepthMax) return true;
-  }
-  return false;
-}
 
 }  // namespace
 
 absl::StatusOr<Json> ParseJson(absl::string_view text) {
-  if (IsTooDeep(text)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("is nested more than ", kDepthMax, " levels deep; expected fewer"));
-  }
+  RETURN_IF_ERROR(base::CheckJsonNesting(text));
   try {
     return Json::parse(text.begin(), text.end());
   } catch (const Json::exception& error) {

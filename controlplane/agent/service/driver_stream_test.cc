@@ -177,14 +177,26 @@ class DriverStreamTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
+  // Waits as the agent's loop does, but not beyond `end`.
+  static void Wait(DriverStream* stream, absl::Duration end) {
+    pollfd entry = {stream->events_fd(), POLLIN, 0};
+    ::poll(&entry, 1, base::PollMilliseconds(std::min(stream->NextWake(), end) - Now()));
+  }
+
+  DriverStreamOptions OptionsFor(absl::string_view address) const {
+    DriverStreamOptions options;
+    options.address = *client::ParseAddress(std::string(address));
+    options.hello.set_node_id("n0");
+    return options;
+  }
+
   // Maintains the stream as the agent's loop does, until it has opened.
   static bool AwaitOpened(DriverStream* stream) {
     const absl::Duration end = Now() + kDeadline;
     while (Now() < end) {
       stream->Maintain(Now());
       if (stream->Take().opened) return true;
-      pollfd entry = {stream->events_fd(), POLLIN, 0};
-      ::poll(&entry, 1, base::PollMilliseconds(std::min(stream->NextWake(), end) - Now()));
+      Wait(stream, end);
     }
     return false;
   }
@@ -199,10 +211,8 @@ TEST_F(DriverStreamTest, EverythingIsSentAfterTheDriverWasKilled) {
   TestDriver driver;
   const Serving serving(&driver, absl::StrCat("unix:", directory_, "/d.sock"));
   Relay relay(directory_ + "/r.sock", directory_ + "/d.sock");
-  DriverStreamOptions options;
-  options.address = *client::ParseAddress(absl::StrCat("unix:", directory_, "/r.sock"));
-  options.hello.set_node_id("n0");
-  const auto stream = DriverStream::Create(options);
+  const auto stream =
+      DriverStream::Create(OptionsFor(absl::StrCat("unix:", directory_, "/r.sock")));
   ASSERT_TRUE(stream.ok()) << stream.status();
   for (int round = 0; round < 20; ++round) {
     ASSERT_TRUE(AwaitOpened(stream->get())) << "round " << round;
@@ -266,10 +276,8 @@ class UpgradedDriver : public v1::AgentService::Service {
 TEST_F(DriverStreamTest, ADriverOfAnotherVersionEndsNoAgentThatHasWork) {
   UpgradedDriver driver;
   const Serving serving(&driver, absl::StrCat("unix:", directory_, "/d.sock"));
-  DriverStreamOptions options;
-  options.address = *client::ParseAddress(absl::StrCat("unix:", directory_, "/d.sock"));
-  options.hello.set_node_id("n0");
-  const auto stream = DriverStream::Create(options);
+  const auto stream =
+      DriverStream::Create(OptionsFor(absl::StrCat("unix:", directory_, "/d.sock")));
   ASSERT_TRUE(stream.ok()) << stream.status();
   ASSERT_TRUE(AwaitOpened(stream->get()));
   const absl::Duration end = Now() + kDeadline;
@@ -278,8 +286,7 @@ TEST_F(DriverStreamTest, ADriverOfAnotherVersionEndsNoAgentThatHasWork) {
     (*stream)->Maintain(Now());
     const DriverStream::Events events = (*stream)->Take();
     ASSERT_TRUE(events.ended.ok()) << events.ended;
-    pollfd entry = {(*stream)->events_fd(), POLLIN, 0};
-    ::poll(&entry, 1, base::PollMilliseconds(std::min((*stream)->NextWake(), end) - Now()));
+    Wait(stream->get(), end);
   }
 }
 
@@ -291,17 +298,14 @@ TEST_F(DriverStreamTest, ADriverOfAnotherVersionEndsAnAgentThatNeverHadWork) {
     }
   } driver;
   const Serving serving(&driver, absl::StrCat("unix:", directory_, "/d.sock"));
-  DriverStreamOptions options;
-  options.address = *client::ParseAddress(absl::StrCat("unix:", directory_, "/d.sock"));
-  options.hello.set_node_id("n0");
-  const auto stream = DriverStream::Create(options);
+  const auto stream =
+      DriverStream::Create(OptionsFor(absl::StrCat("unix:", directory_, "/d.sock")));
   ASSERT_TRUE(stream.ok()) << stream.status();
   absl::Status ended;
   for (const absl::Duration end = Now() + kDeadline; ended.ok() && Now() < end;) {
     (*stream)->Maintain(Now());
     ended = (*stream)->Take().ended;
-    pollfd entry = {(*stream)->events_fd(), POLLIN, 0};
-    ::poll(&entry, 1, base::PollMilliseconds(std::min((*stream)->NextWake(), end) - Now()));
+    Wait(stream->get(), end);
   }
   EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition);
 }
@@ -315,10 +319,7 @@ TEST_F(DriverStreamTest, AStreamOpensAtTheMomentAtWhichTheOneBeforeEnds) {
   const std::string address = absl::StrCat("unix:", directory_, "/d.sock");
   EndingDriver driver;
   const Serving serving(&driver, address);
-  DriverStreamOptions options;
-  options.address = *client::ParseAddress(address);
-  options.hello.set_node_id("n0");
-  auto stream = DriverStream::Create(options);
+  auto stream = DriverStream::Create(OptionsFor(address));
   ASSERT_TRUE(stream.ok()) << stream.status();
   std::promise<void> done;
   std::future<void> all = done.get_future();

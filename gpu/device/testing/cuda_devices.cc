@@ -1,4 +1,4 @@
-// The device of conformance tests that link this library: a CUDA device of an emulated machine,
+// The device of tests that link this library: a CUDA device of an emulated machine,
 // with the operators of jobs.
 #include "gpu/emulator/emulated_gpu.h"
 #include "runtime/device/testing/test_devices.h"

@@ -115,8 +115,8 @@ TEST_F(FragmentsTest, LoadedAndTransposedMatricesHaveThePlacesOfThePtxManual) {
   }
 }
 
-// Of a result [16, 8] a lane has four numbers: rows lane / 4 and eight below, columns
-// 2 * (lane % 4) and the next.
+// A lane has four numbers of a result [16, 8]: those in rows lane / 4 and lane / 4 + 8, and in
+// columns 2 * (lane % 4) and the next.
 TEST_F(FragmentsTest, ProductsHaveThePlacesAndSumsOfThePtxManual) {
   const auto expect_equal = [&](int first, int num_cols, const auto& wanted) {
     for (int i = 0; i < num_cols / 8 * 4; ++i) {

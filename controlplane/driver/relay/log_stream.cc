@@ -34,8 +34,8 @@ bool IsTerminal(const control::Job& job) {
          job.state() == control::JOB_STATE_CANCELLED;
 }
 
-// Of an earlier epoch only attempts up to the reader's may be known; those of the newest one's
-// follow at once.
+// Returns the attempt to read next. After the last known attempt of an earlier epoch, that is the
+// first attempt of the newest epoch: numbers between them were never used.
 int64_t AttemptAfter(int64_t attempt, int64_t newest) {
   return std::max(attempt, newest / kAttemptsOfAnEpoch * kAttemptsOfAnEpoch) + 1;
 }

@@ -33,7 +33,7 @@ class AddedTokenFinder {
     AddedToken token;
   };
 
-  // Of patterns with the same text the first counts.
+  // If several patterns have the same text, the first one counts.
   explicit AddedTokenFinder(std::vector<Pattern> patterns);
 
   bool empty() const { return patterns_.empty(); }

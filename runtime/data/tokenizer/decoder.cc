@@ -124,8 +124,8 @@ void DecodeState::Feed(size_t step_index, std::string token, std::string* out) {
 std::string DecodeState::Strip(const DecoderStep& step, const std::string& token) {
   absl::string_view rest = token;
   if (fused_) {
-    // Of the one token that all are, this is a further part: the beginning ends where another
-    // character stands.
+    // After Fuse all tokens are one, and this is its next part. What is stripped from its beginning
+    // ends at the first other character.
     if (strips_left_ < 0) strips_left_ = step.start;
     strips_left_ -= StripBegin(step.content, strips_left_, &rest);
     if (!rest.empty()) strips_left_ = 0;

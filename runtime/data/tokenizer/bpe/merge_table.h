@@ -24,9 +24,9 @@ class MergeTable {
     int32_t result = -1;
   };
 
-  // Of two merges with the same pair the later one counts, as in the reference. `ranks`: of each
-  // merge; where they are equal, the leftmost pair goes first. Empty: a merge's rank is its index.
-  // Requires: ids >= 0; fewer than 2^31 merges.
+  // If two merges have the same pair, the later one counts, as in the reference. `ranks`: the rank
+  // of each merge; where ranks are equal, the leftmost pair goes first. Empty: a merge's rank is
+  // its index. Requires: ids >= 0; fewer than 2^31 merges.
   explicit MergeTable(absl::Span<const BpeMerge> merges, absl::Span<const uint32_t> ranks = {});
 
   Found Find(int32_t left, int32_t right) const {

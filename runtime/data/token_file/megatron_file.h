@@ -8,12 +8,14 @@
 // Threads: pure functions.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "runtime/data/token_file/token_source.h"
 
 namespace megascale::data {
@@ -23,13 +25,16 @@ struct MegatronIndex {
   std::vector<int64_t> document_ends;  // in tokens
 };
 
-// Reads the content of an .idx file. Errors: InvalidArgument - another format, version or type of
-// token, each named; DataLoss - a length or an entry that contradicts another one.
-// Cost: memory of 8 bytes for each document.
-absl::StatusOr<MegatronIndex> ParseMegatronIndex(absl::string_view content);
+// Fills `out` with the bytes of a file from `offset` on.
+using ReadAt = std::function<absl::Status(int64_t offset, absl::Span<char> out)>;
+
+// Reads an .idx file of `size_bytes`, its tables a block at a time. Errors: those of `read`;
+// InvalidArgument - another format, version or type of token, each named; DataLoss - a length or an
+// entry that contradicts another one. Cost: memory of 8 bytes for each document.
+absl::StatusOr<MegatronIndex> ReadMegatronIndex(int64_t size_bytes, const ReadAt& read);
 
 // Opens PREFIX.bin and PREFIX.idx. `path`: the prefix, or either of the two files. Errors: as
-// ParseMegatronIndex, with the path; DataLoss - the .bin is shorter than the index says.
+// ReadMegatronIndex, with the path; DataLoss - the .bin is shorter than the index says.
 absl::StatusOr<std::unique_ptr<TokenSource>> OpenMegatronFile(const std::string& path);
 
 }  // namespace megascale::data

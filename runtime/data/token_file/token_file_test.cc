@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -165,9 +167,36 @@ TEST_F(TokenFileTest, AMegatronFileIsRead) {
               HasSubstr("t.bin: has 9 bytes, but its index says 5 tokens of 2 bytes"));
 }
 
+absl::StatusOr<MegatronIndex> IndexOf(const std::string& content, size_t* largest = nullptr) {
+  return ReadMegatronIndex(static_cast<int64_t>(content.size()),
+                           [&](int64_t offset, absl::Span<char> out) {
+                             const auto at = static_cast<size_t>(offset);
+                             if (at + out.size() > content.size())
+                               return absl::DataLossError("ends too early");
+                             std::memcpy(out.data(), content.data() + at, out.size());
+                             if (largest != nullptr) *largest = std::max(*largest, out.size());
+                             return absl::OkStatus();
+                           });
+}
+
+TEST(MegatronIndexTest, ALongIndexIsReadInBlocks) {
+  IndexOptions options;
+  options.lengths.assign(150'000, 1);
+  options.positions.clear();
+  options.documents.clear();
+  for (int64_t i = 0; i < 150'000; ++i) options.positions.push_back(2 * i);
+  for (int64_t i = 0; i <= 150'000; ++i) options.documents.push_back(i);
+  size_t largest = 0;
+  const auto index = IndexOf(Index(options), &largest);
+  ASSERT_TRUE(index.ok()) << index.status();
+  ASSERT_EQ(index->document_ends.size(), 150'000u);
+  for (int64_t i = 0; i < 150'000; ++i) ASSERT_EQ(index->document_ends[i], i + 1);
+  EXPECT_LE(largest, 1u << 20);
+}
+
 TEST(MegatronIndexTest, AContradictionIsNamed) {
   const auto error_of = [](const IndexOptions& options) {
-    return std::string(ParseMegatronIndex(Index(options)).status().message());
+    return std::string(IndexOf(Index(options)).status().message());
   };
   IndexOptions options;
   options.version = 2;
@@ -188,11 +217,11 @@ TEST(MegatronIndexTest, AContradictionIsNamed) {
   EXPECT_THAT(error_of(options), HasSubstr("its documents have 2 sequences of 3"));
   options.documents = {};
   EXPECT_THAT(error_of(options), HasSubstr("do not begin with 0"));
-  EXPECT_THAT(std::string(ParseMegatronIndex("MMIDIDX").status().message()),
+  EXPECT_THAT(std::string(IndexOf("MMIDIDX").status().message()),
               HasSubstr("is no index of Megatron-LM"));
   std::string huge = Index({});
   for (size_t i = 18; i < 26; ++i) huge[i] = '\xFF';
-  EXPECT_EQ(ParseMegatronIndex(huge).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(IndexOf(huge).status().code(), absl::StatusCode::kDataLoss);
 }
 
 }  // namespace

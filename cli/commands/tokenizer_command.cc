@@ -70,6 +70,8 @@ absl::Status CheckTrainFlags(const TrainFlags& flags) {
   if (flags.out.empty()) {
     return absl::InvalidArgumentError("--out: is missing; expected a file to write");
   }
+  RETURN_IF_ERROR(
+      base::Annotate(tokenizer::CheckSpecialTokens(flags.special_tokens), "--special-token"));
   const int64_t least = kNumBytes + static_cast<int64_t>(flags.special_tokens.size());
   if (flags.vocabulary_size < least || flags.vocabulary_size > kVocabularyMax) {
     return absl::InvalidArgumentError(

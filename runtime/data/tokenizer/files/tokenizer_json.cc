@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -315,6 +316,23 @@ absl::StatusOr<TokenizerParts> ParseTokenizerJson(absl::string_view text) {
   parts.description = Describe(parts);
   parts.sha256 = base::Sha256Hex(text);
   return parts;
+}
+
+absl::Status CheckSpecialTokens(absl::Span<const std::string> tokens) {
+  std::set<absl::string_view> seen;
+  for (const std::string& token : tokens) {
+    const auto refuse = [&](absl::string_view why) {
+      return absl::InvalidArgumentError(absl::StrCat("'", base::Printable(token, 60), "' ", why));
+    };
+    if (token.empty()) return refuse("is empty; expected a word such as <|endoftext|>");
+    if (!base::IsUtf8(token)) return refuse("is not UTF-8; expected text");
+    if (!seen.insert(token).second) return refuse("is given twice; expected different tokens");
+    std::string bytes;
+    if (BytesOfToken(token, &bytes) && bytes.size() == 1) {
+      return refuse("stands for a byte in the vocabulary; expected a longer word");
+    }
+  }
+  return absl::OkStatus();
 }
 
 std::string WriteTokenizerJson(const ByteLevelBpe& bpe) {

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "runtime/data/tokenizer/text/splitter.h"
 #include "runtime/data/tokenizer/tokenizer.h"
 
@@ -29,7 +30,12 @@ struct ByteLevelBpe {
   SplitPattern split = SplitPattern::kLlama3;
 };
 
-// Returns the file, which PyPI's `tokenizers` reads, too.
+// Says whether special tokens can be written and read again. Errors: InvalidArgument - one that is
+// empty, not UTF-8, given twice, or a letter that stands for a byte.
+absl::Status CheckSpecialTokens(absl::Span<const std::string> tokens);
+
+// Requires: CheckSpecialTokens of the special tokens. Returns the file, which PyPI's `tokenizers`
+// reads, too.
 std::string WriteTokenizerJson(const ByteLevelBpe& bpe);
 
 }  // namespace megascale::tokenizer

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -122,6 +123,19 @@ TEST(TokenizerJsonTest, AFileThatWeWriteIsReadBack) {
     bpe.split = split;
     EXPECT_THAT(Encode(WriteTokenizerJson(bpe), "ab abé<|endoftext|>"),
                 ElementsAre(258, 259, 260, 0));
+  }
+}
+
+TEST(TokenizerJsonTest, SpecialTokensThatCannotBeReadAgainAreRefused) {
+  const auto error_of = [](const std::vector<std::string>& tokens) {
+    return std::string(CheckSpecialTokens(tokens).message());
+  };
+  EXPECT_EQ(error_of({"<|endoftext|>", "ab", "<é>", "日"}), "");
+  EXPECT_THAT(error_of({"<a>", ""}), HasSubstr("'' is empty"));
+  EXPECT_THAT(error_of({"<\xff>"}), HasSubstr("is not UTF-8"));
+  EXPECT_THAT(error_of({"<a>", "<b>", "<a>"}), HasSubstr("'<a>' is given twice"));
+  for (const std::string letter : {"a", "é", "Ġ"}) {
+    EXPECT_THAT(error_of({letter}), HasSubstr("stands for a byte")) << letter;
   }
 }
 

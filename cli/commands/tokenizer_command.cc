@@ -21,6 +21,7 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/data/source/byte_stream.h"
 #include "runtime/data/source/documents.h"
+#include "runtime/data/source/plain_text.h"
 #include "runtime/data/token_file/token_file.h"
 #include "runtime/data/tokenizer/bpe/bpe_trainer.h"
 #include "runtime/data/tokenizer/files/tokenizer_file.h"
@@ -34,7 +35,6 @@ using tokenizer::Tokenizer;
 
 constexpr int64_t kNumBytes = 256;
 constexpr int64_t kVocabularyMax = 1'000'000;
-constexpr size_t kReadBytes = 1 << 20;
 constexpr size_t kIdsBytesMax = size_t{1} << 30;
 constexpr char kEndOfDocument[] = "<|endoftext|>";
 
@@ -95,17 +95,21 @@ absl::StatusOr<std::vector<std::string>> ExpandFolders(const std::vector<std::st
 }
 
 // Counts the words of a plain file in blocks, so that a file may be larger than the memory.
-absl::Status CountPlain(const std::string& path, tokenizer::WordCounter* counter,
+absl::Status CountPlain(const std::string& path, bool skip_bad, tokenizer::WordCounter* counter,
                         const std::function<void(const data::ByteStream&)>& on_progress) {
-  ASSIGN_OR_RETURN(const auto stream, data::ByteStream::Open(path));
-  std::string block(kReadBytes, '\0');
+  ASSIGN_OR_RETURN(const auto text, data::PlainText::Open(path, {.skip_bad = skip_bad}));
+  std::string piece;
   for (;;) {
-    ASSIGN_OR_RETURN(const size_t count, stream->Read(absl::MakeSpan(block.data(), block.size())));
-    if (count == 0) break;
-    counter->Feed(absl::string_view(block).substr(0, count));
-    on_progress(*stream);
+    ASSIGN_OR_RETURN(const bool more, text->Next(&piece));
+    if (!more) break;
+    counter->Feed(piece);
+    on_progress(text->stream());
   }
   counter->Finish();
+  if (text->num_skipped() > 0) {
+    std::fprintf(stderr, "%s: skipped %lld bytes that are not UTF-8\n", path.c_str(),
+                 static_cast<long long>(text->num_skipped()));
+  }
   return absl::OkStatus();
 }
 
@@ -137,7 +141,7 @@ absl::Status CountWords(const TrainFlags& flags, tokenizer::WordCounter* counter
     const auto show = [&](const data::ByteStream& stream) {
       if (stream.file_bytes() > 0) progress.Show(stream.read_bytes(), stream.file_bytes(), Now());
     };
-    RETURN_IF_ERROR(flags.json_field.empty() ? CountPlain(path, counter, show)
+    RETURN_IF_ERROR(flags.json_field.empty() ? CountPlain(path, flags.skip_bad, counter, show)
                                              : CountLines(path, options, counter, show));
   }
   if (!counter->words().empty()) return absl::OkStatus();
@@ -380,7 +384,8 @@ void AddTrain(Command* parent) {
                    "pairs that occur fewer times than this are not merged");
   command->Text("--json-field", &flags->json_field,
                 "the files are JSON Lines with the text in this field");
-  command->Flag("--skip-bad", &flags->skip_bad, "leaves out bad lines and counts them");
+  command->Flag("--skip-bad", &flags->skip_bad,
+                "leaves out bad lines, or bytes that are not UTF-8, and counts them");
   command->Details(
       "The same text and options give the same file. It has the format of Hugging Face, and other "
       "programs that read tokenizer.json give the same tokens with it.");

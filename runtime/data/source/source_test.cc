@@ -10,8 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/data/source/byte_stream.h"
 #include "runtime/data/source/documents.h"
+#include "runtime/data/source/plain_text.h"
 
 namespace megascale::data {
 namespace {
@@ -148,6 +150,35 @@ TEST_F(SourceTest, AFolderStandsForItsFilesByName) {
   EXPECT_THAT(*FilesOf(folder_), ElementsAre(a, b));
   EXPECT_THAT(*FilesOf(a), ElementsAre(a));
   EXPECT_THAT(All(folder_, {}).back(), HasSubstr("is no regular file"));
+}
+
+// Returns the pieces of a plain file in one, and how many bytes were skipped; or the error.
+std::string PlainTextOf(const std::string& path, const PlainTextOptions& options) {
+  const auto text = PlainText::Open(path, options);
+  if (!text.ok()) return std::string(text.status().message());
+  std::string all;
+  std::string piece;
+  for (;;) {
+    const auto more = (*text)->Next(&piece);
+    if (!more.ok()) return std::string(more.status().message());
+    if (!*more) return absl::StrCat(all, "|", (*text)->num_skipped());
+    EXPECT_TRUE(base::IsUtf8(piece));
+    all += piece;
+  }
+}
+
+TEST_F(SourceTest, PlainTextComesInWholeCharactersWhateverTheBlocks) {
+  const std::string path = Write("good", "aé日\xF0\x9F\x98\x80z");
+  const std::string bad = Write("bad", "aé\xFF日b\xF0\x9F\x98");
+  for (size_t block = 1; block <= 16; ++block) {
+    EXPECT_EQ(PlainTextOf(path, {.block_bytes = block}), "aé日\xF0\x9F\x98\x80z|0");
+    EXPECT_EQ(PlainTextOf(bad, {.skip_bad = true, .block_bytes = block}), "aé日b|4");
+    EXPECT_THAT(PlainTextOf(bad, {.block_bytes = block}),
+                HasSubstr("/bad: is not UTF-8 at byte 3; convert it"));
+  }
+  EXPECT_EQ(PlainTextOf(Write("packed", Gzip("aé")), {}), "aé|0");
+  EXPECT_EQ(PlainTextOf(Write("none", ""), {}), "|0");
+  EXPECT_THAT(PlainTextOf(Write("cut", "a\xC3"), {}), HasSubstr("not UTF-8 at byte 1"));
 }
 
 }  // namespace

@@ -1,0 +1,72 @@
+#include "runtime/data/source/plain_text.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
+
+namespace megascale::data {
+namespace {
+
+constexpr size_t kCharacterBytesMax = 4;
+
+// Returns how many bytes at the beginning of `text` are whole characters.
+size_t WholeCharacters(absl::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    if (static_cast<unsigned char>(text[at]) < 0x80) {
+      ++at;
+      continue;
+    }
+    const size_t length = base::Utf8Length(text.substr(at));
+    if (length == 0) break;
+    at += length;
+  }
+  return at;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PlainText>> PlainText::Open(const std::string& path,
+                                                           const PlainTextOptions& options) {
+  ASSIGN_OR_RETURN(auto stream, ByteStream::Open(path));
+  return std::unique_ptr<PlainText>(new PlainText(path, options, std::move(stream)));
+}
+
+PlainText::PlainText(std::string path, PlainTextOptions options, std::unique_ptr<ByteStream> stream)
+    : path_(std::move(path)), options_(options), stream_(std::move(stream)) {}
+
+absl::StatusOr<bool> PlainText::Next(std::string* piece) {
+  piece->clear();
+  if (has_ended_) return false;
+  const size_t held = bytes_.size();
+  bytes_.resize(held + options_.block_bytes);
+  ASSIGN_OR_RETURN(const size_t count,
+                   stream_->Read(absl::MakeSpan(&bytes_[held], options_.block_bytes)));
+  bytes_.resize(held + count);
+  has_ended_ = count == 0;
+  absl::string_view rest = bytes_;
+  for (;;) {
+    const size_t good = WholeCharacters(rest);
+    piece->append(rest.data(), good);
+    num_bytes_ += static_cast<int64_t>(good);
+    rest.remove_prefix(good);
+    // Few bytes may be the begin of a character whose end comes later.
+    if (rest.empty() || (rest.size() < kCharacterBytesMax && !has_ended_)) break;
+    if (!options_.skip_bad) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path_, ": is not UTF-8 at byte ", num_bytes_,
+                       "; convert it, or leave such bytes out with --skip-bad"));
+    }
+    rest.remove_prefix(1);
+    ++num_bytes_;
+    ++num_skipped_;
+  }
+  bytes_.erase(0, bytes_.size() - rest.size());
+  return true;
+}
+
+}  // namespace megascale::data

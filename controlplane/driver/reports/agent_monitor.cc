@@ -35,6 +35,7 @@ std::vector<Event> AgentMonitor::OnReport(const DriverState& state, const std::s
   const bool counts = IsOfThisEpoch(state, report);
   agent::ActualState alive;  // all that a report of another epoch tells
   alive.set_incarnation(report.incarnation());
+  alive.set_epoch(report.epoch());
   if (known == nullptr || known->hello().incarnation() != report.incarnation() ||
       !reports_.TakeReport(node_id, counts ? report : alive)) {
     return {};

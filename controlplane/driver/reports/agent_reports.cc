@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "controlplane/driver/core/epoch.h"
+
 namespace megascale::driver {
 
 namespace agent = megascale::agent::v1;
@@ -34,6 +36,12 @@ bool AgentReports::TakeReport(const std::string& node_id, const agent::ActualSta
 const agent::Hello* AgentReports::FindHello(const std::string& node_id) const {
   const auto found = agents_.find(node_id);
   return found == agents_.end() ? nullptr : &found->second.hello;
+}
+
+bool AgentReports::HasReported(const DriverState& state, const std::string& node_id) const {
+  const auto found = agents_.find(node_id);
+  return found != agents_.end() && !found->second.report.incarnation().empty() &&
+         IsOfThisEpoch(state, found->second.report);
 }
 
 const google::protobuf::RepeatedPtrField<agent::ActualJob>& AgentReports::JobsOn(

@@ -39,6 +39,9 @@ class AgentReports {
   // Returns who holds the node id; null: no agent has said hello to this driver.
   const megascale::agent::v1::Hello* FindHello(const std::string& node_id) const;
 
+  // Returns true once the node's present incarnation has reported in this epoch.
+  bool HasReported(const DriverState& state, const std::string& node_id) const;
+
   // Returns the jobs in a node's newest report.
   const google::protobuf::RepeatedPtrField<megascale::agent::v1::ActualJob>& JobsOn(
       const std::string& node_id) const;

@@ -129,11 +129,18 @@ absl::Status DriverShell::Evict(const pb::NodeEvicted& evicted) {
 absl::Status DriverShell::Uncordon(const std::string& node_id) {
   ASSIGN_OR_RETURN(const bool is_new, IsNewUncordon(state_, node_id));
   if (!is_new) return absl::OkStatus();
+  const NodeRecord* node = FindNode(state_, node_id);
+  if (node->has_quarantine() && node->alive() && !monitor_.reports().HasReported(state_, node_id)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("node ", node_id,
+                     ": its agent has not reported since the driver started, so that nobody knows "
+                     "whether its processes have ended; ask again in a moment"));
+  }
   for (const agent::ActualJob& actual : monitor_.reports().JobsOn(node_id)) {
     const JobRecord* job = FindJob(state_, actual.job_id());
     const bool is_over = job == nullptr || !HoldsSlots(*job) || IsFenced(*job, node_id) ||
                          !monitor_.reports().IsOn(*job, node_id);
-    if (!is_over || actual.num_processes() == 0 || !FindNode(state_, node_id)->has_quarantine()) {
+    if (!is_over || actual.num_processes() == 0 || !node->has_quarantine()) {
       continue;
     }
     return absl::FailedPreconditionError(
@@ -205,6 +212,7 @@ void DriverShell::OnReport(const std::string& node_id, const agent::ActualState&
   agent::ActualState taken = report;
   for (agent::ActualJob& job : *taken.mutable_jobs()) {
     // A checkpoint must not outlive the steps before it. The agent reports it again.
+    if (!job.manifests().empty()) loss_logs_.Sync(job.job_id(), options_.clock->Monotonic());
     if (loss_logs_.HoldsCommits(job.job_id())) job.clear_manifests();
   }
   FeedAll(monitor_.OnReport(state_, node_id, taken, options_.clock->Monotonic()));
@@ -458,8 +466,13 @@ control::GetClusterResponse DriverShell::ViewNodes() const {
   return ViewCluster({&state_, &monitor_, options_.clock->Wall()});
 }
 
-control::NodeView DriverShell::ViewOfNode(const std::string& node_id) const {
-  return ViewNode(*FindNode(state_, node_id), {&state_, &monitor_, options_.clock->Wall()});
+absl::StatusOr<control::NodeView> DriverShell::ViewOfNode(const std::string& node_id) const {
+  const NodeRecord* node = FindNode(state_, node_id);
+  if (node == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("node ", node_id, ": was lost long ago and is forgotten"));
+  }
+  return ViewNode(*node, {&state_, &monitor_, options_.clock->Wall()});
 }
 
 absl::StatusOr<WatchUpdate> DriverShell::ViewUpdate(const std::string& job_id, int64_t position) {

@@ -108,8 +108,8 @@ class DriverShell {
   absl::StatusOr<megascale::control::v1::Job> View(const std::string& job_id);
   absl::StatusOr<std::vector<megascale::control::v1::Job>> ViewJobs();
   megascale::control::v1::GetClusterResponse ViewNodes() const;
-  // Requires: the state has this node.
-  megascale::control::v1::NodeView ViewOfNode(const std::string& node_id) const;
+  // NotFound: the node was forgotten in the round of the request.
+  absl::StatusOr<megascale::control::v1::NodeView> ViewOfNode(const std::string& node_id) const;
   // Returns the job and the steps completed since `position`; with -1 no steps, only the position.
   absl::StatusOr<WatchUpdate> ViewUpdate(const std::string& job_id, int64_t position);
 

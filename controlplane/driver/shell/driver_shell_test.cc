@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/epoch.h"
@@ -334,6 +336,50 @@ TEST_F(DriverShellTest, AForgottenJobIsNotFoundAndItsIdIsNotGivenAgain) {
       HasSubstr("/jobs/old is of a job that the driver has forgotten; choose another job id"));
 }
 
+// --- pools --------------------------------------------------------------------------------------
+
+TEST_F(DriverShellTest, ANodeThatIsForgottenInTheRoundOfARequestIsNotFound) {
+  const auto pod = std::make_shared<KeepingLink>();
+  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("pod", "x", 1), pod)); });
+  shell_->OnGone("pod", pod.get());
+  for (int i = 0; i < 20; ++i) {
+    clock_.Advance(absl::Seconds(1));
+    Round([] {});
+  }
+  ASSERT_FALSE(FindNode(shell_->state(), "pod")->alive());
+  clock_.StepWall(absl::Hours(25));
+  clock_.Advance(absl::Minutes(2));
+  absl::Status answer;
+  const auto input = [&]() -> DriverShell::Output {
+    EXPECT_TRUE(shell_->Uncordon("pod").ok());
+    return [&] { answer = shell_->ViewOfNode("pod").status(); };
+  };
+  ASSERT_TRUE(shell_->Round({input}).ok());
+  EXPECT_EQ(answer, absl::NotFoundError("node pod: was lost long ago and is forgotten"));
+}
+
+TEST_F(DriverShellTest, AQuarantineEndsOnlyAfterTheAgentHasReportedToThisDriver) {
+  SimulatedDisk disk;
+  Event quarantined;
+  quarantined.mutable_node_quarantined()->set_node_id("n0");
+  ASSERT_TRUE(disk.OpenLog()->Append(0, {Joined("n0", "a", 1), quarantined}).ok());
+  Open(&disk);
+  ASSERT_TRUE(FindNode(shell_->state(), "n0")->has_quarantine());
+  absl::Status status;
+  const auto uncordon = [&] { Round([&] { status = shell_->Uncordon("n0"); }); };
+  uncordon();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has not reported since"));
+  Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
+  uncordon();
+  EXPECT_FALSE(status.ok());
+  report_.set_incarnation("a");
+  Pass(absl::Seconds(1));
+  uncordon();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(FindNode(shell_->state(), "n0")->has_quarantine());
+}
+
 // --- a job's files are the job's ----------------------------------------------------------------
 
 class JobFilesTest : public DriverShellTest {
@@ -376,6 +422,48 @@ TEST_F(JobFilesTest, ALossLogThatFailsHoldsUpItsCommitsAndNothingElse) {
   Pass(absl::Seconds(2));
   EXPECT_EQ(Acknowledged(), 2);
   EXPECT_EQ(job().committed_size(), 1);
+}
+
+TEST_F(JobFilesTest, ACheckpointIsNotCommittedInTheRoundInWhichTheStepsBeforeItFail) {
+  Run();
+  AddStep(1);
+  AddManifest(1);
+  disk_.SetFaults(
+      [](absl::string_view effect) {
+        const bool fails =
+            absl::StartsWith(effect, "sync ") && absl::StrContains(effect, "metrics");
+        return fails ? SimulatedDisk::Fate::kFails : SimulatedDisk::Fate::kDone;
+      },
+      {});
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(job().committed_size(), 0);
+  Break("");
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(job().committed_size(), 1);
+}
+
+TEST_F(JobFilesTest, ACutThatFailsAtFirstArchivesTheStepsThatWereRolledBack) {
+  Run();
+  for (int64_t step = 1; step <= 3; ++step) AddStep(step);
+  Pass(absl::Seconds(1));
+  ASSERT_EQ(Acknowledged(), 3);
+  Break("metrics.attempt-1");
+  agent::ActualRank* rank = report_.mutable_jobs(0)->mutable_ranks(0);
+  rank->set_state(agent::ActualRank::STATE_FAILED);
+  rank->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
+  report_.mutable_jobs(0)->set_num_processes(0);
+  Pass(absl::Seconds(5));
+  ASSERT_EQ(job().attempt(), 2);
+  ASSERT_EQ(job().stage(), pb::STAGE_RUN);
+  EXPECT_EQ(Acknowledged(), 0) << "the steps are taken again";
+  Break("");
+  Pass(absl::Seconds(3));
+  const std::string archive =
+      absl::StrCat(job().submitted().directory(), "/metrics.attempt-1.jsonl");
+  ASSERT_TRUE(disk_.Exists(archive));
+  const std::string lines = *disk_.ReadAt(archive, 0, *disk_.Size(archive));
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 3);
+  EXPECT_EQ(shell_->View("j")->last_step(), 0);
 }
 
 TEST_F(JobFilesTest, ALossLogThatNeverWorksIsSetAsideAndTheJobGoesOn) {

@@ -105,12 +105,14 @@ int64_t JobLogs::Append(const JobRecord& job,
 }
 
 void JobLogs::Sync(absl::Duration now) {
-  for (auto& [job_id, entry] : logs_) {
-    if (entry.log == nullptr) continue;
-    if (const absl::Status synced = entry.log->Sync(); !synced.ok()) {
-      Fail(job_id, &entry, synced, now);
-    }
-  }
+  for (auto& [job_id, entry] : logs_) Sync(job_id, now);
+}
+
+void JobLogs::Sync(const std::string& job_id, absl::Duration now) {
+  const auto found = logs_.find(job_id);
+  if (found == logs_.end() || found->second.log == nullptr) return;
+  const absl::Status synced = found->second.log->Sync();
+  if (!synced.ok()) Fail(job_id, &found->second, synced, now);
 }
 
 bool JobLogs::Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration now) {
@@ -125,10 +127,11 @@ bool JobLogs::Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration no
   }
   if (log == nullptr) {
     // Not acknowledged: the file may lack steps before the cut that agents still have.
-    entry.synced = std::min(entry.synced, cut.restore_step);
-    if (entry.set_aside) entry.drop_after = std::min(entry.drop_after, cut.restore_step);
-    return entry.set_aside;
+    entry.acknowledge_max = std::min(entry.acknowledge_max, cut.restore_step);
+    if (!entry.set_aside) return false;
+    entry.drop_after = std::min(entry.drop_after, cut.restore_step);
   }
+  entry.acknowledge_max = std::numeric_limits<int64_t>::max();
   return true;
 }
 
@@ -140,9 +143,10 @@ bool JobLogs::HoldsCommits(const std::string& job_id) const {
 std::map<std::string, int64_t> JobLogs::Acknowledged() const {
   std::map<std::string, int64_t> steps;
   for (const auto& [job_id, entry] : logs_) {
-    steps[job_id] = entry.log != nullptr ? entry.log->synced_step()
-                    : entry.set_aside    ? entry.reported
-                                         : std::max<int64_t>(0, entry.synced);
+    const int64_t step = entry.log != nullptr ? entry.log->synced_step()
+                         : entry.set_aside    ? entry.reported
+                                              : std::max<int64_t>(0, entry.synced);
+    steps[job_id] = std::min(step, entry.acknowledge_max);
   }
   return steps;
 }

@@ -45,6 +45,8 @@ class JobLogs {
                  absl::Duration now);
   // Makes all appended records durable.
   void Sync(absl::Duration now);
+  // Makes the appended records of one job durable.
+  void Sync(const std::string& job_id, absl::Duration now);
   // Carries out a cut. Returns false if it must be tried again.
   bool Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration now);
 
@@ -62,6 +64,8 @@ class JobLogs {
     std::unique_ptr<LossLog> log;  // null: it could not be opened or written
     int64_t synced = -1;           // durable when it failed; -1: unknown
     int64_t reported = 0;          // newest step that agents reported
+    // While a cut is due: later steps are not acknowledged, although they are on the disk.
+    int64_t acknowledge_max = std::numeric_limits<int64_t>::max();
     // Steps beyond it are dropped when a log that was set aside works again: they were rolled back.
     int64_t drop_after = std::numeric_limits<int64_t>::max();
     absl::Duration failing_since = absl::InfiniteDuration();

@@ -38,6 +38,7 @@ class Transition {
   bool OnNodesForgotten(const v1::NodesForgotten& forgotten);
   bool OnNodeQuarantined(const v1::NodeQuarantined& quarantined);
   bool OnNodeSpareSet(const v1::NodeSpareSet& spare_set);
+  bool OnMachineTested(const v1::MachineTested& tested);
   bool OnPreflightPassed(const v1::PreflightPassed& passed);
   bool OnPreflightRefused(const v1::PreflightRefused& refused);
   bool OnTrainingStarted(const v1::TrainingStarted& started);
@@ -62,7 +63,13 @@ class Transition {
   // queue).
   // Returns the first recovering job that could not be placed; null: all of them run again.
   const JobRecord* PlaceRecovering();
+  // Returns true if the job must wait for tests of its machines; its status then says so.
+  bool WaitsForTests(JobRecord* job);
   void PlaceQueued(const JobRecord* recovering);
+  // As PlaceQueued, since rules 5.
+  void PlaceQueue();
+  // Returns true if queued jobs may start although this one, which recovers, waits for slots.
+  bool MayBePassed(const JobRecord& job) const;
   bool PlaceByTaking(JobRecord* job);
   void SettlePreflight(JobRecord* job);
   void SettleRun(JobRecord* job);
@@ -99,6 +106,11 @@ class Transition {
   // them.
   void BlameNodesLeft(JobRecord* job);
   void Quarantine(const std::string& node_id, const std::string& evidence);
+  // Lets the machine be tested before it gets another rank. `job`: the one that failed there; null:
+  // there is none.
+  void DemandTest(NodeRecord* node, const std::string& why, const JobRecord* job);
+  void TestAfterFailure(const JobRecord& job);
+  void SetMachineTests(megascale::agent::v1::TestKind kind);
   // Ends every attempt, because the agents may have served a later state than this log's.
   void BeginEpoch();
   // Makes every job with ranks on the node begin to leave it.

@@ -154,6 +154,10 @@ void LocalCluster::Supervisor::AddMembers() {
   driver.is_driver = true;
   driver.arguments = {options_.program, "driver",      "--listen",
                       driver_address(), "--state-dir", options_.state_directory};
+  if (!options_.machine_tests.empty()) {
+    driver.arguments.push_back("--machine-tests");
+    driver.arguments.push_back(options_.machine_tests);
+  }
   driver.log_path = absl::StrCat(logs, "/driver.log");
   members_.push_back(std::move(driver));
   for (int i = 0; i < options_.num_agents; ++i) {

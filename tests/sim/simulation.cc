@@ -67,6 +67,7 @@ class Simulation {
         driver_(&world_),
         network_(&world_, &driver_) {
     const Cluster cluster = {&world_, &network_, &collective_, &storage_};
+    if (world_.rng.Chance(0.5)) world_.machine_tests = agent::TEST_KIND_QUICK;
     const int64_t num_agents = world_.rng.Between(1, kAgentsMax);
     for (int64_t i = 0; i < num_agents; ++i) {
       agents_.push_back(std::make_unique<AgentNode>(
@@ -128,6 +129,8 @@ class Simulation {
     checkers_.push_back(std::make_unique<KeptChecker>(&world_));
     checkers_.push_back(std::make_unique<FenceChecker>(&world_));
     checkers_.push_back(std::make_unique<PreflightChecker>(&world_));
+    checkers_.push_back(std::make_unique<TestedChecker>(&world_));
+    checkers_.push_back(std::make_unique<StarvationChecker>(&world_));
     checkers_.push_back(std::make_unique<RestoreChecker>(&world_));
     checkers_.push_back(std::make_unique<TerminalChecker>(&world_));
     checkers_.push_back(std::make_unique<AcknowledgedChecker>(&world_));
@@ -141,11 +144,16 @@ class Simulation {
     for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
   }
 
-  // A restored log may lack what was acknowledged after the copy was made.
+  // A restored log may lack what was acknowledged after the copy was made, and repeats steps. So
+  // the other checkers would find what nobody promised.
   void AddObserversOfRestore() {
     checkers_.push_back(std::make_unique<EpochChecker>(&world_));
+    checkers_.push_back(std::make_unique<TestedChecker>(&world_));
+    checkers_.push_back(std::make_unique<CommitChecker>(&world_, &storage_));
+    checkers_.push_back(std::make_unique<FenceChecker>(&world_));
     checkers_.push_back(std::make_unique<PreflightChecker>(&world_));
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
+    checkers_.push_back(std::make_unique<LossLogChecker>(&world_, &driver_));
     checkers_.push_back(std::make_unique<Census>(&outcome_));
     for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
     world_.timeline.At(kDriverEnds, [this] { driver_.BackUp(); });

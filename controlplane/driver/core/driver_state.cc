@@ -222,7 +222,7 @@ std::vector<std::string> NodesToFence(const DriverState& state, const JobRecord&
   if (!IsFencedEverywhere(state, job)) return LiveNodesOf(state, job);
   std::vector<std::string> nodes;
   for (const NodeRecord& node : state.nodes()) {
-    if (node.alive() && !node.has_quarantine()) nodes.push_back(node.hello().node_id());
+    if (node.alive()) nodes.push_back(node.hello().node_id());
   }
   return nodes;
 }

@@ -222,7 +222,8 @@ void Transition::BeginEpoch() {
   for (JobRecord& job : *state_.mutable_jobs()) {
     if (IsTerminal(job)) continue;
     job.set_attempt(job.attempt() + kAttemptsOfAnEpoch);
-    if (!HoldsSlots(job)) continue;
+    // A queued job may have run after the copy was made. It is queued again once it is fenced.
+    if (!HoldsSlots(job) && state_.rules() < 5) continue;
     job.clear_fenced();
     job.set_stage(pb::STAGE_FENCE);
     job.set_stage_event(state_.num_events());

@@ -301,6 +301,12 @@ void Transition::SettleFence(JobRecord* job) {
 
 // Leaving is not a failure: it neither counts as one nor costs a backoff.
 void Transition::AfterLeave(JobRecord* job) {
+  if (job->leave().reason() == kDriverRestored && job->instruction_set().empty()) {
+    job->clear_leave();  // it was queued
+    job->clear_fenced();
+    Enter(job, pb::STAGE_QUEUED);
+    return SetStatus(job, control::JOB_STATE_PENDING, "WaitingForSlots", "");
+  }
   if (HasAllSteps(*job)) return Complete(job);
   if (job->progressed()) ForgetFailures(job);
   Enter(job, pb::STAGE_WAIT_FOR_SLOTS);

@@ -397,7 +397,8 @@ void DriverShell::TellAttempts() {
   for (const auto& [job_id, attempt] : told_attempts_) {
     if (attempts.count(job_id) > 0) continue;
     const JobRecord* job = FindJob(state_, job_id);
-    if (job != nullptr && IsTerminal(*job)) KeepEvidence(*job);
+    if (job != nullptr && !IsTerminal(*job)) continue;  // it is queued again after a restore
+    if (job != nullptr) KeepEvidence(*job);
     loss_logs_.Close(job_id);
   }
   if (options_.on_attempts) options_.on_attempts(attempts);

@@ -1,4 +1,35 @@
-"""Build rules of this project: protocol buffers, gRPC services and unit tests. Those of CUDA are in gpu/rules.bzl."""
+"""Build rules of this project: libraries, programs, unit tests, protocol buffers, gRPC services. Those of CUDA are in
+gpu/rules.bzl."""
+
+# Folders whose sources include gRPC or our protos: they begin with the larger precompiled header.
+_CONTROL_FOLDERS = [
+    "cli",
+    "controlplane",
+    "tests/api",
+    "tests/bench/control",
+    "tests/chaos",
+    "tests/e2e",
+    "tests/sim",
+]
+
+def _precompiled(header, kwargs):
+    """`kwargs` of a rule that compiles C++, so that its sources begin with third_party/precompiled/`header`*.h."""
+    if kwargs.get("copts") or not kwargs.get("srcs"):
+        return kwargs
+    folder = native.package_name()
+    control = [f for f in _CONTROL_FOLDERS if folder == f or folder.startswith(f + "/")]
+    name = ("control" if control else "runtime") + header
+    kwargs["copts"] = ["-Winvalid-pch", "-include", "third_party/precompiled/made/%s.h" % name]
+    kwargs["deps"] = kwargs.get("deps", []) + ["//third_party/precompiled:" + name]
+    return kwargs
+
+def cc_library(**kwargs):
+    """Bazel's cc_library, with headers of libraries precompiled (third_party/precompiled)."""
+    native.cc_library(**_precompiled("", kwargs))
+
+def cc_binary(**kwargs):
+    """Bazel's cc_binary, with headers of libraries precompiled (third_party/precompiled)."""
+    native.cc_binary(**_precompiled("", kwargs))
 
 def cc_message_library(name, srcs, imports = [], deps = [], visibility = ["//visibility:public"]):
     """The C++ messages of .proto files, made by the system's protoc. `imports`: .proto files they import."""
@@ -41,10 +72,7 @@ def megascale_test(name, srcs = None, deps = [], **kwargs):
     The tag "no_tsan", with its reason beside it, keeps a test out of `./dev test --config=tsan`: it runs threads
     of a library that was not built with ThreadSanitizer, which then sees races where the library's own locks are.
     """
-    native.cc_test(
-        name = name,
-        srcs = srcs or [name + ".cc"],
-        size = kwargs.pop("size", "small"),
-        deps = deps + ["@system//:gtest_main"],
-        **kwargs
-    )
+    kwargs.setdefault("size", "small")
+    kwargs["srcs"] = srcs or [name + ".cc"]
+    kwargs["deps"] = deps + ["@system//:gtest_main"]
+    native.cc_test(name = name, **_precompiled("_test", kwargs))

@@ -221,9 +221,9 @@ std::string Describe(const PlanOptions& options) {
                       ", zero stage ", options.zero_stage);
 }
 
-TEST(ValidateRolePlans, AcceptsThousandsOfShapesAsValidatePlansDoesOverAllRanks) {
+TEST(ValidateRolePlans, AcceptsHundredsOfShapesAsValidatePlansDoesOverAllRanks) {
   Random random(20240301);
-  for (int i = 0; i < 2000; ++i) {
+  for (int i = 0; i < 500; ++i) {
     const PlanOptions options = RandomShape(&random);
     const std::vector<RankPlan> roles = BuildRolePlans(options).value();
     const absl::Status of_roles = ValidateRolePlans(roles);
@@ -239,7 +239,7 @@ TEST(ValidateRolePlans, JudgesThousandsOfBrokenPlansAsValidatePlansDoesOverAllRa
   int num_allowed = 0;
   int num_deadlocks = 0;
   int num_unmet = 0;
-  for (int i = 0; i < 8000; ++i) {
+  for (int i = 0; i < 2000; ++i) {
     const PlanOptions options = RandomShape(&random);
     std::vector<RankPlan> roles = BuildRolePlans(options).value();
     const auto& [name, mutate] = Mutations()[static_cast<size_t>(i) % Mutations().size()];
@@ -262,10 +262,10 @@ TEST(ValidateRolePlans, JudgesThousandsOfBrokenPlansAsValidatePlansDoesOverAllRa
   }
   // The mutations are effective: each breaks plans, and some have no effect that matters.
   EXPECT_EQ(num_refused.size(), Mutations().size());
-  for (const auto& [name, count] : num_refused) EXPECT_GT(count, 50) << name;
-  EXPECT_GT(num_allowed, 100);
-  EXPECT_GT(num_deadlocks, 10);
-  EXPECT_GT(num_unmet, 100);
+  for (const auto& [name, count] : num_refused) EXPECT_GT(count, 12) << name;
+  EXPECT_GT(num_allowed, 25);
+  EXPECT_GT(num_deadlocks, 2);
+  EXPECT_GT(num_unmet, 25);
 }
 
 // Roles that are not stages: by a further axis, by several axes, or every rank its own.

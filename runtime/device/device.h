@@ -123,6 +123,11 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
       comm::HostCommunicator* host, stream::Stream* stream) = 0;
 
+  // True if an exchange holds a part of the device until all its members have begun theirs (NCCL).
+  // The ranks must then make the calls of all their communicators in orders that agree
+  // (runtime/plan/check/launch_order.h).
+  virtual bool needs_launch_order() const { return false; }
+
  protected:
   std::atomic<int64_t> used_bytes_ = 0;
 };

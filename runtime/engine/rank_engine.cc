@@ -31,9 +31,12 @@
 #include "runtime/layout/snapshot_layout.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/optim/sharded_optimizer.h"
+#include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
+#include "runtime/plan/check/launch_order.h"
 #include "runtime/plan/execute/executor.h"
 #include "runtime/plan/plan_options.h"
+#include "runtime/plan/role_map.h"
 #include "runtime/stream/stream.h"
 #include "runtime/tensor/arena.h"
 
@@ -114,6 +117,7 @@ class Engine : public RankEngine {
   InstructionReporter reporter_;
   layout::RankLayout part_;
   plan::RankPlan plan_;
+  std::vector<int> launch_order_;  // empty: the device needs none
 
   device::DeviceArenas memory_;
   // From one stream to the compute stream and back; see RunOnComputeThreads.
@@ -152,12 +156,23 @@ class Engine : public RankEngine {
   std::unique_ptr<plan::Executor> executor_;
 };
 
+// Every rank computes the orders of all roles, alike, and takes its own.
+absl::StatusOr<std::vector<int>> LaunchOrderOf(const plan::PlanOptions& options, int rank) {
+  ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles, plan::BuildRolePlans(options));
+  ASSIGN_OR_RETURN(std::vector<std::vector<int>> orders, plan::LaunchOrders(roles));
+  RETURN_IF_ERROR(plan::CheckLaunchOrders(roles, orders));
+  return std::move(orders[plan::RoleMap::ByStage(options.mesh).RoleOf(rank)]);
+}
+
 absl::Status Engine::Prepare() {
   ASSIGN_OR_RETURN(part_, layout::RankLayoutOf(options_.spec, options_.rank));
   plan::PlanOptions plan_options = part_.plan_options;
   ASSIGN_OR_RETURN(plan_options.chunks, layout::ChunkCostsOf(options_.spec));
   ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(plan_options, options_.rank));
   RETURN_IF_ERROR(MakeStreams());
+  if (options_.device->needs_launch_order()) {
+    ASSIGN_OR_RETURN(launch_order_, LaunchOrderOf(plan_options, options_.rank));
+  }
   RETURN_IF_ERROR(PrepareMemory());
   reporter_.ShowDevice(*options_.device);
   return PrepareFabric();
@@ -445,6 +460,7 @@ absl::Status Engine::MakeExecutor() {
   plan::ExecutorOptions executor;
   executor.plan = plan_;
   executor.handlers = Handlers();
+  executor.launch_order = launch_order_;
   for (const plan::StreamKind kind : plan::StreamsOf(plan_)) {
     executor.streams[kind] = streams_.at(kind).get();
   }

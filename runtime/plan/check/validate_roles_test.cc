@@ -268,6 +268,63 @@ TEST(ValidateRolePlans, JudgesThousandsOfBrokenPlansAsValidatePlansDoesOverAllRa
   EXPECT_GT(num_unmet, 25);
 }
 
+// The orders of roles, checked for all their ranks with each exchange holding a whole device.
+TEST(LaunchOrders, AgreeOverAllRanksAndContradictNoDependency) {
+  Random random(20240305);
+  for (int i = 0; i < 500; ++i) {
+    const PlanOptions options = RandomShape(&random);
+    SCOPED_TRACE(Describe(options));
+    const std::vector<RankPlan> roles = BuildRolePlans(options).value();
+    const auto orders = LaunchOrders(roles);
+    ASSERT_TRUE(orders.ok()) << orders.status();
+    ASSERT_EQ(CheckLaunchOrders(roles, *orders), absl::OkStatus());
+    const RoleMap by_stage = RoleMap::ByStage(options.mesh);
+    std::vector<std::vector<int>> of_ranks;
+    for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+      of_ranks.push_back((*orders)[static_cast<size_t>(by_stage.RoleOf(rank))]);
+    }
+    ASSERT_EQ(CheckLaunchOrders(AllRanks(roles), of_ranks), absl::OkStatus());
+  }
+}
+
+// Two neighbouring launches of one rank change places: another rank has them the other way round,
+// or a dependency does, unless they are free to.
+TEST(LaunchOrders, OneRankThatLaunchesInAnotherOrderIsADeadlock) {
+  Random random(20240306);
+  int num_deadlocks = 0;
+  for (int i = 0; i < 200; ++i) {
+    const std::vector<RankPlan> roles = BuildRolePlans(RandomShape(&random)).value();
+    std::vector<std::vector<int>> orders = LaunchOrders(roles).value();
+    std::vector<int>& order = random.Of(orders);
+    if (order.size() < 2) continue;
+    const int at = random.Draw(0, static_cast<int>(order.size()) - 2);
+    std::swap(order[static_cast<size_t>(at)], order[static_cast<size_t>(at) + 1]);
+    const absl::Status status = CheckLaunchOrders(roles, orders);
+    if (status.ok()) continue;
+    EXPECT_TRUE(absl::StrContains(status.message(), "a deadlock")) << status;
+    ++num_deadlocks;
+  }
+  EXPECT_GT(num_deadlocks, 50);
+}
+
+TEST(LaunchOrders, EveryInstructionThatMeetsOthersIsLaunchedOnce) {
+  const std::vector<RankPlan> roles =
+      BuildRolePlans({.mesh = Mesh::Create({.data = 2, .pipeline = 2}).value(),
+                      .num_microbatches = 2})
+          .value();
+  const std::vector<std::vector<int>> orders = LaunchOrders(roles).value();
+  std::vector<std::vector<int>> lacks = orders;
+  lacks[1].pop_back();
+  EXPECT_TRUE(absl::StrContains(CheckLaunchOrders(roles, lacks).message(), "lacks"));
+  std::vector<std::vector<int>> twice = orders;
+  twice[0].push_back(orders[0][0]);
+  EXPECT_TRUE(absl::StrContains(CheckLaunchOrders(roles, twice).message(), "launched before"));
+  std::vector<std::vector<int>> unknown = orders;
+  unknown[0].push_back(100'000);
+  EXPECT_TRUE(absl::StrContains(CheckLaunchOrders(roles, unknown).message(), "index 100000"));
+  EXPECT_TRUE(absl::StrContains(CheckLaunchOrders(roles, {}).message(), "one for each plan"));
+}
+
 // Roles that are not stages: by a further axis, by several axes, or every rank its own.
 TEST(ValidateRolePlans, AgreesWithAllRanksHoweverRolesAreAssigned) {
   Random random(20240304);

@@ -8,7 +8,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "google/protobuf/duration.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
@@ -33,10 +32,8 @@
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
-#include "runtime/plan/check/launch_order.h"
 #include "runtime/plan/execute/executor.h"
 #include "runtime/plan/plan_options.h"
-#include "runtime/plan/role_map.h"
 #include "runtime/stream/stream.h"
 #include "runtime/tensor/arena.h"
 
@@ -156,14 +153,6 @@ class Engine : public RankEngine {
   std::unique_ptr<plan::Executor> executor_;
 };
 
-// Every rank computes the orders of all roles, alike, and takes its own.
-absl::StatusOr<std::vector<int>> LaunchOrderOf(const plan::PlanOptions& options, int rank) {
-  ASSIGN_OR_RETURN(const std::vector<plan::RankPlan> roles, plan::BuildRolePlans(options));
-  ASSIGN_OR_RETURN(std::vector<std::vector<int>> orders, plan::LaunchOrders(roles));
-  RETURN_IF_ERROR(plan::CheckLaunchOrders(roles, orders));
-  return std::move(orders[plan::RoleMap::ByStage(options.mesh).RoleOf(rank)]);
-}
-
 absl::Status Engine::Prepare() {
   ASSIGN_OR_RETURN(part_, layout::RankLayoutOf(options_.spec, options_.rank));
   plan::PlanOptions plan_options = part_.plan_options;
@@ -171,7 +160,7 @@ absl::Status Engine::Prepare() {
   ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(plan_options, options_.rank));
   RETURN_IF_ERROR(MakeStreams());
   if (options_.device->needs_launch_order()) {
-    ASSIGN_OR_RETURN(launch_order_, LaunchOrderOf(plan_options, options_.rank));
+    ASSIGN_OR_RETURN(launch_order_, plan::LaunchOrderOf(plan_options, options_.rank));
   }
   RETURN_IF_ERROR(PrepareMemory());
   reporter_.ShowDevice(*options_.device);
@@ -197,9 +186,7 @@ absl::Status Engine::PrepareMemory() {
   RETURN_IF_ERROR(AllocateParameters());
   compute_ops_ = MakeOps(plan::StreamKind::kCompute, options_.spec.parallel().threads_per_rank());
   shard_ops_ = MakeOps(plan::StreamKind::kDataParallel, 1);
-  if (part_.tensor.size > 1) {
-    RETURN_IF_ERROR(PreparePeers());
-  }
+  if (part_.tensor.size > 1) RETURN_IF_ERROR(PreparePeers());
   for (size_t i = 0; i < chunks_.size(); ++i) {
     ChunkState& chunk = chunks_[i];
     ASSIGN_OR_RETURN(
@@ -306,8 +293,7 @@ absl::Status Engine::AllocateParameters() {
     for (tensor::Vector& part : chunk.gradient_shard) spaces.push_back(&part);
     spaces.push_back(&chunk.early_gradients);
   }
-  spaces.push_back(&carried_);
-  spaces.push_back(&replicated_);
+  spaces.insert(spaces.end(), {&carried_, &replicated_});
   RETURN_IF_ERROR(options_.placements.size() > 1 ? memory_.FillForPeers("parameters", spaces)
                                                  : memory_.Fill("parameters", spaces));
   for (const plan::Instruction& instruction : plan_.instructions) {
@@ -464,9 +450,7 @@ absl::Status Engine::MakeExecutor() {
   for (const plan::StreamKind kind : plan::StreamsOf(plan_)) {
     executor.streams[kind] = streams_.at(kind).get();
   }
-  executor.step_ended = [this](const plan::StepContext& context, const absl::Status& status) {
-    EndStep(context, status);
-  };
+  executor.step_ended = [this](const auto& step, const auto& status) { EndStep(step, status); };
   executor.observer.begin = [this](const plan::Instruction& i, const plan::StepContext& context) {
     reporter_.Begin(i, context);
   };

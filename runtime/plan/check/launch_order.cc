@@ -71,8 +71,8 @@ absl::StatusOr<std::vector<std::vector<int>>> LaunchOrders(absl::Span<const Rank
 absl::Status CheckLaunchOrders(absl::Span<const RankPlan> plans,
                                absl::Span<const std::vector<int>> orders) {
   if (orders.size() != plans.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(orders.size(), " launch orders; expected ", plans.size(), ", one for each plan"));
+    return absl::InvalidArgumentError(absl::StrCat(orders.size(), " launch orders; expected ",
+                                                   plans.size(), ", one for each plan"));
   }
   ASSIGN_OR_RETURN(const Meetings meetings, Meetings::Create(plans));
   // A launch waits for the end of the one before it, as for a dependency.

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/plan/build/roles.h"
+#include "runtime/plan/check/launch_order.h"
 #include "runtime/plan/check/validate_step.h"
 #include "runtime/plan/testing/expert_mesh.h"
 
@@ -309,8 +310,8 @@ TEST(LaunchOrders, OneRankThatLaunchesInAnotherOrderIsADeadlock) {
 
 TEST(LaunchOrders, EveryInstructionThatMeetsOthersIsLaunchedOnce) {
   const std::vector<RankPlan> roles =
-      BuildRolePlans({.mesh = Mesh::Create({.data = 2, .pipeline = 2}).value(),
-                      .num_microbatches = 2})
+      BuildRolePlans(
+          {.mesh = Mesh::Create({.data = 2, .pipeline = 2}).value(), .num_microbatches = 2})
           .value();
   const std::vector<std::vector<int>> orders = LaunchOrders(roles).value();
   std::vector<std::vector<int>> lacks = orders;

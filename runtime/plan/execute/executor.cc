@@ -66,9 +66,9 @@ absl::Status Executor::ResolveTurns() {
   int turn = 0;
   for (const int index : options_.launch_order) {
     if (index < 0 || index >= static_cast<int>(tasks_.size()) || tasks_[index].turn != kNoTurn) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the launch order has index ", index, " twice, or beyond the plan's ",
-                       tasks_.size(), " instructions"));
+      return absl::InvalidArgumentError(absl::StrCat("the launch order has index ", index,
+                                                     " twice, or beyond the plan's ", tasks_.size(),
+                                                     " instructions"));
     }
     tasks_[index].turn = turn++;
   }

@@ -451,11 +451,11 @@ absl::Status Engine::MakeExecutor() {
     executor.streams[kind] = streams_.at(kind).get();
   }
   executor.step_ended = [this](const auto& step, const auto& status) { EndStep(step, status); };
-  executor.observer.begin = [this](const plan::Instruction& i, const plan::StepContext& context) {
-    reporter_.Begin(i, context);
+  executor.observer.begin = [this](const auto& i, const auto& step, absl::Duration at) {
+    reporter_.Begin(i, step, at);
   };
-  executor.observer.end = [this](const plan::Instruction& i, const plan::StepContext&,
-                                 const absl::Status& status) { reporter_.End(i, status); };
+  executor.observer.end = [this](const auto& i, const auto& /*step*/, absl::Duration at,
+                                 const auto& status) { reporter_.End(i, at, status); };
   ASSIGN_OR_RETURN(executor_, plan::Executor::Create(std::move(executor)));
   return absl::OkStatus();
 }

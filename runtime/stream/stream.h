@@ -29,6 +29,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 
 namespace megascale::stream {
 
@@ -105,6 +106,10 @@ class Stream {
   // work if no earlier notification had it. Runs on any thread; it must neither block nor issue
   // work.
   virtual void Notify(Notification notification) = 0;
+
+  // Within a notification of this stream: returns when the work before it ended, on the monotonic
+  // clock. On a device it may be some time before the notification.
+  virtual absl::Duration NotifiedAt() const;
 
   // Waits until the work issued before has ended. Errors: Internal - the device failed, now or
   // before; the message names the work if it is known.

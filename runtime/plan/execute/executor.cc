@@ -146,7 +146,8 @@ void Executor::Run(int index) {
   }
   task.stream->Notify([this, index](const absl::Status& /*none: no work since the last*/) {
     if (options_.observer.begin) {
-      options_.observer.begin(options_.plan.instructions[index], context_);
+      options_.observer.begin(options_.plan.instructions[index], context_,
+                              tasks_[index].stream->NotifiedAt());
     }
   });
   task.handled = (*task.handler)(options_.plan.instructions[index], context_);
@@ -158,7 +159,9 @@ void Executor::End(int index, const absl::Status& work) {
   const Instruction& instruction = options_.plan.instructions[index];
   const absl::Status handled = std::exchange(tasks_[index].handled, absl::OkStatus());
   const absl::Status& status = handled.ok() ? work : handled;
-  if (options_.observer.end) options_.observer.end(instruction, context_, status);
+  if (options_.observer.end) {
+    options_.observer.end(instruction, context_, tasks_[index].stream->NotifiedAt(), status);
+  }
   if (!status.ok()) {
     Fail(base::Annotate(status, absl::StrCat("rank ", options_.plan.rank, ": step ", context_.step,
                                              ": ", instruction.id.ToString())));

@@ -36,6 +36,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "runtime/plan/rank_plan.h"
 #include "runtime/stream/stream.h"
 
@@ -53,12 +54,14 @@ struct StepContext {
 using Handler = std::function<absl::Status(const Instruction&, const StepContext&)>;
 
 // Called for each instruction that runs: when its stream begins its work, and when that work has
-// ended, or its handler has failed. Both may run on any thread, but for the instructions of one
-// stream in order, and never two at once; they must neither block nor issue work. Either may be
-// empty.
+// ended, or its handler has failed; `at` is that time on the monotonic clock, as the device has it.
+// Both may run on any thread, but for the instructions of one stream in order, and never two at
+// once; they must neither block nor issue work. Either may be empty.
 struct Observer {
-  std::function<void(const Instruction&, const StepContext&)> begin = nullptr;
-  std::function<void(const Instruction&, const StepContext&, const absl::Status&)> end = nullptr;
+  std::function<void(const Instruction&, const StepContext&, absl::Duration at)> begin = nullptr;
+  std::function<void(const Instruction&, const StepContext&, absl::Duration at,
+                     const absl::Status&)>
+      end = nullptr;
 };
 
 struct ExecutorOptions {

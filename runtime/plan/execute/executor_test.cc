@@ -87,11 +87,12 @@ TEST(Executor, RunsATrainPlanInAnOrderThatItsDependenciesAllow) {
     return absl::OkStatus();
   };
   Observer observer;
-  observer.begin = [&](const Instruction& instruction, const StepContext&) {
+  observer.begin = [&](const Instruction& instruction, const StepContext&, absl::Duration) {
     std::lock_guard<std::mutex> lock(mutex);
     spans[instruction.id.packed()].first = ++now;
   };
-  observer.end = [&](const Instruction& instruction, const StepContext&, const absl::Status&) {
+  observer.end = [&](const Instruction& instruction, const StepContext&, absl::Duration,
+                     const absl::Status&) {
     std::lock_guard<std::mutex> lock(mutex);
     spans[instruction.id.packed()].second = ++now;
   };

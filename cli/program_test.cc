@@ -696,12 +696,52 @@ TEST_F(ProgramTest, AFolderThatIsNotOneOfCheckpointsIsNamed) {
 }
 
 TEST_F(ProgramTest, GenerateChecksItsOptionsFirst) {
-  for (const char* option : {"--tokens -1", "--temperature -1", "--top-k -1", "--prompt ''"}) {
+  for (const char* option :
+       {"--tokens -1", "--temperature -1", "--top-k -1", "--prompt ''", "--top-p 0", "--batch 0",
+        "--precision int8", "--threads -1", "--prompt a --prompts -"}) {
     const Outcome refused = Run(absl::StrCat("generate --checkpoint /nonexistent ", option));
     EXPECT_EQ(refused.code, 2) << refused.error;
     EXPECT_EQ(refused.out, "") << "the prompt";
     EXPECT_TRUE(absl::StartsWith(refused.error, "megascale: --")) << refused.error;
   }
+}
+
+// The weights are zero, so that the most likely token is always 0: in this tokenizer a byte.
+TEST_F(ProgramTest, GenerateContinuesPromptsOfAHuggingFaceFolder) {
+  const megascale::hugging_face::TestFolder folder;
+  folder.Write("tokenizer.json", R"({"version": "1.0", "added_tokens": [
+      {"id": 9, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
+       "normalized": false, "special": true}],
+      "normalizer": null, "post_processor": null,
+      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+      "decoder": {"type": "ByteLevel"},
+      "model": {"type": "BPE", "dropout": null, "unk_token": null, "vocab":
+        {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5, "g": 6, "h": 7, "i": 8,
+         "<|endoftext|>": 9}, "merges": []}})");
+  const std::string generate =
+      absl::StrCat("generate --checkpoint ", folder.path(), " --temperature 0 --tokens 3 ");
+  const Outcome two = Run(generate + "--prompt bad --prompt i");
+  EXPECT_EQ(two.code, 0) << two.error;
+  EXPECT_EQ(two.out, "badaaa\n\niaaa\n");
+  std::ofstream(directory_ + "/prompts") << "bad\ni\n";
+  EXPECT_EQ(Run(absl::StrCat(generate, "--batch 1 --prompts ", directory_, "/prompts")).out,
+            two.out);
+  const Outcome json =
+      Run(absl::StrCat(generate, "-o json --prompts - < ", directory_, "/prompts"));
+  EXPECT_EQ(json.out,
+            "{\"prompt\": \"bad\", \"text\": \"aaa\", \"prompt_tokens\": 3, \"tokens\": 3, "
+            "\"end\": \"tokens\"}\n"
+            "{\"prompt\": \"i\", \"text\": \"aaa\", \"prompt_tokens\": 1, \"tokens\": 3, "
+            "\"end\": \"tokens\"}\n");
+  const Outcome ended = Run(generate + "-o json --prompt bad --stop-token a");
+  EXPECT_TRUE(absl::StrContains(ended.out, "\"tokens\": 0, \"end\": \"end token\"")) << ended.out;
+  std::ofstream(directory_ + "/prompts") << "bad\n\ni\n";
+  EXPECT_EQ(Run(absl::StrCat(generate, "--prompts ", directory_, "/prompts")).error,
+            absl::StrCat("megascale: ", directory_, "/prompts:2: is empty; expected a prompt\n"));
+  std::ofstream(directory_ + "/prompts") << "bad\n\xFF\n";
+  EXPECT_EQ(Run(absl::StrCat(generate, "--prompts ", directory_, "/prompts")).error,
+            absl::StrCat("megascale: ", directory_,
+                         "/prompts:2: is not UTF-8; expected text in UTF-8\n"));
 }
 
 TEST_F(ProgramTest, VersionIsShown) {

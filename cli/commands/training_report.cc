@@ -18,12 +18,13 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/format/message_json.h"
+#include "runtime/inference/text_generator.h"
 
 namespace megascale::cli {
 namespace {
 
 constexpr size_t kMetricsBytesMax = size_t{256} << 20;
-constexpr int64_t kReportSampleBytes = 400;
+constexpr int64_t kReportSampleTokens = 400;
 constexpr int kCurveWidthMax = 72;
 constexpr int kLabelColumns = 12;
 
@@ -38,6 +39,17 @@ absl::Status MeasureHeldOut(Inference* inference, const EvaluateOptions& options
         8.0 * static_cast<double>(*xz) / static_cast<double>(report->held_out.num_bytes);
   }
   return absl::OkStatus();
+}
+
+absl::Status AddSample(TrainingReport* report) {
+  ASSIGN_OR_RETURN(const auto generator,
+                   inference::TextGenerator::Open({.path = report->checkpoint}));
+  inference::TextEvents events;
+  events.on_text = [&](int64_t, absl::string_view piece) {
+    report->sample.append(piece.data(), piece.size());
+  };
+  events.on_end = [](int64_t, const inference::Continuation&) {};
+  return generator->Generate({"\n"}, {.num_tokens = kReportSampleTokens}, events);
 }
 
 void PrintHeldOut(const TrainingReport& report) {
@@ -67,10 +79,7 @@ absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job,
   ASSIGN_OR_RETURN(const auto inference, Inference::Load(report.checkpoint, 0));
   const absl::Status measured = MeasureHeldOut(inference.get(), options, &report);
   if (!measured.ok()) report.not_measured = std::string(measured.message());
-  SampleOptions sample;
-  sample.num_tokens = kReportSampleBytes;
-  RETURN_IF_ERROR(inference->Sample(
-      sample, [&](absl::string_view piece) { report.sample.append(piece.data(), piece.size()); }));
+  RETURN_IF_ERROR(AddSample(&report));
   return report;
 }
 

@@ -25,7 +25,6 @@
 #include "runtime/data/corpus.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/host_window.h"
-#include "runtime/inference/sampling.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
 #include "runtime/model/transformer_chunk.h"
@@ -42,8 +41,6 @@ using tensor::HostVector;
 using tensor::Vector;
 
 constexpr int64_t kEvaluationBatch = 8;
-constexpr int kByteTokens = 256;
-constexpr int64_t kSampleTokensMax = 1'000'000;
 constexpr int64_t kWindowsMax = 1'000'000'000;
 constexpr double kAutoFlops = 2e13;
 
@@ -55,17 +52,6 @@ DType ComputeType(job::v1::Precision precision) {
 int ThreadsOrAll(int num_threads) {
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   return num_threads > 0 ? num_threads : cores;
-}
-
-double ElementAt(const HostVector& vector, int64_t index) {
-  switch (vector.dtype) {
-    case DType::kF64:
-      return vector.as<double>()[index];
-    case DType::kBF16:
-      return tensor::ToFloat(vector.as<tensor::BFloat16>()[index]);
-    default:
-      return vector.as<float>()[index];
-  }
 }
 
 Vector Part(const Vector& whole, int64_t begin, int64_t count) {
@@ -178,55 +164,6 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
                                     options, impl->ops.get(), {weights, Vector()}, nullptr,
                                     [&](size_t bytes) { return impl->Allocate(bytes); }));
   return std::unique_ptr<Inference>(new Inference(std::move(impl)));
-}
-
-absl::Status CheckSampleOptions(const SampleOptions& options) {
-  if (options.prompt.empty()) {
-    return absl::InvalidArgumentError("--prompt: is empty; expected at least one character");
-  }
-  if (options.num_tokens < 0 || options.num_tokens > kSampleTokensMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--tokens: ", options.num_tokens, " is out of range; expected 0 to ", kSampleTokensMax));
-  }
-  if (!std::isfinite(options.temperature) || options.temperature < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--temperature: ", options.temperature,
-                                                   " is out of range; expected 0 or more"));
-  }
-  if (options.top_k < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--top-k: ", options.top_k, " is out of range; expected 0 (all) or more"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Inference::Sample(const SampleOptions& options,
-                               const std::function<void(absl::string_view)>& on_text) {
-  RETURN_IF_ERROR(CheckSampleOptions(options));
-  std::string text = options.prompt;
-  UniformNumbers uniform(options.seed);
-  std::vector<double> logits(kByteTokens);
-  Impl& impl = *impl_;
-  const Vector tokens = impl.chunk->tokens(0);
-  for (int64_t i = 0; i < options.num_tokens; ++i) {
-    const auto context = std::min(static_cast<size_t>(impl.seq), text.size());
-    RETURN_IF_ERROR(
-        impl.WriteTokens(absl::string_view(text).substr(text.size() - context), tokens));
-    Vector logits_V;
-    impl.stream->RunAndWait([&] {
-      logits_V = impl.chunk->Logits({tokens.data, tokens.dtype, static_cast<int64_t>(context)});
-    });
-    // A model may have a larger vocabulary, but only bytes can be shown.
-    const auto read = [&](int64_t first, const HostVector& piece) {
-      for (int64_t k = 0; k < piece.size; ++k) logits[first + k] = ElementAt(piece, k);
-      return absl::OkStatus();
-    };
-    RETURN_IF_ERROR(device::HostWindow(impl.device.get(), impl.stream.get())
-                        .Read({logits_V.data, logits_V.dtype, kByteTokens}, read));
-    const int token = ChooseToken(logits, {options.temperature, options.top_k}, uniform.Next());
-    text.push_back(static_cast<char>(token));
-    on_text(absl::string_view(text).substr(text.size() - 1));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Inference::Impl::EvaluateBatch(absl::string_view text, int64_t first_window,

@@ -1,5 +1,5 @@
-// A trained model in one process, from a checkpoint of any layout. It samples text and measures how
-// well the model predicts text. Threads: one at a time.
+// A trained model in one process, from a checkpoint of any layout: measures how well the model
+// predicts text. text_generator.h continues text. Threads: one at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,6 @@ namespace megascale::cli {
 // Returns `directory` if it is a checkpoint, else the newest complete checkpoint in it.
 // Errors: NotFound - there is no checkpoint.
 absl::StatusOr<std::string> FindCheckpoint(const std::string& directory);
-
-struct SampleOptions {
-  std::string prompt = "\n";
-  int64_t num_tokens = 300;
-  double temperature = 0.8;  // 0: always the most likely token
-  int64_t top_k = 0;         // choose among the K most likely tokens; 0: all
-  uint64_t seed = 1;         // the same seed, prompt and options give the same text
-};
-
-// Errors: InvalidArgument - an option is out of its range; the message names the command's option.
-absl::Status CheckSampleOptions(const SampleOptions& options);
 
 // How many windows to measure, from the text's beginning. A window has the training's sequence
 // length.
@@ -65,12 +54,6 @@ class Inference {
   ~Inference();
 
   const checkpoint::v1::Manifest& manifest() const;
-
-  // Continues the prompt and passes each byte to `on_text` as it is chosen. Cost: one forward pass
-  // over the context (at most the sequence length) for each byte.
-  // Errors: InvalidArgument - an option is invalid.
-  absl::Status Sample(const SampleOptions& options,
-                      const std::function<void(absl::string_view)>& on_text);
 
   // Measures how many bits the model needs for a byte of `text`. Deterministic.
   // Errors: InvalidArgument - the text is shorter than one window.

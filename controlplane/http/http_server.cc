@@ -313,7 +313,7 @@ absl::Status HttpServer::Impl::Serve() {
                      security::DescribeCertificate(pems.certificate));
     hosts.insert(hosts.end(), own.hosts.begin(), own.hosts.end());
   }
-  guard = std::make_unique<RequestGuard>(std::move(hosts), port, options.tls.any(), options.token);
+  guard = std::make_unique<RequestGuard>(hosts, port, options.tls.any(), options.token);
   std::vector<MHD_OptionItem> tls;
   if (options.tls.any()) {
     tls.push_back({MHD_OPTION_HTTPS_MEM_KEY, 0, pems.key.data()});

@@ -28,7 +28,8 @@ bool SameSecret(absl::string_view a, absl::string_view b) {
   return difference == 0;
 }
 
-RequestGuard::RequestGuard(std::vector<std::string> hosts, int port, bool is_tls, std::string token)
+RequestGuard::RequestGuard(const std::vector<std::string>& hosts, int port, bool is_tls,
+                           std::string token)
     : scheme_(is_tls ? "https://" : "http://"),
       cookie_name_(absl::StrCat("megascale_", port)),
       token_(std::move(token)) {

@@ -37,7 +37,7 @@ class RequestGuard {
  public:
   // `hosts`: the names under which the server is reached, without a port. Requires: `token` is not
   // empty.
-  RequestGuard(std::vector<std::string> hosts, int port, bool is_tls, std::string token);
+  RequestGuard(const std::vector<std::string>& hosts, int port, bool is_tls, std::string token);
 
   Verdict Judge(const RequestHead& head) const;
   // Returns the value of the header Set-Cookie.

@@ -125,7 +125,7 @@ void AddFailures(const std::vector<const control::Job*>& jobs, const FailureHist
                   "Failed attempts since the driver started, by the class of the first cause.");
     for (const control::Job* job : jobs) {
       for (const auto& [failure_class, count] : failures.CountsOf(job->job_id())) {
-        const std::string name = telemetry::v1::FailureClass_Name(
+        const std::string& name = telemetry::v1::FailureClass_Name(
             static_cast<telemetry::v1::FailureClass>(failure_class));
         metric.Add(
             absl::StrCat(
@@ -163,7 +163,7 @@ void AddNodes(const control::GetClusterResponse& cluster, std::string* out) {
       [](const auto& node) { return node.evicted() ? 1.0 : 0.0; });
   Metric metric(out, "megascale_node_pool", "gauge", "1 for the pool that the machine is in.");
   for (const control::NodeView& node : cluster.nodes()) {
-    const std::string pool = control::Pool_Name(node.pool());
+    const std::string& pool = control::Pool_Name(node.pool());
     metric.Add(
         absl::StrCat("node_id=", PrometheusLabel(node.node_id()), ",pool=",
                      PrometheusLabel(absl::AsciiStrToLower(absl::StripPrefix(pool, "POOL_")))),

@@ -34,12 +34,13 @@ using http::RequestGuard;
 using http::RequestHead;
 using http::Verdict;
 using nlohmann::json;
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// --- the guard ------------------------------------------------------------------------------------
+// --- the guard --------------------------------------------------------------------------------
 
 constexpr char kToken[] = "0123456789abcdef0123456789abcdef";
 
@@ -103,7 +104,7 @@ TEST(RequestGuardTest, AnAddressOfIpV6StandsInBrackets) {
   EXPECT_THAT(guard.SetCookie(), HasSubstr("Secure"));
 }
 
-// --- the server -----------------------------------------------------------------------------------
+// --- the server -------------------------------------------------------------------------------
 
 class HttpServerTest : public ::testing::Test {
  protected:
@@ -243,7 +244,7 @@ TEST_F(HttpServerTest, OffThisMachineItNeedsTls) {
   EXPECT_EQ(http::HttpServer::Start(options).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// --- the failures ---------------------------------------------------------------------------------
+// --- the failures -----------------------------------------------------------------------------
 
 control::v1::Job JobAt(int64_t step, int64_t attempt) {
   control::v1::Job job;
@@ -297,7 +298,7 @@ TEST(FailureHistoryTest, AFailureBeforeTheFirstLookHasACauseAndNoTimes) {
   EXPECT_TRUE(history.Of("j").empty());
 }
 
-// --- what the page answers ------------------------------------------------------------------------
+// --- what the page answers --------------------------------------------------------------------
 
 class PageTest : public ::testing::Test {
  protected:
@@ -360,10 +361,11 @@ TEST_F(PageTest, TheHeatMapShowsTheSlowRank) {
   const std::vector<double> forward = map["kinds"]["forward"];
   // Among the ranks of its stage; the last stage also computes the loss.
   const auto slowest = std::max_element(forward.begin() + 8, forward.begin() + 16);
-  EXPECT_EQ(slowest - forward.begin(), TestFleet::kSlowRank);
+  // Its tensor-parallel peer, the rank before, is as slow: they do each pass together.
+  EXPECT_THAT(slowest - forward.begin(), AnyOf(TestFleet::kSlowRank - 1, TestFleet::kSlowRank));
   const std::vector<double> slowdown = map["kinds"]["slowdown"];
-  EXPECT_EQ(std::max_element(slowdown.begin(), slowdown.end()) - slowdown.begin(),
-            TestFleet::kSlowRank);
+  EXPECT_THAT(std::max_element(slowdown.begin(), slowdown.end()) - slowdown.begin(),
+              AnyOf(TestFleet::kSlowRank - 1, TestFleet::kSlowRank));
   EXPECT_EQ(map["last_step"], 240);
   for (size_t rank = 0; rank < 32; ++rank) {
     double sum = 0;
@@ -450,7 +452,7 @@ TEST_F(PageTest, EventsBringTheJobsOnceUntilTheyChange) {
   EXPECT_EQ(page_.Events({.path = "/", .query = {}}), nullptr);
 }
 
-// --- metrics --------------------------------------------------------------------------------------
+// --- metrics ----------------------------------------------------------------------------------
 
 TEST_F(PageTest, MetricsHaveAHelpATypeAndValuesOfJobsAndMachines) {
   const std::string text = Get("/metrics").body;

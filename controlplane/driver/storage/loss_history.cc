@@ -96,7 +96,7 @@ absl::StatusOr<StepRecords> SampleSteps(const std::string& directory, JobFiles* 
   if (!files->Exists(path) || points <= 0) return StepRecords();
   ASSIGN_OR_RETURN(const size_t size, files->Size(path));
   if (size <= static_cast<size_t>(points) * kProbeBytes) {
-    ASSIGN_OR_RETURN(const StepRecords all,
+    ASSIGN_OR_RETURN(StepRecords all,
                      ReadSteps(directory, files, 0, std::numeric_limits<int64_t>::max()));
     const auto count = static_cast<int64_t>(all.size());
     if (count <= points) return all;

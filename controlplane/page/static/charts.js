@@ -81,6 +81,16 @@ function ticksOf(low, high, count) {
   return ticks;
 }
 
+const SMOOTHED_MIN = 150;
+
+// Medians around each point, over `reach` points on both sides: a spike does not widen.
+function mediansOf(points, reach) {
+  return points.map(([x], i) => {
+    const near = points.slice(Math.max(0, i - reach), i + reach + 1).map(point => point[1]);
+    return [x, near.sort((a, b) => a - b)[near.length >> 1]];
+  });
+}
+
 // A curve over steps, with a cross-hair for the pointer and for the arrow keys. `restarts`: steps
 // with which an attempt began.
 function lineChart({title, xs, ys, restarts, show, tick: showTick = format.short, fromZero}) {
@@ -126,10 +136,13 @@ function lineChart({title, xs, ys, restarts, show, tick: showTick = format.short
         s('line', {class: 'restart', x1: x(step), x2: x(step), y1: top, y2: height - bottom},
           s('title', {}, `a new attempt begins with step ${step}`)));
   }
-  picture.append(s('path', {
-    class: 'curve',
+  const path = (points, name) => s('path', {
+    class: name,
     d: points.map(([px, py], i) => `${i ? 'L' : 'M'}${x(px).toFixed(1)} ${y(py).toFixed(1)}`).join('')
-  }));
+  });
+  const smooth = points.length > SMOOTHED_MIN ? mediansOf(points, Math.ceil(points.length / 60)) : null;
+  picture.append(path(points, smooth ? 'curve raw' : 'curve'));
+  if (smooth) picture.append(path(smooth, 'curve'));
   const cross = s('line', {class: 'cross', y1: top, y2: height - bottom, visibility: 'hidden'});
   const dot = s('circle', {r: 3, fill: 'currentColor', visibility: 'hidden'});
   picture.append(cross, dot);

@@ -123,7 +123,7 @@ TEST_F(PageTest, ShowsARunningJobAndItsMetricsGoElsewhere) {
 
 TEST_F(PageTest, LocalPrintsTheUrlOfItsPage) {
   const CommandResult run =
-      e2e::Run({Program(), "local", WriteJobFile(cluster_.directory()), "--set", "train.steps=2",
+      e2e::Run({Program(), "local", WriteJobFile(cluster_.directory()), "--set", "train.steps=5",
                 "--slots", "4", "--state-dir", cluster_.directory() + "/local",
                 "--held-out-windows", "1", "--http", "127.0.0.1:0"});
   EXPECT_EQ(run.exit_code, 0) << run.err;

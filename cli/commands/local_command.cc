@@ -24,6 +24,7 @@
 #include "cli/connection/connection.h"
 #include "cli/view/live_view.h"
 #include "cli/view/terminal.h"
+#include "controlplane/driver/service/driver_server.h"
 #include "controlplane/launch/local_cluster.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
@@ -48,6 +49,7 @@ struct LocalFlags {
   int64_t agents = 1;
   int64_t slots = 0;  // 0: as many as the job needs
   std::string state_directory;
+  std::string http_address;
   std::string held_out_windows = "auto";
   std::string format = "text";
 };
@@ -141,6 +143,7 @@ class LocalRun {
     options.num_agents = static_cast<int>(flags_.agents);
     options.slots_per_agent = static_cast<int>(flags_.slots);
     options.state_directory = state_directory_;
+    options.http_address = flags_.http_address;
     options.on_restart = [this](const launch::ClusterRestart& restart) {
       const bool forever = restart.backoff == absl::InfiniteDuration();
       const std::string next =
@@ -154,7 +157,9 @@ class LocalRun {
     connection.address = cluster_->driver_address();
     ASSIGN_OR_RETURN(client_, Connect(connection));
     if (live()) PrintStart();
-    return client_->Submit(request_, {.time = kDriverStart}).status();
+    RETURN_IF_ERROR(client_->Submit(request_, {.time = kDriverStart}).status());
+    PrintPage();
+    return absl::OkStatus();
   }
 
   // Follows the job to its end. A first Ctrl-C cancels the job; after a second one the end of the
@@ -184,6 +189,16 @@ class LocalRun {
   bool live() const { return flags_.format != "json"; }
 
  private:
+  // The driver writes the file before it answers.
+  void PrintPage() const {
+    if (flags_.http_address.empty()) return;
+    const auto url =
+        base::ReadFile(absl::StrCat(state_directory_, "/", driver::kPageUrlFile), 4096);
+    if (!url.ok()) return;
+    std::fprintf(live() ? stdout : stderr, "the page: %s", url->c_str());
+    std::fflush(stdout);
+  }
+
   void PrintStart() const {
     const job::v1::ParallelSpec& parallel = request_.spec().parallel();
     std::printf("job %s: data %d x pipeline %d on %s with %s each\nstate and logs: %s\n",
@@ -264,9 +279,10 @@ int RunLocal(LocalFlags flags) {
 
 void AddLocalCommand(CommandLine* line) {
   auto flags = std::make_shared<LocalFlags>();
-  Command* command = line->Add(
-      "local",
-      "trains one job on this machine: driver, agents and workers as processes; opens no port");
+  Command* command = line->Add("local",
+                               "trains one job on this machine: driver, agents and workers as "
+                               "processes; opens no port without "
+                               "--http");
   AddJobOptions(command, &flags->job);
   command->Integer("--agents", &flags->agents,
                    "agents to start: machines, as far as the job can tell");
@@ -274,6 +290,9 @@ void AddLocalCommand(CommandLine* line) {
                    "worker processes on each; 0: as many as the job needs");
   command->Path("--state-dir", &flags->state_directory,
                 "keeps logs, metrics and checkpoints (default: ./megascale-out/JOB)");
+  command->Text("--http", &flags->http_address,
+                "serves a page that shows the run on this HOST:PORT, such as 127.0.0.1:0 for any "
+                "free port (default: no page)");
   command->Text("--held-out-windows", &flags->held_out_windows,
                 "windows of held-out text to measure at the end: a number, all, or auto: as many "
                 "as 2e13 FLOP allow (a minute at 300 GFLOP/s)");
@@ -285,7 +304,8 @@ void AddLocalCommand(CommandLine* line) {
   command->Examples(
       "megascale local examples/fortunes.yaml --agents 2 --slots 2\n"
       "megascale local examples/single.yaml --data book.txt\n"
-      "megascale local examples/tiny.yaml --set train.steps=40");
+      "megascale local examples/tiny.yaml --set train.steps=40\n"
+      "megascale local examples/fortunes.yaml --slots 4 --http 127.0.0.1:7078");
   command->Runs([flags] { return RunLocal(*flags); });
 }
 

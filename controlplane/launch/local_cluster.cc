@@ -154,6 +154,9 @@ void LocalCluster::Supervisor::AddMembers() {
   driver.is_driver = true;
   driver.arguments = {options_.program, "driver",      "--listen",
                       driver_address(), "--state-dir", options_.state_directory};
+  if (!options_.http_address.empty()) {
+    driver.arguments.insert(driver.arguments.end(), {"--http", options_.http_address});
+  }
   driver.log_path = absl::StrCat(logs, "/driver.log");
   members_.push_back(std::move(driver));
   for (int i = 0; i < options_.num_agents; ++i) {

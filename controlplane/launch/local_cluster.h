@@ -38,6 +38,7 @@ struct LocalClusterOptions {
   // The driver's state. Its folder logs/ gets driver.log, agent-n0.log … (and one older of each,
   // *.1) and the agents' log directories n0/ ….
   std::string state_directory;
+  std::string http_address;  // of the driver's page; empty: none
   // Empty: a new one under $XDG_RUNTIME_DIR or /tmp. Created if missing; removed at the end.
   std::string run_directory;
   std::function<void(const ClusterRestart&)> on_restart;  // called from the supervising thread

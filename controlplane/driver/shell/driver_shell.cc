@@ -57,7 +57,8 @@ std::string Summary(const Event& event) {
 DriverShell::DriverShell(Options options)
     : options_(std::move(options)),
       monitor_(options_.clock->Monotonic()),
-      loss_logs_(options_.files) {}
+      loss_logs_(options_.files),
+      tensorboard_logs_(options_.files) {}
 
 absl::StatusOr<std::unique_ptr<DriverShell>> DriverShell::Create(Options options) {
   std::unique_ptr<DriverShell> shell(new DriverShell(std::move(options)));
@@ -297,6 +298,7 @@ void DriverShell::ForgetJobs() {
     if (!options_.files->OpenAppended(mark).ok()) continue;
     event.mutable_jobs_forgotten()->add_job_ids(id);
     loss_logs_.Forget(id);
+    tensorboard_logs_.Forget(id);
     cut_attempts_.erase(id);
     described_.erase(id);
   }
@@ -420,6 +422,11 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
     Describe(*job);
     monitor_.NoteStep(actual.job_id(),
                       loss_logs_.Append(*job, actual.steps(), options_.clock->Monotonic()));
+    const LossLog* log = loss_logs_.Find(actual.job_id());
+    if (job->submitted().spec().tensorboard() && log != nullptr) {
+      tensorboard_logs_.Follow(actual.job_id(), job->submitted().directory(), *log,
+                               options_.clock->Wall());
+    }
   }
 }
 

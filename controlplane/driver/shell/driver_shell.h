@@ -30,6 +30,7 @@
 #include "controlplane/driver/storage/event_log.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "controlplane/driver/storage/loss_log.h"
+#include "controlplane/driver/storage/tensorboard_log.h"
 #include "proto/control.pb.h"
 #include "runtime/base/clock.h"
 
@@ -151,6 +152,7 @@ class DriverShell {
   std::vector<Event> pending_;  // applied, not yet durable
   int64_t num_snapshot_ = 0;    // state_.num_events() at the last snapshot
   JobLogs loss_logs_;
+  TensorBoardLogs tensorboard_logs_;
   std::set<std::string> described_;              // jobs that have their job.json
   std::map<std::string, int64_t> cut_attempts_;  // by job: attempt for which its loss log was cut
   std::map<std::string, std::pair<absl::Duration, Event>> timers_;  // by key: when due

@@ -24,6 +24,7 @@ namespace pb = megascale::driver::v1;
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(100);
 constexpr absl::Duration kForgetInterval = absl::Minutes(1);
+constexpr absl::Duration kCountInterval = absl::Minutes(1);
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
 
 // Writes the resolved specification, for people and as evidence of the job that is independent of
@@ -264,6 +265,7 @@ void DriverShell::Tick(absl::Duration now) {
     it = timers_.erase(it);
   }
   FeedAll(std::move(due));
+  LogStepsWhenDue(now);
   Forget(now);
 }
 
@@ -297,16 +299,78 @@ void DriverShell::ForgetJobs() {
     if (!options_.files->OpenAppended(mark).ok()) continue;
     event.mutable_jobs_forgotten()->add_job_ids(id);
     loss_logs_.Forget(id);
+    new_steps_.erase(id);
     cut_attempts_.erase(id);
     described_.erase(id);
   }
   if (event.has_jobs_forgotten()) Feed(std::move(event));
 }
 
+void DriverShell::CountSteps(const JobRecord& job, const agent::ActualJob& actual, int64_t newest) {
+  NewSteps& known = new_steps_[JobId(job)];
+  pb::StepsTaken& taken = known.taken;
+  if (taken.attempt() != job.attempt()) {
+    taken.Clear();
+    taken.set_job_id(JobId(job));
+    taken.set_attempt(job.attempt());
+    known.logged = options_.clock->Monotonic();
+  }
+  for (const auto& step : actual.steps()) {
+    const int64_t counted = std::max(taken.step(), job.time_book().kept_step());
+    if (step.attempt() != job.attempt() || step.step() <= counted || step.step() > newest) continue;
+    taken.set_step(step.step());
+    taken.set_num_steps(taken.num_steps() + 1);
+    const auto nanos = [](double seconds) {
+      return absl::ToInt64Nanoseconds(absl::Seconds(std::max(0.0, seconds)));
+    };
+    taken.set_step_nanos(taken.step_nanos() + nanos(step.seconds()));
+    taken.set_checkpoint_nanos(taken.checkpoint_nanos() + nanos(step.checkpoint_seconds()));
+    taken.set_taken_unix_nanos(absl::ToUnixNanos(options_.clock->Wall()));
+  }
+}
+
+void DriverShell::LogSteps(const std::string& job_id) {
+  const auto known = new_steps_.find(job_id);
+  if (known == new_steps_.end() || known->second.taken.num_steps() == 0) return;
+  Event event;
+  *event.mutable_steps_taken() = known->second.taken;
+  known->second.taken.set_num_steps(0);
+  known->second.taken.set_step_nanos(0);
+  known->second.taken.set_checkpoint_nanos(0);
+  known->second.logged = options_.clock->Monotonic();
+  Feed(std::move(event));
+}
+
+// An event that may end an attempt comes after the steps before it.
+void DriverShell::LogStepsBefore(const Event& event) {
+  switch (event.event_case()) {
+    case Event::kRankFailed:
+      return LogSteps(event.rank_failed().job_id());
+    case Event::kRankEnded:
+      return LogSteps(event.rank_ended().job_id());
+    case Event::kStageTimedOut:
+      return LogSteps(event.stage_timed_out().job_id());
+    case Event::kNodeLost:
+    case Event::kNodeJoined:
+      for (const auto& [job_id, steps] : new_steps_) LogSteps(job_id);
+      return;
+    default:
+      return;
+  }
+}
+
+void DriverShell::LogStepsWhenDue(absl::Duration now) {
+  for (const auto& [job_id, steps] : new_steps_) {
+    if (now - steps.logged >= kCountInterval) LogSteps(job_id);
+  }
+}
+
 void DriverShell::Feed(Event event) {
+  LogStepsBefore(event);
   event.set_time_unix_nanos(absl::ToUnixNanos(options_.clock->Wall()));
   const bool accepted = Apply(event, &state_);
-  if (accepted && event.event_case() != Event::kAttemptProgressed) {
+  if (accepted && event.event_case() != Event::kAttemptProgressed &&
+      event.event_case() != Event::kStepsTaken) {
     base::LogInfo(Summary(event));
   }
   pending_.push_back(std::move(event));
@@ -361,7 +425,9 @@ void DriverShell::TellAttempts() {
   }
   if (attempts == told_attempts_) return;
   for (const auto& [job_id, attempt] : told_attempts_) {
-    if (attempts.count(job_id) == 0) loss_logs_.Close(job_id);
+    if (attempts.count(job_id) > 0) continue;
+    loss_logs_.Close(job_id);
+    new_steps_.erase(job_id);
   }
   if (options_.on_attempts) options_.on_attempts(attempts);
   told_attempts_ = std::move(attempts);
@@ -418,8 +484,9 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
       continue;
     }
     Describe(*job);
-    monitor_.NoteStep(actual.job_id(),
-                      loss_logs_.Append(*job, actual.steps(), options_.clock->Monotonic()));
+    const int64_t newest = loss_logs_.Append(*job, actual.steps(), options_.clock->Monotonic());
+    CountSteps(*job, actual, newest);
+    monitor_.NoteStep(actual.job_id(), newest);
   }
 }
 
@@ -445,7 +512,9 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
                                             ": there is no such job; `megascale "
                                             "list` shows all jobs"));
   }
-  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall()};
+  const auto steps = new_steps_.find(job_id);
+  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall(),
+                               steps == new_steps_.end() ? nullptr : &steps->second.taken};
   if (job->attempt() == 0) {  // no steps yet; a submit is not to wait for their log
     Describe(*job);
     return ViewJob(*job, nullptr, sources);

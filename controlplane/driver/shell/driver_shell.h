@@ -131,6 +131,12 @@ class DriverShell {
   void ForgetJobs();
   void ForgetNodes();
   absl::Status Commit();
+  // Remembers the steps for the job's time account, and logs what it remembers once it is due.
+  void CountSteps(const JobRecord& job, const megascale::agent::v1::ActualJob& actual,
+                  int64_t newest);
+  void LogSteps(const std::string& job_id);
+  void LogStepsBefore(const Event& event);
+  void LogStepsWhenDue(absl::Duration now);
   void CutLossLogs();
   void KeepTimers(absl::Duration now);
   void TellAttempts();
@@ -153,6 +159,12 @@ class DriverShell {
   JobLogs loss_logs_;
   std::set<std::string> described_;              // jobs that have their job.json
   std::map<std::string, int64_t> cut_attempts_;  // by job: attempt for which its loss log was cut
+  // Steps that the jobs' time accounts do not know yet.
+  struct NewSteps {
+    megascale::driver::v1::StepsTaken taken;
+    absl::Duration logged = absl::ZeroDuration();  // monotonic time of the last event
+  };
+  std::map<std::string, NewSteps> new_steps_;                       // by job
   std::map<std::string, std::pair<absl::Duration, Event>> timers_;  // by key: when due
   std::map<std::string, Link> links_;
   std::map<std::string, absl::Duration> refusals_logged_;  // by node: time of the last log line

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/account/time_account.h"
 #include "controlplane/driver/core/restore_order.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/base/version.h"
@@ -146,12 +147,25 @@ void AddWarnings(const JobRecord& job, const AgentMonitor& monitor, control::Job
   }
 }
 
+void AddAccount(const JobRecord& job, const ViewSources& sources, control::Job* view) {
+  if (!job.has_time_book()) return;
+  TimeBook book = job.time_book();
+  const bool has_steps = sources.new_steps != nullptr && sources.new_steps->num_steps() > 0;
+  if (has_steps && sources.new_steps->attempt() == job.attempt()) {
+    CountSteps(*sources.new_steps, &book);
+  }
+  const int64_t now = absl::ToUnixNanos(sources.now);
+  *view->mutable_time_account() = AccountAt(book, now);
+  *view->mutable_last_hour() = LastHourAt(book, now);
+}
+
 void AddTimes(const JobRecord& job, const ViewSources& sources, control::Job* view) {
   SetTime(job.submitted_unix_nanos(), view->mutable_submitted_at());
   if (job.started_unix_nanos() != 0) {
     SetTime(job.started_unix_nanos(), view->mutable_started_at());
   }
   if (job.ended_unix_nanos() != 0) SetTime(job.ended_unix_nanos(), view->mutable_ended_at());
+  AddAccount(job, sources, view);
   const absl::Duration age = sources.now - absl::FromUnixNanos(job.submitted_unix_nanos());
   view->set_submitted_age_seconds(std::max(0.0, absl::ToDoubleSeconds(age)));
 }
@@ -175,6 +189,7 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
     *view.mutable_last_record() = loss_log->recent().back();
     view.set_tokens_per_second(TokensPerSecond(job, *loss_log));
   }
+  if (job.has_suspicion()) *view.mutable_suspicion() = job.suspicion();
   if (job.has_culprit()) *view.mutable_culprit() = job.culprit();
   for (int i = 1; i < job.failures_size(); ++i) {
     *view.add_consequences() = job.failures(i).culprit();
@@ -200,6 +215,8 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
 
 control::Job WithoutAges(control::Job job) {
   job.clear_submitted_age_seconds();
+  job.clear_time_account();
+  job.clear_last_hour();
   job.clear_flops_ceiling_age_seconds();
   if (job.has_last_checkpoint()) job.mutable_last_checkpoint()->clear_age_seconds();
   if (job.has_storage_failure()) job.mutable_storage_failure()->clear_seconds();

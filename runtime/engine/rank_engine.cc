@@ -8,7 +8,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "google/protobuf/duration.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
@@ -314,6 +313,7 @@ absl::Status Engine::PrepareFabric() {
   fabric.region = options_.comm_region;
   fabric.readable = memory_.readable();
   fabric.store = options_.store;
+  fabric.progress = options_.exchanges;
   if (options_.interface.empty()) {
     fabric.socket_directory = options_.socket_directory;
   } else {

@@ -82,9 +82,10 @@ void Transition::KeepBooks() {
     const TimeBook::Phase phase = PhaseOf(job);
     if (phase == job.time_book().phase()) continue;
     TimeBook* book = job.mutable_time_book();
+    // An attempt begins again after its restore point, the first one after its checkpoint.
+    const bool begins = phase == TimeBook::PHASE_START || phase == TimeBook::PHASE_TRAIN;
+    if (begins && job.has_restore()) RollBack(job.restore().step(), book);
     EnterPhase({phase, HasFailed(job, phase), event_.time_unix_nanos()}, book);
-    // An attempt begins again after its restore point.
-    if (phase == TimeBook::PHASE_START && job.has_restore()) RollBack(job.restore().step(), book);
   }
 }
 

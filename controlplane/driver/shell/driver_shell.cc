@@ -24,7 +24,6 @@ namespace pb = megascale::driver::v1;
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(100);
 constexpr absl::Duration kForgetInterval = absl::Minutes(1);
-constexpr absl::Duration kCountInterval = absl::Minutes(1);
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
 
 // Writes the resolved specification, for people and as evidence of the job that is independent of
@@ -164,6 +163,22 @@ absl::Status DriverShell::SetSpare(const pb::NodeSpareSet& spare_set) {
   return absl::OkStatus();
 }
 
+absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
+  Event event;
+  *event.mutable_suspect_found() = found;
+  Feed(std::move(event));
+  return absl::OkStatus();
+}
+
+std::vector<std::string> DriverShell::StalledJobs() const {
+  std::vector<std::string> stalled;
+  for (const JobRecord& job : state_.jobs()) {
+    if (job.has_suspicion() || !counts_.StandsStill(job, options_.clock->Wall())) continue;
+    stalled.push_back(JobId(job));
+  }
+  return stalled;
+}
+
 absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentLink& link) const {
   Contact contact = monitor_.reports().ContactWith(hello.node_id());
   // An agent whose stream has ended is out of contact, however fresh its last report is.
@@ -265,7 +280,7 @@ void DriverShell::Tick(absl::Duration now) {
     it = timers_.erase(it);
   }
   FeedAll(std::move(due));
-  LogStepsWhenDue(now);
+  FeedAll(counts_.EventsDue(now));
   Forget(now);
 }
 
@@ -299,74 +314,17 @@ void DriverShell::ForgetJobs() {
     if (!options_.files->OpenAppended(mark).ok()) continue;
     event.mutable_jobs_forgotten()->add_job_ids(id);
     loss_logs_.Forget(id);
-    new_steps_.erase(id);
+    counts_.Forget(id);
     cut_attempts_.erase(id);
     described_.erase(id);
   }
   if (event.has_jobs_forgotten()) Feed(std::move(event));
 }
 
-void DriverShell::CountSteps(const JobRecord& job, const agent::ActualJob& actual, int64_t newest) {
-  NewSteps& known = new_steps_[JobId(job)];
-  pb::StepsTaken& taken = known.taken;
-  if (taken.attempt() != job.attempt()) {
-    taken.Clear();
-    taken.set_job_id(JobId(job));
-    taken.set_attempt(job.attempt());
-    known.logged = options_.clock->Monotonic();
-  }
-  for (const auto& step : actual.steps()) {
-    const int64_t counted = std::max(taken.step(), job.time_book().kept_step());
-    if (step.attempt() != job.attempt() || step.step() <= counted || step.step() > newest) continue;
-    taken.set_step(step.step());
-    taken.set_num_steps(taken.num_steps() + 1);
-    const auto nanos = [](double seconds) {
-      return absl::ToInt64Nanoseconds(absl::Seconds(std::max(0.0, seconds)));
-    };
-    taken.set_step_nanos(taken.step_nanos() + nanos(step.seconds()));
-    taken.set_checkpoint_nanos(taken.checkpoint_nanos() + nanos(step.checkpoint_seconds()));
-    taken.set_taken_unix_nanos(absl::ToUnixNanos(options_.clock->Wall()));
-  }
-}
-
-void DriverShell::LogSteps(const std::string& job_id) {
-  const auto known = new_steps_.find(job_id);
-  if (known == new_steps_.end() || known->second.taken.num_steps() == 0) return;
-  Event event;
-  *event.mutable_steps_taken() = known->second.taken;
-  known->second.taken.set_num_steps(0);
-  known->second.taken.set_step_nanos(0);
-  known->second.taken.set_checkpoint_nanos(0);
-  known->second.logged = options_.clock->Monotonic();
-  Feed(std::move(event));
-}
-
-// An event that may end an attempt comes after the steps before it.
-void DriverShell::LogStepsBefore(const Event& event) {
-  switch (event.event_case()) {
-    case Event::kRankFailed:
-      return LogSteps(event.rank_failed().job_id());
-    case Event::kRankEnded:
-      return LogSteps(event.rank_ended().job_id());
-    case Event::kStageTimedOut:
-      return LogSteps(event.stage_timed_out().job_id());
-    case Event::kNodeLost:
-    case Event::kNodeJoined:
-      for (const auto& [job_id, steps] : new_steps_) LogSteps(job_id);
-      return;
-    default:
-      return;
-  }
-}
-
-void DriverShell::LogStepsWhenDue(absl::Duration now) {
-  for (const auto& [job_id, steps] : new_steps_) {
-    if (now - steps.logged >= kCountInterval) LogSteps(job_id);
-  }
-}
-
 void DriverShell::Feed(Event event) {
-  LogStepsBefore(event);
+  for (Event& steps : counts_.EventsBefore(event, options_.clock->Monotonic())) {
+    Feed(std::move(steps));
+  }
   event.set_time_unix_nanos(absl::ToUnixNanos(options_.clock->Wall()));
   const bool accepted = Apply(event, &state_);
   if (accepted && event.event_case() != Event::kAttemptProgressed &&
@@ -427,7 +385,7 @@ void DriverShell::TellAttempts() {
   for (const auto& [job_id, attempt] : told_attempts_) {
     if (attempts.count(job_id) > 0) continue;
     loss_logs_.Close(job_id);
-    new_steps_.erase(job_id);
+    counts_.Forget(job_id);
   }
   if (options_.on_attempts) options_.on_attempts(attempts);
   told_attempts_ = std::move(attempts);
@@ -484,8 +442,9 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
       continue;
     }
     Describe(*job);
-    const int64_t newest = loss_logs_.Append(*job, actual.steps(), options_.clock->Monotonic());
-    CountSteps(*job, actual, newest);
+    const absl::Duration now = options_.clock->Monotonic();
+    const int64_t newest = loss_logs_.Append(*job, actual.steps(), now);
+    counts_.Count(*job, actual, newest, {now, options_.clock->Wall()});
     monitor_.NoteStep(actual.job_id(), newest);
   }
 }
@@ -512,9 +471,7 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
                                             ": there is no such job; `megascale "
                                             "list` shows all jobs"));
   }
-  const auto steps = new_steps_.find(job_id);
-  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall(),
-                               steps == new_steps_.end() ? nullptr : &steps->second.taken};
+  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall(), counts_.Find(job_id)};
   if (job->attempt() == 0) {  // no steps yet; a submit is not to wait for their log
     Describe(*job);
     return ViewJob(*job, nullptr, sources);

@@ -12,6 +12,7 @@
 #include "controlplane/driver/core/restore_order.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/base/version.h"
+#include "runtime/diagnose/number_check.h"
 #include "runtime/model/config.h"
 #include "runtime/telemetry/doing.h"
 
@@ -147,6 +148,49 @@ void AddWarnings(const JobRecord& job, const AgentMonitor& monitor, control::Job
   }
 }
 
+// A step whose numbers are not finite ends its attempt before it is logged, and the failure names
+// the operator and the tensor.
+void AddNumbers(const JobRecord& job, const LossLog& loss_log, control::Job* view) {
+  std::vector<diagnose::LoggedStep> steps;
+  for (const LossLog::StepRecord& record : loss_log.recent()) {
+    steps.push_back({.step = record.step(),
+                     .loss = record.loss(),
+                     .grad_norm = record.grad_norm(),
+                     .tokens = record.tokens(),
+                     .seconds = record.seconds(),
+                     .attempt = record.attempt()});
+  }
+  for (const diagnose::NumberFinding& finding : diagnose::CheckNumbers(steps)) {
+    control::NumberWarning* warning = view->add_number_warnings();
+    switch (finding.kind) {
+      case diagnose::OffRoad::kLossJump:
+        warning->set_kind(control::NumberWarning::KIND_LOSS_JUMP);
+        break;
+      case diagnose::OffRoad::kGradientJump:
+        warning->set_kind(control::NumberWarning::KIND_GRADIENT_JUMP);
+        break;
+      case diagnose::OffRoad::kNotFinite:
+        warning->set_kind(control::NumberWarning::KIND_NOT_FINITE);
+        break;
+      case diagnose::OffRoad::kSlower:
+        warning->set_kind(control::NumberWarning::KIND_SLOWER);
+        break;
+    }
+    warning->set_step(finding.step);
+    warning->set_value(finding.value);
+    warning->set_usual(finding.usual);
+  }
+}
+
+void AddDivergence(const JobRecord& job, control::Job* view) {
+  const control::Culprit& culprit = job.culprit();
+  if (culprit.failure_class() != megascale::telemetry::v1::FAILURE_CLASS_DIVERGED) return;
+  control::NumberWarning* warning = view->add_number_warnings();
+  warning->set_kind(control::NumberWarning::KIND_NOT_FINITE);
+  warning->set_step(job.best_step() + 1);
+  warning->set_message(culprit.evidence().substr(0, culprit.evidence().find('\n')));
+}
+
 void AddAccount(const JobRecord& job, const ViewSources& sources, control::Job* view) {
   if (!job.has_time_book()) return;
   TimeBook book = job.time_book();
@@ -188,9 +232,11 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
     view.set_last_step(std::max(loss_log->last_step(), job.restore().step()));
     *view.mutable_last_record() = loss_log->recent().back();
     view.set_tokens_per_second(TokensPerSecond(job, *loss_log));
+    AddNumbers(job, *loss_log, &view);
   }
   if (job.has_suspicion()) *view.mutable_suspicion() = job.suspicion();
   if (job.has_culprit()) *view.mutable_culprit() = job.culprit();
+  AddDivergence(job, &view);
   for (int i = 1; i < job.failures_size(); ++i) {
     *view.add_consequences() = job.failures(i).culprit();
   }

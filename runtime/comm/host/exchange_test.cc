@@ -97,7 +97,7 @@ TEST_F(ExchangeTest, WhatHasMovedIsShownForEachPeer) {
                       .output = reinterpret_cast<std::byte*>(sum.data()),
                       .num_bytes = call_.call_bytes});
   std::vector<Peer> own = PeersOf(0), first = PeersOf(1), second = PeersOf(2);
-  constexpr auto kRoom = static_cast<int64_t>(kRingBytes - sizeof(MessageHeader));
+  const auto room = static_cast<int64_t>(first[0].outbox.capacity() - sizeof(MessageHeader));
   const auto all = static_cast<int64_t>(call_.call_bytes);
   std::vector<PeerProgress> shown;
 
@@ -107,13 +107,13 @@ TEST_F(ExchangeTest, WhatHasMovedIsShownForEachPeer) {
   ASSERT_TRUE(sends[1].Progress(first).value());
   sends[1].ShowProgress(first, 1, false, &shown);
   EXPECT_EQ(shown[0].world_rank, 0);
-  EXPECT_EQ(shown[0].transmitted_bytes, kRoom);
+  EXPECT_EQ(shown[0].transmitted_bytes, room);
   EXPECT_EQ(shown[0].delivered_bytes, 0);
 
   ASSERT_TRUE(receive.Progress(own).value());
   receive.ShowProgress(own, 0, false, &shown);
   EXPECT_EQ(shown[1].receive_bytes, all);
-  EXPECT_EQ(shown[1].received_bytes, kRoom);
+  EXPECT_EQ(shown[1].received_bytes, room);
   EXPECT_EQ(shown[2].receive_bytes, all);
   EXPECT_EQ(shown[2].received_bytes, 0) << "the one that has not come";
 
@@ -121,7 +121,7 @@ TEST_F(ExchangeTest, WhatHasMovedIsShownForEachPeer) {
   while (receive.Progress(own).value()) {
   }
   sends[1].ShowProgress(first, 1, false, &shown);
-  EXPECT_EQ(shown[0].delivered_bytes, kRoom);
+  EXPECT_EQ(shown[0].delivered_bytes, room);
 }
 
 }  // namespace

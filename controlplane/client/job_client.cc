@@ -336,4 +336,11 @@ absl::Status JobClient::Spans(const control::v1::StreamSpansRequest& request,
   return impl_->Stream(&control::v1::JobService::Stub::StreamSpans, request, callbacks);
 }
 
+absl::Status JobClient::Evidence(
+    const control::v1::StreamEvidenceRequest& request,
+    const StreamCallbacks<control::v1::StreamEvidenceResponse>& callbacks) {
+  RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
+  return impl_->Stream(&control::v1::JobService::Stub::StreamEvidence, request, callbacks);
+}
+
 }  // namespace megascale::client

@@ -95,6 +95,9 @@ class JobClient {
   // Blocking: as Watch. Errors: FailedPrecondition - no rank of the job runs.
   absl::Status Spans(const control::v1::StreamSpansRequest& request,
                      const StreamCallbacks<control::v1::StreamSpansResponse>& callbacks);
+  // Passes evidence about ranks, as proto/control.proto says. Blocking and errors: as Spans.
+  absl::Status Evidence(const control::v1::StreamEvidenceRequest& request,
+                        const StreamCallbacks<control::v1::StreamEvidenceResponse>& callbacks);
 
  private:
   struct Impl;

@@ -315,6 +315,7 @@ absl::Status Engine::PrepareFabric() {
   fabric.region = options_.comm_region;
   fabric.readable = memory_.readable();
   fabric.store = options_.store;
+  fabric.progress = options_.exchanges;
   if (options_.interface.empty()) {
     fabric.socket_directory = options_.socket_directory;
   } else {

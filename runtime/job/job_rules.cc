@@ -275,6 +275,9 @@ absl::Status CheckEnums(const JobSpec& spec) {
         "parallel.pipeline_schedule",
         "is none that this version knows; expected 1f1b, gpipe, interleaved_1f1b or zb_h1");
   }
+  if (!v1::OnSuspect_IsValid(spec.fault().on_suspect())) {
+    return Refuse("fault.on_suspect", "is unknown to this version; expected tell or evict");
+  }
   return absl::OkStatus();
 }
 

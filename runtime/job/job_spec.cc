@@ -87,6 +87,7 @@ void FillFaultDefaults(v1::FaultSpec& fault) {
         fault.mutable_restart_backoff(), fault.mutable_checkpoint_timeout()}) {
     Normalize(duration);
   }
+  fault.set_on_suspect(OrDefault(fault.on_suspect(), v1::ON_SUSPECT_TELL));
   fault.set_max_restarts_without_progress(OrDefault(fault.max_restarts_without_progress(), 3));
 }
 }  // namespace

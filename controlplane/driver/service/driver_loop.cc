@@ -116,6 +116,21 @@ absl::StatusOr<control::NodeView> DriverLoop::SetSpare(const pb::NodeSpareSet& s
       [this, node_id = spare_set.node_id()] { return shell_->ViewOfNode(node_id); });
 }
 
+absl::StatusOr<control::Job> DriverLoop::Suspect(const std::string& job_id,
+                                                 const control::Suspicion& suspicion) {
+  pb::SuspectFound found;
+  found.set_job_id(job_id);
+  *found.mutable_suspicion() = suspicion;
+  return Call<control::Job>([this, found] { return shell_->Suspect(found); },
+                            [this, job_id] { return shell_->View(job_id); });
+}
+
+absl::StatusOr<std::vector<std::string>> DriverLoop::StalledJobs() {
+  return Call<std::vector<std::string>>(
+      [] { return absl::OkStatus(); },
+      [this] { return absl::StatusOr<std::vector<std::string>>(shell_->StalledJobs()); });
+}
+
 absl::StatusOr<control::Job> DriverLoop::GetJob(const std::string& job_id) {
   return Call<control::Job>([] { return absl::OkStatus(); },
                             [this, job_id] { return shell_->View(job_id); });

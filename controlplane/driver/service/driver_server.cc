@@ -22,6 +22,7 @@
 #include "controlplane/driver/service/job_service.h"
 #include "controlplane/driver/service/page_server.h"
 #include "controlplane/driver/service/page_source.h"
+#include "controlplane/driver/service/suspect_watch.h"
 #include "controlplane/driver/storage/state_check.h"
 #include "controlplane/security/credentials.h"
 #include "controlplane/security/grpc_log.h"
@@ -60,6 +61,8 @@ sigset_t EndSignals() {
 
 }  // namespace
 
+constexpr absl::Duration kSuspectFetchTimeout = absl::Seconds(2);
+
 // Members are destroyed from the last to the first: the server before what it serves.
 struct DriverServer::Impl {
   client::Address address;
@@ -70,8 +73,10 @@ struct DriverServer::Impl {
   std::unique_ptr<OwnPort> own_port;  // null: TCP
   std::unique_ptr<PageServer> page;   // null: there is no page
   int port = 0;
+  std::unique_ptr<SuspectWatch> watch;
 
   ~Impl() {
+    watch.reset();
     if (loop != nullptr) loop->Stop();
     own_port.reset();
     page.reset();
@@ -192,6 +197,18 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
   RETURN_IF_ERROR(impl->ServePage(options));
   RETURN_IF_ERROR(impl->Listen(options));
   impl->loop->Start();
+  impl->watch = std::make_unique<SuspectWatch>(
+      impl->loop.get(),
+      [loop = impl->loop.get(), agents = impl->agents.get()](const std::string& job_id) {
+        SpanStreamPorts ports;
+        ports.job = [loop, job_id] { return loop->GetJob(job_id); };
+        ports.cluster = [loop] { return loop->GetCluster(); };
+        ports.fetch = [agents](const std::string& node_id, const auto& fetch) {
+          return agents->Fetch(node_id, fetch, kSuspectFetchTimeout);
+        };
+        ports.now = [] { return base::RealClock().Monotonic(); };
+        return ports;
+      });
   base::LogInfo(absl::StrCat("megascale ", base::kVersion, " listens on ", impl->ListenAddress()));
   if (impl->page != nullptr) base::LogInfo(absl::StrCat("the page: ", impl->page->url()));
   return std::unique_ptr<DriverServer>(new DriverServer(std::move(impl)));

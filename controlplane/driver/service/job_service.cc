@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "controlplane/driver/listen/open_streams.h"
+#include "controlplane/driver/relay/evidence_stream.h"
 #include "controlplane/driver/relay/log_stream.h"
 #include "controlplane/driver/relay/span_stream.h"
 #include "controlplane/driver/relay/stage_times.h"
@@ -256,6 +257,20 @@ class JobServiceOnLoop final : public pb::JobService::Service {
       return !context->IsCancelled() && stream.Guard([&] { return writer->Write(response); });
     };
     return ToGrpc(driver::StreamSpans(*request, ports));
+  }
+
+  grpc::Status StreamEvidence(grpc::ServerContext* context,
+                              const pb::StreamEvidenceRequest* request,
+                              grpc::ServerWriter<pb::StreamEvidenceResponse>* writer) override {
+    if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
+      return ToGrpc(status);
+    OpenStreams::Stream stream(&streams_, context);
+    if (!stream.status().ok()) return ToGrpc(stream.status());
+    auto ports = PortsOf<EvidenceStreamPorts>(request->job_id(), kFetchTimeout);
+    ports.emit = [&](const pb::StreamEvidenceResponse& response) {
+      return !context->IsCancelled() && stream.Guard([&] { return writer->Write(response); });
+    };
+    return ToGrpc(driver::StreamEvidence(*request, ports));
   }
 
  private:

@@ -164,6 +164,22 @@ absl::Status DriverShell::SetSpare(const pb::NodeSpareSet& spare_set) {
   return absl::OkStatus();
 }
 
+absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
+  Event event;
+  *event.mutable_suspect_found() = found;
+  Feed(std::move(event));
+  return absl::OkStatus();
+}
+
+std::vector<std::string> DriverShell::StalledJobs() const {
+  std::vector<std::string> stalled;
+  for (const JobRecord& job : state_.jobs()) {
+    if (job.has_suspicion() || !counts_.StandsStill(job, options_.clock->Wall())) continue;
+    stalled.push_back(JobId(job));
+  }
+  return stalled;
+}
+
 absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentLink& link) const {
   Contact contact = monitor_.reports().ContactWith(hello.node_id());
   // An agent whose stream has ended is out of contact, however fresh its last report is.
@@ -265,6 +281,7 @@ void DriverShell::Tick(absl::Duration now) {
     it = timers_.erase(it);
   }
   FeedAll(std::move(due));
+  FeedAll(counts_.EventsDue(now));
   Forget(now);
 }
 
@@ -299,6 +316,7 @@ void DriverShell::ForgetJobs() {
     event.mutable_jobs_forgotten()->add_job_ids(id);
     loss_logs_.Forget(id);
     tensorboard_logs_.Forget(id);
+    counts_.Forget(id);
     cut_attempts_.erase(id);
     described_.erase(id);
   }
@@ -306,9 +324,13 @@ void DriverShell::ForgetJobs() {
 }
 
 void DriverShell::Feed(Event event) {
+  for (Event& steps : counts_.EventsBefore(event, options_.clock->Monotonic())) {
+    Feed(std::move(steps));
+  }
   event.set_time_unix_nanos(absl::ToUnixNanos(options_.clock->Wall()));
   const bool accepted = Apply(event, &state_);
-  if (accepted && event.event_case() != Event::kAttemptProgressed) {
+  if (accepted && event.event_case() != Event::kAttemptProgressed &&
+      event.event_case() != Event::kStepsTaken) {
     base::LogInfo(Summary(event));
   }
   pending_.push_back(std::move(event));
@@ -363,7 +385,9 @@ void DriverShell::TellAttempts() {
   }
   if (attempts == told_attempts_) return;
   for (const auto& [job_id, attempt] : told_attempts_) {
-    if (attempts.count(job_id) == 0) loss_logs_.Close(job_id);
+    if (attempts.count(job_id) > 0) continue;
+    loss_logs_.Close(job_id);
+    counts_.Forget(job_id);
   }
   if (options_.on_attempts) options_.on_attempts(attempts);
   told_attempts_ = std::move(attempts);
@@ -420,8 +444,10 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
       continue;
     }
     Describe(*job);
-    monitor_.NoteStep(actual.job_id(),
-                      loss_logs_.Append(*job, actual.steps(), options_.clock->Monotonic()));
+    const absl::Duration now = options_.clock->Monotonic();
+    const int64_t newest = loss_logs_.Append(*job, actual.steps(), now);
+    counts_.Count(*job, actual, newest, {now, options_.clock->Wall()});
+    monitor_.NoteStep(actual.job_id(), newest);
     const LossLog* log = loss_logs_.Find(actual.job_id());
     if (job->submitted().spec().tensorboard() && log != nullptr) {
       tensorboard_logs_.Follow(actual.job_id(), job->submitted().directory(), *log,
@@ -452,7 +478,7 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
                                             ": there is no such job; `megascale "
                                             "list` shows all jobs"));
   }
-  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall()};
+  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall(), counts_.Find(job_id)};
   if (job->attempt() == 0) {  // no steps yet; a submit is not to wait for their log
     Describe(*job);
     return ViewJob(*job, nullptr, sources);

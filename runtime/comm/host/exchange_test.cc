@@ -82,5 +82,47 @@ TEST_F(ExchangeTest, WhoFindsNothingToAddWakesNobody) {
   EXPECT_EQ(Bumps(1) + Bumps(2), bumps);
 }
 
+TEST_F(ExchangeTest, WhatHasMovedIsShownForEachPeer) {
+  const std::vector<float> data(kMessageFloats, 1);
+  std::vector<float> sum(kMessageFloats);
+  std::vector<Exchange> sends;
+  for (int i = 0; i < kNumRanks; ++i) {
+    sends.emplace_back(call_);
+    sends.back().Send(0, data.data(), call_.call_bytes);
+  }
+  Exchange receive(call_);
+  receive.ReceiveSum({.self = 0,
+                      .group_size = kNumRanks,
+                      .own = reinterpret_cast<const std::byte*>(data.data()),
+                      .output = reinterpret_cast<std::byte*>(sum.data()),
+                      .num_bytes = call_.call_bytes});
+  std::vector<Peer> own = PeersOf(0), first = PeersOf(1), second = PeersOf(2);
+  const auto room = static_cast<int64_t>(first[0].outbox.capacity() - sizeof(MessageHeader));
+  const auto all = static_cast<int64_t>(call_.call_bytes);
+  std::vector<PeerProgress> shown;
+
+  sends[1].ShowProgress(first, 1, false, &shown);
+  EXPECT_EQ(shown[0].send_bytes, all);
+  EXPECT_EQ(shown[0].transmitted_bytes, 0);
+  ASSERT_TRUE(sends[1].Progress(first).value());
+  sends[1].ShowProgress(first, 1, false, &shown);
+  EXPECT_EQ(shown[0].world_rank, 0);
+  EXPECT_EQ(shown[0].transmitted_bytes, room);
+  EXPECT_EQ(shown[0].delivered_bytes, 0);
+
+  ASSERT_TRUE(receive.Progress(own).value());
+  receive.ShowProgress(own, 0, false, &shown);
+  EXPECT_EQ(shown[1].receive_bytes, all);
+  EXPECT_EQ(shown[1].received_bytes, room);
+  EXPECT_EQ(shown[2].receive_bytes, all);
+  EXPECT_EQ(shown[2].received_bytes, 0) << "the one that has not come";
+
+  ASSERT_TRUE(sends[2].Progress(second).value());
+  while (receive.Progress(own).value()) {
+  }
+  sends[1].ShowProgress(first, 1, false, &shown);
+  EXPECT_EQ(shown[0].delivered_bytes, room);
+}
+
 }  // namespace
 }  // namespace megascale::comm

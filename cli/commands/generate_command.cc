@@ -1,14 +1,10 @@
-// generate and evaluate: using a checkpoint, without a driver.
-#include <unistd.h>
-
+// generate: using a checkpoint, without a driver.
 #include <cstdio>
 #include <memory>
 #include <string>
 
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/view/terminal.h"
-#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/inference/inference.h"
 
@@ -21,8 +17,6 @@ struct ModelFlags {
   std::string checkpoint;
   int64_t threads = 0;
   std::string format = "text";
-  std::vector<std::string> data_files;
-  std::string held_out_windows = "all";
   SampleOptions sample;
   int64_t seed = 1;
 };
@@ -73,43 +67,6 @@ absl::Status Generate(const ModelFlags& flags) {
   return absl::OkStatus();
 }
 
-// Evaluates the text and shows the progress on standard error.
-absl::StatusOr<HeldOutLoss> EvaluateVisibly(Inference* inference, const std::string& text,
-                                            EvaluateOptions options) {
-  const auto now = [] { return base::RealClock().Monotonic(); };
-  WorkProgress progress({"held-out text", "windows"}, DetectTerminal(STDERR_FILENO), stderr, now());
-  options.on_progress = [&](int64_t done, int64_t all) { progress.Show(done, all, now()); };
-  return inference->Evaluate(text, options);
-}
-
-absl::Status Evaluate(const ModelFlags& flags) {
-  EvaluateOptions options;
-  ASSIGN_OR_RETURN(options.limit, ParseWindowLimit("--windows", flags.held_out_windows));
-  ASSIGN_OR_RETURN(const auto inference, LoadModel(flags));
-  job::v1::JobSpec spec = inference->manifest().spec();
-  if (!flags.data_files.empty()) {
-    spec.mutable_data()->clear_files();
-    for (const std::string& file : flags.data_files)
-      spec.mutable_data()->add_files(AbsolutePath(file));
-  }
-  ASSIGN_OR_RETURN(const std::string text, ReadHeldOutText(spec));
-  ASSIGN_OR_RETURN(const HeldOutLoss loss, EvaluateVisibly(inference.get(), text, options));
-  if (flags.format == "json") {
-    JsonObject object;
-    object.Add("bits_per_byte", loss.bits_per_byte);
-    object.Add("num_bytes", loss.num_bytes);
-    object.Add("held_out_bytes", loss.text_bytes);
-    object.Add("step", int64_t{inference->manifest().step()});
-    std::printf("%s\n", object.Finish().c_str());
-  } else {
-    std::printf("%.4f bits per byte over %s of %s held-out bytes, after step %s\n",
-                loss.bits_per_byte, WithCommas(loss.num_bytes).c_str(),
-                WithCommas(loss.text_bytes).c_str(),
-                WithCommas(inference->manifest().step()).c_str());
-  }
-  return absl::OkStatus();
-}
-
 void RunsWith(Command* command, const std::shared_ptr<ModelFlags>& flags,
               absl::Status (*run)(const ModelFlags&)) {
   command->Runs([flags, run] {
@@ -126,11 +83,13 @@ void AddGenerateCommand(CommandLine* line) {
   Command* command = line->Add("generate", "samples text from a checkpoint");
   AddModelOptions(command, flags.get());
   command->Text("--prompt", &flags->sample.prompt, "text to continue (default: a new line)");
-  command->Integer("--tokens", &flags->sample.num_tokens, "how many bytes to add to the prompt");
-  command->Number("--temperature", &flags->sample.temperature,
-                  "0: always the most likely byte; 1: the probabilities that the model has learnt");
+  command->Integer("--tokens", &flags->sample.num_tokens,
+                   "how many tokens to add to the prompt; bytes, without a tokenizer");
+  command->Number(
+      "--temperature", &flags->sample.temperature,
+      "0: always the most likely token; 1: the probabilities that the model has learnt");
   command->Integer("--top-k", &flags->sample.top_k,
-                   "choose among this many most likely bytes; 0: among all");
+                   "choose among this many most likely tokens; 0: among all");
   command->Integer("--seed", &flags->seed, "the same seed gives the same text");
   command->Details(
       "Loads the newest complete checkpoint of the folder and writes the prompt and what the model "
@@ -140,21 +99,6 @@ void AddGenerateCommand(CommandLine* line) {
       "megascale generate --checkpoint out/checkpoints --temperature 0.6 --top-k 40 --seed 7 "
       "--tokens 500");
   RunsWith(command, flags, Generate);
-}
-
-void AddEvaluateCommand(CommandLine* line) {
-  auto flags = std::make_shared<ModelFlags>();
-  Command* command =
-      line->Add("evaluate", "measures a checkpoint on held-out text, in bits per byte");
-  AddModelOptions(command, flags.get());
-  command->Words("--data", &flags->data_files, "other files; the same share of them is held out");
-  command->Text("--windows", &flags->held_out_windows,
-                "windows of that text to measure: a number, all, or auto: all, but no more than "
-                "2e13 FLOP pay for (a minute at 300 GFLOP/s)");
-  command->Examples(
-      "megascale evaluate --checkpoint out/checkpoints\n"
-      "megascale evaluate --checkpoint out/checkpoints --data book.txt -o json");
-  RunsWith(command, flags, Evaluate);
 }
 
 }  // namespace megascale::cli

@@ -281,6 +281,19 @@ TEST_F(FailureDetectorTest, PreflightThatDoesNotEndIsNoticed) {
   EXPECT_EQ(events[1].rank_failed().rank(), -1);
 }
 
+TEST_F(FailureDetectorTest, APreflightThatGoesOnMayTakeLongerThanTheLimit) {
+  for (const char* node : {"n0", "n1"}) {
+    JobOn(node)->mutable_preflight()->set_state(agent::Preflight::STATE_RUNNING);
+  }
+  for (int i = 1; i <= 5; ++i) {
+    JobOn("n0")->mutable_preflight()->set_progress(i);
+    EXPECT_THAT(Pass(absl::Seconds(100)), SizeIs(0)) << i;
+  }
+  const std::vector<Event> events = Pass(absl::Seconds(121));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_THAT(events[0].rank_failed().failure().message(), HasSubstr("preflight did not end"));
+}
+
 TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBeginsAnew) {
   state_.mutable_jobs(0)
       ->mutable_submitted()

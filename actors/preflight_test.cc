@@ -93,16 +93,20 @@ TEST_F(PreflightTest, AMachineWithADirectoryOfItsOwnIsRefusedWithBothNames) {
 }
 
 TEST_F(PreflightTest, TextIsEncodedOnceAndThePreflightSaysSo) {
+  std::string text;
+  for (int i = 0; i < 500; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
+  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", text).ok());
   HostAssignment assignment = AssignmentOf("n0");
   job::v1::JobSpec& spec = *assignment.mutable_spec();
   spec.mutable_model()->set_vocab_size(300);
   spec.mutable_data()->set_tokenizer_vocab_size(300);
   spec.mutable_data()->set_token_cache(directory_ + "/tokens");
   std::vector<Preflight> running;
-  PreflightOptions options = {
-      .on_progress = [&](const Preflight& one) { running.push_back(one); },
-      .ceilings = CeilingSources{
-          .directory = directory_, .measure = [] { return 1e11; }, .is_idle = [] { return true; }}};
+  PreflightOptions options;
+  options.on_progress = [&](const Preflight& one) { running.push_back(one); };
+  options.ceilings.emplace();
+  options.ceilings->measure = [] { return 1e11; };
+  options.ceilings->is_idle = [] { return true; };
   const Preflight passed = RunPreflight(assignment, kCpu, options).value();
   EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
   EXPECT_GT(passed.data().total_tokens(), 0);

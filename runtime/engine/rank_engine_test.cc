@@ -201,7 +201,7 @@ TEST(RankEngineTest, AMixtureOfTokensEndsWithTheSameBitsAfterARestore) {
   JobSpec whole = spec;
   whole.mutable_parallel()->set_data_parallel_size(1);
   whole.mutable_parallel()->set_pipeline_model_parallel_size(1);
-  EXPECT_NEAR(Losses(RunJob(RunOptions(whole)))[0], Losses(calm)[0], 1e-5);
+  EXPECT_NEAR(Losses(RunJob(RunOptions(whole)))[0], Losses(calm)[0], 1e-4);
 }
 
 // Without clipping, whose norm other buckets round differently.

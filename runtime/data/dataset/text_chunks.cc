@@ -11,6 +11,7 @@ namespace megascale::data {
 namespace {
 
 bool IsLetter(char c) { return absl::ascii_isalpha(static_cast<unsigned char>(c)); }
+bool IsGraphic(char c) { return absl::ascii_isgraph(static_cast<unsigned char>(c)); }
 
 // Returns `at`, or the begin of the next character if `at` lies within one.
 size_t AtCharacter(absl::string_view text, size_t at) {
@@ -61,7 +62,7 @@ bool TextChunks::Ready(size_t* end) const {
   *end = held_.size();
   if (text_ended_ && static_cast<int64_t>(held_.size()) <= options_.chunk_bytes) return true;
   for (auto at = static_cast<size_t>(options_.chunk_bytes); at + 1 < held_.size(); ++at) {
-    if (held_[at] != '\n' || !IsLetter(held_[at - 1]) || !IsLetter(held_[at + 1])) continue;
+    if (held_[at] != '\n' || !IsGraphic(held_[at - 1]) || !IsLetter(held_[at + 1])) continue;
     *end = at + 1;
     return true;
   }

@@ -1,6 +1,7 @@
 // The text of a file in the chunks that are encoded one by one: a document of JSON Lines, or at
 // most about 64 MiB of plain text. The chunks depend on the content alone. A long plain text is cut
-// after a line, between two letters, where no byte-level tokenizer joins what stands on both sides.
+// after a line that does not end with a space, before a letter, where no byte-level tokenizer joins
+// what stands on both sides.
 // Private to this folder. Threads: one.
 #pragma once
 

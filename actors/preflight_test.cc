@@ -66,7 +66,7 @@ class PreflightTest : public ::testing::Test {
     CeilingSources sources;
     sources.measure = [] { return 1e11; };
     sources.is_idle = [] { return true; };
-    return RunPreflight(assignment, kCpu, sources).value();
+    return RunPreflight(assignment, kCpu, {.ceilings = sources}).value();
   }
 
   std::string directory_;
@@ -90,6 +90,41 @@ TEST_F(PreflightTest, AMachineWithADirectoryOfItsOwnIsRefusedWithBothNames) {
             absl::StrCat("checkpoint.directory: node n1 does not see in ", directory_,
                          "/of-n1 what node n0 wrote there (looked for 1.5s); every machine needs "
                          "the same directory: mount one shared file system there"));
+}
+
+TEST_F(PreflightTest, TextIsEncodedOnceAndThePreflightSaysSo) {
+  std::string text;
+  for (int i = 0; i < 500; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
+  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", text).ok());
+  HostAssignment assignment = AssignmentOf("n0");
+  job::v1::JobSpec& spec = *assignment.mutable_spec();
+  spec.mutable_model()->set_vocab_size(300);
+  spec.mutable_data()->set_tokenizer_vocab_size(300);
+  spec.mutable_data()->set_token_cache(directory_ + "/tokens");
+  std::vector<Preflight> running;
+  PreflightOptions options;
+  options.on_progress = [&](const Preflight& one) { running.push_back(one); };
+  options.ceilings.emplace();
+  options.ceilings->measure = [] { return 1e11; };
+  options.ceilings->is_idle = [] { return true; };
+  const Preflight passed = RunPreflight(assignment, kCpu, options).value();
+  EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
+  EXPECT_GT(passed.data().total_tokens(), 0);
+  ASSERT_FALSE(running.empty());
+  EXPECT_EQ(running[0].state(), Preflight::STATE_RUNNING);
+  EXPECT_GT(running[0].progress(), 0);
+  EXPECT_EQ(running[0].message(),
+            absl::StrCat("learning a tokenizer from ", directory_, "/text: 100 %"));
+  running.clear();
+  EXPECT_EQ(RunPreflight(assignment, kCpu, options)->data().tokens_sha256(),
+            passed.data().tokens_sha256());
+  EXPECT_TRUE(running.empty()) << "the second machine, or attempt, finds the tokens";
+  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", "\xff" + std::string(4000, 'x')).ok());
+  const Preflight refused = RunPreflight(assignment, kCpu, options).value();
+  EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
+  EXPECT_EQ(refused.message(), absl::StrCat(directory_,
+                                            "/text: is not UTF-8 at byte 0; convert it, "
+                                            "or leave such bytes out with --skip-bad"));
 }
 
 TEST_F(PreflightTest, ACheckpointDirectoryThatCannotBeIsNamed) {
@@ -236,12 +271,12 @@ TEST_F(CeilingTest, ThePeakOfTheDevicesTakesThePlaceOfAMeasurement) {
       .name = "fast", .numerics = "", .peak = {.fp32 = 6e13, .bf16 = 9.9e14}};
   CeilingSources sources;
   sources.measure = [&] { return ++num_measured_; };
-  const Preflight fp32 = RunPreflight(assignment, device, sources).value();
+  const Preflight fp32 = RunPreflight(assignment, device, {.ceilings = sources}).value();
   EXPECT_EQ(fp32.state(), Preflight::STATE_PASSED) << fp32.message();
   EXPECT_EQ(fp32.flops_ceiling(), 1.2e14) << "of both ranks' devices";
   EXPECT_FALSE(fp32.has_ceiling_measured_at());
   assignment.mutable_spec()->mutable_train()->set_precision(job::v1::PRECISION_BF16);
-  EXPECT_EQ(RunPreflight(assignment, device, sources)->flops_ceiling(), 1.98e15);
+  EXPECT_EQ(RunPreflight(assignment, device, {.ceilings = sources})->flops_ceiling(), 1.98e15);
   EXPECT_EQ(num_measured_, 0);
 }
 
@@ -250,7 +285,7 @@ TEST_F(CeilingTest, ABusyMachineIsWarnedOf) {
   sources.measure = [] { return 6.6e10; };
   sources.is_idle = [] { return false; };
   sources.now = [] { return absl::FromUnixSeconds(1'000'000); };
-  const Preflight passed = RunPreflight(AssignmentOf("n0"), kCpu, sources).value();
+  const Preflight passed = RunPreflight(AssignmentOf("n0"), kCpu, {.ceilings = sources}).value();
   EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
   EXPECT_EQ(passed.flops_ceiling(), 6.6e10);
   EXPECT_EQ(passed.ceiling_measured_at().seconds(), 1'000'000);

@@ -278,7 +278,7 @@ TEST_F(ProgramTest, DryRunShowsTheResolvedJob) {
 }
 
 TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
-  const std::string job = "plan examples/fortunes.yaml --set train.global_batch_size=32 ";
+  const std::string job = "plan examples/bytes.yaml --set train.global_batch_size=32 ";
   const Outcome text = Run(job + "--instructions");
   EXPECT_EQ(text.code, 0) << text.error;
   for (const char* part :
@@ -302,7 +302,7 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
   EXPECT_LT(gradient_bytes("--set parallel.zero_stage=2"), gradient_bytes(""));
   // Four equal stages and links that take no time: each schedule has its well-known bubble.
   const std::string deep =
-      "plan examples/fortunes.yaml -o json --bytes-per-second 1e30 --memory-bytes-per-second 1e30 "
+      "plan examples/bytes.yaml -o json --bytes-per-second 1e30 --memory-bytes-per-second 1e30 "
       "--set "
       "train.global_batch_size=64 "
       "--set model.hidden_size=4096 --set parallel.pipeline_model_parallel_size=";
@@ -334,7 +334,7 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
 TEST_F(ProgramTest, PlanPricesExchangesByTheLinkOnWhichTheyRun) {
   // Tensor and data ranks share a machine of four, the two stages do not.
   const std::string job =
-      "plan examples/fortunes.yaml --set parallel.tensor_model_parallel_size=2 "
+      "plan examples/bytes.yaml --set parallel.tensor_model_parallel_size=2 "
       "--set train.global_batch_size=32 --bytes-per-second 1e9 ";
   const Outcome text = Run(job + "--slots 5");
   EXPECT_EQ(text.code, 0) << text.error;
@@ -381,18 +381,18 @@ TEST_F(ProgramTest, PlanPricesExchangesByTheLinkOnWhichTheyRun) {
 
 TEST_F(ProgramTest, APlansFileOnStandardOutputIsAloneThere) {
   for (const char* path : {"-", "/dev/stdout"}) {
-    const Outcome svg = Run(absl::StrCat("plan examples/fortunes.yaml --svg ", path));
+    const Outcome svg = Run(absl::StrCat("plan examples/bytes.yaml --svg ", path));
     EXPECT_EQ(svg.code, 0) << svg.error;
     EXPECT_TRUE(absl::StartsWith(svg.out, "<svg")) << svg.out;
     EXPECT_TRUE(absl::EndsWith(svg.out, "</svg>\n")) << svg.out;
   }
-  EXPECT_EQ(Run("plan examples/fortunes.yaml --svg - --trace -").error,
+  EXPECT_EQ(Run("plan examples/bytes.yaml --svg - --trace -").error,
             "megascale: --svg and --trace: both are standard output; give one of them a file\n");
 }
 
 TEST_F(ProgramTest, AnEmptyPathIsAMistake) {
   for (const char* words :
-       {"plan examples/fortunes.yaml --svg ''", "plan examples/fortunes.yaml --trace ''",
+       {"plan examples/bytes.yaml --svg ''", "plan examples/bytes.yaml --trace ''",
         "trace j --output ''", "submit examples/tiny.yaml --dry-run --from ''",
         "submit examples/tiny.yaml --dry-run --data ''", "list --address ''", "list --tls-ca ''",
         "local examples/tiny.yaml --state-dir ''", "generate --checkpoint ''", "driver --listen ''",
@@ -410,7 +410,7 @@ TEST_F(ProgramTest, AnEmptyPathIsAMistake) {
 
 TEST_F(ProgramTest, PlanPricesWhatTensorRanksExchangeBesideProducts) {
   const std::string job =
-      "plan examples/fortunes.yaml --set parallel.tensor_model_parallel_size=2 "
+      "plan examples/bytes.yaml --set parallel.tensor_model_parallel_size=2 "
       "--set parallel.data_parallel_size=1 ";
   const Outcome text = Run(job + "--instructions");
   EXPECT_EQ(text.code, 0) << text.error;
@@ -587,7 +587,7 @@ TEST_F(ProgramTest, DriverAndAgentMakeNothingBeforeTheyRefuseTheirOptions) {
 TEST_F(ProgramTest, OutputThatCannotBeWrittenIsAFailure) {
   for (const char* words :
        {"version", "version -o json", "--help", "submit --dry-run examples/tiny.yaml",
-        "submit --dry-run examples/tiny.yaml -o json", "plan examples/fortunes.yaml"}) {
+        "submit --dry-run examples/tiny.yaml -o json", "plan examples/bytes.yaml"}) {
     const Outcome full = Run(absl::StrCat(words, " >/dev/full"));
     EXPECT_EQ(full.code, 1) << words;
     EXPECT_TRUE(absl::StartsWith(full.error, "megascale: cannot write to standard output"))

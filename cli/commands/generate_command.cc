@@ -1,6 +1,4 @@
-// generate and evaluate: using a checkpoint, without a driver.
-#include <unistd.h>
-
+// generate: using a checkpoint, without a driver.
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -14,13 +12,10 @@
 #include "absl/types/span.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
-#include "cli/view/terminal.h"
-#include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/data/tokenizer/text/utf8.h"
-#include "runtime/inference/inference.h"
 #include "runtime/inference/text_generator.h"
 
 namespace megascale::cli {
@@ -33,10 +28,6 @@ struct ModelFlags {
   std::string checkpoint;
   int64_t threads = 0;
   std::string format = "text";
-  std::vector<std::string> data_files;
-  std::string held_out_windows = "all";
-
-  // Of generate alone.
   inference::TextOptions text;
   int64_t seed = 1;
   std::vector<std::string> prompt;
@@ -59,12 +50,6 @@ absl::Status CheckModelFlags(const ModelFlags& flags) {
     return absl::InvalidArgumentError("--threads: is out of range; expected 0 (all cores) to 1024");
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<Inference>> LoadModel(const ModelFlags& flags) {
-  RETURN_IF_ERROR(CheckModelFlags(flags));
-  ASSIGN_OR_RETURN(const std::string step_directory, FindCheckpoint(flags.checkpoint));
-  return Inference::Load(step_directory, static_cast<int>(flags.threads));
 }
 
 // The prompts' continuations on standard output, in the order of the prompts: the first one that
@@ -205,43 +190,6 @@ absl::Status Generate(const ModelFlags& flags) {
   return generator->Generate(prompts, options, events);
 }
 
-// Evaluates the text and shows the progress on standard error.
-absl::StatusOr<HeldOutLoss> EvaluateVisibly(Inference* inference, const std::string& text,
-                                            EvaluateOptions options) {
-  const auto now = [] { return base::RealClock().Monotonic(); };
-  WorkProgress progress({"held-out text", "windows"}, DetectTerminal(STDERR_FILENO), stderr, now());
-  options.on_progress = [&](int64_t done, int64_t all) { progress.Show(done, all, now()); };
-  return inference->Evaluate(text, options);
-}
-
-absl::Status Evaluate(const ModelFlags& flags) {
-  EvaluateOptions options;
-  ASSIGN_OR_RETURN(options.limit, ParseWindowLimit("--windows", flags.held_out_windows));
-  ASSIGN_OR_RETURN(const auto inference, LoadModel(flags));
-  job::v1::JobSpec spec = inference->manifest().spec();
-  if (!flags.data_files.empty()) {
-    spec.mutable_data()->clear_files();
-    for (const std::string& file : flags.data_files)
-      spec.mutable_data()->add_files(AbsolutePath(file));
-  }
-  ASSIGN_OR_RETURN(const std::string text, ReadHeldOutText(spec));
-  ASSIGN_OR_RETURN(const HeldOutLoss loss, EvaluateVisibly(inference.get(), text, options));
-  if (flags.format == "json") {
-    JsonObject object;
-    object.Add("bits_per_byte", loss.bits_per_byte);
-    object.Add("num_bytes", loss.num_bytes);
-    object.Add("held_out_bytes", loss.text_bytes);
-    object.Add("step", int64_t{inference->manifest().step()});
-    std::printf("%s\n", object.Finish().c_str());
-  } else {
-    std::printf("%.4f bits per byte over %s of %s held-out bytes, after step %s\n",
-                loss.bits_per_byte, WithCommas(loss.num_bytes).c_str(),
-                WithCommas(loss.text_bytes).c_str(),
-                WithCommas(inference->manifest().step()).c_str());
-  }
-  return absl::OkStatus();
-}
-
 void RunsWith(Command* command, const std::shared_ptr<ModelFlags>& flags,
               absl::Status (*run)(const ModelFlags&)) {
   command->Runs([flags, run] {
@@ -291,21 +239,6 @@ void AddGenerateCommand(CommandLine* line) {
       "megascale generate --checkpoint /models/llama --prompts questions.txt --temperature 0 "
       "-o json");
   RunsWith(command, flags, Generate);
-}
-
-void AddEvaluateCommand(CommandLine* line) {
-  auto flags = std::make_shared<ModelFlags>();
-  Command* command =
-      line->Add("evaluate", "measures a checkpoint on held-out text, in bits per byte");
-  AddModelOptions(command, flags.get(), "a checkpoint, or the folder of several: the newest");
-  command->Words("--data", &flags->data_files, "other files; the same share of them is held out");
-  command->Text("--windows", &flags->held_out_windows,
-                "windows of that text to measure: a number, all, or auto: all, but no more than "
-                "2e13 FLOP pay for (a minute at 300 GFLOP/s)");
-  command->Examples(
-      "megascale evaluate --checkpoint out/checkpoints\n"
-      "megascale evaluate --checkpoint out/checkpoints --data book.txt -o json");
-  RunsWith(command, flags, Evaluate);
 }
 
 }  // namespace megascale::cli

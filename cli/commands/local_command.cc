@@ -32,6 +32,7 @@
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/data/corpus.h"
+#include "runtime/data/dataset/job_tokenizer.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/node_memory.h"
 
@@ -116,7 +117,9 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
         flags.job.file, ": ", job::NeededSlots(spec), "; ", Counted(flags.agents, "agent"), " × ",
         Counted(flags.slots, "slot"), " = ", flags.agents * flags.slots, together));
   }
-  const auto corpus = data::Corpus::Open(spec.data(), spec.train().seq_length());
+  // How many tokens text has is known when it is encoded; bytes are counted now.
+  const bool bytes = !data::UsesTokenizer(spec.data());
+  const auto corpus = data::Corpus::Open(spec.data(), bytes ? spec.train().seq_length() : 0);
   if (!corpus.ok()) {
     const absl::string_view why = corpus.status().message();
     const bool names_field = absl::StartsWith(why, "data.");
@@ -220,7 +223,7 @@ class LocalRun {
 int Report(const LocalFlags& flags, const WindowLimit& limit, const FollowResult& result) {
   const bool json = flags.format == "json";
   if (!json) {
-    PrintCurve(LossesOf(result.job, result.losses));
+    PrintCurve(LossesOf(result.job, result.losses), data::UsesTokenizer(result.job.spec().data()));
     std::printf("\nmeasuring the model on held-out text\n");
     std::fflush(stdout);
   }

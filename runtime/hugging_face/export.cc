@@ -285,6 +285,8 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   result.num_files = static_cast<int64_t>(files.size());
   if (files.size() > 1) RETURN_IF_ERROR(WriteIndex(files, options.folder));
   if (!origin.empty()) RETURN_IF_ERROR(CopyKeptFiles(origin, options.folder));
+  // A job's checkpoint has the tokenizer with which it was trained.
+  RETURN_IF_ERROR(CopyKeptFiles(options.checkpoint, options.folder));
   // Last: a folder without it cannot be loaded.
   RETURN_IF_ERROR(
       base::WriteFileDurably(absl::StrCat(options.folder, "/", kConfigFile), config_text));

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/checkpoint.pb.h"
+#include "runtime/data/dataset/dataset.h"
 #include "runtime/device/device.h"
 
 namespace megascale::cli {
@@ -31,16 +32,20 @@ absl::StatusOr<WindowLimit> ParseWindowLimit(const std::string& flag, const std:
 
 struct EvaluateOptions {
   WindowLimit limit;
+  bool keep_text = false;  // whether HeldOutLoss::text is wanted
   // Called after every few windows with the numbers of measured and of all windows; may be empty.
   std::function<void(int64_t done, int64_t all)> on_progress;
 };
 
-// How well the model predicts a text, measured over whole windows from its beginning.
+// How well the model predicts a text, measured over whole windows from its beginning. A limit or an
+// incomplete window leaves out the rest.
 struct HeldOutLoss {
-  int64_t num_bytes = 0;  // measured bytes
-  int64_t text_bytes =
-      0;  // size of the whole text; a limit or an incomplete window leaves some out
+  int64_t num_tokens = 0;   // measured tokens
+  int64_t text_tokens = 0;  // of the whole text
+  int64_t num_bytes = 0;    // text of the measured tokens; end tokens have none
+  double nats_per_token = 0;
   double bits_per_byte = 0;
+  std::string text;  // the measured bytes, if they are wanted
 };
 
 class Inference {
@@ -55,9 +60,13 @@ class Inference {
 
   const checkpoint::v1::Manifest& manifest() const;
 
-  // Measures how many bits the model needs for a byte of `text`. Deterministic.
-  // Errors: InvalidArgument - the text is shorter than one window.
-  absl::StatusOr<HeldOutLoss> Evaluate(absl::string_view text, const EvaluateOptions& options = {});
+  // The tokenizer with which it was trained, from the checkpoint's folder; null: bytes are tokens.
+  const tokenizer::Tokenizer* tokenizer() const;
+
+  // Measures how well the model predicts each token of `text`. Deterministic. Errors:
+  // InvalidArgument - the text is shorter than one window; those of reading it.
+  absl::StatusOr<HeldOutLoss> Evaluate(const data::TokenText& text,
+                                       const EvaluateOptions& options = {});
 
  private:
   struct Impl;
@@ -65,8 +74,15 @@ class Inference {
   std::unique_ptr<Impl> impl_;
 };
 
-// Returns the held-out part of the text that a job's data section names.
-absl::StatusOr<std::string> ReadHeldOutText(const job::v1::JobSpec& spec);
+struct EvaluationText {
+  std::unique_ptr<data::Dataset> dataset;
+  const data::TokenText& text() const { return dataset->held_out(); }
+};
+// Opens the held-out part of the text that a job's data section names, or with `whole` all of it,
+// encoded by the tokenizer of the checkpoint in `step_directory`. Errors: those of Dataset::Open.
+absl::StatusOr<EvaluationText> OpenEvaluationText(job::v1::JobSpec spec,
+                                                  const std::string& step_directory,
+                                                  const data::DatasetOptions& options);
 
 // Returns the size in bytes of `text` compressed by `xz -9`. Errors: NotFound - xz is not
 // installed.

@@ -131,30 +131,45 @@ std::string SomeText(size_t size) {
   return text.substr(0, size);
 }
 
+// Every byte of a text is a token.
+class Bytes : public data::TokenText {
+ public:
+  explicit Bytes(absl::string_view text) : text_(text) {}
+  int64_t num_tokens() const override { return static_cast<int64_t>(text_.size()); }
+  absl::Status Read(int64_t begin, absl::Span<int32_t> out) const override {
+    for (int32_t& id : out) id = static_cast<unsigned char>(text_[begin++]);
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string text_;
+};
+
 TEST_F(InferenceTest, InitialWeightsNeedAboutEightBitsPerByte) {
   for (const auto precision :
        {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16, job::v1::PRECISION_FP64}) {
     const auto inference = Load(precision);
-    const auto loss = inference->Evaluate(SomeText(1000));
+    const auto loss = inference->Evaluate(Bytes(SomeText(1000)));
     ASSERT_TRUE(loss.ok()) << loss.status();
     EXPECT_EQ(loss->num_bytes, 999 / 16 * 16);
     EXPECT_NEAR(loss->bits_per_byte, 8, 0.1);
-    EXPECT_EQ(inference->Evaluate(SomeText(1000))->bits_per_byte, loss->bits_per_byte);
+    EXPECT_EQ(inference->Evaluate(Bytes(SomeText(1000)))->bits_per_byte, loss->bits_per_byte);
   }
 }
 
 TEST_F(InferenceTest, WhatTensorRanksSavedIsTheSameModel) {
-  const auto whole = Load(job::v1::PRECISION_FP32)->Evaluate(SomeText(1000));
-  const auto cut = Load(job::v1::PRECISION_FP32, 2)->Evaluate(SomeText(1000));
+  const auto whole = Load(job::v1::PRECISION_FP32)->Evaluate(Bytes(SomeText(1000)));
+  const auto cut = Load(job::v1::PRECISION_FP32, 2)->Evaluate(Bytes(SomeText(1000)));
   ASSERT_TRUE(whole.ok() && cut.ok()) << whole.status() << cut.status();
   EXPECT_EQ(cut->bits_per_byte, whole->bits_per_byte);
 }
 
 TEST_F(InferenceTest, TextShorterThanAWindowIsRefused) {
   const auto inference = Load(job::v1::PRECISION_FP32);
-  EXPECT_EQ(inference->Evaluate(SomeText(16)).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(inference->Evaluate("").status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(inference->Evaluate(SomeText(17))->num_bytes, 16);
+  EXPECT_EQ(inference->Evaluate(Bytes(SomeText(16))).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(inference->Evaluate(Bytes("")).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(inference->Evaluate(Bytes(SomeText(17)))->num_bytes, 16);
 }
 
 TEST_F(InferenceTest, ALimitMeasuresTheBeginningAndSaysOfHowMuch) {
@@ -164,16 +179,17 @@ TEST_F(InferenceTest, ALimitMeasuresTheBeginningAndSaysOfHowMuch) {
   options.limit.num_windows = 20;
   std::vector<std::pair<int64_t, int64_t>> seen;
   options.on_progress = [&](int64_t done, int64_t all) { seen.push_back({done, all}); };
-  const HeldOutLoss loss = inference->Evaluate(text, options).value();
+  const HeldOutLoss loss = inference->Evaluate(Bytes(text), options).value();
   EXPECT_EQ(loss.num_bytes, 20 * 16);
-  EXPECT_EQ(loss.text_bytes, 1000);
-  EXPECT_EQ(loss.bits_per_byte,
-            inference->Evaluate(absl::string_view(text).substr(0, 20 * 16 + 1))->bits_per_byte);
+  EXPECT_EQ(loss.text_tokens, 1000);
+  EXPECT_EQ(
+      loss.bits_per_byte,
+      inference->Evaluate(Bytes(absl::string_view(text).substr(0, 20 * 16 + 1)))->bits_per_byte);
   EXPECT_EQ(seen, (std::vector<std::pair<int64_t, int64_t>>{{8, 20}, {16, 20}, {20, 20}}));
   options.limit = {.flops = 1};
-  EXPECT_EQ(inference->Evaluate(text, options)->num_bytes, 16) << "at least one window";
+  EXPECT_EQ(inference->Evaluate(Bytes(text), options)->num_bytes, 16) << "at least one window";
   options.limit = ParseWindowLimit("--w", "auto").value();
-  EXPECT_EQ(inference->Evaluate(text, options)->num_bytes, 992) << "a small model: all";
+  EXPECT_EQ(inference->Evaluate(Bytes(text), options)->num_bytes, 992) << "a small model: all";
 }
 
 TEST(WindowLimitTest, IsANumberAWordOrRefused) {
@@ -195,8 +211,8 @@ TEST_F(InferenceTest, MemoryThatTheHostCannotTouchGivesTheSameLoss) {
     const auto strict =
         Inference::Load(FindCheckpoint(root_).value(), 2, device::StrictDevice::Create());
     ASSERT_TRUE(strict.ok()) << strict.status();
-    EXPECT_EQ(strict.value()->Evaluate(SomeText(500))->bits_per_byte,
-              cpu->Evaluate(SomeText(500))->bits_per_byte);
+    EXPECT_EQ(strict.value()->Evaluate(Bytes(SomeText(500)))->bits_per_byte,
+              cpu->Evaluate(Bytes(SomeText(500)))->bits_per_byte);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/reader.h"
+#include "runtime/data/dataset/job_tokenizer.h"
 #include "runtime/data/tokenizer/files/tokenizer_file.h"
 #include "runtime/hugging_face/end_tokens.h"
 #include "runtime/hugging_face/initial_weights.h"
@@ -72,6 +73,10 @@ absl::StatusOr<DType> StoredType(const hugging_face::Source& source) {
 absl::StatusOr<std::unique_ptr<tokenizer::Tokenizer>> FindTokenizer(const Found& found,
                                                                     const std::string& given) {
   if (!given.empty()) return tokenizer::LoadTokenizer(given);
+  // A checkpoint keeps a copy of the tokenizer with which it was trained.
+  if (found.of_job && data::UsesTokenizer(found.of_job->spec().data())) {
+    return tokenizer::LoadTokenizer(found.source.path);
+  }
   if (!found.files.empty()) {
     auto own = tokenizer::LoadTokenizer(found.files);
     if (own.ok() || !absl::IsNotFound(own.status())) return own;

@@ -299,7 +299,8 @@ absl::Status CheckData(const v1::DataSpec& data) {
     return Refuse("data.files", absl::StrCat("has ", bytes, " bytes of names; expected at most ",
                                              kFilesBytesMax, ", name a directory of them"));
   }
-  return CheckNumber("data.held_out_fraction", data.held_out_fraction(), {0, 1});
+  return All(
+      {CheckNumber("data.held_out_fraction", data.held_out_fraction(), {0, 1}), CheckTokens(data)});
 }
 
 absl::Status CheckTrainFields(const JobSpec& spec) {

@@ -20,4 +20,7 @@ absl::Status CheckFields(const v1::JobSpec& spec);
 // Checks the rules about several fields. Requires: CheckFields returned OK.
 absl::Status CheckTogether(const v1::JobSpec& spec);
 
+// Checks the fields of a data section that say how files become tokens. Part of CheckFields.
+absl::Status CheckTokens(const v1::DataSpec& data);
+
 }  // namespace megascale::job

@@ -113,6 +113,19 @@ void AddRanks(const JobRecord& job, const AgentMonitor& monitor, control::Job* v
   }
 }
 
+// A preflight that encodes text may take long, and people must see how far it is.
+void AddPreflight(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
+  for (const std::string& node_id : NodesOf(job)) {
+    const auto* actual = monitor.reports().LastReport(node_id, JobId(job));
+    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
+    const auto& preflight = actual->preflight();
+    if (preflight.state() != megascale::agent::v1::Preflight::STATE_RUNNING) continue;
+    if (preflight.message().empty()) continue;
+    view->set_message(absl::StrCat(preflight.message(), " on ", node_id));
+    return;
+  }
+}
+
 // Checkpoints that cannot be written do not stop a job, but people must see it.
 void AddStorageError(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
   for (const std::string& node_id : NodesOf(job)) {
@@ -255,6 +268,7 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   AddCeiling(job, sources, &view);
   view.set_model_flops_per_second(view.tokens_per_second() * FlopsPerToken(job));
   AddRanks(job, *sources.monitor, &view);
+  if (HoldsSlots(job)) AddPreflight(job, *sources.monitor, &view);
   if (HoldsSlots(job)) AddStorageError(job, *sources.monitor, &view);
   return view;
 }

@@ -9,6 +9,7 @@ _CONTROL_FOLDERS = [
     "tests/bench/control",
     "tests/chaos",
     "tests/e2e",
+    "tests/page",
     "tests/sim",
 ]
 

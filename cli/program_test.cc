@@ -282,7 +282,7 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
   const Outcome text = Run(job + "--instructions");
   EXPECT_EQ(text.code, 0) << text.error;
   for (const char* part :
-       {"fortunes: data 2 x pipeline 2 x tensor 1 = 4 ranks, 4 micro-batches, 1f1b\n",
+       {"bytes: data 2 x pipeline 2 x tensor 1 = 4 ranks, 4 micro-batches, 1f1b\n",
         "\nRANK  DATA  PIPELINE  TENSOR  DATA GROUP  PIPELINE GROUP\n",
         "\n3     1     1         0       2, 3        1, 3\n",
         "\nvalid for all 4 ranks: no deadlock",

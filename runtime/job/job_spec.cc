@@ -99,7 +99,9 @@ absl::Duration ToDuration(const google::protobuf::Duration& duration) {
 void FillModelDefaults(JobSpec* spec) {
   v1::ModelSpec& model = *spec->mutable_model();
   const int learnt = spec->data().tokenizer_vocab_size();
-  model.set_vocab_size(OrDefault(model.vocab_size(), learnt > 0 ? learnt : 256));
+  // If no tokenizer can have this size, the checks report that.
+  const bool is_size = learnt >= kLearntVocabularyMin && learnt <= kLearntVocabularyMax;
+  model.set_vocab_size(OrDefault(model.vocab_size(), is_size ? learnt : 256));
   model.set_num_key_value_heads(
       OrDefault(model.num_key_value_heads(), model.num_attention_heads()));
   if (model.hidden_size() > 0 && model.hidden_size() <= kHiddenSizeMax) {

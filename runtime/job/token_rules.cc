@@ -18,8 +18,6 @@ constexpr size_t kTextBytesMax = 256;
 constexpr double kWeightMin = 1e-6;
 constexpr double kWeightMax = 1e6;
 constexpr size_t kWeightBytesShown = 20;
-constexpr int kLearntVocabularyMin = 257;  // bytes and the end token
-constexpr int kLearntVocabularyMax = 1 << 20;
 
 absl::Status Refuse(absl::string_view field, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": ", why));

@@ -543,8 +543,7 @@ absl::Status Engine::Explain(const plan::StepContext& context, const absl::Statu
 // Slow storage is not a failure of this rank or a peer: the rank waits, and keeps its heartbeat
 // alive.
 absl::StatusOr<absl::Span<std::byte>> Engine::AcquireBuffer() {
-  const absl::Duration limit =
-      job::ToDuration(options_.spec.fault().progress_timeout()) * kStoragePatience;
+  const auto limit = job::ToDuration(options_.spec.fault().progress_timeout()) * kStoragePatience;
   const absl::Duration end = base::RealClock().Monotonic() + limit;
   for (;;) {
     RETURN_IF_ERROR(AbortReason());

@@ -1,4 +1,4 @@
-#include "cli/commands/training_report.h"
+#include "cli/training_report/training_report.h"
 
 #include <unistd.h>
 

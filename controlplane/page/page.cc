@@ -326,8 +326,10 @@ Page::Page(const PageOptions& options) : impl_(std::make_unique<Impl>()) {
   impl_->options = options;
 }
 
+void Page::Stop() { impl_->stop.Notify(); }
+
 Page::~Page() {
-  impl_->stop.Notify();
+  Stop();
   if (impl_->poller.joinable()) impl_->poller.join();
 }
 

@@ -31,6 +31,8 @@ class Page {
 
   // Reads jobs and machines from now on, in a thread of its own.
   void Start();
+  // Ends what Answer is reading, soon; no call may follow. The destructor does it, too.
+  void Stop();
   // Reads them once. For tests, instead of Start.
   void Poll();
 

@@ -209,7 +209,9 @@ TEST(EventClockTest, TimesAreTrueAlthoughTheHostSeesEventsLate) {
     const absl::Duration result = clock.At(i == 0 ? absl::ZeroDuration() : step * 1.00002, seen);
     EXPECT_LE(result, seen);
     EXPECT_GE(result, last_result);
-    if (i > 100) EXPECT_LT(absl::AbsDuration(result - now), absl::Microseconds(250)) << i;
+    if (i > 100) {
+      EXPECT_LT(absl::AbsDuration(result - now), absl::Microseconds(250)) << i;
+    }
     last_result = result;
   }
 }

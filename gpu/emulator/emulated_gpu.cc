@@ -9,7 +9,7 @@ namespace megascale::emulator {
 namespace {
 
 gpu::GpuTables MakeTables(uint64_t seed, int num_devices) {
-  new EmulatedMachine({.num_devices = num_devices, .seed = seed});  // lives as long as the process
+  new EmulatedMachine({.seed = seed, .num_devices = num_devices});  // lives as long as the process
   static const auto* const cublas_lt = new cuda::CublasLtApi(
       MakeCublasLt([](cudaStream_t stream, const std::function<void()>& work) {
         // A stream that cannot take work has failed, and says so itself.

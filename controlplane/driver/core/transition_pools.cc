@@ -21,7 +21,8 @@ namespace {
 // This many nodes that refuse the job mean that the job cannot work anywhere.
 constexpr size_t kRefusingNodesMax = 3;
 // A job evicts at most this many suspects an hour: diagnosis may be wrong.
-constexpr int kEvictionsMax = 2;
+constexpr int kEvictionsMax = 2;       // of a job, within kEvictionPeriod
+constexpr int kEvictionsOfAllMax = 4;  // of all jobs: what hits many is no machine's fault
 constexpr int64_t kEvictionPeriod = int64_t{3600} * 1'000'000'000;
 
 }  // namespace
@@ -111,6 +112,15 @@ std::string Transition::WhySuspectStays(JobRecord* job) const {
   job->mutable_evictions()->Assign(recent.begin(), recent.end());
   if (static_cast<int>(recent.size()) >= kEvictionsMax) {
     return absl::StrCat("the job had ", recent.size(), " evictions within an hour");
+  }
+  int of_all = 0;
+  for (const JobRecord& other : state_.jobs()) {
+    for (const int64_t time : other.evictions()) {
+      of_all += event_.time_unix_nanos() - time < kEvictionPeriod ? 1 : 0;
+    }
+  }
+  if (of_all >= kEvictionsOfAllMax) {
+    return absl::StrCat("all jobs together had ", of_all, " evictions within an hour");
   }
   if (!HasRoomWithout(state_, *job, {suspicion.node_id()})) {
     return "the other machines have too few free slots for the job";

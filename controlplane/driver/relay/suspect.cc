@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "controlplane/trace/job_spans.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/base/text/shortlist.h"
 #include "runtime/diagnose/measured_job.h"
 #include "runtime/diagnose/stall.h"
 
@@ -54,6 +54,20 @@ const char* WordsOf(diagnose::StallCause cause) {
   }
 }
 
+// What the driver's own reading left out is no evidence against a machine.
+absl::Status CheckRoot(const diagnose::StallVerdict& verdict) {
+  const diagnose::StallRoot& root = verdict.root;
+  if (verdict.is_silent) return absl::OkStatus();
+  if (root.cause == diagnose::StallCause::kNoTrace) {
+    return absl::NotFoundError("nothing is known of the rank that the others wait for");
+  }
+  if (root.num_waiting == 0) return absl::NotFoundError("no other rank waits for it");
+  if (root.instruction.operation() == plan::OpKind::kLoadBatch) {
+    return absl::NotFoundError("it waits for data");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job, SpanStreamPorts ports) {
@@ -72,6 +86,7 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job, SpanStre
   if (root.rank < 0 || root.rank >= job.ranks_size()) {
     return absl::NotFoundError("nothing tells one rank from the others");
   }
+  RETURN_IF_ERROR(CheckRoot(verdict));
   const control::RankView& view = job.ranks(root.rank);
   if (Saves(view.status())) return absl::NotFoundError("it saves a checkpoint");
   control::Suspicion suspicion;
@@ -88,9 +103,11 @@ absl::StatusOr<control::Suspicion> FindSuspect(const control::Job& job, SpanStre
   }
   for (size_t i = 0; i < std::min(verdict.waiting.size(), kWaitingShown); ++i) {
     const diagnose::WaitingRank& rank = verdict.waiting[i];
+    std::vector<std::string> names;
+    for (const int other : rank.waits_for) names.push_back(absl::StrCat(other));
     suspicion.add_evidence(absl::StrCat("rank ", rank.rank, " waits in ",
                                         rank.instruction.ToString(), " for ",
-                                        absl::StrJoin(rank.waits_for, ", ")));
+                                        base::Shortlist(names)));
   }
   return suspicion;
 }

@@ -40,6 +40,9 @@ class SuspectTest : public ::testing::Test {
 
   absl::StatusOr<agent::SpanChunk> Fetch(const agent::FetchSpans& fetch) {
     agent::SpanChunk chunk;
+    if (!fetch.clock_only() && fetch.rank() == unanswered_) {
+      return absl::UnavailableError("its agent does not answer");
+    }
     chunk.set_monotonic_nanos(trace::kFirstNanos + 30 * trace::kStepNanos);
     if (fetch.clock_only()) return chunk;
     const auto rank = static_cast<size_t>(fetch.rank());
@@ -82,6 +85,7 @@ class SuspectTest : public ::testing::Test {
   const timeline::StepTime planned_ = trace::PlannedTime(plans_);
   control::Job job_;
   int culprit_ = 3;
+  int unanswered_ = -1;  // rank
 };
 
 TEST_F(SuspectTest, ASilentRankIsNamedOnTheMachineThatHoldsIt) {
@@ -93,6 +97,12 @@ TEST_F(SuspectTest, ASilentRankIsNamedOnTheMachineThatHoldsIt) {
   EXPECT_EQ(suspicion->attempt(), 2);
   EXPECT_NE(suspicion->verdict().find("rank 3 on n1"), std::string::npos) << suspicion->verdict();
   EXPECT_EQ(suspicion->evidence(0), "its process shows no life");
+}
+
+// Its agent may be slow, or on its way back: that the driver knows nothing is no evidence.
+TEST_F(SuspectTest, ARankWhoseAgentDoesNotAnswerIsNoSuspect) {
+  unanswered_ = 3;
+  EXPECT_EQ(Find().status().code(), absl::StatusCode::kNotFound) << Find().status();
 }
 
 TEST_F(SuspectTest, ARankThatSavesACheckpointIsNoSuspect) {

@@ -42,6 +42,10 @@ void DriverLoop::Stop() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
+  // Of a loop that was never started: their callers learn that nobody will answer.
+  std::deque<Input> dropped;
+  std::lock_guard<std::mutex> lock(mutex_);
+  dropped.swap(inputs_);
 }
 
 absl::Status DriverLoop::WaitForFailure(absl::Duration timeout) {

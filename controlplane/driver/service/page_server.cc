@@ -46,6 +46,9 @@ absl::StatusOr<std::string> TokenIn(const std::string& state_directory) {
 
 // Members are destroyed from the last to the first: the server before what it serves.
 struct PageServer::Impl {
+  ~Impl() {
+    if (page != nullptr) page->Stop();
+  }
   std::unique_ptr<page::PageSource> source;
   std::unique_ptr<page::Page> page;
   std::unique_ptr<http::HttpServer> server;

@@ -165,6 +165,12 @@ absl::Status DriverShell::SetSpare(const pb::NodeSpareSet& spare_set) {
 }
 
 absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
+  // Asking its agents takes time: the job may have gone on meanwhile.
+  const JobRecord* job = FindJob(state_, found.job_id());
+  if (job == nullptr || job->has_suspicion() ||
+      !counts_.StandsStill(*job, monitor_.reports().awake())) {
+    return absl::OkStatus();
+  }
   Event event;
   *event.mutable_suspect_found() = found;
   Feed(std::move(event));
@@ -174,7 +180,7 @@ absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
 std::vector<std::string> DriverShell::StalledJobs() const {
   std::vector<std::string> stalled;
   for (const JobRecord& job : state_.jobs()) {
-    if (job.has_suspicion() || !counts_.StandsStill(job, options_.clock->Wall())) continue;
+    if (job.has_suspicion() || !counts_.StandsStill(job, monitor_.reports().awake())) continue;
     stalled.push_back(JobId(job));
   }
   return stalled;
@@ -387,6 +393,7 @@ void DriverShell::TellAttempts() {
   for (const auto& [job_id, attempt] : told_attempts_) {
     if (attempts.count(job_id) > 0) continue;
     loss_logs_.Close(job_id);
+    tensorboard_logs_.Forget(job_id);
     counts_.Forget(job_id);
   }
   if (options_.on_attempts) options_.on_attempts(attempts);
@@ -446,7 +453,7 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
     Describe(*job);
     const absl::Duration now = options_.clock->Monotonic();
     const int64_t newest = loss_logs_.Append(*job, actual.steps(), now);
-    counts_.Count(*job, actual, newest, {now, options_.clock->Wall()});
+    counts_.Count(*job, actual, newest, {now, options_.clock->Wall(), monitor_.reports().awake()});
     monitor_.NoteStep(actual.job_id(), newest);
     const LossLog* log = loss_logs_.Find(actual.job_id());
     if (job->submitted().spec().tensorboard() && log != nullptr) {

@@ -30,6 +30,7 @@ void StepCounts::Count(const JobRecord& job, const megascale::agent::v1::ActualJ
     taken.set_step_nanos(taken.step_nanos() + Nanos(step.seconds()));
     taken.set_checkpoint_nanos(taken.checkpoint_nanos() + Nanos(step.checkpoint_seconds()));
     taken.set_taken_unix_nanos(absl::ToUnixNanos(now.wall));
+    counted.taken_at = now.awake;
   }
 }
 
@@ -88,7 +89,7 @@ const v1::StepsTaken* StepCounts::Find(const std::string& job_id) const {
   return has_steps ? &found->second.taken : nullptr;
 }
 
-bool StepCounts::StandsStill(const JobRecord& job, absl::Time now) const {
+bool StepCounts::StandsStill(const JobRecord& job, absl::Duration awake) const {
   const bool trains = job.stage() == v1::STAGE_RUN &&
                       job.state() == megascale::control::v1::JOB_STATE_RUNNING &&
                       job.ended_size() == 0;
@@ -99,7 +100,7 @@ bool StepCounts::StandsStill(const JobRecord& job, absl::Time now) const {
   const int64_t mean = taken.num_steps() > 0 ? taken.step_nanos() / taken.num_steps() : 0;
   const int64_t usual = std::max(job.time_book().usual_step_nanos(), mean);
   const absl::Duration limit = std::max(kStallMin, kStallSteps * absl::Nanoseconds(usual));
-  return now - absl::FromUnixNanos(taken.taken_unix_nanos()) > limit;
+  return awake - found->second.taken_at > limit;
 }
 
 }  // namespace megascale::driver

@@ -24,6 +24,7 @@ class StepCounts {
   struct Now {
     absl::Duration monotonic;
     absl::Time wall;
+    absl::Duration awake;  // AgentReports::awake: does not count while the driver stands still
   };
 
   // Counts the steps of the job's attempt in a report, up to `newest`, that are not counted yet.
@@ -36,15 +37,17 @@ class StepCounts {
 
   // Returns what is counted and not logged; null: nothing.
   const v1::StepsTaken* Find(const std::string& job_id) const;
-  // Whether a job that trains stands still. A job that has not completed a step does not.
-  bool StandsStill(const JobRecord& job, absl::Time now) const;
+  // Whether a job that trains stands still, at a time as Now::awake. A job that has not completed a
+  // step does not.
+  bool StandsStill(const JobRecord& job, absl::Duration awake) const;
 
   void Forget(const std::string& job_id) { counts_.erase(job_id); }
 
  private:
   struct Counted {
     v1::StepsTaken taken;
-    absl::Duration logged;  // monotonic time of the last event
+    absl::Duration logged;    // monotonic time of the last event
+    absl::Duration taken_at;  // of the newest step, as Now::awake
   };
   static void Take(Counted* counted, absl::Duration now, std::vector<Event>* events);
   void TakeOf(const std::string& job_id, absl::Duration now, std::vector<Event>* events);

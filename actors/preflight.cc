@@ -218,7 +218,8 @@ data::OnProgress ReportsOf(const PreflightOptions& options) {
     state->last = now;
     Preflight running;
     running.set_state(Preflight::STATE_RUNNING);
-    running.set_progress(all > 0 ? ++state->progress : state->progress);
+    // Waiting for another process's encoding is progress, too: it may take long.
+    running.set_progress(++state->progress);
     running.set_message(all > 0 ? absl::StrCat(what, ": ", 100 * done / all, " %") : what);
     options.on_progress(running);
   };

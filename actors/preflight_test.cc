@@ -1,11 +1,15 @@
 #include "actors/preflight.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 
 #include <cerrno>
 #include <filesystem>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -125,6 +129,38 @@ TEST_F(PreflightTest, TextIsEncodedOnceAndThePreflightSaysSo) {
   EXPECT_EQ(refused.message(), absl::StrCat(directory_,
                                             "/text: is not UTF-8 at byte 0; convert it, "
                                             "or leave such bytes out with --skip-bad"));
+}
+
+TEST_F(PreflightTest, WaitingForAnotherJobsTokensIsProgress) {
+  std::string text;
+  for (int i = 0; i < 500; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
+  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", text).ok());
+  HostAssignment assignment = AssignmentOf("n0");
+  job::v1::JobSpec& spec = *assignment.mutable_spec();
+  spec.mutable_model()->set_vocab_size(300);
+  spec.mutable_data()->set_tokenizer_vocab_size(300);
+  spec.mutable_data()->set_token_cache(directory_ + "/tokens");
+  ASSERT_EQ(Run(assignment).state(), Preflight::STATE_PASSED);
+  // Another process holds every folder until the preflight has said twice that it waits.
+  std::vector<base::UniqueFd> locks;
+  for (const auto& folder : std::filesystem::directory_iterator(directory_ + "/tokens")) {
+    const std::string path = folder.path().string() + "/lock";
+    locks.emplace_back(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_EQ(::flock(locks.back().get(), LOCK_EX | LOCK_NB), 0) << path;
+  }
+  ASSERT_FALSE(locks.empty());
+  std::vector<int64_t> progress;
+  PreflightOptions options;
+  options.on_progress = [&](const Preflight& one) {
+    progress.push_back(one.progress());
+    EXPECT_EQ(one.message(), "waiting for a tokenizer");
+    if (progress.size() == 2) locks.clear();
+  };
+  options.ceilings.emplace();
+  options.ceilings->measure = [] { return 1e11; };
+  options.ceilings->is_idle = [] { return true; };
+  EXPECT_EQ(RunPreflight(assignment, kCpu, options)->state(), Preflight::STATE_PASSED);
+  EXPECT_EQ(progress, (std::vector<int64_t>{1, 2}));
 }
 
 TEST_F(PreflightTest, ACheckpointDirectoryThatCannotBeIsNamed) {

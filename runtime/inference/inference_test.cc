@@ -21,6 +21,7 @@
 #include "runtime/hugging_face/import.h"
 #include "runtime/hugging_face/testing/test_folder.h"
 #include "runtime/inference/text_generator.h"
+#include "runtime/inference/text_source.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/initialize.h"
@@ -412,6 +413,42 @@ TEST_F(FolderGenerationTest, AnImportedFolderGeneratesTheSame) {
   const auto from_import = Generate({.path = imported}, {"Love is"}, options);
   ASSERT_TRUE(from_import.ok()) << from_import.status();
   EXPECT_EQ(from_import->texts, Run(options)->texts);
+}
+
+TEST_F(FolderGenerationTest, AJobOnBytesReadsBytesWhateverItsWeightsHad) {
+  job::v1::JobSpec spec = SmallSpec();
+  spec.mutable_model()->set_from(folder_.path());
+  spec.mutable_model()->set_vocab_size(kVocabulary);
+  const std::string checkpoint = WriteInitialCheckpoint(folder_.path() + "/job", spec);
+  const auto source = inference::FindTextSource(checkpoint, "");
+  ASSERT_TRUE(source.ok()) << source.status();
+  EXPECT_EQ(source->codec.tokenizer(), nullptr);
+  EXPECT_TRUE(source->end_tokens.empty());
+  const auto given = inference::FindTextSource(checkpoint, folder_.path());
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_NE(given->codec.tokenizer(), nullptr);
+}
+
+TEST_F(FolderGenerationTest, TheEndTokenOfAJobEndsItsTexts) {
+  job::v1::JobSpec spec = SmallSpec();
+  spec.mutable_model()->set_vocab_size(kVocabulary);
+  spec.mutable_data()->set_tokenizer("/unused");
+  spec.mutable_data()->set_end_token("!");
+  const std::string checkpoint = WriteInitialCheckpoint(folder_.path() + "/job", spec);
+  std::filesystem::copy_file(folder_.path() + "/tokenizer.json", checkpoint + "/tokenizer.json");
+  const auto source = inference::FindTextSource(checkpoint, "");
+  ASSERT_TRUE(source.ok()) << source.status();
+  ASSERT_TRUE(source->codec.IdOf("!").has_value());
+  EXPECT_EQ(source->end_tokens, std::vector<int32_t>{*source->codec.IdOf("!")});
+}
+
+TEST_F(InferenceTest, AJobThatBeganWithItsOwnCheckpointIsFound) {
+  job::v1::JobSpec spec = SmallSpec();
+  spec.mutable_model()->set_from(root_);
+  WriteInitialCheckpoint(root_, spec);
+  const auto source = inference::FindTextSource(root_, "");
+  ASSERT_TRUE(source.ok()) << source.status();
+  EXPECT_EQ(source->codec.tokenizer(), nullptr);
 }
 
 TEST_F(FolderGenerationTest, MistakesAreNamed) {

@@ -1,5 +1,6 @@
 #include "runtime/inference/text_source.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -20,6 +21,7 @@ namespace {
 using tensor::DType;
 
 constexpr int64_t kByteTokens = 256;
+constexpr int kJobsMax = 16;
 constexpr int64_t kNoContext = int64_t{1} << 20;  // where nothing limits a sequence
 
 DType ComputeType(job::v1::Precision precision) {
@@ -39,7 +41,8 @@ struct Found {
   std::string files;  // a folder; empty: there is none
 };
 
-absl::StatusOr<Found> Find(const std::string& path) {
+// `jobs_max`: how many jobs are followed that began with each other's weights, perhaps their own.
+absl::StatusOr<Found> Find(const std::string& path, int jobs_max = kJobsMax) {
   Found found;
   ASSIGN_OR_RETURN(found.source, hugging_face::FindSource(path));
   if (!found.source.is_checkpoint) {
@@ -53,8 +56,9 @@ absl::StatusOr<Found> Find(const std::string& path) {
   }
   // The folder from which the job's weights came may be gone by now.
   const std::string& from = manifest.spec().model().from();
-  if (const auto origin = from.empty() ? absl::NotFoundError("") : Find(from); origin.ok()) {
-    found.files = origin->files;
+  if (!from.empty() && jobs_max > 0) {
+    const auto origin = Find(from, jobs_max - 1);
+    if (origin.ok()) found.files = origin->files;
   }
   found.of_job = std::move(manifest);
   return found;
@@ -73,15 +77,16 @@ absl::StatusOr<DType> StoredType(const hugging_face::Source& source) {
 absl::StatusOr<std::unique_ptr<tokenizer::Tokenizer>> FindTokenizer(const Found& found,
                                                                     const std::string& given) {
   if (!given.empty()) return tokenizer::LoadTokenizer(given);
-  // A checkpoint keeps a copy of the tokenizer with which it was trained.
-  if (found.of_job && data::UsesTokenizer(found.of_job->spec().data())) {
+  if (found.of_job) {
+    // Whatever its first weights were trained with, it was trained on bytes.
+    if (!data::UsesTokenizer(found.of_job->spec().data())) return nullptr;
+    // A checkpoint keeps a copy of the tokenizer with which it was trained.
     return tokenizer::LoadTokenizer(found.source.path);
   }
   if (!found.files.empty()) {
     auto own = tokenizer::LoadTokenizer(found.files);
     if (own.ok() || !absl::IsNotFound(own.status())) return own;
   }
-  if (found.of_job) return std::unique_ptr<tokenizer::Tokenizer>();
   return absl::FailedPreconditionError(
       absl::StrCat(found.source.path,
                    ": has neither tokenizer.json nor tokenizer.model; name one by --tokenizer"));
@@ -100,6 +105,14 @@ absl::Status CheckVocabulary(const TextCodec& codec, const hugging_face::Source&
                                                  model, ": expected no more; use the model's own"));
 }
 
+// Returns the token that the job put after every document, if it names one.
+std::optional<int32_t> EndTokenOfJob(const Found& found, const TextCodec& codec) {
+  if (!found.of_job) return std::nullopt;
+  const job::v1::DataSpec& data = found.of_job->spec().data();
+  if (!data::UsesTokenizer(data) || data.end_token().empty()) return std::nullopt;
+  return codec.IdOf(data.end_token());
+}
+
 absl::StatusOr<std::vector<int32_t>> FindEndTokens(const Found& found, const TextCodec& codec) {
   if (codec.tokenizer() == nullptr) return std::vector<int32_t>();
   std::vector<int32_t> ids;
@@ -111,6 +124,10 @@ absl::StatusOr<std::vector<int32_t>> FindEndTokens(const Found& found, const Tex
     return absl::InvalidArgumentError(
         absl::StrCat(found.files, ": eos_token_id is ", id, ": expected a token below ",
                      found.source.model.vocab_size(), ", the model's vocabulary"));
+  }
+  if (const auto of_job = EndTokenOfJob(found, codec);
+      of_job && std::find(ids.begin(), ids.end(), *of_job) == ids.end()) {
+    ids.push_back(*of_job);
   }
   const auto of_tokenizer = codec.tokenizer()->EndOfDocument();
   if (ids.empty() && of_tokenizer) ids.push_back(*of_tokenizer);

@@ -48,9 +48,10 @@ struct TextSource {
 
 // Looks at a checkpoint, a folder of them (the newest counts) or a Hugging Face folder.
 // `tokenizer_path`: a tokenizer to use instead of the path's own; empty: its own. A job that was
-// trained without a tokenizer reads bytes. Errors: those of hugging_face::FindSource and
-// tokenizer::LoadTokenizer; FailedPrecondition - no tokenizer; InvalidArgument - a tokenizer with
-// more tokens than the model, an end token that the model does not have.
+// trained without a tokenizer reads bytes, even if it began with weights that have one. Errors:
+// those of hugging_face::FindSource and tokenizer::LoadTokenizer; FailedPrecondition - no
+// tokenizer; InvalidArgument - a tokenizer with more tokens than the model, an end token that the
+// model does not have.
 absl::StatusOr<TextSource> FindTextSource(const std::string& path,
                                           const std::string& tokenizer_path);
 

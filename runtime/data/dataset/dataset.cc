@@ -92,6 +92,7 @@ class DatasetBuilder {
       RETURN_IF_ERROR(UsesTokenizer(data) ? ListTokens(data, &source) : OpenBytes(data, &source));
       dataset_->sources_.push_back(std::move(source));
     }
+    AddFileCounts();
     if (UsesTokenizer(spec_.data())) RETURN_IF_ERROR(AddTokens());
     Join();
     if (!options_.held_out_only) RETURN_IF_ERROR(MakeSamples());
@@ -110,6 +111,16 @@ class DatasetBuilder {
       all.back().add_files(file);
     }
     return all;
+  }
+
+  // Says which file belongs to which source of a mixture.
+  void AddFileCounts() {
+    if (dataset_->sources_.size() < 2) return;
+    for (const Dataset::Source& source : dataset_->sources_) {
+      const size_t num_files =
+          source.corpus != nullptr ? source.corpus->paths().size() : source.inputs.size();
+      AddSettings(absl::StrCat("files of a source: ", num_files));
+    }
   }
 
   absl::Status OpenBytes(const job::v1::DataSpec& data, Dataset::Source* source) {

@@ -9,10 +9,13 @@
 #include <filesystem>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
+#include "runtime/data/dataset/text_chunks.h"
 #include "runtime/data/token_file/token_file.h"
 
 namespace megascale::data {
@@ -25,6 +28,12 @@ std::string Lines(int count) {
   std::string text;
   for (int i = 0; i < count; ++i) absl::StrAppend(&text, "Line ", i * i % 97, " of them.\n");
   return text;
+}
+
+std::string Repeated(const std::string& text, int count) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += text;
+  return all;
 }
 
 class DatasetTest : public ::testing::Test {
@@ -213,6 +222,33 @@ TEST_F(DatasetTest, ATokenizerLearnsNothingFromHeldOutText) {
   EXPECT_EQ(Open()->tokenizer()->content, with->tokenizer()->content);
 }
 
+TEST_F(DatasetTest, ATokenizerLearnsFromTheTrainingPartOfPackedText) {
+  spec_.mutable_data()->add_files(WriteGzip("book.txt.gz", Lines(300) + Repeated("zyxwvut ", 100)));
+  const auto dataset = Open();
+  ASSERT_NE(dataset, nullptr);
+  EXPECT_THAT(dataset->tokenizer()->content, HasSubstr("Line"));
+  EXPECT_THAT(dataset->tokenizer()->content, ::testing::Not(HasSubstr("zy")));
+}
+
+TEST_F(DatasetTest, ATokenizerLearnsFromTheTrainingPartOfJsonLinesByTheirBytes) {
+  spec_.mutable_data()->set_json_field("text");
+  const auto document = [](const std::string& text) {
+    return absl::StrCat("{\"text\": \"", text, "\"}\n");
+  };
+  const std::string good = Repeated("Love is not love ", 60);
+  const std::string bad = document(Repeated("zyxwvut ", 4));
+  Add("a.jsonl", document(good) + bad + bad + bad);
+  const auto several = Open();
+  ASSERT_NE(several, nullptr);
+  EXPECT_THAT(several->tokenizer()->content, HasSubstr("Love"));
+  EXPECT_THAT(several->tokenizer()->content, ::testing::Not(HasSubstr("zy")));
+  spec_.mutable_data()->set_files(0, Write("b.jsonl", document(good + Repeated("zyxwvut ", 12))));
+  const auto one = Open();
+  ASSERT_NE(one, nullptr);
+  EXPECT_THAT(one->tokenizer()->content, HasSubstr("Love"));
+  EXPECT_THAT(one->tokenizer()->content, ::testing::Not(HasSubstr("zy")));
+}
+
 TEST_F(DatasetTest, WhatCannotBeTrainedOnIsRefusedWithTheReason) {
   const std::string path = Add("a.txt", Lines(50));
   spec_.mutable_model()->set_vocab_size(260);
@@ -264,6 +300,63 @@ TEST_F(DatasetTest, WeightsMixEntriesAndEachHoldsOutItsOwnPart) {
   EXPECT_EQ(from_a, 100);
 }
 
+TEST_F(DatasetTest, AFingerprintSaysWhichFileBelongsToWhichEntry) {
+  for (const char* name : {"a", "b", "c"}) Write(name, Lines(200) + name);
+  std::filesystem::create_directories(folder_ + "/ab");
+  std::filesystem::create_directories(folder_ + "/bc");
+  for (const char* copy : {"ab/a", "ab/b", "bc/b", "bc/c"}) {
+    Write(copy, Lines(200) + (copy + 3));
+  }
+  spec_.mutable_data()->add_weights("1");
+  spec_.mutable_data()->add_weights("1");
+  const auto fingerprint = [&](const std::string& first, const std::string& second) {
+    spec_.mutable_data()->clear_files();
+    spec_.mutable_data()->add_files(absl::StrCat(folder_, "/", first));
+    spec_.mutable_data()->add_files(absl::StrCat(folder_, "/", second));
+    return Open()->Fingerprint().value();
+  };
+  for (const bool bytes : {false, true}) {
+    if (bytes) spec_.mutable_data()->clear_tokenizer_vocab_size();
+    const auto one = fingerprint("ab", "c"), other = fingerprint("a", "bc");
+    EXPECT_THAT(one.file_sha256(), ::testing::ElementsAreArray(other.file_sha256()));
+    EXPECT_NE(one.tokens_sha256(), other.tokens_sha256());
+  }
+}
+
+// Returns the chunks of a file.
+std::vector<std::string> ChunksOf(const std::string& path, int64_t chunk_bytes) {
+  TextChunkOptions options;
+  options.path = path;
+  options.chunk_bytes = chunk_bytes;
+  const auto chunks = TextChunks::Open(options).value();
+  std::vector<std::string> texts;
+  TextChunk chunk;
+  while (chunks->Next(&chunk).value()) texts.push_back(chunk.text);
+  return texts;
+}
+
+TEST_F(DatasetTest, TextWithoutAGoodPlaceToCutIsCutBetweenTwoCharacters) {
+  for (const std::string word : {"\u0434\u0430 ", "\u4e2d\n", "1,2\n", "\U0001f600"}) {
+    const std::string text = Repeated(word, 30000);
+    std::string joined;
+    for (const std::string& chunk : ChunksOf(Write("a.txt", text), 1001)) {
+      EXPECT_LE(chunk.size(), 2 * 1001 + 4u);
+      EXPECT_NE(static_cast<unsigned char>(chunk[0]) & 0xC0, 0x80) << "begins in a character";
+      joined += chunk;
+    }
+    EXPECT_EQ(joined, text);
+  }
+}
+
+TEST_F(DatasetTest, AGoodPlaceToCutIsFoundWhereTwoBlocksOfTheFileMeet) {
+  const int block = 1 << 20;
+  for (const int size : {block - 1, block, block + 1}) {
+    const std::string first = std::string(static_cast<size_t>(size) - 1, '1') + "\n";
+    const std::string text = first + "Line";
+    EXPECT_THAT(ChunksOf(Write("a.txt", text), block - 10), ::testing::ElementsAre(first, "Line"));
+  }
+}
+
 class TokenCacheTest : public DatasetTest {
  protected:
   TokenCacheTest() {
@@ -271,7 +364,7 @@ class TokenCacheTest : public DatasetTest {
     tokenizer_ = Open();
     request_.text.path = Write("long.txt", Lines(2000));
     request_.text.chunk_bytes = 2000;
-    request_.text_sha256 = std::string(64, 'b');
+    request_.text_sha256 = base::Sha256OfFile(request_.text.path).value();
     request_.tokenizer = tokenizer_->tokenizer()->tokenizer.get();
     request_.piece_bytes = 8000;
   }
@@ -318,6 +411,20 @@ TEST_F(TokenCacheTest, AProcessThatWasKilledLosesOnePieceAndADamagedOneIsEncoded
   EXPECT_EQ(time("00000.tokens"), before) << "a whole piece is not written again";
   std::filesystem::resize_file(PathOf(first, "00001.tokens"), 200);
   EXPECT_EQ(IdsOf(Encode()), calm);
+}
+
+TEST_F(TokenCacheTest, ATextThatChangesWhileItIsEncodedIsNotKept) {
+  bool changed = false;
+  const OnProgress change = [&](const std::string&, int64_t, int64_t) {
+    if (!std::exchange(changed, true)) Write("long.txt", Lines(2001));
+  };
+  TokenCache cache(folder_ + "/tokens");
+  const auto refused = cache.Encode(request_, change);
+  EXPECT_EQ(refused.status(), absl::DataLossError(absl::StrCat(request_.text.path,
+                                                               ": changed while it was encoded")));
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(cache.folder())) {
+    EXPECT_NE(entry.path().extension(), ".tokens") << entry.path();
+  }
 }
 
 TEST_F(TokenCacheTest, ProgressNamesTheFileAndCountsItsBytes) {

@@ -1,11 +1,14 @@
 #include "runtime/data/dataset/job_tokenizer.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
@@ -47,6 +50,14 @@ absl::StatusOr<JobTokenizer> Load(const DataSpec& spec, const std::string& path)
       "data.end_token");
 }
 
+// Returns the first bytes of `text`, at most `size`, without a part of a character.
+absl::string_view Prefix(absl::string_view text, int64_t size) {
+  auto end = static_cast<size_t>(std::max<int64_t>(size, 0));
+  if (end >= text.size()) return text;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
 // Counts the words of a file's training part.
 class WordReader {
  public:
@@ -58,39 +69,61 @@ class WordReader {
         .path = input.path, .json_field = spec_.json_field(), .skip_bad = spec_.skip_bad()};
     if (input.kind == Input::Kind::kPlain) {
       options.end = input.train_bytes;
-      return ReadChunks(options, INT64_MAX);
+      return ReadChunks(options, {});
     }
-    if (input.train_bytes == input.size_bytes) return ReadChunks(options, INT64_MAX);
-    // Where packed text or JSON Lines are cut: at this share of the documents.
-    int64_t num_documents = 0;
-    ASSIGN_OR_RETURN(const auto chunks, TextChunks::Open(options));
-    TextChunk chunk;
-    for (;; ++num_documents) {
-      ASSIGN_OR_RETURN(const bool more, chunks->Next(&chunk));
-      if (!more) break;
-    }
+    if (input.train_bytes == input.size_bytes) return ReadChunks(options, {});
+    // Packed text and JSON Lines are cut at this share of their text.
     const double share =
         static_cast<double>(input.train_bytes) / static_cast<double>(input.size_bytes);
-    return ReadChunks(options, static_cast<int64_t>(static_cast<double>(num_documents) * share));
+    Bytes bytes;
+    ASSIGN_OR_RETURN(bytes.all, CountBytes(options));
+    bytes.wanted = static_cast<int64_t>(static_cast<double>(bytes.all) * share);
+    if (!spec_.json_field().empty()) return ReadChunks(options, bytes);
+    options.end = bytes.wanted;
+    return ReadChunks(options, {});
   }
 
  private:
-  absl::Status ReadChunks(const TextChunkOptions& options, int64_t num_documents_max) {
+  // Of text, unpacked.
+  struct Bytes {
+    int64_t all = INT64_MAX;
+    int64_t wanted = INT64_MAX;  // from the beginning
+  };
+
+  absl::StatusOr<int64_t> CountBytes(const TextChunkOptions& options) const {
     ASSIGN_OR_RETURN(const auto chunks, TextChunks::Open(options));
     TextChunk chunk;
-    for (int64_t num_documents = 0; num_documents < num_documents_max;) {
+    int64_t num_bytes = 0;
+    for (;;) {
+      ASSIGN_OR_RETURN(const bool more, chunks->Next(&chunk));
+      if (!more) return num_bytes;
+      num_bytes += static_cast<int64_t>(chunk.text.size());
+      Report("measuring ", options.path, *chunks);
+    }
+  }
+
+  // Reads whole documents until the wanted bytes are reached, but only the begin of the last
+  // document of all, in which the held-out part begins.
+  absl::Status ReadChunks(const TextChunkOptions& options, const Bytes& bytes) {
+    ASSIGN_OR_RETURN(const auto chunks, TextChunks::Open(options));
+    TextChunk chunk;
+    for (int64_t num_bytes = 0; num_bytes < bytes.wanted;) {
       ASSIGN_OR_RETURN(const bool more, chunks->Next(&chunk));
       if (!more) break;
-      counter_->Feed(chunk.text);
-      if (chunk.ends_document) {
-        counter_->Finish();
-        ++num_documents;
-      }
-      if (!on_progress_) continue;
-      on_progress_(absl::StrCat("learning a tokenizer from ", options.path),
-                   chunks->stream().read_bytes(), chunks->stream().file_bytes());
+      const int64_t before = num_bytes;
+      num_bytes += static_cast<int64_t>(chunk.text.size());
+      counter_->Feed(num_bytes < bytes.all ? chunk.text
+                                           : Prefix(chunk.text, bytes.wanted - before));
+      if (chunk.ends_document) counter_->Finish();
+      Report("learning a tokenizer from ", options.path, *chunks);
     }
     return absl::OkStatus();
+  }
+
+  void Report(absl::string_view what, const std::string& path, const TextChunks& chunks) const {
+    if (!on_progress_) return;
+    on_progress_(absl::StrCat(what, path), chunks.stream().read_bytes(),
+                 chunks.stream().file_bytes());
   }
 
   const DataSpec& spec_;
@@ -99,7 +132,7 @@ class WordReader {
 };
 
 std::string LearntDigest(const DataSpec& spec, const std::vector<Input>& inputs) {
-  std::vector<std::string> parts = {"learnt 1", absl::StrCat(spec.tokenizer_vocab_size()),
+  std::vector<std::string> parts = {"learnt 2", absl::StrCat(spec.tokenizer_vocab_size()),
                                     absl::StrCat(spec.json_field().size()), spec.json_field(),
                                     absl::StrCat(spec.skip_bad())};
   for (const Input& input : inputs) {

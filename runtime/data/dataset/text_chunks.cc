@@ -10,6 +10,8 @@
 namespace megascale::data {
 namespace {
 
+constexpr size_t kCharacterBytesMax = 4;
+
 bool IsLetter(char c) { return absl::ascii_isalpha(static_cast<unsigned char>(c)); }
 bool IsGraphic(char c) { return absl::ascii_isgraph(static_cast<unsigned char>(c)); }
 
@@ -57,15 +59,24 @@ absl::Status TextChunks::Fill() {
   return absl::OkStatus();
 }
 
-// True if a chunk is complete: `end` is its size.
-bool TextChunks::Ready(size_t* end) const {
+// True if a chunk is complete: `end` is its size. Looks at no byte twice.
+bool TextChunks::Ready(size_t* end) {
   *end = held_.size();
-  if (text_ended_ && static_cast<int64_t>(held_.size()) <= options_.chunk_bytes) return true;
-  for (auto at = static_cast<size_t>(options_.chunk_bytes); at + 1 < held_.size(); ++at) {
+  const auto wanted = static_cast<size_t>(options_.chunk_bytes);
+  const size_t most = 2 * wanted;
+  if (text_ended_ && held_.size() <= wanted) return true;
+  for (size_t at = std::max(wanted, scanned_); at + 1 < held_.size() && at < most; ++at) {
     if (held_[at] != '\n' || !IsGraphic(held_[at - 1]) || !IsLetter(held_[at + 1])) continue;
     *end = at + 1;
+    scanned_ = 0;
     return true;
   }
+  if (held_.size() > most + kCharacterBytesMax) {
+    *end = AtCharacter(held_, most);
+    scanned_ = 0;
+    return true;
+  }
+  scanned_ = held_.empty() ? 0 : held_.size() - 1;
   return text_ended_;
 }
 

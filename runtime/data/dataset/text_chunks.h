@@ -1,8 +1,8 @@
 // The text of a file in the chunks that are encoded one by one: a document of JSON Lines, or at
-// most about 64 MiB of plain text. The chunks depend on the content alone. A long plain text is cut
-// after a line that does not end with a space, before a letter, where no byte-level tokenizer joins
-// what stands on both sides.
-// Private to this folder. Threads: one.
+// most about 128 MiB of plain text. The chunks depend on the content alone. A long plain text is
+// cut after a line that does not end with a space, before a letter, where no byte-level tokenizer
+// joins what stands on both sides. Text without such a place, such as Chinese or a table, is cut
+// between two characters, so that the memory has a limit. Private to this folder. Threads: one.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,7 @@ struct TextChunkOptions {
   // For plain text: the bytes of it that are wanted. Both move to the begin of a character.
   int64_t begin = 0;
   int64_t end = INT64_MAX;
+  // Of plain text: a chunk ends at the first good place from here on, at the latest at twice this.
   int64_t chunk_bytes = int64_t{64} << 20;
 };
 
@@ -46,12 +47,13 @@ class TextChunks {
  private:
   explicit TextChunks(TextChunkOptions options) : options_(std::move(options)) {}
   absl::Status Fill();
-  bool Ready(size_t* end) const;
+  bool Ready(size_t* end);
 
   const TextChunkOptions options_;
   std::unique_ptr<Documents> documents_;  // one of the two
   std::unique_ptr<PlainText> plain_;
   std::string held_;      // wanted and not yet given
+  size_t scanned_ = 0;    // of `held_`: no chunk ends before
   int64_t position_ = 0;  // bytes of the text that were read
   bool text_ended_ = false;
   bool given_any_ = false;

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -23,7 +25,7 @@
 namespace megascale::data {
 namespace {
 
-constexpr absl::string_view kVersion = "1";
+constexpr absl::string_view kVersion = "2";
 constexpr size_t kCompleteBytesMax = 100;
 constexpr absl::Duration kLockInterval = absl::Milliseconds(500);
 
@@ -84,6 +86,7 @@ class Encoder {
       ASSIGN_OR_RETURN(auto piece, WritePiece(encoded.pieces.size()));
       encoded.pieces.push_back(std::move(piece));
     }
+    RETURN_IF_ERROR(CheckUnchanged(encoded.pieces.size()));
     encoded.num_skipped = chunks_->num_skipped();
     RETURN_IF_ERROR(base::WriteFileDurably(
         complete_path, absl::StrCat(encoded.pieces.size(), " ", encoded.num_skipped)));
@@ -93,6 +96,18 @@ class Encoder {
  private:
   std::string PathOf(size_t piece) const {
     return absl::StrFormat("%s/%05d.tokens", folder_, static_cast<int>(piece));
+  }
+
+  // The pieces are found by the digest of the text, so they go if it is no longer that text.
+  absl::Status CheckUnchanged(size_t num_pieces) const {
+    const std::string& path = request_.text.path;
+    ASSIGN_OR_RETURN(const std::string digest, base::Sha256OfFile(path));
+    if (digest == request_.text_sha256) return absl::OkStatus();
+    for (size_t i = 0; i < num_pieces; ++i) {
+      std::error_code ignored;
+      std::filesystem::remove(PathOf(i), ignored);
+    }
+    return absl::DataLossError(absl::StrCat(path, ": changed while it was encoded"));
   }
 
   // Reads the next chunk ahead, so that the end is known when a piece ends.

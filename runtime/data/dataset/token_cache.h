@@ -48,7 +48,7 @@ class TokenCache {
   explicit TokenCache(std::string folder);
 
   // Returns the tokens of a text; encodes what is not there yet or damaged. Errors: those of the
-  // text; those of the folder, with its path.
+  // text; DataLoss - it changed since it was hashed; those of the folder, with its path.
   absl::StatusOr<EncodedText> Encode(const EncodeRequest& request, const OnProgress& on_progress);
 
   const std::string& folder() const { return folder_; }

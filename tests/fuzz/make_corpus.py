@@ -397,6 +397,13 @@ def exchanges():
     write("exchanges", "words", calls)
     write("exchanges", "zeros", bytes(64))
     write("exchanges", "ones", b"\xff" * 64)
+    write("exchanges", "words-cut", calls[:37])
+    write("exchanges", "bytes", bytes(range(256)))
+    write("exchanges", "high-bytes", b"\x80\x7f" * 48)
+    write("exchanges", "names", b"data.0/activation\n\x1b[2J" * 4)
+    write("exchanges", "greatest", (2**63 - 1).to_bytes(8, "little") * 9)
+    write("exchanges", "least", (2**63).to_bytes(8, "little") * 7)
+    write("exchanges", "one", b"\x01" + bytes(7))
     write("exchanges", "counters", b"".join(word.to_bytes(8, "little") for word in range(2, 260, 2)))
 
 

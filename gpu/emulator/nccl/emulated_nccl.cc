@@ -30,10 +30,8 @@ namespace {
 // launches. Only the first one of a device may run.
 class LaunchQueues {
  public:
-  // Returns the ticket of an exchange that is launched now on the thread's device.
-  int64_t Enter() {
-    int device = 0;
-    MEGASCALE_CHECK(EmulatedCuda()->cudaGetDevice(&device) == cudaSuccess);
+  // Returns the ticket of an exchange that is launched now on a device.
+  int64_t Enter(int device) {
     const std::lock_guard<std::mutex> lock(mutex_);
     queues_[device].push_back(++last_ticket_);
     return last_ticket_;
@@ -76,7 +74,10 @@ struct Group {
 class Member : public std::enable_shared_from_this<Member> {
  public:
   Member(const EmulatedNcclOptions& options, LaunchQueues* queues, int rank, int size)
-      : options_(options), queues_(queues), mesh_(rank, size) {}
+      : options_(options), queues_(queues), mesh_(rank, size) {
+    // As NCCL, a communicator belongs to the device that its maker has as the current one.
+    MEGASCALE_CHECK(EmulatedCuda()->cudaGetDevice(&device_) == cudaSuccess);
+  }
 
   void Start(NcclListener root) {
     polls_left_ = options_.in_progress_polls;
@@ -161,7 +162,7 @@ class Member : public std::enable_shared_from_this<Member> {
       *group = std::exchange(deferred_, Group());
       ++num_issued_;
       if (options_.holds_device && !is_aborted_) {
-        group->ticket = queues_->Enter();
+        group->ticket = queues_->Enter(device_);
         tickets_.insert(group->ticket);
       }
     }
@@ -250,6 +251,7 @@ class Member : public std::enable_shared_from_this<Member> {
 
   const EmulatedNcclOptions& options_;
   LaunchQueues* const queues_;
+  int device_ = 0;
   NcclMesh mesh_;  // of the thread, but for Abort
   std::atomic<bool> is_entered_ = false;
   std::thread thread_;

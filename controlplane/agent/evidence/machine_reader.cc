@@ -39,8 +39,7 @@ std::string FindCpuStat(const std::string& groups) {
     const bool is_v1 =
         std::find(controllers.begin(), controllers.end(), "cpu") != controllers.end();
     if (!is_v1 && !parts[1].empty()) continue;
-    const std::string path =
-        absl::StrCat("/sys/fs/cgroup", is_v1 ? "/cpu" : "", parts[2], "/cpu.stat");
+    std::string path = absl::StrCat("/sys/fs/cgroup", is_v1 ? "/cpu" : "", parts[2], "/cpu.stat");
     if (::access(path.c_str(), R_OK) == 0) return path;
   }
   return "";

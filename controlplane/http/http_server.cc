@@ -254,7 +254,7 @@ MHD_Result HttpServer::Impl::SendEvents(MHD_Connection* connection,
     // The client has read all before, or this would not be asked for.
     stream.server->SetDeadline(stream.connection, kAnswerTime);
     const size_t sent = std::min(size, stream.rest.size());
-    std::memcpy(buffer, stream.rest.data(), sent);
+    std::copy_n(stream.rest.data(), sent, buffer);
     stream.rest.erase(0, sent);
     return static_cast<ssize_t>(sent);
   };

@@ -14,7 +14,7 @@ absl::Status ByteText::Read(int64_t begin, absl::Span<int32_t> out) const {
   return absl::OkStatus();
 }
 
-JoinedText::JoinedText(std::vector<const TokenText*> parts) {
+JoinedText::JoinedText(const std::vector<const TokenText*>& parts) {
   for (const TokenText* part : parts) {
     if (part->num_tokens() == 0) continue;
     ends_.push_back(num_tokens() + part->num_tokens());

@@ -34,7 +34,7 @@ class ByteText : public TokenText {
 // Several texts, one after the other. Borrows them.
 class JoinedText : public TokenText {
  public:
-  explicit JoinedText(std::vector<const TokenText*> parts);
+  explicit JoinedText(const std::vector<const TokenText*>& parts);
   int64_t num_tokens() const override { return ends_.empty() ? 0 : ends_.back(); }
   absl::Status Read(int64_t begin, absl::Span<int32_t> out) const override;
 

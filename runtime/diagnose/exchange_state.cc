@@ -97,8 +97,9 @@ class Explanation {
       return;
     }
     int found = -1;
-    for (const auto& [rank, count] : flows_of) {
-      if (count != num_flows) continue;
+    for (const auto& entry : flows_of) {
+      const int rank = entry.first;
+      if (entry.second != num_flows) continue;
       const bool agrees = std::any_of(verdict_.stuck.begin(), verdict_.stuck.end(),
                                       [&](const StuckFlow& flow) { return Agrees(rank, flow); });
       if (agrees) found = rank;

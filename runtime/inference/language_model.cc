@@ -123,7 +123,7 @@ absl::Status LanguageModel::Impl::ReadWeights(hugging_face::InitialWeights* sour
         return source->Read(parameter.name, whole, first, absl::MakeSpan(piece.as<float>(), count));
       }
       buffer.resize(count);
-      const absl::Status done = source->Read(parameter.name, whole, first, absl::MakeSpan(buffer));
+      absl::Status done = source->Read(parameter.name, whole, first, absl::MakeSpan(buffer));
       std::transform(buffer.begin(), buffer.end(), piece.as<tensor::BFloat16>(),
                      tensor::ToBFloat16);
       return done;

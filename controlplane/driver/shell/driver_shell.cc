@@ -41,13 +41,14 @@ absl::Status WriteJobFile(const JobRecord& job, JobFiles* files) {
   return files->WriteSoon(path, text);
 }
 
-// Returns an event as text for the log, without job secrets, agent keys and whole specifications.
+// Returns an event as text for the log, without secrets, agent keys and whole specifications.
 std::string Summary(const Event& event) {
   if (event.has_job_submitted()) {
     return absl::StrCat("job ", event.job_submitted().job_id(), " was submitted");
   }
   Event shown = event;
   shown.clear_time_unix_nanos();
+  if (shown.has_driver_started()) shown.mutable_driver_started()->clear_secret();
   if (shown.has_node_joined()) shown.mutable_node_joined()->mutable_hello()->clear_key();
   return shown.ShortDebugString().substr(0, 300);
 }

@@ -14,33 +14,26 @@ namespace {
 
 // Returns, by meeting, the time at which it begins. Requires: the step has no deadlock.
 std::vector<int> BeginTimes(const Meetings& meetings) {
-  const std::vector<std::vector<int>> followers = meetings.Followers();
-  std::vector<int> num_missing = meetings.NumProducers();
-  std::vector<int> begin(num_missing.size(), 0);  // by node
+  std::vector<int> end(static_cast<size_t>(meetings.num_nodes()), 0);  // by node
   std::vector<int> times(meetings.members().size(), 0);
-  std::vector<size_t> num_begun(times.size(), 0);
-  std::vector<int> begun;
-  for (int node = 0; node < meetings.num_nodes(); ++node) {
-    if (num_missing[node] == 0) begun.push_back(node);
-  }
-  const auto end = [&](int node, int time) {
-    for (const int follower : followers[node]) {
-      begin[follower] = std::max(begin[follower], time + 1);
-      if (--num_missing[follower] == 0) begun.push_back(follower);
-    }
+  const auto begin = [&](int node) {
+    int time = 0;
+    meetings.ForEachProducer(node, [&](int producer) { time = std::max(time, end[producer]); });
+    return time;
   };
-  while (!begun.empty()) {
-    const int node = begun.back();
-    begun.pop_back();
+  for (const int node : meetings.EndOrder()) {
     const int meeting = meetings.MeetingOf(node);
     if (meeting == Meetings::kNone) {
-      end(node, begin[node]);
+      end[node] = begin(node) + 1;
       continue;
     }
-    times[meeting] = std::max(times[meeting], begin[node]);
-    const std::vector<int>& members = meetings.members()[meeting];
-    if (++num_begun[meeting] < members.size()) continue;
-    for (const int member : members) end(member, times[meeting]);
+    // At its first member the producers of all have ended.
+    if (node == meetings.members()[meeting].front()) {
+      for (const int member : meetings.members()[meeting]) {
+        times[meeting] = std::max(times[meeting], begin(member));
+      }
+    }
+    end[node] = times[meeting] + 1;
   }
   return times;
 }

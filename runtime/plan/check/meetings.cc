@@ -39,20 +39,36 @@ std::string Meetings::Text(int node) const {
   return absl::StrCat("rank ", PlanOf(node).rank, "'s ", At(node).id.ToString());
 }
 
-std::vector<std::vector<int>> Meetings::Followers() const {
+std::vector<int> Meetings::EndOrder() const {
   std::vector<std::vector<int>> followers(places_.size());
+  std::vector<int> num_missing(places_.size(), 0);  // producers that have not ended
+  std::vector<size_t> num_begun(members_.size(), 0);
+  std::vector<int> begun;
   for (int node = 0; node < num_nodes(); ++node) {
-    ForEachProducer(node, [&](int producer) { followers[producer].push_back(node); });
+    ForEachProducer(node, [&](int producer) {
+      followers[producer].push_back(node);
+      ++num_missing[node];
+    });
+    if (num_missing[node] == 0) begun.push_back(node);
   }
-  return followers;
-}
-
-std::vector<int> Meetings::NumProducers() const {
-  std::vector<int> numbers(places_.size(), 0);
-  for (int node = 0; node < num_nodes(); ++node) {
-    ForEachProducer(node, [&](int) { ++numbers[node]; });
+  std::vector<int> order;
+  const auto end = [&](int node) {
+    order.push_back(node);
+    for (const int follower : followers[node]) {
+      if (--num_missing[follower] == 0) begun.push_back(follower);
+    }
+  };
+  while (!begun.empty()) {
+    const int node = begun.back();
+    begun.pop_back();
+    const int meeting = meeting_[node];
+    if (meeting == kNone) {
+      end(node);
+    } else if (++num_begun[meeting] == members_[meeting].size()) {
+      for (const int member : members_[meeting]) end(member);
+    }
   }
-  return numbers;
+  return order;
 }
 
 void Meetings::Meet(const std::vector<int>& nodes) {

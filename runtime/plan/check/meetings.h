@@ -37,18 +37,16 @@ class Meetings {
   // By meeting: the nodes that end together.
   const std::vector<std::vector<int>>& members() const { return members_; }
 
-  // The node before it on its stream; kNone: it is the first.
-  int PreviousOf(int node) const { return previous_[node]; }
   // Calls `visit(node)` for each node that must have ended before this one begins.
   template <typename Visit>
   void ForEachProducer(int node, Visit visit) const {
     for (const int producer : At(node).depends_on) visit(first_[places_[node].plan] + producer);
     if (previous_[node] != kNone) visit(previous_[node]);
   }
-  // By node: the nodes that ForEachProducer visits it for.
-  std::vector<std::vector<int>> Followers() const;
-  // By node: the number of its producers.
-  std::vector<int> NumProducers() const;
+  // Runs the step with strict rendezvous: the members of a meeting end only once all have begun.
+  // Returns the nodes in an order in which they end, those of a meeting one after another. A node
+  // that is not there waits for ever. Which nodes end does not depend on the order of the run.
+  std::vector<int> EndOrder() const;
 
  private:
   // An instruction of one of the given plans.
@@ -81,7 +79,7 @@ class Meetings {
   std::vector<Place> places_;       // by node
   std::vector<int> first_;          // by plan: the node of its first instruction
   std::vector<int> meeting_;        // by node
-  std::vector<int> previous_;       // by node
+  std::vector<int> previous_;       // by node: the one before it on its stream, or kNone
   std::vector<std::vector<int>> members_;
 };
 

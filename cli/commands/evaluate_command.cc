@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/model_options.h"
 #include "cli/view/terminal.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
@@ -19,12 +20,7 @@
 namespace megascale::cli {
 namespace {
 
-constexpr int64_t kThreadsMax = 1024;
-
-struct EvaluateFlags {
-  std::string checkpoint;
-  int64_t threads = 0;
-  std::string format = "text";
+struct EvaluateFlags : ModelOptions {
   std::vector<std::string> data_files;
   std::string json_field;
   bool skip_bad = false;
@@ -35,11 +31,7 @@ struct EvaluateFlags {
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
 absl::Status CheckFlags(const EvaluateFlags& flags) {
-  if (flags.checkpoint.empty())
-    return absl::InvalidArgumentError("--checkpoint: is missing; expected a directory");
-  if (flags.threads < 0 || flags.threads > kThreadsMax) {
-    return absl::InvalidArgumentError("--threads: is out of range; expected 0 (all cores) to 1024");
-  }
+  RETURN_IF_ERROR(CheckModelOptions(flags));
   if (flags.data_files.empty() && (!flags.json_field.empty() || flags.skip_bad)) {
     return absl::InvalidArgumentError("--json-field, --skip-bad: are for the files of --data");
   }
@@ -125,10 +117,7 @@ void AddEvaluateCommand(CommandLine* line) {
   auto flags = std::make_shared<EvaluateFlags>();
   Command* command = line->Add(
       "evaluate", "measures a checkpoint on text: loss, perplexity and bits per byte of text");
-  command->Path("--checkpoint", &flags->checkpoint,
-                "a checkpoint, or the folder of several: the newest");
-  command->Integer("--threads", &flags->threads, "threads to compute with; 0: one for each core");
-  AddOutputOption(command, &flags->format);
+  AddModelOptions(command, flags.get(), "a checkpoint, or the folder of several: the newest");
   command->Words("--data", &flags->data_files, "other files; the same share of them is held out");
   command->Flag("--whole", &flags->whole, "measure all of the text, not only its held-out part");
   command->Text("--json-field", &flags->json_field,
@@ -141,11 +130,7 @@ void AddEvaluateCommand(CommandLine* line) {
   command->Examples(
       "megascale evaluate --checkpoint out/checkpoints\n"
       "megascale evaluate --checkpoint out/checkpoints --data book.txt --whole -o json");
-  command->Runs([flags] {
-    if (!CheckOutputFormat(flags->format)) return static_cast<int>(kExitUsage);
-    const absl::Status status = Evaluate(*flags);
-    return status.ok() ? static_cast<int>(kExitGood) : ReportError(status);
-  });
+  command->Runs([flags] { return RunModelCommand(*flags, [&] { return Evaluate(*flags); }); });
 }
 
 }  // namespace megascale::cli

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "cli/command_line/report.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/model_options.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
@@ -21,13 +22,9 @@
 namespace megascale::cli {
 namespace {
 
-constexpr int64_t kThreadsMax = 1024;
 constexpr size_t kPromptsBytesMax = size_t{64} << 20;
 
-struct ModelFlags {
-  std::string checkpoint;
-  int64_t threads = 0;
-  std::string format = "text";
+struct GenerateFlags : ModelOptions {
   inference::TextOptions text;
   int64_t seed = 1;
   std::vector<std::string> prompt;
@@ -36,21 +33,6 @@ struct ModelFlags {
   std::string precision;
   std::vector<std::string> stop_tokens;
 };
-
-void AddModelOptions(Command* command, ModelFlags* flags, const std::string& what) {
-  command->Path("--checkpoint", &flags->checkpoint, what);
-  command->Integer("--threads", &flags->threads, "threads to compute with; 0: one for each core");
-  AddOutputOption(command, &flags->format);
-}
-
-absl::Status CheckModelFlags(const ModelFlags& flags) {
-  if (flags.checkpoint.empty())
-    return absl::InvalidArgumentError("--checkpoint: is missing; expected a directory");
-  if (flags.threads < 0 || flags.threads > kThreadsMax) {
-    return absl::InvalidArgumentError("--threads: is out of range; expected 0 (all cores) to 1024");
-  }
-  return absl::OkStatus();
-}
 
 // The prompts' continuations on standard output, in the order of the prompts: the first one that
 // has not ended appears as it is made, the others wait for their turn.
@@ -143,7 +125,7 @@ absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path) {
   return prompts;
 }
 
-absl::StatusOr<std::vector<std::string>> PromptsOf(const ModelFlags& flags) {
+absl::StatusOr<std::vector<std::string>> PromptsOf(const GenerateFlags& flags) {
   if (!flags.prompts.empty() && !flags.prompt.empty()) {
     return absl::InvalidArgumentError("--prompts: is given beside --prompt; expected one of them");
   }
@@ -155,7 +137,7 @@ absl::StatusOr<std::vector<std::string>> PromptsOf(const ModelFlags& flags) {
   return flags.prompt.empty() ? std::vector<std::string>{"\n"} : flags.prompt;
 }
 
-absl::StatusOr<std::optional<tensor::DType>> ComputeTypeOf(const ModelFlags& flags) {
+absl::StatusOr<std::optional<tensor::DType>> ComputeTypeOf(const GenerateFlags& flags) {
   if (flags.precision.empty()) return std::optional<tensor::DType>();
   if (flags.precision == "fp32") return std::optional(tensor::DType::kF32);
   if (flags.precision == "bf16") return std::optional(tensor::DType::kBF16);
@@ -163,11 +145,11 @@ absl::StatusOr<std::optional<tensor::DType>> ComputeTypeOf(const ModelFlags& fla
                                                  base::Printable(flags.precision, 60), "'"));
 }
 
-absl::Status Generate(const ModelFlags& flags) {
+absl::Status Generate(const GenerateFlags& flags) {
   inference::TextOptions options = flags.text;
   options.seed = static_cast<uint64_t>(flags.seed);
   RETURN_IF_ERROR(CheckTextOptions(options));
-  RETURN_IF_ERROR(CheckModelFlags(flags));
+  RETURN_IF_ERROR(CheckModelOptions(flags));
   inference::TextGeneratorOptions open;
   ASSIGN_OR_RETURN(open.compute, ComputeTypeOf(flags));
   ASSIGN_OR_RETURN(const std::vector<std::string> prompts, PromptsOf(flags));
@@ -190,19 +172,10 @@ absl::Status Generate(const ModelFlags& flags) {
   return generator->Generate(prompts, options, events);
 }
 
-void RunsWith(Command* command, const std::shared_ptr<ModelFlags>& flags,
-              absl::Status (*run)(const ModelFlags&)) {
-  command->Runs([flags, run] {
-    if (!CheckOutputFormat(flags->format)) return static_cast<int>(kExitUsage);
-    const absl::Status status = run(*flags);
-    return status.ok() ? static_cast<int>(kExitGood) : ReportError(status);
-  });
-}
-
 }  // namespace
 
 void AddGenerateCommand(CommandLine* line) {
-  auto flags = std::make_shared<ModelFlags>();
+  auto flags = std::make_shared<GenerateFlags>();
   Command* command = line->Add("generate", "continues text with a trained model");
   AddModelOptions(command, flags.get(),
                   "a checkpoint, the folder of several (the newest), or a Hugging Face folder");
@@ -238,7 +211,7 @@ void AddGenerateCommand(CommandLine* line) {
       "--tokens 500\n"
       "megascale generate --checkpoint /models/llama --prompts questions.txt --temperature 0 "
       "-o json");
-  RunsWith(command, flags, Generate);
+  command->Runs([flags] { return RunModelCommand(*flags, [&] { return Generate(*flags); }); });
 }
 
 }  // namespace megascale::cli

@@ -3,12 +3,10 @@
 #include <gnutls/gnutls.h>
 #include <gnutls/x509.h>
 #include <microhttpd.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -23,6 +21,7 @@
 #include "controlplane/security/tls_check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/socket/listen_tcp.h"
 #include "runtime/base/status.h"
 #include "runtime/base/stop_signal.h"
 
@@ -50,26 +49,11 @@ struct Client {
 };
 
 absl::StatusOr<base::UniqueFd> Listen(const client::Address& address) {
-  const auto refuse = [&](absl::string_view why) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--http ", address.text, ": cannot listen there: ", why, "; give another address"));
-  };
-  addrinfo hints = {};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const int error =
-      ::getaddrinfo(address.host.c_str(), absl::StrCat(address.port).c_str(), &hints, &found);
-  if (error != 0) return refuse(::gai_strerror(error));
-  const auto release = absl::MakeCleanup([found] { ::freeaddrinfo(found); });
-  base::UniqueFd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int yes = 1;
-  if (!fd.valid() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
-      ::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(fd.get(), 64) != 0) {
-    return refuse(std::strerror(errno));
-  }
-  return fd;
+  auto socket = base::ListenTcp(address.host, address.port, /*backlog=*/64);
+  if (socket.ok()) return socket;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--http ", address.text, ": cannot listen there: ", socket.status().message(),
+                   "; give another address"));
 }
 
 int PortOf(int fd) {

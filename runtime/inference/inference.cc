@@ -25,6 +25,7 @@
 #include "runtime/checkpoint/reader.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/host_window.h"
+#include "runtime/layout/rank_layout.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
 #include "runtime/model/transformer_chunk.h"
@@ -43,11 +44,6 @@ using tensor::Vector;
 constexpr int64_t kEvaluationBatch = 8;
 constexpr int64_t kWindowsMax = 1'000'000'000;
 constexpr double kAutoFlops = 2e13;
-
-DType ComputeType(job::v1::Precision precision) {
-  if (precision == job::v1::PRECISION_FP64) return DType::kF64;
-  return precision == job::v1::PRECISION_BF16 ? DType::kBF16 : DType::kF32;
-}
 
 int ThreadsOrAll(int num_threads) {
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -194,7 +190,7 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
     ASSIGN_OR_RETURN(impl->tokenizer,
                      data::LoadJobTokenizer(WithTokenizerOf(spec.data(), step_directory)));
   }
-  const DType compute = ComputeType(spec.train().precision());
+  const DType compute = layout::ComputeType(spec.train().precision());
   impl->device = device != nullptr ? std::move(device) : device::MakeCpuDevice();
   ASSIGN_OR_RETURN(impl->stream, impl->device->MakeStream("inference"));
   impl->ops = impl->device->MakeOps(impl->stream.get(), compute, ThreadsOrAll(num_threads));

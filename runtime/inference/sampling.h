@@ -21,8 +21,8 @@ class UniformNumbers {
 struct SamplingRule {
   double temperature = 1;  // 0: always the most likely token
   int64_t top_k = 0;       // choose among the K most likely tokens; 0: all
-  // Of these, choose among the fewest most likely ones that have this part of the probability
-  // together; 1: all. Source: Holtzman et al., 2020 (nucleus sampling).
+  // Choose among the fewest most likely tokens of these K that together have this part of their
+  // probability; 1: all. Source: Holtzman et al., 2020 (nucleus sampling).
   double top_p = 1;
 };
 

@@ -39,7 +39,7 @@ TEST(SamplingTest, TopPKeepsTheFewestThatHaveItsShare) {
   EXPECT_EQ(ChooseToken(kLogits, {1, 0, 0.7}, 0.63), 2);
   EXPECT_EQ(ChooseToken(kLogits, {1, 0, 0.7}, 0.999), 2);
   EXPECT_EQ(ChooseToken(kLogits, {1, 0, 0.9}, 0.999), 0);
-  // Of the two most likely, 0.625 is the first one's share.
+  // The first of the two most likely has 0.625 of their probability.
   EXPECT_EQ(ChooseToken(kLogits, {1, 2, 0.6}, 0.999), 1);
   EXPECT_EQ(ChooseToken(kLogits, {1, 2, 0.7}, 0.999), 2);
 }

@@ -14,6 +14,7 @@
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/hugging_face/kept_files.h"
 #include "runtime/hugging_face/weights.h"
+#include "runtime/layout/rank_layout.h"
 
 namespace megascale::inference {
 namespace {
@@ -23,11 +24,6 @@ using tensor::DType;
 constexpr int64_t kByteTokens = 256;
 constexpr int kJobsMax = 16;
 constexpr int64_t kNoContext = int64_t{1} << 20;  // where nothing limits a sequence
-
-DType ComputeType(job::v1::Precision precision) {
-  if (precision == job::v1::PRECISION_FP64) return DType::kF64;
-  return precision == job::v1::PRECISION_BF16 ? DType::kBF16 : DType::kF32;
-}
 
 // Returns the type in which weights of this stored type lose nothing that a model needs.
 DType TypeOfStored(const std::string& dtype) {
@@ -168,7 +164,7 @@ absl::StatusOr<TextSource> FindTextSource(const std::string& path,
   text.context = positions > 0 ? positions : kNoContext;
   if (found.of_job) {
     text.step = found.of_job->step();
-    text.compute = ComputeType(found.of_job->spec().train().precision());
+    text.compute = layout::ComputeType(found.of_job->spec().train().precision());
   } else {
     ASSIGN_OR_RETURN(text.compute, StoredType(found.source));
   }

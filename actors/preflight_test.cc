@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -39,6 +40,19 @@ class PreflightTest : public ::testing::Test {
     EXPECT_TRUE(base::WriteFileDurably(directory_ + "/text", std::string(4000, 'x')).ok());
   }
 
+  // Returns the assignment of n0 for a job that learns a tokenizer from text of its own.
+  HostAssignment AssignmentWithTokenizer() const {
+    std::string text;
+    for (int i = 0; i < 500; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
+    EXPECT_TRUE(base::WriteFileDurably(directory_ + "/text", text).ok());
+    HostAssignment assignment = AssignmentOf("n0");
+    job::v1::JobSpec& spec = *assignment.mutable_spec();
+    spec.mutable_model()->set_vocab_size(300);
+    spec.mutable_data()->set_tokenizer_vocab_size(300);
+    spec.mutable_data()->set_token_cache(directory_ + "/tokens");
+    return assignment;
+  }
+
   // Returns the assignment of a job with a rank on n0 and one on n1, for the agent of `node_id`.
   HostAssignment AssignmentOf(const std::string& node_id, int threads = 1) const {
     job::v1::JobSpec spec;
@@ -66,11 +80,15 @@ class PreflightTest : public ::testing::Test {
   }
 
   // Runs the preflight without measuring, as on an idle machine.
-  static Preflight Run(const HostAssignment& assignment) {
+  static Preflight Run(const HostAssignment& assignment,
+                       std::function<void(const Preflight&)> on_progress = nullptr) {
     CeilingSources sources;
     sources.measure = [] { return 1e11; };
     sources.is_idle = [] { return true; };
-    return RunPreflight(assignment, kCpu, {.ceilings = sources}).value();
+    PreflightOptions options;
+    options.ceilings = sources;
+    options.on_progress = std::move(on_progress);
+    return RunPreflight(assignment, kCpu, options).value();
   }
 
   std::string directory_;
@@ -97,21 +115,10 @@ TEST_F(PreflightTest, AMachineWithADirectoryOfItsOwnIsRefusedWithBothNames) {
 }
 
 TEST_F(PreflightTest, TextIsEncodedOnceAndThePreflightSaysSo) {
-  std::string text;
-  for (int i = 0; i < 500; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
-  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", text).ok());
-  HostAssignment assignment = AssignmentOf("n0");
-  job::v1::JobSpec& spec = *assignment.mutable_spec();
-  spec.mutable_model()->set_vocab_size(300);
-  spec.mutable_data()->set_tokenizer_vocab_size(300);
-  spec.mutable_data()->set_token_cache(directory_ + "/tokens");
+  const HostAssignment assignment = AssignmentWithTokenizer();
   std::vector<Preflight> running;
-  PreflightOptions options;
-  options.on_progress = [&](const Preflight& one) { running.push_back(one); };
-  options.ceilings.emplace();
-  options.ceilings->measure = [] { return 1e11; };
-  options.ceilings->is_idle = [] { return true; };
-  const Preflight passed = RunPreflight(assignment, kCpu, options).value();
+  const auto keep = [&](const Preflight& one) { running.push_back(one); };
+  const Preflight passed = Run(assignment, keep);
   EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
   EXPECT_GT(passed.data().total_tokens(), 0);
   ASSERT_FALSE(running.empty());
@@ -120,11 +127,10 @@ TEST_F(PreflightTest, TextIsEncodedOnceAndThePreflightSaysSo) {
   EXPECT_EQ(running[0].message(),
             absl::StrCat("learning a tokenizer from ", directory_, "/text: 100 %"));
   running.clear();
-  EXPECT_EQ(RunPreflight(assignment, kCpu, options)->data().tokens_sha256(),
-            passed.data().tokens_sha256());
+  EXPECT_EQ(Run(assignment, keep).data().tokens_sha256(), passed.data().tokens_sha256());
   EXPECT_TRUE(running.empty()) << "the second machine, or attempt, finds the tokens";
   ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", "\xff" + std::string(4000, 'x')).ok());
-  const Preflight refused = RunPreflight(assignment, kCpu, options).value();
+  const Preflight refused = Run(assignment, keep);
   EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
   EXPECT_EQ(refused.message(), absl::StrCat(directory_,
                                             "/text: is not UTF-8 at byte 0; convert it, "
@@ -132,14 +138,7 @@ TEST_F(PreflightTest, TextIsEncodedOnceAndThePreflightSaysSo) {
 }
 
 TEST_F(PreflightTest, WaitingForAnotherJobsTokensIsProgress) {
-  std::string text;
-  for (int i = 0; i < 500; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
-  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", text).ok());
-  HostAssignment assignment = AssignmentOf("n0");
-  job::v1::JobSpec& spec = *assignment.mutable_spec();
-  spec.mutable_model()->set_vocab_size(300);
-  spec.mutable_data()->set_tokenizer_vocab_size(300);
-  spec.mutable_data()->set_token_cache(directory_ + "/tokens");
+  const HostAssignment assignment = AssignmentWithTokenizer();
   ASSERT_EQ(Run(assignment).state(), Preflight::STATE_PASSED);
   // Another process holds every folder until the preflight has said twice that it waits.
   std::vector<base::UniqueFd> locks;
@@ -150,16 +149,12 @@ TEST_F(PreflightTest, WaitingForAnotherJobsTokensIsProgress) {
   }
   ASSERT_FALSE(locks.empty());
   std::vector<int64_t> progress;
-  PreflightOptions options;
-  options.on_progress = [&](const Preflight& one) {
+  const auto keep = [&](const Preflight& one) {
     progress.push_back(one.progress());
     EXPECT_EQ(one.message(), "waiting for a tokenizer");
     if (progress.size() == 2) locks.clear();
   };
-  options.ceilings.emplace();
-  options.ceilings->measure = [] { return 1e11; };
-  options.ceilings->is_idle = [] { return true; };
-  EXPECT_EQ(RunPreflight(assignment, kCpu, options)->state(), Preflight::STATE_PASSED);
+  EXPECT_EQ(Run(assignment, keep).state(), Preflight::STATE_PASSED);
   EXPECT_EQ(progress, (std::vector<int64_t>{1, 2}));
 }
 

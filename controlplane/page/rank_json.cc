@@ -22,7 +22,7 @@ using nlohmann::json;
 using plan::InstructionId;
 
 constexpr size_t kTextBytesMax = 500;
-// Of one rank, as far as pairs go; its details list more.
+// How many ranks the list of waits shows for one rank; the details of the rank show more.
 constexpr size_t kWaitsOfRankMax = 4;
 constexpr size_t kMembersMax = 64;
 

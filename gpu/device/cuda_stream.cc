@@ -159,13 +159,13 @@ void CudaStream::RunNotifications() {
 void CudaStream::TakeTime(cudaEvent_t event) {
   const absl::Duration seen = base::RealClock().Monotonic();
   float milliseconds = 0;
-  bool is_known = event != nullptr && last_event_ != nullptr;
-  if (is_known) {
-    // Of a failed device the times are not known; the failure itself has been reported.
-    is_known = cuda_.cudaEventElapsedTime(&milliseconds, last_event_, event) == cudaSuccess;
+  // A device that has failed tells no times; the failure itself has been reported.
+  if (event == nullptr || last_event_ == nullptr ||
+      cuda_.cudaEventElapsedTime(&milliseconds, last_event_, event) != cudaSuccess) {
+    milliseconds = 0;
+    clock_.Restart();
   }
-  if (!is_known) clock_.Restart();
-  notified_at_ = clock_.At(absl::Milliseconds(is_known ? milliseconds : 0), seen);
+  notified_at_ = clock_.At(absl::Milliseconds(milliseconds), seen);
   last_event_ = event;
 }
 

@@ -71,7 +71,7 @@ class CudaStream final : public stream::Stream {
   const int device_;
   cudaStream_t stream_ = nullptr;
 
-  // Of the notifying thread.
+  // Used by the notifying thread alone.
   EventClock clock_;
   cudaEvent_t last_event_ = nullptr;  // that clock_ knows
   absl::Duration notified_at_ = absl::ZeroDuration();

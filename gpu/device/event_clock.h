@@ -30,7 +30,7 @@ class EventClock {
  private:
   absl::Duration device_ = absl::ZeroDuration();  // since the first event
   absl::Duration window_begin_ = -absl::InfiniteDuration();
-  // Of host minus device, in this window and in the one before.
+  // The least difference, host minus device, in this window and in the one before.
   absl::Duration least_ = absl::InfiniteDuration();
   absl::Duration previous_least_ = absl::InfiniteDuration();
   absl::Duration last_ = -absl::InfiniteDuration();  // result

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/process/resource_limit.h"
 
 namespace megascale::agent {
 namespace {
@@ -30,16 +30,10 @@ std::string ReadText(const std::string& path) {
   return text;
 }
 
-// Returns where the control group of this process counts its throttling; "": nowhere.
-std::string FindCpuStat(const std::string& groups) {
-  for (const absl::string_view line : absl::StrSplit(groups, '\n')) {
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() != 3) continue;
-    const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
-    const bool is_v1 =
-        std::find(controllers.begin(), controllers.end(), "cpu") != controllers.end();
-    if (!is_v1 && !parts[1].empty()) continue;
-    std::string path = absl::StrCat("/sys/fs/cgroup", is_v1 ? "/cpu" : "", parts[2], "/cpu.stat");
+// Returns where the nearest control group of this process counts its throttling; "": nowhere.
+std::string FindCpuStat() {
+  for (const base::ControlGroup& group : base::ControlGroupsOf("cpu")) {
+    std::string path = absl::StrCat(group.directory, "/cpu.stat");
     if (::access(path.c_str(), R_OK) == 0) return path;
   }
   return "";
@@ -50,9 +44,7 @@ absl::Duration Tick() { return absl::Seconds(1) / static_cast<double>(::sysconf(
 }  // namespace
 
 MachineReader::MachineReader(std::string directory, std::string proc)
-    : directory_(std::move(directory)), proc_(std::move(proc)) {
-  cpu_stat_ = FindCpuStat(Text("self/cgroup"));
-}
+    : directory_(std::move(directory)), proc_(std::move(proc)), cpu_stat_(FindCpuStat()) {}
 
 std::string MachineReader::Text(const std::string& name) const {
   return ReadText(absl::StrCat(proc_, "/", name));

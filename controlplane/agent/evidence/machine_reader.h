@@ -42,7 +42,7 @@ class MachineReader {
 
   const std::string directory_;
   const std::string proc_;
-  std::string cpu_stat_;  // path of the control group's cpu.stat; "": there is none
+  const std::string cpu_stat_;  // path of the control group's cpu.stat; "": there is none
   absl::Duration read_ = -absl::InfiniteDuration();
   telemetry::MachineCounters before_;
   std::map<int, absl::Duration> busy_before_;  // by process

@@ -42,7 +42,7 @@ void DriverLoop::Stop() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
-  // Of a loop that was never started: their callers learn that nobody will answer.
+  // A loop that was never started still has inputs: their callers learn that nobody will answer.
   std::deque<Input> dropped;
   std::lock_guard<std::mutex> lock(mutex_);
   dropped.swap(inputs_);

@@ -84,7 +84,7 @@ class WordReader {
   }
 
  private:
-  // Of text, unpacked.
+  // Bytes of unpacked text.
   struct Bytes {
     int64_t all = INT64_MAX;
     int64_t wanted = INT64_MAX;  // from the beginning

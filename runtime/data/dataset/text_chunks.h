@@ -28,7 +28,7 @@ struct TextChunkOptions {
   // For plain text: the bytes of it that are wanted. Both move to the begin of a character.
   int64_t begin = 0;
   int64_t end = INT64_MAX;
-  // Of plain text: a chunk ends at the first good place from here on, at the latest at twice this.
+  // A chunk of plain text ends at the first good place from here on, at the latest at twice this.
   int64_t chunk_bytes = int64_t{64} << 20;
 };
 

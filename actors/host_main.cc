@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "actors/checkpoint_actor.h"
 #include "actors/data_loader_actor.h"
 #include "actors/link.h"
@@ -81,7 +80,11 @@ absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
 
 int Preflight(Link* link, const HostAssignment& assignment, const device::Description& device) {
   FromHost message;
-  auto preflight = RunPreflight(assignment, device);
+  const auto report = [&](const agent::v1::Preflight& running) {
+    *message.mutable_preflight() = running;
+    (void)link->Send(message);
+  };
+  auto preflight = RunPreflight(assignment, device, {.on_progress = report});
   if (!preflight.ok()) return Fail(link, FailureOf(preflight.status()));
   *message.mutable_preflight() = *std::move(preflight);
   for (const std::string& warning : message.preflight().warnings()) base::LogWarning(warning);
@@ -91,15 +94,15 @@ int Preflight(Link* link, const HostAssignment& assignment, const device::Descri
   return link->Send(message).ok() ? 0 : 1;
 }
 
-absl::StatusOr<std::shared_ptr<data::Corpus>> OpenCorpus(const HostAssignment& assignment) {
-  const auto& spec = assignment.spec();
-  ASSIGN_OR_RETURN(std::shared_ptr<data::Corpus> corpus,
-                   data::Corpus::Open(spec.data(), spec.train().seq_length()));
-  ASSIGN_OR_RETURN(const checkpoint::v1::DataFingerprint now, corpus->Fingerprint());
+absl::StatusOr<std::shared_ptr<const data::Dataset>> OpenDataset(const HostAssignment& assignment) {
+  // The preflight has encoded the text.
+  ASSIGN_OR_RETURN(std::shared_ptr<const data::Dataset> dataset,
+                   data::Dataset::Open(assignment.spec(), {}));
+  ASSIGN_OR_RETURN(const checkpoint::v1::DataFingerprint now, dataset->Fingerprint());
   const absl::Status same = checkpoint::CompareFingerprints(assignment.data(), now, {});
-  if (same.ok()) return corpus;
-  return base::Annotate(same, absl::StrCat("data.files changed since the job began (",
-                                           absl::StrJoin(corpus->paths(), ", "), ")"));
+  if (same.ok()) return dataset;
+  return base::Annotate(
+      same, absl::StrCat("data.files changed since the job began (", dataset->PathsText(), ")"));
 }
 
 // Hands the agent's messages to the persister until the link breaks.
@@ -125,8 +128,8 @@ int Serve(Link* link, const HostAssignment& assignment, const device::Descriptio
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
-  auto corpus = OpenCorpus(assignment);
-  if (!corpus.ok()) return Fail(link, FailureOfInput(corpus.status()));
+  auto dataset = OpenDataset(assignment);
+  if (!dataset.ok()) return Fail(link, FailureOfInput(dataset.status()));
 
   // Every preflight has passed, so every machine has seen the nonce.
   if (assignment.nonce_node_id() == assignment.node_id()) {
@@ -139,11 +142,11 @@ int Serve(Link* link, const HostAssignment& assignment, const device::Descriptio
   const PersisterActor persister = system.spawn<caf::detached>(
       Persister, PersisterOptions{assignment, regions->snapshots,
                                   [link](const FromHost& message) { (void)link->Send(message); },
-                                  device.numerics});
+                                  device.numerics, *dataset});
   if (regions->ring != nullptr) {
     DataLoaderOptions loader;
     loader.spec = assignment.spec();
-    loader.corpus = *corpus;
+    loader.dataset = *dataset;
     loader.ring = regions->ring;
     loader.done = [link](const BatchesLoaded& loaded) {
       const absl::Status status = loaded.outcome.ToStatus();

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,7 +25,7 @@
 #include "runtime/checkpoint/numerics.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/checkpoint/shared_directory.h"
-#include "runtime/data/corpus.h"
+#include "runtime/data/dataset/dataset.h"
 #include "runtime/hugging_face/initial_weights.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/node_memory.h"
@@ -42,6 +43,7 @@ using megascale::link::v1::HostAssignment;
 constexpr double kMeasureSeconds = 0.3;
 
 constexpr absl::Duration kMeasureTurn = absl::Seconds(10);
+constexpr absl::Duration kProgressInterval = absl::Seconds(1);
 
 // Allows one measurement at a time on a machine, because two at once would halve each other's rate.
 // The lock is a file of this user in the machine's temporary directory, removed afterwards. Without
@@ -202,16 +204,37 @@ absl::Status CheckSameData(const HostAssignment& assignment,
                    "files"));
 }
 
+// Tells how far the encoding of text is, not more often than people read.
+data::OnProgress ReportsOf(const PreflightOptions& options) {
+  if (!options.on_progress) return {};
+  struct State {
+    absl::Duration last = -kProgressInterval;
+    int64_t progress = 0;
+  };
+  const auto state = std::make_shared<State>();
+  return [state, &options](const std::string& what, int64_t done, int64_t all) {
+    const absl::Duration now = base::RealClock().Monotonic();
+    if (now - state->last < kProgressInterval) return;
+    state->last = now;
+    Preflight running;
+    running.set_state(Preflight::STATE_RUNNING);
+    // Waiting for another process's encoding is progress, too: it may take long.
+    running.set_progress(++state->progress);
+    running.set_message(all > 0 ? absl::StrCat(what, ": ", 100 * done / all, " %") : what);
+    options.on_progress(running);
+  };
+}
+
 absl::Status Check(const HostAssignment& assignment, const device::Description& device,
-                   Preflight* result) {
+                   const PreflightOptions& options, Preflight* result) {
   const auto& spec = assignment.spec();
   RETURN_IF_ERROR(CheckDirectory(assignment));
   RETURN_IF_ERROR(CheckPlans(assignment));
   if (!assignment.has_memory()) RETURN_IF_ERROR(CheckMemory(assignment, device));
-  ASSIGN_OR_RETURN(const auto corpus, data::Corpus::Open(spec.data(), spec.train().seq_length()));
-  ASSIGN_OR_RETURN(*result->mutable_data(), corpus->Fingerprint());
-  ASSIGN_OR_RETURN(const std::vector<std::string> binary, corpus->WarningsOfBinary());
-  *result->mutable_warnings() = {binary.begin(), binary.end()};
+  ASSIGN_OR_RETURN(const auto dataset,
+                   data::Dataset::Open(spec, {.on_progress = ReportsOf(options)}));
+  ASSIGN_OR_RETURN(*result->mutable_data(), dataset->Fingerprint());
+  *result->mutable_warnings() = {dataset->warnings().begin(), dataset->warnings().end()};
   if (assignment.has_data()) {
     RETURN_IF_ERROR(CheckSameData(assignment, result->data()));
     return CheckShared(assignment);
@@ -252,16 +275,10 @@ bool IsAway(const absl::Status& status) {
 }
 
 absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment,
-                                       const device::Description& device) {
-  CeilingSources sources;
-  sources.directory = base::UserStateDirectory();
-  return RunPreflight(assignment, device, std::move(sources));
-}
-
-absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment,
-                                       const device::Description& device, CeilingSources sources) {
+                                       const device::Description& device,
+                                       PreflightOptions options) {
   Preflight result;
-  const absl::Status status = Check(assignment, device, &result);
+  const absl::Status status = Check(assignment, device, options, &result);
   if (IsAway(status)) return status;
   if (!status.ok()) {
     result.set_state(Preflight::STATE_REFUSED);
@@ -270,6 +287,9 @@ absl::StatusOr<Preflight> RunPreflight(const HostAssignment& assignment,
   }
   WarnOfCores(assignment, &result);
   if (!SetPeak(assignment, device, &result)) {
+    CeilingSources sources;
+    sources.directory = base::UserStateDirectory();
+    if (options.ceilings) sources = *std::move(options.ceilings);
     FindOrMeasureCeiling(assignment, std::move(sources), &result);
   }
   result.set_state(Preflight::STATE_PASSED);

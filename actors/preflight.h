@@ -4,6 +4,9 @@
 // the machine is.
 #pragma once
 
+#include <functional>
+#include <optional>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "actors/ceiling.h"
@@ -13,17 +16,21 @@
 
 namespace megascale::actors {
 
+struct PreflightOptions {
+  // Called about once a second while text is encoded; may be empty.
+  std::function<void(const megascale::agent::v1::Preflight& running)> on_progress = {};
+  // Another folder for ceilings and another way to measure, for tests. Unset, and empty functions
+  // in it, stand for the real ones.
+  std::optional<CeilingSources> ceilings = std::nullopt;
+};
+
 // Runs the checks. A failed check is a refusal in the result, which ends the job: a person has to
-// fix the cause. Errors: network storage is unreachable (IsAway); try again. Blocking: reads the
-// data once; measures for half a second if the rate is neither the device's peak nor known yet.
-// `device` is the one of each of the machine's ranks.
-absl::StatusOr<megascale::agent::v1::Preflight> RunPreflight(
-    const megascale::link::v1::HostAssignment& assignment, const device::Description& device);
-// As above, with another folder for ceilings and another way to measure, for tests. Empty functions
-// stand for the real ones.
+// fix the cause. Errors: network storage is unreachable (IsAway); try again. Blocking: encodes the
+// text, or reads the data once; measures for half a second if the rate is neither the device's peak
+// nor known yet. `device` is the one of each of the machine's ranks.
 absl::StatusOr<megascale::agent::v1::Preflight> RunPreflight(
     const megascale::link::v1::HostAssignment& assignment, const device::Description& device,
-    CeilingSources sources);
+    PreflightOptions options = {});
 
 // True if the error of a system call means that storage is unreachable, and not that a path is
 // wrong.

@@ -1,11 +1,16 @@
 #include "actors/preflight.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -35,6 +40,19 @@ class PreflightTest : public ::testing::Test {
     EXPECT_TRUE(base::WriteFileDurably(directory_ + "/text", std::string(4000, 'x')).ok());
   }
 
+  // Returns the assignment of n0 for a job that learns a tokenizer from text of its own.
+  HostAssignment AssignmentWithTokenizer() const {
+    std::string text;
+    for (int i = 0; i < 500; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
+    EXPECT_TRUE(base::WriteFileDurably(directory_ + "/text", text).ok());
+    HostAssignment assignment = AssignmentOf("n0");
+    job::v1::JobSpec& spec = *assignment.mutable_spec();
+    spec.mutable_model()->set_vocab_size(300);
+    spec.mutable_data()->set_tokenizer_vocab_size(300);
+    spec.mutable_data()->set_token_cache(directory_ + "/tokens");
+    return assignment;
+  }
+
   // Returns the assignment of a job with a rank on n0 and one on n1, for the agent of `node_id`.
   HostAssignment AssignmentOf(const std::string& node_id, int threads = 1) const {
     job::v1::JobSpec spec;
@@ -62,11 +80,15 @@ class PreflightTest : public ::testing::Test {
   }
 
   // Runs the preflight without measuring, as on an idle machine.
-  static Preflight Run(const HostAssignment& assignment) {
+  static Preflight Run(const HostAssignment& assignment,
+                       std::function<void(const Preflight&)> on_progress = nullptr) {
     CeilingSources sources;
     sources.measure = [] { return 1e11; };
     sources.is_idle = [] { return true; };
-    return RunPreflight(assignment, kCpu, sources).value();
+    PreflightOptions options;
+    options.ceilings = sources;
+    options.on_progress = std::move(on_progress);
+    return RunPreflight(assignment, kCpu, options).value();
   }
 
   std::string directory_;
@@ -90,6 +112,50 @@ TEST_F(PreflightTest, AMachineWithADirectoryOfItsOwnIsRefusedWithBothNames) {
             absl::StrCat("checkpoint.directory: node n1 does not see in ", directory_,
                          "/of-n1 what node n0 wrote there (looked for 1.5s); every machine needs "
                          "the same directory: mount one shared file system there"));
+}
+
+TEST_F(PreflightTest, TextIsEncodedOnceAndThePreflightSaysSo) {
+  const HostAssignment assignment = AssignmentWithTokenizer();
+  std::vector<Preflight> running;
+  const auto keep = [&](const Preflight& one) { running.push_back(one); };
+  const Preflight passed = Run(assignment, keep);
+  EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
+  EXPECT_GT(passed.data().total_tokens(), 0);
+  ASSERT_FALSE(running.empty());
+  EXPECT_EQ(running[0].state(), Preflight::STATE_RUNNING);
+  EXPECT_GT(running[0].progress(), 0);
+  EXPECT_EQ(running[0].message(),
+            absl::StrCat("learning a tokenizer from ", directory_, "/text: 100 %"));
+  running.clear();
+  EXPECT_EQ(Run(assignment, keep).data().tokens_sha256(), passed.data().tokens_sha256());
+  EXPECT_TRUE(running.empty()) << "the second machine, or attempt, finds the tokens";
+  ASSERT_TRUE(base::WriteFileDurably(directory_ + "/text", "\xff" + std::string(4000, 'x')).ok());
+  const Preflight refused = Run(assignment, keep);
+  EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
+  EXPECT_EQ(refused.message(), absl::StrCat(directory_,
+                                            "/text: is not UTF-8 at byte 0; convert it, "
+                                            "or leave such bytes out with --skip-bad"));
+}
+
+TEST_F(PreflightTest, WaitingForAnotherJobsTokensIsProgress) {
+  const HostAssignment assignment = AssignmentWithTokenizer();
+  ASSERT_EQ(Run(assignment).state(), Preflight::STATE_PASSED);
+  // Another process holds every folder until the preflight has said twice that it waits.
+  std::vector<base::UniqueFd> locks;
+  for (const auto& folder : std::filesystem::directory_iterator(directory_ + "/tokens")) {
+    const std::string path = folder.path().string() + "/lock";
+    locks.emplace_back(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_EQ(::flock(locks.back().get(), LOCK_EX | LOCK_NB), 0) << path;
+  }
+  ASSERT_FALSE(locks.empty());
+  std::vector<int64_t> progress;
+  const auto keep = [&](const Preflight& one) {
+    progress.push_back(one.progress());
+    EXPECT_EQ(one.message(), "waiting for a tokenizer");
+    if (progress.size() == 2) locks.clear();
+  };
+  EXPECT_EQ(Run(assignment, keep).state(), Preflight::STATE_PASSED);
+  EXPECT_EQ(progress, (std::vector<int64_t>{1, 2}));
 }
 
 TEST_F(PreflightTest, ACheckpointDirectoryThatCannotBeIsNamed) {
@@ -236,12 +302,12 @@ TEST_F(CeilingTest, ThePeakOfTheDevicesTakesThePlaceOfAMeasurement) {
       .name = "fast", .numerics = "", .peak = {.fp32 = 6e13, .bf16 = 9.9e14}};
   CeilingSources sources;
   sources.measure = [&] { return ++num_measured_; };
-  const Preflight fp32 = RunPreflight(assignment, device, sources).value();
+  const Preflight fp32 = RunPreflight(assignment, device, {.ceilings = sources}).value();
   EXPECT_EQ(fp32.state(), Preflight::STATE_PASSED) << fp32.message();
   EXPECT_EQ(fp32.flops_ceiling(), 1.2e14) << "of both ranks' devices";
   EXPECT_FALSE(fp32.has_ceiling_measured_at());
   assignment.mutable_spec()->mutable_train()->set_precision(job::v1::PRECISION_BF16);
-  EXPECT_EQ(RunPreflight(assignment, device, sources)->flops_ceiling(), 1.98e15);
+  EXPECT_EQ(RunPreflight(assignment, device, {.ceilings = sources})->flops_ceiling(), 1.98e15);
   EXPECT_EQ(num_measured_, 0);
 }
 
@@ -250,7 +316,7 @@ TEST_F(CeilingTest, ABusyMachineIsWarnedOf) {
   sources.measure = [] { return 6.6e10; };
   sources.is_idle = [] { return false; };
   sources.now = [] { return absl::FromUnixSeconds(1'000'000); };
-  const Preflight passed = RunPreflight(AssignmentOf("n0"), kCpu, sources).value();
+  const Preflight passed = RunPreflight(AssignmentOf("n0"), kCpu, {.ceilings = sources}).value();
   EXPECT_EQ(passed.state(), Preflight::STATE_PASSED) << passed.message();
   EXPECT_EQ(passed.flops_ceiling(), 6.6e10);
   EXPECT_EQ(passed.ceiling_measured_at().seconds(), 1'000'000);

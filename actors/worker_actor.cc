@@ -23,6 +23,7 @@ void WorkerState::OnStateLoaded(const StateLoaded& message) {
 }
 
 void WorkerState::OnSnapshotTaken(const SnapshotTaken& message) {
+  snapshot_time = base::RealClock().Monotonic() - snapshot_started;
   Perform(core->OnSnapshot(message.step, message.buffer, message.outcome.ToStatus()));
 }
 
@@ -49,6 +50,7 @@ void WorkerState::PerformOne(const WorkerAction& action) {
       caf::anon_send(stage, StartStep{attempt, action.step});
       return caf::anon_send(shard, StartStep{attempt, action.step});
     case Kind::kTakeSnapshot:
+      snapshot_started = base::RealClock().Monotonic();
       return caf::anon_send(checkpoint, TakeSnapshot{attempt, action.step});
     case Kind::kRaiseStop:
       return options.engine->RequestStop(action.stop);
@@ -59,6 +61,8 @@ void WorkerState::PerformOne(const WorkerAction& action) {
       *message.mutable_step() = action.record;
       message.mutable_step()->set_seconds(
           absl::ToDoubleSeconds(base::RealClock().Monotonic() - step_started));
+      message.mutable_step()->set_checkpoint_seconds(absl::ToDoubleSeconds(snapshot_time));
+      snapshot_time = absl::ZeroDuration();
       return options.report(message);
     case Kind::kReportSnapshot:
       message.mutable_sealed()->set_step(action.step);

@@ -43,6 +43,8 @@ struct WorkerState {
   ShardActor shard;
   CheckpointActor checkpoint;
   absl::Duration step_started;
+  absl::Duration snapshot_started;
+  absl::Duration snapshot_time;  // of the snapshot before the present step; zero: there was none
 
   void Start();
   void OnGroupsJoined(const GroupsJoined& message);

@@ -21,6 +21,7 @@
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/store/link_store.h"
+#include "runtime/telemetry/exchange_board.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
 
@@ -121,6 +122,9 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   telemetry::HeartbeatWriter heartbeat(regions->heartbeats.get(), assignment.heartbeat_slot());
   heartbeat.Start(::getpid());
   telemetry::SpanWriter spans(regions->spans.get(), assignment.heartbeat_slot());
+  telemetry::ExchangeWriter exchanges(regions->spans.get(), assignment.heartbeat_slot(), [] {
+    return absl::ToInt64Nanoseconds(base::RealClock().Monotonic());
+  });
   const telemetry::HeartbeatTimer timer(&heartbeat, &base::RealClock());
   const comm::LinkStoreOptions store_options = {
       .job_id = assignment.job_id(),
@@ -136,6 +140,7 @@ int RunAssigned(Link* link, const link::v1::Assignment& assignment, Regions* reg
   engine_options.store = &store;
   engine_options.heartbeat = &heartbeat;
   engine_options.spans = &spans;
+  engine_options.exchanges = &exchanges;
   const auto device = make_device(assignment.spec(), {.local_rank = assignment.heartbeat_slot(),
                                                       .interface = assignment.interface()});
   if (!device.ok()) return FailEarly(link, FailureOfInput(device.status()));

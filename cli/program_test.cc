@@ -278,11 +278,11 @@ TEST_F(ProgramTest, DryRunShowsTheResolvedJob) {
 }
 
 TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
-  const std::string job = "plan examples/fortunes.yaml --set train.global_batch_size=32 ";
+  const std::string job = "plan examples/bytes.yaml --set train.global_batch_size=32 ";
   const Outcome text = Run(job + "--instructions");
   EXPECT_EQ(text.code, 0) << text.error;
   for (const char* part :
-       {"fortunes: data 2 x pipeline 2 x tensor 1 = 4 ranks, 4 micro-batches, 1f1b\n",
+       {"bytes: data 2 x pipeline 2 x tensor 1 = 4 ranks, 4 micro-batches, 1f1b\n",
         "\nRANK  DATA  PIPELINE  TENSOR  DATA GROUP  PIPELINE GROUP\n",
         "\n3     1     1         0       2, 3        1, 3\n",
         "\nvalid for all 4 ranks: no deadlock",
@@ -302,7 +302,7 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
   EXPECT_LT(gradient_bytes("--set parallel.zero_stage=2"), gradient_bytes(""));
   // Four equal stages and links that take no time: each schedule has its well-known bubble.
   const std::string deep =
-      "plan examples/fortunes.yaml -o json --bytes-per-second 1e30 --memory-bytes-per-second 1e30 "
+      "plan examples/bytes.yaml -o json --bytes-per-second 1e30 --memory-bytes-per-second 1e30 "
       "--set "
       "train.global_batch_size=64 "
       "--set model.hidden_size=4096 --set parallel.pipeline_model_parallel_size=";
@@ -334,7 +334,7 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
 TEST_F(ProgramTest, PlanPricesExchangesByTheLinkOnWhichTheyRun) {
   // Tensor and data ranks share a machine of four, the two stages do not.
   const std::string job =
-      "plan examples/fortunes.yaml --set parallel.tensor_model_parallel_size=2 "
+      "plan examples/bytes.yaml --set parallel.tensor_model_parallel_size=2 "
       "--set train.global_batch_size=32 --bytes-per-second 1e9 ";
   const Outcome text = Run(job + "--slots 5");
   EXPECT_EQ(text.code, 0) << text.error;
@@ -381,18 +381,18 @@ TEST_F(ProgramTest, PlanPricesExchangesByTheLinkOnWhichTheyRun) {
 
 TEST_F(ProgramTest, APlansFileOnStandardOutputIsAloneThere) {
   for (const char* path : {"-", "/dev/stdout"}) {
-    const Outcome svg = Run(absl::StrCat("plan examples/fortunes.yaml --svg ", path));
+    const Outcome svg = Run(absl::StrCat("plan examples/bytes.yaml --svg ", path));
     EXPECT_EQ(svg.code, 0) << svg.error;
     EXPECT_TRUE(absl::StartsWith(svg.out, "<svg")) << svg.out;
     EXPECT_TRUE(absl::EndsWith(svg.out, "</svg>\n")) << svg.out;
   }
-  EXPECT_EQ(Run("plan examples/fortunes.yaml --svg - --trace -").error,
+  EXPECT_EQ(Run("plan examples/bytes.yaml --svg - --trace -").error,
             "megascale: --svg and --trace: both are standard output; give one of them a file\n");
 }
 
 TEST_F(ProgramTest, AnEmptyPathIsAMistake) {
   for (const char* words :
-       {"plan examples/fortunes.yaml --svg ''", "plan examples/fortunes.yaml --trace ''",
+       {"plan examples/bytes.yaml --svg ''", "plan examples/bytes.yaml --trace ''",
         "trace j --output ''", "submit examples/tiny.yaml --dry-run --from ''",
         "submit examples/tiny.yaml --dry-run --data ''", "list --address ''", "list --tls-ca ''",
         "local examples/tiny.yaml --state-dir ''", "generate --checkpoint ''", "driver --listen ''",
@@ -410,7 +410,7 @@ TEST_F(ProgramTest, AnEmptyPathIsAMistake) {
 
 TEST_F(ProgramTest, PlanPricesWhatTensorRanksExchangeBesideProducts) {
   const std::string job =
-      "plan examples/fortunes.yaml --set parallel.tensor_model_parallel_size=2 "
+      "plan examples/bytes.yaml --set parallel.tensor_model_parallel_size=2 "
       "--set parallel.data_parallel_size=1 ";
   const Outcome text = Run(job + "--instructions");
   EXPECT_EQ(text.code, 0) << text.error;
@@ -587,7 +587,7 @@ TEST_F(ProgramTest, DriverAndAgentMakeNothingBeforeTheyRefuseTheirOptions) {
 TEST_F(ProgramTest, OutputThatCannotBeWrittenIsAFailure) {
   for (const char* words :
        {"version", "version -o json", "--help", "submit --dry-run examples/tiny.yaml",
-        "submit --dry-run examples/tiny.yaml -o json", "plan examples/fortunes.yaml"}) {
+        "submit --dry-run examples/tiny.yaml -o json", "plan examples/bytes.yaml"}) {
     const Outcome full = Run(absl::StrCat(words, " >/dev/full"));
     EXPECT_EQ(full.code, 1) << words;
     EXPECT_TRUE(absl::StartsWith(full.error, "megascale: cannot write to standard output"))
@@ -696,12 +696,52 @@ TEST_F(ProgramTest, AFolderThatIsNotOneOfCheckpointsIsNamed) {
 }
 
 TEST_F(ProgramTest, GenerateChecksItsOptionsFirst) {
-  for (const char* option : {"--tokens -1", "--temperature -1", "--top-k -1", "--prompt ''"}) {
+  for (const char* option :
+       {"--tokens -1", "--temperature -1", "--top-k -1", "--prompt ''", "--top-p 0", "--batch 0",
+        "--precision int8", "--threads -1", "--prompt a --prompts -"}) {
     const Outcome refused = Run(absl::StrCat("generate --checkpoint /nonexistent ", option));
     EXPECT_EQ(refused.code, 2) << refused.error;
     EXPECT_EQ(refused.out, "") << "the prompt";
     EXPECT_TRUE(absl::StartsWith(refused.error, "megascale: --")) << refused.error;
   }
+}
+
+// The weights are zero, so that the most likely token is always 0: in this tokenizer a byte.
+TEST_F(ProgramTest, GenerateContinuesPromptsOfAHuggingFaceFolder) {
+  const megascale::hugging_face::TestFolder folder;
+  folder.Write("tokenizer.json", R"({"version": "1.0", "added_tokens": [
+      {"id": 9, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
+       "normalized": false, "special": true}],
+      "normalizer": null, "post_processor": null,
+      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+      "decoder": {"type": "ByteLevel"},
+      "model": {"type": "BPE", "dropout": null, "unk_token": null, "vocab":
+        {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5, "g": 6, "h": 7, "i": 8,
+         "<|endoftext|>": 9}, "merges": []}})");
+  const std::string generate =
+      absl::StrCat("generate --checkpoint ", folder.path(), " --temperature 0 --tokens 3 ");
+  const Outcome two = Run(generate + "--prompt bad --prompt i");
+  EXPECT_EQ(two.code, 0) << two.error;
+  EXPECT_EQ(two.out, "badaaa\n\niaaa\n");
+  std::ofstream(directory_ + "/prompts") << "bad\ni\n";
+  EXPECT_EQ(Run(absl::StrCat(generate, "--batch 1 --prompts ", directory_, "/prompts")).out,
+            two.out);
+  const Outcome json =
+      Run(absl::StrCat(generate, "-o json --prompts - < ", directory_, "/prompts"));
+  EXPECT_EQ(json.out,
+            "{\"prompt\": \"bad\", \"text\": \"aaa\", \"prompt_tokens\": 3, \"tokens\": 3, "
+            "\"end\": \"tokens\"}\n"
+            "{\"prompt\": \"i\", \"text\": \"aaa\", \"prompt_tokens\": 1, \"tokens\": 3, "
+            "\"end\": \"tokens\"}\n");
+  const Outcome ended = Run(generate + "-o json --prompt bad --stop-token a");
+  EXPECT_TRUE(absl::StrContains(ended.out, "\"tokens\": 0, \"end\": \"end token\"")) << ended.out;
+  std::ofstream(directory_ + "/prompts") << "bad\n\ni\n";
+  EXPECT_EQ(Run(absl::StrCat(generate, "--prompts ", directory_, "/prompts")).error,
+            absl::StrCat("megascale: ", directory_, "/prompts:2: is empty; expected a prompt\n"));
+  std::ofstream(directory_ + "/prompts") << "bad\n\xFF\n";
+  EXPECT_EQ(Run(absl::StrCat(generate, "--prompts ", directory_, "/prompts")).error,
+            absl::StrCat("megascale: ", directory_,
+                         "/prompts:2: is not UTF-8; expected text in UTF-8\n"));
 }
 
 TEST_F(ProgramTest, VersionIsShown) {

@@ -1,7 +1,7 @@
 """Build rules of gpu/. Where the machine has no CUDA toolkit they define nothing but empty libraries."""
 
 load("@cuda//:home.bzl", "CUDA_HOME", "HAVE_CUDA")
-load("//third_party:rules.bzl", "megascale_test")
+load("//third_party:rules.bzl", "cc_library", "megascale_test")
 
 # One chip compiles in a minute; releases hold code for Ampere and Hopper, and PTX for chips that came later.
 _DEVELOPMENT = "-gencode=arch=compute_90a,code=sm_90a"
@@ -13,7 +13,7 @@ _RELEASE = " ".join([
 
 def gpu_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
     """A C++ library that sees the headers of CUDA, cuBLASLt or NCCL; empty without the toolkit."""
-    native.cc_library(
+    cc_library(
         name = name,
         srcs = srcs if HAVE_CUDA else [],
         hdrs = hdrs if HAVE_CUDA else [],

@@ -1,4 +1,52 @@
-"""Build rules of this project: protocol buffers, gRPC services and unit tests. Those of CUDA are in gpu/rules.bzl."""
+"""Build rules of this project: libraries, programs, unit tests, protocol buffers, gRPC services. Those of CUDA are in
+gpu/rules.bzl."""
+
+# Folders whose sources include gRPC or our protos: they begin with the larger precompiled header.
+_CONTROL_FOLDERS = [
+    "cli",
+    "controlplane",
+    "tests/api",
+    "tests/bench/control",
+    "tests/chaos",
+    "tests/e2e",
+    "tests/page",
+    "tests/sim",
+]
+
+# GCC 12 warns of std::string itself where it was inlined, wrongly; it is silent about headers of the system, but takes
+# those that were precompiled for ours.
+_PRECOMPILED_COPTS = [
+    "-Winvalid-pch",
+    "-Wno-array-bounds",
+    "-Wno-restrict",
+    "-Wno-stringop-overflow",
+    "-Wno-stringop-overread",
+]
+
+def _precompiled(kwargs):
+    """`kwargs` of a rule that compiles C++, so that its sources begin with a header of third_party/precompiled."""
+    srcs = kwargs.get("srcs")
+    if kwargs.get("copts") or not srcs or type(srcs) != "list":
+        return kwargs
+
+    # Tests are compiled with other flags than the rest (.bazelrc), and need the header that was made with them.
+    tests = [src for src in srcs if src.endswith("_test.cc")]
+    if tests and len(tests) < len(srcs):
+        return kwargs
+    folder = native.package_name()
+    control = [f for f in _CONTROL_FOLDERS if folder == f or folder.startswith(f + "/")]
+    name = ("control" if control else "runtime") + ("_test" if tests else "")
+    kwargs["copts"] = _PRECOMPILED_COPTS + ["-include", "third_party/precompiled/made/%s.h" % name]
+    kwargs["deps"] = kwargs.get("deps", []) + ["//third_party/precompiled:" + name]
+    return kwargs
+
+def cc_library(**kwargs):
+    """Bazel's cc_library, with headers of libraries precompiled (third_party/precompiled)."""
+    native.cc_library(**_precompiled(kwargs))
+
+def cc_binary(**kwargs):
+    """Bazel's cc_binary, with headers of libraries precompiled (third_party/precompiled)."""
+    native.cc_binary(**_precompiled(kwargs))
 
 def cc_message_library(name, srcs, imports = [], deps = [], visibility = ["//visibility:public"]):
     """The C++ messages of .proto files, made by the system's protoc. `imports`: .proto files they import."""
@@ -41,10 +89,7 @@ def megascale_test(name, srcs = None, deps = [], **kwargs):
     The tag "no_tsan", with its reason beside it, keeps a test out of `./dev test --config=tsan`: it runs threads
     of a library that was not built with ThreadSanitizer, which then sees races where the library's own locks are.
     """
-    native.cc_test(
-        name = name,
-        srcs = srcs or [name + ".cc"],
-        size = kwargs.pop("size", "small"),
-        deps = deps + ["@system//:gtest_main"],
-        **kwargs
-    )
+    kwargs.setdefault("size", "small")
+    kwargs["srcs"] = srcs or [name + ".cc"]
+    kwargs["deps"] = deps + ["@system//:gtest_main"]
+    native.cc_test(name = name, **_precompiled(kwargs))

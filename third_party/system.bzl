@@ -14,6 +14,7 @@ _LIBRARIES = {
     "highway": ("libhwy", "libhwy-dev"),
     "hiredis": ("hiredis", "libhiredis-dev"),
     "json": ("-", "nlohmann-json3-dev"),
+    "microhttpd": ("libmicrohttpd gnutls", "libmicrohttpd-dev"),
     "protobuf": ("protobuf", "libprotobuf-dev"),
     "rocksdb": ("-lrocksdb", "librocksdb-dev"),
     "spdlog": ("spdlog fmt", "libspdlog-dev"),

@@ -2,24 +2,25 @@
 """Writes a C++ source that holds the bytes of files: cuda::KernelImages() and the like.
 
 usage: embed.py --out FILE.cc --function megascale::cuda::KernelImages FILE...
+Each element of the span is an aggregate {name, data, size}, of the type and from the header that the options name.
 """
 
 import argparse
 import pathlib
 
 PREFIX = '''// Made by tools/embed.py.
-#include "gpu/cuda/kernel_images.h"
+#include "{header}"
 
 namespace {{
 
 '''
 SUFFIX = '''
-const megascale::cuda::KernelImage images[] = {{
+const {type} images[] = {{
 {entries}}};
 
 }}  // namespace
 
-absl::Span<const megascale::cuda::KernelImage> {function}() {{ return images; }}
+absl::Span<const {type}> {function}() {{ return images; }}
 '''
 BYTES_PER_LINE = 32
 # A string is what compilers read fastest; three octal digits end by themselves.
@@ -35,11 +36,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--function", required=True, help="the function to define, with its namespace")
+    parser.add_argument("--type", default="megascale::cuda::KernelImage")
+    parser.add_argument("--header", default="gpu/cuda/kernel_images.h")
     parser.add_argument("files", nargs="+")
     options = parser.parse_args()
     entries = []
     with open(options.out, "w", encoding="ascii") as out:
-        out.write(PREFIX.format())
+        out.write(PREFIX.format(header=options.header))
         for index, name in enumerate(options.files):
             path = pathlib.Path(name)
             data = path.read_bytes()
@@ -47,7 +50,7 @@ def main():
             out.writelines(literal(data))
             out.write("    ;\n")
             entries.append(f'    {{"{path.name}", image_{index}, {len(data)}}},\n')
-        out.write(SUFFIX.format(entries="".join(entries), function=options.function))
+        out.write(SUFFIX.format(entries="".join(entries), function=options.function, type=options.type))
 
 
 main()

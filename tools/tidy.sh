@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 startup=()
 [[ -n "${BAZEL_OUTPUT_BASE:-}" ]] && startup=(--output_base="$BAZEL_OUTPUT_BASE")
-bazel "${startup[@]}" build //proto:messages //proto:services >/dev/null 2>&1 || {
+bazel "${startup[@]}" build //proto:all >/dev/null 2>&1 || {
   echo "tidy: the protos do not build: run ./dev build" >&2
   exit 1
 }

@@ -10,6 +10,7 @@ void AddCommands(CommandLine* line, const actors::MakeDevice& make_device) {
   AddWatchCommand(line);
   AddWaitCommand(line);
   AddLogsCommand(line);
+  AddMetricsCommand(line);
   AddTraceCommand(line);
   AddDiagnoseCommand(line);
   AddCancelCommand(line);

@@ -18,6 +18,7 @@ void AddListCommand(CommandLine* line);
 void AddWaitCommand(CommandLine* line);
 void AddWatchCommand(CommandLine* line);
 void AddLogsCommand(CommandLine* line);
+void AddMetricsCommand(CommandLine* line);
 void AddTraceCommand(CommandLine* line);
 void AddDiagnoseCommand(CommandLine* line);
 void AddCancelCommand(CommandLine* line);

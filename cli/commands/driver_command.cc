@@ -84,6 +84,9 @@ void AddDriverCommand(CommandLine* line) {
                 "the address to listen on: unix:/path or host:port (default: MEGASCALE_ADDRESS, "
                 "else a socket in the "
                 "user's runtime directory)");
+  command->Text("--http", &flags->http_address,
+                "serves a page that shows jobs and machines, and metrics for Prometheus, on this "
+                "HOST:PORT; port 0: any free one (default: no page)");
   command->Path("--state-dir", &flags->state_directory,
                 "directory for the log of jobs and a folder for each job");
   command->Integer("--keep-jobs", &flags->retention.newest,
@@ -106,9 +109,13 @@ void AddDriverCommand(CommandLine* line) {
       "--state-dir.\n"
       "It listens on a Unix socket that only its owner can use, unless --listen names a TCP "
       "address: "
-      "that needs mutual TLS (megascale certs init makes the files).");
+      "that needs mutual TLS (megascale certs init makes the files).\n"
+      "With --http it prints the URL of the page, with a token that every reader needs; off this "
+      "machine the page uses the TLS files above, and readers need a user's certificate, too. The "
+      "page changes nothing.");
   command->Examples(
       "megascale driver\n"
+      "megascale driver --http 127.0.0.1:7078\n"
       "megascale driver --state-dir /srv/megascale --listen 10.0.0.1:7077 \\\n"
       "  --tls-ca ca.pem --tls-cert driver.pem --tls-key driver.key");
   command->Runs([flags] { return RunDriverCommand(*flags); });

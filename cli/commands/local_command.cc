@@ -20,10 +20,11 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/follow.h"
 #include "cli/commands/submit.h"
-#include "cli/commands/training_report.h"
 #include "cli/connection/connection.h"
+#include "cli/training_report/training_report.h"
 #include "cli/view/live_view.h"
 #include "cli/view/terminal.h"
+#include "controlplane/driver/service/driver_server.h"
 #include "controlplane/launch/local_cluster.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
@@ -31,6 +32,7 @@
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
 #include "runtime/data/corpus.h"
+#include "runtime/data/dataset/job_tokenizer.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/node_memory.h"
 
@@ -49,6 +51,7 @@ struct LocalFlags {
   int64_t slots = 0;  // 0: as many as the job needs
   std::string state_directory;
   std::string machine_tests = "quick";
+  std::string http_address;
   std::string held_out_windows = "auto";
   std::string format = "text";
 };
@@ -120,7 +123,9 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
         flags.job.file, ": ", job::NeededSlots(spec), "; ", Counted(flags.agents, "agent"), " × ",
         Counted(flags.slots, "slot"), " = ", flags.agents * flags.slots, together));
   }
-  const auto corpus = data::Corpus::Open(spec.data(), spec.train().seq_length());
+  // How many tokens text has is known when it is encoded; bytes are counted now.
+  const bool bytes = !data::UsesTokenizer(spec.data());
+  const auto corpus = data::Corpus::Open(spec.data(), bytes ? spec.train().seq_length() : 0);
   if (!corpus.ok()) {
     const absl::string_view why = corpus.status().message();
     const bool names_field = absl::StartsWith(why, "data.");
@@ -148,6 +153,7 @@ class LocalRun {
     options.slots_per_agent = static_cast<int>(flags_.slots);
     options.state_directory = state_directory_;
     options.machine_tests = flags_.machine_tests;
+    options.http_address = flags_.http_address;
     options.on_restart = [this](const launch::ClusterRestart& restart) {
       const bool forever = restart.backoff == absl::InfiniteDuration();
       const std::string next =
@@ -161,7 +167,9 @@ class LocalRun {
     connection.address = cluster_->driver_address();
     ASSIGN_OR_RETURN(client_, Connect(connection));
     if (live()) PrintStart();
-    return client_->Submit(request_, {.time = kDriverStart}).status();
+    RETURN_IF_ERROR(client_->Submit(request_, {.time = kDriverStart}).status());
+    PrintPage();
+    return absl::OkStatus();
   }
 
   // Follows the job to its end. A first Ctrl-C cancels the job; after a second one the end of the
@@ -191,6 +199,16 @@ class LocalRun {
   bool live() const { return flags_.format != "json"; }
 
  private:
+  // The driver writes the file before it answers.
+  void PrintPage() const {
+    if (flags_.http_address.empty()) return;
+    const auto url =
+        base::ReadFile(absl::StrCat(state_directory_, "/", driver::kPageUrlFile), 4096);
+    if (!url.ok()) return;
+    std::fprintf(live() ? stdout : stderr, "the page: %s", url->c_str());
+    std::fflush(stdout);
+  }
+
   void PrintStart() const {
     const job::v1::ParallelSpec& parallel = request_.spec().parallel();
     std::printf("job %s: data %d x pipeline %d on %s with %s each\nstate and logs: %s\n",
@@ -212,7 +230,7 @@ class LocalRun {
 int Report(const LocalFlags& flags, const WindowLimit& limit, const FollowResult& result) {
   const bool json = flags.format == "json";
   if (!json) {
-    PrintCurve(LossesOf(result.job, result.losses));
+    PrintCurve(LossesOf(result.job, result.losses), data::UsesTokenizer(result.job.spec().data()));
     std::printf("\nmeasuring the model on held-out text\n");
     std::fflush(stdout);
   }
@@ -271,9 +289,10 @@ int RunLocal(LocalFlags flags) {
 
 void AddLocalCommand(CommandLine* line) {
   auto flags = std::make_shared<LocalFlags>();
-  Command* command = line->Add(
-      "local",
-      "trains one job on this machine: driver, agents and workers as processes; opens no port");
+  Command* command = line->Add("local",
+                               "trains one job on this machine: driver, agents and workers as "
+                               "processes; opens no port without "
+                               "--http");
   AddJobOptions(command, &flags->job);
   command->Integer("--agents", &flags->agents,
                    "agents to start: machines, as far as the job can tell");
@@ -284,6 +303,9 @@ void AddLocalCommand(CommandLine* line) {
   command->Text("--machine-tests", &flags->machine_tests,
                 "tests of this machine before the job starts: off, quick (about a second) or full "
                 "(half a minute)");
+  command->Text("--http", &flags->http_address,
+                "serves a page that shows the run on this HOST:PORT, such as 127.0.0.1:0 for any "
+                "free port (default: no page)");
   command->Text("--held-out-windows", &flags->held_out_windows,
                 "windows of held-out text to measure at the end: a number, all, or auto: as many "
                 "as 2e13 FLOP allow (a minute at 300 GFLOP/s)");
@@ -295,7 +317,8 @@ void AddLocalCommand(CommandLine* line) {
   command->Examples(
       "megascale local examples/fortunes.yaml --agents 2 --slots 2\n"
       "megascale local examples/single.yaml --data book.txt\n"
-      "megascale local examples/tiny.yaml --set train.steps=40");
+      "megascale local examples/tiny.yaml --set train.steps=40\n"
+      "megascale local examples/fortunes.yaml --slots 4 --http 127.0.0.1:7078");
   command->Runs([flags] { return RunLocal(*flags); });
 }
 

@@ -45,6 +45,7 @@ void PrintJob(const control::v1::Job& job) {
                 static_cast<long long>(job.stage_times(0).last_step()),
                 StageTimesTable(job.stage_times()).c_str());
   }
+  if (const std::string line = GoodputLine(job); !line.empty()) std::printf("%s\n", line.c_str());
   if (job.queue_position() > 0) {
     std::printf("queue position %lld\n", static_cast<long long>(job.queue_position()));
   }

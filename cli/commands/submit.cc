@@ -25,6 +25,14 @@ void AddJobOptions(Command* command, JobFlags* flags) {
       "--data", &flags->data_files,
       "files and directories to train on instead of the file's; relative ones are taken from the "
       "current directory");
+  command->Text("--tokenizer", &flags->tokenizer,
+                "data.tokenizer instead of the file's: a tokenizer.json, a SentencePiece .model, a "
+                "folder with one of them, or bytes");
+  command->Text("--json-field", &flags->json_field,
+                "data.json_field instead of the file's: the data is JSON Lines, and this field of "
+                "a line is a document");
+  command->Flag("--skip-bad", &flags->skip_bad,
+                "count and leave out bad lines, and bytes that are not UTF-8");
   command->Text("--job-id", &flags->job_id,
                 "the job's id (default: its name, 8 random hex digits)");
   command->Path("--from", &flags->from_checkpoint, "checkpoint directory to start from");
@@ -40,9 +48,11 @@ std::string MakeJobId(const std::string& name) {
 
 absl::StatusOr<control::v1::SubmitJobRequest> MakeSubmitRequest(const JobFlags& flags) {
   control::v1::SubmitJobRequest request;
-  ASSIGN_OR_RETURN(
-      *request.mutable_spec(),
-      LoadJobFile(flags.file, {.overrides = flags.overrides, .data_files = flags.data_files}));
+  ASSIGN_OR_RETURN(*request.mutable_spec(), LoadJobFile(flags.file, {.overrides = flags.overrides,
+                                                                     .data_files = flags.data_files,
+                                                                     .tokenizer = flags.tokenizer,
+                                                                     .json_field = flags.json_field,
+                                                                     .skip_bad = flags.skip_bad}));
   request.set_job_id(flags.job_id.empty() ? MakeJobId(request.spec().name()) : flags.job_id);
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   request.set_from_checkpoint(AbsolutePath(flags.from_checkpoint));

@@ -15,12 +15,15 @@ struct JobFlags {
   std::string file;
   std::vector<std::string> overrides;
   std::vector<std::string> data_files;
-  std::string job_id;  // empty: made from the job's name
+  std::string tokenizer;   // instead of the file's data.tokenizer; empty: the file's
+  std::string json_field;  // instead of the file's data.json_field; empty: the file's
+  bool skip_bad = false;   // sets data.skip_bad
+  std::string job_id;      // empty: made from the job's name
   std::string from_checkpoint;
   std::vector<std::string> allow_changed;  // each "data,numerics,…"
 };
 
-// Adds FILE, --set, --data, --job-id, --from and --allow-changed.
+// Adds FILE, --set, --data and how to read it, --job-id, --from and --allow-changed.
 void AddJobOptions(Command* command, JobFlags* flags);
 
 // Reads and checks the job file. Errors: InvalidArgument.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cli/diagnosis/exchange_report.h"
 #include "cli/diagnosis/job_report.h"
 #include "cli/diagnosis/job_trace.h"
 #include "cli/view/live_view.h"
@@ -27,6 +28,8 @@ using nlohmann::json;
 
 // Slowness is judged from this many steps on.
 constexpr size_t kStepsMin = 3;
+// About an exchange, the evidence of this many of its members is read.
+constexpr int kMembersAsked = 64;
 // How often, and how much later, the driver is asked again which processes are silent.
 constexpr int kLivenessTries = 4;
 constexpr absl::Duration kLivenessDelay = absl::Milliseconds(700);
@@ -152,7 +155,28 @@ std::string StallPicture(const diagnose::StallVerdict& verdict, const trace::Job
   return diagnose::HeatMapSvg(title, cells);
 }
 
-Diagnosis DiagnoseStall(const control::v1::Job& job, const JobTrace& traced, double seconds) {
+// Reads what the members of an exchange show of it. What cannot be read is not known.
+std::vector<control::v1::StreamEvidenceResponse> ReadExchanges(client::JobClient* client,
+                                                               const control::v1::Job& job,
+                                                               const std::vector<int>& members) {
+  control::v1::StreamEvidenceRequest request;
+  request.set_job_id(job.job_id());
+  request.set_kind(telemetry::v1::EVIDENCE_KIND_EXCHANGES);
+  for (const int member : members) {
+    if (request.ranks_size() < kMembersAsked) request.add_ranks(member);
+  }
+  std::vector<control::v1::StreamEvidenceResponse> responses;
+  client
+      ->Evidence(request, {[&](const control::v1::StreamEvidenceResponse& response) {
+                             responses.push_back(response);
+                           },
+                           {}})
+      .IgnoreError();
+  return responses;
+}
+
+Diagnosis DiagnoseStall(client::JobClient* client, const control::v1::Job& job,
+                        const JobTrace& traced, double seconds) {
   std::vector<diagnose::RankPosition> positions =
       diagnose::PositionsOf(traced.spans.plans(), KnownRanks(traced.spans), traced.steps);
   for (size_t rank = 0; rank < positions.size(); ++rank) {
@@ -164,6 +188,11 @@ Diagnosis DiagnoseStall(const control::v1::Job& job, const JobTrace& traced, dou
   diagnosis.findings = DescribeStall(verdict, seconds, traced.spans.names());
   diagnosis.rank = verdict.root.rank;
   diagnosis.is_undecided = diagnosis.rank < 0;
+  if (verdict.root.cause == diagnose::StallCause::kExchange) {
+    const auto shown = ShownCallsOf(ReadExchanges(client, job, verdict.root.members),
+                                    verdict.root.instruction, verdict.root.members);
+    AddExchange(diagnose::ExplainExchange(shown), traced.spans.names(), &diagnosis);
+  }
   diagnosis.node = NodeOf(job, diagnosis.rank);
   std::vector<int> waiting;
   for (const diagnose::WaitingRank& rank : verdict.waiting) waiting.push_back(rank.rank);
@@ -204,11 +233,11 @@ Diagnosis Postponed(const control::v1::Job& job) {
   return diagnosis;
 }
 
-absl::StatusOr<Diagnosis> DiagnoseTraced(const control::v1::Job& job, const JobTrace& traced,
-                                         const DiagnoseOptions& options) {
+absl::StatusOr<Diagnosis> DiagnoseTraced(client::JobClient* client, const control::v1::Job& job,
+                                         const JobTrace& traced, const DiagnoseOptions& options) {
   const double seconds = SecondsSinceProgress(traced.spans);
   if (seconds > StallLimitSeconds(job.spec().fault(), StepSeconds(traced.steps))) {
-    return DiagnoseStall(job, traced, seconds);
+    return DiagnoseStall(client, job, traced, seconds);
   }
   const auto num_whole = static_cast<size_t>(std::count_if(
       traced.steps.begin(), traced.steps.end(), [](const auto& step) { return step.whole; }));
@@ -271,13 +300,14 @@ absl::StatusOr<Diagnosis> DiagnoseJob(client::JobClient* client, const std::stri
     if (traced.status().code() != absl::StatusCode::kFailedPrecondition) return traced.status();
     return DiagnoseState(job, std::string(traced.status().message()));
   }
-  ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(job, *traced, options));
+  ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(client, job, *traced, options));
   const int tries = options.is_brief ? 0 : kLivenessTries;
   for (int i = 0; i < tries && diagnosis.is_undecided; ++i) {
     absl::SleepFor(kLivenessDelay);
     ASSIGN_OR_RETURN(job, client->Get(job_id));
-    ASSIGN_OR_RETURN(diagnosis, DiagnoseTraced(job, *traced, options));
+    ASSIGN_OR_RETURN(diagnosis, DiagnoseTraced(client, job, *traced, options));
   }
+  AddNumbers(job, &diagnosis);
   for (const std::string& error : traced->spans.errors()) {
     diagnosis.notes.push_back(absl::StrCat("not known: ", base::Printable(error)));
   }

@@ -150,6 +150,42 @@ Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_s
   return diagnosis;
 }
 
+namespace {
+
+const char* WordOf(control::v1::NumberWarning::Kind kind) {
+  switch (kind) {
+    case control::v1::NumberWarning::KIND_LOSS_JUMP:
+      return "loss_jump";
+    case control::v1::NumberWarning::KIND_GRADIENT_JUMP:
+      return "gradient_jump";
+    case control::v1::NumberWarning::KIND_NOT_FINITE:
+      return "not_finite";
+    case control::v1::NumberWarning::KIND_SLOWER:
+      return "mfu_decline";
+    default:
+      return "number";
+  }
+}
+
+}  // namespace
+
+void AddNumbers(const control::v1::Job& job, Diagnosis* diagnosis) {
+  Findings& findings = diagnosis->findings;
+  for (const control::v1::NumberWarning& warning : job.number_warnings()) {
+    const std::string text = NumberWarningText(warning);
+    if (findings.cause == CauseWord(diagnose::SlowCause::kNone)) {
+      findings.cause = WordOf(warning.kind());
+      findings.verdict = absl::StrCat("numbers: ", text);
+    } else {
+      findings.evidence.push_back(text);
+    }
+  }
+  if (!job.has_suspicion()) return;
+  findings.done.push_back(
+      absl::StrCat("the driver suspects: ", base::Printable(job.suspicion().verdict(), 300), "; ",
+                   base::Printable(job.suspicion().action(), 200)));
+}
+
 void AddReport(const control::v1::Job& job, absl::Span<const int> waiting, Diagnosis* diagnosis) {
   if (diagnosis->rank < 0) return AddReportOfAll(job, waiting, diagnosis);
   if (diagnosis->rank >= job.ranks_size()) return;

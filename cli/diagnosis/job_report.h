@@ -18,6 +18,10 @@ double StallLimitSeconds(const job::v1::FaultSpec& fault, double step_seconds);
 // whatever failed in it earlier.
 Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans);
 
+// Adds numbers that are off the road, and what the driver did about a suspect. If nothing else is
+// the matter, the first number is the verdict.
+void AddNumbers(const control::v1::Job& job, Diagnosis* diagnosis);
+
 // Adds what the named rank says of itself, and whether it saves a checkpoint. If no rank is named:
 // whether all ranks do that wait for no other rank. Such a job waits for storage, or is not stuck
 // at all. `waiting`: ranks that wait for others.

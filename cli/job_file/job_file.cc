@@ -18,7 +18,10 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
+#include "runtime/data/dataset/job_tokenizer.h"
+#include "runtime/data/tokenizer/files/tokenizer_file.h"
 #include "runtime/hugging_face/initial_weights.h"
+#include "runtime/hugging_face/kept_files.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/job/names.h"
 
@@ -89,6 +92,54 @@ void TakeModelFrom(const std::string& file_name, JobSpec* spec, Findings* findin
   findings->mistakes.push_back(
       absl::StrCat(WhereOf(message, findings->given, file_name), ": ", message));
 }
+
+void TakeDataOptions(const JobFileOptions& options, JobSpec* spec, Findings* findings) {
+  job::v1::DataSpec& data = *spec->mutable_data();
+  if (!options.data_files.empty()) {
+    *data.mutable_files() = {options.data_files.begin(), options.data_files.end()};
+    data.clear_weights();
+    findings->given["data.files"] = "--data";
+  }
+  if (!options.tokenizer.empty()) {
+    data.set_tokenizer(options.tokenizer);
+    data.clear_tokenizer_vocab_size();
+    findings->given["data.tokenizer"] = "--tokenizer";
+  }
+  if (!options.json_field.empty()) {
+    data.set_json_field(options.json_field);
+    findings->given["data.json_field"] = "--json-field";
+  }
+  if (!options.skip_bad) return;
+  data.set_skip_bad(true);
+  findings->given["data.skip_bad"] = "--skip-bad";
+}
+
+// Takes the tokenizer of `model.from` if the job names none, and the model's vocabulary from the
+// tokenizer. A tokenizer that cannot be used becomes a mistake.
+void TakeTokenizer(const std::string& file_name, JobSpec* spec, Findings* findings) {
+  job::v1::DataSpec& data = *spec->mutable_data();
+  if (data.tokenizer().empty() && data.tokenizer_vocab_size() == 0 &&
+      !spec->model().from().empty()) {
+    const auto source = hugging_face::FindSource(spec->model().from());
+    for (const std::string& folder :
+         source.ok()
+             ? std::vector<std::string>{source->path, hugging_face::KeptFolderOf(source->path)}
+             : std::vector<std::string>()) {
+      if (!data.tokenizer().empty() || !tokenizer::FindTokenizerFile(folder).ok()) continue;
+      data.set_tokenizer(folder);
+    }
+  }
+  // Without the rules' approval there may be no such path.
+  if (!findings->mistakes.empty()) return;
+  for (const std::string& refusal : job::BrokenFieldRules(*spec)) {
+    if (absl::StartsWith(refusal, "data.")) return;
+  }
+  const absl::Status filled = data::FillVocabulary(spec);
+  if (filled.ok()) return;
+  const std::string message(filled.message());
+  findings->mistakes.push_back(
+      absl::StrCat(WhereOf(message, findings->given, file_name), ": ", message));
+}
 }  // namespace
 
 absl::StatusOr<JobSpec> LoadJobText(const std::string& file_name, const std::string& text,
@@ -99,14 +150,13 @@ absl::StatusOr<JobSpec> LoadJobText(const std::string& file_name, const std::str
     const absl::Status set = ApplyOverride(assignment, &spec, &findings);
     if (!set.ok()) findings.mistakes.emplace_back(set.message());
   }
-  if (!options.data_files.empty()) {
-    spec.mutable_data()->clear_files();
-    for (const std::string& file : options.data_files) spec.mutable_data()->add_files(file);
-    findings.given["data.files"] = "--data";
-  }
+  TakeDataOptions(options, &spec, &findings);
   for (std::string& file : *spec.mutable_data()->mutable_files()) MakeAbsolute(&file);
+  MakeAbsolute(spec.mutable_data()->mutable_token_cache());
+  if (spec.data().tokenizer() != "bytes") MakeAbsolute(spec.mutable_data()->mutable_tokenizer());
   if (spec.has_checkpoint()) MakeAbsolute(spec.mutable_checkpoint()->mutable_directory());
   if (!spec.model().from().empty()) TakeModelFrom(file_name, &spec, &findings);
+  TakeTokenizer(file_name, &spec, &findings);
   AddBrokenRules(spec, file_name, &findings);
   RETURN_IF_ERROR(MistakesError(std::move(findings.mistakes)));
   return job::ResolveJobSpec(spec);

@@ -15,11 +15,14 @@ namespace megascale::cli {
 
 struct JobFileOptions {
   std::vector<std::string> overrides = {};   // values of --set, applied in order
-  std::vector<std::string> data_files = {};  // replace data.files unless empty
+  std::vector<std::string> data_files = {};  // replace data.files and weights unless empty
+  std::string tokenizer = {};                // replaces data.tokenizer unless empty
+  std::string json_field = {};               // replaces data.json_field unless empty
+  bool skip_bad = false;                     // sets data.skip_bad if true
 };
 
-// Parses the text of a job file into a complete, valid specification. Applies `options`, makes the
-// paths in data.files and checkpoint.directory absolute (relative to the current directory, not to
+// Parses the text of a job file into a complete, valid specification. Applies `options`, makes
+// paths absolute (relative to the current directory, not to
 // the file's), fills in the defaults and checks the rules. An error names the place where the field
 // was given: in the file, or by which option. Errors: InvalidArgument - all mistakes; rules about
 // several fields are checked once each field is valid by itself.

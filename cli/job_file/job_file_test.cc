@@ -10,6 +10,7 @@
 #include "cli/job_file/testing/test_job_text.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
+#include "runtime/data/tokenizer/files/tokenizer_json.h"
 #include "runtime/hugging_face/testing/test_folder.h"
 #include "runtime/job/job_spec.h"
 
@@ -107,7 +108,7 @@ TEST(JobFileTest, NamesUnknownFieldsWithTheNearest) {
       ErrorOf("zzzzzzzz: 1\n"),
       "job.yaml:1:1: `zzzzzzzz` is not a field; expected one of name, device, device_sharing, "
       "model, data, "
-      "train, optimizer, parallel, checkpoint, fault, store");
+      "train, optimizer, parallel, checkpoint, fault, store, tensorboard");
 }
 
 TEST(JobFileTest, SaysWhatWasFoundAndExpected) {
@@ -287,6 +288,34 @@ TEST(LoadJobTextTest, AJobForGpusIsReadAnywhere) {
   EXPECT_TRUE(MessageDifferencer::Equals(*on_cpu, LoadJobText("job.yaml", kSmall, {}).value()));
 }
 
+TEST_F(LoadJobFileTest, TheTokenizerGivesTheVocabularyAndASmallerOneOfTheModelIsRefused) {
+  const std::string tokenizer = ::testing::TempDir() + "/tokenizer.json";
+  tokenizer::ByteLevelBpe bpe;
+  bpe.special_tokens = {"<|endoftext|>"};
+  bpe.merges = {{"t", "h"}, {"th", "e"}, {" ", "the"}};
+  std::ofstream(tokenizer) << tokenizer::WriteTokenizerJson(bpe);
+  JobFileOptions options;
+  options.tokenizer = tokenizer;
+  options.json_field = "text";
+  options.skip_bad = true;
+  const auto spec = LoadJobText("job.yaml", kSmall, options);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->model().vocab_size(), 260);
+  EXPECT_EQ(spec->data().json_field(), "text");
+  EXPECT_TRUE(spec->data().skip_bad());
+  options.overrides = {"model.vocab_size=259"};
+  EXPECT_EQ(LoadJobText("job.yaml", kSmall, options).status().message(),
+            absl::StrCat("--set model.vocab_size=259: model.vocab_size: is 259, but the tokenizer ",
+                         tokenizer, " has 260 tokens; expected at least as many"));
+  options.overrides = {"model.vocab_size=300"};
+  EXPECT_EQ(LoadJobText("job.yaml", kSmall, options)->model().vocab_size(), 300);
+  options = {.overrides = {"data.tokenizer_vocab_size=512"}};
+  EXPECT_EQ(LoadJobText("job.yaml", kSmall, options)->model().vocab_size(), 512);
+  options = {.tokenizer = "/nonexistent"};
+  EXPECT_EQ(LoadJobText("job.yaml", kSmall, options).status().message(),
+            "--tokenizer: data.tokenizer: tokenizer /nonexistent: does not exist");
+}
+
 class ModelFromTest : public ::testing::Test {
  protected:
   ModelFromTest() {
@@ -315,6 +344,17 @@ TEST_F(ModelFromTest, TheFolderCompletesTheModelSection) {
   const auto again = LoadJobText("again.yaml", ToYaml(*spec), {});
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(MessageDifferencer::Equals(*spec, *again));
+}
+
+TEST_F(ModelFromTest, TheFoldersTokenizerIsTheDefault) {
+  tokenizer::ByteLevelBpe bpe;
+  bpe.special_tokens = {"<|endoftext|>"};
+  folder_.Write("tokenizer.json", tokenizer::WriteTokenizerJson(bpe));
+  const auto spec = LoadJobText("job.yaml", Text(""), {});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data().tokenizer(), folder_.path());
+  EXPECT_EQ(spec->model().vocab_size(), 300);
+  EXPECT_EQ(LoadJobText("job.yaml", Text(""), {.tokenizer = "bytes"})->data().tokenizer(), "bytes");
 }
 
 TEST_F(ModelFromTest, AContradictionIsRefusedAtItsPlaceWithBothValues) {
@@ -379,8 +419,8 @@ TEST(JobFileTest, YamlIsForPeople) {
   spec.mutable_fault()->mutable_progress_timeout()->set_seconds(90);
   EXPECT_EQ(ToYaml(spec),
             "name: true\ndevice_sharing: false\ndata:\n  files:\n    - \"/a b\"\n  "
-            "held_out_fraction: 0\nfault:\n"
-            "  progress_timeout: 1m30s\n  max_restarts_without_progress: 0\n");
+            "held_out_fraction: 0\n  tokenizer_vocab_size: 0\n  skip_bad: false\nfault:\n"
+            "  progress_timeout: 1m30s\n  max_restarts_without_progress: 0\ntensorboard: false\n");
 }
 
 }  // namespace

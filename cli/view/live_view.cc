@@ -300,6 +300,13 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
   for (const std::string& warning : job.warnings()) {
     if (!IsTerminal(job.state())) texts.push_back(absl::StrCat("warning: ", warning));
   }
+  for (const control::v1::NumberWarning& warning : job.number_warnings()) {
+    texts.push_back(absl::StrCat("warning: ", NumberWarningText(warning)));
+  }
+  if (job.has_suspicion() && !IsTerminal(job.state())) {
+    texts.push_back(
+        absl::StrCat("suspect: ", job.suspicion().verdict(), " (", job.suspicion().action(), ")"));
+  }
   if (job.has_culprit())
     texts.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));
   for (const control::v1::NodeEvidence& node : job.evidence().nodes()) {

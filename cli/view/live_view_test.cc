@@ -46,6 +46,22 @@ Job RunningJob() {
 
 Terminal Plain(int width) { return {true, false, false, width}; }
 
+TEST(LiveViewTest, TheAccountOfTimeIsOneLine) {
+  Job job;
+  EXPECT_EQ(GoodputLine(job), "");
+  constexpr int64_t kSecond = 1'000'000'000;
+  job.mutable_time_account()->set_wall_nanos(10'000 * kSecond);
+  job.mutable_time_account()->set_kept_nanos(9'000 * kSecond);
+  job.mutable_time_account()->set_load_nanos(200 * kSecond);
+  job.mutable_time_account()->set_recomputation_nanos(795 * kSecond);
+  job.mutable_time_account()->set_queue_nanos(5 * kSecond);
+  job.mutable_last_hour()->set_wall_nanos(3'600 * kSecond);
+  job.mutable_last_hour()->set_kept_nanos(3'600 * kSecond);
+  EXPECT_EQ(GoodputLine(job),
+            "goodput 90.0 % of 2h46m, 100.0 % of the last hour; lost: recomputation 8.0 %, load "
+            "2.0 %");
+}
+
 TEST(LiveViewTest, RendersARunningJob) {
   EXPECT_EQ(
       RenderJob(RunningJob(), Plain(120), 16),

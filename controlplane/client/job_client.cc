@@ -234,6 +234,13 @@ absl::StatusOr<control::v1::ListJobsResponse> JobClient::List() {
       impl_->options.retry);
 }
 
+absl::StatusOr<control::v1::ListStepsResponse> JobClient::Steps(
+    const control::v1::ListStepsRequest& request) {
+  RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
+  return impl_->CallPatiently<control::v1::ListStepsResponse>(
+      &control::v1::JobService::Stub::ListSteps, request, kReadDeadline, impl_->options.retry);
+}
+
 absl::StatusOr<control::v1::Job> JobClient::Cancel(const control::v1::CancelJobRequest& request) {
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   ASSIGN_OR_RETURN(auto response,
@@ -327,6 +334,13 @@ absl::Status JobClient::Spans(const control::v1::StreamSpansRequest& request,
                               const StreamCallbacks<control::v1::StreamSpansResponse>& callbacks) {
   RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
   return impl_->Stream(&control::v1::JobService::Stub::StreamSpans, request, callbacks);
+}
+
+absl::Status JobClient::Evidence(
+    const control::v1::StreamEvidenceRequest& request,
+    const StreamCallbacks<control::v1::StreamEvidenceResponse>& callbacks) {
+  RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
+  return impl_->Stream(&control::v1::JobService::Stub::StreamEvidence, request, callbacks);
 }
 
 }  // namespace megascale::client

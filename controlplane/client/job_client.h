@@ -34,9 +34,10 @@ struct RetryOptions {
 
 struct ClientOptions {
   Address address;
-  security::TlsFiles tls;   // for TCP
-  bool insecure = false;    // plaintext TCP; to loopback addresses only
-  RetryOptions retry = {};  // of Get, Measure, List and Cluster, and of the beginning of Logs
+  security::TlsFiles tls;  // for TCP
+  bool insecure = false;   // plaintext TCP; to loopback addresses only
+  RetryOptions retry =
+      {};  // of Get, Measure, List, Steps and Cluster, and of the beginning of Logs
 };
 
 // Callbacks of a streaming call. Both run in the caller's thread, or in one that ends before the
@@ -70,6 +71,9 @@ class JobClient {
   // As Get, with Job.stage_times if they can be measured; takes longer.
   absl::StatusOr<control::v1::Job> Measure(const std::string& job_id);
   absl::StatusOr<control::v1::ListJobsResponse> List();
+  // Returns a part of the job's loss log.
+  absl::StatusOr<control::v1::ListStepsResponse> Steps(
+      const control::v1::ListStepsRequest& request);
   absl::StatusOr<control::v1::Job> Cancel(const control::v1::CancelJobRequest& request);
   absl::StatusOr<control::v1::GetClusterResponse> Cluster();
   absl::StatusOr<control::v1::NodeView> Evict(const control::v1::EvictNodeRequest& request);
@@ -91,6 +95,9 @@ class JobClient {
   // Blocking: as Watch. Errors: FailedPrecondition - no rank of the job runs.
   absl::Status Spans(const control::v1::StreamSpansRequest& request,
                      const StreamCallbacks<control::v1::StreamSpansResponse>& callbacks);
+  // Passes evidence about ranks, as proto/control.proto says. Blocking and errors: as Spans.
+  absl::Status Evidence(const control::v1::StreamEvidenceRequest& request,
+                        const StreamCallbacks<control::v1::StreamEvidenceResponse>& callbacks);
 
  private:
   struct Impl;

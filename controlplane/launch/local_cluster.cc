@@ -155,8 +155,10 @@ void LocalCluster::Supervisor::AddMembers() {
   driver.arguments = {options_.program, "driver",      "--listen",
                       driver_address(), "--state-dir", options_.state_directory};
   if (!options_.machine_tests.empty()) {
-    driver.arguments.push_back("--machine-tests");
-    driver.arguments.push_back(options_.machine_tests);
+    driver.arguments.insert(driver.arguments.end(), {"--machine-tests", options_.machine_tests});
+  }
+  if (!options_.http_address.empty()) {
+    driver.arguments.insert(driver.arguments.end(), {"--http", options_.http_address});
   }
   driver.log_path = absl::StrCat(logs, "/driver.log");
   members_.push_back(std::move(driver));

@@ -38,6 +38,7 @@ struct LocalClusterOptions {
   // The driver's state. Its folder logs/ gets driver.log, agent-n0.log … (and one older of each,
   // *.1) and the agents' log directories n0/ ….
   std::string state_directory;
+  std::string http_address;  // of the driver's page; empty: none
   // Empty: a new one under $XDG_RUNTIME_DIR or /tmp. Created if missing; removed at the end.
   std::string run_directory;
   std::string machine_tests;  // the driver's --machine-tests; empty: its default

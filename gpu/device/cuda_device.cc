@@ -142,6 +142,9 @@ class CudaDevice final : public device::Device {
     return options_.make_communicator(this, host, own);
   }
 
+  // The staged communicator uses copies alone, which wait for nobody.
+  bool needs_launch_order() const override { return options_.make_communicator != nullptr; }
+
  private:
   CudaStream* Own(stream::Stream* stream) const {
     auto* const own = dynamic_cast<CudaStream*>(stream);

@@ -5,14 +5,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "gpu/device/event_clock.h"
 #include "gpu/device/testing/add_ops.h"
 #include "gpu/emulator/emulated_cuda.h"
+#include "runtime/base/clock.h"
 #include "runtime/device/host_window.h"
 
 namespace megascale::gpu {
@@ -166,6 +170,60 @@ TEST_P(FailingStreamTest, EventsOfAFailedDeviceDoNotHoldUpTheHost) {
   }
   EXPECT_EQ(stream_->Synchronize().code(), absl::StatusCode::kInternal);
   EXPECT_EQ(other_->Synchronize().code(), absl::StatusCode::kInternal);
+}
+
+TEST(CudaStreamTest, NotificationsKnowWhenTheWorkEnded) {
+  const EmulatedMachine machine({.seed = 7});
+  const auto device = MakeDevice();
+  const auto memory = device->Allocate("x", kBytes).value();
+  const auto host = device->AllocateHost("host", kBytes).value();
+  const auto stream = device->MakeStream("stream").value();
+  const absl::Duration begin = base::RealClock().Monotonic();
+  std::vector<absl::Duration> times;
+  stream->RunAndWait([&] {
+    for (int i = 0; i < 50; ++i) {
+      stream->Copy(host->data(), memory->data(), kBytes);
+      stream->Notify([&](const absl::Status&) { times.push_back(stream->NotifiedAt()); });
+    }
+  });
+  ASSERT_EQ(stream->Synchronize(), absl::OkStatus());
+  ASSERT_EQ(times.size(), 50u);
+  EXPECT_TRUE(std::is_sorted(times.begin(), times.end()));
+  EXPECT_GE(times.front(), begin);
+  EXPECT_LE(times.back(), base::RealClock().Monotonic());
+}
+
+// The device's clock began at another time, and is fast by 20 microseconds a second. The host sees
+// most events late, by up to 3 ms, and some within 5 microseconds.
+TEST(EventClockTest, TimesAreTrueAlthoughTheHostSeesEventsLate) {
+  std::mt19937 random(20241125);
+  const auto draw = [&](int most) {
+    return absl::Microseconds(std::uniform_int_distribution<int>(0, most)(random));
+  };
+  EventClock clock;
+  absl::Duration now = absl::Seconds(1000), last_result;
+  for (int i = 0; i < 20'000; ++i) {
+    const absl::Duration step = draw(2000) + absl::Microseconds(1);
+    now += step;
+    const absl::Duration seen = now + (i % 8 == 0 ? draw(5) : draw(3000));
+    const absl::Duration result = clock.At(i == 0 ? absl::ZeroDuration() : step * 1.00002, seen);
+    EXPECT_LE(result, seen);
+    EXPECT_GE(result, last_result);
+    if (i > 100) {
+      EXPECT_LT(absl::AbsDuration(result - now), absl::Microseconds(250)) << i;
+    }
+    last_result = result;
+  }
+}
+
+TEST(EventClockTest, ARestartForgetsTheDistanceButNotTheTime) {
+  EventClock clock;
+  EXPECT_EQ(clock.At(absl::ZeroDuration(), absl::Seconds(10)), absl::Seconds(10));
+  EXPECT_EQ(clock.At(absl::Seconds(1), absl::Seconds(12)), absl::Seconds(11));
+  clock.Restart();
+  EXPECT_EQ(clock.At(absl::ZeroDuration(), absl::Seconds(13)), absl::Seconds(13));
+  clock.Restart();
+  EXPECT_EQ(clock.At(absl::ZeroDuration(), absl::Seconds(12)), absl::Seconds(13));
 }
 
 TEST(CudaEventTest, AWaitForAnEarlierGenerationEndsWithALaterOne) {

@@ -9,14 +9,16 @@
 #include "absl/strings/str_cat.h"
 #include "gpu/cuda/cuda_status.h"
 #include "runtime/base/check.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 
 namespace megascale::gpu {
 namespace {
 
 constexpr size_t kInitialPending = 16;  // notifications
-// Threads that wait for one sleep meanwhile.
-constexpr unsigned kEventFlags = cudaEventDisableTiming | cudaEventBlockingSync;
+// Threads that wait for an event sleep meanwhile. Those of notifications have times.
+constexpr unsigned kNotifyFlags = cudaEventBlockingSync;
+constexpr unsigned kOrderFlags = cudaEventDisableTiming | cudaEventBlockingSync;
 
 CudaStream& Own(stream::Stream& stream) {
   auto* const own = dynamic_cast<CudaStream*>(&stream);
@@ -71,6 +73,7 @@ CudaStream::~CudaStream() {
     notifier_.join();
   }
   MEGASCALE_CHECK(num_notified_ == num_asked_);
+  if (last_event_ != nullptr) free_events_.push_back(last_event_);
   for (const cudaEvent_t event : free_events_) (void)cuda_.cudaEventDestroy(event);
   (void)cuda_.cudaStreamDestroy(stream_);
 }
@@ -101,7 +104,7 @@ absl::StatusOr<cudaEvent_t> CudaStream::TakeEvent() {
     }
   }
   cudaEvent_t event = nullptr;
-  RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(cuda_, cudaEventCreateWithFlags(&event, kEventFlags)));
+  RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(cuda_, cudaEventCreateWithFlags(&event, kNotifyFlags)));
   return event;
 }
 
@@ -142,13 +145,28 @@ void CudaStream::RunNotifications() {
     if (first.event != nullptr) {
       Issued(MEGASCALE_CUDA_CALL(cuda_, cudaEventSynchronize(first.event)));
     }
+    const cudaEvent_t before = last_event_;
+    TakeTime(first.event);
     first.notification(error());
     lock.lock();
-    if (first.event != nullptr) free_events_.push_back(first.event);
+    if (before != nullptr) free_events_.push_back(before);
     // Counted after the call: who has waited for the stream knows that it is over.
     ++num_notified_;
     changed_.notify_all();
   }
+}
+
+void CudaStream::TakeTime(cudaEvent_t event) {
+  const absl::Duration seen = base::RealClock().Monotonic();
+  float milliseconds = 0;
+  // A device that has failed tells no times; the failure itself has been reported.
+  if (event == nullptr || last_event_ == nullptr ||
+      cuda_.cudaEventElapsedTime(&milliseconds, last_event_, event) != cudaSuccess) {
+    milliseconds = 0;
+    clock_.Restart();
+  }
+  notified_at_ = clock_.At(absl::Milliseconds(milliseconds), seen);
+  last_event_ = event;
 }
 
 absl::Status CudaStream::Finish() {
@@ -173,7 +191,7 @@ void CudaEvent::RecordNow(stream::Stream& stream, uint64_t generation) {
   // An earlier generation is reached with the later one that was recorded.
   if (generation < generation_) return;
   if (event_ == nullptr) {
-    own.Issued(MEGASCALE_CUDA_CALL(cuda_, cudaEventCreateWithFlags(&event_, kEventFlags)));
+    own.Issued(MEGASCALE_CUDA_CALL(cuda_, cudaEventCreateWithFlags(&event_, kOrderFlags)));
   }
   if (event_ != nullptr) {
     own.Issued(MEGASCALE_CUDA_CALL(cuda_, cudaEventRecord(event_, own.handle())));

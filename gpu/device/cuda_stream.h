@@ -19,7 +19,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "gpu/cuda/cuda_api.h"
+#include "gpu/device/event_clock.h"
 #include "runtime/stream/stream.h"
 
 namespace megascale::gpu {
@@ -34,6 +36,8 @@ class CudaStream final : public stream::Stream {
 
   void Copy(void* to, const void* from, size_t bytes) override;
   void Notify(Notification notification) override;
+  // From CUDA's events, without waiting for the device.
+  absl::Duration NotifiedAt() const override { return notified_at_; }
   // Waits for notifications that were asked for before, as well.
   absl::Status Finish() override;
   std::unique_ptr<stream::Event> MakeEvent() override;
@@ -59,11 +63,18 @@ class CudaStream final : public stream::Stream {
   absl::StatusOr<cudaEvent_t> TakeEvent();
   void AddPendingLocked(Pending pending);
   void RunNotifications();
+  // Sets notified_at_. `event`: the one that the notification waited for.
+  void TakeTime(cudaEvent_t event);
   absl::Status error() const;
 
   const cuda::CudaApi& cuda_;
   const int device_;
   cudaStream_t stream_ = nullptr;
+
+  // Used by the notifying thread alone.
+  EventClock clock_;
+  cudaEvent_t last_event_ = nullptr;  // that clock_ knows
+  absl::Duration notified_at_ = absl::ZeroDuration();
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;

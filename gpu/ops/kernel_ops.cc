@@ -24,6 +24,7 @@ class KernelOps final : public ops::Ops {
 
   void MatMul(const ops::MatMulArgs& args) override {
     CheckArguments(args, compute_);
+    MEGASCALE_CHECK_MSG(!args.few_rows, "generation has no kernels here");
     multiply_(ops::WithoutEpilogues(args));
     ops::RunEpilogues(args, this);
   }

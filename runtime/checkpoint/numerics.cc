@@ -211,12 +211,14 @@ absl::Status CompareFingerprints(const v1::DataFingerprint& kept, const v1::Data
   add("tokenizer", kept.tokenizer(), now.tokenizer());
   add("files", absl::StrCat(kept.file_sha256_size()), absl::StrCat(now.file_sha256_size()));
   add("total_bytes", absl::StrCat(kept.total_bytes()), absl::StrCat(now.total_bytes()));
+  add("total_tokens", absl::StrCat(kept.total_tokens()), absl::StrCat(now.total_tokens()));
   add("held_out_bytes", absl::StrCat(kept.held_out_bytes()), absl::StrCat(now.held_out_bytes()));
   for (int i = 0; i < std::min(kept.file_sha256_size(), now.file_sha256_size()); ++i) {
     if (kept.file_sha256(i) == now.file_sha256(i)) continue;
     add(absl::StrCat("files[", i, "]"), ShortHash(kept, i), ShortHash(now, i));
     break;
   }
+  if (changes.empty()) add("tokens_sha256", kept.tokens_sha256(), now.tokens_sha256());
   return Refuse(std::move(changes), allow_changed);
 }
 

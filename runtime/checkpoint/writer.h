@@ -41,9 +41,9 @@ struct Retention {
 
 // Returns true if a checkpoint, complete or not, may be deleted: it is older (by step, then
 // attempt) than the newest of `committed`, not in `committed`, and not of a later attempt than
-// `attempt`. A host that was given up may carry out its newest order at any time. By then a job
-// that went back to an older step may have committed checkpoints of later attempts, which that host
-// does not know.
+// `attempt`. Reason for the attempt: a host that the driver has given up may still carry out its
+// newest order, at any time. By then the job may have gone back to an older step, and later
+// attempts may have committed checkpoints that this host does not know.
 bool IsSuperseded(const megascale::agent::v1::CheckpointId& id, const Retention& retention);
 
 // Deletes the superseded step directories. Deletes nothing if `committed` is empty. Finishes what

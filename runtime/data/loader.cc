@@ -9,7 +9,6 @@
 namespace megascale::data {
 namespace {
 
-constexpr int kByteVocabularySize = 256;
 constexpr absl::Duration kStopInterval = absl::Milliseconds(100);
 
 int64_t BatchPerDataParallelIndex(const job::v1::JobSpec& spec) {
@@ -33,10 +32,6 @@ absl::Status CheckShape(const job::v1::JobSpec& spec, const BatchRingShape& shap
                      spec.train().micro_batch_size(), " of ", spec.train().seq_length(),
                      " tokens and ", data_parallel_size, " data-parallel indices"));
   }
-  if (spec.model().vocab_size() < kByteVocabularySize) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "model.vocab_size: is ", spec.model().vocab_size(), ", bytes need ", kByteVocabularySize));
-  }
   return absl::OkStatus();
 }
 
@@ -49,19 +44,12 @@ int64_t GlobalSample(const job::v1::JobSpec& spec, const SamplePosition& positio
 }
 
 absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Create(const job::v1::JobSpec& spec,
-                                                                 const Corpus* corpus,
+                                                                 const Samples* samples,
                                                                  base::SharedMemory* ring) {
   ASSIGN_OR_RETURN(BatchRingWriter writer, BatchRingWriter::Create(ring));
   RETURN_IF_ERROR(CheckShape(spec, writer.shape()));
-  return std::unique_ptr<BatchLoader>(new BatchLoader(spec, corpus, std::move(writer)));
+  return std::unique_ptr<BatchLoader>(new BatchLoader(spec, samples, std::move(writer)));
 }
-
-BatchLoader::BatchLoader(const job::v1::JobSpec& spec, const Corpus* corpus, BatchRingWriter writer)
-    : spec_(spec),
-      text_(corpus->train()),
-      order_(spec.train().seed(), text_.size_bytes(), spec.train().seq_length()),
-      writer_(std::move(writer)),
-      bytes_(static_cast<size_t>(spec.train().seq_length()) + 1) {}
 
 absl::Status BatchLoader::RunUntil(const std::atomic<bool>& stop, int64_t last_step) {
   while (!stop.load(std::memory_order_relaxed) && writer_.next_step() <= last_step) {
@@ -79,9 +67,8 @@ absl::Status BatchLoader::Fill(int64_t step, const MutableBatchView& batch) {
     for (int microbatch = 0; microbatch < shape.num_microbatches; ++microbatch) {
       for (int index = 0; index < shape.micro_batch_size; ++index) {
         const int64_t sample = GlobalSample(spec_, {step, data_parallel_index, microbatch, index});
-        RETURN_IF_ERROR(text_.Read(order_.WindowStart(sample), absl::MakeSpan(bytes_)));
-        std::copy(bytes_.begin(), bytes_.end(),
-                  batch.sample(data_parallel_index, microbatch, index).begin());
+        RETURN_IF_ERROR(
+            samples_->Read(sample, batch.sample(data_parallel_index, microbatch, index)));
       }
     }
   }

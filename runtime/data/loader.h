@@ -1,20 +1,19 @@
-// Fills the batch ring of one machine, step after step, from a corpus. The position of a sample
-// depends on the seed and its global index alone: not on the layout, the machine, or earlier steps.
+// Fills the batch ring of one machine, step after step. Which tokens a sample has depends on the
+// seed and its global index alone: not on the layout, the machine, or earlier steps.
 // Threads: one thread at a time. Blocking: see RunUntil.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <vector>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/job.pb.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/data/batch_ring.h"
-#include "runtime/data/corpus.h"
-#include "runtime/data/sample_order.h"
+#include "runtime/data/samples.h"
 
 namespace megascale::data {
 
@@ -30,26 +29,25 @@ int64_t GlobalSample(const megascale::job::v1::JobSpec& spec, const SamplePositi
 
 class BatchLoader {
  public:
-  // `spec` is resolved. Borrows `corpus` and `ring`, which must outlive the loader. Errors:
+  // `spec` is resolved. Borrows `samples` and `ring`, which must outlive the loader. Errors:
   // InvalidArgument - the ring was made for another job.
   static absl::StatusOr<std::unique_ptr<BatchLoader>> Create(
-      const megascale::job::v1::JobSpec& spec, const Corpus* corpus, base::SharedMemory* ring);
+      const megascale::job::v1::JobSpec& spec, const Samples* samples, base::SharedMemory* ring);
 
   // Publishes steps up to `last_step`, each as soon as its slot is free. Returns OK when that step
-  // is published or `stop` became true (noticed within 100 ms). Errors: those of reading the
-  // corpus.
+  // is published or `stop` became true (noticed within 100 ms). Errors: those of reading
+  // samples.
   absl::Status RunUntil(const std::atomic<bool>& stop, int64_t last_step);
 
  private:
-  BatchLoader(const megascale::job::v1::JobSpec& spec, const Corpus* corpus,
-              BatchRingWriter writer);
+  BatchLoader(const megascale::job::v1::JobSpec& spec, const Samples* samples,
+              BatchRingWriter writer)
+      : spec_(spec), samples_(samples), writer_(std::move(writer)) {}
   absl::Status Fill(int64_t step, const MutableBatchView& batch);
 
   megascale::job::v1::JobSpec spec_;
-  CorpusPart text_;
-  SampleOrder order_;
+  const Samples* samples_;
   BatchRingWriter writer_;
-  std::vector<uint8_t> bytes_;  // of one sample
 };
 
 }  // namespace megascale::data

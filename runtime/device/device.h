@@ -32,7 +32,7 @@
 
 namespace megascale::device {
 
-// A block of memory; freed with the object, when no work that uses it is left.
+// A block of memory, freed with the object. Requires: no work that uses the memory is left then.
 class Memory {
  public:
   virtual ~Memory() {
@@ -49,7 +49,7 @@ class Memory {
 
  protected:
   // `used_bytes`: the counter of the device that made this memory (Device::used_bytes). Null for
-  // host memory made by a device that has memory of its own: it does not count.
+  // host memory of a device that has memory of its own: only device memory is counted.
   Memory(void* data, size_t size_bytes, std::atomic<int64_t>* used_bytes)
       : data_(data), size_bytes_(size_bytes), used_bytes_(used_bytes) {
     if (used_bytes_ != nullptr) *used_bytes_ += static_cast<int64_t>(size_bytes_);
@@ -61,7 +61,7 @@ class Memory {
   std::atomic<int64_t>* const used_bytes_;
 };
 
-// The best rates that a device can reach, as its maker states them; 0: unknown, and a rate of
+// The best rates that a device can reach, as its maker states them. 0: unknown; the rate of matrix
 // products is then measured.
 struct PeakRates {
   // Products of matrices, FLOP/s, by the type that they are computed in.
@@ -122,6 +122,11 @@ class Device {
   // memory for staging.
   virtual absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
       comm::HostCommunicator* host, stream::Stream* stream) = 0;
+
+  // True if an exchange holds a part of the device until all its members have begun theirs (NCCL).
+  // The ranks must then make the calls of all their communicators in orders that agree
+  // (runtime/plan/check/launch_order.h).
+  virtual bool needs_launch_order() const { return false; }
 
  protected:
   std::atomic<int64_t> used_bytes_ = 0;

@@ -1,5 +1,5 @@
 // Why steps are slow: which worker, stage, link or wait explains the time that a what-if analysis
-// finds lost. Pure functions; the words are made by who shows the verdict.
+// finds lost. Pure functions; the caller puts the verdict into words.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 namespace megascale::diagnose {
 
 enum class SlowCause {
-  kNone,            // the steps lose less than kSlowdownMin says
+  kNone,            // the slowdown is below kSlowdownMin
   kOneWorker,       // one worker computes slower than those with the same work
   kUnequalStages,   // one pipeline stage takes longer to compute than the others
   kSlowLink,        // transfers between two workers take longer than between others
@@ -28,8 +28,8 @@ inline constexpr double kSlowdownMin = 1.1;
 // A cause that was considered. Fields that do not apply keep their defaults.
 struct Suspect {
   SlowCause cause = SlowCause::kUnknown;
-  // Index; for kUnequalStages that of the stage's only worker, for kDataWait that of the one worker
-  // whose loads cost nearly all of it.
+  // Index of the worker. kUnequalStages: set if the stage has only this worker. kDataWait: set if
+  // the loads of this worker alone cost nearly what all loads cost.
   int worker = -1;
   int peer = -1;  // index: the other end of the link
   int stage = -1;

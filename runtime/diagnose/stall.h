@@ -63,7 +63,8 @@ struct StallVerdict {
   StallRoot root;                         // kUnknown: with rank -1
   std::vector<StallRoot> other_roots;     // the others, the one with the most waiting ranks first
   std::vector<WaitingRank> waiting = {};  // by rank
-  bool is_silent = false;                 // the rank's process showed no life, which told it apart
+  // The process of `root` is silent; with kUnknown, that of the first of `other_roots`.
+  bool is_silent = false;
 };
 
 // A process that has not shown that it lives for this long is silent: its timer thread runs every
@@ -71,8 +72,9 @@ struct StallVerdict {
 inline constexpr double kSilentSecondsMin = 1.5;
 
 // Requires: `plans` are those of all ranks in order and passed ValidatePlans; `positions` are by
-// rank, with a state for each instruction where the rank is known. The job stands still: what can
-// begin or end has done so, but for the cause. Cost: O(instructions of all ranks).
+// rank, with a state for each instruction where the rank is known. The job stands still: every
+// instruction that could begin or end has done so, except at the cause. Cost: O(instructions of all
+// ranks).
 StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
                           absl::Span<const RankPosition> positions);
 

@@ -11,6 +11,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/engine/checked_ops.h"
 #include "runtime/model/chunk_layout.h"
@@ -85,7 +86,8 @@ double OrderOf(const DivergedStep& step, const plan::Instruction& instruction) {
 }
 
 absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instruction) {
-  step.reporter->Begin(instruction, step.context);
+  const auto now = [] { return base::RealClock().Monotonic(); };
+  step.reporter->Begin(instruction, step.context, now());
   comm::Communicator* const communicator = step.communicator_of(instruction);
   absl::Status status;
   if (instruction.kind() == plan::OpKind::kForward) {
@@ -102,7 +104,7 @@ absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instructi
   }
   // Instructions run one after the other here, whatever their streams.
   if (status.ok()) status = step.stream->Finish();
-  step.reporter->End(instruction, status);
+  step.reporter->End(instruction, now(), status);
   return status;
 }
 

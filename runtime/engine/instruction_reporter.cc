@@ -31,14 +31,14 @@ void InstructionReporter::ShowDevice(const device::Device& device) const {
 }
 
 void InstructionReporter::Begin(const plan::Instruction& instruction,
-                                const plan::StepContext& context) {
+                                const plan::StepContext& context, absl::Duration at) {
   static_assert(plan::kNumStreamKinds <= telemetry::kSpanLanes);
   if (instruction.stream == StreamKind::kCompute) {
     step_ = context;
     exchange_nanos_ = 0;
   }
   if (spans_ != nullptr) {
-    spans_->Begin({.begin_nanos = NowNanos(),
+    spans_->Begin({.begin_nanos = absl::ToInt64Nanoseconds(at),
                    .instruction = instruction.id.packed(),
                    .step = context.step,
                    .bytes = instruction.bytes,
@@ -48,14 +48,14 @@ void InstructionReporter::Begin(const plan::Instruction& instruction,
   Run(instruction.stream, instruction.id);
 }
 
-void InstructionReporter::End(const plan::Instruction& instruction, const absl::Status& status) {
-  const absl::Duration now = base::RealClock().Monotonic();
+void InstructionReporter::End(const plan::Instruction& instruction, absl::Duration at,
+                              const absl::Status& status) {
   if (spans_ != nullptr) {
-    spans_->End(static_cast<int>(instruction.stream), absl::ToInt64Nanoseconds(now),
+    spans_->End(static_cast<int>(instruction.stream), absl::ToInt64Nanoseconds(at),
                 static_cast<int>(status.code()),
                 instruction.stream == StreamKind::kCompute ? exchange_nanos_ : 0);
   }
-  if (heartbeat_ != nullptr) heartbeat_->Progress(now);
+  if (heartbeat_ != nullptr) heartbeat_->Progress(at);
   Run(instruction.stream, plan::InstructionId());
 }
 

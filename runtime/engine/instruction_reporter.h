@@ -27,8 +27,10 @@ class InstructionReporter {
   // Shows the device and the memory that this rank has taken there. Steps take none.
   void ShowDevice(const device::Device& device) const;
 
-  void Begin(const plan::Instruction& instruction, const plan::StepContext& context);
-  void End(const plan::Instruction& instruction, const absl::Status& status);
+  // `at`: when, on the monotonic clock.
+  void Begin(const plan::Instruction& instruction, const plan::StepContext& context,
+             absl::Duration at);
+  void End(const plan::Instruction& instruction, absl::Duration at, const absl::Status& status);
 
   // The running pass begins to exchange `bytes` with its tensor ranks. `id`: the id of the
   // exchange, which is the pass's id with a piece.

@@ -8,7 +8,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "google/protobuf/duration.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
@@ -31,6 +30,7 @@
 #include "runtime/layout/snapshot_layout.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/optim/sharded_optimizer.h"
+#include "runtime/plan/build/roles.h"
 #include "runtime/plan/build/step_plan.h"
 #include "runtime/plan/execute/executor.h"
 #include "runtime/plan/plan_options.h"
@@ -114,6 +114,7 @@ class Engine : public RankEngine {
   InstructionReporter reporter_;
   layout::RankLayout part_;
   plan::RankPlan plan_;
+  std::vector<int> launch_order_;  // empty: the device needs none
 
   device::DeviceArenas memory_;
   // From one stream to the compute stream and back; see RunOnComputeThreads.
@@ -158,6 +159,9 @@ absl::Status Engine::Prepare() {
   ASSIGN_OR_RETURN(plan_options.chunks, layout::ChunkCostsOf(options_.spec));
   ASSIGN_OR_RETURN(plan_, plan::BuildTrainPlan(plan_options, options_.rank));
   RETURN_IF_ERROR(MakeStreams());
+  if (options_.device->needs_launch_order()) {
+    ASSIGN_OR_RETURN(launch_order_, plan::LaunchOrderOf(plan_options, options_.rank));
+  }
   RETURN_IF_ERROR(PrepareMemory());
   reporter_.ShowDevice(*options_.device);
   return PrepareFabric();
@@ -182,9 +186,7 @@ absl::Status Engine::PrepareMemory() {
   RETURN_IF_ERROR(AllocateParameters());
   compute_ops_ = MakeOps(plan::StreamKind::kCompute, options_.spec.parallel().threads_per_rank());
   shard_ops_ = MakeOps(plan::StreamKind::kDataParallel, 1);
-  if (part_.tensor.size > 1) {
-    RETURN_IF_ERROR(PreparePeers());
-  }
+  if (part_.tensor.size > 1) RETURN_IF_ERROR(PreparePeers());
   for (size_t i = 0; i < chunks_.size(); ++i) {
     ChunkState& chunk = chunks_[i];
     ASSIGN_OR_RETURN(
@@ -291,8 +293,7 @@ absl::Status Engine::AllocateParameters() {
     for (tensor::Vector& part : chunk.gradient_shard) spaces.push_back(&part);
     spaces.push_back(&chunk.early_gradients);
   }
-  spaces.push_back(&carried_);
-  spaces.push_back(&replicated_);
+  spaces.insert(spaces.end(), {&carried_, &replicated_});
   RETURN_IF_ERROR(options_.placements.size() > 1 ? memory_.FillForPeers("parameters", spaces)
                                                  : memory_.Fill("parameters", spaces));
   for (const plan::Instruction& instruction : plan_.instructions) {
@@ -314,6 +315,7 @@ absl::Status Engine::PrepareFabric() {
   fabric.region = options_.comm_region;
   fabric.readable = memory_.readable();
   fabric.store = options_.store;
+  fabric.progress = options_.exchanges;
   if (options_.interface.empty()) {
     fabric.socket_directory = options_.socket_directory;
   } else {
@@ -445,17 +447,16 @@ absl::Status Engine::MakeExecutor() {
   plan::ExecutorOptions executor;
   executor.plan = plan_;
   executor.handlers = Handlers();
+  executor.launch_order = launch_order_;
   for (const plan::StreamKind kind : plan::StreamsOf(plan_)) {
     executor.streams[kind] = streams_.at(kind).get();
   }
-  executor.step_ended = [this](const plan::StepContext& context, const absl::Status& status) {
-    EndStep(context, status);
+  executor.step_ended = [this](const auto& step, const auto& status) { EndStep(step, status); };
+  executor.observer.begin = [this](const auto& i, const auto& step, absl::Duration at) {
+    reporter_.Begin(i, step, at);
   };
-  executor.observer.begin = [this](const plan::Instruction& i, const plan::StepContext& context) {
-    reporter_.Begin(i, context);
-  };
-  executor.observer.end = [this](const plan::Instruction& i, const plan::StepContext&,
-                                 const absl::Status& status) { reporter_.End(i, status); };
+  executor.observer.end = [this](const auto& i, const auto& /*step*/, absl::Duration at,
+                                 const auto& status) { reporter_.End(i, at, status); };
   ASSIGN_OR_RETURN(executor_, plan::Executor::Create(std::move(executor)));
   return absl::OkStatus();
 }
@@ -542,8 +543,7 @@ absl::Status Engine::Explain(const plan::StepContext& context, const absl::Statu
 // Slow storage is not a failure of this rank or a peer: the rank waits, and keeps its heartbeat
 // alive.
 absl::StatusOr<absl::Span<std::byte>> Engine::AcquireBuffer() {
-  const absl::Duration limit =
-      job::ToDuration(options_.spec.fault().progress_timeout()) * kStoragePatience;
+  const auto limit = job::ToDuration(options_.spec.fault().progress_timeout()) * kStoragePatience;
   const absl::Duration end = base::RealClock().Monotonic() + limit;
   for (;;) {
     RETURN_IF_ERROR(AbortReason());

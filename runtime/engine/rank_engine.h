@@ -16,6 +16,7 @@
 #include "proto/job.pb.h"
 #include "proto/telemetry.pb.h"
 #include "runtime/base/process/shared_memory.h"
+#include "runtime/comm/call_progress.h"
 #include "runtime/comm/store/store.h"
 #include "runtime/device/device.h"
 #include "runtime/ops/ops.h"
@@ -44,6 +45,7 @@ struct EngineOptions {
   comm::Store* store = nullptr;
   telemetry::HeartbeatWriter* heartbeat = nullptr;  // null: not written
   telemetry::SpanWriter* spans = nullptr;           // null: not written
+  comm::CallProgress* exchanges = nullptr;          // null: not written
   device::Device* device = nullptr;                 // where this rank computes
   // Replaces Device::MakeOps, so that benchmarks can measure a CPU's operators. Empty: `device`
   // makes the operators.

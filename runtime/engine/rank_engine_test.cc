@@ -180,6 +180,30 @@ TEST(RankEngineTest, ARestoredRunEndsWithTheBitsOfAnUndisturbedOne) {
   EXPECT_EQ(second.digest, calm.digest);
 }
 
+// Two sources by weight, in tokens: every attempt prepares its data anew.
+TEST(RankEngineTest, AMixtureOfTokensEndsWithTheSameBitsAfterARestore) {
+  JobSpec spec = Toy({2, 2}, job::v1::PRECISION_FP32);
+  spec.mutable_model()->set_vocab_size(300);
+  job::v1::DataSpec& data = *spec.mutable_data();
+  data.add_files(WriteTestText("other text"));
+  for (const char* weight : {"3", "1"}) data.add_weights(weight);
+  data.set_tokenizer_vocab_size(300);
+  data.set_token_cache(::testing::TempDir() + "/tokens");
+  const RunResult calm = RunJob(RunOptions(spec));
+  const RunResult first = RunJob(RunOptions(spec).StopAfter(3));
+  data.set_token_cache(::testing::TempDir() + "/other tokens");
+  RunOptions resumed(spec);
+  resumed.attempt = 2;
+  resumed.restore.set_source(agent::v1::RestorePoint::SOURCE_STORAGE);
+  resumed.restore.set_step(3);
+  resumed.restore.set_directory(first.checkpoint);
+  EXPECT_EQ(RunJob(resumed).digest, calm.digest);
+  JobSpec whole = spec;
+  whole.mutable_parallel()->set_data_parallel_size(1);
+  whole.mutable_parallel()->set_pipeline_model_parallel_size(1);
+  EXPECT_NEAR(Losses(RunJob(RunOptions(whole)))[0], Losses(calm)[0], 1e-4);
+}
+
 // Without clipping, whose norm other buckets round differently.
 TEST(RankEngineTest, ARunRestoredUnderOtherBucketsEndsWithTheSameBits) {
   const auto job = [](int64_t bucket_size) {

@@ -28,6 +28,8 @@ using ::testing::ElementsAre;
 constexpr int kRingBytes = 4096;
 const InstructionId kForward(OpKind::kForward, 0, 3);
 
+absl::Duration Now() { return base::RealClock().Monotonic(); }
+
 tensor::Vector Of(std::vector<double>& values) {
   return {values.data(), tensor::DType::kF64, static_cast<int64_t>(values.size())};
 }
@@ -77,7 +79,7 @@ class TensorPeersTest : public ::testing::TestWithParam<bool> {
       EXPECT_TRUE(exchanges->Synchronize().ok());
     });
   }
-  void BeginPass(int rank) { reporter(rank).Begin(Pass(), {.attempt = 2, .step = 5}); }
+  void BeginPass(int rank) { reporter(rank).Begin(Pass(), {.attempt = 2, .step = 5}, Now()); }
   static plan::Instruction Pass() {
     plan::Instruction pass;
     pass.id = kForward;
@@ -154,7 +156,7 @@ TEST(TensorPeersOverlapTest, APassComputesWhileItExchangesAndShowsThat) {
                        .exchanges = exchanges.get()});
     plan::Instruction pass;
     pass.id = kForward;
-    reporter.Begin(pass, {});
+    reporter.Begin(pass, {}, Now());
     peers.Begin(kForward, communicator.get());
     while (rank == 1 && !computes) std::this_thread::yield();
     std::vector<double> own = {1.0 + rank};
@@ -193,7 +195,7 @@ TEST_P(TensorPeersTest, ExchangesAreSpansAndTheirPassSaysHowLongItWaited) {
     std::vector<double> own(1), all(2);
     peers.Wait(Gather(peers, own, all));
     peers.Wait(peers.Reduce(0, Of(own), PartOf(all, 0)));
-    reporter(rank).End(Pass(), peers.status());
+    reporter(rank).End(Pass(), Now(), peers.status());
     std::vector<telemetry::Span> spans;
     EXPECT_EQ(telemetry::SpanReader(spans_.get(), rank).Drain(&spans), 0);
     ASSERT_EQ(spans.size(), 4u);

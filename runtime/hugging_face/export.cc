@@ -31,6 +31,7 @@ using checkpoint::CheckpointReader;
 using job::v1::ModelSpec;
 using Json = nlohmann::ordered_json;
 
+constexpr char kGenerationConfigFile[] = "generation_config.json";
 constexpr int64_t kBlockElements = 1 << 20;  // read and written at a time
 
 // One of their tensors, to be written.
@@ -251,6 +252,32 @@ absl::StatusOr<std::string> ConfigText(const std::string& origin, ModelSpec mode
   return differs ? json.dump(2) + "\n" : *original;
 }
 
+bool HasTokenizer(const std::string& folder) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    if (::access(absl::StrCat(folder, "/", name).c_str(), F_OK) == 0) return true;
+  }
+  return false;
+}
+
+// Copies the tokenizer and generation_config.json. The tokenizer with which a job was trained,
+// which is in its checkpoint, takes the place of all files of the origin's.
+absl::Status CopySmallFiles(const std::string& origin, const ExportOptions& options) {
+  if (!HasTokenizer(options.checkpoint)) {
+    return origin.empty() ? absl::OkStatus() : CopyKeptFiles(origin, options.folder);
+  }
+  const auto generation =
+      origin.empty()
+          ? absl::StatusOr<std::string>(absl::NotFoundError("no origin"))
+          : base::ReadFile(absl::StrCat(origin, "/", kGenerationConfigFile), kConfigBytesMax);
+  if (generation.ok()) {
+    RETURN_IF_ERROR(base::WriteFileDurably(absl::StrCat(options.folder, "/", kGenerationConfigFile),
+                                           *generation));
+  } else if (!absl::IsNotFound(generation.status())) {
+    return generation.status();
+  }
+  return CopyKeptFiles(options.checkpoint, options.folder);
+}
+
 absl::Status CheckOptions(const ExportOptions& options) {
   for (const char* dtype : {"", "F32", "BF16", "F16"}) {
     if (options.dtype == dtype) return absl::OkStatus();
@@ -284,7 +311,7 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   }
   result.num_files = static_cast<int64_t>(files.size());
   if (files.size() > 1) RETURN_IF_ERROR(WriteIndex(files, options.folder));
-  if (!origin.empty()) RETURN_IF_ERROR(CopyKeptFiles(origin, options.folder));
+  RETURN_IF_ERROR(CopySmallFiles(origin, options));
   // Last: a folder without it cannot be loaded.
   RETURN_IF_ERROR(
       base::WriteFileDurably(absl::StrCat(options.folder, "/", kConfigFile), config_text));

@@ -150,6 +150,24 @@ TEST(HuggingFaceFolder, TokenizersTravelWithTheWeights) {
   EXPECT_FALSE(std::filesystem::exists(out + "/README.md"));
 }
 
+TEST(HuggingFaceFolder, TheTokenizerOfACheckpointReplacesAllFilesOfTheOrigins) {
+  const TestFolder folder;
+  for (const char* name : {"tokenizer.model", "vocab.json", "tokenizer_config.json"}) {
+    folder.Write(name, "of the origin");
+  }
+  folder.Write("generation_config.json", "{}");
+  const std::string weights = folder.path() + "/weights", out = folder.path() + "/out";
+  ASSERT_EQ(Import(folder.path(), weights).status(), absl::OkStatus());
+  folder.Write("weights/tokenizer.json", "{}");
+  ASSERT_EQ(Export({.checkpoint = weights, .folder = out}).status(), absl::OkStatus());
+  for (const char* name : {"tokenizer.model", "vocab.json", "tokenizer_config.json"}) {
+    EXPECT_FALSE(std::filesystem::exists(absl::StrCat(out, "/", name))) << name;
+  }
+  for (const char* name : {"tokenizer.json", "generation_config.json", "config.json"}) {
+    EXPECT_TRUE(std::filesystem::exists(absl::StrCat(out, "/", name))) << name;
+  }
+}
+
 TEST(HuggingFaceFolder, NumbersThatWouldBecomeInfiniteAreNotExported) {
   const TestFolder folder;
   const std::string path = folder.path() + "/model.safetensors", weights = folder.path() + "/in";

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,10 +23,9 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/reader.h"
-#include "runtime/data/corpus.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/host_window.h"
-#include "runtime/inference/sampling.h"
+#include "runtime/layout/rank_layout.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
 #include "runtime/model/transformer_chunk.h"
@@ -42,36 +42,64 @@ using tensor::HostVector;
 using tensor::Vector;
 
 constexpr int64_t kEvaluationBatch = 8;
-constexpr int kByteTokens = 256;
-constexpr int64_t kSampleTokensMax = 1'000'000;
 constexpr int64_t kWindowsMax = 1'000'000'000;
 constexpr double kAutoFlops = 2e13;
-
-DType ComputeType(job::v1::Precision precision) {
-  if (precision == job::v1::PRECISION_FP64) return DType::kF64;
-  return precision == job::v1::PRECISION_BF16 ? DType::kBF16 : DType::kF32;
-}
 
 int ThreadsOrAll(int num_threads) {
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   return num_threads > 0 ? num_threads : cores;
 }
 
-double ElementAt(const HostVector& vector, int64_t index) {
-  switch (vector.dtype) {
-    case DType::kF64:
-      return vector.as<double>()[index];
-    case DType::kBF16:
-      return tensor::ToFloat(vector.as<tensor::BFloat16>()[index]);
-    default:
-      return vector.as<float>()[index];
-  }
-}
-
 Vector Part(const Vector& whole, int64_t begin, int64_t count) {
   char* data = whole.as<char>() + begin * static_cast<int64_t>(tensor::SizeOf(whole.dtype));
   return {data, whole.dtype, count};
 }
+
+// Names the copy of the tokenizer that a checkpoint keeps.
+job::v1::DataSpec WithTokenizerOf(job::v1::DataSpec data, const std::string& step_directory) {
+  if (!data::UsesTokenizer(data)) return data;
+  data.clear_tokenizer_vocab_size();
+  data.set_tokenizer(step_directory);
+  return data;
+}
+
+// Turns ids into the text that they stand for, counting its bytes.
+class TextCount {
+ public:
+  // `tokenizer`: null for bytes.
+  TextCount(const tokenizer::Tokenizer* tokenizer, bool keep) : keep_(keep) {
+    if (tokenizer == nullptr) return;
+    stream_.emplace(tokenizer, tokenizer::DecodeOptions{.skip_special_tokens = true});
+  }
+  absl::Status Add(absl::Span<const int32_t> ids) {
+    for (const int32_t id : ids) {
+      if (!stream_) {
+        text_.push_back(static_cast<char>(id));
+      } else {
+        RETURN_IF_ERROR(stream_->Push(id, &text_));
+      }
+      if (!keep_) Drop();
+    }
+    return absl::OkStatus();
+  }
+  // Completes `loss`. Call it once, last.
+  void Finish(HeldOutLoss* loss) {
+    if (stream_) stream_->Finish(&text_);
+    loss->num_bytes = num_bytes_ + static_cast<int64_t>(text_.size());
+    if (keep_) loss->text = std::move(text_);
+  }
+
+ private:
+  void Drop() {
+    num_bytes_ += static_cast<int64_t>(text_.size());
+    text_.clear();
+  }
+
+  const bool keep_;
+  std::optional<tokenizer::DecodeStream> stream_;
+  std::string text_;
+  int64_t num_bytes_ = 0;
+};
 
 }  // namespace
 
@@ -85,17 +113,17 @@ struct Inference::Impl {
   Vector loss_sum;  // [1] F64
   model::ModelConfig config;
   int64_t seq = 0;
+  data::JobTokenizer tokenizer;  // empty: bytes
 
   absl::StatusOr<tensor::Arena> Allocate(size_t bytes) {
     ASSIGN_OR_RETURN(memory.emplace_back(), device->Allocate("the model", bytes));
     return tensor::Arena::Over(memory.back()->data(), bytes);
   }
-  // Overwrites `to` with one token for each of `bytes`.
-  absl::Status WriteTokens(absl::string_view bytes, Vector to);
+  absl::Status WriteTokens(absl::Span<const int32_t> tokens, Vector to);
   int64_t WindowsWithin(const WindowLimit& limit, int64_t num_windows) const;
   absl::Status ReadWeights(checkpoint::CheckpointReader* reader, const model::ChunkLayout& layout,
                            const Vector& weights);
-  absl::Status EvaluateBatch(absl::string_view text, int64_t first_window, int64_t batch);
+  absl::Status EvaluateBatch(absl::Span<const int32_t> tokens, int64_t batch);
 };
 
 absl::Status Inference::Impl::ReadWeights(checkpoint::CheckpointReader* reader,
@@ -122,12 +150,11 @@ absl::Status Inference::Impl::ReadWeights(checkpoint::CheckpointReader* reader,
   return absl::OkStatus();
 }
 
-absl::Status Inference::Impl::WriteTokens(absl::string_view bytes, Vector to) {
-  to.size = static_cast<int64_t>(bytes.size());
+absl::Status Inference::Impl::WriteTokens(absl::Span<const int32_t> tokens, Vector to) {
+  to.size = static_cast<int64_t>(tokens.size());
   return device::HostWindow(device.get(), stream.get())
-      .Write(to, [bytes](int64_t first, const HostVector& piece) {
-        std::transform(bytes.begin() + first, bytes.begin() + first + piece.size,
-                       piece.as<int32_t>(), [](char c) { return static_cast<unsigned char>(c); });
+      .Write(to, [tokens](int64_t first, const HostVector& piece) {
+        std::copy_n(tokens.begin() + first, piece.size, piece.as<int32_t>());
         return absl::OkStatus();
       });
 }
@@ -136,6 +163,10 @@ Inference::Inference(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Inference::~Inference() = default;
 
 const checkpoint::v1::Manifest& Inference::manifest() const { return impl_->manifest; }
+
+const tokenizer::Tokenizer* Inference::tokenizer() const {
+  return impl_->tokenizer.tokenizer.get();
+}
 
 absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& step_directory,
                                                            int num_threads,
@@ -155,7 +186,11 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
     return absl::DataLossError(
         absl::StrCat(step_directory, ": its manifest has no train.seq_length"));
   }
-  const DType compute = ComputeType(spec.train().precision());
+  if (data::UsesTokenizer(spec.data())) {
+    ASSIGN_OR_RETURN(impl->tokenizer,
+                     data::LoadJobTokenizer(WithTokenizerOf(spec.data(), step_directory)));
+  }
+  const DType compute = layout::ComputeType(spec.train().precision());
   impl->device = device != nullptr ? std::move(device) : device::MakeCpuDevice();
   ASSIGN_OR_RETURN(impl->stream, impl->device->MakeStream("inference"));
   impl->ops = impl->device->MakeOps(impl->stream.get(), compute, ThreadsOrAll(num_threads));
@@ -180,61 +215,11 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
   return std::unique_ptr<Inference>(new Inference(std::move(impl)));
 }
 
-absl::Status CheckSampleOptions(const SampleOptions& options) {
-  if (options.prompt.empty()) {
-    return absl::InvalidArgumentError("--prompt: is empty; expected at least one character");
-  }
-  if (options.num_tokens < 0 || options.num_tokens > kSampleTokensMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--tokens: ", options.num_tokens, " is out of range; expected 0 to ", kSampleTokensMax));
-  }
-  if (!std::isfinite(options.temperature) || options.temperature < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--temperature: ", options.temperature,
-                                                   " is out of range; expected 0 or more"));
-  }
-  if (options.top_k < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--top-k: ", options.top_k, " is out of range; expected 0 (all) or more"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Inference::Sample(const SampleOptions& options,
-                               const std::function<void(absl::string_view)>& on_text) {
-  RETURN_IF_ERROR(CheckSampleOptions(options));
-  std::string text = options.prompt;
-  UniformNumbers uniform(options.seed);
-  std::vector<double> logits(kByteTokens);
-  Impl& impl = *impl_;
-  const Vector tokens = impl.chunk->tokens(0);
-  for (int64_t i = 0; i < options.num_tokens; ++i) {
-    const auto context = std::min(static_cast<size_t>(impl.seq), text.size());
-    RETURN_IF_ERROR(
-        impl.WriteTokens(absl::string_view(text).substr(text.size() - context), tokens));
-    Vector logits_V;
-    impl.stream->RunAndWait([&] {
-      logits_V = impl.chunk->Logits({tokens.data, tokens.dtype, static_cast<int64_t>(context)});
-    });
-    // A model may have a larger vocabulary, but only bytes can be shown.
-    const auto read = [&](int64_t first, const HostVector& piece) {
-      for (int64_t k = 0; k < piece.size; ++k) logits[first + k] = ElementAt(piece, k);
-      return absl::OkStatus();
-    };
-    RETURN_IF_ERROR(device::HostWindow(impl.device.get(), impl.stream.get())
-                        .Read({logits_V.data, logits_V.dtype, kByteTokens}, read));
-    const int token = ChooseToken(logits, {options.temperature, options.top_k}, uniform.Next());
-    text.push_back(static_cast<char>(token));
-    on_text(absl::string_view(text).substr(text.size() - 1));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Inference::Impl::EvaluateBatch(absl::string_view text, int64_t first_window,
-                                            int64_t batch) {
-  const auto first = static_cast<size_t>(first_window * seq);
+// `tokens`: those of the windows, and one more as the last target.
+absl::Status Inference::Impl::EvaluateBatch(absl::Span<const int32_t> tokens, int64_t batch) {
   const auto size = static_cast<size_t>(batch * seq);
-  RETURN_IF_ERROR(WriteTokens(text.substr(first, size), chunk->tokens(0)));
-  RETURN_IF_ERROR(WriteTokens(text.substr(first + 1, size), chunk->targets(0)));
+  RETURN_IF_ERROR(WriteTokens(tokens.first(size), chunk->tokens(0)));
+  RETURN_IF_ERROR(WriteTokens(tokens.subspan(1, size), chunk->targets(0)));
   stream->RunAndWait([&] { chunk->Evaluate(0, batch, loss_sum); });
   return stream->Synchronize();
 }
@@ -261,28 +246,37 @@ absl::StatusOr<WindowLimit> ParseWindowLimit(const std::string& flag, const std:
                                                  base::Printable(words, 60), "'"));
 }
 
-absl::StatusOr<HeldOutLoss> Inference::Evaluate(absl::string_view text,
+absl::StatusOr<HeldOutLoss> Inference::Evaluate(const data::TokenText& text,
                                                 const EvaluateOptions& options) {
-  const int64_t whole_windows = (static_cast<int64_t>(text.size()) - 1) / impl_->seq;
-  if (text.empty() || whole_windows < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the text has ", text.size(), " bytes; one window needs ", impl_->seq + 1));
-  }
-  const int64_t num_windows = impl_->WindowsWithin(options.limit, whole_windows);
   Impl& impl = *impl_;
+  const int64_t whole_windows = (text.num_tokens() - 1) / impl.seq;
+  if (whole_windows < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("the text has ", text.num_tokens(),
+                                                   tokenizer() == nullptr ? " bytes" : " tokens",
+                                                   "; one window needs ", impl.seq + 1));
+  }
+  const int64_t num_windows = impl.WindowsWithin(options.limit, whole_windows);
   impl.stream->RunAndWait([&] { impl.ops->FillZero(impl.loss_sum); });
+  TextCount count(tokenizer(), options.keep_text);
+  std::vector<int32_t> tokens;
   for (int64_t window = 0; window < num_windows; window += kEvaluationBatch) {
     const int64_t batch = std::min(kEvaluationBatch, num_windows - window);
-    RETURN_IF_ERROR(impl.EvaluateBatch(text, window, batch));
+    tokens.resize(static_cast<size_t>(batch * impl.seq) + 1);
+    RETURN_IF_ERROR(text.Read(window * impl.seq, absl::MakeSpan(tokens)));
+    RETURN_IF_ERROR(impl.EvaluateBatch(tokens, batch));
+    RETURN_IF_ERROR(count.Add(absl::MakeConstSpan(tokens).subspan(1)));
     if (options.on_progress) options.on_progress(window + batch, num_windows);
   }
   double nats = 0;
   RETURN_IF_ERROR(device::CopyToHost(impl.device.get(), impl.stream.get(), impl.loss_sum,
                                      {&nats, DType::kF64, 1}));
   HeldOutLoss loss;
-  loss.text_bytes = static_cast<int64_t>(text.size());
-  loss.num_bytes = num_windows * impl_->seq;
-  loss.bits_per_byte = nats / std::log(2.0) / static_cast<double>(loss.num_bytes);
+  loss.text_tokens = text.num_tokens();
+  loss.num_tokens = num_windows * impl.seq;
+  loss.nats_per_token = nats / static_cast<double>(loss.num_tokens);
+  count.Finish(&loss);
+  loss.bits_per_byte =
+      nats / std::log(2.0) / static_cast<double>(std::max<int64_t>(1, loss.num_bytes));
   return loss;
 }
 
@@ -297,13 +291,13 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& directory) {
                    "; expected a folder with manifest.json, or a folder of such"));
 }
 
-absl::StatusOr<std::string> ReadHeldOutText(const job::v1::JobSpec& spec) {
-  ASSIGN_OR_RETURN(const auto corpus, data::Corpus::Open(spec.data(), spec.train().seq_length()));
-  const data::CorpusPart part = corpus->held_out();
-  std::string text(part.size_bytes(), '\0');
-  RETURN_IF_ERROR(
-      part.Read(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size())));
-  return text;
+absl::StatusOr<EvaluationText> OpenEvaluationText(job::v1::JobSpec spec,
+                                                  const std::string& step_directory,
+                                                  const data::DatasetOptions& options) {
+  *spec.mutable_data() = WithTokenizerOf(spec.data(), step_directory);
+  EvaluationText opened;
+  ASSIGN_OR_RETURN(opened.dataset, data::Dataset::Open(spec, options));
+  return opened;
 }
 
 absl::StatusOr<int64_t> XzSize(absl::string_view text) {

@@ -1,5 +1,5 @@
-// A trained model in one process, from a checkpoint of any layout. It samples text and measures how
-// well the model predicts text. Threads: one at a time.
+// A trained model in one process, from a checkpoint of any layout: measures how well the model
+// predicts text. text_generator.h continues text. Threads: one at a time.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/checkpoint.pb.h"
+#include "runtime/data/dataset/dataset.h"
 #include "runtime/device/device.h"
 
 namespace megascale::cli {
@@ -17,17 +18,6 @@ namespace megascale::cli {
 // Returns `directory` if it is a checkpoint, else the newest complete checkpoint in it.
 // Errors: NotFound - there is no checkpoint.
 absl::StatusOr<std::string> FindCheckpoint(const std::string& directory);
-
-struct SampleOptions {
-  std::string prompt = "\n";
-  int64_t num_tokens = 300;
-  double temperature = 0.8;  // 0: always the most likely token
-  int64_t top_k = 0;         // choose among the K most likely tokens; 0: all
-  uint64_t seed = 1;         // the same seed, prompt and options give the same text
-};
-
-// Errors: InvalidArgument - an option is out of its range; the message names the command's option.
-absl::Status CheckSampleOptions(const SampleOptions& options);
 
 // How many windows to measure, from the text's beginning. A window has the training's sequence
 // length.
@@ -42,16 +32,20 @@ absl::StatusOr<WindowLimit> ParseWindowLimit(const std::string& flag, const std:
 
 struct EvaluateOptions {
   WindowLimit limit;
+  bool keep_text = false;  // whether HeldOutLoss::text is wanted
   // Called after every few windows with the numbers of measured and of all windows; may be empty.
   std::function<void(int64_t done, int64_t all)> on_progress;
 };
 
-// How well the model predicts a text, measured over whole windows from its beginning.
+// How well the model predicts a text, measured over whole windows from its beginning. A limit or an
+// incomplete window leaves out the rest.
 struct HeldOutLoss {
-  int64_t num_bytes = 0;  // measured bytes
-  int64_t text_bytes =
-      0;  // size of the whole text; a limit or an incomplete window leaves some out
+  int64_t num_tokens = 0;   // measured tokens
+  int64_t text_tokens = 0;  // of the whole text
+  int64_t num_bytes = 0;    // text of the measured tokens; end tokens have none
+  double nats_per_token = 0;
   double bits_per_byte = 0;
+  std::string text;  // the measured bytes, if they are wanted
 };
 
 class Inference {
@@ -66,15 +60,13 @@ class Inference {
 
   const checkpoint::v1::Manifest& manifest() const;
 
-  // Continues the prompt and passes each byte to `on_text` as it is chosen. Cost: one forward pass
-  // over the context (at most the sequence length) for each byte.
-  // Errors: InvalidArgument - an option is invalid.
-  absl::Status Sample(const SampleOptions& options,
-                      const std::function<void(absl::string_view)>& on_text);
+  // The tokenizer with which it was trained, from the checkpoint's folder; null: bytes are tokens.
+  const tokenizer::Tokenizer* tokenizer() const;
 
-  // Measures how many bits the model needs for a byte of `text`. Deterministic.
-  // Errors: InvalidArgument - the text is shorter than one window.
-  absl::StatusOr<HeldOutLoss> Evaluate(absl::string_view text, const EvaluateOptions& options = {});
+  // Measures how well the model predicts each token of `text`. Deterministic. Errors:
+  // InvalidArgument - the text is shorter than one window; those of reading it.
+  absl::StatusOr<HeldOutLoss> Evaluate(const data::TokenText& text,
+                                       const EvaluateOptions& options = {});
 
  private:
   struct Impl;
@@ -82,8 +74,15 @@ class Inference {
   std::unique_ptr<Impl> impl_;
 };
 
-// Returns the held-out part of the text that a job's data section names.
-absl::StatusOr<std::string> ReadHeldOutText(const job::v1::JobSpec& spec);
+struct EvaluationText {
+  std::unique_ptr<data::Dataset> dataset;
+  const data::TokenText& text() const { return dataset->held_out(); }
+};
+// Opens the held-out part of the text that a job's data section names, or with `whole` all of it,
+// encoded by the tokenizer of the checkpoint in `step_directory`. Errors: those of Dataset::Open.
+absl::StatusOr<EvaluationText> OpenEvaluationText(job::v1::JobSpec spec,
+                                                  const std::string& step_directory,
+                                                  const data::DatasetOptions& options);
 
 // Returns the size in bytes of `text` compressed by `xz -9`. Errors: NotFound - xz is not
 // installed.

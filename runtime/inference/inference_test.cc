@@ -7,13 +7,21 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gtest/gtest.h"
+#include "runtime/base/fd.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/checkpoint/writer.h"
+#include "runtime/data/tokenizer/files/tokenizer_file.h"
+#include "runtime/data/tokenizer/text/utf8.h"
 #include "runtime/device/testing/strict_device.h"
+#include "runtime/hugging_face/import.h"
+#include "runtime/hugging_face/testing/test_folder.h"
+#include "runtime/inference/text_generator.h"
+#include "runtime/inference/text_source.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/initialize.h"
@@ -115,14 +123,6 @@ class InferenceTest : public ::testing::Test {
     return std::move(inference).value();
   }
 
-  static std::string Sample(Inference* inference, const SampleOptions& options) {
-    std::string text;
-    const absl::Status status = inference->Sample(
-        options, [&](absl::string_view piece) { text.append(piece.data(), piece.size()); });
-    EXPECT_TRUE(status.ok()) << status;
-    return text;
-  }
-
   std::string root_;
 };
 
@@ -132,30 +132,45 @@ std::string SomeText(size_t size) {
   return text.substr(0, size);
 }
 
+// Every byte of a text is a token.
+class Bytes : public data::TokenText {
+ public:
+  explicit Bytes(absl::string_view text) : text_(text) {}
+  int64_t num_tokens() const override { return static_cast<int64_t>(text_.size()); }
+  absl::Status Read(int64_t begin, absl::Span<int32_t> out) const override {
+    for (int32_t& id : out) id = static_cast<unsigned char>(text_[begin++]);
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string text_;
+};
+
 TEST_F(InferenceTest, InitialWeightsNeedAboutEightBitsPerByte) {
   for (const auto precision :
        {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16, job::v1::PRECISION_FP64}) {
     const auto inference = Load(precision);
-    const auto loss = inference->Evaluate(SomeText(1000));
+    const auto loss = inference->Evaluate(Bytes(SomeText(1000)));
     ASSERT_TRUE(loss.ok()) << loss.status();
     EXPECT_EQ(loss->num_bytes, 999 / 16 * 16);
     EXPECT_NEAR(loss->bits_per_byte, 8, 0.1);
-    EXPECT_EQ(inference->Evaluate(SomeText(1000))->bits_per_byte, loss->bits_per_byte);
+    EXPECT_EQ(inference->Evaluate(Bytes(SomeText(1000)))->bits_per_byte, loss->bits_per_byte);
   }
 }
 
 TEST_F(InferenceTest, WhatTensorRanksSavedIsTheSameModel) {
-  const auto whole = Load(job::v1::PRECISION_FP32)->Evaluate(SomeText(1000));
-  const auto cut = Load(job::v1::PRECISION_FP32, 2)->Evaluate(SomeText(1000));
+  const auto whole = Load(job::v1::PRECISION_FP32)->Evaluate(Bytes(SomeText(1000)));
+  const auto cut = Load(job::v1::PRECISION_FP32, 2)->Evaluate(Bytes(SomeText(1000)));
   ASSERT_TRUE(whole.ok() && cut.ok()) << whole.status() << cut.status();
   EXPECT_EQ(cut->bits_per_byte, whole->bits_per_byte);
 }
 
 TEST_F(InferenceTest, TextShorterThanAWindowIsRefused) {
   const auto inference = Load(job::v1::PRECISION_FP32);
-  EXPECT_EQ(inference->Evaluate(SomeText(16)).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(inference->Evaluate("").status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(inference->Evaluate(SomeText(17))->num_bytes, 16);
+  EXPECT_EQ(inference->Evaluate(Bytes(SomeText(16))).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(inference->Evaluate(Bytes("")).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(inference->Evaluate(Bytes(SomeText(17)))->num_bytes, 16);
 }
 
 TEST_F(InferenceTest, ALimitMeasuresTheBeginningAndSaysOfHowMuch) {
@@ -165,16 +180,17 @@ TEST_F(InferenceTest, ALimitMeasuresTheBeginningAndSaysOfHowMuch) {
   options.limit.num_windows = 20;
   std::vector<std::pair<int64_t, int64_t>> seen;
   options.on_progress = [&](int64_t done, int64_t all) { seen.push_back({done, all}); };
-  const HeldOutLoss loss = inference->Evaluate(text, options).value();
+  const HeldOutLoss loss = inference->Evaluate(Bytes(text), options).value();
   EXPECT_EQ(loss.num_bytes, 20 * 16);
-  EXPECT_EQ(loss.text_bytes, 1000);
-  EXPECT_EQ(loss.bits_per_byte,
-            inference->Evaluate(absl::string_view(text).substr(0, 20 * 16 + 1))->bits_per_byte);
+  EXPECT_EQ(loss.text_tokens, 1000);
+  EXPECT_EQ(
+      loss.bits_per_byte,
+      inference->Evaluate(Bytes(absl::string_view(text).substr(0, 20 * 16 + 1)))->bits_per_byte);
   EXPECT_EQ(seen, (std::vector<std::pair<int64_t, int64_t>>{{8, 20}, {16, 20}, {20, 20}}));
   options.limit = {.flops = 1};
-  EXPECT_EQ(inference->Evaluate(text, options)->num_bytes, 16) << "at least one window";
+  EXPECT_EQ(inference->Evaluate(Bytes(text), options)->num_bytes, 16) << "at least one window";
   options.limit = ParseWindowLimit("--w", "auto").value();
-  EXPECT_EQ(inference->Evaluate(text, options)->num_bytes, 992) << "a small model: all";
+  EXPECT_EQ(inference->Evaluate(Bytes(text), options)->num_bytes, 992) << "a small model: all";
 }
 
 TEST(WindowLimitTest, IsANumberAWordOrRefused) {
@@ -189,50 +205,16 @@ TEST(WindowLimitTest, IsANumberAWordOrRefused) {
   }
 }
 
-TEST_F(InferenceTest, TheSameSeedGivesTheSameText) {
-  const auto inference = Load(job::v1::PRECISION_FP32);
-  SampleOptions options;
-  options.prompt = "ab";
-  options.num_tokens = 40;  // beyond the context of 16
-  const std::string text = Sample(inference.get(), options);
-  EXPECT_EQ(text.size(), 40u);
-  EXPECT_EQ(Sample(inference.get(), options), text);
-  options.seed = 2;
-  EXPECT_NE(Sample(inference.get(), options), text);
-}
-
-TEST_F(InferenceTest, MemoryThatTheHostCannotTouchGivesTheSameTextAndLoss) {
+TEST_F(InferenceTest, MemoryThatTheHostCannotTouchGivesTheSameLoss) {
   for (const auto precision :
        {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16, job::v1::PRECISION_FP64}) {
     const auto cpu = Load(precision);
     const auto strict =
         Inference::Load(FindCheckpoint(root_).value(), 2, device::StrictDevice::Create());
     ASSERT_TRUE(strict.ok()) << strict.status();
-    SampleOptions options;
-    options.num_tokens = 20;
-    EXPECT_EQ(Sample(strict->get(), options), Sample(cpu.get(), options));
-    EXPECT_EQ(strict.value()->Evaluate(SomeText(500))->bits_per_byte,
-              cpu->Evaluate(SomeText(500))->bits_per_byte);
+    EXPECT_EQ(strict.value()->Evaluate(Bytes(SomeText(500)))->bits_per_byte,
+              cpu->Evaluate(Bytes(SomeText(500)))->bits_per_byte);
   }
-}
-
-TEST_F(InferenceTest, BadSampleOptionsAreNamed) {
-  const auto inference = Load(job::v1::PRECISION_FP32);
-  const auto error_of = [&](const SampleOptions& options) {
-    return std::string(inference->Sample(options, [](absl::string_view) {}).message());
-  };
-  SampleOptions options;
-  options.prompt = "";
-  EXPECT_EQ(error_of(options), "--prompt: is empty; expected at least one character");
-  options = {};
-  options.temperature = -1;
-  EXPECT_EQ(error_of(options), "--temperature: -1 is out of range; expected 0 or more");
-  options = {};
-  options.top_k = -1;
-  EXPECT_EQ(error_of(options), "--top-k: -1 is out of range; expected 0 (all) or more");
-  options = {};
-  options.num_tokens = -1;
-  EXPECT_EQ(error_of(options), "--tokens: -1 is out of range; expected 0 to 1000000");
 }
 
 TEST_F(InferenceTest, FindsTheNewestCheckpointInAFolder) {
@@ -253,6 +235,246 @@ TEST_F(InferenceTest, ACorruptShardIsDataLoss) {
   std::fputc(0x55, file);
   std::fclose(file);
   EXPECT_EQ(Inference::Load(directory, 1).status().code(), absl::StatusCode::kDataLoss);
+}
+
+using inference::Continuation;
+using inference::EndOf;
+using inference::TextGenerator;
+using inference::TextGeneratorOptions;
+using inference::TextOptions;
+
+struct Generated {
+  std::vector<std::string> texts;
+  std::vector<Continuation> ends;
+};
+
+// Every piece must be valid UTF-8 by itself.
+absl::StatusOr<Generated> Generate(TextGeneratorOptions open,
+                                   const std::vector<std::string>& prompts,
+                                   const TextOptions& options) {
+  Generated generated = {std::vector<std::string>(prompts.size()),
+                         std::vector<Continuation>(prompts.size())};
+  auto generator = TextGenerator::Open(std::move(open));
+  if (!generator.ok()) return generator.status();
+  inference::TextEvents events;
+  events.on_text = [&](int64_t index, absl::string_view piece) {
+    EXPECT_EQ(tokenizer::ValidPrefix(piece), piece.size());
+    generated.texts[index].append(piece.data(), piece.size());
+  };
+  events.on_end = [&](int64_t index, const Continuation& end) { generated.ends[index] = end; };
+  const absl::Status status = (*generator)->Generate(prompts, options, events);
+  if (!status.ok()) return status;
+  return generated;
+}
+
+// What a checkpoint of bytes continues.
+class TextGeneratorTest : public InferenceTest {
+ protected:
+  std::string Write(job::v1::Precision precision) {
+    job::v1::JobSpec spec = SmallSpec();
+    spec.mutable_train()->set_precision(precision);
+    return WriteInitialCheckpoint(root_, spec);
+  }
+  std::vector<std::string> Texts(const std::vector<std::string>& prompts,
+                                 const TextOptions& options) {
+    auto generated = Generate({.path = root_, .num_threads = 2}, prompts, options);
+    EXPECT_TRUE(generated.ok()) << generated.status();
+    return generated->texts;
+  }
+};
+
+TEST_F(TextGeneratorTest, TheSameSeedGivesTheSameTextBeyondTheContext) {
+  Write(job::v1::PRECISION_FP32);
+  TextOptions options = {.num_tokens = 40};  // the context is 16
+  const std::vector<std::string> texts = Texts({"ab"}, options);
+  EXPECT_GE(texts[0].size(), 40u);
+  EXPECT_EQ(Texts({"ab"}, options), texts);
+  options.seed = 2;
+  EXPECT_NE(Texts({"ab"}, options), texts);
+}
+
+TEST_F(TextGeneratorTest, APromptsTextDoesNotDependOnTheOthers) {
+  for (const auto precision : {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16}) {
+    Write(precision);
+    const std::vector<std::string> prompts = {"a", "Love is", "0123456789abcdef", "\xC3\xA9"};
+    const std::vector<std::string> alone = Texts(prompts, {.num_tokens = 25, .batch = 1});
+    EXPECT_EQ(Texts(prompts, {.num_tokens = 25, .batch = 3}), alone);
+    EXPECT_EQ(Texts(prompts, {.num_tokens = 25, .batch = 32}), alone);
+    EXPECT_EQ(Texts({"a"}, {.num_tokens = 25})[0], alone[0]);
+  }
+}
+
+TEST_F(TextGeneratorTest, MemoryThatTheHostCannotTouchGivesTheSameText) {
+  for (const auto precision :
+       {job::v1::PRECISION_FP32, job::v1::PRECISION_BF16, job::v1::PRECISION_FP64}) {
+    Write(precision);
+    TextGeneratorOptions strict = {.path = root_, .num_threads = 2};
+    strict.device = device::StrictDevice::Create();
+    const auto generated = Generate(std::move(strict), {"ab", "c"}, {.num_tokens = 20});
+    ASSERT_TRUE(generated.ok()) << generated.status();
+    EXPECT_EQ(generated->texts, Texts({"ab", "c"}, {.num_tokens = 20}));
+  }
+}
+
+TEST_F(TextGeneratorTest, BadOptionsAndPromptsAreNamed) {
+  Write(job::v1::PRECISION_FP32);
+  const auto error_of = [&](const std::string& prompt, const TextOptions& options) {
+    return std::string(Generate({.path = root_}, {"good", prompt}, options).status().message());
+  };
+  EXPECT_EQ(error_of("a", {.num_tokens = -1}),
+            "--tokens: -1 is out of range; expected 0 to 1000000");
+  EXPECT_EQ(error_of("a", {.rule = {.temperature = -1}}),
+            "--temperature: -1 is out of range; expected 0 or more");
+  EXPECT_EQ(error_of("a", {.rule = {.top_k = -1}}),
+            "--top-k: -1 is out of range; expected 0 (all) or more");
+  EXPECT_EQ(error_of("a", {.rule = {.top_p = 0}}),
+            "--top-p: 0 is out of range; expected more than 0, at most 1 (all)");
+  EXPECT_EQ(error_of("a", {.batch = 33}), "--batch: 33 is out of range; expected 1 to 32");
+  EXPECT_EQ(error_of("", {}), "prompt 2: is empty; expected at least one character");
+  EXPECT_EQ(error_of("a\xFF", {}), "prompt 2: is not UTF-8 at byte 2; expected text in UTF-8");
+  EXPECT_EQ(error_of("0123456789abcdefg", {}),
+            "prompt 2: has 17 tokens; expected at most 16, the model's longest sequence");
+  EXPECT_EQ(error_of("0123456789abcdef", {.num_tokens = 2}), "");
+}
+
+// A Hugging Face folder whose weights are zero: all tokens have the same probability, and the most
+// likely one is 0, which is <|endoftext|> in this tokenizer.
+class FolderGenerationTest : public ::testing::Test {
+ protected:
+  static constexpr int64_t kVocabulary = 704;
+
+  FolderGenerationTest() {
+    SetVocabulary(kVocabulary);
+    CopyTokenizer("gpt2");
+  }
+  void SetVocabulary(int64_t size) {
+    std::string config = hugging_face::kLlamaConfig;
+    folder_.Write("config.json",
+                  absl::StrReplaceAll(
+                      config, {{"\"vocab_size\": 10", absl::StrCat("\"vocab_size\": ", size)}}));
+    folder_.shapes()["model.embed_tokens.weight"] = {size, 8};
+    folder_.shapes()["lm_head.weight"] = {size, 8};
+    folder_.WriteWeights("model.safetensors", folder_.shapes());
+  }
+  void CopyTokenizer(const std::string& name) {
+    folder_.Write(
+        "tokenizer.json",
+        base::ReadFile(absl::StrCat("tests/golden/tokenizer/", name, ".json"), 1 << 20).value());
+  }
+  absl::StatusOr<Generated> Run(const TextOptions& options,
+                                std::vector<std::string> stop_tokens = {}) {
+    return Generate({.path = folder_.path(), .stop_tokens = std::move(stop_tokens)}, {"Love is"},
+                    options);
+  }
+  std::string ErrorOf() { return std::string(Run({.num_tokens = 2}).status().message()); }
+
+  hugging_face::TestFolder folder_;
+};
+
+constexpr TextOptions kGreedy = {.num_tokens = 5, .rule = {.temperature = 0}};
+
+TEST_F(FolderGenerationTest, EndTokensComeFromTheFolderOrTheTokenizer) {
+  const auto ended = Run(kGreedy);
+  ASSERT_TRUE(ended.ok()) << ended.status();
+  EXPECT_EQ(ended->ends[0].end, EndOf::kEndToken);
+  EXPECT_EQ(ended->ends[0].num_tokens, 0);
+  folder_.Write("generation_config.json", R"({"eos_token_id": 5})");
+  const auto longer = Run(kGreedy);
+  EXPECT_EQ(longer->ends[0].end, EndOf::kNumTokens);
+  EXPECT_EQ(longer->ends[0].num_tokens, 5);
+  EXPECT_EQ(longer->texts[0], "") << "special tokens are not shown";
+  folder_.Write("generation_config.json", R"({"eos_token_id": [5, 0]})");
+  EXPECT_EQ(Run(kGreedy)->ends[0].end, EndOf::kEndToken);
+  folder_.Write("generation_config.json", R"({"eos_token_id": [5]})");
+  EXPECT_EQ(Run(kGreedy, {"<|endoftext|>"})->ends[0].end, EndOf::kEndToken);
+}
+
+TEST_F(FolderGenerationTest, RandomTokensOfBytesBecomeWholeCharacters) {
+  folder_.Write("generation_config.json", R"({"eos_token_id": 703})");
+  const auto generated = Run({.num_tokens = 200, .rule = {.temperature = 1}});
+  ASSERT_TRUE(generated.ok()) << generated.status();
+  EXPECT_GT(generated->texts[0].size(), 200u);
+}
+
+TEST_F(FolderGenerationTest, ThePromptGetsTheTokensBeforeAText) {
+  SetVocabulary(903);
+  CopyTokenizer("llama2");
+  const auto tokenizer = tokenizer::LoadTokenizer(folder_.path()).value();
+  std::vector<int32_t> ids;
+  tokenizer->Encode("Love is", {}, &ids);
+  ASSERT_EQ(ids[0], 1) << "<s>";
+  EXPECT_EQ(Run(kGreedy)->ends[0].num_prompt_tokens, static_cast<int64_t>(ids.size()));
+}
+
+TEST_F(FolderGenerationTest, AnImportedFolderGeneratesTheSame) {
+  const std::string imported = folder_.path() + "/imported";
+  ASSERT_TRUE(hugging_face::Import(folder_.path(), imported).ok());
+  const TextOptions options = {.num_tokens = 30, .rule = {.temperature = 1}};
+  const auto from_import = Generate({.path = imported}, {"Love is"}, options);
+  ASSERT_TRUE(from_import.ok()) << from_import.status();
+  EXPECT_EQ(from_import->texts, Run(options)->texts);
+}
+
+TEST_F(FolderGenerationTest, AJobOnBytesReadsBytesWhateverItsWeightsHad) {
+  job::v1::JobSpec spec = SmallSpec();
+  spec.mutable_model()->set_from(folder_.path());
+  spec.mutable_model()->set_vocab_size(kVocabulary);
+  const std::string checkpoint = WriteInitialCheckpoint(folder_.path() + "/job", spec);
+  const auto source = inference::FindTextSource(checkpoint, "");
+  ASSERT_TRUE(source.ok()) << source.status();
+  EXPECT_EQ(source->codec.tokenizer(), nullptr);
+  EXPECT_TRUE(source->end_tokens.empty());
+  const auto given = inference::FindTextSource(checkpoint, folder_.path());
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_NE(given->codec.tokenizer(), nullptr);
+}
+
+TEST_F(FolderGenerationTest, TheEndTokenOfAJobEndsItsTexts) {
+  job::v1::JobSpec spec = SmallSpec();
+  spec.mutable_model()->set_vocab_size(kVocabulary);
+  spec.mutable_data()->set_tokenizer("/unused");
+  spec.mutable_data()->set_end_token("!");
+  const std::string checkpoint = WriteInitialCheckpoint(folder_.path() + "/job", spec);
+  std::filesystem::copy_file(folder_.path() + "/tokenizer.json", checkpoint + "/tokenizer.json");
+  const auto source = inference::FindTextSource(checkpoint, "");
+  ASSERT_TRUE(source.ok()) << source.status();
+  ASSERT_TRUE(source->codec.IdOf("!").has_value());
+  EXPECT_EQ(source->end_tokens, std::vector<int32_t>{*source->codec.IdOf("!")});
+}
+
+TEST_F(InferenceTest, AJobThatBeganWithItsOwnCheckpointIsFound) {
+  job::v1::JobSpec spec = SmallSpec();
+  spec.mutable_model()->set_from(root_);
+  WriteInitialCheckpoint(root_, spec);
+  const auto source = inference::FindTextSource(root_, "");
+  ASSERT_TRUE(source.ok()) << source.status();
+  EXPECT_EQ(source->codec.tokenizer(), nullptr);
+}
+
+TEST_F(FolderGenerationTest, MistakesAreNamed) {
+  folder_.Write("generation_config.json", R"({"eos_token_id": [704]})");
+  EXPECT_EQ(ErrorOf(), folder_.path() +
+                           ": eos_token_id is 704: expected a token below 704, the "
+                           "model's vocabulary");
+  for (const char* bad : {"\"x\"", "-1", "[1, null]", "1.5", "4294967296"}) {
+    folder_.Write("generation_config.json", absl::StrCat("{\"eos_token_id\": ", bad, "}"));
+    EXPECT_EQ(ErrorOf(), folder_.path() +
+                             "/generation_config.json: eos_token_id: expected a token "
+                             "id, or a list of them");
+  }
+  folder_.Write("generation_config.json", "[");
+  EXPECT_EQ(ErrorOf(), folder_.path() + "/generation_config.json: is not a JSON object");
+  folder_.Remove("generation_config.json");
+  EXPECT_EQ(Run(kGreedy, {"nothing"}).status().message(),
+            "--stop-token: 'nothing' is not in the vocabulary; expected a token as the tokenizer "
+            "writes it");
+  SetVocabulary(10);
+  EXPECT_EQ(ErrorOf(), absl::StrCat("the tokenizer has 700 tokens, the model of ", folder_.path(),
+                                    " has 10: expected no more; use the model's own"));
+  folder_.Remove("tokenizer.json");
+  EXPECT_EQ(ErrorOf(), folder_.path() +
+                           ": has neither tokenizer.json nor tokenizer.model; name "
+                           "one by --tokenizer");
 }
 
 TEST(XzSizeTest, CompressesOrSaysThatThereIsNoXz) {

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace megascale::cli {
+namespace megascale::inference {
 namespace {
 
 const std::vector<double> kLogits = {std::log(0.2), std::log(0.5), std::log(0.3)};
@@ -30,6 +30,20 @@ TEST(SamplingTest, TopKLeavesTheRestOut) {
   EXPECT_EQ(ChooseToken(kLogits, {1, 9}, 0.999), 0);
 }
 
+TEST(SamplingTest, TopPKeepsTheFewestThatHaveItsShare) {
+  for (const double uniform : {0.0, 0.4, 0.999}) {
+    EXPECT_EQ(ChooseToken(kLogits, {1, 0, 0.4}, uniform), 1) << "0.5 alone has that";
+    EXPECT_EQ(ChooseToken(kLogits, {1, 0, 1e-9}, uniform), 1) << "at least one";
+  }
+  EXPECT_EQ(ChooseToken(kLogits, {1, 0, 0.7}, 0.62), 1) << "0.5 of 0.8 together";
+  EXPECT_EQ(ChooseToken(kLogits, {1, 0, 0.7}, 0.63), 2);
+  EXPECT_EQ(ChooseToken(kLogits, {1, 0, 0.7}, 0.999), 2);
+  EXPECT_EQ(ChooseToken(kLogits, {1, 0, 0.9}, 0.999), 0);
+  // The first of the two most likely has 0.625 of their probability.
+  EXPECT_EQ(ChooseToken(kLogits, {1, 2, 0.6}, 0.999), 1);
+  EXPECT_EQ(ChooseToken(kLogits, {1, 2, 0.7}, 0.999), 2);
+}
+
 TEST(SamplingTest, LowTemperaturesSharpen) {
   EXPECT_EQ(ChooseToken(kLogits, {0.1, 0}, 0.98), 1);
   EXPECT_EQ(ChooseToken(kLogits, {100, 0}, 0.34), 2);
@@ -52,4 +66,4 @@ TEST(SamplingTest, NumbersAreTheSameForASeed) {
 }
 
 }  // namespace
-}  // namespace megascale::cli
+}  // namespace megascale::inference

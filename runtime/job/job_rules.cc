@@ -275,6 +275,9 @@ absl::Status CheckEnums(const JobSpec& spec) {
         "parallel.pipeline_schedule",
         "is none that this version knows; expected 1f1b, gpipe, interleaved_1f1b or zb_h1");
   }
+  if (!v1::OnSuspect_IsValid(spec.fault().on_suspect())) {
+    return Refuse("fault.on_suspect", "is unknown to this version; expected tell or evict");
+  }
   return absl::OkStatus();
 }
 
@@ -296,7 +299,8 @@ absl::Status CheckData(const v1::DataSpec& data) {
     return Refuse("data.files", absl::StrCat("has ", bytes, " bytes of names; expected at most ",
                                              kFilesBytesMax, ", name a directory of them"));
   }
-  return CheckNumber("data.held_out_fraction", data.held_out_fraction(), {0, 1});
+  return All(
+      {CheckNumber("data.held_out_fraction", data.held_out_fraction(), {0, 1}), CheckTokens(data)});
 }
 
 absl::Status CheckTrainFields(const JobSpec& spec) {

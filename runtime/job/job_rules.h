@@ -9,6 +9,8 @@
 namespace megascale::job {
 
 constexpr int64_t kHiddenSizeMax = 1 << 16;
+constexpr int kLearntVocabularyMin = 257;  // bytes and the end token
+constexpr int kLearntVocabularyMax = 1 << 20;
 constexpr int64_t kBucketSizeMax = int64_t{1} << 40;  // more than any chunk has: a single bucket
 
 // Both check a specification that has its defaults. Errors: InvalidArgument - it breaks rules; the
@@ -19,5 +21,8 @@ absl::Status CheckFields(const v1::JobSpec& spec);
 
 // Checks the rules about several fields. Requires: CheckFields returned OK.
 absl::Status CheckTogether(const v1::JobSpec& spec);
+
+// Checks the fields of a data section that say how files become tokens. Part of CheckFields.
+absl::Status CheckTokens(const v1::DataSpec& data);
 
 }  // namespace megascale::job

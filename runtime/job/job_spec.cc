@@ -87,6 +87,7 @@ void FillFaultDefaults(v1::FaultSpec& fault) {
         fault.mutable_restart_backoff(), fault.mutable_checkpoint_timeout()}) {
     Normalize(duration);
   }
+  fault.set_on_suspect(OrDefault(fault.on_suspect(), v1::ON_SUSPECT_TELL));
   fault.set_max_restarts_without_progress(OrDefault(fault.max_restarts_without_progress(), 3));
 }
 }  // namespace
@@ -97,7 +98,10 @@ absl::Duration ToDuration(const google::protobuf::Duration& duration) {
 
 void FillModelDefaults(JobSpec* spec) {
   v1::ModelSpec& model = *spec->mutable_model();
-  model.set_vocab_size(OrDefault(model.vocab_size(), 256));
+  const int learnt = spec->data().tokenizer_vocab_size();
+  // If no tokenizer can have this size, the checks report that.
+  const bool is_size = learnt >= kLearntVocabularyMin && learnt <= kLearntVocabularyMax;
+  model.set_vocab_size(OrDefault(model.vocab_size(), is_size ? learnt : 256));
   model.set_num_key_value_heads(
       OrDefault(model.num_key_value_heads(), model.num_attention_heads()));
   if (model.hidden_size() > 0 && model.hidden_size() <= kHiddenSizeMax) {

@@ -353,6 +353,25 @@ TEST(JobSpecTest, RefusesBadDataAndTraining) {
        "data.files: 'text' is not an absolute path"},
       {[](auto& spec) { spec.mutable_data()->set_held_out_fraction(1); },
        "data.held_out_fraction: 1 is out of range; expected more than 0 and less than 1"},
+      {[](auto& spec) {
+         spec.mutable_data()->add_weights("1"), spec.mutable_data()->add_weights("2");
+       },
+       "data.weights: has 2 entries, data.files has 1; expected one weight for each"},
+      {[](auto& spec) { spec.mutable_data()->add_weights("-1"); },
+       "data.weights: found '-1', expected numbers of 1e-06 to 1e+06"},
+      {[](auto& spec) { spec.mutable_data()->set_json_field("text"); },
+       "data.json_field: needs a tokenizer, and without one every byte of a file is a token; name "
+       "one in data.tokenizer, or let one be learnt by data.tokenizer_vocab_size"},
+      {[](auto& spec) { spec.mutable_data()->set_tokenizer_vocab_size(256); },
+       "data.tokenizer_vocab_size: 256 is out of range; expected 257 to 1048576"},
+      {[](auto& spec) {
+         spec.mutable_data()->set_tokenizer_vocab_size(300);
+         spec.mutable_data()->set_tokenizer("/t");
+       },
+       "data.tokenizer_vocab_size: learns a tokenizer, but data.tokenizer names one; expected one "
+       "of the two"},
+      {[](auto& spec) { spec.mutable_data()->set_tokenizer("t"); },
+       "data.tokenizer: 't' is not an absolute path"},
       {[](auto& spec) { spec.mutable_train()->clear_steps(); },
        "train.steps: is missing; expected 1 to 1099511627776"},
       {[](auto& spec) { spec.mutable_train()->set_global_batch_size(9); },

@@ -13,6 +13,7 @@
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/groups.h"
 #include "runtime/layout/rank_layout.h"
+#include "runtime/telemetry/exchange_board.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
 
@@ -111,8 +112,9 @@ absl::StatusOr<NodeMemory> MemoryOfNode(const job::v1::JobSpec& spec,
   const data::BatchRingShape ring = RingOf(spec, mesh, &ranks);
   if (ring.num_readers > 0) memory.batch_ring = static_cast<int64_t>(data::BatchRingBytes(ring));
   const int num_ranks = static_cast<int>(ranks.size());
-  memory.telemetry = static_cast<int64_t>(telemetry::HeartbeatBytes(num_ranks + 1) +
-                                          telemetry::SpanBytes(num_ranks));
+  memory.telemetry =
+      static_cast<int64_t>(telemetry::HeartbeatBytes(num_ranks + 1) +
+                           telemetry::SpanBytes(num_ranks) + telemetry::ExchangeBytes(num_ranks));
   memory.host = kHostBytes;
   return memory;
 }
@@ -199,8 +201,9 @@ absl::StatusOr<AttemptMemory> MakeAttemptMemory(const NodeRequest& request) {
       memory.heartbeats,
       SharedMemory::Create("megascale-heartbeats", telemetry::HeartbeatBytes(num_ranks + 1)));
   telemetry::FormatHeartbeats(*memory.heartbeats);
-  ASSIGN_OR_RETURN(memory.spans,
-                   SharedMemory::Create("megascale-spans", telemetry::SpanBytes(num_ranks)));
+  ASSIGN_OR_RETURN(memory.spans, SharedMemory::Create("megascale-spans",
+                                                      telemetry::SpanBytes(num_ranks) +
+                                                          telemetry::ExchangeBytes(num_ranks)));
 
   const comm::RegionSpec region = RegionOf(request, mesh);
   RETURN_IF_ERROR(comm::ValidateGroups(region.groups, region.placements));

@@ -76,8 +76,9 @@ absl::Status CheckDeviceMemory(const NodeMemory& needed, const base::MemoryLimit
 // Memory that belongs to one attempt. The host process may be restarted on it.
 struct AttemptMemory {
   std::unique_ptr<base::SharedMemory> heartbeats;  // slots of the local ranks, then the host's
-  std::unique_ptr<base::SharedMemory> spans;       // rings of the local ranks, numbered alike
-  std::unique_ptr<base::SharedMemory> comm;        // formatted for comm::Fabric
+  // Rings and exchange boards of the local ranks, numbered alike.
+  std::unique_ptr<base::SharedMemory> spans;
+  std::unique_ptr<base::SharedMemory> comm;  // formatted for comm::Fabric
   std::unique_ptr<base::SharedMemory>
       ring;                      // formatted for data::BatchRing; null when no local rank reads
   std::vector<LocalRank> ranks;  // in rank order

@@ -168,7 +168,6 @@ INSTANTIATE_TEST_SUITE_P(
                            job::v1::PIPELINE_SCHEDULE_ZB_H1},
                       // Its output matrix dwarfs the rest, so that what the
                       // kernels rearrange counts.
-                      Case{"LargeHeadFp32", 1, 1, job::v1::PRECISION_FP32, 50304},
                       Case{"LargeHeadBf16", 1, 1, job::v1::PRECISION_BF16, 50304}),
     [](const auto& info) { return info.param.name; });
 
@@ -281,8 +280,9 @@ TEST(RankMemory, ARealRunOfStage2TakesLessThanOneOfStage1) {
     std::printf("saved: computed %s, measured %lld MiB\n", base::FormatBytes(saved).c_str(),
                 static_cast<long long>(really_saved >> 20));
     EXPECT_GT(saved, int64_t{32} << 20);
-    EXPECT_GT(really_saved, saved / 8 * 7);
-    EXPECT_LT(really_saved, saved / 8 * 9);
+    // Of two runs' peaks each is a few MiB off by what the heap happens to keep.
+    constexpr int64_t kHeapNoise = int64_t{8} << 20;
+    EXPECT_NEAR(static_cast<double>(really_saved), static_cast<double>(saved), kHeapNoise);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "runtime/model/activation_memory.h"
 
+#include <algorithm>
+
 namespace megascale::model {
 namespace {
 
@@ -47,7 +49,7 @@ class Planner {
     if (options_.range.has_embedding) slot.tokens_N = NewVector(DType::kI32, tokens_);
     if (options_.range.has_head) slot.targets_N = NewVector(DType::kI32, tokens_);
     slot.input_RC = OwnRows();
-    slot.gradient_RC = OwnRows();
+    if (!options_.generates) slot.gradient_RC = OwnRows();
     if (!options_.range.has_head) slot.output_RC = OwnRows();
     for (int i = 0; i < options_.range.num_layers; ++i) {
       // The first layer reads the chunk's input directly; the others add up their predecessor's
@@ -58,11 +60,17 @@ class Planner {
     return slot;
   }
 
+  // Which activations all layers share.
+  bool SharesProducts() const {
+    return options_.recompute == Recompute::kFull || options_.generates;
+  }
+  bool SharesOthers() const { return options_.recompute != Recompute::kNone || options_.generates; }
+
   // Activations that each layer recomputes before its backward, into shared memory.
   BlockActivations Shared() {
     BlockActivations shared;
-    if (options_.recompute == Recompute::kFull) AddProducts(&shared);
-    if (options_.recompute != Recompute::kNone) AddWithoutProducts(&shared);
+    if (SharesProducts()) AddProducts(&shared);
+    if (SharesOthers()) AddWithoutProducts(&shared);
     return shared;
   }
 
@@ -71,8 +79,8 @@ class Planner {
     layer.input_norm.x_RC = x_RC;
     // In a parallel block both norms read the same stream.
     if (config_.has_mlp_norm() && config_.parallel_block) layer.post_attention_norm.x_RC = x_RC;
-    if (options_.recompute != Recompute::kFull) AddProducts(&layer);
-    if (options_.recompute == Recompute::kNone) AddWithoutProducts(&layer);
+    if (!SharesProducts()) AddProducts(&layer);
+    if (!SharesOthers()) AddWithoutProducts(&layer);
     return layer;
   }
 
@@ -115,23 +123,29 @@ class Planner {
       scratch.block.attention_out_NC =
           options_.tensor.size > 1 ? scratch.block.d_gathered_NC : AllRows(config_.hidden_size);
     }
-    scratch.block.d_inner_NI = AllRows(config_.intermediate_size);
-    scratch.block.d_up_NU = AllRows(config_.up_size());
-    scratch.block.d_norm_RC = OwnRows();
-    scratch.block.d_attention_NA = AllRows(config_.num_heads * config_.head_dim);
-    scratch.block.d_qkv_NQ = AllRows(config_.qkv_size());
-    if (config_.qk_norm) scratch.block.d_qk_NS = AllRows(config_.qk_size());
+    if (!options_.generates) AddBackward(&scratch.block);
     scratch.delta_RC = OwnRows();
     if (options_.range.has_head) {
       scratch.final_norm.x_RC = OwnRows();
       AddNormOutput(&scratch.final_norm);
-      scratch.logits_NV = AllRows(config_.vocab_size);
+      scratch.logits_NV = options_.generates
+                              ? NewMatrix(std::min(tokens_, ops::kFewRows), config_.vocab_size)
+                              : AllRows(config_.vocab_size);
       if (options_.tensor.size > 1) {
         scratch.statistics_3N = NewVector(accumulation_, 3 * tokens_);
         scratch.all_statistics_P3N = NewVector(accumulation_, options_.tensor.size * 3 * tokens_);
       }
     }
     return scratch;
+  }
+
+  void AddBackward(BlockScratch* block) {
+    block->d_inner_NI = AllRows(config_.intermediate_size);
+    block->d_up_NU = AllRows(config_.up_size());
+    block->d_norm_RC = OwnRows();
+    block->d_attention_NA = AllRows(config_.num_heads * config_.head_dim);
+    block->d_qkv_NQ = AllRows(config_.qkv_size());
+    if (config_.qk_norm) block->d_qk_NS = AllRows(config_.qk_size());
   }
 
   const ChunkOptions& options_;

@@ -27,6 +27,9 @@ struct ChunkOptions {
   // Activations to recompute instead of keeping. Not with split_backward, whose second part needs
   // all activations.
   Recompute recompute = Recompute::kNone;
+  // Only Continue is called, with up to micro_batch * seq tokens. All layers share their
+  // activations, and there are no buffers for backward. Not with several tensor ranks.
+  bool generates = false;
   TensorPlace tensor = {};  // this rank's place among the ranks that hold the chunk together
 };
 
@@ -45,7 +48,9 @@ struct ChunkScratch {
   BlockScratch block;
   Matrix delta_RC;             // a layer's addition to the residual stream; forward
   NormActivations final_norm;  // last chunk
-  Matrix logits_NV;            // last chunk; this rank's columns of the logits, then their gradient
+  // Last chunk; this rank's columns of the logits, then their gradient. For generation: at most
+  // ops::kFewRows rows.
+  Matrix logits_NV;
   // Last chunk with several tensor ranks: LogitStatistics of this rank's columns, and of every
   // rank's.
   Vector statistics_3N;       // F

@@ -86,6 +86,11 @@ Matrix TransformerBlock::Attend(const BlockParameters& parameters, const BlockAc
   Linear(parameters.qkv, norm, qkv_NQ);
   NormHeads(parameters, saved, shape);
   Rotate(QkvOf(saved, shape.tokens()).qk, shape, /*inverse=*/false);
+  if (shape.places_N) {
+    const ops::CachedAttentionArgs cached = CachedAttentionArgsOf(saved, shape);
+    ops_.CachedAttention(cached);
+    return cached.out;
+  }
   const ops::AttentionArgs attention = AttentionArgsOf(saved, shape);
   ops_.Attention(attention);
   return attention.out;
@@ -102,6 +107,7 @@ Matrix TransformerBlock::ExpandAndActivate(const BlockParameters& parameters,
                  .c = RowsFrom(up_NU, first, piece_NC.rows),
                  .transpose_b = Transpose::kYes,
                  .bias = parameters.up.bias,
+                 .few_rows = generates_ && piece_NC.rows <= ops::kFewRows,
                  .activation = config_.activation,
                  .activated = RowsFrom(inner_NI, first, piece_NC.rows)});
   });
@@ -289,7 +295,8 @@ void TransformerBlock::Linear(const LinearParameters& parameters, const Matrix& 
                .b = parameters.weight,
                .c = out,
                .transpose_b = Transpose::kYes,
-               .bias = parameters.bias});
+               .bias = parameters.bias,
+               .few_rows = generates_ && in.rows <= ops::kFewRows});
 }
 
 void TransformerBlock::Linear(const LinearParameters& parameters, const GatheredRows& in,
@@ -447,16 +454,34 @@ ops::AttentionArgs TransformerBlock::AttentionArgsOf(const BlockActivations& sav
           .log_sum_exp = First(saved.log_sum_exp_BHT, tokens * config_.num_heads)};
 }
 
+ops::CachedAttentionArgs TransformerBlock::CachedAttentionArgsOf(const BlockActivations& saved,
+                                                                 BatchShape shape) const {
+  const Qkv qkv = QkvOf(saved, shape.tokens());
+  return {.heads = config_.num_heads,
+          .kv_heads = config_.num_kv_heads,
+          .head_dim = config_.head_dim,
+          .window = config_.window,
+          .capacity = shape.capacity,
+          .places = shape.places_N,
+          .q = qkv.q,
+          .k = qkv.k,
+          .v = qkv.v,
+          .cached_k = saved.cached_k,
+          .cached_v = saved.cached_v,
+          .out = Rows(saved.attention_NA, shape.tokens())};
+}
+
 void TransformerBlock::Rotate(const Matrix& qk, BatchShape shape, bool inverse) {
   if (config_.position != PositionKind::kRotary) return;
-  ops_.Rotary({.seq = shape.seq,
+  ops_.Rotary({.seq = shape.places_N ? shape.capacity : shape.seq,
                .heads = config_.num_heads + config_.num_kv_heads,
                .head_dim = config_.head_dim,
                .rotary_dim = config_.rotary_dim,
                .theta = config_.rope_theta,
                .scaling = config_.rope_scaling,
                .x = qk,
-               .inverse = inverse});
+               .inverse = inverse,
+               .places = shape.places_N});
 }
 
 }  // namespace megascale::model

@@ -102,6 +102,8 @@ struct BlockActivations {
   NormActivations post_attention_norm;  // in a parallel block its input is that of input_norm
   Matrix up_NU;
   Matrix inner_NI;  // after the activation
+  Matrix cached_k,
+      cached_v;  // [S * capacity, K * D]; generation only: see ops::CachedAttentionArgs
 };
 
 // Temporary memory of a layer, shared by all layers and micro-batches.
@@ -124,6 +126,9 @@ struct BlockScratch {
 struct BatchShape {
   int64_t batch = 0;
   int64_t seq = 0;
+  // For generation: N = seq tokens of any sequences, whose places in the cache these are.
+  Vector places_N = {};                           // I32; see ops::CachedAttentionArgs
+  int64_t capacity = 0;                           // of the cache, for each sequence
   int64_t tokens() const { return batch * seq; }  // N
 };
 
@@ -136,8 +141,9 @@ struct Residual {
 class TransformerBlock {
  public:
   // `config` is this tensor rank's part. Both it and `ops` must outlive the object.
-  TransformerBlock(const ModelConfig* config, ops::Ops* ops, TensorRows rows)
-      : config_(*config), ops_(*ops), rows_(rows) {}
+  // `generates`: linear layers of few rows are computed row by row (ops::MatMulArgs::few_rows).
+  TransformerBlock(const ModelConfig* config, ops::Ops* ops, TensorRows rows, bool generates)
+      : config_(*config), ops_(*ops), rows_(rows), generates_(generates) {}
 
   // Runs a layer. `delta_RC` receives its addition to the stream; it may be residual.delta_RC.
   Residual Forward(const BlockParameters& parameters, const BlockActivations& saved,
@@ -200,6 +206,8 @@ class TransformerBlock {
   // Returns the norm that the MLP reads.
   const NormActivations& MlpNorm(const BlockActivations& saved) const;
   ops::AttentionArgs AttentionArgsOf(const BlockActivations& saved, BatchShape shape) const;
+  ops::CachedAttentionArgs CachedAttentionArgsOf(const BlockActivations& saved,
+                                                 BatchShape shape) const;
   void Rotate(const Matrix& qk, BatchShape shape, bool inverse);
   // Runs the projection to queries, keys and values, then attention; returns attention's output.
   Matrix Attend(const BlockParameters& parameters, const BlockActivations& saved,
@@ -235,6 +243,7 @@ class TransformerBlock {
   const ModelConfig& config_;
   ops::Ops& ops_;
   TensorRows rows_;
+  const bool generates_;
 };
 
 }  // namespace megascale::model

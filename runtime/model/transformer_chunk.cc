@@ -174,7 +174,7 @@ TransformerChunk::TransformerChunk(const ChunkOptions& options, ops::Ops* ops, T
       rows_(group),
       vocabulary_{.first_token = options.tensor.index * part_.vocab_size,
                   .vocab_size = options.config.vocab_size},
-      block_(&part_, ops, rows_),
+      block_(&part_, ops, rows_, options.generates),
       slot_states_(options.num_slots, SlotState::kFree),
       layers_left_(options.num_slots),
       layout_(options.config, options.range, options.tensor) {}
@@ -351,28 +351,46 @@ Vector TransformerChunk::Logits(const Vector& tokens) {
   return {logits_1V.data, logits_1V.dtype, logits_1V.cols};
 }
 
+Matrix TransformerChunk::Continue(const Vector& tokens_N, const Vector& places_N,
+                                  const KeyValueCache& cache, int64_t num_logits) {
+  MEGASCALE_CHECK(options_.generates && options_.range.has_embedding && options_.range.has_head);
+  MEGASCALE_CHECK(places_N.size == tokens_N.size && cache.keys.size() == layers_.size());
+  MEGASCALE_CHECK(tokens_N.size >= 1 && tokens_N.size <= options_.micro_batch * options_.seq);
+  MEGASCALE_CHECK(num_logits >= 0 && num_logits <= std::min(tokens_N.size, ops::kFewRows));
+  const BatchShape shape = {
+      .batch = 1, .seq = tokens_N.size, .places_N = places_N, .capacity = cache.capacity};
+  const Residual all = ForwardLayers(SlotAt(0), tokens_N, shape, &cache);
+  if (num_logits == 0) return {};
+  const int64_t first = tokens_N.size - num_logits;
+  return ForwardHead(
+      {RowsFrom(all.base_RC, first, num_logits), RowsFrom(all.delta_RC, first, num_logits)});
+}
+
 Residual TransformerChunk::ForwardLayers(const SlotMemory& slot, const Vector& tokens_N,
-                                         BatchShape shape) {
+                                         BatchShape shape, const KeyValueCache* cache) {
   Residual residual;
   residual.base_RC = Rows(slot.input_RC, rows_.NumOwn(shape.tokens()));
   if (options_.range.has_embedding) {
-    Embed(First(tokens_N, shape.tokens()), shape.seq, residual.base_RC);
+    Embed(First(tokens_N, shape.tokens()), shape, residual.base_RC);
   }
   for (size_t i = 0; i < layers_.size(); ++i) {
-    residual = block_.Forward(layers_[i], slot.layers[i], memory_.scratch.block, shape, residual,
+    BlockActivations layer = slot.layers[i];
+    if (cache != nullptr) layer.cached_k = cache->keys[i], layer.cached_v = cache->values[i];
+    residual = block_.Forward(layers_[i], layer, memory_.scratch.block, shape, residual,
                               memory_.scratch.delta_RC);
   }
   return residual;
 }
 
-void TransformerChunk::Embed(const Vector& tokens_N, int64_t seq, const Matrix& out_RC) {
+void TransformerChunk::Embed(const Vector& tokens_N, BatchShape shape, const Matrix& out_RC) {
   const Matrix partial_NC = rows_.All(out_RC, memory_.scratch.block.partial_NC);
-  ops_.Embedding({.seq = seq,
+  ops_.Embedding({.seq = shape.places_N ? shape.capacity : shape.seq,
                   .tokens = tokens_N,
                   .token_weight = token_weight_VC_,
                   .position_weight = position_weight_TC_,
                   .out = partial_NC,
-                  .vocabulary = vocabulary_});
+                  .vocabulary = vocabulary_,
+                  .places = shape.places_N});
   rows_.Wait(rows_.AddUp(partial_NC, out_RC, [](int64_t, int64_t) {}));
 }
 

@@ -75,6 +75,13 @@ struct ChunkLoss {
   Vector sum = {};
 };
 
+// The keys and values of earlier tokens of some sequences, for generation: by layer, [S * capacity,
+// K * D] compute.
+struct KeyValueCache {
+  std::vector<Matrix> keys, values;
+  int64_t capacity = 0;  // tokens of a sequence
+};
+
 class TransformerChunk {
  public:
   // `ops`, the parameters' memory and `group` must outlive the chunk. `group` has the place
@@ -147,6 +154,14 @@ class TransformerChunk {
   // is the whole model on one tensor rank.
   Vector Logits(const Vector& tokens);
 
+  // Runs N new tokens after those that the cache holds, and adds theirs to it. places_N [N] I32:
+  // the row of each in the cache, which also tells its sequence and position, sequence * capacity +
+  // position. Returns the logits [num_logits, V] after the last `num_logits` tokens, at most
+  // ops::kFewRows; they are valid until the next call. Requires: options.generates. Determinism:
+  // with at most ops::kFewRows tokens, each has the same bits whatever the others are.
+  Matrix Continue(const Vector& tokens_N, const Vector& places_N, const KeyValueCache& cache,
+                  int64_t num_logits);
+
  private:
   TransformerChunk(const ChunkOptions& options, ops::Ops* ops, TensorGroup* group);
 
@@ -166,9 +181,10 @@ class TransformerChunk {
   void CheckGradients(int64_t begin, int64_t end) const;
   // Adds the early gradients of layers [first, end) to their gradients.
   void AddEarlyGradients(int first, int end);
-  void Embed(const Vector& tokens_N, int64_t seq, const Matrix& out_RC);
-  // Runs the embedding and the layers.
-  Residual ForwardLayers(const SlotMemory& slot, const Vector& tokens_N, BatchShape shape);
+  void Embed(const Vector& tokens_N, BatchShape shape, const Matrix& out_RC);
+  // Runs the embedding and the layers; with a cache as Continue.
+  Residual ForwardLayers(const SlotMemory& slot, const Vector& tokens_N, BatchShape shape,
+                         const KeyValueCache* cache = nullptr);
   // Computes the final norm and the logits of all rows of `residual`; returns the logits.
   Matrix ForwardHead(Residual residual);
   // Sums the loss over tensor ranks' columns. With args.backward it turns these columns of logits

@@ -73,6 +73,8 @@ void CheckArguments(const MatMulArgs& args, DType compute) {
     CheckVector("bias", args.bias, compute, n);
     MEGASCALE_CHECK_MSG(!args.accumulate, "bias and accumulate exclude each other");
   }
+  MEGASCALE_CHECK(!args.few_rows || (m <= kFewRows && !a_transposed && b_transposed));
+  MEGASCALE_CHECK(!args.few_rows || !args.accumulate);
   CheckEpilogues(args, compute);
 }
 
@@ -125,6 +127,28 @@ void CheckArguments(const AttentionBackwardArgs& args, DType compute) {
   CheckMatrix("d_v", args.d_v, compute, forward.v.rows, forward.v.cols);
 }
 
+void CheckArguments(const CachedAttentionArgs& args, DType compute) {
+  MEGASCALE_CHECK(args.window >= 0 && args.capacity > 0);
+  MEGASCALE_CHECK(args.head_dim > 0 && args.kv_heads > 0 && args.heads % args.kv_heads == 0);
+  const int64_t rows = args.places.size, kv_cols = args.kv_heads * args.head_dim;
+  CheckVector("places", args.places, DType::kI32, rows);
+  CheckMatrix("q", args.q, compute, rows, args.heads * args.head_dim);
+  CheckMatrix("k", args.k, compute, rows, kv_cols);
+  CheckMatrix("v", args.v, compute, rows, kv_cols);
+  CheckMatrix("out", args.out, compute, rows, args.heads * args.head_dim);
+  MEGASCALE_CHECK(args.cached_k.rows % args.capacity == 0);
+  CheckMatrix("cached_k", args.cached_k, compute, args.cached_k.rows, kv_cols);
+  CheckMatrix("cached_v", args.cached_v, compute, args.cached_k.rows, kv_cols);
+  for (int64_t n = 0; n < rows; ++n) {
+    const int32_t place = args.places.as<int32_t>()[n];
+    MEGASCALE_CHECK_MSG(place >= 0 && place < args.cached_k.rows, "a place outside of the cache");
+  }
+}
+
+void Ops::CachedAttention(const CachedAttentionArgs& /*args*/) {
+  MEGASCALE_CHECK_MSG(false, "this implementation does not generate");
+}
+
 double RotaryArgs::Frequency(int64_t pair) const {
   const auto index = static_cast<double>(pair);
   const double frequency = std::pow(theta, -2.0 * index / static_cast<double>(turned()));
@@ -139,6 +163,7 @@ void CheckArguments(const RotaryArgs& args, DType compute) {
   MEGASCALE_CHECK(args.scaling.factor >= 1 && args.scaling.amplitude > 0);
   MEGASCALE_CHECK(args.seq > 0 && args.turned() % 2 == 0 && args.turned() <= args.head_dim);
   CheckMatrix("x", args.x, compute, args.x.rows, args.heads * args.head_dim);
+  if (args.places) CheckVector("places", args.places, DType::kI32, args.x.rows);
 }
 
 void CheckArguments(const ActivationArgs& args, DType compute) {
@@ -164,6 +189,7 @@ void CheckArguments(const EmbeddingArgs& args, DType compute) {
     MEGASCALE_CHECK(args.seq > 0 && args.seq <= args.position_weight.rows);
     CheckMatrix("position_weight", args.position_weight, compute, args.position_weight.rows, cols);
   }
+  if (args.places) CheckVector("places", args.places, DType::kI32, rows);
 }
 
 void CheckArguments(const EmbeddingBackwardArgs& args, DType compute) {

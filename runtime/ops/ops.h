@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "runtime/ops/attention.h"
 #include "runtime/ops/product.h"
 #include "runtime/ops/step_numbers.h"
 #include "runtime/tensor/tensor.h"
@@ -65,24 +66,6 @@ struct NormBackwardArgs {
   Vector d_bias;    // [C] F: accumulated into, or empty
 };
 
-// Causal scaled-dot-product attention (scale 1/sqrt(D)); a query at t sees keys in (t - window, t],
-// or all up to t when window is 0. q, k, v may be column ranges of one packed matrix (their strides
-// say so). Memory is linear in T.
-struct AttentionArgs {
-  int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0, window = 0;
-  Matrix q;            // [N, H*D]
-  Matrix k;            // [N, K*D]
-  Matrix v;            // [N, K*D]
-  Matrix out;          // [N, H*D]
-  Vector log_sum_exp;  // [B, H, T] F out: kept for backward
-};
-
-struct AttentionBackwardArgs {
-  AttentionArgs forward;  // with out and log_sum_exp as forward left them
-  Matrix d_out;           // [N, H*D]
-  Matrix d_q, d_k, d_v;   // like q, k, v: overwritten
-};
-
 // How rotary frequencies are scaled, for contexts longer than those of pre-training. Pair i has the
 // frequency f = theta^(-2i/R). It becomes f * (kept + (1 - kept) / factor), where
 //
@@ -99,8 +82,8 @@ struct RotaryScaling {
 };
 
 // Rotary position embedding, in place, of the first R elements of each head. Uses the halves
-// convention of Hugging Face's Llama (pairs (i, i + R/2)); position = row mod T. `inverse` turns
-// back, with the same amplitude: the backward pass.
+// convention of Hugging Face's Llama (pairs (i, i + R/2)). Row n has the position n mod T, or
+// places[n] mod T. `inverse` turns back, with the same amplitude: the backward pass.
 struct RotaryArgs {
   int64_t seq = 0, heads = 0, head_dim = 0;
   int64_t rotary_dim = 0;  // R, even; 0: head_dim
@@ -108,6 +91,7 @@ struct RotaryArgs {
   RotaryScaling scaling = {};
   Matrix x;  // [N, heads*D]
   bool inverse = false;
+  Vector places = {};  // [N] I32, as in CachedAttentionArgs; or empty
 
   int64_t turned() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
   // Returns the scaled frequency of pair `pair`, in radians per position.
@@ -134,9 +118,9 @@ struct VocabularyPart {
   int64_t vocab_size = 0;   // tokens are below this; 0: the part is the whole vocabulary
 };
 
-// Computes out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq]). For a token outside of
-// the part that token_weight holds, its row counts as 0: the sum of the parts' outputs is the
-// output of the whole vocabulary.
+// Computes out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq], or that of places[n] mod
+// seq). For a token outside of the part that token_weight holds, its row counts as 0: the sum of
+// the parts' outputs is the output of the whole vocabulary.
 struct EmbeddingArgs {
   int64_t seq = 0;
   Vector tokens;           // [N] I32
@@ -144,6 +128,7 @@ struct EmbeddingArgs {
   Matrix position_weight;  // [T max, C], or empty
   Matrix out;              // [N, C]
   VocabularyPart vocabulary = {};
+  Vector places = {};  // [N] I32, as in CachedAttentionArgs; or empty
 };
 // Accumulates the gradients in token order: deterministic. Tokens outside of the part add to
 // positions only.
@@ -232,6 +217,8 @@ class Ops {
   virtual void NormBackward(const NormBackwardArgs& args) = 0;
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual void AttentionBackward(const AttentionBackwardArgs& args) = 0;
+  // For generation. The default refuses: implementations that only train have no other.
+  virtual void CachedAttention(const CachedAttentionArgs& args);
   virtual void Rotary(const RotaryArgs& args) = 0;
   virtual void Activation(const ActivationArgs& args) = 0;
   virtual void ActivationBackward(const ActivationBackwardArgs& args) = 0;

@@ -14,6 +14,8 @@ using tensor::Vector;
 enum class Transpose : uint8_t { kNo, kYes };
 enum class ActivationKind : uint8_t { kGelu, kGeluTanh, kSwiGlu };
 
+inline constexpr int64_t kFewRows = 32;
+
 // c (+)= op(a) op(b) [+ bias]. a, b in compute; c in compute or F.
 //
 // An epilogue is an operator that needs the product, or reads its operand anyway: a device may
@@ -27,6 +29,9 @@ struct MatMulArgs {
   Transpose transpose_b = Transpose::kNo;
   bool accumulate = false;  // add to c instead of overwriting it; not with bias
   Vector bias;              // [n] in compute, added to each row; or empty
+  // For generation: m is at most kFewRows, so that reading `b` is what costs, and each row of c has
+  // the same bits whatever the other rows are. Requires: only b is transposed; not `accumulate`.
+  bool few_rows = false;
 
   // Epilogue: `activated` receives Activation of c, which keeps the activation's input for the
   // backward pass. Like ActivationArgs::out; or empty. c in compute; not with `accumulate`.

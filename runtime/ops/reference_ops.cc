@@ -124,6 +124,39 @@ RowOfLogits RowOfParts(const Vector& statistics, int64_t rows, int64_t n) {
   return row;
 }
 
+// Returns the row's position in its sequence of at most `seq` tokens.
+int64_t PositionOf(const Vector& places, int64_t n, int64_t seq) {
+  return (places ? places.as<int32_t>()[n] : n) % seq;
+}
+
+// Computes columns [col, col + D) of the output of token `n`.
+void AttendFromCache(const CachedAttentionArgs& args, int64_t n, int64_t head) {
+  const int64_t place = args.places.as<int32_t>()[n], position = place % args.capacity;
+  const int64_t seen = args.window > 0 ? std::min(args.window, position + 1) : position + 1;
+  const int64_t first = place + 1 - seen, col = head * args.head_dim;
+  const int64_t kv_col = head / (args.heads / args.kv_heads) * args.head_dim;
+  std::vector<double> weights(seen);
+  double max = -std::numeric_limits<double>::infinity(), sum = 0;
+  for (int64_t i = 0; i < seen; ++i) {
+    for (int64_t d = 0; d < args.head_dim; ++d) {
+      weights[i] += At(args.q, n, col + d) * At(args.cached_k, first + i, kv_col + d);
+    }
+    weights[i] /= std::sqrt(static_cast<double>(args.head_dim));
+    max = std::max(max, weights[i]);
+  }
+  for (double& weight : weights) {
+    weight = std::exp(weight - max);
+    sum += weight;
+  }
+  for (int64_t d = 0; d < args.head_dim; ++d) {
+    double out = 0;
+    for (int64_t i = 0; i < seen; ++i) {
+      out += weights[i] / sum * At(args.cached_v, first + i, kv_col + d);
+    }
+    At(args.out, n, col + d) = out;
+  }
+}
+
 class ReferenceOps final : public Ops {
  public:
   DType compute() const override { return DType::kF64; }
@@ -253,13 +286,26 @@ class ReferenceOps final : public Ops {
     });
   }
 
+  void CachedAttention(const CachedAttentionArgs& args) override {
+    CheckArguments(args, compute());
+    for (int64_t n = 0; n < args.q.rows; ++n) {
+      for (int64_t c = 0; c < args.k.cols; ++c) {
+        At(args.cached_k, args.places.as<int32_t>()[n], c) = At(args.k, n, c);
+        At(args.cached_v, args.places.as<int32_t>()[n], c) = At(args.v, n, c);
+      }
+    }
+    for (int64_t n = 0; n < args.q.rows; ++n) {
+      for (int64_t head = 0; head < args.heads; ++head) AttendFromCache(args, n, head);
+    }
+  }
+
   void Rotary(const RotaryArgs& args) override {
     CheckArguments(args, compute());
     const int64_t half = args.turned() / 2;
     for (int64_t n = 0; n < args.x.rows; ++n) {
       for (int64_t h = 0; h < args.heads; ++h) {
         for (int64_t i = 0; i < half; ++i) {
-          const double angle = (n % args.seq) * args.Frequency(i);
+          const double angle = PositionOf(args.places, n, args.seq) * args.Frequency(i);
           const double amplitude = args.scaling.amplitude;
           const double cosine = amplitude * std::cos(angle);
           const double sine = amplitude * (args.inverse ? -std::sin(angle) : std::sin(angle));
@@ -308,8 +354,9 @@ class ReferenceOps final : public Ops {
     for (int64_t n = 0; n < args.out.rows; ++n) {
       const int64_t row = PlaceOfToken(args.tokens, n, args.vocabulary, args.token_weight.rows);
       for (int64_t c = 0; c < args.out.cols; ++c) {
-        At(args.out, n, c) = (row >= 0 ? At(args.token_weight, row, c) : 0) +
-                             (args.position_weight ? At(args.position_weight, n % args.seq, c) : 0);
+        At(args.out, n, c) = row >= 0 ? At(args.token_weight, row, c) : 0;
+        if (!args.position_weight) continue;
+        At(args.out, n, c) += At(args.position_weight, PositionOf(args.places, n, args.seq), c);
       }
     }
   }

@@ -38,6 +38,8 @@ constexpr Tolerance kTolerances[] = {
     {"Attention", tensor::DType::kBF16, kRoundBF16, 1.1 * kRoundBF16,
      "weights, which sum to one, are rounded, with errors that half cancel, before they meet "
      "values up to 2"},
+    {"CachedAttention", tensor::DType::kF32, 1e-5, 1e-5, "an average of values of the order of 1"},
+    {"CachedAttention", tensor::DType::kBF16, 1e-5, 1.01 * kRoundBF16, "fp32 inside, rounded once"},
     {"AttentionBackward", tensor::DType::kF32, 1e-4, 1e-4, "sums over the sequence"},
     {"AttentionBackward", tensor::DType::kBF16, 2e-2, 2 * kRoundBF16,
      "weights and their gradients are rounded; d_out . out is taken from a rounded output"},

@@ -95,9 +95,9 @@ struct Instruction {
   // holds a whole chunk, or with ZeRO stage 2 one bucket. With stage 2 buckets take turns in a
   // buffer: a turn lasts from the first pass that accumulates into it to the R that takes the sum,
   // and has ended before the next one begins. With stage 2 a forward accumulates only into the
-  // buffer of the chunk's first bucket, and an input-only backward into no buffer. The stage keeps
-  // the gradients that they make for other buckets, and the backward pieces of those buckets add
-  // them.
+  // buffer of the chunk's first bucket, and an input-only backward into no buffer. Their gradients
+  // for other buckets go to memory of the stage; the backward piece of such a bucket later adds
+  // them to the bucket's buffer.
   int gradient_buffer = kNoBuffer;
   // Overwrites the memory instead of accumulating into it. For a pass: the pass begins a turn in
   // its gradient buffer, which is zeroed first. For R: it is the first of its bucket in a step, and

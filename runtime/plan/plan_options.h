@@ -52,10 +52,10 @@ struct Overlap {
   bool param_gather = true;
   // Stages send and receive during passes. False: between passes. The input of the next pass is
   // received once the pass before it has ended, and the next pass also waits until the output of
-  // that pass is sent. The receive and the send go at once, since two stages that send to each
-  // other would deadlock if each sent first. With several chunks per stage a forward and the
-  // backward after it count as one pass here: the forward's receiver may first need a slot that the
-  // backward frees.
+  // that pass is sent. This receive and this send run at the same time: two stages that send to
+  // each other would deadlock if each sent first. With several chunks per stage, a forward and the
+  // backward after it count as one pass here, because the forward's receiver may first need a slot
+  // that this backward frees.
   bool p2p_communication = true;
 };
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
+#include "runtime/base/clock.h"
 
 namespace megascale::stream {
 namespace {
@@ -121,5 +122,7 @@ void Stream::Run() {
     lock.lock();
   }
 }
+
+absl::Duration Stream::NotifiedAt() const { return base::RealClock().Monotonic(); }
 
 }  // namespace megascale::stream

@@ -2,7 +2,7 @@
 // thread of the host that runs tasks one after another; a task issues the device's work (operators,
 // copies, exchanges), which runs in the order in which it was issued, maybe later than the task. An
 // `Event` makes one stream wait for another. The executor of a plan puts instructions on streams;
-// code of actors never waits here.
+// actors never wait for a stream or an event.
 //
 //   std::unique_ptr<Event> produced = compute->MakeEvent();
 //   compute->Enqueue([&](Stream& stream) { ops->Add(a, b, c); });
@@ -29,6 +29,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 
 namespace megascale::stream {
 
@@ -52,10 +53,10 @@ class Event {
 
   // Makes the work that is issued to `stream` from now on wait until this event has reached
   // `generation` or more, or was released. Blocking: the stream's thread waits until RecordNow was
-  // called for that generation; where the device runs late, it does not wait for the recorded work
-  // to end. The wait has no deadline of its own. The task that records has one (a collective's),
-  // and a process that stalls is found by its progress counter. Requires: called on the stream's
-  // thread.
+  // called for that generation. On a GPU it then continues, and only the device waits for the
+  // recorded work to end. The wait has no deadline of its own: the recording task has one (that of
+  // its collective), and the progress counter reveals a process that stalls. Requires: called on
+  // the stream's thread.
   virtual void WaitNow(Stream& stream, uint64_t generation) = 0;
 
   // Ends all present and future waits for this event, so that streams can end although it will
@@ -105,6 +106,10 @@ class Stream {
   // work if no earlier notification had it. Runs on any thread; it must neither block nor issue
   // work.
   virtual void Notify(Notification notification) = 0;
+
+  // Within a notification of this stream: returns when the work before it ended, on the monotonic
+  // clock. On a device it may be some time before the notification.
+  virtual absl::Duration NotifiedAt() const;
 
   // Waits until the work issued before has ended. Errors: Internal - the device failed, now or
   // before; the message names the work if it is known.

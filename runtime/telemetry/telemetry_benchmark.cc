@@ -85,8 +85,9 @@ WorkerCost MeasureWorker(const plan::RankPlan& plan) {
   const auto& instructions = plan.instructions;
   const auto run = [&](engine::InstructionReporter& reporter, int i) {
     const plan::Instruction& instruction = instructions[i % instructions.size()];
-    reporter.Begin(instruction, {.attempt = 1, .step = i});
-    reporter.End(instruction, absl::OkStatus());
+    const auto now = [] { return base::RealClock().Monotonic(); };
+    reporter.Begin(instruction, {.attempt = 1, .step = i}, now());
+    reporter.End(instruction, now(), absl::OkStatus());
   };
   WorkerCost cost;
   cost.span_nanos = NanosPerCall(kWritesPerRound, [&](int i) {

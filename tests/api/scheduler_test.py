@@ -198,7 +198,7 @@ class SchedulerTest(unittest.TestCase):
         self.assertEqual(self.call("CancelJob", {"job_id": "endless"})["job"]["state"], "JOB_STATE_CANCELLED")
 
     def test_errors_have_their_codes_and_say_what_is_wrong(self):
-        for method in ["GetJob", "CancelJob"]:
+        for method in ["GetJob", "CancelJob", "ListSteps"]:
             code, details = self.refusal(method, {"job_id": "nobody"})
             self.assertEqual(code, grpc.StatusCode.NOT_FOUND, method)
             self.assertIn("nobody", details)

@@ -64,7 +64,7 @@ absl::Status OneRankJob::Prepare(const job::v1::JobSpec& spec,
   RETURN_IF_ERROR(WriteText());
   ASSIGN_OR_RETURN(spec_, job::ResolveJobSpec(spec_));
   if (job::WorldSize(spec_) != 1) return absl::InvalidArgumentError("a job of one rank is needed");
-  ASSIGN_OR_RETURN(corpus_, data::Corpus::Open(spec_.data(), spec_.train().seq_length()));
+  ASSIGN_OR_RETURN(dataset_, data::Dataset::Open(spec_, {}));
   layout::NodeRequest request;
   request.job_id = kJobId;
   request.spec = &spec_;
@@ -74,7 +74,7 @@ absl::Status OneRankJob::Prepare(const job::v1::JobSpec& spec,
   ASSIGN_OR_RETURN(memory_, layout::MakeAttemptMemory(request));
   ASSIGN_OR_RETURN(snapshots_, layout::MakeSnapshotMemory(spec_, 0));
   ASSIGN_OR_RETURN(auto loader,
-                   data::BatchLoader::Create(spec_, corpus_.get(), memory_.ring.get()));
+                   data::BatchLoader::Create(spec_, &dataset_->samples(), memory_.ring.get()));
   loader_ = std::thread([this, loader = std::move(loader)] {
     const absl::Status status = loader->RunUntil(stop_, spec_.train().steps());
     MEGASCALE_CHECK_MSG(status.ok(), status.ToString());

@@ -17,7 +17,7 @@
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/link_store.h"
-#include "runtime/data/corpus.h"
+#include "runtime/data/dataset/dataset.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/engine/rank_engine.h"
 #include "runtime/layout/node_memory.h"
@@ -54,7 +54,7 @@ class OneRankJob {
 
   job::v1::JobSpec spec_;
   std::string directory_;
-  std::unique_ptr<data::Corpus> corpus_;
+  std::unique_ptr<data::Dataset> dataset_;
   layout::AttemptMemory memory_;
   std::unique_ptr<base::SharedMemory> snapshots_;
   comm::EmbeddedStore store_;

@@ -4,11 +4,13 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
+#include "tests/soak.h"
 
 namespace megascale::e2e {
 namespace {
@@ -77,7 +79,11 @@ TEST_P(CudaProcessesTest, AKilledWorkerIsReplacedAndTheBitsStay) {
   EXPECT_EQ(cluster.Status("job").attempt(), before.attempt() + 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, CudaProcessesTest, ::testing::ValuesIn(kLayouts),
+// The last layout, under `./dev soak` all.
+INSTANTIATE_TEST_SUITE_P(Layouts, CudaProcessesTest,
+                         ::testing::ValuesIn(IsSoak() ? std::begin(kLayouts)
+                                                      : std::prev(std::end(kLayouts)),
+                                             std::end(kLayouts)),
                          [](const auto& info) { return info.param.name; });
 
 // Two ranks and one GPU: refused before anything starts, in one line.

@@ -3,7 +3,9 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <cmath>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -98,6 +100,52 @@ TEST_F(LocalTest, TrainsAndTellsWhatItMade) {
   EXPECT_NE(result.out.find("on 2 agents with 2 slots each"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("bits per byte"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("step-00000030-attempt-1"), std::string::npos) << result.out;
+}
+
+// Returns the number after "KEY": in a line of JSON.
+double NumberOf(const std::string& json, const std::string& key) {
+  const size_t at = json.find(absl::StrCat("\"", key, "\":"));
+  EXPECT_NE(at, std::string::npos) << json;
+  return at == std::string::npos ? 0 : std::stod(json.substr(at + key.size() + 3));
+}
+
+TEST_F(LocalTest, LearnsATokenizerAndKeepsItWithEveryCheckpoint) {
+  const std::string cache = "data.token_cache=" + directory_ + "/tokens";
+  const CommandResult result =
+      e2e::Run(Command({"--set", "train.steps=20", "--set", "data.tokenizer_vocab_size=320",
+                        "--set", cache, "--job-id", "bpe", "--set", "model.norm=rmsnorm", "--set",
+                        "model.hidden_act=swiglu", "--set", "model.position_embedding=rotary"}),
+               {{"NO_COLOR", "1"}});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_NE(result.out.find("nats per token"), std::string::npos) << result.out;
+  const std::string checkpoint = directory_ + "/state/jobs/bpe/checkpoints/step-00000020-attempt-1";
+  EXPECT_TRUE(std::filesystem::exists(checkpoint + "/tokenizer.json"));
+  const std::string out = directory_ + "/exported";
+  const CommandResult exported =
+      e2e::Run({Program(), "checkpoint", "export", checkpoint, "--out", out});
+  EXPECT_EQ(exported.exit_code, 0) << exported.err;
+  EXPECT_TRUE(std::filesystem::exists(out + "/tokenizer.json"));
+  const std::string book = directory_ + "/lines.jsonl";
+  std::string lines = "{\"body\": 1}\n";
+  for (int i = 0; i < 40; ++i) {
+    absl::StrAppend(&lines, "{\"text\": \"the ", i, "th of 7 lines, and more of them\"}\n");
+  }
+  ASSERT_TRUE(base::WriteFileDurably(book, lines).ok());
+  std::vector<std::string> command = {Program(), "evaluate",     "--checkpoint", checkpoint,
+                                      "--data",  book,           "--whole",      "-o",
+                                      "json",    "--json-field", "text"};
+  const std::map<std::string, std::string> state = {{"XDG_STATE_HOME", directory_}};
+  const CommandResult refused = e2e::Run(command, state);
+  EXPECT_NE(refused.err.find(book + ":1: has no field 'text'"), std::string::npos) << refused.err;
+  command.push_back("--skip-bad");
+  const CommandResult evaluated = e2e::Run(command, state);
+  EXPECT_EQ(evaluated.exit_code, 0) << evaluated.err;
+  EXPECT_NE(evaluated.err.find("skipped 1 bad lines"), std::string::npos) << evaluated.err;
+  const double tokens = NumberOf(evaluated.out, "num_tokens");
+  const double bytes = NumberOf(evaluated.out, "num_bytes");
+  EXPECT_GT(bytes, tokens);
+  EXPECT_NEAR(NumberOf(evaluated.out, "bits_per_byte"),
+              NumberOf(evaluated.out, "loss") * tokens / bytes / std::log(2.0), 1e-3);
 }
 
 TEST_F(LocalTest, HeldOutTextShorterThanAWindowIsAWarning) {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
 #include "tests/e2e/cluster.h"
+#include "tests/soak.h"
 
 namespace megascale::e2e {
 namespace {
@@ -101,7 +103,11 @@ TEST_P(StrictProcessesTest, AKilledWorkerIsReplacedAndTheJobEndsWithTheBitsOfThe
   EXPECT_FALSE(absl::StrContains(WorkerLogs(cluster), "host code touched device memory"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, StrictProcessesTest, ::testing::ValuesIn(kLayouts),
+// The last layout, under `./dev soak` all.
+INSTANTIATE_TEST_SUITE_P(Layouts, StrictProcessesTest,
+                         ::testing::ValuesIn(IsSoak() ? std::begin(kLayouts)
+                                                      : std::prev(std::end(kLayouts)),
+                                             std::end(kLayouts)),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/hugging_face/config.h"
+#include "runtime/hugging_face/end_tokens.h"
 #include "runtime/hugging_face/folder.h"
 #include "runtime/model/config.h"
 #include "tests/fuzz/target.h"
@@ -18,6 +19,8 @@ void CheckOneLine(const absl::Status& status) {
 }  // namespace
 
 void RunHuggingFaceConfig(absl::string_view input) {
+  const auto end_tokens = hugging_face::ParseEndTokens(input, "config.json");
+  if (!end_tokens.ok()) CheckOneLine(end_tokens.status());
   const auto config = hugging_face::ParseConfig(input, "config.json");
   if (!config.ok()) return CheckOneLine(config.status());
   for (const std::string& warning : config->warnings) {

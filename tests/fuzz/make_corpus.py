@@ -391,6 +391,22 @@ def traces():
     write("trace", "gzip-bomb", b"\xff" + gzip.compress(b"[" + b" \n" * 400000 + b"]", mtime=0))
 
 
+def exchanges():
+    """What a worker may write into its exchange board: it is repeated over the whole board."""
+    calls = b"".join(word.to_bytes(8, "little") for word in [1, 4, 2, 7, 77, 3 << 32, 4096, 1000, 2000, 32, 64, 32, 16])
+    write("exchanges", "words", calls)
+    write("exchanges", "zeros", bytes(64))
+    write("exchanges", "ones", b"\xff" * 64)
+    write("exchanges", "words-cut", calls[:37])
+    write("exchanges", "bytes", bytes(range(256)))
+    write("exchanges", "high-bytes", b"\x80\x7f" * 48)
+    write("exchanges", "names", b"data.0/activation\n\x1b[2J" * 4)
+    write("exchanges", "greatest", (2**63 - 1).to_bytes(8, "little") * 9)
+    write("exchanges", "least", (2**63).to_bytes(8, "little") * 7)
+    write("exchanges", "one", b"\x01" + bytes(7))
+    write("exchanges", "counters", b"".join(word.to_bytes(8, "little") for word in range(2, 260, 2)))
+
+
 job_files()
 checkpoints()
 hugging_face()
@@ -400,3 +416,4 @@ keeper_wire()
 store_replies()
 tokenizers()
 traces()
+exchanges()

@@ -55,6 +55,8 @@ void RunTokenizerText(absl::string_view input);
 void RunJsonLine(absl::string_view input);
 // A Chrome trace of training steps, in pieces, and its analysis.
 void RunTrace(absl::string_view input);
+// The exchange board of a worker, and what the diagnosis makes of it.
+void RunExchanges(absl::string_view input);
 
 const std::vector<Target>& Targets();
 // Null: there is no target of that name.

@@ -17,7 +17,9 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -26,7 +28,10 @@
 #include "runtime/checkpoint/reader.h"
 #include "runtime/hugging_face/folder.h"
 #include "runtime/hugging_face/import.h"
+#include "runtime/hugging_face/initial_weights.h"
 #include "runtime/hugging_face/weights.h"
+#include "runtime/inference/generate.h"
+#include "runtime/inference/language_model.h"
 #include "runtime/model/config.h"
 #include "runtime/model/testing/test_pipeline.h"
 
@@ -123,6 +128,89 @@ TEST(GoldenFolders, TheCpuAgreesWithTransformersInFloat32) {
 TEST(GoldenFolders, TheCpuIsNearTransformersInBFloat16) {
   for (const char* name : kFolders) {
     ExpectGolden(name, ops::MakeCpuOps(DType::kBF16, 2).get(), {3e-2, 1e-2, 1e-1});
+  }
+}
+
+std::unique_ptr<inference::LanguageModel> LoadCached(const std::string& name, DType compute,
+                                                     int64_t num_sequences) {
+  inference::LanguageModelOptions options = {.compute = compute, .num_threads = 2};
+  options.model = FindSource(PathOf(name)).value().model;
+  options.model.set_from(PathOf(name));
+  options.num_sequences = num_sequences;
+  options.capacity = 28;
+  auto model = inference::LanguageModel::Load(std::move(options));
+  EXPECT_TRUE(model.ok()) << model.status();
+  return *std::move(model);
+}
+
+// Reads the first tokens at once and the others one by one.
+void ExpectGoldenCached(const std::string& name, DType compute, double tolerance) {
+  SCOPED_TRACE(name);
+  const std::string expected = PathOf(name) + "/expected.safetensors";
+  const auto tokens = ReadTensor<int32_t>(expected, "tokens");
+  const auto logits = ReadTensor<float>(expected, "logits");
+  const auto model = LoadCached(name, compute, kBatch);
+  double largest = 0, distance = 0;
+  std::vector<double> ours;
+  for (int64_t sample = 0; sample < kBatch; ++sample) {
+    const int64_t num_read = sample == 0 ? 1 : 9;
+    const auto first = tokens.begin() + sample * (kSeq + 1);
+    for (int64_t t = num_read - 1; t < kSeq; ++t) {
+      const std::vector<int32_t> prompt(first, first + num_read);
+      const absl::Status run =
+          t == num_read - 1
+              ? model->Read(sample, prompt, &ours)
+              : model->Step(std::vector<inference::NextToken>{{sample, *(first + t)}}, &ours);
+      ASSERT_EQ(run, absl::OkStatus());
+      for (size_t v = 0; v < ours.size(); ++v) {
+        const double theirs = logits.at((sample * kSeq + t) * ours.size() + v);
+        largest = std::max(largest, std::abs(theirs));
+        distance = std::max(distance, std::abs(ours[v] - theirs));
+      }
+    }
+  }
+  EXPECT_LE(distance, tolerance * largest);
+}
+
+TEST(GoldenFolders, LogitsFromTheCacheAgreeWithTransformers) {
+  for (const char* name : kFolders) {
+    ExpectGoldenCached(name, DType::kF64, 1e-5);
+    ExpectGoldenCached(name, DType::kF32, 1e-5);
+    ExpectGoldenCached(name, DType::kBF16, 3e-2);
+  }
+}
+
+using Ids = std::vector<std::vector<int32_t>>;
+
+Ids Continue(inference::LanguageModel* model, const Ids& prompts,
+             const std::vector<int32_t>& end_tokens) {
+  Ids continuations(prompts.size());
+  inference::GenerateOptions options = {.num_tokens = 16, .rule = {.temperature = 0}};
+  options.end_tokens = end_tokens;
+  inference::GenerateEvents events;
+  events.on_token = [&](int64_t index, int32_t token) {
+    continuations[index].push_back(token);
+    return absl::OkStatus();
+  };
+  events.on_end = [&](int64_t, inference::EndOf) { return absl::OkStatus(); };
+  EXPECT_EQ(inference::Generate(model, prompts, options, events), absl::OkStatus());
+  return continuations;
+}
+
+// make_generation.py made the expected tokens, each prompt by itself. Here three prompts of
+// different lengths share two sequences.
+TEST(GoldenFolders, GreedyGenerationGivesTheTokensOfTransformers) {
+  for (const char* name : kFolders) {
+    SCOPED_TRACE(name);
+    const auto expected =
+        nlohmann::json::parse(base::ReadFile(PathOf(name) + "/generated.json", 1 << 20).value());
+    const Ids prompts = expected["prompts"];
+    for (const DType compute : {DType::kF64, DType::kF32}) {
+      const auto model = LoadCached(name, compute, 2);
+      EXPECT_EQ(Continue(model.get(), prompts, {}), expected["continuations"].get<Ids>());
+      EXPECT_EQ(Continue(model.get(), prompts, expected["end_tokens"]),
+                expected["ended"].get<Ids>());
+    }
   }
 }
 

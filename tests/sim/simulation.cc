@@ -138,6 +138,7 @@ class Simulation {
     checkers_.push_back(std::make_unique<InitialChecker>(&world_));
     checkers_.push_back(std::make_unique<CauseChecker>(&world_));
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
+    checkers_.push_back(std::make_unique<TimeChecker>(&world_));
     checkers_.push_back(std::make_unique<StatusChecker>(&world_, &storage_));
     checkers_.push_back(std::make_unique<LossLogChecker>(&world_, &driver_));
     checkers_.push_back(std::make_unique<Census>(&outcome_));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -55,6 +56,55 @@ std::vector<Span> RecentSpans::Since(int64_t first_step) const {
   const std::vector<Span> open = reader_.Open();
   std::copy_if(open.begin(), open.end(), std::back_inserter(since), is_wanted);
   return since;
+}
+
+namespace {
+
+using Intervals = std::vector<std::pair<int64_t, int64_t>>;
+
+// Returns the length of the union.
+int64_t Covered(Intervals intervals) {
+  std::sort(intervals.begin(), intervals.end());
+  int64_t covered = 0;
+  int64_t until = 0;
+  for (const auto& [begin, end] : intervals) {
+    covered += std::max<int64_t>(0, end - std::max(begin, until));
+    until = std::max(until, end);
+  }
+  return covered;
+}
+
+bool Meets(const Span& span) {
+  return plan::NeedsPeers(plan::InstructionId::FromPacked(span.instruction));
+}
+
+}  // namespace
+
+RecentSpans::Shares RecentSpans::SharesOf(int64_t begin, int64_t end) const {
+  // Spans of different lanes are not quite in the order of their ends.
+  constexpr int kOldSpansMax = 256;
+  Intervals computes;
+  Intervals all;
+  const auto add = [&](const Span& span, int64_t span_end) {
+    const std::pair<int64_t, int64_t> part = {std::max(begin, span.begin_nanos),
+                                              std::min(end, span_end)};
+    if (part.first >= part.second) return false;
+    all.push_back(part);
+    if (!Meets(span)) computes.push_back(part);
+    return true;
+  };
+  int num_old = 0;
+  for (auto it = instructions_.rbegin(); it != instructions_.rend() && num_old < kOldSpansMax;
+       ++it) {
+    if (!add(*it, it->end_nanos)) ++num_old;
+  }
+  for (const Span& span : reader_.Open()) {
+    if (!IsExchange(span)) add(span, end);
+  }
+  const auto length = static_cast<double>(end - begin);
+  const auto computed = static_cast<double>(Covered(std::move(computes)));
+  const auto covered = static_cast<double>(Covered(std::move(all)));
+  return {.compute = computed / length, .wait = (covered - computed) / length};
 }
 
 std::string RecentSpans::Describe(absl::Duration now) const {

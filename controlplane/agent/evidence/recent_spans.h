@@ -37,6 +37,15 @@ class RecentSpans {
   // lane in order, then those that run. Drain() first.
   std::vector<telemetry::Span> Since(int64_t first_step) const;
 
+  // How a rank spent a stretch of time, as shares of it: computing, and waiting for other ranks
+  // without computing.
+  struct Shares {
+    double compute = 0;
+    double wait = 0;
+  };
+  // Requires: `end` is after `begin`, in monotonic nanoseconds. Drain() first.
+  Shares SharesOf(int64_t begin, int64_t end) const;
+
   int64_t num_lost() const { return num_lost_; }  // overwritten before they could be read
 
  private:

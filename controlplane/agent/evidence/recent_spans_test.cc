@@ -110,5 +110,25 @@ TEST(RecentSpansTest, ExchangesWithinPassesAreKeptBesideInstructionsAndNotToldOf
   EXPECT_EQ(recent.num_lost(), 0);
 }
 
+TEST(RecentSpansTest, AStretchOfTimeIsComputingOrWaiting) {
+  const auto region =
+      base::SharedMemory::Create("recent_spans_test", telemetry::SpanBytes(1)).value();
+  SpanWriter writer(region.get(), 0);
+  RecentSpans recent(region.get(), 0);
+  const auto write = [&](InstructionId id, uint8_t lane, int64_t begin, int64_t end) {
+    writer.Begin({.begin_nanos = begin, .instruction = id.packed(), .step = 1, .lane = lane});
+    if (end > 0) writer.End(lane, end, 0);
+  };
+  write(InstructionId(OpKind::kForward, 0, 0), 0, 0, 50);           // before
+  write(InstructionId(OpKind::kForward, 0, 1), 0, 90, 130);         // 30 within
+  write(InstructionId(OpKind::kReduceNorm), 1, 120, 160);           // 10 of it while computing
+  write(InstructionId(OpKind::kReceiveGradient, 0, 1), 2, 180, 0);  // runs: 20
+  recent.Drain();
+  const RecentSpans::Shares shares = recent.SharesOf(100, 200);
+  EXPECT_DOUBLE_EQ(shares.compute, 0.3);
+  EXPECT_DOUBLE_EQ(shares.wait, 0.5);
+  EXPECT_DOUBLE_EQ(recent.SharesOf(1000, 1100).compute, 0);
+}
+
 }  // namespace
 }  // namespace megascale::agent

@@ -25,6 +25,8 @@ namespace megascale::agent {
 namespace {
 
 constexpr absl::Duration kCoalesce = absl::Milliseconds(20);
+// Ended exchanges are read this often. The ring of a rank holds 1,024 of them. Source: PAPERS 4.1.
+constexpr absl::Duration kSampleInterval = absl::Milliseconds(100);
 constexpr int64_t kLogChunkBytesMax = 1 << 20;
 constexpr size_t kAttemptLogsKept = 16;  // per job
 
@@ -67,6 +69,7 @@ AgentLoop::AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, Dr
             *message.mutable_store() = reply;
             SendToChild(process_id, message.SerializeAsString());
           }),
+      machine_(options_.run_directory),
       heartbeat_([stream](v1::ActualState report) { stream->SendActual(std::move(report)); }) {}
 
 absl::Status AgentLoop::Run() {
@@ -77,6 +80,8 @@ absl::Status AgentLoop::Run() {
     for (const auto& [id, child] : children_) ReadChild(child.get());
     RETURN_IF_ERROR(TakeExits());
     DriveStores();
+    SampleExchanges();
+    SampleMachine();
     Act();
     ReportWhenDue();
     EndWhenDrained();
@@ -93,8 +98,10 @@ absl::Duration AgentLoop::NextReport() const {
 }
 
 absl::Duration AgentLoop::NextWake() const {
-  return std::min(
-      {NextReport(), core_.NextWake(), stream_->NextWake(), stores_.NextWake(), drain_deadline_});
+  const absl::Duration sample =
+      memory_.empty() ? absl::InfiniteDuration() : sampled_ + kSampleInterval;
+  return std::min({sample, NextReport(), core_.NextWake(), stream_->NextWake(), stores_.NextWake(),
+                   drain_deadline_});
 }
 
 void AgentLoop::Wait() {
@@ -153,6 +160,7 @@ absl::Status AgentLoop::TakeStream() {
     for (const v1::StoreReply& reply : message.store().replies()) stores_.OnDriverReply(reply);
     if (message.has_fetch_log()) AnswerFetchLog(message.fetch_log());
     if (message.has_fetch_spans()) AnswerFetchSpans(message.fetch_spans());
+    if (message.has_fetch_evidence()) AnswerFetchEvidence(message.fetch_evidence());
   }
   return absl::OkStatus();
 }
@@ -424,6 +432,61 @@ void AgentLoop::AnswerFetchSpans(const v1::FetchSpans& fetch) {
   chunk->set_code(static_cast<int>(code));
   chunk->set_monotonic_nanos(absl::ToInt64Nanoseconds(Now()));
   stream_->Send(std::move(message));
+}
+
+absl::StatusOr<telemetry::v1::Evidence> AgentLoop::ReadEvidence(const v1::FetchEvidence& fetch) {
+  const auto memory = memory_.find(fetch.job_id());
+  if (memory == memory_.end()) return absl::NotFoundError("the job does not run here");
+  if (fetch.kind() == telemetry::v1::EVIDENCE_KIND_METRICS) return machine_.Samples();
+  if (fetch.kind() != telemetry::v1::EVIDENCE_KIND_EXCHANGES) {
+    return absl::UnimplementedError(
+        absl::StrCat("kind ", static_cast<int>(fetch.kind()), ": this agent has no such evidence"));
+  }
+  return memory->second->ReadExchanges(fetch.attempt(), fetch.rank());
+}
+
+void AgentLoop::AnswerFetchEvidence(const v1::FetchEvidence& fetch) {
+  absl::StatusOr<telemetry::v1::Evidence> evidence = ReadEvidence(fetch);
+  v1::AgentUp message;
+  v1::EvidenceChunk* chunk = message.mutable_evidence();
+  chunk->set_request_id(fetch.request_id());
+  chunk->set_code(static_cast<int>(evidence.status().code()));
+  if (evidence.ok()) {
+    *chunk->mutable_evidence() = *std::move(evidence);
+  } else {
+    chunk->set_message(std::string(evidence.status().message()));
+  }
+  chunk->mutable_evidence()->set_monotonic_nanos(absl::ToInt64Nanoseconds(Now()));
+  stream_->Send(std::move(message));
+}
+
+void AgentLoop::SampleExchanges() {
+  const absl::Duration now = Now();
+  if (now < sampled_ + kSampleInterval) return;
+  sampled_ = now;
+  for (const auto& [job_id, memory] : memory_) memory->DrainExchanges();
+}
+
+void AgentLoop::SampleMachine() {
+  const absl::Duration now = Now();
+  if (!machine_.IsDue(now)) return;
+  const int64_t end = absl::ToInt64Nanoseconds(now);
+  const int64_t begin = end - absl::ToInt64Nanoseconds(MachineReader::kInterval);
+  std::vector<SampledRank> ranks;
+  for (const auto& [id, child] : children_) {
+    const ChildName& name = child->name();
+    const auto memory = memory_.find(name.job_id);
+    if (name.rank == kHostRank || memory == memory_.end()) continue;
+    memory->second->DrainSpans();
+    const RecentSpans::Shares shares = memory->second->SharesOf(name.rank, begin, end);
+    ranks.push_back({.job_id = name.job_id,
+                     .rank = name.rank,
+                     .pid = child->pid(),
+                     .step = memory->second->ReadStatus(name.rank, child->pid(), now).step(),
+                     .compute_share = shares.compute,
+                     .wait_share = shares.wait});
+  }
+  machine_.Read(now, ranks);
 }
 
 // --- reports --------------------------------------------------------------------------------

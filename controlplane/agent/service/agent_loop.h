@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "controlplane/agent/core/agent_core.h"
+#include "controlplane/agent/evidence/machine_reader.h"
 #include "controlplane/agent/evidence/out_of_memory_watch.h"
 #include "controlplane/agent/service/child_process.h"
 #include "controlplane/agent/service/driver_stream.h"
@@ -76,6 +77,10 @@ class AgentLoop {
   void AnswerFetchLog(const v1::FetchLog& fetch);
   void AnswerFetchSpans(const v1::FetchSpans& fetch);
   absl::StatusOr<v1::SpanChunk> ReadSpans(const v1::FetchSpans& fetch);
+  void AnswerFetchEvidence(const v1::FetchEvidence& fetch);
+  absl::StatusOr<telemetry::v1::Evidence> ReadEvidence(const v1::FetchEvidence& fetch);
+  void SampleExchanges();
+  void SampleMachine();
   void ReportWhenDue();
   void NoteHostProgress();
 
@@ -95,6 +100,8 @@ class AgentLoop {
   absl::Duration drain_deadline_ = absl::InfiniteDuration();  // finite: the agent drains
   bool changed_ = true;                                       // since the last report
   absl::Duration reported_ = -absl::InfiniteDuration();
+  MachineReader machine_;
+  absl::Duration sampled_ = -absl::InfiniteDuration();
   Heartbeat heartbeat_;
 };
 

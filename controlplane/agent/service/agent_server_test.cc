@@ -73,6 +73,7 @@ class TestDriver : public v1::AgentService::Service {
       if (up.has_actual()) actual_ = up.actual();
       if (up.has_log()) log_ = up.log();
       if (up.has_spans()) spans_ = up.spans();
+      if (up.has_evidence()) evidence_ = up.evidence();
       for (const v1::StoreRequest& request : up.store().requests()) Answer(request);
     }
     absl::MutexLock lock(&mutex_);
@@ -148,6 +149,17 @@ class TestDriver : public v1::AgentService::Service {
     return spans_;
   }
 
+  v1::EvidenceChunk FetchEvidence(v1::FetchEvidence fetch) {
+    absl::MutexLock lock(&mutex_);
+    fetch.set_request_id(absl::StrCat("fetch-", ++num_fetches_));
+    v1::AgentDown down;
+    *down.mutable_fetch_evidence() = fetch;
+    stream_->Write(down);
+    const auto answered = [&] { return evidence_.request_id() == fetch.request_id(); };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&answered), kDeadline));
+    return evidence_;
+  }
+
  private:
   void SendDesired() {
     if (stream_ == nullptr) return;
@@ -175,6 +187,7 @@ class TestDriver : public v1::AgentService::Service {
   v1::ActualState actual_;
   v1::LogChunk log_;
   v1::SpanChunk spans_;
+  v1::EvidenceChunk evidence_;
   int num_fetches_ = 0;
   int num_sets_ = 0;
   std::unique_ptr<grpc::Server> server_;
@@ -246,6 +259,28 @@ class AgentServerTest : public testing::Test {
     EXPECT_TRUE(pid.ok()) << pid.status();
     running_.push_back(request.token);
     return request.token;
+  }
+
+  // Expects the two calls that a worker of test_program shows: one has ended, one runs.
+  void ExpectEvidence() {
+    v1::FetchEvidence fetch;
+    fetch.set_job_id("job-1");
+    fetch.set_attempt(1);
+    fetch.set_rank(1);
+    fetch.set_kind(telemetry::v1::EVIDENCE_KIND_EXCHANGES);
+    const telemetry::v1::Evidence evidence = driver_->FetchEvidence(fetch).evidence();
+    ASSERT_EQ(evidence.completed_size(), 1);
+    ASSERT_EQ(evidence.running_size(), 1);
+    EXPECT_EQ(evidence.running(0).group(), "data/0");
+    EXPECT_EQ(evidence.running(0).sequence(), 1u);
+    EXPECT_GE(evidence.monotonic_nanos(), evidence.running(0).begin_nanos());
+    fetch.set_attempt(2);
+    EXPECT_EQ(driver_->FetchEvidence(fetch).code(), static_cast<int>(absl::StatusCode::kNotFound));
+    fetch.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
+    EXPECT_EQ(driver_->FetchEvidence(fetch).code(), 0);
+    fetch.set_kind(telemetry::v1::EVIDENCE_KIND_UNSPECIFIED);
+    EXPECT_EQ(driver_->FetchEvidence(fetch).code(),
+              static_cast<int>(absl::StatusCode::kUnimplemented));
   }
 
   // Expects spans of rank 1 of attempt 1, whose steps have one instruction each, and no others.
@@ -404,6 +439,7 @@ TEST_F(AgentServerTest, RunsAJobFromPreflightToItsEnd) {
   EXPECT_EQ(driver_->FetchLog(0).data(), "rank 0 is ready, GOMP_SPINCOUNT=0\n");
   EXPECT_EQ(driver_->FetchLog(7).code(), static_cast<int>(absl::StatusCode::kNotFound));
   ExpectSpans();
+  ExpectEvidence();
 
   const std::vector<pid_t> pids = Pids();
   Want(DesiredJob::PHASE_STOP, 1);

@@ -34,6 +34,7 @@ void JobMemory::RemoveSocketDirectory() {
 
 absl::Status JobMemory::Prepare(const v1::DesiredJob& job) {
   spans_.clear();
+  exchanges_.clear();
   attempt_.reset();
   RemoveSocketDirectory();
   socket_directory_ = absl::StrCat(socket_prefix_, "-", job.attempt());
@@ -57,6 +58,7 @@ absl::Status JobMemory::Prepare(const v1::DesiredJob& job) {
   attempt_number_ = job.attempt();
   for (const layout::LocalRank& local : attempt_->ranks) {
     spans_.emplace(local.rank, RecentSpans(attempt_->spans.get(), local.heartbeat_slot));
+    exchanges_.emplace(local.rank, RecentExchanges(attempt_->spans.get(), local.heartbeat_slot));
   }
   return absl::OkStatus();
 }
@@ -161,6 +163,12 @@ void JobMemory::DrainSpans() {
   for (auto& [rank, spans] : spans_) spans.Drain();
 }
 
+RecentSpans::Shares JobMemory::SharesOf(int rank, int64_t begin_nanos, int64_t end_nanos) const {
+  const auto found = spans_.find(rank);
+  return found == spans_.end() ? RecentSpans::Shares()
+                               : found->second.SharesOf(begin_nanos, end_nanos);
+}
+
 std::string JobMemory::DescribeSpans(int rank, absl::Duration now) const {
   const auto found = spans_.find(rank);
   return found == spans_.end() ? std::string() : found->second.Describe(now);
@@ -188,6 +196,20 @@ absl::StatusOr<v1::SpanChunk> JobMemory::ReadSpans(int64_t attempt, int rank, in
     out->set_exchange_nanos(span.exchange_nanos);
   }
   return chunk;
+}
+
+void JobMemory::DrainExchanges() {
+  for (auto& [rank, exchanges] : exchanges_) exchanges.Drain();
+}
+
+absl::StatusOr<telemetry::v1::Evidence> JobMemory::ReadExchanges(int64_t attempt, int rank) {
+  const auto found = exchanges_.find(rank);
+  if (!attempt_.has_value() || attempt_number_ != attempt || found == exchanges_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("rank ", rank, " of attempt ", attempt, " does not run here"));
+  }
+  found->second.Drain();
+  return found->second.Read();
 }
 
 std::vector<checkpoint::SealedSnapshot> JobMemory::ListSnapshots() const {

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "controlplane/agent/evidence/recent_exchanges.h"
 #include "controlplane/agent/evidence/recent_spans.h"
 #include "proto/agent.pb.h"
 #include "proto/link.pb.h"
@@ -53,11 +54,18 @@ class JobMemory {
   telemetry::v1::RankStatus ReadStatus(int rank, int pid, absl::Duration now) const;
   // Reads the ranks' new spans from their rings; call often.
   void DrainSpans();
+  // Returns RecentSpans::SharesOf the rank; zeros for the host.
+  RecentSpans::Shares SharesOf(int rank, int64_t begin_nanos, int64_t end_nanos) const;
   // Returns RecentSpans::Describe of the rank; "" for the host.
   std::string DescribeSpans(int rank, absl::Duration now) const;
   // Reads the rank's new spans and returns all kept spans of `first_step` and later steps.
   // Errors: NotFound - the rank does not run here in that attempt.
   absl::StatusOr<v1::SpanChunk> ReadSpans(int64_t attempt, int rank, int64_t first_step);
+  // Reads the ranks' calls that have ended; call often.
+  void DrainExchanges();
+  // Returns the running and the newest ended calls of the rank's communicators. Errors: as
+  // ReadSpans.
+  absl::StatusOr<telemetry::v1::Evidence> ReadExchanges(int64_t attempt, int rank);
   // Returns the sealed snapshots of all ranks here.
   std::vector<checkpoint::SealedSnapshot> ListSnapshots() const;
   void MarkPersisted(const checkpoint::SealedSnapshot& snapshot);
@@ -75,6 +83,7 @@ class JobMemory {
   std::optional<layout::AttemptMemory> attempt_;
   int64_t attempt_number_ = 0;        // of attempt_
   std::map<int, RecentSpans> spans_;  // by rank; of attempt_
+  std::map<int, RecentExchanges> exchanges_;
   std::map<int, std::unique_ptr<base::SharedMemory>> snapshots_;
 };
 

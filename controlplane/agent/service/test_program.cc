@@ -17,6 +17,7 @@
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/plan/instruction.h"
+#include "runtime/telemetry/exchange_board.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
 
@@ -53,6 +54,16 @@ void Seal(int link, base::SharedMemory* region, int64_t attempt) {
   Send(link, message);
 }
 
+// One call that has ended, and one that runs.
+void WriteExchanges(telemetry::ExchangeWriter* exchanges) {
+  const int channel = exchanges->Register("data/0");
+  comm::CallEvent call;
+  exchanges->Begin(channel, call);
+  exchanges->End(channel, call);
+  call.sequence = 1;
+  exchanges->Begin(channel, call);
+}
+
 void WriteSpan(telemetry::SpanWriter* spans, int64_t step) {
   const plan::InstructionId norm(plan::OpKind::kReduceNorm);
   spans->Begin({.instruction = norm.packed(), .step = step});
@@ -70,6 +81,10 @@ int RunWorker(int link) {
   heartbeat.Start(::getpid());
   heartbeat.SetPhase(telemetry::v1::PHASE_TRAINING);
   telemetry::SpanWriter spans(regions[1].get(), assignment.heartbeat_slot());
+  telemetry::ExchangeWriter exchanges(regions[1].get(), assignment.heartbeat_slot(), [] {
+    return absl::ToInt64Nanoseconds(base::RealClock().Monotonic());
+  });
+  WriteExchanges(&exchanges);
   std::printf("rank %d is ready, GOMP_SPINCOUNT=%s\n", assignment.rank(),
               std::getenv("GOMP_SPINCOUNT"));
   std::fflush(stdout);

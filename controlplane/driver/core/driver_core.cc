@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/account/time_account.h"
 #include "controlplane/driver/core/transition.h"
 #include "runtime/base/check.h"
 #include "runtime/base/text/shortlist.h"
@@ -49,6 +50,12 @@ bool Transition::Run() {
         return OnPreflightPassed(event_.preflight_passed());
       case Event::kPreflightRefused:
         return OnPreflightRefused(event_.preflight_refused());
+      case Event::kLoadingStarted:
+        return OnLoadingStarted(event_.loading_started());
+      case Event::kStepsTaken:
+        return OnStepsTaken(event_.steps_taken());
+      case Event::kSuspectFound:
+        return OnSuspectFound(event_.suspect_found());
       case Event::kTrainingStarted:
         return OnTrainingStarted(event_.training_started());
       case Event::kAttemptProgressed:
@@ -76,8 +83,10 @@ bool Transition::Run() {
     }
     return false;
   }();
-  if (accepted) Settle();
-  return accepted;
+  if (!accepted) return false;
+  Settle();
+  KeepBooks();
+  return true;
 }
 
 JobRecord* Transition::Current(const std::string& job_id, int64_t attempt) {
@@ -209,6 +218,21 @@ bool Transition::OnPreflightRefused(const pb::PreflightRefused& refused) {
   } else {
     Refuse(job, refusal);
   }
+  return true;
+}
+
+bool Transition::OnLoadingStarted(const pb::LoadingStarted& started) {
+  JobRecord* job = Current(started.job_id(), started.attempt());
+  if (job == nullptr || job->time_book().phase() != TimeBook::PHASE_START) return false;
+  EnterPhase({TimeBook::PHASE_LOAD, false, event_.time_unix_nanos()}, job->mutable_time_book());
+  return true;
+}
+
+bool Transition::OnStepsTaken(const pb::StepsTaken& taken) {
+  JobRecord* job = Current(taken.job_id(), taken.attempt());
+  if (job == nullptr || job->time_book().phase() != TimeBook::PHASE_TRAIN) return false;
+  CountSteps(taken, job->mutable_time_book());
+  job->clear_suspicion();
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/account/time_account.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/recovery.h"
 #include "controlplane/driver/core/testing/test_core.h"
@@ -322,6 +323,42 @@ TEST_F(UnreadCheckpointTest, OlderRulesStepOverAtOnce) {
   CommitAndKill({10}, 2);
   FailToRead();
   EXPECT_EQ(job().restore().source(), megascale::agent::v1::RestorePoint::SOURCE_INITIAL);
+}
+
+// Each event comes a second after the one before.
+TEST_F(DriverFailuresTest, TheTimeAccountFollowsTheEventsOfAFailedAttempt) {
+  constexpr int64_t kSecond = 1'000'000'000;
+  Run();  // submitted in second 2, placed in 4, runs in 6
+  Event loading;
+  loading.mutable_loading_started()->set_job_id("j");
+  loading.mutable_loading_started()->set_attempt(1);
+  ASSERT_TRUE(Do(loading));
+  EXPECT_FALSE(Do(loading)) << "once an attempt";
+  Do(Started(1));
+  Event steps;
+  steps.mutable_steps_taken()->set_job_id("j");
+  steps.mutable_steps_taken()->set_attempt(1);
+  steps.mutable_steps_taken()->set_step(5);
+  steps.mutable_steps_taken()->set_num_steps(5);
+  steps.mutable_steps_taken()->set_step_nanos(kSecond);
+  steps.mutable_steps_taken()->set_taken_unix_nanos(10 * kSecond);
+  ASSERT_TRUE(Do(steps));
+  EXPECT_EQ(AccountAt(job().time_book(), 10 * kSecond).kept_nanos(), kSecond);
+  Do(Failed(1, 0, "n0", telemetry::FAILURE_CLASS_EXITED));  // in second 11
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  if (job().stage() == pb::STAGE_BACKOFF) BackoffElapsed(1);
+  ASSERT_EQ(job().attempt(), 2);
+  const int64_t now = seconds_ * kSecond;
+  const TimeAccount account = AccountAt(job().time_book(), now);
+  EXPECT_EQ(account.queue_nanos(), 2 * kSecond);
+  EXPECT_EQ(account.start_nanos(), 3 * kSecond);
+  EXPECT_EQ(account.load_nanos(), 2 * kSecond);
+  EXPECT_EQ(account.kept_nanos(), 0) << "the job begins anew";
+  EXPECT_EQ(account.recomputation_nanos(), kSecond + kSecond / 5);
+  EXPECT_EQ(account.detection_nanos(), kSecond - kSecond / 5);
+  EXPECT_EQ(account.decision_nanos(), now - 11 * kSecond);
+  EXPECT_EQ(account.wall_nanos(), now - 2 * kSecond);
 }
 
 }  // namespace

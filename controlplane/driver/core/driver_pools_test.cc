@@ -545,6 +545,105 @@ TEST_F(MachineTestsTest, ADriverThatDoesNotTestUsesEveryMachine) {
   Do(started);
   EXPECT_FALSE(IsAskedToTest("n0"));
   EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+
+// --- suspects -----------------------------------------------------------------------------------
+
+class SuspectTest : public DriverPoolsTest {
+ protected:
+  void RunWith(megascale::job::v1::OnSuspect on_suspect) {
+    megascale::job::v1::JobSpec spec = SpecOf(2, 2, 30);
+    spec.mutable_fault()->set_on_suspect(on_suspect);
+    Do(Submitted("j", spec));
+    Do(Joined("n0", "a", 2));
+    Do(Joined("n1", "a", 2));
+    Do(Passed("j", 1, "n0"));
+    Do(Passed("j", 1, "n1"));
+    Do(Started(1));
+  }
+
+  bool Suspect(int64_t attempt, int rank, const std::string& node_id) {
+    Event event;
+    event.mutable_suspect_found()->set_job_id("j");
+    megascale::control::v1::Suspicion* suspicion =
+        event.mutable_suspect_found()->mutable_suspicion();
+    suspicion->set_attempt(attempt);
+    suspicion->set_rank(rank);
+    suspicion->set_node_id(node_id);
+    suspicion->set_verdict("rank stands in B.c1.m0");
+    return Do(event);
+  }
+};
+
+TEST_F(SuspectTest, ASuspicionIsToldOnceAndEndsWithTheNextStep) {
+  RunWith(megascale::job::v1::ON_SUSPECT_TELL);
+  ASSERT_TRUE(Suspect(1, 2, "n1"));
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(job().suspicion().action(), "told: fault.on_suspect is not EVICT");
+  EXPECT_FALSE(Suspect(1, 0, "n0")) << "the first one stays";
+  Event steps;
+  steps.mutable_steps_taken()->set_job_id("j");
+  steps.mutable_steps_taken()->set_attempt(1);
+  steps.mutable_steps_taken()->set_step(3);
+  ASSERT_TRUE(Do(steps));
+  EXPECT_FALSE(job().has_suspicion());
+}
+
+TEST_F(SuspectTest, AMachineIsNotBlamedForARankThatItDoesNotHold) {
+  RunWith(megascale::job::v1::ON_SUSPECT_EVICT);
+  Do(Joined("n2", "a", 2));
+  EXPECT_FALSE(Suspect(1, 2, "n0"));
+  EXPECT_FALSE(Suspect(1, 99, "n1"));
+  EXPECT_FALSE(Suspect(2, 2, "n1")) << "of another attempt";
+  EXPECT_FALSE(Node("n0").has_quarantine());
+}
+
+TEST_F(SuspectTest, TheSuspectIsEvictedIfTheRestHasRoom) {
+  RunWith(megascale::job::v1::ON_SUSPECT_EVICT);
+  Do(Joined("n2", "a", 2));
+  ASSERT_TRUE(Suspect(1, 2, "n1"));
+  EXPECT_TRUE(Node("n1").has_quarantine());
+  EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
+  EXPECT_EQ(job().culprit().rank(), 2);
+  EXPECT_EQ(job().suspicion().action(), "evicted node n1");
+  Do(Fenced(1, "n0", {}));
+  Do(Fenced(1, "n1", {}));
+  if (job().stage() == v1::STAGE_BACKOFF) BackoffElapsed(1);
+  EXPECT_EQ(PlacedNodes(), (std::vector<std::string>{"n0", "n0", "n2", "n2"}));
+  EXPECT_FALSE(job().has_suspicion());
+}
+
+TEST_F(SuspectTest, TheSuspectStaysIfTheJobNeedsIt) {
+  RunWith(megascale::job::v1::ON_SUSPECT_EVICT);
+  ASSERT_TRUE(Suspect(1, 2, "n1"));
+  EXPECT_FALSE(Node("n1").has_quarantine());
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(job().suspicion().action(),
+            "told, and not evicted: the other machines have too few free slots for the job");
+}
+
+TEST_F(SuspectTest, NobodyIsEvictedWithoutAName) {
+  RunWith(megascale::job::v1::ON_SUSPECT_EVICT);
+  Do(Joined("n2", "a", 2));
+  ASSERT_TRUE(Suspect(1, -1, ""));
+  EXPECT_EQ(job().suspicion().action(), "told, and not evicted: no rank is named");
+}
+
+TEST_F(SuspectTest, AJobEvictsAtMostTwoSuspectsAnHour) {
+  RunWith(megascale::job::v1::ON_SUSPECT_EVICT);
+  for (const char* node : {"n2", "n3", "n4", "n5"}) Do(Joined(node, "a", 2));
+  for (int64_t attempt = 1; attempt <= 3; ++attempt) {
+    const std::string node = PlacedNodes()[2];
+    ASSERT_TRUE(Suspect(attempt, 2, node));
+    EXPECT_EQ(Node(node).has_quarantine(), attempt <= 2) << attempt;
+    if (attempt == 3) break;
+    Do(Fenced(attempt, "n0", {}));
+    Do(Fenced(attempt, node, {}));
+    if (job().stage() == v1::STAGE_BACKOFF) BackoffElapsed(attempt);
+    Do(Passed("j", attempt + 1, PlacedNodes()[2]));
+    Do(Started(attempt + 1));
+  }
+  EXPECT_EQ(job().suspicion().action(),
+            "told, and not evicted: the job had 2 evictions within an hour");
 }
 
 }  // namespace

@@ -41,6 +41,9 @@ class Transition {
   bool OnMachineTested(const v1::MachineTested& tested);
   bool OnPreflightPassed(const v1::PreflightPassed& passed);
   bool OnPreflightRefused(const v1::PreflightRefused& refused);
+  bool OnLoadingStarted(const v1::LoadingStarted& started);
+  bool OnStepsTaken(const v1::StepsTaken& taken);
+  bool OnSuspectFound(const v1::SuspectFound& found);
   bool OnTrainingStarted(const v1::TrainingStarted& started);
   bool OnProgress(const v1::AttemptProgressed& progressed);
   bool OnRankFailed(const v1::RankFailed& failed);
@@ -55,6 +58,8 @@ class Transition {
   // Moves every job, in the order of submission, as far as it gets without another event.
   void Settle();
   void SettleStage(JobRecord* job);
+  // Brings the time accounts of all jobs up to the event.
+  void KeepBooks();
   // Places jobs that wait for slots as drivers with rules 1 did. A log of schema 1 has only such
   // events, and rocksdb_log.cc upgrades it by replaying them, so this stays for as long as that
   // schema is accepted.
@@ -111,6 +116,8 @@ class Transition {
   void DemandTest(NodeRecord* node, const std::string& why, const JobRecord* job);
   void TestAfterFailure(const JobRecord& job);
   void SetMachineTests(megascale::agent::v1::TestKind kind);
+  // Returns why a suspect must stay; "": its machine is to be evicted.
+  std::string WhySuspectStays(JobRecord* job) const;
   // Ends every attempt, because the agents may have served a later state than this log's.
   void BeginEpoch();
   // Makes every job with ranks on the node begin to leave it.

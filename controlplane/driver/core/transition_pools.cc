@@ -21,6 +21,10 @@ namespace {
 
 // This many nodes that refuse the job mean that the job cannot work anywhere.
 constexpr size_t kRefusingNodesMax = 3;
+// A job evicts at most this many suspects an hour: diagnosis may be wrong.
+constexpr int kEvictionsMax = 2;       // of a job, within kEvictionPeriod
+constexpr int kEvictionsOfAllMax = 4;  // of all jobs: what hits many is no machine's fault
+constexpr int64_t kEvictionPeriod = int64_t{3600} * 1'000'000'000;
 
 }  // namespace
 
@@ -58,6 +62,71 @@ void Transition::Quarantine(const std::string& node_id, const std::string& evide
   node->mutable_quarantine()->set_evidence(evidence);
   node->mutable_quarantine()->set_since_unix_nanos(event_.time_unix_nanos());
   Leave(node_id, "NodeQuarantined");
+}
+
+// --- suspects ---------------------------------------------------------------------------------
+
+// The first suspicion of an attempt stays until the attempt makes progress or ends. A rank is
+// blamed only on the machine that holds it.
+bool Transition::OnSuspectFound(const pb::SuspectFound& found) {
+  const control::Suspicion& suspicion = found.suspicion();
+  JobRecord* job = Current(found.job_id(), suspicion.attempt());
+  if (job == nullptr || job->stage() != pb::STAGE_RUN || job->has_suspicion() ||
+      job->state() != control::JOB_STATE_RUNNING) {
+    return false;
+  }
+  if (suspicion.rank() >= 0 && NodeOfRank(*job, suspicion.rank()) != suspicion.node_id()) {
+    return false;
+  }
+  control::Suspicion* kept = job->mutable_suspicion();
+  *kept = suspicion;
+  kept->mutable_since()->set_seconds(event_.time_unix_nanos() / 1'000'000'000);
+  kept->mutable_since()->set_nanos(static_cast<int32_t>(event_.time_unix_nanos() % 1'000'000'000));
+  if (job->submitted().spec().fault().on_suspect() != megascale::job::v1::ON_SUSPECT_EVICT) {
+    kept->set_action("told: fault.on_suspect is not EVICT");
+    return true;
+  }
+  if (const std::string why = WhySuspectStays(job); !why.empty()) {
+    kept->set_action(absl::StrCat("told, and not evicted: ", why));
+    return true;
+  }
+  job->add_evictions(event_.time_unix_nanos());
+  kept->set_action(absl::StrCat("evicted node ", suspicion.node_id()));
+  pb::Failure failure;
+  failure.mutable_culprit()->set_node_id(suspicion.node_id());
+  failure.mutable_culprit()->set_rank(suspicion.rank());
+  failure.mutable_culprit()->set_failure_class(telemetry::FAILURE_CLASS_HUNG);
+  failure.mutable_culprit()->set_evidence(suspicion.verdict());
+  Fail(job, std::move(failure));
+  Quarantine(suspicion.node_id(),
+             absl::StrCat("suspected by job ", JobId(*job), ": ", suspicion.verdict()));
+  return true;
+}
+
+std::string Transition::WhySuspectStays(JobRecord* job) const {
+  const control::Suspicion& suspicion = job->suspicion();
+  if (suspicion.rank() < 0) return "no rank is named";
+  std::vector<int64_t> recent;
+  for (const int64_t time : job->evictions()) {
+    if (event_.time_unix_nanos() - time < kEvictionPeriod) recent.push_back(time);
+  }
+  job->mutable_evictions()->Assign(recent.begin(), recent.end());
+  if (static_cast<int>(recent.size()) >= kEvictionsMax) {
+    return absl::StrCat("the job had ", recent.size(), " evictions within an hour");
+  }
+  int of_all = 0;
+  for (const JobRecord& other : state_.jobs()) {
+    for (const int64_t time : other.evictions()) {
+      of_all += event_.time_unix_nanos() - time < kEvictionPeriod ? 1 : 0;
+    }
+  }
+  if (of_all >= kEvictionsOfAllMax) {
+    return absl::StrCat("all jobs together had ", of_all, " evictions within an hour");
+  }
+  if (!HasRoomWithout(state_, *job, {suspicion.node_id()})) {
+    return "the other machines have too few free slots for the job";
+  }
+  return "";
 }
 
 // --- processes that cannot be ended -------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/account/time_account.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/transition.h"
 #include "runtime/base/text/shortlist.h"
@@ -44,6 +45,56 @@ void Transition::SettleStage(JobRecord* job) {
   if (job->stage() == pb::STAGE_STOP) SettleStop(job);
   if (job->stage() == pb::STAGE_LEAVE) SettleLeave(job);
   if (job->stage() == pb::STAGE_FENCE) SettleFence(job);
+}
+
+namespace {
+
+// Returns what the job does now. The books know some phases of an attempt by its events alone.
+TimeBook::Phase PhaseOf(const JobRecord& job) {
+  const TimeBook::Phase known = job.time_book().phase();
+  const bool runs = job.stage() == pb::STAGE_RUN || StopsAtStep(job);
+  if (runs && job.ended_size() >= WorldSize(job)) return TimeBook::PHASE_STORE;
+  switch (job.stage()) {
+    case pb::STAGE_QUEUED:
+    case pb::STAGE_WAIT_FOR_SLOTS:
+      return TimeBook::PHASE_QUEUE;
+    case pb::STAGE_PREFLIGHT:
+      return TimeBook::PHASE_START;
+    case pb::STAGE_RUN:
+      if (job.state() != control::JOB_STATE_STARTING) return TimeBook::PHASE_TRAIN;
+      return known == TimeBook::PHASE_LOAD ? known : TimeBook::PHASE_START;
+    case pb::STAGE_STOP:
+    case pb::STAGE_LEAVE:
+      return known;
+    case pb::STAGE_ENDED:
+      return TimeBook::PHASE_ENDED;
+    default:
+      return TimeBook::PHASE_DECIDE;
+  }
+}
+
+// An attempt ends by a failure unless somebody wanted its end.
+bool HasFailed(const JobRecord& job, TimeBook::Phase phase) {
+  if (job.has_leave() || job.has_cancel() || phase == TimeBook::PHASE_STORE) return false;
+  return phase != TimeBook::PHASE_ENDED || job.state() == control::JOB_STATE_FAILED;
+}
+
+}  // namespace
+
+void Transition::KeepBooks() {
+  for (JobRecord& job : *state_.mutable_jobs()) {
+    if (!job.has_time_book()) {
+      if (IsTerminal(job)) continue;  // an older version's
+      OpenBook(event_.time_unix_nanos(), job.mutable_time_book());
+    }
+    const TimeBook::Phase phase = PhaseOf(job);
+    if (phase == job.time_book().phase()) continue;
+    TimeBook* book = job.mutable_time_book();
+    // An attempt begins again after its restore point, the first one after its checkpoint.
+    const bool begins = phase == TimeBook::PHASE_START || phase == TimeBook::PHASE_TRAIN;
+    if (begins && job.has_restore()) RollBack(job.restore().step(), book);
+    EnterPhase({phase, HasFailed(job, phase), event_.time_unix_nanos()}, book);
+  }
 }
 
 void Transition::PlaceByRules1() {
@@ -190,6 +241,7 @@ void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
     job->set_attempt_reason(job->has_leave() ? job->leave().reason() : ReasonOf(job->culprit()));
   }
   job->clear_leave();
+  job->clear_suspicion();
   job->set_attempt(job->attempt() + 1);
   job->set_instruction_set(placement.instruction_set);
   *job->mutable_placements() = {placement.placements.begin(), placement.placements.end()};

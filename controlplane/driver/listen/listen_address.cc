@@ -1,6 +1,5 @@
 #include "controlplane/driver/listen/listen_address.h"
 
-#include <netdb.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -10,10 +9,10 @@
 #include <cstring>
 #include <filesystem>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/fd.h"
+#include "runtime/base/socket/listen_tcp.h"
 #include "runtime/base/socket/own_socket.h"
 #include "runtime/base/status.h"
 
@@ -59,28 +58,11 @@ absl::Status PrepareSocket(const std::string& path) {
 }
 
 absl::Status CheckTcpAddress(const client::Address& address) {
-  const auto refuse = [&](absl::string_view why) {
-    return absl::FailedPreconditionError(absl::StrCat(address.text, ": cannot listen there: ", why,
-                                                      "; give another address with --listen"));
-  };
-  addrinfo hints = {};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const int error =
-      ::getaddrinfo(address.host.c_str(), absl::StrCat(address.port).c_str(), &hints, &found);
-  if (error != 0) return refuse(::gai_strerror(error));
-  const auto release = absl::MakeCleanup([found] { ::freeaddrinfo(found); });
-  const base::UniqueFd fd(
-      ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  // As gRPC does, to take a port whose last connections are still closing for free.
-  const int yes = 1;
-  if (!fd.valid() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
-      ::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(fd.get(), 1) != 0) {
-    return refuse(std::strerror(errno));
-  }
-  return absl::OkStatus();
+  const auto socket = base::ListenTcp(address.host, address.port, /*backlog=*/1);
+  if (socket.ok()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(address.text, ": cannot listen there: ", socket.status().message(),
+                   "; give another address with --listen"));
 }
 
 }  // namespace megascale::driver

@@ -22,6 +22,17 @@ absl::Duration HeartbeatTimeout(const JobRecord& job) {
   return job::ToDuration(job.submitted().spec().fault().heartbeat_timeout());
 }
 
+// Changes while preflights of the job go on with something that takes long.
+int64_t PreflightProgress(const JobRecord& job, const AgentReports& reports) {
+  if (job.stage() != pb::STAGE_PREFLIGHT) return 0;
+  int64_t progress = 0;
+  for (const std::string& node_id : reports.Nodes(job)) {
+    const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
+    if (actual != nullptr) progress += actual->preflight().progress();
+  }
+  return progress;
+}
+
 bool IsStarting(telemetry::Phase phase) {
   return phase == telemetry::PHASE_UNSPECIFIED || phase == telemetry::PHASE_STARTING ||
          phase == telemetry::PHASE_LOADING || phase == telemetry::PHASE_FIRST_STEP;
@@ -171,7 +182,8 @@ std::optional<Event> FailureDetector::Hung(const JobRecord& job, const AgentRepo
 
 std::optional<Event> FailureDetector::Overdue(const JobRecord& job, const AgentReports& reports) {
   const absl::Duration limit = job::ToDuration(job.submitted().spec().fault().start_timeout());
-  if (Since(&stages_, JobId(job), job.stage_event(), reports) <= limit) return std::nullopt;
+  const int64_t stage = job.stage_event() + PreflightProgress(job, reports);
+  if (Since(&stages_, JobId(job), stage, reports) <= limit) return std::nullopt;
   if (job.stage() == pb::STAGE_PREFLIGHT) {
     for (const std::string& node_id : reports.Nodes(job)) {
       const agent::Hello* agent = reports.FindHello(node_id);

@@ -1,5 +1,5 @@
-// Judges by time what no agent reports: nodes that are silent and ranks that hang. Pure; time comes
-// from AgentReports.
+// Finds by timeouts what no agent reports: silent nodes and hung ranks. Pure; time comes from
+// AgentReports.
 //
 // A node is lost when it is silent for the driver's node timeout; a broken stream alone is no
 // reason. A job's limits decide about its own ranks and never about a node, because a node may have
@@ -29,9 +29,9 @@ class FailureDetector {
   // Returns NodeLost for every living node that has been silent for longer than the node timeout.
   static std::vector<Event> LostNodes(const DriverState& state, const AgentReports& reports);
 
-  // Returns RankFailed for each limit of the job that is exceeded now: on failing checkpoint
-  // writes, on progress (only the rank that is blamed), and on the start. Call several times per
-  // second.
+  // Returns a RankFailed for each limit of the job that is exceeded now: for how long checkpoint
+  // writes may fail, how long a rank may make no progress (only the rank to blame gets one), and
+  // how long the start may take. Call several times per second.
   std::vector<Event> FailuresOf(const JobRecord& job, const AgentReports& reports);
 
   // Forgets a job that has ended.

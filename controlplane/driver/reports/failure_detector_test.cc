@@ -245,7 +245,7 @@ TEST_F(FailureDetectorTest, ARankThatWaitsWhileOthersReadACheckpointIsNotBlamed)
   RankOf(2)->mutable_status()->set_progress_age_seconds(1);
   SetDoing({.activity = telemetry::ACTIVITY_READ_FOR_PEER, .peer = 0}, RankOf(2)->mutable_status());
   EXPECT_THAT(Pass(absl::Seconds(1)), SizeIs(0));
-  EXPECT_THAT(Pass(absl::Seconds(121)), SizeIs(0)) << "the reader makes progress";
+  EXPECT_THAT(Pass(absl::Seconds(122)), SizeIs(0)) << "the reader makes progress";
   RankOf(2)->mutable_status()->set_progress_age_seconds(121);
   const std::vector<Event> events = Pass(absl::Seconds(1));
   ASSERT_THAT(events, SizeIs(1));
@@ -279,6 +279,19 @@ TEST_F(FailureDetectorTest, PreflightThatDoesNotEndIsNoticed) {
   ASSERT_THAT(events, SizeIs(2));
   EXPECT_EQ(events[1].rank_failed().node_id(), "n1");
   EXPECT_EQ(events[1].rank_failed().rank(), -1);
+}
+
+TEST_F(FailureDetectorTest, APreflightThatGoesOnMayTakeLongerThanTheLimit) {
+  for (const char* node : {"n0", "n1"}) {
+    JobOn(node)->mutable_preflight()->set_state(agent::Preflight::STATE_RUNNING);
+  }
+  for (int i = 1; i <= 5; ++i) {
+    JobOn("n0")->mutable_preflight()->set_progress(i);
+    EXPECT_THAT(Pass(absl::Seconds(100)), SizeIs(0)) << i;
+  }
+  const std::vector<Event> events = Pass(absl::Seconds(121));
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_THAT(events[0].rank_failed().failure().message(), HasSubstr("preflight did not end"));
 }
 
 TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBeginsAnew) {

@@ -114,23 +114,38 @@ std::vector<Event> EndsOf(const JobRecord& job, const std::string& node_id,
   return ends;
 }
 
-// Every report may be the last missing one. The first node with a rank that still loads ends the
-// search.
-void AddTrainingStarted(const JobRecord& job, const AgentReports& reports,
-                        std::vector<Event>* events) {
-  if (job.state() != control::JOB_STATE_STARTING) return;
-  int started = 0;
+// Returns the phase that every rank has reached. Every report may be the last missing one: the
+// first node with a rank that has not reached `wanted` ends the search.
+telemetry::Phase PhaseOfAll(const JobRecord& job, telemetry::Phase wanted,
+                            const AgentReports& reports) {
+  int reached = 0;
+  telemetry::Phase slowest = telemetry::PHASE_FINISHED;
   for (const std::string& node_id : reports.Nodes(job)) {
     const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
-    if (actual == nullptr || actual->ranks().empty()) return;
+    if (actual == nullptr || actual->ranks().empty()) return telemetry::PHASE_STARTING;
     for (const auto& rank : actual->ranks()) {
       if (NodeOfRank(job, rank.status().rank()) != node_id) continue;
-      if (rank.status().phase() < telemetry::PHASE_FIRST_STEP) return;
-      ++started;
+      if (rank.status().phase() < wanted) return telemetry::PHASE_STARTING;
+      slowest = std::min(slowest, rank.status().phase());
+      ++reached;
     }
   }
-  if (started < WorldSize(job)) return;
+  return reached < WorldSize(job) ? telemetry::PHASE_STARTING : slowest;
+}
+
+void AddBeginnings(const JobRecord& job, const AgentReports& reports, std::vector<Event>* events) {
+  if (job.state() != control::JOB_STATE_STARTING) return;
+  const bool loads = job.time_book().phase() != pb::TimeBook::PHASE_START;
+  const telemetry::Phase phase =
+      PhaseOfAll(job, loads ? telemetry::PHASE_FIRST_STEP : telemetry::PHASE_LOADING, reports);
   Event event;
+  if (!loads && phase == telemetry::PHASE_LOADING) {
+    event.mutable_loading_started()->set_job_id(JobId(job));
+    event.mutable_loading_started()->set_attempt(job.attempt());
+    events->push_back(std::move(event));
+    return;
+  }
+  if (phase < telemetry::PHASE_FIRST_STEP) return;
   event.mutable_training_started()->set_job_id(JobId(job));
   event.mutable_training_started()->set_attempt(job.attempt());
   events->push_back(std::move(event));
@@ -213,7 +228,7 @@ std::vector<Event> ReportedEvents::EventsOfJob(const JobRecord& job, const NodeR
   if (job.stage() == pb::STAGE_PREFLIGHT) {
     AddPreflight(job, node, report.preflight(), &events);
   } else if (job.stage() == pb::STAGE_RUN) {
-    AddTrainingStarted(job, reports, &events);
+    AddBeginnings(job, reports, &events);
     if (!job.progressed()) AddProgress(job, &events);
   } else if (job.stage() == pb::STAGE_LEAVE) {
     AddProgress(job, &events);  // no failure will tell the steps that it still makes

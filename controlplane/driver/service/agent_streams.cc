@@ -71,8 +71,12 @@ struct AgentStreams::Impl {
   class Session;
   class Service;
 
+  // An agent can answer only what it was asked itself.
+  static std::string KeyOf(const std::string& node_id, const std::string& request_id) {
+    return absl::StrCat(node_id, " ", request_id);
+  }
   // Delivers a fetched piece to the caller that waits for it.
-  void Answer(const std::string& request_id, pb::AgentUp piece);
+  void Answer(const std::string& key, pb::AgentUp piece);
   // Asks an agent and waits for its answer. The request is made with a fresh request id.
   absl::StatusOr<pb::AgentUp> Ask(const std::string& node_id, absl::Duration timeout,
                                   const std::function<pb::AgentDown(const std::string&)>& question);
@@ -85,7 +89,7 @@ struct AgentStreams::Impl {
   std::mutex mutex;
   std::map<std::string, RunningAttempt> attempts;
   std::map<std::string, std::weak_ptr<Session>> sessions;    // by node
-  std::map<std::string, std::promise<pb::AgentUp>> fetches;  // by request id
+  std::map<std::string, std::promise<pb::AgentUp>> fetches;  // by KeyOf
   int64_t num_fetches = 0;
 };
 
@@ -139,8 +143,9 @@ class AgentStreams::Impl::Session : public AgentLink,
       impl_->loop->OnReport(node_id_, std::move(*up_.mutable_actual()),
                             [session = shared_from_this()] { session->ReadNext(); });
     } else {
-      if (up_.has_log()) impl_->Answer(up_.log().request_id(), up_);
-      if (up_.has_spans()) impl_->Answer(up_.spans().request_id(), up_);
+      if (up_.has_log()) impl_->Answer(KeyOf(node_id_, up_.log().request_id()), up_);
+      if (up_.has_spans()) impl_->Answer(KeyOf(node_id_, up_.spans().request_id()), up_);
+      if (up_.has_evidence()) impl_->Answer(KeyOf(node_id_, up_.evidence().request_id()), up_);
       for (const auto& request : up_.store().requests()) {
         impl_->HandleStore(request, node_id_, shared_from_this());
       }
@@ -258,9 +263,9 @@ class AgentStreams::Impl::Service : public pb::AgentService::CallbackService {
   const std::weak_ptr<Impl> impl_;
 };
 
-void AgentStreams::Impl::Answer(const std::string& request_id, pb::AgentUp piece) {
+void AgentStreams::Impl::Answer(const std::string& key, pb::AgentUp piece) {
   std::lock_guard<std::mutex> lock(mutex);
-  const auto it = fetches.find(request_id);
+  const auto it = fetches.find(key);
   if (it == fetches.end()) return;
   it->second.set_value(std::move(piece));
   fetches.erase(it);
@@ -280,14 +285,14 @@ absl::StatusOr<pb::AgentUp> AgentStreams::Impl::Ask(
       return absl::UnavailableError(absl::StrCat("node ", node_id, ": is not connected"));
     }
     request_id = absl::StrCat("fetch-", ++num_fetches);
-    future = fetches[request_id].get_future();
+    future = fetches[KeyOf(node_id, request_id)].get_future();
   }
   session->Send(question(request_id));
   const bool answered =
       future.wait_for(absl::ToChronoMilliseconds(timeout)) == std::future_status::ready;
   if (!answered) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (fetches.erase(request_id) > 0) {
+    if (fetches.erase(KeyOf(node_id, request_id)) > 0) {
       return absl::DeadlineExceededError(absl::StrCat("node ", node_id, ": did not answer within ",
                                                       absl::FormatDuration(timeout)));
     }
@@ -377,6 +382,22 @@ absl::StatusOr<pb::SpanChunk> AgentStreams::Fetch(const std::string& node_id,
   return absl::Status(static_cast<absl::StatusCode>(up.spans().code()),
                       absl::StrCat("node ", node_id, ": does not run rank ", request.rank(),
                                    " in attempt ", request.attempt()));
+}
+
+absl::StatusOr<pb::EvidenceChunk> AgentStreams::Fetch(const std::string& node_id,
+                                                      pb::FetchEvidence request,
+                                                      absl::Duration timeout) {
+  ASSIGN_OR_RETURN(pb::AgentUp up, impl_->Ask(node_id, timeout, [&](const std::string& id) {
+    pb::AgentDown down;
+    *down.mutable_fetch_evidence() = request;
+    down.mutable_fetch_evidence()->set_request_id(id);
+    return down;
+  }));
+  if (!up.has_evidence()) return OtherAnswer(node_id);
+  if (up.evidence().code() == 0) return std::move(*up.mutable_evidence());
+  return absl::Status(static_cast<absl::StatusCode>(up.evidence().code()),
+                      absl::StrCat("node ", node_id, ": rank ", request.rank(), ": ",
+                                   base::Printable(up.evidence().message(), 200)));
 }
 
 }  // namespace megascale::driver

@@ -48,6 +48,11 @@ class AgentStreams {
                                                         megascale::agent::v1::FetchSpans request,
                                                         absl::Duration timeout);
 
+  // Fetches evidence about a rank. Blocking and errors: as for spans.
+  absl::StatusOr<megascale::agent::v1::EvidenceChunk> Fetch(
+      const std::string& node_id, megascale::agent::v1::FetchEvidence request,
+      absl::Duration timeout);
+
  private:
   struct Impl;
   std::shared_ptr<Impl> impl_;

@@ -42,6 +42,10 @@ void DriverLoop::Stop() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
+  // A loop that was never started still has inputs: their callers learn that nobody will answer.
+  std::deque<Input> dropped;
+  std::lock_guard<std::mutex> lock(mutex_);
+  dropped.swap(inputs_);
 }
 
 absl::Status DriverLoop::WaitForFailure(absl::Duration timeout) {
@@ -114,6 +118,21 @@ absl::StatusOr<control::NodeView> DriverLoop::SetSpare(const pb::NodeSpareSet& s
   return Call<control::NodeView>(
       [this, spare_set] { return shell_->SetSpare(spare_set); },
       [this, node_id = spare_set.node_id()] { return shell_->ViewOfNode(node_id); });
+}
+
+absl::StatusOr<control::Job> DriverLoop::Suspect(const std::string& job_id,
+                                                 const control::Suspicion& suspicion) {
+  pb::SuspectFound found;
+  found.set_job_id(job_id);
+  *found.mutable_suspicion() = suspicion;
+  return Call<control::Job>([this, found] { return shell_->Suspect(found); },
+                            [this, job_id] { return shell_->View(job_id); });
+}
+
+absl::StatusOr<std::vector<std::string>> DriverLoop::StalledJobs() {
+  return Call<std::vector<std::string>>(
+      [] { return absl::OkStatus(); },
+      [this] { return absl::StatusOr<std::vector<std::string>>(shell_->StalledJobs()); });
 }
 
 absl::StatusOr<control::Job> DriverLoop::GetJob(const std::string& job_id) {

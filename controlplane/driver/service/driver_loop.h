@@ -48,6 +48,10 @@ class DriverLoop {
   absl::StatusOr<megascale::control::v1::NodeView> Uncordon(const std::string& node_id);
   absl::StatusOr<megascale::control::v1::NodeView> SetSpare(
       const megascale::driver::v1::NodeSpareSet& spare_set);
+  // Returns the job as it is after the suspicion.
+  absl::StatusOr<megascale::control::v1::Job> Suspect(
+      const std::string& job_id, const megascale::control::v1::Suspicion& suspicion);
+  absl::StatusOr<std::vector<std::string>> StalledJobs();
   absl::StatusOr<megascale::control::v1::Job> GetJob(const std::string& job_id);
   absl::StatusOr<std::vector<megascale::control::v1::Job>> ListJobs();
   absl::StatusOr<megascale::control::v1::GetClusterResponse> GetCluster();

@@ -20,6 +20,9 @@
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/driver/service/job_service.h"
+#include "controlplane/driver/service/page_server.h"
+#include "controlplane/driver/service/page_source.h"
+#include "controlplane/driver/service/suspect_watch.h"
 #include "controlplane/driver/storage/state_check.h"
 #include "controlplane/security/credentials.h"
 #include "controlplane/security/grpc_log.h"
@@ -64,6 +67,8 @@ sigset_t EndSignals() {
 
 }  // namespace
 
+constexpr absl::Duration kSuspectFetchTimeout = absl::Seconds(2);
+
 // Members are destroyed from the last to the first: the server before what it serves.
 struct DriverServer::Impl {
   client::Address address;
@@ -72,11 +77,15 @@ struct DriverServer::Impl {
   std::unique_ptr<grpc::Service> jobs;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<OwnPort> own_port;  // null: TCP
+  std::unique_ptr<PageServer> page;   // null: there is no page
   int port = 0;
+  std::unique_ptr<SuspectWatch> watch;
 
   ~Impl() {
+    watch.reset();
     if (loop != nullptr) loop->Stop();
     own_port.reset();
+    page.reset();
     if (server == nullptr) return;
     server->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(kShutdownGrace));
     server->Wait();
@@ -86,6 +95,7 @@ struct DriverServer::Impl {
   absl::Status CheckAddress(const DriverOptions& options);
   absl::Status MakeLoop(const DriverOptions& given);
   absl::Status Listen(const DriverOptions& options);
+  absl::Status ServePage(const DriverOptions& options);
   // The address, with the port that the system chose if port 0 was requested.
   std::string ListenAddress() const;
 };
@@ -156,6 +166,16 @@ absl::Status DriverServer::Impl::Listen(const DriverOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status DriverServer::Impl::ServePage(const DriverOptions& options) {
+  if (options.http_address.empty()) return absl::OkStatus();
+  PageServerOptions served;
+  served.address = options.http_address;
+  served.state_directory = options.state_directory;
+  served.tls = options.tls;
+  ASSIGN_OR_RETURN(page, PageServer::Start(served, MakePageSource(loop.get(), agents.get())));
+  return absl::OkStatus();
+}
+
 DriverServer::DriverServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DriverServer::~DriverServer() = default;
 
@@ -186,9 +206,23 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
   impl->agents = std::make_unique<AgentStreams>();
   RETURN_IF_ERROR(impl->MakeLoop(options));
   impl->jobs = MakeJobService(impl->loop.get(), impl->agents.get());
+  RETURN_IF_ERROR(impl->ServePage(options));
   RETURN_IF_ERROR(impl->Listen(options));
   impl->loop->Start();
+  impl->watch = std::make_unique<SuspectWatch>(
+      impl->loop.get(),
+      [loop = impl->loop.get(), agents = impl->agents.get()](const std::string& job_id) {
+        SpanStreamPorts ports;
+        ports.job = [loop, job_id] { return loop->GetJob(job_id); };
+        ports.cluster = [loop] { return loop->GetCluster(); };
+        ports.fetch = [agents](const std::string& node_id, const auto& fetch) {
+          return agents->Fetch(node_id, fetch, kSuspectFetchTimeout);
+        };
+        ports.now = [] { return base::RealClock().Monotonic(); };
+        return ports;
+      });
   base::LogInfo(absl::StrCat("megascale ", base::kVersion, " listens on ", impl->ListenAddress()));
+  if (impl->page != nullptr) base::LogInfo(absl::StrCat("the page: ", impl->page->url()));
   return std::unique_ptr<DriverServer>(new DriverServer(std::move(impl)));
 }
 
@@ -197,6 +231,10 @@ absl::Status DriverServer::WaitForFailure(absl::Duration timeout) {
 }
 
 int DriverServer::port() const { return impl_->port; }
+
+std::string DriverServer::page_url() const {
+  return impl_->page == nullptr ? "" : impl_->page->url();
+}
 
 absl::Status RunDriver(const DriverOptions& options) {
   security::LogRefusals();

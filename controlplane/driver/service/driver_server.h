@@ -14,6 +14,10 @@
 
 namespace megascale::driver {
 
+// The file in the state directory that has the URL of the page with its token. It is written before
+// the driver answers its first call.
+inline constexpr char kPageUrlFile[] = "http-url";
+
 struct DriverOptions {
   // "unix:/path" or "host:port". The socket's folder is created owner-only; an existing one must be
   // owner-only. TCP needs `tls`, or `insecure` and a loopback address.
@@ -32,6 +36,8 @@ struct DriverOptions {
   std::string machine_tests = "off";
   security::TlsFiles tls;
   bool insecure = false;
+  // "host:port" of the page; empty: there is none. Off this machine it uses `tls`.
+  std::string http_address;
 };
 
 class DriverServer {
@@ -50,6 +56,8 @@ class DriverServer {
 
   // The port that it listens on; 0 for a Unix socket.
   int port() const;
+  // The address of the page, with its token; empty: there is none.
+  std::string page_url() const;
 
  private:
   struct Impl;

@@ -10,12 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "controlplane/driver/listen/open_streams.h"
+#include "controlplane/driver/relay/evidence_stream.h"
 #include "controlplane/driver/relay/log_stream.h"
 #include "controlplane/driver/relay/span_stream.h"
 #include "controlplane/driver/relay/stage_times.h"
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/driver/shell/job_view.h"
+#include "controlplane/driver/storage/loss_history.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
@@ -37,6 +39,8 @@ constexpr int64_t kGraceSecondsMax = 24 * 60 * 60;
 constexpr int kAllowChangedMax = 64;
 constexpr size_t kAllowChangedBytesMax = 128;
 constexpr size_t kSecretBytes = 32;
+constexpr int32_t kStepsListed = 1000;
+constexpr int32_t kStepsListedMax = 10'000;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
@@ -118,6 +122,25 @@ absl::StatusOr<pb::NodeView> Evict(DriverLoop* loop, const pb::EvictNodeRequest&
   return loop->Evict(evicted);
 }
 
+// Reads the loss log in the caller's thread, not in the loop's.
+absl::StatusOr<pb::ListStepsResponse> ReadStepsOf(DriverLoop* loop,
+                                                  const pb::ListStepsRequest& request) {
+  RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
+  if (request.first_step() < 0 || request.max_steps() < 0 ||
+      request.max_steps() > kStepsListedMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("first_step ", request.first_step(), ", max_steps ", request.max_steps(),
+                     ": expected a step from 0, and at most ", kStepsListedMax, " steps"));
+  }
+  ASSIGN_OR_RETURN(const pb::Job job, loop->GetJob(request.job_id()));
+  const int32_t steps_max = request.max_steps() == 0 ? kStepsListed : request.max_steps();
+  ASSIGN_OR_RETURN(StepRecords steps,
+                   ReadSteps(job.directory(), &RealJobFiles(), request.first_step(), steps_max));
+  pb::ListStepsResponse response;
+  for (auto& step : steps) *response.add_steps() = std::move(step);
+  return response;
+}
+
 class JobServiceOnLoop final : public pb::JobService::Service {
  public:
   JobServiceOnLoop(DriverLoop* loop, AgentStreams* agents) : loop_(*loop), agents_(*agents) {}
@@ -151,6 +174,11 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     if (!jobs.ok()) return ToGrpc(jobs.status());
     for (pb::Job& job : *jobs) *response->add_jobs() = std::move(job);
     return grpc::Status::OK;
+  }
+
+  grpc::Status ListSteps(grpc::ServerContext* context, const pb::ListStepsRequest* request,
+                         pb::ListStepsResponse* response) override {
+    return Answer(ReadStepsOf(&loop_, *request), response);
   }
 
   grpc::Status GetCluster(grpc::ServerContext* context, const pb::GetClusterRequest* request,
@@ -229,6 +257,20 @@ class JobServiceOnLoop final : public pb::JobService::Service {
       return !context->IsCancelled() && stream.Guard([&] { return writer->Write(response); });
     };
     return ToGrpc(driver::StreamSpans(*request, ports));
+  }
+
+  grpc::Status StreamEvidence(grpc::ServerContext* context,
+                              const pb::StreamEvidenceRequest* request,
+                              grpc::ServerWriter<pb::StreamEvidenceResponse>* writer) override {
+    if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
+      return ToGrpc(status);
+    OpenStreams::Stream stream(&streams_, context);
+    if (!stream.status().ok()) return ToGrpc(stream.status());
+    auto ports = PortsOf<EvidenceStreamPorts>(request->job_id(), kFetchTimeout);
+    ports.emit = [&](const pb::StreamEvidenceResponse& response) {
+      return !context->IsCancelled() && stream.Guard([&] { return writer->Write(response); });
+    };
+    return ToGrpc(driver::StreamEvidence(*request, ports));
   }
 
  private:

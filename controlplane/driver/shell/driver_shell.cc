@@ -42,13 +42,14 @@ absl::Status WriteJobFile(const JobRecord& job, JobFiles* files) {
   return files->WriteSoon(path, text);
 }
 
-// Returns an event as text for the log, without job secrets, agent keys and whole specifications.
+// Returns an event as text for the log, without secrets, agent keys and whole specifications.
 std::string Summary(const Event& event) {
   if (event.has_job_submitted()) {
     return absl::StrCat("job ", event.job_submitted().job_id(), " was submitted");
   }
   Event shown = event;
   shown.clear_time_unix_nanos();
+  if (shown.has_driver_started()) shown.mutable_driver_started()->clear_secret();
   if (shown.has_node_joined()) shown.mutable_node_joined()->mutable_hello()->clear_key();
   return shown.ShortDebugString().substr(0, 300);
 }
@@ -58,7 +59,8 @@ std::string Summary(const Event& event) {
 DriverShell::DriverShell(Options options)
     : options_(std::move(options)),
       monitor_(options_.clock->Monotonic()),
-      loss_logs_(options_.files) {}
+      loss_logs_(options_.files),
+      tensorboard_logs_(options_.files) {}
 
 absl::StatusOr<std::unique_ptr<DriverShell>> DriverShell::Create(Options options) {
   std::unique_ptr<DriverShell> shell(new DriverShell(std::move(options)));
@@ -169,6 +171,28 @@ absl::Status DriverShell::SetSpare(const pb::NodeSpareSet& spare_set) {
   return absl::OkStatus();
 }
 
+absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
+  // Asking its agents takes time: the job may have gone on meanwhile.
+  const JobRecord* job = FindJob(state_, found.job_id());
+  if (job == nullptr || job->has_suspicion() ||
+      !counts_.StandsStill(*job, monitor_.reports().awake())) {
+    return absl::OkStatus();
+  }
+  Event event;
+  *event.mutable_suspect_found() = found;
+  Feed(std::move(event));
+  return absl::OkStatus();
+}
+
+std::vector<std::string> DriverShell::StalledJobs() const {
+  std::vector<std::string> stalled;
+  for (const JobRecord& job : state_.jobs()) {
+    if (job.has_suspicion() || !counts_.StandsStill(job, monitor_.reports().awake())) continue;
+    stalled.push_back(JobId(job));
+  }
+  return stalled;
+}
+
 absl::Status DriverShell::MayJoin(const agent::Hello& hello, const AgentLink& link) const {
   Contact contact = monitor_.reports().ContactWith(hello.node_id());
   // An agent whose stream has ended is out of contact, however fresh its last report is.
@@ -270,6 +294,7 @@ void DriverShell::Tick(absl::Duration now) {
     it = timers_.erase(it);
   }
   FeedAll(std::move(due));
+  FeedAll(counts_.EventsDue(now));
   Forget(now);
 }
 
@@ -303,6 +328,8 @@ void DriverShell::ForgetJobs() {
     if (!options_.files->OpenAppended(mark).ok()) continue;
     event.mutable_jobs_forgotten()->add_job_ids(id);
     loss_logs_.Forget(id);
+    tensorboard_logs_.Forget(id);
+    counts_.Forget(id);
     cut_attempts_.erase(id);
     described_.erase(id);
     last_ranks_.erase(id);
@@ -338,9 +365,13 @@ void DriverShell::KeepEvidence(const JobRecord& job) {
 
 void DriverShell::Feed(Event event) {
   NoteRanks(event);
+  for (Event& steps : counts_.EventsBefore(event, options_.clock->Monotonic())) {
+    Feed(std::move(steps));
+  }
   event.set_time_unix_nanos(absl::ToUnixNanos(options_.clock->Wall()));
   const bool accepted = Apply(event, &state_);
-  if (accepted && event.event_case() != Event::kAttemptProgressed) {
+  if (accepted && event.event_case() != Event::kAttemptProgressed &&
+      event.event_case() != Event::kStepsTaken) {
     base::LogInfo(Summary(event));
   }
   pending_.push_back(std::move(event));
@@ -400,6 +431,8 @@ void DriverShell::TellAttempts() {
     if (job != nullptr && !IsTerminal(*job)) continue;  // it is queued again after a restore
     if (job != nullptr) KeepEvidence(*job);
     loss_logs_.Close(job_id);
+    tensorboard_logs_.Forget(job_id);
+    counts_.Forget(job_id);
   }
   if (options_.on_attempts) options_.on_attempts(attempts);
   told_attempts_ = std::move(attempts);
@@ -456,8 +489,15 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
       continue;
     }
     Describe(*job);
-    monitor_.NoteStep(actual.job_id(),
-                      loss_logs_.Append(*job, actual.steps(), options_.clock->Monotonic()));
+    const absl::Duration now = options_.clock->Monotonic();
+    const int64_t newest = loss_logs_.Append(*job, actual.steps(), now);
+    counts_.Count(*job, actual, newest, {now, options_.clock->Wall(), monitor_.reports().awake()});
+    monitor_.NoteStep(actual.job_id(), newest);
+    const LossLog* log = loss_logs_.Find(actual.job_id());
+    if (job->submitted().spec().tensorboard() && log != nullptr) {
+      tensorboard_logs_.Follow(actual.job_id(), job->submitted().directory(), *log,
+                               options_.clock->Wall());
+    }
   }
 }
 
@@ -495,7 +535,8 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
 }
 
 absl::StatusOr<control::Job> DriverShell::ViewRecord(const JobRecord& job) {
-  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall()};
+  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall(),
+                               counts_.Find(JobId(job))};
   if (job.attempt() == 0) {  // no steps yet; a submit is not to wait for their log
     Describe(job);
     return ViewJob(job, nullptr, sources);

@@ -27,9 +27,11 @@
 #include "controlplane/driver/core/job_retention.h"
 #include "controlplane/driver/reports/agent_monitor.h"
 #include "controlplane/driver/shell/job_logs.h"
+#include "controlplane/driver/shell/step_counts.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "controlplane/driver/storage/loss_log.h"
+#include "controlplane/driver/storage/tensorboard_log.h"
 #include "proto/control.pb.h"
 #include "runtime/base/clock.h"
 
@@ -99,6 +101,8 @@ class DriverShell {
   absl::Status Evict(const megascale::driver::v1::NodeEvicted& evicted);
   absl::Status Uncordon(const std::string& node_id);
   absl::Status SetSpare(const megascale::driver::v1::NodeSpareSet& spare_set);
+  // Someone found out why a job stands still. The core ignores a suspicion that is out of date.
+  absl::Status Suspect(const megascale::driver::v1::SuspectFound& found);
   // Takes over an agent that connected. Returns false when the agent may not join: then its link is
   // closed with the reason.
   bool OnHello(const megascale::agent::v1::Hello& hello, std::shared_ptr<AgentLink> link);
@@ -111,6 +115,8 @@ class DriverShell {
   absl::StatusOr<megascale::control::v1::Job> View(const std::string& job_id);
   absl::StatusOr<std::vector<megascale::control::v1::Job>> ViewJobs();
   megascale::control::v1::GetClusterResponse ViewNodes() const;
+  // Returns the jobs that train, have completed no step for long, and have no suspect yet.
+  std::vector<std::string> StalledJobs() const;
   // NotFound: the node was forgotten in the round of the request.
   absl::StatusOr<megascale::control::v1::NodeView> ViewOfNode(const std::string& node_id) const;
   // Returns the job and the steps completed since `position`; with -1 no steps, only the position.
@@ -159,8 +165,10 @@ class DriverShell {
   std::vector<Event> pending_;  // applied, not yet durable
   int64_t num_snapshot_ = 0;    // state_.num_events() at the last snapshot
   JobLogs loss_logs_;
+  TensorBoardLogs tensorboard_logs_;
   std::set<std::string> described_;              // jobs that have their job.json
   std::map<std::string, int64_t> cut_attempts_;  // by job: attempt for which its loss log was cut
+  StepCounts counts_;
   std::map<std::string, std::pair<absl::Duration, Event>> timers_;  // by key: when due
   std::map<std::string, Link> links_;
   std::map<std::string, absl::Duration> refusals_logged_;  // by node: time of the last log line

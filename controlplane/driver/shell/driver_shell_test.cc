@@ -11,7 +11,9 @@
 #include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/shell/job_view.h"
+#include "controlplane/driver/shell/step_counts.h"
 #include "controlplane/driver/storage/simulated_disk.h"
+#include "runtime/base/log.h"
 #include "runtime/telemetry/doing.h"
 
 namespace megascale::driver {
@@ -118,6 +120,19 @@ class DriverShellTest : public ::testing::Test {
   const std::shared_ptr<KeepingLink> link_ = std::make_shared<KeepingLink>();
   agent::ActualState report_;
 };
+
+TEST_F(DriverShellTest, TheLogOfDecisionsKeepsSecrets) {
+  base::InitLog("driver", base::LogLevel::kInfo);  // to standard error
+  testing::internal::CaptureStderr();
+  SimulatedDisk disk;
+  Open(&disk);
+  Run();
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("driver_started"));
+  EXPECT_THAT(log, HasSubstr("node_joined"));
+  EXPECT_THAT(log, testing::Not(HasSubstr("secret")));
+  EXPECT_THAT(log, testing::Not(HasSubstr("key:")));
+}
 
 TEST_F(DriverShellTest, StepsOfTheWallClockCauseNothing) {
   Run();
@@ -697,6 +712,34 @@ TEST_F(DriverShellTest, MachinesThatDoNotComeBackAreForgotten) {
   EXPECT_EQ(shell_->state().nodes_size(), 1);
   EXPECT_EQ(shell_->ViewNodes().nodes_size(), 1);
   EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+}
+
+// A job of one attempt that trains and has completed a step of one second.
+TEST(StepCountsTest, AStallIsMeasuredWhileTheDriverIsAwake) {
+  JobRecord job;
+  job.set_attempt(1);
+  job.mutable_submitted()->set_job_id("job");
+  job.set_stage(v1::STAGE_RUN);
+  job.set_state(megascale::control::v1::JOB_STATE_RUNNING);
+  megascale::agent::v1::ActualJob actual;
+  auto& step = *actual.add_steps();
+  step.set_attempt(1);
+  step.set_step(1);
+  step.set_seconds(1);
+  StepCounts counts;
+  // The wall clock was set an hour back meanwhile: it says nothing.
+  const absl::Time wall = absl::FromUnixSeconds(1'000'000);
+  counts.Count(job, actual, 1, {absl::Seconds(50), wall, absl::Seconds(10)});
+  EXPECT_FALSE(counts.StandsStill(job, absl::Seconds(15)));
+  EXPECT_TRUE(counts.StandsStill(job, absl::Seconds(16)));
+  // Three usual steps are the longer wait where steps are slow.
+  step.set_step(2);
+  step.set_seconds(9);
+  counts.Count(job, actual, 2, {absl::Seconds(60), wall, absl::Seconds(20)});
+  EXPECT_FALSE(counts.StandsStill(job, absl::Seconds(34)));
+  EXPECT_TRUE(counts.StandsStill(job, absl::Seconds(36)));
+  job.set_attempt(2);
+  EXPECT_FALSE(counts.StandsStill(job, absl::Seconds(99))) << "the new attempt has no step yet";
 }
 
 }  // namespace

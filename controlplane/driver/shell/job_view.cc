@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/account/time_account.h"
 #include "controlplane/driver/core/restore_order.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/base/version.h"
+#include "runtime/diagnose/number_check.h"
 #include "runtime/model/config.h"
 #include "runtime/telemetry/doing.h"
 
@@ -95,6 +97,19 @@ void AddCeiling(const JobRecord& job, const ViewSources& sources, control::Job* 
   view->set_flops_ceiling_age_seconds(std::max(1.0, absl::ToDoubleSeconds(age)));
 }
 
+// A preflight that encodes text may take long, and people must see how far it is.
+void AddPreflight(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
+  for (const std::string& node_id : NodesOf(job)) {
+    const auto* actual = monitor.reports().LastReport(node_id, JobId(job));
+    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
+    const auto& preflight = actual->preflight();
+    if (preflight.state() != megascale::agent::v1::Preflight::STATE_RUNNING) continue;
+    if (preflight.message().empty()) continue;
+    view->set_message(absl::StrCat(preflight.message(), " on ", node_id));
+    return;
+  }
+}
+
 // Checkpoints that cannot be written do not stop a job, but people must see it.
 void AddStorageError(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
   for (const std::string& node_id : NodesOf(job)) {
@@ -130,12 +145,68 @@ void AddWarnings(const JobRecord& job, const AgentMonitor& monitor, control::Job
   }
 }
 
+// A step whose numbers are not finite ends its attempt before it is logged, and the failure names
+// the operator and the tensor.
+void AddNumbers(const JobRecord& job, const LossLog& loss_log, control::Job* view) {
+  std::vector<diagnose::LoggedStep> steps;
+  for (const LossLog::StepRecord& record : loss_log.recent()) {
+    steps.push_back({.step = record.step(),
+                     .loss = record.loss(),
+                     .grad_norm = record.grad_norm(),
+                     .tokens = record.tokens(),
+                     .seconds = record.seconds(),
+                     .attempt = record.attempt()});
+  }
+  for (const diagnose::NumberFinding& finding : diagnose::CheckNumbers(steps)) {
+    control::NumberWarning* warning = view->add_number_warnings();
+    switch (finding.kind) {
+      case diagnose::OffRoad::kLossJump:
+        warning->set_kind(control::NumberWarning::KIND_LOSS_JUMP);
+        break;
+      case diagnose::OffRoad::kGradientJump:
+        warning->set_kind(control::NumberWarning::KIND_GRADIENT_JUMP);
+        break;
+      case diagnose::OffRoad::kNotFinite:
+        warning->set_kind(control::NumberWarning::KIND_NOT_FINITE);
+        break;
+      case diagnose::OffRoad::kSlower:
+        warning->set_kind(control::NumberWarning::KIND_SLOWER);
+        break;
+    }
+    warning->set_step(finding.step);
+    warning->set_value(finding.value);
+    warning->set_usual(finding.usual);
+  }
+}
+
+void AddDivergence(const JobRecord& job, control::Job* view) {
+  const control::Culprit& culprit = job.culprit();
+  if (culprit.failure_class() != megascale::telemetry::v1::FAILURE_CLASS_DIVERGED) return;
+  control::NumberWarning* warning = view->add_number_warnings();
+  warning->set_kind(control::NumberWarning::KIND_NOT_FINITE);
+  warning->set_step(job.best_step() + 1);
+  warning->set_message(culprit.evidence().substr(0, culprit.evidence().find('\n')));
+}
+
+void AddAccount(const JobRecord& job, const ViewSources& sources, control::Job* view) {
+  if (!job.has_time_book()) return;
+  TimeBook book = job.time_book();
+  const bool has_steps = sources.new_steps != nullptr && sources.new_steps->num_steps() > 0;
+  if (has_steps && sources.new_steps->attempt() == job.attempt()) {
+    CountSteps(*sources.new_steps, &book);
+  }
+  const int64_t now = absl::ToUnixNanos(sources.now);
+  *view->mutable_time_account() = AccountAt(book, now);
+  *view->mutable_last_hour() = LastHourAt(book, now);
+}
+
 void AddTimes(const JobRecord& job, const ViewSources& sources, control::Job* view) {
   SetTime(job.submitted_unix_nanos(), view->mutable_submitted_at());
   if (job.started_unix_nanos() != 0) {
     SetTime(job.started_unix_nanos(), view->mutable_started_at());
   }
   if (job.ended_unix_nanos() != 0) SetTime(job.ended_unix_nanos(), view->mutable_ended_at());
+  AddAccount(job, sources, view);
   const absl::Duration age = sources.now - absl::FromUnixNanos(job.submitted_unix_nanos());
   view->set_submitted_age_seconds(std::max(0.0, absl::ToDoubleSeconds(age)));
 }
@@ -176,8 +247,11 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
     view.set_last_step(std::max(loss_log->last_step(), job.restore().step()));
     *view.mutable_last_record() = loss_log->recent().back();
     view.set_tokens_per_second(TokensPerSecond(job, *loss_log));
+    AddNumbers(job, *loss_log, &view);
   }
+  if (job.has_suspicion()) *view.mutable_suspicion() = job.suspicion();
   if (job.has_culprit()) *view.mutable_culprit() = job.culprit();
+  AddDivergence(job, &view);
   for (int i = 1; i < job.failures_size(); ++i) {
     *view.add_consequences() = job.failures(i).culprit();
   }
@@ -197,12 +271,15 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   view.set_model_flops_per_second(view.tokens_per_second() * FlopsPerToken(job));
   const std::vector<control::RankView> ranks = ViewRanks(job, *sources.monitor);
   *view.mutable_ranks() = {ranks.begin(), ranks.end()};
+  if (HoldsSlots(job)) AddPreflight(job, *sources.monitor, &view);
   if (HoldsSlots(job)) AddStorageError(job, *sources.monitor, &view);
   return view;
 }
 
 control::Job WithoutAges(control::Job job) {
   job.clear_submitted_age_seconds();
+  job.clear_time_account();
+  job.clear_last_hour();
   job.clear_flops_ceiling_age_seconds();
   if (job.has_last_checkpoint()) job.mutable_last_checkpoint()->clear_age_seconds();
   if (job.has_storage_failure()) job.mutable_storage_failure()->clear_seconds();

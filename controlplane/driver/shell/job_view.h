@@ -15,6 +15,8 @@ struct ViewSources {
   const DriverState* state = nullptr;
   const AgentMonitor* monitor = nullptr;
   absl::Time now;  // wall time
+  // Steps that the job's time account does not know yet; null: there are none.
+  const megascale::driver::v1::StepsTaken* new_steps = nullptr;
 };
 
 // Returns the job as people see it. `loss_log`: this job's; null: it cannot be read.

@@ -141,12 +141,12 @@ TEST_F(RocksDbLogTest, NewerSchemaIsRefused) {
     rocksdb::DB* opened = nullptr;
     ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), directory_, &opened).ok());
     std::unique_ptr<rocksdb::DB> db(opened);
-    ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), "schema", "4").ok());
+    ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), "schema", "5").ok());
   }
   const auto log = OpenRocksDbLog(directory_);
   EXPECT_EQ(log.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(log.status().message()),
-              HasSubstr("was written by a newer megascale (schema 4; "));
+              HasSubstr("was written by a newer megascale (schema 5; "));
 }
 
 // The directory is as a program of schema 1 leaves it: a snapshot after two events, and two more
@@ -165,7 +165,7 @@ TEST_F(RocksDbLogTest, ADirectoryOfSchema1IsUpgradedWithAllThatItHolds) {
     ASSERT_TRUE(log->Append(4, {Lost("n0", "a")}).ok());
   }
   EXPECT_THAT(Open()->ReadAll()->events, SizeIs(1));
-  EXPECT_EQ(Get("schema"), "3");
+  EXPECT_EQ(Get("schema"), "4");
 }
 
 // As the last version leaves it: rules 3, a node that is lost, no epoch.
@@ -187,7 +187,7 @@ TEST_F(RocksDbLogTest, ADirectoryOfSchema2KeepsItsJobsAndBeginsAnEpochWithItsNex
     }
   }
   DriverState state = Open()->ReadAll()->state;
-  EXPECT_EQ(Get("schema"), "3");
+  EXPECT_EQ(Get("schema"), "4");
   EXPECT_EQ(state.SerializeAsString(), before.SerializeAsString());
   EXPECT_EQ(FindJob(state, "j")->stage(), v1::STAGE_RUN);
   EXPECT_EQ(state.epoch(), 0);
@@ -241,7 +241,7 @@ TEST_F(RocksDbLogTest, ACrashInTheMiddleOfAnUpgradeLosesNothing) {
   const auto contents = Open()->ReadAll();
   ASSERT_TRUE(contents.ok()) << contents.status();
   EXPECT_EQ(contents->state.SerializeAsString(), before.SerializeAsString());
-  EXPECT_EQ(Get("schema"), "3");
+  EXPECT_EQ(Get("schema"), "4");
 }
 
 TEST_F(RocksDbLogTest, ADirectoryThatIsDamagedIsNamed) {
@@ -255,7 +255,7 @@ TEST_F(RocksDbLogTest, ADirectoryThatIsDamagedIsNamed) {
             absl::DataLossError(directory_ +
                                 ": has no schema but event/0000000000000001; the log was "
                                 "damaged: restore it from a copy, or give another --state-dir"));
-  Put("schema", "3");
+  Put("schema", "4");
   Put("snapshot", "\xff\xff\xff");
   EXPECT_EQ(Open()->ReadAll().status(),
             absl::DataLossError(directory_ +

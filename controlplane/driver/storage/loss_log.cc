@@ -1,55 +1,17 @@
 #include "controlplane/driver/storage/loss_log.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/storage/loss_line.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
 namespace megascale::driver {
 namespace {
-
-constexpr char kFile[] = "metrics.jsonl";
-
-// Doubles have enough digits to read the same bits back.
-std::string ToLine(const LossLog::StepRecord& record) {
-  nlohmann::ordered_json line;
-  line["step"] = record.step();
-  line["loss"] = record.loss();
-  line["grad_norm"] = record.grad_norm();
-  line["lr"] = record.lr();
-  line["tokens"] = record.tokens();
-  line["seconds"] = record.seconds();
-  line["attempt"] = record.attempt();
-  return line.dump() + "\n";
-}
-
-// JSON has no NaN: null stands for it.
-double Number(const nlohmann::json& value) {
-  return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
-}
-
-absl::StatusOr<LossLog::StepRecord> FromLine(absl::string_view text) {
-  LossLog::StepRecord record;
-  try {
-    const auto line = nlohmann::json::parse(text.begin(), text.end());
-    record.set_step(line.at("step").get<int64_t>());
-    record.set_loss(Number(line.at("loss")));
-    record.set_grad_norm(Number(line.at("grad_norm")));
-    record.set_lr(Number(line.at("lr")));
-    record.set_tokens(line.at("tokens").get<int64_t>());
-    record.set_seconds(Number(line.at("seconds")));
-    record.set_attempt(line.at("attempt").get<int64_t>());
-  } catch (const nlohmann::json::exception& error) {
-    return absl::DataLossError(absl::StrCat("is not a step record (", error.what(), ")"));
-  }
-  return record;
-}
 
 // The end of a file, in whole lines.
 struct Tail {
@@ -84,7 +46,7 @@ int64_t ForEachRecord(absl::string_view text,
   int64_t num_bad = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
-    const auto record = FromLine(text.substr(begin, end - begin));
+    const auto record = FromLossLine(text.substr(begin, end - begin));
     if (!record.ok()) {
       ++num_bad;
     } else if (!take(*record, begin)) {
@@ -102,7 +64,7 @@ LossLog::LossLog(std::string path, JobFiles* files, std::unique_ptr<AppendedFile
 
 absl::StatusOr<std::unique_ptr<LossLog>> LossLog::Open(const std::string& directory,
                                                        JobFiles* files) {
-  const std::string path = absl::StrCat(directory, "/", kFile);
+  const std::string path = absl::StrCat(directory, "/", kLossLogFile);
   ASSIGN_OR_RETURN(std::unique_ptr<AppendedFile> file, files->OpenAppended(path));
   ASSIGN_OR_RETURN(const size_t size, files->Size(path));
   const auto has_end = [](const std::string& text) { return !text.empty(); };
@@ -144,7 +106,7 @@ absl::Status LossLog::Load(size_t size_bytes) {
 
 absl::Status LossLog::Append(const StepRecord& record) {
   if (next_step_ != 0 && record.step() != next_step_) return absl::OkStatus();
-  RETURN_IF_ERROR(file_->Append(ToLine(record)));
+  RETURN_IF_ERROR(file_->Append(ToLossLine(record)));
   next_step_ = record.step() + 1;
   recent_.push_back(record);
   if (recent_.size() > kRecentMax) recent_.pop_front();
@@ -192,7 +154,7 @@ absl::Status LossLog::CutTo(int64_t step, int64_t attempt) {
   ASSIGN_OR_RETURN(const Rest rest, FindRest(step, attempt));
   if (!rest.text.empty()) {
     // The copy is durable before the original is cut. After a crash between them both are repeated.
-    const std::string stem = path_.substr(0, path_.size() - sizeof(kFile) + 1);
+    const std::string stem = path_.substr(0, path_.size() - sizeof(kLossLogFile) + 1);
     RETURN_IF_ERROR(files_.WriteDurably(
         absl::StrCat(stem, "metrics.attempt-", attempt - 1, ".jsonl"), rest.text));
     RETURN_IF_ERROR(file_->CutTo(rest.begin));

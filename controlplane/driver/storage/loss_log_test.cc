@@ -7,6 +7,10 @@
 #include <fstream>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/storage/loss_history.h"
+#include "controlplane/driver/storage/tensorboard_log.h"
+#include "proto/tensorboard.pb.h"
 #include "runtime/base/fd.h"
 
 namespace megascale::driver {
@@ -220,6 +224,102 @@ TEST_F(LossLogTest, ValueThatIsNoNumberIsKept) {
     ASSERT_TRUE(log->Append(record).ok());
   }
   EXPECT_TRUE(std::isnan(Open()->recent().back().loss()));
+}
+
+// --- parts of it for people -------------------------------------------------------------------
+
+TEST_F(LossLogTest, AnyPartIsFoundWithoutReadingTheWholeFile) {
+  const auto log = Open();
+  Add(log.get(), 1, 5000, 1);
+  for (const int64_t first : {0, 1, 2, 777, 2500, 4999, 5000}) {
+    const auto steps = ReadSteps(directory_, &RealJobFiles(), first, 3);
+    ASSERT_TRUE(steps.ok()) << steps.status();
+    ASSERT_FALSE(steps->empty());
+    EXPECT_EQ(steps->front().step(), std::max<int64_t>(1, first));
+    EXPECT_EQ(steps->size(), std::min<int64_t>(3, 5001 - steps->front().step()));
+  }
+  EXPECT_THAT(*ReadSteps(directory_, &RealJobFiles(), 5001, 3), SizeIs(0));
+  EXPECT_THAT(*ReadSteps(directory_, &RealJobFiles(), 0, 100'000), SizeIs(5000));
+  EXPECT_THAT(*ReadSteps(directory_ + "-none", &RealJobFiles(), 0, 3), SizeIs(0));
+}
+
+TEST_F(LossLogTest, ALineThatIsStillWrittenAndLinesThatAreNoRecordsAreLeftOut) {
+  {
+    const auto log = Open();
+    Add(log.get(), 1, 3, 1);
+  }
+  std::ofstream(directory_ + "/metrics.jsonl", std::ios::app) << "no record\n{\"step\": 4, \"lo";
+  EXPECT_THAT(*ReadSteps(directory_, &RealJobFiles(), 0, 10), SizeIs(3));
+  EXPECT_THAT(*SampleSteps(directory_, &RealJobFiles(), 10), SizeIs(3));
+}
+
+TEST_F(LossLogTest, ASampleIsSpreadEvenlyAndHasBothEnds) {
+  const auto log = Open();
+  Add(log.get(), 1, 5000, 1);
+  for (const int64_t points : {2, 10, 100, 1000}) {
+    const auto steps = SampleSteps(directory_, &RealJobFiles(), points);
+    ASSERT_TRUE(steps.ok()) << steps.status();
+    EXPECT_LE(steps->size(), static_cast<size_t>(points) + 1);
+    EXPECT_GE(steps->size(), static_cast<size_t>(points) * 9 / 10);
+    EXPECT_EQ(steps->front().step(), 1);
+    EXPECT_EQ(steps->back().step(), 5000);
+    for (size_t i = 1; i < steps->size(); ++i) {
+      EXPECT_LT((*steps)[i - 1].step(), (*steps)[i].step());
+      EXPECT_LE((*steps)[i].step() - (*steps)[i - 1].step(), 5000 / (points - 1) + 10);
+    }
+  }
+}
+
+// --- TensorBoard ------------------------------------------------------------------------------
+
+// Returns "step:loss" for each event with a loss, "version" and "start:step" for the others.
+std::vector<std::string> EventsIn(const std::string& text) {
+  std::vector<std::string> events;
+  for (size_t at = 0; at < text.size();) {
+    uint64_t length = 0;
+    for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<uint8_t>(text[at + i]);
+    const std::string data = text.substr(at + 12, length);
+    EXPECT_EQ(text.substr(at, 16 + length), EventRecord(data)) << "the frame of " << data;
+    at += 16 + length;
+    megascale::tensorboard::v1::Event event;
+    EXPECT_TRUE(event.ParseFromString(data));
+    if (event.has_session_log()) {
+      events.push_back(absl::StrCat("start:", event.step()));
+    } else if (event.has_summary()) {
+      EXPECT_EQ(event.summary().value(0).tag(), "train/loss");
+      events.push_back(absl::StrCat(event.step()));
+    } else {
+      events.push_back(event.file_version());
+    }
+  }
+  return events;
+}
+
+TEST_F(LossLogTest, TensorBoardGetsEachStepAndForgetsWhatIsComputedAgain) {
+  const auto log = Open();
+  TensorBoardLogs tensorboard(&RealJobFiles());
+  const auto follow = [&] {
+    tensorboard.Follow("j", directory_, *log, absl::FromUnixSeconds(1'700'000'000));
+  };
+  follow();  // no step, no file
+  Add(log.get(), 1, 2, 1);
+  follow();
+  Add(log.get(), 3, 4, 1);
+  follow();
+  follow();
+  ASSERT_TRUE(log->CutTo(2, 2).ok());
+  Add(log.get(), 3, 5, 2);
+  follow();
+  const std::string text = Text("tensorboard/events.out.tfevents.1700000000.megascale");
+  EXPECT_THAT(EventsIn(text), ::testing::ElementsAre("brain.Event:2", "start:1", "1", "2", "3", "4",
+                                                     "start:3", "3", "4", "5"));
+}
+
+// The checksums are those that TensorBoard computes for these bytes.
+TEST(EventRecordTest, HasTheFrameThatTensorBoardReads) {
+  const std::string length("\x09\0\0\0\0\0\0\0", 8);
+  EXPECT_EQ(EventRecord("123456789"),
+            length + "\x37\xf9\x71\x39" + "123456789" + "\xe5\xb0\x8a\xc7");
 }
 
 }  // namespace

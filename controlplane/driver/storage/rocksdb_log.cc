@@ -27,7 +27,7 @@
 namespace megascale::driver {
 namespace {
 
-constexpr int kSchema = 3;
+constexpr int kSchema = 4;
 constexpr char kSchemaKey[] = "schema";
 constexpr char kSnapshotKey[] = "snapshot";
 constexpr char kEventPrefix[] = "event/";

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -323,6 +324,48 @@ TEST(GroupsTest, TheObserverSeesEveryCallEnterAndLeave) {
                          "enter all-reduce all 1 9 -1 4", "leave all-reduce all 1 9 -1 4",
                          "enter send all 0 8 1 4", "leave send all 0 8 1 4"}));
   EXPECT_EQ(seen[1][4], "enter receive all 0 8 0 4");
+}
+
+// Counts what a communicator shows of its calls.
+class CountedProgress : public CallProgress {
+ public:
+  int Register(absl::string_view group) override {
+    name = std::string(group);
+    return 7;
+  }
+  void Begin(int channel, const CallEvent& call) override { begun += channel == 7 ? 1 : 0; }
+  void Update(int channel, absl::Span<const PeerProgress> peers) override {
+    for (const PeerProgress& peer : peers) peer_ranks.insert(peer.world_rank);
+  }
+  void End(int channel, const CallEvent& call) override { ended += call.ok ? 1 : 0; }
+
+  std::string name;
+  int begun = 0;
+  int ended = 0;
+  std::set<int> peer_ranks;
+};
+
+TEST(GroupsTest, CallsShowTheirProgress) {
+  ThreadWorld world(OneGroup(3, 1, 4096));
+  std::vector<CountedProgress> progress(3);
+  world.Run([&](int rank) {
+    FabricOptions options = world.OptionsOf(rank);
+    options.progress = &progress[static_cast<size_t>(rank)];
+    auto fabric = Fabric::Create(options, OneGroup(3, 1, 4096).groups).value();
+    ASSERT_EQ(fabric->Connect(), absl::OkStatus());
+    auto comm = fabric->Make("all").value();
+    std::vector<float> values(100'000, 1.0F);
+    const auto size = static_cast<int64_t>(values.size());
+    ASSERT_EQ(comm->AllReduce({values.data(), DType::kF32, size}, {}), absl::OkStatus());
+    ASSERT_EQ(comm->Barrier({}), absl::OkStatus());
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    const CountedProgress& shown = progress[static_cast<size_t>(rank)];
+    EXPECT_EQ(shown.name, "all");
+    EXPECT_EQ(shown.begun, 2);
+    EXPECT_EQ(shown.ended, 2);
+    EXPECT_EQ(shown.peer_ranks.count(rank), 0u);
+  }
 }
 
 // Rank 1 joins only once rank 0 has computed, and rank 0 computes only once its call has begun:

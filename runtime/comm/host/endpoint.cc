@@ -41,6 +41,7 @@ absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
     absl::StatusOr<bool> moved = exchange.Progress(peers_);
     if (!moved.ok()) return Fail(base::Annotate(moved.status(), Context(exchange)));
     if (exchange.Done()) return absl::OkStatus();
+    Report(exchange, !*moved);
     if (*moved) continue;
     const absl::Duration now = base::RealClock().Monotonic();
     const bool asks_kernel = now >= next_check;
@@ -55,6 +56,23 @@ absl::Status Endpoint::Run(Exchange& exchange, absl::Duration deadline) {
     if (now >= deadline) return Fail(DeadlineError(exchange));
     slot_->doorbell.Wait(seen, std::min(deadline, next_check) - now);
   }
+}
+
+void Endpoint::ReportTo(CallProgress* progress, int channel) {
+  progress_ = progress;
+  channel_ = channel;
+  shown_.reserve(peers_.size());
+  others_.reserve(peers_.size());
+}
+
+void Endpoint::Report(const Exchange& exchange, bool waits) {
+  if (progress_ == nullptr) return;
+  exchange.ShowProgress(peers_, index_, waits, &shown_);
+  others_.clear();
+  for (const PeerProgress& peer : shown_) {
+    if (peer.send_bytes + peer.receive_bytes > 0) others_.push_back(peer);
+  }
+  progress_->Update(channel_, others_);
 }
 
 void Endpoint::Abort(const absl::Status& reason) {

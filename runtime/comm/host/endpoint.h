@@ -35,6 +35,9 @@ class Endpoint {
   // HostCommunicator.
   absl::Status Run(Exchange& exchange, absl::Duration deadline);
 
+  // Shows the progress of calls from now on. Call before the first Run.
+  void ReportTo(CallProgress* progress, int channel);
+
   // Ends the endpoint with Aborted and tells the peers. Only the first reason counts.
   void Abort(const absl::Status& reason);
 
@@ -49,6 +52,7 @@ class Endpoint {
   bool HasCall(uint64_t instruction_id) const;
 
  private:
+  void Report(const Exchange& exchange, bool waits);
   absl::Status Fail(absl::Status status);
   void MeetPeers();
   // `asks_kernel`: also check whether peers' processes have ended.
@@ -63,6 +67,10 @@ class Endpoint {
   MemberSlot* const slot_;
   std::vector<Peer> peers_;  // constant except for `process`
   bool has_met_all_ = false;
+  CallProgress* progress_ = nullptr;  // null: nobody wants to know
+  int channel_ = -1;
+  std::vector<PeerProgress> shown_;  // scratch, so that a call takes no heap memory
+  std::vector<PeerProgress> others_;
 
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;

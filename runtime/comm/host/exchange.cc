@@ -341,4 +341,61 @@ bool Exchange::Needs(int peer, const std::vector<Peer>& peers) const {
   return false;
 }
 
+// Adds a message to what is shown of the peer that reads as `reader`. Bytes of earlier messages
+// that still lie before it in the ring count as its own.
+void Exchange::ShowOutgoing(const Outgoing& outgoing, const Ring& way, size_t reader,
+                            PeerProgress* shown) {
+  const size_t payload = outgoing.header.payload_bytes;
+  const size_t unread = outgoing.is_done ? 0 : way.Unread(reader);
+  size_t transmitted = 0;
+  size_t delivered = 0;
+  if (outgoing.InPlace()) {
+    transmitted = outgoing.num_done > 0 ? payload : 0;
+    delivered = unread == 0 ? transmitted : 0;
+  } else if (outgoing.num_done > sizeof(MessageHeader)) {
+    transmitted = std::min(payload, outgoing.num_done - sizeof(MessageHeader));
+    delivered = transmitted - std::min(transmitted, unread);
+  }
+  shown->send_bytes += static_cast<int64_t>(payload);
+  shown->transmitted_bytes += static_cast<int64_t>(transmitted);
+  shown->delivered_bytes += static_cast<int64_t>(delivered);
+}
+
+void Exchange::ShowProgress(const std::vector<Peer>& peers, int self, bool asks_kernel,
+                            std::vector<PeerProgress>* progress) const {
+  progress->assign(peers.size(), {});
+  for (size_t i = 0; i < peers.size(); ++i) (*progress)[i].world_rank = peers[i].world_rank;
+  for (const Outgoing& outgoing : outgoing_) {
+    const Ring& way = Way(outgoing, peers);
+    if (!outgoing.to_all) {
+      PeerProgress& shown = (*progress)[static_cast<size_t>(outgoing.peer)];
+      ShowOutgoing(outgoing, way, 0, &shown);
+      const Stream* const stream = peers[outgoing.peer].stream;
+      if (stream == nullptr) continue;
+      // What has left this process's ring is with the kernel, and the rest has not been sent.
+      shown.transmitted_bytes = shown.delivered_bytes;
+      if (!asks_kernel) continue;
+      shown.delivered_bytes -= std::min(shown.delivered_bytes, stream->UnsentBytes());
+      continue;
+    }
+    for (int i = 0; i < static_cast<int>(peers.size()); ++i) {
+      if (i == self) continue;
+      const auto reader = static_cast<size_t>(i < self ? i : i - 1);
+      ShowOutgoing(outgoing, way, reader, &(*progress)[static_cast<size_t>(i)]);
+    }
+  }
+  for (const Incoming& incoming : incoming_) {
+    PeerProgress& shown = (*progress)[static_cast<size_t>(incoming.peer)];
+    size_t received = incoming.num_done;
+    if (incoming.has_header && !incoming.is_done) {
+      const size_t here = incoming.address != 0
+                              ? incoming.payload_bytes
+                              : Source(incoming, peers[incoming.peer]).ReadableSpan().size();
+      received = std::min(incoming.payload_bytes, received + here);
+    }
+    shown.receive_bytes += static_cast<int64_t>(incoming.payload_bytes);
+    shown.received_bytes += static_cast<int64_t>(received);
+  }
+}
+
 }  // namespace megascale::comm

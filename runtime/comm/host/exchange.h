@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "runtime/comm/call_progress.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/host/peer_process.h"
 #include "runtime/comm/host/region.h"
@@ -98,6 +99,11 @@ class Exchange {
   // is not the expected one.
   absl::StatusOr<bool> Progress(std::vector<Peer>& peers);
 
+  // Overwrites `progress`, by group index, with what has moved. `self`: this member's index.
+  // `asks_kernel`: also ask how much a network has not delivered yet, a system call for each peer.
+  void ShowProgress(const std::vector<Peer>& peers, int self, bool asks_kernel,
+                    std::vector<PeerProgress>* progress) const;
+
   bool Done() const { return num_open_ == 0; }
   const MessageHeader& call() const { return call_; }
 
@@ -134,6 +140,8 @@ class Exchange {
     bool is_done = false;
   };
 
+  static void ShowOutgoing(const Outgoing& outgoing, const Ring& way, size_t reader,
+                           PeerProgress* shown);
   bool Push(Outgoing& outgoing, const std::vector<Peer>& peers);
   static bool PushHeader(Outgoing& outgoing, const std::vector<Peer>& peers);
   static void PushPayload(Outgoing& outgoing, const Ring& way);

@@ -41,10 +41,29 @@ class ExchangeTest : public ::testing::Test {
   }
   uint32_t Bumps(int rank) const { return layout_->Slot(0, rank)->doorbell.Count(); }
 
+  // By rank.
+  std::vector<Exchange> SendsToRank0() const {
+    std::vector<Exchange> sends;
+    for (int i = 0; i < kNumRanks; ++i) {
+      sends.emplace_back(call_);
+      sends.back().Send(0, data_.data(), call_.call_bytes);
+    }
+    return sends;
+  }
+  void ReceiveAtRank0(Exchange* receive) {
+    receive->ReceiveSum({.self = 0,
+                         .group_size = kNumRanks,
+                         .own = reinterpret_cast<const std::byte*>(data_.data()),
+                         .output = reinterpret_cast<std::byte*>(sum_.data()),
+                         .num_bytes = call_.call_bytes});
+  }
+
   const MessageHeader call_ = {.operation = Operation::kReduceScatter,
                                .call_bytes = kMessageFloats * sizeof(float)};
 
  private:
+  const std::vector<float> data_ = std::vector<float>(kMessageFloats, 1);
+  std::vector<float> sum_ = std::vector<float>(kMessageFloats);
   RegionSpec spec_;
   std::unique_ptr<base::SharedMemory> memory_;
   std::unique_ptr<RegionLayout> layout_;
@@ -52,22 +71,9 @@ class ExchangeTest : public ::testing::Test {
 
 // Two members that wait for a third and notify each other of that would keep each other awake.
 TEST_F(ExchangeTest, WhoFindsNothingToAddWakesNobody) {
-  const std::vector<float> data(kMessageFloats, 1);
-  std::vector<float> sum(kMessageFloats);
-  const auto bytes = [](const std::vector<float>& v) {
-    return reinterpret_cast<const std::byte*>(v.data());
-  };
-  std::vector<Exchange> sends;
-  for (int i = 0; i < kNumRanks; ++i) {
-    sends.emplace_back(call_);
-    sends.back().Send(0, data.data(), call_.call_bytes);
-  }
+  std::vector<Exchange> sends = SendsToRank0();
   Exchange receive(call_);
-  receive.ReceiveSum({.self = 0,
-                      .group_size = kNumRanks,
-                      .own = bytes(data),
-                      .output = reinterpret_cast<std::byte*>(sum.data()),
-                      .num_bytes = call_.call_bytes});
+  ReceiveAtRank0(&receive);
   std::vector<Peer> own = PeersOf(0), first = PeersOf(1), second = PeersOf(2);
   // Rank 1 stops after its first bytes; rank 2 fills its ring again.
   ASSERT_TRUE(sends[1].Progress(first).value());
@@ -80,6 +86,38 @@ TEST_F(ExchangeTest, WhoFindsNothingToAddWakesNobody) {
   const uint32_t bumps = Bumps(1) + Bumps(2);
   EXPECT_FALSE(receive.Progress(own).value());
   EXPECT_EQ(Bumps(1) + Bumps(2), bumps);
+}
+
+TEST_F(ExchangeTest, WhatHasMovedIsShownForEachPeer) {
+  std::vector<Exchange> sends = SendsToRank0();
+  Exchange receive(call_);
+  ReceiveAtRank0(&receive);
+  std::vector<Peer> own = PeersOf(0), first = PeersOf(1), second = PeersOf(2);
+  const auto room = static_cast<int64_t>(first[0].outbox.capacity() - sizeof(MessageHeader));
+  const auto all = static_cast<int64_t>(call_.call_bytes);
+  std::vector<PeerProgress> shown;
+
+  sends[1].ShowProgress(first, 1, false, &shown);
+  EXPECT_EQ(shown[0].send_bytes, all);
+  EXPECT_EQ(shown[0].transmitted_bytes, 0);
+  ASSERT_TRUE(sends[1].Progress(first).value());
+  sends[1].ShowProgress(first, 1, false, &shown);
+  EXPECT_EQ(shown[0].world_rank, 0);
+  EXPECT_EQ(shown[0].transmitted_bytes, room);
+  EXPECT_EQ(shown[0].delivered_bytes, 0);
+
+  ASSERT_TRUE(receive.Progress(own).value());
+  receive.ShowProgress(own, 0, false, &shown);
+  EXPECT_EQ(shown[1].receive_bytes, all);
+  EXPECT_EQ(shown[1].received_bytes, room);
+  EXPECT_EQ(shown[2].receive_bytes, all);
+  EXPECT_EQ(shown[2].received_bytes, 0) << "the one that has not come";
+
+  ASSERT_TRUE(sends[2].Progress(second).value());
+  while (receive.Progress(own).value()) {
+  }
+  sends[1].ShowProgress(first, 1, false, &shown);
+  EXPECT_EQ(shown[0].delivered_bytes, room);
 }
 
 }  // namespace

@@ -219,7 +219,8 @@ absl::StatusOr<std::unique_ptr<HostCommunicator>> Fabric::Make(absl::string_view
                        member.is_made ? " has its communicator already" : ": call Connect first"));
     }
     member.is_made = true;
-    HostCommunicator::Options options = {impl_->options.default_timeout, impl_->options.observer};
+    HostCommunicator::Options options = {impl_->options.default_timeout, impl_->options.observer,
+                                         impl_->options.progress};
     return std::make_unique<HostCommunicator>(member.endpoint, std::move(options));
   }
   return absl::NotFoundError(

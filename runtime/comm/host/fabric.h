@@ -61,6 +61,9 @@ struct FabricOptions {
   // difference.
   bool reads_in_place = true;
   CallObserver observer;  // for all communicators; may be empty
+  // Shows how far the calls of all communicators have come. Borrowed: outlives them. Null: nobody
+  // wants to know.
+  CallProgress* progress = nullptr;
 };
 
 class Fabric {

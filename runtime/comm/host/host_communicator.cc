@@ -36,8 +36,11 @@ void Copy(HostVector from, HostVector to) {
 HostCommunicator::HostCommunicator(std::shared_ptr<Endpoint> endpoint, Options options)
     : endpoint_(std::move(endpoint)),
       options_(std::move(options)),
+      channel_(options_.progress == nullptr ? -1 : options_.progress->Register(name())),
       num_sent_(endpoint_->size()),
-      num_received_(endpoint_->size()) {}
+      num_received_(endpoint_->size()) {
+  if (channel_ >= 0) endpoint_->ReportTo(options_.progress, channel_);
+}
 
 absl::Status HostCommunicator::AllReduce(HostVector buffer, const CallInfo& info) {
   if (!IsSummable(buffer.dtype)) return Invalid(Operation::kAllReduce, "no sums of this type");
@@ -254,6 +257,7 @@ HostCommunicator::Call HostCommunicator::Begin(const MessageHeader& header, cons
   call.event.peer = peer < 0 ? -1 : endpoint_->WorldRank(peer);
   call.event.payload_bytes = header.call_bytes;
   if (options_.observer) options_.observer(call.event);
+  if (channel_ >= 0) options_.progress->Begin(channel_, call.event);
   return call;
 }
 
@@ -261,6 +265,7 @@ absl::Status HostCommunicator::End(Call& call, absl::Status status) {
   call.event.kind = CallEvent::Kind::kLeft;
   call.event.ok = status.ok();
   if (options_.observer) options_.observer(call.event);
+  if (channel_ >= 0) options_.progress->End(channel_, call.event);
   return status;
 }
 

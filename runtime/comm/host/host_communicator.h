@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/comm/call_progress.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/host/endpoint.h"
 
@@ -25,6 +26,7 @@ class HostCommunicator {
   struct Options {
     absl::Duration default_timeout;
     CallObserver observer;
+    CallProgress* progress = nullptr;  // outlives the communicator; null: nobody wants to know
   };
   HostCommunicator(std::shared_ptr<Endpoint> endpoint, Options options);
 
@@ -127,6 +129,7 @@ class HostCommunicator {
 
   const std::shared_ptr<Endpoint> endpoint_;
   const Options options_;
+  const int channel_;  // of options_.progress
   uint64_t num_collectives_ = 0;
   std::vector<uint64_t> num_sent_;      // by peer
   std::vector<uint64_t> num_received_;  // by peer

@@ -1,7 +1,9 @@
 #include "runtime/comm/host/stream_pump.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -34,6 +36,11 @@ bool IsValid(uint32_t kind, uint32_t num_bytes) {
 bool IsTemporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
+
+int64_t Stream::UnsentBytes() const {
+  int unsent = 0;
+  return ::ioctl(socket_.get(), SIOCOUTQ, &unsent) == 0 ? unsent : 0;
+}
 
 StreamPump::~StreamPump() { Stop(absl::ZeroDuration()); }
 

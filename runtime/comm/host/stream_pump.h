@@ -37,6 +37,9 @@ class Stream {
   // inbox.
   PeerState state() const { return state_.load(std::memory_order_acquire); }
   const AbortNotice& notice() const { return notice_in_; }
+  // Returns how many bytes the kernel holds that the other end's kernel has not confirmed. A system
+  // call.
+  int64_t UnsentBytes() const;
 
  private:
   friend class StreamPump;

@@ -115,9 +115,10 @@ class Tokenizer {
   std::string sha256_;
 };
 
-// Decodes ids as they come, for text that is shown while it is generated. The pieces put together
-// are what Decode gives, except where a byte fallback makes invalid UTF-8 after valid characters in
-// one run: those are shown already. Borrows the tokenizer. Threads: one at a time.
+// Decodes ids as they come, for text that is shown while it is generated. The pieces together equal
+// Decode's text, with one exception: if a run of byte-fallback tokens starts with valid characters
+// and turns out to be invalid later, Decode replaces the whole run, but the stream has already
+// returned the valid characters. Borrows the tokenizer. Threads: one at a time.
 class DecodeStream {
  public:
   DecodeStream(const Tokenizer* tokenizer, const DecodeOptions& options);

@@ -37,6 +37,9 @@ class StrictOps final : public ops::Ops {
   void AttentionBackward(const ops::AttentionBackwardArgs& args) override {
     Issue(&Ops::AttentionBackward, "AttentionBackward", args);
   }
+  void CachedAttention(const ops::CachedAttentionArgs& args) override {
+    Issue(&Ops::CachedAttention, "CachedAttention", args);
+  }
   void Rotary(const ops::RotaryArgs& args) override { Issue(&Ops::Rotary, "Rotary", args); }
   void Activation(const ops::ActivationArgs& args) override {
     Issue(&Ops::Activation, "Activation", args);

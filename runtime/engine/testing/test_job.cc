@@ -28,7 +28,7 @@
 #include "runtime/checkpoint/writer.h"
 #include "runtime/comm/store/embedded_store.h"
 #include "runtime/comm/store/link_store.h"
-#include "runtime/data/corpus.h"
+#include "runtime/data/dataset/dataset.h"
 #include "runtime/data/loader.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/job/job_spec.h"
@@ -113,7 +113,7 @@ class TestJob {
   std::vector<Placement> placements_;
   std::map<std::string, layout::AttemptMemory> memory_;  // by node
   std::map<int, std::unique_ptr<base::SharedMemory>> snapshots_;
-  std::unique_ptr<data::Corpus> corpus_;
+  std::unique_ptr<data::Dataset> dataset_;
   std::vector<std::thread> loaders_;
   std::atomic<bool> stop_ = false;
   comm::EmbeddedStore store_;
@@ -132,7 +132,7 @@ void TestJob::Prepare() {
     placements_.back().set_node_id(node);
     snapshots_[rank] = layout::MakeSnapshotMemory(spec, rank).value();
   }
-  corpus_ = data::Corpus::Open(spec.data(), spec.train().seq_length()).value();
+  dataset_ = data::Dataset::Open(spec, {}).value();
   for (const std::string& node : nodes) {
     layout::NodeRequest request;
     request.job_id = "test";
@@ -149,7 +149,7 @@ void TestJob::Prepare() {
 void TestJob::StartLoader(base::SharedMemory* ring) {
   loaders_.emplace_back([this, ring] {
     if (options_.on_loader_thread != nullptr) options_.on_loader_thread();
-    auto loader = data::BatchLoader::Create(options_.spec, corpus_.get(), ring).value();
+    auto loader = data::BatchLoader::Create(options_.spec, &dataset_->samples(), ring).value();
     EXPECT_TRUE(loader->RunUntil(stop_, options_.spec.train().steps()).ok());
   });
 }

@@ -25,6 +25,8 @@ namespace {
 constexpr int64_t kElementGrain = 64;
 // With fewer elements, another thread costs more than it gains.
 constexpr int64_t kElementsPerThread = 16384;
+// Columns of a product of few rows are computed together.
+constexpr int64_t kColumnGrain = 8;
 
 template <typename T>
 T* Grow(std::vector<T>& memory, int64_t size) {
@@ -41,6 +43,14 @@ void CheckTokens(const Vector& tokens, const VocabularyPart& part, int64_t count
   }
 }
 
+int64_t LastPosition(const CachedAttentionArgs& args) {
+  int64_t last = 0;
+  for (int64_t n = 0; n < args.places.size; ++n) {
+    last = std::max(last, args.places.as<int32_t>()[n] % args.capacity);
+  }
+  return last;
+}
+
 class CpuOps final : public Ops {
  public:
   CpuOps(DType compute, int num_threads)
@@ -55,6 +65,10 @@ class CpuOps final : public Ops {
     CheckArguments(args, compute_);
     if ((args.transpose_a == Transpose::kYes ? args.a.rows : args.a.cols) == 0) {
       FillWithBias(args);
+    } else if (args.few_rows) {
+      const int threads = ThreadsFor(args.b.rows * args.b.cols);
+      cpu::ForEachPart(threads, args.c.cols, kColumnGrain,
+                       [&](int part, cpu::Range cols) { cpu::FewRows(args, cols); });
     } else {
       products_.Run(args);
     }
@@ -85,6 +99,18 @@ class CpuOps final : public Ops {
                      [&](int part, cpu::Range groups) {
                        cpu::AttentionBackward(args, scratch + part * size, groups);
                      });
+  }
+
+  void CachedAttention(const CachedAttentionArgs& args) override {
+    CheckArguments(args, compute_);
+    cpu::FillCache(args);
+    const int64_t size = cpu::CachedAttentionScratchSize(args);
+    float* scratch = Grow(floats_, size * num_threads_);
+    const int64_t count = args.q.rows * args.kv_heads;
+    const int threads = count > 1 ? ThreadsFor(args.q.rows * LastPosition(args) * args.k.cols) : 1;
+    cpu::ForEachPart(threads, count, 1, [&](int part, cpu::Range heads) {
+      cpu::CachedAttention(args, scratch + part * size, heads);
+    });
   }
 
   void Rotary(const RotaryArgs& args) override {

@@ -2,7 +2,9 @@
 // threads than requested, and takes no memory within a step.
 #include <dirent.h>
 
+#include <array>
 #include <memory>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -306,6 +308,143 @@ TEST(MeasureMatMulCeiling, IsPositiveForEachType) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
     EXPECT_GT(MeasureMatMulCeiling(dtype, 1, 0), 1e6);
   }
+}
+
+// Returns the arguments of a product of few rows: those of the reference, then those under test.
+struct FewRowsProduct {
+  FewRowsProduct(Twins* twins, int64_t m, int64_t n, int64_t k, bool float_result)
+      : a(twins->Input(m, k, 3)),
+        b(twins->Input(n, k, 5)),
+        bias(twins->InputVector(n)),
+        c(float_result ? twins->FloatOutput(m, n, 7) : twins->Output(m, n, 7)) {}
+
+  MatMulArgs Exact() const {
+    return {.a = a.exact,
+            .b = b.exact,
+            .c = c.exact,
+            .transpose_b = Transpose::kYes,
+            .bias = bias.exact};
+  }
+  MatMulArgs Tested(int64_t first_row, int64_t rows) const {
+    const auto rows_of = [&](Matrix matrix) {
+      matrix.data = matrix.as<char>() +
+                    first_row * matrix.stride * static_cast<int64_t>(tensor::SizeOf(matrix.dtype));
+      matrix.rows = rows;
+      return matrix;
+    };
+    return {.a = rows_of(a.tested),
+            .b = b.tested,
+            .c = rows_of(c.tested),
+            .transpose_b = Transpose::kYes,
+            .bias = bias.tested,
+            .few_rows = true};
+  }
+
+  TwinMatrix a, b;
+  TwinVector bias;
+  TwinMatrix c;
+};
+
+TEST(CpuGenerationTest, ProductsOfFewRowsMatchAndEachRowStandsAlone) {
+  const auto exact = MakeReferenceOps();
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const auto tested = MakeCpuOps(dtype, 2);
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 1, 1},
+                                  {1, 300, 259},
+                                  {3, 13, 64},
+                                  {5, 200, 300},
+                                  {32, 18, 33}}) {
+      Twins twins(dtype, m * 100 + n);
+      const FewRowsProduct product(&twins, m, n, k, n == 18);
+      exact->MatMul(product.Exact());
+      tested->MatMul(product.Tested(0, m));
+      twins.ExpectClose("MatMul", product.c);
+      for (int64_t row = 0; row < m; ++row) {
+        std::vector<double> together;
+        for (int64_t j = 0; j < n; ++j) together.push_back(ReadElement(product.c.tested, row, j));
+        tested->MatMul(product.Tested(row, 1));
+        for (int64_t j = 0; j < n; ++j) {
+          ASSERT_EQ(ReadElement(product.c.tested, row, j), together[j]) << "row " << row;
+        }
+      }
+    }
+  }
+}
+
+struct CachedShape {
+  int64_t heads, kv_heads, head_dim, window;
+};
+
+// Two sequences of up to 70 tokens; the second one is read in two parts.
+void ExpectCachedAttentionMatches(DType dtype, const CachedShape& s) {
+  constexpr int64_t kCapacity = 70;
+  const auto exact = MakeReferenceOps(), tested = MakeCpuOps(dtype, 2);
+  Twins twins(dtype, s.head_dim);
+  const int64_t kv_cols = s.kv_heads * s.head_dim, cols = s.heads * s.head_dim;
+  const TwinMatrix cached_k = twins.Input(2 * kCapacity, kv_cols);
+  const TwinMatrix cached_v = twins.Input(2 * kCapacity, kv_cols);
+  const auto run = [&](std::vector<int32_t> places) {
+    const auto rows = static_cast<int64_t>(places.size());
+    const TwinMatrix q = twins.Input(rows, cols, 3, 2), out = twins.Output(rows, cols, 5);
+    const TwinMatrix kv = twins.Input(rows, 2 * kv_cols, 1, 2);
+    CachedAttentionArgs args = {.heads = s.heads,
+                                .kv_heads = s.kv_heads,
+                                .head_dim = s.head_dim,
+                                .window = s.window,
+                                .capacity = kCapacity};
+    args.places = {places.data(), DType::kI32, rows};
+    args.q = q.exact, args.out = out.exact;
+    args.k = kv.Cols(0, kv_cols).exact, args.v = kv.Cols(kv_cols, kv_cols).exact;
+    args.cached_k = cached_k.exact, args.cached_v = cached_v.exact;
+    exact->CachedAttention(args);
+    args.q = q.tested, args.out = out.tested;
+    args.k = kv.Cols(0, kv_cols).tested, args.v = kv.Cols(kv_cols, kv_cols).tested;
+    args.cached_k = cached_k.tested, args.cached_v = cached_v.tested;
+    tested->CachedAttention(args);
+    twins.ExpectClose("CachedAttention", out);
+  };
+  std::vector<int32_t> first(kCapacity - 1);
+  std::iota(first.begin(), first.end(), 0);
+  run(first);
+  run({kCapacity, kCapacity + 1, kCapacity + 2});
+  run({kCapacity + 3, kCapacity - 1});
+}
+
+TEST(CpuGenerationTest, CachedAttentionMatches) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const CachedShape& shape :
+         {CachedShape{2, 2, 64, 0}, {6, 2, 24, 0}, {4, 1, 33, 5}, {1, 1, 1, 1}}) {
+      ExpectCachedAttentionMatches(dtype, shape);
+    }
+  }
+}
+
+TEST(CpuGenerationTest, RotationAndEmbeddingTakePositionsFromPlaces) {
+  const auto ops = MakeCpuOps(DType::kF32, 1), exact = MakeReferenceOps();
+  Twins twins(DType::kF32);
+  std::vector<int32_t> places = {5, 17, 0, 31};
+  const Vector places_4 = {places.data(), DType::kI32, 4};
+  const TwinMatrix x = twins.Input(4, 24), words = twins.Input(9, 24);
+  const TwinMatrix positions = twins.Input(20, 24), out = twins.Output(4, 24);
+  RotaryArgs rotary = {.seq = 16, .heads = 2, .head_dim = 12, .x = x.exact, .places = places_4};
+  exact->Rotary(rotary);
+  rotary.x = x.tested;
+  ops->Rotary(rotary);
+  twins.ExpectClose("Rotary", x);
+  EmbeddingArgs embedding;
+  embedding.seq = 16;
+  embedding.tokens = twins.Tokens(4, 9), embedding.places = places_4;
+  embedding.token_weight = words.exact, embedding.position_weight = positions.exact;
+  embedding.out = out.exact;
+  exact->Embedding(embedding);
+  EXPECT_EQ(ReadElement(out.exact, 1, 3),
+            ReadElement(words.exact, embedding.tokens.as<int32_t>()[1], 3) +
+                ReadElement(positions.exact, 1, 3))
+      << "17 mod 16";
+  embedding.token_weight = words.tested, embedding.position_weight = positions.tested;
+  embedding.out = out.tested;
+  ops->Embedding(embedding);
+  twins.ExpectClose("Embedding", out);
 }
 
 }  // namespace

@@ -47,6 +47,16 @@ void LogitStatistics(const LogitStatisticsArgs& args, Range rows);
 void Rotary(const RotaryArgs& args, const float* cosines, const float* sines, Range rows);
 void Embedding(const EmbeddingArgs& args, Range rows);
 
+// Generation. FewRows takes a range of columns of c, runs no epilogue, and reads each element of b
+// from memory once.
+void FewRows(const MatMulArgs& args, Range cols);
+// Copies all new keys and values into the cache.
+void FillCache(const CachedAttentionArgs& args);
+// `heads` counts (token, key/value head) pairs, key/value head fastest. Requires: FillCache before.
+// `scratch` has CachedAttentionScratchSize(args) floats.
+void CachedAttention(const CachedAttentionArgs& args, float* scratch, Range heads);
+int64_t CachedAttentionScratchSize(const CachedAttentionArgs& args);
+
 // These take ranges of columns; rows are added in an order that does not depend on the partition.
 void EmbeddingBackward(const EmbeddingBackwardArgs& args, Range cols);
 void AddColumnSums(const Matrix& x, const Vector& out, Range cols);

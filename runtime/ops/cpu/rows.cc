@@ -199,13 +199,19 @@ void CrossEntropyOfPartOf(const CrossEntropyArgs& args, double* row_losses, Rang
   }
 }
 
+// Returns the row's position in its sequence of at most `seq` tokens.
+HWY_INLINE int64_t PositionOf(const Vector& places, int64_t n, int64_t seq) {
+  return (places ? places.as<int32_t>()[n] : n) % seq;
+}
+
 template <typename T>
 void RotaryOf(const RotaryArgs& args, const float* cosines, const float* sines, Range rows) {
   const int64_t half = args.turned() / 2;
   const Floats sign = Splat(args.inverse ? -1 : 1);
   for (int64_t n = rows.begin; n < rows.end; ++n) {
-    const float* cosine_row = cosines + n % args.seq * half;
-    const float* sine_row = sines + n % args.seq * half;
+    const int64_t position = PositionOf(args.places, n, args.seq);
+    const float* cosine_row = cosines + position * half;
+    const float* sine_row = sines + position * half;
     for (int64_t h = 0; h < args.heads; ++h) {
       T* first = Row<T>(args.x, n) + h * args.head_dim;
       T* second = first + half;
@@ -226,7 +232,9 @@ void EmbeddingOf(const EmbeddingArgs& args, Range rows) {
     const int64_t row = args.tokens.as<int32_t>()[n] - args.vocabulary.first_token;
     const bool is_here = row >= 0 && row < args.token_weight.rows;
     const T* token = is_here ? Row<T>(args.token_weight, row) : nullptr;
-    const T* position = args.position_weight ? Row<T>(args.position_weight, n % args.seq) : nullptr;
+    const T* position = args.position_weight
+                            ? Row<T>(args.position_weight, PositionOf(args.places, n, args.seq))
+                            : nullptr;
     T* out = Row<T>(args.out, n);
     if (token != nullptr && position != nullptr) {
       AddRow(token, position, out, args.out.cols);

@@ -28,8 +28,12 @@ void VisitTensors(AttentionBackwardArgs& a, const Visit& visit) {
         a.d_k, a.d_v);
 }
 template <typename Visit>
+void VisitTensors(CachedAttentionArgs& a, const Visit& visit) {
+  visit(a.places, a.q, a.k, a.v, a.cached_k, a.cached_v, a.out);
+}
+template <typename Visit>
 void VisitTensors(RotaryArgs& a, const Visit& visit) {
-  visit(a.x);
+  visit(a.x, a.places);
 }
 template <typename Visit>
 void VisitTensors(ActivationArgs& a, const Visit& visit) {
@@ -41,7 +45,7 @@ void VisitTensors(ActivationBackwardArgs& a, const Visit& visit) {
 }
 template <typename Visit>
 void VisitTensors(EmbeddingArgs& a, const Visit& visit) {
-  visit(a.tokens, a.token_weight, a.position_weight, a.out);
+  visit(a.tokens, a.token_weight, a.position_weight, a.out, a.places);
 }
 template <typename Visit>
 void VisitTensors(EmbeddingBackwardArgs& a, const Visit& visit) {

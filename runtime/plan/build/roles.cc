@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/plan/check/launch_order.h"
 
 namespace megascale::plan {
 namespace {
@@ -50,6 +51,13 @@ RankPlan PlanOfRank(absl::Span<const RankPlan> templates, int rank) {
   // The number of the role is that of the stage; the map of all ranks is not needed.
   return InPlaceOf(templates[static_cast<size_t>(templates[0].mesh.CoordinateOf(rank).pipeline)],
                    rank);
+}
+
+absl::StatusOr<std::vector<int>> LaunchOrderOf(const PlanOptions& options, int rank) {
+  ASSIGN_OR_RETURN(const std::vector<RankPlan> roles, BuildRolePlans(options));
+  ASSIGN_OR_RETURN(std::vector<std::vector<int>> orders, LaunchOrders(roles));
+  RETURN_IF_ERROR(CheckLaunchOrders(roles, orders));
+  return std::move(orders[RoleMap::ByStage(options.mesh).RoleOf(rank)]);
 }
 
 }  // namespace megascale::plan

@@ -31,4 +31,9 @@ RankPlan PlanOfRank(absl::Span<const RankPlan> templates, const RoleMap& roles, 
 // The same for templates by stage.
 RankPlan PlanOfRank(absl::Span<const RankPlan> templates, int rank);
 
+// Returns the order in which `rank` launches its communication (check/launch_order.h), proven for
+// all ranks. Every rank computes the orders of all stages, alike, and takes its own. Errors: those
+// of BuildTrainPlan, LaunchOrders and CheckLaunchOrders.
+absl::StatusOr<std::vector<int>> LaunchOrderOf(const PlanOptions& options, int rank);
+
 }  // namespace megascale::plan

@@ -128,16 +128,17 @@ PlanOptions RandomShape(std::mt19937* random) {
   return options;
 }
 
-TEST(TrainPlan, ThousandsOfRandomShapesOfEveryScheduleAreValid) {
+TEST(TrainPlan, AThousandRandomShapesOfEveryScheduleAreValid) {
+  constexpr int kTotal = 1000;
   std::mt19937 random(20240223);
   std::map<Schedule, int> num_shapes;
-  for (int i = 0; i < 4000; ++i) {
+  for (int i = 0; i < kTotal; ++i) {
     const PlanOptions options = RandomShape(&random);
     const absl::Status valid = ValidatePlans(BuildAll(options));
     ASSERT_TRUE(valid.ok()) << Describe(options) << ": " << valid;
     ++num_shapes[options.schedule];
   }
-  for (const auto& [schedule, count] : num_shapes) EXPECT_GT(count, 900) << Name(schedule);
+  for (const auto& [schedule, count] : num_shapes) EXPECT_GT(count, kTotal / 5) << Name(schedule);
   EXPECT_EQ(num_shapes.size(), 4u);
 }
 

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/plan/build/roles.h"
+#include "runtime/plan/check/launch_order.h"
 #include "runtime/plan/check/validate_step.h"
 #include "runtime/plan/testing/expert_mesh.h"
 
@@ -221,9 +222,9 @@ std::string Describe(const PlanOptions& options) {
                       ", zero stage ", options.zero_stage);
 }
 
-TEST(ValidateRolePlans, AcceptsThousandsOfShapesAsValidatePlansDoesOverAllRanks) {
+TEST(ValidateRolePlans, AcceptsHundredsOfShapesAsValidatePlansDoesOverAllRanks) {
   Random random(20240301);
-  for (int i = 0; i < 2000; ++i) {
+  for (int i = 0; i < 500; ++i) {
     const PlanOptions options = RandomShape(&random);
     const std::vector<RankPlan> roles = BuildRolePlans(options).value();
     const absl::Status of_roles = ValidateRolePlans(roles);
@@ -239,7 +240,7 @@ TEST(ValidateRolePlans, JudgesThousandsOfBrokenPlansAsValidatePlansDoesOverAllRa
   int num_allowed = 0;
   int num_deadlocks = 0;
   int num_unmet = 0;
-  for (int i = 0; i < 8000; ++i) {
+  for (int i = 0; i < 2000; ++i) {
     const PlanOptions options = RandomShape(&random);
     std::vector<RankPlan> roles = BuildRolePlans(options).value();
     const auto& [name, mutate] = Mutations()[static_cast<size_t>(i) % Mutations().size()];
@@ -262,10 +263,67 @@ TEST(ValidateRolePlans, JudgesThousandsOfBrokenPlansAsValidatePlansDoesOverAllRa
   }
   // The mutations are effective: each breaks plans, and some have no effect that matters.
   EXPECT_EQ(num_refused.size(), Mutations().size());
-  for (const auto& [name, count] : num_refused) EXPECT_GT(count, 50) << name;
-  EXPECT_GT(num_allowed, 100);
-  EXPECT_GT(num_deadlocks, 10);
-  EXPECT_GT(num_unmet, 100);
+  for (const auto& [name, count] : num_refused) EXPECT_GT(count, 12) << name;
+  EXPECT_GT(num_allowed, 25);
+  EXPECT_GT(num_deadlocks, 0);
+  EXPECT_GT(num_unmet, 25);
+}
+
+// The orders of roles, checked for all their ranks with each exchange holding a whole device.
+TEST(LaunchOrders, AgreeOverAllRanksAndContradictNoDependency) {
+  Random random(20240305);
+  for (int i = 0; i < 500; ++i) {
+    const PlanOptions options = RandomShape(&random);
+    SCOPED_TRACE(Describe(options));
+    const std::vector<RankPlan> roles = BuildRolePlans(options).value();
+    const auto orders = LaunchOrders(roles);
+    ASSERT_TRUE(orders.ok()) << orders.status();
+    ASSERT_EQ(CheckLaunchOrders(roles, *orders), absl::OkStatus());
+    const RoleMap by_stage = RoleMap::ByStage(options.mesh);
+    std::vector<std::vector<int>> of_ranks;
+    for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+      of_ranks.push_back((*orders)[static_cast<size_t>(by_stage.RoleOf(rank))]);
+    }
+    ASSERT_EQ(CheckLaunchOrders(AllRanks(roles), of_ranks), absl::OkStatus());
+  }
+}
+
+// Two neighbouring launches of one rank change places: another rank has them the other way round,
+// or a dependency does, unless they are free to.
+TEST(LaunchOrders, OneRankThatLaunchesInAnotherOrderIsADeadlock) {
+  Random random(20240306);
+  int num_deadlocks = 0;
+  for (int i = 0; i < 200; ++i) {
+    const std::vector<RankPlan> roles = BuildRolePlans(RandomShape(&random)).value();
+    std::vector<std::vector<int>> orders = LaunchOrders(roles).value();
+    std::vector<int>& order = random.Of(orders);
+    if (order.size() < 2) continue;
+    const int at = random.Draw(0, static_cast<int>(order.size()) - 2);
+    std::swap(order[static_cast<size_t>(at)], order[static_cast<size_t>(at) + 1]);
+    const absl::Status status = CheckLaunchOrders(roles, orders);
+    if (status.ok()) continue;
+    EXPECT_TRUE(absl::StrContains(status.message(), "a deadlock")) << status;
+    ++num_deadlocks;
+  }
+  EXPECT_GT(num_deadlocks, 50);
+}
+
+TEST(LaunchOrders, EveryInstructionThatMeetsOthersIsLaunchedOnce) {
+  const std::vector<RankPlan> roles =
+      BuildRolePlans(
+          {.mesh = Mesh::Create({.data = 2, .pipeline = 2}).value(), .num_microbatches = 2})
+          .value();
+  const std::vector<std::vector<int>> orders = LaunchOrders(roles).value();
+  std::vector<std::vector<int>> lacks = orders;
+  lacks[1].pop_back();
+  EXPECT_TRUE(absl::StrContains(CheckLaunchOrders(roles, lacks).message(), "lacks"));
+  std::vector<std::vector<int>> twice = orders;
+  twice[0].push_back(orders[0][0]);
+  EXPECT_TRUE(absl::StrContains(CheckLaunchOrders(roles, twice).message(), "launched before"));
+  std::vector<std::vector<int>> unknown = orders;
+  unknown[0].push_back(100'000);
+  EXPECT_TRUE(absl::StrContains(CheckLaunchOrders(roles, unknown).message(), "index 100000"));
+  EXPECT_TRUE(absl::StrContains(CheckLaunchOrders(roles, {}).message(), "one for each plan"));
 }
 
 // Roles that are not stages: by a further axis, by several axes, or every rank its own.

@@ -55,9 +55,23 @@ absl::Status Executor::Resolve() {
       tasks_[i].waits.push_back(from.ended);
     }
   }
+  RETURN_IF_ERROR(ResolveTurns());
   // Room for two steps: the end of a step may still be queued when the next one is launched.
   for (const auto& [stream, count] : num_queued) stream->Reserve(2 * count);
   options_.streams = std::move(streams);
+  return absl::OkStatus();
+}
+
+absl::Status Executor::ResolveTurns() {
+  int turn = 0;
+  for (const int index : options_.launch_order) {
+    if (index < 0 || index >= static_cast<int>(tasks_.size()) || tasks_[index].turn != kNoTurn) {
+      return absl::InvalidArgumentError(absl::StrCat("the launch order has index ", index,
+                                                     " twice, or beyond the plan's ", tasks_.size(),
+                                                     " instructions"));
+    }
+    tasks_[index].turn = turn++;
+  }
   return absl::OkStatus();
 }
 
@@ -90,6 +104,7 @@ absl::Status Executor::Launch(Owner owner, const StepContext& context) {
       running_ = true;
       ++generation_;
       context_ = context;
+      next_turn_ = 0;
       MEGASCALE_CHECK(remaining_.load() == 0);
       remaining_.store(static_cast<int>(tasks_.size()));
     }
@@ -106,8 +121,22 @@ absl::Status Executor::Launch(Owner owner, const StepContext& context) {
   return absl::OkStatus();
 }
 
+void Executor::AwaitTurn(int turn) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  turn_ended_.wait(lock, [&] { return next_turn_ == turn || failed_.load(); });
+}
+
+void Executor::EndTurn() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++next_turn_;
+  }
+  turn_ended_.notify_all();
+}
+
 void Executor::Run(int index) {
   Task& task = tasks_[index];
+  if (task.turn != kNoTurn) AwaitTurn(task.turn);
   if (failed_.load()) {
     // Behind the work of earlier instructions: a step ends after all of it.
     task.stream->Notify([this](const absl::Status& /*late*/) {
@@ -117,10 +146,12 @@ void Executor::Run(int index) {
   }
   task.stream->Notify([this, index](const absl::Status& /*none: no work since the last*/) {
     if (options_.observer.begin) {
-      options_.observer.begin(options_.plan.instructions[index], context_);
+      options_.observer.begin(options_.plan.instructions[index], context_,
+                              tasks_[index].stream->NotifiedAt());
     }
   });
   task.handled = (*task.handler)(options_.plan.instructions[index], context_);
+  if (task.turn != kNoTurn) EndTurn();
   task.stream->Notify([this, index](const absl::Status& work) { End(index, work); });
 }
 
@@ -128,7 +159,9 @@ void Executor::End(int index, const absl::Status& work) {
   const Instruction& instruction = options_.plan.instructions[index];
   const absl::Status handled = std::exchange(tasks_[index].handled, absl::OkStatus());
   const absl::Status& status = handled.ok() ? work : handled;
-  if (options_.observer.end) options_.observer.end(instruction, context_, status);
+  if (options_.observer.end) {
+    options_.observer.end(instruction, context_, tasks_[index].stream->NotifiedAt(), status);
+  }
   if (!status.ok()) {
     Fail(base::Annotate(status, absl::StrCat("rank ", options_.plan.rank, ": step ", context_.step,
                                              ": ", instruction.id.ToString())));
@@ -151,6 +184,7 @@ void Executor::Fail(absl::Status error) {
   // Nothing more will run, so no task has to wait: an owner must not hang on one that never
   // launches.
   for (const auto& event : events_) event->Release();
+  turn_ended_.notify_all();
 }
 
 void Executor::EndStep() {

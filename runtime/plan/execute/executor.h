@@ -26,6 +26,7 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -35,6 +36,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "runtime/plan/rank_plan.h"
 #include "runtime/stream/stream.h"
 
@@ -52,12 +54,14 @@ struct StepContext {
 using Handler = std::function<absl::Status(const Instruction&, const StepContext&)>;
 
 // Called for each instruction that runs: when its stream begins its work, and when that work has
-// ended, or its handler has failed. Both may run on any thread, but for the instructions of one
-// stream in order, and never two at once; they must neither block nor issue work. Either may be
-// empty.
+// ended, or its handler has failed; `at` is that time on the monotonic clock, as the device has it.
+// Both may run on any thread, but for the instructions of one stream in order, and never two at
+// once; they must neither block nor issue work. Either may be empty.
 struct Observer {
-  std::function<void(const Instruction&, const StepContext&)> begin = nullptr;
-  std::function<void(const Instruction&, const StepContext&, const absl::Status&)> end = nullptr;
+  std::function<void(const Instruction&, const StepContext&, absl::Duration at)> begin = nullptr;
+  std::function<void(const Instruction&, const StepContext&, absl::Duration at,
+                     const absl::Status&)>
+      end = nullptr;
 };
 
 struct ExecutorOptions {
@@ -66,6 +70,10 @@ struct ExecutorOptions {
   std::map<StreamKind, stream::Stream*> streams = {};
   std::map<OpKind, Handler> handlers = {};  // for all operations in the plan
   Observer observer = {};
+  // Indices of instructions whose handlers run one at a time and in this order, whatever their
+  // streams (check/launch_order.h). Only the handlers: the device's work still overlaps. Empty: no
+  // order but that of streams and dependencies.
+  std::vector<int> launch_order = {};
   // Called once for each step, after the last instruction of the step, with OK or the executor's
   // first error. No instruction is running then, so it may read what they wrote, and it may launch
   // the next step. It must neither block nor issue work. Not empty.
@@ -96,11 +104,13 @@ class Executor {
 
  private:
   // An instruction with its handler, stream and events looked up.
+  static constexpr int kNoTurn = -1;
   struct Task {
     const Handler* handler = nullptr;
     stream::Stream* stream = nullptr;
     std::vector<stream::Event*> waits;  // for instructions on other streams
     stream::Event* ended = nullptr;     // null: no other stream waits for it
+    int turn = kNoTurn;                 // its place in the launch order
     absl::Status handled = {};          // the handler's, until the instruction ends
   };
   struct OwnerState {
@@ -110,6 +120,10 @@ class Executor {
 
   explicit Executor(ExecutorOptions options) : options_(std::move(options)) {}
   absl::Status Resolve();
+  absl::Status ResolveTurns();
+  // Waits until all earlier instructions of the launch order were launched, or the executor failed.
+  void AwaitTurn(int turn);
+  void EndTurn();
   absl::Status CheckLaunch(Owner owner, const StepContext& context) const;
   void Run(int index);
   void End(int index, const absl::Status& work);
@@ -127,6 +141,8 @@ class Executor {
   bool running_ = false;      // from an owner's first launch to the step's end
   uint64_t generation_ = 0;   // steps begun so far
   StepContext context_;       // of the running step; constant while it runs
+  int next_turn_ = 0;         // of the running step
+  std::condition_variable turn_ended_;
   absl::Status first_error_;
   std::atomic<bool> failed_ = false;
 };

@@ -87,11 +87,12 @@ TEST(Executor, RunsATrainPlanInAnOrderThatItsDependenciesAllow) {
     return absl::OkStatus();
   };
   Observer observer;
-  observer.begin = [&](const Instruction& instruction, const StepContext&) {
+  observer.begin = [&](const Instruction& instruction, const StepContext&, absl::Duration) {
     std::lock_guard<std::mutex> lock(mutex);
     spans[instruction.id.packed()].first = ++now;
   };
-  observer.end = [&](const Instruction& instruction, const StepContext&, const absl::Status&) {
+  observer.end = [&](const Instruction& instruction, const StepContext&, absl::Duration,
+                     const absl::Status&) {
     std::lock_guard<std::mutex> lock(mutex);
     spans[instruction.id.packed()].second = ++now;
   };
@@ -374,6 +375,59 @@ TEST(Executor, DestructorWaitsForWhatHasBegunAndEndsTheStep) {
   executor.reset();
   EXPECT_EQ(finish.num_calls(), 1);
   EXPECT_EQ(finish.last_error(), absl::AbortedError("stop"));
+}
+
+// Instruction 0 is free to run at once; the others come one after another, on streams of their own.
+TEST(Executor, RunsHandlersInTheLaunchOrderAcrossStreams) {
+  const RankPlan plan =
+      HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {}),
+                Hand(OpKind::kLoadBatch, 0, StreamKind::kLoadBatch, {}),
+                Hand(OpKind::kOptimizerStep, 0, StreamKind::kOptimizer, {1}),
+                Hand(OpKind::kReduceGradients, 0, StreamKind::kDataParallel, {2})});
+  Streams streams;
+  std::mutex mutex;
+  std::vector<OpKind> launched;
+  Finish finish;
+  const auto executor =
+      Executor::Create({.plan = plan,
+                        .streams = streams.by_kind(),
+                        .handlers = ForAll([&](const Instruction& instruction, const StepContext&) {
+                          const std::lock_guard<std::mutex> lock(mutex);
+                          launched.push_back(instruction.kind());
+                          return absl::OkStatus();
+                        }),
+                        .launch_order = {3, 0},
+                        .step_ended = finish.StepEnded()})
+          .value();
+  for (int step = 1; step <= 100; ++step) {
+    launched.clear();
+    ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = step}).ok());
+    ASSERT_TRUE(executor->Launch(Owner::kShard, {.attempt = 1, .step = step}).ok());
+    finish.Await(step);
+    ASSERT_THAT(launched, ElementsAre(OpKind::kLoadBatch, OpKind::kOptimizerStep,
+                                      OpKind::kReduceGradients, OpKind::kForward));
+  }
+}
+
+// The shard never launches its part, so the turn before the forward's never ends.
+TEST(Executor, AnAbortFreesAHandlerThatAwaitsItsTurn) {
+  Streams streams;
+  Finish finish;
+  const auto executor =
+      Executor::Create(
+          {.plan = HandPlan({Hand(OpKind::kForward, 0, StreamKind::kCompute, {}),
+                             Hand(OpKind::kReduceGradients, 0, StreamKind::kDataParallel, {})}),
+           .streams = streams.by_kind(),
+           .handlers =
+               ForAll([](const Instruction&, const StepContext&) { return absl::OkStatus(); }),
+           .launch_order = {1, 0},
+           .step_ended = finish.StepEnded()})
+          .value();
+  ASSERT_TRUE(executor->Launch(Owner::kStage, {.attempt = 1, .step = 1}).ok());
+  executor->Abort(absl::AbortedError("enough"));
+  ASSERT_TRUE(executor->Launch(Owner::kShard, {.attempt = 1, .step = 1}).ok());
+  finish.Await(1);
+  EXPECT_EQ(finish.last_error(), absl::AbortedError("enough"));
 }
 
 TEST(Executor, RefusesLaunchesThatDoNotFit) {

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -21,7 +22,8 @@ def results_of(losses):
     return {study.Run(*key): study.Result(loss, []) for key, loss in losses.items()}
 
 
-class WholeStudy(unittest.TestCase):
+# Trains nine times: only under `./dev soak`.
+class WholeStudy(unittest.TestCase if os.environ.get("MEGASCALE_SOAK") == "1" else object):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()

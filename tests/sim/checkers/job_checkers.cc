@@ -240,6 +240,62 @@ void StarvationChecker::Check(const DriverState& before, const DriverState& afte
                    absl::StrCat("job ", JobId(started), " starts before job ", JobId(other),
                                 recovers ? ", which recovers and would fit" : ", which is ahead"));
   }
+
+// --- TimeAddsUp -------------------------------------------------------------------------------
+
+namespace {
+
+int64_t SumOfParts(const control::TimeAccount& account) {
+  return account.kept_nanos() + account.queue_nanos() + account.start_nanos() +
+         account.load_nanos() + account.checkpoint_nanos() + account.detection_nanos() +
+         account.decision_nanos() + account.recomputation_nanos() + account.degraded_nanos();
+}
+
+// Time that was lost stays lost.
+bool Shrinks(const control::TimeAccount& before, const control::TimeAccount& after) {
+  return after.wall_nanos() < before.wall_nanos() || after.queue_nanos() < before.queue_nanos() ||
+         after.start_nanos() < before.start_nanos() || after.load_nanos() < before.load_nanos() ||
+         after.recomputation_nanos() < before.recomputation_nanos() ||
+         after.decision_nanos() < before.decision_nanos() || after.kept_nanos() < 0;
+}
+
+}  // namespace
+
+void TimeChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) Check(job);
+}
+
+void TimeChecker::Check(const JobRecord& job) {
+  constexpr char kName[] = "TimeAddsUp";
+  const auto& book = job.time_book();
+  const control::TimeAccount& account = book.account();
+  const int64_t wall = book.as_of_unix_nanos() - job.submitted_unix_nanos();
+  if (SumOfParts(account) != wall || account.wall_nanos() != wall) {
+    world_.Violate(kName, absl::StrCat("job ", JobId(job), ": ", wall, " ns are accounted for as ",
+                                       SumOfParts(account), " and ", account.wall_nanos()));
+  }
+  // A clock that was set back meanwhile leaves the end before the newest time in the book.
+  if (IsTerminal(job) && book.as_of_unix_nanos() < job.ended_unix_nanos()) {
+    world_.Violate(
+        kName, absl::StrCat("job ", JobId(job), ": its account ends at ", book.as_of_unix_nanos(),
+                            ", and the job at ", job.ended_unix_nanos()));
+  }
+  control::TimeAccount& last = last_[JobId(job)];
+  if (Shrinks(last, account)) {
+    world_.Violate(
+        kName, absl::StrCat("job ", JobId(job), ": its account went from ", last.ShortDebugString(),
+                            " to ", account.ShortDebugString()));
+  }
+  last = account;
+}
+
+void TimeChecker::OnStatus(const control::Job& job, const DriverState& durable) {
+  if (SumOfParts(job.time_account()) == job.time_account().wall_nanos() &&
+      SumOfParts(job.last_hour()) == job.last_hour().wall_nanos()) {
+    return;
+  }
+  world_.Violate("TimeAddsUp", absl::StrCat("job ", job.job_id(), " shows ",
+                                            job.time_account().ShortDebugString()));
 }
 
 // --- RunsOrEnds -------------------------------------------------------------------------------

@@ -123,6 +123,21 @@ class StarvationChecker : public Observer {
   void Check(const DriverState& before, const DriverState& after, const JobRecord& started);
 
   World& world_;
+
+// TimeAddsUp: the parts of a job's time account add up to the time since its submit, or until its
+// end, to the nanosecond, also after the driver was away; and no part ever shrinks but the kept
+// one.
+class TimeChecker : public Observer {
+ public:
+  explicit TimeChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+  void OnStatus(const control::Job& job, const DriverState& durable) override;
+
+ private:
+  void Check(const JobRecord& job);
+
+  World& world_;
+  std::map<std::string, control::TimeAccount> last_;  // by job
 };
 
 // RunsOrEnds: once all faults are over, every job is RUNNING or has ended in bounded time.

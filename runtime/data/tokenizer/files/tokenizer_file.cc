@@ -38,14 +38,23 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadFile(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path) {
-  if (!IsFolder(path)) return LoadFile(path);
-  const std::string file = absl::StrCat(path, "/tokenizer.json");
-  if (Exists(file)) return LoadFile(file);
-  const std::string model = absl::StrCat(path, "/tokenizer.model");
-  if (Exists(model)) return LoadFile(model);
+absl::StatusOr<std::string> FindTokenizerFile(const std::string& path) {
+  if (!IsFolder(path)) {
+    if (Exists(path)) return path;
+    return absl::NotFoundError(absl::StrCat("tokenizer ", path, ": does not exist"));
+  }
+  for (const char* name : {"/tokenizer.json", "/tokenizer.model"}) {
+    const std::string file = absl::StrCat(path, name);
+    if (Exists(file)) return file;
+  }
   return absl::NotFoundError(absl::StrCat(
       "tokenizer folder ", path, ": has neither tokenizer.json nor tokenizer.model; expected one"));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path) {
+  if (!IsFolder(path)) return LoadFile(path);
+  ASSIGN_OR_RETURN(const std::string file, FindTokenizerFile(path));
+  return LoadFile(file);
 }
 
 }  // namespace megascale::tokenizer

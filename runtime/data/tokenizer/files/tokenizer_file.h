@@ -9,6 +9,9 @@
 
 namespace megascale::tokenizer {
 
+// Returns the file that LoadTokenizer reads: `path`, or the one of a folder. Errors: NotFound.
+absl::StatusOr<std::string> FindTokenizerFile(const std::string& path);
+
 // Loads a tokenizer.json, a SentencePiece model (*.model), or the one of them that a folder has;
 // tokenizer.json first. Errors, each with the path: NotFound; PermissionDenied;
 // ResourceExhausted - larger than 64 MiB; those of ParseTokenizerJson and ParseSentencePiece.

@@ -13,7 +13,8 @@
 namespace megascale::cli {
 
 struct TrainingReport {
-  std::string checkpoint;  // directory
+  std::string checkpoint;      // directory
+  bool has_tokenizer = false;  // else every byte is a token
   HeldOutLoss held_out;
   std::string not_measured;     // why held_out is unset; empty: it is set
   double xz_bits_per_byte = 0;  // for the same bytes; 0: xz is not installed
@@ -24,12 +25,12 @@ struct TrainingReport {
 // is too short to measure (less than a window) is not an error, because the job has trained.
 // Errors: those of Inference::Load and Inference::Sample.
 absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job,
-                                                  const EvaluateOptions& options);
+                                                  EvaluateOptions options);
 
 // Returns the losses from metrics.jsonl in the job's folder, or `seen` if that cannot be read.
 std::vector<CurvePoint> LossesOf(const control::v1::Job& job, const std::vector<CurvePoint>& seen);
 
-void PrintCurve(const std::vector<CurvePoint>& losses);
+void PrintCurve(const std::vector<CurvePoint>& losses, bool has_tokenizer);
 // Returns `path` in the shortest form to type: relative if it is below the current directory,
 // quoted if a shell would split or change it.
 std::string PathToType(const std::string& path);

@@ -1,4 +1,4 @@
-#include "cli/commands/training_report.h"
+#include "cli/training_report/training_report.h"
 
 #include <unistd.h>
 
@@ -18,26 +18,41 @@
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/format/message_json.h"
+#include "runtime/inference/text_generator.h"
 
 namespace megascale::cli {
 namespace {
 
 constexpr size_t kMetricsBytesMax = size_t{256} << 20;
 constexpr int64_t kReportSampleBytes = 400;
+constexpr int64_t kReportSampleTokens = 150;
 constexpr int kCurveWidthMax = 72;
 constexpr int kLabelColumns = 12;
 
 absl::Status MeasureHeldOut(Inference* inference, const EvaluateOptions& options,
                             TrainingReport* report) {
-  ASSIGN_OR_RETURN(const std::string text, ReadHeldOutText(inference->manifest().spec()));
-  ASSIGN_OR_RETURN(report->held_out, inference->Evaluate(text, options));
-  const absl::StatusOr<int64_t> xz =
-      XzSize(absl::string_view(text).substr(0, report->held_out.num_bytes));
+  ASSIGN_OR_RETURN(const EvaluationText text,
+                   OpenEvaluationText(inference->manifest().spec(), report->checkpoint,
+                                      {.held_out_only = true}));
+  ASSIGN_OR_RETURN(report->held_out, inference->Evaluate(text.text(), options));
+  const absl::StatusOr<int64_t> xz = XzSize(report->held_out.text);
   if (xz.ok()) {
     report->xz_bits_per_byte =
         8.0 * static_cast<double>(*xz) / static_cast<double>(report->held_out.num_bytes);
   }
   return absl::OkStatus();
+}
+
+absl::Status AddSample(TrainingReport* report) {
+  ASSIGN_OR_RETURN(const auto generator,
+                   inference::TextGenerator::Open({.path = report->checkpoint}));
+  inference::TextEvents events;
+  events.on_text = [&](int64_t, absl::string_view piece) {
+    report->sample.append(piece.data(), piece.size());
+  };
+  events.on_end = [](int64_t, const inference::Continuation&) {};
+  const int64_t length = report->has_tokenizer ? kReportSampleTokens : kReportSampleBytes;
+  return generator->Generate({"\n"}, {.num_tokens = length}, events);
 }
 
 void PrintHeldOut(const TrainingReport& report) {
@@ -49,9 +64,12 @@ void PrintHeldOut(const TrainingReport& report) {
                  report.not_measured.c_str());
     return;
   }
-  std::printf("\nheld-out text: %.3f bits per byte (%s of %s bytes that were not trained on)",
-              report.held_out.bits_per_byte, WithCommas(report.held_out.num_bytes).c_str(),
-              WithCommas(report.held_out.text_bytes).c_str());
+  const HeldOutLoss& loss = report.held_out;
+  const std::string bytes =
+      report.has_tokenizer ? absl::StrCat(WithCommas(loss.num_bytes), " bytes, ") : std::string();
+  std::printf("\nheld-out text: %.3f bits per byte (%s%s of %s %s that were not trained on)",
+              loss.bits_per_byte, bytes.c_str(), WithCommas(loss.num_tokens).c_str(),
+              WithCommas(loss.text_tokens).c_str(), report.has_tokenizer ? "tokens" : "bytes");
   if (report.xz_bits_per_byte > 0) {
     std::printf("; `xz -9` needs %.3f for the same bytes", report.xz_bits_per_byte);
   }
@@ -61,16 +79,15 @@ void PrintHeldOut(const TrainingReport& report) {
 }  // namespace
 
 absl::StatusOr<TrainingReport> MakeTrainingReport(const control::v1::Job& job,
-                                                  const EvaluateOptions& options) {
+                                                  EvaluateOptions options) {
   TrainingReport report;
+  options.keep_text = true;
   report.checkpoint = job.last_checkpoint().directory();
   ASSIGN_OR_RETURN(const auto inference, Inference::Load(report.checkpoint, 0));
+  report.has_tokenizer = inference->tokenizer() != nullptr;
   const absl::Status measured = MeasureHeldOut(inference.get(), options, &report);
   if (!measured.ok()) report.not_measured = std::string(measured.message());
-  SampleOptions sample;
-  sample.num_tokens = kReportSampleBytes;
-  RETURN_IF_ERROR(inference->Sample(
-      sample, [&](absl::string_view piece) { report.sample.append(piece.data(), piece.size()); }));
+  RETURN_IF_ERROR(AddSample(&report));
   return report;
 }
 
@@ -88,12 +105,12 @@ std::vector<CurvePoint> LossesOf(const control::v1::Job& job, const std::vector<
   return losses;
 }
 
-void PrintCurve(const std::vector<CurvePoint>& losses) {
+void PrintCurve(const std::vector<CurvePoint>& losses, bool has_tokenizer) {
   const Terminal terminal = DetectTerminal(STDOUT_FILENO);
   CurveOptions options;
   options.unicode = terminal.unicode;
   options.width = std::min(kCurveWidthMax, terminal.width - kLabelColumns);
-  std::printf("\ntraining loss, nats per byte, by step\n");
+  std::printf("\ntraining loss, nats per %s, by step\n", has_tokenizer ? "token" : "byte");
   for (const std::string& line : DrawCurve(losses, options)) std::printf("%s\n", line.c_str());
 }
 
@@ -134,7 +151,9 @@ void PrintTrainingReportJson(const control::v1::Job& job, const TrainingReport& 
   if (report.not_measured.empty()) {
     object.Add("bits_per_byte", report.held_out.bits_per_byte);
     object.Add("measured_bytes", report.held_out.num_bytes);
-    object.Add("held_out_bytes", report.held_out.text_bytes);
+    object.Add("measured_tokens", report.held_out.num_tokens);
+    object.Add(report.has_tokenizer ? "held_out_tokens" : "held_out_bytes",
+               report.held_out.text_tokens);
   } else {
     object.Add("held_out_not_measured", report.not_measured);
   }

@@ -1,0 +1,136 @@
+// evaluate: how well a checkpoint predicts text, without a driver.
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/model_options.h"
+#include "cli/view/terminal.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+#include "runtime/inference/inference.h"
+
+namespace megascale::cli {
+namespace {
+
+struct EvaluateFlags : ModelOptions {
+  std::vector<std::string> data_files;
+  std::string json_field;
+  bool skip_bad = false;
+  bool whole = false;
+  std::string windows = "all";
+};
+
+absl::Duration Now() { return base::RealClock().Monotonic(); }
+
+absl::Status CheckFlags(const EvaluateFlags& flags) {
+  RETURN_IF_ERROR(CheckModelOptions(flags));
+  if (flags.data_files.empty() && (!flags.json_field.empty() || flags.skip_bad)) {
+    return absl::InvalidArgumentError("--json-field, --skip-bad: are for the files of --data");
+  }
+  return absl::OkStatus();
+}
+
+// Returns the checkpoint's job with the text that is to be measured.
+absl::StatusOr<job::v1::JobSpec> SpecOf(const EvaluateFlags& flags, const Inference& inference) {
+  job::v1::JobSpec spec = inference.manifest().spec();
+  if (flags.data_files.empty()) return spec;
+  job::v1::DataSpec& data = *spec.mutable_data();
+  data.clear_files();
+  data.clear_weights();
+  for (const std::string& file : flags.data_files) data.add_files(AbsolutePath(file));
+  if (inference.tokenizer() == nullptr && (!flags.json_field.empty() || flags.skip_bad)) {
+    return absl::InvalidArgumentError(
+        "--json-field, --skip-bad: the model was trained on bytes, without a tokenizer");
+  }
+  data.set_json_field(flags.json_field);
+  data.set_skip_bad(flags.skip_bad);
+  return spec;
+}
+
+absl::StatusOr<EvaluationText> OpenText(const EvaluateFlags& flags, const Inference& inference,
+                                        const std::string& step_directory) {
+  ASSIGN_OR_RETURN(job::v1::JobSpec spec, SpecOf(flags, inference));
+  data::DatasetOptions options = {.held_out_only = true, .whole = flags.whole};
+  WorkProgress progress({"text", "bytes"}, DetectTerminal(STDERR_FILENO), stderr, Now());
+  options.on_progress = [&](const std::string&, int64_t done, int64_t all) {
+    if (all > 0) progress.Show(done, all, Now());
+  };
+  ASSIGN_OR_RETURN(EvaluationText text,
+                   OpenEvaluationText(std::move(spec), step_directory, options));
+  for (const std::string& warning : text.dataset->warnings()) {
+    std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  }
+  return text;
+}
+
+void Print(const EvaluateFlags& flags, const HeldOutLoss& loss, const Inference& inference) {
+  const int64_t step = inference.manifest().step();
+  const bool bytes = inference.tokenizer() == nullptr;
+  if (flags.format == "json") {
+    JsonObject object;
+    object.Add("bits_per_byte", loss.bits_per_byte);
+    object.Add("loss", loss.nats_per_token);
+    object.Add("perplexity", std::exp(loss.nats_per_token));
+    object.Add("num_bytes", loss.num_bytes);
+    object.Add("num_tokens", loss.num_tokens);
+    object.Add(bytes ? "held_out_bytes" : "held_out_tokens", loss.text_tokens);
+    object.Add("step", step);
+    std::printf("%s\n", object.Finish().c_str());
+    return;
+  }
+  const char* what = flags.whole ? "" : "held-out ";
+  std::printf("%.4f bits per byte over %s%s of %s %s%s, after step %s\n", loss.bits_per_byte,
+              WithCommas(loss.num_bytes).c_str(),
+              bytes ? "" : absl::StrCat(" bytes, ", WithCommas(loss.num_tokens)).c_str(),
+              WithCommas(loss.text_tokens).c_str(), what, bytes ? "bytes" : "tokens",
+              WithCommas(step).c_str());
+  std::printf("loss %.4f nats per token, perplexity %.2f\n", loss.nats_per_token,
+              std::exp(loss.nats_per_token));
+}
+
+absl::Status Evaluate(const EvaluateFlags& flags) {
+  RETURN_IF_ERROR(CheckFlags(flags));
+  EvaluateOptions options;
+  ASSIGN_OR_RETURN(options.limit, ParseWindowLimit("--windows", flags.windows));
+  ASSIGN_OR_RETURN(const std::string step_directory, FindCheckpoint(flags.checkpoint));
+  ASSIGN_OR_RETURN(const auto inference,
+                   Inference::Load(step_directory, static_cast<int>(flags.threads)));
+  ASSIGN_OR_RETURN(const EvaluationText text, OpenText(flags, *inference, step_directory));
+  WorkProgress progress({"held-out text", "windows"}, DetectTerminal(STDERR_FILENO), stderr, Now());
+  options.on_progress = [&](int64_t done, int64_t all) { progress.Show(done, all, Now()); };
+  ASSIGN_OR_RETURN(const HeldOutLoss loss, inference->Evaluate(text.text(), options));
+  Print(flags, loss, *inference);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddEvaluateCommand(CommandLine* line) {
+  auto flags = std::make_shared<EvaluateFlags>();
+  Command* command = line->Add(
+      "evaluate", "measures a checkpoint on text: loss, perplexity and bits per byte of text");
+  AddModelOptions(command, flags.get(), "a checkpoint, or the folder of several: the newest");
+  command->Words("--data", &flags->data_files, "other files; the same share of them is held out");
+  command->Flag("--whole", &flags->whole, "measure all of the text, not only its held-out part");
+  command->Text("--json-field", &flags->json_field,
+                "the files are JSON Lines, and this field of a line is a document");
+  command->Flag("--skip-bad", &flags->skip_bad,
+                "count and leave out bad lines, and bytes that are not UTF-8");
+  command->Text("--windows", &flags->windows,
+                "windows of that text to measure: a number, all, or auto: all, but no more than "
+                "2e13 FLOP pay for (a minute at 300 GFLOP/s)");
+  command->Examples(
+      "megascale evaluate --checkpoint out/checkpoints\n"
+      "megascale evaluate --checkpoint out/checkpoints --data book.txt --whole -o json");
+  command->Runs([flags] { return RunModelCommand(*flags, [&] { return Evaluate(*flags); }); });
+}
+
+}  // namespace megascale::cli

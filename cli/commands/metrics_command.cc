@@ -1,0 +1,174 @@
+// metrics: shows the steps of a job's loss log.
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/command_line/report.h"
+#include "cli/commands/commands.h"
+#include "cli/connection/connection.h"
+#include "cli/view/interrupt.h"
+#include "cli/view/live_view.h"
+#include "nlohmann/json.hpp"
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+
+namespace megascale::cli {
+namespace {
+
+constexpr int kStepsPerCall = 5000;
+constexpr absl::Duration kFollowInterval = absl::Seconds(1);
+constexpr absl::Duration kInterruptInterval = absl::Milliseconds(100);
+
+struct MetricsFlags {
+  ConnectionFlags connection;
+  std::string job_id;
+  int64_t first_step = 0;
+  bool follow = false;
+  std::string format = "csv";
+};
+
+// A step as people plot it.
+struct Line {
+  const telemetry::v1::StepRecord& record;
+  double tokens_per_second = 0;
+  double mfu = 0;  // 0: unknown
+};
+
+// Returns what one token per second is in MFU; 0: unknown.
+double MfuPerToken(const control::v1::Job& job) {
+  if (job.tokens_per_second() <= 0 || job.flops_ceiling() <= 0) return 0;
+  return job.model_flops_per_second() / job.tokens_per_second() / job.flops_ceiling();
+}
+
+// Nine digits tell apart all values that the curve has.
+std::string Number(double value) {
+  return std::isfinite(value) ? absl::StrFormat("%.9g", value) : "";
+}
+
+void PrintCsv(const Line& line) {
+  std::printf("%lld,%s,%s,%s,%lld,%s,%s,%s,%lld\n", static_cast<long long>(line.record.step()),
+              Number(line.record.loss()).c_str(), Number(line.record.grad_norm()).c_str(),
+              Number(line.record.lr()).c_str(), static_cast<long long>(line.record.tokens()),
+              Number(line.record.seconds()).c_str(), Number(line.tokens_per_second).c_str(),
+              line.mfu > 0 ? Number(line.mfu).c_str() : "",
+              static_cast<long long>(line.record.attempt()));
+}
+
+void PrintJsonLine(const Line& line) {
+  const auto number = [](double value) {
+    return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+  };
+  nlohmann::ordered_json json = {{"step", line.record.step()},
+                                 {"loss", number(line.record.loss())},
+                                 {"grad_norm", number(line.record.grad_norm())},
+                                 {"lr", number(line.record.lr())},
+                                 {"tokens", line.record.tokens()},
+                                 {"seconds", number(line.record.seconds())},
+                                 {"tokens_per_second", number(line.tokens_per_second)},
+                                 {"mfu", line.mfu > 0 ? number(line.mfu) : nullptr},
+                                 {"attempt", line.record.attempt()}};
+  std::printf("%s\n", json.dump().c_str());
+}
+
+class MetricsReader {
+ public:
+  MetricsReader(const MetricsFlags& flags, client::JobClient* client)
+      : flags_(flags), client_(*client), next_step_(flags.first_step) {}
+
+  // Prints the steps that the log has and that are not printed yet.
+  absl::Status PrintNew(const control::v1::Job& job) {
+    const double mfu_per_token = MfuPerToken(job);
+    for (;;) {
+      control::v1::ListStepsRequest request;
+      request.set_job_id(flags_.job_id);
+      request.set_first_step(next_step_);
+      request.set_max_steps(kStepsPerCall);
+      ASSIGN_OR_RETURN(const control::v1::ListStepsResponse response, client_.Steps(request));
+      for (const telemetry::v1::StepRecord& record : response.steps()) {
+        Line line{record};
+        if (record.seconds() > 0) {
+          line.tokens_per_second = static_cast<double>(record.tokens()) / record.seconds();
+        }
+        line.mfu = line.tokens_per_second * mfu_per_token;
+        flags_.format == "csv" ? PrintCsv(line) : PrintJsonLine(line);
+        next_step_ = record.step() + 1;
+      }
+      FlushOutput();
+      if (response.steps_size() < kStepsPerCall || OutputFailed()) return absl::OkStatus();
+    }
+  }
+
+  // After a rollback the steps are computed again: they are printed again, with the new attempt.
+  void RollBackTo(int64_t step) { next_step_ = std::min(next_step_, step + 1); }
+
+ private:
+  const MetricsFlags& flags_;
+  client::JobClient& client_;
+  int64_t next_step_;
+};
+
+absl::Status ShowMetrics(const MetricsFlags& flags, client::JobClient* client,
+                         const std::function<bool()>& stop) {
+  if (flags.format == "csv") {
+    std::printf("step,loss,grad_norm,lr,tokens,seconds,tokens_per_second,mfu,attempt\n");
+  }
+  MetricsReader reader(flags, client);
+  for (;;) {
+    ASSIGN_OR_RETURN(const control::v1::Job job, client->Get(flags.job_id));
+    reader.RollBackTo(job.last_step());
+    RETURN_IF_ERROR(reader.PrintNew(job));
+    if (!flags.follow || IsTerminal(job.state())) return absl::OkStatus();
+    const absl::Duration end = base::RealClock().Monotonic() + kFollowInterval;
+    while (base::RealClock().Monotonic() < end) {
+      if (stop()) return absl::OkStatus();
+      absl::SleepFor(kInterruptInterval);
+    }
+  }
+}
+
+int RunMetrics(const MetricsFlags& flags) {
+  if (flags.format != "csv" && flags.format != "json") {
+    return ReportError(absl::InvalidArgumentError(
+        absl::StrCat("--output: expected csv or json, found '", flags.format, "'")));
+  }
+  if (flags.first_step < 0) {
+    return ReportError(absl::InvalidArgumentError(
+        absl::StrCat("--from ", flags.first_step, ": expected a step from 0")));
+  }
+  Interrupt interrupt;
+  const auto stop = [&] { return interrupt.Count() > 0 || OutputFailed(); };
+  const auto client = Connect(flags.connection, stop);
+  if (!client.ok()) return ReportError(client.status());
+  const absl::Status shown = ShowMetrics(flags, client->get(), stop);
+  if (shown.ok() || stop()) return kExitGood;
+  return ReportCallError(shown, flags.connection);
+}
+
+}  // namespace
+
+void AddMetricsCommand(CommandLine* line) {
+  auto flags = std::make_shared<MetricsFlags>();
+  Command* command = line->Add("metrics", "shows the loss and the speed of each step of a job");
+  command->Positional("JOB", &flags->job_id, "the job's id");
+  command->Flag("-f,--follow", &flags->follow, "go on until the job ends");
+  command->Integer("--from", &flags->first_step, "the first step to show");
+  command->Text("-o,--output", &flags->format, "csv, or json: one object a line");
+  AddRetryOption(command, &flags->connection);
+  AddConnectionOptions(command, &flags->connection);
+  command->Details(
+      "Reads the loss log through the driver: the step, the mean loss in nats per token, the norm "
+      "of the gradient before clipping, the learning rate, the tokens of the step, its seconds, "
+      "tokens per second, MFU as a share of 1 (empty or null: unknown), and the attempt that "
+      "computed it. A value that is not finite is empty in CSV and null in JSON. With --follow, "
+      "steps that a recovery computes again are shown again, with their new attempt.");
+  command->Examples(
+      "megascale metrics fortunes-1a2b3c4d\n"
+      "megascale metrics fortunes-1a2b3c4d -o json --follow\n"
+      "megascale metrics fortunes-1a2b3c4d --from 700");
+  command->Runs([flags] { return RunMetrics(*flags); });
+}
+
+}  // namespace megascale::cli

@@ -1,0 +1,109 @@
+#include "cli/diagnosis/exchange_report.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "runtime/base/process/resource_limit.h"
+#include "runtime/base/text/printable.h"
+
+namespace megascale::cli {
+namespace {
+
+using diagnose::ExchangeVerdict;
+using diagnose::FlowState;
+using diagnose::StuckFlow;
+
+constexpr size_t kFlowsShown = 6;
+
+// A pass exchanges in pieces, which the plan's instruction does not have.
+bool IsOf(uint64_t packed, plan::InstructionId instruction) {
+  const plan::InstructionId id = plan::InstructionId::FromPacked(packed).MessageId();
+  return id.operation() == instruction.operation() && id.chunk() == instruction.chunk() &&
+         id.microbatch() == instruction.microbatch() && id.bucket() == instruction.bucket();
+}
+
+void AddFlows(const telemetry::v1::Evidence& evidence, plan::InstructionId instruction,
+              diagnose::ShownCall* call) {
+  for (const telemetry::v1::ExchangeState& state : evidence.running()) {
+    if (!IsOf(state.instruction(), instruction)) continue;
+    call->is_inside = true;
+    if (state.send_bytes() + state.receive_bytes() == 0) continue;  // it shows no peers yet
+    const int64_t quiet = evidence.monotonic_nanos() - state.changed_nanos();
+    call->flows.push_back({.peer = state.peer(),
+                           .send_bytes = state.send_bytes(),
+                           .transmitted_bytes = state.transmitted_bytes(),
+                           .delivered_bytes = state.delivered_bytes(),
+                           .receive_bytes = state.receive_bytes(),
+                           .received_bytes = state.received_bytes(),
+                           .quiet_seconds = std::max(0.0, static_cast<double>(quiet) / 1e9)});
+  }
+}
+
+std::string NameOf(int rank, absl::Span<const std::string> names) {
+  if (rank < 0 || rank >= static_cast<int>(names.size())) return "an unknown rank";
+  const std::string& name = names[static_cast<size_t>(rank)];
+  const size_t colon = name.find(": ");
+  return colon == std::string::npos
+             ? name
+             : absl::StrCat(name.substr(0, colon), " (", name.substr(colon + 2), ")");
+}
+
+std::string FlowText(const StuckFlow& flow) {
+  return absl::StrFormat("rank %d to rank %d: %s; %s ready, %s transmitted, %s arrived, for %.1f s",
+                         flow.from, flow.to, diagnose::Name(flow.state),
+                         base::FormatBytes(flow.ready_bytes),
+                         base::FormatBytes(flow.transmitted_bytes),
+                         base::FormatBytes(flow.arrived_bytes), flow.quiet_seconds);
+}
+
+}  // namespace
+
+std::vector<diagnose::ShownCall> ShownCallsOf(
+    absl::Span<const control::v1::StreamEvidenceResponse> responses,
+    plan::InstructionId instruction, absl::Span<const int> members) {
+  std::vector<diagnose::ShownCall> calls;
+  for (const int member : members) {
+    diagnose::ShownCall call;
+    call.rank = member;
+    const auto found = std::find_if(responses.begin(), responses.end(), [&](const auto& response) {
+      return response.rank() == member && response.error().empty();
+    });
+    if (found != responses.end()) {
+      call.node = base::Printable(found->node_id());
+      call.is_known = true;
+      AddFlows(found->evidence(), instruction, &call);
+    }
+    calls.push_back(std::move(call));
+  }
+  return calls;
+}
+
+void AddExchange(const ExchangeVerdict& verdict, absl::Span<const std::string> names,
+                 Diagnosis* diagnosis) {
+  Findings& findings = diagnosis->findings;
+  for (size_t i = 0; i < std::min(verdict.stuck.size(), kFlowsShown); ++i) {
+    findings.evidence.push_back(FlowText(verdict.stuck[i]));
+  }
+  if (verdict.stuck.size() > kFlowsShown) {
+    findings.evidence.push_back(
+        absl::StrCat("and ", verdict.stuck.size() - kFlowsShown, " more flows stand still"));
+  }
+  if (diagnosis->rank >= 0 || verdict.state == FlowState::kDone) return;
+  if (verdict.rank >= 0) {
+    diagnosis->rank = verdict.rank;
+    diagnosis->is_undecided = false;
+    findings.cause = "exchange_rank";
+    findings.verdict = absl::StrCat("stuck: ", NameOf(verdict.rank, names),
+                                    "; its part of an exchange is ", diagnose::Name(verdict.state),
+                                    ", and all bytes that stand still are to or from it");
+  } else if (verdict.from >= 0) {
+    diagnosis->is_undecided = false;
+    findings.cause = "link";
+    findings.verdict =
+        absl::StrCat("stuck: the way from ", NameOf(verdict.from, names), " to ",
+                     NameOf(verdict.to, names), "; bytes are ", diagnose::Name(verdict.state));
+  }
+}
+
+}  // namespace megascale::cli

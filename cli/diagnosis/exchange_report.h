@@ -1,0 +1,27 @@
+// What the communicators of a stuck exchange show, as evidence and, where it suffices, as the
+// cause. Pure functions.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "cli/diagnosis/diagnose_job.h"
+#include "proto/control.pb.h"
+#include "runtime/diagnose/exchange_state.h"
+#include "runtime/plan/instruction.h"
+
+namespace megascale::cli {
+
+// Returns what the members show of the running call of an instruction. A member whose evidence is
+// missing is not known. Evidence about ranks that are no members is ignored.
+std::vector<diagnose::ShownCall> ShownCallsOf(
+    absl::Span<const control::v1::StreamEvidenceResponse> responses,
+    plan::InstructionId instruction, absl::Span<const int> members);
+
+// Adds the flows that stand still to the evidence. If the diagnosis names no rank yet, names the
+// rank, or the way between two ranks, that the flows tell. `names`: by rank, "rank 3: node b, …".
+void AddExchange(const diagnose::ExchangeVerdict& verdict, absl::Span<const std::string> names,
+                 Diagnosis* diagnosis);
+
+}  // namespace megascale::cli

@@ -1,0 +1,87 @@
+#include "cli/diagnosis/exchange_report.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/plan/operation.h"
+
+namespace megascale::cli {
+namespace {
+
+using control::v1::StreamEvidenceResponse;
+
+const plan::InstructionId kReduce(plan::OpKind::kReduceGradients, 1, 0, 0);
+const std::vector<std::string> kNames = {"rank 0: node a", "rank 1: node b", "rank 2: node c"};
+
+// Ranks 0 to 2 reduce; 0 has sent `arrived` of 4 MiB to 2.
+std::vector<StreamEvidenceResponse> Reduce(int64_t arrived) {
+  constexpr int64_t kBytes = 4 << 20;
+  std::vector<StreamEvidenceResponse> responses(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    responses[static_cast<size_t>(rank)].set_rank(rank);
+    telemetry::v1::Evidence& evidence = *responses[static_cast<size_t>(rank)].mutable_evidence();
+    evidence.set_monotonic_nanos(9'000'000'000);
+    for (int peer = 0; peer < 3; ++peer) {
+      if (peer == rank) continue;
+      telemetry::v1::ExchangeState& state = *evidence.add_running();
+      state.set_instruction(kReduce.packed());
+      state.set_peer(peer);
+      state.set_send_bytes(kBytes);
+      state.set_transmitted_bytes(kBytes);
+      state.set_delivered_bytes(rank == 0 && peer == 2 ? arrived : kBytes);
+      state.set_receive_bytes(kBytes);
+      state.set_received_bytes(rank == 2 && peer == 0 ? arrived : kBytes);
+      state.set_changed_nanos(2'000'000'000);
+    }
+  }
+  return responses;
+}
+
+Diagnosis Unknown() {
+  Diagnosis diagnosis;
+  diagnosis.is_undecided = true;
+  diagnosis.findings.cause = "exchange";
+  return diagnosis;
+}
+
+TEST(ExchangeReportTest, ALinkIsNamedWithWhatStandsStillOnIt) {
+  const std::vector<int> members = {0, 1, 2};
+  Diagnosis diagnosis = Unknown();
+  AddExchange(diagnose::ExplainExchange(ShownCallsOf(Reduce(1 << 20), kReduce, members)), kNames,
+              &diagnosis);
+  EXPECT_EQ(diagnosis.findings.verdict,
+            "stuck: the way from rank 0 (node a) to rank 2 (node c); bytes are not delivered");
+  EXPECT_EQ(diagnosis.findings.cause, "link");
+  EXPECT_FALSE(diagnosis.is_undecided);
+  ASSERT_EQ(diagnosis.findings.evidence.size(), 1u);
+  EXPECT_EQ(diagnosis.findings.evidence[0],
+            "rank 0 to rank 2: not delivered; 4.0 MiB ready, 4.0 MiB transmitted, 1.0 MiB arrived, "
+            "for 7.0 s");
+}
+
+TEST(ExchangeReportTest, ARankThatIsNamedStays) {
+  const std::vector<int> members = {0, 1, 2};
+  Diagnosis diagnosis = Unknown();
+  diagnosis.rank = 1;
+  diagnosis.findings.verdict = "stuck: rank 1";
+  AddExchange(diagnose::ExplainExchange(ShownCallsOf(Reduce(0), kReduce, members)), kNames,
+              &diagnosis);
+  EXPECT_EQ(diagnosis.findings.verdict, "stuck: rank 1");
+  EXPECT_EQ(diagnosis.findings.evidence.size(), 1u);
+}
+
+TEST(ExchangeReportTest, OtherCallsAndOtherRanksAreLeftOut) {
+  const plan::InstructionId other(plan::OpKind::kReduceGradients, 0, 0, 0);
+  const std::vector<int> members = {0, 2, 7};
+  const std::vector<diagnose::ShownCall> calls = ShownCallsOf(Reduce(0), other, members);
+  ASSERT_EQ(calls.size(), 3u);
+  EXPECT_TRUE(calls[0].is_known);
+  EXPECT_FALSE(calls[0].is_inside);
+  EXPECT_FALSE(calls[2].is_known);
+  Diagnosis diagnosis = Unknown();
+  AddExchange(diagnose::ExplainExchange(calls), kNames, &diagnosis);
+  EXPECT_TRUE(diagnosis.is_undecided);
+  EXPECT_EQ(diagnosis.findings.cause, "exchange");
+}
+
+}  // namespace
+}  // namespace megascale::cli

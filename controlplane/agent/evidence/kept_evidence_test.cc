@@ -1,0 +1,82 @@
+// Tests of recent_exchanges.h and machine_reader.h.
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/agent/evidence/machine_reader.h"
+#include "controlplane/agent/evidence/recent_exchanges.h"
+
+namespace megascale::agent {
+namespace {
+
+TEST(RecentExchangesTest, RunningCallsHaveAnEntryForEachPeer) {
+  const auto region =
+      base::SharedMemory::Create("kept_evidence_test", telemetry::ExchangeBytes(1)).value();
+  telemetry::ExchangeWriter writer(region.get(), 0, [] { return 500; });
+  RecentExchanges recent(region.get(), 0);
+  const int data = writer.Register("data/0");
+  const int norm = writer.Register("world");
+  comm::CallEvent call;
+  call.instruction_id = 9;
+  call.payload_bytes = 64;
+  writer.Begin(norm, call);
+  writer.End(norm, call);
+  writer.Begin(norm, call);
+  writer.Begin(data, call);
+  writer.Update(data, {{1, 10, 5, 5, 10, 0}, {2, 10, 10, 10, 10, 10}});
+  recent.Drain();
+  const telemetry::v1::Evidence evidence = recent.Read();
+  ASSERT_EQ(evidence.running_size(), 3);
+  EXPECT_EQ(evidence.running(0).group(), "data/0");
+  EXPECT_EQ(evidence.running(0).peer(), 1);
+  EXPECT_EQ(evidence.running(0).transmitted_bytes(), 5);
+  EXPECT_EQ(evidence.running(1).received_bytes(), 10);
+  EXPECT_EQ(evidence.running(2).group(), "world");
+  EXPECT_EQ(evidence.running(2).peer(), -1);
+  ASSERT_EQ(evidence.completed_size(), 1);
+  EXPECT_EQ(evidence.completed(0).instruction(), 9u);
+  EXPECT_TRUE(evidence.completed(0).ok());
+}
+
+void Write(const std::string& path, const std::string& text) {
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::ofstream(path) << text;
+}
+
+TEST(MachineReaderTest, MakesASampleOfTwoReadings) {
+  const std::string proc = absl::StrCat(testing::TempDir(), "/proc");
+  const auto write = [&](int ticks) {
+    Write(proc + "/stat", absl::StrCat("cpu ", ticks, " 0 0 0 0 0 0 0 0 0\n"));
+    Write(proc + "/loadavg", "1.5 0 0 1/1 1\n");
+    Write(proc + "/77/stat",
+          absl::StrCat("77 (x) S 1 2 3 4 5 6 7 8 9 10 ", ticks, " 0 0 0 20 0 1 0 9 4096 25 1"));
+  };
+  MachineReader reader(testing::TempDir(), proc);
+  const std::vector<SampledRank> ranks = {{.job_id = "j", .rank = 3, .pid = 77, .step = 8}};
+  const auto tick = 1.0 / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  write(100);
+  ASSERT_TRUE(reader.IsDue(absl::Seconds(10)));
+  reader.Read(absl::Seconds(10), ranks);
+  EXPECT_EQ(reader.Samples().samples_size(), 0);
+  EXPECT_FALSE(reader.IsDue(absl::Seconds(10.5)));
+  write(150);
+  reader.Read(absl::Seconds(11), ranks);
+  const telemetry::v1::Evidence evidence = reader.Samples();
+  ASSERT_EQ(evidence.samples_size(), 1);
+  const telemetry::v1::MachineSample& sample = evidence.samples(0);
+  EXPECT_NEAR(sample.busy_cores(), 50 * tick, 1e-6);
+  EXPECT_DOUBLE_EQ(sample.load(), 1.5);
+  EXPECT_GT(sample.disk_free_bytes(), 0);
+  EXPECT_EQ(sample.monotonic_nanos(), 11'000'000'000);
+  ASSERT_EQ(sample.ranks_size(), 1);
+  EXPECT_EQ(sample.ranks(0).rank(), 3);
+  EXPECT_EQ(sample.ranks(0).step(), 8);
+  EXPECT_NEAR(sample.ranks(0).busy_cores(), 50 * tick, 1e-6);
+}
+
+}  // namespace
+}  // namespace megascale::agent

@@ -1,0 +1,52 @@
+// Reads the machine's counters from /proc and keeps the samples of the newest 15 minutes. Threads:
+// one at a time. Blocking: /proc and statvfs of one directory; no disk.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "proto/telemetry.pb.h"
+#include "runtime/telemetry/machine_sample.h"
+
+namespace megascale::agent {
+
+// A rank on this machine, for a sample.
+struct SampledRank {
+  std::string job_id;
+  int rank = 0;
+  int pid = 0;
+  int64_t step = 0;
+  double compute_share = 0;
+  double wait_share = 0;
+};
+
+class MachineReader {
+ public:
+  static constexpr absl::Duration kInterval = absl::Seconds(1);
+
+  // `directory`: whose file system's free space is shown. `proc`: "/proc", or a test's directory.
+  explicit MachineReader(std::string directory, std::string proc = "/proc");
+
+  // Whether the next sample is due.
+  bool IsDue(absl::Duration now) const { return now >= read_ + kInterval; }
+  // Reads everything. The first call makes no sample, because there are no rates yet.
+  void Read(absl::Duration now, const std::vector<SampledRank>& ranks);
+
+  // Returns the samples, oldest first.
+  telemetry::v1::Evidence Samples() const;
+
+ private:
+  std::string Text(const std::string& name) const;
+
+  const std::string directory_;
+  const std::string proc_;
+  const std::string cpu_stat_;  // path of the control group's cpu.stat; "": there is none
+  absl::Duration read_ = -absl::InfiniteDuration();
+  telemetry::MachineCounters before_;
+  std::map<int, absl::Duration> busy_before_;  // by process
+  telemetry::SampleRing ring_;
+};
+
+}  // namespace megascale::agent

@@ -1,0 +1,33 @@
+// Reads evidence about a job's ranks from the agents that run them, one rank after another.
+// Blocking: runs in the caller's thread until all is read or the reader is gone.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/agent.pb.h"
+#include "proto/control.pb.h"
+
+namespace megascale::driver {
+
+// The sources of evidence and its sink.
+struct EvidenceStreamPorts {
+  std::function<absl::StatusOr<megascale::control::v1::Job>()> job;
+  std::function<absl::StatusOr<megascale::control::v1::GetClusterResponse>()> cluster;
+  std::function<absl::StatusOr<megascale::agent::v1::EvidenceChunk>(
+      const std::string& node_id, const megascale::agent::v1::FetchEvidence& request)>
+      fetch;
+  // Sends a message to the reader; false: the reader is gone.
+  std::function<bool(const megascale::control::v1::StreamEvidenceResponse&)> emit;
+};
+
+// Emits one message for each rank that is asked for, in rank order; for metrics, one for each node.
+// If something cannot be read, the message says why. Rank and node in a message are the driver's
+// own, whatever the agent answers. Errors: InvalidArgument - unknown kind; NotFound - no such job;
+// FailedPrecondition - the job has ended, or none of its ranks has begun.
+absl::Status StreamEvidence(const megascale::control::v1::StreamEvidenceRequest& request,
+                            const EvidenceStreamPorts& ports);
+
+}  // namespace megascale::driver

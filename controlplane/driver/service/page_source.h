@@ -1,0 +1,17 @@
+// What the driver's page reads: the same calls that the JobService makes, in the threads of the web
+// server. Threads: any.
+#pragma once
+
+#include <memory>
+
+#include "controlplane/page/page_source.h"
+
+namespace megascale::driver {
+
+class AgentStreams;
+class DriverLoop;
+
+// `loop` and `agents` outlive the source.
+std::unique_ptr<page::PageSource> MakePageSource(DriverLoop* loop, AgentStreams* agents);
+
+}  // namespace megascale::driver

@@ -1,0 +1,58 @@
+// The steps that jobs completed and that their time accounts do not know yet: they become
+// StepsTaken events once a minute, and before an event that may end an attempt. What a crash of the
+// driver loses of them is made up for by the next steps. Threads: one owner.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "controlplane/driver/core/driver_state.h"
+
+namespace megascale::driver {
+
+class StepCounts {
+ public:
+  static constexpr absl::Duration kInterval = absl::Minutes(1);
+  // A job stands still if it has completed no step for this long, and for so many of its usual
+  // steps.
+  static constexpr absl::Duration kStallMin = absl::Seconds(5);
+  static constexpr double kStallSteps = 3;
+
+  struct Now {
+    absl::Duration monotonic;
+    absl::Time wall;
+    absl::Duration awake;  // AgentReports::awake: does not count while the driver stands still
+  };
+
+  // Counts the steps of the job's attempt in a report, up to `newest`, that are not counted yet.
+  void Count(const JobRecord& job, const megascale::agent::v1::ActualJob& actual, int64_t newest,
+             const Now& now);
+
+  // Return the events that are due: before `event`, and at this time. They count as logged.
+  std::vector<Event> EventsBefore(const Event& event, absl::Duration now);
+  std::vector<Event> EventsDue(absl::Duration now);
+
+  // Returns what is counted and not logged; null: nothing.
+  const v1::StepsTaken* Find(const std::string& job_id) const;
+  // Whether a job that trains stands still, at a time as Now::awake. A job that has not completed a
+  // step does not.
+  bool StandsStill(const JobRecord& job, absl::Duration awake) const;
+
+  void Forget(const std::string& job_id) { counts_.erase(job_id); }
+
+ private:
+  struct Counted {
+    v1::StepsTaken taken;
+    absl::Duration logged;    // monotonic time of the last event
+    absl::Duration taken_at;  // of the newest step, as Now::awake
+  };
+  static void Take(Counted* counted, absl::Duration now, std::vector<Event>* events);
+  void TakeOf(const std::string& job_id, absl::Duration now, std::vector<Event>* events);
+
+  std::map<std::string, Counted> counts_;  // by job
+};
+
+}  // namespace megascale::driver

@@ -1,0 +1,168 @@
+#include "controlplane/page/job_json.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "runtime/base/text/printable.h"
+
+namespace megascale::page {
+namespace {
+
+using nlohmann::json;
+
+// Long texts of other machines are cut, so that no answer grows without bound.
+constexpr size_t kTextBytesMax = 2000;
+constexpr int kWarningsMax = 20;
+constexpr int kMachinesMax = 4000;
+
+std::string Text(const std::string& text) { return base::Printable(text, kTextBytesMax); }
+
+std::string Word(const std::string& enum_name, const char* prefix) {
+  return std::string(absl::StripPrefix(enum_name, prefix));
+}
+
+// JSON has no NaN: null stands for it.
+json Number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
+
+int64_t Seconds(const google::protobuf::Timestamp& time) { return time.seconds(); }
+
+// "out of memory"
+std::string ClassWords(telemetry::v1::FailureClass failure_class) {
+  const std::string word = Word(telemetry::v1::FailureClass_Name(failure_class), "FAILURE_CLASS_");
+  return absl::AsciiStrToLower(absl::StrReplaceAll(word, {{"_", " "}}));
+}
+
+json CulpritJson(const control::v1::Culprit& culprit) {
+  return {{"node", Text(culprit.node_id())},
+          {"rank", culprit.rank()},
+          {"class", ClassWords(culprit.failure_class())},
+          {"evidence", Text(culprit.evidence())},
+          {"attempt", culprit.attempt()}};
+}
+
+}  // namespace
+
+std::string StateWord(control::v1::JobState state) {
+  return Word(control::v1::JobState_Name(state), "JOB_STATE_");
+}
+
+double MfuOf(const control::v1::Job& job) {
+  return job.flops_ceiling() > 0 ? job.model_flops_per_second() / job.flops_ceiling() : 0;
+}
+
+json JobSummary(const control::v1::Job& job) {
+  const auto& parallel = job.spec().parallel();
+  json summary = {{"id", Text(job.job_id())},
+                  {"name", Text(job.spec().name())},
+                  {"state", StateWord(job.state())},
+                  {"reason", Text(job.reason())},
+                  {"message", Text(job.message())},
+                  {"attempt", job.attempt()},
+                  {"restarts", job.restarts()},
+                  {"step", job.last_step()},
+                  {"steps", job.spec().train().steps()},
+                  {"tokens_per_second", Number(job.tokens_per_second())},
+                  {"mfu", Number(MfuOf(job))},
+                  {"queue", job.queue_position()},
+                  {"ranks", job.ranks_size()},
+                  {"mesh",
+                   {{"data", parallel.data_parallel_size()},
+                    {"pipeline", parallel.pipeline_model_parallel_size()},
+                    {"tensor", parallel.tensor_model_parallel_size()}}},
+                  {"submitted", Seconds(job.submitted_at())},
+                  {"started", Seconds(job.started_at())},
+                  {"ended", Seconds(job.ended_at())}};
+  if (job.has_last_record()) {
+    const telemetry::v1::StepRecord& record = job.last_record();
+    summary["loss"] = Number(record.loss());
+    summary["grad_norm"] = Number(record.grad_norm());
+    summary["lr"] = Number(record.lr());
+    summary["step_seconds"] = Number(record.seconds());
+  }
+  return summary;
+}
+
+json JobDetails(const control::v1::Job& job, absl::Span<const ObservedFailure> failures) {
+  json details = JobSummary(job);
+  details["attempt_reason"] = Text(job.attempt_reason());
+  details["flops_ceiling"] = Number(job.flops_ceiling());
+  details["warnings"] = json::array();
+  for (int i = 0; i < std::min(kWarningsMax, job.warnings_size()); ++i) {
+    details["warnings"].push_back(Text(job.warnings(i)));
+  }
+  if (job.has_storage_failure()) {
+    details["storage_failure"] = {{"node", Text(job.storage_failure().node_id())},
+                                  {"message", Text(job.storage_failure().message())},
+                                  {"seconds", job.storage_failure().seconds()}};
+  }
+  if (job.has_last_checkpoint()) {
+    details["checkpoint"] = {{"step", job.last_checkpoint().step()},
+                             {"age_seconds", job.last_checkpoint().age_seconds()},
+                             {"directory", Text(job.last_checkpoint().directory())}};
+  }
+  details["failures"] = json::array();
+  for (const ObservedFailure& failure : failures) {
+    json line = CulpritJson(failure.culprit);
+    line["consequences"] = failure.num_consequences;
+    line["noticed"] = failure.noticed_unix_seconds;
+    line["last_step"] = failure.last_step;
+    line["detection_seconds"] = failure.detection_seconds;
+    line["recovery_seconds"] = failure.recovery_seconds;
+    details["failures"].push_back(std::move(line));
+  }
+  return details;
+}
+
+json StepColumns(const control::v1::Job& job, absl::Span<const telemetry::v1::StepRecord> steps) {
+  // The model's FLOPs for a token are those of the newest steps, which the driver computed.
+  const double flops_per_token =
+      job.tokens_per_second() > 0 ? job.model_flops_per_second() / job.tokens_per_second() : 0;
+  const double mfu_per_token = job.flops_ceiling() > 0 ? flops_per_token / job.flops_ceiling() : 0;
+  json columns = {{"step", json::array()},      {"loss", json::array()},
+                  {"grad_norm", json::array()}, {"lr", json::array()},
+                  {"seconds", json::array()},   {"tokens_per_second", json::array()},
+                  {"mfu", json::array()},       {"attempt", json::array()}};
+  for (const telemetry::v1::StepRecord& step : steps) {
+    const double rate =
+        step.seconds() > 0 ? static_cast<double>(step.tokens()) / step.seconds() : 0;
+    columns["step"].push_back(step.step());
+    columns["loss"].push_back(Number(step.loss()));
+    columns["grad_norm"].push_back(Number(step.grad_norm()));
+    columns["lr"].push_back(Number(step.lr()));
+    columns["seconds"].push_back(Number(step.seconds()));
+    columns["tokens_per_second"].push_back(Number(rate));
+    columns["mfu"].push_back(mfu_per_token > 0 ? Number(rate * mfu_per_token) : json(nullptr));
+    columns["attempt"].push_back(step.attempt());
+  }
+  return columns;
+}
+
+json MachinesJson(const control::v1::GetClusterResponse& cluster) {
+  json machines = json::array();
+  for (int i = 0; i < std::min(kMachinesMax, cluster.nodes_size()); ++i) {
+    const control::v1::NodeView& node = cluster.nodes(i);
+    const std::string pool =
+        absl::AsciiStrToLower(Word(control::v1::Pool_Name(node.pool()), "POOL_"));
+    machines.push_back({{"node", Text(node.node_id())},
+                        {"machine", Text(node.machine_id())},
+                        {"pool", pool},
+                        {"alive", node.alive()},
+                        {"evicted", node.evicted()},
+                        {"why", Text(node.evicted_why() + node.quarantine_evidence())},
+                        {"draining", node.draining()},
+                        {"slots", node.num_slots()},
+                        {"used", node.num_slots_used()},
+                        {"jobs", node.num_jobs()},
+                        {"heartbeat_seconds", Number(node.heartbeat_age_seconds())},
+                        {"cores", Number(node.resources().cores())},
+                        {"memory_bytes", node.resources().memory_bytes()}});
+  }
+  return {{"version", cluster.version()},
+          {"total", cluster.nodes_size()},
+          {"machines", std::move(machines)}};
+}
+
+}  // namespace megascale::page

@@ -1,0 +1,401 @@
+#include "controlplane/page/page.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "controlplane/page/failure_history.h"
+#include "controlplane/page/job_json.h"
+#include "controlplane/page/prometheus.h"
+#include "controlplane/page/rank_json.h"
+#include "controlplane/page/static_files.h"
+#include "controlplane/page/trace_json.h"
+#include "controlplane/trace/job_spans.h"
+#include "nlohmann/json.hpp"
+#include "runtime/base/status.h"
+#include "runtime/base/stop_signal.h"
+#include "runtime/base/text/printable.h"
+
+namespace megascale::page {
+namespace {
+
+using http::Request;
+using http::Response;
+using nlohmann::json;
+
+// The jobs are read this often, or less often if reading takes long: at most a twentieth of the
+// time.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(200);
+constexpr int kPollShare = 20;
+// A picture of spans is at most this old, and is made in at most this time.
+constexpr absl::Duration kTraceAgeMax = absl::Seconds(2);
+constexpr absl::Duration kTraceTime = absl::Seconds(4);
+constexpr size_t kTracesMax = 2;
+constexpr int kTracedRanksMax = 512;
+constexpr int64_t kTracedStepsMax = 50;
+constexpr int64_t kPointsMax = 4000;
+constexpr size_t kJobsMax = 300;
+constexpr size_t kLogBytesMax = size_t{64} << 10;
+// A longer log is read only up to here: reading costs the agent and the network.
+constexpr size_t kLogReadMax = size_t{32} << 20;
+
+Response Json(const json& value) {
+  return {.content_type = "application/json",
+          .body = value.dump(-1, ' ', false, json::error_handler_t::replace)};
+}
+
+Response Error(const absl::Status& status) {
+  Response response = Json({{"error", base::Printable(status.message(), 1000)},
+                            {"code", absl::StatusCodeToString(status.code())}});
+  switch (status.code()) {
+    case absl::StatusCode::kNotFound:
+      response.status = 404;
+      break;
+    case absl::StatusCode::kInvalidArgument:
+      response.status = 400;
+      break;
+    case absl::StatusCode::kFailedPrecondition:
+      response.status = 409;
+      break;
+    default:
+      response.status = 503;
+  }
+  return response;
+}
+
+Response AnswerOf(const absl::StatusOr<json>& value) {
+  return value.ok() ? Json(*value) : Error(value.status());
+}
+
+const char* ContentType(absl::string_view name) {
+  if (absl::EndsWith(name, ".html")) return "text/html; charset=utf-8";
+  if (absl::EndsWith(name, ".js")) return "text/javascript; charset=utf-8";
+  if (absl::EndsWith(name, ".css")) return "text/css; charset=utf-8";
+  return "image/svg+xml";
+}
+
+absl::StatusOr<std::string> TextOf(const Request& request, const std::string& name) {
+  const auto found = request.query.find(name);
+  if (found == request.query.end() || found->second.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the parameter '", name, "' is missing"));
+  }
+  return found->second;
+}
+
+// Returns the number, or `unset` if the request does not have it.
+absl::StatusOr<int64_t> NumberOf(const Request& request, const std::string& name, int64_t unset,
+                                 int64_t max) {
+  const auto found = request.query.find(name);
+  if (found == request.query.end()) return unset;
+  int64_t value = 0;
+  if (!absl::SimpleAtoi(found->second, &value) || value < 0 || value > max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the parameter '", name, "': expected a number from 0 to ", max));
+  }
+  return value;
+}
+
+// What one poll read.
+struct Snapshot {
+  std::vector<control::v1::Job> jobs;
+  control::v1::GetClusterResponse cluster;
+  absl::Time at;
+  absl::Status status;  // of the poll: not OK if the driver did not answer
+};
+
+struct Trace {
+  trace::JobSpans spans;
+  std::vector<timeline::TimedStep> steps;
+  int64_t attempt = 0;
+  int64_t num_steps = 0;  // that were asked for
+  absl::Duration at;
+};
+
+// The list of jobs, each time it has changed.
+class JobEvents : public http::EventSource {
+ public:
+  explicit JobEvents(std::function<std::string()> read) : read_(std::move(read)) {}
+  std::string Next() override {
+    std::string text = read_();
+    if (text == sent_) return "";
+    sent_ = text;
+    return absl::StrCat("data: ", sent_, "\n\n");
+  }
+
+ private:
+  std::function<std::string()> read_;
+  std::string sent_;
+};
+
+}  // namespace
+
+struct Page::Impl {
+  PageOptions options;
+  base::StopSignal stop;
+  std::thread poller;
+
+  std::mutex mutex;  // of the next two
+  std::shared_ptr<const Snapshot> snapshot = std::make_shared<Snapshot>();
+  FailureHistory failures;
+
+  std::mutex trace_mutex;  // held while spans are read: one reader at a time
+  std::map<std::string, std::shared_ptr<const Trace>> traces;
+
+  std::shared_ptr<const Snapshot> Newest() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return snapshot;
+  }
+  absl::StatusOr<control::v1::Job> JobOf(const Request& request);
+  absl::StatusOr<std::shared_ptr<const Trace>> TraceOf(const Request& request);
+  absl::StatusOr<std::shared_ptr<const Trace>> ReadTrace(const control::v1::Job& job,
+                                                         int64_t num_steps);
+  json JobsJson();
+  absl::StatusOr<json> Details(const Request& request);
+  absl::StatusOr<json> Steps(const Request& request);
+  absl::StatusOr<json> HeatMap(const Request& request);
+  absl::StatusOr<json> Timeline(const Request& request);
+  absl::StatusOr<json> Rank(const Request& request);
+  absl::StatusOr<json> Log(const Request& request);
+  std::string Metrics();
+};
+
+json Page::Impl::JobsJson() {
+  const auto now = Newest();
+  json jobs = json::array();
+  for (auto job = now->jobs.rbegin(); job != now->jobs.rend() && jobs.size() < kJobsMax; ++job) {
+    jobs.push_back(JobSummary(*job));
+  }
+  return {{"version", now->cluster.version()},
+          {"error", base::Printable(now->status.message(), 500)},
+          {"total", now->jobs.size()},
+          {"jobs", std::move(jobs)}};
+}
+
+absl::StatusOr<control::v1::Job> Page::Impl::JobOf(const Request& request) {
+  ASSIGN_OR_RETURN(const std::string id, TextOf(request, "job"));
+  const auto now = Newest();
+  for (const control::v1::Job& job : now->jobs) {
+    if (job.job_id() == id) return job;
+  }
+  return absl::NotFoundError(
+      absl::StrCat("there is no job ", base::Printable(id, 100), "; /api/jobs lists them"));
+}
+
+absl::StatusOr<json> Page::Impl::Details(const Request& request) {
+  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
+  std::vector<ObservedFailure> seen;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    seen = failures.Of(job.job_id());
+  }
+  return JobDetails(job, seen);
+}
+
+// With `after`: the steps after it; otherwise some steps of the whole log.
+absl::StatusOr<json> Page::Impl::Steps(const Request& request) {
+  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
+  ASSIGN_OR_RETURN(const int64_t points, NumberOf(request, "points", 1000, kPointsMax));
+  ASSIGN_OR_RETURN(const int64_t after, NumberOf(request, "after", 0, int64_t{1} << 62));
+  const auto steps = after > 0 ? options.source->Steps(job, after + 1, points)
+                               : options.source->SampleSteps(job, points);
+  if (!steps.ok()) return steps.status();
+  return StepColumns(job, *steps);
+}
+
+absl::StatusOr<std::shared_ptr<const Trace>> Page::Impl::ReadTrace(const control::v1::Job& job,
+                                                                   int64_t num_steps) {
+  ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(job.spec()));
+  control::v1::StreamSpansRequest request;
+  request.set_job_id(job.job_id());
+  request.set_first_step(std::max<int64_t>(0, job.last_step() - num_steps + 1));
+  const absl::Duration end = options.clock->Monotonic() + kTraceTime;
+  RETURN_IF_ERROR(options.source->Spans(request, [&](const auto& response) {
+    spans.Add(response);
+    return options.clock->Monotonic() < end && !stop.WaitFor(absl::ZeroDuration());
+  }));
+  std::vector<timeline::TimedStep> steps = spans.Measure(static_cast<int>(num_steps));
+  if (steps.empty()) {
+    return absl::FailedPreconditionError(
+        spans.errors().empty() ? "no rank has begun a step of this attempt" : spans.errors()[0]);
+  }
+  return std::make_shared<const Trace>(Trace{std::move(spans), std::move(steps), job.attempt(),
+                                             num_steps, options.clock->Monotonic()});
+}
+
+absl::StatusOr<std::shared_ptr<const Trace>> Page::Impl::TraceOf(const Request& request) {
+  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
+  ASSIGN_OR_RETURN(const int64_t num_steps, NumberOf(request, "steps", 5, kTracedStepsMax));
+  if (job.has_ended_at()) {
+    return absl::FailedPreconditionError("the job has ended, and spans are kept while it runs");
+  }
+  if (job.ranks_size() > kTracedRanksMax) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the job has ", job.ranks_size(), " ranks, and the page reads the spans of at most ",
+        kTracedRanksMax, "; use `megascale diagnose ", job.job_id(), "`"));
+  }
+  const std::lock_guard<std::mutex> lock(trace_mutex);
+  const auto found = traces.find(job.job_id());
+  if (found != traces.end() && found->second->attempt == job.attempt() &&
+      found->second->num_steps >= num_steps &&
+      options.clock->Monotonic() - found->second->at < kTraceAgeMax) {
+    return found->second;
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<const Trace> read,
+                   ReadTrace(job, std::max(num_steps, int64_t{1})));
+  if (found == traces.end() && traces.size() >= kTracesMax) traces.clear();
+  traces[job.job_id()] = read;
+  return read;
+}
+
+absl::StatusOr<json> Page::Impl::HeatMap(const Request& request) {
+  ASSIGN_OR_RETURN(const auto traced, TraceOf(request));
+  return HeatMapJson(traced->spans, traced->steps);
+}
+
+absl::StatusOr<json> Page::Impl::Timeline(const Request& request) {
+  ASSIGN_OR_RETURN(const auto traced, TraceOf(request));
+  const auto ranks = static_cast<int64_t>(traced->spans.plans().size());
+  ASSIGN_OR_RETURN(const int64_t rank, NumberOf(request, "rank", 0, ranks - 1));
+  const auto word = request.query.find("view");
+  ASSIGN_OR_RETURN(const TimelineView view,
+                   TimelineViewFromWord(word == request.query.end() ? "pipeline" : word->second));
+  // The newest whole step; in a job that stands still, the one in which it does.
+  const timeline::TimedStep* shown = &traced->steps.back();
+  for (const timeline::TimedStep& step : traced->steps) {
+    if (step.whole) shown = &step;
+  }
+  return TimelineJson(traced->spans, *shown, view, static_cast<int>(rank));
+}
+
+absl::StatusOr<json> Page::Impl::Rank(const Request& request) {
+  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
+  ASSIGN_OR_RETURN(const int64_t rank, NumberOf(request, "rank", 0, 1 << 30));
+  return RankJson(job, static_cast<int>(rank));
+}
+
+// The last lines that a rank wrote.
+absl::StatusOr<json> Page::Impl::Log(const Request& request) {
+  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
+  ASSIGN_OR_RETURN(const int64_t rank, NumberOf(request, "rank", 0, 1 << 30));
+  std::string text;
+  size_t read = 0;
+  bool cut = false;
+  RETURN_IF_ERROR(options.source->Logs(
+      job.job_id(), static_cast<int>(rank), [&](const control::v1::StreamLogsResponse& piece) {
+        read += piece.data().size();
+        text += piece.data();
+        if (text.size() > kLogBytesMax) {
+          text.erase(0, text.size() - kLogBytesMax);
+          cut = true;
+        }
+        return read < kLogReadMax && !stop.WaitFor(absl::ZeroDuration());
+      }));
+  json lines = json::array();
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    lines.push_back(base::Printable(line, 1000));
+  }
+  return json{{"rank", rank},
+              {"lines", std::move(lines)},
+              {"cut", cut},
+              {"incomplete", read >= kLogReadMax}};
+}
+
+std::string Page::Impl::Metrics() {
+  ExportedJobs exported;
+  const auto now = Newest();
+  exported.jobs = now->jobs;
+  exported.cluster = now->cluster;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    exported.failures = failures;
+  }
+  return PrometheusText(exported);
+}
+
+Page::Page(const PageOptions& options) : impl_(std::make_unique<Impl>()) {
+  impl_->options = options;
+}
+
+void Page::Stop() { impl_->stop.Notify(); }
+
+Page::~Page() {
+  Stop();
+  if (impl_->poller.joinable()) impl_->poller.join();
+}
+
+void Page::Poll() {
+  auto read = std::make_shared<Snapshot>();
+  auto jobs = impl_->options.source->Jobs();
+  auto cluster = impl_->options.source->Cluster();
+  read->at = impl_->options.clock->Wall();
+  read->status = !jobs.ok() ? jobs.status() : cluster.status();
+  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  if (!read->status.ok()) {
+    // What was known stays on the page, with the error.
+    read->jobs = impl_->snapshot->jobs;
+    read->cluster = impl_->snapshot->cluster;
+  } else {
+    read->jobs = *std::move(jobs);
+    read->cluster = *std::move(cluster);
+    for (const control::v1::Job& job : read->jobs) {
+      impl_->failures.Observe(job, impl_->options.clock->Monotonic(), read->at);
+    }
+    impl_->failures.Keep(read->jobs);
+  }
+  impl_->snapshot = std::move(read);
+}
+
+void Page::Start() {
+  impl_->poller = std::thread([this] {
+    absl::Duration pause;
+    do {
+      const absl::Duration begin = impl_->options.clock->Monotonic();
+      Poll();
+      pause = std::max(kPollInterval, (impl_->options.clock->Monotonic() - begin) * kPollShare);
+    } while (!impl_->stop.WaitFor(pause));
+  });
+}
+
+Response Page::Answer(const Request& request) {
+  if (request.path == "/metrics") {
+    return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = impl_->Metrics()};
+  }
+  if (request.path == "/api/jobs") return Json(impl_->JobsJson());
+  if (request.path == "/api/machines") return Json(MachinesJson(impl_->Newest()->cluster));
+  if (request.path == "/api/job") return AnswerOf(impl_->Details(request));
+  if (request.path == "/api/steps") return AnswerOf(impl_->Steps(request));
+  if (request.path == "/api/heat-map") return AnswerOf(impl_->HeatMap(request));
+  if (request.path == "/api/timeline") return AnswerOf(impl_->Timeline(request));
+  if (request.path == "/api/rank") return AnswerOf(impl_->Rank(request));
+  if (request.path == "/api/log") return AnswerOf(impl_->Log(request));
+  if (request.path == "/api/ranks") {
+    const auto job = impl_->JobOf(request);
+    return job.ok() ? AnswerOf(RanksJson(*job)) : Error(job.status());
+  }
+  const std::string name = request.path == "/" ? "index.html" : request.path.substr(1);
+  for (const StaticFile& file : StaticFiles()) {
+    if (name == file.name) {
+      return {.content_type = ContentType(name), .body = std::string(file.data, file.size_bytes)};
+    }
+  }
+  return {.status = 404, .body = "there is no such page\n"};
+}
+
+std::unique_ptr<http::EventSource> Page::Events(const Request& request) {
+  if (request.path != "/events") return nullptr;
+  return std::make_unique<JobEvents>([impl = impl_.get()] {
+    return impl->JobsJson().dump(-1, ' ', false, json::error_handler_t::replace);
+  });
+}
+
+}  // namespace megascale::page

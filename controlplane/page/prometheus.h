@@ -1,0 +1,28 @@
+// The driver's jobs and machines as Prometheus metrics, in its text format. A pure function.
+// Names and units: docs/metrics.md.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "controlplane/page/failure_history.h"
+#include "proto/control.pb.h"
+
+namespace megascale::page {
+
+struct ExportedJobs {
+  std::vector<control::v1::Job> jobs;
+  control::v1::GetClusterResponse cluster;
+  FailureHistory failures;
+};
+
+// Jobs that have not ended come first, then the newest; further jobs are counted in
+// `megascale_jobs_left_out`.
+inline constexpr size_t kExportedJobsMax = 200;
+std::string PrometheusText(const ExportedJobs& exported);
+
+// Returns a label's value in quotes.
+std::string PrometheusLabel(const std::string& value);
+
+}  // namespace megascale::page

@@ -1,0 +1,21 @@
+// The mesh of a job and what each of its ranks does now, as JSON. Pure functions of the driver's
+// view of the job; no spans are needed, so it works for every size of job.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+#include "proto/control.pb.h"
+#include "runtime/plan/mesh.h"
+
+namespace megascale::page {
+
+// Returns all ranks as arrays by rank, and pairs [rank, rank that it waits for], at most
+// kWaitsMax. Errors: InvalidArgument - the job has no mesh.
+inline constexpr size_t kWaitsMax = 2000;
+absl::StatusOr<nlohmann::json> RanksJson(const control::v1::Job& job);
+
+// Returns the rank's place, its neighbours and groups, what it does and for whom it waits. Errors:
+// as above; NotFound - the job has no such rank.
+absl::StatusOr<nlohmann::json> RankJson(const control::v1::Job& job, int rank);
+
+}  // namespace megascale::page

@@ -1,0 +1,259 @@
+'use strict';
+// Elements, numbers and charts. Every text goes in as a text node, so that names, messages and log
+// lines of any content stay text.
+
+// h('a', {href: '#/x', class: 'y', onclick: f}, 'text', element)
+function h(tag, attributes, ...children) { return fill(document.createElement(tag), attributes, children); }
+function s(tag, attributes, ...children) {
+  return fill(document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
+}
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith('on'))
+      element.addEventListener(name.slice(2), value);
+    else
+      element.setAttribute(name, value);
+  }
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) element.append(child);
+  }
+  return element;
+}
+
+const format = {
+  number(value, digits = 4) {
+    if (value === null || value === undefined || !isFinite(value)) return '–';
+    if (value !== 0 && (Math.abs(value) >= 1e6 || Math.abs(value) < 1e-3)) return value.toExponential(2);
+    const places = Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value) || 1)));
+    return value.toLocaleString('en', {maximumFractionDigits: Math.min(places, digits)});
+  },
+  // For the ticks of an axis.
+  short(value) {
+    const size = Math.abs(value);
+    if (size >= 1e9) return +(value / 1e9).toPrecision(3) + 'G';
+    if (size >= 1e6) return +(value / 1e6).toPrecision(3) + 'M';
+    if (size >= 1e4) return +(value / 1e3).toPrecision(3) + 'k';
+    return String(+value.toPrecision(4));
+  },
+  integer: value => (value === null || value === undefined ? '–' : Math.round(value).toLocaleString('en')),
+  percent: value => (value === null || value === undefined ? '–' : (100 * value).toFixed(1) + ' %'),
+  duration(seconds) {
+    if (seconds === null || seconds === undefined || seconds < 0 || !isFinite(seconds)) return '–';
+    if (seconds < 1) return Math.round(seconds * 1000) + ' ms';
+    if (seconds < 60) return seconds.toFixed(1) + ' s';
+    if (seconds < 3600) return Math.floor(seconds / 60) + ' min ' + Math.round(seconds % 60) + ' s';
+    if (seconds < 86400) return Math.floor(seconds / 3600) + ' h ' + Math.round(seconds % 3600 / 60) + ' min';
+    return Math.floor(seconds / 86400) + ' d ' + Math.round(seconds % 86400 / 3600) + ' h';
+  },
+  bytes(value) {
+    if (!value) return '–';
+    const unit = Math.min(4, Math.floor(Math.log(value) / Math.log(1024)));
+    return (value / 1024 ** unit).toFixed(unit ? 1 : 0) + [' B', ' KiB', ' MiB', ' GiB', ' TiB'][unit];
+  },
+  time: seconds => (seconds ? new Date(seconds * 1000).toLocaleString() : '–'),
+};
+
+function colorOf(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+}
+
+// Dark blue to yellow: brightness alone tells the order.
+const RAMP = [
+  [0, 34, 78], [27, 57, 110], [64, 77, 107], [93, 97, 109], [123, 118, 117], [155, 140, 116], [189, 165, 106],
+  [222, 193, 86], [254, 232, 56]
+];
+function rampColor(share) {
+  const at = Math.max(0, Math.min(1, share || 0)) * (RAMP.length - 1);
+  const low = Math.min(RAMP.length - 2, Math.floor(at));
+  const mix = RAMP[low].map((value, i) => Math.round(value + (RAMP[low + 1][i] - value) * (at - low)));
+  return `rgb(${mix.join(',')})`;
+}
+
+// Round numbers that cover [low, high].
+function ticksOf(low, high, count) {
+  const span = high - low || Math.abs(high) || 1;
+  const rough = span / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map(f => f * power).find(size => size >= rough);
+  const ticks = [];
+  for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-6; tick += step) ticks.push(tick);
+  return ticks;
+}
+
+const SMOOTHED_MIN = 150;
+
+// Medians around each point, over `reach` points on both sides: a spike does not widen.
+function mediansOf(points, reach) {
+  return points.map(([x], i) => {
+    const near = points.slice(Math.max(0, i - reach), i + reach + 1).map(point => point[1]);
+    return [x, near.sort((a, b) => a - b)[near.length >> 1]];
+  });
+}
+
+// A curve over steps, with a cross-hair for the pointer and for the arrow keys. `restarts`: steps
+// with which an attempt began.
+function lineChart({title, xs, ys, restarts, show, tick: showTick = format.short, fromZero}) {
+  const points = xs.map((x, i) => [x, ys[i]]).filter(([, y]) => y !== null && isFinite(y));
+  const newest = points.length ? show(points[points.length - 1][1]) : '–';
+  const value = h('span', {}, newest);
+  const chart = h('section', {class: 'chart'}, h('h3', {}, title, value));
+  if (points.length < 2) {
+    chart.append(h('p', {class: 'empty'}, points.length ? 'One step so far.' : 'Nothing is known yet.'));
+    return chart;
+  }
+  const width = 560, height = 170, left = 48, bottom = 20, top = 6, right = 8;
+  const sorted = points.map(p => p[1]).sort((a, b) => a - b);
+  // A single spike must not flatten all others.
+  const most = sorted[Math.floor((sorted.length - 1) * 0.99)];
+  let low = fromZero ? 0 : sorted[0], high = sorted[sorted.length - 1];
+  if (high - low > 4 * (most - low) && most > low) high = most;
+  if (high <= low) {
+    high += Math.abs(high) * 0.05 || 1;
+    low -= fromZero ? 0 : Math.abs(low) * 0.05;
+  }
+  const [x0, x1] = [points[0][0], points[points.length - 1][0]];
+  const x = step => left + (step - x0) / (x1 - x0 || 1) * (width - left - right);
+  const y = v => top + (1 - (Math.min(v, high) - low) / (high - low)) * (height - top - bottom);
+  const picture = s('svg', {
+    viewBox: `0 0 ${width} ${height}`,
+    width: '100%',
+    role: 'img',
+    tabindex: 0,
+    'aria-label': `${title}: ${newest} at step ${x1}, from ${show(points[0][1])} at step ${x0}`
+  });
+  for (const tick of ticksOf(low, high, 4)) {
+    picture.append(
+        s('line', {class: 'grid-line', x1: left, x2: width - right, y1: y(tick), y2: y(tick)}),
+        s('text', {x: left - 6, y: y(tick) + 4, 'text-anchor': 'end'}, showTick(tick)));
+  }
+  for (const tick of ticksOf(x0, x1, 6)) {
+    if (tick !== Math.round(tick)) continue;
+    picture.append(s('text', {x: x(tick), y: height - 5, 'text-anchor': 'middle'}, format.integer(tick)));
+  }
+  for (const step of restarts.filter(step => step > x0)) {
+    picture.append(
+        s('line', {class: 'restart', x1: x(step), x2: x(step), y1: top, y2: height - bottom},
+          s('title', {}, `a new attempt begins with step ${step}`)));
+  }
+  const path = (points, name) => s('path', {
+    class: name,
+    d: points.map(([px, py], i) => `${i ? 'L' : 'M'}${x(px).toFixed(1)} ${y(py).toFixed(1)}`).join('')
+  });
+  const smooth = points.length > SMOOTHED_MIN ? mediansOf(points, Math.ceil(points.length / 60)) : null;
+  picture.append(path(points, smooth ? 'curve raw' : 'curve'));
+  if (smooth) picture.append(path(smooth, 'curve'));
+  const cross = s('line', {class: 'cross', y1: top, y2: height - bottom, visibility: 'hidden'});
+  const dot = s('circle', {r: 3, fill: 'currentColor', visibility: 'hidden'});
+  picture.append(cross, dot);
+  let at = points.length - 1;
+  const point = index => {
+    at = Math.max(0, Math.min(points.length - 1, index));
+    const [px, py] = points[at];
+    for (const [name, v] of [['x1', x(px)], ['x2', x(px)], ['visibility', 'visible']])
+      cross.setAttribute(name, v);
+    for (const [name, v] of [['cx', x(px)], ['cy', y(py)], ['visibility', 'visible']])
+      dot.setAttribute(name, v);
+    value.textContent = `step ${format.integer(px)}: ${show(py)}`;
+  };
+  const clear = () => {
+    cross.setAttribute('visibility', 'hidden');
+    dot.setAttribute('visibility', 'hidden');
+    value.textContent = newest;
+  };
+  picture.addEventListener('pointermove', event => {
+    const box = picture.getBoundingClientRect();
+    const step =
+        x0 + ((event.clientX - box.left) / box.width * width - left) / (width - left - right) * (x1 - x0);
+    let low_ = 0, high_ = points.length - 1;
+    while (low_ < high_) {
+      const middle = (low_ + high_) >> 1;
+      if (points[middle][0] < step)
+        low_ = middle + 1;
+      else
+        high_ = middle;
+    }
+    point(low_);
+  });
+  picture.addEventListener('pointerleave', clear);
+  picture.addEventListener('blur', clear);
+  picture.addEventListener('keydown', event => {
+    const by = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      PageDown: 25,
+      PageUp: -25,
+      Home: -points.length,
+      End: points.length
+    }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    point(at + by);
+  });
+  chart.append(picture);
+  return chart;
+}
+
+const KINDS = [
+  ['compute', 'forward and backward'], ['tensor_parallel', 'tensor-parallel exchanges'],
+  ['optimizer', 'optimizer'], ['pipeline', 'pipeline transfers'],
+  ['data_parallel', 'data-parallel collectives'], ['data_wait', 'waiting for data'],
+  ['bubble', 'waiting for other ranks']
+];
+
+// Stacked bars: where the step of each stage went, means over its ranks. `map`: of /api/heat-map.
+function stageBars(map) {
+  const ranksOfStage = map.mesh.data * map.mesh.tensor;
+  const stages = [];
+  for (let stage = 0; stage < map.mesh.pipeline; ++stage) {
+    const mean = {};
+    for (const [kind] of KINDS) {
+      const values = map.kinds[kind]
+                         .slice(stage * ranksOfStage, (stage + 1) * ranksOfStage)
+                         .filter((_, i) => map.known[stage * ranksOfStage + i]);
+      mean[kind] = values.reduce((a, b) => a + b, 0) / (values.length || 1);
+    }
+    stages.push(mean);
+  }
+  const total = mean => KINDS.reduce((sum, [kind]) => sum + mean[kind], 0);
+  const longest = Math.max(...stages.map(total)) || 1;
+  const width = 900, left = 70, row = 26, right = 90;
+  const picture = s('svg', {
+    viewBox: `0 0 ${width} ${stages.length * row + 4}`,
+    width: '100%',
+    role: 'img',
+    'aria-label': 'where the time of a mean step of each stage went; the table below has the numbers'
+  });
+  stages.forEach((mean, stage) => {
+    let at = left;
+    picture.append(s('text', {x: left - 8, y: stage * row + 16, 'text-anchor': 'end'}, `stage ${stage}`));
+    for (const [kind, words] of KINDS) {
+      const size = mean[kind] / longest * (width - left - right);
+      if (size <= 0) continue;
+      picture.append(
+          s('rect',
+            {class: 'segment-' + kind, x: at, y: stage * row + 3, width: Math.max(0, size - 1), height: 18},
+            s('title', {}, `${words}: ${format.number(mean[kind], 3)} ms`)));
+      at += size;
+    }
+    picture.append(s('text', {x: at + 8, y: stage * row + 16}, format.number(total(mean), 4) + ' ms'));
+  });
+  const used = KINDS.filter(([kind]) => stages.some(mean => mean[kind] > 0));
+  const legend = h(
+      'ul', {class: 'legend'},
+      used.map(
+          ([kind, words]) => h(
+              'li', {},
+              s('svg', {width: 11, height: 11}, s('rect', {class: 'segment-' + kind, width: 11, height: 11})),
+              words)));
+  const table =
+      h('table', {id: 'stage-table'},
+        h('thead', {},
+          h('tr', {}, h('th', {}, 'ms'), used.map(([, words]) => h('th', {class: 'number'}, words)))),
+        h('tbody', {},
+          stages.map(
+              (mean, stage) =>
+                  h('tr', {}, h('td', {}, `stage ${stage}`),
+                    used.map(([kind]) => h('td', {class: 'number'}, format.number(mean[kind], 3)))))));
+  return h('div', {}, legend, picture, h('details', {}, h('summary', {class: 'hint'}, 'the numbers'), table));
+}

@@ -1,0 +1,73 @@
+// Token files of texts that were encoded before, in a folder of this machine, by digest of what
+// decides the tokens: the text, the tokenizer, the options. A text is encoded once, by the first
+// process that needs it, in pieces that survive it: a process that is killed loses at most one
+// piece. Everything in the folder may be deleted while no job runs.
+//
+//   FOLDER/DIGEST/00000.tokens …   pieces, in order
+//   FOLDER/DIGEST/complete         says that these are all
+//   FOLDER/DIGEST/lock             held by the process that encodes
+//
+// Threads: one at a time; several processes may share a folder. Blocking: storage, other processes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/data/dataset/text_chunks.h"
+#include "runtime/data/token_file/token_source.h"
+#include "runtime/data/tokenizer/tokenizer.h"
+
+namespace megascale::data {
+
+// Told of work that takes long: "tokenizing PATH", and how far it is.
+using OnProgress =
+    std::function<void(const std::string& what, int64_t done_bytes, int64_t all_bytes)>;
+
+struct EncodeRequest {
+  TextChunkOptions text;
+  std::string text_sha256;  // of the file
+  const tokenizer::Tokenizer* tokenizer = nullptr;
+  int32_t end_token = 0;
+  int64_t piece_bytes = int64_t{64} << 20;  // of text in a piece
+};
+
+struct EncodedText {
+  std::string sha256;  // of what decides the tokens
+  std::vector<std::unique_ptr<TokenSource>> pieces;
+  int64_t num_skipped = 0;  // lines of JSON Lines, or bytes
+};
+
+class TokenCache {
+ public:
+  // The folder is made when it is needed. "": `tokens` in the user's state folder.
+  explicit TokenCache(std::string folder);
+
+  // Returns the tokens of a text; encodes what is not there yet or damaged. Errors: those of the
+  // text; DataLoss - it changed since it was hashed; those of the folder, with its path.
+  absl::StatusOr<EncodedText> Encode(const EncodeRequest& request, const OnProgress& on_progress);
+
+  const std::string& folder() const { return folder_; }
+
+ private:
+  const std::string folder_;
+};
+
+// Holds a lock file of a folder, which is made if it is missing. Errors: those of the file system.
+class FolderLock {
+ public:
+  // Waits for other processes and tells `on_wait` about twice a second. The kernel frees the lock
+  // of a process that dies.
+  static absl::StatusOr<FolderLock> Take(const std::string& folder,
+                                         const std::function<void()>& on_wait);
+
+ private:
+  explicit FolderLock(base::UniqueFd fd) : fd_(std::move(fd)) {}
+  base::UniqueFd fd_;
+};
+
+}  // namespace megascale::data

@@ -1,0 +1,148 @@
+#include "runtime/diagnose/exchange_state.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace megascale::diagnose {
+namespace {
+
+class Explanation {
+ public:
+  explicit Explanation(absl::Span<const ShownCall> members) {
+    for (const ShownCall& member : members) members_.emplace(member.rank, &member);
+  }
+
+  ExchangeVerdict Run() {
+    for (const auto& [from, sender] : members_) {
+      for (const auto& [to, receiver] : members_) {
+        if (from != to) Look(*sender, *receiver);
+      }
+    }
+    if (verdict_.stuck.empty()) return verdict_;
+    Choose();
+    Sort();
+    return verdict_;
+  }
+
+ private:
+  static const ShownFlow* FlowTo(const ShownCall& call, int peer) {
+    for (const ShownFlow& flow : call.flows) {
+      if (flow.peer == peer) return &flow;
+    }
+    return nullptr;
+  }
+
+  // Adds the flow from one to the other, unless it is done or neither shows it.
+  void Look(const ShownCall& sender, const ShownCall& receiver) {
+    const ShownFlow* out = sender.is_inside ? FlowTo(sender, receiver.rank) : nullptr;
+    const ShownFlow* in = receiver.is_inside ? FlowTo(receiver, sender.rank) : nullptr;
+    StuckFlow flow = {.from = sender.rank, .to = receiver.rank};
+    if (out != nullptr) {
+      flow.ready_bytes = out->send_bytes;
+      flow.transmitted_bytes = out->transmitted_bytes;
+      flow.arrived_bytes = in != nullptr ? in->received_bytes : out->delivered_bytes;
+      flow.quiet_seconds = out->quiet_seconds;
+    } else if (in != nullptr) {
+      // The sender has left, or shows nothing: what it made ready has arrived.
+      flow.ready_bytes = in->received_bytes;
+      flow.transmitted_bytes = in->received_bytes;
+      flow.arrived_bytes = in->received_bytes;
+      flow.quiet_seconds = in->quiet_seconds;
+    } else {
+      return;
+    }
+    flow.state = StateOf(flow, out, in);
+    if (flow.state != FlowState::kDone) verdict_.stuck.push_back(flow);
+  }
+
+  static FlowState StateOf(const StuckFlow& flow, const ShownFlow* out, const ShownFlow* in) {
+    const int64_t expected = in != nullptr ? in->receive_bytes : flow.ready_bytes;
+    if (flow.arrived_bytes >= std::max(expected, flow.ready_bytes)) return FlowState::kDone;
+    if (out != nullptr && flow.ready_bytes > flow.transmitted_bytes) {
+      return flow.transmitted_bytes == 0 ? FlowState::kNotStarted : FlowState::kNotTransmitted;
+    }
+    if (flow.transmitted_bytes > flow.arrived_bytes) return FlowState::kNotDelivered;
+    return flow.ready_bytes == 0 ? FlowState::kNotStarted : FlowState::kNotReady;
+  }
+
+  // Whether the rank's own report shows a stuck flow of it.
+  bool Agrees(int rank, const StuckFlow& flow) const {
+    const ShownCall& call = *members_.at(rank);
+    if (!call.is_known || !call.is_inside) return false;
+    const ShownFlow* own = FlowTo(call, rank == flow.from ? flow.to : flow.from);
+    if (own == nullptr) return false;
+    return rank == flow.from ? own->delivered_bytes < own->send_bytes
+                             : own->received_bytes < own->receive_bytes;
+  }
+
+  // A rank is the cause if all stuck flows are its own, it has several, and its own report agrees.
+  // Otherwise, if all are between two ranks, it is the way between them.
+  void Choose() {
+    std::map<int, int> flows_of;  // by rank
+    std::map<int, std::set<int>> peers_of;
+    for (const StuckFlow& flow : verdict_.stuck) {
+      ++flows_of[flow.from];
+      ++flows_of[flow.to];
+      peers_of[flow.from].insert(flow.to);
+      peers_of[flow.to].insert(flow.from);
+    }
+    const int num_flows = static_cast<int>(verdict_.stuck.size());
+    const StuckFlow& first = verdict_.stuck.front();
+    if (peers_of.size() == 2) {
+      verdict_.state = first.state;
+      verdict_.from = first.from;
+      verdict_.to = first.to;
+      return;
+    }
+    int found = -1;
+    for (const auto& entry : flows_of) {
+      const int rank = entry.first;
+      if (entry.second != num_flows) continue;
+      const bool agrees = std::any_of(verdict_.stuck.begin(), verdict_.stuck.end(),
+                                      [&](const StuckFlow& flow) { return Agrees(rank, flow); });
+      if (agrees) found = rank;
+    }
+    verdict_.rank = found;
+    verdict_.state = first.state;
+  }
+
+  void Sort() {
+    const auto is_of_cause = [&](const StuckFlow& flow) {
+      return flow.from == verdict_.rank || flow.to == verdict_.rank;
+    };
+    std::stable_sort(verdict_.stuck.begin(), verdict_.stuck.end(),
+                     [&](const StuckFlow& a, const StuckFlow& b) {
+                       if (is_of_cause(a) != is_of_cause(b)) return is_of_cause(a);
+                       return a.quiet_seconds > b.quiet_seconds;
+                     });
+  }
+
+  std::map<int, const ShownCall*> members_;  // by rank
+  ExchangeVerdict verdict_;
+};
+
+}  // namespace
+
+const char* Name(FlowState state) {
+  switch (state) {
+    case FlowState::kDone:
+      return "done";
+    case FlowState::kNotStarted:
+      return "not started";
+    case FlowState::kNotTransmitted:
+      return "not transmitted";
+    case FlowState::kNotDelivered:
+      return "not delivered";
+    case FlowState::kNotReady:
+      return "device not ready";
+  }
+  return "unknown";
+}
+
+ExchangeVerdict ExplainExchange(absl::Span<const ShownCall> members) {
+  return Explanation(members).Run();
+}
+
+}  // namespace megascale::diagnose

@@ -1,0 +1,75 @@
+// Why an exchange that all its members have entered does not end: what has been moved between each
+// two of them. Pure functions of what the ranks' communicators show (telemetry/exchange_board.h).
+//
+// The sender's bytes pass three marks: ready, transmitted, delivered. Where they stop tells the
+// cause apart. Source: Mycroft, SOSP '25, table 4.
+//
+// A rank's report is a claim about itself. It can raise suspicion of the way between two ranks, but
+// a rank is named only if its own report agrees. So a process that shows nonsense can make only
+// itself a suspect.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace megascale::diagnose {
+
+// What one rank shows of a call towards one peer.
+struct ShownFlow {
+  int peer = -1;  // world rank
+  int64_t send_bytes = 0;
+  int64_t transmitted_bytes = 0;
+  int64_t delivered_bytes = 0;
+  int64_t receive_bytes = 0;
+  int64_t received_bytes = 0;
+  double quiet_seconds = 0;  // since a byte moved
+};
+
+// What one rank shows of the call in question.
+struct ShownCall {
+  int rank = -1;
+  std::string node;
+  bool is_known = false;   // its agent answered
+  bool is_inside = false;  // the call runs there
+  std::vector<ShownFlow> flows;
+};
+
+// How far the bytes of a sender have come.
+enum class FlowState {
+  kDone,
+  kNotStarted,      // nothing has been transmitted
+  kNotTransmitted,  // some bytes are ready and do not leave the sender
+  kNotDelivered,    // some bytes have left the sender and do not arrive
+  kNotReady,        // all bytes that were made ready have arrived: the device has not made the rest
+};
+
+// Returns "not started", "not transmitted" …
+const char* Name(FlowState state);
+
+struct StuckFlow {
+  int from = -1;  // world ranks
+  int to = -1;
+  FlowState state = FlowState::kDone;
+  int64_t ready_bytes = 0;
+  int64_t transmitted_bytes = 0;
+  int64_t arrived_bytes =
+      0;  // the receiver says that it has them; or, if it is not known, the sender
+  double quiet_seconds = 0;
+};
+
+struct ExchangeVerdict {
+  FlowState state = FlowState::kDone;  // kDone: nothing stuck is shown
+  int rank = -1;                       // that is the cause; -1: none is named
+  // The way between these two is the cause, and neither of them alone; -1: it is not.
+  int from = -1;
+  int to = -1;
+  std::vector<StuckFlow> stuck;  // those of the cause first, then by the time since a byte moved
+};
+
+// Requires: ranks differ. Reports about ranks that are not in `members` are ignored.
+ExchangeVerdict ExplainExchange(absl::Span<const ShownCall> members);
+
+}  // namespace megascale::diagnose

@@ -1,0 +1,58 @@
+// What a path has for generation besides weights: the model, its tokenizer, its end tokens. Reads
+// small files only. Threads: plain functions. Blocking: storage.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/job.pb.h"
+#include "runtime/data/tokenizer/tokenizer.h"
+#include "runtime/tensor/tensor.h"
+
+namespace megascale::inference {
+
+// Text to token ids: by a tokenizer, or a token for each byte.
+class TextCodec {
+ public:
+  // `tokenizer`: null for bytes.
+  explicit TextCodec(std::unique_ptr<tokenizer::Tokenizer> tokenizer)
+      : tokenizer_(std::move(tokenizer)) {}
+
+  const tokenizer::Tokenizer* tokenizer() const { return tokenizer_.get(); }
+  // One more than the highest id.
+  int64_t vocabulary_size() const;
+  // Returns the ids of a text that is continued: with the tokens that the tokenizer puts before a
+  // text, without those after it.
+  std::vector<int32_t> EncodePrompt(absl::string_view text) const;
+  // Returns the id of a token as the tokenizer's file writes it; of a byte.
+  std::optional<int32_t> IdOf(absl::string_view token) const;
+
+ private:
+  std::unique_ptr<tokenizer::Tokenizer> tokenizer_;
+};
+
+struct TextSource {
+  job::v1::ModelSpec model;                     // resolved; `from` has the weights
+  tensor::DType compute = tensor::DType::kF32;  // as it was trained, or as the weights are stored
+  int64_t context = 0;                          // longest sequence
+  std::optional<int64_t> step;                  // of a checkpoint that a job wrote
+  TextCodec codec{nullptr};
+  std::vector<int32_t> end_tokens;
+  std::vector<std::string> warnings;
+};
+
+// Looks at a checkpoint, a folder of them (the newest counts) or a Hugging Face folder.
+// `tokenizer_path`: a tokenizer to use instead of the path's own; empty: its own. A job that was
+// trained without a tokenizer reads bytes, even if it began with weights that have one. Errors:
+// those of hugging_face::FindSource and tokenizer::LoadTokenizer; FailedPrecondition - no
+// tokenizer; InvalidArgument - a tokenizer with more tokens than the model, an end token that the
+// model does not have.
+absl::StatusOr<TextSource> FindTextSource(const std::string& path,
+                                          const std::string& tokenizer_path);
+
+}  // namespace megascale::inference

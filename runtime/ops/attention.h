@@ -1,0 +1,49 @@
+// The arguments of attention: over whole sequences, with its backward, and over a cache of keys and
+// values, for generation. Legend and dtypes: ops.h.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/tensor/tensor.h"
+
+namespace megascale::ops {
+
+using tensor::Matrix;
+using tensor::Vector;
+
+// Causal scaled-dot-product attention (scale 1/sqrt(D)); a query at t sees keys in (t - window, t],
+// or all up to t when window is 0. q, k, v may be column ranges of one packed matrix (their strides
+// say so). Memory is linear in T.
+struct AttentionArgs {
+  int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0, window = 0;
+  Matrix q;            // [N, H*D]
+  Matrix k;            // [N, K*D]
+  Matrix v;            // [N, K*D]
+  Matrix out;          // [N, H*D]
+  Vector log_sum_exp;  // [B, H, T] F out: kept for backward
+};
+
+struct AttentionBackwardArgs {
+  AttentionArgs forward;  // with out and log_sum_exp as forward left them
+  Matrix d_out;           // [N, H*D]
+  Matrix d_q, d_k, d_v;   // like q, k, v: overwritten
+};
+
+// Causal attention of new tokens of some sequences, whose earlier tokens left their keys and values
+// in a cache. The cache has `capacity` rows for each sequence. Token n belongs in row places[n] =
+// sequence * capacity + position. First the new keys and values are copied there; then each query
+// sees those of its sequence at positions in (position - window, position], or all up to its own
+// when window is 0. Several rows may belong to one sequence. Each row has the same bits whatever
+// the other rows are.
+struct CachedAttentionArgs {
+  int64_t heads = 0, kv_heads = 0, head_dim = 0, window = 0, capacity = 0;
+  Vector places = {};    // [N] I32, each once
+  Matrix q = {};         // [N, H*D]
+  Matrix k = {};         // [N, K*D]
+  Matrix v = {};         // [N, K*D]
+  Matrix cached_k = {};  // [S * capacity, K*D] for S sequences
+  Matrix cached_v = {};  // [S * capacity, K*D]
+  Matrix out = {};       // [N, H*D]
+};
+
+}  // namespace megascale::ops

@@ -1,0 +1,231 @@
+#include "tests/page/test_fleet.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "controlplane/trace/job_spans.h"
+#include "runtime/base/status.h"
+#include "runtime/job/job_spec.h"
+#include "runtime/simulate/step_time.h"
+#include "runtime/telemetry/doing.h"
+#include "runtime/timeline/timed_step.h"
+
+namespace megascale::page {
+namespace {
+
+constexpr int kRanksOfMachine = 8;
+constexpr int64_t kSubmittedSeconds = 1'790'000'000;
+constexpr double kFlopsCeiling = 6.4e14;
+constexpr int64_t kFirstNanos = 5'000'000'000;
+constexpr int64_t kStepNanos = 1'000'000'000;
+// Makes a step of the plan take most of kStepNanos.
+constexpr double kPlannedStepNanos = 8.5e8;
+
+job::v1::JobSpec SpecOf(const TestFleetOptions& options) {
+  job::v1::JobSpec spec;
+  spec.set_name("gpt-13b");
+  spec.mutable_model()->set_num_hidden_layers(2 * options.pipeline);
+  spec.mutable_model()->set_hidden_size(64);
+  spec.mutable_model()->set_num_attention_heads(8);
+  spec.mutable_data()->add_files("/data");
+  spec.mutable_train()->set_steps(400);
+  spec.mutable_train()->set_seq_length(64);
+  spec.mutable_train()->set_global_batch_size(8 * options.data);
+  spec.mutable_train()->set_micro_batch_size(1);
+  spec.mutable_parallel()->set_data_parallel_size(options.data);
+  spec.mutable_parallel()->set_pipeline_model_parallel_size(options.pipeline);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(options.tensor);
+  return job::ResolveJobSpec(spec).value();
+}
+
+// A curve that falls, with a noise that is a function of the step.
+telemetry::v1::StepRecord RecordOf(int64_t step) {
+  telemetry::v1::StepRecord record;
+  const auto s = static_cast<double>(step);
+  const double noise = std::sin(s * 12.9898) * 0.5 + std::sin(s * 78.233) * 0.5;
+  record.set_step(step);
+  record.set_loss(2.1 + 6.5 * std::exp(-s / 45) + 0.06 * noise);
+  record.set_grad_norm(0.6 + 2.2 * std::exp(-s / 30) + 0.12 * noise);
+  record.set_lr(3e-4 * std::min(1.0, s / 40));
+  record.set_tokens(1'048'576);
+  record.set_seconds(0.93 + 0.03 * noise + (step == 150 ? 1.4 : 0));
+  record.set_attempt(step <= 150 ? 1 : 2);
+  return record;
+}
+
+std::string MachineOf(int rank) { return absl::StrFormat("node-%03d", rank / kRanksOfMachine); }
+
+}  // namespace
+
+TestFleet::TestFleet(const TestFleetOptions& options) {
+  control::v1::Job ended;
+  ended.set_job_id(kHostile);
+  ended.mutable_spec()->set_name(kHostile);
+  ended.mutable_spec()->mutable_train()->set_steps(100);
+  ended.set_state(control::v1::JOB_STATE_FAILED);
+  ended.set_reason("RankExited");
+  ended.set_message(kHostile);
+  ended.set_last_step(40);
+  ended.mutable_submitted_at()->set_seconds(kSubmittedSeconds - 90'000);
+  ended.mutable_ended_at()->set_seconds(kSubmittedSeconds - 80'000);
+  ended.mutable_culprit()->set_node_id(kHostile);
+  ended.mutable_culprit()->set_rank(2);
+  ended.mutable_culprit()->set_attempt(3);
+  ended.mutable_culprit()->set_failure_class(telemetry::v1::FAILURE_CLASS_OUT_OF_MEMORY);
+  ended.mutable_culprit()->set_evidence(kHostile);
+  jobs_.push_back(std::move(ended));
+  AddRunningJob(options);
+  AddMachines(job().ranks_size() / kRanksOfMachine + 3);
+}
+
+void TestFleet::AddRunningJob(const TestFleetOptions& options) {
+  control::v1::Job running;
+  running.set_job_id(kJobId);
+  *running.mutable_spec() = SpecOf(options);
+  running.set_state(control::v1::JOB_STATE_RUNNING);
+  running.set_message("trains");
+  running.set_attempt(2);
+  running.set_restarts(1);
+  running.set_attempt_reason("RankExited");
+  running.set_last_step(options.last_step);
+  *running.mutable_last_record() = RecordOf(options.last_step);
+  running.set_tokens_per_second(1'048'576 / 0.93);
+  running.set_flops_ceiling(kFlopsCeiling);
+  running.set_model_flops_per_second(0.553 * kFlopsCeiling);
+  running.mutable_submitted_at()->set_seconds(kSubmittedSeconds);
+  running.mutable_started_at()->set_seconds(kSubmittedSeconds + 12);
+  running.mutable_last_checkpoint()->set_step(200);
+  running.mutable_last_checkpoint()->set_attempt(2);
+  running.mutable_last_checkpoint()->set_age_seconds(38);
+  running.mutable_last_checkpoint()->set_directory(
+      "/srv/megascale/gpt-13b/step-00000200-attempt-2");
+  const int num_ranks = options.data * options.pipeline * options.tensor;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    control::v1::RankView* view = running.add_ranks();
+    view->set_node_id(MachineOf(rank));
+    telemetry::v1::RankStatus* status = view->mutable_status();
+    status->set_rank(rank);
+    status->set_pid(4000 + rank);
+    status->set_phase(telemetry::v1::PHASE_TRAINING);
+    status->set_step(options.last_step);
+    status->set_alive_age_seconds(0.2);
+    status->set_progress_age_seconds(0.1);
+    status->mutable_device()->set_name("NVIDIA H100 80GB HBM3");
+    status->mutable_device()->set_used_bytes(int64_t{61} << 30);
+    // The ranks of the slow one's replica wait for it.
+    const int replica = options.data * options.tensor;
+    const bool waits = rank != kSlowRank && rank % replica == kSlowRank % replica;
+    const plan::InstructionId forward(plan::OpKind::kForward, rank / replica, 3);
+    const plan::InstructionId receive(plan::OpKind::kReceiveActivation, rank / replica, 3);
+    telemetry::SetDoing({.activity = telemetry::v1::ACTIVITY_INSTRUCTION,
+                         .instruction = waits && rank > kSlowRank ? receive : forward},
+                        status);
+    status->set_doing(telemetry::DescribeDoing(*status));
+  }
+  jobs_.push_back(std::move(running));
+}
+
+void TestFleet::AddMachines(int num_machines) {
+  cluster_.set_version("0.9-test");
+  for (int i = 0; i < num_machines; ++i) {
+    control::v1::NodeView* node = cluster_.add_nodes();
+    node->set_node_id(absl::StrFormat("node-%03d", i));
+    node->set_machine_id(absl::StrCat("m", i));
+    node->set_num_slots(kRanksOfMachine);
+    node->set_alive(true);
+    node->set_pool(control::v1::POOL_ACTIVE);
+    node->set_heartbeat_age_seconds(0.4);
+    node->mutable_resources()->set_cores(96);
+    node->mutable_resources()->set_memory_bytes(int64_t{1} << 40);
+    const bool is_used = i < num_machines - 3;
+    node->set_num_slots_used(is_used ? kRanksOfMachine : 0);
+    node->set_num_jobs(is_used ? 1 : 0);
+  }
+  cluster_.mutable_nodes(num_machines - 3)->set_pool(control::v1::POOL_SPARE);
+  cluster_.mutable_nodes(num_machines - 2)->set_pool(control::v1::POOL_QUARANTINED);
+  cluster_.mutable_nodes(num_machines - 2)->set_quarantine_evidence("memory test: 3 bits differ");
+  cluster_.mutable_nodes(num_machines - 1)->set_alive(false);
+  cluster_.mutable_nodes(num_machines - 1)->set_node_id(kHostile);
+}
+
+absl::StatusOr<control::v1::Job> TestFleet::GetJob(const std::string& job_id) {
+  for (const control::v1::Job& job : jobs_) {
+    if (job.job_id() == job_id) return job;
+  }
+  return absl::NotFoundError("no such job");
+}
+
+absl::Status TestFleet::Spans(
+    const control::v1::StreamSpansRequest& request,
+    const std::function<bool(const control::v1::StreamSpansResponse&)>& emit) {
+  ++num_span_reads_;
+  ASSIGN_OR_RETURN(const control::v1::Job job, GetJob(request.job_id()));
+  ASSIGN_OR_RETURN(const trace::JobSpans spans, trace::JobSpans::Create(job.spec()));
+  const auto work = [](const plan::RankPlan& plan, const plan::Instruction& instruction) {
+    const double slowness = plan.rank == kSlowRank ? 1.35 : 1.0;
+    return static_cast<double>(instruction.flops + instruction.bytes) * slowness;
+  };
+  double factor = 1;
+  timeline::StepTime planned;
+  for (int round = 0; round < 2; ++round) {
+    ASSIGN_OR_RETURN(
+        planned, simulate::TimeStep(spans.plans(), [&](const auto& plan, const auto& instruction) {
+          return static_cast<int64_t>(work(plan, instruction) * factor);
+        }));
+    if (round == 0)
+      factor = kPlannedStepNanos / static_cast<double>(std::max<int64_t>(1, planned.end));
+  }
+  for (const plan::RankPlan& plan : spans.plans()) {
+    control::v1::StreamSpansResponse response;
+    response.set_rank(plan.rank);
+    response.set_attempt(job.attempt());
+    response.set_node_id(job.ranks(plan.rank).node_id());
+    response.set_read_nanos(kFirstNanos + job.last_step() * kStepNanos);
+    const auto& times = planned.ranks[static_cast<size_t>(plan.rank)];
+    for (int64_t step = std::max<int64_t>(1, request.first_step()); step <= job.last_step();
+         ++step) {
+      const int64_t at = kFirstNanos + (step - 1) * kStepNanos;
+      for (size_t i = 0; i < plan.instructions.size(); ++i) {
+        telemetry::v1::Span* span = response.add_spans();
+        span->set_begin_nanos(at + times[i].ready);
+        span->set_end_nanos(at + times[i].end);
+        span->set_instruction(plan.instructions[i].id.packed());
+        span->set_step(step);
+      }
+    }
+    if (!emit(response)) break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TestFleet::Logs(
+    const std::string& job_id, int rank,
+    const std::function<bool(const control::v1::StreamLogsResponse&)>& emit) {
+  control::v1::StreamLogsResponse response;
+  response.set_rank(rank);
+  response.set_data(absl::StrCat("rank ", rank, " joined its groups\n", kHostile,
+                                 "\n</pre><script>document.title='owned'</script>\n\x1b[31mred\n"));
+  emit(response);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<telemetry::v1::StepRecord>> TestFleet::Steps(const control::v1::Job& job,
+                                                                        int64_t first_step,
+                                                                        int64_t steps_max) {
+  std::vector<telemetry::v1::StepRecord> steps;
+  for (int64_t step = std::max<int64_t>(1, first_step);
+       step <= job.last_step() && static_cast<int64_t>(steps.size()) < steps_max; ++step) {
+    steps.push_back(RecordOf(step));
+  }
+  return steps;
+}
+
+absl::StatusOr<std::vector<telemetry::v1::StepRecord>> TestFleet::SampleSteps(
+    const control::v1::Job& job, int64_t points) {
+  return Steps(job, 1, points);
+}
+
+}  // namespace megascale::page

@@ -1,0 +1,7 @@
+// As runtime.h, and GoogleTest.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "third_party/precompiled/runtime.h"

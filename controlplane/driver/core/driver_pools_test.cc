@@ -545,6 +545,7 @@ TEST_F(MachineTestsTest, ADriverThatDoesNotTestUsesEveryMachine) {
   Do(started);
   EXPECT_FALSE(IsAskedToTest("n0"));
   EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+}
 
 // --- suspects -----------------------------------------------------------------------------------
 

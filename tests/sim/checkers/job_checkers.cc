@@ -240,6 +240,7 @@ void StarvationChecker::Check(const DriverState& before, const DriverState& afte
                    absl::StrCat("job ", JobId(started), " starts before job ", JobId(other),
                                 recovers ? ", which recovers and would fit" : ", which is ahead"));
   }
+}
 
 // --- TimeAddsUp -------------------------------------------------------------------------------
 

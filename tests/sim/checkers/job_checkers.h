@@ -123,6 +123,7 @@ class StarvationChecker : public Observer {
   void Check(const DriverState& before, const DriverState& after, const JobRecord& started);
 
   World& world_;
+};
 
 // TimeAddsUp: the parts of a job's time account add up to the time since its submit, or until its
 // end, to the nanosecond, also after the driver was away; and no part ever shrinks but the kept

@@ -93,7 +93,10 @@ class EpochChecker : public Observer {
     ProcessName name;
     int64_t epoch = 0;  // in which it was started
   };
+  void NoteLost(const DriverState& before, const DriverState& after);
+
   World& world_;
+  std::set<std::string> given_up_;  // incarnations that were lost in this epoch
   int64_t epoch_ = 0;
   int64_t num_of_older_ = 0;  // processes that were running when an epoch began
   std::map<std::pair<std::string, int64_t>, Process> processes_;  // by incarnation and id

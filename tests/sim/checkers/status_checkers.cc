@@ -4,10 +4,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
+#include "controlplane/driver/storage/loss_line.h"
 
 namespace megascale::sim {
 
@@ -83,11 +82,9 @@ void LossLogChecker::CheckDamaged(const JobRecord& job) {
   const std::string text = driver_.LossLogOf(driver::JobId(job));
   int64_t newest = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    absl::string_view rest = line;
-    int64_t step = 0;
-    const bool is_whole = absl::ConsumePrefix(&rest, "{\"step\":") && absl::EndsWith(rest, "}") &&
-                          absl::SimpleAtoi(rest.substr(0, rest.find(',')), &step);
-    if (!is_whole) continue;
+    const auto record = driver::FromLossLine(line);
+    if (!record.ok()) continue;
+    const int64_t step = record->step();
     if (step > newest && step <= job.submitted().spec().train().steps()) {
       newest = step;
       continue;

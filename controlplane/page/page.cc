@@ -209,7 +209,11 @@ absl::StatusOr<control::v1::Job> Page::Impl::JobOf(const Request& request) {
 }
 
 absl::StatusOr<json> Page::Impl::Details(const Request& request) {
-  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
+  ASSIGN_OR_RETURN(control::v1::Job job, JobOf(request));
+  // The list of jobs has no figures of a job whose loss log is closed.
+  if (job.has_ended_at() && !job.has_last_record()) {
+    ASSIGN_OR_RETURN(job, options.source->GetJob(job.job_id()));
+  }
   std::vector<ObservedFailure> seen;
   {
     const std::lock_guard<std::mutex> lock(mutex);

@@ -486,17 +486,25 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
                                             ": there is no such job; `megascale "
                                             "list` shows all jobs"));
   }
-  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall(), counts_.Find(job_id)};
   if (job->attempt() == 0) {  // no steps yet; a submit is not to wait for their log
     Describe(*job);
-    return ViewJob(*job, nullptr, sources);
+    return ViewWith(*job, nullptr);
   }
-  return ViewJob(*job, LossLogOf(*job), sources);
+  return ViewWith(*job, LossLogOf(*job));
+}
+
+control::Job DriverShell::ViewWith(const JobRecord& job, const LossLog* log) {
+  return ViewJob(job, log,
+                 {&state_, &monitor_, options_.clock->Wall(), counts_.Find(JobId(job))});
 }
 
 absl::StatusOr<std::vector<control::Job>> DriverShell::ViewJobs() {
   std::vector<control::Job> jobs;
   for (const JobRecord& job : state_.jobs()) {
+    if (IsTerminal(job)) {
+      jobs.push_back(ViewWith(job, loss_logs_.Find(JobId(job))));
+      continue;
+    }
     ASSIGN_OR_RETURN(control::Job view, View(JobId(job)));
     jobs.push_back(std::move(view));
   }

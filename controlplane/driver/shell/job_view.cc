@@ -270,7 +270,7 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   view.set_attempt_reason(job.attempt_reason());
   view.set_restarts(std::max<int64_t>(0, job.attempt() - 1));
   view.set_directory(job.submitted().directory());
-  view.set_last_step(job.restore().step());
+  view.set_last_step(IsTerminal(job) ? job.best_step() : job.restore().step());
   if (loss_log != nullptr && !loss_log->recent().empty()) {
     view.set_last_step(std::max(loss_log->last_step(), job.restore().step()));
     *view.mutable_last_record() = loss_log->recent().back();

@@ -172,7 +172,7 @@ const char* WordOf(control::v1::NumberWarning::Kind kind) {
 void AddNumbers(const control::v1::Job& job, Diagnosis* diagnosis) {
   Findings& findings = diagnosis->findings;
   for (const control::v1::NumberWarning& warning : job.number_warnings()) {
-    const std::string text = NumberWarningText(warning);
+    const std::string text = base::Printable(warning.message(), 400);
     if (findings.cause == CauseWord(diagnose::SlowCause::kNone)) {
       findings.cause = WordOf(warning.kind());
       findings.verdict = absl::StrCat("numbers: ", text);

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/view/live_view.h"
-#include "runtime/base/text/printable.h"
 
 namespace megascale::cli {
 namespace {
@@ -42,31 +41,7 @@ std::string LostText(const control::v1::TimeAccount& account) {
   return text;
 }
 
-std::string JumpText(const char* what, const control::v1::NumberWarning& warning) {
-  return absl::StrFormat("%s %.4g in step %d is %.1f times the usual %.4g", what, warning.value(),
-                         warning.step(), warning.value() / warning.usual(), warning.usual());
-}
-
 }  // namespace
-
-std::string NumberWarningText(const control::v1::NumberWarning& warning) {
-  switch (warning.kind()) {
-    case control::v1::NumberWarning::KIND_LOSS_JUMP:
-      return JumpText("loss", warning);
-    case control::v1::NumberWarning::KIND_GRADIENT_JUMP:
-      return JumpText("gradient norm", warning);
-    case control::v1::NumberWarning::KIND_NOT_FINITE:
-      return absl::StrFormat("loss or gradient is not finite in step %d%s%s", warning.step(),
-                             warning.message().empty() ? "" : ": ",
-                             base::Printable(warning.message(), 300));
-    case control::v1::NumberWarning::KIND_SLOWER:
-      return absl::StrFormat(
-          "MFU has declined since step %d: %.0f tokens/s, usually %.0f (%.0f %%)", warning.step(),
-          warning.value(), warning.usual(), 100 * warning.value() / warning.usual());
-    default:
-      return base::Printable(warning.message(), 300);
-  }
-}
 
 std::string GoodputLine(const control::v1::Job& job) {
   const control::v1::TimeAccount& account = job.time_account();

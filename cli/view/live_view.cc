@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "runtime/base/process/resource_limit.h"
+#include "runtime/base/text/printable.h"
 
 namespace megascale::cli {
 namespace {
@@ -301,7 +302,7 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
     if (!IsTerminal(job.state())) texts.push_back(absl::StrCat("warning: ", warning));
   }
   for (const control::v1::NumberWarning& warning : job.number_warnings()) {
-    texts.push_back(absl::StrCat("warning: ", NumberWarningText(warning)));
+    texts.push_back(absl::StrCat("warning: ", base::Printable(warning.message(), 400)));
   }
   if (job.has_suspicion() && !IsTerminal(job.state())) {
     texts.push_back(

@@ -40,10 +40,6 @@ std::string TrainingTimeEstimate(const control::v1::Job& job);
 // and the parts of at least 0.1 % that were lost, the largest first. "": it has no account.
 std::string GoodputLine(const control::v1::Job& job);
 
-// Returns what is wrong with a number of the loss log: "loss 10.5 in step 91 is 5.2 times the usual
-// 2.03".
-std::string NumberWarningText(const control::v1::NumberWarning& warning);
-
 // Returns the lines of the block: job and state, progress bar, loss and rates, checkpoint and
 // culprit, and a line for each of at most `workers_max` workers, those without progress first, then
 // the number of workers left out. No line is wider than the terminal, and there are no more lines

@@ -43,6 +43,32 @@ json CulpritJson(const control::v1::Culprit& culprit) {
           {"attempt", culprit.attempt()}};
 }
 
+// Where the time of a job went, in seconds: "wall", and parts that add up to it.
+json AccountJson(const control::v1::TimeAccount& account) {
+  const auto seconds = [](int64_t nanos) { return static_cast<double>(nanos) / 1e9; };
+  return {{"wall", seconds(account.wall_nanos())},
+          {"kept", seconds(account.kept_nanos())},
+          {"queue", seconds(account.queue_nanos())},
+          {"start", seconds(account.start_nanos())},
+          {"load", seconds(account.load_nanos())},
+          {"checkpoint", seconds(account.checkpoint_nanos())},
+          {"detection", seconds(account.detection_nanos())},
+          {"decision", seconds(account.decision_nanos())},
+          {"recomputation", seconds(account.recomputation_nanos())},
+          {"degraded", seconds(account.degraded_nanos())}};
+}
+
+json SuspicionJson(const control::v1::Suspicion& suspicion) {
+  json lines = json::array();
+  for (int i = 0; i < std::min(kWarningsMax, suspicion.evidence_size()); ++i) {
+    lines.push_back(Text(suspicion.evidence(i)));
+  }
+  return {{"attempt", suspicion.attempt()},    {"rank", suspicion.rank()},
+          {"node", Text(suspicion.node_id())}, {"verdict", Text(suspicion.verdict())},
+          {"evidence", std::move(lines)},      {"since", Seconds(suspicion.since())},
+          {"action", Text(suspicion.action())}};
+}
+
 }  // namespace
 
 std::string StateWord(control::v1::JobState state) {
@@ -93,6 +119,12 @@ json JobDetails(const control::v1::Job& job, absl::Span<const ObservedFailure> f
   for (int i = 0; i < std::min(kWarningsMax, job.warnings_size()); ++i) {
     details["warnings"].push_back(Text(job.warnings(i)));
   }
+  for (int i = 0; i < std::min(kWarningsMax, job.number_warnings_size()); ++i) {
+    details["warnings"].push_back(Text(job.number_warnings(i).message()));
+  }
+  if (job.has_time_account()) details["time"] = AccountJson(job.time_account());
+  if (job.has_last_hour()) details["last_hour"] = AccountJson(job.last_hour());
+  if (job.has_suspicion()) details["suspicion"] = SuspicionJson(job.suspicion());
   if (job.has_storage_failure()) {
     details["storage_failure"] = {{"node", Text(job.storage_failure().node_id())},
                                   {"message", Text(job.storage_failure().message())},

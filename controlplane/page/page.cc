@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "controlplane/page/evidence_json.h"
 #include "controlplane/page/failure_history.h"
 #include "controlplane/page/job_json.h"
 #include "controlplane/page/prometheus.h"
@@ -41,6 +42,9 @@ constexpr int kPollShare = 20;
 constexpr absl::Duration kTraceAgeMax = absl::Seconds(2);
 constexpr absl::Duration kTraceTime = absl::Seconds(4);
 constexpr size_t kTracesMax = 2;
+// An answer made of what agents keep is at most this old.
+constexpr absl::Duration kEvidenceAgeMax = absl::Seconds(1);
+constexpr size_t kEvidencesMax = 32;
 constexpr int kTracedRanksMax = 512;
 constexpr int64_t kTracedStepsMax = 50;
 constexpr int64_t kPointsMax = 4000;
@@ -121,6 +125,12 @@ struct Trace {
   absl::Duration at;
 };
 
+// An answer made of what an agent keeps, or why there is none.
+struct KeptAnswer {
+  absl::StatusOr<json> answer;
+  absl::Duration at;
+};
+
 // The list of jobs, each time it has changed.
 class JobEvents : public http::EventSource {
  public:
@@ -151,6 +161,9 @@ struct Page::Impl {
   std::mutex trace_mutex;  // held while spans are read: one reader at a time
   std::map<std::string, std::shared_ptr<const Trace>> traces;
 
+  std::mutex evidence_mutex;  // held while an agent is asked: one reader at a time
+  std::map<std::string, KeptAnswer> evidences;
+
   std::shared_ptr<const Snapshot> Newest() {
     const std::lock_guard<std::mutex> lock(mutex);
     return snapshot;
@@ -165,6 +178,10 @@ struct Page::Impl {
   absl::StatusOr<json> HeatMap(const Request& request);
   absl::StatusOr<json> Timeline(const Request& request);
   absl::StatusOr<json> Rank(const Request& request);
+  absl::StatusOr<json> EvidenceOf(const control::v1::Job& job, int rank,
+                                  telemetry::v1::EvidenceKind kind);
+  absl::StatusOr<json> Exchanges(const Request& request);
+  absl::StatusOr<json> MachineMetrics(const Request& request);
   absl::StatusOr<json> Log(const Request& request);
   std::string Metrics();
 };
@@ -192,7 +209,11 @@ absl::StatusOr<control::v1::Job> Page::Impl::JobOf(const Request& request) {
 }
 
 absl::StatusOr<json> Page::Impl::Details(const Request& request) {
-  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
+  ASSIGN_OR_RETURN(control::v1::Job job, JobOf(request));
+  // The list of jobs has no figures of a job whose loss log is closed.
+  if (job.has_ended_at() && !job.has_last_record()) {
+    ASSIGN_OR_RETURN(job, options.source->GetJob(job.job_id()));
+  }
   std::vector<ObservedFailure> seen;
   {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -281,6 +302,56 @@ absl::StatusOr<json> Page::Impl::Rank(const Request& request) {
   ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
   ASSIGN_OR_RETURN(const int64_t rank, NumberOf(request, "rank", 0, 1 << 30));
   return RankJson(job, static_cast<int>(rank));
+}
+
+absl::StatusOr<json> Page::Impl::EvidenceOf(const control::v1::Job& job, int rank,
+                                            telemetry::v1::EvidenceKind kind) {
+  const bool is_metrics = kind == telemetry::v1::EVIDENCE_KIND_METRICS;
+  // The ranks of a machine have the same metrics.
+  const std::string key = is_metrics
+                              ? absl::StrCat("machine ", job.ranks(rank).node_id())
+                              : absl::StrCat("rank ", job.job_id(), " ", job.attempt(), " ", rank);
+  const std::lock_guard<std::mutex> lock(evidence_mutex);
+  const absl::Duration now = options.clock->Monotonic();
+  const auto found = evidences.find(key);
+  if (found != evidences.end() && now - found->second.at < kEvidenceAgeMax) {
+    return found->second.answer;
+  }
+  if (found == evidences.end() && evidences.size() >= kEvidencesMax) evidences.clear();
+  const auto evidence = options.source->Evidence(job.job_id(), rank, kind);
+  absl::StatusOr<json> answer = absl::UnknownError("");
+  if (!evidence.ok()) {
+    answer = evidence.status();
+  } else {
+    answer = is_metrics ? MachineMetricsJson(*evidence) : ExchangesJson(*evidence);
+  }
+  evidences.insert_or_assign(key, KeptAnswer{answer, options.clock->Monotonic()});
+  return answer;
+}
+
+absl::StatusOr<json> Page::Impl::Exchanges(const Request& request) {
+  ASSIGN_OR_RETURN(const control::v1::Job job, JobOf(request));
+  ASSIGN_OR_RETURN(const int64_t rank, NumberOf(request, "rank", 0, 1 << 30));
+  if (rank >= job.ranks_size()) {
+    return absl::NotFoundError(absl::StrCat("job ", job.job_id(), ": has no rank ", rank));
+  }
+  return EvidenceOf(job, static_cast<int>(rank), telemetry::v1::EVIDENCE_KIND_EXCHANGES);
+}
+
+// A machine is asked in the name of a job that has ranks there.
+absl::StatusOr<json> Page::Impl::MachineMetrics(const Request& request) {
+  ASSIGN_OR_RETURN(const std::string node, TextOf(request, "node"));
+  const auto now = Newest();
+  for (const control::v1::Job& job : now->jobs) {
+    if (job.has_ended_at()) continue;
+    for (int rank = 0; rank < job.ranks_size(); ++rank) {
+      if (job.ranks(rank).node_id() == node) {
+        return EvidenceOf(job, rank, telemetry::v1::EVIDENCE_KIND_METRICS);
+      }
+    }
+  }
+  return absl::NotFoundError(absl::StrCat("no job has ranks on ", base::Printable(node, 100),
+                                          "; metrics can be read of machines that run a job"));
 }
 
 // The last lines that a rank wrote.
@@ -377,6 +448,8 @@ Response Page::Answer(const Request& request) {
   if (request.path == "/api/heat-map") return AnswerOf(impl_->HeatMap(request));
   if (request.path == "/api/timeline") return AnswerOf(impl_->Timeline(request));
   if (request.path == "/api/rank") return AnswerOf(impl_->Rank(request));
+  if (request.path == "/api/exchanges") return AnswerOf(impl_->Exchanges(request));
+  if (request.path == "/api/machine-metrics") return AnswerOf(impl_->MachineMetrics(request));
   if (request.path == "/api/log") return AnswerOf(impl_->Log(request));
   if (request.path == "/api/ranks") {
     const auto job = impl_->JobOf(request);

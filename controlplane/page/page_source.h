@@ -25,6 +25,10 @@ class PageSource {
   virtual absl::Status Spans(
       const control::v1::StreamSpansRequest& request,
       const std::function<bool(const control::v1::StreamSpansResponse&)>& emit) = 0;
+  // Returns what the rank's agent keeps about it or, for metrics, about its machine. Errors: those
+  // of the agent, too; FailedPrecondition - the job does not run.
+  virtual absl::StatusOr<telemetry::v1::Evidence> Evidence(const std::string& job_id, int rank,
+                                                           telemetry::v1::EvidenceKind kind) = 0;
   // Calls `emit` for the lines that a rank wrote in the newest attempt, until it returns false.
   virtual absl::Status Logs(
       const std::string& job_id, int rank,

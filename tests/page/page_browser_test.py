@@ -52,6 +52,12 @@ def check_overview(browser):
     check(browser.eval("document.querySelectorAll('#charts .restart').length") == 4, "each chart marks the new attempt")
     rows = browser.eval("document.querySelectorAll('#stage-table tbody tr').length")
     check(rows == 4, f"{rows} stages")
+    account = browser.text("#account")
+    for words in ("steps that count", "3 min 43 s (74.3 %)", "computing steps again", "40.0 s (13.3 %)"):
+        check(words in account, f"{words}: {account}")
+    suspect = browser.text("#suspect")
+    for words in ("7 ranks wait for it", "rank 13 on node-001", "the job's policy evicts nothing", "<img src=x"):
+        check(words in suspect, f"{words}: {suspect}")
 
 
 def check_ranks(browser, base):
@@ -78,6 +84,9 @@ def check_mesh(browser):
     panel = browser.text("#rank-panel")
     for words in ("stage 1, data 2, tensor 1", "node-001", "pipeline", "sends activations to the next", "H100"):
         check(words in panel, f"{words}: {panel}")
+    exchanges = browser.text("#exchanges")
+    for words in ("all-reduce in tensor/0, number 4,181, with 14", "taken 512.0 KiB of 1.0 MiB", "no byte for 3.0 s"):
+        check(words in exchanges, f"{words}: {exchanges}")
     browser.eval("document.querySelector('canvas').focus()")
     browser.press("ArrowRight")
     browser.wait_for("document.querySelector('#rank-panel h3')?.innerText === 'rank 21'")
@@ -109,6 +118,11 @@ def check_hostile(browser, base):
     machines = browser.text("#machines")
     for words in ("spare", "quarantined", "memory test: 3 bits differ", "✕ lost", "<img src=x"):
         check(words in machines, f"{words}: {machines}")
+    browser.eval("document.querySelector('#machines a[href=\"#/machine/node-001\"]').click()")
+    browser.wait_for("document.querySelectorAll('#machine-charts svg').length === 12")
+    labels = browser.eval("[...document.querySelectorAll('#machine-charts svg')].map(e => e.getAttribute('aria-label')).join('\\n')")
+    for words in ("Busy cores: ", " at now, from ", "10 min 0 s ago", "Memory available, GiB: 400", "Network, received per second, GiB: "):
+        check(words in labels, f"{words}: {labels}")
     hostile = "encodeURIComponent(\"<img src=x onerror=document.title='owned'>\")"
     browser.eval(f"location.hash = '#/job/' + {hostile} + '/overview'")
     browser.wait_for("document.querySelector('#job-title')?.innerText.startsWith('<img')")
@@ -134,13 +148,14 @@ def check_fleet(program):
 
 def take_screenshots(program, folder):
     """The pictures in docs/."""
-    views = {"overview": ("overview", 900, False), "ranks": ("ranks", 470, True), "timeline": ("timeline/13", 720, False),
-             "mesh": ("mesh/21", 720, False)}
+    views = {"overview": (f"job/{JOB}/overview", 1500, False), "ranks": (f"job/{JOB}/ranks", 470, True),
+             "timeline": (f"job/{JOB}/timeline/13", 720, False), "mesh": (f"job/{JOB}/mesh/13", 1000, False),
+             "machine": ("machine/node-001", 1000, False)}
     for name, (route, height, dark) in views.items():
         with demo(program) as url, Browser(width=1180, height=height, dark=dark) as browser:
             browser.open(url)
             browser.wait_for("document.querySelector('#stage-table')")
-            browser.eval(f"location.hash = '#/job/{JOB}/{route}'")
+            browser.eval(f"location.hash = '#/{route}'")
             time.sleep(2)
             if name == "timeline":
                 browser.eval("document.querySelector('canvas').focus()")

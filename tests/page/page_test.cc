@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <string>
 #include <thread>
@@ -20,6 +22,7 @@
 #include "absl/strings/str_split.h"
 #include "controlplane/http/http_server.h"
 #include "controlplane/http/request_guard.h"
+#include "controlplane/page/evidence_json.h"
 #include "controlplane/page/failure_history.h"
 #include "controlplane/page/prometheus.h"
 #include "nlohmann/json.hpp"
@@ -423,6 +426,78 @@ TEST_F(PageTest, ARankHasItsPlaceItsNeighboursAndForWhomItWaits) {
   EXPECT_EQ(pipeline["previous"], 13);
   EXPECT_EQ(pipeline["next"], 29);
   EXPECT_EQ(Get("/api/rank", {{"job", TestFleet::kJobId}, {"rank", "32"}}).status, 404);
+}
+
+TEST_F(PageTest, AJobShowsWhereItsTimeWentAndWhomTheDriverSuspects) {
+  const json job = GetJson("/api/job");
+  double parts = 0;
+  for (const auto& [name, seconds] : job["time"].items()) {
+    if (name != "wall") parts += seconds.get<double>();
+  }
+  EXPECT_EQ(job["time"]["wall"], 300);
+  EXPECT_NEAR(parts, 300, 1e-9);
+  EXPECT_EQ(job["last_hour"]["kept"], 223);
+  EXPECT_EQ(job["suspicion"]["rank"], TestFleet::kSlowRank);
+  EXPECT_THAT(job["suspicion"]["verdict"], HasSubstr("7 ranks wait for it"));
+  EXPECT_THAT(job["warnings"], ElementsAre(HasSubstr("5.2 times the usual")));
+}
+
+TEST_F(PageTest, ARankShowsItsExchangesThoseThatStandStillFirst) {
+  const json exchanges = GetJson("/api/exchanges", {{"rank", "13"}});
+  ASSERT_EQ(exchanges["running"].size(), 2);
+  const json& first = exchanges["running"][0];
+  EXPECT_EQ(first["peer"], 14);
+  EXPECT_EQ(first["operation"], "all-reduce");
+  EXPECT_EQ(first["instruction"], "F.c1.m3");
+  EXPECT_EQ(first["quiet_seconds"], 3);
+  EXPECT_EQ(first["delivered_bytes"], 1 << 19);
+  EXPECT_EQ(exchanges["completed"][0]["sequence"], 4180);
+  EXPECT_EQ(Get("/api/exchanges", {{"job", TestFleet::kJobId}, {"rank", "32"}}).status, 404);
+}
+
+TEST_F(PageTest, AMachineShowsItsMetricsWhileAJobRunsThere) {
+  const json metrics = GetJson("/api/machine-metrics", {{"node", "node-001"}});
+  ASSERT_EQ(metrics["seconds"].size(), 601);
+  EXPECT_EQ(metrics["seconds"][0], -600);
+  EXPECT_EQ(metrics["seconds"][600], 0);
+  for (const auto& [name, values] : metrics.items()) EXPECT_EQ(values.size(), 601) << name;
+  EXPECT_NEAR(metrics["received_bytes"][600].get<double>(), 2.2e10, 4e9) << "of two interfaces";
+  const http::Response spare = Get("/api/machine-metrics", {{"node", "node-004"}});
+  EXPECT_EQ(spare.status, 404);
+  EXPECT_THAT(spare.body, HasSubstr("no job has ranks on node-004"));
+}
+
+TEST_F(PageTest, ManyReadersCostAnAgentOneReadASecond) {
+  for (int i = 0; i < 5; ++i) GetJson("/api/exchanges", {{"rank", "13"}});
+  EXPECT_EQ(fleet_.num_evidence_reads(), 1);
+  clock_.Advance(absl::Seconds(2));
+  GetJson("/api/exchanges", {{"rank", "13"}});
+  EXPECT_EQ(fleet_.num_evidence_reads(), 2);
+}
+
+TEST(EvidenceJsonTest, WhatAMachineInventsIsCutAndStaysANumberOrText) {
+  telemetry::v1::Evidence evidence;
+  evidence.set_monotonic_nanos(std::numeric_limits<int64_t>::min());
+  for (int i = 0; i < 3000; ++i) {
+    telemetry::v1::ExchangeState* state = evidence.add_running();
+    state->set_group(std::string(5000, '\x1b'));
+    state->set_operation(4'000'000'000);
+    state->set_begin_nanos(std::numeric_limits<int64_t>::max());
+    state->set_instruction(~uint64_t{0});
+    telemetry::v1::MachineSample* sample = evidence.add_samples();
+    sample->set_monotonic_nanos(std::numeric_limits<int64_t>::max());
+    sample->set_busy_cores(std::numeric_limits<double>::quiet_NaN());
+    sample->set_load(std::numeric_limits<double>::infinity());
+  }
+  const json exchanges = ExchangesJson(evidence);
+  EXPECT_EQ(exchanges["running"].size(), kExchangesMax);
+  EXPECT_EQ(exchanges["running"][0]["operation"], "unknown");
+  EXPECT_EQ(exchanges["running"][0]["seconds"], 0);
+  EXPECT_LT(exchanges.dump().size(), 100'000);
+  const json metrics = MachineMetricsJson(evidence);
+  EXPECT_EQ(metrics["load"].size(), kSamplesMax);
+  EXPECT_TRUE(metrics["busy_cores"][0].is_null());
+  EXPECT_LT(metrics.dump().size(), 200'000);
 }
 
 TEST_F(PageTest, AFleetOf12288RanksIsShownInLessThanAMegabyte) {

@@ -102,6 +102,29 @@ void TestFleet::AddRunningJob(const TestFleetOptions& options) {
   running.mutable_last_checkpoint()->set_age_seconds(38);
   running.mutable_last_checkpoint()->set_directory(
       "/srv/megascale/gpt-13b/step-00000200-attempt-2");
+  control::v1::TimeAccount* account = running.mutable_time_account();
+  account->set_wall_nanos(300 * kStepNanos);
+  account->set_kept_nanos(223 * kStepNanos);
+  account->set_queue_nanos(5 * kStepNanos);
+  account->set_start_nanos(9 * kStepNanos);
+  account->set_load_nanos(11 * kStepNanos);
+  account->set_checkpoint_nanos(4 * kStepNanos);
+  account->set_detection_nanos(1 * kStepNanos);
+  account->set_decision_nanos(2 * kStepNanos);
+  account->set_recomputation_nanos(40 * kStepNanos);
+  account->set_degraded_nanos(5 * kStepNanos);
+  *running.mutable_last_hour() = *account;
+  control::v1::NumberWarning* jump = running.add_number_warnings();
+  jump->set_kind(control::v1::NumberWarning::KIND_LOSS_JUMP);
+  jump->set_message("loss 10.5 in step 91 is 5.2 times the usual 2.03");
+  control::v1::Suspicion* suspicion = running.mutable_suspicion();
+  suspicion->set_attempt(2);
+  suspicion->set_rank(kSlowRank);
+  suspicion->set_node_id(MachineOf(kSlowRank));
+  suspicion->set_verdict("stuck: rank 13 is in F.c1.m3, and 7 ranks wait for it");
+  suspicion->add_evidence(kHostile);
+  suspicion->mutable_since()->set_seconds(kSubmittedSeconds + 290);
+  suspicion->set_action("told: the job's policy evicts nothing");
   const int num_ranks = options.data * options.pipeline * options.tensor;
   for (int rank = 0; rank < num_ranks; ++rank) {
     control::v1::RankView* view = running.add_ranks();
@@ -199,6 +222,55 @@ absl::Status TestFleet::Spans(
     if (!emit(response)) break;
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<telemetry::v1::Evidence> TestFleet::Evidence(const std::string& job_id, int rank,
+                                                            telemetry::v1::EvidenceKind kind) {
+  ++num_evidence_reads_;
+  ASSIGN_OR_RETURN(const control::v1::Job job, GetJob(job_id));
+  constexpr int64_t kNow = 900 * kStepNanos;
+  telemetry::v1::Evidence evidence;
+  evidence.set_monotonic_nanos(kNow);
+  if (kind == telemetry::v1::EVIDENCE_KIND_METRICS) {
+    for (int64_t second = 300; second <= 900; ++second) {
+      const double wave = std::sin(static_cast<double>(second) * 0.21);
+      telemetry::v1::MachineSample* sample = evidence.add_samples();
+      sample->set_monotonic_nanos(second * kStepNanos);
+      sample->set_busy_cores(61 + 6 * wave);
+      sample->set_load(64 + wave);
+      sample->set_memory_available_bytes(int64_t{400} << 30);
+      sample->set_disk_free_bytes(int64_t{900} << 30);
+      sample->set_disk_read_bytes(2e7 + 1e7 * wave);
+      for (const char* name : {"eth0", kHostile}) {
+        telemetry::v1::InterfaceSample* interface = sample->add_interfaces();
+        interface->set_name(name);
+        interface->set_received_bytes(1.1e10 + 2e9 * wave);
+        interface->set_sent_bytes(1.0e10 + 2e9 * wave);
+      }
+    }
+    return evidence;
+  }
+  for (const int peer : {rank + 1, rank - 1}) {
+    telemetry::v1::ExchangeState* state = evidence.add_running();
+    state->set_group(peer > rank ? "tensor/0" : kHostile);
+    state->set_operation(0);
+    state->set_sequence(4181);
+    state->set_instruction(plan::InstructionId(plan::OpKind::kForward, 1, 3).packed());
+    state->set_peer(peer);
+    state->set_send_bytes(1 << 20);
+    state->set_transmitted_bytes(1 << 20);
+    state->set_delivered_bytes(1 << 19);
+    state->set_receive_bytes(1 << 20);
+    state->set_received_bytes(1 << 18);
+    state->set_begin_nanos(kNow - 4 * kStepNanos);
+    state->set_changed_nanos(kNow - (peer > rank ? 3 : 2) * kStepNanos);
+  }
+  telemetry::v1::ExchangeState* done = evidence.add_completed();
+  *done = evidence.running(0);
+  done->set_sequence(4180);
+  done->set_end_nanos(kNow - 4 * kStepNanos + 1);
+  done->set_ok(true);
+  return evidence;
 }
 
 absl::Status TestFleet::Logs(

@@ -35,6 +35,9 @@ class TestFleet : public PageSource {
   absl::Status Spans(
       const control::v1::StreamSpansRequest& request,
       const std::function<bool(const control::v1::StreamSpansResponse&)>& emit) override;
+  // The slow rank is inside an exchange of which half has arrived; machines have ten minutes.
+  absl::StatusOr<telemetry::v1::Evidence> Evidence(const std::string& job_id, int rank,
+                                                   telemetry::v1::EvidenceKind kind) override;
   absl::Status Logs(
       const std::string& job_id, int rank,
       const std::function<bool(const control::v1::StreamLogsResponse&)>& emit) override;
@@ -47,6 +50,7 @@ class TestFleet : public PageSource {
   // The running job, to change it between two polls.
   control::v1::Job& job() { return jobs_.back(); }
   int num_span_reads() const { return num_span_reads_; }
+  int num_evidence_reads() const { return num_evidence_reads_; }
 
  private:
   void AddRunningJob(const TestFleetOptions& options);
@@ -55,6 +59,7 @@ class TestFleet : public PageSource {
   std::vector<control::v1::Job> jobs_;
   control::v1::GetClusterResponse cluster_;
   int num_span_reads_ = 0;
+  int num_evidence_reads_ = 0;
 };
 
 }  // namespace megascale::page

@@ -3,12 +3,15 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/relay/evidence_stream.h"
 #include "controlplane/driver/relay/log_stream.h"
 #include "controlplane/driver/relay/span_stream.h"
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/driver/storage/loss_history.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/status.h"
 
 namespace megascale::driver {
 namespace {
@@ -35,6 +38,28 @@ class LoopPageSource final : public page::PageSource {
     ports.now = [] { return base::RealClock().Monotonic(); };
     ports.emit = emit;
     return StreamSpans(request, ports);
+  }
+
+  absl::StatusOr<telemetry::v1::Evidence> Evidence(const std::string& job_id, int rank,
+                                                   telemetry::v1::EvidenceKind kind) override {
+    control::StreamEvidenceRequest request;
+    request.set_job_id(job_id);
+    request.add_ranks(rank);
+    request.set_kind(kind);
+    auto ports = PortsOf<EvidenceStreamPorts>(job_id);
+    absl::StatusOr<telemetry::v1::Evidence> evidence =
+        absl::NotFoundError(absl::StrCat("the job has no rank ", rank));
+    ports.emit = [&](const control::StreamEvidenceResponse& response) {
+      if (response.error().empty()) {
+        evidence = response.evidence();
+      } else {
+        evidence = absl::UnavailableError(
+            absl::StrCat("machine ", response.node_id(), ": ", response.error()));
+      }
+      return true;
+    };
+    RETURN_IF_ERROR(StreamEvidence(request, ports));
+    return evidence;
   }
 
   absl::Status Logs(const std::string& job_id, int rank,

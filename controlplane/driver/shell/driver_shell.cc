@@ -523,8 +523,12 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
                                             ": there is no such job; `megascale "
                                             "list` shows all jobs"));
   }
-  ASSIGN_OR_RETURN(control::Job view, ViewRecord(*job));
-  if (!IsTerminal(*job) || job->attempt() == 0) return view;
+  if (job->attempt() == 0) {  // no steps yet; a submit is not to wait for their log
+    Describe(*job);
+    return ViewWith(*job, nullptr);
+  }
+  control::Job view = ViewWith(*job, LossLogOf(*job));
+  if (!IsTerminal(*job)) return view;
   const absl::StatusOr<control::JobEvidence> evidence = ReadEvidence(*job, options_.files);
   if (evidence.ok()) {
     *view.mutable_evidence() = *evidence;
@@ -534,20 +538,18 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
   return view;
 }
 
-absl::StatusOr<control::Job> DriverShell::ViewRecord(const JobRecord& job) {
-  const ViewSources sources = {&state_, &monitor_, options_.clock->Wall(),
-                               counts_.Find(JobId(job))};
-  if (job.attempt() == 0) {  // no steps yet; a submit is not to wait for their log
-    Describe(job);
-    return ViewJob(job, nullptr, sources);
-  }
-  return ViewJob(job, LossLogOf(job), sources);
+control::Job DriverShell::ViewWith(const JobRecord& job, const LossLog* log) {
+  return ViewJob(job, log, {&state_, &monitor_, options_.clock->Wall(), counts_.Find(JobId(job))});
 }
 
 absl::StatusOr<std::vector<control::Job>> DriverShell::ViewJobs() {
   std::vector<control::Job> jobs;
   for (const JobRecord& job : state_.jobs()) {
-    ASSIGN_OR_RETURN(control::Job view, ViewRecord(job));
+    if (IsTerminal(job)) {
+      jobs.push_back(ViewWith(job, loss_logs_.Find(JobId(job))));
+      continue;
+    }
+    ASSIGN_OR_RETURN(control::Job view, View(JobId(job)));
     jobs.push_back(std::move(view));
   }
   return jobs;

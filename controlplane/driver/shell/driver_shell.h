@@ -113,6 +113,8 @@ class DriverShell {
   // --- for outputs, after the commit: the durable state, joined with the agents' newest reports.
   // A job that has ended comes with its evidence.
   absl::StatusOr<megascale::control::v1::Job> View(const std::string& job_id);
+  // Opens no loss log of a job that has ended, since there may be thousands: such a job may lack
+  // the figures of its last step, which View has.
   absl::StatusOr<std::vector<megascale::control::v1::Job>> ViewJobs();
   megascale::control::v1::GetClusterResponse ViewNodes() const;
   // Returns the jobs that train, have completed no step for long, and have no suspect yet.
@@ -149,13 +151,13 @@ class DriverShell {
   bool Counts(const std::string& node_id, const megascale::agent::v1::ActualState& report) const;
   void TakeSteps(const std::string& node_id, const megascale::agent::v1::ActualState& report);
   LossLog* LossLogOf(const JobRecord& job);
+  megascale::control::v1::Job ViewWith(const JobRecord& job, const LossLog* log);
   // Writes job.json if it is missing. A failure is ignored.
   void Describe(const JobRecord& job);
   // Keeps what the ranks do when an event that ends an attempt comes.
   void NoteRanks(const Event& event);
   // Writes evidence.json of a job that has ended. A failure is ignored.
   void KeepEvidence(const JobRecord& job);
-  absl::StatusOr<megascale::control::v1::Job> ViewRecord(const JobRecord& job);
   absl::Status MayJoin(const megascale::agent::v1::Hello& hello, const AgentLink& link) const;
   void LogRefusal(const std::string& node_id, const absl::Status& why);
 

@@ -575,6 +575,23 @@ TEST_F(JobFilesTest, ALossLogThatNeverWorksIsSetAsideAndTheJobGoesOn) {
   EXPECT_EQ(shell_->View("j")->last_record().step(), 2) << "with a gap";
 }
 
+TEST_F(JobFilesTest, AListOfJobsOpensNoLossLogOfAJobThatHasEnded) {
+  Run();
+  AddStep(1);
+  Pass(absl::Seconds(1));
+  Cancel("j");
+  report_.mutable_jobs(0)->set_num_processes(0);
+  report_.mutable_jobs(0)->clear_ranks();
+  Pass(absl::Seconds(3));
+  ASSERT_TRUE(IsTerminal(job())) << job().message();
+  shell_.reset();
+  Open(&disk_);
+  EXPECT_EQ(shell_->ViewJobs()->at(0).last_step(), 1);
+  EXPECT_FALSE(shell_->ViewJobs()->at(0).has_last_record()) << "thousands of them take seconds";
+  EXPECT_EQ(shell_->View("j")->last_record().step(), 1);
+  EXPECT_EQ(shell_->ViewJobs()->at(0).last_record().step(), 1);
+}
+
 TEST_F(JobFilesTest, ADamagedLossLogEndsNoLaterStartOfTheDriver) {
   Run();
   for (int64_t step = 1; step <= 5; ++step) AddStep(step);

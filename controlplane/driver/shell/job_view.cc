@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "controlplane/driver/account/time_account.h"
 #include "controlplane/driver/core/restore_order.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/base/text/shortlist.h"
 #include "runtime/base/version.h"
 #include "runtime/diagnose/number_check.h"
@@ -145,6 +148,44 @@ void AddWarnings(const JobRecord& job, const AgentMonitor& monitor, control::Job
   }
 }
 
+control::NumberWarning::Kind KindOf(diagnose::OffRoad kind) {
+  switch (kind) {
+    case diagnose::OffRoad::kLossJump:
+      return control::NumberWarning::KIND_LOSS_JUMP;
+    case diagnose::OffRoad::kGradientJump:
+      return control::NumberWarning::KIND_GRADIENT_JUMP;
+    case diagnose::OffRoad::kNotFinite:
+      return control::NumberWarning::KIND_NOT_FINITE;
+    case diagnose::OffRoad::kSlower:
+      return control::NumberWarning::KIND_SLOWER;
+  }
+  return control::NumberWarning::KIND_UNSPECIFIED;
+}
+
+// Returns the warning in words; `why`: for a number that is not finite, what is known of its
+// origin.
+std::string TextOf(const control::NumberWarning& warning, absl::string_view why = "") {
+  const auto jump = [&](const char* what) {
+    return absl::StrFormat("%s %.4g in step %d is %.1f times the usual %.4g", what, warning.value(),
+                           warning.step(), warning.value() / warning.usual(), warning.usual());
+  };
+  switch (warning.kind()) {
+    case control::NumberWarning::KIND_LOSS_JUMP:
+      return jump("loss");
+    case control::NumberWarning::KIND_GRADIENT_JUMP:
+      return jump("gradient norm");
+    case control::NumberWarning::KIND_NOT_FINITE:
+      return absl::StrFormat("loss or gradient is not finite in step %d%s%s", warning.step(),
+                             why.empty() ? "" : ": ", base::Printable(why, 300));
+    case control::NumberWarning::KIND_SLOWER:
+      return absl::StrFormat(
+          "MFU has declined since step %d: %.0f tokens/s, usually %.0f (%.0f %%)", warning.step(),
+          warning.value(), warning.usual(), 100 * warning.value() / warning.usual());
+    default:
+      return "";
+  }
+}
+
 // A step whose numbers are not finite ends its attempt before it is logged, and the failure names
 // the operator and the tensor.
 void AddNumbers(const JobRecord& job, const LossLog& loss_log, control::Job* view) {
@@ -159,23 +200,11 @@ void AddNumbers(const JobRecord& job, const LossLog& loss_log, control::Job* vie
   }
   for (const diagnose::NumberFinding& finding : diagnose::CheckNumbers(steps)) {
     control::NumberWarning* warning = view->add_number_warnings();
-    switch (finding.kind) {
-      case diagnose::OffRoad::kLossJump:
-        warning->set_kind(control::NumberWarning::KIND_LOSS_JUMP);
-        break;
-      case diagnose::OffRoad::kGradientJump:
-        warning->set_kind(control::NumberWarning::KIND_GRADIENT_JUMP);
-        break;
-      case diagnose::OffRoad::kNotFinite:
-        warning->set_kind(control::NumberWarning::KIND_NOT_FINITE);
-        break;
-      case diagnose::OffRoad::kSlower:
-        warning->set_kind(control::NumberWarning::KIND_SLOWER);
-        break;
-    }
+    warning->set_kind(KindOf(finding.kind));
     warning->set_step(finding.step);
     warning->set_value(finding.value);
     warning->set_usual(finding.usual);
+    warning->set_message(TextOf(*warning));
   }
 }
 
@@ -185,7 +214,8 @@ void AddDivergence(const JobRecord& job, control::Job* view) {
   control::NumberWarning* warning = view->add_number_warnings();
   warning->set_kind(control::NumberWarning::KIND_NOT_FINITE);
   warning->set_step(job.best_step() + 1);
-  warning->set_message(culprit.evidence().substr(0, culprit.evidence().find('\n')));
+  const absl::string_view evidence = culprit.evidence();
+  warning->set_message(TextOf(*warning, evidence.substr(0, evidence.find('\n'))));
 }
 
 void AddAccount(const JobRecord& job, const ViewSources& sources, control::Job* view) {
@@ -242,7 +272,7 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   view.set_attempt_reason(job.attempt_reason());
   view.set_restarts(std::max<int64_t>(0, job.attempt() - 1));
   view.set_directory(job.submitted().directory());
-  view.set_last_step(job.restore().step());
+  view.set_last_step(IsTerminal(job) ? job.best_step() : job.restore().step());
   if (loss_log != nullptr && !loss_log->recent().empty()) {
     view.set_last_step(std::max(loss_log->last_step(), job.restore().step()));
     *view.mutable_last_record() = loss_log->recent().back();

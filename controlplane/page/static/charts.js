@@ -92,17 +92,28 @@ function mediansOf(points, reach) {
 }
 
 // A curve over steps, with a cross-hair for the pointer and for the arrow keys. `restarts`: steps
-// with which an attempt began.
-function lineChart({title, xs, ys, restarts, show, tick: showTick = format.short, fromZero}) {
+// with which an attempt began. `place`: says an x in words. `tick`, `tickX`: the same on the axes.
+function lineChart({
+  title,
+  xs,
+  ys,
+  restarts = [],
+  show,
+  place = step => `step ${format.integer(step)}`,
+  tick: showTick = format.short,
+  tickX = format.integer,
+  fromZero,
+  isSmoothed = true
+}) {
   const points = xs.map((x, i) => [x, ys[i]]).filter(([, y]) => y !== null && isFinite(y));
   const newest = points.length ? show(points[points.length - 1][1]) : '–';
   const value = h('span', {}, newest);
   const chart = h('section', {class: 'chart'}, h('h3', {}, title, value));
   if (points.length < 2) {
-    chart.append(h('p', {class: 'empty'}, points.length ? 'One step so far.' : 'Nothing is known yet.'));
+    chart.append(h('p', {class: 'empty'}, points.length ? 'One value so far.' : 'Nothing is known yet.'));
     return chart;
   }
-  const width = 560, height = 170, left = 48, bottom = 20, top = 6, right = 8;
+  const width = 560, height = 170, left = 48, bottom = 20, top = 6, right = 16;
   const sorted = points.map(p => p[1]).sort((a, b) => a - b);
   // A single spike must not flatten all others.
   const most = sorted[Math.floor((sorted.length - 1) * 0.99)];
@@ -120,7 +131,7 @@ function lineChart({title, xs, ys, restarts, show, tick: showTick = format.short
     width: '100%',
     role: 'img',
     tabindex: 0,
-    'aria-label': `${title}: ${newest} at step ${x1}, from ${show(points[0][1])} at step ${x0}`
+    'aria-label': `${title}: ${newest} at ${place(x1)}, from ${show(points[0][1])} at ${place(x0)}`
   });
   for (const tick of ticksOf(low, high, 4)) {
     picture.append(
@@ -129,7 +140,7 @@ function lineChart({title, xs, ys, restarts, show, tick: showTick = format.short
   }
   for (const tick of ticksOf(x0, x1, 6)) {
     if (tick !== Math.round(tick)) continue;
-    picture.append(s('text', {x: x(tick), y: height - 5, 'text-anchor': 'middle'}, format.integer(tick)));
+    picture.append(s('text', {x: x(tick), y: height - 5, 'text-anchor': 'middle'}, tickX(tick)));
   }
   for (const step of restarts.filter(step => step > x0)) {
     picture.append(
@@ -140,7 +151,7 @@ function lineChart({title, xs, ys, restarts, show, tick: showTick = format.short
     class: name,
     d: points.map(([px, py], i) => `${i ? 'L' : 'M'}${x(px).toFixed(1)} ${y(py).toFixed(1)}`).join('')
   });
-  const smooth = points.length > SMOOTHED_MIN ? mediansOf(points, Math.ceil(points.length / 60)) : null;
+  const smooth = isSmoothed && points.length > SMOOTHED_MIN ? mediansOf(points, Math.ceil(points.length / 60)) : null;
   picture.append(path(points, smooth ? 'curve raw' : 'curve'));
   if (smooth) picture.append(path(smooth, 'curve'));
   const cross = s('line', {class: 'cross', y1: top, y2: height - bottom, visibility: 'hidden'});
@@ -154,7 +165,7 @@ function lineChart({title, xs, ys, restarts, show, tick: showTick = format.short
       cross.setAttribute(name, v);
     for (const [name, v] of [['cx', x(px)], ['cy', y(py)], ['visibility', 'visible']])
       dot.setAttribute(name, v);
-    value.textContent = `step ${format.integer(px)}: ${show(py)}`;
+    value.textContent = `${place(px)}: ${show(py)}`;
   };
   const clear = () => {
     cross.setAttribute('visibility', 'hidden');
@@ -200,6 +211,61 @@ const KINDS = [
   ['data_parallel', 'data-parallel collectives'], ['data_wait', 'waiting for data'],
   ['bubble', 'waiting for other ranks']
 ];
+
+const ACCOUNT = [
+  ['kept', 'steps that count'], ['queue', 'queue'], ['start', 'start'], ['load', 'loading weights'],
+  ['checkpoint', 'checkpoints'], ['detection', 'until a failure was noticed'],
+  ['decision', 'until a new attempt'], ['recomputation', 'computing steps again'],
+  ['degraded', 'slower than usual']
+];
+
+// A bar of the parts of a job's time, and a table of them. `spans`: pairs [words, account].
+function accountView(spans) {
+  const width = 900, left = 90, row = 26;
+  const known = spans.filter(([, account]) => account && account.wall > 0);
+  if (!known.length) return h('p', {class: 'muted'}, 'The job has not begun.');
+  const used = ACCOUNT.filter(([part]) => known.some(([, account]) => account[part] > 0));
+  const picture = s('svg', {
+    viewBox: `0 0 ${width} ${known.length * row + 4}`,
+    width: '100%',
+    role: 'img',
+    'aria-label': known.map(([words, account]) => `${words}: goodput ${
+                                format.percent(account.kept / account.wall)}`).join('; ') +
+        '; the table below has the parts'
+  });
+  known.forEach(([words, account], i) => {
+    let at = left;
+    picture.append(s('text', {x: left - 8, y: i * row + 16, 'text-anchor': 'end'}, words));
+    for (const [part, name] of used) {
+      const size = account[part] / account.wall * (width - left);
+      if (size <= 0) continue;
+      picture.append(s(
+          'rect',
+          {class: 'account-' + part, x: at, y: i * row + 3, width: Math.max(0.5, size - 1), height: 18},
+          s('title', {}, `${name}: ${format.percent(account[part] / account.wall)}`)));
+      at += size;
+    }
+  });
+  const cells = account => part => h(
+      'td', {class: 'number'},
+      account[part] > 0 ? `${format.duration(account[part])} (${format.percent(account[part] / account.wall)})` :
+                          '–');
+  const table =
+      h('table', {id: 'account'},
+        h('thead', {},
+          h('tr', {}, h('th', {}, ''),
+            known.map(([words, account]) =>
+                          h('th', {class: 'number'}, `${words}, ${format.duration(account.wall)}`)))),
+        h('tbody', {},
+          used.map(([part, name]) =>
+                       h('tr', {},
+                         h('td', {},
+                           s('svg', {width: 11, height: 11, class: 'key'},
+                             s('rect', {class: 'account-' + part, width: 11, height: 11})),
+                           name),
+                         known.map(([, account]) => cells(account)(part))))));
+  return h('div', {}, picture, table);
+}
 
 // Stacked bars: where the step of each stage went, means over its ranks. `map`: of /api/heat-map.
 function stageBars(map) {

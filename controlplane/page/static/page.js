@@ -72,7 +72,7 @@ function showJobs() {
     for (const link of list.querySelectorAll('a'))
       if (link.getAttribute('href') === focused) link.focus();
   const machines = document.getElementById('machines-link');
-  if (route.page === 'machines')
+  if (route.page === 'machines' || route.page === 'machine')
     machines.setAttribute('aria-current', 'page');
   else
     machines.removeAttribute('aria-current');
@@ -145,12 +145,25 @@ function failureTable(failures) {
                         format.duration(failure.recovery_seconds))))));
 }
 
+const suspicionBox = suspicion =>
+    h('section', {class: 'suspect', id: 'suspect'},
+      h('b', {class: 'alert'}, '✕ ' + suspicion.verdict),
+      h('p', {class: 'message'},
+        [
+          suspicion.rank >= 0 ? `rank ${suspicion.rank} on ${suspicion.node}` : suspicion.node,
+          suspicion.since ? `since ${format.time(suspicion.since)}` : '', suspicion.action
+        ].filter(words => words)
+            .join('; ')),
+      suspicion.evidence.length ? h('pre', {}, suspicion.evidence.join('\n')) : null);
+
 function overview(id) {
   const head = jobHead();
   const figures = h('div', {class: 'figures', id: 'figures'});
   const charts = h('div', {class: 'charts', id: 'charts'});
   const stages = h('div', {id: 'stages'}, h('p', {class: 'muted'}, 'Reading spans …'));
   const failures = h('div', {});
+  const account = h('div', {});
+  const suspect = h('div', {});
   const facts = h('dl', {});
   let columns = null, lastMap = 0;
 
@@ -185,8 +198,10 @@ function overview(id) {
 
   return {
     element:
-        h('div', {}, head.element, figures, charts, h('h2', {}, 'Where the time of a step goes, by stage'),
-          stages, h('h2', {}, 'Failures'), failures, h('h2', {}, 'Job'), facts),
+        h('div', {}, head.element, suspect, figures, charts,
+          h('h2', {}, 'Where the time of a step goes, by stage'), stages,
+          h('h2', {}, 'Where the time of the job went'), account, h('h2', {}, 'Failures'), failures,
+          h('h2', {}, 'Job'), facts),
     async update() {
       const job = await get('api/job', {job: id});
       head.update(job, 'overview');
@@ -201,6 +216,9 @@ function overview(id) {
               ENDED.includes(job.state) ? format.duration(job.ended - (job.started || job.submitted)) :
                                           timeLeft(job),
               ENDED.includes(job.state) ? 'from first step to end' : 'left', 'figure-left'));
+      suspect.replaceChildren(job.suspicion ? suspicionBox(job.suspicion) : '');
+      const hour = job.last_hour && job.time && job.last_hour.wall < job.time.wall ? job.last_hour : null;
+      account.replaceChildren(accountView([['in all', job.time], ['last hour', hour]]));
       failures.replaceChildren(failureTable(job.failures));
       const rows = [
         ['submitted', format.time(job.submitted)], ['ranks', format.integer(job.ranks)],
@@ -341,10 +359,20 @@ function meshTab(id, rank) {
     if (busy || panel.contains(document.activeElement)) return;
     busy = true;
     try {
-      panel.replaceChildren(rankPanel(await get('api/rank', {job: id, rank: view.rank()}), to => {
+      const parameters = {job: id, rank: view.rank()};
+      const open = to => {
         document.activeElement.blur();
         view.choose(to);
-      }));
+      };
+      const shown = rankPanel(await get('api/rank', parameters), open);
+      let exchanges = null;
+      try {
+        exchanges = exchangesView(await get('api/exchanges', parameters), open);
+      } catch (error) {
+        exchanges = h('p', {class: 'hint', id: 'exchanges'}, error.message);
+      }
+      shown.append(h('h2', {}, 'exchanges with other ranks'), exchanges);
+      if (!panel.contains(document.activeElement)) panel.replaceChildren(shown);
     } catch (error) {
       panel.replaceChildren(h('p', {class: 'hint'}, error.message));
     }
@@ -449,7 +477,10 @@ function machinesPage() {
         h('tbody', {},
           rows.map(
               m =>
-                  h('tr', {}, h('td', {class: 'mono'}, m.node), h('td', {}, m.pool),
+                  h('tr', {},
+                    h('td', {class: 'mono'},
+                      h('a', {href: '#/machine/' + encodeURIComponent(m.node)}, m.node)),
+                    h('td', {}, m.pool),
                     h('td', {class: m.condition[0] === '✕' ? 'alert' : null}, m.condition,
                       m.why ? h('span', {class: 'muted'}, ' ' + m.why) : null),
                     h('td', {class: 'number'}, `${m.used} / ${m.slots}`), h('td', {class: 'number'}, m.jobs),
@@ -471,6 +502,59 @@ function machinesPage() {
   };
 }
 
+// Column, title, and what a value counts: 'bytes', 'share' or a number.
+const MACHINE_CHARTS = [
+  ['busy_cores', 'Busy cores'], ['throttled_share', 'Throttled, share of time', 'share'],
+  ['load', 'Load, mean over a minute'], ['memory_available_bytes', 'Memory available', 'bytes'],
+  ['received_bytes', 'Network, received per second', 'bytes'],
+  ['sent_bytes', 'Network, sent per second', 'bytes'],
+  ['network_errors', 'Network, frames lost per second'],
+  ['retransmitted_segments', 'TCP segments sent again per second'],
+  ['disk_read_bytes', 'Disk, read per second', 'bytes'],
+  ['disk_written_bytes', 'Disk, written per second', 'bytes'], ['disk_free_bytes', 'Disk, free', 'bytes'],
+  ['major_faults', 'Page faults that read a disk, per second']
+];
+
+// A chart of the last minutes of a machine.
+function machineChart([name, title, counts], metrics) {
+  const most = Math.max(0, ...metrics[name]);
+  const power = counts === 'bytes' && most >= 1024 ? Math.min(4, Math.floor(Math.log2(most) / 10)) : 0;
+  const unit = counts === 'bytes' ? [' B', ' KiB', ' MiB', ' GiB', ' TiB'][power] : '';
+  const percent = v => format.number(100 * v, 3) + ' %';
+  return lineChart({
+    title: unit ? `${title},${unit}` : title,
+    xs: metrics.seconds.map(seconds => seconds / 60),
+    ys: metrics[name].map(v => (v === null ? null : v / 1024 ** power)),
+    show: counts === 'share' ? percent : v => format.number(v, 3),
+    place: minutes => (minutes > -0.01 ? 'now' : format.duration(-60 * minutes) + ' ago'),
+    tick: counts === 'share' ? percent : format.short,
+    tickX: minutes => (minutes ? `${-minutes} min` : 'now'),
+    fromZero: true,
+    isSmoothed: false
+  });
+}
+
+function machinePage(node) {
+  const note = h('p', {class: 'message', id: 'machine-note'});
+  const charts = h('div', {class: 'charts', id: 'machine-charts'});
+  let last = 0;
+  return {
+    element: h('div', {}, h('div', {class: 'title'}, h('h1', {}, node)), note, h('h2', {}, ' '), charts),
+    async update() {
+      if (Date.now() - last < TRACE_INTERVAL_MS) return;
+      last = Date.now();
+      try {
+        const metrics = await get('api/machine-metrics', {node});
+        note.textContent = `the last ${format.duration(-(metrics.seconds[0] || 0))}, a value each second`;
+        if (charts.contains(document.activeElement) || charts.matches(':hover')) return;
+        charts.replaceChildren(...MACHINE_CHARTS.map(chart => machineChart(chart, metrics)));
+      } catch (error) {
+        note.textContent = error.message;
+      }
+    },
+  };
+}
+
 // --- routes and updates ---------------------------------------------------------------------------
 
 function routeOf() {
@@ -482,6 +566,7 @@ function routeOf() {
     }
   });
   if (parts[0] === 'machines') return {page: 'machines'};
+  if (parts[0] === 'machine' && parts[1]) return {page: 'machine', node: parts[1]};
   if (parts[0] === 'job' && parts[1])
     return {page: 'job', job: parts[1], tab: parts[2] || 'overview', rank: Number(parts[3]) || 0};
   return {page: 'home'};
@@ -500,6 +585,8 @@ function open() {
     };
   } else if (route.page === 'machines') {
     state.view = machinesPage();
+  } else if (route.page === 'machine') {
+    state.view = machinePage(route.node);
   } else {
     const tabs = {overview, ranks: ranksTab, timeline: timelineTab, mesh: meshTab, logs: logsTab};
     state.view = (tabs[route.tab] || overview)(route.job, route.rank);

@@ -428,3 +428,30 @@ function rankPanel(details, open) {
                  h('dd', {}, n.previous === n.next ? '' : [link(n.previous), ' · '], link(n.next),
                    h('span', {class: 'hint'}, flow[n.axis] || ''))])));
 }
+
+// The calls of communicators in which a rank is now, and the newest ones that it left. `open`: shows another rank.
+function exchangesView(exchanges, open) {
+  const link = to => (to < 0 ? 'all' : h('button', {class: 'link', onclick: () => open(to)}, String(to)));
+  const item = (state, words) =>
+      h('li', {},
+        h('b', {}, state.operation), ` in ${state.group}, number ${format.integer(state.sequence)}, with `,
+        link(state.peer), h('br'), h('span', {class: 'hint'}, words));
+  const flow = (done, all) => `${format.bytes(done) === '–' ? '0 B' : format.bytes(done)} of ${format.bytes(all)}`;
+  const running = state => {
+    if (state.send_bytes + state.receive_bytes === 0) return `${state.instruction}; waits for the others`;
+    return `${state.instruction}; sent ${flow(state.transmitted_bytes, state.send_bytes)}, taken ` +
+        `${flow(state.delivered_bytes, state.send_bytes)}, received ` +
+        `${flow(state.received_bytes, state.receive_bytes)}; no byte for ${format.duration(state.quiet_seconds)}`;
+  };
+  const ended = state => `${state.instruction}; ${state.ok ? '✓' : '✕ failed'} after ${format.duration(state.seconds)}`;
+  const newest = exchanges.completed.slice(0, 5);
+  const more = exchanges.num_running - exchanges.running.length;
+  return h(
+      'div', {id: 'exchanges'},
+      exchanges.running.length ? h('ul', {}, exchanges.running.map(state => item(state, running(state)))) :
+                                 h('p', {class: 'hint'}, 'It is in none now.'),
+      more > 0 ? h('p', {class: 'hint'}, `and ${more} more`) : null,
+      newest.length ? h('details', {}, h('summary', {class: 'hint'}, 'the newest that ended'),
+                        h('ul', {}, newest.map(state => item(state, ended(state))))) :
+                      null);
+}

@@ -1,0 +1,133 @@
+#include "controlplane/page/evidence_json.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/text/printable.h"
+#include "runtime/comm/communicator.h"
+#include "runtime/plan/instruction.h"
+
+namespace megascale::page {
+namespace {
+
+using nlohmann::json;
+using telemetry::v1::Evidence;
+using telemetry::v1::ExchangeState;
+using telemetry::v1::MachineSample;
+
+constexpr size_t kGroupBytesMax = 100;
+
+std::string OperationWord(uint32_t operation) {
+  if (operation > static_cast<uint32_t>(comm::Operation::kRecv)) return "unknown";
+  return std::string(comm::Name(static_cast<comm::Operation>(operation)));
+}
+
+double SecondsBetween(int64_t begin_nanos, int64_t end_nanos) {
+  // In floating point, where a hostile pair cannot overflow.
+  const double seconds = (static_cast<double>(end_nanos) - static_cast<double>(begin_nanos)) / 1e9;
+  return std::max(0.0, std::round(seconds * 1e4) / 1e4);
+}
+
+json StateJson(const ExchangeState& state, int64_t now_nanos) {
+  const auto id = plan::InstructionId::FromPacked(state.instruction());
+  const int64_t end = state.end_nanos() != 0 ? state.end_nanos() : now_nanos;
+  return {{"group", base::Printable(state.group(), kGroupBytesMax)},
+          {"operation", OperationWord(state.operation())},
+          {"sequence", state.sequence()},
+          {"instruction", id == plan::InstructionId() ? "" : id.ToString()},
+          {"peer", state.peer()},
+          {"send_bytes", state.send_bytes()},
+          {"transmitted_bytes", state.transmitted_bytes()},
+          {"delivered_bytes", state.delivered_bytes()},
+          {"receive_bytes", state.receive_bytes()},
+          {"received_bytes", state.received_bytes()},
+          {"seconds", SecondsBetween(state.begin_nanos(), end)},
+          {"quiet_seconds", SecondsBetween(state.changed_nanos(), end)},
+          {"ok", state.ok()}};
+}
+
+// JSON has no NaN: null stands for it.
+json Number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
+
+double SumOver(const MachineSample& sample,
+               double (telemetry::v1::InterfaceSample::*rate)() const) {
+  double sum = 0;
+  for (const auto& interface : sample.interfaces()) sum += (interface.*rate)();
+  return sum;
+}
+
+struct Column {
+  const char* name;
+  double (*value)(const MachineSample& sample);
+};
+
+constexpr Column kColumns[] = {
+    {"busy_cores", [](const MachineSample& s) { return s.busy_cores(); }},
+    {"throttled_share", [](const MachineSample& s) { return s.throttled_share(); }},
+    {"load", [](const MachineSample& s) { return s.load(); }},
+    {"memory_available_bytes",
+     [](const MachineSample& s) { return static_cast<double>(s.memory_available_bytes()); }},
+    {"major_faults", [](const MachineSample& s) { return s.major_faults(); }},
+    {"disk_read_bytes", [](const MachineSample& s) { return s.disk_read_bytes(); }},
+    {"disk_written_bytes", [](const MachineSample& s) { return s.disk_written_bytes(); }},
+    {"disk_free_bytes",
+     [](const MachineSample& s) { return static_cast<double>(s.disk_free_bytes()); }},
+    {"received_bytes",
+     [](const MachineSample& s) {
+       return SumOver(s, &telemetry::v1::InterfaceSample::received_bytes);
+     }},
+    {"sent_bytes",
+     [](const MachineSample& s) {
+       return SumOver(s, &telemetry::v1::InterfaceSample::sent_bytes);
+     }},
+    {"network_errors",
+     [](const MachineSample& s) { return SumOver(s, &telemetry::v1::InterfaceSample::errors); }},
+    {"retransmitted_segments", [](const MachineSample& s) { return s.retransmitted_segments(); }},
+};
+
+}  // namespace
+
+json ExchangesJson(const Evidence& evidence) {
+  std::vector<const ExchangeState*> running;
+  for (const ExchangeState& state : evidence.running()) running.push_back(&state);
+  std::stable_sort(running.begin(), running.end(), [](const auto* a, const auto* b) {
+    return a->changed_nanos() < b->changed_nanos();
+  });
+  const auto count = [](int size) { return std::min(size, kExchangesMax); };
+  json shown = {{"num_running", evidence.running_size()},
+                {"num_lost", evidence.num_lost()},
+                {"running", json::array()},
+                {"completed", json::array()}};
+  for (int i = 0; i < count(evidence.running_size()); ++i) {
+    shown["running"].push_back(
+        StateJson(*running[static_cast<size_t>(i)], evidence.monotonic_nanos()));
+  }
+  for (int i = 0; i < count(evidence.completed_size()); ++i) {
+    shown["completed"].push_back(StateJson(evidence.completed(evidence.completed_size() - 1 - i),
+                                           evidence.monotonic_nanos()));
+  }
+  return shown;
+}
+
+json MachineMetricsJson(const Evidence& evidence) {
+  const int first = std::max(0, evidence.samples_size() - kSamplesMax);
+  json columns = {{"seconds", json::array()}};
+  for (int i = first; i < evidence.samples_size(); ++i) {
+    columns["seconds"].push_back(
+        -SecondsBetween(evidence.samples(i).monotonic_nanos(), evidence.monotonic_nanos()));
+  }
+  for (const Column& column : kColumns) {
+    json values = json::array();
+    for (int i = first; i < evidence.samples_size(); ++i) {
+      values.push_back(Number(column.value(evidence.samples(i))));
+    }
+    columns[column.name] = std::move(values);
+  }
+  return columns;
+}
+
+}  // namespace megascale::page

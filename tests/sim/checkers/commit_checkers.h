@@ -79,7 +79,7 @@ class RestoreChecker : public Observer {
 };
 
 // OneEpochAtATime: in an epoch, no process that an older epoch wanted is left beside a process of
-// the same job that the new one wants.
+// the same job that the new one wants, except on a machine that was given up as lost since.
 class EpochChecker : public Observer {
  public:
   explicit EpochChecker(World* world) : world_(*world) {}

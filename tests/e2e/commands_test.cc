@@ -179,7 +179,7 @@ TEST_F(CommandsTest, ResumingOnChangedDataOrNumericsIsRefusedUnlessAllowed) {
 TEST_F(CommandsTest, AMachineIsTestedBeforeItsFirstRankAndAnEndedJobKeepsThatAsEvidence) {
   cluster_.SetDriverFlags({"--machine-tests", "quick"});
   Start();
-  cluster_.Submit("tested", {"train.steps=3"});
+  cluster_.Submit("tested", {"train.steps=8"});
   EXPECT_EQ(cluster_.WaitForEnd("tested"), control::v1::JOB_STATE_SUCCEEDED);
   const CommandResult nodes = cluster_.Megascale({"nodes", "-o", "json"});
   for (const char* part : {"STATE_PASSED", "TEST_KIND_QUICK", "memory", "arithmetic", "training",
@@ -190,7 +190,7 @@ TEST_F(CommandsTest, AMachineIsTestedBeforeItsFirstRankAndAnEndedJobKeepsThatAsE
   const Job job = cluster_.Status("tested");
   ASSERT_EQ(job.evidence().nodes_size(), 1);
   EXPECT_EQ(job.evidence().nodes(0).machine_test().state(), agent::v1::MachineTest::STATE_PASSED);
-  EXPECT_EQ(job.evidence().last_step(), 3);
+  EXPECT_EQ(job.evidence().last_step(), 8);
 }
 
 TEST_F(CommandsTest, LogsListWaitAndVersionShowWhatIs) {

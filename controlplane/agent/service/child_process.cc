@@ -26,6 +26,7 @@ constexpr int kReadsMax = 16;  // in one go, so that one talkative child does no
 
 // Names the job and rank on the command line, for people who look at the list of processes.
 std::string WhoseText(const ChildName& child) {
+  if (child.rank == kTestRank) return absl::StrCat(child.attempt);
   return absl::StrCat(child.job_id, "/attempt-", child.attempt, "/",
                       child.rank == kHostRank ? "host" : absl::StrCat("rank-", child.rank));
 }

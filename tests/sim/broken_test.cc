@@ -20,8 +20,11 @@ namespace {
 bool Finds(const std::string& invariant, const std::function<Tampering()>& tamper,
            bool calm = false) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
-    const Outcome outcome =
-        Simulate({.seed = seed, .calm = calm, .tampering = tamper(), .keep_going = true});
+    const Outcome outcome = Simulate({.seed = seed,
+                                      .calm = calm,
+                                      .tampering = tamper(),
+                                      .keep_going = true,
+                                      .stop_at = invariant});
     for (const Violation& violation : outcome.violations) {
       if (violation.invariant == invariant) return true;
     }

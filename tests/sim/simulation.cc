@@ -58,6 +58,7 @@ class Simulation {
  public:
   explicit Simulation(const SimulationOptions& options)
       : keep_going_(options.keep_going),
+        stop_at_(options.stop_at),
         calm_(options.calm),
         driver_away_(options.driver_away),
         restore_after_(options.restore_after),
@@ -106,7 +107,7 @@ class Simulation {
     if (driver_away_ > absl::ZeroDuration()) {
       world_.timeline.At(kDriverEnds, [this] { driver_.Crash("kill -9", driver_away_); });
     }
-    while ((world_.violations.empty() || keep_going_) && !IsOver(storm)) {
+    while (GoesOn() && !IsOver(storm)) {
       if (world_.timeline.now() > storm + kEndWithin) {
         SayUnended();
         break;
@@ -161,6 +162,13 @@ class Simulation {
     world_.timeline.At(kDriverEnds + restore_after_, [this] { driver_.Restore(absl::Seconds(1)); });
   }
 
+  bool GoesOn() const {
+    if (world_.violations.empty()) return true;
+    return keep_going_ &&
+           std::none_of(world_.violations.begin(), world_.violations.end(),
+                        [this](const auto& one) { return one.invariant == stop_at_; });
+  }
+
   bool IsOver(absl::Duration storm) const {
     if (world_.timeline.now() < storm || !operators_->done() || !driver_.up()) return false;
     const DriverState& state = driver_.durable();
@@ -180,6 +188,7 @@ class Simulation {
   }
 
   const bool keep_going_;
+  const std::string stop_at_;
   const bool calm_;
   const absl::Duration driver_away_;
   const absl::Duration restore_after_;

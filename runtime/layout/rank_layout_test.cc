@@ -124,9 +124,9 @@ TEST(RankLayout, CopiesOfNeighboursAreOneRange) {
   const model::FlatRange all = {0, layout.num_elements()};
   EXPECT_EQ(NumReplicated(layout, all), elements);
   int64_t end = -1;
-  for (const model::FlatRange& range : ReplicatedRanges(layout, all)) {
-    EXPECT_GT(range.begin, end) << "neighbours would be one range";
-    end = range.begin + range.count;
+  for (const CopiedRange& copies : ReplicatedRanges(layout, all)) {
+    EXPECT_GT(copies.range.begin, end) << "neighbours would be one range";
+    end = copies.range.begin + copies.range.count;
   }
   const int64_t half = layout.num_elements() / 2;
   EXPECT_EQ(NumReplicated(layout, {0, half}) +

@@ -28,28 +28,6 @@ bool Transition::Run() {
         return OnCancel(event_.cancel_requested());
       case Event::kJobsForgotten:
         return OnJobsForgotten(event_.jobs_forgotten());
-      case Event::kNodeJoined:
-        return OnNodeJoined(event_.node_joined());
-      case Event::kNodeLost:
-        return OnNodeLost(event_.node_lost());
-      case Event::kNodeEvicted:
-        return OnNodeEvicted(event_.node_evicted());
-      case Event::kNodeUncordoned:
-        return OnNodeUncordoned(event_.node_uncordoned());
-      case Event::kNodeDraining:
-        return OnNodeDraining(event_.node_draining());
-      case Event::kNodesForgotten:
-        return OnNodesForgotten(event_.nodes_forgotten());
-      case Event::kNodeQuarantined:
-        return OnNodeQuarantined(event_.node_quarantined());
-      case Event::kNodeSpareSet:
-        return OnNodeSpareSet(event_.node_spare_set());
-      case Event::kMachineTested:
-        return OnMachineTested(event_.machine_tested());
-      case Event::kEpochFenced:
-        return OnEpochFenced(event_.epoch_fenced());
-      case Event::kNodeBusy:
-        return OnNodeBusy(event_.node_busy());
       case Event::kPreflightPassed:
         return OnPreflightPassed(event_.preflight_passed());
       case Event::kPreflightRefused:
@@ -82,15 +60,43 @@ bool Transition::Run() {
         return OnRetentionEnded(event_.retention_ended());
       case Event::kDriverStarted:
         return OnDriverStarted(event_.driver_started());
-      case Event::EVENT_NOT_SET:
-        return false;
+      default:
+        return OnNodeEvent();
     }
-    return false;
   }();
   if (!accepted) return false;
   Settle();
   KeepBooks();
   return true;
+}
+
+bool Transition::OnNodeEvent() {
+  switch (event_.event_case()) {
+    case Event::kNodeJoined:
+      return OnNodeJoined(event_.node_joined());
+    case Event::kNodeLost:
+      return OnNodeLost(event_.node_lost());
+    case Event::kNodeEvicted:
+      return OnNodeEvicted(event_.node_evicted());
+    case Event::kNodeUncordoned:
+      return OnNodeUncordoned(event_.node_uncordoned());
+    case Event::kNodeDraining:
+      return OnNodeDraining(event_.node_draining());
+    case Event::kNodesForgotten:
+      return OnNodesForgotten(event_.nodes_forgotten());
+    case Event::kNodeQuarantined:
+      return OnNodeQuarantined(event_.node_quarantined());
+    case Event::kNodeSpareSet:
+      return OnNodeSpareSet(event_.node_spare_set());
+    case Event::kMachineTested:
+      return OnMachineTested(event_.machine_tested());
+    case Event::kEpochFenced:
+      return OnEpochFenced(event_.epoch_fenced());
+    case Event::kNodeBusy:
+      return OnNodeBusy(event_.node_busy());
+    default:
+      return false;
+  }
 }
 
 JobRecord* Transition::Current(const std::string& job_id, int64_t attempt) {

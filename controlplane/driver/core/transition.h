@@ -26,6 +26,8 @@ class Transition {
   bool Run();
 
  private:
+  // Applies an event about nodes.
+  bool OnNodeEvent();
   bool OnSubmitted(const v1::JobSubmitted& submitted);
   bool OnCancel(const v1::CancelRequested& cancel);
   bool OnJobsForgotten(const v1::JobsForgotten& forgotten);

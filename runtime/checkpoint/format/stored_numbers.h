@@ -22,7 +22,8 @@ absl::Status ToNumbers(absl::string_view dtype, absl::Span<const char> bytes,
 absl::Status ToNumbers(absl::string_view dtype, absl::Span<const char> bytes,
                        absl::Span<double> out);
 
-// The other way; rounds to nearest, ties to even.
+// Overwrites `out` with `numbers` stored as `dtype`, rounded to nearest, ties to even. Errors: as
+// ToNumbers.
 absl::Status FromNumbers(absl::string_view dtype, absl::Span<const float> numbers,
                          absl::Span<char> out);
 

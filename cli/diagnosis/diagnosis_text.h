@@ -12,7 +12,7 @@
 
 namespace megascale::cli {
 
-// What a diagnosis says. Each line is one sentence.
+// The text of a diagnosis. Each line is one sentence.
 struct Findings {
   std::string cause;    // one word for programs: "slow_worker", "stopped_rank", "unknown" …
   std::string verdict;  // one line: rank and cause

@@ -286,7 +286,7 @@ class AgentServerTest : public testing::Test {
     EXPECT_EQ(stacks.code(), 0) << stacks.message();
     ASSERT_GE(stacks.evidence().stacks_size(), 1);
     EXPECT_GE(stacks.evidence().stacks(0).frames_size(), 3);
-    EXPECT_TRUE(absl::StrContains(stacks.evidence().DebugString(), "function: \"main\""))
+    EXPECT_TRUE(absl::StrContains(stacks.evidence().DebugString(), "base::ReceiveFrame(int"))
         << stacks.evidence().DebugString();
     fetch.set_kind(telemetry::v1::EVIDENCE_KIND_UNSPECIFIED);
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(),

@@ -17,6 +17,7 @@ struct Findings {
   std::string cause;    // one word for programs: "slow_worker", "stopped_rank", "unknown" …
   std::string verdict;  // one line: rank and cause
   std::vector<std::string> evidence;
+  std::vector<std::string> stacks;  // what threads execute, innermost function first
   std::vector<std::string> cost;
   std::vector<std::string> done;    // what was done about it
   std::vector<std::string> advice;  // what the reader can do

@@ -84,6 +84,7 @@ class StageCompute {
   }
   // Returns the lowest layer of the instruction's buckets.
   int FirstLayer(const plan::Instruction& instruction) const;
+  absl::Status FindDocuments();
   void FillSlot(const plan::Instruction& instruction);
   // Points the chunk at the instruction's gradient buffer, if it has one, to accumulate into it.
   void UseGradientBuffer(const plan::Instruction& instruction);
@@ -101,6 +102,9 @@ class StageCompute {
   std::unique_ptr<data::BatchRingReader> reader_;
   std::unique_ptr<device::Memory> batch_memory_;
   absl::Span<int32_t> batch_;  // this rank's samples of the step, [microbatch][sample][seq + 1]
+  // Where the documents of these samples begin, [microbatch][sample][seq]; empty if attention
+  // reaches over documents.
+  absl::Span<int32_t> document_begins_;
   int64_t started_step_ = -1;  // the step whose loss was zeroed last
 };
 

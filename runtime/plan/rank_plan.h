@@ -24,6 +24,8 @@ struct RankPlan {
   // ZeRO stage 2: the gradients of each micro-batch are reduced, and shards have memory of their
   // own.
   bool shards_gradients = false;
+  // Every forward needs the step's batch, not only those of the first and the last chunk.
+  bool every_chunk_reads_batch = false;
   // Instructions of the same stream are in the order in which the stream runs them.
   std::vector<Instruction> instructions = {};
 

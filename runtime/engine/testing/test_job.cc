@@ -47,6 +47,11 @@ using megascale::job::v1::JobSpec;
 // Precedes a parameter's name in a checkpoint.
 constexpr absl::string_view kFirstMoment = "optimizer.exp_avg.";
 
+// Bytes have no token that ends a document: here the space is one.
+int32_t EndTokenOf(const data::Dataset& dataset) {
+  return dataset.tokenizer() == nullptr ? ' ' : dataset.end_token();
+}
+
 // Waits for the ends of an engine's steps, one after the other.
 class StepEnds {
  public:
@@ -149,7 +154,9 @@ void TestJob::Prepare() {
 void TestJob::StartLoader(base::SharedMemory* ring) {
   loaders_.emplace_back([this, ring] {
     if (options_.on_loader_thread != nullptr) options_.on_loader_thread();
-    auto loader = data::BatchLoader::Create(options_.spec, &dataset_->samples(), ring).value();
+    auto loader =
+        data::BatchLoader::Create(options_.spec, &dataset_->samples(), ring, EndTokenOf(*dataset_))
+            .value();
     EXPECT_TRUE(loader->RunUntil(stop_, options_.spec.train().steps()).ok());
   });
 }

@@ -20,6 +20,8 @@
 namespace megascale::engine {
 
 // Returns a resolved toy job on generated text. Write the text to `text_path` first: WriteTestText.
+// Where a job of bytes keeps attention within documents, which no user can ask for, every space
+// ends a document.
 megascale::job::v1::JobSpec ToyJob(const std::string& text_path, int data, int pipeline);
 std::string WriteTestText(const std::string& name);
 

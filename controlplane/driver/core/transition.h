@@ -104,6 +104,9 @@ class Transition {
   // them.
   void BlameNodesLeft(JobRecord* job);
   void Quarantine(const std::string& node_id, const std::string& evidence);
+  void KeepSuspicion(const megascale::control::v1::Suspicion& suspicion, JobRecord* job);
+  // Handles progress of the job: nothing holds it up, and an old report ends.
+  void EndSuspicion(JobRecord* job);
   // Returns why a suspect must stay; "": its machine is to be evicted.
   std::string WhySuspectStays(JobRecord* job) const;
   // Ends every attempt, because the agents may have served a later state than this log's.

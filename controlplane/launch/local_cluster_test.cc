@@ -50,7 +50,7 @@ class LocalClusterTest : public testing::Test {
     EXPECT_NE(::mkdtemp(path.data()), nullptr);
     directory_ = path;
     options_.program = absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
-                                    "/controlplane/launch/test_child");
+                                    "/controlplane/launch/testing/test_child");
     options_.num_agents = 2;
     options_.slots_per_agent = 2;
     options_.state_directory = directory_ + "/state";

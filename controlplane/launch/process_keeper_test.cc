@@ -25,7 +25,7 @@ constexpr absl::Duration kDeadline = absl::Seconds(20);
 
 std::string ChildProgram() {
   return absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
-                      "/controlplane/launch/test_child");
+                      "/controlplane/launch/testing/test_child");
 }
 
 bool WaitUntil(const std::function<bool()>& condition) {

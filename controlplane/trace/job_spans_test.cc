@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "controlplane/trace/test_spans.h"
+#include "controlplane/trace/testing/test_spans.h"
 #include "runtime/timeline/step_breakdown.h"
 #include "runtime/timeline/timed_step.h"
 

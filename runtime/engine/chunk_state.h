@@ -35,9 +35,8 @@ struct ChunkState {
   // This rank's shard of the reduced gradients, by bucket: [part] F, borrowed. Lies within
   // `gradients`, or with ZeRO stage 2 in memory of its own.
   std::vector<tensor::Vector> gradient_shard = {};
-  // By bucket: the flat ranges of parameters that every tensor rank has a copy of; adjacent ones
-  // merged.
-  std::vector<std::vector<model::FlatRange>> replicated = {};
+  // By bucket: the flat ranges of which other tensor ranks have copies.
+  std::vector<std::vector<layout::CopiedRange>> replicated = {};
   std::unique_ptr<model::TransformerChunk> transformer = nullptr;
   std::unique_ptr<optim::ShardedOptimizer> optimizer = nullptr;
 };

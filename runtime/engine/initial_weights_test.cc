@@ -26,13 +26,14 @@ struct Layout {
   int data, pipeline, tensor;
 };
 
-// Qwen3 with a vocabulary that no layout divides.
+// Qwen3 with a vocabulary that no layout divides, and two key/value heads, which four tensor ranks
+// share.
 JobSpec QwenJob(const Layout& layout) {
   JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
   job::v1::ModelSpec& model = *spec.mutable_model();
   model.set_vocab_size(259);
   model.set_num_attention_heads(4);
-  model.set_num_key_value_heads(4);
+  model.set_num_key_value_heads(2);
   model.set_head_dim(6);
   model.set_norm(job::v1::NORM_RMSNORM);
   model.set_position_embedding(job::v1::POSITION_EMBEDDING_ROTARY);
@@ -86,8 +87,8 @@ class InitialWeightsTest : public ::testing::Test {
 
 TEST_F(InitialWeightsTest, EveryLayoutBeginsWithTheSameWeightsWhereverTheyCameFrom) {
   const Tensors expected = TrainAndExport();
-  for (const Layout& layout :
-       {Layout{1, 1, 1}, Layout{2, 1, 1}, Layout{1, 4, 1}, Layout{1, 1, 2}, Layout{2, 2, 2}}) {
+  for (const Layout& layout : {Layout{1, 1, 1}, Layout{2, 1, 1}, Layout{1, 4, 1}, Layout{1, 1, 2},
+                               Layout{2, 2, 2}, Layout{1, 1, 4}, Layout{2, 1, 4}}) {
     for (const std::string& from : {folder(), imported(), checkpoint_}) {
       SCOPED_TRACE(absl::StrCat("data ", layout.data, ", pipeline ", layout.pipeline, ", tensor ",
                                 layout.tensor, ", from ", from));
@@ -96,6 +97,18 @@ TEST_F(InitialWeightsTest, EveryLayoutBeginsWithTheSameWeightsWhereverTheyCameFr
       EXPECT_EQ(WeightsOf(RunJob(RunOptions(spec))), expected);
     }
   }
+}
+
+TEST_F(InitialWeightsTest, RanksThatShareAHeadExportTheFolderThatTheyBeganWith) {
+  TrainAndExport();
+  JobSpec spec = WithoutLearning(QwenJob({2, 1, 4}));
+  spec.mutable_model()->set_from(folder());
+  const std::string out = path_ + "/out";
+  const std::string checkpoint = RunJob(RunOptions(spec)).checkpoint;
+  ASSERT_EQ(hugging_face::Export({.checkpoint = checkpoint, .folder = out}).status(),
+            absl::OkStatus());
+  EXPECT_EQ(base::ReadFile(out + "/model.safetensors", 1 << 24).value(),
+            base::ReadFile(folder() + "/model.safetensors", 1 << 24).value());
 }
 
 TEST_F(InitialWeightsTest, TiedWeightsMayBeUntied) {

@@ -49,13 +49,15 @@ std::string Describe(const Layout& layout) {
                       layout.zero_stage, ", buckets of ", layout.bucket_size);
 }
 
-// LAMB is tested with the other algorithms of MegaScale.
+// LAMB is tested with the other algorithms of MegaScale, and there with one key/value head, which
+// two tensor ranks share.
 enum class Model { kSerial, kParallelBlockWithWindow };
 
 JobSpec Lamb(const Layout& layout, job::v1::Precision precision, Model model = Model::kSerial) {
   JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
   if (model == Model::kParallelBlockWithWindow) {
     spec.mutable_model()->set_parallel_block(true);
+    spec.mutable_model()->set_num_key_value_heads(1);
     spec.mutable_model()->set_sliding_window(kWindow);
   }
   spec.mutable_train()->set_precision(precision);

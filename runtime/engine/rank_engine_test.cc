@@ -166,8 +166,7 @@ TEST(RankEngineTest, OneMachineAndTwoGiveTheSameBits) {
   EXPECT_EQ(one.digest, crossed.digest);
 }
 
-TEST(RankEngineTest, ARestoredRunEndsWithTheBitsOfAnUndisturbedOne) {
-  const JobSpec whole = Toy({2, 2, 2, kInterleaved}, job::v1::PRECISION_FP32);
+void ExpectRestoredRunHasTheBits(const JobSpec& whole) {
   const RunResult calm = RunJob(RunOptions(whole));
   const RunResult first = RunJob(RunOptions(whole).StopAfter(3));
   ASSERT_EQ(first.records[0].size(), 3u);
@@ -178,6 +177,16 @@ TEST(RankEngineTest, ARestoredRunEndsWithTheBitsOfAnUndisturbedOne) {
   resumed.restore.set_directory(first.checkpoint);
   const RunResult second = RunJob(resumed);
   EXPECT_EQ(second.digest, calm.digest);
+}
+
+TEST(RankEngineTest, ARestoredRunEndsWithTheBitsOfAnUndisturbedOne) {
+  ExpectRestoredRunHasTheBits(Toy({2, 2, 2, kInterleaved}, job::v1::PRECISION_FP32));
+}
+
+TEST(RankEngineTest, SoDoesOneWhoseTensorRanksShareAKeyValueHead) {
+  JobSpec whole = Toy({.data = 2, .pipeline = 1, .tensor = 2}, job::v1::PRECISION_BF16);
+  whole.mutable_model()->set_num_key_value_heads(1);
+  ExpectRestoredRunHasTheBits(whole);
 }
 
 // Two sources by weight, in tokens: every attempt prepares its data anew.

@@ -60,15 +60,23 @@ absl::Status ShardCompute::SumReplicated(const plan::Instruction& instruction,
   const tensor::DType dtype = gradients.elements.dtype;
   MEGASCALE_CHECK(options_.replicated.dtype == dtype);
   stream::Stream& stream = *options_.stream_of(instruction.stream);
+  const std::vector<layout::CopiedRange>& copied = chunk.replicated[BucketOf(instruction)];
   // Calls `move` with each replicated tensor's gradient and its place among the packed ones.
   const auto for_each = [&](const auto& move) {
     int64_t packed = 0;
-    for (const model::FlatRange& range : chunk.replicated[BucketOf(instruction)]) {
-      move(gradients.Part(range), Slice(options_.replicated, {packed, range.count}));
-      packed += range.count;
+    for (const layout::CopiedRange& copies : copied) {
+      const int64_t begin = packed + copies.slot * copies.range.count;
+      move(gradients.Part(copies.range), Slice(options_.replicated, {begin, copies.range.count}));
+      packed += copies.summed();
     }
     return packed;
   };
+  int64_t zeros_begin = 0;
+  for (const layout::CopiedRange& copies : copied) {
+    const model::FlatRange all = {zeros_begin, copies.summed()};
+    if (copies.num_slots > 1) options_.ops->FillZero(Slice(options_.replicated, all));
+    zeros_begin += copies.summed();
+  }
   const auto copy = [&stream](const tensor::Vector& from, const tensor::Vector& to) {
     stream.Copy(to.data, from.data, static_cast<size_t>(from.bytes()));
   };

@@ -361,13 +361,17 @@ absl::Status CheckWarmup(const JobSpec& spec) {
 absl::Status CheckTensorDivides(const JobSpec& spec) {
   const v1::ModelSpec& model = spec.model();
   for (const Named& whole : {Named{"model.num_attention_heads", model.num_attention_heads()},
-                             Named{"model.num_key_value_heads", model.num_key_value_heads()},
                              Named{"model.intermediate_size", model.intermediate_size()},
                              Named{"train.seq_length", spec.train().seq_length()}}) {
     RETURN_IF_ERROR(CheckDivides(whole, {"parallel.tensor_model_parallel_size",
                                          spec.parallel().tensor_model_parallel_size()}));
   }
   const int64_t ranks = spec.parallel().tensor_model_parallel_size();
+  // Ranks share a key/value head where there are more ranks than heads.
+  if (const int32_t kv_heads = model.num_key_value_heads(); ranks % kv_heads != 0) {
+    RETURN_IF_ERROR(CheckDivides({"model.num_key_value_heads", kv_heads},
+                                 {"parallel.tensor_model_parallel_size", ranks}));
+  }
   const int64_t rows = (int64_t{model.vocab_size()} + ranks - 1) / ranks;
   if ((ranks - 1) * rows < model.vocab_size()) return absl::OkStatus();
   return Refuse("model.vocab_size",

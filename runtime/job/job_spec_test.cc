@@ -494,10 +494,12 @@ TEST(JobSpecTest, RefusesBadLayouts) {
        "(4 = 1 × 3 + 1)"},
       {[](auto& spec) {
          spec.mutable_parallel()->set_tensor_model_parallel_size(4);
-         spec.mutable_model()->set_num_key_value_heads(2);
+         spec.mutable_model()->set_num_attention_heads(12);
+         spec.mutable_model()->set_head_dim(4);
+         spec.mutable_model()->set_num_key_value_heads(6);
        },
-       "model.num_key_value_heads: 2 is not a multiple of parallel.tensor_model_parallel_size = 4 "
-       "(2 = 0 × 4 + 2)"},
+       "model.num_key_value_heads: 6 is not a multiple of parallel.tensor_model_parallel_size = 4 "
+       "(6 = 1 × 4 + 2)"},
       {[](auto& spec) {
          spec.mutable_parallel()->set_tensor_model_parallel_size(4);
          spec.mutable_model()->set_intermediate_size(190);

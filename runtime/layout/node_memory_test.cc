@@ -105,6 +105,7 @@ struct Case {
   int zero_stage = 1;
   int64_t bucket_size = 0;
   job::v1::PipelineSchedule schedule = job::v1::PIPELINE_SCHEDULE_1F1B;
+  int kv_heads = 2;
 };
 
 class ComputedMemory : public ::testing::TestWithParam<Case> {};
@@ -114,9 +115,10 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
   GTEST_SKIP() << "a sanitizer keeps freed memory, or a shadow of all memory";
 #endif
   const auto& [name, data, pipeline, precision, vocab_size, virtual_stages, tensor, zero_stage,
-               bucket_size, schedule] = GetParam();
+               bucket_size, schedule, kv_heads] = GetParam();
   job::v1::JobSpec spec = LargerJob(data, pipeline, precision);
   spec.mutable_model()->set_vocab_size(vocab_size);
+  spec.mutable_model()->set_num_key_value_heads(kv_heads);
   spec.mutable_parallel()->set_tensor_model_parallel_size(tensor);
   spec.mutable_parallel()->set_zero_stage(zero_stage);
   spec.mutable_parallel()->set_ddp_bucket_size(bucket_size);
@@ -162,6 +164,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"InterleavedZero2Fp32", 4, 2, job::v1::PRECISION_FP32, 256, 4, 1, 2},
                       Case{"BucketsZero2Fp32", 4, 1, job::v1::PRECISION_FP32, 256, 1, 1, 2, 1},
                       Case{"TensorFp32", 1, 2, job::v1::PRECISION_FP32, 256, 1, 2},
+                      Case{"SharedHeadFp32", 1, 2, job::v1::PRECISION_FP32, 256, 1, 2, 1, 0,
+                           job::v1::PIPELINE_SCHEDULE_1F1B, 1},
                       Case{"TensorBf16", 2, 1, job::v1::PRECISION_BF16, 256, 1, 2},
                       Case{"TensorBucketsBf16", 2, 1, job::v1::PRECISION_BF16, 256, 1, 2, 2, 1},
                       Case{"ZeroBubbleFp32", 1, 2, job::v1::PRECISION_FP32, 256, 1, 1, 1, 0,

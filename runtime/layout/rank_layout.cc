@@ -25,17 +25,23 @@ tensor::DType ComputeType(megascale::job::v1::Precision precision) {
   }
 }
 
-std::vector<model::FlatRange> ReplicatedRanges(const model::ChunkLayout& layout,
-                                               const model::FlatRange& range) {
-  std::vector<model::FlatRange> ranges;
+std::vector<CopiedRange> ReplicatedRanges(const model::ChunkLayout& layout,
+                                          const model::FlatRange& range) {
+  std::vector<CopiedRange> ranges;
   for (const model::Parameter& parameter : layout.parameters()) {
-    if (!parameter.replicated) continue;
-    const model::FlatRange part = model::Overlap({parameter.offset, parameter.size}, range);
-    if (part.count == 0) continue;
-    if (!ranges.empty() && ranges.back().begin + ranges.back().count == part.begin) {
-      ranges.back().count += part.count;
-    } else {
-      ranges.push_back(part);
+    for (const model::ParameterBox& box : parameter.boxes) {
+      if (box.num_copies == 1) continue;
+      const model::FlatRange part =
+          model::Overlap({parameter.offset + box.begin, box.count}, range);
+      if (part.count == 0) continue;
+      const int num_slots = layout.place().size / box.num_copies;
+      const bool merges = !ranges.empty() && num_slots == 1 && ranges.back().num_slots == 1 &&
+                          ranges.back().range.begin + ranges.back().range.count == part.begin;
+      if (merges) {
+        ranges.back().range.count += part.count;
+      } else {
+        ranges.push_back({part, layout.place().index / box.num_copies, num_slots});
+      }
     }
   }
   return ranges;
@@ -43,7 +49,7 @@ std::vector<model::FlatRange> ReplicatedRanges(const model::ChunkLayout& layout,
 
 int64_t NumReplicated(const model::ChunkLayout& layout, const model::FlatRange& range) {
   int64_t elements = 0;
-  for (const model::FlatRange& copies : ReplicatedRanges(layout, range)) elements += copies.count;
+  for (const CopiedRange& copies : ReplicatedRanges(layout, range)) elements += copies.summed();
   return elements;
 }
 

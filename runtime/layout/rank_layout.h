@@ -50,11 +50,21 @@ struct RankLayout {
   model::ChunkOptions ModelOptions(const model::ChunkRange& range, int num_slots) const;
 };
 
-// Returns the parts of `range` (flat space) whose parameters every tensor rank has a copy of;
-// adjacent parts are merged.
-std::vector<model::FlatRange> ReplicatedRanges(const model::ChunkLayout& layout,
-                                               const model::FlatRange& range);
-// Returns the number of elements in ReplicatedRanges.
+// Elements of the flat space of which other tensor ranks have copies, and whose gradients are
+// summed over the copies. Together the ranks have `num_slots` different ranges. They are summed
+// side by side, this rank's in slot `slot`; each rank has zeros in the other slots.
+struct CopiedRange {
+  model::FlatRange range;
+  int64_t slot = 0;
+  int64_t num_slots = 1;  // 1: every rank has a copy
+  int64_t summed() const { return range.count * num_slots; }
+};
+
+// Returns the parts of `range` (flat space) of which other tensor ranks have copies; adjacent parts
+// that every rank has are merged.
+std::vector<CopiedRange> ReplicatedRanges(const model::ChunkLayout& layout,
+                                          const model::FlatRange& range);
+// Returns the number of elements that are summed for ReplicatedRanges.
 int64_t NumReplicated(const model::ChunkLayout& layout, const model::FlatRange& range);
 
 // Derives `rank`'s part of the job. Errors: InvalidArgument - the specification cannot be run.

@@ -124,14 +124,39 @@ TEST(RankLayout, CopiesOfNeighboursAreOneRange) {
   const model::FlatRange all = {0, layout.num_elements()};
   EXPECT_EQ(NumReplicated(layout, all), elements);
   int64_t end = -1;
-  for (const model::FlatRange& range : ReplicatedRanges(layout, all)) {
-    EXPECT_GT(range.begin, end) << "neighbours would be one range";
-    end = range.begin + range.count;
+  for (const CopiedRange& copies : ReplicatedRanges(layout, all)) {
+    EXPECT_GT(copies.range.begin, end) << "neighbours would be one range";
+    end = copies.range.begin + copies.range.count;
   }
   const int64_t half = layout.num_elements() / 2;
   EXPECT_EQ(NumReplicated(layout, {0, half}) +
                 NumReplicated(layout, {half, layout.num_elements() - half}),
             elements);
+}
+
+// Two of four ranks have each head: its rows are summed in one of two slots.
+TEST(RankLayout, EachSharedHeadHasASlotOfItsOwnInTheSums) {
+  job::v1::JobSpec spec = SpecOf({});
+  spec.mutable_parallel()->set_tensor_model_parallel_size(4);
+  spec.mutable_model()->set_num_attention_heads(4);
+  spec.mutable_model()->set_num_key_value_heads(2);
+  for (int rank = 0; rank < 4; ++rank) {
+    const RankLayout part = RankLayoutOf(spec, rank).value();
+    const model::ChunkLayout layout = part.shards[0].layout();
+    int64_t shared = 0, of_all = 0;
+    for (const CopiedRange& copies : ReplicatedRanges(layout, {0, layout.num_elements()})) {
+      if (copies.num_slots == 1) {
+        of_all += copies.range.count;
+        continue;
+      }
+      EXPECT_EQ(copies.num_slots, 2);
+      EXPECT_EQ(copies.slot, rank / 2);
+      shared += copies.range.count;
+    }
+    const int64_t rows_of_layer = 2 * spec.model().head_dim();  // a key's and a value's
+    EXPECT_EQ(shared, 2 * rows_of_layer * (spec.model().hidden_size() + 1));  // two layers
+    EXPECT_EQ(NumReplicated(layout, {0, layout.num_elements()}), of_all + 2 * shared);
+  }
 }
 
 TEST(ChunkCosts, OfBucketsAddUpToThatOfTheChunk) {

@@ -75,10 +75,12 @@ absl::StatusOr<ChunkRange> MakeChunkRange(const ModelConfig& config, int num_chu
 }
 
 // How a dimension is cut evenly over the tensor ranks. Each of `parts` is cut separately: queries,
-// keys and values.
+// keys and values. A part with fewer units than ranks is cut into its units, each of which several
+// ranks have.
 struct ChunkLayout::Cut {
   int dim = -1;  // -1: not cut, every rank has all of it
-  std::vector<int64_t> parts;
+  std::vector<int64_t> parts = {};
+  int64_t unit = 1;  // rows of a head
 };
 
 ChunkLayout::ChunkLayout(const ModelConfig& config, const ChunkRange& range, TensorPlace place)
@@ -126,7 +128,7 @@ void ChunkLayout::AppendLayer(const ModelConfig& config, int layer) {
   std::vector<int64_t> up_parts(config.up_size() / inner, inner);
   append("input_norm", {hidden}, config.has_norm_bias(), {});
   append("attn.qkv", {config.qkv_size(), hidden}, config.qkv_bias,
-         {.dim = 0, .parts = {queries, keys, keys}});
+         {.dim = 0, .parts = {queries, keys, keys}, .unit = config.head_dim});
   if (config.qk_norm) {
     append("attn.q_norm", {config.head_dim}, /*has_bias=*/false, {});
     append("attn.k_norm", {config.head_dim}, /*has_bias=*/false, {});
@@ -151,7 +153,9 @@ void ChunkLayout::Append(const std::string& name, std::vector<int64_t> global_sh
     parameter.replicated = place_.size > 1;
     parameter.boxes.push_back({.offset = std::vector<int64_t>(parameter.shape.size(), 0),
                                .shape = parameter.shape,
-                               .count = parameter.size});
+                               .count = parameter.size,
+                               .copy = place_.index,
+                               .num_copies = place_.size});
   } else {
     // Several parts of columns would be interleaved in the local tensor instead of following each
     // other.
@@ -159,12 +163,16 @@ void ChunkLayout::Append(const std::string& name, std::vector<int64_t> global_sh
     int64_t part_begin = 0;
     int64_t local_dim = 0;
     for (const int64_t part : cut.parts) {
-      const int64_t share = VocabularyRows(part, place_.size);  // only a vocabulary is rounded up
       ParameterBox box;
+      const int64_t units = part / cut.unit;
+      if (units < place_.size) box.num_copies = static_cast<int>(place_.size / units);
+      box.copy = place_.index % box.num_copies;
+      const int64_t ranks = place_.size / box.num_copies, index = place_.index / box.num_copies;
+      const int64_t share = VocabularyRows(part, ranks);  // only a vocabulary is rounded up
       box.offset.assign(parameter.shape.size(), 0);
-      box.offset[cut.dim] = part_begin + place_.index * share;
+      box.offset[cut.dim] = part_begin + index * share;
       box.shape = parameter.global_shape;
-      box.shape[cut.dim] = std::min(share, part - place_.index * share);
+      box.shape[cut.dim] = std::min(share, part - index * share);
       box.begin = local_dim * (Elements(box.shape) / box.shape[cut.dim]);
       box.count = Elements(box.shape);
       local_dim += share;

@@ -20,7 +20,8 @@
 //
 // Tensor ranks cut queries, keys, values, gate and up each by rows (with their biases), attn.out
 // and mlp.down by columns, and the vocabulary's matrices by rows. The other parameters are
-// replicated: each rank has a copy. A rank's part of a tensor is a list of boxes of the global
+// replicated: each rank has a copy. If there are fewer key/value heads than ranks, several ranks
+// have a copy of one head's rows. A rank's part of a tensor is a list of boxes of the global
 // tensor, which follow each other in the local tensor. If the ranks' number does not divide the
 // vocabulary, the last rank's local tensor ends in rows of padding, which are in no box: always
 // zero, never read.
@@ -58,6 +59,10 @@ struct ParameterBox {
   std::vector<int64_t> shape;
   int64_t begin = 0;  // of its first element in the local tensor
   int64_t count = 0;  // elements
+  // Several tensor ranks, neighbours in rank order, may have copies of this box; this rank's is
+  // number `copy`. Their gradients are partial, and sums over the model count copy 0.
+  int copy = 0;
+  int num_copies = 1;
 };
 
 struct Parameter {

@@ -304,8 +304,29 @@ TEST(ChunkLayout, TensorRanksCutColumnsOfWhatWritesToTheStreamAndCopyTheRest) {
   EXPECT_EQ(replicated.size(), 1u + 5 * 6 + 2);
 }
 
-TEST(ChunkLayout, SlicesOfTensorRanksCoverEachElementOfTheModelOnce) {
-  const ModelConfig config = CuttableConfig();
+TEST(ChunkLayout, RanksShareAHeadWhereThereAreFewerKeyValueHeads) {
+  ModelConfig config = CuttableConfig();
+  config.num_heads = 8, config.num_kv_heads = 2;
+  EXPECT_TRUE(CutsEvenly(config, 4));
+  EXPECT_EQ(PartOfTensorRank(config, 4).num_kv_heads, 1);
+  const int64_t head = config.head_dim, queries = 8 * head, keys = 2 * head;
+  for (int index = 0; index < 4; ++index) {
+    const ChunkLayout layout = LayoutAt(config, {.size = 4, .index = index});
+    const Parameter& qkv = Named(layout, "model.layers.0.attn.qkv.weight");
+    EXPECT_FALSE(qkv.replicated);
+    ASSERT_EQ(qkv.boxes.size(), 3u);
+    EXPECT_EQ(qkv.boxes[0].num_copies, 1);
+    EXPECT_EQ(qkv.boxes[1].offset[0], queries + index / 2 * head);
+    EXPECT_EQ(qkv.boxes[2].offset[0], queries + keys + index / 2 * head);
+    for (const int part : {1, 2}) {
+      EXPECT_EQ(qkv.boxes[part].shape[0], head);
+      EXPECT_EQ(qkv.boxes[part].num_copies, 2);
+      EXPECT_EQ(qkv.boxes[part].copy, index % 2);
+    }
+  }
+}
+
+void ExpectSlicesCoverOnce(const ModelConfig& config) {
   const ChunkLayout whole = LayoutAt(config, {});
   std::vector<std::vector<int>> times;
   for (const Parameter& parameter : whole.parameters()) times.emplace_back(parameter.size, 0);
@@ -315,8 +336,8 @@ TEST(ChunkLayout, SlicesOfTensorRanksCoverEachElementOfTheModelOnce) {
       const FlatRange range = SplitEvenly({0, layout.padded_elements(3)}, 3, shard);
       for (const ParameterSlice& slice : layout.SlicesOf(range)) {
         const Parameter& parameter = layout.parameters()[slice.parameter_index];
-        if (parameter.replicated && index > 0) continue;
         const ParameterBox& box = parameter.boxes[slice.box_index];
+        if (box.copy > 0) continue;
         EXPECT_EQ(slice.begin, box.begin + slice.begin_in_box);
         EXPECT_LE(slice.begin_in_box + slice.count, box.count);
         for (int64_t i = 0; i < slice.count; ++i) {
@@ -326,6 +347,16 @@ TEST(ChunkLayout, SlicesOfTensorRanksCoverEachElementOfTheModelOnce) {
     }
   }
   for (const std::vector<int>& tensor : times) EXPECT_THAT(tensor, testing::Each(1));
+}
+
+TEST(ChunkLayout, SlicesOfTensorRanksCoverEachElementOfTheModelOnce) {
+  ModelConfig config = CuttableConfig();
+  ExpectSlicesCoverOnce(config);
+  config.num_heads = 8;
+  for (const int kv_heads : {1, 2}) {
+    config.num_kv_heads = kv_heads;
+    ExpectSlicesCoverOnce(config);
+  }
 }
 
 TEST(ChunkLayout, HasTheSizesOfATensorRanksPartOfTheConfig) {

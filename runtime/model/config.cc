@@ -183,9 +183,11 @@ absl::StatusOr<ModelConfig> MakeModelConfig(const ModelSpec& spec) {
 
 bool CutsEvenly(const ModelConfig& config, int tensor_size) {
   if (tensor_size < 1) return false;
-  for (const int64_t cut : {config.num_heads, config.num_kv_heads, config.intermediate_size}) {
+  for (const int64_t cut : {config.num_heads, config.intermediate_size}) {
     if (cut % tensor_size != 0) return false;
   }
+  const int64_t kv_heads = config.num_kv_heads;
+  if (kv_heads % tensor_size != 0 && tensor_size % kv_heads != 0) return false;
   return (tensor_size - 1) * VocabularyRows(config.vocab_size, tensor_size) < config.vocab_size;
 }
 
@@ -196,7 +198,7 @@ int64_t VocabularyRows(int64_t vocab_size, int tensor_size) {
 ModelConfig PartOfTensorRank(ModelConfig config, int tensor_size) {
   MEGASCALE_CHECK(CutsEvenly(config, tensor_size));
   config.num_heads /= tensor_size;
-  config.num_kv_heads /= tensor_size;
+  config.num_kv_heads = std::max<int64_t>(1, config.num_kv_heads / tensor_size);
   config.intermediate_size /= tensor_size;
   config.vocab_size = VocabularyRows(config.vocab_size, tensor_size);
   return config;

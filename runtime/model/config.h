@@ -59,7 +59,8 @@ struct ModelConfig {
 
 // Whether each of `tensor_size` ranks can have an equal part of the query heads, the key/value
 // heads and the MLP's inner width, and rows of the vocabulary: each has the same number of rows, of
-// which the last rank's may end in padding, but none has only padding.
+// which the last rank's may end in padding, but none has only padding. Where there are fewer
+// key/value heads than ranks, each rank has one, which as many ranks share.
 bool CutsEvenly(const ModelConfig& config, int tensor_size);
 // Returns the rows of the vocabulary of each rank, padding included: V / t rounded up.
 int64_t VocabularyRows(int64_t vocab_size, int tensor_size);

@@ -159,6 +159,19 @@ void ExpectTheWholeModelsGradients(int tensor_size, size_t step) {
 TEST(TensorParallel, TwoRanksHaveTheGradientsOfOne) { ExpectTheWholeModelsGradients(2, 5); }
 TEST(TensorParallel, FourRanksHaveTheGradientsOfOne) { ExpectTheWholeModelsGradients(4, 29); }
 
+// Every 37th combination of options, with one or two key/value heads for four ranks.
+TEST(TensorParallel, RanksThatShareAKeyValueHeadHaveTheGradientsOfOne) {
+  const std::vector<ModelConfig> configs = AllCombinations(TinyConfig());
+  for (size_t i = 0; i < configs.size(); i += 37) {
+    ModelConfig config = Cuttable(configs[i]);
+    config.num_kv_heads = i % 2 == 0 ? 1 : 2;
+    const TestPipelineOptions options = OptionsOf(config, 1);
+    SCOPED_TRACE(Describe(config));
+    const Result whole = Train(options, 1, ops::MakeReferenceOps);
+    ExpectNear(Train(options, 4, ops::MakeReferenceOps), whole, 1e-10, 1e-10);
+  }
+}
+
 void ExpectNearOneRank(DType compute, double loss_tolerance, double gradient_tolerance) {
   const MakeOps make_ops = [compute] { return ops::MakeCpuOps(compute, 1); };
   for (const ModelConfig& style : Styles(LargerConfig(), 9)) {

@@ -115,7 +115,7 @@ void ShardedOptimizer::AddSumOfSquares(absl::Span<const Vector> grad, const Vect
     return;
   }
   for (const Slice& slice : slices_) {
-    if (CountsElsewhere(ParameterOf(slice))) continue;
+    if (CountsElsewhere(slice)) continue;
     ops_.AddSumOfSquares(Part(grad, slice), sum);
   }
 }
@@ -148,7 +148,7 @@ std::vector<StateSlice> ShardedOptimizer::Describe(const ChunkLayout& layout,
                        .box_offset = box.offset,
                        .box_shape = box.shape,
                        .begin = slice.begin_in_box,
-                       .replica = parameter.replicated ? layout.place().index : 0,
+                       .replica = box.copy,
                        .data = {.data = nullptr, .dtype = dtype, .size = slice.count}});
     }
   }
@@ -214,7 +214,7 @@ void ShardedOptimizer::MakeUpdate(const StepArgs& args, const Vector& sums) {
   for (size_t i = 0; i < slices_.size(); ++i) {
     const Slice& slice = slices_[i];
     // Parameters without weight decay have no trust ratio either.
-    if (!ParameterOf(slice).weight_decay || CountsElsewhere(ParameterOf(slice))) continue;
+    if (!ParameterOf(slice).weight_decay || CountsElsewhere(slice)) continue;
     double* const squares = sums.as<double>() + kSumsPerTensor * slice.parameter_index;
     ops_.AddSumOfSquares(adam_list_[i].master, {squares, DType::kF64, 1});
     ops_.AddSumOfSquares(adam_list_[i].update, {squares + 1, DType::kF64, 1});

@@ -95,7 +95,7 @@ struct StateSlice {
   std::vector<int64_t> box_offset;
   std::vector<int64_t> box_shape;
   int64_t begin = 0;  // first element, within the flattened box
-  // For a replicated tensor: the index of the tensor rank whose copy this is; else 0.
+  // The index of this copy among those that tensor ranks have; else 0.
   int replica = 0;
   tensor::Vector data;  // the elements; writing to them restores the state
 };
@@ -178,9 +178,9 @@ class ShardedOptimizer {
   void MakeLists(const StepArgs& args);
   bool IsOfShard(absl::Span<const tensor::Vector> vectors, tensor::DType dtype) const;
   void CheckArgs(const StepArgs& args) const;
-  // Whether another tensor rank counts this tensor in sums.
-  bool CountsElsewhere(const model::Parameter& parameter) const {
-    return parameter.replicated && shard_.tensor.index > 0;
+  // Whether another tensor rank counts these elements in sums.
+  bool CountsElsewhere(const model::ParameterSlice& slice) const {
+    return ParameterOf(slice).boxes[slice.box_index].copy > 0;
   }
 
   const OptimizerShard shard_;

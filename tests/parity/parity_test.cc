@@ -122,11 +122,12 @@ struct Model {
   const char* name;
   bool parallel_block;
   int sliding_window;
+  int num_key_value_heads;  // tensor ranks share them where there are more ranks
 };
-constexpr Model kModels[] = {{"Serial", false, 0},
-                             {"SerialWindow", false, 5},
-                             {"Parallel", true, 0},
-                             {"ParallelWindow", true, 5}};
+constexpr Model kModels[] = {{"Serial", false, 0, 4},
+                             {"SerialWindow", false, 5, 2},
+                             {"Parallel", true, 0, 1},
+                             {"ParallelWindow", true, 5, 4}};
 
 JobSpec JobOf(const Model& model, const Layout& layout, job::v1::Precision precision,
               int64_t steps) {
@@ -136,7 +137,7 @@ JobSpec JobOf(const Model& model, const Layout& layout, job::v1::Precision preci
   spec.mutable_parallel()->set_tensor_model_parallel_size(layout.tensor);
   spec.mutable_model()->set_num_hidden_layers(8);
   spec.mutable_model()->set_num_attention_heads(4);
-  spec.mutable_model()->set_num_key_value_heads(4);
+  spec.mutable_model()->set_num_key_value_heads(model.num_key_value_heads);
   spec.mutable_model()->set_head_dim(4);
   spec.mutable_model()->set_parallel_block(model.parallel_block);
   spec.mutable_model()->set_sliding_window(model.sliding_window);

@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "controlplane/driver/shell/driver_shell.h"
-#include "controlplane/driver/storage/simulated_disk.h"
+#include "controlplane/driver/storage/testing/simulated_disk.h"
 #include "runtime/base/clock.h"
 #include "tests/sim/world.h"
 

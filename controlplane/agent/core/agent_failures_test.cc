@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/agent/core/test_agent_core.h"
+#include "controlplane/agent/core/testing/test_agent_core.h"
 
 namespace megascale::agent {
 namespace {

@@ -249,7 +249,7 @@ class AgentServerTest : public testing::Test {
     launch::SpawnRequest request;
     request.token = ++last_token_;
     request.program = absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
-                                   "/controlplane/agent/service/test_program");
+                                   "/controlplane/agent/service/testing/test_program");
     request.arguments = {"megascale", "agent", absl::StrCat("unix:", directory_, "/d.sock"),
                          absl::StrCat(directory_, "/", folder), drain_timeout};
     const base::UniqueFd output(

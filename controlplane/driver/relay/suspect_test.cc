@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "controlplane/trace/test_spans.h"
+#include "controlplane/trace/testing/test_spans.h"
 #include "runtime/timeline/timed_step.h"
 
 namespace megascale::driver {

@@ -503,8 +503,7 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
 }
 
 control::Job DriverShell::ViewWith(const JobRecord& job, const LossLog* log) {
-  return ViewJob(job, log,
-                 {&state_, &monitor_, options_.clock->Wall(), counts_.Find(JobId(job))});
+  return ViewJob(job, log, {&state_, &monitor_, options_.clock->Wall(), counts_.Find(JobId(job))});
 }
 
 absl::StatusOr<std::vector<control::Job>> DriverShell::ViewJobs() {

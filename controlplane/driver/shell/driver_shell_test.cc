@@ -12,7 +12,7 @@
 #include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/shell/job_view.h"
 #include "controlplane/driver/shell/step_counts.h"
-#include "controlplane/driver/storage/simulated_disk.h"
+#include "controlplane/driver/storage/testing/simulated_disk.h"
 #include "runtime/base/log.h"
 #include "runtime/telemetry/doing.h"
 

@@ -10,8 +10,8 @@
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/storage/event_log.h"
-#include "controlplane/driver/storage/simulated_disk.h"
-#include "controlplane/driver/storage/test_faulty_files.h"
+#include "controlplane/driver/storage/testing/simulated_disk.h"
+#include "controlplane/driver/storage/testing/test_faulty_files.h"
 
 namespace megascale::driver {
 namespace {

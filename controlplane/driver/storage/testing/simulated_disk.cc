@@ -1,4 +1,4 @@
-#include "controlplane/driver/storage/simulated_disk.h"
+#include "controlplane/driver/storage/testing/simulated_disk.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "controlplane/driver/storage/test_faulty_files.h"
+#include "controlplane/driver/storage/testing/test_faulty_files.h"
 
 #include <filesystem>
 #include <utility>

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/layout/groups.h"
@@ -125,7 +125,8 @@ absl::StatusOr<JobSeries> FetchSeries(client::JobClient* client, const std::stri
                                           ": ", base::Printable(response.error(), 200)));
       return;
     }
-    AddMachine(response.node_id(), response.evidence(), job_id, absl::Now(), &series.recording);
+    AddMachine(response.node_id(), response.evidence(), job_id, base::RealClock().Wall(),
+               &series.recording);
   };
   RETURN_IF_ERROR(client->Evidence(request, {.on_message = take, .should_stop = stop}));
   if (!is_current) {

@@ -181,20 +181,33 @@ int RunCheck(const MinderFlags& flags) {
   return kExitGood;
 }
 
-// Looks again and again until the job ends. A job that does not train now has no series.
+// A job that does not train now has no series, and a driver that restarts comes back.
+bool IsPassing(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsAborted(status) ||
+         absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
+// Looks once and prints it; returns false when the job has ended.
+absl::StatusOr<bool> Look(const MinderFlags& flags, const Examiner& examiner,
+                          client::JobClient* client, const std::function<bool()>& stop) {
+  ASSIGN_OR_RETURN(const control::v1::Job job, client->Get(flags.job_id));
+  if (IsTerminal(job.state())) return false;
+  ASSIGN_OR_RETURN(const Examined examined, ExamineJob(flags, examiner, client, stop));
+  Print(examined, flags.format);
+  return true;
+}
+
+// Looks again and again until the job ends.
 absl::Status Watch(const MinderFlags& flags, const Examiner& examiner, client::JobClient* client,
                    const std::function<bool()>& stop) {
   for (;;) {
-    ASSIGN_OR_RETURN(const control::v1::Job job, client->Get(flags.job_id));
-    if (IsTerminal(job.state())) return absl::OkStatus();
-    const auto examined = ExamineJob(flags, examiner, client, stop);
-    if (examined.ok()) {
-      Print(*examined, flags.format);
-    } else if (!absl::IsFailedPrecondition(examined.status()) &&
-               !absl::IsAborted(examined.status())) {
-      return examined.status();
-    } else {
-      std::fprintf(stderr, "megascale: %s\n", std::string(examined.status().message()).c_str());
+    const auto looked = Look(flags, examiner, client, stop);
+    if (looked.ok() && !*looked) return absl::OkStatus();
+    if (!looked.ok()) {
+      if (!IsPassing(looked.status())) return looked.status();
+      const std::string why(looked.status().message());
+      std::fprintf(stderr, "megascale: %s; looks again in %s\n", why.c_str(),
+                   absl::FormatDuration(flags.every).c_str());
     }
     const absl::Duration end = base::RealClock().Monotonic() + flags.every;
     while (base::RealClock().Monotonic() < end) {

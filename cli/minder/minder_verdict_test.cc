@@ -7,6 +7,7 @@
 #include "cli/minder/job_series.h"
 #include "cli/minder/verdict_text.h"
 #include "nlohmann/json.hpp"
+#include "runtime/minder/model_file.h"
 
 namespace megascale::cli {
 namespace {
@@ -46,13 +47,24 @@ TEST(JobSeriesTest, SamplesAreDatedByTheirAgeAndOnlyThoseOfTheJobCount) {
 TEST(JobSeriesTest, MachinesOfTheSamePipelineStagesAreCompared) {
   control::v1::Job job;
   job.mutable_spec()->mutable_parallel()->set_data_parallel_size(2);
-  job.mutable_spec()->mutable_parallel()->set_pipeline_parallel_size(2);
+  job.mutable_spec()->mutable_parallel()->set_pipeline_model_parallel_size(2);
   minder::Recording recording;
   for (const char* node : {"n0", "n1", "n2", "n3"}) {
     job.add_ranks()->set_node_id(node);
     recording.machines.push_back({node, {}});
   }
   EXPECT_THAT(GroupsByStage(recording, job), ElementsAre(0, 0, 1, 1));
+}
+
+TEST(DefaultModelsTest, HaveEachMetricOfAnAgentAndSayWhereTheyComeFrom) {
+  const minder::MinderModels& models = minder::DefaultModels();
+  EXPECT_THAT(models.made_by, HasSubstr("megascale minder train "));
+  ASSERT_EQ(models.metrics.size(), MachineMetrics().size());
+  for (size_t m = 0; m < models.metrics.size(); ++m) {
+    EXPECT_EQ(models.metrics[m].name, MachineMetrics()[m].name);
+    EXPECT_EQ(models.metrics[m].limits.upper, MachineMetrics()[m].limits.upper);
+    EXPECT_EQ(models.metrics[m].has_open_limit, MachineMetrics()[m].has_open_limit);
+  }
 }
 
 Examined ExaminedMachine() {

@@ -319,6 +319,14 @@ TEST(ModelFileTest, MalformedModelsAreRefused) {
   }
 }
 
+TEST(ModelFileTest, TheDefaultModelsWriteWindowsOfEachLevelBack) {
+  std::vector<Window> levels(64);
+  for (size_t i = 0; i < levels.size(); ++i) levels[i].fill(static_cast<float>(i) / 63);
+  for (const MetricModel& metric : DefaultModels().metrics) {
+    EXPECT_LT(ReconstructionError(metric.model, levels), 1e-3) << metric.name;
+  }
+}
+
 // --- from a recording to a verdict ----------------------------------------------------------------
 
 TEST(ExamineTest, NamesTheMachineTheMetricAndWhenItBegan) {

@@ -48,6 +48,7 @@ TEST(JobSeriesTest, MachinesOfTheSamePipelineStagesAreCompared) {
   control::v1::Job job;
   job.mutable_spec()->mutable_parallel()->set_data_parallel_size(2);
   job.mutable_spec()->mutable_parallel()->set_pipeline_model_parallel_size(2);
+  job.mutable_spec()->mutable_parallel()->set_tensor_model_parallel_size(1);
   minder::Recording recording;
   for (const char* node : {"n0", "n1", "n2", "n3"}) {
     job.add_ranks()->set_node_id(node);

@@ -327,7 +327,7 @@ TEST(ModelFileTest, TheDefaultModelsWriteWindowsOfEachLevelBack) {
   }
 }
 
-// --- from a recording to a verdict ----------------------------------------------------------------
+// --- from a recording to a verdict --------------------------------------------------------------
 
 TEST(ExamineTest, NamesTheMachineTheMetricAndWhenItBegan) {
   const Examination found = Examine(RecordingOf(5, 3), {}, HeatModels(), {});

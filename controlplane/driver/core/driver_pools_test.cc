@@ -459,7 +459,7 @@ TEST_F(SuspectTest, AJobEvictsAtMostTwoSuspectsAnHour) {
             "told, and not evicted: the job had 2 evictions within an hour");
 }
 
-// --- machines that a client reports ---------------------------------------------------------------
+// --- machines that a client reports -------------------------------------------------------------
 
 class ReportTest : public SuspectTest {
  protected:

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Four agents train; one loses processors; how long does `megascale minder watch` take to name it?
 
-    live.py --program megascale [--calm 900] [--continuity 4m] [--every 20s] [--train] [--keep DIR]
+    live.py --program megascale [--calm 900] [--continuity 4m] [--every 20s] [--train | --models FILE]
+            [--keep DIR]
 
-Each agent runs in a control group of its own, with a quota of processors. After the calm time the quota of one machine is
-cut to a third. Prints what was found in the calm time, and the seconds from the cut to the driver's suspicion. Ends with 1
-if the machine is not named, or another one is. With --train the models are those of the calm time, not the program's. Needs root, or a cpu control group that this user may divide.
+Each agent runs in a control group of its own, with a quota of processors. After the calm time the quota of one machine
+is cut to a third. Prints what was found in the calm time, and the seconds from the cut to the driver's suspicion. Ends
+with 1 if the machine is not named, or another one is. With --train, the models are those of the calm time. Needs root,
+or a cpu control group that this user may divide.
 """
 
 import argparse
@@ -125,7 +127,7 @@ def stop(process):
 
 def first_verdict(cluster, flags):
     """Runs `minder watch` until it has a verdict that lasts; returns it with what the driver did."""
-    models = ("--models", str(cluster.directory / "models.json")) if flags.train else ()
+    models = ("--models", str(flags.models)) if flags.models else ()
     watch = cluster.start("watch", None, "minder", "watch", JOB_ID, "--every", flags.every, "--continuity",
                           flags.continuity, "-o", "json", *models, out=subprocess.PIPE)
     timer_end = time.monotonic() + VERDICT_DEADLINE
@@ -146,6 +148,7 @@ def main():
     parser.add_argument("--cores", type=float, default=0.3, help="each machine's quota")
     parser.add_argument("--continuity", default="4m", help="as `megascale minder watch`")
     parser.add_argument("--every", default="20s", help="as `megascale minder watch`")
+    parser.add_argument("--models", type=pathlib.Path, help="watch with these models, not the program's")
     parser.add_argument("--train", action="store_true", help="watch with models of the calm time")
     parser.add_argument("--keep", type=pathlib.Path, help="a folder for the recordings")
     flags = parser.parse_args()
@@ -160,7 +163,8 @@ def main():
             folder = flags.keep or cluster.directory
             cluster.run("minder", "record", JOB_ID, "--out", str(folder / "calm.csv"))
             if flags.train:
-                cluster.run("minder", "train", str(folder / "calm.csv"), "--out", str(cluster.directory / "models.json"))
+                flags.models = cluster.directory / "models.json"
+                cluster.run("minder", "train", str(folder / "calm.csv"), "--out", str(flags.models))
             cluster.machines[SLOW].limit(flags.cores / 3)
             begin = time.monotonic()
             print(f"{SLOW} has {flags.cores / 3:.2f} cores from now on", flush=True)

@@ -96,6 +96,11 @@ void AddDriverCommand(CommandLine* line) {
       "it also keeps jobs that ended less than this time ago; folders and checkpoints always stay");
   command->Duration("--node-timeout", &flags->node_timeout,
                     "a machine whose agent is silent for longer than this is lost: its jobs move");
+  flags->machine_tests.clear();
+  command->Text("--machine-tests", &flags->machine_tests,
+                "tests of a machine before it gets ranks, and after a failure that could be its "
+                "own: off, quick (about a second) or full (half a minute); default: full on TCP, "
+                "else quick");
   AddTlsOptions(command, "users and agents", "this driver", &flags->tls, &flags->insecure);
   command->Details(
       "Decides which job runs where, keeps that on disk, and recovers jobs whose processes or "

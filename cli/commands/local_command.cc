@@ -50,6 +50,7 @@ struct LocalFlags {
   int64_t agents = 1;
   int64_t slots = 0;  // 0: as many as the job needs
   std::string state_directory;
+  std::string machine_tests = "quick";
   std::string http_address;
   std::string held_out_windows = "auto";
   std::string format = "text";
@@ -99,6 +100,11 @@ int64_t NeededOfEach(const job::v1::JobSpec& spec, int64_t agents) {
 
 // Makes all checks that are possible before a process starts.
 absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
+  const std::string& tests = flags.machine_tests;
+  if (tests != "off" && tests != "quick" && tests != "full") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--machine-tests: unknown value '", tests, "'; expected off, quick or full"));
+  }
   if (flags.agents < 1 || flags.agents > kAgentsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--agents: ", flags.agents, " is out of range; expected 1 to ", kAgentsMax));
@@ -146,6 +152,7 @@ class LocalRun {
     options.num_agents = static_cast<int>(flags_.agents);
     options.slots_per_agent = static_cast<int>(flags_.slots);
     options.state_directory = state_directory_;
+    options.machine_tests = flags_.machine_tests;
     options.http_address = flags_.http_address;
     options.on_restart = [this](const launch::ClusterRestart& restart) {
       const bool forever = restart.backoff == absl::InfiniteDuration();
@@ -293,6 +300,9 @@ void AddLocalCommand(CommandLine* line) {
                    "worker processes on each; 0: as many as the job needs");
   command->Path("--state-dir", &flags->state_directory,
                 "keeps logs, metrics and checkpoints (default: ./megascale-out/JOB)");
+  command->Text("--machine-tests", &flags->machine_tests,
+                "tests of this machine before the job starts: off, quick (about a second) or full "
+                "(half a minute)");
   command->Text("--http", &flags->http_address,
                 "serves a page that shows the run on this HOST:PORT, such as 127.0.0.1:0 for any "
                 "free port (default: no page)");

@@ -41,13 +41,27 @@ std::string Evidence(const control::v1::NodeView& node) {
                       ": ", node.quarantine_evidence());
 }
 
+// Says how the newest test of the machine went.
+std::string TestText(const agent::v1::MachineTest& test) {
+  switch (test.state()) {
+    case agent::v1::MachineTest::STATE_RUNNING:
+      return "is tested";
+    case agent::v1::MachineTest::STATE_PASSED:
+      return test.kind() == agent::v1::TEST_KIND_FULL ? "passed" : "passed (quick)";
+    case agent::v1::MachineTest::STATE_FAILED:
+      return "failed";
+    default:
+      return "-";
+  }
+}
+
 void PrintNodes(const control::v1::GetClusterResponse& cluster) {
   std::vector<std::vector<std::string>> rows = {
-      {"NODE", "POOL", "STATE", "SLOTS", "USED", "EVIDENCE"}};
+      {"NODE", "POOL", "STATE", "SLOTS", "USED", "TEST", "EVIDENCE"}};
   for (const control::v1::NodeView& node : cluster.nodes()) {
     rows.push_back({node.node_id(), PoolName(node.pool()), NodeStateText(node),
                     absl::StrCat(node.num_slots()), absl::StrCat(node.num_slots_used()),
-                    ShortenToWidth(Evidence(node), kEvidenceWidth)});
+                    TestText(node.machine_test()), ShortenToWidth(Evidence(node), kEvidenceWidth)});
   }
   std::printf("%s", FormatTable(rows).c_str());
 }
@@ -105,7 +119,7 @@ void AddNodesCommand(CommandLine* line) {
   AddConnectionOptions(command, &flags->connection);
   command->Details(
       "An active machine gets ranks of any job. A spare gets them only when a recovering job finds "
-      "no other slots, and is active from then on. A quarantined one is at fault and gets none, "
+      "no other slots, and stays a spare. A quarantined one is at fault and gets none, "
       "until `megascale uncordon`.");
   command->Examples("megascale nodes\nmegascale nodes -o json");
   command->Runs([flags] {

@@ -5,6 +5,7 @@
 #include "actors/host_main.h"
 #include "actors/worker_main.h"
 #include "cli/commands/commands.h"
+#include "runtime/machine/machine_check.h"
 
 namespace megascale::cli {
 
@@ -25,6 +26,11 @@ void AddProcessCommands(CommandLine* line, const actors::MakeDevice& make_device
   host->Runs([link_fd, of, make_device] {
     return actors::RunHost(static_cast<int>(*link_fd), make_device);
   });
+  Command* test = line->Add("machine-test", "tests this machine; started by an agent");
+  test->Integer("--link-fd", link_fd.get(), "inherited socket to the agent");
+  test->Text("--of", of.get(), "which test: what the list of processes shows");
+  test->Hide();
+  test->Runs([link_fd] { return machine::RunCheckProcess(static_cast<int>(*link_fd)); });
 }
 
 }  // namespace megascale::cli

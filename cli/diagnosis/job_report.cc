@@ -111,8 +111,35 @@ double StallLimitSeconds(const job::v1::FaultSpec& fault, double step_seconds) {
   return std::max(kFirstStepSecondsMin, kFirstStepShare * timeout);
 }
 
+namespace {
+
+// Adds what the driver kept of a job that has ended: its machines may be gone.
+void AddKept(const control::v1::Job& job, Findings* findings) {
+  for (const control::v1::RankView& rank : job.evidence().ranks()) {
+    const std::string& doing = rank.status().doing();
+    if (rank.status().rank() != job.culprit().rank() || doing.empty()) continue;
+    findings->evidence.push_back(absl::StrCat("rank ", rank.status().rank(),
+                                              " reported before it: ", base::Printable(doing)));
+  }
+  for (const control::v1::NodeEvidence& node : job.evidence().nodes()) {
+    if (!node.quarantine_evidence().empty()) {
+      findings->evidence.push_back(absl::StrCat("node ", node.node_id(), " is quarantined: ",
+                                                base::Printable(node.quarantine_evidence())));
+    } else if (node.machine_test().state() == megascale::agent::v1::MachineTest::STATE_PASSED) {
+      findings->excluded.push_back(
+          absl::StrCat("node ", node.node_id(), ": its machine test passed"));
+    }
+  }
+}
+
+}  // namespace
+
 Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans) {
-  if (HasFailed(job)) return DiagnoseFailure(job);
+  if (HasFailed(job)) {
+    Diagnosis failure = DiagnoseFailure(job);
+    AddKept(job, &failure.findings);
+    return failure;
+  }
   Diagnosis diagnosis;
   Findings& findings = diagnosis.findings;
   const bool has_ended = IsTerminal(job.state());

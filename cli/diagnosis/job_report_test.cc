@@ -1,5 +1,6 @@
 #include "cli/diagnosis/job_report.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -31,6 +32,29 @@ TEST(JobReportTest, OnlyAJobThatFailedOrRecoversNamesItsCulprit) {
     EXPECT_NE(diagnosis.findings.cause, "failed_rank") << state;
     EXPECT_EQ(diagnosis.rank, -1) << state;
   }
+}
+
+// Its machines may be gone: the driver kept what they said and how their tests went.
+TEST(JobReportTest, AnEndedJobIsDiagnosedWithItsEvidence) {
+  Job job = RankThreeFailed(control::v1::JOB_STATE_FAILED);
+  for (const int rank : {2, 3}) {
+    telemetry::v1::RankStatus* status = job.mutable_evidence()->add_ranks()->mutable_status();
+    status->set_rank(rank);
+    status->set_doing("computes B.c1.m0");
+  }
+  control::v1::NodeEvidence* tested = job.mutable_evidence()->add_nodes();
+  tested->set_node_id("a");
+  tested->mutable_machine_test()->set_state(agent::v1::MachineTest::STATE_PASSED);
+  control::v1::NodeEvidence* at_fault = job.mutable_evidence()->add_nodes();
+  at_fault->set_node_id("b");
+  at_fault->set_quarantine_evidence("machine test: memory: 1 byte of 64 MiB read back wrong");
+  const Findings findings = DiagnoseState(job, "").findings;
+  EXPECT_THAT(
+      findings.evidence,
+      testing::IsSupersetOf(
+          {"rank 3 reported before it: computes B.c1.m0",
+           "node b is quarantined: machine test: memory: 1 byte of 64 MiB read back wrong"}));
+  EXPECT_THAT(findings.excluded, testing::Contains("node a: its machine test passed"));
 }
 
 TEST(JobReportTest, AFirstStepMayTakeHalfOfTheProgressTimeout) {

@@ -108,7 +108,7 @@ TEST(JobFileTest, NamesUnknownFieldsWithTheNearest) {
       ErrorOf("zzzzzzzz: 1\n"),
       "job.yaml:1:1: `zzzzzzzz` is not a field; expected one of name, device, device_sharing, "
       "model, data, "
-      "train, optimizer, parallel, checkpoint, fault, store, tensorboard");
+      "train, optimizer, parallel, checkpoint, fault, store, tensorboard, priority");
 }
 
 TEST(JobFileTest, SaysWhatWasFoundAndExpected) {
@@ -420,7 +420,8 @@ TEST(JobFileTest, YamlIsForPeople) {
   EXPECT_EQ(ToYaml(spec),
             "name: true\ndevice_sharing: false\ndata:\n  files:\n    - \"/a b\"\n  "
             "held_out_fraction: 0\n  tokenizer_vocab_size: 0\n  skip_bad: false\nfault:\n"
-            "  progress_timeout: 1m30s\n  max_restarts_without_progress: 0\ntensorboard: false\n");
+            "  progress_timeout: 1m30s\n  max_restarts_without_progress: 0\ntensorboard: false\n"
+            "priority: 0\n");
 }
 
 }  // namespace

@@ -310,6 +310,11 @@ std::vector<std::string> RenderJob(const Job& job, const Terminal& terminal, int
   }
   if (job.has_culprit())
     texts.push_back(absl::StrCat("last failure: ", CulpritText(job.culprit())));
+  for (const control::v1::NodeEvidence& node : job.evidence().nodes()) {
+    if (node.quarantine_evidence().empty()) continue;
+    texts.push_back(
+        absl::StrCat("node ", node.node_id(), " was at fault: ", node.quarantine_evidence()));
+  }
   if (!IsTerminal(job.state())) {
     if (std::string devices = DevicesLine(job); !devices.empty()) {
       texts.push_back(std::move(devices));

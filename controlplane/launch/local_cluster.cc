@@ -154,6 +154,9 @@ void LocalCluster::Supervisor::AddMembers() {
   driver.is_driver = true;
   driver.arguments = {options_.program, "driver",      "--listen",
                       driver_address(), "--state-dir", options_.state_directory};
+  if (!options_.machine_tests.empty()) {
+    driver.arguments.insert(driver.arguments.end(), {"--machine-tests", options_.machine_tests});
+  }
   if (!options_.http_address.empty()) {
     driver.arguments.insert(driver.arguments.end(), {"--http", options_.http_address});
   }

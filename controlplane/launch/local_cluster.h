@@ -41,6 +41,7 @@ struct LocalClusterOptions {
   std::string http_address;  // of the driver's page; empty: none
   // Empty: a new one under $XDG_RUNTIME_DIR or /tmp. Created if missing; removed at the end.
   std::string run_directory;
+  std::string machine_tests;  // the driver's --machine-tests; empty: its default
   std::function<void(const ClusterRestart&)> on_restart;  // called from the supervising thread
 };
 

@@ -552,6 +552,11 @@ absl::Status CheckStore(const std::string& store) {
   return parsed.ok() ? parsed : Refuse("store", parsed.message());
 }
 
+absl::Status CheckPriority(int64_t priority) {
+  if (priority >= -1000 && priority <= 1000) return absl::OkStatus();
+  return Refuse("priority", absl::StrCat(priority, " is out of range; expected -1000 to 1000"));
+}
+
 }  // namespace
 
 absl::Status CheckFields(const JobSpec& spec) {
@@ -559,7 +564,7 @@ absl::Status CheckFields(const JobSpec& spec) {
               CheckModelFields(spec.model()), CheckData(spec.data()), CheckTrainFields(spec),
               CheckOptimizerFields(spec.optimizer()), CheckParallel(spec.parallel()),
               CheckCheckpoint(spec.checkpoint()), CheckFaultFields(spec.fault(), spec.device()),
-              CheckStore(spec.store())});
+              CheckStore(spec.store()), CheckPriority(spec.priority())});
 }
 
 absl::Status CheckTogether(const JobSpec& spec) {

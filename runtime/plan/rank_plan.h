@@ -1,4 +1,4 @@
-// The instructions of one rank in one training step, as data. step_plan.h builds it.
+// The instructions of one rank in one training step, as data. build/step_plan.h builds it.
 #pragma once
 
 #include <string>

@@ -54,7 +54,8 @@ class Cluster:
         if tls:
             subprocess.run([PROGRAM, "certs", "init", self.folder / "certs"], check=True, stdout=subprocess.DEVNULL)
             self.address = f"localhost:{self._free_port()}"
-        self._start("driver", "--listen", self.address, "--state-dir", self.folder / "state", *self._flags("driver"))
+        self._start("driver", "--listen", self.address, "--state-dir", self.folder / "state",
+                    "--machine-tests", "off", *self._flags("driver"))
         self._start("agent", "--driver", self.address, "--slots", "2", "--node-id", "n0", "--run-dir",
                     self.folder / "n0", *self._flags("agent"))
         self.channel = self.channel_as("user")

@@ -41,7 +41,7 @@ class Cluster:
         self.processes = contextlib.ExitStack()
 
     def __enter__(self):
-        self.start("driver", "--state-dir", str(self.directory / "state"))
+        self.start("driver", "--state-dir", str(self.directory / "state"), "--machine-tests", "off")
         self.start("agent", "--slots", "4", "--run-dir", str(self.directory / "run"))
         return self
 

@@ -176,6 +176,23 @@ TEST_F(CommandsTest, ResumingOnChangedDataOrNumericsIsRefusedUnlessAllowed) {
   EXPECT_EQ(allowed.exit_code, 0) << allowed.out << allowed.err;
 }
 
+TEST_F(CommandsTest, AMachineIsTestedBeforeItsFirstRankAndAnEndedJobKeepsThatAsEvidence) {
+  cluster_.SetDriverFlags({"--machine-tests", "quick"});
+  Start();
+  cluster_.Submit("tested", {"train.steps=8"});
+  EXPECT_EQ(cluster_.WaitForEnd("tested"), control::v1::JOB_STATE_SUCCEEDED);
+  const CommandResult nodes = cluster_.Megascale({"nodes", "-o", "json"});
+  for (const char* part : {"STATE_PASSED", "TEST_KIND_QUICK", "memory", "arithmetic", "training",
+                           "loopback", "disk", "its agent started"}) {
+    EXPECT_TRUE(absl::StrContains(nodes.out, part)) << part << "\n" << nodes.out;
+  }
+  EXPECT_TRUE(absl::StrContains(cluster_.Megascale({"nodes"}).out, "passed (quick)"));
+  const Job job = cluster_.Status("tested");
+  ASSERT_EQ(job.evidence().nodes_size(), 1);
+  EXPECT_EQ(job.evidence().nodes(0).machine_test().state(), agent::v1::MachineTest::STATE_PASSED);
+  EXPECT_EQ(job.evidence().last_step(), 8);
+}
+
 TEST_F(CommandsTest, LogsListWaitAndVersionShowWhatIs) {
   Start();
   cluster_.Submit("job", {"train.steps=5"});

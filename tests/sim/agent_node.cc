@@ -24,6 +24,8 @@ constexpr absl::Duration kReconnectMax = absl::Seconds(1);
 constexpr absl::Duration kRestartMax = absl::Seconds(2);
 constexpr absl::Duration kCountingTime = absl::Milliseconds(100);
 constexpr int kWakesMax = 2000;
+constexpr absl::Duration kTestMin = absl::Milliseconds(200);
+constexpr absl::Duration kTestMax = absl::Milliseconds(1500);
 
 std::string RankWords(int rank) {
   return rank == core::kHostRank ? std::string("host") : absl::StrCat("rank ", rank);
@@ -48,13 +50,16 @@ absl::Duration AgentNode::Now() const {
   return clock_offset_ + absl::Nanoseconds(static_cast<int64_t>(nanoseconds * clock_rate_));
 }
 
+std::string AgentNode::IncarnationName() const {
+  return absl::StrCat(node_id_, "-", num_incarnations_);
+}
+
 void AgentNode::Start() {
   MEGASCALE_CHECK(!up());
   if (removed_) return;
   ++num_incarnations_;
   world_.Say(node_id_, absl::StrCat("starts, incarnation ", num_incarnations_));
-  core_ =
-      std::make_unique<core::AgentCore>(node_id_, absl::StrCat(node_id_, "-", num_incarnations_));
+  core_ = std::make_unique<core::AgentCore>(node_id_, IncarnationName());
   actions_left_.reset();
   taken_ = false;
   changed_ = true;
@@ -115,6 +120,8 @@ void AgentNode::DieAll() {
     world_.Tell(&Observer::OnProcessEnded, child.name);
   }
   children_.clear();
+  if (test_process_ != 0) world_.Tell(&Observer::OnTestEnded, IncarnationName(), false);
+  test_process_ = 0;
 }
 
 void AgentNode::Stall(absl::Duration how_long) {
@@ -130,11 +137,12 @@ void AgentNode::Connect() {
   agent::Hello hello;
   hello.set_protocol_version(megascale::agent::v1::PROTOCOL_VERSION_CURRENT);
   hello.set_node_id(node_id_);
-  hello.set_incarnation(absl::StrCat(node_id_, "-", num_incarnations_));
+  hello.set_incarnation(IncarnationName());
   hello.set_num_slots(num_slots_);
   hello.set_machine_id(node_id_);
   hello.set_key(absl::StrCat("key of ", node_id_));
   hello.set_instruction_set("avx2");
+  hello.set_tests_machine(true);
   const auto reconnect = [this] {
     Later(world_.rng.Between(kReconnectMin, kReconnectMax), [this] {
       if (connection_ == nullptr) Connect();
@@ -276,12 +284,8 @@ void AgentNode::Do(const core::StartProcess& action) {
     return;
   }
   Child child;
-  child.name = {node_id_,
-                absl::StrCat(node_id_, "-", num_incarnations_),
-                action.job->job_id(),
-                action.job->attempt(),
-                action.rank,
-                action.process_id};
+  child.name = {node_id_,    IncarnationName(), action.job->job_id(), action.job->attempt(),
+                action.rank, action.process_id};
   child.pid = ++num_pids_;
   if (action.rank == core::kHostRank) {
     StartHost(action, &child);
@@ -342,6 +346,11 @@ void AgentNode::Do(const core::CheckStore& action) {
 }
 
 void AgentNode::Do(const core::KillProcess& action) {
+  if (action.process_id == test_process_) {
+    test_killed_ = true;
+    Later(world_.rng.Between(absl::Microseconds(1), kReapMax), [this] { EndTest(SIGKILL); });
+    return;
+  }
   const auto child = children_.find(action.process_id);
   if (child == children_.end()) return;
   child->second.killed |=
@@ -377,6 +386,50 @@ void AgentNode::Do(const core::MarkPersisted& action) {
 }
 
 void AgentNode::Do(const core::DropMemory& action) { memory_.erase(action.job_id); }
+
+void AgentNode::Do(const core::StartTest& action) {
+  if (std::exchange(fail_next_start_, false)) {
+    world_.Fault(node_id_, "cannot start a test of the machine");
+    core_->OnStarted(action.process_id, absl::UnavailableError("fork failed"), Now());
+    return;
+  }
+  world_.Say(node_id_, absl::StrCat("starts test ", action.request.id(), " of the machine"));
+  test_process_ = action.process_id;
+  test_killed_ = false;
+  core_->OnStarted(action.process_id, ++num_pids_, Now());
+  world_.Tell(&Observer::OnTestStarted, IncarnationName());
+  agent::MachineTest test;
+  test.set_id(action.request.id());
+  test.set_kind(action.request.kind());
+  test.set_state(agent::MachineTest::STATE_RUNNING);
+  test.set_part("memory");
+  core_->OnTestMessage(action.process_id, test);
+  if (world_.timeline.now() < world_.tests_hang_until[node_id_]) return;
+  const bool fails = world_.timeline.now() < world_.tests_fail_until[node_id_];
+  test.set_state(fails ? agent::MachineTest::STATE_FAILED : agent::MachineTest::STATE_PASSED);
+  test.set_evidence(fails ? "memory: 1 byte of 64 MiB read back wrong" : "");
+  test.clear_part();
+  Later(world_.rng.Between(kTestMin, kTestMax), [this, test, id = action.process_id] {
+    if (id != test_process_ || test_killed_) return;
+    core_->OnTestMessage(id, test);
+    EndTest(0);
+  });
+}
+
+void AgentNode::EndTest(int status) {
+  if (test_process_ == 0) return;
+  const int64_t id = std::exchange(test_process_, 0);
+  core::ProcessEnd end;
+  end.status = status;
+  end.killed = test_killed_;
+  core_->OnEnded(id, end, Now());
+  const agent::MachineTest::State state = core_->Report({}).machine_test().state();
+  // What the driver concludes from a failed test is a consequence of the machine's fault.
+  if (state == agent::MachineTest::STATE_FAILED) world_.Fault(node_id_, "fails its test");
+  world_.Tell(&Observer::OnTestEnded, IncarnationName(), state == agent::MachineTest::STATE_PASSED);
+  changed_ = true;
+  Wake();
+}
 
 // --- ends of processes ------------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ class AgentNode {
   // Runs `run` after `delay`, if this incarnation still lives; while it is stalled, `run` waits.
   void Later(absl::Duration delay, std::function<void()> run);
   absl::Duration Now() const;
+  std::string IncarnationName() const;
   void Connect();
   void Wake();
   void ScheduleWake(absl::Duration when);
@@ -94,6 +95,8 @@ class AgentNode {
   void Do(const megascale::agent::SendToHost& action);
   void Do(const megascale::agent::MarkPersisted& action);
   void Do(const megascale::agent::DropMemory& action);
+  void Do(const megascale::agent::StartTest& action);
+  void EndTest(int status);
   void StartWorker(const megascale::agent::StartProcess& action, Child* child);
   void StartHost(const megascale::agent::StartProcess& action, Child* child);
 
@@ -108,6 +111,8 @@ class AgentNode {
   int num_incarnations_ = 0;
   std::unique_ptr<megascale::agent::AgentCore> core_;
   std::map<int64_t, Child> children_;
+  int64_t test_process_ = 0;  // 0: no test of the machine runs
+  bool test_killed_ = false;
   std::map<std::string, Memory> memory_;
   std::shared_ptr<Network::Connection> connection_;
   int num_pids_ = 0;

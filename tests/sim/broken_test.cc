@@ -4,10 +4,12 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
+#include "tests/sim/checkers/job_checkers.h"
 #include "tests/sim/simulation.h"
 #include "tests/sim/worker_process.h"
 
@@ -18,8 +20,11 @@ namespace {
 bool Finds(const std::string& invariant, const std::function<Tampering()>& tamper,
            bool calm = false) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
-    const Outcome outcome =
-        Simulate({.seed = seed, .calm = calm, .tampering = tamper(), .keep_going = true});
+    const Outcome outcome = Simulate({.seed = seed,
+                                      .calm = calm,
+                                      .tampering = tamper(),
+                                      .keep_going = true,
+                                      .stop_at = invariant});
     for (const Violation& violation : outcome.violations) {
       if (violation.invariant == invariant) return true;
     }
@@ -180,7 +185,7 @@ TEST_F(BrokenTest, RestartsWithoutEndAreFound) {
     };
     return tampering;
   };
-  EXPECT_TRUE(Finds("RestartsEnd", tamper));
+  EXPECT_TRUE(Finds("RestartsEnd", tamper, /*calm=*/true));
 }
 
 TEST_F(BrokenTest, JobThatForgetsItsCheckpointsAndBeginsAnewIsFound) {
@@ -204,6 +209,71 @@ TEST_F(BrokenTest, JobThatNeitherRunsNorEndsIsFound) {
   EXPECT_TRUE(Finds(
       "RunsOrEnds", [](agent::ActualState* report) { report->set_incarnation("nobody"); },
       /*calm=*/true));
+}
+
+TEST_F(BrokenTest, MachineThatIsUsedBeforeItsTestHasPassedIsFound) {
+  EXPECT_TRUE(Finds(
+      "TestsComeFirst",
+      [](agent::ActualState* report) {
+        if (report->machine_test().id() == 0) return;
+        report->mutable_machine_test()->set_state(agent::MachineTest::STATE_PASSED);
+      },
+      /*calm=*/true));
+}
+
+// Agents that do not hear of a new epoch keep the processes of the older one.
+TEST_F(BrokenTest, ProcessesOfAnOlderEpochAreFound) {
+  bool found = false;
+  for (uint64_t seed = 1; seed <= 10 && !found; ++seed) {
+    Tampering tampering;
+    const auto first = std::make_shared<int64_t>(0);
+    tampering.desired = [first](agent::DesiredState* desired) {
+      if (*first == 0) *first = desired->epoch();
+      desired->set_epoch(*first);
+    };
+    const Outcome outcome = Simulate({.seed = seed,
+                                      .calm = true,
+                                      .restore_after = absl::Seconds(15),
+                                      .tampering = tampering,
+                                      .keep_going = true});
+    for (const Violation& violation : outcome.violations) {
+      found = found || violation.invariant == "OneEpochAtATime";
+    }
+  }
+  EXPECT_TRUE(found);
+}
+
+// The core itself has no seam; the checker is shown states that a broken one would make.
+TEST_F(BrokenTest, AJobThatPassesOneWhichWouldFitIsFound) {
+  World world(1, false, {});
+  StarvationChecker checker(&world);
+  DriverState before;
+  driver::v1::NodeRecord* node = before.add_nodes();
+  node->mutable_hello()->set_node_id("n0");
+  node->mutable_hello()->set_num_slots(2);
+  node->set_alive(true);
+  for (const char* job_id : {"first", "second"}) {
+    JobRecord* job = before.add_jobs();
+    job->mutable_submitted()->set_job_id(job_id);
+    auto* parallel = job->mutable_submitted()->mutable_spec()->mutable_parallel();
+    parallel->set_data_parallel_size(2);
+    parallel->set_tensor_model_parallel_size(1);
+    parallel->set_pipeline_model_parallel_size(1);
+    job->set_stage(driver::v1::STAGE_QUEUED);
+  }
+  DriverState after = before;
+  after.mutable_jobs(1)->set_attempt(1);
+  after.mutable_jobs(1)->set_stage(driver::v1::STAGE_PREFLIGHT);
+  checker.OnState(before, after);
+  ASSERT_EQ(world.violations.size(), 1u);
+  EXPECT_EQ(world.violations[0].invariant, "NobodyStarves");
+
+  World other(1, false, {});
+  StarvationChecker fine(&other);
+  before.mutable_jobs(1)->mutable_submitted()->mutable_spec()->set_priority(1);
+  after.mutable_jobs(1)->mutable_submitted()->mutable_spec()->set_priority(1);
+  fine.OnState(before, after);
+  EXPECT_TRUE(other.violations.empty()) << "its priority is higher";
 }
 
 TEST_F(BrokenTest, AgentThatSpinsIsFound) {

@@ -58,6 +58,7 @@ void DriverNode::Start() {
   options.clock = &clock_;
   options.snapshot_interval_events = kSnapshotIntervalEvents;
   options.secret = "secret";
+  options.machine_tests = world_.machine_tests;
   auto shell = driver::DriverShell::Create(std::move(options));
   if (!shell.ok()) {
     if (absl::IsDataLoss(shell.status())) {
@@ -82,7 +83,8 @@ void DriverNode::CheckReplay() {
     expected = log.state;
     for (const driver::Event& event : log.events) driver::Apply(event, &expected);
   }
-  driver::Event started = driver::StartedEvent(expected, {clock_.Wall(), "secret", false});
+  driver::Event started =
+      driver::StartedEvent(expected, {clock_.Wall(), "secret", false, world_.machine_tests});
   started.set_time_unix_nanos(absl::ToUnixNanos(clock_.Wall()));
   driver::Apply(started, &expected);
   if (shell_->state().SerializeAsString() == expected.SerializeAsString()) return;
@@ -146,7 +148,8 @@ void DriverNode::Restore(absl::Duration away) {
   Crash("its state is lost", away);
   DriverState state = backup_->state;
   for (const driver::Event& event : backup_->events) driver::Apply(event, &state);
-  driver::Event started = driver::StartedEvent(state, {clock_.Wall(), "another", true});
+  driver::Event started =
+      driver::StartedEvent(state, {clock_.Wall(), "another", true, world_.machine_tests});
   started.set_time_unix_nanos(absl::ToUnixNanos(clock_.Wall()));
   driver::Apply(started, &state);
   durable_ = state;

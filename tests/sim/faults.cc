@@ -22,16 +22,22 @@ Faults::Faults(World* world, DriverNode* driver, Network* network,
     : world_(*world), driver_(*driver), network_(*network), agents_(agents) {
   // Some kinds are listed several times, because they are more likely and have more consequences.
   constexpr std::array kAll = {
-      &Faults::KillProcess, &Faults::KillProcess,         &Faults::KillProcess,
-      &Faults::HangProcess, &Faults::BreakConnection,     &Faults::CrashDriverAtEffect,
-      &Faults::CrashDriver, &Faults::CrashDriverAtEffect, &Faults::FailDriverWrite,
-      &Faults::StallDriver, &Faults::StepWallClock,       &Faults::CrashAgent,
-      &Faults::LoseMachine, &Faults::CrashAgentAtAction,  &Faults::StallAgent,
-      &Faults::KillProcess, &Faults::HangProcess,         &Faults::FailStart,
-      &Faults::FailPrepare, &Faults::DelayKills,          &Faults::CutOff,
-      &Faults::FailStorage, &Faults::BreakConnection,     &Faults::FillStorage,
-      &Faults::FailReads,   &Faults::FailReads,           &Faults::LoseData,
-      &Faults::HangKills,   &Faults::FailJobFiles,        &Faults::CorruptLossLog,
+      &Faults::KillProcess,     &Faults::KillProcess,
+      &Faults::KillProcess,     &Faults::HangProcess,
+      &Faults::BreakConnection, &Faults::CrashDriverAtEffect,
+      &Faults::CrashDriver,     &Faults::CrashDriverAtEffect,
+      &Faults::FailDriverWrite, &Faults::StallDriver,
+      &Faults::StepWallClock,   &Faults::CrashAgent,
+      &Faults::LoseMachine,     &Faults::CrashAgentAtAction,
+      &Faults::StallAgent,      &Faults::KillProcess,
+      &Faults::HangProcess,     &Faults::FailStart,
+      &Faults::FailPrepare,     &Faults::DelayKills,
+      &Faults::CutOff,          &Faults::FailStorage,
+      &Faults::BreakConnection, &Faults::FillStorage,
+      &Faults::FailReads,       &Faults::FailReads,
+      &Faults::LoseData,        &Faults::HangKills,
+      &Faults::FailJobFiles,    &Faults::CorruptLossLog,
+      &Faults::FailTest,        &Faults::HangTest,
   };
   if (world_.rng.Chance(kCalmSeeds) || calm) {
     world_.storm = false;
@@ -68,6 +74,8 @@ void Faults::Heal() {
   world_.storage_full_until = world_.timeline.now();
   world_.reads_fail_until.clear();
   world_.data_gone_until.clear();
+  world_.tests_fail_until.clear();
+  world_.tests_hang_until.clear();
   for (const auto& agent : agents_) {
     network_.SetPartitioned(agent->node_id(), false);
     agent->DelayKills(absl::ZeroDuration());
@@ -164,6 +172,20 @@ void Faults::LoseData() {
   const absl::Duration how_long = world_.rng.Between(absl::Seconds(1), absl::Seconds(60));
   world_.Fault(node_id, absl::StrCat("has no data for ", absl::FormatDuration(how_long)));
   world_.data_gone_until[node_id] = world_.timeline.now() + how_long;
+}
+
+void Faults::FailTest() {
+  const std::string node_id = AnyAgent().node_id();
+  world_.Say(node_id, "its tests fail from now on");
+  world_.tests_fail_until[node_id] =
+      world_.timeline.now() + world_.rng.Between(absl::Seconds(1), absl::Seconds(30));
+}
+
+void Faults::HangTest() {
+  const std::string node_id = AnyAgent().node_id();
+  world_.Say(node_id, "its tests hang from now on");
+  world_.tests_hang_until[node_id] =
+      world_.timeline.now() + world_.rng.Between(absl::Seconds(1), absl::Seconds(30));
 }
 
 void Faults::FailJobFiles() {

@@ -51,6 +51,8 @@ class Faults {
   void HangKills();
   void FailJobFiles();
   void CorruptLossLog();
+  void FailTest();
+  void HangTest();
 
   World& world_;
   DriverNode& driver_;

@@ -52,17 +52,22 @@ int main(int argc, char** argv) {
   uint64_t first = 1;
   uint64_t count = 1;
   bool trace = false;
+  int64_t restore_after = 0;
   app.add_option("--seed", first, "the (first) seed")->capture_default_str();
   app.add_option("--seeds", count, "how many seeds, from --seed on")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   app.add_flag("--trace", trace, "print every event");
+  app.add_option("--restore-after", restore_after,
+                 "seconds after which the driver goes on with a copy of its log; 0: it does not")
+      ->check(CLI::NonNegativeNumber);
   CLI11_PARSE(app, argc, argv);
   megascale::base::InitLog("megascale-sim", megascale::base::LogLevel::kError);
   std::signal(SIGABRT, OnAbort);
   for (uint64_t seed = first; seed < first + count; ++seed) {
     running_seed = seed;
-    const Outcome outcome = megascale::sim::Simulate({.seed = seed, .trace = trace});
+    const Outcome outcome = megascale::sim::Simulate(
+        {.seed = seed, .trace = trace, .restore_after = absl::Seconds(restore_after)});
     if (count == 1 || !outcome.violations.empty()) Print(seed, outcome);
     if (outcome.violations.empty()) continue;
     const megascale::sim::Violation& first_one = outcome.violations.front();

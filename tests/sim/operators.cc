@@ -47,6 +47,7 @@ megascale::job::v1::JobSpec Operators::DrawSpec(int num_slots, int tensor_max) {
   spec.mutable_parallel()->set_tensor_model_parallel_size(tensor);
   spec.mutable_parallel()->set_data_parallel_size(pipelined ? data / 2 : data);
   spec.mutable_parallel()->set_pipeline_model_parallel_size(pipelined ? 2 : 1);
+  if (rng.Chance(0.2)) spec.set_priority(static_cast<int32_t>(rng.Between(-2, 2)));
   spec.mutable_train()->set_steps(rng.Between(5, 100));
   spec.mutable_checkpoint()->set_directory("/checkpoints");
   spec.mutable_checkpoint()->set_interval(rng.Between(2, 12));

@@ -58,6 +58,7 @@ class Simulation {
  public:
   explicit Simulation(const SimulationOptions& options)
       : keep_going_(options.keep_going),
+        stop_at_(options.stop_at),
         calm_(options.calm),
         driver_away_(options.driver_away),
         restore_after_(options.restore_after),
@@ -67,6 +68,7 @@ class Simulation {
         driver_(&world_),
         network_(&world_, &driver_) {
     const Cluster cluster = {&world_, &network_, &collective_, &storage_};
+    if (world_.rng.Chance(0.5)) world_.machine_tests = agent::TEST_KIND_QUICK;
     const int64_t num_agents = world_.rng.Between(1, kAgentsMax);
     for (int64_t i = 0; i < num_agents; ++i) {
       agents_.push_back(std::make_unique<AgentNode>(
@@ -105,7 +107,7 @@ class Simulation {
     if (driver_away_ > absl::ZeroDuration()) {
       world_.timeline.At(kDriverEnds, [this] { driver_.Crash("kill -9", driver_away_); });
     }
-    while ((world_.violations.empty() || keep_going_) && !IsOver(storm)) {
+    while (GoesOn() && !IsOver(storm)) {
       if (world_.timeline.now() > storm + kEndWithin) {
         SayUnended();
         break;
@@ -128,6 +130,8 @@ class Simulation {
     checkers_.push_back(std::make_unique<KeptChecker>(&world_));
     checkers_.push_back(std::make_unique<FenceChecker>(&world_));
     checkers_.push_back(std::make_unique<PreflightChecker>(&world_));
+    checkers_.push_back(std::make_unique<TestedChecker>(&world_));
+    checkers_.push_back(std::make_unique<StarvationChecker>(&world_));
     checkers_.push_back(std::make_unique<RestoreChecker>(&world_));
     checkers_.push_back(std::make_unique<TerminalChecker>(&world_));
     checkers_.push_back(std::make_unique<AcknowledgedChecker>(&world_));
@@ -142,15 +146,27 @@ class Simulation {
     for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
   }
 
-  // A restored log may lack what was acknowledged after the copy was made.
+  // A restored log may lack what was acknowledged after the copy was made, and repeats steps. So
+  // the other checkers would find what nobody promised.
   void AddObserversOfRestore() {
     checkers_.push_back(std::make_unique<EpochChecker>(&world_));
+    checkers_.push_back(std::make_unique<TestedChecker>(&world_));
+    checkers_.push_back(std::make_unique<CommitChecker>(&world_, &storage_));
+    checkers_.push_back(std::make_unique<FenceChecker>(&world_));
     checkers_.push_back(std::make_unique<PreflightChecker>(&world_));
     checkers_.push_back(std::make_unique<LivenessChecker>(&world_));
+    checkers_.push_back(std::make_unique<LossLogChecker>(&world_, &driver_));
     checkers_.push_back(std::make_unique<Census>(&outcome_));
     for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
     world_.timeline.At(kDriverEnds, [this] { driver_.BackUp(); });
     world_.timeline.At(kDriverEnds + restore_after_, [this] { driver_.Restore(absl::Seconds(1)); });
+  }
+
+  bool GoesOn() const {
+    if (world_.violations.empty()) return true;
+    return keep_going_ &&
+           std::none_of(world_.violations.begin(), world_.violations.end(),
+                        [this](const auto& one) { return one.invariant == stop_at_; });
   }
 
   bool IsOver(absl::Duration storm) const {
@@ -172,6 +188,7 @@ class Simulation {
   }
 
   const bool keep_going_;
+  const std::string stop_at_;
   const bool calm_;
   const absl::Duration driver_away_;
   const absl::Duration restore_after_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tests/sim/world.h"
@@ -22,6 +23,7 @@ struct SimulationOptions {
   absl::Duration restore_after = absl::ZeroDuration();
   Tampering tampering = {};  // breaks the product on purpose
   bool keep_going = false;   // go on after a violation, to see its consequences
+  std::string stop_at = {};  // with keep_going: ends at a violation of this invariant
 };
 
 struct Outcome {

@@ -58,6 +58,10 @@ class Observer {
   virtual void OnStepCompleted(const ProcessName& process, int64_t step) {}
   // The preflight of a job passed on this machine.
   virtual void OnPreflightPassed(const ProcessName& process) {}
+  // The agent of this incarnation begins to test its machine; the test ended with a result, or was
+  // killed (`passed` is false).
+  virtual void OnTestStarted(const std::string& incarnation) {}
+  virtual void OnTestEnded(const std::string& incarnation, bool passed) {}
   // A host process deleted a checkpoint directory.
   virtual void OnCheckpointDeleted(const std::string& job_id, const agent::CheckpointId& id) {}
   // Something was broken on purpose, or repaired; an empty `node_id` means all nodes.
@@ -99,7 +103,10 @@ class World {
   absl::Duration storage_full_until;                       // shared storage refuses some writes
   std::map<std::string, absl::Duration> reads_fail_until;  // reads of shared storage, by node
   std::map<std::string, absl::Duration> data_gone_until;   // the training data, by node
-  std::vector<Violation> violations;                       // the first of each invariant
+  std::map<std::string, absl::Duration> tests_fail_until;  // tests of machines, by node
+  std::map<std::string, absl::Duration> tests_hang_until;
+  agent::TestKind machine_tests = agent::TEST_KIND_UNSPECIFIED;  // how the driver tests machines
+  std::vector<Violation> violations;                             // the first of each invariant
 
   template <typename... Parameters, typename... Arguments>
   void Tell(void (Observer::*heard)(Parameters...), const Arguments&... arguments) {

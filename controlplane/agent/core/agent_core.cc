@@ -5,11 +5,14 @@
 #include <utility>
 
 #include "controlplane/agent/core/job_core.h"
+#include "controlplane/agent/core/machine_check_core.h"
 
 namespace megascale::agent {
 
 AgentCore::AgentCore(std::string node_id, std::string incarnation)
-    : node_id_(std::move(node_id)), incarnation_(std::move(incarnation)) {}
+    : node_id_(std::move(node_id)),
+      incarnation_(std::move(incarnation)),
+      check_(std::make_unique<MachineCheckCore>()) {}
 
 AgentCore::~AgentCore() = default;
 
@@ -20,11 +23,13 @@ void AgentCore::OnDesired(const v1::DesiredState& desired, absl::Duration now) {
   if (is_new_epoch) {
     applied_version_ = 0;
     for (const auto& [job_id, job] : jobs_) job->Abandon();
+    check_->Abandon();
   }
   epoch_ = desired.epoch();
   version_ = desired.version();
   proof_ = desired.proof();
   drain_known_ = desired.draining();
+  check_->SetWanted(desired.has_machine_test() ? &desired.machine_test() : nullptr);
   for (const auto& [job_id, job] : jobs_) job->SetUnwanted();
   for (const v1::DesiredJob& wanted : desired.jobs()) {
     // The job was dropped here after it was reported; the next report tells the driver.
@@ -35,7 +40,9 @@ void AgentCore::OnDesired(const v1::DesiredState& desired, absl::Duration now) {
   }
 }
 
-bool AgentCore::has_processes() const {
+bool AgentCore::has_processes() const { return check_->has_process() || HasJobProcesses(); }
+
+bool AgentCore::HasJobProcesses() const {
   return std::any_of(jobs_.begin(), jobs_.end(),
                      [](const auto& item) { return item.second->has_processes(); });
 }
@@ -60,10 +67,12 @@ void AgentCore::OnStoreChecked(const std::string& job_id, int64_t attempt,
 }
 
 void AgentCore::OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now) {
+  if (check_->Has(process_id)) return check_->OnStarted(pid, now);
   if (JobCore* job = JobOf(process_id)) job->OnStarted(process_id, std::move(pid), now);
 }
 
 void AgentCore::OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now) {
+  if (check_->Has(process_id)) return check_->OnEnded(end, now);
   if (JobCore* job = JobOf(process_id)) job->OnEnded(process_id, end, now);
 }
 
@@ -73,6 +82,10 @@ void AgentCore::OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& 
 
 void AgentCore::OnHostMessage(int64_t process_id, const link::v1::FromHost& message) {
   if (JobCore* job = JobOf(process_id)) job->OnHostMessage(process_id, message);
+}
+
+void AgentCore::OnTestMessage(int64_t process_id, const v1::MachineTest& message) {
+  if (check_->Has(process_id)) check_->OnMessage(message);
 }
 
 void AgentCore::OnHostProgress(int64_t process_id) {
@@ -88,8 +101,12 @@ void AgentCore::OnSnapshots(const std::string& job_id,
 
 std::vector<Action> AgentCore::Reconcile(absl::Duration now) {
   std::vector<Action> actions;
+  check_->Reconcile(!HasJobProcesses(), now, &last_process_id_, &actions);
   for (auto job = jobs_.begin(); job != jobs_.end();) {
-    job->second->Reconcile(now, &last_process_id_, &actions);
+    // A test never runs beside processes of a job. A job without processes waits for its end.
+    if (!check_->has_process() || job->second->has_processes() || job->second->finished()) {
+      job->second->Reconcile(now, &last_process_id_, &actions);
+    }
     if (job->second->finished()) {
       actions.push_back(DropMemory{job->first});
       std::optional<v1::DesiredJob> next = job->second->TakeNext();
@@ -111,7 +128,8 @@ std::vector<Action> AgentCore::Reconcile(absl::Duration now) {
 }
 
 absl::Duration AgentCore::NextWake() const {
-  absl::Duration wake = absl::InfiniteDuration();
+  absl::Duration wake = check_->NextWake();
+  if (check_->has_process()) return wake;  // the jobs wait for its end
   for (const auto& [job_id, job] : jobs_) wake = std::min(wake, job->NextWake());
   return wake;
 }
@@ -145,6 +163,7 @@ v1::ActualState AgentCore::Report(
   state.set_known_version(version_);
   state.set_known_proof(proof_);
   for (const auto& [job_id, job] : jobs_) *state.add_jobs() = job->Report(heartbeats);
+  check_->Report(&state);
   return state;
 }
 

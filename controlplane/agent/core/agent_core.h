@@ -71,9 +71,15 @@ struct DropMemory {
   std::string job_id;
 };
 
+// Start the process that tests the machine and send it the request. Call OnStarted.
+struct StartTest {
+  int64_t process_id;
+  v1::MachineTestRequest request;
+};
+
 // Pointers in actions are valid until the next OnDesired or Reconcile.
 using Action = std::variant<PrepareMemory, StartProcess, CheckStore, KillProcess, SendToWorker,
-                            SendToHost, MarkPersisted, DropMemory>;
+                            SendToHost, MarkPersisted, DropMemory, StartTest>;
 
 // --- observations ---------------------------------------------------------------------------
 
@@ -88,6 +94,7 @@ struct ProcessEnd {
 };
 
 class JobCore;
+class MachineCheckCore;
 
 class AgentCore {
  public:
@@ -118,6 +125,7 @@ class AgentCore {
   // The shell forwards store requests itself and does not pass them here.
   void OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
   void OnHostMessage(int64_t process_id, const link::v1::FromHost& message);
+  void OnTestMessage(int64_t process_id, const v1::MachineTest& message);
   // The host process made progress: its failures in a row count from zero again.
   void OnHostProgress(int64_t process_id);
   // Passes all sealed snapshots in the regions of the job's ranks here. Call after a rank's
@@ -144,6 +152,7 @@ class AgentCore {
 
  private:
   JobCore* JobOf(int64_t process_id);
+  bool HasJobProcesses() const;
 
   std::string node_id_;
   std::string incarnation_;
@@ -155,6 +164,7 @@ class AgentCore {
   bool draining_ = false;
   bool drain_known_ = false;
   std::map<std::string, std::unique_ptr<JobCore>> jobs_;
+  std::unique_ptr<MachineCheckCore> check_;
 };
 
 }  // namespace megascale::agent

@@ -304,5 +304,94 @@ TEST_F(AgentCoreTest, AnEpochThatWantsNothingHereEndsEverything) {
   EXPECT_EQ(Report().applied_version(), 1);
 }
 
+// --- tests of the machine ---------------------------------------------------------------------
+
+class MachineCheckTest : public AgentCoreTest {
+ protected:
+  void WantTest(int64_t id) {
+    desired_.Clear();
+    desired_.set_version(++version_);
+    desired_.set_incarnation("i1");
+    desired_.mutable_machine_test()->set_id(id);
+    desired_.mutable_machine_test()->set_kind(v1::TEST_KIND_QUICK);
+  }
+  void Tell(int64_t process_id, int64_t id, v1::MachineTest::State state, const std::string& part) {
+    v1::MachineTest test;
+    test.set_id(id);
+    test.set_state(state);
+    test.set_part(part);
+    core_.OnTestMessage(process_id, test);
+  }
+  v1::MachineTest Test() const { return Report().machine_test(); }
+};
+
+TEST_F(MachineCheckTest, AResultIsReportedOnceTheProcessHasEnded) {
+  WantTest(7);
+  EXPECT_THAT(Apply(), testing::ElementsAre("start test 7 as 1"));
+  EXPECT_TRUE(core_.has_processes());
+  Tell(1, 7, v1::MachineTest::STATE_PASSED, "");
+  EXPECT_EQ(Test().state(), v1::MachineTest::STATE_RUNNING);
+  End(1, Exited(0));
+  EXPECT_EQ(Test().id(), 7);
+  EXPECT_EQ(Test().state(), v1::MachineTest::STATE_PASSED);
+  EXPECT_THAT(Apply(), testing::IsEmpty()) << "it is not repeated";
+}
+
+TEST_F(MachineCheckTest, ATestWaitsForTheProcessesOfJobs) {
+  Run();
+  WantTest(8);  // and no job
+  EXPECT_THAT(Apply(), testing::ElementsAre("kill 1", "kill 2", "kill 3"));
+  for (const int64_t id : {1, 2}) End(id, Ours());
+  EXPECT_THAT(Settle(), testing::IsEmpty());
+  End(3, Ours());
+  EXPECT_THAT(Settle(), testing::UnorderedElementsAre("start test 8 as 4", "drop j"));
+}
+
+TEST_F(MachineCheckTest, ATestThatIsNotWantedAnyMoreEndsBeforeAJobStarts) {
+  WantTest(7);
+  Apply();
+  Want(DesiredJob::PHASE_RUN, 1);
+  EXPECT_THAT(Apply(), testing::ElementsAre("kill 1"));
+  End(1, Ours());
+  EXPECT_THAT(Settle(), testing::Contains("start host as 2"));
+  EXPECT_EQ(Test().id(), 0);
+}
+
+TEST_F(MachineCheckTest, ATestThatHangsIsKilledAndFailsWithItsPart) {
+  WantTest(7);
+  Apply();
+  Tell(1, 7, v1::MachineTest::STATE_RUNNING, "disk");
+  now_ += absl::Minutes(1);
+  EXPECT_EQ(core_.NextWake(), now_);
+  EXPECT_THAT(Settle(), testing::ElementsAre("kill 1"));
+  End(1, Ours());
+  EXPECT_EQ(Test().state(), v1::MachineTest::STATE_FAILED);
+  EXPECT_EQ(Test().evidence(), "disk: did not end within 1m");
+}
+
+TEST_F(MachineCheckTest, ADirectoryOfAJobThatHangsIsNoFaultOfTheMachine) {
+  WantTest(7);
+  Apply();
+  Tell(1, 7, v1::MachineTest::STATE_RUNNING, "directory /mnt/c");
+  now_ += absl::Minutes(1);
+  Settle();
+  End(1, Ours());
+  EXPECT_EQ(Test().state(), v1::MachineTest::STATE_PASSED);
+  EXPECT_EQ(Test().results(0).note(), "gave no answer in time");
+}
+
+TEST_F(MachineCheckTest, ATestThatCrashesFailsAndOneThatSomebodyKillsIsStartedAgain) {
+  WantTest(7);
+  Apply();
+  Tell(1, 7, v1::MachineTest::STATE_RUNNING, "memory");
+  End(1, Killed(SIGKILL));
+  EXPECT_THAT(Settle(), testing::IsEmpty()) << "not at once";
+  now_ = core_.NextWake();
+  EXPECT_THAT(Settle(), testing::ElementsAre("start test 7 as 2"));
+  Tell(2, 7, v1::MachineTest::STATE_RUNNING, "memory");
+  End(2, Killed(SIGBUS));
+  EXPECT_EQ(Test().evidence(), "memory: its process killed by signal 7 (Bus error)");
+}
+
 }  // namespace
 }  // namespace megascale::agent

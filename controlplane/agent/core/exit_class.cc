@@ -61,6 +61,7 @@ v1::RankFailure ClassifyEnd(const ProcessEnd& end, const std::optional<v1::RankF
     failure.set_message(absl::StrCat("was refused memory: std::bad_alloc", kAdvice));
   } else {
     failure.set_failure_class(telemetry::v1::FAILURE_CLASS_EXITED);
+    if (WIFSIGNALED(end.status)) failure.set_signal(WTERMSIG(end.status));
     failure.set_message(end.status == 0 ? "exited with status 0 before its work was done"
                                         : launch::DescribeExit(end.status));
   }

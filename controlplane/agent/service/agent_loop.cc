@@ -33,6 +33,7 @@ constexpr size_t kAttemptLogsKept = 16;  // per job
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
 std::string RankWords(int rank) {
+  if (rank == kTestRank) return "machine test";
   return rank == kHostRank ? std::string("host") : absl::StrCat("rank ", rank);
 }
 
@@ -210,6 +211,11 @@ void AgentLoop::ReadChild(Child* child) {
 void AgentLoop::OnMessage(const Child& child, const std::string& message) {
   const int64_t process_id = child.name().process_id;
   changed_ = true;
+  if (child.name().rank == kTestRank) {
+    v1::MachineTest test;
+    if (test.ParseFromString(message)) core_.OnTestMessage(process_id, test);
+    return;
+  }
   if (child.name().rank == kHostRank) {
     link::v1::FromHost from_host;
     if (!from_host.ParseFromString(message)) {
@@ -339,6 +345,33 @@ void AgentLoop::Do(const MarkPersisted& action) {
 void AgentLoop::Do(const DropMemory& action) {
   memory_.erase(action.job_id);
   published_.erase(action.job_id);
+}
+
+void AgentLoop::Do(const StartTest& action) {
+  absl::StatusOr<int> pid = StartTestChild(action);
+  if (pid.ok()) {
+    base::LogInfo(absl::StrCat("tests the machine, process ", *pid));
+  } else {
+    base::LogError(absl::StrCat("machine test: ", pid.status().message()));
+  }
+  core_.OnStarted(action.process_id, std::move(pid), Now());
+}
+
+absl::StatusOr<int> AgentLoop::StartTestChild(const StartTest& action) {
+  const ChildName name = {action.process_id, kTestLogs, action.request.id(), kTestRank};
+  const std::vector<std::string> environment = base::ThreadEnvironment(/*has_cores=*/false);
+  ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
+                   Child::Start(keeper_, name, options_.log_directory, environment));
+  const std::filesystem::path logs(LogNameOf(options_.log_directory, name).directory);
+  PruneDirectory(logs.parent_path().string(), kAttemptLogsKept);
+  const int pid = child->pid();
+  link::v1::TestAssignment assignment;
+  *assignment.mutable_request() = action.request;
+  assignment.set_own_directory(options_.log_directory);
+  const absl::Status introduced = child->Send(assignment.SerializeAsString(), {});
+  children_[name.process_id] = std::move(child);
+  if (absl::IsDeadlineExceeded(introduced)) Do(KillProcess{name.process_id});
+  return pid;
 }
 
 void AgentLoop::SendToChild(int64_t process_id, const std::string& message) {

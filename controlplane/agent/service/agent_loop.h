@@ -66,6 +66,8 @@ class AgentLoop {
   void Do(const SendToHost& action);
   void Do(const MarkPersisted& action);
   void Do(const DropMemory& action);
+  void Do(const StartTest& action);
+  absl::StatusOr<int> StartTestChild(const StartTest& action);
   absl::StatusOr<int> StartChild(const StartProcess& action);
   void SendToChild(int64_t process_id, const std::string& message);
   void RefreshSnapshots(const std::string& job_id);

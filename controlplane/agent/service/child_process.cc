@@ -26,8 +26,13 @@ constexpr int kReadsMax = 16;  // in one go, so that one talkative child does no
 
 // Names the job and rank on the command line, for people who look at the list of processes.
 std::string WhoseText(const ChildName& child) {
+  if (child.rank == kTestRank) return absl::StrCat(child.attempt);
   return absl::StrCat(child.job_id, "/attempt-", child.attempt, "/",
                       child.rank == kHostRank ? "host" : absl::StrCat("rank-", child.rank));
+}
+
+const char* CommandOf(int rank) {
+  return rank == kTestRank ? "machine-test" : rank == kHostRank ? "host" : "worker";
 }
 
 }  // namespace
@@ -37,7 +42,9 @@ launch::LogName LogNameOf(const std::string& log_directory, const ChildName& chi
   const std::string job = absl::StrReplaceAll(child.job_id, {{"/", "_"}, {"..", "__"}});
   launch::LogName name;
   name.directory = absl::StrCat(log_directory, "/", job, "/attempt-", child.attempt);
-  name.name = child.rank == kHostRank ? "host" : absl::StrFormat("rank-%05d", child.rank);
+  name.name = child.rank == kTestRank   ? "test"
+              : child.rank == kHostRank ? "host"
+                                        : absl::StrFormat("rank-%05d", child.rank);
   return name;
 }
 
@@ -55,8 +62,7 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(launch::ProcessKeeper* keepe
   launch::SpawnRequest request;
   request.token = name.process_id;
   request.program = "/proc/self/exe";
-  request.arguments = {"megascale", name.rank == kHostRank ? "host" : "worker",
-                       "--link-fd", absl::StrCat(kLinkFd),
+  request.arguments = {"megascale", CommandOf(name.rank), "--link-fd", absl::StrCat(kLinkFd),
                        "--of",      WhoseText(name)};
   request.environment = environment;
   request.descriptors = {{link.second.get(), kLinkFd}};

@@ -16,6 +16,10 @@
 
 namespace megascale::agent {
 
+// The rank of the process that tests the machine, and the folder of its logs, which is no job id.
+inline constexpr int kTestRank = -2;
+inline constexpr char kTestLogs[] = ".machine-test";
+
 struct ChildName {
   int64_t process_id = 0;
   std::string job_id;

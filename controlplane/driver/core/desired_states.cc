@@ -101,6 +101,10 @@ void AddFirst(const JobRecord& job, agent::DesiredJob* desired) {
   }
 }
 
+bool WantsTest(const DriverState& state, const NodeRecord& node) {
+  return IsTestDue(node) && !IsBusy(state, node.hello().node_id());
+}
+
 }  // namespace
 
 DesiredStates::DesiredStates(const DriverState& state) : state_(state) {
@@ -137,6 +141,7 @@ std::string DesiredStates::Fingerprint(const std::string& node_id) const {
   if (node == nullptr) return "";
   std::string print = absl::StrCat(state_.epoch(), " ", node->hello().incarnation(),
                                    node->draining() ? " drains" : "");
+  if (WantsTest(state_, *node)) absl::StrAppend(&print, " test ", node->test().test().id());
   for (const Part* part : PartsOf(*node)) {
     absl::StrAppend(&print, " ", part->print);
     if (node_id == part->first_node) absl::StrAppend(&print, "+", part->first_print);
@@ -153,6 +158,12 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
   if (node == nullptr) return desired;
   desired.set_incarnation(node->hello().incarnation());
   desired.set_draining(node->draining());
+  if (WantsTest(state_, *node)) {
+    auto* test = desired.mutable_machine_test();
+    test->set_id(node->test().test().id());
+    test->set_kind(node->test().test().kind());
+    *test->mutable_directories() = node->test().directories();
+  }
   for (const Part* part : PartsOf(*node)) {
     agent::DesiredJob* job = desired.add_jobs();
     *job = part->common;

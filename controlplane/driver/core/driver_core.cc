@@ -44,6 +44,8 @@ bool Transition::Run() {
         return OnNodeQuarantined(event_.node_quarantined());
       case Event::kNodeSpareSet:
         return OnNodeSpareSet(event_.node_spare_set());
+      case Event::kMachineTested:
+        return OnMachineTested(event_.machine_tested());
       case Event::kPreflightPassed:
         return OnPreflightPassed(event_.preflight_passed());
       case Event::kPreflightRefused:
@@ -98,6 +100,12 @@ void Transition::Enter(JobRecord* job, pb::Stage stage) {
   // Agents that already hold get no new state, so the version that they have applied stays valid.
   if (!IsHold(job->stage()) || !IsHold(stage)) job->set_stage_event(state_.num_events());
   job->set_stage(stage);
+  if (state_.rules() < 5) return;
+  if (stage != pb::STAGE_QUEUED && stage != pb::STAGE_WAIT_FOR_SLOTS) {
+    job->clear_waiting_since_unix_nanos();
+  } else if (job->waiting_since_unix_nanos() == 0) {
+    job->set_waiting_since_unix_nanos(event_.time_unix_nanos());
+  }
 }
 
 void Transition::SetStatus(JobRecord* job, control::JobState job_state, const std::string& reason,
@@ -125,6 +133,12 @@ void Transition::Complete(JobRecord* job) {
 bool Transition::OnDriverStarted(const pb::DriverStarted& started) {
   state_.set_rules(started.rules());
   if (!started.secret().empty()) state_.set_secret(started.secret());
+  SetMachineTests(started.machine_tests());
+  for (JobRecord& job : *state_.mutable_jobs()) {  // an older driver did not note it
+    const bool waits = job.stage() == pb::STAGE_QUEUED || job.stage() == pb::STAGE_WAIT_FOR_SLOTS;
+    if (state_.rules() < 5 || !waits || job.waiting_since_unix_nanos() != 0) continue;
+    job.set_waiting_since_unix_nanos(event_.time_unix_nanos());
+  }
   for (NodeRecord& node : *state_.mutable_nodes()) {  // an older driver did not note it
     if (state_.rules() < 4 || node.alive() || node.lost_unix_nanos() != 0) continue;
     node.set_lost_unix_nanos(event_.time_unix_nanos());
@@ -269,6 +283,7 @@ bool Transition::OnRankFailed(const pb::RankFailed& failed) {
   // Otherwise it has another cause, such as the rendezvous store.
   found.set_at_restore(failed.failure().at_restore() &&
                        failed.failure().failure_class() == telemetry::FAILURE_CLASS_CORRUPT);
+  found.set_signal(failed.failure().signal());
   Culprit& culprit = *found.mutable_culprit();
   culprit.set_node_id(failed.node_id());
   culprit.set_rank(failed.rank());
@@ -335,7 +350,7 @@ bool Transition::OnNodeFenced(const pb::NodeFenced& fenced) {
   JobRecord* job = Current(fenced.job_id(), fenced.attempt());
   if (job == nullptr || IsFenced(*job, fenced.node_id())) return false;
   if (!IsHold(job->stage()) && !StopsAtStep(*job)) return false;
-  const std::vector<std::string> live = LiveNodesOf(state_, *job);
+  const std::vector<std::string> live = NodesToFence(state_, *job);
   if (std::find(live.begin(), live.end(), fenced.node_id()) == live.end()) return false;
   auto* entry = job->add_fenced();
   entry->set_node_id(fenced.node_id());

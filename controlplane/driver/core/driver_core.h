@@ -23,7 +23,9 @@ namespace megascale::driver {
 //   4: every attempt on a node whose agent has not passed the job's preflight begins with one; a
 //      refusal there excludes the node; failures of machines are counted apart; processes that
 //      cannot be ended, and checkpoints that only one machine cannot read, quarantine the machine.
-inline constexpr int kRules = 4;
+//   5: queued jobs start by priority; jobs pass one that waits for more slots than there are; a
+//      spare stays one when a job is placed on it; a restored log is fenced on all machines.
+inline constexpr int kRules = 5;
 
 // A new epoch adds this to the attempts of all jobs: each attempt after it is greater than every
 // attempt that the lost part of the log may have begun.

@@ -189,7 +189,7 @@ TEST_F(DriverPoolsTest, ASpareGetsNoRanksOfAJobThatStarts) {
   EXPECT_EQ(FindJob(state_, "l")->stage(), v1::STAGE_PREFLIGHT);
 }
 
-TEST_F(DriverPoolsTest, ASpareReplacesALostMachineAndBecomesActive) {
+TEST_F(DriverPoolsTest, ASpareReplacesALostMachineAndIsASpareAgainWhenTheJobEnds) {
   Run();
   Do(Progressed(1, 1));
   Do(Joined("n2", "a", 2));
@@ -204,7 +204,12 @@ TEST_F(DriverPoolsTest, ASpareReplacesALostMachineAndBecomesActive) {
   Do(Lost("n3", "a"));
   Do(Fenced(2, "n0", {}));
   EXPECT_EQ(PlacedNodes().back(), "n2");
-  EXPECT_FALSE(Node("n2").spare());
+  EXPECT_TRUE(Node("n2").spare());
+  Do(Cancelled(false));
+  for (const char* node_id : {"n0", "n2"}) Do(Fenced(3, node_id, {}));
+  ASSERT_EQ(job().stage(), v1::STAGE_ENDED);
+  Do(Submitted("k", SpecOf(4, 1, 30)));
+  EXPECT_TRUE(absl::StrContains(FindJob(state_, "k")->message(), "n2 is a spare"));
 }
 
 // --- quarantine ---------------------------------------------------------------------------------
@@ -357,6 +362,189 @@ TEST_F(DriverPoolsTest, OnlyALostNodeCanBeForgotten) {
   EXPECT_EQ(state_.nodes_size(), 1);
   Do(Joined("n1", "b", 2));
   EXPECT_EQ(state_.nodes_size(), 2);
+}
+
+// --- tests of machines ------------------------------------------------------------------------
+
+using megascale::agent::v1::MachineTest;
+
+class MachineTestsTest : public DriverPoolsTest {
+ protected:
+  void SetUp() override {
+    Event started;
+    started.mutable_driver_started()->set_rules(kRules);
+    started.mutable_driver_started()->set_machine_tests(megascale::agent::v1::TEST_KIND_QUICK);
+    Do(std::move(started));
+  }
+  void Join(const std::string& node_id, const std::string& incarnation) {
+    Event joined = Joined(node_id, incarnation, 2);
+    joined.mutable_node_joined()->mutable_hello()->set_tests_machine(true);
+    Do(joined);
+  }
+  Event Tested(const std::string& node_id, const std::string& incarnation,
+               const std::string& evidence = "") const {
+    Event event;
+    auto* tested = event.mutable_machine_tested();
+    tested->set_node_id(node_id);
+    tested->set_incarnation(incarnation);
+    tested->mutable_test()->set_id(Node(node_id).test().test().id());
+    tested->mutable_test()->set_state(evidence.empty() ? MachineTest::STATE_PASSED
+                                                       : MachineTest::STATE_FAILED);
+    tested->mutable_test()->set_evidence(evidence);
+    return event;
+  }
+  bool IsAskedToTest(const std::string& node_id) const {
+    return DesiredFor(state_, node_id).has_machine_test();
+  }
+  // Job "j" runs on n0 and n1, whose tests have passed.
+  void RunTested() {
+    Do(Submitted("j", SpecOf(2, 2, 30)));
+    for (const char* node_id : {"n0", "n1"}) {
+      Join(node_id, "a");
+      Do(Tested(node_id, "a"));
+    }
+    Do(Passed("j", 1, "n0"));
+    Do(Passed("j", 1, "n1"));
+    ASSERT_EQ(job().stage(), v1::STAGE_RUN);
+  }
+  // Rank 0 fails on n0, and every process is gone.
+  void FailOnce(int signal) {
+    const int64_t attempt = job().attempt();
+    Event failed = Failed(attempt, 0, "n0", FAILURE_CLASS_EXITED);
+    failed.mutable_rank_failed()->mutable_failure()->set_signal(signal);
+    Do(failed);
+    Do(Fenced(attempt, "n0", {}));
+    Do(Fenced(attempt, "n1", {}));
+  }
+};
+
+TEST_F(MachineTestsTest, AMachineGetsItsFirstRankWhenItsTestHasPassed) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Join("n0", "a");
+  Join("n1", "a");
+  EXPECT_TRUE(IsAskedToTest("n0"));
+  EXPECT_EQ(Node("n0").test().why(), "its agent started");
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  EXPECT_TRUE(absl::StrContains(job().message(), "n0 is being tested")) << job().message();
+  Do(Tested("n0", "a"));
+  EXPECT_FALSE(IsAskedToTest("n0"));
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  Do(Tested("n1", "a"));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+}
+
+TEST_F(MachineTestsTest,
+       AMachineThatFailsIsQuarantinedWithTheEvidenceAndTestedBeforeItIsUsedAgain) {
+  Join("n0", "a");
+  Do(Tested("n0", "a", "memory: 3 bytes of 64 MiB read back wrong"));
+  ASSERT_TRUE(Node("n0").has_quarantine());
+  EXPECT_EQ(Node("n0").quarantine().evidence(),
+            "machine test: memory: 3 bytes of 64 MiB read back wrong");
+  EXPECT_FALSE(IsAskedToTest("n0"));
+  Do(Uncordoned("n0"));
+  EXPECT_TRUE(IsAskedToTest("n0"));
+}
+
+TEST_F(MachineTestsTest, ResultsOfAnotherStartOrAnotherTestDoNotCount) {
+  Join("n0", "a");
+  const Event of_a = Tested("n0", "a");
+  Join("n0", "b");
+  EXPECT_FALSE(Do(of_a));
+  Event older = of_a;
+  older.mutable_machine_tested()->set_incarnation("b");
+  EXPECT_FALSE(Do(older)) << "its id is that of the test before";
+  EXPECT_TRUE(Do(Tested("n0", "b")));
+}
+
+TEST_F(MachineTestsTest, AnAgentThatCannotTestCountsAsTested) {
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Do(Joined("n0", "a", 2));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+}
+
+TEST_F(MachineTestsTest, AKilledWorkerCostsNoTestButASecondFailureThereDoes) {
+  RunTested();
+  FailOnce(9);
+  EXPECT_FALSE(IsAskedToTest("n0"));
+  BackoffElapsed(1);
+  ASSERT_EQ(job().attempt(), 2);
+  FailOnce(9);
+  EXPECT_TRUE(IsAskedToTest("n0"));
+  EXPECT_FALSE(IsAskedToTest("n1"));
+}
+
+TEST_F(MachineTestsTest, ASegmentationFaultIsTestedAndTheJobWaitsForTheResult) {
+  RunTested();
+  Join("n2", "a");
+  Do(Tested("n2", "a"));
+  FailOnce(11);
+  BackoffElapsed(1);
+  EXPECT_TRUE(IsAskedToTest("n0"));
+  EXPECT_EQ(job().stage(), v1::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_EQ(job().reason(), "TestingMachines");
+  EXPECT_EQ(job().message(), "waits for the tests of n0");
+  EXPECT_EQ(DesiredFor(state_, "n0").machine_test().directories(0), "/state/jobs/j/checkpoints");
+  Do(Tested("n0", "a"));
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(PlacedNodes()[0], "n0");
+}
+
+TEST_F(MachineTestsTest, TheJobGoesOnElsewhereIfTheMachineFailsItsTest) {
+  RunTested();
+  Join("n2", "a");
+  Do(Tested("n2", "a"));
+  FailOnce(11);
+  BackoffElapsed(1);
+  Do(Tested("n0", "a", "training: core 3: another digest"));
+  EXPECT_TRUE(Node("n0").has_quarantine());
+  EXPECT_EQ(PlacedNodes(), (std::vector<std::string>{"n2", "n2", "n1", "n1"}));
+}
+
+TEST_F(MachineTestsTest, AMachineWhereAnotherJobRunsIsTestedWhenThatHasEnded) {
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  Join("n0", "a");
+  Do(Tested("n0", "a"));
+  Do(Passed("j", 1, "n0"));
+  Do(Passed("k", 1, "n0"));
+  Event failed = Failed(1, 0, "n0", megascale::telemetry::v1::FAILURE_CLASS_HUNG);
+  Do(failed);
+  Do(Fenced(1, "n0", {}));
+  BackoffElapsed(1);
+  EXPECT_FALSE(IsAskedToTest("n0")) << "never beside running ranks";
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN) << "the job does not wait for the other one's end";
+  for (const char* job_id : {"j", "k"}) {
+    Event cancelled = Cancelled(false);
+    cancelled.mutable_cancel_requested()->set_job_id(job_id);
+    Do(cancelled);
+    Event timed_out;
+    timed_out.mutable_stage_timed_out()->set_job_id(job_id);
+    timed_out.mutable_stage_timed_out()->set_attempt(FindJob(state_, job_id)->attempt());
+    timed_out.mutable_stage_timed_out()->set_stage(v1::STAGE_STOP);
+    Do(timed_out);
+  }
+  EXPECT_TRUE(IsAskedToTest("n0"));
+}
+
+TEST_F(MachineTestsTest, AnAgentThatGivesNoResultIsGivenUp) {
+  Join("n0", "a");
+  const std::vector<Timer> timers = TimersFor(state_);
+  ASSERT_EQ(timers.size(), 1u);
+  Do(timers[0].when_due);
+  ASSERT_TRUE(Node("n0").has_quarantine());
+  EXPECT_TRUE(absl::StrContains(Node("n0").quarantine().evidence(), "gave no result within 6m"));
+  EXPECT_TRUE(TimersFor(state_).empty());
+}
+
+TEST_F(MachineTestsTest, ADriverThatDoesNotTestUsesEveryMachine) {
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Join("n0", "a");
+  ASSERT_EQ(job().stage(), v1::STAGE_QUEUED);
+  Event started;
+  started.mutable_driver_started()->set_rules(kRules);
+  Do(started);
+  EXPECT_FALSE(IsAskedToTest("n0"));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
 }
 
 // --- suspects -----------------------------------------------------------------------------------

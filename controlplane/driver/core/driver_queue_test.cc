@@ -4,6 +4,7 @@
 
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/placement.h"
 #include "controlplane/driver/core/testing/test_core.h"
 
 namespace megascale::driver {
@@ -130,6 +131,65 @@ TEST_F(DriverQueueTest, AJobWhoseProcessesMayLiveGivesNothing) {
             "needs data × tensor × pipeline = 2 × 1 × 2 = 4 slots; 2 nodes offer 2 (n0 2, n2 0)");
   Fence("k");
   EXPECT_EQ(Job("j").attempt(), 2);
+}
+
+TEST_F(DriverQueueTest, AHigherPriorityStartsFirstAndAnHourOfWaitingCountsAsMuchAsOneStep) {
+  job::v1::JobSpec urgent = SpecOf(1, 1, 30);
+  urgent.set_priority(1);
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  Do(Submitted("l", urgent));
+  EXPECT_EQ(QueuePosition(state_, Job("l")), 1);
+  EXPECT_EQ(QueuePosition(state_, Job("j")), 2);
+  EXPECT_EQ(Job("k").message(), "position 3 in the queue, behind job j; needs 1 slot");
+  seconds_ += 3601;
+  Do(Submitted("m", urgent));
+  EXPECT_EQ(QueuePosition(state_, Job("m")), 4) << "nobody starves";
+  Do(Joined("n0", "a", 1));
+  EXPECT_EQ(Job("l").stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_EQ(Job("j").stage(), v1::STAGE_QUEUED);
+}
+
+// Job j of 4 ranks lost n1 and waits; k needs one slot.
+class DriverPassingTest : public DriverQueueTest {
+ protected:
+  void LoseANode() {
+    Do(Submitted("j", SpecOf(2, 2, 30)));
+    for (const char* node_id : {"n0", "n1"}) Do(Joined(node_id, "a", 2));
+    PassPreflight("j");
+    Do(Progressed(1, 5));
+    Do(Lost("n1", "a"));
+    Fence("j");
+    ASSERT_EQ(Job("j").stage(), v1::STAGE_WAIT_FOR_SLOTS);
+  }
+};
+
+TEST_F(DriverPassingTest, ASmallJobPassesARecoveringOneThatNeedsMoreSlotsThanThereAre) {
+  LoseANode();
+  Do(Joined("n2", "a", 1));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  EXPECT_THAT(NodesOf(Job("k")), ElementsAre("n2"));
+  EXPECT_THAT(NodesOf(Job("j")), ElementsAre("n0", "n1")) << "it keeps its slots and memory";
+}
+
+TEST_F(DriverPassingTest, NoJobPassesARecoveringOneForLong) {
+  LoseANode();
+  seconds_ += 600;
+  Do(Joined("n2", "a", 1));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  EXPECT_EQ(Job("k").message(),
+            "position 1 in the queue, behind job j, which recovers; needs 1 slot");
+}
+
+TEST_F(DriverPassingTest, NoJobPassesARecoveringOneThatWaitsForSlotsOfOthers) {
+  Do(Joined("n9", "a", 3));
+  Do(Submitted("big", SpecOf(3, 1, 30)));
+  PassPreflight("big");
+  LoseANode();
+  ASSERT_FALSE(NeedsMoreThanThereIs(state_, Job("j"))) << "but big has 3 of the 5 slots";
+  Do(Joined("n2", "a", 1));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  EXPECT_EQ(Job("k").stage(), v1::STAGE_QUEUED);
 }
 
 // The log of an older program is replayed by that program's rules.

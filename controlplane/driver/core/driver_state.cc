@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/recovery.h"
@@ -24,6 +25,9 @@ constexpr absl::Duration kFenceTimeout = absl::Minutes(5);
 // How many progress timeouts storage may take for the last checkpoint: as long as a worker waits
 // for it.
 constexpr int kStoragePatience = 10;
+
+// What one step of priority is worth in the queue: an hour of waiting.
+constexpr int64_t kNanosOfPriority = 3600 * int64_t{1'000'000'000};
 
 // Makes a timer for the present stage of a job.
 Timer StageTimer(const JobRecord& job, absl::string_view what, absl::Duration delay) {
@@ -75,14 +79,52 @@ bool TakesRanks(const NodeRecord& node) {
   return node.alive() && !node.evicted() && !node.draining() && !node.has_quarantine();
 }
 
+absl::Duration TestDeadline(megascale::agent::v1::TestKind kind) {
+  return kind == megascale::agent::v1::TEST_KIND_FULL ? absl::Minutes(3) : absl::Minutes(1);
+}
+
+bool IsTestDue(const NodeRecord& node) {
+  return node.alive() && !node.draining() && !node.has_quarantine() &&
+         node.test().test().state() == megascale::agent::v1::MachineTest::STATE_RUNNING;
+}
+
+bool IsBusy(const DriverState& state, absl::string_view node_id) {
+  for (const JobRecord& job : state.jobs()) {
+    if (!HoldsSlots(job) || IsHold(job.stage()) || IsFenced(job, node_id)) continue;
+    for (const auto& placement : job.placements()) {
+      if (placement.node_id() != node_id) continue;
+      const auto* ended = FindEnded(job, placement.rank());
+      // After a rank's good end the host may still store its checkpoint.
+      if (ended == nullptr || !ended->failed()) return true;
+    }
+  }
+  return false;
+}
+
 int WorldSize(const JobRecord& job) { return job::WorldSize(job.submitted().spec()); }
+
+std::vector<const JobRecord*> Queue(const DriverState& state) {
+  std::vector<std::pair<int64_t, const JobRecord*>> queue;
+  int64_t submitted = 0;  // the clock may have stepped back
+  for (const JobRecord& job : state.jobs()) {
+    submitted = std::max(submitted, job.submitted_unix_nanos());
+    if (job.stage() != pb::STAGE_QUEUED) continue;
+    const int priority = state.rules() < 5 ? 0 : job.submitted().spec().priority();
+    queue.emplace_back(submitted - priority * kNanosOfPriority, &job);
+  }
+  std::stable_sort(queue.begin(), queue.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<const JobRecord*> jobs;
+  for (const auto& [key, job] : queue) jobs.push_back(job);
+  return jobs;
+}
 
 int64_t QueuePosition(const DriverState& state, const JobRecord& job) {
   if (job.stage() != pb::STAGE_QUEUED) return 0;
   int64_t position = 1;
-  for (const JobRecord& other : state.jobs()) {
-    if (JobId(other) == JobId(job)) break;
-    position += other.stage() == pb::STAGE_QUEUED ? 1 : 0;
+  for (const JobRecord* other : Queue(state)) {
+    if (JobId(*other) == JobId(job)) break;
+    ++position;
   }
   return position;
 }
@@ -177,10 +219,23 @@ const pb::EndedRank* FindEnded(const JobRecord& job, int rank) {
   return nullptr;
 }
 
+bool IsFencedEverywhere(const DriverState& state, const JobRecord& job) {
+  return state.rules() >= 5 && IsHold(job.stage()) && job.leave().reason() == kDriverRestored;
+}
+
+std::vector<std::string> NodesToFence(const DriverState& state, const JobRecord& job) {
+  if (!IsFencedEverywhere(state, job)) return LiveNodesOf(state, job);
+  std::vector<std::string> nodes;
+  for (const NodeRecord& node : state.nodes()) {
+    if (node.alive()) nodes.push_back(node.hello().node_id());
+  }
+  return nodes;
+}
+
 std::vector<std::string> UnfencedNodesOf(const DriverState& state, const JobRecord& job) {
   std::set<absl::string_view> fenced;
   for (const auto& entry : job.fenced()) fenced.insert(entry.node_id());
-  std::vector<std::string> nodes = LiveNodesOf(state, job);
+  std::vector<std::string> nodes = NodesToFence(state, job);
   nodes.erase(std::remove_if(nodes.begin(), nodes.end(),
                              [&](const std::string& node_id) { return fenced.count(node_id) > 0; }),
               nodes.end());
@@ -238,6 +293,30 @@ std::string CheckpointDirectory(const JobRecord& job) {
   return absl::StrCat(given, "/", JobId(job));
 }
 
+namespace {
+
+// The agent itself ends a test that takes too long. This is for an agent that cannot.
+void AddTestTimers(const DriverState& state, std::vector<Timer>* timers) {
+  for (const NodeRecord& node : state.nodes()) {
+    const std::string& node_id = node.hello().node_id();
+    if (!IsTestDue(node) || IsBusy(state, node_id)) continue;
+    Timer timer;
+    timer.key = absl::StrCat("test/", node_id, "/", node.test().test().id());
+    timer.delay = kFenceTimeout + TestDeadline(node.test().test().kind());
+    auto* tested = timer.when_due.mutable_machine_tested();
+    tested->set_node_id(node_id);
+    tested->set_incarnation(node.hello().incarnation());
+    *tested->mutable_test() = node.test().test();
+    tested->mutable_test()->set_state(megascale::agent::v1::MachineTest::STATE_FAILED);
+    tested->mutable_test()->set_evidence(
+        absl::StrCat("its agent gave no result within ", absl::FormatDuration(timer.delay),
+                     ": look there for processes that hang in storage or in a device"));
+    timers->push_back(std::move(timer));
+  }
+}
+
+}  // namespace
+
 std::vector<Timer> TimersFor(const DriverState& state) {
   std::vector<Timer> timers;
   for (const JobRecord& job : state.jobs()) {
@@ -274,6 +353,7 @@ std::vector<Timer> TimersFor(const DriverState& state) {
     }
     timers.push_back(std::move(timer));
   }
+  AddTestTimers(state, &timers);
   return timers;
 }
 

@@ -38,8 +38,24 @@ NodeRecord* AddNode(DriverState* state, absl::string_view node_id);
 // not drain.
 bool TakesRanks(const NodeRecord& node);
 
+// Machine tests: a machine gets its first rank only after its agent's test has passed, and is
+// tested again after a failure that could be its own. Results belong to one start of its agent. A
+// machine that fails is quarantined.
+//
+// How long an agent may take for a test that it has begun; then it kills the test, and the machine
+// has failed. Far more than a test takes on a busy machine.
+absl::Duration TestDeadline(megascale::agent::v1::TestKind kind);
+// True while the driver waits for the result of the node's test.
+bool IsTestDue(const NodeRecord& node);
+// True if processes of a job may run on the node: then its test waits.
+bool IsBusy(const DriverState& state, absl::string_view node_id);
+
 // Returns the number of ranks of the job: data * pipeline * tensor sizes.
 int WorldSize(const JobRecord& job);
+
+// Returns the jobs that wait for their first slots, in the order in which they start. A step of
+// priority counts as much as an hour of waiting, so no priority makes a job wait for ever.
+std::vector<const JobRecord*> Queue(const DriverState& state);
 
 // Returns the job's place among the jobs that wait for their first slots, from 1; 0: it is not in
 // the queue.
@@ -79,7 +95,14 @@ bool HasAllPreflights(const DriverState& state, const JobRecord& job);
 std::set<std::string> RefusingNodesOf(const DriverState& state, const JobRecord& job);
 const megascale::driver::v1::EndedRank* FindEnded(const JobRecord& job, int rank);
 
-// Returns the living nodes of the job on which processes of the attempt may be left.
+// Why a job goes on with another attempt after its driver's log was restored from a copy.
+inline constexpr char kDriverRestored[] = "DriverRestored";
+// True while the job must be fenced on every node, because its log is a copy that may lack later
+// placements.
+bool IsFencedEverywhere(const DriverState& state, const JobRecord& job);
+// Returns the living nodes that must confirm that no process of the attempt is left.
+std::vector<std::string> NodesToFence(const DriverState& state, const JobRecord& job);
+// Returns those of NodesToFence that have not done so.
 std::vector<std::string> UnfencedNodesOf(const DriverState& state, const JobRecord& job);
 // True when no process of the attempt is left on any living node.
 bool AllFenced(const DriverState& state, const JobRecord& job);

@@ -18,6 +18,7 @@ Event StartedEvent(const DriverState& state, const DriverStart& start) {
     started->set_epoch(std::max(state.epoch() + 1, absl::ToUnixNanos(start.now)));
   }
   started->set_restored(start.restored);
+  started->set_machine_tests(start.machine_tests);
   if (state.secret().empty()) started->set_secret(start.secret);
   return event;
 }

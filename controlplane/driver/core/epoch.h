@@ -18,6 +18,7 @@ struct DriverStart {
   absl::Time now;         // wall time
   std::string secret;     // random; used if the log has no secret yet
   bool restored = false;  // the log is a copy, whose agents may have served a later one
+  megascale::agent::v1::TestKind machine_tests = {};  // how machines are tested from now on
 };
 
 // Returns the start of a driver with this state, by the present rules. A new log begins its first

@@ -52,6 +52,19 @@ TEST_F(EpochTest, ARestoredLogFencesEveryAttemptAndStartsTheNext) {
   EXPECT_EQ(job().attempts_without_progress(), 0) << "restoring is no failure";
 }
 
+TEST_F(EpochTest, AMachineThatTheCopyDoesNotKnowTheJobOnConfirmsTheFenceToo) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  Run();
+  Do(Joined("n2", "a", 2));  // where a later attempt may have been placed
+  Restore();
+  const int64_t fenced = job().attempt();
+  Do(Fenced(fenced, "n0", {}));
+  Do(Fenced(fenced, "n1", {}));
+  EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
+  Do(Fenced(fenced, "n2", {}));
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+}
+
 TEST_F(EpochTest, AQueuedJobThatMayHaveRunBeginsAtANewAttemptAndGetsNoSpare) {
   Do(StartedEvent(state_, {kNow, "secret", false}));
   Do(Submitted("j", SpecOf(2, 1, 30)));

@@ -36,14 +36,15 @@ struct FreeSlots {
 int TensorSize(const JobRecord& job) { return job::TensorSize(job.submitted().spec()); }
 
 FreeSlots FreeSlotsFor(const DriverState& state, const JobRecord& job,
-                       const std::string& instruction_set, const std::set<std::string>& givers) {
+                       const std::string& instruction_set, const std::set<std::string>& givers,
+                       const std::set<std::string>& in_test) {
   FreeSlots free;
   const std::set<std::string> refusing = RefusingNodesOf(state, job);
   const std::vector<std::string> before = NodesOf(job);
   for (const NodeRecord& node : state.nodes()) {
     if (!TakesRanks(node) || node.hello().instruction_set() != instruction_set) continue;
     const std::string& node_id = node.hello().node_id();
-    if (refusing.count(node_id) > 0) continue;
+    if (refusing.count(node_id) > 0 || in_test.count(node_id) > 0) continue;
     const bool is_spare =
         node.spare() && !std::binary_search(before.begin(), before.end(), node_id);
     // Spares are for jobs that lost a machine.
@@ -101,6 +102,7 @@ std::vector<std::string> PlaceGroupsWithout(const JobRecord& job, FreeSlots free
 // Returns "; n1 is evicted, n2 drains": nodes whose slots the job may not use.
 std::string Withheld(const DriverState& state, const JobRecord& job) {
   const std::set<std::string> refusing = RefusingNodesOf(state, job);
+  const std::set<std::string> in_test = NodesInTest(state);
   std::vector<std::string> nodes;
   for (const NodeRecord& node : state.nodes()) {
     const std::string& node_id = node.hello().node_id();
@@ -109,6 +111,8 @@ std::string Withheld(const DriverState& state, const JobRecord& job) {
       nodes.push_back(absl::StrCat(node_id, node.has_quarantine() ? " is quarantined"
                                             : node.evicted()      ? " is evicted"
                                                                   : " drains"));
+    } else if (in_test.count(node_id) > 0) {
+      nodes.push_back(absl::StrCat(node_id, " is being tested"));
     } else if (refusing.count(node_id) > 0) {
       nodes.push_back(absl::StrCat(node_id, " refuses the job"));
     } else if (node.spare() && job.stage() == v1::STAGE_QUEUED) {
@@ -152,6 +156,32 @@ std::vector<std::string> InstructionSets(const DriverState& state, const JobReco
 
 }  // namespace
 
+std::set<std::string> NodesInTest(const DriverState& state) {
+  std::set<std::string> nodes;
+  for (const NodeRecord& node : state.nodes()) {
+    if (!IsTestDue(node)) continue;
+    if (node.test().again() && IsBusy(state, node.hello().node_id())) continue;
+    nodes.insert(node.hello().node_id());
+  }
+  return nodes;
+}
+
+std::set<std::string> TestsToWaitFor(const DriverState& state, const JobRecord& job) {
+  std::set<std::string> nodes;
+  for (const std::string& node_id : NodesOf(job)) {
+    const NodeRecord* node = FindNode(state, node_id);
+    if (node == nullptr || !IsTestDue(*node) || !TakesRanks(*node) || IsBusy(state, node_id)) {
+      continue;
+    }
+    const bool has_memory =
+        std::any_of(job.fenced().begin(), job.fenced().end(), [&](const auto& fenced) {
+          return fenced.node_id() == node_id && fenced.snapshots_size() > 0;
+        });
+    if (node->test().again() || has_memory) nodes.insert(node_id);
+  }
+  return nodes;
+}
+
 std::string NeededSlots(const JobRecord& job) {
   const int tensor_size = TensorSize(job);
   return absl::StrCat(
@@ -163,8 +193,18 @@ bool HasRoomWithout(const DriverState& state, const JobRecord& job,
                     const std::set<std::string>& nodes) {
   const std::vector<std::string> sets = InstructionSets(state, job);
   return std::any_of(sets.begin(), sets.end(), [&](const std::string& instruction_set) {
-    FreeSlots free = FreeSlotsFor(state, job, instruction_set, {});
+    // What is tested now will most likely pass.
+    FreeSlots free = FreeSlotsFor(state, job, instruction_set, {}, /*in_test=*/{});
     return !PlaceGroupsWithout(job, std::move(free), nodes).empty();
+  });
+}
+
+bool NeedsMoreThanThereIs(const DriverState& state, const JobRecord& job) {
+  std::set<std::string> others;
+  for (const JobRecord& other : state.jobs()) others.insert(JobId(other));
+  const std::vector<std::string> sets = InstructionSets(state, job);
+  return std::none_of(sets.begin(), sets.end(), [&](const std::string& instruction_set) {
+    return !PlaceGroups(job, FreeSlotsFor(state, job, instruction_set, others, {})).empty();
   });
 }
 
@@ -172,10 +212,11 @@ PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
                          const std::set<std::string>& givers) {
   std::set<std::string> avoided = NodesThatCannotRead(state, job);
   avoided.merge(NodesThatFailedOften(job));
+  const std::set<std::string> in_test = NodesInTest(state);
   PlacementResult result;
   FreeSlots best;
   for (const std::string& instruction_set : InstructionSets(state, job)) {
-    FreeSlots free = FreeSlotsFor(state, job, instruction_set, givers);
+    FreeSlots free = FreeSlotsFor(state, job, instruction_set, givers, in_test);
     std::vector<std::string> nodes = PlaceGroupsWithout(job, free, avoided);
     if (nodes.empty() && !avoided.empty()) nodes = PlaceGroups(job, free);
     if (free.size() > best.size()) best = std::move(free);

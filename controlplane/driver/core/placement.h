@@ -26,9 +26,20 @@ struct PlacementResult {
 PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
                          const std::set<std::string>& givers = {});
 
+// Returns the nodes that get no rank now: those that have not passed a test yet, and those that are
+// tested again. A machine that is to be tested again while jobs run there goes on meanwhile.
+std::set<std::string> NodesInTest(const DriverState& state);
+
+// Returns the nodes of a recovering job whose tests are worth waiting for, because its memory is
+// there.
+std::set<std::string> TestsToWaitFor(const DriverState& state, const JobRecord& job);
+
 // True when the job fits on the nodes that are not in `nodes`.
 bool HasRoomWithout(const DriverState& state, const JobRecord& job,
                     const std::set<std::string>& nodes);
+
+// True when the job would not fit even if no other job had slots.
+bool NeedsMoreThanThereIs(const DriverState& state, const JobRecord& job);
 
 // Returns job::NeededSlots; with tensor parallelism it adds "in groups of 2 on one node".
 std::string NeededSlots(const JobRecord& job);

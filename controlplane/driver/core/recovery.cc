@@ -1,6 +1,7 @@
 #include "controlplane/driver/core/recovery.h"
 
 #include <algorithm>
+#include <csignal>
 #include <map>
 #include <set>
 
@@ -16,6 +17,7 @@ namespace agent = megascale::agent::v1;
 namespace telemetry = megascale::telemetry::v1;
 
 constexpr absl::Duration kBackoffMax = absl::Minutes(1);
+constexpr int kFailuresBeforeTest = 2;
 
 // Returns the highest step of which every rank has a snapshot on its node; -1: there is no such
 // step.
@@ -52,6 +54,10 @@ agent::RestorePoint Beginning(const JobRecord& job) {
     restore.set_step(job.preflights(0).preflight().first_step());
   }
   return restore;
+}
+
+bool IsSignalOfMachine(int signal) {
+  return signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE;
 }
 
 }  // namespace
@@ -162,6 +168,26 @@ bool IsFaultOfMachine(const JobRecord& job) {
 bool MayBlameNode(const Culprit& cause) {
   return cause.failure_class() != telemetry::FAILURE_CLASS_ABORTED &&
          cause.failure_class() != telemetry::FAILURE_CLASS_RENDEZVOUS;
+}
+
+bool CouldBeOfMachine(const JobRecord& job) {
+  const Culprit& culprit = job.culprit();
+  switch (culprit.failure_class()) {
+    case telemetry::FAILURE_CLASS_CORRUPT:
+    case telemetry::FAILURE_CLASS_DIVERGED:
+    case telemetry::FAILURE_CLASS_HUNG:
+      return true;
+    case telemetry::FAILURE_CLASS_EXITED:
+      break;
+    default:
+      return false;
+  }
+  if (!job.failures().empty() && IsSignalOfMachine(job.failures(0).signal())) return true;
+  const auto there =
+      std::count_if(job.causes().begin(), job.causes().end(), [&](const auto& cause) {
+        return cause.node_id() == culprit.node_id() && MayBlameNode(cause);
+      });
+  return there >= kFailuresBeforeTest;
 }
 
 std::set<std::string> NodesThatFailedOften(const JobRecord& job) {

@@ -61,6 +61,11 @@ bool IsFaultOfMachine(const JobRecord& job);
 // False: the failure came from elsewhere, a peer or the rendezvous store.
 bool MayBlameNode(const Culprit& cause);
 
+// True if the newest failure of the job could be its machine's: wrong numbers or bytes, a hang, a
+// signal that a broken core or memory gives, or the second failure there in a row. Call it after
+// the failure is in job.causes().
+bool CouldBeOfMachine(const JobRecord& job);
+
 // Returns the nodes on which the job failed kFailuresOfOneNodeMax times since it last progressed,
 // for causes that may blame a node.
 std::set<std::string> NodesThatFailedOften(const JobRecord& job);

@@ -38,6 +38,7 @@ class Transition {
   bool OnNodesForgotten(const v1::NodesForgotten& forgotten);
   bool OnNodeQuarantined(const v1::NodeQuarantined& quarantined);
   bool OnNodeSpareSet(const v1::NodeSpareSet& spare_set);
+  bool OnMachineTested(const v1::MachineTested& tested);
   bool OnPreflightPassed(const v1::PreflightPassed& passed);
   bool OnPreflightRefused(const v1::PreflightRefused& refused);
   bool OnLoadingStarted(const v1::LoadingStarted& started);
@@ -67,7 +68,13 @@ class Transition {
   // queue).
   // Returns the first recovering job that could not be placed; null: all of them run again.
   const JobRecord* PlaceRecovering();
+  // Returns true if the job must wait for tests of its machines; its status then says so.
+  bool WaitsForTests(JobRecord* job);
   void PlaceQueued(const JobRecord* recovering);
+  // As PlaceQueued, since rules 5.
+  void PlaceQueue();
+  // Returns true if queued jobs may start although this one, which recovers, waits for slots.
+  bool MayBePassed(const JobRecord& job) const;
   bool PlaceByTaking(JobRecord* job);
   void SettlePreflight(JobRecord* job);
   void SettleRun(JobRecord* job);
@@ -107,6 +114,11 @@ class Transition {
   void KeepSuspicion(const megascale::control::v1::Suspicion& suspicion, JobRecord* job);
   // Handles progress of the job: nothing holds it up, and an old report ends.
   void EndSuspicion(JobRecord* job);
+  // Lets the machine be tested before it gets another rank. `job`: the one that failed there; null:
+  // there is none.
+  void DemandTest(NodeRecord* node, const std::string& why, const JobRecord* job);
+  void TestAfterFailure(const JobRecord& job);
+  void SetMachineTests(megascale::agent::v1::TestKind kind);
   // Returns why a suspect must stay; "": its machine is to be evicted.
   std::string WhySuspectStays(JobRecord* job) const;
   // Ends every attempt, because the agents may have served a later state than this log's.

@@ -100,9 +100,10 @@ absl::Status CheckJoin(const DriverState& state, const agent::Hello& hello,
 bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
   const agent::Hello& hello = joined.hello();
   NodeRecord* node = FindNode(&state_, hello.node_id());
+  const bool is_new = node == nullptr || node->hello().incarnation() != hello.incarnation();
   if (node == nullptr) {
     node = AddNode(&state_, hello.node_id());
-  } else if (node->hello().incarnation() != hello.incarnation()) {
+  } else if (is_new) {
     LoseProcesses(hello.node_id(),
                   Unreachable(hello.node_id(), WhatHappened(node->hello(), hello)));
     node->clear_draining();
@@ -114,6 +115,10 @@ bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
   *node->mutable_hello() = hello;
   node->set_alive(true);
   node->clear_lost_unix_nanos();
+  if (is_new) {
+    node->clear_test();
+    DemandTest(node, "its agent started", nullptr);
+  }
   return true;
 }
 
@@ -144,6 +149,7 @@ bool Transition::OnNodeUncordoned(const pb::NodeUncordoned& uncordoned) {
   NodeRecord* node = FindNode(&state_, uncordoned.node_id());
   if (node == nullptr) return false;
   bool changed = node->evicted() || node->has_quarantine();
+  if (node->has_quarantine()) DemandTest(node, "its quarantine was ended", nullptr);
   node->clear_evicted();
   node->clear_evicted_why();
   node->clear_quarantine();

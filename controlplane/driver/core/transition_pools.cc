@@ -12,6 +12,7 @@
 
 namespace megascale::driver {
 
+namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
@@ -257,22 +258,77 @@ void Transition::BlameNodesLeft(JobRecord* job) {
   ForgetFailures(job);
 }
 
+// --- machine tests ------------------------------------------------------------------------------
+
+// An agent whose version cannot test its machine counts as tested.
+void Transition::DemandTest(NodeRecord* node, const std::string& why, const JobRecord* job) {
+  if (state_.machine_tests() == agent::TEST_KIND_UNSPECIFIED || !node->hello().tests_machine()) {
+    return;
+  }
+  const bool passed = node->test().test().state() == agent::MachineTest::STATE_PASSED;
+  const bool again = job != nullptr && (passed || node->test().again());
+  pb::NodeTest* test = node->mutable_test();
+  test->Clear();
+  test->set_why(why);
+  test->set_again(again);
+  test->mutable_test()->set_id(state_.num_events());
+  test->mutable_test()->set_kind(state_.machine_tests());
+  test->mutable_test()->set_state(agent::MachineTest::STATE_RUNNING);
+  if (job != nullptr) test->add_directories(CheckpointDirectory(*job));
+}
+
+void Transition::TestAfterFailure(const JobRecord& job) {
+  NodeRecord* node = FindNode(&state_, job.culprit().node_id());
+  if (node == nullptr || !node->alive() || IsTestDue(*node) || !CouldBeOfMachine(job)) return;
+  DemandTest(node, absl::StrCat("job ", JobId(job), ": ", Describe(job.culprit())), &job);
+}
+
+bool Transition::OnMachineTested(const pb::MachineTested& tested) {
+  NodeRecord* node = FindNode(&state_, tested.node_id());
+  if (node == nullptr || !IsTestDue(*node) || node->hello().incarnation() != tested.incarnation() ||
+      node->test().test().id() != tested.test().id() ||
+      tested.test().state() < agent::MachineTest::STATE_PASSED) {
+    return false;
+  }
+  *node->mutable_test()->mutable_test() = tested.test();
+  node->mutable_test()->set_ended_unix_nanos(event_.time_unix_nanos());
+  if (tested.test().state() == agent::MachineTest::STATE_FAILED) {
+    Quarantine(tested.node_id(), absl::StrCat("machine test: ", tested.test().evidence()));
+  }
+  return true;
+}
+
+void Transition::SetMachineTests(agent::TestKind kind) {
+  state_.set_machine_tests(kind);
+  for (NodeRecord& node : *state_.mutable_nodes()) {
+    if (kind == agent::TEST_KIND_UNSPECIFIED) {
+      node.clear_test();
+    } else if (node.alive() && !node.has_test()) {
+      DemandTest(&node, "the driver tests machines now", nullptr);
+    }
+  }
+}
+
 // --- epochs -------------------------------------------------------------------------------------
 
 // The agents may run attempts that this log does not know. They end all processes when they hear of
 // the new epoch, and each job goes on with another attempt. That is no failure.
 void Transition::BeginEpoch() {
+  for (NodeRecord& node : *state_.mutable_nodes()) {  // the copy may lack later results
+    if (node.alive()) DemandTest(&node, "the driver's log was restored from a copy", nullptr);
+  }
   for (JobRecord& job : *state_.mutable_jobs()) {
     if (IsTerminal(job)) continue;
     job.set_attempt(job.attempt() + kAttemptsOfAnEpoch);
-    if (!HoldsSlots(job)) continue;
+    // A queued job may have run after the copy was made. It is queued again once it is fenced.
+    if (!HoldsSlots(job) && state_.rules() < 5) continue;
     job.clear_fenced();
     job.set_stage(pb::STAGE_FENCE);
     job.set_stage_event(state_.num_events());
     if (job.has_cancel()) continue;
     job.mutable_leave()->clear_node_id();
-    job.mutable_leave()->set_reason("DriverRestored");
-    SetStatus(&job, control::JOB_STATE_RECOVERING, "DriverRestored",
+    job.mutable_leave()->set_reason(kDriverRestored);
+    SetStatus(&job, control::JOB_STATE_RECOVERING, kDriverRestored,
               "the driver's log was restored from a copy: all processes end, and another attempt "
               "follows");
   }

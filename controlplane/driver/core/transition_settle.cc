@@ -18,6 +18,13 @@ namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
 
+namespace {
+
+// How long others may pass a job that waits for more slots than there are.
+constexpr absl::Duration kPassedMax = absl::Minutes(10);
+
+}  // namespace
+
 std::string CancelledMessage(const JobRecord& job) {
   if (!EverCommitted(job)) return "cancelled";
   const auto newest = NewestCheckpoint(job);
@@ -28,7 +35,8 @@ std::string CancelledMessage(const JobRecord& job) {
 void Transition::Settle() {
   if (state_.rules() < 2) return PlaceByRules1();
   for (JobRecord& job : *state_.mutable_jobs()) SettleStage(&job);
-  PlaceQueued(PlaceRecovering());
+  const JobRecord* recovering = PlaceRecovering();
+  state_.rules() < 5 ? PlaceQueued(recovering) : PlaceQueue();
 }
 
 void Transition::SettleStage(JobRecord* job) {
@@ -115,7 +123,7 @@ void Transition::PlaceByRules1() {
 const JobRecord* Transition::PlaceRecovering() {
   const JobRecord* first = nullptr;
   for (JobRecord& job : *state_.mutable_jobs()) {
-    if (job.stage() == pb::STAGE_WAIT_FOR_SLOTS && AllFenced(state_, job)) {
+    if (job.stage() == pb::STAGE_WAIT_FOR_SLOTS && AllFenced(state_, job) && !WaitsForTests(&job)) {
       PlacementResult placement = PlaceJob(state_, job);
       if (!placement.placements.empty()) {
         StartAttempt(&job, std::move(placement));
@@ -126,6 +134,15 @@ const JobRecord* Transition::PlaceRecovering() {
     if (first == nullptr && IsHold(job.stage()) && !job.has_cancel()) first = &job;
   }
   return first;
+}
+
+bool Transition::WaitsForTests(JobRecord* job) {
+  const std::set<std::string> nodes = TestsToWaitFor(state_, *job);
+  if (nodes.empty()) return false;
+  SetStatus(job, job->state(), "TestingMachines",
+            absl::StrCat("waits for the tests of ",
+                         base::Shortlist(std::vector<std::string>(nodes.begin(), nodes.end()))));
+  return true;
 }
 
 // Two recovering jobs may each hold slots that the other needs and would wait for ever. So the job
@@ -182,6 +199,41 @@ void Transition::PlaceQueued(const JobRecord* recovering) {
   }
 }
 
+// A recovering job that needs more slots than there are is not served by idle ones: others may pass
+// it, but not for long, or they would hold the slots when its machines are back.
+bool Transition::MayBePassed(const JobRecord& job) const {
+  const int64_t waited = event_.time_unix_nanos() - job.waiting_since_unix_nanos();
+  return job.stage() == pb::STAGE_WAIT_FOR_SLOTS && waited < absl::ToInt64Nanoseconds(kPassedMax) &&
+         AllFenced(state_, job) && NeedsMoreThanThereIs(state_, job);
+}
+
+void Transition::PlaceQueue() {
+  std::string before;
+  for (const JobRecord& job : state_.jobs()) {
+    if (!IsHold(job.stage()) || job.has_cancel() || MayBePassed(job)) continue;
+    before = absl::StrCat("job ", JobId(job), ", which recovers");
+    break;
+  }
+  int64_t position = 0;
+  for (const JobRecord* queued : Queue(state_)) {
+    JobRecord& job = *FindJob(&state_, JobId(*queued));
+    ++position;
+    if (!before.empty()) {
+      SetStatus(&job, job.state(), "WaitingInQueue",
+                absl::StrCat("position ", position, " in the queue, behind ", before, "; ",
+                             NeededSlots(job)));
+    } else if (PlacementResult placement = PlaceJob(state_, job); !placement.placements.empty()) {
+      StartAttempt(&job, std::move(placement));
+      --position;
+      continue;
+    } else {
+      SetStatus(&job, job.state(), "WaitingForSlots",
+                absl::StrCat("position ", position, " in the queue; ", placement.message));
+    }
+    before = absl::StrCat("job ", JobId(job));
+  }
+}
+
 void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   const agent::RestorePoint restore = ChooseRestore(*job, placement.placements);
   const std::vector<std::string> before = NodesOf(*job);
@@ -198,7 +250,8 @@ void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   job->clear_finalize();
   job->set_host_failed(false);
   job->set_progressed(false);
-  for (const std::string& node_id : NodesOf(*job)) {  // a spare that takes over becomes active
+  for (const std::string& node_id : NodesOf(*job)) {
+    if (state_.rules() >= 5) break;  // a spare that takes over stays one, for when the job ends
     if (std::binary_search(before.begin(), before.end(), node_id)) continue;
     FindNode(&state_, node_id)->clear_spare();
   }
@@ -300,6 +353,12 @@ void Transition::SettleFence(JobRecord* job) {
 
 // Leaving is not a failure: it neither counts as one nor costs a backoff.
 void Transition::AfterLeave(JobRecord* job) {
+  if (job->leave().reason() == kDriverRestored && job->instruction_set().empty()) {
+    job->clear_leave();  // it was queued
+    job->clear_fenced();
+    Enter(job, pb::STAGE_QUEUED);
+    return SetStatus(job, control::JOB_STATE_PENDING, "WaitingForSlots", "");
+  }
   if (HasAllSteps(*job)) return Complete(job);
   if (job->progressed()) ForgetFailures(job);
   Enter(job, pb::STAGE_WAIT_FOR_SLOTS);
@@ -324,6 +383,7 @@ void Transition::AfterFailure(JobRecord* job) {
   if (WasRefusedByNode(*job)) return AfterRefusal(job);
   const bool older_rules = state_.rules() < 3;
   if (!IsRetried(culprit.failure_class()) || (older_rules && CannotStartByRules2(*job))) {
+    TestAfterFailure(*job);
     End(job, control::JOB_STATE_FAILED, ReasonOf(culprit), Describe(culprit));
     return;
   }
@@ -334,6 +394,7 @@ void Transition::AfterFailure(JobRecord* job) {
     if (!older_rules && CouldNotReadMemory(*job)) StepOverMemory(job);
     CountFailure(job);
   }
+  TestAfterFailure(*job);
   if (GaveUp(job)) return;
   const absl::Duration backoff = BackoffOf(*job);
   if (backoff == absl::ZeroDuration()) {

@@ -190,6 +190,20 @@ void AddStoredShards(const JobRecord& job, const agent::ActualJob& report,
   }
 }
 
+void AddMachineTested(const NodeRecord& node, const agent::ActualState& report,
+                      std::vector<Event>* events) {
+  const agent::MachineTest& test = report.machine_test();
+  if (!IsTestDue(node) || test.id() != node.test().test().id() ||
+      test.state() < agent::MachineTest::STATE_PASSED) {
+    return;
+  }
+  Event event;
+  event.mutable_machine_tested()->set_node_id(node.hello().node_id());
+  event.mutable_machine_tested()->set_incarnation(report.incarnation());
+  *event.mutable_machine_tested()->mutable_test() = test;
+  events->push_back(std::move(event));
+}
+
 }  // namespace
 
 Event RankFailedEvent(const JobRecord& job, int rank, const std::string& node_id,
@@ -241,8 +255,10 @@ std::vector<Event> ReportedEvents::EventsOf(const DriverState& state, const Node
     event.mutable_node_draining()->set_incarnation(report.incarnation());
     events.push_back(std::move(event));
   }
+  AddMachineTested(node, report, &events);
   for (const JobRecord& job : state.jobs()) {
-    if (!HoldsSlots(job) || !reports.IsOn(job, node_id)) continue;
+    if (!HoldsSlots(job)) continue;
+    if (!reports.IsOn(job, node_id) && !IsFencedEverywhere(state, job)) continue;
     const agent::ActualJob* found = reports.LastReport(node_id, JobId(job));
     const agent::ActualJob nothing;
     const agent::ActualJob& actual = found != nullptr ? *found : nothing;

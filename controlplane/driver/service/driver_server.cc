@@ -51,6 +51,12 @@ void WarnOf(const DriverOptions& options, const client::Address& address) {
   if (!expiry.empty()) base::LogWarning(expiry);
 }
 
+agent::v1::TestKind TestKindOf(const std::string& word, bool is_local) {
+  if (word == "off") return agent::v1::TEST_KIND_UNSPECIFIED;
+  if (word == "quick" || (word.empty() && is_local)) return agent::v1::TEST_KIND_QUICK;
+  return agent::v1::TEST_KIND_FULL;
+}
+
 sigset_t EndSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -113,6 +119,7 @@ absl::Status DriverServer::Impl::MakeLoop(const DriverOptions& given) {
   options.state_directory = std::filesystem::absolute(given.state_directory).string();
   options.retention = given.retention;
   options.node_timeout = given.node_timeout;
+  options.machine_tests = TestKindOf(given.machine_tests, address.is_unix());
   options.files = &RealJobFiles();
   options.clock = &base::RealClock();
   options.secret = RandomSecret();
@@ -188,6 +195,11 @@ absl::StatusOr<std::unique_ptr<DriverServer>> DriverServer::Start(const DriverOp
         "--node-timeout: ", absl::FormatDuration(options.node_timeout),
         " is out of range; expected ", absl::FormatDuration(FailureDetector::kNodeTimeoutMin),
         " to ", absl::FormatDuration(FailureDetector::kNodeTimeoutMax)));
+  }
+  const std::string& tests = options.machine_tests;
+  if (!tests.empty() && tests != "off" && tests != "quick" && tests != "full") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--machine-tests: unknown value '", tests, "'; expected off, quick or full"));
   }
   auto impl = std::make_unique<Impl>();
   RETURN_IF_ERROR(impl->CheckAddress(options));

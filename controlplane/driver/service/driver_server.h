@@ -30,6 +30,10 @@ struct DriverOptions {
   // How long an agent may be silent before its machine counts as lost and its jobs move; 2s to 1h.
   // The limits in a job's specification concern the job's own ranks only.
   absl::Duration node_timeout = FailureDetector::kNodeTimeout;
+  // How machines are tested before they get ranks, and after failures that could be theirs: "off",
+  // "quick" (about a second), "full" (at most half a minute). Empty: full on TCP; quick on a Unix
+  // socket, where all agents are on one machine.
+  std::string machine_tests = "off";
   security::TlsFiles tls;
   bool insecure = false;
   // "host:port" of the page; empty: there is none. Off this machine it uses `tls`.

@@ -10,6 +10,7 @@
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
+#include "controlplane/driver/shell/job_evidence.h"
 #include "controlplane/driver/shell/job_view.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -78,7 +79,8 @@ absl::Status DriverShell::Replay() {
   for (const JobRecord& job : state_.jobs()) {
     if (!IsTerminal(job) && job.attempt() > 0) LossLogOf(job);
   }
-  Feed(StartedEvent(state_, {options_.clock->Wall(), options_.secret, false}));
+  Feed(StartedEvent(state_,
+                    {options_.clock->Wall(), options_.secret, false, options_.machine_tests}));
   // Newer than every version that a driver before this one sent.
   version_ = VersionOfEvent(state_.num_events());
   return absl::OkStatus();
@@ -89,6 +91,10 @@ void DriverShell::Begin() {
   for (const JobRecord& job : state_.jobs()) {
     const LossLog* log = loss_logs_.Find(JobId(job));
     if (log != nullptr) monitor_.NoteStep(JobId(job), log->last_step());
+    // The driver before this one may have ended before it wrote it.
+    if (IsTerminal(job) && job.attempt() > 0 && !HasEvidence(job, options_.files)) {
+      KeepEvidence(job);
+    }
   }
 }
 
@@ -335,11 +341,39 @@ void DriverShell::ForgetJobs() {
     counts_.Forget(id);
     cut_attempts_.erase(id);
     described_.erase(id);
+    last_ranks_.erase(id);
   }
   if (event.has_jobs_forgotten()) Feed(std::move(event));
 }
 
+void DriverShell::NoteRanks(const Event& event) {
+  if (!event.has_rank_failed() && !event.has_node_lost()) return;
+  for (const JobRecord& job : state_.jobs()) {
+    const bool is_meant = event.has_rank_failed()
+                              ? JobId(job) == event.rank_failed().job_id()
+                              : monitor_.reports().IsOn(job, event.node_lost().node_id());
+    if (!is_meant || !HoldsSlots(job) || IsHold(job.stage())) continue;
+    LastRanks& last = last_ranks_[JobId(job)];
+    if (last.attempt == job.attempt()) continue;  // what follows is a consequence
+    last = {job.attempt(), ViewRanks(job, monitor_)};
+  }
+}
+
+void DriverShell::KeepEvidence(const JobRecord& job) {
+  const auto last = last_ranks_.find(JobId(job));
+  const bool is_known = last != last_ranks_.end();
+  const LossLog* log = loss_logs_.Find(JobId(job));
+  const absl::Status written =
+      WriteEvidence(job,
+                    EvidenceOf(state_, job, log == nullptr ? job.best_step() : log->last_step(),
+                               is_known ? last->second.ranks : ViewRanks(job, monitor_)),
+                    options_.files);
+  if (!written.ok()) base::LogWarning(written.message());
+  if (is_known) last_ranks_.erase(last);
+}
+
 void DriverShell::Feed(Event event) {
+  NoteRanks(event);
   for (Event& steps : counts_.EventsBefore(event, options_.clock->Monotonic())) {
     Feed(std::move(steps));
   }
@@ -402,6 +436,9 @@ void DriverShell::TellAttempts() {
   if (attempts == told_attempts_) return;
   for (const auto& [job_id, attempt] : told_attempts_) {
     if (attempts.count(job_id) > 0) continue;
+    const JobRecord* job = FindJob(state_, job_id);
+    if (job != nullptr && !IsTerminal(*job)) continue;  // it is queued again after a restore
+    if (job != nullptr) KeepEvidence(*job);
     loss_logs_.Close(job_id);
     tensorboard_logs_.Forget(job_id);
     counts_.Forget(job_id);
@@ -499,7 +536,15 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
     Describe(*job);
     return ViewWith(*job, nullptr);
   }
-  return ViewWith(*job, LossLogOf(*job));
+  control::Job view = ViewWith(*job, LossLogOf(*job));
+  if (!IsTerminal(*job)) return view;
+  const absl::StatusOr<control::JobEvidence> evidence = ReadEvidence(*job, options_.files);
+  if (evidence.ok()) {
+    *view.mutable_evidence() = *evidence;
+  } else if (!absl::IsNotFound(evidence.status())) {
+    base::LogWarning(evidence.status().message());
+  }
+  return view;
 }
 
 control::Job DriverShell::ViewWith(const JobRecord& job, const LossLog* log) {

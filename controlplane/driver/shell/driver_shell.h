@@ -77,6 +77,8 @@ class DriverShell {
     std::function<void(const std::map<std::string, RunningAttempt>&)> on_attempts;
     // Random; the secret of a new log, from which the proofs of desired states derive.
     std::string secret;
+    // How machines are tested before they get ranks.
+    megascale::agent::v1::TestKind machine_tests = megascale::agent::v1::TEST_KIND_UNSPECIFIED;
   };
   // An input runs before the commit of its round; the output that it returns runs after the commit.
   using Output = std::function<void()>;
@@ -111,6 +113,7 @@ class DriverShell {
   void OnGone(const std::string& node_id, const AgentLink* link);
 
   // --- for outputs, after the commit: the durable state, joined with the agents' newest reports.
+  // A job that has ended comes with its evidence.
   absl::StatusOr<megascale::control::v1::Job> View(const std::string& job_id);
   // Opens no loss log of a job that has ended, since there may be thousands: such a job may lack
   // the figures of its last step, which View has.
@@ -153,6 +156,10 @@ class DriverShell {
   megascale::control::v1::Job ViewWith(const JobRecord& job, const LossLog* log);
   // Writes job.json if it is missing. A failure is ignored.
   void Describe(const JobRecord& job);
+  // Keeps what the ranks do when an event that ends an attempt comes.
+  void NoteRanks(const Event& event);
+  // Writes evidence.json of a job that has ended. A failure is ignored.
+  void KeepEvidence(const JobRecord& job);
   absl::Status MayJoin(const megascale::agent::v1::Hello& hello, const AgentLink& link) const;
   void LogRefusal(const std::string& node_id, const absl::Status& why);
 
@@ -170,7 +177,12 @@ class DriverShell {
   std::map<std::string, Link> links_;
   std::map<std::string, absl::Duration> refusals_logged_;  // by node: time of the last log line
   std::map<std::string, RunningAttempt> told_attempts_;
-  int64_t version_ = 0;  // of the newest desired state
+  struct LastRanks {
+    int64_t attempt = 0;
+    std::vector<megascale::control::v1::RankView> ranks;
+  };
+  std::map<std::string, LastRanks> last_ranks_;  // by job: at the newest failure
+  int64_t version_ = 0;                          // of the newest desired state
   bool state_changed_ = true;
   absl::Duration next_tick_ = absl::ZeroDuration();
   absl::Duration next_forgetting_ = absl::ZeroDuration();

@@ -481,6 +481,81 @@ TEST_F(JobFilesTest, ACutThatFailsAtFirstArchivesTheStepsThatWereRolledBack) {
   EXPECT_EQ(shell_->View("j")->last_step(), 0);
 }
 
+// A job that ends keeps what was known of its failure, its ranks and its machines.
+TEST_F(JobFilesTest, AJobThatFailsKeepsItsEvidenceWhenItsMachineAndTheDriverAreGone) {
+  Run();
+  agent::ActualRank* rank = report_.mutable_jobs(0)->mutable_ranks(0);
+  rank->mutable_status()->set_phase(telemetry::PHASE_TRAINING);
+  rank->mutable_status()->set_step(7);
+  AddStep(1);
+  Pass(absl::Seconds(1));
+  rank->set_state(agent::ActualRank::STATE_FAILED);
+  rank->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_DIVERGED);
+  rank->mutable_failure()->set_message("loss of step 8 is not finite");
+  report_.mutable_jobs(0)->set_num_processes(0);
+  Pass(absl::Seconds(3));
+  ASSERT_EQ(job().state(), control::JOB_STATE_FAILED);
+  ASSERT_TRUE(disk_.Exists(absl::StrCat(job().submitted().directory(), "/evidence.json")));
+  shell_.reset();
+  Open(&disk_);
+  const control::Job seen = *shell_->View("j");
+  ASSERT_TRUE(seen.has_evidence());
+  EXPECT_EQ(seen.evidence().culprit().evidence(), "loss of step 8 is not finite");
+  EXPECT_EQ(seen.evidence().last_step(), 1);
+  ASSERT_EQ(seen.evidence().ranks_size(), 1);
+  ASSERT_EQ(seen.evidence().nodes_size(), 1);
+  EXPECT_EQ(seen.evidence().nodes(0).node_id(), "n0");
+  EXPECT_FALSE((*shell_->ViewJobs())[0].has_evidence()) << "a list reads no files";
+}
+
+// Nothing under the state directory can be written: the driver ends, agents and workers go on.
+TEST_F(JobFilesTest, AFullDiskUnderTheDriversStateEndsNoJob) {
+  Run();
+  AddStep(1);
+  Pass(absl::Seconds(1));
+  ASSERT_EQ(Acknowledged(), 1);
+  disk_.SetFaults(
+      [](absl::string_view effect) {
+        return absl::StartsWith(effect, "open") ? SimulatedDisk::Fate::kDone
+                                                : SimulatedDisk::Fate::kFails;
+      },
+      {});
+  AddStep(2);
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(Acknowledged(), 1) << "the agent keeps the step";
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  const auto evict = [&]() -> DriverShell::Output {
+    EXPECT_TRUE(shell_->Evict(Evicted("n0", "").node_evicted()).ok());
+    return [] { ADD_FAILURE() << "was acknowledged and is not durable"; };
+  };
+  EXPECT_FALSE(shell_->Round({evict}).ok());
+  shell_.reset();
+  disk_.Crash();
+  Break("");  // somebody made room, and started the driver again
+  Open(&disk_);
+  Round([&] { shell_->OnHello(HelloOf("n0", "a", 1), link_); });
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  EXPECT_EQ(job().attempt(), 1);
+  EXPECT_EQ(Acknowledged(), 2);
+}
+
+TEST_F(JobFilesTest, EvidenceThatCannotBeWrittenEndsNoJobAndIsWrittenByTheNextDriver) {
+  Run();
+  Break("evidence");
+  report_.mutable_jobs(0)->mutable_ranks(0)->set_state(agent::ActualRank::STATE_FAILED);
+  report_.mutable_jobs(0)->mutable_ranks(0)->mutable_failure()->set_failure_class(
+      telemetry::FAILURE_CLASS_DIVERGED);
+  report_.mutable_jobs(0)->set_num_processes(0);
+  Pass(absl::Seconds(3));
+  ASSERT_EQ(job().state(), control::JOB_STATE_FAILED);
+  EXPECT_FALSE(shell_->View("j")->has_evidence());
+  Break("");
+  shell_.reset();
+  Open(&disk_);
+  EXPECT_TRUE(shell_->View("j")->has_evidence());
+}
+
 TEST_F(JobFilesTest, ALossLogThatNeverWorksIsSetAsideAndTheJobGoesOn) {
   Run();
   Break("jobs/j/metrics");

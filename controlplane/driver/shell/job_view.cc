@@ -100,22 +100,6 @@ void AddCeiling(const JobRecord& job, const ViewSources& sources, control::Job* 
   view->set_flops_ceiling_age_seconds(std::max(1.0, absl::ToDoubleSeconds(age)));
 }
 
-void AddRanks(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
-  for (const auto& placement : job.placements()) {
-    auto* rank = view->add_ranks();
-    rank->set_node_id(placement.node_id());
-    rank->mutable_status()->set_rank(placement.rank());
-    const auto* actual = monitor.reports().LastReport(placement.node_id(), JobId(job));
-    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
-    for (const auto& reported : actual->ranks()) {
-      if (reported.status().rank() == placement.rank()) {
-        *rank->mutable_status() = reported.status();
-        rank->mutable_status()->set_doing(telemetry::DescribeDoing(reported.status()));
-      }
-    }
-  }
-}
-
 // A preflight that encodes text may take long, and people must see how far it is.
 void AddPreflight(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
   for (const std::string& node_id : NodesOf(job)) {
@@ -259,6 +243,24 @@ void AddTimes(const JobRecord& job, const ViewSources& sources, control::Job* vi
 
 }  // namespace
 
+std::vector<control::RankView> ViewRanks(const JobRecord& job, const AgentMonitor& monitor) {
+  std::vector<control::RankView> ranks;
+  for (const auto& placement : job.placements()) {
+    control::RankView& rank = ranks.emplace_back();
+    rank.set_node_id(placement.node_id());
+    rank.mutable_status()->set_rank(placement.rank());
+    const auto* actual = monitor.reports().LastReport(placement.node_id(), JobId(job));
+    if (actual == nullptr || actual->attempt() != job.attempt()) continue;
+    for (const auto& reported : actual->ranks()) {
+      if (reported.status().rank() == placement.rank()) {
+        *rank.mutable_status() = reported.status();
+        rank.mutable_status()->set_doing(telemetry::DescribeDoing(reported.status()));
+      }
+    }
+  }
+  return ranks;
+}
+
 control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSources& sources) {
   control::Job view;
   view.set_job_id(JobId(job));
@@ -297,7 +299,8 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   AddWarnings(job, *sources.monitor, &view);
   AddCeiling(job, sources, &view);
   view.set_model_flops_per_second(view.tokens_per_second() * FlopsPerToken(job));
-  AddRanks(job, *sources.monitor, &view);
+  const std::vector<control::RankView> ranks = ViewRanks(job, *sources.monitor);
+  *view.mutable_ranks() = {ranks.begin(), ranks.end()};
   if (HoldsSlots(job)) AddPreflight(job, *sources.monitor, &view);
   if (HoldsSlots(job)) AddStorageError(job, *sources.monitor, &view);
   return view;
@@ -365,6 +368,13 @@ control::NodeView ViewNode(const NodeRecord& node, const SlotUse& use, const Vie
   if (node.has_quarantine()) {
     view.set_quarantine_evidence(node.quarantine().evidence());
     SetTime(node.quarantine().since_unix_nanos(), view.mutable_quarantined_at());
+  }
+  if (node.has_test()) {
+    *view.mutable_machine_test() = node.test().test();
+    view.set_machine_test_why(node.test().why());
+    if (node.test().ended_unix_nanos() != 0) {
+      SetTime(node.test().ended_unix_nanos(), view.mutable_machine_tested_at());
+    }
   }
   return view;
 }

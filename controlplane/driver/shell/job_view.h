@@ -1,6 +1,8 @@
 // A job as people see it: the state machine's record, joined with the agents' newest reports.
 #pragma once
 
+#include <vector>
+
 #include "absl/time/time.h"
 #include "controlplane/driver/core/driver_state.h"
 #include "controlplane/driver/reports/agent_monitor.h"
@@ -20,6 +22,10 @@ struct ViewSources {
 // Returns the job as people see it. `loss_log`: this job's; null: it cannot be read.
 megascale::control::v1::Job ViewJob(const JobRecord& job, const LossLog* loss_log,
                                     const ViewSources& sources);
+
+// Returns what each rank of the job's attempt said last, in rank order.
+std::vector<megascale::control::v1::RankView> ViewRanks(const JobRecord& job,
+                                                        const AgentMonitor& monitor);
 
 // Returns the job without the ages in it, which change although nothing else does.
 megascale::control::v1::Job WithoutAges(megascale::control::v1::Job job);

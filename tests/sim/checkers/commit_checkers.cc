@@ -152,9 +152,19 @@ void RestoreChecker::OnRestoreFailed(const ProcessName& process, const absl::Sta
 // --- OneEpochAtATime --------------------------------------------------------------------------
 
 void EpochChecker::OnState(const DriverState& before, const DriverState& after) {
-  if (after.epoch() == epoch_) return;
+  if (after.epoch() == epoch_) return NoteLost(before, after);
   epoch_ = after.epoch();
+  given_up_.clear();
   num_of_older_ = static_cast<int64_t>(processes_.size());
+}
+
+// A machine that is cut off hears of no epoch. Its processes may go on once it was given up.
+void EpochChecker::NoteLost(const DriverState& before, const DriverState& after) {
+  for (const auto& node : before.nodes()) {
+    if (!node.alive()) continue;
+    const auto* now = driver::FindNode(after, node.hello().node_id());
+    if (now == nullptr || !now->alive()) given_up_.insert(node.hello().incarnation());
+  }
 }
 
 void EpochChecker::OnProcessStarted(const ProcessName& process) {
@@ -162,6 +172,7 @@ void EpochChecker::OnProcessStarted(const ProcessName& process) {
   if (process.rank < 0 || num_of_older_ == 0) return;
   for (const auto& [key, other] : processes_) {
     if (other.name.job_id != process.job_id || other.epoch == epoch_) continue;
+    if (given_up_.count(other.name.incarnation) > 0) continue;
     world_.Violate("OneEpochAtATime",
                    absl::StrCat("job ", process.job_id, ": rank ", process.rank, " starts on ",
                                 process.node_id, " while rank ", other.name.rank,

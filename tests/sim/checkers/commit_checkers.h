@@ -79,7 +79,7 @@ class RestoreChecker : public Observer {
 };
 
 // OneEpochAtATime: in an epoch, no process that an older epoch wanted is left beside a process of
-// the same job that the new one wants.
+// the same job that the new one wants, except on a machine that was given up as lost since.
 class EpochChecker : public Observer {
  public:
   explicit EpochChecker(World* world) : world_(*world) {}
@@ -93,7 +93,10 @@ class EpochChecker : public Observer {
     ProcessName name;
     int64_t epoch = 0;  // in which it was started
   };
+  void NoteLost(const DriverState& before, const DriverState& after);
+
   World& world_;
+  std::set<std::string> given_up_;  // incarnations that were lost in this epoch
   int64_t epoch_ = 0;
   int64_t num_of_older_ = 0;  // processes that were running when an epoch began
   std::map<std::pair<std::string, int64_t>, Process> processes_;  // by incarnation and id

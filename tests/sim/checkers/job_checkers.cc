@@ -153,6 +153,95 @@ void CauseChecker::OnState(const DriverState& before, const DriverState& after) 
   }
 }
 
+// --- TestsComeFirst ---------------------------------------------------------------------------
+
+void TestedChecker::OnTestStarted(const std::string& incarnation) {
+  testing_.insert(incarnation);
+  if (processes_[incarnation].empty()) return;
+  world_.Violate("TestsComeFirst",
+                 absl::StrCat(incarnation, ": its machine is tested beside ",
+                              processes_[incarnation].size(), " processes of jobs"));
+}
+
+void TestedChecker::OnTestEnded(const std::string& incarnation, bool passed) {
+  testing_.erase(incarnation);
+  passed ? (void)passed_.insert(incarnation) : (void)passed_.erase(incarnation);
+}
+
+void TestedChecker::OnProcessStarted(const ProcessName& process) {
+  processes_[process.incarnation].insert(process.process_id);
+  if (world_.machine_tests == agent::TEST_KIND_UNSPECIFIED) return;
+  const bool tested = passed_.count(process.incarnation) > 0;
+  if (tested && testing_.count(process.incarnation) == 0) return;
+  world_.Violate("TestsComeFirst",
+                 absl::StrCat("job ", process.job_id, ": rank ", process.rank, " of attempt ",
+                              process.attempt, " starts on ", process.incarnation,
+                              tested ? ", while its machine is tested"
+                                     : ", whose machine has not passed a test"));
+}
+
+void TestedChecker::OnProcessEnded(const ProcessName& process) {
+  processes_[process.incarnation].erase(process.process_id);
+}
+
+// --- NobodyStarves ----------------------------------------------------------------------------
+
+namespace {
+
+// Groups of tensor-parallel ranks that the machines could run if no job had slots.
+int64_t Capacity(const DriverState& state, const JobRecord& job) {
+  const int64_t tensor =
+      std::max(1, job.submitted().spec().parallel().tensor_model_parallel_size());
+  const std::set<std::string> refusing = driver::RefusingNodesOf(state, job);
+  int64_t capacity = 0;
+  for (const auto& node : state.nodes()) {
+    const bool is_due = node.test().test().state() == agent::MachineTest::STATE_RUNNING;
+    const bool is_kept = node.spare() && job.stage() == driver::v1::STAGE_QUEUED;
+    if (!driver::TakesRanks(node) || is_due || is_kept) continue;
+    if (refusing.count(node.hello().node_id()) > 0) continue;
+    capacity += node.hello().num_slots() / tensor;
+  }
+  return capacity * tensor;
+}
+
+// Hours of waiting that a job has before one submitted at the same time.
+int64_t Ahead(const JobRecord& job) { return job.submitted().spec().priority(); }
+
+}  // namespace
+
+void StarvationChecker::OnState(const DriverState& before, const DriverState& after) {
+  for (const JobRecord& job : after.jobs()) {
+    const JobRecord* old = FindJob(before, JobId(job));
+    if (job.attempt() > 0 && old != nullptr && old->stage() == driver::v1::STAGE_QUEUED) {
+      Check(before, after, job);
+    }
+  }
+}
+
+// A round may have several events, so only what holds before and after it is judged.
+void StarvationChecker::Check(const DriverState& before, const DriverState& after,
+                              const JobRecord& started) {
+  bool is_earlier = true;
+  for (const JobRecord& other : after.jobs()) {
+    if (JobId(other) == JobId(started)) {
+      is_earlier = false;
+      continue;
+    }
+    const JobRecord* old = FindJob(before, JobId(other));
+    if (old == nullptr || old->stage() != other.stage() || other.has_cancel()) continue;
+    const bool queued =
+        other.stage() == driver::v1::STAGE_QUEUED && is_earlier && Ahead(other) >= Ahead(started);
+    const bool recovers = other.stage() == driver::v1::STAGE_WAIT_FOR_SLOTS;
+    if (!queued && !recovers) continue;
+    const int64_t needs = driver::WorldSize(other);
+    // A queued job is never passed; it bars the way even if it needs more than there is.
+    if (recovers && (Capacity(before, *old) < needs || Capacity(after, other) < needs)) continue;
+    world_.Violate("NobodyStarves",
+                   absl::StrCat("job ", JobId(started), " starts before job ", JobId(other),
+                                recovers ? ", which recovers and would fit" : ", which is ahead"));
+  }
+}
+
 // --- TimeAddsUp -------------------------------------------------------------------------------
 
 namespace {

@@ -94,6 +94,37 @@ class CauseChecker : public Observer {
   std::map<std::string, absl::Duration> faults_;  // time of the last fault, by node
 };
 
+// TestsComeFirst: where the driver tests machines, a process of a job starts only on a machine
+// whose agent has passed a test since it started and has not failed one, and no test runs beside
+// such a process.
+class TestedChecker : public Observer {
+ public:
+  explicit TestedChecker(World* world) : world_(*world) {}
+  void OnTestStarted(const std::string& incarnation) override;
+  void OnTestEnded(const std::string& incarnation, bool passed) override;
+  void OnProcessStarted(const ProcessName& process) override;
+  void OnProcessEnded(const ProcessName& process) override;
+
+ private:
+  World& world_;
+  std::set<std::string> passed_;                        // incarnations
+  std::set<std::string> testing_;                       // incarnations
+  std::map<std::string, std::set<int64_t>> processes_;  // of jobs, by incarnation
+};
+
+// NobodyStarves: no job gets its first slots before another one that is ahead of it and would fit
+// if no other job had slots; a recovering job is ahead of every queued one.
+class StarvationChecker : public Observer {
+ public:
+  explicit StarvationChecker(World* world) : world_(*world) {}
+  void OnState(const DriverState& before, const DriverState& after) override;
+
+ private:
+  void Check(const DriverState& before, const DriverState& after, const JobRecord& started);
+
+  World& world_;
+};
+
 // TimeAddsUp: the parts of a job's time account add up to the time since its submit, or until its
 // end, to the nanosecond, also after the driver was away; and no part ever shrinks but the kept
 // one.

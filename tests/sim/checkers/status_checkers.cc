@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "controlplane/driver/storage/loss_line.h"
 
 namespace megascale::sim {
 
@@ -76,10 +77,31 @@ std::string StatusChecker::FindLieAboutProgress(const control::Job& job) {
 
 // --- LossLogIsWhole ---------------------------------------------------------------------------
 
+// Lines that were damaged are lost. All others are in order, each step at most once.
+void LossLogChecker::CheckDamaged(const JobRecord& job) {
+  const std::string text = driver_.LossLogOf(driver::JobId(job));
+  int64_t newest = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const auto record = driver::FromLossLine(line);
+    if (!record.ok()) continue;
+    const int64_t step = record->step();
+    if (step > newest && step <= job.submitted().spec().train().steps()) {
+      newest = step;
+      continue;
+    }
+    return world_.Violate("LossLogIsWhole",
+                          absl::StrCat("job ", driver::JobId(job), ": step ", step,
+                                       " follows step ", newest, " in its damaged loss log"));
+  }
+}
+
 void LossLogChecker::OnEnd(const DriverState& durable) {
   for (const JobRecord& job : durable.jobs()) {
     if (job.state() != control::JOB_STATE_SUCCEEDED) continue;
-    if (driver_.IsLossLogCorrupt(driver::JobId(job))) continue;
+    if (driver_.IsLossLogCorrupt(driver::JobId(job))) {
+      CheckDamaged(job);
+      continue;
+    }
     const std::string text = driver_.LossLogOf(driver::JobId(job));
     const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
     int64_t expected = 0;

@@ -40,6 +40,8 @@ class LossLogChecker : public Observer {
   void OnEnd(const DriverState& durable) override;
 
  private:
+  void CheckDamaged(const JobRecord& job);
+
   World& world_;
   DriverNode& driver_;
 };

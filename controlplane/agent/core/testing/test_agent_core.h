@@ -52,6 +52,9 @@ inline std::string Describe(const Action& action) {
       return absl::StrCat("mark rank ", a.snapshot.rank, " step ", a.snapshot.step);
     }
     std::string operator()(const DropMemory& a) { return absl::StrCat("drop ", a.job_id); }
+    std::string operator()(const StartTest& a) {
+      return absl::StrCat("start test ", a.request.id(), " as ", a.process_id);
+    }
   };
   return std::visit(Visitor(), action);
 }
@@ -98,6 +101,9 @@ class AgentCoreTest : public testing::Test {
         words.push_back(Describe(action));
         if (const auto* start = std::get_if<StartProcess>(&action)) {
           core_.OnStarted(start->process_id, 1000 + static_cast<int>(start->process_id), now_);
+        }
+        if (const auto* test = std::get_if<StartTest>(&action)) {
+          core_.OnStarted(test->process_id, 1000 + static_cast<int>(test->process_id), now_);
         }
       }
     }

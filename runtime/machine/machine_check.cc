@@ -1,0 +1,145 @@
+#include "runtime/machine/machine_check.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "proto/link.pb.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/frame.h"
+#include "runtime/base/log.h"
+#include "runtime/base/process/resource_limit.h"
+#include "runtime/machine/core_check.h"
+#include "runtime/machine/exchange_check.h"
+#include "runtime/machine/memory_check.h"
+
+namespace megascale::machine {
+namespace {
+
+using megascale::agent::v1::MachineTest;
+using megascale::agent::v1::TestResult;
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr int kDirectoriesMax = 4;
+constexpr absl::Duration kLinkTimeout = absl::Seconds(30);
+
+// What each part may take. The sum is below a second, or below half a minute with four directories.
+struct Budgets {
+  size_t memory_bytes;
+  absl::Duration memory, arithmetic, training, loopback, disk, directory;
+  size_t directory_bytes_max;
+};
+constexpr Budgets kQuick = {64 * kMiB,
+                            absl::Milliseconds(250),
+                            absl::Milliseconds(150),
+                            absl::Milliseconds(100),
+                            absl::Milliseconds(100),
+                            absl::Milliseconds(100),
+                            absl::Milliseconds(50),
+                            8 * kMiB};
+constexpr Budgets kFull = {1024 * kMiB,      absl::Seconds(8), absl::Seconds(4), absl::Seconds(3),
+                           absl::Seconds(2), absl::Seconds(3), absl::Seconds(1), 256 * kMiB};
+
+// An eighth of what the agent's processes may use, at most: the machine may have little.
+size_t MemoryBytes(const Budgets& budgets) {
+  const std::optional<base::MemoryLimit> limit = base::SmallestMemoryLimit();
+  if (!limit.has_value() || limit->limit_bytes <= 0) return budgets.memory_bytes;
+  const size_t share = static_cast<size_t>(limit->limit_bytes) / 8 / kMiB * kMiB;
+  return std::clamp(share, kMiB, budgets.memory_bytes);
+}
+
+struct Part {
+  std::string name;
+  std::function<PartResult()> run;
+};
+
+std::vector<Part> PartsOf(const CheckOptions& options, const Budgets& budgets) {
+  const auto directory = [&budgets](const std::string& path, bool is_own) {
+    return [&budgets, path, is_own] {
+      DirectoryOptions given;
+      given.path = path;
+      given.is_own = is_own;
+      given.budget = is_own ? budgets.disk : budgets.directory;
+      given.size_bytes_max = budgets.directory_bytes_max;
+      return CheckDirectory(given);
+    };
+  };
+  std::vector<Part> parts = {{"memory",
+                              [&budgets] {
+                                return CheckMemory({MemoryBytes(budgets), budgets.memory, {}});
+                              }},
+                             {"arithmetic",
+                              [&budgets] {
+                                return CheckArithmetic({budgets.arithmetic, {}});
+                              }},
+                             {"training", [&budgets] { return CheckTraining({budgets.training}); }},
+                             {"loopback",
+                              [&budgets] {
+                                return CheckLoopback({kMiB, budgets.loopback, {}});
+                              }},
+                             {"disk", directory(options.own_directory, /*is_own=*/true)}};
+  for (int i = 0; i < std::min(kDirectoriesMax, options.request.directories_size()); ++i) {
+    const std::string& path = options.request.directories(i);
+    parts.push_back({absl::StrCat("directory ", path), directory(path, /*is_own=*/false)});
+  }
+  return parts;
+}
+
+}  // namespace
+
+MachineTest CheckMachine(const CheckOptions& options,
+                         const std::function<void(const MachineTest&)>& on_part) {
+  MachineTest test;
+  test.set_id(options.request.id());
+  test.set_kind(options.request.kind());
+  test.set_state(MachineTest::STATE_RUNNING);
+  const bool is_full = options.request.kind() == megascale::agent::v1::TEST_KIND_FULL;
+  for (const Part& part : PartsOf(options, is_full ? kFull : kQuick)) {
+    test.set_part(part.name);
+    on_part(test);
+    const absl::Duration begin = base::RealClock().Monotonic();
+    const PartResult result = part.run();
+    TestResult* told = test.add_results();
+    told->set_part(part.name);
+    told->set_seconds(absl::ToDoubleSeconds(base::RealClock().Monotonic() - begin));
+    told->set_bytes_per_second(result.bytes_per_second);
+    told->set_failure(result.failure);
+    told->set_note(result.note);
+    if (!result.failure.empty() && test.evidence().empty()) {
+      test.set_evidence(absl::StrCat(part.name, ": ", result.failure));
+    }
+  }
+  test.clear_part();
+  test.set_state(test.evidence().empty() ? MachineTest::STATE_PASSED : MachineTest::STATE_FAILED);
+  return test;
+}
+
+int RunCheckProcess(int link_fd) {
+  ::prctl(PR_SET_NAME, "megascale-tst");  // what ps shows
+  base::InitLog("machine-test", base::LogLevel::kInfo);
+  const base::UniqueFd link(link_fd);
+  const absl::StatusOr<base::Frame> frame = base::ReceiveFrame(link.get(), kLinkTimeout);
+  megascale::link::v1::TestAssignment assignment;
+  if (!frame.ok() || !assignment.ParseFromString(frame->payload)) {
+    base::LogError(frame.ok() ? "malformed assignment" : frame.status().message());
+    return 1;
+  }
+  const auto tell = [&link](const MachineTest& test) {
+    return base::SendFrame(link.get(), test.SerializeAsString(), {}, kLinkTimeout);
+  };
+  const MachineTest test =
+      CheckMachine({assignment.request(), assignment.own_directory()}, [&](const auto& running) {
+        base::LogInfo(absl::StrCat("tests ", running.part()));
+        tell(running).IgnoreError();  // an agent that is gone ends this process
+      });
+  if (!test.evidence().empty()) base::LogError(test.evidence());
+  return tell(test).ok() ? 0 : 1;
+}
+
+}  // namespace megascale::machine

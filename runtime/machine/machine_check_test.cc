@@ -1,0 +1,149 @@
+#include "runtime/machine/machine_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/machine/core_check.h"
+#include "runtime/machine/exchange_check.h"
+#include "runtime/machine/memory_check.h"
+
+namespace megascale::machine {
+namespace {
+
+using megascale::agent::v1::MachineTest;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Flips bits of one byte, as a broken memory cell does.
+Tamper FlipAt(size_t offset, unsigned char bits) {
+  return [=](void* data, size_t) { static_cast<unsigned char*>(data)[offset] ^= bits; };
+}
+
+std::string MakeFolder() {
+  std::string path = absl::StrCat(::testing::TempDir(), "machine-XXXXXX");
+  EXPECT_NE(::mkdtemp(path.data()), nullptr);
+  return path;
+}
+
+TEST(PartTest, APatternHasNoTwoEqualWordsAndDependsOnItsSeed) {
+  uint64_t words[4];
+  FillPattern(1, words, sizeof(words));
+  EXPECT_NE(words[0], words[1]);
+  EXPECT_EQ(FindWrongBytes(1, words, sizeof(words)), "");
+  EXPECT_NE(FindWrongBytes(2, words, sizeof(words)), "");
+}
+
+TEST(PartTest, WrongBytesAreCountedAndTheFirstIsNamed) {
+  std::vector<unsigned char> data(21);  // not a multiple of a word
+  FillPattern(7, data.data(), data.size());
+  data[3] ^= 1;
+  data[20] ^= 0x80;
+  const std::string wrong = FindWrongBytes(7, data.data(), data.size());
+  EXPECT_THAT(wrong, HasSubstr("2 bytes of 21 bytes read back wrong, the first at byte 3: 0x"));
+}
+
+TEST(MemoryCheckTest, MemoryThatKeepsItsBitsPassesWithARate) {
+  const PartResult result = CheckMemory({1 << 20, absl::ZeroDuration(), {}});
+  EXPECT_THAT(result.failure, IsEmpty());
+  EXPECT_GT(result.bytes_per_second, 0);
+}
+
+TEST(MemoryCheckTest, AFlippedBitIsFoundWithItsPlace) {
+  const PartResult result = CheckMemory({1 << 20, absl::ZeroDuration(), FlipAt(4097, 4)});
+  EXPECT_THAT(result.failure,
+              HasSubstr("1 byte of 1 MiB read back wrong, the first at byte 4097: 0x"));
+}
+
+TEST(CoreCheckTest, TheTrainingRunGivesTheKnownDigest) {
+  EXPECT_EQ(ReplayTraining(), kTrainingDigest) << std::hex << ReplayTraining();
+  EXPECT_THAT(CheckTraining({absl::ZeroDuration()}).failure, IsEmpty());
+}
+
+TEST(CoreCheckTest, ACoreThatTrainsToAnotherDigestIsNamed) {
+  const PartResult result =
+      CheckTraining({absl::ZeroDuration(), [] { return kTrainingDigest ^ 1; }});
+  EXPECT_THAT(result.failure, AllOf(HasSubstr("core "), HasSubstr("gave weights with digest")));
+}
+
+TEST(CoreCheckTest, ProductsOfWholeNumbersAreExact) {
+  EXPECT_THAT(CheckArithmetic({absl::ZeroDuration(), {}}).failure, IsEmpty());
+}
+
+TEST(CoreCheckTest, AProductWithOneWrongBitIsFound) {
+  const PartResult result = CheckArithmetic({absl::ZeroDuration(), FlipAt(4 * 1000 + 2, 8)});
+  EXPECT_THAT(result.failure,
+              AllOf(HasSubstr("a product in fp32 has the element"), HasSubstr("expected")));
+}
+
+TEST(LoopbackCheckTest, WhatIsSentArrives) {
+  const PartResult result = CheckLoopback({100'000, absl::ZeroDuration(), {}});
+  EXPECT_THAT(result.failure, IsEmpty());
+  EXPECT_THAT(result.note, IsEmpty());
+  EXPECT_GT(result.bytes_per_second, 0);
+}
+
+TEST(LoopbackCheckTest, AChangedByteIsFound) {
+  const PartResult result = CheckLoopback({100'000, absl::Milliseconds(50), FlipAt(5, 1)});
+  EXPECT_THAT(result.failure, HasSubstr("1 byte of 100000 bytes read back wrong"));
+}
+
+TEST(DirectoryCheckTest, AFileIsWrittenReadBackAndRemoved) {
+  const std::string path = MakeFolder();
+  const PartResult result =
+      CheckDirectory({.path = path, .block_bytes = 10'000, .budget = absl::ZeroDuration()});
+  EXPECT_THAT(result.failure, IsEmpty());
+  EXPECT_THAT(result.note, IsEmpty());
+  EXPECT_GT(result.bytes_per_second, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(path));
+}
+
+TEST(DirectoryCheckTest, AChangedByteIsFoundWithItsBlock) {
+  const std::string path = MakeFolder();
+  const PartResult result = CheckDirectory({.path = path,
+                                            .block_bytes = 10'000,
+                                            .budget = absl::ZeroDuration(),
+                                            .is_own = false,
+                                            .tamper = FlipAt(77, 1)});
+  EXPECT_THAT(result.failure,
+              AllOf(HasSubstr(path), HasSubstr("the first at byte 77"), HasSubstr("of block 0")));
+  EXPECT_TRUE(std::filesystem::is_empty(path));
+}
+
+TEST(DirectoryCheckTest, ADirectoryThatIsMissingOrFullIsNoFaultOfTheMachine) {
+  const PartResult missing = CheckDirectory({.path = "/no/such/folder"});
+  EXPECT_THAT(missing.failure, IsEmpty());
+  EXPECT_EQ(missing.note, "make a file in /no/such/folder: No such file or directory");
+  const PartResult full = CheckDirectory({.path = "/proc/self"});
+  EXPECT_THAT(full.failure, IsEmpty());
+  EXPECT_THAT(full.note, HasSubstr("make a file in /proc/self: "));
+}
+
+TEST(MachineCheckTest, AQuickCheckRunsEveryPartAndPasses) {
+  CheckOptions options;
+  options.request.set_id(7);
+  options.request.set_kind(megascale::agent::v1::TEST_KIND_QUICK);
+  options.request.add_directories("/no/such/folder");
+  options.own_directory = MakeFolder();
+  std::vector<std::string> announced;
+  const MachineTest test = CheckMachine(options, [&](const MachineTest& running) {
+    EXPECT_EQ(running.state(), MachineTest::STATE_RUNNING);
+    announced.push_back(running.part());
+  });
+  EXPECT_THAT(announced, ElementsAre("memory", "arithmetic", "training", "loopback", "disk",
+                                     "directory /no/such/folder"));
+  EXPECT_EQ(test.state(), MachineTest::STATE_PASSED) << test.evidence();
+  EXPECT_EQ(test.id(), 7);
+  ASSERT_EQ(test.results_size(), 6);
+  EXPECT_THAT(test.results(5).note(), HasSubstr("No such file"));
+}
+
+}  // namespace
+}  // namespace megascale::machine

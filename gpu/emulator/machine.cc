@@ -70,17 +70,17 @@ cudaError_t Machine::Allocate(int device, void** address, size_t bytes) {
   return *address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
-cudaError_t Machine::Free(void* address) {
+cudaError_t Machine::Free(int device, void* address) {
   if (address == nullptr) return cudaSuccess;
-  WaitUntilAllIdle();
+  AwaitFree(device);
   if (memory_.Free(address)) return cudaSuccess;
   LogRefusal("cudaFree of memory that is not allocated");
   return cudaErrorInvalidValue;
 }
 
-cudaError_t Machine::FreeHost(void* address) {
+cudaError_t Machine::FreeHost(int device, void* address) {
   if (address == nullptr) return cudaSuccess;
-  WaitUntilAllIdle();
+  AwaitFree(device);
   if (memory_.FreeHost(address)) return cudaSuccess;
   LogRefusal("cudaFreeHost of memory that is not allocated");
   return cudaErrorInvalidValue;
@@ -178,9 +178,11 @@ void Machine::WaitUntilIdle(Lock& lock, int device) {
   });
 }
 
-void Machine::WaitUntilAllIdle() {
+void Machine::AwaitFree(int device) {
   Lock lock(mutex_);
-  for (int device = 0; device < options_.num_devices; ++device) WaitUntilIdle(lock, device);
+  for (int other = 0; other < options_.num_devices; ++other) {
+    if (other == device || !options_.has_process_per_device) WaitUntilIdle(lock, other);
+  }
 }
 
 cudaError_t Machine::SynchronizeDevice(int device) {

@@ -100,8 +100,8 @@ class Machine {
 
   // Memory. `device`: the current one of the calling thread. Freeing waits for the device's work.
   cudaError_t Allocate(int device, void** address, size_t bytes);
-  cudaError_t Free(void* address);
-  cudaError_t FreeHost(void* address);
+  cudaError_t Free(int device, void* address);
+  cudaError_t FreeHost(int device, void* address);
   cudaError_t Copy(void* to, const void* from, size_t bytes, Stream* stream);
   cudaError_t Fill(void* to, int value, size_t bytes, Stream* stream);
 
@@ -152,7 +152,8 @@ class Machine {
   cudaError_t IssueLocked(Lock& lock, Stream* stream, Node node);
   cudaError_t IssueChecked(Stream* stream, const char* what, Work work);
   void WaitUntilIdle(Lock& lock, int device);
-  void WaitUntilAllIdle();
+  // Waits for the work that a thread with the current device `device` waits for when it frees.
+  void AwaitFree(int device);
 
   // The machine's thread.
   void Run();

@@ -35,8 +35,10 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedGpu(const gpu::GpuRe
 absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedNcclGpu(const gpu::GpuRequest& request,
                                                                     uint64_t seed) {
   static const gpu::GpuTables tables = [&] {
-    gpu::GpuTables made =
-        MakeTables({.seed = seed, .num_devices = kNumNcclGpus, .has_process_per_device = true});
+    gpu::GpuTables made = MakeTables({.seed = seed,
+                                      .num_devices = kNumNcclGpus,
+                                      .has_process_per_device = true,
+                                      .copies_last = true});
     new EmulatedNccl({.in_progress_polls = 1, .holds_device = true});
     made.nccl = &EmulatedNccl::api();
     return made;

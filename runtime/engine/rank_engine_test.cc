@@ -70,9 +70,10 @@ TEST(RankEngineTest, AnAbortEndsTheWaitForASnapshotBuffer) {
   absl::Status status;
   options.at_end = [&](RankEngine& engine) {
     // No snapshot is persisted and there are two buffers: this one takes the second.
-    ASSERT_TRUE(engine.TakeSnapshot(6).ok());
+    ASSERT_EQ(engine.BeginSnapshot(6), absl::OkStatus());
+    ASSERT_EQ(engine.FinishSnapshot().status(), absl::OkStatus());
     std::thread other([&] { engine.Abort(absl::UnavailableError("rank 3 is gone")); });
-    status = engine.TakeSnapshot(7).status();
+    status = engine.BeginSnapshot(7);
     other.join();
   };
   RunJob(options);

@@ -47,6 +47,13 @@ absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOp
   auto* numbers = static_cast<int32_t*>(stage->batch_memory_->data());
   stage->batch_ = {numbers, tokens};
   stage->document_begins_ = {numbers + tokens, begins};
+  stage->device_batch_ = {numbers, tensor::DType::kI32, static_cast<int64_t>(tokens + begins)};
+  if (stage->reader_ == nullptr || options.device->OnHost(options.loss_sum)) return stage;
+  MEGASCALE_CHECK(options.load_stream != nullptr);
+  ASSIGN_OR_RETURN(
+      stage->device_batch_memory_,
+      options.device->Allocate("the batch", static_cast<size_t>(stage->device_batch_.bytes())));
+  stage->device_batch_.data = stage->device_batch_memory_->data();
   return stage;
 }
 
@@ -66,7 +73,13 @@ absl::Status StageCompute::LoadBatch(const plan::StepContext& context) {
     out = std::copy(tokens.begin(), tokens.end(), out);
   }
   reader_->Release(context.step);
-  return document_begins_.empty() ? absl::OkStatus() : FindDocuments();
+  if (!document_begins_.empty()) RETURN_IF_ERROR(FindDocuments());
+  // Nothing else uses this memory: the steps before have ended, and this one's passes wait.
+  if (device_batch_memory_ != nullptr) {
+    options_.load_stream->Copy(device_batch_.data, batch_.data(),
+                               static_cast<size_t>(device_batch_.bytes()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StageCompute::FindDocuments() {
@@ -94,7 +107,8 @@ void StageCompute::FillSlot(const plan::Instruction& instruction) {
   const int seq = train.seq_length();
   const int samples = train.micro_batch_size();
   const int64_t first = static_cast<int64_t>(instruction.id.microbatch()) * samples;
-  const int32_t* sample = batch_.data() + first * (seq + 1);
+  const int32_t* sample = device_batch_.as<int32_t>() + first * (seq + 1);
+  const int32_t* document_begins = device_batch_.as<int32_t>() + batch_.size();
   const int slot = instruction.activation_slot;
   const model::ChunkRange& range = (*options_.chunks)[IndexOf(instruction)].range;
   const model::TransformerChunk& chunk = ChunkOf(instruction);
@@ -105,7 +119,7 @@ void StageCompute::FillSlot(const plan::Instruction& instruction) {
     if (range.has_embedding) copy(sample, chunk.tokens(slot), i);
     if (range.has_head) copy(sample + 1, chunk.targets(slot), i);
     if (!document_begins_.empty()) {
-      copy(document_begins_.data() + (first + i) * seq, chunk.document_begins(slot), i);
+      copy(document_begins + (first + i) * seq, chunk.document_begins(slot), i);
     }
   }
 }

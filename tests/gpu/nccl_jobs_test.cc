@@ -1,5 +1,6 @@
 // Whole jobs whose ranks have a GPU each and exchange through NCCL, here the emulated one, whose
-// exchanges hold their device: ranks that launch in orders that do not agree would hang.
+// exchanges hold their device: ranks that launch in orders that do not agree would hang. Copies
+// between host and device run last of all work that is ready.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -61,6 +62,17 @@ INSTANTIATE_TEST_SUITE_P(Layouts, NcclJobsTest,
                                                   .virtual_stages = 2,
                                                   .zero_stage = 2}),
                          [](const auto& info) { return info.param.name; });
+
+// An optimizer that did not wait for the snapshot's copies would change the state under them.
+TEST(NcclJobTest, ASnapshotBesideAStepIsThatOfTheStepBefore) {
+  RunOptions calm = OnGpus({.data = 2}, /*through_nccl=*/true);
+  calm.StopAfter(1);
+  const std::string wanted = RunJob(calm).digest;
+  ASSERT_NE(wanted, "");
+  RunOptions beside = OnGpus({.data = 2}, /*through_nccl=*/true);
+  beside.snapshot_beside_step_after = 1;
+  EXPECT_EQ(RunJob(beside).digest, wanted);
+}
 
 }  // namespace
 }  // namespace megascale::engine

@@ -1,6 +1,7 @@
 #include "cli/diagnosis/job_report.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
@@ -113,6 +114,15 @@ double StallLimitSeconds(const job::v1::FaultSpec& fault, double step_seconds) {
 
 namespace {
 
+// A test before the failure tells nothing about it.
+bool WasTestedAfter(const control::v1::NodeEvidence& node,
+                    const google::protobuf::Timestamp& failed_at) {
+  const google::protobuf::Timestamp& tested_at = node.machine_tested_at();
+  if (node.machine_test().state() != megascale::agent::v1::MachineTest::STATE_PASSED) return false;
+  return std::make_pair(tested_at.seconds(), tested_at.nanos()) >
+         std::make_pair(failed_at.seconds(), failed_at.nanos());
+}
+
 // Adds what the driver kept of a job that has ended: its machines may be gone.
 void AddKept(const control::v1::Job& job, Findings* findings) {
   for (const control::v1::RankView& rank : job.evidence().ranks()) {
@@ -125,7 +135,7 @@ void AddKept(const control::v1::Job& job, Findings* findings) {
     if (!node.quarantine_evidence().empty()) {
       findings->evidence.push_back(absl::StrCat("node ", node.node_id(), " is quarantined: ",
                                                 base::Printable(node.quarantine_evidence())));
-    } else if (node.machine_test().state() == megascale::agent::v1::MachineTest::STATE_PASSED) {
+    } else if (WasTestedAfter(node, job.evidence().ended_at())) {
       findings->excluded.push_back(
           absl::StrCat("node ", node.node_id(), ": its machine test passed"));
     }

@@ -45,6 +45,8 @@ TEST(JobReportTest, AnEndedJobIsDiagnosedWithItsEvidence) {
   control::v1::NodeEvidence* tested = job.mutable_evidence()->add_nodes();
   tested->set_node_id("a");
   tested->mutable_machine_test()->set_state(agent::v1::MachineTest::STATE_PASSED);
+  tested->mutable_machine_tested_at()->set_seconds(1001);
+  job.mutable_evidence()->mutable_ended_at()->set_seconds(1000);
   control::v1::NodeEvidence* at_fault = job.mutable_evidence()->add_nodes();
   at_fault->set_node_id("b");
   at_fault->set_quarantine_evidence("machine test: memory: 1 byte of 64 MiB read back wrong");
@@ -55,6 +57,9 @@ TEST(JobReportTest, AnEndedJobIsDiagnosedWithItsEvidence) {
           {"rank 3 reported before it: computes B.c1.m0",
            "node b is quarantined: machine test: memory: 1 byte of 64 MiB read back wrong"}));
   EXPECT_THAT(findings.excluded, testing::Contains("node a: its machine test passed"));
+  tested->mutable_machine_tested_at()->set_seconds(999);
+  EXPECT_THAT(DiagnoseState(job, "").findings.excluded, testing::IsEmpty())
+      << "a test before the failure tells nothing about it";
 }
 
 TEST(JobReportTest, AFirstStepMayTakeHalfOfTheProgressTimeout) {

@@ -8,7 +8,9 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,31 +38,49 @@ std::vector<int> Cores() {
 }
 
 // Runs `once` on every core at the same time, again and again for the budget, and returns the first
-// failure, with its core. `make` makes what one core runs.
+// failure, with its core. `make` makes what one core runs. Cores for which there is no thread or no
+// memory are left out, with a note.
 PartResult OnEveryCore(absl::Duration budget,
                        const std::function<std::function<std::string()>()>& make) {
   PartResult result;
   std::mutex mutex;
   std::vector<std::thread> threads;
-  for (const int core : Cores()) {
-    threads.emplace_back([&, core] {
-      cpu_set_t set;
-      CPU_ZERO(&set);
-      CPU_SET(core, &set);
-      // If this is refused, the thread runs wherever the kernel puts it.
-      ::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set);
+  const auto run = [&](int core) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    // If this is refused, the thread runs wherever the kernel puts it.
+    ::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set);
+    std::string failure;
+    std::string note;
+    try {
       const std::function<std::string()> once = make();
       const absl::Duration end = base::RealClock().Monotonic() + budget;
-      std::string failure;
       do {
         failure = once();
       } while (failure.empty() && base::RealClock().Monotonic() < end);
-      if (failure.empty()) return;
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (result.failure.empty()) result.failure = absl::StrCat("core ", core, ": ", failure);
-    });
+    } catch (const std::bad_alloc&) {
+      note = "no memory for its products";
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!failure.empty() && result.failure.empty()) {
+      result.failure = absl::StrCat("core ", core, ": ", failure);
+    }
+    if (!note.empty() && result.note.empty()) result.note = absl::StrCat("core ", core, ": ", note);
+  };
+  const std::vector<int> cores = Cores();
+  std::string no_thread;
+  for (const int core : cores) {
+    try {
+      threads.emplace_back(run, core);
+    } catch (const std::system_error& error) {
+      no_thread = absl::StrCat(threads.size(), " of ", cores.size(),
+                               " cores were tested: no thread for another one: ", error.what());
+      break;
+    }
   }
   for (std::thread& thread : threads) thread.join();
+  if (!no_thread.empty()) result.note = no_thread;
   return result;
 }
 

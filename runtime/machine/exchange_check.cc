@@ -2,14 +2,18 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -99,9 +103,11 @@ size_t ReceiveBlock(int socket, std::vector<char>* block, int* error) {
   return done;
 }
 
+bool IsTimeout(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
+
 std::string ErrorText(absl::string_view what, int error) {
-  const bool is_timeout = error == EAGAIN || error == EWOULDBLOCK;
-  return absl::StrCat(what, ": ", is_timeout ? "nothing moved for 10 s" : std::strerror(error));
+  return absl::StrCat(what, ": ",
+                      IsTimeout(error) ? "nothing moved for 10 s" : std::strerror(error));
 }
 
 // True for errors that a machine in order has, too: a missing, full or protected directory.
@@ -109,33 +115,60 @@ bool IsNoFault(int error) {
   return error != EIO && error != EILSEQ && error != EBADMSG && error != EUCLEAN;
 }
 
-// Returns the failure or the note for an error at a directory.
-PartResult ErrorAt(const DirectoryOptions& options, absl::string_view what, int error) {
+PartResult FailureOrNote(const DirectoryOptions& options, std::string text) {
   PartResult result;
-  const std::string text =
-      absl::StrCat(what, " a file in ", options.path, ": ", std::strerror(error));
-  if (options.is_own && !IsNoFault(error)) {
-    result.failure = text;
-  } else {
-    result.note = text;
-  }
+  (options.is_own ? result.failure : result.note) = std::move(text);
   return result;
 }
 
-// A file that vanishes with the object.
-struct ScratchFile {
-  explicit ScratchFile(const std::string& directory)
-      : path(absl::StrCat(directory, "/.megascale-test-", ::getpid())),
-        fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)) {}
-  ~ScratchFile() {
-    if (fd.valid()) ::unlink(path.c_str());
-  }
-  ScratchFile(const ScratchFile&) = delete;
-  ScratchFile& operator=(const ScratchFile&) = delete;
+// Returns the failure or the note for an error at a directory.
+PartResult ErrorAt(const DirectoryOptions& options, absl::string_view what, int error) {
+  std::string text = absl::StrCat(what, " a file in ", options.path, ": ", std::strerror(error));
+  if (!IsNoFault(error)) return FailureOrNote(options, std::move(text));
+  PartResult result;
+  result.note = std::move(text);
+  return result;
+}
 
-  std::string path;
-  base::UniqueFd fd;
-};
+// Opens a file that has no name, so that nothing is left of it when this process is killed. Returns
+// an invalid descriptor and sets errno on failure.
+base::UniqueFd OpenScratchFile(const std::string& directory) {
+  base::UniqueFd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (fd.valid() || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) return fd;
+  // The file system, a network's for example, has no such files.
+  std::string path = absl::StrCat(directory, "/.megascale-test-XXXXXX");
+  fd = base::UniqueFd(::mkostemp(path.data(), O_CLOEXEC));
+  if (fd.valid()) ::unlink(path.c_str());
+  return fd;
+}
+
+// The kind of a file system, as statfs has it; 0: unknown.
+uint32_t FileSystemOf(int fd) {
+  struct statfs status = {};
+  return ::fstatfs(fd, &status) == 0 ? static_cast<uint32_t>(status.f_type) : 0;
+}
+
+bool IsInMemory(uint32_t file_system) {
+  return file_system == TMPFS_MAGIC || file_system == RAMFS_MAGIC;
+}
+
+// True for file systems that no other machine uses.
+bool IsLocal(uint32_t file_system) {
+  constexpr uint32_t kZfsMagic = 0x2fc12fc1;
+  constexpr uint32_t kBcachefsMagic = 0xca451a4e;
+  switch (file_system) {
+    case EXT4_SUPER_MAGIC:
+    case XFS_SUPER_MAGIC:
+    case BTRFS_SUPER_MAGIC:
+    case F2FS_SUPER_MAGIC:
+    case OVERLAYFS_SUPER_MAGIC:
+    case kZfsMagic:
+    case kBcachefsMagic:
+      return true;
+    default:
+      return IsInMemory(file_system);
+  }
+}
 
 // Returns an errno; 0: all was written.
 int WriteBlock(int fd, const std::vector<char>& block) {
@@ -169,22 +202,21 @@ PartResult ReadBack(const DirectoryOptions& options, int fd, uint64_t num_blocks
     const int error = ReadBlock(fd, static_cast<off_t>(i * block.size()), &block, &size_bytes);
     if (error != 0) return ErrorAt(options, "read", error);
     if (options.tamper) options.tamper(block.data(), block.size());
-    PartResult result;
     if (size_bytes < block.size()) {
-      result.failure = absl::StrCat("a file in ", options.path, ": ", i * block.size() + size_bytes,
-                                    " bytes of ", num_blocks * block.size(), " could be read");
-    } else if (const std::string wrong = FindWrongBytes(i, block.data(), block.size());
-               !wrong.empty()) {
-      result.failure = absl::StrCat("a file in ", options.path, ": ", wrong, " of block ", i);
+      return FailureOrNote(
+          options, absl::StrCat("a file in ", options.path, ": ", i * block.size() + size_bytes,
+                                " bytes of ", num_blocks * block.size(), " could be read"));
     }
-    if (!result.failure.empty()) return result;
+    if (const std::string wrong = FindWrongBytes(i, block.data(), block.size()); !wrong.empty()) {
+      return FailureOrNote(options,
+                           absl::StrCat("a file in ", options.path, ": ", wrong, " of block ", i));
+    }
   }
   return {};
 }
 
-}  // namespace
-
-PartResult CheckLoopback(const LoopbackOptions& options) {
+// Sends blocks over one connection. `stalled`: nothing moved for a while.
+PartResult SendAndReceive(const LoopbackOptions& options, bool* stalled) {
   PartResult result;
   absl::StatusOr<Connection> connection = Connect();
   if (!connection.ok()) {
@@ -195,8 +227,21 @@ PartResult CheckLoopback(const LoopbackOptions& options) {
   FillPattern(0, block.data(), block.size());
   const absl::Duration begin = Now();
   int send_error = 0;
-  std::thread sender(
-      [&] { send_error = SendBlocks(connection->sender.get(), block, begin + options.budget); });
+  const auto send = [&] {
+    send_error = options.fails_to_send ? options.fails_to_send() : 0;
+    if (send_error == 0) {
+      send_error = SendBlocks(connection->sender.get(), block, begin + options.budget);
+    } else {
+      ::shutdown(connection->sender.get(), SHUT_WR);
+    }
+  };
+  std::thread sender;
+  try {
+    sender = std::thread(send);
+  } catch (const std::system_error& error) {
+    result.note = absl::StrCat("no thread to send: ", error.what());
+    return result;
+  }
   std::vector<char> received(options.block_bytes);
   double num_bytes = 0;
   int error = 0;
@@ -213,29 +258,44 @@ PartResult CheckLoopback(const LoopbackOptions& options) {
   if (result.failure.empty() && send_error != 0) {
     result.failure = ErrorText("send on 127.0.0.1", send_error);
   }
+  *stalled = IsTimeout(error) || IsTimeout(send_error);
   result.bytes_per_second = RateOf(num_bytes, Now() - begin);
   return result;
 }
 
-PartResult CheckDirectory(const DirectoryOptions& options) {
-  const ScratchFile file(options.path);
-  if (!file.fd.valid()) return ErrorAt(options, "make", errno);
+}  // namespace
+
+PartResult CheckLoopback(const LoopbackOptions& options) {
+  bool stalled = false;
+  const PartResult first = SendAndReceive(options, &stalled);
+  return stalled ? SendAndReceive(options, &stalled) : first;
+}
+
+PartResult CheckDirectory(const DirectoryOptions& given) {
+  const base::UniqueFd file = OpenScratchFile(given.path);
+  if (!file.valid()) return ErrorAt(given, "make", errno);
+  DirectoryOptions options = given;
+  const uint32_t file_system = FileSystemOf(file.get());
+  options.is_own = given.is_own && IsLocal(file_system);
+  if (IsInMemory(file_system)) {
+    options.size_bytes_max = std::min(given.size_bytes_max, given.memory_bytes_max);
+  }
   std::vector<char> block(options.block_bytes);
   const absl::Duration begin = Now();
   uint64_t num_blocks = 0;
   do {
     FillPattern(num_blocks, block.data(), block.size());
-    if (const int error = WriteBlock(file.fd.get(), block); error != 0) {
+    if (const int error = WriteBlock(file.get(), block); error != 0) {
       return ErrorAt(options, "write", error);
     }
     ++num_blocks;
   } while (Now() - begin < options.budget &&
            (num_blocks + 1) * options.block_bytes <= options.size_bytes_max);
-  if (::fsync(file.fd.get()) != 0) return ErrorAt(options, "sync", errno);
+  if (::fsync(file.get()) != 0) return ErrorAt(options, "sync", errno);
   const absl::Duration taken = Now() - begin;
   // So that the disk is read; a file system that cannot do this reads from memory.
-  ::posix_fadvise(file.fd.get(), 0, 0, POSIX_FADV_DONTNEED);
-  PartResult result = ReadBack(options, file.fd.get(), num_blocks);
+  ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
+  PartResult result = ReadBack(options, file.get(), num_blocks);
   result.bytes_per_second = RateOf(static_cast<double>(num_blocks * options.block_bytes), taken);
   return result;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "absl/time/time.h"
@@ -13,9 +14,12 @@ struct LoopbackOptions {
   size_t block_bytes = size_t{1} << 20;
   absl::Duration budget = absl::Milliseconds(200);  // sends blocks for this long; at least one
   Tamper tamper = {};                               // changes what was received
+  // Returns an errno with which sending ends before the first byte; 0, or unset: none. For tests.
+  std::function<int()> fails_to_send = {};
 };
 // Sends blocks over TCP on 127.0.0.1 and compares them. Fails if a byte differs or a connection
-// that was made breaks or stalls; that none can be made is a note.
+// that was made breaks, or if two connections in a row stall: a machine may be suspended for a
+// while. That no connection can be made is a note.
 PartResult CheckLoopback(const LoopbackOptions& options);
 
 struct DirectoryOptions {
@@ -23,12 +27,16 @@ struct DirectoryOptions {
   size_t block_bytes = size_t{4} << 20;
   absl::Duration budget = absl::Milliseconds(300);  // writes blocks for this long; at least one
   size_t size_bytes_max = size_t{256} << 20;
-  bool is_own = true;  // of this machine: its input/output errors are failures. Else: notes
+  size_t memory_bytes_max = size_t{256} << 20;  // in place of size_bytes_max if files are in memory
+  // Of this machine: wrong bytes and input/output errors are failures if the file system is a local
+  // one. Otherwise they are notes, because every machine that uses the storage may see them.
+  bool is_own = true;
   Tamper tamper = {};  // changes what was read
 };
-// Writes a file, syncs it, drops it from the page cache, reads it back and removes it. Fails if a
-// byte differs. What is no fault of the machine (missing, full, read-only, no rights) is a note.
-// The rate is that of writing with the sync.
+// Writes a file without a name, syncs it, drops it from the page cache and reads it back. It is
+// gone when the process ends, however that ends. Fails if a byte differs. What is no fault of the
+// machine (missing, full, read-only, no rights) is a note. The rate is that of writing with the
+// sync.
 PartResult CheckDirectory(const DirectoryOptions& options);
 
 }  // namespace megascale::machine

@@ -67,6 +67,7 @@ std::vector<Part> PartsOf(const CheckOptions& options, const Budgets& budgets) {
       given.is_own = is_own;
       given.budget = is_own ? budgets.disk : budgets.directory;
       given.size_bytes_max = budgets.directory_bytes_max;
+      given.memory_bytes_max = MemoryBytes(budgets);
       return CheckDirectory(given);
     };
   };

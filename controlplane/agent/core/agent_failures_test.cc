@@ -323,6 +323,15 @@ class MachineCheckTest : public AgentCoreTest {
     core_.OnTestMessage(process_id, test);
   }
   v1::MachineTest Test() const { return Report().machine_test(); }
+  // Lets this time pass for an agent that runs. Returns its actions.
+  std::vector<std::string> Let(absl::Duration time) {
+    std::vector<std::string> actions;
+    for (const absl::Duration end = now_ + time; now_ < end;) {
+      now_ = std::min(end, core_.NextWake());
+      for (std::string& action : Settle()) actions.push_back(std::move(action));
+    }
+    return actions;
+  }
 };
 
 TEST_F(MachineCheckTest, AResultIsReportedOnceTheProcessHasEnded) {
@@ -357,40 +366,104 @@ TEST_F(MachineCheckTest, ATestThatIsNotWantedAnyMoreEndsBeforeAJobStarts) {
   EXPECT_EQ(Test().id(), 0);
 }
 
-TEST_F(MachineCheckTest, ATestThatHangsIsKilledAndFailsWithItsPart) {
+TEST_F(MachineCheckTest, ATestThatHangsIsStartedAgainAndFailsWithItsPartTheSecondTime) {
   WantTest(7);
   Apply();
-  Tell(1, 7, v1::MachineTest::STATE_RUNNING, "disk");
-  now_ += absl::Minutes(1);
-  EXPECT_EQ(core_.NextWake(), now_);
-  EXPECT_THAT(Settle(), testing::ElementsAre("kill 1"));
-  End(1, Ours());
+  for (const int64_t process : {1, 2}) {
+    Tell(process, 7, v1::MachineTest::STATE_RUNNING, "disk");
+    EXPECT_THAT(Let(absl::Minutes(1)), testing::ElementsAre(absl::StrCat("kill ", process)));
+    End(process, Ours());
+    if (process == 2) break;
+    EXPECT_NE(Test().state(), v1::MachineTest::STATE_FAILED);
+    now_ = core_.NextWake();
+    EXPECT_THAT(Settle(), testing::ElementsAre("start test 7 as 2"));
+  }
   EXPECT_EQ(Test().state(), v1::MachineTest::STATE_FAILED);
-  EXPECT_EQ(Test().evidence(), "disk: did not end within 1m");
+  EXPECT_EQ(Test().evidence(), "disk: did not end within 1m, 2 times in a row");
+}
+
+TEST_F(MachineCheckTest, TimeInWhichTheAgentDidNotRunIsNotTheTests) {
+  WantTest(7);
+  Apply();
+  Tell(1, 7, v1::MachineTest::STATE_RUNNING, "memory");
+  now_ += absl::Hours(1);  // all processes here were stopped
+  EXPECT_THAT(Settle(), testing::IsEmpty());
+  EXPECT_EQ(core_.NextWake(), now_ + absl::Seconds(1));
+  EXPECT_THAT(Let(absl::Minutes(1)), testing::ElementsAre("kill 1"));
 }
 
 TEST_F(MachineCheckTest, ADirectoryOfAJobThatHangsIsNoFaultOfTheMachine) {
   WantTest(7);
   Apply();
   Tell(1, 7, v1::MachineTest::STATE_RUNNING, "directory /mnt/c");
-  now_ += absl::Minutes(1);
-  Settle();
+  Let(absl::Minutes(1));
   End(1, Ours());
   EXPECT_EQ(Test().state(), v1::MachineTest::STATE_PASSED);
   EXPECT_EQ(Test().results(0).note(), "gave no answer in time");
 }
 
-TEST_F(MachineCheckTest, ATestThatCrashesFailsAndOneThatSomebodyKillsIsStartedAgain) {
+TEST_F(MachineCheckTest, ATestThatCrashesFails) {
+  int64_t id = 0;
+  for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) {
+    WantTest(++id);
+    Apply();
+    Tell(id, id, v1::MachineTest::STATE_RUNNING, "memory");
+    End(id, Killed(signal));
+    EXPECT_EQ(Test().state(), v1::MachineTest::STATE_FAILED) << signal;
+    EXPECT_THAT(Test().evidence(), testing::StartsWith("memory: its process killed by signal "));
+  }
+}
+
+TEST_F(MachineCheckTest,
+       ATestThatEndsForReasonsOutsideTheMachineIsTriedAgainAndThenPassesWithANote) {
   WantTest(7);
   Apply();
-  Tell(1, 7, v1::MachineTest::STATE_RUNNING, "memory");
-  End(1, Killed(SIGKILL));
-  EXPECT_THAT(Settle(), testing::IsEmpty()) << "not at once";
-  now_ = core_.NextWake();
-  EXPECT_THAT(Settle(), testing::ElementsAre("start test 7 as 2"));
-  Tell(2, 7, v1::MachineTest::STATE_RUNNING, "memory");
-  End(2, Killed(SIGBUS));
-  EXPECT_EQ(Test().evidence(), "memory: its process killed by signal 7 (Bus error)");
+  int64_t process = 1;
+  absl::Duration pause = absl::Seconds(1);
+  const std::vector<ProcessEnd> ends = {Killed(SIGKILL), Killed(SIGTERM), Exited(1),
+                                        Killed(SIGABRT)};
+  for (const ProcessEnd& end : ends) {
+    Tell(process, 7, v1::MachineTest::STATE_RUNNING, "memory");
+    End(process, end);
+    EXPECT_THAT(Settle(), testing::IsEmpty()) << "not at once";
+    EXPECT_EQ(core_.NextWake(), now_ + pause);
+    now_ += pause;
+    pause *= 2;
+    EXPECT_THAT(Settle(), testing::ElementsAre(absl::StrCat("start test 7 as ", ++process)));
+  }
+  Tell(process, 7, v1::MachineTest::STATE_RUNNING, "memory");
+  End(process, Killed(SIGXFSZ));
+  EXPECT_EQ(Test().state(), v1::MachineTest::STATE_PASSED);
+  ASSERT_EQ(Test().results_size(), 1);
+  EXPECT_EQ(Test().results(0).part(), "memory");
+  EXPECT_THAT(Test().results(0).note(),
+              testing::StartsWith("not tested: its process killed by signal 25"));
+}
+
+TEST_F(MachineCheckTest, AFaultThatAPartFoundCountsHoweverTheProcessEnds) {
+  WantTest(7);
+  Apply();
+  v1::MachineTest test;
+  test.set_id(7);
+  test.set_state(v1::MachineTest::STATE_RUNNING);
+  test.set_part("disk");
+  test.set_evidence("memory: 1 byte of 64 MiB read back wrong");
+  core_.OnTestMessage(1, test);
+  End(1, Killed(SIGTERM));
+  EXPECT_EQ(Test().state(), v1::MachineTest::STATE_FAILED);
+  EXPECT_EQ(Test().evidence(), "memory: 1 byte of 64 MiB read back wrong");
+}
+
+TEST_F(MachineCheckTest, ATestThatIsNotWantedAndCannotBeEndedIsReportedAsHanging) {
+  WantTest(7);
+  Apply();
+  Want(DesiredJob::PHASE_RUN, 1);
+  EXPECT_THAT(Apply(), testing::ElementsAre("kill 1"));
+  EXPECT_FALSE(Report().test_hangs()) << "it takes a moment";
+  EXPECT_THAT(Let(absl::Seconds(10)), testing::IsEmpty());
+  EXPECT_TRUE(Report().test_hangs());
+  End(1, Ours());
+  EXPECT_FALSE(Report().test_hangs());
 }
 
 }  // namespace

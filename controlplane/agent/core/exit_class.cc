@@ -39,6 +39,12 @@ bool IsKill(int status) {
          (WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGKILL);
 }
 
+bool IsCrash(int status) {
+  if (!WIFSIGNALED(status)) return false;
+  const int signal = WTERMSIG(status);
+  return signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE;
+}
+
 v1::RankFailure ClassifyEnd(const ProcessEnd& end, const std::optional<v1::RankFailure>& reported) {
   v1::RankFailure failure;
   if (reported.has_value()) {

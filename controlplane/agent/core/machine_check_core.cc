@@ -1,5 +1,7 @@
 #include "controlplane/agent/core/machine_check_core.h"
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/agent/core/exit_class.h"
@@ -8,7 +10,11 @@
 namespace megascale::agent {
 namespace {
 
+// The pause after the first start. Each later one is twice as long.
 constexpr absl::Duration kPause = absl::Seconds(1);
+// The agent looks at a running test this often. Of a longer time between two looks, no more counts:
+// the agent was suspended, and the test perhaps with it.
+constexpr absl::Duration kLookInterval = absl::Seconds(1);
 
 // A directory of a job may lie on storage that hangs for every machine.
 bool IsOfJobs(absl::string_view part) { return absl::StartsWith(part, "directory "); }
@@ -25,7 +31,7 @@ void MachineCheckCore::SetWanted(const v1::MachineTestRequest* wanted) {
     return;
   }
   if (!wanted_.has_value() || wanted_->id() != wanted->id()) {
-    num_starts_ = 0;
+    num_starts_ = num_overdue_ = 0;
     start_after_ = -absl::InfiniteDuration();
   }
   wanted_ = *wanted;
@@ -37,20 +43,42 @@ void MachineCheckCore::Abandon() {
 }
 
 void MachineCheckCore::OnStarted(const absl::StatusOr<int>& pid, absl::Duration now) {
-  if (pid.ok()) {
-    deadline_ = now + DeadlineOf(test_.kind());
-    return;
-  }
+  if (pid.ok()) return;
   process_id_ = 0;
   StartAgain(absl::StrCat("could not be started: ", pid.status().message()), now);
 }
 
 void MachineCheckCore::StartAgain(const std::string& why, absl::Duration now) {
+  if (!test_.evidence().empty()) {  // a part has found a fault
+    return Finish(v1::MachineTest::STATE_FAILED, test_.evidence());
+  }
   if (num_starts_ >= kStartsMax) {
-    return Finish(v1::MachineTest::STATE_FAILED, absl::StrCat("its process ", why));
+    return FinishWithNote(test_.part(), absl::StrCat("not tested: its process ", why));
   }
   test_.Clear();
-  start_after_ = now + kPause;
+  start_after_ = now + kPause * (int64_t{1} << (num_starts_ - 1));
+}
+
+// A machine that is slow for a while, or was suspended, is not at fault.
+void MachineCheckCore::OnOverdue(const std::string& where, absl::Duration now) {
+  const std::string why =
+      absl::StrCat("did not end within ", absl::FormatDuration(DeadlineOf(test_.kind())));
+  if (++num_overdue_ < kOverdueMax) return StartAgain(why, now);
+  Finish(v1::MachineTest::STATE_FAILED,
+         absl::StrCat(where, ": ", why, ", ", num_overdue_, " times in a row"));
+}
+
+void MachineCheckCore::FinishWithNote(const std::string& part, const std::string& note) {
+  v1::TestResult* left_out = test_.add_results();
+  left_out->set_part(part.empty() ? "start" : part);
+  left_out->set_note(note);
+  Finish(test_.evidence().empty() ? v1::MachineTest::STATE_PASSED : v1::MachineTest::STATE_FAILED,
+         test_.evidence());
+}
+
+void MachineCheckCore::CountTime(absl::Duration now) {
+  ran_ += std::clamp(now - counted_at_, absl::ZeroDuration(), kLookInterval);
+  counted_at_ = now;
 }
 
 void MachineCheckCore::OnMessage(const v1::MachineTest& message) {
@@ -59,27 +87,22 @@ void MachineCheckCore::OnMessage(const v1::MachineTest& message) {
 
 void MachineCheckCore::OnEnded(const ProcessEnd& end, absl::Duration now) {
   process_id_ = 0;
-  deadline_ = absl::InfiniteDuration();
   if (test_.state() != v1::MachineTest::STATE_RUNNING) return;  // it told its result, or is old
   const std::string part = test_.part();
   const std::string where = part.empty() ? "its start" : part;
   if (!overdue_ && killed_) {  // it was not wanted any more
     test_.Clear();
   } else if (IsOfJobs(part)) {
-    v1::TestResult* left_out = test_.add_results();
-    left_out->set_part(part);
-    left_out->set_note(overdue_ ? "gave no answer in time" : launch::DescribeExit(end.status));
-    Finish(test_.evidence().empty() ? v1::MachineTest::STATE_PASSED : v1::MachineTest::STATE_FAILED,
-           test_.evidence());
-  } else if (IsKill(end.status) && !overdue_) {
-    StartAgain(launch::DescribeExit(end.status), now);
+    FinishWithNote(part, overdue_ ? "gave no answer in time" : launch::DescribeExit(end.status));
   } else if (overdue_) {
-    Finish(v1::MachineTest::STATE_FAILED,
-           absl::StrCat(where, ": did not end within ",
-                        absl::FormatDuration(DeadlineOf(test_.kind()))));
-  } else {
+    OnOverdue(where, now);
+  } else if (IsCrash(end.status)) {
     Finish(v1::MachineTest::STATE_FAILED,
            absl::StrCat(where, ": its process ", launch::DescribeExit(end.status)));
+  } else {
+    num_overdue_ = 0;
+    StartAgain(end.out_of_memory.empty() ? launch::DescribeExit(end.status) : end.out_of_memory,
+               now);
   }
 }
 
@@ -93,9 +116,11 @@ void MachineCheckCore::Reconcile(bool is_free, absl::Duration now, int64_t* last
                                  std::vector<Action>* actions) {
   is_free_ = is_free;
   if (has_process()) {
-    overdue_ = overdue_ || (!killed_ && IsWanted() && now >= deadline_);
+    CountTime(now);
+    overdue_ = overdue_ || (!killed_ && IsWanted() && ran_ >= DeadlineOf(test_.kind()));
     if ((!IsWanted() || overdue_) && !killed_) {
       killed_ = true;
+      ran_ = absl::ZeroDuration();
       actions->push_back(KillProcess{process_id_});
     }
     return;
@@ -107,16 +132,21 @@ void MachineCheckCore::Reconcile(bool is_free, absl::Duration now, int64_t* last
   test_.set_kind(wanted_->kind());
   test_.set_state(v1::MachineTest::STATE_RUNNING);
   killed_ = overdue_ = false;
+  ran_ = absl::ZeroDuration();
+  counted_at_ = now;
   process_id_ = ++*last_process_id;
   actions->push_back(StartTest{process_id_, *wanted_});
 }
 
 absl::Duration MachineCheckCore::NextWake() const {
   if (IsDue() && is_free_ && num_starts_ > 0) return start_after_;
-  return has_process() && !killed_ ? deadline_ : absl::InfiniteDuration();
+  const absl::Duration left = (killed_ ? kReapMax : DeadlineOf(test_.kind())) - ran_;
+  if (!has_process() || left <= absl::ZeroDuration()) return absl::InfiniteDuration();
+  return counted_at_ + std::min(left, kLookInterval);
 }
 
 void MachineCheckCore::Report(v1::ActualState* state) const {
+  state->set_test_hangs(has_process() && killed_ && ran_ >= kReapMax);
   if (test_.id() == 0) return;
   *state->mutable_machine_test() = test_;
   // The machine is not free before the process is reaped.

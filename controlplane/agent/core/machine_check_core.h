@@ -12,7 +12,8 @@ namespace megascale::agent {
 
 class MachineCheckCore {
  public:
-  // How long the process may run, from its start. Far more than a test takes on a busy machine.
+  // How long the process may run, without the time in which the agent itself did not. Far more than
+  // a test takes on a busy machine.
   static absl::Duration DeadlineOf(v1::TestKind kind);
 
   // Takes over what the driver wants; null: no test. Another id asks for another test.
@@ -23,9 +24,14 @@ class MachineCheckCore {
   bool has_process() const { return process_id_ != 0; }
   bool Has(int64_t process_id) const { return process_id != 0 && process_id == process_id_; }
 
-  // A process that cannot be started, or that somebody else kills, says nothing about the machine:
-  // it is started again, at most kStartsMax times.
+  // A process that cannot be started, or that ends for another reason than a crash, says nothing
+  // about the machine. It is started again after growing pauses, at most kStartsMax times, and then
+  // the machine counts as not tested and passes with a note. A process that did not end in time is
+  // started again once.
   static constexpr int kStartsMax = 5;
+  static constexpr int kOverdueMax = 2;  // this many in a row fail
+  // A process that was killed this long ago, and is not reaped, hangs.
+  static constexpr absl::Duration kReapMax = absl::Seconds(10);
   void OnStarted(const absl::StatusOr<int>& pid, absl::Duration now);
   void OnMessage(const v1::MachineTest& message);
   void OnEnded(const ProcessEnd& end, absl::Duration now);
@@ -40,7 +46,11 @@ class MachineCheckCore {
   bool IsWanted() const { return wanted_.has_value() && wanted_->id() == test_.id(); }
   bool IsDue() const { return !has_process() && wanted_.has_value() && !IsWanted(); }
   void Finish(v1::MachineTest::State state, const std::string& evidence);
+  // Ends the test without a verdict about the rest: failures that parts reported stay.
+  void FinishWithNote(const std::string& part, const std::string& note);
   void StartAgain(const std::string& why, absl::Duration now);
+  void OnOverdue(const std::string& where, absl::Duration now);
+  void CountTime(absl::Duration now);
 
   std::optional<v1::MachineTestRequest> wanted_;
   v1::MachineTest test_;  // the newest; id 0: there was none
@@ -49,8 +59,10 @@ class MachineCheckCore {
   bool overdue_ = false;
   bool is_free_ = false;  // at the newest Reconcile
   int num_starts_ = 0;    // for the wanted id
+  int num_overdue_ = 0;   // of these starts, in a row
   absl::Duration start_after_ = -absl::InfiniteDuration();
-  absl::Duration deadline_ = absl::InfiniteDuration();
+  absl::Duration counted_at_;  // when CountTime was called last
+  absl::Duration ran_;         // since the process was started, or since it was killed
 };
 
 }  // namespace megascale::agent

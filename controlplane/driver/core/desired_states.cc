@@ -101,13 +101,14 @@ void AddFirst(const JobRecord& job, agent::DesiredJob* desired) {
   }
 }
 
-bool WantsTest(const DriverState& state, const NodeRecord& node) {
-  return IsTestDue(node) && !IsBusy(state, node.hello().node_id());
-}
-
 }  // namespace
 
+bool DesiredStates::WantsTest(const NodeRecord& node) const {
+  return IsTestDue(node) && busy_.count(node.hello().node_id()) == 0;
+}
+
 DesiredStates::DesiredStates(const DriverState& state) : state_(state) {
+  if (std::any_of(state.nodes().begin(), state.nodes().end(), IsTestDue)) busy_ = BusyNodes(state);
   for (const JobRecord& job : state.jobs()) {
     if (!HoldsSlots(job)) continue;
     Part part;
@@ -141,7 +142,7 @@ std::string DesiredStates::Fingerprint(const std::string& node_id) const {
   if (node == nullptr) return "";
   std::string print = absl::StrCat(state_.epoch(), " ", node->hello().incarnation(),
                                    node->draining() ? " drains" : "");
-  if (WantsTest(state_, *node)) absl::StrAppend(&print, " test ", node->test().test().id());
+  if (WantsTest(*node)) absl::StrAppend(&print, " test ", node->test().test().id());
   for (const Part* part : PartsOf(*node)) {
     absl::StrAppend(&print, " ", part->print);
     if (node_id == part->first_node) absl::StrAppend(&print, "+", part->first_print);
@@ -158,7 +159,7 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
   if (node == nullptr) return desired;
   desired.set_incarnation(node->hello().incarnation());
   desired.set_draining(node->draining());
-  if (WantsTest(state_, *node)) {
+  if (WantsTest(*node)) {
     auto* test = desired.mutable_machine_test();
     test->set_id(node->test().test().id());
     test->set_kind(node->test().test().kind());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,8 +43,10 @@ class DesiredStates {
     std::string first_print;                   // covers fields for the agent of rank 0 only
   };
   std::vector<const Part*> PartsOf(const NodeRecord& node) const;
+  bool WantsTest(const NodeRecord& node) const;
 
   const DriverState& state_;
+  std::set<std::string> busy_;  // BusyNodes, if a test is due
   std::vector<Part> parts_;
 };
 

@@ -46,6 +46,10 @@ bool Transition::Run() {
         return OnNodeSpareSet(event_.node_spare_set());
       case Event::kMachineTested:
         return OnMachineTested(event_.machine_tested());
+      case Event::kEpochFenced:
+        return OnEpochFenced(event_.epoch_fenced());
+      case Event::kNodeBusy:
+        return OnNodeBusy(event_.node_busy());
       case Event::kPreflightPassed:
         return OnPreflightPassed(event_.preflight_passed());
       case Event::kPreflightRefused:
@@ -97,12 +101,16 @@ JobRecord* Transition::Current(const std::string& job_id, int64_t attempt) {
 
 void Transition::Enter(JobRecord* job, pb::Stage stage) {
   MEGASCALE_CHECK_MSG(!IsTerminal(*job), "a terminal job never changes");
+  const bool was_queued = job->stage() == pb::STAGE_QUEUED;
   // Agents that already hold get no new state, so the version that they have applied stays valid.
   if (!IsHold(job->stage()) || !IsHold(stage)) job->set_stage_event(state_.num_events());
   job->set_stage(stage);
   if (state_.rules() < 5) return;
   if (stage != pb::STAGE_QUEUED && stage != pb::STAGE_WAIT_FOR_SLOTS) {
-    job->clear_waiting_since_unix_nanos();
+    // An attempt that fails soon does not end the wait of a job that recovers: OnProgress does.
+    if (state_.rules() < 6 || was_queued || stage == pb::STAGE_ENDED) {
+      job->clear_waiting_since_unix_nanos();
+    }
   } else if (job->waiting_since_unix_nanos() == 0) {
     job->set_waiting_since_unix_nanos(event_.time_unix_nanos());
   }
@@ -257,6 +265,7 @@ bool Transition::OnProgress(const pb::AttemptProgressed& progressed) {
   if (job == nullptr || progressed.step() <= job->best_step()) return false;
   job->set_best_step(progressed.step());
   job->set_progressed(true);
+  if (state_.rules() >= 6) job->clear_waiting_since_unix_nanos();
   BlameNodesLeft(job);
   if (job->started_unix_nanos() == 0) job->set_started_unix_nanos(event_.time_unix_nanos());
   return true;
@@ -429,11 +438,8 @@ bool Transition::OnStageTimedOut(const pb::StageTimedOut& timed_out) {
     return true;
   }
   if (stage == pb::STAGE_RUN || AllFenced(state_, *job)) return false;
-  if (state_.rules() >= 4) {
-    GiveUpUnfenced(job);
-  } else {
-    EndUnfenced(job);
-  }
+  if (state_.rules() >= 4) return GiveUpUnfenced(job);
+  EndUnfenced(job);
   return true;
 }
 

@@ -25,7 +25,10 @@ namespace megascale::driver {
 //      cannot be ended, and checkpoints that only one machine cannot read, quarantine the machine.
 //   5: queued jobs start by priority; jobs pass one that waits for more slots than there are; a
 //      spare stays one when a job is placed on it; a restored log is fenced on all machines.
-inline constexpr int kRules = 5;
+//   6: tests that are turned on let running jobs go on, and wait for machines that are lost; a job
+//      that waits for slots waits on until it makes progress; only a machine that had the whole
+//      time to end processes is blamed for them.
+inline constexpr int kRules = 6;
 
 // A new epoch adds this to the attempts of all jobs: each attempt after it is greater than every
 // attempt that the lost part of the log may have begun.

@@ -253,6 +253,7 @@ TEST_F(DriverCoreTest, AJobOfAnAgentThatCannotEndItsProcessesWaitsForAnother) {
   const std::vector<Timer> timers = TimersFor(state_);
   ASSERT_THAT(timers, SizeIs(1));
   EXPECT_EQ(timers[0].delay, absl::Minutes(5));
+  seconds_ += 300;
   EXPECT_TRUE(Do(timers[0].when_due));
   EXPECT_EQ(job().stage(), pb::STAGE_WAIT_FOR_SLOTS);
   EXPECT_THAT(job().message(), HasSubstr("n1 is quarantined"));
@@ -269,6 +270,7 @@ TEST_F(DriverCoreTest, AnAgentThatIsBackAndCannotEndItsProcessesIsQuarantinedToo
   EXPECT_THAT(TimersFor(state_), SizeIs(0));  // may wait for nodes as long as it takes
   Do(Joined("n0", "a", 2));
   ASSERT_THAT(TimersFor(state_), SizeIs(1));
+  seconds_ += 300;
   Do(TimersFor(state_)[0].when_due);
   EXPECT_EQ(job().stage(), pb::STAGE_WAIT_FOR_SLOTS);
   EXPECT_TRUE(FindNode(state_, "n0")->has_quarantine());
@@ -280,6 +282,7 @@ TEST_F(DriverCoreTest, ACancelledJobOfAnAgentThatCannotEndItsProcessesIsCancelle
   Do(Cancelled(false));
   for (int rank = 0; rank < 4; ++rank) Do(Ended(1, rank, true, 12));
   Do(Fenced(1, "n1", {}));
+  seconds_ += 300;
   Do(TimersFor(state_).at(0).when_due);
   EXPECT_EQ(job().state(), control::JOB_STATE_CANCELLED);
   EXPECT_THAT(job().message(), HasSubstr("newest checkpoint: step 10"));

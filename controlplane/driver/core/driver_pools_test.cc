@@ -46,6 +46,7 @@ class DriverPoolsTest : public DriverCoreTest {
     event.mutable_stage_timed_out()->set_job_id("j");
     event.mutable_stage_timed_out()->set_attempt(job().attempt());
     event.mutable_stage_timed_out()->set_stage(stage);
+    seconds_ += absl::ToInt64Seconds(kFenceTimeout);
     Do(event);
   }
 };
@@ -347,6 +348,23 @@ TEST_F(DriverPoolsTest, AFailureThatFollowsTheJobBlamesNoMachine) {
   EXPECT_FALSE(Node("n0").has_quarantine());
 }
 
+TEST_F(DriverPoolsTest, AMachineThatCameBackDuringTheFenceIsNotBlamedForTheTimeBefore) {
+  Run();
+  Do(Progressed(1, 1));
+  Do(Failed(1, 0, "n0", FAILURE_CLASS_EXITED));
+  Do(Fenced(1, "n0", {}));
+  Do(Lost("n1", "a"));
+  Do(Fenced(1, "n1", {}));
+  Do(Lost("n0", "a"));
+  seconds_ += 250;
+  Do(Joined("n0", "a", 2));
+  seconds_ -= absl::ToInt64Seconds(kFenceTimeout) - 50;
+  Time(v1::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_FALSE(Node("n0").has_quarantine()) << "it had 50 s";
+  Time(v1::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_TRUE(Node("n0").has_quarantine());
+}
+
 // --- machines that do not come back -------------------------------------------------------------
 
 TEST_F(DriverPoolsTest, OnlyALostNodeCanBeForgotten) {
@@ -392,6 +410,12 @@ class MachineTestsTest : public DriverPoolsTest {
                                                        : MachineTest::STATE_FAILED);
     tested->mutable_test()->set_evidence(evidence);
     return event;
+  }
+  void TurnTests(megascale::agent::v1::TestKind kind) {
+    Event started;
+    started.mutable_driver_started()->set_rules(kRules);
+    started.mutable_driver_started()->set_machine_tests(kind);
+    Do(std::move(started));
   }
   bool IsAskedToTest(const std::string& node_id) const {
     return DesiredFor(state_, node_id).has_machine_test();
@@ -532,7 +556,7 @@ TEST_F(MachineTestsTest, AnAgentThatGivesNoResultIsGivenUp) {
   ASSERT_EQ(timers.size(), 1u);
   Do(timers[0].when_due);
   ASSERT_TRUE(Node("n0").has_quarantine());
-  EXPECT_TRUE(absl::StrContains(Node("n0").quarantine().evidence(), "gave no result within 6m"));
+  EXPECT_TRUE(absl::StrContains(Node("n0").quarantine().evidence(), "gave no result within 10m"));
   EXPECT_TRUE(TimersFor(state_).empty());
 }
 
@@ -545,6 +569,62 @@ TEST_F(MachineTestsTest, ADriverThatDoesNotTestUsesEveryMachine) {
   Do(started);
   EXPECT_FALSE(IsAskedToTest("n0"));
   EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+}
+
+TEST_F(MachineTestsTest, TestsThatAreTurnedOnLetRunningJobsGoOnAndOthersBegin) {
+  TurnTests(megascale::agent::v1::TEST_KIND_UNSPECIFIED);
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Join("n0", "a");
+  Do(Passed("j", 1, "n0"));
+  ASSERT_EQ(job().stage(), v1::STAGE_RUN);
+  TurnTests(megascale::agent::v1::TEST_KIND_QUICK);
+  EXPECT_FALSE(IsAskedToTest("n0"));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  EXPECT_EQ(FindJob(state_, "k")->stage(), v1::STAGE_PREFLIGHT);
+  Do(Lost("n0", "a"));  // and with it all processes
+  Do(Joined("n0", "a", 2));
+  EXPECT_TRUE(IsAskedToTest("n0"));
+}
+
+TEST_F(MachineTestsTest, AMachineThatIsLostWhenTestsAreTurnedOnIsTestedOnceItIsBack) {
+  TurnTests(megascale::agent::v1::TEST_KIND_UNSPECIFIED);
+  Join("n0", "a");
+  Do(Lost("n0", "a"));
+  TurnTests(megascale::agent::v1::TEST_KIND_QUICK);
+  EXPECT_FALSE(IsTestDue(Node("n0")));
+  Join("n0", "a");
+  EXPECT_TRUE(IsAskedToTest("n0"));
+  Do(Tested("n0", "a"));
+  Do(Lost("n0", "a"));
+  Event restored;  // the copy may lack later results
+  restored.mutable_driver_started()->set_rules(kRules);
+  restored.mutable_driver_started()->set_epoch(state_.epoch() + 1);
+  restored.mutable_driver_started()->set_restored(true);
+  restored.mutable_driver_started()->set_machine_tests(megascale::agent::v1::TEST_KIND_QUICK);
+  Do(restored);
+  Join("n0", "a");
+  EXPECT_TRUE(IsAskedToTest("n0"));
+}
+
+// Tests are off now, and the agent cannot end the one that the driver before this one wanted.
+TEST_F(MachineTestsTest, AJobIsPlacedElsewhereWhileATestHangs) {
+  TurnTests(megascale::agent::v1::TEST_KIND_UNSPECIFIED);
+  Join("n0", "a");
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  ASSERT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  Event busy;
+  busy.mutable_node_busy()->set_node_id("n0");
+  busy.mutable_node_busy()->set_incarnation("a");
+  busy.mutable_node_busy()->set_busy(true);
+  EXPECT_TRUE(Do(busy));
+  EXPECT_FALSE(Do(busy)) << "it repeats what is known";
+  Do(Fenced(1, "n0", {}));
+  EXPECT_EQ(job().stage(), v1::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_TRUE(absl::StrContains(job().message(), "n0 has a test that hangs")) << job().message();
+  busy.mutable_node_busy()->set_busy(false);
+  Do(busy);
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_EQ(job().attempt(), 2);
 }
 
 // --- suspects -----------------------------------------------------------------------------------

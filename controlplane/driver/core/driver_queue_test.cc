@@ -181,6 +181,45 @@ TEST_F(DriverPassingTest, NoJobPassesARecoveringOneForLong) {
             "position 1 in the queue, behind job j, which recovers; needs 1 slot");
 }
 
+TEST_F(DriverPassingTest, AttemptsWithoutProgressDoNotRestartTheTimeInWhichAJobMayBePassed) {
+  LoseANode();
+  seconds_ += 500;
+  Do(Joined("n1", "b", 2));
+  Fence("j");
+  ASSERT_EQ(Job("j").attempt(), 2);
+  Do(Lost("n1", "b"));
+  Fence("j");
+  ElapseBackoff("j");
+  ASSERT_EQ(Job("j").stage(), v1::STAGE_WAIT_FOR_SLOTS);
+  seconds_ += 100;
+  Do(Joined("n2", "a", 1));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  EXPECT_EQ(Job("k").stage(), v1::STAGE_QUEUED);
+}
+
+TEST_F(DriverPassingTest, AClockThatStepsBackDoesNotProlongTheTimeInWhichAJobMayBePassed) {
+  seconds_ = 10'000;
+  LoseANode();
+  seconds_ -= 7200;
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  seconds_ += 600;
+  Do(Joined("n2", "a", 1));
+  EXPECT_EQ(Job("k").stage(), v1::STAGE_QUEUED);
+}
+
+TEST_F(DriverQueueTest, AListingGivesEachJobThePositionThatItHasByItself) {
+  job::v1::JobSpec urgent = SpecOf(1, 1, 30);
+  urgent.set_priority(2);
+  for (const char* job_id : {"j", "k", "l"}) Do(Submitted(job_id, SpecOf(1, 1, 30)));
+  Do(Submitted("m", urgent));
+  const std::map<const JobRecord*, int64_t> positions = QueuePositions(state_);
+  ASSERT_EQ(positions.size(), 4u);
+  for (const JobRecord& job : state_.jobs()) {
+    EXPECT_EQ(positions.at(&job), QueuePosition(state_, job)) << JobId(job);
+  }
+  EXPECT_EQ(positions.at(&Job("m")), 1);
+}
+
 TEST_F(DriverPassingTest, NoJobPassesARecoveringOneThatWaitsForSlotsOfOthers) {
   Do(Joined("n9", "a", 3));
   Do(Submitted("big", SpecOf(3, 1, 30)));

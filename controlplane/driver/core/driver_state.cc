@@ -19,9 +19,6 @@ constexpr absl::Duration kStopMargin = absl::Seconds(10);
 constexpr absl::Duration kStopCheckpointMargin = absl::Seconds(120);
 // Deleting checkpoints delays a job's end for at most this long.
 constexpr absl::Duration kRetentionTimeout = absl::Seconds(30);
-// The longest time that agents in contact need to kill and reap the processes of an attempt,
-// however much memory these have and however busy the machine is.
-constexpr absl::Duration kFenceTimeout = absl::Minutes(5);
 // How many progress timeouts storage may take for the last checkpoint: as long as a worker waits
 // for it.
 constexpr int kStoragePatience = 10;
@@ -76,7 +73,8 @@ NodeRecord* AddNode(DriverState* state, absl::string_view node_id) {
 }
 
 bool TakesRanks(const NodeRecord& node) {
-  return node.alive() && !node.evicted() && !node.draining() && !node.has_quarantine();
+  return node.alive() && !node.evicted() && !node.draining() && !node.has_quarantine() &&
+         !node.busy();
 }
 
 absl::Duration TestDeadline(megascale::agent::v1::TestKind kind) {
@@ -88,22 +86,31 @@ bool IsTestDue(const NodeRecord& node) {
          node.test().test().state() == megascale::agent::v1::MachineTest::STATE_RUNNING;
 }
 
-bool IsBusy(const DriverState& state, absl::string_view node_id) {
+std::set<std::string> BusyNodes(const DriverState& state) {
+  std::set<std::string> busy;
   for (const JobRecord& job : state.jobs()) {
-    if (!HoldsSlots(job) || IsHold(job.stage()) || IsFenced(job, node_id)) continue;
+    if (!HoldsSlots(job) || IsHold(job.stage())) continue;
+    std::set<absl::string_view> fenced;
+    for (const auto& entry : job.fenced()) fenced.insert(entry.node_id());
+    // After a rank's good end the host may still store its checkpoint.
+    std::set<int> failed;
+    for (const auto& ended : job.ended()) {
+      if (ended.failed()) failed.insert(ended.rank());
+    }
     for (const auto& placement : job.placements()) {
-      if (placement.node_id() != node_id) continue;
-      const auto* ended = FindEnded(job, placement.rank());
-      // After a rank's good end the host may still store its checkpoint.
-      if (ended == nullptr || !ended->failed()) return true;
+      if (fenced.count(placement.node_id()) > 0 || failed.count(placement.rank()) > 0) continue;
+      busy.insert(placement.node_id());
     }
   }
-  return false;
+  return busy;
 }
 
 int WorldSize(const JobRecord& job) { return job::WorldSize(job.submitted().spec()); }
 
-std::vector<const JobRecord*> Queue(const DriverState& state) {
+namespace {
+
+// Returns the jobs that wait for their first slots with what orders them: the least starts first.
+std::vector<std::pair<int64_t, const JobRecord*>> KeysOfQueue(const DriverState& state) {
   std::vector<std::pair<int64_t, const JobRecord*>> queue;
   int64_t submitted = 0;  // the clock may have stepped back
   for (const JobRecord& job : state.jobs()) {
@@ -112,6 +119,13 @@ std::vector<const JobRecord*> Queue(const DriverState& state) {
     const int priority = state.rules() < 5 ? 0 : job.submitted().spec().priority();
     queue.emplace_back(submitted - priority * kNanosOfPriority, &job);
   }
+  return queue;
+}
+
+}  // namespace
+
+std::vector<const JobRecord*> Queue(const DriverState& state) {
+  std::vector<std::pair<int64_t, const JobRecord*>> queue = KeysOfQueue(state);
   std::stable_sort(queue.begin(), queue.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<const JobRecord*> jobs;
@@ -121,12 +135,26 @@ std::vector<const JobRecord*> Queue(const DriverState& state) {
 
 int64_t QueuePosition(const DriverState& state, const JobRecord& job) {
   if (job.stage() != pb::STAGE_QUEUED) return 0;
+  const auto queue = KeysOfQueue(state);
+  const auto own = std::find_if(queue.begin(), queue.end(), [&](const auto& entry) {
+    return JobId(*entry.second) == JobId(job);
+  });
+  if (own == queue.end()) return 0;
   int64_t position = 1;
-  for (const JobRecord* other : Queue(state)) {
-    if (JobId(*other) == JobId(job)) break;
-    ++position;
+  for (auto other = queue.begin(); other != queue.end(); ++other) {
+    const bool is_earlier = other->first == own->first && other < own;
+    if (other->first < own->first || is_earlier) ++position;
   }
   return position;
+}
+
+std::map<const JobRecord*, int64_t> QueuePositions(const DriverState& state) {
+  std::map<const JobRecord*, int64_t> positions;
+  for (const JobRecord* job : Queue(state)) {
+    const auto position = static_cast<int64_t>(positions.size()) + 1;
+    positions[job] = position;
+  }
+  return positions;
 }
 
 bool IsTerminal(const JobRecord& job) { return job.stage() == pb::STAGE_ENDED; }
@@ -223,11 +251,15 @@ bool IsFencedEverywhere(const DriverState& state, const JobRecord& job) {
   return state.rules() >= 5 && IsHold(job.stage()) && job.leave().reason() == kDriverRestored;
 }
 
+bool HasFencedEpoch(const DriverState& state, const NodeRecord& node) {
+  return state.rules() >= 6 && node.fenced_epoch() == state.epoch();
+}
+
 std::vector<std::string> NodesToFence(const DriverState& state, const JobRecord& job) {
   if (!IsFencedEverywhere(state, job)) return LiveNodesOf(state, job);
   std::vector<std::string> nodes;
   for (const NodeRecord& node : state.nodes()) {
-    if (node.alive()) nodes.push_back(node.hello().node_id());
+    if (node.alive() && !HasFencedEpoch(state, node)) nodes.push_back(node.hello().node_id());
   }
   return nodes;
 }
@@ -297,12 +329,14 @@ namespace {
 
 // The agent itself ends a test that takes too long. This is for an agent that cannot.
 void AddTestTimers(const DriverState& state, std::vector<Timer>* timers) {
+  if (std::none_of(state.nodes().begin(), state.nodes().end(), IsTestDue)) return;
+  const std::set<std::string> busy = BusyNodes(state);
   for (const NodeRecord& node : state.nodes()) {
     const std::string& node_id = node.hello().node_id();
-    if (!IsTestDue(node) || IsBusy(state, node_id)) continue;
+    if (!IsTestDue(node) || busy.count(node_id) > 0) continue;
     Timer timer;
     timer.key = absl::StrCat("test/", node_id, "/", node.test().test().id());
-    timer.delay = kFenceTimeout + TestDeadline(node.test().test().kind());
+    timer.delay = kFenceTimeout + kTestStartsMax * TestDeadline(node.test().test().kind());
     auto* tested = timer.when_due.mutable_machine_tested();
     tested->set_node_id(node_id);
     tested->set_incarnation(node.hello().incarnation());

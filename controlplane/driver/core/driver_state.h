@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -34,21 +35,21 @@ inline const std::string& JobId(const JobRecord& job) { return job.submitted().j
 // Adds a node at its place in the order of ids and returns it.
 NodeRecord* AddNode(DriverState* state, absl::string_view node_id);
 
-// True when ranks may be placed on the node: it lives, is neither evicted nor quarantined, and does
-// not drain.
+// True when ranks may be placed on the node: it lives, is neither evicted nor quarantined, does not
+// drain, and no process of a test hangs there.
 bool TakesRanks(const NodeRecord& node);
 
 // Machine tests: a machine gets its first rank only after its agent's test has passed, and is
 // tested again after a failure that could be its own. Results belong to one start of its agent. A
 // machine that fails is quarantined.
 //
-// How long an agent may take for a test that it has begun; then it kills the test, and the machine
-// has failed. Far more than a test takes on a busy machine.
+// How long an agent lets one process of a test run, and how many it may start for one test.
+inline constexpr int kTestStartsMax = 5;
 absl::Duration TestDeadline(megascale::agent::v1::TestKind kind);
 // True while the driver waits for the result of the node's test.
 bool IsTestDue(const NodeRecord& node);
-// True if processes of a job may run on the node: then its test waits.
-bool IsBusy(const DriverState& state, absl::string_view node_id);
+// Returns the nodes where processes of jobs may run: there, tests wait.
+std::set<std::string> BusyNodes(const DriverState& state);
 
 // Returns the number of ranks of the job: data * pipeline * tensor sizes.
 int WorldSize(const JobRecord& job);
@@ -58,8 +59,10 @@ int WorldSize(const JobRecord& job);
 std::vector<const JobRecord*> Queue(const DriverState& state);
 
 // Returns the job's place among the jobs that wait for their first slots, from 1; 0: it is not in
-// the queue.
+// the queue. Cost: looks at all jobs.
 int64_t QueuePosition(const DriverState& state, const JobRecord& job);
+// Returns the places of all jobs in the queue, by record. Cost: sorts the queue once.
+std::map<const JobRecord*, int64_t> QueuePositions(const DriverState& state);
 
 // True for SUCCEEDED, FAILED and CANCELLED.
 bool IsTerminal(const JobRecord& job);
@@ -100,8 +103,13 @@ inline constexpr char kDriverRestored[] = "DriverRestored";
 // True while the job must be fenced on every node, because its log is a copy that may lack later
 // placements.
 bool IsFencedEverywhere(const DriverState& state, const JobRecord& job);
+// True when the node has no process left of any job of an older epoch.
+bool HasFencedEpoch(const DriverState& state, const NodeRecord& node);
 // Returns the living nodes that must confirm that no process of the attempt is left.
 std::vector<std::string> NodesToFence(const DriverState& state, const JobRecord& job);
+// The longest time that agents in contact need to kill and reap the processes of an attempt,
+// however much memory these have and however busy the machine is.
+inline constexpr absl::Duration kFenceTimeout = absl::Minutes(5);
 // Returns those of NodesToFence that have not done so.
 std::vector<std::string> UnfencedNodesOf(const DriverState& state, const JobRecord& job);
 // True when no process of the attempt is left on any living node.

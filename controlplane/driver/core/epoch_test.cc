@@ -10,6 +10,13 @@ constexpr absl::Time kNow = absl::FromUnixSeconds(1'000'000);
 class EpochTest : public DriverCoreTest {
  protected:
   void Restore() { Do(StartedEvent(state_, {kNow, "other secret", /*restored=*/true})); }
+  Event EpochFenced(const std::string& node_id, int64_t epoch) const {
+    Event event;
+    event.mutable_epoch_fenced()->set_node_id(node_id);
+    event.mutable_epoch_fenced()->set_incarnation("a");
+    event.mutable_epoch_fenced()->set_epoch(epoch);
+    return event;
+  }
   megascale::agent::v1::ActualState Knows(int64_t epoch, int64_t version) const {
     megascale::agent::v1::ActualState report;
     report.set_epoch(epoch);
@@ -63,6 +70,36 @@ TEST_F(EpochTest, AMachineThatTheCopyDoesNotKnowTheJobOnConfirmsTheFenceToo) {
   EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
   Do(Fenced(fenced, "n2", {}));
   EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+}
+
+TEST_F(EpochTest, OneEventOfEachMachineFencesAllJobsOfTheEpoch) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  Run();
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  Restore();
+  ASSERT_EQ(FindJob(state_, "k")->stage(), v1::STAGE_FENCE);
+  EXPECT_TRUE(Do(EpochFenced("n0", state_.epoch())));
+  EXPECT_FALSE(Do(EpochFenced("n0", state_.epoch()))) << "it repeats what is known";
+  EXPECT_FALSE(Do(EpochFenced("n1", state_.epoch() - 1))) << "of the epoch before";
+  EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
+  EXPECT_TRUE(Do(EpochFenced("n1", state_.epoch())));
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(FindJob(state_, "k")->stage(), v1::STAGE_QUEUED);
+}
+
+TEST_F(EpochTest, AnAgentThatStartsAnewDuringTheFenceConfirmsItToo) {
+  Do(StartedEvent(state_, {kNow, "secret", false}));
+  Run();
+  Restore();
+  Do(EpochFenced("n0", state_.epoch()));
+  Do(Joined("n0", "b", 2));
+  Do(EpochFenced("n1", state_.epoch()));
+  EXPECT_EQ(job().stage(), v1::STAGE_FENCE);
+  Event fenced = EpochFenced("n0", state_.epoch());
+  EXPECT_FALSE(Do(fenced)) << "of the agent before";
+  fenced.mutable_epoch_fenced()->set_incarnation("b");
+  EXPECT_TRUE(Do(fenced));
+  EXPECT_NE(job().stage(), v1::STAGE_FENCE);
 }
 
 TEST_F(EpochTest, AQueuedJobThatMayHaveRunBeginsAtANewAttemptAndGetsNoSpare) {

@@ -1,6 +1,7 @@
 #include "controlplane/driver/core/placement.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -35,26 +36,33 @@ struct FreeSlots {
 
 int TensorSize(const JobRecord& job) { return job::TensorSize(job.submitted().spec()); }
 
+// What FreeSlotsFor leaves out.
+struct Exceptions {
+  std::set<std::string> givers = {};   // jobs whose slots are free
+  std::set<std::string> in_test = {};  // nodes without free slots
+  bool all_give = false;               // the slots of all jobs are free
+};
+
 FreeSlots FreeSlotsFor(const DriverState& state, const JobRecord& job,
-                       const std::string& instruction_set, const std::set<std::string>& givers,
-                       const std::set<std::string>& in_test) {
+                       const std::string& instruction_set, const Exceptions& exceptions) {
   FreeSlots free;
   const std::set<std::string> refusing = RefusingNodesOf(state, job);
   const std::vector<std::string> before = NodesOf(job);
   for (const NodeRecord& node : state.nodes()) {
     if (!TakesRanks(node) || node.hello().instruction_set() != instruction_set) continue;
     const std::string& node_id = node.hello().node_id();
-    if (refusing.count(node_id) > 0 || in_test.count(node_id) > 0) continue;
+    if (refusing.count(node_id) > 0 || exceptions.in_test.count(node_id) > 0) continue;
     const bool is_spare =
         node.spare() && !std::binary_search(before.begin(), before.end(), node_id);
     // Spares are for jobs that lost a machine.
     if (is_spare && job.stage() == v1::STAGE_QUEUED) continue;
     (is_spare ? free.spare : free.active)[node_id] = node.hello().num_slots();
   }
+  if (exceptions.all_give) return free;
   for (const JobRecord& other : state.jobs()) {
-    if (JobId(other) == JobId(job) || !HoldsSlots(other) || givers.count(JobId(other)) > 0) {
+    if (JobId(other) == JobId(job) || !HoldsSlots(other) ||
+        exceptions.givers.count(JobId(other)) > 0)
       continue;
-    }
     for (const auto& placement : other.placements()) {
       free.Take(placement.node_id());
     }
@@ -110,7 +118,8 @@ std::string Withheld(const DriverState& state, const JobRecord& job) {
     if (!TakesRanks(node)) {
       nodes.push_back(absl::StrCat(node_id, node.has_quarantine() ? " is quarantined"
                                             : node.evicted()      ? " is evicted"
-                                                                  : " drains"));
+                                            : node.draining()     ? " drains"
+                                                                  : " has a test that hangs"));
     } else if (in_test.count(node_id) > 0) {
       nodes.push_back(absl::StrCat(node_id, " is being tested"));
     } else if (refusing.count(node_id) > 0) {
@@ -158,26 +167,35 @@ std::vector<std::string> InstructionSets(const DriverState& state, const JobReco
 
 std::set<std::string> NodesInTest(const DriverState& state) {
   std::set<std::string> nodes;
+  std::set<std::string> again;
   for (const NodeRecord& node : state.nodes()) {
-    if (!IsTestDue(node)) continue;
-    if (node.test().again() && IsBusy(state, node.hello().node_id())) continue;
-    nodes.insert(node.hello().node_id());
+    if (IsTestDue(node)) (node.test().again() ? again : nodes).insert(node.hello().node_id());
   }
+  if (again.empty()) return nodes;
+  const std::set<std::string> busy = BusyNodes(state);
+  std::set_difference(again.begin(), again.end(), busy.begin(), busy.end(),
+                      std::inserter(nodes, nodes.end()));
   return nodes;
 }
 
 std::set<std::string> TestsToWaitFor(const DriverState& state, const JobRecord& job) {
   std::set<std::string> nodes;
-  for (const std::string& node_id : NodesOf(job)) {
-    const NodeRecord* node = FindNode(state, node_id);
-    if (node == nullptr || !IsTestDue(*node) || !TakesRanks(*node) || IsBusy(state, node_id)) {
-      continue;
-    }
+  std::vector<std::string> due = NodesOf(job);
+  due.erase(std::remove_if(due.begin(), due.end(),
+                           [&](const std::string& node_id) {
+                             const NodeRecord* node = FindNode(state, node_id);
+                             return node == nullptr || !IsTestDue(*node) || !TakesRanks(*node);
+                           }),
+            due.end());
+  if (due.empty()) return nodes;
+  const std::set<std::string> busy = BusyNodes(state);
+  for (const std::string& node_id : due) {
+    if (busy.count(node_id) > 0) continue;
     const bool has_memory =
         std::any_of(job.fenced().begin(), job.fenced().end(), [&](const auto& fenced) {
           return fenced.node_id() == node_id && fenced.snapshots_size() > 0;
         });
-    if (node->test().again() || has_memory) nodes.insert(node_id);
+    if (FindNode(state, node_id)->test().again() || has_memory) nodes.insert(node_id);
   }
   return nodes;
 }
@@ -194,17 +212,17 @@ bool HasRoomWithout(const DriverState& state, const JobRecord& job,
   const std::vector<std::string> sets = InstructionSets(state, job);
   return std::any_of(sets.begin(), sets.end(), [&](const std::string& instruction_set) {
     // What is tested now will most likely pass.
-    FreeSlots free = FreeSlotsFor(state, job, instruction_set, {}, /*in_test=*/{});
+    FreeSlots free = FreeSlotsFor(state, job, instruction_set, {});
     return !PlaceGroupsWithout(job, std::move(free), nodes).empty();
   });
 }
 
 bool NeedsMoreThanThereIs(const DriverState& state, const JobRecord& job) {
-  std::set<std::string> others;
-  for (const JobRecord& other : state.jobs()) others.insert(JobId(other));
+  Exceptions exceptions;
+  exceptions.all_give = true;
   const std::vector<std::string> sets = InstructionSets(state, job);
   return std::none_of(sets.begin(), sets.end(), [&](const std::string& instruction_set) {
-    return !PlaceGroups(job, FreeSlotsFor(state, job, instruction_set, others, {})).empty();
+    return !PlaceGroups(job, FreeSlotsFor(state, job, instruction_set, exceptions)).empty();
   });
 }
 
@@ -212,11 +230,11 @@ PlacementResult PlaceJob(const DriverState& state, const JobRecord& job,
                          const std::set<std::string>& givers) {
   std::set<std::string> avoided = NodesThatCannotRead(state, job);
   avoided.merge(NodesThatFailedOften(job));
-  const std::set<std::string> in_test = NodesInTest(state);
+  const Exceptions exceptions = {givers, NodesInTest(state)};
   PlacementResult result;
   FreeSlots best;
   for (const std::string& instruction_set : InstructionSets(state, job)) {
-    FreeSlots free = FreeSlotsFor(state, job, instruction_set, givers, in_test);
+    FreeSlots free = FreeSlotsFor(state, job, instruction_set, exceptions);
     std::vector<std::string> nodes = PlaceGroupsWithout(job, free, avoided);
     if (nodes.empty() && !avoided.empty()) nodes = PlaceGroups(job, free);
     if (free.size() > best.size()) best = std::move(free);

@@ -39,6 +39,8 @@ class Transition {
   bool OnNodeQuarantined(const v1::NodeQuarantined& quarantined);
   bool OnNodeSpareSet(const v1::NodeSpareSet& spare_set);
   bool OnMachineTested(const v1::MachineTested& tested);
+  bool OnEpochFenced(const v1::EpochFenced& fenced);
+  bool OnNodeBusy(const v1::NodeBusy& busy);
   bool OnPreflightPassed(const v1::PreflightPassed& passed);
   bool OnPreflightRefused(const v1::PreflightRefused& refused);
   bool OnLoadingStarted(const v1::LoadingStarted& started);
@@ -96,7 +98,8 @@ class Transition {
   void Complete(JobRecord* job);
   void EndUnfenced(JobRecord* job);
   // Quarantines the nodes whose processes of the job cannot be ended. The job goes on without them.
-  void GiveUpUnfenced(JobRecord* job);
+  // Returns false if there is no such node: each one that is left came, or came back, later.
+  bool GiveUpUnfenced(JobRecord* job);
   // Requires: `found` names the culprit; Fail fills in the attempt.
   void Fail(JobRecord* job, v1::Failure found);
   void Refuse(JobRecord* job, const PreflightRefusal& refusal);

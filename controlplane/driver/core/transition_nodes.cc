@@ -113,10 +113,15 @@ bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
   }
   if (!joined.certificate().empty()) node->set_certificate(joined.certificate());
   *node->mutable_hello() = hello;
+  if (state_.rules() >= 6 && (!node->alive() || is_new)) {
+    node->set_joined_unix_nanos(event_.time_unix_nanos());
+  }
   node->set_alive(true);
   node->clear_lost_unix_nanos();
   if (is_new) {
     node->clear_test();
+    node->clear_busy();
+    node->clear_fenced_epoch();
     DemandTest(node, "its agent started", nullptr);
   }
   return true;

@@ -162,8 +162,17 @@ std::string Transition::WhySuspectStays(JobRecord* job) const {
 
 // These processes can commit nothing. Nothing else starts on their machine, so the job may go on
 // elsewhere.
-void Transition::GiveUpUnfenced(JobRecord* job) {
-  const std::vector<std::string> nodes = UnfencedNodesOf(state_, *job);
+bool Transition::GiveUpUnfenced(JobRecord* job) {
+  std::vector<std::string> nodes = UnfencedNodesOf(state_, *job);
+  const auto came_later = [&](const std::string& node_id) {
+    const int64_t since = FindNode(state_, node_id)->joined_unix_nanos();
+    const int64_t age = event_.time_unix_nanos() - since;
+    return since != 0 && age >= 0 && age < absl::ToInt64Nanoseconds(kFenceTimeout);
+  };
+  if (state_.rules() >= 6) {
+    nodes.erase(std::remove_if(nodes.begin(), nodes.end(), came_later), nodes.end());
+  }
+  if (nodes.empty()) return false;
   if (job->has_cancel() || HasAllSteps(*job)) EndUnfenced(job);
   for (const std::string& node_id : nodes) {
     Quarantine(node_id,
@@ -173,6 +182,7 @@ void Transition::GiveUpUnfenced(JobRecord* job) {
                             "device, and restart the machine if need be"));
     if (!IsTerminal(*job)) job->add_fenced()->set_node_id(node_id);
   }
+  return true;
 }
 
 // --- preflights after the first attempt ---------------------------------------------------------
@@ -300,13 +310,31 @@ bool Transition::OnMachineTested(const pb::MachineTested& tested) {
 
 void Transition::SetMachineTests(agent::TestKind kind) {
   state_.set_machine_tests(kind);
+  const std::set<std::string> busy =
+      state_.rules() < 6 ? std::set<std::string>() : BusyNodes(state_);
   for (NodeRecord& node : *state_.mutable_nodes()) {
     if (kind == agent::TEST_KIND_UNSPECIFIED) {
       node.clear_test();
-    } else if (node.alive() && !node.has_test()) {
+    } else if ((node.alive() || state_.rules() >= 6) && !node.has_test()) {
       DemandTest(&node, "the driver tests machines now", nullptr);
+      // The jobs there go on, and others may start beside them.
+      if (node.has_test() && busy.count(node.hello().node_id()) > 0) {
+        node.mutable_test()->set_again(true);
+      }
     }
   }
+}
+
+// A job is not told to begin where an agent could not carry it out.
+bool Transition::OnNodeBusy(const pb::NodeBusy& busy) {
+  NodeRecord* node = FindNode(&state_, busy.node_id());
+  if (node == nullptr || !node->alive() || node->busy() == busy.busy() ||
+      node->hello().incarnation() != busy.incarnation()) {
+    return false;
+  }
+  node->set_busy(busy.busy());
+  if (busy.busy()) Leave(busy.node_id(), "MachineTestHangs");
+  return true;
 }
 
 // --- epochs -------------------------------------------------------------------------------------
@@ -315,7 +343,8 @@ void Transition::SetMachineTests(agent::TestKind kind) {
 // the new epoch, and each job goes on with another attempt. That is no failure.
 void Transition::BeginEpoch() {
   for (NodeRecord& node : *state_.mutable_nodes()) {  // the copy may lack later results
-    if (node.alive()) DemandTest(&node, "the driver's log was restored from a copy", nullptr);
+    if (!node.alive() && state_.rules() < 6) continue;
+    DemandTest(&node, "the driver's log was restored from a copy", nullptr);
   }
   for (JobRecord& job : *state_.mutable_jobs()) {
     if (IsTerminal(job)) continue;
@@ -332,6 +361,23 @@ void Transition::BeginEpoch() {
               "the driver's log was restored from a copy: all processes end, and another attempt "
               "follows");
   }
+}
+
+// Agents keep no memory of an older epoch, so there are no snapshots.
+bool Transition::OnEpochFenced(const pb::EpochFenced& fenced) {
+  NodeRecord* node = FindNode(&state_, fenced.node_id());
+  if (node == nullptr || !node->alive() || node->hello().incarnation() != fenced.incarnation() ||
+      fenced.epoch() != state_.epoch() || node->fenced_epoch() == fenced.epoch()) {
+    return false;
+  }
+  node->set_fenced_epoch(fenced.epoch());
+  for (JobRecord& job : *state_.mutable_jobs()) {
+    if (!IsFencedEverywhere(state_, job) || IsFenced(job, fenced.node_id())) continue;
+    const std::vector<std::string> nodes = NodesOf(job);
+    if (!std::binary_search(nodes.begin(), nodes.end(), fenced.node_id())) continue;
+    job.add_fenced()->set_node_id(fenced.node_id());
+  }
+  return true;
 }
 
 }  // namespace megascale::driver

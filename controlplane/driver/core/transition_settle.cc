@@ -208,6 +208,10 @@ bool Transition::MayBePassed(const JobRecord& job) const {
 }
 
 void Transition::PlaceQueue() {
+  for (JobRecord& job : *state_.mutable_jobs()) {  // a clock that stepped back
+    if (state_.rules() < 6 || job.waiting_since_unix_nanos() <= event_.time_unix_nanos()) continue;
+    job.set_waiting_since_unix_nanos(event_.time_unix_nanos());
+  }
   std::string before;
   for (const JobRecord& job : state_.jobs()) {
     if (!IsHold(job.stage()) || job.has_cancel() || MayBePassed(job)) continue;
@@ -216,7 +220,7 @@ void Transition::PlaceQueue() {
   }
   int64_t position = 0;
   for (const JobRecord* queued : Queue(state_)) {
-    JobRecord& job = *FindJob(&state_, JobId(*queued));
+    JobRecord& job = const_cast<JobRecord&>(*queued);
     ++position;
     if (!before.empty()) {
       SetStatus(&job, job.state(), "WaitingInQueue",
@@ -353,7 +357,8 @@ void Transition::SettleFence(JobRecord* job) {
 
 // Leaving is not a failure: it neither counts as one nor costs a backoff.
 void Transition::AfterLeave(JobRecord* job) {
-  if (job->leave().reason() == kDriverRestored && job->instruction_set().empty()) {
+  const bool was_restored = state_.rules() >= 5 && job->leave().reason() == kDriverRestored;
+  if (was_restored && job->instruction_set().empty()) {
     job->clear_leave();  // it was queued
     job->clear_fenced();
     Enter(job, pb::STAGE_QUEUED);

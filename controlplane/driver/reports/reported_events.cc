@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/text/printable.h"
 
 namespace megascale::driver {
 namespace {
@@ -190,17 +191,73 @@ void AddStoredShards(const JobRecord& job, const agent::ActualJob& report,
   }
 }
 
+constexpr int kTestResultsMax = 16;
+constexpr size_t kTestTextBytesMax = 300;
+
+// Returns what is logged of a test's result. It stays in the log, in snapshots and in answers, and
+// agents are not trusted: only checked fields of bounded size are taken.
+agent::MachineTest CheckedTest(const agent::MachineTest& reported,
+                               const agent::MachineTest& asked) {
+  agent::MachineTest test;
+  test.set_id(asked.id());
+  test.set_kind(asked.kind());
+  test.set_state(reported.state());
+  test.set_evidence(base::Printable(reported.evidence(), kTestTextBytesMax));
+  for (int i = 0; i < std::min(kTestResultsMax, reported.results_size()); ++i) {
+    const agent::TestResult& result = reported.results(i);
+    agent::TestResult* taken = test.add_results();
+    taken->set_part(base::Printable(result.part(), kTestTextBytesMax));
+    taken->set_seconds(result.seconds());
+    taken->set_bytes_per_second(result.bytes_per_second());
+    taken->set_failure(base::Printable(result.failure(), kTestTextBytesMax));
+    taken->set_note(base::Printable(result.note(), kTestTextBytesMax));
+  }
+  return test;
+}
+
 void AddMachineTested(const NodeRecord& node, const agent::ActualState& report,
                       std::vector<Event>* events) {
   const agent::MachineTest& test = report.machine_test();
-  if (!IsTestDue(node) || test.id() != node.test().test().id() ||
-      test.state() < agent::MachineTest::STATE_PASSED) {
-    return;
-  }
+  const bool has_ended = test.state() == agent::MachineTest::STATE_PASSED ||
+                         test.state() == agent::MachineTest::STATE_FAILED;
+  if (!IsTestDue(node) || test.id() != node.test().test().id() || !has_ended) return;
   Event event;
   event.mutable_machine_tested()->set_node_id(node.hello().node_id());
   event.mutable_machine_tested()->set_incarnation(report.incarnation());
-  *event.mutable_machine_tested()->mutable_test() = test;
+  *event.mutable_machine_tested()->mutable_test() = CheckedTest(test, node.test().test());
+  events->push_back(std::move(event));
+}
+
+// Returns EpochFenced if the agent has taken this epoch's desired state and has no process left of
+// any job that must be fenced everywhere. Otherwise each job is fenced by itself.
+std::optional<Event> EpochFencedEvent(const DriverState& state, const NodeRecord& node,
+                                      const agent::ActualState& report,
+                                      const AgentReports& reports) {
+  if (state.rules() < 6 || node.fenced_epoch() == state.epoch()) return std::nullopt;
+  int64_t since = -1;
+  for (const JobRecord& job : state.jobs()) {
+    if (!IsFencedEverywhere(state, job)) continue;
+    since = std::max(since, job.stage_event());
+    const agent::ActualJob* actual = reports.LastReport(node.hello().node_id(), JobId(job));
+    if (actual != nullptr && actual->num_processes() > 0) return std::nullopt;
+  }
+  if (since < 0 || report.epoch() != state.epoch() ||
+      report.applied_version() < VersionOfEvent(since)) {
+    return std::nullopt;
+  }
+  Event event;
+  event.mutable_epoch_fenced()->set_node_id(node.hello().node_id());
+  event.mutable_epoch_fenced()->set_incarnation(report.incarnation());
+  event.mutable_epoch_fenced()->set_epoch(state.epoch());
+  return event;
+}
+
+void AddBusy(const NodeRecord& node, const agent::ActualState& report, std::vector<Event>* events) {
+  if (node.busy() == report.test_hangs()) return;
+  Event event;
+  event.mutable_node_busy()->set_node_id(node.hello().node_id());
+  event.mutable_node_busy()->set_incarnation(report.incarnation());
+  event.mutable_node_busy()->set_busy(report.test_hangs());
   events->push_back(std::move(event));
 }
 
@@ -256,9 +313,14 @@ std::vector<Event> ReportedEvents::EventsOf(const DriverState& state, const Node
     events.push_back(std::move(event));
   }
   AddMachineTested(node, report, &events);
+  AddBusy(node, report, &events);
+  std::optional<Event> epoch_fenced = EpochFencedEvent(state, node, report, reports);
+  const bool all_fenced = epoch_fenced.has_value() || HasFencedEpoch(state, node);
+  if (epoch_fenced.has_value()) events.push_back(*std::move(epoch_fenced));
   for (const JobRecord& job : state.jobs()) {
     if (!HoldsSlots(job)) continue;
-    if (!reports.IsOn(job, node_id) && !IsFencedEverywhere(state, job)) continue;
+    const bool everywhere = IsFencedEverywhere(state, job);
+    if (everywhere ? all_fenced : !reports.IsOn(job, node_id)) continue;
     const agent::ActualJob* found = reports.LastReport(node_id, JobId(job));
     const agent::ActualJob nothing;
     const agent::ActualJob& actual = found != nullptr ? *found : nothing;

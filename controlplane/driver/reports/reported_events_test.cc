@@ -167,5 +167,69 @@ TEST_F(ReportedEventsTest, EndedRanksAndFailedHostAreTold) {
   EXPECT_EQ(job().reason(), "HostFailed");
 }
 
+// It stays in the log, in snapshots and in answers.
+TEST_F(ReportedEventsTest, OfAMachinesTestOnlyCheckedFieldsOfBoundedSizeAreTaken) {
+  agent::MachineTest* due = FindNode(&state_, "n0")->mutable_test()->mutable_test();
+  due->set_id(7);
+  due->set_kind(agent::TEST_KIND_QUICK);
+  due->set_state(agent::MachineTest::STATE_RUNNING);
+  JobOn("n0");
+  agent::MachineTest* test = reports_["n0"].mutable_machine_test();
+  test->set_id(7);
+  test->set_kind(agent::TEST_KIND_FULL);
+  test->set_part(std::string(10'000, 'p'));
+  test->set_evidence(std::string(10'000, 'e') + "\n");
+  for (int i = 0; i < 1000; ++i) test->add_results()->set_note(std::string(10'000, 'n'));
+  for (const int invented : {0, 1, 4, 99}) {
+    test->set_state(static_cast<agent::MachineTest::State>(invented));
+    EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0)) << invented;
+  }
+  test->set_state(agent::MachineTest::STATE_FAILED);
+  const std::vector<Event> events = Report("n0", reports_["n0"]);
+  ASSERT_THAT(events, SizeIs(1));
+  const agent::MachineTest& taken = events[0].machine_tested().test();
+  EXPECT_EQ(taken.state(), agent::MachineTest::STATE_FAILED);
+  EXPECT_EQ(taken.id(), 7);
+  EXPECT_EQ(taken.kind(), agent::TEST_KIND_QUICK);
+  EXPECT_EQ(taken.part(), "");
+  EXPECT_LE(taken.evidence().size(), 303u) << "and an ellipsis";
+  ASSERT_EQ(taken.results_size(), 16);
+  EXPECT_LE(taken.results(0).note().size(), 303u);
+}
+
+TEST_F(ReportedEventsTest, AMachineWithoutProcessesOfAnOlderEpochFencesAllItsJobsByOneEvent) {
+  state_.set_rules(kRules);
+  state_.set_epoch(5);
+  Apply(Submitted("k", SpecOf(1, 1, 30)), &state_);
+  for (JobRecord& job : *state_.mutable_jobs()) {
+    job.set_stage(pb::STAGE_FENCE);
+    job.set_stage_event(state_.num_events());
+    job.mutable_leave()->set_reason(kDriverRestored);
+    job.clear_fenced();
+  }
+  JobOn("n0")->set_num_processes(1);
+  reports_["n0"].set_epoch(5);
+  const std::vector<Event> alone = Report("n0", reports_["n0"]);
+  ASSERT_THAT(alone, SizeIs(1)) << "a process of j is left";
+  EXPECT_EQ(alone[0].node_fenced().job_id(), "k");
+  JobOn("n1");
+  reports_["n1"].set_epoch(5);
+  const std::vector<Event> all = Report("n1", reports_["n1"]);
+  ASSERT_THAT(all, SizeIs(1));
+  EXPECT_EQ(all[0].epoch_fenced().node_id(), "n1");
+  EXPECT_THAT(Report("n1", reports_["n1"]), SizeIs(0));
+}
+
+TEST_F(ReportedEventsTest, ATestThatHangsIsToldOnceAndItsEndToo) {
+  JobOn("n0");
+  reports_["n0"].set_test_hangs(true);
+  ASSERT_THAT(Report("n0", reports_["n0"]), SizeIs(1));
+  EXPECT_TRUE(FindNode(state_, "n0")->busy());
+  EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(0));
+  reports_["n0"].set_test_hangs(false);
+  EXPECT_THAT(Report("n0", reports_["n0"]), SizeIs(1));
+  EXPECT_FALSE(FindNode(state_, "n0")->busy());
+}
+
 }  // namespace
 }  // namespace megascale::driver

@@ -10,7 +10,6 @@
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
-#include "controlplane/driver/shell/job_evidence.h"
 #include "controlplane/driver/shell/job_view.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -24,6 +23,7 @@ namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(100);
+constexpr absl::Duration kStallMax = absl::Seconds(2);  // between two ticks
 constexpr absl::Duration kForgetInterval = absl::Minutes(1);
 constexpr absl::Duration kRefusalLogInterval = absl::Minutes(1);
 
@@ -60,7 +60,8 @@ DriverShell::DriverShell(Options options)
     : options_(std::move(options)),
       monitor_(options_.clock->Monotonic()),
       loss_logs_(options_.files),
-      tensorboard_logs_(options_.files) {}
+      tensorboard_logs_(options_.files),
+      evidences_(options_.files) {}
 
 absl::StatusOr<std::unique_ptr<DriverShell>> DriverShell::Create(Options options) {
   std::unique_ptr<DriverShell> shell(new DriverShell(std::move(options)));
@@ -79,6 +80,7 @@ absl::Status DriverShell::Replay() {
   for (const JobRecord& job : state_.jobs()) {
     if (!IsTerminal(job) && job.attempt() > 0) LossLogOf(job);
   }
+  keeps_evidence_ = state_.rules() >= 5;
   Feed(StartedEvent(state_,
                     {options_.clock->Wall(), options_.secret, false, options_.machine_tests}));
   // Newer than every version that a driver before this one sent.
@@ -92,9 +94,7 @@ void DriverShell::Begin() {
     const LossLog* log = loss_logs_.Find(JobId(job));
     if (log != nullptr) monitor_.NoteStep(JobId(job), log->last_step());
     // The driver before this one may have ended before it wrote it.
-    if (IsTerminal(job) && job.attempt() > 0 && !HasEvidence(job, options_.files)) {
-      KeepEvidence(job);
-    }
+    if (keeps_evidence_ && evidences_.MayBeMissing(state_, job)) KeepEvidence(job);
   }
 }
 
@@ -283,6 +283,7 @@ absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
   if (changed) {
     KeepTimers(now);
     TellAttempts();
+    evidences_.Refresh(state_);
   }
   // Acknowledgements of steps alone wait for the next tick: they are not worth a message each.
   if (changed || tick) SendDesired(changed);
@@ -291,6 +292,11 @@ absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
 }
 
 void DriverShell::Tick(absl::Duration now) {
+  // What the timers wait for may have stood still, too: `megascale local` can be suspended.
+  const absl::Duration stall = now - next_tick_;
+  for (auto& [key, timer] : timers_) {
+    if (stall > kStallMax) timer.first += stall;
+  }
   next_tick_ = now + kTickInterval;
   FeedAll(monitor_.OnTick(state_, now));
   std::vector<Event> due;
@@ -341,39 +347,18 @@ void DriverShell::ForgetJobs() {
     counts_.Forget(id);
     cut_attempts_.erase(id);
     described_.erase(id);
-    last_ranks_.erase(id);
+    evidences_.Forget(id);
   }
   if (event.has_jobs_forgotten()) Feed(std::move(event));
 }
 
-void DriverShell::NoteRanks(const Event& event) {
-  if (!event.has_rank_failed() && !event.has_node_lost()) return;
-  for (const JobRecord& job : state_.jobs()) {
-    const bool is_meant = event.has_rank_failed()
-                              ? JobId(job) == event.rank_failed().job_id()
-                              : monitor_.reports().IsOn(job, event.node_lost().node_id());
-    if (!is_meant || !HoldsSlots(job) || IsHold(job.stage())) continue;
-    LastRanks& last = last_ranks_[JobId(job)];
-    if (last.attempt == job.attempt()) continue;  // what follows is a consequence
-    last = {job.attempt(), ViewRanks(job, monitor_)};
-  }
-}
-
 void DriverShell::KeepEvidence(const JobRecord& job) {
-  const auto last = last_ranks_.find(JobId(job));
-  const bool is_known = last != last_ranks_.end();
   const LossLog* log = loss_logs_.Find(JobId(job));
-  const absl::Status written =
-      WriteEvidence(job,
-                    EvidenceOf(state_, job, log == nullptr ? job.best_step() : log->last_step(),
-                               is_known ? last->second.ranks : ViewRanks(job, monitor_)),
-                    options_.files);
-  if (!written.ok()) base::LogWarning(written.message());
-  if (is_known) last_ranks_.erase(last);
+  evidences_.Keep(state_, job, log == nullptr ? job.best_step() : log->last_step(), monitor_);
 }
 
 void DriverShell::Feed(Event event) {
-  NoteRanks(event);
+  evidences_.OnEvent(event, state_, monitor_);
   for (Event& steps : counts_.EventsBefore(event, options_.clock->Monotonic())) {
     Feed(std::move(steps));
   }
@@ -532,34 +517,32 @@ absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
                                             ": there is no such job; `megascale "
                                             "list` shows all jobs"));
   }
-  if (job->attempt() == 0) {  // no steps yet; a submit is not to wait for their log
-    Describe(*job);
-    return ViewWith(*job, nullptr);
-  }
-  control::Job view = ViewWith(*job, LossLogOf(*job));
-  if (!IsTerminal(*job)) return view;
-  const absl::StatusOr<control::JobEvidence> evidence = ReadEvidence(*job, options_.files);
-  if (evidence.ok()) {
-    *view.mutable_evidence() = *evidence;
-  } else if (!absl::IsNotFound(evidence.status())) {
-    base::LogWarning(evidence.status().message());
-  }
+  control::Job view = ViewOpen(*job, nullptr);
+  if (!IsTerminal(*job) || job->attempt() == 0) return view;
+  const control::JobEvidence* evidence = evidences_.Find(*job);
+  if (evidence != nullptr) *view.mutable_evidence() = *evidence;
   return view;
 }
 
-control::Job DriverShell::ViewWith(const JobRecord& job, const LossLog* log) {
-  return ViewJob(job, log, {&state_, &monitor_, options_.clock->Wall(), counts_.Find(JobId(job))});
+control::Job DriverShell::ViewOpen(const JobRecord& job,
+                                   const std::map<const JobRecord*, int64_t>* positions) {
+  if (job.attempt() > 0) return ViewWith(job, LossLogOf(job), positions);
+  Describe(job);  // no steps yet; a submit is not to wait for their log
+  return ViewWith(job, nullptr, positions);
+}
+
+control::Job DriverShell::ViewWith(const JobRecord& job, const LossLog* log,
+                                   const std::map<const JobRecord*, int64_t>* positions) {
+  return ViewJob(job, log,
+                 {&state_, &monitor_, options_.clock->Wall(), counts_.Find(JobId(job)), positions});
 }
 
 absl::StatusOr<std::vector<control::Job>> DriverShell::ViewJobs() {
+  const std::map<const JobRecord*, int64_t> positions = QueuePositions(state_);
   std::vector<control::Job> jobs;
   for (const JobRecord& job : state_.jobs()) {
-    if (IsTerminal(job)) {
-      jobs.push_back(ViewWith(job, loss_logs_.Find(JobId(job))));
-      continue;
-    }
-    ASSIGN_OR_RETURN(control::Job view, View(JobId(job)));
-    jobs.push_back(std::move(view));
+    jobs.push_back(IsTerminal(job) ? ViewWith(job, loss_logs_.Find(JobId(job)), &positions)
+                                   : ViewOpen(job, &positions));
   }
   return jobs;
 }

@@ -26,6 +26,7 @@
 #include "controlplane/driver/core/driver_state.h"
 #include "controlplane/driver/core/job_retention.h"
 #include "controlplane/driver/reports/agent_monitor.h"
+#include "controlplane/driver/shell/job_evidence.h"
 #include "controlplane/driver/shell/job_logs.h"
 #include "controlplane/driver/shell/step_counts.h"
 #include "controlplane/driver/storage/event_log.h"
@@ -153,12 +154,13 @@ class DriverShell {
   bool Counts(const std::string& node_id, const megascale::agent::v1::ActualState& report) const;
   void TakeSteps(const std::string& node_id, const megascale::agent::v1::ActualState& report);
   LossLog* LossLogOf(const JobRecord& job);
-  megascale::control::v1::Job ViewWith(const JobRecord& job, const LossLog* log);
+  // `positions`: QueuePositions, if many jobs are viewed; null: they are looked up.
+  megascale::control::v1::Job ViewWith(const JobRecord& job, const LossLog* log,
+                                       const std::map<const JobRecord*, int64_t>* positions);
+  megascale::control::v1::Job ViewOpen(const JobRecord& job,
+                                       const std::map<const JobRecord*, int64_t>* positions);
   // Writes job.json if it is missing. A failure is ignored.
   void Describe(const JobRecord& job);
-  // Keeps what the ranks do when an event that ends an attempt comes.
-  void NoteRanks(const Event& event);
-  // Writes evidence.json of a job that has ended. A failure is ignored.
   void KeepEvidence(const JobRecord& job);
   absl::Status MayJoin(const megascale::agent::v1::Hello& hello, const AgentLink& link) const;
   void LogRefusal(const std::string& node_id, const absl::Status& why);
@@ -177,12 +179,9 @@ class DriverShell {
   std::map<std::string, Link> links_;
   std::map<std::string, absl::Duration> refusals_logged_;  // by node: time of the last log line
   std::map<std::string, RunningAttempt> told_attempts_;
-  struct LastRanks {
-    int64_t attempt = 0;
-    std::vector<megascale::control::v1::RankView> ranks;
-  };
-  std::map<std::string, LastRanks> last_ranks_;  // by job: at the newest failure
-  int64_t version_ = 0;                          // of the newest desired state
+  JobEvidences evidences_;
+  bool keeps_evidence_ = false;  // the driver before this one kept evidence, too
+  int64_t version_ = 0;          // of the newest desired state
   bool state_changed_ = true;
   absl::Duration next_tick_ = absl::ZeroDuration();
   absl::Duration next_forgetting_ = absl::ZeroDuration();

@@ -2,10 +2,13 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include <algorithm>
 #include <set>
-#include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/shell/job_view.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
 namespace megascale::driver {
@@ -13,55 +16,72 @@ namespace {
 
 namespace control = megascale::control::v1;
 
+constexpr size_t kRanksMax = 64;
+constexpr size_t kNodesMax = 64;
+constexpr size_t kFileBytesMax = size_t{1} << 20;
+constexpr size_t kKnownMax = 64;  // jobs whose evidence stays in memory
+// A driver that ends in the middle of a round leaves at most that round's jobs without a file.
+constexpr int64_t kEventsOfLastRound = 1000;
+
 std::string PathOf(const JobRecord& job) {
   return absl::StrCat(job.submitted().directory(), "/evidence.json");
 }
 
-// The nodes of the last attempt, and those of failures.
+// Keeps the ranks that failed, then those that have stood still for longest, in rank order.
+std::vector<control::RankView> RanksOfInterest(const JobRecord& job,
+                                               std::vector<control::RankView> ranks) {
+  if (ranks.size() <= kRanksMax) return ranks;
+  std::set<int> failed = {job.culprit().rank()};
+  for (const auto& failure : job.failures()) failed.insert(failure.culprit().rank());
+  const auto rank_of = [](const control::RankView& rank) { return rank.status().rank(); };
+  std::stable_sort(ranks.begin(), ranks.end(), [&](const auto& a, const auto& b) {
+    const bool a_failed = failed.count(rank_of(a)) > 0;
+    const bool b_failed = failed.count(rank_of(b)) > 0;
+    if (a_failed != b_failed) return a_failed;
+    return a.status().progress_age_seconds() > b.status().progress_age_seconds();
+  });
+  ranks.resize(kRanksMax);
+  std::sort(ranks.begin(), ranks.end(),
+            [&](const auto& a, const auto& b) { return rank_of(a) < rank_of(b); });
+  return ranks;
+}
+
+// Returns the nodes of failures, and those of the last attempt.
 std::set<std::string> NodesConcerned(const JobRecord& job) {
-  const std::vector<std::string> placed = NodesOf(job);
-  std::set<std::string> nodes(placed.begin(), placed.end());
+  std::set<std::string> nodes;
+  if (job.has_culprit()) nodes.insert(job.culprit().node_id());
   for (const auto& failure : job.failures()) nodes.insert(failure.culprit().node_id());
   for (const auto& cause : job.causes()) nodes.insert(cause.node_id());
-  if (job.has_culprit()) nodes.insert(job.culprit().node_id());
   nodes.erase("");
+  for (const std::string& node_id : NodesOf(job)) {
+    if (nodes.size() >= kNodesMax) break;
+    nodes.insert(node_id);
+  }
   return nodes;
 }
 
-}  // namespace
+void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* timestamp) {
+  timestamp->set_seconds(unix_nanos / 1'000'000'000);
+  timestamp->set_nanos(static_cast<int32_t>(unix_nanos % 1'000'000'000));
+}
 
-control::JobEvidence EvidenceOf(const DriverState& state, const JobRecord& job, int64_t last_step,
-                                const std::vector<control::RankView>& ranks) {
-  control::JobEvidence evidence;
-  evidence.set_job_id(JobId(job));
-  evidence.set_state(job.state());
-  evidence.set_reason(job.reason());
-  evidence.set_message(job.message());
-  evidence.mutable_ended_at()->set_seconds(job.ended_unix_nanos() / 1'000'000'000);
-  evidence.mutable_ended_at()->set_nanos(
-      static_cast<int32_t>(job.ended_unix_nanos() % 1'000'000'000));
-  evidence.set_attempt(job.attempt());
-  evidence.set_last_step(last_step);
-  if (job.has_culprit()) *evidence.mutable_culprit() = job.culprit();
-  for (int i = 1; i < job.failures_size(); ++i) {
-    *evidence.add_consequences() = job.failures(i).culprit();
-  }
-  *evidence.mutable_causes() = job.causes();
-  *evidence.mutable_ranks() = {ranks.begin(), ranks.end()};
+void TellNodes(const DriverState& state, const JobRecord& job, control::JobEvidence* evidence) {
+  evidence->clear_nodes();
   for (const std::string& node_id : NodesConcerned(job)) {
-    control::NodeEvidence* told = evidence.add_nodes();
+    control::NodeEvidence* told = evidence->add_nodes();
     told->set_node_id(node_id);
     const NodeRecord* node = FindNode(state, node_id);
     if (node == nullptr) continue;
     told->set_alive(node->alive());
     told->set_hostname(node->hello().hostname());
     told->set_quarantine_evidence(node->quarantine().evidence());
-    if (node->has_test()) *told->mutable_machine_test() = node->test().test();
+    if (!node->has_test()) continue;
+    *told->mutable_machine_test() = node->test().test();
+    if (node->test().ended_unix_nanos() != 0) {
+      SetTime(node->test().ended_unix_nanos(), told->mutable_machine_tested_at());
+    }
   }
-  return evidence;
 }
-
-bool HasEvidence(const JobRecord& job, JobFiles* files) { return files->Exists(PathOf(job)); }
 
 absl::Status WriteEvidence(const JobRecord& job, const control::JobEvidence& evidence,
                            JobFiles* files) {
@@ -76,10 +96,15 @@ absl::Status WriteEvidence(const JobRecord& job, const control::JobEvidence& evi
   return files->WriteSoon(PathOf(job), text);
 }
 
+// Errors: NotFound - there is no such file; DataLoss - it is too large or cannot be parsed.
 absl::StatusOr<control::JobEvidence> ReadEvidence(const JobRecord& job, JobFiles* files) {
   const std::string path = PathOf(job);
   if (!files->Exists(path)) return absl::NotFoundError(absl::StrCat(path, ": does not exist"));
   ASSIGN_OR_RETURN(const size_t size_bytes, files->Size(path));
+  if (size_bytes > kFileBytesMax) {
+    return absl::DataLossError(absl::StrCat(path, ": has ", size_bytes, " bytes, expected at most ",
+                                            kFileBytesMax, "; ignored it"));
+  }
   ASSIGN_OR_RETURN(const std::string text, files->ReadAt(path, 0, size_bytes));
   control::JobEvidence evidence;
   google::protobuf::util::JsonParseOptions options;
@@ -89,6 +114,105 @@ absl::StatusOr<control::JobEvidence> ReadEvidence(const JobRecord& job, JobFiles
     return absl::DataLossError(absl::StrCat(path, ": ", status.ToString(), "; ignored it"));
   }
   return evidence;
+}
+
+}  // namespace
+
+control::JobEvidence EvidenceOf(const DriverState& state, const JobRecord& job, int64_t last_step,
+                                const std::vector<control::RankView>& ranks) {
+  control::JobEvidence evidence;
+  evidence.set_job_id(JobId(job));
+  evidence.set_state(job.state());
+  evidence.set_reason(job.reason());
+  evidence.set_message(job.message());
+  SetTime(job.ended_unix_nanos(), evidence.mutable_ended_at());
+  evidence.set_attempt(job.attempt());
+  evidence.set_last_step(last_step);
+  if (job.has_culprit()) *evidence.mutable_culprit() = job.culprit();
+  for (int i = 1; i < job.failures_size(); ++i) {
+    *evidence.add_consequences() = job.failures(i).culprit();
+  }
+  *evidence.mutable_causes() = job.causes();
+  const std::vector<control::RankView> kept = RanksOfInterest(job, ranks);
+  *evidence.mutable_ranks() = {kept.begin(), kept.end()};
+  TellNodes(state, job, &evidence);
+  return evidence;
+}
+
+void JobEvidences::OnEvent(const Event& event, const DriverState& state,
+                           const AgentMonitor& monitor) {
+  if (!event.has_rank_failed() && !event.has_node_lost()) return;
+  for (const JobRecord& job : state.jobs()) {
+    const bool is_meant = event.has_rank_failed()
+                              ? JobId(job) == event.rank_failed().job_id()
+                              : monitor.reports().IsOn(job, event.node_lost().node_id());
+    if (!is_meant || !HoldsSlots(job) || IsHold(job.stage())) continue;
+    LastRanks& last = last_ranks_[JobId(job)];
+    if (last.attempt == job.attempt()) continue;  // what follows is a consequence
+    last = {job.attempt(), ViewRanks(job, monitor)};
+  }
+}
+
+void JobEvidences::Keep(const DriverState& state, const JobRecord& job, int64_t last_step,
+                        const AgentMonitor& monitor) {
+  const auto last = last_ranks_.find(JobId(job));
+  const bool is_known = last != last_ranks_.end();
+  Write(job,
+        EvidenceOf(state, job, last_step, is_known ? last->second.ranks : ViewRanks(job, monitor)));
+  if (is_known) last_ranks_.erase(last);
+}
+
+void JobEvidences::Write(const JobRecord& job, const Evidence& evidence) {
+  known_.erase(JobId(job));
+  const absl::Status written = WriteEvidence(job, evidence, files_);
+  if (!written.ok()) base::LogWarning(written.message());
+}
+
+void JobEvidences::Refresh(const DriverState& state) {
+  std::map<std::string, int64_t> due;
+  for (const NodeRecord& node : state.nodes()) {
+    if (IsTestDue(node)) due[node.hello().node_id()] = node.test().test().id();
+  }
+  for (const auto& [node_id, test] : due_) {
+    const auto still = due.find(node_id);
+    if (still != due.end() && still->second == test) continue;
+    for (const JobRecord& job : state.jobs()) {
+      // The id of a test is the number of the event that asked for it.
+      if (!IsTerminal(job) || job.stage_event() < test) continue;
+      if (NodesConcerned(job).count(node_id) == 0) continue;
+      const Evidence* known = Find(job);
+      if (known == nullptr) continue;
+      Evidence evidence = *known;
+      TellNodes(state, job, &evidence);
+      Write(job, evidence);
+    }
+  }
+  due_ = std::move(due);
+}
+
+bool JobEvidences::MayBeMissing(const DriverState& state, const JobRecord& job) const {
+  return IsTerminal(job) && job.attempt() > 0 &&
+         job.stage_event() + kEventsOfLastRound > state.num_events() &&
+         !files_->Exists(PathOf(job));
+}
+
+const control::JobEvidence* JobEvidences::Find(const JobRecord& job) {
+  const auto known = known_.find(JobId(job));
+  if (known != known_.end()) return known->second.has_value() ? &*known->second : nullptr;
+  if (known_.size() >= kKnownMax) known_.clear();
+  std::optional<Evidence>& kept = known_[JobId(job)];
+  absl::StatusOr<Evidence> evidence = ReadEvidence(job, files_);
+  if (evidence.ok()) {
+    kept = *std::move(evidence);
+  } else if (!absl::IsNotFound(evidence.status())) {
+    base::LogWarning(evidence.status().message());
+  }
+  return kept.has_value() ? &*kept : nullptr;
+}
+
+void JobEvidences::Forget(const std::string& job_id) {
+  last_ranks_.erase(job_id);
+  known_.erase(job_id);
 }
 
 }  // namespace megascale::driver

@@ -230,6 +230,12 @@ void AddAccount(const JobRecord& job, const ViewSources& sources, control::Job* 
   *view->mutable_last_hour() = LastHourAt(book, now);
 }
 
+int64_t PositionOf(const JobRecord& job, const ViewSources& sources) {
+  if (sources.positions == nullptr) return QueuePosition(*sources.state, job);
+  const auto position = sources.positions->find(&job);
+  return position == sources.positions->end() ? 0 : position->second;
+}
+
 void AddTimes(const JobRecord& job, const ViewSources& sources, control::Job* view) {
   SetTime(job.submitted_unix_nanos(), view->mutable_submitted_at());
   if (job.started_unix_nanos() != 0) {
@@ -294,7 +300,7 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
     const absl::Duration age = sources.now - absl::FromUnixNanos(newest.committed_unix_nanos());
     view.mutable_last_checkpoint()->set_age_seconds(std::max(0.0, absl::ToDoubleSeconds(age)));
   }
-  view.set_queue_position(QueuePosition(*sources.state, job));
+  view.set_queue_position(PositionOf(job, sources));
   AddTimes(job, sources, &view);
   AddWarnings(job, *sources.monitor, &view);
   AddCeiling(job, sources, &view);

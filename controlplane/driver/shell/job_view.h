@@ -1,6 +1,8 @@
 // A job as people see it: the state machine's record, joined with the agents' newest reports.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -17,6 +19,8 @@ struct ViewSources {
   absl::Time now;  // wall time
   // Steps that the job's time account does not know yet; null: there are none.
   const megascale::driver::v1::StepsTaken* new_steps = nullptr;
+  // QueuePositions of the state, for a listing; null: the job's position is looked up.
+  const std::map<const JobRecord*, int64_t>* positions = nullptr;
 };
 
 // Returns the job as people see it. `loss_log`: this job's; null: it cannot be read.

@@ -72,7 +72,9 @@ absl::Status Persist(const PersisterOptions& options, const PersistSnapshot& mes
 }  // namespace
 
 void CheckpointState::OnTakeSnapshot(const TakeSnapshot& message) {
-  const absl::StatusOr<int> buffer = engine->TakeSnapshot(message.step);
+  const absl::Status begun = engine->BeginSnapshot(message.step);
+  const absl::StatusOr<int> buffer =
+      begun.ok() ? engine->FinishSnapshot() : absl::StatusOr<int>(begun);
   caf::anon_send(worker, SnapshotTaken{message.attempt, message.step, buffer.ok() ? *buffer : -1,
                                        Outcome::Of(buffer.status())});
 }

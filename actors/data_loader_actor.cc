@@ -10,8 +10,8 @@ namespace megascale::actors {
 namespace {
 
 absl::Status Load(const DataLoaderOptions& options) {
-  auto loader =
-      data::BatchLoader::Create(options.spec, &options.dataset->samples(), options.ring.get());
+  auto loader = data::BatchLoader::Create(options.spec, &options.dataset->samples(),
+                                          options.ring.get(), options.dataset->end_token());
   if (!loader.ok()) return loader.status();
   const std::atomic<bool> never = false;  // it ends with its process
   return (*loader)->RunUntil(never, options.spec.train().steps());

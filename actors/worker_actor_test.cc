@@ -43,7 +43,8 @@ class FakeEngine final : public engine::RankEngine {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<int> TakeSnapshot(int64_t) override { return 0; }
+  absl::Status BeginSnapshot(int64_t) override { return absl::OkStatus(); }
+  absl::StatusOr<int> FinishSnapshot() override { return 0; }
   void RequestStop(StopFlag) override {}
   void Leave() override {}
   void Abort(const absl::Status&) override {}

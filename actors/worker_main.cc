@@ -24,6 +24,7 @@
 #include "runtime/telemetry/exchange_board.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
+#include "runtime/telemetry/stack/process_stacks.h"
 
 namespace megascale::actors {
 namespace {
@@ -185,6 +186,7 @@ void NameProcess(int rank) {
 
 int RunWorker(int link_fd, const MakeDevice& make_device) {
   ::prctl(PR_SET_NAME, "megascale-w");
+  telemetry::AllowStacks();
   Link link{base::UniqueFd(link_fd)};
   link::v1::ToWorker first;
   auto fds = link.Receive(&first, kAssignmentTimeout);

@@ -19,6 +19,8 @@ _LIBRARIES = {
     "rocksdb": ("-lrocksdb", "librocksdb-dev"),
     "spdlog": ("spdlog fmt", "libspdlog-dev"),
     "ssl": ("libssl libcrypto", "libssl-dev"),
+    # Not libunwind itself: it would take the handling of C++ exceptions from the compiler's library.
+    "unwind": ("-lunwind-ptrace -lunwind-x86_64 -llzma", "libunwind-dev"),
     "utf8proc": ("libutf8proc", "libutf8proc-dev"),
     "xxhash": ("libxxhash", "libxxhash-dev"),
     "yaml": ("yaml-cpp", "libyaml-cpp-dev"),

@@ -11,7 +11,7 @@ build_packages=(
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libcaf-dev librocksdb-dev
   libhiredis-dev redis-server libabsl-dev libgtest-dev libgmock-dev libdnnl-dev libhwy-dev libspdlog-dev
   libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libssl-dev libxxhash-dev
-  libutf8proc-dev zlib1g-dev libzstd-dev libmicrohttpd-dev libgnutls28-dev
+  libutf8proc-dev zlib1g-dev libzstd-dev libmicrohttpd-dev libgnutls28-dev libunwind-dev
   zsh groff-base man-db chromium prometheus
   fortunes xz-utils git ca-certificates python3 python3-grpcio python3-protobuf
   systemd

@@ -1,5 +1,7 @@
 #include "cli/commands/commands.h"
 
+#include "cli/minder/minder_command.h"
+
 namespace megascale::cli {
 
 void AddCommands(CommandLine* line, const actors::MakeDevice& make_device) {
@@ -13,6 +15,7 @@ void AddCommands(CommandLine* line, const actors::MakeDevice& make_device) {
   AddMetricsCommand(line);
   AddTraceCommand(line);
   AddDiagnoseCommand(line);
+  AddMinderCommand(line);
   AddCancelCommand(line);
   AddNodesCommand(line);
   AddEvictCommand(line);

@@ -6,6 +6,7 @@
 #include "actors/worker_main.h"
 #include "cli/commands/commands.h"
 #include "runtime/machine/machine_check.h"
+#include "runtime/telemetry/stack/process_stacks.h"
 
 namespace megascale::cli {
 
@@ -31,6 +32,11 @@ void AddProcessCommands(CommandLine* line, const actors::MakeDevice& make_device
   test->Text("--of", of.get(), "which test: what the list of processes shows");
   test->Hide();
   test->Runs([link_fd] { return machine::RunCheckProcess(static_cast<int>(*link_fd)); });
+  Command* stacks = line->Add("read-stacks", "reads what a process executes; started by an agent");
+  stacks->Integer("--link-fd", link_fd.get(), "inherited socket to the agent");
+  stacks->Text("--of", of.get(), "what the list of processes shows");
+  stacks->Hide();
+  stacks->Runs([link_fd] { return telemetry::RunStackProcess(static_cast<int>(*link_fd)); });
 }
 
 }  // namespace megascale::cli

@@ -11,6 +11,7 @@
 #include "cli/diagnosis/exchange_report.h"
 #include "cli/diagnosis/job_report.h"
 #include "cli/diagnosis/job_trace.h"
+#include "cli/diagnosis/stack_report.h"
 #include "cli/view/live_view.h"
 #include "controlplane/trace/job_spans.h"
 #include "runtime/base/status.h"
@@ -28,8 +29,8 @@ using nlohmann::json;
 
 // Slowness is judged from this many steps on.
 constexpr size_t kStepsMin = 3;
-// About an exchange, the evidence of this many of its members is read.
-constexpr int kMembersAsked = 64;
+// The evidence of at most this many ranks is read.
+constexpr int kRanksAsked = 64;
 // How often, and how much later, the driver is asked again which processes are silent.
 constexpr int kLivenessTries = 4;
 constexpr absl::Duration kLivenessDelay = absl::Milliseconds(700);
@@ -155,15 +156,16 @@ std::string StallPicture(const diagnose::StallVerdict& verdict, const trace::Job
   return diagnose::HeatMapSvg(title, cells);
 }
 
-// Reads what the members of an exchange show of it. What cannot be read is not known.
-std::vector<control::v1::StreamEvidenceResponse> ReadExchanges(client::JobClient* client,
-                                                               const control::v1::Job& job,
-                                                               const std::vector<int>& members) {
+// Reads evidence about ranks. What cannot be read is not known.
+std::vector<control::v1::StreamEvidenceResponse> ReadEvidence(client::JobClient* client,
+                                                              const control::v1::Job& job,
+                                                              telemetry::v1::EvidenceKind kind,
+                                                              absl::Span<const int> ranks) {
   control::v1::StreamEvidenceRequest request;
   request.set_job_id(job.job_id());
-  request.set_kind(telemetry::v1::EVIDENCE_KIND_EXCHANGES);
-  for (const int member : members) {
-    if (request.ranks_size() < kMembersAsked) request.add_ranks(member);
+  request.set_kind(kind);
+  for (const int rank : ranks) {
+    if (request.ranks_size() < kRanksAsked) request.add_ranks(rank);
   }
   std::vector<control::v1::StreamEvidenceResponse> responses;
   client
@@ -176,7 +178,7 @@ std::vector<control::v1::StreamEvidenceResponse> ReadExchanges(client::JobClient
 }
 
 Diagnosis DiagnoseStall(client::JobClient* client, const control::v1::Job& job,
-                        const JobTrace& traced, double seconds) {
+                        const JobTrace& traced, double seconds, bool with_stacks) {
   std::vector<diagnose::RankPosition> positions =
       diagnose::PositionsOf(traced.spans.plans(), KnownRanks(traced.spans), traced.steps);
   for (size_t rank = 0; rank < positions.size(); ++rank) {
@@ -189,8 +191,9 @@ Diagnosis DiagnoseStall(client::JobClient* client, const control::v1::Job& job,
   diagnosis.rank = verdict.root.rank;
   diagnosis.is_undecided = diagnosis.rank < 0;
   if (verdict.root.cause == diagnose::StallCause::kExchange) {
-    const auto shown = ShownCallsOf(ReadExchanges(client, job, verdict.root.members),
-                                    verdict.root.instruction, verdict.root.members);
+    const auto evidence =
+        ReadEvidence(client, job, telemetry::v1::EVIDENCE_KIND_EXCHANGES, verdict.root.members);
+    const auto shown = ShownCallsOf(evidence, verdict.root.instruction, verdict.root.members);
     AddExchange(diagnose::ExplainExchange(shown), traced.spans.names(), &diagnosis);
   }
   diagnosis.node = NodeOf(job, diagnosis.rank);
@@ -198,6 +201,10 @@ Diagnosis DiagnoseStall(client::JobClient* client, const control::v1::Job& job,
   for (const diagnose::WaitingRank& rank : verdict.waiting) waiting.push_back(rank.rank);
   AddReport(job, waiting, &diagnosis);
   AddStallAdvice(job, &diagnosis);
+  if (with_stacks) {
+    const std::vector<int> ranks = RanksToRead(job.ranks_size(), diagnosis.rank, waiting);
+    AddStacks(ReadEvidence(client, job, telemetry::v1::EVIDENCE_KIND_STACKS, ranks), &diagnosis);
+  }
   diagnosis.details["waiting"] = WaitingJson(verdict);
   diagnosis.details["instruction"] = verdict.root.instruction.ToString();
   diagnosis.details["step"] = verdict.root.step;
@@ -237,7 +244,7 @@ absl::StatusOr<Diagnosis> DiagnoseTraced(client::JobClient* client, const contro
                                          const JobTrace& traced, const DiagnoseOptions& options) {
   const double seconds = SecondsSinceProgress(traced.spans);
   if (seconds > StallLimitSeconds(job.spec().fault(), StepSeconds(traced.steps))) {
-    return DiagnoseStall(client, job, traced, seconds);
+    return DiagnoseStall(client, job, traced, seconds, /*with_stacks=*/!options.is_brief);
   }
   const auto num_whole = static_cast<size_t>(std::count_if(
       traced.steps.begin(), traced.steps.end(), [](const auto& step) { return step.whole; }));

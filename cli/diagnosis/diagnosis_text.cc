@@ -341,8 +341,9 @@ Findings DescribeStall(const StallVerdict& verdict, double seconds,
 
 std::string ToText(const Findings& findings) {
   std::string text = absl::StrCat(findings.verdict, "\n");
-  const std::array<std::pair<const char*, const std::vector<std::string>*>, 5> groups = {{
+  const std::array<std::pair<const char*, const std::vector<std::string>*>, 6> groups = {{
       {"evidence", &findings.evidence},
+      {"stacks", &findings.stacks},
       {"cost", &findings.cost},
       {"done", &findings.done},
       {"you can", &findings.advice},

@@ -12,11 +12,12 @@
 
 namespace megascale::cli {
 
-// What a diagnosis says. Each line is one sentence.
+// The text of a diagnosis. Each line is one sentence.
 struct Findings {
   std::string cause;    // one word for programs: "slow_worker", "stopped_rank", "unknown" …
   std::string verdict;  // one line: rank and cause
   std::vector<std::string> evidence;
+  std::vector<std::string> stacks;  // what threads execute, innermost function first
   std::vector<std::string> cost;
   std::vector<std::string> done;    // what was done about it
   std::vector<std::string> advice;  // what the reader can do
@@ -27,12 +28,13 @@ struct Findings {
 std::string CauseWord(diagnose::SlowCause cause);
 std::string CauseWord(diagnose::StallCause cause);
 
-// `name_of_worker`: by worker, "rank 3: node b, stage 1, data 0".
+// Describes why the steps are slow. `name_of_worker`: by worker, "rank 3: node b, stage 1, data 0".
 Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose::WhatIf& result,
                           const diagnose::SlowVerdict& verdict,
                           absl::Span<const std::string> name_of_worker);
 
-// `name_of_rank`: by rank. `seconds`: since the last rank began or ended an instruction.
+// Describes why no rank makes progress. `name_of_rank`: by rank. `seconds`: since the last rank
+// began or ended an instruction.
 Findings DescribeStall(const diagnose::StallVerdict& verdict, double seconds,
                        absl::Span<const std::string> name_of_rank);
 

@@ -1,7 +1,10 @@
+// Tests of what the evidence of agents becomes: exchange_report.h and stack_report.h.
 #include "cli/diagnosis/exchange_report.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cli/diagnosis/stack_report.h"
 #include "runtime/plan/operation.h"
 
 namespace megascale::cli {
@@ -81,6 +84,67 @@ TEST(ExchangeReportTest, OtherCallsAndOtherRanksAreLeftOut) {
   AddExchange(diagnose::ExplainExchange(calls), kNames, &diagnosis);
   EXPECT_TRUE(diagnosis.is_undecided);
   EXPECT_EQ(diagnosis.findings.cause, "exchange");
+}
+
+// --- stacks -------------------------------------------------------------------------------------
+
+// Rank 1 reads a file, the others wait for it; the log thread of all does the same.
+std::vector<StreamEvidenceResponse> StacksOf(int num_ranks) {
+  std::vector<StreamEvidenceResponse> responses(static_cast<size_t>(num_ranks));
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    StreamEvidenceResponse& response = responses[static_cast<size_t>(rank)];
+    response.set_rank(rank);
+    const auto add = [&](const std::string& thread, const std::vector<std::string>& functions) {
+      telemetry::v1::ThreadStack* stack = response.mutable_evidence()->add_stacks();
+      stack->set_name(thread);
+      for (const std::string& function : functions) stack->add_frames()->set_function(function);
+    };
+    add("log", {"futex"});
+    if (rank == 1) {
+      add("compute", {"pread64", "std::__invoke()", "megascale::data::Load(int)"});
+    } else {
+      add("compute", {"poll", "megascale::comm::Receive(int)"});
+    }
+  }
+  return responses;
+}
+
+TEST(StackReportTest, TheStackThatDiffersIsShownAndWhatAllDoIsNot) {
+  Diagnosis diagnosis;
+  diagnosis.rank = 1;
+  AddStacks(StacksOf(4), &diagnosis);
+  EXPECT_THAT(diagnosis.findings.stacks,
+              testing::ElementsAre("rank 1, thread compute: pread64 < data::Load",
+                                   "ranks 0, 2, 3, thread compute: poll < comm::Receive"));
+  EXPECT_EQ(diagnosis.details["stacks"].size(), 3u) << "all are in the JSON";
+  EXPECT_THAT(ToText(diagnosis.findings), testing::HasSubstr("stacks    rank 1, thread compute"));
+}
+
+TEST(StackReportTest, HostileOrMissingStacksAreToldInOneLineEach) {
+  std::vector<StreamEvidenceResponse> responses = StacksOf(1);
+  responses[0].mutable_evidence()->mutable_stacks(0)->set_name("a\x1b[2J\n");
+  responses[0].mutable_evidence()->mutable_stacks(0)->clear_frames();
+  responses[0].mutable_evidence()->mutable_stacks(0)->set_error("did not\nstop");
+  responses.emplace_back().set_rank(7);
+  responses.back().set_error("ptrace is not permitted");
+  Diagnosis diagnosis;
+  AddStacks(responses, &diagnosis);
+  EXPECT_THAT(diagnosis.notes,
+              testing::ElementsAre("no stacks of rank 7: ptrace is not permitted"));
+  for (const std::string& line : diagnosis.findings.stacks) {
+    EXPECT_EQ(line.find_first_of("\n\x1b"), std::string::npos) << line;
+  }
+  EXPECT_THAT(diagnosis.findings.stacks, testing::Contains(testing::HasSubstr("(did not")));
+}
+
+TEST(StackReportTest, TheNamedRankIsReadAndThoseThatDoNotWaitBeforeTheOthers) {
+  EXPECT_THAT(RanksToRead(4, 2, {0, 1}), testing::ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(RanksToRead(0, -1, {}), testing::IsEmpty());
+  std::vector<int> waiting;
+  for (int rank = 0; rank < 90; ++rank) waiting.push_back(rank);
+  const std::vector<int> ranks = RanksToRead(100, 95, waiting);
+  EXPECT_EQ(ranks.size(), 16u);
+  EXPECT_THAT(ranks, testing::IsSupersetOf({90, 91, 95, 99}));
 }
 
 }  // namespace

@@ -263,6 +263,14 @@ absl::StatusOr<control::v1::NodeView> JobClient::Evict(
   return std::move(*response.mutable_node());
 }
 
+absl::StatusOr<control::v1::Job> JobClient::ReportSuspect(
+    const control::v1::ReportSuspectRequest& request) {
+  ASSIGN_OR_RETURN(auto response,
+                   impl_->Call<control::v1::ReportSuspectResponse>(
+                       &control::v1::JobService::Stub::ReportSuspect, request, kWriteDeadline));
+  return std::move(*response.mutable_job());
+}
+
 absl::StatusOr<control::v1::NodeView> JobClient::Uncordon(const std::string& node_id) {
   control::v1::UncordonNodeRequest request;
   request.set_node_id(node_id);

@@ -79,6 +79,8 @@ class JobClient {
   absl::StatusOr<control::v1::NodeView> Evict(const control::v1::EvictNodeRequest& request);
   absl::StatusOr<control::v1::NodeView> Uncordon(const std::string& node_id);
   absl::StatusOr<control::v1::NodeView> SetSpare(const control::v1::SetSpareRequest& request);
+  // Reports a machine of a job that differs from the others; returns the job with its suspicion.
+  absl::StatusOr<control::v1::Job> ReportSuspect(const control::v1::ReportSuspectRequest& request);
 
   // Passes the job now and after every change. Returns OK once the job has ended.
   // Blocking: until then, until should_stop, or until the driver goes away (Unavailable).

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -356,6 +357,49 @@ TEST(NcclCommunicatorTest, SeveralCommunicatorsExchangeOnStreamsOfTheirOwn) {
       EXPECT_EQ(group.gpu->Read(group.buffer), (Values{sum, sum})) << group.communicator->name();
     }
   });
+}
+
+// What becomes of one call in each of two groups of the same two ranks, on streams of their own,
+// where exchanges hold their device. `agree`: both ranks launch in one order.
+absl::Status EndOfTwoGroups(bool agree) {
+  const comm::WorldSpec spec = {
+      .placements = {"node-0", "node-1"},
+      .groups = {{"one", {0, 1}, kRingBytes}, {"other", {0, 1}, kRingBytes}}};
+  EmulatedMachine machine({.num_devices = 2, .has_process_per_device = true});
+  EmulatedNccl nccl({.holds_device = true});
+  comm::ThreadWorld world(spec);
+  std::mutex mutex;
+  absl::Status end;
+  world.RunConnected([&](int rank, comm::Fabric& fabric) {
+    const auto host_one = fabric.Make("one").value(), host_other = fabric.Make("other").value();
+    Gpu gpu_one(rank), gpu_other(rank);
+    const auto one = MakeNcclCommunicator(OptionsOf(host_one.get(), gpu_one)).value();
+    const auto other = MakeNcclCommunicator(OptionsOf(host_other.get(), gpu_other)).value();
+    const Vector in_one = gpu_one.Make(DType::kF32, {1}),
+                 in_other = gpu_other.Make(DType::kF32, {1});
+    const CallInfo info = {.timeout = agree ? kLong : kShort};
+    const bool one_first = agree || rank == 0;
+    if (one_first) (void)one->AllReduce(in_one, info);
+    (void)other->AllReduce(in_other, info);
+    if (!one_first) (void)one->AllReduce(in_one, info);
+    gpu_one.Wait();
+    gpu_other.Wait();
+    for (const absl::Status& status : {one->Barrier(info), other->Barrier(info)}) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (end.ok()) end = status;
+    }
+  });
+  return end;
+}
+
+TEST(NcclCommunicatorTest, TwoGroupsEndIfAllRanksLaunchThemInOneOrder) {
+  EXPECT_EQ(EndOfTwoGroups(/*agree=*/true), absl::OkStatus());
+}
+
+TEST(NcclCommunicatorTest, TwoGroupsInOppositeOrdersWaitForEachOtherUntilTheirDeadline) {
+  const absl::Status end = EndOfTwoGroups(/*agree=*/false);
+  EXPECT_FALSE(end.ok());
+  EXPECT_THAT(std::string(end.message()), HasSubstr("timed out"));
 }
 
 // Waits until the stream is free, and returns the error that later calls have.

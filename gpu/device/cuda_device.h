@@ -1,12 +1,11 @@
-// An NVIDIA GPU as a device of the runtime. Where a rank computes: runtime/device/device.h says
-// what a device promises; this one keeps it through CUDA.
+// An NVIDIA GPU as a device of the runtime: implements runtime/device/device.h through CUDA.
 //
 //   ASSIGN_OR_RETURN(const cuda::CudaApi* cuda, cuda::LoadCuda());
 //   ASSIGN_OR_RETURN(auto device, MakeCudaDevice({.cuda = cuda, .images = cuda::KernelImages(),
 //                                                 .index = 0, .make_ops = &MakeMyOps}));
 //
-// The GPU itself is not touched, and none of its memory taken, before the first memory, stream or
-// operator is made.
+// Making the device does not touch the GPU and takes no memory of it: the first memory, stream or
+// operator does.
 #pragma once
 
 #include <functional>
@@ -24,7 +23,7 @@
 
 namespace megascale::gpu {
 
-// What the maker of operators is given; all outlive the operators.
+// The arguments of `make_ops`; all outlive the operators.
 struct CudaOpsRequest {
   const cuda::CudaApi* cuda = nullptr;
   cuda::KernelLibrary* kernels = nullptr;
@@ -34,11 +33,11 @@ struct CudaOpsRequest {
 
 struct CudaDeviceOptions {
   const cuda::CudaApi* cuda = nullptr;              // must outlive the device
-  absl::Span<const cuda::KernelImage> images = {};  // as well
+  absl::Span<const cuda::KernelImage> images = {};  // must outlive it, too
   int index = 0;                                    // as CUDA counts devices, from 0
   // Ranks that use this GPU, each with a device of its own: for Description::num_ranks.
   int num_ranks = 1;
-  // What else decides the bits, such as ", NCCL 2.28.9": joins Description::numerics.
+  // Appended to Description::numerics: whatever else decides the bits, such as ", NCCL 2.28.9".
   std::string numerics = "";
   // Makes the operators of a stream. Required where MakeOps is called.
   std::function<std::unique_ptr<ops::Ops>(const CudaOpsRequest& request)> make_ops = nullptr;
@@ -47,12 +46,13 @@ struct CudaDeviceOptions {
   std::function<absl::StatusOr<std::unique_ptr<comm::Communicator>>(
       device::Device* device, comm::HostCommunicator* host, CudaStream* stream)>
       make_communicator = nullptr;
-  // Is told of each block of device memory and its name; for tests.
+  // Called with each block of device memory and its name; for tests.
   std::function<void(const void* block, absl::string_view name)> on_allocate = nullptr;
 };
 
-// Errors: FailedPrecondition - this machine has no device of that index, or one that is older than
-// Ampere (compute capability 8.0); the message has what was found. Internal - CUDA failed.
+// Makes the device. Errors: FailedPrecondition - this machine has no device of that index, or one
+// that is older than Ampere (compute capability 8.0); the message has what was found. Internal -
+// CUDA failed.
 absl::StatusOr<std::unique_ptr<device::Device>> MakeCudaDevice(const CudaDeviceOptions& options);
 
 }  // namespace megascale::gpu

@@ -157,7 +157,7 @@ void FillMemory(cuda::CudaApi* api) {
   api->cudaFree = [](void* address) {
     return Free([&](Machine& machine) {
       const cudaError_t refused = machine.CheckMayBlock();
-      return refused != cudaSuccess ? refused : machine.Free(address);
+      return refused != cudaSuccess ? refused : machine.Free(current_device, address);
     });
   };
   api->cudaHostAlloc = [](void** address, size_t bytes, unsigned /*flags*/) {
@@ -169,7 +169,7 @@ void FillMemory(cuda::CudaApi* api) {
   api->cudaFreeHost = [](void* address) {
     return Free([&](Machine& machine) {
       const cudaError_t refused = machine.CheckMayBlock();
-      return refused != cudaSuccess ? refused : machine.FreeHost(address);
+      return refused != cudaSuccess ? refused : machine.FreeHost(current_device, address);
     });
   };
   api->cudaMemcpyAsync = [](void* to, const void* from, size_t bytes, cudaMemcpyKind kind,

@@ -41,8 +41,14 @@ class Machine;
 struct EmulatedOptions {
   uint64_t seed = 1;  // of the order of work, and of threads and blocks
   int num_devices = 1;
+  // Each device stands for the one of another process: freeing memory waits for the work of the
+  // calling thread's device. Default: for the work of all, as within a process.
+  bool has_process_per_device = false;
   size_t memory_bytes = size_t{2} << 30;  // of each device
-  int64_t fail_at_work = 0;               // the kernel, copy or fill that fails, from 1; 0: none
+  // Copies between host and device run only while nothing else can: what does not wait for them is
+  // done before them.
+  bool copies_last = false;
+  int64_t fail_at_work = 0;  // the kernel, copy or fill that fails, from 1; 0: none
   cudaError_t failure = cudaErrorLaunchFailure;  // how it fails
   int num_multiprocessors = 4;
   std::string device_name = "Emulated GPU";

@@ -3,12 +3,13 @@
 #include "gpu/assembly.h"
 #include "gpu/emulator/cublas_lt/emulated_cublas_lt.h"
 #include "gpu/emulator/emulated_cuda.h"
+#include "gpu/emulator/nccl/emulated_nccl.h"
 
 namespace megascale::emulator {
 namespace {
 
-gpu::GpuTables MakeTables(uint64_t seed) {
-  new EmulatedMachine({.seed = seed});  // lives as long as the process
+gpu::GpuTables MakeTables(const EmulatedOptions& options) {
+  new EmulatedMachine(options);  // lives as long as the process
   static const auto* const cublas_lt = new cuda::CublasLtApi(
       MakeCublasLt([](cudaStream_t stream, const std::function<void()>& work) {
         // A stream that cannot take work has failed, and says so itself.
@@ -27,7 +28,21 @@ gpu::GpuTables MakeTables(uint64_t seed) {
 
 absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedGpu(const gpu::GpuRequest& request,
                                                                 uint64_t seed) {
-  static const gpu::GpuTables tables = MakeTables(seed);
+  static const gpu::GpuTables tables = MakeTables({.seed = seed});
+  return gpu::AssembleGpuDevice(tables, request);
+}
+
+absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedNcclGpu(const gpu::GpuRequest& request,
+                                                                    uint64_t seed) {
+  static const gpu::GpuTables tables = [&] {
+    gpu::GpuTables made = MakeTables({.seed = seed,
+                                      .num_devices = kNumNcclGpus,
+                                      .has_process_per_device = true,
+                                      .copies_last = true});
+    new EmulatedNccl({.in_progress_polls = 1, .holds_device = true});
+    made.nccl = &EmulatedNccl::api();
+    return made;
+  }();
   return gpu::AssembleGpuDevice(tables, request);
 }
 

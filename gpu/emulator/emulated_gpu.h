@@ -17,4 +17,12 @@ namespace megascale::emulator {
 absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedGpu(const gpu::GpuRequest& request,
                                                                 uint64_t seed);
 
+// The same on a machine of kNumNcclGpus devices, for ranks that are threads of this process and
+// exchange through an emulated NCCL whose exchanges hold their device (nccl/emulated_nccl.h).
+// Copies between host and device run last of all work that is ready. A process uses this or
+// MakeEmulatedGpu, not both.
+inline constexpr int kNumNcclGpus = 4;
+absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedNcclGpu(const gpu::GpuRequest& request,
+                                                                    uint64_t seed);
+
 }  // namespace megascale::emulator

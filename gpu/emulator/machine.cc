@@ -70,29 +70,29 @@ cudaError_t Machine::Allocate(int device, void** address, size_t bytes) {
   return *address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
-cudaError_t Machine::Free(void* address) {
+cudaError_t Machine::Free(int device, void* address) {
   if (address == nullptr) return cudaSuccess;
-  WaitUntilAllIdle();
+  AwaitFree(device);
   if (memory_.Free(address)) return cudaSuccess;
   LogRefusal("cudaFree of memory that is not allocated");
   return cudaErrorInvalidValue;
 }
 
-cudaError_t Machine::FreeHost(void* address) {
+cudaError_t Machine::FreeHost(int device, void* address) {
   if (address == nullptr) return cudaSuccess;
-  WaitUntilAllIdle();
+  AwaitFree(device);
   if (memory_.FreeHost(address)) return cudaSuccess;
   LogRefusal("cudaFreeHost of memory that is not allocated");
   return cudaErrorInvalidValue;
 }
 
-cudaError_t Machine::IssueChecked(Stream* stream, const char* what, Work work) {
+cudaError_t Machine::IssueChecked(Stream* stream, const char* what, Node node) {
   Lock lock(mutex_);
   if (!Knows(stream)) {
     LogRefusal(absl::StrCat(what, " on a stream that does not exist, or the default stream"));
     return cudaErrorInvalidResourceHandle;
   }
-  return IssueLocked(lock, stream, {.work = std::move(work)});
+  return IssueLocked(lock, stream, std::move(node));
 }
 
 cudaError_t Machine::Copy(void* to, const void* from, size_t bytes, Stream* stream) {
@@ -103,13 +103,15 @@ cudaError_t Machine::Copy(void* to, const void* from, size_t bytes, Stream* stre
     return cudaErrorInvalidValue;
   }
   // Found again when it runs: a graph may outlive its memory.
-  return IssueChecked(stream, "cudaMemcpyAsync", [this, to, from, bytes]() -> absl::Status {
+  const auto copy = [this, to, from, bytes]() -> absl::Status {
     const auto there = memory_.Find(to, bytes), here = memory_.Find(from, bytes);
     if (!there.ok()) return there.status();
     if (!here.ok()) return here.status();
     std::memmove(*there, *here, bytes);
     return absl::OkStatus();
-  });
+  };
+  const bool is_host_copy = memory_.IsDevice(to) != memory_.IsDevice(from);
+  return IssueChecked(stream, "cudaMemcpyAsync", {.work = copy, .is_host_copy = is_host_copy});
 }
 
 cudaError_t Machine::Fill(void* to, int value, size_t bytes, Stream* stream) {
@@ -119,12 +121,13 @@ cudaError_t Machine::Fill(void* to, int value, size_t bytes, Stream* stream) {
         absl::StrCat("cudaMemsetAsync: ", found.ok() ? "host memory" : found.status().message()));
     return cudaErrorInvalidValue;
   }
-  return IssueChecked(stream, "cudaMemsetAsync", [this, to, value, bytes]() -> absl::Status {
+  const auto fill = [this, to, value, bytes]() -> absl::Status {
     const auto there = memory_.Find(to, bytes);
     if (!there.ok()) return there.status();
     std::memset(*there, value, bytes);
     return absl::OkStatus();
-  });
+  };
+  return IssueChecked(stream, "cudaMemsetAsync", {.work = fill});
 }
 
 // Streams
@@ -178,9 +181,11 @@ void Machine::WaitUntilIdle(Lock& lock, int device) {
   });
 }
 
-void Machine::WaitUntilAllIdle() {
+void Machine::AwaitFree(int device) {
   Lock lock(mutex_);
-  for (int device = 0; device < options_.num_devices; ++device) WaitUntilIdle(lock, device);
+  for (int other = 0; other < options_.num_devices; ++other) {
+    if (other == device || !options_.has_process_per_device) WaitUntilIdle(lock, other);
+  }
 }
 
 cudaError_t Machine::SynchronizeDevice(int device) {
@@ -292,14 +297,15 @@ cudaError_t Machine::Launch(int device, const cudaLaunchConfig_t& config, const 
       .grid = {static_cast<int>(grid.x), static_cast<int>(grid.y), static_cast<int>(grid.z)},
       .threads = static_cast<int>(block.x),
       .shared_bytes = config.dynamicSmemBytes};
-  return IssueChecked(stream, kernel->name, [this, kernel, options, copy = std::move(copy)] {
+  const auto run = [this, kernel, options, copy = std::move(copy)] {
     GridOptions mine = options;
     {
       const Lock lock(mutex_);
       mine.seed = random_();
     }
     return RunGrid(*kernel, mine, copy.data());
-  });
+  };
+  return IssueChecked(stream, kernel->name, {.work = run});
 }
 
 // The thread
@@ -319,12 +325,21 @@ void Machine::Fail(int device, const absl::Status& status) {
 }
 
 Stream* Machine::Pick() {
-  const auto num_ready = static_cast<uint64_t>(
-      std::count_if(streams_.begin(), streams_.end(), [](auto* s) { return s->CanRun(); }));
+  if (options_.copies_last) {
+    Stream* const other = PickIf([](const Stream& it) { return !it.IsAtHostCopy(); });
+    if (other != nullptr) return other;
+  }
+  return PickIf([](const Stream&) { return true; });
+}
+
+Stream* Machine::PickIf(absl::FunctionRef<bool(const Stream&)> may_run) {
+  const auto is_ready = [&](const Stream* stream) { return stream->CanRun() && may_run(*stream); };
+  const auto num_ready =
+      static_cast<uint64_t>(std::count_if(streams_.begin(), streams_.end(), is_ready));
   if (num_ready == 0) return nullptr;
   uint64_t choice = random_() % num_ready;
   for (Stream* stream : streams_) {
-    if (stream->CanRun() && choice-- == 0) return stream;
+    if (is_ready(stream) && choice-- == 0) return stream;
   }
   return nullptr;
 }
@@ -383,7 +398,13 @@ void Machine::Run() {
   Lock lock(mutex_);
   while (true) {
     if (random_() % kLateOneIn == 0) changed_.wait_for(lock, kLateness);
-    if (Stream* const next = Pick(); next != nullptr) {
+    Stream* next = Pick();
+    // The host may be about to issue something else.
+    if (options_.copies_last && next != nullptr && next->IsAtHostCopy()) {
+      changed_.wait_for(lock, kLateness);
+      next = Pick();
+    }
+    if (next != nullptr) {
       RunFirst(lock, next);
       continue;
     }

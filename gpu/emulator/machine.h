@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "gpu/emulator/block_executor.h"
 #include "gpu/emulator/emulated_cuda.h"
 #include "gpu/emulator/emulated_memory.h"
@@ -34,11 +35,12 @@ struct Mark {
 
 struct Event;
 
-// Work as it is issued, or kept in a graph. Exactly one member is set.
+// Work as it is issued, or kept in a graph. Exactly one of the first three is set.
 struct Node {
   Work work = nullptr;
   std::function<void(Done)> start = nullptr;
-  Event* record = nullptr;  // of a graph: records the event each time
+  Event* record = nullptr;    // of a graph: records the event each time
+  bool is_host_copy = false;  // `work` copies between host and device
 };
 
 struct Graph {
@@ -81,6 +83,7 @@ struct Stream {
   uint64_t num_done = 0;
   Capture* capture = nullptr;
 
+  bool IsAtHostCopy() const { return queue.front().node.is_host_copy; }
   bool CanRun() const {
     if (queue.empty() || is_busy) return false;
     return queue.front().kind != Kind::kWait || queue.front().mark->is_reached;
@@ -100,8 +103,8 @@ class Machine {
 
   // Memory. `device`: the current one of the calling thread. Freeing waits for the device's work.
   cudaError_t Allocate(int device, void** address, size_t bytes);
-  cudaError_t Free(void* address);
-  cudaError_t FreeHost(void* address);
+  cudaError_t Free(int device, void* address);
+  cudaError_t FreeHost(int device, void* address);
   cudaError_t Copy(void* to, const void* from, size_t bytes, Stream* stream);
   cudaError_t Fill(void* to, int value, size_t bytes, Stream* stream);
 
@@ -150,13 +153,15 @@ class Machine {
   cudaError_t CheckMayBlockLocked();
   cudaError_t PushLocked(Lock& lock, Stream* stream, Stream::Entry entry);
   cudaError_t IssueLocked(Lock& lock, Stream* stream, Node node);
-  cudaError_t IssueChecked(Stream* stream, const char* what, Work work);
+  cudaError_t IssueChecked(Stream* stream, const char* what, Node node);
   void WaitUntilIdle(Lock& lock, int device);
-  void WaitUntilAllIdle();
+  // Waits for the work that a thread with the current device `device` waits for when it frees.
+  void AwaitFree(int device);
 
   // The machine's thread.
   void Run();
   Stream* Pick();
+  Stream* PickIf(absl::FunctionRef<bool(const Stream&)> may_run);
   void RunFirst(Lock& lock, Stream* stream);
   void RunWork(Lock& lock, Stream* stream, const Node& node);
   void EndFirst(Stream* stream);

@@ -1,5 +1,5 @@
-// Flash attention forward for heads of 64 and 128 elements in bf16, causal, with a window and
-// grouped queries. Source: Dao, FlashAttention-2, 2023, algorithm 1.
+// Flash attention forward for heads of 64 and 128 elements in bf16, causal, with a window,
+// documents and grouped queries. Source: Dao, FlashAttention-2, 2023, algorithm 1.
 //
 // A block owns kAttentionRows queries of one head; each of its four warps owns 16 of them. It reads
 // the keys and values that they see in tiles of kAttentionKeys, the next tile while it works on
@@ -12,6 +12,7 @@
 // of the tensor cores, over keys tile by tile: the order follows from the shape alone. Scores, sums
 // and outputs are fp32; the weights are rounded to bf16 before they meet the values.
 #include "gpu/kernels/attention_params.h"
+#include "gpu/kernels/attention_sight.h"
 #include "gpu/kernels/attention_tiles.h"
 #include "gpu/kernels/reduce.h"
 
@@ -30,16 +31,16 @@ struct Rows {
 };
 
 // Replaces the scores of queries that do not see a key. `row` and `key` are the positions of the
-// first row and column.
+// first row and column; `first_keys` are what this lane's two rows see first.
 template <int kKeys>
-MEGASCALE_DEVICE void Mask(float (&scores)[kKeys / 8][4], const AttentionParams& params, int row,
+MEGASCALE_DEVICE void Mask(float (&scores)[kKeys / 8][4], const int (&first_keys)[2], int row,
                            int key) {
   MEGASCALE_UNROLL
   for (int n = 0; n < kKeys / 8; ++n) {
     MEGASCALE_UNROLL
     for (int i = 0; i < 4; ++i) {
       const int query = row + RowOf(i), at = key + ColOf(n, i);
-      const bool is_seen = at <= query && (params.window == 0 || at > query - params.window);
+      const bool is_seen = at <= query && at >= first_keys[i / 2];
       if (!is_seen) scores[n][i] = kLowest;
     }
   }
@@ -108,7 +109,7 @@ MEGASCALE_DEVICE void Forward(const AttentionParams& params) {
   };
 
   const int last_query = min(first_query + kAttentionRows, params.seq) - 1;
-  const int first_key = params.window == 0 ? 0 : max(0, first_query - params.window + 1);
+  const int first_key = FirstKey(params, first_token, first_query);
   const int first_turn = first_key / kAttentionKeys, last_turn = last_query / kAttentionKeys;
   CopyTile<kAttentionRows>(q_tile, q, params.q.stride, params.seq - first_query);
   copy_keys(first_turn);
@@ -116,6 +117,8 @@ MEGASCALE_DEVICE void Forward(const AttentionParams& params) {
 
   const float scale_log2 = params.scale * kLog2E;
   const int row = Warp() * 16;
+  const int first_keys[2] = {FirstKey(params, first_token, first_query + row + RowOf(0)),
+                             FirstKey(params, first_token, first_query + row + RowOf(2))};
   Rows<kHeadDim> rows;
   for (int turn = first_turn; turn <= last_turn; ++turn) {
     if (turn < last_turn) copy_keys(turn + 1);
@@ -124,7 +127,7 @@ MEGASCALE_DEVICE void Forward(const AttentionParams& params) {
     SyncThreads();
     float scores[kAttentionKeys / 8][4] = {};
     MultiplyByTransposed<kAttentionKeys>(scores, q_tile, row, k_tile(turn));
-    Mask<kAttentionKeys>(scores, params, first_query + row, turn * kAttentionKeys);
+    Mask<kAttentionKeys>(scores, first_keys, first_query + row, turn * kAttentionKeys);
     AddTile(rows, scores, scale_log2);
     uint32_t weights[kAttentionKeys / 16][4];
     RoundToA<kAttentionKeys>(weights, scores);

@@ -19,6 +19,7 @@
 // AttentionKeysBytes. p and ds are rounded to bf16 before they meet the next factor; sums are fp32,
 // tile by tile, so their order follows from the shape alone.
 #include "gpu/kernels/attention_params.h"
+#include "gpu/kernels/attention_sight.h"
 #include "gpu/kernels/attention_tiles.h"
 
 namespace megascale::kernels {
@@ -44,10 +45,6 @@ struct HeadPlace {
 MEGASCALE_DEVICE Global<const BFloat16> RowsFrom(const Global<BFloat16>& matrix, int64_t stride,
                                                  int row) {
   return Global<const BFloat16>(matrix.data() + row * stride);
-}
-
-MEGASCALE_DEVICE bool IsSeen(const AttentionParams& params, int query, int key) {
-  return key <= query && (params.window == 0 || key > query - params.window) && query < params.seq;
 }
 
 template <int kHeadDim>
@@ -76,7 +73,7 @@ MEGASCALE_DEVICE void BackwardQueries(const AttentionParams& params) {
   };
 
   const int last_query = min(first_query + kAttentionRows, params.seq) - 1;
-  const int first_key = params.window == 0 ? 0 : max(0, first_query - params.window + 1);
+  const int first_key = FirstKey(params, place.first_token, first_query);
   const int first_turn = first_key / kTileKeys, last_turn = last_query / kTileKeys;
   CopyTile<kAttentionRows>(
       q_tile, RowsFrom(place.Of<kHeadDim>(params.q, place.head), params.q.stride, first_query),
@@ -92,11 +89,13 @@ MEGASCALE_DEVICE void BackwardQueries(const AttentionParams& params) {
   const Global<const float> log_sum_exp = place.Statistics(params.log_sum_exp, params, place.head);
   const Global<const float> deltas = place.Statistics(params.delta, params, place.head);
   float lse[2], delta[2];
+  int first_keys[2];
   MEGASCALE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int query = first_query + row + RowOf(2 * r);
     lse[r] = query < params.seq ? log_sum_exp[query] : 0;
     delta[r] = query < params.seq ? deltas[query] : 0;
+    first_keys[r] = FirstKey(params, place.first_token, query);
   }
   float d_q[kHeadDim / 8][4] = {};
   for (int turn = first_turn; turn <= last_turn; ++turn) {
@@ -112,7 +111,8 @@ MEGASCALE_DEVICE void BackwardQueries(const AttentionParams& params) {
       MEGASCALE_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int query = first_query + row + RowOf(i);
-        const bool is_seen = IsSeen(params, query, turn * kTileKeys + ColOf(n, i));
+        const int key = turn * kTileKeys + ColOf(n, i);
+        const bool is_seen = key <= query && key >= first_keys[i / 2] && query < params.seq;
         const float weight = is_seen ? Exp(p[n][i] * params.scale - lse[i / 2]) : 0;
         ds[n][i] = weight * (ds[n][i] - delta[i / 2]) * params.scale;
       }
@@ -148,7 +148,7 @@ MEGASCALE_DEVICE void BackwardKeys(const AttentionParams& params) {
 
   // The queries that see these keys: those of each head of the group, in tiles, one turn each.
   const int last_key = min(first_key + kAttentionRows, params.seq) - 1;
-  const int end_query = params.window == 0 ? params.seq : min(params.seq, last_key + params.window);
+  const int end_query = EndOfQueries(params, place.first_token, last_key);
   const int first_tile = first_key / kAttentionQueries;
   const int num_tiles = (end_query - 1) / kAttentionQueries - first_tile + 1;
   const int num_turns = num_tiles * group;
@@ -200,7 +200,9 @@ MEGASCALE_DEVICE void BackwardKeys(const AttentionParams& params) {
       for (int i = 0; i < 4; ++i) {
         const int col = ColOf(n, i);
         const float lse = statistics(turn)[col], delta = statistics(turn)[kAttentionQueries + col];
-        const bool is_seen = IsSeen(params, first_query + col, first_key + row + RowOf(i));
+        const int query = first_query + col, key = first_key + row + RowOf(i);
+        const bool is_seen =
+            key <= query && query < params.seq && key >= FirstKey(params, place.first_token, query);
         p[n][i] = is_seen ? Exp(p[n][i] * params.scale - lse) : 0;
         ds[n][i] = p[n][i] * (ds[n][i] - delta) * params.scale;
       }

@@ -9,6 +9,7 @@
 // Device memory: about 6 D bytes (bf16) or 12 D bytes for each pair of rows that see each other,
 // mostly from the cache. No shared memory. All sums are fp32 in the order of the rows.
 #include "gpu/kernels/attention_params.h"
+#include "gpu/kernels/attention_sight.h"
 #include "gpu/kernels/reduce.h"
 
 namespace megascale::kernels {
@@ -77,7 +78,7 @@ MEGASCALE_DEVICE void PlainForward(const AttentionParams& params) {
   if (row.position >= params.seq) return;  // the whole warp
   const int head_dim = params.head_dim, key_head = row.head / (params.heads / params.kv_heads);
   const Global<T> q = At<T>(params.q, row.first_token + row.position, row.head, head_dim);
-  const int first = params.window == 0 ? 0 : max(0, row.position - params.window + 1);
+  const int first = FirstKey(params, row.first_token, row.position);
   float greatest = kLowest, sum = 0, out[kOwnedMax] = {};
   for (int key = first; key <= row.position; key += kLanes) {
     const int num_keys = min(kLanes, row.position + 1 - key);
@@ -130,7 +131,7 @@ MEGASCALE_DEVICE void PlainQueries(const AttentionParams& params) {
   const int64_t statistic = StatisticOf(params, row, row.head, row.position);
   const float log_sum_exp = Global<float>(params.log_sum_exp)[statistic];
   const float delta = Global<float>(params.delta)[statistic];
-  const int first = params.window == 0 ? 0 : max(0, row.position - params.window + 1);
+  const int first = FirstKey(params, row.first_token, row.position);
   float d_q[kOwnedMax] = {};
   for (int key = first; key <= row.position; key += kLanes) {
     const int num_keys = min(kLanes, row.position + 1 - key);
@@ -156,7 +157,7 @@ MEGASCALE_DEVICE void PlainKeys(const AttentionParams& params) {
   const int64_t token = row.first_token + row.position;
   const Global<T> k = At<T>(params.k, token, row.head, head_dim);
   const Global<T> v = At<T>(params.v, token, row.head, head_dim);
-  const int end = params.window == 0 ? params.seq : min(params.seq, row.position + params.window);
+  const int end = EndOfQueries(params, row.first_token, row.position);
   float d_k[kOwnedMax] = {}, d_v[kOwnedMax] = {};
   for (int head = row.head * group; head < (row.head + 1) * group; ++head) {
     for (int query = row.position; query < end; query += kLanes) {

@@ -21,7 +21,7 @@ struct AddScaledParams {
   RowSplit split;
 };
 
-// `split` is that of `out`, [N, I]; of SwiGLU the gate is at columns 0 to I of `in`, up behind it.
+// `split` is that of `out`, [N, I]. With SwiGLU, `in` is [N, 2I]: the gate, then up.
 struct ActivationParams {
   Rows in, out;
   RowSplit split;

@@ -21,6 +21,7 @@
 // for a different token.
 //
 // Backward of positions: a thread owns a pack of one position and adds over the batch, in order.
+// Where positions count from the begins of documents, they are sorted and added as tokens are.
 #include "gpu/kernels/embedding_params.h"
 
 #include "gpu/kernels/elements.h"
@@ -40,7 +41,11 @@ MEGASCALE_DEVICE void Embed(const EmbeddingParams& params) {
     of_token = LoadPiece<kPack>(RowOf<const T>(params.token_weight, row), piece);
   }
   if (params.position_weight.data != nullptr) {
-    of_position = LoadPiece<kPack>(RowOf<const T>(params.position_weight, n % params.seq), piece);
+    int64_t position = n % params.seq;
+    if (params.document_begins != nullptr) {
+      position -= Global<const int32_t>(params.document_begins)[n];
+    }
+    of_position = LoadPiece<kPack>(RowOf<const T>(params.position_weight, position), piece);
   }
   float out[kPack];
   MEGASCALE_UNROLL
@@ -120,6 +125,14 @@ MEGASCALE_DEVICE void AddPositionGradients(const EmbeddingBackwardParams& params
 
 MEGASCALE_KERNEL(EmbeddingF32, EmbeddingParams, kRowThreads) { Embed<float>(params); }
 MEGASCALE_KERNEL(EmbeddingBF16, EmbeddingParams, kRowThreads) { Embed<BFloat16>(params); }
+
+// A thread for each token.
+MEGASCALE_KERNEL(DocumentPositions, DocumentPositionsParams, kTokenOrderThreads) {
+  const int n = BlockIndex() * NumThreads() + ThreadIndex();
+  if (n >= params.num_tokens) return;
+  Global<int32_t>(params.positions)[n] =
+      static_cast<int32_t>(n % params.seq) - Global<const int32_t>(params.document_begins)[n];
+}
 
 // A thread for each token.
 MEGASCALE_KERNEL(TokenOrder, TokenOrderParams, kTokenOrderThreads) {

@@ -15,7 +15,16 @@ struct EmbeddingParams {
   Rows out;                       // [N, C]
   int64_t first_token, num_rows;  // the part of the vocabulary: V rows from that token on
   int64_t seq;
+  const int32_t* document_begins;  // [N], from which positions count; or null
   RowSplit split;
+};
+
+// The position of each token in its document.
+struct DocumentPositionsParams {
+  const int32_t* document_begins;  // [N]
+  int32_t* positions;              // [N]
+  int32_t num_tokens;
+  int64_t seq;
 };
 
 // What a sort of the tokens writes: their indices in ascending order of token, then index.

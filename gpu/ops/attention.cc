@@ -30,6 +30,7 @@ AttentionParams ParamsOf(const ops::AttentionArgs& args) {
           .d_k = {},
           .d_v = {},
           .delta = nullptr,
+          .document_begins = args.document_begins.as<int32_t>(),
           .seq = static_cast<int32_t>(args.seq),
           .heads = static_cast<int32_t>(args.heads),
           .kv_heads = static_cast<int32_t>(args.kv_heads),

@@ -1,4 +1,5 @@
 // The kernels of attention, on tensor cores and plain, against the float64 reference.
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -20,22 +21,27 @@ using tensor::DType;
 
 struct Shape {
   int64_t batch, seq, heads, kv_heads, head_dim, window;
+  int64_t document = 0;  // tokens of a document; 0: attention reaches over documents
 };
 void PrintTo(const Shape& s, std::ostream* out) {
   *out << "batch " << s.batch << " seq " << s.seq << " heads " << s.heads << "/" << s.kv_heads
-       << " of " << s.head_dim << " window " << s.window;
+       << " of " << s.head_dim << " window " << s.window << " documents of " << s.document;
 }
 
 // Heads of 64 and 128: sequences and windows around the tiles of 32 and 64.
 constexpr Shape kTiledShapes[] = {
-    {0, 64, 1, 1, 64, 0},   {1, 0, 1, 1, 64, 0},    {1, 1, 1, 1, 64, 0},     {2, 31, 2, 1, 64, 0},
-    {1, 64, 2, 2, 128, 0},  {1, 65, 1, 1, 64, 0},   {1, 130, 2, 1, 128, 0},  {1, 200, 4, 2, 64, 0},
-    {1, 70, 1, 1, 64, 1},   {1, 150, 2, 1, 64, 33}, {1, 190, 1, 1, 128, 64}, {1, 140, 1, 1, 64, 65},
-    {1, 100, 2, 2, 64, 500}};
+    {0, 64, 1, 1, 64, 0},       {1, 0, 1, 1, 64, 0},       {1, 1, 1, 1, 64, 0},
+    {2, 31, 2, 1, 64, 0},       {1, 64, 2, 2, 128, 0},     {1, 65, 1, 1, 64, 0},
+    {1, 130, 2, 1, 128, 0},     {1, 200, 4, 2, 64, 0},     {1, 70, 1, 1, 64, 1},
+    {1, 150, 2, 1, 64, 33},     {1, 190, 1, 1, 128, 64},   {1, 140, 1, 1, 64, 65},
+    {1, 100, 2, 2, 64, 500},    {2, 31, 2, 1, 64, 0, 7},   {1, 200, 2, 1, 64, 0, 75},
+    {1, 150, 2, 1, 64, 33, 50}, {1, 190, 1, 1, 128, 0, 64}};
 constexpr Shape kPlainShapes[] = {
-    {0, 4, 2, 2, 8, 0},     {1, 0, 2, 2, 8, 0},   {1, 1, 1, 1, 1, 0},    {2, 3, 2, 1, 4, 0},
-    {2, 31, 2, 2, 33, 0},   {1, 33, 3, 1, 40, 0}, {1, 70, 2, 1, 16, 7},  {1, 100, 2, 2, 8, 32},
-    {1, 50, 2, 2, 8, 1000}, {1, 40, 4, 2, 65, 0}, {1, 66, 2, 1, 256, 33}};
+    {0, 4, 2, 2, 8, 0},       {1, 0, 2, 2, 8, 0},      {1, 1, 1, 1, 1, 0},
+    {2, 3, 2, 1, 4, 0},       {2, 31, 2, 2, 33, 0},    {1, 33, 3, 1, 40, 0},
+    {1, 70, 2, 1, 16, 7},     {1, 100, 2, 2, 8, 32},   {1, 50, 2, 2, 8, 1000},
+    {1, 40, 4, 2, 65, 0},     {1, 66, 2, 1, 256, 33},  {2, 33, 2, 1, 4, 0, 5},
+    {1, 70, 2, 1, 16, 7, 12}, {1, 100, 2, 2, 8, 0, 40}};
 
 // q, k and v are column ranges of one packed matrix, as a model has them.
 struct AttentionTwins {
@@ -47,7 +53,15 @@ struct AttentionTwins {
         out(twins.Output(s.batch * s.seq, q_width, padding)),
         log_sum_exp(twins.FloatOutputVector(s.batch * s.heads * s.seq)),
         d_out(twins.Input(s.batch * s.seq, q_width, padding)),
-        d_packed(twins.Output(s.batch * s.seq, q_width + 2 * k_width, padding)) {}
+        d_packed(twins.Output(s.batch * s.seq, q_width + 2 * k_width, padding)),
+        begins(static_cast<size_t>(s.batch * s.seq)) {
+    // Each sequence begins within a document, at another place of it.
+    for (int64_t n = 0; s.document > 0 && n < s.batch * s.seq; ++n) {
+      const int64_t before = n / s.seq * 3 + 2, position = n % s.seq;
+      const int64_t begin = (position + before) / s.document * s.document - before;
+      begins[static_cast<size_t>(n)] = static_cast<int32_t>(std::max<int64_t>(0, begin));
+    }
+  }
 
   template <typename Side>
   AttentionArgs Forward(Side side) const {
@@ -61,7 +75,12 @@ struct AttentionTwins {
             .k = side(packed.Cols(q_width, k_width)),
             .v = side(packed.Cols(q_width + k_width, k_width)),
             .out = side(out),
-            .log_sum_exp = side(log_sum_exp)};
+            .log_sum_exp = side(log_sum_exp),
+            .document_begins = Begins()};
+  }
+  tensor::Vector Begins() const {
+    if (shape.document == 0) return {};
+    return {const_cast<int32_t*>(begins.data()), DType::kI32, out.exact.rows};
   }
   template <typename Side>
   AttentionBackwardArgs Backward(Side side) const {
@@ -77,6 +96,7 @@ struct AttentionTwins {
   TwinMatrix packed, out;
   TwinVector log_sum_exp;
   TwinMatrix d_out, d_packed;
+  std::vector<int32_t> begins;
 };
 
 constexpr auto kExact = [](const auto& twin) { return twin.exact; };

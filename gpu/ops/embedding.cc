@@ -16,6 +16,14 @@ namespace {
 using tensor::DType;
 using tensor::Matrix;
 
+void LaunchOverTokens(Launcher& launcher, const char* kernel, int64_t num_tokens,
+                      const auto& params) {
+  launcher.Launch(kernel,
+                  {.grid = {ToGridSize(DivideUp(num_tokens, kernels::kTokenOrderThreads)), 1, 1},
+                   .threads = kernels::kTokenOrderThreads},
+                  params);
+}
+
 }  // namespace
 
 void Embedding(Launcher& launcher, const ops::EmbeddingArgs& args) {
@@ -31,6 +39,7 @@ void Embedding(Launcher& launcher, const ops::EmbeddingArgs& args) {
                                            .first_token = args.vocabulary.first_token,
                                            .num_rows = args.token_weight.rows,
                                            .seq = args.seq,
+                                           .document_begins = args.document_begins.as<int32_t>(),
                                            .split = rows.split});
 }
 
@@ -42,16 +51,18 @@ void EmbeddingBackward(Launcher& launcher, const ops::EmbeddingBackwardArgs& arg
   MEGASCALE_CHECK(num_tokens <= std::numeric_limits<int32_t>::max() / kernels::kRowThreads);
   if (num_tokens == 0) return;
   auto* sorted_tokens = static_cast<int32_t*>(
-      launcher.Workspace(2 * static_cast<size_t>(num_tokens) * sizeof(int32_t)));
+      launcher.Workspace(3 * static_cast<size_t>(num_tokens) * sizeof(int32_t)));
   int32_t* order = sorted_tokens + num_tokens;
-  launcher.Launch("TokenOrder",
-                  {.grid = {ToGridSize(DivideUp(num_tokens, kernels::kTokenOrderThreads)), 1, 1},
-                   .threads = kernels::kTokenOrderThreads},
-                  kernels::TokenOrderParams{.tokens = args.tokens.as<int32_t>(),
-                                            .sorted_tokens = sorted_tokens,
-                                            .order = order,
-                                            .num_tokens = static_cast<int32_t>(num_tokens),
-                                            .is_aligned = IsAligned(args.tokens)});
+  int32_t* positions = order + num_tokens;
+  const auto sort = [&](const int32_t* tokens, bool is_aligned) {
+    LaunchOverTokens(launcher, "TokenOrder", num_tokens,
+                     kernels::TokenOrderParams{.tokens = tokens,
+                                               .sorted_tokens = sorted_tokens,
+                                               .order = order,
+                                               .num_tokens = static_cast<int32_t>(num_tokens),
+                                               .is_aligned = is_aligned});
+  };
+  sort(args.tokens.as<int32_t>(), IsAligned(args.tokens));
   kernels::EmbeddingBackwardParams params = {.sorted_tokens = sorted_tokens,
                                              .order = order,
                                              .num_tokens = static_cast<int32_t>(num_tokens),
@@ -70,9 +81,21 @@ void EmbeddingBackward(Launcher& launcher, const ops::EmbeddingBackwardArgs& arg
     launcher.Launch(absl::StrCat(name, tensor::Name(dtype)).c_str(), rows.shape, params);
   };
   launch("EmbeddingBackward", num_tokens, args.d_token_weight);
-  if (args.d_position_weight) {
+  if (!args.d_position_weight) return;
+  if (!args.document_begins) {
     launch("PositionBackward", std::min(args.seq, num_tokens), args.d_position_weight);
+    return;
   }
+  LaunchOverTokens(
+      launcher, "DocumentPositions", num_tokens,
+      kernels::DocumentPositionsParams{.document_begins = args.document_begins.as<int32_t>(),
+                                       .positions = positions,
+                                       .num_tokens = static_cast<int32_t>(num_tokens),
+                                       .seq = args.seq});
+  sort(positions, /*is_aligned=*/num_tokens % 4 == 0);
+  params.first_token = 0;
+  params.num_rows = args.d_position_weight.rows;
+  launch("EmbeddingBackward", num_tokens, args.d_position_weight);
 }
 
 }  // namespace megascale::gpu

@@ -41,7 +41,13 @@ struct EmbeddingTwins {
         out(twins.Output(s.rows, s.cols, gap)),
         d_out(twins.Input(s.rows, s.cols, 3 * gap)),
         d_token(twins.Float(kVocabulary, s.cols, gap)),
-        d_position(twins.Float(kSeq + 1, s.cols, 2 * gap)) {}
+        d_position(twins.Float(kSeq + 1, s.cols, 2 * gap)),
+        begins(static_cast<size_t>(s.rows)) {
+    // Documents of two tokens.
+    for (int64_t n = 0; n < s.rows; ++n) {
+      begins[static_cast<size_t>(n)] = static_cast<int32_t>(n % kSeq / 2 * 2);
+    }
+  }
 
   template <typename Side>
   EmbeddingArgs Forward(Side side, bool with_positions) const {
@@ -56,8 +62,11 @@ struct EmbeddingTwins {
     return args;
   }
 
+  Vector Begins() { return {begins.data(), DType::kI32, static_cast<int64_t>(begins.size())}; }
+
   Vector tokens;
   TwinMatrix token_weight, position_weight, out, d_out, d_token, d_position;
+  std::vector<int32_t> begins;
 };
 
 std::string BitsOf(const Matrix& matrix) {
@@ -104,6 +113,27 @@ TEST_P(EmbeddingTest, MatchesForwardAndBackward) {
         twins.ExpectClose("ColumnSums", embedding.d_position);
       }
     }
+  }
+}
+
+TEST_P(EmbeddingTest, PositionsCountFromTheBeginsOfDocuments) {
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << shape.rows << " x " << shape.cols);
+    Twins twins(GetParam());
+    EmbeddingTwins embedding(twins, shape, 0);
+    EmbeddingArgs exact = embedding.Forward(kExact, true);
+    EmbeddingArgs tested = embedding.Forward(kTested, true);
+    exact.document_begins = tested.document_begins = embedding.Begins();
+    exact_->Embedding(exact);
+    Embedding(launcher_, tested);
+    EmbeddingBackwardArgs exact_backward = embedding.Backward(kExact, true);
+    EmbeddingBackwardArgs tested_backward = embedding.Backward(kTested, true);
+    exact_backward.document_begins = tested_backward.document_begins = embedding.Begins();
+    exact_->EmbeddingBackward(exact_backward);
+    EmbeddingBackward(launcher_, tested_backward);
+    twins.ExpectClose("Embedding", embedding.out);
+    twins.ExpectClose("ColumnSums", embedding.d_token);
+    twins.ExpectClose("ColumnSums", embedding.d_position);
   }
 }
 

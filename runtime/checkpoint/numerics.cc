@@ -26,6 +26,7 @@ constexpr size_t kChangesShownMax = 4;
 constexpr absl::string_view kReplicas = "layout.data_parallel_size";
 constexpr absl::string_view kBucketSize = "layout.ddp_bucket_size";
 constexpr absl::string_view kDevice = "device";
+constexpr absl::string_view kAttention = "data.attention";
 
 // Fields that older versions did not write, and the values that match their behaviour.
 constexpr std::pair<absl::string_view, absl::string_view> kWasImplied[] = {
@@ -33,6 +34,7 @@ constexpr std::pair<absl::string_view, absl::string_view> kWasImplied[] = {
     {"layout.zero_stage", "1"},
     {kBucketSize, "1099511627776"},  // larger than any chunk: one bucket for everything
     {"optimizer.type", "OPTIMIZER_TYPE_ADAMW"},
+    {kAttention, "ATTENTION_ACROSS_DOCUMENTS"},  // left out, as the next one
     {kDevice, "DEVICE_CPU"},  // this version leaves it out, too: see MakeNumericsFingerprint
 };
 // A field that only older versions wrote.
@@ -148,6 +150,9 @@ v1::NumericsFingerprint MakeNumericsFingerprint(const job::v1::JobSpec& spec,
     (*fields)[std::string(kDevice)] = job::v1::Device_Name(spec.device());
     // Ranks that share a GPU exchange through the host, which adds in another order.
     if (spec.device_sharing()) (*fields)[absl::StrCat(kDevice, ".sharing")] = "true";
+  }
+  if (spec.data().attention() == job::v1::ATTENTION_WITHIN_DOCUMENTS) {
+    (*fields)[std::string(kAttention)] = job::v1::Attention_Name(spec.data().attention());
   }
   AddFields(spec.model(), "model", fields);
   AddFields(spec.optimizer(), "optimizer", fields);

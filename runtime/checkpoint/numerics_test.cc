@@ -65,6 +65,22 @@ TEST(NumericsTest, TheDeviceCountsUnlessItIsTheProcessor) {
   EXPECT_EQ(CompareFingerprints(on_cpu, on_cuda, {"device"}), absl::OkStatus());
 }
 
+TEST(NumericsTest, AttentionCountsOnlyWithinDocuments) {
+  const auto older = MakeNumericsFingerprint(Spec(), "avx2");
+  job::v1::JobSpec spec = Spec();
+  spec.mutable_data()->set_attention(job::v1::ATTENTION_ACROSS_DOCUMENTS);
+  const auto across = MakeNumericsFingerprint(spec, "avx2");
+  EXPECT_EQ(across.fields().size(), older.fields().size());
+  EXPECT_EQ(CompareFingerprints(older, across, {}), absl::OkStatus());
+  spec.mutable_data()->set_attention(job::v1::ATTENTION_WITHIN_DOCUMENTS);
+  const auto within = MakeNumericsFingerprint(spec, "avx2");
+  EXPECT_EQ(CompareFingerprints(older, within, {}),
+            absl::FailedPreconditionError(
+                "the checkpoint was made under other conditions: data.attention was "
+                "ATTENTION_ACROSS_DOCUMENTS, is ATTENTION_WITHIN_DOCUMENTS; restore them, or go on "
+                "with other bits by --allow-changed data"));
+}
+
 TEST(NumericsTest, FieldsOfTheModelsSectionsCountAndThePathOfItsWeightsDoesNot) {
   job::v1::JobSpec spec = Spec();
   spec.mutable_model()->set_from("/models/llama");

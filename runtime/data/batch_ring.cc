@@ -57,6 +57,7 @@ struct BatchRing::Header {
   int32_t micro_batch_size;
   int32_t seq_length;
   int32_t num_readers;
+  int32_t end_token;  // -1: none; written before the first step is published
   alignas(kLine) std::atomic<uint32_t> published;
 
   struct alignas(kLine) Reader {
@@ -128,6 +129,7 @@ void FormatBatchRing(base::SharedMemory& region, const BatchRingShape& shape, in
   header->micro_batch_size = shape.micro_batch_size;
   header->seq_length = shape.seq_length;
   header->num_readers = shape.num_readers;
+  header->end_token = -1;
   std::copy(shape.data_parallel_indices.begin(), shape.data_parallel_indices.end(),
             header->indices());
   header->magic = kMagic;
@@ -218,6 +220,11 @@ absl::Status BatchRingWriter::Publish(
   base::FutexWakeAll(ring_.published_word());
   return absl::OkStatus();
 }
+
+// A restarted loader writes the number that is there.
+void BatchRingWriter::SetEndToken(int32_t token) { ring_.header_->end_token = token; }
+
+int32_t BatchRingReader::end_token() const { return ring_.header_->end_token; }
 
 absl::StatusOr<BatchRingReader> BatchRingReader::Create(base::SharedMemory* region, int reader) {
   ASSIGN_OR_RETURN(BatchRing ring, BatchRing::Open(region));

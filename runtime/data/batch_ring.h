@@ -102,6 +102,9 @@ class BatchRingWriter {
   const BatchRingShape& shape() const { return ring_.shape(); }
   int64_t next_step() const { return ring_.published() + 1; }
 
+  // Tells readers which token ends a document. Call it before the first Publish, if at all.
+  void SetEndToken(int32_t token);
+
   // Waits until the slot of next_step() is free, calls `fill` to write it, and publishes it.
   // Blocking: at most `timeout` before `fill`. Errors: DeadlineExceeded - a reader still holds the
   // slot; nothing was done, call again; an error of `fill` - nothing was published.
@@ -124,6 +127,10 @@ class BatchRingReader {
   // the step. Errors: DeadlineExceeded - not published yet, call again; FailedPrecondition - this
   // reader has released it.
   absl::StatusOr<BatchView> Wait(int64_t step, absl::Duration timeout) const;
+
+  // Returns the token that ends a document, or -1 if the loader named none. Requires: Wait has
+  // returned a step.
+  int32_t end_token() const;
 
   // Releases all steps up to `step`; may be repeated. Requires: `step` is published.
   void Release(int64_t step);

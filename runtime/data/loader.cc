@@ -45,8 +45,10 @@ int64_t GlobalSample(const job::v1::JobSpec& spec, const SamplePosition& positio
 
 absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Create(const job::v1::JobSpec& spec,
                                                                  const Samples* samples,
-                                                                 base::SharedMemory* ring) {
+                                                                 base::SharedMemory* ring,
+                                                                 int32_t end_token) {
   ASSIGN_OR_RETURN(BatchRingWriter writer, BatchRingWriter::Create(ring));
+  writer.SetEndToken(end_token);
   RETURN_IF_ERROR(CheckShape(spec, writer.shape()));
   return std::unique_ptr<BatchLoader>(new BatchLoader(spec, samples, std::move(writer)));
 }

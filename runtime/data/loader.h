@@ -29,10 +29,12 @@ int64_t GlobalSample(const megascale::job::v1::JobSpec& spec, const SamplePositi
 
 class BatchLoader {
  public:
-  // `spec` is resolved. Borrows `samples` and `ring`, which must outlive the loader. Errors:
-  // InvalidArgument - the ring was made for another job.
+  // `spec` is resolved. Borrows `samples` and `ring`, which must outlive the loader. `end_token`
+  // ends every document; -1: there is no such token. Errors: InvalidArgument - the ring was made
+  // for another job.
   static absl::StatusOr<std::unique_ptr<BatchLoader>> Create(
-      const megascale::job::v1::JobSpec& spec, const Samples* samples, base::SharedMemory* ring);
+      const megascale::job::v1::JobSpec& spec, const Samples* samples, base::SharedMemory* ring,
+      int32_t end_token = -1);
 
   // Publishes steps up to `last_step`, each as soon as its slot is free. Returns OK when that step
   // is published or `stop` became true (noticed within 100 ms). Errors: those of reading

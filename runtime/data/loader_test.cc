@@ -6,8 +6,11 @@
 #include <fstream>
 #include <map>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "runtime/data/document_begins.h"
 
 namespace megascale::data {
 namespace {
@@ -164,6 +167,28 @@ TEST_F(LoaderTest, StopEndsALoaderThatWaitsForAReader) {
   thread.join();
   EXPECT_EQ(reader.Wait(3, absl::ZeroDuration()).status().code(),
             absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(LoaderTest, ReadersLearnWhichTokenEndsADocument) {
+  SetDataParallelSize(1);
+  for (const int32_t end_token : {-1, 7}) {
+    auto region = MakeRing(Shape({0}), 0);
+    const std::atomic<bool> stop = false;
+    auto loader = BatchLoader::Create(spec_, samples_.get(), region.get(), end_token).value();
+    EXPECT_TRUE(loader->RunUntil(stop, 1).ok());
+    const auto reader = BatchRingReader::Create(region.get(), 0).value();
+    EXPECT_TRUE(reader.Wait(1, kPatience).ok());
+    EXPECT_EQ(reader.end_token(), end_token);
+  }
+}
+
+TEST(DocumentBeginsTest, AnEndTokenBelongsToTheDocumentThatItEnds) {
+  const std::vector<int32_t> tokens = {4, 9, 5, 6, 9, 9, 7};
+  std::vector<int32_t> begins(tokens.size());
+  FindDocumentBegins(tokens, 9, absl::MakeSpan(begins));
+  EXPECT_EQ(begins, (std::vector<int32_t>{0, 0, 2, 2, 2, 5, 6}));
+  FindDocumentBegins(tokens, 3, absl::MakeSpan(begins));
+  EXPECT_EQ(begins, std::vector<int32_t>(tokens.size()));
 }
 
 TEST_F(LoaderTest, ARingOfAnotherJobIsRefused) {

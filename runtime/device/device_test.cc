@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/device/host_window.h"
+#include "runtime/device/staged_copy.h"
 #include "runtime/device/testing/test_devices.h"
 
 namespace megascale::device {
@@ -83,6 +84,22 @@ TEST_P(DeviceTest, AWindowReachesVectorsOfSeveralPieces) {
   const Vector vector = Make(size);
   Upload(Count(size), vector);
   EXPECT_EQ(Download(vector), Count(size));
+}
+
+TEST_P(DeviceTest, AStagedCopyBringsVectorsOfAnyNumberOfPieces) {
+  constexpr size_t kPiece = 64 * sizeof(float);
+  const auto copies = device_->MakeStream("copies").value();
+  for (const int64_t size : {1, 64, 65, 128, 1000}) {
+    const Vector vector = Make(size);
+    Upload(Count(size), vector);
+    const auto copy = StagedCopy::Create(device_.get(), copies.get(), vector, kPiece).value();
+    std::vector<float> to(static_cast<size_t>(size));
+    absl::Status status;
+    copies->RunAndWait([&] { status = copy->Run(vector, to.data()); });
+    EXPECT_EQ(copies->Synchronize(), absl::OkStatus());
+    EXPECT_EQ(status, absl::OkStatus());
+    EXPECT_EQ(to, Count(size)) << size;
+  }
 }
 
 TEST_P(DeviceTest, AWindowStopsAtTheFirstError) {

@@ -3,7 +3,7 @@
 // plans and of where each rank stands.
 //
 //   const StallVerdict verdict = ExplainStall(plans, positions);
-//   verdict.rank, verdict.instruction;  // the rank that others wait for, and where it stands
+//   verdict.root.rank, verdict.root.instruction;  // for which others wait, and where it stands
 //
 // Sources: Jiang et al., NSDI '24 (MegaScale), section 5.3: the rank without a trace is the cause;
 // Deng et al., SOSP '25 (Mycroft): dependencies of collectives.

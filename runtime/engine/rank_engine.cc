@@ -11,7 +11,6 @@
 #include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
-#include "runtime/checkpoint/snapshot.h"
 #include "runtime/comm/host/fabric.h"
 #include "runtime/device/device.h"
 #include "runtime/device/device_arenas.h"
@@ -22,12 +21,12 @@
 #include "runtime/engine/restore_with_peers.h"
 #include "runtime/engine/shard_compute.h"
 #include "runtime/engine/snapshot_shard.h"
+#include "runtime/engine/snapshot_taker.h"
 #include "runtime/engine/stage_compute.h"
 #include "runtime/engine/tensor_peers.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/groups.h"
 #include "runtime/layout/rank_layout.h"
-#include "runtime/layout/snapshot_layout.h"
 #include "runtime/model/transformer_chunk.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/plan/build/roles.h"
@@ -76,7 +75,8 @@ class Engine : public RankEngine {
   absl::Status Launch(plan::Owner owner, int64_t step) override {
     return executor_->Launch(owner, {.attempt = options_.attempt, .step = step});
   }
-  absl::StatusOr<int> TakeSnapshot(int64_t step) override;
+  absl::Status BeginSnapshot(int64_t step) override;
+  absl::StatusOr<int> FinishSnapshot() override { return snapshots_->Finish(); }
   void Leave() override {
     if (fabric_ != nullptr) fabric_->Close();
   }
@@ -93,7 +93,6 @@ class Engine : public RankEngine {
   absl::Status MakeExecutor();
   // As Load, from the snapshot region or from storage.
   absl::StatusOr<std::string> Restore(const RestorePoint& restore);
-  absl::StatusOr<absl::Span<std::byte>> AcquireBuffer();
   absl::Status AbortReason() const;
   void EndStep(const plan::StepContext& context, const absl::Status& status);
   absl::Status Explain(const plan::StepContext& context, const absl::Status& diverged);
@@ -106,9 +105,10 @@ class Engine : public RankEngine {
   // Returns the stream on which the communicator of an instruction is ordered.
   stream::Stream* ExchangeStreamOf(const plan::Instruction& instruction) const;
   stream::Stream& compute() const { return *streams_.at(plan::StreamKind::kCompute); }
-  absl::Duration timeout() const {
-    return job::ToDuration(options_.spec.fault().progress_timeout()) * kPeerPatience;
+  absl::Duration progress_timeout() const {
+    return job::ToDuration(options_.spec.fault().progress_timeout());
   }
+  absl::Duration timeout() const { return progress_timeout() * kPeerPatience; }
 
   EngineOptions options_;
   InstructionReporter reporter_;
@@ -134,8 +134,8 @@ class Engine : public RankEngine {
   std::unique_ptr<StageCompute> stage_;
   std::unique_ptr<ShardCompute> shard_;
 
-  std::optional<checkpoint::ShardLayout> shard_layout_;
-  std::optional<checkpoint::SnapshotWriter> snapshot_writer_;
+  // Outlives the streams that wait for its copies.
+  std::unique_ptr<SnapshotTaker> snapshots_;
 
   std::unique_ptr<comm::Fabric> fabric_;
   // By name.
@@ -208,25 +208,35 @@ absl::Status Engine::PrepareMemory() {
       chunk.gradient_shard = Slices(chunk.gradients, chunk.optimizer->ranges());
     }
   }
-  ASSIGN_OR_RETURN(shard_layout_, layout::SnapshotLayoutOf(options_.rank, StateOf(chunks_)));
+  ASSIGN_OR_RETURN(snapshots_,
+                   SnapshotTaker::Create({.device = options_.device,
+                                          .state = StateOf(chunks_),
+                                          .rank = options_.rank,
+                                          .heartbeat = options_.heartbeat,
+                                          .storage_timeout = progress_timeout() * kStoragePatience,
+                                          .abort_reason = [this] { return AbortReason(); }}));
   ShardNumbers numbers(static_cast<int>(options_.placements.size()), chunks_);
   tensor::Vector loss_sum = {nullptr, tensor::DType::kF64, 1};
   std::vector<tensor::Vector*> spaces = numbers.spaces();
   spaces.push_back(&loss_sum);
   RETURN_IF_ERROR(memory_.Fill("the numbers of a step", spaces));
-  ASSIGN_OR_RETURN(stage_, StageCompute::Create({.spec = &options_.spec,
-                                                 .plan = &plan_,
-                                                 .chunks = &chunks_,
-                                                 .gradient_buffers = &gradient_buffers_,
-                                                 .carried = carried_,
-                                                 .loss_sum = loss_sum,
-                                                 .ops = compute_ops_.get(),
-                                                 .device = options_.device,
-                                                 .stream = &compute(),
-                                                 .peers = peers_.get(),
-                                                 .batch_ring = options_.batch_ring,
-                                                 .batch_reader = options_.batch_reader,
-                                                 .timeout = timeout()}));
+  const auto load = streams_.find(plan::StreamKind::kLoadBatch);
+  ASSIGN_OR_RETURN(
+      stage_,
+      StageCompute::Create({.spec = &options_.spec,
+                            .plan = &plan_,
+                            .chunks = &chunks_,
+                            .gradient_buffers = &gradient_buffers_,
+                            .carried = carried_,
+                            .loss_sum = loss_sum,
+                            .ops = compute_ops_.get(),
+                            .device = options_.device,
+                            .stream = &compute(),
+                            .load_stream = load == streams_.end() ? nullptr : load->second.get(),
+                            .peers = peers_.get(),
+                            .batch_ring = options_.batch_ring,
+                            .batch_reader = options_.batch_reader,
+                            .timeout = timeout()}));
   ASSIGN_OR_RETURN(
       shard_, ShardCompute::Create(
                   {.spec = &options_.spec,
@@ -239,6 +249,7 @@ absl::Status Engine::PrepareMemory() {
                        [this](plan::StreamKind from, absl::FunctionRef<void()> work) {
                          RunOnComputeThreads(from, work);
                        },
+                   .await_snapshot = [this] { snapshots_->AwaitCopied(compute()); },
                    .stream_of = [this](plan::StreamKind kind) { return streams_.at(kind).get(); },
                    .stage = stage_.get(),
                    .replicated = replicated_,
@@ -503,8 +514,7 @@ absl::StatusOr<std::string> Engine::Load(const RestorePoint& restore) {
   } else {
     ASSIGN_OR_RETURN(warning, Restore(restore));
   }
-  ASSIGN_OR_RETURN(snapshot_writer_, checkpoint::SnapshotWriter::Open(
-                                         options_.snapshots, options_.attempt, restore.step()));
+  RETURN_IF_ERROR(snapshots_->Open(options_.snapshots, options_.attempt, restore.step()));
   compute().RunAndWait([this] { shard_->PublishParameters(); });
   RETURN_IF_ERROR(compute().Synchronize());
   return warning;
@@ -540,39 +550,10 @@ absl::Status Engine::Explain(const plan::StepContext& context, const absl::Statu
                            diverged);
 }
 
-// Slow storage is not a failure of this rank or a peer: the rank waits, and keeps its heartbeat
-// alive.
-absl::StatusOr<absl::Span<std::byte>> Engine::AcquireBuffer() {
-  const auto limit = job::ToDuration(options_.spec.fault().progress_timeout()) * kStoragePatience;
-  const absl::Duration end = base::RealClock().Monotonic() + limit;
-  for (;;) {
-    RETURN_IF_ERROR(AbortReason());
-    auto payload = snapshot_writer_->Acquire(absl::Seconds(1));
-    if (!absl::IsDeadlineExceeded(payload.status())) return payload;
-    const absl::Duration now = base::RealClock().Monotonic();
-    if (now > end) {
-      return absl::UnknownError(absl::StrCat(
-          "checkpoint storage is behind: no snapshot buffer for ", absl::FormatDuration(limit),
-          "; see the host's log and checkpoint.directory"));
-    }
-    if (options_.heartbeat != nullptr) {
-      options_.heartbeat->Progress(now);
-      options_.heartbeat->SetDoing({.activity = telemetry::v1::ACTIVITY_WAIT_FOR_STORAGE});
-    }
-  }
-}
-
-absl::StatusOr<int> Engine::TakeSnapshot(int64_t step) {
-  MEGASCALE_CHECK(snapshot_writer_.has_value());
-  ASSIGN_OR_RETURN(const absl::Span<std::byte> payload, AcquireBuffer());
-  const checkpoint::ShardMoment moment = {
-      .attempt = options_.attempt,
-      .step = step,
-      .next_sample = step * options_.spec.train().global_batch_size()};
-  const auto size = static_cast<size_t>(shard_layout_->size_bytes());
-  RETURN_IF_ERROR(
-      CopyStateOut(*shard_layout_, StateOf(chunks_), moment, &compute(), payload.subspan(0, size)));
-  return snapshot_writer_->Seal(step, shard_layout_->size_bytes());
+absl::Status Engine::BeginSnapshot(int64_t step) {
+  return snapshots_->Begin({.attempt = options_.attempt,
+                            .step = step,
+                            .next_sample = step * options_.spec.train().global_batch_size()});
 }
 
 absl::Status Engine::AbortReason() const {

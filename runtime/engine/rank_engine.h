@@ -92,10 +92,14 @@ class RankEngine {
   // plan::Executor::Launch; nothing was launched.
   virtual absl::Status Launch(plan::Owner owner, int64_t step) = 0;
 
-  // Copies the shard's state after `step` into a free snapshot buffer and seals it; returns the
-  // buffer. Blocking. Requires: no step is running. Errors: Unknown - storage is too far behind;
-  // Aborted - Abort was called.
-  virtual absl::StatusOr<int> TakeSnapshot(int64_t step) = 0;
+  // Begins to copy the shard's state after `step` into a free snapshot buffer. When it returns the
+  // next step may be launched; its optimizer waits for the copy. Blocking: until storage has freed
+  // a buffer. Requires: no step is running, and FinishSnapshot was called for the snapshot before.
+  // Errors: Unknown - storage is too far behind; Aborted - Abort was called.
+  virtual absl::Status BeginSnapshot(int64_t step) = 0;
+  // Waits for the copy that BeginSnapshot began, seals the buffer and returns its index. Blocking.
+  // Threads: that of BeginSnapshot. Errors: Internal - the device failed.
+  virtual absl::StatusOr<int> FinishSnapshot() = 0;
 
   // Raises this rank's stop flag; the next step's result shows it on every rank. Threads: any.
   virtual void RequestStop(StopFlag flag) = 0;

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/job.pb.h"
+#include "runtime/base/fd.h"
 #include "runtime/checkpoint/testing/test_forge.h"
 #include "runtime/engine/testing/test_job.h"
 
@@ -69,9 +70,10 @@ TEST(RankEngineTest, AnAbortEndsTheWaitForASnapshotBuffer) {
   absl::Status status;
   options.at_end = [&](RankEngine& engine) {
     // No snapshot is persisted and there are two buffers: this one takes the second.
-    ASSERT_TRUE(engine.TakeSnapshot(6).ok());
+    ASSERT_EQ(engine.BeginSnapshot(6), absl::OkStatus());
+    ASSERT_EQ(engine.FinishSnapshot().status(), absl::OkStatus());
     std::thread other([&] { engine.Abort(absl::UnavailableError("rank 3 is gone")); });
-    status = engine.TakeSnapshot(7).status();
+    status = engine.BeginSnapshot(7);
     other.join();
   };
   RunJob(options);
@@ -214,6 +216,33 @@ TEST(RankEngineTest, AMixtureOfTokensEndsWithTheSameBitsAfterARestore) {
 }
 
 // Without clipping, whose norm other buckets round differently.
+// Every document is a line. On three stages, so that the middle one has neither tokens nor targets.
+TEST(RankEngineTest, AttentionWithinDocumentsIsTheSameOnAnyStagesAndAfterARestore) {
+  std::string lines;
+  for (int i = 0; i < 400; ++i) {
+    absl::StrAppend(&lines, R"({"text": "line )", i * i % 97, R"("})", "\n");
+  }
+  const std::string path = ::testing::TempDir() + "/lines.jsonl";
+  ASSERT_TRUE(base::WriteFileDurably(path, lines).ok());
+  JobSpec spec = Toy({2, 3}, job::v1::PRECISION_FP32);
+  spec.mutable_model()->set_vocab_size(300);
+  job::v1::DataSpec& data = *spec.mutable_data();
+  data.clear_files();
+  data.add_files(path);
+  data.set_json_field("text");
+  data.set_tokenizer_vocab_size(300);
+  data.set_token_cache(::testing::TempDir() + "/tokens of lines");
+  data.set_attention(job::v1::ATTENTION_WITHIN_DOCUMENTS);
+  ExpectRestoredRunHasTheBits(spec);
+  const double loss = Losses(RunJob(RunOptions(spec)))[0];
+  JobSpec whole = spec;
+  whole.mutable_parallel()->set_data_parallel_size(1);
+  whole.mutable_parallel()->set_pipeline_model_parallel_size(1);
+  EXPECT_NEAR(Losses(RunJob(RunOptions(whole)))[0], loss, 1e-5);
+  whole.mutable_data()->set_attention(job::v1::ATTENTION_ACROSS_DOCUMENTS);
+  EXPECT_GT(std::abs(Losses(RunJob(RunOptions(whole)))[0] - loss), 1e-4);
+}
+
 TEST(RankEngineTest, ARunRestoredUnderOtherBucketsEndsWithTheSameBits) {
   const auto job = [](int64_t bucket_size) {
     JobSpec spec = Toy({.data = 2, .pipeline = 2, .tensor = 2, .bucket_size = bucket_size},

@@ -179,8 +179,10 @@ absl::Status ShardCompute::OptimizerUpdate(const plan::Instruction& instruction)
   const int64_t num_sums = optimizer.num_trust_sums();
   const tensor::Vector sums = Slice(options_.numbers.trust_sums[IndexOf(instruction)],
                                     {optimizer.shard().part_index() * num_sums, num_sums});
-  options_.run_on_compute_threads(instruction.stream,
-                                  [&] { optimizer.MakeUpdate(StepArgsOf(instruction), sums); });
+  options_.run_on_compute_threads(instruction.stream, [&] {
+    options_.await_snapshot();
+    optimizer.MakeUpdate(StepArgsOf(instruction), sums);
+  });
   return absl::OkStatus();
 }
 
@@ -190,8 +192,10 @@ absl::Status ShardCompute::GatherTrustSums(const plan::Instruction& instruction,
 }
 
 absl::Status ShardCompute::OptimizerStep(const plan::Instruction& instruction) {
-  options_.run_on_compute_threads(
-      instruction.stream, [&] { ChunkOf(instruction).optimizer->Step(StepArgsOf(instruction)); });
+  options_.run_on_compute_threads(instruction.stream, [&] {
+    options_.await_snapshot();
+    ChunkOf(instruction).optimizer->Step(StepArgsOf(instruction));
+  });
   return absl::OkStatus();
 }
 

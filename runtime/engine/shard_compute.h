@@ -48,6 +48,9 @@ struct ShardOptions {
   // norm, update and step depend on every pass of the step, so these threads are idle.
   // `from`: the stream whose handler calls it.
   std::function<void(plan::StreamKind from, absl::FunctionRef<void()>)> run_on_compute_threads;
+  // Makes work that is issued on the compute threads from now on wait for the copy of the state
+  // that a snapshot takes. Called there, before work that changes the state.
+  std::function<void()> await_snapshot;
   std::function<stream::Stream*(plan::StreamKind)> stream_of;
   const StageCompute* stage = nullptr;  // its loss is reported
   // Memory in which tensor ranks sum a bucket's replicated gradients, packed, F; sized for the

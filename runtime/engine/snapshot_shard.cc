@@ -59,18 +59,14 @@ absl::Status ReadSlice(checkpoint::CheckpointReader* reader, const optim::StateS
 
 absl::Status CopyStateOut(const checkpoint::ShardLayout& layout,
                           const std::vector<optim::StateSlice>& state,
-                          const checkpoint::ShardMoment& moment, stream::Stream* stream,
+                          const checkpoint::ShardMoment& moment, device::StagedCopy* copy,
                           absl::Span<std::byte> payload) {
   layout.WriteHeader(moment, payload);
   MEGASCALE_CHECK(state.size() == layout.slices().size());
-  stream->RunAndWait([&] {
-    for (size_t i = 0; i < state.size(); ++i) {
-      const tensor::Vector& data = state[i].data;
-      stream->Copy(payload.data() + layout.data_offset(i), data.data,
-                   static_cast<size_t>(data.bytes()));
-    }
-  });
-  return stream->Synchronize();
+  for (size_t i = 0; i < state.size(); ++i) {
+    RETURN_IF_ERROR(copy->Run(state[i].data, payload.data() + layout.data_offset(i)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StoredState::Open() {

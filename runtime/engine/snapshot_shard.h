@@ -18,18 +18,19 @@
 #include "runtime/checkpoint/format/shard.h"
 #include "runtime/checkpoint/reader.h"
 #include "runtime/device/host_window.h"
+#include "runtime/device/staged_copy.h"
 #include "runtime/optim/sharded_optimizer.h"
-#include "runtime/stream/stream.h"
 #include "runtime/tensor/tensor.h"
 
 namespace megascale::engine {
 
-// Writes the whole shard, as the work issued to `stream` before leaves it, into `payload`.
-// Blocking. Requires: `payload` has layout.size_bytes() bytes, and the layout was made for slices
-// like `state`. Errors: Internal - the device failed.
+// Writes the whole shard, as the work issued to the stream of `copy` before leaves it, into
+// `payload`. It is there once that stream's work has ended. Blocking. Requires: called on that
+// stream's thread; `payload` has layout.size_bytes() bytes, and the layout was made for slices like
+// `state`. Errors: Internal - the device failed.
 absl::Status CopyStateOut(const checkpoint::ShardLayout& layout,
                           const std::vector<optim::StateSlice>& state,
-                          const checkpoint::ShardMoment& moment, stream::Stream* stream,
+                          const checkpoint::ShardMoment& moment, device::StagedCopy* copy,
                           absl::Span<std::byte> payload);
 
 // A checkpoint on storage, read slice by slice: opened at the first one, and a failure to open it

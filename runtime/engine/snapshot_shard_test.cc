@@ -99,6 +99,18 @@ double Moment(const StateSlice& slice, int64_t index) {
 
 bool IsMoment(const StateSlice& slice) { return absl::StartsWith(slice.name, "optimizer."); }
 
+// Writes a shard into `payload`, in pieces that are smaller than most slices.
+absl::Status CopyOut(device::Device* device, stream::Stream* stream,
+                     const checkpoint::ShardLayout& layout, const std::vector<StateSlice>& state,
+                     absl::Span<std::byte> payload) {
+  const auto copy =
+      device::StagedCopy::Create(device, stream, state.front().data, /*piece_bytes=*/256).value();
+  absl::Status status;
+  stream->RunAndWait([&] { status = CopyStateOut(layout, state, kMoment, copy.get(), payload); });
+  const absl::Status ended = stream->Synchronize();
+  return status.ok() ? ended : status;
+}
+
 // The optimizers of all ranks of a layout: of the whole model, with one stage.
 class Ranks {
  public:
@@ -153,8 +165,8 @@ class Ranks {
       auto writer = checkpoint::SnapshotWriter::Open(&region, kMoment.attempt, 0).value();
       const auto buffer = writer.Acquire(absl::ZeroDuration()).value();
       const absl::Status copied =
-          CopyStateOut(layout, StateOf(rank), kMoment, cpu_.stream.get(),
-                       buffer.subspan(0, static_cast<size_t>(layout.size_bytes())));
+          CopyOut(cpu_.device.get(), cpu_.stream.get(), layout, StateOf(rank),
+                  buffer.subspan(0, static_cast<size_t>(layout.size_bytes())));
       EXPECT_TRUE(copied.ok()) << copied;
       EXPECT_TRUE(writer.Seal(kMoment.step, layout.size_bytes()).ok());
       const absl::Status persisted =
@@ -325,9 +337,8 @@ TEST(SnapshotShardTest, MemoryThatTheHostCannotTouchIsCopiedOutAndRestored) {
   checkpoint::FormatSnapshots(*region, 0);
   auto writer = checkpoint::SnapshotWriter::Open(region.get(), kMoment.attempt, 0).value();
   const auto buffer = writer.Acquire(absl::ZeroDuration()).value();
-  const absl::Status copied =
-      CopyStateOut(layout, saved.slices, kMoment, saved.stream.get(),
-                   buffer.subspan(0, static_cast<size_t>(layout.size_bytes())));
+  const absl::Status copied = CopyOut(device.get(), saved.stream.get(), layout, saved.slices,
+                                      buffer.subspan(0, static_cast<size_t>(layout.size_bytes())));
   ASSERT_TRUE(copied.ok()) << copied;
   ASSERT_TRUE(writer.Seal(kMoment.step, layout.size_bytes()).ok());
   RestorePoint restore;

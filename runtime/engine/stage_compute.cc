@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/data/document_begins.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/tensor/tensor.h"
 
@@ -17,7 +18,12 @@ tensor::Vector Flat(const tensor::Matrix& matrix) {
   return {matrix.data, matrix.dtype, matrix.rows * matrix.cols};
 }
 
-bool ReadsBatches(const model::ChunkRange& range) { return range.has_embedding || range.has_head; }
+bool ReadsBatches(const StageOptions& options) {
+  return job::AttendsWithinDocuments(*options.spec) ||
+         std::any_of(options.chunks->begin(), options.chunks->end(), [](const ChunkState& chunk) {
+           return chunk.range.has_embedding || chunk.range.has_head;
+         });
+}
 
 }  // namespace
 
@@ -27,16 +33,27 @@ absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOp
     ASSIGN_OR_RETURN(auto reader,
                      data::BatchRingReader::Create(options.batch_ring, options.batch_reader));
     stage->reader_ = std::make_unique<data::BatchRingReader>(std::move(reader));
-  } else if (std::any_of(options.chunks->begin(), options.chunks->end(),
-                         [](const ChunkState& chunk) { return ReadsBatches(chunk.range); })) {
+  } else if (ReadsBatches(options)) {
     return absl::InvalidArgumentError("engine: this rank reads batches but was given no ring");
   }
   const auto& train = options.spec->train();
-  const auto tokens = static_cast<size_t>(job::NumMicrobatches(*options.spec)) *
-                      static_cast<size_t>(train.micro_batch_size() * (train.seq_length() + 1));
+  const auto samples = static_cast<size_t>(job::NumMicrobatches(*options.spec)) *
+                       static_cast<size_t>(train.micro_batch_size());
+  const auto seq = static_cast<size_t>(train.seq_length());
+  const size_t tokens = samples * (seq + 1);
+  const size_t begins = job::AttendsWithinDocuments(*options.spec) ? samples * seq : 0;
   ASSIGN_OR_RETURN(stage->batch_memory_,
-                   options.device->AllocateHost("the batch", tokens * sizeof(int32_t)));
-  stage->batch_ = {static_cast<int32_t*>(stage->batch_memory_->data()), tokens};
+                   options.device->AllocateHost("the batch", (tokens + begins) * sizeof(int32_t)));
+  auto* numbers = static_cast<int32_t*>(stage->batch_memory_->data());
+  stage->batch_ = {numbers, tokens};
+  stage->document_begins_ = {numbers + tokens, begins};
+  stage->device_batch_ = {numbers, tensor::DType::kI32, static_cast<int64_t>(tokens + begins)};
+  if (stage->reader_ == nullptr || options.device->OnHost(options.loss_sum)) return stage;
+  MEGASCALE_CHECK(options.load_stream != nullptr);
+  ASSIGN_OR_RETURN(
+      stage->device_batch_memory_,
+      options.device->Allocate("the batch", static_cast<size_t>(stage->device_batch_.bytes())));
+  stage->device_batch_.data = stage->device_batch_memory_->data();
   return stage;
 }
 
@@ -56,6 +73,27 @@ absl::Status StageCompute::LoadBatch(const plan::StepContext& context) {
     out = std::copy(tokens.begin(), tokens.end(), out);
   }
   reader_->Release(context.step);
+  if (!document_begins_.empty()) RETURN_IF_ERROR(FindDocuments());
+  // Nothing else uses this memory: the steps before have ended, and this one's passes wait.
+  if (device_batch_memory_ != nullptr) {
+    options_.load_stream->Copy(device_batch_.data, batch_.data(),
+                               static_cast<size_t>(device_batch_.bytes()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StageCompute::FindDocuments() {
+  const int32_t end_token = reader_->end_token();
+  if (end_token < 0) {
+    return absl::InternalError(
+        "engine: attention stays within documents, but the loader names no "
+        "token that ends them");
+  }
+  const auto seq = static_cast<size_t>(options_.spec->train().seq_length());
+  for (size_t i = 0; i * seq < document_begins_.size(); ++i) {
+    data::FindDocumentBegins(batch_.subspan(i * (seq + 1), seq), end_token,
+                             document_begins_.subspan(i * seq, seq));
+  }
   return absl::OkStatus();
 }
 
@@ -68,8 +106,9 @@ void StageCompute::FillSlot(const plan::Instruction& instruction) {
   const auto& train = options_.spec->train();
   const int seq = train.seq_length();
   const int samples = train.micro_batch_size();
-  const int32_t* sample =
-      batch_.data() + static_cast<int64_t>(instruction.id.microbatch()) * samples * (seq + 1);
+  const int64_t first = static_cast<int64_t>(instruction.id.microbatch()) * samples;
+  const int32_t* sample = device_batch_.as<int32_t>() + first * (seq + 1);
+  const int32_t* document_begins = device_batch_.as<int32_t>() + batch_.size();
   const int slot = instruction.activation_slot;
   const model::ChunkRange& range = (*options_.chunks)[IndexOf(instruction)].range;
   const model::TransformerChunk& chunk = ChunkOf(instruction);
@@ -79,6 +118,9 @@ void StageCompute::FillSlot(const plan::Instruction& instruction) {
   for (int i = 0; i < samples; ++i, sample += seq + 1) {
     if (range.has_embedding) copy(sample, chunk.tokens(slot), i);
     if (range.has_head) copy(sample + 1, chunk.targets(slot), i);
+    if (!document_begins_.empty()) {
+      copy(document_begins + (first + i) * seq, chunk.document_begins(slot), i);
+    }
   }
 }
 

@@ -36,6 +36,7 @@ struct StageOptions {
   ops::Ops* ops = nullptr;  // for the compute stream
   device::Device* device = nullptr;
   stream::Stream* stream = nullptr;          // the compute stream
+  stream::Stream* load_stream = nullptr;     // that of LoadBatch; null: the rank reads no batches
   TensorPeers* peers = nullptr;              // for its passes; null: there is one tensor rank
   base::SharedMemory* batch_ring = nullptr;  // null: the rank reads no batches
   int batch_reader = 0;
@@ -47,6 +48,7 @@ class StageCompute {
   // Errors: InvalidArgument - the ring was made for another job.
   static absl::StatusOr<std::unique_ptr<StageCompute>> Create(const StageOptions& options);
 
+  // Brings the step's batch to the device, on `load_stream`.
   absl::Status LoadBatch(const plan::StepContext& context);
   // These three run a part of a pass, over `communicator` where tensor ranks share it. Errors:
   // those of its calls.
@@ -84,6 +86,7 @@ class StageCompute {
   }
   // Returns the lowest layer of the instruction's buckets.
   int FirstLayer(const plan::Instruction& instruction) const;
+  absl::Status FindDocuments();
   void FillSlot(const plan::Instruction& instruction);
   // Points the chunk at the instruction's gradient buffer, if it has one, to accumulate into it.
   void UseGradientBuffer(const plan::Instruction& instruction);
@@ -101,7 +104,13 @@ class StageCompute {
   std::unique_ptr<data::BatchRingReader> reader_;
   std::unique_ptr<device::Memory> batch_memory_;
   absl::Span<int32_t> batch_;  // this rank's samples of the step, [microbatch][sample][seq + 1]
-  int64_t started_step_ = -1;  // the step whose loss was zeroed last
+  // Where the documents of these samples begin, [microbatch][sample][seq]; empty if attention
+  // reaches over documents.
+  absl::Span<int32_t> document_begins_;
+  // Both, one behind the other, on the device; the same memory where the host may touch it.
+  std::unique_ptr<device::Memory> device_batch_memory_;
+  tensor::Vector device_batch_;  // I32
+  int64_t started_step_ = -1;    // the step whose loss was zeroed last
 };
 
 }  // namespace megascale::engine

@@ -111,6 +111,49 @@ INSTANTIATE_TEST_SUITE_P(
                .nodes = {"a", "a", "b", "b"}}),
     [](const auto& info) { return info.param.name; });
 
+// Copies to the host run last of all work that is ready: an optimizer that did not wait for the
+// snapshot's would change the state under it.
+TEST_P(StrictLayoutTest, ASnapshotBesideAStepIsThatOfTheStepBefore) {
+  const JobSpec spec = Toy(GetParam());
+  RunOptions calm = Options(spec, GetParam());
+  calm.StopAfter(2);
+  const std::string wanted = RunJob(calm).digest;
+  ASSERT_NE(wanted, "");
+  RunOptions beside = OnStrict(Options(spec, GetParam()), {.seed = 21, .copies_last = true});
+  beside.snapshot_beside_step_after = 2;
+  EXPECT_EQ(RunJob(beside).digest, wanted);
+}
+
+// Batches and snapshots: the compute stream has no copy of its own between host and device.
+TEST(StrictDeviceTest, BatchesAndSnapshotsAreCopiedOnStreamsOfTheirOwn) {
+  const JobSpec spec = Toy({});
+  RunOptions options = Options(spec);
+  StrictDevice* device = nullptr;
+  options.make_device = [&](int) {
+    auto made = StrictDevice::Create();
+    device = made.get();
+    return made;
+  };
+  int64_t before_steps = 0;
+  options.on_load = [&](int, const absl::StatusOr<std::string>& loaded) {
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    before_steps = device->host_bytes_of("compute");
+    EXPECT_EQ(device->host_bytes_of("snapshots"), 0);
+  };
+  int64_t copied = 0, loaded = 0, in_snapshot = 0;
+  options.at_end = [&](RankEngine&) {
+    copied = device->host_bytes_of("compute") - before_steps;
+    loaded = device->host_bytes_of(std::string(plan::Name(plan::StreamKind::kLoadBatch)));
+    in_snapshot = device->host_bytes_of("snapshots");
+  };
+  RunJob(options);
+  const auto& train = spec.train();
+  EXPECT_EQ(copied, 0);
+  EXPECT_EQ(loaded,
+            int64_t{4} * train.steps() * train.global_batch_size() * (train.seq_length() + 1));
+  EXPECT_GT(in_snapshot, 0);
+}
+
 TEST(StrictDeviceTest, GoesOnFromACheckpointOfTheCpu) {
   const Layout layout = {.data = 2, .nodes = {"a", "b"}};
   const JobSpec spec = Toy(layout);

@@ -23,8 +23,10 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/reader.h"
+#include "runtime/data/document_begins.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/host_window.h"
+#include "runtime/job/job_spec.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
@@ -202,6 +204,7 @@ absl::StatusOr<std::unique_ptr<Inference>> Inference::Load(const std::string& st
   options.micro_batch = kEvaluationBatch;
   options.seq = impl->seq;
   options.compute = compute;
+  options.within_documents = job::AttendsWithinDocuments(spec);
   const model::ChunkLayout layout(options.config, options.range);
   ASSIGN_OR_RETURN(tensor::Arena arena,
                    impl->Allocate(tensor::Arena::BytesFor(compute, layout.num_elements()) +
@@ -220,6 +223,15 @@ absl::Status Inference::Impl::EvaluateBatch(absl::Span<const int32_t> tokens, in
   const auto size = static_cast<size_t>(batch * seq);
   RETURN_IF_ERROR(WriteTokens(tokens.first(size), chunk->tokens(0)));
   RETURN_IF_ERROR(WriteTokens(tokens.subspan(1, size), chunk->targets(0)));
+  if (job::AttendsWithinDocuments(manifest.spec())) {
+    std::vector<int32_t> begins(size);
+    const auto window = static_cast<size_t>(seq);
+    for (size_t at = 0; at < size; at += window) {
+      data::FindDocumentBegins(tokens.subspan(at, window), tokenizer.end_token,
+                               absl::MakeSpan(begins).subspan(at, window));
+    }
+    RETURN_IF_ERROR(WriteTokens(begins, chunk->document_begins(0)));
+  }
   stream->RunAndWait([&] { chunk->Evaluate(0, batch, loss_sum); });
   return stream->Synchronize();
 }

@@ -1,5 +1,5 @@
-// What a path has for generation besides weights: the model, its tokenizer, its end tokens. Reads
-// small files only. Threads: plain functions. Blocking: storage.
+// The model, tokenizer and end tokens that a path has for generation. Reads no weights. Threads:
+// plain functions. Blocking: storage.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@ class TextCodec {
   // Returns the ids of a text that is continued: with the tokens that the tokenizer puts before a
   // text, without those after it.
   std::vector<int32_t> EncodePrompt(absl::string_view text) const;
-  // Returns the id of a token as the tokenizer's file writes it; of a byte.
+  // Returns the id of a token that is spelt as in the tokenizer's file; without a tokenizer, of a
+  // byte.
   std::optional<int32_t> IdOf(absl::string_view token) const;
 
  private:
@@ -46,7 +47,7 @@ struct TextSource {
   std::vector<std::string> warnings;
 };
 
-// Looks at a checkpoint, a folder of them (the newest counts) or a Hugging Face folder.
+// Reads a checkpoint, a folder of them (the newest counts) or a Hugging Face folder.
 // `tokenizer_path`: a tokenizer to use instead of the path's own; empty: its own. A job that was
 // trained without a tokenizer reads bytes, even if it began with weights that have one. Errors:
 // those of hugging_face::FindSource and tokenizer::LoadTokenizer; FailedPrecondition - no

@@ -132,6 +132,8 @@ void FillModelDefaults(JobSpec* spec) {
 
 void UpgradeJobSpec(JobSpec* spec) {
   spec->set_device(OrDefault(spec->device(), v1::DEVICE_CPU));
+  v1::DataSpec& data = *spec->mutable_data();
+  data.set_attention(OrDefault(data.attention(), v1::ATTENTION_ACROSS_DOCUMENTS));
   v1::TrainSpec& train = *spec->mutable_train();
   train.set_recompute_granularity(
       OrDefault(train.recompute_granularity(), v1::RECOMPUTE_GRANULARITY_NONE));
@@ -221,6 +223,10 @@ std::string NeededSlots(const JobSpec& spec) {
   if (world == 1) return "needs 1 slot";
   return absl::StrCat("needs data × tensor × pipeline = ", DataSize(spec), " × ", TensorSize(spec),
                       " × ", PipelineSize(spec), " = ", world, " slots");
+}
+
+bool AttendsWithinDocuments(const JobSpec& spec) {
+  return spec.data().attention() == v1::ATTENTION_WITHIN_DOCUMENTS;
 }
 
 int NumMicrobatches(const JobSpec& spec) {

@@ -48,6 +48,9 @@ std::string NeededSlots(const v1::JobSpec& spec);
 // resolved.
 int NumMicrobatches(const v1::JobSpec& spec);
 
+// Whether tokens see only tokens of their own document.
+bool AttendsWithinDocuments(const v1::JobSpec& spec);
+
 // Converts a duration of a specification.
 absl::Duration ToDuration(const google::protobuf::Duration& duration);
 

@@ -66,6 +66,7 @@ TEST(JobSpecTest, FillsEveryDocumentedDefault) {
   EXPECT_EQ(model.initializer_range(), 0.02);
   EXPECT_EQ(model.rope_theta(), 10000);
   EXPECT_EQ(resolved->data().held_out_fraction(), 0.1);
+  EXPECT_EQ(resolved->data().attention(), v1::ATTENTION_ACROSS_DOCUMENTS);
   EXPECT_EQ(resolved->train().precision(), v1::PRECISION_FP32);
   EXPECT_EQ(resolved->optimizer().lr(), 3e-4);
   EXPECT_EQ(resolved->optimizer().min_lr(), 3e-4 / 10);
@@ -362,6 +363,13 @@ TEST(JobSpecTest, RefusesBadDataAndTraining) {
       {[](auto& spec) { spec.mutable_data()->set_json_field("text"); },
        "data.json_field: needs a tokenizer, and without one every byte of a file is a token; name "
        "one in data.tokenizer, or let one be learnt by data.tokenizer_vocab_size"},
+      {[](auto& spec) { spec.mutable_data()->set_attention(v1::ATTENTION_WITHIN_DOCUMENTS); },
+       "data.attention: within_documents: needs a tokenizer, and without one every byte of a file "
+       "is a token; name one in data.tokenizer, or let one be learnt by "
+       "data.tokenizer_vocab_size"},
+      {[](auto& spec) { spec.mutable_data()->set_attention(static_cast<v1::Attention>(7)); },
+       "data.attention: 7 is unknown to this version; expected across_documents or "
+       "within_documents"},
       {[](auto& spec) { spec.mutable_data()->set_tokenizer_vocab_size(256); },
        "data.tokenizer_vocab_size: 256 is out of range; expected 257 to 1048576"},
       {[](auto& spec) {

@@ -48,9 +48,11 @@ absl::Status CheckWeights(const v1::DataSpec& data) {
 
 // Refuses what has no meaning where every byte is a token.
 absl::Status CheckBytes(const v1::DataSpec& data) {
-  for (const auto& [field, is_set] : {std::pair{"data.json_field", !data.json_field().empty()},
-                                      {"data.end_token", !data.end_token().empty()},
-                                      {"data.skip_bad", data.skip_bad()}}) {
+  for (const auto& [field, is_set] :
+       {std::pair{"data.json_field", !data.json_field().empty()},
+        {"data.end_token", !data.end_token().empty()},
+        {"data.skip_bad", data.skip_bad()},
+        {"data.attention: within_documents", data.attention() == v1::ATTENTION_WITHIN_DOCUMENTS}}) {
     if (!is_set) continue;
     return Refuse(field,
                   "needs a tokenizer, and without one every byte of a file is a token; name one in "
@@ -65,6 +67,11 @@ absl::Status CheckTokens(const v1::DataSpec& data) {
   RETURN_IF_ERROR(CheckWeights(data));
   RETURN_IF_ERROR(CheckText("data.json_field", data.json_field()));
   RETURN_IF_ERROR(CheckText("data.end_token", data.end_token()));
+  if (!v1::Attention_IsValid(data.attention())) {
+    return Refuse("data.attention", absl::StrCat(static_cast<int>(data.attention()),
+                                                 " is unknown to this version; expected "
+                                                 "across_documents or within_documents"));
+  }
   if (!data.token_cache().empty()) {
     RETURN_IF_ERROR(CheckPath("data.token_cache", data.token_cache()));
   }

@@ -49,7 +49,8 @@ data::BatchRingShape RingOf(const job::v1::JobSpec& spec, const plan::Mesh& mesh
   shape.seq_length = spec.train().seq_length();
   for (LocalRank& local : *ranks) {
     const plan::Coordinate at = mesh.CoordinateOf(local.rank);
-    local.has_batch_ring = at.pipeline == 0 || at.pipeline == mesh.pipeline_size() - 1;
+    local.has_batch_ring = at.pipeline == 0 || at.pipeline == mesh.pipeline_size() - 1 ||
+                           job::AttendsWithinDocuments(spec);
     if (!local.has_batch_ring) continue;
     local.batch_reader = shape.num_readers++;
     auto& indices = shape.data_parallel_indices;

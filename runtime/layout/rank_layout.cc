@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/status.h"
+#include "runtime/job/job_spec.h"
 #include "runtime/job/pipeline_schedule.h"
 #include "runtime/layout/groups.h"
 #include "runtime/layout/snapshot_layout.h"
@@ -89,6 +90,7 @@ model::ChunkOptions RankLayout::ModelOptions(const model::ChunkRange& range, int
           .compute = compute,
           .split_backward = plan_options.splits_backward(),
           .recompute = recompute,
+          .within_documents = within_documents,
           .tensor = tensor};
 }
 
@@ -226,6 +228,7 @@ absl::StatusOr<RankLayout> RankLayoutOf(const JobSpec& spec, const plan::Mesh& m
   mine.micro_batch = spec.train().micro_batch_size();
   mine.seq = spec.train().seq_length();
   mine.recompute = RecomputeOf(spec);
+  mine.within_documents = job::AttendsWithinDocuments(spec);
   mine.bucket_size = spec.parallel().ddp_bucket_size();
   const plan::ScheduleOptions schedule = job::ScheduleOf(spec);
   mine.plan_options = {
@@ -238,7 +241,8 @@ absl::StatusOr<RankLayout> RankLayoutOf(const JobSpec& spec, const plan::Mesh& m
                   .param_gather = spec.parallel().overlap_param_gather(),
                   .p2p_communication = spec.parallel().overlap_p2p_communication()},
       .has_trust_ratios = optim::HasTrustRatios(spec.optimizer()),
-      .zero_stage = spec.parallel().zero_stage()};
+      .zero_stage = spec.parallel().zero_stage(),
+      .every_chunk_reads_batch = mine.within_documents};
   const int num_chunks = mine.plan_options.num_chunks();
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     ASSIGN_OR_RETURN(const model::ChunkRange range,

@@ -36,6 +36,7 @@ struct RankLayout {
   int64_t micro_batch = 0;
   int64_t seq = 0;
   model::Recompute recompute = model::Recompute::kNone;
+  bool within_documents = false;  // see model::ChunkOptions
   model::TensorPlace tensor;
   int64_t bucket_size = 0;                    // see model::ChunkLayout::Buckets
   std::vector<optim::OptimizerShard> shards;  // one for each chunk, in the model's order

@@ -84,7 +84,9 @@ absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int
                           model::VocabularyRows(mine.config.vocab_size, mine.tensor.size)));
   }
   memory.gradients = GradientBytes(GradientSizesOf(mine, plan), AccumulationType(mine.compute));
-  memory.scratch += tokens * static_cast<int64_t>(sizeof(int32_t)) - memory.logits;
+  const int64_t numbers_of_token = mine.within_documents ? 2 : 1;  // its id, its document's begin
+  memory.scratch +=
+      numbers_of_token * tokens * static_cast<int64_t>(sizeof(int32_t)) - memory.logits;
   ASSIGN_OR_RETURN(memory.workspaces, KernelBytes(mine, spec.parallel().threads_per_rank()));
   memory.process = kProcessBytes + kBytesPerThread * spec.parallel().threads_per_rank();
   return memory;

@@ -48,6 +48,7 @@ class Planner {
     SlotMemory slot;
     if (options_.range.has_embedding) slot.tokens_N = NewVector(DType::kI32, tokens_);
     if (options_.range.has_head) slot.targets_N = NewVector(DType::kI32, tokens_);
+    if (options_.within_documents) slot.document_begins_N = NewVector(DType::kI32, tokens_);
     slot.input_RC = OwnRows();
     if (!options_.generates) slot.gradient_RC = OwnRows();
     if (!options_.range.has_head) slot.output_RC = OwnRows();

@@ -30,16 +30,20 @@ struct ChunkOptions {
   // Only Continue is called, with up to micro_batch * seq tokens. All layers share their
   // activations, and there are no buffers for backward. Not with several tensor ranks.
   bool generates = false;
+  // Attention stays within documents, and learned positions count from their begins. Slots then
+  // have document_begins. Not for Continue: each of its sequences is one document.
+  bool within_documents = false;
   TensorPlace tensor = {};  // this rank's place among the ranks that hold the chunk together
 };
 
 // Buffers of one micro-batch in flight.
 struct SlotMemory {
-  Vector tokens_N;     // I32; first chunk
-  Vector targets_N;    // I32; last chunk
-  Matrix input_RC;     // received, or the embedding's output
-  Matrix output_RC;    // all chunks but the last
-  Matrix gradient_RC;  // the gradient of the output, later of the input
+  Vector tokens_N;           // I32; first chunk
+  Vector targets_N;          // I32; last chunk
+  Vector document_begins_N;  // I32, as in ops::AttentionArgs; every chunk, with within_documents
+  Matrix input_RC;           // received, or the embedding's output
+  Matrix output_RC;          // all chunks but the last
+  Matrix gradient_RC;        // the gradient of the output, later of the input
   std::vector<BlockActivations> layers;
 };
 

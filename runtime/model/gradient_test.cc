@@ -22,11 +22,15 @@ constexpr double kToleranceWithHeadNorms = 3e-6;
 // A model, its tokens and its gradients by hand.
 class GradientCheck {
  public:
-  explicit GradientCheck(const ModelConfig& config)
+  // `within_documents`: the samples' third and fifth tokens end documents.
+  explicit GradientCheck(const ModelConfig& config, bool within_documents = false)
       : ops_(ops::MakeReferenceOps()),
-        pipeline_({.config = config}, ops_.get()),
+        pipeline_({.config = config, .end_token = within_documents ? 0 : -1}, ops_.get()),
         tokens_(RandomTokens(2 * 7, config.vocab_size, 3)),
         tolerance_(config.qk_norm ? kToleranceWithHeadNorms : kTolerance) {
+    for (const size_t end : {2, 4, 9, 11}) {
+      if (within_documents) tokens_[end] = 0;
+    }
     pipeline_.Forward(0, tokens_, kScale);
     pipeline_.Backward(0);
     gradients_ = pipeline_.Gradients();
@@ -62,8 +66,8 @@ class GradientCheck {
 };
 
 // Two directions for each tensor, with every element in them.
-void CheckDirections(const ModelConfig& config) {
-  GradientCheck check(config);
+void CheckDirections(const ModelConfig& config, bool within_documents = false) {
+  GradientCheck check(config, within_documents);
   for (const auto& [name, gradient] : check.gradients()) {
     for (const double frequency : {1.0, 2.3}) {
       std::vector<double> direction(gradient.size());
@@ -90,6 +94,13 @@ TEST(Gradient, EqualsFiniteDifferencesForEveryCombinationOfOptions) {
   for (const ModelConfig& config : AllCombinations(TinyConfig())) {
     SCOPED_TRACE(Describe(config));
     CheckDirections(config);
+  }
+}
+
+TEST(Gradient, EqualsFiniteDifferencesWhereAttentionStaysWithinDocuments) {
+  for (const ModelConfig& config : Styles(TinyConfig(), 2)) {
+    SCOPED_TRACE(Describe(config));
+    CheckDirections(config, /*within_documents=*/true);
   }
 }
 

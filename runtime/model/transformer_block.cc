@@ -451,7 +451,8 @@ ops::AttentionArgs TransformerBlock::AttentionArgsOf(const BlockActivations& sav
           .k = qkv.k,
           .v = qkv.v,
           .out = Rows(saved.attention_NA, tokens),
-          .log_sum_exp = First(saved.log_sum_exp_BHT, tokens * config_.num_heads)};
+          .log_sum_exp = First(saved.log_sum_exp_BHT, tokens * config_.num_heads),
+          .document_begins = shape.document_begins_N};
 }
 
 ops::CachedAttentionArgs TransformerBlock::CachedAttentionArgsOf(const BlockActivations& saved,

@@ -127,8 +127,10 @@ struct BatchShape {
   int64_t batch = 0;
   int64_t seq = 0;
   // For generation: N = seq tokens of any sequences, whose places in the cache these are.
-  Vector places_N = {};                           // I32; see ops::CachedAttentionArgs
-  int64_t capacity = 0;                           // of the cache, for each sequence
+  Vector places_N = {};  // I32; see ops::CachedAttentionArgs
+  int64_t capacity = 0;  // of the cache, for each sequence
+  // Where each token's document begins; empty: attention reaches over documents.
+  Vector document_begins_N = {};                  // I32; see ops::AttentionArgs
   int64_t tokens() const { return batch * seq; }  // N
 };
 

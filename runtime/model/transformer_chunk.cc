@@ -300,6 +300,14 @@ const SlotMemory& TransformerChunk::SlotAt(int slot) const {
   return memory_.slots[slot];
 }
 
+BatchShape TransformerChunk::ShapeOf(const SlotMemory& slot, int64_t batch) const {
+  BatchShape shape{batch, options_.seq};
+  if (options_.within_documents) {
+    shape.document_begins_N = First(slot.document_begins_N, shape.tokens());
+  }
+  return shape;
+}
+
 void TransformerChunk::Forward(int slot, const ChunkLoss& loss) {
   const SlotMemory& memory = SlotAt(slot);
   MEGASCALE_CHECK(can_train_);
@@ -307,7 +315,7 @@ void TransformerChunk::Forward(int slot, const ChunkLoss& loss) {
   slot_states_[slot] = SlotState::kBackward;
   layers_left_[slot] = options_.range.num_layers;
   const Residual residual =
-      ForwardLayers(memory, memory.tokens_N, {options_.micro_batch, options_.seq});
+      ForwardLayers(memory, memory.tokens_N, ShapeOf(memory, options_.micro_batch));
   if (!options_.range.has_head) {
     ops_.Add(residual.base_RC, residual.delta_RC, memory.output_RC);
     return;
@@ -327,7 +335,7 @@ void TransformerChunk::Evaluate(int slot, int64_t batch, const Vector& loss_sum)
   const SlotMemory& memory = SlotAt(slot);
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kFree);
   MEGASCALE_CHECK(batch >= 1 && batch <= options_.micro_batch);
-  const BatchShape shape{batch, options_.seq};
+  const BatchShape shape = ShapeOf(memory, batch);
   const Residual residual = ForwardLayers(memory, memory.tokens_N, shape);
   if (!options_.range.has_head) {
     ops_.Add(residual.base_RC, residual.delta_RC, Rows(memory.output_RC, residual.base_RC.rows));
@@ -390,7 +398,8 @@ void TransformerChunk::Embed(const Vector& tokens_N, BatchShape shape, const Mat
                   .position_weight = position_weight_TC_,
                   .out = partial_NC,
                   .vocabulary = vocabulary_,
-                  .places = shape.places_N});
+                  .places = shape.places_N,
+                  .document_begins = shape.document_begins_N});
   rows_.Wait(rows_.AddUp(partial_NC, out_RC, [](int64_t, int64_t) {}));
 }
 
@@ -446,7 +455,7 @@ int TransformerChunk::TakeLayers(int slot, int down_to) {
 void TransformerChunk::Backward(int slot, int down_to) {
   const SlotMemory& memory = SlotAt(slot);
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kBackward);
-  const BatchShape shape{options_.micro_batch, options_.seq};
+  const BatchShape shape = ShapeOf(memory, options_.micro_batch);
   const int end = TakeLayers(slot, down_to);
   for (int i = end; i-- > down_to;) {
     const BlockActivations& layer = memory.layers[i];
@@ -474,7 +483,7 @@ void TransformerChunk::BackwardInput(int slot) {
   MEGASCALE_CHECK(slot_states_[slot] == SlotState::kBackward);
   MEGASCALE_CHECK(layers_left_[slot] == options_.range.num_layers);
   slot_states_[slot] = SlotState::kBackwardWeights;
-  const BatchShape shape{options_.micro_batch, options_.seq};
+  const BatchShape shape = ShapeOf(memory, options_.micro_batch);
   ops_.Cast(Flat(memory.gradient_RC), Flat(scratch.delta_RC));
   for (size_t i = layers_.size(); i-- > 0;) {
     BlockActivations& layer = memory.layers[i];
@@ -505,7 +514,8 @@ void TransformerChunk::EmbeddingBackward(const SlotMemory& slot) {
        .d_out = rows_.Wait(rows_.Gather(slot.gradient_RC, memory_.scratch.block.d_gathered_NC)),
        .d_token_weight = d_token_weight_VC_,
        .d_position_weight = d_position_weight_TC_,
-       .vocabulary = vocabulary_});
+       .vocabulary = vocabulary_,
+       .document_begins = slot.document_begins_N});
 }
 
 }  // namespace megascale::model

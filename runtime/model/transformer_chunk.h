@@ -7,6 +7,7 @@
 //   first chunk                  every other chunk
 //   fill tokens(slot)            receive into input(slot)
 //   last chunk: fill targets(slot) too
+//   with ChunkOptions::within_documents: fill document_begins(slot)
 //   chunk->Forward(slot);                     // last chunk: chunk->Forward(slot, {scale, &loss})
 //   send output(slot)            last chunk: nothing; gradient(slot) is ready
 //   receive into gradient(slot)  last chunk: nothing
@@ -110,6 +111,9 @@ class TransformerChunk {
   // The slot's buffers; N = micro_batch * seq.
   Vector tokens(int slot) const { return SlotAt(slot).tokens_N; }    // [N] I32; first chunk
   Vector targets(int slot) const { return SlotAt(slot).targets_N; }  // [N] I32; last chunk
+  // [N] I32, as in ops::AttentionArgs; every chunk, with within_documents. Read until the slot is
+  // free.
+  Vector document_begins(int slot) const { return SlotAt(slot).document_begins_N; }
   // [R, C]; all chunks but the first
   Matrix input(int slot) const { return SlotAt(slot).input_RC; }
   // [R, C]; all chunks but the last
@@ -169,6 +173,8 @@ class TransformerChunk {
   enum class SlotState : uint8_t { kFree, kBackward, kBackwardWeights };
 
   const SlotMemory& SlotAt(int slot) const;
+  // Returns the shape of the first `batch` samples of a slot.
+  BatchShape ShapeOf(const SlotMemory& slot, int64_t batch) const;
   // Removes the layers from `down_to` on from those that the slot's backward has not reached, and
   // returns how many were left before.
   int TakeLayers(int slot, int down_to);

@@ -56,6 +56,66 @@ TEST(TransformerChunk, ChunksTogetherEqualTheWholeModel) {
   }
 }
 
+// One step over `tokens`, a single sample, with a backward in one part or in two.
+Result TrainOnOneSample(TestPipelineOptions options, const std::vector<int32_t>& tokens,
+                        ops::Ops* ops) {
+  options.micro_batch = 1;
+  options.seq = static_cast<int64_t>(tokens.size()) - 1;
+  TestPipeline pipeline(options, ops);
+  pipeline.Forward(0, tokens, 0.1);
+  pipeline.Backward(0);
+  for (int i = 0; options.split_backward && i < options.num_chunks; ++i) {
+    pipeline.chunk(i).BackwardWeights(0);
+  }
+  return {pipeline.loss(), pipeline.Gradients()};
+}
+
+void Add(const Result& part, Result* sum) {
+  sum->loss += part.loss;
+  for (const auto& [name, values] : part.gradients) {
+    std::vector<double>& sums = sum->gradients[name];
+    sums.resize(values.size());
+    for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
+  }
+}
+
+// Documents of 1, 13, 7 and 15 tokens in a sample: each has the loss, and adds the gradients, of a
+// sample of its own, however the pass is cut or recomputed.
+void ExpectDocumentsAsIfAlone(const ModelConfig& config, ops::Ops* ops, double tolerance) {
+  constexpr int32_t kEnd = 0;
+  std::vector<int32_t> tokens = RandomTokens(37, config.vocab_size - 1, 4);
+  for (int32_t& token : tokens) ++token;
+  for (const size_t end : {0, 13, 20}) tokens[end] = kEnd;
+  Result alone;
+  for (size_t begin = 0; begin + 1 < tokens.size();) {
+    const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto end = std::find(first, tokens.end() - 1, kEnd);
+    const auto target = end == tokens.end() - 1 ? end : end + 1;
+    Add(TrainOnOneSample({.config = config}, std::vector<int32_t>(first, target + 1), ops), &alone);
+    begin = static_cast<size_t>(target - tokens.begin());
+  }
+  const TestPipelineOptions packed = {.config = config, .end_token = kEnd};
+  std::vector<TestPipelineOptions> ways(4, packed);
+  ways[1].num_chunks = 3;
+  ways[2].recompute = Recompute::kFull;
+  ways[3].split_backward = true;
+  for (const TestPipelineOptions& way : ways) {
+    const Result result = TrainOnOneSample(way, tokens, ops);
+    EXPECT_NEAR(result.loss, alone.loss, tolerance * alone.loss);
+    EXPECT_LE(LargestTensorDistance(result.gradients, alone.gradients), tolerance);
+  }
+  TestPipelineOptions across = packed;
+  across.end_token = -1;
+  EXPECT_GT(std::abs(TrainOnOneSample(across, tokens, ops).loss - alone.loss), 1e-3);
+}
+
+TEST(TransformerChunk, DocumentsOfASampleAreAsIfAlone) {
+  for (const ModelConfig& config : Styles(LargerConfig(), 5)) {
+    ExpectDocumentsAsIfAlone(config, ops::MakeReferenceOps().get(), 1e-11);
+    ExpectDocumentsAsIfAlone(config, ops::MakeCpuOps(tensor::DType::kF32, 2).get(), 1e-5);
+  }
+}
+
 TEST(TransformerChunk, MicroBatchesAddUpToOneBigBatch) {
   const ModelConfig config = FourLayers();
   const std::vector<int32_t> tokens = RandomTokens(4 * 7, config.vocab_size, 2);

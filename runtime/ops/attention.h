@@ -14,13 +14,17 @@ using tensor::Vector;
 // Causal scaled-dot-product attention (scale 1/sqrt(D)); a query at t sees keys in (t - window, t],
 // or all up to t when window is 0. q, k, v may be column ranges of one packed matrix (their strides
 // say so). Memory is linear in T.
+//
+// With `document_begins`, row n sees no key before position document_begins[n] of its sequence,
+// where its document begins: at most the row's own position, and never decreasing in a sequence.
 struct AttentionArgs {
   int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0, window = 0;
-  Matrix q;            // [N, H*D]
-  Matrix k;            // [N, K*D]
-  Matrix v;            // [N, K*D]
-  Matrix out;          // [N, H*D]
-  Vector log_sum_exp;  // [B, H, T] F out: kept for backward
+  Matrix q;                     // [N, H*D]
+  Matrix k;                     // [N, K*D]
+  Matrix v;                     // [N, K*D]
+  Matrix out;                   // [N, H*D]
+  Vector log_sum_exp;           // [B, H, T] F out: kept for backward
+  Vector document_begins = {};  // [N] I32, or empty
 };
 
 struct AttentionBackwardArgs {

@@ -29,6 +29,12 @@ void CheckVector(absl::string_view name, const Vector& vector, DType dtype, int6
                                  "], expected ", tensor::Name(dtype), " [", size, "]"));
 }
 
+template <typename Args>
+void CheckDocumentBegins(const Args& args, int64_t rows) {
+  if (!args.document_begins) return;
+  CheckVector("document_begins", args.document_begins, DType::kI32, rows);
+}
+
 // `count`: rows or columns that stand for tokens.
 void CheckVocabulary(const VocabularyPart& part, int64_t count) {
   if (part.vocab_size == 0) {
@@ -116,6 +122,7 @@ void CheckArguments(const AttentionArgs& args, DType compute) {
   CheckMatrix("out", args.out, compute, rows, args.heads * args.head_dim);
   CheckVector("log_sum_exp", args.log_sum_exp, tensor::AccumulationType(compute),
               rows * args.heads);
+  CheckDocumentBegins(args, rows);
 }
 
 void CheckArguments(const AttentionBackwardArgs& args, DType compute) {
@@ -190,6 +197,8 @@ void CheckArguments(const EmbeddingArgs& args, DType compute) {
     CheckMatrix("position_weight", args.position_weight, compute, args.position_weight.rows, cols);
   }
   if (args.places) CheckVector("places", args.places, DType::kI32, rows);
+  CheckDocumentBegins(args, rows);
+  MEGASCALE_CHECK(!args.places || !args.document_begins);
 }
 
 void CheckArguments(const EmbeddingBackwardArgs& args, DType compute) {
@@ -204,6 +213,7 @@ void CheckArguments(const EmbeddingBackwardArgs& args, DType compute) {
     CheckMatrix("d_position_weight", args.d_position_weight, accumulation,
                 args.d_position_weight.rows, cols);
   }
+  CheckDocumentBegins(args, rows);
 }
 
 void CheckArguments(const LogitStatisticsArgs& args, DType compute) {

@@ -119,8 +119,9 @@ struct VocabularyPart {
 };
 
 // Computes out[n] = token_weight[tokens[n]] (+ position_weight[n mod seq], or that of places[n] mod
-// seq). For a token outside of the part that token_weight holds, its row counts as 0: the sum of
-// the parts' outputs is the output of the whole vocabulary.
+// seq). With document_begins, positions count from the document's begin: n mod seq -
+// document_begins[n]. For a token outside of the part that token_weight holds, its row counts as 0:
+// the sum of the parts' outputs is the output of the whole vocabulary.
 struct EmbeddingArgs {
   int64_t seq = 0;
   Vector tokens;           // [N] I32
@@ -128,7 +129,8 @@ struct EmbeddingArgs {
   Matrix position_weight;  // [T max, C], or empty
   Matrix out;              // [N, C]
   VocabularyPart vocabulary = {};
-  Vector places = {};  // [N] I32, as in CachedAttentionArgs; or empty
+  Vector places = {};           // [N] I32, as in CachedAttentionArgs; or empty
+  Vector document_begins = {};  // [N] I32, as in AttentionArgs; or empty; not with `places`
 };
 // Accumulates the gradients in token order: deterministic. Tokens outside of the part add to
 // positions only.
@@ -139,6 +141,7 @@ struct EmbeddingBackwardArgs {
   Matrix d_token_weight;     // [V, C] F
   Matrix d_position_weight;  // [T max, C] F, or empty
   VocabularyPart vocabulary = {};
+  Vector document_begins = {};  // as in forward
 };
 
 // In one pass: loss_sum[0] += -sum_n log softmax(logits[n])[targets[n]]. With `backward`,

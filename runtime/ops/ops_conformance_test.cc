@@ -97,19 +97,24 @@ TEST_P(Conformance, NormBackwardMatches) {
 
 struct AttentionShape {
   int64_t batch, seq, heads, kv_heads, head_dim, window;
+  int64_t document = 0;  // tokens of a document; 0: attention reaches over documents
 };
 void PrintTo(const AttentionShape& s, std::ostream* out) {
   *out << "batch " << s.batch << " seq " << s.seq << " heads " << s.heads << "/" << s.kv_heads
-       << " of " << s.head_dim << " window " << s.window;
+       << " of " << s.head_dim << " window " << s.window << " documents of " << s.document;
 }
 // Sequences around the tiles of 8, 32, 128 and 512; windows of one, of a tile's edge, and beyond.
 constexpr AttentionShape kAttentionShapes[] = {
-    {0, 4, 2, 2, 8, 0},      {1, 0, 2, 2, 8, 0},     {1, 1, 1, 1, 1, 0},     {2, 3, 2, 1, 4, 0},
-    {1, 8, 4, 2, 16, 0},     {2, 31, 2, 2, 33, 0},   {1, 32, 1, 1, 32, 0},   {1, 33, 3, 1, 40, 0},
-    {2, 128, 4, 4, 64, 0},   {1, 129, 2, 1, 24, 0},  {1, 200, 2, 2, 64, 0},  {1, 545, 1, 1, 8, 0},
-    {1, 40, 2, 2, 8, 1},     {1, 70, 2, 1, 16, 7},   {1, 100, 2, 2, 8, 32},  {1, 100, 2, 2, 8, 33},
-    {1, 300, 2, 2, 16, 50},  {1, 700, 1, 1, 8, 300}, {1, 50, 2, 2, 8, 1000}, {1, 161, 4, 2, 65, 0},
-    {1, 290, 2, 1, 128, 129}};
+    {0, 4, 2, 2, 8, 0},         {1, 0, 2, 2, 8, 0},        {1, 1, 1, 1, 1, 0},
+    {2, 3, 2, 1, 4, 0},         {1, 8, 4, 2, 16, 0},       {2, 31, 2, 2, 33, 0},
+    {1, 32, 1, 1, 32, 0},       {1, 33, 3, 1, 40, 0},      {2, 128, 4, 4, 64, 0},
+    {1, 129, 2, 1, 24, 0},      {1, 200, 2, 2, 64, 0},     {1, 545, 1, 1, 8, 0},
+    {1, 40, 2, 2, 8, 1},        {1, 70, 2, 1, 16, 7},      {1, 100, 2, 2, 8, 32},
+    {1, 100, 2, 2, 8, 33},      {1, 300, 2, 2, 16, 50},    {1, 700, 1, 1, 8, 300},
+    {1, 50, 2, 2, 8, 1000},     {1, 161, 4, 2, 65, 0},     {1, 290, 2, 1, 128, 129},
+    {2, 3, 2, 1, 4, 0, 1},      {2, 31, 2, 2, 33, 0, 5},   {1, 129, 2, 1, 24, 0, 32},
+    {2, 200, 2, 2, 64, 0, 37},  {1, 545, 1, 1, 8, 0, 260}, {1, 300, 2, 1, 16, 50, 70},
+    {2, 300, 4, 2, 16, 40, 33}, {1, 161, 2, 2, 65, 0, 500}};
 
 // q, k and v are column ranges of one packed matrix, as a model has them.
 struct AttentionTwins {
@@ -121,7 +126,15 @@ struct AttentionTwins {
         out(twins.Output(s.batch * s.seq, q_width, 5)),
         log_sum_exp(twins.FloatOutputVector(s.batch * s.heads * s.seq)),
         d_out(twins.Input(s.batch * s.seq, q_width, 1)),
-        d_packed(twins.Output(s.batch * s.seq, q_width + 2 * k_width, 2)) {}
+        d_packed(twins.Output(s.batch * s.seq, q_width + 2 * k_width, 2)),
+        begins(static_cast<size_t>(s.batch * s.seq)) {
+    // Each sequence begins within a document, at another place of it.
+    for (int64_t n = 0; s.document > 0 && n < s.batch * s.seq; ++n) {
+      const int64_t before = n / s.seq * 3 + 2, position = n % s.seq;
+      const int64_t begin = (position + before) / s.document * s.document - before;
+      begins[static_cast<size_t>(n)] = static_cast<int32_t>(std::max<int64_t>(0, begin));
+    }
+  }
 
   template <typename Side>
   AttentionArgs Forward(Side side) const {
@@ -133,6 +146,9 @@ struct AttentionTwins {
     args.v = side(packed.Cols(q_width + k_width, k_width));
     args.out = side(out);
     args.log_sum_exp = side(log_sum_exp);
+    if (shape.document > 0) {
+      args.document_begins = {const_cast<int32_t*>(begins.data()), DType::kI32, out.exact.rows};
+    }
     return args;
   }
   template <typename Side>
@@ -151,6 +167,7 @@ struct AttentionTwins {
   TwinMatrix packed, out;
   TwinVector log_sum_exp;
   TwinMatrix d_out, d_packed;
+  std::vector<int32_t> begins;
 };
 
 TEST_P(Conformance, AttentionMatchesForwardAndBackward) {
@@ -210,7 +227,8 @@ TEST_P(Conformance, ActivationMatchesForwardAndBackward) {
 
 TEST_P(Conformance, EmbeddingMatchesForwardAndBackward) {
   for (const auto& [rows, cols] : kRowShapes) {
-    for (bool with_positions : {false, true}) {
+    for (const auto& [with_positions, with_documents] :
+         {std::pair{false, false}, {true, false}, {true, true}}) {
       Twins twins(dtype());
       const int64_t seq = 9;
       const Vector tokens = twins.Tokens(rows, 11);  // each token comes several times
@@ -218,9 +236,14 @@ TEST_P(Conformance, EmbeddingMatchesForwardAndBackward) {
       const TwinMatrix position_weight = twins.Input(seq + 1, cols, 3);
       const TwinMatrix d_out = twins.Input(rows, cols, 4), d_token = twins.Float(11, cols, 2);
       const TwinMatrix d_position = twins.Float(seq + 1, cols, 5);
+      // Documents of two tokens.
+      std::vector<int32_t> begins(static_cast<size_t>(rows));
+      for (int64_t n = 0; n < rows; ++n) begins[n] = static_cast<int32_t>(n % seq / 2 * 2);
       const auto run = [&](Ops& ops, auto side) {
         EmbeddingArgs args{seq, tokens, side(token_weight), {}, side(out)};
         EmbeddingBackwardArgs backward{seq, tokens, side(d_out), side(d_token), {}};
+        if (with_documents) args.document_begins = {begins.data(), DType::kI32, rows};
+        backward.document_begins = args.document_begins;
         if (with_positions) args.position_weight = side(position_weight);
         if (with_positions) backward.d_position_weight = side(d_position);
         ops.Embedding(args);

@@ -80,6 +80,10 @@ void ForEachAttentionRow(const AttentionArgs& args, Body body) {
         row.query_col = h * args.head_dim;
         row.key_col = h / group * args.head_dim;
         row.first_key = args.window > 0 ? std::max<int64_t>(0, t - args.window + 1) : 0;
+        if (args.document_begins) {
+          const int64_t begin = args.document_begins.as<int32_t>()[row.row];
+          row.first_key = std::max(row.first_key, begin);
+        }
         row.last_key = t;
         row.statistics_index = (b * args.heads + h) * args.seq + t;
         body(row);
@@ -127,6 +131,16 @@ RowOfLogits RowOfParts(const Vector& statistics, int64_t rows, int64_t n) {
 // Returns the row's position in its sequence of at most `seq` tokens.
 int64_t PositionOf(const Vector& places, int64_t n, int64_t seq) {
   return (places ? places.as<int32_t>()[n] : n) % seq;
+}
+
+// Returns the row of the position weights that row n takes.
+int64_t PositionRow(const EmbeddingArgs& args, int64_t n) {
+  const int64_t position = PositionOf(args.places, n, args.seq);
+  return args.document_begins ? position - args.document_begins.as<int32_t>()[n] : position;
+}
+int64_t PositionRow(const EmbeddingBackwardArgs& args, int64_t n) {
+  const int64_t begin = args.document_begins ? args.document_begins.as<int32_t>()[n] : 0;
+  return n % args.seq - begin;
 }
 
 // Computes columns [col, col + D) of the output of token `n`.
@@ -356,7 +370,7 @@ class ReferenceOps final : public Ops {
       for (int64_t c = 0; c < args.out.cols; ++c) {
         At(args.out, n, c) = row >= 0 ? At(args.token_weight, row, c) : 0;
         if (!args.position_weight) continue;
-        At(args.out, n, c) += At(args.position_weight, PositionOf(args.places, n, args.seq), c);
+        At(args.out, n, c) += At(args.position_weight, PositionRow(args, n), c);
       }
     }
   }
@@ -368,7 +382,7 @@ class ReferenceOps final : public Ops {
       for (int64_t c = 0; c < args.d_out.cols; ++c) {
         const double d_out = At(args.d_out, n, c);
         if (row >= 0) At(args.d_token_weight, row, c) += d_out;
-        if (args.d_position_weight) At(args.d_position_weight, n % args.seq, c) += d_out;
+        if (args.d_position_weight) At(args.d_position_weight, PositionRow(args, n), c) += d_out;
       }
     }
   }

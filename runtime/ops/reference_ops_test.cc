@@ -101,8 +101,12 @@ TEST_F(Reference, NormBackwardIsTheGradientOfNorm) {
 }
 
 TEST_F(Reference, AttentionBackwardIsTheGradientOfAttention) {
-  for (const int64_t window : {0, 1, 3}) {
+  // Documents of 2 and 3 tokens in one sequence, of 4 and 1 in the other.
+  int32_t begins[] = {0, 0, 2, 2, 2, 0, 0, 0, 0, 4};
+  for (const auto& [window, within_documents] :
+       {std::pair{0, false}, {1, false}, {3, false}, {0, true}, {2, true}}) {
     AttentionArgs args;
+    if (within_documents) args.document_begins = {begins, DType::kI32, 10};
     args.batch = 2, args.seq = 5, args.heads = 4, args.kv_heads = 2, args.head_dim = 3;
     args.window = window;
     args.q = Make(10, 12), args.k = Make(10, 6), args.v = Make(10, 6), args.out = Make(10, 12);
@@ -121,6 +125,24 @@ TEST_F(Reference, AttentionBackwardIsTheGradientOfAttention) {
     ExpectGradient(args.k, backward.d_k, loss);
     ExpectGradient(args.v, backward.d_v, loss);
   }
+}
+
+TEST_F(Reference, AttentionOfADocumentIsThatOfASequenceOfItsOwn) {
+  int32_t begins[] = {0, 0, 2, 2, 2};
+  AttentionArgs all, second;
+  all.batch = 1, all.seq = 5, all.heads = all.kv_heads = 1, all.head_dim = 2;
+  all.q = Make(5, 2), all.k = Make(5, 2), all.v = Make(5, 2), all.out = Make(5, 2);
+  all.log_sum_exp = MakeVector(5);
+  all.document_begins = {begins, DType::kI32, 5};
+  ops_->Attention(all);
+  second = all;
+  second.seq = 3, second.document_begins = {}, second.out = Make(3, 2);
+  second.log_sum_exp = MakeVector(3);
+  for (Matrix* matrix : {&second.q, &second.k, &second.v}) {
+    matrix->data = matrix->as<double>() + 4, matrix->rows = 3;
+  }
+  ops_->Attention(second);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(second.out.as<double>()[i], all.out.as<double>()[4 + i]);
 }
 
 TEST_F(Reference, AttentionWithAWindowOfOneCopiesValues) {
@@ -188,6 +210,28 @@ TEST_F(Reference, EmbeddingBackwardIsTheGradientOfEmbedding) {
     return Dot(out, d_out);
   };
   ops_->EmbeddingBackward({4, tokens, d_out, d_token, d_position});
+  ExpectGradient(token_weight, d_token, loss);
+  ExpectGradient(position_weight, d_position, loss);
+}
+
+TEST_F(Reference, PositionsOfAnEmbeddingCountFromTheDocumentsBegin) {
+  int32_t numbers[] = {0, 0, 0, 3, 0, 1, 1, 1};
+  const Vector tokens = twins_.Tokens(8, 3), begins = {numbers, DType::kI32, 8};
+  const Matrix token_weight = Make(3, 4), position_weight = Make(5, 4), out = Make(8, 4);
+  const Matrix d_out = Make(8, 4), d_token = MakeZero(3, 4), d_position = MakeZero(5, 4);
+  const auto loss = [&] {
+    EmbeddingArgs args{4, tokens, token_weight, position_weight, out};
+    args.document_begins = begins;
+    ops_->Embedding(args);
+    return Dot(out, d_out);
+  };
+  loss();
+  const int32_t token = tokens.as<int32_t>()[3];
+  EXPECT_EQ(ReadElement(out, 3, 1),
+            ReadElement(token_weight, token, 1) + ReadElement(position_weight, 0, 1));
+  EmbeddingBackwardArgs backward{4, tokens, d_out, d_token, d_position};
+  backward.document_begins = begins;
+  ops_->EmbeddingBackward(backward);
   ExpectGradient(token_weight, d_token, loss);
   ExpectGradient(position_weight, d_position, loss);
 }

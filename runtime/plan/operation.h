@@ -17,7 +17,9 @@ namespace megascale::plan {
 // The values are part of packed ids: new ones may be added, existing ones never change. The letters
 // are those that ids show.
 enum class OpKind : uint8_t {
-  kLoadBatch = 1,  // L: loads the step's tokens (for the first chunk) and targets (for the last)
+  // L: loads the step's tokens (for the first chunk) and targets (for the last); where attention
+  // stays within documents, also the documents of samples (for every chunk)
+  kLoadBatch = 1,
   kReceiveActivation = 2,  // RA: receives a chunk's input from the previous chunk
   kForward = 3,  // F: forward of a micro-batch through a chunk; in the last chunk also the loss
   kSendActivation = 4,   // SA: sends a chunk's output to the next chunk

@@ -83,6 +83,8 @@ struct PlanOptions {
   // cut into one piece per bucket, each an instruction of the compute stream. A reduction thus
   // waits for the end of an instruction, like every other dependency.
   std::vector<int> num_buckets = {};
+  // Every chunk needs the step's batch, not only the first and the last: the documents of samples.
+  bool every_chunk_reads_batch = false;
   int64_t batch_bytes = 0;  // loaded by one rank in a step
   int64_t norm_bytes = 0;   // contributed by one rank to the exchange of norms
   // By chunk of the model; mesh.pipeline_size() * chunks_per_stage entries. Empty: all costs are

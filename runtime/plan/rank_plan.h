@@ -1,4 +1,4 @@
-// The instructions of one rank in one training step, as data. step_plan.h builds it.
+// The instructions of one rank in one training step, as data. build/step_plan.h builds it.
 #pragma once
 
 #include <string>
@@ -24,6 +24,8 @@ struct RankPlan {
   // ZeRO stage 2: the gradients of each micro-batch are reduced, and shards have memory of their
   // own.
   bool shards_gradients = false;
+  // Every forward needs the step's batch, not only those of the first and the last chunk.
+  bool every_chunk_reads_batch = false;
   // Instructions of the same stream are in the order in which the stream runs them.
   std::vector<Instruction> instructions = {};
 

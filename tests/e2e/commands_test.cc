@@ -341,6 +341,12 @@ TEST_F(CommandsTest, MistakesGetOneClearLineAndTheRightExitCode) {
        3,
        "unix:/tmp/ms-nobody/d.sock"},
       {{"checkpoint", "digest", "/nowhere"}, 4, "/nowhere"},
+      {{"minder", "check"}, 2, "--series FILE"},
+      {{"minder", "check", "nobody"}, 4, "nobody"},
+      {{"minder", "watch", "nobody", "--method", "magic"}, 2, "magic"},
+      {{"minder", "watch", "nobody", "--continuity", "20m"}, 2, "20m"},
+      {{"minder", "train", "/nowhere.csv", "--out", "/tmp/none.json"}, 4, "/nowhere.csv"},
+      {{"minder", "train", "JOB", "--out", "/tmp/none.json"}, 2, "is no header"},
       {{"local", "JOB", "--agents", "1", "--slots", "2"}, 2, "4 slots"},
       {{"local", "JOB", "--agents", "2", "--slots", "2", "--data", "/nowhere"}, 2, "/nowhere"},
   };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/fd.h"
 #include "runtime/base/process/resource_limit.h"
 #include "tests/e2e/cluster.h"
 
@@ -26,9 +27,10 @@ class LimitedGroups {
       EXPECT_TRUE(WaitUntil([&] { return ::rmdir(directory.c_str()) == 0; }, 20)) << directory;
     }
   }
-  bool LimitCores() {
-    return Make("cpu", {{"cpu.cfs_period_us", "100000"}, {"cpu.cfs_quota_us", "150000"}},
-                {{"cpu.max", "150000 100000"}});
+  bool LimitCores(int percent = 150) {
+    const std::string quota = absl::StrCat(percent * 1000);
+    return Make("cpu", {{"cpu.cfs_period_us", "100000"}, {"cpu.cfs_quota_us", quota}},
+                {{"cpu.max", absl::StrCat(quota, " 100000")}});
   }
   bool LimitMemory(int64_t bytes) {
     return Make("memory", {{"memory.limit_in_bytes", absl::StrCat(bytes)}},
@@ -88,6 +90,46 @@ TEST(LimitsTest, AQuotaOfCoresIsShownAndWarnedOf) {
   const std::string shown = cluster.Megascale({"status"}).out;
   EXPECT_NE(shown.find("  1.5    "), std::string::npos) << shown;
   EXPECT_NE(shown.find(" of " + groups.directories()[0]), std::string::npos) << shown;
+}
+
+TEST(LimitsTest, MinderFindsAndReportsTheMachineThatLacksCores) {
+  LimitedGroups groups;
+  if (!groups.LimitCores(20)) GTEST_SKIP() << "no cpu control group can be made here";
+  Cluster cluster;
+  cluster.StartDriver();
+  for (const int agent : {0, 1, 2}) cluster.StartAgent(agent, 1);
+  cluster.RunAgentsUnder(groups.Prefix());
+  cluster.StartAgent(3, 1);
+  cluster.Submit("job", {"train.steps=100000", "parallel.data_parallel_size=4",
+                         "parallel.pipeline_model_parallel_size=1"});
+  ASSERT_TRUE(cluster.WaitForStep("job", 1));
+  const std::string log = cluster.directory() + "/minder.log";
+  const pid_t minder = Spawn({Program(), "minder", "watch", "job", "--address", cluster.address(),
+                              "--every", "2s", "--continuity", "6s", "-o", "json"},
+                             log);
+  EXPECT_TRUE(WaitUntil([&] { return cluster.Status("job").suspicion().node_id() == "n3"; }, 90))
+      << base::ReadFile(log, 1 << 20).value_or("");
+  const control::v1::Suspicion suspicion = cluster.Status("job").suspicion();
+  EXPECT_EQ(suspicion.action(), "told: fault.on_suspect is not EVICT");
+  EXPECT_EQ(suspicion.evidence_size(), 3);
+  EXPECT_NE(cluster.Megascale({"status", "job"}).out.find("suspect: machine n3 differs"),
+            std::string::npos);
+  const auto log_text = [&] { return base::ReadFile(log, 1 << 20).value_or(""); };
+  EXPECT_NE(log_text().find("\"machine\":\"n3\""), std::string::npos);
+  cluster.KillDriver();
+  cluster.StartDriver();
+  const size_t so_far = log_text().size();
+  EXPECT_TRUE(
+      WaitUntil([&] { return log_text().find("\"verdict\"", so_far) != std::string::npos; }, 60))
+      << "the watch outlives its driver: " << log_text();
+  KillAndReap(minder);
+  EXPECT_EQ(cluster.Megascale({"minder", "record", "job", "--out", cluster.directory() + "/a.csv"})
+                .exit_code,
+            0);
+  const CommandResult trained =
+      cluster.Megascale({"minder", "train", cluster.directory() + "/a.csv", "--epochs", "1",
+                         "--out", cluster.directory() + "/models.json"});
+  EXPECT_EQ(trained.exit_code, 0) << trained.err;
 }
 
 TEST(LimitsTest, AJobThatNeedsMoreMemoryThanItsGroupHasIsRefusedWithTheSum) {

@@ -296,6 +296,14 @@ TEST_F(TraceTest, AJobThatStandsStillShowsWhereItsRanksAre) {
   std::set<int> waiting;
   for (const json& rank : diagnosis["waiting"]) waiting.insert(rank["rank"].get<int>());
   EXPECT_EQ(waiting, (std::set<int>{0, 1, 2})) << diagnosis;
+  // The stacks of all, the stopped one's too, which stays stopped.
+  std::set<int> in_main;
+  for (const json& stack : diagnosis["stacks"]) {
+    const std::vector<std::string> functions = stack["functions"];
+    if (std::count(functions.begin(), functions.end(), "actors::RunWorker") == 0) continue;
+    for (const json& rank : stack["ranks"]) in_main.insert(rank.get<int>());
+  }
+  EXPECT_EQ(in_main, (std::set<int>{0, 1, 2, 3})) << diagnosis;
   EXPECT_EQ(::kill(stopped, SIGCONT), 0);
 }
 

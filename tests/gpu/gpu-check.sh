@@ -9,6 +9,7 @@ usage() {
 usage: gpu-check.sh [--parts NAME,…] [--out DIR] [--bin DIR] [--small]
 
   machine      the GPU, its driver, the libraries that are found
+  device       the GPU's memory, copies each way, products and their repeatability, with rates (half a minute)
   fragments    tensor-core words beside the tables of the PTX manual (under 10 s)
   conformance  every operator, the device and its communicators beside the float64 reference (about 1 minute)
   jobs         whole jobs in several layouts on one GPU beside the CPU's losses, to the same bits each time (1 minute)
@@ -32,7 +33,7 @@ die() {
   exit 2
 }
 
-all_parts=(machine fragments conformance jobs kill train sanitizer bench)
+all_parts=(machine device fragments conformance jobs kill train sanitizer bench)
 parts=("${all_parts[@]}")
 out='' bin=$here/bin small=0
 while [[ $# -gt 0 ]]; do
@@ -94,6 +95,13 @@ run_machine() {
   "$bin/megascale" version
   note=${device:-nvidia-smi shows no GPU}
   [[ -n $device ]]
+}
+
+run_device() {
+  local sizes=()
+  ((small)) && sizes=(--small)
+  timeout 120 "$bin/gpu_benchmark" --check "${sizes[@]}" || { note="ended with $?; 1: the GPU is faulty" && return 1; }
+  note="memory, copies and products are right"
 }
 
 run_fragments() {

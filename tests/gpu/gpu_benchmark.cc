@@ -3,12 +3,14 @@
 // its products.
 //
 //   gpu_benchmark [--precision bf16|fp32] [--small] [-o text|json]
+//   gpu_benchmark --check [--small]     tests the device instead (runtime/device/check)
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "nlohmann/json.hpp"
+#include "runtime/device/check/device_check.h"
 #include "runtime/device/testing/test_devices.h"
 #include "tests/bench/operator_rates.h"
 
@@ -37,7 +39,36 @@ struct Options {
   std::string precision = "bf16";
   std::string format = "text";
   bool small = false;
+  bool check = false;
 };
+
+device::check::CheckOptions SmallCheck() {
+  device::check::CheckOptions options = device::check::QuickDeviceCheck();
+  options.memory.size_bytes = size_t{1} << 20;
+  options.copies.size_bytes = size_t{1} << 20;
+  options.products.size = 64;
+  return options;
+}
+
+// Tests the device. Returns 1 if a part failed.
+int RunCheck(const Options& options) {
+  const auto device = device::AllDevices().front().make(/*seed=*/1);
+  std::printf("%s\n", device->Describe().name.c_str());
+  int failed = 0;
+  const auto check = options.small ? SmallCheck() : device::check::FullDeviceCheck();
+  for (const auto& [part, result] :
+       device::check::CheckDevice(device.get(), check, [](absl::string_view /*part*/) {})) {
+    const bool is_flops = result.flops_per_second > 0;
+    std::printf("  %-22s %9.1f %s %s\n", part.c_str(),
+                is_flops ? result.flops_per_second / 1e12 : result.bytes_per_second / 1e9,
+                is_flops ? "TFLOP/s" : "GB/s   ",
+                result.failure.empty() && result.note.empty()
+                    ? "passed"
+                    : (result.failure + result.note).c_str());
+    if (!result.failure.empty()) failed = 1;
+  }
+  return failed;
+}
 
 // The part of what the device can reach; 0: unknown.
 double ShareOf(const OperatorRate& rate, const device::PeakRates& peak, tensor::DType dtype,
@@ -100,6 +131,8 @@ int main(int argc, char** argv) {
   app.add_option("--precision", options.precision)->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_option("-o,--output", options.format)->check(CLI::IsMember({"text", "json"}));
   app.add_flag("--small", options.small, "sizes that an emulator can compute");
+  app.add_flag("--check", options.check, "test memory, copies and products of the device instead");
   CLI11_PARSE(app, argc, argv);
+  if (options.check) return megascale::bench::RunCheck(options);
   return megascale::bench::Run(options);
 }

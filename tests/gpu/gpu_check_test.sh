@@ -16,9 +16,11 @@ ln -s "$PWD/tests/gpu/fragments_test" "$folder/bin/gpu_tests"
 ln -s "$PWD/tests/gpu/emulated_gpu_benchmark" "$folder/bin/gpu_benchmark"
 check=tests/gpu/gpu-check.sh
 
-"$check" --small --bin "$folder/bin" --out "$folder/out" --parts fragments,bench >"$folder/table.txt" ||
+"$check" --small --bin "$folder/bin" --out "$folder/out" --parts device,fragments,bench >"$folder/table.txt" ||
   fail "a part failed"
 grep -Eq '^fragments +passed +[0-9]+  3 tests$' "$folder/table.txt" || fail "no line of fragments"
+grep -Eq '^device +passed' "$folder/table.txt" || fail "no line of device"
+grep -Eq 'copies to the host .* passed$' "$folder/out/device.log" || fail "device.log"
 grep -Eq '^bench +passed' "$folder/table.txt" || fail "no line of bench"
 grep -q '"part": "fragments", "result": "passed"' "$folder/out/results.json" || fail "results.json"
 grep -q '"name": "attention, backward"' "$folder/out/bench.json" || fail "bench.json"
@@ -34,4 +36,4 @@ grep -Eq '^fragments +FAILED +[0-9]+  gpu_tests ended with 1; see ' "$folder/fai
 status=0
 "$check" --parts nonsense 2>"$folder/mistake.txt" || status=$?
 [[ $status -eq 2 ]] || fail "a wrong part ended with $status"
-grep -q "unknown part 'nonsense'; expected some of: machine fragments" "$folder/mistake.txt" || fail "the mistake"
+grep -q "unknown part 'nonsense'; expected some of: machine device fragments" "$folder/mistake.txt" || fail "the mistake"

@@ -95,6 +95,17 @@ TEST(GpuJobTest, BitsAreTheSameEachTime) {
   EXPECT_EQ(RunJob(OnGpu(spec)).digest, first);
 }
 
+TEST(GpuJobTest, ASnapshotBesideAStepIsThatOfTheStepBefore) {
+  const JobSpec spec = Toy({.precision = job::v1::PRECISION_BF16}, /*steps=*/3);
+  RunOptions calm = OnGpu(spec);
+  calm.StopAfter(2);
+  const std::string wanted = RunJob(calm).digest;
+  ASSERT_NE(wanted, "");
+  RunOptions beside = OnGpu(spec);
+  beside.snapshot_beside_step_after = 2;
+  EXPECT_EQ(RunJob(beside).digest, wanted);
+}
+
 TEST(GpuJobTest, GoesOnFromItsCheckpointToTheBitsOfACalmRun) {
   const JobSpec spec = Toy({.data = 2}, /*steps=*/5);
   const std::string calm = RunJob(OnGpu(spec)).digest;

@@ -123,11 +123,12 @@ struct Model {
   bool parallel_block;
   int sliding_window;
   int num_key_value_heads;  // tensor ranks share them where there are more ranks
+  bool within_documents;
 };
-constexpr Model kModels[] = {{"Serial", false, 0, 4},
-                             {"SerialWindow", false, 5, 2},
-                             {"Parallel", true, 0, 1},
-                             {"ParallelWindow", true, 5, 4}};
+constexpr Model kModels[] = {{"Serial", false, 0, 4, false},
+                             {"SerialWindow", false, 5, 2, true},
+                             {"Parallel", true, 0, 1, true},
+                             {"ParallelWindow", true, 5, 4, false}};
 
 JobSpec JobOf(const Model& model, const Layout& layout, job::v1::Precision precision,
               int64_t steps) {
@@ -151,7 +152,12 @@ JobSpec JobOf(const Model& model, const Layout& layout, job::v1::Precision preci
   spec.mutable_parallel()->set_ddp_bucket_size(layout.bucket_size);
   const auto resolved = job::ResolveJobSpec(spec);
   EXPECT_TRUE(resolved.ok()) << resolved.status();
-  return resolved.value_or(spec);
+  spec = resolved.value_or(spec);
+  // Not before, because it is refused for bytes.
+  if (model.within_documents) {
+    spec.mutable_data()->set_attention(job::v1::ATTENTION_WITHIN_DOCUMENTS);
+  }
+  return spec;
 }
 
 std::vector<double> Losses(const RunResult& result) {

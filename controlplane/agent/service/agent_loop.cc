@@ -29,11 +29,15 @@ constexpr absl::Duration kCoalesce = absl::Milliseconds(20);
 constexpr absl::Duration kSampleInterval = absl::Milliseconds(100);
 constexpr int64_t kLogChunkBytesMax = 1 << 20;
 constexpr size_t kAttemptLogsKept = 16;  // per job
+// Far above the ids that AgentCore gives.
+constexpr int64_t kFirstStackProcess = int64_t{1} << 40;
+constexpr size_t kStackProcessesMax = 8;
 
 absl::Duration Now() { return base::RealClock().Monotonic(); }
 
 std::string RankWords(int rank) {
   if (rank == kTestRank) return "machine test";
+  if (rank == kStackRank) return "reader of stacks";
   return rank == kHostRank ? std::string("host") : absl::StrCat("rank ", rank);
 }
 
@@ -70,7 +74,8 @@ AgentLoop::AgentLoop(AgentLoopOptions options, launch::ProcessKeeper* keeper, Dr
             SendToChild(process_id, message.SerializeAsString());
           }),
       machine_(options_.run_directory),
-      heartbeat_([stream](v1::ActualState report) { stream->SendActual(std::move(report)); }) {}
+      heartbeat_([stream](v1::ActualState report) { stream->SendActual(std::move(report)); }),
+      last_stack_process_(kFirstStackProcess) {}
 
 absl::Status AgentLoop::Run() {
   while (!stopping_) {
@@ -178,6 +183,14 @@ absl::Status AgentLoop::TakeExits() {
     const std::unique_ptr<Child> child = std::move(found->second);
     children_.erase(found);
     ReadChild(child.get());  // all that it said and printed comes before its end
+    if (child->name().rank == kStackRank) {
+      v1::EvidenceChunk unanswered;
+      unanswered.set_code(static_cast<int>(absl::StatusCode::kDeadlineExceeded));
+      unanswered.set_message(
+          absl::StrCat("its stacks were not read: ", launch::DescribeExit(exited.status)));
+      OnStacks(exited.token, unanswered);
+      continue;
+    }
     base::LogInfo(absl::StrCat(Describe(child->name()), " (process ", exited.pid, ") ",
                                launch::DescribeExit(exited.status)));
     ProcessEnd end;
@@ -214,6 +227,11 @@ void AgentLoop::OnMessage(const Child& child, const std::string& message) {
   if (child.name().rank == kTestRank) {
     v1::MachineTest test;
     if (test.ParseFromString(message)) core_.OnTestMessage(process_id, test);
+    return;
+  }
+  if (child.name().rank == kStackRank) {
+    v1::EvidenceChunk chunk;
+    if (chunk.ParseFromString(message)) OnStacks(process_id, chunk);
     return;
   }
   if (child.name().rank == kHostRank) {
@@ -446,10 +464,51 @@ absl::StatusOr<telemetry::v1::Evidence> AgentLoop::ReadEvidence(const v1::FetchE
 }
 
 void AgentLoop::AnswerFetchEvidence(const v1::FetchEvidence& fetch) {
-  absl::StatusOr<telemetry::v1::Evidence> evidence = ReadEvidence(fetch);
+  if (fetch.kind() != telemetry::v1::EVIDENCE_KIND_STACKS) {
+    SendEvidence(fetch.request_id(), ReadEvidence(fetch));
+  } else if (absl::Status started = StartStacks(fetch); !started.ok()) {
+    SendEvidence(fetch.request_id(), std::move(started));
+  }
+}
+
+absl::Status AgentLoop::StartStacks(const v1::FetchEvidence& fetch) {
+  const auto child = std::find_if(children_.begin(), children_.end(), [&](const auto& item) {
+    const ChildName& name = item.second->name();
+    return name.job_id == fetch.job_id() && name.attempt == fetch.attempt() &&
+           name.rank == fetch.rank();
+  });
+  if (fetch.rank() < 0 || child == children_.end()) {
+    return absl::NotFoundError("its process does not run here");
+  }
+  if (stack_requests_.size() >= kStackProcessesMax) {
+    return absl::ResourceExhaustedError("many stacks are being read; repeat this in a second");
+  }
+  const ChildName name = {++last_stack_process_, kStackLogs, 0, kStackRank};
+  ASSIGN_OR_RETURN(std::unique_ptr<Child> reader,
+                   Child::Start(keeper_, name, options_.log_directory, {}));
+  link::v1::StackAssignment assignment;
+  assignment.set_pid(child->second->pid());
+  reader->Send(assignment.SerializeAsString(), {}).IgnoreError();  // its end is reported
+  children_[name.process_id] = std::move(reader);
+  stack_requests_[name.process_id] = fetch.request_id();
+  return absl::OkStatus();
+}
+
+void AgentLoop::OnStacks(int64_t process_id, const v1::EvidenceChunk& chunk) {
+  const auto request = stack_requests_.find(process_id);
+  if (request == stack_requests_.end()) return;  // it is answered
+  const auto code = static_cast<absl::StatusCode>(chunk.code());
+  SendEvidence(request->second, code == absl::StatusCode::kOk
+                                    ? absl::StatusOr<telemetry::v1::Evidence>(chunk.evidence())
+                                    : absl::Status(code, chunk.message()));
+  stack_requests_.erase(request);
+}
+
+void AgentLoop::SendEvidence(const std::string& request_id,
+                             absl::StatusOr<telemetry::v1::Evidence> evidence) {
   v1::AgentUp message;
   v1::EvidenceChunk* chunk = message.mutable_evidence();
-  chunk->set_request_id(fetch.request_id());
+  chunk->set_request_id(request_id);
   chunk->set_code(static_cast<int>(evidence.status().code()));
   if (evidence.ok()) {
     *chunk->mutable_evidence() = *std::move(evidence);

@@ -78,6 +78,10 @@ class AgentLoop {
   void AnswerFetchSpans(const v1::FetchSpans& fetch);
   absl::StatusOr<v1::SpanChunk> ReadSpans(const v1::FetchSpans& fetch);
   void AnswerFetchEvidence(const v1::FetchEvidence& fetch);
+  void SendEvidence(const std::string& request_id, absl::StatusOr<telemetry::v1::Evidence> read);
+  // Starts a process that reads the stacks of a rank's process. It ends by itself in time.
+  absl::Status StartStacks(const v1::FetchEvidence& fetch);
+  void OnStacks(int64_t process_id, const v1::EvidenceChunk& chunk);
   absl::StatusOr<telemetry::v1::Evidence> ReadEvidence(const v1::FetchEvidence& fetch);
   void SampleExchanges();
   void SampleMachine();
@@ -103,6 +107,8 @@ class AgentLoop {
   MachineReader machine_;
   absl::Duration sampled_ = -absl::InfiniteDuration();
   Heartbeat heartbeat_;
+  std::map<int64_t, std::string> stack_requests_;  // by process: the request that it answers
+  int64_t last_stack_process_;
 };
 
 // Deletes all but the newest `count` entries of a directory, by modification time.

@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
@@ -278,6 +279,15 @@ class AgentServerTest : public testing::Test {
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(), static_cast<int>(absl::StatusCode::kNotFound));
     fetch.set_kind(telemetry::v1::EVIDENCE_KIND_METRICS);
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(), 0);
+    fetch.set_kind(telemetry::v1::EVIDENCE_KIND_STACKS);
+    EXPECT_EQ(driver_->FetchEvidence(fetch).code(), static_cast<int>(absl::StatusCode::kNotFound));
+    fetch.set_attempt(1);
+    const v1::EvidenceChunk stacks = driver_->FetchEvidence(fetch);
+    EXPECT_EQ(stacks.code(), 0) << stacks.message();
+    ASSERT_GE(stacks.evidence().stacks_size(), 1);
+    EXPECT_GE(stacks.evidence().stacks(0).frames_size(), 3);
+    EXPECT_TRUE(absl::StrContains(stacks.evidence().DebugString(), "base::ReceiveFrame(int"))
+        << stacks.evidence().DebugString();
     fetch.set_kind(telemetry::v1::EVIDENCE_KIND_UNSPECIFIED);
     EXPECT_EQ(driver_->FetchEvidence(fetch).code(),
               static_cast<int>(absl::StatusCode::kUnimplemented));

@@ -26,13 +26,22 @@ constexpr int kReadsMax = 16;  // in one go, so that one talkative child does no
 
 // Names the job and rank on the command line, for people who look at the list of processes.
 std::string WhoseText(const ChildName& child) {
-  if (child.rank == kTestRank) return absl::StrCat(child.attempt);
+  if (child.rank == kTestRank || child.rank == kStackRank) return absl::StrCat(child.attempt);
   return absl::StrCat(child.job_id, "/attempt-", child.attempt, "/",
                       child.rank == kHostRank ? "host" : absl::StrCat("rank-", child.rank));
 }
 
 const char* CommandOf(int rank) {
-  return rank == kTestRank ? "machine-test" : rank == kHostRank ? "host" : "worker";
+  switch (rank) {
+    case kTestRank:
+      return "machine-test";
+    case kStackRank:
+      return "read-stacks";
+    case kHostRank:
+      return "host";
+    default:
+      return "worker";
+  }
 }
 
 }  // namespace
@@ -42,9 +51,10 @@ launch::LogName LogNameOf(const std::string& log_directory, const ChildName& chi
   const std::string job = absl::StrReplaceAll(child.job_id, {{"/", "_"}, {"..", "__"}});
   launch::LogName name;
   name.directory = absl::StrCat(log_directory, "/", job, "/attempt-", child.attempt);
-  name.name = child.rank == kTestRank   ? "test"
-              : child.rank == kHostRank ? "host"
-                                        : absl::StrFormat("rank-%05d", child.rank);
+  name.name = child.rank == kTestRank    ? "test"
+              : child.rank == kStackRank ? "stacks"
+              : child.rank == kHostRank  ? "host"
+                                         : absl::StrFormat("rank-%05d", child.rank);
   return name;
 }
 

@@ -19,6 +19,9 @@ namespace megascale::agent {
 // The rank of the process that tests the machine, and the folder of its logs, which is no job id.
 inline constexpr int kTestRank = -2;
 inline constexpr char kTestLogs[] = ".machine-test";
+// The rank of a process that reads stacks, and the folder of its log.
+inline constexpr int kStackRank = -3;
+inline constexpr char kStackLogs[] = ".stacks";
 
 struct ChildName {
   int64_t process_id = 0;

@@ -246,7 +246,7 @@ bool Transition::OnStepsTaken(const pb::StepsTaken& taken) {
   JobRecord* job = Current(taken.job_id(), taken.attempt());
   if (job == nullptr || job->time_book().phase() != TimeBook::PHASE_TRAIN) return false;
   CountSteps(taken, job->mutable_time_book());
-  job->clear_suspicion();
+  EndSuspicion(job);
   return true;
 }
 

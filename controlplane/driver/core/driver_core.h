@@ -63,6 +63,13 @@ absl::StatusOr<bool> IsNewUncordon(const DriverState& state, absl::string_view n
 absl::StatusOr<bool> IsNewSpareSet(const DriverState& state,
                                    const megascale::driver::v1::NodeSpareSet& spare_set);
 
+// Checks a client's report, whose attempt, node and texts are set, and sets the rest: the lowest
+// rank of the job on the node, and the kind. Returns false when it only repeats a report of the
+// last minute, or when the job stands still and has a suspect. Errors: InvalidArgument, NotFound,
+// FailedPrecondition - as proto/control.proto says for ReportSuspect.
+absl::StatusOr<bool> IsNewReport(const DriverState& state, absl::Time now,
+                                 megascale::driver::v1::SuspectFound* found);
+
 // The driver's contact with the agent that holds a node id.
 enum class Contact {
   kUnknown,  // nothing since the driver started

@@ -727,5 +727,107 @@ TEST_F(SuspectTest, AJobEvictsAtMostTwoSuspectsAnHour) {
             "told, and not evicted: the job had 2 evictions within an hour");
 }
 
+// --- machines that a client reports -------------------------------------------------------------
+
+class ReportTest : public SuspectTest {
+ protected:
+  v1::SuspectFound ReportOf(int64_t attempt, const std::string& node_id) {
+    v1::SuspectFound found;
+    found.set_job_id("j");
+    found.mutable_suspicion()->set_attempt(attempt);
+    found.mutable_suspicion()->set_node_id(node_id);
+    found.mutable_suspicion()->set_verdict("its compute share differs");
+    return found;
+  }
+
+  // Checks the report as the driver does, and takes it if it is new.
+  absl::StatusOr<bool> Report(v1::SuspectFound found, absl::Duration age = absl::Hours(1)) {
+    const absl::Time now = absl::FromUnixSeconds(job().suspicion().confirmed_at().seconds()) + age;
+    const auto is_new = IsNewReport(state_, now, &found);
+    if (!is_new.ok() || !*is_new) return is_new;
+    Event event;
+    *event.mutable_suspect_found() = found;
+    EXPECT_TRUE(Do(event));
+    return true;
+  }
+
+  // A step is reported `after` the last report.
+  void TakeStep(absl::Duration after) {
+    Event steps;
+    steps.mutable_steps_taken()->set_job_id("j");
+    steps.mutable_steps_taken()->set_attempt(job().attempt());
+    seconds_ += absl::ToInt64Seconds(after);
+    Do(steps);
+  }
+};
+
+TEST_F(ReportTest, AReportIsToldAndOutlivesProgressUntilItIsOld) {
+  RunWith(megascale::job::v1::ON_SUSPECT_TELL);
+  ASSERT_TRUE(*Report(ReportOf(1, "n1")));
+  EXPECT_EQ(job().suspicion().rank(), 2) << "the first rank on n1";
+  EXPECT_EQ(job().suspicion().action(), "told: fault.on_suspect is not EVICT");
+  TakeStep(absl::Minutes(10));
+  EXPECT_TRUE(job().has_suspicion());
+  TakeStep(absl::Minutes(21));
+  EXPECT_FALSE(job().has_suspicion());
+}
+
+TEST_F(ReportTest, TheSameReportWithinAMinuteIsNoEventAndAnotherMachineIs) {
+  RunWith(megascale::job::v1::ON_SUSPECT_TELL);
+  ASSERT_TRUE(*Report(ReportOf(1, "n1")));
+  EXPECT_FALSE(*Report(ReportOf(1, "n1"), absl::Seconds(59)));
+  EXPECT_TRUE(*Report(ReportOf(1, "n1"), absl::Seconds(60)));
+  EXPECT_TRUE(*Report(ReportOf(1, "n0"), absl::Seconds(5)));
+  EXPECT_EQ(job().suspicion().node_id(), "n0");
+}
+
+TEST_F(ReportTest, WhatTheDriverFoundItselfStaysAndReplacesAReport) {
+  RunWith(megascale::job::v1::ON_SUSPECT_TELL);
+  ASSERT_TRUE(*Report(ReportOf(1, "n1")));
+  ASSERT_TRUE(Suspect(1, 0, "n0"));
+  EXPECT_EQ(job().suspicion().node_id(), "n0");
+  EXPECT_FALSE(*Report(ReportOf(1, "n1")));
+}
+
+TEST_F(ReportTest, AClientCannotBlameWhatTheJobDoesNotHold) {
+  RunWith(megascale::job::v1::ON_SUSPECT_EVICT);
+  Do(Joined("n2", "a", 2));
+  for (const char* node : {"n2", "n9", ""}) {
+    EXPECT_EQ(Report(ReportOf(1, node)).status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+  EXPECT_EQ(Report(ReportOf(2, "n1")).status().code(), absl::StatusCode::kFailedPrecondition);
+  v1::SuspectFound other_job = ReportOf(1, "n1");
+  other_job.set_job_id("k");
+  EXPECT_EQ(Report(other_job).status().code(), absl::StatusCode::kNotFound);
+  for (const std::string& text : {std::string(), std::string("a\nb"), std::string(501, 'a')}) {
+    v1::SuspectFound found = ReportOf(1, "n1");
+    found.mutable_suspicion()->set_verdict(text);
+    EXPECT_EQ(Report(found).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  v1::SuspectFound found = ReportOf(1, "n1");
+  for (int i = 0; i < 17; ++i) found.mutable_suspicion()->add_evidence("line");
+  EXPECT_EQ(Report(found).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(Node("n1").has_quarantine());
+}
+
+TEST_F(ReportTest, AReportedMachineIsLeftWithACheckpoint) {
+  RunWith(megascale::job::v1::ON_SUSPECT_EVICT);
+  Do(Joined("n2", "a", 2));
+  ASSERT_TRUE(*Report(ReportOf(1, "n1")));
+  EXPECT_TRUE(Node("n1").has_quarantine());
+  EXPECT_EQ(job().stage(), v1::STAGE_LEAVE);
+  EXPECT_FALSE(job().has_culprit());
+  EXPECT_EQ(job().suspicion().action(), "evicted node n1");
+}
+
+TEST_F(ReportTest, AReportedMachineThatTheJobNeedsStays) {
+  RunWith(megascale::job::v1::ON_SUSPECT_EVICT);
+  ASSERT_TRUE(*Report(ReportOf(1, "n1")));
+  EXPECT_FALSE(Node("n1").has_quarantine());
+  Do(Joined("n2", "a", 2));
+  ASSERT_TRUE(*Report(ReportOf(1, "n1")));
+  EXPECT_TRUE(Node("n1").has_quarantine()) << "now there is room";
+}
+
 }  // namespace
 }  // namespace megascale::driver

@@ -196,6 +196,11 @@ std::vector<std::string> LiveNodesOf(const DriverState& state, const JobRecord& 
   return live;
 }
 
+bool HasStallSuspicion(const JobRecord& job) {
+  return job.has_suspicion() &&
+         job.suspicion().kind() != megascale::control::v1::Suspicion::KIND_DIFFERS;
+}
+
 std::string NodeOfRank(const JobRecord& job, int rank) {
   if (rank < 0 || rank >= job.placements_size()) return "";
   return job.placements(rank).node_id();

@@ -25,6 +25,8 @@ using Event = megascale::driver::v1::Event;
 // Find a job or node by its id; null: there is no such job or node.
 const JobRecord* FindJob(const DriverState& state, absl::string_view job_id);
 JobRecord* FindJob(DriverState* state, absl::string_view job_id);
+// Returns whether the driver itself found why the job stands still.
+bool HasStallSuspicion(const JobRecord& job);
 const NodeRecord* FindNode(const DriverState& state, absl::string_view node_id);
 NodeRecord* FindNode(DriverState* state, absl::string_view node_id);
 

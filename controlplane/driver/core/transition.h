@@ -116,6 +116,9 @@ class Transition {
   // them.
   void BlameNodesLeft(JobRecord* job);
   void Quarantine(const std::string& node_id, const std::string& evidence);
+  void KeepSuspicion(const megascale::control::v1::Suspicion& suspicion, JobRecord* job);
+  // Handles progress of the job: nothing holds it up, and an old report ends.
+  void EndSuspicion(JobRecord* job);
   // Lets the machine be tested before it gets another rank. `job`: the one that failed there; null:
   // there is none.
   void DemandTest(NodeRecord* node, const std::string& why, const JobRecord* job);

@@ -24,7 +24,13 @@ constexpr size_t kRefusingNodesMax = 3;
 // A job evicts at most this many suspects an hour: diagnosis may be wrong.
 constexpr int kEvictionsMax = 2;       // of a job, within kEvictionPeriod
 constexpr int kEvictionsOfAllMax = 4;  // of all jobs: what hits many is no machine's fault
+constexpr int64_t kReportLife = int64_t{20 * 60} * 1'000'000'000;
 constexpr int64_t kEvictionPeriod = int64_t{3600} * 1'000'000'000;
+
+void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* time) {
+  time->set_seconds(unix_nanos / 1'000'000'000);
+  time->set_nanos(static_cast<int32_t>(unix_nanos % 1'000'000'000));
+}
 
 }  // namespace
 
@@ -66,22 +72,34 @@ void Transition::Quarantine(const std::string& node_id, const std::string& evide
 
 // --- suspects ---------------------------------------------------------------------------------
 
-// The first suspicion of an attempt stays until the attempt makes progress or ends. A rank is
-// blamed only on the machine that holds it.
+// Keeps when a machine was reported first, if this report confirms the one before.
+void Transition::KeepSuspicion(const control::Suspicion& suspicion, JobRecord* job) {
+  const control::Suspicion before = job->suspicion();
+  control::Suspicion* kept = job->mutable_suspicion();
+  *kept = suspicion;
+  SetTime(event_.time_unix_nanos(), kept->mutable_since());
+  if (suspicion.kind() != control::Suspicion::KIND_DIFFERS) return;
+  *kept->mutable_confirmed_at() = kept->since();
+  const bool is_confirmed =
+      before.kind() == suspicion.kind() && before.node_id() == suspicion.node_id();
+  if (is_confirmed) *kept->mutable_since() = before.since();
+}
+
+// A suspicion that the driver found, because the job stands still, stays until the attempt makes
+// progress or ends. A reported one gives way to it, and to a newer report. A rank is blamed only on
+// the machine that holds it.
 bool Transition::OnSuspectFound(const pb::SuspectFound& found) {
   const control::Suspicion& suspicion = found.suspicion();
   JobRecord* job = Current(found.job_id(), suspicion.attempt());
-  if (job == nullptr || job->stage() != pb::STAGE_RUN || job->has_suspicion() ||
+  if (job == nullptr || job->stage() != pb::STAGE_RUN || HasStallSuspicion(*job) ||
       job->state() != control::JOB_STATE_RUNNING) {
     return false;
   }
   if (suspicion.rank() >= 0 && NodeOfRank(*job, suspicion.rank()) != suspicion.node_id()) {
     return false;
   }
+  KeepSuspicion(suspicion, job);
   control::Suspicion* kept = job->mutable_suspicion();
-  *kept = suspicion;
-  kept->mutable_since()->set_seconds(event_.time_unix_nanos() / 1'000'000'000);
-  kept->mutable_since()->set_nanos(static_cast<int32_t>(event_.time_unix_nanos() % 1'000'000'000));
   if (job->submitted().spec().fault().on_suspect() != megascale::job::v1::ON_SUSPECT_EVICT) {
     kept->set_action("told: fault.on_suspect is not EVICT");
     return true;
@@ -92,15 +110,26 @@ bool Transition::OnSuspectFound(const pb::SuspectFound& found) {
   }
   job->add_evictions(event_.time_unix_nanos());
   kept->set_action(absl::StrCat("evicted node ", suspicion.node_id()));
-  pb::Failure failure;
-  failure.mutable_culprit()->set_node_id(suspicion.node_id());
-  failure.mutable_culprit()->set_rank(suspicion.rank());
-  failure.mutable_culprit()->set_failure_class(telemetry::FAILURE_CLASS_HUNG);
-  failure.mutable_culprit()->set_evidence(suspicion.verdict());
-  Fail(job, std::move(failure));
+  // A job that trains can make a checkpoint before it leaves; one that stands still cannot.
+  if (suspicion.kind() != control::Suspicion::KIND_DIFFERS) {
+    pb::Failure failure;
+    failure.mutable_culprit()->set_node_id(suspicion.node_id());
+    failure.mutable_culprit()->set_rank(suspicion.rank());
+    failure.mutable_culprit()->set_failure_class(telemetry::FAILURE_CLASS_HUNG);
+    failure.mutable_culprit()->set_evidence(suspicion.verdict());
+    Fail(job, std::move(failure));
+  }
   Quarantine(suspicion.node_id(),
              absl::StrCat("suspected by job ", JobId(*job), ": ", suspicion.verdict()));
   return true;
+}
+
+// A report says nothing about now once it is old.
+void Transition::EndSuspicion(JobRecord* job) {
+  const control::Suspicion& suspicion = job->suspicion();
+  const int64_t age = event_.time_unix_nanos() - suspicion.confirmed_at().seconds() * 1'000'000'000;
+  if (suspicion.kind() == control::Suspicion::KIND_DIFFERS && age < kReportLife) return;
+  job->clear_suspicion();
 }
 
 std::string Transition::WhySuspectStays(JobRecord* job) const {

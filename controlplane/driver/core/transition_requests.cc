@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/nearest_name.h"
@@ -15,6 +17,12 @@ namespace megascale::driver {
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace {
+
+// Of a report; it stays in the log and in every answer about the job.
+constexpr size_t kVerdictBytesMax = 500;
+constexpr size_t kEvidenceBytesMax = 1000;
+constexpr int kEvidenceLinesMax = 16;
+constexpr absl::Duration kReportInterval = absl::Minutes(1);
 
 absl::StatusOr<const NodeRecord*> RequireNode(const DriverState& state, absl::string_view node_id) {
   if (const NodeRecord* node = FindNode(state, node_id); node != nullptr) return node;
@@ -35,6 +43,30 @@ absl::Status CheckRoom(const DriverState& state) {
       absl::StrCat("the driver holds ", num_open,
                    " jobs that have not ended, which is its most; wait for some of them, or cancel "
                    "some (`megascale list`)"));
+}
+
+absl::Status CheckLine(const std::string& name, const std::string& line, size_t bytes_max) {
+  const bool is_printable = std::none_of(line.begin(), line.end(), [](char c) {
+    return absl::ascii_iscntrl(static_cast<unsigned char>(c));
+  });
+  if (is_printable && line.size() <= bytes_max) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, ": expected one line of at most ", bytes_max, " bytes"));
+}
+
+absl::Status CheckReportTexts(const control::Suspicion& report) {
+  RETURN_IF_ERROR(CheckLine("verdict", report.verdict(), kVerdictBytesMax));
+  if (report.verdict().empty()) {
+    return absl::InvalidArgumentError("verdict: is empty; expected what is wrong, in one line");
+  }
+  if (report.evidence_size() > kEvidenceLinesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("evidence: has ", report.evidence_size(),
+                                                   " lines; expected at most ", kEvidenceLinesMax));
+  }
+  for (const std::string& line : report.evidence()) {
+    RETURN_IF_ERROR(CheckLine("evidence", line, kEvidenceBytesMax));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -87,6 +119,37 @@ absl::StatusOr<bool> IsNewUncordon(const DriverState& state, absl::string_view n
 absl::StatusOr<bool> IsNewSpareSet(const DriverState& state, const pb::NodeSpareSet& spare_set) {
   ASSIGN_OR_RETURN(const NodeRecord* node, RequireNode(state, spare_set.node_id()));
   return node->spare() != spare_set.spare();
+}
+
+absl::StatusOr<bool> IsNewReport(const DriverState& state, absl::Time now,
+                                 pb::SuspectFound* found) {
+  control::Suspicion* report = found->mutable_suspicion();
+  RETURN_IF_ERROR(CheckReportTexts(*report));
+  const JobRecord* job = FindJob(state, found->job_id());
+  if (job == nullptr) {
+    return absl::NotFoundError(absl::StrCat("job ", found->job_id(), ": no such job"));
+  }
+  if (job->state() != control::JOB_STATE_RUNNING || job->attempt() != report->attempt()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", found->job_id(), ": is in attempt ", job->attempt(), " (",
+                     job->reason(), "); expected a report about a running attempt, found ",
+                     report->attempt(), "; look at its machines again"));
+  }
+  const auto at =
+      std::find_if(job->placements().begin(), job->placements().end(),
+                   [&](const auto& placement) { return placement.node_id() == report->node_id(); });
+  if (report->node_id().empty() || at == job->placements().end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", found->job_id(), ": has no rank on the reported node; ",
+                     "`megascale status ", found->job_id(), "` shows its nodes"));
+  }
+  report->set_rank(static_cast<int32_t>(at - job->placements().begin()));
+  report->set_kind(control::Suspicion::KIND_DIFFERS);
+  if (HasStallSuspicion(*job)) return false;
+  const control::Suspicion& known = job->suspicion();
+  const absl::Time confirmed = absl::FromUnixSeconds(known.confirmed_at().seconds());
+  return known.node_id() != report->node_id() || now - confirmed >= kReportInterval ||
+         now < confirmed;
 }
 
 }  // namespace megascale::driver

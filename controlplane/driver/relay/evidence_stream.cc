@@ -33,7 +33,7 @@ absl::Status CheckKind(telemetry::EvidenceKind kind) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat("kind: unknown value ", static_cast<int>(kind),
-                                                 "; expected exchanges or metrics"));
+                                                 "; expected exchanges, metrics or stacks"));
 }
 
 }  // namespace

@@ -129,6 +129,11 @@ absl::StatusOr<control::Job> DriverLoop::Suspect(const std::string& job_id,
                             [this, job_id] { return shell_->View(job_id); });
 }
 
+absl::StatusOr<control::Job> DriverLoop::Report(const pb::SuspectFound& found) {
+  return Call<control::Job>([this, found] { return shell_->Report(found); },
+                            [this, job_id = found.job_id()] { return shell_->View(job_id); });
+}
+
 absl::StatusOr<std::vector<std::string>> DriverLoop::StalledJobs() {
   return Call<std::vector<std::string>>(
       [] { return absl::OkStatus(); },

@@ -51,6 +51,9 @@ class DriverLoop {
   // Returns the job as it is after the suspicion.
   absl::StatusOr<megascale::control::v1::Job> Suspect(
       const std::string& job_id, const megascale::control::v1::Suspicion& suspicion);
+  // As Suspect, for the report of a client, which is checked.
+  absl::StatusOr<megascale::control::v1::Job> Report(
+      const megascale::driver::v1::SuspectFound& found);
   absl::StatusOr<std::vector<std::string>> StalledJobs();
   absl::StatusOr<megascale::control::v1::Job> GetJob(const std::string& job_id);
   absl::StatusOr<std::vector<megascale::control::v1::Job>> ListJobs();

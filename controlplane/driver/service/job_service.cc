@@ -122,6 +122,18 @@ absl::StatusOr<pb::NodeView> Evict(DriverLoop* loop, const pb::EvictNodeRequest&
   return loop->Evict(evicted);
 }
 
+absl::StatusOr<pb::Job> Report(DriverLoop* loop, const pb::ReportSuspectRequest& request) {
+  RETURN_IF_ERROR(job::CheckJobId(request.job_id()));
+  megascale::driver::v1::SuspectFound found;
+  found.set_job_id(request.job_id());
+  pb::Suspicion* suspicion = found.mutable_suspicion();
+  suspicion->set_attempt(request.attempt());
+  suspicion->set_node_id(request.node_id());
+  suspicion->set_verdict(request.verdict());
+  *suspicion->mutable_evidence() = request.evidence();
+  return loop->Report(found);
+}
+
 // Reads the loss log in the caller's thread, not in the loop's.
 absl::StatusOr<pb::ListStepsResponse> ReadStepsOf(DriverLoop* loop,
                                                   const pb::ListStepsRequest& request) {
@@ -202,6 +214,11 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     spare_set.set_node_id(request->node_id());
     spare_set.set_spare(request->spare());
     return Answer(loop_.SetSpare(spare_set), response->mutable_node());
+  }
+
+  grpc::Status ReportSuspect(grpc::ServerContext* context, const pb::ReportSuspectRequest* request,
+                             pb::ReportSuspectResponse* response) override {
+    return Answer(Report(&loop_, *request), response->mutable_job());
   }
 
   // Looks at the job ten times a second and sends it if it has changed: a slow watcher gets fewer

@@ -174,7 +174,7 @@ absl::Status DriverShell::SetSpare(const pb::NodeSpareSet& spare_set) {
 absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
   // Asking its agents takes time: the job may have gone on meanwhile.
   const JobRecord* job = FindJob(state_, found.job_id());
-  if (job == nullptr || job->has_suspicion() ||
+  if (job == nullptr || HasStallSuspicion(*job) ||
       !counts_.StandsStill(*job, monitor_.reports().awake())) {
     return absl::OkStatus();
   }
@@ -184,10 +184,19 @@ absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
   return absl::OkStatus();
 }
 
+absl::Status DriverShell::Report(pb::SuspectFound found) {
+  ASSIGN_OR_RETURN(const bool is_new, IsNewReport(state_, options_.clock->Wall(), &found));
+  if (!is_new) return absl::OkStatus();
+  Event event;
+  *event.mutable_suspect_found() = std::move(found);
+  Feed(std::move(event));
+  return absl::OkStatus();
+}
+
 std::vector<std::string> DriverShell::StalledJobs() const {
   std::vector<std::string> stalled;
   for (const JobRecord& job : state_.jobs()) {
-    if (job.has_suspicion() || !counts_.StandsStill(job, monitor_.reports().awake())) continue;
+    if (HasStallSuspicion(job) || !counts_.StandsStill(job, monitor_.reports().awake())) continue;
     stalled.push_back(JobId(job));
   }
   return stalled;

@@ -104,6 +104,8 @@ class DriverShell {
   absl::Status SetSpare(const megascale::driver::v1::NodeSpareSet& spare_set);
   // Someone found out why a job stands still. The core ignores a suspicion that is out of date.
   absl::Status Suspect(const megascale::driver::v1::SuspectFound& found);
+  // A client reports a machine (IsNewReport).
+  absl::Status Report(megascale::driver::v1::SuspectFound found);
   // Takes over an agent that connected. Returns false when the agent may not join: then its link is
   // closed with the reason.
   bool OnHello(const megascale::agent::v1::Hello& hello, std::shared_ptr<AgentLink> link);

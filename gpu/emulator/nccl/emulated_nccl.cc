@@ -26,18 +26,58 @@
 namespace megascale::emulator {
 namespace {
 
+// The exchanges that were launched on each device and have not ended, in the order of their
+// launches. Only the first one of a device may run.
+class LaunchQueues {
+ public:
+  // Returns the ticket of an exchange that is launched now on a device.
+  int64_t Enter(int device) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queues_[device].push_back(++last_ticket_);
+    return last_ticket_;
+  }
+  // Waits until all earlier exchanges of its device have ended, or this one has.
+  void AwaitTurn(int64_t ticket) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] {
+      return std::none_of(queues_.begin(), queues_.end(), [&](const auto& entry) {
+        const std::deque<int64_t>& queue = entry.second;
+        return std::find(queue.begin(), queue.end(), ticket) != queue.end() &&
+               queue.front() != ticket;
+      });
+    });
+  }
+  void Leave(int64_t ticket) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (auto& [device, queue] : queues_) std::erase(queue, ticket);
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int, std::deque<int64_t>> queues_;  // by device: tickets
+  int64_t last_ticket_ = 0;
+};
+
 // A group of calls on its way to the stream, which `issue` puts there.
 struct Group {
   cudaStream_t stream = nullptr;
   std::vector<NcclCall> calls;
   int64_t number = 0;
+  int64_t ticket = 0;  // of the device's queue, if exchanges hold it
 };
 
 // One member's end of a communicator. A thread of its own does what the streams have come to.
 class Member : public std::enable_shared_from_this<Member> {
  public:
-  Member(const EmulatedNcclOptions& options, int rank, int size)
-      : options_(options), mesh_(rank, size) {}
+  Member(const EmulatedNcclOptions& options, LaunchQueues* queues, int rank, int size)
+      : options_(options), queues_(queues), mesh_(rank, size) {
+    // As NCCL, a communicator belongs to the device that its maker has as the current one.
+    MEGASCALE_CHECK(EmulatedCuda()->cudaGetDevice(&device_) == cudaSuccess);
+  }
 
   void Start(NcclListener root) {
     polls_left_ = options_.in_progress_polls;
@@ -91,6 +131,7 @@ class Member : public std::enable_shared_from_this<Member> {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       is_aborted_ = true;
+      for (const int64_t ticket : tickets_) queues_->Leave(ticket);
     }
     changed_.notify_all();
     thread_.join();
@@ -120,6 +161,10 @@ class Member : public std::enable_shared_from_this<Member> {
       const std::lock_guard<std::mutex> lock(mutex_);
       *group = std::exchange(deferred_, Group());
       ++num_issued_;
+      if (options_.holds_device && !is_aborted_) {
+        group->ticket = queues_->Enter(device_);
+        tickets_.insert(group->ticket);
+      }
     }
     const auto self = shared_from_this();
     const cudaError_t error = IssueStart(group->stream, [self, group](Done done) {
@@ -159,13 +204,16 @@ class Member : public std::enable_shared_from_this<Member> {
       absl::Status status;
       if (Suffer(ready.group.number)) {
         NcclOutcome outcome = NcclOutcome::kDone;
+        if (options_.holds_device) queues_->AwaitTurn(ready.group.ticket);
         status = RunNcclCalls(mesh_, ready.group.calls, &outcome);
         Ended(outcome);
       }
       {
         const std::lock_guard<std::mutex> lock(mutex_);
         ++num_ended_;
+        tickets_.erase(ready.group.ticket);
       }
+      if (options_.holds_device) queues_->Leave(ready.group.ticket);
       ready.done(status);
     }
   }
@@ -202,6 +250,8 @@ class Member : public std::enable_shared_from_this<Member> {
   }
 
   const EmulatedNcclOptions& options_;
+  LaunchQueues* const queues_;
+  int device_ = 0;
   NcclMesh mesh_;  // of the thread, but for Abort
   std::atomic<bool> is_entered_ = false;
   std::thread thread_;
@@ -218,6 +268,7 @@ class Member : public std::enable_shared_from_this<Member> {
   int64_t num_ended_ = 0;
   Group deferred_;  // no calls: none
   std::deque<Ready> ready_;
+  std::set<int64_t> tickets_;  // of groups that were issued and have not ended
   ncclResult_t error_ = ncclSuccess;
   std::string text_;
 };
@@ -225,6 +276,7 @@ class Member : public std::enable_shared_from_this<Member> {
 // What the functions of the table act on.
 struct World {
   EmulatedNcclOptions options;
+  LaunchQueues queues;
   std::mutex mutex;
   std::map<std::string, NcclListener> listeners;           // guarded by mutex; of ids made here
   std::map<const void*, std::shared_ptr<Member>> members;  // guarded by mutex; by handle
@@ -271,7 +323,7 @@ ncclResult_t InitRank(ncclComm_t* handle, int size, ncclUniqueId id, int rank,
   if (rank < 0 || rank >= size) return ncclInvalidArgument;
   NcclListener root;
   root.name.assign(id.internal + 1, static_cast<size_t>(id.internal[0]));
-  auto member = std::make_shared<Member>(world->options, rank, size);
+  auto member = std::make_shared<Member>(world->options, &world->queues, rank, size);
   const auto made_handle = reinterpret_cast<ncclComm_t>(member.get());
   {
     const std::lock_guard<std::mutex> lock(world->mutex);

@@ -41,6 +41,10 @@ struct EmulatedNcclOptions {
   // the stream after them. 0: a call is done when it returns.
   int in_progress_polls = 0;
   std::vector<NcclFault> faults = {};
+  // Each exchange holds its whole device from its launch to its end: the exchanges of a device run
+  // one at a time, in the order of their launches. The strictest reading of NCCL's contract: ranks
+  // that launch in orders that do not agree wait for each other for ever.
+  bool holds_device = false;
 };
 
 class EmulatedNccl {

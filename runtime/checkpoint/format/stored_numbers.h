@@ -15,14 +15,15 @@ float HalfToFloat(uint16_t half);
 uint16_t FloatToHalf(float value);
 
 // Overwrites `out` with stored numbers of type `dtype`: exactly, except that F64 is rounded when
-// read as float. Requires: bytes.size() fits out.size(). Errors: InvalidArgument - `dtype` is none
-// of the four.
+// read as float. Requires: bytes.size() fits out.size(). Errors: InvalidArgument - `dtype` is
+// another type.
 absl::Status ToNumbers(absl::string_view dtype, absl::Span<const char> bytes,
                        absl::Span<float> out);
 absl::Status ToNumbers(absl::string_view dtype, absl::Span<const char> bytes,
                        absl::Span<double> out);
 
-// The other way; rounds to nearest, ties to even.
+// Overwrites `out` with `numbers` stored as `dtype`, rounded to nearest, ties to even. Errors: as
+// ToNumbers.
 absl::Status FromNumbers(absl::string_view dtype, absl::Span<const float> numbers,
                          absl::Span<char> out);
 

@@ -1,6 +1,6 @@
 // The store as a worker sees it. Requests go over the worker's link to the agent, and on to the
-// driver. Replies come back in any order; the thread that reads the link passes them to OnReply.
-// Threads: any. OnReply and Close never block.
+// driver or to Redis. Replies come back in any order; the thread that reads the link passes them to
+// OnReply. Threads: any. OnReply and Close never block.
 #pragma once
 
 #include <condition_variable>
@@ -24,7 +24,7 @@ struct LinkStoreOptions {
 
 class LinkStore : public Store {
  public:
-  // Sends one request towards the driver. Called on the callers' threads, without the lock.
+  // Sends one request to the agent. Called on the callers' threads, without the lock.
   using SendRequest = std::function<absl::Status(const megascale::agent::v1::StoreRequest&)>;
 
   LinkStore(LinkStoreOptions options, SendRequest send);

@@ -5,7 +5,7 @@
 //   u64 number of document entries, then an i32 length and an i64 byte position for each sequence,
 //   then the document entries: i64, the first sequence of each document and, last, their number.
 //
-// Threads: pure functions.
+// Threads: plain functions. Blocking: storage.
 #pragma once
 
 #include <cstdint>

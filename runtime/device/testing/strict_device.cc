@@ -167,17 +167,32 @@ int64_t StrictDevice::num_waits_for(const std::string& stream_name) const {
   return found == num_waits_.end() ? 0 : found->second;
 }
 
+int64_t StrictDevice::host_bytes_of(const std::string& stream_name) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = host_bytes_.find(stream_name);
+  return found == host_bytes_.end() ? 0 : found->second;
+}
+
 StrictStream* StrictDevice::Pick() {
   // A stream whose work failed reports it before anything else runs.
   for (StrictStream* stream : streams_) {
     if (!stream->error_.ok() && stream->CanRun()) return stream;
   }
-  const auto num_ready = static_cast<uint64_t>(
-      std::count_if(streams_.begin(), streams_.end(), [](auto* s) { return s->CanRun(); }));
+  if (options_.copies_last) {
+    StrictStream* const other = PickIf([](const StrictStream& it) { return !it.IsAtHostCopy(); });
+    if (other != nullptr) return other;
+  }
+  return PickIf([](const StrictStream&) { return true; });
+}
+
+StrictStream* StrictDevice::PickIf(absl::FunctionRef<bool(const StrictStream&)> may_run) {
+  const auto is_ready = [&](const StrictStream* s) { return s->CanRun() && may_run(*s); };
+  const auto num_ready =
+      static_cast<uint64_t>(std::count_if(streams_.begin(), streams_.end(), is_ready));
   if (num_ready == 0) return nullptr;
   uint64_t choice = random_() % num_ready;
   for (StrictStream* stream : streams_) {
-    if (stream->CanRun() && choice-- == 0) return stream;
+    if (is_ready(stream) && choice-- == 0) return stream;
   }
   return nullptr;
 }
@@ -186,7 +201,12 @@ void StrictDevice::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     if (random_() % kLateOneIn == 0) changed_.wait_for(lock, kLateness);
-    StrictStream* const next = Pick();
+    StrictStream* next = Pick();
+    // The host may be about to issue something else.
+    if (options_.copies_last && next != nullptr && next->IsAtHostCopy()) {
+      changed_.wait_for(lock, kLateness);
+      next = Pick();
+    }
     if (next != nullptr) {
       next->RunFirst(lock);
       changed_.notify_all();

@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "runtime/device/device.h"
 
 namespace megascale::device {
@@ -32,6 +33,9 @@ struct StrictOptions {
   uint64_t seed = 1;
   size_t memory_bytes = 0;   // what it has for Allocate by one thread; 0: no limit
   int64_t fail_at_work = 0;  // the number of the operator or copy that fails, from 1; 0: none fails
+  // Copies between host and device run only while nothing else can: what does not wait for them is
+  // done before them.
+  bool copies_last = false;
 };
 
 class StrictDevice final : public Device {
@@ -59,6 +63,8 @@ class StrictDevice final : public Device {
   int64_t num_work() const;
   // How often the host has waited for the stream of this name to end its work.
   int64_t num_waits_for(const std::string& stream_name) const;
+  // Bytes that streams of this name were told to copy between host and device.
+  int64_t host_bytes_of(const std::string& stream_name) const;
 
   // For the streams and operators of this device.
 
@@ -78,6 +84,7 @@ class StrictDevice final : public Device {
   void Run();
   // Picks the stream whose first entry runs next; null: none can run now.
   StrictStream* Pick();
+  StrictStream* PickIf(absl::FunctionRef<bool(const StrictStream&)> may_run);
 
   const StrictOptions options_;
   mutable std::mutex memory_mutex_;
@@ -87,6 +94,7 @@ class StrictDevice final : public Device {
   std::condition_variable changed_;  // anything below
   std::vector<StrictStream*> streams_;
   std::map<std::string, int64_t> num_waits_;
+  std::map<std::string, int64_t> host_bytes_;
   std::mt19937_64 random_;
   int64_t num_work_ = 0;
   bool has_failed_ = false;

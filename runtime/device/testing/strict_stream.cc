@@ -73,7 +73,15 @@ void StrictStream::Copy(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   void* const there = device_.TranslateIfOwn(to, bytes);
   const void* const here = device_.TranslateIfOwn(from, bytes);
-  Issue(StrictWork([there, here, bytes] { std::memmove(there, here, bytes); }));
+  // Addresses of the device are translated, those of the host are not.
+  const bool is_host_copy = (there == to) != (here == from);
+  if (is_host_copy) {
+    const std::lock_guard<std::mutex> lock(device_.mutex_);
+    device_.host_bytes_[name()] += static_cast<int64_t>(bytes);
+  }
+  Push({.kind = Kind::kWork,
+        .work = StrictWork([there, here, bytes] { std::memmove(there, here, bytes); }),
+        .is_host_copy = is_host_copy});
 }
 
 void StrictStream::Notify(Notification notification) {
@@ -100,6 +108,8 @@ bool StrictStream::CanRun() const {
   return first.kind != Kind::kWait || first.event->released_ ||
          first.event->reached_ >= first.generation;
 }
+
+bool StrictStream::IsAtHostCopy() const { return ring_[num_done_ % kEntriesMax].is_host_copy; }
 
 absl::Status StrictStream::TakeError() {
   if (!error_.ok()) return std::exchange(error_, absl::OkStatus());

@@ -74,6 +74,7 @@ class StrictStream final : public stream::Stream {
   struct Entry {
     Kind kind = Kind::kWork;
     StrictWork work = {};
+    bool is_host_copy = false;  // between host and device
     StrictEvent* event = nullptr;
     uint64_t generation = 0;
     Notification notification = nullptr;
@@ -84,6 +85,7 @@ class StrictStream final : public stream::Stream {
   void Push(Entry entry);
   // The following with the device's mutex held; RunFirst releases it meanwhile.
   bool CanRun() const;
+  bool IsAtHostCopy() const;  // requires CanRun
   void RunFirst(std::unique_lock<std::mutex>& lock);
   // Returns the error that the next notification has to bring.
   absl::Status TakeError();

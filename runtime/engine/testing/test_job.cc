@@ -47,6 +47,11 @@ using megascale::job::v1::JobSpec;
 // Precedes a parameter's name in a checkpoint.
 constexpr absl::string_view kFirstMoment = "optimizer.exp_avg.";
 
+// Bytes have no token that ends a document: here the space is one.
+int32_t EndTokenOf(const data::Dataset& dataset) {
+  return dataset.tokenizer() == nullptr ? ' ' : dataset.end_token();
+}
+
 // Waits for the ends of an engine's steps, one after the other.
 class StepEnds {
  public:
@@ -149,7 +154,9 @@ void TestJob::Prepare() {
 void TestJob::StartLoader(base::SharedMemory* ring) {
   loaders_.emplace_back([this, ring] {
     if (options_.on_loader_thread != nullptr) options_.on_loader_thread();
-    auto loader = data::BatchLoader::Create(options_.spec, &dataset_->samples(), ring).value();
+    auto loader =
+        data::BatchLoader::Create(options_.spec, &dataset_->samples(), ring, EndTokenOf(*dataset_))
+            .value();
     EXPECT_TRUE(loader->RunUntil(stop_, options_.spec.train().steps()).ok());
   });
 }
@@ -215,7 +222,12 @@ void TestJob::RunSteps(RankEngine* engine, StepEnds* ends, int rank, RunResult* 
   const int64_t last_step = options_.spec.train().steps();
   records.reserve(static_cast<size_t>(last_step));
   int64_t step = options_.restore.step();
+  int64_t snapshot_step = 0;  // 0: none was begun
   while (step < last_step) {
+    if (step > 0 && step == options_.snapshot_beside_step_after) {
+      ASSERT_EQ(engine->BeginSnapshot(step), absl::OkStatus());
+      snapshot_step = step;
+    }
     ++step;
     if (rank == 0 && step == options_.stop_after) engine->RequestStop(StopFlag::kStop);
     const absl::StatusOr<StepResult> ended = RunStep(engine, ends, step);
@@ -224,18 +236,22 @@ void TestJob::RunSteps(RankEngine* engine, StepEnds* ends, int rank, RunResult* 
     }
     ASSERT_TRUE(ended.ok()) << ended.status();
     records.push_back(ended->record);
-    if (ended->stop != StopFlag::kNone) break;
+    if (ended->stop != StopFlag::kNone || snapshot_step > 0) break;
     if (options_.after_step == nullptr) continue;
     between_steps_->arrive_and_wait();
     if (rank == 0) options_.after_step();
     between_steps_->arrive_and_wait();
   }
-  ASSERT_TRUE(engine->TakeSnapshot(step).ok());
+  if (snapshot_step == 0) {
+    ASSERT_EQ(engine->BeginSnapshot(step), absl::OkStatus());
+  }
+  ASSERT_EQ(engine->FinishSnapshot().status(), absl::OkStatus());
   if (options_.at_end != nullptr) options_.at_end(*engine);
 }
 
 void TestJob::Store(RunResult* result) {
-  const int64_t step = result->records[0].back().step();
+  const int64_t step = options_.snapshot_beside_step_after > 0 ? options_.snapshot_beside_step_after
+                                                               : result->records[0].back().step();
   result->checkpoint = absl::StrCat(::testing::TempDir(), "/",
                                     ::testing::UnitTest::GetInstance()->current_test_info()->name(),
                                     "-", directory_.substr(5));

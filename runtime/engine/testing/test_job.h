@@ -20,6 +20,8 @@
 namespace megascale::engine {
 
 // Returns a resolved toy job on generated text. Write the text to `text_path` first: WriteTestText.
+// Where a job of bytes keeps attention within documents, which no user can ask for, every space
+// ends a document.
 megascale::job::v1::JobSpec ToyJob(const std::string& text_path, int data, int pipeline);
 std::string WriteTestText(const std::string& name);
 
@@ -46,6 +48,9 @@ struct RunOptions {
   // the test otherwise, ends then.
   std::function<void(int rank, const absl::StatusOr<std::string>& loaded)> on_load;
   int64_t stop_after = 0;  // rank 0 raises its stop flag before this step; 0: never
+  // Every rank begins its last snapshot after this step, takes one step more, and only then
+  // finishes the snapshot, which the result is read from. 0: no step follows the last snapshot.
+  int64_t snapshot_beside_step_after = 0;
   // Called, if set, when every rank has finished a step, before any rank begins the next.
   std::function<void()> after_step;
   // Called, if set, on the threads that load batches; outside tests they are in another process.

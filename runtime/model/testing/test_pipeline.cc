@@ -269,6 +269,7 @@ TestPipeline::TestPipeline(const TestPipelineOptions& options, ops::Ops* ops)
                        .compute = compute,
                        .split_backward = options.split_backward,
                        .recompute = options.recompute,
+                       .within_documents = options.end_token >= 0,
                        .tensor = place};
     if (options.early_gradients) {
       parameters_[i].early_gradients =
@@ -296,6 +297,15 @@ void TestPipeline::Fill(int slot, const std::vector<int32_t>& tokens) {
     const int32_t* row = tokens.data() + sample * (seq + 1);
     std::copy(row, row + seq, inputs + sample * seq);
     std::copy(row + 1, row + seq + 1, targets + sample * seq);
+    if (options_.end_token < 0) continue;
+    for (const auto& chunk : chunks_) {
+      int32_t* begins = chunk->document_begins(slot).as<int32_t>() + sample * seq;
+      int32_t begin = 0;
+      for (int32_t t = 0; t < seq; ++t) {
+        begins[t] = begin;
+        if (row[t] == options_.end_token) begin = t + 1;
+      }
+    }
   }
 }
 

@@ -66,6 +66,7 @@ struct TestPipelineOptions {
   bool early_gradients = false;  // see ChunkParameters
   Recompute recompute = Recompute::kNone;
   TensorGroup* group = nullptr;  // null: one tensor rank
+  int32_t end_token = -1;        // attention stays within documents, which it ends; -1: it does not
 };
 
 class TestPipeline {

@@ -40,11 +40,6 @@ constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
 }
 constexpr int64_t RoundDown(int64_t value, int64_t multiple) { return value / multiple * multiple; }
 
-// Returns the first key that the query at `position` sees.
-inline int64_t FirstKey(const AttentionArgs& args, int64_t position) {
-  return args.window > 0 ? std::max<int64_t>(0, position - args.window + 1) : 0;
-}
-
 // The memory of one (batch, key/value head) pair in forward, laid out in the caller's scratch.
 struct ForwardScratch {
   ForwardScratch(const AttentionArgs& args, float* begin)
@@ -397,12 +392,13 @@ void AttentionOf(const AttentionArgs& args, float* memory, Range groups) {
   const int64_t heads_per_group = args.heads / args.kv_heads;
   for (int64_t g = groups.begin; g < groups.end; ++g) {
     const int64_t b = g / args.kv_heads, kv_head = g % args.kv_heads;
+    const AttentionArgs of_sequence = WithDocumentsOf(args, b);
     const Head<T> keys(args.k, b * args.seq, kv_head, args.head_dim);
     const Head<T> values(args.v, b * args.seq, kv_head, args.head_dim);
     CopyPanels(keys, args.seq, args.head_dim, scratch.keys);
     CopyRows(values, {0, args.seq}, args.head_dim, 1, scratch.values, scratch.seq, scratch.width);
     for (int64_t i = 0; i < heads_per_group; ++i) {
-      ForwardHead<T>(args, scratch, b, kv_head * heads_per_group + i);
+      ForwardHead<T>(of_sequence, scratch, b, kv_head * heads_per_group + i);
     }
   }
 }
@@ -422,8 +418,8 @@ HWY_INLINE void WeighGroup(const AttentionArgs& args, const BackwardScratch& scr
     float* weights = scratch.weights + r * kKeyChunk;
     float* d_scores = scratch.d_scores + r * kKeyChunk;
     const int64_t position = block.positions.begin + r;
-    Range seen = SeenKeys(args, position, keys.begin, keys.size());
-    if (position >= block.positions.end) seen = {0, 0};
+    Range seen = {0, 0};
+    if (position < block.positions.end) seen = SeenKeys(args, position, keys.begin, keys.size());
     const Floats delta = Splat(scratch.delta[r]);
     const Floats log_sum_exp = Splat(seen.size() > 0 ? block.log_sum_exp[position] : 0);
     for (int64_t col = 0; col < keys.size(); col += kLanes) {
@@ -471,6 +467,9 @@ HWY_INLINE void BackwardChunk(const AttentionArgs& args, const BackwardScratch& 
     int64_t end = block.positions.size();
     if (args.window > 0) {
       end = std::min(end, key + kGroup + args.window - 1 - block.positions.begin);
+    }
+    if (args.document_begins) {
+      while (end > begin && FirstKey(args, block.positions.begin + end - 1) >= key + kGroup) --end;
     }
     if (begin >= end) continue;
     const int64_t offset = begin * kKeyChunk + key - chunk.begin;
@@ -528,6 +527,8 @@ void AttentionBackwardOf(const AttentionBackwardArgs& args, float* memory, Range
   for (int64_t g = groups.begin; g < groups.end; ++g) {
     const int64_t b = g / forward.kv_heads, kv_head = g % forward.kv_heads;
     const int64_t first_row = b * forward.seq;
+    AttentionBackwardArgs of_sequence = args;
+    of_sequence.forward = WithDocumentsOf(forward, b);
     const Range all{0, forward.seq};
     const Head<T> keys(forward.k, first_row, kv_head, head_dim);
     const Head<T> values(forward.v, first_row, kv_head, head_dim);
@@ -537,7 +538,7 @@ void AttentionBackwardOf(const AttentionBackwardArgs& args, float* memory, Range
     std::fill(scratch.d_keys, scratch.d_keys + scratch.seq * scratch.width, 0.0f);
     std::fill(scratch.d_values, scratch.d_values + scratch.seq * scratch.width, 0.0f);
     for (int64_t i = 0; i < heads_per_group; ++i) {
-      BackwardHead<T>(args, scratch, b, kv_head * heads_per_group + i);
+      BackwardHead<T>(of_sequence, scratch, b, kv_head * heads_per_group + i);
     }
     WriteRows(scratch.d_keys, scratch.width, 1, Head<T>(args.d_k, first_row, kv_head, head_dim),
               all, head_dim);

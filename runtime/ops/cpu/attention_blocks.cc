@@ -71,21 +71,42 @@ struct Sight {
   Sight(const AttentionArgs& args, int64_t first_key, int64_t first_query)
       : first(first_key - first_query),
         limit(args.seq - first_query),
-        window(args.window > 0 ? args.window : args.seq) {}
+        window(args.window > 0 ? args.window : args.seq),
+        in_one_document(!args.document_begins) {
+    if (in_one_document) return;
+    const int32_t* begins_of_queries = args.document_begins.as<int32_t>() + first_query;
+    const uint32_t present = FirstBits(limit);
+    in_one_document = begins_of_queries[std::min(kBlock, limit) - 1] <= first_key;
+    for (int half = 0; half < 2; ++half) {
+      const auto lanes = static_cast<__mmask16>(present >> half * 16);
+      begins[half] =
+          _mm512_sub_epi32(_mm512_maskz_loadu_epi32(lanes, begins_of_queries + half * 16),
+                           _mm512_set1_epi32(static_cast<int32_t>(first_query)));
+    }
+  }
   bool All() const {
-    return first + kBlock - 1 <= 0 && first + window >= kBlock && limit >= kBlock;
+    return first + kBlock - 1 <= 0 && first + window >= kBlock && limit >= kBlock &&
+           in_one_document;
   }
   // Returns the queries that see key `key` of the block.
   uint32_t Queries(int64_t key) const {
-    return FirstBits(std::min(first + key + window, limit)) & ~FirstBits(first + key);
+    const uint32_t seen =
+        FirstBits(std::min(first + key + window, limit)) & ~FirstBits(first + key);
+    if (in_one_document) return seen;
+    const __m512i at = _mm512_set1_epi32(static_cast<int32_t>(first + key));
+    const auto low = static_cast<uint32_t>(_mm512_cmple_epi32_mask(begins[0], at));
+    const auto high = static_cast<uint32_t>(_mm512_cmple_epi32_mask(begins[1], at));
+    return seen & (low | high << 16);
   }
   int64_t first, limit, window;
+  bool in_one_document;  // no query's document begins after the block's first key
+  // Otherwise: where the queries' documents begin, counted from the first query.
+  __m512i begins[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
 };
 
 // Returns the blocks of keys that the queries [first, first + count) see.
 Range KeyBlocks(const AttentionArgs& args, int64_t first, int64_t count) {
-  const int64_t first_key = args.window > 0 ? std::max<int64_t>(0, first - args.window + 1) : 0;
-  return {first_key / kBlock, BlocksOf(std::min(first + count, args.seq))};
+  return {FirstKey(args, first) / kBlock, BlocksOf(std::min(first + count, args.seq))};
 }
 
 inline const float* ScoreRow(const float* block, int64_t key) {
@@ -378,7 +399,12 @@ Range BlocksThatSee(const AttentionArgs& args, const QueryBlocks& queries, int64
   const int64_t first_key = block * kBlock - queries.first;
   int64_t end = queries.count;
   if (args.window > 0) end = std::min(end, BlocksOf(first_key + kBlock - 1 + args.window));
-  return {std::max<int64_t>(0, first_key / kBlock), end};
+  const int64_t begin = std::max<int64_t>(0, first_key / kBlock);
+  if (args.document_begins) {
+    const int64_t last_key = (block + 1) * kBlock - 1;
+    while (end > begin && FirstKey(args, queries.first + (end - 1) * kBlock) > last_key) --end;
+  }
+  return {begin, end};
 }
 
 // Adds the contributions of some queries and at most kKeyBlocks blocks of keys to all gradients.
@@ -494,12 +520,13 @@ void ForwardGroups(const AttentionArgs& args, float* memory, Range groups) {
   const int64_t heads_per_group = args.heads / args.kv_heads;
   for (int64_t g = groups.begin; g < groups.end; ++g) {
     const int64_t b = g / args.kv_heads, kv_head = g % args.kv_heads;
+    const AttentionArgs of_sequence = WithDocumentsOf(args, b);
     PackAll<Form::kRows>(Rows(args.k, b * args.seq, args.seq, kv_head, args.head_dim),
                          scratch.keys);
     PackAll<Form::kTransposedPairs>(Rows(args.v, b * args.seq, args.seq, kv_head, args.head_dim),
                                     scratch.values);
     for (int64_t i = 0; i < heads_per_group; ++i) {
-      ForwardHead<Products>(args, scratch, b, kv_head * heads_per_group + i);
+      ForwardHead<Products>(of_sequence, scratch, b, kv_head * heads_per_group + i);
     }
   }
 }
@@ -513,6 +540,8 @@ void BackwardGroups(const AttentionBackwardArgs& args, float* memory, Range grou
   const int64_t gradients = BlocksOf(forward.seq) * scratch.width * kBlockFloats;
   for (int64_t g = groups.begin; g < groups.end; ++g) {
     const int64_t b = g / forward.kv_heads, kv_head = g % forward.kv_heads;
+    AttentionBackwardArgs of_sequence = args;
+    of_sequence.forward = WithDocumentsOf(forward, b);
     const auto rows_of = [&](const Matrix& matrix) {
       return Rows(matrix, b * forward.seq, forward.seq, kv_head, forward.head_dim);
     };
@@ -522,7 +551,7 @@ void BackwardGroups(const AttentionBackwardArgs& args, float* memory, Range grou
     std::fill(scratch.d_keys, scratch.d_keys + gradients, 0.0f);
     std::fill(scratch.d_values, scratch.d_values + gradients, 0.0f);
     for (int64_t i = 0; i < heads_per_group; ++i) {
-      BackwardHead<Products>(args, scratch, b, kv_head * heads_per_group + i);
+      BackwardHead<Products>(of_sequence, scratch, b, kv_head * heads_per_group + i);
     }
     WriteAll(scratch.d_keys, 1.0f / std::sqrt(static_cast<float>(forward.head_dim)),
              rows_of(args.d_k));

@@ -43,6 +43,16 @@ void CheckTokens(const Vector& tokens, const VocabularyPart& part, int64_t count
   }
 }
 
+// Checks that each row's document begins at the row or before it, and not before that of the row
+// before it.
+void CheckDocuments(const Vector& document_begins, int64_t seq) {
+  for (int64_t n = 0; n < document_begins.size; ++n) {
+    const int64_t begin = document_begins.as<int32_t>()[n], position = n % seq;
+    const int64_t before = position > 0 ? document_begins.as<int32_t>()[n - 1] : 0;
+    MEGASCALE_CHECK_MSG(begin >= before && begin <= position, "a document begins behind a row");
+  }
+}
+
 int64_t LastPosition(const CachedAttentionArgs& args) {
   int64_t last = 0;
   for (int64_t n = 0; n < args.places.size; ++n) {
@@ -84,6 +94,7 @@ class CpuOps final : public Ops {
 
   void Attention(const AttentionArgs& args) override {
     CheckArguments(args, compute_);
+    CheckDocuments(args.document_begins, args.seq);
     const int64_t size = cpu::AttentionScratchSize(args);
     float* scratch = Grow(floats_, size * num_threads_);
     cpu::ForEachPart(num_threads_, args.batch * args.kv_heads, 1, [&](int part, cpu::Range groups) {
@@ -93,6 +104,7 @@ class CpuOps final : public Ops {
 
   void AttentionBackward(const AttentionBackwardArgs& args) override {
     CheckArguments(args, compute_);
+    CheckDocuments(args.forward.document_begins, args.forward.seq);
     const int64_t size = cpu::AttentionBackwardScratchSize(args.forward);
     float* scratch = Grow(floats_, size * num_threads_);
     cpu::ForEachPart(num_threads_, args.forward.batch * args.forward.kv_heads, 1,
@@ -134,12 +146,14 @@ class CpuOps final : public Ops {
   void Embedding(const EmbeddingArgs& args) override {
     CheckArguments(args, compute_);
     CheckTokens(args.tokens, args.vocabulary, args.token_weight.rows);
+    CheckDocuments(args.document_begins, args.seq);
     ForEachRow(args.out, [&](int part, cpu::Range rows) { cpu::Embedding(args, rows); });
   }
 
   void EmbeddingBackward(const EmbeddingBackwardArgs& args) override {
     CheckArguments(args, compute_);
     CheckTokens(args.tokens, args.vocabulary, args.d_token_weight.rows);
+    CheckDocuments(args.document_begins, args.seq);
     ForEachColumn(args.d_out,
                   [&](int part, cpu::Range cols) { cpu::EmbeddingBackward(args, cols); });
   }

@@ -80,6 +80,20 @@ void Pack(const Matrix& from, const PairBlocks& to, Range row_blocks);
 // These return the floats of scratch that one call needs.
 int64_t AttentionScratchSize(const AttentionArgs& args);
 int64_t AttentionBackwardScratchSize(const AttentionArgs& args);
+// Returns the first key that the query at `position` sees. Requires: the arguments are of one
+// sequence, as WithDocumentsOf returns them. It does not decrease with the position.
+inline int64_t FirstKey(const AttentionArgs& args, int64_t position) {
+  const int64_t in_window = args.window > 0 ? position - args.window + 1 : 0;
+  const int64_t begin = args.document_begins ? args.document_begins.as<int32_t>()[position] : 0;
+  return in_window > begin ? in_window : begin;
+}
+// Returns `args` with the document_begins of sequence `batch` alone.
+inline AttentionArgs WithDocumentsOf(AttentionArgs args, int64_t batch) {
+  if (!args.document_begins) return args;
+  args.document_begins = {args.document_begins.as<int32_t>() + batch * args.seq, DType::kI32,
+                          args.seq};
+  return args;
+}
 // `groups` counts (batch, key/value head) pairs, key/value head fastest.
 void Attention(const AttentionArgs& args, float* scratch, Range groups);
 void AttentionBackward(const AttentionBackwardArgs& args, float* scratch, Range groups);

@@ -226,15 +226,20 @@ void RotaryOf(const RotaryArgs& args, const float* cosines, const float* sines, 
   }
 }
 
+HWY_INLINE int64_t DocumentBegin(const Vector& document_begins, int64_t n) {
+  return document_begins ? document_begins.as<int32_t>()[n] : 0;
+}
+
 template <typename T>
 void EmbeddingOf(const EmbeddingArgs& args, Range rows) {
   for (int64_t n = rows.begin; n < rows.end; ++n) {
     const int64_t row = args.tokens.as<int32_t>()[n] - args.vocabulary.first_token;
     const bool is_here = row >= 0 && row < args.token_weight.rows;
     const T* token = is_here ? Row<T>(args.token_weight, row) : nullptr;
-    const T* position = args.position_weight
-                            ? Row<T>(args.position_weight, PositionOf(args.places, n, args.seq))
-                            : nullptr;
+    const int64_t begin = DocumentBegin(args.document_begins, n);
+    const T* position = args.position_weight ? Row<T>(args.position_weight,
+                                                      PositionOf(args.places, n, args.seq) - begin)
+                                             : nullptr;
     T* out = Row<T>(args.out, n);
     if (token != nullptr && position != nullptr) {
       AddRow(token, position, out, args.out.cols);
@@ -262,7 +267,8 @@ void EmbeddingBackwardOf(const EmbeddingBackwardArgs& args, Range cols) {
       AddToFloats(d_out, Row<float>(args.d_token_weight, row), cols);
     }
     if (args.d_position_weight) {
-      AddToFloats(d_out, Row<float>(args.d_position_weight, n % args.seq), cols);
+      const int64_t position = n % args.seq - DocumentBegin(args.document_begins, n);
+      AddToFloats(d_out, Row<float>(args.d_position_weight, position), cols);
     }
   }
 }

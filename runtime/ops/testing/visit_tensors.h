@@ -20,12 +20,12 @@ void VisitTensors(NormBackwardArgs& a, const Visit& visit) {
 }
 template <typename Visit>
 void VisitTensors(AttentionArgs& a, const Visit& visit) {
-  visit(a.q, a.k, a.v, a.out, a.log_sum_exp);
+  visit(a.q, a.k, a.v, a.out, a.log_sum_exp, a.document_begins);
 }
 template <typename Visit>
 void VisitTensors(AttentionBackwardArgs& a, const Visit& visit) {
-  visit(a.forward.q, a.forward.k, a.forward.v, a.forward.out, a.forward.log_sum_exp, a.d_out, a.d_q,
-        a.d_k, a.d_v);
+  visit(a.forward.q, a.forward.k, a.forward.v, a.forward.out, a.forward.log_sum_exp,
+        a.forward.document_begins, a.d_out, a.d_q, a.d_k, a.d_v);
 }
 template <typename Visit>
 void VisitTensors(CachedAttentionArgs& a, const Visit& visit) {
@@ -45,11 +45,11 @@ void VisitTensors(ActivationBackwardArgs& a, const Visit& visit) {
 }
 template <typename Visit>
 void VisitTensors(EmbeddingArgs& a, const Visit& visit) {
-  visit(a.tokens, a.token_weight, a.position_weight, a.out, a.places);
+  visit(a.tokens, a.token_weight, a.position_weight, a.out, a.places, a.document_begins);
 }
 template <typename Visit>
 void VisitTensors(EmbeddingBackwardArgs& a, const Visit& visit) {
-  visit(a.tokens, a.d_out, a.d_token_weight, a.d_position_weight);
+  visit(a.tokens, a.d_out, a.d_token_weight, a.d_position_weight, a.document_begins);
 }
 template <typename Visit>
 void VisitTensors(LogitStatisticsArgs& a, const Visit& visit) {

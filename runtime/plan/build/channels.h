@@ -26,7 +26,7 @@ struct Channel {
 // its own ("activation.2") if the number of stages is odd.
 //
 // Tensor-parallel ranks have one channel for their passes and one for their sums of gradients. With
-// tensor parallelism and trust ratios, the ranks of a stage have one.
+// tensor parallelism and trust ratios, the ranks of a stage have one channel.
 std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage = 1,
                                 bool has_trust_ratios = false);
 

@@ -65,7 +65,9 @@ void Passes::AddForward(InstructionId id) {
   const int chunk = id.chunk();
   Pass& pass = PassOf(id);
   std::vector<int> inputs = std::move(pass.inputs);
-  if (draft_.IsFirst(chunk) || draft_.IsLast(chunk)) inputs.push_back(inputs_.batch);
+  if (draft_.IsFirst(chunk) || draft_.IsLast(chunk) || draft_.options().every_chunk_reads_batch) {
+    inputs.push_back(inputs_.batch);
+  }
   inputs.push_back(inputs_.gathers[draft_.IndexOf(chunk)]);
   const ChunkCost cost = draft_.Cost(chunk);
   Instruction forward =

@@ -12,10 +12,12 @@
 namespace megascale::plan {
 namespace {
 
-// Adds the load, for the first and the last chunk of the model, after `inputs`. Returns its index;
-// -1: this rank loads nothing.
+// Adds the load, for the first and the last chunk of the model, or for all, after `inputs`. Returns
+// its index; -1: this rank loads nothing.
 int AddLoad(Draft* draft, const std::vector<int>& inputs) {
-  for (const int chunk : {0, draft->plan().num_chunks - 1}) {
+  std::vector<int> readers = {0, draft->plan().num_chunks - 1};
+  if (draft->options().every_chunk_reads_batch) readers.push_back(draft->Chunks().front());
+  for (const int chunk : readers) {
     if (chunk % draft->options().mesh.pipeline_size() != draft->stage()) continue;
     Instruction load = Draft::OfOperation(InstructionId(OpKind::kLoadBatch, chunk));
     load.depends_on = inputs;

@@ -265,6 +265,30 @@ TEST(TrainPlan, LoadsTheBatchOnFirstAndLastStageOnly) {
   EXPECT_EQ(BuildTrainPlan(Shape({}, 2), 0).value().instructions[0].id.ToString(), "L.c0");
 }
 
+TEST(TrainPlan, LoadsTheBatchOnEveryStageWhoseChunksAllReadIt) {
+  for (const int chunks_per_stage : {1, 2}) {
+    PlanOptions options;
+    options.mesh = Mesh::Create({.data = 2, .pipeline = 3}).value();
+    options.num_microbatches = 3;
+    options.chunks_per_stage = chunks_per_stage;
+    if (chunks_per_stage > 1) options.schedule = Schedule::kInterleaved1F1B;
+    options.every_chunk_reads_batch = true;
+    std::vector<RankPlan> plans = BuildAll(options);
+    EXPECT_EQ(ValidatePlans(plans), absl::OkStatus());
+    const auto is_load = [](const Instruction& instruction) {
+      return instruction.kind() == OpKind::kLoadBatch;
+    };
+    for (const RankPlan& plan : plans) {
+      EXPECT_EQ(std::count_if(plan.instructions.begin(), plan.instructions.end(), is_load), 1);
+    }
+    for (Instruction& instruction : plans[2].instructions) {  // a rank of the middle stage
+      if (instruction.kind() == OpKind::kForward) instruction.depends_on.clear();
+    }
+    EXPECT_EQ(plans[2].stage(), 1);
+    EXPECT_FALSE(ValidatePlans(plans).ok());
+  }
+}
+
 // No update waits for the exchange of another one.
 TEST(TrainPlan, TrustSumsAreExchangedBetweenUpdateAndStep) {
   PlanOptions options = Shape({.data = 2, .pipeline = 2}, 2);

@@ -104,9 +104,18 @@ class StepCheck {
     return absl::OkStatus();
   }
 
+  // Returns the load that a forward through `chunk` needs. A stage loads once, whatever its chunks.
+  InstructionId LoadFor(int chunk) const {
+    const auto load = std::find_if(
+        plan_.instructions.begin(), plan_.instructions.end(),
+        [](const Instruction& instruction) { return instruction.kind() == OpKind::kLoadBatch; });
+    const bool shared = plan_.every_chunk_reads_batch && load != plan_.instructions.end();
+    return shared ? load->id : InstructionId(OpKind::kLoadBatch, chunk);
+  }
+
   absl::Status CheckPasses() const {
     for (int chunk = plan_.stage(); chunk < plan_.num_chunks; chunk += plan_.mesh.pipeline_size()) {
-      const InstructionId load(OpKind::kLoadBatch, chunk);
+      const InstructionId load = LoadFor(chunk);
       for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
         const auto id = [&](OpKind kind) { return InstructionId(kind, chunk, microbatch); };
         const InstructionId forward = id(OpKind::kForward);
@@ -115,8 +124,9 @@ class StepCheck {
         const InstructionId last =
             index_.PieceOf(OpKind::kBackward, chunk, microbatch, index_.NumBuckets(chunk) - 1);
         RETURN_IF_ERROR(index_.Needs(backward, forward));
-        if (index_.IsFirst(chunk) || index_.IsLast(chunk))
+        if (index_.IsFirst(chunk) || index_.IsLast(chunk) || plan_.every_chunk_reads_batch) {
           RETURN_IF_ERROR(index_.Needs(forward, load));
+        }
         if (!index_.IsFirst(chunk)) {
           RETURN_IF_ERROR(index_.Needs(forward, id(OpKind::kReceiveActivation)));
           RETURN_IF_ERROR(index_.Needs(id(OpKind::kSendGradient), last));

@@ -308,6 +308,38 @@ TEST(LaunchOrders, OneRankThatLaunchesInAnotherOrderIsADeadlock) {
   EXPECT_GT(num_deadlocks, 50);
 }
 
+// Stage 0 sends an activation before it receives a gradient, and stage 1 has the two groups the
+// other way round: each holds its device for an exchange that the other has not launched.
+TEST(LaunchOrders, RefusesTwoGroupsInOppositeOrdersAndSaysWhoWaitsForWhom) {
+  const std::vector<RankPlan> roles =
+      BuildRolePlans({.mesh = Mesh::Create({.pipeline = 2}).value(), .num_microbatches = 3})
+          .value();
+  std::vector<std::vector<int>> orders = LaunchOrders(roles).value();
+  ASSERT_EQ(CheckLaunchOrders(roles, orders), absl::OkStatus());
+  // Puts instruction `one` of a stage right before `other`, in its order of launches.
+  const auto put_before = [&](size_t stage, const std::string& one, const std::string& other) {
+    std::vector<int>& order = orders[stage];
+    const auto find = [&](const std::string& id) {
+      const auto found = std::find_if(order.begin(), order.end(), [&](int index) {
+        return roles[stage].instructions[static_cast<size_t>(index)].id.ToString() == id;
+      });
+      EXPECT_NE(found, order.end()) << id;
+      return found;
+    };
+    const int moved = *find(one);
+    order.erase(find(one));
+    order.insert(find(other), moved);
+  };
+  put_before(0, "SA.c0.m1", "RG.c0.m0");
+  put_before(1, "SG.c1.m0", "RA.c1.m1");
+  const absl::Status status = CheckLaunchOrders(roles, orders);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  for (const char* part : {"a deadlock: ", "rank 0's SA.c0.m1", "rank 1's RA.c1.m1",
+                           "rank 1's SG.c1.m0", "rank 0's RG.c0.m0"}) {
+    EXPECT_TRUE(absl::StrContains(status.message(), part)) << part << ": " << status;
+  }
+}
+
 TEST(LaunchOrders, EveryInstructionThatMeetsOthersIsLaunchedOnce) {
   const std::vector<RankPlan> roles =
       BuildRolePlans(

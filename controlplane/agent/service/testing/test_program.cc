@@ -20,6 +20,7 @@
 #include "runtime/telemetry/exchange_board.h"
 #include "runtime/telemetry/heartbeat.h"
 #include "runtime/telemetry/span_ring.h"
+#include "runtime/telemetry/stack/process_stacks.h"
 
 namespace megascale::agent {
 namespace {
@@ -71,6 +72,7 @@ void WriteSpan(telemetry::SpanWriter* spans, int64_t step) {
 }
 
 int RunWorker(int link) {
+  telemetry::AllowStacks();
   auto first = base::ReceiveFrame(link, kTimeout);
   link::v1::ToWorker to;
   if (!first.ok() || !to.ParseFromString(first->payload)) return 5;
@@ -177,5 +179,6 @@ int main(int argc, char** argv) {
   const absl::string_view role = argv[1];
   if (role == "agent") return megascale::agent::RunAgentFromArguments(argv);
   const int link = std::atoi(argv[3]);
+  if (role == "read-stacks") return megascale::telemetry::RunStackProcess(link);
   return role == "host" ? megascale::agent::RunHost(link) : megascale::agent::RunWorker(link);
 }

@@ -40,7 +40,7 @@ constexpr Meaning kMeanings[] = {
      "the user of the job's `store` and the password of its line in the file of "
      "--store-passwords must be those of the server"},
     {"NOPERM", absl::StatusCode::kFailedPrecondition,
-     "its user needs the commands get, mget, set, incrby, expire, select and eval on keys "
+     "its user needs the commands get, mget, set, incrby, expire, select, ping and eval on keys "
      "megascale:*"},
     {"MOVED", absl::StatusCode::kFailedPrecondition,
      "it is a node of a Redis Cluster: let the job's `store` name a single server"},

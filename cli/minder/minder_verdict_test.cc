@@ -1,0 +1,134 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/time/time.h"
+#include "cli/minder/job_series.h"
+#include "cli/minder/verdict_text.h"
+#include "nlohmann/json.hpp"
+#include "runtime/minder/model_file.h"
+
+namespace megascale::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// A machine with one sample a second of job "j": its rank computes for `share` of the time.
+telemetry::v1::Evidence EvidenceOf(double share, int num_samples) {
+  telemetry::v1::Evidence evidence;
+  const int64_t second = 1'000'000'000;
+  for (int t = 0; t < num_samples; ++t) {
+    telemetry::v1::MachineSample* sample = evidence.add_samples();
+    sample->set_monotonic_nanos((7000 + t) * second);
+    sample->set_busy_cores(1.5);
+    telemetry::v1::ProcessSample* rank = sample->add_ranks();
+    rank->set_job_id(t < 2 ? "other" : "j");
+    rank->set_compute_share(share);
+  }
+  evidence.set_monotonic_nanos((7000 + num_samples) * second);
+  return evidence;
+}
+
+TEST(JobSeriesTest, SamplesAreDatedByTheirAgeAndOnlyThoseOfTheJobCount) {
+  minder::Recording recording;
+  for (const auto& kind : MachineMetrics()) recording.metrics.push_back(kind.name);
+  AddMachine("n0", EvidenceOf(0.25, 5), "j", absl::FromUnixSeconds(100), &recording);
+  ASSERT_EQ(recording.machines[0].metrics.size(), recording.metrics.size());
+  const auto& compute = recording.machines[0].metrics[0];
+  ASSERT_EQ(compute.size(), 3u);
+  EXPECT_DOUBLE_EQ(compute[0].seconds, 97);
+  EXPECT_DOUBLE_EQ(compute[2].seconds, 99);
+  EXPECT_DOUBLE_EQ(compute[0].value, 0.25);
+}
+
+TEST(JobSeriesTest, MachinesOfTheSamePipelineStagesAreCompared) {
+  control::v1::Job job;
+  job.mutable_spec()->mutable_parallel()->set_data_parallel_size(2);
+  job.mutable_spec()->mutable_parallel()->set_pipeline_model_parallel_size(2);
+  job.mutable_spec()->mutable_parallel()->set_tensor_model_parallel_size(1);
+  minder::Recording recording;
+  for (const char* node : {"n0", "n1", "n2", "n3"}) {
+    job.add_ranks()->set_node_id(node);
+    recording.machines.push_back({node, {}});
+  }
+  EXPECT_THAT(GroupsByStage(recording, job), ElementsAre(0, 0, 1, 1));
+}
+
+TEST(DefaultModelsTest, HaveEachMetricOfAnAgentAndSayWhereTheyComeFrom) {
+  const minder::MinderModels& models = minder::DefaultModels();
+  EXPECT_THAT(models.made_by, HasSubstr("megascale minder train "));
+  ASSERT_EQ(models.metrics.size(), MachineMetrics().size());
+  for (size_t m = 0; m < models.metrics.size(); ++m) {
+    EXPECT_EQ(models.metrics[m].name, MachineMetrics()[m].name);
+    EXPECT_EQ(models.metrics[m].limits.upper, MachineMetrics()[m].limits.upper);
+    EXPECT_EQ(models.metrics[m].has_open_limit, MachineMetrics()[m].has_open_limit);
+  }
+}
+
+Examined ExaminedMachine() {
+  Examined examined;
+  examined.subject = "job j";
+  examined.now = 1000;
+  examined.examination.num_seconds = 900;
+  examined.examination.num_compared = 4;
+  minder::Verdict verdict;
+  verdict.machine = "n\x1b[31m3";
+  verdict.metric = "compute share";
+  verdict.begin = 580;
+  verdict.seconds = 420;
+  verdict.lasts = true;
+  verdict.score = 1.7;
+  verdict.score_max = 1.73;
+  verdict.value = 0.97;
+  verdict.usual = 0.41;
+  verdict.num_compared = 4;
+  verdict.curve = {0.4, 0.97};
+  verdict.usual_curve = {0.4, 0.41};
+  examined.examination.verdict = verdict;
+  return examined;
+}
+
+TEST(VerdictTextTest, SaysMachineMetricAndSinceWhen) {
+  const std::string text = ExaminedText(ExaminedMachine());
+  EXPECT_THAT(text, HasSubstr("differs: compute share 0.97, where 0.41 is usual, since 7m ago"));
+  EXPECT_THAT(text, HasSubstr("score 1.7 of at most 1.7 among 4 machines"));
+  EXPECT_THAT(text, Not(HasSubstr("\x1b"))) << "a hostile name stays text";
+}
+
+TEST(VerdictTextTest, NoVerdictSaysWhatWasCompared) {
+  Examined examined;
+  examined.subject = "job j";
+  examined.examination.num_compared = 4;
+  examined.examination.num_seconds = 900;
+  examined.examination.notes = {"machine n5: no answer"};
+  EXPECT_EQ(ExaminedText(examined),
+            "job j: no machine differs from the others (4 machines, 900 s)\n"
+            "  note: machine n5: no answer\n");
+  EXPECT_TRUE(nlohmann::json::parse(ExaminedJson(examined))["verdict"].is_null());
+}
+
+TEST(VerdictTextTest, JsonHasTheNumbers) {
+  const auto json = nlohmann::json::parse(ExaminedJson(ExaminedMachine()));
+  EXPECT_EQ(json["verdict"]["metric"], "compute share");
+  EXPECT_EQ(json["verdict"]["began_seconds_ago"], 420);
+  EXPECT_EQ(json["verdict"]["lasts"], true);
+}
+
+TEST(VerdictTextTest, TheReportFitsTheDriversLimits) {
+  control::v1::Job job;
+  job.set_job_id("j");
+  job.set_attempt(3);
+  Examined examined = ExaminedMachine();
+  examined.examination.verdict->curve.assign(30, 1.23456e-7);
+  examined.examination.verdict->metric.assign(500, 'm');
+  const auto report = ReportOf(examined, job);
+  EXPECT_EQ(report.attempt(), 3);
+  EXPECT_LE(report.verdict().size(), 500u);
+  for (const std::string& line : report.evidence()) EXPECT_LE(line.size(), 1000u);
+}
+
+}  // namespace
+}  // namespace megascale::cli

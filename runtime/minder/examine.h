@@ -1,0 +1,50 @@
+// Looks for a machine of a job that differs from the others: from recorded series to a verdict.
+// Pure. Start here; detector.h has the method.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/minder/detector.h"
+#include "runtime/minder/model_file.h"
+#include "runtime/minder/recording.h"
+
+namespace megascale::minder {
+
+inline constexpr int kExaminedSeconds = 900;
+// A machine that measured nothing for longer is left out.
+inline constexpr double kGapSecondsMax = 60;
+inline constexpr size_t kCurvePoints = 30;
+
+struct Verdict {
+  std::string machine;
+  std::string metric;
+  double begin = 0;    // of the difference, on the recording's clock
+  double seconds = 0;  // how long it lasted within the series
+  bool lasts = false;  // it is there at the end of the series
+  double score = 0;    // mean; at most `score_max`
+  double score_max = 0;
+  double distance = 0;              // from the others, as a share of the metric's range
+  double value = 0;                 // mean of the machine while it differed, in the metric's unit
+  double usual = 0;                 // the same of the median machine
+  std::vector<double> curve;        // means of kCurvePoints parts of the series, oldest first
+  std::vector<double> usual_curve;  // of the median of all machines compared
+  double curve_begin = 0;           // of the series, on the recording's clock
+  size_t num_compared = 0;          // machines
+};
+
+struct Examination {
+  std::optional<Verdict> verdict;
+  int num_seconds = 0;             // that all machines have in common
+  size_t num_compared = 0;         // machines
+  std::vector<std::string> notes;  // what could not be compared, and why
+};
+
+// Examines the newest kExaminedSeconds. `groups` has a number for each machine: only machines with
+// the same number should behave alike and are compared; empty: all are. A verdict that lasts goes
+// before one that is over.
+Examination Examine(const Recording& recording, const std::vector<int>& groups,
+                    const MinderModels& models, const DetectorOptions& options);
+
+}  // namespace megascale::minder

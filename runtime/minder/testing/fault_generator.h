@@ -1,0 +1,35 @@
+// Made-up tasks for the detector: the metrics of all machines of a job for 15 minutes, with at most
+// one faulty machine. Faults, their frequency and the metrics that show them follow the published
+// table (Deng et al., NSDI '25, table 1); what the table does not say is chosen here: how large
+// deviations are, noise and spikes, bursts on healthy machines that look like a fault for less than
+// four minutes, load changes and restarts of all machines, samples that are missing. Deterministic.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/minder/aligned_series.h"
+
+namespace megascale::minder {
+
+inline constexpr int kTaskSeconds = 900;
+
+struct Task {
+  std::vector<MetricSeries> metrics;  // in order of priority
+  int faulty = -1;                    // machine; -1: none
+  std::string fault;                  // "ECC error"; empty: none
+  int begin = 0;                      // second of the fault
+  // The fault shows in at least one metric, for longer than the continuity check needs.
+  bool is_visible = false;
+};
+
+struct TaskOptions {
+  int num_machines = 32;
+  bool has_fault = false;
+  uint64_t seed = 1;
+};
+
+Task MakeTask(const TaskOptions& options);
+
+}  // namespace megascale::minder

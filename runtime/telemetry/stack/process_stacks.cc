@@ -1,0 +1,269 @@
+#include "runtime/telemetry/stack/process_stacks.h"
+
+#include <cxxabi.h>
+#include <libunwind-ptrace.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "proto/agent.pb.h"
+#include "proto/link.pb.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/fd.h"
+#include "runtime/base/frame.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text/printable.h"
+
+namespace megascale::telemetry {
+namespace {
+
+constexpr absl::Duration kStopTimeout = absl::Milliseconds(300);
+constexpr absl::Duration kStopPoll = absl::Milliseconds(1);
+constexpr absl::Duration kLinkTimeout = absl::Seconds(2);
+constexpr size_t kThreadsMax = 256;
+constexpr int kFramesMax = 64;
+constexpr size_t kFunctionBytesMax = 400;
+constexpr size_t kSmallFileBytesMax = 64 << 10;
+constexpr size_t kMapsBytesMax = 8 << 20;
+
+absl::Duration Now() { return base::RealClock().Monotonic(); }
+
+// Returns the contents of a file of /proc; "": it cannot be read.
+std::string TextOf(const std::string& path, size_t bytes_max = kSmallFileBytesMax) {
+  return base::ReadFile(path, bytes_max).value_or("");
+}
+
+// The executable mappings of a process, by the end of each.
+class Mappings {
+ public:
+  explicit Mappings(pid_t pid) {
+    const std::string maps = TextOf(absl::StrCat("/proc/", pid, "/maps"), kMapsBytesMax);
+    for (const absl::string_view line : absl::StrSplit(maps, '\n', absl::SkipEmpty())) {
+      // begin-end rights offset device inode path
+      const std::vector<absl::string_view> words = absl::StrSplit(line, absl::MaxSplits(' ', 5));
+      const std::vector<absl::string_view> range = absl::StrSplit(words[0], '-');
+      uint64_t begin = 0;
+      uint64_t end = 0;
+      if (words.size() < 6 || range.size() != 2 || !absl::SimpleHexAtoi(range[0], &begin) ||
+          !absl::SimpleHexAtoi(range[1], &end)) {
+        continue;
+      }
+      by_end_[end] = {begin, std::string(absl::StripLeadingAsciiWhitespace(words[5]))};
+      const Mapping& mapping = by_end_[end];
+      if (!mapping.path.empty()) first_.try_emplace(mapping.path, begin);
+    }
+  }
+
+  // Sets the module and the offset of the frame.
+  void Place(uint64_t address, v1::StackFrame* frame) const {
+    const auto found = by_end_.upper_bound(address);
+    if (found == by_end_.end() || address < found->second.begin || found->second.path.empty()) {
+      frame->set_offset(address);
+      return;
+    }
+    const std::string& path = found->second.path;
+    frame->set_module(base::Printable(path.substr(path.rfind('/') + 1), kFunctionBytesMax));
+    frame->set_offset(address - first_.at(path));
+  }
+
+ private:
+  struct Mapping {
+    uint64_t begin = 0;
+    std::string path;
+  };
+  std::map<uint64_t, Mapping> by_end_;
+  std::map<std::string, uint64_t> first_;  // where a file's first mapping begins
+};
+
+// A thread that this one has seized. It goes on when the object ends.
+class SeizedThread {
+ public:
+  explicit SeizedThread(pid_t thread) : thread_(thread) {
+    if (::ptrace(PTRACE_SEIZE, thread_, nullptr, nullptr) != 0) {
+      error_ = errno;
+    } else {
+      is_stopped_ = Stop();
+    }
+  }
+  ~SeizedThread() {
+    if (is_stopped_) ::ptrace(PTRACE_DETACH, thread_, nullptr, signal_);
+  }
+  SeizedThread(const SeizedThread&) = delete;
+  SeizedThread& operator=(const SeizedThread&) = delete;
+
+  int error() const { return error_; }  // errno of the seizing; 0: it is seized
+  bool is_stopped() const { return is_stopped_; }
+
+ private:
+  bool Stop() {
+    if (::ptrace(PTRACE_INTERRUPT, thread_, nullptr, nullptr) != 0) return false;
+    const absl::Duration end = Now() + kStopTimeout;
+    do {
+      int status = 0;
+      const pid_t waited = ::waitpid(thread_, &status, __WALL | WNOHANG);
+      if (waited == thread_) {
+        // A signal came first: the thread gets it when it goes on.
+        if (WIFSTOPPED(status) && status >> 16 != PTRACE_EVENT_STOP) signal_ = WSTOPSIG(status);
+        return WIFSTOPPED(status);
+      }
+      if (waited < 0 && errno != EINTR) return false;
+      absl::SleepFor(kStopPoll);
+    } while (Now() < end);
+    return false;
+  }
+
+  const pid_t thread_;
+  int error_ = 0;
+  int64_t signal_ = 0;
+  bool is_stopped_ = false;
+};
+
+std::string Demangled(const char* symbol) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(symbol, nullptr, nullptr, &status), &std::free);
+  return base::Printable(status == 0 ? name.get() : symbol, kFunctionBytesMax);
+}
+
+void Unwind(pid_t thread, unw_addr_space_t space, const Mappings& mappings,
+            v1::ThreadStack* stack) {
+  const std::unique_ptr<void, decltype(&_UPT_destroy)> context(_UPT_create(thread), &_UPT_destroy);
+  unw_cursor_t cursor;
+  if (context == nullptr || unw_init_remote(&cursor, space, context.get()) != 0) {
+    stack->set_error("its registers cannot be read");
+    return;
+  }
+  for (int i = 0; i < kFramesMax; ++i) {
+    unw_word_t address = 0;
+    if (unw_get_reg(&cursor, UNW_REG_IP, &address) != 0 || address == 0) return;
+    v1::StackFrame* frame = stack->add_frames();
+    mappings.Place(address, frame);
+    std::vector<char> symbol(4096);
+    unw_word_t offset = 0;
+    const int named = unw_get_proc_name(&cursor, symbol.data(), symbol.size(), &offset);
+    if (named == 0) frame->set_function(Demangled(symbol.data()));
+    const int more = unw_step(&cursor);
+    if (more < 0) stack->set_error("the frames before these cannot be read");
+    if (more <= 0) return;
+  }
+  stack->set_error(absl::StrCat("it has more frames than ", kFramesMax));
+}
+
+// Returns the state of a thread: the letter after its name in parentheses, which may hold others.
+std::string StateOf(const std::string& stat) {
+  const size_t end = stat.rfind(')');
+  return end == std::string::npos || end + 2 >= stat.size() ? "" : stat.substr(end + 2, 1);
+}
+
+// Says that a thread did not stop, and where the kernel holds it if the system tells.
+std::string WhyNotStopped(const std::string& folder) {
+  const std::string place = TextOf(folder + "/wchan");
+  const bool is_told = !place.empty() && place != "0";
+  return absl::StrCat("did not stop within ", absl::FormatDuration(kStopTimeout),
+                      ": it is in the kernel",
+                      is_told ? absl::StrCat(", in ", base::Printable(place, 100)) : "");
+}
+
+absl::StatusOr<std::vector<pid_t>> ThreadsOf(pid_t pid) {
+  std::vector<pid_t> threads;
+  std::error_code error;
+  const std::string folder = absl::StrCat("/proc/", pid, "/task");
+  for (auto it = std::filesystem::directory_iterator(folder, error);
+       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    pid_t thread = 0;
+    if (absl::SimpleAtoi(it->path().filename().string(), &thread)) threads.push_back(thread);
+  }
+  if (threads.empty()) {
+    return absl::NotFoundError(absl::StrCat("process ", pid, ": there is no such process"));
+  }
+  std::sort(threads.begin(), threads.end());
+  if (threads.size() > kThreadsMax) threads.resize(kThreadsMax);
+  return threads;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::Evidence> ReadStacks(pid_t pid) {
+  ASSIGN_OR_RETURN(const std::vector<pid_t> threads, ThreadsOf(pid));
+  const std::unique_ptr<std::remove_pointer_t<unw_addr_space_t>, decltype(&unw_destroy_addr_space)>
+      space(unw_create_addr_space(&_UPT_accessors, 0), &unw_destroy_addr_space);
+  if (space == nullptr) return absl::InternalError("libunwind made no address space");
+  unw_set_caching_policy(space.get(), UNW_CACHE_GLOBAL);
+  const Mappings mappings(pid);
+  v1::Evidence evidence;
+  int refused = 0;
+  for (const pid_t thread : threads) {
+    const std::string folder = absl::StrCat("/proc/", pid, "/task/", thread);
+    v1::ThreadStack* stack = evidence.add_stacks();
+    stack->set_thread(thread);
+    stack->set_name(
+        base::Printable(absl::StripTrailingAsciiWhitespace(TextOf(folder + "/comm")), 64));
+    stack->set_state(StateOf(TextOf(folder + "/stat")));  // before it is stopped
+    const SeizedThread seized(thread);
+    if (seized.error() == ESRCH) {  // it has ended since
+      evidence.mutable_stacks()->RemoveLast();
+    } else if (seized.error() != 0) {
+      refused = seized.error();
+      stack->set_error(std::strerror(seized.error()));
+    } else if (!seized.is_stopped()) {
+      stack->set_error(WhyNotStopped(folder));
+    } else {
+      Unwind(thread, space.get(), mappings, stack);
+    }
+  }
+  if (refused == EPERM) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("ptrace of process ", pid,
+                     " is not permitted here: see /proc/sys/kernel/yama/ptrace_scope and the "
+                     "container's capabilities"));
+  }
+  return evidence;
+}
+
+// Fails where there is no Yama, which then needs no permission.
+void AllowStacks() { ::prctl(PR_SET_PTRACER, ::getppid(), 0, 0, 0); }
+
+int RunStackProcess(int link_fd) {
+  ::prctl(PR_SET_NAME, "megascale-stk");  // what ps shows
+  base::InitLog("stacks", base::LogLevel::kInfo);
+  ::signal(SIGALRM, SIG_DFL);
+  ::alarm(static_cast<unsigned>(absl::ToInt64Seconds(kStackTimeout)));
+  const base::UniqueFd link(link_fd);
+  const absl::StatusOr<base::Frame> frame = base::ReceiveFrame(link.get(), kLinkTimeout);
+  megascale::link::v1::StackAssignment assignment;
+  if (!frame.ok() || !assignment.ParseFromString(frame->payload)) {
+    base::LogError(frame.ok() ? "malformed assignment" : frame.status().message());
+    return 1;
+  }
+  absl::StatusOr<v1::Evidence> evidence = ReadStacks(assignment.pid());
+  megascale::agent::v1::EvidenceChunk chunk;
+  chunk.set_code(static_cast<int>(evidence.status().code()));
+  if (evidence.ok()) {
+    *chunk.mutable_evidence() = *std::move(evidence);
+  } else {
+    chunk.set_message(std::string(evidence.status().message()));
+  }
+  return base::SendFrame(link.get(), chunk.SerializeAsString(), {}, kLinkTimeout).ok() ? 0 : 1;
+}
+
+}  // namespace megascale::telemetry

@@ -1,0 +1,78 @@
+// Whole jobs whose ranks have a GPU each and exchange through NCCL, here the emulated one, whose
+// exchanges hold their device: ranks that launch in orders that do not agree would hang. Copies
+// between host and device run last of all work that is ready.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "gpu/emulator/emulated_gpu.h"
+#include "runtime/engine/testing/test_job.h"
+
+namespace megascale::engine {
+namespace {
+
+using job::v1::JobSpec;
+
+struct Layout {
+  std::string name = "";
+  int data = 1;
+  int pipeline = 1;
+  int tensor = 1;
+  int virtual_stages = 1;
+  int zero_stage = 1;
+};
+
+RunOptions OnGpus(const Layout& layout, bool through_nccl) {
+  JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
+  spec.mutable_model()->set_num_hidden_layers(layout.pipeline * layout.virtual_stages);
+  spec.mutable_train()->set_global_batch_size(2 * layout.data * layout.pipeline);
+  spec.mutable_train()->set_steps(2);
+  auto& parallel = *spec.mutable_parallel();
+  parallel.set_tensor_model_parallel_size(layout.tensor);
+  parallel.set_zero_stage(layout.zero_stage);
+  if (layout.virtual_stages > 1) {
+    parallel.set_virtual_pipeline_model_parallel_size(layout.virtual_stages);
+    parallel.set_pipeline_schedule(job::v1::PIPELINE_SCHEDULE_INTERLEAVED_1F1B);
+  }
+  RunOptions options(spec);
+  options.make_device = [through_nccl](int rank) {
+    return emulator::MakeEmulatedNcclGpu({.local_rank = rank, .may_share = !through_nccl},
+                                         /*seed=*/1)
+        .value();
+  };
+  return options;
+}
+
+class NcclJobsTest : public ::testing::TestWithParam<Layout> {};
+
+// The emulated NCCL sums as the host's communicators do, so the bits are those of the same GPUs
+// that exchange through the host, which needs no order.
+TEST_P(NcclJobsTest, EndWithTheBitsOfExchangesThroughTheHost) {
+  const std::string expected = RunJob(OnGpus(GetParam(), /*through_nccl=*/false)).digest;
+  ASSERT_NE(expected, "");
+  EXPECT_EQ(RunJob(OnGpus(GetParam(), /*through_nccl=*/true)).digest, expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, NcclJobsTest,
+                         ::testing::Values(Layout{.name = "DataTensor", .data = 2, .tensor = 2},
+                                           Layout{.name = "InterleavedZero2",
+                                                  .data = 2,
+                                                  .pipeline = 2,
+                                                  .virtual_stages = 2,
+                                                  .zero_stage = 2}),
+                         [](const auto& info) { return info.param.name; });
+
+// An optimizer that did not wait for the snapshot's copies would change the state under them.
+TEST(NcclJobTest, ASnapshotBesideAStepIsThatOfTheStepBefore) {
+  RunOptions calm = OnGpus({.data = 2}, /*through_nccl=*/true);
+  calm.StopAfter(1);
+  const std::string wanted = RunJob(calm).digest;
+  ASSERT_NE(wanted, "");
+  RunOptions beside = OnGpus({.data = 2}, /*through_nccl=*/true);
+  beside.snapshot_beside_step_after = 1;
+  EXPECT_EQ(RunJob(beside).digest, wanted);
+}
+
+}  // namespace
+}  // namespace megascale::engine

@@ -1,7 +1,8 @@
-// Nodes that jobs must leave: evicted by hand, or drained by their agent.
+// Nodes that jobs must leave, evicted by hand or drained by their agent, and those that are tested.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/testing/test_core.h"
@@ -349,6 +350,252 @@ TEST_F(DriverNodesTest, AnUnknownNodeIsNotFoundAndTheNearestIsNamed) {
             "node gpu-rack-7: there is no such node; `megascale status` shows all nodes");
   EXPECT_TRUE(*IsNewEviction(state_, Evicted("n1", "").node_evicted()));
   EXPECT_FALSE(*IsNewUncordon(state_, "n1"));
+}
+
+// --- tests of machines ------------------------------------------------------------------------
+
+using megascale::agent::v1::MachineTest;
+
+class MachineTestsTest : public DriverCoreTest {
+ protected:
+  const NodeRecord& Node(const std::string& node_id) const { return *FindNode(state_, node_id); }
+  void SetUp() override {
+    Event started;
+    started.mutable_driver_started()->set_rules(kRules);
+    started.mutable_driver_started()->set_machine_tests(megascale::agent::v1::TEST_KIND_QUICK);
+    Do(std::move(started));
+  }
+  void Join(const std::string& node_id, const std::string& incarnation) {
+    Event joined = Joined(node_id, incarnation, 2);
+    joined.mutable_node_joined()->mutable_hello()->set_tests_machine(true);
+    Do(joined);
+  }
+  Event Tested(const std::string& node_id, const std::string& incarnation,
+               const std::string& evidence = "") const {
+    Event event;
+    auto* tested = event.mutable_machine_tested();
+    tested->set_node_id(node_id);
+    tested->set_incarnation(incarnation);
+    tested->mutable_test()->set_id(Node(node_id).test().test().id());
+    tested->mutable_test()->set_state(evidence.empty() ? MachineTest::STATE_PASSED
+                                                       : MachineTest::STATE_FAILED);
+    tested->mutable_test()->set_evidence(evidence);
+    return event;
+  }
+  void TurnTests(megascale::agent::v1::TestKind kind) {
+    Event started;
+    started.mutable_driver_started()->set_rules(kRules);
+    started.mutable_driver_started()->set_machine_tests(kind);
+    Do(std::move(started));
+  }
+  bool IsAskedToTest(const std::string& node_id) const {
+    return DesiredFor(state_, node_id).has_machine_test();
+  }
+  // Job "j" runs on n0 and n1, whose tests have passed.
+  void RunTested() {
+    Do(Submitted("j", SpecOf(2, 2, 30)));
+    for (const char* node_id : {"n0", "n1"}) {
+      Join(node_id, "a");
+      Do(Tested(node_id, "a"));
+    }
+    Do(Passed("j", 1, "n0"));
+    Do(Passed("j", 1, "n1"));
+    ASSERT_EQ(job().stage(), v1::STAGE_RUN);
+  }
+  // Rank 0 fails on n0, and every process is gone.
+  void FailOnce(int signal) {
+    const int64_t attempt = job().attempt();
+    Event failed = Failed(attempt, 0, "n0", telemetry::FAILURE_CLASS_EXITED);
+    failed.mutable_rank_failed()->mutable_failure()->set_signal(signal);
+    Do(failed);
+    Do(Fenced(attempt, "n0", {}));
+    Do(Fenced(attempt, "n1", {}));
+  }
+};
+
+TEST_F(MachineTestsTest, AMachineGetsItsFirstRankWhenItsTestHasPassed) {
+  Do(Submitted("j", SpecOf(2, 2, 30)));
+  Join("n0", "a");
+  Join("n1", "a");
+  EXPECT_TRUE(IsAskedToTest("n0"));
+  EXPECT_EQ(Node("n0").test().why(), "its agent started");
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  EXPECT_TRUE(absl::StrContains(job().message(), "n0 is being tested")) << job().message();
+  Do(Tested("n0", "a"));
+  EXPECT_FALSE(IsAskedToTest("n0"));
+  EXPECT_EQ(job().stage(), v1::STAGE_QUEUED);
+  Do(Tested("n1", "a"));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+}
+
+TEST_F(MachineTestsTest,
+       AMachineThatFailsIsQuarantinedWithTheEvidenceAndTestedBeforeItIsUsedAgain) {
+  Join("n0", "a");
+  Do(Tested("n0", "a", "memory: 3 bytes of 64 MiB read back wrong"));
+  ASSERT_TRUE(Node("n0").has_quarantine());
+  EXPECT_EQ(Node("n0").quarantine().evidence(),
+            "machine test: memory: 3 bytes of 64 MiB read back wrong");
+  EXPECT_FALSE(IsAskedToTest("n0"));
+  Do(Uncordoned("n0"));
+  EXPECT_TRUE(IsAskedToTest("n0"));
+}
+
+TEST_F(MachineTestsTest, ResultsOfAnotherStartOrAnotherTestDoNotCount) {
+  Join("n0", "a");
+  const Event of_a = Tested("n0", "a");
+  Join("n0", "b");
+  EXPECT_FALSE(Do(of_a));
+  Event older = of_a;
+  older.mutable_machine_tested()->set_incarnation("b");
+  EXPECT_FALSE(Do(older)) << "its id is that of the test before";
+  EXPECT_TRUE(Do(Tested("n0", "b")));
+}
+
+TEST_F(MachineTestsTest, AnAgentThatCannotTestCountsAsTested) {
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Do(Joined("n0", "a", 2));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+}
+
+TEST_F(MachineTestsTest, AKilledWorkerCostsNoTestButASecondFailureThereDoes) {
+  RunTested();
+  FailOnce(9);
+  EXPECT_FALSE(IsAskedToTest("n0"));
+  BackoffElapsed(1);
+  ASSERT_EQ(job().attempt(), 2);
+  FailOnce(9);
+  EXPECT_TRUE(IsAskedToTest("n0"));
+  EXPECT_FALSE(IsAskedToTest("n1"));
+}
+
+TEST_F(MachineTestsTest, ASegmentationFaultIsTestedAndTheJobWaitsForTheResult) {
+  RunTested();
+  Join("n2", "a");
+  Do(Tested("n2", "a"));
+  FailOnce(11);
+  BackoffElapsed(1);
+  EXPECT_TRUE(IsAskedToTest("n0"));
+  EXPECT_EQ(job().stage(), v1::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_EQ(job().reason(), "TestingMachines");
+  EXPECT_EQ(job().message(), "waits for the tests of n0");
+  EXPECT_EQ(DesiredFor(state_, "n0").machine_test().directories(0), "/state/jobs/j/checkpoints");
+  Do(Tested("n0", "a"));
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN);
+  EXPECT_EQ(PlacedNodes()[0], "n0");
+}
+
+TEST_F(MachineTestsTest, TheJobGoesOnElsewhereIfTheMachineFailsItsTest) {
+  RunTested();
+  Join("n2", "a");
+  Do(Tested("n2", "a"));
+  FailOnce(11);
+  BackoffElapsed(1);
+  Do(Tested("n0", "a", "training: core 3: another digest"));
+  EXPECT_TRUE(Node("n0").has_quarantine());
+  EXPECT_EQ(PlacedNodes(), (std::vector<std::string>{"n2", "n2", "n1", "n1"}));
+}
+
+TEST_F(MachineTestsTest, AMachineWhereAnotherJobRunsIsTestedWhenThatHasEnded) {
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  Join("n0", "a");
+  Do(Tested("n0", "a"));
+  Do(Passed("j", 1, "n0"));
+  Do(Passed("k", 1, "n0"));
+  Event failed = Failed(1, 0, "n0", megascale::telemetry::v1::FAILURE_CLASS_HUNG);
+  Do(failed);
+  Do(Fenced(1, "n0", {}));
+  BackoffElapsed(1);
+  EXPECT_FALSE(IsAskedToTest("n0")) << "never beside running ranks";
+  EXPECT_EQ(job().stage(), v1::STAGE_RUN) << "the job does not wait for the other one's end";
+  for (const char* job_id : {"j", "k"}) {
+    Event cancelled = Cancelled(false);
+    cancelled.mutable_cancel_requested()->set_job_id(job_id);
+    Do(cancelled);
+    Event timed_out;
+    timed_out.mutable_stage_timed_out()->set_job_id(job_id);
+    timed_out.mutable_stage_timed_out()->set_attempt(FindJob(state_, job_id)->attempt());
+    timed_out.mutable_stage_timed_out()->set_stage(v1::STAGE_STOP);
+    Do(timed_out);
+  }
+  EXPECT_TRUE(IsAskedToTest("n0"));
+}
+
+TEST_F(MachineTestsTest, AnAgentThatGivesNoResultIsGivenUp) {
+  Join("n0", "a");
+  const std::vector<Timer> timers = TimersFor(state_);
+  ASSERT_EQ(timers.size(), 1u);
+  Do(timers[0].when_due);
+  ASSERT_TRUE(Node("n0").has_quarantine());
+  EXPECT_TRUE(absl::StrContains(Node("n0").quarantine().evidence(), "gave no result within 10m"));
+  EXPECT_TRUE(TimersFor(state_).empty());
+}
+
+TEST_F(MachineTestsTest, ADriverThatDoesNotTestUsesEveryMachine) {
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Join("n0", "a");
+  ASSERT_EQ(job().stage(), v1::STAGE_QUEUED);
+  Event started;
+  started.mutable_driver_started()->set_rules(kRules);
+  Do(started);
+  EXPECT_FALSE(IsAskedToTest("n0"));
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+}
+
+TEST_F(MachineTestsTest, TestsThatAreTurnedOnLetRunningJobsGoOnAndOthersBegin) {
+  TurnTests(megascale::agent::v1::TEST_KIND_UNSPECIFIED);
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  Join("n0", "a");
+  Do(Passed("j", 1, "n0"));
+  ASSERT_EQ(job().stage(), v1::STAGE_RUN);
+  TurnTests(megascale::agent::v1::TEST_KIND_QUICK);
+  EXPECT_FALSE(IsAskedToTest("n0"));
+  Do(Submitted("k", SpecOf(1, 1, 30)));
+  EXPECT_EQ(FindJob(state_, "k")->stage(), v1::STAGE_PREFLIGHT);
+  Do(Lost("n0", "a"));  // and with it all processes
+  Do(Joined("n0", "a", 2));
+  EXPECT_TRUE(IsAskedToTest("n0"));
+}
+
+TEST_F(MachineTestsTest, AMachineThatIsLostWhenTestsAreTurnedOnIsTestedOnceItIsBack) {
+  TurnTests(megascale::agent::v1::TEST_KIND_UNSPECIFIED);
+  Join("n0", "a");
+  Do(Lost("n0", "a"));
+  TurnTests(megascale::agent::v1::TEST_KIND_QUICK);
+  EXPECT_FALSE(IsTestDue(Node("n0")));
+  Join("n0", "a");
+  EXPECT_TRUE(IsAskedToTest("n0"));
+  Do(Tested("n0", "a"));
+  Do(Lost("n0", "a"));
+  Event restored;  // the copy may lack later results
+  restored.mutable_driver_started()->set_rules(kRules);
+  restored.mutable_driver_started()->set_epoch(state_.epoch() + 1);
+  restored.mutable_driver_started()->set_restored(true);
+  restored.mutable_driver_started()->set_machine_tests(megascale::agent::v1::TEST_KIND_QUICK);
+  Do(restored);
+  Join("n0", "a");
+  EXPECT_TRUE(IsAskedToTest("n0"));
+}
+
+// Tests are off now, and the agent cannot end the one that the driver before this one wanted.
+TEST_F(MachineTestsTest, AJobIsPlacedElsewhereWhileATestHangs) {
+  TurnTests(megascale::agent::v1::TEST_KIND_UNSPECIFIED);
+  Join("n0", "a");
+  Do(Submitted("j", SpecOf(1, 1, 30)));
+  ASSERT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  Event busy;
+  busy.mutable_node_busy()->set_node_id("n0");
+  busy.mutable_node_busy()->set_incarnation("a");
+  busy.mutable_node_busy()->set_busy(true);
+  EXPECT_TRUE(Do(busy));
+  EXPECT_FALSE(Do(busy)) << "it repeats what is known";
+  Do(Fenced(1, "n0", {}));
+  EXPECT_EQ(job().stage(), v1::STAGE_WAIT_FOR_SLOTS);
+  EXPECT_TRUE(absl::StrContains(job().message(), "n0 has a test that hangs")) << job().message();
+  busy.mutable_node_busy()->set_busy(false);
+  Do(busy);
+  EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
+  EXPECT_EQ(job().attempt(), 2);
 }
 
 }  // namespace

@@ -86,6 +86,7 @@ class Engine : public RankEngine {
  private:
   absl::Status MakeStreams();
   absl::Status PrepareMemory();
+  absl::Status PrepareSnapshots();
   absl::Status PreparePeers();
   absl::Status AllocateParameters();
   std::unique_ptr<ops::Ops> MakeOps(plan::StreamKind kind, int num_threads) const;
@@ -208,13 +209,7 @@ absl::Status Engine::PrepareMemory() {
       chunk.gradient_shard = Slices(chunk.gradients, chunk.optimizer->ranges());
     }
   }
-  ASSIGN_OR_RETURN(snapshots_,
-                   SnapshotTaker::Create({.device = options_.device,
-                                          .state = StateOf(chunks_),
-                                          .rank = options_.rank,
-                                          .heartbeat = options_.heartbeat,
-                                          .storage_timeout = progress_timeout() * kStoragePatience,
-                                          .abort_reason = [this] { return AbortReason(); }}));
+  RETURN_IF_ERROR(PrepareSnapshots());
   ShardNumbers numbers(static_cast<int>(options_.placements.size()), chunks_);
   tensor::Vector loss_sum = {nullptr, tensor::DType::kF64, 1};
   std::vector<tensor::Vector*> spaces = numbers.spaces();
@@ -256,6 +251,17 @@ absl::Status Engine::PrepareMemory() {
                    .numbers = std::move(numbers),
                    .device = options_.device,
                    .timeout = timeout()}));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::PrepareSnapshots() {
+  ASSIGN_OR_RETURN(snapshots_,
+                   SnapshotTaker::Create({.device = options_.device,
+                                          .state = StateOf(chunks_),
+                                          .rank = options_.rank,
+                                          .heartbeat = options_.heartbeat,
+                                          .storage_timeout = progress_timeout() * kStoragePatience,
+                                          .abort_reason = [this] { return AbortReason(); }}));
   return absl::OkStatus();
 }
 

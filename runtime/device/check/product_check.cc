@@ -1,6 +1,7 @@
 // Products of matrices. An exact product C = A B of whole numbers is checked in n^2 operations by
 // C r = A (B r), for a vector r of whole numbers without a zero: one wrong element always shows.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -170,13 +171,8 @@ absl::Status CheckRepeated(Products& products, const ProductOptions& options, st
     }
     if (options.tamper_repeated) options.tamper_repeated(c, n * n * sizeof(float));
     if (std::memcmp(c, first.data(), n * n * sizeof(float)) == 0) continue;
-    const auto at =
-        static_cast<size_t>(std::mismatch(first.begin(), first.end(), c,
-                                          [](const float& one, const float& other) {
-                                            return std::memcmp(&one, &other, sizeof(float)) == 0;
-                                          })
-                                .first -
-                            first.begin());
+    size_t at = 0;
+    while (std::bit_cast<uint32_t>(first[at]) == std::bit_cast<uint32_t>(c[at])) ++at;
     *wrong = absl::StrFormat("has other bits the next time: %.9g, then %.9g, in row %d, column %d",
                              first[at], c[at], at / n, at % n);
   } while (wrong->empty() && (turns < 2 || Now() < end));

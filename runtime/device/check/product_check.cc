@@ -2,7 +2,6 @@
 // C r = A (B r), for a vector r of whole numbers without a zero: one wrong element always shows.
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -25,6 +24,10 @@ constexpr int64_t kSizeMax =
     65536;  // 49 * kSizeMax < 2^24: sums of whole numbers are exact in fp32
 
 absl::Duration Now() { return base::RealClock().Monotonic(); }
+
+bool HasSameBits(float left, float right) {
+  return std::bit_cast<uint32_t>(left) == std::bit_cast<uint32_t>(right);
+}
 
 uint32_t Hash(uint64_t index) {
   uint64_t word = (index + 1) * 0x9E3779B97F4A7C15;
@@ -170,9 +173,9 @@ absl::Status CheckRepeated(Products& products, const ProductOptions& options, st
       continue;
     }
     if (options.tamper_repeated) options.tamper_repeated(c, n * n * sizeof(float));
-    if (std::memcmp(c, first.data(), n * n * sizeof(float)) == 0) continue;
-    size_t at = 0;
-    while (std::bit_cast<uint32_t>(first[at]) == std::bit_cast<uint32_t>(c[at])) ++at;
+    const auto differs = std::mismatch(first.begin(), first.end(), c, HasSameBits).first;
+    if (differs == first.end()) continue;
+    const auto at = static_cast<size_t>(differs - first.begin());
     *wrong = absl::StrFormat("has other bits the next time: %.9g, then %.9g, in row %d, column %d",
                              first[at], c[at], at / n, at % n);
   } while (wrong->empty() && (turns < 2 || Now() < end));

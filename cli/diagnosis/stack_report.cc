@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "runtime/base/text/printable.h"
-#include "runtime/diagnose/like_stacks.h"
+#include "runtime/telemetry/stack/like_stacks.h"
 
 namespace megascale::cli {
 namespace {
@@ -22,14 +22,14 @@ constexpr size_t kRanksShown = 8;
 
 std::string FunctionText(const telemetry::v1::StackFrame& frame) {
   if (!frame.function().empty()) {
-    return diagnose::ShortFunction(base::Printable(frame.function()));
+    return telemetry::ShortFunction(base::Printable(frame.function()));
   }
   return absl::StrFormat("%s+0x%x", frame.module().empty() ? "?" : base::Printable(frame.module()),
                          frame.offset());
 }
 
-diagnose::RankStack StackOf(int rank, const telemetry::v1::ThreadStack& shown) {
-  diagnose::RankStack stack = {rank, base::Printable(shown.name()), {}};
+telemetry::RankStack StackOf(int rank, const telemetry::v1::ThreadStack& shown) {
+  telemetry::RankStack stack = {rank, base::Printable(shown.name()), {}};
   for (const telemetry::v1::StackFrame& frame : shown.frames()) {
     stack.functions.push_back(FunctionText(frame));
   }
@@ -60,7 +60,7 @@ std::string RanksText(const std::vector<int>& ranks) {
                       num_more > 0 ? absl::StrCat(" and ", num_more, " more") : "");
 }
 
-bool Contains(const diagnose::LikeStacks& group, int rank) {
+bool Contains(const telemetry::LikeStacks& group, int rank) {
   return std::binary_search(group.ranks.begin(), group.ranks.end(), rank);
 }
 
@@ -85,7 +85,7 @@ std::vector<int> RanksToRead(int num_ranks, int named, absl::Span<const int> wai
 
 void AddStacks(absl::Span<const control::v1::StreamEvidenceResponse> responses,
                Diagnosis* diagnosis) {
-  std::vector<diagnose::RankStack> stacks;
+  std::vector<telemetry::RankStack> stacks;
   std::set<int> ranks;
   for (const control::v1::StreamEvidenceResponse& response : responses) {
     if (!response.error().empty()) {
@@ -98,15 +98,15 @@ void AddStacks(absl::Span<const control::v1::StreamEvidenceResponse> responses,
       stacks.push_back(StackOf(response.rank(), shown));
     }
   }
-  std::vector<diagnose::LikeStacks> groups = diagnose::PutTogether(stacks);
-  for (const diagnose::LikeStacks& group : groups) {
+  std::vector<telemetry::LikeStacks> groups = telemetry::PutTogether(stacks);
+  for (const telemetry::LikeStacks& group : groups) {
     diagnosis->details["stacks"].push_back(
         {{"thread", group.thread}, {"ranks", group.ranks}, {"functions", group.functions}});
   }
-  std::stable_partition(groups.begin(), groups.end(), [&](const diagnose::LikeStacks& group) {
+  std::stable_partition(groups.begin(), groups.end(), [&](const telemetry::LikeStacks& group) {
     return Contains(group, diagnosis->rank);
   });
-  for (const diagnose::LikeStacks& group : groups) {
+  for (const telemetry::LikeStacks& group : groups) {
     if (ranks.size() > 1 && group.ranks.size() == ranks.size()) continue;  // all do the same
     if (diagnosis->findings.stacks.size() == kGroupsShown) {
       diagnosis->findings.stacks.push_back("and more: -o json");

@@ -1,12 +1,10 @@
-// Tests of what is judged without spans: exchange_state.h, like_stacks.h and number_check.h.
-#include <gmock/gmock.h>
+// Tests of what is judged without spans: exchange_state.h and number_check.h.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
 #include "runtime/diagnose/exchange_state.h"
-#include "runtime/diagnose/like_stacks.h"
 #include "runtime/diagnose/number_check.h"
 
 namespace megascale::diagnose {
@@ -166,45 +164,6 @@ TEST(NumberCheckTest, AnotherAttemptMayBeSlower) {
   std::vector<LoggedStep> steps = Steps(300);
   for (size_t i = 200; i < 300; ++i) steps[i] = {201 + static_cast<int>(i), 2, 0.5, 1000, 2.0, 2};
   EXPECT_TRUE(CheckNumbers(steps).empty());
-}
-
-TEST(LikeStacksTest, TheOneThatDiffersComesFirst) {
-  std::vector<RankStack> stacks;
-  for (const int rank : {3, 2, 1, 0}) {
-    stacks.push_back({rank, "megascale-w" + std::to_string(rank), {"poll", "Receive"}});
-    stacks.push_back({rank, "compute",
-                      rank == 2 ? std::vector<std::string>{"read", "Load"}
-                                : std::vector<std::string>{"futex", "Wait"}});
-    stacks.push_back({rank, "pool", {"futex"}});
-    stacks.push_back({rank, "pool", {"futex"}});
-  }
-  const std::vector<LikeStacks> groups = PutTogether(stacks);
-  ASSERT_EQ(groups.size(), 4u);
-  EXPECT_EQ(groups[0].thread, "compute");
-  EXPECT_THAT(groups[0].functions, testing::ElementsAre("read", "Load"));
-  EXPECT_THAT(groups[0].ranks, testing::ElementsAre(2));
-  EXPECT_THAT(groups[1].ranks, testing::ElementsAre(0, 1, 3));
-  EXPECT_THAT(groups[2].ranks, testing::ElementsAre(0, 1, 2, 3));
-  EXPECT_EQ(groups[2].thread, "megascale-w") << "the rank's number is not part of the name";
-  EXPECT_EQ(groups[3].thread, "pool");
-  EXPECT_THAT(groups[3].ranks, testing::ElementsAre(0, 1, 2, 3)) << "each once";
-  EXPECT_TRUE(PutTogether({}).empty());
-}
-
-TEST(LikeStacksTest, AFunctionIsShownWithoutWhatIsLongAboutIt) {
-  const std::vector<std::pair<std::string, std::string>> cases = {
-      {"poll", "poll"},
-      {"megascale::comm::Wait(int, std::function<void ()> const&)", "comm::Wait"},
-      {"void megascale::comm::Each<int, std::pair<int, int> >(int)", "comm::Each"},
-      {"megascale::engine::(anonymous namespace)::Load(absl::Span<float const>)", "engine::Load"},
-      {"megascale::Stream::Run() const", "Stream::Run"},
-      {"megascale::Stream::Run() [clone .cold]", "Stream::Run"},
-      {"megascale::F(int)::{lambda(int)#2}::operator()(int) const", "F::{lambda#2}::operator"},
-      {"megascale::operator<(megascale::A const&, megascale::A const&)", "operator<"},
-      {"", ""},
-      {"<<<(((", "<<<((("},
-  };
-  for (const auto& [function, wanted] : cases) EXPECT_EQ(ShortFunction(function), wanted);
 }
 
 }  // namespace

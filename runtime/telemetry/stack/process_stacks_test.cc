@@ -1,8 +1,10 @@
+// Tests of process_stacks.h and like_stacks.h.
 #include "runtime/telemetry/stack/process_stacks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,9 +16,13 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/agent.pb.h"
 #include "proto/link.pb.h"
+#include "runtime/base/fd.h"
 #include "runtime/base/frame.h"
+#include "runtime/telemetry/stack/like_stacks.h"
 
 namespace megascale::telemetry {
 
@@ -50,6 +56,18 @@ class ProcessStacksTest : public testing::Test {
     ASSERT_EQ(::read(ends[0], &byte, 1), 1);
     ::close(ends[0]);
     ::close(ends[1]);
+    AwaitSleep();
+  }
+  // Waits until the main thread sleeps: it runs for a moment after it was read.
+  void AwaitSleep() const {
+    const std::string path = absl::StrCat("/proc/", child_, "/stat");
+    const absl::Time end = absl::Now() + absl::Seconds(60);
+    while (absl::Now() < end) {
+      const std::string stat = base::ReadFile(path, 4096).value_or("");
+      if (absl::StrContains(stat, ") S ")) return;
+      ::sched_yield();
+    }
+    FAIL() << "the child does not sleep";
   }
   void TearDown() override {
     ::kill(child_, SIGKILL);
@@ -76,6 +94,7 @@ class ProcessStacksTest : public testing::Test {
 
 TEST_F(ProcessStacksTest, EachThreadIsToldWithItsFunctionsAndGoesOn) {
   for (int i = 0; i < 3; ++i) {
+    AwaitSleep();
     const auto evidence = ReadStacks(child_);
     ASSERT_TRUE(evidence.ok()) << evidence.status();
     ExpectBoth(*evidence);
@@ -132,6 +151,47 @@ TEST_F(ProcessStacksTest, AStackProcessAnswersOnceAndEnds) {
   EXPECT_EQ(chunk.code(), 0) << chunk.message();
   ExpectBoth(chunk.evidence());
   ::alarm(0);
+}
+
+// --- like stacks --------------------------------------------------------------------------------
+
+TEST(LikeStacksTest, TheOneThatDiffersComesFirst) {
+  std::vector<RankStack> stacks;
+  for (const int rank : {3, 2, 1, 0}) {
+    stacks.push_back({rank, "megascale-w" + std::to_string(rank), {"poll", "Receive"}});
+    stacks.push_back({rank, "compute",
+                      rank == 2 ? std::vector<std::string>{"read", "Load"}
+                                : std::vector<std::string>{"futex", "Wait"}});
+    stacks.push_back({rank, "pool", {"futex"}});
+    stacks.push_back({rank, "pool", {"futex"}});
+  }
+  const std::vector<LikeStacks> groups = PutTogether(stacks);
+  ASSERT_EQ(groups.size(), 4u);
+  EXPECT_EQ(groups[0].thread, "compute");
+  EXPECT_THAT(groups[0].functions, testing::ElementsAre("read", "Load"));
+  EXPECT_THAT(groups[0].ranks, testing::ElementsAre(2));
+  EXPECT_THAT(groups[1].ranks, testing::ElementsAre(0, 1, 3));
+  EXPECT_THAT(groups[2].ranks, testing::ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(groups[2].thread, "megascale-w") << "the rank's number is not part of the name";
+  EXPECT_EQ(groups[3].thread, "pool");
+  EXPECT_THAT(groups[3].ranks, testing::ElementsAre(0, 1, 2, 3)) << "each once";
+  EXPECT_TRUE(PutTogether({}).empty());
+}
+
+TEST(LikeStacksTest, AFunctionIsShownWithoutWhatIsLongAboutIt) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"poll", "poll"},
+      {"megascale::comm::Wait(int, std::function<void ()> const&)", "comm::Wait"},
+      {"void megascale::comm::Each<int, std::pair<int, int> >(int)", "comm::Each"},
+      {"megascale::engine::(anonymous namespace)::Load(absl::Span<float const>)", "engine::Load"},
+      {"megascale::Stream::Run() const", "Stream::Run"},
+      {"megascale::Stream::Run() [clone .cold]", "Stream::Run"},
+      {"megascale::F(int)::{lambda(int)#2}::operator()(int) const", "F::{lambda#2}::operator"},
+      {"megascale::operator<(megascale::A const&, megascale::A const&)", "operator<"},
+      {"", ""},
+      {"<<<(((", "<<<((("},
+  };
+  for (const auto& [function, wanted] : cases) EXPECT_EQ(ShortFunction(function), wanted);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-namespace megascale::diagnose {
+namespace megascale::telemetry {
 
 // What one thread of a rank executes.
 struct RankStack {
@@ -34,4 +34,4 @@ std::vector<LikeStacks> PutTogether(absl::Span<const RankStack> stacks);
 // "comm::Wait".
 std::string ShortFunction(absl::string_view function);
 
-}  // namespace megascale::diagnose
+}  // namespace megascale::telemetry

@@ -1,4 +1,4 @@
-#include "runtime/diagnose/like_stacks.h"
+#include "runtime/telemetry/stack/like_stacks.h"
 
 #include <algorithm>
 #include <map>
@@ -9,7 +9,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 
-namespace megascale::diagnose {
+namespace megascale::telemetry {
 namespace {
 
 std::string WithoutNumber(const std::string& thread) {
@@ -63,4 +63,4 @@ std::string ShortFunction(absl::string_view function) {
   return std::string(absl::StripPrefix(name, "megascale::"));
 }
 
-}  // namespace megascale::diagnose
+}  // namespace megascale::telemetry

@@ -101,7 +101,8 @@ std::vector<StreamEvidenceResponse> StacksOf(int num_ranks) {
     };
     add("log", {"futex"});
     if (rank == 1) {
-      add("compute", {"pread64", "std::__invoke()", "megascale::data::Load(int)"});
+      add("compute",
+          {"__inner", "pread64", "megascale::data::Load(int)", "std::__invoke()", "clone"});
     } else {
       add("compute", {"poll", "megascale::comm::Receive(int)"});
     }

@@ -39,15 +39,20 @@ telemetry::RankStack StackOf(int rank, const telemetry::v1::ThreadStack& shown) 
   return stack;
 }
 
-// The innermost function, and those around it that say most: not the libraries' own.
+bool IsOfProgram(const std::string& function) {
+  return absl::StrContains(function, "::") && !absl::StartsWith(function, "std::");
+}
+
+// The program's own functions, innermost first, and what the innermost of them called. Without a
+// function of the program: all.
 std::string ChainText(const std::vector<std::string>& functions) {
+  const auto own = std::find_if(functions.begin(), functions.end(), IsOfProgram);
+  const bool has_own = own != functions.end();
   std::vector<std::string> chain;
-  for (const std::string& function : functions) {
-    const bool is_of_library = absl::StartsWith(function, "std::") ||
-                               absl::StartsWith(function, "_") ||
-                               absl::StrContains(function, "+0x");
-    if (!chain.empty() && is_of_library) continue;
-    if (chain.size() < kFunctionsShown) chain.push_back(function);
+  if (has_own && own != functions.begin()) chain.push_back(*(own - 1));
+  for (auto function = has_own ? own : functions.begin(); function != functions.end(); ++function) {
+    if (has_own && !IsOfProgram(*function)) continue;
+    if (chain.size() < kFunctionsShown) chain.push_back(*function);
   }
   return chain.empty() ? "(no frames)" : absl::StrJoin(chain, " < ");
 }

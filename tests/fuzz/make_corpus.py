@@ -3,6 +3,7 @@
 after a change of a message; inputs that a fuzzer found (crash-*) are left where they are. Needs protoc."""
 
 import gzip
+import hashlib
 import json
 import pathlib
 import struct
@@ -407,6 +408,121 @@ def exchanges():
     write("exchanges", "counters", b"".join(word.to_bytes(8, "little") for word in range(2, 260, 2)))
 
 
+def message(*fields):
+    """A protocol buffer: pairs of a number and a value (an int, a float, text or bytes)."""
+    def varint(value):
+        out = b""
+        while value >= 0x80:
+            out += bytes([value & 0x7F | 0x80])
+            value >>= 7
+        return out + bytes([value])
+
+    out = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            out += varint(number << 3) + varint(value)
+        elif isinstance(value, float):
+            out += varint(number << 3 | 5) + struct.pack("<f", value)
+        else:
+            value = value.encode() if isinstance(value, str) else value
+            out += varint(number << 3 | 2) + varint(len(value)) + value
+    return out
+
+
+def sentencepiece_models():
+    def model(pieces, trainer=((3, 2), (35, 1)), normalizer=((3, 1), (4, 0), (5, 1))):
+        made = [(1, message((1, text), (2, float(-index)), (3, kind))) for index, (text, kind) in enumerate(pieces)]
+        return message(*made, (2, message(*trainer)), (3, message(*normalizer)))
+
+    control = [("<unk>", 2), ("<s>", 3), ("</s>", 3)]
+    text_bytes = [(f"<0x{byte:02X}>", 6) for byte in range(256)]
+    words = [("ab", 1), ("▁a", 1), ("▁", 1), ("a", 1), ("b", 1)]
+    whole = model(control + text_bytes + words)
+    cases = {
+        "whole": whole, "no-bytes": model(control + words), "cut": whole[:-7], "empty": b"", "text": b"not a model",
+        "unigram": model(control + words, trainer=((3, 1),)), "twice": model(control + words + words),
+        "no-unknown": model(words), "user-defined": model(control + [("a", 4)]), "unused": model(control + [("a", 5)]),
+        "control-text": model([("\x1b[2J\n", 3)] + words), "empty-piece": model(control + [("", 1)]),
+        "long-piece": model(control + [("a" * 600, 1)]), "bad-byte": model(control + [("<0xGG>", 6)]),
+        "not-utf-8": message((1, message((1, b"\xff\xfe"), (2, 0.0)))),
+        "rule": model(control + words, normalizer=((2, b"\1\2\3"),)), "group": b"\x0b\x0c",
+        "long-length": b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
+    }
+    for name, content in cases.items():
+        write("sentencepiece", name, content)
+
+
+def token_files():
+    def index(lengths=(3, 4, 5), positions=None, documents=None, kind=4, version=1, sequences=None, entries=None):
+        sizes = {1: 1, 4: 4, 8: 2}
+        if positions is None:
+            positions = [sum(lengths[:i]) * sizes.get(kind, 4) for i in range(len(lengths))]
+        documents = list(range(len(lengths) + 1)) if documents is None else documents
+        return struct.pack("<8sQBQQ", b"MMIDIDX\0", version, kind, len(lengths) if sequences is None else sequences,
+                           len(documents) if entries is None else entries) + struct.pack(
+            f"<{len(lengths)}i{len(positions)}q{len(documents)}q", *lengths, *positions, *documents)
+
+    cases = {
+        "three": index(), "bytes": index(kind=1), "two-bytes": index(kind=8), "no-documents": index((), (), ()),
+        "empty-document": index((0, 0, 2)), "one-document": index(documents=[0, 3]), "cut": index()[:-3], "empty": b"",
+        "version": index(version=2), "kind": index(kind=6), "negative-length": index((3, -1, 2)), "after": index() + b"x",
+        "many-sequences": index(sequences=2**62), "many-documents": index(entries=2**63), "wrong-position": index(positions=[0, 5, 9]),
+        "long": index((2**31 - 1,) * 3), "falling": index(documents=[0, 2, 1, 3]), "beyond": index(documents=[0, 1, 2, 9]),
+    }
+    for name, content in cases.items():
+        write("megatron_index", name, content)
+
+    def tokens(ids=(1, 2, 3, 4, 5), ends=(2, 5), width=2, version=1, vocabulary=300, count=None, documents=None):
+        body = struct.pack(f"<{len(ids)}{'H' if width == 2 else 'i'}", *ids)
+        table = struct.pack(f"<{len(ends)}Q", *ends)
+        head = struct.pack("<8sIIQQQ32s32s24s", b"MSTOKENS", version, width, len(ids) if count is None else count,
+                           len(ends) if documents is None else documents, vocabulary, b"t" * 32,
+                           hashlib.sha256(body + table).digest(), bytes(24))
+        return head + body + bytes(-len(body) % 8) + table
+
+    cases = {
+        "two": tokens(), "four-bytes": tokens(width=4), "no-tokens": tokens((), ()), "empty-document": tokens(ends=(0, 5, 5)),
+        "cut": tokens()[:-3], "empty": b"", "head": tokens()[:128], "version": tokens(version=2), "width": tokens(width=2)[:12] + b"\3" + tokens()[13:],
+        "falling": tokens(ends=(4, 2, 5)), "beyond": tokens(ends=(2, 6)), "short": tokens(ends=(2, 4)), "after": tokens() + b"x",
+        "many-tokens": tokens(count=2**63), "many-documents": tokens(documents=2**61), "vocabulary": tokens(vocabulary=3),
+        "no-vocabulary": tokens(vocabulary=0), "great-vocabulary": tokens(vocabulary=2**63), "negative": tokens((-1, 2), (2,), width=4),
+        "changed": tokens().replace(struct.pack("<H", 5), struct.pack("<H", 6)),
+    }
+    for name, content in cases.items():
+        write("token_file", name, content)
+
+
+def minder():
+    models = json.loads(pathlib.Path("runtime/minder/default_models.json").read_text())
+    one = {**models, "metrics": models["metrics"][:1]}
+    metric = one["metrics"][0]
+
+    def changed(**changes):
+        return json.dumps({**one, "metrics": [{**metric, **changes}]})
+
+    cases = {
+        "one": json.dumps(one), "twice": json.dumps({**one, "metrics": [metric, metric]}), "none": json.dumps({**one, "metrics": []}),
+        "format": json.dumps({**one, "format": 2}), "few-weights": changed(weights=metric["weights"][:-1]), "no-name": changed(name=""),
+        "control": changed(name="\x1b[2J\n"), "limits": changed(lower=1, upper=0), "huge": changed(weights=[1e300] * len(metric["weights"])),
+        "text": changed(weights="0"), "null": changed(upper=None), "list": "[]", "empty": "", "deep": "[" * 600,
+        "overflow": json.dumps(one).replace("0.154727", "1e400"),
+    }
+    for name, text in cases.items():
+        write("minder_models", name, text)
+    lines = ["machine,seconds,compute share,busy cores"]
+    lines += [f"n{machine},{1764052800 + second}.5,{0.4 + machine / 100},{1.9 if second % 3 else ''}" for machine in range(3) for second in range(5)]
+    whole = "\n".join(lines) + "\n"
+    cases = {
+        "whole": whole, "no-lines": lines[0] + "\n", "empty": "", "no-metric": "machine,seconds\n", "other-head": whole.replace("machine", "node", 1),
+        "few-cells": whole + "n0,1\n", "many-cells": whole + "n0,1,2,3,4\n", "nan": whole.replace("0.4", "nan"), "infinite": whole.replace("1.9", "inf"),
+        "huge-time": whole.replace("1764052800.5", "1e300"), "negative-time": whole.replace("1764052800.5", "-1"), "backwards": whole + lines[1] + "\n",
+        "crlf": whole.replace("\n", "\r\n"), "control": whole.replace("n1", "\x1b[2J"), "quotes": whole.replace("n1", '"n1"'),
+        "same-metric": whole.replace("busy cores", "compute share"), "no-name": whole.replace("n2", ""), "far-apart": whole + "n0,0,1,1\nn1,9e15,1,1\n",
+    }
+    for name, text in cases.items():
+        write("minder_recording", name, text)
+
+
 job_files()
 checkpoints()
 hugging_face()
@@ -415,5 +531,8 @@ worker_link()
 keeper_wire()
 store_replies()
 tokenizers()
+sentencepiece_models()
+token_files()
+minder()
 traces()
 exchanges()

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "tests/fuzz/mutator.h"
 
@@ -30,7 +31,6 @@ std::string MutateManifest(const std::string& input, Random* random);
 void RunSafetensors(absl::string_view input);
 std::string MutateSafetensors(const std::string& input, Random* random);
 // Frames of AgentUp, from two agents, into the driver's agent monitor and state machine.
-// machine.
 void RunAgentMessages(absl::string_view input);
 std::string MutateAgentMessages(const std::string& input, Random* random);
 // Frames of FromWorker and FromHost, over a socket pair, into the agent's core.
@@ -49,14 +49,25 @@ void RunStoreReplies(absl::string_view input);
 
 // A tokenizer.json; if it is one, it encodes and decodes a text.
 void RunTokenizerJson(absl::string_view input);
+// A SentencePiece model; if it is one, it encodes and decodes a text.
+void RunSentencePiece(absl::string_view input);
 // Any bytes, encoded and decoded by the fixed tokenizer that the first byte chooses.
 void RunTokenizerText(absl::string_view input);
 // A line of JSON Lines with the field "text".
 void RunJsonLine(absl::string_view input);
+// Megatron-LM's .idx, and our own token files.
+void RunMegatronIndex(absl::string_view input);
+void RunTokenFile(absl::string_view input);
+// The models of `megascale minder train`, and the series of `megascale minder record`.
+void RunMinderModels(absl::string_view input);
+void RunMinderRecording(absl::string_view input);
 // A Chrome trace of training steps, in pieces, and its analysis.
 void RunTrace(absl::string_view input);
 // The exchange board of a worker, and what the diagnosis makes of it.
 void RunExchanges(absl::string_view input);
+
+// Fails unless the message is one printable line, at most 1,000 bytes long.
+void CheckLine(const absl::Status& refusal);
 
 const std::vector<Target>& Targets();
 // Null: there is no target of that name.

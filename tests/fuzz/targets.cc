@@ -2,6 +2,8 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/base/check.h"
+#include "runtime/base/text/printable.h"
 #include "tests/fuzz/target.h"
 
 namespace megascale::fuzz {
@@ -141,11 +143,38 @@ const std::vector<Target>& Targets() {
        RunTokenizerText,
        {"<s>", "<|endoftext|>", "'s", "'LL", "\xe2\x96\x81", " ", "\r\n", "123", "\xef\xbf\xbd",
         "\xc3", "\xf0\x9f\x98\x80", "<0x41>", "\xcc\x81"}},
+      {"sentencepiece",
+       RunSentencePiece,
+       {"\xe2\x96\x81", "<unk>", "<s>", "</s>", "<0x41>", "\x0a\x0a", "\x18\x06", "\x18\x03",
+        "\x18\x02", "\x12\x02\x18\x02", "\x15", "\xff\xff\xff\xff\x0f"}},
+      {"megatron_index",
+       RunMegatronIndex,
+       {"MMIDIDX", std::string(8, '\0'), "\xff\xff\xff\xff\xff\xff\xff\x7f",
+        std::string("\1\0\0\0\0\0\0\0", 8), std::string("\4\0\0\0", 4)}},
+      {"token_file",
+       RunTokenFile,
+       {"MSTOKENS", std::string(8, '\0'), "\xff\xff\xff\xff\xff\xff\xff\x7f",
+        std::string("\1\0\0\0\2\0\0\0", 8), std::string("\4\0\0\0", 4)}},
+      {"minder_models",
+       RunMinderModels,
+       {"\"metrics\"", "\"weights\"", "\"name\"", "null", "-1", "1e400", "1e-320", "[", "{", "]",
+        "}", "true", "\\u0000", "0.5,"}},
+      {"minder_recording",
+       RunMinderRecording,
+       {"machine,seconds", "n0,", ",", ",,", "\n", "\r\n", "\"", "nan", "inf", "-inf", "1e400",
+        "-1", "1764052800.0", "1e-320", "0x10"}},
       {"json_line",
        RunJsonLine,
        {"\"text\"", ":", ",", "{", "}", "[", "]", "\"", "\\u0000", "\\ud800", "null", "1e400"}},
   };
   return *targets;
+}
+
+void CheckLine(const absl::Status& refusal) {
+  constexpr size_t kBytesMax = 1000;
+  const std::string message(refusal.message());
+  MEGASCALE_CHECK(!message.empty() && message.size() <= kBytesMax);
+  MEGASCALE_CHECK_MSG(base::Printable(message) == message, message);
 }
 
 const Target* FindTarget(absl::string_view name) {

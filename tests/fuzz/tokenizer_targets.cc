@@ -7,6 +7,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/data/source/documents.h"
+#include "runtime/data/tokenizer/files/sentencepiece.h"
 #include "runtime/data/tokenizer/files/tokenizer_json.h"
 #include "runtime/data/tokenizer/text/utf8.h"
 #include "tests/fuzz/target.h"
@@ -15,14 +16,6 @@ namespace megascale::fuzz {
 namespace {
 
 using tokenizer::Tokenizer;
-
-constexpr size_t kLineBytesMax = 1000;
-
-void CheckLine(const absl::Status& refusal) {
-  const std::string message(refusal.message());
-  MEGASCALE_CHECK(!message.empty() && message.size() <= kLineBytesMax);
-  MEGASCALE_CHECK_MSG(base::Printable(message) == message, message);
-}
 
 // What holds for every tokenizer: known ids, valid text, and a stream that gives the same.
 void CheckText(const Tokenizer& tokenizer, absl::string_view text) {
@@ -80,6 +73,14 @@ void RunTokenizerJson(absl::string_view input) {
   const auto tokenizer = Tokenizer::Create(*std::move(parts));
   if (!tokenizer.ok()) return CheckLine(tokenizer.status());
   CheckText(**tokenizer, "aab b ba  abab<0x00>\xC3\xA9\xFF 'S 1234");
+}
+
+void RunSentencePiece(absl::string_view input) {
+  auto parts = tokenizer::ParseSentencePiece(input);
+  if (!parts.ok()) return CheckLine(parts.status());
+  const auto tokenizer = Tokenizer::Create(*std::move(parts));
+  if (!tokenizer.ok()) return CheckLine(tokenizer.status());
+  CheckText(**tokenizer, "a ab  b<s>\xC3\xA9\xFF 12");
 }
 
 void RunTokenizerText(absl::string_view input) {

@@ -1,0 +1,102 @@
+// Measures how long the initial weights of a whole model take, layer by layer, with one thread and
+// with all. The default is the shape of Llama 2 7B.
+//
+//   weights_benchmark --layers 32 --hidden 4096 --intermediate 11008
+//
+// One thread makes the first layers only; all threads make the whole model. Beside them, in the
+// same run, stands what memory allows: the time in which as many bytes are filled.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "runtime/base/check.h"
+#include "runtime/model/chunk_layout.h"
+#include "runtime/model/initialize.h"
+
+namespace megascale::bench {
+namespace {
+
+struct Made {
+  int64_t elements = 0;
+  double seconds = 0;
+  double fill_seconds = 0;  // memset of the same bytes
+};
+
+double Seconds(absl::Time since) { return absl::ToDoubleSeconds(absl::Now() - since); }
+
+// Makes the weights of the first `num_layers` layers, the embedding among them and, for all layers,
+// the output matrix. A buffer of one layer is used again and again, as it is in use.
+Made MakeWeights(const model::ModelConfig& config, int num_layers, int num_threads) {
+  Made made;
+  std::vector<float> buffer;
+  const int all = static_cast<int>(config.num_layers);
+  for (int layer = 0; layer < num_layers; ++layer) {
+    const model::ChunkLayout layout(config, model::MakeChunkRange(config, all, layer).value());
+    buffer.resize(static_cast<size_t>(layout.num_elements()));
+    absl::Time begin = absl::Now();
+    std::memset(buffer.data(), 1, buffer.size() * sizeof(float));
+    made.fill_seconds += Seconds(begin);
+    begin = absl::Now();
+    model::InitializeParameters(config, layout, {.seed = 1234, .num_threads = num_threads}, 0,
+                                {buffer.data(), tensor::DType::kF32, layout.num_elements()});
+    made.seconds += Seconds(begin);
+    made.elements += layout.num_elements();
+  }
+  return made;
+}
+
+void Print(const Made& made, int num_threads) {
+  const double millions = static_cast<double>(made.elements) / 1e6;
+  std::printf("%7d  %10.0f  %8.1f  %12.1f  %8.1f\n", num_threads, millions, made.seconds,
+              millions / made.seconds, made.fill_seconds);
+}
+
+int Main(int argc, char** argv) {
+  model::ModelConfig config;
+  config.vocab_size = 32000;
+  config.hidden_size = 4096;
+  config.num_layers = 32;
+  config.num_heads = 32;
+  config.num_kv_heads = 32;
+  config.intermediate_size = 11008;
+  config.position = model::PositionKind::kRotary;
+  config.norm = ops::NormKind::kRmsNorm;
+  config.activation = ops::ActivationKind::kSwiGlu;
+  config.qkv_bias = config.attention_bias = config.mlp_bias = false;
+  int first_layers = 2;
+  CLI::App app("Times the initial weights of a model.");
+  app.add_option("--layers", config.num_layers)->capture_default_str()->check(CLI::Range(1, 256));
+  app.add_option("--hidden", config.hidden_size, "a multiple of the heads")->capture_default_str();
+  app.add_option("--heads", config.num_heads)->capture_default_str()->check(CLI::Range(1, 256));
+  app.add_option("--intermediate", config.intermediate_size)->capture_default_str();
+  app.add_option("--vocab", config.vocab_size)->capture_default_str();
+  app.add_option("--first-layers", first_layers, "so many of them with one thread, too")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 256));
+  CLI11_PARSE(app, argc, argv);
+  config.num_kv_heads = config.num_heads;
+  config.head_dim = config.hidden_size / config.num_heads;
+  const int num_layers = static_cast<int>(config.num_layers);
+  const int num_threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  std::printf("%7s  %10s  %8s  %12s  %8s\n", "threads", "M elements", "s", "M elements/s",
+              "fill, s");
+  Print(MakeWeights(config, std::min(first_layers, num_layers), 1), 1);
+  Print(MakeWeights(config, num_layers, num_threads), num_threads);
+  rusage usage = {};
+  MEGASCALE_CHECK(::getrusage(RUSAGE_SELF, &usage) == 0);
+  std::printf("peak memory %ld MiB\n", usage.ru_maxrss / 1024);
+  return 0;
+}
+
+}  // namespace
+}  // namespace megascale::bench
+
+int main(int argc, char** argv) { return megascale::bench::Main(argc, argv); }

@@ -1,5 +1,7 @@
 #include "runtime/inference/inference.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -440,6 +442,50 @@ TEST_F(FolderGenerationTest, TheEndTokenOfAJobEndsItsTexts) {
   ASSERT_TRUE(source.ok()) << source.status();
   ASSERT_TRUE(source->codec.IdOf("!").has_value());
   EXPECT_EQ(source->end_tokens, std::vector<int32_t>{*source->codec.IdOf("!")});
+}
+
+// Token ids, as they come.
+class Ids : public data::TokenText {
+ public:
+  explicit Ids(std::vector<int32_t> ids) : ids_(std::move(ids)) {}
+  int64_t num_tokens() const override { return static_cast<int64_t>(ids_.size()); }
+  absl::Status Read(int64_t begin, absl::Span<int32_t> out) const override {
+    std::copy_n(ids_.begin() + begin, out.size(), out.begin());
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::vector<int32_t> ids_;
+};
+
+// Two documents in a window, which do not see each other, are two windows.
+TEST_F(FolderGenerationTest, EvaluationKeepsAttentionWithinDocuments) {
+  constexpr int32_t kEnd = 0;  // <|endoftext|>
+  constexpr int64_t kDocument = 8;
+  std::vector<int32_t> ids;
+  for (int32_t i = 1; i <= 16 * kDocument; ++i) {
+    ids.push_back(i % kDocument == 0 ? kEnd : 1 + i * i % 700);
+  }
+  ids.push_back(1);
+  const auto nats = [&](job::v1::Attention attention, int64_t window) {
+    job::v1::JobSpec spec = SmallSpec();
+    spec.mutable_model()->set_vocab_size(kVocabulary);
+    spec.mutable_data()->set_tokenizer("/unused");
+    spec.mutable_data()->set_end_token("<|endoftext|>");
+    spec.mutable_data()->set_attention(attention);
+    spec.mutable_train()->set_seq_length(static_cast<int32_t>(window));
+    const std::string root = absl::StrCat(folder_.path(), "/", window, "-", attention);
+    std::filesystem::create_directories(root);
+    const std::string checkpoint = WriteInitialCheckpoint(root, spec);
+    std::filesystem::copy_file(folder_.path() + "/tokenizer.json", checkpoint + "/tokenizer.json");
+    auto inference = Inference::Load(checkpoint, 1);
+    EXPECT_TRUE(inference.ok()) << inference.status();
+    return (*inference)->Evaluate(Ids(ids))->nats_per_token;
+  };
+  const double alone = nats(job::v1::ATTENTION_ACROSS_DOCUMENTS, kDocument);
+  EXPECT_NEAR(nats(job::v1::ATTENTION_WITHIN_DOCUMENTS, 2 * kDocument), alone, 1e-9 * alone);
+  const double across = nats(job::v1::ATTENTION_ACROSS_DOCUMENTS, 2 * kDocument);
+  EXPECT_GT(std::abs(across - alone), 1e-5 * alone);
 }
 
 TEST_F(InferenceTest, AJobThatBeganWithItsOwnCheckpointIsFound) {

@@ -186,9 +186,20 @@ TEST_F(LocalTest, CtrlCAndSigtermCancelTheJobAndLeaveNothing) {
   }
 }
 
+// The text: many short documents, each of which attention keeps to itself.
 TEST_F(LocalTest, AKilledDriverAndAKilledAgentAreStartedAgainAndTheBitsAreTheSame) {
   ::setenv("XDG_RUNTIME_DIR", directory_.c_str(), 1);
-  const pid_t pid = Spawn(Command({"--set", "train.steps=300"}), directory_ + "/local.log");
+  const std::string documents = directory_ + "/documents.jsonl";
+  std::string lines;
+  for (int i = 0; i < 2000; ++i) {
+    absl::StrAppend(&lines, "{\"text\": \"document ", i, " of ", i * i, " words\"}\n");
+  }
+  ASSERT_TRUE(base::WriteFileDurably(documents, lines).ok());
+  const std::vector<std::string> command =
+      Command({"--set", "train.steps=300", "--data", documents, "--set", "data.json_field=text",
+               "--set", "data.tokenizer_vocab_size=320", "--set", "data.attention=within_documents",
+               "--set", "data.token_cache=" + directory_ + "/tokens"});
+  const pid_t pid = Spawn(command, directory_ + "/local.log");
   ASSERT_TRUE(WaitUntil([&] { return DescendantsOf(pid, "worker --link-fd").size() == 4; }, 60));
   ::kill(DescendantsOf(pid, "megascale driver").at(0), SIGKILL);
   ASSERT_TRUE(WaitUntil([&] { return DescendantsOf(pid, "megascale driver").size() == 1; }, 30));
@@ -201,7 +212,7 @@ TEST_F(LocalTest, AKilledDriverAndAKilledAgentAreStartedAgainAndTheBitsAreTheSam
   const std::string state = directory_ + "/state";
   const std::string disturbed = directory_ + "/disturbed";
   std::filesystem::rename(state, disturbed);
-  EXPECT_EQ(e2e::Run(Command({"--set", "train.steps=300"})).exit_code, 0);
+  EXPECT_EQ(e2e::Run(command).exit_code, 0);
   EXPECT_EQ(Digest(disturbed), Digest(state));
 }
 

@@ -52,7 +52,7 @@ class TestFolder {
   }
   void Remove(const std::string& name) const { std::filesystem::remove(path_ + "/" + name); }
 
-  // Writes a file of tensors, all zero.
+  // Writes a file of tensors, all zero; the zeros take no space on the disk.
   void WriteWeights(const std::string& name, const Shapes& shapes,
                     const std::string& dtype = "F32") const {
     checkpoint::SafetensorsHeader header;
@@ -63,8 +63,10 @@ class TestFolder {
       header.entries.push_back({key, dtype, shape, begin, size});
       begin += size;
     }
-    Write(name, checkpoint::SerializeSafetensorsHeader(header) +
-                    std::string(static_cast<size_t>(begin), '\0'));
+    const std::string text = checkpoint::SerializeSafetensorsHeader(header);
+    Write(name, text);
+    std::filesystem::resize_file(absl::StrCat(path_, "/", name),
+                                 text.size() + static_cast<size_t>(begin));
   }
 
  private:

@@ -1,0 +1,80 @@
+// A model of a billion parameters goes in and out without its weights ever being in memory whole.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/hugging_face/testing/test_folder.h"
+#include "runtime/hugging_face/weights.h"
+#include "tests/e2e/cluster.h"
+#include "tests/soak.h"
+
+namespace megascale::e2e {
+namespace {
+
+struct LlamaShape {
+  const char* name;
+  int64_t hidden, intermediate, layers, heads, vocab;
+};
+constexpr LlamaShape kOneBillion = {"1B", 2048, 5632, 22, 32, 32000};
+constexpr LlamaShape kSevenBillions = {"7B", 4096, 11008, 32, 32, 32000};
+
+// Makes of `folder` a Llama whose weights, in bf16, are all zero and take no space on the disk.
+void WriteLlama(const LlamaShape& shape, const hugging_face::TestFolder& folder) {
+  folder.Write(
+      "config.json",
+      absl::StrCat(R"({"architectures": ["LlamaForCausalLM"], "vocab_size": )", shape.vocab,
+                   R"(, "hidden_size": )", shape.hidden, R"(, "intermediate_size": )",
+                   shape.intermediate, R"(, "num_hidden_layers": )", shape.layers,
+                   R"(, "num_attention_heads": )", shape.heads, "}"));
+  hugging_face::TestFolder::Shapes shapes = {
+      {"model.embed_tokens.weight", {shape.vocab, shape.hidden}},
+      {"model.norm.weight", {shape.hidden}},
+      {"lm_head.weight", {shape.vocab, shape.hidden}}};
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    const std::string layer = absl::StrCat("model.layers.", i, ".");
+    shapes[layer + "input_layernorm.weight"] = {shape.hidden};
+    shapes[layer + "post_attention_layernorm.weight"] = {shape.hidden};
+    shapes[layer + "mlp.gate_proj.weight"] = {shape.intermediate, shape.hidden};
+    shapes[layer + "mlp.up_proj.weight"] = {shape.intermediate, shape.hidden};
+    shapes[layer + "mlp.down_proj.weight"] = {shape.hidden, shape.intermediate};
+    for (const char* module : {"q", "k", "v", "o"}) {
+      shapes[absl::StrCat(layer, "self_attn.", module, "_proj.weight")] = {shape.hidden,
+                                                                           shape.hidden};
+    }
+  }
+  folder.WriteWeights("model.safetensors", shapes, "BF16");
+}
+
+// The most memory that a process had that has been started here.
+int64_t PeakMebibytes() {
+  rusage usage = {};
+  EXPECT_EQ(::getrusage(RUSAGE_CHILDREN, &usage), 0);
+  return usage.ru_maxrss / 1024;
+}
+
+// `./dev soak` takes 7B: 13.5 GB, which are read and written twice.
+TEST(LargeModelTest, IsImportedAndExportedWithinAGibibyte) {
+  const LlamaShape shape = IsSoak() ? kSevenBillions : kOneBillion;
+  SCOPED_TRACE(shape.name);
+  const hugging_face::TestFolder folder;
+  WriteLlama(shape, folder);
+  const std::string weights = folder.path() + "/weights", out = folder.path() + "/out";
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{Program(), "checkpoint", "import", folder.path(), "--out",
+                                 weights},
+        {Program(), "checkpoint", "export", weights, "--out", out}}) {
+    const CommandResult result = e2e::Run(command);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_LE(PeakMebibytes(), 1024) << command[2];
+  }
+  const auto exported = hugging_face::Weights::Open(out);
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  EXPECT_EQ((*exported)->config().model.num_hidden_layers(), shape.layers);
+}
+
+}  // namespace
+}  // namespace megascale::e2e

@@ -1,7 +1,7 @@
 // The checkpoint actors. Stage one, in a worker, copies the shard's state into a free buffer of the
 // snapshot region that the agent holds, and seals it. Stage two, the persister in a host, writes
 // sealed snapshots to storage in the background. Both block (on a free buffer, on storage), so they
-// run detached. Source: MegaScale section 4.4; DESIGN sections 4 and 6.
+// run detached. Source: MegaScale section 4.4.
 //
 // Storage that fails (a full disk, an unreachable server) does not stop training. The persister
 // marks it in the snapshot memory, so that workers overwrite snapshots that could not be stored;

@@ -1,5 +1,5 @@
 // The settings that determine the bits of a training. A resume with other settings is refused
-// unless the user allows it. Source: DESIGN section 9 "Numerics". Threads: plain functions.
+// unless the user allows it. Threads: plain functions.
 #pragma once
 
 #include <string>

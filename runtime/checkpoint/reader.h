@@ -58,8 +58,7 @@ class CheckpointReader {
   absl::Status Verify();
 
   // Returns the SHA-256 over the logical tensors sorted by name (name, type, shape, all bytes),
-  // then step and next_sample. It does not depend on layout, attempt or files. Source: DESIGN
-  // section 9.
+  // then step and next_sample. It does not depend on layout, attempt or files.
   absl::StatusOr<std::string> Digest();
 
  private:

@@ -79,8 +79,8 @@ using CallObserver = std::function<void(const CallEvent&)>;
 // and is ordered there: it reads what the stream's earlier work wrote, and the stream's later work
 // reads its result. So the call may return before the exchange is over; then an error may come with
 // a later call, or with the stream's work (stream::Stream::Notify). Shapes are those of
-// HostCommunicator (host/host_communicator.h). Communicators that go through the host have its sums
-// and costs, too.
+// HostCommunicator (host/host_communicator.h). Communicators that go through the host also sum, and
+// cost, as HostCommunicator says.
 //
 // After a call's error its buffers hold garbage.
 class Communicator {

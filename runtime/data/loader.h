@@ -17,8 +17,8 @@
 
 namespace megascale::data {
 
-// Place of a sample in a job: sample `index` of a micro-batch in `step`, which counts from 1 (the
-// step that it completes). GlobalSample returns its index over the whole job.
+// Place of a sample in a job: sample `index` of a micro-batch of step `step`. Steps count from 1.
+// GlobalSample returns its index over the whole job.
 struct SamplePosition {
   int64_t step = 1;
   int data_parallel_index = 0;

@@ -21,13 +21,13 @@ uint64_t Mix(uint64_t value) {
 
 }  // namespace
 
-SampleOrder::SampleOrder(uint64_t seed, int64_t text_bytes, int seq_length)
+SampleOrder::SampleOrder(uint64_t seed, int64_t num_tokens, int seq_length)
     : seed_(seed), seq_length_(seq_length) {
-  MEGASCALE_CHECK(seq_length > 0 && text_bytes > seq_length);
+  MEGASCALE_CHECK(seq_length > 0 && num_tokens > seq_length);
   // One window fewer than would fit, so that the grid may begin at any offset below seq_length. A
   // text of one window limits the offset to what fits.
-  num_windows_ = std::max<int64_t>(1, text_bytes / seq_length - 1);
-  num_offsets_ = std::min<int64_t>(seq_length, text_bytes - num_windows_ * seq_length);
+  num_windows_ = std::max<int64_t>(1, num_tokens / seq_length - 1);
+  num_offsets_ = std::min<int64_t>(seq_length, num_tokens - num_windows_ * seq_length);
   const int bits = std::bit_width(static_cast<uint64_t>(num_windows_ - 1));
   half_bits_ = std::max(1, (bits + 1) / 2);
 }

@@ -1,5 +1,5 @@
 // Chooses the piece of the training text for each sample of a job: a pure function of (seed, sample
-// index, size of the text). The text is cut into consecutive windows of seq_length tokens, each
+// index, number of tokens). The text is cut into consecutive windows of seq_length tokens, each
 // with one token more as the target of its last one. An epoch takes every window once, in an order
 // of its own. It also shifts the whole grid by an offset of its own, so that later epochs cut the
 // text at other places. Determinism: integers only; the order is part of the numerics version
@@ -12,8 +12,8 @@ namespace megascale::data {
 
 class SampleOrder {
  public:
-  // Requires: text_bytes > seq_length > 0.
-  SampleOrder(uint64_t seed, int64_t text_bytes, int seq_length);
+  // Requires: num_tokens > seq_length > 0.
+  SampleOrder(uint64_t seed, int64_t num_tokens, int seq_length);
 
   int64_t num_windows() const { return num_windows_; }
 

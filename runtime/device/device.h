@@ -103,7 +103,7 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Memory>> AllocateHost(absl::string_view name,
                                                                size_t size_bytes) = 0;
 
-  // Returns the same elements as host memory if the host may touch them; else an empty view. Only
+  // Returns a host view of `vector` if the host may touch its memory; otherwise an empty view. Only
   // HostWindow and the CPU's communicators need it.
   virtual tensor::HostVector OnHost(const tensor::Vector& vector) const = 0;
 

@@ -2,16 +2,16 @@
 // other. Pure. Source: Deng et al., NSDI '25 (Minder), section 4.
 //
 //   for each metric, in order of priority; for each window of 8 seconds:
-//     write the window of each machine back by the metric's model; mean distance from the others;
-//     normal score of these distances.
-//   A machine is a candidate in a window if its score and its distance are high enough. Who is a
-//   candidate in all windows of four minutes is the suspect.
+//     reconstruct each machine's window with the metric's model; take its mean distance from the
+//     others; turn the distances into scores (z-scores).
+//   A machine is a candidate in a window if its score and its distance are high enough. The suspect
+//   is the machine that stays a candidate in every window for four minutes.
 //
 // Two things differ from the paper. There only the highest score makes a candidate; here several
 // machines may be candidates at once, because in a large job some healthy machine has a burst at
-// any time, and it would break the chain of the faulty one. And a candidate needs a distance: of
-// few healthy machines that differ by a constant hair, one always has a high score. The paper's way
-// is an option, as are its ablations.
+// any time, and it would break the chain of the faulty one. And a candidate needs a minimum
+// distance: scores are relative, so among few healthy machines with a tiny constant difference one
+// always scores high. The paper's way is an option, as are its ablations.
 #pragma once
 
 #include <optional>
@@ -55,8 +55,8 @@ struct Suspect {
   int machine = 0;
   int metric = 0;       // its index; of concatenated metrics 0
   int begin = 0;        // the second from which on the machine was a candidate
-  int found = 0;        // the second in which it had been so for long enough
-  int end = 0;          // the second in which it was one no more
+  int found = 0;        // the second in which the continuity was reached
+  int end = 0;          // the first second in which it was no candidate
   bool lasts = false;   // it is a candidate in the last window
   double score = 0;     // mean of these windows
   double distance = 0;  // mean of these windows
@@ -67,10 +67,10 @@ double ScoreThreshold(const DetectorOptions& options, size_t n);
 
 // Returns the first suspect; of several in the same metric and second the one that differs most.
 // `metrics` in order of priority; `models`: one for each metric, one for kOneModel, none for raw
-// windows. Fewer than three machines have no suspect: nothing tells which one of two differs.
-// Neither have series that are shorter than the continuity. Requires: all metrics have the same
-// number of machines and of seconds; values are finite. Cost: for each metric about 0.4 us of one
-// core for each machine and second.
+// windows. Returns no suspect for fewer than three machines (nothing tells which one of two
+// differs), or for series shorter than the continuity. Requires: all metrics have the same number
+// of machines and of seconds; values are finite. Cost: for each metric about 0.4 us of one core for
+// each machine and second.
 std::optional<Suspect> FindSuspect(absl::Span<const MetricSeries> metrics,
                                    absl::Span<const LstmVae> models,
                                    const DetectorOptions& options = {});

@@ -21,10 +21,11 @@ namespace megascale::plan {
 //   F.c0.m3      forward of micro-batch 3 through chunk 0
 //   R.c1         no micro-batch; bucket 0, which is not shown
 //   R.c1.b2      bucket 2 of the chunk
-//   B.c0.m3.b1   a backward from bucket 1 on; see PlanOptions::num_buckets
-//   F.c0.m3.p2   the second exchange between tensor-parallel ranks within the pass; numbered from 1
-//                and in no plan. (The pieces into which buckets cut a backward are B.c0.m3.b1 …)
+//   B.c0.m3.b1   the piece of a backward for bucket 1; see PlanOptions::num_buckets
+//   F.c0.m3.p2   exchange 2 (from 1) of tensor-parallel ranks within the pass. For telemetry only: no
+//                plan lists it. It is no piece of a backward, which is B.c0.m3.b1.
 //   N            no chunk
+// operation.h explains the letters: F, B and W are passes, S and R reduce gradients.
 class InstructionId {
  public:
   static constexpr int kNoChunk = 0xffff;
@@ -46,8 +47,8 @@ class InstructionId {
   // Parses what ToString returns. Errors: InvalidArgument - the text has another form.
   static absl::StatusOr<InstructionId> Parse(absl::string_view text);
 
-  // Returns the id of this instruction's piece `piece`; 0: of the whole instruction. Requires: 0 <=
-  // piece <= kMaxPiece.
+  // Returns the id of exchange `piece` within this pass; 0: of the whole instruction. Requires: 0
+  // <= piece <= kMaxPiece.
   InstructionId WithPiece(int piece) const;
 
   // Returns the id that both ends of a transfer put on the message: that of the send. For other

@@ -2,7 +2,7 @@
 // ranks that communicate.
 //
 // Ranks are numbered with tensor fastest, then data, then pipeline, so that tensor-parallel peers
-// are neighbours and data-parallel peers are nearer than pipeline peers. Source: DESIGN section 5;
+// are neighbours and data-parallel peers are nearer than pipeline peers. Source:
 // MegaScale (Jiang et al., 2024). Plans refer to groups by kind, not by name: the same plan then
 // serves every rank of a role, and `Mesh` resolves the rest.
 //

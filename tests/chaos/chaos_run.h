@@ -1,7 +1,7 @@
 // One job under faults: a driver, two agents, four workers and a redis-server as real processes. A
 // seed names the faults and their moments; after each fault the run waits until the job trains
 // again. The first checkpoint after the last fault must have the bits of a calm run, and no failure
-// may occur without a fault. Source: DESIGN section 1.4 (same bits after any crash).
+// may occur without a fault.
 #pragma once
 
 #include <functional>

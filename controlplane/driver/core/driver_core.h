@@ -1,11 +1,12 @@
 // The driver's state machine: (state, event) -> state. The work that is left to do follows from the
 // state (driver_state.h). No clock, no I/O, no thread, no randomness: time and random bytes come in
-// events. Source: DESIGN sections 1.3, 2 and 9.
+// events. See docs/how-a-failure-is-handled.md.
 //
 // Life of a job: QUEUED -> PREFLIGHT -> RUN -> ENDED. A failure leads to FENCE, which lasts until
-// no process of the attempt is left on any living node. Then the job enters BACKOFF and
-// WAIT_FOR_SLOTS where needed and, with a restore point and slots, RUN of the next attempt. A
-// cancelled job passes through STOP and FENCE.
+// no process of the attempt is left on any living node; then BACKOFF and WAIT_FOR_SLOTS where
+// needed. The next attempt begins with RUN, or with PREFLIGHT if it uses a node that has not passed
+// it. A job that must leave a node passes through LEAVE and FENCE, a cancelled one through STOP and
+// FENCE.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -25,9 +26,9 @@ namespace megascale::driver {
 //      cannot be ended, and checkpoints that only one machine cannot read, quarantine the machine.
 //   5: queued jobs start by priority; jobs pass one that waits for more slots than there are; a
 //      spare stays one when a job is placed on it; a restored log is fenced on all machines.
-//   6: tests that are turned on let running jobs go on, and wait for machines that are lost; a job
-//      that waits for slots waits on until it makes progress; only a machine that had the whole
-//      time to end processes is blamed for them.
+//   6: when tests are turned on, jobs that run go on, and lost nodes are tested when they return;
+//      a recovering job's waiting time for slots ends only when it makes progress, not when an
+//      attempt starts; only a machine that was there for the whole fence timeout is blamed.
 inline constexpr int kRules = 6;
 
 // A new epoch adds this to the attempts of all jobs: each attempt after it is greater than every
@@ -63,10 +64,11 @@ absl::StatusOr<bool> IsNewUncordon(const DriverState& state, absl::string_view n
 absl::StatusOr<bool> IsNewSpareSet(const DriverState& state,
                                    const megascale::driver::v1::NodeSpareSet& spare_set);
 
-// Checks a client's report, whose attempt, node and texts are set, and sets the rest: the lowest
-// rank of the job on the node, and the kind. Returns false when it only repeats a report of the
-// last minute, or when the job stands still and has a suspect. Errors: InvalidArgument, NotFound,
-// FailedPrecondition - as proto/control.proto says for ReportSuspect.
+// Checks a client's report (ReportSuspect) that a node of a job differs from the others. Sets the
+// kind, and the job's lowest rank on that node. Returns false if the report repeats one of the last
+// minute, or if the analysis of a stall has already found a suspect. Requires: attempt, node and
+// texts are set. Errors: InvalidArgument, NotFound, FailedPrecondition - as proto/control.proto
+// says for ReportSuspect.
 absl::StatusOr<bool> IsNewReport(const DriverState& state, absl::Time now,
                                  megascale::driver::v1::SuspectFound* found);
 

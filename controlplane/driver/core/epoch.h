@@ -2,7 +2,7 @@
 // (epoch, version), and versions grow within an epoch. A log that is restored from a copy begins a
 // new epoch, so that agents take its desired states although their versions are lower. Of two
 // drivers on copies that nobody declared, the one stops whose agents know more than it has sent.
-// Pure; threads: plain functions. Source: DESIGN section 9 (Epochs).
+// Pure; threads: plain functions.
 #pragma once
 
 #include <cstdint>

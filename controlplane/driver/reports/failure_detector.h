@@ -4,7 +4,7 @@
 // A node is lost when it is silent for the driver's node timeout; a broken stream alone is no
 // reason. A job's limits decide about its own ranks and never about a node, because a node may have
 // ranks of other jobs, too. A driver that starts gives every node one node timeout to report.
-// Threads: one at a time. Open agent_monitor.h first. Source: DESIGN sections 1.3 and 9 (Liveness).
+// Threads: one at a time. Open agent_monitor.h first. See docs/how-a-failure-is-handled.md.
 #pragma once
 
 #include <map>
@@ -29,9 +29,9 @@ class FailureDetector {
   // Returns NodeLost for every living node that has been silent for longer than the node timeout.
   static std::vector<Event> LostNodes(const DriverState& state, const AgentReports& reports);
 
-  // Returns a RankFailed for each limit of the job that is exceeded now: for how long checkpoint
-  // writes may fail, how long a rank may make no progress (only the rank to blame gets one), and
-  // how long the start may take. Call several times per second.
+  // Returns a RankFailed for each limit of the job that is exceeded now: checkpoint_timeout (writes
+  // fail), start_timeout, and heartbeat_timeout or progress_timeout (a rank is silent or makes no
+  // progress; only the rank to blame gets an event). Call several times per second.
   std::vector<Event> FailuresOf(const JobRecord& job, const AgentReports& reports);
 
   // Forgets a job that has ended.

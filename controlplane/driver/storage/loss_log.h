@@ -2,7 +2,6 @@
 // once. A rollback cuts it back to the restore point and moves the cut lines to
 // metrics.attempt-N.jsonl. Only the end of the file is read, however long it is. Lines that are no
 // records (a bad sector, a crash of the machine) are skipped with a warning; they stay in the file.
-// Source: DESIGN section 9 (Loss log).
 // Threads: one owner. Ownership: the file is written by the driver alone.
 #pragma once
 

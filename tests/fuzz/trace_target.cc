@@ -10,20 +10,6 @@
 #include "tests/fuzz/target.h"
 
 namespace megascale::fuzz {
-namespace {
-
-constexpr size_t kLineBytesMax = 1000;
-
-void CheckLine(const absl::Status& refusal) {
-  MEGASCALE_CHECK(refusal.code() == absl::StatusCode::kInvalidArgument);
-  MEGASCALE_CHECK(!refusal.message().empty() && refusal.message().size() <= kLineBytesMax);
-  for (const char c : refusal.message()) {
-    MEGASCALE_CHECK_MSG(static_cast<unsigned char>(c) >= ' ', std::string(refusal.message()));
-  }
-}
-
-}  // namespace
-
 // The first byte gives the size of the pieces in which the file arrives.
 void RunTrace(absl::string_view input) {
   if (input.empty()) return;

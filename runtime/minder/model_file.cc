@@ -9,7 +9,9 @@
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text/json_nesting.h"
+#include "runtime/base/text/printable.h"
 #include "runtime/minder/default_models.h"
+#include "runtime/minder/recording.h"
 
 namespace megascale::minder {
 namespace {
@@ -18,6 +20,7 @@ using nlohmann::json;
 
 constexpr int kFormat = 1;
 constexpr size_t kMetricsMax = 64;
+constexpr size_t kMadeByBytesMax = 1000;
 
 absl::Status Malformed(absl::string_view why) {
   return absl::InvalidArgumentError(
@@ -37,6 +40,7 @@ absl::StatusOr<MetricModel> ParseMetric(const json& object) {
     return Malformed("a metric has no name");
   }
   const std::string name = object["name"].get<std::string>();
+  if (!IsName(name)) return Malformed("a metric's name is empty, long or not printable");
   const auto weights = object.find("weights");
   if (weights == object.end() || !weights->is_array()) {
     return Malformed(absl::StrCat("metric '", name, "' has no weights"));
@@ -80,7 +84,7 @@ absl::StatusOr<MinderModels> ParseModels(absl::string_view text) {
   MinderModels models;
   const auto made_by = object.find("made_by");
   if (made_by != object.end() && made_by->is_string()) {
-    models.made_by = made_by->get<std::string>();
+    models.made_by = base::Printable(made_by->get<std::string>(), kMadeByBytesMax);
   }
   for (const json& metric : *metrics) {
     ASSIGN_OR_RETURN(MetricModel parsed, ParseMetric(metric));

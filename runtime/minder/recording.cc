@@ -11,11 +11,13 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "runtime/base/text/printable.h"
 
 namespace megascale::minder {
 namespace {
 
 constexpr size_t kColumnsMax = 66;
+constexpr size_t kNameBytesMax = 128;
 
 absl::Status Malformed(size_t line, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(
@@ -35,6 +37,7 @@ absl::Status AddLine(const std::vector<absl::string_view>& cells, size_t line, R
     return Malformed(line, absl::StrCat("has ", cells.size(), " columns in place of ",
                                         recording->metrics.size() + 2));
   }
+  if (!IsName(cells[0])) return Malformed(line, "the machine's name is empty or not printable");
   double seconds = 0;
   if (!absl::SimpleAtod(cells[1], &seconds) || !std::isfinite(seconds)) {
     return Malformed(line, "the time is no number of seconds");
@@ -57,6 +60,10 @@ absl::Status AddLine(const std::vector<absl::string_view>& cells, size_t line, R
 
 }  // namespace
 
+bool IsName(absl::string_view text) {
+  return !text.empty() && text.size() <= kNameBytesMax && base::Printable(text) == text;
+}
+
 absl::StatusOr<Recording> ParseRecording(absl::string_view csv) {
   Recording recording;
   std::map<std::string, size_t, std::less<>> machines;
@@ -70,7 +77,11 @@ absl::StatusOr<Recording> ParseRecording(absl::string_view csv) {
           cells[1] != "seconds") {
         return Malformed(number, "is no header");
       }
-      for (size_t i = 2; i < cells.size(); ++i) recording.metrics.emplace_back(cells[i]);
+      for (size_t i = 2; i < cells.size(); ++i) {
+        if (!IsName(cells[i]))
+          return Malformed(number, "a metric's name is empty or not printable");
+        recording.metrics.emplace_back(cells[i]);
+      }
       continue;
     }
     if (line.empty()) continue;

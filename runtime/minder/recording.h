@@ -29,6 +29,8 @@ struct Recording {
 
 // Errors: InvalidArgument - malformed; the message names the line.
 absl::StatusOr<Recording> ParseRecording(absl::string_view csv);
+// Whether a file may give this name to a machine or a metric: 1 to 128 printable characters.
+bool IsName(absl::string_view text);
 std::string FormatRecording(const Recording& recording);
 
 // The time that all machines have in common, in whole seconds, at most the newest `seconds_max`.

@@ -17,13 +17,14 @@ bool Computes(absl::string_view command) {
 
 }  // namespace
 
-int RunProgram(int argc, char** argv, const actors::MakeDevice& make_device) {
+int RunProgram(int argc, char** argv, const actors::MakeDevice& make_device,
+               const machine::MakeDevices& make_tested_devices) {
   if (argc > 1 && Computes(argv[1])) base::EnterEnvironment(base::ThreadEnvironment(false), argv);
   base::RaiseOpenFilesLimit();
   CommandLine line("megascale",
                    "Trains language models on many machines, and on this one.\n"
                    "Start here: megascale local examples/fortunes.yaml --agents 2 --slots 2");
-  AddCommands(&line, make_device);
+  AddCommands(&line, make_device, make_tested_devices);
   return line.Run(argc, argv);
 }
 

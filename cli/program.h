@@ -3,11 +3,14 @@
 #pragma once
 
 #include "actors/make_device.h"
+#include "runtime/machine/machine_check.h"
 
 namespace megascale::cli {
 
 // Runs the command that the arguments name, and returns the process's exit status. `make_device`
-// makes the devices of workers and hosts.
-int RunProgram(int argc, char** argv, const actors::MakeDevice& make_device);
+// makes the devices of workers and hosts, `make_tested_devices` those that tests of the machine
+// include; empty: none.
+int RunProgram(int argc, char** argv, const actors::MakeDevice& make_device,
+               const machine::MakeDevices& make_tested_devices = {});
 
 }  // namespace megascale::cli

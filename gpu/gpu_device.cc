@@ -1,9 +1,13 @@
 #include "gpu/gpu_device.h"
 
 #include <stdlib.h>
+#include <unistd.h>
+
+#include <utility>
 
 #include "gpu/assembly.h"
 #include "gpu/comm/nccl_environment.h"
+#include "gpu/cuda/cuda_status.h"
 #include "runtime/base/status.h"
 
 namespace megascale::gpu {
@@ -31,6 +35,21 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& 
     ASSIGN_OR_RETURN(tables.nccl, cuda::LoadNccl());
   }
   return AssembleGpuDevice(tables, request);
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices() {
+  std::vector<std::unique_ptr<device::Device>> devices;
+  if (::access("/dev/nvidiactl", F_OK) != 0) return devices;
+  SetCudaEnvironment();
+  GpuTables tables = {.images = cuda::KernelImages()};
+  ASSIGN_OR_RETURN(tables.cuda, cuda::LoadCuda());
+  ASSIGN_OR_RETURN(tables.cublas_lt, cuda::LoadCublasLt());
+  int count = 0;
+  RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(*tables.cuda, cudaGetDeviceCount(&count)));
+  for (int i = 0; i < count; ++i) {
+    ASSIGN_OR_RETURN(devices.emplace_back(), AssembleGpuDevice(tables, {.local_rank = i}));
+  }
+  return devices;
 }
 
 }  // namespace megascale::gpu

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -28,5 +29,10 @@ struct GpuRequest {
 // machine lacks a library, a driver or a GPU; the message says which, what was wanted and what was
 // found.
 absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& request);
+
+// Makes a device of each GPU of this machine, for tests of the machine; none where no driver is.
+// Errors: FailedPrecondition - there is a driver, but this program cannot use it, for a reason that
+// MakeGpuDevice names; Internal - CUDA failed.
+absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices();
 
 }  // namespace megascale::gpu

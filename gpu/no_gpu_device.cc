@@ -9,4 +9,8 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& 
       "installed (CUDA_HOME, default /usr/local/cuda), or use device = cpu");
 }
 
+absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices() {
+  return std::vector<std::unique_ptr<device::Device>>();
+}
+
 }  // namespace megascale::gpu

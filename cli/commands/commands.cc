@@ -4,7 +4,8 @@
 
 namespace megascale::cli {
 
-void AddCommands(CommandLine* line, const actors::MakeDevice& make_device) {
+void AddCommands(CommandLine* line, const actors::MakeDevice& make_device,
+                 const machine::MakeDevices& make_tested_devices) {
   AddLocalCommand(line);
   AddSubmitCommand(line);
   AddStatusCommand(line);
@@ -31,7 +32,7 @@ void AddCommands(CommandLine* line, const actors::MakeDevice& make_device) {
   AddCertsCommand(line);
   AddCompletionCommand(line);
   AddVersionCommand(line);
-  AddProcessCommands(line, make_device);
+  AddProcessCommands(line, make_device, make_tested_devices);
 }
 
 }  // namespace megascale::cli

@@ -3,12 +3,13 @@
 
 #include "actors/worker_main.h"
 #include "cli/command_line/command_line.h"
+#include "runtime/machine/machine_check.h"
 
 namespace megascale::cli {
 
-// Adds all commands, in the order in which --help shows them. `make_device` makes the devices of
-// workers.
-void AddCommands(CommandLine* line, const actors::MakeDevice& make_device);
+// Adds all commands, in the order in which --help shows them. The last two as RunProgram has them.
+void AddCommands(CommandLine* line, const actors::MakeDevice& make_device,
+                 const machine::MakeDevices& make_tested_devices);
 
 void AddDriverCommand(CommandLine* line);
 void AddAgentCommand(CommandLine* line);
@@ -35,7 +36,8 @@ void AddTokenizerCommand(CommandLine* line);
 void AddCertsCommand(CommandLine* line);
 void AddCompletionCommand(CommandLine* line);
 void AddVersionCommand(CommandLine* line);
-// Adds the hidden commands `worker` and `host`, which an agent runs.
-void AddProcessCommands(CommandLine* line, const actors::MakeDevice& make_device);
+// Adds the hidden commands of processes that an agent starts.
+void AddProcessCommands(CommandLine* line, const actors::MakeDevice& make_device,
+                        const machine::MakeDevices& make_tested_devices);
 
 }  // namespace megascale::cli

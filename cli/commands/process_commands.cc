@@ -1,4 +1,4 @@
-// worker and host: processes that an agent starts.
+// worker, host, machine-test and read-stacks: processes that an agent starts.
 #include <memory>
 #include <string>
 
@@ -10,7 +10,8 @@
 
 namespace megascale::cli {
 
-void AddProcessCommands(CommandLine* line, const actors::MakeDevice& make_device) {
+void AddProcessCommands(CommandLine* line, const actors::MakeDevice& make_device,
+                        const machine::MakeDevices& make_tested_devices) {
   auto link_fd = std::make_shared<int64_t>(-1);
   auto of = std::make_shared<std::string>();  // for the list of processes
   Command* worker = line->Add("worker", "one rank of one attempt; started by an agent");
@@ -31,7 +32,9 @@ void AddProcessCommands(CommandLine* line, const actors::MakeDevice& make_device
   test->Integer("--link-fd", link_fd.get(), "inherited socket to the agent");
   test->Text("--of", of.get(), "which test: what the list of processes shows");
   test->Hide();
-  test->Runs([link_fd] { return machine::RunCheckProcess(static_cast<int>(*link_fd)); });
+  test->Runs([link_fd, make_tested_devices] {
+    return machine::RunCheckProcess(static_cast<int>(*link_fd), make_tested_devices);
+  });
   Command* stacks = line->Add("read-stacks", "reads what a process executes; started by an agent");
   stacks->Integer("--link-fd", link_fd.get(), "inherited socket to the agent");
   stacks->Text("--of", of.get(), "what the list of processes shows");

@@ -301,7 +301,7 @@ void AddWatch(Command* minder) {
       "Runs beside the driver, on any machine. Each look fetches 15 minutes of each machine's "
       "metrics and compares the machines that hold the same pipeline stages. A machine that "
       "differs now, and has for four minutes, becomes the job's suspicion: what follows is the "
-      "job's fault.on_suspect (TELL, or EVICT within the driver's limits). Prints a verdict for "
+      "job's fault.on_suspect (tell, or evict within the driver's limits). Prints a verdict for "
       "each look; with -o json one object a line.");
   command->Examples(
       "megascale minder watch fortunes-1a2b3c4d\n"

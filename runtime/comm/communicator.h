@@ -110,8 +110,7 @@ class Communicator {
 };
 
 // Returns the world ranks that an error of a Communicator blames, ascending; empty when it blames
-// no rank. They are a payload of the status, which base::Annotate drops: call this before
-// annotating.
+// no rank. They are a payload of the status, which base::Annotate keeps.
 std::vector<int> BlamedRanks(const absl::Status& status);
 
 // Returns `status` with `world_ranks` blamed, instead of any that were blamed before.

@@ -49,7 +49,7 @@ struct WaitingRank {
   std::vector<int> waits_for;       // ranks that have not come
 };
 
-// A place where waiting ends.
+// A rank, or an exchange, for which others wait and which itself waits for no other.
 struct StallRoot {
   StallCause cause = StallCause::kUnknown;
   int rank = -1;  // kExchange: the member that is behind or silent; -1: nothing tells which

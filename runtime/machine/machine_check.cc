@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -92,6 +93,63 @@ std::vector<Part> PartsOf(const CheckOptions& options, const Budgets& budgets) {
   return parts;
 }
 
+// A part's result, as it is told.
+TestResult Told(const std::string& part, const PartResult& result, absl::Duration took) {
+  TestResult told;
+  told.set_part(part);
+  told.set_seconds(absl::ToDoubleSeconds(took));
+  told.set_bytes_per_second(result.bytes_per_second);
+  told.set_failure(result.failure);
+  told.set_note(result.note);
+  return told;
+}
+
+void AddResult(TestResult told, MachineTest* test) {
+  if (!told.failure().empty() && test->evidence().empty()) {
+    test->set_evidence(absl::StrCat(told.part(), ": ", told.failure()));
+  }
+  *test->add_results() = std::move(told);
+}
+
+// The parts of one device: "device 0 (NVIDIA H100), copies to the host".
+std::vector<TestResult> CheckOneDevice(device::Device* device, int index,
+                                       const device::check::CheckOptions& options) {
+  std::vector<TestResult> results;
+  const std::string name = absl::StrCat("device ", index, " (", device->Describe().name, "), ");
+  for (const device::check::NamedResult& it :
+       device::check::CheckDevice(device, options, [](absl::string_view /*part*/) {})) {
+    TestResult& told = results.emplace_back(Told(
+        name + it.part, {it.result.failure, it.result.note, it.result.bytes_per_second}, it.took));
+    told.set_flops_per_second(it.result.flops_per_second);
+  }
+  return results;
+}
+
+// All devices at once: a machine has up to eight, and a job uses them together.
+void CheckDevices(const CheckOptions& options, bool is_full, MachineTest* test) {
+  if (!options.make_devices) return;
+  const absl::Duration begin = base::RealClock().Monotonic();
+  const auto devices = options.make_devices();
+  if (!devices.ok()) {
+    PartResult result;
+    const std::string why(devices.status().message());
+    (devices.status().code() == absl::StatusCode::kInternal ? result.failure : result.note) = why;
+    return AddResult(Told("devices", result, base::RealClock().Monotonic() - begin), test);
+  }
+  const device::check::CheckOptions how = options.device_check.value_or(
+      is_full ? device::check::FullDeviceCheck() : device::check::QuickDeviceCheck());
+  std::vector<std::vector<TestResult>> results(devices->size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < devices->size(); ++i) {
+    threads.emplace_back(
+        [&, i] { results[i] = CheckOneDevice((*devices)[i].get(), static_cast<int>(i), how); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::vector<TestResult>& of_device : results) {
+    for (TestResult& told : of_device) AddResult(std::move(told), test);
+  }
+}
+
 }  // namespace
 
 MachineTest CheckMachine(const CheckOptions& options,
@@ -106,22 +164,19 @@ MachineTest CheckMachine(const CheckOptions& options,
     on_part(test);
     const absl::Duration begin = base::RealClock().Monotonic();
     const PartResult result = part.run();
-    TestResult* told = test.add_results();
-    told->set_part(part.name);
-    told->set_seconds(absl::ToDoubleSeconds(base::RealClock().Monotonic() - begin));
-    told->set_bytes_per_second(result.bytes_per_second);
-    told->set_failure(result.failure);
-    told->set_note(result.note);
-    if (!result.failure.empty() && test.evidence().empty()) {
-      test.set_evidence(absl::StrCat(part.name, ": ", result.failure));
-    }
+    AddResult(Told(part.name, result, base::RealClock().Monotonic() - begin), &test);
+  }
+  if (options.make_devices) {
+    test.set_part("devices");
+    on_part(test);
+    CheckDevices(options, is_full, &test);
   }
   test.clear_part();
   test.set_state(test.evidence().empty() ? MachineTest::STATE_PASSED : MachineTest::STATE_FAILED);
   return test;
 }
 
-int RunCheckProcess(int link_fd) {
+int RunCheckProcess(int link_fd, MakeDevices make_devices) {
   ::prctl(PR_SET_NAME, "megascale-tst");  // what ps shows
   base::InitLog("machine-test", base::LogLevel::kInfo);
   const base::UniqueFd link(link_fd);
@@ -135,10 +190,11 @@ int RunCheckProcess(int link_fd) {
     return base::SendFrame(link.get(), test.SerializeAsString(), {}, kLinkTimeout);
   };
   const MachineTest test =
-      CheckMachine({assignment.request(), assignment.own_directory()}, [&](const auto& running) {
-        base::LogInfo(absl::StrCat("tests ", running.part()));
-        tell(running).IgnoreError();  // an agent that is gone ends this process
-      });
+      CheckMachine({assignment.request(), assignment.own_directory(), std::move(make_devices)},
+                   [&](const auto& running) {
+                     base::LogInfo(absl::StrCat("tests ", running.part()));
+                     tell(running).IgnoreError();  // an agent that is gone ends this process
+                   });
   if (!test.evidence().empty()) base::LogError(test.evidence());
   return tell(test).ok() ? 0 : 1;
 }

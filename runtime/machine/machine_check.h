@@ -1,31 +1,43 @@
-// Tests the machine it runs on: memory, processor cores, loopback network, disk and the directories
-// of jobs. Open this header first; part.h says what a part gives.
+// Tests the machine it runs on: memory, processor cores, loopback network, disk, the directories of
+// jobs, and devices such as GPUs. Open this header first; part.h says what a part gives.
 //
 // A quick check takes about a second, a full one at most half a minute; a busy or slow machine
 // takes longer, and passes. A part that fails does not keep the others from running.
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "absl/status/statusor.h"
 #include "proto/agent.pb.h"
+#include "runtime/device/check/device_check.h"
+#include "runtime/device/device.h"
 
 namespace megascale::machine {
 
+// Makes the devices of the machine that are tested beside its processors. Errors: why they cannot
+// be; that they fail is Internal, and any other error is a note.
+using MakeDevices = std::function<absl::StatusOr<std::vector<std::unique_ptr<device::Device>>>()>;
+
 struct CheckOptions {
   megascale::agent::v1::MachineTestRequest request;
-  std::string own_directory;  // on a disk of this machine
+  std::string own_directory;                                     // on a disk of this machine
+  MakeDevices make_devices = {};                                 // empty: there are none
+  std::optional<device::check::CheckOptions> device_check = {};  // for tests; unset: by the kind
 };
 
 // Runs all parts and returns their results, PASSED or FAILED. `on_part` is called before each part,
-// with what is known by then (RUNNING). Blocking. Threads: it starts one for each core, which end
-// before it returns.
+// with what is known by then (RUNNING). Blocking. Threads: it starts one for each core, and one for
+// each device, which end before it returns.
 megascale::agent::v1::MachineTest CheckMachine(
     const CheckOptions& options,
     const std::function<void(const megascale::agent::v1::MachineTest&)>& on_part);
 
 // The main function of the test process: takes a TestAssignment from the agent over this inherited
 // socket, runs the parts and tells their results. Returns the exit status.
-int RunCheckProcess(int link_fd);
+int RunCheckProcess(int link_fd, MakeDevices make_devices);
 
 }  // namespace megascale::machine

@@ -6,11 +6,15 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <memory>
 #include <new>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/device/check/device_check.h"
+#include "runtime/device/cpu_device.h"
 #include "runtime/machine/core_check.h"
 #include "runtime/machine/exchange_check.h"
 #include "runtime/machine/memory_check.h"
@@ -188,6 +192,61 @@ TEST(MachineCheckTest, AQuickCheckRunsEveryPartAndPasses) {
   EXPECT_EQ(test.id(), 7);
   ASSERT_EQ(test.results_size(), 6);
   EXPECT_THAT(test.results(5).note(), HasSubstr("No such file"));
+}
+
+// Two devices, which are the CPU here, tested with little memory and small products.
+class DevicesTest : public ::testing::Test {
+ protected:
+  DevicesTest() {
+    options_.request.set_kind(megascale::agent::v1::TEST_KIND_QUICK);
+    options_.own_directory = MakeFolder();
+    options_.make_devices = [] {
+      std::vector<std::unique_ptr<device::Device>> devices;
+      devices.push_back(device::MakeCpuDevice());
+      devices.push_back(device::MakeCpuDevice());
+      return devices;
+    };
+    device::check::CheckOptions small;
+    small.memory = {.size_bytes = 1 << 20, .piece_bytes = 1 << 18, .budget = {}};
+    small.copies = {.size_bytes = 1 << 18, .budget = {}};
+    small.products = {.size = 32, .budget = {}};
+    options_.device_check = small;
+  }
+  MachineTest Check() const {
+    return CheckMachine(options_, [](const MachineTest& /*running*/) {});
+  }
+
+  CheckOptions options_;
+};
+
+TEST_F(DevicesTest, EachIsTestedAndItsRatesAreTold) {
+  const MachineTest test = Check();
+  EXPECT_EQ(test.state(), MachineTest::STATE_PASSED) << test.evidence();
+  ASSERT_EQ(test.results_size(), 5 + 2 * 5);
+  const auto& copies = test.results(12);
+  EXPECT_THAT(copies.part(), AllOf(HasSubstr("device 1 ("), HasSubstr("), copies to the host")));
+  EXPECT_GT(copies.bytes_per_second(), 0);
+  EXPECT_GT(test.results(14).flops_per_second(), 0) << test.results(14).part();
+}
+
+TEST_F(DevicesTest, OneThatGivesWrongBytesFailsTheMachineWithItsNumberAndPart) {
+  options_.device_check->memory.tamper = FlipAt(77, 1);
+  const MachineTest test = Check();
+  EXPECT_EQ(test.state(), MachineTest::STATE_FAILED);
+  EXPECT_THAT(test.evidence(), AllOf(HasSubstr("device 0 ("), HasSubstr("), memory: "),
+                                     HasSubstr("the first at byte 77")));
+}
+
+TEST_F(DevicesTest, DevicesThatCannotBeUsedAreANoteAndThoseThatFailAreNot) {
+  options_.make_devices = [] { return absl::FailedPreconditionError("no libcudart.so.13"); };
+  MachineTest test = Check();
+  EXPECT_EQ(test.state(), MachineTest::STATE_PASSED);
+  EXPECT_EQ(test.results(5).part(), "devices");
+  EXPECT_EQ(test.results(5).note(), "no libcudart.so.13");
+  options_.make_devices = [] { return absl::InternalError("the GPU has fallen off the bus"); };
+  test = Check();
+  EXPECT_EQ(test.state(), MachineTest::STATE_FAILED);
+  EXPECT_EQ(test.evidence(), "devices: the GPU has fallen off the bus");
 }
 
 }  // namespace

@@ -22,8 +22,9 @@ namespace megascale::plan {
 //   R.c1         no micro-batch; bucket 0, which is not shown
 //   R.c1.b2      bucket 2 of the chunk
 //   B.c0.m3.b1   the piece of a backward for bucket 1; see PlanOptions::num_buckets
-//   F.c0.m3.p2   exchange 2 (from 1) of tensor-parallel ranks within the pass. For telemetry only: no
-//                plan lists it. It is no piece of a backward, which is B.c0.m3.b1.
+//   F.c0.m3.p2   exchange 2 (they count from 1) of tensor-parallel ranks within the pass. For
+//                telemetry only: no plan lists it. In spite of the field's name it is no piece of a
+//                backward; that is B.c0.m3.b1.
 //   N            no chunk
 // operation.h explains the letters: F, B and W are passes, S and R reduce gradients.
 class InstructionId {

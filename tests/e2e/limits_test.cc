@@ -110,7 +110,7 @@ TEST(LimitsTest, MinderFindsAndReportsTheMachineThatLacksCores) {
   EXPECT_TRUE(WaitUntil([&] { return cluster.Status("job").suspicion().node_id() == "n3"; }, 90))
       << base::ReadFile(log, 1 << 20).value_or("");
   const control::v1::Suspicion suspicion = cluster.Status("job").suspicion();
-  EXPECT_EQ(suspicion.action(), "told: fault.on_suspect is not EVICT");
+  EXPECT_EQ(suspicion.action(), "told: fault.on_suspect is not evict");
   EXPECT_EQ(suspicion.evidence_size(), 3);
   EXPECT_NE(cluster.Megascale({"status", "job"}).out.find("suspect: machine n3 differs"),
             std::string::npos);

@@ -2,10 +2,10 @@
 // time it computes the actions that bring the machine nearer to the desired state, and the actual
 // state to report.
 //
-// The shell passes observations (On…), then calls Reconcile, carries out the actions in order and
-// passes their results, until Reconcile returns no more. Desired states may arrive in any order,
-// get lost or repeat: the end is the same, because actions follow from differences and not from
-// messages.
+// The shell (agent_loop.h of ../service, which has the clock, the processes and the messages)
+// passes observations (On…), then calls Reconcile, carries out the actions in order and passes
+// their results, until Reconcile returns no more. Desired states may arrive in any order, get lost
+// or repeat: the end is the same, because actions follow from differences and not from messages.
 //
 // A process has an id that is never used again, so an observation about a reaped process is known
 // to be stale. Rank -1 is the host process. Threads: none; no I/O, no clock.
@@ -104,8 +104,8 @@ class AgentCore {
   ~AgentCore();
 
   // Takes over `desired`, unless it is older than the known one or meant for another incarnation.
-  // In a newer epoch nothing of the older ones counts: their processes end and their memory goes
-  // before a job begins again.
+  // A driver whose log was restored from a copy begins a new epoch. Then nothing of older epochs
+  // counts: their processes end and their memory goes before a job begins again.
   void OnDesired(const v1::DesiredState& desired, absl::Duration now);
 
   // From now on the reports ask the driver to take the jobs away and to place no more here.

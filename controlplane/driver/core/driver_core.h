@@ -25,14 +25,16 @@ namespace megascale::driver {
 //      refusal there excludes the node; failures of machines are counted apart; processes that
 //      cannot be ended, and checkpoints that only one machine cannot read, quarantine the machine.
 //   5: queued jobs start by priority; jobs pass one that waits for more slots than there are; a
-//      spare stays one when a job is placed on it; a restored log is fenced on all machines.
+//      spare stays one when a job is placed on it; when the log is restored from a copy, every
+//      job, queued ones included, first ends what is left of it on all machines (FENCE).
 //   6: when tests are turned on, jobs that run go on, and lost nodes are tested when they return;
 //      a recovering job's waiting time for slots ends only when it makes progress, not when an
 //      attempt starts; only a machine that was there for the whole fence timeout is blamed.
 inline constexpr int kRules = 6;
 
-// A new epoch adds this to the attempts of all jobs: each attempt after it is greater than every
-// attempt that the lost part of the log may have begun.
+// A restored copy of the log begins a new epoch (epoch.h), which adds this to the attempts of all
+// jobs: each attempt after it is greater than every attempt that the lost part of the log may have
+// begun.
 inline constexpr int64_t kAttemptsOfAnEpoch = 1'000'000;
 
 // Applies one event. Returns false when the event is refused, because it belongs to an older
@@ -82,8 +84,8 @@ enum class Contact {
 // Returns OK if an agent may take the node id that it asks for. An agent with the holder's key on
 // the holder's machine is the same agent, started again: it takes over at once, unless the holder
 // still reports. The same key on another machine, or after a reboot, may be a copy: such an
-// agent must wait until the holder is lost, as must one with another key. `certificate`: name in
-// the agent's certificate; empty: it connected over a Unix socket. A node id is bound to the
+// agent must wait until the holder is lost, as must one with another key. `certificate`: the
+// name in the agent's certificate; empty: it connected without TLS. A node id is bound to the
 // certificate that it first joined with. An agent with the holder's key may move the binding to a
 // renewed certificate, and an eviction frees the node id for another machine. Errors: AlreadyExists
 // - another agent holds the node id, asking again later may help; PermissionDenied - the node id is

@@ -414,7 +414,7 @@ TEST_F(SuspectTest, ASuspicionIsToldOnceAndEndsWithTheNextStep) {
   RunWith(megascale::job::v1::ON_SUSPECT_TELL);
   ASSERT_TRUE(Suspect(1, 2, "n1"));
   EXPECT_EQ(job().stage(), v1::STAGE_RUN);
-  EXPECT_EQ(job().suspicion().action(), "told: fault.on_suspect is not EVICT");
+  EXPECT_EQ(job().suspicion().action(), "told: fault.on_suspect is not evict");
   EXPECT_FALSE(Suspect(1, 0, "n0")) << "the first one stays";
   Event steps;
   steps.mutable_steps_taken()->set_job_id("j");
@@ -520,7 +520,7 @@ TEST_F(ReportTest, AReportIsToldAndOutlivesProgressUntilItIsOld) {
   RunWith(megascale::job::v1::ON_SUSPECT_TELL);
   ASSERT_TRUE(*Report(ReportOf(1, "n1")));
   EXPECT_EQ(job().suspicion().rank(), 2) << "the first rank on n1";
-  EXPECT_EQ(job().suspicion().action(), "told: fault.on_suspect is not EVICT");
+  EXPECT_EQ(job().suspicion().action(), "told: fault.on_suspect is not evict");
   TakeStep(absl::Minutes(10));
   EXPECT_TRUE(job().has_suspicion());
   TakeStep(absl::Minutes(21));

@@ -101,7 +101,7 @@ bool Transition::OnSuspectFound(const pb::SuspectFound& found) {
   KeepSuspicion(suspicion, job);
   control::Suspicion* kept = job->mutable_suspicion();
   if (job->submitted().spec().fault().on_suspect() != megascale::job::v1::ON_SUSPECT_EVICT) {
-    kept->set_action("told: fault.on_suspect is not EVICT");
+    kept->set_action("told: fault.on_suspect is not evict");
     return true;
   }
   if (const std::string why = WhySuspectStays(job); !why.empty()) {

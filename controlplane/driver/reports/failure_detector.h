@@ -37,8 +37,9 @@ class FailureDetector {
   // Forgets a job that has ended.
   void Forget(const std::string& job_id);
 
-  // Returns the time from the first failed checkpoint write after the last success to the last
-  // tick; zero: checkpoints can be written. Starts from zero when the driver starts.
+  // Returns for how long checkpoints could not be written: from the first failed write that was
+  // reported since the newest commit, until the newest call of AgentReports::Advance. Zero: they
+  // can be written. Counts anew when the driver starts.
   absl::Duration StorageFailsFor(const std::string& job_id, const AgentReports& reports) const;
 
  private:

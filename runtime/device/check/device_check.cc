@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "runtime/base/clock.h"
+
 namespace megascale::device::check {
 
 CheckOptions QuickDeviceCheck() {
@@ -14,9 +16,9 @@ CheckOptions QuickDeviceCheck() {
 
 CheckOptions FullDeviceCheck() {
   CheckOptions options;
-  options.memory = {.size_bytes = size_t{8} << 30, .budget = absl::Seconds(12)};
-  options.copies = {.size_bytes = size_t{256} << 20, .budget = absl::Seconds(3)};
-  options.products = {.size = 8192, .budget = absl::Seconds(4)};
+  options.memory = {.size_bytes = size_t{8} << 30, .budget = absl::Seconds(4)};
+  options.copies = {.size_bytes = size_t{256} << 20, .budget = absl::Seconds(1)};
+  options.products = {.size = 8192, .budget = absl::Seconds(1)};
   return options;
 }
 
@@ -25,7 +27,10 @@ std::vector<NamedResult> CheckDevice(device::Device* device, const CheckOptions&
   std::vector<NamedResult> results;
   const auto run = [&](std::string name, const auto& part) {
     on_part(name);
-    results.push_back({std::move(name), part()});
+    const absl::Duration begin = base::RealClock().Monotonic();
+    PartResult result = part();
+    const absl::Duration took = base::RealClock().Monotonic() - begin;
+    results.push_back({std::move(name), std::move(result), took});
   };
   run("memory", [&] { return CheckMemory(device, options.memory); });
   CopyOptions copies = options.copies;

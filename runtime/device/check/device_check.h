@@ -70,13 +70,14 @@ struct CheckOptions {
   CopyOptions copies;       // of both directions
   ProductOptions products;  // in fp32 and bf16
 };
-// About a second, and about half a minute, on a GPU.
+// About a second, and about eight seconds, on a GPU.
 CheckOptions QuickDeviceCheck();
 CheckOptions FullDeviceCheck();
 
 struct NamedResult {
   std::string part;  // "copies to the host"
   PartResult result;
+  absl::Duration took;
 };
 // Runs all parts; one that fails does not keep the others from running. `on_part` is called before
 // each part with its name.

@@ -38,12 +38,14 @@ bool Finds(const std::string& invariant, std::function<void(agent::ActualState*)
       invariant, [report] { return Tampering{.report = report}; }, calm);
 }
 
-// A log that loses events: it replaces those for which `lost` is true by events without effect.
+// A log that loses events: it replaces those for which `lost` is true by events without effect. Its
+// snapshots hold what `forget` leaves.
 class EditedLog : public driver::LogStore {
  public:
   using Lost = std::function<bool(const driver::Event&)>;
-  EditedLog(std::unique_ptr<driver::LogStore> log, Lost lost)
-      : log_(std::move(log)), lost_(std::move(lost)) {}
+  using Forget = std::function<void(DriverState*)>;
+  EditedLog(std::unique_ptr<driver::LogStore> log, Lost lost, Forget forget = {})
+      : log_(std::move(log)), lost_(std::move(lost)), forget_(std::move(forget)) {}
 
   absl::StatusOr<driver::LogContents> ReadAll() override {
     absl::StatusOr<driver::LogContents> contents = log_->ReadAll();
@@ -57,12 +59,15 @@ class EditedLog : public driver::LogStore {
     return log_->Append(num_before, events);
   }
   absl::Status WriteSnapshot(const DriverState& state) override {
-    return log_->WriteSnapshot(state);
+    DriverState kept = state;
+    if (forget_) forget_(&kept);
+    return log_->WriteSnapshot(kept);
   }
 
  private:
   const std::unique_ptr<driver::LogStore> log_;
   const Lost lost_;
+  const Forget forget_;
 };
 
 Tampering LosesEvents(EditedLog::Lost lost) {
@@ -313,6 +318,22 @@ TEST_F(BrokenTest, StatusThatShowsRunningTooEarlyIsFound) {
         }
       },
       /*calm=*/true));
+}
+
+TEST_F(BrokenTest, SnapshotThatForgetsWhereTimeWentIsFound) {
+  EXPECT_TRUE(Finds("TimeAddsUp", [] {
+    Tampering tampering;
+    tampering.log = [](std::unique_ptr<driver::LogStore> log) {
+      return std::make_unique<EditedLog>(
+          std::move(log), [](const driver::Event&) { return false; },
+          [](DriverState* state) {
+            for (auto& job : *state->mutable_jobs()) {
+              job.mutable_time_book()->mutable_account()->clear_start_nanos();
+            }
+          });
+    };
+    return tampering;
+  }));
 }
 
 TEST_F(BrokenTest, LossLogWithoutAStepIsFound) {

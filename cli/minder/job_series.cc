@@ -19,6 +19,8 @@ namespace {
 namespace telemetry = megascale::telemetry::v1;
 
 constexpr size_t kNumMetrics = 8;
+// Agents keep samples of 15 minutes.
+constexpr double kAgeSecondsMax = 16 * 60;
 
 // The job's processes on the machine, together.
 struct JobOnMachine {
@@ -83,6 +85,7 @@ void AddMachine(const std::string& name, const telemetry::Evidence& evidence,
     const double age = (static_cast<double>(evidence.monotonic_nanos()) -
                         static_cast<double>(sample.monotonic_nanos())) /
                        1e9;
+    if (!(age >= 0 && age <= kAgeSecondsMax)) continue;  // no agent of ours says so
     const std::vector<double> values = ValuesOf(sample, job);
     for (size_t m = 0; m < kNumMetrics; ++m) {
       machine.metrics[m].push_back({read_seconds - age, values[m]});

@@ -98,7 +98,8 @@ absl::StatusOr<minder::Recording> ReadRecording(const std::string& path) {
 }
 
 double EndOf(const minder::Recording& recording) {
-  const minder::CommonTime time = minder::CommonTimeOf(recording, minder::kExaminedSeconds);
+  const minder::CommonTime time =
+      minder::CommonTimeOf(recording, {.seconds_max = minder::kExaminedSeconds});
   return time.begin + time.num_seconds;
 }
 
@@ -181,10 +182,12 @@ int RunCheck(const MinderFlags& flags) {
   return kExitGood;
 }
 
-// A job that does not train now has no series, and a driver that restarts comes back.
+// A job that does not train now has no series, a driver that restarts cancels its calls and comes
+// back, and one that has too much to do refuses some.
 bool IsPassing(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsAborted(status) ||
-         absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+         absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsCancelled(status) || absl::IsResourceExhausted(status);
 }
 
 // Looks once and prints it; returns false when the job has ended.

@@ -44,6 +44,17 @@ TEST(JobSeriesTest, SamplesAreDatedByTheirAgeAndOnlyThoseOfTheJobCount) {
   EXPECT_DOUBLE_EQ(compute[0].value, 0.25);
 }
 
+TEST(JobSeriesTest, SamplesOfTheFutureAndOfLongAgoAreDropped) {
+  minder::Recording recording;
+  for (const auto& kind : MachineMetrics()) recording.metrics.push_back(kind.name);
+  telemetry::v1::Evidence evidence = EvidenceOf(0.25, 5);
+  for (const int64_t now : {int64_t{0}, int64_t{9'000'000'000'000}}) {
+    evidence.set_monotonic_nanos(now);
+    AddMachine("n0", evidence, "j", absl::FromUnixSeconds(100), &recording);
+    EXPECT_TRUE(recording.machines.back().metrics[0].empty()) << now;
+  }
+}
+
 TEST(JobSeriesTest, MachinesOfTheSamePipelineStagesAreCompared) {
   control::v1::Job job;
   job.mutable_spec()->mutable_parallel()->set_data_parallel_size(2);

@@ -54,8 +54,8 @@ class Continuity {
   Continuity(const DetectorOptions& options, size_t num_machines)
       : options_(options), threshold_(ScoreThreshold(options, num_machines)), runs_(num_machines) {}
 
-  // Takes the next window; returns true once the suspect is found and its run is over.
-  bool Take(int window, const Scores& scores) {
+  // Takes the next window.
+  void Take(int window, const Scores& scores) {
     const auto highest = std::max_element(scores.scores.begin(), scores.scores.end());
     for (size_t m = 0; m < runs_.size(); ++m) {
       const bool is_chosen =
@@ -63,23 +63,27 @@ class Continuity {
       Extend(is_chosen && IsCandidate(scores, m), window, {scores.scores[m], scores.distances[m]},
              &runs_[m]);
     }
-    if (suspect_ >= 0) return runs_[static_cast<size_t>(suspect_)].length == 0;
-    Choose();
-    return false;
+    if (suspect_ >= 0 && runs_[static_cast<size_t>(suspect_)].length == 0) {
+      const Run& run = runs_[static_cast<size_t>(suspect_)];
+      if (!over_.has_value()) {
+        over_ = SuspectWith(run.last_length, run.last_score, run.last_distance);
+        over_->end = over_->begin + run.last_length;
+      }
+      suspect_ = -1;
+    }
+    if (suspect_ < 0) Choose();
   }
 
+  // Returns the suspect that lasts; without one, the first that is over.
   std::optional<Suspect> suspect(int metric, int num_windows) const {
-    if (suspect_ < 0) return std::nullopt;
-    Suspect suspect = found_;
-    suspect.machine = suspect_;
-    suspect.metric = metric;
-    const Run& run = runs_[static_cast<size_t>(suspect_)];
-    suspect.lasts = run.length > 0;
-    const int length = suspect.lasts ? run.length : run.last_length;
-    suspect.end = suspect.lasts ? num_windows + kWindow - 1 : suspect.begin + length;
-    const double count = std::max(1, length);
-    suspect.score = (suspect.lasts ? run.score : run.last_score) / count;
-    suspect.distance = (suspect.lasts ? run.distance : run.last_distance) / count;
+    std::optional<Suspect> suspect = over_;
+    if (suspect_ >= 0) {
+      const Run& run = runs_[static_cast<size_t>(suspect_)];
+      suspect = SuspectWith(run.length, run.score, run.distance);
+      suspect->lasts = true;
+      suspect->end = num_windows + kWindow - 1;
+    }
+    if (suspect.has_value()) suspect->metric = metric;
     return suspect;
   }
 
@@ -93,6 +97,15 @@ class Continuity {
     double last_score = 0;
     double last_distance = 0;
   };
+
+  // `score` and `distance` are sums over the run.
+  Suspect SuspectWith(int length, double score, double distance) const {
+    Suspect suspect = found_;
+    suspect.machine = suspect_;
+    suspect.score = score / std::max(1, length);
+    suspect.distance = distance / std::max(1, length);
+    return suspect;
+  }
 
   bool IsCandidate(const Scores& scores, size_t machine) const {
     const bool is_far = options_.distance == Distance::kMahalanobis ||
@@ -136,8 +149,9 @@ class Continuity {
   const DetectorOptions& options_;
   const double threshold_;
   std::vector<Run> runs_;
-  int suspect_ = -1;
+  int suspect_ = -1;  // the machine whose run is long enough and lasts
   Suspect found_;
+  std::optional<Suspect> over_;  // the first whose run has ended
 };
 
 std::optional<Suspect> FindIn(const Compared& compared, const DetectorOptions& options,
@@ -156,9 +170,7 @@ std::optional<Suspect> FindIn(const Compared& compared, const DetectorOptions& o
       }
     }
     for (int i = 0; i < count; ++i) {
-      if (continuity.Take(begin + i, scores[static_cast<size_t>(i)])) {
-        return continuity.suspect(first_metric, num_windows);
-      }
+      continuity.Take(begin + i, scores[static_cast<size_t>(i)]);
     }
   }
   return continuity.suspect(first_metric, num_windows);
@@ -187,15 +199,17 @@ std::optional<Suspect> FindSuspect(absl::Span<const MetricSeries> metrics,
   }
   const bool is_together = options.embedding == Embedding::kAllConcatenated;
   Compared compared;
+  std::optional<Suspect> over;
   for (size_t m = 0; m < metrics.size(); ++m) {
     compared.grids.emplace_back(metrics[m].machines);
     compared.denoisers.push_back(is_raw ? nullptr : &denoisers[m]);
     if (is_together) continue;
     const auto suspect = FindIn(compared, options, static_cast<int>(m));
-    if (suspect.has_value()) return suspect;
+    if (suspect.has_value() && suspect->lasts) return suspect;
+    if (!over.has_value()) over = suspect;
     compared = Compared();
   }
-  return is_together ? FindIn(compared, options, 0) : std::nullopt;
+  return is_together ? FindIn(compared, options, 0) : over;
 }
 
 }  // namespace megascale::minder

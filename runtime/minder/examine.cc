@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -128,7 +129,14 @@ std::vector<Group> GroupsOf(const Recording& recording, const std::vector<int>& 
                             const std::vector<ComparedMetric>& metrics, const CommonTime& time,
                             std::vector<std::string>* notes) {
   std::map<int, Group> by_number;
+  std::set<size_t> left_out;
+  for (const LeftOut& out : time.left_out) {
+    left_out.insert(out.machine);
+    notes->push_back(absl::StrCat("machine ", recording.machines[out.machine].name, ": ", out.why,
+                                  "; it is not compared"));
+  }
   for (size_t machine = 0; machine < recording.machines.size(); ++machine) {
+    if (left_out.contains(machine)) continue;
     if (!IsMeasured(recording.machines[machine], metrics, time, notes)) continue;
     by_number[numbers.empty() ? 0 : numbers[machine]].machines.push_back(machine);
   }
@@ -152,10 +160,12 @@ std::vector<Group> GroupsOf(const Recording& recording, const std::vector<int>& 
 Examination Examine(const Recording& recording, const std::vector<int>& groups,
                     const MinderModels& models, const DetectorOptions& options) {
   Examination examination;
-  const CommonTime time = CommonTimeOf(recording, kExaminedSeconds);
+  const int needed = (options.needs_continuity ? options.continuity_windows : 1) + kWindow - 1;
+  const CommonTime time = CommonTimeOf(
+      recording,
+      {.seconds_max = kExaminedSeconds, .seconds_needed = needed, .gap_seconds = kGapSecondsMax});
   examination.num_seconds = time.num_seconds;
   std::vector<ComparedMetric> metrics = ComparedMetrics(recording, models);
-  const int needed = (options.needs_continuity ? options.continuity_windows : 1) + kWindow - 1;
   if (metrics.empty()) examination.notes.push_back("no metric has a model");
   if (time.num_seconds < needed) {
     examination.notes.push_back(absl::StrCat("the machines have ", time.num_seconds,

@@ -194,6 +194,23 @@ TEST(FindSuspectTest, SaysWhetherTheDifferenceLasts) {
       FindSuspect(std::vector<MetricSeries>{SeriesWith(8, 3, 100, 600)}, {}, kRawOptions)->lasts);
 }
 
+TEST(FindSuspectTest, ADifferenceThatIsOverDoesNotHideTheOneThatLasts) {
+  const MetricSeries over = SeriesWith(8, 2, 10, 300);
+  MetricSeries both = SeriesWith(8, 5, 320, 600);
+  both.machines[2] = over.machines[2];
+  const auto in_one_metric = FindSuspect(std::vector<MetricSeries>{both}, {}, kRawOptions);
+  EXPECT_EQ(in_one_metric->machine, 5);
+  EXPECT_TRUE(in_one_metric->lasts);
+  const auto in_a_later_one =
+      FindSuspect(std::vector<MetricSeries>{over, SeriesWith(8, 5, 320, 600)}, {}, kRawOptions);
+  EXPECT_EQ(in_a_later_one->machine, 5);
+  EXPECT_EQ(in_a_later_one->metric, 1);
+  const auto only_over = FindSuspect(std::vector<MetricSeries>{over, over}, {}, kRawOptions);
+  EXPECT_EQ(only_over->machine, 2);
+  EXPECT_EQ(only_over->metric, 0);
+  EXPECT_FALSE(only_over->lasts);
+}
+
 TEST(FindSuspectTest, ThreadsDoNotChangeTheVerdict) {
   const std::vector<MetricSeries> metrics = {SeriesWith(20, 3, 100, 600)};
   DetectorOptions threads = kRawOptions;
@@ -393,6 +410,40 @@ TEST(ExamineTest, AGapIsNotFilledWithABlame) {
   EXPECT_FALSE(found.verdict.has_value());
   EXPECT_EQ(found.num_compared, 4u);
   EXPECT_THAT(found.notes, ElementsAre("machine n3: has no heat for 101 s; it is not compared"));
+}
+
+TEST(ExamineTest, AfterARestartThatAllMachinesShareTheTimeSinceThenIsCompared) {
+  Recording recording = RecordingOf(5, 3);
+  for (RecordedMachine& machine : recording.machines) {
+    std::erase_if(machine.metrics[0], [](const Sample& sample) {
+      return sample.seconds > 5400 && sample.seconds < 5500;
+    });
+  }
+  const Examination found = Examine(recording, {}, HeatModels(), {});
+  ASSERT_TRUE(found.verdict.has_value());
+  EXPECT_EQ(found.verdict->machine, "n3");
+  EXPECT_NEAR(found.num_seconds, 400, 3);
+  EXPECT_TRUE(found.notes.empty());
+}
+
+TEST(ExamineTest, AMachineOfAnotherTimeIsLeftOutAndNamed) {
+  for (const double shift : {-700.0, 3600.0}) {
+    Recording recording = RecordingOf(5, 1);
+    for (Sample& sample : recording.machines[4].metrics[0]) sample.seconds += shift;
+    const Examination found = Examine(recording, {}, HeatModels(), {});
+    ASSERT_TRUE(found.verdict.has_value()) << shift;
+    EXPECT_EQ(found.verdict->machine, "n1");
+    EXPECT_EQ(found.num_compared, 4u);
+    ASSERT_EQ(found.notes.size(), 1u);
+    EXPECT_NE(found.notes[0].find("machine n4"), std::string::npos) << found.notes[0];
+  }
+  Recording recording = RecordingOf(5, 1);
+  recording.machines[4].metrics[0].erase(recording.machines[4].metrics[0].begin(),
+                                         recording.machines[4].metrics[0].end() - 1);
+  const Examination found = Examine(recording, {}, HeatModels(), {});
+  ASSERT_TRUE(found.verdict.has_value());
+  EXPECT_EQ(found.verdict->machine, "n1");
+  EXPECT_EQ(found.notes.size(), 1u);
 }
 
 TEST(ExamineTest, ARecordingOfLessThanFourMinutesIsTooShort) {

@@ -114,26 +114,101 @@ std::string FormatRecording(const Recording& recording) {
   return text;
 }
 
-CommonTime CommonTimeOf(const Recording& recording, int seconds_max) {
-  double begin = -std::numeric_limits<double>::infinity();
-  double end = std::numeric_limits<double>::infinity();
-  for (const RecordedMachine& machine : recording.machines) {
-    double first = std::numeric_limits<double>::infinity();
-    double last = -first;
-    for (const std::vector<Sample>& samples : machine.metrics) {
-      for (const Sample& sample : samples) {
-        if (!std::isfinite(sample.seconds)) continue;
-        first = std::min(first, sample.seconds);
-        last = std::max(last, sample.seconds);
-      }
+namespace {
+
+// Ascending times of a machine's samples, whatever they measured.
+std::vector<double> TimesOf(const RecordedMachine& machine) {
+  std::vector<double> times;
+  for (const std::vector<Sample>& samples : machine.metrics) {
+    for (const Sample& sample : samples) {
+      if (std::isfinite(sample.seconds)) times.push_back(sample.seconds);
     }
-    if (first > last) continue;
-    begin = std::max(begin, first);
-    end = std::min(end, last);
   }
+  std::sort(times.begin(), times.end());
+  return times;
+}
+
+double MedianOf(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// The machines that still share a common time, by index, with the times of their samples.
+using Shared = std::map<size_t, std::vector<double>>;
+
+void LeaveOut(const std::map<size_t, std::string>& why, Shared* shared, CommonTime* common) {
+  for (const auto& [machine, reason] : why) {
+    shared->erase(machine);
+    common->left_out.push_back({machine, reason});
+  }
+}
+
+void LeaveOutOtherTimes(const CommonTimeOptions& options, Shared* shared, CommonTime* common) {
+  std::vector<double> ends;
+  for (const auto& [machine, times] : *shared) ends.push_back(times.back());
+  const double end = MedianOf(ends);
+  std::map<size_t, std::string> why;
+  for (const auto& [machine, times] : *shared) {
+    const double away = times.back() - end;
+    if (std::abs(away) <= options.gap_seconds) continue;
+    why[machine] = absl::StrCat("its newest sample is ", std::floor(std::abs(away)), " s ",
+                                away < 0 ? "older" : "newer", " than those of the others");
+  }
+  LeaveOut(why, shared, common);
+}
+
+void LeaveOutShortSeries(const CommonTimeOptions& options, Shared* shared, CommonTime* common) {
+  std::map<size_t, std::string> why;
+  for (const auto& [machine, times] : *shared) {
+    const double seconds = std::floor(times.back() - times.front()) + 1;
+    if (seconds >= options.seconds_needed) continue;
+    why[machine] =
+        absl::StrCat("has samples of ", seconds, " s; ", options.seconds_needed, " s are needed");
+  }
+  if (shared->size() - why.size() >= 3) LeaveOut(why, shared, common);
+}
+
+// Returns the end of the newest gap that most machines have; -infinity without one.
+double EndOfSharedGap(const CommonTimeOptions& options, const Shared& shared) {
+  std::vector<double> ends;
+  for (const auto& [machine, times] : shared) {
+    for (size_t i = times.size() - 1; i > 0; --i) {
+      if (times[i] - times[i - 1] <= options.gap_seconds) continue;
+      ends.push_back(times[i]);
+      break;
+    }
+  }
+  double end = -std::numeric_limits<double>::infinity();
+  if (2 * ends.size() <= shared.size()) return end;
+  const double middle = MedianOf(ends);
+  for (const double each : ends) {
+    if (std::abs(each - middle) <= options.gap_seconds) end = std::max(end, each);
+  }
+  return end;
+}
+
+}  // namespace
+
+CommonTime CommonTimeOf(const Recording& recording, const CommonTimeOptions& options) {
   CommonTime common;
-  if (!std::isfinite(begin) || !std::isfinite(end) || end < begin) return common;
-  common.num_seconds = static_cast<int>(std::min<double>(std::floor(end - begin) + 1, seconds_max));
+  Shared shared;
+  for (size_t m = 0; m < recording.machines.size(); ++m) {
+    std::vector<double> times = TimesOf(recording.machines[m]);
+    if (!times.empty()) shared[m] = std::move(times);
+  }
+  if (shared.empty()) return common;
+  LeaveOutOtherTimes(options, &shared, &common);
+  LeaveOutShortSeries(options, &shared, &common);
+  double begin = EndOfSharedGap(options, shared);
+  double end = std::numeric_limits<double>::infinity();
+  for (const auto& [machine, times] : shared) {
+    begin = std::max(begin, times.front());
+    end = std::min(end, times.back());
+  }
+  if (end < begin) return common;
+  common.num_seconds =
+      static_cast<int>(std::min<double>(std::floor(end - begin) + 1, options.seconds_max));
   common.begin = end - (common.num_seconds - 1);
   return common;
 }

@@ -33,12 +33,26 @@ absl::StatusOr<Recording> ParseRecording(absl::string_view csv);
 bool IsName(absl::string_view text);
 std::string FormatRecording(const Recording& recording);
 
-// The time that all machines have in common, in whole seconds, at most the newest `seconds_max`.
-// Machines without a sample do not count. `num_seconds` is 0 if there is none.
+// A machine that does not share the time of the others.
+struct LeftOut {
+  size_t machine = 0;
+  std::string why;
+};
+
+// The time that machines have in common, in whole seconds. `num_seconds` is 0 if there is none.
 struct CommonTime {
   double begin = 0;
   int num_seconds = 0;
+  std::vector<LeftOut> left_out;
 };
-CommonTime CommonTimeOf(const Recording& recording, int seconds_max);
+struct CommonTimeOptions {
+  int seconds_max = 0;      // the newest ones count
+  int seconds_needed = 0;   // a machine with fewer is left out, if three others have as many
+  double gap_seconds = 60;  // without a sample, that are a gap
+};
+// Machines without a sample do not count. A machine whose newest sample is more than a gap away
+// from the others' is left out. A gap that most machines share, such as a restart of the job, ends
+// at the beginning of the common time.
+CommonTime CommonTimeOf(const Recording& recording, const CommonTimeOptions& options);
 
 }  // namespace megascale::minder

@@ -70,7 +70,7 @@ std::vector<MetricKind> KindsIn(absl::Span<const Recording> recordings,
 // Appends the metric's aligned series of all machines of a recording.
 void AddSeries(const Recording& recording, const MetricKind& kind,
                std::vector<MetricSeries>* series) {
-  const CommonTime common = CommonTimeOf(recording, kSecondsMax);
+  const CommonTime common = CommonTimeOf(recording, {.seconds_max = kSecondsMax});
   const auto at = std::find(recording.metrics.begin(), recording.metrics.end(), kind.name);
   if (at == recording.metrics.end() || common.num_seconds < kWindow) return;
   const auto index = static_cast<size_t>(at - recording.metrics.begin());

@@ -18,7 +18,7 @@ void RunMinderRecording(absl::string_view input) {
   constexpr int kSecondsMax = 900;
   const auto recording = minder::ParseRecording(input);
   if (!recording.ok()) return CheckLine(recording.status());
-  const minder::CommonTime common = minder::CommonTimeOf(*recording, kSecondsMax);
+  const minder::CommonTime common = minder::CommonTimeOf(*recording, {.seconds_max = kSecondsMax});
   MEGASCALE_CHECK(common.num_seconds >= 0 && common.num_seconds <= kSecondsMax);
   const auto again = minder::ParseRecording(minder::FormatRecording(*recording));
   MEGASCALE_CHECK_MSG(again.ok(), again.status().message());

@@ -186,7 +186,7 @@ constexpr double kFaultSeconds = 500;  // before the end of the recording
 // Moves a metric of a machine towards the limit that is farther away, until the end.
 Recording WithFault(Recording recording, size_t machine, const MetricModel& model,
                     double strength) {
-  const CommonTime time = CommonTimeOf(recording, kExaminedSeconds);
+  const CommonTime time = CommonTimeOf(recording, {.seconds_max = kExaminedSeconds});
   const double begin = time.begin + time.num_seconds - kFaultSeconds;
   for (size_t m = 0; m < recording.metrics.size(); ++m) {
     if (recording.metrics[m] != model.name) continue;
@@ -214,7 +214,8 @@ Counts CountIn(const Recording& recording, const std::string& faulty,
 
 void CompareOnRecording(const std::string& path, const Recording& calm, int num_threads) {
   std::printf("\n%s: %zu machines, %d s, default models: %s\n", path.c_str(), calm.machines.size(),
-              CommonTimeOf(calm, kExaminedSeconds).num_seconds, DefaultModels().made_by.c_str());
+              CommonTimeOf(calm, {.seconds_max = kExaminedSeconds}).num_seconds,
+              DefaultModels().made_by.c_str());
   std::printf("%-28s %12s %9s %9s %9s\n", "", "false alarms", "precision", "recall", "F1");
   for (const Variant& variant : Variants(num_threads)) {
     const Counts alarms = CountIn(calm, "", variant.options);

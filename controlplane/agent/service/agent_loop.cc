@@ -184,8 +184,9 @@ absl::Status AgentLoop::TakeExits() {
     children_.erase(found);
     ReadChild(child.get());  // all that it said and printed comes before its end
     if (child->name().rank == kStackRank) {
+      // Not DeadlineExceeded: that would say that this agent is silent.
       v1::EvidenceChunk unanswered;
-      unanswered.set_code(static_cast<int>(absl::StatusCode::kDeadlineExceeded));
+      unanswered.set_code(static_cast<int>(absl::StatusCode::kAborted));
       unanswered.set_message(
           absl::StrCat("its stacks were not read: ", launch::DescribeExit(exited.status)));
       OnStacks(exited.token, unanswered);

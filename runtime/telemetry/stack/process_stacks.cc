@@ -184,6 +184,25 @@ std::string WhyNotStopped(const std::string& folder) {
                       is_told ? absl::StrCat(", in ", base::Printable(place, 100)) : "");
 }
 
+// Says why a thread could not be seized. A thread has one tracer at a time.
+std::string WhyRefused(const std::string& folder, int error) {
+  if (error != EPERM) return std::strerror(error);
+  for (const absl::string_view line : absl::StrSplit(TextOf(folder + "/status"), '\n')) {
+    absl::string_view rest = line;
+    pid_t tracer = 0;
+    if (!absl::ConsumePrefix(&rest, "TracerPid:") ||
+        !absl::SimpleAtoi(absl::StripAsciiWhitespace(rest), &tracer) || tracer == 0) {
+      continue;
+    }
+    const std::string name = TextOf(absl::StrCat("/proc/", tracer, "/comm"));
+    return absl::StrCat("process ", tracer, " (",
+                        base::Printable(absl::StripTrailingAsciiWhitespace(name), 64),
+                        ") traces it already");
+  }
+  return "not permitted here: see /proc/sys/kernel/yama/ptrace_scope and the container's "
+         "capabilities";
+}
+
 absl::StatusOr<std::vector<pid_t>> ThreadsOf(pid_t pid) {
   std::vector<pid_t> threads;
   std::error_code error;
@@ -203,7 +222,8 @@ absl::StatusOr<std::vector<pid_t>> ThreadsOf(pid_t pid) {
 
 }  // namespace
 
-absl::StatusOr<v1::Evidence> ReadStacks(pid_t pid) {
+absl::StatusOr<v1::Evidence> ReadStacks(pid_t pid, absl::Duration budget) {
+  const absl::Duration end = Now() + budget;
   ASSIGN_OR_RETURN(const std::vector<pid_t> threads, ThreadsOf(pid));
   const std::unique_ptr<std::remove_pointer_t<unw_addr_space_t>, decltype(&unw_destroy_addr_space)>
       space(unw_create_addr_space(&_UPT_accessors, 0), &unw_destroy_addr_space);
@@ -211,7 +231,8 @@ absl::StatusOr<v1::Evidence> ReadStacks(pid_t pid) {
   unw_set_caching_policy(space.get(), UNW_CACHE_GLOBAL);
   const Mappings mappings(pid);
   v1::Evidence evidence;
-  int refused = 0;
+  int num_refused = 0;
+  std::string refusal;
   for (const pid_t thread : threads) {
     const std::string folder = absl::StrCat("/proc/", pid, "/task/", thread);
     v1::ThreadStack* stack = evidence.add_stacks();
@@ -219,25 +240,28 @@ absl::StatusOr<v1::Evidence> ReadStacks(pid_t pid) {
     stack->set_name(
         base::Printable(absl::StripTrailingAsciiWhitespace(TextOf(folder + "/comm")), 64));
     stack->set_state(StateOf(TextOf(folder + "/stat")));  // before it is stopped
+    if (Now() >= end) {
+      stack->set_error("not read: no time was left");
+      continue;
+    }
     const SeizedThread seized(thread);
     if (seized.error() == ESRCH) {  // it has ended since
       evidence.mutable_stacks()->RemoveLast();
     } else if (seized.error() != 0) {
-      refused = seized.error();
-      stack->set_error(std::strerror(seized.error()));
+      ++num_refused;
+      refusal = WhyRefused(folder, seized.error());
+      stack->set_error(refusal);
     } else if (!seized.is_stopped()) {
       stack->set_error(WhyNotStopped(folder));
     } else {
       Unwind(thread, space.get(), mappings, stack);
     }
   }
-  if (refused == EPERM) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("ptrace of process ", pid,
-                     " is not permitted here: see /proc/sys/kernel/yama/ptrace_scope and the "
-                     "container's capabilities"));
+  if (num_refused == 0 || num_refused < evidence.stacks_size()) return evidence;
+  if (StateOf(TextOf(absl::StrCat("/proc/", pid, "/stat"))) == "Z") {
+    return absl::NotFoundError(absl::StrCat("process ", pid, ": it has ended"));
   }
-  return evidence;
+  return absl::PermissionDeniedError(absl::StrCat("ptrace of process ", pid, ": ", refusal));
 }
 
 // Fails where there is no Yama, which then needs no permission.

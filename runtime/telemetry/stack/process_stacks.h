@@ -15,13 +15,16 @@ namespace megascale::telemetry {
 
 // The stack process ends after this time, whatever it waits for.
 inline constexpr absl::Duration kStackTimeout = absl::Seconds(4);
+// What it has read by this time is its answer.
+inline constexpr absl::Duration kReadBudget = absl::Milliseconds(2500);
 
-// Returns Evidence.stacks. A thread that does not stop, because it is in the kernel, has an error
-// in place of frames, and the kernel's function where the system tells it. Threads: call it from
-// the one that made no other call for this process. Blocking: up to 0.3 s a thread. Errors:
-// NotFound - there is no such process; PermissionDenied - the system lets this one read no stacks
-// of it.
-absl::StatusOr<v1::Evidence> ReadStacks(pid_t pid);
+// Returns Evidence.stacks, the main thread first. A thread has an error in place of frames if it
+// does not stop, because it is in the kernel (with the kernel's function where the system tells
+// it), if another process traces it, or if no time of `budget` was left. Threads: call it from the
+// one that made no other call for this process. Blocking: `budget`, and up to 0.3 s more. Errors:
+// NotFound - there is no such process, or it has ended and waits for its parent; PermissionDenied -
+// the system lets this one read the stacks of none of its threads; the message says why.
+absl::StatusOr<v1::Evidence> ReadStacks(pid_t pid, absl::Duration budget = kReadBudget);
 
 // Lets the parent of this process and the parent's other children read its stacks. Where the system
 // asks for no permission, this does nothing.

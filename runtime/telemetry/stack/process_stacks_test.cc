@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -127,6 +129,48 @@ TEST_F(ProcessStacksTest, ASignalThatArrivesWhileAStackIsReadIsNotLost) {
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
   ::kill(reader, SIGKILL);
   ::waitpid(reader, nullptr, 0);
+}
+
+TEST_F(ProcessStacksTest, ThreadsForWhichNoTimeIsLeftSaySo) {
+  const auto evidence = ReadStacks(child_, absl::ZeroDuration());
+  ASSERT_TRUE(evidence.ok()) << evidence.status();
+  ASSERT_EQ(evidence->stacks_size(), 2);
+  for (const v1::ThreadStack& stack : evidence->stacks()) {
+    EXPECT_EQ(stack.error(), "not read: no time was left");
+  }
+}
+
+TEST_F(ProcessStacksTest, AThreadThatAnotherProcessTracesIsNamedAndTheOthersAreRead) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t tracer = ::fork();
+  if (tracer == 0) {
+    ::prctl(PR_SET_NAME, "debugger");
+    const bool seized = ::ptrace(PTRACE_SEIZE, child_, nullptr, nullptr) == 0;
+    (void)!::write(ends[1], seized ? "x" : "-", 1);
+    for (;;) ::pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ends[0], &byte, 1), 1);
+  ASSERT_EQ(byte, 'x');
+  const auto evidence = ReadStacks(child_);
+  ::kill(tracer, SIGKILL);
+  ::waitpid(tracer, nullptr, 0);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  ASSERT_TRUE(evidence.ok()) << evidence.status();
+  ASSERT_EQ(evidence->stacks_size(), 2);
+  EXPECT_EQ(evidence->stacks(0).error(),
+            absl::StrCat("process ", tracer, " (debugger) traces it already"));
+  EXPECT_TRUE(Holds(evidence->stacks(1), "telemetry::SpinForEver("));
+}
+
+TEST_F(ProcessStacksTest, AProcessThatHasEndedIsNotFoundThoughItWaitsForItsParent) {
+  ::kill(child_, SIGKILL);
+  siginfo_t info;
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child_), &info, WEXITED | WNOWAIT), 0);
+  const absl::Status status = ReadStacks(child_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
 }
 
 TEST_F(ProcessStacksTest, AProcessThatIsNotThereIsNotFound) {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -53,7 +54,7 @@ std::string TextOf(const std::string& path, size_t bytes_max = kSmallFileBytesMa
   return base::ReadFile(path, bytes_max).value_or("");
 }
 
-// The executable mappings of a process, by the end of each.
+// The mappings of a process, by the end of each.
 class Mappings {
  public:
   explicit Mappings(pid_t pid) {
@@ -68,10 +69,17 @@ class Mappings {
           !absl::SimpleHexAtoi(range[1], &end)) {
         continue;
       }
-      by_end_[end] = {begin, std::string(absl::StripLeadingAsciiWhitespace(words[5]))};
+      by_end_[end] = {begin, std::string(absl::StripLeadingAsciiWhitespace(words[5])),
+                      absl::StrContains(words[1], 'x')};
       const Mapping& mapping = by_end_[end];
       if (!mapping.path.empty()) first_.try_emplace(mapping.path, begin);
     }
+  }
+
+  // Whether code can run at the address.
+  bool IsCode(uint64_t address) const {
+    const auto found = by_end_.upper_bound(address);
+    return found != by_end_.end() && address >= found->second.begin && found->second.is_code;
   }
 
   // Sets the module and the offset of the frame.
@@ -90,6 +98,7 @@ class Mappings {
   struct Mapping {
     uint64_t begin = 0;
     std::string path;
+    bool is_code = false;
   };
   std::map<uint64_t, Mapping> by_end_;
   std::map<std::string, uint64_t> first_;  // where a file's first mapping begins
@@ -156,6 +165,10 @@ void Unwind(pid_t thread, unw_addr_space_t space, const Mappings& mappings,
   for (int i = 0; i < kFramesMax; ++i) {
     unw_word_t address = 0;
     if (unw_get_reg(&cursor, UNW_REG_IP, &address) != 0 || address == 0) return;
+    if (!mappings.IsCode(address)) {  // a thread that is just being made has no frames before
+      stack->set_error("the frames before these cannot be read");
+      return;
+    }
     v1::StackFrame* frame = stack->add_frames();
     mappings.Place(address, frame);
     std::vector<char> symbol(4096);

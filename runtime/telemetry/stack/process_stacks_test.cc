@@ -33,8 +33,9 @@ __attribute__((noinline)) void StandStill(int ready) {
   if (ready >= 0) (void)!::write(ready, "x", 1);
   for (;;) ::pause();
 }
-__attribute__((noinline)) int SpinForEver(const std::atomic<bool>& end) {
+__attribute__((noinline)) int SpinForEver(const std::atomic<bool>& end, std::atomic<bool>* begun) {
   int count = 0;
+  *begun = true;
   while (!end) ++count;
   return count;
 }
@@ -50,8 +51,10 @@ class ProcessStacksTest : public testing::Test {
     child_ = ::fork();
     if (child_ == 0) {
       std::atomic<bool> end{false};
-      std::thread spins([&end] { SpinForEver(end); });
+      std::atomic<bool> begun{false};
+      std::thread spins([&end, &begun] { SpinForEver(end, &begun); });
       ::pthread_setname_np(spins.native_handle(), "compute");
+      while (!begun) ::sched_yield();
       StandStill(ends[1]);
     }
     char byte;

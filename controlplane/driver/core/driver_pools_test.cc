@@ -365,6 +365,22 @@ TEST_F(DriverPoolsTest, AMachineThatCameBackDuringTheFenceIsNotBlamedForTheTimeB
   EXPECT_TRUE(Node("n0").has_quarantine());
 }
 
+TEST_F(DriverPoolsTest, ACancelledJobEndsOnlyOnceAMachineThatCameBackHadItsTimeToo) {
+  Run();
+  Do(Cancelled(false));
+  Time(v1::STAGE_STOP);
+  Do(Lost("n1", "a"));
+  seconds_ += 250;
+  Do(Joined("n1", "a", 2));
+  seconds_ -= absl::ToInt64Seconds(kFenceTimeout) - 50;
+  Time(v1::STAGE_FENCE);
+  EXPECT_EQ(job().stage(), v1::STAGE_FENCE) << "n1 had 50 s, and its processes would be nobody's";
+  Time(v1::STAGE_FENCE);
+  EXPECT_TRUE(IsTerminal(job()));
+  EXPECT_TRUE(Node("n0").has_quarantine());
+  EXPECT_TRUE(Node("n1").has_quarantine());
+}
+
 // --- machines that do not come back -------------------------------------------------------------
 
 TEST_F(DriverPoolsTest, OnlyALostNodeCanBeForgotten) {
@@ -527,11 +543,12 @@ TEST_F(ReportTest, AReportIsToldAndOutlivesProgressUntilItIsOld) {
   EXPECT_FALSE(job().has_suspicion());
 }
 
-TEST_F(ReportTest, TheSameReportWithinAMinuteIsNoEventAndAnotherMachineIs) {
+TEST_F(ReportTest, TheSameReportWithinAMinuteIsNoEventAndAnotherMachineIsAfterFiveSeconds) {
   RunWith(megascale::job::v1::ON_SUSPECT_TELL);
   ASSERT_TRUE(*Report(ReportOf(1, "n1")));
   EXPECT_FALSE(*Report(ReportOf(1, "n1"), absl::Seconds(59)));
   EXPECT_TRUE(*Report(ReportOf(1, "n1"), absl::Seconds(60)));
+  EXPECT_FALSE(*Report(ReportOf(1, "n0"), absl::Seconds(4))) << "each report is logged";
   EXPECT_TRUE(*Report(ReportOf(1, "n0"), absl::Seconds(5)));
   EXPECT_EQ(job().suspicion().node_id(), "n0");
 }

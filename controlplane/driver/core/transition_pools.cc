@@ -169,11 +169,15 @@ bool Transition::GiveUpUnfenced(JobRecord* job) {
     const int64_t age = event_.time_unix_nanos() - since;
     return since != 0 && age >= 0 && age < absl::ToInt64Nanoseconds(kFenceTimeout);
   };
+  const bool ends = job->has_cancel() || HasAllSteps(*job);
   if (state_.rules() >= 6) {
-    nodes.erase(std::remove_if(nodes.begin(), nodes.end(), came_later), nodes.end());
+    const auto late = std::remove_if(nodes.begin(), nodes.end(), came_later);
+    // A job that ended now would leave their processes to nobody.
+    if (ends && late != nodes.end()) return false;
+    nodes.erase(late, nodes.end());
   }
   if (nodes.empty()) return false;
-  if (job->has_cancel() || HasAllSteps(*job)) EndUnfenced(job);
+  if (ends) EndUnfenced(job);
   for (const std::string& node_id : nodes) {
     Quarantine(node_id,
                absl::StrCat("could not end the processes of attempt ", job->attempt(), " of job ",

@@ -23,6 +23,7 @@ constexpr size_t kVerdictBytesMax = 500;
 constexpr size_t kEvidenceBytesMax = 1000;
 constexpr int kEvidenceLinesMax = 16;
 constexpr absl::Duration kReportInterval = absl::Minutes(1);
+constexpr absl::Duration kOtherReportInterval = absl::Seconds(5);  // that names another node
 
 absl::StatusOr<const NodeRecord*> RequireNode(const DriverState& state, absl::string_view node_id) {
   if (const NodeRecord* node = FindNode(state, node_id); node != nullptr) return node;
@@ -148,8 +149,9 @@ absl::StatusOr<bool> IsNewReport(const DriverState& state, absl::Time now,
   if (HasStallSuspicion(*job)) return false;
   const control::Suspicion& known = job->suspicion();
   const absl::Time confirmed = absl::FromUnixSeconds(known.confirmed_at().seconds());
-  return known.node_id() != report->node_id() || now - confirmed >= kReportInterval ||
-         now < confirmed;
+  const absl::Duration interval =
+      known.node_id() == report->node_id() ? kReportInterval : kOtherReportInterval;
+  return known.node_id().empty() || now - confirmed >= interval || now < confirmed;
 }
 
 }  // namespace megascale::driver

@@ -10,7 +10,6 @@
 #include "controlplane/driver/core/driver_state.h"
 #include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/core/placement.h"
-#include "controlplane/driver/core/preflight_check.h"
 #include "controlplane/driver/core/recovery.h"
 #include "controlplane/driver/core/restore_order.h"
 #include "proto/control.pb.h"
@@ -19,6 +18,11 @@ namespace megascale::driver {
 
 // Returns the final message of a cancelled job.
 std::string CancelledMessage(const JobRecord& job);
+
+struct PreflightRefusal {
+  std::string node_id;  // the node that differs; empty: no single node is at fault
+  std::string message;  // for people; empty: the job may start
+};
 
 // Applies one event. Every handler returns false when it refuses the event.
 class Transition {

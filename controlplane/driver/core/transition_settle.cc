@@ -1,4 +1,6 @@
 // The part of driver_core.h that needs no further event: it begins and ends attempts.
+#include <google/protobuf/util/message_differencer.h>
+
 #include <algorithm>
 #include <set>
 #include <string>
@@ -17,6 +19,7 @@ namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
+using google::protobuf::util::MessageDifferencer;
 
 namespace {
 
@@ -310,6 +313,35 @@ void Transition::StartRun(JobRecord* job, const agent::RestorePoint& restore) {
   SetStatus(job, control::JOB_STATE_STARTING, "Starting",
             absl::StrCat("attempt ", job->attempt(), " from ", Describe(restore)));
 }
+
+namespace {
+
+// Returns the first reason to refuse the job. Requires: every node passed its own preflight.
+PreflightRefusal JudgePreflights(const JobRecord& job) {
+  const auto& first = job.preflights(0);
+  for (const auto& other : job.preflights()) {
+    if (!job.has_data() || MessageDifferencer::Equals(job.data(), other.preflight().data()))
+      continue;
+    return {other.node_id(), absl::StrCat("data.files: the text on node ", other.node_id(),
+                                          " differs from that on which the job has trained; every "
+                                          "machine needs the same files")};
+  }
+  for (const auto& other : job.preflights()) {
+    if (MessageDifferencer::Equals(first.preflight().data(), other.preflight().data())) continue;
+    return {other.node_id(), absl::StrCat("data.files: the text on node ", other.node_id(),
+                                          " differs from that on node ", first.node_id(),
+                                          "; every machine needs the same files")};
+  }
+  const int64_t first_step = job.has_data() ? job.first_step() : first.preflight().first_step();
+  const int64_t steps = job.submitted().spec().train().steps();
+  if (!job.submitted().from_checkpoint().empty() && first_step >= steps) {
+    return {"", absl::StrCat("train.steps: ", steps, " is not more than the ", first_step,
+                             " steps of ", job.submitted().from_checkpoint())};
+  }
+  return {};
+}
+
+}  // namespace
 
 void Transition::SettlePreflight(JobRecord* job) {
   if (!HasAllPreflights(state_, *job)) return;

@@ -91,6 +91,34 @@ void DriverNode::CheckReplay() {
   world_.Violate("ReplayGivesTheSameState", "a driver that was started again knows something else");
 }
 
+void DriverNode::CheckTouched(const DriverState& before) {
+  const driver::LogContents& log = disk_.durable_log();
+  const int64_t num_new = shell_->state().num_events() - before.num_events();
+  // A snapshot has replaced the events, or the log is another one.
+  if (num_new < 0 || num_new > static_cast<int64_t>(log.events.size())) return;
+  DriverState expected = before;
+  for (auto event = log.events.end() - num_new; event != log.events.end(); ++event) {
+    driver::Apply(*event, &expected);
+  }
+  if (shell_->state().SerializeAsString() == expected.SerializeAsString()) return;
+  world_.Violate("OnlyTouchedJobsChange", "an event changed a job that was not looked at");
+}
+
+void DriverNode::CheckView() {
+  const DriverState& state = shell_->state();
+  if (std::exchange(num_viewed_, state.num_events()) == state.num_events()) return;
+  const auto view = shell_->view();
+  for (const driver::JobRecord& job : state.jobs()) {
+    const driver::JobRecord* seen = view->Record(driver::JobId(job));
+    if (seen != nullptr && seen->SerializeAsString() == job.SerializeAsString()) continue;
+    world_.Violate("ViewIsTheState", absl::StrCat("readers see an older job ", driver::JobId(job)));
+  }
+  if (view->Jobs(clock_.Wall()).size() != static_cast<size_t>(state.jobs_size()) ||
+      view->Nodes().nodes_size() != state.nodes_size()) {
+    world_.Violate("ViewIsTheState", "readers see other jobs or nodes");
+  }
+}
+
 void DriverNode::Crash(absl::string_view why, std::optional<absl::Duration> away) {
   world_.Fault("", absl::StrCat("the driver ends: ", why));
   dying_ = true;
@@ -172,8 +200,9 @@ void DriverNode::Ask(std::function<absl::Status()> decide, const std::string& jo
     return [this, status, job_id, answer] {
       if (!Proceed()) return;
       NoteDurable();
-      const absl::StatusOr<control::Job> view =
-          status.ok() ? shell_->View(job_id) : absl::StatusOr<control::Job>(status);
+      const absl::StatusOr<control::Job> view = status.ok()
+                                                    ? shell_->view()->Job(job_id, clock_.Wall())
+                                                    : absl::StatusOr<control::Job>(status);
       if (!dying_) answer(view);
     };
   });
@@ -246,6 +275,7 @@ void DriverNode::RunRound() {
   NoteDurable();
   if (dying_) return Crash("before an effect");
   if (!status.ok()) return Crash(status.ToString());
+  CheckView();
   ScheduleRound(shell_->next_tick() - (clock_.Monotonic() - world_.timeline.now()));
 }
 
@@ -256,6 +286,7 @@ void DriverNode::NoteDurable() {
   if (num_durable == durable_.num_events()) return;
   DriverState before = std::move(durable_);
   if (shell_->state().num_events() == num_durable) {
+    CheckTouched(before);
     durable_ = shell_->state();
   } else {
     durable_ = log.state;

@@ -81,6 +81,11 @@ class DriverNode {
   void ScheduleRound(absl::Duration when);
   void RunRound();
   void CheckReplay();
+  // Checks that the driver, which looks only at the jobs that events touch, has the state that
+  // looking at all of them gives.
+  void CheckTouched(const DriverState& before);
+  // Checks that readers see the state of the round that ended.
+  void CheckView();
   void NoteDurable();
 
   World& world_;
@@ -96,6 +101,7 @@ class DriverNode {
   std::set<std::string> corrupt_;  // jobs whose loss logs were changed
   std::optional<driver::LogContents> backup_;
   std::optional<int64_t> effects_left_;
+  int64_t num_viewed_ = -1;  // events of the newest view that was checked
   absl::Duration round_at_ = absl::InfiniteDuration();  // when the next round is due
   absl::Duration stalled_until_ = absl::ZeroDuration();
 };

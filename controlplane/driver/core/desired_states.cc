@@ -107,34 +107,38 @@ bool DesiredStates::WantsTest(const NodeRecord& node) const {
   return IsTestDue(node) && busy_.count(node.hello().node_id()) == 0;
 }
 
-DesiredStates::DesiredStates(const DriverState& state) : state_(state) {
-  if (std::any_of(state.nodes().begin(), state.nodes().end(), IsTestDue)) busy_ = BusyNodes(state);
-  for (const JobRecord& job : state.jobs()) {
-    if (!HoldsSlots(job)) continue;
-    Part part;
-    part.job = &job;
-    part.nodes = NodesOf(job);
-    part.first_node = NodeOfRank(job, 0);
-    part.attempt = AttemptOf(job);
-    part.common = CommonOf(job);
-    part.print = base::Sha256Hex(
-        absl::StrCat(part.attempt.SerializeAsString(), part.common.SerializeAsString()));
-    agent::DesiredJob first;
-    AddFirst(job, &first);
-    part.first_print = base::Sha256Hex(first.SerializeAsString());
-    parts_.push_back(std::move(part));
-  }
+const DesiredParts::Part& DesiredParts::Of(const JobRecord& job) {
+  const auto [found, is_new] = parts_.try_emplace(JobId(job));
+  Part& part = found->second;
+  if (!is_new) return part;
+  part.first_node = NodeOfRank(job, 0);
+  part.attempt = AttemptOf(job);
+  part.common = CommonOf(job);
+  part.print = base::Sha256Hex(
+      absl::StrCat(part.attempt.SerializeAsString(), part.common.SerializeAsString()));
+  agent::DesiredJob first;
+  AddFirst(job, &first);
+  part.first_print = base::Sha256Hex(first.SerializeAsString());
+  return part;
 }
 
-std::vector<const DesiredStates::Part*> DesiredStates::PartsOf(const NodeRecord& node) const {
-  std::vector<const Part*> parts;
-  for (const Part& part : parts_) {
-    const std::string& node_id = node.hello().node_id();
-    if (!std::binary_search(part.nodes.begin(), part.nodes.end(), node_id)) continue;
-    if (HasLeft(*part.job, node)) continue;
-    parts.push_back(&part);
+DesiredStates::DesiredStates(const DriverState& state, const JobIndex& index, DesiredParts* parts)
+    : state_(state), index_(index), parts_(*parts) {
+  if (std::any_of(state.nodes().begin(), state.nodes().end(), IsTestDue)) busy_ = BusyNodes(state);
+}
+
+DesiredStates::DesiredStates(const DriverState& state)
+    : state_(state), own_index_(state), index_(*own_index_), parts_(own_parts_) {
+  if (std::any_of(state.nodes().begin(), state.nodes().end(), IsTestDue)) busy_ = BusyNodes(state);
+}
+
+std::vector<const JobRecord*> DesiredStates::JobsOf(const NodeRecord& node) const {
+  std::vector<const JobRecord*> jobs;
+  for (const int place : index_.On(node.hello().node_id())) {
+    const JobRecord& job = state_.jobs(place);
+    if (!HasLeft(job, node)) jobs.push_back(&job);
   }
-  return parts;
+  return jobs;
 }
 
 std::string DesiredStates::Fingerprint(const std::string& node_id) const {
@@ -143,9 +147,10 @@ std::string DesiredStates::Fingerprint(const std::string& node_id) const {
   std::string print = absl::StrCat(state_.epoch(), " ", node->hello().incarnation(),
                                    node->draining() ? " drains" : "");
   if (WantsTest(*node)) absl::StrAppend(&print, " test ", node->test().test().id());
-  for (const Part* part : PartsOf(*node)) {
-    absl::StrAppend(&print, " ", part->print);
-    if (node_id == part->first_node) absl::StrAppend(&print, "+", part->first_print);
+  for (const JobRecord* job : JobsOf(*node)) {
+    const DesiredParts::Part& part = parts_.Of(*job);
+    absl::StrAppend(&print, " ", part.print);
+    if (node_id == part.first_node) absl::StrAppend(&print, "+", part.first_print);
   }
   return print;
 }
@@ -165,16 +170,17 @@ agent::DesiredState DesiredStates::For(const std::string& node_id,
     test->set_kind(node->test().test().kind());
     *test->mutable_directories() = node->test().directories();
   }
-  for (const Part* part : PartsOf(*node)) {
+  for (const JobRecord* record : JobsOf(*node)) {
+    const DesiredParts::Part& part = parts_.Of(*record);
     agent::DesiredJob* job = desired.add_jobs();
-    *job = part->common;
+    *job = part.common;
     const auto attempt = known.find(job->job_id());
     if (attempt != known.end() && attempt->second == job->attempt()) {
       job->set_as_before(true);
     } else {
-      job->MergeFrom(part->attempt);
+      job->MergeFrom(part.attempt);
     }
-    if (node_id == part->first_node) AddFirst(*part->job, job);
+    if (node_id == part.first_node) AddFirst(*record, job);
   }
   return desired;
 }

@@ -4,20 +4,44 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
-#include "controlplane/driver/core/driver_state.h"
+#include "controlplane/driver/core/job_index.h"
 
 namespace megascale::driver {
 
-// The desired states of all agents, for one state of the driver. The part that all agents of a job
-// have in common is made once, so that asking whether anything changed for each of thousands of
-// nodes is cheap.
+// What the desired states of all agents of a job have in common. It is made once, and again only
+// after the job was touched, so that asking whether anything changed for thousands of nodes is
+// cheap.
+class DesiredParts {
+ public:
+  struct Part {
+    std::string first_node;                    // node of rank 0
+    megascale::agent::v1::DesiredJob attempt;  // fields that stay the same during an attempt
+    megascale::agent::v1::DesiredJob common;   // other fields that are equal for all agents
+    std::string print;                         // covers `attempt` and `common`
+    std::string first_print;                   // covers fields for the agent of rank 0 only
+  };
+  // Returns the part of a job that holds slots. It stays until the job is dropped.
+  const Part& Of(const JobRecord& job);
+  // Call when the job has changed.
+  void Drop(const std::string& job_id) { parts_.erase(job_id); }
+
+ private:
+  std::unordered_map<std::string, Part> parts_;  // by job
+};
+
+// The desired states of all agents, for one state of the driver.
 class DesiredStates {
  public:
-  // Requires: `state` outlives the object and does not change.
+  // Requires: all outlive the object, and the state does not change. `parts` has no job that was
+  // touched since its part was made.
+  DesiredStates(const DriverState& state, const JobIndex& index, DesiredParts* parts);
+  // Makes the index and the parts.
   explicit DesiredStates(const DriverState& state);
 
   // Returns the desired state of the agent of `node_id`. It lists every job that has ranks there,
@@ -33,21 +57,16 @@ class DesiredStates {
   std::string Fingerprint(const std::string& node_id) const;
 
  private:
-  struct Part {  // desired state of a job that holds slots
-    const JobRecord* job = nullptr;
-    std::vector<std::string> nodes;            // sorted
-    std::string first_node;                    // node of rank 0
-    megascale::agent::v1::DesiredJob attempt;  // fields that stay the same during an attempt
-    megascale::agent::v1::DesiredJob common;   // other fields that are equal for all agents
-    std::string print;                         // covers `attempt` and `common`
-    std::string first_print;                   // covers fields for the agent of rank 0 only
-  };
-  std::vector<const Part*> PartsOf(const NodeRecord& node) const;
+  // Returns the jobs that the agent is told of.
+  std::vector<const JobRecord*> JobsOf(const NodeRecord& node) const;
   bool WantsTest(const NodeRecord& node) const;
 
   const DriverState& state_;
+  std::optional<JobIndex> own_index_;
+  const JobIndex& index_;
+  mutable DesiredParts own_parts_;
+  DesiredParts& parts_;
   std::set<std::string> busy_;  // BusyNodes, if a test is due
-  std::vector<Part> parts_;
 };
 
 }  // namespace megascale::driver

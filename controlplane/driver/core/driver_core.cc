@@ -67,10 +67,12 @@ bool Transition::Run() {
   if (!accepted) return false;
   Settle();
   KeepBooks();
+  index_.Update(state_);
   return true;
 }
 
 bool Transition::OnNodeEvent() {
+  nodes_changed_ = true;
   switch (event_.event_case()) {
     case Event::kNodeJoined:
       return OnNodeJoined(event_.node_joined());
@@ -100,13 +102,27 @@ bool Transition::OnNodeEvent() {
 }
 
 JobRecord* Transition::Current(const std::string& job_id, int64_t attempt) {
-  JobRecord* job = FindJob(&state_, job_id);
+  JobRecord* job = Find(job_id);
   if (job == nullptr || IsTerminal(*job) || job->attempt() != attempt) return nullptr;
   return job;
 }
 
+JobRecord* Transition::Find(absl::string_view job_id) {
+  const int place = index_.PlaceOf(job_id);
+  if (place < 0) return nullptr;
+  index_.Touch(place);
+  return state_.mutable_jobs(place);
+}
+
+NodeRecord* Transition::NodeToChange(const std::string& node_id) {
+  nodes_changed_ = true;
+  index_.TouchNode(node_id);
+  return FindNode(&state_, node_id);
+}
+
 void Transition::Enter(JobRecord* job, pb::Stage stage) {
   MEGASCALE_CHECK_MSG(!IsTerminal(*job), "a terminal job never changes");
+  Touch(*job);
   const bool was_queued = job->stage() == pb::STAGE_QUEUED;
   // Agents that already hold get no new state, so the version that they have applied stays valid.
   if (!IsHold(job->stage()) || !IsHold(stage)) job->set_stage_event(state_.num_events());
@@ -124,6 +140,8 @@ void Transition::Enter(JobRecord* job, pb::Stage stage) {
 
 void Transition::SetStatus(JobRecord* job, control::JobState job_state, const std::string& reason,
                            const std::string& message) {
+  if (job->state() == job_state && job->reason() == reason && job->message() == message) return;
+  Touch(*job);
   job->set_state(job_state);
   job->set_reason(reason);
   job->set_message(message);
@@ -145,6 +163,8 @@ void Transition::Complete(JobRecord* job) {
 }
 
 bool Transition::OnDriverStarted(const pb::DriverStarted& started) {
+  index_.TouchOpen();
+  index_.TouchNodes();
   state_.set_rules(started.rules());
   if (!started.secret().empty()) state_.set_secret(started.secret());
   SetMachineTests(started.machine_tests());
@@ -167,17 +187,18 @@ bool Transition::OnDriverStarted(const pb::DriverStarted& started) {
 // --- requests ---------------------------------------------------------------------------------
 
 bool Transition::OnSubmitted(const pb::JobSubmitted& submitted) {
-  if (FindJob(state_, submitted.job_id()) != nullptr) return false;
+  if (index_.PlaceOf(submitted.job_id()) >= 0) return false;
   JobRecord* job = state_.add_jobs();
   *job->mutable_submitted() = submitted;
   job->set_submitted_unix_nanos(event_.time_unix_nanos());
+  index_.Add(state_);
   Enter(job, pb::STAGE_QUEUED);
   SetStatus(job, control::JOB_STATE_PENDING, "WaitingForSlots", "");
   return true;
 }
 
 bool Transition::OnCancel(const pb::CancelRequested& cancel) {
-  JobRecord* job = FindJob(&state_, cancel.job_id());
+  JobRecord* job = Find(cancel.job_id());
   if (job == nullptr || IsTerminal(*job) || job->has_cancel()) return false;
   *job->mutable_cancel() = cancel;
   if (job->stage() == pb::STAGE_QUEUED) {
@@ -200,6 +221,7 @@ bool Transition::OnJobsForgotten(const pb::JobsForgotten& forgotten) {
   });
   if (kept == jobs->end()) return false;
   jobs->erase(kept, jobs->end());
+  index_.Removed(state_);
   return true;
 }
 
@@ -330,6 +352,7 @@ bool Transition::OnRankEnded(const pb::RankEnded& ended) {
 }
 
 void Transition::Fail(JobRecord* job, pb::Failure found) {
+  Touch(*job);
   if (job->has_cancel()) return;
   const Culprit& culprit = found.culprit();
   if (job->has_leave()) {
@@ -481,6 +504,13 @@ bool Transition::OnRetentionEnded(const pb::RetentionEnded& ended) {
   return true;
 }
 
-bool Apply(const Event& event, DriverState* state) { return Transition(event, state).Run(); }
+bool Apply(const Event& event, DriverState* state, JobIndex* index) {
+  return Transition(event, state, index).Run();
+}
+
+bool Apply(const Event& event, DriverState* state) {
+  JobIndex index(*state);
+  return Apply(event, state, &index);
+}
 
 }  // namespace megascale::driver

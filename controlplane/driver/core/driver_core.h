@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "controlplane/driver/core/driver_state.h"
+#include "controlplane/driver/core/job_index.h"
 
 namespace megascale::driver {
 
@@ -39,7 +40,9 @@ inline constexpr int64_t kAttemptsOfAnEpoch = 1'000'000;
 
 // Applies one event. Returns false when the event is refused, because it belongs to an older
 // attempt or incarnation or repeats what the state knows: then only the count of events changes.
-// Determinism: the state depends on nothing but the events.
+// Determinism: the state depends on nothing but the events. `index`: the state's; it is kept up to
+// date. Without it every job is looked at.
+bool Apply(const Event& event, DriverState* state, JobIndex* index);
 bool Apply(const Event& event, DriverState* state);
 
 // The maximum number of jobs that have not ended. Each of them costs memory, a file descriptor, and
@@ -49,12 +52,12 @@ inline constexpr int kOpenJobsMax = 1000;
 // Returns whether a submit must be logged; false: the same submit is in the log, so answer with its
 // job. Errors: AlreadyExists - a job with another specification has the id; ResourceExhausted -
 // kOpenJobsMax jobs have not ended; the message says what to do.
-absl::StatusOr<bool> IsNewSubmit(const DriverState& state,
+absl::StatusOr<bool> IsNewSubmit(const IndexedState& state,
                                  const megascale::driver::v1::JobSubmitted& submit);
 
 // Returns whether a cancel must be logged; false: the job is being or has been cancelled.
 // Errors: NotFound; FailedPrecondition - the job has succeeded or failed.
-absl::StatusOr<bool> IsNewCancel(const DriverState& state, absl::string_view job_id);
+absl::StatusOr<bool> IsNewCancel(const IndexedState& state, absl::string_view job_id);
 
 // Return whether an eviction, or its end, must be logged; false: the node is already in that state.
 // Errors: NotFound - no such node; the message names the one with the most similar id.
@@ -71,7 +74,7 @@ absl::StatusOr<bool> IsNewSpareSet(const DriverState& state,
 // minute, or if the analysis of a stall has already found a suspect. Requires: attempt, node and
 // texts are set. Errors: InvalidArgument, NotFound, FailedPrecondition - as proto/control.proto
 // says for ReportSuspect.
-absl::StatusOr<bool> IsNewReport(const DriverState& state, absl::Time now,
+absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
                                  megascale::driver::v1::SuspectFound* found);
 
 // The driver's contact with the agent that holds a node id.

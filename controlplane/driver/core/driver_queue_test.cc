@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/placement.h"
@@ -18,6 +21,12 @@ using ::testing::IsEmpty;
 class DriverQueueTest : public DriverCoreTest {
  protected:
   const JobRecord& Job(const std::string& job_id) const { return *FindJob(state_, job_id); }
+  // Returns the job's place in the queue, from 1; 0: it is not in the queue.
+  static int64_t QueuePosition(const DriverState& state, const JobRecord& job) {
+    const std::vector<const JobRecord*> queue = Queue(state);
+    const auto place = std::find(queue.begin(), queue.end(), &job);
+    return place == queue.end() ? 0 : place - queue.begin() + 1;
+  }
   void PassPreflight(const std::string& job_id) {
     for (const std::string& node_id : NodesOf(Job(job_id))) {
       Do(Passed(job_id, Job(job_id).attempt(), node_id));
@@ -207,19 +216,6 @@ TEST_F(DriverPassingTest, AClockThatStepsBackDoesNotProlongTheTimeInWhichAJobMay
   EXPECT_EQ(Job("k").stage(), v1::STAGE_QUEUED);
 }
 
-TEST_F(DriverQueueTest, AListingGivesEachJobThePositionThatItHasByItself) {
-  job::v1::JobSpec urgent = SpecOf(1, 1, 30);
-  urgent.set_priority(2);
-  for (const char* job_id : {"j", "k", "l"}) Do(Submitted(job_id, SpecOf(1, 1, 30)));
-  Do(Submitted("m", urgent));
-  const std::map<const JobRecord*, int64_t> positions = QueuePositions(state_);
-  ASSERT_EQ(positions.size(), 4u);
-  for (const JobRecord& job : state_.jobs()) {
-    EXPECT_EQ(positions.at(&job), QueuePosition(state_, job)) << JobId(job);
-  }
-  EXPECT_EQ(positions.at(&Job("m")), 1);
-}
-
 TEST_F(DriverPassingTest, NoJobPassesARecoveringOneThatWaitsForSlotsOfOthers) {
   Do(Joined("n9", "a", 3));
   Do(Submitted("big", SpecOf(3, 1, 30)));
@@ -248,6 +244,74 @@ TEST(DriverRulesTest, EventsBeforeTheFirstNewDriverAreAppliedByTheOlderRules) {
   started.mutable_driver_started()->set_rules(kRules);
   apply(started);
   EXPECT_EQ(FindJob(state, "k")->message(), "position 2 in the queue, behind job j; needs 1 slot");
+}
+
+// --- the cost of an event -----------------------------------------------------------------------
+
+// Many jobs that have ended, and as many that run, each on a node of its own.
+class DriverCostTest : public ::testing::Test {
+ protected:
+  static constexpr int kJobs = 200;
+
+  void SetUp() override {
+    Event started;
+    started.mutable_driver_started()->set_rules(kRules);
+    Do(started);
+    for (int i = 0; i < kJobs; ++i) {
+      Do(Submitted(absl::StrCat("ended", i), SpecOf(1, 1, 30)));
+      Event cancel;
+      cancel.mutable_cancel_requested()->set_job_id(absl::StrCat("ended", i));
+      Do(cancel);
+    }
+    for (int i = 0; i < kJobs; ++i) {
+      const std::string node_id = absl::StrCat("n", i);
+      Do(Joined(node_id, "a", 1));
+      Do(Submitted(absl::StrCat("j", i), SpecOf(1, 1, 30)));
+      Do(Passed(absl::StrCat("j", i), 1, node_id));
+    }
+  }
+  // Returns how many jobs the event settled.
+  int64_t Do(Event event) {
+    event.set_time_unix_nanos(1'000'000'000 * ++seconds_);
+    const int64_t before = index_.num_settled();
+    EXPECT_TRUE(Apply(event, &state_, &index_)) << event.ShortDebugString();
+    return index_.num_settled() - before;
+  }
+
+  DriverState state_;
+  JobIndex index_{state_};
+  int64_t seconds_ = 0;
+};
+
+TEST_F(DriverCostTest, AnEventSettlesTheJobsThatItTouches) {
+  ASSERT_EQ(index_.Find(state_, "j7")->stage(), v1::STAGE_RUN);
+  index_.TakeTouched();
+  Event progressed;
+  progressed.mutable_attempt_progressed()->set_job_id("j7");
+  progressed.mutable_attempt_progressed()->set_attempt(1);
+  progressed.mutable_attempt_progressed()->set_step(1);
+  EXPECT_EQ(Do(progressed), 1);
+  const JobIndex::Touched touched = index_.TakeTouched();
+  EXPECT_THAT(touched.jobs, ElementsAre("j7"));
+  EXPECT_THAT(touched.nodes, ElementsAre("n7"));
+  EXPECT_THAT(touched.node_records, IsEmpty());
+  EXPECT_EQ(Do(Submitted("queued", SpecOf(1, 1, 30))), 1);
+}
+
+TEST_F(DriverCostTest, JobsThatHaveEndedAreNeverLookedAtAgain) {
+  EXPECT_THAT(index_.open(), testing::SizeIs(kJobs));
+  EXPECT_THAT(index_.waiting(), IsEmpty());
+  EXPECT_EQ(Do(Lost("n3", "a")), kJobs) << "nodes may concern every job that has not ended";
+  EXPECT_THAT(index_.waiting(), testing::SizeIs(1));
+  EXPECT_THAT(index_.On("n4"), testing::SizeIs(1));
+  Event forgotten;
+  for (int i = 0; i < kJobs; ++i) {
+    forgotten.mutable_jobs_forgotten()->add_job_ids(absl::StrCat("ended", i));
+  }
+  Do(forgotten);
+  EXPECT_EQ(index_.PlaceOf("ended0"), -1);
+  EXPECT_EQ(index_.Find(state_, "j9")->submitted().job_id(), "j9");
+  EXPECT_THAT(index_.On("n9"), ElementsAre(index_.PlaceOf("j9")));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/core/recovery.h"
 #include "runtime/job/job_spec.h"
 
@@ -107,54 +108,24 @@ std::set<std::string> BusyNodes(const DriverState& state) {
 
 int WorldSize(const JobRecord& job) { return job::WorldSize(job.submitted().spec()); }
 
-namespace {
-
-// Returns the jobs that wait for their first slots with what orders them: the least starts first.
-std::vector<std::pair<int64_t, const JobRecord*>> KeysOfQueue(const DriverState& state) {
-  std::vector<std::pair<int64_t, const JobRecord*>> queue;
-  int64_t submitted = 0;  // the clock may have stepped back
-  for (const JobRecord& job : state.jobs()) {
-    submitted = std::max(submitted, job.submitted_unix_nanos());
-    if (job.stage() != pb::STAGE_QUEUED) continue;
-    const int priority = state.rules() < 5 ? 0 : job.submitted().spec().priority();
-    queue.emplace_back(submitted - priority * kNanosOfPriority, &job);
-  }
-  return queue;
+int64_t QueueKey(const DriverState& state, const JobRecord& job, int64_t submitted) {
+  const int priority = state.rules() < 5 ? 0 : job.submitted().spec().priority();
+  return submitted - priority * kNanosOfPriority;
 }
 
-}  // namespace
-
-std::vector<const JobRecord*> Queue(const DriverState& state) {
-  std::vector<std::pair<int64_t, const JobRecord*>> queue = KeysOfQueue(state);
+std::vector<const JobRecord*> Queue(const IndexedState& indexed) {
+  const DriverState& state = indexed.state();
+  std::vector<std::pair<int64_t, const JobRecord*>> queue;
+  for (const int place : indexed.index().waiting()) {
+    const JobRecord& job = state.jobs(place);
+    if (job.stage() != pb::STAGE_QUEUED) continue;
+    queue.emplace_back(QueueKey(state, job, indexed.index().SubmittedBy(place)), &job);
+  }
   std::stable_sort(queue.begin(), queue.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<const JobRecord*> jobs;
   for (const auto& [key, job] : queue) jobs.push_back(job);
   return jobs;
-}
-
-int64_t QueuePosition(const DriverState& state, const JobRecord& job) {
-  if (job.stage() != pb::STAGE_QUEUED) return 0;
-  const auto queue = KeysOfQueue(state);
-  const auto own = std::find_if(queue.begin(), queue.end(), [&](const auto& entry) {
-    return JobId(*entry.second) == JobId(job);
-  });
-  if (own == queue.end()) return 0;
-  int64_t position = 1;
-  for (auto other = queue.begin(); other != queue.end(); ++other) {
-    const bool is_earlier = other->first == own->first && other < own;
-    if (other->first < own->first || is_earlier) ++position;
-  }
-  return position;
-}
-
-std::map<const JobRecord*, int64_t> QueuePositions(const DriverState& state) {
-  std::map<const JobRecord*, int64_t> positions;
-  for (const JobRecord* job : Queue(state)) {
-    const auto position = static_cast<int64_t>(positions.size()) + 1;
-    positions[job] = position;
-  }
-  return positions;
 }
 
 bool IsTerminal(const JobRecord& job) { return job.stage() == pb::STAGE_ENDED; }
@@ -351,9 +322,11 @@ void AddTestTimers(const DriverState& state, std::vector<Timer>* timers) {
 
 }  // namespace
 
-std::vector<Timer> TimersFor(const DriverState& state) {
+std::vector<Timer> TimersFor(const IndexedState& indexed) {
+  const DriverState& state = indexed.state();
   std::vector<Timer> timers;
-  for (const JobRecord& job : state.jobs()) {
+  for (const int place : indexed.index().open()) {
+    const JobRecord& job = state.jobs(place);
     Timer timer;
     const bool holds = job.stage() == pb::STAGE_FENCE || job.stage() == pb::STAGE_WAIT_FOR_SLOTS;
     if (job.stage() == pb::STAGE_BACKOFF) {
@@ -391,9 +364,10 @@ std::vector<Timer> TimersFor(const DriverState& state) {
   return timers;
 }
 
-std::vector<LossLogCut> LossLogCutsFor(const DriverState& state) {
+std::vector<LossLogCut> LossLogCutsFor(const IndexedState& state) {
   std::vector<LossLogCut> cuts;
-  for (const JobRecord& job : state.jobs()) {
+  for (const int place : state.index().open()) {
+    const JobRecord& job = state.state().jobs(place);
     if (job.stage() != pb::STAGE_RUN || job.attempt() < 2) continue;
     cuts.push_back({JobId(job), job.restore().step(), job.attempt()});
   }

@@ -22,6 +22,8 @@ using JobRecord = megascale::driver::v1::JobRecord;
 using NodeRecord = megascale::driver::v1::NodeRecord;
 using Event = megascale::driver::v1::Event;
 
+class IndexedState;  // job_index.h
+
 // Find a job or node by its id; null: there is no such job or node.
 const JobRecord* FindJob(const DriverState& state, absl::string_view job_id);
 JobRecord* FindJob(DriverState* state, absl::string_view job_id);
@@ -56,13 +58,11 @@ int WorldSize(const JobRecord& job);
 
 // Returns the jobs that wait for their first slots, in the order in which they start. A step of
 // priority counts as much as an hour of waiting, so no priority makes a job wait for ever.
-std::vector<const JobRecord*> Queue(const DriverState& state);
+std::vector<const JobRecord*> Queue(const IndexedState& state);
 
-// Returns the job's place among the jobs that wait for their first slots, from 1; 0: it is not in
-// the queue. Cost: looks at all jobs.
-int64_t QueuePosition(const DriverState& state, const JobRecord& job);
-// Returns the places of all jobs in the queue, by record. Cost: sorts the queue once.
-std::map<const JobRecord*, int64_t> QueuePositions(const DriverState& state);
+// Returns what orders a queued job; the least starts first. `submitted`: the latest submission of
+// this job and of those before it, because the clock may have stepped back.
+int64_t QueueKey(const DriverState& state, const JobRecord& job, int64_t submitted);
 
 // True for SUCCEEDED, FAILED and CANCELLED.
 bool IsTerminal(const JobRecord& job);
@@ -147,7 +147,7 @@ struct Timer {
   absl::Duration delay;
   Event when_due;
 };
-std::vector<Timer> TimersFor(const DriverState& state);
+std::vector<Timer> TimersFor(const IndexedState& state);
 
 // Demands that a job's loss log has no steps beyond `restore_step` from attempts before `attempt`.
 struct LossLogCut {
@@ -155,6 +155,6 @@ struct LossLogCut {
   int64_t restore_step = 0;
   int64_t attempt = 0;
 };
-std::vector<LossLogCut> LossLogCutsFor(const DriverState& state);
+std::vector<LossLogCut> LossLogCutsFor(const IndexedState& state);
 
 }  // namespace megascale::driver

@@ -5,10 +5,11 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "controlplane/driver/core/driver_state.h"
+#include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/core/placement.h"
-#include "controlplane/driver/core/preflight_check.h"
 #include "controlplane/driver/core/recovery.h"
 #include "controlplane/driver/core/restore_order.h"
 #include "proto/control.pb.h"
@@ -18,10 +19,16 @@ namespace megascale::driver {
 // Returns the final message of a cancelled job.
 std::string CancelledMessage(const JobRecord& job);
 
+struct PreflightRefusal {
+  std::string node_id;  // the node that differs; empty: no single node is at fault
+  std::string message;  // for people; empty: the job may start
+};
+
 // Applies one event. Every handler returns false when it refuses the event.
 class Transition {
  public:
-  Transition(const Event& event, DriverState* state) : event_(event), state_(*state) {}
+  Transition(const Event& event, DriverState* state, JobIndex* index)
+      : event_(event), state_(*state), index_(*index) {}
 
   bool Run();
 
@@ -59,11 +66,17 @@ class Transition {
   bool OnStageTimedOut(const v1::StageTimedOut& timed_out);
   bool OnRetentionEnded(const v1::RetentionEnded& ended);
 
-  // Moves every job, in the order of submission, as far as it gets without another event.
+  // Moves every job, in the order of submission, as far as it gets without another event. A job
+  // that this event did not touch was moved as far before, unless it depends on a node that
+  // changed.
   void Settle();
   void SettleStage(JobRecord* job);
-  // Brings the time accounts of all jobs up to the event.
+  // Brings the time accounts of the touched jobs up to the event.
   void KeepBooks();
+  // The places of the jobs that wait for slots now, or may do so: a superset, in order.
+  JobIndex::Places Waiting() const;
+  // As Queue of driver_state.h.
+  std::vector<JobRecord*> QueueNow();
   // Places jobs that wait for slots as drivers with rules 1 did. A log of schema 1 has only such
   // events, and rocksdb_log.cc upgrades it by replaying them, so this stays for as long as that
   // schema is accepted.
@@ -92,6 +105,12 @@ class Transition {
 
   // Returns the job; null when `attempt` is not its present attempt or the job has ended.
   JobRecord* Current(const std::string& job_id, int64_t attempt);
+  // Returns the job, which counts as touched; null: there is no such job.
+  JobRecord* Find(absl::string_view job_id);
+  // Call before a job changes that neither Find, Enter nor SetStatus has touched.
+  void Touch(const JobRecord& job) { index_.Touch(JobId(job)); }
+  // Returns the node, which counts as changed; null: there is no such node.
+  NodeRecord* NodeToChange(const std::string& node_id);
   void Enter(JobRecord* job, v1::Stage stage);
   void SetStatus(JobRecord* job, megascale::control::v1::JobState job_state,
                  const std::string& reason, const std::string& message);
@@ -138,6 +157,8 @@ class Transition {
 
   const Event& event_;
   DriverState& state_;
+  JobIndex& index_;
+  bool nodes_changed_ = false;
 };
 
 }  // namespace megascale::driver

@@ -99,10 +99,11 @@ absl::Status CheckJoin(const DriverState& state, const agent::Hello& hello,
 
 bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
   const agent::Hello& hello = joined.hello();
-  NodeRecord* node = FindNode(&state_, hello.node_id());
+  NodeRecord* node = NodeToChange(hello.node_id());
   const bool is_new = node == nullptr || node->hello().incarnation() != hello.incarnation();
   if (node == nullptr) {
     node = AddNode(&state_, hello.node_id());
+    index_.TouchNode(hello.node_id());
   } else if (is_new) {
     LoseProcesses(hello.node_id(),
                   Unreachable(hello.node_id(), WhatHappened(node->hello(), hello)));
@@ -128,7 +129,7 @@ bool Transition::OnNodeJoined(const pb::NodeJoined& joined) {
 }
 
 bool Transition::OnNodeLost(const pb::NodeLost& lost) {
-  NodeRecord* node = FindNode(&state_, lost.node_id());
+  NodeRecord* node = NodeToChange(lost.node_id());
   if (node == nullptr || !node->alive() || node->hello().incarnation() != lost.incarnation()) {
     return false;
   }
@@ -141,7 +142,7 @@ bool Transition::OnNodeLost(const pb::NodeLost& lost) {
 }
 
 bool Transition::OnNodeEvicted(const pb::NodeEvicted& evicted) {
-  NodeRecord* node = FindNode(&state_, evicted.node_id());
+  NodeRecord* node = NodeToChange(evicted.node_id());
   if (node == nullptr) return false;
   if (node->evicted() && node->evicted_why() == evicted.why()) return false;
   node->set_evicted(true);
@@ -151,7 +152,7 @@ bool Transition::OnNodeEvicted(const pb::NodeEvicted& evicted) {
 }
 
 bool Transition::OnNodeUncordoned(const pb::NodeUncordoned& uncordoned) {
-  NodeRecord* node = FindNode(&state_, uncordoned.node_id());
+  NodeRecord* node = NodeToChange(uncordoned.node_id());
   if (node == nullptr) return false;
   bool changed = node->evicted() || node->has_quarantine();
   if (node->has_quarantine()) DemandTest(node, "its quarantine was ended", nullptr);
@@ -163,14 +164,16 @@ bool Transition::OnNodeUncordoned(const pb::NodeUncordoned& uncordoned) {
     const auto kept = std::remove_if(refusing->begin(), refusing->end(), [&](const auto& entry) {
       return entry.node_id() == uncordoned.node_id();
     });
-    changed = changed || kept != refusing->end();
+    if (kept == refusing->end()) continue;
+    changed = true;
+    Touch(job);
     refusing->erase(kept, refusing->end());
   }
   return changed;
 }
 
 bool Transition::OnNodeDraining(const pb::NodeDraining& draining) {
-  NodeRecord* node = FindNode(&state_, draining.node_id());
+  NodeRecord* node = NodeToChange(draining.node_id());
   if (node == nullptr || !node->alive() || node->draining() ||
       node->hello().incarnation() != draining.incarnation()) {
     return false;
@@ -181,9 +184,13 @@ bool Transition::OnNodeDraining(const pb::NodeDraining& draining) {
 }
 
 void Transition::Leave(const std::string& node_id, const std::string& reason) {
-  for (JobRecord& job : *state_.mutable_jobs()) {
+  const JobIndex::Places open = index_.open();
+  for (const int place : open) {
+    JobRecord& job = *state_.mutable_jobs(place);
+    if (!HoldsSlots(job)) continue;
     const std::vector<std::string> nodes = NodesOf(job);
-    if (!HoldsSlots(job) || std::find(nodes.begin(), nodes.end(), node_id) == nodes.end()) continue;
+    if (!std::binary_search(nodes.begin(), nodes.end(), node_id)) continue;
+    Touch(job);
     for (auto& fenced : *job.mutable_fenced()) {
       if (fenced.node_id() == node_id) fenced.clear_snapshots();  // the agent drops them
     }
@@ -201,9 +208,13 @@ void Transition::Leave(const std::string& node_id, const std::string& reason) {
 }
 
 void Transition::LoseProcesses(const std::string& node_id, const pb::Failure& found) {
-  for (JobRecord& job : *state_.mutable_jobs()) {
+  const JobIndex::Places open = index_.open();
+  for (const int place : open) {
+    JobRecord& job = *state_.mutable_jobs(place);
+    if (!HoldsSlots(job)) continue;
     const std::vector<std::string> nodes = NodesOf(job);
-    if (!HoldsSlots(job) || std::find(nodes.begin(), nodes.end(), node_id) == nodes.end()) continue;
+    if (!std::binary_search(nodes.begin(), nodes.end(), node_id)) continue;
+    Touch(job);
     auto* fenced = job.mutable_fenced();
     fenced->erase(std::remove_if(fenced->begin(), fenced->end(),
                                  [&](const auto& entry) { return entry.node_id() == node_id; }),

@@ -44,6 +44,7 @@ bool Transition::OnNodesForgotten(const pb::NodesForgotten& forgotten) {
   });
   if (kept == nodes->end()) return false;
   nodes->erase(kept, nodes->end());
+  index_.TouchNodes();
   return true;
 }
 
@@ -55,7 +56,7 @@ bool Transition::OnNodeQuarantined(const pb::NodeQuarantined& quarantined) {
 }
 
 bool Transition::OnNodeSpareSet(const pb::NodeSpareSet& spare_set) {
-  NodeRecord* node = FindNode(&state_, spare_set.node_id());
+  NodeRecord* node = NodeToChange(spare_set.node_id());
   if (node == nullptr || node->spare() == spare_set.spare()) return false;
   node->set_spare(spare_set.spare());
   return true;
@@ -63,7 +64,7 @@ bool Transition::OnNodeSpareSet(const pb::NodeSpareSet& spare_set) {
 
 // The first evidence stays: what follows may be its consequence.
 void Transition::Quarantine(const std::string& node_id, const std::string& evidence) {
-  NodeRecord* node = FindNode(&state_, node_id);
+  NodeRecord* node = NodeToChange(node_id);
   if (node == nullptr || node->has_quarantine()) return;
   node->mutable_quarantine()->set_evidence(evidence);
   node->mutable_quarantine()->set_since_unix_nanos(event_.time_unix_nanos());
@@ -292,13 +293,13 @@ void Transition::DemandTest(NodeRecord* node, const std::string& why, const JobR
 }
 
 void Transition::TestAfterFailure(const JobRecord& job) {
-  NodeRecord* node = FindNode(&state_, job.culprit().node_id());
+  NodeRecord* node = NodeToChange(job.culprit().node_id());
   if (node == nullptr || !node->alive() || IsTestDue(*node) || !CouldBeOfMachine(job)) return;
   DemandTest(node, absl::StrCat("job ", JobId(job), ": ", Describe(job.culprit())), &job);
 }
 
 bool Transition::OnMachineTested(const pb::MachineTested& tested) {
-  NodeRecord* node = FindNode(&state_, tested.node_id());
+  NodeRecord* node = NodeToChange(tested.node_id());
   if (node == nullptr || !IsTestDue(*node) || node->hello().incarnation() != tested.incarnation() ||
       node->test().test().id() != tested.test().id() ||
       tested.test().state() < agent::MachineTest::STATE_PASSED) {
@@ -331,7 +332,7 @@ void Transition::SetMachineTests(agent::TestKind kind) {
 
 // A job is not told to begin where an agent could not carry it out.
 bool Transition::OnNodeBusy(const pb::NodeBusy& busy) {
-  NodeRecord* node = FindNode(&state_, busy.node_id());
+  NodeRecord* node = NodeToChange(busy.node_id());
   if (node == nullptr || !node->alive() || node->busy() == busy.busy() ||
       node->hello().incarnation() != busy.incarnation()) {
     return false;
@@ -369,16 +370,19 @@ void Transition::BeginEpoch() {
 
 // Agents keep no memory of an older epoch, so there are no snapshots.
 bool Transition::OnEpochFenced(const pb::EpochFenced& fenced) {
-  NodeRecord* node = FindNode(&state_, fenced.node_id());
+  NodeRecord* node = NodeToChange(fenced.node_id());
   if (node == nullptr || !node->alive() || node->hello().incarnation() != fenced.incarnation() ||
       fenced.epoch() != state_.epoch() || node->fenced_epoch() == fenced.epoch()) {
     return false;
   }
   node->set_fenced_epoch(fenced.epoch());
-  for (JobRecord& job : *state_.mutable_jobs()) {
+  const JobIndex::Places restored = index_.restored();
+  for (const int place : restored) {
+    JobRecord& job = *state_.mutable_jobs(place);
     if (!IsFencedEverywhere(state_, job) || IsFenced(job, fenced.node_id())) continue;
     const std::vector<std::string> nodes = NodesOf(job);
     if (!std::binary_search(nodes.begin(), nodes.end(), fenced.node_id())) continue;
+    Touch(job);
     job.add_fenced()->set_node_id(fenced.node_id());
   }
   return true;

@@ -36,10 +36,9 @@ absl::StatusOr<const NodeRecord*> RequireNode(const DriverState& state, absl::st
                    nearest.empty() ? "; `megascale status` shows all nodes" : ""));
 }
 
-absl::Status CheckRoom(const DriverState& state) {
-  const auto num_open = std::count_if(state.jobs().begin(), state.jobs().end(),
-                                      [](const JobRecord& job) { return !IsTerminal(job); });
-  if (num_open < kOpenJobsMax) return absl::OkStatus();
+absl::Status CheckRoom(const JobIndex& index) {
+  const size_t num_open = index.open().size();
+  if (num_open < size_t{kOpenJobsMax}) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the driver holds ", num_open,
                    " jobs that have not ended, which is its most; wait for some of them, or cancel "
@@ -72,10 +71,10 @@ absl::Status CheckReportTexts(const control::Suspicion& report) {
 
 }  // namespace
 
-absl::StatusOr<bool> IsNewSubmit(const DriverState& state, const pb::JobSubmitted& submit) {
-  const JobRecord* job = FindJob(state, submit.job_id());
+absl::StatusOr<bool> IsNewSubmit(const IndexedState& state, const pb::JobSubmitted& submit) {
+  const JobRecord* job = state.Find(submit.job_id());
   if (job == nullptr) {
-    RETURN_IF_ERROR(CheckRoom(state));
+    RETURN_IF_ERROR(CheckRoom(state.index()));
     return true;
   }
   const auto& known = job->submitted();
@@ -92,8 +91,8 @@ absl::StatusOr<bool> IsNewSubmit(const DriverState& state, const pb::JobSubmitte
       ": is taken by a job with another specification; choose another job id, or leave it out"));
 }
 
-absl::StatusOr<bool> IsNewCancel(const DriverState& state, absl::string_view job_id) {
-  const JobRecord* job = FindJob(state, job_id);
+absl::StatusOr<bool> IsNewCancel(const IndexedState& state, absl::string_view job_id) {
+  const JobRecord* job = state.Find(job_id);
   if (job == nullptr) return absl::NotFoundError(absl::StrCat("job ", job_id, ": no such job"));
   if (!IsTerminal(*job)) return !job->has_cancel();
   if (job->state() == control::JOB_STATE_CANCELLED) return false;
@@ -122,11 +121,11 @@ absl::StatusOr<bool> IsNewSpareSet(const DriverState& state, const pb::NodeSpare
   return node->spare() != spare_set.spare();
 }
 
-absl::StatusOr<bool> IsNewReport(const DriverState& state, absl::Time now,
+absl::StatusOr<bool> IsNewReport(const IndexedState& state, absl::Time now,
                                  pb::SuspectFound* found) {
   control::Suspicion* report = found->mutable_suspicion();
   RETURN_IF_ERROR(CheckReportTexts(*report));
-  const JobRecord* job = FindJob(state, found->job_id());
+  const JobRecord* job = state.Find(found->job_id());
   if (job == nullptr) {
     return absl::NotFoundError(absl::StrCat("job ", found->job_id(), ": no such job"));
   }

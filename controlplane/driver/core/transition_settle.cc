@@ -1,4 +1,6 @@
 // The part of driver_core.h that needs no further event: it begins and ends attempts.
+#include <google/protobuf/util/message_differencer.h>
+
 #include <algorithm>
 #include <set>
 #include <string>
@@ -17,6 +19,7 @@ namespace agent = megascale::agent::v1;
 namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace telemetry = megascale::telemetry::v1;
+using google::protobuf::util::MessageDifferencer;
 
 namespace {
 
@@ -34,9 +37,31 @@ std::string CancelledMessage(const JobRecord& job) {
 
 void Transition::Settle() {
   if (state_.rules() < 2) return PlaceByRules1();
-  for (JobRecord& job : *state_.mutable_jobs()) SettleStage(&job);
+  const JobIndex::Places places = nodes_changed_ ? index_.open() : index_.touched();
+  for (const int place : places) SettleStage(state_.mutable_jobs(place));
+  index_.NoteSettled(places.size());
   const JobRecord* recovering = PlaceRecovering();
   state_.rules() < 5 ? PlaceQueued(recovering) : PlaceQueue();
+}
+
+JobIndex::Places Transition::Waiting() const {
+  JobIndex::Places places = index_.waiting();
+  places.insert(index_.touched().begin(), index_.touched().end());
+  return places;
+}
+
+std::vector<JobRecord*> Transition::QueueNow() {
+  std::vector<std::pair<int64_t, JobRecord*>> queue;
+  for (const int place : Waiting()) {
+    JobRecord* job = state_.mutable_jobs(place);
+    if (job->stage() != pb::STAGE_QUEUED) continue;
+    queue.emplace_back(QueueKey(state_, *job, index_.SubmittedBy(place)), job);
+  }
+  std::stable_sort(queue.begin(), queue.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<JobRecord*> jobs;
+  for (const auto& [key, job] : queue) jobs.push_back(job);
+  return jobs;
 }
 
 void Transition::SettleStage(JobRecord* job) {
@@ -82,7 +107,8 @@ bool HasFailed(const JobRecord& job, TimeBook::Phase phase) {
 }  // namespace
 
 void Transition::KeepBooks() {
-  for (JobRecord& job : *state_.mutable_jobs()) {
+  for (const int place : index_.touched()) {
+    JobRecord& job = *state_.mutable_jobs(place);
     if (!job.has_time_book()) {
       if (IsTerminal(job)) continue;  // an older version's
       OpenBook(event_.time_unix_nanos(), job.mutable_time_book());
@@ -122,7 +148,8 @@ void Transition::PlaceByRules1() {
 
 const JobRecord* Transition::PlaceRecovering() {
   const JobRecord* first = nullptr;
-  for (JobRecord& job : *state_.mutable_jobs()) {
+  for (const int place : Waiting()) {
+    JobRecord& job = *state_.mutable_jobs(place);
     if (job.stage() == pb::STAGE_WAIT_FOR_SLOTS && AllFenced(state_, job) && !WaitsForTests(&job)) {
       PlacementResult placement = PlaceJob(state_, job);
       if (!placement.placements.empty()) {
@@ -161,7 +188,7 @@ bool Transition::PlaceByTaking(JobRecord* job) {
     StartAttempt(job, std::move(placement));
     const std::vector<std::string> taken = NodesOf(*job);
     for (const std::string& giver : givers) {
-      JobRecord* gives = FindJob(&state_, giver);
+      JobRecord* gives = Find(giver);
       const std::vector<std::string> held = NodesOf(*gives);
       if (std::find_first_of(held.begin(), held.end(), taken.begin(), taken.end()) == held.end()) {
         continue;
@@ -180,7 +207,8 @@ void Transition::PlaceQueued(const JobRecord* recovering) {
       recovering == nullptr ? "" : absl::StrCat("job ", JobId(*recovering), ", which recovers");
   std::string before = first;
   int64_t position = 0;
-  for (JobRecord& job : *state_.mutable_jobs()) {
+  for (const int place : Waiting()) {
+    JobRecord& job = *state_.mutable_jobs(place);
     if (job.stage() != pb::STAGE_QUEUED) continue;
     if (before.empty()) {
       PlacementResult placement = PlaceJob(state_, job);
@@ -208,19 +236,23 @@ bool Transition::MayBePassed(const JobRecord& job) const {
 }
 
 void Transition::PlaceQueue() {
-  for (JobRecord& job : *state_.mutable_jobs()) {  // a clock that stepped back
+  const JobIndex::Places waiting = Waiting();
+  for (const int place : waiting) {  // a clock that stepped back
+    JobRecord& job = *state_.mutable_jobs(place);
     if (state_.rules() < 6 || job.waiting_since_unix_nanos() <= event_.time_unix_nanos()) continue;
+    index_.Touch(place);
     job.set_waiting_since_unix_nanos(event_.time_unix_nanos());
   }
   std::string before;
-  for (const JobRecord& job : state_.jobs()) {
+  for (const int place : waiting) {
+    const JobRecord& job = state_.jobs(place);
     if (!IsHold(job.stage()) || job.has_cancel() || MayBePassed(job)) continue;
     before = absl::StrCat("job ", JobId(job), ", which recovers");
     break;
   }
   int64_t position = 0;
-  for (const JobRecord* queued : Queue(state_)) {
-    JobRecord& job = const_cast<JobRecord&>(*queued);
+  for (JobRecord* queued : QueueNow()) {
+    JobRecord& job = *queued;
     ++position;
     if (!before.empty()) {
       SetStatus(&job, job.state(), "WaitingInQueue",
@@ -241,6 +273,7 @@ void Transition::PlaceQueue() {
 void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   const agent::RestorePoint restore = ChooseRestore(*job, placement.placements);
   const std::vector<std::string> before = NodesOf(*job);
+  Touch(*job);
   if (job->stage() != pb::STAGE_QUEUED) {
     job->set_attempt_reason(job->has_leave() ? job->leave().reason() : ReasonOf(job->culprit()));
   }
@@ -257,7 +290,7 @@ void Transition::StartAttempt(JobRecord* job, PlacementResult placement) {
   for (const std::string& node_id : NodesOf(*job)) {
     if (state_.rules() >= 5) break;  // a spare that takes over stays one, for when the job ends
     if (std::binary_search(before.begin(), before.end(), node_id)) continue;
-    FindNode(&state_, node_id)->clear_spare();
+    NodeToChange(node_id)->clear_spare();
   }
   if (job->has_restore()) {
     if (state_.rules() < 4 || HasAllPreflights(state_, *job)) {
@@ -280,6 +313,35 @@ void Transition::StartRun(JobRecord* job, const agent::RestorePoint& restore) {
   SetStatus(job, control::JOB_STATE_STARTING, "Starting",
             absl::StrCat("attempt ", job->attempt(), " from ", Describe(restore)));
 }
+
+namespace {
+
+// Returns the first reason to refuse the job. Requires: every node passed its own preflight.
+PreflightRefusal JudgePreflights(const JobRecord& job) {
+  const auto& first = job.preflights(0);
+  for (const auto& other : job.preflights()) {
+    if (!job.has_data() || MessageDifferencer::Equals(job.data(), other.preflight().data()))
+      continue;
+    return {other.node_id(), absl::StrCat("data.files: the text on node ", other.node_id(),
+                                          " differs from that on which the job has trained; every "
+                                          "machine needs the same files")};
+  }
+  for (const auto& other : job.preflights()) {
+    if (MessageDifferencer::Equals(first.preflight().data(), other.preflight().data())) continue;
+    return {other.node_id(), absl::StrCat("data.files: the text on node ", other.node_id(),
+                                          " differs from that on node ", first.node_id(),
+                                          "; every machine needs the same files")};
+  }
+  const int64_t first_step = job.has_data() ? job.first_step() : first.preflight().first_step();
+  const int64_t steps = job.submitted().spec().train().steps();
+  if (!job.submitted().from_checkpoint().empty() && first_step >= steps) {
+    return {"", absl::StrCat("train.steps: ", steps, " is not more than the ", first_step,
+                             " steps of ", job.submitted().from_checkpoint())};
+  }
+  return {};
+}
+
+}  // namespace
 
 void Transition::SettlePreflight(JobRecord* job) {
   if (!HasAllPreflights(state_, *job)) return;

@@ -1,6 +1,7 @@
 #include "controlplane/driver/relay/log_stream.h"
 
 #include <algorithm>
+#include <future>
 #include <set>
 #include <string>
 #include <utility>
@@ -18,6 +19,8 @@ namespace control = megascale::control::v1;
 constexpr int64_t kPieceBytesMax = 256 << 10;
 // A line longer than this is passed on in parts.
 constexpr size_t kLineBytesMax = 64 << 10;
+// Logs that are asked for at a time; their pieces are in memory together.
+constexpr size_t kAskedAtOnce = 16;
 
 // One log that is being read.
 struct Source {
@@ -40,6 +43,8 @@ int64_t AttemptAfter(int64_t attempt, int64_t newest) {
   return std::max(attempt, newest / kAttemptsOfAnEpoch * kAttemptsOfAnEpoch) + 1;
 }
 
+using Answer = absl::StatusOr<megascale::agent::v1::LogChunk>;
+
 class LogStream {
  public:
   LogStream(const control::StreamLogsRequest& request, const LogStreamPorts& ports)
@@ -49,8 +54,7 @@ class LogStream {
     for (;;) {
       ASSIGN_OR_RETURN(const control::Job job, ports_.job());
       if (attempt_ == 0) RETURN_IF_ERROR(MakeSources(job, FirstAttempt(job)));
-      bool more = false;
-      for (Source& source : sources_) more |= Read(&source);
+      const bool more = ReadAll();
       if (stopped_) return Stopped();
       if (more) continue;
       const bool later_attempt = request_.attempt() == 0 && attempt_ < job.attempt();
@@ -155,16 +159,40 @@ class LogStream {
     return any_away && ++num_waits_ * kFollowInterval <= kNodeAbsenceMax;
   }
 
-  // Reads one piece; returns false if there is no new one.
-  bool Read(Source* source) {
+  // Reads one piece of each log; returns false if there is no new one. The agents of several logs
+  // are asked at the same time: one that is slow or away holds up the others once, not in turn.
+  bool ReadAll() {
+    bool more = false;
+    for (size_t begin = 0; begin < sources_.size() && !stopped_; begin += kAskedAtOnce) {
+      const size_t end = std::min(sources_.size(), begin + kAskedAtOnce);
+      std::vector<std::future<Answer>> answers;
+      for (size_t i = begin; i < end; ++i) {
+        const auto policy = end - begin > 1 ? std::launch::async : std::launch::deferred;
+        answers.push_back(std::async(policy, [this, source = &sources_[i]] {
+          return ports_.fetch(source->nodes.front(), FetchOf(*source));
+        }));
+      }
+      for (size_t i = begin; i < end; ++i) more |= Read(&sources_[i], &answers[i - begin]);
+    }
+    return more;
+  }
+
+  megascale::agent::v1::FetchLog FetchOf(const Source& source) const {
     megascale::agent::v1::FetchLog fetch;
     fetch.set_job_id(request_.job_id());
     fetch.set_attempt(attempt_);
-    fetch.set_rank(source->rank);
-    fetch.set_offset(source->offset);
+    fetch.set_rank(source.rank);
+    fetch.set_offset(source.offset);
     fetch.set_max_bytes(kPieceBytesMax);
+    return fetch;
+  }
+
+  // Takes one piece; returns false if there is no new one. `first`: the answer of the first node.
+  bool Read(Source* source, std::future<Answer>* first) {
+    const megascale::agent::v1::FetchLog fetch = FetchOf(*source);
     for (const std::string& node : source->nodes) {
-      const auto chunk = ports_.fetch(node, fetch);
+      const bool is_first = &node == &source->nodes.front();
+      const Answer chunk = is_first ? first->get() : ports_.fetch(node, fetch);
       source->is_away = !chunk.ok() && !absl::IsNotFound(chunk.status());
       if (!chunk.ok()) continue;
       if (!source->found) {

@@ -16,6 +16,7 @@ namespace megascale::driver {
 struct LogStreamPorts {
   std::function<absl::StatusOr<megascale::control::v1::Job>()> job;
   std::function<absl::StatusOr<megascale::control::v1::GetClusterResponse>()> cluster;
+  // Called by several threads at a time.
   std::function<absl::StatusOr<megascale::agent::v1::LogChunk>(
       const std::string& node_id, const megascale::agent::v1::FetchLog& request)>
       fetch;

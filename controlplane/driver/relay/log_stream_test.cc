@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <set>
 #include <string>
 #include <tuple>
@@ -50,6 +53,7 @@ class LogStreamTest : public ::testing::Test {
       return cluster;
     };
     ports.fetch = [this](const std::string& node, const agent::FetchLog& fetch) {
+      if (before_fetch_) before_fetch_(node);
       return Fetch(node, fetch);
     };
     ports.emit = [this](const control::StreamLogsResponse& piece) {
@@ -91,6 +95,7 @@ class LogStreamTest : public ::testing::Test {
   std::set<std::string> connected_;
   std::map<std::tuple<std::string, int64_t, int>, std::string> logs_;  // of node, attempt, rank
   std::vector<std::string> emitted_;
+  std::function<void(const std::string& node)> before_fetch_;
 };
 
 TEST_F(LogStreamTest, AllOfAnAttemptIsReadBeforeTheNext) {
@@ -143,6 +148,25 @@ TEST_F(LogStreamTest, AResumedStreamWaitsForTheNodesThatItWasReading) {
   const std::function<bool()> wait = [&] { return ++num_waits > 0; };
   EXPECT_TRUE(Run(std::vector<std::function<bool()>>(1000, wait)).ok());
   EXPECT_EQ(num_waits, kNodeAbsenceMax / kFollowInterval) << "not for ever";
+}
+
+// Each agent answers only once the other one was asked, too.
+TEST_F(LogStreamTest, TheAgentsOfTwoRanksAreAskedAtTheSameTime) {
+  logs_[{"a", 1, 0}] = "one\n";
+  logs_[{"b", 1, 1}] = "uno\n";
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::set<std::string> asked;
+  before_fetch_ = [&](const std::string& node) {
+    std::unique_lock<std::mutex> lock(mutex);
+    asked.insert(node);
+    changed.notify_all();
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return asked.size() == 2; }))
+        << "only " << node << " was asked";
+  };
+  End();
+  EXPECT_TRUE(Run({}).ok());
+  EXPECT_THAT(emitted_, ElementsAre("1 a0 one\n@4", "1 b1 uno\n@4")) << "in the order of ranks";
 }
 
 TEST_F(LogStreamTest, AStreamThatIsStoppedDoesNotLookComplete) {

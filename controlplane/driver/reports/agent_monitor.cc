@@ -1,5 +1,6 @@
 #include "controlplane/driver/reports/agent_monitor.h"
 
+#include <memory>
 #include <utility>
 
 #include "controlplane/driver/core/epoch.h"
@@ -28,18 +29,20 @@ std::vector<Event> AgentMonitor::OnHello(const DriverState& state, const agent::
   return {event};
 }
 
-std::vector<Event> AgentMonitor::OnReport(const DriverState& state, const std::string& node_id,
-                                          const agent::ActualState& report, absl::Duration now) {
+std::vector<Event> AgentMonitor::OnReport(const IndexedState& state, const std::string& node_id,
+                                          agent::ActualState report, absl::Duration now) {
   reports_.Advance(now);
-  const NodeRecord* known = FindNode(state, node_id);
-  const bool counts = IsOfThisEpoch(state, report);
-  agent::ActualState alive;  // all that a report of another epoch tells
-  alive.set_incarnation(report.incarnation());
-  alive.set_epoch(report.epoch());
-  if (known == nullptr || known->hello().incarnation() != report.incarnation() ||
-      !reports_.TakeReport(node_id, counts ? report : alive)) {
-    return {};
+  const NodeRecord* known = FindNode(state.state(), node_id);
+  const bool counts = IsOfThisEpoch(state.state(), report);
+  if (!counts) {
+    agent::ActualState alive;  // all that a report of another epoch tells
+    alive.set_incarnation(report.incarnation());
+    alive.set_epoch(report.epoch());
+    report = std::move(alive);
   }
+  if (known == nullptr || known->hello().incarnation() != report.incarnation()) return {};
+  const auto taken = std::make_shared<const agent::ActualState>(std::move(report));
+  if (!reports_.TakeReport(node_id, taken)) return {};
   if (!known->alive()) {
     // The node was lost and is back. Its processes belong to an attempt that was given up.
     Event event;
@@ -47,25 +50,22 @@ std::vector<Event> AgentMonitor::OnReport(const DriverState& state, const std::s
     return {event};
   }
   if (!counts) return {};
-  return events_.EventsOf(state, *known, report, reports_);
+  return events_.EventsOf(state, *known, *taken, reports_);
 }
 
-std::vector<Event> AgentMonitor::OnTick(const DriverState& state, absl::Duration now) {
+std::vector<Event> AgentMonitor::OnTick(const IndexedState& indexed, absl::Duration now) {
   reports_.Advance(now);
+  const DriverState& state = indexed.state();
   std::vector<Event> events;
   for (Event& lost : FailureDetector::LostNodes(state, reports_)) {
-    for (const JobRecord& job : state.jobs()) {
+    for (const int place : indexed.index().open()) {
+      const JobRecord& job = state.jobs(place);
       if (job.stage() == pb::STAGE_RUN) events_.AddProgress(job, &events);
     }
     events.push_back(std::move(lost));
   }
-  for (const JobRecord& job : state.jobs()) {
-    if (IsTerminal(job)) {
-      reports_.Forget(JobId(job));
-      events_.Forget(JobId(job));
-      detector_.Forget(JobId(job));
-      continue;
-    }
+  for (const int place : indexed.index().open()) {
+    const JobRecord& job = state.jobs(place);
     events_.AddRetentionEnded(state, job, reports_, &events);
     for (Event& failed : detector_.FailuresOf(job, reports_)) {
       events_.AddProgress(job, &events);

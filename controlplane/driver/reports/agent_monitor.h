@@ -4,6 +4,7 @@
 // Threads: one at a time, const calls included.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -30,23 +31,32 @@ class AgentMonitor {
 
   // Returns the events that follow from an agent's report, in the order in which they must be
   // applied. A report is ignored unless its incarnation is the one in the state.
-  std::vector<Event> OnReport(const DriverState& state, const std::string& node_id,
-                              const megascale::agent::v1::ActualState& report, absl::Duration now);
+  std::vector<Event> OnReport(const IndexedState& state, const std::string& node_id,
+                              megascale::agent::v1::ActualState report, absl::Duration now);
 
-  // Returns the events that follow from the passing of time. Call several times per second.
-  std::vector<Event> OnTick(const DriverState& state, absl::Duration now);
+  // Returns the events that follow from the passing of time. Call several times per second. Cost:
+  // looks at the jobs that have not ended.
+  std::vector<Event> OnTick(const IndexedState& state, absl::Duration now);
 
   // Notes the newest step in a job's loss log, for AttemptProgressed. Call before OnReport.
   void NoteStep(const std::string& job_id, int64_t step) { events_.NoteStep(job_id, step); }
+
+  // Forgets a job that has ended.
+  void ForgetJob(const std::string& job_id) {
+    reports_.Forget(job_id);
+    events_.Forget(job_id);
+    detector_.Forget(job_id);
+  }
 
   // Forgets a node that is lost.
   void ForgetNode(const std::string& node_id) { reports_.ForgetNode(node_id); }
 
   const AgentReports& reports() const { return reports_; }
 
-  // Returns for how long the job's checkpoints could not be written; zero: they can be written.
-  absl::Duration StorageFailsFor(const std::string& job_id) const {
-    return detector_.StorageFailsFor(job_id, reports_);
+  // Returns since when, in awake time, checkpoints cannot be written; by job, of the jobs of which
+  // they cannot.
+  std::map<std::string, absl::Duration> StorageFailures() const {
+    return detector_.StorageFailures();
   }
 
  private:

@@ -1,6 +1,7 @@
 #include "controlplane/driver/reports/agent_reports.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "controlplane/driver/core/epoch.h"
 
@@ -15,21 +16,22 @@ void AgentReports::Advance(absl::Duration now) {
 
 void AgentReports::TakeHello(const agent::Hello& hello) {
   Agent& taken = agents_[hello.node_id()];
-  if (taken.hello.incarnation() != hello.incarnation()) taken.report.Clear();
+  if (taken.hello.incarnation() != hello.incarnation()) taken.report.reset();
   taken.hello = hello;
   taken.heard = awake_;
   taken.punctual = false;
 }
 
-bool AgentReports::TakeReport(const std::string& node_id, const agent::ActualState& report) {
+bool AgentReports::TakeReport(const std::string& node_id,
+                              std::shared_ptr<const agent::ActualState> report) {
   const auto found = agents_.find(node_id);
-  if (found == agents_.end() || found->second.hello.incarnation() != report.incarnation()) {
+  if (found == agents_.end() || found->second.hello.incarnation() != report->incarnation()) {
     return false;
   }
   Agent& taken = found->second;
   taken.punctual = awake_ - taken.heard < node_timeout_;
   taken.heard = awake_;
-  taken.report = report;
+  taken.report = std::move(report);
   return true;
 }
 
@@ -40,22 +42,30 @@ const agent::Hello* AgentReports::FindHello(const std::string& node_id) const {
 
 bool AgentReports::HasReported(const DriverState& state, const std::string& node_id) const {
   const auto found = agents_.find(node_id);
-  return found != agents_.end() && !found->second.report.incarnation().empty() &&
-         IsOfThisEpoch(state, found->second.report);
+  return found != agents_.end() && found->second.report != nullptr &&
+         IsOfThisEpoch(state, *found->second.report);
+}
+
+std::shared_ptr<const agent::ActualState> AgentReports::ReportOf(const std::string& node_id) const {
+  const auto found = agents_.find(node_id);
+  return found == agents_.end() ? nullptr : found->second.report;
+}
+
+absl::Duration AgentReports::HeardAt(const std::string& node_id) const {
+  const auto found = agents_.find(node_id);
+  return found == agents_.end() ? absl::ZeroDuration() : found->second.heard;
 }
 
 const google::protobuf::RepeatedPtrField<agent::ActualJob>& AgentReports::JobsOn(
     const std::string& node_id) const {
   const auto found = agents_.find(node_id);
-  return found == agents_.end() ? agent::ActualState::default_instance().jobs()
-                                : found->second.report.jobs();
+  const bool is_known = found != agents_.end() && found->second.report != nullptr;
+  return is_known ? found->second.report->jobs() : agent::ActualState::default_instance().jobs();
 }
 
 const agent::ActualJob* AgentReports::LastReport(const std::string& node_id,
                                                  const std::string& job_id) const {
-  const auto found = agents_.find(node_id);
-  if (found == agents_.end()) return nullptr;
-  for (const auto& job : found->second.report.jobs()) {
+  for (const auto& job : JobsOn(node_id)) {
     if (job.job_id() == job_id) return &job;
   }
   return nullptr;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,8 @@ class AgentReports {
   void TakeHello(const megascale::agent::v1::Hello& hello);
   // Takes a report. Returns false, and ignores it, unless it comes from the incarnation that said
   // hello last.
-  bool TakeReport(const std::string& node_id, const megascale::agent::v1::ActualState& report);
+  bool TakeReport(const std::string& node_id,
+                  std::shared_ptr<const megascale::agent::v1::ActualState> report);
   // Requires: TakeHello was called for the node.
   const megascale::agent::v1::Hello& HelloOf(const std::string& node_id) const {
     return agents_.at(node_id).hello;
@@ -41,6 +43,13 @@ class AgentReports {
 
   // Returns true once the node's present incarnation has reported in this epoch.
   bool HasReported(const DriverState& state, const std::string& node_id) const;
+
+  // Returns a node's newest report, which does not change any more; null: its present incarnation
+  // has not reported.
+  std::shared_ptr<const megascale::agent::v1::ActualState> ReportOf(
+      const std::string& node_id) const;
+  // Returns when the node was heard last, in awake time; zero: not since the driver started.
+  absl::Duration HeardAt(const std::string& node_id) const;
 
   // Returns the jobs in a node's newest report.
   const google::protobuf::RepeatedPtrField<megascale::agent::v1::ActualJob>& JobsOn(
@@ -77,8 +86,8 @@ class AgentReports {
  private:
   struct Agent {
     megascale::agent::v1::Hello hello;
-    megascale::agent::v1::ActualState report;
-    absl::Duration heard = absl::ZeroDuration();  // in awake time
+    std::shared_ptr<const megascale::agent::v1::ActualState> report;  // null: there is none
+    absl::Duration heard = absl::ZeroDuration();                      // in awake time
     bool punctual = false;
   };
   struct JobNodes {  // the nodes of one attempt

@@ -46,6 +46,14 @@ Event HungEvent(const JobRecord& job, int rank, const std::string& node_id,
   return RankFailedEvent(job, rank, node_id, failure, reports);
 }
 
+// The limit of a phase counts from the phase's begin. A rank without any report has been silent for
+// as long as its attempt runs.
+absl::Duration StillFor(const telemetry::RankStatus& status, absl::Duration silence,
+                        absl::Duration in_phase) {
+  if (status.progress_age_seconds() < 0) return in_phase;
+  return std::min(absl::Seconds(status.progress_age_seconds()) + silence, in_phase);
+}
+
 // On its own line, because one-line views show only the first.
 std::string Recent(const telemetry::RankStatus& status) {
   return status.recent().empty() ? std::string() : absl::StrCat("\n", status.recent());
@@ -135,11 +143,7 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
   }
   const absl::Duration limit = job::ToDuration(
       IsStarting(status.phase()) ? fault.start_timeout() : fault.progress_timeout());
-  // The limit of a phase counts from the phase's begin.
-  // A rank without any report has been silent for as long as its attempt runs.
-  const bool silent = status.progress_age_seconds() < 0;
-  suspect.age = silent ? in_phase
-                       : std::min(absl::Seconds(status.progress_age_seconds()) + silence, in_phase);
+  suspect.age = StillFor(status, silence, in_phase);
   if (suspect.age <= limit) return std::nullopt;
   // While ranks read a checkpoint for others, a rank that waits makes no progress of its own for as
   // long as that takes. Each rank that reads has its own limit.
@@ -152,14 +156,30 @@ std::optional<FailureDetector::Suspect> FailureDetector::SuspectOf(
 std::vector<FailureDetector::Suspect> FailureDetector::SuspectsOf(const JobRecord& job,
                                                                   const AgentReports& reports) {
   std::vector<Suspect> suspects;
+  const auto& fault = job.submitted().spec().fault();
+  const absl::Duration heartbeat_timeout = HeartbeatTimeout(job);
+  const absl::Duration start_timeout = job::ToDuration(fault.start_timeout());
+  const absl::Duration progress_timeout = job::ToDuration(fault.progress_timeout());
+  std::vector<Watched>& phases = phases_[JobId(job)];
+  phases.resize(static_cast<size_t>(job.placements_size()));
   for (const std::string& node_id : reports.Nodes(job)) {
     const agent::ActualJob* actual = reports.ReportOfAttempt(node_id, job);
     if (actual == nullptr) continue;
     const absl::Duration silence = reports.SilenceOf(node_id);
     for (const auto& rank : actual->ranks()) {
       if (rank.state() != agent::ActualRank::STATE_RUNNING) continue;
-      if (NodeOfRank(job, rank.status().rank()) != node_id) continue;
-      std::optional<Suspect> suspect = SuspectOf(job, rank.status(), silence, reports);
+      const telemetry::RankStatus& status = rank.status();
+      if (NodeOfRank(job, status.rank()) != node_id) continue;
+      // Thousands of ranks are looked at ten times a second, and most of them are well.
+      Watched& watched = phases[static_cast<size_t>(status.rank())];
+      const int64_t value = job.attempt() * 64 + status.phase();
+      if (watched.value != value) watched = Watched{value, reports.awake()};
+      const absl::Duration still = StillFor(status, silence, reports.awake() - watched.since);
+      const bool is_alive = absl::Seconds(status.alive_age_seconds()) <= heartbeat_timeout;
+      if (is_alive && still <= (IsStarting(status.phase()) ? start_timeout : progress_timeout)) {
+        continue;
+      }
+      std::optional<Suspect> suspect = SuspectOf(job, status, silence, reports);
       // The report of an agent that stalled itself says nothing about its ranks.
       if (!suspect.has_value() || !reports.IsPunctual(node_id)) continue;
       suspect->node_id = node_id;
@@ -239,10 +259,10 @@ std::optional<Event> FailureDetector::StorageFailed(const JobRecord& job,
   return std::nullopt;
 }
 
-absl::Duration FailureDetector::StorageFailsFor(const std::string& job_id,
-                                                const AgentReports& reports) const {
-  const auto it = storage_.find(job_id);
-  return it == storage_.end() ? absl::ZeroDuration() : reports.awake() - it->second.since;
+std::map<std::string, absl::Duration> FailureDetector::StorageFailures() const {
+  std::map<std::string, absl::Duration> since;
+  for (const auto& [job_id, watched] : storage_) since[job_id] = watched.since;
+  return since;
 }
 
 }  // namespace megascale::driver

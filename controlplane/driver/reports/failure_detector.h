@@ -37,10 +37,9 @@ class FailureDetector {
   // Forgets a job that has ended.
   void Forget(const std::string& job_id);
 
-  // Returns for how long checkpoints could not be written: from the first failed write that was
-  // reported since the newest commit, until the newest call of AgentReports::Advance. Zero: they
-  // can be written. Counts anew when the driver starts.
-  absl::Duration StorageFailsFor(const std::string& job_id, const AgentReports& reports) const;
+  // Returns, by job, the awake time of the first failed checkpoint write after the last success, as
+  // this driver knows it; of jobs whose checkpoints can be written, nothing.
+  std::map<std::string, absl::Duration> StorageFailures() const;
 
  private:
   // A rank whose timer thread stopped or that makes no progress.

@@ -23,6 +23,9 @@ using ::testing::SizeIs;
 
 class FailureDetectorTest : public AgentMonitorTest {
  protected:
+  absl::Duration StorageFailsFor(const std::string& job_id) const {
+    return monitor_.reports().awake() - monitor_.StorageFailures().at(job_id);
+  }
   void SetRuns(int rank, InstructionId id) {
     SetDoing({.activity = telemetry::ACTIVITY_INSTRUCTION, .instruction = id},
              RankOf(rank)->mutable_status());
@@ -304,13 +307,13 @@ TEST_F(FailureDetectorTest, StorageThatFailsForTooLongFailsTheJobAndACommitBegin
   Train();
   JobOn("n1")->set_storage_error("write /c/x: disk full");
   EXPECT_THAT(Pass(absl::Seconds(20)), SizeIs(0)) << "training goes on";
-  EXPECT_EQ(monitor_.StorageFailsFor("j"), absl::Seconds(19.5));
+  EXPECT_EQ(StorageFailsFor("j"), absl::Seconds(19.5));
   // One stored shard clears the error, but when it comes back it is the same failure.
   JobOn("n1")->clear_storage_error();
   Pass(absl::Seconds(2));
   JobOn("n1")->set_storage_error("write /c/x: disk full");
   Pass(absl::Seconds(2));
-  EXPECT_EQ(monitor_.StorageFailsFor("j"), absl::Seconds(23.5));
+  EXPECT_EQ(StorageFailsFor("j"), absl::Seconds(23.5));
   auto* manifest = JobOn("n0")->add_manifests();
   manifest->set_attempt(1);
   manifest->set_step(10);

@@ -230,12 +230,14 @@ void AddMachineTested(const NodeRecord& node, const agent::ActualState& report,
 
 // Returns EpochFenced if the agent has taken this epoch's desired state and has no process left of
 // any job that must be fenced everywhere. Otherwise each job is fenced by itself.
-std::optional<Event> EpochFencedEvent(const DriverState& state, const NodeRecord& node,
+std::optional<Event> EpochFencedEvent(const IndexedState& indexed, const NodeRecord& node,
                                       const agent::ActualState& report,
                                       const AgentReports& reports) {
+  const DriverState& state = indexed.state();
   if (state.rules() < 6 || node.fenced_epoch() == state.epoch()) return std::nullopt;
   int64_t since = -1;
-  for (const JobRecord& job : state.jobs()) {
+  for (const int place : indexed.index().restored()) {
+    const JobRecord& job = state.jobs(place);
     if (!IsFencedEverywhere(state, job)) continue;
     since = std::max(since, job.stage_event());
     const agent::ActualJob* actual = reports.LastReport(node.hello().node_id(), JobId(job));
@@ -301,9 +303,10 @@ std::vector<Event> ReportedEvents::EventsOfJob(const JobRecord& job, const NodeR
   return events;
 }
 
-std::vector<Event> ReportedEvents::EventsOf(const DriverState& state, const NodeRecord& node,
+std::vector<Event> ReportedEvents::EventsOf(const IndexedState& indexed, const NodeRecord& node,
                                             const agent::ActualState& report,
                                             const AgentReports& reports) const {
+  const DriverState& state = indexed.state();
   const std::string& node_id = node.hello().node_id();
   std::vector<Event> events;
   if (report.draining() && !node.draining()) {
@@ -314,10 +317,14 @@ std::vector<Event> ReportedEvents::EventsOf(const DriverState& state, const Node
   }
   AddMachineTested(node, report, &events);
   AddBusy(node, report, &events);
-  std::optional<Event> epoch_fenced = EpochFencedEvent(state, node, report, reports);
+  std::optional<Event> epoch_fenced = EpochFencedEvent(indexed, node, report, reports);
   const bool all_fenced = epoch_fenced.has_value() || HasFencedEpoch(state, node);
   if (epoch_fenced.has_value()) events.push_back(*std::move(epoch_fenced));
-  for (const JobRecord& job : state.jobs()) {
+  JobIndex::Places places = indexed.index().On(node_id);
+  const JobIndex::Places& restored = indexed.index().restored();
+  places.insert(restored.begin(), restored.end());
+  for (const int place : places) {
+    const JobRecord& job = state.jobs(place);
     if (!HoldsSlots(job)) continue;
     const bool everywhere = IsFencedEverywhere(state, job);
     if (everywhere ? all_fenced : !reports.IsOn(job, node_id)) continue;

@@ -29,7 +29,7 @@ class ReportedEvents {
   // Returns the events that follow from the newest report of a living node, in the order in which
   // they must be applied: progress, checkpoints, ends, failures, fences.
   // Requires: AgentReports::TakeReport took `report` before, and nothing since.
-  std::vector<Event> EventsOf(const DriverState& state, const NodeRecord& node,
+  std::vector<Event> EventsOf(const IndexedState& state, const NodeRecord& node,
                               const megascale::agent::v1::ActualState& report,
                               const AgentReports& reports) const;
 

@@ -17,6 +17,10 @@ namespace pb = megascale::driver::v1;
 
 constexpr size_t kInputsPerRound = 1024;
 
+absl::Status Stopping() {
+  return absl::UnavailableError("the driver is stopping; ask again when it is back");
+}
+
 }  // namespace
 
 DriverLoop::DriverLoop(std::unique_ptr<DriverShell> shell, const base::Clock* clock)
@@ -71,9 +75,6 @@ absl::StatusOr<T> DriverLoop::Call(std::function<absl::Status()> decide,
                                    std::function<absl::StatusOr<T>()> answer) {
   auto promise = std::make_shared<std::promise<absl::StatusOr<T>>>();
   std::future<absl::StatusOr<T>> future = promise->get_future();
-  const auto unavailable = [] {
-    return absl::UnavailableError("the driver is stopping; ask again when it is back");
-  };
   const bool posted = Post([promise = std::move(promise), decide = std::move(decide),
                             answer = std::move(answer)]() -> Output {
     if (absl::Status status = decide(); !status.ok()) {
@@ -81,7 +82,7 @@ absl::StatusOr<T> DriverLoop::Call(std::function<absl::Status()> decide,
     }
     return [promise, answer] { promise->set_value(answer()); };
   });
-  if (!posted) return unavailable();
+  if (!posted) return Stopping();
   if (future.wait_for(absl::ToChronoMilliseconds(kAnswerTimeout)) != std::future_status::ready) {
     return absl::DeadlineExceededError(
         "the driver did not answer in time and may still carry out the request; send it again");
@@ -89,35 +90,42 @@ absl::StatusOr<T> DriverLoop::Call(std::function<absl::Status()> decide,
   try {
     return future.get();
   } catch (const std::future_error&) {
-    return unavailable();
+    return Stopping();
   }
 }
 
+absl::Status DriverLoop::Carry(std::function<absl::Status()> decide) {
+  return Call<bool>(std::move(decide), [] { return absl::StatusOr<bool>(true); }).status();
+}
+
 absl::StatusOr<control::Job> DriverLoop::Submit(const pb::JobSubmitted& submit) {
-  return Call<control::Job>([this, submit] { return shell_->Submit(submit); },
-                            [this, job_id = submit.job_id()] { return shell_->View(job_id); });
+  RETURN_IF_ERROR(Carry([this, submit] { return shell_->Submit(submit); }));
+  return GetJob(submit.job_id());
 }
 
 absl::StatusOr<control::Job> DriverLoop::Cancel(const pb::CancelRequested& cancel) {
-  return Call<control::Job>([this, cancel] { return shell_->Cancel(cancel); },
-                            [this, job_id = cancel.job_id()] { return shell_->View(job_id); });
+  RETURN_IF_ERROR(Carry([this, cancel] { return shell_->Cancel(cancel); }));
+  return GetJob(cancel.job_id());
+}
+
+absl::StatusOr<control::NodeView> DriverLoop::NodeAfter(const std::string& node_id,
+                                                        const absl::Status& status) const {
+  RETURN_IF_ERROR(status);
+  ASSIGN_OR_RETURN(const auto view, View());
+  return view->Node(node_id);
 }
 
 absl::StatusOr<control::NodeView> DriverLoop::Evict(const pb::NodeEvicted& evicted) {
-  return Call<control::NodeView>(
-      [this, evicted] { return shell_->Evict(evicted); },
-      [this, node_id = evicted.node_id()] { return shell_->ViewOfNode(node_id); });
+  return NodeAfter(evicted.node_id(), Carry([this, evicted] { return shell_->Evict(evicted); }));
 }
 
 absl::StatusOr<control::NodeView> DriverLoop::Uncordon(const std::string& node_id) {
-  return Call<control::NodeView>([this, node_id] { return shell_->Uncordon(node_id); },
-                                 [this, node_id] { return shell_->ViewOfNode(node_id); });
+  return NodeAfter(node_id, Carry([this, node_id] { return shell_->Uncordon(node_id); }));
 }
 
 absl::StatusOr<control::NodeView> DriverLoop::SetSpare(const pb::NodeSpareSet& spare_set) {
-  return Call<control::NodeView>(
-      [this, spare_set] { return shell_->SetSpare(spare_set); },
-      [this, node_id = spare_set.node_id()] { return shell_->ViewOfNode(node_id); });
+  return NodeAfter(spare_set.node_id(),
+                   Carry([this, spare_set] { return shell_->SetSpare(spare_set); }));
 }
 
 absl::StatusOr<control::Job> DriverLoop::Suspect(const std::string& job_id,
@@ -125,13 +133,13 @@ absl::StatusOr<control::Job> DriverLoop::Suspect(const std::string& job_id,
   pb::SuspectFound found;
   found.set_job_id(job_id);
   *found.mutable_suspicion() = suspicion;
-  return Call<control::Job>([this, found] { return shell_->Suspect(found); },
-                            [this, job_id] { return shell_->View(job_id); });
+  RETURN_IF_ERROR(Carry([this, found] { return shell_->Suspect(found); }));
+  return GetJob(job_id);
 }
 
 absl::StatusOr<control::Job> DriverLoop::Report(const pb::SuspectFound& found) {
-  return Call<control::Job>([this, found] { return shell_->Report(found); },
-                            [this, job_id = found.job_id()] { return shell_->View(job_id); });
+  RETURN_IF_ERROR(Carry([this, found] { return shell_->Report(found); }));
+  return GetJob(found.job_id());
 }
 
 absl::StatusOr<std::vector<std::string>> DriverLoop::StalledJobs() {
@@ -140,26 +148,32 @@ absl::StatusOr<std::vector<std::string>> DriverLoop::StalledJobs() {
       [this] { return absl::StatusOr<std::vector<std::string>>(shell_->StalledJobs()); });
 }
 
-absl::StatusOr<control::Job> DriverLoop::GetJob(const std::string& job_id) {
-  return Call<control::Job>([] { return absl::OkStatus(); },
-                            [this, job_id] { return shell_->View(job_id); });
+// --- reads ------------------------------------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<const DriverView>> DriverLoop::View() const {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) return Stopping();
+  }
+  return shell_->view();
 }
 
-absl::StatusOr<std::vector<control::Job>> DriverLoop::ListJobs() {
-  return Call<std::vector<control::Job>>([] { return absl::OkStatus(); },
-                                         [this] { return shell_->ViewJobs(); });
+absl::StatusOr<control::Job> DriverLoop::GetJob(const std::string& job_id) const {
+  ASSIGN_OR_RETURN(const auto view, View());
+  return view->Job(job_id, clock_.Wall());
 }
 
-absl::StatusOr<control::GetClusterResponse> DriverLoop::GetCluster() {
-  return Call<control::GetClusterResponse>([] { return absl::OkStatus(); },
-                                           [this] { return shell_->ViewNodes(); });
+absl::StatusOr<std::vector<control::Job>> DriverLoop::ListJobs() const {
+  ASSIGN_OR_RETURN(const auto view, View());
+  return view->Jobs(clock_.Wall());
 }
 
-absl::StatusOr<WatchUpdate> DriverLoop::Watch(const std::string& job_id, int64_t position) {
-  return Call<WatchUpdate>(
-      [] { return absl::OkStatus(); },
-      [this, job_id, position] { return shell_->ViewUpdate(job_id, position); });
+absl::StatusOr<control::GetClusterResponse> DriverLoop::GetCluster() const {
+  ASSIGN_OR_RETURN(const auto view, View());
+  return view->Nodes();
 }
+
+// --- agents -----------------------------------------------------------------------------------
 
 void DriverLoop::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> link,
                          std::function<void()> done) {
@@ -171,8 +185,8 @@ void DriverLoop::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> l
 
 void DriverLoop::OnReport(const std::string& node_id, agent::ActualState report,
                           std::function<void()> done) {
-  Post([this, node_id, report = std::move(report), done = std::move(done)]() -> Output {
-    shell_->OnReport(node_id, report);
+  Post([this, node_id, report = std::move(report), done = std::move(done)]() mutable -> Output {
+    shell_->OnReport(node_id, std::move(report));
     return done;
   });
 }

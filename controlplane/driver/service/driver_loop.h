@@ -1,5 +1,6 @@
 // The thread that runs the driver's shell. Inputs of all threads are queued; each round takes those
-// that wait, and callers wait for the answers.
+// that wait, and callers wait for the answers. Reads are no inputs: they are answered from the
+// newest view, in the caller's thread, also while the loop is busy.
 // Threads: public functions from any thread; only the loop's own thread touches the shell.
 #pragma once
 
@@ -55,11 +56,14 @@ class DriverLoop {
   absl::StatusOr<megascale::control::v1::Job> Report(
       const megascale::driver::v1::SuspectFound& found);
   absl::StatusOr<std::vector<std::string>> StalledJobs();
-  absl::StatusOr<megascale::control::v1::Job> GetJob(const std::string& job_id);
-  absl::StatusOr<std::vector<megascale::control::v1::Job>> ListJobs();
-  absl::StatusOr<megascale::control::v1::GetClusterResponse> GetCluster();
-  // Returns the job and the steps completed since `position`; with -1 no steps, only the position.
-  absl::StatusOr<WatchUpdate> Watch(const std::string& job_id, int64_t position);
+
+  // Reads never wait for the loop. Who asks after an answer of the calls above sees what it told.
+  // Errors: Unavailable - the loop has ended.
+  absl::StatusOr<std::shared_ptr<const DriverView>> View() const;
+  absl::StatusOr<megascale::control::v1::Job> GetJob(const std::string& job_id) const;
+  absl::StatusOr<std::vector<megascale::control::v1::Job>> ListJobs() const;
+  absl::StatusOr<megascale::control::v1::GetClusterResponse> GetCluster() const;
+  absl::Time wall() const { return clock_.Wall(); }
 
   // Tell that an agent connected, reported or disconnected. `done` runs on the loop's thread after
   // the commit; the caller then reads the agent's next message. An agent that may not join has its
@@ -76,6 +80,10 @@ class DriverLoop {
 
   DriverLoop(std::unique_ptr<DriverShell> shell, const base::Clock* clock);
   bool Post(Input input);
+  // Runs `decide` before the commit of a round, and returns after it.
+  absl::Status Carry(std::function<absl::Status()> decide);
+  absl::StatusOr<megascale::control::v1::NodeView> NodeAfter(const std::string& node_id,
+                                                             const absl::Status& status) const;
   // Runs `decide` before the commit of a round and `answer` after it.
   template <typename T>
   absl::StatusOr<T> Call(std::function<absl::Status()> decide,
@@ -87,7 +95,7 @@ class DriverLoop {
   const std::unique_ptr<DriverShell> shell_;
   const base::Clock& clock_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Input> inputs_;
   bool stopping_ = false;

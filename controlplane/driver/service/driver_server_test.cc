@@ -13,13 +13,17 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <mutex>
 #include <thread>
 
 #include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/driver/service/watched_jobs.h"
 #include "proto/agent.grpc.pb.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/socket/testing/test_user.h"
@@ -665,6 +669,79 @@ TEST_F(DriverServerTest, DesiredStatesOfARestartedDriverAreNewer) {
     version = desired.version();
     Restart();
   }
+}
+
+// --- the loop and its readers --------------------------------------------------------------------
+
+// A log in memory whose writes a test holds up.
+class HeldLog : public LogStore {
+ public:
+  struct Gate {
+    void Set(bool closed) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      is_closed = closed;
+      changed.notify_all();
+    }
+    // Waits until the loop stands at the closed gate.
+    void AwaitWaiting() {
+      std::unique_lock<std::mutex> lock(mutex);
+      changed.wait(lock, [this] { return is_waiting; });
+    }
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_closed = false;
+    bool is_waiting = false;
+  };
+  explicit HeldLog(Gate* gate) : gate_(*gate) {}
+  absl::StatusOr<LogContents> ReadAll() override { return LogContents(); }
+  absl::Status Append(int64_t, const std::vector<Event>&) override {
+    std::unique_lock<std::mutex> lock(gate_.mutex);
+    gate_.is_waiting = gate_.is_closed;
+    gate_.changed.notify_all();
+    gate_.changed.wait(lock, [this] { return !gate_.is_closed; });
+    gate_.is_waiting = false;
+    return absl::OkStatus();
+  }
+  absl::Status WriteSnapshot(const DriverState&) override { return absl::OkStatus(); }
+
+ private:
+  Gate& gate_;
+};
+
+TEST_F(DriverServerTest, ReadersAndWatchersAreAnsweredWhileTheLoopWaitsForTheDisk) {
+  HeldLog::Gate gate;
+  DriverShell::Options options;
+  options.state_directory = directory_ + "/held";
+  options.log = std::make_unique<HeldLog>(&gate);
+  options.files = &RealJobFiles();
+  options.clock = &base::RealClock();
+  const auto loop = *DriverLoop::Create(std::move(options));
+  EXPECT_TRUE(loop->GetCluster().ok()) << "before it runs, too";
+  loop->Start();
+  ASSERT_TRUE(loop->Submit(Submitted("a", SpecOf(1, 1, 30)).job_submitted()).ok());
+  gate.Set(true);
+  auto submit = std::async(std::launch::async, [&] {
+    return loop->Submit(Submitted("b", SpecOf(1, 1, 30)).job_submitted());
+  });
+  gate.AwaitWaiting();
+  const int64_t round = (*loop->View())->round();
+  EXPECT_EQ(loop->GetJob("a")->job_id(), "a");
+  EXPECT_EQ(loop->GetJob("b").status().code(), absl::StatusCode::kNotFound) << "not durable";
+  EXPECT_THAT(*loop->ListJobs(), SizeIs(1));
+  EXPECT_TRUE(loop->GetCluster().ok());
+  WatchedJobs watched(loop.get());
+  std::vector<std::unique_ptr<WatchedJobs::Watch>> watches;
+  for (int i = 0; i < 500; ++i) {
+    watches.push_back(std::make_unique<WatchedJobs::Watch>(&watched, "a"));
+    EXPECT_EQ((*watches.back()->Show())->job.job_id(), "a");
+  }
+  EXPECT_EQ(watched.num_made(), 1) << "for all of them";
+  EXPECT_EQ((*loop->View())->round(), round) << "readers entered the loop";
+  gate.Set(false);
+  EXPECT_TRUE(submit.get().ok());
+  EXPECT_TRUE(loop->GetJob("b").ok()) << "who submitted it sees it";
+  loop->Stop();
+  EXPECT_EQ(loop->GetJob("a").status().code(), absl::StatusCode::kUnavailable);
 }
 
 }  // namespace

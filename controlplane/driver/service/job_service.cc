@@ -16,7 +16,7 @@
 #include "controlplane/driver/relay/stage_times.h"
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
-#include "controlplane/driver/shell/job_view.h"
+#include "controlplane/driver/service/watched_jobs.h"
 #include "controlplane/driver/storage/loss_history.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/check.h"
@@ -155,7 +155,8 @@ absl::StatusOr<pb::ListStepsResponse> ReadStepsOf(DriverLoop* loop,
 
 class JobServiceOnLoop final : public pb::JobService::Service {
  public:
-  JobServiceOnLoop(DriverLoop* loop, AgentStreams* agents) : loop_(*loop), agents_(*agents) {}
+  JobServiceOnLoop(DriverLoop* loop, AgentStreams* agents)
+      : loop_(*loop), agents_(*agents), watched_(loop) {}
 
   grpc::Status SubmitJob(grpc::ServerContext* context, const pb::SubmitJobRequest* request,
                          pb::SubmitJobResponse* response) override {
@@ -222,28 +223,33 @@ class JobServiceOnLoop final : public pb::JobService::Service {
   }
 
   // Looks at the job ten times a second and sends it if it has changed: a slow watcher gets fewer
-  // messages, never stale ones.
+  // messages, never stale ones. All watchers of a job share what they are shown.
   grpc::Status WatchJob(grpc::ServerContext* context, const pb::WatchJobRequest* request,
                         grpc::ServerWriter<pb::WatchJobResponse>* writer) override {
     if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
       return ToGrpc(status);
     OpenStreams::Stream stream(&streams_, context);
     if (!stream.status().ok()) return ToGrpc(stream.status());
+    WatchedJobs::Watch watch(&watched_, request->job_id());
     int64_t position = -1;
-    std::string sent;
+    std::shared_ptr<const WatchedJobs::Shown> sent;
     for (;;) {
-      absl::StatusOr<WatchUpdate> update = loop_.Watch(request->job_id(), position);
-      if (!update.ok()) return ToGrpc(update.status());
-      position = update->position;
-      std::string essence = WithoutAges(update->job).SerializeAsString();
-      if (essence != sent || !update->steps.empty()) {
+      auto shown = watch.Show();
+      if (!shown.ok()) return ToGrpc(shown.status());
+      if (*shown != sent) {
         pb::WatchJobResponse response;
-        for (auto& step : update->steps) *response.add_steps() = std::move(step);
-        const bool terminal = update->job.has_ended_at();
-        *response.mutable_job() = std::move(update->job);
-        const bool written = stream.Guard([&] { return writer->Write(response); });
-        if (!written || terminal) return grpc::Status::OK;
-        sent = std::move(essence);
+        for (auto& step : (*shown)->view->StepsSince(request->job_id(), &position)) {
+          *response.add_steps() = std::move(step);
+        }
+        const bool is_news = sent == nullptr || (*shown)->essence != sent->essence;
+        sent = *std::move(shown);
+        if (is_news || response.steps_size() > 0) {
+          // A copy for each of many watchers would cost more than to write it.
+          response.unsafe_arena_set_allocated_job(const_cast<pb::Job*>(&sent->job));
+          const bool written = stream.Guard([&] { return writer->Write(response); });
+          (void)response.unsafe_arena_release_job();
+          if (!written || sent->job.has_ended_at()) return grpc::Status::OK;
+        }
       }
       if (!Wait(context, kWatchInterval)) return grpc::Status::CANCELLED;
     }
@@ -325,6 +331,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
   DriverLoop& loop_;
   AgentStreams& agents_;
   OpenStreams streams_;
+  WatchedJobs watched_;
 };
 
 }  // namespace

@@ -7,10 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
-#include "controlplane/driver/shell/job_view.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
@@ -73,18 +71,26 @@ absl::Status DriverShell::Replay() {
   ASSIGN_OR_RETURN(LogContents contents, options_.log->ReadAll());
   state_ = std::move(contents.state);
   num_snapshot_ = state_.num_events();
-  for (const Event& event : contents.events) Apply(event, &state_);
+  index_ = JobIndex(state_);
+  for (const Event& event : contents.events) Apply(event, &state_, &index_);
   for (JobRecord& job : *state_.mutable_jobs()) {  // an older version may have taken it
     job::UpgradeJobSpec(job.mutable_submitted()->mutable_spec());
   }
-  for (const JobRecord& job : state_.jobs()) {
-    if (!IsTerminal(job) && job.attempt() > 0) LossLogOf(job);
+  for (const int place : index_.open()) {
+    const JobRecord& job = state_.jobs(place);
+    if (job.attempt() > 0) {
+      LossLogOf(job);
+    } else {
+      to_describe_.push_back(JobId(job));
+    }
   }
   keeps_evidence_ = state_.rules() >= 5;
   Feed(StartedEvent(state_,
                     {options_.clock->Wall(), options_.secret, false, options_.machine_tests}));
   // Newer than every version that a driver before this one sent.
   version_ = VersionOfEvent(state_.num_events());
+  publisher_ = std::make_unique<ViewPublisher>(
+      ViewPublisher::Sources{&state_, &index_, &monitor_, &loss_logs_, &counts_, options_.files});
   return absl::OkStatus();
 }
 
@@ -103,13 +109,14 @@ void DriverShell::Begin() {
 absl::Status DriverShell::Submit(pb::JobSubmitted submit) {
   submit.set_directory(absl::StrCat(options_.state_directory, "/jobs/", submit.job_id()));
   job::UpgradeJobSpec(submit.mutable_spec());
-  ASSIGN_OR_RETURN(const bool is_new, IsNewSubmit(state_, submit));
+  ASSIGN_OR_RETURN(const bool is_new, IsNewSubmit(indexed(), submit));
   if (!is_new) return absl::OkStatus();
   if (options_.files->Exists(absl::StrCat(submit.directory(), "/", kForgottenFile))) {
     return absl::AlreadyExistsError(absl::StrCat(
         "job id ", submit.job_id(), ": ", submit.directory(),
         " is of a job that the driver has forgotten; choose another job id, or leave it out"));
   }
+  to_describe_.push_back(submit.job_id());
   Event event;
   *event.mutable_job_submitted() = std::move(submit);
   Feed(std::move(event));
@@ -117,7 +124,7 @@ absl::Status DriverShell::Submit(pb::JobSubmitted submit) {
 }
 
 absl::Status DriverShell::Cancel(const pb::CancelRequested& cancel) {
-  ASSIGN_OR_RETURN(const bool is_new, IsNewCancel(state_, cancel.job_id()));
+  ASSIGN_OR_RETURN(const bool is_new, IsNewCancel(indexed(), cancel.job_id()));
   if (!is_new) return absl::OkStatus();
   Event event;
   *event.mutable_cancel_requested() = cancel;
@@ -145,7 +152,7 @@ absl::Status DriverShell::Uncordon(const std::string& node_id) {
                      "whether its processes have ended; ask again in a moment"));
   }
   for (const agent::ActualJob& actual : monitor_.reports().JobsOn(node_id)) {
-    const JobRecord* job = FindJob(state_, actual.job_id());
+    const JobRecord* job = index_.Find(state_, actual.job_id());
     const bool is_over = job == nullptr || !HoldsSlots(*job) || IsFenced(*job, node_id) ||
                          !monitor_.reports().IsOn(*job, node_id);
     if (!is_over || actual.num_processes() == 0 || !node->has_quarantine()) {
@@ -173,7 +180,7 @@ absl::Status DriverShell::SetSpare(const pb::NodeSpareSet& spare_set) {
 
 absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
   // Asking its agents takes time: the job may have gone on meanwhile.
-  const JobRecord* job = FindJob(state_, found.job_id());
+  const JobRecord* job = index_.Find(state_, found.job_id());
   if (job == nullptr || HasStallSuspicion(*job) ||
       !counts_.StandsStill(*job, monitor_.reports().awake())) {
     return absl::OkStatus();
@@ -185,7 +192,7 @@ absl::Status DriverShell::Suspect(const pb::SuspectFound& found) {
 }
 
 absl::Status DriverShell::Report(pb::SuspectFound found) {
-  ASSIGN_OR_RETURN(const bool is_new, IsNewReport(state_, options_.clock->Wall(), &found));
+  ASSIGN_OR_RETURN(const bool is_new, IsNewReport(indexed(), options_.clock->Wall(), &found));
   if (!is_new) return absl::OkStatus();
   Event event;
   *event.mutable_suspect_found() = std::move(found);
@@ -195,7 +202,8 @@ absl::Status DriverShell::Report(pb::SuspectFound found) {
 
 std::vector<std::string> DriverShell::StalledJobs() const {
   std::vector<std::string> stalled;
-  for (const JobRecord& job : state_.jobs()) {
+  for (const int place : index_.open()) {
+    const JobRecord& job = state_.jobs(place);
     if (HasStallSuspicion(job) || !counts_.StandsStill(job, monitor_.reports().awake())) continue;
     stalled.push_back(JobId(job));
   }
@@ -236,25 +244,29 @@ bool DriverShell::OnHello(const agent::Hello& hello, std::shared_ptr<AgentLink> 
                             : absl::UnavailableError("this agent connected again"));
   }
   entry = Link{std::move(link), {}, {}, {}};
+  listeners_.insert(hello.node_id());
+  publisher_->TouchAgent(hello.node_id());
   state_changed_ = true;
   FeedAll(monitor_.OnHello(state_, hello, options_.clock->Monotonic(), certificate));
   return true;
 }
 
-void DriverShell::OnReport(const std::string& node_id, const agent::ActualState& report) {
+void DriverShell::OnReport(const std::string& node_id, agent::ActualState report) {
   if (stop_.ok()) stop_ = CheckIsNewest(state_, report, version_);
-  if (!Counts(node_id, report)) {
-    FeedAll(monitor_.OnReport(state_, node_id, report, options_.clock->Monotonic()));
-    return;
+  publisher_->TouchAgent(node_id);
+  if (Counts(node_id, report)) {
+    TakeSteps(node_id, report);
+    for (agent::ActualJob& job : *report.mutable_jobs()) {
+      // A checkpoint must not outlive the steps before it. The agent reports it again.
+      if (!job.manifests().empty()) loss_logs_.Sync(job.job_id(), options_.clock->Monotonic());
+      if (loss_logs_.HoldsCommits(job.job_id())) job.clear_manifests();
+    }
   }
-  TakeSteps(node_id, report);
-  agent::ActualState taken = report;
-  for (agent::ActualJob& job : *taken.mutable_jobs()) {
-    // A checkpoint must not outlive the steps before it. The agent reports it again.
-    if (!job.manifests().empty()) loss_logs_.Sync(job.job_id(), options_.clock->Monotonic());
-    if (loss_logs_.HoldsCommits(job.job_id())) job.clear_manifests();
+  FeedAll(monitor_.OnReport(indexed(), node_id, std::move(report), options_.clock->Monotonic()));
+  const auto link = links_.find(node_id);
+  if (link != links_.end() && link->second.known != KnownAttempts(node_id)) {
+    listeners_.insert(node_id);
   }
-  FeedAll(monitor_.OnReport(state_, node_id, taken, options_.clock->Monotonic()));
 }
 
 bool DriverShell::Counts(const std::string& node_id, const agent::ActualState& report) const {
@@ -279,16 +291,37 @@ absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
   if (tick) Tick(now);
   const bool changed = state_changed_;
   RETURN_IF_ERROR(Commit());
+  const JobIndex::Touched touched = index_.TakeTouched();
+  for (const std::string& job_id : std::exchange(to_describe_, {})) {
+    if (const JobRecord* job = index_.Find(state_, job_id)) Describe(*job);
+  }
   if (changed || tick) CutLossLogs();
   if (changed) {
     KeepTimers(now);
-    TellAttempts();
+    TellAttempts(touched.jobs);
     evidences_.Refresh(state_);
   }
+  publisher_->Publish(touched, now);
+  ForgetEnded(touched.jobs);
+  NoteListeners(touched);
   // Acknowledgements of steps alone wait for the next tick: they are not worth a message each.
-  if (changed || tick) SendDesired(changed);
+  if (tick) NoteAcknowledged();
+  if (changed || tick) SendDesired();
   for (const Output& output : outputs) output();
   return absl::OkStatus();
+}
+
+// What is known of a job that has ended is in its record and its folder.
+void DriverShell::ForgetEnded(const std::set<std::string>& job_ids) {
+  for (const std::string& job_id : job_ids) {
+    const JobRecord* job = index_.Find(state_, job_id);
+    if (job == nullptr || !IsTerminal(*job)) continue;
+    loss_logs_.Forget(job_id);
+    tensorboard_logs_.Forget(job_id);
+    counts_.Forget(job_id);
+    monitor_.ForgetJob(job_id);
+    cut_attempts_.erase(job_id);
+  }
 }
 
 void DriverShell::Tick(absl::Duration now) {
@@ -298,7 +331,7 @@ void DriverShell::Tick(absl::Duration now) {
     if (stall > kStallMax) timer.first += stall;
   }
   next_tick_ = now + kTickInterval;
-  FeedAll(monitor_.OnTick(state_, now));
+  FeedAll(monitor_.OnTick(indexed(), now));
   std::vector<Event> due;
   for (auto it = timers_.begin(); it != timers_.end();) {
     if (it->second.first > now) {
@@ -339,13 +372,10 @@ void DriverShell::ForgetJobs() {
     // Written before the job is forgotten: without this mark a folder that the log does not know
     // means a damaged log.
     const std::string mark =
-        absl::StrCat(FindJob(state_, id)->submitted().directory(), "/", kForgottenFile);
+        absl::StrCat(index_.Find(state_, id)->submitted().directory(), "/", kForgottenFile);
     if (!options_.files->OpenAppended(mark).ok()) continue;
     event.mutable_jobs_forgotten()->add_job_ids(id);
-    loss_logs_.Forget(id);
-    tensorboard_logs_.Forget(id);
-    counts_.Forget(id);
-    cut_attempts_.erase(id);
+    publisher_->ForgetJob(id);
     described_.erase(id);
     evidences_.Forget(id);
   }
@@ -358,12 +388,12 @@ void DriverShell::KeepEvidence(const JobRecord& job) {
 }
 
 void DriverShell::Feed(Event event) {
-  evidences_.OnEvent(event, state_, monitor_);
+  evidences_.OnEvent(event, indexed(), monitor_);
   for (Event& steps : counts_.EventsBefore(event, options_.clock->Monotonic())) {
     Feed(std::move(steps));
   }
   event.set_time_unix_nanos(absl::ToUnixNanos(options_.clock->Wall()));
-  const bool accepted = Apply(event, &state_);
+  const bool accepted = Apply(event, &state_, &index_);
   if (accepted && event.event_case() != Event::kAttemptProgressed &&
       event.event_case() != Event::kStepsTaken) {
     base::LogInfo(Summary(event));
@@ -392,19 +422,20 @@ absl::Status DriverShell::Commit() {
 }
 
 void DriverShell::CutLossLogs() {
-  for (const LossLogCut& cut : LossLogCutsFor(state_)) {
+  for (const LossLogCut& cut : LossLogCutsFor(indexed())) {
     if (cut_attempts_[cut.job_id] == cut.attempt) continue;
-    const JobRecord& job = *FindJob(state_, cut.job_id);
+    const JobRecord& job = *index_.Find(state_, cut.job_id);
     if (!loss_logs_.Cut(job, cut, options_.clock->Monotonic())) continue;
     const LossLog* log = loss_logs_.Find(cut.job_id);
     monitor_.NoteStep(cut.job_id, log != nullptr ? log->last_step() : cut.restore_step);
     cut_attempts_[cut.job_id] = cut.attempt;
+    publisher_->TouchSteps(cut.job_id);
   }
 }
 
 void DriverShell::KeepTimers(absl::Duration now) {
   std::map<std::string, std::pair<absl::Duration, Event>> kept;
-  for (Timer& timer : TimersFor(state_)) {
+  for (Timer& timer : TimersFor(indexed())) {
     const auto it = timers_.find(timer.key);
     kept[timer.key] = it != timers_.end()
                           ? it->second
@@ -413,23 +444,25 @@ void DriverShell::KeepTimers(absl::Duration now) {
   timers_ = std::move(kept);
 }
 
-void DriverShell::TellAttempts() {
-  std::map<std::string, RunningAttempt> attempts;
-  for (const JobRecord& job : state_.jobs()) {
-    if (HoldsSlots(job)) attempts[JobId(job)] = {job.attempt(), monitor_.reports().Nodes(job)};
+void DriverShell::TellAttempts(const std::set<std::string>& job_ids) {
+  bool is_news = false;
+  for (const std::string& job_id : job_ids) {
+    const JobRecord* job = index_.Find(state_, job_id);
+    const auto told = told_attempts_.find(job_id);
+    if (job != nullptr && HoldsSlots(*job)) {
+      RunningAttempt attempt = {job->attempt(), monitor_.reports().Nodes(*job)};
+      if (told != told_attempts_.end() && told->second == attempt) continue;
+      told_attempts_[job_id] = std::move(attempt);
+    } else if (told != told_attempts_.end()) {
+      // If it has not ended, it is queued again after a restore.
+      if (job != nullptr && IsTerminal(*job)) KeepEvidence(*job);
+      told_attempts_.erase(told);
+    } else {
+      continue;
+    }
+    is_news = true;
   }
-  if (attempts == told_attempts_) return;
-  for (const auto& [job_id, attempt] : told_attempts_) {
-    if (attempts.count(job_id) > 0) continue;
-    const JobRecord* job = FindJob(state_, job_id);
-    if (job != nullptr && !IsTerminal(*job)) continue;  // it is queued again after a restore
-    if (job != nullptr) KeepEvidence(*job);
-    loss_logs_.Close(job_id);
-    tensorboard_logs_.Forget(job_id);
-    counts_.Forget(job_id);
-  }
-  if (options_.on_attempts) options_.on_attempts(attempts);
-  told_attempts_ = std::move(attempts);
+  if (is_news && options_.on_attempts) options_.on_attempts(told_attempts_);
 }
 
 // Returns the attempt of each job that the node reports.
@@ -441,41 +474,68 @@ std::map<std::string, int64_t> DriverShell::KnownAttempts(const std::string& nod
   return known;
 }
 
-void DriverShell::SendDesired(bool changed) {
-  state_changed_ = false;
-  std::optional<DesiredStates> states;
-  const std::map<std::string, int64_t> acknowledged = loss_logs_.Acknowledged();
-  for (auto& [node_id, link] : links_) {
-    if (FindNode(state_, node_id) == nullptr) continue;
-    std::map<std::string, int64_t> known = KnownAttempts(node_id);
-    std::map<std::string, int64_t> acked = link.acked;
-    for (const auto& [job_id, step] : acknowledged) {
-      if (known.count(job_id) > 0) acked[job_id] = step;
-    }
-    const bool same = !link.print.empty() && known == link.known && acked == link.acked;
-    if (!changed && same) continue;
-    if (!states.has_value()) states.emplace(state_);
-    std::string print = states->Fingerprint(node_id);
-    if (same && print == link.print) continue;
-    agent::DesiredState desired = states->For(node_id, known);
-    for (auto& job : *desired.mutable_jobs()) {
-      const auto step = acknowledged.find(job.job_id());
-      if (step != acknowledged.end()) job.set_acked_step(step->second);
-    }
-    version_ = std::max(version_ + 1, desired.version());
-    desired.set_version(version_);
-    desired.set_proof(ProofOf(state_, state_.epoch(), version_));
-    link.link->SendDesired(desired);
-    link.print = std::move(print);
-    link.known = std::move(known);
-    link.acked = std::move(acked);
+void DriverShell::NoteListeners(const JobIndex::Touched& touched) {
+  for (const std::string& job_id : touched.jobs) desired_parts_.Drop(job_id);
+  listeners_.insert(touched.nodes.begin(), touched.nodes.end());
+  listeners_.insert(touched.node_records.begin(), touched.node_records.end());
+  all_listen_ = all_listen_ || touched.all_node_records;
+}
+
+void DriverShell::NoteAcknowledged() {
+  std::map<std::string, int64_t> acknowledged = loss_logs_.Acknowledged();
+  for (const auto& [job_id, step] : acknowledged) {
+    const auto before = acknowledged_.find(job_id);
+    if (before != acknowledged_.end() && before->second == step) continue;
+    const JobRecord* job = index_.Find(state_, job_id);
+    if (job == nullptr) continue;
+    const std::vector<std::string>& nodes = monitor_.reports().Nodes(*job);
+    listeners_.insert(nodes.begin(), nodes.end());
   }
+  acknowledged_ = std::move(acknowledged);
+}
+
+void DriverShell::SendDesired() {
+  state_changed_ = false;
+  if (!all_listen_ && listeners_.empty()) return;
+  const DesiredStates states(state_, index_, &desired_parts_);
+  if (all_listen_) {
+    for (auto& [node_id, link] : links_) SendDesired(node_id, states, &link);
+  } else {
+    for (const std::string& node_id : listeners_) {
+      const auto link = links_.find(node_id);
+      if (link != links_.end()) SendDesired(node_id, states, &link->second);
+    }
+  }
+  all_listen_ = false;
+  listeners_.clear();
+}
+
+void DriverShell::SendDesired(const std::string& node_id, const DesiredStates& states, Link* link) {
+  if (FindNode(state_, node_id) == nullptr) return;
+  std::map<std::string, int64_t> known = KnownAttempts(node_id);
+  std::map<std::string, int64_t> acked = link->acked;
+  for (const auto& [job_id, attempt] : known) {
+    if (const auto step = loss_logs_.Acknowledged(job_id)) acked[job_id] = *step;
+  }
+  std::string print = states.Fingerprint(node_id);
+  if (known == link->known && acked == link->acked && print == link->print) return;
+  agent::DesiredState desired = states.For(node_id, known);
+  for (auto& job : *desired.mutable_jobs()) {
+    if (const auto step = loss_logs_.Acknowledged(job.job_id())) job.set_acked_step(*step);
+  }
+  version_ = std::max(version_ + 1, desired.version());
+  desired.set_version(version_);
+  desired.set_proof(ProofOf(state_, state_.epoch(), version_));
+  link->link->SendDesired(desired);
+  link->print = std::move(print);
+  link->known = std::move(known);
+  link->acked = std::move(acked);
 }
 
 // Steps count only from agents that hold ranks of the attempt.
 void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState& report) {
   for (const auto& actual : report.jobs()) {
-    const JobRecord* job = FindJob(state_, actual.job_id());
+    const JobRecord* job = index_.Find(state_, actual.job_id());
     if (job == nullptr || IsTerminal(*job) || !monitor_.reports().IsOn(*job, node_id)) continue;
     // Appending before a rollback that is decided but not yet done would undo it.
     if (job->attempt() > 1 && cut_attempts_[actual.job_id()] != job->attempt() &&
@@ -487,6 +547,7 @@ void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState
     const int64_t newest = loss_logs_.Append(*job, actual.steps(), now);
     counts_.Count(*job, actual, newest, {now, options_.clock->Wall(), monitor_.reports().awake()});
     monitor_.NoteStep(actual.job_id(), newest);
+    if (!actual.steps().empty()) publisher_->TouchSteps(actual.job_id());
     const LossLog* log = loss_logs_.Find(actual.job_id());
     if (job->submitted().spec().tensorboard() && log != nullptr) {
       tensorboard_logs_.Follow(actual.job_id(), job->submitted().directory(), *log,
@@ -508,65 +569,6 @@ void DriverShell::Describe(const JobRecord& job) {
   if (IsTerminal(job) || !described_.insert(JobId(job)).second) return;
   const absl::Status written = WriteJobFile(job, options_.files);
   if (!written.ok()) base::LogWarning(written.message());
-}
-
-absl::StatusOr<control::Job> DriverShell::View(const std::string& job_id) {
-  const JobRecord* job = FindJob(state_, job_id);
-  if (job == nullptr) {
-    return absl::NotFoundError(absl::StrCat("job ", job_id,
-                                            ": there is no such job; `megascale "
-                                            "list` shows all jobs"));
-  }
-  control::Job view = ViewOpen(*job, nullptr);
-  if (!IsTerminal(*job) || job->attempt() == 0) return view;
-  const control::JobEvidence* evidence = evidences_.Find(*job);
-  if (evidence != nullptr) *view.mutable_evidence() = *evidence;
-  return view;
-}
-
-control::Job DriverShell::ViewOpen(const JobRecord& job,
-                                   const std::map<const JobRecord*, int64_t>* positions) {
-  if (job.attempt() > 0) return ViewWith(job, LossLogOf(job), positions);
-  Describe(job);  // no steps yet; a submit is not to wait for their log
-  return ViewWith(job, nullptr, positions);
-}
-
-control::Job DriverShell::ViewWith(const JobRecord& job, const LossLog* log,
-                                   const std::map<const JobRecord*, int64_t>* positions) {
-  return ViewJob(job, log,
-                 {&state_, &monitor_, options_.clock->Wall(), counts_.Find(JobId(job)), positions});
-}
-
-absl::StatusOr<std::vector<control::Job>> DriverShell::ViewJobs() {
-  const std::map<const JobRecord*, int64_t> positions = QueuePositions(state_);
-  std::vector<control::Job> jobs;
-  for (const JobRecord& job : state_.jobs()) {
-    jobs.push_back(IsTerminal(job) ? ViewWith(job, loss_logs_.Find(JobId(job)), &positions)
-                                   : ViewOpen(job, &positions));
-  }
-  return jobs;
-}
-
-control::GetClusterResponse DriverShell::ViewNodes() const {
-  return ViewCluster({&state_, &monitor_, options_.clock->Wall()});
-}
-
-absl::StatusOr<control::NodeView> DriverShell::ViewOfNode(const std::string& node_id) const {
-  const NodeRecord* node = FindNode(state_, node_id);
-  if (node == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("node ", node_id, ": was lost long ago and is forgotten"));
-  }
-  return ViewNode(*node, {&state_, &monitor_, options_.clock->Wall()});
-}
-
-absl::StatusOr<WatchUpdate> DriverShell::ViewUpdate(const std::string& job_id, int64_t position) {
-  WatchUpdate update;
-  ASSIGN_OR_RETURN(update.job, View(job_id));
-  update.position = position;
-  const LossLog* log = loss_logs_.Find(job_id);
-  if (log != nullptr) update.steps = log->Since(&update.position);
-  return update;
 }
 
 }  // namespace megascale::driver

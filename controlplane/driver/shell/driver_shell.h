@@ -1,14 +1,16 @@
 // The work of the driver's one thread, without the thread. The shell owns the state, the failure
 // detector, the log, the loss logs and the links to the agents, and works in rounds. A round takes
 // the waiting inputs, applies the events that follow from them to the state in memory, makes these
-// durable with one sync, and only then has effects: cuts of loss logs, desired states, answers.
+// durable with one sync, and only then has effects: cuts of loss logs, the view that readers read,
+// desired states, answers.
 // Everything outside is behind a seam (LogStore, JobFiles, AgentLink, Clock), so the simulator runs
 // this very code and ends it between any two effects.
 //
 // An error at the files of one job concerns this job alone (job_logs.h).
 //
 // After an error of Round the newest decisions are not durable: the shell must not be used any
-// more, and the program ends. Threads: one at a time. Blocking: Create and Round wait for the disk.
+// more, and the program ends. Threads: one at a time, except for `view`. Blocking: Create and Round
+// wait for the disk.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +25,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "controlplane/driver/core/driver_state.h"
+#include "controlplane/driver/core/desired_states.h"
+#include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/core/job_retention.h"
 #include "controlplane/driver/reports/agent_monitor.h"
+#include "controlplane/driver/shell/driver_view.h"
 #include "controlplane/driver/shell/job_evidence.h"
 #include "controlplane/driver/shell/job_logs.h"
 #include "controlplane/driver/shell/step_counts.h"
@@ -54,12 +58,6 @@ struct RunningAttempt {
   int64_t attempt = 0;
   std::vector<std::string> nodes;  // that hold its ranks, sorted
   bool operator==(const RunningAttempt&) const = default;
-};
-
-struct WatchUpdate {
-  megascale::control::v1::Job job;
-  std::vector<megascale::telemetry::v1::StepRecord> steps;
-  int64_t position = 0;  // for the next call
 };
 
 class DriverShell {
@@ -94,6 +92,12 @@ class DriverShell {
   absl::Status Round(const std::vector<Input>& inputs);
   absl::Duration next_tick() const { return next_tick_; }
   const DriverState& state() const { return state_; }
+  const JobIndex& index() const { return index_; }
+  // The number of jobs whose loss log is in memory.
+  size_t num_loss_logs() const { return loss_logs_.num_open(); }
+  // Returns what the newest round knew. It is published before the round's answers: who asks after
+  // an answer sees what the answer tells. Threads: any.
+  std::shared_ptr<const DriverView> view() const { return publisher_->Newest(); }
 
   // --- for inputs, before the commit. A request may be answered only once it is durable: answer it
   // in the output. Errors: as proto/control.proto says.
@@ -110,22 +114,12 @@ class DriverShell {
   // closed with the reason.
   bool OnHello(const megascale::agent::v1::Hello& hello, std::shared_ptr<AgentLink> link);
   // The agent reported; the agent disconnected.
-  void OnReport(const std::string& node_id, const megascale::agent::v1::ActualState& report);
+  void OnReport(const std::string& node_id, megascale::agent::v1::ActualState report);
   void OnGone(const std::string& node_id, const AgentLink* link);
 
-  // --- for outputs, after the commit: the durable state, joined with the agents' newest reports.
-  // A job that has ended comes with its evidence.
-  absl::StatusOr<megascale::control::v1::Job> View(const std::string& job_id);
-  // Opens no loss log of a job that has ended, since there may be thousands: such a job may lack
-  // the figures of its last step, which View has.
-  absl::StatusOr<std::vector<megascale::control::v1::Job>> ViewJobs();
-  megascale::control::v1::GetClusterResponse ViewNodes() const;
+  // --- for outputs, after the commit
   // Returns the jobs that train, have completed no step for long, and have no suspect yet.
   std::vector<std::string> StalledJobs() const;
-  // NotFound: the node was forgotten in the round of the request.
-  absl::StatusOr<megascale::control::v1::NodeView> ViewOfNode(const std::string& node_id) const;
-  // Returns the job and the steps completed since `position`; with -1 no steps, only the position.
-  absl::StatusOr<WatchUpdate> ViewUpdate(const std::string& job_id, int64_t position);
 
  private:
   struct Link {
@@ -147,18 +141,19 @@ class DriverShell {
   absl::Status Commit();
   void CutLossLogs();
   void KeepTimers(absl::Duration now);
-  void TellAttempts();
-  void SendDesired(bool changed);
+  void TellAttempts(const std::set<std::string>& job_ids);
+  void ForgetEnded(const std::set<std::string>& job_ids);
+  // Notes whom a change of these may concern.
+  void NoteListeners(const JobIndex::Touched& touched);
+  void NoteAcknowledged();
+  void SendDesired();
+  void SendDesired(const std::string& node_id, const DesiredStates& states, Link* link);
+  IndexedState indexed() const { return {state_, index_}; }
   std::map<std::string, int64_t> KnownAttempts(const std::string& node_id) const;
   // Returns true if the report is of the agent that holds the node id, and of this epoch.
   bool Counts(const std::string& node_id, const megascale::agent::v1::ActualState& report) const;
   void TakeSteps(const std::string& node_id, const megascale::agent::v1::ActualState& report);
   LossLog* LossLogOf(const JobRecord& job);
-  // `positions`: QueuePositions, if many jobs are viewed; null: they are looked up.
-  megascale::control::v1::Job ViewWith(const JobRecord& job, const LossLog* log,
-                                       const std::map<const JobRecord*, int64_t>* positions);
-  megascale::control::v1::Job ViewOpen(const JobRecord& job,
-                                       const std::map<const JobRecord*, int64_t>* positions);
   // Writes job.json if it is missing. A failure is ignored.
   void Describe(const JobRecord& job);
   void KeepEvidence(const JobRecord& job);
@@ -167,19 +162,26 @@ class DriverShell {
 
   Options options_;
   DriverState state_;
+  JobIndex index_{state_};
   AgentMonitor monitor_;
   std::vector<Event> pending_;  // applied, not yet durable
   int64_t num_snapshot_ = 0;    // state_.num_events() at the last snapshot
   JobLogs loss_logs_;
   TensorBoardLogs tensorboard_logs_;
   std::set<std::string> described_;              // jobs that have their job.json
+  std::vector<std::string> to_describe_;         // jobs that may not have it yet
   std::map<std::string, int64_t> cut_attempts_;  // by job: attempt for which its loss log was cut
   StepCounts counts_;
   std::map<std::string, std::pair<absl::Duration, Event>> timers_;  // by key: when due
   std::map<std::string, Link> links_;
+  DesiredParts desired_parts_;
+  std::set<std::string> listeners_;              // nodes whose desired state may have changed
+  bool all_listen_ = true;                       // every node's may have
+  std::map<std::string, int64_t> acknowledged_;  // JobLogs::Acknowledged at the last tick
   std::map<std::string, absl::Duration> refusals_logged_;  // by node: time of the last log line
   std::map<std::string, RunningAttempt> told_attempts_;
   JobEvidences evidences_;
+  std::unique_ptr<ViewPublisher> publisher_;
   bool keeps_evidence_ = false;  // the driver before this one kept evidence, too
   int64_t version_ = 0;          // of the newest desired state
   bool state_changed_ = true;

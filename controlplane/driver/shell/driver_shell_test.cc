@@ -11,7 +11,6 @@
 #include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/shell/job_view.h"
-#include "controlplane/driver/shell/step_counts.h"
 #include "controlplane/driver/storage/testing/simulated_disk.h"
 #include "runtime/base/log.h"
 #include "runtime/telemetry/doing.h"
@@ -105,6 +104,10 @@ class DriverShellTest : public ::testing::Test {
     }
   }
   const JobRecord& job() const { return *FindJob(shell_->state(), "j"); }
+  absl::StatusOr<control::Job> View(const std::string& job_id) const {
+    return shell_->view()->Job(job_id, clock_.Wall());
+  }
+  std::vector<control::Job> Jobs() const { return shell_->view()->Jobs(clock_.Wall()); }
   // Adds a step to the report about the first job.
   void AddStep(int64_t step, int64_t attempt = 1) {
     auto* record = report_.mutable_jobs(0)->add_steps();
@@ -148,14 +151,14 @@ TEST_F(DriverShellTest, StepsOfTheWallClockCauseNothing) {
 
 TEST_F(DriverShellTest, AJobShowsHowOldTheMeasurementOfItsCeilingIs) {
   Run();
-  const control::Job shown = shell_->View("j").value();
+  const control::Job shown = View("j").value();
   EXPECT_EQ(shown.flops_ceiling(), 2e11);
   EXPECT_NEAR(shown.flops_ceiling_age_seconds(), 5 * 3600, 10);
 }
 
 TEST_F(DriverShellTest, ThePeakOfDevicesIsACeilingWithoutAge) {
   Run(/*measured=*/false);
-  const control::Job shown = shell_->View("j").value();
+  const control::Job shown = View("j").value();
   EXPECT_EQ(shown.flops_ceiling(), 2e11);
   EXPECT_EQ(shown.flops_ceiling_age_seconds(), 0);
 }
@@ -167,7 +170,7 @@ TEST_F(DriverShellTest, PeopleReadInWordsWhatAgentsReportAsIds) {
        .instruction = plan::InstructionId(plan::OpKind::kReduceGradients, 1)},
       report_.mutable_jobs(0)->mutable_ranks(0)->mutable_status());
   Pass(absl::Seconds(1));
-  const absl::StatusOr<control::Job> view = shell_->View("j");
+  const absl::StatusOr<control::Job> view = View("j");
   ASSERT_TRUE(view.ok()) << view.status();
   EXPECT_EQ(view->ranks(0).status().doing(), "reduce-scatter of gradients R.c1");
 }
@@ -180,8 +183,7 @@ TEST_F(DriverShellTest, AJobShowsTheDeviceOfARankAndItsMemory) {
   use.set_memory_bytes(80);
   *report_.mutable_jobs(0)->mutable_ranks(0)->mutable_status()->mutable_device() = use;
   Pass(absl::Seconds(1));
-  EXPECT_EQ(shell_->View("j")->ranks(0).status().device().SerializeAsString(),
-            use.SerializeAsString());
+  EXPECT_EQ(View("j")->ranks(0).status().device().SerializeAsString(), use.SerializeAsString());
 }
 
 TEST_F(DriverShellTest, AMachineThatWasSuspendedRecoversNothing) {
@@ -336,14 +338,14 @@ TEST_F(DriverShellTest, AJobThatAnOlderVersionTookHasWhatThatVersionDid) {
 TEST_F(DriverShellTest, AForgottenJobIsNotFoundAndItsIdIsNotGivenAgain) {
   for (const char* id : {"old", "new"}) {
     ASSERT_TRUE(Submit(id).ok());
-    ASSERT_TRUE(shell_->View(id).ok());
+    ASSERT_TRUE(View(id).ok());
     Cancel(id);
     clock_.Advance(absl::Minutes(1));
   }
   clock_.Advance(absl::Hours(1));
   Round([] {});
-  EXPECT_EQ(shell_->View("old").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(shell_->View("new").ok());
+  EXPECT_EQ(View("old").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(View("new").ok());
   const absl::Status again = Submit("old");
   EXPECT_EQ(again.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(
@@ -367,7 +369,7 @@ TEST_F(DriverShellTest, ANodeThatIsForgottenInTheRoundOfARequestIsNotFound) {
   absl::Status answer;
   const auto input = [&]() -> DriverShell::Output {
     EXPECT_TRUE(shell_->Uncordon("pod").ok());
-    return [&] { answer = shell_->ViewOfNode("pod").status(); };
+    return [&] { answer = shell_->view()->Node("pod").status(); };
   };
   ASSERT_TRUE(shell_->Round({input}).ok());
   EXPECT_EQ(answer, absl::NotFoundError("node pod: was lost long ago and is forgotten"));
@@ -478,7 +480,7 @@ TEST_F(JobFilesTest, ACutThatFailsAtFirstArchivesTheStepsThatWereRolledBack) {
   ASSERT_TRUE(disk_.Exists(archive));
   const std::string lines = *disk_.ReadAt(archive, 0, *disk_.Size(archive));
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 3);
-  EXPECT_EQ(shell_->View("j")->last_step(), 0);
+  EXPECT_EQ(View("j")->last_step(), 0);
 }
 
 // A job that ends keeps what was known of its failure, its ranks and its machines.
@@ -498,14 +500,14 @@ TEST_F(JobFilesTest, AJobThatFailsKeepsItsEvidenceWhenItsMachineAndTheDriverAreG
   ASSERT_TRUE(disk_.Exists(absl::StrCat(job().submitted().directory(), "/evidence.json")));
   shell_.reset();
   Open(&disk_);
-  const control::Job seen = *shell_->View("j");
+  const control::Job seen = *View("j");
   ASSERT_TRUE(seen.has_evidence());
   EXPECT_EQ(seen.evidence().culprit().evidence(), "loss of step 8 is not finite");
   EXPECT_EQ(seen.evidence().last_step(), 1);
   ASSERT_EQ(seen.evidence().ranks_size(), 1);
   ASSERT_EQ(seen.evidence().nodes_size(), 1);
   EXPECT_EQ(seen.evidence().nodes(0).node_id(), "n0");
-  EXPECT_FALSE((*shell_->ViewJobs())[0].has_evidence()) << "a list reads no files";
+  EXPECT_FALSE(Jobs()[0].has_evidence()) << "a list reads no files";
 }
 
 // Nothing under the state directory can be written: the driver ends, agents and workers go on.
@@ -549,11 +551,11 @@ TEST_F(JobFilesTest, EvidenceThatCannotBeWrittenEndsNoJobAndIsWrittenByTheNextDr
   report_.mutable_jobs(0)->set_num_processes(0);
   Pass(absl::Seconds(3));
   ASSERT_EQ(job().state(), control::JOB_STATE_FAILED);
-  EXPECT_FALSE(shell_->View("j")->has_evidence());
+  EXPECT_FALSE(View("j")->has_evidence());
   Break("");
   shell_.reset();
   Open(&disk_);
-  EXPECT_TRUE(shell_->View("j")->has_evidence());
+  EXPECT_TRUE(View("j")->has_evidence());
 }
 
 TEST_F(JobFilesTest, ALossLogThatNeverWorksIsSetAsideAndTheJobGoesOn) {
@@ -572,7 +574,7 @@ TEST_F(JobFilesTest, ALossLogThatNeverWorksIsSetAsideAndTheJobGoesOn) {
   AddStep(2);
   Pass(absl::Seconds(2));
   EXPECT_EQ(Acknowledged(), 2);
-  EXPECT_EQ(shell_->View("j")->last_record().step(), 2) << "with a gap";
+  EXPECT_EQ(View("j")->last_record().step(), 2) << "with a gap";
 }
 
 TEST_F(JobFilesTest, AListOfJobsOpensNoLossLogOfAJobThatHasEnded) {
@@ -586,10 +588,9 @@ TEST_F(JobFilesTest, AListOfJobsOpensNoLossLogOfAJobThatHasEnded) {
   ASSERT_TRUE(IsTerminal(job())) << job().message();
   shell_.reset();
   Open(&disk_);
-  EXPECT_EQ(shell_->ViewJobs()->at(0).last_step(), 1);
-  EXPECT_FALSE(shell_->ViewJobs()->at(0).has_last_record()) << "thousands of them take seconds";
-  EXPECT_EQ(shell_->View("j")->last_record().step(), 1);
-  EXPECT_EQ(shell_->ViewJobs()->at(0).last_record().step(), 1);
+  EXPECT_EQ(Jobs()[0].last_step(), 1);
+  EXPECT_FALSE(Jobs()[0].has_last_record()) << "thousands of them take seconds";
+  EXPECT_EQ(View("j")->last_record().step(), 1);
 }
 
 TEST_F(JobFilesTest, ADamagedLossLogEndsNoLaterStartOfTheDriver) {
@@ -616,7 +617,7 @@ TEST_F(JobFilesTest, ALossLogThatCannotBeOpenedEndsNoStartOfTheDriver) {
   Round([&] { EXPECT_TRUE(shell_->OnHello(HelloOf("n0", "a", 1), link_)); });
   Pass(absl::Seconds(3));
   EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
-  EXPECT_TRUE(shell_->View("j").ok());
+  EXPECT_TRUE(View("j").ok());
 }
 
 // --- agents that must not be believed -----------------------------------------------------------
@@ -639,12 +640,12 @@ TEST_F(DriverShellTest, StepsCountOnlyFromAgentsThatHoldRanksOfTheAttempt) {
   manifest->set_directory(absl::StrCat(CheckpointDirectory(job()), "/step-30"));
   Round([&] { shell_->OnReport("n1", lie); });
   Pass(absl::Seconds(1));
-  EXPECT_EQ(shell_->View("j")->last_step(), 0);
+  EXPECT_EQ(View("j")->last_step(), 0);
   EXPECT_EQ(job().best_step(), 0);
   EXPECT_EQ(job().committed_size(), 0);
   AddStep(1);
   Pass(absl::Seconds(1));
-  EXPECT_EQ(shell_->View("j")->last_step(), 1);
+  EXPECT_EQ(View("j")->last_step(), 1);
 }
 
 TEST_F(DriverShellTest, ACheckpointOutsideOfTheJobsFolderIsNotCommitted) {
@@ -685,7 +686,7 @@ TEST_F(DriverShellTest, AReportOfAnOlderEpochOnlyShowsThatTheAgentLives) {
   report_.mutable_jobs(0)->mutable_ranks(0)->set_state(agent::ActualRank::STATE_FAILED);
   Pass(absl::Seconds(10));
   EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
-  EXPECT_EQ(shell_->View("j")->last_step(), 0);
+  EXPECT_EQ(View("j")->last_step(), 0);
   EXPECT_TRUE(FindNode(shell_->state(), "n0")->alive());
   EXPECT_EQ(link_->last.epoch(), shell_->state().epoch());
   EXPECT_FALSE(link_->last.jobs(0).as_before()) << "it knows nothing of this epoch's attempt";
@@ -702,16 +703,16 @@ TEST_F(DriverShellTest, OnlyAgesChangeWhileNothingHappens) {
   manifest->set_directory(absl::StrCat(CheckpointDirectory(job()), "/step-1"));
   report_.mutable_jobs(0)->set_storage_error("disk full");
   Pass(absl::Seconds(2));
-  const control::Job before = *shell_->View("j");
+  const control::Job before = *View("j");
   report_.mutable_jobs(0)->mutable_ranks(0)->mutable_status()->set_alive_age_seconds(0.3);
   report_.mutable_jobs(0)->mutable_ranks(0)->mutable_status()->set_progress_age_seconds(1.3);
   Pass(absl::Seconds(3));
-  const control::Job after = *shell_->View("j");
+  const control::Job after = *View("j");
   EXPECT_NE(before.last_checkpoint().age_seconds(), after.last_checkpoint().age_seconds());
   EXPECT_EQ(WithoutAges(before).DebugString(), WithoutAges(after).DebugString());
   AddStep(2);
   Pass(absl::Seconds(1));
-  EXPECT_NE(WithoutAges(after).DebugString(), WithoutAges(*shell_->View("j")).DebugString());
+  EXPECT_NE(WithoutAges(after).DebugString(), WithoutAges(*View("j")).DebugString());
 }
 
 TEST_F(DriverShellTest, MachinesThatDoNotComeBackAreForgotten) {
@@ -727,36 +728,67 @@ TEST_F(DriverShellTest, MachinesThatDoNotComeBackAreForgotten) {
   clock_.StepWall(absl::Hours(25));
   Pass(absl::Minutes(2));
   EXPECT_EQ(shell_->state().nodes_size(), 1);
-  EXPECT_EQ(shell_->ViewNodes().nodes_size(), 1);
+  EXPECT_EQ(shell_->view()->Nodes().nodes_size(), 1);
   EXPECT_EQ(job().state(), control::JOB_STATE_RUNNING);
 }
 
-// A job of one attempt that trains and has completed a step of one second.
-TEST(StepCountsTest, AStallIsMeasuredWhileTheDriverIsAwake) {
-  JobRecord job;
-  job.set_attempt(1);
-  job.mutable_submitted()->set_job_id("job");
-  job.set_stage(v1::STAGE_RUN);
-  job.set_state(megascale::control::v1::JOB_STATE_RUNNING);
-  megascale::agent::v1::ActualJob actual;
-  auto& step = *actual.add_steps();
-  step.set_attempt(1);
-  step.set_step(1);
-  step.set_seconds(1);
-  StepCounts counts;
-  // The wall clock was set an hour back meanwhile: it says nothing.
-  const absl::Time wall = absl::FromUnixSeconds(1'000'000);
-  counts.Count(job, actual, 1, {absl::Seconds(50), wall, absl::Seconds(10)});
-  EXPECT_FALSE(counts.StandsStill(job, absl::Seconds(15)));
-  EXPECT_TRUE(counts.StandsStill(job, absl::Seconds(16)));
-  // Three usual steps are the longer wait where steps are slow.
-  step.set_step(2);
-  step.set_seconds(9);
-  counts.Count(job, actual, 2, {absl::Seconds(60), wall, absl::Seconds(20)});
-  EXPECT_FALSE(counts.StandsStill(job, absl::Seconds(34)));
-  EXPECT_TRUE(counts.StandsStill(job, absl::Seconds(36)));
-  job.set_attempt(2);
-  EXPECT_FALSE(counts.StandsStill(job, absl::Seconds(99))) << "the new attempt has no step yet";
+// --- views --------------------------------------------------------------------------------------
+
+TEST_F(DriverShellTest, AnAnswerTellsNothingThatReadersDoNotSee) {
+  Run();
+  bool seen = false;
+  const absl::Status status = shell_->Round({[&]() -> DriverShell::Output {
+    EXPECT_TRUE(shell_->Submit(Submitted("k", SpecOf(1, 1, 30)).job_submitted()).ok());
+    EXPECT_EQ(View("k").status().code(), absl::StatusCode::kNotFound) << "it is not durable yet";
+    return [&] { seen = View("k").ok() && View("k")->queue_position() == 1; };
+  }});
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(seen);
+}
+
+TEST_F(DriverShellTest, AViewStaysAsItIsAndSharesWhatDoesNotChange) {
+  Run();
+  ASSERT_TRUE(Submit("k").ok());
+  AddStep(1);
+  Pass(absl::Seconds(1));
+  const auto before = shell_->view();
+  int64_t position = -1;
+  EXPECT_TRUE(before->StepsSince("j", &position).empty());
+  for (int64_t step = 2; step <= 40; ++step) AddStep(step);
+  Pass(absl::Seconds(1));
+  Cancel("k");
+  const auto after = shell_->view();
+  EXPECT_EQ(before->Job("j", clock_.Wall())->last_step(), 1);
+  EXPECT_EQ(before->Record("k")->state(), control::JOB_STATE_PENDING);
+  EXPECT_EQ(after->Record("k")->state(), control::JOB_STATE_CANCELLED);
+  EXPECT_EQ(after->Record("j"), before->Record("j")) << "steps alone do not copy the record";
+  const auto steps = after->StepsSince("j", &position);
+  ASSERT_EQ(steps.size(), 39u);
+  EXPECT_EQ(steps.front().step(), 2);
+  EXPECT_EQ(steps.back().step(), 40);
+}
+
+TEST_F(JobFilesTest, AJobThatHasEndedKeepsNoLossLogOpenAndItsLastStepsAreStillSeen) {
+  Run();
+  for (int64_t step = 1; step <= 30; ++step) AddStep(step);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(shell_->num_loss_logs(), 1u);
+  const auto watched = shell_->view();
+  int64_t position = -1;
+  watched->StepsSince("j", &position);
+  AddStep(31);
+  report_.mutable_jobs(0)->mutable_ranks(0)->set_state(agent::ActualRank::STATE_FAILED);
+  report_.mutable_jobs(0)->mutable_ranks(0)->mutable_failure()->set_failure_class(
+      telemetry::FAILURE_CLASS_DIVERGED);
+  report_.mutable_jobs(0)->set_num_processes(0);
+  Pass(absl::Seconds(3));
+  ASSERT_TRUE(IsTerminal(job())) << job().message();
+  EXPECT_EQ(shell_->num_loss_logs(), 0u);
+  EXPECT_EQ(shell_->view()->StepsSince("j", &position).size(), 1u) << "a watcher missed the end";
+  report_.clear_jobs();
+  Pass(absl::Minutes(2));
+  EXPECT_EQ(View("j")->last_record().step(), 31) << "from the file";
+  EXPECT_EQ(Jobs()[0].last_record().step(), 31) << "from memory";
 }
 
 }  // namespace

@@ -19,7 +19,6 @@ namespace control = megascale::control::v1;
 constexpr size_t kRanksMax = 64;
 constexpr size_t kNodesMax = 64;
 constexpr size_t kFileBytesMax = size_t{1} << 20;
-constexpr size_t kKnownMax = 64;  // jobs whose evidence stays in memory
 // A driver that ends in the middle of a round leaves at most that round's jobs without a file.
 constexpr int64_t kEventsOfLastRound = 1000;
 
@@ -96,7 +95,14 @@ absl::Status WriteEvidence(const JobRecord& job, const control::JobEvidence& evi
   return files->WriteSoon(PathOf(job), text);
 }
 
-// Errors: NotFound - there is no such file; DataLoss - it is too large or cannot be parsed.
+std::vector<control::RankView> RanksOf(const JobRecord& job, const AgentMonitor& monitor) {
+  return ViewRanks(job, [&](const std::string& node_id) {
+    return monitor.reports().LastReport(node_id, JobId(job));
+  });
+}
+
+}  // namespace
+
 absl::StatusOr<control::JobEvidence> ReadEvidence(const JobRecord& job, JobFiles* files) {
   const std::string path = PathOf(job);
   if (!files->Exists(path)) return absl::NotFoundError(absl::StrCat(path, ": does not exist"));
@@ -115,8 +121,6 @@ absl::StatusOr<control::JobEvidence> ReadEvidence(const JobRecord& job, JobFiles
   }
   return evidence;
 }
-
-}  // namespace
 
 control::JobEvidence EvidenceOf(const DriverState& state, const JobRecord& job, int64_t last_step,
                                 const std::vector<control::RankView>& ranks) {
@@ -139,17 +143,18 @@ control::JobEvidence EvidenceOf(const DriverState& state, const JobRecord& job, 
   return evidence;
 }
 
-void JobEvidences::OnEvent(const Event& event, const DriverState& state,
+void JobEvidences::OnEvent(const Event& event, const IndexedState& state,
                            const AgentMonitor& monitor) {
-  if (!event.has_rank_failed() && !event.has_node_lost()) return;
-  for (const JobRecord& job : state.jobs()) {
-    const bool is_meant = event.has_rank_failed()
-                              ? JobId(job) == event.rank_failed().job_id()
-                              : monitor.reports().IsOn(job, event.node_lost().node_id());
-    if (!is_meant || !HoldsSlots(job) || IsHold(job.stage())) continue;
+  JobIndex::Places places;
+  if (event.has_node_lost()) places = state.index().On(event.node_lost().node_id());
+  if (event.has_rank_failed()) places = {state.index().PlaceOf(event.rank_failed().job_id())};
+  for (const int place : places) {
+    if (place < 0) continue;
+    const JobRecord& job = state.state().jobs(place);
+    if (!HoldsSlots(job) || IsHold(job.stage())) continue;
     LastRanks& last = last_ranks_[JobId(job)];
     if (last.attempt == job.attempt()) continue;  // what follows is a consequence
-    last = {job.attempt(), ViewRanks(job, monitor)};
+    last = {job.attempt(), RanksOf(job, monitor)};
   }
 }
 
@@ -158,12 +163,11 @@ void JobEvidences::Keep(const DriverState& state, const JobRecord& job, int64_t 
   const auto last = last_ranks_.find(JobId(job));
   const bool is_known = last != last_ranks_.end();
   Write(job,
-        EvidenceOf(state, job, last_step, is_known ? last->second.ranks : ViewRanks(job, monitor)));
+        EvidenceOf(state, job, last_step, is_known ? last->second.ranks : RanksOf(job, monitor)));
   if (is_known) last_ranks_.erase(last);
 }
 
 void JobEvidences::Write(const JobRecord& job, const Evidence& evidence) {
-  known_.erase(JobId(job));
   const absl::Status written = WriteEvidence(job, evidence, files_);
   if (!written.ok()) base::LogWarning(written.message());
 }
@@ -180,11 +184,13 @@ void JobEvidences::Refresh(const DriverState& state) {
       // The id of a test is the number of the event that asked for it.
       if (!IsTerminal(job) || job.stage_event() < test) continue;
       if (NodesConcerned(job).count(node_id) == 0) continue;
-      const Evidence* known = Find(job);
-      if (known == nullptr) continue;
-      Evidence evidence = *known;
-      TellNodes(state, job, &evidence);
-      Write(job, evidence);
+      absl::StatusOr<Evidence> evidence = ReadEvidence(job, files_);
+      if (!evidence.ok()) {
+        if (!absl::IsNotFound(evidence.status())) base::LogWarning(evidence.status().message());
+        continue;
+      }
+      TellNodes(state, job, &*evidence);
+      Write(job, *evidence);
     }
   }
   due_ = std::move(due);
@@ -194,25 +200,6 @@ bool JobEvidences::MayBeMissing(const DriverState& state, const JobRecord& job) 
   return IsTerminal(job) && job.attempt() > 0 &&
          job.stage_event() + kEventsOfLastRound > state.num_events() &&
          !files_->Exists(PathOf(job));
-}
-
-const control::JobEvidence* JobEvidences::Find(const JobRecord& job) {
-  const auto known = known_.find(JobId(job));
-  if (known != known_.end()) return known->second.has_value() ? &*known->second : nullptr;
-  if (known_.size() >= kKnownMax) known_.clear();
-  std::optional<Evidence>& kept = known_[JobId(job)];
-  absl::StatusOr<Evidence> evidence = ReadEvidence(job, files_);
-  if (evidence.ok()) {
-    kept = *std::move(evidence);
-  } else if (!absl::IsNotFound(evidence.status())) {
-    base::LogWarning(evidence.status().message());
-  }
-  return kept.has_value() ? &*kept : nullptr;
-}
-
-void JobEvidences::Forget(const std::string& job_id) {
-  last_ranks_.erase(job_id);
-  known_.erase(job_id);
 }
 
 }  // namespace megascale::driver

@@ -1,17 +1,17 @@
 // What is kept of a job that has ended: evidence.json in its folder, beside job.json and the loss
 // log. It stays readable when the job's machines, or the driver's record of them, are gone. The
 // file is small however large the job was.
-// Threads: one at a time. Blocking: Keep, Refresh and Find may wait for the disk. Errors at the
+// Threads: one at a time. Blocking: Keep and Refresh may wait for the disk. Errors at the
 // files are logged: they concern no job's life.
 #pragma once
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "controlplane/driver/core/driver_state.h"
+#include "absl/status/statusor.h"
+#include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/reports/agent_monitor.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "proto/control.pb.h"
@@ -24,12 +24,17 @@ megascale::control::v1::JobEvidence EvidenceOf(
     const DriverState& state, const JobRecord& job, int64_t last_step,
     const std::vector<megascale::control::v1::RankView>& ranks);
 
+// Reads the evidence of a job that has ended. Threads: any. Errors: NotFound - there is no such
+// file; DataLoss - it is too large or cannot be parsed.
+absl::StatusOr<megascale::control::v1::JobEvidence> ReadEvidence(const JobRecord& job,
+                                                                 JobFiles* files);
+
 class JobEvidences {
  public:
   explicit JobEvidences(JobFiles* files) : files_(files) {}
 
   // Keeps what the ranks do when an event that ends an attempt comes. Call before it is applied.
-  void OnEvent(const Event& event, const DriverState& state, const AgentMonitor& monitor);
+  void OnEvent(const Event& event, const IndexedState& state, const AgentMonitor& monitor);
   // Writes the evidence of a job that has ended.
   void Keep(const DriverState& state, const JobRecord& job, int64_t last_step,
             const AgentMonitor& monitor);
@@ -38,9 +43,7 @@ class JobEvidences {
   void Refresh(const DriverState& state);
   // True if a driver that ended early may have left a job that has just ended without its file.
   bool MayBeMissing(const DriverState& state, const JobRecord& job) const;
-  // Returns the evidence, from the file at the first call; null: there is none that can be read.
-  const megascale::control::v1::JobEvidence* Find(const JobRecord& job);
-  void Forget(const std::string& job_id);
+  void Forget(const std::string& job_id) { last_ranks_.erase(job_id); }
 
  private:
   using Evidence = megascale::control::v1::JobEvidence;
@@ -51,9 +54,8 @@ class JobEvidences {
   void Write(const JobRecord& job, const Evidence& evidence);
 
   JobFiles* files_;
-  std::map<std::string, LastRanks> last_ranks_;           // by job: at the newest failure
-  std::map<std::string, std::optional<Evidence>> known_;  // by job: what Find has read
-  std::map<std::string, int64_t> due_;                    // by node: the test that it was to pass
+  std::map<std::string, LastRanks> last_ranks_;  // by job: at the newest failure
+  std::map<std::string, int64_t> due_;           // by node: the test that it was to pass
 };
 
 }  // namespace megascale::driver

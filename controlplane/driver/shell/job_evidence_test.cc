@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/shell/step_counts.h"
 #include "controlplane/driver/storage/testing/simulated_disk.h"
 
 namespace megascale::driver {
@@ -38,6 +39,7 @@ class JobEvidenceTest : public ::testing::Test {
     DueTest()->mutable_test()->set_state(agent::MachineTest::STATE_PASSED);
     DueTest()->set_ended_unix_nanos(int64_t{1030} * 1'000'000'000);
   }
+  absl::StatusOr<control::JobEvidence> Read() { return ReadEvidence(job(), &disk_); }
   std::string Path() const { return absl::StrCat(job().submitted().directory(), "/evidence.json"); }
 
   DriverState state_;
@@ -49,13 +51,12 @@ class JobEvidenceTest : public ::testing::Test {
 TEST_F(JobEvidenceTest, TheTestThatFollowsTheFailureIsAddedOnceItHasEnded) {
   evidences_.Keep(state_, job(), 5, monitor_);
   evidences_.Refresh(state_);
-  ASSERT_NE(evidences_.Find(job()), nullptr);
-  EXPECT_FALSE(evidences_.Find(job())->nodes(0).has_machine_tested_at());
+  ASSERT_TRUE(Read().ok()) << Read().status();
+  EXPECT_FALSE(Read()->nodes(0).has_machine_tested_at());
   EndTest();
   evidences_.Refresh(state_);
-  JobEvidences later(&disk_);
-  const control::JobEvidence* evidence = later.Find(job());
-  ASSERT_NE(evidence, nullptr);
+  const auto evidence = Read();
+  ASSERT_TRUE(evidence.ok()) << evidence.status();
   EXPECT_EQ(evidence->last_step(), 5);
   EXPECT_EQ(evidence->nodes(0).machine_test().state(), agent::MachineTest::STATE_PASSED);
   EXPECT_EQ(evidence->nodes(0).machine_tested_at().seconds(), 1030);
@@ -66,7 +67,7 @@ TEST_F(JobEvidenceTest, AQuarantineInPlaceOfTheResultIsAddedToo) {
   evidences_.Refresh(state_);
   FindNode(&state_, "n0")->mutable_quarantine()->set_evidence("its processes hang");
   evidences_.Refresh(state_);
-  EXPECT_EQ(evidences_.Find(job())->nodes(0).quarantine_evidence(), "its processes hang");
+  EXPECT_EQ(Read()->nodes(0).quarantine_evidence(), "its processes hang");
 }
 
 TEST_F(JobEvidenceTest, AJobThatEndedBeforeTheTestWasAskedForKeepsItsEvidence) {
@@ -75,8 +76,7 @@ TEST_F(JobEvidenceTest, AJobThatEndedBeforeTheTestWasAskedForKeepsItsEvidence) {
   evidences_.Refresh(state_);
   EndTest();
   evidences_.Refresh(state_);
-  EXPECT_EQ(evidences_.Find(job())->nodes(0).machine_test().state(),
-            agent::MachineTest::STATE_RUNNING);
+  EXPECT_EQ(Read()->nodes(0).machine_test().state(), agent::MachineTest::STATE_RUNNING);
 }
 
 TEST_F(JobEvidenceTest, OfALargeJobTheRanksThatFailedAndThoseThatStoodStillAreKept) {
@@ -94,14 +94,7 @@ TEST_F(JobEvidenceTest, OfALargeJobTheRanksThatFailedAndThoseThatStoodStillAreKe
 
 TEST_F(JobEvidenceTest, AFileThatIsTooLargeIsIgnored) {
   ASSERT_TRUE(disk_.WriteSoon(Path(), std::string((size_t{1} << 20) + 1, ' ')).ok());
-  EXPECT_EQ(evidences_.Find(job()), nullptr);
-}
-
-TEST_F(JobEvidenceTest, AFileIsReadOnce) {
-  evidences_.Keep(state_, job(), 5, monitor_);
-  ASSERT_NE(evidences_.Find(job()), nullptr);
-  ASSERT_TRUE(disk_.WriteSoon(Path(), "{}").ok());
-  EXPECT_EQ(evidences_.Find(job())->last_step(), 5);
+  EXPECT_EQ(Read().status().code(), absl::StatusCode::kDataLoss);
 }
 
 TEST_F(JobEvidenceTest, OnlyAJobThatEndedAMomentAgoMayLackItsFile) {
@@ -109,6 +102,36 @@ TEST_F(JobEvidenceTest, OnlyAJobThatEndedAMomentAgoMayLackItsFile) {
   EXPECT_TRUE(evidences_.MayBeMissing(state_, job()));
   state_.set_num_events(5000);
   EXPECT_FALSE(evidences_.MayBeMissing(state_, job()));
+}
+
+// --- steps that are not logged yet --------------------------------------------------------------
+
+// A job of one attempt that trains and has completed a step of one second.
+TEST(StepCountsTest, AStallIsMeasuredWhileTheDriverIsAwake) {
+  JobRecord job;
+  job.set_attempt(1);
+  job.mutable_submitted()->set_job_id("job");
+  job.set_stage(v1::STAGE_RUN);
+  job.set_state(megascale::control::v1::JOB_STATE_RUNNING);
+  megascale::agent::v1::ActualJob actual;
+  auto& step = *actual.add_steps();
+  step.set_attempt(1);
+  step.set_step(1);
+  step.set_seconds(1);
+  StepCounts counts;
+  // The wall clock was set an hour back meanwhile: it says nothing.
+  const absl::Time wall = absl::FromUnixSeconds(1'000'000);
+  counts.Count(job, actual, 1, {absl::Seconds(50), wall, absl::Seconds(10)});
+  EXPECT_FALSE(counts.StandsStill(job, absl::Seconds(15)));
+  EXPECT_TRUE(counts.StandsStill(job, absl::Seconds(16)));
+  // Three usual steps are the longer wait where steps are slow.
+  step.set_step(2);
+  step.set_seconds(9);
+  counts.Count(job, actual, 2, {absl::Seconds(60), wall, absl::Seconds(20)});
+  EXPECT_FALSE(counts.StandsStill(job, absl::Seconds(34)));
+  EXPECT_TRUE(counts.StandsStill(job, absl::Seconds(36)));
+  job.set_attempt(2);
+  EXPECT_FALSE(counts.StandsStill(job, absl::Seconds(99))) << "the new attempt has no step yet";
 }
 
 }  // namespace

@@ -44,7 +44,6 @@ LossLog* JobLogs::Open(const JobRecord& job, absl::Duration now) {
   }
   entry.failing_since = absl::InfiniteDuration();
   entry.set_aside = false;
-  if (IsTerminal(job)) entry.log->Close();
   return entry.log.get();
 }
 
@@ -96,6 +95,7 @@ int64_t JobLogs::Append(const JobRecord& job,
     // A report may repeat steps that the log has.
     if (log == nullptr || record.step() <= log->last_step()) continue;
     if (std::exchange(is_first, false)) MindTheGap(record, &entry, now);
+    dirty_.insert(JobId(job));
     if (const absl::Status appended = log->Append(record); !appended.ok()) {
       Fail(JobId(job), &entry, appended, now);
       log = nullptr;
@@ -105,7 +105,7 @@ int64_t JobLogs::Append(const JobRecord& job,
 }
 
 void JobLogs::Sync(absl::Duration now) {
-  for (auto& [job_id, entry] : logs_) Sync(job_id, now);
+  for (const std::string& job_id : std::exchange(dirty_, {})) Sync(job_id, now);
 }
 
 void JobLogs::Sync(const std::string& job_id, absl::Duration now) {
@@ -140,25 +140,23 @@ bool JobLogs::HoldsCommits(const std::string& job_id) const {
   return found != logs_.end() && found->second.log == nullptr && !found->second.set_aside;
 }
 
-std::map<std::string, int64_t> JobLogs::Acknowledged() const {
-  std::map<std::string, int64_t> steps;
-  for (const auto& [job_id, entry] : logs_) {
-    const int64_t step = entry.log != nullptr ? entry.log->synced_step()
-                         : entry.set_aside    ? entry.reported
-                                              : std::max<int64_t>(0, entry.synced);
-    steps[job_id] = std::min(step, entry.acknowledge_max);
-  }
-  return steps;
+int64_t JobLogs::AcknowledgedOf(const Entry& entry) {
+  const int64_t step = entry.log != nullptr ? entry.log->synced_step()
+                       : entry.set_aside    ? entry.reported
+                                            : std::max<int64_t>(0, entry.synced);
+  return std::min(step, entry.acknowledge_max);
 }
 
-void JobLogs::Close(const std::string& job_id) {
+std::optional<int64_t> JobLogs::Acknowledged(const std::string& job_id) const {
   const auto found = logs_.find(job_id);
-  if (found == logs_.end()) return;
-  if (found->second.log != nullptr) {
-    found->second.log->Close();
-  } else {
-    logs_.erase(found);  // there is nothing left to try
-  }
+  if (found == logs_.end()) return std::nullopt;
+  return AcknowledgedOf(found->second);
+}
+
+std::map<std::string, int64_t> JobLogs::Acknowledged() const {
+  std::map<std::string, int64_t> steps;
+  for (const auto& [job_id, entry] : logs_) steps[job_id] = AcknowledgedOf(entry);
+  return steps;
 }
 
 }  // namespace megascale::driver

@@ -12,6 +12,8 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -52,12 +54,14 @@ class JobLogs {
 
   // Returns true while a failing log holds up the commits of its job.
   bool HoldsCommits(const std::string& job_id) const;
-  // Returns the newest step that the agents need not send again; by job, of all jobs with a log.
+  // Returns the newest step that the agents need not send again; nullopt: there is no log.
+  std::optional<int64_t> Acknowledged(const std::string& job_id) const;
+  // By job, of all jobs with a log.
   std::map<std::string, int64_t> Acknowledged() const;
 
-  // Closes the file of a job that has ended; what is in memory stays.
-  void Close(const std::string& job_id);
+  // Closes the log of a job that has ended.
   void Forget(const std::string& job_id) { logs_.erase(job_id); }
+  size_t num_open() const { return logs_.size(); }
 
  private:
   struct Entry {
@@ -74,12 +78,14 @@ class JobLogs {
     bool set_aside = false;
     absl::Duration gap_since = absl::InfiniteDuration();  // agents report later steps than its next
   };
+  static int64_t AcknowledgedOf(const Entry& entry);
   void MindTheGap(const LossLog::StepRecord& first, Entry* entry, absl::Duration now);
   void Fail(const std::string& job_id, Entry* entry, const absl::Status& why, absl::Duration now);
   absl::Status Reopen(const JobRecord& job, Entry* entry);
 
   JobFiles& files_;
   std::map<std::string, Entry> logs_;  // by job
+  std::set<std::string> dirty_;        // jobs with records that were appended since the last Sync
 };
 
 }  // namespace megascale::driver

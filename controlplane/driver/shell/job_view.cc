@@ -14,7 +14,6 @@
 #include "controlplane/driver/core/restore_order.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/base/text/shortlist.h"
-#include "runtime/base/version.h"
 #include "runtime/diagnose/number_check.h"
 #include "runtime/model/config.h"
 #include "runtime/telemetry/doing.h"
@@ -32,14 +31,14 @@ void SetTime(int64_t unix_nanos, google::protobuf::Timestamp* timestamp) {
 }
 
 // Returns the rate over the newest steps of this attempt.
-double TokensPerSecond(const JobRecord& job, const LossLog& loss_log) {
+double TokensPerSecond(const JobRecord& job, const RecentSteps& steps) {
   double tokens = 0;
   double seconds = 0;
-  size_t count = 0;
-  for (auto it = loss_log.recent().rbegin(); it != loss_log.recent().rend(); ++it) {
-    if (it->attempt() != job.attempt() || ++count > kRateSteps) break;
-    tokens += static_cast<double>(it->tokens());
-    seconds += it->seconds();
+  for (size_t count = 0; count < std::min(kRateSteps, steps.size()); ++count) {
+    const auto& step = steps[steps.size() - 1 - count];
+    if (step.attempt() != job.attempt()) break;
+    tokens += static_cast<double>(step.tokens());
+    seconds += step.seconds();
   }
   return seconds > 0 ? tokens / seconds : 0;
 }
@@ -58,23 +57,23 @@ struct FlopsCeiling {
 // Returns the sum over the job's machines, and the time of the oldest measurement; 0: one of them
 // is not measured. A machine's measured rate counts once even if it has several agents; the peak of
 // devices is that of each agent's own.
-FlopsCeiling CeilingOf(const JobRecord& job, const DriverState& state) {
+FlopsCeiling CeilingOf(const JobRecord& job, const std::vector<std::string>& nodes,
+                       const NodeLookup& lookup) {
   std::set<std::string> machines;
-  std::set<std::string> nodes;
-  for (const std::string& node_id : NodesOf(job)) {
-    const NodeRecord* node = FindNode(state, node_id);
+  for (const std::string& node_id : nodes) {
+    const NodeRecord* node = lookup(node_id);
     if (node == nullptr) return {};
     machines.insert(node->hello().machine_id());
-    nodes.insert(node_id);
   }
   std::map<std::string, FlopsCeiling> by_machine;
   for (const auto& preflight : job.preflights()) {
-    const NodeRecord* node = FindNode(state, preflight.node_id());
+    const NodeRecord* node = lookup(preflight.node_id());
     if (node == nullptr) continue;
     const auto& passed = preflight.preflight();
     FlopsCeiling& ceiling = by_machine[node->hello().machine_id()];
     if (!passed.has_ceiling_measured_at()) {
-      if (nodes.count(preflight.node_id()) > 0) ceiling.flops_per_second += passed.flops_ceiling();
+      const bool is_used = std::binary_search(nodes.begin(), nodes.end(), preflight.node_id());
+      if (is_used) ceiling.flops_per_second += passed.flops_ceiling();
     } else if (passed.flops_ceiling() > ceiling.flops_per_second) {
       ceiling = {passed.flops_ceiling(), passed.ceiling_measured_at().seconds()};
     }
@@ -92,8 +91,9 @@ FlopsCeiling CeilingOf(const JobRecord& job, const DriverState& state) {
   return sum;
 }
 
-void AddCeiling(const JobRecord& job, const ViewSources& sources, control::Job* view) {
-  const FlopsCeiling ceiling = CeilingOf(job, *sources.state);
+void AddCeiling(const JobRecord& job, const std::vector<std::string>& nodes,
+                const JobSources& sources, control::Job* view) {
+  const FlopsCeiling ceiling = CeilingOf(job, nodes, sources.node);
   view->set_flops_ceiling(ceiling.flops_per_second);
   if (ceiling.measured_unix_seconds == 0) return;
   const absl::Duration age = sources.now - absl::FromUnixSeconds(ceiling.measured_unix_seconds);
@@ -101,9 +101,10 @@ void AddCeiling(const JobRecord& job, const ViewSources& sources, control::Job* 
 }
 
 // A preflight that encodes text may take long, and people must see how far it is.
-void AddPreflight(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
-  for (const std::string& node_id : NodesOf(job)) {
-    const auto* actual = monitor.reports().LastReport(node_id, JobId(job));
+void AddPreflight(const JobRecord& job, const std::vector<std::string>& nodes,
+                  const ReportLookup& report, control::Job* view) {
+  for (const std::string& node_id : nodes) {
+    const auto* actual = report(node_id);
     if (actual == nullptr || actual->attempt() != job.attempt()) continue;
     const auto& preflight = actual->preflight();
     if (preflight.state() != megascale::agent::v1::Preflight::STATE_RUNNING) continue;
@@ -114,9 +115,10 @@ void AddPreflight(const JobRecord& job, const AgentMonitor& monitor, control::Jo
 }
 
 // Checkpoints that cannot be written do not stop a job, but people must see it.
-void AddStorageError(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
-  for (const std::string& node_id : NodesOf(job)) {
-    const auto* actual = monitor.reports().LastReport(node_id, JobId(job));
+void AddStorageError(const std::vector<std::string>& nodes, const JobSources& sources,
+                     control::Job* view) {
+  for (const std::string& node_id : nodes) {
+    const auto* actual = sources.report(node_id);
     if (actual == nullptr || actual->storage_error().empty()) continue;
     const std::string before = view->message().empty() ? "" : absl::StrCat(view->message(), "; ");
     view->set_message(absl::StrCat(before, "cannot write checkpoints on ", node_id, ": ",
@@ -124,26 +126,27 @@ void AddStorageError(const JobRecord& job, const AgentMonitor& monitor, control:
     control::StorageFailure* failure = view->mutable_storage_failure();
     failure->set_node_id(node_id);
     failure->set_message(actual->storage_error());
-    failure->set_seconds(absl::ToDoubleSeconds(monitor.StorageFailsFor(JobId(job))));
+    failure->set_seconds(absl::ToDoubleSeconds(sources.storage_fails_for));
     return;
   }
 }
 
 // A warning of several nodes appears once.
-void AddWarnings(const JobRecord& job, const AgentMonitor& monitor, control::Job* view) {
+void AddWarnings(const JobRecord& job, const std::vector<std::string>& nodes,
+                 const ReportLookup& report, control::Job* view) {
   std::map<std::string, std::vector<std::string>> nodes_of;
   for (const auto& passed : job.preflights()) {
     for (const std::string& warning : passed.preflight().warnings()) {
       nodes_of[warning].push_back(passed.node_id());
     }
   }
-  for (const std::string& node_id : NodesOf(job)) {
-    const auto* actual = monitor.reports().LastReport(node_id, JobId(job));
+  for (const std::string& node_id : nodes) {
+    const auto* actual = report(node_id);
     if (actual == nullptr || actual->attempt() != job.attempt()) continue;
     for (const std::string& warning : actual->warnings()) nodes_of[warning].push_back(node_id);
   }
-  for (const auto& [warning, nodes] : nodes_of) {
-    view->add_warnings(absl::StrCat(nodes.size() == 1 ? "node " : "nodes ", base::Shortlist(nodes),
+  for (const auto& [warning, where] : nodes_of) {
+    view->add_warnings(absl::StrCat(where.size() == 1 ? "node " : "nodes ", base::Shortlist(where),
                                     ": ", warning));
   }
 }
@@ -188,9 +191,9 @@ std::string TextOf(const control::NumberWarning& warning, absl::string_view why 
 
 // A step whose numbers are not finite ends its attempt before it is logged, and the failure names
 // the operator and the tensor.
-void AddNumbers(const JobRecord& job, const LossLog& loss_log, control::Job* view) {
+void AddNumbers(const RecentSteps& recent, control::Job* view) {
   std::vector<diagnose::LoggedStep> steps;
-  for (const LossLog::StepRecord& record : loss_log.recent()) {
+  for (const RecentSteps::StepRecord& record : recent) {
     steps.push_back({.step = record.step(),
                      .loss = record.loss(),
                      .grad_norm = record.grad_norm(),
@@ -218,7 +221,7 @@ void AddDivergence(const JobRecord& job, control::Job* view) {
   warning->set_message(TextOf(*warning, evidence.substr(0, evidence.find('\n'))));
 }
 
-void AddAccount(const JobRecord& job, const ViewSources& sources, control::Job* view) {
+void AddAccount(const JobRecord& job, const JobSources& sources, control::Job* view) {
   if (!job.has_time_book()) return;
   TimeBook book = job.time_book();
   const bool has_steps = sources.new_steps != nullptr && sources.new_steps->num_steps() > 0;
@@ -230,13 +233,7 @@ void AddAccount(const JobRecord& job, const ViewSources& sources, control::Job* 
   *view->mutable_last_hour() = LastHourAt(book, now);
 }
 
-int64_t PositionOf(const JobRecord& job, const ViewSources& sources) {
-  if (sources.positions == nullptr) return QueuePosition(*sources.state, job);
-  const auto position = sources.positions->find(&job);
-  return position == sources.positions->end() ? 0 : position->second;
-}
-
-void AddTimes(const JobRecord& job, const ViewSources& sources, control::Job* view) {
+void AddTimes(const JobRecord& job, const JobSources& sources, control::Job* view) {
   SetTime(job.submitted_unix_nanos(), view->mutable_submitted_at());
   if (job.started_unix_nanos() != 0) {
     SetTime(job.started_unix_nanos(), view->mutable_started_at());
@@ -249,13 +246,13 @@ void AddTimes(const JobRecord& job, const ViewSources& sources, control::Job* vi
 
 }  // namespace
 
-std::vector<control::RankView> ViewRanks(const JobRecord& job, const AgentMonitor& monitor) {
+std::vector<control::RankView> ViewRanks(const JobRecord& job, const ReportLookup& report) {
   std::vector<control::RankView> ranks;
   for (const auto& placement : job.placements()) {
     control::RankView& rank = ranks.emplace_back();
     rank.set_node_id(placement.node_id());
     rank.mutable_status()->set_rank(placement.rank());
-    const auto* actual = monitor.reports().LastReport(placement.node_id(), JobId(job));
+    const auto* actual = report(placement.node_id());
     if (actual == nullptr || actual->attempt() != job.attempt()) continue;
     for (const auto& reported : actual->ranks()) {
       if (reported.status().rank() == placement.rank()) {
@@ -267,7 +264,8 @@ std::vector<control::RankView> ViewRanks(const JobRecord& job, const AgentMonito
   return ranks;
 }
 
-control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSources& sources) {
+control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
+  const std::vector<std::string> nodes = NodesOf(job);
   control::Job view;
   view.set_job_id(JobId(job));
   *view.mutable_spec() = job.submitted().spec();
@@ -279,11 +277,11 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
   view.set_restarts(std::max<int64_t>(0, job.attempt() - 1));
   view.set_directory(job.submitted().directory());
   view.set_last_step(IsTerminal(job) ? job.best_step() : job.restore().step());
-  if (loss_log != nullptr && !loss_log->recent().empty()) {
-    view.set_last_step(std::max(loss_log->last_step(), job.restore().step()));
-    *view.mutable_last_record() = loss_log->recent().back();
-    view.set_tokens_per_second(TokensPerSecond(job, *loss_log));
-    AddNumbers(job, *loss_log, &view);
+  if (sources.steps != nullptr && !sources.steps->empty()) {
+    view.set_last_step(std::max(sources.steps->back().step(), job.restore().step()));
+    *view.mutable_last_record() = sources.steps->back();
+    view.set_tokens_per_second(TokensPerSecond(job, *sources.steps));
+    AddNumbers(*sources.steps, &view);
   }
   if (job.has_suspicion()) *view.mutable_suspicion() = job.suspicion();
   if (job.has_culprit()) *view.mutable_culprit() = job.culprit();
@@ -300,15 +298,15 @@ control::Job ViewJob(const JobRecord& job, const LossLog* loss_log, const ViewSo
     const absl::Duration age = sources.now - absl::FromUnixNanos(newest.committed_unix_nanos());
     view.mutable_last_checkpoint()->set_age_seconds(std::max(0.0, absl::ToDoubleSeconds(age)));
   }
-  view.set_queue_position(PositionOf(job, sources));
+  view.set_queue_position(sources.queue_position);
   AddTimes(job, sources, &view);
-  AddWarnings(job, *sources.monitor, &view);
-  AddCeiling(job, sources, &view);
+  AddWarnings(job, nodes, sources.report, &view);
+  AddCeiling(job, nodes, sources, &view);
   view.set_model_flops_per_second(view.tokens_per_second() * FlopsPerToken(job));
-  const std::vector<control::RankView> ranks = ViewRanks(job, *sources.monitor);
+  const std::vector<control::RankView> ranks = ViewRanks(job, sources.report);
   *view.mutable_ranks() = {ranks.begin(), ranks.end()};
-  if (HoldsSlots(job)) AddPreflight(job, *sources.monitor, &view);
-  if (HoldsSlots(job)) AddStorageError(job, *sources.monitor, &view);
+  if (HoldsSlots(job)) AddPreflight(job, nodes, sources.report, &view);
+  if (HoldsSlots(job)) AddStorageError(nodes, sources, &view);
   return view;
 }
 
@@ -326,24 +324,16 @@ control::Job WithoutAges(control::Job job) {
   return job;
 }
 
-namespace {
-
-// Slots and jobs on a node.
-struct Held {
-  int slots = 0;
-  int jobs = 0;
-};
-using SlotUse = std::map<std::string, Held>;
-
-SlotUse CountSlots(const DriverState& state) {
-  SlotUse use;
-  for (const JobRecord& job : state.jobs()) {
-    if (!HoldsSlots(job)) continue;
+std::map<std::string, NodeUse> UseOfNodes(const std::vector<const JobRecord*>& jobs,
+                                          const NodeLookup& node) {
+  std::map<std::string, NodeUse> use;
+  for (const JobRecord* job : jobs) {
+    if (!HoldsSlots(*job)) continue;
     std::map<std::string, int> ranks;
-    for (const auto& placement : job.placements()) ++ranks[placement.node_id()];
+    for (const auto& placement : job->placements()) ++ranks[placement.node_id()];
     for (const auto& [node_id, count] : ranks) {
-      const NodeRecord* node = FindNode(state, node_id);
-      if (node == nullptr || HasLeft(job, *node)) continue;
+      const NodeRecord* record = node(node_id);
+      if (record == nullptr || HasLeft(*job, *record)) continue;
       use[node_id].slots += count;
       ++use[node_id].jobs;
     }
@@ -351,20 +341,16 @@ SlotUse CountSlots(const DriverState& state) {
   return use;
 }
 
-control::NodeView ViewNode(const NodeRecord& node, const SlotUse& use, const ViewSources& sources) {
-  const std::string& node_id = node.hello().node_id();
+control::NodeView ViewNode(const NodeRecord& node, const NodeUse& use, absl::Duration silence) {
   control::NodeView view;
-  view.set_node_id(node_id);
+  view.set_node_id(node.hello().node_id());
   view.set_num_slots(node.hello().num_slots());
-  if (const auto used = use.find(node_id); used != use.end()) {
-    view.set_num_slots_used(used->second.slots);
-    view.set_num_jobs(used->second.jobs);
-  }
+  view.set_num_slots_used(use.slots);
+  view.set_num_jobs(use.jobs);
   view.set_alive(node.alive());
   view.set_machine_id(node.hello().machine_id());
   *view.mutable_resources() = node.hello().resources();
-  view.set_heartbeat_age_seconds(
-      absl::ToDoubleSeconds(sources.monitor->reports().SilenceOf(node_id)));
+  view.set_heartbeat_age_seconds(absl::ToDoubleSeconds(silence));
   view.set_evicted(node.evicted());
   view.set_evicted_why(node.evicted_why());
   view.set_draining(node.draining());
@@ -383,22 +369,6 @@ control::NodeView ViewNode(const NodeRecord& node, const SlotUse& use, const Vie
     }
   }
   return view;
-}
-
-}  // namespace
-
-control::NodeView ViewNode(const NodeRecord& node, const ViewSources& sources) {
-  return ViewNode(node, CountSlots(*sources.state), sources);
-}
-
-control::GetClusterResponse ViewCluster(const ViewSources& sources) {
-  control::GetClusterResponse response;
-  response.set_version(base::kVersion);
-  const SlotUse use = CountSlots(*sources.state);
-  for (const NodeRecord& node : sources.state->nodes()) {
-    *response.add_nodes() = ViewNode(node, use, sources);
-  }
-  return response;
 }
 
 }  // namespace megascale::driver

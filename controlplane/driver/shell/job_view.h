@@ -1,41 +1,59 @@
-// A job as people see it: the state machine's record, joined with the agents' newest reports.
+// A job and a node as people see them: the state machine's record, joined with the agents' newest
+// reports. Functions of what they are given, for any thread.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "controlplane/driver/core/driver_state.h"
-#include "controlplane/driver/reports/agent_monitor.h"
-#include "controlplane/driver/storage/loss_log.h"
+#include "controlplane/driver/storage/recent_steps.h"
 #include "proto/control.pb.h"
 
 namespace megascale::driver {
 
-struct ViewSources {
-  const DriverState* state = nullptr;
-  const AgentMonitor* monitor = nullptr;
-  absl::Time now;  // wall time
+// Returns the node's record; null: there is no such node.
+using NodeLookup = std::function<const NodeRecord*(const std::string& node_id)>;
+// Returns the newest report of a node about the job that is viewed; null: there is none.
+using ReportLookup =
+    std::function<const megascale::agent::v1::ActualJob*(const std::string& node_id)>;
+
+// What a view of a job needs beside its record.
+struct JobSources {
+  absl::Time now;                      // wall time
+  const RecentSteps* steps = nullptr;  // null: the loss log cannot be read
   // Steps that the job's time account does not know yet; null: there are none.
   const megascale::driver::v1::StepsTaken* new_steps = nullptr;
-  // QueuePositions of the state, for a listing; null: the job's position is looked up.
-  const std::map<const JobRecord*, int64_t>* positions = nullptr;
+  int64_t queue_position = 0;
+  absl::Duration storage_fails_for;
+  NodeLookup node;
+  ReportLookup report;
 };
 
-// Returns the job as people see it. `loss_log`: this job's; null: it cannot be read.
-megascale::control::v1::Job ViewJob(const JobRecord& job, const LossLog* loss_log,
-                                    const ViewSources& sources);
+// Returns the job as people see it, without its evidence.
+megascale::control::v1::Job ViewJob(const JobRecord& job, const JobSources& sources);
 
 // Returns what each rank of the job's attempt said last, in rank order.
 std::vector<megascale::control::v1::RankView> ViewRanks(const JobRecord& job,
-                                                        const AgentMonitor& monitor);
+                                                        const ReportLookup& report);
 
 // Returns the job without the ages in it, which change although nothing else does.
 megascale::control::v1::Job WithoutAges(megascale::control::v1::Job job);
 
-megascale::control::v1::NodeView ViewNode(const NodeRecord& node, const ViewSources& sources);
+// Slots and jobs on a node.
+struct NodeUse {
+  int slots = 0;
+  int jobs = 0;
+};
+// Returns the use of each node that has ranks.
+std::map<std::string, NodeUse> UseOfNodes(const std::vector<const JobRecord*>& jobs,
+                                          const NodeLookup& node);
 
-megascale::control::v1::GetClusterResponse ViewCluster(const ViewSources& sources);
+// `silence`: the time since the agent was heard.
+megascale::control::v1::NodeView ViewNode(const NodeRecord& node, const NodeUse& use,
+                                          absl::Duration silence);
 
 }  // namespace megascale::driver

@@ -77,7 +77,7 @@ absl::StatusOr<std::unique_ptr<LossLog>> LossLog::Open(const std::string& direct
 }
 
 absl::Status LossLog::Load(size_t size_bytes) {
-  recent_.clear();
+  recent_.Clear();
   next_step_ = 0;
   const auto is_enough = [](const std::string& text) {
     return std::count(text.begin(), text.end(), '\n') > static_cast<std::ptrdiff_t>(kRecentMax);
@@ -90,8 +90,7 @@ absl::Status LossLog::Load(size_t size_bytes) {
       return true;
     }
     next_step_ = record.step() + 1;
-    recent_.push_back(record);
-    if (recent_.size() > kRecentMax) recent_.pop_front();
+    recent_.Load(record);
     return true;
   });
   num_bad += num_unordered;
@@ -108,9 +107,7 @@ absl::Status LossLog::Append(const StepRecord& record) {
   if (next_step_ != 0 && record.step() != next_step_) return absl::OkStatus();
   RETURN_IF_ERROR(file_->Append(ToLossLine(record)));
   next_step_ = record.step() + 1;
-  recent_.push_back(record);
-  if (recent_.size() > kRecentMax) recent_.pop_front();
-  ++num_appended_;
+  recent_.Append(record);
   dirty_ = true;
   return absl::OkStatus();
 }
@@ -121,13 +118,6 @@ absl::Status LossLog::Sync() {
   dirty_ = false;
   synced_step_ = last_step();
   return absl::OkStatus();
-}
-
-std::vector<LossLog::StepRecord> LossLog::Since(int64_t* position) const {
-  const int64_t begin = *position < 0 ? num_appended_ : std::max(*position, num_at_cut_);
-  const int64_t held = std::min(num_appended_ - begin, static_cast<int64_t>(recent_.size()));
-  *position = num_appended_;
-  return {recent_.end() - held, recent_.end()};
 }
 
 absl::StatusOr<LossLog::Rest> LossLog::FindRest(int64_t step, int64_t attempt) {
@@ -164,7 +154,7 @@ absl::Status LossLog::CutTo(int64_t step, int64_t attempt) {
   RETURN_IF_ERROR(Load(rest.begin));
   dirty_ = false;
   if (step == 0) next_step_ = std::max<int64_t>(next_step_, 1);
-  num_at_cut_ = num_appended_;
+  recent_.NoteCut();
   return absl::OkStatus();
 }
 

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "controlplane/driver/storage/job_files.h"
+#include "controlplane/driver/storage/recent_steps.h"
 #include "proto/telemetry.pb.h"
 
 namespace megascale::driver {
@@ -23,7 +23,7 @@ class LossLog {
   using StepRecord = megascale::telemetry::v1::StepRecord;
 
   // The number of newest records in memory, for watchers and rates.
-  static constexpr size_t kRecentMax = 1024;
+  static constexpr size_t kRecentMax = RecentSteps::kMax;
 
   // Opens or creates `directory`/metrics.jsonl. Removes a torn last line (a crash while it was
   // written). `files` must outlive the log. Errors: those of the file system.
@@ -58,10 +58,10 @@ class LossLog {
   int64_t synced_step() const { return synced_step_; }
   // The newest step; 0: the log is empty.
   int64_t last_step() const { return recent_.empty() ? 0 : recent_.back().step(); }
-  const std::deque<StepRecord>& recent() const { return recent_; }
+  const RecentSteps& recent() const { return recent_; }
   // Returns the records appended since `position` that are still in memory and were not cut, and
   // moves `position` to the end. A position of -1 returns no records.
-  std::vector<StepRecord> Since(int64_t* position) const;
+  std::vector<StepRecord> Since(int64_t* position) const { return recent_.Since(position); }
 
  private:
   LossLog(std::string path, JobFiles* files, std::unique_ptr<AppendedFile> file);
@@ -78,11 +78,9 @@ class LossLog {
   std::string path_;
   JobFiles& files_;
   std::unique_ptr<AppendedFile> file_;
-  std::deque<StepRecord> recent_;
+  RecentSteps recent_;
   int64_t next_step_ = 0;  // 0: any step may be the first
   int64_t synced_step_ = 0;
-  int64_t num_appended_ = 0;  // records appended by this object, cut ones included
-  int64_t num_at_cut_ = 0;    // num_appended_ at the last cut
   bool dirty_ = false;
 };
 

@@ -23,8 +23,21 @@ void MeasureSubmit(int submits_per_client);
 // Measures the time from a step's report to its arrival at `watchers` watchers.
 void MeasureWatch(int watchers, int steps);
 
-// Measures a driver whose `agents` agents with `slots` ranks each run one job and report every
-// second.
-void MeasureFleet(int agents, int slots, int seconds);
+// What a driver is measured with.
+struct FleetLoad {
+  int agents = 1536;
+  int slots = 8;     // ranks of each agent
+  int seconds = 30;  // for which it is measured
+  int retained = 0;  // jobs that have ended
+  int running = 0;   // jobs of one agent each; the other agents run one large job
+  int watchers = 0;  // of the large job
+  // The agents of each job store a checkpoint after so many steps; 0: never.
+  int checkpoint_steps = 10;
+  // Of the small jobs, one fails after each of these times, and recovers; 0: they do not fail.
+  int seconds_between_failures = 0;
+};
+// Measures a driver whose agents report every second, as production ones do: every agent of a job
+// reports its completed steps until they are acknowledged, and the checkpoints on storage.
+void MeasureFleet(const FleetLoad& load);
 
 }  // namespace megascale::bench

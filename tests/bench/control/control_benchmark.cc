@@ -15,6 +15,7 @@ Examples:
   control_benchmark --job examples/fortunes.yaml
   control_benchmark recovery --kills 20
   control_benchmark fleet --agents 1536 --slots 8
+  control_benchmark fleet --retained 10000 --running 999 --failures 5
 )";
 
 int Main(int argc, char** argv) {
@@ -23,9 +24,7 @@ int Main(int argc, char** argv) {
   int submits = 20;
   int watchers = 500;
   int steps = 20;
-  int agents = 1536;
-  int slots = 8;
-  int seconds = 30;
+  FleetLoad load;
   CLI::App app("Times the control plane.");
   app.footer(kExamples);
   app.fallthrough();
@@ -35,9 +34,21 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--watchers", watchers, "streams")->capture_default_str();
   app.add_option("--steps", steps, "that they are told of")->capture_default_str();
-  app.add_option("--agents", agents, "of the fleet")->capture_default_str();
-  app.add_option("--slots", slots, "ranks of each of them")->capture_default_str();
-  app.add_option("--seconds", seconds, "for which the fleet is measured")->capture_default_str();
+  app.add_option("--agents", load.agents, "of the fleet")->capture_default_str();
+  app.add_option("--slots", load.slots, "ranks of each of them")->capture_default_str();
+  app.add_option("--seconds", load.seconds, "for which the fleet is measured")
+      ->capture_default_str();
+  app.add_option("--retained", load.retained, "jobs that have ended and are kept")
+      ->capture_default_str();
+  app.add_option("--running", load.running, "jobs of one agent each, beside the large one")
+      ->capture_default_str();
+  app.add_option("--fleet-watchers", load.watchers, "of the fleet's large job")
+      ->capture_default_str();
+  app.add_option("--checkpoints", load.checkpoint_steps, "steps between two; 0: there are none")
+      ->capture_default_str();
+  app.add_option("--failures", load.seconds_between_failures,
+                 "seconds between two failures of the jobs of one agent; 0: there are none")
+      ->capture_default_str();
   const CLI::App* recovery = app.add_subcommand("recovery", "a killed worker to the next step");
   const CLI::App* restart = app.add_subcommand("restart", "a killed driver");
   const CLI::App* submit = app.add_subcommand("submit", "acknowledged submits");
@@ -52,7 +63,7 @@ int Main(int argc, char** argv) {
   if (wanted(restart)) ok &= MeasureDriverRestart(job, kills);
   if (wanted(submit)) MeasureSubmit(submits);
   if (wanted(watch)) MeasureWatch(watchers, steps);
-  if (wanted(fleet)) MeasureFleet(agents, slots, seconds);
+  if (wanted(fleet)) MeasureFleet(load);
   return ok ? 0 : 1;
 }
 

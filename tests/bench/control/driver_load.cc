@@ -53,6 +53,60 @@ control::v1::SubmitJobRequest JobFor(int agents, int slots) {
   return request;
 }
 
+// Calls `call` with 0 to `count` - 1, on several threads.
+void InParallel(int count, const std::function<void(int)>& call) {
+  constexpr int kThreads = 16;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int i = thread; i < count; i += kThreads) call(i);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Makes jobs that have ended: they are cancelled before there is any agent.
+void Retain(client::JobClient* client, int count) {
+  const double begin = Now();
+  std::atomic<int> failures = 0;
+  InParallel(count, [&](int i) {
+    control::v1::SubmitJobRequest request = JobFor(1, 1);
+    request.set_job_id(absl::StrCat("retained-", i));
+    const auto submitted = client->Submit(request, {.time = absl::Seconds(30)});
+    control::v1::CancelJobRequest cancel;
+    cancel.set_job_id(request.job_id());
+    const auto cancelled = client->Cancel(cancel);
+    if (!submitted.ok() || !cancelled.ok()) ++failures;
+  });
+  std::cout << absl::StrFormat("  %d jobs submitted and ended in %.1f s, %d failed\n", count,
+                               Now() - begin, failures.load());
+}
+
+// Watches a job until it is destroyed.
+class Watchers {
+ public:
+  Watchers(const e2e::Cluster& cluster, int count) {
+    for (int i = 0; i < count; ++i) {
+      threads_.emplace_back([this, own = ClientOf(cluster)] {
+        client::StreamCallbacks<control::v1::WatchJobResponse> callbacks;
+        callbacks.on_message = [this](const control::v1::WatchJobResponse&) { ++messages_; };
+        callbacks.should_stop = [this] { return stopping_.load(); };
+        (void)own->Watch(kJobId, callbacks);
+      });
+    }
+  }
+  ~Watchers() {
+    stopping_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+  int64_t messages() const { return messages_; }
+
+ private:
+  std::atomic<bool> stopping_ = false;
+  std::atomic<int64_t> messages_ = 0;
+  std::vector<std::thread> threads_;
+};
+
 bool AwaitState(client::JobClient* client, control::v1::JobState state) {
   return e2e::WaitUntil(
       [&] {
@@ -75,38 +129,84 @@ double SecondsToParse(const std::string& report) {
 
 }  // namespace
 
-void MeasureFleet(int agents, int slots, int seconds) {
+namespace {
+
+// Submits the jobs of the fleet, and waits until they train.
+void SubmitJobs(client::JobClient* client, const FleetLoad& load) {
+  const double submitted = Now();
+  InParallel(load.running, [&](int i) {
+    control::v1::SubmitJobRequest request = JobFor(1, load.slots);
+    request.set_job_id(absl::StrCat("small-", i));
+    const auto job = client->Submit(request, {.time = absl::Seconds(30)});
+    if (!job.ok()) std::cerr << job.status() << "\n";
+  });
+  const int agents = load.agents - load.running;
+  const auto job = client->Submit(JobFor(agents, load.slots), {.time = absl::Seconds(30)});
+  if (!job.ok()) std::cerr << job.status() << "\n";
+  const bool trains = AwaitState(client, control::v1::JOB_STATE_RUNNING);
+  std::cout << absl::StrFormat(
+      "  a job of %d ranks%s %s %.1f s after the first submit\n", agents * load.slots,
+      load.running > 0 ? absl::StrCat(", after ", load.running, " of ", load.slots, " ranks each,")
+                       : "",
+      trains ? "trains" : "does NOT train", Now() - submitted);
+}
+
+// Returns how long a read of one job, and of all jobs, takes.
+std::string TimeReads(client::JobClient* client) {
+  std::vector<double> one;
+  std::vector<double> all;
+  for (int i = 0; i < 10; ++i) {
+    double begin = Now();
+    const bool got = client->Get(kJobId).ok();
+    if (got) one.push_back(Now() - begin);
+    begin = Now();
+    const bool listed = client->Cluster().ok();
+    if (listed) all.push_back(Now() - begin);
+  }
+  if (one.empty() || all.empty()) return "reads fail";
+  return absl::StrCat("the large job ", Quantiles(one), "; all nodes ", Quantiles(all));
+}
+
+}  // namespace
+
+void MeasureFleet(const FleetLoad& load) {
+  const int agents = load.agents;
   AllowManyFiles();
   e2e::Cluster cluster;
+  if (load.retained > 0) cluster.SetDriverFlags({"--keep-jobs", absl::StrCat(2 * load.retained)});
   cluster.StartDriver();
   const auto client = ClientOf(cluster);
+  std::cout << absl::StrFormat(
+      "%d agents of %d ranks, one gRPC stream each, a report and a step per second\n", agents,
+      load.slots);
+  if (load.retained > 0) Retain(client.get(), load.retained);
   const double begin = Now();
-  Fleet fleet({.address = cluster.address(), .num_agents = agents, .slots = slots});
+  Fleet fleet({.address = cluster.address(),
+               .num_agents = agents,
+               .slots = load.slots,
+               .checkpoint_steps = load.checkpoint_steps});
   const bool joined = e2e::WaitUntil(
       [&] {
         const auto nodes = client->Cluster();
         return nodes.ok() && nodes->nodes_size() == agents;
       },
       kWaitSeconds);
-  std::cout << absl::StrFormat(
-      "%d agents of %d ranks, one gRPC stream each, a report and a step per second\n", agents,
-      slots);
   std::cout << absl::StrFormat("  all %s after %.1f s\n", joined ? "joined" : "did NOT join",
                                Now() - begin);
-  const double submitted = Now();
-  const auto job = client->Submit(JobFor(agents, slots), {.time = absl::Seconds(10)});
-  if (!job.ok()) std::cerr << job.status() << "\n";
-  const bool trains = AwaitState(client.get(), control::v1::JOB_STATE_RUNNING);
-  std::cout << absl::StrFormat("  a job of %d ranks %s %.1f s after its submit\n", agents * slots,
-                               trains ? "trains" : "does NOT train", Now() - submitted);
+  SubmitJobs(client.get(), load);
+  const Watchers watchers(cluster, load.watchers);
+  absl::SleepFor(absl::Seconds(3));  // the joins and starts are over
 
   const std::string log = cluster.state_directory() + "/log";
   const ProcessUse before = UseOf(cluster.driver_pid());
   const int64_t log_before = BytesBelow(log);
   const int64_t reports_before = fleet.num_reports();
+  const int64_t messages_before = watchers.messages();
   const double measured = Now();
-  for (int step = 1; step <= seconds; ++step) {
+  for (int step = 1; step <= load.seconds; ++step) {
     fleet.SetStep(step);
+    const int between = load.seconds_between_failures;
+    if (load.running > 0 && between > 0 && step % between == 0) fleet.Fail(step / between - 1);
     absl::SleepFor(absl::Seconds(1));
   }
   const double elapsed = Now() - measured;
@@ -118,11 +218,17 @@ void MeasureFleet(int agents, int slots, int seconds) {
       "(%.0f us a report), %.0f MiB, its log grew by %d bytes\n",
       elapsed, reports / elapsed, fleet.report_bytes(), 100 * cpu / elapsed, 1e6 * cpu / reports,
       static_cast<double>(after.memory_bytes) / (1 << 20), BytesBelow(log) - log_before);
+  if (load.watchers > 0) {
+    std::cout << absl::StrFormat(
+        "  %d watchers got %.2f messages a second each\n", load.watchers,
+        static_cast<double>(watchers.messages() - messages_before) / elapsed / load.watchers);
+  }
+  std::cout << "  reads: " << TimeReads(client.get()) << "\n";
   std::cout << absl::StrFormat("  beside it: protobuf alone parses such a report in %.0f us\n",
                                1e6 * SecondsToParse(fleet.SampleReport(agents / 2)));
 
   const double lost = Now();
-  fleet.Lose(agents / 2);
+  fleet.Lose(load.running + (agents - load.running) / 2);
   const bool noticed = e2e::WaitUntil(
       [&] {
         const auto now = client->Get(kJobId);

@@ -21,7 +21,8 @@ namespace pb = megascale::agent::v1;
 // One stream. gRPC calls the reactions; the fleet's thread calls Report.
 class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown> {
  public:
-  SimulatedAgent(const Fleet::Options& options, int index) : index_(index) {
+  SimulatedAgent(const Fleet::Options& options, int index)
+      : index_(index), checkpoint_steps_(options.checkpoint_steps) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
     arguments.SetMaxReceiveMessageSize(64 << 20);
@@ -57,6 +58,11 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     const auto bytes = static_cast<int64_t>(waiting_->ByteSizeLong());
     WriteNext();
     return bytes;
+  }
+
+  void Fail() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [job_id, job] : jobs_) job.failed_attempt = job.attempt;
   }
 
   pb::ActualState Sample(int64_t step) {
@@ -101,6 +107,10 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
   struct Job {
     int64_t attempt = 0;
     int64_t acked_step = 0;
+    int64_t failed_attempt = 0;
+    int64_t committed_step = 0;
+    std::string checkpoint_directory;
+    std::vector<int64_t> finalize;
     pb::DesiredJob::Phase phase = pb::DesiredJob::PHASE_UNSPECIFIED;
     std::vector<int> ranks;
   };
@@ -114,7 +124,13 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
       entry->set_job_id(job_id);
       entry->set_attempt(job.attempt);
       entry->mutable_preflight()->set_state(pb::Preflight::STATE_PASSED);
+      AddSteps(job, step, entry);
       if (job.phase != pb::DesiredJob::PHASE_RUN) continue;
+      if (job.failed_attempt == job.attempt) {
+        AddFailure(job, entry);
+        continue;
+      }
+      AddCheckpoint(job, step, entry);
       entry->set_num_processes(static_cast<int>(job.ranks.size()) + 1);
       entry->mutable_host()->set_pid(100);
       for (const int rank : job.ranks) {
@@ -131,9 +147,40 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
                              .instruction = plan::InstructionId(plan::OpKind::kForward, 1, 3)},
                             status);
       }
-      if (index_ == 0) AddSteps(job, step, entry);
     }
     return actual;
+  }
+
+  static void AddFailure(const Job& job, pb::ActualJob* entry) {
+    pb::ActualRank* rank = entry->add_ranks();
+    rank->mutable_status()->set_rank(job.ranks[0]);
+    rank->set_state(pb::ActualRank::STATE_FAILED);
+    rank->mutable_failure()->set_failure_class(telemetry::v1::FAILURE_CLASS_EXITED);
+    rank->mutable_failure()->set_message("killed by the benchmark");
+  }
+
+  // The newest checkpoint is on storage; once the driver asks for its manifest, that is, too.
+  void AddCheckpoint(const Job& job, int64_t step, pb::ActualJob* entry) const {
+    if (checkpoint_steps_ == 0) return;
+    const int64_t stored = step / checkpoint_steps_ * checkpoint_steps_;
+    for (const int rank : job.ranks) {
+      if (stored == 0) break;
+      pb::SealedSnapshot* snapshot = entry->add_snapshots();
+      snapshot->set_rank(rank);
+      snapshot->set_attempt(job.attempt);
+      snapshot->set_step(stored);
+      if (stored <= job.committed_step) continue;
+      pb::StoredShard* shard = entry->add_shards();
+      shard->set_rank(rank);
+      shard->set_attempt(job.attempt);
+      shard->set_step(stored);
+    }
+    for (const int64_t wanted : job.finalize) {
+      pb::StoredManifest* manifest = entry->add_manifests();
+      manifest->set_attempt(job.attempt);
+      manifest->set_step(wanted);
+      manifest->set_directory(absl::StrCat(job.checkpoint_directory, "/step-", wanted));
+    }
   }
 
   static void AddSteps(const Job& job, int64_t step, pb::ActualJob* entry) {
@@ -156,7 +203,13 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
       job.attempt = wanted.attempt();
       job.phase = wanted.phase();
       job.acked_step = wanted.acked_step();
-      if (wanted.as_before()) job.ranks = std::move(before[wanted.job_id()].ranks);
+      const Job& known = before[wanted.job_id()];
+      job.failed_attempt = known.failed_attempt;
+      job.checkpoint_directory =
+          wanted.as_before() ? known.checkpoint_directory : wanted.checkpoint_directory();
+      for (const auto& id : wanted.committed()) job.committed_step = id.step();
+      for (const auto& id : wanted.finalize()) job.finalize.push_back(id.step());
+      if (wanted.as_before()) job.ranks = known.ranks;
       for (const auto& run : wanted.placements()) {
         if (run.node_id() != NodeId()) continue;
         for (int i = 0; i < run.num_ranks(); ++i) job.ranks.push_back(run.rank() + i);
@@ -173,6 +226,7 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
   }
 
   const int index_;
+  const int checkpoint_steps_;
   std::unique_ptr<pb::AgentService::Stub> stub_;
   grpc::ClientContext context_;
   pb::AgentUp up_;
@@ -218,6 +272,8 @@ void Fleet::Beat() {
 void Fleet::ReportFirst() { agents_[0]->Report(step_); }
 
 void Fleet::Lose(int index) { agents_[static_cast<size_t>(index)]->End(); }
+
+void Fleet::Fail(int index) { agents_[static_cast<size_t>(index)]->Fail(); }
 
 double Fleet::report_bytes() const {
   return static_cast<double>(report_bytes_) /

@@ -22,6 +22,7 @@ class Fleet {
     int num_agents = 1;
     int slots = 8;
     absl::Duration heartbeat_interval = absl::Seconds(1);
+    int checkpoint_steps = 0;  // between two checkpoints; 0: there are none
   };
 
   // Connects all agents. Until it is destroyed, each reports once per interval, spread over the
@@ -29,12 +30,15 @@ class Fleet {
   explicit Fleet(const Options& options);
   ~Fleet();
 
-  // Sets the step in which the ranks are; agent 0 reports the completed steps.
+  // Sets the step that the ranks have completed. The agents report completed steps until they are
+  // acknowledged.
   void SetStep(int64_t step) { step_ = step; }
   // Makes agent 0 report at once.
   void ReportFirst();
   // Ends one agent's stream for good.
   void Lose(int index);
+  // Makes a rank fail of each job that the agent has now.
+  void Fail(int index);
 
   int64_t num_reports() const { return num_reports_; }
   // Mean size of a report.

@@ -1,0 +1,61 @@
+#include "controlplane/driver/service/watched_jobs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "controlplane/driver/shell/job_view.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/status.h"
+
+namespace megascale::driver {
+
+WatchedJobs::Watch::Watch(WatchedJobs* jobs, const std::string& job_id)
+    : jobs_(*jobs), job_id_(job_id) {
+  const std::lock_guard<std::mutex> lock(jobs_.mutex_);
+  std::shared_ptr<Entry>& entry = jobs_.entries_[job_id_];
+  if (entry == nullptr) entry = std::make_shared<Entry>();
+  ++entry->num_watchers;
+}
+
+WatchedJobs::Watch::~Watch() {
+  const std::lock_guard<std::mutex> lock(jobs_.mutex_);
+  const auto found = jobs_.entries_.find(job_id_);
+  if (--found->second->num_watchers == 0) jobs_.entries_.erase(found);
+}
+
+absl::StatusOr<std::shared_ptr<const WatchedJobs::Shown>> WatchedJobs::Watch::Show() {
+  return jobs_.Show(job_id_, std::exchange(is_first_, false));
+}
+
+int64_t WatchedJobs::num_made() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_made_;
+}
+
+absl::StatusOr<std::shared_ptr<const WatchedJobs::Shown>> WatchedJobs::Show(
+    const std::string& job_id, bool newest) {
+  std::shared_ptr<Entry> entry;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    entry = entries_.at(job_id);
+  }
+  const std::lock_guard<std::mutex> lock(entry->mutex);
+  const absl::Duration now = base::RealClock().Monotonic();
+  if (!newest && now - entry->made < entry->age_max) return entry->shown;
+  ASSIGN_OR_RETURN(auto view, loop_.View());
+  if (entry->shown != nullptr && entry->shown->view == view) return entry->shown;
+  auto shown = std::make_shared<Shown>();
+  ASSIGN_OR_RETURN(shown->job, view->Job(job_id, loop_.wall()));
+  shown->essence = WithoutAges(shown->job).SerializeAsString();
+  shown->view = std::move(view);
+  entry->shown = std::move(shown);
+  entry->made = now;
+  entry->age_max =
+      std::clamp(absl::Seconds(static_cast<double>(entry->shown->essence.size()) / kBytesPerSecond),
+                 kAgeMin, kAgeMax);
+  const std::lock_guard<std::mutex> counting(mutex_);
+  ++num_made_;
+  return entry->shown;
+}
+
+}  // namespace megascale::driver

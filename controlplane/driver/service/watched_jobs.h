@@ -1,0 +1,67 @@
+// What the watchers of jobs are shown. It is made once for all watchers of a job, in the thread of
+// one of them, and not for each.
+// Threads: any. Private to this folder.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "controlplane/driver/service/driver_loop.h"
+#include "proto/control.pb.h"
+
+namespace megascale::driver {
+
+class WatchedJobs {
+ public:
+  struct Shown {
+    std::shared_ptr<const DriverView> view;  // from which it was made
+    megascale::control::v1::Job job;
+    std::string essence;  // two jobs with equal ones differ in ages only
+  };
+
+  // How old what a watcher is shown may be. A job of many ranks is made less often.
+  static constexpr absl::Duration kAgeMin = absl::Milliseconds(20);
+  static constexpr absl::Duration kAgeMax = absl::Seconds(1);
+  static constexpr double kBytesPerSecond = 1.5e6;
+
+  // `loop` outlives the object.
+  explicit WatchedJobs(const DriverLoop* loop) : loop_(*loop) {}
+
+  // One watcher of a job.
+  class Watch {
+   public:
+    Watch(WatchedJobs* jobs, const std::string& job_id);
+    ~Watch();
+    // Returns the job; the first call as it is now, later ones as it was a moment ago.
+    absl::StatusOr<std::shared_ptr<const Shown>> Show();
+
+   private:
+    WatchedJobs& jobs_;
+    const std::string job_id_;
+    bool is_first_ = true;
+  };
+
+  // Returns how often something was made.
+  int64_t num_made() const;
+
+ private:
+  struct Entry {
+    std::mutex mutex;
+    std::shared_ptr<const Shown> shown;
+    absl::Duration made = -absl::InfiniteDuration();
+    absl::Duration age_max = kAgeMin;
+    int num_watchers = 0;  // guarded by mutex_
+  };
+  absl::StatusOr<std::shared_ptr<const Shown>> Show(const std::string& job_id, bool newest);
+
+  const DriverLoop& loop_;
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Entry>> entries_;  // by job
+  int64_t num_made_ = 0;
+};
+
+}  // namespace megascale::driver

@@ -1,0 +1,282 @@
+#include "controlplane/driver/shell/driver_view.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/shell/job_evidence.h"
+#include "controlplane/driver/storage/loss_history.h"
+#include "runtime/base/log.h"
+#include "runtime/base/version.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+
+// Steps of a job that has ended stay for its watchers at first, then for its rate.
+constexpr absl::Duration kEndedStepsAge = absl::Minutes(1);
+constexpr size_t kEndedStepsMax = 20;
+
+// Reads the last steps of a job that ended before this driver started, or a while ago.
+RecentSteps ReadLastSteps(const JobRecord& job, JobFiles* files) {
+  RecentSteps steps;
+  const int64_t first =
+      std::max<int64_t>(0, job.best_step() - static_cast<int64_t>(RecentSteps::kMax) + 1);
+  const auto records = ReadSteps(job.submitted().directory(), files, first, RecentSteps::kMax);
+  if (!records.ok()) {
+    base::LogWarning(records.status().message());
+    return steps;
+  }
+  for (const auto& record : *records) steps.Load(record);
+  return steps;
+}
+
+void AddEvidence(const JobRecord& job, JobFiles* files, control::Job* view) {
+  auto evidence = ReadEvidence(job, files);
+  if (evidence.ok()) {
+    *view->mutable_evidence() = *std::move(evidence);
+  } else if (!absl::IsNotFound(evidence.status())) {
+    base::LogWarning(evidence.status().message());
+  }
+}
+
+}  // namespace
+
+// --- reading ------------------------------------------------------------------------------------
+
+NodeLookup DriverView::LookupOfNodes() const {
+  return [this](const std::string& node_id) { return nodes_.Find(node_id); };
+}
+
+const JobRecord* DriverView::Record(const std::string& job_id) const {
+  const JobPart* part = jobs_.Find(job_id);
+  return part == nullptr ? nullptr : part->record.get();
+}
+
+control::Job DriverView::ViewOf(const JobPart& part, const RecentSteps& steps, int64_t place,
+                                absl::Time now) const {
+  const JobRecord& job = *part.record;
+  JobSources sources;
+  sources.now = now;
+  sources.steps = &steps;
+  if (part.new_steps.num_steps() > 0) sources.new_steps = &part.new_steps;
+  sources.queue_position = place;
+  if (const auto since = storage_fails_->find(JobId(job)); since != storage_fails_->end()) {
+    sources.storage_fails_for = awake_ - since->second;
+  }
+  sources.node = LookupOfNodes();
+  sources.report = [this, &job](const std::string& node_id) -> const agent::ActualJob* {
+    const AgentPart* part = agents_.Find(node_id);
+    if (part == nullptr || part->report == nullptr) return nullptr;
+    for (const agent::ActualJob& actual : part->report->jobs()) {
+      if (actual.job_id() == JobId(job)) return &actual;
+    }
+    return nullptr;
+  };
+  return ViewJob(job, sources);
+}
+
+absl::StatusOr<control::Job> DriverView::Job(const std::string& job_id, absl::Time now) const {
+  const JobPart* part = jobs_.Find(job_id);
+  if (part == nullptr) {
+    return absl::NotFoundError(absl::StrCat("job ", job_id,
+                                            ": there is no such job; `megascale "
+                                            "list` shows all jobs"));
+  }
+  const JobRecord& job = *part->record;
+  if (!IsTerminal(job) || job.attempt() == 0) {
+    const auto place = std::find(queue_->begin(), queue_->end(), job_id);
+    return ViewOf(*part, part->steps, place == queue_->end() ? 0 : place - queue_->begin() + 1,
+                  now);
+  }
+  const bool has_all = part->steps.size() > kEndedStepsMax;
+  control::Job view = ViewOf(*part, has_all ? part->steps : ReadLastSteps(job, files_), 0, now);
+  AddEvidence(job, files_, &view);
+  return view;
+}
+
+std::vector<control::Job> DriverView::Jobs(absl::Time now) const {
+  std::vector<const JobPart*> parts = jobs_.Values();
+  std::sort(parts.begin(), parts.end(),
+            [](const JobPart* a, const JobPart* b) { return a->number < b->number; });
+  std::map<absl::string_view, int64_t> places;
+  for (const std::string& job_id : *queue_) {
+    const auto place = static_cast<int64_t>(places.size()) + 1;
+    places[job_id] = place;
+  }
+  std::vector<control::Job> jobs;
+  jobs.reserve(parts.size());
+  for (const JobPart* part : parts) {
+    const auto place = places.find(JobId(*part->record));
+    jobs.push_back(ViewOf(*part, part->steps, place == places.end() ? 0 : place->second, now));
+  }
+  return jobs;
+}
+
+absl::Duration DriverView::SilenceOf(const std::string& node_id) const {
+  const AgentPart* part = agents_.Find(node_id);
+  return part == nullptr ? awake_ : awake_ - part->heard;
+}
+
+std::map<std::string, NodeUse> DriverView::UseNow() const {
+  std::vector<const JobRecord*> jobs;
+  for (const JobPart* part : jobs_.Values()) jobs.push_back(part->record.get());
+  return UseOfNodes(jobs, LookupOfNodes());
+}
+
+control::GetClusterResponse DriverView::Nodes() const {
+  control::GetClusterResponse response;
+  response.set_version(base::kVersion);
+  std::map<std::string, NodeUse> use = UseNow();
+  std::vector<const NodeRecord*> nodes = nodes_.Values();
+  std::sort(nodes.begin(), nodes.end(), [](const NodeRecord* a, const NodeRecord* b) {
+    return a->hello().node_id() < b->hello().node_id();
+  });
+  for (const NodeRecord* node : nodes) {
+    const std::string& node_id = node->hello().node_id();
+    *response.add_nodes() = ViewNode(*node, use[node_id], SilenceOf(node_id));
+  }
+  return response;
+}
+
+absl::StatusOr<control::NodeView> DriverView::Node(const std::string& node_id) const {
+  const NodeRecord* node = nodes_.Find(node_id);
+  if (node == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("node ", node_id, ": was lost long ago and is forgotten"));
+  }
+  return ViewNode(*node, UseNow()[node_id], SilenceOf(node_id));
+}
+
+std::vector<RecentSteps::StepRecord> DriverView::StepsSince(const std::string& job_id,
+                                                            int64_t* position) const {
+  const JobPart* part = jobs_.Find(job_id);
+  return part == nullptr ? std::vector<RecentSteps::StepRecord>() : part->steps.Since(position);
+}
+
+// --- publishing ---------------------------------------------------------------------------------
+
+ViewPublisher::ViewPublisher(const Sources& sources) : sources_(sources) {
+  auto empty = std::make_shared<DriverView>();
+  empty->queue_ = std::make_shared<const std::vector<std::string>>();
+  empty->storage_fails_ = std::make_shared<const std::map<std::string, absl::Duration>>();
+  empty->files_ = sources.files;
+  for (const JobRecord& job : sources.state->jobs()) PublishJob(JobId(job), true, empty.get());
+  PublishNodes(empty.get());
+  PublishQueue(empty.get());
+  newest_ = std::move(empty);
+}
+
+std::shared_ptr<const DriverView> ViewPublisher::Newest() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return newest_;
+}
+
+void ViewPublisher::PublishJob(const std::string& job_id, bool with_record, DriverView* view) {
+  const JobRecord* job = sources_.index->Find(*sources_.state, job_id);
+  if (job == nullptr) return;
+  const DriverView::JobPart* before = view->jobs_.Find(job_id);
+  auto part = std::make_shared<DriverView::JobPart>();
+  part->number = before == nullptr ? num_jobs_++ : before->number;
+  part->record =
+      before == nullptr || with_record ? std::make_shared<const JobRecord>(*job) : before->record;
+  if (const LossLog* log = sources_.logs->Find(job_id); log != nullptr) {
+    part->steps = log->recent();
+  } else if (before != nullptr && IsTerminal(*job)) {
+    part->steps = before->steps;
+  }
+  if (const auto* steps = sources_.counts->Find(job_id); steps != nullptr) part->new_steps = *steps;
+  view->jobs_.Set(job_id, std::move(part));
+}
+
+void ViewPublisher::PublishNode(const std::string& node_id, DriverView* view) {
+  const NodeRecord* node = FindNode(*sources_.state, node_id);
+  if (node == nullptr) {
+    view->nodes_.Erase(node_id);
+    view->agents_.Erase(node_id);
+  } else {
+    view->nodes_.Set(node_id, std::make_shared<const NodeRecord>(*node));
+  }
+}
+
+void ViewPublisher::PublishNodes(DriverView* view) {
+  std::set<std::string> node_ids;
+  for (const NodeRecord* node : view->nodes_.Values()) node_ids.insert(node->hello().node_id());
+  for (const NodeRecord& node : sources_.state->nodes()) node_ids.insert(node.hello().node_id());
+  for (const std::string& node_id : node_ids) PublishNode(node_id, view);
+}
+
+void ViewPublisher::PublishQueue(DriverView* view) {
+  auto queue = std::make_shared<std::vector<std::string>>();
+  for (const JobRecord* job : Queue({*sources_.state, *sources_.index})) {
+    queue->push_back(JobId(*job));
+  }
+  view->queue_ = std::move(queue);
+}
+
+void ViewPublisher::PublishStorage(DriverView* view) {
+  std::map<std::string, absl::Duration> fails = sources_.monitor->StorageFailures();
+  if (fails == *view->storage_fails_) return;
+  view->storage_fails_ =
+      std::make_shared<const std::map<std::string, absl::Duration>>(std::move(fails));
+}
+
+// Of thousands of jobs that have ended, the steps would fill the memory.
+void ViewPublisher::DropOldSteps(absl::Duration now, DriverView* view) {
+  while (!ended_.empty() && ended_.front().first + kEndedStepsAge <= now) {
+    const std::string job_id = std::move(ended_.front().second);
+    ended_.pop_front();
+    const DriverView::JobPart* part = view->jobs_.Find(job_id);
+    if (part == nullptr) continue;
+    auto less = std::make_shared<DriverView::JobPart>(*part);
+    less->steps.KeepNewest(kEndedStepsMax);
+    view->jobs_.Set(job_id, std::move(less));
+  }
+}
+
+void ViewPublisher::Publish(const JobIndex::Touched& touched, absl::Duration now) {
+  auto view = std::make_shared<DriverView>(*newest_);
+  bool queue_changed = false;
+  for (const std::string& job_id : touched.jobs) {
+    const JobRecord* before = view->Record(job_id);
+    const bool was_open = before == nullptr || !IsTerminal(*before);
+    const bool was_queued = before != nullptr && before->stage() == v1::STAGE_QUEUED;
+    PublishJob(job_id, true, view.get());
+    const JobRecord* job = view->Record(job_id);
+    if (job == nullptr) continue;
+    queue_changed = queue_changed || was_queued || job->stage() == v1::STAGE_QUEUED;
+    if (was_open && IsTerminal(*job)) ended_.emplace_back(now, job_id);
+  }
+  for (const std::string& job_id : steps_) {
+    if (touched.jobs.count(job_id) == 0) PublishJob(job_id, false, view.get());
+  }
+  for (const std::string& job_id : forgotten_) view->jobs_.Erase(job_id);
+  if (touched.all_node_records) {
+    PublishNodes(view.get());
+  } else {
+    for (const std::string& node_id : touched.node_records) PublishNode(node_id, view.get());
+  }
+  for (const std::string& node_id : agents_) {
+    if (FindNode(*sources_.state, node_id) == nullptr) continue;
+    auto part = std::make_shared<DriverView::AgentPart>();
+    part->report = sources_.monitor->reports().ReportOf(node_id);
+    part->heard = sources_.monitor->reports().HeardAt(node_id);
+    view->agents_.Set(node_id, std::move(part));
+  }
+  if (queue_changed) PublishQueue(view.get());
+  PublishStorage(view.get());
+  DropOldSteps(now, view.get());
+  steps_.clear();
+  agents_.clear();
+  forgotten_.clear();
+  view->awake_ = sources_.monitor->reports().awake();
+  ++view->round_;
+  std::shared_ptr<const DriverView> next = std::move(view);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    newest_.swap(next);
+  }
+}
+
+}  // namespace megascale::driver

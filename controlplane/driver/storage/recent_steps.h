@@ -1,0 +1,82 @@
+// The newest step records of a job, for watchers and rates. A copy shares the records and is cheap,
+// and it does not change when the original goes on: so the owner adds records while other threads
+// read copies.
+// Threads: one owner, who alone adds records; its copies may be read by any thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <vector>
+
+#include "proto/telemetry.pb.h"
+
+namespace megascale::driver {
+
+class RecentSteps {
+ public:
+  using StepRecord = megascale::telemetry::v1::StepRecord;
+  static constexpr size_t kMax = 1024;
+
+  class const_iterator {
+   public:
+    using iterator_category = std::forward_iterator_tag;
+    using value_type = StepRecord;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const StepRecord*;
+    using reference = const StepRecord&;
+    const_iterator(const RecentSteps* steps, size_t index) : steps_(steps), index_(index) {}
+    reference operator*() const { return (*steps_)[index_]; }
+    pointer operator->() const { return &**this; }
+    const_iterator& operator++() {
+      ++index_;
+      return *this;
+    }
+    bool operator==(const const_iterator& other) const { return index_ == other.index_; }
+    bool operator!=(const const_iterator& other) const { return index_ != other.index_; }
+
+   private:
+    const RecentSteps* steps_;
+    size_t index_;
+  };
+  using value_type = StepRecord;
+
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  // The oldest first.
+  const StepRecord& operator[](size_t index) const;
+  const StepRecord& front() const { return (*this)[0]; }
+  const StepRecord& back() const { return (*this)[size_ - 1]; }
+  const_iterator begin() const { return {this, 0}; }
+  const_iterator end() const { return {this, size_}; }
+
+  // Returns the records appended since `position` that are still here and were not cut, and moves
+  // `position` to the end. A position of -1 returns no records.
+  std::vector<StepRecord> Since(int64_t* position) const;
+
+  // --- for the owner
+  // Adds a record that was just completed.
+  void Append(const StepRecord& record);
+  // Begins again with what is left after a cut, or what a file has: `Load` its records then.
+  void Clear();
+  void Load(const StepRecord& record);
+  // Records from before this call are not returned by Since any more.
+  void NoteCut() { num_at_cut_ = num_appended_; }
+  // Drops all but the newest records.
+  void KeepNewest(size_t count);
+
+ private:
+  static constexpr size_t kBlock = 32;
+  // A slot is written once, before a copy that includes it is made.
+  using Block = std::array<StepRecord, kBlock>;
+
+  std::vector<std::shared_ptr<Block>> blocks_;
+  size_t begin_ = 0;  // in the first block
+  size_t size_ = 0;
+  int64_t num_appended_ = 0;  // cut ones included
+  int64_t num_at_cut_ = 0;    // num_appended_ at the last cut
+};
+
+}  // namespace megascale::driver

@@ -36,16 +36,14 @@ const telemetry::v1::RankStatus& StatusOf(const control::v1::Job& job, int rank)
 
 // Returns the other ranks with which `rank` runs the instruction.
 std::vector<int> PeersIn(const plan::Mesh& mesh, int rank, InstructionId id) {
-  const plan::Operation& operation = plan::OperationOf(id.operation());
   if (plan::IsExchangeOfPass(id)) {
     if (!mesh.Has(plan::GroupKind::kTensor)) return {};
     return mesh.GroupOf(plan::GroupKind::kTensor, rank).ranks;
   }
   if (plan::IsTransfer(id.operation())) {
-    const int chunk = id.chunk() + operation.other_chunk;
-    if (chunk < 0) return {};
     plan::Coordinate at = mesh.CoordinateOf(rank);
-    at.pipeline = chunk % mesh.pipeline_size();
+    at.pipeline = plan::OtherStage(id, mesh.pipeline_size());
+    if (at.pipeline < 0) return {};
     return {mesh.RankOf(at)};
   }
   const plan::Meeting meeting = plan::MeetingIn(mesh, id.operation());

@@ -101,13 +101,9 @@ class Walk {
     const plan::Mesh& mesh = plans_[static_cast<size_t>(place.rank)].mesh;
     std::vector<std::pair<int, plan::InstructionId>> members;
     if (plan::IsTransfer(instruction.kind())) {
-      const plan::Operation& operation = plan::OperationOf(instruction.kind());
-      const plan::InstructionId& id = instruction.id;
-      members.emplace_back(place.rank, id);
-      members.emplace_back(
-          mesh.RankInGroup(instruction.group, place.rank, instruction.peer),
-          plan::InstructionId(operation.other_end, id.chunk() + operation.other_chunk,
-                              id.microbatch(), id.bucket()));
+      members.emplace_back(place.rank, instruction.id);
+      members.emplace_back(mesh.RankInGroup(instruction.group, place.rank, instruction.peer),
+                           instruction.id.OtherEnd());
       return members;
     }
     for (const int rank : mesh.GroupOf(instruction.group, place.rank).ranks) {

@@ -37,8 +37,26 @@ struct ChunkState {
   std::vector<tensor::Vector> gradient_shard = {};
   // By bucket: the flat ranges of which other tensor ranks have copies.
   std::vector<std::vector<layout::CopiedRange>> replicated = {};
+  // With tied ends, on the last chunk: see model::ChunkParameters; borrowed.
+  tensor::Vector head_weight = {};
+  tensor::Vector head_gradient = {};
   std::unique_ptr<model::TransformerChunk> transformer = nullptr;
   std::unique_ptr<optim::ShardedOptimizer> optimizer = nullptr;
+
+  model::ChunkParameters Parameters() const {
+    return {.weights = weights,
+            .gradients = gradients,
+            .early_gradients = early_gradients,
+            .head_weight = head_weight,
+            .head_gradient = head_gradient};
+  }
+};
+
+// With tied ends, what the first and the last stage exchange, [EmbeddingElements] each; otherwise
+// empty. Borrowed.
+struct TiedEnds {
+  tensor::Vector embedding;      // compute; first stage: the parameter; last stage: a copy
+  tensor::Vector head_gradient;  // F; last stage: summed over the step; first stage: as received
 };
 
 // The memory for gradients, indexed by plan::Instruction::gradient_buffer; F.

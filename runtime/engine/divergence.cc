@@ -58,10 +58,13 @@ CheckedOps::ParameterAt ParametersOf(const DivergedStep& step,
   for (const ChunkState& chunk : *step.chunks) {
     layouts->emplace_back(step.part->config, chunk.range, step.part->tensor);
   }
-  return [&step, layouts, current](const void* address) {
+  return [&step, layouts, current](const void* address) -> std::string {
+    constexpr char kEmbedding[] = "model.embed_tokens.weight";
     const auto index = static_cast<size_t>(step.plan->IndexOfChunk((*current)->id.chunk()));
     const ChunkState& chunk = (*step.chunks)[index];
     const model::ChunkLayout& layout = (*layouts)[index];
+    if (address != nullptr && address == chunk.head_weight.data) return kEmbedding;
+    if (address != nullptr && address == chunk.head_gradient.data) return kEmbedding;
     std::string name = ParameterIn(chunk.weights, 0, layout, address);
     if (!name.empty() || (*current)->gradient_buffer == plan::kNoBuffer) return name;
     const GradientsInBuffer gradients = GradientsOf(chunk, **current, *step.gradient_buffers);
@@ -133,13 +136,10 @@ absl::StatusOr<Finding> FindHere(const DivergedStep& step) {
   StageCompute::Computing computing = {{}, &checked};
   for (size_t i = 0; i < step.chunks->size(); ++i) {
     const ChunkState& chunk = (*step.chunks)[i];
-    ASSIGN_OR_RETURN(chunks.emplace_back(),
-                     model::TransformerChunk::Create(
-                         step.part->ModelOptions(chunk.range, step.plan->slots[i]), &checked,
-                         {.weights = chunk.weights,
-                          .gradients = chunk.gradients,
-                          .early_gradients = chunk.early_gradients},
-                         step.peers, allocate));
+    ASSIGN_OR_RETURN(
+        chunks.emplace_back(),
+        model::TransformerChunk::Create(step.part->ModelOptions(chunk.range, step.plan->slots[i]),
+                                        &checked, chunk.Parameters(), step.peers, allocate));
     computing.chunks.push_back(chunks.back().get());
   }
   const StageCompute::Computing before = step.stage->SwapCompute(computing);

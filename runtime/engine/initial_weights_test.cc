@@ -99,6 +99,29 @@ TEST_F(InitialWeightsTest, EveryLayoutBeginsWithTheSameWeightsWhereverTheyCameFr
   }
 }
 
+// Trained for a step on two stages, exported, and begun again on any number of them.
+TEST_F(InitialWeightsTest, ATiedModelIsTheSameUnderEveryLayoutToo) {
+  const auto tied = [](JobSpec spec) {
+    spec.mutable_model()->set_tie_word_embeddings(true);
+    return spec;
+  };
+  const RunResult trained = RunJob(RunOptions(tied(QwenJob({2, 2, 1}))));
+  ASSERT_EQ(hugging_face::Export({.checkpoint = trained.checkpoint, .folder = folder()}).status(),
+            absl::OkStatus());
+  ASSERT_EQ(hugging_face::Import(folder(), imported()).status(), absl::OkStatus());
+  const Tensors expected = WeightsOf(trained);
+  EXPECT_EQ(expected.count("lm_head.weight"), 0u);
+  for (const Layout& layout :
+       {Layout{1, 1, 1}, Layout{1, 2, 1}, Layout{1, 4, 1}, Layout{2, 2, 2}}) {
+    SCOPED_TRACE(absl::StrCat("data ", layout.data, ", pipeline ", layout.pipeline));
+    for (const std::string& from : {folder(), imported(), trained.checkpoint}) {
+      JobSpec spec = WithoutLearning(tied(QwenJob(layout)));
+      spec.mutable_model()->set_from(from);
+      EXPECT_EQ(WeightsOf(RunJob(RunOptions(spec))), expected) << from;
+    }
+  }
+}
+
 TEST_F(InitialWeightsTest, RanksThatShareAHeadExportTheFolderThatTheyBeganWith) {
   TrainAndExport();
   JobSpec spec = WithoutLearning(QwenJob({2, 1, 4}));

@@ -130,6 +130,7 @@ class Engine : public RankEngine {
   ChunkStates chunks_;
   GradientBuffers gradient_buffers_;
   tensor::Vector carried_;              // see StageOptions
+  TiedEnds tied_ends_;                  // see StageOptions
   tensor::Vector replicated_;           // tensor parallelism only: see ShardOptions
   std::unique_ptr<TensorPeers> peers_;  // tensor parallelism only
   std::unique_ptr<StageCompute> stage_;
@@ -193,10 +194,7 @@ absl::Status Engine::PrepareMemory() {
     ASSIGN_OR_RETURN(
         chunk.transformer,
         model::TransformerChunk::Create(
-            part_.ModelOptions(chunk.range, plan_.slots[i]), compute_ops_.get(),
-            {.weights = chunk.weights,
-             .gradients = chunk.gradients,
-             .early_gradients = chunk.early_gradients},
+            part_.ModelOptions(chunk.range, plan_.slots[i]), compute_ops_.get(), chunk.Parameters(),
             peers_.get(), [this](size_t bytes) { return memory_.Allocate("activations", bytes); }));
     const optim::OptimizerShard& shard = part_.shards[i];
     ASSIGN_OR_RETURN(chunk.optimizer,
@@ -223,6 +221,7 @@ absl::Status Engine::PrepareMemory() {
                             .chunks = &chunks_,
                             .gradient_buffers = &gradient_buffers_,
                             .carried = carried_,
+                            .tied_ends = tied_ends_,
                             .loss_sum = loss_sum,
                             .ops = compute_ops_.get(),
                             .device = options_.device,
@@ -248,6 +247,7 @@ absl::Status Engine::PrepareMemory() {
                    .stream_of = [this](plan::StreamKind kind) { return streams_.at(kind).get(); },
                    .stage = stage_.get(),
                    .replicated = replicated_,
+                   .head_gradient = tied_ends_.head_gradient,
                    .numbers = std::move(numbers),
                    .device = options_.device,
                    .timeout = timeout()}));
@@ -311,6 +311,9 @@ absl::Status Engine::AllocateParameters() {
     spaces.push_back(&chunk.early_gradients);
   }
   spaces.insert(spaces.end(), {&carried_, &replicated_});
+  tied_ends_.embedding = {nullptr, dtype, part_.borrows_embedding() ? sizes.head : 0};
+  tied_ends_.head_gradient = {nullptr, accumulation, sizes.head};
+  spaces.insert(spaces.end(), {&tied_ends_.embedding, &tied_ends_.head_gradient});
   RETURN_IF_ERROR(options_.placements.size() > 1 ? memory_.FillForPeers("parameters", spaces)
                                                  : memory_.Fill("parameters", spaces));
   for (const plan::Instruction& instruction : plan_.instructions) {
@@ -318,6 +321,13 @@ absl::Status Engine::AllocateParameters() {
     ChunkState& chunk = chunks_[static_cast<size_t>(plan_.IndexOfChunk(instruction.id.chunk()))];
     if (chunk.gradients) continue;
     chunk.gradients = GradientsOf(chunk, instruction, gradient_buffers_).elements;
+  }
+  if (part_.borrows_embedding()) {
+    chunks_.back().head_weight = tied_ends_.embedding;
+    chunks_.back().head_gradient = tied_ends_.head_gradient;
+  } else if (part_.exchanged_embedding > 0) {
+    // The embedding comes first in the flat space.
+    tied_ends_.embedding = Slice(chunks_.front().weights, {0, part_.exchanged_embedding});
   }
   return absl::OkStatus();
 }
@@ -420,9 +430,8 @@ std::map<plan::OpKind, plan::Handler> Engine::Handlers() {
   const plan::Handler transfer = [this](const Instruction& i, const StepContext&) {
     return stage_->Transfer(i, CommunicatorOf(i));
   };
-  for (const OpKind kind : {OpKind::kSendActivation, OpKind::kReceiveActivation,
-                            OpKind::kSendGradient, OpKind::kReceiveGradient}) {
-    handlers[kind] = transfer;
+  for (const plan::Operation& operation : plan::AllOperations()) {
+    if (plan::IsTransfer(operation.kind)) handlers[operation.kind] = transfer;
   }
   handlers[OpKind::kLoadBatch] = [this](const Instruction&, const StepContext& context) {
     return stage_->LoadBatch(context);
@@ -435,6 +444,9 @@ std::map<plan::OpKind, plan::Handler> Engine::Handlers() {
   };
   handlers[OpKind::kWeightGradient] = [this](const Instruction& i, const StepContext&) {
     return stage_->WeightGradient(i, CommunicatorOf(i));
+  };
+  handlers[OpKind::kAddHeadGradient] = [this](const Instruction& i, const StepContext&) {
+    return shard_->AddHeadGradient(i);
   };
   handlers[OpKind::kSumReplicated] = [this](const Instruction& i, const StepContext&) {
     return shard_->SumReplicated(i, CommunicatorOf(i));

@@ -191,6 +191,31 @@ TEST(RankEngineTest, SoDoesOneWhoseTensorRanksShareAKeyValueHead) {
   ExpectRestoredRunHasTheBits(whole);
 }
 
+JobSpec Tied(JobSpec spec) {
+  spec.mutable_model()->set_tie_word_embeddings(true);
+  return spec;
+}
+
+// The copy of the matrix on the last stage is in no checkpoint: it is sent again.
+TEST(RankEngineTest, SoDoesOneWithATiedEmbeddingOnSeveralStages) {
+  ExpectRestoredRunHasTheBits(Tied(Toy(
+      {.data = 2, .pipeline = 2, .virtual_stages = 2, .schedule = kInterleaved, .zero_stage = 2},
+      job::v1::PRECISION_BF16)));
+  ExpectRestoredRunHasTheBits(Tied(Toy({.data = 1, .pipeline = 4}, job::v1::PRECISION_FP32)));
+}
+
+// Machines exchange it over sockets, and the checkpoint has it once, as on one stage.
+TEST(RankEngineTest, ATiedEmbeddingIsStoredOnceAndHasTheSameBitsOnTwoMachines) {
+  const JobSpec spec = Tied(Toy({2, 2}, job::v1::PRECISION_FP32));
+  const RunResult one = RunJob(RunOptions(spec));
+  const RunResult two = RunJob(RunOptions(spec).On({"n0", "n0", "n1", "n1"}));
+  EXPECT_EQ(one.digest, two.digest);
+  const Tensors stored = ReadTensors(one);
+  const Tensors whole = ReadTensors(RunJob(RunOptions(Tied(Toy({1, 1}, job::v1::PRECISION_FP32)))));
+  ASSERT_EQ(stored.size(), whole.size());
+  for (const auto& [name, values] : whole) EXPECT_EQ(stored.at(name).size(), values.size()) << name;
+}
+
 // Two sources by weight, in tokens: every attempt prepares its data anew.
 TEST(RankEngineTest, AMixtureOfTokensEndsWithTheSameBitsAfterARestore) {
   JobSpec spec = Toy({2, 2}, job::v1::PRECISION_FP32);
@@ -263,13 +288,11 @@ TEST(RankEngineTest, ARunRestoredUnderOtherBucketsEndsWithTheSameBits) {
 }
 
 // Returns the ranks' messages when a checkpoint of step 2 has a weight that is not a number.
-std::vector<std::string> MessagesAfterForging(const Layout& layout, job::v1::Precision precision,
+std::vector<std::string> MessagesAfterForging(const JobSpec& spec,
                                               const checkpoint::ForgedElement& element) {
-  const JobSpec spec = Toy(layout, precision);
   const RunResult healthy = RunJob(RunOptions(spec).StopAfter(2));
   EXPECT_EQ(checkpoint::ForgeElement(healthy.checkpoint, element), absl::OkStatus());
-  std::vector<std::string> messages(
-      static_cast<size_t>(layout.data * layout.pipeline * layout.tensor));
+  std::vector<std::string> messages(healthy.records.size());
   RunOptions resumed(spec);
   resumed.attempt = 2;
   resumed.restore.set_source(agent::v1::RestorePoint::SOURCE_STORAGE);
@@ -281,6 +304,10 @@ std::vector<std::string> MessagesAfterForging(const Layout& layout, job::v1::Pre
   };
   RunJob(resumed);
   return messages;
+}
+std::vector<std::string> MessagesAfterForging(const Layout& layout, job::v1::Precision precision,
+                                              const checkpoint::ForgedElement& element) {
+  return MessagesAfterForging(Toy(layout, precision), element);
 }
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -353,6 +380,18 @@ TEST(RankEngineTest, DivergenceNamesWhatIsNoLayerToo) {
             "norm with model.norm.weight gave nan (micro-batch 0 of rank 1)");
   EXPECT_EQ(began("lm_head.weight"),
             "matrix product with lm_head.weight gave nan (micro-batch 0 of rank 1)");
+}
+
+// Token 255 is in no text, so the matrix is bad only as the head's, on the last stage.
+TEST(RankEngineTest, DivergenceNamesATiedHead) {
+  const JobSpec spec = Tied(Toy({1, 2}, job::v1::PRECISION_FP32));
+  for (const std::string& message : MessagesAfterForging(
+           spec, {.tensor = "model.embed_tokens.weight", .index = 255 * 16, .value = kNan})) {
+    EXPECT_TRUE(absl::EndsWith(message,
+                               "matrix product with model.embed_tokens.weight gave nan "
+                               "(micro-batch 0 of rank 1)"))
+        << message;
+  }
 }
 
 TEST(RankEngineTest, AStopFlagOfOneRankStopsAllAtTheSameStep) {

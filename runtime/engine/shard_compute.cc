@@ -53,6 +53,15 @@ absl::Status ShardCompute::AllGather(const plan::Instruction& instruction,
                                  {instruction.id.packed(), options_.timeout});
 }
 
+absl::Status ShardCompute::AddHeadGradient(const plan::Instruction& instruction) {
+  const GradientsInBuffer gradients =
+      GradientsOf(ChunkOf(instruction), instruction, *options_.gradient_buffers);
+  // The embedding comes first in the flat space.
+  const model::FlatRange embedding = {0, options_.head_gradient.size};
+  options_.ops->AddScaled(1.0, options_.head_gradient, gradients.Part(embedding));
+  return absl::OkStatus();
+}
+
 absl::Status ShardCompute::SumReplicated(const plan::Instruction& instruction,
                                          comm::Communicator* communicator) {
   const ChunkState& chunk = ChunkOf(instruction);

@@ -56,6 +56,7 @@ struct ShardOptions {
   // Memory in which tensor ranks sum a bucket's replicated gradients, packed, F; sized for the
   // bucket with the most.
   tensor::Vector replicated;
+  tensor::Vector head_gradient;  // see TiedEnds
   ShardNumbers numbers;
   device::Device* device = nullptr;
   absl::Duration timeout;  // for each collective
@@ -66,6 +67,8 @@ class ShardCompute {
   // Errors: ResourceExhausted - no pinned memory.
   static absl::StatusOr<std::unique_ptr<ShardCompute>> Create(const ShardOptions& options);
 
+  // Adds the gradient of the head's use of the embedding to that of the embedding.
+  absl::Status AddHeadGradient(const plan::Instruction& instruction);
   absl::Status SumReplicated(const plan::Instruction& instruction,
                              comm::Communicator* communicator);
   // Reduce-scatters a bucket's gradients. With ZeRO stage 2 adds the result to this rank's shard.

@@ -102,6 +102,14 @@ int StageCompute::FirstLayer(const plan::Instruction& instruction) const {
   return (*options_.chunks)[IndexOf(instruction)].buckets.at(static_cast<size_t>(last)).first_layer;
 }
 
+void StageCompute::BeginSums() {
+  computing_.ops->FillZero(options_.loss_sum);
+  const bool has_first_chunk = options_.plan->stage() == 0;  // its gradient is received
+  if (options_.tied_ends.head_gradient && !has_first_chunk) {
+    computing_.ops->FillZero(options_.tied_ends.head_gradient);
+  }
+}
+
 void StageCompute::FillSlot(const plan::Instruction& instruction) {
   const auto& train = options_.spec->train();
   const int seq = train.seq_length();
@@ -166,7 +174,7 @@ absl::Status StageCompute::Forward(const plan::Instruction& instruction,
                                    comm::Communicator* communicator) {
   if (started_step_ != context.step) {
     started_step_ = context.step;
-    computing_.ops->FillZero(options_.loss_sum);
+    BeginSums();
   }
   if (reader_ != nullptr) FillSlot(instruction);
   const auto& train = options_.spec->train();
@@ -205,9 +213,21 @@ absl::Status StageCompute::WeightGradient(const plan::Instruction& instruction,
 
 absl::Status StageCompute::Transfer(const plan::Instruction& instruction,
                                     comm::Communicator* communicator) {
+  const comm::CallInfo info = {instruction.id.MessageId().packed(), options_.timeout};
+  switch (instruction.kind()) {
+    case plan::OpKind::kSendEmbedding:
+      return communicator->Send(instruction.peer, options_.tied_ends.embedding, info);
+    case plan::OpKind::kReceiveEmbedding:
+      return communicator->Recv(instruction.peer, options_.tied_ends.embedding, info);
+    case plan::OpKind::kSendHeadGradient:
+      return communicator->Send(instruction.peer, options_.tied_ends.head_gradient, info);
+    case plan::OpKind::kReceiveHeadGradient:
+      return communicator->Recv(instruction.peer, options_.tied_ends.head_gradient, info);
+    default:
+      break;
+  }
   const int slot = instruction.activation_slot;
   const model::TransformerChunk& chunk = ChunkOf(instruction);
-  const comm::CallInfo info = {instruction.id.MessageId().packed(), options_.timeout};
   switch (instruction.kind()) {
     case plan::OpKind::kSendActivation:
       return communicator->Send(instruction.peer, Flat(chunk.output(slot)), info);

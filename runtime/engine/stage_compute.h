@@ -32,6 +32,7 @@ struct StageOptions {
   const GradientBuffers* gradient_buffers = nullptr;
   // With ZeRO stage 2: gradients that one piece of a backward made for the next piece's bucket, F.
   tensor::Vector carried;
+  TiedEnds tied_ends;
   tensor::Vector loss_sum;  // [1] F64
   ops::Ops* ops = nullptr;  // for the compute stream
   device::Device* device = nullptr;
@@ -87,6 +88,8 @@ class StageCompute {
   // Returns the lowest layer of the instruction's buckets.
   int FirstLayer(const plan::Instruction& instruction) const;
   absl::Status FindDocuments();
+  // Zeroes the sums of a step.
+  void BeginSums();
   void FillSlot(const plan::Instruction& instruction);
   // Points the chunk at the instruction's gradient buffer, if it has one, to accumulate into it.
   void UseGradientBuffer(const plan::Instruction& instruction);

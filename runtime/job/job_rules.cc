@@ -447,13 +447,6 @@ absl::Status CheckCombinations(const JobSpec& spec) {
                      ", whose late weight gradients read what recomputation drops; "
                      "expected none, or another schedule"));
   }
-  if (spec.model().tie_word_embeddings() && parallel.pipeline_model_parallel_size() > 1) {
-    return Refuse(
-        "model.tie_word_embeddings",
-        absl::StrCat(
-            "true needs both ends of the model on one rank, but pipeline_model_parallel_size = ",
-            parallel.pipeline_model_parallel_size(), "; expected false, or one stage"));
-  }
   if (train.precision() == v1::PRECISION_FP64 && parallel.threads_per_rank() != 1) {
     return Refuse("parallel.threads_per_rank",
                   absl::StrCat(parallel.threads_per_rank(),

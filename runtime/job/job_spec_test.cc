@@ -159,6 +159,15 @@ TEST(JobSpecTest, KeepsWhatIsGiven) {
   EXPECT_EQ(resolved->fault().heartbeat_interval().seconds(), 0);
 }
 
+TEST(JobSpecTest, TiedEmbeddingsMayBeOnAnyNumberOfStages) {
+  for (const int stages : {1, 2}) {
+    v1::JobSpec spec = SmallSpec();
+    spec.mutable_model()->set_tie_word_embeddings(true);
+    spec.mutable_parallel()->set_pipeline_model_parallel_size(stages);
+    EXPECT_EQ(ResolveJobSpec(spec).status(), absl::OkStatus()) << stages;
+  }
+}
+
 TEST(JobSpecTest, CountsRanksAndMicrobatches) {
   v1::JobSpec spec = SmallSpec();
   spec.mutable_parallel()->set_data_parallel_size(2);
@@ -539,12 +548,6 @@ TEST(JobSpecTest, RefusesBadLayouts) {
        },
        "parallel: data_parallel_size × tensor_model_parallel_size × pipeline_model_parallel_size = "
        "65536 × 1 × 2 = 131072 ranks; expected at most 65536"},
-      {[](auto& spec) {
-         spec.mutable_model()->set_tie_word_embeddings(true);
-         spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
-       },
-       "model.tie_word_embeddings: true needs both ends of the model on one rank, but "
-       "pipeline_model_parallel_size = 2; expected false, or one stage"},
       {[](auto& spec) {
          spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
          spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(2);

@@ -36,8 +36,10 @@ std::string CommunicatorName(const std::string& group, const std::string& channe
 
 std::vector<plan::Channel> ChannelsOf(const megascale::job::v1::JobSpec& spec,
                                       const plan::Mesh& mesh) {
-  return plan::ChannelsOf(mesh, spec.parallel().virtual_pipeline_model_parallel_size(),
-                          optim::HasTrustRatios(spec.optimizer()));
+  return plan::ChannelsOf(
+      mesh, {.chunks_per_stage = spec.parallel().virtual_pipeline_model_parallel_size(),
+             .has_trust_ratios = optim::HasTrustRatios(spec.optimizer()),
+             .has_tied_ends = spec.model().tie_word_embeddings() && mesh.pipeline_size() > 1});
 }
 
 std::vector<comm::GroupSpec> CommunicatorsOf(const megascale::job::v1::JobSpec& spec,

@@ -106,6 +106,7 @@ struct Case {
   int64_t bucket_size = 0;
   job::v1::PipelineSchedule schedule = job::v1::PIPELINE_SCHEDULE_1F1B;
   int kv_heads = 2;
+  bool tied = false;
 };
 
 class ComputedMemory : public ::testing::TestWithParam<Case> {};
@@ -115,10 +116,11 @@ TEST_P(ComputedMemory, IsNeverLessThanARealRunTakesAndNotMuchMore) {
   GTEST_SKIP() << "a sanitizer keeps freed memory, or a shadow of all memory";
 #endif
   const auto& [name, data, pipeline, precision, vocab_size, virtual_stages, tensor, zero_stage,
-               bucket_size, schedule, kv_heads] = GetParam();
+               bucket_size, schedule, kv_heads, tied] = GetParam();
   job::v1::JobSpec spec = LargerJob(data, pipeline, precision);
   spec.mutable_model()->set_vocab_size(vocab_size);
   spec.mutable_model()->set_num_key_value_heads(kv_heads);
+  spec.mutable_model()->set_tie_word_embeddings(tied);
   spec.mutable_parallel()->set_tensor_model_parallel_size(tensor);
   spec.mutable_parallel()->set_zero_stage(zero_stage);
   spec.mutable_parallel()->set_ddp_bucket_size(bucket_size);
@@ -159,6 +161,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{"OneRankFp32", 1, 1, job::v1::PRECISION_FP32},
                       Case{"FourRanksFp32", 2, 2, job::v1::PRECISION_FP32},
                       Case{"FourRanksBf16", 2, 2, job::v1::PRECISION_BF16},
+                      Case{"TiedBf16", 1, 2, job::v1::PRECISION_BF16, 256, 1, 1, 1, 0,
+                           job::v1::PIPELINE_SCHEDULE_1F1B, 2, true},
                       Case{"InterleavedFp32", 1, 2, job::v1::PRECISION_FP32, 256, 2},
                       Case{"InterleavedZero1Fp32", 4, 2, job::v1::PRECISION_FP32, 256, 4},
                       Case{"InterleavedZero2Fp32", 4, 2, job::v1::PRECISION_FP32, 256, 4, 1, 2},
@@ -245,6 +249,31 @@ TEST(RankMemory, Stage2KeepsShardsOfGradientsAndBuffersForTheLargestBucket) {
       EXPECT_LT(need(2).gradients, need(1).gradients);
       EXPECT_EQ(need(1).sum() - need(2).sum(), need(1).gradients - need(2).gradients);
     }
+  }
+}
+
+// The last stage has a copy of the first one's matrix, and both have memory for its gradient; what
+// an untied model has for a matrix of its own, the optimizer's state above all, is saved.
+TEST(RankMemory, BothEndsOfAModelHaveMemoryForATiedEmbedding) {
+  for (const int tensor : {1, 2}) {
+    const auto need = [&](int rank, bool tied) {
+      job::v1::JobSpec spec = LargerJob(1, 3, job::v1::PRECISION_BF16);
+      spec.mutable_model()->set_num_hidden_layers(3);
+      spec.mutable_model()->set_vocab_size(1024);
+      spec.mutable_parallel()->set_tensor_model_parallel_size(tensor);
+      spec.mutable_model()->set_tie_word_embeddings(tied);
+      return MemoryOf(spec, rank * tensor).value();
+    };
+    const int64_t elements =
+        1024 * LargerJob(1, 1, job::v1::PRECISION_BF16).model().hidden_size() / tensor;
+    EXPECT_EQ(need(0, true).gradients - need(0, false).gradients, 4 * elements);
+    EXPECT_EQ(need(0, true).sum() - need(0, false).sum(), 4 * elements);
+    EXPECT_EQ(need(1, true).sum(), need(1, false).sum());
+    const RankMemory tied = need(2, true);
+    const RankMemory untied = need(2, false);
+    EXPECT_EQ(tied.weights, untied.weights);
+    EXPECT_EQ(tied.gradients, untied.gradients);
+    EXPECT_EQ(untied.optimizer - tied.optimizer, 12 * elements);
   }
 }
 

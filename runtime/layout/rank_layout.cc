@@ -96,6 +96,7 @@ model::ChunkOptions RankLayout::ModelOptions(const model::ChunkRange& range, int
 
 GradientSizes GradientSizesOf(const RankLayout& part, const plan::RankPlan& plan) {
   GradientSizes sizes;
+  sizes.head = part.exchanged_embedding;
   std::vector<std::vector<BufferedBucket>> in_buffers;
   for (const optim::OptimizerShard& shard : part.shards) {
     const model::ChunkLayout layout = shard.layout();
@@ -132,6 +133,7 @@ int64_t GradientBytes(const GradientSizes& sizes, tensor::DType dtype) {
   for (const int64_t elements : sizes.early) add(elements);
   add(sizes.carried);
   add(sizes.replicated);
+  add(sizes.head);
   return bytes;
 }
 
@@ -210,6 +212,23 @@ absl::StatusOr<std::vector<plan::ChunkCost>> ChunkCostsOf(
   return costs;
 }
 
+namespace {
+
+void AddTiedEnds(RankLayout* part) {
+  const int64_t elements = model::EmbeddingElements(part->config, part->tensor.size);
+  const auto bytes = [&](tensor::DType dtype) {
+    return elements * static_cast<int64_t>(tensor::SizeOf(dtype));
+  };
+  part->plan_options.has_tied_ends = true;
+  part->plan_options.embedding_bytes = bytes(part->compute);
+  part->plan_options.head_gradient_bytes = bytes(tensor::AccumulationType(part->compute));
+  const int stage = part->coordinate.pipeline;
+  const bool is_end = stage == 0 || stage == part->mesh.pipeline_size() - 1;
+  part->exchanged_embedding = is_end ? elements : 0;
+}
+
+}  // namespace
+
 absl::StatusOr<RankLayout> RankLayoutOf(const JobSpec& spec, int rank) {
   ASSIGN_OR_RETURN(const plan::Mesh mesh, MeshOf(spec));
   return RankLayoutOf(spec, mesh, rank);
@@ -243,6 +262,7 @@ absl::StatusOr<RankLayout> RankLayoutOf(const JobSpec& spec, const plan::Mesh& m
       .has_trust_ratios = optim::HasTrustRatios(spec.optimizer()),
       .zero_stage = spec.parallel().zero_stage(),
       .every_chunk_reads_batch = mine.within_documents};
+  if (mine.config.tied && mesh.pipeline_size() > 1) AddTiedEnds(&mine);
   const int num_chunks = mine.plan_options.num_chunks();
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     ASSIGN_OR_RETURN(const model::ChunkRange range,

@@ -41,6 +41,11 @@ struct RankLayout {
   int64_t bucket_size = 0;                    // see model::ChunkLayout::Buckets
   std::vector<optim::OptimizerShard> shards;  // one for each chunk, in the model's order
   plan::PlanOptions plan_options;             // chunk costs are left out: see ChunkCostsOf
+  // With tied ends, on the first and the last stage: the elements of this rank's part of the
+  // embedding matrix, which they exchange. Otherwise 0.
+  int64_t exchanged_embedding = 0;
+  // True for the last stage then: it has a copy of the matrix.
+  bool borrows_embedding() const { return exchanged_embedding > 0 && coordinate.pipeline > 0; }
 
   // This rank's optimizer shard of the chunk `range`. `range` may be a chunk of another stage.
   optim::OptimizerShard ShardOf(const model::ChunkRange& range) const;
@@ -87,6 +92,8 @@ struct GradientSizes {
   int64_t carried = 0;  // what one piece of a backward hands to the next: BufferedBucket::carried
   // the replicated gradients of a bucket, packed; 0 without tensor parallelism
   int64_t replicated = 0;
+  // with tied ends: the head's gradient, as the last stage sums it, or as the first receives it
+  int64_t head = 0;
 };
 GradientSizes GradientSizesOf(const RankLayout& part, const plan::RankPlan& plan);
 // Returns the bytes of memory of these sizes, with all elements of type `dtype`.

@@ -83,6 +83,10 @@ absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int
         mine.compute, mine.micro_batch * mine.seq *
                           model::VocabularyRows(mine.config.vocab_size, mine.tensor.size)));
   }
+  if (mine.borrows_embedding()) {
+    memory.weights +=
+        static_cast<int64_t>(tensor::Arena::BytesFor(mine.compute, mine.exchanged_embedding));
+  }
   memory.gradients = GradientBytes(GradientSizesOf(mine, plan), AccumulationType(mine.compute));
   const int64_t numbers_of_token = mine.within_documents ? 2 : 1;  // its id, its document's begin
   memory.scratch +=

@@ -13,7 +13,7 @@ namespace megascale::layout {
 struct RankMemory {
   // In the memory of the rank's device. Processors compute in the machine's own memory.
 
-  int64_t weights = 0;  // of its chunks, in the compute type
+  int64_t weights = 0;  // of its chunks, in the compute type; with a copy of a tied embedding
   // In the accumulation type: buffers for whole chunks, or with ZeRO stage 2 for buckets, shards
   // and early gradients; and the packed copies of tensor ranks. See GradientSizes.
   int64_t gradients = 0;

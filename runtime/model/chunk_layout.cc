@@ -57,12 +57,6 @@ absl::StatusOr<ChunkRange> MakeChunkRange(const ModelConfig& config, int num_chu
                      ": expected at least one layer for each of ", num_chunks,
                      " pipeline chunks; use more layers or fewer pipeline stages"));
   }
-  if (config.tied && num_chunks > 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "model.tie_word_embeddings is true with ", num_chunks,
-        " pipeline chunks: expected one chunk, since embedding and output matrix would lie on "
-        "different ranks; untie them or use one pipeline stage"));
-  }
   const int64_t each = config.num_layers / num_chunks;
   const int64_t remainder = config.num_layers % num_chunks;
   ChunkRange range;
@@ -72,6 +66,14 @@ absl::StatusOr<ChunkRange> MakeChunkRange(const ModelConfig& config, int num_chu
   range.has_embedding = chunk_index == 0;
   range.has_head = chunk_index == num_chunks - 1;
   return range;
+}
+
+bool BorrowsEmbedding(const ModelConfig& config, const ChunkRange& range) {
+  return config.tied && range.has_head && !range.has_embedding;
+}
+
+int64_t EmbeddingElements(const ModelConfig& config, int tensor_size) {
+  return VocabularyRows(config.vocab_size, tensor_size) * config.hidden_size;
 }
 
 // How a dimension is cut evenly over the tensor ranks. Each of `parts` is cut separately: queries,
@@ -105,11 +107,7 @@ ChunkLayout::ChunkLayout(const ModelConfig& config, const ChunkRange& range, Ten
   if (!range.has_head) return;
   Append("model.norm.weight", {config.hidden_size}, whole);
   if (config.has_norm_bias()) Append("model.norm.bias", {config.hidden_size}, whole);
-  if (config.tied) {
-    MEGASCALE_CHECK_MSG(range.has_embedding, "tied output matrix without the embedding");
-  } else {
-    Append("lm_head.weight", {config.vocab_size, config.hidden_size}, vocabulary);
-  }
+  if (!config.tied) Append("lm_head.weight", {config.vocab_size, config.hidden_size}, vocabulary);
 }
 
 void ChunkLayout::AppendLayer(const ModelConfig& config, int layer) {

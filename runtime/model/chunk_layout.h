@@ -15,7 +15,8 @@
 //   model.layers.I.mlp.up.weight|bias             [I, C], or [2I, C] for SwiGLU: gate, then up
 //   model.layers.I.mlp.down.weight|bias           [C, I]
 //   model.norm.weight|bias        [C]             last chunk
-//   lm_head.weight                [V, C]          last chunk, unless tied
+//   lm_head.weight                [V, C]          last chunk, unless tied: the head then uses
+//                                                 model.embed_tokens.weight, wherever that is
 // Biases exist if the config has them: has_norm_bias(), qkv_bias, attention_bias, mlp_bias.
 //
 // Tensor ranks cut queries, keys, values, gate and up each by rows (with their biases), attn.out
@@ -49,9 +50,15 @@ struct ChunkRange {
 
 // Returns chunk `chunk_index` of `num_chunks` (pipeline stages times virtual stages). Layers are
 // spread evenly; if they do not divide, the first chunks have one more. Errors: InvalidArgument -
-// fewer layers than chunks; a tied output matrix with more than one chunk.
+// fewer layers than chunks.
 absl::StatusOr<ChunkRange> MakeChunkRange(const ModelConfig& config, int num_chunks,
                                           int chunk_index);
+
+// True if the chunk's head computes with the embedding matrix, which is a parameter of another
+// chunk: tied embeddings in several chunks.
+bool BorrowsEmbedding(const ModelConfig& config, const ChunkRange& range);
+// Returns the number of elements of the embedding matrix on each of `tensor_size` tensor ranks.
+int64_t EmbeddingElements(const ModelConfig& config, int tensor_size);
 
 // A part of a global tensor, itself row-major.
 struct ParameterBox {

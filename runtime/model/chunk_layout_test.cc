@@ -52,11 +52,27 @@ TEST(MakeChunkRange, RefusesMoreChunksThanLayers) {
   EXPECT_THAT(std::string(range.status().message()), HasSubstr("num_hidden_layers is 5"));
 }
 
-TEST(MakeChunkRange, RefusesATiedOutputMatrixInSeveralChunks) {
+TEST(ChunkLayout, ATiedHeadBorrowsTheEmbeddingOfAnotherChunk) {
   ModelConfig config = SmallConfig();
+  const auto borrows = [&](int num_chunks, int chunk) {
+    return BorrowsEmbedding(config, *MakeChunkRange(config, num_chunks, chunk));
+  };
+  EXPECT_FALSE(borrows(2, 1));
   config.tied = true;
-  EXPECT_TRUE(MakeChunkRange(config, 1, 0).ok());
-  EXPECT_EQ(MakeChunkRange(config, 2, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(borrows(1, 0));
+  EXPECT_FALSE(borrows(2, 0));
+  EXPECT_TRUE(borrows(2, 1));
+  for (const int tensor_size : {1, 2}) {
+    const ChunkLayout first(config, *MakeChunkRange(config, 2, 0), {tensor_size, 0});
+    const ChunkLayout last(config, *MakeChunkRange(config, 2, 1), {tensor_size, 0});
+    const Parameter& embedding = first.parameters()[0];
+    EXPECT_EQ(embedding.name, "model.embed_tokens.weight");
+    EXPECT_EQ(embedding.offset, 0);
+    EXPECT_EQ(EmbeddingElements(config, tensor_size), embedding.size);
+    EXPECT_EQ(last.Find("model.embed_tokens.weight"), -1);
+    EXPECT_EQ(last.Find("lm_head.weight"), -1);
+    EXPECT_EQ(last.parameters().back().name.substr(0, 11), "model.norm.");
+  }
 }
 
 TEST(ChunkLayout, ChunksTogetherHoldEachParameterOfTheModelOnce) {

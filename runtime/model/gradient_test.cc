@@ -23,9 +23,12 @@ constexpr double kToleranceWithHeadNorms = 3e-6;
 class GradientCheck {
  public:
   // `within_documents`: the samples' third and fifth tokens end documents.
-  explicit GradientCheck(const ModelConfig& config, bool within_documents = false)
+  explicit GradientCheck(const ModelConfig& config, bool within_documents = false,
+                         int num_chunks = 1)
       : ops_(ops::MakeReferenceOps()),
-        pipeline_({.config = config, .end_token = within_documents ? 0 : -1}, ops_.get()),
+        pipeline_(
+            {.config = config, .num_chunks = num_chunks, .end_token = within_documents ? 0 : -1},
+            ops_.get()),
         tokens_(RandomTokens(2 * 7, config.vocab_size, 3)),
         tolerance_(config.qk_norm ? kToleranceWithHeadNorms : kTolerance) {
     for (const size_t end : {2, 4, 9, 11}) {
@@ -78,8 +81,8 @@ void CheckDirections(const ModelConfig& config, bool within_documents = false) {
 }
 
 // Each element by itself.
-void CheckElements(const ModelConfig& config) {
-  GradientCheck check(config);
+void CheckElements(const ModelConfig& config, int num_chunks = 1) {
+  GradientCheck check(config, /*within_documents=*/false, num_chunks);
   for (const auto& [name, gradient] : check.gradients()) {
     std::vector<double> direction(gradient.size(), 0.0);
     for (double& element : direction) {
@@ -128,6 +131,13 @@ TEST(Gradient, EqualsFiniteDifferencesInEachElementOfANewStyleModel) {
   ModelConfig config = NewStyle(TinyConfig(), 3);
   config.tied = true;
   CheckElements(config);
+}
+
+// Its last chunk's head uses the first chunk's matrix.
+TEST(Gradient, EqualsFiniteDifferencesInEachElementOfATiedModelInTwoChunks) {
+  ModelConfig config = QwenStyle(TinyConfig());
+  config.tied = true;
+  CheckElements(config, /*num_chunks=*/2);
 }
 
 }  // namespace

@@ -40,8 +40,11 @@ class ParameterNames {
   void Add(const ChunkLayout& layout, const Vector& space) {
     for (const Parameter& parameter : layout.parameters()) {
       const int64_t offset = parameter.offset * static_cast<int64_t>(SizeOf(space.dtype));
-      names_[Address(space.data) + offset] = ModuleOf(parameter.name);
+      Add(parameter.name, Address(space.data) + offset);
     }
+  }
+  void Add(absl::string_view parameter, const void* address) {
+    names_[Address(address)] = ModuleOf(parameter);
   }
   // Returns null if no parameter begins there.
   const std::string* Find(const void* data) const {
@@ -299,13 +302,25 @@ class RecordedChunk {
     const ops::DType accumulation = AccumulationType(options.compute);
     const ChunkLayout layout(options.config, options.range, options.tensor);
     const int64_t elements = layout.num_elements();
+    const int64_t borrowed = BorrowsEmbedding(options.config, options.range)
+                                 ? EmbeddingElements(options.config, options.tensor.size)
+                                 : 0;
+    const auto bytes_for = [&](int64_t count) {
+      return tensor::Arena::BytesFor(options.compute, count) +
+             tensor::Arena::BytesFor(accumulation, count);
+    };
     ASSIGN_OR_RETURN(parameters_,
-                     tensor::Arena::Reserve(tensor::Arena::BytesFor(options.compute, elements) +
-                                            tensor::Arena::BytesFor(accumulation, elements)));
-    const ChunkParameters parameters = {.weights = parameters_.Allocate(options.compute, elements),
-                                        .gradients = parameters_.Allocate(accumulation, elements)};
+                     tensor::Arena::Reserve(bytes_for(elements) + bytes_for(borrowed)));
+    ChunkParameters parameters = {.weights = parameters_.Allocate(options.compute, elements),
+                                  .gradients = parameters_.Allocate(accumulation, elements)};
     recording_.weights.Add(layout, parameters.weights);
     recording_.gradients.Add(layout, parameters.gradients);
+    if (borrowed > 0) {
+      parameters.head_weight = parameters_.Allocate(options.compute, borrowed);
+      parameters.head_gradient = parameters_.Allocate(accumulation, borrowed);
+      recording_.weights.Add("model.embed_tokens.weight", parameters.head_weight.data);
+      recording_.gradients.Add("model.embed_tokens.weight", parameters.head_gradient.data);
+    }
     ASSIGN_OR_RETURN(tensor::Arena activations, tensor::Arena::Reserve(ChunkMemoryBytes(options)));
     ASSIGN_OR_RETURN(chunk_,
                      TransformerChunk::CreateIn(std::move(activations), options, &ops_, parameters,

@@ -139,12 +139,12 @@ void ExpectSameBits(const TestPipelineOptions& plain, const Result& expected, in
   }
 }
 
-// Every `step`th combination of options: in two chunks, but for tied ones and every third.
+// Every `step`th combination of options: in two chunks, but for every third.
 void ExpectTheWholeModelsGradients(int tensor_size, size_t step) {
   const std::vector<ModelConfig> configs = AllCombinations(TinyConfig());
   for (size_t i = 0; i < configs.size(); i += step) {
     const ModelConfig config = Cuttable(configs[i]);
-    const TestPipelineOptions options = OptionsOf(config, config.tied || i % 3 == 0 ? 1 : 2);
+    const TestPipelineOptions options = OptionsOf(config, i % 3 == 0 ? 1 : 2);
     SCOPED_TRACE(Describe(config));
     const Result whole = Train(options, 1, ops::MakeReferenceOps);
     const Result parts = Train(options, tensor_size, ops::MakeReferenceOps);

@@ -206,6 +206,21 @@ void TransformerChunk::BindParameters(const ChunkParameters& parameters) {
     if (*matrix) matrix->rows = rows;
   }
   BindEarlyGradients(parameters.early_gradients);
+  if (BorrowsEmbedding(options_.config, range)) BindBorrowedHead(parameters);
+}
+
+// After BindEarlyGradients: unlike the gradients of parameters, this one never moves.
+void TransformerChunk::BindBorrowedHead(const ChunkParameters& parameters) {
+  const auto view = [&](const Vector& space) -> Matrix {
+    if (!space) return {};
+    MEGASCALE_CHECK(space.size == EmbeddingElements(options_.config, options_.tensor.size));
+    const int64_t hidden = options_.config.hidden_size;
+    return {space.data, space.dtype, RowsOfVocabulary(options_), hidden, hidden};
+  };
+  head_.weight = view(parameters.head_weight);
+  head_.d_weight = view(parameters.head_gradient);
+  MEGASCALE_CHECK(head_.weight && head_.weight.dtype == options_.compute);
+  MEGASCALE_CHECK(!can_train_ || (head_.d_weight && head_.d_weight.dtype == gradients_.dtype));
 }
 
 void TransformerChunk::BindEarlyGradients(const Vector& space) {

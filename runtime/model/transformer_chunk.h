@@ -66,6 +66,11 @@ struct ChunkParameters {
   // that completes such a layer's gradients adds them and leaves zeros. Empty: all go to
   // `gradients`.
   Vector early_gradients = {};
+  // For a chunk that BorrowsEmbedding only. `head_weight` [EmbeddingElements] compute: a copy of
+  // the embedding matrix. `head_gradient` [EmbeddingElements] F: Forward accumulates the gradient
+  // of the head's use of it, whatever AddGradientsTo says. Empty: evaluation only.
+  Vector head_weight = {};
+  Vector head_gradient = {};
 };
 
 // How the last chunk computes the loss from its logits.
@@ -180,6 +185,7 @@ class TransformerChunk {
   int TakeLayers(int slot, int down_to);
   void BindParameters(const ChunkParameters& parameters);
   void BindEarlyGradients(const Vector& space);
+  void BindBorrowedHead(const ChunkParameters& parameters);
   // Calls `visit` with each view of gradients that exists: a Vector or a Matrix.
   template <typename Visit>
   void ForEachGradient(const Visit& visit);
@@ -226,7 +232,7 @@ class TransformerChunk {
   Matrix position_weight_TC_, d_position_weight_TC_;
   std::vector<BlockParameters> layers_;
   NormParameters final_norm_;  // last chunk
-  LinearParameters head_;      // last chunk; the token embedding when tied
+  LinearParameters head_;      // last chunk; the token embedding, or a copy of it, when tied
 };
 
 }  // namespace megascale::model

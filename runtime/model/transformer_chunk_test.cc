@@ -146,6 +146,19 @@ TEST(TransformerChunk, AddsToTheGradientsThatItIsTold) {
   }
 }
 
+TEST(TransformerChunk, ATiedHeadGivesTheSameInAnyNumberOfChunks) {
+  for (ModelConfig config : Styles(FourLayers(), 3)) {
+    config.tied = true;
+    const std::vector<int32_t> tokens = RandomTokens(4 * 7, config.vocab_size, 4);
+    const Result whole = Train({.config = config}, tokens);
+    for (const int num_chunks : {2, 4}) {
+      const Result parts = Train({.config = config, .num_chunks = num_chunks}, tokens);
+      EXPECT_EQ(parts.loss, whole.loss);
+      EXPECT_LE(LargestDifference(parts.gradients, whole.gradients), kRounding);
+    }
+  }
+}
+
 TEST(TransformerChunk, SlotsDoNotInterfere) {
   const ModelConfig config = FourLayers();
   const std::vector<int32_t> tokens = RandomTokens(6 * 7, config.vocab_size, 3);

@@ -59,10 +59,25 @@ InstructionId InstructionId::WithPiece(int piece) const {
 }
 
 InstructionId InstructionId::MessageId() const {
+  if (OperationOf(operation()).op_class != OpClass::kReceive) return *this;
+  const InstructionId send = OtherEnd();
+  return send == InstructionId() ? *this : send;
+}
+
+InstructionId InstructionId::OtherEnd() const {
   const Operation& mine = OperationOf(operation());
+  if (!IsTransfer(operation())) return {};
+  if (!mine.per_chunk) return InstructionId(mine.other_end, chunk(), microbatch(), bucket());
   const int other = chunk() + mine.other_chunk;
-  if (mine.op_class != OpClass::kReceive || other < 0 || other >= kNoChunk) return *this;
+  if (other < 0 || other >= kNoChunk) return {};
   return InstructionId(mine.other_end, other, microbatch(), bucket());
+}
+
+int OtherStage(InstructionId transfer, int num_stages) {
+  const Operation& operation = OperationOf(transfer.operation());
+  if (!operation.per_chunk) return operation.other_chunk > 0 ? num_stages - 1 : 0;
+  const InstructionId other = transfer.OtherEnd();
+  return other == InstructionId() ? -1 : other.chunk() % num_stages;
 }
 
 absl::StatusOr<InstructionId> InstructionId::Parse(absl::string_view text) {

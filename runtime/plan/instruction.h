@@ -25,7 +25,7 @@ namespace megascale::plan {
 //   F.c0.m3.p2   exchange 2 (they count from 1) of tensor-parallel ranks within the pass. For
 //                telemetry only: no plan lists it. In spite of the field's name it is no piece of a
 //                backward; that is B.c0.m3.b1.
-//   N            no chunk
+//   N, SE        no chunk
 // operation.h explains the letters: F, B and W are passes, S and R reduce gradients.
 class InstructionId {
  public:
@@ -55,6 +55,8 @@ class InstructionId {
   // Returns the id that both ends of a transfer put on the message: that of the send. For other
   // instructions returns the id itself.
   InstructionId MessageId() const;
+  // For a transfer: returns the id at its other end; InstructionId() if there is no chunk.
+  InstructionId OtherEnd() const;
 
   OpKind operation() const { return static_cast<OpKind>(packed_ >> 56); }
   int chunk() const { return static_cast<int>(packed_ >> 40) & kNoChunk; }
@@ -76,6 +78,9 @@ bool IsExchangeOfPass(InstructionId id);
 // exchanges within a pass. A rank that is stuck in one of them need not be the cause.
 bool NeedsPeers(InstructionId id);
 
+// Returns the pipeline stage at the other end of a transfer; -1: there is none.
+int OtherStage(InstructionId transfer, int num_stages);
+
 inline constexpr int kNoPeer = -1;
 inline constexpr int kNoSlot = -1;
 inline constexpr int kNoBuffer = -1;
@@ -93,10 +98,10 @@ struct Instruction {
   // activations that F keeps for B, and the buffers of sends and receives. All instructions of a
   // micro-batch in a slot have ended before those of the slot's next micro-batch begin.
   int activation_slot = kNoSlot;
-  // One of the rank's gradient buffers: a pass accumulates into it, S and R work on it. A buffer
-  // holds a whole chunk, or with ZeRO stage 2 one bucket. With stage 2 buckets take turns in a
-  // buffer: a turn lasts from the first pass that accumulates into it to the R that takes the sum,
-  // and has ended before the next one begins. With stage 2 a forward accumulates only into the
+  // One of the rank's gradient buffers: a pass or A accumulates into it, S and R work on it. A
+  // buffer holds a whole chunk, or with ZeRO stage 2 one bucket. With stage 2 buckets take turns in
+  // a buffer: a turn lasts from the first pass that accumulates into it to the R that takes the
+  // sum, and has ended before the next one begins. With stage 2 a forward accumulates only into the
   // buffer of the chunk's first bucket, and an input-only backward into no buffer. Their gradients
   // for other buckets go to memory of the stage; the backward piece of such a bucket later adds
   // them to the bucket's buffer.

@@ -50,17 +50,36 @@ TEST(InstructionId, BothEndsOfATransferNameTheSend) {
   EXPECT_EQ(message("RG.c0.m3"), "SG.c1.m3");
   EXPECT_EQ(message("SG.c1.m3"), "SG.c1.m3");
   EXPECT_EQ(message("R.c1.b2"), "R.c1.b2");
+  EXPECT_EQ(message("RE"), "SE");
+  EXPECT_EQ(message("RH"), "SH");
+  EXPECT_EQ(message("SH"), "SH");
+}
+
+TEST(InstructionId, ATransferNamesTheStageAtItsOtherEnd) {
+  const auto stage = [](const char* id) {
+    return OtherStage(InstructionId::Parse(id).value(), /*num_stages=*/3);
+  };
+  EXPECT_EQ(stage("SA.c2.m0"), 0);
+  EXPECT_EQ(stage("RA.c4.m0"), 0);
+  EXPECT_EQ(stage("RA.c0.m0"), -1);
+  EXPECT_EQ(stage("SG.c3.m0"), 2);
+  EXPECT_EQ(stage("SE"), 2);
+  EXPECT_EQ(stage("RE"), 0);
+  EXPECT_EQ(stage("SH"), 0);
+  EXPECT_EQ(stage("RH"), 2);
 }
 
 TEST(InstructionId, APassNeedsPeersInItsExchangesAlone) {
   const auto needs_peers = [](const char* id) {
     return NeedsPeers(InstructionId::Parse(id).value());
   };
-  for (const char* id : {"F.c0.m3", "B.c0.m3", "B.c0.m3.b1", "W.c0.m3", "L.c0", "U.c0", "O.c0"}) {
+  for (const char* id :
+       {"F.c0.m3", "B.c0.m3", "B.c0.m3.b1", "W.c0.m3", "L.c0", "U.c0", "O.c0", "A.c0"}) {
     EXPECT_FALSE(needs_peers(id)) << id;
   }
-  for (const char* id : {"F.c0.m3.p1", "B.c0.m3.p40", "B.c0.m3.b1.p2", "W.c0.m3.p2", "RA.c1.m3",
-                         "SA.c0.m3", "RG.c0.m3", "SG.c1.m3", "S.c0", "R.c0", "N", "T.c0", "G.c0"}) {
+  for (const char* id :
+       {"F.c0.m3.p1", "B.c0.m3.p40", "B.c0.m3.b1.p2", "W.c0.m3.p2", "RA.c1.m3", "SA.c0.m3",
+        "RG.c0.m3", "SG.c1.m3", "S.c0", "R.c0", "N", "T.c0", "G.c0", "SE", "RH"}) {
     EXPECT_TRUE(needs_peers(id)) << id;
   }
 }

@@ -43,6 +43,14 @@ enum class OpKind : uint8_t {
   kGatherTrustSums = 14,
   // S: all-reduce over the tensor group of the gradients of replicated parameters; before each R.
   kSumReplicated = 15,
+  // With tied embeddings on several stages the first chunk owns the embedding matrix. The head, in
+  // the last chunk, computes with a copy of it; the gradients of both uses are added up.
+  kSendEmbedding = 16,        // SE: sends the embedding matrix to the last stage
+  kReceiveEmbedding = 17,     // RE: receives it there, before the step's first head
+  kSendHeadGradient = 18,     // SH: sends the head's gradient to the first stage, once complete
+  kReceiveHeadGradient = 19,  // RH: receives it there
+  // A: adds the head's gradient to that of the embedding; before the (last) S and R of its bucket.
+  kAddHeadGradient = 20,
 };
 
 // Streams run independently of each other; each runs its instructions one after another, in the
@@ -110,13 +118,15 @@ struct Operation {
   // Where the ranks of this operation meet, and where they meet in a mesh without such groups.
   Meeting meeting = {};
   Meeting otherwise = {};
-  // For a transfer: the operation at its other end, and the chunk there relative to this one.
+  // For a transfer: the operation at its other end, and the chunk there relative to this one. Where
+  // the id names no chunk: 1 is the model's last chunk, -1 its first.
   OpKind other_end = {};
   int other_chunk = 0;
   // For a collective: how often its buffer goes round the ring of its members; an all-reduce is a
   // reduce-scatter and an all-gather, so it goes twice.
   int rounds = 1;
   bool for_trust_ratios = false;  // only in plans with trust ratios
+  bool for_tied_ends = false;     // only in plans with tied embeddings on several stages
 };
 
 // Returns the row of an operation. A value without one, as memory of another program may hold, has

@@ -85,8 +85,13 @@ struct PlanOptions {
   std::vector<int> num_buckets = {};
   // Every chunk needs the step's batch, not only the first and the last: the documents of samples.
   bool every_chunk_reads_batch = false;
-  int64_t batch_bytes = 0;  // loaded by one rank in a step
-  int64_t norm_bytes = 0;   // contributed by one rank to the exchange of norms
+  // Tied embeddings on several stages: the last chunk's head uses the first chunk's embedding
+  // matrix, which is sent there in each step; its gradient comes back. See docs/layouts.md.
+  bool has_tied_ends = false;
+  int64_t embedding_bytes = 0;      // the matrix, in the compute type
+  int64_t head_gradient_bytes = 0;  // its gradient, in the accumulation type
+  int64_t batch_bytes = 0;          // loaded by one rank in a step
+  int64_t norm_bytes = 0;           // contributed by one rank to the exchange of norms
   // By chunk of the model; mesh.pipeline_size() * chunks_per_stage entries. Empty: all costs are
   // zero.
   std::vector<ChunkCost> chunks = {};

@@ -26,6 +26,7 @@ struct RankPlan {
   bool shards_gradients = false;
   // Every forward needs the step's batch, not only those of the first and the last chunk.
   bool every_chunk_reads_batch = false;
+  bool has_tied_ends = false;  // see PlanOptions
   // Instructions of the same stream are in the order in which the stream runs them.
   std::vector<Instruction> instructions = {};
 

@@ -58,6 +58,12 @@ constexpr MemoryPrice kMemoryPrices[] = {
     // Read from the batch ring, written to the chunk.
     {OpKind::kLoadBatch,
      [](const CostOptions&, const Instruction& instruction) { return 2 * instruction.bytes; }},
+    {OpKind::kAddHeadGradient,
+     [](const CostOptions& options, const Instruction& instruction) {
+       const tensor::DType dtype = AccumulationType(options.compute);
+       const int64_t elements = instruction.bytes / static_cast<int64_t>(tensor::SizeOf(dtype));
+       return ops::WorkOfAddScaled(Sized(dtype, elements)).bytes;
+     }},
     {OpKind::kOptimizerUpdate,
      [](const CostOptions& options, const Instruction& instruction) {
        return OptimizerBytes(options.compute, ShardElements(options, instruction),

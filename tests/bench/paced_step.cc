@@ -46,7 +46,9 @@ std::string NameOf(const plan::Channel& channel, const plan::Mesh& mesh, int ran
 }
 
 std::vector<plan::Channel> ChannelsOf(const plan::PlanOptions& options) {
-  return plan::ChannelsOf(options.mesh, options.chunks_per_stage, options.has_trust_ratios);
+  return plan::ChannelsOf(options.mesh, {.chunks_per_stage = options.chunks_per_stage,
+                                         .has_trust_ratios = options.has_trust_ratios,
+                                         .has_tied_ends = options.has_tied_ends});
 }
 
 comm::WorldSpec WorldOf(const plan::PlanOptions& options) {

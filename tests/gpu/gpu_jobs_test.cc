@@ -27,11 +27,13 @@ struct Layout {
   job::v1::Precision precision = job::v1::PRECISION_FP32;
   job::v1::OptimizerType optimizer = job::v1::OPTIMIZER_TYPE_ADAMW;
   bool llama = false;  // RMSNorm, rotary positions, SwiGLU, grouped queries
+  bool tied = false;
 };
 
 JobSpec Toy(const Layout& layout, int steps) {
   JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
   spec.mutable_model()->set_num_hidden_layers(2);
+  spec.mutable_model()->set_tie_word_embeddings(layout.tied);
   spec.mutable_train()->set_global_batch_size(4);
   spec.mutable_train()->set_steps(steps);
   spec.mutable_train()->set_precision(layout.precision);
@@ -81,10 +83,11 @@ INSTANTIATE_TEST_SUITE_P(Layouts, GpuJobsTest,
                                                   .precision = job::v1::PRECISION_BF16,
                                                   .llama = true},
                                            Layout{.name = "DataTensor", .data = 2, .tensor = 2},
-                                           Layout{.name = "PipelineLamb",
+                                           Layout{.name = "PipelineLambTied",
                                                   .pipeline = 2,
                                                   .precision = job::v1::PRECISION_BF16,
-                                                  .optimizer = job::v1::OPTIMIZER_TYPE_LAMB}),
+                                                  .optimizer = job::v1::OPTIMIZER_TYPE_LAMB,
+                                                  .tied = true}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(GpuJobTest, BitsAreTheSameEachTime) {

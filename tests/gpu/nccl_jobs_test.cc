@@ -21,11 +21,13 @@ struct Layout {
   int tensor = 1;
   int virtual_stages = 1;
   int zero_stage = 1;
+  bool tied = false;
 };
 
 RunOptions OnGpus(const Layout& layout, bool through_nccl) {
   JobSpec spec = ToyJob(WriteTestText("text"), layout.data, layout.pipeline);
   spec.mutable_model()->set_num_hidden_layers(layout.pipeline * layout.virtual_stages);
+  spec.mutable_model()->set_tie_word_embeddings(layout.tied);
   spec.mutable_train()->set_global_batch_size(2 * layout.data * layout.pipeline);
   spec.mutable_train()->set_steps(2);
   auto& parallel = *spec.mutable_parallel();
@@ -56,11 +58,12 @@ TEST_P(NcclJobsTest, EndWithTheBitsOfExchangesThroughTheHost) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, NcclJobsTest,
                          ::testing::Values(Layout{.name = "DataTensor", .data = 2, .tensor = 2},
-                                           Layout{.name = "InterleavedZero2",
+                                           Layout{.name = "InterleavedZero2Tied",
                                                   .data = 2,
                                                   .pipeline = 2,
                                                   .virtual_stages = 2,
-                                                  .zero_stage = 2}),
+                                                  .zero_stage = 2,
+                                                  .tied = true}),
                          [](const auto& info) { return info.param.name; });
 
 // An optimizer that did not wait for the snapshot's copies would change the state under them.

@@ -124,11 +124,12 @@ struct Model {
   int sliding_window;
   int num_key_value_heads;  // tensor ranks share them where there are more ranks
   bool within_documents;
+  bool tied;  // on several stages both ends of the model use one matrix
 };
-constexpr Model kModels[] = {{"Serial", false, 0, 4, false},
-                             {"SerialWindow", false, 5, 2, true},
-                             {"Parallel", true, 0, 1, true},
-                             {"ParallelWindow", true, 5, 4, false}};
+constexpr Model kModels[] = {{"Serial", false, 0, 4, false, true},
+                             {"SerialWindow", false, 5, 2, true, true},
+                             {"Parallel", true, 0, 1, true, false},
+                             {"ParallelWindow", true, 5, 4, false, false}};
 
 JobSpec JobOf(const Model& model, const Layout& layout, job::v1::Precision precision,
               int64_t steps) {
@@ -142,6 +143,7 @@ JobSpec JobOf(const Model& model, const Layout& layout, job::v1::Precision preci
   spec.mutable_model()->set_head_dim(4);
   spec.mutable_model()->set_parallel_block(model.parallel_block);
   spec.mutable_model()->set_sliding_window(model.sliding_window);
+  spec.mutable_model()->set_tie_word_embeddings(model.tied);
   spec.mutable_train()->set_steps(steps);
   spec.mutable_train()->set_precision(precision);
   spec.mutable_train()->set_global_batch_size(16);

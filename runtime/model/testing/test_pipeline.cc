@@ -16,6 +16,7 @@ using tensor::Arena;
 using tensor::DType;
 
 constexpr uint64_t kSeed = 5;
+constexpr char kEmbedding[] = "model.embed_tokens.weight";
 
 void Copy(const Matrix& from, const Matrix& to) {
   MEGASCALE_CHECK(from.rows == to.rows && from.stride == to.stride && from.dtype == to.dtype);
@@ -254,7 +255,10 @@ TestPipeline::TestPipeline(const TestPipelineOptions& options, ops::Ops* ops)
     const int64_t elements = layouts_.back().num_elements();
     bytes += Arena::BytesFor(compute, elements) + 3 * Arena::BytesFor(accumulation, elements);
   }
-  arena_ = *Arena::Create(bytes);
+  const bool borrows = options.config.tied && options.num_chunks > 1;
+  const int64_t borrowed = borrows ? EmbeddingElements(options.config, place.size) : 0;
+  arena_ = *Arena::Create(bytes + Arena::BytesFor(accumulation, borrowed));
+  if (borrows) head_gradient_ = arena_.Allocate(accumulation, borrowed);
   for (int i = 0; i < options.num_chunks; ++i) {
     const int64_t elements = layouts_[i].num_elements();
     parameters_.push_back(
@@ -274,6 +278,10 @@ TestPipeline::TestPipeline(const TestPipelineOptions& options, ops::Ops* ops)
     if (options.early_gradients) {
       parameters_[i].early_gradients =
           arena_.Allocate(accumulation, TransformerChunk::EarlyElements(chunk));
+    }
+    if (BorrowsEmbedding(options.config, chunk.range)) {
+      parameters_[i].head_weight = WeightsOf(kEmbedding);
+      parameters_[i].head_gradient = head_gradient_;
     }
     auto created = TransformerChunk::Create(chunk, ops, parameters_[i], options.group);
     MEGASCALE_CHECK_MSG(created.ok(), created.status().message());
@@ -353,6 +361,9 @@ NamedValues TestPipeline::Gradients() const {
       gradients[parameter.name].assign(begin, begin + parameter.size);
     }
   }
+  if (!head_gradient_) return gradients;
+  const std::vector<double> of_head = AsDoubles(head_gradient_);
+  for (size_t i = 0; i < of_head.size(); ++i) gradients[kEmbedding][i] += of_head[i];
   return gradients;
 }
 

@@ -1,5 +1,5 @@
 // For tests: a whole model as a sequence of chunks in one process, with pseudo-random inputs that
-// are the same in every run.
+// are the same in every run. A head that borrows the embedding reads the first chunk's own memory.
 #pragma once
 
 #include <cstdint>
@@ -111,6 +111,7 @@ class TestPipeline {
   std::vector<ChunkLayout> layouts_;
   std::vector<ChunkParameters> parameters_;
   std::vector<Vector> other_gradients_;
+  Vector head_gradient_;  // of a head that borrows the first chunk's embedding; else empty
   std::vector<std::unique_ptr<TransformerChunk>> chunks_;
   double loss_ = 0;
 };

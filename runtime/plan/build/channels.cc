@@ -17,9 +17,9 @@ Channel ChannelOf(const Mesh& mesh, OpKind operation) {
   return {.group = meeting.group, .name = std::string(meeting.channel)};
 }
 
-std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage, bool has_trust_ratios) {
+std::vector<Channel> ChannelsOf(const Mesh& mesh, const ChannelOptions& options) {
   const int num_stages = mesh.pipeline_size();
-  const int num_boundaries = num_stages - (chunks_per_stage > 1 ? 0 : 1);
+  const int num_boundaries = num_stages - (options.chunks_per_stage > 1 ? 0 : 1);
   std::vector<Channel> channels;
   const auto add = [&](Channel channel) {
     if (std::find(channels.begin(), channels.end(), channel) != channels.end()) return;
@@ -27,10 +27,11 @@ std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage, bool has
   };
   for (const GroupKind group : mesh.Kinds()) {
     for (const Operation& operation : AllOperations()) {
-      if (operation.for_trust_ratios && !has_trust_ratios) continue;
+      if (operation.for_trust_ratios && !options.has_trust_ratios) continue;
+      if (operation.for_tied_ends && !options.has_tied_ends) continue;
       const Channel channel = ChannelOf(mesh, operation.kind);
       if (channel.group != group) continue;
-      if (!IsTransfer(operation.kind)) {
+      if (!IsTransfer(operation.kind) || operation.for_tied_ends) {
         add(channel);
         continue;
       }

@@ -26,9 +26,14 @@ struct Channel {
 // its own ("activation.2") if the number of stages is odd.
 //
 // Tensor-parallel ranks have one channel for their passes and one for their sums of gradients. With
-// tensor parallelism and trust ratios, the ranks of a stage have one channel.
-std::vector<Channel> ChannelsOf(const Mesh& mesh, int chunks_per_stage = 1,
-                                bool has_trust_ratios = false);
+// tensor parallelism and trust ratios, the ranks of a stage have one channel. With tied ends the
+// ends of a pipeline have two more: "embedding" and "head".
+struct ChannelOptions {  // as in PlanOptions
+  int chunks_per_stage = 1;
+  bool has_trust_ratios = false;
+  bool has_tied_ends = false;
+};
+std::vector<Channel> ChannelsOf(const Mesh& mesh, const ChannelOptions& options);
 
 // Returns the channel that a collective, or a pass of tensor-parallel ranks, uses in this mesh.
 // GroupKind::kNone: the operation communicates with no one there.

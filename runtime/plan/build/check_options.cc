@@ -64,6 +64,12 @@ absl::Status CheckOptions(const PlanOptions& options, int rank) {
     return absl::InvalidArgumentError(
         absl::StrCat("zero_stage is ", options.zero_stage, "; expected 1 or 2"));
   }
+  if (options.has_tied_ends && options.mesh.pipeline_size() == 1) {
+    return absl::InvalidArgumentError(
+        "has_tied_ends is true with one pipeline stage, which sends itself nothing; expected "
+        "false, "
+        "or several stages");
+  }
   if (!options.chunks.empty() && static_cast<int>(options.chunks.size()) != num_chunks) {
     return absl::InvalidArgumentError(absl::StrCat(
         "costs of ", options.chunks.size(), " chunks were given; expected none or ", num_chunks));

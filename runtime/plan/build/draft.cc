@@ -12,6 +12,7 @@ Draft::Draft(const PlanOptions& options, int rank) : options_(options) {
   plan_.num_chunks = options.num_chunks();
   plan_.num_microbatches = options.num_microbatches;
   plan_.every_chunk_reads_batch = options.every_chunk_reads_batch;
+  plan_.has_tied_ends = options.has_tied_ends;
   plan_.shards_gradients = options.zero_stage == 2;
   stage_ = plan_.stage();
 }

@@ -6,8 +6,13 @@
 
 namespace megascale::plan {
 
-Passes::Passes(Draft* draft, Reductions* reductions, absl::Span<const ComputeItem> order)
-    : draft_(*draft), reductions_(*reductions), transfers_(draft), order_(order) {
+Passes::Passes(Draft* draft, Reductions* reductions, TiedEnds* tied_ends,
+               absl::Span<const ComputeItem> order)
+    : draft_(*draft),
+      reductions_(*reductions),
+      tied_ends_(*tied_ends),
+      transfers_(draft),
+      order_(order) {
   for (const int chunk : draft_.Chunks()) {
     const int num_slots = NumActivationSlots(draft_.options(), order, chunk);
     chunks_.push_back({.free_slots = ActivationSlots(num_slots)});
@@ -69,12 +74,17 @@ void Passes::AddForward(InstructionId id) {
     inputs.push_back(inputs_.batch);
   }
   inputs.push_back(inputs_.gathers[draft_.IndexOf(chunk)]);
+  if (draft_.IsLast(chunk) && tied_ends_.received_embedding() >= 0) {
+    inputs.push_back(tied_ends_.received_embedding());
+  }
   const ChunkCost cost = draft_.Cost(chunk);
   Instruction forward =
       PassInstruction(id, std::move(inputs), cost.forward_flops, cost.forward_bytes);
   // The last chunk's forward also makes the gradients of the head.
   if (draft_.IsLast(chunk)) reductions_.UseBuffer(&forward);
   pass.forward = draft_.Add(std::move(forward));
+  const bool was_last = ++ChunkOf(id).num_forwards == draft_.options().num_microbatches;
+  if (draft_.IsLast(chunk) && was_last) tied_ends_.EndForwards();
   if (draft_.IsLast(chunk)) return;
   pass.send = transfers_.AddSend(OpKind::kSendActivation, id, pass.slot);
 }

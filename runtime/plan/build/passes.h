@@ -9,6 +9,7 @@
 #include "runtime/plan/build/activation_slots.h"
 #include "runtime/plan/build/draft.h"
 #include "runtime/plan/build/reductions.h"
+#include "runtime/plan/build/tied_ends.h"
 #include "runtime/plan/build/transfers.h"
 #include "runtime/plan/schedule.h"
 
@@ -25,7 +26,8 @@ class Passes {
 
   // Sets the plan's numbers of activation slots. Requires: `order` is the rank's compute order. The
   // pointers and `order` outlive this.
-  Passes(Draft* draft, Reductions* reductions, absl::Span<const ComputeItem> order);
+  Passes(Draft* draft, Reductions* reductions, TiedEnds* tied_ends,
+         absl::Span<const ComputeItem> order);
 
   // Adds all passes of the step.
   void Add(Inputs inputs);
@@ -44,7 +46,8 @@ class Passes {
     std::vector<Pass> passes = {};  // by micro-batch
     ActivationSlots free_slots = ActivationSlots();
     std::vector<int> pieces = {};  // by bucket: its piece of the pass that is reduced next
-    int num_ended = 0;             // passes
+    int num_forwards = 0;
+    int num_ended = 0;  // passes
   };
 
   Chunk& ChunkOf(InstructionId id) { return chunks_[draft_.IndexOf(id.chunk())]; }
@@ -67,6 +70,7 @@ class Passes {
 
   Draft& draft_;
   Reductions& reductions_;
+  TiedEnds& tied_ends_;
   Transfers transfers_;
   const absl::Span<const ComputeItem> order_;
   Inputs inputs_;

@@ -4,8 +4,10 @@
 
 namespace megascale::plan {
 
-Reductions::Reductions(Draft* draft)
-    : draft_(*draft), free_buffers_(NumGradientBuffers(draft->options(), draft->stage())) {
+Reductions::Reductions(Draft* draft, TiedEnds* tied_ends)
+    : draft_(*draft),
+      tied_ends_(*tied_ends),
+      free_buffers_(NumGradientBuffers(draft->options(), draft->stage())) {
   draft_.plan().gradient_buffers = NumGradientBuffers(draft->options(), draft->stage());
   for (const int chunk : draft_.Chunks()) {
     chunks_.emplace_back().has_sum.resize(static_cast<size_t>(draft_.options().NumBuckets(chunk)));
@@ -57,6 +59,7 @@ void Reductions::AddReduction(int number, int microbatch, int bucket, int piece)
   Chunk& chunk = chunks_[draft_.IndexOf(number)];
   // Everything that was added to the bucket comes before its piece of the last pass.
   int last = draft_.options().overlap.grad_reduce ? piece : draft_.last_computed();
+  last = tied_ends_.AddHeadGradient(number, microbatch, bucket, last, chunk.buffer);
   const auto add = [&](OpKind kind, int64_t bytes) {
     Instruction instruction =
         draft_.Collective(InstructionId(kind, number, microbatch, bucket), bytes);

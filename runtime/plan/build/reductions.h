@@ -1,18 +1,19 @@
 // The sums of gradients of a rank: the buffers in which passes add them up, in turns, and the
-// collectives (S, R) that end a turn.
+// collectives (S, R) that end a turn, after the head's gradient is added where it is due.
 #pragma once
 
 #include <vector>
 
 #include "runtime/plan/build/draft.h"
 #include "runtime/plan/build/gradient_buffers.h"
+#include "runtime/plan/build/tied_ends.h"
 
 namespace megascale::plan {
 
 class Reductions {
  public:
-  // Sets the plan's number of gradient buffers. `draft` outlives this.
-  explicit Reductions(Draft* draft);
+  // Sets the plan's number of gradient buffers. Both outlive this.
+  Reductions(Draft* draft, TiedEnds* tied_ends);
 
   // Sets the buffer of the current turn of the pass's chunk or bucket; begins a turn if there is
   // none.
@@ -42,6 +43,7 @@ class Reductions {
   void AddReduction(int chunk, int microbatch, int bucket, int piece);
 
   Draft& draft_;
+  TiedEnds& tied_ends_;
   GradientBuffers free_buffers_;
   std::vector<Chunk> chunks_;  // of this rank, in the model's order
   std::vector<int> delayed_;   // chunks, in the order in which their passes ended

@@ -8,6 +8,7 @@
 #include "runtime/plan/build/draft.h"
 #include "runtime/plan/build/passes.h"
 #include "runtime/plan/build/reductions.h"
+#include "runtime/plan/build/tied_ends.h"
 
 namespace megascale::plan {
 namespace {
@@ -63,11 +64,13 @@ int AddOptimizer(Draft* draft, OpKind kind, int chunk, int ready) {
 }
 
 // Adds, after all reductions, the exchange of norms, and chunk by chunk the optimizer's step.
-void AddUpdates(Draft* draft, const Reductions& reductions) {
+void AddUpdates(Draft* draft, const Reductions& reductions, const TiedEnds& tied_ends) {
   const std::vector<int> chunks = draft->Chunks();
   Instruction norm =
       draft->Collective(InstructionId(OpKind::kReduceNorm), draft->options().norm_bytes);
   for (const int chunk : chunks) norm.depends_on.push_back(reductions.LastOf(chunk));
+  // A step of the optimizer changes the matrix that this sends.
+  if (tied_ends.sent_embedding() >= 0) norm.depends_on.push_back(tied_ends.sent_embedding());
   const int normed = draft->Add(std::move(norm));
   std::vector<int> ready(chunks.size(), normed);
   // All updates come before the first step, so that each exchange overlaps with the next update.
@@ -88,12 +91,16 @@ void AddUpdates(Draft* draft, const Reductions& reductions) {
 absl::StatusOr<RankPlan> BuildTrainPlan(const PlanOptions& options, int rank) {
   RETURN_IF_ERROR(CheckOptions(options, rank));
   Draft draft(options, rank);
-  Reductions reductions(&draft);
+  TiedEnds tied_ends(&draft);
+  Reductions reductions(&draft, &tied_ends);
   const std::vector<ComputeItem> order = ComputeOrder(ScheduleOptionsOf(options), draft.stage());
-  Passes passes(&draft, &reductions, order);
-  passes.Add(AddInputs(&draft));
+  Passes passes(&draft, &reductions, &tied_ends, order);
+  Passes::Inputs inputs = AddInputs(&draft);
+  tied_ends.AddEmbedding();
+  passes.Add(std::move(inputs));
+  tied_ends.AddDelayed();
   reductions.AddDelayed();
-  AddUpdates(&draft, reductions);
+  AddUpdates(&draft, reductions, tied_ends);
   return std::move(draft).Take();
 }
 

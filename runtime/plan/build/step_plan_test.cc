@@ -20,6 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 PlanOptions Shape(MeshSizes sizes, int num_microbatches, int spare_slots = 0) {
   PlanOptions options;
@@ -97,7 +98,8 @@ std::string Describe(const PlanOptions& options) {
       options.overlap.grad_reduce ? "" : ", reduces last",
       options.overlap.param_gather ? "" : ", gathers first",
       options.overlap.p2p_communication ? "" : ", passes wait for transfers", ", zero stage ",
-      options.zero_stage, ", buckets ", absl::StrJoin(options.num_buckets, "+"));
+      options.zero_stage, ", buckets ", absl::StrJoin(options.num_buckets, "+"),
+      options.has_tied_ends ? ", tied ends" : "");
 }
 
 PlanOptions RandomShape(std::mt19937* random) {
@@ -125,6 +127,7 @@ PlanOptions RandomShape(std::mt19937* random) {
   for (int chunk = 0; chunk < options.num_chunks(); ++chunk) {
     options.num_buckets.push_back(draw(0, 1) == 1 ? 1 : draw(1, 5));
   }
+  options.has_tied_ends = pipeline > 1 && draw(0, 1) == 1;
   return options;
 }
 
@@ -595,8 +598,11 @@ TEST(TrainPlan, UsesOnlyTheChannelsThatEveryRankOpens) {
           Mesh::Create({.data = 2, .pipeline = options.mesh.pipeline_size(), .tensor = 2}).value();
       options.has_trust_ratios = pipeline % 4 == 0;
     }
+    options.has_tied_ends = pipeline % 3 == 0;
     const std::vector<Channel> channels =
-        ChannelsOf(options.mesh, options.chunks_per_stage, options.has_trust_ratios);
+        ChannelsOf(options.mesh, {.chunks_per_stage = options.chunks_per_stage,
+                                  .has_trust_ratios = options.has_trust_ratios,
+                                  .has_tied_ends = options.has_tied_ends});
     std::set<std::pair<GroupKind, std::string>> used;
     for (const RankPlan& plan : BuildAll(options)) {
       for (const Instruction& instruction : plan.instructions) {
@@ -624,6 +630,55 @@ TEST(TrainPlan, IsPrintedWithOneLinePerStream) {
             "  optimizer           O.c1\n");
 }
 
+TEST(TrainPlan, TheEndsOfAModelExchangeATiedEmbeddingAndItsGradient) {
+  PlanOptions options = Shape({.data = 2, .pipeline = 3}, 2);
+  options.chunks.clear();
+  options.has_tied_ends = true;
+  options.embedding_bytes = 40;
+  options.head_gradient_bytes = 80;
+  options.num_buckets = {2, 1, 1};
+  EXPECT_EQ(ToString(BuildTrainPlan(options, 0).value()),
+            "rank 0 (data 0, pipeline 0, tensor 0): 19 instructions, 2 activation slots\n"
+            "  compute             F.c0.m0 F.c0.m1 B.c0.m0 B.c0.m1 B.c0.m1.b1\n"
+            "  load-batch          L.c0\n"
+            "  send-activation     SA.c0.m0 SA.c0.m1\n"
+            "  receive-activation  RH\n"
+            "  send-gradient       SE\n"
+            "  receive-gradient    RG.c0.m0 RG.c0.m1\n"
+            "  data-parallel       G.c0.b1 G.c0 R.c0 A.c0.b1 R.c0.b1 N\n"
+            "  optimizer           O.c0\n");
+  auto waits = Waits(options, 0);
+  EXPECT_THAT(waits["SE"], ElementsAre("G.c0.b1"));
+  EXPECT_THAT(waits["RH"], ElementsAre());
+  EXPECT_THAT(waits["A.c0.b1"], ElementsAre("B.c0.m1.b1", "RH"));
+  EXPECT_THAT(waits["R.c0.b1"], ElementsAre("A.c0.b1"));
+  EXPECT_THAT(waits["N"], ElementsAre("R.c0.b1", "SE"));
+  EXPECT_THAT(ToString(BuildTrainPlan(options, 2).value()), Not(HasSubstr("E")));
+  waits = Waits(options, 4);
+  EXPECT_THAT(waits["F.c2.m0"], ElementsAre("G.c2", "L.c2", "RA.c2.m0", "RE"));
+  EXPECT_THAT(waits["SH"], ElementsAre("F.c2.m1"));
+  const RankPlan last = BuildTrainPlan(options, 4).value();
+  for (const Instruction& instruction : last.instructions) {
+    if (instruction.kind() == OpKind::kReceiveEmbedding) {
+      EXPECT_EQ(instruction.bytes, 40);
+    } else if (instruction.kind() == OpKind::kSendHeadGradient) {
+      EXPECT_EQ(instruction.bytes, 80);
+    }
+  }
+  // Stage 2 adds it to the sum of the last micro-batch.
+  options.zero_stage = 2;
+  waits = Waits(options, 0);
+  EXPECT_THAT(waits["A.c0.m1.b1"], ElementsAre("B.c0.m1.b1", "RH"));
+  EXPECT_THAT(waits["R.c0.m1.b1"], ElementsAre("A.c0.m1.b1"));
+  EXPECT_THAT(waits["R.c0.m0.b1"], ElementsAre("B.c0.m0.b1"));
+  // Without overlap they come before and after all passes.
+  options.overlap.p2p_communication = false;
+  waits = Waits(options, 0);
+  EXPECT_THAT(waits["F.c0.m0"], ElementsAre("G.c0", "L.c0", "SE"));
+  EXPECT_THAT(waits["RH"], ElementsAre("B.c0.m1.b1"));
+  EXPECT_THAT(Waits(options, 4)["SH"], ElementsAre("B.c2.m1"));
+}
+
 TEST(TrainPlan, RefusesWhatCannotBePlanned) {
   const auto refusal = [](const PlanOptions& options, int rank) {
     const absl::Status status = BuildTrainPlan(options, rank).status();
@@ -638,6 +693,9 @@ TEST(TrainPlan, RefusesWhatCannotBePlanned) {
   stage3.zero_stage = 3;
   EXPECT_THAT(refusal(stage3, 0), HasSubstr("zero_stage is 3; expected 1 or 2"));
   EXPECT_THAT(refusal(Shape({.data = 1, .pipeline = 65535}, 1), 0), HasSubstr("pipeline size"));
+  PlanOptions tied = Shape({}, 1);
+  tied.has_tied_ends = true;
+  EXPECT_THAT(refusal(tied, 0), HasSubstr("has_tied_ends is true with one pipeline stage"));
   PlanOptions turns = Shape({.data = 1, .pipeline = 3}, 4);
   turns.chunks.clear();
   turns.chunks_per_stage = 2;

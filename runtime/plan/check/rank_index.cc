@@ -30,6 +30,7 @@ int RankIndex::NumBuckets(int chunk) const {
 
 bool RankIndex::AddsToGradients(InstructionId id) const {
   if (id.operation() == OpKind::kForward) return IsLast(id.chunk());
+  if (id.operation() == OpKind::kAddHeadGradient) return true;
   if (plan_.shards_gradients) return id.operation() == last_part();
   return GoesBack(id.operation());
 }

@@ -48,8 +48,8 @@ class RankIndex {
   static bool Reduces(OpKind kind) {
     return kind == OpKind::kSumReplicated || kind == OpKind::kReduceGradients;
   }
-  // The last chunk's forward also makes the gradients of the head. With a buffer per bucket, the
-  // first part of a split backward accumulates into no buffer.
+  // The last chunk's forward also makes the gradients of the head, and A adds a tied head's. With a
+  // buffer per bucket, the first part of a split backward accumulates into no buffer.
   bool AddsToGradients(InstructionId id) const;
   // Whether the gradient buffer then holds a single bucket.
   bool AddsToOneBucket(InstructionId id) const {

@@ -24,7 +24,7 @@ class MemoryCheck {
 
  private:
   struct BufferUsers {
-    std::vector<int> passes;      // accumulate into it
+    std::vector<int> passes;      // and A: accumulate into it
     std::vector<int> reductions;  // S and R
   };
 
@@ -66,7 +66,7 @@ class MemoryCheck {
     turn->is_reduced[static_cast<size_t>(bucket)] = false;
     // A forward adds only to the head's gradients; their buckets are not known here.
     const auto begin = turn->last_of_bucket.begin() + bucket;
-    const bool of_all = !RankIndex::GoesBack(instruction.kind()) && !plan_.shards_gradients;
+    const bool of_all = instruction.kind() == OpKind::kForward && !plan_.shards_gradients;
     const int num_added = std::max(1, instruction.num_buckets);
     std::fill(begin, of_all ? turn->last_of_bucket.end() : begin + num_added, pass);
   }

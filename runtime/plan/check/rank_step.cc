@@ -14,6 +14,7 @@ class StepCheck {
   absl::Status Check() const {
     RETURN_IF_ERROR(CheckKinds());
     RETURN_IF_ERROR(CheckPasses());
+    RETURN_IF_ERROR(CheckTiedEnds());
     return CheckShard();
   }
 
@@ -34,6 +35,7 @@ class StepCheck {
         return Refuse(plan_, instruction, "has no chunk at its other end");
       }
       RETURN_IF_ERROR(CheckBuckets(instruction));
+      RETURN_IF_ERROR(CheckEnd(instruction));
       if (instruction.input_only != (index_.splits_backward() && kind == OpKind::kBackward)) {
         return Refuse(plan_, instruction, "gives the gradient of ",
                       instruction.input_only ? "its input alone" : "its weights too",
@@ -63,6 +65,22 @@ class StepCheck {
       }
     }
     return absl::OkStatus();
+  }
+
+  bool HasFirstChunk() const { return plan_.stage() == 0; }
+  bool HasLastChunk() const { return index_.IsMine(plan_.num_chunks - 1); }
+
+  // Checks that exchanges of a tied embedding are where both ends of the model need them.
+  absl::Status CheckEnd(const Instruction& instruction) const {
+    const Operation& operation = OperationOf(instruction.kind());
+    if (!operation.for_tied_ends) return absl::OkStatus();
+    if (!plan_.has_tied_ends) {
+      return Refuse(plan_, instruction, "is in a plan without tied ends of the model");
+    }
+    const bool is_at_last = IsTransfer(instruction.kind()) && operation.other_chunk < 0;
+    if (is_at_last ? HasLastChunk() : HasFirstChunk()) return absl::OkStatus();
+    return Refuse(plan_, instruction, "is on stage ", plan_.stage(), "; expected that of the ",
+                  is_at_last ? "last" : "first", " chunk");
   }
 
   absl::Status CheckBuckets(const Instruction& instruction) const {
@@ -186,6 +204,43 @@ class StepCheck {
     }
     RETURN_IF_ERROR(index_.Needs(first, piece));
     return index_.Needs(InstructionId(OpKind::kReduceNorm), reduced);
+  }
+
+  // With tied ends: checks that the head computes with the embedding matrix of this step, and that
+  // all of its gradient is added to the embedding's once.
+  absl::Status CheckTiedEnds() const {
+    if (!plan_.has_tied_ends) return absl::OkStatus();
+    if (HasFirstChunk()) RETURN_IF_ERROR(CheckOwnerOfEmbedding());
+    if (!HasLastChunk()) return absl::OkStatus();
+    for (int microbatch = 0; microbatch < plan_.num_microbatches; ++microbatch) {
+      const InstructionId forward(OpKind::kForward, plan_.num_chunks - 1, microbatch);
+      RETURN_IF_ERROR(index_.Needs(forward, InstructionId(OpKind::kReceiveEmbedding)));
+      RETURN_IF_ERROR(index_.Needs(InstructionId(OpKind::kSendHeadGradient), forward));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckOwnerOfEmbedding() const {
+    const int bucket = index_.NumBuckets(0) - 1;
+    const InstructionId send(OpKind::kSendEmbedding);
+    RETURN_IF_ERROR(index_.Needs(
+        send, InstructionId(OpKind::kGatherParameters, 0, InstructionId::kNoMicrobatch, bucket)));
+    RETURN_IF_ERROR(index_.Needs(InstructionId(OpKind::kOptimizerStep, 0), send));
+    const Instruction* added = nullptr;
+    for (const Instruction& instruction : plan_.instructions) {
+      if (instruction.kind() != OpKind::kAddHeadGradient) continue;
+      if (added != nullptr) return Refuse(plan_, instruction, "adds the gradient a second time");
+      added = &instruction;
+    }
+    if (added == nullptr) return index_.Missing(InstructionId(OpKind::kAddHeadGradient, 0));
+    const InstructionId add = added->id;
+    if (add.bucket() != bucket) {
+      return Refuse(plan_, *added, "is not of bucket ", bucket, ", which has the embedding");
+    }
+    RETURN_IF_ERROR(index_.Needs(add, InstructionId(OpKind::kReceiveHeadGradient)));
+    const OpKind reduces =
+        plan_.mesh.tensor_size() > 1 ? OpKind::kSumReplicated : OpKind::kReduceGradients;
+    return index_.Needs(InstructionId(reduces, 0, add.microbatch(), bucket), add);
   }
 
   const RankIndex& index_;

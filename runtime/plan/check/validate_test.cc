@@ -555,6 +555,112 @@ TEST(ValidatePlans, RefusesReductionsOfAnotherBuffer) {
   EXPECT_THAT(ValidateRolePlans(roles).message(), HasSubstr("gradient"));
 }
 
+std::vector<RankPlan> BuildTied(int zero_stage, MeshSizes sizes = {.pipeline = 2}) {
+  PlanOptions options;
+  options.mesh = Mesh::Create(sizes).value();
+  options.num_microbatches = 2;
+  options.zero_stage = zero_stage;
+  options.num_buckets = {2, 1};
+  options.has_tied_ends = true;
+  std::vector<RankPlan> plans;
+  for (int rank = 0; rank < options.mesh.world_size(); ++rank) {
+    plans.push_back(BuildTrainPlan(options, rank).value());
+  }
+  return plans;
+}
+
+TEST(ValidatePlans, RefusesATiedEmbeddingThatIsNotExchanged) {
+  ASSERT_TRUE(ValidatePlans(BuildTied(1)).ok()) << ValidatePlans(BuildTied(1));
+  const auto refusal = [](int zero_stage, const auto& change) {
+    std::vector<RankPlan> plans = BuildTied(zero_stage);
+    change(plans);
+    return Refusal(plans);
+  };
+  const auto without = [&](const std::string& sent, const std::string& received) {
+    return refusal(1, [&](auto& plans) {
+      const bool goes_forward = sent == "SE";
+      if (!sent.empty()) Remove(plans[goes_forward ? 0 : 1], sent);
+      if (!received.empty()) Remove(plans[goes_forward ? 1 : 0], received);
+    });
+  };
+  EXPECT_THAT(without("SE", "RE"), HasSubstr("rank 0: SE is missing"));
+  EXPECT_THAT(without("", "RH"), HasSubstr("A.c0.b1 needs RH, which is not in the plan"));
+  EXPECT_THAT(without("SH", ""), HasSubstr("rank 1: SH is missing"));
+  EXPECT_THAT(without("SE", ""), HasSubstr("rank 0: SE is missing"));
+  EXPECT_THAT(refusal(1, [](auto& plans) { Remove(plans[1], "RE"); }),
+              HasSubstr("rank 1: F.c1.m0 needs RE, which is not in the plan"));
+  EXPECT_THAT(refusal(1, [](auto& plans) { Remove(plans[0], "A.c0.b1"); }),
+              HasSubstr("rank 0: A.c0 is missing"));
+  EXPECT_THAT(refusal(1,
+                      [](auto& plans) {
+                        for (RankPlan& plan : plans) plan.has_tied_ends = false;
+                      }),
+              HasSubstr("SE is in a plan without tied ends of the model"));
+  EXPECT_THAT(refusal(1, [](auto& plans) { plans[1].has_tied_ends = false; }),
+              HasSubstr("rank 1 has another mesh"));
+}
+
+TEST(ValidatePlans, RefusesATiedEmbeddingThatIsUsedTooEarly) {
+  const auto refusal = [](int zero_stage, const auto& change) {
+    std::vector<RankPlan> plans = BuildTied(zero_stage);
+    change(plans);
+    return Refusal(plans);
+  };
+  const auto without = [](RankPlan& plan, const std::string& consumer, const std::string& of) {
+    std::erase(At(plan, consumer).depends_on, IndexOf(plan, of));
+  };
+  EXPECT_THAT(refusal(1, [&](auto& plans) { without(plans[0], "SE", "G.c0.b1"); }),
+              HasSubstr("SE uses what G.c0.b1 makes, and does not wait"));
+  EXPECT_THAT(refusal(1, [&](auto& plans) { without(plans[0], "N", "SE"); }),
+              HasSubstr("O.c0 uses what SE makes, and does not wait"));
+  EXPECT_THAT(refusal(1, [&](auto& plans) { without(plans[0], "A.c0.b1", "RH"); }),
+              HasSubstr("A.c0.b1 uses what RH makes, and does not wait"));
+  EXPECT_THAT(refusal(1, [&](auto& plans) { without(plans[1], "F.c1.m0", "RE"); }),
+              HasSubstr("F.c1.m0 uses what RE makes, and does not wait"));
+  EXPECT_THAT(refusal(1, [&](auto& plans) { without(plans[1], "SH", "F.c1.m1"); }),
+              HasSubstr("SH uses what F.c1.m0 makes, and does not wait"));
+  EXPECT_THAT(refusal(1, [&](auto& plans) { without(plans[0], "A.c0.b1", "B.c0.m1.b1"); }),
+              HasSubstr("R.c0.b1 uses what B.c0.m1.b1 makes, and does not wait"));
+  EXPECT_THAT(refusal(1, [](auto& plans) { Swap(plans[0], "A.c0.b1", "R.c0.b1"); }),
+              HasSubstr("cycle"));
+  EXPECT_THAT(
+      refusal(1,
+              [&](auto& plans) {
+                without(plans[0], "A.c0.b1", "B.c0.m1.b1");
+                At(plans[0], "R.c0.b1").depends_on.push_back(IndexOf(plans[0], "B.c0.m1.b1"));
+                Swap(plans[0], "A.c0.b1", "R.c0");
+              }),
+      HasSubstr("A.c0.b1 may begin in gradient buffer 0 before B.c0.m1"));
+  // Exactly one micro-batch takes it, with the bucket that has the embedding.
+  EXPECT_THAT(refusal(2,
+                      [](auto& plans) {
+                        Instruction again = At(plans[0], "A.c0.m1.b1");
+                        again.id = InstructionId(OpKind::kAddHeadGradient, 0, 0, 1);
+                        plans[0].instructions.push_back(again);
+                      }),
+              HasSubstr("A.c0.m0.b1 adds the gradient a second time"));
+  EXPECT_THAT(refusal(1,
+                      [](auto& plans) {
+                        At(plans[0], "A.c0.b1").id = InstructionId(OpKind::kAddHeadGradient, 0);
+                      }),
+              HasSubstr("A.c0 is not of bucket 1, which has the embedding"));
+}
+
+TEST(ValidatePlans, RefusesATiedEmbeddingOnAnotherStage) {
+  std::vector<RankPlan> plans = BuildTied(1);
+  Instruction received = At(plans[1], "RE");
+  received.peer = 1;
+  Remove(plans[0], "SE");
+  plans[0].instructions.push_back(received);
+  EXPECT_THAT(Refusal(plans), HasSubstr("RE is on stage 0; expected that of the last chunk"));
+  // Tensor ranks sum what includes the head's gradient.
+  plans = BuildTied(1, {.pipeline = 2, .tensor = 2});
+  ASSERT_TRUE(ValidatePlans(plans).ok()) << ValidatePlans(plans);
+  std::erase(At(plans[0], "S.c0.b1").depends_on, IndexOf(plans[0], "A.c0.b1"));
+  At(plans[0], "A.c0.b1").stream = StreamKind::kOptimizer;
+  EXPECT_THAT(Refusal(plans), HasSubstr("S.c0.b1"));
+}
+
 TEST(ValidatePlans, RefusesCommunicationInAnotherGroup) {
   std::vector<RankPlan> plans = BuildAll({.data = 2}, 1);
   At(plans[1], "L.c0").group = GroupKind::kWorld;

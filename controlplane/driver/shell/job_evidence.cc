@@ -148,23 +148,31 @@ void JobEvidences::OnEvent(const Event& event, const IndexedState& state,
   JobIndex::Places places;
   if (event.has_node_lost()) places = state.index().On(event.node_lost().node_id());
   if (event.has_rank_failed()) places = {state.index().PlaceOf(event.rank_failed().job_id())};
+  // These end an attempt by themselves sometimes, and at other times a failure may still follow.
+  if (event.has_suspect_found()) places = {state.index().PlaceOf(event.suspect_found().job_id())};
+  if (event.has_stage_timed_out()) {
+    places = {state.index().PlaceOf(event.stage_timed_out().job_id())};
+  }
+  const bool is_failure = event.has_node_lost() || event.has_rank_failed();
   for (const int place : places) {
     if (place < 0) continue;
     const JobRecord& job = state.state().jobs(place);
     if (!HoldsSlots(job) || IsHold(job.stage())) continue;
     LastRanks& last = last_ranks_[JobId(job)];
-    if (last.attempt == job.attempt()) continue;  // what follows is a consequence
-    last = {job.attempt(), RanksOf(job, monitor)};
+    // What follows a failure is a consequence.
+    if (last.attempt == job.attempt() && last.is_at_failure) continue;
+    last = {job.attempt(), is_failure, RanksOf(job, monitor)};
   }
 }
 
 void JobEvidences::Keep(const DriverState& state, const JobRecord& job, int64_t last_step,
                         const AgentMonitor& monitor) {
   const auto last = last_ranks_.find(JobId(job));
-  const bool is_known = last != last_ranks_.end();
+  const int64_t attempt = job.has_culprit() ? job.culprit().attempt() : job.attempt();
+  const bool is_known = last != last_ranks_.end() && last->second.attempt == attempt;
   Write(job,
         EvidenceOf(state, job, last_step, is_known ? last->second.ranks : RanksOf(job, monitor)));
-  if (is_known) last_ranks_.erase(last);
+  last_ranks_.erase(JobId(job));
 }
 
 void JobEvidences::Write(const JobRecord& job, const Evidence& evidence) {

@@ -33,7 +33,8 @@ class JobEvidences {
  public:
   explicit JobEvidences(JobFiles* files) : files_(files) {}
 
-  // Keeps what the ranks do when an event that ends an attempt comes. Call before it is applied.
+  // Keeps what the ranks do when an event comes that ends, or may end, an attempt. Call before it
+  // is applied.
   void OnEvent(const Event& event, const IndexedState& state, const AgentMonitor& monitor);
   // Writes the evidence of a job that has ended.
   void Keep(const DriverState& state, const JobRecord& job, int64_t last_step,
@@ -49,12 +50,13 @@ class JobEvidences {
   using Evidence = megascale::control::v1::JobEvidence;
   struct LastRanks {
     int64_t attempt = 0;
+    bool is_at_failure = false;
     std::vector<megascale::control::v1::RankView> ranks;
   };
   void Write(const JobRecord& job, const Evidence& evidence);
 
   JobFiles* files_;
-  std::map<std::string, LastRanks> last_ranks_;  // by job: at the newest failure
+  std::map<std::string, LastRanks> last_ranks_;  // by job: at the newest such event
   std::map<std::string, int64_t> due_;           // by node: the test that it was to pass
 };
 

@@ -92,6 +92,27 @@ TEST_F(JobEvidenceTest, OfALargeJobTheRanksThatFailedAndThoseThatStoodStillAreKe
   EXPECT_EQ(evidence.ranks(63).status().rank(), 900);
 }
 
+TEST_F(JobEvidenceTest, WhatRanksDidInAnEarlierAttemptIsNotToldOfALaterFailure) {
+  for (const int64_t culprit_attempt : {int64_t{1}, int64_t{2}}) {
+    JobRecord* job = state_.mutable_jobs(0);
+    job->set_stage(pb::STAGE_RUN);
+    job->set_attempt(1);
+    job->clear_placements();
+    job->add_placements()->set_node_id("n0");
+    evidences_.OnEvent(Failed(1, 0, "n0", megascale::telemetry::v1::FAILURE_CLASS_EXITED), state_,
+                       monitor_);
+    job->mutable_placements(0)->set_node_id("n1");
+    job->set_attempt(2);
+    job->mutable_culprit()->set_attempt(culprit_attempt);
+    job->mutable_culprit()->set_rank(0);
+    evidences_.Keep(state_, *job, 5, monitor_);
+    const auto evidence = Read();
+    ASSERT_TRUE(evidence.ok()) << evidence.status();
+    ASSERT_EQ(evidence->ranks_size(), 1);
+    EXPECT_EQ(evidence->ranks(0).node_id(), culprit_attempt == 1 ? "n0" : "n1");
+  }
+}
+
 TEST_F(JobEvidenceTest, AFileThatIsTooLargeIsIgnored) {
   ASSERT_TRUE(disk_.WriteSoon(Path(), std::string((size_t{1} << 20) + 1, ' ')).ok());
   EXPECT_EQ(Read().status().code(), absl::StatusCode::kDataLoss);

@@ -8,6 +8,7 @@ _CONTROL_FOLDERS = [
     "tests/api",
     "tests/bench/control",
     "tests/chaos",
+    "tests/diagnose",
     "tests/e2e",
     "tests/page",
     "tests/sim",

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
@@ -27,11 +28,14 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kStepsMax = 1000;
+constexpr int64_t kStepsSaved = 48;  // enough to compare the newest with older ones
 
 struct DiagnoseFlags {
   ConnectionFlags connection;
   std::string job_id;
   std::string trace;
+  std::string save;
+  std::string saved;
   std::string format = "text";
   std::string svg;
   int64_t steps = 20;
@@ -45,6 +49,8 @@ json VerdictJson(const Diagnosis& diagnosis) {
                   {"excluded", findings.excluded}};
   if (diagnosis.rank >= 0) verdict["rank"] = diagnosis.rank;
   if (!diagnosis.node.empty()) verdict["node"] = diagnosis.node;
+  if (diagnosis.peer >= 0) verdict["peer"] = diagnosis.peer;
+  if (!diagnosis.peer_node.empty()) verdict["peer_node"] = diagnosis.peer_node;
   return verdict;
 }
 
@@ -83,14 +89,31 @@ absl::StatusOr<Diagnosis> DiagnoseTrace(const std::string& path) {
 
 absl::StatusOr<Diagnosis> AskDriver(const DiagnoseFlags& flags) {
   ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
-  return DiagnoseJob(client.get(), flags.job_id, {.num_steps = flags.steps});
+  const auto source = LiveEvidence(client.get(), flags.job_id);
+  absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(source.get(), {.num_steps = flags.steps});
+  if (diagnosis.ok() && !flags.save.empty()) {
+    RETURN_IF_ERROR(base::Annotate(
+        SaveEvidence(source.get(), std::max(flags.steps, kStepsSaved), flags.save), flags.save));
+  }
+  return diagnosis;
+}
+
+absl::StatusOr<Diagnosis> ReadSaved(const DiagnoseFlags& flags) {
+  ASSIGN_OR_RETURN(const auto source, SavedEvidence(flags.saved));
+  return DiagnoseJob(source.get(), {.num_steps = flags.steps});
 }
 
 absl::Status CheckFlags(const DiagnoseFlags& flags) {
-  if (flags.job_id.empty() == flags.trace.empty()) {
-    return absl::InvalidArgumentError(flags.job_id.empty()
-                                          ? "expected a job's id, or --trace FILE"
-                                          : "a job and --trace were given; expected one of them");
+  const int num_given = (flags.job_id.empty() ? 0 : 1) + (flags.trace.empty() ? 0 : 1) +
+                        (flags.saved.empty() ? 0 : 1);
+  if (num_given != 1) {
+    return absl::InvalidArgumentError(
+        num_given == 0
+            ? "expected a job's id, --saved FILE, or --trace FILE"
+            : "a job's id, --saved and --trace exclude each other; expected one of them");
+  }
+  if (!flags.save.empty() && flags.job_id.empty()) {
+    return absl::InvalidArgumentError("--save: there is no job to read; expected a job's id");
   }
   if (flags.steps < 1 || flags.steps > kStepsMax) {
     return absl::InvalidArgumentError(
@@ -102,12 +125,13 @@ absl::Status CheckFlags(const DiagnoseFlags& flags) {
 int RunDiagnose(const DiagnoseFlags& flags) {
   if (const absl::Status valid = CheckFlags(flags); !valid.ok()) return ReportError(valid);
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
-  const bool is_trace = !flags.trace.empty();
-  const absl::StatusOr<Diagnosis> diagnosis =
-      is_trace ? DiagnoseTrace(flags.trace) : AskDriver(flags);
+  const std::string& file = flags.saved.empty() ? flags.trace : flags.saved;
+  const absl::StatusOr<Diagnosis> diagnosis = !flags.saved.empty()   ? ReadSaved(flags)
+                                              : !flags.trace.empty() ? DiagnoseTrace(file)
+                                                                     : AskDriver(flags);
   if (!diagnosis.ok()) {
-    return is_trace ? ReportError(base::Annotate(diagnosis.status(), flags.trace))
-                    : ReportCallError(diagnosis.status(), flags.connection);
+    return file.empty() ? ReportCallError(diagnosis.status(), flags.connection)
+                        : ReportError(base::Annotate(diagnosis.status(), file));
   }
   for (const std::string& note : diagnosis->notes) {
     std::fprintf(stderr, "megascale: %s\n", note.c_str());
@@ -141,6 +165,11 @@ void AddDiagnoseCommand(CommandLine* line) {
   command->Path("--trace", &flags->trace,
                 "analyses this file in place of a job: a Chrome trace of training steps, plain or "
                 "gzip, as ByteDance's StragglerAnalysis writes it (default: none)");
+  command->Path("--save", &flags->save,
+                "also writes the evidence into this file, gzip, to look at it again with --saved "
+                "(default: none)");
+  command->Path("--saved", &flags->saved,
+                "diagnoses the evidence in this file in place of a job (default: none)");
   AddOutputOption(command, &flags->format);
   command->Path("--svg", &flags->svg,
                 "draws the ranks into this file, in the colour of what they cost; -: standard "
@@ -159,6 +188,8 @@ void AddDiagnoseCommand(CommandLine* line) {
   command->Examples(
       "megascale diagnose fortunes-1a2b3c4d\n"
       "megascale diagnose fortunes-1a2b3c4d -o json --svg ranks.svg\n"
+      "megascale diagnose fortunes-1a2b3c4d --save evidence.gz\n"
+      "megascale diagnose --saved evidence.gz\n"
       "megascale diagnose --trace timeline.json.gz");
   command->Runs([flags] { return RunDiagnose(*flags); });
 }

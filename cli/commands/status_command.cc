@@ -56,7 +56,8 @@ void PrintJob(const control::v1::Job& job) {
 void PrintDiagnosis(client::JobClient* client, const control::v1::Job& job) {
   if (job.state() != control::v1::JOB_STATE_RUNNING || job.ranks_size() > kDiagnosedRanksMax)
     return;
-  const absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(client, job.job_id(), kDiagnosed);
+  const absl::StatusOr<Diagnosis> diagnosis =
+      DiagnoseJob(LiveEvidence(client, job.job_id()).get(), kDiagnosed);
   if (!diagnosis.ok()) return;  // the state above is what was asked for
   std::printf("diagnosis %s\n", diagnosis->findings.verdict.c_str());
 }

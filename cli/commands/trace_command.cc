@@ -36,7 +36,7 @@ struct TraceFlags {
 absl::StatusOr<JobTrace> Measure(const TraceFlags& flags) {
   ASSIGN_OR_RETURN(const auto client, Connect(flags.connection));
   ASSIGN_OR_RETURN(const control::v1::Job job, client->Get(flags.job_id));
-  return TraceJob(client.get(), job, flags.steps);
+  return TraceJob(LiveEvidence(client.get(), flags.job_id).get(), job, flags.steps);
 }
 
 // "steps 12 to 16, and 17 so far"

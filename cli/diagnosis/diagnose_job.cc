@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <optional>
+#include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "cli/diagnosis/exchange_report.h"
 #include "cli/diagnosis/job_report.h"
@@ -29,8 +33,13 @@ using nlohmann::json;
 
 // Slowness is judged from this many steps on.
 constexpr size_t kStepsMin = 3;
+// The newest steps are compared with older ones: with these many more, in a job of few ranks, but
+// not with the newest of them, in which the job may have begun to be slow.
+constexpr int64_t kStepsCompared = 100;
+constexpr int kRanksCompared = 64;
+constexpr int64_t kStepsBetween = 16;
 // The evidence of at most this many ranks is read.
-constexpr int kRanksAsked = 64;
+constexpr size_t kRanksAsked = 64;
 // How often, and how much later, the driver is asked again which processes are silent.
 constexpr int kLivenessTries = 4;
 constexpr absl::Duration kLivenessDelay = absl::Milliseconds(700);
@@ -77,24 +86,43 @@ double SecondsSinceProgress(const trace::JobSpans& spans) {
   return std::max(0.0, seconds);
 }
 
-// Returns the mean time from the end of one whole step to the end of the next; 0: not known.
+// Returns the mean time from the end of one whole step to the end of the next, of the newest ones;
+// 0: not known. The newest alone tell how long a step takes in a job that has become slow.
 double StepSeconds(const std::vector<timeline::TimedStep>& steps) {
-  int64_t first = 0;
-  int64_t last = 0;
-  int count = 0;
+  std::vector<int64_t> ends;
   for (const timeline::TimedStep& step : steps) {
-    if (!step.whole) continue;
-    if (count == 0) first = step.time.end;
-    last = step.time.end;
-    ++count;
+    if (step.whole) ends.push_back(step.time.end);
   }
-  if (count == 0) return 0;
-  return count == 1 ? static_cast<double>(first) / 1e9
-                    : static_cast<double>(last - first) / 1e9 / (count - 1);
+  if (ends.empty()) return 0;
+  if (ends.size() == 1) return static_cast<double>(ends.front()) / 1e9;
+  const size_t count = std::min(ends.size() - 1, kStepsMin);
+  return static_cast<double>(ends.back() - ends[ends.size() - 1 - count]) / 1e9 /
+         static_cast<double>(count);
 }
 
 std::string NodeOf(const control::v1::Job& job, int rank) {
   return rank >= 0 && rank < job.ranks_size() ? base::Printable(job.ranks(rank).node_id()) : "";
+}
+
+// The machine that the verdict names, or that of its rank.
+std::string NodeOfVerdict(const control::v1::Job& job, const Diagnosis& diagnosis) {
+  return NodeOf(job, diagnosis.rank_on_node >= 0 ? diagnosis.rank_on_node : diagnosis.rank);
+}
+
+// Returns a number for each rank's machine.
+std::vector<int> MachineOfRanks(const control::v1::Job& job) {
+  std::map<std::string, int> numbers;
+  std::vector<int> machines;
+  for (const control::v1::RankView& rank : job.ranks()) {
+    const auto number = static_cast<int>(numbers.size());
+    machines.push_back(numbers.try_emplace(rank.node_id(), number).first->second);
+  }
+  return machines;
+}
+
+int64_t StepsToRead(const control::v1::Job& job, const DiagnoseOptions& options) {
+  const bool is_compared = !options.is_brief && job.ranks_size() <= kRanksCompared;
+  return is_compared ? std::max(options.num_steps, kStepsCompared) : options.num_steps;
 }
 
 std::string LimitText(const google::protobuf::Duration& limit) {
@@ -156,29 +184,79 @@ std::string StallPicture(const diagnose::StallVerdict& verdict, const trace::Job
   return diagnose::HeatMapSvg(title, cells);
 }
 
-// Reads evidence about ranks. What cannot be read is not known.
-std::vector<control::v1::StreamEvidenceResponse> ReadEvidence(client::JobClient* client,
-                                                              const control::v1::Job& job,
-                                                              telemetry::v1::EvidenceKind kind,
-                                                              absl::Span<const int> ranks) {
-  control::v1::StreamEvidenceRequest request;
-  request.set_job_id(job.job_id());
-  request.set_kind(kind);
-  for (const int rank : ranks) {
-    if (request.ranks_size() < kRanksAsked) request.add_ranks(rank);
-  }
-  std::vector<control::v1::StreamEvidenceResponse> responses;
-  client
-      ->Evidence(request, {[&](const control::v1::StreamEvidenceResponse& response) {
-                             responses.push_back(response);
-                           },
-                           {}})
-      .IgnoreError();
-  return responses;
+// Reads evidence about ranks, of which a large job may have too many.
+std::vector<control::v1::StreamEvidenceResponse> AskedEvidence(EvidenceSource* source,
+                                                               telemetry::v1::EvidenceKind kind,
+                                                               std::vector<int> ranks) {
+  if (ranks.empty()) return {};
+  ranks.resize(std::min(ranks.size(), kRanksAsked));
+  return source->Evidence(kind, ranks);
 }
 
-Diagnosis DiagnoseStall(client::JobClient* client, const control::v1::Job& job,
-                        const JobTrace& traced, double seconds, bool with_stacks) {
+// Returns the exchanges that all their members have begun, if nothing else explains the stall.
+std::vector<const diagnose::StallRoot*> StuckExchanges(const diagnose::StallVerdict& verdict) {
+  std::vector<const diagnose::StallRoot*> roots;
+  if (verdict.root.cause != diagnose::StallCause::kUnknown) roots.push_back(&verdict.root);
+  for (const diagnose::StallRoot& root : verdict.other_roots) roots.push_back(&root);
+  const bool are_exchanges = absl::c_all_of(roots, [](const diagnose::StallRoot* root) {
+    return root->cause == diagnose::StallCause::kExchange;
+  });
+  if (are_exchanges) return roots;
+  if (verdict.root.cause == diagnose::StallCause::kExchange) return {&verdict.root};
+  return {};
+}
+
+// Asks the communicators how far they have come.
+void AddExchanges(EvidenceSource* source, const control::v1::Job& job,
+                  const diagnose::StallVerdict& verdict, absl::Span<const std::string> names,
+                  Diagnosis* diagnosis) {
+  const std::vector<const diagnose::StallRoot*> roots = StuckExchanges(verdict);
+  std::set<int> ranks;
+  for (const diagnose::StallRoot* root : roots) {
+    ranks.insert(root->members.begin(), root->members.end());
+  }
+  const auto evidence =
+      AskedEvidence(source, telemetry::v1::EVIDENCE_KIND_EXCHANGES, {ranks.begin(), ranks.end()});
+  std::vector<diagnose::ExchangeVerdict> verdicts;
+  for (const diagnose::StallRoot* root : roots) {
+    verdicts.push_back(
+        diagnose::ExplainExchange(ShownCallsOf(evidence, root->instruction, root->members)));
+  }
+  const std::vector<int> machines = MachineOfRanks(job);
+  AddExchange(diagnose::JoinExchanges(verdicts, machines), names, machines, diagnosis);
+}
+
+// Several ranks may be the cause, and all of them are on one machine: names it.
+void AddMachineOfAll(const control::v1::Job& job, const diagnose::StallVerdict& verdict,
+                     Diagnosis* diagnosis) {
+  if (verdict.root.cause != diagnose::StallCause::kUnknown || verdict.other_roots.empty()) return;
+  std::set<int> ranks;
+  std::set<std::string> nodes;
+  bool all_load = true;
+  for (const diagnose::StallRoot& root : verdict.other_roots) {
+    if (root.rank < 0) return;
+    ranks.insert(root.rank);
+    nodes.insert(NodeOf(job, root.rank));
+    all_load = all_load && root.cause == diagnose::StallCause::kRuns &&
+               root.instruction.operation() == plan::OpKind::kLoadBatch;
+  }
+  if (nodes.size() != 1 || nodes.begin()->empty()) return;
+  diagnosis->rank_on_node = *ranks.begin();
+  diagnosis->is_undecided = false;
+  Findings& findings = diagnosis->findings;
+  findings.excluded.clear();  // these were the ranks that may be the cause
+  findings.cause = all_load ? "data_wait" : "stuck_machine";
+  findings.verdict =
+      absl::StrCat("stuck: node ", *nodes.begin(), "; its ranks ", absl::StrJoin(ranks, ", "),
+                   all_load ? " wait for their batches, and all others for them"
+                            : " do not go on, and all others wait for them");
+  if (!all_load) return;
+  findings.advice.push_back(
+      "look at the storage that holds the data, and at the host process of the machine");
+}
+
+Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, const JobTrace& traced,
+                        double seconds) {
   std::vector<diagnose::RankPosition> positions =
       diagnose::PositionsOf(traced.spans.plans(), KnownRanks(traced.spans), traced.steps);
   for (size_t rank = 0; rank < positions.size(); ++rank) {
@@ -190,21 +268,15 @@ Diagnosis DiagnoseStall(client::JobClient* client, const control::v1::Job& job,
   diagnosis.findings = DescribeStall(verdict, seconds, traced.spans.names());
   diagnosis.rank = verdict.root.rank;
   diagnosis.is_undecided = diagnosis.rank < 0;
-  if (verdict.root.cause == diagnose::StallCause::kExchange) {
-    const auto evidence =
-        ReadEvidence(client, job, telemetry::v1::EVIDENCE_KIND_EXCHANGES, verdict.root.members);
-    const auto shown = ShownCallsOf(evidence, verdict.root.instruction, verdict.root.members);
-    AddExchange(diagnose::ExplainExchange(shown), traced.spans.names(), &diagnosis);
-  }
-  diagnosis.node = NodeOf(job, diagnosis.rank);
+  AddExchanges(source, job, verdict, traced.spans.names(), &diagnosis);
+  AddMachineOfAll(job, verdict, &diagnosis);
+  diagnosis.node = NodeOfVerdict(job, diagnosis);
+  diagnosis.peer_node = NodeOf(job, diagnosis.peer);
   std::vector<int> waiting;
   for (const diagnose::WaitingRank& rank : verdict.waiting) waiting.push_back(rank.rank);
   AddReport(job, waiting, &diagnosis);
   AddStallAdvice(job, &diagnosis);
-  if (with_stacks) {
-    const std::vector<int> ranks = RanksToRead(job.ranks_size(), diagnosis.rank, waiting);
-    AddStacks(ReadEvidence(client, job, telemetry::v1::EVIDENCE_KIND_STACKS, ranks), &diagnosis);
-  }
+  diagnosis.stacks_of = RanksToRead(job.ranks_size(), diagnosis.rank, waiting);
   diagnosis.details["waiting"] = WaitingJson(verdict);
   diagnosis.details["instruction"] = verdict.root.instruction.ToString();
   diagnosis.details["step"] = verdict.root.step;
@@ -240,11 +312,34 @@ Diagnosis Postponed(const control::v1::Job& job) {
   return diagnosis;
 }
 
-absl::StatusOr<Diagnosis> DiagnoseTraced(client::JobClient* client, const control::v1::Job& job,
+// Takes the newest steps for those to judge, and older ones to compare them with.
+struct JudgedSteps {
+  std::vector<diagnose::MeasuredStep> before;
+  std::vector<int> machine_of;  // by worker
+};
+
+JudgedSteps SplitSteps(const control::v1::Job& job, int64_t num_newest,
+                       diagnose::MeasuredJob* measured) {
+  JudgedSteps judged;
+  const int64_t num_old =
+      std::max<int64_t>(0, static_cast<int64_t>(measured->steps.size()) - num_newest);
+  const int64_t num_compared =
+      std::max<int64_t>(0, static_cast<int64_t>(measured->steps.size()) - kStepsBetween);
+  judged.before.assign(measured->steps.begin(), measured->steps.begin() + num_compared);
+  measured->steps.erase(measured->steps.begin(), measured->steps.begin() + num_old);
+  const std::vector<int> machines = MachineOfRanks(job);
+  for (const diagnose::Worker& worker : measured->graph.workers()) {
+    const auto rank = static_cast<size_t>(worker.rank);
+    judged.machine_of.push_back(rank < machines.size() ? machines[rank] : -1);
+  }
+  return judged;
+}
+
+absl::StatusOr<Diagnosis> DiagnoseTraced(EvidenceSource* source, const control::v1::Job& job,
                                          const JobTrace& traced, const DiagnoseOptions& options) {
   const double seconds = SecondsSinceProgress(traced.spans);
   if (seconds > StallLimitSeconds(job.spec().fault(), StepSeconds(traced.steps))) {
-    return DiagnoseStall(client, job, traced, seconds, /*with_stacks=*/!options.is_brief);
+    return DiagnoseStall(source, job, traced, seconds);
   }
   const auto num_whole = static_cast<size_t>(std::count_if(
       traced.steps.begin(), traced.steps.end(), [](const auto& step) { return step.whole; }));
@@ -257,15 +352,20 @@ absl::StatusOr<Diagnosis> DiagnoseTraced(client::JobClient* client, const contro
   ASSIGN_OR_RETURN(
       diagnose::MeasuredJob measured,
       diagnose::JobOfSteps(traced.spans.plans(), KnownRanks(traced.spans), traced.steps));
+  const JudgedSteps judged = SplitSteps(job, options.num_steps, &measured);
   if (!KeepFewSteps(options.replayed_max, &measured) && options.is_brief) return Postponed(job);
   std::vector<std::string> names;
   for (const diagnose::Worker& worker : measured.graph.workers()) {
     names.push_back(traced.spans.names()[static_cast<size_t>(worker.rank)]);
   }
   Diagnosis diagnosis =
-      DiagnoseSteps(measured.graph, measured.steps, diagnose::kMeasuredJobOptions, names);
-  diagnosis.node = NodeOf(job, diagnosis.rank);
-  if (!diagnosis.node.empty()) AddEviction(diagnosis.node, &diagnosis.findings);
+      DiagnoseSteps(measured.graph, measured.steps, diagnose::kMeasuredJobOptions, names,
+                    {.before = judged.before, .machine_of = judged.machine_of});
+  diagnosis.node = NodeOfVerdict(job, diagnosis);
+  diagnosis.peer_node = NodeOf(job, diagnosis.peer);
+  if (!diagnosis.node.empty() && diagnosis.peer < 0) {
+    AddEviction(diagnosis.node, &diagnosis.findings);
+  }
   if (job.has_culprit()) {
     const control::v1::Culprit& culprit = job.culprit();
     diagnosis.findings.done.push_back(absl::StrCat(
@@ -276,43 +376,73 @@ absl::StatusOr<Diagnosis> DiagnoseTraced(client::JobClient* client, const contro
   return diagnosis;
 }
 
+// Puts the ranks of a verdict where programs look for them.
+void NamePlaces(const diagnose::OperationGraph& graph, const diagnose::Suspect& cause,
+                Diagnosis* diagnosis) {
+  const auto rank_of = [&](int worker) {
+    return worker < 0 ? -1 : graph.workers()[static_cast<size_t>(worker)].rank;
+  };
+  switch (cause.cause) {
+    case diagnose::SlowCause::kOneWorker:
+    case diagnose::SlowCause::kLateWorker:
+    case diagnose::SlowCause::kDataWait:
+      diagnosis->rank = rank_of(cause.worker);
+      break;
+    case diagnose::SlowCause::kSlowMachine:
+    case diagnose::SlowCause::kSlowMachineLink:
+      diagnosis->rank_on_node = rank_of(cause.worker);
+      break;
+    case diagnose::SlowCause::kSlowLink:
+      diagnosis->rank_on_node = rank_of(cause.worker);
+      diagnosis->peer = rank_of(cause.peer);
+      break;
+    default:
+      break;
+  }
+}
+
 }  // namespace
 
 Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
                         absl::Span<const diagnose::MeasuredStep> steps,
-                        const diagnose::WhatIfOptions& options,
-                        absl::Span<const std::string> names) {
+                        const diagnose::WhatIfOptions& options, absl::Span<const std::string> names,
+                        const diagnose::History& history) {
   const diagnose::WhatIf result = diagnose::AnalyzeSteps(graph, steps, options);
-  const diagnose::SlowVerdict verdict = diagnose::ExplainSlowness(graph, steps, options, result);
+  const diagnose::SlowVerdict verdict =
+      diagnose::ExplainSlowness(graph, steps, options, result, history);
   Diagnosis diagnosis;
   diagnosis.findings = DescribeSlowness(graph, result, verdict, names);
-  const diagnose::SlowCause cause = verdict.cause.cause;
-  if (verdict.cause.worker >= 0 &&
-      (cause == diagnose::SlowCause::kOneWorker || cause == diagnose::SlowCause::kDataWait)) {
-    diagnosis.rank = graph.workers()[static_cast<size_t>(verdict.cause.worker)].rank;
-  }
+  NamePlaces(graph, verdict.cause, &diagnosis);
   diagnosis.details = diagnose::WhatIfJson(graph, result);
   diagnosis.picture = SlownessPicture(graph, result, diagnosis.findings.verdict, names);
   return diagnosis;
 }
 
-absl::StatusOr<Diagnosis> DiagnoseJob(client::JobClient* client, const std::string& job_id,
-                                      const DiagnoseOptions& options) {
-  ASSIGN_OR_RETURN(control::v1::Job job, client->Get(job_id));
+absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOptions& options) {
+  ASSIGN_OR_RETURN(control::v1::Job job, source->Job());
   if (IsTerminal(job.state())) return DiagnoseState(job, "");
-  const absl::StatusOr<JobTrace> traced = TraceJob(client, job, options.num_steps);
+  const absl::StatusOr<JobTrace> traced = TraceJob(source, job, StepsToRead(job, options));
   // Ranks show their life to the driver about once a second: ask for it last.
-  ASSIGN_OR_RETURN(job, client->Get(job_id));
+  ASSIGN_OR_RETURN(job, source->Job());
   if (!traced.ok()) {
     if (traced.status().code() != absl::StatusCode::kFailedPrecondition) return traced.status();
     return DiagnoseState(job, std::string(traced.status().message()));
   }
-  ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(client, job, *traced, options));
+  const std::vector<bool> known = KnownRanks(traced->spans);
+  if (absl::c_linear_search(known, false)) {
+    std::optional<Diagnosis> silence = DiagnoseSilence(job, source->Cluster(), known);
+    if (silence.has_value()) return *std::move(silence);
+  }
+  ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(source, job, *traced, options));
   const int tries = options.is_brief ? 0 : kLivenessTries;
   for (int i = 0; i < tries && diagnosis.is_undecided; ++i) {
-    absl::SleepFor(kLivenessDelay);
-    ASSIGN_OR_RETURN(job, client->Get(job_id));
-    ASSIGN_OR_RETURN(diagnosis, DiagnoseTraced(client, job, *traced, options));
+    source->Wait(kLivenessDelay);
+    ASSIGN_OR_RETURN(job, source->Job());
+    ASSIGN_OR_RETURN(diagnosis, DiagnoseTraced(source, job, *traced, options));
+  }
+  if (!options.is_brief && !diagnosis.stacks_of.empty()) {
+    AddStacks(source->Evidence(telemetry::v1::EVIDENCE_KIND_STACKS, diagnosis.stacks_of),
+              &diagnosis);
   }
   AddNumbers(job, &diagnosis);
   for (const std::string& error : traced->spans.errors()) {

@@ -9,9 +9,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cli/diagnosis/diagnosis_text.h"
-#include "controlplane/client/job_client.h"
+#include "cli/diagnosis/evidence_source.h"
 #include "nlohmann/json.hpp"
 #include "runtime/diagnose/operation_graph.h"
+#include "runtime/diagnose/slow_change.h"
 #include "runtime/diagnose/what_if.h"
 
 namespace megascale::cli {
@@ -20,9 +21,14 @@ struct Diagnosis {
   Findings findings;
   int rank = -1;  // of the verdict; -1: it names no single rank
   std::string node;
+  // The verdict names the machine of this rank, not the rank. -1: it names no machine alone.
+  int rank_on_node = -1;
+  int peer = -1;  // of a link: the rank at its other end
+  std::string peer_node;
   // The job stands still, and which rank is the cause may show once its process has been silent for
   // longer.
   bool is_undecided = false;
+  std::vector<int> stacks_of;                         // ranks whose stacks are worth reading
   std::vector<std::string> notes;                     // about the evidence; for standard error
   nlohmann::json details = nlohmann::json::object();  // further members of the JSON
   std::string picture;                                // SVG; "": there is none
@@ -31,8 +37,8 @@ struct Diagnosis {
 // Says why steps are slow. `names`: by worker.
 Diagnosis DiagnoseSteps(const diagnose::OperationGraph& graph,
                         absl::Span<const diagnose::MeasuredStep> steps,
-                        const diagnose::WhatIfOptions& options,
-                        absl::Span<const std::string> names);
+                        const diagnose::WhatIfOptions& options, absl::Span<const std::string> names,
+                        const diagnose::History& history = {});
 
 struct DiagnoseOptions {
   int64_t num_steps = 0;  // the newest ones of the job
@@ -47,7 +53,6 @@ struct DiagnoseOptions {
 // Says why a job is slow or stuck; of a job without running ranks, what the driver knows. Blocking:
 // unless brief, up to three seconds more if it cannot tell which rank has stopped, because the
 // driver hears of a silent process about a second later. Errors: those of calls to the driver.
-absl::StatusOr<Diagnosis> DiagnoseJob(client::JobClient* client, const std::string& job_id,
-                                      const DiagnoseOptions& options);
+absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOptions& options);
 
 }  // namespace megascale::cli

@@ -59,6 +59,15 @@ class Names {
     return parts.second.empty() ? parts.first : absl::StrCat(parts.first, " (", parts.second, ")");
   }
 
+  // "node b": the machine of "rank 3: node b, stage 1"
+  std::string NodeOf(int index) const {
+    if (index < 0 || index >= static_cast<int>(names_.size())) return "an unknown node";
+    const std::string& name = names_[static_cast<size_t>(index)];
+    const size_t begin = name.find("node ");
+    if (begin == std::string::npos) return absl::StrCat("the machine of ", Of(index));
+    return name.substr(begin, name.find(',', begin) - begin);
+  }
+
  private:
   absl::Span<const std::string> names_;
 };
@@ -72,8 +81,9 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
       return absl::StrCat(
           "slow worker: ", names.Of(cause.worker),
           cause.times_slower > 1
-              ? absl::StrCat("; it takes ", Times(cause.times_slower),
-                             " as long to compute as ranks with like work")
+              ? absl::StrCat(
+                    "; it takes ", Times(cause.times_slower), " as long to compute as ",
+                    cause.step_times > 0 ? "before; the others do not" : "ranks with like work")
               : "; it stands out from all others in most steps, in computing and in exchanges");
     case SlowCause::kUnequalStages:
       return absl::StrCat("unequal stages: stage ", cause.stage, " computes ",
@@ -83,12 +93,24 @@ std::string VerdictLine(const SlowVerdict& verdict, const Names& names) {
                                                           " is its only rank, so that may as well "
                                                           "be slow"));
     case SlowCause::kSlowLink:
-      return absl::StrCat("slow link: between ", names.Of(cause.worker), " and ",
-                          names.Of(cause.peer), "; its transfers take ", Times(cause.times_slower),
-                          " as long as those of other links");
+      return absl::StrCat(
+          "slow link: between ", names.Of(cause.worker), " and ", names.Of(cause.peer),
+          "; its transfers take ", Times(cause.times_slower),
+          cause.step_times > 0 ? " as long as before" : " as long as those of other links");
     case SlowCause::kSlowCollective:
       return absl::StrCat("slow collective: ", cause.label,
                           " takes longer in some steps or on some ranks than in others");
+    case SlowCause::kSlowMachine:
+      return absl::StrCat("slow machine: all ranks of ", names.NodeOf(cause.worker), " compute ",
+                          Times(cause.times_slower), " as long as before; the others do not");
+    case SlowCause::kSlowMachineLink:
+      return absl::StrCat("slow link: of ", names.NodeOf(cause.worker),
+                          "; its exchanges with other machines take ", Times(cause.times_slower),
+                          " as long as before");
+    case SlowCause::kLateWorker:
+      return absl::StrCat("late in exchanges: ", names.Of(cause.worker),
+                          "; the exchanges that it takes part in take ", Times(cause.times_slower),
+                          " as long as before, and no others do");
     case SlowCause::kDataWait:
       return absl::StrCat("waiting for data: ",
                           cause.worker < 0
@@ -144,6 +166,12 @@ std::vector<std::string> AdviceFor(const Suspect& cause) {
               "compare layouts without a run: `megascale plan FILE`"};
     case SlowCause::kSlowLink:
       return {"test the link between the two machines, and look for other traffic on it"};
+    case SlowCause::kSlowMachine:
+      return {"look for other load, throttling or heat on the machine"};
+    case SlowCause::kSlowMachineLink:
+      return {"test the machine's network interface, and look for other traffic on it"};
+    case SlowCause::kLateWorker:
+      return {"look at the rank's process and its part of the network: `megascale logs`"};
     case SlowCause::kSlowCollective:
       return {"look for other traffic between the machines of the group"};
     case SlowCause::kDataWait:
@@ -229,6 +257,12 @@ std::string CauseWord(SlowCause cause) {
       return "unequal_stages";
     case SlowCause::kSlowLink:
       return "slow_link";
+    case SlowCause::kSlowMachine:
+      return "slow_machine";
+    case SlowCause::kSlowMachineLink:
+      return "slow_machine_link";
+    case SlowCause::kLateWorker:
+      return "late_rank";
     case SlowCause::kSlowCollective:
       return "slow_collective";
     case SlowCause::kDataWait:
@@ -279,6 +313,10 @@ Findings DescribeSlowness(const diagnose::OperationGraph& graph, const diagnose:
       "fixing the slowest 3 %% of ranks would recover %s of the lost time (M_W), the last stage %s "
       "(M_S)",
       Percent(result.fix_slowest_workers.share), Percent(result.fix_last_stage.share)));
+  if (verdict.cause.step_times > 0) {
+    findings.evidence.push_back(absl::StrFormat(
+        "the newest steps take %.2f times as long as older ones", verdict.cause.step_times));
+  }
   if (verdict.grows) {
     findings.evidence.push_back("the newest steps take 10 % longer than the oldest, or more");
   }

@@ -49,6 +49,16 @@ std::string NameOf(int rank, absl::Span<const std::string> names) {
              : absl::StrCat(name.substr(0, colon), " (", name.substr(colon + 2), ")");
 }
 
+// Returns a rank on the machine that the verdict names.
+int EndOn(const ExchangeVerdict& verdict, absl::Span<const int> machine_of) {
+  for (const StuckFlow& flow : verdict.stuck) {
+    for (const int rank : {flow.from, flow.to}) {
+      if (machine_of[static_cast<size_t>(rank)] == verdict.machine) return rank;
+    }
+  }
+  return -1;
+}
+
 std::string FlowText(const StuckFlow& flow) {
   return absl::StrFormat("rank %d to rank %d: %s; %s ready, %s transmitted, %s arrived, for %.1f s",
                          flow.from, flow.to, diagnose::Name(flow.state),
@@ -80,7 +90,7 @@ std::vector<diagnose::ShownCall> ShownCallsOf(
 }
 
 void AddExchange(const ExchangeVerdict& verdict, absl::Span<const std::string> names,
-                 Diagnosis* diagnosis) {
+                 absl::Span<const int> machine_of, Diagnosis* diagnosis) {
   Findings& findings = diagnosis->findings;
   for (size_t i = 0; i < std::min(verdict.stuck.size(), kFlowsShown); ++i) {
     findings.evidence.push_back(FlowText(verdict.stuck[i]));
@@ -97,7 +107,16 @@ void AddExchange(const ExchangeVerdict& verdict, absl::Span<const std::string> n
     findings.verdict = absl::StrCat("stuck: ", NameOf(verdict.rank, names),
                                     "; its part of an exchange is ", diagnose::Name(verdict.state),
                                     ", and all bytes that stand still are to or from it");
+  } else if (verdict.machine >= 0) {
+    diagnosis->rank_on_node = EndOn(verdict, machine_of);
+    diagnosis->is_undecided = false;
+    findings.cause = "machine_link";
+    findings.verdict = absl::StrCat("stuck: the network of the machine of ",
+                                    NameOf(diagnosis->rank_on_node, names),
+                                    "; all bytes that stand still are to or from it");
   } else if (verdict.from >= 0) {
+    diagnosis->rank_on_node = verdict.from;
+    diagnosis->peer = verdict.to;
     diagnosis->is_undecided = false;
     findings.cause = "link";
     findings.verdict =

@@ -20,8 +20,9 @@ std::vector<diagnose::ShownCall> ShownCallsOf(
     plan::InstructionId instruction, absl::Span<const int> members);
 
 // Adds the flows that stand still to the evidence. If the diagnosis names no rank yet, names the
-// rank, or the way between two ranks, that the flows tell. `names`: by rank, "rank 3: node b, …".
+// rank, the machine's network, or the way between two ranks, that the flows tell. `names`: by rank,
+// "rank 3: node b, …"; `machine_of`: by rank, numbers as JoinExchanges got them.
 void AddExchange(const diagnose::ExchangeVerdict& verdict, absl::Span<const std::string> names,
-                 Diagnosis* diagnosis);
+                 absl::Span<const int> machine_of, Diagnosis* diagnosis);
 
 }  // namespace megascale::cli

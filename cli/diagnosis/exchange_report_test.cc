@@ -14,6 +14,7 @@ using control::v1::StreamEvidenceResponse;
 
 const plan::InstructionId kReduce(plan::OpKind::kReduceGradients, 1, 0, 0);
 const std::vector<std::string> kNames = {"rank 0: node a", "rank 1: node b", "rank 2: node c"};
+const std::vector<int> kMachines = {0, 1, 2};
 
 // Ranks 0 to 2 reduce; 0 has sent `arrived` of 4 MiB to 2.
 std::vector<StreamEvidenceResponse> Reduce(int64_t arrived) {
@@ -50,7 +51,7 @@ TEST(ExchangeReportTest, ALinkIsNamedWithWhatStandsStillOnIt) {
   const std::vector<int> members = {0, 1, 2};
   Diagnosis diagnosis = Unknown();
   AddExchange(diagnose::ExplainExchange(ShownCallsOf(Reduce(1 << 20), kReduce, members)), kNames,
-              &diagnosis);
+              kMachines, &diagnosis);
   EXPECT_EQ(diagnosis.findings.verdict,
             "stuck: the way from rank 0 (node a) to rank 2 (node c); bytes are not delivered");
   EXPECT_EQ(diagnosis.findings.cause, "link");
@@ -67,7 +68,7 @@ TEST(ExchangeReportTest, ARankThatIsNamedStays) {
   diagnosis.rank = 1;
   diagnosis.findings.verdict = "stuck: rank 1";
   AddExchange(diagnose::ExplainExchange(ShownCallsOf(Reduce(0), kReduce, members)), kNames,
-              &diagnosis);
+              kMachines, &diagnosis);
   EXPECT_EQ(diagnosis.findings.verdict, "stuck: rank 1");
   EXPECT_EQ(diagnosis.findings.evidence.size(), 1u);
 }
@@ -81,7 +82,7 @@ TEST(ExchangeReportTest, OtherCallsAndOtherRanksAreLeftOut) {
   EXPECT_FALSE(calls[0].is_inside);
   EXPECT_FALSE(calls[2].is_known);
   Diagnosis diagnosis = Unknown();
-  AddExchange(diagnose::ExplainExchange(calls), kNames, &diagnosis);
+  AddExchange(diagnose::ExplainExchange(calls), kNames, kMachines, &diagnosis);
   EXPECT_TRUE(diagnosis.is_undecided);
   EXPECT_EQ(diagnosis.findings.cause, "exchange");
 }

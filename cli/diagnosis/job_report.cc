@@ -6,6 +6,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "cli/view/live_view.h"
 #include "runtime/base/text/printable.h"
 #include "runtime/diagnose/stall.h"
@@ -157,6 +158,46 @@ Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_s
   findings.verdict = has_ended ? absl::StrCat("ended: ", StateLine(job))
                                : absl::StrCat("I do not know: ", StateLine(job));
   if (!why_no_spans.empty()) findings.evidence.push_back(why_no_spans);
+  return diagnosis;
+}
+
+std::optional<Diagnosis> DiagnoseSilence(const control::v1::Job& job,
+                                         const control::v1::GetClusterResponse& cluster,
+                                         const std::vector<bool>& is_known) {
+  const control::v1::NodeView* silent = nullptr;
+  std::vector<int> ranks;
+  for (const control::v1::NodeView& node : cluster.nodes()) {
+    std::vector<int> here;
+    bool is_shown = false;
+    for (int rank = 0; rank < job.ranks_size(); ++rank) {
+      if (job.ranks(rank).node_id() != node.node_id()) continue;
+      here.push_back(rank);
+      is_shown = is_shown ||
+                 (rank < static_cast<int>(is_known.size()) && is_known[static_cast<size_t>(rank)]);
+    }
+    if (here.empty() || is_shown || node.heartbeat_age_seconds() < kSilentMachineSecondsMin) {
+      continue;
+    }
+    if (silent != nullptr) return std::nullopt;
+    silent = &node;
+    ranks = std::move(here);
+  }
+  if (silent == nullptr) return std::nullopt;
+  Diagnosis diagnosis;
+  diagnosis.node = base::Printable(silent->node_id());
+  Findings& findings = diagnosis.findings;
+  findings.cause = "silent_machine";
+  findings.verdict = absl::StrCat("silent: node ", diagnosis.node,
+                                  "; its agent does not answer, so it is stopped, or the machine "
+                                  "is, or the way to it is cut");
+  findings.evidence.push_back(absl::StrFormat("node %s has not reported for %.1f s", diagnosis.node,
+                                              silent->heartbeat_age_seconds()));
+  findings.evidence.push_back(
+      absl::StrCat("the spans of ranks ", absl::StrJoin(ranks, ", "), " on it cannot be read"));
+  findings.done.push_back(
+      "the driver moves the job once the machine is silent for its --node-timeout (default 5 s)");
+  findings.advice.push_back(
+      absl::StrCat("look at the machine ", diagnosis.node, " and at its agent: `megascale nodes`"));
   return diagnosis;
 }
 

@@ -2,7 +2,9 @@
 // checkpoint. Pure functions.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "cli/diagnosis/diagnose_job.h"
@@ -17,6 +19,15 @@ double StallLimitSeconds(const job::v1::FaultSpec& fault, double step_seconds);
 // Returns a diagnosis for a job without spans to read. A job that was cancelled has not failed,
 // whatever failed in it earlier.
 Diagnosis DiagnoseState(const control::v1::Job& job, const std::string& why_no_spans);
+
+// A machine that does not answer counts as silent from then on: agents report every second.
+inline constexpr double kSilentMachineSecondsMin = 2.5;
+
+// Returns a diagnosis that names the machine whose agent is silent and of whose ranks nothing is
+// known; nullopt if there is none, or several. `is_known`: by rank, whether its spans were read.
+std::optional<Diagnosis> DiagnoseSilence(const control::v1::Job& job,
+                                         const control::v1::GetClusterResponse& cluster,
+                                         const std::vector<bool>& is_known);
 
 // Adds numbers that are off the road, and what the driver did about a suspect. If nothing else is
 // the matter, the first number is the verdict.

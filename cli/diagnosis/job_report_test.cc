@@ -3,7 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <optional>
+#include <string>
 #include <vector>
+
+#include "cli/diagnosis/evidence_source.h"
 
 namespace megascale::cli {
 namespace {
@@ -135,6 +140,97 @@ TEST(JobReportTest, ARankThatIsNamedSaysWhatItDoes) {
   job.mutable_ranks(2)->mutable_status()->set_alive_age_seconds(3);  // its process is stopped
   AddReport(job, {}, &diagnosis);
   EXPECT_EQ(diagnosis.findings.cause, "");
+}
+
+// Two ranks on each of two machines.
+Job OnTwoMachines() {
+  Job job;
+  job.set_job_id("demo");
+  for (const char* node : {"a", "a", "b", "b"}) job.add_ranks()->set_node_id(node);
+  return job;
+}
+
+TEST(SilenceTest, AMachineThatNeitherAnswersNorReportsIsNamed) {
+  const Job job = OnTwoMachines();
+  control::v1::GetClusterResponse cluster;
+  for (const char* node : {"a", "b", "unused"}) {
+    cluster.add_nodes()->set_node_id(node);
+    cluster.mutable_nodes(cluster.nodes_size() - 1)->set_heartbeat_age_seconds(0.5);
+  }
+  const std::vector<bool> known = {true, true, false, false};
+  EXPECT_FALSE(DiagnoseSilence(job, cluster, known).has_value()) << "it reports";
+  cluster.mutable_nodes(2)->set_heartbeat_age_seconds(9);
+  EXPECT_FALSE(DiagnoseSilence(job, cluster, known).has_value()) << "no rank of the job is there";
+  cluster.mutable_nodes(1)->set_heartbeat_age_seconds(3);
+  const std::optional<Diagnosis> silence = DiagnoseSilence(job, cluster, known);
+  ASSERT_TRUE(silence.has_value());
+  EXPECT_EQ(silence->node, "b");
+  EXPECT_EQ(silence->rank, -1);
+  EXPECT_EQ(silence->findings.cause, "silent_machine");
+  EXPECT_FALSE(DiagnoseSilence(job, cluster, {true, true, true, false}).has_value());
+  cluster.mutable_nodes(0)->set_heartbeat_age_seconds(3);
+  EXPECT_FALSE(DiagnoseSilence(job, cluster, {false, false, false, false}).has_value())
+      << "both are silent: it may be the driver's own network";
+}
+
+class OneJob final : public EvidenceSource {
+ public:
+  absl::StatusOr<control::v1::Job> Job() override {
+    control::v1::Job job = OnTwoMachines();
+    job.set_last_step(7);
+    return job;
+  }
+  control::v1::GetClusterResponse Cluster() override {
+    control::v1::GetClusterResponse cluster;
+    cluster.add_nodes()->set_node_id("a");
+    return cluster;
+  }
+  absl::Status Spans(
+      int64_t first_step,
+      const std::function<void(const control::v1::StreamSpansResponse&)>& add) override {
+    control::v1::StreamSpansResponse response;
+    for (int64_t step = first_step; step <= 7; ++step) response.add_spans()->set_step(step);
+    add(response);
+    return absl::OkStatus();
+  }
+  std::vector<control::v1::StreamEvidenceResponse> Evidence(
+      telemetry::v1::EvidenceKind kind, absl::Span<const int> /*ranks*/) override {
+    std::vector<control::v1::StreamEvidenceResponse> responses(2);
+    responses[0].set_rank(0);
+    responses[1].set_rank(3);
+    responses[1].mutable_evidence()->set_monotonic_nanos(kind);
+    return responses;
+  }
+  void Wait(absl::Duration /*duration*/) override {}
+};
+
+TEST(SavedEvidenceTest, GivesTheSameAnswers) {
+  const std::string path = ::testing::TempDir() + "/evidence.gz";
+  OneJob live;
+  ASSERT_TRUE(SaveEvidence(&live, 5, path).ok());
+  const auto saved = SavedEvidence(path);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  EXPECT_EQ((*saved)->Job()->SerializeAsString(), live.Job()->SerializeAsString());
+  EXPECT_EQ((*saved)->Cluster().SerializeAsString(), live.Cluster().SerializeAsString());
+  int num_spans = 0;
+  const auto count = [&](const auto& response) { num_spans += response.spans_size(); };
+  ASSERT_TRUE((*saved)->Spans(0, count).ok());
+  EXPECT_EQ(num_spans, 5);
+  ASSERT_TRUE((*saved)->Spans(6, count).ok());
+  EXPECT_EQ(num_spans, 5 + 2);
+  const auto metrics = (*saved)->Evidence(telemetry::v1::EVIDENCE_KIND_METRICS, {3});
+  ASSERT_EQ(metrics.size(), 1u);
+  EXPECT_EQ(metrics[0].evidence().monotonic_nanos(), telemetry::v1::EVIDENCE_KIND_METRICS);
+  EXPECT_TRUE((*saved)->Evidence(telemetry::v1::EVIDENCE_KIND_STACKS, {}).empty());
+}
+
+TEST(SavedEvidenceTest, AnythingElseIsRefused) {
+  const std::string path = ::testing::TempDir() + "/other";
+  EXPECT_EQ(SavedEvidence(path + "-missing").status().code(), absl::StatusCode::kNotFound);
+  for (const char* text : {"", "job {\"jobId\": ", "evidence-x {}", "something else\n"}) {
+    std::ofstream(path) << text;
+    EXPECT_EQ(SavedEvidence(path).status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
 }
 
 }  // namespace

@@ -8,26 +8,21 @@
 namespace megascale::cli {
 namespace {
 
-absl::StatusOr<trace::JobSpans> Fetch(client::JobClient* client, const control::v1::Job& job,
+absl::StatusOr<trace::JobSpans> Fetch(EvidenceSource* source, const control::v1::Job& job,
                                       int64_t first_step) {
   ASSIGN_OR_RETURN(trace::JobSpans spans, trace::JobSpans::Create(job.spec()));
-  control::v1::StreamSpansRequest request;
-  request.set_job_id(job.job_id());
-  request.set_first_step(first_step);
-  RETURN_IF_ERROR(client->Spans(
-      request,
-      {[&](const control::v1::StreamSpansResponse& response) { spans.Add(response); }, {}}));
+  RETURN_IF_ERROR(source->Spans(first_step, [&](const auto& response) { spans.Add(response); }));
   return spans;
 }
 
 }  // namespace
 
-absl::StatusOr<JobTrace> TraceJob(client::JobClient* client, const control::v1::Job& job,
+absl::StatusOr<JobTrace> TraceJob(EvidenceSource* source, const control::v1::Job& job,
                                   int64_t num_steps) {
   // First asks for the newest steps only, which is less data. If a new attempt has rolled the job
   // back to before them, asks again for all.
   for (const int64_t first_step : {job.last_step() - num_steps + 1, int64_t{0}}) {
-    ASSIGN_OR_RETURN(trace::JobSpans spans, Fetch(client, job, first_step));
+    ASSIGN_OR_RETURN(trace::JobSpans spans, Fetch(source, job, first_step));
     std::vector<timeline::TimedStep> steps = spans.Measure(static_cast<int>(num_steps));
     if (!steps.empty()) return JobTrace{std::move(spans), std::move(steps)};
     if (spans.errors().size() == spans.plans().size()) {

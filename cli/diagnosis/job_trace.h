@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "controlplane/client/job_client.h"
+#include "cli/diagnosis/evidence_source.h"
 #include "controlplane/trace/job_spans.h"
 #include "proto/control.pb.h"
 #include "runtime/timeline/timed_step.h"
@@ -19,7 +19,7 @@ struct JobTrace {
 
 // Returns the newest `num_steps` whole steps and those that run. Errors: FailedPrecondition - no
 // rank runs, none has begun a step, or their spans cannot be read; those of calls to the driver.
-absl::StatusOr<JobTrace> TraceJob(client::JobClient* client, const control::v1::Job& job,
+absl::StatusOr<JobTrace> TraceJob(EvidenceSource* source, const control::v1::Job& job,
                                   int64_t num_steps);
 
 }  // namespace megascale::cli

@@ -123,7 +123,59 @@ class Explanation {
   ExchangeVerdict verdict_;
 };
 
+// Returns the elements that all pairs contain.
+std::set<int> InAll(const std::vector<std::pair<int, int>>& pairs) {
+  std::set<int> common = {pairs.front().first, pairs.front().second};
+  for (const auto& [a, b] : pairs) {
+    for (const int element : {pairs.front().first, pairs.front().second}) {
+      if (element != a && element != b) common.erase(element);
+    }
+  }
+  return common;
+}
+
 }  // namespace
+
+ExchangeVerdict JoinExchanges(absl::Span<const ExchangeVerdict> verdicts,
+                              absl::Span<const int> machine_of) {
+  ExchangeVerdict joined;
+  const auto is_stuck = [](const ExchangeVerdict& verdict) { return !verdict.stuck.empty(); };
+  const auto num_stuck = std::count_if(verdicts.begin(), verdicts.end(), is_stuck);
+  if (num_stuck == 0) return joined;
+  const auto first = std::find_if(verdicts.begin(), verdicts.end(), is_stuck);
+  if (num_stuck == 1 && (first->rank >= 0 || first->from >= 0)) return *first;
+  const auto number_of = [&](int rank) {
+    const auto index = static_cast<size_t>(rank);
+    return rank >= 0 && index < machine_of.size() ? machine_of[index] : -1;
+  };
+  std::vector<std::pair<int, int>> ranks;
+  std::vector<std::pair<int, int>> machines;
+  std::set<int> named;
+  for (const ExchangeVerdict& verdict : verdicts) {
+    named.insert(verdict.rank);
+    for (const StuckFlow& flow : verdict.stuck) {
+      joined.stuck.push_back(flow);
+      ranks.emplace_back(flow.from, flow.to);
+      machines.emplace_back(number_of(flow.from), number_of(flow.to));
+    }
+  }
+  joined.state = first->state;
+  const std::set<int> common_ranks = InAll(ranks);
+  const std::set<int> common_machines = InAll(machines);
+  // Only a rank that its own report names is named (ExplainExchange).
+  if (common_ranks.size() == 1 && named.count(*common_ranks.begin()) > 0) {
+    joined.rank = *common_ranks.begin();
+  } else if (common_machines.count(-1) > 0 || common_machines.empty()) {
+    joined.state = first->state;
+  } else if (common_machines.size() == 2) {
+    joined.from = joined.stuck.front().from;
+    joined.to = joined.stuck.front().to;
+  } else if (std::any_of(machines.begin(), machines.end(),
+                         [](const auto& pair) { return pair.first != pair.second; })) {
+    joined.machine = *common_machines.begin();
+  }
+  return joined;
+}
 
 const char* Name(FlowState state) {
   switch (state) {

@@ -66,10 +66,19 @@ struct ExchangeVerdict {
   // The way between these two is the cause, and neither of them alone; -1: it is not.
   int from = -1;
   int to = -1;
+  // The network of this machine is the cause: a number as JoinExchanges got it; -1: it is not.
+  int machine = -1;
   std::vector<StuckFlow> stuck;  // those of the cause first, then by the time since a byte moved
 };
 
 // Requires: ranks differ. Reports about ranks that are not in `members` are ignored.
 ExchangeVerdict ExplainExchange(absl::Span<const ShownCall> members);
+
+// Puts what is known of several exchanges that stand still together. One of them alone keeps its
+// verdict, unless its bytes stand still between two machines and not between two ranks. Of several,
+// the cause is what all bytes that stand still have in common: a rank, else a machine's network,
+// else the way between two machines, which `from` and `to` stand for. `machine_of`: by rank.
+ExchangeVerdict JoinExchanges(absl::Span<const ExchangeVerdict> verdicts,
+                              absl::Span<const int> machine_of);
 
 }  // namespace megascale::diagnose

@@ -47,7 +47,7 @@ class Explanation {
     FindWork();
   }
 
-  SlowVerdict Run() && {
+  SlowVerdict Run(const History& history) && {
     SlowVerdict verdict;
     verdict.slowdown = result_.slowdown;
     verdict.lost_seconds = std::max(0.0, result_.mean_actual() - result_.mean_ideal());
@@ -69,10 +69,48 @@ class Explanation {
     std::stable_sort(suspects.begin(), suspects.end(),
                      [](const Suspect& a, const Suspect& b) { return a.share > b.share; });
     verdict.excluded = std::move(suspects);
+    Compare(history, &verdict.cause);
     return verdict;
   }
 
  private:
+  // What has changed since older steps is the cause, unless a rank that computes longer, or waiting
+  // for data, explains more than a change of exchanges.
+  void Compare(const History& history, Suspect* cause) const {
+    const SlowChange change = FindChange(graph_, steps_, history);
+    if (change.what == Change::kNone || cause->cause == SlowCause::kDataWait) return;
+    const bool computes = change.what == Change::kWorker || change.what == Change::kMachine;
+    if (!computes && cause->cause == SlowCause::kOneWorker &&
+        cause->times_slower >= kTimesSlowerMin) {
+      return;
+    }
+    *cause = {.cause = CauseOf(change.what),
+              .worker = change.worker,
+              .peer = change.peer,
+              .stage = graph_.workers()[static_cast<size_t>(change.worker)].stage,
+              .share = cause->share,
+              .times_slower = change.times,
+              .step_times = change.step_times};
+  }
+
+  static SlowCause CauseOf(Change change) {
+    switch (change) {
+      case Change::kNone:
+        break;
+      case Change::kWorker:
+        return SlowCause::kOneWorker;
+      case Change::kMachine:
+        return SlowCause::kSlowMachine;
+      case Change::kLink:
+        return SlowCause::kSlowLink;
+      case Change::kMachineLink:
+        return SlowCause::kSlowMachineLink;
+      case Change::kLateWorker:
+        return SlowCause::kLateWorker;
+    }
+    return SlowCause::kUnknown;
+  }
+
   bool IsCause(const Suspect& suspect, const std::vector<Suspect>& all) const {
     if (suspect.cause == SlowCause::kDataWait) return suspect.share >= kDataWaitMin;
     if (result_.slowdown < kSlowdownMin || suspect.share < kShareMin) return false;
@@ -384,8 +422,9 @@ class Explanation {
 }  // namespace
 
 SlowVerdict ExplainSlowness(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
-                            const WhatIfOptions& options, const WhatIf& result) {
-  return Explanation(graph, steps, options, result).Run();
+                            const WhatIfOptions& options, const WhatIf& result,
+                            const History& history) {
+  return Explanation(graph, steps, options, result).Run(history);
 }
 
 }  // namespace megascale::diagnose

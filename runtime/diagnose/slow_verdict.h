@@ -7,19 +7,23 @@
 
 #include "absl/types/span.h"
 #include "runtime/diagnose/operation_graph.h"
+#include "runtime/diagnose/slow_change.h"
 #include "runtime/diagnose/what_if.h"
 
 namespace megascale::diagnose {
 
 enum class SlowCause {
-  kNone,            // the slowdown is below kSlowdownMin
-  kOneWorker,       // one worker computes slower than those with the same work
-  kUnequalStages,   // one pipeline stage takes longer to compute than the others
-  kSlowLink,        // transfers between two workers take longer than between others
-  kSlowCollective,  // collectives take long in some steps, or on some workers
-  kDataWait,        // workers wait for the data to train on
-  kJitter,          // operations take different times from step to step, on changing workers
-  kUnknown,         // the steps lose time and no part explains it
+  kNone,             // the slowdown is below kSlowdownMin
+  kOneWorker,        // one worker computes slower than those with the same work
+  kUnequalStages,    // one pipeline stage takes longer to compute than the others
+  kSlowLink,         // transfers between two workers take longer than between others
+  kSlowCollective,   // collectives take long in some steps, or on some workers
+  kSlowMachine,      // all workers of a machine have begun to compute slower
+  kSlowMachineLink,  // the exchanges of a machine with others have begun to take longer
+  kLateWorker,       // the exchanges of one worker, and of no other, have begun to take longer
+  kDataWait,         // workers wait for the data to train on
+  kJitter,           // operations take different times from step to step, on changing workers
+  kUnknown,          // the steps lose time and no part explains it
 };
 
 // A slowdown below this is normal. Source: the OSDI '25 paper counts a job as straggling from 1.1.
@@ -29,7 +33,8 @@ inline constexpr double kSlowdownMin = 1.1;
 struct Suspect {
   SlowCause cause = SlowCause::kUnknown;
   // Index of the worker. kUnequalStages: set if the stage has only this worker. kDataWait: set if
-  // the loads of this worker alone cost nearly what all loads cost.
+  // the loads of this worker alone cost nearly what all loads cost. kSlowMachine, kSlowMachineLink:
+  // the first one on the machine.
   int worker = -1;
   int peer = -1;  // index: the other end of the link
   int stage = -1;
@@ -40,6 +45,8 @@ struct Suspect {
   // For kOneWorker: its slowdown stands out from those of all others, in two thirds of the steps,
   // and some of it is computing. It may be late within exchanges only in part of the steps.
   bool stands_out = false;
+  // It was found by comparing with older steps, and so many times longer does a step take now.
+  double step_times = 0;
 };
 
 struct SlowVerdict {
@@ -51,9 +58,11 @@ struct SlowVerdict {
   bool grows = false;             // the newest steps take longer than the oldest by 10 % or more
 };
 
-// Requires: `result` is that of AnalyzeSteps with the other arguments. Cost: a few replays of every
-// step.
+// Requires: `result` is that of AnalyzeSteps with the other arguments; `history` is empty or as
+// FindChange requires it. What has changed since older steps counts more than what differs between
+// ranks. Cost: a few replays of every step.
 SlowVerdict ExplainSlowness(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
-                            const WhatIfOptions& options, const WhatIf& result);
+                            const WhatIfOptions& options, const WhatIf& result,
+                            const History& history = {});
 
 }  // namespace megascale::diagnose

@@ -332,6 +332,120 @@ TEST(SlownessTest, LeavesOutRanksThatAreNotKnownAndStepsThatAreNotWhole) {
             absl::StatusCode::kInvalidArgument);
 }
 
+// --- what has changed ----------------------------------------------------------------------------
+
+// Judges the newest of 40 steps; the fault began with step 25. Machines hold two ranks each.
+SlowVerdict JudgeChange(plan::MeshSizes sizes, const Fault& fault) {
+  const Job job =
+      RunSteps([&](const RankPlan& plan, const Instruction& i, int64_t step,
+                   int64_t nanos) { return step > 24 ? fault(plan, i, step, nanos) : nanos; },
+               sizes, 40);
+  const std::vector<bool> known(job.plans.size(), true);
+  MeasuredJob measured = JobOfSteps(job.plans, known, job.steps).value();
+  const std::vector<MeasuredStep> before(measured.steps.begin(), measured.steps.begin() + 24);
+  measured.steps.erase(measured.steps.begin(), measured.steps.begin() + 32);
+  std::vector<int> machine_of;
+  for (const Worker& worker : measured.graph.workers()) machine_of.push_back(worker.rank / 2);
+  const WhatIf result = AnalyzeSteps(measured.graph, measured.steps, kMeasuredJobOptions);
+  return ExplainSlowness(measured.graph, measured.steps, kMeasuredJobOptions, result,
+                         {.before = before, .machine_of = machine_of});
+}
+
+const plan::MeshSizes kWide = {.data = 4, .pipeline = 2};
+const plan::MeshSizes kLong = {.data = 2, .pipeline = 4};
+
+bool IsOn(int machine, const RankPlan& plan) { return plan.rank / 2 == machine; }
+
+// True if the instruction exchanges something with a rank of another machine.
+bool IsOutside(const RankPlan& plan, const Instruction& i) {
+  if (i.group == plan::GroupKind::kNone || plan::IsPass(i.kind())) return false;
+  if (plan::IsTransfer(i.kind())) {
+    return !IsOn(plan.mesh.RankInGroup(i.group, plan.rank, i.peer) / 2, plan);
+  }
+  for (const int rank : plan.mesh.GroupOf(i.group, plan.rank).ranks) {
+    if (!IsOn(rank / 2, plan)) return true;
+  }
+  return false;
+}
+
+// True if a rank of the machine takes part in an exchange between machines.
+bool IsOnLinkOf(int machine, const RankPlan& plan, const Instruction& i) {
+  if (!IsOutside(plan, i)) return false;
+  if (IsOn(machine, plan)) return true;
+  if (plan::IsTransfer(i.kind())) {
+    return plan.mesh.RankInGroup(i.group, plan.rank, i.peer) / 2 == machine;
+  }
+  for (const int rank : plan.mesh.GroupOf(i.group, plan.rank).ranks) {
+    if (rank / 2 == machine) return true;
+  }
+  return false;
+}
+
+TEST(SlowChangeTest, NamesAMachineWhoseRanksAllComputeSlowly) {
+  for (const plan::MeshSizes& sizes : {kWide, kLong}) {
+    for (int slow = 0; slow < 4; ++slow) {
+      const SlowVerdict verdict = JudgeChange(
+          sizes, [&](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+            return IsOn(slow, plan) && plan::IsPass(i.kind()) ? 2 * nanos : nanos;
+          });
+      EXPECT_EQ(verdict.cause.cause, SlowCause::kSlowMachine) << slow;
+      EXPECT_EQ(verdict.cause.worker, 2 * slow);
+      EXPECT_NEAR(verdict.cause.times_slower, 2, 0.3);
+    }
+  }
+}
+
+TEST(SlowChangeTest, NamesTheMachineWhoseLinkIsSlow) {
+  for (const plan::MeshSizes& sizes : {kWide, kLong}) {
+    for (int slow = 0; slow < 4; ++slow) {
+      const SlowVerdict verdict = JudgeChange(
+          sizes, [&](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+            return IsOnLinkOf(slow, plan, i) ? 40 * nanos : nanos;
+          });
+      // A machine at an end of the pipeline has exchanges with one other machine only. That one is
+      // exonerated by those that it has with a third one.
+      EXPECT_EQ(verdict.cause.cause, SlowCause::kSlowMachineLink) << slow;
+      EXPECT_EQ(verdict.cause.worker, 2 * slow);
+    }
+  }
+}
+
+TEST(SlowChangeTest, NamesARankThatIsLateInExchangesOnly) {
+  for (const plan::MeshSizes& sizes : {kWide, kLong}) {
+    for (const int late : {1, 4, 6}) {
+      const SlowVerdict verdict = JudgeChange(
+          sizes, [&](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+            if (i.group == plan::GroupKind::kNone || plan::IsPass(i.kind())) return nanos;
+            if (plan::IsTransfer(i.kind())) {
+              const int peer = plan.mesh.RankInGroup(i.group, plan.rank, i.peer);
+              return plan.rank == late || peer == late ? 40 * nanos : nanos;
+            }
+            for (const int rank : plan.mesh.GroupOf(i.group, plan.rank).ranks) {
+              if (rank == late) return 40 * nanos;
+            }
+            return nanos;
+          });
+      EXPECT_EQ(verdict.cause.cause, SlowCause::kLateWorker) << late;
+      EXPECT_EQ(verdict.cause.worker, late);
+    }
+  }
+}
+
+TEST(SlowChangeTest, NamesNobodyIfAllHaveBecomeSlowAlike) {
+  for (const plan::MeshSizes& sizes : {kWide, kLong}) {
+    const SlowVerdict verdict = JudgeChange(sizes, [](const RankPlan&, const Instruction&, int64_t,
+                                                      int64_t nanos) { return 3 * nanos; });
+    EXPECT_EQ(verdict.cause.cause, SlowCause::kNone);
+  }
+}
+
+TEST(SlowChangeTest, AStageThatHasMoreWorkFromTheBeginningIsNoSlowMachine) {
+  const SlowVerdict verdict = JudgeChange(
+      kLong, [](const RankPlan&, const Instruction&, int64_t, int64_t nanos) { return nanos; });
+  EXPECT_EQ(verdict.cause.cause, SlowCause::kNone);
+  EXPECT_EQ(verdict.cause.step_times, 0);
+}
+
 TEST(PositionsTest, ARankStandsInTheNewestStepThatItHasBegun) {
   Job job = RunSteps(Calm, {.data = 2}, 3);
   for (timeline::SpanTime& span : job.steps[2].time.ranks[0]) {

@@ -33,6 +33,8 @@ namespace pb = megascale::control::v1;
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 constexpr absl::Duration kCancelCheckInterval = absl::Milliseconds(50);
 constexpr absl::Duration kFetchTimeout = absl::Seconds(5);
+// A diagnosis must not wait for the machine that is its subject.
+constexpr absl::Duration kDiagnoseFetchTimeout = absl::Seconds(2);
 constexpr absl::Duration kMeasureFetchTimeout = absl::Milliseconds(500);
 constexpr int64_t kDefaultGraceSeconds = 30;
 constexpr int64_t kGraceSecondsMax = 24 * 60 * 60;
@@ -275,7 +277,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
       return ToGrpc(status);
     OpenStreams::Stream stream(&streams_, context);
     if (!stream.status().ok()) return ToGrpc(stream.status());
-    auto ports = PortsOf<SpanStreamPorts>(request->job_id(), kFetchTimeout);
+    auto ports = PortsOf<SpanStreamPorts>(request->job_id(), kDiagnoseFetchTimeout);
     ports.emit = [&](const pb::StreamSpansResponse& response) {
       return !context->IsCancelled() && stream.Guard([&] { return writer->Write(response); });
     };
@@ -289,7 +291,10 @@ class JobServiceOnLoop final : public pb::JobService::Service {
       return ToGrpc(status);
     OpenStreams::Stream stream(&streams_, context);
     if (!stream.status().ok()) return ToGrpc(stream.status());
-    auto ports = PortsOf<EvidenceStreamPorts>(request->job_id(), kFetchTimeout);
+    // Reading the stacks of a process takes some seconds.
+    const bool is_slow = request->kind() == telemetry::v1::EVIDENCE_KIND_STACKS;
+    auto ports = PortsOf<EvidenceStreamPorts>(request->job_id(),
+                                              is_slow ? kFetchTimeout : kDiagnoseFetchTimeout);
     ports.emit = [&](const pb::StreamEvidenceResponse& response) {
       return !context->IsCancelled() && stream.Guard([&] { return writer->Write(response); });
     };

@@ -1,0 +1,49 @@
+// From where a diagnosis gets its evidence: a live job, or a file that was saved from one, so that
+// the same verdict is made again later, elsewhere and in tests.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "controlplane/client/job_client.h"
+#include "proto/control.pb.h"
+
+namespace megascale::cli {
+
+class EvidenceSource {
+ public:
+  virtual ~EvidenceSource() = default;
+
+  // Errors: those of calls to the driver.
+  virtual absl::StatusOr<control::v1::Job> Job() = 0;
+  // Returns the machines as the driver sees them; none if they cannot be read.
+  virtual control::v1::GetClusterResponse Cluster() = 0;
+  // Passes the spans of each rank, from a step on. Errors: as JobClient::Spans.
+  virtual absl::Status Spans(
+      int64_t first_step,
+      const std::function<void(const control::v1::StreamSpansResponse&)>& add) = 0;
+  // Returns evidence about ranks; empty: all. What cannot be read is not known.
+  virtual std::vector<control::v1::StreamEvidenceResponse> Evidence(
+      telemetry::v1::EvidenceKind kind, absl::Span<const int> ranks) = 0;
+  // Lets time pass. Saved evidence stays as it is: does nothing.
+  virtual void Wait(absl::Duration duration) = 0;
+};
+
+// Reads from the driver. `client` must outlive it.
+std::unique_ptr<EvidenceSource> LiveEvidence(client::JobClient* client, std::string job_id);
+
+// Reads what diagnosing a job needs into a file: gzip of lines of JSON, one for each answer. The
+// file holds the names of machines and of the job's files, and no training data. Errors: those of
+// calls to the driver and of writing.
+absl::Status SaveEvidence(EvidenceSource* source, int64_t num_steps, const std::string& path);
+
+// Reads such a file, plain or gzip. Errors: NotFound; InvalidArgument - something else is in it.
+absl::StatusOr<std::unique_ptr<EvidenceSource>> SavedEvidence(const std::string& path);
+
+}  // namespace megascale::cli

@@ -1,0 +1,315 @@
+#include "runtime/diagnose/slow_change.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace megascale::diagnose {
+namespace {
+
+// This many of the newest steps are compared with the older ones.
+constexpr size_t kNewest = 5;
+constexpr size_t kOldMin = 4;
+// The job is slower than before if its steps take this many times as long.
+constexpr double kStepMin = 1.1;
+// A worker computes longer if it does so by this, beyond the median of the others, and in two
+// thirds of the steps by the smaller one.
+constexpr double kWorkMin = 1.3;
+constexpr double kWorkOfStepMin = 1.15;
+constexpr double kPersistentMin = 2.0 / 3;
+// Exchanges take longer if they do so by this, and by this share of a step; some of them in two
+// thirds of the steps.
+constexpr double kExchangeMin = 2;
+constexpr double kExchangeShareMin = 0.1;
+// Below this share of the largest excess an exchange only feels what slows another one.
+constexpr double kOfLargestMin = 0.15;
+
+double MedianOf(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+class Comparison {
+ public:
+  Comparison(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
+             const History& history)
+      : graph_(graph), history_(history), num_workers_(graph.workers().size()) {
+    now_ = steps.subspan(steps.size() - std::min(steps.size(), kNewest));
+  }
+
+  SlowChange Run() {
+    SlowChange change;
+    if (now_.size() < kNewest || history_.before.size() < kOldMin) return change;
+    if (history_.machine_of.size() != num_workers_) return change;
+    step_before_ = MedianSeconds(history_.before);
+    const double step_now = MedianSeconds(now_);
+    if (step_before_ <= 0 || step_now < kStepMin * step_before_) return change;
+    change.step_times = step_now / step_before_;
+    FindWork(&change);
+    if (change.what == Change::kNone) FindExchanges(&change);
+    return change;
+  }
+
+ private:
+  struct Meeting {
+    std::set<int> workers;
+    std::set<int> machines;
+    double before = 0;  // seconds of a step
+    double excess = 0;
+    std::vector<bool> is_long = {};  // by step
+    bool is_slow = false;
+  };
+
+  Role RoleOf(size_t operation) const {
+    return graph_.kinds()[static_cast<size_t>(graph_.operations()[operation].kind)].role;
+  }
+  int MachineOf(int worker) const { return history_.machine_of[static_cast<size_t>(worker)]; }
+
+  static double MedianSeconds(absl::Span<const MeasuredStep> steps) {
+    std::vector<double> seconds;
+    for (const MeasuredStep& step : steps) seconds.push_back(step.seconds);
+    return MedianOf(std::move(seconds));
+  }
+
+  // Returns how long each worker computes in a step.
+  std::vector<double> WorkOf(const MeasuredStep& step) const {
+    std::vector<double> work(num_workers_);
+    for (size_t i = 0; i < graph_.size(); ++i) {
+      if (RoleOf(i) != Role::kCompute) continue;
+      work[static_cast<size_t>(graph_.operations()[i].worker)] +=
+          step.times.duration[i] + step.times.delay[i];
+    }
+    return work;
+  }
+
+  // Returns by worker how many times longer it computes, beyond the median of those on other
+  // machines.
+  std::vector<double> ChangeOf(const MeasuredStep& step, const std::vector<double>& before) const {
+    const std::vector<double> work = WorkOf(step);
+    std::vector<double> ratios(num_workers_, 1);
+    for (size_t w = 0; w < num_workers_; ++w) {
+      if (before[w] > 0) ratios[w] = work[w] / before[w];
+    }
+    std::vector<double> changes(num_workers_, 1);
+    for (size_t w = 0; w < num_workers_; ++w) {
+      std::vector<double> of_others;
+      for (size_t o = 0; o < num_workers_; ++o) {
+        if (history_.machine_of[o] != history_.machine_of[w]) of_others.push_back(ratios[o]);
+      }
+      const double common = of_others.empty() ? 1 : MedianOf(std::move(of_others));
+      if (common > 0) changes[w] = ratios[w] / common;
+    }
+    return changes;
+  }
+
+  // Finds workers of one machine that compute longer.
+  void FindWork(SlowChange* change) const {
+    std::vector<std::vector<double>> of_worker(num_workers_);
+    for (const MeasuredStep& step : history_.before) {
+      const std::vector<double> work = WorkOf(step);
+      for (size_t w = 0; w < num_workers_; ++w) of_worker[w].push_back(work[w]);
+    }
+    std::vector<double> before;
+    for (std::vector<double>& work : of_worker) before.push_back(MedianOf(std::move(work)));
+    std::vector<std::vector<double>> changes(num_workers_);
+    for (const MeasuredStep& step : now_) {
+      const std::vector<double> of_step = ChangeOf(step, before);
+      for (size_t w = 0; w < num_workers_; ++w) changes[w].push_back(of_step[w]);
+    }
+    std::set<int> slow;
+    std::set<int> machines;
+    for (size_t w = 0; w < num_workers_; ++w) {
+      const auto num = std::count_if(changes[w].begin(), changes[w].end(),
+                                     [](double times) { return times >= kWorkOfStepMin; });
+      const double median = MedianOf(changes[w]);
+      if (static_cast<double>(num) < kPersistentMin * static_cast<double>(now_.size())) continue;
+      if (median < kWorkMin) continue;
+      slow.insert(static_cast<int>(w));
+      machines.insert(MachineOf(static_cast<int>(w)));
+      change->times = std::max(change->times, median);
+    }
+    if (machines.size() != 1) {
+      change->times = 1;
+      return;
+    }
+    const auto num_there =
+        std::count(history_.machine_of.begin(), history_.machine_of.end(), *machines.begin());
+    const bool is_machine = slow.size() > 1 && static_cast<int64_t>(slow.size()) == num_there;
+    change->what = is_machine ? Change::kMachine : Change::kWorker;
+    change->worker = *slow.begin();
+    if (!is_machine && slow.size() > 1) change->what = Change::kNone;
+  }
+
+  // Returns by meeting how long its exchange takes once all members are there.
+  std::map<int, double> ExchangesOf(const MeasuredStep& step) const {
+    std::map<int, double> seconds;
+    for (size_t i = 0; i < graph_.size(); ++i) {
+      const Operation& operation = graph_.operations()[i];
+      if (operation.meeting == kNoMeeting) continue;
+      if (RoleOf(i) != Role::kTransfer && RoleOf(i) != Role::kCollective) continue;
+      double& longest = seconds[operation.meeting];
+      longest = std::max(longest, step.times.duration[i]);
+    }
+    return seconds;
+  }
+
+  // Returns the exchanges of equal members together, each with the seconds of a step.
+  std::vector<Meeting> Meetings() const {
+    std::map<int, std::set<int>> workers_of;  // by meeting
+    for (const Operation& operation : graph_.operations()) {
+      if (operation.meeting != kNoMeeting) workers_of[operation.meeting].insert(operation.worker);
+    }
+    const auto sums = [&](absl::Span<const MeasuredStep> steps) {
+      std::map<std::set<int>, std::vector<double>> by_workers;  // by step
+      for (size_t s = 0; s < steps.size(); ++s) {
+        for (const auto& [meeting, seconds] : ExchangesOf(steps[s])) {
+          std::vector<double>& of_steps = by_workers[workers_of[meeting]];
+          of_steps.resize(steps.size());
+          of_steps[s] += seconds;
+        }
+      }
+      return by_workers;
+    };
+    const auto before = sums(history_.before);
+    std::vector<Meeting> meetings;
+    for (auto& [workers, seconds] : sums(now_)) {
+      const auto old = before.find(workers);
+      if (old == before.end()) continue;
+      Meeting meeting = {.workers = workers, .machines = {}};
+      for (const int worker : workers) meeting.machines.insert(MachineOf(worker));
+      // The mean, since an exchange that is late at times is late in a part of the steps.
+      double sum = 0;
+      meeting.before = MedianOf(old->second);
+      for (const double of_step : seconds) {
+        sum += of_step;
+        meeting.is_long.push_back(of_step - meeting.before >= kExchangeShareMin * step_before_);
+      }
+      meeting.excess = sum / static_cast<double>(now_.size()) - meeting.before;
+      meetings.push_back(std::move(meeting));
+    }
+    return meetings;
+  }
+
+  void FindExchanges(SlowChange* change) const {
+    std::vector<Meeting> meetings = Meetings();
+    double largest = 0;
+    for (const Meeting& meeting : meetings) {
+      if (meeting.workers.size() < num_workers_) largest = std::max(largest, meeting.excess);
+    }
+    bool is_within_machine = false;
+    std::vector<const Meeting*> slow;
+    for (Meeting& meeting : meetings) {
+      // An exchange of all workers tells nothing about one of them.
+      meeting.is_slow = meeting.workers.size() < num_workers_ &&
+                        meeting.excess + meeting.before >= kExchangeMin * meeting.before &&
+                        meeting.excess >= kExchangeShareMin * step_before_ &&
+                        meeting.excess >= kOfLargestMin * largest;
+      if (!meeting.is_slow) continue;
+      slow.push_back(&meeting);
+      is_within_machine = is_within_machine || meeting.machines.size() == 1;
+      change->times =
+          std::max(change->times,
+                   meeting.before > 0 ? (meeting.excess + meeting.before) / meeting.before : 1);
+    }
+    if (!IsPersistent(slow)) {
+      change->times = 1;
+      return;
+    }
+    const int worker = slow.size() > 1 ? OnlyIn(slow, &Meeting::workers) : -1;
+    if (worker >= 0) {
+      change->what = Change::kLateWorker;
+      change->worker = worker;
+    } else if (!is_within_machine) {
+      NameMachine(meetings, slow, change);
+    }
+  }
+
+  // True if in most of the steps one of them at least takes long.
+  bool IsPersistent(const std::vector<const Meeting*>& slow) const {
+    size_t num_long = 0;
+    for (size_t step = 0; step < now_.size(); ++step) {
+      num_long += std::any_of(slow.begin(), slow.end(),
+                              [&](const Meeting* meeting) { return meeting->is_long[step]; })
+                      ? 1
+                      : 0;
+    }
+    return static_cast<double>(num_long) >= kPersistentMin * static_cast<double>(now_.size());
+  }
+
+  // Returns the only element that all have in common; -1: there is no such.
+  static int OnlyIn(const std::vector<const Meeting*>& meetings, std::set<int> Meeting::*members) {
+    std::set<int> common = meetings.front()->*members;
+    for (const Meeting* meeting : meetings) {
+      std::set<int> both;
+      std::set_intersection(common.begin(), common.end(), (meeting->*members).begin(),
+                            (meeting->*members).end(), std::inserter(both, both.begin()));
+      common = std::move(both);
+    }
+    return common.size() == 1 ? *common.begin() : -1;
+  }
+
+  int FirstWorkerOf(int machine) const {
+    const auto found = std::find(history_.machine_of.begin(), history_.machine_of.end(), machine);
+    return static_cast<int>(std::distance(history_.machine_of.begin(), found));
+  }
+
+  // Names the machine that all slow exchanges have in common. If two have, one is exonerated by an
+  // exchange with a third machine that is not slow.
+  void NameMachine(const std::vector<Meeting>& meetings, const std::vector<const Meeting*>& slow,
+                   SlowChange* change) const {
+    int machine = OnlyIn(slow, &Meeting::machines);
+    if (machine < 0) {
+      const std::set<int>& pair = slow.front()->machines;
+      const bool is_pair =
+          pair.size() == 2 && std::all_of(slow.begin(), slow.end(), [&](const Meeting* meeting) {
+            return meeting->machines == pair;
+          });
+      if (!is_pair) return;
+      const int first = *pair.begin();
+      const int second = *pair.rbegin();
+      const bool is_first_well = IsWellElsewhere(meetings, first, second);
+      const bool is_second_well = IsWellElsewhere(meetings, second, first);
+      if (is_first_well == is_second_well) {
+        change->what = Change::kLink;
+        change->worker = FirstWorkerOf(first);
+        change->peer = FirstWorkerOf(second);
+        return;
+      }
+      machine = is_first_well ? second : first;
+    }
+    change->what = Change::kMachineLink;
+    change->worker = FirstWorkerOf(machine);
+  }
+
+  // True if the machine has exchanges with others than `peer`, and none of them is slow.
+  bool IsWellElsewhere(const std::vector<Meeting>& meetings, int machine, int peer) const {
+    bool is_well = false;
+    for (const Meeting& meeting : meetings) {
+      if (meeting.machines.count(machine) == 0 || meeting.machines.size() < 2) continue;
+      if (meeting.machines.count(peer) > 0) continue;
+      if (meeting.is_slow) return false;
+      is_well = true;
+    }
+    return is_well;
+  }
+
+  const OperationGraph& graph_;
+  const History& history_;
+  const size_t num_workers_;
+  absl::Span<const MeasuredStep> now_;
+  double step_before_ = 0;
+};
+
+}  // namespace
+
+SlowChange FindChange(const OperationGraph& graph, absl::Span<const MeasuredStep> steps,
+                      const History& history) {
+  return Comparison(graph, steps, history).Run();
+}
+
+}  // namespace megascale::diagnose

@@ -1,0 +1,77 @@
+// Injections as data: a fault, its victim and its moment, drawn from a seed, and the verdicts that
+// are right for it. Pure. Source: Mycroft, SOSP '25, section 7 (PAPERS 4.4).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace megascale::injection {
+
+enum class Fault {
+  kStopWorker,   // SIGSTOP
+  kLinkDown,     // of a machine
+  kCutQuota,     // a machine gets less processor time than it needs
+  kStopHost,     // SIGSTOP: the process that loads batches and stores checkpoints of a machine
+  kSlowLink,     // of a machine: bandwidth limit
+  kSlowRank,     // its device computes slowly
+  kStopAgent,    // SIGSTOP
+  kBusyMachine,  // other programs compute on it
+  kBusyLink,     // other programs send to and from a machine
+  kLateRank,     // its exchanges begin late at times
+  kNothing,      // nothing may be named
+  kBusyAlike,    // other programs compute on all machines; nothing may be named
+};
+inline constexpr int kNumFaults = 12;
+
+// Returns a word for programs: "link_down".
+std::string Name(Fault fault);
+// True where the job goes on, so that nothing need be named.
+bool IsCalm(Fault fault);
+
+struct Injection {
+  uint64_t seed = 0;
+  Fault fault = Fault::kNothing;
+  int layout = 0;        // index in Layouts()
+  int rank = 0;          // the victim, or a rank on the victim's machine
+  int64_t step = 0;      // it strikes once this step is completed,
+  absl::Duration delay;  // and so much later
+};
+
+struct Layout {
+  std::string name;
+  std::vector<std::string> fields;  // of the job
+  double slow_mbit;                 // a link with this bandwidth makes a step some times as long
+};
+// Eight ranks each, two on a machine.
+const std::vector<Layout>& Layouts();
+
+// Consecutive seeds go through all faults, then through all layouts.
+Injection Draw(uint64_t seed);
+
+// What `megascale diagnose -o json` says.
+struct Said {
+  std::string cause = "";
+  std::string summary = "";
+  int rank = -1;
+  std::string node = "";
+  int peer = -1;  // the other end of a link
+  std::string peer_node = "";
+};
+
+enum class Judgement {
+  kRight,
+  kNotYet,       // names nobody
+  kRightVictim,  // but not why
+  kWrong,        // names another
+};
+
+// Judges a verdict on an injection whose victim is on `node`, or was on it when it struck.
+Judgement Judge(const Injection& injection, const std::string& node, const Said& said);
+
+// How long the right verdict may take: 5 s where the job stops, 30 s where it slows.
+absl::Duration LimitOf(Fault fault);
+
+}  // namespace megascale::injection

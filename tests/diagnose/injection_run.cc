@@ -1,0 +1,272 @@
+#include "tests/diagnose/injection_run.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "nlohmann/json.hpp"
+#include "tests/diagnose/machines.h"
+#include "tests/e2e/cluster.h"
+
+namespace megascale::injection {
+namespace {
+
+using control::v1::Job;
+
+constexpr int kMachines = 4;
+constexpr int kRanksOfMachine = 2;
+constexpr double kQuotaPercent = 50;  // of a core, for each machine
+constexpr double kCutPercent = 3;
+constexpr double kLinkMbit = 100;
+constexpr double kTrafficMbit = 130;
+constexpr int64_t kStepsOfCalm = 5;  // a job that goes on makes more
+constexpr absl::Duration kPause = absl::Milliseconds(300);
+
+double Seconds(absl::Duration duration) { return absl::ToDoubleSeconds(duration); }
+
+class OneRun {
+ public:
+  OneRun(const Injection& injection, const RunOptions& options)
+      : injection_(injection), options_(options), machines_(kMachines) {
+    report_.injection = injection;
+    if (options.keep_logs) cluster_.KeepLogs();
+  }
+  ~OneRun() {
+    for (const pid_t pid : stopped_) ::kill(pid, SIGCONT);
+  }
+
+  RunReport Run() {
+    if (!machines_.status().ok()) return Problem(std::string(machines_.status().message()));
+    Start();
+    const absl::Time begin = absl::Now();
+    const int64_t first = 3;
+    if (!cluster_.WaitForStep("job", first, 90)) return Problem("the job did not begin to train");
+    for (int i = 0; i < kMachines; ++i) machines_.LimitCores(i, kQuotaPercent);
+    if (!cluster_.WaitForStep("job", injection_.step, 90)) return Problem("the job did not train");
+    report_.step_seconds =
+        Seconds(absl::Now() - begin) / static_cast<double>(injection_.step - first);
+    const Said before = Ask();
+    if (before.rank >= 0 || !before.node.empty()) report_.calm = before.summary;
+    const Job job = cluster_.Status("job");
+    if (job.ranks_size() != kMachines * kRanksOfMachine) return Problem("the job lost its ranks");
+    report_.node = job.ranks(injection_.rank).node_id();
+    absl::SleepFor(injection_.delay);
+    Strike(job);
+    Watch();
+    return report_;
+  }
+
+ private:
+  RunReport Problem(const std::string& text) {
+    report_.problem = text;
+    cluster_.KeepLogs();
+    return report_;
+  }
+
+  void Start() {
+    cluster_.UseProgram(e2e::Runfile("tests/diagnose/paced_program"));
+    cluster_.StartDriver();
+    for (int i = 0; i < kMachines; ++i) {
+      machines_.LimitLink(i, kLinkMbit);
+      cluster_.RunAgentsUnder(machines_.Prefix(i));
+      cluster_.SetAgentFlags({"--interface", machines_.Address(i)});
+      cluster_.StartAgent(i, kRanksOfMachine);
+    }
+    std::vector<std::string> fields = Layouts()[static_cast<size_t>(injection_.layout)].fields;
+    fields.insert(fields.end(), {"train.steps=100000", "checkpoint.interval=0"});
+    cluster_.Submit("job", fields);
+  }
+
+  int VictimMachine() const { return report_.node.back() - '0'; }
+
+  // The index of the rank among those of its machine.
+  int LocalRank(const Job& job) const {
+    int local = 0;
+    for (int rank = 0; rank < injection_.rank; ++rank) {
+      local += job.ranks(rank).node_id() == report_.node ? 1 : 0;
+    }
+    return local;
+  }
+
+  void Stop(pid_t pid) {
+    ::kill(pid, SIGSTOP);
+    stopped_.push_back(pid);
+  }
+
+  void Strike(const Job& job) {
+    struck_ = absl::Now();
+    struck_at_ = job.last_step();
+    const int victim = VictimMachine();
+    switch (injection_.fault) {
+      case Fault::kStopWorker:
+        return Stop(job.ranks(injection_.rank).status().pid());
+      case Fault::kStopHost:
+        for (const pid_t pid : e2e::DescendantsOf(cluster_.agent_pid(victim), "megascale host")) {
+          Stop(pid);
+        }
+        return;
+      case Fault::kStopAgent:
+        return Stop(cluster_.agent_pid(victim));
+      case Fault::kLinkDown:
+        return machines_.CutLink(victim);
+      case Fault::kSlowLink:
+        return machines_.LimitLink(victim,
+                                   Layouts()[static_cast<size_t>(injection_.layout)].slow_mbit);
+      case Fault::kBusyLink:
+        return machines_.StartTraffic(victim, e2e::Runfile("tests/diagnose/traffic"), kTrafficMbit);
+      case Fault::kCutQuota:
+        return machines_.LimitCores(victim, kCutPercent);
+      case Fault::kSlowRank:
+        return machines_.SetSwitch(victim, absl::StrCat("slow-", LocalRank(job)), "3");
+      case Fault::kLateRank:
+        return machines_.SetSwitch(victim, absl::StrCat("late-", LocalRank(job)), "0.3 0.1");
+      case Fault::kBusyMachine:
+        return machines_.StartLoad(victim, 3);
+      case Fault::kBusyAlike:
+        for (int i = 0; i < kMachines; ++i) machines_.StartLoad(i, 3);
+        return;
+      case Fault::kNothing:
+        return;
+    }
+  }
+
+  // "FOLDER/13-link_down.gz"
+  std::string SavePath() const {
+    return absl::StrCat(options_.save, "/", injection_.seed, "-", Name(injection_.fault), ".gz");
+  }
+
+  Said Ask() {
+    const e2e::CommandResult result = cluster_.Megascale({"diagnose", "job", "-o", "json"});
+    Said said = ReadVerdict(result.out);
+    if (said.summary.empty()) said.summary = absl::StrCat("no verdict: ", result.err);
+    whole_ = result.out;
+    return said;
+  }
+
+  // Asks until the right verdict or until time is up; where nothing may be named, all the time.
+  void Watch() {
+    const bool is_calm = IsCalm(injection_.fault);
+    const absl::Time end = struck_ + LimitOf(injection_.fault);
+    report_.is_right = report_.is_victim_right = is_calm;
+    for (int i = 0; absl::Now() < end; ++i) {
+      const Said said = Ask();
+      const absl::Duration after = absl::Now() - struck_;
+      if (!is_calm && after > LimitOf(injection_.fault)) {
+        report_.said = absl::StrCat("too late: ", said.summary);
+        break;
+      }
+      const Judgement judgement = Judge(injection_, report_.node, said);
+      if (options_.say) {
+        options_.say(absl::StrFormat("%5.1f s %s: %s", Seconds(after), said.cause, said.summary));
+      }
+      report_.said = said.summary;
+      if (judgement == Judgement::kWrong) {
+        if (report_.wrong.empty()) report_.wrong = said.summary;
+        report_.is_right = report_.is_victim_right = false;
+        if (is_calm) break;
+      }
+      if (judgement == Judgement::kRightVictim) report_.is_victim_right = true;
+      if (judgement == Judgement::kRight && !is_calm) {
+        report_.is_right = report_.is_victim_right = report_.wrong.empty();
+        report_.right_after = after;
+        break;
+      }
+      absl::SleepFor(kPause);
+    }
+    if (!options_.save.empty()) cluster_.Megascale({"diagnose", "job", "--save", SavePath()});
+    if (is_calm && cluster_.Status("job").last_step() < struck_at_ + kStepsOfCalm) {
+      report_.is_right = false;
+      report_.wrong = "nothing, though the job stands still";
+    }
+    if (!report_.is_right && options_.say) options_.say(whole_);
+  }
+
+  const Injection injection_;
+  const RunOptions options_;
+  RunReport report_;
+  struct Folder {};
+  Machines machines_;
+  e2e::Cluster cluster_;  // ends before its machines: their groups are empty then
+  std::vector<pid_t> stopped_;
+  absl::Time struck_;
+  int64_t struck_at_ = 0;  // the step
+  std::string whole_;
+};
+
+}  // namespace
+
+Said ReadVerdict(const std::string& output) {
+  Said said;
+  const nlohmann::json object = nlohmann::json::parse(output, nullptr, false);
+  if (object.is_discarded() || !object.contains("verdict")) return said;
+  const nlohmann::json& verdict = object["verdict"];
+  said.cause = verdict.value("cause", "");
+  said.summary = verdict.value("summary", "");
+  said.rank = verdict.value("rank", -1);
+  said.node = verdict.value("node", "");
+  said.peer = verdict.value("peer", -1);
+  said.peer_node = verdict.value("peer_node", "");
+  return said;
+}
+
+RunReport RunInjection(const Injection& injection, const RunOptions& options) {
+  return OneRun(injection, options).Run();
+}
+
+std::string Describe(const RunReport& report) {
+  const Injection& injection = report.injection;
+  std::string text = absl::StrFormat(
+      "seed %d %s, rank %d on %s, %s, step %.0f ms: ", injection.seed, Name(injection.fault),
+      injection.rank, report.node, Layouts()[static_cast<size_t>(injection.layout)].name,
+      report.step_seconds * 1000);
+  if (!report.problem.empty()) return absl::StrCat(text, "PROBLEM ", report.problem);
+  absl::StrAppend(&text, report.is_right          ? "right"
+                         : report.is_victim_right ? "WRONG CAUSE"
+                                                  : "WRONG");
+  if (report.right_after < absl::InfiniteDuration()) {
+    absl::StrAppendFormat(&text, " after %.1f s", Seconds(report.right_after));
+  }
+  absl::StrAppend(&text, ": ", report.said);
+  if (!report.wrong.empty()) absl::StrAppend(&text, " | it said: ", report.wrong);
+  if (!report.calm.empty()) absl::StrAppend(&text, " | before the fault: ", report.calm);
+  return text;
+}
+
+std::string Table(const std::vector<RunReport>& reports) {
+  std::map<Fault, std::vector<const RunReport*>> by_fault;
+  for (const RunReport& report : reports) {
+    if (report.problem.empty()) by_fault[report.injection.fault].push_back(&report);
+  }
+  std::string table = "| fault | runs | right victim | right cause | median | longest |\n";
+  absl::StrAppend(&table, "| --- | --- | --- | --- | --- | --- |\n");
+  for (const auto& [fault, runs] : by_fault) {
+    int victims = 0;
+    int rights = 0;
+    std::vector<double> seconds;
+    for (const RunReport* run : runs) {
+      victims += run->is_victim_right ? 1 : 0;
+      rights += run->is_right ? 1 : 0;
+      if (run->is_right && run->right_after < absl::InfiniteDuration()) {
+        seconds.push_back(Seconds(run->right_after));
+      }
+    }
+    std::sort(seconds.begin(), seconds.end());
+    const std::string times =
+        seconds.empty()
+            ? " | "
+            : absl::StrFormat("%.1f s | %.1f s", seconds[seconds.size() / 2], seconds.back());
+    absl::StrAppendFormat(&table, "| %s | %d | %d | %d | %s |\n", Name(fault), runs.size(), victims,
+                          rights, times);
+  }
+  return table;
+}
+
+}  // namespace megascale::injection

@@ -1,0 +1,223 @@
+#include "tests/diagnose/machines.h"
+
+#include <dirent.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "runtime/base/process/resource_limit.h"
+#include "runtime/base/status.h"
+#include "tests/e2e/cluster.h"
+
+namespace megascale::injection {
+namespace {
+
+constexpr absl::string_view kGroupPrefix = "megascale-inject-";
+constexpr int kPeriodMicros = 100'000;
+constexpr int kPeriodMinMicros = 50'000;  // of small quotas: the shortest quota is 1 ms
+constexpr double kSmallPercent = 15;
+constexpr int kMtu = 9000;
+constexpr int kTrafficPort = 9;
+
+void WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << std::flush;
+}
+
+// Removes the groups of tests that were killed.
+void RemoveStaleGroups(const std::string& parent) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
+    absl::string_view name = entry.path().filename().native();
+    int pid = 0;
+    if (!absl::ConsumePrefix(&name, kGroupPrefix)) continue;
+    if (!absl::SimpleAtoi(name.substr(0, name.find('-')), &pid)) continue;
+    if (::kill(pid, 0) != 0 && errno == ESRCH) ::rmdir(entry.path().c_str());
+  }
+}
+
+std::string LinkName(int machine) { return absl::StrCat("link", machine); }
+
+}  // namespace
+
+Machines::Machines(int count) {
+  char directory[] = "/tmp/ms-inject-XXXXXX";
+  if (::mkdtemp(directory) == nullptr) {
+    status_ = base::ErrnoStatus(errno, "mkdtemp");
+    return;
+  }
+  directory_ = directory;
+  Enter();
+  for (int i = 0; i < count && status_.ok(); ++i) Add(i);
+}
+
+Machines::~Machines() {
+  for (const pid_t child : children_) e2e::KillAndReap(child);
+  for (size_t i = 0; i < machines_.size(); ++i) {
+    e2e::KillAndReap(machines_[i].holder);
+    status_ = absl::OkStatus();
+    Do({"ip", "link", "delete", LinkName(static_cast<int>(i))});
+    RemoveGroup(machines_[i].group);
+  }
+  std::error_code ignored;
+  if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
+}
+
+void Machines::Do(const std::vector<std::string>& command) {
+  if (!status_.ok()) return;
+  std::vector<std::string> whole = {"/usr/bin/env"};
+  whole.insert(whole.end(), command.begin(), command.end());
+  const e2e::CommandResult result = e2e::Run(whole);
+  if (result.exit_code == 0) return;
+  status_ = absl::FailedPreconditionError(absl::StrCat(absl::StrJoin(command, " "), ": ",
+                                                       result.err, " (exit ", result.exit_code,
+                                                       "); needs root, iproute2, util-linux"));
+}
+
+// Moves this process into a network namespace of its own, once.
+void Machines::Enter() {
+  static const bool entered = [] {
+    if (::unshare(CLONE_NEWNET) != 0) return false;
+    e2e::Run({"/usr/bin/env", "ip", "link", "set", "lo", "up"});
+    const bool made =
+        e2e::Run({"/usr/bin/env", "ip", "link", "add", "bridge0", "type", "bridge"}).exit_code == 0;
+    e2e::Run({"/usr/bin/env", "ip", "addr", "add", "10.77.0.254/24", "dev", "bridge0"});
+    e2e::Run({"/usr/bin/env", "ip", "link", "set", "bridge0", "mtu", absl::StrCat(kMtu), "up"});
+    return made;
+  }();
+  if (!entered) {
+    status_ = absl::FailedPreconditionError(
+        "no network namespace with a bridge can be made; needs root, iproute2, and the kernel's "
+        "bridge module");
+  }
+}
+
+void Machines::Add(int index) {
+  Machine machine;
+  machine.switches = absl::StrCat(directory_, "/switches-", index);
+  ::mkdir(machine.switches.c_str(), 0755);
+  machine.holder = e2e::Spawn({"/usr/bin/unshare", "-n", "/bin/sleep", "1000000"}, "/dev/null");
+  const std::string space = absl::StrCat("/proc/", machine.holder, "/ns/net");
+  const auto is_apart = [&] {
+    std::error_code ignored;
+    return std::filesystem::read_symlink(space, ignored) !=
+           std::filesystem::read_symlink("/proc/self/ns/net", ignored);
+  };
+  if (!e2e::WaitUntil(is_apart, 10)) {
+    status_ = absl::FailedPreconditionError("unshare -n: made no network namespace");
+  }
+  MakeGroup(&machine, index);
+  machines_.push_back(machine);
+  const std::string link = LinkName(index);
+  const std::string mtu = absl::StrCat(kMtu);
+  Do({"ip", "link", "add", link, "mtu", mtu, "type", "veth", "peer", "name", "eth0", "mtu", mtu,
+      "netns", absl::StrCat(machine.holder)});
+  Do({"ip", "link", "set", link, "master", "bridge0", "up"});
+  const std::string enter = absl::StrCat("--net=", space);
+  Do({"nsenter", enter, "ip", "link", "set", "lo", "up"});
+  Do({"nsenter", enter, "ip", "addr", "add", absl::StrCat(Address(index), "/24"), "dev", "eth0"});
+  Do({"nsenter", enter, "ip", "link", "set", "eth0", "up"});
+}
+
+void Machines::MakeGroup(Machine* machine, int index) {
+  for (const base::ControlGroup& own : base::ControlGroupsOf("cpu")) {
+    RemoveStaleGroups(own.directory);
+    const std::string group =
+        absl::StrCat(own.directory, "/", kGroupPrefix, ::getpid(), "-", index);
+    if (::mkdir(group.c_str(), 0755) != 0) continue;
+    const std::string quota = own.version == 1 ? "/cpu.cfs_quota_us" : "/cpu.max";
+    if (::access((group + quota).c_str(), W_OK) == 0) {
+      // Other programs of this machine must not decide who is slow.
+      WriteFile(group + (own.version == 1 ? "/cpu.shares" : "/cpu.weight"),
+                own.version == 1 ? "16384" : "1600");
+      machine->group = group;
+      machine->group_version = own.version;
+      return;
+    }
+    ::rmdir(group.c_str());
+  }
+  status_ = absl::FailedPreconditionError("no control group with a quota of processor time");
+}
+
+void Machines::RemoveGroup(const std::string& group) const {
+  if (group.empty()) return;
+  (void)e2e::WaitUntil([&] { return ::rmdir(group.c_str()) == 0; }, 20);
+}
+
+std::string Machines::Address(int machine) const { return absl::StrCat("10.77.0.", machine + 1); }
+
+std::vector<std::string> Machines::Prefix(int machine) const {
+  const Machine& at = At(machine);
+  const std::string command =
+      absl::StrCat("echo $$ > ", at.group, "/cgroup.procs && export MEGASCALE_PACE=", at.switches,
+                   " && exec nsenter --net=/proc/", at.holder, "/ns/net \"$@\"");
+  return {"/bin/sh", "-c", command, "sh"};
+}
+
+void Machines::SetSwitch(int machine, const std::string& name, const std::string& text) {
+  const std::string path = absl::StrCat(switches(machine), "/", name);
+  WriteFile(path + ".new", text);
+  std::filesystem::rename(path + ".new", path);
+}
+
+void Machines::LimitCores(int machine, double percent) {
+  const Machine& at = At(machine);
+  const int period = percent < kSmallPercent ? kPeriodMinMicros : kPeriodMicros;
+  const auto quota = static_cast<int64_t>(period * percent / 100);
+  if (at.group_version == 1) {
+    WriteFile(at.group + "/cpu.cfs_quota_us", "-1");
+    WriteFile(at.group + "/cpu.cfs_period_us", absl::StrCat(period));
+    if (percent > 0) WriteFile(at.group + "/cpu.cfs_quota_us", absl::StrCat(quota));
+  } else {
+    WriteFile(at.group + "/cpu.max",
+              percent > 0 ? absl::StrCat(quota, " ", period) : absl::StrCat("max ", period));
+  }
+}
+
+void Machines::LimitLink(int machine, double mbit) {
+  const std::vector<std::string> limit = {"root",  "tbf",  "rate",    absl::StrCat(mbit, "mbit"),
+                                          "burst", "64kb", "latency", "100ms"};
+  std::vector<std::string> here = {"tc", "qdisc", "replace", "dev", LinkName(machine)};
+  std::vector<std::string> there = {
+      "nsenter", absl::StrCat("--net=/proc/", At(machine).holder, "/ns/net"),
+      "tc",      "qdisc",
+      "replace", "dev",
+      "eth0"};
+  here.insert(here.end(), limit.begin(), limit.end());
+  there.insert(there.end(), limit.begin(), limit.end());
+  Do(here);
+  Do(there);
+}
+
+void Machines::CutLink(int machine) { Do({"ip", "link", "set", LinkName(machine), "down"}); }
+
+void Machines::StartLoad(int machine, int num_processes) {
+  std::vector<std::string> command = Prefix(machine);
+  command.insert(command.end(), {"/bin/sh", "-c", "while :; do :; done"});
+  for (int i = 0; i < num_processes; ++i) {
+    children_.push_back(e2e::Spawn(command, "/dev/null"));
+  }
+}
+
+void Machines::StartTraffic(int machine, const std::string& program, double mbit) {
+  const std::string rate = absl::StrCat(mbit);
+  const std::string port = absl::StrCat(kTrafficPort);
+  children_.push_back(e2e::Spawn({program, Address(machine), port, rate}, "/dev/null"));
+  std::vector<std::string> from = Prefix(machine);
+  from[2] = absl::StrCat("exec nsenter --net=/proc/", At(machine).holder, "/ns/net \"$@\"");
+  from.insert(from.end(), {program, "10.77.0.254", port, rate});
+  children_.push_back(e2e::Spawn(from, "/dev/null"));
+}
+
+}  // namespace megascale::injection

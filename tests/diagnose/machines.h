@@ -1,0 +1,68 @@
+// Machines on this machine: each has a network namespace with an address of its own and a control
+// group with a quota of processor time, so that a fault lands on one of them alone. The test's own
+// process moves to a new network namespace, in which a bridge joins the links of all machines; the
+// control plane talks over a Unix socket, which namespaces do not separate, as a cluster's
+// management network is apart from that of its tensors.
+//
+// Namespaces end with the processes in them, and these with the test, however it ends. Groups are
+// removed by the destructor; groups that a killed test has left behind, by the next test.
+// Threads: one. Needs root, `ip`, `tc` and `nsenter`.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace megascale::injection {
+
+class Machines {
+ public:
+  // Creation fails if a tool or a privilege is missing: status() says which.
+  explicit Machines(int count);
+  ~Machines();
+  Machines(const Machines&) = delete;
+  Machines& operator=(const Machines&) = delete;
+  const absl::Status& status() const { return status_; }
+
+  int count() const { return static_cast<int>(machines_.size()); }
+  // The command that runs its arguments on a machine.
+  std::vector<std::string> Prefix(int machine) const;
+  std::string Address(int machine) const;
+  // Where the switches of its ranks' devices lie (paced_device.h).
+  const std::string& switches(int machine) const { return At(machine).switches; }
+  void SetSwitch(int machine, const std::string& name, const std::string& text);
+
+  // Limits the processor time of all processes of a machine, in percent of a core; 0: no limit.
+  void LimitCores(int machine, double percent);
+  // Limits its link, both ways.
+  void LimitLink(int machine, double mbit);
+  void CutLink(int machine);
+  // Keeps the processors of a machine busy, within its quota.
+  void StartLoad(int machine, int num_processes);
+  // Sends datagrams to and from a machine, with this program.
+  void StartTraffic(int machine, const std::string& program, double mbit);
+
+ private:
+  struct Machine {
+    pid_t holder = -1;  // the process that keeps the namespace
+    std::string group;
+    int group_version = 1;
+    std::string switches;
+  };
+  const Machine& At(int machine) const { return machines_[static_cast<size_t>(machine)]; }
+  void Enter();
+  void Add(int index);
+  void MakeGroup(Machine* machine, int index);
+  void Do(const std::vector<std::string>& command);
+  void RemoveGroup(const std::string& group) const;
+
+  std::string directory_;  // of the switches
+  absl::Status status_;
+  std::vector<Machine> machines_;
+  std::vector<pid_t> children_;  // load and traffic
+};
+
+}  // namespace megascale::injection

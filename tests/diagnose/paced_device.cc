@@ -1,0 +1,195 @@
+#include "tests/diagnose/paced_device.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status.h"
+#include "runtime/device/cpu_device.h"
+#include "runtime/device/direct_communicator.h"
+#include "runtime/stream/host_stream.h"
+
+namespace megascale::injection {
+namespace {
+
+// What an instruction that computes takes beyond its real work.
+constexpr absl::Duration kBusy = absl::Milliseconds(1);
+constexpr absl::Duration kAsleep = absl::Milliseconds(14);
+
+absl::Duration ThreadTime() {
+  timespec now = {};
+  MEGASCALE_CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0);
+  return absl::DurationFromTimespec(now);
+}
+
+// A file that a test writes while the job trains.
+class Switch {
+ public:
+  Switch(const std::string& folder, const std::string& name) : path_(folder + "/" + name) {}
+  // Returns the numbers in the file; "first" stays as it is if there is no file.
+  bool Read(double* first, double* second) const {
+    if (::access(path_.c_str(), R_OK) != 0) return false;
+    std::ifstream file(path_);
+    file >> *first >> *second;
+    return true;
+  }
+
+ private:
+  const std::string path_;
+};
+
+// A stream whose instructions take a set time, if they compute. The executor notifies at the
+// beginning and at the end of each.
+class PacedStream final : public stream::Stream {
+ public:
+  static absl::StatusOr<std::unique_ptr<PacedStream>> Create(std::string name, Switch slow) {
+    std::unique_ptr<PacedStream> stream(new PacedStream(std::move(name), std::move(slow)));
+    RETURN_IF_ERROR(stream->Start());
+    return stream;
+  }
+  ~PacedStream() override { End(); }
+
+  void Copy(void* to, const void* from, size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  void Notify(Notification notification) override {
+    if (name() == "compute" && num_notified_++ % 2 == 1) Pace();
+    notification(absl::OkStatus());
+  }
+  absl::Status Finish() override { return absl::OkStatus(); }
+  std::unique_ptr<stream::Event> MakeEvent() override {
+    return std::make_unique<stream::HostEvent>();
+  }
+
+ private:
+  PacedStream(std::string name, Switch slow) : Stream(std::move(name)), slow_(std::move(slow)) {}
+
+  void Pace() const {
+    double times = 1;
+    double unused = 0;
+    slow_.Read(&times, &unused);
+    const absl::Duration end = ThreadTime() + kBusy * times;
+    while (ThreadTime() < end) {
+    }
+    absl::SleepFor(kAsleep * times);
+  }
+
+  const Switch slow_;
+  int64_t num_notified_ = 0;
+};
+
+// Passes each call on, sometimes late.
+class LateCommunicator final : public comm::Communicator {
+ public:
+  LateCommunicator(std::unique_ptr<comm::Communicator> inner, Switch late)
+      : inner_(std::move(inner)), late_(std::move(late)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  const std::string& name() const override { return inner_->name(); }
+  absl::Status AllReduce(const tensor::Vector& buffer, const comm::CallInfo& info) override {
+    return Late().AllReduce(buffer, info);
+  }
+  absl::Status ReduceScatter(const tensor::Vector& input, const tensor::Vector& output,
+                             const comm::CallInfo& info) override {
+    return Late().ReduceScatter(input, output, info);
+  }
+  absl::Status AllGather(const tensor::Vector& input, const tensor::Vector& output,
+                         const comm::CallInfo& info) override {
+    return Late().AllGather(input, output, info);
+  }
+  absl::Status Broadcast(const tensor::Vector& buffer, int root,
+                         const comm::CallInfo& info) override {
+    return Late().Broadcast(buffer, root, info);
+  }
+  absl::Status Reduce(const tensor::Vector& input, const tensor::Vector& output, int root,
+                      const comm::CallInfo& info) override {
+    return Late().Reduce(input, output, root, info);
+  }
+  absl::Status AllToAll(const tensor::Vector& input, const tensor::Vector& output,
+                        const comm::CallInfo& info) override {
+    return Late().AllToAll(input, output, info);
+  }
+  absl::Status Barrier(const comm::CallInfo& info) override { return Late().Barrier(info); }
+  absl::Status Send(int peer, const tensor::Vector& tensor, const comm::CallInfo& info) override {
+    return Late().Send(peer, tensor, info);
+  }
+  absl::Status Recv(int peer, const tensor::Vector& tensor, const comm::CallInfo& info) override {
+    return inner_->Recv(peer, tensor, info);
+  }
+  void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
+
+ private:
+  comm::Communicator& Late() {
+    double seconds = 0;
+    double probability = 0;
+    if (late_.Read(&seconds, &probability) &&
+        std::uniform_real_distribution<double>()(random_) < probability) {
+      absl::SleepFor(absl::Seconds(seconds));
+    }
+    return *inner_;
+  }
+
+  const std::unique_ptr<comm::Communicator> inner_;
+  const Switch late_;
+  std::mt19937_64 random_{1};
+};
+
+class PacedDevice final : public device::Device {
+ public:
+  PacedDevice(int local_rank, const std::string& folder)
+      : inner_(device::MakeCpuDevice()),
+        slow_(folder, absl::StrCat("slow-", local_rank)),
+        late_(folder, absl::StrCat("late-", local_rank)) {}
+
+  device::Description Describe() const override { return inner_->Describe(); }
+  absl::StatusOr<std::unique_ptr<device::Memory>> Allocate(absl::string_view name,
+                                                           size_t size_bytes) override {
+    return inner_->Allocate(name, size_bytes);
+  }
+  absl::StatusOr<std::unique_ptr<device::Memory>> AllocateForPeers(absl::string_view name,
+                                                                   size_t size_bytes) override {
+    return inner_->AllocateForPeers(name, size_bytes);
+  }
+  absl::StatusOr<std::unique_ptr<device::Memory>> AllocateHost(absl::string_view name,
+                                                               size_t size_bytes) override {
+    return inner_->AllocateHost(name, size_bytes);
+  }
+  tensor::HostVector OnHost(const tensor::Vector& vector) const override {
+    return inner_->OnHost(vector);
+  }
+  absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) override {
+    return PacedStream::Create(std::move(name), slow_);
+  }
+  std::unique_ptr<ops::Ops> MakeOps(stream::Stream* stream, tensor::DType compute,
+                                    int num_threads) override {
+    return inner_->MakeOps(stream, compute, num_threads);
+  }
+  absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
+      comm::HostCommunicator* host, stream::Stream* stream) override {
+    ASSIGN_OR_RETURN(auto inner, inner_->MakeCommunicator(host, stream));
+    return std::make_unique<LateCommunicator>(std::move(inner), late_);
+  }
+
+ private:
+  const std::unique_ptr<device::Device> inner_;
+  const Switch slow_;
+  const Switch late_;
+};
+
+}  // namespace
+
+std::unique_ptr<device::Device> MakePacedDevice(int local_rank, const std::string& folder) {
+  return std::make_unique<PacedDevice>(local_rank, folder);
+}
+
+}  // namespace megascale::injection

@@ -1,0 +1,20 @@
+// A device for jobs of many workers on a few cores: each instruction that computes takes a set
+// time, of which a small part keeps a core busy, so that a quota of processor time slows it down.
+// Exchanges and everything else are the CPU's.
+//
+// Two faults are switched on and off by files in the folder that MEGASCALE_PACE names, which a test
+// writes while the job trains: "slow-RANK" with a number makes computing take that many times as
+// long, and "late-RANK" with two numbers lets each exchange begin that many seconds late with that
+// probability. RANK counts the ranks of the machine from 0. Threads: as every device.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "runtime/device/device.h"
+
+namespace megascale::injection {
+
+std::unique_ptr<device::Device> MakePacedDevice(int local_rank, const std::string& folder);
+
+}  // namespace megascale::injection

@@ -21,7 +21,6 @@ namespace {
 
 using control::v1::StreamEvidenceResponse;
 using control::v1::StreamSpansResponse;
-using google::protobuf::util::JsonPrintOptions;
 
 // The first words of a file's lines, before the JSON.
 constexpr absl::string_view kJob = "job ";
@@ -56,11 +55,14 @@ class Live final : public EvidenceSource {
     request.set_kind(kind);
     for (const int rank : ranks) request.add_ranks(rank);
     std::vector<StreamEvidenceResponse> responses;
-    client_
-        .Evidence(
-            request,
-            {[&](const StreamEvidenceResponse& response) { responses.push_back(response); }, {}})
-        .IgnoreError();
+    const absl::Status read = client_.Evidence(
+        request,
+        {[&](const StreamEvidenceResponse& response) { responses.push_back(response); }, {}});
+    if (!read.ok() && !ranks.empty()) {
+      StreamEvidenceResponse& failed = responses.emplace_back();
+      failed.set_rank(ranks[0]);
+      failed.set_error(std::string(read.message()));
+    }
     return responses;
   }
   void Wait(absl::Duration duration) override { absl::SleepFor(duration); }
@@ -178,7 +180,7 @@ std::unique_ptr<EvidenceSource> LiveEvidence(client::JobClient* client, std::str
 absl::Status SaveEvidence(EvidenceSource* source, int64_t num_steps, const std::string& path) {
   std::string text;
   ASSIGN_OR_RETURN(const control::v1::Job before, source->Job());
-  const absl::Status spans =
+  absl::Status spans =
       source->Spans(std::max<int64_t>(0, before.last_step() - num_steps + 1),
                     [&](const auto& response) { AddLine(std::string(kSpans), response, &text); });
   if (!spans.ok() && spans.code() != absl::StatusCode::kFailedPrecondition) return spans;

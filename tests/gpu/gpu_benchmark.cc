@@ -56,7 +56,7 @@ int RunCheck(const Options& options) {
   std::printf("%s\n", device->Describe().name.c_str());
   int failed = 0;
   const auto check = options.small ? SmallCheck() : device::check::FullDeviceCheck();
-  for (const auto& [part, result] :
+  for (const auto& [part, result, took] :
        device::check::CheckDevice(device.get(), check, [](absl::string_view /*part*/) {})) {
     const bool is_flops = result.flops_per_second > 0;
     std::printf("  %-22s %9.1f %s %s\n", part.c_str(),

@@ -28,7 +28,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kStepsMax = 1000;
-constexpr int64_t kStepsSaved = 48;  // enough to compare the newest with older ones
+constexpr int64_t kStepsSaved = 100;  // enough to compare the newest with older ones
 
 struct DiagnoseFlags {
   ConnectionFlags connection;

@@ -242,7 +242,8 @@ void AddMachineOfAll(const control::v1::Job& job, const diagnose::StallVerdict& 
   }
   if (nodes.size() != 1 || nodes.begin()->empty()) return;
   diagnosis->rank_on_node = *ranks.begin();
-  diagnosis->is_undecided = false;
+  // Ranks that wait for a batch are no rank's fault; else one of them may soon be known as silent.
+  diagnosis->is_undecided = !all_load;
   Findings& findings = diagnosis->findings;
   findings.excluded.clear();  // these were the ranks that may be the cause
   findings.cause = all_load ? "data_wait" : "stuck_machine";
@@ -275,6 +276,7 @@ Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, con
   std::vector<int> waiting;
   for (const diagnose::WaitingRank& rank : verdict.waiting) waiting.push_back(rank.rank);
   AddReport(job, waiting, &diagnosis);
+  diagnosis.node = NodeOfVerdict(job, diagnosis);  // that of a machine which saves is none
   AddStallAdvice(job, &diagnosis);
   diagnosis.stacks_of = RanksToRead(job.ranks_size(), diagnosis.rank, waiting);
   diagnosis.details["waiting"] = WaitingJson(verdict);

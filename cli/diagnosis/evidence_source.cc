@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "google/protobuf/util/json_util.h"
 #include "runtime/base/status.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::cli {
 namespace {
@@ -89,7 +90,20 @@ class Saved final : public EvidenceSource {
     return absl::InvalidArgumentError(
         absl::StrCat("found '", line.substr(0, 40), "'; expected a line of saved evidence"));
   }
-  bool has_job() const { return !job_.job_id().empty(); }
+  // Checks the job, on whose sizes an analysis relies.
+  absl::Status CheckJob() {
+    if (job_.job_id().empty()) {
+      return absl::InvalidArgumentError(
+          "holds no job; expected a file that `megascale diagnose JOB --save FILE` wrote");
+    }
+    auto spec = job::ResolveJobSpec(job_.spec());
+    if (!spec.ok()) return base::Annotate(spec.status(), "holds a job that no driver takes");
+    *job_.mutable_spec() = *std::move(spec);
+    const int world_size = job::WorldSize(job_.spec());
+    if (job_.ranks_size() == 0 || job_.ranks_size() == world_size) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("holds ", job_.ranks_size(), " ranks of a job that has ", world_size));
+  }
 
   absl::StatusOr<control::v1::Job> Job() override { return job_; }
   control::v1::GetClusterResponse Cluster() override { return cluster_; }
@@ -209,10 +223,7 @@ absl::StatusOr<std::unique_ptr<EvidenceSource>> SavedEvidence(const std::string&
   for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     RETURN_IF_ERROR(saved->Add(line));
   }
-  if (!saved->has_job()) {
-    return absl::InvalidArgumentError(
-        "holds no job; expected a file that `megascale diagnose JOB --save FILE` wrote");
-  }
+  RETURN_IF_ERROR(saved->CheckJob());
   return std::unique_ptr<EvidenceSource>(std::move(saved));
 }
 

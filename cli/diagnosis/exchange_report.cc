@@ -53,7 +53,8 @@ std::string NameOf(int rank, absl::Span<const std::string> names) {
 int EndOn(const ExchangeVerdict& verdict, absl::Span<const int> machine_of) {
   for (const StuckFlow& flow : verdict.stuck) {
     for (const int rank : {flow.from, flow.to}) {
-      if (machine_of[static_cast<size_t>(rank)] == verdict.machine) return rank;
+      const auto index = static_cast<size_t>(rank);
+      if (index < machine_of.size() && machine_of[index] == verdict.machine) return rank;
     }
   }
   return -1;

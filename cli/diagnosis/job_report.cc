@@ -71,6 +71,7 @@ void AddReportOfAll(const control::v1::Job& job, absl::Span<const int> waiting,
     SaySaving(absl::StrCat(who, num_candidates == 1 ? " copies it" : " copy it"), &findings);
   }
   findings.excluded.clear();  // these were the ranks that may be the cause
+  diagnosis->rank_on_node = -1;
   diagnosis->is_undecided = false;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/diagnosis/evidence_source.h"
+#include "runtime/job/job_spec.h"
 
 namespace megascale::cli {
 namespace {
@@ -173,10 +174,29 @@ TEST(SilenceTest, AMachineThatNeitherAnswersNorReportsIsNamed) {
       << "both are silent: it may be the driver's own network";
 }
 
-class OneJob final : public EvidenceSource {
+// Of four ranks.
+job::v1::JobSpec SmallSpec() {
+  job::v1::JobSpec spec;
+  spec.set_name("small");
+  spec.mutable_model()->set_hidden_size(32);
+  spec.mutable_model()->set_num_hidden_layers(2);
+  spec.mutable_model()->set_num_attention_heads(2);
+  spec.mutable_data()->add_files("/unused");
+  spec.mutable_train()->set_steps(10);
+  spec.mutable_train()->set_seq_length(16);
+  spec.mutable_train()->set_global_batch_size(2);
+  spec.mutable_train()->set_micro_batch_size(1);
+  spec.mutable_parallel()->set_data_parallel_size(2);
+  spec.mutable_parallel()->set_pipeline_model_parallel_size(2);
+  return job::ResolveJobSpec(spec).value();
+}
+
+class OneJob : public EvidenceSource {
  public:
   absl::StatusOr<control::v1::Job> Job() override {
     control::v1::Job job = OnTwoMachines();
+    job.set_job_id("demo");
+    *job.mutable_spec() = SmallSpec();
     job.set_last_step(7);
     return job;
   }
@@ -224,10 +244,25 @@ TEST(SavedEvidenceTest, GivesTheSameAnswers) {
   EXPECT_TRUE((*saved)->Evidence(telemetry::v1::EVIDENCE_KIND_STACKS, {}).empty());
 }
 
+TEST(SavedEvidenceTest, AJobWithOtherRanksThanItsSizesIsRefused) {
+  class ThreeRanks final : public OneJob {
+    absl::StatusOr<control::v1::Job> Job() override {
+      control::v1::Job job = *OneJob::Job();
+      job.mutable_ranks()->RemoveLast();
+      return job;
+    }
+  } live;
+  const std::string path = ::testing::TempDir() + "/three.gz";
+  ASSERT_TRUE(SaveEvidence(&live, 5, path).ok());
+  EXPECT_EQ(SavedEvidence(path).status().message(), "holds 3 ranks of a job that has 4");
+}
+
 TEST(SavedEvidenceTest, AnythingElseIsRefused) {
   const std::string path = ::testing::TempDir() + "/other";
   EXPECT_EQ(SavedEvidence(path + "-missing").status().code(), absl::StatusCode::kNotFound);
-  for (const char* text : {"", "job {\"jobId\": ", "evidence-x {}", "something else\n"}) {
+  for (const char* text :
+       {"", "job {\"jobId\": ", "evidence-x {}", "something else\n", "job {\"jobId\": \"x\"}",
+        R"(job {"jobId": "x", "spec": {"name": "x", "train": {"microBatchSize": 0}}})"}) {
     std::ofstream(path) << text;
     EXPECT_EQ(SavedEvidence(path).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }

@@ -88,20 +88,24 @@ class Comparison {
   }
 
   // Returns by worker how many times longer it computes, beyond the median of those on other
-  // machines.
+  // machines; where there is one machine, of the other workers.
   std::vector<double> ChangeOf(const MeasuredStep& step, const std::vector<double>& before) const {
     const std::vector<double> work = WorkOf(step);
     std::vector<double> ratios(num_workers_, 1);
     for (size_t w = 0; w < num_workers_; ++w) {
       if (before[w] > 0) ratios[w] = work[w] / before[w];
     }
+    const bool is_one_machine =
+        std::set<int>(history_.machine_of.begin(), history_.machine_of.end()).size() == 1;
     std::vector<double> changes(num_workers_, 1);
     for (size_t w = 0; w < num_workers_; ++w) {
       std::vector<double> of_others;
       for (size_t o = 0; o < num_workers_; ++o) {
-        if (history_.machine_of[o] != history_.machine_of[w]) of_others.push_back(ratios[o]);
+        const bool is_elsewhere = history_.machine_of[o] != history_.machine_of[w];
+        if (is_elsewhere || (is_one_machine && o != w)) of_others.push_back(ratios[o]);
       }
-      const double common = of_others.empty() ? 1 : MedianOf(std::move(of_others));
+      if (of_others.empty()) continue;  // nothing tells it from the job
+      const double common = MedianOf(std::move(of_others));
       if (common > 0) changes[w] = ratios[w] / common;
     }
     return changes;
@@ -221,7 +225,10 @@ class Comparison {
       return;
     }
     const int worker = slow.size() > 1 ? OnlyIn(slow, &Meeting::workers) : -1;
-    if (worker >= 0) {
+    const auto is_well_without_worker = [&](const Meeting& meeting) {
+      return !meeting.is_slow && meeting.workers.size() > 1 && meeting.workers.count(worker) == 0;
+    };
+    if (worker >= 0 && std::any_of(meetings.begin(), meetings.end(), is_well_without_worker)) {
       change->what = Change::kLateWorker;
       change->worker = worker;
     } else if (!is_within_machine) {
@@ -258,8 +265,9 @@ class Comparison {
     return static_cast<int>(std::distance(history_.machine_of.begin(), found));
   }
 
-  // Names the machine that all slow exchanges have in common. If two have, one is exonerated by an
-  // exchange with a third machine that is not slow.
+  // Names the machine that all slow exchanges have in common, if machines exchange without it and
+  // are not slow. If two have, one is exonerated by an exchange with a third machine that is not
+  // slow.
   void NameMachine(const std::vector<Meeting>& meetings, const std::vector<const Meeting*>& slow,
                    SlowChange* change) const {
     int machine = OnlyIn(slow, &Meeting::machines);
@@ -281,6 +289,13 @@ class Comparison {
         return;
       }
       machine = is_first_well ? second : first;
+    } else {
+      const bool is_told_apart =
+          std::any_of(meetings.begin(), meetings.end(), [&](const Meeting& meeting) {
+            return !meeting.is_slow && meeting.machines.size() > 1 &&
+                   meeting.machines.count(machine) == 0;
+          });
+      if (!is_told_apart) return;
     }
     change->what = Change::kMachineLink;
     change->worker = FirstWorkerOf(machine);

@@ -439,6 +439,24 @@ TEST(SlowChangeTest, NamesNobodyIfAllHaveBecomeSlowAlike) {
   }
 }
 
+TEST(SlowChangeTest, ThreeThatExchangeSlowlyAlikeBlameNotTheMiddleOne) {
+  const auto transfers = [](const RankPlan&, const Instruction& i, int64_t, int64_t nanos) {
+    return plan::IsTransfer(i.kind()) ? 40 * nanos : nanos;
+  };
+  EXPECT_EQ(JudgeChange({.data = 1, .pipeline = 3}, transfers).cause.step_times, 0);
+  const auto outside = [](const RankPlan& plan, const Instruction& i, int64_t, int64_t nanos) {
+    return IsOutside(plan, i) ? 40 * nanos : nanos;
+  };
+  EXPECT_EQ(JudgeChange({.data = 2, .pipeline = 3}, outside).cause.step_times, 0);
+}
+
+TEST(SlowChangeTest, TheOnlyMachineIsNotNamedForAllOfIt) {
+  const SlowVerdict verdict = JudgeChange(
+      {.data = 2},
+      [](const RankPlan&, const Instruction&, int64_t, int64_t nanos) { return 3 * nanos; });
+  EXPECT_EQ(verdict.cause.step_times, 0);
+}
+
 TEST(SlowChangeTest, AStageThatHasMoreWorkFromTheBeginningIsNoSlowMachine) {
   const SlowVerdict verdict = JudgeChange(
       kLong, [](const RankPlan&, const Instruction&, int64_t, int64_t nanos) { return nanos; });

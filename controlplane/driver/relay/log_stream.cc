@@ -1,9 +1,11 @@
 #include "controlplane/driver/relay/log_stream.h"
 
 #include <algorithm>
+#include <atomic>
 #include <future>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,8 @@ constexpr int64_t kPieceBytesMax = 256 << 10;
 constexpr size_t kLineBytesMax = 64 << 10;
 // Logs that are asked for at a time; their pieces are in memory together.
 constexpr size_t kAskedAtOnce = 16;
+// Threads of all readers together that wait for an answer, beside the readers' own.
+constexpr int kThreadsMax = 64;
 
 // One log that is being read.
 struct Source {
@@ -167,14 +171,33 @@ class LogStream {
       const size_t end = std::min(sources_.size(), begin + kAskedAtOnce);
       std::vector<std::future<Answer>> answers;
       for (size_t i = begin; i < end; ++i) {
-        const auto policy = end - begin > 1 ? std::launch::async : std::launch::deferred;
-        answers.push_back(std::async(policy, [this, source = &sources_[i]] {
-          return ports_.fetch(source->nodes.front(), FetchOf(*source));
-        }));
+        answers.push_back(Ask(&sources_[i], /*at_once=*/end - begin > 1));
       }
       for (size_t i = begin; i < end; ++i) more |= Read(&sources_[i], &answers[i - begin]);
     }
     return more;
+  }
+
+  // Asks the first node of a log: in a thread of its own if `at_once` and if all readers together
+  // have few such threads, else when the answer is taken.
+  std::future<Answer> Ask(const Source* source, bool at_once) {
+    static std::atomic<int> num_threads = 0;
+    const auto fetch = [this, source] {
+      return ports_.fetch(source->nodes.front(), FetchOf(*source));
+    };
+    if (at_once && ++num_threads <= kThreadsMax) {
+      try {
+        return std::async(std::launch::async, [fetch] {
+          Answer answer = fetch();
+          --num_threads;
+          return answer;
+        });
+      } catch (const std::system_error& /*error*/) {
+        // The system refused a thread.
+      }
+    }
+    if (at_once) --num_threads;
+    return std::async(std::launch::deferred, fetch);
   }
 
   megascale::agent::v1::FetchLog FetchOf(const Source& source) const {

@@ -19,11 +19,9 @@ constexpr absl::Duration kEndedStepsAge = absl::Minutes(1);
 constexpr size_t kEndedStepsMax = 20;
 
 // Reads the last steps of a job that ended before this driver started, or a while ago.
-RecentSteps ReadLastSteps(const JobRecord& job, JobFiles* files) {
+RecentSteps LastStepsOf(const JobRecord& job, JobFiles* files) {
   RecentSteps steps;
-  const int64_t first =
-      std::max<int64_t>(0, job.best_step() - static_cast<int64_t>(RecentSteps::kMax) + 1);
-  const auto records = ReadSteps(job.submitted().directory(), files, first, RecentSteps::kMax);
+  const auto records = ReadLastSteps(job.submitted().directory(), files, RecentSteps::kMax);
   if (!records.ok()) {
     base::LogWarning(records.status().message());
     return steps;
@@ -91,7 +89,7 @@ absl::StatusOr<control::Job> DriverView::Job(const std::string& job_id, absl::Ti
                   now);
   }
   const bool has_all = part->steps.size() > kEndedStepsMax;
-  control::Job view = ViewOf(*part, has_all ? part->steps : ReadLastSteps(job, files_), 0, now);
+  control::Job view = ViewOf(*part, has_all ? part->steps : LastStepsOf(job, files_), 0, now);
   AddEvidence(job, files_, &view);
   return view;
 }

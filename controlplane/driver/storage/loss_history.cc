@@ -90,6 +90,24 @@ absl::StatusOr<StepRecords> ReadSteps(const std::string& directory, JobFiles* fi
   return records;
 }
 
+absl::StatusOr<StepRecords> ReadLastSteps(const std::string& directory, JobFiles* files,
+                                          int64_t steps_max) {
+  const std::string path = PathOf(directory);
+  StepRecords records;
+  if (!files->Exists(path) || steps_max <= 0) return records;
+  ASSIGN_OR_RETURN(const size_t size, files->Size(path));
+  const size_t most = static_cast<size_t>(steps_max) * kProbeBytes;
+  // The first line may be the rest of one; it is no record then.
+  RETURN_IF_ERROR(
+      ForEachRecord(path, files, size > most ? size - most : 0, [&](const StepRecord& record) {
+        if (records.empty() || record.step() > records.back().step()) records.push_back(record);
+        return true;
+      }));
+  const auto num_old = static_cast<int64_t>(records.size()) - steps_max;
+  if (num_old > 0) records.erase(records.begin(), records.begin() + num_old);
+  return records;
+}
+
 absl::StatusOr<StepRecords> SampleSteps(const std::string& directory, JobFiles* files,
                                         int64_t points) {
   const std::string path = PathOf(directory);

@@ -20,6 +20,11 @@ using StepRecords = std::vector<megascale::telemetry::v1::StepRecord>;
 absl::StatusOr<StepRecords> ReadSteps(const std::string& directory, JobFiles* files,
                                       int64_t first_step, int64_t steps_max);
 
+// Returns the last records of the log, at most `steps_max`, ascending. Cost: at most 512 bytes for
+// each are read.
+absl::StatusOr<StepRecords> ReadLastSteps(const std::string& directory, JobFiles* files,
+                                          int64_t steps_max);
+
 // Returns about `points` records, evenly spaced by their place in the file, with the first and the
 // last one. Cost: at most one block of 512 bytes for each, or the file if that is less.
 absl::StatusOr<StepRecords> SampleSteps(const std::string& directory, JobFiles* files,

@@ -17,7 +17,6 @@ namespace megascale::driver {
 namespace {
 
 namespace agent = megascale::agent::v1;
-namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(100);

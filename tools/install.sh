@@ -14,7 +14,7 @@ build_packages=(
   libutf8proc-dev zlib1g-dev libzstd-dev libmicrohttpd-dev libgnutls28-dev libunwind-dev
   zsh groff-base man-db chromium prometheus
   fortunes xz-utils git ca-certificates python3 python3-grpcio python3-protobuf
-  systemd
+  systemd iproute2
 )
 lint_packages=(clang-format clang-tidy)
 

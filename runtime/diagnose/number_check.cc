@@ -4,18 +4,15 @@
 #include <cmath>
 #include <functional>
 #include <optional>
+#include <utility>
+
+#include "runtime/base/median.h"
 
 namespace megascale::diagnose {
 namespace {
 
 // A usual value needs this many steps.
 constexpr size_t kUsualStepsMin = 8;
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 using ValueOf = std::function<double(const LoggedStep&)>;
 
@@ -26,7 +23,7 @@ std::optional<double> MedianOf(absl::Span<const LoggedStep> steps, const ValueOf
     if (std::isfinite(value_of(step))) values.push_back(value_of(step));
   }
   if (values.size() < kUsualStepsMin) return std::nullopt;
-  return Median(std::move(values));
+  return base::UpperMedian(std::move(values));
 }
 
 std::optional<NumberFinding> FindJump(absl::Span<const LoggedStep> steps, OffRoad kind,

@@ -7,6 +7,8 @@
 #include <set>
 #include <utility>
 
+#include "runtime/base/median.h"
+
 namespace megascale::diagnose {
 namespace {
 
@@ -26,13 +28,6 @@ constexpr double kExchangeMin = 2;
 constexpr double kExchangeShareMin = 0.1;
 // Below this share of the largest excess an exchange only feels what slows another one.
 constexpr double kOfLargestMin = 0.15;
-
-double MedianOf(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 class Comparison {
  public:
@@ -73,7 +68,7 @@ class Comparison {
   static double MedianSeconds(absl::Span<const MeasuredStep> steps) {
     std::vector<double> seconds;
     for (const MeasuredStep& step : steps) seconds.push_back(step.seconds);
-    return MedianOf(std::move(seconds));
+    return base::UpperMedian(std::move(seconds));
   }
 
   // Returns how long each worker computes in a step.
@@ -105,7 +100,7 @@ class Comparison {
         if (is_elsewhere || (is_one_machine && o != w)) of_others.push_back(ratios[o]);
       }
       if (of_others.empty()) continue;  // nothing tells it from the job
-      const double common = MedianOf(std::move(of_others));
+      const double common = base::UpperMedian(std::move(of_others));
       if (common > 0) changes[w] = ratios[w] / common;
     }
     return changes;
@@ -119,7 +114,8 @@ class Comparison {
       for (size_t w = 0; w < num_workers_; ++w) of_worker[w].push_back(work[w]);
     }
     std::vector<double> before;
-    for (std::vector<double>& work : of_worker) before.push_back(MedianOf(std::move(work)));
+    for (std::vector<double>& work : of_worker)
+      before.push_back(base::UpperMedian(std::move(work)));
     std::vector<std::vector<double>> changes(num_workers_);
     for (const MeasuredStep& step : now_) {
       const std::vector<double> of_step = ChangeOf(step, before);
@@ -130,7 +126,7 @@ class Comparison {
     for (size_t w = 0; w < num_workers_; ++w) {
       const auto num = std::count_if(changes[w].begin(), changes[w].end(),
                                      [](double times) { return times >= kWorkOfStepMin; });
-      const double median = MedianOf(changes[w]);
+      const double median = base::UpperMedian(changes[w]);
       if (static_cast<double>(num) < kPersistentMin * static_cast<double>(now_.size())) continue;
       if (median < kWorkMin) continue;
       slow.insert(static_cast<int>(w));
@@ -188,7 +184,7 @@ class Comparison {
       for (const int worker : workers) meeting.machines.insert(MachineOf(worker));
       // The mean, since an exchange that is late at times is late in a part of the steps.
       double sum = 0;
-      meeting.before = MedianOf(old->second);
+      meeting.before = base::UpperMedian(old->second);
       for (const double of_step : seconds) {
         sum += of_step;
         meeting.is_long.push_back(of_step - meeting.before >= kExchangeShareMin * step_before_);

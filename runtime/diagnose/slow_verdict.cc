@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "runtime/base/median.h"
 
 namespace megascale::diagnose {
 namespace {
@@ -31,13 +32,6 @@ constexpr double kDataWaitMin = 0.1;
 // this many workers, each of which costs a replay of every step.
 constexpr double kShareOfLoadsMin = 0.7;
 constexpr size_t kLoadersMax = 8;
-
-double MedianOf(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 class Explanation {
  public:
@@ -154,7 +148,7 @@ class Explanation {
       for (const std::vector<size_t>& workers : workers_of_stage_) {
         std::vector<double> of_stage;
         for (const size_t w : workers) of_stage.push_back(work_[s][w]);
-        medians.push_back(MedianOf(std::move(of_stage)));
+        medians.push_back(base::UpperMedian(std::move(of_stage)));
       }
     }
   }
@@ -174,7 +168,7 @@ class Explanation {
         for (const size_t o : peers) {
           if (o != w) of_others.push_back(work_[s][o]);
         }
-        typical = MedianOf(std::move(of_others));
+        typical = base::UpperMedian(std::move(of_others));
       }
       ratios.push_back(RatioOf(work_[s][w], typical));
     }
@@ -192,7 +186,7 @@ class Explanation {
     const auto num_slower = std::count_if(ratios.begin(), ratios.end(),
                                           [](double ratio) { return ratio >= kTimesSlowerMin; });
     const double share = static_cast<double>(num_slower) / static_cast<double>(ratios.size());
-    return share >= kPersistentMin ? MedianOf(std::move(ratios)) : 1;
+    return share >= kPersistentMin ? base::UpperMedian(std::move(ratios)) : 1;
   }
 
   // True if the worker's slowdown stands out, and some of it is computing.
@@ -262,7 +256,8 @@ class Explanation {
       for (size_t w = 0; w < work.size(); ++w) {
         (graph_.workers()[w].stage == suspect.stage ? here : elsewhere).push_back(work[w]);
       }
-      ratios.push_back(RatioOf(MedianOf(std::move(here)), MedianOf(std::move(elsewhere))));
+      ratios.push_back(
+          RatioOf(base::UpperMedian(std::move(here)), base::UpperMedian(std::move(elsewhere))));
     }
     suspect.times_slower = Persistent(std::move(ratios));
     return suspect;
@@ -310,7 +305,7 @@ class Explanation {
       for (const auto& [pair, of_steps] : times) {
         if (pair != slowest->first) of_others.push_back(of_steps[s]);
       }
-      ratios.push_back(RatioOf(slowest->second[s], MedianOf(std::move(of_others))));
+      ratios.push_back(RatioOf(slowest->second[s], base::UpperMedian(std::move(of_others))));
     }
     suspect.worker = slowest->first.first;
     suspect.peer = slowest->first.second;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/median.h"
 
 namespace megascale::minder {
 namespace {
@@ -92,9 +93,7 @@ double MeanOf(const std::vector<float>& values, size_t begin, size_t end, const 
 double MedianMean(const MetricSeries& series, size_t begin, size_t end, const Limits& limits) {
   std::vector<double> means;
   for (const auto& machine : series.machines) means.push_back(MeanOf(machine, begin, end, limits));
-  const auto middle = means.begin() + static_cast<std::ptrdiff_t>(means.size() / 2);
-  std::nth_element(means.begin(), middle, means.end());
-  return *middle;
+  return base::UpperMedian(std::move(means));
 }
 
 Verdict VerdictOf(const Suspect& suspect, const MetricSeries& series, const Limits& limits,

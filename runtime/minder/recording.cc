@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "runtime/base/median.h"
 #include "runtime/base/text/printable.h"
 
 namespace megascale::minder {
@@ -128,12 +129,6 @@ std::vector<double> TimesOf(const RecordedMachine& machine) {
   return times;
 }
 
-double MedianOf(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 // The machines that still share a common time, by index, with the times of their samples.
 using Shared = std::map<size_t, std::vector<double>>;
 
@@ -147,7 +142,7 @@ void LeaveOut(const std::map<size_t, std::string>& why, Shared* shared, CommonTi
 void LeaveOutOtherTimes(const CommonTimeOptions& options, Shared* shared, CommonTime* common) {
   std::vector<double> ends;
   for (const auto& [machine, times] : *shared) ends.push_back(times.back());
-  const double end = MedianOf(ends);
+  const double end = base::UpperMedian(ends);
   std::map<size_t, std::string> why;
   for (const auto& [machine, times] : *shared) {
     const double away = times.back() - end;
@@ -181,7 +176,7 @@ double EndOfSharedGap(const CommonTimeOptions& options, const Shared& shared) {
   }
   double end = -std::numeric_limits<double>::infinity();
   if (2 * ends.size() <= shared.size()) return end;
-  const double middle = MedianOf(ends);
+  const double middle = base::UpperMedian(ends);
   for (const double each : ends) {
     if (std::abs(each - middle) <= options.gap_seconds) end = std::max(end, each);
   }

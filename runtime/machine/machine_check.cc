@@ -127,7 +127,6 @@ std::vector<TestResult> CheckOneDevice(device::Device* device, int index,
 
 // All devices at once: a machine has up to eight, and a job uses them together.
 void CheckDevices(const CheckOptions& options, bool is_full, MachineTest* test) {
-  if (!options.make_devices) return;
   const absl::Duration begin = base::RealClock().Monotonic();
   const auto devices = options.make_devices();
   if (!devices.ok()) {

@@ -78,18 +78,18 @@ class Mappings {
 
   // Whether code can run at the address.
   bool IsCode(uint64_t address) const {
-    const auto found = by_end_.upper_bound(address);
-    return found != by_end_.end() && address >= found->second.begin && found->second.is_code;
+    const Mapping* mapping = Find(address);
+    return mapping != nullptr && mapping->is_code;
   }
 
   // Sets the module and the offset of the frame.
   void Place(uint64_t address, v1::StackFrame* frame) const {
-    const auto found = by_end_.upper_bound(address);
-    if (found == by_end_.end() || address < found->second.begin || found->second.path.empty()) {
+    const Mapping* mapping = Find(address);
+    if (mapping == nullptr || mapping->path.empty()) {
       frame->set_offset(address);
       return;
     }
-    const std::string& path = found->second.path;
+    const std::string& path = mapping->path;
     frame->set_module(base::Printable(path.substr(path.rfind('/') + 1), kFunctionBytesMax));
     frame->set_offset(address - first_.at(path));
   }
@@ -100,6 +100,12 @@ class Mappings {
     std::string path;
     bool is_code = false;
   };
+  // Returns the mapping that has the address; null: there is none.
+  const Mapping* Find(uint64_t address) const {
+    const auto found = by_end_.upper_bound(address);
+    return found == by_end_.end() || address < found->second.begin ? nullptr : &found->second;
+  }
+
   std::map<uint64_t, Mapping> by_end_;
   std::map<std::string, uint64_t> first_;  // where a file's first mapping begins
 };

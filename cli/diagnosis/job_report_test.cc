@@ -174,7 +174,7 @@ TEST(SilenceTest, AMachineThatNeitherAnswersNorReportsIsNamed) {
       << "both are silent: it may be the driver's own network";
 }
 
-// Of four ranks.
+// Has four ranks.
 job::v1::JobSpec SmallSpec() {
   job::v1::JobSpec spec;
   spec.set_name("small");

@@ -220,7 +220,7 @@ void ViewPublisher::PublishStorage(DriverView* view) {
       std::make_shared<const std::map<std::string, absl::Duration>>(std::move(fails));
 }
 
-// Of thousands of jobs that have ended, the steps would fill the memory.
+// Thousands of jobs may have ended, and their steps would fill the memory.
 void ViewPublisher::DropOldSteps(absl::Duration now, DriverView* view) {
   while (!ended_.empty() && ended_.front().first + kEndedStepsAge <= now) {
     const std::string job_id = std::move(ended_.front().second);

@@ -4,9 +4,8 @@
 // never enter the loop, and the loop does not wait for them. What is derived for people is computed
 // by the reader.
 //
-// Of jobs that have ended a view has the record and the last steps; the rest is read from their
-// folders.
-// Threads: any, for a view. A publisher has one owner.
+// For a job that has ended, a view has the record and the last steps; the rest is read from the
+// job's folder. Threads: any, for a view. A publisher has one owner.
 #pragma once
 
 #include <cstdint>

@@ -67,8 +67,7 @@ absl::Status CheckOptions(const PlanOptions& options, int rank) {
   if (options.has_tied_ends && options.mesh.pipeline_size() == 1) {
     return absl::InvalidArgumentError(
         "has_tied_ends is true with one pipeline stage, which sends itself nothing; expected "
-        "false, "
-        "or several stages");
+        "false, or several stages");
   }
   if (!options.chunks.empty() && static_cast<int>(options.chunks.size()) != num_chunks) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -33,7 +33,7 @@ struct FleetLoad {
   int watchers = 0;  // of the large job
   // The agents of each job store a checkpoint after so many steps; 0: never.
   int checkpoint_steps = 10;
-  // Of the small jobs, one fails after each of these times, and recovers; 0: they do not fail.
+  // A small job fails each time that this many seconds have passed, and recovers; 0: none fails.
   int seconds_between_failures = 0;
 };
 // Measures a driver whose agents report every second, as production ones do: every agent of a job

@@ -109,9 +109,9 @@ std::string NodeOfVerdict(const control::v1::Job& job, const Diagnosis& diagnosi
   return NodeOf(job, diagnosis.rank_on_node >= 0 ? diagnosis.rank_on_node : diagnosis.rank);
 }
 
-// Returns a number for each rank's machine.
+// Returns a number for each rank's machine; -1: it has none.
 std::vector<int> MachineOfRanks(const control::v1::Job& job) {
-  std::map<std::string, int> numbers;
+  std::map<std::string, int> numbers = {{"", -1}};
   std::vector<int> machines;
   for (const control::v1::RankView& rank : job.ranks()) {
     const auto number = static_cast<int>(numbers.size());
@@ -227,31 +227,22 @@ void AddExchanges(EvidenceSource* source, const control::v1::Job& job,
 }
 
 // Several ranks may be the cause, and all of them are on one machine: names it.
-void AddMachineOfAll(const control::v1::Job& job, const diagnose::StallVerdict& verdict,
-                     Diagnosis* diagnosis) {
-  if (verdict.root.cause != diagnose::StallCause::kUnknown || verdict.other_roots.empty()) return;
-  std::set<int> ranks;
-  std::set<std::string> nodes;
-  bool all_load = true;
-  for (const diagnose::StallRoot& root : verdict.other_roots) {
-    if (root.rank < 0) return;
-    ranks.insert(root.rank);
-    nodes.insert(NodeOf(job, root.rank));
-    all_load = all_load && root.cause == diagnose::StallCause::kRuns &&
-               root.instruction.operation() == plan::OpKind::kLoadBatch;
-  }
-  if (nodes.size() != 1 || nodes.begin()->empty()) return;
-  diagnosis->rank_on_node = *ranks.begin();
+void AddMachineOfAll(const diagnose::StallVerdict& verdict, absl::Span<const int> machine_of,
+                     const control::v1::Job& job, Diagnosis* diagnosis) {
+  const auto machine = diagnose::MachineOfAllRoots(verdict, machine_of);
+  if (!machine.has_value()) return;
+  diagnosis->rank_on_node = machine->ranks.front();
   // Ranks that wait for a batch are no rank's fault; else one of them may soon be known as silent.
-  diagnosis->is_undecided = !all_load;
+  diagnosis->is_undecided = !machine->waits_for_data;
   Findings& findings = diagnosis->findings;
   findings.excluded.clear();  // these were the ranks that may be the cause
-  findings.cause = all_load ? "data_wait" : "stuck_machine";
+  findings.cause = machine->waits_for_data ? "data_wait" : "stuck_machine";
   findings.verdict =
-      absl::StrCat("stuck: node ", *nodes.begin(), "; its ranks ", absl::StrJoin(ranks, ", "),
-                   all_load ? " wait for their batches, and all others for them"
-                            : " do not go on, and all others wait for them");
-  if (!all_load) return;
+      absl::StrCat("stuck: node ", NodeOf(job, diagnosis->rank_on_node), "; its ranks ",
+                   absl::StrJoin(machine->ranks, ", "),
+                   machine->waits_for_data ? " wait for their batches, and all others for them"
+                                           : " do not go on, and all others wait for them");
+  if (!machine->waits_for_data) return;
   findings.advice.push_back(
       "look at the storage that holds the data, and at the host process of the machine");
 }
@@ -270,7 +261,7 @@ Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, con
   diagnosis.rank = verdict.root.rank;
   diagnosis.is_undecided = diagnosis.rank < 0;
   AddExchanges(source, job, verdict, traced.spans.names(), &diagnosis);
-  AddMachineOfAll(job, verdict, &diagnosis);
+  AddMachineOfAll(verdict, MachineOfRanks(job), job, &diagnosis);
   diagnosis.node = NodeOfVerdict(job, diagnosis);
   diagnosis.peer_node = NodeOf(job, diagnosis.peer);
   std::vector<int> waiting;
@@ -428,6 +419,11 @@ absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOpti
   ASSIGN_OR_RETURN(job, source->Job());
   if (!traced.ok()) {
     if (traced.status().code() != absl::StatusCode::kFailedPrecondition) return traced.status();
+    if (job.state() == control::v1::JOB_STATE_RUNNING) {
+      const std::vector<bool> none(static_cast<size_t>(job.ranks_size()));
+      std::optional<Diagnosis> silence = DiagnoseSilence(job, source->Cluster(), none);
+      if (silence.has_value()) return *std::move(silence);
+    }
     return DiagnoseState(job, std::string(traced.status().message()));
   }
   const std::vector<bool> known = KnownRanks(traced->spans);

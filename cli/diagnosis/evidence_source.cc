@@ -13,7 +13,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "cli/command_line/report.h"
 #include "google/protobuf/util/json_util.h"
+#include "runtime/base/check.h"
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
 
@@ -149,23 +151,39 @@ class Saved final : public EvidenceSource {
   std::map<int, std::vector<StreamEvidenceResponse>> evidence_;
 };
 
-template <typename Message>
-void AddLine(const std::string& word, const Message& message, std::string* text) {
-  std::string line;
-  const auto written = google::protobuf::util::MessageToJsonString(message, &line);
-  if (written.ok()) absl::StrAppend(text, word, line, "\n");
-}
-
-absl::Status WriteGzip(const std::string& path, const std::string& text) {
-  gzFile const file = ::gzopen(path.c_str(), "wb9");
-  if (file == nullptr) return base::ErrnoStatus(errno, path);
-  const bool written = ::gzwrite(file, text.data(), static_cast<unsigned>(text.size())) ==
-                       static_cast<int>(text.size());
-  if (::gzclose(file) != Z_OK || !written) {
-    return absl::ResourceExhaustedError(absl::StrCat(path, ": cannot be written"));
+// The lines of a file, which are refused beyond kBytesMax.
+class Lines {
+ public:
+  template <typename Message>
+  void Add(absl::string_view word, const Message& message) {
+    if (text_.size() > kBytesMax) return;
+    std::string line;
+    const auto written = google::protobuf::util::MessageToJsonString(message, &line);
+    if (written.ok()) absl::StrAppend(&text_, word, line, "\n");
   }
-  return absl::OkStatus();
-}
+  absl::StatusOr<std::string> Gzip() const {
+    if (text_.size() > kBytesMax) {
+      return absl::ResourceExhaustedError(absl::StrCat("the evidence has more than ", kBytesMax,
+                                                       " bytes; save fewer steps with --steps"));
+    }
+    constexpr int kGzipWindowBits = 15 + 16;
+    z_stream stream = {};
+    MEGASCALE_CHECK(::deflateInit2(&stream, Z_BEST_COMPRESSION, Z_DEFLATED, kGzipWindowBits, 9,
+                                   Z_DEFAULT_STRATEGY) == Z_OK);
+    std::string packed(::deflateBound(&stream, text_.size()), '\0');
+    stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text_.data()));
+    stream.avail_in = static_cast<uInt>(text_.size());
+    stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+    stream.avail_out = static_cast<uInt>(packed.size());
+    MEGASCALE_CHECK(::deflate(&stream, Z_FINISH) == Z_STREAM_END);
+    packed.resize(stream.total_out);
+    ::deflateEnd(&stream);
+    return packed;
+  }
+
+ private:
+  std::string text_;
+};
 
 absl::StatusOr<std::string> ReadGzip(const std::string& path) {
   gzFile const file = ::gzopen(path.c_str(), "rb");
@@ -192,11 +210,10 @@ std::unique_ptr<EvidenceSource> LiveEvidence(client::JobClient* client, std::str
 }
 
 absl::Status SaveEvidence(EvidenceSource* source, int64_t num_steps, const std::string& path) {
-  std::string text;
+  Lines lines;
   ASSIGN_OR_RETURN(const control::v1::Job before, source->Job());
-  absl::Status spans =
-      source->Spans(std::max<int64_t>(0, before.last_step() - num_steps + 1),
-                    [&](const auto& response) { AddLine(std::string(kSpans), response, &text); });
+  absl::Status spans = source->Spans(std::max<int64_t>(0, before.last_step() - num_steps + 1),
+                                     [&](const auto& response) { lines.Add(kSpans, response); });
   if (!spans.ok() && spans.code() != absl::StatusCode::kFailedPrecondition) return spans;
   for (const auto kind :
        {telemetry::v1::EVIDENCE_KIND_EXCHANGES, telemetry::v1::EVIDENCE_KIND_METRICS}) {
@@ -206,15 +223,16 @@ absl::Status SaveEvidence(EvidenceSource* source, int64_t num_steps, const std::
       samples.erase(samples.begin(), samples.begin() + num_old);
       auto& ended = *response.mutable_evidence()->mutable_completed();
       ended.erase(ended.begin(), ended.begin() + std::max(0, ended.size() - kEndedCallsSaved));
-      AddLine(absl::StrCat(kEvidence, static_cast<int>(kind), " "), response, &text);
+      lines.Add(absl::StrCat(kEvidence, static_cast<int>(kind), " "), response);
     }
   }
-  AddLine(std::string(kCluster), source->Cluster(), &text);
+  lines.Add(kCluster, source->Cluster());
   // As in a diagnosis, the job last: ranks show their life about once a second.
   ASSIGN_OR_RETURN(control::v1::Job job, source->Job());
   job.clear_directory();
-  AddLine(std::string(kJob), job, &text);
-  return WriteGzip(path, text);
+  lines.Add(kJob, job);
+  ASSIGN_OR_RETURN(const std::string packed, lines.Gzip());
+  return WriteOutputFile(path, packed);
 }
 
 absl::StatusOr<std::unique_ptr<EvidenceSource>> SavedEvidence(const std::string& path) {

@@ -2,13 +2,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "cli/diagnosis/diagnose_job.h"
 #include "cli/diagnosis/evidence_source.h"
+#include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::cli {
@@ -223,6 +229,71 @@ class OneJob : public EvidenceSource {
   }
   void Wait(absl::Duration /*duration*/) override {}
 };
+
+// All ranks of the job are on one machine, whose agent is stopped.
+class OneMachineStopped final : public OneJob {
+ public:
+  absl::StatusOr<control::v1::Job> Job() override {
+    ASSIGN_OR_RETURN(control::v1::Job job, OneJob::Job());
+    job.set_state(state);
+    for (auto& rank : *job.mutable_ranks()) rank.set_node_id("a");
+    return job;
+  }
+  control::v1::GetClusterResponse Cluster() override {
+    control::v1::GetClusterResponse cluster = OneJob::Cluster();
+    cluster.mutable_nodes(0)->set_heartbeat_age_seconds(4);
+    return cluster;
+  }
+  absl::Status Spans(
+      int64_t /*first_step*/,
+      const std::function<void(const control::v1::StreamSpansResponse&)>& add) override {
+    for (int rank = 0; rank < 4; ++rank) {
+      control::v1::StreamSpansResponse response;
+      response.set_rank(rank);
+      response.set_error("node a did not answer within 2 s");
+      add(response);
+    }
+    return absl::OkStatus();
+  }
+
+  control::v1::JobState state = control::v1::JOB_STATE_RUNNING;
+};
+
+TEST(SilenceTest, TheOnlyMachineOfAJobIsNamedToo) {
+  OneMachineStopped source;
+  absl::StatusOr<Diagnosis> diagnosis = DiagnoseJob(&source, {});
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_EQ(diagnosis->findings.cause, "silent_machine");
+  EXPECT_EQ(diagnosis->node, "a");
+  source.state = control::v1::JOB_STATE_PENDING;
+  diagnosis = DiagnoseJob(&source, {});
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_EQ(diagnosis->findings.cause, "unknown") << "no rank runs there";
+}
+
+TEST(SavedEvidenceTest, IsWrittenIntoPipesAndReplacesFilesWhole) {
+  OneJob live;
+  const std::string pipe = ::testing::TempDir() + "/pipe";
+  ::unlink(pipe.c_str());
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::string read;
+  std::thread reader([&] {
+    std::ifstream file(pipe);
+    read.assign(std::istreambuf_iterator<char>(file), {});
+  });
+  const absl::Status saved = SaveEvidence(&live, 5, pipe);
+  reader.join();
+  ASSERT_TRUE(saved.ok()) << saved;
+  struct stat info = {};
+  ASSERT_EQ(::stat(pipe.c_str(), &info), 0);
+  EXPECT_TRUE(S_ISFIFO(info.st_mode));
+  const std::string copy = ::testing::TempDir() + "/copy.gz";
+  std::ofstream(copy) << read;
+  EXPECT_TRUE(SavedEvidence(copy).ok());
+  EXPECT_EQ(SaveEvidence(&live, 5, "/dev/full").code(), absl::StatusCode::kResourceExhausted);
+  const std::string missing = ::testing::TempDir() + "/missing/evidence.gz";
+  EXPECT_FALSE(SaveEvidence(&live, 5, missing).ok());
+}
 
 TEST(SavedEvidenceTest, GivesTheSameAnswers) {
   const std::string path = ::testing::TempDir() + "/evidence.gz";

@@ -165,11 +165,12 @@ ExchangeVerdict JoinExchanges(absl::Span<const ExchangeVerdict> verdicts,
   // Only a rank that its own report names is named (ExplainExchange).
   if (common_ranks.size() == 1 && named.count(*common_ranks.begin()) > 0) {
     joined.rank = *common_ranks.begin();
-  } else if (common_machines.count(-1) > 0 || common_machines.empty()) {
-    joined.state = first->state;
-  } else if (common_machines.size() == 2) {
+  } else if (common_ranks.size() == 2 ||
+             (common_machines.size() == 2 && common_machines.count(-1) == 0)) {
     joined.from = joined.stuck.front().from;
     joined.to = joined.stuck.front().to;
+  } else if (common_machines.count(-1) > 0 || common_machines.empty()) {
+    return joined;
   } else if (std::any_of(machines.begin(), machines.end(),
                          [](const auto& pair) { return pair.first != pair.second; })) {
     joined.machine = *common_machines.begin();

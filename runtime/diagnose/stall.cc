@@ -356,4 +356,23 @@ StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
   return Walk(plans, positions).Run();
 }
 
+std::optional<StuckMachine> MachineOfAllRoots(const StallVerdict& verdict,
+                                              absl::Span<const int> machine_of) {
+  if (verdict.root.cause != StallCause::kUnknown || verdict.other_roots.empty()) {
+    return std::nullopt;
+  }
+  std::set<int> ranks;
+  std::set<int> machines;
+  bool waits_for_data = true;
+  for (const StallRoot& root : verdict.other_roots) {
+    if (root.rank < 0 || static_cast<size_t>(root.rank) >= machine_of.size()) return std::nullopt;
+    ranks.insert(root.rank);
+    machines.insert(machine_of[static_cast<size_t>(root.rank)]);
+    waits_for_data = waits_for_data && root.cause == StallCause::kRuns &&
+                     root.instruction.operation() == plan::OpKind::kLoadBatch;
+  }
+  if (machines.size() != 1 || *machines.begin() < 0) return std::nullopt;
+  return StuckMachine{{ranks.begin(), ranks.end()}, waits_for_data};
+}
+
 }  // namespace megascale::diagnose

@@ -78,4 +78,15 @@ inline constexpr double kSilentSecondsMin = 1.5;
 StallVerdict ExplainStall(absl::Span<const plan::RankPlan> plans,
                           absl::Span<const RankPosition> positions);
 
+// A machine that holds every rank which may be the cause.
+struct StuckMachine {
+  std::vector<int> ranks;       // that may be the cause, ascending
+  bool waits_for_data = false;  // each of them waits for its batch
+};
+
+// Returns the machine of all ranks that may be the cause, where several may be; nullopt: they are
+// on several machines, or on none that is known. `machine_of`: by rank; -1: not known.
+std::optional<StuckMachine> MachineOfAllRoots(const StallVerdict& verdict,
+                                              absl::Span<const int> machine_of);
+
 }  // namespace megascale::diagnose

@@ -269,6 +269,31 @@ TEST(StallVerdictTest, OfSeveralRanksThatMayBeTheCauseTheSilentOneIsNamedOrNone)
 }
 
 // All members of a collective are in it: the positions do not tell who is the cause.
+TEST(StallVerdictTest, AMachineIsNamedIfAllRanksThatMayBeTheCauseAreOnIt) {
+  const auto root = [](int rank, plan::OpKind operation) {
+    StallRoot root = {.cause = StallCause::kRuns, .rank = rank};
+    root.instruction = plan::InstructionId{operation, 0, 0};
+    return root;
+  };
+  const std::vector<int> machines = {0, 0, 1, 1, -1, -1};
+  StallVerdict verdict;
+  EXPECT_FALSE(MachineOfAllRoots(verdict, machines).has_value());
+  verdict.other_roots = {root(3, plan::OpKind::kLoadBatch), root(2, plan::OpKind::kLoadBatch)};
+  auto machine = MachineOfAllRoots(verdict, machines);
+  ASSERT_TRUE(machine.has_value());
+  EXPECT_EQ(machine->ranks, (std::vector<int>{2, 3}));
+  EXPECT_TRUE(machine->waits_for_data);
+  verdict.other_roots[0] = root(3, plan::OpKind::kForward);
+  machine = MachineOfAllRoots(verdict, machines);
+  ASSERT_TRUE(machine.has_value());
+  EXPECT_FALSE(machine->waits_for_data);
+  for (const std::vector<int>& ranks : {std::vector<int>{3, 0}, {4, 5}, {3, 6}, {3, -1}}) {
+    verdict.other_roots = {root(ranks[0], plan::OpKind::kForward),
+                           root(ranks[1], plan::OpKind::kForward)};
+    EXPECT_FALSE(MachineOfAllRoots(verdict, machines).has_value()) << ranks[0] << " " << ranks[1];
+  }
+}
+
 TEST(StallVerdictTest, AnExchangeThatAllHaveBegunNamesItsRanksAndBlamesTheSilentOne) {
   const std::vector<RankPlan> plans = PlansOf(Of({.data = 3}, 1));
   std::vector<RankPosition> positions = AllAt(plans, InstructionState::kEnded);
@@ -399,6 +424,16 @@ TEST(JoinedExchangesTest, NameTheMachineThatAllWaysHaveInCommon) {
   EXPECT_EQ(joined.machine, -1);
   EXPECT_EQ(joined.from, -1);
   EXPECT_NE(joined.state, FlowState::kDone);
+}
+
+TEST(JoinedExchangesTest, SeveralBetweenTheSameTwoRanksNameTheWayBetweenThem) {
+  for (const std::vector<int>& machines : {std::vector<int>{0, 0}, {0, 1}, {}}) {
+    const ExchangeVerdict joined = JoinExchanges({Undelivered(1, 0), Undelivered(0, 1)}, machines);
+    EXPECT_EQ(joined.from, 1);
+    EXPECT_EQ(joined.to, 0);
+    EXPECT_EQ(joined.machine, -1);
+    EXPECT_EQ(joined.state, FlowState::kNotDelivered);
+  }
 }
 
 TEST(JoinedExchangesTest, AnExchangeOfFourRanksOnTwoMachinesNamesTheWayBetweenThem) {

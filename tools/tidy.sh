@@ -37,16 +37,33 @@ mkdir -p "$passed_dir"
 headers=$(cat .clang-tidy $(git ls-files -co --exclude-standard -- '*.h' '*.proto') | sha256sum | cut -c1-16)
 export passed_dir headers includes
 
-tidy_one() {
-  local key output
-  key=$passed_dir/$( (echo "$headers $1"; cat "$1") | sha256sum | cut -c1-32)
-  [[ -e $key ]] && return 0
-  if output=$(clang-tidy --quiet "$1" -- -std=c++20 -I. $includes -DNDEBUG -fopenmp 2>/dev/null); then
-    : >"$key"
-  else
-    echo "$output"
-    return 1
-  fi
+tidy() {
+  clang-tidy --quiet --config-file=.clang-tidy "$@" -- -std=c++20 -I. $includes -DNDEBUG -fopenmp 2>/dev/null
 }
-export -f tidy_one
-echo "$files" | tr ' ' '\n' | xargs -P "$(nproc)" -I{} bash -c 'tidy_one {}'
+
+# Looks at sources of one folder. Together if there are several: nearly all of the time goes into headers, which they share. What
+# that finds is looked at again source by source: two sources may define the same name, each for itself.
+tidy_sources() {
+  local key output status=0 together file
+  key=$passed_dir/$( (echo "$headers $*"; cat "$@") | sha256sum | cut -c1-32)
+  [[ -e $key ]] && return 0
+  if [[ $# -eq 1 ]]; then
+    output=$(tidy "$1") || status=1
+    [[ $status -eq 0 ]] || echo "$output"
+  else
+    together=$(mktemp /tmp/megascale-tidy-XXXXXX.cc)
+    printf '#include "%s"\n' "$@" >"$together"
+    if ! tidy --header-filter="$(dirname "$1")/[^/]*\.cc" "$together" >/dev/null; then
+      for file in "$@"; do tidy_sources "$file" || status=1; done
+    fi
+    rm -f "$together"
+  fi
+  [[ $status -ne 0 ]] || : >"$key"
+  return $status
+}
+export -f tidy tidy_sources
+# A line for each folder; a large one in parts of twelve.
+awk '{ folder = $0; sub("/[^/]*$", "", folder); n[folder]++
+       if (folder != last || n[folder] % 12 == 1) printf "%s", (NR > 1 ? "\n" : "")
+       printf "%s ", $0; last = folder } END { print "" }' <<<"$files" |
+  xargs -P "$(nproc)" -d '\n' -I{} bash -c 'tidy_sources {}'

@@ -33,6 +33,8 @@ LIBRARIES = {
 LIMITS = {"header": 300, "source": 600, "test": 800}
 # Sources, headers and tests of one folder: ten triples.
 FILES_MAX = 30
+SCRIPT_ENDINGS = {".py", ".sh", ".js"}
+PAGE_COLUMNS = 120
 # What waits or decides by the wall clock: a step of it must cause nothing. abseil's timed waits do (base::StopSignal does not).
 WALL_CLOCK = re.compile(
     r"absl::Now\(|system_clock|CLOCK_REALTIME|gettimeofday|(WaitForNotification|Await|LockWhen|Wait)With(Timeout|Deadline)\(")
@@ -127,10 +129,24 @@ def is_test_only(path):
     return name.endswith("_test.cc") or name.startswith("test_") or name.endswith("_benchmark.cc") or {"testing", "emulator"} & set(path.parts)
 
 
+def page_findings():
+    """Prose of pages wraps; tables, code and transcripts have the width that they need."""
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"),
+                 *(path for folder in [*ALLOWED, "tests", "examples"] for path in (ROOT / folder).rglob("*.md"))]:
+        is_code = False
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if line.lstrip().startswith("```"):
+                is_code = not is_code
+            if is_code or re.match(r"    |\s*[|#$>!]", line) or "http" in line:
+                continue
+            if len(line) > PAGE_COLUMNS:
+                yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns; prose has at most {PAGE_COLUMNS}"
+
+
 def folder_findings():
     for directory in sorted({path.parent for path in sources()}):
         relative = directory.relative_to(ROOT)
-        files = [path for path in directory.iterdir() if path.suffix in SOURCE_ENDINGS]
+        files = [path for path in directory.iterdir() if path.suffix in SOURCE_ENDINGS | SCRIPT_ENDINGS]
         if len(files) > FILES_MAX:
             yield f"{relative}: {len(files)} sources, headers and tests; make sub-folders at {FILES_MAX}"
         if relative.parts[0] == "tests" or directory.name == "testing":
@@ -203,6 +219,7 @@ def main():
         sys.exit(f"tidy: only {len(files)} sources under {ROOT}: not run over the source tree")
     findings = [finding for path in files for finding in findings_in(path, path.read_text())]
     findings += folder_findings()
+    findings += page_findings()
     findings += circles()
     findings += picture_findings()
     for finding in findings:

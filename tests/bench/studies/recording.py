@@ -3,7 +3,7 @@
 
     recording.py --program megascale [--seconds 60]
 
-Trains tests/bench/layouts.yaml on four ranks (tensor 2 x data 2: the most exchanges) and accounts for the processor time of every
+Trains tests/bench/studies/layouts.yaml on four ranks (tensor 2 x data 2: the most exchanges) and accounts for the processor time of every
 thread. An agent does nothing but record, report and watch while a job trains, so all of its time counts as recording. Spans and
 exchange states are written by the workers' own threads: `telemetry_benchmark` times those.
 """

@@ -3,7 +3,7 @@
 
     ablation.py --program megascale --paced paced_benchmark --out ablation.svg
 
-Trains tests/bench/ablation.yaml with the overlaps of its plan switched on one after another, and with each one alone switched
+Trains tests/bench/studies/ablation.yaml with the overlaps of its plan switched on one after another, and with each one alone switched
 off, in turn, round after round, so that whatever else the machine does hits all alike. Medians over the steps of all rounds;
 "spread" is half the range of the middle half of them. A gain within the spread says nothing. All runs must end with the same
 loss, to the last digit: a switch is no part of the numerics.

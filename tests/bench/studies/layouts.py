@@ -3,7 +3,7 @@
 
     layouts.py --program megascale [--rounds 3] [--steps 12]
 
-Trains tests/bench/layouts.yaml under each layout by turns, on a driver and an agent of its own. Medians over the steps of all
+Trains tests/bench/studies/layouts.yaml under each layout by turns, on a driver and an agent of its own. Medians over the steps of all
 rounds without the first ones. The table below each layout is `megascale status --times` of its last steps.
 """
 

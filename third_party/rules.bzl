@@ -1,7 +1,7 @@
 """Build rules of this project: libraries, programs, unit tests, protocol buffers, gRPC services. Those of CUDA are in
 gpu/rules.bzl."""
 
-# Folders whose sources include gRPC or our protos: they begin with the larger precompiled header.
+# Folders whose sources include the messages of the control plane: they begin with the larger precompiled header.
 _CONTROL_FOLDERS = [
     "cli",
     "controlplane",

@@ -69,7 +69,7 @@ void AddBrokenRules(const JobSpec& spec, const std::string& file_name, Findings*
 // or contradicts them becomes a mistake.
 void TakeModelFrom(const std::string& file_name, JobSpec* spec, Findings* findings) {
   MakeAbsolute(spec->mutable_model()->mutable_from());
-  // The rules report a path that is none, and a field that is given twice is a mistake already.
+  // The rules report a bad path, and a field that is given twice is a mistake already.
   const bool can_open = findings->given.count("model.from") > 0 &&
                         job::CheckPath("model.from", spec->model().from()).ok();
   if (!can_open) return;

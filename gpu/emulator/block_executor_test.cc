@@ -36,7 +36,8 @@ MEGASCALE_KERNEL(TestSums, ArrayParams, 256) {
   const Shared<float> scratch = DynamicShared<float>(0);
   const float value = x[BlockIndex() * NumThreads() + ThreadIndex()];
   const float sum = ReduceBlockOnce(value, Sum(), scratch);
-  const float greatest = ReduceBlock(value, Greatest(), scratch);
+  SyncThreads();
+  const float greatest = ReduceBlockOnce(value, Greatest(), scratch);
   if (ThreadIndex() == 0) out[2 * BlockIndex()] = sum;
   if (ThreadIndex() == 0) out[2 * BlockIndex() + 1] = greatest;
 }

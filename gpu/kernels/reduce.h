@@ -39,12 +39,4 @@ MEGASCALE_DEVICE T ReduceBlockOnce(T value, Combine combine, Shared<T> scratch,
   return total;
 }
 
-// The same with a `scratch` that may have been used before, and may be used again at once.
-template <typename T, typename Combine>
-MEGASCALE_DEVICE T ReduceBlock(T value, Combine combine, Shared<T> scratch,
-                               Where where = Where::current()) {
-  SyncThreads(where);  // the last use of `scratch` is over
-  return ReduceBlockOnce(value, combine, scratch, where);
-}
-
 }  // namespace megascale::kernels

@@ -94,22 +94,4 @@ std::vector<double> OperationGraph::DelaysOf(absl::Span<const double> start,
   return delays;
 }
 
-std::vector<double> OperationGraph::DurationsOf(absl::Span<const double> start,
-                                                absl::Span<const double> end) const {
-  MEGASCALE_CHECK(start.size() == size() && end.size() == size());
-  std::vector<double> durations(size());
-  for (const Group& group : groups_) {
-    double all_started = start[static_cast<size_t>(members_[static_cast<size_t>(group.begin)])];
-    for (int m = group.begin; m < group.end; ++m) {
-      const auto i = static_cast<size_t>(members_[static_cast<size_t>(m)]);
-      all_started = std::max(all_started, start[i]);
-    }
-    for (int m = group.begin; m < group.end; ++m) {
-      const auto i = static_cast<size_t>(members_[static_cast<size_t>(m)]);
-      durations[i] = std::max(0.0, end[i] - all_started);
-    }
-  }
-  return durations;
-}
-
 }  // namespace megascale::diagnose

@@ -82,11 +82,6 @@ class OperationGraph {
   // measured times, by operation; negative delays count as 0.
   std::vector<double> DelaysOf(absl::Span<const double> start, absl::Span<const double> end) const;
 
-  // Returns by operation the part of its time that it did not wait for other members of its
-  // meeting: from the last member's start to its own end.
-  std::vector<double> DurationsOf(absl::Span<const double> start,
-                                  absl::Span<const double> end) const;
-
  private:
   // Operations that end together once all have started, in an order in which each comes after all
   // that its members depend on.

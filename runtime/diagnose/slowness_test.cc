@@ -42,8 +42,6 @@ TEST(OperationGraphTest, AnOperationWaitsForItsDependenciesAndItsMeeting) {
   EXPECT_DOUBLE_EQ(graph->Replay({{0, 1, 9, 0}, {5, 1, 2, 10}}), 9 + 2 + 10);
   EXPECT_EQ(graph->DelaysOf({0, 5, 0.5, 7.5}, {5, 7, 7, 17.5}),
             (std::vector<double>{0, 0, 0.5, 0.5}));
-  EXPECT_EQ(graph->DurationsOf({0, 5, 0.5, 7.5}, {5, 6, 7, 17.5}),
-            (std::vector<double>{5, 1, 2, 10}));
 }
 
 TEST(OperationGraphTest, OperationsThatWaitForEachOtherAreRefused) {

@@ -75,7 +75,7 @@ class Analysis {
   }
 
  private:
-  using PartOf = std::function<int(size_t operation)>;
+  using PlaceOfOperation = std::function<int(size_t operation)>;
 
   void FindIdeal() {
     std::vector<std::vector<double>> values(graph_.kinds().size());
@@ -101,7 +101,7 @@ class Analysis {
     });
   }
 
-  Decomposition Decompose(std::vector<std::string> names, const PartOf& part_of) const {
+  Decomposition Decompose(std::vector<std::string> names, const PlaceOfOperation& part_of) const {
     Decomposition result;
     result.names = std::move(names);
     result.per_step.resize(steps_.size());

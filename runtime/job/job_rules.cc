@@ -249,34 +249,29 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
 
 absl::Status CheckEnums(const JobSpec& spec) {
   if (!v1::PositionEmbedding_IsValid(spec.model().position_embedding())) {
-    return Refuse("model.position_embedding",
-                  "is none that this version knows; expected learned or rotary");
+    return Refuse("model.position_embedding", "is unknown; expected learned or rotary");
   }
   if (!v1::Norm_IsValid(spec.model().norm())) {
-    return Refuse("model.norm", "is none that this version knows; expected layernorm or rmsnorm");
+    return Refuse("model.norm", "is unknown; expected layernorm or rmsnorm");
   }
   if (!v1::Activation_IsValid(spec.model().hidden_act())) {
-    return Refuse("model.hidden_act",
-                  "is none that this version knows; expected gelu, gelu_tanh or swiglu");
+    return Refuse("model.hidden_act", "is unknown; expected gelu, gelu_tanh or swiglu");
   }
   if (!v1::Precision_IsValid(spec.train().precision())) {
-    return Refuse("train.precision",
-                  "is none that this version knows; expected fp32, bf16 or fp64");
+    return Refuse("train.precision", "is unknown; expected fp32, bf16 or fp64");
   }
   if (!v1::OptimizerType_IsValid(spec.optimizer().type())) {
-    return Refuse("optimizer.type", "is none that this version knows; expected adamw or lamb");
+    return Refuse("optimizer.type", "is unknown; expected adamw or lamb");
   }
   if (!v1::RecomputeGranularity_IsValid(spec.train().recompute_granularity())) {
-    return Refuse("train.recompute_granularity",
-                  "is none that this version knows; expected none, selective or full");
+    return Refuse("train.recompute_granularity", "is unknown; expected none, selective or full");
   }
   if (!v1::PipelineSchedule_IsValid(spec.parallel().pipeline_schedule())) {
-    return Refuse(
-        "parallel.pipeline_schedule",
-        "is none that this version knows; expected 1f1b, gpipe, interleaved_1f1b or zb_h1");
+    return Refuse("parallel.pipeline_schedule",
+                  "is unknown; expected 1f1b, gpipe, interleaved_1f1b or zb_h1");
   }
   if (!v1::OnSuspect_IsValid(spec.fault().on_suspect())) {
-    return Refuse("fault.on_suspect", "is unknown to this version; expected tell or evict");
+    return Refuse("fault.on_suspect", "is unknown; expected tell or evict");
   }
   return absl::OkStatus();
 }

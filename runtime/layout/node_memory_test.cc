@@ -313,7 +313,7 @@ TEST(RankMemory, ARealRunOfStage2TakesLessThanOneOfStage1) {
     std::printf("saved: computed %s, measured %lld MiB\n", base::FormatBytes(saved).c_str(),
                 static_cast<long long>(really_saved >> 20));
     EXPECT_GT(saved, int64_t{32} << 20);
-    // Of two runs' peaks each is a few MiB off by what the heap happens to keep.
+    // The peak of each of two runs is a few MiB off, by what the heap happens to keep.
     constexpr int64_t kHeapNoise = int64_t{8} << 20;
     EXPECT_NEAR(static_cast<double>(really_saved), static_cast<double>(saved), kHeapNoise);
   }

@@ -28,8 +28,8 @@ struct DirectoryOptions {
   absl::Duration budget = absl::Milliseconds(300);  // writes blocks for this long; at least one
   size_t size_bytes_max = size_t{256} << 20;
   size_t memory_bytes_max = size_t{256} << 20;  // in place of size_bytes_max if files are in memory
-  // Of this machine: wrong bytes and input/output errors are failures if the file system is a local
-  // one. Otherwise they are notes, because every machine that uses the storage may see them.
+  // Whether the file system is this machine's own: then wrong bytes and input/output errors are its
+  // failures. Otherwise they are notes, because every machine that uses the storage may see them.
   bool is_own = true;
   Tamper tamper = {};  // changes what was read
 };

@@ -177,7 +177,6 @@ class ShardedOptimizer {
   // Makes the lists of what the step's operators work on, if they are not those of the call before.
   void MakeLists(const StepArgs& args);
   bool IsOfShard(absl::Span<const tensor::Vector> vectors, tensor::DType dtype) const;
-  void CheckArgs(const StepArgs& args) const;
   // Whether another tensor rank counts these elements in sums.
   bool CountsElsewhere(const model::ParameterSlice& slice) const {
     return ParameterOf(slice).boxes[slice.box_index].copy > 0;

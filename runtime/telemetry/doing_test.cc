@@ -11,18 +11,18 @@ namespace {
 using plan::InstructionId;
 using plan::OpKind;
 
-std::string Words(const Doing& doing) {
+std::string Text(const Doing& doing) {
   v1::RankStatus status;
   SetDoing(doing, &status);
   return DescribeDoing(status);
 }
 
-TEST(DoingTest, WordsOfAnInstructionEndInItsId) {
-  EXPECT_EQ(Words({.activity = v1::ACTIVITY_INSTRUCTION,
-                   .instruction = InstructionId(OpKind::kGatherParameters, 1)}),
+TEST(DoingTest, TheTextOfAnInstructionEndsInItsId) {
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_INSTRUCTION,
+                  .instruction = InstructionId(OpKind::kGatherParameters, 1)}),
             "all-gather of parameters G.c1");
-  EXPECT_EQ(Words({.activity = v1::ACTIVITY_INSTRUCTION,
-                   .instruction = InstructionId(OpKind::kForward, 0, 3).WithPiece(4)}),
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_INSTRUCTION,
+                  .instruction = InstructionId(OpKind::kForward, 0, 3).WithPiece(4)}),
             "forward F.c0.m3.p4");
 }
 
@@ -30,7 +30,7 @@ TEST(DoingTest, EveryOperationHasWordsOfItsOwn) {
   std::set<std::string> words;
   for (const plan::Operation& operation : plan::AllOperations()) {
     const InstructionId id(operation.kind, 1, 2);
-    const std::string text = Words({.activity = v1::ACTIVITY_INSTRUCTION, .instruction = id});
+    const std::string text = Text({.activity = v1::ACTIVITY_INSTRUCTION, .instruction = id});
     EXPECT_EQ(text.find("unknown"), std::string::npos) << text;
     ASSERT_GT(text.size(), id.ToString().size() + 1);
     words.insert(text.substr(0, text.size() - id.ToString().size() - 1));
@@ -40,25 +40,25 @@ TEST(DoingTest, EveryOperationHasWordsOfItsOwn) {
 
 TEST(DoingTest, OtherActivitiesNameThePeerAndTheExchangeInWhichTheyWait) {
   const InstructionId exchange(OpKind::kReduceNorm);
-  EXPECT_EQ(Words({}), "");
-  EXPECT_EQ(Words({.activity = v1::ACTIVITY_BETWEEN_INSTRUCTIONS}), "between instructions");
-  EXPECT_EQ(Words({.activity = v1::ACTIVITY_WAIT_FOR_STORAGE}), "waiting for checkpoint storage");
-  EXPECT_EQ(Words({.activity = v1::ACTIVITY_READ_CHECKPOINT}), "reading the checkpoint");
-  EXPECT_EQ(Words({.activity = v1::ACTIVITY_READ_FOR_PEER, .peer = 3}),
+  EXPECT_EQ(Text({}), "");
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_BETWEEN_INSTRUCTIONS}), "between instructions");
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_WAIT_FOR_STORAGE}), "waiting for checkpoint storage");
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_READ_CHECKPOINT}), "reading the checkpoint");
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_READ_FOR_PEER, .peer = 3}),
             "reading the checkpoint for rank 3");
-  EXPECT_EQ(Words({.activity = v1::ACTIVITY_WAIT_FOR_READS, .instruction = exchange}),
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_WAIT_FOR_READS, .instruction = exchange}),
             "waiting for all ranks to read the checkpoint N");
-  EXPECT_EQ(Words({.activity = v1::ACTIVITY_WAIT_FOR_READER, .instruction = exchange, .peer = 3}),
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_WAIT_FOR_READER, .instruction = exchange, .peer = 3}),
             "waiting for rank 3, which reads the checkpoint for this rank N");
-  EXPECT_EQ(Words({.activity = v1::ACTIVITY_WAIT_FOR_ASKER, .instruction = exchange, .peer = 3}),
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_WAIT_FOR_ASKER, .instruction = exchange, .peer = 3}),
             "waiting for rank 3, to read the checkpoint for it N");
 }
 
 // A process may write anything into its slot.
 TEST(DoingTest, UnknownValuesAreNamed) {
-  EXPECT_EQ(Words({.activity = static_cast<v1::Activity>(77)}), "unknown activity 77");
-  EXPECT_EQ(Words({.activity = v1::ACTIVITY_INSTRUCTION,
-                   .instruction = InstructionId::FromPacked(~uint64_t{0})}),
+  EXPECT_EQ(Text({.activity = static_cast<v1::Activity>(77)}), "unknown activity 77");
+  EXPECT_EQ(Text({.activity = v1::ACTIVITY_INSTRUCTION,
+                  .instruction = InstructionId::FromPacked(~uint64_t{0})}),
             "unknown instruction ?.b255.p65535");
 }
 

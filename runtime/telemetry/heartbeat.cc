@@ -178,7 +178,7 @@ HeartbeatTimer::HeartbeatTimer(HeartbeatWriter* writer, const base::Clock* clock
         } while (!stop_.WaitFor(kAliveInterval));
       }) {
   pthread_setname_np(thread_.native_handle(),
-                     "heartbeat");  // which tests/bench/recording.py counts
+                     "heartbeat");  // which tests/bench/studies/recording.py counts
 }
 
 HeartbeatTimer::~HeartbeatTimer() {

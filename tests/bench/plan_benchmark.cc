@@ -78,7 +78,7 @@ int Main(int argc, char** argv) {
   int every_rank = 512;
   int repeats = 5;
   CLI::App app("Times plans of whole jobs.");
-  app.add_option("--every-rank", every_rank, "up to so many ranks, plans of every rank, too")
+  app.add_option("--every-rank", every_rank, "ranks of the largest job of which all plans are made")
       ->capture_default_str();
   app.add_option("--repeats", repeats, "of what is done by roles")->capture_default_str();
   CLI11_PARSE(app, argc, argv);

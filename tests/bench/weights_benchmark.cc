@@ -78,7 +78,7 @@ int Main(int argc, char** argv) {
   app.add_option("--heads", config.num_heads)->capture_default_str()->check(CLI::Range(1, 256));
   app.add_option("--intermediate", config.intermediate_size)->capture_default_str();
   app.add_option("--vocab", config.vocab_size)->capture_default_str();
-  app.add_option("--first-layers", first_layers, "so many of them with one thread, too")
+  app.add_option("--first-layers", first_layers, "layers that are also made with one thread")
       ->capture_default_str()
       ->check(CLI::Range(1, 256));
   CLI11_PARSE(app, argc, argv);

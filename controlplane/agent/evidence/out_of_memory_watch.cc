@@ -47,7 +47,7 @@ std::string KernelWords(pid_t pid, absl::Duration since) {
     const ssize_t got = ::read(log.get(), record.data(), record.size());
     if (got < 0 && (errno == EINTR || errno == EPIPE)) continue;  // EPIPE: some were overwritten
     if (got <= 0) break;
-    std::string found = KernelKillWords({record.data(), static_cast<size_t>(got)}, pid, since);
+    std::string found = KernelKillText({record.data(), static_cast<size_t>(got)}, pid, since);
     if (!found.empty()) words = std::move(found);
   }
   return words;
@@ -55,7 +55,7 @@ std::string KernelWords(pid_t pid, absl::Duration since) {
 
 }  // namespace
 
-std::string KernelKillWords(absl::string_view record, pid_t pid, absl::Duration since) {
+std::string KernelKillText(absl::string_view record, pid_t pid, absl::Duration since) {
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(record, absl::MaxSplits(';', 1));
   const std::vector<absl::string_view> header = absl::StrSplit(parts.first, ',');

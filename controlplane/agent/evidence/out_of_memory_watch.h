@@ -37,7 +37,7 @@ std::string DescribeOutOfMemory(const KillFacts& facts);
 // Returns the text of a /dev/kmsg record, if it reports that `pid` was killed at or after `since`,
 // a time since the machine's start; else "". A record:
 //   6,339,5140900,-;Memory cgroup out of memory: Killed process 71 (x) …
-std::string KernelKillWords(absl::string_view record, pid_t pid, absl::Duration since);
+std::string KernelKillText(absl::string_view record, pid_t pid, absl::Duration since);
 
 class OutOfMemoryWatch {
  public:

@@ -59,13 +59,13 @@ TEST(OutOfMemoryTest, WhereNothingCountsAProcessNearTheLimitRanOut) {
 
 TEST(OutOfMemoryTest, TheKernelsLogIsReadForOneProcessAndItsLifetime) {
   const absl::Duration started = absl::Seconds(4);
-  EXPECT_EQ(KernelKillWords(kRecord, 71, started),
+  EXPECT_EQ(KernelKillText(kRecord, 71, started),
             "Memory cgroup out of memory: Killed process 71 (megascale) total-vm:4194304kB, "
             "anon-rss:131072kB, file-rss:1024kB, shmem-rss:0kB, UID:0");
-  EXPECT_EQ(KernelKillWords(kRecord, 7, started), "");
-  EXPECT_EQ(KernelKillWords(kRecord, 71, absl::Seconds(10)), "") << "another process of this id";
-  EXPECT_EQ(KernelKillWords("6,339,5140900,-;oom_reaper: reaped process 71 (x)", 71, started), "");
-  EXPECT_EQ(KernelKillWords("no record", 71, started), "");
+  EXPECT_EQ(KernelKillText(kRecord, 7, started), "");
+  EXPECT_EQ(KernelKillText(kRecord, 71, absl::Seconds(10)), "") << "another process of this id";
+  EXPECT_EQ(KernelKillText("6,339,5140900,-;oom_reaper: reaped process 71 (x)", 71, started), "");
+  EXPECT_EQ(KernelKillText("no record", 71, started), "");
 }
 
 TEST(OutOfMemoryTest, AProcessThatSomebodyKilledDidNotRunOut) {

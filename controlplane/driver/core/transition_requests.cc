@@ -18,7 +18,7 @@ namespace control = megascale::control::v1;
 namespace pb = megascale::driver::v1;
 namespace {
 
-// Of a report; it stays in the log and in every answer about the job.
+// Limits of a report, which stays in the log and in every answer about the job.
 constexpr size_t kVerdictBytesMax = 500;
 constexpr size_t kEvidenceBytesMax = 1000;
 constexpr int kEvidenceLinesMax = 16;

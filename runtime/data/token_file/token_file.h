@@ -36,7 +36,7 @@ class TokenFileWriter {
     std::string tokenizer_sha256;  // 64 hexadecimal digits
   };
   // Writes beside the path; the file appears under it when it is whole. Errors: those of the file;
-  // InvalidArgument - a digest that is none.
+  // InvalidArgument - tokenizer_sha256 is no digest.
   static absl::StatusOr<std::unique_ptr<TokenFileWriter>> Create(Options options);
   ~TokenFileWriter();  // removes what Finish has not completed
 

@@ -63,7 +63,7 @@ constexpr double kGaps = 0.05;         // of machines measure nothing for up to 
 constexpr int kBurstSecondsMin = 5;    // of a healthy machine
 constexpr int kBurstSecondsMax = 200;  // shorter than the continuity check
 constexpr double kBurstsPerMachine = 0.25;
-// Of the way to the faulty value; the same for bursts and faults, so that they overlap.
+// Share of the way to the faulty value; the same for bursts and faults, so that they overlap.
 constexpr double kStrengthMin = 0.3;
 constexpr double kShortFaults = 0.05;  // of faults last less than the continuity check
 constexpr int kFaultSecondsMin = 300;

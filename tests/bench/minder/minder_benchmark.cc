@@ -125,7 +125,7 @@ Counts CountOf(const Task& task, const std::optional<Suspect>& suspect) {
           .missed = task.faulty >= 0 && !is_right ? 1 : 0};
 }
 
-// Of all tasks, and of the small and the large ones.
+// Counts of all tasks, of the small ones and of the large ones.
 struct Table {
   Counts all;
   Counts small;

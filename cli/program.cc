@@ -1,11 +1,13 @@
 #include "cli/program.h"
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "cli/command_line/command_line.h"
 #include "cli/commands/commands.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/process/program.h"
 #include "runtime/base/process/thread_environment.h"
+#include "runtime/base/version.h"
 
 namespace megascale::cli {
 namespace {
@@ -24,6 +26,7 @@ int RunProgram(int argc, char** argv, const actors::MakeDevice& make_device,
   CommandLine line("megascale",
                    "Trains language models on many machines, and on this one.\n"
                    "Start here: megascale local examples/fortunes.yaml --agents 2 --slots 2");
+  line.SetVersion(absl::StrCat("megascale ", base::kVersion));
   AddCommands(&line, make_device, make_tested_devices);
   return line.Run(argc, argv);
 }

@@ -586,7 +586,7 @@ TEST_F(ProgramTest, DriverAndAgentMakeNothingBeforeTheyRefuseTheirOptions) {
 
 TEST_F(ProgramTest, OutputThatCannotBeWrittenIsAFailure) {
   for (const char* words :
-       {"version", "version -o json", "--help", "submit --dry-run examples/tiny.yaml",
+       {"version", "version -o json", "--version", "--help", "submit --dry-run examples/tiny.yaml",
         "submit --dry-run examples/tiny.yaml -o json", "plan examples/bytes.yaml"}) {
     const Outcome full = Run(absl::StrCat(words, " >/dev/full"));
     EXPECT_EQ(full.code, 1) << words;
@@ -747,6 +747,9 @@ TEST_F(ProgramTest, GenerateContinuesPromptsOfAHuggingFaceFolder) {
 TEST_F(ProgramTest, VersionIsShown) {
   EXPECT_TRUE(absl::StartsWith(Run("version").out, "megascale "));
   EXPECT_TRUE(absl::StartsWith(Run("version -o json").out, "{\"version\": \""));
+  const Outcome flag = Run("--version");
+  EXPECT_EQ(flag.code, 0);
+  EXPECT_TRUE(absl::StartsWith(Run("version").out, flag.out.substr(0, flag.out.find('\n'))));
 }
 
 }  // namespace

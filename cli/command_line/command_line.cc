@@ -221,6 +221,10 @@ CommandLine::CommandLine(const std::string& name, const std::string& description
 
 CommandLine::~CommandLine() = default;
 
+void CommandLine::SetVersion(const std::string& text) {
+  app_->set_version_flag("--version", text, "shows the version");
+}
+
 Command* CommandLine::Add(const std::string& name, const std::string& description) {
   return root_->Add(name, description);
 }

@@ -107,6 +107,8 @@ class CommandLine {
   ~CommandLine();
 
   Command* Add(const std::string& name, const std::string& description);
+  // Makes --version print this text.
+  void SetVersion(const std::string& text);
 
   // Returns the program and every command in it, subcommands included.
   std::vector<const Command*> All() const;

@@ -4,7 +4,9 @@
 #include <set>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/core/recovery.h"
 #include "runtime/job/job_spec.h"
@@ -186,18 +188,33 @@ bool HasLeft(const JobRecord& job, const NodeRecord& node) {
   return !TakesRanks(node) && IsHold(job.stage()) && IsFenced(job, node.hello().node_id());
 }
 
+namespace {
+
+// An empty incarnation is that of an older driver's log: it fits every one.
+bool IsOf(const pb::NodePreflight& preflight, const megascale::agent::v1::Hello& agent) {
+  return preflight.incarnation().empty() || preflight.incarnation() == agent.incarnation();
+}
+
+}  // namespace
+
 bool HasPreflight(const JobRecord& job, const megascale::agent::v1::Hello& agent) {
   return std::any_of(job.preflights().begin(), job.preflights().end(), [&](const auto& preflight) {
-    return preflight.node_id() == agent.node_id() &&
-           (preflight.incarnation().empty() || preflight.incarnation() == agent.incarnation());
+    return preflight.node_id() == agent.node_id() && IsOf(preflight, agent);
   });
 }
 
+// Asked after each preflight of a job that may have thousands: each rank and each preflight is
+// looked at once.
 bool HasAllPreflights(const DriverState& state, const JobRecord& job) {
-  const std::vector<std::string> nodes = NodesOf(job);
-  return std::all_of(nodes.begin(), nodes.end(), [&](const std::string& node_id) {
-    const NodeRecord* node = FindNode(state, node_id);
-    return node != nullptr && HasPreflight(job, node->hello());
+  absl::flat_hash_map<absl::string_view, const pb::NodePreflight*> preflights;
+  for (const auto& preflight : job.preflights()) preflights[preflight.node_id()] = &preflight;
+  absl::string_view before;  // ranks of one node are usually consecutive
+  return std::all_of(job.placements().begin(), job.placements().end(), [&](const auto& placement) {
+    const absl::string_view node_id = placement.node_id();
+    if (std::exchange(before, node_id) == node_id) return true;
+    const auto found = preflights.find(node_id);
+    const NodeRecord* node = found == preflights.end() ? nullptr : FindNode(state, node_id);
+    return node != nullptr && IsOf(*found->second, node->hello());
   });
 }
 

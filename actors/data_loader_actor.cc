@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "actors/exceptions.h"
-#include "runtime/data/loader.h"
+#include "runtime/data/batches/loader.h"
 
 namespace megascale::actors {
 namespace {

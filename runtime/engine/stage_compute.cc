@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
-#include "runtime/data/document_begins.h"
+#include "runtime/data/batches/document_begins.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/tensor/tensor.h"
 

@@ -14,7 +14,7 @@
 #include "proto/job.pb.h"
 #include "runtime/base/process/shared_memory.h"
 #include "runtime/comm/communicator.h"
-#include "runtime/data/batch_ring.h"
+#include "runtime/data/batches/batch_ring.h"
 #include "runtime/device/device.h"
 #include "runtime/engine/chunk_state.h"
 #include "runtime/engine/tensor_peers.h"

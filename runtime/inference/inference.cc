@@ -23,7 +23,7 @@
 #include "runtime/base/text/printable.h"
 #include "runtime/checkpoint/directory.h"
 #include "runtime/checkpoint/reader.h"
-#include "runtime/data/document_begins.h"
+#include "runtime/data/batches/document_begins.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/host_window.h"
 #include "runtime/job/job_spec.h"

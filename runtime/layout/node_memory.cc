@@ -9,7 +9,7 @@
 #include "runtime/base/status.h"
 #include "runtime/checkpoint/snapshot.h"
 #include "runtime/comm/host/region.h"
-#include "runtime/data/batch_ring.h"
+#include "runtime/data/batches/batch_ring.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/layout/groups.h"
 #include "runtime/layout/rank_layout.h"

@@ -13,7 +13,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
-#include "runtime/data/loader.h"
+#include "runtime/data/batches/loader.h"
 #include "runtime/job/job_spec.h"
 
 namespace megascale::bench {

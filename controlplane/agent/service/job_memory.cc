@@ -12,7 +12,7 @@
 #include "runtime/base/checksum.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/status.h"
-#include "runtime/data/batch_ring.h"
+#include "runtime/data/batches/batch_ring.h"
 #include "runtime/telemetry/heartbeat.h"
 
 namespace megascale::agent {

@@ -1,4 +1,4 @@
-#include "runtime/data/batch_ring.h"
+#include "runtime/data/batches/batch_ring.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "runtime/data/loader.h"
+#include "runtime/data/batches/loader.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "runtime/data/document_begins.h"
+#include "runtime/data/batches/document_begins.h"
 
 namespace megascale::data {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "proto/job.pb.h"
 #include "runtime/base/process/shared_memory.h"
-#include "runtime/data/batch_ring.h"
+#include "runtime/data/batches/batch_ring.h"
 #include "runtime/data/samples.h"
 
 namespace megascale::data {

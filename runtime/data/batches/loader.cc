@@ -1,4 +1,4 @@
-#include "runtime/data/loader.h"
+#include "runtime/data/batches/loader.h"
 
 #include <algorithm>
 

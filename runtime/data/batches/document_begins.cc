@@ -1,4 +1,4 @@
-#include "runtime/data/document_begins.h"
+#include "runtime/data/batches/document_begins.h"
 
 #include <cstddef>
 

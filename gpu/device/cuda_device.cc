@@ -144,6 +144,7 @@ class CudaDevice final : public device::Device {
 
   // The staged communicator uses copies alone, which wait for nobody.
   bool needs_launch_order() const override { return options_.make_communicator != nullptr; }
+  bool starts_groups_together() const override { return options_.make_communicator != nullptr; }
 
  private:
   CudaStream* Own(stream::Stream* stream) const {

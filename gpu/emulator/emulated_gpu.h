@@ -21,7 +21,7 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedGpu(const gpu::GpuRe
 // exchange through an emulated NCCL whose exchanges hold their device (nccl/emulated_nccl.h).
 // Copies between host and device run last of all work that is ready. A process uses this or
 // MakeEmulatedGpu, not both.
-inline constexpr int kNumNcclGpus = 4;
+inline constexpr int kNumNcclGpus = 6;
 absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedNcclGpu(const gpu::GpuRequest& request,
                                                                     uint64_t seed);
 

@@ -56,15 +56,22 @@ TEST_P(NcclJobsTest, EndWithTheBitsOfExchangesThroughTheHost) {
   EXPECT_EQ(RunJob(OnGpus(GetParam(), /*through_nccl=*/true)).digest, expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, NcclJobsTest,
-                         ::testing::Values(Layout{.name = "DataTensor", .data = 2, .tensor = 2},
-                                           Layout{.name = "InterleavedZero2Tied",
-                                                  .data = 2,
-                                                  .pipeline = 2,
-                                                  .virtual_stages = 2,
-                                                  .zero_stage = 2,
-                                                  .tied = true}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, NcclJobsTest,
+    ::testing::Values(
+        Layout{.name = "DataTensor", .data = 2, .tensor = 2},
+        Layout{.name = "InterleavedZero2Tied",
+               .data = 2,
+               .pipeline = 2,
+               .virtual_stages = 2,
+               .zero_stage = 2,
+               .tied = true},
+        // Stages between the ends have no call in some channels of their pipeline.
+        Layout{.name = "ThreeStages", .pipeline = 3},
+        Layout{.name = "FourInterleavedTied", .pipeline = 4, .virtual_stages = 2, .tied = true},
+        Layout{.name = "DataThreeStagesTied", .data = 2, .pipeline = 3, .tied = true},
+        Layout{.name = "ThreeStagesTensor", .pipeline = 3, .tensor = 2}),
+    [](const auto& info) { return info.param.name; });
 
 // An optimizer that did not wait for the snapshot's copies would change the state under them.
 TEST(NcclJobTest, ASnapshotBesideAStepIsThatOfTheStepBefore) {

@@ -6,10 +6,15 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "gpu/assembly.h"
 #include "gpu/gpu_device.h"
 #include "runtime/device/device.h"
 
 namespace megascale::emulator {
+
+// Returns the tables of an emulated GPU without NCCL, for tests that make an EmulatedMachine of
+// their own.
+const gpu::GpuTables& EmulatedTables();
 
 // Makes a device of the emulated machine of this process, which begins with the first one and lives
 // on. `seed`: of the machine's order of work; only the first call's counts. Errors: as

@@ -19,7 +19,7 @@ namespace {
 using emulator::EmulatedCalls;
 using emulator::EmulatedMachine;
 using job::v1::JobSpec;
-using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr int kSteps = 5;
@@ -118,12 +118,13 @@ TEST(GraphJobTest, AnErrorWithinAGraphNamesTheInstructionOfIt) {
   std::vector<int64_t> num_work;  // by the end of each step
   EXPECT_EQ(FailureOf(0, &num_work), "");
   ASSERT_EQ(num_work.size(), size_t{kSteps});
-  // The first kernels of step 4 that are no copies, its last ones, and some between.
-  const int64_t first = num_work[2] + 10, last = num_work[3] - 2;
-  EXPECT_THAT(FailureOf(first),
-              AllOf(HasSubstr("rank 0: step 4: F.c0.m0"), HasSubstr("cudaErrorLaunchFailure")));
-  EXPECT_THAT(FailureOf((first + last) / 2), HasSubstr("rank 0: step 4: "));
-  EXPECT_THAT(FailureOf(last), HasSubstr("rank 0: step 4: O.c0"));
+  // From the first pass of step 4 to the optimizer's step.
+  const int64_t first = num_work[2] + 10, last = num_work[3] - 1;
+  for (int64_t part = 0; part <= 4; ++part) {
+    EXPECT_THAT(FailureOf(first + (last - first) * part / 4),
+                ContainsRegex("rank 0: step 4: [A-Z]+\\.c0.*cudaErrorLaunchFailure"))
+        << part;
+  }
 }
 
 TEST(GraphJobTest, ADivergenceInARepeatedStepIsExplained) {
@@ -131,8 +132,10 @@ TEST(GraphJobTest, ADivergenceInARepeatedStepIsExplained) {
   JobSpec spec = Toy();
   spec.mutable_train()->set_precision(job::v1::PRECISION_FP32);
   spec.mutable_train()->set_steps(12);
-  spec.mutable_optimizer()->set_lr(3e8);
-  spec.mutable_optimizer()->set_min_lr(3e8);
+  // Each step multiplies the weights by 1 - 100 * 0.1.
+  spec.mutable_optimizer()->set_lr(100);
+  spec.mutable_optimizer()->set_min_lr(100);
+  spec.mutable_optimizer()->set_weight_decay(0.1);
   spec.mutable_optimizer()->set_clip_grad(0);
   RunOptions options = OnGpu(spec);
   absl::Status failure;

@@ -12,6 +12,7 @@ absl::StatusOr<std::unique_ptr<megascale::device::Device>> MakeDevice(
   megascale::gpu::GpuRequest request = {.local_rank = place.local_rank,
                                         .may_share = spec.device_sharing(),
                                         .allow_tf32 = spec.train().allow_tf32(),
+                                        .uses_graphs = megascale::job::UsesCudaGraphs(spec),
                                         .interface = place.interface};
   const auto& fault = spec.fault();
   request.start_timeout = megascale::job::ToDuration(fault.start_timeout());

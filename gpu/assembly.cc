@@ -23,10 +23,10 @@ class StreamProducts {
                  Launcher* launcher)
       : tables_(tables), request_(request), allow_tf32_(allow_tf32), launcher_(*launcher) {}
   ~StreamProducts() {
-    products_.reset();
     if (workspace_ == nullptr) return;
-    // Products that use it may still run.
-    (void)tables_.cuda->cudaStreamSynchronize(request_.stream->handle());
+    // Products may still run, or be a part of work that was not issued.
+    request_.stream->work().Finish();
+    products_.reset();
     (void)tables_.cuda->cudaFree(workspace_);
   }
   StreamProducts(const StreamProducts&) = delete;
@@ -50,6 +50,7 @@ class StreamProducts {
     Products::Options options = {
         .api = tables_.cublas_lt,
         .stream = request_.stream->handle(),
+        .work = &request_.stream->work(),
         .compute = request_.compute,
         .allow_tf32 = allow_tf32_,
         .workspace = workspace_,
@@ -74,7 +75,7 @@ std::unique_ptr<ops::Ops> MakeOps(const GpuTables& tables, bool allow_tf32,
                                   const CudaOpsRequest& request) {
   CudaStream* const stream = request.stream;
   auto launcher =
-      MakeStreamLauncher(request.cuda, request.kernels, stream->handle(),
+      MakeStreamLauncher(request.cuda, request.kernels, &stream->work(),
                          [stream](const absl::Status& status) { stream->Issued(status); });
   const auto products =
       std::make_shared<StreamProducts>(tables, request, allow_tf32, launcher.get());
@@ -100,6 +101,7 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
       .index = request.local_rank % count,
       .num_ranks = request.may_share ? request.local_rank / count + 1 : 1,
       .numerics = absl::StrCat(", cuBLASLt ", tables.cublas_lt->cublasLtGetVersion()),
+      .uses_graphs = request.uses_graphs,
       .make_ops = [tables, allow_tf32 = request.allow_tf32](
                       const CudaOpsRequest& ops) { return MakeOps(tables, allow_tf32, ops); },
       .on_allocate = tables.on_allocate};
@@ -121,6 +123,7 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
            .stream = stream->handle(),
            .start_timeout = request.start_timeout,
            .default_timeout = request.call_timeout,
+           .before_call = [stream] { stream->work().Issue(); },
            .on_failure = [stream](const absl::Status& status) { stream->Issued(status); }});
     };
   }

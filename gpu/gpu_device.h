@@ -17,6 +17,7 @@ struct GpuRequest {
   int local_rank = 0;       // index of the rank among those of this machine
   bool may_share = false;   // several ranks may use one GPU; else each needs its own
   bool allow_tf32 = false;  // see TrainSpec::allow_tf32
+  bool uses_graphs = true;  // see JobSpec::enable_cuda_graph
   // For NCCL: the address that its sockets bind, empty on one machine; and FaultSpec's fields.
   std::string interface = {};
   std::optional<int> nccl_ib_timeout = {};

@@ -71,6 +71,7 @@ std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
   }
   std::vector<std::vector<std::string>> rows = {{"RANK", "WEIGHTS", "GRADIENTS", "OPTIMIZER",
                                                  "ACTIVATIONS", "LOGITS", "SCRATCH", "WORKSPACES"}};
+  if (all.exchanges != 0) rows[0].emplace_back("EXCHANGES");
   if (all.communicators != 0) rows[0].emplace_back("COMMUNICATORS");
   if (all.pinned != 0) rows[0].emplace_back("PINNED");
   rows[0].insert(rows[0].end(), {"PROCESS", "SUM"});
@@ -86,6 +87,7 @@ std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
                                       FormatBytes(need.logits),
                                       FormatBytes(need.scratch),
                                       FormatBytes(need.workspaces)};
+      if (all.exchanges != 0) row.push_back(FormatBytes(need.exchanges));
       if (all.communicators != 0) row.push_back(FormatBytes(need.communicators));
       if (all.pinned != 0) row.push_back(FormatBytes(need.pinned));
       row.insert(row.end(), {FormatBytes(need.process), FormatBytes(need.sum())});

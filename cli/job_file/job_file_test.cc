@@ -107,7 +107,7 @@ TEST(JobFileTest, NamesUnknownFieldsWithTheNearest) {
   EXPECT_EQ(
       ErrorOf("zzzzzzzz: 1\n"),
       "job.yaml:1:1: `zzzzzzzz` is not a field; expected one of name, device, device_sharing, "
-      "model, data, "
+      "enable_cuda_graph, model, data, "
       "train, optimizer, parallel, checkpoint, fault, store, tensorboard, priority");
 }
 

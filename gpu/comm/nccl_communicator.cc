@@ -40,6 +40,7 @@ class NcclCommunicator final : public comm::Communicator {
  public:
   explicit NcclCommunicator(const NcclOptions& options)
       : default_timeout_(options.default_timeout),
+        before_call_(options.before_call),
         nccl_(*options.nccl),
         host_(*options.host),
         checks_(host_.name(), host_.rank(), host_.size()),
@@ -141,6 +142,7 @@ class NcclCommunicator final : public comm::Communicator {
 
   absl::Status Run(Call call, const Vector& larger, const CallInfo& info, NcclSession::Work work) {
     if (larger.size == 0) return session_.failure();
+    if (before_call_) before_call_();
     call.instruction_id = info.instruction_id;
     call.bytes = static_cast<size_t>(larger.bytes());
     call.timeout = info.timeout == absl::ZeroDuration() ? default_timeout_ : info.timeout;
@@ -169,6 +171,7 @@ class NcclCommunicator final : public comm::Communicator {
   }
 
   const absl::Duration default_timeout_;
+  const std::function<void()> before_call_;
   const NcclApi& nccl_;
   comm::HostCommunicator& host_;
   const CallChecks checks_;
@@ -186,7 +189,7 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeNcclCommunicator(
     return absl::InvalidArgumentError("NcclOptions: expected cuda and host");
   }
   if (options.host->size() == 1) {
-    return MakeSoloCommunicator(options.host->name(), options.cuda, options.stream);
+    return MakeSoloCommunicator(options);
   }
   if (options.nccl == nullptr) {
     return absl::InvalidArgumentError("NcclOptions: expected nccl for a group of several ranks");

@@ -63,6 +63,9 @@ struct NcclOptions {
   absl::Duration abort_grace = absl::Seconds(1);
   // How long the destructor waits for the last exchanges, and for the peers' destructors.
   absl::Duration close_timeout = absl::Seconds(10);
+  // Called before a call puts its exchange on the stream: what the owner of the stream holds back
+  // comes first. On the stream's thread. May be empty.
+  std::function<void()> before_call;
   // Called once, before a failure frees the exchanges on the stream. The work behind them then runs
   // on garbage, so the stream must not report it as done. On any thread; must not wait for the
   // stream.

@@ -1,7 +1,8 @@
 #include "gpu/comm/solo_communicator.h"
 
+#include <functional>
 #include <mutex>
-#include <utility>
+#include <string>
 
 #include "gpu/comm/call_checks.h"
 #include "gpu/cuda/cuda_status.h"
@@ -16,8 +17,12 @@ using tensor::Vector;
 
 class SoloCommunicator final : public comm::Communicator {
  public:
-  SoloCommunicator(std::string name, const CudaApi* cuda, cudaStream_t stream)
-      : name_(std::move(name)), checks_(name_, 0, 1), cuda_(*cuda), stream_(stream) {}
+  explicit SoloCommunicator(const NcclOptions& options)
+      : name_(options.host->name()),
+        checks_(name_, 0, 1),
+        cuda_(*options.cuda),
+        stream_(options.stream),
+        before_call_(options.before_call) {}
 
   int rank() const override { return 0; }
   int size() const override { return 1; }
@@ -74,6 +79,7 @@ class SoloCommunicator final : public comm::Communicator {
   absl::Status Copy(const Vector& from, const Vector& to) {
     RETURN_IF_ERROR(failure());
     if (from.data == to.data || from.size == 0) return absl::OkStatus();
+    if (before_call_) before_call_();
     return MEGASCALE_CUDA_CALL(
         cuda_, cudaMemcpyAsync(to.data, from.data, static_cast<size_t>(from.bytes()),
                                cudaMemcpyDeviceToDevice, stream_));
@@ -83,15 +89,15 @@ class SoloCommunicator final : public comm::Communicator {
   const CallChecks checks_;
   const CudaApi& cuda_;
   const cudaStream_t stream_;
+  const std::function<void()> before_call_;
   std::mutex mutex_;
   absl::Status failure_;  // guarded by mutex_
 };
 
 }  // namespace
 
-std::unique_ptr<comm::Communicator> MakeSoloCommunicator(std::string name, const CudaApi* cuda,
-                                                         cudaStream_t stream) {
-  return std::make_unique<SoloCommunicator>(std::move(name), cuda, stream);
+std::unique_ptr<comm::Communicator> MakeSoloCommunicator(const NcclOptions& options) {
+  return std::make_unique<SoloCommunicator>(options);
 }
 
 }  // namespace megascale::cuda

@@ -2,15 +2,13 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
-#include "gpu/cuda/cuda_api.h"
+#include "gpu/comm/nccl_communicator.h"
 #include "runtime/comm/communicator.h"
 
 namespace megascale::cuda {
 
-// `cuda` must outlive the communicator.
-std::unique_ptr<comm::Communicator> MakeSoloCommunicator(std::string name, const CudaApi* cuda,
-                                                         cudaStream_t stream);
+// Uses `host` for the group's name alone. Requires: the group has one rank.
+std::unique_ptr<comm::Communicator> MakeSoloCommunicator(const NcclOptions& options);
 
 }  // namespace megascale::cuda

@@ -117,7 +117,9 @@ class CudaDevice final : public device::Device {
   absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) override {
     // Operators need the kernels, and their maker cannot return an error.
     if (options_.make_ops != nullptr) RETURN_IF_ERROR(Kernels().status());
-    return CudaStream::Create(&cuda_, options_.index, std::move(name));
+    return CudaStream::Create(
+        {.cuda = &cuda_, .device = options_.index, .uses_graphs = options_.uses_graphs},
+        std::move(name));
   }
 
   std::unique_ptr<ops::Ops> MakeOps(stream::Stream* stream, tensor::DType compute,
@@ -142,6 +144,7 @@ class CudaDevice final : public device::Device {
     return options_.make_communicator(this, host, own);
   }
 
+  bool starts_groups_together() const override { return options_.make_communicator != nullptr; }
   // The staged communicator uses copies alone, which wait for nobody.
   bool needs_launch_order() const override { return options_.make_communicator != nullptr; }
 

@@ -39,6 +39,8 @@ struct CudaDeviceOptions {
   int num_ranks = 1;
   // Appended to Description::numerics: whatever else decides the bits, such as ", NCCL 2.28.9".
   std::string numerics = "";
+  // Operators' work is launched as CUDA graphs (gpu/graphs).
+  bool uses_graphs = false;
   // Makes the operators of a stream. Required where MakeOps is called.
   std::function<std::unique_ptr<ops::Ops>(const CudaOpsRequest& request)> make_ops = nullptr;
   // Makes communicators; null: through pinned memory and the host's communicator

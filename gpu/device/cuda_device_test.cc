@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -170,6 +171,54 @@ TEST_P(FailingStreamTest, EventsOfAFailedDeviceDoNotHoldUpTheHost) {
   }
   EXPECT_EQ(stream_->Synchronize().code(), absl::StatusCode::kInternal);
   EXPECT_EQ(other_->Synchronize().code(), absl::StatusCode::kInternal);
+}
+
+// Takes note that work which was held back is issued.
+absl::Status NoteIssue(const void* arguments, cudaStream_t /*stream*/) {
+  (*static_cast<absl::Notification* const*>(arguments))->Notify();
+  return absl::OkStatus();
+}
+
+TEST(CudaStreamTest, WorkThatIsHeldBackComesBeforeWhateverElseUsesTheStream) {
+  const EmulatedMachine machine;
+  const auto device =
+      MakeCudaDevice({.cuda = emulator::EmulatedCuda(), .uses_graphs = true}).value();
+  const auto memory = device->Allocate("x", kBytes).value();
+  const auto host = device->AllocateHost("host", kBytes).value();
+  const auto stream = device->MakeStream("stream").value();
+  const auto event = stream->MakeEvent();
+  const std::function<void()> uses[] = {
+      [&] { stream->Copy(host->data(), memory->data(), kBytes); },
+      [&] { stream->Notify([](const absl::Status&) {}); },
+      [&] { (void)stream->Finish(); },
+      [&] { event->RecordNow(*stream, 1); },
+      [&] { event->WaitNow(*stream, 1); },
+  };
+  for (const std::function<void()>& use : uses) {
+    absl::Notification issued;
+    stream->RunAndWait([&] {
+      dynamic_cast<CudaStream&>(*stream).work().Add(&NoteIssue, &issued);
+      EXPECT_FALSE(issued.HasBeenNotified());
+      use();
+      EXPECT_TRUE(issued.HasBeenNotified());
+    });
+  }
+}
+
+TEST(CudaStreamTest, TheDeviceHasItsWorkWhileTheHostWaitsForAnEvent) {
+  const EmulatedMachine machine;
+  const auto device =
+      MakeCudaDevice({.cuda = emulator::EmulatedCuda(), .uses_graphs = true}).value();
+  const auto stream = device->MakeStream("stream").value();
+  const auto event = stream->MakeEvent();
+  absl::Notification issued;
+  stream->Enqueue([&](stream::Stream&) {
+    dynamic_cast<CudaStream&>(*stream).work().Add(&NoteIssue, &issued);
+    event->WaitNow(*stream, 1);
+  });
+  EXPECT_TRUE(issued.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  event->Release();
+  EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
 }
 
 TEST(CudaStreamTest, NotificationsKnowWhenTheWorkEnded) {

@@ -28,15 +28,18 @@ CudaStream& Own(stream::Stream& stream) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(const cuda::CudaApi* cuda,
-                                                               int device, std::string name) {
-  std::unique_ptr<CudaStream> stream(new CudaStream(cuda, device, std::move(name)));
+absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(const Options& options,
+                                                               std::string name) {
+  std::unique_ptr<CudaStream> stream(new CudaStream(options, std::move(name)));
   RETURN_IF_ERROR(stream->Start());
   return stream;
 }
 
-CudaStream::CudaStream(const cuda::CudaApi* cuda, int device, std::string name)
-    : Stream(std::move(name)), cuda_(*cuda), device_(device) {}
+CudaStream::CudaStream(const Options& options, std::string name)
+    : Stream(std::move(name)),
+      cuda_(*options.cuda),
+      device_(options.device),
+      uses_graphs_(options.uses_graphs) {}
 
 absl::Status CudaStream::Start() {
   RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(cuda_, cudaSetDevice(device_)));
@@ -44,6 +47,12 @@ absl::Status CudaStream::Start() {
   RETURN_IF_ERROR(base::Annotate(
       MEGASCALE_CUDA_CALL(cuda_, cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)),
       name()));
+  work_ = std::make_unique<StreamWork>(
+      StreamWork::Options{.cuda = &cuda_,
+                          .stream = stream_,
+                          .device = device_,
+                          .uses_graphs = uses_graphs_,
+                          .on_error = [this](const absl::Status& status) { Issued(status); }});
   RETURN_IF_ERROR(Stream::Start());
   Enqueue([this](Stream&) { Issued(MEGASCALE_CUDA_CALL(cuda_, cudaSetDevice(device_))); });
   try {
@@ -62,8 +71,7 @@ absl::Status CudaStream::Start() {
 CudaStream::~CudaStream() {
   End();
   if (stream_ == nullptr) return;
-  (void)cuda_.cudaSetDevice(device_);
-  (void)cuda_.cudaStreamSynchronize(stream_);
+  if (work_ != nullptr) work_->Finish();
   if (notifier_.joinable()) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -75,6 +83,7 @@ CudaStream::~CudaStream() {
   MEGASCALE_CHECK(num_notified_ == num_asked_);
   if (last_event_ != nullptr) free_events_.push_back(last_event_);
   for (const cudaEvent_t event : free_events_) (void)cuda_.cudaEventDestroy(event);
+  work_.reset();
   (void)cuda_.cudaStreamDestroy(stream_);
 }
 
@@ -91,6 +100,7 @@ absl::Status CudaStream::error() const {
 
 void CudaStream::Copy(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
+  work_->Issue();
   Issued(MEGASCALE_CUDA_CALL(cuda_, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_)));
 }
 
@@ -109,6 +119,7 @@ absl::StatusOr<cudaEvent_t> CudaStream::TakeEvent() {
 }
 
 void CudaStream::Notify(Notification notification) {
+  work_->Issue();
   Pending pending = {.notification = std::move(notification)};
   const absl::StatusOr<cudaEvent_t> event = TakeEvent();
   Issued(event.status());
@@ -170,6 +181,7 @@ void CudaStream::TakeTime(cudaEvent_t event) {
 }
 
 absl::Status CudaStream::Finish() {
+  work_->Issue();
   Issued(MEGASCALE_CUDA_CALL(cuda_, cudaStreamSynchronize(stream_)));
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [&] { return num_notified_ == num_asked_; });
@@ -186,6 +198,7 @@ CudaEvent::~CudaEvent() {
 
 void CudaEvent::RecordNow(stream::Stream& stream, uint64_t generation) {
   CudaStream& own = Own(stream);
+  own.work().Issue();
   // Notify under the lock: a waiter that continues may free this event.
   const std::lock_guard<std::mutex> lock(mutex_);
   // An earlier generation is reached with the later one that was recorded.
@@ -203,6 +216,8 @@ void CudaEvent::RecordNow(stream::Stream& stream, uint64_t generation) {
 
 void CudaEvent::WaitNow(stream::Stream& stream, uint64_t generation) {
   CudaStream& own = Own(stream);
+  // Before the host waits as well: the device has something to do meanwhile.
+  own.work().Issue();
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [&] { return generation_ >= generation || released_; });
   if (generation_ < generation || event_ == nullptr) return;

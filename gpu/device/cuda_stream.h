@@ -22,15 +22,20 @@
 #include "absl/time/time.h"
 #include "gpu/cuda/cuda_api.h"
 #include "gpu/device/event_clock.h"
+#include "gpu/graphs/stream_work.h"
 #include "runtime/stream/stream.h"
 
 namespace megascale::gpu {
 
 class CudaStream final : public stream::Stream {
  public:
-  // `cuda` must outlive the stream; `device` is the index of its device. Errors: ResourceExhausted
-  // - the system refused a thread; Internal - CUDA refused a stream.
-  static absl::StatusOr<std::unique_ptr<CudaStream>> Create(const cuda::CudaApi* cuda, int device,
+  struct Options {
+    const cuda::CudaApi* cuda = nullptr;  // outlives the stream
+    int device = 0;                       // the index of its device
+    bool uses_graphs = false;             // for the operators' work
+  };
+  // Errors: ResourceExhausted - the system refused a thread; Internal - CUDA refused a stream.
+  static absl::StatusOr<std::unique_ptr<CudaStream>> Create(const Options& options,
                                                             std::string name);
   ~CudaStream() override;
 
@@ -44,7 +49,9 @@ class CudaStream final : public stream::Stream {
 
   // For operators and communicators, which issue work of their own on this stream's thread.
 
-  // CUDA's stream.
+  // What operators give to this stream. All other calls of the stream issue it first.
+  StreamWork& work() { return *work_; }
+  // CUDA's stream. Who puts something on it issues work() first.
   cudaStream_t handle() const { return stream_; }
   int device() const { return device_; }
   // Takes note of the result of a call that issued work to this stream; the first error stays.
@@ -57,7 +64,7 @@ class CudaStream final : public stream::Stream {
     Notification notification = nullptr;
   };
 
-  CudaStream(const cuda::CudaApi* cuda, int device, std::string name);
+  CudaStream(const Options& options, std::string name);
   absl::Status Start();
   // Returns an event from those that are not in use, or a new one.
   absl::StatusOr<cudaEvent_t> TakeEvent();
@@ -69,7 +76,9 @@ class CudaStream final : public stream::Stream {
 
   const cuda::CudaApi& cuda_;
   const int device_;
+  const bool uses_graphs_;
   cudaStream_t stream_ = nullptr;
+  std::unique_ptr<StreamWork> work_;
 
   // Used by the notifying thread alone.
   EventClock clock_;

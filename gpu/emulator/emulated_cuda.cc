@@ -151,8 +151,10 @@ void FillDevices(cuda::CudaApi* api) {
 
 void FillMemory(cuda::CudaApi* api) {
   api->cudaMalloc = [](void** address, size_t bytes) {
-    return OnUncaptured(
-        [&](Machine& machine) { return machine.Allocate(current_device, address, bytes); });
+    return OnUncaptured([&](Machine& machine) {
+      ++machine.calls().allocations;
+      return machine.Allocate(current_device, address, bytes);
+    });
   };
   api->cudaFree = [](void* address) {
     return Free([&](Machine& machine) {
@@ -162,6 +164,7 @@ void FillMemory(cuda::CudaApi* api) {
   };
   api->cudaHostAlloc = [](void** address, size_t bytes, unsigned /*flags*/) {
     return OnUncaptured([&](Machine& machine) {
+      ++machine.calls().allocations;
       *address = machine.memory().AllocateHost(bytes);
       return *address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
     });
@@ -284,6 +287,7 @@ void FillKernels(cuda::CudaApi* api) {
   api->cudaLaunchKernelExC = [](const cudaLaunchConfig_t* config, const void* kernel,
                                 void** arguments) {
     return On([&](Machine& machine) {
+      ++machine.calls().launches;
       if (!machine.IsKernel(kernel)) return cudaErrorInvalidDeviceFunction;
       return machine.Launch(current_device, *config, static_cast<const Kernel*>(kernel),
                             arguments[0]);
@@ -325,12 +329,15 @@ void FillGraphs(cuda::CudaApi* api) {
   api->cudaGraphInstantiate = [](cudaGraphExec_t* executable, cudaGraph_t graph,
                                  unsigned long long /*flags*/) {
     return OnUncaptured([&](Machine& machine) {
+      ++machine.calls().instantiations;
       return machine.Instantiate(From(graph), reinterpret_cast<Graph**>(executable));
     });
   };
   api->cudaGraphLaunch = [](cudaGraphExec_t executable, cudaStream_t stream) {
-    return On(
-        [&](Machine& machine) { return machine.LaunchGraph(From(executable), From(stream)); });
+    return On([&](Machine& machine) {
+      ++machine.calls().graph_launches;
+      return machine.LaunchGraph(From(executable), From(stream));
+    });
   };
   api->cudaGraphExecDestroy = [](cudaGraphExec_t executable) {
     return Free([&](Machine& machine) { return machine.DestroyGraph(From(executable)); });
@@ -428,6 +435,14 @@ absl::Span<const cuda::KernelImage> EmulatedImages() {
 
 void NameDeviceMemory(const void* block, absl::string_view name) {
   TheMachine().memory().Name(block, name);
+}
+
+EmulatedCalls CountEmulatedCalls() {
+  const Machine::Calls& calls = TheMachine().calls();
+  return {.allocations = calls.allocations,
+          .launches = calls.launches,
+          .instantiations = calls.instantiations,
+          .graph_launches = calls.graph_launches};
 }
 
 absl::StatusOr<std::byte*> WorkingAddress(const void* address, size_t bytes) {

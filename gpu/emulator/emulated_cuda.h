@@ -13,7 +13,8 @@
 //   - Kernels are those of gpu/kernels, compiled for the host: block_executor.h runs them and finds
 //     their races. A kernel that breaks a rule logs a line and fails the device.
 //   - Errors of work come late, and stay: every later call of the device returns them.
-//   - Calls that are not allowed while a stream is captured are refused, and end the capture.
+//   - Calls that are not allowed while a stream is captured are refused, and end the capture; so is
+//     the first launch of a kernel, which may load it.
 //
 // Not emulated: the default stream, managed memory, peers, kernels that are launched from several
 // devices at the same time.
@@ -80,6 +81,15 @@ absl::Span<const cuda::KernelImage> EmulatedImages();
 
 // Sets the name under which stray accesses to a block of device memory are reported.
 void NameDeviceMemory(const void* block, absl::string_view name);
+
+// Calls that the host made of some functions of the table, since the machine began.
+struct EmulatedCalls {
+  int64_t allocations = 0;     // cudaMalloc, cudaHostAlloc
+  int64_t launches = 0;        // cudaLaunchKernelExC, captured or not
+  int64_t instantiations = 0;  // cudaGraphInstantiate
+  int64_t graph_launches = 0;  // cudaGraphLaunch
+};
+EmulatedCalls CountEmulatedCalls();
 
 // The following serve emulations of other libraries (cuBLASLt, NCCL).
 

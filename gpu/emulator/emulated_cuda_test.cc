@@ -281,6 +281,19 @@ TEST_F(EmulatedCudaTest, ACallThatMayNotBeCapturedEndsTheCapture) {
   EXPECT_EQ(graph, nullptr);
 }
 
+TEST_F(EmulatedCudaTest, TheFirstLaunchOfAKernelMayNotBeCaptured) {
+  float* const x = Device();
+  float* const out = Device();
+  for (const bool is_first : {true, false}) {
+    ASSERT_EQ(cuda_.cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    EXPECT_EQ(Add(x, out, stream_).ok(), !is_first);
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cuda_.cudaStreamEndCapture(stream_, &graph),
+              is_first ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+    if (graph != nullptr) cuda_.cudaGraphDestroy(graph);
+  }
+}
+
 TEST_F(EmulatedCudaTest, CapturedStreamsMustBeJoined) {
   cudaStream_t other = nullptr;
   cudaEvent_t fork = nullptr, join = nullptr;

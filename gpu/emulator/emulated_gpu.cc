@@ -6,10 +6,8 @@
 #include "gpu/emulator/nccl/emulated_nccl.h"
 
 namespace megascale::emulator {
-namespace {
 
-gpu::GpuTables MakeTables(const EmulatedOptions& options) {
-  new EmulatedMachine(options);  // lives as long as the process
+const gpu::GpuTables& EmulatedTables() {
   static const auto* const cublas_lt = new cuda::CublasLtApi(
       MakeCublasLt([](cudaStream_t stream, const std::function<void()>& work) {
         // A stream that cannot take work has failed, and says so itself.
@@ -18,27 +16,29 @@ gpu::GpuTables MakeTables(const EmulatedOptions& options) {
           return absl::OkStatus();
         });
       }));
-  return {.cuda = EmulatedCuda(),
-          .cublas_lt = cublas_lt,
-          .images = EmulatedImages(),
-          .on_allocate = &NameDeviceMemory};
+  static const auto* const tables = new gpu::GpuTables{.cuda = EmulatedCuda(),
+                                                       .cublas_lt = cublas_lt,
+                                                       .images = EmulatedImages(),
+                                                       .on_allocate = &NameDeviceMemory};
+  return *tables;
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedGpu(const gpu::GpuRequest& request,
                                                                 uint64_t seed) {
-  static const gpu::GpuTables tables = MakeTables({.seed = seed});
-  return gpu::AssembleGpuDevice(tables, request);
+  // Lives as long as the process.
+  static const auto* const machine = new EmulatedMachine({.seed = seed});
+  (void)machine;
+  return gpu::AssembleGpuDevice(EmulatedTables(), request);
 }
 
 absl::StatusOr<std::unique_ptr<device::Device>> MakeEmulatedNcclGpu(const gpu::GpuRequest& request,
                                                                     uint64_t seed) {
   static const gpu::GpuTables tables = [&] {
-    gpu::GpuTables made = MakeTables({.seed = seed,
-                                      .num_devices = kNumNcclGpus,
-                                      .has_process_per_device = true,
-                                      .copies_last = true});
+    new EmulatedMachine({.seed = seed,
+                         .num_devices = kNumNcclGpus,
+                         .has_process_per_device = true,
+                         .copies_last = true});
+    gpu::GpuTables made = EmulatedTables();
     new EmulatedNccl({.in_progress_polls = 1, .holds_device = true});
     made.nccl = &EmulatedNccl::api();
     return made;

@@ -281,6 +281,13 @@ cudaError_t Machine::Launch(int device, const cudaLaunchConfig_t& config, const 
       return refuse("a stream of another device than the current one",
                     cudaErrorInvalidResourceHandle);
     }
+    // Kernels may be loaded at their first launch, and that allocates.
+    const bool is_first = loaded_.insert({device, kernel}).second;
+    if (is_first && stream->capture != nullptr) {
+      stream->capture->is_valid = false;
+      return refuse("its first launch, while the stream is captured",
+                    cudaErrorStreamCaptureUnsupported);
+    }
     const auto allowed = shared_bytes_.find({device, kernel});
     const int most = allowed == shared_bytes_.end() ? kSharedBytesFree
                                                     : std::max(allowed->second, kSharedBytesFree);

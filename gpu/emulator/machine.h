@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -98,6 +99,14 @@ class Machine {
   const EmulatedOptions& options() const { return options_; }
   EmulatedMemory& memory() { return memory_; }
   int64_t num_work() const;
+  // Calls of the host, since the machine began.
+  struct Calls {
+    std::atomic<int64_t> allocations = 0;     // of device or pinned memory
+    std::atomic<int64_t> launches = 0;        // of kernels, also while they are captured
+    std::atomic<int64_t> instantiations = 0;  // of graphs
+    std::atomic<int64_t> graph_launches = 0;
+  };
+  Calls& calls() { return calls_; }
   // The error that a device has failed with, if it has.
   cudaError_t ErrorOf(int device) const;
 
@@ -169,6 +178,7 @@ class Machine {
   int64_t Now();
 
   const EmulatedOptions options_;
+  Calls calls_;
   EmulatedMemory memory_;
   mutable std::mutex mutex_;         // guards all below
   std::condition_variable changed_;  // anything below
@@ -177,6 +187,7 @@ class Machine {
   std::set<Graph*> graphs_;
   std::set<Capture*> captures_;
   std::set<const Kernel*> kernels_;                            // that a handle was given out for
+  std::set<std::pair<int, const Kernel*>> loaded_;             // that a device has launched
   std::map<std::pair<int, const Kernel*>, int> shared_bytes_;  // that a launch may ask for
   std::vector<cudaError_t> errors_;                            // of devices that have failed
   std::mt19937_64 random_;

@@ -25,7 +25,9 @@ class Launcher {
   template <typename Params>
   void Launch(const char* kernel, const LaunchShape& shape, const Params& params) {
     if (shape.grid[0] == 0 || shape.grid[1] == 0 || shape.grid[2] == 0) return;
-    LaunchKernel(kernel, shape, &params, sizeof(Params));
+    Params plain = params;
+    ClearPadding(&plain);
+    LaunchKernel(kernel, shape, &plain, sizeof(Params));
   }
 
   // Sets `bytes` bytes of device memory to 0.
@@ -38,8 +40,19 @@ class Launcher {
   virtual void* Workspace(size_t bytes) = 0;
 
  protected:
+  // `params`: equal ones have equal bytes.
   virtual void LaunchKernel(const char* kernel, const LaunchShape& shape, const void* params,
                             size_t params_bytes) = 0;
+
+ private:
+  template <typename Params>
+  static void ClearPadding([[maybe_unused]] Params* params) {
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(params);
+#endif
+#endif
+  }
 };
 
 }  // namespace megascale::gpu

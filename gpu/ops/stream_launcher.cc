@@ -1,6 +1,8 @@
 #include "gpu/ops/stream_launcher.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <string>
@@ -19,16 +21,49 @@ namespace {
 // The first workspace; most operators of most models need less.
 constexpr size_t kWorkspaceBytes = size_t{16} << 20;
 
+// The arguments of calls (StreamWork::Call).
+struct Fill {
+  const cuda::CudaApi* cuda;
+  void* data;
+  size_t bytes;
+};
+absl::Status CallFill(const void* arguments, cudaStream_t stream) {
+  const Fill& fill = *static_cast<const Fill*>(arguments);
+  return MEGASCALE_CUDA_CALL(*fill.cuda, cudaMemsetAsync(fill.data, 0, fill.bytes, stream));
+}
+
+// The kernel's own argument follows.
+struct KernelLaunch {
+  cuda::KernelLibrary* kernels;
+  cuda::Kernel* kernel;
+  std::array<int, 3> grid;
+  int threads;
+  size_t shared_bytes;
+};
+absl::Status CallKernel(const void* arguments, cudaStream_t stream) {
+  const KernelLaunch& launch = *static_cast<const KernelLaunch*>(arguments);
+  const cuda::LaunchOptions options = {
+      .grid = dim3(static_cast<unsigned>(launch.grid[0]), static_cast<unsigned>(launch.grid[1]),
+                   static_cast<unsigned>(launch.grid[2])),
+      .threads = launch.threads,
+      .shared_bytes = launch.shared_bytes};
+  return launch.kernels->LaunchWith(stream, launch.kernel, options, StreamWork::MoreOf(launch));
+}
+
 class StreamLauncher final : public Launcher {
  public:
-  StreamLauncher(const cuda::CudaApi* cuda, cuda::KernelLibrary* kernels, cudaStream_t stream,
+  StreamLauncher(const cuda::CudaApi* cuda, cuda::KernelLibrary* kernels, StreamWork* work,
                  std::function<void(const absl::Status&)> on_error)
-      : cuda_(*cuda), kernels_(*kernels), stream_(stream), on_error_(std::move(on_error)) {}
-  ~StreamLauncher() override { Free(); }
+      : cuda_(*cuda), kernels_(*kernels), work_(*work), on_error_(std::move(on_error)) {}
+  ~StreamLauncher() override {
+    // A device that has failed frees nothing.
+    if (!workspaces_.empty()) work_.Finish();
+    for (void* workspace : workspaces_) (void)cuda_.cudaFree(workspace);
+  }
 
   void FillZero(void* data, size_t bytes) override {
     if (bytes == 0 || has_failed_) return;
-    LookAt(MEGASCALE_CUDA_CALL(cuda_, cudaMemsetAsync(data, 0, bytes, stream_)));
+    work_.Add(&CallFill, Fill{.cuda = &cuda_, .data = data, .bytes = bytes});
   }
 
   void* Workspace(size_t bytes) override {
@@ -38,8 +73,12 @@ class StreamLauncher final : public Launcher {
     const size_t wanted = std::max({bytes, 2 * workspace_bytes_, kWorkspaceBytes});
     void* workspace = nullptr;
     const absl::Status status = MEGASCALE_CUDA_CALL(cuda_, cudaMalloc(&workspace, wanted));
-    LookAt(base::Annotate(status, absl::StrCat("workspace of ", wanted, " bytes")));
-    if (!status.ok()) return nullptr;
+    if (!status.ok()) {
+      if (!std::exchange(has_failed_, true)) {
+        on_error_(base::Annotate(status, absl::StrCat("workspace of ", wanted, " bytes")));
+      }
+      return nullptr;
+    }
     workspaces_.push_back(workspace);
     workspace_bytes_ = wanted;
     return workspace;
@@ -47,16 +86,17 @@ class StreamLauncher final : public Launcher {
 
  protected:
   void LaunchKernel(const char* kernel, const LaunchShape& shape, const void* params,
-                    size_t /*params_bytes*/) override {
+                    size_t params_bytes) override {
     // After an error the arguments may name a workspace that is not there. An illegal access would
     // hide the error itself, on every stream.
     if (has_failed_) return;
-    const cuda::LaunchOptions options = {
-        .grid = dim3(static_cast<unsigned>(shape.grid[0]), static_cast<unsigned>(shape.grid[1]),
-                     static_cast<unsigned>(shape.grid[2])),
-        .threads = shape.threads,
-        .shared_bytes = shape.shared_bytes};
-    LookAt(kernels_.LaunchWith(stream_, Find(kernel), options, params));
+    work_.AddWith(&CallKernel,
+                  KernelLaunch{.kernels = &kernels_,
+                               .kernel = Find(kernel),
+                               .grid = shape.grid,
+                               .threads = shape.threads,
+                               .shared_bytes = shape.shared_bytes},
+                  {static_cast<const char*>(params), params_bytes});
   }
 
  private:
@@ -68,20 +108,9 @@ class StreamLauncher final : public Launcher {
     return found_[std::string(name)] = *kernel;
   }
 
-  void LookAt(const absl::Status& status) {
-    if (!status.ok() && !std::exchange(has_failed_, true)) on_error_(status);
-  }
-
-  void Free() {
-    if (workspaces_.empty()) return;
-    // Work that uses them may still run. A device that has failed frees nothing.
-    (void)cuda_.cudaStreamSynchronize(stream_);
-    for (void* workspace : workspaces_) (void)cuda_.cudaFree(workspace);
-  }
-
   const cuda::CudaApi& cuda_;
   cuda::KernelLibrary& kernels_;
-  const cudaStream_t stream_;
+  StreamWork& work_;
   const std::function<void(const absl::Status&)> on_error_;
   std::map<std::string, cuda::Kernel*, std::less<>> found_;
   std::vector<void*> workspaces_;  // the last one is in use
@@ -92,9 +121,9 @@ class StreamLauncher final : public Launcher {
 }  // namespace
 
 std::unique_ptr<Launcher> MakeStreamLauncher(const cuda::CudaApi* cuda,
-                                             cuda::KernelLibrary* kernels, cudaStream_t stream,
+                                             cuda::KernelLibrary* kernels, StreamWork* work,
                                              std::function<void(const absl::Status&)> on_error) {
-  return std::make_unique<StreamLauncher>(cuda, kernels, stream, std::move(on_error));
+  return std::make_unique<StreamLauncher>(cuda, kernels, work, std::move(on_error));
 }
 
 }  // namespace megascale::gpu

@@ -123,6 +123,11 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
       comm::HostCommunicator* host, stream::Stream* stream) = 0;
 
+  // True if a communicator is made only once all members of its group make it (NCCL). Then each
+  // rank makes those of all channels of its groups, even if its own plan makes no call there, in an
+  // order that all ranks share.
+  virtual bool starts_groups_together() const { return false; }
+
   // True if an exchange holds a part of the device until all its members have begun theirs (NCCL).
   // The ranks must then make the calls of all their communicators in orders that agree
   // (runtime/plan/check/launch_order.h).

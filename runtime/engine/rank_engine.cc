@@ -361,33 +361,34 @@ absl::Status Engine::PrepareFabric() {
 absl::Status Engine::Join() {
   MEGASCALE_CHECK(step_ended_ != nullptr);
   RETURN_IF_ERROR(fabric_->Connect());
-  const plan::Mesh& mesh = part_.mesh;
-  for (const plan::Channel& channel : layout::ChannelsOf(options_.spec, mesh)) {
-    const std::string name =
-        layout::CommunicatorName(mesh.GroupName(channel.group, options_.rank), channel.name);
+  const auto name_of = [&](plan::GroupKind group, const std::string& channel) {
+    return layout::CommunicatorName(part_.mesh.GroupName(group, options_.rank), channel);
+  };
+  for (const plan::Channel& channel : layout::ChannelsOf(options_.spec, part_.mesh)) {
+    const std::string name = name_of(channel.group, channel.name);
     ASSIGN_OR_RETURN(host_communicators_[name], fabric_->Make(name));
     if (channel.group == plan::GroupKind::kWorld) world_ = host_communicators_[name].get();
   }
-  const auto name_of = [&](const plan::Instruction& instruction) {
-    return layout::CommunicatorName(mesh.GroupName(instruction.group, options_.rank),
-                                    instruction.channel);
-  };
   std::map<std::string, stream::Stream*> stream_of;
   for (const plan::Instruction& instruction : plan_.instructions) {
     if (instruction.group == plan::GroupKind::kNone) continue;
-    stream::Stream* const stream = ExchangeStreamOf(instruction);
-    const auto [known, is_new] = stream_of.emplace(name_of(instruction), stream);
-    MEGASCALE_CHECK_MSG(known->second == stream, known->first);
+    stream::Stream*& stream = stream_of[name_of(instruction.group, instruction.channel)];
+    MEGASCALE_CHECK(stream == nullptr || stream == ExchangeStreamOf(instruction));
+    stream = ExchangeStreamOf(instruction);
   }
-  // In the order of names, which all ranks share: a device may wait for the members of a group.
-  for (const auto& [name, stream] : stream_of) {
+  // In the order of names, which all ranks share: a device may wait for all members of a group,
+  // also for those that make no call there and so may name any stream.
+  const bool makes_all = options_.device->starts_groups_together();
+  for (const auto& [name, host] : host_communicators_) {
+    const auto [stream, is_unused] = stream_of.emplace(name, &compute());
+    if (is_unused && !makes_all) continue;
     ASSIGN_OR_RETURN(communicators_[name],
-                     options_.device->MakeCommunicator(host_communicators_.at(name).get(), stream));
+                     options_.device->MakeCommunicator(host.get(), stream->second));
   }
   // Look up the communicators once: building a name takes heap memory, which steps must not do.
-  for (const plan::Instruction& instruction : plan_.instructions) {
-    if (instruction.group == plan::GroupKind::kNone) continue;
-    communicator_of_[instruction.id] = communicators_.at(name_of(instruction)).get();
+  for (const plan::Instruction& i : plan_.instructions) {
+    if (i.group == plan::GroupKind::kNone) continue;
+    communicator_of_[i.id] = communicators_.at(name_of(i.group, i.channel)).get();
   }
   reporter_.ShowDevice(*options_.device);
   return MakeExecutor();

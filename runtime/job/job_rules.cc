@@ -128,6 +128,9 @@ absl::Status CheckDevice(const v1::JobSpec& spec) {
     if (spec.device_sharing()) {
       return Refuse("device_sharing", "is for GPUs; expected device = cuda, or false");
     }
+    if (spec.has_enable_cuda_graph()) {
+      return Refuse("enable_cuda_graph", "is for GPUs; expected device = cuda, or no value");
+    }
     if (spec.train().allow_tf32()) {
       return Refuse("train.allow_tf32", "is for GPUs; expected device = cuda, or false");
     }

@@ -229,6 +229,10 @@ bool AttendsWithinDocuments(const JobSpec& spec) {
   return spec.data().attention() == v1::ATTENTION_WITHIN_DOCUMENTS;
 }
 
+bool UsesCudaGraphs(const JobSpec& spec) {
+  return !spec.has_enable_cuda_graph() || spec.enable_cuda_graph();
+}
+
 int NumMicrobatches(const JobSpec& spec) {
   return spec.train().global_batch_size() /
          (spec.parallel().data_parallel_size() * spec.train().micro_batch_size());

@@ -51,6 +51,9 @@ int NumMicrobatches(const v1::JobSpec& spec);
 // Whether tokens see only tokens of their own document.
 bool AttendsWithinDocuments(const v1::JobSpec& spec);
 
+// Whether GPUs launch operators as CUDA graphs; so if the job does not say.
+bool UsesCudaGraphs(const v1::JobSpec& spec);
+
 // Converts a duration of a specification.
 absl::Duration ToDuration(const google::protobuf::Duration& duration);
 

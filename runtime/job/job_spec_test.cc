@@ -237,6 +237,15 @@ TEST(JobSpecTest, RefusesWhatADeviceCannotCompute) {
             absl::InvalidArgumentError("device_sharing: is for GPUs; expected device = cuda, or "
                                        "false"));
   spec = SmallSpec();
+  spec.set_enable_cuda_graph(false);
+  EXPECT_EQ(ResolveJobSpec(spec).status(),
+            absl::InvalidArgumentError("enable_cuda_graph: is for GPUs; expected device = cuda, or "
+                                       "no value"));
+  spec.set_device(v1::DEVICE_CUDA);
+  EXPECT_FALSE(UsesCudaGraphs(*ResolveJobSpec(spec)));
+  spec.clear_enable_cuda_graph();
+  EXPECT_TRUE(UsesCudaGraphs(*ResolveJobSpec(spec)));
+  spec = SmallSpec();
   spec.mutable_train()->set_allow_tf32(true);
   EXPECT_EQ(ResolveJobSpec(spec).status(),
             absl::InvalidArgumentError("train.allow_tf32: is for GPUs; expected device = cuda, or "

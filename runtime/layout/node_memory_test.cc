@@ -348,6 +348,29 @@ TEST(NodeMemory, RanksOnTwoMachinesNeedTheRingsThatTheyReallyAllocate) {
   EXPECT_LE(measured, computed + kRest);
 }
 
+TEST(NodeMemory, NcclHasBuffersForEachChannelOfARanksGroups) {
+  const auto exchanges_of = [](int data, int pipeline, bool tied, bool shares = false) {
+    job::v1::JobSpec spec = LargerJob(data, pipeline, job::v1::PRECISION_BF16);
+    spec.mutable_model()->set_num_hidden_layers(6);
+    spec.mutable_model()->set_tie_word_embeddings(tied);
+    spec.set_device(job::v1::DEVICE_CUDA);
+    spec.set_device_sharing(shares);
+    const NodeMemory memory = MemoryOfJob(spec).value();
+    for (const auto& [rank, need] : memory.ranks) {
+      EXPECT_EQ(need.exchanges, memory.ranks[0].memory.exchanges) << rank;
+    }
+    return memory.ranks[0].memory.exchanges;
+  };
+  const int64_t of_one = exchanges_of(2, 1, false) / 2;  // gradients and parameters; the norm
+  EXPECT_EQ(of_one, int64_t{128} << 20);
+  EXPECT_EQ(exchanges_of(1, 1, false), 0);
+  EXPECT_EQ(exchanges_of(2, 1, false, /*shares=*/true), 0);
+  // Two channels for each direction, for a stage of the middle as for the last one.
+  EXPECT_EQ(exchanges_of(1, 3, false), 5 * of_one);
+  EXPECT_EQ(exchanges_of(1, 3, true), 7 * of_one);
+  EXPECT_EQ(exchanges_of(2, 3, true), 8 * of_one);
+}
+
 TEST(NodeMemory, SharedPartsAreTheBytesOfTheRegionsThatAreMade) {
   const job::v1::JobSpec spec = LargerJob(2, 2, job::v1::PRECISION_FP32);
   NodeRequest request;

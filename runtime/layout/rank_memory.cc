@@ -5,6 +5,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/layout/groups.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/pass_operations.h"
@@ -23,6 +24,19 @@ namespace {
 constexpr int64_t kProcessBytes = 56 << 20;
 // A computing thread's stack, kernels and libraries' work buffers.
 constexpr int64_t kBytesPerThread = 4 << 20;
+
+// NCCL's buffers for one communicator: those of each of its channels, for each neighbour of the
+// ring, 4 MiB and about as much for short messages. 16 channels are usual within a machine.
+constexpr int64_t kNcclBytes = int64_t{128} << 20;
+
+// A rank makes the communicators of all channels of its groups, but for groups of its own.
+int NumNcclCommunicators(const megascale::job::v1::JobSpec& spec, const plan::Mesh& mesh) {
+  if (spec.device() != megascale::job::v1::DEVICE_CUDA || spec.device_sharing()) return 0;
+  const std::vector<plan::Channel> channels = ChannelsOf(spec, mesh);
+  return static_cast<int>(std::count_if(
+      channels.begin(), channels.end(),
+      [&mesh](const plan::Channel& channel) { return mesh.GroupSize(channel.group) > 1; }));
+}
 
 // Returns the bytes that kernels of ops keep in addition to their operands. All layers make the
 // same calls, so one layer of each chunk is enough.
@@ -49,6 +63,7 @@ RankMemory& RankMemory::operator+=(const RankMemory& other) {
   logits += other.logits;
   scratch += other.scratch;
   workspaces += other.workspaces;
+  exchanges += other.exchanges;
   communicators += other.communicators;
   pinned += other.pinned;
   process += other.process;
@@ -92,6 +107,7 @@ absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int
   memory.scratch +=
       numbers_of_token * tokens * static_cast<int64_t>(sizeof(int32_t)) - memory.logits;
   ASSIGN_OR_RETURN(memory.workspaces, KernelBytes(mine, spec.parallel().threads_per_rank()));
+  memory.exchanges = kNcclBytes * NumNcclCommunicators(spec, mine.mesh);
   memory.process = kProcessBytes + kBytesPerThread * spec.parallel().threads_per_rank();
   return memory;
 }

@@ -25,6 +25,8 @@ struct RankMemory {
   // Memory of kernels: on processors, operands rearranged for matrix products and attention. An
   // upper bound.
   int64_t workspaces = 0;
+  // Buffers of NCCL, which has some for each communicator: an estimate. Only on GPUs of their own.
+  int64_t exchanges = 0;
 
   // In the machine's memory, in the worker process.
 
@@ -35,7 +37,8 @@ struct RankMemory {
   int num_slots = 0;  // micro-batches in flight, summed over chunks
 
   int64_t on_device() const {
-    return weights + gradients + optimizer + activations + logits + scratch + workspaces;
+    return weights + gradients + optimizer + activations + logits + scratch + workspaces +
+           exchanges;
   }
   int64_t on_host() const { return communicators + pinned + process; }
   int64_t sum() const { return on_device() + on_host(); }

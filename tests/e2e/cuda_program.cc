@@ -8,6 +8,7 @@
 #include "cli/program.h"
 #include "gpu/emulator/emulated_gpu.h"
 #include "runtime/device/cpu_device.h"
+#include "runtime/job/job_spec.h"
 
 namespace {
 
@@ -19,7 +20,8 @@ absl::StatusOr<std::unique_ptr<megascale::device::Device>> MakeDevice(
   if (text != nullptr) (void)absl::SimpleAtoi(text, &seed);
   return megascale::emulator::MakeEmulatedGpu({.local_rank = place.local_rank,
                                                .may_share = spec.device_sharing(),
-                                               .allow_tf32 = spec.train().allow_tf32()},
+                                               .allow_tf32 = spec.train().allow_tf32(),
+                                               .uses_graphs = megascale::job::UsesCudaGraphs(spec)},
                                               seed);
 }
 

@@ -12,4 +12,9 @@ absl::StatusOr<gpu::GpuUnderTest> gpu::OpenGpuUnderTest() {
   return GpuUnderTest{emulator::EmulatedCuda(), emulator::EmulatedImages()};
 }
 
+absl::StatusOr<std::unique_ptr<device::Device>> gpu::MakeGpuUnderTest(int rank, bool uses_graphs) {
+  return emulator::MakeEmulatedGpu(
+      {.local_rank = rank, .may_share = true, .uses_graphs = uses_graphs}, /*seed=*/1);
+}
+
 }  // namespace megascale

@@ -12,6 +12,7 @@
 
 #include "runtime/device/testing/test_devices.h"
 #include "runtime/engine/testing/test_job.h"
+#include "tests/gpu/gpu_under_test.h"
 
 namespace megascale::engine {
 namespace {
@@ -89,6 +90,19 @@ INSTANTIATE_TEST_SUITE_P(Layouts, GpuJobsTest,
                                                   .optimizer = job::v1::OPTIMIZER_TYPE_LAMB,
                                                   .tied = true}),
                          [](const auto& info) { return info.param.name; });
+
+TEST_P(GpuJobsTest, GraphsLeaveTheBits) {
+  const auto digest_of = [spec = Toy(GetParam(), /*steps=*/4)](bool uses_graphs) {
+    RunOptions options(spec);
+    options.make_device = [uses_graphs](int rank) {
+      return gpu::MakeGpuUnderTest(rank, uses_graphs).value();
+    };
+    return RunJob(options).digest;
+  };
+  const std::string expected = digest_of(/*uses_graphs=*/false);
+  ASSERT_NE(expected, "");
+  EXPECT_EQ(digest_of(/*uses_graphs=*/true), expected);
+}
 
 TEST(GpuJobTest, BitsAreTheSameEachTime) {
   const JobSpec spec = Toy({.pipeline = 2, .precision = job::v1::PRECISION_BF16}, /*steps=*/4);

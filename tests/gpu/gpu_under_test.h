@@ -3,10 +3,13 @@
 // the same one device.
 #pragma once
 
+#include <memory>
+
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "gpu/cuda/cuda_api.h"
 #include "gpu/cuda/kernel_images.h"
+#include "runtime/device/device.h"
 
 namespace megascale::gpu {
 
@@ -17,5 +20,8 @@ struct GpuUnderTest {
 
 // Errors: FailedPrecondition - this machine lacks a library, a driver or a GPU.
 absl::StatusOr<GpuUnderTest> OpenGpuUnderTest();
+
+// Makes the device of a rank, which shares the GPU with others. Errors: as OpenGpuUnderTest.
+absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuUnderTest(int rank, bool uses_graphs);
 
 }  // namespace megascale::gpu

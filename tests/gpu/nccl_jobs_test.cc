@@ -29,7 +29,7 @@ RunOptions OnGpus(const Layout& layout, bool through_nccl) {
   spec.mutable_model()->set_num_hidden_layers(layout.pipeline * layout.virtual_stages);
   spec.mutable_model()->set_tie_word_embeddings(layout.tied);
   spec.mutable_train()->set_global_batch_size(2 * layout.data * layout.pipeline);
-  spec.mutable_train()->set_steps(2);
+  spec.mutable_train()->set_steps(4);
   auto& parallel = *spec.mutable_parallel();
   parallel.set_tensor_model_parallel_size(layout.tensor);
   parallel.set_zero_stage(layout.zero_stage);
@@ -39,8 +39,9 @@ RunOptions OnGpus(const Layout& layout, bool through_nccl) {
   }
   RunOptions options(spec);
   options.make_device = [through_nccl](int rank) {
-    return emulator::MakeEmulatedNcclGpu({.local_rank = rank, .may_share = !through_nccl},
-                                         /*seed=*/1)
+    return emulator::MakeEmulatedNcclGpu(
+               {.local_rank = rank, .may_share = !through_nccl, .uses_graphs = through_nccl},
+               /*seed=*/1)
         .value();
   };
   return options;
@@ -49,22 +50,29 @@ RunOptions OnGpus(const Layout& layout, bool through_nccl) {
 class NcclJobsTest : public ::testing::TestWithParam<Layout> {};
 
 // The emulated NCCL sums as the host's communicators do, so the bits are those of the same GPUs
-// that exchange through the host, which needs no order.
+// that exchange through the host, which needs no order. Graphs leave the bits as well.
 TEST_P(NcclJobsTest, EndWithTheBitsOfExchangesThroughTheHost) {
   const std::string expected = RunJob(OnGpus(GetParam(), /*through_nccl=*/false)).digest;
   ASSERT_NE(expected, "");
   EXPECT_EQ(RunJob(OnGpus(GetParam(), /*through_nccl=*/true)).digest, expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, NcclJobsTest,
-                         ::testing::Values(Layout{.name = "DataTensor", .data = 2, .tensor = 2},
-                                           Layout{.name = "InterleavedZero2Tied",
-                                                  .data = 2,
-                                                  .pipeline = 2,
-                                                  .virtual_stages = 2,
-                                                  .zero_stage = 2,
-                                                  .tied = true}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, NcclJobsTest,
+    ::testing::Values(
+        Layout{.name = "DataTensor", .data = 2, .tensor = 2},
+        Layout{.name = "InterleavedZero2Tied",
+               .data = 2,
+               .pipeline = 2,
+               .virtual_stages = 2,
+               .zero_stage = 2,
+               .tied = true},
+        // Stages between the ends have no call in some channels of their pipeline.
+        Layout{.name = "ThreeStages", .pipeline = 3},
+        Layout{.name = "FourInterleavedTied", .pipeline = 4, .virtual_stages = 2, .tied = true},
+        Layout{.name = "DataThreeStagesTied", .data = 2, .pipeline = 3, .tied = true},
+        Layout{.name = "ThreeStagesTensor", .pipeline = 3, .tensor = 2}),
+    [](const auto& info) { return info.param.name; });
 
 // An optimizer that did not wait for the snapshot's copies would change the state under them.
 TEST(NcclJobTest, ASnapshotBesideAStepIsThatOfTheStepBefore) {

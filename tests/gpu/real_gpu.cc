@@ -13,6 +13,10 @@ absl::StatusOr<gpu::GpuUnderTest> gpu::OpenGpuUnderTest() {
   return GpuUnderTest{cuda, cuda::KernelImages()};
 }
 
+absl::StatusOr<std::unique_ptr<device::Device>> gpu::MakeGpuUnderTest(int rank, bool uses_graphs) {
+  return gpu::MakeGpuDevice({.local_rank = rank, .may_share = true, .uses_graphs = uses_graphs});
+}
+
 std::vector<device::TestDevice> device::AllDevices() {
   return {{"Cuda", [](uint64_t /*seed*/) {
              auto made = gpu::MakeGpuDevice({.may_share = true});

@@ -1,6 +1,7 @@
 #include "gpu/ops/products/products.h"
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <utility>
 
@@ -111,9 +112,21 @@ struct Products::Call {
 };
 
 struct Products::Plan {
+  Product product;
+  uint64_t number = 0;  // of all plans of this process
   Owned<cublasLtMatmulDesc_t> operation;
   Owned<cublasLtMatrixLayout_t> a, b, c;
   cublasLtMatmulAlgo_t algorithm = {};
+};
+
+// All that decides what a product puts on the stream: equal ones do the same.
+struct Products::Started {
+  const Products* products;
+  const Plan* plan;
+  uint64_t plan_number;  // another plan may come to lie at the same address
+  const void *a, *b, *bias;
+  void* c;
+  size_t workspace_bytes;
 };
 
 Products::Products(Options options) : options_(std::move(options)) {}
@@ -148,7 +161,7 @@ absl::Status Products::Prepare(const MatMulArgs& args) {
 }
 
 absl::Status Products::Tune(const MatMulArgs& args, const Timer& timer, int num_algorithms) {
-  MEGASCALE_CHECK(timer && num_algorithms > 0);
+  MEGASCALE_CHECK(timer && num_algorithms > 0 && options_.work == nullptr);
   ASSIGN_OR_RETURN(const Call call, MakeCall(args));
   if (call.product.k == 0 || options_.table.Find(call.product) != nullptr) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::unique_ptr<Plan> plan, MakePlan(call));
@@ -249,7 +262,10 @@ absl::StatusOr<const Products::Plan*> Products::PlanOf(const Call& call) {
 // Makes the descriptors; the algorithm is still to be chosen.
 absl::StatusOr<std::unique_ptr<Products::Plan>> Products::MakePlan(const Call& call) const {
   const cuda::CublasLtApi& api = *options_.api;
+  static std::atomic<uint64_t> last_number = 0;
   auto plan = std::make_unique<Plan>();
+  plan->product = call.product;
+  plan->number = ++last_number;
   cublasLtMatmulDesc_t operation = nullptr;
   RETURN_IF_ERROR(
       Called("cublasLtMatmulDescCreate",
@@ -359,21 +375,38 @@ absl::Status Products::Restore(const Call& call, const Algorithm& algorithm, Pla
 }
 
 absl::Status Products::Start(const Call& call, const Plan& plan) const {
-  const cuda::CublasLtApi& api = *options_.api;
   if (call.zeros != nullptr) options_.fill_zero(call.zeros, call.zeros_bytes);
   if (call.bias_to) options_.cast(call.bias_from, call.bias_to);
+  const Started started = {.products = this,
+                           .plan = &plan,
+                           .plan_number = plan.number,
+                           .a = call.a.data,
+                           .b = call.b.data,
+                           .bias = call.bias,
+                           .c = call.c.data,
+                           .workspace_bytes = call.workspace_bytes};
+  if (options_.work == nullptr) return Run(&started, options_.stream);
+  options_.work->Add(&Run, started);
+  return absl::OkStatus();
+}
+
+absl::Status Products::Run(const void* started, cudaStream_t stream) {
+  const Started& call = *static_cast<const Started*>(started);
+  const Products& self = *call.products;
+  const Plan& plan = *call.plan;
+  const cuda::CublasLtApi& api = *self.options_.api;
   if (call.bias != nullptr) {
-    RETURN_IF_ERROR(Called(
+    RETURN_IF_ERROR(self.Called(
         "cublasLtMatmulDescSetAttribute",
         api.cublasLtMatmulDescSetAttribute(plan.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                            &call.bias, sizeof(call.bias))));
   }
-  const float alpha = 1, beta = call.product.accumulate ? 1 : 0;
-  const cublasStatus_t status = api.cublasLtMatmul(
-      handle_, plan.operation.get(), &alpha, call.b.data, plan.b.get(), call.a.data, plan.a.get(),
-      &beta, call.c.data, plan.c.get(), call.c.data, plan.c.get(), &plan.algorithm,
-      options_.workspace, call.workspace_bytes, options_.stream);
-  return base::Annotate(Called("cublasLtMatmul", status), Describe(call.product));
+  const float alpha = 1, beta = plan.product.accumulate ? 1 : 0;
+  const cublasStatus_t status =
+      api.cublasLtMatmul(self.handle_, plan.operation.get(), &alpha, call.b, plan.b.get(), call.a,
+                         plan.a.get(), &beta, call.c, plan.c.get(), call.c, plan.c.get(),
+                         &plan.algorithm, self.options_.workspace, call.workspace_bytes, stream);
+  return base::Annotate(self.Called("cublasLtMatmul", status), Describe(plan.product));
 }
 
 absl::StatusOr<Algorithm> Products::Read(const cublasLtMatmulAlgo_t& words) const {

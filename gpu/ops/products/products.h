@@ -30,6 +30,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gpu/cuda/cublas_lt_api.h"
+#include "gpu/graphs/stream_work.h"
 #include "gpu/ops/products/algorithm_table.h"
 #include "runtime/ops/ops.h"
 
@@ -44,6 +45,8 @@ class Products {
   struct Options {
     const cuda::CublasLtApi* api = nullptr;  // outlives the object
     cudaStream_t stream = nullptr;
+    // The stream's work, of which products become a part; null: each is started at once.
+    StreamWork* work = nullptr;
     tensor::DType compute = tensor::DType::kBF16;  // kF32 or kBF16
     // fp32 products may round their operands to TF32 (10 bits of mantissa) and use tensor cores.
     bool allow_tf32 = false;
@@ -65,7 +68,8 @@ class Products {
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
 
-  // Starts c (+)= op(a) op(b) [+ bias]; see ops.h. Where m or n is 0 it does nothing.
+  // Starts c (+)= op(a) op(b) [+ bias], or adds it to the stream's work, whose errors are reported
+  // later; see ops.h. Where m or n is 0 it does nothing.
   // Requires (CHECK): the arguments fit (ops::CheckArguments) and have no epilogue but a bias
   // (ops::WithoutEpilogues).
   // Errors: FailedPrecondition - no algorithm, or the table's is refused by this library or device:
@@ -84,7 +88,7 @@ class Products {
 
   // Times the `num_algorithms` algorithms that the heuristic names first, and puts the fastest into
   // the table; of equals, the one that was named first. One that fails is passed over. Does nothing
-  // for a product that the table has.
+  // for a product that the table has. Requires: Options::work is null.
   // Effects: c is undefined afterwards. Errors: as MatMul and the timer.
   absl::Status Tune(const ops::MatMulArgs& args, const Timer& timer, int num_algorithms = 16);
 
@@ -94,6 +98,7 @@ class Products {
  private:
   struct Call;
   struct Plan;
+  struct Started;
   struct PlanKey {
     Product product;
     int64_t a_stride = 0, b_stride = 0, c_stride = 0;
@@ -114,6 +119,8 @@ class Products {
                                                     int num_algorithms) const;
   absl::Status Restore(const Call& call, const Algorithm& algorithm, Plan* plan) const;
   absl::Status Start(const Call& call, const Plan& plan) const;
+  // Starts the product of a Started on a stream.
+  static absl::Status Run(const void* started, cudaStream_t stream);
   absl::StatusOr<Algorithm> Read(const cublasLtMatmulAlgo_t& words) const;
   absl::StatusOr<cublasLtMatmulAlgo_t> Write(const Product& product,
                                              const Algorithm& algorithm) const;

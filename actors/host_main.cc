@@ -3,10 +3,13 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,12 +73,20 @@ int Fail(Link* link, const agent::v1::RankFailure& failure) {
   return 1;
 }
 
+// Returns what the device of the last rank is, with the least free memory of all ranks' devices.
 absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
                                              const HostAssignment& assignment) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device,
-                   make_device(assignment.spec(),
-                               {.local_rank = assignment.local_ranks_size() - 1, .interface = ""}));
-  return device->Describe();
+  device::Description last;
+  std::optional<int64_t> least_free;
+  for (int rank = 0; rank < assignment.local_ranks_size(); ++rank) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device,
+                     make_device(assignment.spec(), {.local_rank = rank, .interface = ""}));
+    last = device->Describe();
+    if (!last.free_bytes.has_value()) continue;
+    least_free = std::min(*last.free_bytes, least_free.value_or(*last.free_bytes));
+  }
+  last.free_bytes = least_free;
+  return last;
 }
 
 int Preflight(Link* link, const HostAssignment& assignment, const device::Description& device) {

@@ -16,9 +16,9 @@ struct DevicePlace {
   std::string interface;  // the address that the job's tensors use; empty: one machine
 };
 
-// Makes the device that a job asks for. Host processes make that of the machine's last rank, and
-// only ask what it is. Errors: InvalidArgument, FailedPrecondition - this program or this machine
-// cannot; the user has to change the job or the machine.
+// Makes the device that a job asks for. Host processes make those of the machine's ranks as well,
+// and only ask what they are. Errors: InvalidArgument, FailedPrecondition - this program or this
+// machine cannot; the user has to change the job or the machine.
 using MakeDevice = std::function<absl::StatusOr<std::unique_ptr<device::Device>>(
     const megascale::job::v1::JobSpec& spec, const DevicePlace& place)>;
 

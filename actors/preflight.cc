@@ -123,9 +123,11 @@ absl::Status CheckMemory(const HostAssignment& assignment, const device::Descrip
                    layout::MemoryOfNode(assignment.spec(), {ranks.begin(), ranks.end()}));
   RETURN_IF_ERROR(layout::CheckMemory(needed, base::LeastMemoryLimit()));
   if (device.memory_bytes == 0) return absl::OkStatus();
-  const int64_t bytes = device.memory_bytes / device.num_ranks;
-  return layout::CheckDeviceMemory(
-      needed, {.available_bytes = bytes, .limit_bytes = bytes, .source = device.name});
+  // Other programs may use the device, too.
+  const int64_t free_bytes = device.free_bytes.value_or(device.memory_bytes);
+  return layout::CheckDeviceMemory(needed, {.available_bytes = free_bytes / device.num_ranks,
+                                            .limit_bytes = device.memory_bytes / device.num_ranks,
+                                            .source = device.name});
 }
 
 // Refuses a step that could not run, by checking the instructions of all ranks against each other.

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "runtime/base/fd.h"
@@ -261,6 +262,23 @@ class CeilingTest : public PreflightTest {
   absl::Time now_ = absl::FromUnixSeconds(1'800'000'000);
   int num_measured_ = 0;
 };
+
+// The job needs some MiB of its GPU besides the driver's memory; others use all but one.
+TEST_F(PreflightTest, AGpuWhoseMemoryOthersUseIsRefusedByWhatTheyLeave) {
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.mutable_spec()->set_device(job::v1::DEVICE_CUDA);
+  device::Description gpu = {.name = "a GPU",
+                             .numerics = "a GPU",
+                             .memory_bytes = int64_t{80} << 30,
+                             .peak = {.fp32 = 6e13}};
+  EXPECT_EQ(RunPreflight(assignment, gpu)->state(), Preflight::STATE_PASSED);
+  gpu.free_bytes = 1 << 20;
+  const Preflight refused = RunPreflight(assignment, gpu).value();
+  EXPECT_EQ(refused.state(), Preflight::STATE_REFUSED);
+  EXPECT_TRUE(absl::StrContains(refused.message(), "rank 0 needs ")) << refused.message();
+  EXPECT_TRUE(absl::StrContains(refused.message(), "1.0 MiB of 80.0 GiB are left by a GPU"))
+      << refused.message();
+}
 
 TEST_F(CeilingTest, WhatAnIdleMachineMeasuredIsKept) {
   EXPECT_EQ(Find(true, 2.19e11).flops_per_second, 2.19e11);

@@ -105,6 +105,11 @@ absl::StatusOr<std::unique_ptr<device::Device>> AssembleGpuDevice(const GpuTable
       .make_ops = [tables, allow_tf32 = request.allow_tf32](
                       const CudaOpsRequest& ops) { return MakeOps(tables, allow_tf32, ops); },
       .on_allocate = tables.on_allocate};
+  if (tables.nvml != nullptr) {
+    options.free_bytes = [nvml = tables.nvml](const std::string& bus_id) {
+      return cuda::FreeBytes(*nvml, bus_id);
+    };
+  }
   if (tables.nccl == nullptr || request.may_share) {
     options.numerics += ", exchanges through the host";
   } else {

@@ -13,6 +13,7 @@
 #include "gpu/cuda/cuda_api.h"
 #include "gpu/cuda/kernel_images.h"
 #include "gpu/cuda/nccl_api.h"
+#include "gpu/cuda/nvml_api.h"
 #include "gpu/gpu_device.h"
 #include "runtime/device/device.h"
 
@@ -23,6 +24,7 @@ struct GpuTables {
   const cuda::CudaApi* cuda = nullptr;
   const cuda::CublasLtApi* cublas_lt = nullptr;
   const cuda::NcclApi* nccl = nullptr;  // null: ranks exchange through pinned host memory
+  const cuda::NvmlApi* nvml = nullptr;  // null: the free memory of GPUs is unknown
   absl::Span<const cuda::KernelImage> images = {};
   // For tests: see CudaDeviceOptions::on_allocate.
   std::function<void(const void* block, absl::string_view name)> on_allocate = nullptr;

@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeGpuDevice(const GpuRequest& 
   RETURN_IF_ERROR(cuda::SetNcclEnvironment({.ib_timeout = request.nccl_ib_timeout,
                                             .ib_retry_count = request.nccl_ib_retry_count,
                                             .address = request.interface}));
-  GpuTables tables = {.images = cuda::KernelImages()};
+  GpuTables tables = {.nvml = cuda::LoadNvml(), .images = cuda::KernelImages()};
   ASSIGN_OR_RETURN(tables.cuda, cuda::LoadCuda());
   ASSIGN_OR_RETURN(tables.cublas_lt, cuda::LoadCublasLt());
   if (!request.may_share) {
@@ -41,7 +41,7 @@ absl::StatusOr<std::vector<std::unique_ptr<device::Device>>> MakeAllGpuDevices()
   std::vector<std::unique_ptr<device::Device>> devices;
   if (::access("/dev/nvidiactl", F_OK) != 0) return devices;
   SetCudaEnvironment();
-  GpuTables tables = {.images = cuda::KernelImages()};
+  GpuTables tables = {.nvml = cuda::LoadNvml(), .images = cuda::KernelImages()};
   ASSIGN_OR_RETURN(tables.cuda, cuda::LoadCuda());
   ASSIGN_OR_RETURN(tables.cublas_lt, cuda::LoadCublasLt());
   int count = 0;

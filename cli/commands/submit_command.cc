@@ -71,7 +71,8 @@ std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
   }
   std::vector<std::vector<std::string>> rows = {{"RANK", "WEIGHTS", "GRADIENTS", "OPTIMIZER",
                                                  "ACTIVATIONS", "LOGITS", "SCRATCH", "WORKSPACES"}};
-  if (all.exchanges != 0) rows[0].emplace_back("EXCHANGES");
+  if (all.context != 0) rows[0].emplace_back("DRIVER");
+  if (all.device_communicators != 0) rows[0].emplace_back("NCCL");
   if (all.communicators != 0) rows[0].emplace_back("COMMUNICATORS");
   if (all.pinned != 0) rows[0].emplace_back("PINNED");
   rows[0].insert(rows[0].end(), {"PROCESS", "SUM"});
@@ -87,7 +88,8 @@ std::string RankTable(const std::vector<layout::NodeMemory>& machines) {
                                       FormatBytes(need.logits),
                                       FormatBytes(need.scratch),
                                       FormatBytes(need.workspaces)};
-      if (all.exchanges != 0) row.push_back(FormatBytes(need.exchanges));
+      if (all.context != 0) row.push_back(FormatBytes(need.context));
+      if (all.device_communicators != 0) row.push_back(FormatBytes(need.device_communicators));
       if (all.communicators != 0) row.push_back(FormatBytes(need.communicators));
       if (all.pinned != 0) row.push_back(FormatBytes(need.pinned));
       row.insert(row.end(), {FormatBytes(need.process), FormatBytes(need.sum())});

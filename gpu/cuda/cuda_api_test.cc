@@ -10,6 +10,7 @@
 #include "gpu/cuda/cublas_lt_api.h"
 #include "gpu/cuda/cuda_status.h"
 #include "gpu/cuda/nccl_api.h"
+#include "gpu/cuda/nvml_api.h"
 
 namespace megascale::cuda {
 namespace {
@@ -76,6 +77,15 @@ TEST(CudaApiTest, RefusesAMachineWithoutADriverOrWithAnOldOne) {
     return cudaSuccess;
   };
   EXPECT_EQ(CheckCudaDriver(cuda), absl::OkStatus());
+}
+
+TEST(NvmlApiTest, TellsTheFreeMemoryOfAGpuThatItKnows) {
+  const auto nvml = LoadNvmlFrom({"gpu/cuda/testing/fake_nvml.so"});
+  ASSERT_EQ(nvml.status(), absl::OkStatus());
+  EXPECT_EQ(FreeBytes(*nvml, "0000:3b:00.0"), int64_t{3} << 30);
+  EXPECT_EQ(FreeBytes(*nvml, "0000:5d:00.0"), std::nullopt);
+  ExpectOneLine(LoadNvmlFrom(kIncomplete).status(), {kIncomplete[0] + " without nvmlInit_v2"});
+  ExpectOneLine(LoadNvmlFrom(kMissing).status(), {"NVML", "found none"});
 }
 
 // The toolkit that compiled this brings the libraries; they open without a driver.

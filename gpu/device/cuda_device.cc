@@ -1,6 +1,7 @@
 #include "gpu/device/cuda_device.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -58,8 +59,9 @@ class CudaMemory final : public device::Memory {
 
 class PinnedMemory final : public device::Memory {
  public:
-  PinnedMemory(const CudaApi* cuda, int device, void* data, size_t size_bytes)
-      : Memory(data, size_bytes, /*used_bytes=*/nullptr), cuda_(*cuda), device_(device) {}
+  PinnedMemory(const CudaApi* cuda, int device, void* data, size_t size_bytes,
+               std::atomic<int64_t>* pinned_bytes)
+      : Memory(data, size_bytes, pinned_bytes), cuda_(*cuda), device_(device) {}
   ~PinnedMemory() override {
     (void)cuda_.cudaSetDevice(device_);
     (void)cuda_.cudaFreeHost(data());
@@ -109,7 +111,7 @@ class CudaDevice final : public device::Device {
         MEGASCALE_CUDA_CALL(cuda_, cudaHostAlloc(&data, taken_bytes, cudaHostAllocDefault));
     if (!taken.ok()) return base::Annotate(taken, WhatFor(name, size_bytes));
     std::memset(data, 0, taken_bytes);
-    return std::make_unique<PinnedMemory>(&cuda_, options_.index, data, size_bytes);
+    return std::make_unique<PinnedMemory>(&cuda_, options_.index, data, size_bytes, &pinned_bytes_);
   }
 
   tensor::HostVector OnHost(const tensor::Vector& /*vector*/) const override { return {}; }
@@ -187,6 +189,16 @@ class CudaDevice final : public device::Device {
   std::unique_ptr<cuda::KernelLibrary> kernels_;
 };
 
+// Returns nullopt if nobody can tell.
+absl::StatusOr<std::optional<int64_t>> FreeBytes(const CudaDeviceOptions& options) {
+  if (options.free_bytes == nullptr) return std::nullopt;
+  std::array<char, 32> bus_id = {};
+  RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(
+      *options.cuda,
+      cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), options.index)));
+  return options.free_bytes(bus_id.data());
+}
+
 // Asks the driver only: no context is made, which would take the device's memory.
 absl::StatusOr<device::Description> Describe(const CudaDeviceOptions& options) {
   const CudaApi& cuda = *options.cuda;
@@ -208,6 +220,7 @@ absl::StatusOr<device::Description> Describe(const CudaDeviceOptions& options) {
   int driver = 0, runtime = 0;
   RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(cuda, cudaDriverGetVersion(&driver)));
   RETURN_IF_ERROR(MEGASCALE_CUDA_CALL(cuda, cudaRuntimeGetVersion(&runtime)));
+  ASSIGN_OR_RETURN(const std::optional<int64_t> free_bytes, FreeBytes(options));
   return device::Description{
       .name = properties.name,
       .numerics = absl::StrCat(properties.name, ", compute capability ", capability, ", ",
@@ -215,6 +228,7 @@ absl::StatusOr<device::Description> Describe(const CudaDeviceOptions& options) {
                                cuda::CudaVersionText(driver), ", CUDA ",
                                cuda::CudaVersionText(runtime), options.numerics),
       .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+      .free_bytes = free_bytes,
       .peak = PeakOf(properties.name),
       .num_ranks = options.num_ranks};
 }

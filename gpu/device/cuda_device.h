@@ -8,8 +8,10 @@
 // operator does.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -48,6 +50,8 @@ struct CudaDeviceOptions {
   std::function<absl::StatusOr<std::unique_ptr<comm::Communicator>>(
       device::Device* device, comm::HostCommunicator* host, CudaStream* stream)>
       make_communicator = nullptr;
+  // Returns how much memory of the GPU at a PCI address is free; nullopt: unknown, as for null.
+  std::function<std::optional<int64_t>(const std::string& bus_id)> free_bytes = nullptr;
   // Called with each block of device memory and its name; for tests.
   std::function<void(const void* block, absl::string_view name)> on_allocate = nullptr;
 };

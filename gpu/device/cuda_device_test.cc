@@ -51,6 +51,19 @@ TEST(CudaDeviceTest, DescribesTheDeviceAndTheLibraries) {
   EXPECT_EQ(description.num_ranks, 2);
 }
 
+TEST(CudaDeviceTest, TellsTheFreeMemoryThatIsKnownOfItsPciAddress) {
+  const EmulatedMachine machine({.num_devices = 2});
+  std::string asked_for;
+  const auto device = MakeCudaDevice(
+      {.cuda = emulator::EmulatedCuda(), .index = 1, .free_bytes = [&](const std::string& bus_id) {
+         asked_for = bus_id;
+         return 1234;
+       }});
+  EXPECT_EQ((*device)->Describe().free_bytes, 1234);
+  EXPECT_EQ(asked_for, "0000:01:00.0");
+  EXPECT_EQ(MakeDevice()->Describe().free_bytes, std::nullopt);
+}
+
 TEST(CudaDeviceTest, RefusesADeviceThatIsNotThere) {
   const EmulatedMachine machine({.num_devices = 2});
   const auto device = MakeCudaDevice({.cuda = emulator::EmulatedCuda(), .index = 2});

@@ -8,6 +8,7 @@
 #include "gpu/ops/operators.h"
 #include "gpu/ops/row_launch.h"
 #include "runtime/base/check.h"
+#include "runtime/layout/cuda_memory.h"
 #include "runtime/ops/check_arguments.h"
 
 namespace megascale::gpu {
@@ -20,7 +21,7 @@ using tensor::Vector;
 constexpr int kWarp = 32;
 // Ranges of rows that become partial sums: enough to fill a large device, few enough that reading
 // them again costs little beside the rows themselves.
-constexpr int64_t kNormBlocksMax = 512;
+constexpr int64_t kNormBlocksMax = layout::kCudaNormBlocksMax;
 constexpr int64_t kNormRowsMin = 4;  // of each warp or block that works on a row
 constexpr int64_t kColumnBlocksMax = 1024;
 constexpr int64_t kColumnRowsMin = 32;

@@ -14,12 +14,13 @@
 #include "gpu/cuda/cuda_status.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/layout/cuda_memory.h"
 
 namespace megascale::gpu {
 namespace {
 
 // The first workspace; most operators of most models need less.
-constexpr size_t kWorkspaceBytes = size_t{16} << 20;
+constexpr size_t kWorkspaceBytes = layout::kCudaKernelBytes;
 
 // The arguments of calls (StreamWork::Call).
 struct Fill {

@@ -10,7 +10,8 @@
 //   RETURN_IF_ERROR(stream->Synchronize());     // now `host` holds the sum
 //
 // Rules for users: device addresses may be computed with, but never dereferenced; host memory
-// meets device memory only in Stream::Copy or a HostWindow (host_window.h).
+// meets device memory only in Stream::Copy, a HostWindow (host_window.h) or an UploadBuffer
+// (upload_buffer.h).
 //
 // Threads: any. Ownership: a device outlives all that it made.
 #pragma once
@@ -19,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -35,9 +37,7 @@ namespace megascale::device {
 // A block of memory, freed with the object. Requires: no work that uses the memory is left then.
 class Memory {
  public:
-  virtual ~Memory() {
-    if (used_bytes_ != nullptr) *used_bytes_ -= static_cast<int64_t>(size_bytes_);
-  }
+  virtual ~Memory() { *used_bytes_ -= static_cast<int64_t>(size_bytes_); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
@@ -48,11 +48,11 @@ class Memory {
   virtual const base::SharedMemory* shared() const { return nullptr; }
 
  protected:
-  // `used_bytes`: the counter of the device that made this memory (Device::used_bytes). Null for
-  // host memory of a device that has memory of its own: only device memory is counted.
+  // `used_bytes`: the counter of the device that made this memory, for memory of this kind
+  // (Device::used_bytes or Device::pinned_bytes).
   Memory(void* data, size_t size_bytes, std::atomic<int64_t>* used_bytes)
       : data_(data), size_bytes_(size_bytes), used_bytes_(used_bytes) {
-    if (used_bytes_ != nullptr) *used_bytes_ += static_cast<int64_t>(size_bytes_);
+    *used_bytes_ += static_cast<int64_t>(size_bytes_);
   }
 
  private:
@@ -78,6 +78,8 @@ struct Description {
   std::string name;          // for people: "Intel(R) Xeon(R) Platinum 8481C"
   std::string numerics;      // the part of the numerics fingerprint: equal devices give equal bits
   int64_t memory_bytes = 0;  // of the whole device, whoever else uses it; 0: unknown
+  // What others had left of it when this was asked for; unset: the device cannot tell.
+  std::optional<int64_t> free_bytes = std::nullopt;
   PeakRates peak = {};
   int num_ranks = 1;  // ranks that share the device's memory and rates
 };
@@ -91,6 +93,9 @@ class Device {
 
   // Returns how many bytes of device memory the objects hold that this Device made.
   int64_t used_bytes() const { return used_bytes_; }
+  // Returns how many bytes of host memory they hold (AllocateHost), if the device has memory of its
+  // own; otherwise 0, and used_bytes() counts them.
+  int64_t pinned_bytes() const { return pinned_bytes_; }
 
   // Returns zeroed memory for tensors. `name` says in errors what it is for ("weights"). Errors:
   // ResourceExhausted - the device has not enough memory; the message has the name and the bytes.
@@ -103,8 +108,9 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Memory>> AllocateHost(absl::string_view name,
                                                                size_t size_bytes) = 0;
 
-  // Returns a host view of `vector` if the host may touch its memory; otherwise an empty view. Only
-  // HostWindow and the CPU's communicators need it.
+  // Returns a host view of `vector` if the host may touch its memory; otherwise an empty view. For
+  // this folder alone, whose HostWindow, UploadBuffer, StagedCopy and DirectCommunicator choose by
+  // it between a copy and none: code above uses these, and so never asks which device it has.
   virtual tensor::HostVector OnHost(const tensor::Vector& vector) const = 0;
 
   // Errors: ResourceExhausted - no thread, or the device has no stream left.
@@ -135,6 +141,7 @@ class Device {
 
  protected:
   std::atomic<int64_t> used_bytes_ = 0;
+  std::atomic<int64_t> pinned_bytes_ = 0;
 };
 
 }  // namespace megascale::device

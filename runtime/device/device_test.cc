@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -14,6 +15,7 @@
 #include "runtime/device/host_window.h"
 #include "runtime/device/staged_copy.h"
 #include "runtime/device/testing/test_devices.h"
+#include "runtime/device/upload_buffer.h"
 
 namespace megascale::device {
 namespace {
@@ -77,6 +79,9 @@ TEST_P(DeviceTest, MemoryIsCountedWhileItIsHeld) {
   EXPECT_EQ(device_->used_bytes(), 4 << 20);
   first.reset();
   EXPECT_EQ(device_->used_bytes(), 3 << 20);
+  // Host memory is of this kind, too, or counted apart.
+  const auto host = device_->AllocateHost("host", 5 << 20).value();
+  EXPECT_EQ(device_->used_bytes() + device_->pinned_bytes(), 8 << 20);
 }
 
 TEST_P(DeviceTest, AWindowReachesVectorsOfSeveralPieces) {
@@ -100,6 +105,18 @@ TEST_P(DeviceTest, AStagedCopyBringsVectorsOfAnyNumberOfPieces) {
     EXPECT_EQ(status, absl::OkStatus());
     EXPECT_EQ(to, Count(size)) << size;
   }
+}
+
+TEST_P(DeviceTest, AnUploadBufferBringsWhatTheHostHasWrittenLast) {
+  const auto buffer = UploadBuffer::Create(device_.get(), "numbers", kSize * sizeof(float)).value();
+  for (const float value : {1.0f, 2.0f}) {
+    auto* const host = static_cast<float*>(buffer->host());
+    std::fill(host, host + kSize, value);
+    stream_->RunAndWait([&] { buffer->Upload(*stream_); });
+    EXPECT_THAT(Download({buffer->device(), DType::kF32, kSize}), ::testing::Each(value));
+  }
+  // Where the host writes to the device's memory there is nothing else.
+  EXPECT_EQ(device_->pinned_bytes() > 0, buffer->host() != buffer->device());
 }
 
 TEST_P(DeviceTest, AWindowStopsAtTheFirstError) {

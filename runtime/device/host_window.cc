@@ -8,37 +8,73 @@
 
 namespace megascale::device {
 
+absl::StatusOr<tensor::HostVector> HostWindow::Begin(const tensor::Vector& vector) {
+  RETURN_IF_ERROR(stream_.Synchronize());
+  const tensor::HostVector in_place = device_.OnHost(vector);
+  if (!in_place && buffer_ == nullptr) {
+    ASSIGN_OR_RETURN(buffer_, device_.AllocateHost("a host window", kPinnedBytes));
+  }
+  return in_place;
+}
+
+HostWindow::Piece HostWindow::PieceAt(const tensor::Vector& vector, int64_t first,
+                                      int index) const {
+  const auto element_bytes = static_cast<int64_t>(tensor::SizeOf(vector.dtype));
+  const int64_t most = static_cast<int64_t>(kPieceBytes) / element_bytes;
+  std::byte* const here =
+      static_cast<std::byte*>(buffer_->data()) + static_cast<size_t>(index) * kPieceBytes;
+  return {.here = {here, vector.dtype, std::min(most, vector.size - first)},
+          .there = vector.as<std::byte>() + first * element_bytes};
+}
+
+absl::Status HostWindow::AwaitTaken(int64_t count) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  taken_.wait(lock, [&] { return num_taken_ >= count; });
+  return error_;
+}
+
 absl::Status HostWindow::Write(const tensor::Vector& vector, Work fill) {
-  return ForPieces(vector, fill, /*writes=*/true);
+  if (vector.size == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const tensor::HostVector in_place, Begin(vector));
+  if (in_place) return fill(0, in_place);
+  num_taken_ = 0;  // no piece is under way
+  error_ = absl::OkStatus();
+  absl::Status status;
+  int64_t num_issued = 0;
+  for (int64_t first = 0; status.ok() && first < vector.size; ++num_issued) {
+    // The piece before the last one lay in this memory.
+    status = AwaitTaken(num_issued - 1);
+    const Piece piece = PieceAt(vector, first, static_cast<int>(num_issued % 2));
+    if (status.ok()) status = fill(first, piece.here);
+    if (!status.ok()) break;
+    stream_.RunAndWait([&] {
+      stream_.Copy(piece.there, piece.here.data, static_cast<size_t>(piece.here.bytes()));
+      stream_.Notify([this](const absl::Status& taken) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ++num_taken_;
+        if (error_.ok()) error_ = taken;
+        taken_.notify_all();
+      });
+    });
+    first += piece.here.size;
+  }
+  // After an error as well: the device still reads the pinned memory.
+  status.Update(AwaitTaken(num_issued));
+  return status;
 }
 
 absl::Status HostWindow::Read(const tensor::Vector& vector, Work look) {
-  return ForPieces(vector, look, /*writes=*/false);
-}
-
-absl::Status HostWindow::ForPieces(const tensor::Vector& vector, Work work, bool writes) {
   if (vector.size == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(stream_.Synchronize());
-  if (const tensor::HostVector in_place = device_.OnHost(vector)) return work(0, in_place);
-  if (buffer_ == nullptr) {
-    ASSIGN_OR_RETURN(buffer_, device_.AllocateHost("a host window", kPieceBytes));
-  }
-  const auto element_bytes = static_cast<int64_t>(tensor::SizeOf(vector.dtype));
-  const int64_t piece_size = static_cast<int64_t>(kPieceBytes) / element_bytes;
-  for (int64_t first = 0; first < vector.size; first += piece_size) {
-    const tensor::HostVector piece = {buffer_->data(), vector.dtype,
-                                      std::min(piece_size, vector.size - first)};
-    const auto bytes = static_cast<size_t>(piece.bytes());
-    std::byte* const there = vector.as<std::byte>() + first * element_bytes;
-    if (writes) {
-      RETURN_IF_ERROR(work(first, piece));
-      stream_.RunAndWait([&] { stream_.Copy(there, piece.data, bytes); });
-      RETURN_IF_ERROR(stream_.Synchronize());
-    } else {
-      stream_.RunAndWait([&] { stream_.Copy(piece.data, there, bytes); });
-      RETURN_IF_ERROR(stream_.Synchronize());
-      RETURN_IF_ERROR(work(first, piece));
-    }
+  ASSIGN_OR_RETURN(const tensor::HostVector in_place, Begin(vector));
+  if (in_place) return look(0, in_place);
+  for (int64_t first = 0; first < vector.size;) {
+    const Piece piece = PieceAt(vector, first, 0);
+    stream_.RunAndWait([&] {
+      stream_.Copy(piece.here.data, piece.there, static_cast<size_t>(piece.here.bytes()));
+    });
+    RETURN_IF_ERROR(stream_.Synchronize());
+    RETURN_IF_ERROR(look(first, piece.here));
+    first += piece.here.size;
   }
   return absl::OkStatus();
 }

@@ -7,6 +7,7 @@
 #include "absl/types/span.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status.h"
+#include "runtime/device/solo_communicator.h"
 
 namespace megascale::device {
 namespace {
@@ -34,9 +35,10 @@ class StagedCommunicator final : public comm::Communicator {
   absl::Status AllReduce(const Vector& buffer, const CallInfo& info) override {
     return ForPieces(buffer, 1, [&](const Piece& piece) -> absl::Status {
       const HostVector here = ToHost({buffer, piece}, 1);
-      RETURN_IF_ERROR(stream_.Finish());
+      RETURN_IF_ERROR(Await());
       RETURN_IF_ERROR(host_.AllReduce(here, info));
-      return ToDevice(here, {buffer, piece}, 1);
+      ToDevice(here, {buffer, piece}, 1);
+      return absl::OkStatus();
     });
   }
 
@@ -46,9 +48,10 @@ class StagedCommunicator final : public comm::Communicator {
     return ForPieces(output, size(), [&](const Piece& piece) -> absl::Status {
       const HostVector all = ToHost({input, piece, output.size}, size());
       const HostVector sum = View(*receive_, output.dtype, piece.count);
-      RETURN_IF_ERROR(stream_.Finish());
+      RETURN_IF_ERROR(Await());
       RETURN_IF_ERROR(host_.ReduceScatter(all, sum, info));
-      return ToDevice(sum, {output, piece}, 1);
+      ToDevice(sum, {output, piece}, 1);
+      return absl::OkStatus();
     });
   }
 
@@ -57,9 +60,10 @@ class StagedCommunicator final : public comm::Communicator {
     return ForPieces(input, size(), [&](const Piece& piece) -> absl::Status {
       const HostVector mine = ToHost({input, piece}, 1);
       const HostVector all = View(*receive_, input.dtype, size() * piece.count);
-      RETURN_IF_ERROR(stream_.Finish());
+      RETURN_IF_ERROR(Await());
       RETURN_IF_ERROR(host_.AllGather(mine, all, info));
-      return ToDevice(all, {output, piece, input.size}, size());
+      ToDevice(all, {output, piece, input.size}, size());
+      return absl::OkStatus();
     });
   }
 
@@ -67,11 +71,13 @@ class StagedCommunicator final : public comm::Communicator {
     return ForPieces(buffer, 1, [&](const Piece& piece) -> absl::Status {
       if (root != rank()) {
         const HostVector here = View(*receive_, buffer.dtype, piece.count);
+        RETURN_IF_ERROR(AwaitReads());
         RETURN_IF_ERROR(host_.Broadcast(here, root, info));
-        return ToDevice(here, {buffer, piece}, 1);
+        ToDevice(here, {buffer, piece}, 1);
+        return AwaitReads();
       }
       const HostVector here = ToHost({buffer, piece}, 1);
-      RETURN_IF_ERROR(stream_.Finish());
+      RETURN_IF_ERROR(Await());
       return host_.Broadcast(here, root, info);
     });
   }
@@ -81,10 +87,10 @@ class StagedCommunicator final : public comm::Communicator {
     return ForPieces(input, 1, [&](const Piece& piece) -> absl::Status {
       const HostVector here = ToHost({input, piece}, 1);
       const HostVector sum = View(*receive_, input.dtype, piece.count);
-      RETURN_IF_ERROR(stream_.Finish());
+      RETURN_IF_ERROR(Await());
       RETURN_IF_ERROR(host_.Reduce(here, sum, root, info));
-      if (root != rank()) return absl::OkStatus();
-      return ToDevice(sum, {output, piece}, 1);
+      if (root == rank()) ToDevice(sum, {output, piece}, 1);
+      return absl::OkStatus();
     });
   }
 
@@ -94,21 +100,22 @@ class StagedCommunicator final : public comm::Communicator {
                      [&](const Piece& piece) -> absl::Status {
                        const HostVector here = ToHost({input, piece, block}, size());
                        const HostVector there = View(*receive_, input.dtype, here.size);
-                       RETURN_IF_ERROR(stream_.Finish());
+                       RETURN_IF_ERROR(Await());
                        RETURN_IF_ERROR(host_.AllToAll(here, there, info));
-                       return ToDevice(there, {output, piece, block}, size());
+                       ToDevice(there, {output, piece, block}, size());
+                       return absl::OkStatus();
                      });
   }
 
   absl::Status Barrier(const CallInfo& info) override {
-    RETURN_IF_ERROR(stream_.Finish());
+    RETURN_IF_ERROR(Await());
     return host_.Barrier(info);
   }
 
   absl::Status Send(int peer, const Vector& tensor, const CallInfo& info) override {
     return ForPieces(tensor, 1, [&](const Piece& piece) -> absl::Status {
       const HostVector here = ToHost({tensor, piece}, 1);
-      RETURN_IF_ERROR(stream_.Finish());
+      RETURN_IF_ERROR(Await());
       return host_.Send(peer, BytesOf(here), info);
     });
   }
@@ -116,8 +123,10 @@ class StagedCommunicator final : public comm::Communicator {
   absl::Status Recv(int peer, const Vector& tensor, const CallInfo& info) override {
     return ForPieces(tensor, 1, [&](const Piece& piece) -> absl::Status {
       const HostVector here = View(*receive_, tensor.dtype, piece.count);
+      RETURN_IF_ERROR(AwaitReads());
       RETURN_IF_ERROR(host_.Recv(peer, BytesOf(here), info));
-      return ToDevice(here, {tensor, piece}, 1);
+      ToDevice(here, {tensor, piece}, 1);
+      return AwaitReads();
     });
   }
 
@@ -175,25 +184,37 @@ class StagedCommunicator final : public comm::Communicator {
     return View(*send_, from.tensor.dtype, num_blocks * from.piece.count);
   }
 
-  // Issues the copies back. Waits for them: the next piece uses the same buffer.
-  absl::Status ToDevice(const HostVector& from, const Blocks& to, int num_blocks) {
+  // Issues the copies back. The host must not write to that memory again before AwaitReads or
+  // Await.
+  void ToDevice(const HostVector& from, const Blocks& to, int num_blocks) {
     const auto* data = from.as<const std::byte>();
     for (int block = 0; block < num_blocks; ++block) {
       stream_.Copy(to.At(block), data + static_cast<size_t>(block) * to.bytes(), to.bytes());
     }
+    device_reads_ = true;
+  }
+
+  // Waits for the work that was issued: what ToHost copies is there, and the device has read what
+  // ToDevice gave it.
+  absl::Status Await() {
+    device_reads_ = false;
     return stream_.Finish();
   }
+  // For calls that copy nothing to the host.
+  absl::Status AwaitReads() { return device_reads_ ? Await() : absl::OkStatus(); }
 
   comm::HostCommunicator& host_;
   stream::Stream& stream_;
   const std::unique_ptr<Memory> send_;
   const std::unique_ptr<Memory> receive_;
+  bool device_reads_ = false;  // copies of ToDevice may not have ended
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeStagedCommunicator(
     Device* device, comm::HostCommunicator* host, stream::Stream* stream) {
+  if (host->size() == 1) return MakeSoloCommunicator(host, stream);
   ASSIGN_OR_RETURN(auto send, device->AllocateHost("a staged communicator", kStagingBytes));
   ASSIGN_OR_RETURN(auto receive, device->AllocateHost("a staged communicator", kStagingBytes));
   return std::make_unique<StagedCommunicator>(host, stream, std::move(send), std::move(receive));

@@ -1,9 +1,13 @@
 // A communicator for memory that neither the host nor other ranks can touch: tensors go through
 // pinned host memory, piece by piece, and from there through the host communicator. Results have
-// the same bits as there. A call waits for the stream's earlier work, and returns when its result
-// was issued; it so keeps the thread of its stream busy, but none of the device's other streams.
+// the same bits as there. A call keeps the thread of its stream busy, but none of the device's
+// other streams. For each piece that it moves, the host waits once for the stream's work: before
+// the exchange, until the piece is in host memory, or in Recv and on the receiving side of
+// Broadcast behind it, until the device has read the piece. A result was issued when its call
+// returns.
 //
-// Cost: two copies of each tensor between device and host, 2 kStagingBytes of pinned memory.
+// Cost: two copies of each tensor between device and host, 2 kStagingBytes of pinned memory. A
+// group of one rank has neither (solo_communicator.h).
 #pragma once
 
 #include <memory>
@@ -16,7 +20,8 @@ namespace megascale::device {
 // What a staged communicator sends, and what it receives, at once; it has pinned memory for each.
 constexpr size_t kStagingBytes = size_t{2} << 20;
 
-// All are borrowed. Errors: ResourceExhausted - no pinned memory.
+// All are borrowed. When the communicator ends, the stream must have no work of it left. Errors:
+// ResourceExhausted - no pinned memory.
 absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeStagedCommunicator(
     Device* device, comm::HostCommunicator* host, stream::Stream* stream);
 

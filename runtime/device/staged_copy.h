@@ -6,8 +6,8 @@
 //
 // Where the host may touch the device's memory, there are no pieces, and each copy is one.
 //
-// Threads: Run on the stream's thread; all else by one thread. Cost: 2 * kPieceBytes of pinned
-// memory, taken at the start; a copy allocates nothing.
+// Threads: Run on the stream's thread; all else by one thread. Cost: kPinnedBytes of pinned memory,
+// taken at the start; a copy allocates nothing.
 #pragma once
 
 #include <condition_variable>
@@ -27,6 +27,7 @@ namespace megascale::device {
 class StagedCopy {
  public:
   static constexpr size_t kPieceBytes = size_t{4} << 20;
+  static constexpr size_t kPinnedBytes = 2 * kPieceBytes;
 
   // `example`: any tensor of those that will be copied. `stream` should be one that does nothing
   // else, since Run keeps its thread. Both pointers must outlive the object. Errors:

@@ -36,24 +36,20 @@ absl::StatusOr<std::unique_ptr<StageCompute>> StageCompute::Create(const StageOp
   } else if (ReadsBatches(options)) {
     return absl::InvalidArgumentError("engine: this rank reads batches but was given no ring");
   }
+  if (stage->reader_ == nullptr) return stage;
+  MEGASCALE_CHECK(options.load_stream != nullptr);
   const auto& train = options.spec->train();
   const auto samples = static_cast<size_t>(job::NumMicrobatches(*options.spec)) *
                        static_cast<size_t>(train.micro_batch_size());
   const auto seq = static_cast<size_t>(train.seq_length());
   const size_t tokens = samples * (seq + 1);
   const size_t begins = job::AttendsWithinDocuments(*options.spec) ? samples * seq : 0;
-  ASSIGN_OR_RETURN(stage->batch_memory_,
-                   options.device->AllocateHost("the batch", (tokens + begins) * sizeof(int32_t)));
-  auto* numbers = static_cast<int32_t*>(stage->batch_memory_->data());
+  ASSIGN_OR_RETURN(stage->numbers_,
+                   device::UploadBuffer::Create(options.device, "the batch",
+                                                (tokens + begins) * sizeof(int32_t)));
+  auto* numbers = static_cast<int32_t*>(stage->numbers_->host());
   stage->batch_ = {numbers, tokens};
   stage->document_begins_ = {numbers + tokens, begins};
-  stage->device_batch_ = {numbers, tensor::DType::kI32, static_cast<int64_t>(tokens + begins)};
-  if (stage->reader_ == nullptr || options.device->OnHost(options.loss_sum)) return stage;
-  MEGASCALE_CHECK(options.load_stream != nullptr);
-  ASSIGN_OR_RETURN(
-      stage->device_batch_memory_,
-      options.device->Allocate("the batch", static_cast<size_t>(stage->device_batch_.bytes())));
-  stage->device_batch_.data = stage->device_batch_memory_->data();
   return stage;
 }
 
@@ -75,10 +71,7 @@ absl::Status StageCompute::LoadBatch(const plan::StepContext& context) {
   reader_->Release(context.step);
   if (!document_begins_.empty()) RETURN_IF_ERROR(FindDocuments());
   // Nothing else uses this memory: the steps before have ended, and this one's passes wait.
-  if (device_batch_memory_ != nullptr) {
-    options_.load_stream->Copy(device_batch_.data, batch_.data(),
-                               static_cast<size_t>(device_batch_.bytes()));
-  }
+  numbers_->Upload(*options_.load_stream);
   return absl::OkStatus();
 }
 
@@ -111,12 +104,14 @@ void StageCompute::BeginSums() {
 }
 
 void StageCompute::FillSlot(const plan::Instruction& instruction) {
+  if (numbers_ == nullptr) return;
   const auto& train = options_.spec->train();
   const int seq = train.seq_length();
   const int samples = train.micro_batch_size();
   const int64_t first = static_cast<int64_t>(instruction.id.microbatch()) * samples;
-  const int32_t* sample = device_batch_.as<int32_t>() + first * (seq + 1);
-  const int32_t* document_begins = device_batch_.as<int32_t>() + batch_.size();
+  const auto* const numbers = static_cast<const int32_t*>(numbers_->device());
+  const int32_t* sample = numbers + first * (seq + 1);
+  const int32_t* document_begins = numbers + batch_.size();
   const int slot = instruction.activation_slot;
   const model::ChunkRange& range = (*options_.chunks)[IndexOf(instruction)].range;
   const model::TransformerChunk& chunk = ChunkOf(instruction);

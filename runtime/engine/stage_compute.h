@@ -16,6 +16,7 @@
 #include "runtime/comm/communicator.h"
 #include "runtime/data/batches/batch_ring.h"
 #include "runtime/device/device.h"
+#include "runtime/device/upload_buffer.h"
 #include "runtime/engine/chunk_state.h"
 #include "runtime/engine/tensor_peers.h"
 #include "runtime/model/transformer_chunk.h"
@@ -105,15 +106,12 @@ class StageCompute {
   const StageOptions options_;
   Computing computing_;
   std::unique_ptr<data::BatchRingReader> reader_;
-  std::unique_ptr<device::Memory> batch_memory_;
+  std::unique_ptr<device::UploadBuffer> numbers_;  // the next two; null: the rank reads no batches
   absl::Span<int32_t> batch_;  // this rank's samples of the step, [microbatch][sample][seq + 1]
   // Where the documents of these samples begin, [microbatch][sample][seq]; empty if attention
   // reaches over documents.
   absl::Span<int32_t> document_begins_;
-  // Both, one behind the other, on the device; the same memory where the host may touch it.
-  std::unique_ptr<device::Memory> device_batch_memory_;
-  tensor::Vector device_batch_;  // I32
-  int64_t started_step_ = -1;    // the step whose loss was zeroed last
+  int64_t started_step_ = -1;  // the step whose loss was zeroed last
 };
 
 }  // namespace megascale::engine

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/status.h"
 #include "runtime/base/testing/test_heap.h"
 #include "runtime/device/testing/strict_device.h"
 #include "runtime/engine/testing/test_job.h"
@@ -19,8 +21,10 @@ namespace megascale::engine {
 namespace {
 
 using agent::v1::RestorePoint;
+using comm::CallInfo;
 using device::StrictDevice;
 using job::v1::JobSpec;
+using tensor::Vector;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -245,42 +249,12 @@ TEST(StrictDeviceTest, TooLittleMemoryIsOneClearError) {
   EXPECT_THAT(std::string(engine.status().message()), HasSubstr("bytes of device memory"));
 }
 
-// The compute stream, which runs the passes and the optimizer, never waits for the host, and no
-// stream of a rank alone does.
-TEST(StrictDeviceTest, AStepWaitsForNoHostAndAllocatesNothing) {
-  JobSpec spec = Toy({});
-  spec.mutable_train()->set_steps(6);
-  RunOptions options = Options(spec);
-  StrictDevice* device = nullptr;
-  options.make_device = [&](int) {
-    auto made = StrictDevice::Create();
-    device = made.get();
-    return made;
-  };
-  options.on_loader_thread = &base::IgnoreHeapCallsOfThisThread;
-  std::vector<int64_t> waits;
-  std::vector<base::HeapCalls> heap;
-  waits.reserve(6);
-  heap.reserve(6);
-  options.after_step = [&] {
-    waits.push_back(device->num_waits_for("compute"));
-    heap.push_back(base::CountHeapCalls());
-  };
-  RunJob(options);
-  ASSERT_EQ(waits.size(), 6u);
-  EXPECT_EQ(waits.back(), waits.front());
-  if (!base::kHeapIsCounted) GTEST_SKIP() << "a sanitizer has a heap of its own";
-  // After the first steps, which make scratch memory.
-  for (size_t i = 4; i < heap.size(); ++i) {
-    EXPECT_EQ((heap[i] - heap[i - 1]).ours, 0) << "step " << i + 1;
-    EXPECT_EQ((heap[i] - heap[i - 1]).mappings, 0) << "step " << i + 1;
-  }
-}
-
-// A strict device that claims that the host may touch its memory, so that code with a host's path
-// takes it: the mistake that the strict device is there to find.
-class ClaimsHostMemory final : public device::Device {
+// A strict device, for tests that change something of it.
+class ForwardsToStrict : public device::Device {
  public:
+  explicit ForwardsToStrict(const device::StrictOptions& options = {})
+      : strict_(StrictDevice::Create(options)) {}
+
   device::Description Describe() const override { return strict_->Describe(); }
   absl::StatusOr<std::unique_ptr<device::Memory>> Allocate(absl::string_view name,
                                                            size_t size_bytes) override {
@@ -295,7 +269,7 @@ class ClaimsHostMemory final : public device::Device {
     return strict_->AllocateHost(name, size_bytes);
   }
   tensor::HostVector OnHost(const tensor::Vector& vector) const override {
-    return {vector.data, vector.dtype, vector.size};
+    return strict_->OnHost(vector);
   }
   absl::StatusOr<std::unique_ptr<stream::Stream>> MakeStream(std::string name) override {
     return strict_->MakeStream(std::move(name));
@@ -309,8 +283,162 @@ class ClaimsHostMemory final : public device::Device {
     return strict_->MakeCommunicator(host, stream);
   }
 
+ protected:
+  const std::unique_ptr<StrictDevice> strict_;
+};
+
+using Counts = std::map<std::string, int64_t>;  // by stream; no entry for 0
+
+Counts Minus(Counts counts, const Counts& before) {
+  for (const auto& [stream, count] : before) counts[stream] -= count;
+  std::erase_if(counts, [](const auto& entry) { return entry.second == 0; });
+  return counts;
+}
+
+// Counts the exchanges with other ranks, by stream.
+class CountsExchanges final : public ForwardsToStrict {
+ public:
+  using ForwardsToStrict::ForwardsToStrict;
+
+  absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(
+      comm::HostCommunicator* host, stream::Stream* stream) override {
+    ASSIGN_OR_RETURN(auto communicator, strict_->MakeCommunicator(host, stream));
+    return std::make_unique<Counting>(std::move(communicator), &num_calls_[stream->name()]);
+  }
+
+  // How often the host has waited for a stream's work.
+  Counts num_waits() const { return strict_->num_waits(); }
+  Counts num_exchanges() const {
+    Counts counts;
+    for (const auto& [stream, calls] : num_calls_) counts[stream] = calls;
+    return counts;
+  }
+
  private:
-  const std::unique_ptr<StrictDevice> strict_ = StrictDevice::Create();
+  class Counting final : public comm::Communicator {
+   public:
+    Counting(std::unique_ptr<comm::Communicator> to, std::atomic<int64_t>* calls)
+        : to_(std::move(to)), calls_(*calls) {}
+    int rank() const override { return to_->rank(); }
+    int size() const override { return to_->size(); }
+    const std::string& name() const override { return to_->name(); }
+    absl::Status AllReduce(const Vector& buffer, const CallInfo& info) override {
+      return Counted().AllReduce(buffer, info);
+    }
+    absl::Status ReduceScatter(const Vector& input, const Vector& output,
+                               const CallInfo& info) override {
+      return Counted().ReduceScatter(input, output, info);
+    }
+    absl::Status AllGather(const Vector& input, const Vector& output,
+                           const CallInfo& info) override {
+      return Counted().AllGather(input, output, info);
+    }
+    absl::Status Broadcast(const Vector& buffer, int root, const CallInfo& info) override {
+      return Counted().Broadcast(buffer, root, info);
+    }
+    absl::Status Reduce(const Vector& input, const Vector& output, int root,
+                        const CallInfo& info) override {
+      return Counted().Reduce(input, output, root, info);
+    }
+    absl::Status AllToAll(const Vector& input, const Vector& output,
+                          const CallInfo& info) override {
+      return Counted().AllToAll(input, output, info);
+    }
+    absl::Status Barrier(const CallInfo& info) override { return Counted().Barrier(info); }
+    absl::Status Send(int peer, const Vector& tensor, const CallInfo& info) override {
+      return Counted().Send(peer, tensor, info);
+    }
+    absl::Status Recv(int peer, const Vector& tensor, const CallInfo& info) override {
+      return Counted().Recv(peer, tensor, info);
+    }
+    void Abort(const absl::Status& reason) override { to_->Abort(reason); }
+
+   private:
+    comm::Communicator& Counted() {
+      if (size() > 1) ++calls_;
+      return *to_;
+    }
+    const std::unique_ptr<comm::Communicator> to_;
+    std::atomic<int64_t>& calls_;
+  };
+
+  std::map<std::string, std::atomic<int64_t>> num_calls_;  // complete before the first step
+};
+
+// Within steps the host waits for no work, except where tensors go through its memory to another
+// rank: once for each such exchange, since those of a toy job fit one piece, and on the stream of
+// the exchange. With `Tensor`, whose passes do not overlap with their exchanges, it is the compute
+// stream; otherwise that stream has none.
+TEST_P(StrictLayoutTest, TheHostWaitsForAStreamOnceForEachExchangeAndNeverElse) {
+  RunOptions options = Options(Toy(GetParam()), GetParam());
+  std::mutex mutex;
+  std::map<int, CountsExchanges*> devices;
+  options.make_device = [&](int rank) {
+    auto made =
+        std::make_unique<CountsExchanges>(device::StrictOptions{.seed = 31 + uint64_t(rank)});
+    const std::lock_guard<std::mutex> lock(mutex);
+    devices[rank] = made.get();
+    return made;
+  };
+  std::vector<std::map<int, Counts>> waits, exchanges;  // by step, by rank
+  options.after_step = [&] {
+    waits.emplace_back();
+    exchanges.emplace_back();
+    for (const auto& [rank, device] : devices) {
+      waits.back()[rank] = device->num_waits();
+      exchanges.back()[rank] = device->num_exchanges();
+    }
+  };
+  RunJob(options);
+  ASSERT_EQ(waits.size(), 3u);
+  const bool is_alone = GetParam().data * GetParam().pipeline * GetParam().tensor == 1;
+  for (const auto& [rank, device] : devices) {
+    const Counts waited = Minus(waits.back()[rank], waits.front()[rank]);
+    EXPECT_EQ(waited, Minus(exchanges.back()[rank], exchanges.front()[rank])) << "rank " << rank;
+    EXPECT_EQ(waited.empty(), is_alone) << "rank " << rank;
+    const bool exchanges_in_passes = GetParam().tensor > 1 && !GetParam().overlap;
+    EXPECT_EQ(waited.contains("compute"), exchanges_in_passes) << "rank " << rank;
+  }
+}
+
+// Of a rank alone.
+TEST(StrictDeviceTest, AStepWaitsForNoHostAndAllocatesNothing) {
+  JobSpec spec = Toy({});
+  spec.mutable_train()->set_steps(6);
+  RunOptions options = Options(spec);
+  StrictDevice* device = nullptr;
+  options.make_device = [&](int) {
+    auto made = StrictDevice::Create();
+    device = made.get();
+    return made;
+  };
+  options.on_loader_thread = &base::IgnoreHeapCallsOfThisThread;
+  Counts first_waits, last_waits;
+  std::vector<base::HeapCalls> heap;
+  heap.reserve(6);
+  options.after_step = [&] {
+    heap.push_back(base::CountHeapCalls());
+    if (heap.size() == 1) first_waits = device->num_waits();
+    if (heap.size() == 6) last_waits = device->num_waits();
+  };
+  RunJob(options);
+  ASSERT_EQ(heap.size(), 6u);
+  EXPECT_EQ(last_waits, first_waits);
+  if (!base::kHeapIsCounted) GTEST_SKIP() << "a sanitizer has a heap of its own";
+  // After the first steps, which make scratch memory.
+  for (size_t i = 4; i < heap.size(); ++i) {
+    EXPECT_EQ((heap[i] - heap[i - 1]).ours, 0) << "step " << i + 1;
+    EXPECT_EQ((heap[i] - heap[i - 1]).mappings, 0) << "step " << i + 1;
+  }
+}
+
+// Claims that the host may touch its memory, so that code with a host's path takes it: the mistake
+// that the strict device is there to find.
+class ClaimsHostMemory final : public ForwardsToStrict {
+ public:
+  tensor::HostVector OnHost(const tensor::Vector& vector) const override {
+    return {vector.data, vector.dtype, vector.size};
+  }
 };
 
 TEST(StrictDeviceDeathTest, AHostAccessPutBackIntoTheEngineIsACrashWithTheNameOfTheMemory) {

@@ -135,10 +135,15 @@ struct Part {
 };
 
 std::vector<Part> DeviceParts(const RankMemory& memory) {
-  return {{"weights", memory.weights},       {"gradients", memory.gradients},
-          {"optimizer", memory.optimizer},   {"activations", memory.activations},
-          {"logits", memory.logits},         {"scratch", memory.scratch},
-          {"workspaces", memory.workspaces}, {"exchanges", memory.exchanges, true}};
+  return {{"weights", memory.weights},
+          {"gradients", memory.gradients},
+          {"optimizer", memory.optimizer},
+          {"activations", memory.activations},
+          {"logits", memory.logits},
+          {"scratch", memory.scratch},
+          {"workspaces", memory.workspaces},
+          {"the driver's", memory.context, true},
+          {"NCCL", memory.device_communicators, true}};
 }
 
 // Returns "3.0 MiB (weights) + 6.0 MiB (optimizer) = 9.0 MiB".

@@ -8,12 +8,18 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/fd.h"
+#include "runtime/device/staged_communicator.h"
+#include "runtime/device/testing/strict_device.h"
 #include "runtime/engine/testing/test_job.h"
+#include "runtime/job/job_spec.h"
+#include "runtime/layout/cuda_memory.h"
 #include "runtime/layout/rank_memory.h"
 #include "runtime/model/chunk_layout.h"
 #include "runtime/model/config.h"
@@ -357,18 +363,110 @@ TEST(NodeMemory, NcclHasBuffersForEachChannelOfARanksGroups) {
     spec.set_device_sharing(shares);
     const NodeMemory memory = MemoryOfJob(spec).value();
     for (const auto& [rank, need] : memory.ranks) {
-      EXPECT_EQ(need.exchanges, memory.ranks[0].memory.exchanges) << rank;
+      EXPECT_EQ(need.device_communicators, memory.ranks[0].memory.device_communicators) << rank;
     }
-    return memory.ranks[0].memory.exchanges;
+    return memory.ranks[0].memory.device_communicators;
   };
   const int64_t of_one = exchanges_of(2, 1, false) / 2;  // gradients and parameters; the norm
-  EXPECT_EQ(of_one, int64_t{128} << 20);
+  EXPECT_EQ(of_one, kNcclCommunicatorBytes);
   EXPECT_EQ(exchanges_of(1, 1, false), 0);
   EXPECT_EQ(exchanges_of(2, 1, false, /*shares=*/true), 0);
   // Two channels for each direction, for a stage of the middle as for the last one.
   EXPECT_EQ(exchanges_of(1, 3, false), 5 * of_one);
   EXPECT_EQ(exchanges_of(1, 3, true), 7 * of_one);
   EXPECT_EQ(exchanges_of(2, 3, true), 8 * of_one);
+}
+
+// A job of GPUs that exchange through the host. The strict device stands for the GPU: it, too, has
+// memory of its own, and its exchanges are staged.
+job::v1::JobSpec SharingJob(const Case& given) {
+  job::v1::JobSpec spec = LargerJob(given.data, given.pipeline, given.precision);
+  spec.set_device(job::v1::DEVICE_CUDA);
+  spec.set_device_sharing(true);
+  spec.mutable_train()->set_global_batch_size(4 * given.data);
+  spec.mutable_parallel()->set_tensor_model_parallel_size(given.tensor);
+  spec.mutable_parallel()->set_zero_stage(given.zero_stage);
+  spec.mutable_parallel()->set_pipeline_schedule(given.schedule);
+  spec.mutable_parallel()->set_virtual_pipeline_model_parallel_size(given.virtual_stages);
+  spec.mutable_model()->set_tie_word_embeddings(given.tied);
+  return spec;
+}
+
+class PinnedMemory : public ::testing::TestWithParam<Case> {};
+
+TEST_P(PinnedMemory, IsThatWhichAnEngineReallyAllocates) {
+  const job::v1::JobSpec spec = SharingJob(GetParam());
+  std::map<int, int64_t> measured;
+  std::map<int, device::StrictDevice*> devices;
+  std::mutex mutex;
+  engine::RunOptions options(spec);
+  options.make_device = [&](int rank) {
+    auto device = device::StrictDevice::Create();
+    const std::lock_guard<std::mutex> lock(mutex);
+    devices[rank] = device.get();
+    return device;
+  };
+  options.after_step = [&] {
+    for (const auto& [rank, device] : devices) measured[rank] = device->most_pinned_bytes();
+  };
+  engine::RunJob(options);
+  ASSERT_EQ(static_cast<int>(measured.size()), job::WorldSize(spec));
+  const NodeMemory computed = MemoryOfJob(spec).value();
+  EXPECT_FALSE(computed.device_is_host);
+  for (const auto& [rank, memory] : computed.ranks) {
+    // What a step's numbers leave of their page.
+    constexpr int64_t kPage = 4096;
+    EXPECT_GE(memory.pinned, measured.at(rank)) << "rank " << rank;
+    EXPECT_LT(memory.pinned, measured.at(rank) + kPage) << "rank " << rank;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, PinnedMemory,
+    ::testing::Values(Case{"Alone", 1, 1, job::v1::PRECISION_FP32},
+                      Case{"Data", 2, 1, job::v1::PRECISION_FP32},
+                      // The stage in the middle reads no batches, and has both neighbours.
+                      Case{"Pipeline", 1, 4, job::v1::PRECISION_BF16},
+                      Case{"Interleaved", 1, 2, job::v1::PRECISION_FP32, 256, 2, 1, 1, 0,
+                           kInterleaved},
+                      Case{"TiedPipeline", 1, 2, job::v1::PRECISION_FP32, 256, 1, 1, 1, 0,
+                           job::v1::PIPELINE_SCHEDULE_1F1B, 2, true},
+                      Case{"TensorZero2", 2, 1, job::v1::PRECISION_FP32, 256, 1, 2, 2}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(NodeMemory, AJobOfProcessorsPinsNothingAndHasNoOtherMemoryOfADevice) {
+  for (const auto& [rank, memory] :
+       MemoryOfJob(LargerJob(2, 2, job::v1::PRECISION_FP32)).value().ranks) {
+    EXPECT_EQ(memory.pinned, 0);
+    EXPECT_EQ(memory.context, 0);
+    EXPECT_EQ(memory.device_communicators, 0);
+  }
+}
+
+// NCCL has its buffers on the device, once for each channel that a rank uses with others.
+TEST(NodeMemory, AJobOfGpusNeedsWorkspacesAContextAndNcclsBuffersOnTheDevice) {
+  job::v1::JobSpec spec = LargerJob(1, 2, job::v1::PRECISION_BF16);
+  const auto of_processor = MemoryOf(spec, 0).value();
+  spec.set_device(job::v1::DEVICE_CUDA);
+  const auto apart = MemoryOf(spec, 0).value();
+  // Of the world, and to and from the next stage; the data-parallel group has one rank.
+  EXPECT_EQ(apart.device_communicators, 3 * kNcclCommunicatorBytes);
+  EXPECT_EQ(apart.context, kCudaContextBytes);
+  EXPECT_GE(apart.workspaces, kCudaProductBytes + kCudaKernelBytes);
+  EXPECT_EQ(apart.on_device() - apart.workspaces - apart.context - apart.device_communicators,
+            of_processor.on_device() - of_processor.workspaces);
+  spec.set_device_sharing(true);
+  const auto sharing = MemoryOf(spec, 0).value();
+  EXPECT_EQ(sharing.device_communicators, 0);
+  EXPECT_EQ(sharing.pinned - apart.pinned, 3 * 2 * static_cast<int64_t>(device::kStagingBytes));
+
+  NodeMemory needed;
+  needed.device_is_host = false;
+  needed.ranks.push_back({.rank = 0, .memory = apart});
+  EXPECT_THAT(
+      std::string(CheckDeviceMemory(needed, {.available_bytes = 0, .source = "a GPU"}).message()),
+      AllOf(HasSubstr(" MiB (workspaces) + 512.0 MiB (the driver's) + "),
+            HasSubstr(" MiB (NCCL) = ")));
 }
 
 TEST(NodeMemory, SharedPartsAreTheBytesOfTheRegionsThatAreMade) {

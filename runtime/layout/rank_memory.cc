@@ -1,10 +1,17 @@
 #include "runtime/layout/rank_memory.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/status.h"
+#include "runtime/device/host_window.h"
+#include "runtime/device/staged_communicator.h"
+#include "runtime/device/staged_copy.h"
 #include "runtime/job/job_spec.h"
+#include "runtime/layout/cuda_memory.h"
 #include "runtime/layout/groups.h"
 #include "runtime/layout/rank_layout.h"
 #include "runtime/model/chunk_layout.h"
@@ -25,22 +32,82 @@ constexpr int64_t kProcessBytes = 56 << 20;
 // A computing thread's stack, kernels and libraries' work buffers.
 constexpr int64_t kBytesPerThread = 4 << 20;
 
-// NCCL's buffers for one communicator: those of each of its channels, for each neighbour of the
-// ring, 4 MiB and about as much for short messages. 16 channels are usual within a machine.
-constexpr int64_t kNcclBytes = int64_t{128} << 20;
+// The numbers of a step, in pinned memory: a page, which is the least that can be pinned.
+constexpr int64_t kPinnedNumbersBytes = 4096;
 
-// A rank makes the communicators of all channels of its groups, but for groups of its own.
-int NumNcclCommunicators(const megascale::job::v1::JobSpec& spec, const plan::Mesh& mesh) {
-  if (spec.device() != megascale::job::v1::DEVICE_CUDA || spec.device_sharing()) return 0;
-  const std::vector<plan::Channel> channels = ChannelsOf(spec, mesh);
-  return static_cast<int>(std::count_if(
-      channels.begin(), channels.end(),
-      [&mesh](const plan::Channel& channel) { return mesh.GroupSize(channel.group) > 1; }));
+// How the ranks of a job compute and exchange.
+struct DeviceKind {
+  bool has_memory = false;        // of its own, so that copies go through pinned memory
+  bool exchanges_on_host = true;  // otherwise NCCL does
+};
+
+DeviceKind KindOf(const megascale::job::v1::JobSpec& spec) {
+  if (spec.device() != megascale::job::v1::DEVICE_CUDA) return {};
+  return {.has_memory = true, .exchanges_on_host = spec.device_sharing()};
 }
 
-// Returns the bytes that kernels of ops keep in addition to their operands. All layers make the
-// same calls, so one layer of each chunk is enough.
-absl::StatusOr<int64_t> KernelBytes(const RankLayout& mine, int num_threads) {
+// Returns how many staged communicators a rank makes: those that its instructions use. Those of one
+// rank alone need no memory.
+int64_t NumStagedCommunicators(const plan::RankPlan& plan) {
+  std::set<std::pair<plan::GroupKind, std::string>> used;
+  for (const plan::Instruction& instruction : plan.instructions) {
+    if (instruction.group == plan::GroupKind::kNone) continue;
+    if (plan.mesh.GroupSize(instruction.group) == 1) continue;
+    used.emplace(instruction.group, instruction.channel);
+  }
+  return static_cast<int64_t>(used.size());
+}
+
+// A rank makes the NCCL communicators of all channels of its groups, but for groups of its own.
+int64_t NumNcclCommunicators(const megascale::job::v1::JobSpec& spec, const plan::Mesh& mesh) {
+  const std::vector<plan::Channel> channels = ChannelsOf(spec, mesh);
+  return std::count_if(channels.begin(), channels.end(), [&mesh](const plan::Channel& channel) {
+    return mesh.GroupSize(channel.group) > 1;
+  });
+}
+
+// Returns the size of a step's batch; 0: the rank reads none.
+int64_t BatchBytes(const megascale::job::v1::JobSpec& spec, const RankLayout& mine) {
+  const bool reads = mine.within_documents ||
+                     std::any_of(mine.shards.begin(), mine.shards.end(), [](const auto& shard) {
+                       return shard.range.has_embedding || shard.range.has_head;
+                     });
+  if (!reads) return 0;
+  const int64_t samples =
+      static_cast<int64_t>(job::NumMicrobatches(spec)) * spec.train().micro_batch_size();
+  const int64_t begins = mine.within_documents ? mine.seq : 0;
+  return samples * (mine.seq + 1 + begins) * static_cast<int64_t>(sizeof(int32_t));
+}
+
+// Returns the most pinned memory that a rank has at a time: while it loads its state, through a
+// window, it has all the rest.
+int64_t PinnedBytes(const DeviceKind& kind, const plan::RankPlan& plan, int64_t batch_bytes) {
+  if (!kind.has_memory) return 0;
+  const int64_t staged = kind.exchanges_on_host ? NumStagedCommunicators(plan) : 0;
+  return batch_bytes + kPinnedNumbersBytes +
+         static_cast<int64_t>(device::HostWindow::kPinnedBytes) +
+         static_cast<int64_t>(device::StagedCopy::kPinnedBytes) +
+         staged * 2 * static_cast<int64_t>(device::kStagingBytes);
+}
+
+// Returns the workspaces of a GPU's kernels: those of two streams, of which one makes the products
+// and runs the passes. A kernel asks at most for five numbers of each row of logits, one of each
+// head and token (backward of attention), one of each element of a head and position (rotary), or
+// the partial sums of a norm.
+int64_t CudaWorkspaceBytes(const RankLayout& mine) {
+  const int64_t tokens = mine.micro_batch * mine.seq;
+  const int64_t floats =
+      std::max({5 * tokens, tokens * mine.config.num_heads / mine.tensor.size,
+                mine.seq * mine.config.head_dim, 2 * kCudaNormBlocksMax * mine.config.hidden_size});
+  const int64_t most = floats * static_cast<int64_t>(sizeof(float));
+  // Each workspace that came before has at most half of the next one's size.
+  const int64_t further = most > kCudaKernelBytes ? 4 * most - kCudaKernelBytes : 0;
+  return kCudaProductBytes + 2 * kCudaKernelBytes + further;
+}
+
+// Returns the bytes that the processors' kernels keep in addition to their operands. All layers
+// make the same calls, so one layer of each chunk is enough.
+absl::StatusOr<int64_t> CpuWorkspaceBytes(const RankLayout& mine, int num_threads) {
   if (mine.compute == tensor::DType::kF64) return 0;  // the reference: plain loops
   int64_t bytes = 0;
   for (const optim::OptimizerShard& shard : mine.shards) {
@@ -63,9 +130,10 @@ RankMemory& RankMemory::operator+=(const RankMemory& other) {
   logits += other.logits;
   scratch += other.scratch;
   workspaces += other.workspaces;
-  exchanges += other.exchanges;
   communicators += other.communicators;
   pinned += other.pinned;
+  context += other.context;
+  device_communicators += other.device_communicators;
   process += other.process;
   num_slots += other.num_slots;
   return *this;
@@ -74,8 +142,6 @@ RankMemory& RankMemory::operator+=(const RankMemory& other) {
 absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int rank) {
   ASSIGN_OR_RETURN(const RankLayout mine, RankLayoutOf(spec, rank));
   ASSIGN_OR_RETURN(const plan::RankPlan plan, plan::BuildTrainPlan(mine.plan_options, rank));
-  const int64_t tokens = static_cast<int64_t>(job::NumMicrobatches(spec)) *
-                         spec.train().micro_batch_size() * (spec.train().seq_length() + 1);
   RankMemory memory;
   for (size_t i = 0; i < mine.shards.size(); ++i) {
     const optim::OptimizerShard& shard = mine.shards[i];
@@ -103,11 +169,20 @@ absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int
         static_cast<int64_t>(tensor::Arena::BytesFor(mine.compute, mine.exchanged_embedding));
   }
   memory.gradients = GradientBytes(GradientSizesOf(mine, plan), AccumulationType(mine.compute));
-  const int64_t numbers_of_token = mine.within_documents ? 2 : 1;  // its id, its document's begin
-  memory.scratch +=
-      numbers_of_token * tokens * static_cast<int64_t>(sizeof(int32_t)) - memory.logits;
-  ASSIGN_OR_RETURN(memory.workspaces, KernelBytes(mine, spec.parallel().threads_per_rank()));
-  memory.exchanges = kNcclBytes * NumNcclCommunicators(spec, mine.mesh);
+  const int64_t batch_bytes = BatchBytes(spec, mine);
+  memory.scratch += batch_bytes - memory.logits;
+  const DeviceKind kind = KindOf(spec);
+  memory.pinned = PinnedBytes(kind, plan, batch_bytes);
+  if (kind.has_memory) {
+    memory.workspaces = CudaWorkspaceBytes(mine);
+    memory.context = kCudaContextBytes;
+    if (!kind.exchanges_on_host) {
+      memory.device_communicators = NumNcclCommunicators(spec, mine.mesh) * kNcclCommunicatorBytes;
+    }
+  } else {
+    ASSIGN_OR_RETURN(memory.workspaces,
+                     CpuWorkspaceBytes(mine, spec.parallel().threads_per_rank()));
+  }
   memory.process = kProcessBytes + kBytesPerThread * spec.parallel().threads_per_rank();
   return memory;
 }

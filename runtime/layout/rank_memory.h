@@ -22,23 +22,27 @@ struct RankMemory {
   int64_t activations = 0;  // of all micro-batches in flight
   int64_t logits = 0;       // logits and their gradient, of one micro-batch; last chunk only
   int64_t scratch = 0;      // other memory that micro-batches use in turn: gradients of activations
-  // Memory of kernels: on processors, operands rearranged for matrix products and attention. An
-  // upper bound.
+  // Memory of kernels: on processors, operands rearranged for matrix products and attention; on
+  // GPUs, what cuBLASLt and the kernels use within a call. An upper bound.
   int64_t workspaces = 0;
-  // Buffers of NCCL, which has some for each communicator: an estimate. Only on GPUs of their own.
-  int64_t exchanges = 0;
+  // GPUs only: what the driver keeps for a process, and NCCL for its communicators. Both estimated:
+  // see cuda_memory.h.
+  int64_t context = 0;
+  int64_t device_communicators = 0;
 
   // In the machine's memory, in the worker process.
 
   int64_t communicators = 0;  // the rings of streams to peers on other machines
-  int64_t pinned = 0;         // buffers for copies from and to a device; processors copy nothing: 0
-  int64_t process = 0;        // the program itself, stacks and libraries' buffers: an upper bound
+  // Buffers for copies from and to a device with memory of its own, the most at a time; processors
+  // copy nothing: 0.
+  int64_t pinned = 0;
+  int64_t process = 0;  // the program itself, stacks and libraries' buffers: an upper bound
 
   int num_slots = 0;  // micro-batches in flight, summed over chunks
 
   int64_t on_device() const {
-    return weights + gradients + optimizer + activations + logits + scratch + workspaces +
-           exchanges;
+    return weights + gradients + optimizer + activations + logits + scratch + workspaces + context +
+           device_communicators;
   }
   int64_t on_host() const { return communicators + pinned + process; }
   int64_t sum() const { return on_device() + on_host(); }
@@ -46,9 +50,10 @@ struct RankMemory {
   RankMemory& operator+=(const RankMemory& other);
 };
 
-// Computes the memory of `rank` on a machine with this machine's instruction set, which decides the
-// layouts that kernels need. Leaves `communicators` 0, because they depend on where the other ranks
-// are: MemoryOfNode fills them in. Errors: InvalidArgument - the specification cannot be run.
+// Computes the memory of `rank` on the kind of device that the job asks for. Processors count as
+// this machine's, whose instruction set decides the layouts that kernels need. Leaves
+// `communicators` 0, because they depend on where the other ranks are: MemoryOfNode fills them in.
+// Errors: InvalidArgument - the specification cannot be run.
 absl::StatusOr<RankMemory> MemoryOf(const megascale::job::v1::JobSpec& spec, int rank);
 
 }  // namespace megascale::layout

@@ -17,7 +17,10 @@ namespace {
 using tensor::DType;
 using tensor::HostVector;
 
-constexpr int64_t kBlockElements = 1 << 20;
+// A block of one thread. Long ones are cut so that progress shows; short vectors, such as the
+// pieces that go to a device one by one, are cut so that each thread has a part.
+constexpr int64_t kBlockElementsMax = 1 << 20;
+constexpr int64_t kBlockElementsMin = 1 << 14;  // takes many times as long as a thread's start
 constexpr double kTwoPi = 6.283185307179586476925286766559;
 
 // The finaliser of splitmix64: a bijection on 64 bits with random-looking output. Source: Steele,
@@ -113,19 +116,22 @@ void InitializeParameters(const ModelConfig& config, const ChunkLayout& layout,
                           const InitializeOptions& options, int64_t begin,
                           const HostVector& master) {
   MEGASCALE_CHECK(master.dtype == DType::kF32 || master.dtype == DType::kF64);
-  const int64_t num_blocks = (master.size + kBlockElements - 1) / kBlockElements;
+  const int64_t share = master.size / std::max(options.num_threads, 1) + 1;
+  const int64_t block_elements = std::clamp(share, kBlockElementsMin, kBlockElementsMax);
+  const int64_t num_blocks = (master.size + block_elements - 1) / block_elements;
   std::atomic<int64_t> next_block = 0;
   const auto take_blocks = [&] {
     for (int64_t block = next_block++; block < num_blocks; block = next_block++) {
-      const int64_t first = block * kBlockElements;
-      const int64_t count = std::min(kBlockElements, master.size - first);
+      const int64_t first = block * block_elements;
+      const int64_t count = std::min(block_elements, master.size - first);
       std::byte* const data =
           master.as<std::byte>() + first * static_cast<int64_t>(tensor::SizeOf(master.dtype));
       InitializeBlock(config, layout, options.seed, begin + first, {data, master.dtype, count});
       if (options.on_progress) options.on_progress();
     }
   };
-  const int64_t num_threads = std::clamp<int64_t>(options.num_threads, 1, num_blocks + 1);
+  const int64_t num_threads =
+      std::clamp<int64_t>(options.num_threads, 1, std::max<int64_t>(num_blocks, 1));
   std::vector<std::thread> helpers;
   helpers.reserve(static_cast<size_t>(num_threads));
   try {

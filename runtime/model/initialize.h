@@ -16,8 +16,8 @@ namespace megascale::model {
 struct InitializeOptions {
   uint64_t seed = 0;
   int num_threads = 1;  // the values do not depend on it
-  // Called after every block of about a million elements, from any of the threads, to show that the
-  // work goes on: a rank's share of a large model takes minutes. May be empty.
+  // Called after every block of at most a million elements, from any of the threads, to show that
+  // the work goes on: a rank's share of a large model takes minutes. May be empty.
   std::function<void()> on_progress = {};
 };
 

@@ -1,11 +1,13 @@
 // Real processes on the strict device (strict_program.cc): the host cannot touch its memory, and
-// its work runs late and in any allowed order. A worker is killed in the middle, and the job still
-// ends with the bits of a calm run of the plain program.
+// its work runs late and in any allowed order. A worker is killed in the middle, or an agent, whose
+// machine's snapshots are lost with it, and the job still ends with the bits of a calm run of the
+// plain program.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
 
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -30,54 +32,56 @@ struct Layout {
   std::vector<std::string> fields;
 };
 
-const Layout kLayouts[] = {
-    {"Data", 2, {"parallel.data_parallel_size=2", "parallel.pipeline_model_parallel_size=1"}},
-    {"Pipeline", 2, {"parallel.data_parallel_size=1", "parallel.pipeline_model_parallel_size=2"}},
-    {"Tensor",
-     1,
-     {"parallel.data_parallel_size=1", "parallel.pipeline_model_parallel_size=1",
-      "parallel.tensor_model_parallel_size=2"}},
-};
+const Layout kData = {
+    "Data", 2, {"parallel.data_parallel_size=2", "parallel.pipeline_model_parallel_size=1"}};
+const Layout kPipeline = {
+    "Pipeline", 2, {"parallel.data_parallel_size=1", "parallel.pipeline_model_parallel_size=2"}};
+const Layout kTensor = {"Tensor",
+                        1,
+                        {"parallel.data_parallel_size=1", "parallel.pipeline_model_parallel_size=1",
+                         "parallel.tensor_model_parallel_size=2"}};
+const Layout kLayouts[] = {kData, kPipeline, kTensor};
 
 struct Ended {
   std::string digest;
   std::vector<std::string> losses;
 };
 
-class StrictProcessesTest : public ::testing::TestWithParam<Layout> {
- protected:
-  // Starts a driver, the agents, and the job on them.
-  static void Start(Cluster* cluster) {
-    cluster->StartDriver();
-    const int num_agents = GetParam().num_agents;
-    for (int i = 0; i < num_agents; ++i) cluster->StartAgent(i, 2 / num_agents);
-    std::vector<std::string> fields = GetParam().fields;
-    fields.insert(fields.end(), {absl::StrCat("train.steps=", kSteps), "train.seq_length=32",
-                                 "train.global_batch_size=8", "checkpoint.interval=5"});
-    cluster->Submit("job", fields);
-  }
+int SlotsOf(const Layout& layout) { return 2 / layout.num_agents; }
 
-  static Ended EndOf(const Cluster& cluster) {
-    EXPECT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
-    return {cluster.Digest("job"), cluster.LossLog("job")};
-  }
+// Starts a driver, the agents, and the job on them.
+void Start(Cluster* cluster, const Layout& layout) {
+  cluster->StartDriver();
+  for (int i = 0; i < layout.num_agents; ++i) cluster->StartAgent(i, SlotsOf(layout));
+  std::vector<std::string> fields = layout.fields;
+  fields.insert(fields.end(), {absl::StrCat("train.steps=", kSteps), "train.seq_length=32",
+                               "train.global_batch_size=8", "checkpoint.interval=5"});
+  cluster->Submit("job", fields);
+}
 
-  // Returns what all workers of the job have logged.
-  static std::string WorkerLogs(const Cluster& cluster) {
-    std::string logs;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(cluster.directory())) {
-      if (!absl::StartsWith(entry.path().filename().string(), "rank-")) continue;
-      absl::StrAppend(&logs, base::ReadFile(entry.path().string(), 1 << 20).value_or(""));
-    }
-    return logs;
-  }
-};
+Ended EndOf(const Cluster& cluster) {
+  EXPECT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  return {cluster.Digest("job"), cluster.LossLog("job")};
+}
 
-TEST_P(StrictProcessesTest, AKilledWorkerIsReplacedAndTheJobEndsWithTheBitsOfTheCpu) {
+// Returns what all workers of the job have logged.
+std::string WorkerLogs(const Cluster& cluster) {
+  std::string logs;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(cluster.directory())) {
+    if (!absl::StartsWith(entry.path().filename().string(), "rank-")) continue;
+    absl::StrAppend(&logs, base::ReadFile(entry.path().string(), 1 << 20).value_or(""));
+  }
+  return logs;
+}
+
+// Runs the job twice: calmly by the plain program, and on strict devices, with `disturb` in its
+// middle, which ends the first attempt. Both must end equally.
+void ExpectTheBitsOfTheCpu(const Layout& layout,
+                           const std::function<void(Cluster&, const Job& before)>& disturb) {
   Ended calm;
   {
     Cluster cluster;
-    Start(&cluster);
+    Start(&cluster, layout);
     calm = EndOf(cluster);
     EXPECT_EQ(cluster.Status("job").attempt(), 1);
   }
@@ -86,7 +90,7 @@ TEST_P(StrictProcessesTest, AKilledWorkerIsReplacedAndTheJobEndsWithTheBitsOfThe
   ASSERT_EQ(::setenv("MEGASCALE_STRICT_SEED", "17", 1), 0);
   Cluster cluster;
   cluster.UseProgram(Runfile("tests/e2e/strict_program"));
-  Start(&cluster);
+  Start(&cluster, layout);
   ASSERT_TRUE(cluster.WaitForStep("job", kMiddle));
   const Job before = cluster.Status("job");
   ASSERT_EQ(before.ranks_size(), 2);
@@ -95,12 +99,29 @@ TEST_P(StrictProcessesTest, AKilledWorkerIsReplacedAndTheJobEndsWithTheBitsOfThe
     EXPECT_EQ(rank.status().device().name(), "strict device");
     EXPECT_GT(rank.status().device().used_bytes(), 0);
   }
-  ASSERT_EQ(::kill(before.ranks(1).status().pid(), SIGKILL), 0);
+  disturb(cluster, before);
   const Ended ended = EndOf(cluster);
   EXPECT_EQ(ended.digest, calm.digest);
   EXPECT_EQ(ended.losses, calm.losses);
   EXPECT_EQ(cluster.Status("job").attempt(), before.attempt() + 1);
   EXPECT_FALSE(absl::StrContains(WorkerLogs(cluster), "host code touched device memory"));
+}
+
+class StrictProcessesTest : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(StrictProcessesTest, AKilledWorkerIsReplacedAndTheJobEndsWithTheBitsOfTheCpu) {
+  ExpectTheBitsOfTheCpu(GetParam(), [](Cluster& /*cluster*/, const Job& before) {
+    ASSERT_EQ(::kill(before.ranks(1).status().pid(), SIGKILL), 0);
+  });
+}
+
+// One machine's snapshots are lost, so that both ranks read the committed checkpoint.
+TEST(StrictStorageTest, AfterAKilledAgentAPipelineGoesOnFromStorageWithTheBitsOfTheCpu) {
+  ExpectTheBitsOfTheCpu(kPipeline, [](Cluster& cluster, const Job& /*before*/) {
+    ASSERT_TRUE(WaitUntil([&] { return cluster.Status("job").last_checkpoint().step() > 0; }, 30));
+    cluster.KillAgent(1);
+    cluster.StartAgent(1, SlotsOf(kPipeline));
+  });
 }
 
 // The last layout, under `./dev soak` all.

@@ -12,6 +12,8 @@
 
 #include "runtime/device/testing/test_devices.h"
 #include "runtime/engine/testing/test_job.h"
+#include "runtime/layout/cuda_memory.h"
+#include "runtime/layout/rank_memory.h"
 #include "tests/gpu/gpu_under_test.h"
 
 namespace megascale::engine {
@@ -121,6 +123,29 @@ TEST(GpuJobTest, ASnapshotBesideAStepIsThatOfTheStepBefore) {
   RunOptions beside = OnGpu(spec);
   beside.snapshot_beside_step_after = 2;
   EXPECT_EQ(RunJob(beside).digest, wanted);
+}
+
+// Tensors and workspaces: the context is there before.
+TEST(GpuJobTest, AJobTakesNoMoreOfItsGpuThanIsComputed) {
+  const auto gpu = gpu::OpenGpuUnderTest().value();
+  const auto free_bytes = [&] {
+    size_t free = 0, total = 0;
+    EXPECT_EQ(gpu.cuda->cudaMemGetInfo(&free, &total), cudaSuccess);
+    return static_cast<int64_t>(free);
+  };
+  JobSpec spec = Toy({.precision = job::v1::PRECISION_BF16}, /*steps=*/2);
+  spec.set_device(job::v1::DEVICE_CUDA);
+  spec.set_device_sharing(true);
+  const layout::RankMemory computed = layout::MemoryOf(spec, 0).value();
+  const int64_t before = free_bytes();
+  int64_t used = 0;
+  RunOptions options = OnGpu(spec);
+  options.at_end = [&](RankEngine&) { used = before - free_bytes(); };
+  RunJob(options);
+  EXPECT_LE(used, computed.on_device() - computed.context);
+  // The stream that reduces may never need its workspace. A block has whole pages.
+  constexpr int64_t kRounding = 1 << 20;
+  EXPECT_GE(used + kRounding, computed.on_device() - computed.context - layout::kCudaKernelBytes);
 }
 
 TEST(GpuJobTest, GoesOnFromItsCheckpointToTheBitsOfACalmRun) {

@@ -32,12 +32,13 @@
 #include "gpu/cuda/cublas_lt_api.h"
 #include "gpu/graphs/stream_work.h"
 #include "gpu/ops/products/algorithm_table.h"
+#include "runtime/layout/cuda_memory.h"
 #include "runtime/ops/ops.h"
 
 namespace megascale::gpu {
 
 // What NVIDIA advises: algorithms that split k need it.
-inline constexpr size_t kProductWorkspaceBytesHopper = size_t{32} << 20;
+inline constexpr size_t kProductWorkspaceBytesHopper = layout::kCudaProductBytes;
 inline constexpr size_t kProductWorkspaceBytes = size_t{4} << 20;  // before Hopper
 
 class Products {

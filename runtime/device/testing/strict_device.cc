@@ -31,9 +31,8 @@ size_t PagesFor(size_t bytes) {
 
 class HostMemory final : public Memory {
  public:
-  explicit HostMemory(tensor::Arena arena)
-      : Memory(arena.data(), arena.capacity_bytes(), /*used_bytes=*/nullptr),
-        arena_(std::move(arena)) {}
+  HostMemory(tensor::Arena arena, std::atomic<int64_t>* pinned_bytes)
+      : Memory(arena.data(), arena.capacity_bytes(), pinned_bytes), arena_(std::move(arena)) {}
 
  private:
   const tensor::Arena arena_;
@@ -119,7 +118,10 @@ absl::StatusOr<std::unique_ptr<Memory>> StrictDevice::Allocate(absl::string_view
 absl::StatusOr<std::unique_ptr<Memory>> StrictDevice::AllocateHost(absl::string_view /*name*/,
                                                                    size_t size_bytes) {
   ASSIGN_OR_RETURN(tensor::Arena arena, tensor::Arena::Create(size_bytes));
-  return std::make_unique<HostMemory>(std::move(arena));
+  auto memory = std::make_unique<HostMemory>(std::move(arena), &pinned_bytes_);
+  const std::lock_guard<std::mutex> lock(memory_mutex_);
+  most_pinned_bytes_ = std::max(most_pinned_bytes_, pinned_bytes());
+  return memory;
 }
 
 void* StrictDevice::TranslateIfOwn(const void* address, size_t bytes) const {
@@ -156,15 +158,19 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> StrictDevice::MakeCommunicat
   return MakeStagedCommunicator(this, host, stream);
 }
 
+int64_t StrictDevice::most_pinned_bytes() const {
+  const std::lock_guard<std::mutex> lock(memory_mutex_);
+  return most_pinned_bytes_;
+}
+
 int64_t StrictDevice::num_work() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return num_work_;
 }
 
-int64_t StrictDevice::num_waits_for(const std::string& stream_name) const {
+std::map<std::string, int64_t> StrictDevice::num_waits() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = num_waits_.find(stream_name);
-  return found == num_waits_.end() ? 0 : found->second;
+  return num_waits_;
 }
 
 int64_t StrictDevice::host_bytes_of(const std::string& stream_name) const {

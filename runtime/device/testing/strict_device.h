@@ -61,8 +61,11 @@ class StrictDevice final : public Device {
 
   // Operators and copies that have run.
   int64_t num_work() const;
-  // How often the host has waited for the stream of this name to end its work.
-  int64_t num_waits_for(const std::string& stream_name) const;
+  // How often the host has waited for a stream to end its work, by the stream's name; no entry:
+  // never.
+  std::map<std::string, int64_t> num_waits() const;
+  // The most bytes of pinned memory that there ever were at once.
+  int64_t most_pinned_bytes() const;
   // Bytes that streams of this name were told to copy between host and device.
   int64_t host_bytes_of(const std::string& stream_name) const;
 
@@ -89,6 +92,7 @@ class StrictDevice final : public Device {
   const StrictOptions options_;
   mutable std::mutex memory_mutex_;
   std::map<const std::byte*, Block*> blocks_;  // by the address that the host knows
+  int64_t most_pinned_bytes_ = 0;              // guarded by memory_mutex_
 
   mutable std::mutex mutex_;         // guards all below, queues and events
   std::condition_variable changed_;  // anything below

@@ -35,9 +35,13 @@ class FixedDriver final : public control::JobService::Service {
     writer->Write(response);
     return grpc::Status::OK;
   }
-  grpc::Status ListJobs(grpc::ServerContext*, const control::ListJobsRequest*,
+  // One job on each page.
+  grpc::Status ListJobs(grpc::ServerContext*, const control::ListJobsRequest* request,
                         control::ListJobsResponse* response) override {
+    const int page = request->page_token().empty() ? 0 : std::atoi(request->page_token().c_str());
     *response->add_jobs() = job;
+    if (num_pages > 1) response->mutable_jobs(0)->set_job_id(absl::StrCat("known-", page));
+    if (page + 1 < num_pages) response->set_next_page_token(absl::StrCat(page + 1));
     return grpc::Status::OK;
   }
 
@@ -48,6 +52,7 @@ class FixedDriver final : public control::JobService::Service {
   }
 
   control::Job job;
+  int num_pages = 1;  // of the list
 
  private:
   static grpc::Status NoSuchJob() {
@@ -137,6 +142,26 @@ TEST_F(AnswersTest, AListMarksMessagesThatItCuts) {
   driver_.job.set_message(std::string(101, 'm'));
   EXPECT_TRUE(absl::EndsWith(Run("list").out, absl::StrCat("  ", std::string(99, 'm'), "…\n")))
       << Run("list").out;
+}
+
+TEST_F(AnswersTest, AListShowsAllPagesOrTheNewestJobs) {
+  driver_.num_pages = 3;
+  const Outcome all = Run("list");
+  EXPECT_EQ(all.code, 0) << all.error;
+  for (const char* job : {"known-0 ", "known-1 ", "known-2 "}) {
+    EXPECT_TRUE(absl::StrContains(all.out, job)) << all.out;
+  }
+  const Outcome json = Run("list -o json");
+  EXPECT_TRUE(absl::StrContains(json.out, "known-2")) << json.out;
+  EXPECT_FALSE(absl::StrContains(json.out, "next_page_token")) << json.out;
+  const Outcome two = Run("list --limit 2");  // this driver has the newest one on its first page
+  EXPECT_LT(two.out.find("known-1 "), two.out.find("known-0 ")) << two.out;
+  EXPECT_FALSE(absl::StrContains(two.out, "known-2")) << two.out;
+  for (const char* wrong : {"0", "-3", "x", ""}) {
+    const Outcome refused = Run(absl::StrCat("list --limit '", wrong, "'"));
+    EXPECT_EQ(refused.code, 2) << wrong << refused.out;
+    EXPECT_TRUE(absl::StrContains(refused.error, "--limit")) << refused.error;
+  }
 }
 
 TEST_F(AnswersTest, AJobThatHasEndedIsNotSubmittedAgain) {

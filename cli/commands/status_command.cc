@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct StatusFlags {
   std::string job_id;
   std::string format = "text";
   bool times = false;
+  std::optional<int64_t> limit;
 };
 
 void PrintJob(const control::v1::Job& job) {
@@ -121,9 +123,13 @@ int ShowStatus(const StatusFlags& flags) {
 
 int ShowList(const StatusFlags& flags) {
   if (!CheckOutputFormat(flags.format)) return kExitUsage;
+  if (flags.limit.has_value() && *flags.limit < 1) {
+    return ReportError(absl::InvalidArgumentError(
+        absl::StrCat("--limit ", *flags.limit, ": expected a number of jobs, from 1 on")));
+  }
   const auto client = Connect(flags.connection);
   if (!client.ok()) return ReportError(client.status());
-  const auto jobs = (*client)->List();
+  const auto jobs = (*client)->List(flags.limit.value_or(0));
   if (!jobs.ok()) return ReportCallError(jobs.status(), flags.connection);
   if (flags.format == "json") {
     PrintJson(*jobs, JsonLayout::kPretty);
@@ -163,11 +169,14 @@ void AddStatusCommand(CommandLine* line) {
 
 void AddListCommand(CommandLine* line) {
   auto flags = std::make_shared<StatusFlags>();
-  Command* command = line->Add("list", "lists all jobs of the driver");
+  Command* command = line->Add("list", "lists the jobs of the driver");
+  command->OptionalInteger("--limit", &flags->limit,
+                           "shows the N jobs that were submitted last; by default all");
   AddOutputOption(command, &flags->format);
   AddRetryOption(command, &flags->connection);
   AddConnectionOptions(command, &flags->connection);
-  command->Examples("megascale list\nmegascale list -o json");
+  command->Details("Jobs are shown in the order of their submission, also those that have ended.");
+  command->Examples("megascale list\nmegascale list --limit 10\nmegascale list -o json");
   command->Runs([flags] { return ShowList(*flags); });
 }
 

@@ -34,6 +34,7 @@ constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
 // Generous, because a driver on a busy machine is not away.
 constexpr absl::Duration kQueueTimeout = absl::Seconds(5);
 // Enough for a list of all jobs of a driver. Larger messages are refused, to bound the memory.
+constexpr int64_t kJobsPage = 500;
 constexpr int kMessageBytesMax = 64 << 20;
 
 grpc::ChannelArguments MakeArguments() {
@@ -228,10 +229,26 @@ absl::StatusOr<control::v1::Job> JobClient::Measure(const std::string& job_id) {
   return impl_->Get(request, impl_->options.retry);
 }
 
-absl::StatusOr<control::v1::ListJobsResponse> JobClient::List() {
-  return impl_->CallPatiently<control::v1::ListJobsResponse>(
-      &control::v1::JobService::Stub::ListJobs, control::v1::ListJobsRequest(), kReadDeadline,
-      impl_->options.retry);
+absl::StatusOr<control::v1::ListJobsResponse> JobClient::List(int64_t limit) {
+  control::v1::ListJobsRequest request;
+  request.set_newest_first(limit > 0);
+  control::v1::ListJobsResponse all;
+  for (;;) {
+    const int64_t left = limit > 0 ? limit - all.jobs_size() : kJobsPage;
+    request.set_page_size(static_cast<int32_t>(std::min<int64_t>(left, kJobsPage)));
+    ASSIGN_OR_RETURN(auto page, impl_->CallPatiently<control::v1::ListJobsResponse>(
+                                    &control::v1::JobService::Stub::ListJobs, request,
+                                    kReadDeadline, impl_->options.retry));
+    all.mutable_jobs()->MergeFrom(page.jobs());
+    const bool is_enough = limit > 0 && all.jobs_size() >= limit;
+    if (page.next_page_token().empty() || is_enough) break;
+    if (page.next_page_token() == request.page_token()) {
+      return absl::InternalError("the driver's list of jobs does not end");
+    }
+    request.set_page_token(page.next_page_token());
+  }
+  if (limit > 0) std::reverse(all.mutable_jobs()->begin(), all.mutable_jobs()->end());
+  return all;
 }
 
 absl::StatusOr<control::v1::ListStepsResponse> JobClient::Steps(

@@ -70,7 +70,9 @@ class JobClient {
   absl::StatusOr<control::v1::Job> Get(const std::string& job_id);
   // As Get, with Job.stage_times if they can be measured; takes longer.
   absl::StatusOr<control::v1::Job> Measure(const std::string& job_id);
-  absl::StatusOr<control::v1::ListJobsResponse> List();
+  // Returns summaries of the `limit` jobs that were submitted last, or of all (0), in the order of
+  // submission. Asks for one page after the other.
+  absl::StatusOr<control::v1::ListJobsResponse> List(int64_t limit = 0);
   // Returns a part of the job's loss log.
   absl::StatusOr<control::v1::ListStepsResponse> Steps(
       const control::v1::ListStepsRequest& request);

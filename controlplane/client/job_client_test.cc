@@ -5,11 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <string>
 #include <thread>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/socket/own_socket.h"
@@ -29,8 +32,18 @@ class FixedService final : public control::v1::JobService::Service {
     response->mutable_job()->set_job_id(request->job_id());
     return grpc::Status::OK;
   }
-  grpc::Status ListJobs(grpc::ServerContext*, const control::v1::ListJobsRequest*,
-                        control::v1::ListJobsResponse*) override {
+  // Has the jobs 0 to num_jobs - 1; a token is the number of jobs that came before.
+  grpc::Status ListJobs(grpc::ServerContext*, const control::v1::ListJobsRequest* request,
+                        control::v1::ListJobsResponse* response) override {
+    ++num_lists;
+    int done = 0;
+    (void)absl::SimpleAtoi(request->page_token(), &done);
+    for (int i = 0; i < request->page_size() && done < num_jobs; ++i, ++done) {
+      const int job = request->newest_first() ? num_jobs - 1 - done : done;
+      response->add_jobs()->set_job_id(absl::StrCat(job));
+    }
+    if (done < num_jobs) response->set_next_page_token(absl::StrCat(done));
+    if (endless) response->set_next_page_token("1");
     return grpc::Status::OK;
   }
   grpc::Status GetCluster(grpc::ServerContext*, const control::v1::GetClusterRequest*,
@@ -72,6 +85,9 @@ class FixedService final : public control::v1::JobService::Service {
 
   std::atomic<int> submits = 0;
   int num_unavailable = 0;
+  int num_jobs = 0;
+  bool endless = false;
+  std::atomic<int> num_lists = 0;
 };
 
 class JobClientTest : public ::testing::Test {
@@ -108,6 +124,37 @@ TEST_F(JobClientTest, AnAbsentDriverIsUnavailableAndNamed) {
   EXPECT_EQ(job.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(std::string(job.status().message()),
             "no driver can be reached at unix:" + directory_ + "/driver.sock");
+}
+
+TEST_F(JobClientTest, AListIsReadToItsEndInPages) {
+  service_.num_jobs = 1234;
+  Serve();
+  const auto all = client_->List();
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->jobs_size(), 1234);
+  for (int i = 0; i < 1234; ++i) EXPECT_EQ(all->jobs(i).job_id(), absl::StrCat(i));
+  EXPECT_GT(service_.num_lists, 1);
+}
+
+TEST_F(JobClientTest, ALimitedListHasTheNewestJobsInOrderAndAsksForNoMore) {
+  service_.num_jobs = 1234;
+  Serve();
+  for (const int limit : {1, 3, 700, 1234, 5000}) {
+    service_.num_lists = 0;
+    const auto some = client_->List(limit);
+    ASSERT_TRUE(some.ok()) << some.status();
+    const int expected = std::min(limit, 1234);
+    ASSERT_EQ(some->jobs_size(), expected);
+    EXPECT_EQ(some->jobs(0).job_id(), absl::StrCat(1234 - expected));
+    EXPECT_EQ(some->jobs(expected - 1).job_id(), "1233");
+    EXPECT_LE(service_.num_lists, 1 + limit / 500);
+  }
+}
+
+TEST_F(JobClientTest, AListThatDoesNotEndIsAnError) {
+  service_.endless = true;
+  Serve();
+  EXPECT_EQ(client_->List().status().code(), absl::StatusCode::kInternal);
 }
 
 TEST_F(JobClientTest, ADriverOfAnotherUserIsRefusedBeforeTheFirstByte) {

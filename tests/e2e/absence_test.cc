@@ -117,5 +117,36 @@ TEST(AbsenceTest, MachinesThatThawAfterTheyWereReplacedChangeNothing) {
       0);
 }
 
+// The agent that reports steps stands still, and the job's processes go on. Its deputy reports them
+// in its place; then the deputy stands still, and the first one does.
+TEST(AbsenceTest, StepsGoOnIntoTheLossLogWhileTheAgentThatReportsThemStandsStill) {
+  Cluster cluster;
+  cluster.SetDriverFlags({"--node-timeout", "60s"});  // nobody counts as lost
+  cluster.StartDriver();
+  for (int i = 0; i < 4; ++i) cluster.StartAgent(i, 1);
+  // A stopped agent would hold up checkpoints, for which the ranks wait.
+  const std::string steps = absl::StrCat(2 * kSteps);
+  const std::vector<std::string> sets = {"train.steps=" + steps, "checkpoint.interval=" + steps};
+  cluster.Submit("calm", sets);
+  ASSERT_EQ(cluster.WaitForEnd("calm"), control::v1::JOB_STATE_SUCCEEDED);
+  cluster.Submit("job", sets);
+  ASSERT_TRUE(cluster.WaitForStep("job", 30));
+  const Job job = cluster.Status("job");
+  // Ranks 2 and 3 are the last stage: the first one's agent reports, the other one's is its deputy.
+  for (const int rank : {2, 3}) {
+    const std::string node_id = job.ranks(rank).node_id();
+    const pid_t agent = cluster.agent_pid(node_id.back() - '0');
+    ASSERT_EQ(::kill(agent, SIGSTOP), 0);
+    const int64_t known = cluster.Status("job").last_step();
+    ASSERT_LT(known + 10, 2 * kSteps) << "too late to see anything";
+    EXPECT_TRUE(cluster.WaitForStep("job", known + 10)) << node_id;
+    ASSERT_EQ(::kill(agent, SIGCONT), 0);
+  }
+  ASSERT_EQ(cluster.WaitForEnd("job"), control::v1::JOB_STATE_SUCCEEDED);
+  EXPECT_EQ(cluster.Status("job").attempt(), 1);
+  EXPECT_EQ(cluster.Digest("job"), cluster.Digest("calm"));
+  EXPECT_EQ(cluster.LossLog("job"), cluster.LossLog("calm"));
+}
+
 }  // namespace
 }  // namespace megascale::e2e

@@ -311,9 +311,8 @@ void AgentNode::StartWorker(const core::StartProcess& action, Child* child) {
                     job_id = action.job->job_id()](const link::v1::FromWorker& message) {
     Later(kLinkDelay, [this, id, job_id, message] {
       if (children_.count(id) == 0) return;
-      core_->OnWorkerMessage(id, message);
+      if (core_->OnWorkerMessage(id, message)) changed_ = true;
       if (message.has_sealed()) RefreshSnapshots(job_id);
-      changed_ = true;
       Wake();
     });
   };

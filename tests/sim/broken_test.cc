@@ -336,6 +336,88 @@ TEST_F(BrokenTest, SnapshotThatForgetsWhereTimeWentIsFound) {
   }));
 }
 
+bool FindsWith(const std::string& invariant, ReporterFault fault, const Tampering& tampering) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    const Outcome outcome = Simulate({.seed = seed,
+                                      .calm = true,
+                                      .reporter_fault = fault,
+                                      .tampering = tampering,
+                                      .keep_going = true,
+                                      .stop_at = invariant});
+    for (const Violation& violation : outcome.violations) {
+      if (violation.invariant == invariant) return true;
+    }
+  }
+  return false;
+}
+
+TEST_F(BrokenTest, StepsThatAllAgentsReportAreFound) {
+  Tampering tampering;
+  tampering.desired = [](agent::DesiredState* desired) {
+    for (auto& job : *desired->mutable_jobs()) job.clear_step_duty();
+  };
+  EXPECT_TRUE(FindsWith("TwoAgentsKeepSteps", ReporterFault::kNone, tampering));
+}
+
+TEST_F(BrokenTest, DeputyThatDoesNotTakeOverIsFound) {
+  const auto first = std::make_shared<std::map<std::string, std::string>>();  // by job
+  Tampering tampering;
+  tampering.desired = [first](agent::DesiredState* desired) {
+    for (auto& job : *desired->mutable_jobs()) {
+      if (job.step_duty() != agent::STEP_DUTY_REPORT) continue;
+      const auto [known, is_new] = first->try_emplace(job.job_id(), desired->incarnation());
+      if (known->second != desired->incarnation()) job.set_step_duty(agent::STEP_DUTY_KEEP);
+    }
+  };
+  EXPECT_TRUE(FindsWith("StepsGoOn", ReporterFault::kCutOff, tampering));
+}
+
+TEST_F(BrokenTest, StepThatReadersMissIsFound) {
+  EXPECT_TRUE(Finds(
+      "StepsComeOnce",
+      [](agent::ActualState* report) {
+        for (auto& job : *report->mutable_jobs()) {
+          auto* steps = job.mutable_steps();
+          steps->erase(std::remove_if(steps->begin(), steps->end(),
+                                      [](const auto& record) { return record.step() == 3; }),
+                       steps->end());
+        }
+      },
+      /*calm=*/true));
+}
+
+// Changes the message of the first job from its 30th round on.
+Tampering ChangesAJobThatNoEventTouched() {
+  const auto num_rounds = std::make_shared<int>(0);
+  Tampering tampering;
+  tampering.state = [num_rounds](DriverState* state) {
+    if (state->jobs().empty() || ++*num_rounds != 30) return;
+    state->mutable_jobs(0)->set_message("changed");
+  };
+  return tampering;
+}
+
+TEST_F(BrokenTest, EventThatChangesAJobWhichIsNotLookedAtIsFound) {
+  EXPECT_TRUE(Finds("OnlyTouchedJobsChange", ChangesAJobThatNoEventTouched, /*calm=*/true));
+}
+
+TEST_F(BrokenTest, CountThatMissesALostNodeIsFound) {
+  const auto tamper = [] {
+    const auto num_rounds = std::make_shared<int>(0);
+    Tampering tampering;
+    tampering.state = [num_rounds](DriverState* state) {
+      if (++*num_rounds < 30 || state->nodes().empty()) return;
+      state->mutable_nodes(0)->set_alive(false);
+    };
+    return tampering;
+  };
+  EXPECT_TRUE(Finds("CountsAreKept", tamper, /*calm=*/true));
+}
+
+TEST_F(BrokenTest, ReadersThatAreShownAnOlderJobAreFound) {
+  EXPECT_TRUE(Finds("ViewIsTheState", ChangesAJobThatNoEventTouched, /*calm=*/true));
+}
+
 TEST_F(BrokenTest, LossLogWithoutAStepIsFound) {
   EXPECT_TRUE(Finds(
       "LossLogIsWhole",

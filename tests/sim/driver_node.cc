@@ -68,6 +68,10 @@ void DriverNode::Start() {
     return;
   }
   shell_ = *std::move(shell);
+  for (auto& [job_id, reader] : readers_) {
+    reader.position = -1;
+    reader.may_miss = true;
+  }
   CheckReplay();
   world_.Say("driver", absl::StrCat("starts with ", shell_->state().num_events(), " events"));
   shell_->Begin();
@@ -116,6 +120,50 @@ void DriverNode::CheckView() {
   if (view->Jobs(clock_.Wall()).size() != static_cast<size_t>(state.jobs_size()) ||
       view->Nodes().nodes_size() != state.nodes_size()) {
     world_.Violate("ViewIsTheState", "readers see other jobs or nodes");
+  }
+}
+
+void DriverNode::CheckCounts() {
+  const DriverState& state = shell_->state();
+  for (const int place : shell_->index().open()) {
+    const driver::JobRecord& job = state.jobs(place);
+    const int unfenced = static_cast<int>(driver::UnfencedNodesOf(state, job).size());
+    int running = 0;
+    for (const auto& placement : job.placements()) {
+      const bool gone = driver::FindEnded(job, placement.rank()) != nullptr ||
+                        driver::IsFenced(job, placement.node_id());
+      running += gone ? 0 : 1;
+    }
+    const driver::JobIndex& index = shell_->index();
+    if (index.NumUnfenced(state, job) == unfenced && index.NumRunning(job) == running) continue;
+    world_.Violate("CountsAreKept",
+                   absl::StrCat("job ", driver::JobId(job), ": ", unfenced, " unfenced nodes and ",
+                                running, " running ranks are kept as ",
+                                index.NumUnfenced(state, job), " and ", index.NumRunning(job)));
+  }
+}
+
+void DriverNode::CheckSteps() {
+  const auto view = shell_->view();
+  for (const driver::JobRecord& job : shell_->state().jobs()) {
+    const auto [found, is_new] = readers_.try_emplace(driver::JobId(job));
+    Reader& reader = found->second;
+    if (is_new) reader.position = 0;
+    if (job.stage() == driver::v1::STAGE_RUN && job.attempt() > reader.attempt) {
+      reader.attempt = job.attempt();
+      reader.step = std::min(reader.step, job.restore().step());
+    }
+    for (const auto& record : view->StepsSince(driver::JobId(job), &reader.position)) {
+      const bool follows =
+          record.step() == reader.step + 1 || (reader.may_miss && record.step() > reader.step);
+      if (!follows && !IsLossLogCorrupt(driver::JobId(job)) && !backup_.has_value()) {
+        world_.Violate("StepsComeOnce",
+                       absl::StrCat("job ", driver::JobId(job), ": a reader gets step ",
+                                    record.step(), " after step ", reader.step));
+      }
+      reader.step = record.step();
+      reader.may_miss = false;
+    }
   }
 }
 
@@ -271,11 +319,16 @@ void DriverNode::RunRound() {
   }
   std::vector<driver::DriverShell::Input> inputs;
   inputs.swap(inputs_);
+  if (world_.tampering.state) {
+    world_.tampering.state(const_cast<DriverState*>(&shell_->state()));
+  }
   const absl::Status status = shell_->Round(std::move(inputs));
   NoteDurable();
   if (dying_) return Crash("before an effect");
   if (!status.ok()) return Crash(status.ToString());
   CheckView();
+  CheckCounts();
+  CheckSteps();
   ScheduleRound(shell_->next_tick() - (clock_.Monotonic() - world_.timeline.now()));
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -86,6 +87,10 @@ class DriverNode {
   void CheckTouched(const DriverState& before);
   // Checks that readers see the state of the round that ended.
   void CheckView();
+  // Checks that the counts in the index are those that counting anew gives.
+  void CheckCounts();
+  // Checks that a reader of all views gets every step once and in order.
+  void CheckSteps();
   void NoteDurable();
 
   World& world_;
@@ -102,6 +107,13 @@ class DriverNode {
   std::optional<driver::LogContents> backup_;
   std::optional<int64_t> effects_left_;
   int64_t num_viewed_ = -1;  // events of the newest view that was checked
+  struct Reader {
+    int64_t position = -1;  // in the job's steps, of this start of the driver
+    int64_t attempt = 0;    // the newest that began to run
+    int64_t step = 0;       // the newest that counts
+    bool may_miss = false;  // the driver ended: the steps of its last round came to nobody
+  };
+  std::map<std::string, Reader> readers_;               // by job
   absl::Duration round_at_ = absl::InfiniteDuration();  // when the next round is due
   absl::Duration stalled_until_ = absl::ZeroDuration();
 };

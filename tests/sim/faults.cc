@@ -4,6 +4,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
+#include "controlplane/driver/reports/step_reporters.h"
 
 namespace megascale::sim {
 namespace {
@@ -38,6 +39,8 @@ Faults::Faults(World* world, DriverNode* driver, Network* network,
       &Faults::LoseData,        &Faults::HangKills,
       &Faults::FailJobFiles,    &Faults::CorruptLossLog,
       &Faults::FailTest,        &Faults::HangTest,
+      &Faults::StallReporter,   &Faults::CutOffReporter,
+      &Faults::CutOffKeepers,
   };
   if (world_.rng.Chance(kCalmSeeds) || calm) {
     world_.storm = false;
@@ -118,6 +121,67 @@ void Faults::StallAgent() {
   AnyAgent().Stall(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)));
 }
 
+AgentNode* Faults::FindAgent(const std::string& node_id) {
+  for (const auto& agent : agents_) {
+    if (agent->node_id() == node_id) return agent.get();
+  }
+  return nullptr;
+}
+
+Faults::Keepers Faults::AnyKeepers() {
+  for (const JobRecord& job : driver_.durable().jobs()) {
+    if (job.state() != control::JOB_STATE_RUNNING) continue;
+    const auto keepers = driver::StepReporters::KeepersOf(job);
+    if (!keepers.deputy.empty()) return {FindAgent(keepers.first), FindAgent(keepers.deputy)};
+  }
+  return {};
+}
+
+void Faults::StallReporter() {
+  if (const Keepers keepers = AnyKeepers(); keepers.first != nullptr) {
+    keepers.first->Stall(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)));
+  }
+}
+
+void Faults::CutOffReporter() {
+  if (const Keepers keepers = AnyKeepers(); keepers.first != nullptr) {
+    CutOffFor(keepers.first->node_id(),
+              world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)));
+  }
+}
+
+// The newest steps are then with nobody else: if both are lost, they must be computed again.
+void Faults::CutOffKeepers() {
+  const Keepers keepers = AnyKeepers();
+  if (keepers.first == nullptr) return;
+  for (const AgentNode* keeper : {keepers.first, keepers.deputy}) {
+    CutOffFor(keeper->node_id(), world_.rng.Between(absl::Seconds(1), absl::Seconds(12)));
+  }
+}
+
+bool Faults::FailReporter(ReporterFault fault) {
+  constexpr absl::Duration kShort = absl::Seconds(4);  // the node does not count as lost
+  const Keepers keepers = AnyKeepers();
+  if (keepers.first == nullptr) return false;
+  switch (fault) {
+    case ReporterFault::kNone:
+      return false;
+    case ReporterFault::kStops:
+      keepers.first->Stall(kShort);
+      return true;
+    case ReporterFault::kBothCut:
+      CutOffFor(keepers.deputy->node_id(), kShort);
+      [[fallthrough]];
+    case ReporterFault::kCutOff:
+      CutOffFor(keepers.first->node_id(), kShort);
+      return true;
+    case ReporterFault::kLost:
+      keepers.first->Crash("the machine is lost", kLostMin);
+      return true;
+  }
+  return false;
+}
+
 void Faults::DelayKills() {
   AgentNode& agent = AnyAgent();
   world_.Fault(agent.node_id(), "its processes take long to die");
@@ -145,10 +209,12 @@ void Faults::FailPrepare() { AnyAgent().FailNextPrepare(); }
 // --- what lies between them -------------------------------------------------------------------
 
 void Faults::CutOff() {
-  const std::string node_id = AnyAgent().node_id();
+  CutOffFor(AnyAgent().node_id(), world_.rng.Between(absl::Milliseconds(500), absl::Seconds(20)));
+}
+
+void Faults::CutOffFor(const std::string& node_id, absl::Duration how_long) {
   network_.SetPartitioned(node_id, true);
-  world_.timeline.After(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(20)),
-                        [this, node_id] { network_.SetPartitioned(node_id, false); });
+  world_.timeline.After(how_long, [this, node_id] { network_.SetPartitioned(node_id, false); });
 }
 
 void Faults::BreakConnection() { network_.Break(AnyAgent().node_id()); }

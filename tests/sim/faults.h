@@ -8,6 +8,7 @@
 #include "tests/sim/agent_node.h"
 #include "tests/sim/driver_node.h"
 #include "tests/sim/network.h"
+#include "tests/sim/simulation.h"
 #include "tests/sim/world.h"
 
 namespace megascale::sim {
@@ -18,6 +19,10 @@ class Faults {
   Faults(World* world, DriverNode* driver, Network* network,
          const std::vector<std::unique_ptr<AgentNode>>& agents, bool calm);
 
+  // Injects one fault now, without the others. Returns false if no running job has ranks on two
+  // machines.
+  bool FailReporter(ReporterFault fault);
+
   // Injects faults until `until`; then repairs everything and calls Observer::OnHealed.
   void Start(absl::Duration until);
 
@@ -27,6 +32,14 @@ class Faults {
   void Next();
   void Heal();
   AgentNode& AnyAgent();
+  AgentNode* FindAgent(const std::string& node_id);
+  // Returns the nodes whose agents keep the steps of a job that runs; null: no job has two.
+  struct Keepers {
+    AgentNode* first = nullptr;
+    AgentNode* deputy = nullptr;
+  };
+  Keepers AnyKeepers();
+  void CutOffFor(const std::string& node_id, absl::Duration how_long);
 
   void CrashDriver();
   void CrashDriverAtEffect();
@@ -37,6 +50,9 @@ class Faults {
   void CrashAgentAtAction();
   void LoseMachine();
   void StallAgent();
+  void StallReporter();
+  void CutOffReporter();
+  void CutOffKeepers();
   void KillProcess();
   void HangProcess();
   void FailStart();

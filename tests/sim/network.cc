@@ -55,6 +55,7 @@ void Network::Send(const std::shared_ptr<Connection>& connection,
   if (world_.storm && world_.rng.Chance(0.02)) return;
   agent::ActualState sent = report;
   if (world_.tampering.report) world_.tampering.report(&sent);
+  world_.Tell(&Observer::OnReport, connection->node_id_, sent);
   const int copies = world_.storm && world_.rng.Chance(0.02) ? 2 : 1;
   for (int copy = 0; copy < copies; ++copy) {
     const absl::Duration when =

@@ -9,6 +9,7 @@
 #include "tests/sim/checkers/commit_checkers.h"
 #include "tests/sim/checkers/job_checkers.h"
 #include "tests/sim/checkers/status_checkers.h"
+#include "tests/sim/checkers/step_checkers.h"
 #include "tests/sim/checkpoint_storage.h"
 #include "tests/sim/driver_node.h"
 #include "tests/sim/faults.h"
@@ -24,6 +25,8 @@ constexpr absl::Duration kStormMin = absl::Seconds(10);
 constexpr absl::Duration kStormMax = absl::Seconds(60);
 // When SimulationOptions::driver_away begins; jobs are running by then.
 constexpr absl::Duration kDriverEnds = absl::Seconds(8);
+// When SimulationOptions::reporter_fault happens.
+constexpr absl::Duration kReporterFails = absl::Seconds(7);
 // After the last fault every job has ended within this.
 constexpr absl::Duration kEndWithin = absl::Seconds(1500);
 
@@ -62,6 +65,7 @@ class Simulation {
         calm_(options.calm),
         driver_away_(options.driver_away),
         restore_after_(options.restore_after),
+        reporter_fault_(options.reporter_fault),
         world_(options.seed, options.trace, options.tampering),
         storage_(&world_),
         collective_(&world_),
@@ -107,6 +111,11 @@ class Simulation {
     if (driver_away_ > absl::ZeroDuration()) {
       world_.timeline.At(kDriverEnds, [this] { driver_.Crash("kill -9", driver_away_); });
     }
+    if (reporter_fault_ != ReporterFault::kNone) {
+      world_.timeline.At(kReporterFails, [this] {
+        outcome_.num_reporter_faults += faults_->FailReporter(reporter_fault_) ? 1 : 0;
+      });
+    }
     while (GoesOn() && !IsOver(storm)) {
       if (world_.timeline.now() > storm + kEndWithin) {
         SayUnended();
@@ -142,6 +151,11 @@ class Simulation {
     checkers_.push_back(std::make_unique<TimeChecker>(&world_));
     checkers_.push_back(std::make_unique<StatusChecker>(&world_, &storage_));
     checkers_.push_back(std::make_unique<LossLogChecker>(&world_, &driver_));
+    checkers_.push_back(std::make_unique<KeepersChecker>(&world_));
+    if (calm_ && driver_away_ == absl::ZeroDuration() &&
+        reporter_fault_ != ReporterFault::kBothCut) {
+      checkers_.push_back(std::make_unique<PromptnessChecker>(&world_, &driver_));
+    }
     checkers_.push_back(std::make_unique<Census>(&outcome_));
     for (const auto& checker : checkers_) world_.observers.push_back(checker.get());
   }
@@ -192,6 +206,7 @@ class Simulation {
   const bool calm_;
   const absl::Duration driver_away_;
   const absl::Duration restore_after_;
+  const ReporterFault reporter_fault_;
   World world_;
   CheckpointStorage storage_;
   Collective collective_;

@@ -11,6 +11,15 @@
 
 namespace megascale::sim {
 
+// What happens to the agent that reports the steps of a job.
+enum class ReporterFault {
+  kNone,
+  kStops,    // its process stands still for 4 s
+  kCutOff,   // the driver cannot reach it for 4 s
+  kBothCut,  // nor its deputy
+  kLost,     // its machine is lost
+};
+
 struct SimulationOptions {
   uint64_t seed = 1;
   bool trace = false;  // print every line of the trace to standard output
@@ -21,6 +30,8 @@ struct SimulationOptions {
   // The driver's log is copied early, and after this time the driver is killed and goes on with the
   // copy. Zero: it is not. Checks only what may be expected of a restored log.
   absl::Duration restore_after = absl::ZeroDuration();
+  // In a calm run: happens once, early, to one of the jobs that have ranks on several machines.
+  ReporterFault reporter_fault = ReporterFault::kNone;
   Tampering tampering = {};  // breaks the product on purpose
   bool keep_going = false;   // go on after a violation, to see its consequences
   std::string stop_at = {};  // with keep_going: ends at a violation of this invariant
@@ -37,6 +48,7 @@ struct Outcome {
   int64_t num_attempts = 0;     // of all jobs
   int64_t num_from_memory = 0;  // attempts after the first, by the source of their restore point
   int64_t num_from_storage = 0;
+  int64_t num_reporter_faults = 0;
   int64_t num_reads_refused = 0;  // failed reads of ranks whose machine could not read
 };
 

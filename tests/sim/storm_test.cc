@@ -98,6 +98,27 @@ TEST(SimulationTest, ADriverThatIsAwayForMinutesCostsNoAttempt) {
   }
 }
 
+// One of the two agents that keep the steps of a job fails. The other one reports them, within 2 s
+// of virtual time (StepsGoOn), and the loss log is whole.
+TEST(SimulationTest, StepsGoOnWithoutTheAgentThatReportsThem) {
+  for (const ReporterFault fault : {ReporterFault::kStops, ReporterFault::kCutOff,
+                                    ReporterFault::kBothCut, ReporterFault::kLost}) {
+    int64_t num_faults = 0;
+    for (uint64_t seed = 1; seed <= 60; ++seed) {
+      const Outcome outcome = Simulate({.seed = seed, .calm = true, .reporter_fault = fault});
+      for (const Violation& violation : outcome.violations) {
+        ADD_FAILURE() << "seed " << seed << ", fault " << static_cast<int>(fault) << " breaks "
+                      << violation.invariant << " at " << absl::FormatDuration(violation.when)
+                      << ": " << violation.what;
+      }
+      num_faults += outcome.num_reporter_faults;
+      if (fault == ReporterFault::kLost) continue;
+      EXPECT_LE(outcome.num_attempts, outcome.num_jobs) << "seed " << seed;
+    }
+    EXPECT_GT(num_faults, 10) << "fault " << static_cast<int>(fault);
+  }
+}
+
 // The agents know more than the restored driver: newer versions, later attempts, other jobs.
 TEST(SimulationTest, AgentsObeyADriverThatWasRestoredFromACopy) {
   for (const bool calm : {true, false}) {

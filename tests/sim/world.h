@@ -56,6 +56,8 @@ class Observer {
   // A rank could not read its restore point, and no fault explains it.
   virtual void OnRestoreFailed(const ProcessName& process, const absl::Status& why) {}
   virtual void OnStepCompleted(const ProcessName& process, int64_t step) {}
+  // An agent sends a report.
+  virtual void OnReport(const std::string& node_id, const agent::ActualState& report) {}
   // The preflight of a job passed on this machine.
   virtual void OnPreflightPassed(const ProcessName& process) {}
   // The agent of this incarnation begins to test its machine; the test ended with a result, or was
@@ -81,6 +83,8 @@ struct Tampering {
   std::function<void(std::vector<agent::CheckpointId>*)> retain = {};
   // Wraps the driver's log.
   std::function<std::unique_ptr<driver::LogStore>(std::unique_ptr<driver::LogStore>)> log = {};
+  // Changes the driver's state before a round, as an event would that does not say what it changes.
+  std::function<void(DriverState*)> state = {};
 };
 
 struct Violation {

@@ -76,8 +76,9 @@ void AgentCore::OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duratio
   if (JobCore* job = JobOf(process_id)) job->OnEnded(process_id, end, now);
 }
 
-void AgentCore::OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message) {
-  if (JobCore* job = JobOf(process_id)) job->OnWorkerMessage(process_id, message);
+bool AgentCore::OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message) {
+  JobCore* job = JobOf(process_id);
+  return job != nullptr && job->OnWorkerMessage(process_id, message);
 }
 
 void AgentCore::OnHostMessage(int64_t process_id, const link::v1::FromHost& message) {

@@ -122,8 +122,9 @@ class AgentCore {
   void OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now);
   // The process is reaped. Call after all its messages were passed.
   void OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now);
-  // The shell forwards store requests itself and does not pass them here.
-  void OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
+  // The shell forwards store requests itself and does not pass them here. Returns whether the next
+  // report is to come soon, because of this message.
+  bool OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
   void OnHostMessage(int64_t process_id, const link::v1::FromHost& message);
   void OnTestMessage(int64_t process_id, const v1::MachineTest& message);
   // The host process made progress: its failures in a row count from zero again.

@@ -412,6 +412,60 @@ TEST_F(AgentCoreTest, AStepIsReportedOnceUntilItIsAcknowledged) {
   EXPECT_EQ(Job().steps_size(), 1);
 }
 
+TEST_F(AgentCoreTest, AnAgentWithoutDutyKeepsNoSteps) {
+  Want(DesiredJob::PHASE_RUN, 1)->set_step_duty(v1::STEP_DUTY_NONE);
+  Apply();
+  EXPECT_TRUE(Step(2, 1)) << "now the rank trains, which the driver waits for";
+  EXPECT_FALSE(Step(2, 2));
+  EXPECT_EQ(Job().steps_size(), 0);
+  Want(DesiredJob::PHASE_RUN, 1)->set_step_duty(v1::STEP_DUTY_REPORT);
+  Apply();
+  EXPECT_EQ(Job().steps_size(), 0) << "it had kept them";
+  EXPECT_TRUE(Step(2, 3));
+  EXPECT_EQ(Job().steps_size(), 1);
+}
+
+TEST_F(AgentCoreTest, ADeputyReportsItsStepsWhenItIsToldToAndWhenNoRankRuns) {
+  Want(DesiredJob::PHASE_RUN, 1)->set_step_duty(v1::STEP_DUTY_KEEP);
+  Apply();
+  for (const int64_t step : {1, 2, 3}) Step(2, step);
+  EXPECT_EQ(Job().steps_size(), 0);
+  DesiredJob* job = Want(DesiredJob::PHASE_RUN, 1);
+  job->set_step_duty(v1::STEP_DUTY_KEEP);
+  job->set_acked_step(1);
+  Apply();
+  job = Want(DesiredJob::PHASE_RUN, 1);
+  job->set_step_duty(v1::STEP_DUTY_REPORT);
+  job->set_acked_step(1);
+  Apply();
+  ASSERT_EQ(Job().steps_size(), 2);
+  EXPECT_EQ(Job().steps(0).step(), 2);
+  job = Want(DesiredJob::PHASE_RUN, 1);
+  job->set_step_duty(v1::STEP_DUTY_KEEP);
+  Apply();
+  EXPECT_EQ(Job().steps_size(), 0);
+  End(2, Killed(SIGSEGV));
+  EXPECT_EQ(Job().steps_size(), 0) << "the other rank still runs";
+  End(3, Killed(SIGSEGV));
+  EXPECT_EQ(Job().steps_size(), 2) << "the report that tells the end brings the steps";
+}
+
+// The agents that keep the steps may be others in the next attempt.
+TEST_F(AgentCoreTest, StepsBeforeTheRestorePointAreReportedByTheAgentThatKeptThem) {
+  Want(DesiredJob::PHASE_RUN, 1)->set_step_duty(v1::STEP_DUTY_KEEP);
+  Apply();
+  for (const int64_t step : {1, 2, 3}) Step(2, step);
+  DesiredJob* job = Want(DesiredJob::PHASE_RUN, 2);
+  job->set_step_duty(v1::STEP_DUTY_NONE);
+  job->mutable_restore()->set_step(2);
+  Apply();
+  for (const int64_t process : {1, 2, 3}) End(process, Ours());
+  Settle();
+  ASSERT_EQ(Job().attempt(), 2);
+  ASSERT_EQ(Job().steps_size(), 2);
+  EXPECT_EQ(Job().steps(1).step(), 2);
+}
+
 TEST_F(AgentCoreTest, AFailureIsReportedWithItsAge) {
   Run();
   End(2, Killed(SIGSEGV));

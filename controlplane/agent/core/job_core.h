@@ -44,7 +44,8 @@ class JobCore {
   void OnStoreChecked(int64_t attempt, const absl::Status& outcome, absl::Duration now);
   void OnStarted(int64_t process_id, absl::StatusOr<int> pid, absl::Duration now);
   void OnEnded(int64_t process_id, const ProcessEnd& end, absl::Duration now);
-  void OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
+  // Returns whether the driver is to hear of it soon.
+  bool OnWorkerMessage(int64_t process_id, const link::v1::FromWorker& message);
   void OnHostMessage(int64_t process_id, const link::v1::FromHost& message);
   void OnHostProgress(int64_t process_id);
   void OnSnapshots(std::vector<checkpoint::SealedSnapshot> held) { held_ = std::move(held); }
@@ -74,6 +75,7 @@ class JobCore {
     bool killed = false;   // killed because it is not wanted or did not stop in time
     bool overdue = false;  // it did not stop in time
     bool stop_sent = false;
+    bool stepped = false;  // it has completed a step
     std::optional<v1::RankFailure> reported;
     std::optional<link::v1::Finished> finished;
     // The requests that a host process has received.
@@ -110,6 +112,9 @@ class JobCore {
   void Start(int rank, int64_t* last_process_id, std::vector<Action>* actions);
   void TellHost(std::vector<Action>* actions);
 
+  // Takes a completed step. Returns whether the driver is to hear of it soon.
+  bool OnStep(const telemetry::v1::StepRecord& record, Process* process);
+  bool ReportsSteps() const;
   void EndRank(const Process& process, const ProcessEnd& end);
   void EndHost(const Process& process, v1::RankFailure failure, absl::Duration now);
   void OnShard(const link::v1::ShardPersisted& shard);

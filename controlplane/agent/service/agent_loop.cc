@@ -224,6 +224,7 @@ void AgentLoop::ReadChild(Child* child) {
 
 void AgentLoop::OnMessage(const Child& child, const std::string& message) {
   const int64_t process_id = child.name().process_id;
+  if (child.name().rank >= 0) return OnWorkerMessage(child, message);
   changed_ = true;
   if (child.name().rank == kTestRank) {
     v1::MachineTest test;
@@ -235,15 +236,16 @@ void AgentLoop::OnMessage(const Child& child, const std::string& message) {
     if (chunk.ParseFromString(message)) OnStacks(process_id, chunk);
     return;
   }
-  if (child.name().rank == kHostRank) {
-    link::v1::FromHost from_host;
-    if (!from_host.ParseFromString(message)) {
-      base::LogError(absl::StrCat(Describe(child.name()), " sent a malformed message; ignored it"));
-      return;
-    }
-    core_.OnHostMessage(process_id, from_host);
+  link::v1::FromHost from_host;
+  if (!from_host.ParseFromString(message)) {
+    base::LogError(absl::StrCat(Describe(child.name()), " sent a malformed message; ignored it"));
     return;
   }
+  core_.OnHostMessage(process_id, from_host);
+}
+
+void AgentLoop::OnWorkerMessage(const Child& child, const std::string& message) {
+  const int64_t process_id = child.name().process_id;
   link::v1::FromWorker from_worker;
   if (!from_worker.ParseFromString(message)) {
     base::LogError(absl::StrCat(Describe(child.name()), " sent a malformed message; ignored it"));
@@ -254,9 +256,10 @@ void AgentLoop::OnMessage(const Child& child, const std::string& message) {
     request->set_job_id(child.name().job_id);
     request->set_attempt(child.name().attempt);
     stores_.OnRequest(process_id, std::move(*request), Now());
+    changed_ = true;
     return;
   }
-  core_.OnWorkerMessage(process_id, from_worker);
+  if (core_.OnWorkerMessage(process_id, from_worker)) changed_ = true;
   if (from_worker.has_sealed()) RefreshSnapshots(child.name().job_id);
 }
 

@@ -55,6 +55,7 @@ class AgentLoop {
   std::string RecentOf(const ChildName& name);
   void ReadChild(Child* child);
   void OnMessage(const Child& child, const std::string& message);
+  void OnWorkerMessage(const Child& child, const std::string& message);
   void OnDesired(const v1::DesiredState& desired);
 
   void Act();

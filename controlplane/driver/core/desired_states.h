@@ -46,9 +46,10 @@ class DesiredStates {
 
   // Returns the desired state of the agent of `node_id`. It lists every job that has ranks there,
   // or had ranks whose snapshots may still be needed. `version` is
-  // VersionOfEvent(state.num_events()); the caller sets acked_step, because loss logs are not part
-  // of the state. An unknown node has no jobs. `known`: the attempt of each job that the agent has
-  // reported; fields that stay the same during this attempt are left out (DesiredJob.as_before).
+  // VersionOfEvent(state.num_events()); the caller sets acked_step and step_duty, because loss logs
+  // and silence are not part of the state. An unknown node has no jobs. `known`: the attempt of
+  // each job that the agent has reported; fields that stay the same during this attempt are left
+  // out (DesiredJob.as_before).
   megascale::agent::v1::DesiredState For(const std::string& node_id,
                                          const std::map<std::string, int64_t>& known = {}) const;
 

@@ -1,10 +1,12 @@
-// Nodes that jobs must leave, evicted by hand or drained by their agent, and those that are tested.
+// Nodes that jobs must leave, evicted by hand or drained by their agent, and those that are tested;
+// and the counts of what is left of an attempt on nodes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/match.h"
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
+#include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/core/testing/test_core.h"
 
 namespace megascale::driver {
@@ -596,6 +598,96 @@ TEST_F(MachineTestsTest, AJobIsPlacedElsewhereWhileATestHangs) {
   Do(busy);
   EXPECT_EQ(job().stage(), v1::STAGE_PREFLIGHT);
   EXPECT_EQ(job().attempt(), 2);
+}
+
+// --- counts -------------------------------------------------------------------------------------
+
+// A job of 6 ranks on the nodes a, b and c, all of which live.
+class AttemptCountsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    job_.set_attempt(1);
+    job_.set_stage(v1::STAGE_RUN);
+    for (int rank = 0; rank < 6; ++rank) {
+      auto* placement = job_.add_placements();
+      placement->set_rank(rank);
+      placement->set_node_id(std::string(1, static_cast<char>('a' + rank / 2)));
+    }
+    for (const char* node_id : {"a", "b", "c"}) {
+      NodeRecord* node = AddNode(&state_, node_id);
+      node->mutable_hello()->set_node_id(node_id);
+      node->set_alive(true);
+    }
+  }
+  void End(int rank) { job_.add_ended()->set_rank(rank); }
+  void Fence(const std::string& node_id) { job_.add_fenced()->set_node_id(node_id); }
+  // Expects these counts, and that they are what counting anew gives.
+  void Expect(int unfenced, int running) {
+    EXPECT_EQ(counts_.NumUnfenced(state_, job_, node_changes_), unfenced);
+    EXPECT_EQ(counts_.NumRunning(job_), running);
+    EXPECT_EQ(UnfencedNodesOf(state_, job_).size(), static_cast<size_t>(unfenced));
+    EXPECT_EQ(AllGone(job_), running == 0);
+  }
+
+  DriverState state_;
+  JobRecord job_;
+  AttemptCounts counts_;
+  int64_t node_changes_ = 0;
+};
+
+TEST_F(AttemptCountsTest, RanksEndAndNodesAreFencedOneAfterTheOther) {
+  Expect(3, 6);
+  End(0);
+  End(5);
+  Expect(3, 4);
+  Fence("a");
+  Expect(2, 3);
+  End(1);  // on a fenced node, where it does not count any more
+  Expect(2, 3);
+  Fence("b");
+  Fence("b");
+  Fence("elsewhere");
+  Expect(1, 1);
+  End(4);
+  Expect(1, 0);
+}
+
+TEST_F(AttemptCountsTest, NodesAreLostAndComeBack) {
+  Expect(3, 6);
+  FindNode(&state_, "b")->set_alive(false);
+  ++node_changes_;
+  Expect(2, 6);
+  Fence("b");
+  Expect(2, 4);
+  FindNode(&state_, "b")->set_alive(true);
+  ++node_changes_;
+  Expect(2, 4);
+  job_.clear_fenced();  // it came back: what was fenced counts no more
+  Expect(3, 6);
+}
+
+TEST_F(AttemptCountsTest, AnotherAttemptBeginsAnew) {
+  End(0);
+  Fence("a");
+  Expect(2, 4);
+  job_.set_attempt(2);
+  job_.clear_ended();
+  job_.clear_fenced();
+  Expect(3, 6);
+  job_.clear_placements();
+  Expect(0, 0);
+}
+
+TEST_F(AttemptCountsTest, AFencedNodeThatIsTakenOutAndAnotherThatIsAddedAreNoticed) {
+  Fence("a");
+  Fence("b");
+  Expect(1, 2);
+  job_.mutable_fenced()->DeleteSubrange(0, 1);
+  Fence("c");
+  Expect(1, 2);
+  EXPECT_EQ(UnfencedNodesOf(state_, job_).front(), "a");
+  End(0);
+  Expect(1, 1);
 }
 
 }  // namespace

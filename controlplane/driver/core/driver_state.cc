@@ -370,7 +370,7 @@ std::vector<Timer> TimersFor(const IndexedState& indexed) {
       timer = StageTimer(
           job, "final",
           job::ToDuration(job.submitted().spec().fault().progress_timeout()) * kStoragePatience);
-    } else if (holds && !AllFenced(state, job)) {
+    } else if (holds && !indexed.index().AllFenced(state, job)) {
       timer = StageTimer(job, "fence", kFenceTimeout);
     } else {
       continue;

@@ -7,6 +7,69 @@
 
 namespace megascale::driver {
 
+bool AttemptCounts::IsCurrent(const JobRecord& job) const {
+  if (attempt_ != job.attempt() || num_ranks_ != job.placements_size() ||
+      num_ended_ > job.ended_size() || num_fenced_ > job.fenced_size()) {
+    return false;
+  }
+  return num_fenced_ == 0 || job.fenced(num_fenced_ - 1).node_id() == last_fenced_;
+}
+
+void AttemptCounts::Begin(const JobRecord& job) {
+  *this = AttemptCounts();
+  attempt_ = job.attempt();
+  num_ranks_ = num_running_ = job.placements_size();
+  for (const auto& placement : job.placements()) ++nodes_[placement.node_id()].num_running;
+}
+
+void AttemptCounts::TakeEnded(const JobRecord& job, int rank) {
+  const auto node = nodes_.find(NodeOfRank(job, rank));
+  if (node == nodes_.end()) return;
+  --node->second.num_running;
+  if (!node->second.fenced) --num_running_;
+}
+
+void AttemptCounts::TakeFenced(const std::string& node_id) {
+  const auto node = nodes_.find(node_id);
+  if (node == nodes_.end() || node->second.fenced) return;
+  node->second.fenced = true;
+  num_running_ -= node->second.num_running;
+  if (node->second.lives) --num_unfenced_;
+}
+
+void AttemptCounts::CatchUp(const JobRecord& job) {
+  if (!IsCurrent(job)) Begin(job);
+  for (; num_ended_ < job.ended_size(); ++num_ended_) {
+    TakeEnded(job, job.ended(num_ended_).rank());
+  }
+  for (; num_fenced_ < job.fenced_size(); ++num_fenced_) {
+    last_fenced_ = job.fenced(num_fenced_).node_id();
+    TakeFenced(last_fenced_);
+  }
+}
+
+int AttemptCounts::NumRunning(const JobRecord& job) {
+  CatchUp(job);
+  return num_running_;
+}
+
+int AttemptCounts::NumUnfenced(const DriverState& state, const JobRecord& job,
+                               int64_t node_changes) {
+  CatchUp(job);
+  if (IsFencedEverywhere(state, job)) {  // on other nodes, too; rare
+    return static_cast<int>(UnfencedNodesOf(state, job).size());
+  }
+  if (node_changes_ == node_changes) return num_unfenced_;
+  node_changes_ = node_changes;
+  num_unfenced_ = 0;
+  for (auto& [node_id, node] : nodes_) {
+    const NodeRecord* record = FindNode(state, node_id);
+    node.lives = record != nullptr && record->alive();
+    num_unfenced_ += node.lives && !node.fenced ? 1 : 0;
+  }
+  return num_unfenced_;
+}
+
 JobIndex::JobIndex(const DriverState& state) {
   Build(state);
   TouchOpen();
@@ -42,6 +105,15 @@ const JobIndex::Places& JobIndex::On(const std::string& node_id) const {
   static const auto* nothing = new Places();
   const auto found = on_node_.find(node_id);
   return found == on_node_.end() ? *nothing : found->second;
+}
+
+int JobIndex::NumUnfenced(const DriverState& state, const JobRecord& job) const {
+  const auto place = static_cast<size_t>(PlaceOf(JobId(job)));
+  return entries_[place].counts.NumUnfenced(state, job, node_changes_);
+}
+
+int JobIndex::NumRunning(const JobRecord& job) const {
+  return entries_[static_cast<size_t>(PlaceOf(JobId(job)))].counts.NumRunning(job);
 }
 
 void JobIndex::Add(const DriverState& state) {
@@ -109,6 +181,7 @@ void JobIndex::UpdateNodes(const JobRecord& job, int place) {
     entry.attempt = job.attempt();
     entry.num_ranks = job.placements_size();
     entry.holds = holds;
+    if (!holds) entry.counts = AttemptCounts();
     entry.nodes = holds ? NodesOf(job) : std::vector<std::string>();
     for (const std::string& node_id : entry.nodes) on_node_[node_id].insert(place);
   }

@@ -16,6 +16,41 @@
 
 namespace megascale::driver {
 
+// How many ranks of an attempt may still run, and how many nodes must still confirm that none is
+// left there. The counts are kept: a look takes in only the ranks that ended and the nodes that
+// were fenced since the look before, because a job of thousands of ranks ends in thousands of
+// events.
+class AttemptCounts {
+ public:
+  // As many as UnfencedNodesOf returns. `node_changes`: grows whenever the record of a node
+  // changes. Cost: the nodes of the job after such a change.
+  int NumUnfenced(const DriverState& state, const JobRecord& job, int64_t node_changes);
+  // Ranks that have neither ended nor are on a fenced node; 0: AllGone.
+  int NumRunning(const JobRecord& job);
+
+ private:
+  struct Node {
+    int num_running = 0;  // of its ranks, those that have not ended
+    bool fenced = false;
+    bool lives = false;
+  };
+  void CatchUp(const JobRecord& job);
+  bool IsCurrent(const JobRecord& job) const;
+  void Begin(const JobRecord& job);
+  void TakeEnded(const JobRecord& job, int rank);
+  void TakeFenced(const std::string& node_id);
+
+  int64_t attempt_ = -1;
+  int num_ranks_ = 0;          // placed
+  int num_ended_ = 0;          // taken in, of JobRecord.ended
+  int num_fenced_ = 0;         // taken in, of JobRecord.fenced
+  std::string last_fenced_;    // the newest of them
+  int64_t node_changes_ = -1;  // for which `lives` holds
+  std::unordered_map<std::string, Node> nodes_;
+  int num_running_ = 0;
+  int num_unfenced_ = 0;  // nodes that live and are not fenced
+};
+
 class JobIndex {
  public:
   // A job's place in state.jobs(), which is in the order of submission.
@@ -39,13 +74,28 @@ class JobIndex {
   const Places& On(const std::string& node_id) const;
   // The latest time of submission of the jobs up to this place. The clock may have stepped back.
   int64_t SubmittedBy(int place) const { return entries_[static_cast<size_t>(place)].submitted; }
+  // As AllFenced and AllGone of driver_state.h, by counts that are kept, with `job` in `state`.
+  bool AllFenced(const DriverState& state, const JobRecord& job) const {
+    return NumUnfenced(state, job) == 0;
+  }
+  bool AllGone(const JobRecord& job) const { return NumRunning(job) == 0; }
+  int NumUnfenced(const DriverState& state, const JobRecord& job) const;
+  int NumRunning(const JobRecord& job) const;
 
   // --- for Apply
   // Adds the last job of the state, which is new.
   void Add(const DriverState& state);
   // Notes that a node's record changes, or that any of them may do so.
-  void TouchNode(const std::string& node_id) { news_.node_records.insert(node_id); }
-  void TouchNodes() { news_.all_node_records = true; }
+  void TouchNode(const std::string& node_id) {
+    news_.node_records.insert(node_id);
+    ++node_changes_;
+  }
+  void TouchNodes() {
+    news_.all_node_records = true;
+    ++node_changes_;
+  }
+  // Call before the first look after records of nodes have changed.
+  void NoteNodesChanged() { ++node_changes_; }
   // Notes that the job changes, or may do so.
   void Touch(int place) { touched_.insert(place); }
   void Touch(absl::string_view job_id);
@@ -78,6 +128,7 @@ class JobIndex {
     int num_ranks = 0;
     bool holds = false;
     std::vector<std::string> nodes;  // while it holds slots
+    mutable AttemptCounts counts;
   };
   void Build(const DriverState& state);
   void UpdateJob(const DriverState& state, int place);
@@ -91,6 +142,7 @@ class JobIndex {
   std::unordered_map<std::string, Places> on_node_;
   Places touched_;
   Touched news_;
+  int64_t node_changes_ = 0;
   int64_t num_settled_ = 0;
 };
 

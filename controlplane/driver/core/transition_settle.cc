@@ -37,6 +37,7 @@ std::string CancelledMessage(const JobRecord& job) {
 
 void Transition::Settle() {
   if (state_.rules() < 2) return PlaceByRules1();
+  if (nodes_changed_) index_.NoteNodesChanged();
   const JobIndex::Places places = nodes_changed_ ? index_.open() : index_.touched();
   for (const int place : places) SettleStage(state_.mutable_jobs(place));
   index_.NoteSettled(places.size());
@@ -150,7 +151,8 @@ const JobRecord* Transition::PlaceRecovering() {
   const JobRecord* first = nullptr;
   for (const int place : Waiting()) {
     JobRecord& job = *state_.mutable_jobs(place);
-    if (job.stage() == pb::STAGE_WAIT_FOR_SLOTS && AllFenced(state_, job) && !WaitsForTests(&job)) {
+    if (job.stage() == pb::STAGE_WAIT_FOR_SLOTS && index_.AllFenced(state_, job) &&
+        !WaitsForTests(&job)) {
       PlacementResult placement = PlaceJob(state_, job);
       if (!placement.placements.empty()) {
         StartAttempt(&job, std::move(placement));
@@ -181,7 +183,7 @@ bool Transition::PlaceByTaking(JobRecord* job) {
     const JobRecord& later = state_.jobs(i);
     const bool waits =
         later.stage() == pb::STAGE_WAIT_FOR_SLOTS || later.stage() == pb::STAGE_BACKOFF;
-    if (!waits || later.placements().empty() || !AllFenced(state_, later)) continue;
+    if (!waits || later.placements().empty() || !index_.AllFenced(state_, later)) continue;
     givers.insert(JobId(later));
     PlacementResult placement = PlaceJob(state_, *job, givers);
     if (placement.placements.empty()) continue;
@@ -232,7 +234,7 @@ void Transition::PlaceQueued(const JobRecord* recovering) {
 bool Transition::MayBePassed(const JobRecord& job) const {
   const int64_t waited = event_.time_unix_nanos() - job.waiting_since_unix_nanos();
   return job.stage() == pb::STAGE_WAIT_FOR_SLOTS && waited < absl::ToInt64Nanoseconds(kPassedMax) &&
-         AllFenced(state_, job) && NeedsMoreThanThereIs(state_, job);
+         index_.AllFenced(state_, job) && NeedsMoreThanThereIs(state_, job);
 }
 
 void Transition::PlaceQueue() {
@@ -379,7 +381,7 @@ void Transition::SettleRun(JobRecord* job) {
 }
 
 void Transition::SettleStop(JobRecord* job) {
-  if (!AllGone(*job)) return;
+  if (!index_.AllGone(*job)) return;
   const int64_t step = job->cancel().checkpoint() ? StepBeingStored(state_, *job) : 0;
   if (step > 0) {
     SetStatus(job, job->state(), "FinalCheckpoint",
@@ -394,7 +396,7 @@ void Transition::SettleStop(JobRecord* job) {
 }
 
 void Transition::SettleLeave(JobRecord* job) {
-  if (!AllGone(*job)) return;
+  if (!index_.AllGone(*job)) return;
   if (const int64_t step = StepBeingStored(state_, *job); step > 0) {
     SetStatus(job, job->state(), job->leave().reason(),
               absl::StrCat("leaves node ", job->leave().node_id(),
@@ -405,7 +407,7 @@ void Transition::SettleLeave(JobRecord* job) {
 }
 
 void Transition::SettleFence(JobRecord* job) {
-  if (!AllFenced(state_, *job)) return;
+  if (!index_.AllFenced(state_, *job)) return;
   if (!job->has_cancel()) {
     if (job->has_leave()) {
       AfterLeave(job);

@@ -50,11 +50,17 @@ std::vector<Event> AgentMonitor::OnReport(const IndexedState& state, const std::
     return {event};
   }
   if (!counts) return {};
+  for (const agent::ActualJob& actual : taken->jobs()) {
+    const JobRecord* job = state.Find(actual.job_id());
+    if (job == nullptr || !HoldsSlots(*job) || !reports_.IsOn(*job, node_id)) continue;
+    step_reporters_.OnReport(*job, node_id, actual, reports_.awake());
+  }
   return events_.EventsOf(state, *known, *taken, reports_);
 }
 
 std::vector<Event> AgentMonitor::OnTick(const IndexedState& indexed, absl::Duration now) {
   reports_.Advance(now);
+  step_reporters_.OnTick(indexed, reports_.awake());
   const DriverState& state = indexed.state();
   std::vector<Event> events;
   for (Event& lost : FailureDetector::LostNodes(state, reports_)) {

@@ -1,6 +1,7 @@
 // Turns what agents report, and time, into the events that the driver logs. Pure: time comes in as
-// an argument. It joins three parts: agent_reports.h keeps what the agents said last,
-// reported_events.h knows what a report tells, and failure_detector.h judges silence and hangs.
+// an argument. It joins four parts: agent_reports.h keeps what the agents said last,
+// reported_events.h knows what a report tells, failure_detector.h judges silence and hangs, and
+// step_reporters.h says which agents report steps.
 // Threads: one at a time, const calls included.
 #pragma once
 
@@ -13,6 +14,7 @@
 #include "controlplane/driver/reports/agent_reports.h"
 #include "controlplane/driver/reports/failure_detector.h"
 #include "controlplane/driver/reports/reported_events.h"
+#include "controlplane/driver/reports/step_reporters.h"
 
 namespace megascale::driver {
 
@@ -39,19 +41,24 @@ class AgentMonitor {
   std::vector<Event> OnTick(const IndexedState& state, absl::Duration now);
 
   // Notes the newest step in a job's loss log, for AttemptProgressed. Call before OnReport.
-  void NoteStep(const std::string& job_id, int64_t step) { events_.NoteStep(job_id, step); }
+  void NoteStep(const std::string& job_id, int64_t step) {
+    events_.NoteStep(job_id, step);
+    step_reporters_.NoteStep(job_id, step);
+  }
 
   // Forgets a job that has ended.
   void ForgetJob(const std::string& job_id) {
     reports_.Forget(job_id);
     events_.Forget(job_id);
     detector_.Forget(job_id);
+    step_reporters_.Forget(job_id);
   }
 
   // Forgets a node that is lost.
   void ForgetNode(const std::string& node_id) { reports_.ForgetNode(node_id); }
 
   const AgentReports& reports() const { return reports_; }
+  StepReporters& step_reporters() { return step_reporters_; }
 
   // Returns since when, in awake time, checkpoints cannot be written; by job, of the jobs of which
   // they cannot.
@@ -63,6 +70,7 @@ class AgentMonitor {
   AgentReports reports_;
   ReportedEvents events_;
   FailureDetector detector_;
+  StepReporters step_reporters_;
 };
 
 }  // namespace megascale::driver

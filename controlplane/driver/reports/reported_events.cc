@@ -291,6 +291,8 @@ std::vector<Event> ReportedEvents::EventsOfJob(const JobRecord& job, const NodeR
     if (!job.progressed()) AddProgress(job, &events);
   } else if (job.stage() == pb::STAGE_LEAVE) {
     AddProgress(job, &events);  // no failure will tell the steps that it still makes
+  } else if (job.stage() == pb::STAGE_FENCE && !job.has_leave() && !job.has_cancel()) {
+    AddProgress(job, &events);  // the steps may come after the failure, from another agent
   }
   AddManifests(job, node_id, report, &events);
   AddStoredShards(job, report, reports, &events);

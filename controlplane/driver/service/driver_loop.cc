@@ -168,6 +168,12 @@ absl::StatusOr<std::vector<control::Job>> DriverLoop::ListJobs() const {
   return view->Jobs(clock_.Wall());
 }
 
+absl::StatusOr<control::ListJobsResponse> DriverLoop::ListJobs(
+    const control::ListJobsRequest& request) const {
+  ASSIGN_OR_RETURN(const auto view, View());
+  return view->List(request, clock_.Wall());
+}
+
 absl::StatusOr<control::GetClusterResponse> DriverLoop::GetCluster() const {
   ASSIGN_OR_RETURN(const auto view, View());
   return view->Nodes();

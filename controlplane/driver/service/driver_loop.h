@@ -62,6 +62,8 @@ class DriverLoop {
   absl::StatusOr<std::shared_ptr<const DriverView>> View() const;
   absl::StatusOr<megascale::control::v1::Job> GetJob(const std::string& job_id) const;
   absl::StatusOr<std::vector<megascale::control::v1::Job>> ListJobs() const;
+  absl::StatusOr<megascale::control::v1::ListJobsResponse> ListJobs(
+      const megascale::control::v1::ListJobsRequest& request) const;
   absl::StatusOr<megascale::control::v1::GetClusterResponse> GetCluster() const;
   absl::Time wall() const { return clock_.Wall(); }
 

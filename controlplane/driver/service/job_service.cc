@@ -17,6 +17,7 @@
 #include "controlplane/driver/service/agent_streams.h"
 #include "controlplane/driver/service/driver_loop.h"
 #include "controlplane/driver/service/watched_jobs.h"
+#include "controlplane/driver/shell/pages.h"
 #include "controlplane/driver/storage/loss_history.h"
 #include "proto/control.grpc.pb.h"
 #include "runtime/base/check.h"
@@ -170,12 +171,14 @@ class JobServiceOnLoop final : public pb::JobService::Service {
     if (absl::Status status = job::CheckJobId(request->job_id()); !status.ok())
       return ToGrpc(status);
     if (grpc::Status got = Answer(loop_.GetJob(request->job_id()), response->mutable_job());
-        !got.ok() || !request->measure_steps()) {
+        !got.ok()) {
       return got;
     }
-    *response->mutable_job()->mutable_stage_times() = MeasureStages(
-        response->job(), PortsOf<SpanStreamPorts>(request->job_id(), kMeasureFetchTimeout));
-    return grpc::Status::OK;
+    if (request->measure_steps()) {
+      *response->mutable_job()->mutable_stage_times() = MeasureStages(
+          response->job(), PortsOf<SpanStreamPorts>(request->job_id(), kMeasureFetchTimeout));
+    }
+    return ToGrpc(CutToPageOfRanks(*request, response));
   }
 
   grpc::Status CancelJob(grpc::ServerContext* context, const pb::CancelJobRequest* request,
@@ -185,10 +188,7 @@ class JobServiceOnLoop final : public pb::JobService::Service {
 
   grpc::Status ListJobs(grpc::ServerContext* context, const pb::ListJobsRequest* request,
                         pb::ListJobsResponse* response) override {
-    auto jobs = loop_.ListJobs();
-    if (!jobs.ok()) return ToGrpc(jobs.status());
-    for (pb::Job& job : *jobs) *response->add_jobs() = std::move(job);
-    return grpc::Status::OK;
+    return Answer(loop_.ListJobs(*request), response);
   }
 
   grpc::Status ListSteps(grpc::ServerContext* context, const pb::ListStepsRequest* request,

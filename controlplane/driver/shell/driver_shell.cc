@@ -255,11 +255,7 @@ void DriverShell::OnReport(const std::string& node_id, agent::ActualState report
   publisher_->TouchAgent(node_id);
   if (Counts(node_id, report)) {
     TakeSteps(node_id, report);
-    for (agent::ActualJob& job : *report.mutable_jobs()) {
-      // A checkpoint must not outlive the steps before it. The agent reports it again.
-      if (!job.manifests().empty()) loss_logs_.Sync(job.job_id(), options_.clock->Monotonic());
-      if (loss_logs_.HoldsCommits(job.job_id())) job.clear_manifests();
-    }
+    for (agent::ActualJob& job : *report.mutable_jobs()) HoldCommits(&job);
   }
   FeedAll(monitor_.OnReport(indexed(), node_id, std::move(report), options_.clock->Monotonic()));
   const auto link = links_.find(node_id);
@@ -304,7 +300,7 @@ absl::Status DriverShell::Round(const std::vector<Input>& inputs) {
   ForgetEnded(touched.jobs);
   NoteListeners(touched);
   // Acknowledgements of steps alone wait for the next tick: they are not worth a message each.
-  if (tick) NoteAcknowledged();
+  if (tick) NoteStepWords();
   if (changed || tick) SendDesired();
   for (const Output& output : outputs) output();
   return absl::OkStatus();
@@ -342,6 +338,7 @@ void DriverShell::Tick(absl::Duration now) {
   }
   FeedAll(std::move(due));
   FeedAll(counts_.EventsDue(now));
+  loss_logs_.FinishEnded(now);
   Forget(now);
 }
 
@@ -377,6 +374,7 @@ void DriverShell::ForgetJobs() {
     publisher_->ForgetJob(id);
     described_.erase(id);
     evidences_.Forget(id);
+    loss_logs_.Drop(id);
   }
   if (event.has_jobs_forgotten()) Feed(std::move(event));
 }
@@ -418,18 +416,6 @@ absl::Status DriverShell::Commit() {
     num_snapshot_ = state_.num_events();
   }
   return absl::OkStatus();
-}
-
-void DriverShell::CutLossLogs() {
-  for (const LossLogCut& cut : LossLogCutsFor(indexed())) {
-    if (cut_attempts_[cut.job_id] == cut.attempt) continue;
-    const JobRecord& job = *index_.Find(state_, cut.job_id);
-    if (!loss_logs_.Cut(job, cut, options_.clock->Monotonic())) continue;
-    const LossLog* log = loss_logs_.Find(cut.job_id);
-    monitor_.NoteStep(cut.job_id, log != nullptr ? log->last_step() : cut.restore_step);
-    cut_attempts_[cut.job_id] = cut.attempt;
-    publisher_->TouchSteps(cut.job_id);
-  }
 }
 
 void DriverShell::KeepTimers(absl::Duration now) {
@@ -480,19 +466,6 @@ void DriverShell::NoteListeners(const JobIndex::Touched& touched) {
   all_listen_ = all_listen_ || touched.all_node_records;
 }
 
-void DriverShell::NoteAcknowledged() {
-  std::map<std::string, int64_t> acknowledged = loss_logs_.Acknowledged();
-  for (const auto& [job_id, step] : acknowledged) {
-    const auto before = acknowledged_.find(job_id);
-    if (before != acknowledged_.end() && before->second == step) continue;
-    const JobRecord* job = index_.Find(state_, job_id);
-    if (job == nullptr) continue;
-    const std::vector<std::string>& nodes = monitor_.reports().Nodes(*job);
-    listeners_.insert(nodes.begin(), nodes.end());
-  }
-  acknowledged_ = std::move(acknowledged);
-}
-
 void DriverShell::SendDesired() {
   state_changed_ = false;
   if (!all_listen_ && listeners_.empty()) return;
@@ -512,14 +485,12 @@ void DriverShell::SendDesired() {
 void DriverShell::SendDesired(const std::string& node_id, const DesiredStates& states, Link* link) {
   if (FindNode(state_, node_id) == nullptr) return;
   std::map<std::string, int64_t> known = KnownAttempts(node_id);
-  std::map<std::string, int64_t> acked = link->acked;
-  for (const auto& [job_id, attempt] : known) {
-    if (const auto step = loss_logs_.Acknowledged(job_id)) acked[job_id] = *step;
-  }
+  std::map<std::string, StepWord> steps = StepWordsFor(node_id);
   std::string print = states.Fingerprint(node_id);
-  if (known == link->known && acked == link->acked && print == link->print) return;
+  if (known == link->known && steps == link->steps && print == link->print) return;
   agent::DesiredState desired = states.For(node_id, known);
   for (auto& job : *desired.mutable_jobs()) {
+    job.set_step_duty(steps[job.job_id()].duty);
     if (const auto step = loss_logs_.Acknowledged(job.job_id())) job.set_acked_step(*step);
   }
   version_ = std::max(version_ + 1, desired.version());
@@ -528,40 +499,7 @@ void DriverShell::SendDesired(const std::string& node_id, const DesiredStates& s
   link->link->SendDesired(desired);
   link->print = std::move(print);
   link->known = std::move(known);
-  link->acked = std::move(acked);
-}
-
-// Steps count only from agents that hold ranks of the attempt.
-void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState& report) {
-  for (const auto& actual : report.jobs()) {
-    const JobRecord* job = index_.Find(state_, actual.job_id());
-    if (job == nullptr || IsTerminal(*job) || !monitor_.reports().IsOn(*job, node_id)) continue;
-    // Appending before a rollback that is decided but not yet done would undo it.
-    if (job->attempt() > 1 && cut_attempts_[actual.job_id()] != job->attempt() &&
-        job->stage() == pb::STAGE_RUN) {
-      continue;
-    }
-    Describe(*job);
-    const absl::Duration now = options_.clock->Monotonic();
-    const int64_t newest = loss_logs_.Append(*job, actual.steps(), now);
-    counts_.Count(*job, actual, newest, {now, options_.clock->Wall(), monitor_.reports().awake()});
-    monitor_.NoteStep(actual.job_id(), newest);
-    if (!actual.steps().empty()) publisher_->TouchSteps(actual.job_id());
-    const LossLog* log = loss_logs_.Find(actual.job_id());
-    if (job->submitted().spec().tensorboard() && log != nullptr) {
-      tensorboard_logs_.Follow(actual.job_id(), job->submitted().directory(), *log,
-                               options_.clock->Wall());
-    }
-  }
-}
-
-LossLog* DriverShell::LossLogOf(const JobRecord& job) {
-  const bool is_open = loss_logs_.Find(JobId(job)) != nullptr;
-  LossLog* log = loss_logs_.Open(job, options_.clock->Monotonic());
-  if (is_open || log == nullptr) return log;
-  Describe(job);
-  monitor_.NoteStep(JobId(job), log->last_step());
-  return log;
+  link->steps = std::move(steps);
 }
 
 void DriverShell::Describe(const JobRecord& job) {

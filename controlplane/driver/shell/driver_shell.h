@@ -122,12 +122,18 @@ class DriverShell {
   std::vector<std::string> StalledJobs() const;
 
  private:
+  // What an agent is told about the step records of a job.
+  struct StepWord {
+    megascale::agent::v1::StepDuty duty = megascale::agent::v1::STEP_DUTY_UNSPECIFIED;
+    int64_t acked = 0;
+    bool operator==(const StepWord&) const = default;
+  };
   struct Link {
     std::shared_ptr<AgentLink> link;
     // About the newest desired state that was sent.
-    std::string print;                     // its DesiredStates::Fingerprint
-    std::map<std::string, int64_t> known;  // by job: the attempt that the agent had reported then
-    std::map<std::string, int64_t> acked;  // by job: the step that it acknowledged
+    std::string print;                      // its DesiredStates::Fingerprint
+    std::map<std::string, int64_t> known;   // by job: the attempt that the agent had reported then
+    std::map<std::string, StepWord> steps;  // by job
   };
 
   explicit DriverShell(Options options);
@@ -145,11 +151,16 @@ class DriverShell {
   void ForgetEnded(const std::set<std::string>& job_ids);
   // Notes whom a change of these may concern.
   void NoteListeners(const JobIndex::Touched& touched);
-  void NoteAcknowledged();
+  void NoteStepWords();
   void SendDesired();
   void SendDesired(const std::string& node_id, const DesiredStates& states, Link* link);
   IndexedState indexed() const { return {state_, index_}; }
   std::map<std::string, int64_t> KnownAttempts(const std::string& node_id) const;
+  // Returns what the node's agent is to be told, by job. Acknowledgements are told only to agents
+  // that have step records: each would cost a message to every agent of the job.
+  std::map<std::string, StepWord> StepWordsFor(const std::string& node_id);
+  // Drops checkpoints from a report whose commit must wait. The agent reports them again.
+  void HoldCommits(megascale::agent::v1::ActualJob* reported);
   // Returns true if the report is of the agent that holds the node id, and of this epoch.
   bool Counts(const std::string& node_id, const megascale::agent::v1::ActualState& report) const;
   void TakeSteps(const std::string& node_id, const megascale::agent::v1::ActualState& report);

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/shell/job_evidence.h"
+#include "controlplane/driver/shell/pages.h"
 #include "controlplane/driver/storage/loss_history.h"
 #include "runtime/base/log.h"
+#include "runtime/base/status.h"
 #include "runtime/base/version.h"
 
 namespace megascale::driver {
@@ -53,10 +56,11 @@ const JobRecord* DriverView::Record(const std::string& job_id) const {
 }
 
 control::Job DriverView::ViewOf(const JobPart& part, const RecentSteps& steps, int64_t place,
-                                absl::Time now) const {
+                                absl::Time now, bool is_summary) const {
   const JobRecord& job = *part.record;
   JobSources sources;
   sources.now = now;
+  sources.is_summary = is_summary;
   sources.steps = &steps;
   if (part.new_steps.num_steps() > 0) sources.new_steps = &part.new_steps;
   sources.queue_position = place;
@@ -98,11 +102,7 @@ std::vector<control::Job> DriverView::Jobs(absl::Time now) const {
   std::vector<const JobPart*> parts = jobs_.Values();
   std::sort(parts.begin(), parts.end(),
             [](const JobPart* a, const JobPart* b) { return a->number < b->number; });
-  std::map<absl::string_view, int64_t> places;
-  for (const std::string& job_id : *queue_) {
-    const auto place = static_cast<int64_t>(places.size()) + 1;
-    places[job_id] = place;
-  }
+  const std::map<absl::string_view, int64_t> places = PlacesInQueue();
   std::vector<control::Job> jobs;
   jobs.reserve(parts.size());
   for (const JobPart* part : parts) {
@@ -110,6 +110,82 @@ std::vector<control::Job> DriverView::Jobs(absl::Time now) const {
     jobs.push_back(ViewOf(*part, part->steps, place == places.end() ? 0 : place->second, now));
   }
   return jobs;
+}
+
+std::map<absl::string_view, int64_t> DriverView::PlacesInQueue() const {
+  std::map<absl::string_view, int64_t> places;
+  for (const std::string& job_id : *queue_) {
+    const auto place = static_cast<int64_t>(places.size()) + 1;
+    places[job_id] = place;
+  }
+  return places;
+}
+
+namespace {
+
+const char* ListName(bool newest_first) { return newest_first ? "newest-jobs" : "jobs"; }
+
+}  // namespace
+
+std::string DriverView::TokenAfter(const JobPart& part, bool newest_first) const {
+  return MakePageToken({ListName(newest_first), absl::StrCat(start_), absl::StrCat(part.number),
+                        JobId(*part.record)});
+}
+
+// Jobs are numbered anew when a driver starts: then the job at which the page before ended tells
+// the place.
+absl::StatusOr<int64_t> DriverView::BeginOfPage(const control::ListJobsRequest& request) const {
+  ASSIGN_OR_RETURN(
+      const std::vector<std::string> fields,
+      ReadPageToken("page_token", request.page_token(), ListName(request.newest_first()), 4));
+  int64_t start = 0;
+  int64_t number = 0;
+  if (!absl::SimpleAtoi(fields[1], &start) || !absl::SimpleAtoi(fields[2], &number)) {
+    return BadPageToken("page_token");
+  }
+  if (start == start_) return number;
+  if (const JobPart* part = jobs_.Find(fields[3])) return part->number;
+  return absl::InvalidArgumentError(
+      absl::StrCat("page_token: the driver was started again and has forgotten job ", fields[3],
+                   ", with which the page before ended; leave it out to get the first page"));
+}
+
+absl::StatusOr<control::ListJobsResponse> DriverView::List(const control::ListJobsRequest& request,
+                                                           absl::Time now) const {
+  if (request.page_size() < 0 || request.page_size() > kJobsPageMax) {
+    return absl::InvalidArgumentError(absl::StrCat("page_size: ", request.page_size(),
+                                                   "; expected at most ", kJobsPageMax,
+                                                   ", or 0 for so many"));
+  }
+  const size_t page_size = request.page_size() == 0 ? kJobsPageMax : request.page_size();
+  std::vector<const JobPart*> parts = jobs_.Values();
+  const bool newest_first = request.newest_first();
+  if (!request.page_token().empty()) {
+    ASSIGN_OR_RETURN(const int64_t begin, BeginOfPage(request));
+    std::erase_if(parts, [&](const JobPart* part) {
+      return newest_first ? part->number >= begin : part->number <= begin;
+    });
+  }
+  auto end = parts.begin() + static_cast<std::ptrdiff_t>(std::min(page_size, parts.size()));
+  std::partial_sort(parts.begin(), end, parts.end(), [&](const JobPart* a, const JobPart* b) {
+    return newest_first ? a->number > b->number : a->number < b->number;
+  });
+  const std::map<absl::string_view, int64_t> places = PlacesInQueue();
+  control::ListJobsResponse response;
+  size_t num_bytes = 0;
+  for (auto part = parts.begin(); part != end; ++part) {
+    const auto place = places.find(JobId(*(*part)->record));
+    control::Job job = ViewOf(**part, (*part)->steps, place == places.end() ? 0 : place->second,
+                              now, !request.with_ranks());
+    num_bytes += job.ByteSizeLong();
+    if (num_bytes > kPageBytesMax && part != parts.begin()) {
+      end = part;
+      break;
+    }
+    *response.add_jobs() = std::move(job);
+  }
+  if (end != parts.end()) response.set_next_page_token(TokenAfter(**(end - 1), newest_first));
+  return response;
 }
 
 absl::Duration DriverView::SilenceOf(const std::string& node_id) const {
@@ -160,6 +236,7 @@ ViewPublisher::ViewPublisher(const Sources& sources) : sources_(sources) {
   empty->queue_ = std::make_shared<const std::vector<std::string>>();
   empty->storage_fails_ = std::make_shared<const std::map<std::string, absl::Duration>>();
   empty->files_ = sources.files;
+  empty->start_ = sources.state->num_events();
   for (const JobRecord& job : sources.state->jobs()) PublishJob(JobId(job), true, empty.get());
   PublishNodes(empty.get());
   PublishQueue(empty.get());

@@ -39,6 +39,9 @@ class DriverView {
   // Returns all jobs in the order of submission. Reads no files: a job that has ended comes without
   // its evidence, and may lack the figures of its last step.
   std::vector<megascale::control::v1::Job> Jobs(absl::Time now) const;
+  // Returns a page of them; reads no files either. Errors: InvalidArgument - size or token.
+  absl::StatusOr<megascale::control::v1::ListJobsResponse> List(
+      const megascale::control::v1::ListJobsRequest& request, absl::Time now) const;
   megascale::control::v1::GetClusterResponse Nodes() const;
   // NotFound: the node was forgotten.
   absl::StatusOr<megascale::control::v1::NodeView> Node(const std::string& node_id) const;
@@ -64,9 +67,14 @@ class DriverView {
     absl::Duration heard = absl::ZeroDuration();  // in awake time
   };
 
-  // `place`: in the queue, from 1; 0: the job is not in it.
+  // Returns the view of the job without what is kept in files. `place`: in the queue, from 1; 0:
+  // the job is not in it.
   megascale::control::v1::Job ViewOf(const JobPart& part, const RecentSteps& steps, int64_t place,
-                                     absl::Time now) const;
+                                     absl::Time now, bool is_summary = false) const;
+  // Returns the number of the job after which, or before which, all jobs of a page are.
+  absl::StatusOr<int64_t> BeginOfPage(const megascale::control::v1::ListJobsRequest& request) const;
+  std::string TokenAfter(const JobPart& part, bool newest_first) const;
+  std::map<absl::string_view, int64_t> PlacesInQueue() const;
   NodeLookup LookupOfNodes() const;
   absl::Duration SilenceOf(const std::string& node_id) const;
   std::map<std::string, NodeUse> UseNow() const;
@@ -79,6 +87,7 @@ class DriverView {
   std::shared_ptr<const std::map<std::string, absl::Duration>> storage_fails_;
   absl::Duration awake_ = absl::ZeroDuration();
   int64_t round_ = 0;
+  int64_t start_ = 0;  // of the driver: the events before it
   JobFiles* files_ = nullptr;
 };
 

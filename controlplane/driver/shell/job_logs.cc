@@ -18,9 +18,8 @@ constexpr absl::Duration kWarnInterval = absl::Minutes(1);
 }  // namespace
 
 // After a failed sync the file may have records that are not on the disk.
-absl::Status JobLogs::Reopen(const JobRecord& job, Entry* entry) {
-  ASSIGN_OR_RETURN(std::unique_ptr<LossLog> log,
-                   LossLog::Open(job.submitted().directory(), &files_));
+absl::Status JobLogs::Reopen(Entry* entry) {
+  ASSIGN_OR_RETURN(std::unique_ptr<LossLog> log, LossLog::Open(entry->directory, &files_));
   const int64_t limit =
       entry->synced < 0 ? entry->drop_after : std::min(entry->synced, entry->drop_after);
   if (log->last_step() > limit) RETURN_IF_ERROR(log->DropAfter(limit));
@@ -35,7 +34,8 @@ LossLog* JobLogs::Open(const JobRecord& job, absl::Duration now) {
   Entry& entry = logs_[JobId(job)];
   if (entry.log != nullptr) return entry.log.get();
   if (now < entry.retry_at) return nullptr;
-  if (const absl::Status opened = Reopen(job, &entry); !opened.ok()) {
+  entry.directory = job.submitted().directory();
+  if (const absl::Status opened = Reopen(&entry); !opened.ok()) {
     Fail(JobId(job), &entry, opened, now);
     return nullptr;
   }
@@ -126,18 +126,64 @@ bool JobLogs::Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration no
     log = nullptr;
   }
   if (log == nullptr) {
+    entry.cut = cut;
     // Not acknowledged: the file may lack steps before the cut that agents still have.
     entry.acknowledge_max = std::min(entry.acknowledge_max, cut.restore_step);
     if (!entry.set_aside) return false;
     entry.drop_after = std::min(entry.drop_after, cut.restore_step);
+  } else {
+    entry.cut.reset();
   }
   entry.acknowledge_max = std::numeric_limits<int64_t>::max();
   return true;
 }
 
-bool JobLogs::HoldsCommits(const std::string& job_id) const {
+void JobLogs::Forget(const std::string& job_id) {
   const auto found = logs_.find(job_id);
-  return found != logs_.end() && found->second.log == nullptr && !found->second.set_aside;
+  if (found == logs_.end()) return;
+  Entry& entry = found->second;
+  if (entry.log == nullptr && !entry.directory.empty()) {
+    entry.retry_at = -absl::InfiniteDuration();
+    ended_[job_id] = std::move(entry);
+  }
+  logs_.erase(found);
+}
+
+// Steps that a rollback took back must not stay in the log for ever.
+absl::Status JobLogs::Finish(Entry* entry) {
+  RETURN_IF_ERROR(Reopen(entry));
+  return entry->cut.has_value() ? entry->log->CutTo(entry->cut->restore_step, entry->cut->attempt)
+                                : absl::OkStatus();
+}
+
+void JobLogs::FinishEnded(absl::Duration now) {
+  for (auto ended = ended_.begin(); ended != ended_.end();) {
+    Entry& entry = ended->second;
+    const bool is_due = now >= entry.retry_at;
+    if (is_due && Finish(&entry).ok()) {
+      ended = ended_.erase(ended);
+      continue;
+    }
+    if (is_due) {
+      entry.log.reset();
+      entry.retry_at = now + kRetryAside;
+    }
+    ++ended;
+  }
+}
+
+bool JobLogs::HoldsCommit(const std::string& job_id, int64_t step, absl::Duration patience,
+                          absl::Duration awake) {
+  const auto found = logs_.find(job_id);
+  if (found == logs_.end()) return false;
+  Entry& entry = found->second;
+  if (entry.log == nullptr) return !entry.set_aside;
+  if (entry.log->synced_step() >= step) {
+    entry.commit_waits_since = absl::InfiniteDuration();
+    return false;
+  }
+  entry.commit_waits_since = std::min(entry.commit_waits_since, awake);
+  return awake - entry.commit_waits_since < patience;
 }
 
 int64_t JobLogs::AcknowledgedOf(const Entry& entry) {

@@ -52,22 +52,31 @@ class JobLogs {
   // Carries out a cut. Returns false if it must be tried again.
   bool Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration now);
 
-  // Returns true while a failing log holds up the commits of its job.
-  bool HoldsCommits(const std::string& job_id) const;
+  // Returns true while the commit of a checkpoint of `step` must wait: the log fails, or lacks
+  // steps before it that an agent may still report, which counts for `patience`. `awake`: as
+  // AgentReports::awake.
+  bool HoldsCommit(const std::string& job_id, int64_t step, absl::Duration patience,
+                   absl::Duration awake);
   // Returns the newest step that the agents need not send again; nullopt: there is no log.
   std::optional<int64_t> Acknowledged(const std::string& job_id) const;
   // By job, of all jobs with a log.
   std::map<std::string, int64_t> Acknowledged() const;
 
-  // Closes the log of a job that has ended.
-  void Forget(const std::string& job_id) { logs_.erase(job_id); }
+  // Closes the log of a job that has ended. A log that cannot be written and has steps that were
+  // rolled back is cut when it works again: FinishEnded tries that until Drop.
+  void Forget(const std::string& job_id);
+  void FinishEnded(absl::Duration now);
+  // Gives up what is left to do for a job that is forgotten.
+  void Drop(const std::string& job_id) { ended_.erase(job_id); }
   size_t num_open() const { return logs_.size(); }
 
  private:
   struct Entry {
-    std::unique_ptr<LossLog> log;  // null: it could not be opened or written
-    int64_t synced = -1;           // durable when it failed; -1: unknown
-    int64_t reported = 0;          // newest step that agents reported
+    std::unique_ptr<LossLog> log;   // null: it could not be opened or written
+    std::string directory;          // the job's folder
+    std::optional<LossLogCut> cut;  // that could not be carried out yet
+    int64_t synced = -1;            // durable when it failed; -1: unknown
+    int64_t reported = 0;           // newest step that agents reported
     // While a cut is due: later steps are not acknowledged, although they are on the disk.
     int64_t acknowledge_max = std::numeric_limits<int64_t>::max();
     // Steps beyond it are dropped when a log that was set aside works again: they were rolled back.
@@ -77,15 +86,18 @@ class JobLogs {
     absl::Duration warned_at = -absl::InfiniteDuration();
     bool set_aside = false;
     absl::Duration gap_since = absl::InfiniteDuration();  // agents report later steps than its next
+    absl::Duration commit_waits_since = absl::InfiniteDuration();  // for steps, in awake time
   };
   static int64_t AcknowledgedOf(const Entry& entry);
   void MindTheGap(const LossLog::StepRecord& first, Entry* entry, absl::Duration now);
   void Fail(const std::string& job_id, Entry* entry, const absl::Status& why, absl::Duration now);
-  absl::Status Reopen(const JobRecord& job, Entry* entry);
+  absl::Status Reopen(Entry* entry);
+  absl::Status Finish(Entry* entry);
 
   JobFiles& files_;
-  std::map<std::string, Entry> logs_;  // by job
-  std::set<std::string> dirty_;        // jobs with records that were appended since the last Sync
+  std::map<std::string, Entry> logs_;   // by job
+  std::map<std::string, Entry> ended_;  // of jobs that have ended, with something left to do
+  std::set<std::string> dirty_;         // jobs with records that were appended since the last Sync
 };
 
 }  // namespace megascale::driver

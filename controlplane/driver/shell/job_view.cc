@@ -222,7 +222,7 @@ void AddDivergence(const JobRecord& job, control::Job* view) {
 }
 
 void AddAccount(const JobRecord& job, const JobSources& sources, control::Job* view) {
-  if (!job.has_time_book()) return;
+  if (!job.has_time_book() || sources.is_summary) return;
   TimeBook book = job.time_book();
   const bool has_steps = sources.new_steps != nullptr && sources.new_steps->num_steps() > 0;
   if (has_steps && sources.new_steps->attempt() == job.attempt()) {
@@ -281,12 +281,12 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
     view.set_last_step(std::max(sources.steps->back().step(), job.restore().step()));
     *view.mutable_last_record() = sources.steps->back();
     view.set_tokens_per_second(TokensPerSecond(job, *sources.steps));
-    AddNumbers(*sources.steps, &view);
+    if (!sources.is_summary) AddNumbers(*sources.steps, &view);
   }
   if (job.has_suspicion()) *view.mutable_suspicion() = job.suspicion();
   if (job.has_culprit()) *view.mutable_culprit() = job.culprit();
-  AddDivergence(job, &view);
-  for (int i = 1; i < job.failures_size(); ++i) {
+  if (!sources.is_summary) AddDivergence(job, &view);
+  for (int i = 1; i < job.failures_size() && !sources.is_summary; ++i) {
     *view.add_consequences() = job.failures(i).culprit();
   }
   view.set_num_consequences(std::max<int64_t>(0, job.num_failures() - 1));
@@ -300,11 +300,13 @@ control::Job ViewJob(const JobRecord& job, const JobSources& sources) {
   }
   view.set_queue_position(sources.queue_position);
   AddTimes(job, sources, &view);
-  AddWarnings(job, nodes, sources.report, &view);
+  if (!sources.is_summary) AddWarnings(job, nodes, sources.report, &view);
   AddCeiling(job, nodes, sources, &view);
   view.set_model_flops_per_second(view.tokens_per_second() * FlopsPerToken(job));
-  const std::vector<control::RankView> ranks = ViewRanks(job, sources.report);
-  *view.mutable_ranks() = {ranks.begin(), ranks.end()};
+  if (!sources.is_summary) {
+    const std::vector<control::RankView> ranks = ViewRanks(job, sources.report);
+    *view.mutable_ranks() = {ranks.begin(), ranks.end()};
+  }
   if (HoldsSlots(job)) AddPreflight(job, nodes, sources.report, &view);
   if (HoldsSlots(job)) AddStorageError(nodes, sources, &view);
   return view;

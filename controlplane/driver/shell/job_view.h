@@ -28,6 +28,8 @@ struct JobSources {
   // Steps that the job's time account does not know yet; null: there are none.
   const megascale::driver::v1::StepsTaken* new_steps = nullptr;
   int64_t queue_position = 0;
+  // Leaves out what ListJobsResponse says. Cost: none for the ranks of a job.
+  bool is_summary = false;
   absl::Duration storage_fails_for;
   NodeLookup node;
   ReportLookup report;

@@ -107,6 +107,7 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
   struct Job {
     int64_t attempt = 0;
     int64_t acked_step = 0;
+    pb::StepDuty step_duty = pb::STEP_DUTY_UNSPECIFIED;
     int64_t failed_attempt = 0;
     int64_t committed_step = 0;
     std::string checkpoint_directory;
@@ -183,7 +184,11 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
     }
   }
 
+  // As controlplane/agent/core/job_core.h does it.
   static void AddSteps(const Job& job, int64_t step, pb::ActualJob* entry) {
+    const bool runs = job.phase == pb::DesiredJob::PHASE_RUN && job.failed_attempt != job.attempt;
+    if (job.step_duty == pb::STEP_DUTY_NONE) return;
+    if (job.step_duty == pb::STEP_DUTY_KEEP && runs) return;
     for (int64_t done = job.acked_step + 1; done <= step; ++done) {
       auto* record = entry->add_steps();
       record->set_step(done);
@@ -203,6 +208,7 @@ class SimulatedAgent : public grpc::ClientBidiReactor<pb::AgentUp, pb::AgentDown
       job.attempt = wanted.attempt();
       job.phase = wanted.phase();
       job.acked_step = wanted.acked_step();
+      job.step_duty = wanted.step_duty();
       const Job& known = before[wanted.job_id()];
       job.failed_attempt = known.failed_attempt;
       job.checkpoint_directory =

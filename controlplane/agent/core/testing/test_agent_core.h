@@ -130,10 +130,11 @@ class AgentCoreTest : public testing::Test {
     return {};
   }
 
-  void Step(int64_t process_id, int64_t step) {
+  // Returns whether the driver is to hear of it soon.
+  bool Step(int64_t process_id, int64_t step) {
     link::v1::FromWorker message;
     message.mutable_step()->set_step(step);
-    core_.OnWorkerMessage(process_id, message);
+    return core_.OnWorkerMessage(process_id, message);
   }
   void Finish(int64_t process_id, bool stopped) {
     link::v1::FromWorker message;

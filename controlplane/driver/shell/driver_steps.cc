@@ -1,0 +1,104 @@
+// The part of driver_shell.h about step records: from reports to loss logs, and what agents are
+// told about them.
+#include <algorithm>
+#include <utility>
+
+#include "controlplane/driver/shell/driver_shell.h"
+
+namespace megascale::driver {
+
+namespace agent = megascale::agent::v1;
+namespace pb = megascale::driver::v1;
+
+// Steps count only from agents that hold ranks of the attempt.
+void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState& report) {
+  for (const auto& actual : report.jobs()) {
+    const JobRecord* job = index_.Find(state_, actual.job_id());
+    if (job == nullptr || IsTerminal(*job) || !monitor_.reports().IsOn(*job, node_id)) continue;
+    // Appending before a rollback that is decided but not yet done would undo it.
+    if (job->attempt() > 1 && cut_attempts_[actual.job_id()] != job->attempt() &&
+        job->stage() == pb::STAGE_RUN) {
+      continue;
+    }
+    Describe(*job);
+    const absl::Duration now = options_.clock->Monotonic();
+    const int64_t newest = loss_logs_.Append(*job, actual.steps(), now);
+    counts_.Count(*job, actual, newest, {now, options_.clock->Wall(), monitor_.reports().awake()});
+    monitor_.NoteStep(actual.job_id(), newest);
+    if (!actual.steps().empty()) publisher_->TouchSteps(actual.job_id());
+    const LossLog* log = loss_logs_.Find(actual.job_id());
+    if (job->submitted().spec().tensorboard() && log != nullptr) {
+      tensorboard_logs_.Follow(actual.job_id(), job->submitted().directory(), *log,
+                               options_.clock->Wall());
+    }
+  }
+}
+
+LossLog* DriverShell::LossLogOf(const JobRecord& job) {
+  const bool is_open = loss_logs_.Find(JobId(job)) != nullptr;
+  LossLog* log = loss_logs_.Open(job, options_.clock->Monotonic());
+  if (is_open || log == nullptr) return log;
+  Describe(job);
+  monitor_.NoteStep(JobId(job), log->last_step());
+  return log;
+}
+
+// A checkpoint must not outlive the steps before it. These are reported by another agent than the
+// checkpoint, perhaps by one that is silent for the moment; if it and its deputy are lost, the
+// steps are computed again, from an older checkpoint. Lines that the log had and lost come no more,
+// so while the attempt goes on its checkpoint does not wait for ever.
+void DriverShell::HoldCommits(agent::ActualJob* reported) {
+  if (reported->manifests().empty()) return;
+  const std::string& job_id = reported->job_id();
+  loss_logs_.Sync(job_id, options_.clock->Monotonic());
+  const JobRecord* job = index_.Find(state_, job_id);
+  const bool goes_on = job != nullptr && !IsHold(job->stage());
+  const absl::Duration patience =
+      goes_on ? 2 * monitor_.reports().node_timeout() : absl::InfiniteDuration();
+  auto* manifests = reported->mutable_manifests();
+  manifests->erase(std::remove_if(manifests->begin(), manifests->end(),
+                                  [&](const agent::StoredManifest& manifest) {
+                                    return loss_logs_.HoldsCommit(job_id, manifest.step(), patience,
+                                                                  monitor_.reports().awake());
+                                  }),
+                   manifests->end());
+}
+
+void DriverShell::CutLossLogs() {
+  for (const LossLogCut& cut : LossLogCutsFor(indexed())) {
+    if (cut_attempts_[cut.job_id] == cut.attempt) continue;
+    const JobRecord& job = *index_.Find(state_, cut.job_id);
+    if (!loss_logs_.Cut(job, cut, options_.clock->Monotonic())) continue;
+    const LossLog* log = loss_logs_.Find(cut.job_id);
+    monitor_.NoteStep(cut.job_id, log != nullptr ? log->last_step() : cut.restore_step);
+    cut_attempts_[cut.job_id] = cut.attempt;
+    publisher_->TouchSteps(cut.job_id);
+  }
+}
+
+void DriverShell::NoteStepWords() {
+  std::map<std::string, int64_t> acknowledged = loss_logs_.Acknowledged();
+  for (const auto& [job_id, step] : acknowledged) {
+    const auto before = acknowledged_.find(job_id);
+    if (before != acknowledged_.end() && before->second == step) continue;
+    const JobRecord* job = index_.Find(state_, job_id);
+    if (job == nullptr) continue;
+    listeners_.merge(monitor_.step_reporters().NodesWithSteps(*job));
+  }
+  acknowledged_ = std::move(acknowledged);
+  listeners_.merge(monitor_.step_reporters().TakeChanged());
+}
+
+std::map<std::string, DriverShell::StepWord> DriverShell::StepWordsFor(const std::string& node_id) {
+  std::map<std::string, StepWord> words;
+  for (const int place : index_.On(node_id)) {
+    const JobRecord& job = state_.jobs(place);
+    StepWord& word = words[JobId(job)];
+    word.duty = monitor_.step_reporters().DutyOf(job, node_id);
+    if (!monitor_.step_reporters().HasSteps(job, node_id)) continue;
+    word.acked = loss_logs_.Acknowledged(JobId(job)).value_or(0);
+  }
+  return words;
+}
+
+}  // namespace megascale::driver

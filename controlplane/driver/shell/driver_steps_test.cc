@@ -1,0 +1,257 @@
+// The way of step records through the shell: which agents are told to report them, which
+// acknowledgements they get, and what waits for them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "controlplane/driver/core/testing/test_events.h"
+#include "controlplane/driver/shell/driver_shell.h"
+#include "controlplane/driver/storage/loss_history.h"
+#include "controlplane/driver/storage/testing/simulated_disk.h"
+
+namespace megascale::driver {
+namespace {
+
+namespace agent = megascale::agent::v1;
+namespace control = megascale::control::v1;
+namespace pb = megascale::driver::v1;
+namespace telemetry = megascale::telemetry::v1;
+using ::testing::ElementsAre;
+
+class CountingLink : public AgentLink {
+ public:
+  void SendDesired(const agent::DesiredState& desired) override {
+    last = desired;
+    ++num_sent;
+  }
+  void Close(const absl::Status& why) override {}
+  agent::DesiredState last;
+  int num_sent = 0;
+};
+
+// Job "j" of three ranks, one on each of the nodes n0, n1 and n2: n0 reports, n1 is its deputy.
+class DriverStepsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    DriverShell::Options options;
+    options.state_directory = "/state";
+    options.log = disk_.OpenLog();
+    options.files = &disk_;
+    options.secret = "secret";
+    options.clock = &clock_;
+    auto shell = DriverShell::Create(std::move(options));
+    ASSERT_TRUE(shell.ok()) << shell.status();
+    shell_ = *std::move(shell);
+    shell_->Begin();
+    Round([&] {
+      EXPECT_TRUE(shell_->Submit(Submitted("j", SpecOf(3, 1, 30)).job_submitted()).ok());
+    });
+    for (const char* node_id : {"n0", "n1", "n2"}) {
+      links_[node_id] = std::make_shared<CountingLink>();
+      Round([&] { shell_->OnHello(HelloOf(node_id, "a", 1), links_[node_id]); });
+      agent::ActualState& report = reports_[node_id];
+      report.set_incarnation("a");
+      agent::ActualJob* actual = report.add_jobs();
+      actual->set_job_id("j");
+      actual->set_attempt(1);
+      actual->mutable_preflight()->set_state(agent::Preflight::STATE_PASSED);
+    }
+    Pass(absl::Seconds(1));
+    for (int rank = 0; rank < 3; ++rank) {
+      agent::ActualRank* actual = JobOn(absl::StrCat("n", rank))->add_ranks();
+      actual->set_state(agent::ActualRank::STATE_RUNNING);
+      actual->mutable_status()->set_rank(rank);
+      actual->mutable_status()->set_phase(telemetry::PHASE_TRAINING);
+      JobOn(absl::StrCat("n", rank))->set_num_processes(2);
+    }
+    Pass(absl::Seconds(1));
+    ASSERT_EQ(job().state(), control::JOB_STATE_RUNNING);
+  }
+
+  void Round(const std::function<void()>& input) {
+    std::vector<DriverShell::Input> inputs;
+    inputs.push_back([&]() -> DriverShell::Output {
+      input();
+      return [] {};
+    });
+    ASSERT_TRUE(shell_->Round(std::move(inputs)).ok());
+  }
+  // Lets time pass, in which the agents repeat their reports, but for the silent ones.
+  void Pass(absl::Duration duration) {
+    for (absl::Duration passed; passed < duration; passed += absl::Milliseconds(250)) {
+      clock_.Advance(absl::Milliseconds(250));
+      for (auto& [node_id, report] : reports_) {
+        report.set_applied_version(VersionOfEvent(shell_->state().num_events()));
+        if (silent_.count(node_id) > 0) continue;
+        Round([&, id = node_id] { shell_->OnReport(id, reports_[id]); });
+      }
+      Round([] {});
+    }
+  }
+  // All ranks complete steps up to `newest`; agents report them as they were told last.
+  void Complete(int64_t newest) {
+    for (auto& [node_id, report] : reports_) {
+      agent::ActualJob* actual = report.mutable_jobs(0);
+      actual->mutable_ranks(0)->mutable_status()->set_step(newest);
+      if (links_[node_id]->last.jobs(0).step_duty() == agent::STEP_DUTY_REPORT) {
+        AddSteps(node_id, newest);
+      }
+    }
+  }
+  void AddSteps(const std::string& node_id, int64_t newest) {
+    JobOn(node_id)->clear_steps();
+    for (int64_t step = 1; step <= newest; ++step) {
+      auto* record = JobOn(node_id)->add_steps();
+      record->set_step(step);
+      record->set_attempt(job().attempt());
+    }
+  }
+  void AddManifest(int64_t step) {
+    auto* manifest = JobOn("n0")->add_manifests();
+    manifest->set_attempt(1);
+    manifest->set_step(step);
+    manifest->set_directory(absl::StrCat(CheckpointDirectory(job()), "/step-", step));
+  }
+  void FailRank(int rank) {
+    agent::ActualRank* failed = JobOn(absl::StrCat("n", rank))->mutable_ranks(0);
+    failed->set_state(agent::ActualRank::STATE_FAILED);
+    failed->mutable_failure()->set_failure_class(telemetry::FAILURE_CLASS_EXITED);
+    for (auto& [node_id, report] : reports_) report.mutable_jobs(0)->set_num_processes(0);
+  }
+  // From now on effects whose name contains `part` fail; "" repairs everything.
+  void Break(const std::string& part) {
+    disk_.SetFaults(
+        [part](absl::string_view effect) {
+          return !part.empty() && absl::StrContains(effect, part) ? SimulatedDisk::Fate::kFails
+                                                                  : SimulatedDisk::Fate::kDone;
+        },
+        {});
+  }
+  std::vector<int64_t> LoggedSteps() {
+    std::vector<int64_t> steps;
+    const auto records = ReadSteps(job().submitted().directory(), &disk_, 0, 100);
+    if (!records.ok()) return steps;
+    for (const auto& record : *records) steps.push_back(record.step());
+    return steps;
+  }
+
+  agent::ActualJob* JobOn(const std::string& node_id) { return reports_[node_id].mutable_jobs(0); }
+  const agent::DesiredJob& Told(const std::string& node_id) {
+    return links_[node_id]->last.jobs(0);
+  }
+  const JobRecord& job() const { return *FindJob(shell_->state(), "j"); }
+
+  base::FakeClock clock_;
+  SimulatedDisk disk_;
+  std::unique_ptr<DriverShell> shell_;
+  std::map<std::string, std::shared_ptr<CountingLink>> links_;
+  std::map<std::string, agent::ActualState> reports_;
+  std::set<std::string> silent_;
+};
+
+TEST_F(DriverStepsTest, OnlyTheTwoAgentsThatKeepStepsAreToldOfEachStep) {
+  EXPECT_EQ(Told("n0").step_duty(), agent::STEP_DUTY_REPORT);
+  EXPECT_EQ(Told("n1").step_duty(), agent::STEP_DUTY_KEEP);
+  EXPECT_EQ(Told("n2").step_duty(), agent::STEP_DUTY_NONE);
+  const int before = links_["n2"]->num_sent;
+  for (int64_t step = 1; step <= 5; ++step) {
+    Complete(step);
+    Pass(absl::Seconds(1));
+  }
+  EXPECT_EQ(Told("n0").acked_step(), 5);
+  EXPECT_EQ(Told("n1").acked_step(), 5);
+  EXPECT_EQ(links_["n2"]->num_sent, before);
+}
+
+TEST_F(DriverStepsTest, TheDeputyTakesOverWithoutAGapAndWithoutAnAttempt) {
+  Complete(1);
+  Pass(absl::Seconds(1));
+  silent_.insert("n0");
+  Complete(2);
+  Pass(absl::Milliseconds(1250));
+  ASSERT_EQ(Told("n1").step_duty(), agent::STEP_DUTY_REPORT);
+  Complete(4);
+  Pass(absl::Milliseconds(500));
+  EXPECT_THAT(LoggedSteps(), ElementsAre(1, 2, 3, 4));
+  silent_.clear();  // it repeats what it has, which is known
+  Pass(absl::Seconds(2));
+  EXPECT_THAT(LoggedSteps(), ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(Told("n0").step_duty(), agent::STEP_DUTY_KEEP);
+  EXPECT_EQ(job().attempt(), 1);
+}
+
+TEST_F(DriverStepsTest, ACheckpointWaitsForTheStepsBeforeIt) {
+  Complete(1);
+  Pass(absl::Seconds(1));
+  for (auto& [node_id, report] : reports_) {
+    report.mutable_jobs(0)->mutable_ranks(0)->mutable_status()->set_step(2);
+  }
+  AddManifest(2);  // n0 has not sent its record of step 2, nor has its deputy
+  Pass(absl::Seconds(3));
+  EXPECT_EQ(job().committed_size(), 0);
+  AddSteps("n1", 2);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(job().committed_size(), 1);
+}
+
+// The machines of both keepers are lost: the steps are computed again, and no line is missing.
+TEST_F(DriverStepsTest, ACheckpointWhoseStepsAreLostIsNeverCommitted) {
+  Complete(1);
+  Pass(absl::Seconds(1));
+  AddManifest(2);
+  FailRank(2);
+  Pass(absl::Minutes(1));
+  ASSERT_NE(job().attempt(), 1) << "nothing waits for the checkpoint";
+  EXPECT_EQ(job().committed_size(), 0);
+}
+
+// The log lost its end, after all its steps were acknowledged.
+TEST_F(DriverStepsTest, ACheckpointDoesNotWaitForEverForLinesThatAreLost) {
+  Complete(1);
+  Pass(absl::Seconds(1));
+  AddManifest(2);
+  Pass(absl::Seconds(9));
+  EXPECT_EQ(job().committed_size(), 0);
+  Pass(absl::Seconds(3));
+  EXPECT_EQ(job().committed_size(), 1);
+}
+
+TEST_F(DriverStepsTest, StepsThatComeWithTheEndOfTheAttemptCountAsItsProgress) {
+  FailRank(2);
+  Round([&] { shell_->OnReport("n2", reports_["n2"]); });
+  ASSERT_EQ(job().stage(), pb::STAGE_FENCE);
+  AddSteps("n1", 3);  // it reports them because its ranks have ended
+  Pass(absl::Milliseconds(250));
+  EXPECT_EQ(job().best_step(), 3);
+  EXPECT_EQ(job().attempts_without_progress(), 0);
+}
+
+// A rollback happened while the log could not be written, and then the job ended.
+TEST_F(DriverStepsTest, StepsThatWereRolledBackAreCutFromALogThatWorksAgainAfterTheEnd) {
+  Complete(3);
+  Pass(absl::Seconds(1));
+  ASSERT_THAT(LoggedSteps(), ElementsAre(1, 2, 3));
+  Break("metrics");
+  FailRank(2);
+  Pass(absl::Seconds(3));
+  ASSERT_EQ(job().attempt(), 2);
+  for (auto& [node_id, report] : reports_) report.mutable_jobs(0)->Clear();
+  Pass(absl::Seconds(40));  // the log is set aside
+  Event cancel = Cancelled(false);
+  cancel.mutable_cancel_requested()->set_job_id("j");
+  Round([&] { EXPECT_TRUE(shell_->Cancel(cancel.cancel_requested()).ok()); });
+  Pass(absl::Minutes(2));
+  ASSERT_EQ(job().stage(), pb::STAGE_ENDED);
+  EXPECT_EQ(shell_->num_loss_logs(), 0u);
+  Break("");
+  EXPECT_THAT(LoggedSteps(), ElementsAre(1, 2, 3));
+  Pass(absl::Minutes(2));
+  EXPECT_THAT(LoggedSteps(), ElementsAre()) << "attempt 2 began at step 0";
+}
+
+}  // namespace
+}  // namespace megascale::driver

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/driver_core.h"
-#include "controlplane/driver/reports/agent_monitor.h"
+#include "controlplane/driver/detection/agent_monitor.h"
 #include "proto/agent.pb.h"
 #include "runtime/base/check.h"
 #include "runtime/job/job_spec.h"

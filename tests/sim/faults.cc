@@ -4,7 +4,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/reports/step_reporters.h"
+#include "controlplane/driver/detection/step_reporters.h"
 
 namespace megascale::sim {
 namespace {

@@ -28,7 +28,7 @@
 #include "controlplane/driver/core/desired_states.h"
 #include "controlplane/driver/core/job_index.h"
 #include "controlplane/driver/core/job_retention.h"
-#include "controlplane/driver/reports/agent_monitor.h"
+#include "controlplane/driver/detection/agent_monitor.h"
 #include "controlplane/driver/shell/driver_view.h"
 #include "controlplane/driver/shell/job_evidence.h"
 #include "controlplane/driver/shell/job_logs.h"

@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "controlplane/driver/core/job_index.h"
-#include "controlplane/driver/reports/agent_monitor.h"
+#include "controlplane/driver/detection/agent_monitor.h"
 #include "controlplane/driver/shell/job_logs.h"
 #include "controlplane/driver/shell/job_view.h"
 #include "controlplane/driver/shell/shared_map.h"

@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "controlplane/driver/core/job_index.h"
-#include "controlplane/driver/reports/agent_monitor.h"
+#include "controlplane/driver/detection/agent_monitor.h"
 #include "controlplane/driver/storage/job_files.h"
 #include "proto/control.pb.h"
 

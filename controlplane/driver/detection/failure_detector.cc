@@ -1,4 +1,4 @@
-#include "controlplane/driver/reports/failure_detector.h"
+#include "controlplane/driver/detection/failure_detector.h"
 
 #include <algorithm>
 #include <set>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "controlplane/driver/reports/reported_events.h"
+#include "controlplane/driver/detection/reported_events.h"
 #include "runtime/job/job_spec.h"
 #include "runtime/plan/instruction.h"
 #include "runtime/telemetry/doing.h"

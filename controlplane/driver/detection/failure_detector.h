@@ -14,7 +14,7 @@
 
 #include "absl/time/time.h"
 #include "controlplane/driver/core/driver_core.h"
-#include "controlplane/driver/reports/agent_reports.h"
+#include "controlplane/driver/detection/agent_reports.h"
 
 namespace megascale::driver {
 

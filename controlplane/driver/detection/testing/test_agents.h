@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "controlplane/driver/core/testing/test_events.h"
-#include "controlplane/driver/reports/agent_monitor.h"
+#include "controlplane/driver/detection/agent_monitor.h"
 
 namespace megascale::driver {
 

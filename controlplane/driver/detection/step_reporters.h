@@ -17,7 +17,7 @@
 
 #include "absl/time/time.h"
 #include "controlplane/driver/core/job_index.h"
-#include "controlplane/driver/reports/agent_reports.h"
+#include "controlplane/driver/detection/agent_reports.h"
 
 namespace megascale::driver {
 

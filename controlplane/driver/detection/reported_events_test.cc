@@ -1,9 +1,9 @@
-#include "controlplane/driver/reports/reported_events.h"
+#include "controlplane/driver/detection/reported_events.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controlplane/driver/reports/testing/test_agents.h"
+#include "controlplane/driver/detection/testing/test_agents.h"
 
 namespace megascale::driver {
 namespace {

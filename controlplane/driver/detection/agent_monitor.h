@@ -11,10 +11,10 @@
 
 #include "absl/time/time.h"
 #include "controlplane/driver/core/driver_core.h"
-#include "controlplane/driver/reports/agent_reports.h"
-#include "controlplane/driver/reports/failure_detector.h"
-#include "controlplane/driver/reports/reported_events.h"
-#include "controlplane/driver/reports/step_reporters.h"
+#include "controlplane/driver/detection/agent_reports.h"
+#include "controlplane/driver/detection/failure_detector.h"
+#include "controlplane/driver/detection/reported_events.h"
+#include "controlplane/driver/detection/step_reporters.h"
 
 namespace megascale::driver {
 

@@ -1,11 +1,11 @@
-#include "controlplane/driver/reports/failure_detector.h"
+#include "controlplane/driver/detection/failure_detector.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "controlplane/driver/reports/testing/test_agents.h"
+#include "controlplane/driver/detection/testing/test_agents.h"
 #include "runtime/telemetry/doing.h"
 
 namespace megascale::driver {

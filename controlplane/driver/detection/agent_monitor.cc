@@ -1,4 +1,4 @@
-#include "controlplane/driver/reports/agent_monitor.h"
+#include "controlplane/driver/detection/agent_monitor.h"
 
 #include <memory>
 #include <utility>

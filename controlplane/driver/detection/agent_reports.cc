@@ -1,4 +1,4 @@
-#include "controlplane/driver/reports/agent_reports.h"
+#include "controlplane/driver/detection/agent_reports.h"
 
 #include <algorithm>
 #include <utility>

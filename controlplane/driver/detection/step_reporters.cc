@@ -1,4 +1,4 @@
-#include "controlplane/driver/reports/step_reporters.h"
+#include "controlplane/driver/detection/step_reporters.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "controlplane/driver/reports/reported_events.h"
+#include "controlplane/driver/detection/reported_events.h"
 
 #include <algorithm>
 #include <iterator>

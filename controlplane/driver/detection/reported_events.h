@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "controlplane/driver/core/driver_core.h"
-#include "controlplane/driver/reports/agent_reports.h"
+#include "controlplane/driver/detection/agent_reports.h"
 
 namespace megascale::driver {
 

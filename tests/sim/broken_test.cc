@@ -40,11 +40,11 @@ bool Finds(const std::string& invariant, std::function<void(agent::ActualState*)
 
 // A log that loses events: it replaces those for which `lost` is true by events without effect. Its
 // snapshots hold what `forget` leaves.
-class EditedLog : public driver::LogStore {
+class EditedLog : public driver::EventLog {
  public:
   using Lost = std::function<bool(const driver::Event&)>;
   using Forget = std::function<void(DriverState*)>;
-  EditedLog(std::unique_ptr<driver::LogStore> log, Lost lost, Forget forget = {})
+  EditedLog(std::unique_ptr<driver::EventLog> log, Lost lost, Forget forget = {})
       : log_(std::move(log)), lost_(std::move(lost)), forget_(std::move(forget)) {}
 
   absl::StatusOr<driver::LogContents> ReadAll() override {
@@ -65,14 +65,14 @@ class EditedLog : public driver::LogStore {
   }
 
  private:
-  const std::unique_ptr<driver::LogStore> log_;
+  const std::unique_ptr<driver::EventLog> log_;
   const Lost lost_;
   const Forget forget_;
 };
 
 Tampering LosesEvents(EditedLog::Lost lost) {
   Tampering tampering;
-  tampering.log = [lost](std::unique_ptr<driver::LogStore> log) {
+  tampering.log = [lost](std::unique_ptr<driver::EventLog> log) {
     return std::make_unique<EditedLog>(std::move(log), lost);
   };
   return tampering;
@@ -323,7 +323,7 @@ TEST_F(BrokenTest, StatusThatShowsRunningTooEarlyIsFound) {
 TEST_F(BrokenTest, SnapshotThatForgetsWhereTimeWentIsFound) {
   EXPECT_TRUE(Finds("TimeAddsUp", [] {
     Tampering tampering;
-    tampering.log = [](std::unique_ptr<driver::LogStore> log) {
+    tampering.log = [](std::unique_ptr<driver::EventLog> log) {
       return std::make_unique<EditedLog>(
           std::move(log), [](const driver::Event&) { return false; },
           [](DriverState* state) {

@@ -82,7 +82,7 @@ struct Tampering {
   // Changes the checkpoints that a host is told to keep.
   std::function<void(std::vector<agent::CheckpointId>*)> retain = {};
   // Wraps the driver's log.
-  std::function<std::unique_ptr<driver::LogStore>(std::unique_ptr<driver::LogStore>)> log = {};
+  std::function<std::unique_ptr<driver::EventLog>(std::unique_ptr<driver::EventLog>)> log = {};
   // Changes the driver's state before a round, as an event would that does not say what it changes.
   std::function<void(DriverState*)> state = {};
 };

@@ -180,7 +180,7 @@ absl::Status AgentLoop::TakeExits() {
   for (const launch::ProcessExit& exited : exits) {
     const auto found = children_.find(exited.token);
     if (found == children_.end()) continue;
-    const std::unique_ptr<Child> child = std::move(found->second);
+    const std::unique_ptr<ChildProcess> child = std::move(found->second);
     children_.erase(found);
     ReadChild(child.get());  // all that it said and printed comes before its end
     if (child->name().rank == kStackRank) {
@@ -217,12 +217,12 @@ std::string AgentLoop::RecentOf(const ChildName& name) {
   return memory->second->DescribeSpans(name.rank, Now());
 }
 
-void AgentLoop::ReadChild(Child* child) {
+void AgentLoop::ReadChild(ChildProcess* child) {
   child->DrainOutput();
   for (const std::string& message : child->ReadLink()) OnMessage(*child, message);
 }
 
-void AgentLoop::OnMessage(const Child& child, const std::string& message) {
+void AgentLoop::OnMessage(const ChildProcess& child, const std::string& message) {
   const int64_t process_id = child.name().process_id;
   if (child.name().rank >= 0) return OnWorkerMessage(child, message);
   changed_ = true;
@@ -244,7 +244,7 @@ void AgentLoop::OnMessage(const Child& child, const std::string& message) {
   core_.OnHostMessage(process_id, from_host);
 }
 
-void AgentLoop::OnWorkerMessage(const Child& child, const std::string& message) {
+void AgentLoop::OnWorkerMessage(const ChildProcess& child, const std::string& message) {
   const int64_t process_id = child.name().process_id;
   link::v1::FromWorker from_worker;
   if (!from_worker.ParseFromString(message)) {
@@ -322,8 +322,8 @@ absl::StatusOr<int> AgentLoop::StartChild(const StartProcess& action) {
   const std::vector<std::string> environment = base::ThreadEnvironment(base::HaveCores(
       static_cast<int>(ranks_here), action.job->spec().parallel().threads_per_rank(),
       base::SmallestCpuLimit().cores));
-  ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
-                   Child::Start(keeper_, name, options_.log_directory, environment));
+  ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> child,
+                   ChildProcess::Start(keeper_, name, options_.log_directory, environment));
   stores_.OnStarted(name.process_id, *action.job);
   const int pid = child->pid();
   out_of_memory_.OnStarted(name.process_id, pid, Now());
@@ -382,8 +382,8 @@ void AgentLoop::Do(const StartTest& action) {
 absl::StatusOr<int> AgentLoop::StartTestChild(const StartTest& action) {
   const ChildName name = {action.process_id, kTestLogs, action.request.id(), kTestRank};
   const std::vector<std::string> environment = base::ThreadEnvironment(/*has_cores=*/false);
-  ASSIGN_OR_RETURN(std::unique_ptr<Child> child,
-                   Child::Start(keeper_, name, options_.log_directory, environment));
+  ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> child,
+                   ChildProcess::Start(keeper_, name, options_.log_directory, environment));
   const std::filesystem::path logs(LogNameOf(options_.log_directory, name).directory);
   PruneDirectory(logs.parent_path().string(), kAttemptLogsKept);
   const int pid = child->pid();
@@ -488,8 +488,8 @@ absl::Status AgentLoop::StartStacks(const v1::FetchEvidence& fetch) {
     return absl::ResourceExhaustedError("many stacks are being read; repeat this in a second");
   }
   const ChildName name = {++last_stack_process_, kStackLogs, 0, kStackRank};
-  ASSIGN_OR_RETURN(std::unique_ptr<Child> reader,
-                   Child::Start(keeper_, name, options_.log_directory, {}));
+  ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> reader,
+                   ChildProcess::Start(keeper_, name, options_.log_directory, {}));
   link::v1::StackAssignment assignment;
   assignment.set_pid(child->second->pid());
   reader->Send(assignment.SerializeAsString(), {}).IgnoreError();  // its end is reported

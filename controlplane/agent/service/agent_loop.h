@@ -53,9 +53,9 @@ class AgentLoop {
   absl::Status TakeStream();
   absl::Status TakeExits();
   std::string RecentOf(const ChildName& name);
-  void ReadChild(Child* child);
-  void OnMessage(const Child& child, const std::string& message);
-  void OnWorkerMessage(const Child& child, const std::string& message);
+  void ReadChild(ChildProcess* child);
+  void OnMessage(const ChildProcess& child, const std::string& message);
+  void OnWorkerMessage(const ChildProcess& child, const std::string& message);
   void OnDesired(const v1::DesiredState& desired);
 
   void Act();
@@ -93,7 +93,7 @@ class AgentLoop {
   launch::ProcessKeeper* const keeper_;
   DriverStream* const stream_;
   AgentCore core_;
-  std::map<int64_t, std::unique_ptr<Child>> children_;
+  std::map<int64_t, std::unique_ptr<ChildProcess>> children_;
   std::map<std::string, std::unique_ptr<JobMemory>> memory_;
   int num_socket_directories_ = 0;
   OutOfMemoryWatch out_of_memory_;

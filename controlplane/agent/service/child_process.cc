@@ -58,10 +58,9 @@ launch::LogName LogNameOf(const std::string& log_directory, const ChildName& chi
   return name;
 }
 
-absl::StatusOr<std::unique_ptr<Child>> Child::Start(launch::ProcessKeeper* keeper,
-                                                    const ChildName& name,
-                                                    const std::string& log_directory,
-                                                    const std::vector<std::string>& environment) {
+absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
+    launch::ProcessKeeper* keeper, const ChildName& name, const std::string& log_directory,
+    const std::vector<std::string>& environment) {
   ASSIGN_OR_RETURN(auto link, base::MakeSocketPair());
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return base::ErrnoStatus(errno, "pipe for a log");
@@ -78,7 +77,8 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(launch::ProcessKeeper* keepe
   request.descriptors = {{link.second.get(), kLinkFd}};
   request.output = output_write.get();
   ASSIGN_OR_RETURN(const pid_t pid, keeper->Spawn(request));
-  std::unique_ptr<Child> child(new Child(name, std::move(link.first), std::move(output)));
+  std::unique_ptr<ChildProcess> child(
+      new ChildProcess(name, std::move(link.first), std::move(output)));
   child->pid_ = pid;
   auto log = launch::LogFile::Open(LogNameOf(log_directory, name));
   if (log.ok()) {
@@ -89,7 +89,7 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(launch::ProcessKeeper* keepe
   return child;
 }
 
-std::vector<std::string> Child::ReadLink() {
+std::vector<std::string> ChildProcess::ReadLink() {
   char buffer[kReadBytes];
   for (int i = 0; link_.valid() && i < kReadsMax; ++i) {
     const ssize_t got = ::recv(link_.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
@@ -120,7 +120,7 @@ std::vector<std::string> Child::ReadLink() {
   return messages;
 }
 
-void Child::DrainOutput() {
+void ChildProcess::DrainOutput() {
   char buffer[kReadBytes];
   for (int i = 0; output_.valid() && i < kReadsMax; ++i) {
     const ssize_t got = ::read(output_.get(), buffer, sizeof(buffer));
@@ -137,11 +137,11 @@ void Child::DrainOutput() {
   }
 }
 
-std::string Child::LastLines() const {
+std::string ChildProcess::LastLines() const {
   return log_ == nullptr ? std::string() : log_->LastLines(kLastLines);
 }
 
-absl::Status Child::Send(const std::string& message, const std::vector<int>& fds) {
+absl::Status ChildProcess::Send(const std::string& message, const std::vector<int>& fds) {
   if (!link_.valid()) return absl::UnavailableError("the link is closed");
   return base::SendFrame(link_.get(), message, fds, kSendTimeout);
 }

@@ -34,13 +34,12 @@ struct ChildName {
 // LOG_DIRECTORY/JOB/attempt-2/rank-00003.N.log.
 launch::LogName LogNameOf(const std::string& log_directory, const ChildName& child);
 
-class Child {
+class ChildProcess {
  public:
   // Starts this same program as `megascale worker` or `megascale host`.
-  static absl::StatusOr<std::unique_ptr<Child>> Start(launch::ProcessKeeper* keeper,
-                                                      const ChildName& name,
-                                                      const std::string& log_directory,
-                                                      const std::vector<std::string>& environment);
+  static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(
+      launch::ProcessKeeper* keeper, const ChildName& name, const std::string& log_directory,
+      const std::vector<std::string>& environment);
 
   const ChildName& name() const { return name_; }
   int pid() const { return pid_; }
@@ -58,7 +57,7 @@ class Child {
   absl::Status Send(const std::string& message, const std::vector<int>& fds);
 
  private:
-  Child(ChildName name, base::UniqueFd link, base::UniqueFd output)
+  ChildProcess(ChildName name, base::UniqueFd link, base::UniqueFd output)
       : name_(std::move(name)), link_(std::move(link)), output_(std::move(output)) {}
 
   ChildName name_;

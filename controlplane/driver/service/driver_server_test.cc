@@ -674,7 +674,7 @@ TEST_F(DriverServerTest, DesiredStatesOfARestartedDriverAreNewer) {
 // --- the loop and its readers --------------------------------------------------------------------
 
 // A log in memory whose writes a test holds up.
-class HeldLog : public LogStore {
+class HeldLog : public EventLog {
  public:
   struct Gate {
     void Set(bool closed) {

@@ -3,7 +3,7 @@
 // the waiting inputs, applies the events that follow from them to the state in memory, makes these
 // durable with one sync, and only then has effects: cuts of loss logs, the view that readers read,
 // desired states, answers.
-// Everything outside is behind a seam (LogStore, JobFiles, AgentLink, Clock), so the simulator runs
+// Everything outside is behind a seam (EventLog, JobFiles, AgentLink, Clock), so the simulator runs
 // this very code and ends it between any two effects.
 //
 // An error at the files of one job concerns this job alone (job_logs.h).
@@ -64,7 +64,7 @@ class DriverShell {
  public:
   struct Options {
     std::string state_directory;
-    std::unique_ptr<LogStore> log;
+    std::unique_ptr<EventLog> log;
     JobFiles* files = nullptr;           // outlives the shell
     const base::Clock* clock = nullptr;  // outlives the shell
     // Number of events between two snapshots of the state.

@@ -25,9 +25,9 @@ struct LogContents {
   std::vector<Event> events;
 };
 
-class LogStore {
+class EventLog {
  public:
-  virtual ~LogStore() = default;
+  virtual ~EventLog() = default;
 
   // Returns everything that was appended and acknowledged. Errors: DataLoss - an event cannot be
   // read.
@@ -46,9 +46,9 @@ class LogStore {
 // older program is upgraded, in one write. Errors: FailedPrecondition - another driver has it open,
 // or a newer program wrote it (the message says which); DataLoss - it is corrupt, and the message
 // says where; PermissionDenied …
-absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(const std::string& directory);
+absl::StatusOr<std::unique_ptr<EventLog>> OpenRocksDbLog(const std::string& directory);
 // As above, over another file system.
-absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(
+absl::StatusOr<std::unique_ptr<EventLog>> OpenRocksDbLog(
     const std::string& directory, const std::shared_ptr<rocksdb::FileSystem>& files);
 
 // Reads the log in `directory` without opening it for writing, so that the driver that has it open

@@ -27,7 +27,7 @@ class RocksDbLogTest : public ::testing::Test {
       : directory_(::testing::TempDir() + "/" +
                    ::testing::UnitTest::GetInstance()->current_test_info()->name()) {}
 
-  std::unique_ptr<LogStore> Open() {
+  std::unique_ptr<EventLog> Open() {
     auto log = OpenRocksDbLog(directory_);
     EXPECT_TRUE(log.ok()) << log.status();
     return *std::move(log);
@@ -272,7 +272,7 @@ TEST_F(RocksDbLogTest, AFlippedByteIsDataLossThatNamesTheFile) {
     file.seekp(20);
     file.put('\x55');
   }
-  absl::StatusOr<std::unique_ptr<LogStore>> log = OpenRocksDbLog(directory_);
+  absl::StatusOr<std::unique_ptr<EventLog>> log = OpenRocksDbLog(directory_);
   const absl::Status status = log.ok() ? (*log)->ReadAll().status() : log.status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(directory_));

@@ -36,7 +36,7 @@ absl::Status CheckHasNoLog(const std::string& directory) {
 
 absl::Status WriteState(const DriverState& state, const std::string& directory) {
   RETURN_IF_ERROR(CheckHasNoLog(directory));
-  ASSIGN_OR_RETURN(const std::unique_ptr<LogStore> log, OpenRocksDbLog(LogOf(directory)));
+  ASSIGN_OR_RETURN(const std::unique_ptr<EventLog> log, OpenRocksDbLog(LogOf(directory)));
   return log->WriteSnapshot(state);
 }
 

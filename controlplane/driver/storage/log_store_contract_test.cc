@@ -1,4 +1,4 @@
-// The contract of every LogStore, whatever happens to its disk: one suite for RocksDB over failing
+// The contract of every EventLog, whatever happens to its disk: one suite for RocksDB over failing
 // files and for the simulated disk. Its core: after a failure of any write or sync, and a crash,
 // the reopened log holds a prefix of the appended events that includes every acknowledged one.
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using Harm = FaultyFiles::Harm;
 class Bench {
  public:
   virtual ~Bench() = default;
-  virtual absl::StatusOr<std::unique_ptr<LogStore>> Open() = 0;
+  virtual absl::StatusOr<std::unique_ptr<EventLog>> Open() = 0;
   // Makes every write or sync from the n-th on fail as `harm` says.
   virtual void HarmFrom(int64_t effect, Harm harm) = 0;
   virtual int64_t num_effects() const = 0;
@@ -33,7 +33,7 @@ class Bench {
 class RocksDbBench : public Bench {
  public:
   explicit RocksDbBench(std::string directory) : directory_(std::move(directory)) {}
-  absl::StatusOr<std::unique_ptr<LogStore>> Open() override {
+  absl::StatusOr<std::unique_ptr<EventLog>> Open() override {
     return OpenRocksDbLog(directory_, files_);
   }
   void HarmFrom(int64_t effect, Harm harm) override { files_->HarmFrom(effect, harm); }
@@ -53,7 +53,7 @@ class SimulatedBench : public Bench {
                       return static_cast<size_t>(torn_ * static_cast<double>(unsynced));
                     });
   }
-  absl::StatusOr<std::unique_ptr<LogStore>> Open() override { return disk_.OpenLog(); }
+  absl::StatusOr<std::unique_ptr<EventLog>> Open() override { return disk_.OpenLog(); }
   void HarmFrom(int64_t effect, Harm harm) override {
     harm_from_ = num_effects_ + effect;
     harm_ = harm;
@@ -113,7 +113,7 @@ class LogStoreContractTest : public ::testing::TestWithParam<const char*> {
     int64_t acknowledged = 0;
     absl::Status failure;
   };
-  static Written WriteUntilItFails(LogStore* log) {
+  static Written WriteUntilItFails(EventLog* log) {
     Written written;
     DriverState state;
     for (int number = 0; number < 10; ++number) {

@@ -51,7 +51,7 @@ rocksdb::WriteOptions Synced() {
   return options;
 }
 
-class RocksDbLog : public LogStore {
+class RocksDbLog : public EventLog {
  public:
   RocksDbLog(std::string directory, std::unique_ptr<rocksdb::Env> env,
              std::unique_ptr<rocksdb::DB> db)
@@ -185,11 +185,11 @@ absl::Status CannotOpen(const rocksdb::Status& status, const std::string& direct
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(const std::string& directory) {
+absl::StatusOr<std::unique_ptr<EventLog>> OpenRocksDbLog(const std::string& directory) {
   return OpenRocksDbLog(directory, rocksdb::FileSystem::Default());
 }
 
-absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(
+absl::StatusOr<std::unique_ptr<EventLog>> OpenRocksDbLog(
     const std::string& directory, const std::shared_ptr<rocksdb::FileSystem>& files) {
   RETURN_IF_ERROR(base::MakeDirectories(directory));
   try {
@@ -206,7 +206,7 @@ absl::StatusOr<std::unique_ptr<LogStore>> OpenRocksDbLog(
     auto log = std::make_unique<RocksDbLog>(directory, std::move(env),
                                             std::unique_ptr<rocksdb::DB>(opened));
     RETURN_IF_ERROR(log->CheckSchema());
-    return std::unique_ptr<LogStore>(std::move(log));
+    return std::unique_ptr<EventLog>(std::move(log));
   } catch (const std::exception& error) {
     return absl::InternalError(absl::StrCat("open ", directory, ": ", error.what()));
   }

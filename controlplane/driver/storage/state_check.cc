@@ -11,7 +11,7 @@
 
 namespace megascale::driver {
 
-absl::Status CheckJobFolders(const std::string& state_directory, LogStore* log) {
+absl::Status CheckJobFolders(const std::string& state_directory, EventLog* log) {
   ASSIGN_OR_RETURN(const LogContents contents, log->ReadAll());
   std::set<std::string> known;
   for (const JobRecord& job : contents.state.jobs()) known.insert(JobId(job));

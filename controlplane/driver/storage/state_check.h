@@ -14,7 +14,7 @@ namespace megascale::driver {
 
 // Checks the folders `state_directory`/jobs/ID/ against `log`. OK if there is no such directory.
 // Errors: DataLoss - a folder whose job is missing from the log; the message names it and says what
-// to do; and those of LogStore::ReadAll.
-absl::Status CheckJobFolders(const std::string& state_directory, LogStore* log);
+// to do; and those of EventLog::ReadAll.
+absl::Status CheckJobFolders(const std::string& state_directory, EventLog* log);
 
 }  // namespace megascale::driver

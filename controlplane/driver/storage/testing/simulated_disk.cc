@@ -43,7 +43,7 @@ void SimulatedDisk::Crash() {
 
 // --- the log ----------------------------------------------------------------------------------
 
-class SimulatedDisk::Log : public LogStore {
+class SimulatedDisk::Log : public EventLog {
  public:
   explicit Log(SimulatedDisk* disk) : disk_(*disk) {}
 
@@ -74,7 +74,7 @@ class SimulatedDisk::Log : public LogStore {
   SimulatedDisk& disk_;
 };
 
-std::unique_ptr<LogStore> SimulatedDisk::OpenLog() { return std::make_unique<Log>(this); }
+std::unique_ptr<EventLog> SimulatedDisk::OpenLog() { return std::make_unique<Log>(this); }
 
 // --- files ------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class SimulatedDisk : public JobFiles {
   void SetFaults(FateOf fate, Remainder remainder);
 
   // Opens the log. A log that was opened before must not be used any more.
-  std::unique_ptr<LogStore> OpenLog();
+  std::unique_ptr<EventLog> OpenLog();
   // Replaces the log by a copy that was kept. Call between two drivers.
   void ReplaceLog(LogContents contents) { log_ = std::move(contents); }
   // The contents that a log opened now would read.

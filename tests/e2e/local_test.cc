@@ -148,6 +148,41 @@ TEST_F(LocalTest, LearnsATokenizerAndKeepsItWithEveryCheckpoint) {
               NumberOf(evaluated.out, "loss") * tokens / bytes / std::log(2.0), 1e-3);
 }
 
+// The first stage keeps the weights of both ends; what reads a checkpoint must not miss them.
+TEST_F(LocalTest, ACheckpointOfTiedStagesIsThatOfOneRank) {
+  const std::map<std::string, std::string> state = {{"XDG_STATE_HOME", directory_}};
+  std::vector<double> bits;
+  std::vector<std::string> texts;
+  for (const std::vector<std::string>& layout :
+       {std::vector<std::string>{"parallel.pipeline_model_parallel_size=4",
+                                 "parallel.data_parallel_size=1"},
+        {"parallel.pipeline_model_parallel_size=1", "parallel.data_parallel_size=1"}}) {
+    const std::string job_id = absl::StrCat("tied-", texts.size());
+    std::vector<std::string> command = Command(
+        {"--set", "train.steps=30", "--job-id", job_id, "--set", "model.tie_word_embeddings=true"});
+    for (const std::string& field : layout) command.insert(command.end(), {"--set", field});
+    const CommandResult trained = e2e::Run(command, {{"NO_COLOR", "1"}});
+    ASSERT_EQ(trained.exit_code, 0) << trained.out << trained.err;
+    const std::string checkpoint =
+        absl::StrCat(directory_, "/state/jobs/", job_id, "/checkpoints/step-00000030-attempt-1");
+    const CommandResult evaluated =
+        e2e::Run({Program(), "evaluate", "--checkpoint", checkpoint, "--data", directory_ + "/text",
+                  "--whole", "-o", "json"},
+                 state);
+    ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
+    bits.push_back(NumberOf(evaluated.out, "bits_per_byte"));
+    const CommandResult generated =
+        e2e::Run({Program(), "generate", "--checkpoint", checkpoint, "--prompt", "the ", "--tokens",
+                  "24", "--temperature", "0"},
+                 state);
+    ASSERT_EQ(generated.exit_code, 0) << generated.err;
+    texts.push_back(generated.out);
+  }
+  EXPECT_LT(bits[0], 7) << "it has learnt something";
+  EXPECT_NEAR(bits[0], bits[1], 1e-4);
+  EXPECT_EQ(texts[0], texts[1]);
+}
+
 TEST_F(LocalTest, HeldOutTextShorterThanAWindowIsAWarning) {
   const CommandResult result =
       e2e::Run(Command({"--set", "train.steps=5", "--set", "data.held_out_fraction=0.0005"}));

@@ -160,7 +160,7 @@ void Faults::CutOffKeepers() {
 }
 
 bool Faults::FailReporter(ReporterFault fault) {
-  constexpr absl::Duration kShort = absl::Seconds(4);  // the node does not count as lost
+  constexpr absl::Duration kShort = absl::Seconds(3);  // the node does not count as lost
   const Keepers keepers = AnyKeepers();
   if (keepers.first == nullptr) return false;
   switch (fault) {

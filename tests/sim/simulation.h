@@ -14,8 +14,8 @@ namespace megascale::sim {
 // What happens to the agent that reports the steps of a job.
 enum class ReporterFault {
   kNone,
-  kStops,    // its process stands still for 4 s
-  kCutOff,   // the driver cannot reach it for 4 s
+  kStops,    // its process stands still for 3 s
+  kCutOff,   // the driver cannot reach it for 3 s
   kBothCut,  // nor its deputy
   kLost,     // its machine is lost
 };

@@ -41,10 +41,10 @@ absl::Status HostWindow::Write(const tensor::Vector& vector, Work fill) {
   error_ = absl::OkStatus();
   absl::Status status;
   int64_t num_issued = 0;
-  for (int64_t first = 0; status.ok() && first < vector.size; ++num_issued) {
+  for (int64_t first = 0; first < vector.size; ++num_issued) {
+    const Piece piece = PieceAt(vector, first, static_cast<int>(num_issued % 2));
     // The piece before the last one lay in this memory.
     status = AwaitTaken(num_issued - 1);
-    const Piece piece = PieceAt(vector, first, static_cast<int>(num_issued % 2));
     if (status.ok()) status = fill(first, piece.here);
     if (!status.ok()) break;
     stream_.RunAndWait([&] {

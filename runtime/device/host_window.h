@@ -40,8 +40,7 @@ class HostWindow {
 
   // Calls `fill` for consecutive pieces of `vector`, each of which it overwrites: on this thread,
   // one after the other. On return the device has all of them. Errors: those of `fill`, after which
-  // the vector is undefined;
-  // ResourceExhausted - no pinned memory; Internal - the device failed.
+  // the vector is undefined; ResourceExhausted - no pinned memory; Internal - the device failed.
   absl::Status Write(const tensor::Vector& vector, Work fill);
 
   // Calls `look` for consecutive pieces of `vector`, whose values are those that the work issued to

@@ -124,7 +124,8 @@ absl::Status CheckMemory(const HostAssignment& assignment, const device::Descrip
   RETURN_IF_ERROR(layout::CheckMemory(needed, base::LeastMemoryLimit()));
   if (device.memory_bytes == 0) return absl::OkStatus();
   // Other programs may use the device, too.
-  const int64_t free_bytes = device.free_bytes.value_or(device.memory_bytes);
+  const int64_t free_bytes =
+      std::min(device.memory_bytes, device.free_bytes.value_or(device.memory_bytes));
   return layout::CheckDeviceMemory(needed, {.available_bytes = free_bytes / device.num_ranks,
                                             .limit_bytes = device.memory_bytes / device.num_ranks,
                                             .source = device.name});

@@ -180,6 +180,10 @@ void CudaStream::TakeTime(cudaEvent_t event) {
   last_event_ = event;
 }
 
+void CudaStream::TakeErrorOf(const stream::Stream& other) {
+  Issued(dynamic_cast<const CudaStream&>(other).error());
+}
+
 absl::Status CudaStream::Finish() {
   work_->Issue();
   Issued(MEGASCALE_CUDA_CALL(cuda_, cudaStreamSynchronize(stream_)));

@@ -45,6 +45,7 @@ class CudaStream final : public stream::Stream {
   absl::Duration NotifiedAt() const override { return notified_at_; }
   // Waits for notifications that were asked for before, as well.
   absl::Status Finish() override;
+  void TakeErrorOf(const stream::Stream& other) override;
   std::unique_ptr<stream::Event> MakeEvent() override;
 
   // For operators and communicators, which issue work of their own on this stream's thread.

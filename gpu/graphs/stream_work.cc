@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
 #include "gpu/cuda/cuda_status.h"
 #include "runtime/base/check.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
 namespace megascale::gpu {
@@ -56,7 +58,9 @@ void StreamWork::Issue() {
 }
 
 absl::Status StreamWork::Launch() {
-  if (!options_.uses_graphs || num_added_ < kLaunchesMin) return Play();
+  if (!options_.uses_graphs || graph_failure_.has_value() || num_added_ < kLaunchesMin) {
+    return Play();
+  }
   auto graph = graphs_.find(absl::string_view(added_));
   if (graph == graphs_.end()) {
     const size_t digest = absl::Hash<absl::string_view>()(added_);
@@ -66,10 +70,21 @@ absl::Status StreamWork::Launch() {
       digests_.insert(digest);
       return Play();
     }
-    ASSIGN_OR_RETURN(const cudaGraphExec_t captured, Capture());
-    graph = graphs_.emplace(added_, captured).first;
+    const absl::StatusOr<cudaGraphExec_t> captured = Capture();
+    if (!captured.ok()) return PlayAfter(captured.status());
+    graph = graphs_.emplace(added_, *captured).first;
   }
-  return MEGASCALE_CUDA_CALL(*options_.cuda, cudaGraphLaunch(graph->second, options_.stream));
+  const absl::Status launched =
+      MEGASCALE_CUDA_CALL(*options_.cuda, cudaGraphLaunch(graph->second, options_.stream));
+  return launched.ok() ? launched : PlayAfter(launched);
+}
+
+// Nothing of the work has been launched. Graphs take device memory, which may be short; an error of
+// the work itself, or of the device, comes again.
+absl::Status StreamWork::PlayAfter(const absl::Status& graph_failure) {
+  graph_failure_ = graph_failure;
+  base::LogWarning(absl::StrCat("goes on without CUDA graphs: ", graph_failure.message()));
+  return Play();
 }
 
 absl::Status StreamWork::Play() const {
@@ -99,7 +114,7 @@ absl::StatusOr<cudaGraphExec_t> StreamWork::Capture() const {
   }
   if (graph != nullptr) (void)cuda.cudaGraphDestroy(graph);
   if (status.ok()) return executable;
-  return base::Annotate(status, "capture of a CUDA graph (enable_cuda_graph: false does without)");
+  return base::Annotate(status, "capture of a CUDA graph");
 }
 
 void StreamWork::Finish() {

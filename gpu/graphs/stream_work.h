@@ -15,8 +15,9 @@
 //
 // The first time, work is launched without a graph: libraries then load and allocate what they
 // need, which a capture forbids. The second time it is captured, in thread-local mode, so that
-// other threads may do as they like. From the third time on the graph is launched, and nothing is
-// allocated.
+// other threads may do as they like, and launched. From the third time on nothing is allocated. If
+// a graph cannot be made, for lack of memory, say, the stream's work is launched without graphs
+// from then on.
 //
 // Threads: the stream's; Finish and the destructor on any, while no other thread uses the object.
 #pragma once
@@ -24,6 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -104,6 +106,7 @@ class StreamWork {
   // Makes room for `bytes` zeros behind the work, and returns their place.
   char* Grow(size_t bytes);
   absl::Status Launch();
+  absl::Status PlayAfter(const absl::Status& graph_failure);
   // Makes the calls one after the other.
   absl::Status Play() const;
   absl::StatusOr<cudaGraphExec_t> Capture() const;
@@ -112,7 +115,8 @@ class StreamWork {
   std::string added_;  // headers and arguments, each at a multiple of kAlignment
   int num_added_ = 0;
   bool has_failed_ = false;
-  absl::flat_hash_set<size_t> digests_;  // of work that was launched without a graph
+  std::optional<absl::Status> graph_failure_;  // then no graph is tried again
+  absl::flat_hash_set<size_t> digests_;        // of work that was launched without a graph
   absl::flat_hash_map<std::string, cudaGraphExec_t> graphs_;  // by what is in them
 };
 

@@ -106,7 +106,8 @@ absl::Status RunOne(const DivergedStep& step, const plan::Instruction& instructi
     if (status.ok()) status = stream->Synchronize();
   }
   // Instructions run one after the other here, whatever their streams.
-  if (status.ok()) status = step.stream->Finish();
+  // After an error, too: work that is still to come must not find its memory freed.
+  status.Update(step.stream->Finish());
   step.reporter->End(instruction, now(), status);
   return status;
 }

@@ -406,6 +406,7 @@ void Engine::RunOnComputeThreads(plan::StreamKind from, absl::FunctionRef<void()
     handover.back->RecordNow(compute(), generation);
   });
   handover.back->WaitNow(*streams_.at(from), generation);
+  streams_.at(from)->TakeErrorOf(compute());
 }
 
 stream::Stream* Engine::ExchangeStreamOf(const plan::Instruction& instruction) const {

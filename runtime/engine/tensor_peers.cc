@@ -79,6 +79,10 @@ absl::Status TensorPeers::Do(const Call& call, plan::InstructionId id) {
 
 void TensorPeers::Wait(Exchange last) {
   MEGASCALE_CHECK(last <= num_begun_);
+  // First: it also issues what the operators have added, which then runs beside the exchange.
+  if (options_.exchanges != nullptr && last > 0) {
+    ended_->WaitNow(*options_.compute, GenerationOf(last));
+  }
   {
     std::unique_lock<std::mutex> lock(mutex_);
     if (num_done_ < last) {
@@ -86,9 +90,6 @@ void TensorPeers::Wait(Exchange last) {
       done_.wait(lock, [&] { return num_done_ >= last; });
       options_.reporter->EndWait(pass_);
     }
-  }
-  if (options_.exchanges != nullptr && last > 0) {
-    ended_->WaitNow(*options_.compute, GenerationOf(last));
   }
 }
 

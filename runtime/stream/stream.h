@@ -118,6 +118,10 @@ class Stream {
   // Makes an event that streams of this device may record and wait for.
   virtual std::unique_ptr<Event> MakeEvent() = 0;
 
+  // Makes the error that is known by now of work on `other`, a stream of the same device, an error
+  // of this stream, too: for work that `other` did for this stream, whose own calls all succeed.
+  virtual void TakeErrorOf(const Stream& /*other*/) {}
+
  protected:
   explicit Stream(std::string name) : name_(std::move(name)) {}
   // Starts the thread; debuggers and /proc show its name, cut to 15 bytes. Called once, at the end

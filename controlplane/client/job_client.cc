@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -233,6 +234,7 @@ absl::StatusOr<control::v1::ListJobsResponse> JobClient::List(int64_t limit) {
   control::v1::ListJobsRequest request;
   request.set_newest_first(limit > 0);
   control::v1::ListJobsResponse all;
+  std::set<std::string> tokens;
   for (;;) {
     const int64_t left = limit > 0 ? limit - all.jobs_size() : kJobsPage;
     request.set_page_size(static_cast<int32_t>(std::min<int64_t>(left, kJobsPage)));
@@ -242,7 +244,7 @@ absl::StatusOr<control::v1::ListJobsResponse> JobClient::List(int64_t limit) {
     all.mutable_jobs()->MergeFrom(page.jobs());
     const bool is_enough = limit > 0 && all.jobs_size() >= limit;
     if (page.next_page_token().empty() || is_enough) break;
-    if (page.next_page_token() == request.page_token()) {
+    if (page.jobs().empty() || !tokens.insert(page.next_page_token()).second) {
       return absl::InternalError("the driver's list of jobs does not end");
     }
     request.set_page_token(page.next_page_token());

@@ -67,7 +67,9 @@ void StepReporters::OnReport(const JobRecord& job, const std::string& node_id,
 }
 
 void StepReporters::NoteStep(const std::string& job_id, int64_t step) {
-  jobs_[job_id].reported = step;
+  Entry& entry = jobs_[job_id];
+  if (step > entry.reported) entry.waiting_since = absl::InfiniteDuration();  // it goes on
+  entry.reported = step;
 }
 
 void StepReporters::OnTick(const IndexedState& state, absl::Duration awake) {

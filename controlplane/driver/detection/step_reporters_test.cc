@@ -125,6 +125,17 @@ TEST_F(StepReportersTest, StepsThatTheLossLogHasWaitForNobody) {
   EXPECT_EQ(Duty("n0"), agent::STEP_DUTY_REPORT);
 }
 
+// Steps may be shorter than the way of a report.
+TEST_F(StepReportersTest, AReporterThatLagsButGoesOnKeepsItsDuty) {
+  for (int64_t step = 1; step <= 20; ++step) {
+    monitor_.NoteStep("j", step);
+    Complete(step + 1);
+    Pass(absl::Milliseconds(500));
+  }
+  EXPECT_EQ(Duty("n1"), agent::STEP_DUTY_REPORT);
+  EXPECT_THAT(TakeChanged(), IsEmpty());
+}
+
 TEST_F(StepReportersTest, AcknowledgementsGoToTheKeepersAndToAgentsThatReportSteps) {
   EXPECT_THAT(monitor_.step_reporters().NodesWithSteps(job()), ElementsAre("n0", "n1"));
   EXPECT_TRUE(monitor_.step_reporters().HasSteps(job(), "n0"));

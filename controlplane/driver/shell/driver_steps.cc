@@ -10,6 +10,14 @@ namespace megascale::driver {
 namespace agent = megascale::agent::v1;
 namespace pb = megascale::driver::v1;
 
+namespace {
+
+// An agent whose loop stands still, on a slow disk, say, counts as alive for 30 s. It may have the
+// steps.
+constexpr absl::Duration kCommitPatienceMin = absl::Seconds(35);
+
+}  // namespace
+
 // Steps count only from agents that hold ranks of the attempt.
 void DriverShell::TakeSteps(const std::string& node_id, const agent::ActualState& report) {
   for (const auto& actual : report.jobs()) {
@@ -54,7 +62,8 @@ void DriverShell::HoldCommits(agent::ActualJob* reported) {
   const JobRecord* job = index_.Find(state_, job_id);
   const bool goes_on = job != nullptr && !IsHold(job->stage());
   const absl::Duration patience =
-      goes_on ? 2 * monitor_.reports().node_timeout() : absl::InfiniteDuration();
+      goes_on ? std::max(2 * monitor_.reports().node_timeout(), kCommitPatienceMin)
+              : absl::InfiniteDuration();
   auto* manifests = reported->mutable_manifests();
   manifests->erase(std::remove_if(manifests->begin(), manifests->end(),
                                   [&](const agent::StoredManifest& manifest) {

@@ -1,6 +1,8 @@
 #include "controlplane/driver/shell/driver_view.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -313,7 +315,13 @@ void ViewPublisher::DropOldSteps(absl::Duration now, DriverView* view) {
 void ViewPublisher::Publish(const JobIndex::Touched& touched, absl::Duration now) {
   auto view = std::make_shared<DriverView>(*newest_);
   bool queue_changed = false;
+  // In the order of submission, in which jobs are listed.
+  std::vector<std::pair<int, std::string>> jobs;
   for (const std::string& job_id : touched.jobs) {
+    jobs.emplace_back(sources_.index->PlaceOf(job_id), job_id);
+  }
+  std::sort(jobs.begin(), jobs.end());
+  for (const auto& [place, job_id] : jobs) {
     const JobRecord* before = view->Record(job_id);
     const bool was_open = before == nullptr || !IsTerminal(*before);
     const bool was_queued = before != nullptr && before->stage() == v1::STAGE_QUEUED;

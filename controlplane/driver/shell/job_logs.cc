@@ -118,6 +118,7 @@ void JobLogs::Sync(const std::string& job_id, absl::Duration now) {
 bool JobLogs::Cut(const JobRecord& job, const LossLogCut& cut, absl::Duration now) {
   LossLog* log = Open(job, now);
   Entry& entry = logs_[cut.job_id];
+  entry.commits_wait_since.clear();  // those of the attempt before
   entry.reported = std::min(entry.reported, cut.restore_step);
   const absl::Status done =
       log == nullptr ? absl::OkStatus() : log->CutTo(cut.restore_step, cut.attempt);
@@ -142,7 +143,10 @@ void JobLogs::Forget(const std::string& job_id) {
   const auto found = logs_.find(job_id);
   if (found == logs_.end()) return;
   Entry& entry = found->second;
-  if (entry.log == nullptr && !entry.directory.empty()) {
+  const bool has_rolled_back =
+      entry.cut.has_value() || entry.drop_after < std::numeric_limits<int64_t>::max();
+  if (entry.log == nullptr && has_rolled_back && !entry.directory.empty()) {
+    entry.synced = -1;  // what the file has of the last steps nobody sends again
     entry.retry_at = -absl::InfiniteDuration();
     ended_[job_id] = std::move(entry);
   }
@@ -178,12 +182,10 @@ bool JobLogs::HoldsCommit(const std::string& job_id, int64_t step, absl::Duratio
   if (found == logs_.end()) return false;
   Entry& entry = found->second;
   if (entry.log == nullptr) return !entry.set_aside;
-  if (entry.log->synced_step() >= step) {
-    entry.commit_waits_since = absl::InfiniteDuration();
-    return false;
-  }
-  entry.commit_waits_since = std::min(entry.commit_waits_since, awake);
-  return awake - entry.commit_waits_since < patience;
+  auto& waits = entry.commits_wait_since;
+  waits.erase(waits.begin(), waits.upper_bound(entry.log->synced_step()));
+  if (entry.log->synced_step() >= step) return false;
+  return awake - waits.emplace(step, awake).first->second < patience;
 }
 
 int64_t JobLogs::AcknowledgedOf(const Entry& entry) {

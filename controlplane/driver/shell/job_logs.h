@@ -62,8 +62,8 @@ class JobLogs {
   // By job, of all jobs with a log.
   std::map<std::string, int64_t> Acknowledged() const;
 
-  // Closes the log of a job that has ended. A log that cannot be written and has steps that were
-  // rolled back is cut when it works again: FinishEnded tries that until Drop.
+  // Closes the log of a job that has ended. A log that could not be cut may have steps that were
+  // rolled back. It is cut when it works again: FinishEnded tries that until Drop.
   void Forget(const std::string& job_id);
   void FinishEnded(absl::Duration now);
   // Gives up what is left to do for a job that is forgotten.
@@ -86,7 +86,7 @@ class JobLogs {
     absl::Duration warned_at = -absl::InfiniteDuration();
     bool set_aside = false;
     absl::Duration gap_since = absl::InfiniteDuration();  // agents report later steps than its next
-    absl::Duration commit_waits_since = absl::InfiniteDuration();  // for steps, in awake time
+    std::map<int64_t, absl::Duration> commits_wait_since;  // by step, in awake time
   };
   static int64_t AcknowledgedOf(const Entry& entry);
   void MindTheGap(const LossLog::StepRecord& first, Entry* entry, absl::Duration now);

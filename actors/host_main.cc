@@ -89,13 +89,19 @@ absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
   return last;
 }
 
-int Preflight(Link* link, const HostAssignment& assignment, const device::Description& device) {
+int Preflight(Link* link, const HostAssignment& assignment, const device::Description& device,
+              const MakeDevice& make_device) {
   FromHost message;
   const auto report = [&](const agent::v1::Preflight& running) {
     *message.mutable_preflight() = running;
     (void)link->Send(message);
   };
-  auto preflight = RunPreflight(assignment, device, {.on_progress = report});
+  const auto free_bytes = [&] {
+    const auto now = Describe(make_device, assignment);
+    return now.ok() ? now->free_bytes : device.free_bytes;
+  };
+  auto preflight =
+      RunPreflight(assignment, device, {.on_progress = report, .free_bytes = free_bytes});
   if (!preflight.ok()) return Fail(link, FailureOf(preflight.status()));
   *message.mutable_preflight() = *std::move(preflight);
   for (const std::string& warning : message.preflight().warnings()) base::LogWarning(warning);
@@ -190,7 +196,9 @@ int RunHost(int link_fd, const MakeDevice& make_device) {
   const HostAssignment& assignment = first.assignment();
   const auto device = Describe(make_device, assignment);
   if (!device.ok()) return Fail(&link, FailureOfInput(device.status()));
-  if (assignment.preflight_only()) return Preflight(&link, assignment, *device);
+  if (assignment.preflight_only()) {
+    return Preflight(&link, assignment, *device, make_device);
+  }
   auto regions = MapRegions(assignment, *std::move(fds));
   if (!regions.ok()) return Fail(&link, FailureOf(regions.status()));
   return Serve(&link, assignment, *device, &*regions);

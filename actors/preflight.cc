@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <memory>
@@ -116,19 +117,30 @@ void WarnOfCores(const HostAssignment& assignment, Preflight* result) {
       "ranks here, or raise the limit"));
 }
 
+constexpr absl::Duration kFreeMemoryPause = absl::Milliseconds(200);
+
 // Refuses a job that the kernel would later kill for lack of memory.
-absl::Status CheckMemory(const HostAssignment& assignment, const device::Description& device) {
+absl::Status CheckMemory(const HostAssignment& assignment, const device::Description& device,
+                         const PreflightOptions& options) {
   const auto& ranks = assignment.local_ranks();
   ASSIGN_OR_RETURN(const layout::NodeMemory needed,
                    layout::MemoryOfNode(assignment.spec(), {ranks.begin(), ranks.end()}));
   RETURN_IF_ERROR(layout::CheckMemory(needed, base::LeastMemoryLimit()));
   if (device.memory_bytes == 0) return absl::OkStatus();
   // Other programs may use the device, too.
-  const int64_t free_bytes =
-      std::min(device.memory_bytes, device.free_bytes.value_or(device.memory_bytes));
-  return layout::CheckDeviceMemory(needed, {.available_bytes = free_bytes / device.num_ranks,
-                                            .limit_bytes = device.memory_bytes / device.num_ranks,
-                                            .source = device.name});
+  std::optional<int64_t> free_bytes = device.free_bytes;
+  const absl::Duration end = base::RealClock().Monotonic() + options.free_bytes_patience;
+  for (;;) {
+    const int64_t left = std::min(device.memory_bytes, free_bytes.value_or(device.memory_bytes));
+    absl::Status enough =
+        layout::CheckDeviceMemory(needed, {.available_bytes = left / device.num_ranks,
+                                           .limit_bytes = device.memory_bytes / device.num_ranks,
+                                           .source = device.name});
+    const bool may_grow = free_bytes.has_value() && options.free_bytes;
+    if (enough.ok() || !may_grow || base::RealClock().Monotonic() >= end) return enough;
+    absl::SleepFor(kFreeMemoryPause);
+    free_bytes = options.free_bytes();
+  }
 }
 
 // Refuses a step that could not run, by checking the instructions of all ranks against each other.
@@ -233,7 +245,7 @@ absl::Status Check(const HostAssignment& assignment, const device::Description& 
   const auto& spec = assignment.spec();
   RETURN_IF_ERROR(CheckDirectory(assignment));
   RETURN_IF_ERROR(CheckPlans(assignment));
-  if (!assignment.has_memory()) RETURN_IF_ERROR(CheckMemory(assignment, device));
+  if (!assignment.has_memory()) RETURN_IF_ERROR(CheckMemory(assignment, device, options));
   ASSIGN_OR_RETURN(const auto dataset,
                    data::Dataset::Open(spec, {.on_progress = ReportsOf(options)}));
   ASSIGN_OR_RETURN(*result->mutable_data(), dataset->Fingerprint());

@@ -4,11 +4,13 @@
 // the machine is.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "actors/ceiling.h"
 #include "proto/agent.pb.h"
 #include "proto/link.pb.h"
@@ -19,6 +21,11 @@ namespace megascale::actors {
 struct PreflightOptions {
   // Called about once a second while text is encoded; may be empty.
   std::function<void(const megascale::agent::v1::Preflight& running)> on_progress = {};
+  // Asks again how much memory of the devices is free. Processes of an attempt before may still be
+  // giving theirs back, so a lack of free memory refuses a job only after some seconds. May be
+  // empty: it is not asked again.
+  std::function<std::optional<int64_t>()> free_bytes = {};
+  absl::Duration free_bytes_patience = absl::Seconds(15);
   // Another folder for ceilings and another way to measure, for tests. Unset, and empty functions
   // in it, stand for the real ones.
   std::optional<CeilingSources> ceilings = std::nullopt;

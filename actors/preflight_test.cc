@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -278,6 +279,31 @@ TEST_F(PreflightTest, AGpuWhoseMemoryOthersUseIsRefusedByWhatTheyLeave) {
   EXPECT_TRUE(absl::StrContains(refused.message(), "rank 0 needs ")) << refused.message();
   EXPECT_TRUE(absl::StrContains(refused.message(), "1.0 MiB of 80.0 GiB are left by a GPU"))
       << refused.message();
+  gpu.free_bytes = int64_t{81} << 30;  // as a part of a GPU may say of the whole
+  gpu.memory_bytes = 1 << 20;
+  EXPECT_EQ(RunPreflight(assignment, gpu)->state(), Preflight::STATE_REFUSED);
+}
+
+// Processes of the attempt before have ended and still give theirs back.
+TEST_F(PreflightTest, MemoryOfAGpuThatBecomesFreeSoonIsNoRefusal) {
+  HostAssignment assignment = AssignmentOf("n0");
+  assignment.mutable_spec()->set_device(job::v1::DEVICE_CUDA);
+  const device::Description gpu = {.name = "a GPU",
+                                   .numerics = "a GPU",
+                                   .memory_bytes = int64_t{80} << 30,
+                                   .free_bytes = 1 << 20,
+                                   .peak = {.fp32 = 6e13}};
+  int num_asked = 0;
+  const auto later = [&]() -> std::optional<int64_t> {
+    return ++num_asked < 3 ? int64_t{1} << 20 : int64_t{79} << 30;
+  };
+  EXPECT_EQ(RunPreflight(assignment, gpu, {.free_bytes = later})->state(), Preflight::STATE_PASSED);
+  EXPECT_EQ(num_asked, 3);
+  const auto never = [] { return std::optional<int64_t>(1 << 20); };
+  EXPECT_EQ(RunPreflight(assignment, gpu,
+                         {.free_bytes = never, .free_bytes_patience = absl::Milliseconds(300)})
+                ->state(),
+            Preflight::STATE_REFUSED);
 }
 
 TEST_F(CeilingTest, WhatAnIdleMachineMeasuredIsKept) {

@@ -378,10 +378,9 @@ absl::Status Engine::Join() {
   }
   // In the order of names, which all ranks share: a device may wait for all members of a group,
   // also for those that make no call there and so may name any stream.
-  const bool makes_all = options_.device->starts_groups_together();
   for (const auto& [name, host] : host_communicators_) {
     const auto [stream, is_unused] = stream_of.emplace(name, &compute());
-    if (is_unused && !makes_all) continue;
+    if (is_unused && !options_.device->starts_groups_together()) continue;
     ASSIGN_OR_RETURN(communicators_[name],
                      options_.device->MakeCommunicator(host.get(), stream->second));
   }

@@ -744,6 +744,31 @@ TEST_F(ProgramTest, GenerateContinuesPromptsOfAHuggingFaceFolder) {
                          "/prompts:2: is not UTF-8; expected text in UTF-8\n"));
 }
 
+TEST_F(ProgramTest, WhatAScriptWritesForAnEmptyVariableIsAMistake) {
+  const Outcome from = Run("submit examples/tiny.yaml --from= --dry-run");
+  EXPECT_EQ(from.code, 2);
+  EXPECT_TRUE(absl::StrContains(from.error, "--from=: has no value")) << from.error;
+  EXPECT_EQ(Run("submit examples/tiny.yaml --dry-run --job-id ''").code, 2);
+  EXPECT_EQ(Run("submit examples/tiny.yaml --dry-run --set data.held_out_fraction=").code, 2);
+}
+
+TEST_F(ProgramTest, AnAddressForThePageThatIsNoneIsRefusedBeforeAnythingStarts) {
+  for (const char* address : {"foo", "0.0.0.0:0", "unix:/tmp/page", "127.0.0.1"}) {
+    const Outcome local = Run(absl::StrCat("local examples/tiny.yaml --http ", address));
+    EXPECT_EQ(local.code, 2) << address;
+    EXPECT_TRUE(absl::StrContains(local.error, "--http: expected HOST:PORT")) << local.error;
+  }
+}
+
+TEST_F(ProgramTest, TokensReplaceNothingButAFile) {
+  std::ofstream(directory_ + "/text") << "some words\n";
+  ASSERT_EQ(Shell(absl::StrCat("mkfifo ", directory_, "/pipe")).code, 0);
+  const Outcome pipe = Run(absl::StrCat("tokenizer encode --tokenizer bytes ", directory_,
+                                        "/text --out ", directory_, "/pipe"));
+  EXPECT_NE(pipe.code, 0);
+  EXPECT_TRUE(std::filesystem::is_fifo(directory_ + "/pipe")) << pipe.error;
+}
+
 TEST_F(ProgramTest, VersionIsShown) {
   EXPECT_TRUE(absl::StartsWith(Run("version").out, "megascale "));
   EXPECT_TRUE(absl::StartsWith(Run("version -o json").out, "{\"version\": \""));

@@ -100,6 +100,10 @@ void Command::Text(const std::string& name, std::string* value, const std::strin
   app_->add_option(name, *value, shown ? WithDefault(help, *value) : help)->option_text("TEXT");
 }
 
+void Command::Name(const std::string& name, std::string* value, const std::string& help) {
+  app_->add_option(name, *value, help)->check(NotEmpty("a name"))->option_text("NAME");
+}
+
 void Command::Path(const std::string& name, std::string* value, const std::string& help) {
   app_->add_option(name, *value, value->empty() ? help : WithDefault(help, *value))
       ->check(NotEmpty("a path"))
@@ -246,7 +250,24 @@ std::string CommandLine::Completion(absl::string_view shell, const std::string& 
   return shell == "man" ? ManualPage(*app_, version) : "";
 }
 
+namespace {
+
+// The library would take the next word for the value of "--from=", which a script writes when its
+// variable is empty.
+absl::Status CheckHaveValues(const std::vector<std::string>& words) {
+  for (const absl::string_view word : words) {
+    if (word == "--") return absl::OkStatus();
+    if (!absl::StartsWith(word, "--") || word.find('=') != word.size() - 1) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(word, ": has no value; expected ", word, "VALUE"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status CommandLine::ParseOrThrow(const std::vector<std::string>& words) {
+  RETURN_IF_ERROR(CheckHaveValues(words));
   std::vector<std::string> reversed(words.rbegin(), words.rend());  // as the library wants it
   try {
     app_->parse(std::move(reversed));

@@ -51,6 +51,8 @@ class Command {
 
   void Flag(const std::string& name, bool* value, const std::string& help);
   void Text(const std::string& name, std::string* value, const std::string& help);
+  // As Text, for a name; an empty one is a mistake: a script's variable was not set.
+  void Name(const std::string& name, std::string* value, const std::string& help);
   // As Text, for a path or an address; an empty value is a mistake and does not mean the default.
   void Path(const std::string& name, std::string* value, const std::string& help);
   void Integer(const std::string& name, int64_t* value, const std::string& help);

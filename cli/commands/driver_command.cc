@@ -1,6 +1,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -41,16 +42,23 @@ struct CopyFlags {
   std::string copy;
 };
 
+std::string JobsText(int count) { return absl::StrCat(count, count == 1 ? " job" : " jobs"); }
+
 int BackUp(const CopyFlags& flags) {
-  const absl::Status done =
+  const absl::StatusOr<int> jobs =
       driver::BackUpLog(AbsolutePath(flags.state_directory), AbsolutePath(flags.copy));
-  return done.ok() ? kExitGood : ReportError(done);
+  if (!jobs.ok()) return ReportError(jobs.status());
+  std::printf("copied the log of %s to %s\n", JobsText(*jobs).c_str(), flags.copy.c_str());
+  return kExitGood;
 }
 
 int Restore(const CopyFlags& flags) {
-  const absl::Status done = driver::RestoreLog(
+  const absl::StatusOr<int> jobs = driver::RestoreLog(
       AbsolutePath(flags.copy), AbsolutePath(flags.state_directory), base::RealClock().Wall());
-  return done.ok() ? kExitGood : ReportError(done);
+  if (!jobs.ok()) return ReportError(jobs.status());
+  std::printf("restored the log of %s from %s; start the driver\n", JobsText(*jobs).c_str(),
+              flags.copy.c_str());
+  return kExitGood;
 }
 
 void AddCopyCommands(Command* driver) {

@@ -24,6 +24,7 @@
 #include "cli/training_report/training_report.h"
 #include "cli/view/live_view.h"
 #include "cli/view/terminal.h"
+#include "controlplane/address/address.h"
 #include "controlplane/driver/service/driver_server.h"
 #include "controlplane/launch/local_cluster.h"
 #include "runtime/base/clock.h"
@@ -104,6 +105,14 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
   if (tests != "off" && tests != "quick" && tests != "full") {
     return absl::InvalidArgumentError(
         absl::StrCat("--machine-tests: unknown value '", tests, "'; expected off, quick or full"));
+  }
+  if (!flags.http_address.empty()) {
+    const auto address = client::ParseAddress(flags.http_address);
+    if (!address.ok() || !address->loopback) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--http: expected HOST:PORT of this machine, such as 127.0.0.1:0, found '",
+                       flags.http_address, "'; others may look through a tunnel"));
+    }
   }
   if (flags.agents < 1 || flags.agents > kAgentsMax) {
     return absl::InvalidArgumentError(

@@ -94,6 +94,7 @@ class MetricsReader {
         }
         line.mfu = line.tokens_per_second * mfu_per_token;
         flags_.format == "csv" ? PrintCsv(line) : PrintJsonLine(line);
+        last_printed_ = record.step();
         next_step_ = record.step() + 1;
       }
       FlushOutput();
@@ -102,12 +103,15 @@ class MetricsReader {
   }
 
   // After a rollback the steps are computed again: they are printed again, with the new attempt.
-  void RollBackTo(int64_t step) { next_step_ = std::min(next_step_, step + 1); }
+  void RollBackTo(int64_t step) {
+    if (last_printed_ > step) next_step_ = std::max(flags_.first_step, step + 1);
+  }
 
  private:
   const MetricsFlags& flags_;
   client::JobClient& client_;
   int64_t next_step_;
+  int64_t last_printed_ = 0;
 };
 
 absl::Status ShowMetrics(const MetricsFlags& flags, client::JobClient* client,

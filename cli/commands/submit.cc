@@ -33,7 +33,7 @@ void AddJobOptions(Command* command, JobFlags* flags) {
                 "a line is a document");
   command->Flag("--skip-bad", &flags->skip_bad,
                 "count and leave out bad lines, and bytes that are not UTF-8");
-  command->Text("--job-id", &flags->job_id,
+  command->Name("--job-id", &flags->job_id,
                 "the job's id (default: its name, 8 random hex digits)");
   command->Path("--from", &flags->from_checkpoint, "checkpoint directory to start from");
   command->Repeated(

@@ -4,7 +4,9 @@
 #include <memory>
 #include <system_error>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "controlplane/driver/core/driver_core.h"
 #include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/storage/event_log.h"
@@ -40,6 +42,27 @@ absl::Status WriteState(const DriverState& state, const std::string& directory) 
   return log->WriteSnapshot(state);
 }
 
+std::string SumOf(const std::string& copy) { return absl::StrCat(copy, "/size"); }
+
+std::string DescribeSize(const DriverState& state) {
+  return absl::StrCat(state.num_events(), " events, ", state.jobs_size(), " jobs\n");
+}
+
+// A log that was cut short reads as one that a crash tore: without its last records. Checksums of
+// the records find every other change. A copy of an older version, or one that was made of a
+// stopped driver's directory, has no size; it must have events.
+absl::Status CheckIsWhole(const DriverState& state, const std::string& copy) {
+  constexpr size_t kSizeBytesMax = 256;
+  const absl::StatusOr<std::string> wanted = base::ReadFile(SumOf(copy), kSizeBytesMax);
+  if (!wanted.ok() && !absl::IsNotFound(wanted.status())) return wanted.status();
+  const std::string found = DescribeSize(state);
+  if (wanted.ok() ? *wanted == found : state.num_events() > 0) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(copy, ": is not whole: has ", absl::StripSuffix(found, "\n"), "; expected ",
+                   wanted.ok() ? absl::StripSuffix(*wanted, "\n") : "events of a driver",
+                   "; copy it again, or restore another copy"));
+}
+
 // Moves the folders of jobs that the log does not know out of the driver's sight.
 absl::Status MoveUnknownJobs(const DriverState& state, const std::string& state_directory) {
   const std::filesystem::path jobs(absl::StrCat(state_directory, "/jobs"));
@@ -64,21 +87,25 @@ absl::Status MoveUnknownJobs(const DriverState& state, const std::string& state_
 
 }  // namespace
 
-absl::Status BackUpLog(const std::string& state_directory, const std::string& copy) {
+absl::StatusOr<int> BackUpLog(const std::string& state_directory, const std::string& copy) {
   ASSIGN_OR_RETURN(const DriverState state, ReadState(state_directory));
-  return WriteState(state, copy);
+  RETURN_IF_ERROR(WriteState(state, copy));
+  RETURN_IF_ERROR(base::WriteFileDurably(SumOf(copy), DescribeSize(state)));
+  return state.jobs_size();
 }
 
-absl::Status RestoreLog(const std::string& copy, const std::string& state_directory,
-                        absl::Time now) {
+absl::StatusOr<int> RestoreLog(const std::string& copy, const std::string& state_directory,
+                               absl::Time now) {
   ASSIGN_OR_RETURN(DriverState state, ReadState(copy));
+  RETURN_IF_ERROR(CheckIsWhole(state, copy));
   Event started = StartedEvent(state, {.now = now, .secret = "", .restored = true});
   started.set_time_unix_nanos(absl::ToUnixNanos(now));
   Apply(started, &state);
   RETURN_IF_ERROR(CheckHasNoLog(state_directory));
   // Before the log is written: with the log, unknown folders would end the driver's start.
   RETURN_IF_ERROR(MoveUnknownJobs(state, state_directory));
-  return WriteState(state, state_directory);
+  RETURN_IF_ERROR(WriteState(state, state_directory));
+  return state.jobs_size();
 }
 
 }  // namespace megascale::driver

@@ -5,18 +5,20 @@
 
 #include <string>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 namespace megascale::driver {
 
-// Copies the log of `state_directory` to `copy`, which must not exist.
-absl::Status BackUpLog(const std::string& state_directory, const std::string& copy);
+// Copies the log of `state_directory` to `copy`, which must not exist. Returns how many jobs it
+// has.
+absl::StatusOr<int> BackUpLog(const std::string& state_directory, const std::string& copy);
 
 // Makes the log of `state_directory` from `copy`. Folders of jobs that the copy does not know are
 // moved to jobs.before-restore, since a driver refuses a log that lacks a job. `now`: wall time.
-// Errors: AlreadyExists - the directory has a log: move it away first.
-absl::Status RestoreLog(const std::string& copy, const std::string& state_directory,
-                        absl::Time now);
+// Returns how many jobs it has. Errors: AlreadyExists - the directory has a log: move it away
+// first; DataLoss - the copy is not whole.
+absl::StatusOr<int> RestoreLog(const std::string& copy, const std::string& state_directory,
+                               absl::Time now);
 
 }  // namespace megascale::driver

@@ -219,6 +219,7 @@ absl::StatusOr<LogContents> ReadRocksDbLog(const std::string& directory) {
     options.create_if_missing = false;
     rocksdb::DB* opened = nullptr;
     const rocksdb::Status status = rocksdb::DB::OpenForReadOnly(options, directory, &opened);
+    if (status.IsCorruption()) return CannotOpen(status, directory);
     if (!status.ok()) {
       return absl::NotFoundError(
           absl::StrCat(directory, ": there is no driver's log to read: ", status.ToString()));

@@ -1,6 +1,7 @@
 #include "runtime/data/token_file/token_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -108,6 +109,11 @@ absl::StatusOr<std::unique_ptr<TokenFileWriter>> TokenFileWriter::Create(Options
     return absl::InvalidArgumentError("tokenizer_sha256: expected 64 hexadecimal digits");
   }
   MEGASCALE_CHECK(options.vocabulary_size > 0 && options.vocabulary_size <= INT32_MAX);
+  struct stat info = {};
+  if (::lstat(options.path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.path, ": is no regular file; expected the path of one, or of none yet"));
+  }
   const std::string partial = absl::StrCat(options.path, ".tmp");
   base::UniqueFd fd(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!fd.valid()) return base::ErrnoStatus(errno, absl::StrCat("open ", partial));

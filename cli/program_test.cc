@@ -324,7 +324,8 @@ TEST_F(ProgramTest, PlanShowsDrawsAndPricesAStep) {
   for (const auto& [flags, mistake] :
        {std::pair("--set parallel.pipeline_schedule=1f2b", "1f2b"),
         std::pair("--set parallel.virtual_pipeline_model_parallel_size=3", "every chunk needs"),
-        std::pair("--flops-per-second 0", "expected more than 0")}) {
+        std::pair("--flops-per-second 0", "expected more than 0"),
+        std::pair("--flops-per-second 312", "expected at least 10000 a second")}) {
     const Outcome refused = Run(job + flags);
     EXPECT_EQ(refused.code, 2);
     EXPECT_TRUE(absl::StrContains(refused.error, mistake)) << refused.error;

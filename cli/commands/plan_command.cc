@@ -86,10 +86,15 @@ struct JobPlan {
   Effort effort;
 };
 
+// No machine is slower. With less the nanoseconds of a large job's step would not fit into 64 bits.
+constexpr double kRateMin = 1e4;
+
 absl::Status CheckRate(const char* flag, double rate) {
-  if (std::isfinite(rate) && rate > 0) return absl::OkStatus();
+  if (std::isfinite(rate) && rate >= kRateMin) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(flag, ": ", rate, " is out of range; expected more than 0"));
+      rate > 0 ? absl::StrCat(flag, ": ", rate, " is out of range; expected at least ", kRateMin,
+                              " a second (312 TFLOP/s are 312e12)")
+               : absl::StrCat(flag, ": ", rate, " is out of range; expected more than 0"));
 }
 
 // Default memory bandwidth, in bytes per second for each FLOP/s: an A100 has 1/156, a present-day

@@ -132,8 +132,8 @@ NcclOptions OptionsOf(comm::HostCommunicator* host, const Gpu& gpu) {
           .blame_timeout = absl::Milliseconds(500),
           .abort_grace = absl::Seconds(1),
           .close_timeout = absl::Seconds(20),
-          .on_failure = nullptr,
-          .before_call = nullptr};
+          .before_call = nullptr,
+          .on_failure = nullptr};
 }
 
 // Ranks as threads, each with a GPU and the communicator of a group "all" of them.

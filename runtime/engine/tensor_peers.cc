@@ -79,18 +79,18 @@ absl::Status TensorPeers::Do(const Call& call, plan::InstructionId id) {
 
 void TensorPeers::Wait(Exchange last) {
   MEGASCALE_CHECK(last <= num_begun_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  const bool waits = num_done_ < last;
+  lock.unlock();
+  if (waits) options_.reporter->BeginWait(pass_.WithPiece(static_cast<int>(last)));
   // First: it also issues what the operators have added, which then runs beside the exchange.
   if (options_.exchanges != nullptr && last > 0) {
     ended_->WaitNow(*options_.compute, GenerationOf(last));
   }
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (num_done_ < last) {
-      options_.reporter->BeginWait(pass_.WithPiece(static_cast<int>(last)));
-      done_.wait(lock, [&] { return num_done_ >= last; });
-      options_.reporter->EndWait(pass_);
-    }
-  }
+  if (!waits) return;
+  lock.lock();
+  done_.wait(lock, [&] { return num_done_ >= last; });
+  options_.reporter->EndWait(pass_);
 }
 
 absl::Status TensorPeers::status() const {

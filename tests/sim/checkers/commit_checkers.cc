@@ -158,8 +158,12 @@ void EpochChecker::OnState(const DriverState& before, const DriverState& after) 
   num_of_older_ = static_cast<int64_t>(processes_.size());
 }
 
-// A machine that is cut off hears of no epoch. Its processes may go on once it was given up.
+// A machine that is cut off hears of no epoch. Its processes may go on once it was given up, and so
+// may those that cannot be ended on a machine that is quarantined for it.
 void EpochChecker::NoteLost(const DriverState& before, const DriverState& after) {
+  for (const auto& node : after.nodes()) {
+    if (node.has_quarantine()) given_up_.insert(node.hello().incarnation());
+  }
   for (const auto& node : before.nodes()) {
     if (!node.alive()) continue;
     const auto* now = driver::FindNode(after, node.hello().node_id());

@@ -164,7 +164,7 @@ TEST_F(LocalTest, ACheckpointOfTiedStagesIsThatOfOneRank) {
     const CommandResult trained = e2e::Run(command, {{"NO_COLOR", "1"}});
     ASSERT_EQ(trained.exit_code, 0) << trained.out << trained.err;
     const std::string checkpoint =
-        absl::StrCat(directory_, "/state/jobs/", job_id, "/checkpoints/step-00000030-attempt-1");
+        absl::StrCat(directory_, "/state/jobs/", job_id, "/checkpoints");  // the newest one
     const CommandResult evaluated =
         e2e::Run({Program(), "evaluate", "--checkpoint", checkpoint, "--data", directory_ + "/text",
                   "--whole", "-o", "json"},

@@ -39,8 +39,6 @@ Faults::Faults(World* world, DriverNode* driver, Network* network,
       &Faults::LoseData,        &Faults::HangKills,
       &Faults::FailJobFiles,    &Faults::CorruptLossLog,
       &Faults::FailTest,        &Faults::HangTest,
-      &Faults::StallReporter,   &Faults::CutOffReporter,
-      &Faults::CutOffKeepers,
   };
   if (world_.rng.Chance(kCalmSeeds) || calm) {
     world_.storm = false;
@@ -135,28 +133,6 @@ Faults::Keepers Faults::AnyKeepers() {
     if (!keepers.deputy.empty()) return {FindAgent(keepers.first), FindAgent(keepers.deputy)};
   }
   return {};
-}
-
-void Faults::StallReporter() {
-  if (const Keepers keepers = AnyKeepers(); keepers.first != nullptr) {
-    keepers.first->Stall(world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)));
-  }
-}
-
-void Faults::CutOffReporter() {
-  if (const Keepers keepers = AnyKeepers(); keepers.first != nullptr) {
-    CutOffFor(keepers.first->node_id(),
-              world_.rng.Between(absl::Milliseconds(500), absl::Seconds(10)));
-  }
-}
-
-// The newest steps are then with nobody else: if both are lost, they must be computed again.
-void Faults::CutOffKeepers() {
-  const Keepers keepers = AnyKeepers();
-  if (keepers.first == nullptr) return;
-  for (const AgentNode* keeper : {keepers.first, keepers.deputy}) {
-    CutOffFor(keeper->node_id(), world_.rng.Between(absl::Seconds(1), absl::Seconds(12)));
-  }
 }
 
 bool Faults::FailReporter(ReporterFault fault) {

@@ -50,9 +50,6 @@ class Faults {
   void CrashAgentAtAction();
   void LoseMachine();
   void StallAgent();
-  void StallReporter();
-  void CutOffReporter();
-  void CutOffKeepers();
   void KillProcess();
   void HangProcess();
   void FailStart();

@@ -289,10 +289,11 @@ std::vector<Event> ReportedEvents::EventsOfJob(const JobRecord& job, const NodeR
   } else if (job.stage() == pb::STAGE_RUN) {
     AddBeginnings(job, reports, &events);
     if (!job.progressed()) AddProgress(job, &events);
-  } else if (job.stage() == pb::STAGE_LEAVE) {
-    AddProgress(job, &events);  // no failure will tell the steps that it still makes
-  } else if (job.stage() == pb::STAGE_FENCE && !job.has_leave() && !job.has_cancel()) {
-    AddProgress(job, &events);  // the steps may come after the failure, from another agent
+  } else if (job.stage() == pb::STAGE_LEAVE ||
+             (job.stage() == pb::STAGE_FENCE && !job.has_leave() && !job.has_cancel())) {
+    // In the first no failure will tell the steps that it still makes. In the second they may come
+    // after the failure, from another agent.
+    AddProgress(job, &events);
   }
   AddManifests(job, node_id, report, &events);
   AddStoredShards(job, report, reports, &events);

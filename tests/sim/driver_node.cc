@@ -143,7 +143,9 @@ void DriverNode::CheckCounts() {
   }
 }
 
+// In a storm a log may be set aside, or go on after a gap that both keepers took with them.
 void DriverNode::CheckSteps() {
+  had_storm_ = had_storm_ || world_.storm;
   const auto view = shell_->view();
   for (const driver::JobRecord& job : shell_->state().jobs()) {
     const auto [found, is_new] = readers_.try_emplace(driver::JobId(job));
@@ -156,7 +158,8 @@ void DriverNode::CheckSteps() {
     for (const auto& record : view->StepsSince(driver::JobId(job), &reader.position)) {
       const bool follows =
           record.step() == reader.step + 1 || (reader.may_miss && record.step() > reader.step);
-      if (!follows && !IsLossLogCorrupt(driver::JobId(job)) && !backup_.has_value()) {
+      const bool may_lack = had_storm_ || IsLossLogCorrupt(driver::JobId(job));
+      if (!follows && !may_lack && !backup_.has_value()) {
         world_.Violate("StepsComeOnce",
                        absl::StrCat("job ", driver::JobId(job), ": a reader gets step ",
                                     record.step(), " after step ", reader.step));

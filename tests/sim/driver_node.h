@@ -113,7 +113,8 @@ class DriverNode {
     int64_t step = 0;       // the newest that counts
     bool may_miss = false;  // the driver ended: the steps of its last round came to nobody
   };
-  std::map<std::string, Reader> readers_;               // by job
+  std::map<std::string, Reader> readers_;  // by job
+  bool had_storm_ = false;
   absl::Duration round_at_ = absl::InfiniteDuration();  // when the next round is due
   absl::Duration stalled_until_ = absl::ZeroDuration();
 };

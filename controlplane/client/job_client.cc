@@ -34,8 +34,8 @@ constexpr int kShortStreamsMax = 20;
 constexpr absl::Duration kProbeTimeout = absl::Seconds(3);
 // Generous, because a driver on a busy machine is not away.
 constexpr absl::Duration kQueueTimeout = absl::Seconds(5);
-// Enough for a list of all jobs of a driver. Larger messages are refused, to bound the memory.
 constexpr int64_t kJobsPage = 500;
+// Enough for a job of tens of thousands of ranks. Larger messages are refused, to bound the memory.
 constexpr int kMessageBytesMax = 64 << 20;
 
 grpc::ChannelArguments MakeArguments() {

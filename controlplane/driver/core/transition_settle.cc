@@ -36,8 +36,8 @@ std::string CancelledMessage(const JobRecord& job) {
 }
 
 void Transition::Settle() {
-  if (state_.rules() < 2) return PlaceByRules1();
   if (nodes_changed_) index_.NoteNodesChanged();
+  if (state_.rules() < 2) return PlaceByRules1();
   const JobIndex::Places places = nodes_changed_ ? index_.open() : index_.touched();
   for (const int place : places) SettleStage(state_.mutable_jobs(place));
   index_.NoteSettled(places.size());

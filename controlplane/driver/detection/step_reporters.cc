@@ -55,8 +55,7 @@ void StepReporters::OnReport(const JobRecord& job, const std::string& node_id,
   if (!report.steps().empty()) {
     const auto& newest = *report.steps().rbegin();
     if (newest.attempt() == job.attempt() && newest.step() > entry.reported) {
-      entry.reported = newest.step();
-      entry.waiting_since = absl::InfiniteDuration();
+      NoteStep(JobId(job), newest.step());
     }
   }
   if (entry.completed <= entry.reported) {

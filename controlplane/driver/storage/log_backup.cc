@@ -42,7 +42,7 @@ absl::Status WriteState(const DriverState& state, const std::string& directory) 
   return log->WriteSnapshot(state);
 }
 
-std::string SumOf(const std::string& copy) { return absl::StrCat(copy, "/size"); }
+std::string SizePathOf(const std::string& copy) { return absl::StrCat(copy, "/size"); }
 
 std::string DescribeSize(const DriverState& state) {
   return absl::StrCat(state.num_events(), " events, ", state.jobs_size(), " jobs\n");
@@ -53,7 +53,7 @@ std::string DescribeSize(const DriverState& state) {
 // stopped driver's directory, has no size; it must have events.
 absl::Status CheckIsWhole(const DriverState& state, const std::string& copy) {
   constexpr size_t kSizeBytesMax = 256;
-  const absl::StatusOr<std::string> wanted = base::ReadFile(SumOf(copy), kSizeBytesMax);
+  const absl::StatusOr<std::string> wanted = base::ReadFile(SizePathOf(copy), kSizeBytesMax);
   if (!wanted.ok() && !absl::IsNotFound(wanted.status())) return wanted.status();
   const std::string found = DescribeSize(state);
   if (wanted.ok() ? *wanted == found : state.num_events() > 0) return absl::OkStatus();
@@ -90,7 +90,7 @@ absl::Status MoveUnknownJobs(const DriverState& state, const std::string& state_
 absl::StatusOr<int> BackUpLog(const std::string& state_directory, const std::string& copy) {
   ASSIGN_OR_RETURN(const DriverState state, ReadState(state_directory));
   RETURN_IF_ERROR(WriteState(state, copy));
-  RETURN_IF_ERROR(base::WriteFileDurably(SumOf(copy), DescribeSize(state)));
+  RETURN_IF_ERROR(base::WriteFileDurably(SizePathOf(copy), DescribeSize(state)));
   return state.jobs_size();
 }
 

@@ -15,6 +15,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fd.h"
 #include "runtime/base/log.h"
+#include "runtime/base/text/counted.h"
 
 namespace megascale::cli {
 namespace {
@@ -42,13 +43,12 @@ struct CopyFlags {
   std::string copy;
 };
 
-std::string JobsText(int count) { return absl::StrCat(count, count == 1 ? " job" : " jobs"); }
-
 int BackUp(const CopyFlags& flags) {
   const absl::StatusOr<int> jobs =
       driver::BackUpLog(AbsolutePath(flags.state_directory), AbsolutePath(flags.copy));
   if (!jobs.ok()) return ReportError(jobs.status());
-  std::printf("copied the log of %s to %s\n", JobsText(*jobs).c_str(), flags.copy.c_str());
+  std::printf("copied the log of %s to %s\n", base::Counted(*jobs, "job").c_str(),
+              flags.copy.c_str());
   return kExitGood;
 }
 
@@ -56,8 +56,8 @@ int Restore(const CopyFlags& flags) {
   const absl::StatusOr<int> jobs = driver::RestoreLog(
       AbsolutePath(flags.copy), AbsolutePath(flags.state_directory), base::RealClock().Wall());
   if (!jobs.ok()) return ReportError(jobs.status());
-  std::printf("restored the log of %s from %s; start the driver\n", JobsText(*jobs).c_str(),
-              flags.copy.c_str());
+  std::printf("restored the log of %s from %s; start the driver\n",
+              base::Counted(*jobs, "job").c_str(), flags.copy.c_str());
   return kExitGood;
 }
 

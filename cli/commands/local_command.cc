@@ -32,6 +32,7 @@
 #include "runtime/base/process/program.h"
 #include "runtime/base/process/resource_limit.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text/counted.h"
 #include "runtime/data/corpus.h"
 #include "runtime/data/dataset/job_tokenizer.h"
 #include "runtime/job/job_spec.h"
@@ -89,10 +90,6 @@ std::string ProgramToType(const std::string& path) {
   return is_this(kBuilt) ? kBuilt : PathToType(path);
 }
 
-std::string Counted(int64_t count, const char* what) {
-  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
-}
-
 // Returns the number of slots that each agent needs so that the job fits.
 int64_t NeededOfEach(const job::v1::JobSpec& spec, int64_t agents) {
   const int64_t groups = job::WorldSize(spec) / job::TensorSize(spec);
@@ -129,8 +126,8 @@ absl::Status CheckFits(const LocalFlags& flags, const job::v1::JobSpec& spec) {
                                      : absl::StrCat("; the ", job::TensorSize(spec),
                                                     " ranks of a tensor group share an agent");
     return absl::InvalidArgumentError(absl::StrCat(
-        flags.job.file, ": ", job::NeededSlots(spec), "; ", Counted(flags.agents, "agent"), " × ",
-        Counted(flags.slots, "slot"), " = ", flags.agents * flags.slots, together));
+        flags.job.file, ": ", job::NeededSlots(spec), "; ", base::Counted(flags.agents, "agent"),
+        " × ", base::Counted(flags.slots, "slot"), " = ", flags.agents * flags.slots, together));
   }
   // How many tokens text has is known when it is encoded; bytes are counted now.
   const bool bytes = !data::UsesTokenizer(spec.data());
@@ -222,8 +219,9 @@ class LocalRun {
     const job::v1::ParallelSpec& parallel = request_.spec().parallel();
     std::printf("job %s: data %d x pipeline %d on %s with %s each\nstate and logs: %s\n",
                 request_.job_id().c_str(), parallel.data_parallel_size(),
-                parallel.pipeline_model_parallel_size(), Counted(flags_.agents, "agent").c_str(),
-                Counted(flags_.slots, "slot").c_str(), state_directory_.c_str());
+                parallel.pipeline_model_parallel_size(),
+                base::Counted(flags_.agents, "agent").c_str(),
+                base::Counted(flags_.slots, "slot").c_str(), state_directory_.c_str());
     std::fflush(stdout);
   }
 

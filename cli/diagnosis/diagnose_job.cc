@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -207,8 +208,8 @@ std::vector<const diagnose::StallRoot*> StuckExchanges(const diagnose::StallVerd
 }
 
 // Asks the communicators how far they have come.
-void AddExchanges(EvidenceSource* source, const control::v1::Job& job,
-                  const diagnose::StallVerdict& verdict, absl::Span<const std::string> names,
+void AddExchanges(EvidenceSource* source, const diagnose::StallVerdict& verdict,
+                  absl::Span<const std::string> names, absl::Span<const int> machine_of,
                   Diagnosis* diagnosis) {
   const std::vector<const diagnose::StallRoot*> roots = StuckExchanges(verdict);
   std::set<int> ranks;
@@ -222,8 +223,7 @@ void AddExchanges(EvidenceSource* source, const control::v1::Job& job,
     verdicts.push_back(
         diagnose::ExplainExchange(ShownCallsOf(evidence, root->instruction, root->members)));
   }
-  const std::vector<int> machines = MachineOfRanks(job);
-  AddExchange(diagnose::JoinExchanges(verdicts, machines), names, machines, diagnosis);
+  AddExchange(diagnose::JoinExchanges(verdicts, machine_of), names, machine_of, diagnosis);
 }
 
 // Several ranks may be the cause, and all of them are on one machine: names it.
@@ -260,8 +260,9 @@ Diagnosis DiagnoseStall(EvidenceSource* source, const control::v1::Job& job, con
   diagnosis.findings = DescribeStall(verdict, seconds, traced.spans.names());
   diagnosis.rank = verdict.root.rank;
   diagnosis.is_undecided = diagnosis.rank < 0;
-  AddExchanges(source, job, verdict, traced.spans.names(), &diagnosis);
-  AddMachineOfAll(verdict, MachineOfRanks(job), job, &diagnosis);
+  const std::vector<int> machines = MachineOfRanks(job);
+  AddExchanges(source, verdict, traced.spans.names(), machines, &diagnosis);
+  AddMachineOfAll(verdict, machines, job, &diagnosis);
   diagnosis.node = NodeOfVerdict(job, diagnosis);
   diagnosis.peer_node = NodeOf(job, diagnosis.peer);
   std::vector<int> waiting;
@@ -417,20 +418,17 @@ absl::StatusOr<Diagnosis> DiagnoseJob(EvidenceSource* source, const DiagnoseOpti
   const absl::StatusOr<JobTrace> traced = TraceJob(source, job, StepsToRead(job, options));
   // Ranks show their life to the driver about once a second: ask for it last.
   ASSIGN_OR_RETURN(job, source->Job());
-  if (!traced.ok()) {
-    if (traced.status().code() != absl::StatusCode::kFailedPrecondition) return traced.status();
-    if (job.state() == control::v1::JOB_STATE_RUNNING) {
-      const std::vector<bool> none(static_cast<size_t>(job.ranks_size()));
-      std::optional<Diagnosis> silence = DiagnoseSilence(job, source->Cluster(), none);
-      if (silence.has_value()) return *std::move(silence);
-    }
-    return DiagnoseState(job, std::string(traced.status().message()));
-  }
-  const std::vector<bool> known = KnownRanks(traced->spans);
-  if (absl::c_linear_search(known, false)) {
+  if (!traced.ok() && !absl::IsFailedPrecondition(traced.status())) return traced.status();
+  const std::vector<bool> known = traced.ok()
+                                      ? KnownRanks(traced->spans)
+                                      : std::vector<bool>(static_cast<size_t>(job.ranks_size()));
+  // Without any spans, of a job that does not run nothing is expected.
+  const bool may_run = traced.ok() || job.state() == control::v1::JOB_STATE_RUNNING;
+  if (may_run && absl::c_linear_search(known, false)) {
     std::optional<Diagnosis> silence = DiagnoseSilence(job, source->Cluster(), known);
     if (silence.has_value()) return *std::move(silence);
   }
+  if (!traced.ok()) return DiagnoseState(job, std::string(traced.status().message()));
   ASSIGN_OR_RETURN(Diagnosis diagnosis, DiagnoseTraced(source, job, *traced, options));
   const int tries = options.is_brief ? 0 : kLivenessTries;
   for (int i = 0; i < tries && diagnosis.is_undecided; ++i) {

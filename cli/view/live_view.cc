@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "runtime/base/process/resource_limit.h"
+#include "runtime/base/text/counted.h"
 #include "runtime/base/text/printable.h"
 
 namespace megascale::cli {
@@ -207,18 +208,17 @@ void AppendWorkers(const Job& job, int workers_max, std::vector<std::string>* li
   if (left_out > 0) lines->push_back(absl::StrFormat("       and %d more workers", left_out));
 }
 
-std::string Counted(int count, const char* what) {
-  return count == 0 ? "" : absl::StrCat(count, " ", what, count == 1 ? "" : "s");
-}
-
 // Shortens the block to `room` lines, of which the last says what is left out.
 void CutToRoom(int room, int num_workers_left_out, std::vector<std::string>* lines) {
   const int num_lines = static_cast<int>(lines->size());
   if (num_lines <= room && num_workers_left_out == 0) return;
   const int num_kept = std::min(num_lines, std::max(1, room - 1));
   lines->resize(static_cast<size_t>(num_kept));
-  const std::string cut = Counted(num_lines - num_kept, "line");
-  const std::string workers = Counted(num_workers_left_out, "worker");
+  const auto counted = [](int count, const char* what) {
+    return count == 0 ? "" : base::Counted(count, what);
+  };
+  const std::string cut = counted(num_lines - num_kept, "line");
+  const std::string workers = counted(num_workers_left_out, "worker");
   const std::string left_out =
       absl::StrCat("(this window has no room for ", cut,
                    cut.empty() || workers.empty() ? "" : " and ", workers, ")");

@@ -73,32 +73,37 @@ int Fail(Link* link, const agent::v1::RankFailure& failure) {
   return 1;
 }
 
-// Returns what the device of the last rank is, with the least free memory of all ranks' devices.
 absl::StatusOr<device::Description> Describe(const MakeDevice& make_device,
-                                             const HostAssignment& assignment) {
-  device::Description last;
-  std::optional<int64_t> least_free;
-  for (int rank = 0; rank < assignment.local_ranks_size(); ++rank) {
-    ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device,
-                     make_device(assignment.spec(), {.local_rank = rank, .interface = ""}));
-    last = device->Describe();
-    if (!last.free_bytes.has_value()) continue;
-    least_free = std::min(*last.free_bytes, least_free.value_or(*last.free_bytes));
-  }
-  last.free_bytes = least_free;
-  return last;
+                                             const HostAssignment& assignment, int rank) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<device::Device> device,
+                   make_device(assignment.spec(), {.local_rank = rank, .interface = ""}));
+  return device->Describe();
 }
 
-int Preflight(Link* link, const HostAssignment& assignment, const device::Description& device,
+// Returns the least free memory of all ranks' devices; nullopt: none can tell.
+absl::StatusOr<std::optional<int64_t>> LeastFreeBytes(const MakeDevice& make_device,
+                                                      const HostAssignment& assignment) {
+  std::optional<int64_t> least;
+  for (int rank = 0; rank < assignment.local_ranks_size(); ++rank) {
+    ASSIGN_OR_RETURN(const device::Description device, Describe(make_device, assignment, rank));
+    if (!device.free_bytes.has_value()) continue;
+    least = std::min(*device.free_bytes, least.value_or(*device.free_bytes));
+  }
+  return least;
+}
+
+int Preflight(Link* link, const HostAssignment& assignment, device::Description device,
               const MakeDevice& make_device) {
   FromHost message;
   const auto report = [&](const agent::v1::Preflight& running) {
     *message.mutable_preflight() = running;
     (void)link->Send(message);
   };
+  const auto least = LeastFreeBytes(make_device, assignment);
+  if (!least.ok()) return Fail(link, FailureOfInput(least.status()));
+  device.free_bytes = *least;
   const auto free_bytes = [&] {
-    const auto now = Describe(make_device, assignment);
-    return now.ok() ? now->free_bytes : device.free_bytes;
+    return LeastFreeBytes(make_device, assignment).value_or(device.free_bytes);
   };
   auto preflight =
       RunPreflight(assignment, device, {.on_progress = report, .free_bytes = free_bytes});
@@ -194,11 +199,9 @@ int RunHost(int link_fd, const MakeDevice& make_device) {
     return 1;
   }
   const HostAssignment& assignment = first.assignment();
-  const auto device = Describe(make_device, assignment);
+  const auto device = Describe(make_device, assignment, assignment.local_ranks_size() - 1);
   if (!device.ok()) return Fail(&link, FailureOfInput(device.status()));
-  if (assignment.preflight_only()) {
-    return Preflight(&link, assignment, *device, make_device);
-  }
+  if (assignment.preflight_only()) return Preflight(&link, assignment, *device, make_device);
   auto regions = MapRegions(assignment, *std::move(fds));
   if (!regions.ok()) return Fail(&link, FailureOf(regions.status()));
   return Serve(&link, assignment, *device, &*regions);

@@ -5,7 +5,6 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -23,6 +22,7 @@
 
 #include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/service/driver_loop.h"
+#include "controlplane/driver/service/testing/server_test_base.h"
 #include "controlplane/driver/service/watched_jobs.h"
 #include "proto/agent.grpc.pb.h"
 #include "proto/control.grpc.pb.h"
@@ -39,20 +39,6 @@ using ::testing::SizeIs;
 
 std::chrono::system_clock::time_point Deadline() {
   return std::chrono::system_clock::now() + std::chrono::seconds(30);
-}
-
-megascale::job::v1::JobSpec SmallSpec() {
-  megascale::job::v1::JobSpec spec;
-  spec.set_name("small");
-  spec.mutable_model()->set_hidden_size(32);
-  spec.mutable_model()->set_num_hidden_layers(2);
-  spec.mutable_model()->set_num_attention_heads(2);
-  spec.mutable_data()->add_files("/usr/share/common-licenses/GPL-3");
-  spec.mutable_train()->set_steps(3);
-  spec.mutable_train()->set_seq_length(16);
-  spec.mutable_train()->set_global_batch_size(2);
-  spec.mutable_train()->set_micro_batch_size(1);
-  return spec;
 }
 
 // The stream of one agent, controlled by the test.
@@ -120,28 +106,11 @@ class FakeAgentStream {
   int64_t version_ = 0;
 };
 
-class DriverServerTest : public ::testing::Test {
+class DriverServerTest : public ServerTestBase {
  protected:
   void SetUp() override {
-    char name[] = "/tmp/ms-XXXXXX";
-    ASSERT_NE(::mkdtemp(name), nullptr);
-    directory_ = name;
-    options_.listen_address = "unix:" + directory_ + "/run/driver.sock";
-    options_.state_directory = directory_ + "/state";
+    ServerTestBase::SetUp();
     Restart();
-  }
-  void TearDown() override {
-    server_.reset();
-    std::filesystem::remove_all(directory_);
-  }
-
-  void Restart() {
-    server_.reset();
-    auto server = DriverServer::Start(options_);
-    ASSERT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
-    channel_ = grpc::CreateChannel(options_.listen_address, grpc::InsecureChannelCredentials());
-    jobs_ = control::JobService::NewStub(channel_);
   }
 
   grpc::Status Submit(const std::string& job_id, const megascale::job::v1::JobSpec& spec) {
@@ -176,11 +145,6 @@ class DriverServerTest : public ::testing::Test {
     return status;
   }
 
-  std::string directory_;
-  DriverOptions options_;
-  std::unique_ptr<DriverServer> server_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<control::JobService::Stub> jobs_;
   control::Job job_;
 };
 

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "controlplane/driver/core/testing/test_events.h"
-#include "controlplane/driver/service/driver_server.h"
+#include "controlplane/driver/service/testing/server_test_base.h"
 #include "controlplane/driver/storage/event_log.h"
 #include "proto/control.grpc.pb.h"
 
@@ -30,20 +29,12 @@ constexpr int kRanks = 100;  // of the job "wide", which has the only node
 
 std::string NameOf(int index) { return absl::StrCat("j", index); }
 
-class ListJobsTest : public ::testing::Test {
+class ListJobsTest : public ServerTestBase {
  protected:
   void SetUp() override {
-    char name[] = "/tmp/ms-XXXXXX";
-    ASSERT_NE(::mkdtemp(name), nullptr);
-    directory_ = name;
-    options_.listen_address = "unix:" + directory_ + "/run/driver.sock";
-    options_.state_directory = directory_ + "/state";
+    ServerTestBase::SetUp();
     WriteLog();
     Restart();
-  }
-  void TearDown() override {
-    server_.reset();
-    std::filesystem::remove_all(directory_);
   }
 
   // "wide", which runs its preflight; jobs that were cancelled; jobs that wait for slots.
@@ -73,15 +64,6 @@ class ListJobsTest : public ::testing::Test {
     ASSERT_TRUE((*log)->Append(0, events).ok());
   }
 
-  void Restart() {
-    server_.reset();
-    auto server = DriverServer::Start(options_);
-    ASSERT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
-    jobs_ = control::JobService::NewStub(
-        grpc::CreateChannel(options_.listen_address, grpc::InsecureChannelCredentials()));
-  }
-
   template <typename Response, typename Method, typename Request>
   grpc::Status Call(Method method, const Request& request, Response* response) {
     grpc::ClientContext context;
@@ -98,16 +80,7 @@ class ListJobsTest : public ::testing::Test {
   void Submit(const std::string& job_id) {
     control::SubmitJobRequest request;
     request.set_job_id(job_id);
-    auto* spec = request.mutable_spec();
-    spec->set_name("late");
-    spec->mutable_model()->set_hidden_size(32);
-    spec->mutable_model()->set_num_hidden_layers(2);
-    spec->mutable_model()->set_num_attention_heads(2);
-    spec->mutable_data()->add_files("/usr/share/common-licenses/GPL-3");
-    spec->mutable_train()->set_steps(3);
-    spec->mutable_train()->set_seq_length(16);
-    spec->mutable_train()->set_global_batch_size(2);
-    spec->mutable_train()->set_micro_batch_size(1);
+    *request.mutable_spec() = SmallSpec();
     control::SubmitJobResponse response;
     const grpc::Status status = Call(&control::JobService::Stub::SubmitJob, request, &response);
     ASSERT_TRUE(status.ok()) << status.error_message();
@@ -148,10 +121,6 @@ class ListJobsTest : public ::testing::Test {
     EXPECT_FALSE(absl::StrContains(status.error_message(), '\n'));
   }
 
-  std::string directory_;
-  DriverOptions options_;
-  std::unique_ptr<DriverServer> server_;
-  std::unique_ptr<control::JobService::Stub> jobs_;
   control::ListJobsResponse page_;
   control::GetJobResponse job_;
   int num_pages_ = 0;

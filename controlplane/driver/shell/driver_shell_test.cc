@@ -11,6 +11,7 @@
 #include "controlplane/driver/core/epoch.h"
 #include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/shell/job_view.h"
+#include "controlplane/driver/shell/testing/shell_test_base.h"
 #include "controlplane/driver/storage/testing/simulated_disk.h"
 #include "runtime/base/log.h"
 #include "runtime/telemetry/doing.h"
@@ -35,7 +36,7 @@ class KeepingLink : public AgentLink {
 };
 
 // Job "j" of one rank on node n0, which runs and reports whenever time passes.
-class DriverShellTest : public ::testing::Test {
+class DriverShellTest : public ShellTestBase {
  protected:
   void SetUp() override { Open(&disk_); }
 
@@ -43,15 +44,9 @@ class DriverShellTest : public ::testing::Test {
     DriverShell::Options options;
     options.state_directory = absl::StrCat(
         ::testing::TempDir(), "/", ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    options.log = disk->OpenLog();
     options.files = files_;
-    options.secret = "secret";
-    options.clock = &clock_;
     options.retention = {.newest = 1, .age = absl::Hours(1)};
-    auto shell = DriverShell::Create(std::move(options));
-    ASSERT_TRUE(shell.ok()) << shell.status();
-    shell_ = *std::move(shell);
-    shell_->Begin();
+    Begin(disk, std::move(options));
   }
 
   absl::Status Submit(const std::string& job_id) {
@@ -88,14 +83,6 @@ class DriverShellTest : public ::testing::Test {
     ASSERT_EQ(job().state(), control::JOB_STATE_RUNNING);
   }
 
-  void Round(const std::function<void()>& input) {
-    std::vector<DriverShell::Input> inputs;
-    inputs.push_back([&]() -> DriverShell::Output {
-      input();
-      return [] {};
-    });
-    ASSERT_TRUE(shell_->Round(std::move(inputs)).ok());
-  }
   void Pass(absl::Duration duration) {
     for (absl::Duration passed; passed < duration; passed += absl::Milliseconds(250)) {
       clock_.Advance(absl::Milliseconds(250));
@@ -103,7 +90,6 @@ class DriverShellTest : public ::testing::Test {
       Round([&] { shell_->OnReport("n0", report_); });
     }
   }
-  const JobRecord& job() const { return *FindJob(shell_->state(), "j"); }
   absl::StatusOr<control::Job> View(const std::string& job_id) const {
     return shell_->view()->Job(job_id, clock_.Wall());
   }
@@ -116,10 +102,7 @@ class DriverShellTest : public ::testing::Test {
   }
   int64_t Acknowledged() const { return link_->last.jobs(0).acked_step(); }
 
-  base::FakeClock clock_;
-  SimulatedDisk disk_;
   JobFiles* files_ = &RealJobFiles();
-  std::unique_ptr<DriverShell> shell_;
   const std::shared_ptr<KeepingLink> link_ = std::make_shared<KeepingLink>();
   agent::ActualState report_;
 };

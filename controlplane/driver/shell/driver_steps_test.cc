@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "controlplane/driver/core/testing/test_events.h"
 #include "controlplane/driver/shell/driver_shell.h"
+#include "controlplane/driver/shell/testing/shell_test_base.h"
 #include "controlplane/driver/storage/loss_history.h"
 #include "controlplane/driver/storage/testing/simulated_disk.h"
 
@@ -34,19 +35,13 @@ class CountingLink : public AgentLink {
 };
 
 // Job "j" of three ranks, one on each of the nodes n0, n1 and n2: n0 reports, n1 is its deputy.
-class DriverStepsTest : public ::testing::Test {
+class DriverStepsTest : public ShellTestBase {
  protected:
   void SetUp() override {
     DriverShell::Options options;
     options.state_directory = "/state";
-    options.log = disk_.OpenLog();
     options.files = &disk_;
-    options.secret = "secret";
-    options.clock = &clock_;
-    auto shell = DriverShell::Create(std::move(options));
-    ASSERT_TRUE(shell.ok()) << shell.status();
-    shell_ = *std::move(shell);
-    shell_->Begin();
+    Begin(&disk_, std::move(options));
     Round([&] {
       EXPECT_TRUE(shell_->Submit(Submitted("j", SpecOf(3, 1, 30)).job_submitted()).ok());
     });
@@ -72,14 +67,6 @@ class DriverStepsTest : public ::testing::Test {
     ASSERT_EQ(job().state(), control::JOB_STATE_RUNNING);
   }
 
-  void Round(const std::function<void()>& input) {
-    std::vector<DriverShell::Input> inputs;
-    inputs.push_back([&]() -> DriverShell::Output {
-      input();
-      return [] {};
-    });
-    ASSERT_TRUE(shell_->Round(std::move(inputs)).ok());
-  }
   // Lets time pass, in which the agents repeat their reports, but for the silent ones.
   void Pass(absl::Duration duration) {
     for (absl::Duration passed; passed < duration; passed += absl::Milliseconds(250)) {
@@ -143,11 +130,7 @@ class DriverStepsTest : public ::testing::Test {
   const agent::DesiredJob& Told(const std::string& node_id) {
     return links_[node_id]->last.jobs(0);
   }
-  const JobRecord& job() const { return *FindJob(shell_->state(), "j"); }
 
-  base::FakeClock clock_;
-  SimulatedDisk disk_;
-  std::unique_ptr<DriverShell> shell_;
   std::map<std::string, std::shared_ptr<CountingLink>> links_;
   std::map<std::string, agent::ActualState> reports_;
   std::set<std::string> silent_;

@@ -1,0 +1,31 @@
+// A driver's shell on a disk in memory, with a clock that the test moves.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+
+#include "controlplane/driver/shell/driver_shell.h"
+#include "controlplane/driver/storage/testing/simulated_disk.h"
+#include "runtime/base/clock.h"
+
+namespace megascale::driver {
+
+class ShellTestBase : public ::testing::Test {
+ protected:
+  // Begins a driver on `disk`, whose options are these; log, secret and clock are set here.
+  void Begin(SimulatedDisk* disk, DriverShell::Options options);
+
+  // One round of the shell with one input.
+  void Round(const std::function<void()>& input);
+
+  // The record of job "j", which must exist.
+  const JobRecord& job() const { return *FindJob(shell_->state(), "j"); }
+
+  base::FakeClock clock_;
+  SimulatedDisk disk_;
+  std::unique_ptr<DriverShell> shell_;
+};
+
+}  // namespace megascale::driver

@@ -69,12 +69,16 @@ class Cluster:
             sys.exit(f"layouts: {' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
         return done.stdout
 
-    def train(self, job_id, fields, steps):
-        """Returns seconds and tokens of each step, and where the time of the last steps went."""
+    def submit(self, job_id, fields, steps):
+        """Submits the job with these fields of its section `parallel`."""
         arguments = ["submit", str(JOB), "--job-id", job_id, "--retry-for", "30s", "--set", f"train.steps={steps}"]
         for field, value in fields.items():
             arguments += ["--set", f"parallel.{field}={value}"]
         self.run(*arguments)
+
+    def train(self, job_id, fields, steps):
+        """Returns seconds and tokens of each step, and where the time of the last steps went."""
+        self.submit(job_id, fields, steps)
         deadline = time.monotonic() + DEADLINE_SECONDS
         stages = []
         while True:

@@ -101,10 +101,7 @@ def main():
         parser.error("--seconds is at least 1")
     with tempfile.TemporaryDirectory(prefix="megascale-recording-") as directory:
         with layouts.Cluster(flags.program, pathlib.Path(directory)) as cluster:
-            arguments = ["submit", str(layouts.JOB), "--job-id", "recorded", "--retry-for", "30s", "--set", "train.steps=100000"]
-            for field, value in LAYOUT.items():
-                arguments += ["--set", f"parallel.{field}={value}"]
-            cluster.run(*arguments)
+            cluster.submit("recorded", LAYOUT, steps=100000)
             deadline = time.monotonic() + layouts.DEADLINE_SECONDS
             while int(json.loads(cluster.run("status", "recorded", "-o", "json")).get("last_step", 0)) < FIRST_STEP:
                 if time.monotonic() > deadline:

@@ -58,7 +58,7 @@ void StreamWork::Issue() {
 }
 
 absl::Status StreamWork::Launch() {
-  if (!options_.uses_graphs || graph_failure_.has_value() || num_added_ < kLaunchesMin) {
+  if (!options_.uses_graphs || has_no_graphs_ || num_added_ < kLaunchesMin) {
     return Play();
   }
   auto graph = graphs_.find(absl::string_view(added_));
@@ -82,7 +82,7 @@ absl::Status StreamWork::Launch() {
 // Nothing of the work has been launched. Graphs take device memory, which may be short; an error of
 // the work itself, or of the device, comes again.
 absl::Status StreamWork::PlayAfter(const absl::Status& graph_failure) {
-  graph_failure_ = graph_failure;
+  has_no_graphs_ = true;
   base::LogWarning(absl::StrCat("goes on without CUDA graphs: ", graph_failure.message()));
   return Play();
 }

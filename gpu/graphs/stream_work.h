@@ -25,7 +25,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -115,8 +114,8 @@ class StreamWork {
   std::string added_;  // headers and arguments, each at a multiple of kAlignment
   int num_added_ = 0;
   bool has_failed_ = false;
-  std::optional<absl::Status> graph_failure_;  // then no graph is tried again
-  absl::flat_hash_set<size_t> digests_;        // of work that was launched without a graph
+  bool has_no_graphs_ = false;           // one could not be made: no other is tried
+  absl::flat_hash_set<size_t> digests_;  // of work that was launched without a graph
   absl::flat_hash_map<std::string, cudaGraphExec_t> graphs_;  // by what is in them
 };
 

@@ -422,7 +422,7 @@ TEST_P(StrictLayoutTest, TheHostWaitsForAStreamOnlyWhereItExchanges) {
   }
 }
 
-// Of a rank alone.
+// The same for a rank alone, which exchanges with nobody.
 TEST(StrictDeviceTest, AStepWaitsForNoHostAndAllocatesNothing) {
   JobSpec spec = Toy({});
   spec.mutable_train()->set_steps(6);

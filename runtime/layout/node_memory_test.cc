@@ -449,7 +449,8 @@ TEST(NodeMemory, AJobOfGpusNeedsWorkspacesAContextAndNcclsBuffersOnTheDevice) {
   const auto of_processor = MemoryOf(spec, 0).value();
   spec.set_device(job::v1::DEVICE_CUDA);
   const auto apart = MemoryOf(spec, 0).value();
-  // Of the world, and to and from the next stage; the data-parallel group has one rank.
+  // The communicator of all ranks, and those to and from the next stage. The data-parallel group
+  // has one rank and needs none.
   EXPECT_EQ(apart.device_communicators, 3 * kNcclCommunicatorBytes);
   EXPECT_EQ(apart.context, kCudaContextBytes);
   EXPECT_GE(apart.workspaces, kCudaProductBytes + kCudaKernelBytes);

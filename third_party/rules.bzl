@@ -22,6 +22,8 @@ _PRECOMPILED_COPTS = [
     "-Wno-restrict",
     "-Wno-stringop-overflow",
     "-Wno-stringop-overread",
+    # What a source keeps to itself is used in classes of that source only, whichever file it is compiled in.
+    "-Wno-subobject-linkage",
 ]
 
 def _precompiled(kwargs):
@@ -41,9 +43,41 @@ def _precompiled(kwargs):
     kwargs["deps"] = kwargs.get("deps", []) + ["//third_party/precompiled:" + name]
     return kwargs
 
-def cc_library(**kwargs):
-    """Bazel's cc_library, with headers of libraries precompiled (third_party/precompiled)."""
-    native.cc_library(**_precompiled(kwargs))
+# Of the sources of a library, so many at most are one compilation.
+_JOINED_MAX = 10
+
+def _joined(name, srcs, apart = [], testonly = False):
+    """`srcs` of a library, those of its own folder put together (third_party/precompiled/README.md)."""
+    together = [src for src in srcs if src.endswith(".cc") and src[0] not in ":/" and src not in apart]
+    if len(together) < 2:
+        return srcs
+    num_parts = (len(together) + _JOINED_MAX - 1) // _JOINED_MAX
+    size = (len(together) + num_parts - 1) // num_parts
+    parts = []
+    for i in range(num_parts):
+        part = "%s_part_%d" % (name, i)
+        native.genrule(
+            name = part,
+            srcs = together[i * size:(i + 1) * size],
+            outs = [part + ".cc"],
+            cmd = "for source in $(SRCS); do echo \"#line 1 \\\"$$source\\\"\"; cat $$source; done > $@",
+            testonly = testonly,
+        )
+        parts.append(part + ".cc")
+    return [src for src in srcs if src not in together] + select({
+        "//third_party:sources_apart": together,
+        "//conditions:default": parts,
+    })
+
+def cc_library(name, srcs = [], apart = [], **kwargs):
+    """Bazel's cc_library, with headers of libraries precompiled, and its sources compiled together.
+
+    `apart`: sources that are compiled by themselves, because they define a name that another source defines as well.
+    """
+    kwargs = _precompiled(dict(kwargs, name = name, srcs = srcs))
+    if "copts" not in kwargs or kwargs["copts"][:1] == _PRECOMPILED_COPTS[:1]:
+        kwargs["srcs"] = _joined(name, srcs, apart, kwargs.get("testonly", False))
+    native.cc_library(**kwargs)
 
 def cc_binary(**kwargs):
     """Bazel's cc_binary, with headers of libraries precompiled (third_party/precompiled)."""

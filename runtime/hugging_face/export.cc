@@ -171,7 +171,7 @@ class FileWriter {
     return absl::InvalidArgumentError(
         absl::StrCat(path_, ": ", output.part->name, " has ", num_too_large_, " ",
                      num_too_large_ == 1 ? "number" : "numbers", " beyond the range of ",
-                     output.dtype, ", which would become infinite; export to another folder ",
+                     output.dtype, ", which would become infinite; export it ",
                      output.dtype == "F16" ? "as bf16 or fp32" : "as fp32"));
   }
 
@@ -301,7 +301,7 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   const std::vector<OutputFile> files = PlanFiles(maps, *reader, options);
   ASSIGN_OR_RETURN(const std::string config_text,
                    ConfigText(origin, model, TorchName(files[0].tensors[0].dtype)));
-  RETURN_IF_ERROR(MakeEmptyFolder(options.folder));
+  ASSIGN_OR_RETURN(FolderToFill folder, FolderToFill::Make(options.folder));
   Converted result;
   for (const OutputFile& file : files) {
     FileWriter writer(reader.get(), absl::StrCat(options.folder, "/", file.name));
@@ -315,6 +315,7 @@ absl::StatusOr<Converted> Export(const ExportOptions& options) {
   // Last: a folder without it cannot be loaded.
   RETURN_IF_ERROR(
       base::WriteFileDurably(absl::StrCat(options.folder, "/", kConfigFile), config_text));
+  folder.Keep();
   return result;
 }
 

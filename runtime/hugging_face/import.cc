@@ -114,7 +114,7 @@ absl::Status WriteShard(const Weights& weights, const checkpoint::ShardLayout& l
 
 absl::StatusOr<Converted> Import(const std::string& folder, const std::string& directory) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Weights> weights, Weights::Open(folder));
-  ASSIGN_OR_RETURN(FolderToFill filled, FolderToFill::Make(directory));
+  RETURN_IF_ERROR(MakeEmptyFolder(directory));
   ASSIGN_OR_RETURN(const checkpoint::ShardLayout layout, LayOut(*weights));
   RETURN_IF_ERROR(WriteShard(*weights, layout, directory));
   Converted result{.num_tensors = static_cast<int64_t>(weights->tensors().size()),
@@ -130,7 +130,6 @@ absl::StatusOr<Converted> Import(const std::string& folder, const std::string& d
   manifest.set_kind(checkpoint::v1::CHECKPOINT_KIND_WEIGHTS);
   *manifest.mutable_spec()->mutable_model() = weights->config().model;
   RETURN_IF_ERROR(checkpoint::WriteManifest(directory, std::move(manifest)));
-  filled.Keep();
   return result;
 }
 

@@ -31,29 +31,14 @@ std::string KeptFolderOf(const std::string& checkpoint) {
   return absl::StrCat(checkpoint, "/hugging_face");
 }
 
-absl::StatusOr<FolderToFill> FolderToFill::Make(const std::string& path) {
-  std::error_code error;
-  const bool is_new = !std::filesystem::exists(path, error);
+absl::Status MakeEmptyFolder(const std::string& path) {
   RETURN_IF_ERROR(base::MakeDirectories(path));
+  std::error_code error;
   const bool is_empty = std::filesystem::is_empty(path, error);
   if (error) return base::ErrnoStatus(error.value(), path);
-  if (is_empty) return FolderToFill(path, is_new);
+  if (is_empty) return absl::OkStatus();
   return absl::AlreadyExistsError(
       absl::StrCat(path, ": is not empty: expected a new folder, or an empty one"));
-}
-
-FolderToFill::FolderToFill(FolderToFill&& other) noexcept
-    : path_(std::exchange(other.path_, "")), is_new_(other.is_new_) {}
-
-FolderToFill::~FolderToFill() {
-  if (path_.empty()) return;
-  std::error_code error;
-  for (std::filesystem::directory_iterator it(path_, error), end; !error && it != end;
-       it.increment(error)) {
-    std::error_code kept;
-    std::filesystem::remove_all(it->path(), kept);
-  }
-  if (is_new_) std::filesystem::remove(path_, error);
 }
 
 absl::Status CopyKeptFiles(const std::string& from, const std::string& to) {

@@ -4,10 +4,8 @@
 #pragma once
 
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace megascale::hugging_face {
@@ -15,23 +13,8 @@ namespace megascale::hugging_face {
 // Returns the folder in which a checkpoint keeps them.
 std::string KeptFolderOf(const std::string& checkpoint);
 
-// A folder that is being filled with files. Unless it is kept, its end removes what was written
-// into it, and the folder itself if it was not there before.
-class FolderToFill {
- public:
-  // Errors: AlreadyExists - the folder is there and is not empty.
-  static absl::StatusOr<FolderToFill> Make(const std::string& path);
-  FolderToFill(FolderToFill&& other) noexcept;
-  FolderToFill& operator=(FolderToFill&&) = delete;
-  ~FolderToFill();
-  void Keep() { path_.clear(); }
-
- private:
-  FolderToFill(std::string path, bool is_new) : path_(std::move(path)), is_new_(is_new) {}
-
-  std::string path_;  // empty: nothing is removed
-  bool is_new_;
-};
+// Makes a folder, or does nothing if it exists and is empty. Errors: AlreadyExists - it is not.
+absl::Status MakeEmptyFolder(const std::string& path);
 
 // Copies those that `from` has into `to`, which is made: the files of tokenizers and
 // generation_config.json, not config.json. Errors: those of the file system; a file of more than

@@ -90,11 +90,11 @@ TEST_F(CommandsTest, ReadmesBlockWorksAsAScript) {
   // What the script leaves running becomes a child of this process.
   ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
   const CommandResult result =
-      Run({"/bin/bash", "-e", file}, {{"PATH", absl::StrCat(search, ":", ::getenv("PATH"))},
-                                      {"HOME", cluster_.directory()},
-                                      {"XDG_RUNTIME_DIR", sockets},
-                                      {"XDG_STATE_HOME", cluster_.directory()},
-                                      {"NO_COLOR", "1"}});
+      e2e::Run({"/bin/bash", "-e", file}, {{"PATH", absl::StrCat(search, ":", ::getenv("PATH"))},
+                                           {"HOME", cluster_.directory()},
+                                           {"XDG_RUNTIME_DIR", sockets},
+                                           {"XDG_STATE_HOME", cluster_.directory()},
+                                           {"NO_COLOR", "1"}});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_NE(result.out.find("demo  SUCCEEDED"), std::string::npos) << result.out << result.err;
   const std::vector<pid_t> left = DescendantsOf(::getpid(), "megascale ");

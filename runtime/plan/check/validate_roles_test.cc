@@ -268,8 +268,7 @@ TEST(ValidateRolePlans, JudgesThousandsOfBrokenPlansAsValidatePlansDoesOverAllRa
   EXPECT_EQ(num_refused.size(), Mutations().size());
   for (const auto& [name, count] : num_refused) EXPECT_GT(count, num_plans / 160) << name;
   EXPECT_GT(num_allowed, num_plans / 80);
-  std::printf("%d deadlocks, %d unmet, %d allowed\n", num_deadlocks, num_unmet, num_allowed);
-  EXPECT_GT(num_deadlocks, 0);
+  EXPECT_GT(num_deadlocks, IsSoak() ? 10 : 0);
   EXPECT_GT(num_unmet, num_plans / 80);
 }
 

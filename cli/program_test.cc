@@ -764,19 +764,22 @@ TEST_F(ProgramTest, AnAddressForThePageThatIsNoneIsRefusedBeforeAnythingStarts) 
 }
 
 TEST_F(ProgramTest, TokensReplaceNothingButAFile) {
-  std::ofstream(directory_ + "/text") << "some words\n";
   ASSERT_EQ(Shell(absl::StrCat("mkfifo ", directory_, "/pipe")).code, 0);
-  const Outcome pipe = Run(absl::StrCat("tokenizer encode --tokenizer bytes ", directory_,
-                                        "/text --out ", directory_, "/pipe"));
-  EXPECT_NE(pipe.code, 0);
-  EXPECT_TRUE(std::filesystem::is_fifo(directory_ + "/pipe")) << pipe.error;
+  const std::string json = directory_ + "/t.json";
+  ASSERT_EQ(Run(absl::StrCat("tokenizer train --vocab-size 257 --out ", json, " ", text_)).code, 0);
+  const Outcome pipe = Run(absl::StrCat("tokenizer encode --tokenizer ", json, " ", text_,
+                                        " --out ", directory_, "/pipe"));
+  EXPECT_EQ(pipe.code, 2) << pipe.error;
+  EXPECT_TRUE(std::filesystem::is_fifo(directory_ + "/pipe"));
 }
 
 TEST_F(ProgramTest, NoOutputReplacesAnInput) {
+  const std::string json = directory_ + "/t.json";
+  ASSERT_EQ(Run(absl::StrCat("tokenizer train --vocab-size 257 --out ", json, " ", text_)).code, 0);
   for (const char* words : {"tokenizer train FILE --out FILE", "minder train FILE --out FILE",
                             "diagnose --saved FILE --svg FILE", "diagnose --trace FILE --svg FILE",
-                            "tokenizer encode --tokenizer bytes FILE --out FILE"}) {
-    const Outcome refused = Run(absl::StrReplaceAll(words, {{"FILE", text_}}));
+                            "tokenizer encode --tokenizer JSON FILE --out FILE"}) {
+    const Outcome refused = Run(absl::StrReplaceAll(words, {{"FILE", text_}, {"JSON", json}}));
     EXPECT_EQ(refused.code, 2) << words << refused.error;
     EXPECT_TRUE(absl::StrContains(refused.error, " is an input, which would be overwritten; "))
         << words << refused.error;
